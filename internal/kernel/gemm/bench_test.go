@@ -77,7 +77,7 @@ func BenchmarkGemm(b *testing.B) {
 func benchmarkTile(b *testing.B, mul func(*tile[float32]), mr, nr, terms int) {
 	const k, turns = 128, 100
 	x, y, c := fill[float32](1, k*mr), fill[float32](2, k*nr), make([]float32, mr*nr)
-	t := &tile[float32]{rows: mr, cols: nr, k: k, a: x, aline: 1, astep: mr, b: y, bstep: nr, bpanel: k * nr, out: c, ldout: nr, alpha: 1}
+	t := &tile[float32]{rows: mr, cols: nr, k: k, a: x, aline: 1, astep: mr, b: y, bstep: nr, bpanel: k * nr, out: c, ldout: nr, alpha: 1, scratch: make([]float32, mr*nr)}
 	for b.Loop() {
 		for range turns {
 			mul(t)

@@ -6,19 +6,22 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// blockRows is the number of rows for which sums are kept where a result in bfloat16 needs some.
-const blockRows = 512
+// sumRows returns the number of rows for which sums are kept where a result in bfloat16 of so many
+// columns needs some.
+func sumRows(columns int) int { return min(512, 512*384/columns) }
 
 // runRounded computes op(A)*op(B), plus beta*C or the row bias, into C in bfloat16. Every element is
-// rounded once: more than one range of k, and C to be added, take sums in float32, for a block of C.
+// rounded once: more than one group of ranges of k, and C to be added, take sums in float32, for a block of C.
 func runRounded[T Element](whole product[T, float32], beta float32, bias, c []half.BFloat16, ldc int) {
 	if whole.m == 0 || whole.n == 0 {
 		return
 	}
-	inSums := whole.k > whole.kc || beta != 0
-	rows, cols := newSplit(whole.m, whole.m, 1), newSplit(whole.n, whole.nc, whole.nr)
+	_, groups := whole.ranges(whole.k)
+	inSums := groups.parts > 1 || beta != 0
+	width := whole.width(whole.k)
+	rows, cols := newSplit(whole.m, whole.m, 1), newSplit(whole.n, width, whole.nr)
 	if inSums {
-		rows = newSplit(whole.m, blockRows, whole.mr)
+		rows = newSplit(whole.m, sumRows(width), whole.mr)
 	}
 	for jc := range cols.parts {
 		j0, j1 := cols.bounds(jc)

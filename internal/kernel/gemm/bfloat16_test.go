@@ -75,7 +75,7 @@ func newHalfProblem(transA, transB bool, m, n, k, gap int, alpha, beta float32, 
 
 func drawHalfProblem(t *rapid.T) halfProblem {
 	size := rapid.OneOf(rapid.IntRange(0, 40), rapid.IntRange(0, 40), rapid.IntRange(0, 40), rapid.SampledFrom([]int{63, 64, 65}))
-	deep := rapid.SampledFrom([]int{767, 768, 769, 1537})
+	deep := rapid.SampledFrom([]int{512, 767, 768, 769, 1537, 2081})
 	depth := rapid.OneOf(rapid.IntRange(0, 70), rapid.IntRange(0, 70), rapid.IntRange(0, 70), deep)
 	scalar := rapid.SampledFrom([]float32{0, 1, 1, -1, 0.3, 3})
 	return newHalfProblem(rapid.Bool().Draw(t, "transA"), rapid.Bool().Draw(t, "transB"),
@@ -112,13 +112,22 @@ func (p halfProblem) naive() []float32 {
 		}
 		return 0
 	}
-	pair, addTerms := 2, func(sum float32, a, b []float32) float32 {
+	most, pair, addTerms := 768, 2, func(sum float32, a, b []float32) float32 {
 		return fused(a[0], b[0], fused(a[1], b[1], sum))
 	}
-	if active.name == "neonbf16" {
+	switch {
+	case active.bf16.tiles:
+		most, pair, addTerms = 512, 32, func(sum float32, a, b []float32) float32 {
+			var even, odd float32
+			for p := 0; p < len(a); p += 2 {
+				even, odd = fused(a[p], b[p], even), fused(a[p+1], b[p+1], odd)
+			}
+			return fused(1, sum, fused(1, even, odd))
+		}
+	case active.name == "neonbf16":
 		pair, addTerms = 4, func(sum float32, a, b []float32) float32 { return dotAdd(dotAdd(sum, a, b), a[2:], b[2:]) }
 	}
-	depth := newSplit(p.k, 768, pair)
+	depth := newSplit(p.k, most, pair)
 	x, y := make([]float32, pair), make([]float32, pair)
 	for i := range p.m {
 		for j := range p.n {
@@ -239,7 +248,10 @@ func TestBFloat16EverywhereTheSame(t *testing.T) {
 			require.NoError(t, binary.Write(sum, binary.LittleEndian, p.gemm(new(Workspace))))
 		}
 		want := uint32(0xbff95b71)
-		if active.name == "neonbf16" {
+		switch {
+		case active.bf16.tiles:
+			want = 0x2d9d5e54 // TDPBF16PS sums in its own order
+		case active.name == "neonbf16":
 			want = 0x5742265c // BFMMLA rounds in its own way
 		}
 		require.Equal(t, want, sum.Sum32())
@@ -303,7 +315,7 @@ func TestBFloat16StridesThatShareACacheSet(t *testing.T) {
 // TestBFloat16Blocks takes results in bfloat16 through several blocks of rows and columns.
 func TestBFloat16Blocks(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
-		p := newHalfProblem(false, true, blockRows+17, active.bf16.nc+17, 770, 1, 1, 1, draws["ordinary"], 1)
+		p := newHalfProblem(false, true, 512+17, active.bf16.nc+17, 770, 1, 1, 1, draws["ordinary"], 1)
 		var w Workspace
 		want := p.gemm(&w)
 		require.Equal(t, p.roundedFrom(want), p.rounded(&w))

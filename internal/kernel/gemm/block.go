@@ -44,6 +44,7 @@ type addend[T Float] struct {
 // is prefetched.
 //
 // With rounded, which only a kernel that rounds knows, the sum goes there, rounded, and not to out.
+// A kernel of tiles has a scratch for mr rows of nr columns.
 //
 // Strides are in elements. The last term is present, and in is read, only if read is set. A kernel
 // may load all nr elements of a row of b however few columns remain. The assembly knows this
@@ -60,6 +61,7 @@ type tile[T Float] struct {
 	ldout         int
 	rounded       []half.BFloat16
 	ldrounded     int
+	scratch       []T
 	taps          []Tap
 	plane         int // in bytes
 	read          bool
@@ -83,6 +85,14 @@ type engine[T Element, P Float] struct {
 	// always packed: aline is 1 and bstep nr.
 	inPlace bool
 
+	// tiles says that mul takes rows of A of any even stride, and astep is not used: packed A has
+	// rows, too.
+	tiles bool
+
+	// deep is for how many ranges of k a block of B is packed at most, then of fewer columns: nc is
+	// for one range. 0 means 1.
+	deep int
+
 	// mul computes one strip of tiles.
 	mul func(t *tile[P])
 	// transpose sets dst[p*width+r] = src[r*ld+p], interleave dst[p*width+r] = src[p*ld+r], for p <
@@ -91,12 +101,35 @@ type engine[T Element, P Float] struct {
 	transpose, interleave func(dst []P, src []T, ld, rows, k, width int)
 	// gather does what both do, for any strides and any k.
 	gather func(dst []P, src []T, line, step, rows, k, width int)
+	// uncross makes rows of A for tiles out of what the other three pack: dst[r*ld+p] =
+	// src[p*width+r] for p < steps, a whole number of tiles, and r < rows. It may write as far as
+	// the next multiple of 4 rows.
+	uncross func(dst, src []P, width, steps, rows, ld int)
 	// rounds says that mul can write bfloat16, taps that it reads B by taps.
 	rounds, taps bool
 }
 
 // depth returns the number of steps of k elements.
 func (e *engine[T, P]) depth(k int) int { return (k + e.pair - 1) / e.pair * e.steps }
+
+// ranges cuts k into ranges, and the ranges into groups for which B is packed at once.
+func (e *engine[T, P]) ranges(k int) (ranges, groups split) {
+	ranges = newSplit(k, e.kc, e.pair)
+	return ranges, newSplit(ranges.parts, max(1, e.deep), 1)
+}
+
+// width returns how many columns a block of B has at most.
+func (e *engine[T, P]) width(k int) int {
+	if e.deep == 0 {
+		return e.nc
+	}
+	ranges, groups := e.ranges(k)
+	_, n := groups.bounds(0)
+	return max(1, min(e.nc*e.kc/(n*ranges.longest()), mostColumns)/e.nr) * e.nr
+}
+
+// mostColumns is how many columns a block has at most.
+const mostColumns = 1024
 
 // split cuts a length into the fewest parts of at most some limit, equal to within one unit,
 // longest first.
@@ -106,6 +139,12 @@ type split struct{ length, unit, parts int }
 // if an empty one.
 func newSplit(length, limit, unit int) split {
 	return split{length, unit, max(1, (length+limit-1)/limit)}
+}
+
+// longest returns the length of the longest part, at least one unit.
+func (s split) longest() int {
+	units := (s.length + s.unit - 1) / s.unit
+	return max(1, (units+s.parts-1)/s.parts) * s.unit
 }
 
 // bounds returns the half-open range of part i.
@@ -149,8 +188,7 @@ func Split[T Element](m, n, part, parts int) (i0, i1, j0, j1 int) {
 	return i0, i1, j0, j1
 }
 
-// product is one call: its sizes and operands, and the decisions that hold for all blocks. While a
-// range of k is computed, k and what is added are those of the range.
+// product is one call: its sizes and operands, and the decisions that hold for all blocks.
 type product[T Element, P Float] struct {
 	*engine[T, P]
 	*buffers[P]
@@ -167,7 +205,7 @@ type product[T Element, P Float] struct {
 }
 
 // rounded is the result in bfloat16, where it is wanted so: C has the sums over all ranges of k but
-// the last then, and need not exist if there is only one.
+// the last then, and need not exist if there is only one group of them.
 type rounded struct {
 	data []half.BFloat16
 	ld   int
@@ -177,31 +215,24 @@ func newProduct[T Element, P Float](w *Workspace, m, n, k int, alpha P, a, b vie
 	return product[T, P]{engine: engineOf[T, P](), buffers: buffersOf[P](w), m: m, n: n, k: k, alpha: alpha, a: a, b: b}
 }
 
-// run is the outer half of the loop nest around the register kernel: blocks of columns, ranges of
-// k.
+// run is the outer half of the loop nest around the register kernel: blocks of columns, groups of
+// ranges of k.
 func (x *product[T, P]) run() {
 	if x.m == 0 || x.n == 0 {
 		return
 	}
 	x.packsA, x.packsB = x.mustPackA(), x.mustPackB()
-	t, add, rounded := &x.tile, x.add, x.rounded
-	t.alpha = x.alpha
-	cols, depth := newSplit(x.n, x.nc, x.nr), newSplit(x.k, x.kc, x.pair)
+	x.tile.alpha = x.alpha
+	cols := newSplit(x.n, x.width(x.k), x.nr)
+	ranges, groups := x.ranges(x.k)
 	for jc := range cols.parts {
 		j0, j1 := cols.bounds(jc)
-		for pc := range depth.parts {
-			p0, p1 := depth.bounds(pc)
-			x.k, x.add, x.rounded = p1-p0, add, rounded
-			if pc > 0 {
-				x.add = addend[P]{x.c, x.ldc, 1} // add to what the earlier ranges of k wrote
-			}
-			if pc < depth.parts-1 {
-				x.rounded.data = nil
-			}
-			x.columns(j0, j1, p0)
+		for g := range groups.parts {
+			first, end := groups.bounds(g)
+			x.columns(j0, j1, group{ranges, first, end})
 		}
 	}
-	*t = tile[P]{} // keep none of the caller's memory alive
+	x.tile = tile[P]{} // keep none of the caller's memory alive
 }
 
 // mustPackA decides whether A is packed. Rows along k are mr streams that prefetch well, and are
@@ -212,6 +243,8 @@ func (x *product[T, P]) mustPackA() bool {
 	switch {
 	case !x.inPlace:
 		return true
+	case x.tiles:
+		return x.mustPackRows()
 	case x.a.line == 1:
 		return x.pair > 1 || x.n > 4*x.nr
 	default:
@@ -224,36 +257,49 @@ func (x *product[T, P]) mustPackB() bool {
 	return !x.inPlace || x.pair > 1 || x.b.line != 1 || x.m > 4*x.mr
 }
 
-// columns computes all rows of columns j0 to j1, for the range of k that starts at p0 and has x.k
-// elements.
-func (x *product[T, P]) columns(j0, j1, p0 int) {
+// group is some ranges of k that follow each other, for which B is packed at once.
+type group struct {
+	split          // k, cut into all ranges
+	first, end int // those in the group
+}
+
+// all returns the elements of k in the group.
+func (g group) all() (lo, hi int) {
+	lo, _ = g.bounds(g.first)
+	_, hi = g.bounds(g.end - 1)
+	return lo, hi
+}
+
+// columns computes all rows of columns j0 to j1, for a group of ranges of k.
+func (x *product[T, P]) columns(j0, j1 int, g group) {
 	direct := j0
 	if !x.packsB {
 		direct += (j1 - j0) / x.nr * x.nr // the last few columns are packed, see tile
 	}
 	t := &x.tile
-	t.k = x.depth(x.k)
+	p0, p1 := g.all()
 	if n := x.taps.N; n > 0 {
 		t.taps, t.b, t.bpanel = x.taps.Table[j0/x.nr*n+p0%n:], steps[P](x.b.data[j0:]), n
 		size := int(unsafe.Sizeof(*new(P)))
 		t.bstep, t.plane = p0/n*x.taps.Plane+x.taps.offset(p0%n, size), x.taps.Plane*size
-		x.strips(j0, j1, p0)
+		x.strips(j0, j1, g)
 		return
 	}
 	if x.panels > 0 {
 		t.b, t.bstep, t.bpanel = steps[P](x.b.data[j0/x.nr*x.panels+p0*x.nr:]), x.nr, x.panels
-		x.strips(j0, j1, p0)
+		x.strips(j0, j1, g)
 		return
 	}
 	if direct > j0 {
 		t.b, t.bstep, t.bpanel = steps[P](x.b.from(j0, p0)), x.b.step, x.nr
-		x.strips(j0, direct, p0)
+		x.strips(j0, direct, g)
 	}
 	if direct < j1 {
-		bp := grow(&x.bpack, (j1-direct+x.nr-1)/x.nr*x.nr*t.k)
-		x.pack(bp, x.b, direct, j1, p0, x.nr)
-		t.b, t.bstep, t.bpanel = bp, x.nr, x.nr*t.k
-		x.strips(direct, j1, p0)
+		k := x.depth(p1 - p0)
+		bp := grow(&x.bpack, (j1-direct+x.nr-1)/x.nr*x.nr*k)
+		x.pack(bp, x.b, direct, j1, p0, p1, x.nr)
+		t.b, t.bstep, t.bpanel = bp, x.nr, x.nr*k
+		x.strips(direct, j1, g)
 	}
 }
 
@@ -263,54 +309,90 @@ func steps[P Float, T Element](s []T) []P {
 	return unsafe.Slice((*P)(unsafe.Pointer(unsafe.SliceData(s))), n)
 }
 
-// strips multiplies every strip of rows of A with the columns j0 to j1, whose B is set in the tile.
-func (x *product[T, P]) strips(j0, j1, p0 int) {
+// strips multiplies every strip of rows of A with the columns j0 to j1, of which the tile has B for
+// all of the group.
+func (x *product[T, P]) strips(j0, j1 int, g group) {
 	t := &x.tile
-	t.cols, t.beta, t.read, t.ldin = j1-j0, x.add.beta, x.add.beta != 0, x.add.ld
-	t.aline, t.astep = x.a.line/x.pair, x.a.step
-	width := (x.mr + x.lanes - 1) / x.lanes * x.lanes
-	packs := x.packsA || x.k%x.pair != 0
-	var ap, sums []P
-	if packs {
-		ap = grow(&x.apack, width*t.k)
-		t.aline, t.astep = 1, width
+	p0, p1 := g.all()
+	t.cols, t.aline, t.astep = j1-j0, x.a.line/x.pair, x.a.step
+	if x.tiles {
+		t.aline, t.scratch = x.a.line*x.steps/x.pair, grow(&x.scratch, x.mr*x.nr)
 	}
-	t.rounded, t.ldrounded = nil, x.rounded.ld
-	if x.rounded.data != nil && !x.rounds {
+	var ap, sums []P
+	packs, depth, width := x.packsA || (p1-p0)%x.pair != 0, x.depth(p1-p0), x.strip()
+	if packs {
+		t.aline, t.astep = 1, width
+		if x.tiles {
+			t.aline = depth + rowGap
+			depth, width = t.aline, 1
+		}
+		ap = grow(&x.apack, x.strip()*depth)
+	}
+	if x.rounded.data != nil && (!x.rounds || x.c == nil && g.end-g.first > 1) {
 		sums = grow(&x.sums, x.mr*t.cols)
 	}
-	rows := newSplit(x.m, x.mr, 1)
+	b, rows := t.b, newSplit(x.m, x.mr, 1)
 	for ic := range rows.parts {
 		i0, i1 := rows.bounds(ic)
-		if packs {
-			x.pack(ap, x.a, i0, i1, p0, width)
-			t.a = ap
-		} else {
-			t.a = steps[P](x.a.from(i0, p0))
+		switch {
+		case packs && x.tiles:
+			x.packRows(ap, i0, i1, p0, p1)
+		case packs:
+			x.pack(ap, x.a, i0, i1, p0, p1, width)
 		}
 		t.rows = i1 - i0
-		if t.read {
-			t.in = x.add.data[i0*x.add.ld+j0:]
-		}
-		switch {
-		case x.rounded.data == nil:
-			t.out, t.ldout = x.c[i0*x.ldc+j0:], x.ldc
+		for r := g.first; r < g.end; r++ {
+			lo, hi := g.bounds(r)
+			at := x.depth(lo - p0)
+			t.k, t.b = x.depth(hi-lo), b[at*t.bstep*min(1, at):]
+			if packs {
+				t.a = ap[at*width:]
+			} else {
+				t.a = steps[P](x.a.from(i0, lo))
+			}
+			x.operands(i0, j0, r, r == g.parts-1, sums)
 			x.mul(t)
-		case x.rounds:
-			t.rounded = x.rounded.data[i0*x.rounded.ld+j0:]
-			x.mul(t)
-		default:
-			t.out, t.ldout = sums, t.cols
-			x.mul(t)
-			round(x.rounded.data[i0*x.rounded.ld+j0:], sums, x.rounded.ld, t.rows, t.cols)
+			if r == g.parts-1 && x.rounded.data != nil && !x.rounds {
+				round(x.rounded.data[i0*x.rounded.ld+j0:], sums, x.rounded.ld, t.rows, t.cols)
+			}
 		}
 	}
 }
 
-// pack copies rows r0 to r1 of v, x.k elements from p0 on, into panels of width rows, each k-major:
+// operands sets what is added to range r of k of a tile whose first element is (i0, j0), and where
+// the sum goes. Between ranges it is in C, or else in sums, of one strip.
+func (x *product[T, P]) operands(i0, j0, r int, last bool, sums []P) {
+	t := &x.tile
+	between, ld := sums, t.cols
+	if x.c != nil {
+		between, ld = x.c[i0*x.ldc+j0:], x.ldc
+	}
+	t.in, t.ldin, t.beta = between, ld, 1
+	if r == 0 {
+		t.in, t.ldin, t.beta = nil, x.add.ld, x.add.beta
+		if t.beta != 0 {
+			t.in = x.add.data[i0*x.add.ld+j0:]
+		}
+	}
+	t.read = t.beta != 0
+	t.out, t.ldout, t.rounded = between, ld, nil
+	switch {
+	case !last || x.rounded.data == nil:
+	case x.rounds:
+		t.rounded, t.ldrounded = x.rounded.data[i0*x.rounded.ld+j0:], x.rounded.ld
+	default:
+		t.out, t.ldout = sums, t.cols
+	}
+}
+
+// strip returns how many rows of A are packed together.
+func (e *engine[T, P]) strip() int { return (e.mr + e.lanes - 1) / e.lanes * e.lanes }
+
+// pack copies rows r0 to r1 of v, elements p0 to p1 of each, into panels of width rows, each k-major:
 // dst[(r/width)*width*k + p*width + r%width]. A last panel that is not full has undefined gaps.
-func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, width int) {
-	if x.k == 0 {
+func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, p1, width int) {
+	k := p1 - p0
+	if k == 0 {
 		return
 	}
 	copy, ld, unit, rows := x.transpose, v.line, x.quad, x.lanes
@@ -319,16 +401,16 @@ func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, width int) {
 	}
 	whole := 0
 	if x.quad > 0 {
-		whole = x.k / unit * unit
+		whole = k / unit * unit
 	}
 	for r := r0; r < r1; r += rows {
 		n := min(rows, r1-r)
-		at := (r-r0)/width*width*x.tile.k + (r-r0)%width
+		at := (r-r0)/width*width*x.depth(k) + (r-r0)%width
 		if whole > 0 {
 			copy(dst[at:], v.from(r, p0), ld, n, whole, width)
 		}
-		if whole < x.k {
-			x.gather(dst[at+x.depth(whole)*width:], v.from(r, p0+whole), v.line, v.step, n, x.k-whole, width)
+		if whole < k {
+			x.gather(dst[at+x.depth(whole)*width:], v.from(r, p0+whole), v.line, v.step, n, k-whole, width)
 		}
 	}
 }

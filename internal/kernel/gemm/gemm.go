@@ -35,6 +35,11 @@
 // 36 instructions for 24 multiply-adds of a vector; of the others 8 are loads and 4 the loop. With
 // BFMMLA an 8×8 tile takes, for four elements of k, 24 instructions, 16 of them BFMMLA.
 //
+// AMX multiplies bfloat16 in tiles, see tiles.go: a register tile is 32×32, two by two tiles of C that
+// stay in tile registers. A is read in place, rows along k, and transposed only where it has columns
+// along k. A block of B has more ranges of k and fewer columns, so that sums stay in L2. What a tile
+// has summed is rounded and stored by AVX-512 while the next one is summed.
+//
 // With AVX512_BF16 a register tile of bfloat16 is one of float32 whose factors are pairs that follow
 // each other along k, which one instruction multiplies and adds at twice the rate. Where pairs lie
 // together in memory A is read in place too. Elsewhere packing widens, and a product takes as long
@@ -45,7 +50,7 @@
 // Every element is computed by the same rule, wherever it lies in C and whatever m and n are:
 //
 //	k is cut into q = ⌈k/kc⌉ ranges of equal size, the first k mod q of them one longer
-//	(kc: 384 float32, 256 float64, 768 bfloat16)
+//	(kc: 384 float32, 256 float64, 768 bfloat16, and 512 with AMX)
 //	s_i = sum over range i, from the left, one rounding per term (fused multiply-add)
 //	c   = beta*c + alpha*s_0, then c = c + alpha*s_1, …
 //	      (alpha*s_i rounded first, then one fused multiply-add)
@@ -56,14 +61,21 @@
 // compiler does on that machine (without fusing on amd64).
 //
 // For bfloat16 the rule is that of VDPBF16PS, the instruction of AVX512_BF16, and every instruction
-// set gives the same bits, Go included, with two exceptions below. Ranges are cut in pairs, and the
+// set gives the same bits, Go included, with three exceptions below. Ranges are cut in pairs, and the
 // last pair is filled up with zeros. Of a pair the second term is added before the first. Subnormal
 // numbers count as zeros of their sign wherever they occur: in A, B, C and bias, in between, and as
 // results. (The order and the flushing are those of Intel's manual, volume 2; Zen 4 was compared with
 // them.) One is a result below the smallest normal number, 2^-126, by no more than 2^-151:
 // rounded it is normal, and NEON, which decides before rounding, makes it zero.
 //
-// The other are processors of arm64 with FEAT_BF16, on Linux, which tells of it. The rule there is
+// The second is AMX. The rule there is that of TDPBF16PS: ranges are cut in groups of 32, filled up
+// with zeros. Of a group the 16 first elements of pairs and the 16 second ones are summed apart, from
+// zero and from the left; then the two sums are added, and then their sum to s_i. Each of these steps
+// is rounded once, and subnormal numbers count as zeros. (Intel's manual describes it; a processor
+// was compared with it bit for bit.) So ranks on processors with and without
+// AMX compute other bits.
+//
+// The third are processors of arm64 with FEAT_BF16, on Linux, which tells of it. The rule there is
 // that of BFMMLA: ranges are cut in fours, filled up with zeros; two products of neighbours are added,
 // then their sum to s_i, first the lower two of a four. Each of these roundings is to odd: to the
 // neighbour whose last digit is 1, from 2^128 on to infinity, and subnormal numbers are zeros. So a

@@ -19,13 +19,14 @@
 #define tile_ldout 160
 #define tile_rounded 168
 #define tile_ldrounded 192
-#define tile_taps 200
-#define tile_plane 224
-#define tile_read 232
-#define tile_alphaF32 236
-#define tile_betaF32 240
-#define tile_alphaF64 240
-#define tile_betaF64 248
+#define tile_scratch 200
+#define tile_taps 224
+#define tile_plane 248
+#define tile_read 256
+#define tile_alphaF32 260
+#define tile_betaF32 264
+#define tile_alphaF64 264
+#define tile_betaF64 272
 
 TEXT dot<>(SB), NOSPLIT, $256-8
 	MOVD t+0(FP), R0

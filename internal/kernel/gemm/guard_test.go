@@ -73,7 +73,7 @@ func TestBFloat16TouchesNothingOutsideTheSlices(t *testing.T) {
 		defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 		var fences [5]fence
 		for i := range fences {
-			fences[i] = newFence(t, 1600*90*2) // the largest matrix drawn
+			fences[i] = newFence(t, 2100*90*2) // the largest matrix drawn
 		}
 		var w Workspace
 		rapid.Check(t, func(t *rapid.T) {

@@ -14,6 +14,9 @@ import (
 func supported() []isa {
 	var sets []isa
 	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW {
+		if cpu.X86.HasAVX512BF16 && cpu.X86.HasAMXBF16 && cpu.X86.HasAMXTile && tilesAllowed() == nil {
+			sets = append(sets, amx())
+		}
 		if cpu.X86.HasAVX512BF16 {
 			sets = append(sets, avx512bf16())
 		}
@@ -35,6 +38,24 @@ func avx512bf16() isa {
 		gather: gatherPairs, rounds: true,
 	}
 	return set
+}
+
+// amx differs from avx512bf16 in products of bfloat16.
+func amx() isa {
+	set := avx512bf16()
+	set.name = "amx"
+	tiles := tileEngine(mulBF16AMX)
+	tiles.quad, tiles.transpose, tiles.interleave = tiles.pair, set.bf16.transpose, set.bf16.interleave
+	tiles.uncross = uncrossAVX512
+	set.bf16 = tiles
+	return set
+}
+
+// uncrossAVX512 is [uncross].
+func uncrossAVX512(dst, src []float32, width, pairs, rows, ld int) {
+	for p := 0; p < pairs; p += tilePairs {
+		transposeF32AVX512(dst[p:], src[p*width:], width, tilePairs, (rows+3)&^3, ld)
+	}
 }
 
 func avx512() isa {
@@ -101,6 +122,7 @@ func interleaveF32AVX512(dst, src []float32, ld, rows, k, width int)
 func interleaveF64AVX512(dst, src []float64, ld, rows, k, width int)
 func interleaveF32AVX2(dst, src []float32, ld, rows, k, width int)
 func interleaveF64AVX2(dst, src []float64, ld, rows, k, width int)
+func mulBF16AMX(t *tile[float32])
 func mulBF16AVX512BF16(t *tile[float32])
 func mulBF16AVX512(t *tile[float32])
 func mulBF16AVX2(t *tile[float32])

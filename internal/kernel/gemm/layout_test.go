@@ -17,7 +17,7 @@ import (
 func TestAssemblyKnowsTheTile(t *testing.T) {
 	files, err := filepath.Glob("gemm_*.s")
 	require.NoError(t, err)
-	require.Len(t, files, 5)
+	require.Len(t, files, 6)
 	types := map[string]reflect.Type{"F32": reflect.TypeFor[tile[float32]](), "F64": reflect.TypeFor[tile[float64]]()}
 	define := regexp.MustCompile(`(?m)^#define tile_([a-z]+)(F32|F64)? (\d+)$`)
 	for _, file := range files {

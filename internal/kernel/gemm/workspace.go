@@ -19,6 +19,8 @@ type buffers[P Float] struct {
 	sums         []P // of a strip of C
 	block        []P // of a block of C
 	bias         []P // of the columns of a block
+	scratch      []P // of a kernel of tiles
+	crossed      []P // rows of A for tiles, before they are rows
 	tile         tile[P]
 }
 
@@ -34,17 +36,25 @@ func MostBytes[T Element]() int {
 		return active.f64.mostBytes()
 	default:
 		e := &active.bf16
-		return e.mostBytes() + (e.mr+blockRows+1)*e.nc*4
+		columns := e.nc
+		if e.deep > 0 {
+			columns = mostColumns
+		}
+		return e.mostBytes() + ((e.mr+1)*columns+max(sumRows(columns)*columns, sumRows(e.nc)*e.nc))*4
 	}
 }
 
 func (e *engine[T, P]) mostBytes() int {
-	strip := (e.mr + e.lanes - 1) / e.lanes * e.lanes
-	return (strip + e.nc) * e.depth(e.kc) * int(unsafe.Sizeof(*new(P)))
+	k, scratch := max(1, e.deep)*e.depth(e.kc), 0
+	if e.tiles {
+		k += rowGap
+		scratch = (e.mr + 2*pairsAtOnce) * e.nr
+	}
+	return (e.strip()*k + e.nc*e.depth(e.kc) + scratch) * int(unsafe.Sizeof(*new(P)))
 }
 
 func (b *buffers[P]) bytes() int {
-	return (cap(b.apack) + cap(b.bpack) + cap(b.sums) + cap(b.block) + cap(b.bias)) * int(unsafe.Sizeof(*new(P)))
+	return (cap(b.apack) + cap(b.bpack) + cap(b.sums) + cap(b.block) + cap(b.bias) + cap(b.scratch) + cap(b.crossed)) * int(unsafe.Sizeof(*new(P)))
 }
 
 // buffersOf returns the buffers of w for the types whose sums are of type P.

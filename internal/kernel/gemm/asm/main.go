@@ -31,6 +31,7 @@ func main() {
 		for _, t := range targets {
 			files[t.file()] = t.source()
 		}
+		files[amx.file()] = amxSource()
 	}
 	for name, source := range files {
 		if err := os.WriteFile(name, source, 0o644); err != nil {

@@ -18,8 +18,9 @@ var fields = []struct {
 	{"in", 104}, {"ldin", 128},
 	{"out", 136}, {"ldout", 160},
 	{"rounded", 168}, {"ldrounded", 192},
-	{"taps", 200}, {"plane", 224},
-	{"read", 232},
+	{"scratch", 200},
+	{"taps", 224}, {"plane", 248},
+	{"read", 256},
 }
 
 // printLayout names the offsets: tile_k(DI) is the field k of the tile at DI. The scalars after

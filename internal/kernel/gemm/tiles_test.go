@@ -1,0 +1,47 @@
+package gemm
+
+import (
+	"math"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+)
+
+// tilesInGo returns an instruction set with the blocks and the bits of AMX for any machine.
+func tilesInGo() isa {
+	set := portable()
+	set.name, set.bf16 = "tiles in Go", tileEngine(mulTilesGo)
+	return set
+}
+
+// mulTilesGo is the register kernel of tiles in Go, with the bits of AMX.
+func mulTilesGo(t *tile[float32]) {
+	for i := range t.rows {
+		for j := range t.cols {
+			var sum float32
+			for p := 0; p < t.k; p += tilePairs {
+				sum = fused(1, sum, tileSum(t.a[i*t.aline+p:][:tilePairs], t.b[j/32*t.bpanel+p*t.bstep+j%32:], t.bstep))
+			}
+			sum = fused(t.alpha, sum, negativeZero)
+			if t.read {
+				sum = fused(t.beta, t.in[i*t.ldin+j], sum)
+			}
+			if t.rounded != nil {
+				t.rounded[i*t.ldrounded+j] = half.ToBFloat16(flush(sum))
+			} else {
+				t.out[i*t.ldout+j] = sum
+			}
+		}
+	}
+}
+
+// tileSum returns what TDPBF16PS adds to an element for the pairs of a row of A and a column of B: the
+// sum of the first ones and of the second ones, added.
+func tileSum(a, b []float32, bstep int) float32 {
+	var even, odd float32
+	for p, x := range a {
+		u, v := math.Float32bits(x), math.Float32bits(b[p*bstep])
+		even = fused(math.Float32frombits(u<<16), math.Float32frombits(v<<16), even)
+		odd = fused(math.Float32frombits(u&^0xffff), math.Float32frombits(v&^0xffff), odd)
+	}
+	return fused(1, even, odd)
+}
