@@ -16,9 +16,9 @@ func runRounded[T Element](whole product[T, float32], beta float32, bias, c []ha
 	if whole.m == 0 || whole.n == 0 {
 		return
 	}
-	_, groups := whole.ranges(whole.k)
+	_, groups := whole.ranges()
 	inSums := groups.parts > 1 || beta != 0
-	width := whole.width(whole.k)
+	width := whole.width()
 	rows, cols := newSplit(whole.m, whole.m, 1), newSplit(whole.n, width, whole.nr)
 	if inSums {
 		rows = newSplit(whole.m, sumRows(width), whole.mr)

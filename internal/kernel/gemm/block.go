@@ -44,28 +44,32 @@ type addend[T Float] struct {
 // is prefetched.
 //
 // With rounded, which only a kernel that rounds knows, the sum goes there, rounded, and not to out.
-// A kernel of tiles has a scratch for mr rows of nr columns.
+// A kernel of tiles has a scratch for mr rows of nr columns, and fetches three lines for every 32 steps
+// of every nr columns: aheadLine apart, the first of them in ahead, aheadStep after those before, and
+// for the next columns aheadPanel after those for the first.
 //
 // Strides are in elements. The last term is present, and in is read, only if read is set. A kernel
 // may load all nr elements of a row of b however few columns remain. The assembly knows this
 // layout; a test compares the offsets.
 type tile[T Float] struct {
-	rows, cols, k int
-	a             []T
-	aline, astep  int
-	b             []T
-	bstep, bpanel int
-	in            []T
-	ldin          int
-	out           []T
-	ldout         int
-	rounded       []half.BFloat16
-	ldrounded     int
-	scratch       []T
-	taps          []Tap
-	plane         int // in bytes
-	read          bool
-	alpha, beta   T
+	rows, cols, k                    int
+	a                                []T
+	aline, astep                     int
+	b                                []T
+	bstep, bpanel                    int
+	in                               []T
+	ldin                             int
+	out                              []T
+	ldout                            int
+	rounded                          []half.BFloat16
+	ldrounded                        int
+	scratch                          []T
+	ahead                            []T
+	aheadLine, aheadStep, aheadPanel int // in bytes
+	taps                             []Tap
+	plane                            int // in bytes
+	read                             bool
+	alpha, beta                      T
 }
 
 // engine is a register kernel with the packing routines and the block sizes that suit it. It
@@ -111,22 +115,6 @@ type engine[T Element, P Float] struct {
 
 // depth returns the number of steps of k elements.
 func (e *engine[T, P]) depth(k int) int { return (k + e.pair - 1) / e.pair * e.steps }
-
-// ranges cuts k into ranges, and the ranges into groups for which B is packed at once.
-func (e *engine[T, P]) ranges(k int) (ranges, groups split) {
-	ranges = newSplit(k, e.kc, e.pair)
-	return ranges, newSplit(ranges.parts, max(1, e.deep), 1)
-}
-
-// width returns how many columns a block of B has at most.
-func (e *engine[T, P]) width(k int) int {
-	if e.deep == 0 {
-		return e.nc
-	}
-	ranges, groups := e.ranges(k)
-	_, n := groups.bounds(0)
-	return max(1, min(e.nc*e.kc/(n*ranges.longest()), mostColumns)/e.nr) * e.nr
-}
 
 // mostColumns is how many columns a block has at most.
 const mostColumns = 1024
@@ -211,6 +199,26 @@ type rounded struct {
 	ld   int
 }
 
+// ranges cuts k into ranges, and the ranges into groups for which B is packed at once.
+func (x *product[T, P]) ranges() (ranges, groups split) {
+	ranges = newSplit(x.k, x.kc, x.pair)
+	deep := max(1, x.deep)
+	if x.tiles && x.a.step != 1 {
+		deep = min(deep, deepCrossed)
+	}
+	return ranges, newSplit(ranges.parts, deep, 1)
+}
+
+// width returns how many columns a block of B has at most.
+func (x *product[T, P]) width() int {
+	if x.deep == 0 {
+		return x.nc
+	}
+	ranges, groups := x.ranges()
+	_, n := groups.bounds(0)
+	return max(1, min(x.nc*x.kc/(n*ranges.longest()), mostColumns)/x.nr) * x.nr
+}
+
 func newProduct[T Element, P Float](w *Workspace, m, n, k int, alpha P, a, b view[T]) product[T, P] {
 	return product[T, P]{engine: engineOf[T, P](), buffers: buffersOf[P](w), m: m, n: n, k: k, alpha: alpha, a: a, b: b}
 }
@@ -223,8 +231,8 @@ func (x *product[T, P]) run() {
 	}
 	x.packsA, x.packsB = x.mustPackA(), x.mustPackB()
 	x.tile.alpha = x.alpha
-	cols := newSplit(x.n, x.width(x.k), x.nr)
-	ranges, groups := x.ranges(x.k)
+	cols := newSplit(x.n, x.width(), x.nr)
+	ranges, groups := x.ranges()
 	for jc := range cols.parts {
 		j0, j1 := cols.bounds(jc)
 		for g := range groups.parts {
@@ -318,27 +326,35 @@ func (x *product[T, P]) strips(j0, j1 int, g group) {
 	if x.tiles {
 		t.aline, t.scratch = x.a.line*x.steps/x.pair, grow(&x.scratch, x.mr*x.nr)
 	}
-	var ap, sums []P
+	var ap, packed, sums []P
 	packs, depth, width := x.packsA || (p1-p0)%x.pair != 0, x.depth(p1-p0), x.strip()
 	if packs {
 		t.aline, t.astep = 1, width
+		rows := width
 		if x.tiles {
 			t.aline = depth + rowGap
-			depth, width = t.aline, 1
+			depth, width, rows = t.aline, 1, x.atOnce()
 		}
-		ap = grow(&x.apack, x.strip()*depth)
+		ap = grow(&x.apack, rows*depth)
 	}
 	if x.rounded.data != nil && (!x.rounds || x.c == nil && g.end-g.first > 1) {
 		sums = grow(&x.sums, x.mr*t.cols)
 	}
 	b, rows := t.b, newSplit(x.m, x.mr, 1)
+	from, end := 0, 0 // rows of A that are packed for tiles
 	for ic := range rows.parts {
 		i0, i1 := rows.bounds(ic)
 		switch {
 		case packs && x.tiles:
-			x.packRows(ap, i0, i1, p0, p1)
+			if i0 == end {
+				_, end = rows.bounds(min(ic+x.atOnce()/x.mr, rows.parts) - 1)
+				from = i0
+				x.packRows(ap, from, end, p0, p1)
+			}
+			packed = ap[(i0-from)*t.aline:]
 		case packs:
 			x.pack(ap, x.a, i0, i1, p0, p1, width)
+			packed = ap
 		}
 		t.rows = i1 - i0
 		for r := g.first; r < g.end; r++ {
@@ -346,9 +362,12 @@ func (x *product[T, P]) strips(j0, j1 int, g group) {
 			at := x.depth(lo - p0)
 			t.k, t.b = x.depth(hi-lo), b[at*t.bstep*min(1, at):]
 			if packs {
-				t.a = ap[at*width:]
+				t.a = packed[at*width:]
 			} else {
 				t.a = steps[P](x.a.from(i0, lo))
+			}
+			if x.tiles {
+				x.fetch(i1, end, lo)
 			}
 			x.operands(i0, j0, r, r == g.parts-1, sums)
 			x.mul(t)
@@ -391,10 +410,18 @@ func (e *engine[T, P]) strip() int { return (e.mr + e.lanes - 1) / e.lanes * e.l
 // pack copies rows r0 to r1 of v, elements p0 to p1 of each, into panels of width rows, each k-major:
 // dst[(r/width)*width*k + p*width + r%width]. A last panel that is not full has undefined gaps.
 func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, p1, width int) {
-	k := p1 - p0
-	if k == 0 {
-		return
+	panel, most := width*x.depth(p1-p0), max(1, p1-p0)
+	if v.line == 1 && x.tiles {
+		most = acrossAtOnce
 	}
+	for p := p0; p < p1; p += most {
+		x.packPart(dst[x.depth(p-p0)*width:], v, r0, r1, p, min(p+most, p1), width, panel)
+	}
+}
+
+// packPart is pack for a part of k, into panels that are so many elements apart.
+func (x *product[T, P]) packPart(dst []P, v view[T], r0, r1, p0, p1, width, panel int) {
+	k := p1 - p0
 	copy, ld, unit, rows := x.transpose, v.line, x.quad, x.lanes
 	if v.line == 1 {
 		copy, ld, unit, rows = x.interleave, v.step, x.pair, min(max(x.across, x.lanes), width)
@@ -405,7 +432,7 @@ func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, p1, width int) {
 	}
 	for r := r0; r < r1; r += rows {
 		n := min(rows, r1-r)
-		at := (r-r0)/width*width*x.depth(k) + (r-r0)%width
+		at := (r-r0)/width*panel + (r-r0)%width
 		if whole > 0 {
 			copy(dst[at:], v.from(r, p0), ld, n, whole, width)
 		}

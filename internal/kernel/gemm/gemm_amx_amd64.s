@@ -20,13 +20,17 @@
 #define tile_rounded 168
 #define tile_ldrounded 192
 #define tile_scratch 200
-#define tile_taps 224
-#define tile_plane 248
-#define tile_read 256
-#define tile_alphaF32 260
-#define tile_betaF32 264
-#define tile_alphaF64 264
-#define tile_betaF64 272
+#define tile_ahead 224
+#define tile_aheadLine 248
+#define tile_aheadStep 256
+#define tile_aheadPanel 264
+#define tile_taps 272
+#define tile_plane 296
+#define tile_read 304
+#define tile_alphaF32 308
+#define tile_betaF32 312
+#define tile_alphaF64 312
+#define tile_betaF64 320
 DATA configs<>+0(SB)/8, $0x0000000000000001
 DATA configs<>+8(SB)/8, $0x0000000000000000
 DATA configs<>+16(SB)/8, $0x0040004000400040
@@ -285,16 +289,16 @@ DATA configs<>+2032(SB)/8, $0x1010101010101010
 DATA configs<>+2040(SB)/8, $0x0000000000000000
 GLOBL configs<>(SB), RODATA|NOPTR, $2048
 
-TEXT dot<>(SB), NOSPLIT, $40-8
+TEXT dot<>(SB), NOSPLIT, $48-8
 	MOVQ t+0(FP), AX
 	MOVQ tile_rows(AX), DX; LEAQ configs<>-64(SB), BX; MOVQ DX, CX; SHLQ $6, CX; ADDQ CX, BX
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x78; BYTE $0x49; BYTE $0x84; BYTE $0x23; BYTE $0x00; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* LDTILECFG 0(BX) */
 	MOVQ tile_aline(AX), R9; SHLQ $2, R9
 	MOVQ R9, SI; SHLQ $4, SI; XORQ CX, CX; CMPQ DX, $16; CMOVQLE CX, SI; MOVQ SI, 0(SP)
-	MOVQ R9, R10; SHLQ $5, R10; ADDQ tile_a(AX), R10; MOVQ R10, 24(SP)
+	MOVQ tile_ahead(AX), R10; MOVQ R10, 24(SP); MOVQ tile_aheadLine(AX), R14
 	MOVQ tile_cols(AX), CX; MOVQ CX, 8(SP)
 	MOVQ tile_ldin(AX), CX; SHLQ $2, CX; MOVQ CX, 16(SP)
-	MOVQ tile_b(AX), R14; MOVQ $128, R11; XORQ DX, DX
+	MOVQ tile_b(AX), CX; MOVQ CX, 40(SP); MOVQ $128, R11; XORQ DX, DX
 	VBROADCASTSS tile_alphaF32(AX), Z30; VBROADCASTSS tile_betaF32(AX), Z31
 	MOVQ tile_rounded(AX), BX; MOVQ tile_ldrounded(AX), R13; SHLQ $1, R13; MOVBLZX tile_read(AX), CX
 	MOVQ BX, 32(SP); TESTQ BX, BX; JNZ rounded
@@ -303,7 +307,7 @@ TEXT dot<>(SB), NOSPLIT, $40-8
 rounded:
 	TESTL CX, CX; JNZ roundadd_panel; JMP round_panel
 set_panel:
-	MOVQ R14, BX; MOVQ tile_bpanel(AX), CX; LEAQ (R14)(CX*4), R14
+	MOVQ 40(SP), BX; MOVQ tile_bpanel(AX), CX; SHLQ $2, CX; ADDQ CX, 40(SP)
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc0 /* TILEZERO TMM0 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc8 /* TILEZERO TMM1 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xd0 /* TILEZERO TMM2 */
@@ -332,8 +336,8 @@ set_both:
 	VMOVUPS Z18, K1, (DI); VMOVUPS Z19, K2, 64(DI); BYTE $0x0f; BYTE $0x0d; BYTE $0x8f; BYTE $0xc0; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* PREFETCHW 192(DI) */
 	BYTE $0x0f; BYTE $0x0d; BYTE $0x8f; BYTE $0x80; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* PREFETCHW 128(DI) */; ADDQ R13, DI
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xdd /* TDPBF16PS TMM7, TMM5, TMM3 */
-	PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)
-	ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX
+	PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)
+	ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX
 	SUBQ $4, DX; DECQ CX; JZ set_drain
 	CMPQ DX, $4; JGE set_both
 	PCALIGN $32
@@ -346,8 +350,8 @@ set_plain:
 	BYTE $0xc4; BYTE $0x82; BYTE $0x7b; BYTE $0x4b; BYTE $0xac; BYTE $0x08; BYTE $0x00; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* TILELOADD 0(R8)(R9*1), TMM5 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x4a; BYTE $0x5c; BYTE $0xd5 /* TDPBF16PS TMM6, TMM5, TMM2 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xdd /* TDPBF16PS TMM7, TMM5, TMM3 */
-	PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)
-	ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX
+	PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)
+	ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX
 	DECQ CX; JNZ set_plain
 set_drain:
 	TESTQ DX, DX; JZ set_store
@@ -365,7 +369,7 @@ set_store:
 	MOVQ 32(SP), DI; ADDQ $128, 32(SP)
 	MOVQ 8(SP), SI; MOVQ $32, CX; CMPQ SI, CX; CMOVQLT SI, CX; MOVQ $1, SI; SHLQ CX, SI; DECQ SI
 	KMOVD SI, K3; KMOVW SI, K1; SHRQ $16, SI; KMOVW SI, K2
-	MOVQ tile_rows(AX), DX; LEAQ (R9)(R9*2), SI; ADDQ SI, 24(SP)
+	MOVQ tile_rows(AX), DX; MOVQ tile_aheadPanel(AX), SI; ADDQ SI, 24(SP)
 	SUBQ $32, 8(SP); JG set_panel
 set_last:
 	VMULPS (R12), Z30, Z18; VMULPS 64(R12), Z30, Z19; SUBQ $-128, R12
@@ -376,7 +380,7 @@ set_last:
 	VZEROUPPER
 	RET
 add_panel:
-	MOVQ R14, BX; MOVQ tile_bpanel(AX), CX; LEAQ (R14)(CX*4), R14
+	MOVQ 40(SP), BX; MOVQ tile_bpanel(AX), CX; SHLQ $2, CX; ADDQ CX, 40(SP)
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc0 /* TILEZERO TMM0 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc8 /* TILEZERO TMM1 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xd0 /* TILEZERO TMM2 */
@@ -409,8 +413,8 @@ add_both:
 	VMOVUPS Z18, K1, (DI); VMOVUPS Z19, K2, 64(DI); BYTE $0x0f; BYTE $0x0d; BYTE $0x8f; BYTE $0xc0; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* PREFETCHW 192(DI) */
 	BYTE $0x0f; BYTE $0x0d; BYTE $0x8f; BYTE $0x80; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* PREFETCHW 128(DI) */; ADDQ R13, DI
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xdd /* TDPBF16PS TMM7, TMM5, TMM3 */
-	PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)
-	ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX
+	PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)
+	ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX
 	SUBQ $4, DX; DECQ CX; JZ add_drain
 	CMPQ DX, $4; JGE add_both
 	PCALIGN $32
@@ -423,8 +427,8 @@ add_plain:
 	BYTE $0xc4; BYTE $0x82; BYTE $0x7b; BYTE $0x4b; BYTE $0xac; BYTE $0x08; BYTE $0x00; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* TILELOADD 0(R8)(R9*1), TMM5 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x4a; BYTE $0x5c; BYTE $0xd5 /* TDPBF16PS TMM6, TMM5, TMM2 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xdd /* TDPBF16PS TMM7, TMM5, TMM3 */
-	PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)
-	ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX
+	PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)
+	ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX
 	DECQ CX; JNZ add_plain
 add_drain:
 	TESTQ DX, DX; JZ add_store
@@ -444,7 +448,7 @@ add_store:
 	MOVQ tile_cols(AX), R15; SUBQ 8(SP), R15; SHLQ $2, R15; ADDQ tile_in(AX), R15
 	MOVQ 8(SP), SI; MOVQ $32, CX; CMPQ SI, CX; CMOVQLT SI, CX; MOVQ $1, SI; SHLQ CX, SI; DECQ SI
 	KMOVD SI, K3; KMOVW SI, K1; SHRQ $16, SI; KMOVW SI, K2
-	MOVQ tile_rows(AX), DX; LEAQ (R9)(R9*2), SI; ADDQ SI, 24(SP)
+	MOVQ tile_rows(AX), DX; MOVQ tile_aheadPanel(AX), SI; ADDQ SI, 24(SP)
 	SUBQ $32, 8(SP); JG add_panel
 add_last:
 	VMULPS (R12), Z30, Z18; VMULPS 64(R12), Z30, Z19; SUBQ $-128, R12
@@ -456,7 +460,7 @@ add_last:
 	VZEROUPPER
 	RET
 round_panel:
-	MOVQ R14, BX; MOVQ tile_bpanel(AX), CX; LEAQ (R14)(CX*4), R14
+	MOVQ 40(SP), BX; MOVQ tile_bpanel(AX), CX; SHLQ $2, CX; ADDQ CX, 40(SP)
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc0 /* TILEZERO TMM0 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc8 /* TILEZERO TMM1 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xd0 /* TILEZERO TMM2 */
@@ -485,8 +489,8 @@ round_both:
 	LONG $0x4067a262; WORD $0xe272 /* VCVTNE2PS2BF16 Z18, Z19, Z20 */; VMOVDQU16 Z20, K3, (DI)
 	BYTE $0x0f; BYTE $0x0d; BYTE $0x8f; BYTE $0x40; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* PREFETCHW 64(DI) */; ADDQ R13, DI
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xdd /* TDPBF16PS TMM7, TMM5, TMM3 */
-	PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)
-	ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX
+	PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)
+	ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX
 	SUBQ $4, DX; DECQ CX; JZ round_drain
 	CMPQ DX, $4; JGE round_both
 	PCALIGN $32
@@ -499,8 +503,8 @@ round_plain:
 	BYTE $0xc4; BYTE $0x82; BYTE $0x7b; BYTE $0x4b; BYTE $0xac; BYTE $0x08; BYTE $0x00; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* TILELOADD 0(R8)(R9*1), TMM5 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x4a; BYTE $0x5c; BYTE $0xd5 /* TDPBF16PS TMM6, TMM5, TMM2 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xdd /* TDPBF16PS TMM7, TMM5, TMM3 */
-	PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)
-	ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX
+	PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)
+	ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX
 	DECQ CX; JNZ round_plain
 round_drain:
 	TESTQ DX, DX; JZ round_store
@@ -518,7 +522,7 @@ round_store:
 	MOVQ 32(SP), DI; ADDQ $64, 32(SP)
 	MOVQ 8(SP), SI; MOVQ $32, CX; CMPQ SI, CX; CMOVQLT SI, CX; MOVQ $1, SI; SHLQ CX, SI; DECQ SI
 	KMOVD SI, K3; KMOVW SI, K1; SHRQ $16, SI; KMOVW SI, K2
-	MOVQ tile_rows(AX), DX; LEAQ (R9)(R9*2), SI; ADDQ SI, 24(SP)
+	MOVQ tile_rows(AX), DX; MOVQ tile_aheadPanel(AX), SI; ADDQ SI, 24(SP)
 	SUBQ $32, 8(SP); JG round_panel
 round_last:
 	VMULPS (R12), Z30, Z18; VMULPS 64(R12), Z30, Z19; SUBQ $-128, R12
@@ -529,7 +533,7 @@ round_last:
 	VZEROUPPER
 	RET
 roundadd_panel:
-	MOVQ R14, BX; MOVQ tile_bpanel(AX), CX; LEAQ (R14)(CX*4), R14
+	MOVQ 40(SP), BX; MOVQ tile_bpanel(AX), CX; SHLQ $2, CX; ADDQ CX, 40(SP)
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc0 /* TILEZERO TMM0 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xc8 /* TILEZERO TMM1 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x7b; BYTE $0x49; BYTE $0xd0 /* TILEZERO TMM2 */
@@ -562,8 +566,8 @@ roundadd_both:
 	LONG $0x4067a262; WORD $0xe272 /* VCVTNE2PS2BF16 Z18, Z19, Z20 */; VMOVDQU16 Z20, K3, (DI)
 	BYTE $0x0f; BYTE $0x0d; BYTE $0x8f; BYTE $0x40; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* PREFETCHW 64(DI) */; ADDQ R13, DI
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xdd /* TDPBF16PS TMM7, TMM5, TMM3 */
-	PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)
-	ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX
+	PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)
+	ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX
 	SUBQ $4, DX; DECQ CX; JZ roundadd_drain
 	CMPQ DX, $4; JGE roundadd_both
 	PCALIGN $32
@@ -576,8 +580,8 @@ roundadd_plain:
 	BYTE $0xc4; BYTE $0x82; BYTE $0x7b; BYTE $0x4b; BYTE $0xac; BYTE $0x08; BYTE $0x00; BYTE $0x00; BYTE $0x00; BYTE $0x00 /* TILELOADD 0(R8)(R9*1), TMM5 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x4a; BYTE $0x5c; BYTE $0xd5 /* TDPBF16PS TMM6, TMM5, TMM2 */
 	BYTE $0xc4; BYTE $0xe2; BYTE $0x42; BYTE $0x5c; BYTE $0xdd /* TDPBF16PS TMM7, TMM5, TMM3 */
-	PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)
-	ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX
+	PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)
+	ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX
 	DECQ CX; JNZ roundadd_plain
 roundadd_drain:
 	TESTQ DX, DX; JZ roundadd_store
@@ -597,7 +601,7 @@ roundadd_store:
 	MOVQ tile_cols(AX), R15; SUBQ 8(SP), R15; SHLQ $2, R15; ADDQ tile_in(AX), R15
 	MOVQ 8(SP), SI; MOVQ $32, CX; CMPQ SI, CX; CMOVQLT SI, CX; MOVQ $1, SI; SHLQ CX, SI; DECQ SI
 	KMOVD SI, K3; KMOVW SI, K1; SHRQ $16, SI; KMOVW SI, K2
-	MOVQ tile_rows(AX), DX; LEAQ (R9)(R9*2), SI; ADDQ SI, 24(SP)
+	MOVQ tile_rows(AX), DX; MOVQ tile_aheadPanel(AX), SI; ADDQ SI, 24(SP)
 	SUBQ $32, 8(SP); JG roundadd_panel
 roundadd_last:
 	VMULPS (R12), Z30, Z18; VMULPS 64(R12), Z30, Z19; SUBQ $-128, R12

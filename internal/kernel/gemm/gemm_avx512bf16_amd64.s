@@ -20,13 +20,17 @@
 #define tile_rounded 168
 #define tile_ldrounded 192
 #define tile_scratch 200
-#define tile_taps 224
-#define tile_plane 248
-#define tile_read 256
-#define tile_alphaF32 260
-#define tile_betaF32 264
-#define tile_alphaF64 264
-#define tile_betaF64 272
+#define tile_ahead 224
+#define tile_aheadLine 248
+#define tile_aheadStep 256
+#define tile_aheadPanel 264
+#define tile_taps 272
+#define tile_plane 296
+#define tile_read 304
+#define tile_alphaF32 308
+#define tile_betaF32 312
+#define tile_alphaF64 312
+#define tile_betaF64 320
 
 TEXT dot<>(SB), NOSPLIT, $0-8
 	MOVQ t+0(FP), DI

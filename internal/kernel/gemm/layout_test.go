@@ -19,7 +19,7 @@ func TestAssemblyKnowsTheTile(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, files, 6)
 	types := map[string]reflect.Type{"F32": reflect.TypeFor[tile[float32]](), "F64": reflect.TypeFor[tile[float64]]()}
-	define := regexp.MustCompile(`(?m)^#define tile_([a-z]+)(F32|F64)? (\d+)$`)
+	define := regexp.MustCompile(`(?m)^#define tile_([a-zA-Z]+?)(F32|F64)? (\d+)$`)
 	for _, file := range files {
 		source, err := os.ReadFile(file)
 		require.NoError(t, err)

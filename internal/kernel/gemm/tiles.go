@@ -29,8 +29,45 @@ func (x *product[T, P]) mustPackRows() bool {
 	return a.step != 1 || a.line%2 != 0 || a.line*int(unsafe.Sizeof(*new(T)))%mostInSet == 0 && x.n > 4*x.nr
 }
 
-// pairsAtOnce is how many pairs of all rows packRows packs at once.
-const pairsAtOnce = 64
+// Where A is crossed, rows of it are packed three strips at once, and then so many pairs of all of
+// them: columns of a matrix that follow each other share cache lines and pages. Besides a block of B,
+// L2 has those of deepCrossed ranges of k, and what is fetched for the next strips.
+const (
+	stripsAtOnce = 3
+	pairsAtOnce  = 32
+	deepCrossed  = 2
+)
+
+// acrossAtOnce is how many elements of k of all panels are packed at once where they lie in rows across k.
+const acrossAtOnce = 64
+
+// atOnce returns how many rows of A are packed at once for tiles.
+func (x *product[T, P]) atOnce() int {
+	if x.a.step == 1 {
+		return x.mr
+	}
+	return stripsAtOnce * x.mr
+}
+
+// fetch sets what the kernel fetches while it multiplies a range of k that starts at lo: rows of A from
+// row next on in place, or where A is packed, its share of the columns from column end on.
+func (x *product[T, P]) fetch(next, end, lo int) {
+	t := &x.tile
+	size := int(unsafe.Sizeof(*new(T)))
+	if x.a.step == 1 {
+		stride := x.a.line * size
+		t.ahead, t.aheadLine, t.aheadStep, t.aheadPanel = steps[P](x.a.from(next, lo)), stride, cacheLine, 3*stride
+		return
+	}
+	rows := t.k * x.pair / x.steps / stripsAtOnce // of k
+	first := lo + (stripsAtOnce-1-(end-next+x.mr-1)/x.mr)*rows
+	stride := x.a.step * size
+	t.ahead, t.aheadLine, t.aheadStep = steps[P](x.a.from(end, first)), cacheLine, stride
+	t.aheadPanel = stride * t.k / tilePairs
+}
+
+// cacheLine is how many bytes a line of the caches has.
+const cacheLine = 64
 
 // packRows copies rows r0 to r1 of A, elements p0 to p1 of each: dst[(r-r0)*ld + p] are steps, of which
 // the last ones are filled up with zeros, and ld is rowGap more than the steps.
@@ -43,11 +80,14 @@ func (x *product[T, P]) packRows(dst []P, r0, r1, p0, p1 int) {
 		}
 		return
 	}
-	pairs := grow(&x.crossed, pairsAtOnce*x.strip())
+	width := x.strip()
+	pairs := grow(&x.crossed, pairsAtOnce*stripsAtOnce*x.mr)
 	for p := p0; p < p1; p += pairsAtOnce * each {
 		end := min(p+pairsAtOnce*each, p1)
-		x.pack(pairs, x.a, r0, r1, p, end, x.strip())
-		x.uncross(dst[x.depth(p-p0):], pairs, x.strip(), x.depth(end-p), r1-r0, ld)
+		x.pack(pairs, x.a, r0, r1, p, end, width)
+		for r, steps := r0, x.depth(end-p); r < r1; r += width {
+			x.uncross(dst[(r-r0)*ld+x.depth(p-p0):], pairs[(r-r0)*steps:], width, steps, min(width, r1-r), ld)
+		}
 	}
 }
 

@@ -45,12 +45,13 @@ func MostBytes[T Element]() int {
 }
 
 func (e *engine[T, P]) mostBytes() int {
-	k, scratch := max(1, e.deep)*e.depth(e.kc), 0
+	k := e.depth(e.kc)
+	rows, scratch := e.strip()*k, 0
 	if e.tiles {
-		k += rowGap
-		scratch = (e.mr + 2*pairsAtOnce) * e.nr
+		rows = max(e.mr*(e.deep*k+rowGap), stripsAtOnce*e.mr*(deepCrossed*k+rowGap))
+		scratch = e.mr*e.nr + pairsAtOnce*stripsAtOnce*e.mr
 	}
-	return (e.strip()*k + e.nc*e.depth(e.kc) + scratch) * int(unsafe.Sizeof(*new(P)))
+	return (rows + e.nc*k + scratch) * int(unsafe.Sizeof(*new(P)))
 }
 
 func (b *buffers[P]) bytes() int {

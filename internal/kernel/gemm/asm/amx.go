@@ -17,7 +17,7 @@ func amxSource() []byte {
 	printLayout(out)
 	printConfigs(out)
 	r := routine{amx, f32, true, out}
-	fmt.Fprint(out, "\nTEXT dot<>(SB), NOSPLIT, $40-8\n")
+	fmt.Fprint(out, "\nTEXT dot<>(SB), NOSPLIT, $48-8\n")
 	tiles{r}.mul()
 	r.flush()
 	return out.Bytes()
@@ -60,23 +60,23 @@ type tiles struct{ routine }
 // What the tiles have summed goes to the scratch. From there vectors bring it to C while the tiles
 // sum the next 32 columns: four rows in a step. Its general registers:
 //
-//	throughout          AX tile   R9 aline   R11 row of B   R13 ldout   R14 next panel of B
-//	in the loop on k    CX steps left   BX B   SI, R8 upper and lower rows of A   R10 the strip after them
+//	throughout          AX tile   R9 aline   R11 row of B   R13 ldout   R14 aheadLine
+//	in the loop on k    CX steps left   BX B   SI, R8 upper and lower rows of A   R10 ahead
 //	columns summed      DX rows left   R12 scratch   DI out   R15 in
 //
-// The frame has the distance of the lower rows of A, columns left, ldin, where rows of the next strip
-// are, and where the next columns of C are.
+// The frame has the distance of the lower rows of A, columns left, ldin, what is ahead, and where the
+// next columns of C and of B are.
 func (t tiles) mul() {
-	const lower, left, ldin, ahead, to = "0(SP)", "8(SP)", "16(SP)", "24(SP)", "32(SP)"
+	const lower, left, ldin, ahead, to, panel = "0(SP)", "8(SP)", "16(SP)", "24(SP)", "32(SP)", "40(SP)"
 	t.p("MOVQ t+0(FP), AX")
 	t.p("MOVQ tile_rows(AX), DX; LEAQ configs<>-64(SB), BX; MOVQ DX, CX; SHLQ $6, CX; ADDQ CX, BX")
 	t.p("%s", ldtilecfg("BX"))
 	t.p("MOVQ tile_aline(AX), R9; SHLQ $2, R9")
 	t.p("MOVQ R9, SI; SHLQ $4, SI; XORQ CX, CX; CMPQ DX, $16; CMOVQLE CX, SI; MOVQ SI, %s", lower)
-	t.p("MOVQ R9, R10; SHLQ $5, R10; ADDQ tile_a(AX), R10; MOVQ R10, %s", ahead)
+	t.p("MOVQ tile_ahead(AX), R10; MOVQ R10, %s; MOVQ tile_aheadLine(AX), R14", ahead)
 	t.p("MOVQ tile_cols(AX), CX; MOVQ CX, %s", left)
 	t.p("MOVQ tile_ldin(AX), CX; SHLQ $2, CX; MOVQ CX, %s", ldin)
-	t.p("MOVQ tile_b(AX), R14; MOVQ $128, R11; XORQ DX, DX")
+	t.p("MOVQ tile_b(AX), CX; MOVQ CX, %s; MOVQ $128, R11; XORQ DX, DX", panel)
 	t.p("VBROADCASTSS tile_alphaF32(AX), Z30; VBROADCASTSS tile_betaF32(AX), Z31")
 	t.p("MOVQ tile_rounded(AX), BX; MOVQ tile_ldrounded(AX), R13; SHLQ $1, R13; MOVBLZX tile_read(AX), CX")
 	t.p("MOVQ BX, %s; TESTQ BX, BX; JNZ rounded", to)
@@ -85,7 +85,7 @@ func (t tiles) mul() {
 	t.label("rounded")
 	t.p("TESTL CX, CX; JNZ roundadd_panel; JMP round_panel")
 	for _, v := range []variant{{"set", t, false, false}, {"add", t, true, false}, {"round", t, false, true}, {"roundadd", t, true, true}} {
-		v.print(lower, left, ldin, ahead, to)
+		v.print(lower, left, ldin, ahead, to, panel)
 	}
 }
 
@@ -98,13 +98,13 @@ type variant struct {
 
 func (v variant) at(name string) string { return v.name + "_" + name }
 
-func (v variant) print(lower, left, ldin, ahead, to string) {
+func (v variant) print(lower, left, ldin, ahead, to, panel string) {
 	size := 4 // of an element of C
 	if v.rounds {
 		size = 2
 	}
 	v.label(v.at("panel"))
-	v.p("MOVQ R14, BX; MOVQ tile_bpanel(AX), CX; LEAQ (R14)(CX*4), R14")
+	v.p("MOVQ %[1]s, BX; MOVQ tile_bpanel(AX), CX; SHLQ $2, CX; ADDQ CX, %[1]s", panel)
 	for i := range 4 {
 		v.p("%s", tilezero(i))
 	}
@@ -135,7 +135,7 @@ func (v variant) print(lower, left, ldin, ahead, to string) {
 	}
 	v.p("MOVQ %s, SI; MOVQ $32, CX; CMPQ SI, CX; CMOVQLT SI, CX; MOVQ $1, SI; SHLQ CX, SI; DECQ SI", left)
 	v.p("KMOVD SI, K3; KMOVW SI, K1; SHRQ $16, SI; KMOVW SI, K2")
-	v.p("MOVQ tile_rows(AX), DX; LEAQ (R9)(R9*2), SI; ADDQ SI, %s", ahead)
+	v.p("MOVQ tile_rows(AX), DX; MOVQ tile_aheadPanel(AX), SI; ADDQ SI, %s", ahead)
 	v.p("SUBQ $32, %s; JG %s", left, v.at("panel"))
 	v.label(v.at("last"))
 	v.row(ldin, size)
@@ -145,8 +145,7 @@ func (v variant) print(lower, left, ldin, ahead, to string) {
 	v.p("RET")
 }
 
-// step prints 32 elements of k, and four times what is to be done meanwhile. Three rows of the next
-// strip of A are fetched.
+// step prints 32 elements of k, and four times what is to be done meanwhile.
 func (v variant) step(meanwhile func()) {
 	if meanwhile == nil {
 		meanwhile = func() {}
@@ -163,8 +162,8 @@ func (v variant) step(meanwhile func()) {
 	v.p("%s", tdpbf16ps(6, 5, 2))
 	meanwhile()
 	v.p("%s", tdpbf16ps(7, 5, 3))
-	v.p("PREFETCHT1 (R10); PREFETCHT1 (R10)(R9*1); PREFETCHT1 (R10)(R9*2)")
-	v.p("ADDQ $64, SI; ADDQ $64, R8; ADDQ $64, R10; ADDQ $2048, BX")
+	v.p("PREFETCHT1 (R10); PREFETCHT1 (R10)(R14*1); PREFETCHT1 (R10)(R14*2)")
+	v.p("ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX")
 }
 
 // row prints the way of a row of sums to C, and fetches the row of the next columns for writing.

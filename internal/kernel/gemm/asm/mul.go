@@ -19,8 +19,9 @@ var fields = []struct {
 	{"out", 136}, {"ldout", 160},
 	{"rounded", 168}, {"ldrounded", 192},
 	{"scratch", 200},
-	{"taps", 224}, {"plane", 248},
-	{"read", 256},
+	{"ahead", 224}, {"aheadLine", 248}, {"aheadStep", 256}, {"aheadPanel", 264},
+	{"taps", 272}, {"plane", 296},
+	{"read", 304},
 }
 
 // printLayout names the offsets: tile_k(DI) is the field k of the tile at DI. The scalars after
