@@ -42,11 +42,12 @@ var edges = map[string]string{
 	"shard":                          "",
 
 	// Computation.
-	"internal/kernel":          "internal/backoff internal/half internal/kernel/gemm internal/kernel/vec",
+	"internal/kernel":          "internal/backoff internal/half internal/kernel/gemm internal/kernel/scores internal/kernel/vec",
 	"internal/kernel/bf16":     "internal/half internal/kernel internal/kernel/vec",
 	"internal/kernel/gemm":     "internal/half",
 	"internal/kernel/gemm/asm": "internal/kernel/neon",
 	"internal/kernel/neon":     "",
+	"internal/kernel/scores":   "internal/half",
 	"internal/kernel/vec":      "",
 	"internal/kernel/vec/asm":  "internal/kernel/neon",
 	"internal/exec":            "gorgonia internal/arena internal/caught internal/half internal/kernel internal/kernel/bf16 internal/kernel/vec internal/rng",

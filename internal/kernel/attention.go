@@ -63,7 +63,11 @@ func AttentionScratch(a Attention) int {
 // AttentionBFloat16Scratch returns the same where queries, keys and values are bfloat16: also the
 // sums of the gradients of one head's keys and values, and a row of out and its gradient.
 func AttentionBFloat16Scratch(a Attention) int {
-	return AttentionScratch(a) + 2*(a.KLen+1)*a.HeadDim
+	n := AttentionScratch(a) + 2*(a.KLen+1)*a.HeadDim
+	if gemm.Tiles() {
+		n = max(n, tilesScratch(a))
+	}
+	return n
 }
 
 // scoreStride is the elements between rows of scores, as long as what a block of queries sees. The
@@ -126,6 +130,10 @@ func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse 
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
 	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
 	o.each(a.Batch*a.kvHeads(), func(b, kv int, seen keySpan) {
+		if usesTiles(&o, nil, seen) {
+			forwardTiles((*attention[half.BFloat16, float32])(unsafe.Pointer(&o)), any(out).([]half.BFloat16), any(lse).([]float32), b, kv, seen)
+			return
+		}
 		for q0 := 0; q0 < a.QLen; q0 += a.tilePositions() {
 			o.forwardTile(o.tile(b, kv, q0, seen), out, lse)
 		}

@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"unsafe"
+
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
@@ -36,7 +38,13 @@ func AttentionBackward[E Element, T Float](c *Context, a Attention, dq, dk, dv [
 		of := a.group() * a.QLen * a.KLen
 		clear(dbias[lo*of : hi*of])
 	}
-	g.each(units, g.keyHead)
+	g.each(units, func(b, kv int, seen keySpan) {
+		if usesTiles(&g.attention, dbias, seen) {
+			keyHeadTiles((*attentionGrad[half.BFloat16, float32])(unsafe.Pointer(&g)), b, kv, seen)
+			return
+		}
+		g.keyHead(b, kv, seen)
+	})
 }
 
 // attentionGrad is one backward call.
@@ -121,9 +129,7 @@ func (g *attentionGrad[E, T]) delta(at int) T {
 		return vec.Dot(out[at:at+d], any(g.dout).([]T)[at:at+d])
 	}
 	rows := any(g.scratch[AttentionScratch(g.Attention)+2*g.KLen*d:]).([]float32)
-	half.Widen(rows[:d], any(g.out).([]half.BFloat16)[at:])
-	half.Widen(rows[d:2*d], any(g.dout).([]half.BFloat16)[at:])
-	return T(vec.Dot(rows[:d], rows[d:2*d]))
+	return T(delta(rows, any(g.out).([]half.BFloat16)[at:], any(g.dout).([]half.BFloat16)[at:], d))
 }
 
 // tileGrad writes dq of one block of queries, and its share of dk and dv: added to beta times what

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
 )
 
 // attentionCase is a drawn attention with its operands, laid out as one packed buffer per side.
@@ -132,9 +133,19 @@ func requireHeads[T Float](t require.TestingT, name string, tol float64, want []
 // TestAttentionBFloat16 compares with the formulas in float64, rounded where the kernel rounds. What
 // lies next to a tie may be rounded the other way: 2^-7 of the largest in a tensor, a unit in its last
 // place or two, is allowed.
-func TestAttentionBFloat16(t *testing.T) {
+func TestAttentionBFloat16(t *testing.T) { eachBFloat16(t, attentionBFloat16) }
+
+// eachBFloat16 runs a test with the products of this machine, and with those of tiles in Go.
+func eachBFloat16(t *testing.T, f func(t *testing.T)) {
+	t.Run("this machine", f)
+	restore := gemm.EmulateTiles()
+	defer restore()
+	t.Run("tiles in Go", f)
+}
+
+func attentionBFloat16(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		f := drawAttention[float32](t, 2*queryBlock+10)
+		f := drawAttention[float32](t, rapid.SampledFrom([]int{2*queryBlock + 10, 2*queryBlock + 10, 2*dqKeys + 10}).Draw(t, "longest"))
 		rounded := func(x []float32) []half.BFloat16 {
 			y := make([]half.BFloat16, len(x))
 			half.Narrow(y, x)

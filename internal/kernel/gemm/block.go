@@ -294,7 +294,7 @@ func (x *product[T, P]) columns(j0, j1 int, g group) {
 		return
 	}
 	if x.panels > 0 {
-		t.b, t.bstep, t.bpanel = steps[P](x.b.data[j0/x.nr*x.panels+p0*x.nr:]), x.nr, x.panels
+		t.b, t.bstep, t.bpanel = steps[P](x.b.data[j0/x.nr*x.panels+p0*x.nr:]), x.nr, x.panels*x.steps/x.pair
 		x.strips(j0, j1, g)
 		return
 	}
@@ -410,7 +410,12 @@ func (e *engine[T, P]) strip() int { return (e.mr + e.lanes - 1) / e.lanes * e.l
 // pack copies rows r0 to r1 of v, elements p0 to p1 of each, into panels of width rows, each k-major:
 // dst[(r/width)*width*k + p*width + r%width]. A last panel that is not full has undefined gaps.
 func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, p1, width int) {
-	panel, most := width*x.depth(p1-p0), max(1, p1-p0)
+	x.packPanels(dst, v, r0, r1, p0, p1, width, width*x.depth(p1-p0))
+}
+
+// packPanels is pack into panels that are so many elements apart.
+func (x *product[T, P]) packPanels(dst []P, v view[T], r0, r1, p0, p1, width, panel int) {
+	most := max(1, p1-p0)
 	if v.line == 1 && x.tiles {
 		most = acrossAtOnce
 	}
@@ -419,7 +424,7 @@ func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, p1, width int) {
 	}
 }
 
-// packPart is pack for a part of k, into panels that are so many elements apart.
+// packPart is packPanels for a part of k.
 func (x *product[T, P]) packPart(dst []P, v view[T], r0, r1, p0, p1, width, panel int) {
 	k := p1 - p0
 	copy, ld, unit, rows := x.transpose, v.line, x.quad, x.lanes

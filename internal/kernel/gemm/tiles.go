@@ -1,6 +1,7 @@
 package gemm
 
 import (
+	"fmt"
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/internal/half"
@@ -12,8 +13,55 @@ import (
 // tileEngine returns an engine of tiles around a register kernel, for packing routines of pairs.
 func tileEngine(mul func(t *tile[float32])) engine[half.BFloat16, float32] {
 	return engine[half.BFloat16, float32]{
-		mr: 32, nr: 32, kc: 512, nc: 768, deep: 4, lanes: 16, across: 32, pair: 2 * tilePairs, steps: tilePairs,
+		mr: 32, nr: tileColumns, kc: 512, nc: 768, deep: 4, lanes: 16, across: 32, pair: 2 * tilePairs, steps: tilePairs,
 		inPlace: true, tiles: true, rounds: true, mul: mul, gather: gatherTiles, uncross: uncross,
+	}
+}
+
+// Tiles tells whether products of bfloat16 are those of tiles on this machine, and so whether
+// [PackTiles] and [GemmTiles] may be called.
+func Tiles() bool { return active.bf16.tiles }
+
+// TilePanel returns the elements of a panel of B for tiles: 32 columns of k elements, filled up with
+// zeros to a multiple of 32.
+func TilePanel(k int) int { return (k + 2*tilePairs - 1) / (2 * tilePairs) * 2 * tilePairs * tileColumns }
+
+// tileColumns is how many columns a panel has.
+const tileColumns = 32
+
+// PackTiles packs B, k×n, for [GemmTiles]: panels of 32 columns, each panel elements after the one
+// before. B is stored as that of [Gemm]. Panels that are longer than TilePanel(k) have room for more
+// along k. What the last panel has beyond n columns is undefined.
+func PackTiles(w *Workspace, dst []half.BFloat16, panel int, transB bool, n, k int, b []half.BFloat16, ldb int) {
+	checkMatrix("B", transB, k, n, len(b), ldb)
+	checkPanels(len(dst), panel, n, k)
+	x := newProduct(w, 0, n, k, float32(1), view[half.BFloat16]{step: 1}, operand(!transB, b, ldb))
+	x.packPanels(steps[float32](dst), x.b, 0, n, 0, k, x.nr, panel*x.steps/x.pair)
+}
+
+// GemmTiles is [Gemm] for B in panels from [PackTiles]. With panels[j/32*panel+p*32:] for panels it
+// takes columns from j on and elements of k from p on, multiples of 32.
+func GemmTiles[C Element](w *Workspace, transA bool, m, n, k int, alpha float64, a []half.BFloat16, lda int,
+	panels []half.BFloat16, panel int, beta float64, c []C, ldc int) {
+	checkMatrix("A", transA, m, k, len(a), lda)
+	checkMatrix("C", false, m, n, len(c), ldc)
+	checkPanels(len(panels), panel, n, k)
+	x := newProduct(w, m, n, k, float32(alpha), operand(transA, a, lda), view[half.BFloat16]{data: panels})
+	x.panels = panel
+	switch c := any(c).(type) {
+	case []float32:
+		x.c, x.ldc, x.add = c, ldc, addend[float32]{c, ldc, float32(beta)}
+		x.run()
+	case []half.BFloat16:
+		runRounded(x, float32(beta), nil, c, ldc)
+	}
+}
+
+// checkPanels panics unless panels for n columns and k elements lie in a slice.
+func checkPanels(length, panel, n, k int) {
+	need := TilePanel(k)
+	if !Tiles() || n < 0 || k < 0 || n > 0 && (panel < need || length < (n-1)/tileColumns*panel+need) {
+		panic(fmt.Sprintf("gemm: panels for %d columns of %d elements, %d apart, do not fit %d elements", n, k, panel, length))
 	}
 }
 

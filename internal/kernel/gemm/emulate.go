@@ -6,6 +6,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
+// EmulateTiles makes products of bfloat16 those of tiles until restore is called, also on a machine that
+// has none: with the bits of AMX, and a thousand times as slow. It is for tests that nothing else runs
+// beside.
+func EmulateTiles() (restore func()) {
+	best := active
+	active = tilesInGo()
+	return func() { active = best }
+}
+
 // tilesInGo returns an instruction set with the blocks and the bits of AMX for any machine.
 func tilesInGo() isa {
 	set := portable()
@@ -13,7 +22,7 @@ func tilesInGo() isa {
 	return set
 }
 
-// mulTilesGo is the register kernel of tiles in Go, with the bits of AMX.
+// mulTilesGo is the register kernel of tiles in Go.
 func mulTilesGo(t *tile[float32]) {
 	for i := range t.rows {
 		for j := range t.cols {

@@ -1,0 +1,282 @@
+package kernel
+
+import (
+	"math"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
+	"github.com/gofsdp/gofsdp/internal/kernel/scores"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+)
+
+// Attention on processors with tiles of bfloat16 (AMX) packs the factors of its products once for each
+// head of keys, and goes through scores once: package scores makes of them the rows of bfloat16 that
+// the next product reads in place. It is used where there is no bias, and a key mask has no holes.
+//
+// Forward goes through strips of 32 queries:
+//
+//	s [32, keys] = Scale·q·kᵀ    p = softmax(s)    out = p·v
+//
+// Backward goes through strips of 32 keys. Transposed scores have queries along their rows, so that the
+// log-sum-exps are a vector, and all sums over queries are one product:
+//
+//	s [32, queries] = Scale·k·qᵀ    dp = v·doutᵀ    p = exp(s - lse)    ds = p∘(dp - D)
+//	dv = p·dout                     dk = Scale·ds·q
+//
+// ds of [dqKeys] keys are kept, and dq += Scale·dsᵀ·k is summed in float32. With grouped heads the
+// queries of all heads of a group lie one after the other, those of each padded to strips.
+
+// dqKeys is for how many keys gradients of scores are kept before they are multiplied for dq.
+const dqKeys = 4 * strip
+
+// strip is the rows of a product of tiles.
+const strip = scores.MostRows
+
+// usesTiles tells whether a head of a batch is computed with tiles. If so E is bfloat16, T is float32,
+// and an attention[E, T] is one of these types.
+func usesTiles[E Element, T Float](o *attention[E, T], dbias []T, seen keySpan) bool {
+	_, low := any(o.q).([]half.BFloat16)
+	return low && gemm.Tiles() && o.bias == nil && dbias == nil && !seen.holes
+}
+
+// padded returns n, or the next multiple of a strip.
+func padded(n int) int { return (n + strip - 1) / strip * strip }
+
+// gap is how many elements further than needed rows of a strip are apart: see [Attention.scoreStride].
+const gap = 32
+
+// tileBuffers are parts of the scratch.
+type tileBuffers struct{ rest []float32 }
+
+func (b *tileBuffers) floats(n int) (s []float32) {
+	s, b.rest = b.rest[:n:n], b.rest[n:]
+	return s
+}
+
+func (b *tileBuffers) low(n int) []half.BFloat16 {
+	return low[half.BFloat16](b.floats((n + 1) / 2))[:n]
+}
+
+// tilesScratch returns the elements of scratch that attention with tiles takes.
+func tilesScratch(a Attention) int {
+	queries, keys, d := a.group()*padded(a.QLen), padded(a.KLen), a.HeadDim
+	wide := padded(d)
+	forward := keys*wide + strip*(keys+gap) + strip*(keys+gap)/2
+	backward := 2*queries*wide + keys*wide/2 + queries*d + 2*strip*(queries+gap) + (strip+dqKeys)*(queries+gap)/2 + 2*queries +
+		2*strip*d + 2*d
+	return max(forward, backward)
+}
+
+// forwardTiles computes the queries of a head of keys.
+func forwardTiles(o *attention[half.BFloat16, float32], out []half.BFloat16, lse []float32, b, kv int, seen keySpan) {
+	d, w, keys := o.HeadDim, &o.c.gemm, seen.hi
+	buffers := tileBuffers{o.scratch}
+	kPanel, vPanel := gemm.TilePanel(d), gemm.TilePanel(keys)
+	kt, v := buffers.low(padded(o.KLen)*padded(d)), buffers.low(padded(o.KLen)*padded(d))
+	lds := padded(o.KLen) + gap
+	s, p := buffers.floats(strip*lds), buffers.low(strip*lds)
+	gemm.PackTiles(w, kt, kPanel, true, keys, d, o.k[b*o.KLen*o.KStride+kv*d:], o.KStride)
+	gemm.PackTiles(w, v, vPanel, false, d, keys, o.v[b*o.KLen*o.VStride+kv*d:], o.VStride)
+	var spans [strip]scores.Span
+	for h := kv * o.group(); h < (kv+1)*o.group(); h++ {
+		for q0 := 0; q0 < o.QLen; q0 += strip {
+			rows := min(strip, o.QLen-q0)
+			lo, hi := o.querySpans(spans[:rows], q0, seen)
+			at, cols := b*o.QLen+q0, padded(hi-lo)
+			gemm.GemmTiles(w, false, rows, hi-lo, d, o.Scale, o.q[at*o.QStride+h*d:], o.QStride, kt[lo/strip*kPanel:], kPanel, 0, s, lds)
+			scores.Softmax(p, lds, s, lds, cols, spans[:rows], lse[(b*o.Heads+h)*o.QLen+q0:][:rows])
+			gemm.GemmTiles(w, false, rows, d, cols, 1, p, lds, v[lo*strip:], vPanel, 0, out[at*o.OutStride+h*d:], o.OutStride)
+		}
+	}
+}
+
+// querySpans sets which keys queries from q0 on see, counted from lo, a multiple of a strip. All of
+// them lie in [lo, hi).
+func (o *attention[E, T]) querySpans(spans []scores.Span, q0 int, seen keySpan) (lo, hi int) {
+	lo = math.MaxInt
+	for i := range spans {
+		from, to := o.sees(q0 + i)
+		from, to = max(from, seen.lo), min(to, seen.hi)
+		if from >= to {
+			from, to = 0, 0
+		} else {
+			lo, hi = min(lo, from), max(hi, to)
+		}
+		spans[i] = scores.Span{Lo: int32(from), Hi: int32(to)}
+	}
+	return align(spans, lo, hi)
+}
+
+// keySpans sets which queries see keys from k0 on, counted from lo, a multiple of a strip. All of them
+// lie in [lo, hi).
+func (o *attention[E, T]) keySpans(spans []scores.Span, k0 int, seen keySpan) (lo, hi int) {
+	lo = math.MaxInt
+	shift := o.KLen - o.QLen // of the key at the place of a query
+	for i := range spans {
+		key, from, to := k0+i, 0, o.QLen
+		if o.Causal {
+			from = max(0, key-shift)
+		}
+		if o.Window > 0 {
+			to = min(to, key-shift+o.Window)
+		}
+		if from >= to || key < seen.lo || key >= seen.hi {
+			from, to = 0, 0
+		} else {
+			lo, hi = min(lo, from), max(hi, to)
+		}
+		spans[i] = scores.Span{Lo: int32(from), Hi: int32(to)}
+	}
+	return align(spans, lo, hi)
+}
+
+// align counts spans from the multiple of a strip before lo, and returns that. Where all are empty lo
+// and hi are 0.
+func align(spans []scores.Span, lo, hi int) (from, to int) {
+	if lo > hi {
+		return 0, 0
+	}
+	lo = lo / strip * strip
+	shiftSpans(spans, -lo)
+	return lo, hi
+}
+
+// shiftSpans moves spans that are not empty.
+func shiftSpans(spans []scores.Span, by int) {
+	for i, s := range spans {
+		if s.Lo < s.Hi {
+			spans[i] = scores.Span{Lo: s.Lo + int32(by), Hi: s.Hi + int32(by)}
+		}
+	}
+}
+
+// tileGrads is the backward pass of a head of keys.
+type tileGrads struct {
+	attentionGrad[half.BFloat16, float32]
+	b, kv                   int
+	queries                 int             // of a head, padded
+	qt, doutt               []half.BFloat16 // panels of queries, k of HeadDim
+	q, dout, k              []half.BFloat16 // panels of HeadDim columns
+	across, along, keyPanel int             // elements of these panels
+	sums                    []float32       // dq [heads, queries, HeadDim]
+	s, dp                   []float32       // [strip, stride]
+	p, ds                   []half.BFloat16 // [strip, stride] and [dqKeys, stride]
+	stride                  int             // of these rows
+	logs, deltas            []float32       // [heads, queries]
+	heads                   [2][]float32    // sums of dk and dv over heads
+	spans                   [dqKeys]scores.Span
+}
+
+// keyHeadTiles computes what keyHead does.
+func keyHeadTiles(g *attentionGrad[half.BFloat16, float32], b, kv int, seen keySpan) {
+	d, n := g.HeadDim, g.group()*padded(g.QLen)
+	buffers := tileBuffers{g.scratch}
+	t := tileGrads{attentionGrad: *g, b: b, kv: kv, queries: padded(g.QLen), stride: n + gap,
+		across: gemm.TilePanel(d), along: gemm.TilePanel(n), keyPanel: gemm.TilePanel(g.KLen)}
+	t.qt, t.doutt = buffers.low(n*padded(d)), buffers.low(n*padded(d))
+	t.q, t.dout = buffers.low(n*padded(d)), buffers.low(n*padded(d))
+	t.k = buffers.low(padded(g.KLen) * padded(d))
+	t.sums = buffers.floats(n * d)
+	t.s, t.dp = buffers.floats(strip*t.stride), buffers.floats(strip*t.stride)
+	t.p, t.ds = buffers.low(strip*t.stride), buffers.low(dqKeys*t.stride)
+	t.logs, t.deltas = buffers.floats(n), buffers.floats(n)
+	t.heads = [2][]float32{buffers.floats(strip * d), buffers.floats(strip * d)}
+	t.pack(buffers.floats(2 * d))
+	for k0 := 0; k0 < g.KLen; k0 += dqKeys {
+		t.keys(k0, min(k0+dqKeys, g.KLen), seen)
+	}
+	t.roundQueries()
+}
+
+// pack packs all factors, and copies the log-sum-exps and deltas.
+func (t *tileGrads) pack(rows []float32) {
+	d, w := t.HeadDim, &t.c.gemm
+	clear(t.sums)
+	gemm.PackTiles(w, t.k, t.keyPanel, false, d, t.KLen, t.attention.k[t.b*t.KLen*t.KStride+t.kv*d:], t.KStride)
+	for i := range t.group() {
+		h, first := t.kv*t.group()+i, i*t.queries
+		q, dout := t.attention.q[t.b*t.QLen*t.QStride+h*d:], t.attentionGrad.dout[t.b*t.QLen*t.OutStride+h*d:]
+		gemm.PackTiles(w, t.qt[first/strip*t.across:], t.across, true, t.QLen, d, q, t.QStride)
+		gemm.PackTiles(w, t.doutt[first/strip*t.across:], t.across, true, t.QLen, d, dout, t.OutStride)
+		gemm.PackTiles(w, t.q[first*strip:], t.along, false, d, t.QLen, q, t.QStride)
+		gemm.PackTiles(w, t.dout[first*strip:], t.along, false, d, t.QLen, dout, t.OutStride)
+		copy(t.logs[first:], t.lse[(t.b*t.Heads+h)*t.QLen:][:t.QLen])
+		for j := range t.QLen {
+			t.deltas[first+j] = delta(rows, t.out[(t.b*t.QLen+j)*t.OutStride+h*d:], dout[j*t.OutStride:], d)
+		}
+	}
+}
+
+// keys computes dk and dv of keys k0 to k1, dqKeys at most, and adds their part of dq.
+func (t *tileGrads) keys(k0, k1 int, seen keySpan) {
+	d, w := t.HeadDim, &t.c.gemm
+	var lows [dqKeys / strip]int
+	lo, hi := math.MaxInt, 0 // queries that see any of the keys
+	for i := k0; i < k1; i += strip {
+		from, to := t.keySpans(t.spans[i-k0:min(i+strip, k1)-k0], i, seen)
+		lows[(i-k0)/strip] = from
+		if from < to {
+			lo, hi = min(lo, from), max(hi, padded(to))
+		}
+	}
+	if lo >= hi {
+		t.clearKeys(tile{kColumn: t.kv * d}, t.b*t.KLen+k0, t.b*t.KLen+k1)
+		return
+	}
+	for i := k0; i < k1; i += strip {
+		spans := t.spans[i-k0 : min(i+strip, k1)-k0]
+		shiftSpans(spans, lows[(i-k0)/strip]-lo)
+		t.strip(i, k0, lo, hi, lows[(i-k0)/strip], spans)
+	}
+	for h := range t.group() {
+		at := h*t.queries + lo
+		gemm.GemmTiles(w, true, min(hi, t.QLen)-lo, d, k1-k0, t.Scale, t.ds[at:], t.stride, t.k[k0*strip:], t.keyPanel,
+			1, t.sums[at*d:], d)
+	}
+}
+
+// strip computes dk and dv of the keys from i on, and their ds for queries lo to hi. Queries before
+// first see none of them.
+func (t *tileGrads) strip(i, k0, lo, hi, first int, spans []scores.Span) {
+	d, w, rows, row := t.HeadDim, &t.c.gemm, len(spans), t.b*t.KLen+i
+	k, v := t.attention.k[row*t.KStride+t.kv*d:], t.attention.v[row*t.VStride+t.kv*d:]
+	dk, dv := t.dk[row*t.KStride+t.kv*d:], t.dv[row*t.VStride+t.kv*d:]
+	first = max(first, lo)
+	ds := t.ds[(i-k0)*t.stride:]
+	for h := range t.group() {
+		at, from := h*t.queries+lo, h*t.queries+first
+		gemm.GemmTiles(w, false, rows, hi-first, d, t.Scale, k, t.KStride, t.qt[from/strip*t.across:], t.across, 0, t.s[from:], t.stride)
+		gemm.GemmTiles(w, false, rows, hi-first, d, 1, v, t.VStride, t.doutt[from/strip*t.across:], t.across, 0, t.dp[from:], t.stride)
+		scores.Slopes(t.p[at:], ds[at:], t.stride, t.s[at:], t.dp[at:], t.stride, hi-lo, spans, t.logs[at:], t.deltas[at:])
+		if t.group() == 1 {
+			gemm.GemmTiles(w, false, rows, d, hi-first, 1, t.p[from:], t.stride, t.dout[from*strip:], t.along, 0, dv, t.VStride)
+			gemm.GemmTiles(w, false, rows, d, hi-first, t.Scale, ds[from:], t.stride, t.q[from*strip:], t.along, 0, dk, t.KStride)
+			continue
+		}
+		beta := float64(min(1, h))
+		gemm.GemmTiles(w, false, rows, d, hi-first, 1, t.p[from:], t.stride, t.dout[from*strip:], t.along, beta, t.heads[1], d)
+		gemm.GemmTiles(w, false, rows, d, hi-first, t.Scale, ds[from:], t.stride, t.q[from*strip:], t.along, beta, t.heads[0], d)
+	}
+	for r := 0; r < rows && t.group() > 1; r++ {
+		half.Narrow(dk[r*t.KStride:][:d], t.heads[0][r*d:])
+		half.Narrow(dv[r*t.VStride:][:d], t.heads[1][r*d:])
+	}
+}
+
+// roundQueries writes dq where it belongs.
+func (t *tileGrads) roundQueries() {
+	d := t.HeadDim
+	for i := range t.group() {
+		for j := range t.QLen {
+			at := (t.b*t.QLen+j)*t.QStride + (t.kv*t.group()+i)*d
+			half.Narrow(t.dq[at:][:d], t.sums[(i*t.queries+j)*d:])
+		}
+	}
+}
+
+// delta returns the sum of the products of d elements. rows are room for them in float32.
+func delta(rows []float32, out, dout []half.BFloat16, d int) float32 {
+	half.Widen(rows[:d], out)
+	half.Widen(rows[d:2*d], dout)
+	return float32(vec.Dot(rows[:d], rows[d:2*d]))
+}
