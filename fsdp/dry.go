@@ -93,6 +93,9 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 // of 8 bits round differently; the others change no bit of what a step computes. The state of 8
 // bits is planned for every model that has an optimizer: where that is not AdamW, but SGD or Muon,
 // it is another rule.
+//
+// If the pass fits, Fits also plans it with Keep: WrapEach(), under which backward computes nothing
+// twice. If that fits too, Fits reports it to cfg.Logger, if there is one.
 func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) error {
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
@@ -104,7 +107,27 @@ func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (opti
 	if err = advised(p.Pass.Fits(bytes), m, cfg, newOptimizer, batch); err != nil {
 		return fmt.Errorf("fsdp: rank %d of %d: %w", cfg.Group.Rank(), cfg.Group.Size(), err)
 	}
+	proposeKeep(bytes, p.Pass, m, cfg, newOptimizer, batch)
 	return nil
+}
+
+// proposeKeep reports to cfg.Logger that memory allows Keep, unless Keep saves no computation.
+func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) {
+	if cfg.Logger == nil || cfg.Keep != nil {
+		return
+	}
+	text := "fsdp: memory allows Keep: WrapEach()"
+	if cfg.Checkpoint != nil {
+		text += " in place of Checkpoint"
+	}
+	keep := cfg
+	keep.Keep, keep.Checkpoint = WrapEach(), nil
+	p, err := dry(m, keep, newOptimizer, batch)
+	if err != nil || p.Pass.Fits(bytes) != nil || p.Pass.Cost().Bytes >= now.Cost().Bytes {
+		return // an error such as of a policy that accepts one call only: Fits is about cfg
+	}
+	peak := func(p *plan.Pass) int { return p.Ops[p.Peak()].Live.Total() }
+	cfg.Logger.Info(text+": backward would recompute nothing", "rank", cfg.Group.Rank(), "takes", plan.Bytes(peak(p.Pass)), "now", plan.Bytes(peak(now)))
 }
 
 // advised adds to a Misfit of a configuration what would help. Other errors it leaves alone.
@@ -217,7 +240,7 @@ func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.V
 	return values, nil
 }
 
-// Tune returns cfg with the units, the strategy, Prefetch and Checkpoint by which a step is fastest
+// Tune returns cfg with the units, the strategy, Prefetch, Checkpoint and Keep by which a step is fastest
 // on a cluster, of those settings that fit in so many bytes, and all choices that it had. It plans
 // each of them by [Dry], which takes a tenth of a second or less. A field that cfg sets is left as
 // it is. What it chooses changes no bit of what a step computes, but where gradients travel in 16
@@ -249,13 +272,16 @@ func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]
 }
 
 // tunedWraps, tunedCheckpoints and tunedStrategies are what Tune chooses from, by name. Blocks are
-// calls that follow each other and have modules of one type.
+// calls that follow each other and have modules of one type. A checkpoint is named by the part of a
+// block that backward recomputes.
 var (
 	tunedWraps = map[string]Policy{
 		"one unit": nil, "calls": WrapEach(), "blocks": wrapLike(1), "2 blocks": wrapLike(2), "4 blocks": wrapLike(4),
 	}
-	tunedCheckpoints = map[string]Policy{"none": nil, "blocks": wrapLike(1)}
-	tunedStrategies  = map[string]Strategy{
+	tunedCheckpoints = map[string]struct{ checkpoint, keep Policy }{
+		"full": {checkpoint: wrapLike(1)}, "some": {}, "none": {keep: WrapEach()},
+	}
+	tunedStrategies = map[string]Strategy{
 		"FullShard": FullShard, "ShardGradOp": ShardGradOp, "NoShard": NoShard, "HybridShard": HybridShard, "HybridGradOp": HybridGradOp,
 		"SecondaryShard": SecondaryShard,
 	}
@@ -269,7 +295,7 @@ func space(cfg *Config, c *plan.Cluster) *plan.Space {
 	s := &plan.Space{
 		Wraps:      []string{"blocks", "2 blocks", "4 blocks", "calls", "one unit"},
 		Strategies: []string{"FullShard", "ShardGradOp", "NoShard"}, Hybrid: []string{"HybridShard", "HybridGradOp", "SecondaryShard"},
-		Checkpoints: []string{"none", "blocks"}, Prefetch: []int{1, 2, 3, 0}, Micro: []int{1}, Samples: 1,
+		Checkpoints: []string{"some", "none", "full"}, Prefetch: []int{1, 2, 3, 0}, Micro: []int{1}, Samples: 1,
 	}
 	n := cfg.Group.Size()
 	r := cfg.Precision.Reduce
@@ -307,7 +333,8 @@ func chosen(cfg Config, s plan.Setting) Config {
 		cfg.Wrap = tunedWraps[s.Wrap]
 	}
 	if s.Checkpoint != given {
-		cfg.Checkpoint = tunedCheckpoints[s.Checkpoint]
+		c := tunedCheckpoints[s.Checkpoint]
+		cfg.Checkpoint, cfg.Keep = c.checkpoint, c.keep
 	}
 	if s.Strategy != given {
 		cfg.Strategy, cfg.ShardRanks = tunedStrategies[s.Strategy], s.ShardRanks

@@ -225,6 +225,43 @@ func TestFits(t *testing.T) {
 	require.ErrorContains(t, fsdp.Fits(1, model, fsdp.Config{}, nil, shapes...), "half the batch saves")
 }
 
+// TestKeepIsProposed gives a model less and less memory. Fits and Tune propose Keep as long as a
+// pass with it fits, and Fits proposes nothing where it would save nothing.
+func TestKeepIsProposed(t *testing.T) {
+	model, shape, c := tinyGPT(3), fsdp.Ints(2, tinyContext), plan.Clusters()["h100"]
+	peak := func(cfg fsdp.Config) int {
+		p, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shape, shape)
+		require.NoError(t, err)
+		return p.Pass.Ops[p.Pass.Peak()].Live.Total()
+	}
+	some := fsdp.Config{Wrap: blocks, Prefetch: 1}
+	all, full := some, some
+	all.Keep, full.Checkpoint = fsdp.WrapEach(), blocks
+	require.Greater(t, peak(all), peak(some))
+	for _, x := range []struct {
+		cfg      fsdp.Config
+		memory   int
+		proposal string // of Fits
+	}{
+		{some, peak(all), `msg="fsdp: memory allows Keep: WrapEach(): backward would recompute nothing" rank=0 takes="` + plan.Bytes(peak(all)) + `" now="` + plan.Bytes(peak(some))},
+		{some, peak(all) - 1, ""},
+		{full, peak(all), "Keep: WrapEach() in place of Checkpoint: backward"},
+		{full, peak(all) - 1, ""},
+		{all, peak(all), ""},
+	} {
+		var said strings.Builder
+		x.cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
+		require.NoError(t, fsdp.Fits(x.memory, model, x.cfg, optim.AdamW{}.New, shape, shape))
+		require.Contains(t, said.String(), x.proposal)
+		require.Equal(t, x.proposal == "", said.Len() == 0, "%s", &said)
+
+		cfg, choices, err := fsdp.Tune(model, some, c, x.memory, optim.AdamW{}.New, shape, shape)
+		require.NoError(t, err)
+		require.Equal(t, x.memory == peak(all), cfg.Keep != nil, choices[0].Setting)
+		require.Nil(t, cfg.Checkpoint)
+	}
+}
+
 func TestDryMistakes(t *testing.T) {
 	shape := fsdp.Ints(2, tinyContext)
 	for want, run := range map[string]func() (*fsdp.Plan, error){

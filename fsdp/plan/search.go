@@ -15,7 +15,7 @@ type Setting struct {
 	Strategy   string
 	ShardRanks int // of the hybrid strategies
 	Prefetch   int
-	Checkpoint string // which calls keep their inputs alone
+	Checkpoint string // the part of calls that backward recomputes
 	Micro      int    // samples of a pass
 	Passes     int    // of a step
 }

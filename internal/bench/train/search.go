@@ -105,7 +105,7 @@ func (h *hunt) run(ctx context.Context, rounds int, seconds float64) error {
 	if err := h.open(ctx, choices[0].Setting, chosen); err != nil {
 		return err
 	}
-	if err := h.open(ctx, plan.Setting{Wrap: "one unit", Strategy: "FullShard", Prefetch: 1, Checkpoint: "none"}, fsdp.Config{}); err != nil {
+	if err := h.open(ctx, plan.Setting{Wrap: "one unit", Strategy: "FullShard", Prefetch: 1, Checkpoint: "some"}, fsdp.Config{}); err != nil {
 		return err
 	}
 	for _, c := range choices[1:] {
@@ -149,8 +149,11 @@ func config(s plan.Setting) fsdp.Config {
 	}
 	blocks := fsdp.WrapTypes(&nn.Block{})
 	cfg.Wrap = map[string]fsdp.Policy{"blocks": blocks, "calls": fsdp.WrapEach(), "2 blocks": pairs}[s.Wrap]
-	if s.Checkpoint != "none" {
+	switch s.Checkpoint {
+	case "full":
 		cfg.Checkpoint = blocks
+	case "none":
+		cfg.Keep = fsdp.WrapEach()
 	}
 	cfg.Strategy = map[string]fsdp.Strategy{"FullShard": fsdp.FullShard, "ShardGradOp": fsdp.ShardGradOp, "NoShard": fsdp.NoShard}[s.Strategy]
 	return cfg
