@@ -1,0 +1,88 @@
+//go:build gpu && linux && cgo
+
+package gpucheck
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// envPython names a python with PyTorch; python3 if it is not set.
+const envPython = "GPUCHECK_PYTHON"
+
+//go:embed fsdp2.py
+var torchScript string
+
+// A job is what PyTorch is to train.
+type job struct {
+	size
+	Weights string // the file with the initial weights, or ""
+	Compile bool
+	Warmup  int
+	Meet    string
+}
+
+// torch is a process that trains with PyTorch.
+type torch struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  *bufio.Reader
+	said *strings.Builder
+}
+
+// startTorch starts one, or returns nil if there is no PyTorch.
+func startTorch(t *testing.T, j job) *torch {
+	python := cmp.Or(os.Getenv(envPython), "python3")
+	if err := exec.Command(python, "-c", "import torch").Run(); err != nil {
+		require.Empty(t, os.Getenv(envPython), "%s has no PyTorch: %v", python, err)
+		return nil
+	}
+	dir := t.TempDir()
+	j.Meet = filepath.Join(dir, "meet")
+	script := filepath.Join(dir, "fsdp2.py")
+	require.NoError(t, os.WriteFile(script, []byte(torchScript), 0o600))
+	text, err := json.Marshal(j)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	p := &torch{t: t, cmd: exec.CommandContext(ctx, python, "-W", "ignore", script, string(text)), said: &strings.Builder{}}
+	p.cmd.Stderr = p.said
+	p.in, err = p.cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := p.cmd.StdoutPipe()
+	require.NoError(t, err)
+	p.out = bufio.NewReader(out)
+	require.NoError(t, p.cmd.Start())
+	return p
+}
+
+// run runs some steps.
+func (p *torch) run(steps int) (r reply) {
+	_, err := fmt.Fprintln(p.in, steps)
+	require.NoError(p.t, err)
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		_ = p.cmd.Wait() // for all that it has said
+		require.NoError(p.t, err, "PyTorch: %s", p.said)
+	}
+	require.NoError(p.t, json.Unmarshal([]byte(line), &r), line)
+	return r
+}
+
+func (p *torch) end() {
+	require.NoError(p.t, p.in.Close())
+	require.NoError(p.t, p.cmd.Wait(), "PyTorch: %s", p.said)
+}
