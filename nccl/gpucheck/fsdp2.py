@@ -80,6 +80,9 @@ def main():
     meet = "file://" + job["Meet"]
     dist.init_process_group("nccl" if cuda else "gloo", meet, rank=0, world_size=1)
     torch.set_float32_matmul_precision("high")
+    if job["CuDNN"]:
+        for other in "flash", "mem_efficient", "math":
+            getattr(torch.backends.cuda, f"enable_{other}_sdp")(False)
     with torch.device(device):
         model = GPT(job)
     if job["Weights"]:

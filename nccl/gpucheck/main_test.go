@@ -26,7 +26,7 @@ const noGPU = 3
 
 var (
 	largest = flag.Int("largest", 1024, "the largest buffer whose bandwidth is measured, in MiB")
-	batch   = flag.Int("batch", 0, "how many sequences a step of Training has, if not those of the scale: 8 fit into 80 GiB")
+	batch   = flag.Int("batch", 0, "how many sequences a step of Training has, if not those of the scale: 16 fit into 80 GiB")
 	cluster = flag.String("cluster", "", "write what Rates measures to a `file`, as a cluster for fsdpplan")
 	like    = flag.String("like", "", "`name` of the cluster that it is like in all that is not measured: "+strings.Join(slices.Sorted(maps.Keys(plan.Clusters())), ", "))
 )

@@ -94,7 +94,10 @@ func TestScript(t *testing.T) {
 	_, table, _ := strings.Cut(out, "All figures\n")
 	require.Len(t, regexp.MustCompile(`(?m)^  parity +(GPT|Llama|T5) .* 2 ranks, 2 steps: losses differ by`).FindAllString(table, -1), 18)
 	require.Regexp(t, `(?m)^  curve +GPT of .* in 3 steps`, table)
-	require.Regexp(t, `(?m)^  training +GPT of .*gofsdp .* tokens/s, .* TFLOP/s`, table)
+	for _, c := range []string{"gofsdp", "gofsdp, Keep"} {
+		require.Regexp(t, `(?m)^  training +GPT of [^,]*, 1 x 16, `+c+` +[0-9.]+ ms a step .* tokens/s, .* TFLOP/s`, table)
+		require.Regexp(t, `(?m)^  training +GPT of [^,]*, 1 x 16, `+c+` +ms of phases, each waited for: forward .*, update [0-9.]+$`, table)
+	}
 	for _, kernel := range []string{"linear qkv: ", "attention, causal: ", "layer norm: ", "rms norm: ", "rope: ", "embedding: ", "gelu: ", "cross-entropy: "} {
 		require.Regexp(t, `(?m)^  rates +`+kernel+`.*( +[0-9.]+){3}$`, table)
 	}

@@ -30,6 +30,7 @@ type job struct {
 	size
 	Weights string // the file with the initial weights, or ""
 	Compile bool
+	CuDNN   bool // compute attention by cuDNN, not as PyTorch chooses
 	Warmup  int
 	Meet    string
 }
@@ -82,7 +83,11 @@ func (p *torch) run(steps int) (r reply) {
 	return r
 }
 
+// end ends the process, unless run has seen its end.
 func (p *torch) end() {
+	if p.cmd.ProcessState != nil {
+		return
+	}
 	require.NoError(p.t, p.in.Close())
 	require.NoError(p.t, p.cmd.Wait(), "PyTorch: %s", p.said)
 }

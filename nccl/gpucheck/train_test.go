@@ -28,8 +28,8 @@ import (
 func TestCurve(t *testing.T) {
 	z := scale().curve
 	weights := filepath.Join(t.TempDir(), "weights.safetensors")
-	g := newTrainer(t, z)
-	defer g.close()
+	g := newTrainer(t, z, nil)
+	defer g.end()
 	g.warmup = scale().curveSteps / 5
 	require.NoError(t, g.model.Export(t.Context(), weights))
 	begin := time.Now()
@@ -69,65 +69,82 @@ func apart(a, b []float64) (most float64, step int) {
 	return most, step
 }
 
-// TestTraining measures steps of a GPT of 1.5B parameters in bfloat16, beside PyTorch's FSDP2 with
-// and without its compiler if it is there. They run one after another, as the GPU has memory for
-// one.
+// TestTraining measures steps of a GPT of 1.5B parameters in bfloat16, and steps of FSDP2 if there is
+// PyTorch. The contestants run one after another, as the GPU has memory for
+// one, and each reports when it ends. By default we recompute norms, activations and residuals in
+// backward. FSDP2 recomputes nothing, and so do we with Keep.
 func TestTraining(t *testing.T) {
 	z := scale().training
 	z.Batch = cmp.Or(*batch, z.Batch)
-	type contestant struct {
-		name  string
-		start func() (run func(steps int) reply, end func()) // run is nil if it is not there
-		times []float64
-		last  reply
-	}
-	var what string
-	parameters := 0
-	ours := &contestant{name: "gofsdp", start: func() (func(int) reply, func()) {
-		g := newTrainer(t, z)
-		what, parameters = g.String(), g.parameters()
-		return g.run, func() {
-			report("training", "%v, gofsdp, ms of phases that are waited for: %s", what, g.split(scale().trainingSteps))
-			g.close()
-		}
-	}}
-	torch := func(name string, compile bool) *contestant {
-		return &contestant{name: name, start: func() (func(int) reply, func()) {
-			p := startTorch(t, job{size: z, Compile: compile})
-			if p == nil {
-				return nil, nil
-			}
-			return p.run, p.end
-		}}
-	}
-	list := []*contestant{ours, torch("FSDP2", false), torch("FSDP2, compiled", true)}
-	for _, c := range list {
-		begin := time.Now()
-		run, end := c.start()
-		if run == nil {
-			continue
-		}
-		run(scale().trainingSteps) // warms up
-		fmt.Printf("  %s: %v until it was warm\n", c.name, time.Since(begin).Round(time.Millisecond))
-		for range scale().turns {
-			c.last = run(scale().trainingSteps)
-			c.times = append(c.times, c.last.Seconds...)
-		}
-		end()
-		fmt.Printf("  %s: %.1f ms a step\n", c.name, slices.Min(c.times)*1e3)
-	}
+	dry, err := fsdp.Dry(z.gpt(), config(nil), nil, z.shape(), z.shape())
+	require.NoError(t, err)
+	what := describeModel(dry.Params, z)
 	tokens := float64(z.Batch * z.Context)
-	flops := tokens * (6*float64(parameters) + 12*float64(z.Layers*z.Context*z.Dim))
-	for _, c := range list {
-		if c.times == nil {
-			report("training", "no PyTorch to compare with: %s", c.name)
-			continue
-		}
-		slices.Sort(c.times)
-		s := c.times[len(c.times)/2]
-		report("training", "%v, %-15s %8.1f ms a step (%.1f to %.1f), %7.0f tokens/s, %5.1f %% of 989 TFLOP/s, %5.1f GiB, loss %.4f", what, c.name,
-			s*1e3, c.times[0]*1e3, c.times[len(c.times)-1]*1e3, tokens/s, flops/s/989e12*100, gib(c.last.Peak), c.last.Losses[len(c.last.Losses)-1])
+	flops := tokens * (6*float64(dry.Params) + 12*float64(z.Layers*z.Context*z.Dim))
+	for _, c := range []struct {
+		name  string
+		keep  fsdp.Policy
+		torch *job // nil for our own training
+	}{
+		{name: "gofsdp"},
+		{name: "gofsdp, Keep", keep: fsdp.WrapEach()},
+		{name: "FSDP2", torch: &job{size: z}},
+		{name: "FSDP2, compiled", torch: &job{size: z, Compile: true}},
+		{name: "FSDP2, compiled, cuDNN", torch: &job{size: z, Compile: true, CuDNN: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			begin := time.Now()
+			var run contestant
+			if c.torch == nil {
+				run = newTrainer(t, z, c.keep)
+			} else if p := startTorch(t, *c.torch); p != nil {
+				run = p
+			} else {
+				report("training", "no PyTorch to compare with: %s", c.name)
+				return
+			}
+			defer run.end()
+			run.run(scale().trainingSteps)
+			fmt.Printf("  %s: %v until it was warm\n", c.name, time.Since(begin).Round(time.Millisecond))
+			var times []float64
+			var last reply
+			for range scale().turns {
+				last = run.run(scale().trainingSteps)
+				times = append(times, last.Seconds...)
+			}
+			slices.Sort(times)
+			s := times[len(times)/2]
+			report("training", "%s, %-22s %8.1f ms a step (%.1f to %.1f), %7.0f tokens/s, %5.1f %% of 989 TFLOP/s, %5.1f GiB, loss %.4f", what, c.name,
+				s*1e3, times[0]*1e3, times[len(times)-1]*1e3, tokens/s, flops/s/989e12*100, gib(last.Peak), last.Losses[len(last.Losses)-1])
+			if g, ok := run.(*trainer); ok {
+				report("training", "%s, %-22s ms of phases, each waited for: %s", what, c.name, g.split(scale().trainingSteps))
+			}
+		})
 	}
+}
+
+// A contestant trains.
+type contestant interface {
+	run(steps int) reply
+	end()
+}
+
+// gpt returns the model of a size.
+func (z size) gpt() *nn.GPT {
+	return &nn.GPT{Vocab: z.Vocab, Context: z.Context, Layers: z.Layers, Dim: z.Dim, Heads: z.Heads, Act: nn.GELUTanh, Tied: true}
+}
+
+// shape returns the shape of the tokens of a batch.
+func (z size) shape() fsdp.Shape { return fsdp.Ints(z.Batch, z.Context) }
+
+// describeModel returns the parameters of a model and its batch as text.
+func describeModel(parameters int, z size) string {
+	return fmt.Sprintf("GPT of %.4gM, %d x %d", float64(parameters)/1e6, z.Batch, z.Context)
+}
+
+// config returns the configuration of all trainings. keep is Config.Keep.
+func config(keep fsdp.Policy) fsdp.Config {
+	return fsdp.Config{Device: new(gpu.Device), Wrap: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.BF16(), Keep: keep}
 }
 
 // A trainer trains on GPU 0.
@@ -143,22 +160,22 @@ type trainer struct {
 	apart  map[string][]float64 // of phases that are waited for, when they were over
 }
 
-func newTrainer(t *testing.T, z size) *trainer {
+// newTrainer returns a trainer whose Config.Keep is keep.
+func newTrainer(t *testing.T, z size, keep fsdp.Policy) *trainer {
 	g := &trainer{t: t, z: z}
 	var err error
 	g.dev, err = nccl.OpenDevice(0)
 	require.NoError(t, err)
-	gpt := &nn.GPT{Vocab: z.Vocab, Context: z.Context, Layers: z.Layers, Dim: z.Dim, Heads: z.Heads, Act: nn.GELUTanh, Tied: true}
-	g.model, err = fsdp.WrapContext(t.Context(), gpt, fsdp.Config{
-		Device: &gpu.Device{Device: g.dev}, Wrap: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.BF16(),
-	})
+	cfg := config(keep)
+	cfg.Device = &gpu.Device{Device: g.dev}
+	g.model, err = fsdp.WrapContext(t.Context(), z.gpt(), cfg)
 	require.NoError(t, err)
 	g.opt, err = optim.AdamW{Beta2: 0.95, WeightDecay: 0.1}.New(g.model.Shards())
 	require.NoError(t, err)
 	return g
 }
 
-func (g *trainer) close() {
+func (g *trainer) end() {
 	require.NoError(g.t, g.model.Close())
 	require.NoError(g.t, g.dev.Close())
 }
@@ -171,10 +188,8 @@ func (g *trainer) parameters() (n int) {
 	return n
 }
 
-// String says what is trained.
-func (g *trainer) String() string {
-	return fmt.Sprintf("GPT of %.3gM, %d x %d", float64(g.parameters())/1e6, g.z.Batch, g.z.Context)
-}
+// String returns what is trained.
+func (g *trainer) String() string { return describeModel(g.parameters(), g.z) }
 
 // A reply is what steps have taken and found.
 type reply struct {
