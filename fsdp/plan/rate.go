@@ -23,7 +23,9 @@ import (
 // and "drain", of the work that [Group.Work] says, and "forward" and "backward" of a call beside
 // its Work. "wait at once" and "drain at once" are those where no call has run since the gather or
 // reduce, so that each rank waits until the slowest is there. "pass" is of a pass beside its
-// operations, and "update" of the update, with as many bytes as Pass.Owned times Pass.PerOwned.
+// operations, and "update" of the update, with as many bytes as Pass.Owned times Pass.PerOwned. On a
+// GPU a drain runs at the same time as the kernels of calls, but they share its memory, and so its
+// time adds to theirs.
 //
 // An operation may have two rates: one while all that a rank touches in a step stays in
 // Device.Cache, and one while next to nothing does. In between times are interpolated by

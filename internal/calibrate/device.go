@@ -2,6 +2,7 @@ package calibrate
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gofsdp/gofsdp/fsdp/plan"
@@ -14,20 +15,33 @@ type Kernels struct{ samples map[sample][]float64 }
 
 // Add adds a run of an instruction.
 func (k *Kernels) Add(in *exec.Instr, took time.Duration) {
+	k.add(sampleOf(in, false), took)
+}
+
+// AddWork adds a run of work that is no instruction: the update, or the work of a rank for an
+// operation on a group, by the names that [plan.Rate] lists.
+func (k *Kernels) AddWork(w plan.Work, took time.Duration) {
+	k.add(sample{op: w.Op, wide: w.Wide, flops: w.FLOPs, bytes: w.Bytes}, took)
+}
+
+func (k *Kernels) add(s sample, took time.Duration) {
 	if k.samples == nil {
 		k.samples = make(map[sample][]float64)
 	}
-	s := sampleOf(in, false)
 	s.ranks, s.threads = 1, 1
 	k.samples[s] = append(k.samples[s], took.Seconds())
 }
 
 // Cluster returns a cluster of such devices: with a rate for each operation that was added, and
-// with all else as another one has it, which the sources say.
+// with all else as another one has it, which the sources say. If the update was added, its rate
+// replaces Software.Step.
 func (k *Kernels) Cluster(name, device string, memory int, like *plan.Cluster) *plan.Cluster {
 	c := *like
 	c.Name, c.Device.Name, c.Device.Memory = name, device, memory
 	c.Rates = rates(k.samples, &c)
+	if slices.ContainsFunc(c.Rates, func(r plan.Rate) bool { return r.Op == "update" }) {
+		c.Software.Step = 0
+	}
 	c.Sources = []string{
 		fmt.Sprintf("Rates and Device.Memory: make gpu-check on %s, %s", device, time.Now().UTC().Format(time.DateOnly)),
 		fmt.Sprintf("all else: not measured, as %s has it; the links are those of the part Bandwidth", like.Name),

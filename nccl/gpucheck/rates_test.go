@@ -27,9 +27,9 @@ import (
 
 // TestRates measures, in bfloat16, what the kernels of operations and of their gradients take at
 // the sizes of a model, and what that makes of the device: bytes that must be read and written, and
-// operations of arithmetic, by the time between two events around some runs. Inputs are random.
-// With -cluster it also measures shorter sequences, so that what a kernel takes at least can be
-// told from what it takes for each byte, and writes a file that fsdpplan reads.
+// operations of arithmetic, by the time between two events around some runs. Inputs are random. It
+// also measures the work on shards, see shards_test.go. With -cluster it measures smaller sizes too,
+// which separate the fixed time of a kernel from its time per byte, and writes a file for fsdpplan.
 func TestRates(t *testing.T) {
 	dev, err := nccl.OpenDevice(0)
 	require.NoError(t, err)
@@ -38,14 +38,19 @@ func TestRates(t *testing.T) {
 	s.open()
 	defer s.close()
 	fmt.Printf("\nRates, bfloat16\n  %-90s %9s %8s %8s\n", "", "ms", "GB/s", "TFLOP/s")
-	s.all(figures(scale().rates))
+	z := scale().rates
+	block := 12 * z.Dim * z.Dim // its parameters
+	s.all(figures(z))
+	s.transfers(block)
+	s.update(4)
 	if *cluster == "" {
 		return
 	}
-	short := scale().rates
-	short.Context /= 4
+	z.Context /= 4
 	s.quiet = true
-	s.all(figures(short))
+	s.all(figures(z))
+	s.transfers(block / 4)
+	s.update(1)
 	_, memory, err := dev.Memory()
 	require.NoError(t, err)
 	name := strings.TrimSuffix(filepath.Base(*cluster), ".json")
@@ -261,11 +266,14 @@ func (s *rates) measure(name string, in exec.Instr) {
 	call.Scratch = scratch.Addr()
 	took := s.time(line, func() error { return p.Run(s.stream, call) })
 	s.kernels.Add(&measured, took)
-	if s.quiet {
-		return
+	s.print(line, took, cost.Read+cost.Written, cost.FLOPs)
+}
+
+// print prints a line about something that took so long, unless s is quiet.
+func (s *rates) print(what string, took time.Duration, bytes, flops int) {
+	if d := took.Seconds(); !s.quiet {
+		report("rates", "%-90.90s %9.4f %8.0f %8.1f", what, d*1e3, float64(bytes)/d/1e9, float64(flops)/d/1e12)
 	}
-	d := took.Seconds()
-	report("rates", "%-90.90s %9.4f %8.0f %8.1f", line, d*1e3, float64(cost.Read+cost.Written)/d/1e9, float64(cost.FLOPs)/d/1e12)
 }
 
 // bind gives the operands of an instruction memory, as inputs and as the result of a call. Those

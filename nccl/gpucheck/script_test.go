@@ -98,7 +98,8 @@ func TestScript(t *testing.T) {
 		require.Regexp(t, `(?m)^  training +GPT of [^,]*, 1 x 16, `+c+` +[0-9.]+ ms a step .* tokens/s, .* TFLOP/s`, table)
 		require.Regexp(t, `(?m)^  training +GPT of [^,]*, 1 x 16, `+c+` +ms of phases, each waited for: forward .*, update [0-9.]+$`, table)
 	}
-	for _, kernel := range []string{"linear qkv: ", "attention, causal: ", "layer norm: ", "rms norm: ", "rope: ", "embedding: ", "gelu: ", "cross-entropy: "} {
+	for _, kernel := range []string{"linear qkv: ", "attention, causal: ", "layer norm: ", "rms norm: ", "rope: ", "embedding: ", "gelu: ", "cross-entropy: ",
+		"shards: fill ", "shards: drain ", "shards: narrow ", "update: clip ", "update: AdamW ", "update: ZeroGrad "} {
 		require.Regexp(t, `(?m)^  rates +`+kernel+`.*( +[0-9.]+){3}$`, table)
 	}
 }
@@ -115,16 +116,20 @@ func requireCluster(t *testing.T, file string) {
 	require.Zero(t, c.Cores)
 	require.Equal(t, plan.Clusters()["h200"].Inside, c.Inside)
 	require.Contains(t, c.Sources[0], c.Device.Name)
+	require.Zero(t, c.Software.Step)
 	model := &nn.GPT{Vocab: 64, Context: 16, Layers: 1, Dim: 32, Heads: 2}
 	p, err := fsdp.Dry(model, fsdp.Config{Precision: fsdp.BF16()}, nil, fsdp.Ints(1, 16), fsdp.Ints(1, 16))
 	require.NoError(t, err)
-	was := p.Pass.Time(c, 1).Compute
+	was := *p.Pass.Time(c, 1)
 	for i := range c.Rates {
 		r := &c.Rates[i]
 		require.Positive(t, r.Fixed+r.FLOP+r.Byte+r.Score, r.Op)
 		r.Fixed, r.FLOP, r.Byte, r.Score = 1000*r.Fixed, 1000*r.FLOP, 1000*r.Byte, 1000*r.Score
 	}
-	require.Greater(t, p.Pass.Time(c, 1).Compute, 100*was)
+	now := p.Pass.Time(c, 1)
+	require.Greater(t, now.Compute, 100*was.Compute)
+	require.Greater(t, now.Optimizer, 100*was.Optimizer)
+	require.Greater(t, now.Exposed, 100*was.Exposed, "drains")
 }
 
 // TestWithoutGPU also lets the script build the program.

@@ -3,11 +3,11 @@
 package gpucheck
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -137,11 +137,16 @@ func (s *stand) time(t *testing.T, f func() error) time.Duration {
 
 // read returns a number of the device, after what the stream was given.
 func (s *stand) read(t *testing.T, address uintptr) float32 {
-	h, err := s.dev.AllocHost(4)
+	return math.Float32frombits(word(t, s.dev, s.stream, address))
+}
+
+// word returns four bytes of a device, after everything that the stream was given.
+func word(t *testing.T, dev *nccl.Device, stream *nccl.Stream, address uintptr) uint32 {
+	h, err := dev.AllocHost(4)
 	require.NoError(t, err)
-	require.NoError(t, s.stream.CopyToHost(h, 0, address, 4))
-	require.NoError(t, s.stream.Sync())
-	v := *(*float32)(unsafe.Pointer(unsafe.SliceData(h.Bytes())))
+	require.NoError(t, stream.CopyToHost(h, 0, address, 4))
+	require.NoError(t, stream.Sync())
+	v := binary.NativeEndian.Uint32(h.Bytes())
 	require.NoError(t, h.Free())
 	return v
 }
