@@ -8,6 +8,7 @@
 //	Bandwidth   all-gathers and reduce-scatters beside copies in the GPU
 //	Contract    the contract of comm.Group, some minutes
 //	Curve       the losses of a GPT of 124M, beside PyTorch's from the same weights, if it is there
+//	PyTorch     attention of PyTorch by FlashAttention and by cuDNN, if it is there
 //	Parity      training of a GPT, a Llama and a T5 on the GPU beside the host, in each arrangement
 //	Rates       kernels of every operation, in GB/s and TFLOP/s, at the sizes of a GPT of 1.5B
 //	Step        a step of training over device memory

@@ -93,6 +93,7 @@ func TestScript(t *testing.T) {
 	requireCluster(t, file)
 	_, table, _ := strings.Cut(out, "All figures\n")
 	require.Len(t, regexp.MustCompile(`(?m)^  parity +(GPT|Llama|T5) .* 2 ranks, 2 steps: losses differ by`).FindAllString(table, -1), 18)
+	require.Regexp(t, `(?m)^  pytorch +`, table)
 	require.Regexp(t, `(?m)^  curve +GPT of .* in 3 steps`, table)
 	for _, c := range []string{"gofsdp", "gofsdp, Keep"} {
 		require.Regexp(t, `(?m)^  training +GPT of [^,]*, 1 x 16, `+c+` +[0-9.]+ ms a step .* tokens/s, .* TFLOP/s`, table)

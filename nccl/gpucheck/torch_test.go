@@ -22,8 +22,12 @@ import (
 // envPython names a python with PyTorch; python3 if it is not set.
 const envPython = "GPUCHECK_PYTHON"
 
-//go:embed fsdp2.py
-var torchScript string
+var (
+	//go:embed fsdp2.py
+	torchScript string
+	//go:embed kernels.py
+	kernelScript string
+)
 
 // A job is what PyTorch is to train.
 type job struct {
@@ -44,11 +48,54 @@ type torch struct {
 	said *strings.Builder
 }
 
-// startTorch starts one, or returns nil if there is no PyTorch.
-func startTorch(t *testing.T, j job) *torch {
+// TestPyTorch measures kernels of PyTorch at the sizes of Rates: attention by FlashAttention and by
+// cuDNN, and a linear layer whose product also computes GELU.
+func TestPyTorch(t *testing.T) {
+	python := findTorch(t)
+	if python == "" {
+		report("pytorch", "no PyTorch to compare with")
+		return
+	}
+	z := scale().rates
+	text, err := json.Marshal(map[string]any{
+		"Patience": max(1, scale().patience.Milliseconds()), "Batch": z.Batch, "Context": z.Context, "Dim": z.Dim, "Attention": scale().attention,
+	})
+	require.NoError(t, err)
+	c := exec.CommandContext(t.Context(), python, "-W", "ignore", "-c", kernelScript, string(text))
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var k struct {
+			Name, Error       string
+			Forward, Backward float64 // ms
+			FLOPs             float64 // of forward
+		}
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &k), lines.Text())
+		if k.Forward == 0 {
+			report("pytorch", "%s %s", k.Name, k.Error)
+			continue
+		}
+		report("pytorch", "%-60s forward %9.4f ms %8.1f TFLOP/s, backward %9.4f ms", k.Name, k.Forward, k.FLOPs/k.Forward/1e9, k.Backward)
+	}
+	require.NoError(t, c.Wait())
+}
+
+// findTorch returns a python that has PyTorch, or "" if there is none.
+func findTorch(t *testing.T) string {
 	python := cmp.Or(os.Getenv(envPython), "python3")
 	if err := exec.Command(python, "-c", "import torch").Run(); err != nil {
 		require.Empty(t, os.Getenv(envPython), "%s has no PyTorch: %v", python, err)
+		return ""
+	}
+	return python
+}
+
+// startTorch starts one, or returns nil if there is no PyTorch.
+func startTorch(t *testing.T, j job) *torch {
+	python := findTorch(t)
+	if python == "" {
 		return nil
 	}
 	dir := t.TempDir()
