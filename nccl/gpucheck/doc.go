@@ -17,8 +17,8 @@
 // "-test.run Rates -cluster h200.json -like h200" also writes what kernels take to a file that
 // fsdpplan reads: "fsdpplan -cluster h200.json". What is not measured is as in the cluster named.
 //
-// What they measure is printed once more at the end, as a table. With -scale=tiny all of it runs on
-// sizes of no use. Ranks are processes, in these arrangements:
+// Every figure is a line that begins with "  | ", printed when it is measured. With -scale=tiny all
+// of it runs on sizes of no use. Ranks are processes, in these arrangements:
 //
 //	one rank
 //	two ranks on one GPU, which NCCL takes for GPUs of two hosts (NCCL_HOSTID), over loopback

@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
-	goleak.VerifyTestMain(parts{m})
+	goleak.VerifyTestMain(m)
 }
 
 var errNoGPU = errors.New("there is no GPU on this machine")

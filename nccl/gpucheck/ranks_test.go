@@ -8,7 +8,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strconv"
@@ -103,7 +102,7 @@ func (a arrangement) run(t *testing.T, test string) {
 // secret is of the ranks that this process starts.
 var secret = rand.Text()
 
-// start runs the process of a rank to its end, and prints what it has printed.
+// start runs the process of a rank to its end, and prints its output line by line.
 func (a arrangement) start(ctx context.Context, rank int, test, meeting string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -117,17 +116,42 @@ func (a arrangement) start(ctx context.Context, rank int, test, meeting string) 
 	if a.variables != nil {
 		c.Env = append(c.Env, a.variables(rank)...)
 	}
-	var said bytes.Buffer
-	c.Stdout, c.Stderr = &said, &said
-	if testing.Verbose() { // at once too, for those who wait
+	if testing.Verbose() {
 		c.Args = append(c.Args, "-test.v")
-		c.Stdout = io.MultiWriter(&said, os.Stderr)
 	}
-	if err := c.Run(); err != nil {
-		return fmt.Errorf("rank %d of %d on GPU %d: %w\n%s", rank, len(a.gpus), a.gpus[rank], err, &said)
+	out := new(lines)
+	c.Stdout, c.Stderr = out, out
+	err = c.Run()
+	if err = errors.Join(err, out.flush()); err != nil {
+		return fmt.Errorf("rank %d of %d on GPU %d, whose output is above: %w", rank, len(a.gpus), a.gpus[rank], err)
 	}
-	collect(said.String())
-	_, err = os.Stdout.Write(bytes.TrimSuffix(said.Bytes(), []byte("PASS\n")))
+	return nil
+}
+
+// lines writes whole lines to the output, so that those of two ranks do not mix, but for the PASS of
+// a test program.
+type lines struct{ rest []byte }
+
+// Write implements io.Writer.
+func (l *lines) Write(b []byte) (int, error) {
+	l.rest = append(l.rest, b...)
+	for {
+		end := bytes.IndexByte(l.rest, '\n') + 1
+		if end == 0 {
+			return len(b), nil
+		}
+		if line := l.rest[:end]; string(line) != "PASS\n" {
+			if _, err := os.Stdout.Write(line); err != nil {
+				return 0, err
+			}
+		}
+		l.rest = l.rest[end:]
+	}
+}
+
+// flush writes a last line without an end.
+func (l *lines) flush() error {
+	_, err := os.Stdout.Write(l.rest)
 	return err
 }
 

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -91,17 +90,16 @@ func TestScript(t *testing.T) {
 		require.Regexp(t, `(?m)^Bandwidth, `+ranks+`\n.*all-gather.*\n +1( +[0-9.e+-]+){5}\n +4 .*\n  done in`, out)
 	}
 	requireCluster(t, file)
-	_, table, _ := strings.Cut(out, "All figures\n")
-	require.Len(t, regexp.MustCompile(`(?m)^  parity +(GPT|Llama|T5) .* 2 ranks, 2 steps: losses differ by`).FindAllString(table, -1), 18)
-	require.Regexp(t, `(?m)^  pytorch +`, table)
-	require.Regexp(t, `(?m)^  curve +GPT of .* in 3 steps`, table)
+	require.Len(t, regexp.MustCompile(`(?m)^  \| parity +(GPT|Llama|T5) .* 2 ranks, 2 steps: losses differ by`).FindAllString(out, -1), 18)
+	require.Regexp(t, `(?m)^  \| pytorch +`, out)
+	require.Regexp(t, `(?m)^  \| curve +GPT of .* in 3 steps`, out)
 	for _, c := range []string{"gofsdp", "gofsdp, Keep"} {
-		require.Regexp(t, `(?m)^  training +GPT of [^,]*, 1 x 16, `+c+` +[0-9.]+ ms a step .* tokens/s, .* TFLOP/s`, table)
-		require.Regexp(t, `(?m)^  training +GPT of [^,]*, 1 x 16, `+c+` +ms of phases, each waited for: forward .*, update [0-9.]+$`, table)
+		require.Regexp(t, `(?m)^  \| training +GPT of [^,]*, 1 x 16, `+c+` +[0-9.]+ ms a step .* tokens/s, .* TFLOP/s`, out)
+		require.Regexp(t, `(?m)^  \| training +GPT of [^,]*, 1 x 16, `+c+` +ms of phases, each waited for: forward .*, update [0-9.]+$`, out)
 	}
 	for _, kernel := range []string{"linear qkv: ", "attention, causal: ", "layer norm: ", "rms norm: ", "rope: ", "embedding: ", "gelu: ", "cross-entropy: ",
 		"shards: fill ", "shards: drain ", "shards: narrow ", "update: clip ", "update: AdamW ", "update: ZeroGrad "} {
-		require.Regexp(t, `(?m)^  rates +`+kernel+`.*( +[0-9.]+){3}$`, table)
+		require.Regexp(t, `(?m)^  \| rates +`+kernel+`.*( +[0-9.]+){3}$`, out)
 	}
 }
 

@@ -5,10 +5,6 @@ package gpucheck
 import (
 	"flag"
 	"fmt"
-	"os"
-	"strings"
-	"sync"
-	"testing"
 	"time"
 )
 
@@ -47,45 +43,7 @@ var scales = map[string]sizing{
 
 func scale() sizing { return scales[*scaleName] }
 
-// table is what the parts have reported, printed again when all are over.
-var table struct {
-	sync.Mutex
-	lines []string
-}
-
-// mark begins a line of the table in what a rank prints.
-const mark = "  | "
-
-// report prints a line and keeps it for the table.
+// report prints a figure. The script collects lines that begin so into a table.
 func report(part, format string, args ...any) {
-	line := fmt.Sprintf("%-9s ", part) + fmt.Sprintf(format, args...)
-	fmt.Println(mark + line)
-	keep(line)
-}
-
-// keep puts a line into the table.
-func keep(line string) {
-	table.Lock()
-	defer table.Unlock()
-	table.lines = append(table.lines, line)
-}
-
-// collect keeps what a rank has reported.
-func collect(said string) {
-	for line := range strings.Lines(said) {
-		if line, ok := strings.CutPrefix(line, mark); ok {
-			keep(strings.TrimRight(line, "\n"))
-		}
-	}
-}
-
-// parts prints the table after the tests.
-type parts struct{ *testing.M }
-
-func (p parts) Run() int {
-	status := p.M.Run()
-	if table.lines != nil && !isRank() {
-		fmt.Fprintf(os.Stdout, "\nAll figures\n  %s\n", strings.Join(table.lines, "\n  "))
-	}
-	return status
+	fmt.Printf("  | %-9s "+format+"\n", append([]any{part}, args...)...)
 }
