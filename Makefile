@@ -6,7 +6,7 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE ?= true
 
 .DEFAULT_GOAL := help
-.PHONY: help run test race race-slice far gpu-doubles nocgo portable arm64 mpi mpich faults soak simulate netns slurm kube-check nccl-abi cublaslt-abi ptx-check gpu-check cu-check lint generate generated memory bench bench-models bench-ops bench-formats bench-plan bench-search bench-join bench-state bench-gemm bench-comm bench-growth bench-against same-bits
+.PHONY: help run test race race-slice far gpu-doubles nocgo portable arm64 mpi mpich faults soak simulate netns slurm kube-check nccl-abi cublaslt-abi ptx-check gpu-build gpu-check cu-check lint generate generated memory bench bench-models bench-ops bench-formats bench-plan bench-search bench-join bench-state bench-gemm bench-comm bench-growth bench-against same-bits
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,8 +120,12 @@ PTXAS ?=
 ptx-check: ## registers and spills of all kernels on sm_80, sm_90 and sm_100: PTXAS=path of ptxas, else from a wheel of 40 MB
 	internal/gpu/kernels/ptxas.sh $(PTXAS)
 
-gpu-check: ## training on this machine's GPUs: contract, bandwidths, kernels, parity, PyTorch beside it; fails without a GPU
-	nccl/gpucheck/run.sh
+# Both directories are left: programs can be copied to a machine with GPUs and without Go, see nccl/gpucheck.
+gpu-build: ## the test programs for a machine with GPUs and without Go, in .gpu
+	nccl/gpucheck/run.sh build .gpu
+
+gpu-check: gpu-build ## training on this machine's GPUs: speed, kernels, PyTorch beside it, parity, contract; fails without a GPU
+	GPUCHECK_SECONDS=7200 .gpu/run.sh parts .gpu .gpu/out
 
 cu-check: ## the adapter for gorgonia.org/cu, with NVIDIA's headers from Python's wheels (network, pip)
 	nccl/cuadapter/check.sh
