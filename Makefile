@@ -120,8 +120,7 @@ PTXAS ?=
 ptx-check: ## registers and spills of all kernels on sm_80, sm_90 and sm_100: PTXAS=path of ptxas, else from a wheel of 40 MB
 	internal/gpu/kernels/ptxas.sh $(PTXAS)
 
-# Both directories are left: programs can be copied to a machine with GPUs and without Go, see nccl/gpucheck.
-gpu-build: ## the test programs for a machine with GPUs and without Go, in .gpu
+gpu-build: ## build .gpu, the test programs that a machine with GPUs and without Go needs: see nccl/gpucheck
 	nccl/gpucheck/run.sh build .gpu
 
 gpu-check: gpu-build ## training on this machine's GPUs: speed, kernels, PyTorch beside it, parity, contract; fails without a GPU

@@ -168,7 +168,7 @@ parts() {
 	local check=("$GPUCHECK_BIN" -test.count=1 -test.timeout=0 -scale="$scale")
 	[ "$scale" != tiny ] || { export RAPID_CHECKS=${RAPID_CHECKS:-2}; check+=(-largest=4); }
 
-	part machine 30 bash "$self" machine
+	part machine 60 bash "$self" machine
 	part training 180 "${check[@]}" -test.run='^TestTraining$/^gofsdp'
 	part rates 200 "${check[@]}" -test.run='^Test(Rates|PyTorch)$' -cluster="$out/${gpu//[^A-Za-z0-9]/-}.json" -like=$like
 	part kernels 200 bash "$self" kernels "$dir"
