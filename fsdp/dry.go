@@ -240,12 +240,12 @@ func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.V
 	return values, nil
 }
 
-// Tune returns cfg with the units, the strategy, Prefetch, Checkpoint and Keep by which a step is fastest
-// on a cluster, of those settings that fit in so many bytes, and all choices that it had. It plans
-// each of them by [Dry], which takes a tenth of a second or less. A field that cfg sets is left as
-// it is. What it chooses changes no bit of what a step computes, but where gradients travel in 16
-// bits and it takes a hybrid strategy, see [Strategy]. It leaves Precision and the optimizer as
-// they are. Every rank that asks the same gets the same answer.
+// Tune returns cfg with the units, the strategy, Prefetch, Checkpoint and Keep by which a step is
+// fastest on a cluster, of those settings that fit in so many bytes, and all choices that it had.
+// It plans each of them by [Dry], which takes a tenth of a second or less. A field that cfg sets is
+// left as it is. What it chooses changes no bit of what a step computes, but where gradients travel
+// in 16 bits and it takes a hybrid strategy, see [Strategy]. It leaves Precision and the optimizer
+// as they are. Every rank that asks the same gets the same answer.
 //
 // If nothing fits, the error is that of the choice that needs least, a [*plan.Misfit] as of [Fits].
 func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (Config, []plan.Choice, error) {

@@ -1,7 +1,7 @@
-# Kernels of PyTorch in bfloat16, at the sizes that Rates measures: causal attention by FlashAttention and
-# by cuDNN, and a linear layer with and without GELU in the product. The argument is a job in JSON. Each line
-# of the output is a JSON with a name, and the milliseconds of forward and backward and the FLOPs of forward,
-# or an error.
+# Kernels of PyTorch in bfloat16, at the sizes that Rates measures: causal attention by FlashAttention
+# and by cuDNN, and a linear layer with and without GELU in the product. The argument is a job in JSON.
+# Each line of the output is a JSON: a name, the milliseconds of forward and backward, and the FLOPs of
+# forward, or a name and an error.
 import json
 import statistics
 import sys

@@ -5,10 +5,10 @@
 #	run.sh parts DIR OUT [PART]…   runs the parts, or those named, with the programs in DIR
 #	run.sh [ARGUMENT]…             runs gpucheck alone with these arguments, such as -test.run Rates
 #
-# "build" needs Go and a C compiler, "parts" only DIR. The parts run in the order of the list below, each
-# under a time limit, and a part that fails or times out does not stop the next one. Each reports when it
-# ends. OUT gets three files: log has every line, table the figures and how the parts ended, and NAME.json,
-# named after the GPU, the rates for fsdpplan.
+# "build" needs Go and a C compiler, "parts" only DIR. The parts run in the order of names, below, each
+# under a time limit. A part that fails or times out does not stop the next one. Each reports when it
+# ends. OUT gets three files: log has every line, table has the figures and how the parts ended, and
+# NAME.json, named after the GPU, has the rates for fsdpplan.
 #
 #	GPUCHECK_SECONDS    the time limit of all parts together, 570 if not set
 #	GPUCHECK_SCALE      tiny for the short form, in which everything runs once on sizes of no use
@@ -60,8 +60,8 @@ loadable() {
 	} | sort -V | tail -1
 }
 
-# find_library prints where a library is. An active Python environment was chosen by a user, the system's
-# library by an administrator, and the libraries of other Pythons are better than nothing.
+# find_library prints the path of a library. An active Python environment was chosen by a user, the
+# system's library by an administrator, and the libraries of other Pythons are the last resort.
 find_library() {
 	local python found=
 	for python in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do

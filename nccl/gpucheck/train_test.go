@@ -69,10 +69,10 @@ func apart(a, b []float64) (most float64, step int) {
 	return most, step
 }
 
-// TestTraining measures steps of a GPT of 1.5B parameters in bfloat16, and steps of FSDP2 if there is
-// PyTorch. The contestants run one after another, as the GPU has memory for
-// one, and each reports when it ends. By default we recompute norms, activations and residuals in
-// backward. FSDP2 recomputes nothing, and so do we with Keep.
+// TestTraining measures steps of a GPT of 1.5B parameters in bfloat16, and steps of FSDP2 if there
+// is PyTorch. The contestants run one after another, as the GPU has memory for one, and each reports
+// when it ends. By default our backward recomputes norms, activations and residuals. FSDP2
+// recomputes nothing, and neither do we with Keep.
 func TestTraining(t *testing.T) {
 	z := scale().training
 	z.Batch = cmp.Or(*batch, z.Batch)
