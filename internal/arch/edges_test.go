@@ -48,7 +48,7 @@ var edges = map[string]string{
 	"internal/kernel/gemm/asm": "internal/kernel/neon",
 	"internal/kernel/neon":     "",
 	"internal/kernel/scores":   "internal/half",
-	"internal/kernel/vec":      "",
+	"internal/kernel/vec":      "internal/half",
 	"internal/kernel/vec/asm":  "internal/kernel/neon",
 	"internal/exec":            "gorgonia internal/arena internal/caught internal/half internal/kernel internal/kernel/bf16 internal/kernel/vec internal/rng",
 	"internal/exec/exectest":   "gorgonia internal/exec internal/half",

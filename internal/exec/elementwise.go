@@ -101,7 +101,7 @@ var unaryRow = &Row{
 		naiveUnary,
 	},
 	BF16: func(f *Frame) error {
-		bf16.Unary(f.function().f32, Data[half.BFloat16](f.Out.Bytes), Data[half.BFloat16](f.In[0].Bytes), Data[float32](f.Scratch))
+		bf16.Unary(nil, f.function().f32, Data[half.BFloat16](f.Out.Bytes), Data[half.BFloat16](f.In[0].Bytes), Data[float32](f.Scratch))
 		return nil
 	},
 	BF16Scratch: ElementScratch,

@@ -177,7 +177,7 @@ func sliceAdd[T kernel.Element](add func(y, x []T)) Kernel {
 }
 
 func sliceAddHalf(f *Frame) error {
-	return sliceAdd(func(y, x []half.BFloat16) { bf16.Binary(vec.Add[float32], y, y, x, Data[float32](f.Scratch)) })(f)
+	return sliceAdd(func(y, x []half.BFloat16) { bf16.Add(y, y, x, Data[float32](f.Scratch)) })(f)
 }
 
 func naiveSliceAdd(y, x []float64) {

@@ -153,7 +153,7 @@ var addRow = &Row{
 func ElementScratch(*Op) int { return bf16.ElementScratch }
 
 func addHalf(f *Frame) error {
-	bf16.Binary(vec.Add[float32], Data[half.BFloat16](f.Out.Bytes), Data[half.BFloat16](f.In[0].Bytes),
+	bf16.Add(Data[half.BFloat16](f.Out.Bytes), Data[half.BFloat16](f.In[0].Bytes),
 		Data[half.BFloat16](f.In[1].Bytes), Data[float32](f.Scratch))
 	return nil
 }
@@ -178,7 +178,7 @@ var accumulateRow = &Row{
 
 func accumulateHalf(f *Frame) error {
 	y := Data[half.BFloat16](f.Out.Bytes)
-	bf16.Binary(vec.Add[float32], y, y, Data[half.BFloat16](f.In[0].Bytes), Data[float32](f.Scratch))
+	bf16.Add(y, y, Data[half.BFloat16](f.In[0].Bytes), Data[float32](f.Scratch))
 	return nil
 }
 

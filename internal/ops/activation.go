@@ -14,47 +14,54 @@ import (
 func GELU(x *G.Node) (*G.Node, error) { return gelu.Apply(nil, x) }
 
 var gelu, geluGrad = activation(KindGELU, KindGELUGrad, "x·Φ(x)", 5,
-	kernel.GELU, kernel.GELU, kernel.NaiveGELU, kernel.GELUGrad, kernel.GELUGrad, kernel.NaiveGELUGrad)
+	kernel.GELU, kernel.GELU, kernel.NaiveGELU, vec.GELUErfBFloat16,
+	kernel.GELUGrad, kernel.GELUGrad, kernel.NaiveGELUGrad, vec.GELUErfGradBFloat16)
 
 // GELUTanh is op.GELUTanh.
 func GELUTanh(x *G.Node) (*G.Node, error) { return geluTanh.Apply(nil, x) }
 
 var geluTanh, geluTanhGrad = activation(KindGELUTanh, KindGELUTanhGrad, "x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))", 9,
-	kernel.GELUTanh, kernel.GELUTanh, kernel.NaiveGELUTanh, kernel.GELUTanhGrad, kernel.GELUTanhGrad, kernel.NaiveGELUTanhGrad)
+	kernel.GELUTanh, kernel.GELUTanh, kernel.NaiveGELUTanh, vec.GELUTanhBFloat16,
+	kernel.GELUTanhGrad, kernel.GELUTanhGrad, kernel.NaiveGELUTanhGrad, vec.GELUTanhGradBFloat16)
 
 // SiLU is op.SiLU.
 func SiLU(x *G.Node) (*G.Node, error) { return silu.Apply(nil, x) }
 
 var silu, siluGrad = activation(KindSiLU, KindSiLUGrad, "x/(1 + e⁻ˣ)", 4,
-	kernel.SiLU, kernel.SiLU, kernel.NaiveSiLU, kernel.SiLUGrad, kernel.SiLUGrad, kernel.NaiveSiLUGrad)
+	kernel.SiLU, kernel.SiLU, kernel.NaiveSiLU, vec.SiLUBFloat16,
+	kernel.SiLUGrad, kernel.SiLUGrad, kernel.NaiveSiLUGrad, vec.SiLUGradBFloat16)
 
 // Tanh is op.Tanh.
 func Tanh(x *G.Node) (*G.Node, error) { return tanh.Apply(nil, x) }
 
 var tanh, tanhGrad = activation(KindTanh, KindTanhGrad, "tanh(x)", 2,
-	vec.Tanh, vec.Tanh, kernel.NaiveTanh, vec.TanhGrad, vec.TanhGrad, kernel.NaiveTanhGrad)
+	vec.Tanh, vec.Tanh, kernel.NaiveTanh, nil, vec.TanhGrad, vec.TanhGrad, kernel.NaiveTanhGrad, nil)
 
 // Sigmoid is op.Sigmoid.
 func Sigmoid(x *G.Node) (*G.Node, error) { return sigmoid.Apply(nil, x) }
 
 var sigmoid, sigmoidGrad = activation(KindSigmoid, KindSigmoidGrad, "1/(1 + e⁻ˣ)", 3,
-	vec.Sigmoid, vec.Sigmoid, kernel.NaiveSigmoid, vec.SigmoidGrad, vec.SigmoidGrad, kernel.NaiveSigmoidGrad)
+	vec.Sigmoid, vec.Sigmoid, kernel.NaiveSigmoid, vec.SigmoidBFloat16,
+	vec.SigmoidGrad, vec.SigmoidGrad, kernel.NaiveSigmoidGrad, vec.SigmoidGradBFloat16)
 
 // ReLU is op.ReLU.
 func ReLU(x *G.Node) (*G.Node, error) { return relu.Apply(nil, x) }
 
 var relu, reluGrad = activation(KindReLU, KindReLUGrad, "max(x, 0)", 1,
-	kernel.ReLU, kernel.ReLU, kernel.NaiveReLU, kernel.ReLUGrad, kernel.ReLUGrad, kernel.NaiveReLUGrad)
+	kernel.ReLU, kernel.ReLU, kernel.NaiveReLU, vec.ReLUBFloat16,
+	kernel.ReLUGrad, kernel.ReLUGrad, kernel.NaiveReLUGrad, vec.ReLUGradBFloat16)
 
 // activation returns the rows of an element-wise operation of n FLOPs and of its gradient, a
-// function of x and dy.
-func activation(kind, gradKind exec.Kind, doc string, n int, f32 func(y, x []float32), f64, naive func(y, x []float64),
-	grad32 func(dx, x, dy []float32), grad64, gradNaive func(dx, x, dy []float64)) (row, grad *exec.Row) {
+// function of x and dy. The functions for bfloat16 may be nil, see [bf16.Unary].
+func activation(kind, gradKind exec.Kind, doc string, n int,
+	f32 func(y, x []float32), f64, naive func(y, x []float64), f16 func(y, x []half.BFloat16) bool,
+	grad32 func(dx, x, dy []float32), grad64, gradNaive func(dx, x, dy []float64), grad16 func(dx, x, dy []half.BFloat16) bool,
+) (row, grad *exec.Row) {
 	grad = &exec.Row{
 		Kind: gradKind, Doc: "dy times the slope of " + string(kind) + " at x", Shapes: "x, dy -> dx [...]",
 		Kernels: kernels(runBinary(grad32), runBinary(grad64), runBinary(gradNaive)), FLOPs: exec.Each(2*n + 1), InPlace: true, Split: exec.ByElement,
 		BF16: func(f *exec.Frame) error {
-			bf16.Binary(grad32, result[half.BFloat16](f), low(f, 0), low(f, 1), wide(f))
+			bf16.Binary(grad16, grad32, result[half.BFloat16](f), low(f, 0), low(f, 1), wide(f))
 			return nil
 		},
 		BF16Scratch: exec.ElementScratch,
@@ -63,7 +70,7 @@ func activation(kind, gradKind exec.Kind, doc string, n int, f32 func(y, x []flo
 		Kind: kind, Doc: doc, Shapes: "x [...] -> y [...]",
 		Kernels: kernels(runUnary(f32), runUnary(f64), runUnary(naive)), FLOPs: exec.Each(n), Cheap: true, InPlace: true, Split: exec.ByElement, Diff: 1,
 		BF16: func(f *exec.Frame) error {
-			bf16.Unary(f32, result[half.BFloat16](f), low(f, 0), wide(f))
+			bf16.Unary(f16, f32, result[half.BFloat16](f), low(f, 0), wide(f))
 			return nil
 		},
 		BF16Scratch: exec.ElementScratch,
@@ -112,7 +119,7 @@ func naiveScale(y []float64, c float64, x []float64) {
 
 func scaleHalf(f *exec.Frame) error {
 	c := float32(f.Op.Attrs.(Factor).C)
-	bf16.Unary(func(y, x []float32) { vec.ScaleTo(y, c, x) }, result[half.BFloat16](f), low(f, 0), wide(f))
+	bf16.Unary(nil, func(y, x []float32) { vec.ScaleTo(y, c, x) }, result[half.BFloat16](f), low(f, 0), wide(f))
 	return nil
 }
 

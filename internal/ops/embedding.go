@@ -88,7 +88,7 @@ var positions = &exec.Row{
 }
 
 func positionsHalf(f *exec.Frame) error {
-	return runPositions(func(y, a, b []half.BFloat16) { bf16.Binary(vec.Add[float32], y, a, b, wide(f)) })(f)
+	return runPositions(func(y, a, b []half.BFloat16) { bf16.Add(y, a, b, wide(f)) })(f)
 }
 
 func runPositions[T kernel.Element](add func(y, a, b []T)) exec.Kernel {

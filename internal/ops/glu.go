@@ -116,7 +116,7 @@ func runPackedGLUGrad[T kernel.Element](run func(act vec.Gate, dgate, dup, gate,
 // halfGLU is vec.GLU for bfloat16.
 func halfGLU(f *exec.Frame) func(act vec.Gate, y, gate, up []half.BFloat16) {
 	return func(act vec.Gate, y, gate, up []half.BFloat16) {
-		bf16.Binary(func(y, gate, up []float32) { vec.GLU(act, y, gate, up) }, y, gate, up, wide(f))
+		bf16.GLU(act, y, gate, up, wide(f))
 	}
 }
 

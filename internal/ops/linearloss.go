@@ -157,7 +157,7 @@ func linearLossGradXHalf(f *exec.Frame) error {
 	d, dx, dlosses := f.Op.Dim("d"), result[half.BFloat16](f), arg[float32](f, 1)
 	lo, hi := f.Kernel.Share(n, 1)
 	for i := lo; i < hi; i++ {
-		bf16.Unary(func(y, x []float32) { vec.ScaleTo(y, dlosses[i], x) }, dx[i*d:][:d], x[i*d:][:d], wide(f))
+		bf16.Unary(nil, func(y, x []float32) { vec.ScaleTo(y, dlosses[i], x) }, dx[i*d:][:d], x[i*d:][:d], wide(f))
 	}
 	return nil
 }

@@ -28,9 +28,9 @@ func BenchmarkKernels(b *testing.B) {
 		name       string
 		bf16, wide func()
 	}{
-		{"add", func() { Binary(vec.Add[float32], y, x, dy, elements) }, func() { vec.Add(wideY, wideX, wideDy) }},
-		{"gelu", func() { Unary(kernel.GELU[float32], y, x, elements) }, func() { kernel.GELU(wideY, wideX) }},
-		{"gelu grad", func() { Binary(kernel.GELUGrad[float32], y, x, dy, elements) }, func() { kernel.GELUGrad(wideY, wideX, wideDy) }},
+		{"add", func() { Add(y, x, dy, elements) }, func() { vec.Add(wideY, wideX, wideDy) }},
+		{"gelu", func() { Unary(vec.GELUErfBFloat16, kernel.GELU[float32], y, x, elements) }, func() { kernel.GELU(wideY, wideX) }},
+		{"gelu grad", func() { Binary(vec.GELUErfGradBFloat16, kernel.GELUGrad[float32], y, x, dy, elements) }, func() { kernel.GELUGrad(wideY, wideX, wideDy) }},
 		{"layer norm", func() { LayerNorm(y, stats, x, gain, bias, n, d, 1e-5, rows) },
 			func() { kernel.LayerNorm(wideY, stats, wideX, gain, bias, n, d, 1e-5) }},
 		{"layer norm grad", func() { LayerNormGrad(y, dgain, dbias, x, gain, stats, dy, n, d, rows) },

@@ -27,10 +27,14 @@ const wideBlock = 1024
 // ElementScratch is the scratch of [Unary], [Binary] and [Dropout].
 const ElementScratch = 2 * wideBlock
 
-// Unary computes y = f(x) element by element. y may be x.
-func Unary(f func(y, x []float32), y, x []half.BFloat16, scratch []float32) {
+// Unary computes y = f(x) element by element. y may be x. low, unless it is nil, is f for bfloat16, and
+// returns false where it has not computed anything: see package vec.
+func Unary(low func(y, x []half.BFloat16) bool, f func(y, x []float32), y, x []half.BFloat16, scratch []float32) {
 	check("Unary", "y", len(y), len(x))
 	check("Unary", "scratch", len(scratch), ElementScratch)
+	if low != nil && low(y, x) {
+		return
+	}
 	for lo := 0; lo < len(x); lo += wideBlock {
 		hi := min(lo+wideBlock, len(x))
 		wide := scratch[:hi-lo]
@@ -41,11 +45,14 @@ func Unary(f func(y, x []float32), y, x []half.BFloat16, scratch []float32) {
 }
 
 // Binary computes z = f(x, y) element by element: an activation's gradient dx from x and dy, or a
-// sum. z may be x or y.
-func Binary(f func(z, x, y []float32), z, x, y []half.BFloat16, scratch []float32) {
+// sum. z may be x or y. low is as for [Unary].
+func Binary(low func(z, x, y []half.BFloat16) bool, f func(z, x, y []float32), z, x, y []half.BFloat16, scratch []float32) {
 	check("Binary", "y", len(y), len(x))
 	check("Binary", "z", len(z), len(x))
 	check("Binary", "scratch", len(scratch), ElementScratch)
+	if low != nil && low(z, x, y) {
+		return
+	}
 	for lo := 0; lo < len(x); lo += wideBlock {
 		hi := min(lo+wideBlock, len(x))
 		a, b := scratch[:hi-lo], scratch[wideBlock:][:hi-lo]
@@ -54,6 +61,19 @@ func Binary(f func(z, x, y []float32), z, x, y []half.BFloat16, scratch []float3
 		f(a, a, b)
 		half.Narrow(z[lo:hi], a)
 	}
+}
+
+// Add computes z = x + y. z may be x or y.
+func Add(z, x, y []half.BFloat16, scratch []float32) {
+	Binary(vec.AddBFloat16, vec.Add[float32], z, x, y, scratch)
+}
+
+// GLU is [vec.GLU]. y may be x or up.
+func GLU(gate vec.Gate, y, x, up []half.BFloat16, scratch []float32) {
+	if vec.GLUBFloat16(gate, y, x, up) {
+		return
+	}
+	Binary(nil, func(y, x, up []float32) { vec.GLU(gate, y, x, up) }, y, x, up, scratch)
 }
 
 // GLUGradScratch is the scratch of [GLUGrad].
@@ -66,6 +86,9 @@ func GLUGrad(gate vec.Gate, dx, dup, x, up, dy []half.BFloat16, scratch []float3
 	check("GLUGrad", "up", len(up), len(x))
 	check("GLUGrad", "dy", len(dy), len(x))
 	check("GLUGrad", "scratch", len(scratch), GLUGradScratch)
+	if vec.GLUGradBFloat16(gate, dx, dup, x, up, dy) {
+		return
+	}
 	for lo := 0; lo < len(x); lo += wideBlock {
 		hi := min(lo+wideBlock, len(x))
 		a, b, d := scratch[:hi-lo], scratch[wideBlock:][:hi-lo], scratch[2*wideBlock:][:hi-lo]
@@ -186,6 +209,9 @@ func LinearGradB(db []float32, dy []half.BFloat16, n, out int, acc bool, scratch
 	check("LinearGradB", "scratch", len(scratch), ColumnScratch(out))
 	if !acc {
 		clear(db)
+	}
+	if vec.ColSumBFloat16(db, dy, n, out, scratch) {
+		return
 	}
 	for i := 0; i < n; i += 8 { // as many rows as ColSum adds at once
 		rows := min(8, n-i)

@@ -66,15 +66,23 @@ func length(t *rapid.T) int {
 func TestUnary(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		x, wide := newSource(t).values(length(t))
-		for name, f := range map[string]func(y, x []float32){
-			"relu": kernel.ReLU[float32], "gelu": kernel.GELU[float32], "gelu tanh": kernel.GELUTanh[float32],
+		for name, k := range map[string]struct {
+			low func(y, x []half.BFloat16) bool
+			f   func(y, x []float32)
+		}{
+			"relu":      {vec.ReLUBFloat16, kernel.ReLU[float32]},
+			"gelu":      {vec.GELUErfBFloat16, kernel.GELU[float32]},
+			"gelu tanh": {vec.GELUTanhBFloat16, kernel.GELUTanh[float32]},
 		} {
-			want, y, over := wideGarbage(len(x)), garbage(len(x)), slices.Clone(x)
-			f(want, wide)
-			Unary(f, y, x, wideGarbage(ElementScratch))
-			Unary(f, over, over, wideGarbage(ElementScratch))
-			require.Equal(t, rounded(want), y, name)
-			require.Equal(t, y, over, "%s in place", name)
+			want := wideGarbage(len(x))
+			k.f(want, wide)
+			for _, low := range []func(y, x []half.BFloat16) bool{k.low, nil} {
+				y, over := garbage(len(x)), slices.Clone(x)
+				Unary(low, k.f, y, x, wideGarbage(ElementScratch))
+				Unary(low, k.f, over, over, wideGarbage(ElementScratch))
+				require.Equal(t, rounded(want), y, name)
+				require.Equal(t, y, over, "%s in place", name)
+			}
 		}
 	})
 }
@@ -84,18 +92,26 @@ func TestBinary(t *testing.T) {
 		src, n := newSource(t), length(t)
 		x, wideX := src.values(n)
 		y, wideY := src.values(n)
-		for name, f := range map[string]func(z, x, y []float32){
-			"add": vec.Add[float32], "relu": kernel.ReLUGrad[float32],
-			"gelu": kernel.GELUGrad[float32], "gelu tanh": kernel.GELUTanhGrad[float32],
+		for name, k := range map[string]struct {
+			low func(z, x, y []half.BFloat16) bool
+			f   func(z, x, y []float32)
+		}{
+			"add":       {vec.AddBFloat16, vec.Add[float32]},
+			"relu":      {vec.ReLUGradBFloat16, kernel.ReLUGrad[float32]},
+			"gelu":      {vec.GELUErfGradBFloat16, kernel.GELUGrad[float32]},
+			"gelu tanh": {vec.GELUTanhGradBFloat16, kernel.GELUTanhGrad[float32]},
 		} {
-			want, z, overX, overY := wideGarbage(n), garbage(n), slices.Clone(x), slices.Clone(y)
-			f(want, wideX, wideY)
-			Binary(f, z, x, y, wideGarbage(ElementScratch))
-			Binary(f, overX, overX, y, wideGarbage(ElementScratch))
-			Binary(f, overY, x, overY, wideGarbage(ElementScratch))
-			require.Equal(t, rounded(want), z, name)
-			require.Equal(t, z, overX, "%s over x", name)
-			require.Equal(t, z, overY, "%s over y", name)
+			want := wideGarbage(n)
+			k.f(want, wideX, wideY)
+			for _, low := range []func(z, x, y []half.BFloat16) bool{k.low, nil} {
+				z, overX, overY := garbage(n), slices.Clone(x), slices.Clone(y)
+				Binary(low, k.f, z, x, y, wideGarbage(ElementScratch))
+				Binary(low, k.f, overX, overX, y, wideGarbage(ElementScratch))
+				Binary(low, k.f, overY, x, overY, wideGarbage(ElementScratch))
+				require.Equal(t, rounded(want), z, name)
+				require.Equal(t, z, overX, "%s over x", name)
+				require.Equal(t, z, overY, "%s over y", name)
+			}
 		}
 	})
 }
@@ -254,7 +270,7 @@ func TestCrossEntropy(t *testing.T) {
 
 func TestBadShapesPanic(t *testing.T) {
 	x, w := make([]half.BFloat16, 6), make([]float32, 6)
-	require.PanicsWithValue(t, "bf16: Unary: len(y) is 6, want 5", func() { Unary(kernel.ReLU[float32], x, x[:5], nil) })
+	require.PanicsWithValue(t, "bf16: Unary: len(y) is 6, want 5", func() { Unary(nil, kernel.ReLU[float32], x, x[:5], nil) })
 	require.PanicsWithValue(t, "bf16: LayerNorm: len(stats) is 6, want 4", func() { LayerNorm(x, w, x, w[:3], nil, 2, 3, 1e-5, w) })
 	require.PanicsWithValue(t, "bf16: RMSNormGrad: len(scratch) is 5, want 6", func() {
 		RMSNormGrad(x, w[:3], x, w[:3], w[:2], x, 2, 3, w[:5])
@@ -266,8 +282,8 @@ func TestNothingIsAllocated(t *testing.T) {
 	x, y, w, stats := make([]half.BFloat16, n*d), make([]half.BFloat16, n*d), make([]float32, d), make([]float32, 2*n)
 	dgain, dbias, scratch, row := make([]float32, d), make([]float32, d), make([]float32, ElementScratch), make([]float32, NormScratch(d))
 	require.Zero(t, testing.AllocsPerRun(3, func() {
-		Unary(kernel.GELU[float32], y, x, scratch)
-		Binary(kernel.GELUGrad[float32], y, x, x, scratch)
+		Unary(vec.GELUErfBFloat16, kernel.GELU[float32], y, x, scratch)
+		Binary(vec.GELUErfGradBFloat16, kernel.GELUGrad[float32], y, x, x, scratch)
 		LayerNorm(y, stats, x, w, w, n, d, 1e-5, row)
 		LayerNormGrad(y, dgain, dbias, x, w, stats, x, n, d, row)
 		RMSNormGrad(y, dgain, x, w, stats[:n], x, n, d, row)

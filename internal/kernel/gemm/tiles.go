@@ -24,7 +24,9 @@ func Tiles() bool { return active.bf16.tiles }
 
 // TilePanel returns the elements of a panel of B for tiles: 32 columns of k elements, filled up with
 // zeros to a multiple of 32.
-func TilePanel(k int) int { return (k + 2*tilePairs - 1) / (2 * tilePairs) * 2 * tilePairs * tileColumns }
+func TilePanel(k int) int {
+	return (k + 2*tilePairs - 1) / (2 * tilePairs) * 2 * tilePairs * tileColumns
+}
 
 // tileColumns is how many columns a panel has.
 const tileColumns = 32

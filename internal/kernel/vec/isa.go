@@ -62,6 +62,7 @@ type isa struct {
 	name string
 	f32  kernels[float32]
 	f64  kernels[float64]
+	low  lowKernels
 }
 
 // active is what everything runs on: the best that this machine has. Only tests change it.

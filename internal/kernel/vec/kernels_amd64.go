@@ -4,8 +4,11 @@
 
 package vec
 
+import "github.com/gofsdp/gofsdp/internal/half"
+
 func avx512() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
+	var low lowKernels
 	k32.add = addF32AVX512
 	k32.sub = subF32AVX512
 	k32.mul = mulF32AVX512
@@ -120,7 +123,29 @@ func avx512() isa {
 	k64.sgd = sgdF64AVX512
 	k64.momentum = momentumF64AVX512
 	k64.nesterov = nesterovF64AVX512
-	return isa{"avx512", k32, k64}
+	low.add = addBF16AVX512
+	low.relu = reluBF16AVX512
+	low.reluGrad = reluGradBF16AVX512
+	low.colSum8 = colSum8BF16AVX512
+	low.silu = siluBF16AVX512
+	low.siluGrad = siluGradBF16AVX512
+	low.glu[GateSiLU] = gluSiLUBF16AVX512
+	low.gluGrad[GateSiLU] = gluSiLUGradBF16AVX512
+	low.geluErf = geluErfBF16AVX512
+	low.geluErfGrad = geluErfGradBF16AVX512
+	low.glu[GateGELUErf] = gluGELUErfBF16AVX512
+	low.gluGrad[GateGELUErf] = gluGELUErfGradBF16AVX512
+	low.geluTanh = geluTanhBF16AVX512
+	low.geluTanhGrad = geluTanhGradBF16AVX512
+	low.glu[GateGELUTanh] = gluGELUTanhBF16AVX512
+	low.gluGrad[GateGELUTanh] = gluGELUTanhGradBF16AVX512
+	low.glu[GateReLU] = gluReLUBF16AVX512
+	low.gluGrad[GateReLU] = gluReLUGradBF16AVX512
+	low.glu[GateSigmoid] = gluSigmoidBF16AVX512
+	low.gluGrad[GateSigmoid] = gluSigmoidGradBF16AVX512
+	low.sigmoid = sigmoidBF16AVX512
+	low.sigmoidGrad = sigmoidGradBF16AVX512
+	return isa{"avx512", k32, k64, low}
 }
 
 func addF32AVX512(dst, a, b []float32)
@@ -237,9 +262,32 @@ func encode8F32AVX512(dst []byte, src []float32)
 func encodeError8F32AVX512(dst []byte, src []float32, left []byte)
 func decode8F32AVX512(dst []float32, src []byte)
 func decodeAdd8F32AVX512(dst []float32, src []byte)
+func addBF16AVX512(dst, a, b []half.BFloat16)
+func reluBF16AVX512(y, x []half.BFloat16)
+func reluGradBF16AVX512(dx, x, dy []half.BFloat16)
+func colSum8BF16AVX512(dst []float32, x []half.BFloat16)
+func siluBF16AVX512(y, x []half.BFloat16)
+func siluGradBF16AVX512(dx, x, dy []half.BFloat16)
+func gluSiLUBF16AVX512(y, x, up []half.BFloat16)
+func gluSiLUGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
+func geluErfBF16AVX512(y, x []half.BFloat16)
+func geluErfGradBF16AVX512(dx, x, dy []half.BFloat16)
+func gluGELUErfBF16AVX512(y, x, up []half.BFloat16)
+func gluGELUErfGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
+func geluTanhBF16AVX512(y, x []half.BFloat16)
+func geluTanhGradBF16AVX512(dx, x, dy []half.BFloat16)
+func gluGELUTanhBF16AVX512(y, x, up []half.BFloat16)
+func gluGELUTanhGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
+func gluReLUBF16AVX512(y, x, up []half.BFloat16)
+func gluReLUGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
+func gluSigmoidBF16AVX512(y, x, up []half.BFloat16)
+func gluSigmoidGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
+func sigmoidBF16AVX512(y, x []half.BFloat16)
+func sigmoidGradBF16AVX512(dx, x, dy []half.BFloat16)
 
 func avx2() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
+	var low lowKernels
 	k32.add = addF32AVX2
 	k32.sub = subF32AVX2
 	k32.mul = mulF32AVX2
@@ -354,7 +402,7 @@ func avx2() isa {
 	k64.sgd = sgdF64AVX2
 	k64.momentum = momentumF64AVX2
 	k64.nesterov = nesterovF64AVX2
-	return isa{"avx2", k32, k64}
+	return isa{"avx2", k32, k64, low}
 }
 
 func addF32AVX2(dst, a, b []float32)

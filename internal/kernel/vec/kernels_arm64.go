@@ -6,6 +6,7 @@ package vec
 
 func neon() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()
+	var low lowKernels
 	k32.add = addF32NEON
 	k32.sub = subF32NEON
 	k32.mul = mulF32NEON
@@ -114,7 +115,7 @@ func neon() isa {
 	k64.sgd = sgdF64NEON
 	k64.momentum = momentumF64NEON
 	k64.nesterov = nesterovF64NEON
-	return isa{"neon", k32, k64}
+	return isa{"neon", k32, k64, low}
 }
 
 func addF32NEON(dst, a, b []float32)

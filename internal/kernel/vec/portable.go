@@ -5,7 +5,9 @@ import "math"
 // The portable kernels define what every primitive computes. They work in float64 and round once at
 // the end where that costs nothing, which makes the float32 ones a reference for the assembly.
 
-func portable() isa { return isa{"portable", portableKernels[float32](), portableKernels[float64]()} }
+func portable() isa {
+	return isa{"portable", portableKernels[float32](), portableKernels[float64](), lowKernels{}}
+}
 
 func portableKernels[T Float]() kernels[T] {
 	k := kernels[T]{

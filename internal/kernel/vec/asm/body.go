@@ -216,12 +216,19 @@ func (b *body) poly(x *value, c ...float64) *value {
 }
 
 // load reads the next vector of a slice. Elements beyond the end are 0. In a widened function
-// float32 becomes float64.
+// float32 becomes float64, and bfloat16 always becomes float32.
 func (b *body) load(slice string) *value {
 	d := &value{}
 	return b.record(node{dst: d, emit: func(u int) {
 		mem := b.address(slice, u)
 		switch {
+		case b.isLow(slice):
+			mask := ""
+			if b.masked {
+				mask = "K1, "
+			}
+			b.line("VPMOVZXWD%s %s, %s%s", map[bool]string{true: ".Z"}[b.masked], mem, mask, b.at(d, u))
+			b.line("VPSLLD $16, %[1]s, %[1]s", b.at(d, u))
 		case b.isa.neon:
 			b.neonLoad(slice, u, d)
 		case b.widened && b.masked && !b.isa.wide:
@@ -244,6 +251,10 @@ func (b *body) load(slice string) *value {
 
 // store writes v to the place of a slice that load reads.
 func (b *body) store(slice string, v *value) {
+	if b.isLow(slice) {
+		b.storeLow(slice, v)
+		return
+	}
 	b.record(node{args: []*value{v}, emit: func(u int) {
 		mem := b.address(slice, u)
 		switch {
@@ -255,6 +266,28 @@ func (b *body) store(slice string, v *value) {
 			b.line("VMOVU%s %s, K1, %s", b.suffix, b.at(v, u), mem)
 		default:
 			b.line("VMOVU%s %s, %s", b.suffix, b.at(v, u), mem)
+		}
+	}})
+}
+
+// storeLow is store to bfloat16, rounded to nearest even as package half does: half a unit less one
+// is added to the bits, and one more to those of odd numbers. Of NaN the upper half is kept, made quiet.
+func (b *body) storeLow(slice string, v *value) {
+	odd := b.binary("VPANDD", b.unary("VPSRLD", v, "$16"), b.word(1))
+	sum := b.binary("VPADDD", b.binary("VPADDD", odd, b.word(0x7fff)), v)
+	d := &value{}
+	b.record(node{dst: d, args: []*value{v, sum}, late: true, emit: func(u int) {
+		k := fmt.Sprint("K", 2+u)
+		b.op(u, "VCMPPS", "$3", v, v, k)
+		b.op(u, "VMOVDQA32", sum, d)
+		b.op(u, "VPORD", b.word(0x400000), v, k, d)
+	}})
+	high := b.unary("VPSRLD", d, "$16")
+	b.record(node{args: []*value{high}, emit: func(u int) {
+		if b.masked {
+			b.line("VPMOVDW %s, K1, %s", b.at(high, u), b.address(slice, u))
+		} else {
+			b.line("VPMOVDW %s, %s", b.at(high, u), b.address(slice, u))
 		}
 	}})
 }

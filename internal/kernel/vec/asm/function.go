@@ -39,6 +39,7 @@ type kernel struct {
 	write   func(f *function) // all of it, in place of a loop over a body
 	x86     bool              // NEON is left to the portable kernel
 	locals  int               // bytes of its stack frame
+	low     []string          // the slices of the body that have bfloat16, see [lows]
 }
 
 // field is the expression of the kernel in a table.
@@ -82,7 +83,12 @@ func newFunction(isa isa, bits int, k kernel, consts *constants) *function {
 	return f
 }
 
-func (f *function) symbol() string { return fmt.Sprintf("%sF%d%s", f.name, f.bits, f.isa.name) }
+func (f *function) symbol() string {
+	if f.low != nil {
+		return f.name + "BF16" + f.isa.name
+	}
+	return fmt.Sprintf("%sF%d%s", f.name, f.bits, f.isa.name)
+}
 
 func (f *function) declaration() string {
 	result := f.result
@@ -94,7 +100,7 @@ func (f *function) declaration() string {
 
 func (f *function) elem() string { return fmt.Sprint("float", f.bits) }
 
-// typed replaces the type parameter T of a parameter list.
+// typed replaces the type parameter T of a parameter list, and L, which is bfloat16.
 func typed(params, elem string) string {
 	words := strings.Fields(params)
 	for i, w := range words {
@@ -102,6 +108,8 @@ func typed(params, elem string) string {
 		switch comma := w[len(bare):]; bare {
 		case "T", "[]T", "[][]T":
 			words[i] = bare[:len(bare)-1] + elem + comma
+		case "[]L":
+			words[i] = "[]half.BFloat16" + comma
 		case "adamStep", "sgdStep":
 			words[i] = bare + "[" + elem + "]" + comma
 		}
@@ -202,7 +210,7 @@ func (f *function) prologue() {
 		f.setup(f)
 	} else {
 		for _, a := range f.args() {
-			if a.kind == "[]T" {
+			if a.isSlice() {
 				f.line("MOVQ %s_base+%d(FP), %s", a.name, a.offset, f.pointer(a.name))
 			}
 		}
@@ -230,104 +238,13 @@ func (f *function) tailMask() {
 	f.line("VPCMPGT%s %s, %s%d, %s%d", element, f.consts.iota(f.bits, 0), letter, f.isa.mask, letter, f.isa.mask)
 }
 
-// An arg is a parameter, or a field of one that is a struct.
-type arg struct {
-	name, kind string
-	offset     int
-}
-
-// structs are the fields of the parameters that are structs of T.
-var structs = map[string][]string{
-	"adamStep": {"decay", "l2", "gradScale", "beta1", "rest1", "beta2", "rest2", "rate", "inverse", "eps"},
-	"sgdStep":  {"rate", "momentum", "l2", "gradScale"},
-}
-
-// args lays out the parameters as Go does.
-func (f *function) args() []arg {
-	var list []arg
-	offset := 0
-	add := func(name, kind string) {
-		size := f.size(kind)
-		offset = align(offset, min(size, 8))
-		list = append(list, arg{name, kind, offset})
-		offset += size
-	}
-	var names []string
-	for _, p := range strings.Split(f.params, ", ") {
-		name, kind, typed := strings.Cut(p, " ")
-		names = append(names, name)
-		if !typed {
-			continue
-		}
-		for _, name := range names {
-			if fields := structs[kind]; fields != nil {
-				for _, field := range fields {
-					add(name+"_"+field, "T")
-				}
-			} else {
-				add(name, kind)
-			}
-		}
-		names = nil
-	}
-	return list
-}
-
-// param returns a parameter.
-func (f *function) param(name string) arg {
-	for _, a := range f.args() {
-		if a.name == name {
-			return a
-		}
-	}
-	panic(name)
-}
-
-// String is the operand of a parameter, of a slice its pointer.
-func (a arg) String() string {
-	if strings.HasPrefix(a.kind, "[]") {
-		return fmt.Sprintf("%s_base+%d(FP)", a.name, a.offset)
-	}
-	return fmt.Sprintf("%s+%d(FP)", a.name, a.offset)
-}
-
-// end is the offset behind the last parameter.
-func (f *function) end() int {
-	args := f.args()
-	last := args[len(args)-1]
-	return last.offset + f.size(last.kind)
-}
-
-// size is that of a parameter in bytes.
-func (f *function) size(kind string) int {
-	return map[string]int{"T": f.bits / 8, "uint32": 4, "float64": 8, "int": 8, "[]T": 24, "[]byte": 24, "[][]T": 24}[kind]
-}
-
-// results is the offset of the first result.
-func (f *function) results() int { return align(f.end(), 8) }
-
-// frame is the size of parameters and results. A result is one T, or one or two float64.
-func (f *function) frame() int {
-	switch f.result {
-	case "":
-		return f.end()
-	case "T":
-		return f.results() + f.bits/8
-	case "float64":
-		return f.results() + 8
-	}
-	return f.results() + 16
-}
-
-func align(n, to int) int { return (n + to - 1) / to * to }
-
 // sliceNames lists the slices of the body.
 func (f *function) sliceNames() (names []string) {
 	if f.slices != nil {
 		return f.slices
 	}
 	for _, a := range f.args() {
-		if a.kind == "[]T" {
+		if a.isSlice() {
 			names = append(names, a.name)
 		}
 	}
@@ -348,12 +265,19 @@ func (f *function) address(slice string, u int) string {
 	if f.isa.neon {
 		return fmt.Sprintf("%d(%s)", u*f.lanes()*f.bits/8, f.pointer(slice))
 	}
-	at := fmt.Sprintf("(%s)(AX*%d)", f.pointer(slice), f.bits/8)
+	size := f.bits / 8
+	if f.isLow(slice) {
+		size = 2
+	}
+	at := fmt.Sprintf("(%s)(AX*%d)", f.pointer(slice), size)
 	if u > 0 {
-		at = fmt.Sprint(u*f.lanes()*f.bits/8) + at
+		at = fmt.Sprint(u*f.lanes()*size) + at
 	}
 	return at
 }
+
+// isLow tells whether a slice of the body has bfloat16.
+func (f *function) isLow(slice string) bool { return slices.Contains(f.low, slice) }
 
 // hold reserves n registers for the whole function.
 func (f *function) hold(key string, n int, load func(v *value)) *value {

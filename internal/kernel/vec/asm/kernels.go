@@ -15,6 +15,27 @@ func all() []kernel {
 	return slices.Concat(arithmetic(), comparisons(), treeSums(), reductions(), activations(), functions(), rows(), optimizers(), pools(), wires())
 }
 
+// lows lists the kernels for bfloat16, of AVX-512 only. They calculate in float32 as those of the same
+// names do, and results are rounded once, to the same bits as in a pass of its own.
+func lows() (list []kernel) {
+	for _, k := range all() {
+		wanted := k.name == "add" || slices.ContainsFunc(gates, func(g gate) bool {
+			return strings.HasPrefix(k.name, "glu"+g.name) || strings.HasPrefix(strings.ToLower(k.name), strings.ToLower(g.name))
+		})
+		switch {
+		case k.name == "colSum8":
+			k.params, k.low = "dst []T, x []L", k.slices[1:]
+		case wanted:
+			k.low = (&function{kernel: k}).sliceNames()
+			k.params = strings.ReplaceAll(k.params, "[]T", "[]L")
+		default:
+			continue
+		}
+		list = append(list, k)
+	}
+	return list
+}
+
 func arithmetic() []kernel {
 	return []kernel{
 		{name: "add", params: "dst, a, b []T", unroll: [2]int{4, 4}, body: func(b *body) {
@@ -133,8 +154,12 @@ func treeSums() (list []kernel) {
 			}
 			f.line("MOVQ dst_base+0(FP), DI")
 			f.line("MOVQ x_base+24(FP), %s", f.pointer("src0"))
+			size := f.bits / 8
+			if f.isLow(names[0]) {
+				size = 2
+			}
 			for i := 1; i < 8; i++ {
-				f.line("LEAQ (%s)(CX*%d), %s", f.pointer(names[i-1]), f.bits/8, f.pointer(names[i]))
+				f.line("LEAQ (%s)(CX*%d), %s", f.pointer(names[i-1]), size, f.pointer(names[i]))
 			}
 		},
 		body: func(b *body) { b.store("dst", b.add(b.tree(names), b.load("dst"))) },

@@ -33,6 +33,9 @@ func outputs() map[string]string {
 	for arch, sets := range map[string][]isa{"amd64": {avx512, avx2}, "arm64": {neonISA}} {
 		head, decl := fmt.Sprintf(header, arch), &strings.Builder{}
 		decl.WriteString(head + "package vec\n\n")
+		if arch == "amd64" {
+			decl.WriteString("import \"github.com/gofsdp/gofsdp/internal/half\"\n\n")
+		}
 		for _, isa := range sets {
 			files[strings.ToLower(isa.name)+"_"+arch+".s"] = head + assembly(isa, decl)
 		}
@@ -60,7 +63,17 @@ func assembly(isa isa, decl *strings.Builder) string {
 			fmt.Fprintf(&tables[i], "\tk%d.%s = %s\n", bits, k.field(), f.symbol())
 		}
 	}
+	low := &strings.Builder{}
+	for _, k := range lows() {
+		if !isa.wide {
+			break
+		}
+		f := newFunction(isa, 32, k, consts)
+		text.WriteString(f.text())
+		fmt.Fprintln(stubs, f.declaration())
+		fmt.Fprintf(low, "\tlow.%s = %s\n", k.field(), f.symbol())
+	}
 	fmt.Fprintf(decl, "func %s() isa {\n\tk32, k64 := portableKernels[float32](), portableKernels[float64]()\n", strings.ToLower(isa.name))
-	fmt.Fprintf(decl, "%s%s\treturn isa{%q, k32, k64}\n}\n\n%s\n", &tables[0], &tables[1], strings.ToLower(isa.name), stubs)
+	fmt.Fprintf(decl, "\tvar low lowKernels\n%s%s%s\treturn isa{%q, k32, k64, low}\n}\n\n%s\n", &tables[0], &tables[1], low, strings.ToLower(isa.name), stubs)
 	return "#include \"textflag.h\"\n\n" + consts.text() + text.String()
 }
