@@ -36,7 +36,7 @@ var edges = map[string]string{
 	"internal/perfetto":              "",
 	"internal/perfetto/perfettotest": "",
 	"internal/revision":              "",
-	"internal/peak":                  "",
+	"internal/peak":                  "internal/kernel/gemm",
 	"internal/rng":                   "",
 	"internal/shm":                   "",
 	"shard":                          "",

@@ -3,6 +3,8 @@
 package gemm
 
 import (
+	"slices"
+
 	"golang.org/x/sys/cpu"
 
 	"github.com/gofsdp/gofsdp/internal/half"
@@ -10,23 +12,40 @@ import (
 
 //go:generate go run ./asm
 
-// supported lists the instruction sets this machine has, best first.
+// supported lists the instruction sets this machine has, best first. avx512bf16 and avx512 multiply
+// bfloat16 to the same bits. VDPBF16PS does two multiply-adds where one of float32 is done, on AMD's
+// processors as often, but on Intel's half as often and one after the other: there widened factors are
+// 1.4 to 1.5 times as fast.
 func supported() []isa {
 	var sets []isa
 	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW {
 		if cpu.X86.HasAVX512BF16 && cpu.X86.HasAMXBF16 && cpu.X86.HasAMXTile && tilesAllowed() == nil {
 			sets = append(sets, amx())
 		}
+		wide := []isa{avx512()}
 		if cpu.X86.HasAVX512BF16 {
-			sets = append(sets, avx512bf16())
+			wide = []isa{avx512bf16(), avx512()}
+			if vendor() == "GenuineIntel" {
+				slices.Reverse(wide)
+			}
 		}
-		sets = append(sets, avx512())
+		sets = append(sets, wide...)
 	}
 	if cpu.X86.HasAVX2 && cpu.X86.HasFMA {
 		sets = append(sets, avx2())
 	}
 	return append(sets, portable())
 }
+
+// vendor returns the name that the maker of the processor gave it.
+func vendor() string {
+	var name [12]byte
+	cpuidVendor(&name)
+	return string(name[:])
+}
+
+// cpuidVendor executes CPUID for leaf 0.
+func cpuidVendor(name *[12]byte)
 
 // avx512bf16 differs from avx512 in products of bfloat16.
 func avx512bf16() isa {

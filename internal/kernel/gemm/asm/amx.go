@@ -89,6 +89,20 @@ func (t tiles) mul() {
 	}
 }
 
+// peak prints a loop of products of tiles.
+func (t tiles) peak() {
+	t.text("peak", "n int, x float32", 0, 12)
+	t.p("MOVQ n+0(FP), CX; LEAQ configs<>+%d(SB), BX", 64*31)
+	t.p("%s", ldtilecfg("BX"))
+	t.label("loop")
+	for c := range 4 {
+		t.p("%s", tdpbf16ps(6+c%2, 4+c/2, c))
+	}
+	t.p("DECQ CX; JNZ loop")
+	t.p("%s", tilerelease())
+	t.p("RET")
+}
+
 // variant is a body of the kernel: whether C has an addend, and whether it is rounded.
 type variant struct {
 	name string

@@ -9,10 +9,12 @@ const peakFile = "peak_amd64.s"
 
 // peakSource returns loops of n turns for the instruction sets of amd64. A turn is as many
 // multiply-adds as there are sums, more than a core has under way, and touches nothing but
-// registers.
+// registers. The loop of AMX multiplies zeros.
 func peakSource() []byte {
 	out := new(bytes.Buffer)
 	fmt.Fprint(out, targets[0].header())
+	printConfigs(out)
+	tiles{routine{amx, f32, true, out}}.peak()
 	for _, t := range targets {
 		if t.neon {
 			continue
