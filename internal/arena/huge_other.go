@@ -1,0 +1,6 @@
+//go:build !linux
+
+package arena
+
+// hugePages does nothing.
+func hugePages([]byte) {}
