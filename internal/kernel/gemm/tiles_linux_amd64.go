@@ -15,7 +15,8 @@ var errNoTiles = errors.New("gemm: Linux has not allowed the tiles of AMX")
 
 // tilesAllowed asks Linux to let this process and all its threads use the tiles of AMX, and returns
 // why it may not. Linux before 5.16 and sandboxes know no such call. Threads whose signal stack is too
-// small for the tiles make it fail; those of Go are large enough. See Linux'
+// small for the tiles make it fail; those of Go are large enough. Once tiles are allowed, a thread of C
+// cannot install such a small signal stack any more (ENOMEM). See Linux'
 // Documentation/arch/x86/xstate.rst.
 func tilesAllowed() error {
 	const allow, allowed, tileData = 0x1023, 0x1022, 18
