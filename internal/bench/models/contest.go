@@ -140,7 +140,7 @@ func (c *candidate) pass(n int) error {
 func (c *candidate) compare(first *candidate) error {
 	loss, norm := c.tolerance, 1e-3
 	if c.half {
-		loss, norm = 1e-2, 1e-2
+		loss, norm = 2e-2, 1e-2 // PyTorch rounds the mean loss to bfloat16: a unit in its last place is 0.6 % of 5.5
 	}
 	if math.Abs(c.loss/first.loss-1) < loss && math.Abs(c.norm/first.norm-1) < norm {
 		return nil
