@@ -135,7 +135,7 @@ func requireHeads[T Float](t require.TestingT, name string, tol float64, want []
 // place or two, is allowed.
 func TestAttentionBFloat16(t *testing.T) { eachBFloat16(t, attentionBFloat16) }
 
-// eachBFloat16 runs a test with the products of this machine, and with those of tiles in Go.
+// eachBFloat16 runs a test twice: with this machine's products of bfloat16, and with tiles in Go.
 func eachBFloat16(t *testing.T, f func(t *testing.T)) {
 	t.Run("this machine", f)
 	restore := gemm.EmulateTiles()

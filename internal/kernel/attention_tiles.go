@@ -9,9 +9,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Attention on processors with tiles of bfloat16 (AMX) packs the factors of its products once for each
-// head of keys, and goes through scores once: package scores makes of them the rows of bfloat16 that
-// the next product reads in place. It is used where there is no bias, and a key mask has no holes.
+// On processors with tiles of bfloat16 (AMX), attention packs the factors of its products once for each
+// head of keys, and reads scores once: package scores turns them into rows of bfloat16, which the next
+// product reads in place. A bias, and a key mask with holes, take the way of attention.go.
 //
 // Forward goes through strips of 32 queries:
 //
@@ -24,7 +24,7 @@ import (
 //	dv = p·dout                     dk = Scale·ds·q
 //
 // ds of [dqKeys] keys are kept, and dq += Scale·dsᵀ·k is summed in float32. With grouped heads the
-// queries of all heads of a group lie one after the other, those of each padded to strips.
+// queries of all heads of a group follow each other, and the queries of each head are padded to strips.
 
 // dqKeys is for how many keys gradients of scores are kept before they are multiplied for dq.
 const dqKeys = 4 * strip
@@ -130,8 +130,8 @@ func (o *attention[E, T]) keySpans(spans []scores.Span, k0 int, seen keySpan) (l
 	return align(spans, lo, hi)
 }
 
-// align counts spans from the multiple of a strip before lo, and returns that. Where all are empty lo
-// and hi are 0.
+// align moves spans to count from the multiple of a strip before lo, which it returns as from. If all
+// spans are empty it returns zeros.
 func align(spans []scores.Span, lo, hi int) (from, to int) {
 	if lo > hi {
 		return 0, 0

@@ -6,8 +6,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// sumRows returns the number of rows for which sums are kept where a result in bfloat16 of so many
-// columns needs some.
+// sumRows returns the rows of a block of float32 sums, for results in bfloat16 that need such a block.
+// columns is the width of the block.
 func sumRows(columns int) int { return min(512, 512*384/columns) }
 
 // runRounded computes op(A)*op(B), plus beta*C or the row bias, into C in bfloat16. Every element is

@@ -44,9 +44,9 @@ type addend[T Float] struct {
 // is prefetched.
 //
 // With rounded, which only a kernel that rounds knows, the sum goes there, rounded, and not to out.
-// A kernel of tiles has a scratch for mr rows of nr columns, and fetches three lines for every 32 steps
-// of every nr columns: aheadLine apart, the first of them in ahead, aheadStep after those before, and
-// for the next columns aheadPanel after those for the first.
+// A kernel of tiles uses a scratch of mr rows of nr columns. For every 32 elements of k it also requests
+// three cache lines, aheadLine bytes apart. The first request is for ahead. Each step moves the address
+// by aheadStep bytes, and each panel of nr columns begins aheadPanel bytes after the panel before.
 //
 // Strides are in elements. The last term is present, and in is read, only if read is set. A kernel
 // may load all nr elements of a row of b however few columns remain. The assembly knows this
@@ -105,9 +105,9 @@ type engine[T Element, P Float] struct {
 	transpose, interleave func(dst []P, src []T, ld, rows, k, width int)
 	// gather does what both do, for any strides and any k.
 	gather func(dst []P, src []T, line, step, rows, k, width int)
-	// uncross makes rows of A for tiles out of what the other three pack: dst[r*ld+p] =
-	// src[p*width+r] for p < steps, a whole number of tiles, and r < rows. It may write as far as
-	// the next multiple of 4 rows.
+	// uncross turns the output of the other three routines into rows of A for tiles: dst[r*ld+p] =
+	// src[p*width+r] for p < steps, a whole number of tiles, and r < rows. It may write up to the
+	// next multiple of 4 rows.
 	uncross func(dst, src []P, width, steps, rows, ld int)
 	// rounds says that mul can write bfloat16, taps that it reads B by taps.
 	rounds, taps bool
@@ -378,8 +378,8 @@ func (x *product[T, P]) strips(j0, j1 int, g group) {
 	}
 }
 
-// operands sets what is added to range r of k of a tile whose first element is (i0, j0), and where
-// the sum goes. Between ranges it is in C, or else in sums, of one strip.
+// operands sets the addend and the destination of range r of k, for a tile whose first element is
+// (i0, j0). Between ranges, sums are in C or, if C is nil, in sums, which holds one strip.
 func (x *product[T, P]) operands(i0, j0, r int, last bool, sums []P) {
 	t := &x.tile
 	between, ld := sums, t.cols
@@ -413,7 +413,7 @@ func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, p1, width int) {
 	x.packPanels(dst, v, r0, r1, p0, p1, width, width*x.depth(p1-p0))
 }
 
-// packPanels is pack into panels that are so many elements apart.
+// packPanels is pack for panels that begin panel elements after each other.
 func (x *product[T, P]) packPanels(dst []P, v view[T], r0, r1, p0, p1, width, panel int) {
 	most := max(1, p1-p0)
 	if v.line == 1 && x.tiles {

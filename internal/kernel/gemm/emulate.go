@@ -6,9 +6,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// EmulateTiles makes products of bfloat16 those of tiles until restore is called, also on a machine that
-// has none: with the bits of AMX, and a thousand times as slow. It is for tests that nothing else runs
-// beside.
+// EmulateTiles computes products of bfloat16 with tiles in Go until restore is called. They have the bits
+// of AMX and need a thousand times its time. Only tests call it, and no other product may run meanwhile.
 func EmulateTiles() (restore func()) {
 	best := active
 	active = tilesInGo()

@@ -37,8 +37,8 @@
 //
 // AMX multiplies bfloat16 in tiles, see tiles.go: a register tile is 32×32, two by two tiles of C that
 // stay in tile registers. A is read in place, rows along k, and transposed only where it has columns
-// along k. A block of B has more ranges of k and fewer columns, so that sums stay in L2. What a tile
-// has summed is rounded and stored by AVX-512 while the next one is summed.
+// along k. A block of B has more ranges of k and fewer columns, so that sums stay in L2. AVX-512 rounds
+// and stores the sums of a tile while AMX computes the next tile.
 //
 // With AVX512_BF16 a register tile of bfloat16 is one of float32 whose factors are pairs that follow
 // each other along k, which one instruction multiplies and adds at twice the rate. Where pairs lie
@@ -68,14 +68,14 @@
 // them.) One is a result below the smallest normal number, 2^-126, by no more than 2^-151:
 // rounded it is normal, and NEON, which decides before rounding, makes it zero.
 //
-// The second is AMX. The rule there is that of TDPBF16PS: ranges are cut in groups of 32, filled up
-// with zeros. Of a group the 16 first elements of pairs and the 16 second ones are summed apart, from
-// zero and from the left; then the two sums are added, and then their sum to s_i. Each of these steps
+// The second exception is AMX, which follows the rule of TDPBF16PS. Ranges are cut in groups of 32 and
+// filled up with zeros. A group has 16 pairs. Their first elements are summed from the left, starting
+// at zero, and so are their second elements. The two sums are added, and the result is added to s_i. Each of these steps
 // is rounded once, and subnormal numbers count as zeros. (Intel's manual describes it; a processor
 // was compared with it bit for bit.) So ranks on processors with and without
 // AMX compute other bits.
 //
-// The third are processors of arm64 with FEAT_BF16, on Linux, which tells of it. The rule there is
+// The third exception is processors of arm64 with FEAT_BF16, on Linux, which tells of it. The rule there is
 // that of BFMMLA: ranges are cut in fours, filled up with zeros; two products of neighbours are added,
 // then their sum to s_i, first the lower two of a four. Each of these roundings is to odd: to the
 // neighbour whose last digit is 1, from 2^128 on to infinity, and subnormal numbers are zeros. So a

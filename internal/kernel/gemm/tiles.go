@@ -18,8 +18,8 @@ func tileEngine(mul func(t *tile[float32])) engine[half.BFloat16, float32] {
 	}
 }
 
-// Tiles tells whether products of bfloat16 are those of tiles on this machine, and so whether
-// [PackTiles] and [GemmTiles] may be called.
+// Tiles reports whether tiles compute products of bfloat16 on this machine. If not, [PackTiles] and
+// [GemmTiles] panic.
 func Tiles() bool { return active.bf16.tiles }
 
 // TilePanel returns the elements of a panel of B for tiles: 32 columns of k elements, filled up with
@@ -32,8 +32,8 @@ func TilePanel(k int) int {
 const tileColumns = 32
 
 // PackTiles packs B, k×n, for [GemmTiles]: panels of 32 columns, each panel elements after the one
-// before. B is stored as that of [Gemm]. Panels that are longer than TilePanel(k) have room for more
-// along k. What the last panel has beyond n columns is undefined.
+// before. B is stored as for [Gemm]. A panel longer than TilePanel(k) has room for more elements along
+// k. The columns of the last panel beyond n are undefined.
 func PackTiles(w *Workspace, dst []half.BFloat16, panel int, transB bool, n, k int, b []half.BFloat16, ldb int) {
 	checkMatrix("B", transB, k, n, len(b), ldb)
 	checkPanels(len(dst), panel, n, k)
@@ -72,17 +72,17 @@ func checkPanels(length, panel, n, k int) {
 const rowGap = 16
 
 // mustPackRows decides whether A is packed for tiles. Rows along k are read in place, at any even
-// stride, unless all of them share their sets of L1: the strip would not stay there. Where half of them do,
-// reading from L2 is 5 % faster than packing.
+// stride, unless all of them share their sets of L1, which cannot hold the strip then. If half of them
+// share sets, reading them from L2 is 5 % faster than packing.
 func (x *product[T, P]) mustPackRows() bool {
 	const way = 4096 // bytes after which addresses share a set of L1
 	a := x.a
 	return a.step != 1 || a.line%2 != 0 || a.line*int(unsafe.Sizeof(*new(T)))%way == 0 && x.n > 4*x.nr
 }
 
-// Where A is crossed, rows of it are packed three strips at once, and then so many pairs of all of
-// them: columns of a matrix that follow each other share cache lines and pages. Besides a block of B,
-// L2 has those of deepCrossed ranges of k, and what is fetched for the next strips.
+// If A has columns along k (crossed), stripsAtOnce strips are packed at once, pairsAtOnce pairs of all
+// their rows at a time, because neighbouring columns share cache lines and pages. L2 holds a block of
+// B, the packed strips for deepCrossed ranges of k, and the columns fetched for the next strips.
 const (
 	stripsAtOnce = 3
 	pairsAtOnce  = 32
@@ -100,8 +100,8 @@ func (x *product[T, P]) atOnce() int {
 	return stripsAtOnce * x.mr
 }
 
-// fetch sets what the kernel fetches while it multiplies a range of k that starts at lo: rows of A from
-// row next on in place, or where A is packed, its share of the columns from column end on.
+// fetch sets the addresses that the kernel requests while it multiplies a range of k that starts at lo:
+// the rows of A from row next on or, if A is crossed, a share of its columns from column end on.
 func (x *product[T, P]) fetch(next, end, lo int) {
 	t := &x.tile
 	size := int(unsafe.Sizeof(*new(T)))

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoTiles is returned where Linux reports no error and allows no tiles either.
+// errNoTiles means that Linux reported no error but did not allow the tiles.
 var errNoTiles = errors.New("gemm: Linux has not allowed the tiles of AMX")
 
-// tilesAllowed asks Linux to let this process and all its threads use the tiles of AMX, and returns
-// why it may not. Linux before 5.16 and sandboxes know no such call. Threads whose signal stack is too
-// small for the tiles make it fail; those of Go are large enough. Once tiles are allowed, a thread of C
-// cannot install such a small signal stack any more (ENOMEM). See Linux'
+// tilesAllowed asks Linux to let all threads of this process use the tiles of AMX. It returns an error if
+// Linux refuses. Linux before 5.16 and some sandboxes lack the call. It also fails if a thread's signal
+// stack is too small for the tiles; Go's signal stacks are large enough. Once tiles are allowed, a C
+// thread cannot install such a small signal stack any more (ENOMEM). See Linux'
 // Documentation/arch/x86/xstate.rst.
 func tilesAllowed() error {
 	const allow, allowed, tileData = 0x1023, 0x1022, 18

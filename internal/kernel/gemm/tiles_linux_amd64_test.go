@@ -41,11 +41,11 @@ func TestTilesRefused(t *testing.T) {
 	require.Contains(t, string(out), "computed with")
 }
 
-// refuseTiles has Linux answer EPERM to arch_prctl(ARCH_REQ_XCOMP_PERM) from now on, in this thread and
-// in what it executes.
+// refuseTiles makes Linux answer EPERM to arch_prctl(ARCH_REQ_XCOMP_PERM), for this thread and for the
+// programs that it executes.
 func refuseTiles() error {
 	runtime.LockOSThread()
-	const arg0 = 16 // offset of the first argument in what a filter sees
+	const arg0 = 16 // offset of the first argument in struct seccomp_data
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0},
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_ARCH_PRCTL, Jf: 3},

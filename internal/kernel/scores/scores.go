@@ -18,12 +18,12 @@ import (
 // A Span is the columns [Lo, Hi) that a row sees.
 type Span struct{ Lo, Hi int32 }
 
-// Unit is what the number of columns is a multiple of.
+// Unit divides the number of columns.
 const Unit = 32
 
 // Softmax writes the softmax of each row of s over its span to p, with zeros in all other of the cols
 // columns, and its log-sum-exp to lse: -Inf for an empty span. There is a row for each span. Rows of
-// p are ldp elements apart and those of s lds; what s holds afterwards is undefined.
+// p are ldp elements apart, and rows of s lds elements. Softmax leaves s undefined.
 func Softmax(p []half.BFloat16, ldp int, s []float32, lds, cols int, spans []Span, lse []float32) {
 	check("Softmax", len(p), ldp, cols, spans)
 	check("Softmax", len(s), lds, cols, spans)
@@ -42,7 +42,7 @@ const MostRows = 32
 
 // Slopes writes exp(s - lse) to p and p·(dp - delta) to ds, element by element within the span of each
 // row, and zeros in all other of the cols columns. lse and delta have an element for each column. Rows
-// of p and ds are ld elements apart, and those of s and dp lds.
+// of p and ds are ld elements apart, and rows of s and dp lds elements.
 func Slopes(p, ds []half.BFloat16, ld int, s, dp []float32, lds, cols int, spans []Span, lse, delta []float32) {
 	check("Slopes", min(len(p), len(ds)), ld, cols, spans)
 	check("Slopes", min(len(s), len(dp)), lds, cols, spans)

@@ -110,7 +110,7 @@ TEXT ·softmaxAVX512(SB), NOSPLIT, $0-64
 row:
 	SPAN
 
-	// Zeros beside the span.
+	// Zeros outside of the span.
 	VXORPS X1, X1, X1
 	XORQ   DX, DX
 

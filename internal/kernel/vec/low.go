@@ -6,9 +6,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// lowKernels are the kernels of an instruction set for bfloat16, nil where it has none. They have the
-// bits of the kernel for float32 on widened elements, rounded once, but spare the passes that widen and
-// round.
+// lowKernels are the kernels of an instruction set for bfloat16, or nil. Their results have the same bits
+// as the float32 kernel on widened elements, rounded once. They save the passes that widen and round.
 type lowKernels struct {
 	add                                                        func(dst, a, b []half.BFloat16)
 	relu, silu, geluErf, geluTanh, sigmoid                     func(y, x []half.BFloat16)
@@ -18,8 +17,8 @@ type lowKernels struct {
 	colSum8                                                    func(dst []float32, x []half.BFloat16)
 }
 
-// The functions below are those of the same names without BFloat16. Where this machine has no kernel
-// for them they do nothing and return false.
+// Each function below is the function of the same name without BFloat16. If this machine has no kernel
+// for it, it does nothing and returns false.
 
 // AddBFloat16 is [Add].
 func AddBFloat16(dst, a, b []half.BFloat16) bool { return low3("Add", active.low.add, dst, a, b) }

@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// lows lists the kernels for bfloat16 beside those for float32: inputs come after the results.
+// lows pairs the kernels for bfloat16 with the kernels for float32. Results come before inputs.
 var lows = map[string]struct {
 	results, inputs int
 	low             func(s [][]half.BFloat16) bool

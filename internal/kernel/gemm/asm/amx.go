@@ -6,11 +6,10 @@ import (
 	"strings"
 )
 
-// amx is the file of the tiles of AMX. They multiply bfloat16 only, and everything around them is
-// AVX-512.
+// amx is the target for the tiles of AMX. They multiply only bfloat16. The code around them is AVX-512.
 var amx = target{name: "amx", reg: "Z", bytes: 64, masks: true, dots: true}
 
-// amxSource prints the register kernel of AMX, and the loop of package peak is in [peakSource].
+// amxSource returns the file with the register kernel of AMX.
 func amxSource() []byte {
 	out := new(bytes.Buffer)
 	fmt.Fprint(out, amx.header())
@@ -57,15 +56,15 @@ type tiles struct{ routine }
 // registers while k runs. A step of 32 along k is four loads and four TDPBF16PS, which take 64
 // cycles. B is loaded with TILELOADDT1: it does not evict the strip of A from L1.
 //
-// What the tiles have summed goes to the scratch. From there vectors bring it to C while the tiles
-// sum the next 32 columns: four rows in a step. Its general registers:
+// The tiles store their sums in the scratch. Vector instructions bring these sums to C while the tiles
+// compute the next 32 columns: four rows in a step. Its general registers:
 //
 //	throughout          AX tile   R9 aline   R11 row of B   R13 ldout   R14 aheadLine
 //	in the loop on k    CX steps left   BX B   SI, R8 upper and lower rows of A   R10 ahead
 //	columns summed      DX rows left   R12 scratch   DI out   R15 in
 //
-// The frame has the distance of the lower rows of A, columns left, ldin, what is ahead, and where the
-// next columns of C and of B are.
+// The stack frame holds the distance of the lower rows of A, the columns left, ldin, the address to
+// fetch from, and the addresses of the next columns of C and of B.
 func (t tiles) mul() {
 	const lower, left, ldin, ahead, to, panel = "0(SP)", "8(SP)", "16(SP)", "24(SP)", "32(SP)", "40(SP)"
 	t.p("MOVQ t+0(FP), AX")
@@ -159,7 +158,7 @@ func (v variant) print(lower, left, ldin, ahead, to, panel string) {
 	v.p("RET")
 }
 
-// step prints 32 elements of k, and four times what is to be done meanwhile.
+// step prints the products of 32 elements of k. It calls meanwhile four times between them.
 func (v variant) step(meanwhile func()) {
 	if meanwhile == nil {
 		meanwhile = func() {}
@@ -180,7 +179,7 @@ func (v variant) step(meanwhile func()) {
 	v.p("ADDQ $64, SI; ADDQ $64, R8; ADDQ tile_aheadStep(AX), R10; ADDQ $2048, BX")
 }
 
-// row prints the way of a row of sums to C, and fetches the row of the next columns for writing.
+// row prints the store of a row of sums to C, and a request for the same row of the next columns.
 func (v variant) row(ldin string, size int) {
 	v.p("VMULPS (R12), Z30, Z18; VMULPS 64(R12), Z30, Z19; SUBQ $-128, R12")
 	if v.adds {

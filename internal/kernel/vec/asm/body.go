@@ -270,8 +270,8 @@ func (b *body) store(slice string, v *value) {
 	}})
 }
 
-// storeLow is store to bfloat16, rounded to nearest even as package half does: half a unit less one
-// is added to the bits, and one more to those of odd numbers. Of NaN the upper half is kept, made quiet.
+// storeLow is store to bfloat16. It rounds to nearest even as package half does: it adds 0x7fff to the
+// bits, and one more if the upper half is odd. A NaN keeps its upper half and becomes quiet.
 func (b *body) storeLow(slice string, v *value) {
 	odd := b.binary("VPANDD", b.unary("VPSRLD", v, "$16"), b.word(1))
 	sum := b.binary("VPADDD", b.binary("VPADDD", odd, b.word(0x7fff)), v)

@@ -15,8 +15,8 @@ func all() []kernel {
 	return slices.Concat(arithmetic(), comparisons(), treeSums(), reductions(), activations(), functions(), rows(), optimizers(), pools(), wires())
 }
 
-// lows lists the kernels for bfloat16, of AVX-512 only. They calculate in float32 as those of the same
-// names do, and results are rounded once, to the same bits as in a pass of its own.
+// lows lists the kernels for bfloat16, which only AVX-512 has. They compute in float32 as the kernels of
+// the same names do, and round results once.
 func lows() (list []kernel) {
 	for _, k := range all() {
 		wanted := k.name == "add" || slices.ContainsFunc(gates, func(g gate) bool {
