@@ -48,8 +48,17 @@ func tileSum(a, b []float32, bstep int) float32 {
 	var even, odd float32
 	for p, x := range a {
 		u, v := math.Float32bits(x), math.Float32bits(b[p*bstep])
-		even = fused(math.Float32frombits(u<<16), math.Float32frombits(v<<16), even)
-		odd = fused(math.Float32frombits(u&^0xffff), math.Float32frombits(v&^0xffff), odd)
+		even = multiplyAdd(math.Float32frombits(u<<16), math.Float32frombits(v<<16), even)
+		odd = multiplyAdd(math.Float32frombits(u&^0xffff), math.Float32frombits(v&^0xffff), odd)
 	}
 	return fused(1, even, odd)
+}
+
+// multiplyAdd is [fused] for widened bfloat16 x and y. Where both are plain, ordinary arithmetic has the
+// same result.
+func multiplyAdd(x, y, sum float32) float32 {
+	if plain(x) && plain(y) {
+		return sum + float32(x*y)
+	}
+	return fused(x, y, sum)
 }
