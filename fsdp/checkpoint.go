@@ -34,7 +34,10 @@ import (
 // until now, see there: then both the training and one that loads the checkpoint go on with the
 // same bits.
 //
-// Options: AtStep, KeepLast, Extra, RankExtra.
+// Values that are NaN or infinite are an error that names the rank and the tensor, and nothing is saved:
+// a training that has diverged does not replace its last good checkpoint. See AllowNotFinite.
+//
+// Options: AtStep, KeepLast, Extra, RankExtra, AllowNotFinite.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
 	st, about := s.saving(ctx, opt)
 	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, saveOptions(opts), about))
@@ -58,7 +61,7 @@ func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer
 
 // saveOptions applies the options of Save.
 func saveOptions(opts []StateOption) *state.Options {
-	return state.NewOptions(opts, "AtStep", "KeepLast", "Extra", "RankExtra")
+	return state.NewOptions(opts, "AtStep", "KeepLast", "Extra", "RankExtra", "AllowNotFinite")
 }
 
 // saving prepares for Save, and says what a checkpoint tells about the model.
@@ -109,19 +112,20 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // an older one. Rank 0 says so in a warning, to Config.Logger or [slog.Default], with the reason
 // and the steps that are lost. What shows only when the data is read is an error on every rank,
 // with the file, the tensor, the bytes and the checksums, and it says which older checkpoint there
-// is. AllowOlder changes both.
+// is. So are values that are NaN or infinite, unless AllowNotFinite accepts them. AllowOlder changes
+// all of this.
 //
 // Load drops the gradients, and a Forward that waits for its Backward. It fails while Hold has put
 // one aside.
 //
-// Options: Rename, AllowMissing, AllowExtra, AllowOlder, TakeSettings.
+// Options: Rename, AllowMissing, AllowExtra, AllowNotFinite, AllowOlder, TakeSettings.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
 	err := mayReplace(s, "Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest
 	}
 	st := s.store(ranks.Ask{Call: "Load"}, err)
-	l, err := st.PlanLoad(ctx, dir, opt, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "AllowOlder", "TakeSettings"))
+	l, err := st.PlanLoad(ctx, dir, opt, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "AllowNotFinite", "AllowOlder", "TakeSettings"))
 	if err != nil {
 		return nil, st.end(err)
 	}

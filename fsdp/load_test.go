@@ -446,7 +446,7 @@ func TestLoadNames(t *testing.T) {
 			message: `Rename gives both l0.w and l1.w the name "l0.w"`},
 		"a panic": {model: chainNamed("l", shapeDim), opts: []fsdp.StateOption{fsdp.Rename(func(string) string { panic("no idea") })}, message: "no idea"},
 		"another method's option": {model: chainNamed("l", shapeDim), opts: []fsdp.StateOption{fsdp.KeepLast(3)},
-			message: "option KeepLast is not for this method, which takes [Rename AllowMissing AllowExtra AllowOlder TakeSettings]"},
+			message: "option KeepLast is not for this method, which takes [Rename AllowMissing AllowExtra AllowNotFinite AllowOlder TakeSettings]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onRanks(t, 3, func(ctx context.Context, g comm.Group) {

@@ -336,7 +336,7 @@ func TestSaveArguments(t *testing.T) {
 		}, `Extra("a") is given twice`},
 		"option": {func(ctx context.Context, f *filler, rank int) error {
 			return f.Save(ctx, dir, f.opt, fsdp.As(fsdp.BFloat16))
-		}, "option As is not for this method, which takes [AtStep KeepLast Extra RankExtra]"},
+		}, "option As is not for this method, which takes [AtStep KeepLast Extra RankExtra AllowNotFinite]"},
 		"method": {func(ctx context.Context, f *filler, rank int) error {
 			if rank == 0 {
 				return f.Save(ctx, dir, f.opt)

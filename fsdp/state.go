@@ -248,12 +248,13 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 // which the next Export to that path removes.
 //
 // [Rename], [Transpose], [Join] and [LeaveOut] give names and layouts, [As] the type.
+// Values that are NaN, infinite or beyond the range of that type are an error, see [AllowNotFinite].
 // [WithOptimizer] adds the state of an optimizer, with names such as "exp_avg:wte.weight",
 // transposed as its parameter is. [Metadata] adds text. [SplitAt] and [Beside] write more files: they
 // take their places one after the other when all are on disk, the index last. Buffers are rank 0's. Parameters of units with groups of their own are named as in
 // [Sharded.FullState].
 func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) error {
-	o := state.NewOptions(opts, "As", "Rename", "Transpose", "Join", "LeaveOut", "SplitAt", "Beside", "WithOptimizer", "Metadata")
+	o := state.NewOptions(opts, "As", "Rename", "Transpose", "Join", "LeaveOut", "SplitAt", "Beside", "WithOptimizer", "Metadata", "AllowNotFinite")
 	st := s.store(ranks.Ask{Call: "Export"}, s.mayWith("Export", o.Optimizer))
 	return st.end(st.Export(ctx, path, o))
 }
@@ -265,8 +266,8 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 //
 // [Rename], [Transpose] and [Join] say how the model's parameters appear in the file. Names, shapes
 // and types are checked first. What does not fit is a *StateError on every rank, which names all of
-// it, and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. A later error leaves the
-// model with a part of the values: it refuses passes, steps and Save until an Import or Load
+// it, and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. A later error, such as a
+// value that is NaN and that [AllowNotFinite] does not accept, leaves the model with a part of the values: it refuses passes, steps and Save until an Import or Load
 // succeeds, and the optimizer until one with it does.
 //
 // [WithOptimizer] also reads the state of an optimizer, which an Export with that option has
@@ -277,7 +278,7 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 // Buffers of all ranks become those of the file. Import drops the gradients, and a Forward that
 // waits for its Backward. It fails while Hold has put one aside.
 func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
-	o := state.NewOptions(opts, "Rename", "Transpose", "Join", "AllowMissing", "AllowExtra", "WithOptimizer", "TakeSettings")
+	o := state.NewOptions(opts, "Rename", "Transpose", "Join", "AllowMissing", "AllowExtra", "AllowNotFinite", "WithOptimizer", "TakeSettings")
 	st := s.store(ranks.Ask{Call: "Import"}, mayReplace(s, "Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
 	if err != nil {

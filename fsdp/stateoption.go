@@ -106,6 +106,14 @@ func AllowExtra(match func(name string) bool) StateOption {
 	return stateOption("AllowExtra", func(o *state.Options) { o.AllowExtra = match })
 }
 
+// AllowNotFinite selects tensors, by their name in the file or state, whose values may be NaN or
+// infinite. Without it, Save, Export, Load and Import return an error for such values, since a training
+// with them has diverged. Buffers may be infinite, as masks are, but not NaN. A Save with KeepLast that
+// writes such values also keeps the last checkpoint before it that has none.
+func AllowNotFinite(match func(name string) bool) StateOption {
+	return stateOption("AllowNotFinite", func(o *state.Options) { o.AllowNotFinite = match })
+}
+
 // AllowOlder says whether Load may take an older checkpoint where the last one is damaged. Without
 // it, Load takes one if the damage shows in the manifest, or in which files are there and how long
 // they are, and returns an error if it shows in the data.

@@ -15,6 +15,8 @@ var (
 
 	// ErrDamaged is the error about bytes that are not those that were written.
 	ErrDamaged = errors.New("damaged")
+	// ErrNotFinite is wrapped by errors about values that are NaN or infinite and may not be.
+	ErrNotFinite = errors.New("not finite")
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

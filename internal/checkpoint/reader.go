@@ -179,8 +179,8 @@ func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 }
 
 // Check holds n elements of a tensor from offset on, and reads and checks the chunks that they lie
-// in. Nothing is kept of them.
-func (r *Reader) Check(ctx context.Context, k Key, offset, n int) error {
+// in, and their values. Nothing is kept of them.
+func (r *Reader) Check(ctx context.Context, k Key, offset, n int, v Values) error {
 	if err := r.Hold(ctx, k, offset, n); err != nil {
 		return err
 	}
@@ -194,7 +194,12 @@ func (r *Reader) Check(ctx context.Context, k Key, offset, n int) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			if err := r.readChunk(ctx, &t, &p, c, buffer[:chunkLen(&t, &p, c)]); err != nil {
+			chunk := buffer[:chunkLen(&t, &p, c)]
+			err := r.readChunk(ctx, &t, &p, c, chunk)
+			if err == nil {
+				err = v.Check(k.Name(), p.Offset+c*per, t.DType, chunk)
+			}
+			if err != nil {
 				return err
 			}
 		}

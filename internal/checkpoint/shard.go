@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math"
 	"path"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,7 @@ type Part struct {
 	Steps  int   // updates that the entry of an optimizer has had
 	Offset int   // elements
 	Data   []byte
+	Values Values
 
 	// Write, if it is not nil, stands for Data that is not in memory: it writes Len elements, in
 	// portions of any size.
@@ -32,16 +34,44 @@ type Part struct {
 	Len   int
 }
 
+// Values says which values a tensor may have.
+type Values uint8
+
+const (
+	Finite   Values = iota // neither NaN nor infinity
+	Infinite               // no NaN, such as a mask in a buffer
+	Any                    // all that there are
+)
+
+// Check returns an error that wraps [ErrNotFinite] if elements of type t have other values. name is
+// that of the tensor, offset the index of the first of the elements there.
+func (v Values) Check(name string, offset int, t safetensors.DType, b []byte) error {
+	if v == Any {
+		return nil
+	}
+	n, first := safetensors.NotFinite(t, b, v == Infinite)
+	if n == 0 {
+		return nil
+	}
+	return notFinite(name, n, len(b)/t.Size(), offset+first, safetensors.Float(t, b[first*t.Size():]))
+}
+
+func notFinite(name string, n, of, first int, value float64) error {
+	return fmt.Errorf("%s: values that are %w: %d of %d, the first is element %d, %v", name, ErrNotFinite, n, of, first, value)
+}
+
 // A Shard is what one rank has written. The zero Shard is nothing.
 type Shard struct {
 	File    File     `json:"file"`
+	Special int      `json:"special,omitempty"` // values that are NaN or infinite
 	Tensors []Tensor `json:"tensors,omitempty"` // in the order of their keys, pieces by Offset; File is 0
 }
 
 // WriteShard writes parts to a new file and returns once its content is on disk. The name is one of
 // [FileName]: what directory it has in dir is made if need be. WriteShard goes through the data
 // once, chunk by chunk, tells wrote, which may be nil, how many bytes of data each chunk had, and
-// stops between two of them when ctx ends. If there is no data it makes no file, and the Shard's
+// stops between two of them when ctx ends. Values that a part may not have are an error that wraps
+// [ErrNotFinite]. If there is no data it makes no file, and the Shard's
 // File is zero. What a call that failed has left is of no use.
 func WriteShard(ctx context.Context, fsys FS, dir, name string, parts []Part, wrote func(bytes int)) (*Shard, error) {
 	tensors, header, blocks, err := plan(parts)
@@ -58,6 +88,7 @@ func WriteShard(ctx context.Context, fsys FS, dir, name string, parts []Part, wr
 	}
 	s := new(Shard)
 	for _, b := range blocks {
+		s.Special += b.special
 		tensors[b.Key].add(b.piece)
 		s.File = File{Name: name, Size: b.piece.At + int64(b.bytes()), Header: crc32.Checksum(header, castagnoli)}
 	}
@@ -104,8 +135,9 @@ func (s *Shard) validate() error {
 // A block is a part in its place in a file.
 type block struct {
 	Part
-	name  string // in messages
-	piece Piece  // its Sums are to be filled in
+	name    string // in messages
+	piece   Piece  // its Sums are to be filled in
+	special int    // values that are NaN or infinite, likewise
 }
 
 // plan lays parts out in a file: a header and, behind it, the blocks. There are none if there is no
@@ -128,7 +160,7 @@ func plan(parts []Part) (tensors map[Key]*joining, header []byte, blocks []block
 	for i, p := range data {
 		h := list.Tensors[i]
 		sums := make(Sums, sumBytes*chunks(p.len(), p.DType.Size()))
-		blocks = append(blocks, block{p, h.Name, Piece{Offset: p.Offset, Len: p.len(), At: h.Offset, Sums: sums}})
+		blocks = append(blocks, block{Part: p, name: h.Name, piece: Piece{Offset: p.Offset, Len: p.len(), At: h.Offset, Sums: sums}})
 	}
 	return tensors, list.Encode(), blocks, nil
 }
@@ -214,13 +246,17 @@ func writeFile(ctx context.Context, fsys FS, path string, header []byte, blocks 
 	}
 	for i := range blocks {
 		b := &blocks[i]
-		w := &summer{file: f, sums: b.piece.Sums, room: b.bytes(), wrote: wrote}
+		w := &summer{file: f, sums: b.piece.Sums, room: b.bytes(), wrote: wrote, special: specials{dtype: b.DType}}
 		err := b.write(ctx, w)
 		if err == nil && w.room > 0 {
 			err = fmt.Errorf("%d of %d bytes are missing", w.room, b.bytes())
 		}
 		if err != nil {
 			return fmt.Errorf("write %s: %w", b.name, err)
+		}
+		b.special = w.special.nan + w.special.inf
+		if err := w.special.check(b); err != nil {
+			return err
 		}
 	}
 	return f.Sync()
@@ -234,6 +270,8 @@ type summer struct {
 	at    int // bytes written
 	room  int // bytes that are to come
 	wrote func(bytes int)
+
+	special specials
 }
 
 // Write implements io.Writer.
@@ -245,6 +283,7 @@ func (s *summer) Write(p []byte) (n int, err error) {
 		part := p[n:min(len(p), n+ChunkBytes-s.at%ChunkBytes)]
 		c := s.at / ChunkBytes
 		s.sums.set(c, crc32.Update(s.sums.chunk(c), castagnoli, part))
+		s.special.add(part)
 		if err := writeFull(s.file, part); err != nil {
 			return n, err
 		}
@@ -254,6 +293,60 @@ func (s *summer) Write(p []byte) (n int, err error) {
 		}
 	}
 	return n, nil
+}
+
+// specials counts the values of a block that are NaN or infinite.
+type specials struct {
+	dtype    safetensors.DType
+	nan, inf int
+	at       int    // elements so far
+	rest     []byte // bytes of an element that are not complete
+
+	firstNaN, first int // index of the first NaN, and of the first that is not finite
+	value           float64
+}
+
+// add counts those in the bytes that come next.
+func (s *specials) add(p []byte) {
+	size := s.dtype.Size()
+	if len(s.rest) > 0 {
+		n := min(size-len(s.rest), len(p))
+		if s.rest = append(s.rest, p[:n]...); len(s.rest) < size {
+			return
+		}
+		s.count(s.rest)
+		s.rest, p = s.rest[:0], p[n:]
+	}
+	whole := len(p) / size * size
+	s.count(p[:whole])
+	s.rest = append(s.rest, p[whole:]...)
+}
+
+// count counts those in whole elements.
+func (s *specials) count(p []byte) {
+	n, first := safetensors.NotFinite(s.dtype, p, false)
+	if n > 0 {
+		nan, firstNaN := safetensors.NotFinite(s.dtype, p, true)
+		if s.nan == 0 {
+			s.firstNaN = s.at + firstNaN
+		}
+		if s.nan+s.inf == 0 {
+			s.first, s.value = s.at+first, safetensors.Float(s.dtype, p[first*s.dtype.Size():])
+		}
+		s.nan, s.inf = s.nan+nan, s.inf+n-nan
+	}
+	s.at += len(p) / s.dtype.Size()
+}
+
+// check returns an error if b may not have these values.
+func (s *specials) check(b *block) error {
+	switch {
+	case b.Values == Infinite && s.nan > 0:
+		return notFinite(b.Name(), s.nan, b.len(), b.Offset+s.firstNaN, math.NaN())
+	case b.Values == Finite && s.nan+s.inf > 0:
+		return notFinite(b.Name(), s.nan+s.inf, b.len(), b.Offset+s.first, s.value)
+	}
+	return nil
 }
 
 // writeFull writes all of b.

@@ -287,18 +287,19 @@ func (s *Store) Discard(d *Draft) error {
 	return nil
 }
 
-// Retain removes all whole checkpoints but the last k. What is not whole is not removed: it may be
+// Retain removes all whole checkpoints but the last k and, unless it is "", the one at the path
+// spare. What is not whole is not removed: it may be
 // of a later format, or unreadable only today, or wanted by someone who asks how it came about. A
 // checkpoint loses its name first, so that half of one is never taken for a whole one.
-func (s *Store) Retain(k int) error {
-	err := s.retain(k)
+func (s *Store) Retain(k int, spare string) error {
+	err := s.retain(k, spare)
 	if err != nil {
 		return fmt.Errorf("checkpoint: removing all but the last %d in %s: %w", k, s.dir, err)
 	}
 	return nil
 }
 
-func (s *Store) retain(k int) error {
+func (s *Store) retain(k int, spare string) error {
 	if s.lock == nil {
 		return errNotLocked
 	}
@@ -317,6 +318,9 @@ func (s *Store) retain(k int) error {
 	}
 	var errs []error
 	for _, path := range whole[:max(0, len(whole)-k)] {
+		if path == spare {
+			continue
+		}
 		if err := s.fsys.Rename(path, draftOf(path)); err != nil {
 			errs = append(errs, err)
 		}

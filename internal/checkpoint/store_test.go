@@ -71,7 +71,7 @@ func save(fsys checkpoint.FS, dir string, step, keep int) (path string, err erro
 	if err != nil {
 		return "", errors.Join(err, s.Discard(d))
 	}
-	return path, s.Retain(keep)
+	return path, s.Retain(keep, "")
 }
 
 // load returns the step of the latest checkpoint, every byte of which it has checked.
@@ -223,12 +223,12 @@ func TestMisuse(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Begin(1)
 	require.ErrorContains(t, err, "not locked")
-	require.ErrorContains(t, s.Retain(1), "not locked")
+	require.ErrorContains(t, s.Retain(1, ""), "not locked")
 	require.NoError(t, s.Lock(ctx))
 	require.NoError(t, s.Lock(ctx), "it has it")
 	_, err = s.Begin(-1)
 	require.ErrorContains(t, err, "negative")
-	require.Error(t, s.Retain(0))
+	require.Error(t, s.Retain(0, ""))
 	d, err := s.Begin(1)
 	require.NoError(t, err)
 	require.NoError(t, s.Close())

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"math/rand/v2"
@@ -304,13 +305,40 @@ func (e *exporter) write(t *Tensor, whole []byte) {
 		if e.naming.as[t.Index].transposed {
 			rows = part.Shape[0]
 		}
-		to := e.inFile(&part)
-		if err := writeTensor(set.file.handle, to.DType, whole[:n], fileType(e.s.Compute), rows); err != nil {
+		to, from := e.inFile(&part), fileType(e.s.Compute)
+		w := &valueWriter{w: set.file.handle, t: to, values: e.o.values(to.Name, e.s.Layout.Model.Params[t.Index].Buffer && t.Entry == "")}
+		err := writeTensor(w, to.DType, whole[:n], from, rows)
+		switch {
+		case err == nil:
+		case !errors.Is(err, checkpoint.ErrNotFinite):
 			e.failed = fmt.Errorf("writing tensor %s: %w", to.Name, err)
+		case w.values.Check(to.Name, 0, from, whole[:n]) == nil:
+			e.failed = fmt.Errorf("%w: values of %v in the model that are beyond the range of %v, see option As", err, from, to.DType)
+		default:
+			e.failed = fmt.Errorf("%w: the training has diverged; option AllowNotFinite writes them", err)
+		}
+		if e.failed != nil {
 			return
 		}
 		whole = whole[n:]
 	}
+}
+
+// A valueWriter writes the elements of a tensor to w, and looks at their values.
+type valueWriter struct {
+	w      io.Writer
+	t      safetensors.Tensor
+	at     int // elements written
+	values checkpoint.Values
+}
+
+// Write implements io.Writer, for whole elements.
+func (w *valueWriter) Write(p []byte) (int, error) {
+	if err := w.values.Check(w.t.Name, w.at, w.t.DType, p); err != nil {
+		return 0, err
+	}
+	w.at += len(p) / w.t.DType.Size()
+	return w.w.Write(p)
 }
 
 // commit gives the files their names once all are on disk, the index last.

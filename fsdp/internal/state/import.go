@@ -79,7 +79,16 @@ func (f *Filling) describe(path string, files *tensorFiles, o *Options) (err err
 	f.read = func(ctx context.Context, at int, p *Piece) error {
 		from := places[at]
 		r.file = files.handles[from.file]
-		err := replace(p.Vec, func(to []byte) error { return r.read(ctx, from.tensor, to, p.Offset, f.n.cols(&p.Tensor)) })
+		err := replace(p.Vec, func(to []byte) error {
+			if err := r.read(ctx, from.tensor, to, p.Offset, f.n.cols(&p.Tensor)); err != nil {
+				return err
+			}
+			buffer := f.s.Layout.Model.Params[p.Index].Buffer && p.Entry == ""
+			return o.values(from.tensor.Name, buffer).Check(from.tensor.Name, p.Offset, r.as, to)
+		})
+		if errors.Is(err, checkpoint.ErrNotFinite) {
+			err = fmt.Errorf("%w, of %v in the file, %v in the model; option AllowNotFinite takes them", err, from.tensor.DType, r.as)
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", files.paths[from.file], err)
 		}

@@ -84,7 +84,7 @@ func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Co
 		}
 		return err
 	})
-	if o.anyOlder() && errors.Is(err, checkpoint.ErrDamaged) {
+	if o.anyOlder() && spoiled(err) {
 		damage, err = err, nil
 	}
 	if err := l.s.Team.Agree(ctx, 0, err); err != nil || !o.anyOlder() {
@@ -176,10 +176,13 @@ func (l *Loading) told(ctx context.Context, mine error) (damage, err error) {
 
 // advise adds to an error about damage at path what can be done about it.
 func (l *Loading) advise(ctx context.Context, path string, err error) error {
-	if !errors.Is(err, checkpoint.ErrDamaged) {
+	if !spoiled(err) {
 		return err
 	}
 	err = Lasting(err)
+	if errors.Is(err, checkpoint.ErrNotFinite) {
+		err = fmt.Errorf("%w; option AllowNotFinite takes it", err)
+	}
 	found, none := checkpoint.Before(ctx, l.fs, path, nil)
 	switch {
 	case none == nil:
@@ -191,9 +194,15 @@ func (l *Loading) advise(ctx context.Context, path string, err error) error {
 	}
 }
 
-// Lasting adds to an error about damage that another start meets it again.
+// spoiled tells whether another start meets the error again: something is damaged, or has values that
+// are not finite.
+func spoiled(err error) bool {
+	return errors.Is(err, checkpoint.ErrDamaged) || errors.Is(err, checkpoint.ErrNotFinite)
+}
+
+// Lasting adds to an error about a checkpoint that another start meets it again.
 func Lasting(err error) error {
-	if !errors.Is(err, checkpoint.ErrDamaged) {
+	if !spoiled(err) {
 		return err
 	}
 	return fmt.Errorf("%s: %w", launch.NoRestart, err)
@@ -236,19 +245,24 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 		idle := t.Entry != "" && l.opt == nil || t.Owner != checkpoint.Shared && buffers[t.Param] && t.Entry == ""
 		l.m.have = append(l.m.have, found{Key: t.Key, Shape: t.Shape, DType: t.DType, Steps: t.Steps, idle: idle})
 	}
-	hold := l.reader.Hold
-	if o.anyOlder() {
-		hold = l.reader.Check
-	}
 	for i := range l.own {
 		p := &l.own[i]
-		if err := hold(ctx, l.key(&p.Tensor), p.Offset, p.Vec.Len()); err != nil {
+		if o.anyOlder() {
+			err = l.reader.Check(ctx, l.key(&p.Tensor), p.Offset, p.Vec.Len(), l.values(o, p))
+		} else {
+			err = l.reader.Hold(ctx, l.key(&p.Tensor), p.Offset, p.Vec.Len())
+		}
+		if err != nil {
 			return fmt.Errorf("checkpoint %s: %w", l.Path, err)
 		}
 	}
 	l.read = func(ctx context.Context, at int, p *Piece) error {
 		err := replace(p.Vec, func(to []byte) error {
-			return l.reader.Read(ctx, l.m.have[at].Key, p.Offset, to, fileType(l.s.Compute))
+			k, t := l.m.have[at].Key, fileType(l.s.Compute)
+			if err := l.reader.Read(ctx, k, p.Offset, to, t); err != nil {
+				return err
+			}
+			return l.values(o, p).Check(k.Name(), p.Offset, t, to)
 		})
 		if err != nil {
 			return l.advise(ctx, l.Path, fmt.Errorf("checkpoint %s: %w", l.Path, err))
@@ -256,6 +270,12 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 		return nil
 	}
 	return nil
+}
+
+// values says which values a part of the checkpoint may have.
+func (l *Loading) values(o *Options, p *Piece) checkpoint.Values {
+	k := l.key(&p.Tensor)
+	return o.values(k.Name(), l.s.Layout.Model.Params[p.Index].Buffer && p.Entry == "")
 }
 
 // key returns what a tensor is called in the checkpoint. A rank beyond those that saved takes the

@@ -20,6 +20,10 @@ type Meta struct {
 	// need them.
 	OptimizerGroups []optim.Group `json:"optimizer_groups,omitempty"`
 
+	// NotFinite is the number of values that are NaN or infinite, which an option has allowed. Earlier
+	// versions did not look for them.
+	NotFinite int `json:"not_finite,omitempty"`
+
 	Extra     Extras   `json:"extra,omitempty"`
 	RankExtra []Extras `json:"rank_extra"`        // by rank
 	Buffers   []string `json:"buffers,omitempty"` // names of the parameters that are buffers

@@ -35,6 +35,7 @@ type Options struct {
 	Beside           map[string][]byte
 	AllowMissing     func(name string) bool // or nil
 	AllowExtra       func(name string) bool // or nil
+	AllowNotFinite   func(name string) bool // or nil
 	As               comm.DType             // or 0 for that of the computation
 	Optimizer        optim.Optimizer
 	Metadata         map[string]string
@@ -82,6 +83,17 @@ func (o *Options) RootElse(root int) {
 	if !o.given("OnlyOn") && !o.given("OnEveryRank") {
 		o.Root = root
 	}
+}
+
+// values says which values a tensor of this name may have. Masks in buffers are often infinite.
+func (o *Options) values(name string, buffer bool) checkpoint.Values {
+	switch {
+	case allows(o.AllowNotFinite, name):
+		return checkpoint.Any
+	case buffer:
+		return checkpoint.Infinite
+	}
+	return checkpoint.Finite
 }
 
 func (o *Options) given(name string) bool { return slices.Contains(o.Given, name) }

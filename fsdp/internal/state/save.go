@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
@@ -120,16 +121,26 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 	if err != nil {
 		return nil, err
 	}
-	w.own, err = s.pieces(opt)
+	if w.own, err = s.pieces(opt); err != nil {
+		return nil, err
+	}
 	for _, p := range w.own {
 		i := s.Layout.Home[p.Index].Group
 		if r := &s.Layout.Groups[i].Ranks; r.Replica != i%r.Replicas { // of replicas one writes
 			continue
 		}
 		w.vecs = append(w.vecs, p.Vec)
-		w.parts = append(w.parts, partOf(s.Compute, &p))
+		part := partOf(s.Compute, &p)
+		err = ranks.Guarded("option AllowNotFinite", func() error {
+			part.Values = o.values(p.Key.Name(), s.Layout.Model.Params[p.Index].Buffer && p.Entry == "")
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		w.parts = append(w.parts, part)
 	}
-	return w, err
+	return w, nil
 }
 
 // partOf returns a piece as a part of a checkpoint. What is not in ordinary memory is written in
@@ -274,6 +285,10 @@ func (w *writing) write(ctx context.Context, dir string) (record []byte, err err
 	}
 	name := checkpoint.FileName("rank", w.team.Group().Rank(), w.team.Group().Size())
 	shard, err := checkpoint.WriteShard(ctx, w.fs, dir, name, w.parts, w.wrote)
+	if errors.Is(err, checkpoint.ErrNotFinite) {
+		return nil, fmt.Errorf("%w: the training has diverged, and this is not saved: checkpoints before it are kept, and Load takes the "+
+			"last of them; option AllowNotFinite accepts such values", err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -298,10 +313,37 @@ func (w *writing) commit(shards, extra [][]byte) error {
 	if w.path = path; w.keep == 0 {
 		return nil
 	}
-	if err := w.store.Retain(w.keep); err != nil {
+	spare, err := w.lastFinite()
+	if err == nil {
+		err = w.store.Retain(w.keep, spare)
+	}
+	if err != nil {
 		return fmt.Errorf("%s is complete, but others are left: %w", path, err)
 	}
 	return nil
+}
+
+// lastFinite returns the path of the last checkpoint of which all values are finite, if the one that
+// has just been written is none: a training may have to go back to it.
+func (w *writing) lastFinite() (path string, err error) {
+	if w.about.NotFinite == 0 {
+		return "", nil
+	}
+	entries, err := checkpoint.List(context.Background(), w.fs, w.dir)
+	for _, e := range slices.Backward(entries) {
+		if e.Err != nil {
+			continue
+		}
+		r, err := checkpoint.OpenReader(context.Background(), w.fs, e.Path)
+		if err != nil {
+			return "", err
+		}
+		about, err := parseMeta(r.Manifest().Meta, r.Manifest().World)
+		if err = errors.Join(err, r.Close()); err != nil || about.NotFinite == 0 {
+			return e.Path, err
+		}
+	}
+	return "", err
 }
 
 // manifest describes the checkpoint.
@@ -320,6 +362,7 @@ func (w *writing) manifest(shards, extra [][]byte) (*checkpoint.Manifest, error)
 		if err := all.Add(rank, shard); err != nil {
 			return nil, err
 		}
+		w.about.NotFinite += shard.Special
 	}
 	var err error
 	if m.Files, m.Tensors, err = all.Merged(); err != nil {

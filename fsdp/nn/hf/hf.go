@@ -260,9 +260,10 @@ func failing(err error) fsdp.StateOption {
 // config.json, the weights, and the files of the tokenizer and of generation from the directory that
 // was opened. The options are those of [fsdp.Sharded.Export] of which it takes
 //
-//	fsdp.As        the type of the weights; that of the computation without it
-//	fsdp.SplitAt   bytes of a file, from which on there are several and an index
-//	fsdp.Metadata  text in the header
+//	fsdp.As              the type of the weights; that of the computation without it
+//	fsdp.SplitAt         bytes of a file, from which on there are several and an index
+//	fsdp.Metadata        text in the header
+//	fsdp.AllowNotFinite  tensors with values that are NaN or infinite
 //
 // Each file takes its place when all are on disk. The adapters of LoRA are not written: Save refuses
 // those that have trained until Merge has added them to the weights.
@@ -279,7 +280,7 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts ...f
 			return err
 		}
 	}
-	own := state.NewOptions(opts, "As", "SplitAt", "Metadata")
+	own := state.NewOptions(opts, "As", "SplitAt", "Metadata", "AllowNotFinite")
 	beside, err := m.beside(own)
 	opts = slices.Concat(opts, m.options(), []fsdp.StateOption{
 		fsdp.LeaveOut(nn.IsAdapter), fsdp.Beside(beside), failing(errors.Join(own.Err, err)),

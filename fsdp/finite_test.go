@@ -1,0 +1,184 @@
+package fsdp_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+)
+
+// anyTensor selects all tensors.
+func anyTensor(string) bool { return true }
+
+// spoil gives the last element that this rank owns another value, and returns the name of its parameter.
+func spoil(t require.TestingT, m *fsdp.Sharded, x float64) string {
+	name := ""
+	for _, p := range m.Shards() {
+		if p.Value.Len() > 0 {
+			edit(t, p.Value, func(i int, old float64) float64 {
+				if i == p.Value.Len()-1 {
+					return x
+				}
+				return old
+			})
+			name = p.Name
+			break
+		}
+	}
+	return name
+}
+
+// TestSaveRefusesNotFinite diverges after a good checkpoint: the next Save is an error on every rank that
+// names rank and tensor, the good checkpoint is still there and is what Load takes, and the training may
+// go on. Where an option accepts the values, KeepLast(1) keeps the good one beside them.
+func TestSaveRefusesNotFinite(t *testing.T) {
+	for _, x := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
+		for _, state := range []bool{false, true} {
+			for _, asynchronous := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%v/of the optimizer %t/asynchronous %t", x, state, asynchronous), func(t *testing.T) {
+					disk := crashfs.New()
+					onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+						f := newFiller(t, ctx, g)
+						defer f.Close()
+						save := func(step int, opts ...fsdp.StateOption) error {
+							opts = append(opts, fsdp.AtStep(step), fsdp.OnFS(disk), fsdp.KeepLast(1))
+							if !asynchronous {
+								return f.Save(ctx, ckpt, f.opt, opts...)
+							}
+							v, err := f.SaveAsync(ctx, ckpt, f.opt, opts...)
+							require.NoError(t, err)
+							return v.Wait(ctx)
+						}
+						f.fill(1)
+						require.NoError(t, save(1))
+						name := ""
+						if g.Rank() == 1 && state {
+							e := f.opt.State()[0]
+							edit(t, e.Data, func(i int, old float64) float64 { return x })
+							name = e.Name + ":" + e.Param
+						} else if g.Rank() == 1 {
+							name = spoil(t, f.Sharded, x)
+						}
+						err := save(2)
+						for _, part := range []string{"rank 1", "rank-00001-of-00003", name, "not finite", fmt.Sprint(x), "AllowNotFinite"} {
+							require.ErrorContains(t, err, part)
+						}
+						require.NoError(t, g.Barrier(ctx))
+						if g.Rank() == 0 {
+							require.Len(t, entries(t, disk, ckpt), 1)
+							require.Equal(t, 1, requireLatest(t, ckpt, fsdp.OnFS(disk)))
+						}
+						require.NoError(t, g.Barrier(ctx))
+						require.NoError(t, save(3, fsdp.AllowNotFinite(anyTensor)))
+						require.NoError(t, save(4, fsdp.AllowNotFinite(anyTensor)))
+						if g.Rank() == 0 {
+							var steps []int
+							for _, e := range entries(t, disk, ckpt) {
+								steps = append(steps, e.Step)
+							}
+							require.Equal(t, []int{1, 4}, steps)
+						}
+						require.NoError(t, g.Barrier(ctx))
+						f.fill(5)
+						require.NoError(t, save(5))
+						if g.Rank() == 0 {
+							require.Len(t, entries(t, disk, ckpt), 1)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// TestLoadRefusesNotFinite loads a checkpoint with NaN, as an option or an earlier version has saved it:
+// the error names tensor and file, says that starting again does not help, and which older checkpoint
+// there is. AllowOlder takes that one, AllowNotFinite the one with NaN.
+func TestLoadRefusesNotFinite(t *testing.T) {
+	disk := crashfs.New()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+		f.fill(2)
+		name := ""
+		if g.Rank() == 1 {
+			name = spoil(t, f.Sharded, math.NaN())
+		}
+		require.NoError(t, f.Save(ctx, ckpt, f.opt, fsdp.AtStep(2), fsdp.OnFS(disk), fsdp.AllowNotFinite(anyTensor)))
+
+		_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk))
+		for _, part := range []string{"rank 1", name, "not finite", "NaN", "000002-step-2", "000001-step-1 is older", "AllowOlder(true)", "no restart mends this"} {
+			require.ErrorContains(t, err, part)
+		}
+		c, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk), fsdp.AllowOlder(true))
+		require.NoError(t, err)
+		require.Equal(t, 1, c.Step)
+		f.require(t, 1)
+		c, err = f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk), fsdp.AllowNotFinite(anyTensor))
+		require.NoError(t, err)
+		require.Equal(t, 2, c.Step)
+	})
+}
+
+// TestExportRefusesNotFinite writes values that a file may not have, among them such as are too large
+// for its type. The file that was there stays.
+func TestExportRefusesNotFinite(t *testing.T) {
+	for name, c := range map[string]struct {
+		x    float64
+		as   fsdp.DType
+		want []string
+	}{
+		"NaN":                {math.NaN(), fsdp.Float64, []string{"NaN", "diverged", "AllowNotFinite"}},
+		"NaN as float16":     {math.NaN(), fsdp.Float16, []string{"NaN", "diverged", "AllowNotFinite"}},
+		"infinity":           {math.Inf(-1), fsdp.Float64, []string{"-Inf", "diverged"}},
+		"beyond float16":     {65520, fsdp.Float16, []string{"+Inf", "beyond the range of F16", "option As"}},
+		"beyond bfloat16":    {-3.4e38, fsdp.BFloat16, []string{"-Inf", "beyond the range of BF16"}},
+		"beyond float32":     {1e39, fsdp.Float32, []string{"+Inf", "beyond the range of F32"}},
+		"largest of float16": {65504, fsdp.Float16, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "model.safetensors")
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				f := newFiller(t, ctx, g)
+				defer f.Close()
+				f.fill(1)
+				require.NoError(t, f.Export(ctx, path))
+				param := ""
+				if g.Rank() == 1 {
+					param = spoil(t, f.Sharded, c.x)
+				}
+				err := f.Export(ctx, path, fsdp.As(c.as))
+				if c.want == nil {
+					require.NoError(t, err)
+					return
+				}
+				for _, part := range append(c.want, param) {
+					require.ErrorContains(t, err, part)
+				}
+				require.NoError(t, g.Barrier(ctx))
+				require.NoError(t, f.Import(ctx, path))
+				for _, p := range f.Shards() {
+					for _, x := range numbers(t, p.Value) {
+						require.Equal(t, 1.0, x)
+					}
+				}
+				if g.Rank() == 1 {
+					spoil(t, f.Sharded, c.x)
+				}
+				require.NoError(t, f.Export(ctx, path, fsdp.As(c.as), fsdp.AllowNotFinite(anyTensor)))
+				err = f.Import(ctx, path)
+				require.ErrorContains(t, err, "not finite")
+				require.ErrorContains(t, err, path)
+				require.NoError(t, f.Import(ctx, path, fsdp.AllowNotFinite(anyTensor)))
+			})
+		})
+	}
+}
