@@ -8,10 +8,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // anyTensor selects all tensors.
@@ -181,4 +184,74 @@ func TestExportRefusesNotFinite(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestStepRefusesNotFinite has a gradient of one rank that is not finite, without clipping: its optimizer
+// changes nothing, and the others are told at the next pass that this rank has not stepped.
+func TestStepRefusesNotFinite(t *testing.T) {
+	for _, x := range []float64{math.NaN(), math.Inf(1)} {
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s})
+			defer m.Close()
+			opt, err := optim.AdamW{}.New(m.Shards())
+			require.NoError(t, err)
+			forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+			name, before := "", []float64(nil)
+			for _, p := range m.Shards() {
+				if g.Rank() == 1 && p.Grad.Len() > 0 && name == "" {
+					edit(t, p.Grad, func(int, float64) float64 { return x })
+					name, before = p.Name, numbers(t, p.Value)
+				}
+			}
+			err = opt.Step(0.01)
+			if g.Rank() == 0 {
+				require.NoError(t, err)
+			} else {
+				for _, part := range []string{"rank 1", "Step", name, "not finite", "no parameter has changed", "ClipGradNorm"} {
+					require.ErrorContains(t, err, part)
+				}
+				require.Zero(t, opt.Steps())
+				for _, p := range m.Shards() {
+					if p.Name == name {
+						require.Equal(t, before, numbers(t, p.Value))
+						break
+					}
+				}
+			}
+			m.ZeroGrad()
+			_, err = m.Forward(ctx, shapeBatch(g.Rank())...)
+			require.ErrorContains(t, err, "rank 0 has made a step of AdamW since the last pass, rank 1 has made none")
+		})
+	}
+}
+
+// TestNotFiniteLossNamesItsOrigin says of a loss that is NaN in which batch, parameter or call it began.
+func TestNotFiniteLossNamesItsOrigin(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Wrap: fsdp.WrapEach()})
+		defer func() { require.NoError(t, m.Close()) }()
+		batch := shapeBatch(g.Rank())
+		elements(batch[1])[3] = math.NaN()
+		_, err := m.Forward(ctx, batch...)
+		require.NoError(t, err)
+		require.ErrorContains(t, m.Backward(ctx), "NaN: batch tensor 1 has 1 of ")
+		elements(batch[1])[3] = 1
+
+		require.NoError(t, m.Close())
+
+		m = wrap(t, &nn.GPT{Vocab: 11, Context: 4, Layers: 3, Dim: 8, Heads: 2}, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		const name = "blocks.1.fc.weight"
+		require.NoError(t, m.Full(ctx, []string{name}, func(p map[string]*tensor.Dense) error {
+			p[name].Float32s()[3] = float32(math.NaN())
+			return nil
+		}, fsdp.WriteBack(0)))
+		tokens := tensor.New(tensor.WithShape(1, 4), tensor.WithBacking([]int{1, 2, 3, 4}))
+		_, err = m.Forward(ctx, tokens, tokens)
+		require.NoError(t, err)
+		err = m.Backward(ctx)
+		require.ErrorContains(t, err, "the loss of pass 1 is NaN: the first call whose result is not finite is blocks.1: it has ")
+		if g.Rank() == 0 {
+			require.ErrorContains(t, err, "parameter "+name+"[0:")
+		}
+	})
 }

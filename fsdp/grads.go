@@ -60,7 +60,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	if err == nil {
 		var where string
 		if q.Value, where, err = largestGrad(s.engine, s.layout); where != "" {
-			err = fmt.Errorf("the gradient of %s is not finite", where)
+			err = gradError(where)
 		}
 	}
 	ans, err := s.ask(ctx, &q, err)
@@ -75,6 +75,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	if math.IsInf(norm, 0) {
 		return 0, s.end(errors.New("ClipGradNorm: the norm of the gradients overflows"))
 	}
+	s.life.sound.Store(true)
 	if c := limit / (norm + 1e-6); c < 1 {
 		s.ScaleGrads(c)
 	}
@@ -86,6 +87,9 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 func (s *Sharded) ScaleGrads(c float64) {
 	if s.life.health == closed {
 		return
+	}
+	if c-c != 0 {
+		s.life.sound.Store(false)
 	}
 	s.life.grads.scale *= c
 	_, grads := s.engine.Grads()
@@ -110,6 +114,45 @@ func largestGrad(e *engine.Engine, l *layout.Layout) (largest float64, where str
 		}
 	}
 	return largest, "", err
+}
+
+// gradError says that a gradient is not finite.
+func gradError(where string) error {
+	return fmt.Errorf("the gradient of %s is not finite", where)
+}
+
+// soundGrads returns an error if a gradient of this rank is NaN or infinite. An optimizer asks before it
+// steps, since such a step spoils parameters for ever. ClipGradNorm and Unscale have looked already.
+func soundGrads(s *Sharded) error {
+	_, grads := s.engine.Grads()
+	if s.life.sound.Load() || finiteHere(grads) {
+		s.life.sound.Store(true)
+		return nil
+	}
+	_, where, err := largestGrad(s.engine, s.layout)
+	switch {
+	case err != nil:
+		return fmt.Errorf("fsdp: rank %d: Step: %w", s.team.Rank(), err)
+	case where != "":
+		return fmt.Errorf("fsdp: rank %d: Step: %w: no parameter has changed; ZeroGrad drops the gradients, "+
+			"and ClipGradNorm before Step returns this error on every rank", s.team.Rank(), gradError(where))
+	}
+	s.life.sound.Store(true)
+	return nil
+}
+
+// finiteHere tells whether all lie in ordinary memory, and are finite. It does not allocate.
+func finiteHere(list []optim.Vec) bool {
+	for _, v := range list {
+		h, ok := v.(optim.Host)
+		if !ok {
+			return false
+		}
+		if m := vec.MaxAbs(h.F64) + float64(vec.MaxAbs(h.F32)); m-m != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // slicesOf returns the segments of a shard.
@@ -293,6 +336,7 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	}
 	finite = ans.Largest == 0
 	if finite {
+		s.life.sound.Store(true)
 		s.ScaleGrads(1 / l.Scale())
 	} else {
 		s.ZeroGrad()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/optim"
@@ -48,6 +49,7 @@ type life struct {
 	}
 
 	grads    gradients
+	sound    atomic.Bool // the gradients in the shards are known to be finite
 	updates  updates
 	averages int  // pieces that have averages of an optimizer in the place of their values
 	idled    bool // an optimizer has stepped without any gradient, and this rank has said so
@@ -218,6 +220,22 @@ func mayReplace(s *Sharded, method string, opt optim.Optimizer) error {
 		return err
 	}
 	return optim.ErrSwapped
+}
+
+// mayWith is may of a method that reads or replaces the state of opt, which may be nil.
+func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
+	if err := s.may(method); err != nil {
+		return err
+	}
+	if tolerances[method].mixed { // it replaces it
+		return refusal(opt, errFormer, optim.ErrSwapped)
+	}
+	return refusal(opt, errHalf, errFormer, optim.ErrSwapped)
+}
+
+// may returns why a method cannot be called now, or nil.
+func (s *Sharded) may(method string) error {
+	return s.life.may(method, s.engine.Pending())
 }
 
 // takeLast returns the last Forward, or nil. The caller ends it.

@@ -7,12 +7,14 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // pass is a training pass under way.
@@ -64,8 +66,9 @@ func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 
 // Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the
 // gradients (see Config.Divide), added to what was there, in the shards that each rank owns. If the
-// loss of any rank is not finite, it fails on every rank and changes no gradient. After an error
-// the Forward is gone: the next call is another Forward. Where all parameters are frozen it does
+// loss of any rank is not finite, it fails on every rank and changes no gradient. The error names the
+// batch, or the first call and parameter, in which the NaN or infinity began. After an error the Forward
+// is gone: the next call is another Forward. Where all parameters are frozen it does
 // nothing, without an error.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if err := enter(s, "Backward"); err != nil {
@@ -97,6 +100,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 		return errors.Join(err, s.discard(ctx, p))
 	}
 	s.life.grads.add()
+	s.life.sound.Store(false)
 	return s.end(p.Pass.Backward(ctx, ans.Had))
 }
 
@@ -121,7 +125,7 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	if p.Scale, p.weight = 1, 1; p.Absent || p.dummy || p.declined {
 		p.weight = 0
 		c, err = s.engine.Absent(v, p.Needs) // those of its forward, which ranks have agreed on
-	} else if err = p.apply(&s.cfg, opts); err == nil {
+	} else if err = p.apply(s, opts); err == nil {
 		c, err = s.engine.Compiled(v, p.Batch)
 	}
 	if err == nil {
@@ -131,7 +135,8 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 }
 
 // apply sets scale and weight by the options.
-func (p *pass) apply(cfg *Config, opts []BackwardOption) error {
+func (p *pass) apply(s *Sharded, opts []BackwardOption) error {
+	cfg := &s.cfg
 	if cfg.Divide == ByWeights {
 		p.weight = math.NaN()
 	}
@@ -148,11 +153,45 @@ func (p *pass) apply(cfg *Config, opts []BackwardOption) error {
 	case !(p.weight >= 0) || math.IsInf(p.weight, 0):
 		return fmt.Errorf("Weight is %v", p.weight)
 	case math.IsNaN(p.Loss) || math.IsInf(p.Loss, 0):
-		return fmt.Errorf("the loss of pass %d is %v", p.Number, p.Loss)
+		return fmt.Errorf("the loss of pass %d is %v%s", p.Number, p.Loss, origin(s, p.Pass))
 	case cfg.Divide != ByWeights && p.weight != 1:
 		return fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v", cfg.Divide)
 	}
 	return nil
+}
+
+// origin says where a loss that is not finite comes from, as far as this rank has the reason: a batch,
+// a parameter or a call.
+func origin(s *Sharded, p *engine.Pass) string {
+	text, call := p.Origin()
+	if call < 0 {
+		call = len(p.Model.Calls) - 1
+	}
+	if bad := spoiled(s, p.Model.Calls[call].Params); bad != "" {
+		text = strings.TrimPrefix(text+"; parameter "+bad+" is not finite", "; ")
+	}
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}
+
+// spoiled returns the interval of the first of some parameters of which this rank's values are not
+// finite, or "".
+func spoiled(s *Sharded, params []int) string {
+	for _, p := range params {
+		home := s.layout.Home[p]
+		for _, seg := range s.layout.Groups[home.Group].Segments() {
+			if seg.Param != home.Index {
+				continue
+			}
+			value := s.engine.Shards().Value(home.Group)
+			if most, err := s.engine.Device().MaxAbs(slicesOf(value, []shard.Segment{seg})); err == nil && most[0]-most[0] != 0 {
+				return seg.Interval.String()
+			}
+		}
+	}
+	return ""
 }
 
 // weigh multiplies p's loss by its weight relative to the mean of the weights of all ranks. The

@@ -272,7 +272,9 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 // A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves
 // it alone. If there was none at all, the first such step is a warning. Gradients of passes inside
 // NoSync are not in the shards until they are reduced. An optimizer refuses to step while there are
-// any, between a Forward and its Backward, and after Freeze and Close.
+// any, between a Forward and its Backward, and after Freeze and Close. It also refuses, and changes
+// nothing, on a rank that has a gradient that is NaN or infinite. A ClipGradNorm before the Step finds
+// such a gradient on every rank.
 //
 // The state of an optimizer made of these pieces lies where the shards do, and is counted with them
 // until Freeze or Close, even when the optimizer is no longer in use.
@@ -316,7 +318,10 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 				return errBusy
 			}
 			defer s.busy.RUnlock()
-			return s.life.mayStep(number, s.engine.Pending())
+			if err := s.life.mayStep(number, s.engine.Pending()); err != nil {
+				return err
+			}
+			return soundGrads(s)
 		},
 		Alloc: func(n int) (optim.Vec, error) {
 			v, err := shards.Alloc(i, n)
@@ -480,20 +485,4 @@ func (s *Sharded) end(err error) error {
 		c.failed = err
 	}
 	return err
-}
-
-// mayWith is may of a method that reads or replaces the state of opt, which may be nil.
-func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
-	if err := s.may(method); err != nil {
-		return err
-	}
-	if tolerances[method].mixed { // it replaces it
-		return refusal(opt, errFormer, optim.ErrSwapped)
-	}
-	return refusal(opt, errHalf, errFormer, optim.ErrSwapped)
-}
-
-// may returns why a method cannot be called now, or nil.
-func (s *Sharded) may(method string) error {
-	return s.life.may(method, s.engine.Pending())
 }

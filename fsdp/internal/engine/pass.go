@@ -2,11 +2,15 @@ package engine
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"runtime/debug"
 	"slices"
 	"time"
+
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
@@ -95,6 +99,77 @@ func (p *Pass) Forward(ctx context.Context) (err error) {
 		return p.fail(p.Plan.Steps[p.Plan.Turn-1].Op, err)
 	}
 	return nil
+}
+
+// Origin returns where the NaN or infinity of a loss began, and the index of the call, or -1: in the
+// batch, or in the first call with such a result. It looks at the batch and at the results that backward
+// needs, so a training whose losses are finite pays nothing for it.
+func (p *Pass) Origin() (text string, call int) {
+	for i, v := range p.Batch[:min(len(p.Batch), p.Path.Inputs)] {
+		if n, text := special(v.Bytes, v.DType, false); n > 0 {
+			return fmt.Sprintf("%s has %s", p.Path.Input(i), text), -1
+		}
+	}
+	live := make([]bool, len(p.Plan.Buffers))
+	for i := range p.Plan.Steps[:p.Plan.Turn] {
+		for _, id := range p.Plan.Steps[i].Alloc {
+			live[id] = true
+		}
+		for _, id := range p.Plan.Steps[i].Free {
+			live[id] = false
+		}
+	}
+	for i := range p.Calls {
+		for out, id := range p.Calls[i].Out {
+			u := p.Calls[i].Unit
+			if u == nil || id < 0 || !live[id] {
+				continue
+			}
+			b := make([]byte, p.Plan.Buffers[id].Bytes)
+			if p.frame.Result(id, b) != nil { // a device that has failed says so again
+				return "", -1
+			}
+			size := int(u.DType.Size())
+			if u.OutHalf[out] {
+				size = 2
+			}
+			if n, text := special(b[:size*exec.Numel(u.OutShape[out])], u.DType, u.OutHalf[out]); n > 0 {
+				return fmt.Sprintf("the first call whose result is not finite is %s: it has %s", p.Model.Calls[i].Name, text), i
+			}
+		}
+	}
+	return "", -1
+}
+
+// special counts the elements that are NaN or infinite, and says which is the first.
+func special(b []byte, t tensor.Dtype, bfloat16 bool) (n int, text string) {
+	size := 4
+	switch {
+	case bfloat16:
+		size = 2
+	case t == tensor.Float64:
+		size = 8
+	case t != tensor.Float32:
+		return 0, ""
+	}
+	for i := range len(b) / size {
+		var x float64
+		switch e := b[i*size:]; size {
+		case 2:
+			x = float64(math.Float32frombits(uint32(binary.NativeEndian.Uint16(e)) << 16))
+		case 4:
+			x = float64(math.Float32frombits(binary.NativeEndian.Uint32(e)))
+		default:
+			x = math.Float64frombits(binary.NativeEndian.Uint64(e))
+		}
+		if x-x == 0 {
+			continue
+		}
+		if n++; n == 1 {
+			text = fmt.Sprintf("the first is element %d, %v", i, x)
+		}
+	}
+	return n, fmt.Sprintf("%d of %d values that are NaN or infinite, %s", n, len(b)/size, text)
 }
 
 // Backward runs the other half. Switch may have changed its schedule since the forward. had tells, by
