@@ -2,16 +2,22 @@ package fsdp_test
 
 import (
 	"context"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -151,6 +157,7 @@ func TestTwoGoroutines(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
 		require.NoError(t, opt.Step(0.1))
+		held := m.Hold() // of no Forward
 		done := make(chan struct{})
 		close(done)
 		if g.Rank() == 1 {
@@ -160,7 +167,35 @@ func TestTwoGoroutines(t *testing.T) {
 				defer close(done)
 				defer close(resume)
 				<-begun
+				dir := t.TempDir()
 				for method, call := range map[string]func() error{
+					"Any":               func() error { return errorOf(m.Any(ctx, false)) },
+					"Mean":              func() error { return errorOf(m.Mean(ctx, 1)) },
+					"GradNorms":         func() error { return errorOf(m.GradNorms(ctx, fsdp.L2Norm)) },
+					"ParamNorms":        func() error { return errorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
+					"SyncGrads":         func() error { return m.SyncGrads(ctx) },
+					"NoSync":            func() error { return m.NoSync(func() error { return nil }) },
+					"FullState":         func() error { return errorOf(m.FullState(ctx)) },
+					"FullOptimState":    func() error { return errorOf(m.FullOptimState(ctx, opt)) },
+					"FullGrads":         func() error { return errorOf(m.FullGrads(ctx)) },
+					"Full":              func() error { return m.Full(ctx, nil, nil) },
+					"SetFull":           func() error { return m.SetFull(ctx, 0, nil) },
+					"SetFullOptim":      func() error { return m.SetFullOptim(ctx, 0, opt, nil) },
+					"Export":            func() error { return m.Export(ctx, dir+"/x.safetensors") },
+					"Import":            func() error { return m.Import(ctx, dir+"/x.safetensors") },
+					"Save":              func() error { return m.Save(ctx, dir, opt) },
+					"SaveAsync":         func() error { return errorOf(m.SaveAsync(ctx, dir, opt)) },
+					"Load":              func() error { return errorOf(m.Load(ctx, dir, opt)) },
+					"AverageBuffers":    func() error { return m.AverageBuffers(ctx) },
+					"Freeze":            func() error { return errorOf(m.Freeze(ctx, nil, opt)) },
+					"Plan":              func() error { return errorOf(m.Plan(shapeBatch(0)...)) },
+					"JoinCalls":         func() error { return m.JoinCalls(ctx, nil) },
+					"Discard of a Pass": func() error { return held.Discard(ctx) },
+					"Join": func() (err error) {
+						for _, err = range m.Join(ctx, fsdp.Batches()) {
+						}
+						return err
+					},
 					"Forward":      func() error { return errorOf(m.Forward(ctx, shapeBatch(0)...)) },
 					"Backward":     func() error { return m.Backward(ctx) },
 					"Eval":         func() error { return errorOf(m.Eval(ctx, shapeBatch(0)...)) },
@@ -178,6 +213,101 @@ func TestTwoGoroutines(t *testing.T) {
 		require.NoError(t, opt.Step(0.1))
 		requireIdle(t, ctx, m, shapeBatch(0))
 		require.NoError(t, m.Close())
+	})
+}
+
+// TestMissedMethods calls methods that return no error while another goroutine is in a Save: they do
+// nothing, and the next method says so.
+func TestMissedMethods(t *testing.T) {
+	for method, call := range map[string]func(m *fsdp.Sharded){
+		"ZeroGrad":   (*fsdp.Sharded).ZeroGrad,
+		"ScaleGrads": func(m *fsdp.Sharded) { m.ScaleGrads(2) },
+		"Shards":     func(m *fsdp.Sharded) { require.Nil(t, m.Shards()) },
+		"Hold":       func(m *fsdp.Sharded) { m.Hold() },
+	} {
+		t.Run(method, func(t *testing.T) {
+			m := chain64(t, comm.Local(1)[0])
+			forwardBackward(t, t.Context(), m, shapeBatch(0))
+			before, err := m.FullGrads(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, m.Save(t.Context(), ckpt, nil, fsdp.OnFS(&hookedFS{crashfs.New(), func(string) { call(m) }})))
+			require.EqualError(t, errorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier "+method+
+				" has done nothing: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+			after, err := m.FullGrads(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, before, after)
+			require.NoError(t, m.Close())
+		})
+	}
+}
+
+// TestCloseWhileStateMoves closes the model, whose shards lie in files that are mapped, while another
+// goroutine saves, exports or collects it: Close is refused, and the method ends as if nothing had been.
+func TestCloseWhileStateMoves(t *testing.T) {
+	for method, call := range map[string]func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error{
+		"Save": func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error {
+			return m.Save(ctx, path, nil, fs)
+		},
+		"Export": func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error {
+			return m.Export(ctx, path, fs)
+		},
+	} {
+		t.Run(method, func(t *testing.T) {
+			m := wrap(t, shapes["chain"], fsdp.Config{OffloadDir: t.TempDir()})
+			tried := 0
+			require.NoError(t, call(t.Context(), m, filepath.Join(t.TempDir(), "x"), fsdp.OnFS(&hookedFS{checkpoint.OS(), func(string) {
+				tried++
+				require.EqualError(t, m.Close(), "fsdp: rank 0: Close: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+			}})))
+			require.NotZero(t, tried)
+			require.NoError(t, m.Close())
+		})
+	}
+}
+
+// TestTwoGoroutinesAtRandom has two goroutines call random methods of one model. Each call succeeds or
+// is refused, with the error of a second goroutine or the advice of the model's state. Run it under -race.
+func TestTwoGoroutinesAtRandom(t *testing.T) {
+	dir := t.TempDir()
+	rapid.Check(t, func(r *rapid.T) {
+		ctx := context.Background()
+		m := wrap(r, shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: float64s})
+		disk := fsdp.OnFS(crashfs.New())
+		methods := []func() error{
+			func() error { return errorOf(m.Forward(ctx, shapeBatch(0)...)) },
+			func() error { return m.Backward(ctx) },
+			func() error { return errorOf(m.Eval(ctx, shapeBatch(0)...)) },
+			func() error { return m.Save(ctx, ckpt, nil, disk) },
+			func() error { return errorOf(m.SaveAsync(ctx, ckpt, nil, disk)) },
+			func() error { return errorOf(m.Load(ctx, ckpt, nil, disk)) },
+			func() error { return m.Export(ctx, filepath.Join(dir, "x")) },
+			func() error { return errorOf(m.FullState(ctx)) },
+			func() error { return errorOf(m.FullGrads(ctx)) },
+			func() error { return errorOf(m.ClipGradNorm(ctx, 1)) },
+			func() error { return errorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
+			func() error { return errorOf(m.Plan(shapeBatch(0)...)) },
+			func() error { return errorOf(m.Freeze(ctx, nil, nil)) },
+			func() error { return m.NoSync(func() error { return m.Backward(ctx) }) },
+			func() error { m.ZeroGrad(); m.ScaleGrads(0.5); m.Shards(); return nil },
+			func() error { return m.Hold().Discard(ctx) },
+			func() error {
+				return m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(0))
+			},
+			func() error { return m.Close() },
+		}
+		var two sync.WaitGroup
+		for _, plan := range rapid.SliceOfN(rapid.SliceOfN(rapid.IntRange(0, len(methods)-1), 1, 12), 2, 2).Draw(r, "calls") {
+			two.Go(func() {
+				for _, i := range plan {
+					if err := methods[i](); err != nil {
+						assert.NotContains(t, err.Error(), "panic")
+					}
+				}
+			})
+		}
+		two.Wait()
+		for m.Close() != nil { // the first says what a call has missed, or what SaveAsync ended with
+		}
 	})
 }
 

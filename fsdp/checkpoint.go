@@ -39,6 +39,10 @@ import (
 //
 // Options: AtStep, KeepLast, Extra, RankExtra, AllowNotFinite.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
+	if err := enter(s, "Save"); err != nil {
+		return err
+	}
+	defer leave(s)
 	st, about := s.saving(ctx, opt)
 	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, saveOptions(opts), about))
 }
@@ -51,6 +55,10 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 // failed and no Wait has returned the error, the next Save returns it in place of saving, and so
 // does Close. A pass that fails does not stop it: it is completed as long as every rank is there.
 func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Saving, error) {
+	if err := enter(s, "SaveAsync"); err != nil {
+		return nil, err
+	}
+	defer leave(s)
 	st, about := s.saving(ctx, opt)
 	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, saveOptions(opts), about)
 	if err != nil {
@@ -120,6 +128,10 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 //
 // Options: Rename, AllowMissing, AllowExtra, AllowNotFinite, AllowOlder, TakeSettings.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
+	if err := enter(s, "Load"); err != nil {
+		return nil, err
+	}
+	defer leave(s)
 	err := mayReplace(s, "Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest

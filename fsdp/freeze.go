@@ -26,6 +26,10 @@ import (
 // An error that is found before anything moves leaves parameters and optimizer as they were, on
 // every rank.
 func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt optim.Optimizer) ([]optim.Entry, error) {
+	if err := enter(s, "Freeze"); err != nil {
+		return nil, err
+	}
+	defer leave(s)
 	cfg := s.cfg
 	cfg.Frozen = frozen
 	var units []*unit

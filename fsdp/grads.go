@@ -77,7 +77,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	}
 	s.life.sound.Store(true)
 	if c := limit / (norm + 1e-6); c < 1 {
-		s.ScaleGrads(c)
+		scaleGrads(s, c)
 	}
 	return norm, nil
 }
@@ -85,6 +85,14 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 // ScaleGrads multiplies all gradients in shards by c. It is no collective: every rank must do the
 // same.
 func (s *Sharded) ScaleGrads(c float64) {
+	if !enterOrNote(s, "ScaleGrads") {
+		return
+	}
+	defer leave(s)
+	scaleGrads(s, c)
+}
+
+func scaleGrads(s *Sharded, c float64) {
 	if s.life.health == closed {
 		return
 	}
@@ -213,6 +221,10 @@ func (s *Sharded) ParamNorms(ctx context.Context, kind Norm) (map[string]float64
 // normsOf returns the norms of what of returns for the parameters of a group: a shard that the
 // parameter has a part in, or nil to leave it out.
 func normsOf(ctx context.Context, s *Sharded, call string, kind Norm, of func(group, p int) optim.Vec) (map[string]float64, error) {
+	if err := enter(s, call); err != nil {
+		return nil, err
+	}
+	defer leave(s)
 	err := s.may(call)
 	if err == nil {
 		err = kind.check()
@@ -337,9 +349,9 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	finite = ans.Largest == 0
 	if finite {
 		s.life.sound.Store(true)
-		s.ScaleGrads(1 / l.Scale())
+		scaleGrads(s, 1/l.Scale())
 	} else {
-		s.ZeroGrad()
+		zeroGrad(s)
 	}
 	l.Update(finite)
 	return finite, nil

@@ -17,15 +17,27 @@ func (s *Sharded) NoSync(f func() error) error {
 	if f == nil {
 		return errors.New("fsdp: NoSync of no function")
 	}
+	if err := enter(s, "NoSync"); err != nil {
+		return err
+	}
 	before := s.noSync
 	s.noSync = true
-	defer func() { s.noSync = before }()
+	leave(s)
+	defer func() {
+		s.busy.Lock() // a method that f has left to another goroutine ends first
+		s.noSync = before
+		leave(s)
+	}()
 	return f()
 }
 
 // SyncGrads reduces the gradients of the passes inside NoSync, as the next Backward outside would.
 // It does nothing if there are none.
 func (s *Sharded) SyncGrads(ctx context.Context) error {
+	if err := enter(s, "SyncGrads"); err != nil {
+		return err
+	}
+	defer leave(s)
 	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
 	if n := s.engine.MidStep(); err == nil && n > 0 {
 		err = fmt.Errorf("a step has %d micro-batches on each rank, and %d have run: their gradients are summed with those of the others", s.cfg.passes(), n)
@@ -52,6 +64,10 @@ type Pass struct {
 // with Config.VirtualRanks, the Pass is one whose Backward says so.
 func (s *Sharded) Hold() *Pass {
 	p := &Pass{s: s}
+	if !enterOrNote(s, "Hold") {
+		return p
+	}
+	defer leave(s)
 	if s.life.calls == nil && s.life.passes == 0 {
 		p.p = s.life.takeLast()
 	}
@@ -85,6 +101,10 @@ func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // Discard ends the pass without a Backward. It is no collective.
 func (p *Pass) Discard(ctx context.Context) error {
+	if err := enter(p.s, "Discard of a Pass"); err != nil {
+		return err
+	}
+	defer leave(p.s)
 	q := p.p
 	p.p = nil
 	delete(p.s.life.held, p)

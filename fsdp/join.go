@@ -54,28 +54,38 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 		}
 		next, stop := iter.Pull2(guarded(data))
 		defer stop()
+		if err := enter(s, "Join"); err != nil {
+			yield(nil, err)
+			return
+		}
 		outer, depth := s.turn, len(s.loops)
-		defer func() { s.turn, s.loops = outer, s.loops[:depth] }()
+		defer func() {
+			s.busy.Lock() // a method that the loop has left to another goroutine ends first
+			s.turn, s.loops = outer, s.loops[:depth]
+			leave(s)
+		}()
 		s.loops = append(s.loops, 0)
+		leave(s)
 		for more := true; ; {
+			err := enter(s, "Join")
+			if err != nil {
+				yield(nil, err)
+				return
+			}
 			s.turn, s.loops = outer, s.loops[:depth+1]
 			s.loops[depth]++
 			batch, err := []Tensor(nil), s.may("Join")
+			leave(s) // the data is the caller's
 			if err == nil && data == nil {
 				err = errors.New("the data is nil")
 			}
 			if err == nil && more {
 				batch, err, more = next()
 			}
-			another, err := o.ask(ctx, s, more, err)
+			another, err := o.ask(ctx, s, &batch, more, err)
 			if err != nil {
 				yield(nil, err)
 				return
-			}
-			if s.turn.idle = batch == nil; batch == nil && o.dummy != nil {
-				s.turn.dummy, batch = true, o.dummy
-			} else if batch == nil {
-				s.turn.absent = true
 			}
 			if !another || !yield(batch, nil) {
 				return
@@ -120,12 +130,26 @@ func Batches(batches ...[]Tensor) iter.Seq2[[]Tensor, error] {
 	}
 }
 
-// ask exchanges the flags of an iteration and tells whether there is one.
-func (o *joinOptions) ask(ctx context.Context, s *Sharded, more bool, err error) (bool, error) {
+// ask exchanges the flags of an iteration and tells whether there is one. It notes what this rank is
+// without, and puts the dummy batch in the place of none.
+func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more bool, err error) (bool, error) {
 	if busy := enter(s, "Join"); busy != nil {
 		return false, busy
 	}
 	defer leave(s)
+	another, err := o.exchange(ctx, s, more, err)
+	if err != nil {
+		return false, err
+	}
+	if s.turn.idle = *batch == nil; *batch == nil && o.dummy != nil {
+		s.turn.dummy, *batch = true, o.dummy
+	} else if *batch == nil {
+		s.turn.absent = true
+	}
+	return another, nil
+}
+
+func (o *joinOptions) exchange(ctx context.Context, s *Sharded, more bool, err error) (bool, error) {
 	ans, err := s.ask(ctx, &ranks.Ask{Call: o.policy.call(), Absent: !more}, err)
 	switch {
 	case err != nil:

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -68,13 +69,26 @@ var (
 )
 
 // enter notes that a method has begun, or returns that another goroutine is in one. It reads nothing
-// that such a goroutine may write. Passes, norms and Close are noted as a whole, of other methods
-// the exchanges with other ranks.
+// that such a goroutine may write. A method holds the lock from its begin to its end, but for the time
+// in which it runs a function of the caller's.
 func enter(s *Sharded, method string) error {
-	if s.busy.TryLock() {
-		return nil
+	if !s.busy.TryLock() {
+		return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
 	}
-	return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
+	if missed := s.missed.Swap(nil); missed != nil && method != "Close" {
+		leave(s)
+		return fmt.Errorf("fsdp: rank %d: %s: an earlier %s has done nothing: %w", s.team.Rank(), method, *missed, errBusy)
+	}
+	return nil
+}
+
+// enterOrNote is enter of a method that returns no error: the next method returns it.
+func enterOrNote(s *Sharded, method string) bool {
+	if !s.busy.TryLock() {
+		s.missed.Store(&method)
+		return false
+	}
+	return true
 }
 
 // leave ends what enter has begun.
@@ -228,14 +242,30 @@ func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
 		return err
 	}
 	if tolerances[method].mixed { // it replaces it
-		return refusal(opt, errFormer, optim.ErrSwapped)
+		return refusal(s, opt, errFormer, optim.ErrSwapped)
 	}
-	return refusal(opt, errHalf, errFormer, optim.ErrSwapped)
+	return refusal(s, opt, errHalf, errFormer, optim.ErrSwapped)
 }
 
 // may returns why a method cannot be called now, or nil.
 func (s *Sharded) may(method string) error {
 	return s.life.may(method, s.engine.Pending())
+}
+
+// withoutRank returns err of an exchange, or what it means if another rank has closed the group.
+func withoutRank(s *Sharded, err error) error {
+	var blame *comm.RankError
+	if !errors.As(err, &blame) || blame.Err != comm.ErrClosed || blame.Rank == s.team.Rank() {
+		return err
+	}
+	when, advice := fmt.Sprintf(" after %d Forwards", s.forwards), "range over Sharded.Join, which goes on until no rank has a batch"
+	if s.life.calls != nil {
+		when, advice = "", "call JoinCalls on every rank"
+	} else if len(s.loops) > 0 {
+		advice = "leave the loop over Join in the same iteration on every rank"
+	}
+	text := fmt.Sprintf("rank %d of group %q has ended%s, and this rank has not: %s", blame.Rank, blame.Group, when, advice)
+	return &rewordedError{text, err}
 }
 
 // takeLast returns the last Forward, or nil. The caller ends it.
@@ -257,8 +287,8 @@ func (l *life) waiting() (list []*pass) {
 }
 
 // refusal returns why the pieces that opt was made of are of no use, if it is for one of these
-// reasons. opt may be nil.
-func refusal(opt optim.Optimizer, reasons ...error) error {
+// reasons. opt may be nil. The caller has entered s.
+func refusal(s *Sharded, opt optim.Optimizer, reasons ...error) error {
 	if opt == nil {
 		return nil
 	}
@@ -267,6 +297,9 @@ func refusal(opt optim.Optimizer, reasons ...error) error {
 			continue
 		}
 		err := p.Ready()
+		if busy := (*busyPiece)(nil); errors.As(err, &busy) && busy.s == s {
+			err = busy.ready()
+		}
 		for _, reason := range reasons {
 			if errors.Is(err, reason) {
 				return err
@@ -275,6 +308,19 @@ func refusal(opt optim.Optimizer, reasons ...error) error {
 	}
 	return nil
 }
+
+// A busyPiece is what Ready of a piece returns while a goroutine is in a method of s. The method itself
+// asks ready.
+type busyPiece struct {
+	s     *Sharded
+	ready func() error
+}
+
+// Error implements error.
+func (b *busyPiece) Error() string { return errBusy.Error() }
+
+// Unwrap returns errBusy.
+func (b *busyPiece) Unwrap() error { return errBusy }
 
 // What ranks do alone
 //

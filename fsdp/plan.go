@@ -99,17 +99,23 @@ func (p *Plan) Resident() int { return p.ReservedBytes + p.BesideBytes }
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not
 // matter: a pass that begins now, inside NoSync if the call is. It is not a collective.
 func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
+	if err := enter(s, "Plan"); err != nil {
+		return nil, err
+	}
+	defer leave(s)
+	var values []exec.Value
+	var p *Plan
 	err := s.may("Plan")
 	if err == nil {
-		var values []exec.Value
-		if values, err = batchValues(s, "", batch); err == nil {
-			var p *Plan
-			if p, err = planOf(s, values); err == nil {
-				return p, nil
-			}
-		}
+		values, err = batchValues(s, "", batch)
 	}
-	return nil, fmt.Errorf("fsdp: %w", err)
+	if err == nil {
+		p, err = planOf(s, values)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("fsdp: %w", err)
+	}
+	return p, nil
 }
 
 // planOf returns the plan of a pass on a batch of these shapes.

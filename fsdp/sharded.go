@@ -22,8 +22,9 @@ import (
 
 // Sharded is one rank's handle of a wrapped model. The methods that take a context are collective:
 // every rank of the group calls the same ones in the same order, but for passes inside JoinCalls. It
-// is for one goroutine at a time: a method that is called while another goroutine is in a pass
-// returns an error.
+// is for one goroutine at a time: a method that is called while another goroutine is in a method
+// returns an error. ZeroGrad, ScaleGrads, Hold and Shards, which return none, do nothing then, and the
+// next method returns the error.
 //
 // Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of
 // range or a loss that is NaN, are returned on every rank and leave parameters and gradients as
@@ -37,9 +38,10 @@ type Sharded struct {
 	team   *ranks.Team
 	engine *engine.Engine
 	life   life
-	busy   sync.RWMutex // held while a method is at work: see enter
-	saver  state.Saver  // Save and SaveAsync
-	copied *arena.Block // by SaveAsync
+	busy   sync.RWMutex           // held while a method is at work: see enter
+	missed atomic.Pointer[string] // the method without an error that another goroutine has called meanwhile
+	saver  state.Saver            // Save and SaveAsync
+	copied *arena.Block           // by SaveAsync
 	files  struct {
 		trace  *timeline.File // of Config.TraceDir, or nil
 		hashes *record.File   // of Config.HashDir, or nil
@@ -279,6 +281,14 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 // The state of an optimizer made of these pieces lies where the shards do, and is counted with them
 // until Freeze or Close, even when the optimizer is no longer in use.
 func (s *Sharded) Shards() []optim.Param {
+	if !enterOrNote(s, "Shards") {
+		return nil
+	}
+	defer leave(s)
+	return shards(s)
+}
+
+func shards(s *Sharded) []optim.Param {
 	if s.life.health == closed {
 		return nil
 	}
@@ -311,14 +321,17 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 		Value: shards.Value(i).Slice(at, at+n), Grad: shards.Grad(i).Slice(at, at+n),
 		Absent: func() bool { return !present[p] && lacks(s) }, Peers: s.peers(p),
 		Ready: func() error {
-			if l != s.layout && s.life.health != closed {
-				return errFormer
+			ready := func() error {
+				if l != s.layout && s.life.health != closed {
+					return errFormer
+				}
+				return s.life.mayStep(number, s.engine.Pending())
 			}
 			if !s.busy.TryRLock() {
-				return errBusy
+				return &busyPiece{s, ready}
 			}
 			defer s.busy.RUnlock()
-			if err := s.life.mayStep(number, s.engine.Pending()); err != nil {
+			if err := ready(); err != nil {
 				return err
 			}
 			return soundGrads(s)
@@ -344,6 +357,13 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 // ZeroGrad drops all gradients, those that are not reduced yet included. Without it, the next
 // Backward adds to them.
 func (s *Sharded) ZeroGrad() {
+	if enterOrNote(s, "ZeroGrad") {
+		defer leave(s)
+		zeroGrad(s)
+	}
+}
+
+func zeroGrad(s *Sharded) {
 	if s.life.health == closed {
 		return
 	}
@@ -360,7 +380,7 @@ func (s *Sharded) ZeroGrad() {
 //
 // Close is not a collective, but after a Forward without a Backward it waits for the gathers under
 // way, and after SaveAsync until the checkpoint is written, whose error it returns unless Wait has.
-// While another goroutine is in a pass it returns an error and does nothing.
+// While another goroutine is in a method it returns an error and does nothing.
 //
 // It leaves the group open, which should outlive the model: if the memory was the group's and has
 // gone with it, Close returns an error and nothing worse happens.
@@ -446,28 +466,8 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 	return ans, s.end(err)
 }
 
-// withoutRank returns err of an exchange, or what it means if another rank has closed the group.
-func withoutRank(s *Sharded, err error) error {
-	var blame *comm.RankError
-	if !errors.As(err, &blame) || blame.Err != comm.ErrClosed || blame.Rank == s.team.Rank() {
-		return err
-	}
-	when, advice := fmt.Sprintf(" after %d Forwards", s.forwards), "range over Sharded.Join, which goes on until no rank has a batch"
-	if s.life.calls != nil {
-		when, advice = "", "call JoinCalls on every rank"
-	} else if len(s.loops) > 0 {
-		advice = "leave the loop over Join in the same iteration on every rank"
-	}
-	text := fmt.Sprintf("rank %d of group %q has ended%s, and this rank has not: %s", blame.Rank, blame.Group, when, advice)
-	return &rewordedError{text, err}
-}
-
-// agree is ask where nothing but agreement matters, of a method that has not called enter.
+// agree is ask where nothing but agreement matters.
 func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {
-	if err := enter(s, q.Call); err != nil {
-		return err
-	}
-	defer leave(s)
 	_, err = s.ask(ctx, &q, err)
 	return err
 }

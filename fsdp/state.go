@@ -26,6 +26,10 @@ const everywhere = state.Everywhere
 // Parameters of units with groups of their own differ from group to group. The first rank of each
 // group is part of their names: "experts.up@0", "experts.up@2". Buffers are those of this rank.
 func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[string]*tensor.Dense, error) {
+	if err := enter(s, "FullState"); err != nil {
+		return nil, err
+	}
+	defer leave(s)
 	o := state.NewOptions(opts, "OnlyOn", "OnEveryRank")
 	st := s.store(ranks.Ask{Call: "FullState", Detail: with("OnlyOn", o.Root)}, s.may("FullState"))
 	all := make(map[string]*tensor.Dense)
@@ -54,6 +58,10 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 // Names are those of [Sharded.FullState]. The result of a rank has what [Extra] gives on that rank,
 // and the settings of its optimizer. [Into] reuses the memory of an earlier result.
 func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
+	if err := enter(s, "FullOptimState"); err != nil {
+		return nil, err
+	}
+	defer leave(s)
 	o := state.NewOptions(opts, "OnlyOn", "OnEveryRank", "Extra", "Into")
 	o.RootElse(0)
 	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: with("OnlyOn", o.Root)}, s.mayWith("FullOptimState", opt))
@@ -65,6 +73,10 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 // Parameters without a gradient are left out. For units with groups of their own it returns this
 // rank's.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
+	if err := enter(s, "FullGrads"); err != nil {
+		return nil, err
+	}
+	defer leave(s)
 	var params []int
 	for p := range s.trace.params {
 		if !s.layout.Groups[s.layout.Home[p].Group].Kind.Frozen {
@@ -92,6 +104,10 @@ func paramOf(t *state.Tensor) string { return t.Param }
 // f must not call collective methods of s. WriteBack discards a Forward that waits for its
 // Backward, and fails while Hold has put one aside.
 func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...FullOption) error {
+	if err := enter(s, "Full"); err != nil {
+		return err
+	}
+	defer leave(s)
 	o := fullOptions{root: everywhere}
 	for _, opt := range opts {
 		if opt != nil {
@@ -118,8 +134,9 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
 		return st.end(err)
 	}
+	leave(s) // f may call methods that are not collective
 	err = ranks.Guarded("the function", func() error { return f(all) })
-	if !o.write {
+	if s.busy.Lock(); !o.write { // a method that f has left to another goroutine ends first
 		return s.agree(ctx, r, err)
 	}
 	for name := range all {
@@ -150,6 +167,10 @@ func WriteBack(rank int) FullOption {
 // missing in params keep their value. Names are those of [Sharded.FullState], whose result it
 // takes. It discards a Forward that waits for its Backward, and fails while Hold has put one aside.
 func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
+	if err := enter(s, "SetFull"); err != nil {
+		return err
+	}
+	defer leave(s)
 	err := s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, nil, root, params)
 	if err == nil {
 		s.life.updates.clear()
@@ -224,6 +245,10 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 // If an optimizer refuses state that fits, which those of package optim do not, the model is
 // unusable until a SetFullOptim, Load or Import succeeds.
 func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts ...StateOption) error {
+	if err := enter(s, "SetFullOptim"); err != nil {
+		return err
+	}
+	defer leave(s)
 	st := s.store(ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}, s.mayWith("SetFullOptim", opt))
 	plan, err := st.PlanSetOptim(ctx, root, opt, full, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "TakeSettings"))
 	if err != nil {
@@ -254,6 +279,10 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 // take their places one after the other when all are on disk, the index last. Buffers are rank 0's. Parameters of units with groups of their own are named as in
 // [Sharded.FullState].
 func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) error {
+	if err := enter(s, "Export"); err != nil {
+		return err
+	}
+	defer leave(s)
 	o := state.NewOptions(opts, "As", "Rename", "Transpose", "Join", "LeaveOut", "SplitAt", "Beside", "WithOptimizer", "Metadata", "AllowNotFinite")
 	st := s.store(ranks.Ask{Call: "Export"}, s.mayWith("Export", o.Optimizer))
 	return st.end(st.Export(ctx, path, o))
@@ -278,6 +307,10 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 // Buffers of all ranks become those of the file. Import drops the gradients, and a Forward that
 // waits for its Backward. It fails while Hold has put one aside.
 func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
+	if err := enter(s, "Import"); err != nil {
+		return err
+	}
+	defer leave(s)
 	o := state.NewOptions(opts, "Rename", "Transpose", "Join", "AllowMissing", "AllowExtra", "AllowNotFinite", "WithOptimizer", "TakeSettings")
 	st := s.store(ranks.Ask{Call: "Import"}, mayReplace(s, "Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
@@ -306,6 +339,10 @@ func unknown(l *layout.Layout, name string) error {
 // AverageBuffers gives every buffer the mean of its values on all ranks. Call it before evaluating
 // or saving: ranks have collected these statistics from their own batches.
 func (s *Sharded) AverageBuffers(ctx context.Context) error {
+	if err := enter(s, "AverageBuffers"); err != nil {
+		return err
+	}
+	defer leave(s)
 	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.may("AverageBuffers")); err != nil {
 		return err
 	}

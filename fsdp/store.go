@@ -58,10 +58,6 @@ func (st *store) Shard(group int) comm.Group { return st.s.meshes[group].Shard }
 // Agree implements state.Team.
 func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	s, q := st.s, st.ask
-	if !s.busy.TryLock() {
-		return errBusy // end adds the rest
-	}
-	defer leave(s)
 	if err := s.life.withheld(err); err != nil {
 		return err
 	}
@@ -106,7 +102,7 @@ func (st *store) replace(ctx context.Context, what string, f *state.Filling) err
 	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read what is to change
 		return err
 	}
-	s.ZeroGrad()
+	zeroGrad(s)
 	s.engine.Forget()
 	s.life.updates.clear()
 	s.life.mixing(what, f.Optimizer(), s.lists)
