@@ -34,6 +34,10 @@ import (
 // until now, see there: then both the training and one that loads the checkpoint go on with the
 // same bits.
 //
+// If the file system stops to answer, Save returns an error that names the file: when ctx ends, or when
+// one operation has taken as long as the timeout of the group (FSDP_TIMEOUT). A warning comes after half
+// of it, or 30 s. The next Save is refused until that operation has ended.
+//
 // Values that are NaN or infinite are an error that names the rank and the tensor, and nothing is saved:
 // a training that has diverged does not replace its last good checkpoint. See AllowNotFinite.
 //

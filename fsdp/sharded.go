@@ -45,6 +45,8 @@ type Sharded struct {
 	files  struct {
 		trace  *timeline.File // of Config.TraceDir, or nil
 		hashes *record.File   // of Config.HashDir, or nil
+
+		saves, exports state.Writes
 	}
 
 	noSync   bool  // inside NoSync
@@ -379,7 +381,9 @@ func zeroGrad(s *Sharded) {
 // step: the memory may not be there. Closing again does nothing.
 //
 // Close is not a collective, but after a Forward without a Backward it waits for the gathers under
-// way, and after SaveAsync until the checkpoint is written, whose error it returns unless Wait has.
+// way, and after SaveAsync until the checkpoint is written, whose error it returns unless Wait has. If a
+// file system has not answered for the timeout of the group (FSDP_TIMEOUT), Close returns an error that
+// names the file, and the memory is freed when the write ends.
 // While another goroutine is in a method it returns an error and does nothing.
 //
 // It leaves the group open, which should outlive the model: if the memory was the group's and has
@@ -406,23 +410,6 @@ func (s *Sharded) Close() error {
 		return fmt.Errorf("fsdp: rank %d: Close: %w", s.team.Rank(), err)
 	}
 	return nil
-}
-
-// giveBack closes what the model has opened.
-func giveBack(s *Sharded) error {
-	var err error
-	if s.engine != nil {
-		err = s.engine.Close()
-	}
-	return errors.Join(err, s.saver.Close(), endTrace(s), s.files.hashes.Close(), detach(s), s.team.Close())
-}
-
-// endTrace ends the file of TraceDir.
-func endTrace(s *Sharded) error {
-	if s.files.trace == nil {
-		return nil
-	}
-	return s.files.trace.Close()
 }
 
 // A PeerError is the failure of another rank before a pass, reported on this one, so that no rank

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
@@ -29,7 +30,16 @@ type store struct {
 // store prepares for a method. refusal is why this rank cannot take part, or nil.
 func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 	st := &store{Team: s.team, s: s, ask: ask}
-	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal}
+	writes := &s.files.saves
+	if ask.Call == "Export" {
+		writes = &s.files.exports
+	}
+	if writes.Warn == nil {
+		writes.Warn = func(what string, d time.Duration) {
+			cmp.Or(s.cfg.Logger, slog.Default()).Warn("fsdp: the file system does not answer", "rank", s.team.Rank(), "operation", what, "for", d.Round(time.Millisecond))
+		}
+	}
+	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Writes: writes}
 	return st
 }
 
@@ -175,6 +185,43 @@ func (m memory) Snapshot(n int) (b []byte, err error) {
 		return nil, err
 	}
 	return m.s.copied.Data, nil
+}
+
+// giveBack closes what the model has opened. A write that does not end keeps its memory until then.
+func giveBack(s *Sharded) error {
+	limit := ranks.Limit(s.cfg.Group)
+	saving, err := s.files.saves.Await(limit)
+	exporting, err2 := s.files.exports.Await(limit)
+	if err = errors.Join(err, err2); err != nil {
+		go func() {
+			for _, done := range []<-chan struct{}{saving, exporting} {
+				if done != nil {
+					<-done
+				}
+			}
+			_ = freeMemory(s)
+		}()
+		err = fmt.Errorf("%w; the memory is freed when it has ended", err)
+	} else {
+		err = freeMemory(s)
+	}
+	return errors.Join(err, endTrace(s), s.files.hashes.Close(), detach(s), s.team.Close())
+}
+
+// freeMemory frees what a write may still read, and gives the directories of checkpoints up.
+func freeMemory(s *Sharded) error {
+	if s.engine == nil {
+		return s.saver.Close()
+	}
+	return errors.Join(s.engine.Close(), s.saver.Close())
+}
+
+// endTrace ends the file of TraceDir.
+func endTrace(s *Sharded) error {
+	if s.files.trace == nil {
+		return nil
+	}
+	return s.files.trace.Close()
 }
 
 // newValue returns a tensor of zeros on the heap.

@@ -25,38 +25,180 @@ func beat(g comm.Group) time.Duration {
 	return longestBeat
 }
 
+// Files are what work does with a file system, which may stop to answer. A system call cannot be broken
+// off: the work is left behind in its goroutine then.
+type Files interface {
+	// Oldest returns the operation that has been under way longest, and its begin, or "".
+	Oldest() (what string, begin time.Time)
+	// Slow is told once of an operation that has taken so long.
+	Slow(what string, d time.Duration)
+	// Leave is told of an operation that is left behind. done is closed when its work has ended.
+	Leave(what string, begin time.Time, done <-chan struct{})
+}
+
+const (
+	slowOperation  = 30 * time.Second // when Slow is called at the latest
+	longestWait    = 10 * time.Minute // for one operation, in a group that has no timeout
+	graceAfterStop = time.Second      // for work to end when it has been stopped
+)
+
+// Limit returns how long one operation of files may take: as long as a rank of g may be silent.
+func Limit(g comm.Group) time.Duration {
+	if limit := comm.Timeout(g); limit > 0 {
+		return limit
+	}
+	return longestWait
+}
+
+// A worker is work in a goroutine of its own.
+type worker struct {
+	files Files // nil if the work is waited for without end
+	limit time.Duration
+	stop  context.CancelCauseFunc
+	done  chan struct{}
+	err   error // once done is closed
+	slow  bool  // Slow was called
+}
+
+func newWorker(ctx context.Context, f Files, limit time.Duration, work func(context.Context) error) *worker {
+	w := &worker{files: f, limit: limit, done: make(chan struct{})}
+	ctx, w.stop = context.WithCancelCause(ctx)
+	go func() {
+		defer close(w.done)
+		w.err = Guarded("the work", func() error { return work(ctx) })
+	}()
+	return w
+}
+
+// look returns an error if an operation has taken too long.
+func (w *worker) look() error {
+	if w.files == nil {
+		return nil
+	}
+	what, begin := w.files.Oldest()
+	if what == "" {
+		return nil
+	}
+	d := time.Since(begin)
+	if d >= min(slowOperation, w.limit/2) && !w.slow {
+		w.slow = true
+		w.files.Slow(what, d)
+	}
+	if d < w.limit {
+		return nil
+	}
+	return w.leave(nil)
+}
+
+// end stops the work because of cause and returns its error, or, if it goes on regardless, another one.
+func (w *worker) end(cause error) error {
+	w.stop(cause)
+	if w.files == nil {
+		<-w.done
+		return w.err
+	}
+	grace := time.NewTimer(graceAfterStop)
+	defer grace.Stop()
+	select {
+	case <-w.done:
+		return w.err
+	case <-grace.C:
+		return w.leave(cause)
+	}
+}
+
+// leave leaves the work behind.
+func (w *worker) leave(cause error) error {
+	what, begin := w.files.Oldest()
+	if what == "" {
+		what, begin = "a write", time.Now()
+	}
+	w.files.Leave(what, begin, w.done)
+	err := &leftError{fmt.Sprintf("%s has not ended after %v: the file system does not answer", what, time.Since(begin).Round(time.Millisecond)), cause}
+	w.stop(err)
+	return err
+}
+
+// A leftError says that work was left behind, and why at this time.
+type leftError struct {
+	text  string
+	cause error // or nil: the limit
+}
+
+func (e *leftError) Error() string {
+	if e.cause == nil {
+		return e.text
+	}
+	return e.text + ": " + e.cause.Error()
+}
+
+func (e *leftError) Unwrap() error { return e.cause }
+
+// Run runs work of this rank alone until ctx ends, or one operation of its files has taken longer than
+// the limit.
+func Run(ctx context.Context, f Files, limit time.Duration, work func(context.Context) error) error {
+	w := newWorker(ctx, f, limit, work)
+	defer w.stop(nil)
+	if f == nil {
+		<-w.done
+		return w.err
+	}
+	tick := time.NewTicker(min(longestBeat, limit/4))
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.done:
+			return w.err
+		case <-tick.C:
+			if err := w.look(); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return w.end(context.Cause(ctx))
+		}
+	}
+}
+
 // Busy runs work, which may take any time on any rank, such as writing files, and returns when all
 // ranks are done with theirs. Its context ends when the work of another rank has failed, which
 // makes it useless. The error is this rank's, nil if it was only stopped, or a LostError if the
 // group has failed. The ranks have to agree on it afterwards.
-func (a *Agreement) Busy(ctx context.Context, work func(context.Context) error) (err error) {
-	inner, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	done := make(chan error, 1)
-	go func() { done <- Guarded("the work", func() error { return work(inner) }) }()
+//
+// Where f is not nil, work of which one operation takes longer than the timeout of the group, or that
+// does not end soon after ctx has ended, is left behind, and that is the error.
+func (a *Agreement) Busy(ctx context.Context, f Files, work func(context.Context) error) (err error) {
 	if a.group.Size() == 1 {
-		return <-done
+		return Run(ctx, f, Limit(a.group), work)
 	}
+	w := newWorker(ctx, f, Limit(a.group), work)
+	defer w.stop(nil)
 	tick := time.NewTicker(beat(a.group))
 	defer tick.Stop()
+	var ended <-chan struct{}
+	if f != nil {
+		ended = ctx.Done()
+	}
 	for busy := true; ; {
 		if busy {
 			select {
-			case err = <-done:
-				busy = false
+			case <-ended:
+				busy, err = false, w.end(context.Cause(ctx))
+			case <-w.done:
+				busy, err = false, w.err
 			case <-tick.C:
+				err = w.look()
+				busy = err == nil
 			}
 		}
 		flags := []int64{word(busy), word(err != nil)}
 		if werr := a.group.AllReduce(comm.Of(flags).Named("busy"), comm.Max).Wait(ctx); werr != nil {
-			stop(werr)
 			if busy {
-				err = <-done
+				err = w.end(werr)
 			}
 			return &LostError{errors.Join(err, fmt.Errorf("waiting for the other ranks: %w", werr))}
 		}
 		if flags[1] != 0 {
-			stop(errStopped)
+			w.stop(errStopped)
 		}
 		if flags[0] == 0 {
 			break

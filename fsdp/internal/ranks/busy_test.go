@@ -43,7 +43,7 @@ func onAgreements(t *testing.T, n int, f func(t *testing.T, a *Agreement, g *cou
 func TestBusy(t *testing.T) {
 	onAgreements(t, 3, func(t *testing.T, a *Agreement, g *counted) {
 		begin := time.Now()
-		err := a.Busy(t.Context(), func(context.Context) error {
+		err := a.Busy(t.Context(), nil, func(context.Context) error {
 			time.Sleep(time.Duration(g.Rank()) * time.Minute)
 			return nil
 		})
@@ -58,7 +58,7 @@ func TestBusyStops(t *testing.T) {
 	full := errors.New("disk full")
 	onAgreements(t, 3, func(t *testing.T, a *Agreement, g *counted) {
 		begin := time.Now()
-		err := a.Busy(t.Context(), func(ctx context.Context) error {
+		err := a.Busy(t.Context(), nil, func(ctx context.Context) error {
 			if g.Rank() == 1 {
 				return full
 			}
@@ -80,7 +80,7 @@ func TestBusyGroupFails(t *testing.T) {
 	gone := errors.New("gone")
 	onAgreements(t, 2, func(t *testing.T, a *Agreement, g *counted) {
 		ended := false
-		err := a.Busy(t.Context(), func(ctx context.Context) error {
+		err := a.Busy(t.Context(), nil, func(ctx context.Context) error {
 			if g.Rank() == 1 {
 				g.Abort(gone)
 				panic("no more")
@@ -110,7 +110,7 @@ func (hasty) Timeout() time.Duration { return 900 * time.Millisecond }
 func TestBusyBeatsWithinTheTimeout(t *testing.T) {
 	onAgreements(t, 2, func(t *testing.T, _ *Agreement, g *counted) {
 		a := NewAgreement(hasty{g}, newPeerError)
-		err := a.Busy(t.Context(), func(context.Context) error {
+		err := a.Busy(t.Context(), nil, func(context.Context) error {
 			time.Sleep(time.Minute)
 			return nil
 		})

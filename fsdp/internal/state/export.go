@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
@@ -53,12 +54,21 @@ type newFile struct {
 
 // Export writes the state to files.
 func (s *Store) Export(ctx context.Context, path string, o *Options) error {
-	e := &exporter{s: s, o: o, path: path}
-	defer func() { e.ring.close() }()
+	watched := *o
+	watched.FS = s.Writes.activity.On(o.FS)
+	e := &exporter{s: s, o: &watched, path: path}
 	err := e.plan(ctx)
 	if err == nil {
 		err = e.run(ctx)
 	}
+	if done, left := s.Writes.Left(); left != nil { // it may have the files and the ring
+		go func() {
+			<-done
+			_ = e.undo(left)
+		}()
+		return err
+	}
+	e.ring.close()
 	return e.undo(err)
 }
 
@@ -66,6 +76,9 @@ func (s *Store) Export(ctx context.Context, path string, o *Options) error {
 func (e *exporter) plan(ctx context.Context) error {
 	s := e.s
 	err := s.prepare(ctx, 0, func() (err error) {
+		if _, err := s.Writes.Left(); err != nil {
+			return err
+		}
 		if e.naming, err = e.o.naming(s.Layout); err != nil {
 			return err
 		}
@@ -88,10 +101,16 @@ func (e *exporter) plan(ctx context.Context) error {
 	if err := distinct(e.naming.there(list), e.naming.of); err != nil {
 		return err
 	}
-	if err = e.describe(list, steps); err == nil {
-		err = e.undo(e.create())
+	err = e.describe(list, steps)
+	if err == nil && s.rank() == 0 {
+		e.ring, err = s.newRing(e.tensors)
 	}
-	return s.Team.Agree(ctx, 0, err)
+	return busy(ctx, s.Team, s.Writes, func(context.Context) error {
+		if err != nil {
+			return err
+		}
+		return e.undo(e.create())
+	})
 }
 
 // describe makes the header.
@@ -175,9 +194,6 @@ func (e *exporter) create() (err error) {
 	}
 	if e.path == "" {
 		return errNoFile
-	}
-	if e.ring, err = e.s.newRing(e.tensors); err != nil {
-		return err
 	}
 	if e.o.Beside != nil {
 		if err := e.o.FS.Mkdir(filepath.Dir(e.path)); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -277,28 +293,35 @@ func (e *exporter) run(ctx context.Context) error {
 		s: s, parts: s.parts(e.own), root: 0, ahead: underWay,
 		room: func(t *Tensor) []byte { return e.ring.room(t.Len() * s.Compute.Size()) },
 		take: func(ctx context.Context, t *Tensor, whole []byte) error {
-			write := func(context.Context) error {
-				e.write(t, whole)
-				return nil
+			at := e.next
+			e.next++
+			write := func(context.Context) error { return nil }
+			if whole != nil && e.failed == nil { // else there is no use in it any more
+				write = func(context.Context) error { return e.write(at, t, whole) }
 			}
-			if t.Len()*s.Compute.Size() < slowWrite {
-				return write(ctx)
+			var err error
+			if t.Len()*s.Compute.Size() >= slowWrite {
+				err = s.Team.Busy(ctx, s.Writes, write) // nobody waits in vain: the next tensor is on its way
+			} else if whole != nil {
+				err = ranks.Run(ctx, s.Writes, ranks.Limit(s.Team.Group())/2, write)
 			}
-			return s.Team.Busy(ctx, write) // nobody waits in vain: the next tensor is on its way
+			if errors.As(err, new(*ranks.LostError)) {
+				return err
+			}
+			if e.failed == nil {
+				e.failed = err
+			}
+			return nil
 		},
 	}
 	if err := c.run(ctx, e.tensors); err != nil {
 		return err
 	}
-	return busy(ctx, s.Team, func(context.Context) error { return e.undo(e.commit()) })
+	return busy(ctx, s.Team, s.Writes, func(context.Context) error { return e.undo(e.commit()) })
 }
 
-// write writes a tensor that this rank has, part by part, unless there is no use in it any more.
-func (e *exporter) write(t *Tensor, whole []byte) {
-	at := e.next
-	if e.next++; whole == nil || e.failed != nil {
-		return
-	}
+// write writes a tensor that this rank has, number at of all, part by part.
+func (e *exporter) write(at int, t *Tensor, whole []byte) error {
 	set := &e.sets[slices.IndexFunc(e.sets, func(s tensorSet) bool { return at < s.end })]
 	for _, part := range e.naming.there([]Tensor{*t}) {
 		rows, n := 0, part.Len()*e.s.Compute.Size()
@@ -311,17 +334,15 @@ func (e *exporter) write(t *Tensor, whole []byte) {
 		switch {
 		case err == nil:
 		case !errors.Is(err, checkpoint.ErrNotFinite):
-			e.failed = fmt.Errorf("writing tensor %s: %w", to.Name, err)
+			return fmt.Errorf("writing tensor %s: %w", to.Name, err)
 		case w.values.Check(to.Name, 0, from, whole[:n]) == nil:
-			e.failed = fmt.Errorf("%w: values of %v in the model that are beyond the range of %v, see option As", err, from, to.DType)
+			return fmt.Errorf("%w: values of %v in the model that are beyond the range of %v, see option As", err, from, to.DType)
 		default:
-			e.failed = fmt.Errorf("%w: the training has diverged; option AllowNotFinite writes them", err)
-		}
-		if e.failed != nil {
-			return
+			return fmt.Errorf("%w: the training has diverged; option AllowNotFinite writes them", err)
 		}
 		whole = whole[n:]
 	}
+	return nil
 }
 
 // A valueWriter writes the elements of a tensor to w, and looks at their values.

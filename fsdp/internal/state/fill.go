@@ -47,7 +47,7 @@ func (f *Filling) match(where string, list []Tensor) (err error) {
 }
 
 // Run reads the state. An error is one on every rank: then some of it may have changed.
-func (f *Filling) Run(ctx context.Context) error { return busy(ctx, f.s.Team, f.fill) }
+func (f *Filling) Run(ctx context.Context) error { return busy(ctx, f.s.Team, nil, f.fill) }
 
 // fill reads this rank's parts.
 func (f *Filling) fill(ctx context.Context) error {

@@ -77,7 +77,7 @@ func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Co
 	if err := l.find(ctx, search); err != nil {
 		return nil, err
 	}
-	err = l.s.Team.Busy(ctx, func(ctx context.Context) error {
+	err = l.s.Team.Busy(ctx, nil, func(ctx context.Context) error {
 		err := l.open(ctx, o)
 		if !o.anyOlder() {
 			err = l.advise(ctx, l.Path, err)
@@ -96,7 +96,7 @@ func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Co
 // find has rank 0 look for the checkpoint, and tells the others.
 func (l *Loading) find(ctx context.Context, search func(context.Context) (checkpoint.Found, error)) error {
 	var none string // why there is no checkpoint
-	err := busy(ctx, l.s.Team, func(ctx context.Context) error {
+	err := busy(ctx, l.s.Team, nil, func(ctx context.Context) error {
 		if l.s.rank() != 0 {
 			return nil
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/shard"
 )
@@ -52,7 +53,7 @@ func (p plainTeam) Shard(int) comm.Group { return p.g }
 
 func (p plainTeam) Agree(_ context.Context, _ uint64, err error) error { return err }
 
-func (p plainTeam) Busy(ctx context.Context, work func(context.Context) error) error {
+func (p plainTeam) Busy(ctx context.Context, _ ranks.Files, work func(context.Context) error) error {
 	return work(ctx)
 }
 

@@ -30,6 +30,7 @@ import (
 type writing struct {
 	team  Team
 	fs    checkpoint.FS
+	files *Writes
 	locks *locks            // of rank 0
 	store *checkpoint.Store // likewise
 	draft *checkpoint.Draft // likewise
@@ -82,11 +83,13 @@ func oneOrNone(opt optim.Optimizer) string {
 }
 
 func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Meta, locks *locks) (*writing, error) {
-	w := &writing{dtype: s.Compute, fs: o.FS, locks: locks, step: o.Step, keep: o.Keep, about: about}
-	var err error
+	w := &writing{dtype: s.Compute, fs: s.Writes.activity.On(o.FS), files: s.Writes, locks: locks, step: o.Step, keep: o.Keep, about: about}
+	_, err := s.Writes.Left()
 	switch {
 	case o.Err != nil:
 		return nil, o.Err
+	case err != nil:
+		return nil, err
 	case dir == "":
 		return nil, errNoDirectory
 	case o.given("AtStep") && o.Step < 0:
@@ -170,7 +173,10 @@ func from(out *checkpoint.Part, t comm.DType, v optim.Vec) {
 		portion := NewHost(t, min(v.Len(), checkpoint.ChunkBytes/t.Size()))
 		for at := 0; at < v.Len(); at += portion.Len() {
 			to := portion.Slice(0, min(portion.Len(), v.Len()-at)).(optim.Host)
-			if err := errors.Join(context.Cause(ctx), v.Slice(at, at+to.Len()).Read(to)); err != nil {
+			if ctx.Err() != nil { // the memory may be in use again
+				return context.Cause(ctx)
+			}
+			if err := v.Slice(at, at+to.Len()).Read(to); err != nil {
 				return err
 			}
 			if _, err := w.Write(BytesOf(to)); err != nil {
@@ -226,7 +232,7 @@ func (w *writing) copy(to []byte) error {
 // run writes the checkpoint and returns its path on rank 0, or an error on every rank.
 func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
 	w.team = t
-	if err := busy(ctx, t, w.begin); err != nil {
+	if err := busy(ctx, t, w.files, w.begin); err != nil {
 		return "", w.discard(err)
 	}
 	dir, err := w.tell(ctx)
@@ -234,7 +240,7 @@ func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
 		return "", err
 	}
 	var record []byte
-	err = busy(ctx, t, func(ctx context.Context) (err error) {
+	err = busy(ctx, t, w.files, func(ctx context.Context) (err error) {
 		record, err = w.write(ctx, dir)
 		return err
 	})
@@ -247,7 +253,17 @@ func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
 			return "", t.Fail(fmt.Errorf("telling what was written: %w", err))
 		}
 	}
-	failed := busy(ctx, t, func(context.Context) error { return w.commit(lists[0], lists[1]) })
+	committed := make(chan string, 1) // the work may be left behind
+	failed := busy(ctx, t, w.files, func(context.Context) error {
+		path, err := w.commit(lists[0], lists[1])
+		committed <- path
+		return err
+	})
+	w.path = ""
+	select {
+	case w.path = <-committed:
+	default:
+	}
 	if path, err = w.tell(ctx); err != nil {
 		return "", errors.Join(failed, err)
 	}
@@ -296,31 +312,29 @@ func (w *writing) write(ctx context.Context, dir string) (record []byte, err err
 }
 
 // commit makes the draft a checkpoint of what the ranks have written, and removes others, on rank
-// 0.
-func (w *writing) commit(shards, extra [][]byte) error {
+// 0. It returns the path of the checkpoint if it is complete.
+func (w *writing) commit(shards, extra [][]byte) (path string, err error) {
 	if w.team.Group().Rank() != 0 {
-		return nil
+		return "", nil
 	}
-	w.path = ""
 	m, err := w.manifest(shards, extra)
-	if err != nil {
-		return w.discard(err)
+	if err == nil {
+		path, err = w.store.Commit(w.draft, m)
 	}
-	path, err := w.store.Commit(w.draft, m)
 	if err != nil {
-		return w.discard(err)
+		return "", errors.Join(err, w.store.Discard(w.draft))
 	}
-	if w.path = path; w.keep == 0 {
-		return nil
+	if w.keep == 0 {
+		return path, nil
 	}
 	spare, err := w.lastFinite()
 	if err == nil {
 		err = w.store.Retain(w.keep, spare)
 	}
 	if err != nil {
-		return fmt.Errorf("%s is complete, but others are left: %w", path, err)
+		return path, fmt.Errorf("%s is complete, but others are left: %w", path, err)
 	}
-	return nil
+	return path, nil
 }
 
 // lastFinite returns the path of the last checkpoint of which all values are finite, if the one that
@@ -373,12 +387,16 @@ func (w *writing) manifest(shards, extra [][]byte) (*checkpoint.Manifest, error)
 }
 
 // discard removes the draft of a save that has failed with err, on rank 0. If the groups have
-// failed, other ranks may still be writing to it: then it is left to the next job that saves there.
+// failed, or the file system does not answer, other ranks may still be writing to it: then it is left to
+// the next save.
 func (w *writing) discard(err error) error {
-	if w.draft == nil || errors.As(err, new(*ranks.LostError)) {
+	if errors.As(err, new(*ranks.LostError)) {
 		return err
 	}
-	return errors.Join(err, w.store.Discard(w.draft))
+	if _, left := w.files.Left(); left != nil || w.draft == nil {
+		return err
+	}
+	return errors.Join(err, w.files.short(func() error { return w.store.Discard(w.draft) }))
 }
 
 // locks are the directories that rank 0 has saved to, by path: no other job saves there until

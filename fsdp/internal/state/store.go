@@ -19,6 +19,7 @@ type Store struct {
 	Team    Team
 	Compute comm.DType // of parameters, gradients and the optimizer's state
 	Refusal error      // nil, or why this rank cannot take part: all are told first
+	Writes  *Writes    // of a method that writes files
 }
 
 // Memory lends the memory of this rank.
@@ -47,8 +48,8 @@ type Team interface {
 	// or nil. The hash must be the same on all ranks.
 	Agree(ctx context.Context, hash uint64, err error) error
 	// Busy runs work of any length, and returns when it has ended on every rank. Other ranks do not
-	// know of its error.
-	Busy(ctx context.Context, work func(context.Context) error) error
+	// know of its error. Work with files, which may be nil, is left behind where they do not answer.
+	Busy(ctx context.Context, f ranks.Files, work func(context.Context) error) error
 	// Same returns an error on every rank unless all have the same text.
 	Same(ctx context.Context, what, text string) error
 	// Tell returns what root has to say.
@@ -78,8 +79,8 @@ func (s *Store) same(ctx context.Context, what, text string) error {
 }
 
 // busy runs work on this rank and returns an error on every rank if it fails on any.
-func busy(ctx context.Context, t Team, work func(context.Context) error) error {
-	return t.Agree(ctx, 0, t.Busy(ctx, work))
+func busy(ctx context.Context, t Team, f ranks.Files, work func(context.Context) error) error {
+	return t.Agree(ctx, 0, t.Busy(ctx, f, work))
 }
 
 // rank and world are this rank's number, and how many there are.
