@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/fsdp/profile"
+	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
 // rank is one process.
@@ -117,7 +118,7 @@ func (l *launcher) openLog(number, count int) (*os.File, error) {
 	if count == 0 {
 		mode |= os.O_TRUNC
 	}
-	return os.OpenFile(filepath.Join(l.logDir, "rank-"+strconv.Itoa(number)+".log"), mode, 0o666)
+	return regular.Open(filepath.Join(l.logDir, "rank-"+strconv.Itoa(number)+".log"), mode, 0o666)
 }
 
 // bind restricts the thread that starts ranks to the cores of local rank i of n.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/gofsdp/gofsdp/internal/perfetto"
+	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
 // jobTrace is the file in which the traces of ranks are joined.
@@ -44,7 +45,7 @@ func (l *launcher) joinTraces() (err error) {
 		return errors.Join(err, fmt.Errorf("no rank has written a trace to %s", l.traceDir))
 	}
 	path := filepath.Join(l.traceDir, jobTrace)
-	out, err := os.Create(path)
+	out, err := regular.Open(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 	if err != nil {
 		return err
 	}

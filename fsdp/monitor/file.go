@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+
+	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
 // A file is what a writer appends rows to.
@@ -17,13 +21,18 @@ type file struct {
 	size int64 // of complete rows
 }
 
-// open opens the file, with its directories. kept returns where what is kept of it ends, unless all
-// goes.
+// open opens the file, with its directories. kept returns where what is kept of it ends. Without a step
+// this is another run: the file of an earlier one is put aside.
 func (o *file) open(step int, kept func(r *bufio.Reader) (end int64, err error)) error {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o777); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(o.path, os.O_RDWR|os.O_CREATE, 0o666)
+	if step == 0 {
+		if err := o.putAside(); err != nil {
+			return err
+		}
+	}
+	f, err := regular.Open(o.path, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
 		return err
 	}
@@ -37,6 +46,33 @@ func (o *file) open(step int, kept func(r *bufio.Reader) (end int64, err error))
 		return errors.Join(err, f.Close())
 	}
 	return nil
+}
+
+// putAside moves the file of an earlier run, if there is one, to a directory of its own beside it, with a
+// warning: whoever forgets Config.State loses nothing.
+func (o *file) putAside() error {
+	info, err := os.Lstat(o.path)
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return nil // what is wrong with it, Open says
+	}
+	for n := 1; ; n++ {
+		to := filepath.Join(filepath.Dir(o.path), fmt.Sprintf("earlier-%d", n), filepath.Base(o.path))
+		if _, err := os.Lstat(to); !errors.Is(err, fs.ErrNotExist) {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := os.MkdirAll(filepath.Dir(to), 0o777); err != nil {
+			return err
+		}
+		if err := os.Rename(o.path, to); err != nil {
+			return err
+		}
+		slog.Warn("monitor: a file of an earlier run was moved, as this run begins at step 0: a run that goes on gives Config.State what Monitor.State has saved",
+			"file", o.path, "bytes", info.Size(), "to", to)
+		return nil
+	}
 }
 
 // append appends a row. If that fails the file stays as it was, as far as the system lets it.

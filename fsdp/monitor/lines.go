@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
 // JSONLines returns a writer of a file with an object a line:
@@ -169,9 +171,11 @@ func (w *csvFile) Write(r *Row) error {
 // widen writes the file anew, with the names of all columns, of which the last ones are new.
 func (w *csvFile) widen(more int) error {
 	next := file{path: w.path + ".new"}
-	if err := next.open(0, nil); err != nil {
+	f, err := regular.Open(next.path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
+	if err != nil {
 		return err
 	}
+	next.f = f
 	size, err := w.copyTo(next.f, more)
 	if err = errors.Join(err, next.f.Close()); err != nil {
 		return errors.Join(err, os.Remove(next.path))

@@ -235,18 +235,22 @@ func requireRow(t require.TestingT, want, got stored) {
 	}
 }
 
-// TestWritersBeginAnew: without a step that was saved nothing is left of an earlier run, whatever it
-// is.
+// TestWritersBeginAnew: without a step that was saved a file begins anew, and that of an earlier run,
+// whatever it is, is put aside.
 func TestWritersBeginAnew(t *testing.T) {
 	for _, f := range formats {
 		dir := t.TempDir()
 		path := filepath.Join(dir, f.name)
 		require.NoError(t, os.WriteFile(path, []byte("something else"), 0o600))
 		w := f.make(dir)
-		require.NoError(t, w.Open(0))
-		require.NoError(t, w.Write(&Row{Step: 1, Values: []Value{{"loss", 2}}}))
-		require.NoError(t, w.Close())
-		require.Len(t, f.read(t, text(t, path)), 1)
+		for range 2 {
+			require.NoError(t, w.Open(0))
+			require.NoError(t, w.Write(&Row{Step: 1, Values: []Value{{"loss", 2}}}))
+			require.NoError(t, w.Close())
+			require.Len(t, f.read(t, text(t, path)), 1)
+		}
+		require.Equal(t, "something else", string(text(t, filepath.Join(dir, "earlier-1", f.name))))
+		require.Len(t, f.read(t, text(t, filepath.Join(dir, "earlier-2", f.name))), 1)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/perfetto"
 	"github.com/gofsdp/gofsdp/internal/program"
+	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
 // A File is the trace of one rank and model. Step is for the rank's goroutine, Flight for any.
@@ -38,6 +40,7 @@ type File struct {
 	file       *os.File   // nil after Close
 	w          *perfetto.Writer
 	lanes      map[string][]lane // by group
+	failed     bool              // a warning has said so
 	half       string            // of the pass under way: forward, backward or evaluation
 	number     int               // of the pass
 	begin, end time.Time         // of that half, so far
@@ -63,7 +66,7 @@ func Open(ctx context.Context, dir string, g comm.Group, model int) (*File, erro
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
 	}
-	file, err := os.Create(filepath.Join(dir, n.path+Suffix))
+	file, err := regular.Open(filepath.Join(dir, n.path+Suffix), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +173,10 @@ func (f *File) endPass() {
 	if f.half != "" {
 		f.slice(f.passes, fmt.Sprintf("%s %d", f.half, f.number), f.begin, f.end)
 	}
-	_ = f.w.Flush() // Close returns the error
+	if err := f.w.Flush(); err != nil && !f.failed { // Close returns it, too
+		f.failed = true
+		slog.Warn("fsdp: the trace is not recorded any more", "file", f.file.Name(), "error", err)
+	}
 }
 
 // Flight notes a collective that is over.

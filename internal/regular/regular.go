@@ -1,0 +1,43 @@
+// Package regular opens files by names that others can choose or predict, such as rank-0.log in a
+// directory that several users may write to. A symbolic link of that name would have a program write to
+// the file that it leads to.
+//
+//	f, err := regular.Open("logs/rank-0.log", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
+//	// open logs/rank-0.log: it is a symbolic link: remove it, or name another directory
+package regular
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+)
+
+// Open is os.OpenFile of a path whose last element is no symbolic link. A file that takes the place of
+// another one meanwhile is an error, too.
+func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
+	before, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) && flag&os.O_CREATE != 0 {
+		return os.OpenFile(path, flag|os.O_EXCL, perm)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if before.Mode().Type() == fs.ModeSymlink {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.New("it is a symbolic link: remove it, or name another directory")}
+	}
+	f, err := os.OpenFile(path, flag&^(os.O_CREATE|os.O_TRUNC), perm)
+	if err != nil {
+		return nil, err
+	}
+	after, err := f.Stat()
+	if err == nil && !os.SameFile(before, after) {
+		err = &fs.PathError{Op: "open", Path: path, Err: errors.New("another file has taken its place")}
+	}
+	if err == nil && flag&os.O_TRUNC != 0 {
+		err = f.Truncate(0)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
