@@ -13,7 +13,7 @@
 //     has the same number of passes in all.
 //   - A run that went on from a checkpoint is compared from its first step.
 //
-// It ends with the shorter run, or with the first step in which anything differs. Then all that
+// It ends with the shorter run, and says where both end, or with the first step in which anything differs. Then all that
 // differs in this step is listed, in the order in which it was computed, so that the cause is mostly
 // what the first line says:
 //
@@ -27,7 +27,9 @@
 // A parameter that differs before a step where nothing before it does was updated in different ways:
 // by the optimizer, its learning rate, or clipping.
 //
-// The exit status is 0 if nothing differs, 1 if something does, and 2 after an error.
+// The exit status is 0 if nothing differs, 1 if something does, 2 after an error, and 3 if nothing differs
+// but one run has more steps, or a record ends in the middle of a pass: a rank was killed, or its disk was
+// full.
 package main
 
 import (
@@ -48,6 +50,7 @@ const (
 	same = iota
 	different
 	failed
+	shorter
 )
 
 func run(args []string, out, errs io.Writer) int {
@@ -73,8 +76,12 @@ func run(args []string, out, errs io.Writer) int {
 		if failure == nil {
 			failure = print(out, report, a, b)
 		}
-		if failure == nil && len(report.Differences) > 0 {
+		switch {
+		case failure != nil:
+		case len(report.Differences) > 0:
 			status = different
+		case report.Ends != "" && status == same:
+			status = shorter
 		}
 		err = errors.Join(err, failure)
 	}
@@ -102,6 +109,9 @@ func print(out io.Writer, r *hashes.Report, a, b string) error {
 	w := bufio.NewWriter(out)
 	if r.Steps > 0 {
 		fmt.Fprintf(w, "the same: steps %d to %d, %d hashes\n", r.First, r.First+r.Steps-1, r.Same)
+	}
+	if r.Ends != "" {
+		fmt.Fprintf(w, "then one ends: %s\n", r.Ends)
 	}
 	if r.Unlike != "" {
 		fmt.Fprintf(w, "calls are not compared: %s\n", r.Unlike)

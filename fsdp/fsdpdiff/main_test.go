@@ -29,6 +29,40 @@ func record(t *testing.T, sums func(step int) []uint32) string {
 	return dir
 }
 
+// TestEnds compares a run with one that has fewer steps, and with ones whose record has lost its end, at
+// any byte: what is left is the same, but that is not all, and says where.
+func TestEnds(t *testing.T) {
+	a := record(t, func(int) []uint32 { return make([]uint32, 3) })
+	text, err := os.ReadFile(filepath.Join(a, "rank-0.hashes"))
+	require.NoError(t, err)
+	passes := bytes.Count(text, []byte("pass "))
+	require.Equal(t, 3, passes)
+	second := bytes.Index(text, []byte("pass 2 "))
+	third := bytes.Index(text, []byte("pass 3 "))
+	for n := second; n < len(text); n++ {
+		b := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(b, "rank-0.hashes"), text[:n], 0o600))
+		var out, errs bytes.Buffer
+		got := run([]string{a, b}, &out, &errs)
+		require.Empty(t, errs.String(), "%d bytes", n)
+		if n == len(text)-1 { // only the end of the last line is missing
+			require.Equal(t, same, got)
+			continue
+		}
+		require.Equal(t, shorter, got, "%d of %d bytes: %s", n, len(text), out.String())
+		want := fmt.Sprintf("then one ends: %s ends with step 2, %s ends ", a, b)
+		require.Contains(t, out.String(), want)
+		switch {
+		case n == second:
+			require.Contains(t, out.String(), want+"with step 0\n")
+		case n == third:
+			require.Contains(t, out.String(), want+"with step 1\n")
+		case n > third+len("pass 3 2 -1\n"):
+			require.Contains(t, out.String(), want+"after step 1, rank 0 in the middle of a pass\n")
+		}
+	}
+}
+
 func TestRun(t *testing.T) {
 	a := record(t, func(int) []uint32 { return make([]uint32, 30) })
 	b := record(t, func(step int) []uint32 {

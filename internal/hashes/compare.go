@@ -16,6 +16,8 @@ type Report struct {
 	Same  int // hashes compared that are the same, in all
 	// Unlike says why passes are not compared, only parameters and gradients; or "".
 	Unlike string
+	// Ends says where the runs end, if one has steps that the other lacks or a record was cut off; or "".
+	Ends string
 	// Differences are those of the first step that has any, the first first. One is one parameter, or
 	// the first result of a micro-batch that differs.
 	Differences []Difference
@@ -57,7 +59,7 @@ func Compare(a, b *Run) (*Report, error) {
 			if r.First < 0 {
 				return nil, fmt.Errorf("%s and %s have no step in common", a.Name, b.Name)
 			}
-			return r, nil
+			return r, r.end(a, b)
 		}
 		if err != nil {
 			return nil, err
@@ -73,6 +75,19 @@ func Compare(a, b *Run) (*Report, error) {
 		}
 	}
 	return r, nil
+}
+
+// end compares the ends of two runs that are the same until one ends.
+func (r *Report) end(a, b *Run) error {
+	x, err := a.finish()
+	if err != nil {
+		return err
+	}
+	y, err := b.finish()
+	if err == nil && (x.cut || y.cut || x.step != x.longest || y.step != y.longest || x.step != y.step) {
+		r.Ends = fmt.Sprintf("%s %v, %s %v", a.Name, x, b.Name, y)
+	}
+	return err
 }
 
 // together returns the next step of both.

@@ -19,6 +19,9 @@ type Pass struct {
 type Reader struct {
 	Rank, Ranks int
 
+	// Cut is true at the end of a record that ends in the middle of a pass, or of a line.
+	Cut bool
+
 	s    *bufio.Scanner
 	line int
 	open map[int]*Pass // by number
@@ -59,6 +62,7 @@ func (r *Reader) Next() (*Pass, error) {
 	for {
 		line, err := r.next()
 		if err != nil {
+			r.Cut = r.Cut || err == io.EOF && p != nil
 			return nil, err
 		}
 		switch {
@@ -101,6 +105,7 @@ func (r *Reader) pass(line string) (*Pass, error) {
 func (r *Reader) wrong(line string, err error) error {
 	at := r.line
 	if _, last := r.next(); last != nil {
+		r.Cut = true
 		return last
 	}
 	return fmt.Errorf("line %d: %q: %w", at, line, err)

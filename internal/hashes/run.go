@@ -22,6 +22,7 @@ type Run struct {
 	files []*os.File
 	ranks []*Reader
 	ahead []*Pass // by rank: read, and of a later step; nil at the end
+	last  []int   // by rank: the last step that was read, -1 for none
 }
 
 // Suffix is that of the files of a run.
@@ -65,7 +66,7 @@ func Open(dir string) (r *Run, err error) {
 			return r, fmt.Errorf("%s has %d records: want one for each rank of one model and start of a job of %d", dir, len(r.ranks), r.Ranks)
 		}
 	}
-	r.ahead = make([]*Pass, r.Ranks)
+	r.ahead, r.last = make([]*Pass, r.Ranks), slices.Repeat([]int{-1}, r.Ranks)
 	for i := range r.ranks {
 		if err := r.advance(i); err != nil {
 			return r, err
@@ -87,7 +88,48 @@ func (r *Run) advance(rank int) (err error) {
 	if r.ahead[rank], err = r.ranks[rank].Next(); err != nil && err != io.EOF {
 		return fmt.Errorf("%s: rank %d: %w", r.Name, rank, err)
 	}
+	if p := r.ahead[rank]; p != nil {
+		r.last[rank] = max(r.last[rank], p.Step)
+	}
 	return nil
+}
+
+// An ending says where a run ends: with the step that all ranks have, unless one of them has been cut
+// off, or others have later ones.
+type ending struct {
+	step, rank int // of the rank that ends first
+	longest    int // step of the rank that ends last
+	cut        bool
+}
+
+// finish reads all records to their ends.
+func (r *Run) finish() (e ending, err error) {
+	for i := range r.ranks {
+		for r.ahead[i] != nil {
+			if err := r.advance(i); err != nil {
+				return e, err
+			}
+		}
+	}
+	e.step, e.longest = slices.Min(r.last), slices.Max(r.last)
+	e.rank = slices.Index(r.last, e.step)
+	for i, rank := range r.ranks {
+		if rank.Cut && !e.cut {
+			e.cut, e.rank, e.step = true, i, r.last[i]
+		}
+	}
+	return e, nil
+}
+
+// String says where the run ends.
+func (e ending) String() string {
+	switch {
+	case e.cut:
+		return fmt.Sprintf("ends after step %d, rank %d in the middle of a pass", e.step, e.rank)
+	case e.step != e.longest:
+		return fmt.Sprintf("ends with step %d on rank %d, with step %d on others", e.step, e.rank, e.longest)
+	}
+	return fmt.Sprintf("ends with step %d", e.step)
 }
 
 // A Step is what all ranks have recorded between two updates.

@@ -5,6 +5,7 @@ package record
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -173,10 +174,12 @@ func (f *File) Step(s *engine.Step, l *layout.Layout, shards engine.Shards) {
 	}
 }
 
-// fail keeps the first error.
+// fail keeps the first error, and says at once that the record ends: programs may not look at the error
+// of Close.
 func (f *File) fail(err error) {
-	if f.err == nil {
+	if f.err == nil && err != nil {
 		f.err = err
+		slog.Warn("fsdp: hashes are not recorded any more", "rank", f.place, "step", f.step, "error", err)
 	}
 }
 

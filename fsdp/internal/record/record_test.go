@@ -1,11 +1,14 @@
 package record
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -138,9 +141,17 @@ func TestWhatIsRecorded(t *testing.T) {
 	}
 }
 
-// TestCloseReturnsTheFirstError also of vectors that cannot be read.
+// TestCloseReturnsTheFirstError also of vectors that cannot be read. A warning says so at once, and once.
 func TestCloseReturnsTheFirstError(t *testing.T) {
 	gone := errors.New("gone")
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	defer slog.SetDefault(before)
+	defer func() {
+		require.Equal(t, 1, strings.Count(log.String(), "hashes are not recorded any more"))
+		require.Contains(t, log.String(), "error=gone")
+	}()
 	require.ErrorIs(t, recordedRun(t, t.TempDir(), func(v []float32) optim.Vec { return far{optim.Host{F32: v}, gone} }), gone)
 }
 
