@@ -216,6 +216,52 @@ func TestTwoGoroutines(t *testing.T) {
 	})
 }
 
+// TestCollectiveOnOneRank calls methods on rank 0 while rank 1 has ended: the error says that it is a
+// collective, and does not advise a loop over Join.
+func TestCollectiveOnOneRank(t *testing.T) {
+	for method, call := range map[string]func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error{
+		"Save": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			return m.Save(ctx, ckpt, opt, fsdp.OnFS(crashfs.New()))
+		},
+		"Load": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			return errorOf(m.Load(ctx, ckpt, opt, fsdp.OnFS(crashfs.New())))
+		},
+		"FullState": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error { return errorOf(m.FullState(ctx)) },
+		"FullOptimState": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			return errorOf(m.FullOptimState(ctx, opt))
+		},
+		"Export": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
+			return m.Export(ctx, ckpt, fsdp.OnFS(crashfs.New()))
+		},
+		"ClipGradNorm": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
+			return errorOf(m.ClipGradNorm(ctx, 1))
+		},
+		"GradNorms": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
+			return errorOf(m.GradNorms(ctx, fsdp.L2Norm))
+		},
+		"Any": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error { return errorOf(m.Any(ctx, true)) },
+		"Freeze": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			return errorOf(m.Freeze(ctx, nil, opt))
+		},
+	} {
+		t.Run(method, func(t *testing.T) {
+			require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+				m := chain64(t, g)
+				defer m.Close()
+				opt, err := optim.AdamW{}.New(m.Shards())
+				require.NoError(t, err)
+				require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
+				if g.Rank() == 1 {
+					return g.Close()
+				}
+				require.EqualError(t, call(ctx, m, opt), "fsdp: rank 0: "+method+`: rank 1 of group "world" has ended, and this rank has not: call `+method+
+					" on every rank, as it is a collective; if it ended with an error, that is the cause")
+				return nil
+			}))
+		})
+	}
+}
+
 // TestMissedMethods calls methods that return no error while another goroutine is in a Save: they do
 // nothing, and the next method says so.
 func TestMissedMethods(t *testing.T) {

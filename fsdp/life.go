@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -68,6 +69,12 @@ var (
 	errOptimMixed = errors.New("a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds")
 )
 
+// A methodLock is held while a method is at work: see enter.
+type methodLock struct {
+	sync.RWMutex
+	missed atomic.Pointer[string] // the method without an error that another goroutine has called meanwhile
+}
+
 // enter notes that a method has begun, or returns that another goroutine is in one. It reads nothing
 // that such a goroutine may write. A method holds the lock from its begin to its end, but for the time
 // in which it runs a function of the caller's.
@@ -75,7 +82,7 @@ func enter(s *Sharded, method string) error {
 	if !s.busy.TryLock() {
 		return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
 	}
-	if missed := s.missed.Swap(nil); missed != nil && method != "Close" {
+	if missed := s.busy.missed.Swap(nil); missed != nil && method != "Close" {
 		leave(s)
 		return fmt.Errorf("fsdp: rank %d: %s: an earlier %s has done nothing: %w", s.team.Rank(), method, *missed, errBusy)
 	}
@@ -85,7 +92,7 @@ func enter(s *Sharded, method string) error {
 // enterOrNote is enter of a method that returns no error: the next method returns it.
 func enterOrNote(s *Sharded, method string) bool {
 	if !s.busy.TryLock() {
-		s.missed.Store(&method)
+		s.busy.missed.Store(&method)
 		return false
 	}
 	return true
@@ -252,19 +259,23 @@ func (s *Sharded) may(method string) error {
 	return s.life.may(method, s.engine.Pending())
 }
 
-// withoutRank returns err of an exchange, or what it means if another rank has closed the group.
-func withoutRank(s *Sharded, err error) error {
+// withoutRank returns err of an exchange for a call, or what it means if another rank has closed the
+// group.
+func withoutRank(s *Sharded, call string, err error) error {
 	var blame *comm.RankError
 	if !errors.As(err, &blame) || blame.Err != comm.ErrClosed || blame.Rank == s.team.Rank() {
 		return err
 	}
-	when, advice := fmt.Sprintf(" after %d Forwards", s.forwards), "range over Sharded.Join, which goes on until no rank has a batch"
-	if s.life.calls != nil {
-		when, advice = "", "call JoinCalls on every rank"
-	} else if len(s.loops) > 0 {
-		advice = "leave the loop over Join in the same iteration on every rank"
+	when, advice := "", "call "+call+" on every rank, as it is a collective"
+	switch {
+	case s.life.calls != nil:
+		advice = "call JoinCalls on every rank"
+	case len(s.loops) > 0:
+		when, advice = fmt.Sprintf(" after %d Forwards", s.forwards), "leave the loop over Join in the same iteration on every rank"
+	case tolerances[call].calls: // a pass
+		when, advice = fmt.Sprintf(" after %d Forwards", s.forwards), "range over Sharded.Join, which goes on until no rank has a batch"
 	}
-	text := fmt.Sprintf("rank %d of group %q has ended%s, and this rank has not: %s", blame.Rank, blame.Group, when, advice)
+	text := fmt.Sprintf("rank %d of group %q has ended%s, and this rank has not: %s; if it ended with an error, that is the cause", blame.Rank, blame.Group, when, advice)
 	return &rewordedError{text, err}
 }
 

@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"gorgonia.org/tensor"
 
@@ -382,4 +383,44 @@ func (s *Sharded) discard(ctx context.Context, p *pass) error {
 		return nil
 	}
 	return s.end(p.Discard(ctx, s.life.health != running))
+}
+
+// An Event is one operation of a pass, as Config.Trace sees it.
+type Event struct {
+	Rank     int
+	Pass     int       // number of the pass
+	Kind     string    // gather, wait, forward, turn, free, backward, reduce, sync or drain
+	Group    string    // for gather, wait, free, reduce, sync and drain
+	Call     string    // for forward and backward
+	Begin    time.Time // of the operation on this rank
+	Duration time.Duration
+	Absent   bool // the rank has no batch, or lacks the call, and takes part without computing
+	Live     int  // bytes counted when it ends, before it frees any, without scratch
+}
+
+// String returns the event as a line.
+func (e Event) String() string {
+	text := fmt.Sprintf("rank %d, pass %d: %s", e.Rank, e.Pass, e.Kind)
+	if name := e.Group + e.Call; name != "" {
+		text += " " + name
+	}
+	if e.Absent {
+		text += " without a batch"
+	}
+	return fmt.Sprintf("%s, %v, %s live", text, e.Duration, bytesText(e.Live))
+}
+
+// newEvent returns the event of a step on a rank.
+func newEvent(rank int, s *engine.Step) Event {
+	e := Event{
+		Rank: rank, Pass: s.Pass, Kind: s.Op.Kind.String(), Absent: s.Absent,
+		Begin: s.Begin, Duration: time.Since(s.Begin), Live: s.Live,
+	}
+	if s.Op.Group >= 0 {
+		e.Group = s.Model.Groups[s.Op.Group].Name
+	}
+	if s.Op.Call >= 0 {
+		e.Call = s.Model.Calls[s.Op.Call].Name
+	}
+	return e
 }

@@ -409,31 +409,6 @@ func (s *Sharded) Memory() Memory {
 // ResetPeak makes Memory count the peak from here on.
 func (s *Sharded) ResetPeak() { s.engine.Device().ResetPeak() }
 
-// An Event is one operation of a pass, as Config.Trace sees it.
-type Event struct {
-	Rank     int
-	Pass     int       // number of the pass
-	Kind     string    // gather, wait, forward, turn, free, backward, reduce, sync or drain
-	Group    string    // for gather, wait, free, reduce, sync and drain
-	Call     string    // for forward and backward
-	Begin    time.Time // of the operation on this rank
-	Duration time.Duration
-	Absent   bool // the rank has no batch, or lacks the call, and takes part without computing
-	Live     int  // bytes counted when it ends, before it frees any, without scratch
-}
-
-// String returns the event as a line.
-func (e Event) String() string {
-	text := fmt.Sprintf("rank %d, pass %d: %s", e.Rank, e.Pass, e.Kind)
-	if name := e.Group + e.Call; name != "" {
-		text += " " + name
-	}
-	if e.Absent {
-		text += " without a batch"
-	}
-	return fmt.Sprintf("%s, %v, %s live", text, e.Duration, bytesText(e.Live))
-}
-
 // newOperation returns a step as a profile counts it.
 func newOperation(s *engine.Step) profile.Operation {
 	o := profile.Operation{
@@ -485,19 +460,4 @@ func detach(s *Sharded) error {
 		return nil
 	}
 	return s.cfg.Profile.Close()
-}
-
-// newEvent returns the event of a step on a rank.
-func newEvent(rank int, s *engine.Step) Event {
-	e := Event{
-		Rank: rank, Pass: s.Pass, Kind: s.Op.Kind.String(), Absent: s.Absent,
-		Begin: s.Begin, Duration: time.Since(s.Begin), Live: s.Live,
-	}
-	if s.Op.Group >= 0 {
-		e.Group = s.Model.Groups[s.Op.Group].Name
-	}
-	if s.Op.Call >= 0 {
-		e.Call = s.Model.Calls[s.Op.Call].Name
-	}
-	return e
 }

@@ -38,10 +38,9 @@ type Sharded struct {
 	team   *ranks.Team
 	engine *engine.Engine
 	life   life
-	busy   sync.RWMutex           // held while a method is at work: see enter
-	missed atomic.Pointer[string] // the method without an error that another goroutine has called meanwhile
-	saver  state.Saver            // Save and SaveAsync
-	copied *arena.Block           // by SaveAsync
+	busy   methodLock
+	saver  state.Saver  // Save and SaveAsync
+	copied *arena.Block // by SaveAsync
 	files  struct {
 		trace  *timeline.File // of Config.TraceDir, or nil
 		hashes *record.File   // of Config.HashDir, or nil
@@ -444,7 +443,7 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 		return ans, nil
 	}
 	if err == nil {
-		all = withoutRank(s, all)
+		all = withoutRank(s, q.Call, all)
 	}
 	err = fmt.Errorf("%s: %w", q.Call, all)
 	if errors.As(err, new(*ranks.LostError)) && s.life.health == running {

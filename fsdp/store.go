@@ -81,7 +81,7 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	}
 	_, all := st.Team.Agree(ctx, &q, public(err))
 	if err == nil {
-		all = withoutRank(s, all)
+		all = withoutRank(s, q.Call, all)
 	}
 	if errors.As(all, new(*ranks.LostError)) {
 		return st.Fail(all)
