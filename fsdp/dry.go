@@ -13,6 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -128,6 +129,26 @@ func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer fu
 	}
 	peak := func(p *plan.Pass) int { return p.Ops[p.Peak()].Live.Total() }
 	cfg.Logger.Info(text+": backward would recompute nothing", "rank", cfg.Group.Rank(), "takes", plan.Bytes(peak(p.Pass)), "now", plan.Bytes(peak(now)))
+}
+
+// available returns the memory that this process can still have. Tests put another in its place.
+var available = arena.Available
+
+// hasMemory returns an error if the shards of this rank are larger than the memory that is left: the
+// kernel would end the process without a word.
+func hasMemory(a *arrangement) error {
+	if a.cfg.Device != nil || a.cfg.OffloadDir != "" {
+		return nil
+	}
+	need := a.layout.ShardBytes()
+	has, limit := available()
+	if need <= has {
+		return nil
+	}
+	n := a.cfg.Group.Size()
+	return fmt.Errorf("parameters and gradients of this rank take %s, without the optimizer's state (AdamW: as much again) and activations, and there are %s: %s. "+
+		"Twice as many ranks take %s each with FullShard, Config.OffloadDir keeps them in files; fsdp.Fits plans a whole pass (%d ranks now, %v)",
+		bytesText(need), bytesText(has), limit, bytesText(need/2), n, a.cfg.Strategy)
 }
 
 // advised adds to a Misfit of a configuration what would help. Other errors it leaves alone.

@@ -18,6 +18,33 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
+// TestWrapHasNoMemory wraps a model whose shards are larger than what is left: an error on every rank
+// before anything is allocated, with both numbers, the limit and advice.
+func TestWrapHasNoMemory(t *testing.T) {
+	need := 0
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+		p, err := m.Plan(tinyBatch(0, 0, 1, 4)...)
+		require.NoError(t, err)
+		require.NoError(t, m.Close())
+		if g.Rank() == 0 {
+			need = p.ShardBytes
+		}
+	})
+	defer fsdp.WithMemory(need-1, "what a test leaves")()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g})
+		for _, part := range []string{fmt.Sprintf("fsdp: rank %d: parameters and gradients of this rank take ", g.Rank()), "what a test leaves", "Config.OffloadDir", "fsdp.Fits"} {
+			require.ErrorContains(t, err, part)
+		}
+		require.NoError(t, g.Barrier(ctx))
+	})
+	defer fsdp.WithMemory(need, "")()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		require.NoError(t, wrap(t, tinyGPT(1), fsdp.Config{Group: g}).Close())
+	})
+}
+
 // TestShardingDividesMemory checks that what a rank keeps shrinks with the number of ranks, up to
 // padding.
 func TestShardingDividesMemory(t *testing.T) {

@@ -67,8 +67,9 @@ type arrangement struct {
 
 // Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to record the calls, groups
 // their parameters, compiles the passes, checks that all ranks mean the same model, and draws this
-// rank's share of the initial parameters. It is a collective: every rank calls it, and if one fails
-// all return an error.
+// rank's share of the initial parameters. If the shards of a rank need more memory than its control
+// groups and its host have left, it returns an error before it allocates them. It is a collective: every
+// rank calls it, and if one fails all return an error.
 func Wrap(m Model, cfg Config) (*Sharded, error) { return WrapContext(context.Background(), m, cfg) }
 
 // WrapContext is Wrap with a context that bounds the exchange with the other ranks.
@@ -106,9 +107,14 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	}
 	s.life.passes = s.cfg.passes()
 	s.life.updates = updates{model: model, last: make([]updated, len(model.Params))}
-	if s.arrangement, err = arrange(ctx, s.team, model, s.cfg, s.units); err == nil {
-		err = s.share(ctx, s.engine, s.trace)
+	s.arrangement, err = arrange(ctx, s.team, model, s.cfg, s.units)
+	if err == nil {
+		err = hasMemory(s.arrangement)
 	}
+	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 5}, err); err != nil { // making shards may be a collective
+		return err
+	}
+	err = s.share(ctx, s.engine, s.trace)
 	if err == nil {
 		err = attach(s)
 	}

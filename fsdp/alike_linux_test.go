@@ -1,0 +1,87 @@
+package fsdp_test
+
+import (
+	"context"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+)
+
+// TestCloseWhileStateMoves closes the model, whose shards lie in files that are mapped, while another
+// goroutine saves, exports or collects it: Close is refused, and the method ends as if nothing had been.
+func TestCloseWhileStateMoves(t *testing.T) {
+	for method, call := range map[string]func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error{
+		"Save": func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error {
+			return m.Save(ctx, path, nil, fs)
+		},
+		"Export": func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error {
+			return m.Export(ctx, path, fs)
+		},
+	} {
+		t.Run(method, func(t *testing.T) {
+			m := wrap(t, shapes["chain"], fsdp.Config{OffloadDir: t.TempDir()})
+			tried := 0
+			require.NoError(t, call(t.Context(), m, filepath.Join(t.TempDir(), "x"), fsdp.OnFS(&hookedFS{checkpoint.OS(), func(string) {
+				tried++
+				require.EqualError(t, m.Close(), "fsdp: rank 0: Close: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+			}})))
+			require.NotZero(t, tried)
+			require.NoError(t, m.Close())
+		})
+	}
+}
+
+// TestTwoGoroutinesAtRandom has two goroutines call random methods of one model. Each call succeeds or
+// is refused, with the error of a second goroutine or the advice of the model's state. Run it under -race.
+func TestTwoGoroutinesAtRandom(t *testing.T) {
+	dir := t.TempDir()
+	rapid.Check(t, func(r *rapid.T) {
+		ctx := context.Background()
+		m := wrap(r, shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: float64s})
+		disk := fsdp.OnFS(crashfs.New())
+		methods := []func() error{
+			func() error { return errorOf(m.Forward(ctx, shapeBatch(0)...)) },
+			func() error { return m.Backward(ctx) },
+			func() error { return errorOf(m.Eval(ctx, shapeBatch(0)...)) },
+			func() error { return m.Save(ctx, ckpt, nil, disk) },
+			func() error { return errorOf(m.SaveAsync(ctx, ckpt, nil, disk)) },
+			func() error { return errorOf(m.Load(ctx, ckpt, nil, disk)) },
+			func() error { return m.Export(ctx, filepath.Join(dir, "x")) },
+			func() error { return errorOf(m.FullState(ctx)) },
+			func() error { return errorOf(m.FullGrads(ctx)) },
+			func() error { return errorOf(m.ClipGradNorm(ctx, 1)) },
+			func() error { return errorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
+			func() error { return errorOf(m.Plan(shapeBatch(0)...)) },
+			func() error { return errorOf(m.Freeze(ctx, nil, nil)) },
+			func() error { return m.NoSync(func() error { return m.Backward(ctx) }) },
+			func() error { m.ZeroGrad(); m.ScaleGrads(0.5); m.Shards(); return nil },
+			func() error { return m.Hold().Discard(ctx) },
+			func() error {
+				return m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(0))
+			},
+			func() error { return m.Close() },
+		}
+		var two sync.WaitGroup
+		for _, plan := range rapid.SliceOfN(rapid.SliceOfN(rapid.IntRange(0, len(methods)-1), 1, 12), 2, 2).Draw(r, "calls") {
+			two.Go(func() {
+				for _, i := range plan {
+					if err := methods[i](); err != nil {
+						assert.NotContains(t, err.Error(), "panic")
+					}
+				}
+			})
+		}
+		two.Wait()
+		for m.Close() != nil { // the first says what a call has missed, or what SaveAsync ended with
+		}
+	})
+}
