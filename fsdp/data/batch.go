@@ -13,24 +13,14 @@ import (
 
 // A Collate function makes a batch of samples: it adds the tensors that the model takes, in their
 // order, by [Tensor], [Stack], [Column], [Pad] and [Mask]. A [Loader] calls it on several
-// goroutines at the same time, each with a batch of its own. It may not keep batch or samples.
+// goroutines at the same time, each with another batch. It may not keep batch or samples.
 type Collate[T any] func(batch *Batch, samples []T) error
 
-// A Batch is tensors in the making, in memory that earlier batches have left.
+// A Batch is tensors in the making.
 type Batch struct {
 	tensors []fsdp.Tensor
-	places  []place
+	bytes   int
 }
-
-// place is the memory of a tensor of batches: the one that is added first, second, and so on.
-type place struct {
-	data   any             // a slice that was made for the largest so far
-	shaped []*tensor.Dense // over the beginning of data
-	bytes  int             // of data
-}
-
-// manyShapes is the number of shapes for which a place keeps a tensor.
-const manyShapes = 16
 
 // Rows returns the number of samples in a batch of a [Loader]: the first dimension of its tensors, and
 // 0 if there is no batch.
@@ -50,13 +40,6 @@ type Element interface {
 // caller to fill in. They are 0. It panics if the shape is negative or has more elements than an int
 // can count; a [Loader] makes that an error.
 func Tensor[E Element](b *Batch, shape ...int) []E {
-	data := add[E](b, shape)
-	clear(data)
-	return data
-}
-
-// add is Tensor with elements of earlier batches.
-func add[E Element](b *Batch, shape []int) []E {
 	n := 1
 	for _, d := range shape {
 		if d < 0 || d > 0 && n > math.MaxInt/d {
@@ -64,34 +47,10 @@ func add[E Element](b *Batch, shape []int) []E {
 		}
 		n *= d
 	}
-	if len(b.tensors) == len(b.places) {
-		b.places = append(b.places, place{})
-	}
-	p := &b.places[len(b.tensors)]
-	data, ok := p.data.([]E)
-	if !ok || cap(data) < n {
-		data = make([]E, n)
-		*p = place{data: data, bytes: n * int(unsafe.Sizeof(*new(E)))}
-	}
-	data = data[:n]
-	k := slices.IndexFunc(p.shaped, func(t *tensor.Dense) bool { return slices.Equal(t.Shape(), shape) })
-	if k < 0 {
-		if len(p.shaped) == manyShapes {
-			p.shaped = p.shaped[1:]
-		}
-		k = len(p.shaped)
-		p.shaped = append(p.shaped, tensor.New(tensor.WithShape(slices.Clone(shape)...), tensor.WithBacking(data)))
-	}
-	b.tensors = append(b.tensors, p.shaped[k])
+	data := make([]E, n)
+	b.tensors = append(b.tensors, tensor.New(tensor.WithShape(slices.Clone(shape)...), tensor.WithBacking(data)))
+	b.bytes += n * int(unsafe.Sizeof(*new(E)))
 	return data
-}
-
-// bytes returns the memory of the batch.
-func (b *Batch) bytes() (n int) {
-	for _, p := range b.places {
-		n += p.bytes
-	}
-	return n
 }
 
 // rowError is an error of one of the samples that are collated.
@@ -107,17 +66,16 @@ func (e *rowError) Unwrap() error { return e.err }
 // Stack adds a tensor [len(samples), shape...] with a field of each sample, which must have as many
 // elements as shape says. Without a shape it is that of the first: one dimension.
 func Stack[T any, E Element](b *Batch, samples []T, field func(T) []E, shape ...int) error {
-	var dims [8]int
-	full := append(dims[:0], len(samples))
-	if full = append(full, shape...); len(shape) == 0 && len(samples) > 0 {
+	full := append([]int{len(samples)}, shape...)
+	if len(shape) == 0 && len(samples) > 0 {
 		full = append(full, len(field(samples[0])))
 	}
-	out := add[E](b, full)
+	out := Tensor[E](b, full...)
 	width := len(out) / max(1, len(samples))
 	for i, sample := range samples {
 		values := field(sample)
 		if len(values) != width {
-			return &rowError{i, fmt.Errorf("there are %d elements, want %d for shape %v", len(values), width, slices.Clone(full[1:]))}
+			return &rowError{i, fmt.Errorf("there are %d elements, want %d for shape %v", len(values), width, full[1:])}
 		}
 		copy(out[i*width:], values)
 	}
@@ -126,7 +84,7 @@ func Stack[T any, E Element](b *Batch, samples []T, field func(T) []E, shape ...
 
 // Column adds a tensor [len(samples)] with a number of each sample.
 func Column[T any, E Element](b *Batch, samples []T, field func(T) E) {
-	out := add[E](b, []int{len(samples)})
+	out := Tensor[E](b, len(samples))
 	for i, sample := range samples {
 		out[i] = field(sample)
 	}
@@ -179,7 +137,7 @@ func Pad[T any, E Element](b *Batch, samples []T, field func(T) []E, width Width
 			return 0, &rowError{row, err}
 		}
 	}
-	out := add[E](b, []int{len(samples), columns})
+	out := Tensor[E](b, len(samples), columns)
 	for i, sample := range samples {
 		line := out[i*columns : (i+1)*columns]
 		for k := copy(line, field(sample)); k < columns; k++ {
@@ -192,14 +150,11 @@ func Pad[T any, E Element](b *Batch, samples []T, field func(T) []E, width Width
 // Mask adds a tensor [len(samples), width] that is 1 at the first length elements of each sample,
 // and 0 where [Pad] has filled up. For the lengths themselves there is [Column].
 func Mask[E Element, T any](b *Batch, samples []T, length func(T) int, width int) {
-	out := add[E](b, []int{len(samples), width})
+	out := Tensor[E](b, len(samples), width)
 	for i, sample := range samples {
 		line, n := out[i*width:(i+1)*width], length(sample)
-		for k := range line {
-			line[k] = 0
-			if k < n {
-				line[k] = 1
-			}
+		for k := range min(n, width) {
+			line[k] = 1
 		}
 	}
 }
@@ -220,8 +175,7 @@ func TokensAndTargets[E Token](context int) Collate[[]E] {
 		if context < 1 {
 			return fmt.Errorf("TokensAndTargets: the context is %d", context)
 		}
-		shape := [...]int{len(samples), context}
-		tokens, targets := add[int](b, shape[:]), add[int](b, shape[:])
+		tokens, targets := Tensor[int](b, len(samples), context), Tensor[int](b, len(samples), context)
 		for i, window := range samples {
 			if len(window) < 2 || len(window) > context+1 {
 				return &rowError{i, fmt.Errorf("there are %d tokens, want 2 to %d", len(window), context+1)}
@@ -233,7 +187,6 @@ func TokensAndTargets[E Token](context int) Collate[[]E] {
 			}
 			copy(next, row[1:n])
 			next[n-1] = int(window[n])
-			clear(row[n:])
 			for k := n; k < context; k++ {
 				next[k] = ignoreTarget
 			}

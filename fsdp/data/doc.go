@@ -56,8 +56,9 @@
 //	}
 //
 // [Stack] is for fields of one shape, [Column] for numbers, [Pad] and [Mask] for fields of
-// different lengths, [Tensor] for everything else. Their memory is that of earlier batches: a
-// training allocates none, unless the source does.
+// different lengths, [Tensor] for everything else. A batch has its own memory: the program may keep
+// it, look one batch ahead, or put its pass aside by [fsdp.Sharded.Hold]. Samples are read into the
+// memory of earlier ones where the source can.
 //
 // # Steps and ranks
 //

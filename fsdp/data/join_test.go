@@ -2,12 +2,15 @@ package data_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -111,4 +114,72 @@ func TestPositionAfterError(t *testing.T) {
 		require.Equal(t, 30-10*g.Rank(), loader.Position().Samples, "rank 0 has asked for the batch that rank 1 lacks")
 		return nil
 	}))
+}
+
+// TestBatchesOutliveTheLoop has loops that ask for the next batch while a pass needs the last one: the
+// gradients have the bits of the usual loop.
+func TestBatchesOutliveTheLoop(t *testing.T) {
+	windows := data.Windows([]byte(strings.Repeat("all happy families are alike; ", 20)), 7, 3)
+	ways := map[string]func(context.Context, *fsdp.Sharded, iter.Seq2[[]fsdp.Tensor, error]){
+		"usual": func(ctx context.Context, m *fsdp.Sharded, batches iter.Seq2[[]fsdp.Tensor, error]) {
+			for b, err := range batches {
+				require.NoError(t, err)
+				_, err = m.Forward(ctx, b...)
+				require.NoError(t, err)
+				require.NoError(t, m.Backward(ctx))
+			}
+		},
+		"collected": func(ctx context.Context, m *fsdp.Sharded, batches iter.Seq2[[]fsdp.Tensor, error]) {
+			var all [][]fsdp.Tensor
+			for b, err := range batches {
+				require.NoError(t, err)
+				all = append(all, b)
+			}
+			for _, b := range all {
+				_, err := m.Forward(ctx, b...)
+				require.NoError(t, err)
+				require.NoError(t, m.Backward(ctx))
+			}
+		},
+		"one ahead": func(ctx context.Context, m *fsdp.Sharded, batches iter.Seq2[[]fsdp.Tensor, error]) {
+			next, stop := iter.Pull2(batches)
+			defer stop()
+			for b, err, more := next(); more; {
+				require.NoError(t, err)
+				_, err = m.Forward(ctx, b...)
+				require.NoError(t, err)
+				b, err, more = next()
+				require.NoError(t, errors.Join(err, m.Backward(ctx)))
+			}
+		},
+		"held": func(ctx context.Context, m *fsdp.Sharded, batches iter.Seq2[[]fsdp.Tensor, error]) {
+			var last *fsdp.Pass
+			for b, err := range batches {
+				require.NoError(t, err)
+				_, err = m.Forward(ctx, b...)
+				require.NoError(t, err)
+				held := m.Hold()
+				if last != nil {
+					require.NoError(t, last.Backward(ctx))
+				}
+				last = held
+			}
+			require.NoError(t, last.Backward(ctx))
+		},
+	}
+	grads := make(map[string]map[string]*tensor.Dense)
+	for name, way := range ways {
+		m, err := fsdp.Wrap(&nn.GPT{Vocab: 128, Context: 6, Layers: 1, Dim: 8, Heads: 2}, fsdp.Config{Poison: true})
+		require.NoError(t, err)
+		loader, err := data.NewLoader(windows, data.TokensAndTargets[byte](6), data.Config{Batch: 3, Prefetch: 1})
+		require.NoError(t, err)
+		way(t.Context(), m, loader.Batches(t.Context()))
+		grads[name], err = m.FullGrads(t.Context())
+		require.NoError(t, errors.Join(err, m.Close()))
+	}
+	for name := range ways {
+		for param, want := range grads["usual"] {
+			require.Equal(t, want.Float32s(), grads[name][param].Float32s(), "%s: %s", name, param)
+		}
+	}
 }

@@ -74,7 +74,11 @@ type Loader[T any] struct {
 }
 
 // counters are what Stats returns, and what workers and the loop share.
-type counters struct{ batches, samples, waited, made, largest, bytes atomic.Int64 }
+type counters struct {
+	batches, samples, waited, made, largest, bytes atomic.Int64
+
+	fresh atomic.Int64 // bytes of batches made since garbage was collected for them
+}
 
 // NewLoader returns a loader at the beginning of the source.
 func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], error) {
@@ -210,7 +214,7 @@ type Stats struct {
 	Samples int           // in them: of this rank
 	Waited  time.Duration // that the loop stood still because the next batch was not there
 	Ahead   int           // batches that are ready
-	Bytes   int           // memory of all batches: ready, being made, with the loop, and free
+	Bytes   int           // of batches that are ready, and of the one that was yielded last
 }
 
 // Stats returns the counts. It may be called at any time, by any goroutine.
@@ -263,7 +267,7 @@ func part(samples, k, n int) int { return (samples*k + n - 1) / n }
 // samples in one gets nil: at the end of a source the samples of the last step may not suffice for
 // all.
 //
-// A batch is valid until the next one is asked for. While the loop body runs, workers make the
+// A batch belongs to the loop body, which may keep it. While the loop body runs, workers make the
 // batches after it. They end with the loop; Batches waits for those that are just reading a sample.
 // A loop that was left goes on in the next call with the step after the position.
 //

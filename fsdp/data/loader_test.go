@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -482,17 +483,66 @@ func tokenFile(t testing.TB, n int) *Tokens {
 	return file
 }
 
-// TestNoAllocations checks that batches cost no memory once the loop goes, neither in it nor in the
-// workers: of windows of a file, shuffled, mixed and in buckets, and of a slice.
-func TestNoAllocations(t *testing.T) {
+// TestKeptBatches keeps all batches of a loop that has many of them ahead, drops and keeps others, and
+// finds in each what was in it when it was yielded.
+func TestKeptBatches(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := Config{Batch: rapid.IntRange(1, 4).Draw(t, "batch"), Prefetch: rapid.IntRange(0, 64).Draw(t, "prefetch")}
+		c.Workers = rapid.IntRange(1, 3).Draw(t, "workers")
+		l, err := NewLoader(numbers(300), func(b *Batch, samples []int) error {
+			Column(b, samples, func(i int) int { return i })
+			return Stack(b, samples, func(i int) []float32 { return []float32{float32(i), 1} })
+		}, c)
+		require.NoError(t, err)
+		var kept [][]fsdp.Tensor
+		for range 2 {
+			for batch, err := range l.Batches(t.Context()) {
+				require.NoError(t, err)
+				kept = append(kept, batch)
+			}
+			require.NoError(t, l.Rewind())
+		}
+		first := 0
+		for _, batch := range kept {
+			rows, pairs := values(batch), batch[1].Data().([]float32)
+			for i, row := range rows {
+				require.Equal(t, (first+i)%300, row)
+				require.Equal(t, []float32{float32(row), 1}, pairs[2*i:2*i+2])
+			}
+			first += len(rows)
+		}
+		require.Equal(t, 600, first)
+	})
+}
+
+// TestGarbage has batches of 1 MiB that nobody keeps: Go collects them while little of its heap is in use,
+// however large the heap may grow.
+func TestGarbage(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	collate := func(b *Batch, _ []int) error { Tensor[float32](b, 1<<18); return nil }
+	l, err := NewLoader(numbers(500), collate, Config{Batch: 1, Prefetch: 4 << 20})
+	require.NoError(t, err)
+	var now, most runtime.MemStats
+	for _, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+		if runtime.ReadMemStats(&now); now.HeapAlloc > most.HeapAlloc {
+			most = now
+		}
+	}
+	require.Less(t, most.HeapAlloc, uint64(3*mostGarbage), "500 MiB have been made")
+}
+
+// TestFewAllocations checks that batches cost their tensors and nothing else once the loop goes, neither in
+// it nor in the workers: of windows of a file, shuffled, mixed and in buckets, and of a slice.
+func TestFewAllocations(t *testing.T) {
 	windows := tokenFile(t, 1<<16).Windows(129, 128)
 	same := Func(Endless, func(int) (int, error) { return 129, nil })
 	slice := Map(Windows(make([]uint16, 1<<16), 129, 128), func(w []uint16) ([]uint16, error) { return w[:100], nil })
-	noAllocations(t, Shuffle(windows, 1, Endless), TokensAndTargets[int](128), 1)
-	noAllocations(t, Mix(2, Part[[]int]{windows, 1}, Part[[]int]{Range(windows, 0, 9), 2}), TokensAndTargets[int](128), 3)
-	noAllocations(t, Bucket(Repeat(Concat(windows, windows), Endless), same, 16, 160, 3), TokensAndTargets[int](128), 2)
-	noAllocations(t, Repeat(slice, Endless), TokensAndTargets[uint16](128), 1)
-	noAllocations(t, Shuffle(numbers(1000), 1, Endless), func(b *Batch, samples []int) error {
+	fewAllocations(t, Shuffle(windows, 1, Endless), TokensAndTargets[int](128), 2, 1)
+	fewAllocations(t, Mix(2, Part[[]int]{windows, 1}, Part[[]int]{Range(windows, 0, 9), 2}), TokensAndTargets[int](128), 2, 3)
+	fewAllocations(t, Bucket(Repeat(Concat(windows, windows), Endless), same, 16, 160, 3), TokensAndTargets[int](128), 2, 2)
+	fewAllocations(t, Repeat(slice, Endless), TokensAndTargets[uint16](128), 2, 1)
+	fewAllocations(t, Shuffle(numbers(1000), 1, Endless), func(b *Batch, samples []int) error {
 		three := func(i int) []float32 { return table[i%7 : i%7+3] }
 		if err := Stack(b, samples, three, 3, 1); err != nil {
 			return err
@@ -501,7 +551,7 @@ func TestNoAllocations(t *testing.T) {
 		Mask[float32](b, samples, func(i int) int { return 1 + i%9 }, width)
 		Column(b, samples, func(i int) int { return i })
 		return err
-	}, 2)
+	}, 4, 2)
 }
 
 var (
@@ -509,7 +559,7 @@ var (
 	widths = Widths(9, 12)
 )
 
-func noAllocations[T any](t *testing.T, src Source[T], collate Collate[T], workers int) {
+func fewAllocations[T any](t *testing.T, src Source[T], collate Collate[T], tensors, workers int) {
 	l, err := NewLoader(src, collate, Config{Group: rankOf{1, 2}, Batch: 16, Workers: workers})
 	require.NoError(t, err)
 	next, stop := iter.Pull2(l.Batches(t.Context()))
@@ -522,7 +572,8 @@ func noAllocations[T any](t *testing.T, src Source[T], collate Collate[T], worke
 	for range 300 {
 		pull()
 	}
-	require.Zero(t, testing.AllocsPerRun(200, pull))
+	const each = 12 // of a tensor: its elements, shape and strides, and what package tensor makes
+	require.LessOrEqual(t, testing.AllocsPerRun(1000, pull), float64(each*tensors+3))
 }
 
 // TestReaders checks that samples read into memory of others are the same ones.

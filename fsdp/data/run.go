@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,9 @@ import (
 // takes them back in the same order, so a batch is made ahead exactly if its slot is in the queue.
 //
 //	free ──▶ queue: workers fill its slots ──▶ taken: the loop body has its batch ──▶ free
+//
+// A slot that is free keeps the memory of its samples. Its batch belongs to the loop body, which may
+// keep the batch as long as it likes: the next batch of the slot has other memory.
 type run[T any] struct {
 	*Loader[T]
 	into    func(i int, memory T) (T, error) // of the source, or nil
@@ -28,14 +32,14 @@ type run[T any] struct {
 	workers sync.WaitGroup
 }
 
-// slots are the batches of a loader. It keeps them from loop to loop.
+// slots are those of a loader, which keeps them from loop to loop.
 type slots[T any] struct {
 	free  []*slot[T]
 	queue []*slot[T] // the oldest first
 	taken *slot[T]   // or nil
 }
 
-// slot is memory for a batch.
+// slot is a batch and what it is made of.
 type slot[T any] struct {
 	lo, hi  int // its samples
 	samples []T
@@ -51,6 +55,7 @@ func start[T any](l *Loader[T]) *run[T] {
 		r.workers.Go(func() {
 			for s := range r.jobs {
 				r.fill(s)
+				r.collect()
 			}
 		})
 	}
@@ -62,14 +67,15 @@ func (r *run[T]) stop() {
 	r.stopped.Store(true)
 	close(r.jobs)
 	r.workers.Wait()
-	for _, s := range r.slots.queue {
+	queue := r.slots.queue
+	r.slots.queue = nil
+	for _, s := range queue {
 		select {
 		case <-s.done:
 		default: // all workers had ended before
 		}
-		r.slots.free = append(r.slots.free, s)
+		r.free(s)
 	}
-	r.slots.queue = r.slots.queue[:0]
 	r.counted.made.Store(0)
 }
 
@@ -115,15 +121,33 @@ func (r *run[T]) ahead() int {
 	return max(1, min(manyAhead, r.config.Prefetch/largest))
 }
 
-// recycle frees the slot whose batch the loop body has had, or gives it up if there are too many.
+// recycle frees the slot whose batch the loop body has had.
 func (r *run[T]) recycle() {
-	s := r.slots.taken
-	if r.slots.taken = nil; s == nil {
-		return
+	if s := r.slots.taken; s != nil {
+		r.slots.taken = nil
+		r.free(s)
 	}
-	if r.slots.free = append(r.slots.free, s); len(r.slots.free)+len(r.slots.queue) > r.ahead()+1 {
-		r.slots.free = r.slots.free[:len(r.slots.free)-1]
-		r.counted.bytes.Add(-int64(s.batch.bytes()))
+}
+
+// free leaves the batch of a slot to the loop body, and the slot to the next batch, or to nobody if
+// there are too many.
+func (r *run[T]) free(s *slot[T]) {
+	r.counted.bytes.Add(-int64(s.batch.bytes))
+	s.batch = Batch{}
+	if len(r.slots.free)+len(r.slots.queue) <= r.ahead() {
+		r.slots.free = append(r.slots.free, s)
+	}
+}
+
+// mostGarbage is how many bytes of batches are made from one collection of garbage to the next.
+const mostGarbage = 64 << 20
+
+// collect collects garbage when much of it may be batches. Without that, a training that allocates
+// nothing else would come to the size of its live heap in dead batches before Go collects them.
+func (r *run[T]) collect() {
+	if r.counted.fresh.Load() >= mostGarbage {
+		r.counted.fresh.Store(0)
+		runtime.GC()
 	}
 }
 
@@ -154,14 +178,14 @@ var errEnded = errors.New("the source or the collate function has ended its goro
 
 // fill makes the batch of a slot.
 func (r *run[T]) fill(s *slot[T]) {
-	before := s.batch.bytes()
 	s.err = errEnded // unless source and collate function come back
 	defer func() {
-		after := s.batch.bytes()
-		r.counted.bytes.Add(int64(after - before))
+		made := int64(s.batch.bytes)
+		r.counted.bytes.Add(made)
+		r.counted.fresh.Add(made)
 		for {
 			largest := r.counted.largest.Load()
-			if int64(after) <= largest || r.counted.largest.CompareAndSwap(largest, int64(after)) {
+			if made <= largest || r.counted.largest.CompareAndSwap(largest, made) {
 				break
 			}
 		}
@@ -212,7 +236,6 @@ func (r *run[T]) combine(s *slot[T]) (err error) {
 		}
 	}()
 	defer caught.Panic(&err, "the collate function")
-	s.batch.tensors = s.batch.tensors[:0]
 	if err := r.collate(&s.batch, s.samples); err != nil {
 		return err
 	}
