@@ -21,7 +21,7 @@ func TestFarDevice(t *testing.T) {
 	defer fsdp.UseFarDevice()()
 	requireSameBits(t, want, train(t, model, 3, 3, 2, cfg))
 	t.Run("an error", TestErrorInsideAPass)
-	t.Run("a panic", TestBatchModifiedTooEarly)
+	t.Run("a panic", TestPanicInsideBackward)
 	t.Run("a context", TestContextEndsInsideAPass)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"math"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/shard"
 )
@@ -24,11 +26,13 @@ type pass struct {
 	weight   float64 // of this rank among the others
 	dummy    bool    // the batch is none of this rank's own: backward adds nothing
 	declined bool    // in JoinCalls: this rank wants no backward of it, and adds nothing to that of others
+	sums     sums    // of what its backward reads again
 }
 
 // Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must
-// not be modified until Backward has returned. A forward whose Backward never comes is discarded by
-// the next pass, unless Hold has put it aside.
+// not be modified until Backward has returned: Backward refuses a batch that has changed. With
+// Config.Poison it also refuses parameters that have changed. A forward whose Backward never comes is
+// discarded by the next pass, unless Hold has put it aside.
 //
 // Batches may differ in shape from rank to rank and from step to step.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
@@ -44,10 +48,14 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 		s.forwards++
 	}
 	p.Key = s.forwards - 1
+	sums, err := sumsOf(s, p)
+	if err != nil {
+		return 0, s.end(err)
+	}
 	if err := s.end(p.Forward(ctx)); err != nil {
 		return 0, err
 	}
-	s.life.last = &pass{Pass: p, dummy: s.turn.dummy}
+	s.life.last = &pass{Pass: p, dummy: s.turn.dummy, sums: sums}
 	return p.Loss, nil
 }
 
@@ -126,13 +134,74 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	if p.Scale, p.weight = 1, 1; p.Absent || p.dummy || p.declined {
 		p.weight = 0
 		c, err = s.engine.Absent(v, p.Needs) // those of its forward, which ranks have agreed on
-	} else if err = p.apply(s, opts); err == nil {
+	} else if err = errors.Join(p.apply(s, opts), p.changed(s)); err == nil {
 		c, err = s.engine.Compiled(v, p.Batch)
 	}
 	if err == nil {
 		p.Switch(c)
 	}
 	return err
+}
+
+// sums are checksums of what a forward has read and its backward reads again.
+type sums struct {
+	batch  []uint32 // by batch tensor
+	params []uint32 // with Config.Poison, by segment of the groups of parameters
+}
+
+// sumsOf returns the checksums for p.
+func sumsOf(s *Sharded, p *engine.Pass) (sums, error) {
+	var all sums
+	for _, v := range p.Batch {
+		all.batch = append(all.batch, crc32.ChecksumIEEE(v.Bytes))
+	}
+	if !s.cfg.Poison {
+		return all, nil
+	}
+	err := eachSegment(s, func(_ shard.Interval, sum uint32) { all.params = append(all.params, sum) })
+	return all, err
+}
+
+// changed returns which tensor of p's batch, or which parameter, is not what its forward has read.
+func (p *pass) changed(s *Sharded) error {
+	for i, sum := range p.sums.batch {
+		if sum != crc32.ChecksumIEEE(p.Batch[i].Bytes) {
+			return fmt.Errorf("%s has changed since the Forward of pass %d, and Backward reads it again: "+
+				"leave the batch alone until Backward has returned, or give Forward a copy", p.Path.Input(i), p.Number)
+		}
+	}
+	if p.sums.params == nil {
+		return nil
+	}
+	at, where := 0, ""
+	err := eachSegment(s, func(iv shard.Interval, sum uint32) {
+		if at++; where == "" && sum != p.sums.params[at-1] {
+			where = iv.String()
+		}
+	})
+	if err == nil && where != "" {
+		err = fmt.Errorf("parameter %s has changed since the Forward of pass %d, and Backward reads it again: "+
+			"change parameters before Forward or after Backward", where, p.Number)
+	}
+	return err
+}
+
+// eachSegment calls f with this rank's segments of all parameters, buffers aside, and their checksums.
+func eachSegment(s *Sharded, f func(iv shard.Interval, sum uint32)) error {
+	for i := range s.layout.Groups {
+		g := &s.layout.Groups[i]
+		if g.Kind.Buffer { // which a forward changes
+			continue
+		}
+		for _, seg := range g.Segments() {
+			v := state.NewHost(s.cfg.Precision.master().comm(), seg.Len)
+			if err := s.engine.Shards().Value(i).Slice(seg.At, seg.At+seg.Len).Read(v); err != nil {
+				return fmt.Errorf("parameter %s: %w", seg.Interval, err)
+			}
+			f(seg.Interval, crc32.ChecksumIEEE(state.BytesOf(v)))
+		}
+	}
+	return nil
 }
 
 // apply sets scale and weight by the options.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -16,6 +17,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // good is a batch that every tiny GPT takes.
@@ -231,22 +233,107 @@ func TestErrorInsideAPass(t *testing.T) {
 	}
 }
 
-// TestBatchModifiedTooEarly checks that a batch that changes between Forward and Backward, against
-// the rules, is an error on every rank and not a panic.
-func TestBatchModifiedTooEarly(t *testing.T) {
+// strict passes x on, and its backward panics if an element of another input is too large.
+type strict struct{}
+
+func (strict) Params() []fsdp.Param { return nil }
+
+func (strict) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
+	grad := &exec.Row{Kind: "strict grad", Kernels: exec.Kernels{F64: func(f *exec.Frame) error {
+		if slices.Max(exec.Data[float64](f.In[0].Bytes)) > 100 {
+			panic("too large")
+		}
+		copy(f.Out.Bytes, f.In[1].Bytes)
+		return nil
+	}}}
+	op := exec.Row{
+		Kind: "strict", Diff: 1,
+		Kernels: exec.Kernels{F64: func(f *exec.Frame) error { copy(f.Out.Bytes, f.In[0].Bytes); return nil }},
+		Grad: func(o *exec.Op, in gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes, error) {
+			return o.Gradient(grad, in[1], dy)
+		},
+	}
+	y, err := op.Apply(nil, in[0], in[1])
+	return gorgonia.Nodes{y}, err
+}
+
+// TestPanicInsideBackward checks that a panic in the middle of a backward, on one rank, is an error on
+// every rank.
+func TestPanicInsideBackward(t *testing.T) {
+	prone := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("strict", strict{}, t.Call("l0", &dense{dim: shapeDim}, in[0]), in[0])
+		return regress(t, in, t.Call("l1", &dense{dim: shapeDim}, x)), nil
+	})
 	for world := 1; world <= 2; world++ {
 		for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
-			batch := good(g.Rank())
+			m := wrap(t, prone, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s})
+			batch := shapeBatch(g.Rank())
+			if g.Rank() == 0 {
+				elements(batch[0])[3] = 1000
+			}
 			_, err := m.Forward(ctx, batch...)
 			require.NoError(t, err)
-			if g.Rank() == 0 {
-				batch[0].(*tensor.Dense).Ints()[0] = 99
-			}
 			return errors.Join(m.Backward(ctx), m.Backward(ctx)) // a rank that was done already is told now
 		}) {
-			require.Regexp(t, `rank 0( of group "world")?: pass 1: backward wte: panic: `, err.Error())
+			require.Regexp(t, `rank 0( of group "world")?: pass 1: backward strict: panic: too large`, err.Error())
 		}
+	}
+}
+
+// TestBatchModified changes a batch between Forward and Backward, against the rules: every rank
+// returns which tensor of which rank has changed, and the model can be used on.
+func TestBatchModified(t *testing.T) {
+	for world := 1; world <= 2; world++ {
+		for tensors := range 2 {
+			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+				for _, hold := range []bool{false, true} {
+					batch := good(g.Rank())
+					_, err := m.Forward(ctx, batch...)
+					require.NoError(t, err)
+					if v := batch[tensors].(*tensor.Dense).Ints(); g.Rank() == world-1 {
+						v[0] = (v[0] + 1) % 3
+					}
+					backward := m.Backward
+					if hold {
+						backward = m.Hold().Backward
+					}
+					require.ErrorContains(t, backward(ctx), fmt.Sprintf("rank %d", world-1))
+					forwardBackward(t, ctx, m, good(g.Rank()))
+				}
+			})
+		}
+	}
+	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	batch := good(0)
+	_, err := m.Forward(t.Context(), batch...)
+	require.NoError(t, err)
+	v := batch[0].(*tensor.Dense).Ints()
+	v[0] = (v[0] + 1) % 3
+	require.EqualError(t, m.Backward(t.Context()), "fsdp: rank 0: Backward: batch tensor 0 (tokens) has changed since the Forward of pass 1, "+
+		"and Backward reads it again: leave the batch alone until Backward has returned, or give Forward a copy")
+}
+
+// TestParameterModified changes a parameter between Forward and Backward. With Poison every rank
+// returns which one.
+func TestParameterModified(t *testing.T) {
+	for world := 1; world <= 2; world++ {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks, Poison: true})
+			_, err := m.Forward(ctx, good(g.Rank())...)
+			require.NoError(t, err)
+			name := ""
+			if p := m.Shards()[0]; g.Rank() == world-1 {
+				name = p.Name
+				require.NoError(t, p.Value.Slice(0, 1).Write(optim.Host{F32: []float32{3}}))
+			}
+			err = m.Backward(ctx)
+			require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", world-1))
+			require.ErrorContains(t, err, "parameter "+name)
+			require.ErrorContains(t, err, "has changed since the Forward of pass 1, and Backward reads it again: "+
+				"change parameters before Forward or after Backward")
+			forwardBackward(t, ctx, m, good(g.Rank()))
+		})
 	}
 }
 
