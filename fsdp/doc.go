@@ -12,7 +12,7 @@
 //		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 //		for batch, err := range m.Join(ctx, data) {
 //			loss, err := m.Forward(ctx, batch...)
-//			err = m.Backward(ctx)
+//			err = m.Backward(ctx, fsdp.Share(batch))
 //			norm, err := m.ClipGradNorm(ctx, 1)
 //			err = opt.Step(lr(opt.Steps()))
 //			m.ZeroGrad()
@@ -58,9 +58,10 @@
 //
 // # Gradients
 //
-// Gradients are means over the ranks: each rank's loss should be a mean over its batch, and batches
-// of equal size make the result that of the whole batch on one rank. [ByWeights] weighs unequal
-// ones. Backward adds to the gradients that are there, until [Sharded.ZeroGrad]. Inside
+// Each rank's loss should be a mean over its batch. With [Share] the gradients of a step are then those
+// of all its batches as one, on one rank: batches may be of unequal size, have targets that do not
+// count, or be several on a rank. Without it Config.Divide decides, which weighs all ranks alike where
+// it says nothing. Backward adds to the gradients that are there, until [Sharded.ZeroGrad]. Inside
 // [Sharded.NoSync] it does so without communication, for the memory of whole gradients.
 // [Sharded.Hold] puts a forward aside, so that several may come before their backwards. A parameter
 // that no loss depended on has no gradient, and optimizers leave it alone.

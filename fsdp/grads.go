@@ -356,3 +356,46 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	l.Update(finite)
 	return finite, nil
 }
+
+// NoSync runs f. A Backward inside f sends no gradients: they add up whole on every rank, and the
+// next Backward outside, or [Sharded.SyncGrads], reduces the sum. That is one reduction in place of
+// many, for the memory of the whole model's gradients on every rank. Without NoSync every Backward
+// adds to the gradient shards, which costs no memory. Both may be mixed: the gradients are those of
+// the batches together. NoSync itself does not communicate and may be nested.
+func (s *Sharded) NoSync(f func() error) error {
+	if f == nil {
+		return errors.New("fsdp: NoSync of no function")
+	}
+	if err := enter(s, "NoSync"); err != nil {
+		return err
+	}
+	before := s.noSync
+	s.noSync = true
+	leave(s)
+	defer func() {
+		s.busy.Lock() // a method that f has left to another goroutine ends first
+		s.noSync = before
+		leave(s)
+	}()
+	return f()
+}
+
+// SyncGrads reduces the gradients of the passes inside NoSync, as the next Backward outside would.
+// It does nothing if there are none.
+func (s *Sharded) SyncGrads(ctx context.Context) error {
+	if err := enter(s, "SyncGrads"); err != nil {
+		return err
+	}
+	defer leave(s)
+	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
+	if n := s.engine.MidStep(); err == nil && n > 0 {
+		err = fmt.Errorf("a step has %d micro-batches on each rank, and %d have run: their gradients are summed with those of the others", s.cfg.passes(), n)
+	}
+	if err == nil {
+		q.Argument = float64(s.engine.Pending())
+	}
+	if err := s.agree(ctx, q, err); err != nil {
+		return err
+	}
+	return s.end(s.engine.SyncGrads(ctx))
+}

@@ -19,7 +19,7 @@ import (
 //
 //	for batch, err := range m.Join(ctx, data) {
 //		loss, err := m.Forward(ctx, batch...) // of nothing: 0
-//		err = m.Backward(ctx)
+//		err = m.Backward(ctx, fsdp.Share(batch))
 //		_, err = m.ClipGradNorm(ctx, 1)
 //		err = opt.Step(lr)
 //		m.ZeroGrad()
@@ -30,8 +30,8 @@ import (
 // collectives of the pass and compute nothing: no random numbers, no statistics. Eval returns no
 // results. Backward adds nothing to the sums, or what NoSync has left, and keeps the part of them
 // that this rank owns. Clipping, loss scales and optimizers run as on the others, so the slice of
-// the model that only this rank owns goes on learning. Config.Divide says what the gradients are
-// means over. The loop ends on all ranks in the same place.
+// the model that only this rank owns goes on learning. With [Share] the gradients are means over what
+// the ranks have; without it Config.Divide says what they are means over. The loop ends on all ranks in the same place.
 //
 // The loop body must make the same collective calls on every rank, whether it has a batch or not. A
 // rank that skips one, or leaves the loop alone, makes the next call an error on all. Loops may be

@@ -23,10 +23,13 @@ import (
 // pass is a training pass under way.
 type pass struct {
 	*engine.Pass
-	weight   float64 // of this rank among the others
-	dummy    bool    // the batch is none of this rank's own: backward adds nothing
-	declined bool    // in JoinCalls: this rank wants no backward of it, and adds nothing to that of others
-	sums     sums    // of what its backward reads again
+	weight   float64  // of this rank among the others
+	dummy    bool     // the batch is none of this rank's own: backward adds nothing
+	declined bool     // in JoinCalls: this rank wants no backward of it, and adds nothing to that of others
+	sums     sums     // of what its backward reads again
+	tensors  []Tensor // the batch, as Forward got it; nil without one
+	share    *share   // of its step, if Backward has that option
+	scaled   bool     // Backward has the option Scale
 }
 
 // Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must
@@ -55,26 +58,12 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	if err := s.end(p.Forward(ctx)); err != nil {
 		return 0, err
 	}
-	s.life.last = &pass{Pass: p, dummy: s.turn.dummy, sums: sums}
+	s.life.last = &pass{Pass: p, dummy: s.turn.dummy, sums: sums, tensors: batch}
 	return p.Loss, nil
 }
 
-// A BackwardOption changes one Backward.
-type BackwardOption func(*pass)
-
-// Scale multiplies the loss by c before it is differentiated. With k forwards and backwards per
-// step, Scale(1/k) averages their gradients. A loss scale against underflow goes here too, see
-// [Sharded.Unscale]. A second Scale multiplies the first.
-func Scale(c float64) BackwardOption { return func(p *pass) { p.Scale *= c } }
-
-// Weight gives this rank's batch a weight under Config.Divide = ByWeights, such as its number of
-// tokens. It may be zero, but not on all ranks. For the mean over all tokens of several Backwards
-// use ByOne, and Scale(n/N) with the tokens n of this rank's batch and N of the step on all ranks.
-// A pass without a batch, see [Sharded.Join], has no weight, whatever is given.
-func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
-
 // Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the
-// gradients (see Config.Divide), added to what was there, in the shards that each rank owns. If the
+// gradients (see [Share] and Config.Divide), added to what was there, in the shards that each rank owns. If the
 // loss of any rank is not finite, it fails on every rank and changes no gradient. The error names the
 // batch, or the first call and parameter, in which the NaN or infinity began. After an error the Forward
 // is gone: the next call is another Forward. Where all parameters are frozen it does
@@ -100,6 +89,9 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	if p != nil {
 		q.Argument, q.Schedule, q.NoSync, q.Absent, q.Value = float64(p.Number), p.Hash, p.NoSync, p.declined, p.weight
 		q.Has = p.Has()
+		if p.share != nil {
+			q.Detail = " with Share"
+		}
 	}
 	ans, err := s.ask(ctx, &q, err)
 	if err == nil && ans.Leader >= 0 {
@@ -131,10 +123,24 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 		v = s.engine.Training(p.NoSync)
 	}
 	var c *engine.Compiled
-	if p.Scale, p.weight = 1, 1; p.Absent || p.dummy || p.declined {
-		p.weight = 0
+	p.Scale, p.weight, p.share, p.scaled = 1, 1, nil, false
+	if s.cfg.Divide == ByWeights {
+		p.weight = math.NaN()
+	}
+	for _, o := range opts {
+		if o != nil {
+			o(p)
+		}
+	}
+	if p.share != nil {
+		if err := p.measure(s); err != nil {
+			return err
+		}
+	}
+	if p.Absent || p.dummy || p.declined {
+		p.Scale, p.weight = 1, 0
 		c, err = s.engine.Absent(v, p.Needs) // those of its forward, which ranks have agreed on
-	} else if err = errors.Join(p.apply(s, opts), p.changed(s)); err == nil {
+	} else if err = errors.Join(p.check(s), p.changed(s)); err == nil {
 		c, err = s.engine.Compiled(v, p.Batch)
 	}
 	if err == nil {
@@ -204,17 +210,9 @@ func eachSegment(s *Sharded, f func(iv shard.Interval, sum uint32)) error {
 	return nil
 }
 
-// apply sets scale and weight by the options.
-func (p *pass) apply(s *Sharded, opts []BackwardOption) error {
+// check returns what is wrong with the loss, or with scale and weight, which the options have set.
+func (p *pass) check(s *Sharded) error {
 	cfg := &s.cfg
-	if cfg.Divide == ByWeights {
-		p.weight = math.NaN()
-	}
-	for _, o := range opts {
-		if o != nil {
-			o(p)
-		}
-	}
 	switch {
 	case !cfg.Precision.finite(p.Scale):
 		return fmt.Errorf("Scale is %v", p.Scale)
@@ -264,47 +262,64 @@ func spoiled(s *Sharded, params []int) string {
 	return ""
 }
 
-// weigh multiplies p's loss by its weight relative to the mean of the weights of all ranks. The
-// mean over the ranks is then the weighted one, the gradients of all passes have the same divisor,
-// and none grows with the unit of the weights. Virtual ranks run one after the other: their losses are
-// multiplied by the weights, and the gradients of a step divided by their sum.
-func (p *pass) weigh(ctx context.Context, s *Sharded) error {
-	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
-		return nil
+// A Pass is a forward pass whose Backward is to come, put aside by Hold.
+type Pass struct {
+	s    *Sharded
+	p    *pass // nil when it is over
+	loss float64
+}
+
+// Hold puts the last Forward aside, so that others may run before its Backward: for losses that
+// compare passes, or gradients in another order. It keeps its activations, and the parameters that
+// were gathered for its Backward. Parameters must not change in between. Without a Forward, or
+// with Config.VirtualRanks, the Pass is one whose Backward says so.
+func (s *Sharded) Hold() *Pass {
+	p := &Pass{s: s}
+	if !enterOrNote(s, "Hold") {
+		return p
 	}
-	if s.life.passes > 0 {
-		p.Scale *= p.weight
-		total, err := s.engine.Weigh(ctx, p.Turn, p.weight)
-		if err == nil && p.Turn.Last() && (total == 0 || math.IsInf(total, 0)) {
-			err = fmt.Errorf("Backward: the sum of the weights of the step is %v", total)
-		}
-		return s.end(err)
+	defer leave(s)
+	if s.life.calls == nil && s.life.passes == 0 {
+		p.p = s.life.takeLast()
 	}
-	sum := []float64{p.weight}
-	if s.cfg.Divide == ByActive {
-		sum = append(sum, p.Tally(p.weight)...)
+	if p.p != nil {
+		p.loss = p.p.Loss
+		s.life.held[p] = true
 	}
-	if err := s.team.Sum(ctx, sum); err != nil {
-		return s.end(s.team.Fail(fmt.Errorf("Backward: %w", err)))
+	return p
+}
+
+// Loss returns this rank's loss.
+func (p *Pass) Loss() float64 { return p.loss }
+
+// Backward is [Sharded.Backward] of the pass. It is over then, with or without an error.
+func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
+	if err := enter(p.s, "Backward"); err != nil {
+		return err
 	}
-	mean := sum[0] / float64(s.team.Size())
-	if mean == 0 && s.life.calls != nil { // those that count run at another time
-		p.Scale = 0
-		return nil
+	defer leave(p.s)
+	if p.s.life.calls != nil {
+		return fmt.Errorf("fsdp: rank %d: Backward of a Pass: %w", p.s.team.Rank(), errCalls)
 	}
-	if mean == 0 || math.IsInf(mean, 0) {
-		return s.end(fmt.Errorf("Backward: the mean of the ranks' weights is %v", mean))
+	if p.s.life.passes > 0 {
+		return fmt.Errorf("fsdp: rank %d: Backward of a Pass: %w", p.s.team.Rank(), errVirtual)
 	}
-	p.Scale *= p.weight / mean
-	if n := len(sum) / 2; n > 0 {
-		p.Shares = sum[1 : 1+n]
-		for word, might := range sum[1+n:] {
-			if p.Shares[word] > 0 {
-				p.Shares[word] = might / p.Shares[word]
-			}
-		}
+	q := p.p
+	p.p = nil
+	delete(p.s.life.held, p)
+	return p.s.backward(ctx, q, opts)
+}
+
+// Discard ends the pass without a Backward. It is no collective.
+func (p *Pass) Discard(ctx context.Context) error {
+	if err := enter(p.s, "Discard of a Pass"); err != nil {
+		return err
 	}
-	return nil
+	defer leave(p.s)
+	q := p.p
+	p.p = nil
+	delete(p.s.life.held, p)
+	return p.s.discard(ctx, q)
 }
 
 // Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the

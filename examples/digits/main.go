@@ -64,7 +64,7 @@ func main() {
 	context.AfterFunc(interrupt, stop) // a second Ctrl-C kills
 	check(comm.Run(context.Background(), *ranks, func(ctx context.Context, g comm.Group) error {
 		vit := &nn.ViT{Height: 8, Width: 8, Patch: 8, Channels: 1, Classes: 10, Layers: 2, Dim: 64, Heads: 4, Dropout: 0.2, Hidden: 128}
-		m := must(fsdp.Wrap(vit, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Layer{}), Divide: fsdp.ByOne}))
+		m := must(fsdp.Wrap(vit, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Layer{})}))
 		defer m.Close()
 		opt := must(optim.AdamW{WeightDecay: 0.05}.New(m.Shards()))
 		learn, held := data.Split(must(data.OpenNpy[digit]("examples/digits/testdata/images.npy", "examples/digits/testdata/labels.npy")), 360, 1)
@@ -83,7 +83,7 @@ func main() {
 		for batch, err := range m.Join(ctx, batches.Batches(ctx)) {
 			check(err)
 			loss, rows := must(m.Forward(ctx, batch...)), data.Rows(batch)
-			check(m.Backward(ctx, fsdp.Scale(batches.Share())))
+			check(m.Backward(ctx, batches.Share()))
 			check(opt.Step(optim.WarmupCosine(3e-3, 6e-5, 30, batches.Steps())(opt.Steps())))
 			m.ZeroGrad()
 			check(mon.Step(ctx, rows, monitor.Values{"loss": loss}))

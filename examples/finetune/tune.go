@@ -158,7 +158,7 @@ func (t *tuner) step(ctx context.Context, batch []fsdp.Tensor, lr float64) (loss
 	if loss, err = t.Forward(ctx, batch...); err != nil {
 		return 0, err
 	}
-	if err := t.Backward(ctx); err != nil {
+	if err := t.Backward(ctx, t.learn.Share()); err != nil {
 		return 0, err
 	}
 	if _, err := t.ClipGradNorm(ctx, clip); err != nil {

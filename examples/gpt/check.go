@@ -69,7 +69,7 @@ func gradients(ctx context.Context, c config, data *corpus, g comm.Group) (map[s
 		if _, err := m.Forward(ctx, batch...); err != nil {
 			return nil, err
 		}
-		if err := m.Backward(ctx, fsdp.Scale(batches.Share())); err != nil {
+		if err := m.Backward(ctx, batches.Share()); err != nil {
 			return nil, err
 		}
 		break // the first is enough

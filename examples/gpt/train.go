@@ -206,8 +206,8 @@ func (t *trainer) pass(ctx context.Context, batch []fsdp.Tensor) error {
 	if err := t.losses.Add(loss, float64(data.Rows(batch))); err != nil {
 		return err
 	}
-	// The share makes the gradient the mean over rows when some ranks have one more.
-	return t.model.Backward(ctx, fsdp.Scale(t.batches.Share()))
+	// The share makes the gradient the mean over the step when some ranks have one row more.
+	return t.model.Backward(ctx, t.batches.Share())
 }
 
 // due says whether it is time for what is done every so many steps, or with 0 eight times in a run.

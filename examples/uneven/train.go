@@ -55,7 +55,7 @@ func (r *rank) step(ctx context.Context, opt optim.Optimizer, lr float64, batch 
 	if loss, err = r.model.Forward(ctx, batch...); err != nil {
 		return 0, err
 	}
-	if err := r.model.Backward(ctx, fsdp.Weight(letters(batch))); err != nil {
+	if err := r.model.Backward(ctx, fsdp.Share(batch)); err != nil {
 		return 0, err
 	}
 	if _, err := r.model.ClipGradNorm(ctx, 1); err != nil {

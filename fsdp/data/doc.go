@@ -75,13 +75,13 @@
 // So neither the order nor the batches of a training depend on the number of ranks or on how much
 // fits into memory. With Config.VirtualRanks the micro batches do not either, and with fsdp.Config's
 // the training is the same to the last bit. No sample is left out or comes twice: at the end of the source some ranks have
-// no batch, which is what [fsdp.Sharded.Join] is for. Where ranks have different numbers of
-// samples, [Loader.Share] weighs them. With Config.Micro a step is over when [Loader.StepEnds] says
+// no batch, which is what [fsdp.Sharded.Join] is for. [Loader.Share] weighs each batch by its targets that
+// count, or by its samples. With Config.Micro a step is over when [Loader.StepEnds] says
 // so, on all ranks alike:
 //
-//	for batch, err := range m.Join(ctx, loader.Batches(ctx)) { // Config.Divide is fsdp.ByOne
+//	for batch, err := range m.Join(ctx, loader.Batches(ctx)) {
 //		loss, err := m.Forward(ctx, batch...)
-//		err = m.Backward(ctx, fsdp.Scale(loader.Share()))
+//		err = m.Backward(ctx, loader.Share())
 //		if loader.StepEnds() {
 //			… // clip, opt.Step, m.ZeroGrad
 //		}

@@ -43,7 +43,7 @@ func Example() {
 			if first == 0 {
 				first = last
 			}
-			if err := m.Backward(ctx); err != nil {
+			if err := m.Backward(ctx, loader.Share()); err != nil {
 				return err
 			}
 			if err := opt.Step(0.02); err != nil {

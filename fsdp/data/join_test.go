@@ -20,7 +20,7 @@ import (
 )
 
 // TestSameTraining trains on a finite source, whose last step is short, with any number of ranks and
-// micro batches, in one go and interrupted: by Share and ByOne it is the same training.
+// micro batches, in one go and interrupted: by Share it is the same training.
 func TestSameTraining(t *testing.T) {
 	windows := data.Shuffle(data.Windows([]byte(strings.Repeat("all happy families are alike; ", 5)), 7, 6), 1, 2)
 	require.Equal(t, 48, windows.Len())
@@ -28,7 +28,7 @@ func TestSameTraining(t *testing.T) {
 		var lock sync.Mutex
 		require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
 			m, err := fsdp.Wrap(&nn.GPT{Vocab: 128, Context: 6, Layers: 1, Dim: 8, Heads: 2},
-				fsdp.Config{Group: g, Divide: fsdp.ByOne, Precision: fsdp.Precision{Compute: fsdp.Float64}, Seed: 3})
+				fsdp.Config{Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, Seed: 3})
 			require.NoError(t, err)
 			defer m.Close()
 			opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
@@ -49,7 +49,7 @@ func TestSameTraining(t *testing.T) {
 				require.NoError(t, err)
 				_, err = m.Forward(ctx, batch...)
 				require.NoError(t, err)
-				require.NoError(t, m.Backward(ctx, fsdp.Scale(loader.Share())))
+				require.NoError(t, m.Backward(ctx, loader.Share()))
 				if !loader.StepEnds() {
 					continue
 				}
@@ -181,5 +181,88 @@ func TestBatchesOutliveTheLoop(t *testing.T) {
 		for param, want := range grads["usual"] {
 			require.Equal(t, want.Float32s(), grads[name][param].Float32s(), "%s: %s", name, param)
 		}
+	}
+}
+
+// TestShareCountsTargets trains on answers of different lengths, some of them empty. The gradients of a
+// step are those of all its samples on one rank, however ranks and micro batches share them out.
+func TestShareCountsTargets(t *testing.T) {
+	type row struct{ x, y []int }
+	var rows []row
+	for i, answer := range []int{1, 11, 3, 0, 7, 2, 12, 5, 9} {
+		var r row
+		for k := range 12 {
+			r.x = append(r.x, (i*5+k*k)%29)
+			if r.y = append(r.y, (i*3+k)%29); k < 12-answer {
+				r.y[k] = nn.IgnoreTarget
+			}
+		}
+		rows = append(rows, r)
+	}
+	collate := func(b *data.Batch, samples []row) error {
+		return errors.Join(data.Stack(b, samples, func(r row) []int { return r.x }), data.Stack(b, samples, func(r row) []int { return r.y }))
+	}
+	var want map[string]*tensor.Dense
+	for _, c := range []data.Config{{}, {Micro: 2}, {Micro: 4, Prefetch: 1}, {VirtualRanks: 4}, {VirtualRanks: 8, NoSync: true}} {
+		for _, ranks := range []int{1, 2, 4} {
+			require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
+				m, err := fsdp.Wrap(&nn.GPT{Vocab: 29, Context: 12, Layers: 1, Dim: 16, Heads: 2},
+					fsdp.Config{Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, VirtualRanks: c.VirtualRanks})
+				require.NoError(t, err)
+				defer m.Close()
+				c := c
+				c.Group, c.Batch = g, len(rows)
+				l, err := data.NewLoader(data.Of(rows), collate, c)
+				require.NoError(t, err)
+				for b, err := range m.Join(ctx, l.Batches(ctx)) {
+					require.NoError(t, err)
+					pass := func() error {
+						_, err := m.Forward(ctx, b...)
+						return errors.Join(err, m.Backward(ctx, l.Share()))
+					}
+					if c.NoSync && !l.StepEnds() {
+						require.NoError(t, m.NoSync(pass))
+					} else {
+						require.NoError(t, pass())
+					}
+				}
+				got, err := m.FullGrads(ctx)
+				require.NoError(t, err)
+				if want == nil {
+					want = got
+				}
+				for name := range got {
+					require.InDeltaSlice(t, want[name].Float64s(), got[name].Float64s(), 1e-12, "%s on %d ranks, %+v", name, ranks, c)
+				}
+				return nil
+			}))
+		}
+	}
+}
+
+// TestShareOfTheNextStep asks for the next batch before Share: that is an error, not another gradient.
+func TestShareOfTheNextStep(t *testing.T) {
+	m, err := fsdp.Wrap(&nn.GPT{Vocab: 128, Context: 6, Layers: 1, Dim: 8, Heads: 2}, fsdp.Config{})
+	require.NoError(t, err)
+	defer m.Close()
+	windows := data.Windows([]byte(strings.Repeat("all happy families are alike; ", 2)), 7, 6)
+	loader, err := data.NewLoader(windows, data.TokensAndTargets[byte](6), data.Config{Batch: 5})
+	require.NoError(t, err)
+	next, stop := iter.Pull2(loader.Batches(t.Context()))
+	defer stop()
+	b, err, _ := next()
+	for _, others := range []int{1, 0} {
+		require.NoError(t, err)
+		_, err = m.Forward(t.Context(), b...)
+		require.NoError(t, err)
+		share := loader.Share()
+		ahead, err, _ := next()
+		require.NoError(t, err)
+		require.ErrorContains(t, m.Backward(t.Context(), loader.Share()),
+			fmt.Sprintf("the batch of the Forward is not among the %d that Share has", others))
+		_, err = m.Forward(t.Context(), b...)
+		require.NoError(t, err)
+		require.NoError(t, m.Backward(t.Context(), share))
+		b = ahead
 	}
 }

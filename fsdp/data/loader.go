@@ -31,7 +31,8 @@ type Config struct {
 	Batch int
 	// Micro, if positive, is the largest number of samples that a rank takes at once. Steps that
 	// leave a rank more are several micro batches, the same number on every rank: see
-	// [Loader.StepEnds].
+	// [Loader.StepEnds]. All of them are made before the first is yielded, as [Loader.Share] counts their
+	// targets.
 	Micro int
 	// VirtualRanks, if set, is fsdp.Config's: a step is so many micro batches, each that of a virtual
 	// rank, of which a rank takes an equal part. It has them in the order in which the passes of a step
@@ -66,7 +67,7 @@ type Loader[T any] struct {
 	micros     int // micro batches of a step
 	consumed   int // samples that all ranks have consumed
 	stepEnds   bool
-	share      float64
+	step       [][]fsdp.Tensor // this rank's batches of the step that was yielded last
 	running    bool
 
 	slots   slots[T]
@@ -154,14 +155,12 @@ func (l *Loader[T]) MicroBatches() int { return l.micros }
 // and VirtualRanks every batch is.
 func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 
-// Share returns how much of its step's samples the batch is that was yielded last: 0 for none, and
-// 1 in all, over the ranks and micro batches. With fsdp.ByOne as Config.Divide,
+// Share is [fsdp.Share] of the batches that this rank has in the step of the batch that was yielded
+// last. With it the gradients of a step are those of the mean over its targets that count, or over
+// its samples, however many ranks and micro batches share them out, and evenly or not:
 //
-//	err = m.Backward(ctx, fsdp.Scale(loader.Share()))
-//
-// adds up to the gradient of the mean over the samples of the step, if losses are means over those
-// of their batch: however many ranks and micro batches share them out, and evenly or not.
-func (l *Loader[T]) Share() float64 { return l.share }
+//	err = m.Backward(ctx, loader.Share())
+func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...) }
 
 // A Position is how far the ranks have come in a source. It is a value to save:
 //
@@ -283,19 +282,18 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 		defer func() { l.running = false }()
 		r := start(l)
 		defer r.stop()
+		defer func() { l.step = nil }()
 		for i := 0; ; i++ {
 			s, ok := l.span(r.start, i)
 			if !ok {
 				return
 			}
-			r.now = i
-			batch, err := r.next(ctx, s.lo, s.hi)
+			batch, err := r.next(ctx, i, s)
 			if err != nil {
 				yield(nil, fmt.Errorf("data: rank %d: %w", l.rank, err))
 				return
 			}
-			l.stepEnds, l.share = s.last, float64(s.hi-s.lo)/float64(s.end-s.first)
-			if s.last {
+			if l.stepEnds = s.last; s.last {
 				l.consumed = s.end
 			}
 			if !yield(batch, nil) {

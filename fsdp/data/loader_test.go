@@ -73,7 +73,7 @@ func begin(t require.TestingT, src Source[int], size int, c Config, from *Positi
 // step lets all ranks make a step and returns its samples in the order of the ranks, and how many
 // iterations there were. All ranks must agree in everything.
 func (j *job) step(t require.TestingT) (samples []int, iterations int) {
-	mine, share := make([][]int, len(j.loaders)), 0.0
+	mine, steps := make([][]int, len(j.loaders)), make([][][]fsdp.Tensor, len(j.loaders))
 	for ends := false; !ends; {
 		before := j.loaders[0].Position()
 		some, over := false, 0
@@ -85,7 +85,9 @@ func (j *job) step(t require.TestingT) (samples []int, iterations int) {
 			}
 			some = some || batch != nil
 			mine[rank] = append(mine[rank], values(batch)...)
-			share += j.loaders[rank].Share()
+			if batch != nil {
+				steps[rank] = append(steps[rank], batch)
+			}
 		}
 		if over > 0 {
 			require.Equal(t, len(j.loaders), over, "ranks make the same number of iterations")
@@ -102,7 +104,9 @@ func (j *job) step(t require.TestingT) (samples []int, iterations int) {
 			require.Equal(t, before, j.loaders[0].Position())
 		}
 	}
-	require.InDelta(t, 1, share, 1e-9)
+	for rank, l := range j.loaders {
+		require.Equal(t, steps[rank], l.step, "the batches of the step")
+	}
 	return slices.Concat(mine...), iterations
 }
 

@@ -25,7 +25,7 @@ type run[T any] struct {
 	*Loader[T]
 	into    func(i int, memory T) (T, error) // of the source, or nil
 	start   int                              // samples consumed before
-	now     int                              // iteration that the loop is in
+	now     int                              // last iteration whose batch was taken from the queue
 	asked   int                              // iteration that is put into the queue next
 	jobs    chan *slot[T]
 	stopped atomic.Bool
@@ -36,7 +36,7 @@ type run[T any] struct {
 type slots[T any] struct {
 	free  []*slot[T]
 	queue []*slot[T] // the oldest first
-	taken *slot[T]   // or nil
+	taken []*slot[T] // of the step that the loop is in
 }
 
 // slot is a batch and what it is made of.
@@ -79,37 +79,65 @@ func (r *run[T]) stop() {
 	r.counted.made.Store(0)
 }
 
-// next returns the batch of samples lo to hi-1, or nil if these are none.
-func (r *run[T]) next(ctx context.Context, lo, hi int) ([]fsdp.Tensor, error) {
-	r.recycle()
+// next returns the batch of an iteration, or nil if it has no samples of this rank.
+func (r *run[T]) next(ctx context.Context, iteration int, s span) ([]fsdp.Tensor, error) {
 	if err := context.Cause(ctx); err != nil {
-		return nil, fmt.Errorf("before sample %d: %w", lo, err)
+		return nil, fmt.Errorf("before sample %d: %w", s.lo, err)
 	}
-	r.ask()
-	if lo == hi {
+	if iteration%r.micros == 0 {
+		r.recycle()
+		if err := r.take(ctx, iteration); err != nil {
+			return nil, err
+		}
+	}
+	r.ask() // one more, now that its size is known
+	if s.lo == s.hi {
 		return nil, nil
 	}
-	s := r.slots.queue[0]
+	i := slices.IndexFunc(r.slots.taken, func(t *slot[T]) bool { return t.lo == s.lo })
+	r.counted.made.Add(-1)
+	r.counted.batches.Add(1)
+	r.counted.samples.Add(int64(s.hi - s.lo))
+	return r.slots.taken[i].batch.tensors, nil
+}
+
+// take takes the batches of a step from the queue. It waits until they are made.
+func (r *run[T]) take(ctx context.Context, first int) error {
+	for r.now = first; r.now < first+r.micros; r.now++ {
+		span, ok := r.span(r.start, r.now)
+		if r.ask(); !ok {
+			return nil
+		} else if span.lo == span.hi {
+			continue
+		}
+		s := r.slots.queue[0]
+		if err := r.wait(ctx, s); err != nil {
+			return err
+		}
+		r.slots.queue = append(r.slots.queue[:0], r.slots.queue[1:]...)
+		if r.slots.taken = append(r.slots.taken, s); s.err != nil {
+			return s.err
+		}
+		r.step = append(r.step, s.batch.tensors)
+	}
+	return nil
+}
+
+// wait waits until the batch of a slot is made.
+func (r *run[T]) wait(ctx context.Context, s *slot[T]) error {
 	select {
 	case <-s.done:
+		return nil
 	default:
-		begin := time.Now()
-		select {
-		case <-s.done:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("waiting for samples %d to %d: %w", lo, hi-1, context.Cause(ctx))
-		}
-		r.counted.waited.Add(int64(time.Since(begin)))
 	}
-	r.counted.made.Add(-1)
-	r.slots.queue = append(r.slots.queue[:0], r.slots.queue[1:]...)
-	if r.slots.taken = s; s.err != nil {
-		return nil, s.err
+	begin := time.Now()
+	select {
+	case <-s.done:
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for samples %d to %d: %w", s.lo, s.hi-1, context.Cause(ctx))
 	}
-	r.counted.batches.Add(1)
-	r.counted.samples.Add(int64(hi - lo))
-	r.ask() // one more, now that its size is known
-	return s.batch.tensors, nil
+	r.counted.waited.Add(int64(time.Since(begin)))
+	return nil
 }
 
 // ahead returns how many batches may be in the queue: one until the size of a batch is known.
@@ -121,12 +149,12 @@ func (r *run[T]) ahead() int {
 	return max(1, min(manyAhead, r.config.Prefetch/largest))
 }
 
-// recycle frees the slot whose batch the loop body has had.
+// recycle frees the slots of the step that the loop body has had.
 func (r *run[T]) recycle() {
-	if s := r.slots.taken; s != nil {
-		r.slots.taken = nil
+	for _, s := range r.slots.taken {
 		r.free(s)
 	}
+	r.slots.taken, r.step = r.slots.taken[:0], nil
 }
 
 // free leaves the batch of a slot to the loop body, and the slot to the next batch, or to nobody if

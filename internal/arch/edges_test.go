@@ -85,7 +85,7 @@ var edges = map[string]string{
 	"fsdp/plan":    "",
 	"fsdp/profile": "comm fsdp/plan internal/perfetto internal/text",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +
-		"internal/kernel/vec internal/mapped internal/program optim shard",
+		"internal/kernel/vec internal/mapped internal/ops internal/program optim shard",
 	"fsdp/internal/engine/fardevice": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
 		"internal/program optim",
 	"fsdp/internal/engine/gpu": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/backoff internal/exec " +

@@ -39,6 +39,7 @@ type Compiled struct {
 	Home     []layout.Place // by parameter
 	Prepared any            // what Device.Prepare has returned
 	Inputs   []exec.Value   // shapes and types of the batch; Bytes is nil
+	Targets  []Target       // of its losses
 	Hash     uint64         // of the variant, the program and which parameters get a gradient; 63 bits
 
 	votes []int // words of Layout.Votes whose parameters' gradients a call writes
@@ -198,6 +199,7 @@ func (e *Engine) compile(v Variant, batch []exec.Value) (*Compiled, error) {
 			return nil, err
 		}
 		c.Needs = e.remember(c.Needs)
+		c.Targets = c.targets()
 	}
 	sizes, err := e.sizes(c)
 	if err != nil {

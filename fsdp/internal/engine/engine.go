@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/ops"
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -176,6 +178,33 @@ func (c *Compiled) CheckBatch(batch []exec.Value) error {
 		}
 	}
 	return nil
+}
+
+// A Target is a batch tensor of targets: a loss of the forward is a mean over those that count.
+type Target struct {
+	Input  int // index of the batch tensor
+	Ignore int // the target that does not count
+}
+
+// targets returns the batch tensors that are targets of calls of the pass, in their order.
+func (c *Compiled) targets() (list []Target) {
+	for i, call := range c.Model.Calls {
+		if c.Calls[i].Unit == nil {
+			continue
+		}
+		for in := range c.Calls[i].Unit.Forward.All() {
+			ignore, loss := in.Op.Attrs.(ops.Ignore)
+			if !loss || in.In[1].Space != exec.SpaceIn {
+				continue
+			}
+			t := Target{call.In[in.In[1].Index].Out, ignore.Target}
+			if call.In[in.In[1].Index].Call == program.Batch && !slices.Contains(list, t) {
+				list = append(list, t)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b Target) int { return cmp.Compare(a.Input, b.Input) })
+	return list
 }
 
 // remember keeps what a training pass has turned out to need, for passes without a batch. It
