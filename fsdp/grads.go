@@ -89,9 +89,11 @@ func (s *Sharded) ScaleGrads(c float64) {
 		return
 	}
 	defer leave(s)
+	s.life.watch.scaled = true
 	scaleGrads(s, c)
 }
 
+// scaleGrads is ScaleGrads of a method.
 func scaleGrads(s *Sharded, c float64) {
 	if s.life.health == closed {
 		return

@@ -53,8 +53,8 @@ type life struct {
 	grads    gradients
 	sound    atomic.Bool // the gradients in the shards are known to be finite
 	updates  updates
-	averages int  // pieces that have averages of an optimizer in the place of their values
-	idled    bool // an optimizer has stepped without any gradient, and this rank has said so
+	averages int // pieces that have averages of an optimizer in the place of their values
+	watch    watch
 }
 
 var (
@@ -392,16 +392,6 @@ type updated struct {
 	optim.Update
 	made bool
 	by   gradients
-}
-
-// lacks is called when an optimizer steps and a parameter has no gradient. It returns true, and
-// warns once if none can have one.
-func lacks(s *Sharded) bool {
-	if logger := s.cfg.warner(s.team.Rank()); s.life.grads.passes == 0 && !s.life.idled && logger != nil {
-		s.life.idled = true
-		logger.Warn("fsdp: an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, which comes after Step or before Backward")
-	}
-	return true
 }
 
 // add notes an update of a parameter. Optimizers may come in any order.

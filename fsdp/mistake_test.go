@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -112,4 +114,141 @@ func TestJoinDataPanics(t *testing.T) {
 			break
 		}
 	}()
+}
+
+// loop trains for some steps as a test says, and returns what rank 0 has warned of.
+func loop(t *testing.T, model fsdp.Model, cfg fsdp.Config, steps int, step func(m *fsdp.Sharded, opts []optim.Optimizer, i int), pick ...func(optim.Param) bool) string {
+	log := captureDefault(t)
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		cfg := cfg
+		cfg.Group = g
+		m := wrap(t, model, cfg)
+		defer m.Close()
+		var opts []optim.Optimizer
+		for _, p := range pick {
+			params := slices.DeleteFunc(m.Shards(), func(q optim.Param) bool { return !p(q) })
+			opt, err := optim.SGD{}.New(params)
+			require.NoError(t, err)
+			opts = append(opts, opt)
+		}
+		for i := range steps {
+			_, err := m.Forward(ctx, tinyBatch(i, g.Rank(), 1, 4)...)
+			require.NoError(t, err)
+			step(m, opts, i)
+		}
+	})
+	return log()
+}
+
+// TestLoopsThatTrainNothing makes mistakes that no single call shows. Each is one warning with numbers,
+// and none comes from loops that are right.
+func TestLoopsThatTrainNothing(t *testing.T) {
+	all := func(optim.Param) bool { return true }
+	but := func(p optim.Param) bool { return p.Name != "wte.weight" }
+	usual := func(m *fsdp.Sharded, opts []optim.Optimizer, _ int) {
+		require.NoError(t, m.Backward(t.Context()))
+		for _, opt := range opts {
+			require.NoError(t, opt.Step(0.1))
+		}
+		m.ZeroGrad()
+	}
+	rate := func(lr func(i int) float64) func(*fsdp.Sharded, []optim.Optimizer, int) {
+		return func(m *fsdp.Sharded, opts []optim.Optimizer, i int) {
+			require.NoError(t, m.Backward(t.Context()))
+			require.NoError(t, opts[0].Step(lr(i)))
+			m.ZeroGrad()
+		}
+	}
+	turns := func(m *fsdp.Sharded, opts []optim.Optimizer, i int) {
+		require.NoError(t, m.Backward(t.Context()))
+		require.NoError(t, opts[i%2].Step(0.1))
+		m.ZeroGrad()
+	}
+	forgets := func(m *fsdp.Sharded, opts []optim.Optimizer, _ int) {
+		require.NoError(t, m.Backward(t.Context()))
+		require.NoError(t, opts[0].Step(0.1))
+	}
+	decays := func(m *fsdp.Sharded, opts []optim.Optimizer, i int) {
+		forgets(m, opts, i)
+		m.ScaleGrads(0.5)
+	}
+	accumulates := func(m *fsdp.Sharded, opts []optim.Optimizer, i int) {
+		require.NoError(t, m.Backward(t.Context()))
+		if i%4 == 3 {
+			require.NoError(t, opts[0].Step(0.1))
+			m.ZeroGrad()
+		}
+	}
+	given := func(opts ...fsdp.BackwardOption) func(*fsdp.Sharded, []optim.Optimizer, int) {
+		return func(m *fsdp.Sharded, o []optim.Optimizer, _ int) {
+			require.NoError(t, m.Backward(t.Context(), opts...))
+			require.NoError(t, o[0].Step(0.1))
+			m.ZeroGrad()
+		}
+	}
+	frozen := func(string) bool { return true }
+	sums := fsdp.Config{Divide: fsdp.ByOne}
+	type picks = []func(optim.Param) bool
+	for name, c := range map[string]struct {
+		cfg  fsdp.Config
+		step func(*fsdp.Sharded, []optim.Optimizer, int)
+		pick picks
+		want string // "" for no warning
+	}{
+		"usual":            {fsdp.Config{}, usual, picks{all}, ""},
+		"one misses":       {fsdp.Config{}, usual, picks{but}, `no optimizer updates some parameters that have gradients.* steps=3 parameters=\[wte.weight\]`},
+		"two":              {fsdp.Config{}, usual, picks{all, all}, `a parameter was updated twice since the last Forward: it is in two optimizers, or one has stepped twice" parameter=wte.weight`},
+		"turns":            {fsdp.Config{}, turns, picks{but, func(p optim.Param) bool { return !but(p) }}, ""},
+		"no ZeroGrad":      {fsdp.Config{}, forgets, picks{all}, "no ZeroGrad between steps.* steps=3 passes=3"},
+		"decays":           {fsdp.Config{}, decays, picks{all}, ""},
+		"accumulates":      {fsdp.Config{}, accumulates, picks{all}, ""},
+		"rate 0":           {fsdp.Config{}, rate(func(int) float64 { return 0 }), picks{all}, `optimizers step with a learning rate of 0, which trains nothing" "steps in a row"=3`},
+		"warmup":           {fsdp.Config{}, rate(func(i int) float64 { return float64(i) }), picks{all}, ""},
+		"all frozen":       {fsdp.Config{Frozen: frozen}, usual, nil, "Backward has nothing to do: all parameters are frozen.* parameters=17"},
+		"sums":             {sums, usual, picks{all}, "Config.Divide is ByOne, and Backward has neither Share nor Scale.* ranks=2"},
+		"sums that scale":  {sums, given(fsdp.Scale(0.5)), picks{all}, ""},
+		"sums, as is said": {sums, given(fsdp.Scale(1)), picks{all}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := loop(t, tinyGPT(1), c.cfg, 8, c.step, c.pick...)
+			if c.want == "" {
+				require.Empty(t, log)
+				return
+			}
+			require.Equal(t, 1, strings.Count(log, "\n"), log)
+			require.Regexp(t, c.want, log)
+		})
+	}
+}
+
+// TestNoTargets warns once on each rank that has a batch of which no target counts.
+func TestNoTargets(t *testing.T) {
+	log := captureDefault(t)
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+		defer m.Close()
+		for range 3 {
+			for _, batch := range [][]fsdp.Tensor{masked(0, 2), masked(2*g.Rank(), 0)} {
+				_, err := m.Forward(ctx, batch...)
+				require.NoError(t, err)
+				require.NoError(t, m.Backward(ctx, fsdp.Share(batch)))
+			}
+		}
+	})
+	require.Equal(t, 1, strings.Count(log(), "\n"), log())
+	require.Contains(t, log(), `rank=0 pass=2 targets="batch tensor 1 (targets)" of=12`)
+}
+
+// TestRuleMatchesNothing warns once on rank 0.
+func TestRuleMatchesNothing(t *testing.T) {
+	log := captureDefault(t)
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+		defer m.Close()
+		rules := []optim.Rule{optim.NoDecay(), {Match: optim.MatchName(regexp.MustCompile("bais$")), WeightDecay: new(0.0)}}
+		_, err := optim.AdamW{Rules: rules}.New(m.Shards())
+		require.NoError(t, err)
+	})
+	require.Equal(t, 1, strings.Count(log(), "\n"), log())
+	require.Contains(t, log(), "fsdp: adamw: rule 1 matches none of the 17 parameters, such as wte.weight: it changes nothing")
 }

@@ -51,6 +51,8 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 		s.forwards++
 	}
 	p.Key = s.forwards - 1
+	s.life.watch.forward(s)
+	s.life.watch.batch(s, p, batch)
 	sums, err := sumsOf(s, p)
 	if err != nil {
 		return 0, s.end(err)
@@ -102,6 +104,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	}
 	s.life.grads.add()
 	s.life.sound.Store(false)
+	s.life.watch.backward(s, p.scaled || p.share != nil)
 	return s.end(p.Pass.Backward(ctx, ans.Had))
 }
 

@@ -353,11 +353,12 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 	}
 	shared := s.units[l.Groups[i].Unit].group == nil
 	q.Updated = func(u optim.Update) {
+		s.life.watch.update(s, p, u)
 		if s.files.hashes.Updated(); shared {
 			s.life.updates.add(p, u, s.life.grads)
 		}
 	}
-	q.Swapped = s.life.swapped
+	q.Swapped, q.Warn = s.life.swapped, func(text string) { s.life.watch.warn(s.cfg.warner(s.team.Rank()), text) }
 	return q
 }
 
@@ -374,7 +375,7 @@ func zeroGrad(s *Sharded) {
 	if s.life.health == closed {
 		return
 	}
-	s.life.grads = gradients{}
+	s.life.zeroGrad()
 	_ = s.engine.ZeroGrad() // a device that has failed says so again
 	if s.life.health == running {
 		s.engine.DropWhole()

@@ -44,6 +44,10 @@ type Param struct {
 	// value, in being true, or has brought the value back.
 	Swapped func(in bool)
 
+	// Warn, if not nil, is told what looks like a mistake in the configuration of an optimizer, such
+	// as a rule that matches nothing. Without it [slog.Default] is.
+	Warn func(text string)
+
 	// Peers, if not nil, are the ranks that have the other pieces of the parameter, for [Muon]. Without
 	// it the piece is the whole parameter there.
 	Peers *Peers

@@ -25,13 +25,15 @@ type Rule struct {
 	// Bits replaces those of Adam and AdamW: 8, or 0 for those of the value. It says so of parameters
 	// of any size, where the optimizer's leaves small ones out.
 	Bits *int
+
+	usual bool // it is for any model: that it matches nothing is no mistake
 }
 
 // NoDecay is the usual exception from weight decay: parameters of fewer than two dimensions, which
 // are biases and the gains of norms. Decay would pull the gains to zero, and biases are too few to
 // overfit.
 func NoDecay() Rule {
-	return Rule{Match: func(p Param) bool { return len(p.Shape) < 2 }, WeightDecay: new(0.0)}
+	return Rule{Match: func(p Param) bool { return len(p.Shape) < 2 }, WeightDecay: new(0.0), usual: true}
 }
 
 // MatchName matches parameters whose full name contains a match of the pattern.

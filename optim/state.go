@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"log/slog"
 	"reflect"
 	"slices"
 	"strings"
@@ -75,6 +76,9 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 			return nil, fmt.Errorf("optim: %s: rule %d: %w", kind, i, err)
 		}
 	}
+	if len(params) > 0 {
+		warnOfRules(kind, params, rules)
+	}
 	for _, p := range params {
 		piece := piece{Param: p, hyper: resolve(rules, p, &s)}
 		piece.Shape = slices.Clone(p.Shape)
@@ -89,6 +93,21 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 	}
 	a.absent = make([]bool, len(a.pieces))
 	return &optimizer{parts: []*part{a}}, nil
+}
+
+// warnOfRules warns of rules that match no parameter.
+func warnOfRules(kind string, params []Param, rules []Rule) {
+	for i, r := range rules {
+		if r.usual || slices.ContainsFunc(params, r.Match) {
+			continue
+		}
+		text := fmt.Sprintf("%s: rule %d matches none of the %d parameters, such as %s: it changes nothing", kind, i, len(params), params[0].Name)
+		if params[0].Warn != nil {
+			params[0].Warn(text)
+		} else {
+			slog.Warn("optim: " + text)
+		}
+	}
 }
 
 // valuesAs returns the values of params as vectors with the update that an optimizer needs.

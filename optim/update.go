@@ -40,6 +40,11 @@ func (u Update) Facts() []string {
 	return slices.Insert(s.Facts(), 1, fmt.Sprintf("%d steps", u.steps), fmt.Sprintf("learning rate %v", u.lr))
 }
 
+// Rate returns the learning rate given to Step. It is false for what is no step, such as a Swap.
+func (u Update) Rate() (lr float64, is bool) {
+	return u.lr, u.settings != nil && u.settings != swapping
+}
+
 // Hash returns a hash of the update that begins from seed. It differs where Facts do, but for what
 // rates and decays have beyond five digits: processors may round a schedule differently, and what
 // users compute a Rule from. That of the zero Update is seed.

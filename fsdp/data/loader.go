@@ -81,7 +81,9 @@ type counters struct {
 	fresh atomic.Int64 // bytes of batches made since garbage was collected for them
 }
 
-// NewLoader returns a loader at the beginning of the source.
+// NewLoader returns a loader at the beginning of the source. A source without a step is an error: it is
+// empty, or DropPartial leaves out all of its samples. Rank 0 warns where steps have fewer samples than
+// ranks.
 func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], error) {
 	l := &Loader[T]{config: c, src: src, collate: collate, size: 1}
 	if c.Group != nil {
@@ -92,6 +94,10 @@ func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], 
 	}
 	if err := l.check(); err != nil {
 		return nil, fmt.Errorf("data: rank %d: NewLoader: %w", l.rank, err)
+	}
+	if parts := max(l.size, c.VirtualRanks); c.Batch < parts && l.rank == 0 {
+		slog.Warn("data: a step has fewer samples than ranks, so some ranks never have any: raise Config.Batch, or use fewer ranks",
+			"batch", c.Batch, "ranks", parts)
 	}
 	if l.config.Workers == 0 {
 		l.config.Workers = 1
@@ -130,7 +136,15 @@ func (l *Loader[T]) check() error {
 		return fmt.Errorf("want nothing negative, Micro is %d, Workers %d, Prefetch %d", l.config.Micro, l.config.Workers, l.config.Prefetch)
 	}
 	if s, ok := l.src.(interface{ refused() error }); ok {
-		return s.refused()
+		if err := s.refused(); err != nil {
+			return err
+		}
+	}
+	switch n := l.src.Len(); {
+	case n == 0:
+		return fmt.Errorf("%s has no samples", describe(l.src))
+	case l.Steps() == 0:
+		return fmt.Errorf("DropPartial leaves out all of %s: it has %d samples, and a step %d", describe(l.src), n, l.config.Batch)
 	}
 	return nil
 }

@@ -1,17 +1,20 @@
 package data
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -119,10 +122,15 @@ func (j *job) kill() {
 // TestShares checks that ranks and micro batches share steps out in order, evenly, and within Micro.
 func TestShares(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		n, batch := rapid.IntRange(0, 60).Draw(t, "samples"), rapid.IntRange(1, 20).Draw(t, "batch")
+		n, batch := rapid.IntRange(1, 60).Draw(t, "samples"), rapid.IntRange(1, 20).Draw(t, "batch")
 		size, micro := rapid.IntRange(1, 6).Draw(t, "ranks"), rapid.IntRange(0, 5).Draw(t, "micro")
 		drop := rapid.Bool().Draw(t, "drop")
 		c := Config{Batch: batch, Micro: micro, DropPartial: drop, Workers: rapid.IntRange(0, 3).Draw(t, "workers")}
+		if drop && n < batch {
+			_, err := NewLoader(numbers(n), column, c)
+			require.ErrorContains(t, err, fmt.Sprintf("DropPartial leaves out all of Func(%d samples)", n))
+			return
+		}
 		j := begin(t, numbers(n), size, c, nil)
 		defer j.kill()
 		at, steps := 0, 0
@@ -451,7 +459,11 @@ func TestLoaderRefuses(t *testing.T) {
 		_, err := NewLoader(numbers(3), column, c)
 		require.ErrorContains(t, err, "data: rank 0: NewLoader: "+want)
 	}
-	_, err := NewLoader(nil, column, Config{Group: group})
+	_, err := NewLoader(Of([]int{}), column, Config{Group: group, Batch: 2})
+	require.EqualError(t, err, "data: rank 1: NewLoader: Of(0 × int) has no samples")
+	_, err = NewLoader(numbers(3), column, Config{Group: group, Batch: 4, DropPartial: true})
+	require.EqualError(t, err, "data: rank 1: NewLoader: DropPartial leaves out all of Func(3 samples): it has 3 samples, and a step 4")
+	_, err = NewLoader(nil, column, Config{Group: group})
 	require.EqualError(t, err, "data: rank 1: NewLoader: the source is nil")
 	_, err = NewLoader(numbers(3), nil, Config{Group: group})
 	require.EqualError(t, err, "data: rank 1: NewLoader: the collate function is nil")
@@ -711,4 +723,23 @@ func TestVirtualRanks(t *testing.T) {
 		_, err := NewLoader(src, column, c)
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// TestStepSmallerThanRanks warns once, on rank 0, where a step leaves ranks without samples.
+func TestStepSmallerThanRanks(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	for _, c := range []Config{{Batch: 4}, {Batch: 2}, {Batch: 2, Micro: 1}, {Batch: 7, VirtualRanks: 8}} {
+		for rank := range 4 {
+			c.Group = rankOf{rank, 4}
+			_, err := NewLoader(numbers(20), column, c)
+			require.NoError(t, err)
+		}
+	}
+	const text = "data: a step has fewer samples than ranks, so some ranks never have any"
+	require.Equal(t, 3, strings.Count(log.String(), text), log.String())
+	require.Contains(t, log.String(), "batch=2 ranks=4")
+	require.Contains(t, log.String(), "batch=7 ranks=8")
 }

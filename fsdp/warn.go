@@ -1,0 +1,148 @@
+package fsdp
+
+import (
+	"cmp"
+	"log/slog"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// A watch notices loops that train nothing, or not what they seem to train: mistakes that no single
+// call shows. Each is a warning, once. All ranks do the same in a loop, so rank 0 warns for all, except
+// about batches, which are each rank's own.
+type watch struct {
+	warned map[string]bool // by text
+
+	params []watched // by parameter
+	begun  bool      // some parameter was updated since the last Forward
+	rate   float64   // the largest of these updates
+	zero   int       // Forwards in a row after updates at rate 0
+
+	summed bool // since ZeroGrad there was a Backward with neither Share nor Scale
+	scaled bool // since ZeroGrad there was a ScaleGrads
+}
+
+// watched is what has become of a parameter.
+type watched struct {
+	now   int  // updates since the last Forward
+	steps int  // updates since ZeroGrad
+	grads int  // Forwards before which it had a gradient when others were updated
+	ever  bool // it was updated
+}
+
+// patience is how many steps a loop may look like a mistake: a warmup may begin at a rate of 0, and
+// optimizers may take turns.
+const patience = 3
+
+// warn warns, unless the text was said before. A nil logger says nothing.
+func (w *watch) warn(logger *slog.Logger, text string, args ...any) {
+	if logger == nil || w.warned[text] {
+		return
+	}
+	if w.warned == nil {
+		w.warned = make(map[string]bool)
+	}
+	w.warned[text] = true
+	logger.Warn("fsdp: "+text, args...)
+}
+
+// lacks is called when an optimizer steps and a parameter has no gradient. It returns true, and
+// warns once if none can have one.
+func lacks(s *Sharded) bool {
+	if s.life.grads.passes == 0 {
+		s.life.watch.warn(s.cfg.warner(s.team.Rank()),
+			"an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, which comes after Step or before Backward")
+	}
+	return true
+}
+
+// update notes an update of a parameter.
+func (w *watch) update(s *Sharded, param int, u optim.Update) {
+	if w.params == nil {
+		w.params = make([]watched, len(s.layout.Model.Params))
+	}
+	w.params[param].ever = true // also by an optimizer that is not of package optim, if it calls Updated
+	lr, is := u.Rate()
+	if !is {
+		return
+	}
+	if !w.begun {
+		w.begun, w.rate = true, 0
+		for p, has := range s.engine.Present() {
+			if has {
+				w.params[p].grads++
+			}
+		}
+	}
+	w.rate = max(w.rate, lr)
+	p, logger := &w.params[param], s.cfg.warner(s.team.Rank())
+	p.now++
+	p.steps++
+	if p.now == 2 {
+		w.warn(logger, "a parameter was updated twice since the last Forward: it is in two optimizers, or one has stepped twice",
+			"parameter", s.layout.Model.Params[param].Name)
+	}
+	if passes := s.life.grads.passes; p.steps == patience && passes >= patience && !w.scaled {
+		w.warn(logger, "no ZeroGrad between steps: each step has applied the gradients of all passes before it again", "steps", p.steps, "passes", passes)
+	}
+	if ranks := s.cfg.virtualRanks(); s.cfg.Divide == ByOne && ranks > 1 && w.summed && !w.scaled {
+		w.warn(logger, "Config.Divide is ByOne, and Backward has neither Share nor Scale: gradients are sums over the ranks, "+
+			"as many times their mean. Give Backward Share, or Scale(1) if sums are meant", "ranks", ranks)
+	}
+}
+
+// forward is called when a Forward begins.
+func (w *watch) forward(s *Sharded) {
+	if !w.begun {
+		return
+	}
+	logger := s.cfg.warner(s.team.Rank())
+	if w.zero++; w.rate > 0 {
+		w.zero = 0
+	}
+	if w.zero == patience {
+		w.warn(logger, "optimizers step with a learning rate of 0, which trains nothing", "steps in a row", w.zero)
+	}
+	var missed []string
+	for i := range w.params {
+		p := &w.params[i]
+		if p.now = 0; p.grads >= patience && !p.ever {
+			missed = append(missed, s.layout.Model.Params[i].Name)
+		}
+	}
+	if w.begun = false; len(missed) > 0 {
+		w.warn(logger, "no optimizer updates some parameters that have gradients: make one of all that Shards returns, or select them by Config.Frozen",
+			"steps", patience, "parameters", some(missed))
+	}
+}
+
+// batch warns of targets none of which counts. It is about this rank's batch, so this rank warns.
+func (w *watch) batch(s *Sharded, p *engine.Pass, batch []Tensor) {
+	for _, t := range p.Targets {
+		if n, all, err := targetsOf(batch, t); err == nil && n == 0 && all > 0 {
+			logger := cmp.Or(s.cfg.Logger, slog.Default()).With("rank", s.team.Rank())
+			w.warn(logger, "no target of a batch counts: its loss is 0 and trains nothing. Are all of them masked, or cut off by the context?",
+				"pass", p.Number, "targets", p.Path.Input(t.Input), "of", all)
+		}
+	}
+}
+
+// backward is called after a Backward, with whether it had Share or Scale.
+func (w *watch) backward(s *Sharded, weighed bool) {
+	w.summed = w.summed || !weighed && s.life.calls == nil
+	if groups, _ := s.engine.Grads(); len(groups) == 0 {
+		w.warn(s.cfg.warner(s.team.Rank()), "Backward has nothing to do: all parameters are frozen, so nothing is trained. "+
+			"Change Config.Frozen or Freeze, or add what is trained to the model, such as nn.LoRA", "parameters", len(s.layout.Model.Params))
+	}
+}
+
+// zeroGrad is called by ZeroGrad.
+func (l *life) zeroGrad() {
+	l.grads = gradients{}
+	w := &l.watch
+	w.summed, w.scaled = false, false
+	for i := range w.params {
+		w.params[i].steps = 0
+	}
+}
