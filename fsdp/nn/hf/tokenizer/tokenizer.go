@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -28,6 +30,7 @@ type Tokenizer struct {
 	ids     map[string]int
 	tokens  map[int]string
 	special map[int]bool
+	twice   sync.Once // warns of a text that begins with what the template puts before it
 }
 
 // A model turns a word into tokens.
@@ -113,9 +116,16 @@ func (t *Tokenizer) configure(text []byte) error {
 }
 
 // Encode returns the tokens of a text, with those that the template puts around it. Bytes that are
-// no UTF-8 become U+FFFD.
+// no UTF-8 become U+FFFD. A text that begins with the first token of the template, as rendered chat
+// templates do, gets that token twice. The first such text is a warning: use EncodePlain for it.
 func (t *Tokenizer) Encode(text string) []int {
 	ids := t.appendPlain(append([]int(nil), t.before...), text)
+	if n := len(t.before); n > 0 && len(ids) > n && ids[n] == t.before[0] {
+		t.twice.Do(func() {
+			slog.Warn(fmt.Sprintf("tokenizer: a text begins with %q, which Encode puts before every text, so the token is there twice: use EncodePlain",
+				t.tokens[t.before[0]]))
+		})
+	}
 	return append(ids, t.after...)
 }
 

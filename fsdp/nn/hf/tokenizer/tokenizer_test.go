@@ -1,7 +1,9 @@
 package tokenizer_test
 
 import (
+	"bytes"
 	"encoding/json"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -33,6 +35,21 @@ func lines(t require.TestingT) (all []string) {
 		all = append(all, s)
 	}
 	return all
+}
+
+// TestTwice warns once of texts that begin with what the template puts before them.
+func TestTwice(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	tok := opened(t, "llama2")
+	require.Equal(t, tok.Encode("hi"), tok.EncodePlain("<s>hi"), "as a chat template renders it")
+	require.Empty(t, log.String())
+	for range 2 {
+		require.Equal(t, []int{tok.BOS, tok.BOS}, tok.Encode("<s>hi")[:2])
+	}
+	require.Equal(t, 1, strings.Count(log.String(), "which Encode puts before every text, so the token is there twice: use EncodePlain"), log.String())
 }
 
 // TestGoldens compares with what the library tokenizers has made of lines in many scripts.
