@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -26,6 +27,9 @@ type files struct {
 // weightsIn looks at the names of the tensors in a directory.
 func weightsIn(dir string) (*files, error) {
 	path, err := weights(dir)
+	if err == nil {
+		err = oneTraining(dir)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -61,6 +65,34 @@ func weights(dir string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
+}
+
+// oneTraining returns an error if a directory has weights and an index of other weights: of which
+// training the model should be is not known. Newer weights in another format are a warning.
+func oneTraining(dir string) error {
+	single, err := os.Stat(filepath.Join(dir, weightsFile))
+	if err != nil {
+		return nil // weights says so, if it matters
+	}
+	var index struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	text, err := os.ReadFile(filepath.Join(dir, indexFile))
+	if err == nil && json.Unmarshal(text, &index) == nil {
+		for _, tensor := range slices.Sorted(maps.Keys(index.WeightMap)) {
+			if file := index.WeightMap[tensor]; file != weightsFile {
+				return fmt.Errorf("there are %s and %s, which has tensor %s in %s: they may be of two trainings, so remove one of them",
+					weightsFile, indexFile, tensor, file)
+			}
+		}
+	}
+	for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json"} {
+		if other, err := os.Stat(filepath.Join(dir, name)); err == nil && other.ModTime().After(single.ModTime()) {
+			slog.Warn(fmt.Sprintf("hf: %s: %s is newer than %s, which is read: if they are of two trainings, convert the newer one, or remove it",
+				dir, name, weightsFile))
+		}
+	}
+	return nil
 }
 
 // header returns what tensors a file has.

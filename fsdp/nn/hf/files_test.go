@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -114,6 +116,42 @@ func TestCopies(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestTwoTrainings refuses a directory with model.safetensors and an index of other files, and warns of
+// newer weights in another format.
+func TestTwoTrainings(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	to := t.TempDir()
+	require.NoError(t, os.CopyFS(to, os.DirFS("testdata/gpt2")))
+	index := filepath.Join(to, "model.safetensors.index.json")
+	require.NoError(t, os.WriteFile(index, []byte(`{"weight_map": {"a": "model.safetensors"}}`), 0o600))
+	_, err := hf.Open(to)
+	require.NoError(t, err, "an index of the same file")
+	require.NoError(t, os.WriteFile(index, []byte(`{"weight_map": {"b": "model-1.safetensors", "a": "model.safetensors"}}`), 0o600))
+	_, err = hf.Open(to)
+	require.ErrorContains(t, err, "there are model.safetensors and model.safetensors.index.json, which has tensor b in model-1.safetensors: "+
+		"they may be of two trainings, so remove one of them")
+	require.NoError(t, os.Remove(index))
+
+	other, weights := filepath.Join(to, "pytorch_model.bin"), filepath.Join(to, "model.safetensors")
+	require.NoError(t, os.WriteFile(other, nil, 0o600))
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, newer := range []bool{false, true} {
+		log.Reset()
+		require.NoError(t, os.Chtimes(weights, at, at))
+		at = at.Add(-time.Hour)
+		if newer {
+			at = at.Add(2 * time.Hour)
+		}
+		require.NoError(t, os.Chtimes(other, at, at))
+		_, err := hf.Open(to)
+		require.NoError(t, err)
+		require.Equal(t, newer, strings.Contains(log.String(), "pytorch_model.bin is newer than model.safetensors, which is read"), log.String())
 	}
 }
 
