@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"slices"
 	"unsafe"
 )
@@ -24,7 +26,9 @@ type Tokens struct {
 	n     int
 }
 
-// OpenTokens opens a file of tokens of 16 or 32 bits.
+// OpenTokens opens a file of tokens of 16 or 32 bits. The file does not say which, so OpenTokens checks:
+// if there is a second file, the last document ends with the last token. Otherwise tokens that look
+// like those of the other width are a warning.
 func OpenTokens(path string, bits int) (*Tokens, error) {
 	if err := checkBits(bits); err != nil {
 		return nil, err
@@ -37,7 +41,65 @@ func OpenTokens(path string, bits int) (*Tokens, error) {
 	if in.size%int64(width) != 0 {
 		return nil, errors.Join(in.errorf("%d bytes, no multiple of the %d of a token", in.size, width), in.file.Close())
 	}
-	return &Tokens{in, width, int(in.size / int64(width))}, nil
+	t := &Tokens{in, width, int(in.size / int64(width))}
+	if err := t.checkWidth(); err != nil {
+		return nil, errors.Join(err, in.file.Close())
+	}
+	return t, nil
+}
+
+// checkWidth compares the number of tokens with the second file. Without one it looks at the first
+// tokens.
+func (t *Tokens) checkWidth() error {
+	ends, err := openInput(t.in.path + endsSuffix)
+	if errors.Is(err, fs.ErrNotExist) {
+		return t.guessWidth()
+	} else if err != nil {
+		return err
+	}
+	defer ends.file.Close() // which was only read
+	var last [8]byte
+	if ends.size < 8 || ends.size%8 != 0 { // Documents says so
+		return nil
+	}
+	if err := ends.read(last[:], ends.size-8); err != nil {
+		return err
+	}
+	n, other := binary.LittleEndian.Uint64(last[:]), 6-t.width
+	if uint64(t.n) != n && n == uint64(t.in.size)/uint64(other) {
+		return t.in.errorf("%d tokens of %d bits, but by %s there are %d: open it with %d bits", t.n, 8*t.width, ends.path, n, 8*other)
+	}
+	return nil
+}
+
+// guessWidth warns if the first tokens look like those of the other width: read as 16 bits, tokens of
+// 32 have small numbers in every second place; read as 32 bits, two tokens of 16 are a large number.
+func (t *Tokens) guessWidth() error {
+	const (
+		most   = 1 << 20 // tokens of vocabularies are smaller
+		fewest = 32      // words that are enough to judge
+	)
+	raw := make([]byte, min(t.in.size, 4096)&^3)
+	if len(raw) < 4*fewest {
+		return nil
+	}
+	if err := t.in.read(raw, 0); err != nil {
+		return err
+	}
+	high, low := 0, 0 // words that are large, as two tokens of 16 bits make them; and that vary
+	for i := 0; i < len(raw); i += 4 {
+		if binary.LittleEndian.Uint32(raw[i:]) >= most {
+			high++
+		}
+		if binary.LittleEndian.Uint16(raw[i:]) >= most>>16 {
+			low++
+		}
+	}
+	words := len(raw) / 4
+	if other := 6 - t.width; t.width == 2 && high == 0 && low > words/2 || t.width == 4 && high > words/2 {
+		slog.Warn(fmt.Sprintf("data: %s: its first tokens look like tokens of %d bits, and it is opened with %d", t.in.path, 8*other, 8*t.width))
+	}
+	return nil
 }
 
 func checkBits(bits int) error {

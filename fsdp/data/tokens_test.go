@@ -1,9 +1,12 @@
 package data
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -218,6 +221,41 @@ func TestTokenWriter(t *testing.T) {
 	require.Equal(t, raw([]int{5}, 16), content())
 	_, err := CreateTokens(filepath.Join(dir, "missing", "x.bin"), 16)
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestTokensOfAnotherWidth opens files with the wrong number of bits: an error where the second file says
+// how many tokens there are, and otherwise a warning if the tokens look like it.
+func TestTokensOfAnotherWidth(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	for bits, want := range map[int]string{16: "open it with 16 bits", 32: "open it with 32 bits"} {
+		for _, ends := range []bool{true, false} {
+			path := filepath.Join(t.TempDir(), "train.bin")
+			w, err := CreateTokens(path, bits)
+			require.NoError(t, err)
+			for i := range 100 {
+				require.NoError(t, w.Write([]int{1000 + 5*i*i, 20}))
+			}
+			if ends {
+				w.EndDocument()
+			}
+			require.NoError(t, w.Close())
+			log.Reset()
+			right, err := OpenTokens(path, bits)
+			require.NoError(t, err)
+			require.NoError(t, right.Close())
+			require.Empty(t, log.String())
+			wrong, err := OpenTokens(path, 48-bits)
+			if ends {
+				require.ErrorContains(t, err, want)
+				continue
+			}
+			require.NoError(t, errors.Join(err, wrong.Close()))
+			require.Contains(t, log.String(), fmt.Sprintf("its first tokens look like tokens of %d bits, and it is opened with %d", bits, 48-bits))
+		}
+	}
 }
 
 // TestWindowsAllocateLittle: a loader reads windows of a file, in an order of an order of parts, into
