@@ -113,7 +113,7 @@
 //	Frozen, Ignored, Checkpoint, Threads       GroupOf, buffers of the model: refused
 //	ByRanks, the mean over V; ByOne; ByActive  ByWeights with gradients that travel as Float16: refused
 //	and ByWeights, over all of a step          ByActive with calls that may be absent: refused
-//	Join, where virtual ranks have no batch;   JoinCalls, Hold: refused
+//	Join, where virtual ranks have no batch;   Forward in JoinCalls, Hold: refused
 //	calls that are absent, by Tape.Optional
 //	ranks as goroutines, processes, hosts      Config.Device: refused; groups that do not sum in the order
 //	                                           of package comm, such as NCCL's: not noticed

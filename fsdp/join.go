@@ -272,7 +272,7 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 // Under ByActive and ByWeights each Backward is a mean over the ranks that run it together, which
 // depends on what the others do; with no weight it adds nothing. A Forward and its Backward are
 // both inside NoSync or both outside. Dropout counts the passes of each rank, and afterwards those
-// of all.
+// of all. With Config.VirtualRanks only Eval and EvalProgram are for f.
 //
 // What all ranks must do alike comes before JoinCalls or after it: steps of optimizers, ZeroGrad,
 // clipping, saving, Join, Hold. Inside f what returns an error is refused, as ranks are in
@@ -291,9 +291,6 @@ func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 	if err = s.may("JoinCalls"); err == errCalls {
 		leave(s)
 		return fmt.Errorf("fsdp: rank %d: JoinCalls: %w", s.team.Rank(), err)
-	}
-	if err == nil && s.life.passes > 0 {
-		err = errVirtual
 	}
 	err = errors.Join(err, s.discard(ctx, s.life.takeLast()))
 	s.life.calls = &calls{forwards: s.forwards}

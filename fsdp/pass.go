@@ -406,6 +406,9 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 	if err := s.may(call); err != nil {
 		return nil, nil, err
 	}
+	if !v.Eval && s.life.calls != nil && s.life.passes > 0 {
+		return nil, nil, errVirtual
+	}
 	if !v.Eval {
 		if _, err := s.engine.Turn(v.NoSync); err != nil {
 			return nil, nil, err

@@ -332,6 +332,7 @@ func TestVirtualRanks(t *testing.T) {
 			require.Equal(t, want, bitsOf(t, few(append(way, "-virtual", virtual)...)), "%s on %v", virtual, way)
 		}
 	}
+	require.Contains(t, output(t, few("-virtual", "8", "-ranks", "2", "-sample-bytes", "5")), "sample")
 	dir := t.TempDir()
 	saved := func(ranks string) []string {
 		return few("-virtual", "8", "-ranks", ranks, "-save", dir, "-resume", "-save-every", "4", "-keep", "9")
