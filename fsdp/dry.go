@@ -1,6 +1,7 @@
 package fsdp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,14 +63,7 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 	if err != nil {
 		return nil, err
 	}
-	s.arrangement = &arrangement{cfg: s.cfg, units: s.units}
-	own := make([]*layout.Own, len(s.units))
-	for i, u := range s.units {
-		if u.group != nil {
-			own[i] = &layout.Own{Ranks: u.group.Size(), Rank: u.group.Rank()}
-		}
-	}
-	if err := s.lay(model, own); err != nil {
+	if s.arrangement, err = alone(s, model); err != nil {
 		return nil, err
 	}
 	if err := s.adopt(context.Background(), s.engine); err != nil {
@@ -134,10 +128,26 @@ func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer fu
 // available returns the memory that this process can still have. Tests put another in its place.
 var available = arena.Available
 
+// alone lays the model out without a word to other ranks.
+func alone(s *Sharded, model *layout.Model) (*arrangement, error) {
+	a := &arrangement{cfg: s.cfg, units: s.units}
+	own := make([]*layout.Own, len(s.units))
+	for i, u := range s.units {
+		if u.group != nil {
+			own[i] = &layout.Own{Ranks: u.group.Size(), Rank: u.group.Rank()}
+		}
+	}
+	return a, a.lay(model, own)
+}
+
 // hasMemory returns an error if the shards of this rank are larger than the memory that is left: the
 // kernel would end the process without a word.
-func hasMemory(a *arrangement) error {
-	if a.cfg.Device != nil || a.cfg.OffloadDir != "" {
+func hasMemory(s *Sharded, model *layout.Model) error {
+	if s.cfg.Device != nil || s.cfg.OffloadDir != "" {
+		return nil
+	}
+	a, err := alone(s, model)
+	if err != nil { // arrange returns it, once ranks have compared their models
 		return nil
 	}
 	need := a.layout.ShardBytes()
@@ -145,10 +155,10 @@ func hasMemory(a *arrangement) error {
 	if need <= has {
 		return nil
 	}
-	n := a.cfg.Group.Size()
-	return fmt.Errorf("parameters and gradients of this rank take %s, without the optimizer's state (AdamW: as much again) and activations, and there are %s: %s. "+
-		"Twice as many ranks take %s each with FullShard, Config.OffloadDir keeps them in files; fsdp.Fits plans a whole pass (%d ranks now, %v)",
-		bytesText(need), bytesText(has), limit, bytesText(need/2), n, a.cfg.Strategy)
+	largest := slices.MaxFunc(a.layout.Groups, func(x, y layout.Group) int { return cmp.Compare(x.ShardBytes(), y.ShardBytes()) })
+	return fmt.Errorf("group %s: with it, the largest, parameters and gradients of this rank take %s, without activations and the optimizer's state "+
+		"(AdamW: as much again), and there are %s: %s. More ranks take less each with FullShard, Config.OffloadDir keeps shards in files, and fsdp.Fits plans a whole pass",
+		largest.Name, bytesText(need), bytesText(has), limit)
 }
 
 // advised adds to a Misfit of a configuration what would help. Other errors it leaves alone.

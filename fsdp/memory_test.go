@@ -34,7 +34,7 @@ func TestWrapHasNoMemory(t *testing.T) {
 	defer fsdp.WithMemory(need-1, "what a test leaves")()
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g})
-		for _, part := range []string{fmt.Sprintf("fsdp: rank %d: parameters and gradients of this rank take ", g.Rank()), "what a test leaves", "Config.OffloadDir", "fsdp.Fits"} {
+		for _, part := range []string{fmt.Sprintf("fsdp: rank %d: group root: with it, the largest, parameters and gradients of this rank take ", g.Rank()), "what a test leaves", "Config.OffloadDir", "fsdp.Fits"} {
 			require.ErrorContains(t, err, part)
 		}
 		require.NoError(t, g.Barrier(ctx))

@@ -98,6 +98,9 @@ func count(rank int) float64 {
 // share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	model, err := prepare(s, m, false)
+	if err == nil {
+		err = hasMemory(s, model)
+	}
 	ans, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: count(s.team.Rank())}, err)
 	if s.team.Model = int(ans.Largest); err == nil {
 		err = s.team.Same(ctx, "model or configuration", manifest(&s.cfg, s.trace, model, s.units))
@@ -107,14 +110,9 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	}
 	s.life.passes = s.cfg.passes()
 	s.life.updates = updates{model: model, last: make([]updated, len(model.Params))}
-	s.arrangement, err = arrange(ctx, s.team, model, s.cfg, s.units)
-	if err == nil {
-		err = hasMemory(s.arrangement)
+	if s.arrangement, err = arrange(ctx, s.team, model, s.cfg, s.units); err == nil {
+		err = s.share(ctx, s.engine, s.trace)
 	}
-	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 5}, err); err != nil { // making shards may be a collective
-		return err
-	}
-	err = s.share(ctx, s.engine, s.trace)
 	if err == nil {
 		err = attach(s)
 	}
