@@ -42,7 +42,7 @@ far: ## all tests of fsdp on a device that is late and out of reach: FAR=Golden 
 # Left out, as it cannot hold there: collectives of a pass do not come to the group, where tests count, delay and check
 # them (Counts, Traffic, DiscardWaits, SetFullOwns, CollectivesOwn, CheckerIsStrict, ShardedAsText, RankLeaves, Group,
 # CloseWaitsForGathers) or see who waits where (DeathIn); operations of the test's own have no kernels (Custom, FarDevice,
-# ErrorInside, PanicInside, PlanLists); streams know no fake time (JoinFailures, JoinCallsFail,
+# ErrorInside, PanicInside, PlanLists); batches are copied (BatchModified); streams know no fake time (JoinFailures, JoinCallsFail,
 # JoinCallsNever); Muon works in ordinary memory; stragglers are told by groups; only shards of the host sum passes in a
 # tree (VirtualRanks), have a second copy (ExampleStrategy) or travel in 8 bits (Blocks); ExampleFits prints a plan of a
 # host; and what is about threads, files or memory of the host. NCCL's double adds as the host does, so that strategies
@@ -54,7 +54,7 @@ GPU ?= ^Test(GPU|ConfigDevice|AllFrozen|Average|Buffers|Checkpoints|Clip|CloseIn
 gpu-doubles: export RAPID_CHECKS ?= 20
 gpu-doubles: ## tests of fsdp on the doubles of GPUs (Linux, cgo, cc): GPU=Golden for some
 	FSDP_TEST_DEVICE=gpu $(GO) test ./fsdp -timeout 180m -run '$(GPU)' \
-		-skip '^Test(GPUFaults|Counts|Stragglers|Traffic(8|16)|ForwardSeesBlocks|VectorsAreNoBlocks|SumsOfBlocks|Int8|DiscardWaits|SetFullOwns|CollectivesOwn|CheckerIsStrict|Custom|FarDevice|JoinFailures|JoinCallsFail|ShardedAsText|RankLeaves|Group|ErrorInside|PanicInside|PlanLists|CloseWaitsForGathers|DeathIn|Resident|JoinCallsNever|SetFullWithoutMemory|ProgramsAreCounted|Threads|Offload|JoinOffload|LargerThan|StepAllocates|IntoAllocates$$|IntoOptimizersMemory|Muon(Knobs|Checkpoints|InOwnGroups|OnOneRank|Share)|Optional(AtRandom|Never|Many|Faults|Virtual|Precision)|VirtualRanks)|^Example(Config_virtualRanks|Fits|Strategy|_muon)$$'
+		-skip '^Test(GPUFaults|Counts|Stragglers|Traffic(8|16)|ForwardSeesBlocks|VectorsAreNoBlocks|SumsOfBlocks|Int8|DiscardWaits|SetFullOwns|CollectivesOwn|CheckerIsStrict|Custom|FarDevice|JoinFailures|JoinCallsFail|ShardedAsText|RankLeaves|Group|ErrorInside|PanicInside|PlanLists|CloseWaitsForGathers|DeathIn|Resident|BatchModified|JoinCallsNever|SetFullWithoutMemory|ProgramsAreCounted|Threads|Offload|JoinOffload|LargerThan|StepAllocates|IntoAllocates$$|IntoOptimizersMemory|Muon(Knobs|Checkpoints|InOwnGroups|OnOneRank|Share)|Optional(AtRandom|Never|Many|Faults|Virtual|Precision)|VirtualRanks)|^Example(Config_virtualRanks|Fits|Strategy|_muon)$$'
 	FSDP_TEST_FAULTS=all $(GO) test ./fsdp -timeout 60m -run '^TestGPUFaults$$'
 	FSDP_TEST_FAULTS=all $(GO) test ./fsdp/internal/engine/gpu -run '^TestLeftOut$$'
 

@@ -33,8 +33,8 @@ type pass struct {
 }
 
 // Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must
-// not be modified until Backward has returned: Backward refuses a batch that has changed. With
-// Config.Poison it also refuses parameters that have changed. A forward whose Backward never comes is
+// not be modified until Backward has returned: Backward refuses a batch that has changed, unless it is
+// that of a GPU, which has a copy. With Config.Poison it also refuses parameters that have changed. A forward whose Backward never comes is
 // discarded by the next pass, unless Hold has put it aside.
 //
 // Batches may differ in shape from rank to rank and from step to step.
@@ -154,15 +154,17 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 
 // sums are checksums of what a forward has read and its backward reads again.
 type sums struct {
-	batch  []uint32 // by batch tensor
+	batch  []uint32 // by batch tensor; nil if the device has copied them
 	params []uint32 // with Config.Poison, by segment of the groups of parameters
 }
 
 // sumsOf returns the checksums for p.
 func sumsOf(s *Sharded, p *engine.Pass) (sums, error) {
 	var all sums
-	for _, v := range p.Batch {
-		all.batch = append(all.batch, crc32.ChecksumIEEE(v.Bytes))
+	if !s.engine.Device().Copies() {
+		for _, v := range p.Batch {
+			all.batch = append(all.batch, crc32.ChecksumIEEE(v.Bytes))
+		}
 	}
 	if !s.cfg.Poison {
 		return all, nil

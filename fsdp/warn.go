@@ -25,10 +25,10 @@ type watch struct {
 
 // watched is what has become of a parameter.
 type watched struct {
-	now   int  // updates since the last Forward
-	steps int  // updates since ZeroGrad
-	grads int  // Forwards before which it had a gradient when others were updated
-	ever  bool // it was updated
+	last  optim.Update // since the last Forward
+	steps int          // updates since ZeroGrad
+	grads int          // Forwards before which it had a gradient when others were updated
+	ever  bool         // it was updated
 }
 
 // patience is how many steps a loop may look like a mistake: a warmup may begin at a rate of 0, and
@@ -77,12 +77,12 @@ func (w *watch) update(s *Sharded, param int, u optim.Update) {
 	}
 	w.rate = max(w.rate, lr)
 	p, logger := &w.params[param], s.cfg.warner(s.team.Rank())
-	p.now++
-	p.steps++
-	if p.now == 2 {
-		w.warn(logger, "a parameter was updated twice since the last Forward: it is in two optimizers, or one has stepped twice",
+	if p.last != (optim.Update{}) && !p.last.SameOptimizer(u) {
+		w.warn(logger, "a parameter was updated by two optimizers since the last Forward: each parameter belongs in one",
 			"parameter", s.layout.Model.Params[param].Name)
 	}
+	p.last = u
+	p.steps++
 	if passes := s.life.grads.passes; p.steps == patience && passes >= patience && !w.scaled {
 		w.warn(logger, "no ZeroGrad between steps: each step has applied the gradients of all passes before it again", "steps", p.steps, "passes", passes)
 	}
@@ -107,7 +107,7 @@ func (w *watch) forward(s *Sharded) {
 	var missed []string
 	for i := range w.params {
 		p := &w.params[i]
-		if p.now = 0; p.grads >= patience && !p.ever {
+		if p.last = (optim.Update{}); p.grads >= patience && !p.ever {
 			missed = append(missed, s.layout.Model.Params[i].Name)
 		}
 	}

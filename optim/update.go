@@ -45,6 +45,9 @@ func (u Update) Rate() (lr float64, is bool) {
 	return u.lr, u.settings != nil && u.settings != swapping
 }
 
+// SameOptimizer tells whether an optimizer, or a part of a composed one, has made both updates.
+func (u Update) SameOptimizer(v Update) bool { return u.settings == v.settings }
+
 // Hash returns a hash of the update that begins from seed. It differs where Facts do, but for what
 // rates and decays have beyond five digits: processors may round a schedule differently, and what
 // users compute a Rule from. That of the zero Update is seed.

@@ -43,8 +43,9 @@ type Device interface {
 	// it has allocated before an error is freed again. It may be a collective of the meshes' ranks,
 	// whose waits end with ctx.
 	NewShards(ctx context.Context, l *layout.Layout, meshes []ranks.Mesh) (Shards, error)
-	// Open begins the pass of a number on a batch that stays as it is until the pass ends. Nothing is
-	// allocated yet.
+	// Copies tells whether Open copies the batch. Otherwise it must stay as it is until the pass ends.
+	Copies() bool
+	// Open begins the pass of a number on a batch. Nothing is allocated yet.
 	Open(c *Compiled, number int, s Shards, batch []exec.Value) Frame
 	// Watch has f told of the collectives of passes that are not the groups': see comm.Watcher. It is
 	// called before the first pass, if ever.

@@ -56,6 +56,9 @@ func (h *Host) Threads() int { return h.runner.Team.Size() }
 // Apart implements Device.
 func (h *Host) Apart() bool { return false }
 
+// Copies implements Device.
+func (h *Host) Copies() bool { return false }
+
 // Work implements Device.
 func (h *Host) Work(p *exec.Program) (int, error) { return p.Work, nil }
 

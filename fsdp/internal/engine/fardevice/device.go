@@ -198,6 +198,9 @@ func (d *Device) Threads() int { return d.host.Threads() }
 // Apart implements engine.Device.
 func (d *Device) Apart() bool { return d.host.Apart() }
 
+// Copies implements engine.Device.
+func (d *Device) Copies() bool { return d.host.Copies() }
+
 // Work implements engine.Device.
 func (d *Device) Work(p *exec.Program) (int, error) { return d.host.Work(p) }
 

@@ -23,6 +23,9 @@ func NewDry() engine.Device {
 // Apart implements engine.Device.
 func (d *dry) Apart() bool { return true }
 
+// Copies implements engine.Device.
+func (d *dry) Copies() bool { return true }
+
 // Work implements engine.Device.
 func (d *dry) Work(p *exec.Program) (int, error) {
 	n, known := d.scratch[p]

@@ -175,6 +175,9 @@ func (d *Device) Threads() int { return 1 }
 // Apart implements engine.Device.
 func (d *Device) Apart() bool { return true }
 
+// Copies implements engine.Device.
+func (d *Device) Copies() bool { return true }
+
 // Work implements engine.Device: the memory that the program plans, and behind it what kernels need.
 func (d *Device) Work(p *exec.Program) (int, error) {
 	if d.programs[p] == nil {
