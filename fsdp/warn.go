@@ -3,9 +3,11 @@ package fsdp
 import (
 	"cmp"
 	"log/slog"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // A watch notices loops that train nothing, or not what they seem to train: mistakes that no single
@@ -145,4 +147,38 @@ func (l *life) zeroGrad() {
 	for i := range w.params {
 		w.params[i].steps = 0
 	}
+}
+
+// origin says where a loss that is not finite comes from, as far as this rank has the reason: a batch,
+// a parameter or a call.
+func origin(s *Sharded, p *engine.Pass) string {
+	text, call := p.Origin()
+	if call < 0 {
+		call = len(p.Model.Calls) - 1
+	}
+	if bad := spoiled(s, p.Model.Calls[call].Params); bad != "" {
+		text = strings.TrimPrefix(text+"; parameter "+bad+" is not finite", "; ")
+	}
+	if text == "" {
+		return ""
+	}
+	return ": " + text
+}
+
+// spoiled returns the interval of the first of some parameters of which this rank's values are not
+// finite, or "".
+func spoiled(s *Sharded, params []int) string {
+	for _, p := range params {
+		home := s.layout.Home[p]
+		for _, seg := range s.layout.Groups[home.Group].Segments() {
+			if seg.Param != home.Index {
+				continue
+			}
+			value := s.engine.Shards().Value(home.Group)
+			if most, err := s.engine.Device().MaxAbs(slicesOf(value, []shard.Segment{seg})); err == nil && most[0]-most[0] != 0 {
+				return seg.Interval.String()
+			}
+		}
+	}
+	return ""
 }
