@@ -81,7 +81,7 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 			})
 		}
 		two.Wait()
-		for m.Close() != nil { // the first says what a call has missed, or what SaveAsync ended with
+		for m.Close() != nil { // the first Close reports a missed call, or the error of SaveAsync
 		}
 	})
 }

@@ -68,7 +68,7 @@ type Config struct {
 	Wrap Policy
 	// Precision of parameters, gradients and computation.
 	Precision Precision
-	// Divide says what the sum of the ranks' gradients is divided by, where Backward has no [Share].
+	// Divide is the divisor of the summed gradients, unless Backward has a [Share].
 	Divide Divide
 	// VirtualRanks, if set, makes a training the same, to the last bit, on any number of ranks that
 	// divides it: that of as many ranks. A step is then VirtualRanks/ranks micro-batches on each
@@ -198,8 +198,8 @@ func setFields(s any) string {
 // NoPrefetch as Config.Prefetch gathers each unit when it is needed.
 const NoPrefetch = -1
 
-// Divide is what the sum of the ranks' gradients is divided by. [Share] is right for most trainings and
-// needs none:
+// Divide is the divisor of the ranks' summed gradients. With [Share], which most trainings should use,
+// both ByRanks and ByOne are right:
 //
 //	Backward with Share      ByRanks or ByOne: the mean over the step's targets, or rows
 //	Backward                 ByRanks: the mean of the ranks' losses, whatever each has
@@ -320,8 +320,8 @@ func (c Config) withDefaults() (Config, error) {
 // passes returns how many passes of each rank a step is, 0 if the configuration does not say.
 func (c *Config) passes() int { return c.VirtualRanks / c.Group.Size() }
 
-// checkVirtual returns why Config.VirtualRanks does not go with the rest, or nil. What it says of
-// the model is in virtualModel.
+// checkVirtual returns an error if Config.VirtualRanks contradicts another field. virtualModel checks
+// the model.
 func (c *Config) checkVirtual() error {
 	v, n := c.VirtualRanks, c.Group.Size()
 	switch {
@@ -369,6 +369,6 @@ func virtualModel(c *Config, tr *trace, units []*unit) error {
 	return nil
 }
 
-// errVirtual is that of calls that run passes in another order than that of the micro-batches of a
-// step.
+// errVirtual is the error of calls that would run passes in another order than the micro-batches of
+// a step.
 var errVirtual = errors.New("with Config.VirtualRanks passes run one after the other on all ranks, each Forward with its Backward: the order says which virtual rank a batch is of")

@@ -32,8 +32,8 @@ type pass struct {
 }
 
 // Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must
-// not be modified until Backward has returned: Backward refuses a batch that has changed, unless it is
-// that of a GPU, which has a copy. With Config.Poison it also refuses parameters that have changed. A forward whose Backward never comes is
+// not be modified until Backward has returned: Backward refuses a batch that has changed, unless a
+// GPU holds a copy of it. With Config.Poison it also refuses parameters that have changed. A forward whose Backward never comes is
 // discarded by the next pass, unless Hold has put it aside.
 //
 // Batches may differ in shape from rank to rank and from step to step.

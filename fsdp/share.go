@@ -52,7 +52,7 @@ type share struct {
 	own, total float64    // what counts in the batch of the pass, and in all of batches
 }
 
-// measure counts what the loss of p is a mean over, and that of the other batches of the step.
+// measure counts the targets or rows of p's batch, and of all batches of this rank in the step.
 func (p *pass) measure(s *Sharded) error {
 	h := p.share
 	switch {

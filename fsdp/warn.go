@@ -25,7 +25,7 @@ type watch struct {
 	scaled bool // since ZeroGrad there was a ScaleGrads
 }
 
-// watched is what has become of a parameter.
+// watched counts the updates of a parameter.
 type watched struct {
 	last  optim.Update // since the last Forward
 	steps int          // updates since ZeroGrad

@@ -184,8 +184,8 @@ func TestBatchesOutliveTheLoop(t *testing.T) {
 	}
 }
 
-// TestShareCountsTargets trains on answers of different lengths, some of them empty. The gradients of a
-// step are those of all its samples on one rank, however ranks and micro batches share them out.
+// TestShareCountsTargets trains on answers of different lengths, some of them empty. For every number
+// of ranks and micro-batches, the gradients of a step equal the gradients on one rank.
 func TestShareCountsTargets(t *testing.T) {
 	type row struct{ x, y []int }
 	var rows []row

@@ -499,8 +499,8 @@ func tokenFile(t testing.TB, n int) *Tokens {
 	return file
 }
 
-// TestKeptBatches keeps all batches of a loop that has many of them ahead, drops and keeps others, and
-// finds in each what was in it when it was yielded.
+// TestKeptBatches keeps some batches of a loop with many prefetched ones and drops others. The kept
+// batches still have the samples with which they were yielded.
 func TestKeptBatches(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := Config{Batch: rapid.IntRange(1, 4).Draw(t, "batch"), Prefetch: rapid.IntRange(0, 64).Draw(t, "prefetch")}
@@ -531,8 +531,8 @@ func TestKeptBatches(t *testing.T) {
 	})
 }
 
-// TestGarbage has batches of 1 MiB that nobody keeps: Go collects them while little of its heap is in use,
-// however large the heap may grow.
+// TestGarbage drops batches of 1 MiB. The loader has them collected although the garbage collector is
+// off.
 func TestGarbage(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	collate := func(b *Batch, _ []int) error { Tensor[float32](b, 1<<18); return nil }

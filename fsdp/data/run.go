@@ -32,14 +32,14 @@ type run[T any] struct {
 	workers sync.WaitGroup
 }
 
-// slots are those of a loader, which keeps them from loop to loop.
+// slots belong to a loader, which keeps them from loop to loop.
 type slots[T any] struct {
 	free  []*slot[T]
 	queue []*slot[T] // the oldest first
 	taken []*slot[T] // of the step that the loop is in
 }
 
-// slot is a batch and what it is made of.
+// slot is a batch with its samples.
 type slot[T any] struct {
 	lo, hi  int // its samples
 	samples []T
@@ -170,8 +170,8 @@ func (r *run[T]) free(s *slot[T]) {
 // mostGarbage is how many bytes of batches are made from one collection of garbage to the next.
 const mostGarbage = 64 << 20
 
-// collect collects garbage when much of it may be batches. Without that, a training that allocates
-// nothing else would come to the size of its live heap in dead batches before Go collects them.
+// collect runs the garbage collector after mostGarbage bytes of batches. Go by itself would wait until
+// dead batches are as large as the live heap, which holds the model.
 func (r *run[T]) collect() {
 	if r.counted.fresh.Load() >= mostGarbage {
 		r.counted.fresh.Store(0)
