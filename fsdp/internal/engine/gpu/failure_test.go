@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/nccl"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -84,6 +85,19 @@ func TestFailures(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestCloseTells: a failure that Close is the first to see is its error, and nothing is left.
+func TestCloseTells(t *testing.T) {
+	cuda := double(t)
+	dev, err := nccl.OpenDevice(0)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	d, err := New(dev, Options{})
+	require.NoError(t, err)
+	cuda.Fail("cuStreamQuery", 1, 719)
+	defer cuda.Fail("cuStreamQuery", 0, 0)
+	require.ErrorContains(t, d.Close(), "cuStreamQuery")
 }
 
 // TestAverages: an optimizer on the device keeps averages, swaps them, and gives its state to one on

@@ -253,12 +253,16 @@ func (d *Device) Wait() error {
 	return d.idle()
 }
 
-// Close implements engine.Device.
+// Close implements engine.Device. It returns a failure that it is the first to see, as nobody asks after it.
 func (d *Device) Close() error {
+	known := d.err() != nil
 	if err := d.settle(); err != nil {
 		return err
 	}
 	var errs []error
+	if !known {
+		errs = append(errs, d.err())
+	}
 	for b := range d.blocks {
 		errs = append(errs, b.Free())
 	}
