@@ -174,7 +174,8 @@ func TestPanicsOfTheUser(t *testing.T) {
 				panic("no luck")
 			}
 		}}}, nil}
-		_, err := fsdp.Wrap(around(bad), fsdp.Config{Group: g})
+		m := wrap(t, around(bad), fsdp.Config{Group: g})
+		_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
 		require.ErrorContains(t, err, "parameter mid.w: Init panicked at ")
 		require.ErrorContains(t, err, "no luck")
 	})

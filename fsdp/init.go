@@ -2,7 +2,9 @@ package fsdp
 
 import (
 	"fmt"
+	"math"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
@@ -15,7 +17,8 @@ import (
 // An Init gives the initial values of a parameter: it writes elements first, first+1, … of the
 // parameter, in row-major order, to dst. Each rank asks only for the elements it owns, in pieces,
 // so an element must be a function of its index. Then the model is the same at every world size,
-// and no rank ever holds a whole parameter.
+// and no rank ever holds a whole parameter. It is called at the first use of the values, such as a
+// Forward: of a parameter that Load, Import or SetFull has replaced before, it is not.
 type Init func(r Stream, first int, dst []float64)
 
 // A Stream gives random numbers by index, keyed by the seed of the configuration and the
@@ -68,8 +71,23 @@ func onAllCores(n int, f func(from, to int)) {
 	rest.Wait()
 }
 
-// draw sets this rank's part of every parameter to its initial value.
-func draw(l *layout.Layout, shards engine.Shards, params []tapeParam, seed uint64) (err error) {
+// Initial values are drawn at their first use, so that a Load or an Import does not wait for values that it
+// replaces. Until then elements are blank, a NaN that no computation makes: what has been written
+// meanwhile is not, and stays.
+const (
+	blank32 uint32 = 0x7FE5_B1A7
+	blank64 uint64 = 0x7FFC_B1A7_B1A7_B1A7
+)
+
+// initials are the parts of this rank's parameters that have an Init, in pieces of which buffers can hold one.
+type initials struct {
+	l      *layout.Layout
+	shards engine.Shards
+	params []tapeParam
+}
+
+// each calls f for each piece, elements first, first+1, … of a parameter, with a buffer of its type and length.
+func (in initials) each(f func(p *tapeParam, g *layout.Group, first int, piece optim.Vec, buffer optim.Host) error) (err error) {
 	name := ""
 	defer func() {
 		if err != nil {
@@ -77,30 +95,73 @@ func draw(l *layout.Layout, shards engine.Shards, params []tapeParam, seed uint6
 		}
 	}()
 	defer caught.Panic(&err, "Init")
-	wide := make([]float64, 1<<16)
-	narrow := make([]float32, len(wide))
-	for i := range l.Groups {
-		g, value := &l.Groups[i], shards.Value(i)
+	const most = 1 << 16
+	var wide []float64
+	var narrow []float32
+	for i := range in.l.Groups {
+		g, value := &in.l.Groups[i], in.shards.Value(i)
 		for _, s := range g.Segments() {
-			p := params[g.Params[s.Param]]
+			p := &in.params[g.Params[s.Param]]
 			if name = p.Name; p.Init == nil {
 				continue
 			}
-			stream := Stream{rng.New(seed, g.Stream(name))}
-			for done := 0; done < s.Len; done += len(wide) {
-				part := optim.Host{F64: wide[:min(len(wide), s.Len-done)]}
-				p.Init(stream, s.Offset+done, part.F64)
-				if !value.Float64() {
-					for i, v := range part.F64 {
-						narrow[i] = float32(v)
-					}
-					part = optim.Host{F32: narrow[:len(part.F64)]}
+			for done := 0; done < s.Len; done += most {
+				n := min(most, s.Len-done)
+				var buffer optim.Host
+				if value.Float64() {
+					wide = slices.Grow(wide[:0], most)
+					buffer.F64 = wide[:n]
+				} else {
+					narrow = slices.Grow(narrow[:0], most)
+					buffer.F32 = narrow[:n]
 				}
-				if err := value.Slice(s.At+done, s.At+done+part.Len()).Write(part); err != nil {
+				if err := f(p, g, s.Offset+done, value.Slice(s.At+done, s.At+done+n), buffer); err != nil {
 					return err
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// blank makes all elements blank.
+func (in initials) blank() error {
+	return in.each(func(_ *tapeParam, _ *layout.Group, _ int, piece optim.Vec, buffer optim.Host) error {
+		for i := range buffer.F64 {
+			buffer.F64[i] = math.Float64frombits(blank64)
+		}
+		for i := range buffer.F32 {
+			buffer.F32[i] = math.Float32frombits(blank32)
+		}
+		return piece.Write(buffer)
+	})
+}
+
+// draw gives elements that are blank their initial values.
+func (in initials) draw(seed uint64) error {
+	values := make([]float64, 0)
+	return in.each(func(p *tapeParam, g *layout.Group, first int, piece optim.Vec, buffer optim.Host) error {
+		if err := piece.Read(buffer); err != nil {
+			return err
+		}
+		isBlank32 := func(v float32) bool { return math.Float32bits(v) == blank32 }
+		isBlank64 := func(v float64) bool { return math.Float64bits(v) == blank64 }
+		if !slices.ContainsFunc(buffer.F32, isBlank32) && !slices.ContainsFunc(buffer.F64, isBlank64) {
+			return nil
+		}
+		values = slices.Grow(values[:0], piece.Len())[:piece.Len()]
+		clear(values)
+		p.Init(Stream{rng.New(seed, g.Stream(p.Name))}, first, values)
+		for i, v := range buffer.F32 {
+			if isBlank32(v) {
+				buffer.F32[i] = float32(values[i])
+			}
+		}
+		for i, v := range buffer.F64 {
+			if isBlank64(v) {
+				buffer.F64[i] = values[i]
+			}
+		}
+		return piece.Write(buffer)
+	})
 }

@@ -50,6 +50,9 @@ type life struct {
 		lists int   // calls of Shards until then: an optimizer made of a later one is whole
 	}
 
+	drawing sync.Mutex
+	drawn   bool // initial values are
+
 	grads    gradients
 	sound    atomic.Bool // the gradients in the shards are known to be finite
 	updates  updates
@@ -110,14 +113,15 @@ type tolerance struct {
 	unreduced bool
 	last      bool // a Forward that waits for its Backward; only Step refuses
 	calls     bool // inside JoinCalls
+	draws     bool // initial values, as it uses values
 }
 
 // tolerances are those of all methods. may looks for a refusal in the order of the fields of
 // tolerance. What comes of it is in testdata/life.txt.
 var tolerances = map[string]tolerance{
-	"Forward":        {held: true, unreduced: true, last: true, calls: true},
+	"Forward":        {held: true, unreduced: true, last: true, calls: true, draws: true},
 	"Backward":       {held: true, unreduced: true, last: true, calls: true},
-	"Eval":           {held: true, unreduced: true, last: true, calls: true},
+	"Eval":           {held: true, unreduced: true, last: true, calls: true, draws: true},
 	"ClipGradNorm":   {mixed: true, held: true, last: true},
 	"Unscale":        {mixed: true, held: true, last: true},
 	"GradNorms":      {mixed: true, held: true, last: true},
@@ -125,20 +129,20 @@ var tolerances = map[string]tolerance{
 	"SyncGrads":      {mixed: true, held: true, unreduced: true, last: true},
 	"Any":            {mixed: true, held: true, unreduced: true, last: true},
 	"Mean":           {mixed: true, held: true, unreduced: true, last: true},
-	"ParamNorms":     {mixed: true, held: true, unreduced: true, last: true},
-	"AverageBuffers": {mixed: true, held: true, unreduced: true, last: true},
-	"Full":           {mixed: true, held: true, unreduced: true, last: true},
-	"Join":           {mixed: true, held: true, unreduced: true, last: true},
-	"JoinCalls":      {mixed: true, held: true, unreduced: true, last: true},
+	"ParamNorms":     {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"AverageBuffers": {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"Full":           {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"Join":           {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"JoinCalls":      {mixed: true, held: true, unreduced: true, last: true, draws: true},
 	"SetFull":        {mixed: true, unreduced: true, last: true},
-	"FullState":      {held: true, unreduced: true, last: true},
+	"FullState":      {held: true, unreduced: true, last: true, draws: true},
 	"FullOptimState": {held: true, unreduced: true, last: true},
-	"Export":         {held: true, unreduced: true, last: true},
-	"Save":           {held: true, unreduced: true, last: true},
+	"Export":         {held: true, unreduced: true, last: true, draws: true},
+	"Save":           {held: true, unreduced: true, last: true, draws: true},
 	"Load":           {mixed: true, unreduced: true, last: true},
 	"Import":         {mixed: true, unreduced: true, last: true},
 	"SetFullOptim":   {mixed: true, held: true, unreduced: true, last: true},
-	"Freeze":         {last: true},
+	"Freeze":         {last: true, draws: true},
 	"Plan":           {broken: true, mixed: true, held: true, unreduced: true, last: true, calls: true},
 	"Step":           {broken: true},
 }
@@ -254,9 +258,25 @@ func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
 	return refusal(s, opt, errHalf, errFormer, optim.ErrSwapped)
 }
 
-// may returns why a method cannot be called now, or nil.
+// may returns why a method cannot be called now, or nil. If it uses values, they are drawn then.
 func (s *Sharded) may(method string) error {
-	return s.life.may(method, s.engine.Pending())
+	err := s.life.may(method, s.engine.Pending())
+	if err == nil && tolerances[method].draws {
+		err = drawn(s)
+	}
+	return err
+}
+
+// drawn draws initial values, unless they are. Optimizers of several goroutines may need them at once.
+func drawn(s *Sharded) error {
+	s.life.drawing.Lock()
+	defer s.life.drawing.Unlock()
+	if s.life.drawn {
+		return nil
+	}
+	err := initials{s.layout, s.engine.Shards(), s.trace.params}.draw(s.cfg.Seed)
+	s.life.drawn = err == nil
+	return err
 }
 
 // withoutRank returns err of an exchange for a call, or what it means if another rank has closed the

@@ -2,16 +2,19 @@ package fsdp_test
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // gradsOf returns the gradients of every parameter, as numbers.
@@ -241,7 +244,7 @@ func TestInitAsksForWhatIsOwned(t *testing.T) {
 	type interval struct{ first, n int }
 	for world := 1; world <= 5; world++ {
 		asked := make([][]interval, world)
-		onRanks(t, world, func(_ context.Context, g comm.Group) {
+		onRanks(t, world, func(ctx context.Context, g comm.Group) {
 			record := func(_ fsdp.Stream, first int, dst []float64) {
 				asked[g.Rank()] = append(asked[g.Rank()], interval{first, len(dst)})
 			}
@@ -250,6 +253,8 @@ func TestInitAsksForWhatIsOwned(t *testing.T) {
 				func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return in, nil },
 			}
 			m := wrap(t, calls(call("big", big)), fsdp.Config{Group: g})
+			require.Empty(t, asked[g.Rank()], "before the first use")
+			require.NoError(t, m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }))
 			owned := 0
 			for _, p := range m.Shards() {
 				if !strings.HasSuffix(p.Name, ".w") {
@@ -284,6 +289,8 @@ func TestInits(t *testing.T) {
 	values := func(init fsdp.Init) []float64 {
 		m := wrap(t, calls(call("a", having(fsdp.Param{Name: "w", Shape: []int{n}, Init: init}))), fsdp.Config{Precision: float64s, Seed: 1})
 		defer func() { require.NoError(t, m.Close()) }()
+		require.True(t, math.IsNaN(numbers(t, m.Shards()[0].Value)[0]) || init == nil, "not drawn yet")
+		require.NoError(t, m.Full(t.Context(), nil, func(map[string]*tensor.Dense) error { return nil }))
 		return numbers(t, m.Shards()[0].Value)
 	}
 	moments := func(x []float64) (mean, variance float64) {
@@ -317,6 +324,89 @@ func TestInits(t *testing.T) {
 		}
 	})
 	require.ElementsMatch(t, seen(first), []float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+}
+
+// TestInitialValuesAreDrawnLate: what Load, SetFull or the program itself has replaced before the first use is never
+// drawn, and what they leave out is, in place of a NaN.
+func TestInitialValuesAreDrawnLate(t *testing.T) {
+	dir := t.TempDir()
+	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		asked := make(map[string]int) // of this rank, by parameter
+		model := func(names ...string) fsdp.Model {
+			var params []fsdp.Param
+			for _, name := range names {
+				params = append(params, fsdp.Param{Name: name, Shape: []int{100}, Init: func(_ fsdp.Stream, first int, dst []float64) {
+					asked[name] += len(dst)
+					for i := range dst {
+						dst[i] = float64(first + i)
+					}
+				}})
+			}
+			return calls(call("a", having(params...)))
+		}
+		requireFrom := func(m *fsdp.Sharded, name string, first float64) {
+			all, err := m.FullState(ctx, fsdp.OnEveryRank())
+			require.NoError(t, err)
+			for i, v := range all["a."+name].Data().([]float64) {
+				require.Equal(t, first+float64(i), v, name)
+			}
+		}
+		cfg := fsdp.Config{Group: g, Precision: float64s}
+		saved := wrap(t, model("x", "y"), cfg)
+		require.NoError(t, saved.Save(ctx, dir, nil))
+		require.NoError(t, saved.Close())
+		require.NotZero(t, asked["x"]+asked["y"])
+
+		clear(asked)
+		m := wrap(t, model("x", "y"), cfg)
+		_, err := m.Load(ctx, dir, nil)
+		require.NoError(t, err)
+		requireFrom(m, "x", 0)
+		requireFrom(m, "y", 0)
+		require.Empty(t, asked)
+		require.NoError(t, m.Close())
+
+		m = wrap(t, model("x", "y", "z"), cfg)
+		_, err = m.Load(ctx, dir, nil, fsdp.AllowMissing(func(name string) bool { return name == "a.z" }))
+		require.NoError(t, err)
+		requireFrom(m, "z", 0)
+		requireFrom(m, "y", 0)
+		require.NotContains(t, asked, "x")
+		require.NoError(t, m.Close())
+
+		clear(asked)
+		m = wrap(t, model("x", "y"), cfg)
+		hundred := func(first float64) *tensor.Dense {
+			x := make([]float64, 100)
+			for i := range x {
+				x[i] = first + float64(i)
+			}
+			return tensor.New(tensor.WithShape(100), tensor.WithBacking(x))
+		}
+		require.NoError(t, m.SetFull(ctx, 0, map[string]*tensor.Dense{"a.x": hundred(5)}))
+		for _, p := range m.Shards() {
+			if p.Name == "a.y" && p.Value.Len() > 0 {
+				require.True(t, math.IsNaN(numbers(t, p.Value)[0]))
+				require.NoError(t, p.Value.Slice(0, 1).Write(optim.Host{F64: []float64{200 + float64(p.Offset)}}))
+			}
+		}
+		requireFrom(m, "x", 5)
+		all, err := m.FullState(ctx, fsdp.OnEveryRank())
+		require.NoError(t, err)
+		y := all["a.y"].Data().([]float64)
+		written := 0
+		for i, v := range y {
+			if v == 200+float64(i) {
+				written++
+			} else {
+				require.Equal(t, float64(i), v)
+			}
+		}
+		require.Greater(t, written, 0)
+		require.Less(t, written, 100)
+		require.NotContains(t, asked, "x")
+		require.NoError(t, m.Close())
+	})
 }
 
 // seen returns the distinct elements of x.

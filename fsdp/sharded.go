@@ -66,8 +66,8 @@ type arrangement struct {
 }
 
 // Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to record the calls, groups
-// their parameters, compiles the passes, checks that all ranks mean the same model, and draws this
-// rank's share of the initial parameters. If the shards of a rank need more memory than its control
+// their parameters, compiles the passes, checks that all ranks mean the same model, and makes this
+// rank's share of the parameters, whose initial values are drawn at their first use. If the shards of a rank need more memory than its control
 // groups and its host have left, it returns an error before it allocates them. It is a collective: every
 // rank calls it, and if one fails all return an error.
 func Wrap(m Model, cfg Config) (*Sharded, error) { return WrapContext(context.Background(), m, cfg) }
@@ -236,12 +236,12 @@ func (a *arrangement) adopt(ctx context.Context, e *engine.Engine) error {
 	return nil
 }
 
-// share makes this rank's share of the initial parameters.
+// share makes this rank's share of the parameters, without values.
 func (a *arrangement) share(ctx context.Context, e *engine.Engine, tr *trace) error {
 	if err := a.adopt(ctx, e); err != nil {
 		return err
 	}
-	if err := draw(a.layout, e.Shards(), tr.params, a.cfg.Seed); err != nil {
+	if err := (initials{a.layout, e.Shards(), tr.params}).blank(); err != nil {
 		return err
 	}
 	return e.Device().Wait() // what fails late fails Wrap, on all ranks
@@ -272,7 +272,8 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
 // for an optimizer. The memory is the model's: values may be written between passes, and both are
-// valid until Freeze or Close. A parameter of which this rank owns nothing has an empty piece, after
+// valid until Freeze or Close. Initial values that no pass or method has used yet are NaN: Full draws
+// them, and those that are written before stay. A parameter of which this rank owns nothing has an empty piece, after
 // the others, so that all ranks can compare what their optimizers do: ranks whose optimizers differ
 // in kind, numbers, learning rate or steps get an error from the next pass.
 //
@@ -337,6 +338,9 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 			}
 			defer s.busy.RUnlock()
 			if err := ready(); err != nil {
+				return err
+			}
+			if err := drawn(s); err != nil {
 				return err
 			}
 			return soundGrads(s)
