@@ -179,6 +179,12 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 			m.ZeroGrad()
 		}
 	}
+	twice := func(m *fsdp.Sharded, opts []optim.Optimizer, _ int) {
+		require.NoError(t, m.Backward(t.Context()))
+		require.NoError(t, opts[0].Step(0.1))
+		require.NoError(t, opts[0].Step(0.1))
+		m.ZeroGrad()
+	}
 	given := func(opts ...fsdp.BackwardOption) func(*fsdp.Sharded, []optim.Optimizer, int) {
 		return func(m *fsdp.Sharded, o []optim.Optimizer, _ int) {
 			require.NoError(t, m.Backward(t.Context(), opts...))
@@ -200,6 +206,7 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 		"two":              {fsdp.Config{}, usual, picks{all, all}, `a parameter was updated by two optimizers since the last Forward: each parameter belongs in one" parameter=wte.weight`},
 		"turns":            {fsdp.Config{}, turns, picks{but, func(p optim.Param) bool { return !but(p) }}, ""},
 		"no ZeroGrad":      {fsdp.Config{}, forgets, picks{all}, "no ZeroGrad between steps.* steps=3 passes=3"},
+		"steps twice":      {fsdp.Config{}, twice, picks{all}, "a Step applies gradients that an earlier Step has applied.* steps=2 passes=1"},
 		"decays":           {fsdp.Config{}, decays, picks{all}, ""},
 		"accumulates":      {fsdp.Config{}, accumulates, picks{all}, ""},
 		"rate 0":           {fsdp.Config{}, rate(func(int) float64 { return 0 }), picks{all}, `optimizers step with a learning rate of 0, which trains nothing" "steps in a row"=3`},

@@ -92,6 +92,9 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 		q.Has = p.Has()
 		if p.share != nil {
 			q.Detail = " with Share"
+			if p.share.source != "" {
+				q.Detail += " of [" + p.share.source + "]"
+			}
 		}
 	}
 	ans, err := s.ask(ctx, &q, err)

@@ -46,9 +46,20 @@ func Share(step ...[]Tensor) BackwardOption {
 	return func(p *pass) { p.share = &share{batches: step} }
 }
 
+// Of says what the batches of a [Share] are of, as a data.Loader does: ranks that say different things
+// get an error, as they would train on samples twice and leave others out. Without Share it does nothing.
+func (o BackwardOption) Of(source string) BackwardOption {
+	return func(p *pass) {
+		if o(p); p.share != nil {
+			p.share.source = source
+		}
+	}
+}
+
 // share is a part of a step.
 type share struct {
 	batches    [][]Tensor // that this rank has in the step
+	source     string     // of all ranks, or ""
 	own, total float64    // what counts in the batch of the pass, and in all of batches
 }
 

@@ -54,7 +54,8 @@ func (w *watch) warn(logger *slog.Logger, text string, args ...any) {
 func lacks(s *Sharded) bool {
 	if s.life.grads.passes == 0 {
 		s.life.watch.warn(s.cfg.warner(s.team.Rank()),
-			"an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, which comes after Step or before Backward")
+			"an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, which comes after Step or before Backward, "+
+				"or the optimizer was made of the Shards of another model")
 	}
 	return true
 }
@@ -79,13 +80,16 @@ func (w *watch) update(s *Sharded, param int, u optim.Update) {
 	}
 	w.rate = max(w.rate, lr)
 	p, logger := &w.params[param], s.cfg.warner(s.team.Rank())
+	passes := s.life.grads.passes
 	if p.last != (optim.Update{}) && !p.last.SameOptimizer(u) {
 		w.warn(logger, "a parameter was updated by two optimizers since the last Forward: each parameter belongs in one",
 			"parameter", s.layout.Model.Params[param].Name)
+	} else if 0 < passes && passes <= p.steps {
+		w.warn(logger, "a Step applies gradients that an earlier Step has applied: there was no Backward in between", "steps", p.steps+1, "passes", passes)
 	}
 	p.last = u
 	p.steps++
-	if passes := s.life.grads.passes; p.steps == patience && passes >= patience && !w.scaled {
+	if p.steps == patience && passes >= patience && !w.scaled {
 		w.warn(logger, "no ZeroGrad between steps: each step has applied the gradients of all passes before it again", "steps", p.steps, "passes", passes)
 	}
 	if ranks := s.cfg.virtualRanks(); s.cfg.Divide == ByOne && ranks > 1 && w.summed && !w.scaled {

@@ -240,6 +240,57 @@ func TestShareCountsTargets(t *testing.T) {
 	}
 }
 
+// TestShareOfDifferentData gives ranks different orders, positions and steps: they would train on some samples twice
+// and on others never, so the first Backward is an error that names both. Samples of a rank's own are none.
+func TestShareOfDifferentData(t *testing.T) {
+	windows := data.Windows([]byte(strings.Repeat("all happy families are alike; ", 5)), 7, 6)
+	for _, c := range []struct {
+		seed  uint64 // of rank 1; that of rank 0 is 1
+		batch int
+		own   bool
+		at    int
+		want  string
+	}{
+		{seed: 1, batch: 4},
+		{seed: 2, batch: 4, own: true},
+		{seed: 2, batch: 4, want: "rank 0 runs Backward as call 3 with Share of .Shuffle.*seed 1, 1 epochs. from sample 0 on in steps of 4.*seed 2, 1 epochs"},
+		{seed: 1, batch: 5, want: "in steps of 4.* in steps of 5"},
+		{seed: 1, batch: 4, at: 4, want: "from sample 0 on.*from sample 4 on"},
+	} {
+		require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+			m, err := fsdp.Wrap(&nn.GPT{Vocab: 128, Context: 6, Layers: 1, Dim: 8, Heads: 2}, fsdp.Config{Group: g})
+			require.NoError(t, err)
+			defer m.Close()
+			seed, config := uint64(1), data.Config{Group: g, Batch: 4}
+			if g.Rank() == 1 {
+				seed, config.Batch = c.seed, c.batch
+			}
+			if c.own {
+				config.Group = nil
+			}
+			loader, err := data.NewLoader(data.Shuffle(windows, seed, 1), data.TokensAndTargets[byte](6), config)
+			require.NoError(t, err)
+			if p := loader.Position(); g.Rank() == 1 {
+				p.Samples = c.at
+				require.NoError(t, loader.Resume(p))
+			}
+			for batch, err := range m.Join(ctx, loader.Batches(ctx)) {
+				require.NoError(t, err)
+				_, err = m.Forward(ctx, batch...)
+				require.NoError(t, err)
+				if err = m.Backward(ctx, loader.Share()); c.want == "" {
+					require.NoError(t, err)
+					continue
+				}
+				require.Error(t, err)
+				require.Regexp(t, c.want, err.Error())
+				break
+			}
+			return nil
+		}))
+	}
+}
+
 // TestShareOfTheNextStep asks for the next batch before Share: that is an error, not another gradient.
 func TestShareOfTheNextStep(t *testing.T) {
 	m, err := fsdp.Wrap(&nn.GPT{Vocab: 128, Context: 6, Layers: 1, Dim: 8, Heads: 2}, fsdp.Config{})

@@ -64,8 +64,9 @@ type Loader[T any] struct {
 	src        Source[T]
 	collate    Collate[T]
 	rank, size int
-	micros     int // micro batches of a step
-	consumed   int // samples that all ranks have consumed
+	micros     int    // micro batches of a step
+	name       string // of what Batches reads, the same on all ranks
+	consumed   int    // samples that all ranks have consumed
 	stepEnds   bool
 	step       [][]fsdp.Tensor // this rank's batches of the step that was yielded last
 	running    bool
@@ -174,7 +175,10 @@ func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 // its samples, however many ranks and micro batches share them out, and evenly or not:
 //
 //	err = m.Backward(ctx, loader.Share())
-func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...) }
+//
+// If ranks read different sources, from different positions or in steps of different sizes, that Backward
+// is an error on all of them.
+func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...).Of(l.name) }
 
 // A Position is how far the ranks have come in a source. It is a value to save:
 //
@@ -294,6 +298,9 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 		}
 		l.running = true
 		defer func() { l.running = false }()
+		if l.config.Group != nil { // else the samples are this rank's own
+			l.name = fmt.Sprintf("%s from sample %d on in steps of %d", describe(l.src), l.consumed, l.config.Batch)
+		}
 		r := start(l)
 		defer r.stop()
 		defer func() { l.step = nil }()
