@@ -1,13 +1,11 @@
 package data
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
@@ -727,10 +725,7 @@ func TestVirtualRanks(t *testing.T) {
 
 // TestStepSmallerThanRanks warns once, on rank 0, where a step leaves ranks without samples.
 func TestStepSmallerThanRanks(t *testing.T) {
-	var log bytes.Buffer
-	before := slog.Default()
-	defer slog.SetDefault(before)
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	log := logged(t)
 	for _, c := range []Config{{Batch: 4}, {Batch: 2}, {Batch: 2, Micro: 1}, {Batch: 7, VirtualRanks: 8}} {
 		for rank := range 4 {
 			c.Group = rankOf{rank, 4}

@@ -1,8 +1,10 @@
 package data
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -24,6 +26,14 @@ func all[T any](t require.TestingT, src Source[T]) (list []T) {
 		list = append(list, sample)
 	}
 	return list
+}
+
+// logged returns what the test logs, up to its end.
+func logged(t *testing.T) *bytes.Buffer {
+	log, before := new(bytes.Buffer), slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	return log
 }
 
 // firstError reads sample 0 of a source, which must be an error.

@@ -2,7 +2,6 @@ package data
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -24,32 +23,6 @@ func OpenLines(path string) (*File[string], error) {
 	return newFile("lines", []*input{in}, len(starts)-1, func(i int, _ string) (string, error) {
 		b, err := in.between(starts, i)
 		return string(bytes.TrimSuffix(bytes.TrimSuffix(b, []byte{'\n'}), []byte{'\r'})), err
-	}), nil
-}
-
-// OpenJSON opens a file of JSON lines: every line is a value of JSON, which a sample holds as
-// [json.Unmarshal] gives it. Members of an object that T lacks are left out, and blank lines are no
-// samples. A line that is no T is an error of At with its number.
-//
-//	type question struct {
-//		Text   string `json:"text"`
-//		Answer int    `json:"answer"`
-//	}
-//	questions, err := data.OpenJSON[question]("train.jsonl")
-func OpenJSON[T any](path string) (*File[T], error) {
-	in, starts, err := openText(path, true)
-	if err != nil {
-		return nil, err
-	}
-	return newFile("JSON lines", []*input{in}, len(starts)-1, func(i int, _ T) (x T, err error) {
-		b, err := in.between(starts, i)
-		if err != nil {
-			return x, err
-		}
-		if err := json.Unmarshal(bytes.TrimRight(b, " \t\r\n"), &x); err != nil {
-			return x, fmt.Errorf("data: %s: %w", in.line(starts[i], 1), err)
-		}
-		return x, nil
 	}), nil
 }
 

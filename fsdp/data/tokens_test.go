@@ -1,12 +1,10 @@
 package data
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -226,10 +224,7 @@ func TestTokenWriter(t *testing.T) {
 // TestTokensOfAnotherWidth opens files with the wrong number of bits: an error where the second file says
 // how many tokens there are, and otherwise a warning if the tokens look like it.
 func TestTokensOfAnotherWidth(t *testing.T) {
-	var log bytes.Buffer
-	before := slog.Default()
-	defer slog.SetDefault(before)
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	log := logged(t)
 	for bits, want := range map[int]string{16: "open it with 16 bits", 32: "open it with 32 bits"} {
 		for _, ends := range []bool{true, false} {
 			path := filepath.Join(t.TempDir(), "train.bin")

@@ -31,17 +31,6 @@ func TestMisspelled(t *testing.T) {
 	}
 }
 
-func TestEdits(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{
-		{"", "", 0}, {"abc", "", 3}, {"", "abc", 3}, {"abc", "abd", 1}, {"abc", "acb", 1}, {"abcd", "bacd", 1}, {"ca", "abc", 3}, {"kitten", "sitting", 3},
-	} {
-		require.Equal(t, c.want, edits(c.a, c.b), "%q and %q", c.a, c.b)
-	}
-}
-
 // TestVariables looks through the library for variables that Misspelled does not know.
 func TestVariables(t *testing.T) {
 	root, like := filepath.Join("..", ".."), regexp.MustCompile(`^FSDP_[A-Z_]*[A-Z]$`)
