@@ -1,8 +1,10 @@
 package data
 
 import (
+	"bytes"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"unsafe"
 
@@ -20,6 +22,22 @@ type Collate[T any] func(batch *Batch, samples []T) error
 type Batch struct {
 	tensors []fsdp.Tensor
 	bytes   int
+}
+
+// equal tells whether both have the same tensors, to the bit.
+func (b *Batch) equal(other *Batch) bool {
+	return slices.EqualFunc(b.tensors, other.tensors, func(t, u fsdp.Tensor) bool {
+		return t.Shape().Eq(u.Shape()) && t.Dtype() == u.Dtype() && bytes.Equal(memoryOf(t), memoryOf(u))
+	})
+}
+
+// memoryOf returns the memory of a tensor.
+func memoryOf(t fsdp.Tensor) []byte {
+	v := reflect.ValueOf(t.Data())
+	if v.Kind() != reflect.Slice { // a scalar
+		v = reflect.Append(reflect.MakeSlice(reflect.SliceOf(v.Type()), 0, 1), v)
+	}
+	return unsafe.Slice((*byte)(v.UnsafePointer()), v.Len()*int(v.Type().Elem().Size()))
 }
 
 // Rows returns the number of samples in a batch of a [Loader]: the first dimension of its tensors, and

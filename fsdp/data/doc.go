@@ -18,7 +18,7 @@
 //	of values and functions    Of, Windows, Func
 //	of lines and records       OpenLines, OpenDir, OpenJSON, OpenCSV
 //	of arrays                  OpenTokens, OpenNpy, OpenSafetensors
-//	of other sources           Map, Range, Concat, Split
+//	of other sources           Map, Augment, Range, Concat, Split
 //
 // and whatever has the two methods Len and At is one. Nothing is read before it is asked for.
 //
@@ -44,6 +44,9 @@
 //
 // Bucket, Pack and PackWhole have to know lengths. These are a source, too: [Measure] makes it, and
 // what reorders the samples reorders their lengths.
+//
+// Random changes of samples are made by [Augment], which gives each sample its own random numbers:
+// another order of workers, other ranks, or a resumption do not change them.
 //
 // # Batches
 //

@@ -70,6 +70,7 @@ type Loader[T any] struct {
 	stepEnds   bool
 	step       [][]fsdp.Tensor // this rank's batches of the step that was yielded last
 	running    bool
+	checked    bool // the first samples are read again, see readAgain
 
 	slots   slots[T]
 	counted counters

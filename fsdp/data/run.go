@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"slices"
 	"sync"
@@ -45,6 +46,7 @@ type slot[T any] struct {
 	samples []T
 	batch   Batch
 	err     error
+	check   bool          // that its samples are the same when they are read again
 	done    chan struct{} // has an element when the batch is made
 }
 
@@ -196,7 +198,8 @@ func (r *run[T]) ask() {
 		} else {
 			s = &slot[T]{done: make(chan struct{}, 1)}
 		}
-		s.lo, s.hi = next.lo, next.hi
+		s.lo, s.hi, s.check = next.lo, next.hi, r.rank == 0 && !r.checked
+		r.checked = true
 		r.slots.queue = append(r.slots.queue, s)
 		r.jobs <- s // there is room: a slot of the queue each
 	}
@@ -207,6 +210,7 @@ var errEnded = errors.New("the source or the collate function has ended its goro
 // fill makes the batch of a slot.
 func (r *run[T]) fill(s *slot[T]) {
 	s.err = errEnded // unless source and collate function come back
+	var again *slot[T]
 	defer func() {
 		made := int64(s.batch.bytes)
 		r.counted.bytes.Add(made)
@@ -219,9 +223,43 @@ func (r *run[T]) fill(s *slot[T]) {
 		}
 		r.counted.made.Add(1)
 		s.done <- struct{}{}
+		if again != nil {
+			var alone sync.WaitGroup // the source may end the goroutine
+			alone.Go(func() { r.readAgain(again) })
+			alone.Wait()
+		}
 	}()
 	if s.err = r.read(s); s.err == nil && !r.stopped.Load() {
 		s.err = r.combine(s)
+	}
+	if s.check && s.err == nil && !r.stopped.Load() {
+		const most = 8 // which all remain the same by chance, if half of them are changed, with 1/256
+		again = &slot[T]{lo: s.lo, hi: min(s.hi, s.lo+most), samples: s.samples}
+		s.samples = nil // which nobody overwrites
+	}
+}
+
+// readAgain reads samples of a slot again, and warns if they or their batch are others now. The loop
+// body has its batch already.
+func (r *run[T]) readAgain(s *slot[T]) {
+	batch := func(samples []T) (b Batch, err error) {
+		defer caught.Panic(&err, "the collate function")
+		return b, r.collate(&b, samples)
+	}
+	samples := s.samples[:s.hi-s.lo]
+	s.samples = nil
+	first, err := batch(samples)
+	if err != nil {
+		return // it takes whole batches only
+	}
+	const advice = "the order of workers, the number of ranks and a resumption change the training: take random numbers from data.Augment"
+	place := slog.Group("samples", "first", s.lo, "last", s.hi-1)
+	if same, err := batch(samples); err != nil || !first.equal(&same) {
+		slog.Warn("data: the collate function makes another batch of the same samples, so "+advice, place, "err", err)
+	} else if err := r.read(s); err != nil {
+		slog.Warn("data: a sample is an error when it is read again, so "+advice, "source", describe(r.src), "err", err)
+	} else if same, err := batch(s.samples); len(s.samples) == len(samples) && (err != nil || !first.equal(&same)) {
+		slog.Warn("data: samples are others when they are read again, so "+advice, "source", describe(r.src), place)
 	}
 }
 

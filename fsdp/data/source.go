@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/rng"
 )
 
 // A Source is numbered samples. What is behind it may be a slice, a file, a function, or other
@@ -177,8 +180,35 @@ func Func[T any](n int, at func(i int) (T, error)) Source[T] {
 }
 
 // Map returns the source of f(sample) for each sample of src. f is called when a sample is read,
-// each time, from several goroutines at the same time.
+// each time, from several goroutines at the same time. It is a function of the sample alone: for random
+// changes there is [Augment].
 func Map[T, U any](src Source[T], f func(T) (U, error)) Source[U] {
+	return mapped("Map("+describe(src)+")", src, f == nil, func(_ int, sample T) (U, error) { return f(sample) })
+}
+
+// Augment returns the source of f(random, sample) for each sample of src, as Map does. The numbers of
+// random are a function of the seed and of the number of the sample in src. They depend neither on
+// the ranks and workers that read it nor on the samples before it. Behind Shuffle every epoch changes a
+// sample in another way:
+//
+//	images = data.Shuffle(images, 1, epochs)
+//	images = data.Augment(images, 2, func(random *rand.Rand, d digit) (digit, error) {
+//		d.Pixels = shift(d.Pixels, random.IntN(3)-1, random.IntN(3)-1)
+//		return d, nil
+//	})
+//
+// A generator that samples share, such as the functions of math/rand, would make the samples depend on
+// the order in which workers read them. A [Loader] warns of it.
+func Augment[T, U any](src Source[T], seed uint64, f func(random *rand.Rand, sample T) (U, error)) Source[U] {
+	keys := rng.New(seed, "data.Augment")
+	return mapped(fmt.Sprintf("Augment(%s, seed %d)", describe(src), seed), src, f == nil, func(i int, sample T) (U, error) {
+		return f(rand.New(rand.NewPCG(keys.Uint64(2*uint64(i)), keys.Uint64(2*uint64(i)+1))), sample)
+	})
+}
+
+// mapped returns the source of f(number, sample) for each sample of src, or an error if there is no
+// function.
+func mapped[T, U any](name string, src Source[T], noFunction bool, f func(i int, sample T) (U, error)) Source[U] {
 	if bad, ok := refusal[U](src); ok {
 		return bad
 	}
@@ -186,17 +216,17 @@ func Map[T, U any](src Source[T], f func(T) (U, error)) Source[U] {
 	switch {
 	case src == nil:
 		err = errNil
-	case f == nil:
+	case noFunction:
 		err = errors.New("the function is nil")
 	default:
 		n = src.Len()
 	}
-	return newSource("Map("+describe(src)+")", n, err, func(i int) (u U, err error) {
+	return newSource(name, n, err, func(i int) (u U, err error) {
 		sample, err := src.At(i)
 		if err != nil {
 			return u, err
 		}
-		return f(sample)
+		return f(i, sample)
 	})
 }
 
