@@ -99,7 +99,7 @@ func (s *beams[T]) step(i, n int, logits []T, vocab, start int) []candidate {
 		switch r := s.rows[c.row]; {
 		case slices.Contains(s.Stop, c.token):
 			if rank < s.Beams {
-				s.end(r, c.score, start)
+				s.end(r, c.score, len(r.tokens)+1-start) // the stop token is no part of the text, but counts
 			}
 		case len(kept) < s.Beams:
 			kept = append(kept, c)
@@ -110,7 +110,7 @@ func (s *beams[T]) step(i, n int, logits []T, vocab, start int) []candidate {
 		for _, c := range kept {
 			r := s.rows[c.row]
 			r.tokens = append(slices.Clone(r.tokens), c.token)
-			s.end(r, c.score, start)
+			s.end(r, c.score, len(r.tokens)-start)
 		}
 		return nil
 	}
@@ -121,9 +121,9 @@ func (s *beams[T]) step(i, n int, logits []T, vocab, start int) []candidate {
 	return kept
 }
 
-// offer keeps the 2·Beams best candidates in order: if every row ends, as many are left.
+// offer keeps the best candidates in order, so many that Beams are left if every row ends in every way.
 func (s *beams[T]) offer(c candidate) {
-	most := 2 * s.Beams
+	most := max(2, 1+len(s.Stop)) * s.Beams
 	if len(s.next) == most && c.score <= s.next[most-1].score {
 		return
 	}
@@ -134,17 +134,18 @@ func (s *beams[T]) offer(c candidate) {
 	s.next = s.next[:min(len(s.next), most)]
 }
 
-// end sets a row aside that has ended with a score.
-func (s *beams[T]) end(r row, score float64, start int) {
-	r.tokens, r.score = slices.Clone(r.tokens), s.worth(score, len(r.tokens)-start)
+// end sets a row aside that has ended with a score, after so many tokens.
+func (s *beams[T]) end(r row, score float64, length int) {
+	r.tokens, r.score = slices.Clone(r.tokens), s.worth(score, length)
 	list := append(s.ended[r.prompt], r)
 	slices.SortStableFunc(list, func(a, b row) int { return cmp.Compare(b.score, a.score) })
 	s.ended[r.prompt] = list[:min(len(list), s.Beams)]
 }
 
-// worth returns what texts are compared by.
+// worth returns what texts are compared by, where length counts the tokens that score sums up: those
+// of the text and the stop token.
 func (s *beams[T]) worth(score float64, length int) float64 {
-	return score / math.Pow(float64(max(1, length)), s.LengthPenalty)
+	return score / math.Pow(float64(length), s.LengthPenalty)
 }
 
 // emit hands out the best text of a prompt.

@@ -68,8 +68,12 @@ type Options struct {
 	TopP        float64 // sum of the probabilities that are drawn from; 0 means 1
 	Seed        uint64
 
-	Beams         int     // of beam search, which is done if there is more than 1; without Temperature
-	LengthPenalty float64 // of beam search; 0 means 1
+	// Beams is the number of rows of beam search, which is done if there is more than 1; without
+	// Temperature. Of the texts that have ended, beam search takes the one with the largest sum of
+	// log-probabilities divided by length^LengthPenalty, where the length counts the stop token too.
+	// That is what transformers does, with its default early_stopping.
+	Beams         int
+	LengthPenalty float64 // 0 means 1
 }
 
 // A Token is what was written.

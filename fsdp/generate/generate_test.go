@@ -161,7 +161,7 @@ func likeliest(list []hypothesis) []hypothesis {
 func searched(next func(text []int) []float64, prompt []int, o generate.Options) []int {
 	beams, ended := []hypothesis{{text: prompt}}, []hypothesis(nil)
 	worth := func(score float64, length int) float64 {
-		return score / math.Pow(float64(max(1, length)), cmp.Or(o.LengthPenalty, 1))
+		return score / math.Pow(float64(length), cmp.Or(o.LengthPenalty, 1))
 	}
 	for step := 1; ; step++ {
 		var all []hypothesis
@@ -170,12 +170,12 @@ func searched(next func(text []int) []float64, prompt []int, o generate.Options)
 				all = append(all, hypothesis{append(slices.Clone(b.text), token), b.score + p})
 			}
 		}
-		all = likeliest(all)[:2*o.Beams]
+		all = likeliest(all)[:min(len(all), max(2, 1+len(o.Stop))*o.Beams)]
 		beams = nil
 		for rank, h := range all {
 			switch end := slices.Contains(o.Stop, h.text[len(h.text)-1]); {
 			case end && rank < o.Beams:
-				ended = append(ended, hypothesis{h.text[:len(h.text)-1], worth(h.score, step-1)})
+				ended = append(ended, hypothesis{h.text[:len(h.text)-1], worth(h.score, step)})
 			case !end && len(beams) < o.Beams:
 				beams = append(beams, h)
 			}

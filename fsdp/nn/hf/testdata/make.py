@@ -1,5 +1,5 @@
 """Writes small random models of transformers, each a directory, and logits.json in it: what transformers computes, in float32.
-Those of ../../testdata/models.py are tested, too.
+Those of ../../testdata/models.py are tested, too. beams.json has what beam search writes with some of both.
 
     python make.py            # needs torch and transformers; made with 2.15.0 and 5.23.0
     python make.py DIR [FILE] # loads DIR strictly instead, and compares its logits with those in FILE
@@ -47,6 +47,27 @@ def make(name, config):
         json.dump(dict(tokens=tokens, logits=[float(f"{x:.8g}") for x in logits(model, tokens).flatten().tolist()]), f)
 
 
+def beams():
+    """Texts of beam search in float64, for one prompt each, without what an encoder's text begins with and without the stop token."""
+    found = []
+    for directory in ["gpt2", "llama", "../../testdata/t5", "../../testdata/t5v1_1"]:
+        config = transformers.AutoConfig.from_pretrained(directory)
+        model = getattr(transformers, config.architectures[0]).from_pretrained(directory, dtype=torch.float64).eval()
+        start = 1 if config.is_encoder_decoder else 5
+        for seed in range(8):
+            torch.manual_seed(seed)
+            prompt = torch.randint(2, config.vocab_size, (1, 5))
+            stop = torch.randperm(config.vocab_size)[: 1 + seed % 3].tolist()
+            for beams, penalty in [(2, 1.0), (3, 2.0), (2, 0.5)]:
+                out = model.generate(prompt, attention_mask=torch.ones_like(prompt), num_beams=beams, length_penalty=penalty, max_new_tokens=8,
+                                     eos_token_id=stop, pad_token_id=stop[0], do_sample=False, **({"decoder_start_token_id": 0} if start == 1 else {}))
+                text = out[0, start:].tolist()
+                ends = [i for i, token in enumerate(text) if token in stop]
+                found.append(dict(model=directory, prompt=prompt[0].tolist(), stop=stop, beams=beams, penalty=penalty, text=text[: ends[0] if ends else None]))
+    with open("beams.json", "w") as f:
+        f.write("[" + ",\n".join(json.dumps(x) for x in found) + "]\n")
+
+
 def check(directory, golden=None):
     config = transformers.AutoConfig.from_pretrained(directory)
     model, info = getattr(transformers, config.architectures[0]).from_pretrained(directory, output_loading_info=True)
@@ -80,3 +101,4 @@ if len(sys.argv) > 1:
 else:
     for name, config in CONFIGS.items():
         make(name, config)
+    beams()
