@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"regexp"
 	"slices"
 	"strings"
@@ -59,7 +60,7 @@ type Config struct {
 
 // Options say what is generated.
 type Options struct {
-	MaxTokens int   // that are written for a prompt at most
+	MaxTokens int   // that are written for a prompt at most; fewer where the context ends, which is a warning
 	Start     []int // tokens that texts begin with, if an encoder reads the prompts, and no part of them
 	Stop      []int // tokens that end a text and are not part of it
 
@@ -123,8 +124,9 @@ func (g *Generator) Generate(ctx context.Context, prompts [][]int, o Options) ([
 // breaks off waits until the other ranks are done. An error is the last thing it yields.
 func (g *Generator) Stream(ctx context.Context, prompts [][]int, o Options) iter.Seq2[Token, error] {
 	return func(yield func(Token, error) bool) {
-		stopped := false
+		stopped, written := false, make([]int, len(prompts))
 		emit := func(t Token) bool {
+			written[t.Prompt]++
 			stopped = stopped || !yield(t, nil)
 			return !stopped
 		}
@@ -139,16 +141,45 @@ func (g *Generator) Stream(ctx context.Context, prompts [][]int, o Options) iter
 		})
 		if err != nil && !stopped {
 			yield(Token{}, &callError{err})
+		} else if !stopped {
+			g.warnCut(prompts, o, written)
 		}
+	}
+}
+
+// warnCut warns of texts that have neither met a stop token nor MaxTokens when the context was full. A
+// caller whose MaxTokens is no less than the context has asked for as much as there is room for.
+func (g *Generator) warnCut(prompts [][]int, o Options, written []int) {
+	cut, longest := 0, 0
+	for i, p := range prompts {
+		n := len(p)
+		if g.size.Encoder {
+			n = len(o.Start)
+		}
+		if n+written[i] == g.size.Context && written[i] < o.MaxTokens && o.MaxTokens < g.size.Context {
+			cut, longest = cut+1, max(longest, n)
+		}
+	}
+	if cut > 0 {
+		slog.Warn("generate: texts are cut where the context of the model ends, before MaxTokens: give shorter prompts, or a model with a longer Context",
+			"texts", cut, "of", len(prompts), "context", g.size.Context, "longest prompt", longest, "MaxTokens", o.MaxTokens)
 	}
 }
 
 func (g *Generator) check(prompts [][]int, o Options) error {
 	switch {
 	case o.MaxTokens < 1:
-		return fmt.Errorf("MaxTokens is %d", o.MaxTokens)
-	case !(o.Temperature >= 0) || o.TopK < 0 || !(o.TopP >= 0 && o.TopP <= 1) || o.Beams < 0 || !(o.LengthPenalty >= 0):
-		return fmt.Errorf("%+v is out of range", o)
+		return fmt.Errorf("MaxTokens is %d, want 1 or more", o.MaxTokens)
+	case !(o.Temperature >= 0):
+		return fmt.Errorf("Temperature is %v, want 0 or more", o.Temperature)
+	case o.TopK < 0:
+		return fmt.Errorf("TopK is %d, want 0 or more", o.TopK)
+	case !(o.TopP >= 0 && o.TopP <= 1):
+		return fmt.Errorf("TopP is %v, want 0 to 1", o.TopP)
+	case o.Beams < 0:
+		return fmt.Errorf("Beams is %d, want 0 or more", o.Beams)
+	case !(o.LengthPenalty >= 0):
+		return fmt.Errorf("LengthPenalty is %v, want 0 or more", o.LengthPenalty)
 	case o.Beams > 1 && o.Temperature > 0:
 		return errors.New("beam search draws nothing: Temperature must be 0")
 	case o.Beams > g.c.Batch:

@@ -1,11 +1,14 @@
 package generate_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -366,8 +369,12 @@ func TestPrecisions(t *testing.T) {
 func TestErrors(t *testing.T) {
 	gpt := models["gpt"]
 	for want, o := range map[string]generate.Options{
-		"MaxTokens is 0": {},
-		"out of range":   {MaxTokens: 1, TopP: 1.5},
+		"MaxTokens is 0, want 1 or more":                                                   {},
+		"Temperature is NaN, want 0 or more":                                               {MaxTokens: 1, Temperature: math.NaN()},
+		"TopK is -1, want 0 or more":                                                       {MaxTokens: 1, TopK: -1},
+		"TopP is 1.5, want 0 to 1":                                                         {MaxTokens: 1, TopP: 1.5},
+		"Beams is -2, want 0 or more":                                                      {MaxTokens: 1, Beams: -2},
+		"LengthPenalty is -1, want 0 or more":                                              {MaxTokens: 1, LengthPenalty: -1},
 		"beam search draws nothing: Temperature must be 0":                                 {MaxTokens: 1, Beams: 2, Temperature: 1},
 		"9 beams do not fit into passes of 8 rows, see Config.Batch":                       {MaxTokens: 1, Beams: 9},
 		"Start has 1 tokens, want 1 to 39 for a model with an encoder and none for others": {MaxTokens: 1, Start: []int{1}},
@@ -383,7 +390,7 @@ func TestErrors(t *testing.T) {
 				mine = o
 			}
 			prompts := [][]int{{1}, {2}}
-			if g.Rank() == 1 && o.MaxTokens == 1 && o.Beams == 0 && o.TopP == 0 && o.Start == nil {
+			if g.Rank() == 1 && strings.HasPrefix(want, "prompt 1") {
 				prompts[1] = nil
 			}
 			_, err = w.Generate(ctx, prompts, mine)
@@ -393,6 +400,35 @@ func TestErrors(t *testing.T) {
 	}
 	_, err := generate.New(nil, gpt.Cache(), generate.Config{})
 	require.ErrorContains(t, err, "the model is nil")
+}
+
+// TestCut writes texts that end with the context, before MaxTokens: a warning, but not if MaxTokens asks
+// for all that there is room for, and not of texts that end otherwise.
+func TestCut(t *testing.T) {
+	log, before := new(bytes.Buffer), slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+	defer slog.SetDefault(before)
+	gpt := models["gpt"]
+	m := wrap(t, comm.Local(1)[0], gpt, fsdp.Config{})
+	defer m.Close()
+	w, err := generate.New(m, gpt.Cache(), generate.Config{})
+	require.NoError(t, err)
+	prompts := [][]int{prompt(1, 35), prompt(2, 32), prompt(3, 30)}
+	for _, o := range []generate.Options{{MaxTokens: 8}, {MaxTokens: 8, Beams: 2}} {
+		log.Reset()
+		texts, err := w.Generate(t.Context(), prompts, o)
+		require.NoError(t, err)
+		require.Len(t, texts[0], 5)
+		require.Contains(t, log.String(), "texts=1 of=3 context=40 \"longest prompt\"=35 MaxTokens=8")
+	}
+	log.Reset()
+	_, err = w.Generate(t.Context(), prompts, generate.Options{MaxTokens: 40})
+	require.NoError(t, err)
+	texts, err := w.Generate(t.Context(), prompts[:1], generate.Options{MaxTokens: 4})
+	require.NoError(t, err)
+	_, err = w.Generate(t.Context(), prompts[:1], generate.Options{MaxTokens: 8, Stop: texts[0][3:]})
+	require.NoError(t, err)
+	require.Empty(t, log.String())
 }
 
 // TestErrorTexts: errors say what was wrong with which prompt, on which rank, and nothing of calls that
