@@ -65,6 +65,7 @@ type T5 struct {
 	Act                Activation
 	Gated              bool
 	Tied               bool // the head uses the embedding's weight, and what it gets is scaled by 1/√Dim
+	NoScale            bool // a Tied head gets what others get, as when transformers 5 makes a new version 1.1
 	FusedLoss          bool // the head is Fused: training has no logits in memory
 	Dropout            float64
 	Eps                float64 // of the norms; 0 means 1e-6
@@ -167,7 +168,7 @@ func (m *T5) layer(decoder bool) *Layer {
 
 func (m *T5) head() *Head {
 	head := headOf(m.Tied, m.FusedLoss, "embed.weight", m.Dim, m.Vocab)
-	if m.Tied {
+	if m.Tied && !m.NoScale {
 		head.Scale = 1 / math.Sqrt(float64(m.Dim))
 	}
 	return head

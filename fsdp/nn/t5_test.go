@@ -57,11 +57,18 @@ func t5v11() *nn.T5 {
 	return m
 }
 
-// TestT5 compares both versions, on sequences with padding.
+func t5v11Tied() *nn.T5 {
+	m := t5v11()
+	m.Act, m.Tied, m.NoScale = nn.SiLU, true, true
+	return m
+}
+
+// TestT5 compares both versions, and the second one with a tied head, on sequences with padding.
 func TestT5(t *testing.T) {
 	for _, g := range []golden{
 		{"t5", t5(), t5MLP("wi")},
 		{"t5v1_1", t5v11(), t5MLP("wi_0", "wi_1")},
+		{"t5v1_1tied", t5v11Tied(), t5MLP("wi_0", "wi_1")},
 	} {
 		g.test(t)
 	}

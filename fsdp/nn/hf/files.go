@@ -195,24 +195,25 @@ func (f *files) check(prefix string, shapes []shape) error {
 // copy, which may be missing.
 func (f *files) checkCopies(prefix string, copies map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(copies)) {
-		of := strings.ReplaceAll(copies[name], "~", prefix)
-		a, ok1, err1 := f.tensor(strings.ReplaceAll(name, "~", prefix))
-		b, ok2, err2 := f.tensor(of)
-		if err := errors.Join(err1, err2); err != nil {
+		if other, err := f.differ(prefix, name, copies[name]); err != nil {
 			return err
-		}
-		if !ok1 || !ok2 {
-			continue
-		}
-		same, err := f.equal(a, b)
-		if err != nil {
-			return err
-		}
-		if !same {
-			return fmt.Errorf("%s: tensor %s is not the same as %s, as the model has it: if it is meant, tie_word_embeddings is to be false in %s", a.file, a.Name, of, configFile)
+		} else if other {
+			name, of := strings.ReplaceAll(name, "~", prefix), strings.ReplaceAll(copies[name], "~", prefix)
+			return fmt.Errorf("%s: tensor %s is not the same as %s, as the model has it: if it is meant, tie_word_embeddings is to be false in %s", f.of[name], name, of, configFile)
 		}
 	}
 	return nil
+}
+
+// differ tells whether the files have two tensors that are not the same.
+func (f *files) differ(prefix, name, of string) (bool, error) {
+	a, ok1, err1 := f.tensor(strings.ReplaceAll(name, "~", prefix))
+	b, ok2, err2 := f.tensor(strings.ReplaceAll(of, "~", prefix))
+	if err := errors.Join(err1, err2); err != nil || !ok1 || !ok2 {
+		return false, err
+	}
+	same, err := f.equal(a, b)
+	return !same, err
 }
 
 // equal compares two tensors.

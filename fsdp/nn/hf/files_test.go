@@ -119,6 +119,30 @@ func TestCopies(t *testing.T) {
 	}
 }
 
+// TestT5Again opens T5 1.1 as transformers 5 writes it back: config.json says that the head is tied, and the
+// files have another one.
+func TestT5Again(t *testing.T) {
+	const dir = "../testdata/t5v1_1"
+	again := changed(t, dir, "tie_word_embeddings", true)
+	m, err := hf.Open(again)
+	require.NoError(t, err)
+	first, err := hf.Open(dir)
+	require.NoError(t, err)
+	require.Equal(t, first.Model, m.Model)
+	g, saved := goldenOf(t, dir), filepath.Join(t.TempDir(), "saved")
+	onRanks(t, 2, m.Model, g.compute, func(ctx context.Context, s *fsdp.Sharded) error {
+		if err := m.Load(ctx, s); err != nil {
+			return err
+		}
+		if err := g.compare(ctx, s); err != nil {
+			return err
+		}
+		return m.Save(ctx, s, saved, fsdp.As(fsdp.Float32))
+	})
+	require.Equal(t, tensors(t, again), tensors(t, saved))
+	require.Equal(t, keys(t, again), keys(t, saved))
+}
+
 // TestTwoTrainings refuses a directory with model.safetensors and an index of other files, and warns of
 // newer weights in another format.
 func TestTwoTrainings(t *testing.T) {

@@ -70,6 +70,7 @@ type architecture struct {
 	options func(m fsdp.Model, prefix string) []fsdp.StateOption // how its parameters appear there
 	shapes  func(m fsdp.Model) []shape                           // of tensors there
 	copies  func(m fsdp.Model) map[string]string                 // tensors that a file may have, too, and what they are copies of
+	untie   func(m fsdp.Model) bool                              // gives m a head of its own if config.json leaves that to the files; or nil
 	extra   func(m fsdp.Model, name string) bool                 // what else may be in a file and is no parameter; without prefix
 	adapted func(m fsdp.Model) (lora nn.LoRA, linear []string)   // the layers that LoRA adapts
 }
@@ -108,6 +109,14 @@ func open(dir string) (*Model, error) {
 	}
 	if err := weights.check(m.prefix, m.arch.shapes(m.Model)); err != nil {
 		return nil, err
+	}
+	head := m.arch.copies(m.Model)[headWeight]
+	if other, err := weights.differ(m.prefix, headWeight, head); err != nil {
+		return nil, err
+	} else if other && m.arch.untie != nil && m.arch.untie(m.Model) {
+		if m.as, m.was, err = describe(m.Model); err != nil {
+			return nil, err
+		}
 	}
 	if err := weights.checkCopies(m.prefix, m.arch.copies(m.Model)); err != nil {
 		return nil, err

@@ -177,7 +177,7 @@ func keys(t *testing.T, dir string) (c map[string]any) {
 var directories = map[string]fsdp.DType{
 	"testdata/gpt2": fsdp.Float32, "testdata/llama": fsdp.BFloat16, "../testdata/llama": fsdp.Float32, "../testdata/mistral": fsdp.Float32,
 	"../testdata/qwen2": fsdp.Float32, "../testdata/qwen3": fsdp.Float32, "../testdata/bert": fsdp.Float32, "../testdata/vit": fsdp.Float32,
-	"../testdata/t5": fsdp.Float32, "../testdata/t5v1_1": fsdp.Float32,
+	"../testdata/t5": fsdp.Float32, "../testdata/t5v1_1": fsdp.Float32, "../testdata/t5v1_1tied": fsdp.Float32,
 }
 
 // TestDirectories loads directories of transformers, compares the logits with those it has computed,
@@ -226,14 +226,15 @@ var models = map[string]fsdp.Model{
 	"GPT head": &nn.GPT{Vocab: 11, Context: 7, Layers: 1, Dim: 6, Heads: 3, Act: nn.ReLU, Eps: 1e-5},
 	"Llama": &nn.Llama{Vocab: 11, Context: 9, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 4, Hidden: 12, RopeBase: 500, Eps: 1e-5,
 		RopeScaling: op.RopeScaling{Factor: 8, LowFreq: 1, HighFreq: 4, Original: 16}},
-	"linear":  &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 4, KVHeads: 4, HeadDim: 2, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, RopeScaling: op.RopeScaling{Factor: 2}, Tied: true},
-	"Mistral": &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, Window: 3},
-	"Qwen2":   &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKVBias: true, Window: 4},
-	"Qwen3":   &nn.Llama{Vocab: 11, Context: 9, Layers: 2, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 6, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKNorm: true},
-	"BERT":    &nn.BERT{Vocab: 11, Context: 7, Kinds: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Act: nn.ReLU, Eps: 1e-6},
-	"ViT":     &nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6},
-	"T5":      &nn.T5{Vocab: 11, Encoder: 1, Decoder: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 10, Buckets: 6, MaxDistance: 9, Act: nn.SiLU, Gated: true, Eps: 1e-5},
-	"T5 tied": &nn.T5{Vocab: 11, Encoder: 2, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELU, Tied: true, Eps: 1e-6},
+	"linear":      &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 4, KVHeads: 4, HeadDim: 2, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, RopeScaling: op.RopeScaling{Factor: 2}, Tied: true},
+	"Mistral":     &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, Window: 3},
+	"Qwen2":       &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKVBias: true, Window: 4},
+	"Qwen3":       &nn.Llama{Vocab: 11, Context: 9, Layers: 2, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 6, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKNorm: true},
+	"BERT":        &nn.BERT{Vocab: 11, Context: 7, Kinds: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Act: nn.ReLU, Eps: 1e-6},
+	"ViT":         &nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6},
+	"T5":          &nn.T5{Vocab: 11, Encoder: 1, Decoder: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 10, Buckets: 6, MaxDistance: 9, Act: nn.SiLU, Gated: true, Eps: 1e-5},
+	"T5 no scale": &nn.T5{Vocab: 11, Encoder: 1, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELUTanh, Gated: true, Tied: true, NoScale: true, Eps: 1e-6},
+	"T5 tied":     &nn.T5{Vocab: 11, Encoder: 2, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELU, Tied: true, Eps: 1e-6},
 }
 
 // TestNew saves models that were made here, in types that round, and reads them back.

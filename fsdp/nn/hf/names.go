@@ -65,10 +65,13 @@ func (list rules) options(prefix string, s sizes) []fsdp.StateOption {
 	}
 }
 
+// headWeight is the tensor of a head that is not tied.
+const headWeight = "lm_head.weight"
+
 // tied returns the copies in a file of a model whose head is the embedding.
 func tied(is bool, embedding string) map[string]string {
 	if !is {
 		return map[string]string{}
 	}
-	return map[string]string{"lm_head.weight": embedding}
+	return map[string]string{headWeight: embedding}
 }

@@ -37,6 +37,14 @@ var t5 = &architecture{
 		}
 		return list
 	},
+	untie: func(model fsdp.Model) bool {
+		m := model.(*nn.T5)
+		if !m.NoScale {
+			return false
+		}
+		m.Tied, m.NoScale = false, false
+		return true
+	},
 	copies: func(m fsdp.Model) map[string]string {
 		copies := tied(m.(*nn.T5).Tied, "shared.weight")
 		copies["encoder.embed_tokens.weight"], copies["decoder.embed_tokens.weight"] = "shared.weight", "shared.weight"
@@ -101,7 +109,11 @@ func openT5(c *config) fsdp.Model {
 	m.Decoder = c.size("num_decoder_layers", m.Encoder)
 	only(c, "is_gated_act", act.gated)
 	only(c, "dense_act_fn", act.name)
-	only(c, "scale_decoder_outputs", m.Tied)
+	if m.Tied { // which transformers 5 says of all: the scale tells versions apart, and the files have a head or not
+		m.NoScale = !get(c, "scale_decoder_outputs", true)
+	} else {
+		only(c, "scale_decoder_outputs", false)
+	}
 	c.training("dropout_rate", "classifier_dropout")
 	c.ignore("initializer_factor", "n_positions", "output_past")
 	return m
@@ -128,7 +140,7 @@ func configT5(model fsdp.Model) (map[string]any, error) {
 		"vocab_size": m.Vocab, "num_layers": m.Encoder, "num_decoder_layers": m.Decoder, "d_model": m.Dim, "num_heads": m.Heads, "d_ff": m.Hidden,
 		"d_kv": cmp.Or(m.HeadDim, m.Dim/m.Heads), "relative_attention_num_buckets": cmp.Or(m.Buckets, 32),
 		"relative_attention_max_distance": cmp.Or(m.MaxDistance, 128), "feed_forward_proj": act, "tie_word_embeddings": m.Tied,
-		"scale_decoder_outputs": m.Tied, "layer_norm_epsilon": cmp.Or(m.Eps, 1e-6), "dropout_rate": m.Dropout,
+		"scale_decoder_outputs": m.Tied && !m.NoScale, "layer_norm_epsilon": cmp.Or(m.Eps, 1e-6), "dropout_rate": m.Dropout,
 		"is_encoder_decoder": true, "decoder_start_token_id": 0,
 	}, nil
 }

@@ -119,6 +119,8 @@ MODELS = {
     "t5": (sequences, tf.T5ForConditionalGeneration, lambda: tf.T5Config(**T5, feed_forward_proj="relu", dropout_rate=0.0)),
     "t5v1_1": (sequences, untied, lambda: tf.T5Config(
         **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=0.0)),
+    "t5v1_1tied": (sequences, tf.T5ForConditionalGeneration, lambda: tf.T5Config(  # as transformers 5 makes a new v1.1: tied, and not scaled
+        **T5, feed_forward_proj="gated-silu", tie_word_embeddings=False, dropout_rate=0.0)),
 }
 
 
