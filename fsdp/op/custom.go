@@ -223,6 +223,9 @@ func (c *Custom) prepare() {
 		}
 	}
 	if !c.Backward.exists() {
+		c.row.Grad = func(*exec.Op, gorgonia.Nodes, *gorgonia.Node, *gorgonia.Node) (gorgonia.Nodes, error) {
+			return nil, fmt.Errorf("custom %s has no Backward, which training needs: give the op.Custom one, or freeze what it is computed from", c.Name)
+		}
 		return
 	}
 	c.grad = c.newRow(c.Name+" grad", c.rule.gradShapes(), true)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"unsafe"
 
 	G "gorgonia.org/gorgonia"
@@ -225,7 +226,7 @@ func backpropagate(outs, gouts, targets G.Nodes) (grads G.Nodes, err error) {
 		}
 	}()
 	if grads, err = G.Backpropagate(outs, gouts, targets); err != nil {
-		return nil, fmt.Errorf("differentiation: %w", err)
+		return nil, fmt.Errorf("differentiation: %s", strings.TrimPrefix(err.Error(), ".SymDiff() failed: "))
 	}
 	return grads, nil
 }
