@@ -92,6 +92,9 @@ func (m *Positions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 		return nil, err
 	}
 	if len(in) == 1 {
+		if x := in[0]; x.Dims() == 3 && x.Shape()[1] > m.Rows {
+			return nil, fmt.Errorf("the sequences of the batch have %d tokens, and there are positions for %d: cut them, or make Context larger (Rows, of nn.Positions)", x.Shape()[1], m.Rows)
+		}
 		return one(op.AddPositions(in[0], p[0]))
 	}
 	at, err := op.Embedding(p[0], in[1])

@@ -240,7 +240,7 @@ func TestBuildErrors(t *testing.T) {
 		{"layer norm: gain is (7), want [8]", &nn.LayerNorm{Dim: 7}, []fsdp.Tensor{x}},
 		{"ln1: layer norm: gain is (4), want [8]", &nn.Block{Dim: 4, Heads: 2}, []fsdp.Tensor{x}},
 		{"embedding: index is float64, want int", &nn.Embedding{Rows: 8, Dim: 2}, []fsdp.Tensor{x}},
-		{"positions: table is (2, 8), want at least 3 rows", &nn.Positions{Rows: 2, Dim: 8}, []fsdp.Tensor{x}},
+		{"the sequences of the batch have 3 tokens, and there are positions for 2: cut them, or make Context larger", &nn.Positions{Rows: 2, Dim: 8}, []fsdp.Tensor{x}},
 		{"8 channels do not divide into 3 heads", &nn.Attention{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
 		{"8 channels do not divide into 3 heads", &nn.Block{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
 		{"8 channels do not divide into 0 heads", &nn.Block{Dim: 8}, []fsdp.Tensor{x}},
