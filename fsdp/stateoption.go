@@ -86,7 +86,7 @@ func SplitAt(bytes int64) StateOption {
 }
 
 // Beside has Export write small files into the directory of its own, such as a configuration, by
-// name: what rank 0 gives is written. Rank 0 makes the directory if its parent is there.
+// name: what rank 0 gives is written. Rank 0 makes the directory and those above it.
 func Beside(files map[string][]byte) StateOption {
 	return stateOption("Beside", func(o *state.Options) { o.Beside = files })
 }

@@ -72,20 +72,20 @@ func Open(fsys FS, dir string) (*Store, error) {
 	if f, err := fsys.Open(filepath.Join(dir, ManifestName)); err == nil {
 		return nil, errors.Join(fmt.Errorf("checkpoint: %s is a checkpoint: name the directory that it is in", dir), f.Close())
 	}
-	if err := makeDir(fsys, filepath.Clean(dir)); err != nil {
+	if err := MakeDir(fsys, filepath.Clean(dir)); err != nil {
 		return nil, fmt.Errorf("checkpoint: making the directory for checkpoints: %w", err)
 	}
 	return &Store{fsys: fsys, dir: dir, drafts: make(map[string]*Draft)}, nil
 }
 
-// makeDir makes dir and the directories above it, each on disk before the one in it. A process may
+// MakeDir makes dir and the directories above it, each on disk before the one in it. A process may
 // have died between making one and having it on disk, so the first that exists is synced too, as
 // far as its parent lets us.
-func makeDir(fsys FS, dir string) error {
+func MakeDir(fsys FS, dir string) error {
 	parent := filepath.Dir(dir)
 	_, err := fsys.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) && parent != dir {
-		if err := makeDir(fsys, parent); err != nil {
+		if err := MakeDir(fsys, parent); err != nil {
 			return err
 		}
 		if err := fsys.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {

@@ -196,7 +196,7 @@ func (e *exporter) create() (err error) {
 		return errNoFile
 	}
 	if e.o.Beside != nil {
-		if err := e.o.FS.Mkdir(filepath.Dir(e.path)); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := checkpoint.MakeDir(e.o.FS, filepath.Dir(e.path)); err != nil {
 			return err
 		}
 	}

@@ -265,7 +265,7 @@ func failing(err error) fsdp.StateOption {
 	}
 }
 
-// Save writes s, which is m.Model wrapped, to a directory, which rank 0 makes if its parent is there:
+// Save writes s, which is m.Model wrapped, to a directory, which rank 0 makes, and those above it:
 // config.json, the weights, and the files of the tokenizer and of generation from the directory that
 // was opened. The options are those of [fsdp.Sharded.Export] of which it takes
 //

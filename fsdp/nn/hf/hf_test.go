@@ -187,7 +187,7 @@ func TestDirectories(t *testing.T) {
 		g, want := goldenOf(t, dir), tensors(t, dir)
 		for ranks := 1; ranks <= 4; ranks++ {
 			t.Run(fmt.Sprintf("%s on %d", dir, ranks), func(t *testing.T) {
-				saved := filepath.Join(t.TempDir(), "saved")
+				saved := filepath.Join(t.TempDir(), "no", "parent", "saved")
 				m, err := hf.Open(dir)
 				require.NoError(t, err)
 				onRanks(t, ranks, m.Model, g.compute, func(ctx context.Context, s *fsdp.Sharded) error {
@@ -533,7 +533,7 @@ func TestLoadErrors(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "model.safetensors")))
 	onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 		require.ErrorContains(t, m.Load(ctx, s), "neither model.safetensors")
-		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "no", "parent")), "parent")
+		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "config.json", "below")), "below")
 		require.ErrorContains(t, m.Save(ctx, s, dir, fsdp.KeepLast(1)), "option KeepLast is not for this method")
 		return nil
 	})
