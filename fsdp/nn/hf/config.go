@@ -141,7 +141,7 @@ func (c *config) training(keys ...string) {
 func (c *config) end() error {
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
 		if !c.asked[key] {
-			c.fail("%s %s is not known", key, short(c.keys[key]))
+			c.fail("%s %s is not known, and may change what the model computes: remove the key if it does not", key, short(c.keys[key]))
 		}
 	}
 	return c.err

@@ -64,6 +64,11 @@ func weights(dir string) (string, error) {
 			return path, err
 		}
 	}
+	for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return "", fmt.Errorf("neither %s nor %s is there, but %s, which is not read: save_pretrained of transformers converts it", weightsFile, indexFile, name)
+		}
+	}
 	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
 }
 

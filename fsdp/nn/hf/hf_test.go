@@ -450,7 +450,7 @@ func TestOpenErrors(t *testing.T) {
 		{`{"model_type": "gpt2", "n_inner": 7}`, "config.json: n_inner 7 is not supported, only 3072"},
 		{`{"model_type": "gpt2", "scale_attn_weights": false}`, "config.json: scale_attn_weights false is not supported, only true"},
 		{`{"model_type": "gpt2", "activation_function": "swish"}`, `config.json: activation_function "swish" is not supported, only ["gelu" `},
-		{`{"model_type": "gpt2", "quantization_config": {"bits": 4}}`, `config.json: quantization_config {"bits":4} is not known`},
+		{`{"model_type": "gpt2", "quantization_config": {"bits": 4}}`, `config.json: quantization_config {"bits":4} is not known, and may change what the model computes: remove the key if it does not`},
 		{`{"model_type": "gpt2", "is_encoder_decoder": true}`, `config.json: is_encoder_decoder true is not supported, only false`},
 		{`{"model_type": "gpt2", "pruned_heads": {"0": [1]}}`, `config.json: pruned_heads {"0":[1]} is not supported`},
 		{llama(`"rope_scaling": {"type": "yarn", "factor": 2}`), `config.json: rope_scaling.type "yarn" is not supported`},
@@ -485,7 +485,8 @@ func TestOpenErrors(t *testing.T) {
 		want  string
 	}{
 		{map[string]string{}, "config.json: no such file"},
-		{map[string]string{"config.json": config, "pytorch_model.bin": ""}, "neither model.safetensors nor model.safetensors.index.json is there: other formats are not supported"},
+		{map[string]string{"config.json": config, "pytorch_model.bin": ""}, "neither model.safetensors nor model.safetensors.index.json is there, but pytorch_model.bin, which is not read: save_pretrained of transformers converts it"},
+		{map[string]string{"config.json": config, "model.gguf": ""}, "neither model.safetensors nor model.safetensors.index.json is there: other formats are not supported"},
 		{map[string]string{"config.json": config, "model.safetensors": "x"}, "model.safetensors: safetensors: "},
 		{map[string]string{"config.json": config, "model.safetensors.index.json": "x"}, "model.safetensors.index.json: invalid character"},
 	} {
