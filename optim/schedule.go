@@ -1,6 +1,7 @@
 package optim
 
 import (
+	"log/slog"
 	"math"
 	"slices"
 )
@@ -22,7 +23,7 @@ func Constant(lr float64) Schedule { return func(int) float64 { return lr } }
 //
 // where x = (step - warmup)/(total - warmup).
 // The first step is never wasted on a rate of zero, and step warmup has exactly peak. A warmup that
-// reaches total leaves no decay.
+// reaches total leaves no decay, which is a warning.
 func WarmupCosine(peak, floor float64, warmup, total int) Schedule {
 	return warmupThen(peak, floor, warmup, total, func(x float64) float64 { return (1 + math.Cos(math.Pi*x)) / 2 })
 }
@@ -54,6 +55,10 @@ func WarmupInverseSqrt(peak float64, warmup int) Schedule {
 //	floor + (peak - floor) · (total - step)/decay           step < total
 //	floor                                                   step >= total
 func WSD(peak, floor float64, warmup, decay, total int) Schedule {
+	if warmup+decay > total {
+		slog.Warn("optim: WSD: warmup and decay take more steps than total: the order of the arguments is warmup, decay, total",
+			"warmup", warmup, "decay", decay, "total", total)
+	}
 	return Warmup(warmup, func(step int) float64 {
 		left := float64(total-step) / float64(max(decay, 1))
 		return floor + (peak-floor)*min(max(left, 0), 1)
@@ -83,6 +88,10 @@ func Warmup(warmup int, s Schedule) Schedule {
 
 // warmupThen joins the three phases; shape falls from 1 at x = 0 to 0 at x = 1.
 func warmupThen(peak, floor float64, warmup, total int, shape func(x float64) float64) Schedule {
+	if warmup >= total {
+		slog.Warn("optim: the warmup of a schedule takes all of its steps, so its rate does not fall: the order of the arguments is warmup, total",
+			"warmup", warmup, "total", total)
+	}
 	return func(step int) float64 {
 		switch {
 		case step < warmup:

@@ -1,9 +1,12 @@
 package optim_test
 
 import (
+	"bytes"
+	"log/slog"
 	"encoding/json"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gofsdp/gofsdp/optim"
@@ -34,6 +37,23 @@ func TestScheduleCorners(t *testing.T) {
 	require.InDelta(t, 0.8, late(3), 1e-15)
 	require.Zero(t, late(4), "no decay left")
 	require.Zero(t, optim.WarmupCosine(1, 0, 0, 0)(0))
+}
+
+// TestScheduleWithoutDecay makes schedules whose phases take more steps than there are: each is a warning.
+func TestScheduleWithoutDecay(t *testing.T) {
+	log, before := new(bytes.Buffer), slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
+	defer slog.SetDefault(before)
+	optim.WarmupCosine(3e-4, 3e-5, 99, 100)
+	optim.WSD(3e-4, 3e-5, 40, 60, 100)
+	require.Empty(t, log.String())
+	optim.WarmupCosine(3e-4, 3e-5, 1000, 100)
+	optim.WarmupLinear(3e-4, 3e-5, 100, 100)
+	optim.WarmupPolynomial(3e-4, 3e-5, 1000, 100, 2)
+	require.Equal(t, 3, strings.Count(log.String(), "the order of the arguments is warmup, total"), log.String())
+	require.Contains(t, log.String(), "warmup=1000 total=100")
+	optim.WSD(3e-4, 3e-5, 40, 61, 100)
+	require.Contains(t, log.String(), "warmup=40 decay=61 total=100")
 }
 
 func TestScheduleRisesThenFalls(t *testing.T) {
