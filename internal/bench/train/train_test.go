@@ -164,6 +164,19 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// TestMemoryInComment compares the table in the comment of package fsdp with what "make memory" prints.
+func TestMemoryInComment(t *testing.T) {
+	comment, err := os.ReadFile("../../../fsdp/doc.go")
+	require.NoError(t, err)
+	_, table, found := strings.Cut(string(comment), "//\n//	tiny: ")
+	require.True(t, found)
+	table, found = strings.CutSuffix(table, "package fsdp\n")
+	require.True(t, found)
+	var out strings.Builder
+	require.NoError(t, Memory(&out, nil))
+	require.Equal(t, out.String(), strings.ReplaceAll("//	tiny: "+table, "//	", ""), "copy what make memory prints into fsdp/doc.go")
+}
+
 // TestJoin prints the table for a round.
 func TestJoin(t *testing.T) {
 	var out strings.Builder
