@@ -2,8 +2,8 @@ package optim_test
 
 import (
 	"bytes"
-	"log/slog"
 	"encoding/json"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
