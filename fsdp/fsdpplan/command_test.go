@@ -61,6 +61,21 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// TestSession compares the session in the comment of the command with what the command prints.
+func TestSession(t *testing.T) {
+	comment, err := os.ReadFile("main.go")
+	require.NoError(t, err)
+	_, session, found := strings.Cut(string(comment), "//	$ fsdpplan ")
+	require.True(t, found)
+	session, _, found = strings.Cut(session, "//\n// Then come the strategies")
+	require.True(t, found)
+	args, want, _ := strings.Cut(session, "\n")
+	want = strings.ReplaceAll(strings.ReplaceAll(want, "//	", ""), "//\n", "\n")
+	status, out, errs := fsdpplan(args)
+	require.Zero(t, status, errs)
+	require.Equal(t, want, out[:min(len(want), len(out))], "copy what it prints")
+}
+
 // TestErrors has command lines that make no sense, and what says so.
 func TestErrors(t *testing.T) {
 	for args, want := range map[string]string{

@@ -29,12 +29,12 @@
 //
 //	                             check- micro pre mem-   seconds tokens/s        ex-
 //	  GPUs strategy     unit     point  batch fet  ory    a step    a GPU  MFU posed
-//	   128 FullShard    calls    full     1×1   2  62%    15.306    133.8  46%    1%
-//	       FullShard    blocks   full     1×1   1  63%    15.306    133.8  46%    1%
-//	       FullShard    2 blocks full     1×1   1  88%    15.334    133.6  45%    1%
-//	   512 FullShard    blocks   some     1×1   1  94%    13.015    157.4  54%    1%
+//	   128 FullShard    blocks   full     1×1   1  63%    15.302    133.8  46%    1%
+//	       FullShard    calls    full     1×1   2  62%    15.306    133.8  46%    1%
+//	       FullShard    2 blocks full     1×1   1  88%    15.326    133.6  45%    1%
+//	   512 FullShard    blocks   some     1×1   1  94%    13.011    157.4  54%    1%
 //	       FullShard    calls    some     1×1   2  92%    13.019    157.3  54%    1%
-//	       FullShard    2 blocks full     1×1   1  69%    15.395    133.0  45%    1%
+//	       FullShard    2 blocks full     1×1   1  69%    15.388    133.1  45%    1%
 //
 //	128 GPUs: 6 of 120 settings fit: FullShard.
 //	512 GPUs: 10 of 120 settings fit: FullShard.
