@@ -171,13 +171,13 @@ func (g *Generator) check(prompts [][]int, o Options) error {
 	case o.MaxTokens < 1:
 		return fmt.Errorf("MaxTokens is %d, want 1 or more", o.MaxTokens)
 	case !(o.Temperature >= 0):
-		return fmt.Errorf("Temperature is %v, want 0 or more", o.Temperature)
+		return fmt.Errorf("option Temperature is %v, want 0 or more", o.Temperature)
 	case o.TopK < 0:
 		return fmt.Errorf("TopK is %d, want 0 or more", o.TopK)
 	case !(o.TopP >= 0 && o.TopP <= 1):
 		return fmt.Errorf("TopP is %v, want 0 to 1", o.TopP)
 	case o.Beams < 0:
-		return fmt.Errorf("Beams is %d, want 0 or more", o.Beams)
+		return fmt.Errorf("option Beams is %d, want 0 or more", o.Beams)
 	case !(o.LengthPenalty >= 0):
 		return fmt.Errorf("LengthPenalty is %v, want 0 or more", o.LengthPenalty)
 	case o.Beams > 1 && o.Temperature > 0:
