@@ -51,8 +51,9 @@ func FromEnv(ctx context.Context) (Group, error) {
 // one port do not take each other for their own. Equal jobs in one directory do; FSDP_JOB tells
 // them apart.
 //
-// Variables that contradict each other are an error that names them. A secret file that other users
-// can read is a warning on slog.Default(), and so is a name that is nearly one of these.
+// Variables that contradict each other are an error that names them, and says which to unset: a
+// WORLD_SIZE=1 that is left over must not make each task of srun train alone. A secret file that
+// other users can read is a warning on slog.Default(), and so is a name that is nearly one of these.
 func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	env, launched, err := launch.Parse(os.Getenv)
 	if err != nil {

@@ -137,6 +137,19 @@ func TestMisspelledVariable(t *testing.T) {
 	}
 }
 
+// TestLeftOverVariables: a rank of srun does not train alone because the shell had a WORLD_SIZE.
+func TestLeftOverVariables(t *testing.T) {
+	bare(t)
+	for name, value := range map[string]string{"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3",
+		"SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "a"} {
+		t.Setenv(name, value)
+	}
+	const want = "comm: launch: RANK=0 WORLD_SIZE=1 (torchrun) and SLURM_PROCID=3 SLURM_NTASKS=8 (Slurm) contradict each other"
+	_, err := FromEnv(t.Context())
+	require.ErrorContains(t, err, want)
+	require.ErrorContains(t, Run(t.Context(), 2, func(context.Context, Group) error { panic("it runs") }), want)
+}
+
 func TestFromEnvAlone(t *testing.T) {
 	bare(t)
 	g, err := FromEnv(context.Background())

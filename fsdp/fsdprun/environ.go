@@ -101,8 +101,13 @@ func (c *config) settings(environ []string) ([]string, error) {
 		set("FSDP_SECRET_FILE", path)
 	}
 	// The ranks will read this. Better one error now than one from each of them.
-	probe := rankEnviron(env, start{Job: "probe", Host: "127.0.0.1", Port: "1", Ranks: 1, Size: 1, Nodes: 1}, 0, 1)
+	probe := rankEnviron(env, start{Job: "probe", Host: "127.0.0.1", Port: "1", First: c.node, Ranks: 1, Size: c.nodes, Node: c.node, Nodes: c.nodes}, 0, 1)
 	ranks, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
+	if above := (*launch.ContradictionError)(nil); errors.As(err, &above) {
+		launcher, size, unset := above.Outer()
+		return nil, fmt.Errorf("%s has started %d processes, and without -nnodes each of them is an fsdprun with a job of its own: "+
+			"give -nnodes, -node-rank and -rdzv, or unset %s if that is meant or left over", launcher, size, unset)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -430,6 +430,14 @@ func TestUsage(t *testing.T) {
 	var err output
 	require.Equal(t, exitError, run([]string{"-n", "1", "no-such-program"}, system{err: &err, out: io.Discard}))
 	require.Contains(t, err.String(), "no-such-program: no such file")
+	err = output{}
+	srun := system{err: &err, out: io.Discard, environ: []string{"RANK=0", "SLURM_STEP_ID=0", "SLURM_PROCID=1", "SLURM_NTASKS=4"}}
+	require.Equal(t, exitUsage, run([]string{"-n", "2", "x"}, srun))
+	require.Contains(t, err.String(), "Slurm has started 4 processes, and without -nnodes each of them is an fsdprun with a job of its own: "+
+		"give -nnodes, -node-rank and -rdzv, or unset SLURM_STEP_ID")
+	err = output{}
+	require.Equal(t, exitError, run(strings.Fields("-n 2 -nnodes 4 -node-rank 2 -rdzv h:1 -trust-network no-such-program"), srun))
+	require.Contains(t, err.String(), "no-such-program: no such file", "it goes on below srun")
 	var help output
 	require.Zero(t, run([]string{"-h"}, system{err: &help, out: io.Discard}))
 	require.Empty(t, text.Wider(help.String(), 80))

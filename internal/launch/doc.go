@@ -26,6 +26,11 @@
 // in silence: RANK without WORLD_SIZE, numbers that are none, a rank beyond the
 // size. The error names the variables and their values.
 //
+// Variables of several launchers are compared, see contradiction.go. They may
+// differ where one launcher has started the other: torchrun below srun, say. Else
+// one set is left over from another job, and the [ContradictionError] says which
+// variables to unset.
+//
 // # Settings of this library
 //
 // Beside them, under any launcher and none:

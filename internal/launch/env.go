@@ -87,6 +87,9 @@ func find(getenv func(string) string) (Env, error) {
 		if e != nil {
 			e.Source = l.name
 			e.Addr = e.loopback()
+			if err := v.compare(e, v.pair); err != nil {
+				return Env{}, err
+			}
 			return *e, nil
 		}
 	}
@@ -130,6 +133,7 @@ func (e *Env) loopback() string {
 type vars struct {
 	get  func(string) string
 	read []string // "NAME=value" of those that were set
+	pair []string // and of these, rank and size
 	err  error    // the first malformed one
 }
 
@@ -175,6 +179,7 @@ func (v *vars) int(unset int, names ...string) int {
 // named. It returns nil if neither rank nor size is set.
 func (v *vars) world(rank, size string) (*Env, error) {
 	r, s := v.text(rank), v.text(size)
+	v.pair = []string{rank + "=" + r, size + "=" + s}
 	switch {
 	case r == "" && s == "":
 		return nil, nil

@@ -273,7 +273,7 @@ var names = strings.Fields(`RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RA
 	TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RESTART_COUNT PET_NNODES PET_NODE_RANK PET_NPROC_PER_NODE PMIX_RANK PMIX_NAMESPACE
 	OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE PMI_RANK PMI_SIZE MPI_LOCALRANKID
 	MPI_LOCALNRANKS SLURM_STEP_ID SLURM_PROCID SLURM_NTASKS SLURM_NODEID SLURM_LOCALID SLURM_STEP_NODELIST SLURM_STEP_TASKS_PER_NODE
-	SLURM_JOB_ID JOB_COMPLETION_INDEX HOSTNAME FSDP_SERVICE FSDP_RENDEZVOUS FSDP_SECRET FSDP_TIMEOUT FSDP_TRANSPORT`)
+	SLURM_JOB_ID JOB_COMPLETION_INDEX JOB_COMPLETIONS HOSTNAME FSDP_SERVICE FSDP_RENDEZVOUS FSDP_SECRET FSDP_TIMEOUT FSDP_TRANSPORT`)
 
 // TestAnyEnvironment draws arbitrary variables: the answer is an error, nothing, or a consistent
 // place.
@@ -285,6 +285,7 @@ func TestAnyEnvironment(t *testing.T) {
 		before := maps.Clone(env)
 		e, ok, err := Parse(func(name string) string { return env[name] })
 		consistent(t, e, ok, err)
+		neverAlone(t, func(name string) string { return env[name] })
 		if !maps.Equal(before, env) {
 			t.Fatal("changed")
 		}
@@ -341,9 +342,12 @@ func FuzzParse(f *testing.F) {
 	f.Add("RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1")
 	f.Add("SLURM_STEP_ID", "1", "SLURM_PROCID", "2", "SLURM_NTASKS", "3", "SLURM_STEP_NODELIST", "a[1-3]")
 	f.Add("PET_NNODES", "2", "PET_NODE_RANK", "1", "FSDP_RENDEZVOUS", "file:///x", "FSDP_SECRET", "0123456789012345")
+	f.Add("RANK", "0", "WORLD_SIZE", "1", "OMPI_COMM_WORLD_RANK", "3", "OMPI_COMM_WORLD_SIZE", "8")
 	f.Fuzz(func(t *testing.T, n1, v1, n2, v2, n3, v3, n4, v4 string) {
 		env := map[string]string{n1: v1, n2: v2, n3: v3, n4: v4}
-		e, ok, err := Parse(func(name string) string { return env[name] })
+		get := func(name string) string { return env[name] }
+		e, ok, err := Parse(get)
 		consistent(t, e, ok, err)
+		neverAlone(t, get)
 	})
 }

@@ -133,9 +133,11 @@ func mpich(v *vars) (*Env, error) {
 	if e == nil {
 		return nil, err
 	}
+	pair := v.pair
 	if s, err := slurm(v); s != nil && err == nil && s.Rank == e.Rank && s.Size == e.Size {
 		return s, nil
 	}
+	v.pair = pair
 	v.local(e, v.int(-1, "MPI_LOCALRANKID", "PMI_LOCAL_RANK"), v.int(0, "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"))
 	e.Addr = v.oneHost(e)
 	return e, nil
@@ -200,19 +202,11 @@ func (v *vars) oneHost(e *Env) string {
 // Rank 0 is on the first host of the step, as with the default distribution. The
 // port follows from job and step: two steps at once do not collide.
 func slurm(v *vars) (*Env, error) {
-	step := v.text("SLURM_STEP_ID", "SLURM_STEPID")
-	number, err := strconv.ParseUint(step, 10, 32)
-	if step == "" || err == nil && number >= 0xfffffff0 {
-		return nil, nil
+	step, number, err := slurmStep(v)
+	if step == "" || err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("SLURM_STEP_ID=%q is not a number", step)
-	}
-	size := "SLURM_STEP_NUM_TASKS"
-	if v.get(size) == "" {
-		size = "SLURM_NTASKS"
-	}
-	e, err := v.world("SLURM_PROCID", size)
+	e, err := v.world("SLURM_PROCID", slurmSize(v))
 	if e == nil {
 		return nil, err
 	}
@@ -238,4 +232,28 @@ func slurm(v *vars) (*Env, error) {
 	e.Restart = v.int(0, "SLURM_RESTART_COUNT")
 	e.Addr = v.address(host, jobPort(uint32(job)*16+uint32(number)))
 	return e, nil
+}
+
+// slurmStep returns the step of srun that this process belongs to, "" if it is in none, and its
+// number.
+func slurmStep(v *vars) (step string, number uint64, err error) {
+	step = v.text("SLURM_STEP_ID", "SLURM_STEPID")
+	if step == "" {
+		return "", 0, nil
+	}
+	if number, err = strconv.ParseUint(step, 10, 32); err != nil {
+		return "", 0, fmt.Errorf("SLURM_STEP_ID=%q is not a number", step)
+	}
+	if number >= 0xfffffff0 {
+		step = ""
+	}
+	return step, number, nil
+}
+
+// slurmSize returns the variable that has the number of tasks of a step.
+func slurmSize(v *vars) string {
+	if v.get("SLURM_STEP_NUM_TASKS") != "" {
+		return "SLURM_STEP_NUM_TASKS"
+	}
+	return "SLURM_NTASKS"
 }

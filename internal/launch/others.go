@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 )
@@ -15,7 +16,11 @@ func Others(getenv func(string) string) string {
 	if n := Goroutines.Load(); n > 1 {
 		return fmt.Sprintf("comm.Run has %d ranks in this process", n)
 	}
-	if e, ok, err := Parse(getenv); err == nil && ok && e.Size > 1 {
+	e, ok, err := Parse(getenv)
+	if errors.As(err, new(*ContradictionError)) {
+		return err.Error()
+	}
+	if err == nil && ok && e.Size > 1 {
 		return fmt.Sprintf("this process is rank %d of %d, says %s", e.Rank, e.Size, e.Source)
 	}
 	return ""

@@ -12,6 +12,8 @@ func TestOthers(t *testing.T) {
 	require.Empty(t, others())
 	env["RANK"], env["WORLD_SIZE"] = "0", "1"
 	require.Empty(t, others())
+	env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_SIZE"] = "1", "2"
+	require.Contains(t, others(), "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 (Open MPI) contradict each other")
 	env["RANK"], env["WORLD_SIZE"] = "1", "2"
 	require.Equal(t, "this process is rank 1 of 2, says torchrun", others())
 	Goroutines.Add(1)
