@@ -93,6 +93,14 @@ func (l *launcher) obey(a *attempt, o order) {
 func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
 	switch {
 	case s == growSignal:
+	case s == noticeSignal:
+		if !a.asked {
+			l.screen.say("passing %s on", signalName(s))
+			a.signal(s)
+		}
+		return
+	case s == syscall.SIGHUP && a.user: // the shell and the system each send one when a terminal closes
+		return
 	case a.user:
 		l.screen.say("second signal: killing the ranks")
 		a.signal(syscall.SIGKILL)

@@ -124,7 +124,7 @@ func (l *launcher) prepare(environ []string) (temporary string, err error) {
 			}
 			return temporary, err
 		case sig := <-l.signals:
-			if sig != growSignal {
+			if sig != growSignal && sig != noticeSignal {
 				cancel(fmt.Errorf("%v before the ranks were started", sig))
 			}
 		}
@@ -136,7 +136,9 @@ func (l *launcher) job() int {
 	for {
 		select {
 		case sig := <-l.signals:
-			l.seat.tell(report{Signal: sig.(syscall.Signal)})
+			if sig != noticeSignal { // there are no ranks
+				l.seat.tell(report{Signal: sig.(syscall.Signal)})
+			}
 		case o := <-l.seat.orders:
 			l.print(o)
 			switch {

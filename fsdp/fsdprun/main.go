@@ -72,8 +72,12 @@
 // that of the rank which failed first: its own, or 128 plus the number of the signal that killed it.
 //
 // SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once, unless it has been
-// asked to end: a rank may save what it has, for as long as -grace. The second signal kills. If all
-// ranks then exit with 0, so does fsdprun. Ranks do not outlive it: processes that a rank has started
+// asked to end: a rank may save what it has, for as long as -grace; comm.Interrupt is how a program
+// learns of it. The second signal kills, unless it is SIGHUP, of which a terminal that closes sends
+// several. If all ranks then exit with 0, so does fsdprun. SIGUSR2 is passed on and has no further
+// effect here: with "#SBATCH --signal=USR2@60" ranks may save before Slurm's SIGTERM.
+//
+// Ranks do not outlive fsdprun: processes that a rank has started
 // are killed when the rank ends, unless they made a process group of their own. On Linux ranks end
 // even when fsdprun itself is killed by SIGKILL; what they have started does not, then.
 //

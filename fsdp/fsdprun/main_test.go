@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/perfetto"
@@ -132,6 +133,14 @@ var scripts = map[string]func(launch.Env) int{
 		}
 		return 0
 	},
+	// Ranks train until they are interrupted, and save to the first argument.
+	"train": func(launch.Env) int {
+		if err := trainUntilInterrupted(os.Args[1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	},
 	// The last rank fails, the others wait for the signal.
 	"fail": func(e launch.Env) int {
 		if e.Rank < e.Size-1 {
@@ -226,6 +235,16 @@ var scripts = map[string]func(launch.Env) int{
 		signal.Reset(syscall.SIGTERM)
 		fmt.Println("saving")
 		os.Open(os.Args[2])
+		return 0
+	},
+	// Ranks take their time to end, until the FIFO is opened.
+	"hangup": func(launch.Env) int {
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGHUP)
+		fmt.Println("ready")
+		<-c
+		fmt.Println("saving")
+		os.Open(os.Args[1])
 		return 0
 	},
 	// Rank 0 leaves a child behind, which holds a pipe of the test and the output of the rank.
@@ -630,6 +649,23 @@ func TestSecondSignalKills(t *testing.T) {
 	require.Contains(t, r.err.String(), ": ended by fsdprun with SIGKILL")
 }
 
+// TestTerminalCloses: several SIGHUPs are one wish to end.
+func TestTerminalCloses(t *testing.T) {
+	saved := fifo(t, t.TempDir(), "saved")
+	r := begin(t, "hangup", strings.NewReader(""), []string{"-n", "1", "-grace", "1h"}, saved)
+	r.await(1, "ready")
+	r.signals <- syscall.SIGHUP
+	r.await(1, "saving")
+	for range 2 + cap(r.signals) { // the first of them has been handled when all are sent
+		r.signals <- syscall.SIGHUP
+	}
+	f, err := os.OpenFile(saved, os.O_RDWR, 0) // which waits for nobody
+	require.NoError(t, err)
+	defer f.Close()
+	require.Zero(t, <-r.status, &r.err)
+	require.Equal(t, 1, strings.Count(r.err.String(), "SIGHUP"))
+}
+
 func TestKillAfterGrace(t *testing.T) {
 	r := begin(t, "stubborn", strings.NewReader(""), []string{"-n", "2", "-grace", "10ms"}, fifo(t, t.TempDir(), "ready"))
 	require.Equal(t, 1, <-r.status)
@@ -810,6 +846,33 @@ func TestPackageIsBuilt(t *testing.T) {
 	left, err := os.ReadDir(temporary)
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// TestSignalsSave sends to fsdprun what ends a terminal, a job, and the time of a job of Slurm: the
+// ranks save after the same step, and nobody fails.
+func TestSignalsSave(t *testing.T) {
+	t.Setenv("SLURM_JOB_ID", "7")
+	for _, signals := range [][]syscall.Signal{{syscall.SIGTERM}, {syscall.SIGHUP, syscall.SIGHUP}, {syscall.SIGUSR2, syscall.SIGUSR2}, {syscall.SIGINT}} {
+		dir := t.TempDir()
+		cmd, lines := process(t, "train", "-n", "2", os.Args[0], dir)
+		for range 2 {
+			require.Contains(t, <-lines, "ready")
+		}
+		for _, s := range signals {
+			require.NoError(t, cmd.Process.Signal(s))
+		}
+		var out []string
+		for line := range lines {
+			out = append(out, line)
+		}
+		require.NoError(t, cmd.Wait(), "%v: %q", signals, out)
+		require.Len(t, out, 2)
+		latest, err := fsdp.LatestCheckpoint(dir)
+		require.NoError(t, err)
+		for _, line := range out {
+			require.Contains(t, line, filepath.Base(latest))
+		}
+	}
 }
 
 // TestRealSignal sends a signal to a launcher that is a process of its own.

@@ -5,6 +5,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,7 +20,39 @@ import (
 )
 
 // straggle trains as a rank.
-func straggle() (err error) {
+func straggle() error {
+	passes := 0
+	return train(func(*fsdp.Sharded) (bool, error) {
+		passes++
+		return passes == 11, nil
+	})
+}
+
+// trainUntilInterrupted trains as a rank, saves to dir and says where.
+func trainUntilInterrupted(dir string) error {
+	ctx := context.Background()
+	interrupt, stop := comm.Interrupt(ctx)
+	defer stop()
+	passes := 0
+	return train(func(m *fsdp.Sharded) (bool, error) {
+		if passes++; passes == 1 {
+			fmt.Println("ready")
+		}
+		over, err := m.Any(ctx, interrupt.Err() != nil)
+		if !over || err != nil {
+			return over, err
+		}
+		if err := m.Save(ctx, dir, nil); err != nil {
+			return true, err
+		}
+		latest, err := fsdp.LatestCheckpoint(dir)
+		fmt.Println("saved", filepath.Base(latest))
+		return true, err
+	})
+}
+
+// train trains as a rank until over returns true, after each pass.
+func train(over func(*fsdp.Sharded) (bool, error)) (err error) {
 	g, err := comm.FromEnv(context.Background())
 	if err != nil {
 		return err
@@ -30,11 +64,14 @@ func straggle() (err error) {
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
 	tokens := tensor.New(tensor.WithShape(1, 8), tensor.WithBacking([]int{0, 1, 2, 3, 4, 5, 6, 7}))
-	for range 11 {
+	for done := false; !done; {
 		if _, err := m.Forward(context.Background(), tokens, tokens); err != nil {
 			return err
 		}
 		if err := m.Backward(context.Background()); err != nil {
+			return err
+		}
+		if done, err = over(m); err != nil {
 			return err
 		}
 	}

@@ -13,12 +13,13 @@ import (
 const (
 	executableSuffix = ""
 	growSignal       = syscall.SIGUSR1
+	noticeSignal     = syscall.SIGUSR2 // passed on
 )
 
 // caught returns the signals that fsdprun handles. One that was ignored from the start, as by
 // nohup, stays so.
 func caught() []os.Signal {
-	list := []os.Signal{growSignal}
+	list := []os.Signal{growSignal, noticeSignal}
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		if !signal.Ignored(s) {
 			list = append(list, s)

@@ -8,6 +8,7 @@ import (
 const (
 	executableSuffix = ".exe"
 	growSignal       = syscall.Signal(0) // there is none
+	noticeSignal     = syscall.Signal(0)
 )
 
 func caught() []os.Signal { return []os.Signal{os.Interrupt, syscall.SIGTERM} }
