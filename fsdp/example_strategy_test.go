@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -115,7 +114,7 @@ func ExampleSharded_Any() {
 		if err != nil {
 			return err
 		}
-		interrupt, stop := signal.NotifyContext(ctx, os.Interrupt)
+		interrupt, stop := comm.Interrupt(ctx)
 		defer stop()
 		tokens, targets := counting(5*g.Rank(), 2, 8)
 		data := fsdp.Batches(slices.Repeat([][]fsdp.Tensor{{tokens, targets}}, 1000)...)

@@ -178,7 +178,7 @@ func (o *joinOptions) exchange(ctx context.Context, s *Sharded, more bool, err e
 // stopped alone would leave the others waiting: after the same step they stop early, because one was
 // interrupted, has lost patience or is out of time.
 //
-//	interrupt, stop := signal.NotifyContext(ctx, os.Interrupt)
+//	interrupt, stop := comm.Interrupt(ctx) // Ctrl-C, SIGTERM, SIGHUP, notices of Slurm
 //	defer stop()
 //	for batch, err := range m.Join(ctx, data) {
 //		… // a step
@@ -187,8 +187,8 @@ func (o *joinOptions) exchange(ctx context.Context, s *Sharded, more bool, err e
 //		}
 //	}
 //
-// It costs what the flag of Join does: one exchange of some words. The ctx is not the one that the
-// signal ends, which would end the exchange.
+// It costs what the flag of Join does: one exchange of some words. Its ctx is not interrupt, which
+// would end the exchange.
 func (s *Sharded) Any(ctx context.Context, is bool) (bool, error) {
 	if err := enter(s, "Any"); err != nil {
 		return false, err

@@ -23,7 +23,6 @@ import (
 	"flag"
 	"log"
 	"os"
-	"os/signal"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -60,8 +59,8 @@ func check(err error) { must(0, err) }
 func main() {
 	ranks := flag.Int("ranks", 2, "`number` of ranks, where no launcher has started them")
 	flag.Parse()
-	interrupt, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	context.AfterFunc(interrupt, stop) // a second Ctrl-C kills
+	interrupt, stop := comm.Interrupt(context.Background()) // Ctrl-C, SIGTERM, SIGHUP
+	defer stop()
 	check(comm.Run(context.Background(), *ranks, func(ctx context.Context, g comm.Group) error {
 		vit := &nn.ViT{Height: 8, Width: 8, Patch: 8, Channels: 1, Classes: 10, Layers: 2, Dim: 64, Heads: 4, Dropout: 0.2, Hidden: 128}
 		m := must(fsdp.Wrap(vit, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Layer{})}))

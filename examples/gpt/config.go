@@ -145,7 +145,7 @@ func (c *config) define(f *flag.FlagSet) (preset *string) {
 	f.IntVar(&c.keep, "keep", 3, "leave the last `k` checkpoints")
 	f.BoolVar(&c.resume, "resume", false, "go on from the newest checkpoint in -save, if there is one")
 	f.IntVar(&c.status, "interrupted", 0,
-		"exit `status` where Ctrl-C or SIGTERM ends the training\n(default 0, and a sample as at the end); of 143 a scheduler\nknows that the job is not over")
+		"exit `status` where a signal ends the training\n(default 0, and a sample as at the end); of 143 a scheduler\nknows that the job is not over")
 	f.StringVar(&c.importFrom, "import", "", "begin with the weights in this `file`, safetensors with GPT-2's names")
 	f.StringVar(&c.exportTo, "export", "", "write the weights to this `file`, safetensors with GPT-2's names")
 	f.StringVar(&c.prompt, "prompt", "func ", "`text` that the sample begins with")

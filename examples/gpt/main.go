@@ -13,9 +13,9 @@
 //	mpirun -n 2 go run ./examples/gpt
 //
 // It prints the plan before it runs anything, trains with a progress line, and ends with the loss
-// curve, the loss on text that was held out, and text that the model writes. Ctrl-C or SIGTERM on any
-// rank ends the training after the step under way and shows the same for what has been learned so
-// far; a second one ends the program.
+// curve, the loss on text that was held out, and text that the model writes. Ctrl-C, SIGTERM or
+// SIGHUP on any rank ends the training after the step under way and shows the same for what has been
+// learned so far; a second Ctrl-C or SIGTERM ends the program.
 //
 // On two cores of an AMD EPYC with AVX-512 (2026-11-21, when windows came in another order):
 //
@@ -97,9 +97,10 @@
 // # Saving and resuming
 //
 // With -save the run leaves checkpoints in a directory, written while the training goes on; the
-// last ones are kept, and Ctrl-C writes one more. So does SIGTERM, which Slurm, Kubernetes and spot
-// machines send before they take a machine away, and fsdprun before it starts more ranks. The same
-// command with -resume goes on from the newest, wherever the run has stopped:
+// last ones are kept, and Ctrl-C writes one more. So do SIGHUP, when the terminal closes, and SIGTERM,
+// which Slurm, Kubernetes and spot machines send before they take a machine away, and fsdprun before
+// it starts more ranks: see comm.Interrupt. The same command with -resume goes on from the newest,
+// wherever the run has stopped:
 //
 //	go run ./examples/gpt -time 2h -save ckpt -resume
 //	go run ./examples/gpt -time 2h -save ckpt -resume -ranks 4   # any number of ranks
@@ -144,9 +145,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -154,9 +153,9 @@ import (
 )
 
 func main() {
-	ctx, restore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, restore) // so that a second signal kills
+	ctx, stop := comm.Interrupt(context.Background())
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
 	var status exitStatus
 	switch {
 	case errors.As(err, &status):

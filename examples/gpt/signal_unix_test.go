@@ -20,7 +20,7 @@ func TestSignals(t *testing.T) {
 	for _, c := range []struct {
 		signal syscall.Signal
 		status int
-	}{{syscall.SIGINT, 0}, {syscall.SIGTERM, 0}, {syscall.SIGTERM, 143}} {
+	}{{syscall.SIGINT, 0}, {syscall.SIGTERM, 0}, {syscall.SIGHUP, 0}, {syscall.SIGTERM, 143}} {
 		dir := t.TempDir()
 		args := smallJob(t, "-ranks", "2", "-steps", "1000000", "-sample-bytes", "0", "-save", dir, "-interrupted", fmt.Sprint(c.status))
 		cmd := exec.Command(os.Args[0], args...)
