@@ -32,7 +32,8 @@ func Connect(ctx context.Context, who, addr string, cfg Config, mine auth.Hello)
 	return reach(ctx, who, addr, cfg, mine, connectOn(ctx))
 }
 
-var dialer = &net.Dialer{KeepAliveConfig: keepAlive}
+// dialer gives up a silent address, so that the next attempt resolves its name again.
+var dialer = &net.Dialer{KeepAliveConfig: keepAlive, Timeout: 10 * time.Second}
 
 type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
@@ -131,11 +132,20 @@ func final(err error) bool {
 	return auth.Final(err) || errors.As(err, &malformed)
 }
 
-// reason leaves out of a network error what the message says anyway.
+// reason leaves out of a network error what the message says anyway, and says what an attempt that
+// was given up has waited for.
 func reason(err error) error {
 	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		return op.Err
+	if !errors.As(err, &op) || op.Op != "dial" {
+		return err
 	}
-	return err
+	var lookup *net.DNSError
+	waited := op.Timeout() || errors.Is(op, context.Canceled)
+	switch {
+	case waited && errors.As(err, &lookup):
+		return fmt.Errorf("the name service has no answer for %s", lookup.Name)
+	case waited && op.Addr != nil:
+		return fmt.Errorf("no answer from %v: nothing runs at this address, or a firewall drops what is sent to it", op.Addr)
+	}
+	return op.Err
 }

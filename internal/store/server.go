@@ -23,17 +23,17 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interv
 
 // Server serves whoever knows the secret: a store in memory, or what Accept was given.
 type Server struct {
-	cfg    Config
-	ln     net.Listener
-	table  *table
-	admit  Admit
-	serve  Serving
-	places auth.Places   // of connections that have not proven themselves
-	done   chan struct{} // closed by Close
+	cfg       Config
+	listeners []net.Listener
+	table     *table
+	admit     Admit
+	serve     Serving
+	places    auth.Places   // of connections that have not proven themselves
+	done      chan struct{} // closed by Close
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{} // open connections; nil once closed
-	tasks sync.WaitGroup        // the accepting goroutine and one for each connection
+	tasks sync.WaitGroup        // an accepting goroutine for each listener, and one for each connection
 }
 
 // Admit decides about a client that knows the secret: it returns what the server says of itself, or
@@ -45,8 +45,9 @@ type Admit func(theirs auth.Hello) (mine auth.Hello, err error)
 type Serving func(conn, raw net.Conn, theirs auth.Hello) error
 
 // Listen serves a store on a TCP address, such as "127.0.0.1:0". A server may listen where another
-// has just ended. Until ctx ends it waits for a name that does not exist yet, as that of a pod of
-// Kubernetes does not when the pod begins.
+// has just ended. It listens on all addresses of a name that are this host's. Until ctx ends it waits
+// for a name that does not exist yet, or leads elsewhere, as that of a pod of Kubernetes may when the
+// pod begins.
 func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	s, err := start(ctx, addr, cfg, cfg.admit, nil)
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -62,54 +63,40 @@ func Accept(ctx context.Context, addr string, cfg Config, admit Admit, serve Ser
 }
 
 func start(ctx context.Context, addr string, cfg Config, admit Admit, serve Serving) (*Server, error) {
-	// Where the address of a dead server could not be reused, Go sets SO_REUSEADDR by itself.
-	config := net.ListenConfig{KeepAliveConfig: keepAlive}
-	open := config.Listen
-	if n := NetworkOf(ctx); n != nil {
-		open = func(ctx context.Context, _, addr string) (net.Listener, error) { return n.Listen(ctx, addr) }
-	}
-	ln, err := listen(ctx, addr, cfg, open)
+	list, err := listenOn(ctx).wait(ctx, addr, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("store: cannot serve on %s: %w", addr, err)
 	}
-	s, err := newServer(ln, cfg, admit, serve)
+	s, err := newServer(list, cfg, admit, serve)
 	if err != nil {
-		return nil, errors.Join(err, ln.Close())
+		for _, ln := range list {
+			err = errors.Join(err, ln.Close())
+		}
+		return nil, err
 	}
 	return s, nil
 }
 
-type listenFunc func(ctx context.Context, network, addr string) (net.Listener, error)
-
-// listen waits for a name that does not exist yet.
-func listen(ctx context.Context, addr string, cfg Config, open listenFunc) (net.Listener, error) {
-	ln, err := open(ctx, "tcp", addr)
-	var unnamed *net.DNSError
-	if errors.As(err, &unnamed) {
-		cfg.log(fmt.Errorf("store: waiting for the name of this host: %w", unnamed))
-	}
-	for retry := (backoff{next: 20 * time.Millisecond, max: time.Second}); errors.As(err, &unnamed) && retry.wait(ctx.Done(), nil); {
-		ln, err = open(ctx, "tcp", addr)
-	}
-	return ln, err
+// Serve serves a store on ln, which the server closes. With an error ln stays open.
+func Serve(ln net.Listener, cfg Config) (*Server, error) {
+	return newServer([]net.Listener{ln}, cfg, cfg.admit, nil)
 }
 
-// Serve serves a store on ln, which the server closes. With an error ln stays open.
-func Serve(ln net.Listener, cfg Config) (*Server, error) { return newServer(ln, cfg, cfg.admit, nil) }
-
 // newServer serves a store where serve is nil.
-func newServer(ln net.Listener, cfg Config, admit Admit, serve Serving) (*Server, error) {
+func newServer(list []net.Listener, cfg Config, admit Admit, serve Serving) (*Server, error) {
 	if err := auth.Check(cfg.Secret); err != nil {
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	s := &Server{
-		cfg: cfg, ln: ln, table: newTable(), admit: admit, serve: serve,
+		cfg: cfg, listeners: list, table: newTable(), admit: admit, serve: serve,
 		done: make(chan struct{}), conns: make(map[net.Conn]struct{}),
 	}
 	if serve == nil {
 		s.serve = s.store
 	}
-	s.tasks.Go(s.accept)
+	for _, ln := range list {
+		s.tasks.Go(func() { s.accept(ln) })
+	}
 	return s, nil
 }
 
@@ -121,8 +108,8 @@ func (s *Server) store(conn, raw net.Conn, theirs auth.Hello) error {
 	return nil
 }
 
-// Addr is where the server listens.
-func (s *Server) Addr() net.Addr { return s.ln.Addr() }
+// Addr is where the server listens, or one of several addresses of its name.
+func (s *Server) Addr() net.Addr { return s.listeners[0].Addr() }
 
 // Close ends the server and all its connections, and waits until they have ended. What was stored
 // is gone.
@@ -136,7 +123,10 @@ func (s *Server) Close() error {
 		return nil
 	}
 	close(s.done)
-	err := s.ln.Close()
+	var err error
+	for _, ln := range s.listeners {
+		err = errors.Join(err, ln.Close())
+	}
 	for c := range conns {
 		_ = c.Close()
 	}
@@ -144,12 +134,11 @@ func (s *Server) Close() error {
 	return err
 }
 
-// accept takes connections while there are places for them. The others wait in the backlog of the
-// listener.
-func (s *Server) accept() {
+// accept takes connections while there are places for them. The others wait in the backlog of ln.
+func (s *Server) accept(ln net.Listener) {
 	retry := backoff{next: 5 * time.Millisecond, max: time.Second}
 	for {
-		conn, err := s.ln.Accept()
+		conn, err := ln.Accept()
 		if err == nil {
 			retry.next = 5 * time.Millisecond
 			if !s.places.Take(conn, s.done) {
@@ -159,7 +148,7 @@ func (s *Server) accept() {
 			s.tasks.Go(func() { s.welcome(conn) })
 			continue
 		}
-		s.report(fmt.Errorf("store: %s: %w", s.Addr(), err))
+		s.report(fmt.Errorf("store: %s: %w", ln.Addr(), err))
 		if errors.Is(err, net.ErrClosed) || !retry.wait(s.done, nil) {
 			return
 		}

@@ -8,8 +8,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
+	"os"
 	"runtime"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -507,31 +510,100 @@ func TestDialWaitsForALateServer(t *testing.T) {
 	})
 }
 
-// TestListenWaitsForAName: rank 0 may begin before its host has the name that the others know.
+// TestListenWaitsForAName: rank 0 may begin before its host has the name that the others know, and
+// while the name leads to the host that had it before.
 func TestListenWaitsForAName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		begin, j := time.Now(), &journal{}
-		late := func(context.Context, string, string) (net.Listener, error) {
-			if time.Since(begin) < time.Minute {
-				return nil, &net.OpError{Op: "listen", Err: &net.DNSError{Err: "no such host", Name: "host0", IsNotFound: true}}
-			}
-			return newMemory(), nil
+		begin := time.Now()
+		old, own := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.7")
+		own6, port := netip.MustParseAddr("fe80::7"), "1"
+		var opened []string
+		late := listening{
+			lookup: func(context.Context, string, string) ([]netip.Addr, error) {
+				switch since := time.Since(begin); {
+				case since < time.Minute:
+					return nil, &net.DNSError{Err: "no such host", Name: "host0", IsNotFound: true}
+				case since < 2*time.Minute:
+					return []netip.Addr{old}, nil
+				}
+				return []netip.Addr{old, own, own6}, nil
+			},
+			open: func(_ context.Context, _, addr string) (net.Listener, error) {
+				if addr == net.JoinHostPort(old.String(), port) {
+					return nil, &net.OpError{Op: "listen", Err: os.NewSyscallError("bind", syscall.EADDRNOTAVAIL)}
+				}
+				opened = append(opened, addr)
+				return newMemory(), nil
+			},
 		}
-		cfg := config
+		cfg, j := config, &journal{}
 		cfg.Log = j.log
-		_, err := listen(t.Context(), "host0:1", cfg, late)
+		list, err := late.wait(t.Context(), "host0:1", cfg)
 		require.NoError(t, err)
-		require.Less(t, time.Since(begin), time.Minute+time.Second)
+		require.Less(t, time.Since(begin), 2*time.Minute+time.Second)
 		require.Len(t, j.all(), 1)
 		require.EqualError(t, j.all()[0], "store: waiting for the name of this host: lookup host0: no such host")
+		require.Len(t, list, 2)
+		require.Equal(t, []string{"10.0.0.7:1", "[fe80::7]:1"}, opened)
 
-		begin = time.Now()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err = listen(ctx, "host0:1", cfg, late)
-		require.EqualError(t, err, "listen: lookup host0: no such host")
-		require.Equal(t, time.Second, time.Since(begin))
+		for _, c := range []struct {
+			after time.Duration
+			want  string
+		}{
+			{0, "lookup host0: no such host (enough)"},
+			{time.Minute, "host0 has no address of this host: listen: bind: cannot assign requested address (enough)"},
+		} {
+			begin = time.Now().Add(-c.after)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("enough"))
+			_, err = late.wait(ctx, "host0:1", cfg)
+			cancel()
+			require.EqualError(t, err, c.want)
+		}
+		late.open = func(context.Context, string, string) (net.Listener, error) { return nil, syscall.EADDRINUSE }
+		_, err = late.wait(t.Context(), "10.0.0.7:1", cfg)
+		require.ErrorIs(t, err, syscall.EADDRINUSE)
+		begin = time.Now().Add(-time.Hour)
+		_, err = late.wait(t.Context(), "host0:1", cfg)
+		require.ErrorIs(t, err, syscall.EADDRINUSE, "another job has the port of one address")
 	})
+}
+
+// TestListenOnAllAddresses serves on each address of a name, under one port.
+func TestListenOnAllAddresses(t *testing.T) {
+	l := listenOn(t.Context())
+	l.lookup = func(context.Context, string, string) ([]netip.Addr, error) {
+		return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")}, nil
+	}
+	list, err := l.wait(t.Context(), "host0:0", config)
+	if runtime.GOOS != "linux" && err != nil {
+		return // only Linux has all of 127.0.0.0/8
+	}
+	require.NoError(t, err)
+	s, err := newServer(list, config, config.admit, nil)
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+	for _, ln := range list {
+		c, err := Dial(t.Context(), ln.Addr().String(), config)
+		require.NoError(t, err)
+		holder, err := c.Claim(t.Context(), "key", []byte(ln.Addr().String()))
+		require.NoError(t, err)
+		require.Equal(t, s.Addr().String(), string(holder), "one store")
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, s.Close())
+}
+
+// TestReason: an attempt that was given up says what it has waited for.
+func TestReason(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, refused := dialer.DialContext(ctx, "tcp", "192.0.2.1:1")
+	require.EqualError(t, reason(refused), "no answer from 192.0.2.1:1: nothing runs at this address, or a firewall drops what is sent to it")
+	silent := &net.OpError{Op: "dial", Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}, Err: os.ErrDeadlineExceeded}
+	require.EqualError(t, reason(silent), reason(refused).Error())
+	_, unnamed := dialer.DialContext(ctx, "tcp", "host0.invalid:1")
+	require.EqualError(t, reason(unnamed), "the name service has no answer for host0.invalid")
+	require.EqualError(t, reason(errRefused), "connect: connection refused")
 }
 
 func TestDialGivesUp(t *testing.T) {
