@@ -37,9 +37,10 @@ type Config struct {
 
 	// Unit is what Step counts, as it is shown: "tok" is the default.
 	Unit string
-	// FLOPs are the floating-point operations of forward and backward for one unit, as the models of
-	// package nn say them; for others FLOPs of a [fsdp.Plan], divided by the units of its batch. 0
-	// means unknown.
+	// FLOPs are the floating-point operations that training all parameters takes for one unit. Models
+	// of package nn have a method of this name; for others it is Trained of Plan.Pass.Cost, divided by
+	// the units of the plan's batch. With Plan, the operations that frozen parameters save are not
+	// counted. 0 means unknown.
 	FLOPs int
 	// Peak is the number of floating-point operations that one rank does in a second at most, such as
 	// what MeasurePeak returns. With it the share that is used is shown (model FLOPs utilisation,
@@ -74,7 +75,8 @@ type Config struct {
 type Monitor struct {
 	cfg    Config
 	rank   int
-	ranks  int // that exchange: 1 if nothing is
+	ranks  int     // that exchange: 1 if nothing is
+	flops  float64 // for one unit
 	screen *Screen
 	state  State
 
@@ -113,7 +115,7 @@ func New(cfg Config) (*Monitor, error) {
 		cfg.Curve = "loss"
 	}
 	now := time.Now()
-	m := &Monitor{cfg: cfg, ranks: 1, state: cfg.State.clone(), begin: now, mark: now}
+	m := &Monitor{cfg: cfg, ranks: 1, flops: cfg.flops(), state: cfg.State.clone(), begin: now, mark: now}
 	m.train.label, m.eval.label, m.eval.prefix = "monitor:", "monitor, validation:", "validation/"
 	if cfg.Group != nil {
 		m.rank = cfg.Group.Rank()
@@ -271,7 +273,7 @@ func (m *Monitor) describe() {
 	if m.sum.took > 0 {
 		rate := float64(m.sum.units) / m.sum.took
 		v = append(v, Value{"run/units_per_second", rate})
-		switch flops := rate * float64(m.cfg.FLOPs); {
+		switch flops := rate * m.flops; {
 		case flops > 0 && m.cfg.Peak > 0:
 			v = append(v, Value{"run/mfu", m.utilisation(flops)})
 		case flops > 0:
@@ -284,15 +286,6 @@ func (m *Monitor) describe() {
 	m.row.Values, m.row.Histograms = v, append(m.row.Histograms[:0], m.histograms...)
 	clear(m.histograms)
 	m.histograms = m.histograms[:0]
-}
-
-// utilisation returns the share of the ranks' peak that so many operations in a second are.
-func (m *Monitor) utilisation(flops float64) float64 {
-	ranks := 1
-	if m.cfg.Group != nil {
-		ranks = m.cfg.Group.Size()
-	}
-	return flops / (m.cfg.Peak * float64(ranks))
 }
 
 // write gives the row to the writers. With several ranks an error is returned when all know of it.
@@ -440,7 +433,7 @@ func (m *Monitor) speeds() (texts []string) {
 	if rate > 0 {
 		texts = append(texts, Rate(rate, m.cfg.Unit))
 	}
-	flops := rate * float64(m.cfg.FLOPs)
+	flops := rate * m.flops
 	if flops > 0 && m.cfg.Peak > 0 {
 		texts = append(texts, fmt.Sprintf("MFU %.1f%%", 100*m.utilisation(flops)))
 	}

@@ -1,6 +1,8 @@
 package monitor
 
 import (
+	"slices"
+
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/internal/peak"
 )
@@ -20,4 +22,22 @@ func MeasurePeak(cores int, compute fsdp.DType) float64 {
 		return 0
 	}
 	return kernel.Rate(cores) * float64(cores)
+}
+
+// flops returns the floating-point operations that the run needs for one unit.
+func (c *Config) flops() float64 {
+	if c.Plan == nil || !slices.ContainsFunc(c.Plan.Groups, func(g fsdp.GroupPlan) bool { return g.Frozen }) {
+		return float64(c.FLOPs)
+	}
+	cost := c.Plan.Pass.Cost()
+	return float64(c.FLOPs) * float64(cost.Needed) / float64(cost.Trained)
+}
+
+// utilisation returns the share of the ranks' peak that so many operations in a second are.
+func (m *Monitor) utilisation(flops float64) float64 {
+	ranks := 1
+	if m.cfg.Group != nil {
+		ranks = m.cfg.Group.Size()
+	}
+	return flops / (m.cfg.Peak * float64(ranks))
 }

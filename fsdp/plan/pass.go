@@ -109,6 +109,7 @@ type Work struct {
 	Rows, Cols, Depth int
 	Scores, Products  int  // of attention: scores of all heads, hidden ones included, and products of a head
 	Wide              bool // it computes in float32 or float64, not in 16 bits
+	Again             bool // in backward: forward has computed it too, and did not keep it
 }
 
 // Class says what bounds the speed of an operation.
@@ -126,20 +127,45 @@ type Cost struct {
 	FLOPs   int // of products and attention included
 	Product int // FLOPs of products
 	Bytes   int // between operations and memory
+	// Trained are the FLOPs that training all parameters needs: three times those of forward, as
+	// utilisations count them (Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Needed are those
+	// of them that this pass needs. It has no gradient of a frozen parameter, and no gradient of an
+	// activation where nothing before it is trained.
+	Trained, Needed int
 }
 
 // Cost sums the work of the pass. What backward computes again is counted again.
 func (p *Pass) Cost() (sum Cost) {
 	for _, op := range p.Ops {
+		again := 0
 		for _, w := range p.work(op) {
 			sum.FLOPs += w.Count * w.FLOPs
 			sum.Bytes += w.Count * w.Bytes
 			if w.Class == Product {
 				sum.Product += w.Count * w.FLOPs
 			}
+			if w.Again {
+				again += w.Count * w.FLOPs
+			}
+		}
+		switch op.Kind {
+		case Forward:
+			n := flops(p.work(op))
+			sum.Trained, sum.Needed = sum.Trained+3*n, sum.Needed+n
+		case Backward:
+			unit := &p.Units[p.Calls[op.Call].Unit]
+			sum.Needed += min(2*flops(unit.Forward), flops(unit.Backward)-again)
 		}
 	}
 	return sum
+}
+
+// flops returns the arithmetic of works.
+func flops(list []Work) (n int) {
+	for _, w := range list {
+		n += w.Count * w.FLOPs
+	}
+	return n
 }
 
 // work returns what an operation computes.

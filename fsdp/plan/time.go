@@ -13,7 +13,7 @@ type Timeline struct {
 	Exposed       float64 // that the device waits for collectives
 	Optimizer     float64
 
-	MFU float64 // share of the device's peak that forward, and twice as much for backward, are of it
+	MFU float64 // share of the device's peak that Needed of a [Cost] is of it
 	HFU float64 // and what is computed, work done twice included
 }
 
@@ -265,17 +265,9 @@ func (r *player) compute(pass, op int, seconds float64) {
 
 // utilise sets the utilisations.
 func (r *player) utilise(passes int) {
-	var model, all float64
-	for _, op := range r.pass.Ops {
-		for _, w := range r.pass.work(op) {
-			all += float64(w.Count) * float64(w.FLOPs)
-			if op.Kind == Forward {
-				model += 3 * float64(w.Count) * float64(w.FLOPs)
-			}
-		}
-	}
-	r.t.MFU = float64(passes) * model / r.t.Total / r.c.Device.Peak
-	r.t.HFU = float64(passes) * all / r.t.Total / r.c.Device.Peak
+	cost, peak := r.pass.Cost(), r.t.Total*r.c.Device.Peak
+	r.t.MFU = float64(passes) * float64(cost.Needed) / peak
+	r.t.HFU = float64(passes) * float64(cost.FLOPs) / peak
 }
 
 // half returns 0 of a forward, 1 of a backward.

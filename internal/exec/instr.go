@@ -97,6 +97,7 @@ type Instr struct {
 	Acc     bool    // adds to Out
 	Update  bool    // serves nothing but updates of buffers: left out in evaluation
 	Half    bool    // runs by Row.BF16
+	Again   bool    // in backward: computes a value that forward has computed
 
 	stock G.Op    // of KindStock
 	parts []Instr // that run together, see "Fusion"; of the rest Out says how many elements, and Scratch where blocks lie

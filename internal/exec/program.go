@@ -31,12 +31,14 @@ type assembler struct {
 	tail map[*G.Node][]copyTo
 	// updating are the values that nothing but updates of buffers needs
 	updating map[*G.Node]bool
-	last     map[*G.Node]int // by base: index in nodes of the last use
-	storages []*arena.Place  // work memory: a value each, or several that are computed in place one after the other
-	at       int             // index in nodes of the one that instructions are for
-	update   bool            // it is one of updating
-	threads  int             // that have scratch memory each
-	apart    bool            // no instructions run together
+	again    map[*G.Node]bool // values that forward has computed too
+	last     map[*G.Node]int  // by base: index in nodes of the last use
+	storages []*arena.Place   // work memory: a value each, or several that are computed in place one after the other
+	at       int              // index in nodes of the one that instructions are for
+	update   bool             // it is one of updating
+	repeats  bool             // it is one of again
+	threads  int              // that have scratch memory each
+	apart    bool             // no instructions run together
 }
 
 // copyTo is a place that wants a copy of a value as well, or its sum with what is there.
@@ -76,7 +78,7 @@ func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 		}
 	}
 	for i, n := range nodes {
-		a.at, a.update = i, a.updating[n]
+		a.at, a.update, a.repeats = i, a.updating[n], a.again[n]
 		if !given[n] {
 			if err := a.emit(n); err != nil {
 				return nil, err
@@ -169,7 +171,7 @@ func (a *assembler) add(in Instr) {
 		}
 		in.Scratch = Operand{Space: SpaceWork, Bytes: n, work: a.storage(all, a.at)}
 	}
-	in.Update, in.at = in.Update || a.update, a.at
+	in.Update, in.Again, in.at = in.Update || a.update, a.repeats, a.at
 	a.code.instrs = append(a.code.instrs, in)
 }
 

@@ -246,6 +246,10 @@ func (c *compiler) compileBackward() (*Program, error) {
 	for n, at := range c.kept {
 		a.loc[n] = at
 	}
+	a.again = make(map[*G.Node]bool)
+	for _, n := range c.forward {
+		a.again[n] = true
+	}
 	uses := make(map[*G.Node]int)
 	for _, n := range c.backward {
 		if _, kept := c.kept[n]; kept || n.Op() == nil {

@@ -135,7 +135,7 @@ func programWork(p *exec.Program) (list []plan.Work) {
 // instrWork returns the work of an instruction, without a count.
 func instrWork(in *exec.Instr) plan.Work {
 	cost := in.Cost()
-	w := plan.Work{Op: string(in.Op.Kind), Class: plan.Other, FLOPs: cost.FLOPs, Bytes: cost.Read + cost.Written, Wide: !in.Half}
+	w := plan.Work{Op: string(in.Op.Kind), Class: plan.Other, FLOPs: cost.FLOPs, Bytes: cost.Read + cost.Written, Wide: !in.Half, Again: in.Again}
 	switch {
 	case in.Op.Product != nil:
 		w.Class = plan.Product
