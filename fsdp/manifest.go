@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -111,6 +112,30 @@ func (c *Config) warnOfOthers() {
 	if others := launch.Others(os.Getenv); others != "" {
 		cmp.Or(c.Logger, slog.Default()).Warn("fsdp: Config.Group is nil, so this rank trains a whole model by itself: "+
 			"give it the group of the ranks, or comm.Local(1)[0] if that is meant", "but", others)
+	}
+}
+
+// cores returns how many ranks of the group this host has, if each has a process, or else this process,
+// and how many cores they may use. Where a launcher does not say how many, it is all ranks.
+func (c *Config) cores() (ranks, cores int) {
+	ranks, cores = c.Group.Size(), runtime.GOMAXPROCS(0)
+	if env, launched, err := launch.Parse(os.Getenv); err == nil && launched {
+		cores = runtime.NumCPU() // fsdprun divides them by GOMAXPROCS
+		if env.LocalSize > 0 {
+			ranks = min(ranks, env.LocalSize)
+		}
+	}
+	return ranks, cores
+}
+
+// logCores tells the logger of cores on which no rank computes.
+func (c *Config) logCores(rank int) {
+	if c.Logger == nil || c.Device != nil || rank != 0 {
+		return
+	}
+	if ranks, cores := c.cores(); ranks*c.Threads < cores {
+		c.warner(rank).Info("fsdp: some cores compute nothing: more ranks (fsdprun -n) or Config.Threads use them",
+			"computing", ranks*c.Threads, "cores", cores, "ranks", ranks, "threads", c.Threads)
 	}
 }
 

@@ -431,6 +431,10 @@ func attach(s *Sharded) error {
 		return nil
 	}
 	to := profile.Target{Group: s.cfg.Group, Model: s.team.Model}
+	if s.cfg.Device == nil {
+		_, to.Cores = s.cfg.cores()
+		to.Threads = s.cfg.Threads
+	}
 	var err error
 	if s.cfg.TraceDir != "" {
 		to.Trace, to.Number, err = timeline.Beside(s.cfg.TraceDir, s.cfg.Group, s.team.Model)

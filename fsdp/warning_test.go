@@ -3,8 +3,11 @@ package fsdp_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log"
+	"log/slog"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -87,5 +90,36 @@ func TestWarnings(t *testing.T) {
 			require.Contains(t, said.String(), c.want)
 			require.Equal(t, 1, strings.Count(said.String(), "\n"))
 		})
+	}
+}
+
+// TestIdleCores wraps a model on fewer ranks and threads than there are cores, and on as many: a logger is told
+// of the former, once.
+func TestIdleCores(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
+	for _, c := range []struct {
+		ranks, threads int
+		want           string
+	}{
+		{1, 0, "computing=1 cores=4 ranks=1 threads=1"},
+		{1, 3, "computing=3 cores=4 ranks=1 threads=3"},
+		{3, 1, "computing=3 cores=4 ranks=3 threads=1"},
+		{2, 2, ""},
+		{4, 2, ""},
+	} {
+		said := make([]bytes.Buffer, c.ranks)
+		onRanks(t, c.ranks, func(ctx context.Context, g comm.Group) {
+			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Threads: c.threads, Logger: slog.New(slog.NewTextHandler(&said[g.Rank()], nil))})
+			_, err := m.Freeze(ctx, func(string) bool { return false }, nil)
+			require.NoError(t, errors.Join(err, m.Close()))
+		})
+		for rank := range said {
+			text, times := said[rank].String(), 0
+			if rank == 0 && c.want != "" {
+				require.Contains(t, text, c.want)
+				times = 1
+			}
+			require.Equal(t, times, strings.Count(text, "some cores compute nothing: more ranks (fsdprun -n) or Config.Threads use them"), text)
+		}
 	}
 }

@@ -44,6 +44,9 @@ func (l *launcher) readTotals(r *rank) {
 		if err = errors.Join(err, rerr, os.Remove(name)); rerr == nil {
 			err = errors.Join(err, json.Unmarshal(text, t))
 		}
+		if t.Cores > 0 { // a rank that is pinned, or has a GOMAXPROCS of its own, sees only its share
+			t.Cores = l.cores
+		}
 		r.end.Totals = append(r.end.Totals, t)
 	}
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
@@ -83,7 +85,12 @@ func train(over func(*fsdp.Sharded) (bool, error)) (err error) {
 func TestStragglers(t *testing.T) {
 	status, r := finish(t, "straggle", "-n", "3", "-stragglers")
 	require.Zero(t, status, &r.err)
-	require.Regexp(t, `stragglers: 10 passes of 3 ranks\nfsdprun: .*hold`, r.err.String())
+	require.Regexp(t, `(?s)stragglers: 10 passes of 3 ranks\nfsdprun: .*hold`, r.err.String())
+
+	n := runtime.GOMAXPROCS(0) + 1
+	status, r = finish(t, "straggle", "-n", strconv.Itoa(n), "-stragglers")
+	require.Zero(t, status, &r.err)
+	require.Regexp(t, fmt.Sprintf(`fsdprun: %d ranks share %d cores?: they wait for a core`, n, n-1), r.err.String())
 
 	status, r = finish(t, "fail", "-n", "2", "-stragglers")
 	require.Equal(t, 7, status)

@@ -10,6 +10,7 @@ import (
 type Report struct {
 	Ranks  []Rank // in the order of their numbers
 	Passes int    // that each has run, at least
+	Hosts  []Host // on which ranks share cores, or leave some idle
 
 	// Culprits are the ranks that the others wait for: one, or all of a host; none if ranks are even.
 	Culprits []int
@@ -38,6 +39,14 @@ type Rank struct {
 	Transfers float64 // waiting for bytes
 	Between   float64 // all else: batches, optimizers, other code
 	Late      float64 // that the others together wait for this one
+}
+
+// A Host is what the ranks of one host compute on.
+type Host struct {
+	Name    string
+	Ranks   int
+	Threads int // cores that these ranks compute on, if each has its own
+	Cores   int // that the host has for them
 }
 
 // Cause is why a rank is slow.
@@ -90,6 +99,7 @@ func Find(all []*Totals) (*Report, error) {
 		f.r.Passes = min(f.r.Passes, t.Passes)
 		f.r.Ranks = append(f.r.Ranks, Rank{Rank: t.Rank, Host: t.Host, Total: t.Took.Seconds() / float64(t.Passes)})
 	}
+	f.hosts()
 	f.transfers = make([][]float64, len(all))
 	for r := range all {
 		f.divide(r)
@@ -106,6 +116,24 @@ type finder struct {
 	at        map[key]int
 	late      [][]float64 // by waiting rank and the rank that it waits for: seconds a pass
 	transfers [][]float64 // by rank and operation: likewise, for bytes
+}
+
+// hosts lists the hosts whose ranks compute on more cores, or fewer, than there are. Ranks that do not
+// say how many are not counted.
+func (f *finder) hosts() {
+	for _, t := range f.all {
+		if t.Threads == 0 || t.Cores == 0 {
+			continue
+		}
+		i := slices.IndexFunc(f.r.Hosts, func(h Host) bool { return h.Name == t.Host })
+		if i < 0 {
+			i = len(f.r.Hosts)
+			f.r.Hosts = append(f.r.Hosts, Host{Name: t.Host})
+		}
+		h := &f.r.Hosts[i]
+		h.Ranks, h.Threads, h.Cores = h.Ranks+1, h.Threads+t.Threads, max(h.Cores, t.Cores)
+	}
+	f.r.Hosts = slices.DeleteFunc(f.r.Hosts, func(h Host) bool { return h.Threads == h.Cores })
 }
 
 // divide divides the time of a rank.

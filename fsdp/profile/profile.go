@@ -43,12 +43,15 @@ func New() *Profile { return &Profile{index: make(map[key]int)} }
 
 // A Target is the model that is profiled, as package fsdp sees it.
 type Target struct {
-	Group  comm.Group
-	Host   string
-	Model  int    // its number, the same on all ranks
-	Path   string // a file to keep the totals in, or ""
-	Trace  string // a file for a predicted pass beside the trace of the real ones, or ""
-	Number uint32 // of that file among those of the trace
+	Group comm.Group
+	Host  string
+	// Threads is the number of cores that this rank computes on, and Cores the number that the ranks of
+	// its host may use together. 0 means unknown, or that a device computes.
+	Threads, Cores int
+	Model          int    // its number, the same on all ranks
+	Path           string // a file to keep the totals in, or ""
+	Trace          string // a file for a predicted pass beside the trace of the real ones, or ""
+	Number         uint32 // of that file among those of the trace
 }
 
 // Attach gives the profile its model. It is for package fsdp, which does so in Wrap.
@@ -59,7 +62,7 @@ func (p *Profile) Attach(to Target) error {
 		return errors.New("the profile is another model's: each needs its own")
 	}
 	p.to = to
-	p.totals = Totals{Rank: to.Group.Rank(), Size: to.Group.Size(), Host: to.Host, Model: to.Model}
+	p.totals = Totals{Rank: to.Group.Rank(), Size: to.Group.Size(), Host: to.Host, Threads: to.Threads, Cores: to.Cores, Model: to.Model}
 	return nil
 }
 

@@ -258,6 +258,47 @@ func TestCounts(t *testing.T) {
 	require.ErrorContains(t, err, "no pass has been counted")
 }
 
+// TestCoresOfHosts has ranks share cores on one host, leave some idle on another, and use all on the third.
+func TestCoresOfHosts(t *testing.T) {
+	said := func(hosts ...profile.Host) string {
+		var all []*profile.Totals
+		for _, h := range hosts {
+			for range h.Ranks {
+				all = append(all, &profile.Totals{Rank: len(all), Host: h.Name, Threads: h.Threads / h.Ranks, Cores: h.Cores, Passes: 1, Took: time.Second})
+			}
+		}
+		r, err := profile.Find(all)
+		require.NoError(t, err)
+		return strings.ReplaceAll(r.String(), "\n", " ")
+	}
+	a, b, c := profile.Host{Name: "a", Ranks: 4, Threads: 4, Cores: 2}, profile.Host{Name: "b", Ranks: 1, Threads: 2, Cores: 16}, profile.Host{Name: "c", Ranks: 2, Threads: 2, Cores: 2}
+	require.Contains(t, said(a), "4 ranks share 2 cores: they wait for a core, and this counts below as waiting for ranks and transfers. Run fewer ranks there. No rank")
+	require.Contains(t, said(b), "1 rank with 2 threads: 2 of 16 cores in use. More ranks (fsdprun -n) or Config.Threads use the others. No rank")
+	require.Regexp(t, "^No rank", said(c))
+	require.Regexp(t, "^4 ranks share 2 cores of a: .* there. 1 rank with 2 threads: 2 of 16 cores of b in use.* others. No rank", said(a, c, b))
+	require.Contains(t, said(a, b, a, profile.Host{Name: "d", Ranks: 1, Threads: 1, Cores: 2}, profile.Host{Name: "e", Ranks: 1, Threads: 1, Cores: 2},
+		profile.Host{Name: "f", Ranks: 1, Threads: 1, Cores: 2}), "8 ranks share 2 cores of a: ")
+	require.Regexp(t, "^No rank", said(profile.Host{Name: "gpu", Ranks: 4}))
+}
+
+// TestCoresAreExchanged asks the ranks of a group, of which each says how many cores it uses.
+func TestCoresAreExchanged(t *testing.T) {
+	require.NoError(t, comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
+		p := profile.New()
+		if err := p.Attach(profile.Target{Group: g, Host: "here", Threads: 1 + g.Rank(), Cores: 4}); err != nil {
+			return err
+		}
+		for pass := range 2 {
+			p.Record(profile.Operation{Pass: pass + 1, Kind: "forward", Name: "a", Begin: at(0, float64(pass)), Took: time.Millisecond})
+		}
+		r, err := p.Stragglers(ctx)
+		if err == nil && !slices.Equal(r.Hosts, []profile.Host{{Name: "here", Ranks: 3, Threads: 6, Cores: 4}}) {
+			err = fmt.Errorf("hosts are %v", r.Hosts)
+		}
+		return err
+	}))
+}
+
 // TestEvaluation leaves evaluations out.
 func TestEvaluation(t *testing.T) {
 	p := profile.New()

@@ -15,6 +15,9 @@ const columns = 70
 // mostRows is how many ranks the table of a report has: those that the others wait for most.
 const mostRows = 16
 
+// mostHosts is how many hosts are described.
+const mostHosts = 4
+
 // fewPasses are those in which a single one may decide.
 const fewPasses = 10
 
@@ -23,6 +26,13 @@ func (r *Report) String() string {
 	var b strings.Builder
 	say := func(format string, args ...any) {
 		b.WriteString(text.Fill(fmt.Sprintf(format, args...), columns, "") + "\n")
+	}
+	for i, h := range r.Hosts {
+		if i == mostHosts {
+			say("%d more hosts share cores or have some that are not in use.", len(r.Hosts)-i)
+			break
+		}
+		say("%s", h.text(len(r.Ranks)))
 	}
 	if r.Cause == Even {
 		say("No rank holds the others up.")
@@ -39,6 +49,30 @@ func (r *Report) String() string {
 	}
 	r.table(&b)
 	return strings.TrimRight(b.String(), "\n")
+}
+
+// text says how a host's ranks, of so many in all, share its cores.
+func (h *Host) text(all int) string {
+	who, of := counted(h.Ranks, "rank"), ""
+	if h.Ranks < all {
+		of = " of " + h.Name
+	}
+	if h.Threads > h.Ranks {
+		who += " with " + counted(h.Threads, "thread")
+	}
+	if h.Threads > h.Cores {
+		return fmt.Sprintf("%s share %s%s: they wait for a core, and this counts below as waiting for ranks and transfers. Run fewer ranks there.",
+			who, counted(h.Cores, "core"), of)
+	}
+	return fmt.Sprintf("%s: %d of %s%s in use. More ranks (fsdprun -n) or Config.Threads use the others.", who, h.Threads, counted(h.Cores, "core"), of)
+}
+
+// counted returns a number of things.
+func counted(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 // who names the culprits, as those who hold.
@@ -106,6 +140,7 @@ func (r *Report) table(b *strings.Builder) {
 	if more := len(r.Ranks) - len(rows); more > 0 {
 		fmt.Fprintf(b, "and %d ranks more that the others wait for less\n", more)
 	}
+	b.WriteString("held: waits for a later rank; transfers: waits for bytes;\nbetween: batches, optimizer, other code\n")
 }
 
 // seconds writes a time.

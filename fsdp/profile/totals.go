@@ -17,6 +17,8 @@ import (
 type Totals struct {
 	Rank, Size int
 	Host       string
+	Threads    int           // cores that the rank computes on
+	Cores      int           // that the ranks of its host may use
 	Model      int           // its number
 	Passes     int           // of training
 	Took       time.Duration // from the beginning of the first operation to the end of the last
@@ -72,19 +74,19 @@ func (t *Totals) hash() int64 {
 	return int64(h.Sum64())
 }
 
-// Words of a rank: passes, time and the name of its host, and then four for each operation.
+// Words of a rank: passes, time, threads, cores and the name of its host, and then four for each operation.
 const (
 	hostWords = 8
-	headWords = 2 + hostWords
+	headWords = 4 + hostWords
 	opWords   = 4
 )
 
 // words returns what the other ranks do not know of t.
 func (t *Totals) words() []int64 {
 	w := make([]int64, headWords, headWords+opWords*len(t.Ops))
-	w[0], w[1] = int64(t.Passes), int64(t.Took)
+	w[0], w[1], w[2], w[3] = int64(t.Passes), int64(t.Took), int64(t.Threads), int64(t.Cores)
 	for i, c := range []byte(t.Host[:min(len(t.Host), 8*hostWords)]) {
-		w[2+i/8] |= int64(c) << (8 * (i % 8))
+		w[4+i/8] |= int64(c) << (8 * (i % 8))
 	}
 	for _, o := range t.Ops {
 		w = append(w, int64(o.Count), int64(o.Absent), int64(o.Begin), int64(o.Took))
@@ -95,10 +97,10 @@ func (t *Totals) words() []int64 {
 // of returns the totals of another rank, of these words.
 func (t *Totals) of(rank int, w []int64) *Totals {
 	c := t.clone()
-	c.Rank, c.Passes, c.Took = rank, int(w[0]), time.Duration(w[1])
+	c.Rank, c.Passes, c.Took, c.Threads, c.Cores = rank, int(w[0]), time.Duration(w[1]), int(w[2]), int(w[3])
 	var host []byte
 	for i := range 8 * hostWords {
-		host = append(host, byte(w[2+i/8]>>(8*(i%8))))
+		host = append(host, byte(w[4+i/8]>>(8*(i%8))))
 	}
 	c.Host = strings.TrimRight(string(host), "\x00")
 	for i := range c.Ops {
