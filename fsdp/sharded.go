@@ -137,6 +137,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	s.team.Votes = s.layout.Votes.Words
 	s.log("wrapped", s.trace, s.team.Rank())
 	s.cfg.logCores(s.team.Rank())
+	warnOfGathers(s)
 	return nil
 }
 

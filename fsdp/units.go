@@ -208,6 +208,34 @@ func (a *arrangement) peers(p int) *optim.Peers {
 	}
 }
 
+// fewGathers is how often a pass gathers a unit without a warning: FullShard does so for forward and for
+// backward, and again for a layer that the model calls a second time.
+const fewGathers = 4
+
+// warnOfGathers warns of units that a pass gathers many times, as units of WrapEach in a recurrent net:
+// between two calls of such a unit there are calls of others.
+func warnOfGathers(s *Sharded) {
+	logger := s.cfg.warner(s.team.Rank())
+	gathers, err := s.engine.Gathers()
+	if logger == nil || err != nil { // the first pass returns the error
+		return
+	}
+	most, units, all := 0, 0, 0
+	for i, n := range gathers {
+		if all += n; n > fewGathers {
+			units++
+		}
+		if n > gathers[most] {
+			most = i
+		}
+	}
+	if units > 0 {
+		logger.Warn("fsdp: a pass gathers some units many times, as calls of other units come between their calls: give these calls one unit in Config.Wrap "+
+			"or leave them to the root unit, or keep the units whole during a pass by ShardGradOp", "unit", s.layout.Groups[most].Name,
+			"gathers", gathers[most], "units", units, "gathers of all", all)
+	}
+}
+
 // meet returns the ranks of the units that have groups of their own, by unit. Every rank learns of
 // all those groups. It is a collective if there are any. Units that have the same group are told of
 // once, where that is so on every rank.

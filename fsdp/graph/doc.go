@@ -3,7 +3,7 @@
 // [Model] takes the nodes that one gives to Gorgonia's own machines and solvers:
 //
 //	model, err := graph.Model(cost, gorgonia.Nodes{x, y}, m.learnables())
-//	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+//	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()}) // but see Calls for recurrent nets
 //	loss, err := s.Forward(ctx, xTensor, yTensor)
 //	err = s.Backward(ctx)
 //
@@ -35,6 +35,11 @@
 // A parameter belongs to the first call that uses it. Later calls, such as the later time steps of
 // a recurrent net, are tied to it. Calls that compute the same from the same tied parameters share
 // one module, which is compiled once.
+//
+// So [fsdp.WrapEach] suits nets whose layers follow each other, and not recurrent nets: each time step
+// uses every parameter, so a pass would gather every unit once for each step, forward and backward.
+// Leave Config.Wrap nil there, which gathers all parameters once, or give all calls of a recurrent
+// layer one name. Wrap warns of units that a pass gathers more than 4 times.
 //
 // Constants are computed in every call that uses them, and so is what depends on parameters and
 // constants alone, such as a transposed weight: to pass it on would keep an unsharded weight alive.

@@ -1,8 +1,10 @@
 package graph_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"strings"
 	"testing"
@@ -446,5 +448,38 @@ func requireLikeTapeMachine(t *testing.T, m *net, model fsdp.Model, ranks int, t
 			local := full[strings.LastIndex(full, ".")+1:]
 			requireClose(t, want.grads[local], g, tolerance, "step %d: gradient of %s", i, full)
 		}
+	}
+}
+
+// TestRecurrentNetsWarn wraps a recurrent net in units that each time step gathers again, and as its comment says.
+func TestRecurrentNetsWarn(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cfg  fsdp.Config
+		want string
+	}{
+		{"WrapEach", fsdp.Config{Wrap: fsdp.WrapEach()}, `give these calls one unit in Config.Wrap or leave them to the root unit, or keep the units whole during a pass by ShardGradOp" ` +
+			`rank=0 unit=wx_o gathers=8 units=5 "gathers of all"=38`},
+		{"nil", fsdp.Config{}, ""},
+		{"ShardGradOp", fsdp.Config{Wrap: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			model, said := lstm(tensor.Float32).model(t), make([]bytes.Buffer, 2)
+			require.NoError(t, comm.Run(t.Context(), 2, func(_ context.Context, g comm.Group) error {
+				cfg := c.cfg
+				cfg.Group, cfg.Logger = g, slog.New(slog.NewTextHandler(&said[g.Rank()], &slog.HandlerOptions{Level: slog.LevelWarn}))
+				m, err := fsdp.Wrap(model, cfg)
+				if err != nil {
+					return err
+				}
+				return m.Close()
+			}))
+			if c.want == "" {
+				require.Empty(t, said[0].String())
+			} else {
+				require.Contains(t, said[0].String(), c.want)
+				require.Equal(t, 1, strings.Count(said[0].String(), "a pass gathers some units many times"))
+			}
+		})
 	}
 }

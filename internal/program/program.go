@@ -106,14 +106,25 @@ func (p *Program) seconds() []int {
 	return list
 }
 
+// Gathers counts the all-gathers of each group that more than one rank takes part in.
+func (p *Program) Gathers() []int {
+	list, second := make([]int, len(p.Model.Groups)), p.seconds()
+	for i, op := range p.Ops {
+		if op.Kind == Gather {
+			list[op.Group] += count(cmp.Or(second[i], p.Model.Groups[op.Group].Shards) > 1)
+		}
+	}
+	return list
+}
+
 // Counts counts the collectives that more than one rank takes part in.
 func (p *Program) Counts() Counts {
 	var n Counts
-	second := p.seconds()
-	for i, op := range p.Ops {
+	for _, gathers := range p.Gathers() {
+		n.Gathers += gathers
+	}
+	for _, op := range p.Ops {
 		switch op.Kind {
-		case Gather:
-			n.Gathers += count(cmp.Or(second[i], p.Model.Groups[op.Group].Shards) > 1)
 		case Reduce:
 			g := p.Model.Groups[op.Group]
 			n.Reduces += count(g.Shards > 1)

@@ -246,6 +246,16 @@ func (e *Engine) Check(l *layout.Layout) (Programs, error) {
 	return programs, nil
 }
 
+// Gathers returns how many all-gathers of each group a training pass has, if its calls read all of their
+// parameters in backward.
+func (e *Engine) Gathers() ([]int, error) {
+	p, err := e.program(e.layout, e.programs, Variant{}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return p.Gathers(), nil
+}
+
 // program returns the schedule of a pass whose calls read these of their parameters in backward;
 // nil means all. It verifies what it compiles, and keeps it in programs.
 func (e *Engine) program(l *layout.Layout, programs Programs, v Variant, reads [][]bool) (*program.Program, error) {
