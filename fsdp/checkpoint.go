@@ -41,6 +41,11 @@ import (
 // Values that are NaN or infinite are an error that names the rank and the tensor, and nothing is saved:
 // a training that has diverged does not replace its last good checkpoint. See AllowNotFinite.
 //
+// Where several ranks have the same parameters (NoShard, HybridShard, Config.Ignored), Save compares
+// checksums of them and of the optimizer's state. Replicas that have diverged, such as by damaged memory or
+// different processors, are an error that names the tensor and the ranks, and nothing is saved. Buffers
+// that differ between ranks are a warning, see AverageBuffers.
+//
 // Options: AtStep, KeepLast, Extra, RankExtra, AllowNotFinite.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
 	if err := enter(s, "Save"); err != nil {

@@ -276,8 +276,11 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 // Values that are NaN, infinite or beyond the range of that type are an error, see [AllowNotFinite].
 // [WithOptimizer] adds the state of an optimizer, with names such as "exp_avg:wte.weight",
 // transposed as its parameter is. [Metadata] adds text. [SplitAt] and [Beside] write more files: they
-// take their places one after the other when all are on disk, the index last. Buffers are rank 0's. Parameters of units with groups of their own are named as in
-// [Sharded.FullState].
+// take their places one after the other when all are on disk, the index last. Parameters of units with
+// groups of their own are named as in [Sharded.FullState].
+//
+// Buffers are rank 0's. If they differ between ranks that is a warning, see AverageBuffers. Replicas of
+// parameters that have diverged are an error, as of [Sharded.Save].
 func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) error {
 	if err := enter(s, "Export"); err != nil {
 		return err

@@ -39,8 +39,18 @@ func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 			cmp.Or(s.cfg.Logger, slog.Default()).Warn("fsdp: the file system does not answer", "rank", s.team.Rank(), "operation", what, "for", d.Round(time.Millisecond))
 		}
 	}
-	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Writes: writes}
+	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Writes: writes, Uneven: st.uneven}
 	return st
+}
+
+// uneven warns of buffers that differ between ranks.
+func (st *store) uneven(buffers []string) {
+	what := "each rank saves its own"
+	if st.ask.Call == "Export" {
+		what = "those of rank 0 are written"
+	}
+	st.s.life.watch.warn(st.s.cfg.warner(st.Rank()), st.ask.Call+": buffers, such as running means, differ between ranks, and "+what+
+		": AverageBuffers gives all ranks their mean", "buffers", some(buffers))
 }
 
 // end returns an error of the method as its user gets it.

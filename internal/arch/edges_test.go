@@ -90,7 +90,7 @@ var edges = map[string]string{
 		"internal/program optim",
 	"fsdp/internal/engine/gpu": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/backoff internal/exec " +
 		"internal/gpu internal/half internal/kernel/vec internal/program nccl optim",
-	"fsdp/internal/state":    "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/launch internal/safetensors optim shard",
+	"fsdp/internal/state":    "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/checksum internal/launch internal/safetensors internal/text optim shard",
 	"fsdp/internal/layout":   "comm internal/kernel/vec internal/program shard",
 	"fsdp/internal/ranks":    "comm internal/caught",
 	"fsdp/internal/record":   "comm fsdp/internal/engine fsdp/internal/layout internal/checksum internal/exec internal/hashes internal/launch internal/program optim",

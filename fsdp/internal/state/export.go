@@ -95,6 +95,9 @@ func (e *exporter) plan(ctx context.Context) error {
 		return err
 	}
 	list, steps, err := s.listed(ctx, e.o.Optimizer, e.own, true)
+	if err == nil {
+		err = s.alike(ctx, list, e.own)
+	}
 	if err != nil {
 		return err
 	}

@@ -66,7 +66,11 @@ func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.
 	if err := s.same(ctx, "arguments of Save", text); err != nil {
 		return nil, err
 	}
-	if _, _, err = s.listed(ctx, opt, w.own, true); err != nil { // optimizers disagree
+	list, _, err := s.listed(ctx, opt, w.own, true)
+	if err == nil {
+		err = s.alike(ctx, list, w.own)
+	}
+	if err != nil {
 		return nil, err
 	}
 	w.own = nil
@@ -170,20 +174,10 @@ func from(out *checkpoint.Part, t comm.DType, v optim.Vec) {
 			}
 			v = b.Over(words)
 		}
-		portion := NewHost(t, min(v.Len(), checkpoint.ChunkBytes/t.Size()))
-		for at := 0; at < v.Len(); at += portion.Len() {
-			to := portion.Slice(0, min(portion.Len(), v.Len()-at)).(optim.Host)
-			if ctx.Err() != nil { // the memory may be in use again
-				return context.Cause(ctx)
-			}
-			if err := v.Slice(at, at+to.Len()).Read(to); err != nil {
-				return err
-			}
-			if _, err := w.Write(BytesOf(to)); err != nil {
-				return err
-			}
-		}
-		return nil
+		return portions(ctx, v, func(b []byte) error {
+			_, err := w.Write(b)
+			return err
+		})
 	}
 }
 

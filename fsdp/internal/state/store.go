@@ -20,6 +20,8 @@ type Store struct {
 	Compute comm.DType // of parameters, gradients and the optimizer's state
 	Refusal error      // nil, or why this rank cannot take part: all are told first
 	Writes  *Writes    // of a method that writes files
+	// Uneven is called, on every rank, with the buffers that differ between ranks, of a method that writes.
+	Uneven func(buffers []string)
 }
 
 // Memory lends the memory of this rank.

@@ -1,10 +1,12 @@
 package state
 
 import (
+	"context"
 	"strings"
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -107,6 +109,33 @@ func replace(v optim.Vec, f func(to []byte) error) error {
 		return err
 	}
 	return v.Write(h)
+}
+
+// portions calls f with the elements of v, some at a time, until ctx ends: where they lie, if that is
+// ordinary memory, or else with copies.
+func portions(ctx context.Context, v optim.Vec, f func(b []byte) error) error {
+	const most = checkpoint.ChunkBytes / float64Bytes
+	var copied optim.Host
+	for at := 0; at < v.Len(); at += most {
+		if ctx.Err() != nil { // the memory may be in use again
+			return context.Cause(ctx)
+		}
+		part := v.Slice(at, min(at+most, v.Len()))
+		h, here := part.(optim.Host)
+		if !here {
+			if at == 0 {
+				copied = room(part)
+			}
+			h = copied.Slice(0, part.Len()).(optim.Host)
+			if err := part.Read(h); err != nil {
+				return err
+			}
+		}
+		if err := f(BytesOf(h)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // room returns memory for the elements of v.

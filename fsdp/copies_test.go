@@ -1,0 +1,194 @@
+package fsdp_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// flip adds 1 to the first element that this rank has of a parameter or, if entry names one, of what the
+// optimizer keeps for it.
+func flip(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, param, entry string) {
+	first := func(i int, x float64) float64 {
+		if i == 0 {
+			return x + 1
+		}
+		return x
+	}
+	for _, e := range opt.State() {
+		if e.Param == param && e.Name == entry {
+			edit(t, e.Data, first)
+			return
+		}
+	}
+	for _, p := range m.Shards() {
+		if p.Name == param && entry == "" {
+			edit(t, p.Value, first)
+			return
+		}
+	}
+	require.Fail(t, "no such tensor", "%s of %s", entry, param)
+}
+
+// ownNumbers returns what this rank has of parameters and optimizer.
+func ownNumbers(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer) (all [][]float64) {
+	for _, p := range m.Shards() {
+		all = append(all, numbers(t, p.Value))
+	}
+	for _, e := range opt.State() {
+		all = append(all, numbers(t, e.Data))
+	}
+	return all
+}
+
+// TestWritersCompareCopies damages what one rank has of parameters and of an optimizer. Where other ranks
+// have the same, Save, SaveAsync and Export are an error on every rank that says where and who, write
+// nothing, and leave the good checkpoint. Loading it helps, and so does taking the values of one rank.
+func TestWritersCompareCopies(t *testing.T) {
+	for name, c := range map[string]struct {
+		world        int
+		cfg          fsdp.Config
+		eight        bool // bits
+		rank         int  // that is damaged
+		param, entry string
+		want         string // in the errors; "" if there are no copies
+	}{
+		"replicated parameter": {3, fsdp.Config{Strategy: fsdp.NoShard, Wrap: fsdp.WrapEach()}, false, 1, "l1.w", "",
+			"parameter l1.w differs between ranks 0,2 and rank 1;"},
+		"replicated optimizer": {2, fsdp.Config{Strategy: fsdp.NoShard}, false, 0, "l3.w", "exp_avg",
+			"exp_avg of parameter l3.w differs between rank 0 and rank 1;"},
+		"in 8 bits": {2, fsdp.Config{Strategy: fsdp.NoShard, Precision: fsdp.Precision{Compute: fsdp.Float32}}, true, 1, "l0.w", "exp_avg",
+			"exp_avg of parameter l0.w differs between rank 0 and rank 1;"},
+		"hybrid": {4, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2}, false, 3, "l3.w", "exp_avg_sq",
+			"exp_avg_sq of parameter l3.w differs between rank 1 and rank 3;"},
+		"a part": {4, fsdp.Config{Strategy: fsdp.HybridGradOp, ShardRanks: 2, Wrap: fsdp.WrapEach()}, false, 0, "l0.w", "",
+			"parameter l0.w[0:16] differs between rank 0 and rank 2;"},
+		"ignored": {2, fsdp.Config{Ignored: func(name string) bool { return name == "l2.w" }}, false, 1, "l2.w", "",
+			"parameter l2.w differs between rank 0 and rank 1;"},
+		"virtual ranks": {2, fsdp.Config{Strategy: fsdp.NoShard, VirtualRanks: 4}, false, 1, "l0.w", "exp_avg",
+			"exp_avg of parameter l0.w differs between rank 0 and rank 1;"},
+		"sharded": {2, fsdp.Config{}, false, 0, "l0.w", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			disk := crashfs.New()
+			onRanks(t, c.world, func(ctx context.Context, g comm.Group) {
+				cfg := c.cfg
+				if cfg.Group = g; !c.eight {
+					cfg.Precision = float64s
+				}
+				m := wrap(t, shapes["chain"], cfg)
+				maker := optim.AdamW{}
+				if c.eight {
+					maker.Bits = 8
+				}
+				opt, err := maker.New(m.Shards())
+				require.NoError(t, err)
+				step := func() {
+					for range max(1, cfg.VirtualRanks/c.world) {
+						batch := batchPart(0, g, cfg.Precision.Compute)
+						forwardBackward(t, ctx, m, batch)
+					}
+					require.NoError(t, opt.Step(0.01))
+					m.ZeroGrad()
+				}
+				step()
+				writers := map[string]func() error{
+					"Save": func() error { return m.Save(ctx, ckpt, opt, fsdp.OnFS(disk), fsdp.KeepLast(1)) },
+					"SaveAsync": func() error {
+						v, err := m.SaveAsync(ctx, ckpt, opt, fsdp.OnFS(disk), fsdp.KeepLast(1))
+						if err != nil {
+							return err
+						}
+						return v.Wait(ctx)
+					},
+					"Export": func() error {
+						return m.Export(ctx, ckpt+".safetensors", fsdp.OnFS(disk), fsdp.WithOptimizer(opt))
+					},
+				}
+				refused := func() {
+					if g.Rank() == c.rank {
+						flip(t, m, opt, c.param, c.entry)
+					}
+					for _, method := range []string{"Save", "SaveAsync", "Export"} {
+						err := writers[method]()
+						if c.want == "" {
+							require.NoError(t, err)
+							continue
+						}
+						require.ErrorContains(t, err, method[:4])
+						for _, part := range []string{c.want, "nothing was written", "load the last checkpoint", "SetFullOptim", "FullShard have no replicas"} {
+							require.ErrorContains(t, err, part)
+						}
+					}
+				}
+				require.NoError(t, writers["Save"]())
+				good := ownNumbers(t, m, opt)
+				refused()
+				if c.want == "" {
+					require.NoError(t, m.Close())
+					return
+				}
+				entries, err := checkpoint.List(ctx, disk, ckpt)
+				require.NoError(t, err)
+				require.Len(t, entries, 1)
+				_, err = disk.Open(ckpt + ".safetensors")
+				require.Error(t, err)
+				_, err = m.Load(ctx, ckpt, opt, fsdp.OnFS(disk))
+				require.NoError(t, err)
+				require.Equal(t, good, ownNumbers(t, m, opt))
+				step()
+				require.NoError(t, writers["Save"]())
+				refused()
+				params, err := m.FullState(ctx, fsdp.OnlyOn(1))
+				require.NoError(t, err)
+				state, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(1))
+				require.NoError(t, err)
+				require.NoError(t, m.SetFull(ctx, 1, params))
+				require.NoError(t, m.SetFullOptim(ctx, 1, opt, state))
+				require.NoError(t, writers["Save"]())
+				require.NoError(t, m.Close())
+			})
+		})
+	}
+}
+
+// TestWritersWarnOfBuffers: Save and Export say once each that buffers differ between ranks, and which, unless
+// they do not.
+func TestWritersWarnOfBuffers(t *testing.T) {
+	for _, averaged := range []bool{false, true} {
+		disk := crashfs.New()
+		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			var log bytes.Buffer
+			m := wrap(t, twice, fsdp.Config{Group: g, Precision: float64s, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			_, err := m.Forward(ctx, runningBatch(0, g.Rank())...)
+			require.NoError(t, err)
+			if averaged {
+				require.NoError(t, m.AverageBuffers(ctx))
+			}
+			log.Reset()
+			for range 2 {
+				require.NoError(t, m.Save(ctx, ckpt, nil, fsdp.OnFS(disk)))
+				require.NoError(t, m.Export(ctx, ckpt+".safetensors", fsdp.OnFS(disk)))
+			}
+			if averaged {
+				require.Empty(t, log.String())
+			} else {
+				require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("\n")), log.String())
+				require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("AverageBuffers gives all ranks their mean\" rank=")), log.String())
+				require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("buffers=[r.mean]")), log.String())
+				require.Contains(t, log.String(), "Save: buffers, such as running means, differ between ranks, and each rank saves its own:")
+				require.Contains(t, log.String(), "Export: buffers, such as running means, differ between ranks, and those of rank 0 are written:")
+			}
+			require.NoError(t, m.Close())
+		})
+	}
+}
