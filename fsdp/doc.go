@@ -165,7 +165,7 @@
 //   - While a call computes, only the units are whole that it and the Prefetch next ones read,
 //     besides those that are kept: Prefetch+1, if no call reads more than one.
 //   - Same seed, same number of ranks or of virtual ranks, same instruction set: same bits. Parameters
-//     start out the same at every number of ranks.
+//     start out the same at every number of ranks. Wrap warns if ranks compute with different sets.
 //   - The peak of the counted memory is the planned one; passes put aside by Hold come on top.
 //     Counted are parameters, gradients, optimizer state, activations, scratch and the snapshot of
 //     SaveAsync; not counted are batches and results, constants, what stock Gorgonia operations

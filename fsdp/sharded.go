@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/fsdp/internal/timeline"
 	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/kernel"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -101,9 +103,16 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	if err == nil {
 		err = hasMemory(s, model)
 	}
-	ans, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: count(s.team.Rank())}, err)
-	if s.team.Model = int(ans.Largest); err == nil {
+	set := instructionSet(&s.cfg)
+	s.team.Votes = len(kernel.InstructionSets)
+	ans, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: count(s.team.Rank()), Has: []int{set}}, err)
+	s.team.Model, s.team.Votes = int(ans.Largest), 0
+	sets := slices.DeleteFunc(slices.Clone(ans.Had), func(vote int64) bool { return vote == 0 })
+	if err == nil {
 		err = s.team.Same(ctx, "model or configuration", manifest(&s.cfg, s.trace, model, s.units))
+	}
+	if err == nil && len(sets) > 1 {
+		err = warnOfSets(ctx, s, set)
 	}
 	if err != nil {
 		return err
@@ -140,6 +149,10 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	warnOfGathers(s)
 	return nil
 }
+
+// instructionSet returns the index in kernel.InstructionSets of what this rank computes with. Tests put
+// another in its place.
+var instructionSet = func(cfg *Config) int { return kernel.InstructionSet(cfg.Precision.Compute == BFloat16) }
 
 // prepare does the part of Wrap that needs no other rank, or of Dry.
 func prepare(s *Sharded, m Model, dry bool) (model *layout.Model, err error) {

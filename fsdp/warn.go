@@ -2,10 +2,13 @@ package fsdp
 
 import (
 	"cmp"
+	"context"
 	"log/slog"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/text"
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/shard"
 )
@@ -14,7 +17,7 @@ import (
 // call shows. Each is a warning, once. All ranks do the same in a loop, so rank 0 warns for all, except
 // about batches, which are each rank's own.
 type watch struct {
-	warned map[string]bool // by text
+	warned map[string]bool // by message
 
 	params []watched // by parameter
 	begun  bool      // some parameter was updated since the last Forward
@@ -37,16 +40,16 @@ type watched struct {
 // optimizers may take turns.
 const patience = 3
 
-// warn warns, unless the text was said before. A nil logger says nothing.
-func (w *watch) warn(logger *slog.Logger, text string, args ...any) {
-	if logger == nil || w.warned[text] {
+// warn warns, unless the message was said before. A nil logger says nothing.
+func (w *watch) warn(logger *slog.Logger, message string, args ...any) {
+	if logger == nil || w.warned[message] {
 		return
 	}
 	if w.warned == nil {
 		w.warned = make(map[string]bool)
 	}
-	w.warned[text] = true
-	logger.Warn("fsdp: "+text, args...)
+	w.warned[message] = true
+	logger.Warn("fsdp: "+message, args...)
 }
 
 // lacks is called when an optimizer steps and a parameter has no gradient. It returns true, and
@@ -151,6 +154,32 @@ func (l *life) zeroGrad() {
 	for i := range w.params {
 		w.params[i].steps = 0
 	}
+}
+
+// warnOfSets warns of ranks that compute with different instruction sets. There are some.
+func warnOfSets(ctx context.Context, s *Sharded, own int) error {
+	all, err := s.team.Each(ctx, "instruction sets", []int64{int64(own)})
+	if err != nil || s.cfg.Device != nil {
+		return err
+	}
+	var sets []string
+	for set, name := range kernel.InstructionSets {
+		var ranks []int
+		for rank, theirs := range all {
+			if int(theirs) == set {
+				ranks = append(ranks, rank)
+			}
+		}
+		if ranks != nil {
+			sets = append(sets, name+": "+text.Numbered("rank", ranks))
+		}
+	}
+	if logger := s.cfg.warner(s.team.Rank()); logger != nil {
+		logger.Warn("fsdp: ranks compute with instruction sets that give different bits. Replicas of parameters (NoShard, HybridShard, "+
+			"Config.Ignored) diverge, and then Save refuses them; units of FullShard have no replicas. "+
+			"GODEBUG turns sets off, such as cpu.avx512f=off", "sets", sets)
+	}
+	return nil
 }
 
 // origin says where a loss that is not finite comes from, as far as this rank has the reason: a batch,

@@ -123,3 +123,35 @@ func TestIdleCores(t *testing.T) {
 		}
 	}
 }
+
+// TestInstructionSetsDiffer wraps on ranks that compute with different instruction sets: rank 0 names them,
+// once for each Wrap. Ranks with one set say nothing, and exchange nothing more.
+func TestInstructionSetsDiffer(t *testing.T) {
+	for name, c := range map[string]struct {
+		sets    []string
+		virtual int
+		want    string
+	}{
+		"alike":         {[]string{"AVX2", "AVX2", "AVX2"}, 0, ""},
+		"one of three":  {[]string{"AVX2", "AVX-512", "AVX2"}, 0, `sets="[AVX-512: rank 1 AVX2: ranks 0,2]"`},
+		"bfloat16":      {[]string{"AVX-512", "AVX-512 with AMX"}, 0, `sets="[AVX-512: rank 0 AVX-512 with AMX: rank 1]"`},
+		"virtual ranks": {[]string{"NEON", "plain Go on amd64"}, 4, `sets="[NEON: rank 0 plain Go on amd64: rank 1]"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer fsdp.WithInstructionSet(c.sets...)()
+			var said bytes.Buffer
+			log.SetOutput(&said)
+			defer log.SetOutput(os.Stderr)
+			onRanks(t, len(c.sets), func(ctx context.Context, g comm.Group) {
+				require.NoError(t, wrap(t, tinyGPT(1), fsdp.Config{Group: g, VirtualRanks: c.virtual}).Close())
+			})
+			if c.want == "" {
+				require.Empty(t, said.String())
+				return
+			}
+			require.Contains(t, said.String(), "ranks compute with instruction sets that give different bits")
+			require.Contains(t, said.String(), c.want)
+			require.Equal(t, 1, strings.Count(said.String(), "\n"))
+		})
+	}
+}

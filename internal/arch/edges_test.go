@@ -80,7 +80,7 @@ var edges = map[string]string{
 	"optim":           "comm internal/kernel/gemm internal/kernel/vec shard",
 	"optim/optimtest": "optim",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/record fsdp/internal/state fsdp/internal/timeline fsdp/plan fsdp/profile " +
-		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/program internal/rng optim shard",
+		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/program internal/rng internal/text optim shard",
 	"fsdp/gpu":     "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
 	"fsdp/plan":    "",
 	"fsdp/profile": "comm fsdp/plan internal/perfetto internal/text",

@@ -2,9 +2,12 @@ package kernel
 
 import (
 	"fmt"
+	"runtime"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // Float is the element type of every kernel.
@@ -43,6 +46,29 @@ func MostBytes[T Element]() int { return gemm.MostBytes[T]() }
 // NativeBFloat16 tells whether the processor multiplies bfloat16. Products on others widen it to
 // float32, and take a little longer than those of float32.
 func NativeBFloat16() bool { return gemm.NativeBFloat16() }
+
+// InstructionSets names the sets of instructions that kernels may run on. Two of them give different bits.
+// The last stands for those that have no name.
+var InstructionSets = []string{
+	"AVX-512", "AVX-512 with AMX", "AVX2", "NEON", "NEON with BFMMLA", "plain Go on amd64", "plain Go on arm64", "plain Go",
+}
+
+// InstructionSet returns the index in [InstructionSets] of what kernels run on here, if those for bfloat16
+// are among them or not: see package gemm.
+func InstructionSet(bfloat16 bool) int {
+	name := vec.InstructionSet()
+	if products := gemm.InstructionSet(); bfloat16 && (products == "amx" || products == "neonbf16") {
+		name = products
+	}
+	name = map[string]string{
+		"avx512": "AVX-512", "amx": "AVX-512 with AMX", "avx2": "AVX2", "neon": "NEON", "neonbf16": "NEON with BFMMLA",
+		"portable": "plain Go on " + runtime.GOARCH,
+	}[name]
+	if i := slices.Index(InstructionSets, name); i >= 0 {
+		return i
+	}
+	return len(InstructionSets) - 1
+}
 
 // check panics unless a slice has the length its shape demands.
 func check(kernel, name string, got, want int) {
