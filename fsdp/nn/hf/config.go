@@ -137,10 +137,10 @@ func (c *config) training(keys ...string) {
 	}
 }
 
-// end returns the first error, which may be that nobody has asked for a key.
+// end returns the first error, which may be that nobody has asked for a key that has a value.
 func (c *config) end() error {
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
-		if !c.asked[key] {
+		if !c.asked[key] && c.has(key) {
 			c.fail("%s %s is not known, and may change what the model computes: remove the key if it does not", key, short(c.keys[key]))
 		}
 	}
@@ -157,7 +157,8 @@ func short(text json.RawMessage) string {
 }
 
 // common are keys that all kinds of models may have and that change nothing of what one computes:
-// where it comes from, which tokens are special, how to generate, what a pipeline returns.
+// where it comes from, which tokens are special, how to generate, what a pipeline returns, how a
+// program computes and saves memory.
 var common = []string{
 	"model_type", "architectures", "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation_autoset",
 	"transformers_version", "torch_dtype", "dtype", "auto_map", "task_specific_params", "finetuning_task", "tokenizer_class",
@@ -168,4 +169,7 @@ var common = []string{
 	"top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
 	"bad_words_ids", "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
 	"remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+	"max_new_tokens", "cache_implementation", "num_logits_to_keep", "max_sequence_length",
+	"attn_implementation", "_attn_implementation", "_flash_attn_2_enabled", "gradient_checkpointing",
+	"model_name", "unsloth_fixed", "unsloth_version",
 }

@@ -117,6 +117,11 @@ func (f *files) header(name string) (map[string]safetensors.Tensor, error) {
 	if err != nil {
 		return nil, err
 	}
+	const pointer = "version https://git-lfs"
+	var first [len(pointer)]byte
+	if _, err := file.ReadAt(first[:], 0); err == nil && string(first[:]) == pointer {
+		return nil, fmt.Errorf("%s is a pointer of Git LFS in place of the file: git lfs pull fetches it", name)
+	}
 	h, err := safetensors.ReadHeader(file, info.Size())
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)

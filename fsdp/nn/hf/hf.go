@@ -153,6 +153,7 @@ func (m *Model) parse(text []byte) error {
 	only(c, "pruned_heads", map[string]any{})
 	c.ignore("chunk_size_feed_forward", "tf_legacy_loss", "use_bfloat16")
 	c.ignore(common...)
+	c.training("neftune_noise_alpha")
 	m.Model = m.arch.open(c)
 	c.ignore("is_decoder") // which means nothing to those that have not asked
 	if m.Ignored = c.ignored; c.end() != nil {

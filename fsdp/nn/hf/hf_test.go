@@ -486,6 +486,7 @@ func TestOpenErrors(t *testing.T) {
 	}{
 		{map[string]string{}, "config.json: no such file"},
 		{map[string]string{"config.json": config, "pytorch_model.bin": ""}, "neither model.safetensors nor model.safetensors.index.json is there, but pytorch_model.bin, which is not read: save_pretrained of transformers converts it"},
+		{map[string]string{"config.json": config, "model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"}, "model.safetensors is a pointer of Git LFS in place of the file: git lfs pull fetches it"},
 		{map[string]string{"config.json": config, "model.gguf": ""}, "neither model.safetensors nor model.safetensors.index.json is there: other formats are not supported"},
 		{map[string]string{"config.json": config, "model.safetensors": "x"}, "model.safetensors: safetensors: "},
 		{map[string]string{"config.json": config, "model.safetensors.index.json": "x"}, "model.safetensors.index.json: invalid character"},
@@ -577,6 +578,22 @@ func TestGamma(t *testing.T) {
 	want := tensors(t, dir)
 	delete(want, "bert.pooler.dense.bias")
 	require.Equal(t, want, tensors(t, saved))
+}
+
+// TestHarmlessKeys reads keys that programs for fine-tuning and generation leave in config.json, and keys
+// without a value: the model is the same without them.
+func TestHarmlessKeys(t *testing.T) {
+	want, err := hf.ReadConfig([]byte(llama(`"use_cache": true`)))
+	require.NoError(t, err)
+	for _, key := range []string{
+		`"unsloth_fixed": true`, `"unsloth_version": "2025.3.19"`, `"model_name": "unsloth/Llama-3.2-1B"`, `"neftune_noise_alpha": 5`,
+		`"_flash_attn_2_enabled": true`, `"attn_implementation": "sdpa"`, `"gradient_checkpointing": true`, `"cache_implementation": "static"`,
+		`"cross_attention_hidden_size": null`, `"quantization_config": null`, `"unheard_of": null`,
+	} {
+		got, err := hf.ReadConfig([]byte(llama(key)))
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
 }
 
 // TestIgnored lists settings of training, and copies the files of a tokenizer.
