@@ -133,6 +133,7 @@ func TestSplitError(t *testing.T) {
 	}{
 		"of the child": {fmt.Errorf("joining: %w", &RankError{"world/7/1", 1, ErrLost}),
 			`comm: rank 4 of group "world/7": making group 1 of split #3: process lost`},
+		"closed meanwhile":   {&RankError{"world/7/1", 1, ErrClosed}, `comm: rank 4 of group "world/7": group closed`}, // as others hear from the group
 		"of the group":       {&RankError{"world/7", 2, errDisk}, `comm: rank 2 of group "world/7": ` + errDisk.Error()},
 		"of the first group": {&RankError{"world", 5, errDisk}, `comm: rank 5 of group "world": ` + errDisk.Error()},
 		"of no rank":         {errDisk, `comm: rank 0 of group "world/7": making group 1 of split #3: ` + errDisk.Error()},
