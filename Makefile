@@ -88,8 +88,9 @@ mpi: ## test the groups over Open MPI (Debian: openmpi-bin libopenmpi-dev pkg-co
 mpich: ## test the groups over MPICH (Debian: mpich libmpich-dev pkg-config)
 	$(GO) test -tags mpi,mpich ./comm/mpi
 
-faults: ## every fault in every collective over every transport, bits that flip on the wire, checkpoints that cannot be opened, a few minutes
-	$(GO) run ./internal/faults
+SEED ?= 0
+faults: ## every fault in every collective over every transport, bits that flip on the wire, checkpoints that cannot be opened, a few minutes: SEED=number of an earlier run
+	$(GO) run ./internal/faults -seed $(SEED)
 
 soak: ## ten minutes of random collectives with random faults
 	$(GO) run ./internal/faults -soak 10m

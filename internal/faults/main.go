@@ -97,16 +97,18 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
-	"os/signal"
 	"time"
+
+	"github.com/gofsdp/gofsdp/comm"
 )
 
 func main() {
 	if serves() {
 		return
 	}
-	seed := flag.Uint64("seed", 1, "of all that is random")
+	seed := flag.Uint64("seed", 0, "of all that is random; 0: a `seed` that is drawn and printed")
 	cases := flag.Int("cases", 2400, "number of `cases` of the matrix")
 	only := flag.Int("case", -1, "run this `case` only")
 	pauses := flag.Int("suspensions", 24, "number of `suspensions` after the matrix")
@@ -122,8 +124,12 @@ func main() {
 	transport := flag.String("transport", "", "only this `transport`")
 	what := flag.String("what", "", "only this `incident`")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := comm.Interrupt(context.Background())
 	defer stop()
+	if *seed == 0 {
+		*seed = rand.Uint64N(1e6) + 1
+	}
+	fmt.Printf("seed %d\n", *seed)
 
 	run, err := newRunner(*parallel)
 	if err != nil {
