@@ -3,6 +3,7 @@ package comm
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // ErrClosed is wrapped by the error of an operation that needs a rank which has
@@ -50,6 +51,12 @@ type MismatchError struct {
 }
 
 func (e *MismatchError) Error() string {
+	a, first, named := strings.Cut(e.Calls[0], ` "`)
+	b, second, _ := strings.Cut(e.Calls[1], ` "`)
+	if named && a == b && second != "" { // the names alone differ
+		return fmt.Sprintf("comm: collective #%d of group %q, %s: rank %d gave \"%s, rank %d gave \"%s",
+			e.Seq, e.Group, a, e.Ranks[0], first, e.Ranks[1], second)
+	}
 	return fmt.Sprintf("comm: collective #%d of group %q: rank %d %s, rank %d %s",
 		e.Seq, e.Group, e.Ranks[0], e.Calls[0], e.Ranks[1], e.Calls[1])
 }

@@ -13,6 +13,18 @@ import (
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
+// TestMismatchText names what differs once.
+func TestMismatchText(t *testing.T) {
+	for want, calls := range map[string][2]string{
+		`, all-gather float64[16]: rank 0 gave "monitor: loss0", rank 1 gave "monitor: loss1"`: {`all-gather float64[16] "monitor: loss0"`, `all-gather float64[16] "monitor: loss1"`},
+		`: rank 0 all-gather float64[16] "a", rank 1 all-gather float64[24] "b"`:               {`all-gather float64[16] "a"`, `all-gather float64[24] "b"`},
+		`: rank 0 all-gather float64[16] "a", rank 1 all-gather float64[16]`:                   {`all-gather float64[16] "a"`, `all-gather float64[16]`},
+		`: rank 0 barrier, rank 1 split`:                                                       {"barrier", "split"},
+	} {
+		require.EqualError(t, &MismatchError{"world", 4, [2]int{0, 1}, calls}, `comm: collective #4 of group "world"`+want)
+	}
+}
+
 // TestErrorsTravel checks what is left of an error on another rank: its type, its text,
 // and the sentinels it wraps.
 func TestErrorsTravel(t *testing.T) {

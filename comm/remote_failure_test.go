@@ -193,7 +193,7 @@ func TestFrames(t *testing.T) {
 		"length": {func(f *frame) { f.length = 1 << 30 }, "1073741824 bytes in round 1, want 8"},
 		"round":  {func(f *frame) { f.round = 9 }, "8 bytes in round 9, want 8 in round 1"},
 		"call":   {func(f *frame) { f.call[0] = 200 }, "no signature: kind 200"},
-		"label":  {func(f *frame) { gatherOf("h.4").Signature().Put(f.call[:]) }, `rank 0 all-gather uint8[16] "h.3", rank 1 all-gather uint8[16] "h.4"`},
+		"label":  {func(f *frame) { gatherOf("h.4").Signature().Put(f.call[:]) }, `, all-gather uint8[16]: rank 0 gave "h.3", rank 1 gave "h.4"`},
 		"sums": {func(f *frame) { f.summed = false },
 			`rank 1 of group "world": sends payloads without checksums, rank 0 with: Config.Checksums, or FSDP_CHECKSUMS, has to be the same on all ranks`},
 		"later": {func(f *frame) { f.seq++ }, `rank 1 something else, and all-gather uint8[16] "h.3" as #6`},

@@ -65,7 +65,7 @@ func TestFaultyReorders(t *testing.T) {
 	}) {
 		var me *comm.MismatchError
 		require.ErrorAs(t, err, &me)
-		require.Contains(t, err.Error(), `rank 0 all-reduce float32[1] sum "a", rank 1 all-reduce float32[1] sum "b"`)
+		require.Contains(t, err.Error(), `, all-reduce float32[1] sum: rank 0 gave "a", rank 1 gave "b"`)
 	}
 }
 

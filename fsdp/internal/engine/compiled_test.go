@@ -74,3 +74,11 @@ func TestPassesAreDropped(t *testing.T) {
 		}
 	}
 }
+
+// TestOpErrorText says where a pass has failed, also where no call and no group is.
+func TestOpErrorText(t *testing.T) {
+	at := Place{Pass: 771, Program: &program.Program{}, Op: program.Op{Kind: program.Turn, Group: -1, Call: -1}}
+	require.EqualError(t, &OpError{at, errors.New("time is up")}, "pass 771, between forward and backward: time is up")
+	at.Op.Kind = program.Drain
+	require.EqualError(t, &OpError{at, errors.New("time is up")}, "pass 771: drain: time is up")
+}

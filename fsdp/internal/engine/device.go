@@ -186,6 +186,9 @@ type OpError struct {
 }
 
 func (e *OpError) Error() string {
+	if e.Op.Kind == program.Turn {
+		return fmt.Sprintf("pass %d, between forward and backward: %v", e.Pass, e.Err)
+	}
 	return fmt.Sprintf("pass %d: %s: %v", e.Pass, e.Program.Text(e.Op), e.Err)
 }
 func (e *OpError) Unwrap() error { return e.Err }
