@@ -175,8 +175,8 @@ func warnOfSets(ctx context.Context, s *Sharded, own int) error {
 		}
 	}
 	if logger := s.cfg.warner(s.team.Rank()); logger != nil {
-		logger.Warn("fsdp: ranks compute with instruction sets that give different bits. Replicas of parameters (NoShard, HybridShard, "+
-			"Config.Ignored) diverge, and then Save refuses them; units of FullShard have no replicas. "+
+		logger.Warn("fsdp: ranks compute with instruction sets that round differently: replicas of parameters (NoShard, HybridShard, "+
+			"Config.Ignored) may diverge, and then Save refuses them. Units of FullShard have no replicas; "+
 			"GODEBUG turns sets off, such as cpu.avx512f=off", "sets", sets)
 	}
 	return nil

@@ -149,7 +149,7 @@ func TestInstructionSetsDiffer(t *testing.T) {
 				require.Empty(t, said.String())
 				return
 			}
-			require.Contains(t, said.String(), "ranks compute with instruction sets that give different bits")
+			require.Contains(t, said.String(), "ranks compute with instruction sets that round differently")
 			require.Contains(t, said.String(), c.want)
 			require.Equal(t, 1, strings.Count(said.String(), "\n"))
 		})
