@@ -132,6 +132,9 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // is. So are values that are NaN or infinite, unless AllowNotFinite accepts them. AllowOlder changes
 // all of this.
 //
+// If the file system stops to answer, Load and Import return an error that names the file, as Save does.
+// The next Load or Import is refused until that operation has ended, as it may still change parameters.
+//
 // Load drops the gradients, and a Forward that waits for its Backward. It fails while Hold has put
 // one aside.
 //

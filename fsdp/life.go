@@ -253,6 +253,9 @@ func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
 		return err
 	}
 	if tolerances[method].mixed { // it replaces it
+		if _, err := s.files.loads.Left(); err != nil { // a read may still change it
+			return err
+		}
 		return refusal(s, opt, errFormer, optim.ErrSwapped)
 	}
 	return refusal(s, opt, errHalf, errFormer, optim.ErrSwapped)

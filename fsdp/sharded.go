@@ -47,7 +47,7 @@ type Sharded struct {
 		trace  *timeline.File // of Config.TraceDir, or nil
 		hashes *record.File   // of Config.HashDir, or nil
 
-		saves, exports state.Writes
+		saves, exports, loads state.Files
 	}
 
 	noSync   bool  // inside NoSync
@@ -406,7 +406,7 @@ func zeroGrad(s *Sharded) {
 // Close is not a collective, but after a Forward without a Backward it waits for the gathers under
 // way, and after SaveAsync until the checkpoint is written, whose error it returns unless Wait has. If a
 // file system has not answered for the timeout of the group (FSDP_TIMEOUT), Close returns an error that
-// names the file, and the memory is freed when the write ends.
+// names the file, and the memory is freed when the operation ends.
 // While another goroutine is in a method it returns an error and does nothing.
 //
 // It leaves the group open, which should outlive the model: if the memory was the group's and has

@@ -30,16 +30,19 @@ type store struct {
 // store prepares for a method. refusal is why this rank cannot take part, or nil.
 func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 	st := &store{Team: s.team, s: s, ask: ask}
-	writes := &s.files.saves
-	if ask.Call == "Export" {
-		writes = &s.files.exports
+	files := &s.files.saves
+	switch ask.Call {
+	case "Export":
+		files = &s.files.exports
+	case "Load", "Import":
+		files = &s.files.loads
 	}
-	if writes.Warn == nil {
-		writes.Warn = func(what string, d time.Duration) {
+	if files.Warn == nil {
+		files.Warn = func(what string, d time.Duration) {
 			cmp.Or(s.cfg.Logger, slog.Default()).Warn("fsdp: the file system does not answer", "rank", s.team.Rank(), "operation", what, "for", d.Round(time.Millisecond))
 		}
 	}
-	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Writes: writes, Uneven: st.uneven}
+	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Files: files, Uneven: st.uneven}
 	return st
 }
 
@@ -197,17 +200,20 @@ func (m memory) Snapshot(n int) (b []byte, err error) {
 	return m.s.copied.Data, nil
 }
 
-// giveBack closes what the model has opened. A write that does not end keeps its memory until then.
+// giveBack closes what the model has opened. A write or read that does not end keeps its memory until then.
 func giveBack(s *Sharded) error {
-	limit := ranks.Limit(s.cfg.Group)
-	saving, err := s.files.saves.Await(limit)
-	exporting, err2 := s.files.exports.Await(limit)
-	if err = errors.Join(err, err2); err != nil {
+	var left []<-chan struct{}
+	var err error
+	for _, files := range []*state.Files{&s.files.saves, &s.files.exports, &s.files.loads} {
+		done, late := files.Await(ranks.Limit(s.cfg.Group))
+		if late != nil {
+			left, err = append(left, done), errors.Join(err, late)
+		}
+	}
+	if err != nil {
 		go func() {
-			for _, done := range []<-chan struct{}{saving, exporting} {
-				if done != nil {
-					<-done
-				}
+			for _, done := range left {
+				<-done
 			}
 			_ = freeMemory(s)
 		}()
@@ -218,7 +224,7 @@ func giveBack(s *Sharded) error {
 	return errors.Join(err, endTrace(s), s.files.hashes.Close(), detach(s), s.team.Close())
 }
 
-// freeMemory frees what a write may still read, and gives the directories of checkpoints up.
+// freeMemory frees what a write or read may still use, and gives the directories of checkpoints up.
 func freeMemory(s *Sharded) error {
 	if s.engine == nil {
 		return s.saver.Close()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -27,6 +28,8 @@ type stoppedFS struct {
 	checkpoint.FS
 	operation string
 	mu        sync.Mutex
+	seen      int           // operations of the name
+	from      int           // how many must have been seen
 	back      chan struct{} // nil unless it is stopped
 }
 
@@ -38,12 +41,30 @@ func (f *stoppedFS) stop() {
 
 // wait waits, if it is stopped and the operation is the one.
 func (f *stoppedFS) wait(operation string) {
+	if operation != f.operation {
+		return
+	}
 	f.mu.Lock()
-	back := f.back
+	f.seen++
+	back, late := f.back, f.seen > f.from
 	f.mu.Unlock()
-	if operation == f.operation && back != nil {
+	if back != nil && late {
 		<-back
 	}
+}
+
+func (f *stoppedFS) Open(path string) (checkpoint.Handle, error) {
+	f.wait("open")
+	h, err := f.FS.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return &stoppedFile{h, f}, nil
+}
+
+func (f *stoppedFS) ReadDir(dir string) ([]fs.DirEntry, error) {
+	f.wait("read directory")
+	return f.FS.ReadDir(dir)
 }
 
 func (f *stoppedFS) Create(path string) (checkpoint.Handle, error) {
@@ -67,6 +88,15 @@ type stoppedFile struct {
 }
 
 func (s *stoppedFile) Write(p []byte) (int, error) { s.f.wait("write"); return s.Handle.Write(p) }
+
+func (s *stoppedFile) ReadAt(p []byte, at int64) (int, error) {
+	s.f.wait("read")
+	return s.Handle.ReadAt(p, at)
+}
+
+func (s *stoppedFile) Size() (int64, error) { s.f.wait("size of"); return s.Handle.Size() }
+
+func (s *stoppedFile) Close() error { s.f.wait("close"); return s.Handle.Close() }
 
 func (s *stoppedFile) Sync() error { s.f.wait("sync"); return s.Handle.Sync() }
 

@@ -23,6 +23,13 @@ type operation struct {
 // On returns fsys, whose operations become part of the activity.
 func (a *Activity) On(fsys FS) FS { return &watchedFS{fsys, a} }
 
+// Forget has the activity begin anew: what is under way does not count any more.
+func (a *Activity) Forget() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ops = nil
+}
+
 // Oldest returns the operation that began first, such as "write /ckpt/rank-00000-of-00002.safetensors",
 // and when. It returns "" if there is none.
 func (a *Activity) Oldest() (what string, begin time.Time) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"time"
 )
 
 // FS is what checkpoints need of a file system. Paths are those of package path/filepath, and
@@ -46,7 +47,7 @@ func within[T any](ctx context.Context, path string, do func() (T, error), drop 
 		v   T
 		err error
 	}
-	done := make(chan result)
+	done, begin := make(chan result), time.Now()
 	go func() {
 		v, err := do()
 		select {
@@ -61,7 +62,7 @@ func within[T any](ctx context.Context, path string, do func() (T, error), drop 
 	case r := <-done:
 		return r.v, r.err
 	case <-ctx.Done():
-		return none, fmt.Errorf("%s: no answer of the file system yet: %w", path, context.Cause(ctx))
+		return none, fmt.Errorf("%s: the file system has not answered after %v: %w", path, time.Since(begin).Round(time.Millisecond), context.Cause(ctx))
 	}
 }
 

@@ -111,7 +111,7 @@ func (w *worker) end(cause error) error {
 func (w *worker) leave(cause error) error {
 	what, begin := w.files.Oldest()
 	if what == "" {
-		what, begin = "a write", time.Now()
+		what, begin = "work with files", time.Now()
 	}
 	w.files.Leave(what, begin, w.done)
 	err := &leftError{fmt.Sprintf("%s has not ended after %v: the file system does not answer", what, time.Since(begin).Round(time.Millisecond)), cause}

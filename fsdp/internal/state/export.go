@@ -55,13 +55,13 @@ type newFile struct {
 // Export writes the state to files.
 func (s *Store) Export(ctx context.Context, path string, o *Options) error {
 	watched := *o
-	watched.FS = s.Writes.activity.On(o.FS)
+	watched.FS = s.Files.on(o.FS)
 	e := &exporter{s: s, o: &watched, path: path}
 	err := e.plan(ctx)
 	if err == nil {
 		err = e.run(ctx)
 	}
-	if done, left := s.Writes.Left(); left != nil { // it may have the files and the ring
+	if done, left := s.Files.Left(); left != nil { // it may have the files and the ring
 		go func() {
 			<-done
 			_ = e.undo(left)
@@ -76,7 +76,7 @@ func (s *Store) Export(ctx context.Context, path string, o *Options) error {
 func (e *exporter) plan(ctx context.Context) error {
 	s := e.s
 	err := s.prepare(ctx, 0, func() (err error) {
-		if _, err := s.Writes.Left(); err != nil {
+		if _, err := s.Files.Left(); err != nil {
 			return err
 		}
 		if e.naming, err = e.o.naming(s.Layout); err != nil {
@@ -108,7 +108,7 @@ func (e *exporter) plan(ctx context.Context) error {
 	if err == nil && s.rank() == 0 {
 		e.ring, err = s.newRing(e.tensors)
 	}
-	return busy(ctx, s.Team, s.Writes, func(context.Context) error {
+	return busy(ctx, s.Team, s.Files, func(context.Context) error {
 		if err != nil {
 			return err
 		}
@@ -304,9 +304,9 @@ func (e *exporter) run(ctx context.Context) error {
 			}
 			var err error
 			if t.Len()*s.Compute.Size() >= slowWrite {
-				err = s.Team.Busy(ctx, s.Writes, write) // nobody waits in vain: the next tensor is on its way
+				err = s.Team.Busy(ctx, s.Files, write) // nobody waits in vain: the next tensor is on its way
 			} else if whole != nil {
-				err = ranks.Run(ctx, s.Writes, ranks.Limit(s.Team.Group())/2, write)
+				err = ranks.Run(ctx, s.Files, ranks.Limit(s.Team.Group())/2, write)
 			}
 			if errors.As(err, new(*ranks.LostError)) {
 				return err
@@ -320,7 +320,7 @@ func (e *exporter) run(ctx context.Context) error {
 	if err := c.run(ctx, e.tensors); err != nil {
 		return err
 	}
-	return busy(ctx, s.Team, s.Writes, func(context.Context) error { return e.undo(e.commit()) })
+	return busy(ctx, s.Team, s.Files, func(context.Context) error { return e.undo(e.commit()) })
 }
 
 // write writes a tensor that this rank has, number at of all, part by part.

@@ -47,11 +47,20 @@ func (f *Filling) match(where string, list []Tensor) (err error) {
 }
 
 // Run reads the state. An error is one on every rank: then some of it may have changed.
-func (f *Filling) Run(ctx context.Context) error { return busy(ctx, f.s.Team, nil, f.fill) }
-
-// fill reads this rank's parts.
-func (f *Filling) fill(ctx context.Context) error {
+func (f *Filling) Run(ctx context.Context) error {
 	var adopted []Piece
+	err := busy(ctx, f.s.Team, f.s.Files, func(ctx context.Context) (err error) {
+		adopted, err = f.fill(ctx)
+		return err
+	})
+	if err != nil || !f.Optimizer() {
+		return err
+	}
+	return busy(ctx, f.s.Team, nil, func(context.Context) error { return f.s.adopt(f.opt, *f.steps, adopted, f.apply) })
+}
+
+// fill reads this rank's parts, and returns those that are of the optimizer.
+func (f *Filling) fill(ctx context.Context) (adopted []Piece, err error) {
 	for i := range f.own {
 		p := &f.own[i]
 		at, ok := f.m.index[f.m.key(&p.Tensor)]
@@ -59,21 +68,32 @@ func (f *Filling) fill(ctx context.Context) error {
 			continue // it may be missing
 		}
 		if err := f.read(ctx, at, p); err != nil {
-			return err
+			return nil, err
 		}
 		if p.Entry != "" {
 			p.Steps = f.m.have[at].Steps
 			adopted = append(adopted, *p)
 		}
 	}
-	if !f.Optimizer() {
-		return nil
-	}
-	return f.s.adopt(f.opt, *f.steps, adopted, f.apply)
+	return adopted, nil
 }
 
-// Close closes the file.
+// Close closes the file. It was only read, so nothing is lost if that does not end in time.
 func (f *Filling) Close() error {
+	if done, left := f.s.Files.Left(); left != nil { // it may have the file
+		go func() {
+			<-done
+			_ = f.close()
+		}()
+		return nil
+	}
+	if f.file == nil {
+		return nil
+	}
+	return f.s.Files.short(f.close)
+}
+
+func (f *Filling) close() error {
 	if f.file == nil {
 		return nil
 	}

@@ -34,15 +34,17 @@ func (f *Filling) planImport(ctx context.Context, path string, o *Options) error
 	if err := distinct(list, f.n.of); err != nil {
 		return err
 	}
-	files := &tensorFiles{fs: o.FS}
+	files := &tensorFiles{fs: s.Files.on(o.FS)}
 	f.file = files
-	if err = files.open(path); err == nil {
-		err = f.describe(path, files, o)
+	var hash uint64
+	err = s.Team.Busy(ctx, s.Files, func(ctx context.Context) error { return files.open(ctx, path) })
+	if err == nil {
+		hash, err = files.hash(), f.describe(path, files, o)
 	}
 	if err == nil {
 		err = f.match("file "+path, list)
 	}
-	return s.Team.Agree(ctx, files.hash(), err)
+	return s.Team.Agree(ctx, hash, err)
 }
 
 // describe says what the files have, and how to read it.

@@ -27,7 +27,7 @@ type Loading struct {
 // PlanLoad finds the last checkpoint in dir and opens it, on every rank. The error wraps
 // checkpoint.ErrNone if there is none.
 func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o *Options) (*Loading, error) {
-	l := &Loading{Filling: Filling{s: s, opt: opt}, fs: o.FS}
+	l := &Loading{Filling: Filling{s: s, opt: opt}}
 	err := s.prepare(ctx, 0, func() error {
 		if dir == "" {
 			return errNoDirectory
@@ -35,6 +35,7 @@ func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o
 		if err := o.settleOlder(); err != nil {
 			return err
 		}
+		l.fs = s.Files.on(o.FS)
 		return l.prepare(o)
 	})
 	if err != nil {
@@ -77,7 +78,7 @@ func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Co
 	if err := l.find(ctx, search); err != nil {
 		return nil, err
 	}
-	err = l.s.Team.Busy(ctx, nil, func(ctx context.Context) error {
+	err = l.s.Team.Busy(ctx, l.s.Files, func(ctx context.Context) error {
 		err := l.open(ctx, o)
 		if !o.anyOlder() {
 			err = l.advise(ctx, l.Path, err)
@@ -96,7 +97,7 @@ func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Co
 // find has rank 0 look for the checkpoint, and tells the others.
 func (l *Loading) find(ctx context.Context, search func(context.Context) (checkpoint.Found, error)) error {
 	var none string // why there is no checkpoint
-	err := busy(ctx, l.s.Team, nil, func(ctx context.Context) error {
+	err := busy(ctx, l.s.Team, l.s.Files, func(ctx context.Context) error {
 		if l.s.rank() != 0 {
 			return nil
 		}
@@ -223,7 +224,7 @@ func (e *noneError) Unwrap() error { return checkpoint.ErrNone }
 // open opens the checkpoint with the files that this rank is going to read: from here on another
 // job may remove them.
 func (l *Loading) open(ctx context.Context, o *Options) error {
-	_ = l.Close() // of a damaged one, which was only read
+	_ = l.close() // of a damaged one, which was only read
 	reader, err := checkpoint.OpenReader(ctx, l.fs, l.Path)
 	if err != nil {
 		return err

@@ -30,7 +30,7 @@ import (
 type writing struct {
 	team  Team
 	fs    checkpoint.FS
-	files *Writes
+	files *Files
 	locks *locks            // of rank 0
 	store *checkpoint.Store // likewise
 	draft *checkpoint.Draft // likewise
@@ -87,8 +87,8 @@ func oneOrNone(opt optim.Optimizer) string {
 }
 
 func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Meta, locks *locks) (*writing, error) {
-	w := &writing{dtype: s.Compute, fs: s.Writes.activity.On(o.FS), files: s.Writes, locks: locks, step: o.Step, keep: o.Keep, about: about}
-	_, err := s.Writes.Left()
+	w := &writing{dtype: s.Compute, fs: s.Files.on(o.FS), files: s.Files, locks: locks, step: o.Step, keep: o.Keep, about: about}
+	_, err := s.Files.Left()
 	switch {
 	case o.Err != nil:
 		return nil, o.Err

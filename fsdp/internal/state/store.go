@@ -19,7 +19,7 @@ type Store struct {
 	Team    Team
 	Compute comm.DType // of parameters, gradients and the optimizer's state
 	Refusal error      // nil, or why this rank cannot take part: all are told first
-	Writes  *Writes    // of a method that writes files
+	Files   *Files     // of a method that writes or reads files
 	// Uneven is called, on every rank, with the buffers that differ between ranks, of a method that writes.
 	Uneven func(buffers []string)
 }

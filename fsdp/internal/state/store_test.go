@@ -25,7 +25,7 @@ func newStocked(t *testing.T, g comm.Group, l *layout.Layout, out bool) *stocked
 	if out {
 		mem.away()
 	}
-	s := &Store{Layout: l, Memory: mem, Team: plainTeam{t, g}, Compute: comm.Float32, Writes: new(Writes)}
+	s := &Store{Layout: l, Memory: mem, Team: plainTeam{t, g}, Compute: comm.Float32, Files: new(Files)}
 	return &stocked{s, t, mem, adam(t, s)}
 }
 

@@ -154,19 +154,23 @@ func spread[T float32 | float64](dst, src []T, at, rows, cols, width, n int) {
 	}
 }
 
-// readAt reads all of b.
+// readAt reads all of b, a part at a time: a slow file system is not one that does not answer.
 func (r *tensorReader) readAt(ctx context.Context, b []byte, at int64) error {
-	if err := context.Cause(ctx); err != nil {
-		return err
+	for done := 0; done < len(b); {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		part := b[done:min(len(b), done+scratchBytes)]
+		n, err := r.file.ReadAt(part, at+int64(done))
+		if done += n; n == len(part) {
+			continue
+		}
+		if err == nil || err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return fmt.Errorf("bytes [%d:%d]: %w", at, at+int64(len(b)), err)
 	}
-	n, err := r.file.ReadAt(b, at)
-	if n == len(b) {
-		return nil
-	}
-	if err == nil || err == io.EOF {
-		err = io.ErrUnexpectedEOF
-	}
-	return fmt.Errorf("bytes [%d:%d]: %w", at, at+int64(len(b)), err)
+	return nil
 }
 
 // room returns n bytes of scratch.

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,12 +39,12 @@ type tensorFiles struct {
 }
 
 // open opens path, or what it is the index of, and reads the headers.
-func (f *tensorFiles) open(path string) error {
+func (f *tensorFiles) open(ctx context.Context, path string) error {
 	if path == "" {
 		return errNoFile
 	}
 	if !strings.HasSuffix(path, indexSuffix) {
-		return f.add(path)
+		return f.add(ctx, path)
 	}
 	index, err := readIndex(f.fs, path)
 	if err != nil {
@@ -52,7 +53,7 @@ func (f *tensorFiles) open(path string) error {
 	names := slices.Compact(slices.Sorted(maps.Values(index.WeightMap)))
 	left := maps.Clone(index.WeightMap)
 	for i, name := range names {
-		if err := f.add(filepath.Join(filepath.Dir(path), name)); err != nil {
+		if err := f.add(ctx, filepath.Join(filepath.Dir(path), name)); err != nil {
 			return err
 		}
 		for _, t := range f.headers[i].Tensors {
@@ -104,7 +105,10 @@ func plain(name string) bool {
 }
 
 // add opens one file and reads its header.
-func (f *tensorFiles) add(path string) error {
+func (f *tensorFiles) add(ctx context.Context, path string) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
 	file, err := f.fs.Open(path)
 	if err != nil {
 		return err
