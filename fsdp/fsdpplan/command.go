@@ -21,6 +21,14 @@ const (
 	exitUsage = 2
 )
 
+// Bounds of what is planned within seconds. A job of package comm has at most mostRanks too.
+const (
+	mostSeq     = 1 << 20
+	mostBatch   = 1 << 16
+	mostRanks   = 1 << 20
+	mostNumbers = 32 // of ranks
+)
+
 // A usageError is a command line that makes no sense.
 type usageError struct{ error }
 
@@ -154,6 +162,12 @@ func (o *flags) query() (*query, []int, error) {
 	if o.batch < 1 || o.top < 1 || o.seq < 0 {
 		return nil, nil, usageError{fmt.Errorf("-batch %d, -top %d and -seq %d have to be positive", o.batch, o.top, o.seq)}
 	}
+	if o.batch > mostBatch {
+		return nil, nil, usageError{fmt.Errorf("-batch %d: at most %d samples are planned", o.batch, mostBatch)}
+	}
+	if o.seq > mostSeq {
+		return nil, nil, usageError{fmt.Errorf("-seq %d: at most %d tokens are planned", o.seq, mostSeq)}
+	}
 	if err := among("-precision", o.precision, precisions); err != nil {
 		return nil, nil, err
 	}
@@ -237,9 +251,15 @@ func numbers(text string) (list []int, err error) {
 		if err != nil || from < 1 || to < from {
 			return nil, usageError{fmt.Errorf("-ranks %q: %q is neither a number nor a range such as 128..1024", text, part)}
 		}
+		if to > mostRanks {
+			return nil, usageError{fmt.Errorf("-ranks %q: %d is more than %d ranks", text, to, mostRanks)}
+		}
 		for n := from; n <= to; n *= 2 {
 			list = append(list, n)
 		}
+	}
+	if len(list) > mostNumbers {
+		return nil, usageError{fmt.Errorf("-ranks has %d numbers: at most %d are planned", len(list), mostNumbers)}
 	}
 	return list, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"gonum.org/v1/plot/vg"
 
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/internal/perfetto/perfettotest"
@@ -79,28 +80,34 @@ func TestSession(t *testing.T) {
 // TestErrors has command lines that make no sense, and what says so.
 func TestErrors(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                    "one of -model and -hf",
-		"-model gpt-175b -hf .":               "one of -model and -hf",
-		"-model gpt-4":                        `there is no model "gpt-4"; there are gpt-125m, gpt-350m, gpt-760m, gpt-1.3b`,
-		"-model gpt-125m -cluster tpu":        `there is no cluster and no file "tpu"; there are a100-40, a100-80, b200`,
-		"-model gpt-125m -precision fp8":      `-precision "fp8"; there are bf16, fp32`,
-		"-model gpt-125m -optimizer lion":     `-optimizer "lion"; there are 8bit, adamw, sgd`,
-		"-model gpt-125m -ranks 8..4":         `"8..4" is neither a number nor a range`,
-		"-model gpt-125m -ranks 8,x":          `"x" is neither a number nor a range`,
-		"-model gpt-125m -ranks 0":            `"0" is neither`,
-		"-model gpt-125m -memory 40":          `-memory "40" is not a number with a unit`,
-		"-model gpt-125m -memory -1GB":        `-memory "-1GB" is not a number`,
-		"-model gpt-125m -batch 0":            "-batch 0",
-		"-model gpt-125m -threads 2":          "-threads 2: on h100 ranks of 1 to 1 threads were measured",
-		"-hf . -cluster epyc-2 -threads 3":    "-threads 3: on epyc-2 ranks of 1 to 2 threads were measured",
-		"-model gpt-125m -ranks 1,2 -svg x":   "of one number of ranks",
-		"-model gpt-125m -cluster a100 -what": "flag provided but not defined",
-		"-model gpt-125m more":                `"more" is no flag`,
-		"-calibrate x -model gpt-125m":        "-calibrate measures this machine, without -model",
-		"-calibrate x -transport pigeon":      `-transport "pigeon"; there are goroutines, shm, tcp`,
-		"-calibrate x -ranks 1,2":             "for one number of ranks, -ranks 1,2 has 2",
-		"-calibrate x -ranks 0":               `"0" is neither`,
-		"-calibrate x -memory 3":              `-memory "3" is not`,
+		"":                                  "one of -model and -hf",
+		"-model gpt-175b -hf .":             "one of -model and -hf",
+		"-model gpt-4":                      `there is no model "gpt-4"; there are gpt-125m, gpt-350m, gpt-760m, gpt-1.3b`,
+		"-model gpt-125m -cluster tpu":      `there is no cluster and no file "tpu"; there are a100-40, a100-80, b200`,
+		"-model gpt-125m -precision fp8":    `-precision "fp8"; there are bf16, fp32`,
+		"-model gpt-125m -optimizer lion":   `-optimizer "lion"; there are 8bit, adamw, sgd`,
+		"-model gpt-125m -ranks 8..4":       `"8..4" is neither a number nor a range`,
+		"-model gpt-125m -ranks 8,x":        `"x" is neither a number nor a range`,
+		"-model gpt-125m -ranks 0":          `"0" is neither`,
+		"-model gpt-125m -memory 40":        `-memory "40" is not a number with a unit`,
+		"-model gpt-125m -memory -1GB":      `-memory "-1GB" is not a number`,
+		"-model gpt-125m -batch 0":          "-batch 0",
+		"-model gpt-125m -threads 2":        "-threads 2: on h100 ranks of 1 to 1 threads were measured",
+		"-hf . -cluster epyc-2 -threads 3":  "-threads 3: on epyc-2 ranks of 1 to 2 threads were measured",
+		"-model gpt-125m -ranks 1,2 -svg x": "of one number of ranks",
+
+		"-model gpt-125m -seq 20000000":                 "-seq 20000000: at most 1048576 tokens are planned",
+		"-model gpt-125m -batch 1000000":                "-batch 1000000: at most 65536 samples are planned",
+		"-model gpt-125m -ranks 1..100000000":           `-ranks "1..100000000": 100000000 is more than 1048576 ranks`,
+		"-model gpt-125m -ranks 1..9223372036854775807": "is more than 1048576 ranks",
+		"-model gpt-125m -ranks 1..1048576,1..1048576":  "-ranks has 42 numbers: at most 32 are planned",
+		"-model gpt-125m -cluster a100 -what":           "flag provided but not defined",
+		"-model gpt-125m more":                          `"more" is no flag`,
+		"-calibrate x -model gpt-125m":                  "-calibrate measures this machine, without -model",
+		"-calibrate x -transport pigeon":                `-transport "pigeon"; there are goroutines, shm, tcp`,
+		"-calibrate x -ranks 1,2":                       "for one number of ranks, -ranks 1,2 has 2",
+		"-calibrate x -ranks 0":                         `"0" is neither`,
+		"-calibrate x -memory 3":                        `-memory "3" is not`,
 	} {
 		status, out, errs := fsdpplan(args)
 		require.Equal(t, exitUsage, status, args)
@@ -219,6 +226,17 @@ func TestDraw(t *testing.T) {
 	}
 }
 
+// TestTextFits: the picture has room for its title and legends, also in a font that is wider.
+func TestTextFits(t *testing.T) {
+	p, legend := (&step{line: new(plan.Timeline)}).newPlot()
+	long := "gpt-175b on 1024 GPUs of h100-measured: SecondaryShard by 2 blocks, micro batch 16×128, checkpoint some, two passes"
+	require.LessOrEqual(t, slack*fitting(p.Title.TextStyle, long, width).Width(long), 1.001*width)
+	require.Equal(t, p.Title.TextStyle, fitting(p.Title.TextStyle, "short", width))
+	for _, class := range classes {
+		require.Less(t, vg.Points(12)+legend.ThumbnailWidth+2*legend.Padding+slack*legend.TextStyle.Width(class.name), legendWidth, class.name)
+	}
+}
+
 // TestModels plans every model by name on as many GPUs as hold it, and counts its parameters.
 func TestModels(t *testing.T) {
 	billions := map[string]float64{
@@ -235,4 +253,30 @@ func TestModels(t *testing.T) {
 		require.InEpsilon(t, billions[name]*1e9, p.Params, 0.02, name)
 		require.NoError(t, p.Pass.Fits(q.cluster.Device.Memory), name)
 	}
+}
+
+// FuzzFlags reads any flags: what is planned is within the bounds.
+func FuzzFlags(f *testing.F) {
+	f.Add("8,24", "4096", "4", "64GiB", "1")
+	f.Add("1..1048576", "1048576", "65536", "1e999GB", "2")
+	f.Add("1..9223372036854775807", "-1", "0", "-1GB", "")
+	f.Add(",", "", "9999999999", "NaNMB", "x")
+	f.Fuzz(func(t *testing.T, ranks, seq, batch, memory, threads string) {
+		var o flags
+		set := flag.NewFlagSet("", flag.ContinueOnError)
+		set.SetOutput(io.Discard)
+		o.define(set)
+		if set.Parse([]string{"-model=gpt-125m", "-ranks=" + ranks, "-seq=" + seq, "-batch=" + batch, "-memory=" + memory, "-threads=" + threads}) != nil {
+			return
+		}
+		q, list, err := o.query()
+		if err != nil {
+			require.ErrorAs(t, err, new(usageError))
+			return
+		}
+		require.True(t, 1 <= q.seq && q.seq <= mostSeq && 1 <= q.batch && q.batch <= mostBatch && q.memory > 0 && len(list) <= mostNumbers, "%+v", q)
+		for _, n := range list {
+			require.True(t, 1 <= n && n <= mostRanks, n)
+		}
+	})
 }

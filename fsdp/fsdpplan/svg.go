@@ -20,7 +20,9 @@ const (
 	width  = 25 * vg.Centimeter
 	height = 15 * vg.Centimeter
 
-	legendWidth = 5 * vg.Centimeter
+	margin      = 8 // points
+	legendWidth = 6 * vg.Centimeter
+	slack       = 1.2 // by so much other fonts may be wider than the one that text is measured in
 )
 
 func init() { plot.DefaultFont.Variant = "Sans" }
@@ -78,9 +80,9 @@ func (st *step) svg(to io.Writer) error {
 	}
 	lower, activities := st.streamsPlot()
 	canvas := vgsvg.New(width, height)
-	dc := draw.Crop(draw.New(canvas), vg.Points(8), -vg.Points(8), vg.Points(8), -vg.Points(8))
+	dc := draw.Crop(draw.New(canvas), vg.Points(margin), -vg.Points(margin), vg.Points(margin), -vg.Points(margin))
 	title := vg.Points(24)
-	dc.FillText(upper.Title.TextStyle, vg.Point{X: dc.Center().X, Y: dc.Max.Y - title/2}, st.title())
+	dc.FillText(fitting(upper.Title.TextStyle, st.title(), dc.Max.X-dc.Min.X), vg.Point{X: dc.Center().X, Y: dc.Max.Y - title/2}, st.title())
 	dc.Max.Y -= title
 	tall := dc.Max.Y - dc.Min.Y
 	above, below := draw.Crop(dc, 0, -legendWidth, 0.36*tall, 0), draw.Crop(dc, 0, -legendWidth, 0, -0.64*tall)
@@ -99,6 +101,14 @@ func (st *step) svg(to io.Writer) error {
 	// Letters of Arial are as wide as those of Liberation Sans, which many systems have not.
 	_, err = to.Write(bytes.ReplaceAll(text.Bytes(), []byte("font-family:Liberation Sans"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif")))
 	return err
+}
+
+// fitting returns style, smaller if s would be wider than width.
+func fitting(style draw.TextStyle, s string, width vg.Length) draw.TextStyle {
+	if fits := width / (slack * style.Width(s)); fits < 1 {
+		style.Font.Size *= fits
+	}
+	return style
 }
 
 // title says what is drawn.
