@@ -25,7 +25,7 @@
 //	    b: rank 1 has 00112233 in 65536 bytes
 //
 // A parameter that differs before a step where nothing before it does was updated in different ways:
-// by the optimizer, its learning rate, or clipping.
+// by the optimizer, its learning rate, or clipping. A line above the list says so.
 //
 // The exit status is 0 if nothing differs, 1 if something does, 2 after an error, and 3 if nothing differs
 // but one run has more steps, or a record ends in the middle of a pass: a rank was killed, or its disk was
@@ -59,6 +59,12 @@ func run(args []string, out, errs io.Writer) int {
 		return failed
 	}
 	status := same
+	_, err := os.Stat(args[0])
+	_, oerr := os.Stat(args[1])
+	if err = errors.Join(err, oerr); err != nil {
+		fmt.Fprintln(errs, "fsdpdiff:", err)
+		return failed
+	}
 	below, err := hashes.Runs(args[0])
 	other, oerr := hashes.Runs(args[1])
 	if below = append(below, other...); len(below) == 0 {
@@ -120,6 +126,10 @@ func print(out io.Writer, r *hashes.Report, a, b string) error {
 		d := &r.Differences[i]
 		if i == 0 {
 			fmt.Fprintf(w, "step %d differs:\n", d.Step)
+			if d.Kind == hashes.Param && r.Steps > 0 {
+				fmt.Fprintln(w, "  Nothing before these parameters differs, so they were updated in different ways:\n"+
+					"  by the optimizer, its learning rate, or clipping.")
+			}
 		}
 		if i == most {
 			fmt.Fprintf(w, "  … and %d others\n", len(r.Differences)-most)

@@ -63,6 +63,24 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// TestAdvice: where parameters differ first, a line says what can have caused it.
+func TestAdvice(t *testing.T) {
+	const advice = "  Nothing before these parameters differs, so they were updated in different ways:\n  by the optimizer, its learning rate, or clipping.\n"
+	report := &hashes.Report{Steps: 1, Differences: []hashes.Difference{{Step: 1, Kind: hashes.Param, Name: "w"}, {Step: 1, Kind: hashes.Param, Name: "v"}}}
+	var out bytes.Buffer
+	require.NoError(t, print(&out, report, "a", "b"))
+	require.Contains(t, out.String(), "step 1 differs:\n"+advice)
+	require.Equal(t, 1, bytes.Count(out.Bytes(), []byte(advice)))
+
+	out.Reset()
+	report.Differences[0].Kind = hashes.Grad
+	require.NoError(t, print(&out, report, "a", "b"))
+	require.NotContains(t, out.String(), advice)
+	report.Differences[0].Kind, report.Steps = hashes.Param, 0 // they begin with different values
+	require.NoError(t, print(&out, report, "a", "b"))
+	require.NotContains(t, out.String(), advice)
+}
+
 func TestRun(t *testing.T) {
 	a := record(t, func(int) []uint32 { return make([]uint32, 30) })
 	b := record(t, func(step int) []uint32 {
@@ -91,6 +109,9 @@ step 2 differs:
 	require.Equal(t, failed, run([]string{a, t.TempDir()}, &out, &errs))
 	require.Contains(t, errs.String(), "has no records of hashes")
 	require.Equal(t, failed, run([]string{a}, &out, &errs))
+	errs.Reset()
+	require.Equal(t, failed, run([]string{a, "nowhere"}, &out, &errs))
+	require.Equal(t, "fsdpdiff: stat nowhere: no such file or directory\n", errs.String())
 
 	again := t.TempDir() // whose job has started twice
 	require.NoError(t, os.CopyFS(again, os.DirFS(a)))
