@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strconv"
@@ -52,8 +53,9 @@ func lost(ended []*ending, culprit *ending) (n int) {
 	return n
 }
 
-// peerError matches how a comm.RankError names a rank and its group.
-var peerError = regexp.MustCompile(`rank (\d+) of group "([^"]*)"`)
+// peerError matches how a comm.RankError names a rank and its group, and how a monitor names the rank whose
+// files cannot be written.
+var peerError = regexp.MustCompile(`rank (\d+) of group "([^"]*)"|a writer of rank (\d+) has failed`)
 
 // blames tells whether the end of the rank's standard error is about another rank: the last error
 // of a group there names one. Which one that is, the number in the world, is known for the world
@@ -64,8 +66,8 @@ func (e *ending) blames() (named int, peer bool) {
 		if len(all) == 0 {
 			continue
 		}
-		if last := all[len(all)-1]; last[2] == "world" {
-			named, err := strconv.Atoi(last[1])
+		if last := all[len(all)-1]; last[2] == "world" || last[3] != "" {
+			named, err := strconv.Atoi(cmp.Or(last[1], last[3]))
 			return named, err == nil && named != e.Rank
 		}
 		return -1, true

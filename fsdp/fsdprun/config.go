@@ -46,11 +46,7 @@ type config struct {
 func parse(args []string, cores int, usage io.Writer) (config, error) {
 	var c config
 	f := flag.NewFlagSet("fsdprun", flag.ContinueOnError)
-	f.SetOutput(usage)
-	f.Usage = func() {
-		fmt.Fprint(usage, "usage: fsdprun [flags] program [arguments]\n\nThe program is a binary, or a Go package or file, which is built first.\n\n")
-		f.PrintDefaults()
-	}
+	f.SetOutput(io.Discard) // errors are printed by the caller
 	n := f.String("n", "auto", "ranks on this host; auto: -max, or else one per core")
 	f.IntVar(&c.min, "min", 0, "at least so many ranks on all hosts after a restart\n(default: all)")
 	f.IntVar(&c.max, "max", 0, "at most so many ranks on this host after a restart\n(default -n)")
@@ -74,12 +70,17 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.StringVar(&c.traceDir, "trace", "", "directory for traces of what the ranks do, and "+jobTrace+" of all")
 	f.BoolVar(&c.compare, "stragglers", false, "say in the end which rank or link the others waited for, and why")
 	show := f.String("show", "all", "whose output is printed: all, none, or such as 0,2-3")
-	if err := f.Parse(args); err != nil {
-		return c, err
+	err := f.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(usage, "usage: fsdprun [flags] program [arguments]\n\nThe program is a binary, or a Go package or file, which is built first.\n\n")
+		f.SetOutput(usage)
+		f.PrintDefaults()
 	}
-	if c.program = f.Args(); len(c.program) == 0 {
-		f.Usage()
-		return c, errors.New("no program")
+	if c.program = f.Args(); err == nil && len(c.program) == 0 {
+		err = errors.New("no program")
+	}
+	if err != nil {
+		return c, fmt.Errorf("%w; fsdprun -h lists the flags", err)
 	}
 	return c, errors.Join(c.setRanks(*n, cores), c.setHosts(*rdzv), c.setShow(*show), c.check())
 }

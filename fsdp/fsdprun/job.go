@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -36,6 +37,9 @@ type launcher struct {
 	thread  *thread
 	seat    seat
 	totals  string // a directory where ranks leave what their operations took, or ""
+
+	mu   sync.Mutex
+	lost error // the first log that could not be written to its end
 }
 
 // Exit statuses of fsdprun itself.
@@ -83,8 +87,12 @@ func run(args []string, sys system) int {
 	}
 	defer l.seat.close()
 	status := l.job()
-	if err := l.joinTraces(); err != nil {
-		screen.say("-trace: %v", err)
+	traces := l.joinTraces()
+	if traces != nil {
+		traces = fmt.Errorf("-trace: %w", traces)
+	}
+	if err := errors.Join(traces, l.lost); err != nil { // the ranks' readers have ended
+		screen.say("%v", err)
 		return max(status, exitError)
 	}
 	return status

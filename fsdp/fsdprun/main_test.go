@@ -457,6 +457,9 @@ func TestUsage(t *testing.T) {
 	err = output{}
 	require.Equal(t, exitError, run(strings.Fields("-n 2 -nnodes 4 -node-rank 2 -rdzv h:1 -trust-network no-such-program"), srun))
 	require.Contains(t, err.String(), "no-such-program: no such file", "it goes on below srun")
+	var unknown output
+	require.Equal(t, exitUsage, run([]string{"-ranks", "2", "program"}, system{err: &unknown, out: io.Discard}))
+	require.Equal(t, "fsdprun: flag provided but not defined: -ranks; fsdprun -h lists the flags\n", unknown.String())
 	var help output
 	require.Zero(t, run([]string{"-h"}, system{err: &help, out: io.Discard}))
 	require.Empty(t, text.Wider(help.String(), 80))
@@ -480,6 +483,25 @@ func TestOutputIsWholeLinesWithPrefix(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 400, bytes.Count(log, []byte("\n")))
 	require.Contains(t, string(log), "1 error 199\n")
+
+	status, r = finish(t, "lines", "-n", "2", "-show", "none", "-log-dir", logs)
+	require.Zero(t, status)
+	earlier := filepath.Join(logs, "earlier-1", "rank-1.log")
+	require.Contains(t, r.err.String(), "fsdprun: -log-dir: "+filepath.Join(logs, "rank-1.log")+" of an earlier job is now "+earlier+"\n")
+	kept, err := os.ReadFile(earlier)
+	require.NoError(t, err)
+	require.Equal(t, string(log), string(kept))
+}
+
+// TestRankOfWriter blames the rank whose monitor cannot write a row, not the ones that it stops.
+func TestRankOfWriter(t *testing.T) {
+	other := &ending{Rank: 1, Code: 1, Early: true, Tail: []string{"monitor: step 3: a writer of rank 0 has failed: the error of rank 0 says why"}}
+	first := &ending{Rank: 0, Code: 1, Tail: []string{"monitor: step 3: the row of step 2: write log.csv: no space left on device"}}
+	for _, early := range []bool{false, true} {
+		first.Early = early
+		require.Equal(t, first, culprit([]*ending{other, first}))
+		require.Contains(t, summary(culprit([]*ending{other, first}), []*ending{other, first}, nil), "no space left on device")
+	}
 }
 
 func TestHugeLines(t *testing.T) {

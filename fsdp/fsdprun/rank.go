@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -109,16 +110,32 @@ func (l *launcher) open(r *rank, count int) (stdin *os.File, err error) {
 	return stdin, err
 }
 
-// openLog opens the file of a rank, anew for the first start. It returns nil if none is wanted.
+// openLog opens the file of a rank. At the first start it moves the log of an earlier job aside. It
+// returns nil if none is wanted.
 func (l *launcher) openLog(number, count int) (*os.File, error) {
 	if l.logDir == "" {
 		return nil, nil
 	}
-	mode := os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	path := filepath.Join(l.logDir, "rank-"+strconv.Itoa(number)+".log")
 	if count == 0 {
-		mode |= os.O_TRUNC
+		to, _, err := regular.PutAside(path)
+		if err != nil {
+			return nil, err
+		}
+		if to != "" {
+			l.screen.say("-log-dir: %s of an earlier job is now %s", path, to)
+		}
 	}
-	return regular.Open(filepath.Join(l.logDir, "rank-"+strconv.Itoa(number)+".log"), mode, 0o666)
+	return regular.Open(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
+}
+
+// unlogged notes that the log of a rank has lost its end.
+func (l *launcher) unlogged(number int, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lost == nil {
+		l.lost = fmt.Errorf("-log-dir: the log of rank %d is not complete: %w", number, err)
+	}
 }
 
 // bind restricts the thread that starts ranks to the cores of local rank i of n.
@@ -158,6 +175,7 @@ func (l *launcher) read(r *rank, stream int, pipe *os.File) {
 		if logging && n > 0 {
 			if _, err := r.log.Write(buf[:n]); err != nil {
 				l.screen.say("rank %d: log: %v", r.number, err)
+				l.unlogged(r.number, err)
 				logging = false
 			}
 		}

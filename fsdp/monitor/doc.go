@@ -54,6 +54,7 @@
 //	err = c.Extra("monitor", &state)
 //	mon, err := monitor.New(monitor.Config{State: state, …})
 //
-// Then the curve, averages and the time taken go on, and the files lose what they have of steps after
-// the one that was saved, since these are done again. Without a State files begin anew.
+// Then the curve, averages and the time taken go on. Rows of steps after the one that was saved move to
+// a directory earlier-1 beside the file, since these steps are done again, and so do whole files without
+// a State: nothing that was recorded is lost.
 package monitor

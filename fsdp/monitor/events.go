@@ -17,7 +17,8 @@ import (
 //	tensorboard --logdir run
 //
 // Each value is a scalar with its name as the tag, in single precision. Each row is written at once.
-// When a run goes on, the file is cut where it was saved, so it has each step once. A TensorBoard
+// When a run goes on, the file is cut where it was saved, so it has each step once, and the rest of it
+// is a run earlier-1 beside it. A TensorBoard
 // that has read further keeps what it has read of those steps until it is started anew.
 //
 // The file is a sequence of TFRecords, each with an Event of protocol buffers (all little-endian):
@@ -43,7 +44,7 @@ type events struct {
 }
 
 func (w *events) Open(step int) error {
-	err := w.open(step, func(r *bufio.Reader) (int64, error) { return keptEvents(r, step) })
+	err := w.open(step, func(r *bufio.Reader) (int64, int64, error) { return keptEvents(r, step) })
 	if err != nil || w.size > 0 {
 		return err
 	}
@@ -141,21 +142,23 @@ func masked(b []byte) uint32 {
 // maxRecord bounds the data of a record that is read: an event of a row has far less.
 const maxRecord = 1 << 28
 
-// keptEvents returns the end of the records up to the first one of a later step. A last record that
-// is not complete goes too: who wrote it was killed.
-func keptEvents(r *bufio.Reader, step int) (end int64, err error) {
+// keptEvents returns the end of the version, and of the records up to the first one of a later step. A last
+// record that is not complete goes too: its writer was killed.
+func keptEvents(r *bufio.Reader, step int) (head, end int64, err error) {
 	for {
 		data, err := readRecord(r)
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
-			return end, nil
+			return head, end, nil
 		}
 		if err != nil {
-			return 0, fmt.Errorf("the record at byte %d: %w", end, err)
+			return 0, 0, fmt.Errorf("the record at byte %d: %w", end, err)
 		}
 		if stepOfEvent(data) > uint64(step) {
-			return end, nil
+			return head, end, nil
 		}
-		end += int64(recordHead + len(data) + recordTail)
+		if end += int64(recordHead + len(data) + recordTail); head == 0 {
+			head = end
+		}
 	}
 }
 

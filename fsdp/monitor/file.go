@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -21,15 +20,21 @@ type file struct {
 	size int64 // of complete rows
 }
 
-// open opens the file, with its directories. kept returns where what is kept of it ends. Without a step
-// this is another run: the file of an earlier one is put aside.
-func (o *file) open(step int, kept func(r *bufio.Reader) (end int64, err error)) error {
+// open opens the file, with its directories. kept returns where the head of the file ends, which is of
+// no step, and where what is kept of it does. Without a step this is another run: the file of an earlier
+// one is put aside, with a warning, in case Config.State was forgotten.
+func (o *file) open(step int, kept func(r *bufio.Reader) (head, end int64, err error)) error {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o777); err != nil {
 		return err
 	}
 	if step == 0 {
-		if err := o.putAside(); err != nil {
+		to, bytes, err := regular.PutAside(o.path)
+		if err != nil {
 			return err
+		}
+		if to != "" {
+			slog.Warn("monitor: a file of an earlier run was moved, as this run begins at step 0: a run that goes on gives Config.State what Monitor.State has saved",
+				"file", o.path, "bytes", bytes, "to", to)
 		}
 	}
 	f, err := regular.Open(o.path, os.O_RDWR|os.O_CREATE, 0o666)
@@ -38,41 +43,39 @@ func (o *file) open(step int, kept func(r *bufio.Reader) (end int64, err error))
 	}
 	o.f, o.size = f, 0
 	if step > 0 {
-		if o.size, err = kept(bufio.NewReader(f)); err != nil {
+		head, end, err := kept(bufio.NewReader(f))
+		if err == nil {
+			err = o.cut(head, end, step)
+		}
+		if err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", o.path, err), f.Close())
 		}
-	}
-	if err := f.Truncate(o.size); err != nil {
-		return errors.Join(err, f.Close())
 	}
 	return nil
 }
 
-// putAside moves the file of an earlier run, if there is one, to a directory of its own beside it, with a
-// warning: whoever forgets Config.State loses nothing.
-func (o *file) putAside() error {
-	info, err := os.Lstat(o.path)
-	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-		return nil // what is wrong with it, Open says
+// cut removes what follows end. A copy of it, behind a copy of the head, stays in a directory beside the file.
+func (o *file) cut(head, end int64, step int) error {
+	info, err := o.f.Stat()
+	o.size = end
+	if err != nil || info.Size() == end {
+		return err
 	}
-	for n := 1; ; n++ {
-		to := filepath.Join(filepath.Dir(o.path), fmt.Sprintf("earlier-%d", n), filepath.Base(o.path))
-		if _, err := os.Lstat(to); !errors.Is(err, fs.ErrNotExist) {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		if err := os.MkdirAll(filepath.Dir(to), 0o777); err != nil {
-			return err
-		}
-		if err := os.Rename(o.path, to); err != nil {
-			return err
-		}
-		slog.Warn("monitor: a file of an earlier run was moved, as this run begins at step 0: a run that goes on gives Config.State what Monitor.State has saved",
-			"file", o.path, "bytes", info.Size(), "to", to)
-		return nil
+	to, err := regular.Earlier(o.path)
+	if err != nil {
+		return err
 	}
+	f, err := regular.Open(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, io.MultiReader(io.NewSectionReader(o.f, 0, min(head, end)), io.NewSectionReader(o.f, end, info.Size()-end)))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, os.Remove(to))
+	}
+	slog.Info("monitor: rows after the step from which this run goes on were moved, as it does these steps again",
+		"file", o.path, "step", step, "bytes", info.Size()-end, "to", to)
+	return o.f.Truncate(end)
 }
 
 // append appends a row. If that fails the file stays as it was, as far as the system lets it.
@@ -88,23 +91,25 @@ func (o *file) append(row []byte) error {
 func (o *file) Close() error { return o.f.Close() }
 
 // keptLines returns the end of the lines up to the first one of a later step. stepOf returns the step
-// of a line. A last line that does not end goes too: who wrote it was killed.
-func keptLines(r *bufio.Reader, step int, stepOf func(line []byte, number int) (int, error)) (end int64, err error) {
+// of a line; the first heads lines have none. A last line that does not end goes too: its writer was killed.
+func keptLines(r *bufio.Reader, step, heads int, stepOf func(line []byte, number int) (int, error)) (head, end int64, err error) {
 	for number := 1; ; number++ {
 		line, err := r.ReadBytes('\n')
 		if err == io.EOF {
-			return end, nil
+			return head, end, nil
 		}
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		at, err := stepOf(bytes.TrimRight(line, "\r\n"), number)
 		if err != nil {
-			return 0, fmt.Errorf("line %d is no row of a monitor: %w", number, err)
+			return 0, 0, fmt.Errorf("line %d is no row of a monitor: %w", number, err)
 		}
 		if at > step {
-			return end, nil
+			return head, end, nil
 		}
-		end += int64(len(line))
+		if end += int64(len(line)); number == heads {
+			head = end
+		}
 	}
 }

@@ -32,7 +32,7 @@ type jsonLines struct {
 }
 
 func (w *jsonLines) Open(step int) error {
-	return w.open(step, func(r *bufio.Reader) (int64, error) { return keptLines(r, step, w.stepOf) })
+	return w.open(step, func(r *bufio.Reader) (int64, int64, error) { return keptLines(r, step, 0, w.stepOf) })
 }
 
 func (w *jsonLines) stepOf(line []byte, _ int) (int, error) {
@@ -101,7 +101,7 @@ type csvFile struct {
 
 func (w *csvFile) Open(step int) error {
 	w.columns, w.names = make(map[string]int), nil
-	if err := w.open(step, func(r *bufio.Reader) (int64, error) { return keptLines(r, step, w.stepOf) }); err != nil {
+	if err := w.open(step, func(r *bufio.Reader) (int64, int64, error) { return keptLines(r, step, 1, w.stepOf) }); err != nil {
 		return err
 	}
 	if w.names == nil {

@@ -195,7 +195,7 @@ func TestWriterFails(t *testing.T) {
 		require.Equal(t, rank == 0, errors.Is(err, errDisk))
 		return nil
 	}))
-	other := "monitor: step 4: a writer of rank 0 has failed"
+	other := "monitor: step 4: a writer of rank 0 has failed: the error of rank 0 says why"
 	require.Equal(t, map[int]string{0: "monitor: step 4: the row of step 3: no space left on device", 1: other, 2: other}, failed)
 
 	for n, want := range map[int]string{ // of the last row

@@ -170,7 +170,7 @@ func (m *Monitor) exchange(ctx context.Context, t *table) error {
 	if err := m.failed(); err != nil {
 		return err
 	}
-	return errors.New("a writer of rank 0 has failed")
+	return errors.New("a writer of rank 0 has failed: the error of rank 0 says why") // fsdprun blames rank 0
 }
 
 // tell fills mine with what this rank has.

@@ -8,9 +8,9 @@ import (
 // A Writer records the rows of a run, on rank 0: see [JSONLines], [CSV] and [TensorBoard]. Its
 // methods are called by the goroutine of the Monitor.
 type Writer interface {
-	// Open begins. What an earlier part of the run has written of steps after this one goes, since
-	// they are done again. At step 0 another run begins: the files of an earlier one are moved to
-	// earlier-1, earlier-2, … beside them, with a warning.
+	// Open begins. Rows that an earlier part of the run has written of steps after this one are moved to
+	// earlier-1, earlier-2, … beside the file, since these steps are done again. At step 0 another run
+	// begins: the files of an earlier one are moved there, with a warning.
 	Open(step int) error
 	// Write records a row. It may not keep r.
 	Write(r *Row) error

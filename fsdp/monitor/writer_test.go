@@ -254,6 +254,43 @@ func TestWritersBeginAnew(t *testing.T) {
 	}
 }
 
+// TestResumeKeepsRows goes on twice from an earlier step: rows of later steps, and a row that a kill has cut,
+// are in a file of their own that can be read.
+func TestResumeKeepsRows(t *testing.T) {
+	for _, f := range formats {
+		dir := t.TempDir()
+		path := filepath.Join(dir, f.name)
+		w := f.make(dir)
+		part := func(from, to int) {
+			require.NoError(t, w.Open(from))
+			for step := from + 1; step <= to; step++ {
+				require.NoError(t, w.Write(&Row{Step: step, Values: []Value{{"loss", 2}}}))
+			}
+			require.NoError(t, w.Close())
+		}
+		steps := func(path string) (list []int) {
+			for _, row := range f.read(t, text(t, path)) {
+				list = append(list, row.step)
+			}
+			return list
+		}
+		part(0, 6)
+		part(4, 5)
+		part(5, 7)
+		part(2, 3)
+		require.Equal(t, []int{1, 2, 3}, steps(path))
+		require.Equal(t, []int{5, 6}, steps(filepath.Join(dir, "earlier-1", f.name)))
+		require.Equal(t, []int{3, 4, 5, 6, 7}, steps(filepath.Join(dir, "earlier-2", f.name)))
+		require.NoDirExists(t, filepath.Join(dir, "earlier-3"), "nothing was cut")
+
+		whole := text(t, path)
+		require.NoError(t, os.Truncate(path, int64(len(whole)-3)))
+		part(3, 4)
+		kept := text(t, filepath.Join(dir, "earlier-3", f.name))
+		require.Equal(t, whole[len(whole)-13:len(whole)-3], kept[len(kept)-10:])
+	}
+}
+
 // TestWritersRefuse what is not theirs, where a run goes on, and what they cannot write.
 func TestWritersRefuse(t *testing.T) {
 	for name, want := range map[string]string{
@@ -353,7 +390,7 @@ func TestFilesOfARun(t *testing.T) {
 	}
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, files, 3)
+	require.Len(t, files, 4, "the files, and a directory of the rows that were cut")
 }
 
 // TestWritersDoNotAllocate once they know the names.
@@ -377,17 +414,18 @@ func FuzzKept(f *testing.F) {
 	f.Add([]byte("step,time,loss\n1,x,2\n9,x,2\n"), 3)
 	f.Add(appendRecord(appendRecord(nil, []byte("\x09timetime\x10\x01")), []byte("\x09timetime\x10\x09")), 3)
 	f.Fuzz(func(t *testing.T, text []byte, step int) {
-		for _, kept := range []func(r *bufio.Reader) (int64, error){
-			func(r *bufio.Reader) (int64, error) { return keptEvents(r, max(step, 0)) },
-			func(r *bufio.Reader) (int64, error) { return keptLines(r, step, new(jsonLines).stepOf) },
-			func(r *bufio.Reader) (int64, error) {
-				return keptLines(r, step, (&csvFile{columns: make(map[string]int)}).stepOf)
+		for _, kept := range []func(r *bufio.Reader) (int64, int64, error){
+			func(r *bufio.Reader) (int64, int64, error) { return keptEvents(r, max(step, 0)) },
+			func(r *bufio.Reader) (int64, int64, error) { return keptLines(r, step, 0, new(jsonLines).stepOf) },
+			func(r *bufio.Reader) (int64, int64, error) {
+				return keptLines(r, step, 1, (&csvFile{columns: make(map[string]int)}).stepOf)
 			},
 		} {
-			end, err := kept(bufio.NewReader(bytes.NewReader(text)))
+			head, end, err := kept(bufio.NewReader(bytes.NewReader(text)))
+			require.LessOrEqual(t, head, end)
 			require.LessOrEqual(t, end, int64(len(text)))
 			if err == nil { // what is kept is kept the next time
-				again, err := kept(bufio.NewReader(io.LimitReader(strings.NewReader(string(text)), end)))
+				_, again, err := kept(bufio.NewReader(io.LimitReader(strings.NewReader(string(text)), end)))
 				require.NoError(t, err)
 				require.Equal(t, end, again)
 			}

@@ -8,8 +8,10 @@ package regular
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 )
 
 // Open is os.OpenFile of a path whose last element is no symbolic link. A file that takes the place of
@@ -40,4 +42,31 @@ func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// Earlier makes a directory earlier-1, earlier-2, … beside path in which no file has its name, and returns
+// the path of that name there.
+func Earlier(path string) (to string, err error) {
+	for n := 1; ; n++ {
+		to := filepath.Join(filepath.Dir(path), fmt.Sprintf("earlier-%d", n), filepath.Base(path))
+		switch _, err := os.Lstat(to); {
+		case errors.Is(err, fs.ErrNotExist):
+			return to, os.MkdirAll(filepath.Dir(to), 0o777)
+		case err != nil:
+			return "", err
+		}
+	}
+}
+
+// PutAside moves a file with content to where Earlier says, and returns that and its bytes. It leaves
+// anything else, such as a link, for Open to refuse, and returns "".
+func PutAside(path string) (to string, bytes int64, err error) {
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return "", 0, nil
+	}
+	if to, err = Earlier(path); err != nil {
+		return "", 0, err
+	}
+	return to, info.Size(), os.Rename(path, to)
 }
