@@ -64,21 +64,21 @@ func main() {
 	check(comm.Run(context.Background(), *ranks, func(ctx context.Context, g comm.Group) error {
 		vit := &nn.ViT{Height: 8, Width: 8, Patch: 8, Channels: 1, Classes: 10, Layers: 2, Dim: 64, Heads: 4, Dropout: 0.2, Hidden: 128}
 		m := must(fsdp.Wrap(vit, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Layer{})}))
-		defer m.Close()
+		defer func() { check(m.Close()) }()
 		opt := must(optim.AdamW{WeightDecay: 0.05}.New(m.Shards()))
-		learn, held := data.Split(must(data.OpenNpy[digit]("examples/digits/testdata/images.npy", "examples/digits/testdata/labels.npy")), 360, 1)
+		learn, held := data.Split(must(data.OpenNpy[digit](file("images.npy"), file("labels.npy"))), 360, 1)
 		batches := must(data.NewLoader(data.Shuffle(learn, 1, 20), collate, data.Config{Group: g, Batch: 64}))
 
 		var at data.Position
 		var shown monitor.State
 		if c, err := m.Load(ctx, "digits.ckpt", opt); !errors.Is(err, fsdp.ErrNoCheckpoint) {
 			check(err)
-			check(c.Extra("data", &at))
-			check(c.Extra("monitor", &shown))
+			check(errors.Join(c.Extra("data", &at), c.Extra("monitor", &shown)))
 			check(batches.Resume(at))
 		}
 
 		mon := must(monitor.New(monitor.Config{Group: g, Steps: batches.Steps(), Unit: "img", Out: os.Stdout, State: shown}))
+		tellOver(mon, opt.Steps(), batches.Steps())
 		for batch, err := range m.Join(ctx, batches.Batches(ctx)) {
 			check(err)
 			loss, rows := must(m.Forward(ctx, batch...)), data.Rows(batch)

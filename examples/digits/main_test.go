@@ -84,6 +84,8 @@ func TestResume(t *testing.T) {
 
 	over := run("1", "")
 	require.Empty(t, steps(t, over))
+	require.Contains(t, over, "digits.ckpt is of a run that is over: nothing is trained.")
+	require.NotContains(t, rest, "digits.ckpt is of a run that is over")
 	for _, out := range []string{rest, over} {
 		match := regexp.MustCompile(`accuracy (0\.\d+|1)`).FindStringSubmatch(out)
 		require.NotNil(t, match, out)
@@ -91,6 +93,13 @@ func TestResume(t *testing.T) {
 		require.NoError(t, err)
 		require.Greater(t, accuracy, 0.95)
 	}
+}
+
+// TestFile finds the data from the directory of the example, and from the root.
+func TestFile(t *testing.T) {
+	require.FileExists(t, file("images.npy"))
+	t.Chdir("../..")
+	require.FileExists(t, file("images.npy"))
 }
 
 // TestLines counts the lines of code behind the imports.

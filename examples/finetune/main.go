@@ -79,7 +79,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return comm.Run(ctx, c.ranks, func(ctx context.Context, g comm.Group) error {
+	return comm.Run(ctx, c.ranks, func(ctx context.Context, g comm.Group) (err error) {
 		out := stdout
 		if g.Rank() != 0 { // the others do the same unseen
 			out = io.Discard
@@ -88,7 +88,7 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		if err != nil {
 			return err
 		}
-		defer t.Close() // the run is over; that memory could not be given back changes nothing
+		defer func() { err = errors.Join(err, t.Close()) }()
 		return t.run(ctx)
 	})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -84,8 +85,7 @@ func newTuner(ctx context.Context, c config, text corpus, g comm.Group, out io.W
 		t.writer, err = generate.New(s, cache, generate.Config{})
 	}
 	if err != nil {
-		s.Close()
-		return nil, err
+		return nil, errors.Join(err, s.Close())
 	}
 	for _, setting := range m.Ignored {
 		fmt.Fprintf(out, "passed over: %s\n", setting)

@@ -22,6 +22,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -79,17 +80,17 @@ func run(ctx context.Context, g comm.Group, w io.Writer) error {
 }
 
 // sharded trains the model over the ranks of g and returns the mean loss of each step.
-func sharded(ctx context.Context, g comm.Group, m *net, model fsdp.Model) ([]float64, error) {
+func sharded(ctx context.Context, g comm.Group, m *net, model fsdp.Model) (mean []float64, err error) {
 	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
 	if err != nil {
 		return nil, err
 	}
-	defer s.Close()
+	defer func() { err = errors.Join(err, s.Close()) }()
 	opt, err := optim.SGD{}.New(s.Shards())
 	if err != nil {
 		return nil, err
 	}
-	mean := make([]float64, steps)
+	mean = make([]float64, steps)
 	for step := range mean {
 		if mean[step], err = s.Forward(ctx, m.batch(step, g.Rank())...); err != nil {
 			return nil, err
@@ -107,15 +108,15 @@ func sharded(ctx context.Context, g comm.Group, m *net, model fsdp.Model) ([]flo
 
 // tapeMachine trains the same graph by Gorgonia alone, with the batches of the ranks one after the
 // other in each step.
-func tapeMachine(m *net, ranks int) ([]float64, error) {
+func tapeMachine(m *net, ranks int) (mean []float64, err error) {
 	if _, err := G.Grad(m.cost, m.learn...); err != nil {
 		return nil, err
 	}
 	vm := G.NewTapeMachine(m.graph, G.BindDualValues(m.learn...))
-	defer vm.Close()
+	defer func() { err = errors.Join(err, vm.Close()) }()
 	// Gradients add up until Step.
 	solver := G.NewVanillaSolver(G.WithLearnRate(m.rate), G.WithBatchSize(float64(ranks)))
-	mean := make([]float64, steps)
+	mean = make([]float64, steps)
 	for step := range mean {
 		for rank := range ranks {
 			for i, t := range m.batch(step, rank) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -50,14 +51,14 @@ func check(ctx context.Context, c config, data *corpus, g comm.Group) (string, e
 
 // gradients returns the gradient of every parameter on the first global batch, computed on the
 // ranks of g.
-func gradients(ctx context.Context, c config, data *corpus, g comm.Group) (map[string]*tensor.Dense, error) {
+func gradients(ctx context.Context, c config, data *corpus, g comm.Group) (grads map[string]*tensor.Dense, err error) {
 	sharding := c.sharding()
 	sharding.Group = g
 	m, err := fsdp.WrapContext(ctx, c.model(), sharding)
 	if err != nil {
 		return nil, err
 	}
-	defer m.Close()
+	defer func() { err = errors.Join(err, m.Close()) }()
 	batches, err := data.batches(g, c)
 	if err != nil {
 		return nil, err

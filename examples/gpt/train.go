@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -42,7 +43,7 @@ func train(ctx, interrupt context.Context, c config, text *corpus, g comm.Group,
 	if err != nil {
 		return false, err
 	}
-	defer t.model.Close() // the run is over; that memory could not be given back changes nothing
+	defer func() { err = errors.Join(err, t.model.Close()) }()
 	if err := t.restore(ctx); err != nil {
 		return false, err
 	}

@@ -47,6 +47,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -138,12 +139,12 @@ type training struct {
 
 // stage shards a model, gives it weights, which only rank 0 needs to have, trains it and returns
 // its weights.
-func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen func(string) bool, from map[string]*tensor.Dense, t training) (map[string]*tensor.Dense, error) {
+func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen func(string) bool, from map[string]*tensor.Dense, t training) (weights map[string]*tensor.Dense, err error) {
 	m, err := fsdp.WrapContext(ctx, model, fsdp.Config{Group: r.group, Wrap: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen, Seed: 1})
 	if err != nil {
 		return nil, err
 	}
-	defer m.Close() // that memory could not be given back changes nothing
+	defer func() { err = errors.Join(err, m.Close()) }()
 	if err := m.SetFull(ctx, 0, from); err != nil {
 		return nil, err
 	}

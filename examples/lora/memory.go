@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 
@@ -57,7 +58,7 @@ func (r *rank) footprint(ctx context.Context, frozen func(string) bool) (f footp
 	if err != nil {
 		return f, err
 	}
-	defer m.Close() // that memory could not be given back changes nothing
+	defer func() { err = errors.Join(err, m.Close()) }()
 	if _, err := (optim.AdamW{}).New(m.Shards()); err != nil {
 		return f, err
 	}

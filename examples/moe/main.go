@@ -17,6 +17,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash"
 	"hash/crc32"
@@ -83,7 +84,7 @@ func main() {
 }
 
 // run is one rank: the first half of them learn from the first text, the others from the second.
-func run(ctx context.Context, g comm.Group, domains []text.Text, steps int, out io.Writer) error {
+func run(ctx context.Context, g comm.Group, domains []text.Text, steps int, out io.Writer) (err error) {
 	if g.Rank() != 0 {
 		out = io.Discard
 	}
@@ -95,7 +96,7 @@ func run(ctx context.Context, g comm.Group, domains []text.Text, steps int, out 
 	if err != nil {
 		return err
 	}
-	defer experts.Close()
+	defer func() { err = errors.Join(err, experts.Close()) }()
 	m, err := fsdp.WrapContext(ctx, &demix{layers: 3, dim: 96, heads: 4}, fsdp.Config{
 		Group: g, Seed: 1,
 		Wrap: fsdp.WrapNames(regexp.MustCompile(`^blocks\.\d+(\.expert)?`)), // units blocks.i and blocks.i.expert
@@ -109,7 +110,7 @@ func run(ctx context.Context, g comm.Group, domains []text.Text, steps int, out 
 	if err != nil {
 		return err
 	}
-	defer m.Close() // that memory could not be given back changes nothing
+	defer func() { err = errors.Join(err, m.Close()) }()
 	if err := train(ctx, m, g.Rank(), steps, domains[domain].Train); err != nil {
 		return err
 	}
