@@ -3,10 +3,13 @@ package fsdp
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 	"github.com/gofsdp/gofsdp/internal/text"
 	"github.com/gofsdp/gofsdp/optim"
@@ -214,4 +217,137 @@ func spoiled(s *Sharded, params []int) string {
 		}
 	}
 	return ""
+}
+
+// What ranks do alone
+//
+// Ranks step optimizers, and drop and scale gradients, without asking each other. All must do the
+// same, as each owns a part of every parameter. So before the next pass that depends on it they
+// compare what they have done: updates before a Forward or Eval, gradients before a Backward adds
+// to them. ZeroGrad may come before the Forward or after it. A rank of a loop over Join that has no
+// batch steps as the others do. Only what units with groups of their own have may differ, so their
+// updates are not compared.
+
+// gradients is what has become of the gradients since ZeroGrad.
+type gradients struct {
+	passes int     // Backwards
+	scale  float64 // product of what all were multiplied by
+}
+
+// add counts a Backward.
+func (g *gradients) add() {
+	if g.passes++; g.passes == 1 {
+		g.scale = 1
+	}
+}
+
+// Hash implements ranks.Past.
+func (g *gradients) Hash() uint64 {
+	return uint64(g.passes)<<33 | uint64(math.Float32bits(float32(g.scale)))<<1 // processors may round a norm differently
+}
+
+// String implements ranks.Past.
+func (g *gradients) String() string {
+	text := fmt.Sprintf("the gradients of %d passes", g.passes)
+	switch g.passes {
+	case 0:
+		return "no gradients"
+	case 1:
+		text = "the gradients of one pass"
+	}
+	if g.scale != 1 {
+		text += fmt.Sprintf(" scaled by %v", g.scale)
+	}
+	return text
+}
+
+// Differ implements ranks.Past.
+func (g *gradients) Differ(a, b int, first, other string) string {
+	return fmt.Sprintf("rank %d adds to %s, rank %d to %s: every rank must do the same with ZeroGrad, ScaleGrads and ClipGradNorm", a, first, b, other)
+}
+
+// updates are those that optimizers have made since the last pass.
+type updates struct {
+	model *layout.Model
+	hash  uint64
+	last  []updated // by parameter of the model
+}
+
+// updated is the last update of a parameter.
+type updated struct {
+	optim.Update
+	made bool
+	by   gradients
+}
+
+// add notes an update of a parameter. Optimizers may come in any order.
+func (u *updates) add(param int, made optim.Update, by gradients) {
+	u.last[param] = updated{made, true, by}
+	u.hash += made.Hash(by.Hash() ^ uint64(param)<<48)
+}
+
+// clear begins anew: ranks have agreed on what was noted, or the parameters have been replaced.
+func (u *updates) clear() {
+	if u.hash != 0 {
+		clear(u.last)
+		u.hash = 0
+	}
+}
+
+// Hash implements ranks.Past.
+func (u *updates) Hash() uint64 { return u.hash }
+
+// String implements ranks.Past: a line for each parameter.
+func (u *updates) String() string {
+	var b strings.Builder
+	for p, last := range u.last {
+		if b.WriteString(u.model.Params[p].Name + ": "); last.made {
+			b.WriteString(strings.Join(append(last.Facts(), last.by.String()), factEnd))
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+const factEnd = ", "
+
+// Differ implements ranks.Past. It tells of the first parameter, and of the first fact.
+func (u *updates) Differ(a, b int, first, other string) string {
+	x, y := strings.Split(first, "\n"), strings.Split(other, "\n")
+	different := 0
+	var name, mine, theirs string
+	for i := range min(len(x), len(y)) {
+		if x[i] == y[i] {
+			continue
+		}
+		if different++; different == 1 {
+			name, mine, _ = strings.Cut(x[i], ": ")
+			_, theirs, _ = strings.Cut(y[i], ": ")
+		}
+	}
+	where := ""
+	if different < len(u.last) {
+		where = fmt.Sprintf(" (parameter %s, %d in all)", name, different)
+	}
+	switch {
+	case different == 0:
+		return fmt.Sprintf("ranks %d and %d have made other steps since the last pass, though the last one was alike", a, b)
+	case mine == "":
+		return skips(b, a, theirs) + where
+	case theirs == "":
+		return skips(a, b, mine) + where
+	}
+	f, g := strings.Split(mine, factEnd), strings.Split(theirs, factEnd)
+	for i := 1; i < min(len(f), len(g)) && f[0] == g[0]; i++ {
+		if f[i] != g[i] {
+			return fmt.Sprintf("rank %d has %s with %s, rank %d has %s with %s%s", a, f[0], f[i], b, g[0], g[i], where)
+		}
+	}
+	return fmt.Sprintf("rank %d has %s, rank %d has %s%s", a, f[0], b, g[0], where)
+}
+
+// skips says that a rank has made an update that another has not.
+func skips(rank, other int, facts string) string {
+	kind, _, _ := strings.Cut(facts, factEnd)
+	return fmt.Sprintf("rank %d has made a step of %s since the last pass, rank %d has made none: every rank must step", rank, kind, other)
 }
