@@ -2,6 +2,7 @@ package fsdp_test
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // TestCloseWhileStateMoves closes the model, whose shards lie in files that are mapped, while another
@@ -46,15 +48,22 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(r *rapid.T) {
 		ctx := context.Background()
-		m := wrap(r, shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: float64s})
+		m := wrap(r, shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: float64s, Logger: slog.New(slog.DiscardHandler)})
 		disk := fsdp.OnFS(crashfs.New())
+		params := m.Shards()
+		opt, err := optim.SGD{Momentum: 0.5}.New(params)
+		require.NoError(r, err)
+		require.NoError(r, optim.EMA(opt, 0.5))
+		entries, err := m.FullOptimState(ctx, opt)
+		require.NoError(r, err)
 		methods := []func() error{
 			func() error { return errorOf(m.Forward(ctx, shapeBatch(0)...)) },
 			func() error { return m.Backward(ctx) },
 			func() error { return errorOf(m.Eval(ctx, shapeBatch(0)...)) },
-			func() error { return m.Save(ctx, ckpt, nil, disk) },
-			func() error { return errorOf(m.SaveAsync(ctx, ckpt, nil, disk)) },
-			func() error { return errorOf(m.Load(ctx, ckpt, nil, disk)) },
+			func() error { return m.Save(ctx, ckpt, opt, disk) },
+			func() error { return errorOf(m.SaveAsync(ctx, ckpt, opt, disk)) },
+			func() error { return errorOf(m.Load(ctx, ckpt, opt, disk)) },
+			func() error { return m.SetFullOptim(ctx, 0, opt, entries) },
 			func() error { return m.Export(ctx, filepath.Join(dir, "x")) },
 			func() error { return errorOf(m.FullState(ctx)) },
 			func() error { return errorOf(m.FullGrads(ctx)) },
@@ -69,6 +78,10 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 				return m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(0))
 			},
 			func() error { return m.Close() },
+			func() error { opt.State(); return nil },
+		}
+		for _, call := range optimizerCalls(params, opt, entries.Entries()) {
+			methods = append(methods, call)
 		}
 		var two sync.WaitGroup
 		for _, plan := range rapid.SliceOfN(rapid.SliceOfN(rapid.IntRange(0, len(methods)-1), 1, 12), 2, 2).Draw(r, "calls") {

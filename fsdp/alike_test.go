@@ -148,8 +148,11 @@ func TestTwoGoroutines(t *testing.T) {
 				}
 			}
 		})
-		opt, err := optim.SGD{}.New(m.Shards())
+		params := m.Shards()
+		opt, err := optim.SGD{Momentum: 0.5}.New(params)
 		require.NoError(t, err)
+		require.NoError(t, optim.EMA(opt, 0.5))
+		entries := opt.State()
 		require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
 		require.NoError(t, opt.Step(0.1))
 		held := m.Hold() // of no Forward
@@ -200,7 +203,9 @@ func TestTwoGoroutines(t *testing.T) {
 				} {
 					assert.EqualError(t, call(), "fsdp: rank 1: "+method+": another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 				}
-				assert.ErrorContains(t, opt.Step(0.1), "another goroutine is in a method of this Sharded")
+				for method, call := range optimizerCalls(params, opt, entries) {
+					assert.ErrorContains(t, call(), "fsdp: rank 1: "+method+": another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+				}
 			}()
 		}
 		require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
@@ -209,6 +214,96 @@ func TestTwoGoroutines(t *testing.T) {
 		requireIdle(t, ctx, m, shapeBatch(0))
 		require.NoError(t, m.Close())
 	})
+}
+
+// optimizerCalls are those of an optimizer that use the memory of its model, but State.
+func optimizerCalls(params []optim.Param, opt optim.Optimizer, entries []optim.Entry) map[string]func() error {
+	return map[string]func() error{
+		"Step":    func() error { return opt.Step(0.1) },
+		"Restore": func() error { return opt.Restore(1, entries) },
+		"Adopt":   func() error { return opt.Adopt(1, entries) },
+		"Swap":    func() error { return optim.Swap(opt) },
+		"EMA":     func() error { return optim.EMA(opt, 0.5) },
+		"New":     func() error { return errorOf(optim.AdamW{}.New(params)) },
+	}
+}
+
+// TestOptimizersHoldTheModel calls methods of the model, and of another optimizer of it, when an optimizer is in
+// the middle of one of its own: they are refused. What has no hook of its own has that of what it reads.
+func TestOptimizersHoldTheModel(t *testing.T) {
+	m := chain64(t, comm.Local(1)[0])
+	forwardBackward(t, t.Context(), m, shapeBatch(0))
+	params := m.Shards()
+	other, err := optim.SGD{Momentum: 0.5}.New(params)
+	require.NoError(t, err)
+	require.NoError(t, optim.EMA(other, 0.5))
+	entries, tried, at := other.State(), 0, ""
+	try := func() {
+		const busy = "another goroutine is in a method of this Sharded, which is for one goroutine at a time"
+		tried++
+		require.EqualError(t, m.Close(), "fsdp: rank 0: Close: "+busy, at)
+		require.EqualError(t, errorOf(m.Forward(t.Context(), shapeBatch(0)...)), "fsdp: rank 0: Forward: "+busy, at)
+		for method, call := range optimizerCalls(params, other, entries) {
+			require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": "+busy, at)
+		}
+	}
+	hooked := slices.Clone(params)
+	hooked[0].Alloc = func(n int) (optim.Vec, error) { try(); return params[0].Alloc(n) }
+	hooked[0].Updated = func(u optim.Update) { try(); params[0].Updated(u) }
+	hooked[0].Swapped = func(in bool) { try(); params[0].Swapped(in) }
+	at = "New"
+	opt, err := optim.SGD{Momentum: 0.5}.New(hooked)
+	require.NoError(t, err)
+	at = "EMA"
+	require.NoError(t, optim.EMA(opt, 0.5))
+	for i := range entries {
+		entries[i].Data = &hookedVec{entries[i].Data, try}
+	}
+	for method, call := range optimizerCalls(hooked, opt, entries) {
+		if at = method; method == "EMA" {
+			continue
+		}
+		before := tried
+		require.NoError(t, call(), method)
+		require.Greater(t, tried, before, method)
+		if method == "Swap" {
+			require.NoError(t, call())
+		}
+	}
+	require.NoError(t, m.Close())
+}
+
+// A hookedVec is a vector that calls a function before it is read.
+type hookedVec struct {
+	optim.Vec
+	hook func()
+}
+
+func (h *hookedVec) Read(to optim.Host) error { h.hook(); return h.Vec.Read(to) }
+
+func (h *hookedVec) Slice(from, to int) optim.Vec { return &hookedVec{h.Vec.Slice(from, to), h.hook} }
+
+// TestOptimizersWithoutMemory uses optimizers whose memory Freeze or Close has given back.
+func TestOptimizersWithoutMemory(t *testing.T) {
+	m := wrap(t, shapes["chain"], fsdp.Config{OffloadDir: t.TempDir(), Precision: float64s})
+	makes := func() (params []optim.Param, opt optim.Optimizer, entries []optim.Entry) {
+		opt, err := optim.SGD{Momentum: 0.5}.New(m.Shards())
+		require.NoError(t, err)
+		require.NoError(t, optim.EMA(opt, 0.5))
+		return m.Shards(), opt, opt.State()
+	}
+	params, opt, entries := makes()
+	require.NoError(t, errorOf(m.Freeze(t.Context(), nil, opt)))
+	for method, call := range optimizerCalls(params, opt, entries) {
+		require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": the optimizer was made before Freeze")
+	}
+	require.Nil(t, opt.State())
+	params, opt, entries = makes()
+	require.NoError(t, m.Close())
+	for method, call := range optimizerCalls(params, opt, entries) {
+		require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": the model is closed")
+	}
+	require.Nil(t, opt.State())
 }
 
 // TestCollectiveOnOneRank calls methods on rank 0 while rank 1 has ended: the error says that it is a
@@ -260,18 +355,21 @@ func TestCollectiveOnOneRank(t *testing.T) {
 // TestMissedMethods calls methods that return no error while another goroutine is in a Save: they do
 // nothing, and the next method says so.
 func TestMissedMethods(t *testing.T) {
-	for method, call := range map[string]func(m *fsdp.Sharded){
-		"ZeroGrad":   (*fsdp.Sharded).ZeroGrad,
-		"ScaleGrads": func(m *fsdp.Sharded) { m.ScaleGrads(2) },
-		"Shards":     func(m *fsdp.Sharded) { require.Nil(t, m.Shards()) },
-		"Hold":       func(m *fsdp.Sharded) { m.Hold() },
+	for method, call := range map[string]func(m *fsdp.Sharded, opt optim.Optimizer){
+		"ZeroGrad":   func(m *fsdp.Sharded, _ optim.Optimizer) { m.ZeroGrad() },
+		"ScaleGrads": func(m *fsdp.Sharded, _ optim.Optimizer) { m.ScaleGrads(2) },
+		"Shards":     func(m *fsdp.Sharded, _ optim.Optimizer) { require.Nil(t, m.Shards()) },
+		"Hold":       func(m *fsdp.Sharded, _ optim.Optimizer) { m.Hold() },
+		"State":      func(_ *fsdp.Sharded, opt optim.Optimizer) { require.Nil(t, opt.State()) },
 	} {
 		t.Run(method, func(t *testing.T) {
 			m := chain64(t, comm.Local(1)[0])
+			opt, err := optim.AdamW{}.New(m.Shards())
+			require.NoError(t, err)
 			forwardBackward(t, t.Context(), m, shapeBatch(0))
 			before, err := m.FullGrads(t.Context())
 			require.NoError(t, err)
-			require.NoError(t, m.Save(t.Context(), ckpt, nil, fsdp.OnFS(&hookedFS{crashfs.New(), func(string) { call(m) }})))
+			require.NoError(t, m.Save(t.Context(), ckpt, nil, fsdp.OnFS(&hookedFS{crashfs.New(), func(string) { call(m, opt) }})))
 			require.EqualError(t, errorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier "+method+
 				" has done nothing: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 			after, err := m.FullGrads(t.Context())

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -47,9 +48,7 @@ type life struct {
 		lists int   // calls of Shards until then: an optimizer made of a later one is whole
 	}
 
-	drawing sync.Mutex
-	drawn   bool // initial values are
-
+	drawn    bool // initial values are
 	grads    gradients
 	sound    atomic.Bool // the gradients in the shards are known to be finite
 	updates  updates
@@ -69,10 +68,21 @@ var (
 	errOptimMixed = errors.New("a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds")
 )
 
-// A methodLock is held while a method is at work: see enter.
+// A methodLock is held while a method of a model, or of an optimizer of its pieces, is at work: see enter.
+//
+//	who is at work        lock    inner   lent
+//	a method              held    -       false
+//	an optimizer          held    held    true
+//	a method that calls   held    -       true    see lend
+//	an optimizer, so      held    held    true
+//	a method that asks    held    held    true    see refusal
 type methodLock struct {
-	sync.RWMutex
+	sync.Mutex
 	missed atomic.Pointer[string] // the method without an error that another goroutine has called meanwhile
+
+	inner sync.Mutex
+	lent  atomic.Bool // an optimizer may take inner
+	outer bool        // the optimizer that has inner holds the lock, too
 }
 
 // enter notes that a method has begun, or returns that another goroutine is in one. It reads nothing
@@ -82,9 +92,17 @@ func enter(s *Sharded, method string) error {
 	if !s.busy.TryLock() {
 		return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
 	}
-	if missed := s.busy.missed.Swap(nil); missed != nil && method != "Close" {
+	if err := s.busy.missedOne(); err != nil && method != "Close" {
 		leave(s)
-		return fmt.Errorf("fsdp: rank %d: %s: an earlier %s has done nothing: %w", s.team.Rank(), method, *missed, errBusy)
+		return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, err)
+	}
+	return nil
+}
+
+// missedOne returns, once, that an earlier method without an error has done nothing, or nil.
+func (b *methodLock) missedOne() error {
+	if name := b.missed.Swap(nil); name != nil {
+		return fmt.Errorf("an earlier %s has done nothing: %w", *name, errBusy)
 	}
 	return nil
 }
@@ -100,6 +118,101 @@ func enterOrNote(s *Sharded, method string) bool {
 
 // leave ends what enter has begun.
 func leave(s *Sharded) { s.busy.Unlock() }
+
+// A guard implements optim.Guard for the pieces of a layout of a model.
+type guard struct {
+	s      *Sharded
+	layout *layout.Layout
+}
+
+// Enter implements optim.Guard.
+func (g guard) Enter(method string, silent bool) error {
+	b, err := &g.s.busy, enter(g.s, method)
+	if err == nil {
+		b.inner.Lock()
+		b.outer = true
+		b.lent.Store(true)
+	} else if !b.takeInner() {
+		if silent {
+			b.missed.CompareAndSwap(nil, &method)
+		}
+		return err
+	}
+	if g.s.life.health == closed {
+		err = errClosed
+	} else if err = nil; g.layout != g.s.layout {
+		err = errFormer
+	}
+	if err != nil {
+		g.Leave()
+		return fmt.Errorf("fsdp: rank %d: %s: %w", g.s.team.Rank(), method, err)
+	}
+	return nil
+}
+
+// Leave implements optim.Guard.
+func (g guard) Leave() {
+	b := &g.s.busy
+	outer := b.outer
+	if outer {
+		b.outer = false
+		b.lent.Store(false)
+	}
+	if b.inner.Unlock(); outer {
+		leave(g.s)
+	}
+}
+
+// takeInner takes inner if the method that holds the lock has lent it.
+func (b *methodLock) takeInner() bool {
+	if !b.lent.Load() || !b.inner.TryLock() {
+		return false
+	}
+	if !b.lent.Load() { // no longer
+		b.inner.Unlock()
+		return false
+	}
+	return true
+}
+
+// lend runs f, in which a method that holds the lock calls a method of an optimizer. Other goroutines are refused,
+// but at the very beginning and end of f. If one comes first there, f is refused, and lend waits for the other.
+func lend(s *Sharded, f func() error) error {
+	b := &s.busy
+	b.lent.Store(true)
+	defer func() {
+		b.inner.Lock()
+		b.lent.Store(false)
+		b.inner.Unlock()
+	}()
+	if err := f(); err != nil {
+		return err
+	}
+	return b.missedOne()
+}
+
+// Lend implements state.Memory.
+func (m memory) Lend(f func() error) error { return lend(m.s, f) }
+
+// ready returns why an optimizer must not step the pieces of a layout that call number list of Shards has returned.
+func ready(s *Sharded, l *layout.Layout, list int) error {
+	b := &s.busy
+	if !b.lent.Load() { // it does not enter its Guard
+		if !b.TryLock() {
+			return errBusy
+		}
+		defer b.Unlock()
+	} else if !b.outer { // a method only asks
+		return s.life.mayStep(l == s.layout, list, s.engine.Pending())
+	}
+	if err := s.life.mayStep(l == s.layout, list, s.engine.Pending()); err != nil {
+		return err
+	}
+	if err := drawn(s); err != nil {
+		return err
+	}
+	return soundGrads(s)
+}
 
 // tolerance says in which states a method may be called; the zero value is the strictest. No
 // collective method may be called on a model that is broken or closed.
@@ -183,8 +296,11 @@ func (l *life) withheld(err error) error {
 }
 
 // mayStep returns why an optimizer must not step, or nil. It was made of what call number list of
-// Shards has returned.
-func (l *life) mayStep(list, unreduced int) error {
+// Shards has returned, for the layout that the model has now or for a former one.
+func (l *life) mayStep(now bool, list, unreduced int) error {
+	if !now && l.health != closed {
+		return errFormer
+	}
 	if l.mixedOpt.cause != nil && list <= l.mixedOpt.lists && l.health != closed && l.mixed == nil {
 		return l.mixedOpt.cause
 	}
@@ -267,10 +383,8 @@ func (s *Sharded) may(method string) error {
 	return err
 }
 
-// drawn draws initial values, unless they are. Optimizers of several goroutines may need them at once.
+// drawn draws initial values, unless they are. The caller holds the lock of s.
 func drawn(s *Sharded) error {
-	s.life.drawing.Lock()
-	defer s.life.drawing.Unlock()
 	if s.life.drawn {
 		return nil
 	}
@@ -323,14 +437,18 @@ func refusal(s *Sharded, opt optim.Optimizer, reasons ...error) error {
 	if opt == nil {
 		return nil
 	}
+	b := &s.busy
+	b.inner.Lock() // no optimizer comes in between
+	b.lent.Store(true)
+	defer func() {
+		b.lent.Store(false)
+		b.inner.Unlock()
+	}()
 	for _, p := range optim.Params(opt) {
 		if p.Ready == nil {
 			continue
 		}
 		err := p.Ready()
-		if busy := (*busyPiece)(nil); errors.As(err, &busy) && busy.s == s {
-			err = busy.ready()
-		}
 		for _, reason := range reasons {
 			if errors.Is(err, reason) {
 				return err
@@ -339,16 +457,3 @@ func refusal(s *Sharded, opt optim.Optimizer, reasons ...error) error {
 	}
 	return nil
 }
-
-// A busyPiece is what Ready of a piece returns while a goroutine is in a method of s. The method itself
-// asks ready.
-type busyPiece struct {
-	s     *Sharded
-	ready func() error
-}
-
-// Error implements error.
-func (b *busyPiece) Error() string { return errBusy.Error() }
-
-// Unwrap returns errBusy.
-func (b *busyPiece) Unwrap() error { return errBusy }

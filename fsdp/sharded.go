@@ -341,25 +341,8 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 		Name: l.Model.Params[p].Name, Shape: l.Model.Params[p].Shape, Offset: offset,
 		Value: shards.Value(i).Slice(at, at+n), Grad: shards.Grad(i).Slice(at, at+n),
 		Absent: func() bool { return !present[p] && lacks(s) }, Peers: s.peers(p),
-		Ready: func() error {
-			ready := func() error {
-				if l != s.layout && s.life.health != closed {
-					return errFormer
-				}
-				return s.life.mayStep(number, s.engine.Pending())
-			}
-			if !s.busy.TryRLock() {
-				return &busyPiece{s, ready}
-			}
-			defer s.busy.RUnlock()
-			if err := ready(); err != nil {
-				return err
-			}
-			if err := drawn(s); err != nil {
-				return err
-			}
-			return soundGrads(s)
-		},
+		Guard: guard{s, l},
+		Ready: func() error { return ready(s, l, number) },
 		Alloc: func(n int) (optim.Vec, error) {
 			v, err := shards.Alloc(i, n)
 			if err != nil {

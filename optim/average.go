@@ -42,6 +42,10 @@ func EMA(o Optimizer, decay float64) error {
 	case !(decay > 0 && decay < 1):
 		return fmt.Errorf("optim: ema: the decay is %v: must be between 0 and 1", decay)
 	}
+	if err := enter(own.guards, "EMA", false); err != nil {
+		return fmt.Errorf("optim: %w", err)
+	}
+	defer leave(own.guards)
 	lists := make([][]SGDVec, len(own.parts))
 	for i, part := range own.parts {
 		var err error
@@ -131,6 +135,10 @@ func Swap(o Optimizer) error {
 	if !ok {
 		return fmt.Errorf("optim: swap: %T is not of this package", o)
 	}
+	if err := enter(own.guards, "Swap", false); err != nil {
+		return fmt.Errorf("optim: %w", err)
+	}
+	defer leave(own.guards)
 	for _, part := range own.parts {
 		if part.settings.common.EMA == 0 {
 			return fmt.Errorf("optim: swap: %s keeps no averages, see EMA", part.kind)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // Compose makes one optimizer of several over different parameters: AdamW for the matrices and SGD
@@ -28,6 +29,11 @@ func Compose(optimizers ...Optimizer) (Optimizer, error) {
 				return nil, fmt.Errorf("optim: compose: %w", err)
 			}
 			c.lr = o.lr
+		}
+		for _, g := range o.guards {
+			if !slices.Contains(c.guards, g) {
+				c.guards = append(c.guards, g)
+			}
 		}
 	}
 	return c, nil
@@ -64,9 +70,10 @@ func Params(o Optimizer) (list []Param) {
 // optimizer is every Optimizer of this package: one part is what New makes, Compose puts several
 // together. The parts hold different parameters.
 type optimizer struct {
-	parts []*part
-	steps int     // calls of Step
-	lr    float64 // that the last one was given
+	parts  []*part
+	guards []Guard // of all pieces, each once
+	steps  int     // calls of Step
+	lr     float64 // that the last one was given
 }
 
 // add appends a part that has had a number of steps, unless it does not go with those before it.
@@ -99,6 +106,10 @@ func (o *optimizer) holder(param string) int {
 
 // Step implements Optimizer.
 func (o *optimizer) Step(lr float64) error {
+	if err := enter(o.guards, "Step", false); err != nil {
+		return fmt.Errorf("optim: %w", err)
+	}
+	defer leave(o.guards)
 	if err := checkHyper("learning rate", lr, math.Inf(1)); err != nil {
 		return fmt.Errorf("optim: step %d: %w", o.steps, err)
 	}
@@ -126,6 +137,10 @@ func (o *optimizer) Steps() int { return o.steps }
 
 // State implements Optimizer.
 func (o *optimizer) State() (entries []Entry) {
+	if enter(o.guards, "State", true) != nil {
+		return nil
+	}
+	defer leave(o.guards)
 	for _, p := range o.parts {
 		entries = p.state(entries)
 	}
@@ -134,19 +149,24 @@ func (o *optimizer) State() (entries []Entry) {
 
 // Restore implements Optimizer.
 func (o *optimizer) Restore(steps int, entries []Entry) error {
-	return o.load("restore", steps, entries, true)
+	return o.load("Restore", steps, entries, true)
 }
 
 // Adopt implements Optimizer.
 func (o *optimizer) Adopt(steps int, entries []Entry) error {
-	return o.load("adopt", steps, entries, false)
+	return o.load("Adopt", steps, entries, false)
 }
 
 // load refills all pieces, or those of parameters that some entry is about.
-func (o *optimizer) load(verb string, steps int, entries []Entry, all bool) error {
+func (o *optimizer) load(method string, steps int, entries []Entry, all bool) error {
+	verb := strings.ToLower(method)
 	if steps < 0 {
 		return fmt.Errorf("optim: %s: %d steps", verb, steps)
 	}
+	if err := enter(o.guards, method, false); err != nil {
+		return fmt.Errorf("optim: %w", err)
+	}
+	defer leave(o.guards)
 	lists, err := o.byPart(entries)
 	if err != nil {
 		return fmt.Errorf("optim: %s: %w", verb, err)

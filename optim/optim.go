@@ -36,6 +36,10 @@ type Param struct {
 	// now. If it returns why not, Step returns that and changes nothing.
 	Ready func() error
 
+	// Guard, if not nil, is that of the model whose memory the piece is. Pieces of one model have equal
+	// Guards. Methods of an optimizer enter it once, at their beginning.
+	Guard Guard
+
 	// Updated, if not nil, is told of every update of the piece. All pieces of a model, on every
 	// rank, should be updated alike, also a piece that is empty: see [Update.Hash].
 	Updated func(Update)
@@ -61,10 +65,51 @@ type Param struct {
 	Alloc func(n int) (Vec, error)
 }
 
+// A Guard keeps two goroutines from using the memory of one model at the same time. What allocates, reads
+// or changes vectors of pieces enters it first: New, Step, State, Restore, Adopt, [EMA] and [Swap]. Optimizers of
+// other packages should do the same.
+type Guard interface {
+	// Enter begins a method of this name. It returns why the method must not begin: another goroutine is
+	// in a method of the model or of an optimizer, or the memory is not the model's any more. If the method
+	// is silent, which means that it returns no error, the next method of the model reports the first reason.
+	Enter(method string, silent bool) error
+	// Leave ends what Enter has begun.
+	Leave()
+}
+
+// guards returns the Guards of pieces, each once.
+func guards(params []Param) (list []Guard) {
+	for i := range params {
+		if g := params[i].Guard; g != nil && !slices.Contains(list, g) {
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
+// enter begins a method with all guards, or with none.
+func enter(list []Guard, method string, silent bool) error {
+	for i, g := range list {
+		if err := g.Enter(method, silent); err != nil {
+			leave(list[:i])
+			return err
+		}
+	}
+	return nil
+}
+
+// leave ends what enter has begun.
+func leave(list []Guard) {
+	for _, g := range list {
+		g.Leave()
+	}
+}
+
 // end returns the position after the last element.
 func (p Param) end() int { return p.Offset + lenOf(p.Value) }
 
-// Optimizer updates the parameters it was made for. It is not safe for concurrent use.
+// Optimizer updates the parameters it was made for. It is not safe for concurrent use. Where the pieces
+// have a [Guard], a method that is called while another goroutine is in one returns an error and does nothing.
 type Optimizer interface {
 	// Step applies one update with learning rate lr to every piece that is not Absent, from its
 	// present gradient. It returns an error if lr is negative or not finite, or if a piece is not
@@ -79,6 +124,7 @@ type Optimizer interface {
 	// State returns the state of every non-empty piece. The data is the optimizer's memory: it
 	// shows later steps, and writing to it is writing to the optimizer. The counts do not follow,
 	// so a list is good until the next Step. The order depends only on the order of the parameters.
+	// It is nil if a [Guard] refuses it.
 	State() []Entry
 
 	// Restore replaces the whole state and the number of steps. The entries may be cut in other

@@ -79,6 +79,11 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 	if len(params) > 0 {
 		warnOfRules(kind, params, rules)
 	}
+	held := guards(params)
+	if err := enter(held, "New", false); err != nil {
+		return nil, fmt.Errorf("optim: %s: %w", kind, err)
+	}
+	defer leave(held)
 	for _, p := range params {
 		piece := piece{Param: p, hyper: resolve(rules, p, &s)}
 		piece.Shape = slices.Clone(p.Shape)
@@ -92,7 +97,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 		a.pieces = append(a.pieces, piece)
 	}
 	a.absent = make([]bool, len(a.pieces))
-	return &optimizer{parts: []*part{a}}, nil
+	return &optimizer{parts: []*part{a}, guards: held}, nil
 }
 
 // warnOfRules warns of rules that match no parameter.

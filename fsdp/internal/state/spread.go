@@ -253,7 +253,9 @@ func (s *Store) adopt(opt optim.Optimizer, steps int, pieces []Piece, settle fun
 			Param: p.Param, Name: p.Entry, Shape: p.Shape, Offset: p.Offset, Steps: p.Steps, Data: p.Vec,
 		}
 	}
-	err := ranks.Guarded("the optimizer's Adopt", func() error { return opt.Adopt(steps, entries) })
+	err := ranks.Guarded("the optimizer's Adopt", func() error {
+		return s.Memory.Lend(func() error { return opt.Adopt(steps, entries) })
+	})
 	if err == nil && settle != nil {
 		settle()
 	}

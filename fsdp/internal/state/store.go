@@ -38,6 +38,8 @@ type Memory interface {
 	Snapshot(n int) ([]byte, error)
 	// Forget drops what gradients have lost in travelling, which no checkpoint has.
 	Forget()
+	// Lend runs f, which calls a method of an optimizer that reads or changes vectors of the model: see optim.Guard.
+	Lend(f func() error) error
 }
 
 // Team is this rank's word to the others.

@@ -97,7 +97,10 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 	for i := range list {
 		owned[list[i].Index] = i + 1
 	}
-	entries := opt.State()
+	var entries []optim.Entry
+	if err := s.Memory.Lend(func() error { entries = opt.State(); return nil }); err != nil {
+		return nil, err
+	}
 	list = slices.Grow(list, len(entries))
 	for i := range entries {
 		e := &entries[i]

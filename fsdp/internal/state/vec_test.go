@@ -52,6 +52,7 @@ func (m *memory) Scratch(n int) ([]byte, func(), error) {
 
 func (m *memory) Snapshot(n int) ([]byte, error) { return make([]byte, n), nil }
 func (m *memory) Forget()                        {}
+func (m *memory) Lend(f func() error) error      { return f() }
 
 // adam is an optimizer of what a store has.
 func adam(t *testing.T, s *Store) optim.Optimizer {
