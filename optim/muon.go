@@ -17,7 +17,7 @@ import (
 //
 //	b = b + (1 - Momentum)·(g - b)
 //	u = g + Momentum·(b - g), or b if NoNesterov
-//	o = u·(uᵀu)^-½, roughly: Steps steps of the Newton-Schulz iteration, from u/(‖u‖ + Eps)
+//	o = u·(uᵀu)^-½, roughly: Steps steps of the Newton-Schulz iteration, from u/max(‖u‖, Eps)
 //	p = p - lr·WeightDecay·p - lr·Scale·o
 //
 // b is the state entry "momentum_buffer", which begins at zero and lies where p does. A parameter of
@@ -40,7 +40,7 @@ type Muon struct {
 	NoNesterov  bool
 	WeightDecay float64 // default 0, none
 	Steps       int     // of the iteration; default 5
-	Eps         float64 // default 1e-7
+	Eps         float64 // least norm that a matrix is divided by; default 1e-7
 	Scale       Scale
 	Rules       []Rule // exceptions for some parameters
 

@@ -93,7 +93,7 @@ func (r *reference[T]) orthogonal(x []T, rows, cols int) []T {
 	}
 	x = slices.Clone(x)
 	for i := range x {
-		x[i] *= T(1 / (math.Sqrt(sum) + 1e-7))
+		x[i] *= T(1 / max(math.Sqrt(sum), 1e-7))
 	}
 	tall, n := rows >= cols, min(rows, cols)
 	for range 5 {
@@ -448,6 +448,28 @@ func TestMuonPlanSharesTheWork(t *testing.T) {
 		if one = max(one, all); world > 1 {
 			require.Equal(t, one, all, "each matrix once")
 			require.Less(t, most, 1.1*all/float64(world), "%d ranks", world)
+		}
+	}
+}
+
+// TestMuonClampsTheNorm compares with numbers of torch.optim.Muon of PyTorch 2.15, whose iteration was run in
+// float64: a matrix is divided by its norm, or by Eps if that is more.
+func TestMuonClampsTheNorm(t *testing.T) {
+	unit := []float64{3e-8, 2e-8, 1e-8, -1e-8, -4e-8, 0} // 3 rows of 2; the norm is 5.57e-8
+	small := []float64{0.3252654564809094, 0.6032525612924136, 0.20406759200480998, -0.4450949404129674, -0.5867205123924234, 0.22954985562681643}
+	large := []float64{0.31448046247183986, 0.7884360446511804, 0.24808979186436403, -0.6091124788862164, -0.6485280369604544, 0.34383113049700215}
+	for _, method := range []optim.Method{optim.Owner, optim.Gather, optim.Gram} {
+		for scale, want := range map[float64][]float64{1: small, 1e6: large, 1e8: large} {
+			p := optim.Param{Name: "w", Shape: []int{3, 2}, Value: optim.Host{F64: make([]float64, 6)}, Grad: optim.Host{F64: slices.Clone(unit)}}
+			for i := range unit {
+				p.Grad.(optim.Host).F64[i] *= scale
+			}
+			opt, err := optim.Muon{Momentum: optim.Zero, NoNesterov: true, Scale: optim.ByShape, Method: method}.New([]optim.Param{p})
+			require.NoError(t, err)
+			require.NoError(t, opt.Step(1))
+			for i, o := range want {
+				require.InDelta(t, -o*math.Sqrt(1.5), p.Value.(optim.Host).F64[i], 1e-12, "%v, %v: element %d", method, scale, i)
+			}
 		}
 	}
 }

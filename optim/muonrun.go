@@ -288,12 +288,11 @@ func (r *muonRun[T]) polynomial(eps float64) {
 // iterate returns the product of the polynomials in the small matrix g = XᵀX that the iteration multiplies
 // X with from the right, and the norm of X. g is spoilt.
 func (r *muonRun[T]) iterate(g []float64, n int, eps float64) ([]float64, float64) {
-	norm := eps
 	trace := 0.0
 	for i := range n {
 		trace += g[i*n+i]
 	}
-	norm += math.Sqrt(trace)
+	norm := max(math.Sqrt(trace), eps)
 	for i := range g {
 		g[i] /= norm * norm
 	}
@@ -350,7 +349,7 @@ func (s *newtonSchulz[T]) run(x []T, rows, cols, steps int, eps float64) []T {
 	for _, v := range x {
 		sum += float64(v) * float64(v)
 	}
-	scale := T(1 / (math.Sqrt(sum) + eps))
+	scale := T(1 / max(math.Sqrt(sum), eps))
 	for i := range x {
 		x[i] *= scale
 	}
