@@ -1,6 +1,7 @@
 package fsdp
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -72,12 +73,17 @@ func onAllCores(n int, f func(from, to int)) {
 }
 
 // Initial values are drawn at their first use, so that a Load or an Import does not wait for values that it
-// replaces. Until then elements are blank, a NaN that no computation makes: what has been written
-// meanwhile is not, and stays.
+// replaces. Until then elements are blank, a signalling NaN: what has been written meanwhile is not, and
+// stays. A program that computes with a blank gets the quiet NaN of the same payload, so draw notices.
 const (
-	blank32 uint32 = 0x7FE5_B1A7
-	blank64 uint64 = 0x7FFC_B1A7_B1A7_B1A7
+	blank32 uint32 = 0x7F85_B1A7
+	blank64 uint64 = 0x7FF5_B1A7_B1A7_B1A7
+	quiet32 uint32 = 1 << 22
+	quiet64 uint64 = 1 << 51
 )
+
+var errBlank = errors.New("a value was computed from an initial value before that was drawn: call Full first, " +
+	"with WriteBack to change values, or write values without reading them")
 
 // initials are the parts of this rank's parameters that have an Init, in pieces of which buffers can hold one.
 type initials struct {
@@ -146,6 +152,10 @@ func (in initials) draw(seed uint64) error {
 		}
 		isBlank32 := func(v float32) bool { return math.Float32bits(v) == blank32 }
 		isBlank64 := func(v float64) bool { return math.Float64bits(v) == blank64 }
+		if slices.ContainsFunc(buffer.F32, func(v float32) bool { return math.Float32bits(v) == blank32|quiet32 }) ||
+			slices.ContainsFunc(buffer.F64, func(v float64) bool { return math.Float64bits(v) == blank64|quiet64 }) {
+			return errBlank
+		}
 		if !slices.ContainsFunc(buffer.F32, isBlank32) && !slices.ContainsFunc(buffer.F64, isBlank64) {
 			return nil
 		}

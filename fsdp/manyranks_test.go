@@ -75,7 +75,11 @@ func TestManyRanks(t *testing.T) {
 	many := said(16384)
 	require.Len(t, many, 7)
 	for method, bytes := range many {
-		require.LessOrEqual(t, bytes, 256, method)
+		limit := 256
+		if method == "Wrap" {
+			limit += 32 // words for the instruction set
+		}
+		require.LessOrEqual(t, bytes, limit, method)
 	}
 	require.Equal(t, said(8), many)
 }

@@ -406,7 +406,39 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 		require.Less(t, written, 100)
 		require.NotContains(t, asked, "x")
 		require.NoError(t, m.Close())
+
+		for _, cfg := range []fsdp.Config{{Group: g}, {Group: g, Precision: float64s}} {
+			m = wrap(t, model("x"), cfg)
+			for _, p := range m.Shards() {
+				if p.Value.Len() > 0 && g.Rank() == 1 { // it scales what is not there yet
+					require.NoError(t, rescale(p.Value, 2))
+				}
+			}
+			_, err = m.FullState(ctx)
+			require.ErrorContains(t, err, "parameter a.x: a value was computed from an initial value before that was drawn")
+			require.NoError(t, m.Close())
+		}
 	})
+}
+
+// rescale multiplies the elements of v.
+func rescale(v optim.Vec, by float64) error {
+	var x optim.Host
+	if v.Float64() {
+		x.F64 = make([]float64, v.Len())
+	} else {
+		x.F32 = make([]float32, v.Len())
+	}
+	if err := v.Read(x); err != nil {
+		return err
+	}
+	for i := range x.F64 {
+		x.F64[i] *= by
+	}
+	for i := range x.F32 {
+		x.F32[i] *= float32(by)
+	}
+	return v.Write(x)
 }
 
 // seen returns the distinct elements of x.

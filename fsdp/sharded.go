@@ -287,8 +287,8 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
 // for an optimizer. The memory is the model's: values may be written between passes, and both are
-// valid until Freeze or Close. Initial values that no pass or method has used yet are NaN: Full draws
-// them, and those that are written before stay. A parameter of which this rank owns nothing has an empty piece, after
+// valid until Freeze or Close. Initial values that no pass or method has used yet are NaN: values
+// that a program writes stay, and [Sharded.Full] draws the others for one that reads or scales them. A parameter of which this rank owns nothing has an empty piece, after
 // the others, so that all ranks can compare what their optimizers do: ranks whose optimizers differ
 // in kind, numbers, learning rate or steps get an error from the next pass.
 //

@@ -49,13 +49,16 @@ func wrap(t *testing.T, g comm.Group, m model, c fsdp.Config) *fsdp.Sharded {
 	c.Group, c.Wrap, c.Seed = g, fsdp.WrapEach(), 3
 	s, err := fsdp.Wrap(m, c)
 	require.NoError(t, err)
-	for _, p := range s.Shards() {
-		if len(p.Shape) == 2 {
-			for i := range p.Value.(optim.Host).F64 {
-				p.Value.(optim.Host).F64[i] *= 12
+	require.NoError(t, s.Full(t.Context(), nil, func(params map[string]*tensor.Dense) error {
+		for _, p := range params {
+			if x, is := p.Data().([]float64); is && p.Dims() == 2 {
+				for i := range x {
+					x[i] *= 12
+				}
 			}
 		}
-	}
+		return nil
+	}, fsdp.WriteBack(0)))
 	return s
 }
 
