@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"time"
 
+	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
 )
@@ -193,9 +195,16 @@ func Connect(ctx context.Context, cfg Config) (Group, error) {
 	if err != nil {
 		return nil, err
 	}
+	joined, err := launch.Joining(os.Getenv(launch.Joins))
+	if err != nil {
+		cfg.Logger.Warn("comm: cannot tell fsdprun that this rank joins", "rank", cfg.Rank, "error", err)
+	}
 	ctx, j, done := startJoining(ctx, cfg)
 	defer done()
 	g, err := connect(ctx, cfg, j)
+	if terr := joined(err); terr != nil {
+		cfg.Logger.Warn("comm: cannot tell fsdprun how joining has ended", "rank", cfg.Rank, "error", terr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d joining at %s: %w", cfg.Rank, cfg.Size, cfg.Rendezvous, err)
 	}

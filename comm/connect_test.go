@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/comm/commtest"
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 var secret = []byte("known to all ranks and nobody else")
@@ -225,4 +228,14 @@ func TestTimeoutNamesTheMissing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestJoinsWithoutFsdprun: a rank that cannot tell fsdprun that it joins says so, and joins.
+func TestJoinsWithoutFsdprun(t *testing.T) {
+	t.Setenv(launch.Joins, filepath.Join(os.Args[0], "rank-0"))
+	var log bytes.Buffer
+	g, err := comm.Connect(t.Context(), comm.Config{Size: 1, Rendezvous: "file://" + t.TempDir(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	require.Contains(t, log.String(), "cannot tell fsdprun that this rank joins")
 }

@@ -15,14 +15,20 @@ type attempt struct {
 	asked   bool             // all ranks were asked to end
 	user    bool             // by a signal that came for fsdprun
 	killed  <-chan time.Time // when ranks that were asked are killed
+
+	dir   string // where the ranks leave how far they are in joining; "" when they have joined, or nothing is known
+	look  *time.Ticker
+	joins joins // that the meeting was told
 }
 
 // attempt starts the ranks, waits for their ends and returns these.
 func (l *launcher) attempt(s start) []ending {
 	a := &attempt{begin: time.Now()}
+	l.watch(a)
+	defer l.unwatch(a)
 	exits := make(chan *rank, s.Ranks)
 	for i := range s.Ranks {
-		r, err := l.launch(s, i)
+		r, err := l.launch(s, i, a.joinsName(s.First+i))
 		if err != nil {
 			text := fmt.Sprintf("cannot start rank %d: %v", s.First+i, err)
 			a.ended = append(a.ended, &ending{Rank: s.First + i, Code: exitError, Early: true, Tail: []string{text}})
@@ -44,6 +50,8 @@ func (l *launcher) attempt(s start) []ending {
 			l.interrupted(a, sig.(syscall.Signal))
 		case o := <-l.seat.orders:
 			l.obey(a, o)
+		case <-a.looks():
+			l.lookAt(a)
 		case <-a.killed:
 			l.screen.say("ranks still running after %v are killed", l.grace)
 			a.signal(syscall.SIGKILL)
@@ -65,6 +73,8 @@ func (l *launcher) attempt(s start) []ending {
 func (l *launcher) exited(a *attempt, r *rank) {
 	r.reap(a.begin, a.asked)
 	a.running--
+	l.lookAt(a)
+	r.end.Join = r.join
 	a.ended = append(a.ended, r.end)
 	if !a.asked && r.end.failed() {
 		l.fail(a, fmt.Sprintf("rank %d: %s", r.number, r.end))

@@ -37,6 +37,7 @@
 //	FSDP_TLS FSDP_TRUST_NETWORK                   1 with -tls, -trust-network
 //	FSDP_TRANSPORT FSDP_LISTEN                    from the flags; see above
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
+//	FSDP_JOINS                                    files by which it tells fsdprun whether it has joined the others
 //	FSDP_COLUMNS                                  width of a line, where output is a terminal and no -log-dir is given
 //	FSDP_TRACE                                    from -trace
 //	FSDP_HASHES                                   from -hashes
@@ -70,6 +71,9 @@
 // who failed first, how, the last lines of its standard error, and what became of the others. A rank
 // that ended because of another one, as its standard error says, is not the first. The exit status is
 // that of the rank which failed first: its own, or 128 plus the number of the signal that killed it.
+//
+// When a rank ends with status 0 and has not joined the others, and others wait for it, that is a
+// failure of this rank. When no rank has joined, as the program does not use comm, fsdprun warns.
 //
 // SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once, unless it has been
 // asked to end: a rank may save what it has, for as long as -grace; comm.Interrupt is how a program

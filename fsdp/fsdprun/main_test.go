@@ -125,6 +125,21 @@ var scripts = map[string]func(launch.Env) int{
 		}
 		return 0
 	},
+	// Ranks join. The first argument names a rank that ends before.
+	"join": func(e launch.Env) int {
+		if len(os.Args) > 1 && os.Args[1] == strconv.Itoa(e.Rank) {
+			return 0
+		}
+		g, err := comm.FromEnv(context.Background())
+		if err == nil {
+			err = g.Close()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	},
 	// Ranks train.
 	"straggle": func(launch.Env) int {
 		if err := straggle(); err != nil {
@@ -390,7 +405,7 @@ func TestPlaces(t *testing.T) {
 		require.Regexp(t, fmt.Sprintf(`^\[%d\] %d 3 %d 3 0 1 127\.0\.0\.1:\d+ j 0 32 tcp lo 9s %d \[-a b c\]\n$`,
 			i, i, i, max(1, runtime.GOMAXPROCS(0)/3)), line)
 	}
-	require.Empty(t, r.err.String())
+	require.Equal(t, 1, strings.Count(r.err.String(), "\n"), "only that none joined: %v", &r.err)
 }
 
 // TestTrust passes on what the flags say of secret, encryption and network.

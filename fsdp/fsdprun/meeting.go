@@ -47,21 +47,22 @@ type meeting struct {
 	patience        time.Duration // with hosts that do not come
 	job             string        // begins the names of starts
 
-	now      time.Time       // of the last event
-	members  map[int]*member // the hosts that are here
-	count    int             // the number of the next start
-	size     int             // ranks of the last start; 0 before the first
-	since    time.Time       // when the ranks were started, or else had ended
-	until    time.Time       // before which there is no start
-	running  bool            // a start was ordered, and its ranks have not all ended
-	asked    reason          // why they were asked to end
-	gone     []string        // hosts that went meanwhile, and how
-	left     []string        // or were asked to leave
-	ended    []*ending       // of the last start, in order of time
-	failures int
-	rest     time.Duration // after the last one
-	status   int           // of the last one
-	over     bool
+	now       time.Time       // of the last event
+	members   map[int]*member // the hosts that are here
+	count     int             // the number of the next start
+	size      int             // ranks of the last start; 0 before the first
+	since     time.Time       // when the ranks were started, or else had ended
+	until     time.Time       // before which there is no start
+	running   bool            // a start was ordered, and its ranks have not all ended
+	asked     reason          // why they were asked to end
+	gone      []string        // hosts that went meanwhile, and how
+	left      []string        // or were asked to leave
+	ended     []*ending       // of the last start, in order of time
+	deserters []int           // ranks that ended well and had not joined, for which others waited
+	failures  int
+	rest      time.Duration // after the last one
+	status    int           // of the last one
+	over      bool
 
 	out []message
 }
@@ -72,6 +73,7 @@ type member struct {
 	ranks   int  // that it is to run
 	busy    bool // they run
 	leaving bool // and are its last ones
+	joins   joins
 	ended   []*ending
 }
 
@@ -104,6 +106,7 @@ type order struct {
 type report struct {
 	Join   *offer         // before anything else
 	Failed string         // the first rank that did
+	Joins  *joins         // the ranks that keep a start from joining, when they change
 	Ended  []ending       // all of a start, in order of time
 	Signal syscall.Signal // came for its fsdprun
 	Gone   string         // why nothing more comes
@@ -137,6 +140,9 @@ func (m *meeting) hear(now time.Time, host int, r report) {
 		m.interrupted(host, r.Signal)
 	case r.Failed != "":
 		m.stop(failure, syscall.SIGTERM, host, r.Failed+"; ending the others")
+	case r.Joins != nil:
+		m.members[host].joins = *r.Joins
+		m.desert()
 	case r.Ended != nil:
 		m.end(host, r.Ended)
 	}
@@ -300,6 +306,9 @@ func (m *meeting) busy() bool {
 func (m *meeting) conclude() {
 	why, lasted := m.asked, m.now.Sub(m.since)
 	m.running, m.asked, m.since = false, unasked, m.now
+	for _, e := range m.ended {
+		e.Absent = slices.Contains(m.deserters, e.Rank)
+	}
 	first := m.first()
 	if m.compare {
 		m.say(stragglers(m.ended))
@@ -311,7 +320,7 @@ func (m *meeting) conclude() {
 			m.say(fmt.Sprintf("starting again with %d ranks", total))
 		}
 	case first == nil && len(m.gone)+len(m.left) == 0:
-		m.finish(0, "")
+		m.finish(0, m.alone(why))
 	default:
 		m.fail(first, lasted, why)
 	}
@@ -426,14 +435,14 @@ func (m *meeting) gather() {
 
 func (m *meeting) start(ranks map[int]int, total int) {
 	m.running, m.size, m.since = true, total, m.now
-	m.ended, m.gone, m.left = nil, nil, nil
+	m.ended, m.gone, m.left, m.deserters = nil, nil, nil, nil
 	name := m.job
 	if m.count > 0 {
 		name = fmt.Sprintf("%s.%d", name, m.count)
 	}
 	first, node := 0, 0
 	for host, h := range m.inOrder {
-		h.busy, h.ranks, h.ended = true, ranks[host], nil
+		h.busy, h.ranks, h.ended, h.joins = true, ranks[host], nil, joins{}
 		o := order{Start: &start{
 			Count: m.count, Job: name, First: first, Ranks: h.ranks, Size: total, Node: node, Nodes: len(ranks),
 		}}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/fsdp/profile"
+	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
@@ -27,8 +28,9 @@ type rank struct {
 	readers sync.WaitGroup
 	log     *os.File // nil if there is none
 
-	exited bool    // seen to have ended before it was asked to, and still to be reaped
-	end    *ending // nil until it is reaped
+	join   launch.Join // how far it is in joining
+	exited bool        // seen to have ended before it was asked to, and still to be reaped
+	end    *ending     // nil until it is reaped
 }
 
 // ending is how a rank ended.
@@ -39,16 +41,21 @@ type ending struct {
 	Signal syscall.Signal    // that killed it, or 0
 	Asked  bool              // fsdprun sent this signal
 	Early  bool              // it ended before the ranks of its host were asked to
+	Join   launch.Join       // how far it was in joining
+	Absent bool              // it ended well and had not joined, while others waited for that
 	Tail   []string          // of standard error, if it failed
 	Totals []*profile.Totals `json:",omitempty"` // of its models, with -stragglers
 }
 
-func (e *ending) failed() bool { return e.Code != 0 || e.Signal != 0 }
+func (e *ending) failed() bool { return e.Code != 0 || e.Signal != 0 || e.Absent }
 
 // status is what a shell calls the exit status.
 func (e *ending) status() int {
-	if e.Signal != 0 {
+	switch {
+	case e.Signal != 0:
 		return 128 + int(e.Signal)
+	case e.Absent:
+		return exitError
 	}
 	return e.Code
 }
@@ -56,11 +63,11 @@ func (e *ending) status() int {
 // lost tells whether somebody else killed the rank.
 func (e *ending) lost() bool { return e.Signal != 0 && !e.Asked }
 
-// launch starts local rank i.
-func (l *launcher) launch(s start, i int) (*rank, error) {
+// launch starts local rank i, which leaves in files called joins how far it is in joining.
+func (l *launcher) launch(s start, i int, joins string) (*rank, error) {
 	r := &rank{number: s.First + i, sent: make(map[syscall.Signal]bool)}
 	r.cmd = exec.Command(l.command[0], l.command[1:]...)
-	r.cmd.Env = rankEnviron(l.base, s, i, l.cores)
+	r.cmd.Env = append(rankEnviron(l.base, s, i, l.cores), launch.Joins+"="+joins)
 	r.cmd.SysProcAttr = ownGroup()
 	stdin, err := l.open(r, s.Count)
 	if err == nil {

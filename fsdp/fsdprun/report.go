@@ -22,6 +22,8 @@ func (e *ending) String() string {
 		return "killed by " + signalName(e.Signal)
 	case e.Code != 0:
 		return "exit status " + strconv.Itoa(e.Code)
+	case e.Absent:
+		return "exit status 0 without joining"
 	}
 	return "ended well"
 }

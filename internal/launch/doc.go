@@ -50,6 +50,7 @@
 //	FSDP_TRACE        a directory for traces of what ranks do: fsdp's Config.TraceDir
 //	FSDP_HASHES       a directory for hashes of what ranks compute: fsdp's Config.HashDir
 //	FSDP_STRAGGLERS   a directory for totals of what ranks do: fsdp's Config.Profile
+//	FSDP_JOINS        from fsdprun: files that say how far a rank is in joining the others
 //	FSDP_SERVICE      the headless service of a Kubernetes job
 //
 // The package reads variables through the function that it is given. Its one piece of state is the

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/text"
+)
+
+// joins are the ranks of a host that keep a start from joining.
+type joins struct {
+	Wait []int // they wait for others
+	Left []int // they ended with status 0 and had not joined
+}
+
+// joinLook is how often a launcher looks how far its ranks are.
+const joinLook = 200 * time.Millisecond
+
+// watch begins to look how far the ranks of a start are in joining. Without a directory for their
+// files the ranks run nevertheless.
+func (l *launcher) watch(a *attempt) {
+	var err error
+	if a.dir, err = os.MkdirTemp("", "fsdprun-joins"); err != nil {
+		l.screen.say("cannot see whether ranks join: %v", err)
+		return
+	}
+	a.look = time.NewTicker(joinLook)
+}
+
+// unwatch ends that.
+func (l *launcher) unwatch(a *attempt) {
+	if a.dir == "" {
+		return
+	}
+	a.look.Stop()
+	if err := os.RemoveAll(a.dir); err != nil {
+		l.screen.say("%v", err)
+	}
+	a.dir = ""
+}
+
+// looks returns when to look how far the ranks are.
+func (a *attempt) looks() <-chan time.Time {
+	if a.dir == "" {
+		return nil
+	}
+	return a.look.C
+}
+
+// joinsName returns what the variable launch.Joins is for a rank.
+func (a *attempt) joinsName(rank int) string {
+	if a.dir == "" {
+		return ""
+	}
+	return filepath.Join(a.dir, fmt.Sprint("rank-", rank))
+}
+
+// lookAt looks how far the ranks are, and tells the meeting what has changed.
+func (l *launcher) lookAt(a *attempt) {
+	if a.dir == "" {
+		return
+	}
+	var now joins
+	all := true
+	for _, r := range a.ranks {
+		if r.join != launch.Joined {
+			var err error
+			if r.join, err = launch.ReadJoin(a.joinsName(r.number)); err != nil {
+				l.screen.say("cannot see whether rank %d joins: %v", r.number, err)
+				l.unwatch(a)
+				return
+			}
+		}
+		all = all && r.join == launch.Joined
+		switch {
+		case r.end == nil && r.join == launch.JoinWaits:
+			now.Wait = append(now.Wait, r.number)
+		case r.end != nil && r.end.Early && !r.end.failed() && r.join != launch.Joined && r.join != launch.JoinUnknown:
+			now.Left = append(now.Left, r.number)
+		}
+	}
+	if !slices.Equal(now.Wait, a.joins.Wait) || !slices.Equal(now.Left, a.joins.Left) {
+		a.joins = now
+		l.seat.tell(report{Joins: &now})
+	}
+	if all {
+		l.unwatch(a)
+	}
+}
+
+// desert ends a start that ranks of some host cannot join, as others have ended well without that.
+func (m *meeting) desert() {
+	var now joins
+	for _, h := range m.inOrder {
+		now.Wait = append(now.Wait, h.joins.Wait...)
+		now.Left = append(now.Left, h.joins.Left...)
+	}
+	if !m.running || m.asked != unasked || len(now.Wait) == 0 || len(now.Left) == 0 {
+		return
+	}
+	m.deserters = now.Left
+	m.say(fmt.Sprintf("%s ended with status 0 without joining, so %s cannot join: "+
+		"does every rank call comm.Run or comm.FromEnv?; ending the others",
+		text.Numbered("rank", now.Left), text.Numbered("rank", now.Wait)))
+	m.stop(failure, syscall.SIGTERM, -1, "")
+}
+
+// alone warns of a program whose ranks ended well, and none of which has tried to join the others.
+func (m *meeting) alone(why reason) string {
+	tried := func(e *ending) bool { return e.Join != launch.JoinNever }
+	if why != unasked || m.size < 2 || slices.ContainsFunc(m.ended, tried) {
+		return ""
+	}
+	return fmt.Sprintf("no rank joined: the program ran %d times on its own; does it call comm.Run or comm.FromEnv?", m.size)
+}
