@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -37,28 +38,55 @@ const (
 
 // takeSeat opens the meeting on host 0. Other hosts go there, and wait for it.
 func (l *launcher) takeSeat(after func(time.Duration) <-chan time.Time) (seat, error) {
-	server, client, err := auth.TLS()
+	cfg, hello, err := l.identity()
 	if err != nil {
 		return seat{}, err
 	}
+	mine := offer{Ranks: l.n, Most: l.max, Min: l.min, Restarts: l.restarts}
+	if l.node > 0 {
+		return newGuest(&l.config, cfg, hello, mine), nil
+	}
+	return newHolder(&l.config, cfg, hello, mine, after)
+}
+
+// identity returns how this host speaks with others, and what it says of itself.
+func (l *launcher) identity() (store.Config, auth.Hello, error) {
 	var logged atomic.Int32
 	cfg := store.Config{Secret: l.secret, Log: func(err error) {
 		if logged.Add(1) <= strangers {
 			l.screen.say("%v", err)
 		}
 	}}
-	mine := offer{Ranks: l.n, Most: l.max, Min: l.min, Restarts: l.restarts}
-	hello := auth.Hello{Job: l.config.job, Purpose: purpose, Rank: l.node, Size: l.nodes}
-	if l.node > 0 {
-		if l.tls {
-			cfg.TLS = client
-		}
-		return newGuest(&l.config, cfg, hello, mine), nil
-	}
 	if l.tls {
-		cfg.TLS = server
+		server, client, err := auth.TLS()
+		if err != nil {
+			return cfg, auth.Hello{}, err
+		}
+		if cfg.TLS = client; l.node == 0 {
+			cfg.TLS = server
+		}
 	}
-	return newHolder(&l.config, cfg, hello, mine, after)
+	return cfg, auth.Hello{Job: l.config.job, Purpose: purpose, Rank: l.node, Size: l.nodes}, nil
+}
+
+// giveUp tells host 0 why this host does not join, if host 0 is there within goodbye.
+func (l *launcher) giveUp(why error) {
+	if l.node == 0 {
+		return
+	}
+	cfg, hello, err := l.identity()
+	if err == nil {
+		ctx, cancel := context.WithTimeoutCause(context.Background(), goodbye, fmt.Errorf("time is up after %v", goodbye))
+		defer cancel()
+		var conn net.Conn
+		if conn, _, err = store.Connect(ctx, "host 0", net.JoinHostPort(l.host, l.port), cfg, hello); err == nil {
+			err = conn.SetWriteDeadline(time.Now().Add(goodbye))
+			err = errors.Join(err, json.NewEncoder(conn).Encode(report{GaveUp: why.Error()}), conn.Close())
+		}
+	}
+	if err != nil {
+		l.screen.say("cannot tell host 0: %v", err)
+	}
 }
 
 // holder holds the meeting, on host 0.

@@ -207,3 +207,22 @@ func TestSilenceWhileStopped(t *testing.T) {
 		far.Wait()
 	})
 }
+
+// TestHostGivesUp: host 0 says why a host does not come, at once and in the end.
+func TestHostGivesUp(t *testing.T) {
+	flags := hostFlags(t, 2, "-join-timeout", "2s")
+	first := begin(t, "wait", strings.NewReader(""), flags(0))
+	first.err.await("waiting at ")
+	var err output
+	require.Equal(t, exitError, run(append(flags(1), "no-such-program"), system{err: &err, out: io.Discard}))
+	require.NotContains(t, err.String(), "cannot tell host 0")
+	require.Equal(t, exitError, <-first.status)
+	const why = "host 1 has given up: no-such-program: no such file, directory or command"
+	require.Contains(t, first.err.String(), "fsdprun: "+why+"\n")
+	require.Contains(t, first.err.String(), "within 2s there was no host 1; "+why+"\n")
+
+	s := open(2, 2, 0, 1)
+	s.tell(1, report{Join: &offer{Ranks: 2, Most: 2}})
+	s.wait()
+	require.Regexp(t, `there was no host 1; host 1 has -min 0 -restarts 0, host 0 has -min 0 -restarts 1: give them all the same\n`, s.said())
+}

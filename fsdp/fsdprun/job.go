@@ -75,6 +75,7 @@ func run(args []string, sys system) int {
 	defer l.removeTotals()
 	if err != nil {
 		screen.say("%v", err)
+		l.giveUp(err)
 		return exitError
 	}
 	l.thread = newThread()

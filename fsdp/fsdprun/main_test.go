@@ -470,7 +470,7 @@ func TestUsage(t *testing.T) {
 	require.Contains(t, err.String(), "Slurm has started 4 processes, and without -nnodes each of them is an fsdprun with a job of its own: "+
 		"give -nnodes, -node-rank and -rdzv, or unset SLURM_STEP_ID")
 	err = output{}
-	require.Equal(t, exitError, run(strings.Fields("-n 2 -nnodes 4 -node-rank 2 -rdzv h:1 -trust-network no-such-program"), srun))
+	require.Equal(t, exitError, run(strings.Fields("-n 2 -nnodes 4 -node-rank 0 -rdzv h:1 -trust-network no-such-program"), srun))
 	require.Contains(t, err.String(), "no-such-program: no such file", "it goes on below srun")
 	var unknown output
 	require.Equal(t, exitUsage, run([]string{"-ranks", "2", "program"}, system{err: &unknown, out: io.Discard}))

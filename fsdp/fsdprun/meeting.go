@@ -57,6 +57,7 @@ type meeting struct {
 	asked     reason          // why they were asked to end
 	gone      []string        // hosts that went meanwhile, and how
 	left      []string        // or were asked to leave
+	gaveUp    map[int]string  // why hosts are not here that have said it
 	ended     []*ending       // of the last start, in order of time
 	deserters []int           // ranks that ended well and had not joined, for which others waited
 	failures  int
@@ -110,6 +111,7 @@ type report struct {
 	Ended  []ending       // all of a start, in order of time
 	Signal syscall.Signal // came for its fsdprun
 	Gone   string         // why nothing more comes
+	GaveUp string         // why this host does not join
 }
 
 // offer is what a host brings along.
@@ -133,6 +135,8 @@ func (m *meeting) hear(now time.Time, host int, r report) {
 	case m.over:
 	case r.Join != nil:
 		m.join(host, *r.Join)
+	case r.GaveUp != "":
+		m.giveUp(host, fmt.Sprintf("host %d has given up: %s", host, r.GaveUp))
 	case !here: // it was told to end
 	case r.Gone != "":
 		m.lose(host, r.Gone)
@@ -168,10 +172,13 @@ func (m *meeting) wake() time.Time {
 
 func (m *meeting) join(host int, o offer) {
 	if ours := m.members[0]; ours != nil && (o.Min != ours.Min || o.Restarts != ours.Restarts) {
-		m.tell(host, order{End: true, Exit: exitUsage, Say: fmt.Sprintf("host %d has -min %d -restarts %d, host 0 has -min %d -restarts %d: "+
-			"give them all the same", host, o.Min, o.Restarts, ours.Min, ours.Restarts)})
+		why := fmt.Sprintf("host %d has -min %d -restarts %d, host 0 has -min %d -restarts %d: "+
+			"give them all the same", host, o.Min, o.Restarts, ours.Min, ours.Restarts)
+		m.tell(host, order{End: true, Exit: exitUsage, Say: why})
+		m.giveUp(host, why)
 		return
 	}
+	delete(m.gaveUp, host)
 	m.members[host] = &member{offer: o, ranks: o.Ranks}
 	m.count = max(m.count, o.Count)
 	if m.running {
@@ -454,17 +461,6 @@ func (m *meeting) start(ranks map[int]int, total int) {
 		node++
 	}
 	m.count++
-}
-
-// absent lists the hosts that are not here.
-func (m *meeting) absent() string {
-	var absent []int
-	for host := range m.hosts {
-		if m.members[host] == nil {
-			absent = append(absent, host)
-		}
-	}
-	return text.Numbered("host", absent)
 }
 
 // finish ends the job on all hosts.
