@@ -929,7 +929,7 @@ func TestRealSignal(t *testing.T) {
 // closed.
 func process(t *testing.T, script string, args ...string) (*exec.Cmd, <-chan string) {
 	cmd := exec.Command(os.Args[0], append([]string{"-grace", "1h"}, args...)...)
-	cmd.Env = append(os.Environ(), launcherVariable+"=1", scriptVariable+"="+script)
+	cmd.Env = append(os.Environ(), launcherVariable+"=1", scriptVariable+"="+script, "TMPDIR="+t.TempDir())
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
