@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -253,5 +254,34 @@ func TestNotFiniteLossNamesItsOrigin(t *testing.T) {
 		if g.Rank() == 0 {
 			require.ErrorContains(t, err, "parameter "+name+"[0:")
 		}
+	})
+}
+
+// TestNotFiniteGradientNamesItsOrigin has a square root of 0, whose loss is finite and whose gradient is not. The NaN
+// spreads to the calls before, and to a parameter that a later call shares with them.
+func TestNotFiniteGradientNamesItsOrigin(t *testing.T) {
+	square := func(name string) fsdp.Param { return fsdp.Param{Name: name, Shape: []int{shapeDim, shapeDim}} }
+	zero, tied, own := square("w"), square("w"), square("own")
+	zero.Init, tied.Tied, own.Init = fsdp.Constant(0), "a.w", fsdp.Normal(0.3)
+	root := &module{[]fsdp.Param{zero}, func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		w, err := b.Param("w")
+		require.NoError(t, err)
+		y, err := gorgonia.Sqrt(gorgonia.Must(gorgonia.Mul(in[0], w)))
+		return gorgonia.Nodes{y}, err
+	}}
+	reader := &module{[]fsdp.Param{own, tied}, (&dense{dim: shapeDim}).build}
+	net := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("a", &dense{dim: shapeDim}, in[0])
+		x = t.Call("b", root, x)
+		x = t.Call("c", reader, x)
+		return regress(t, in, t.Call("d", &dense{dim: shapeDim}, x)), nil
+	})
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := wrap(t, net, fsdp.Config{Group: g, Precision: float64s, Wrap: fsdp.WrapEach()})
+		defer m.Close()
+		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+		_, err := m.ClipGradNorm(ctx, 1)
+		require.ErrorContains(t, err, "the gradient of b.w[")
+		require.ErrorContains(t, err, "is not finite (it began in the backward of b or of a later call)")
 	})
 }

@@ -36,8 +36,8 @@ func (n Norm) check() error {
 // ClipGradNorm computes the norm of the gradients of the whole model, over all ranks, and if it
 // exceeds limit scales the gradients by limit/(norm + 1e-6), as PyTorch's clip_grad_norm_ does. It
 // returns the norm before clipping; with an infinite limit it only measures. The norm is L2Norm
-// unless another is given. If a gradient is not finite it fails on every rank, naming a parameter,
-// and changes nothing.
+// unless another is given. If a gradient is not finite it fails on every rank, naming a parameter
+// and the first call that may have begun it, and changes nothing.
 //
 // The norm is computed exactly and rounded at the end, so that it has the same bits under every
 // strategy and wrap policy.
@@ -58,9 +58,8 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 		err = fmt.Errorf("limit is %v, want a positive number", limit)
 	}
 	if err == nil {
-		var where string
-		if q.Value, where, err = largestGrad(s.engine, s.layout); where != "" {
-			err = gradError(where)
+		if q.Value, err = largestGrad(s.engine); err == nil && q.Value-q.Value != 0 {
+			err = badGrad(s)
 		}
 	}
 	ans, err := s.ask(ctx, &q, err)
@@ -106,29 +105,46 @@ func scaleGrads(s *Sharded, c float64) {
 	_ = s.engine.Device().Scale(grads, c) // a device that has failed says so again
 }
 
-// largestGrad returns the largest magnitude of this rank's gradients. If one is not finite, it
-// returns that magnitude, and where with the interval of the parameter.
-func largestGrad(e *engine.Engine, l *layout.Layout) (largest float64, where string, err error) {
-	groups, grads := e.Grads()
+// largestGrad returns the largest magnitude of this rank's gradients, which is not finite if one of them is not.
+func largestGrad(e *engine.Engine) (largest float64, err error) {
+	_, grads := e.Grads()
 	list, err := e.Device().MaxAbs(grads)
-	for i, m := range list {
-		if largest = max(largest, m); m-m == 0 {
-			continue
+	for _, m := range list {
+		largest = max(largest, m)
+	}
+	return largest, err
+}
+
+// badGrad says which gradient of this rank is not finite, or is nil. Backward runs the calls from the last to
+// the first, and a NaN spreads to all that follow. So of several parameters it names the one whose first call is
+// the latest: no earlier call can have begun it.
+func badGrad(s *Sharded) error {
+	first := make([]int, len(s.layout.Model.Params)) // by parameter, its first call
+	calls := s.layout.Model.Paths[""].Calls
+	for i := len(calls) - 1; i >= 0; i-- {
+		for _, p := range calls[i].Params {
+			first[p] = i
 		}
-		segments := l.Groups[groups[i]].Segments()
-		parts, err := e.Device().MaxAbs(slicesOf(grads[i], segments))
-		for j, m := range parts {
-			if m-m != 0 {
-				return m, segments[j].Interval.String(), err
+	}
+	where, latest := "", -1
+	groups, grads := s.engine.Grads()
+	for i, g := range groups {
+		group := &s.layout.Groups[g]
+		segments := group.Segments()
+		list, err := s.engine.Device().MaxAbs(slicesOf(grads[i], segments))
+		if err != nil {
+			return err
+		}
+		for j, m := range list {
+			if call := first[group.Params[segments[j].Param]]; m-m != 0 && call > latest {
+				where, latest = segments[j].Interval.String(), call
 			}
 		}
 	}
-	return largest, "", err
-}
-
-// gradError says that a gradient is not finite.
-func gradError(where string) error {
-	return fmt.Errorf("the gradient of %s is not finite", where)
+	if where == "" {
+		return nil
+	}
+	return fmt.Errorf("the gradient of %s is not finite (it began in the backward of %s or of a later call)", where, calls[latest].Name)
 }
 
 // soundGrads returns an error if a gradient of this rank is NaN or infinite. An optimizer asks before it
@@ -139,13 +155,15 @@ func soundGrads(s *Sharded) error {
 		s.life.sound.Store(true)
 		return nil
 	}
-	_, where, err := largestGrad(s.engine, s.layout)
-	switch {
-	case err != nil:
+	largest, err := largestGrad(s.engine)
+	if err == nil && largest-largest != 0 {
+		if err = badGrad(s); err != nil {
+			err = fmt.Errorf("%w: no parameter has changed; ZeroGrad drops the gradients, "+
+				"and ClipGradNorm before Step returns this error on every rank", err)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("fsdp: rank %d: Step: %w", s.team.Rank(), err)
-	case where != "":
-		return fmt.Errorf("fsdp: rank %d: Step: %w: no parameter has changed; ZeroGrad drops the gradients, "+
-			"and ClipGradNorm before Step returns this error on every rank", s.team.Rank(), gradError(where))
 	}
 	s.life.sound.Store(true)
 	return nil
@@ -339,8 +357,8 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	}
 	if err == nil {
 		q.Argument = l.Scale()
-		var where string
-		if _, where, err = largestGrad(s.engine, s.layout); where != "" {
+		var largest float64
+		if largest, err = largestGrad(s.engine); largest-largest != 0 {
 			q.Value = 1
 		}
 	}
