@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,7 +17,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
-	"github.com/gofsdp/gofsdp/optim"
 )
 
 // anyTensor selects all tensors.
@@ -187,43 +188,88 @@ func TestExportRefusesNotFinite(t *testing.T) {
 	}
 }
 
-// TestStepRefusesNotFinite has a gradient of one rank that is not finite, without clipping: its optimizer
-// changes nothing, and the others are told at the next pass that this rank has not stepped.
+// refuse makes a training step in which the gradients of some ranks become x, so that their optimizers refuse
+// it, and returns the error of Step.
+func (f *filler) refuse(ctx context.Context, rank int, x float64, ranks ...int) error {
+	forwardBackward(f.t, ctx, f.Sharded, shapeBatch(rank))
+	if slices.Contains(ranks, rank) {
+		for _, p := range f.Shards() {
+			edit(f.t, p.Grad, func(int, float64) float64 { return x })
+		}
+	}
+	return f.opt.Step(0.01)
+}
+
+// TestStepRefusesNotFinite has gradients of one rank that are not finite, without clipping: its optimizer
+// changes nothing, but the others have stepped. So each call that needs the parameters whole is an error on
+// every rank that says why, and writes nothing. Load mends it.
 func TestStepRefusesNotFinite(t *testing.T) {
 	for _, x := range []float64{math.NaN(), math.Inf(1)} {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s})
-			defer m.Close()
-			opt, err := optim.AdamW{}.New(m.Shards())
-			require.NoError(t, err)
-			forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-			name, before := "", []float64(nil)
-			for _, p := range m.Shards() {
-				if g.Rank() == 1 && p.Grad.Len() > 0 && name == "" {
-					edit(t, p.Grad, func(int, float64) float64 { return x })
-					name, before = p.Name, numbers(t, p.Value)
+		dir := t.TempDir()
+		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			l := &lived{filler: newFiller(t, ctx, g), group: g, dir: dir}
+			defer l.Close()
+			require.NoError(t, l.saveStep(ctx, dir, 1))
+			err := l.refuse(ctx, g.Rank(), x, 1)
+			require.Equal(t, g.Rank() != 1, err == nil)
+			name := ""
+			if g.Rank() == 1 {
+				for _, p := range l.Shards() {
+					if p.Grad.Len() > 0 {
+						name = p.Name // of the last call
+					}
 				}
-			}
-			err = opt.Step(0.01)
-			if g.Rank() == 0 {
-				require.NoError(t, err)
-			} else {
-				for _, part := range []string{"rank 1", "Step", name, "not finite", "no parameter has changed", "ClipGradNorm"} {
+				for _, part := range []string{"rank 1", "Step", name, "not finite", "no parameter of this rank has changed", "ClipGradNorm"} {
 					require.ErrorContains(t, err, part)
 				}
-				require.Zero(t, opt.Steps())
-				for _, p := range m.Shards() {
-					if p.Name == name {
-						require.Equal(t, before, numbers(t, p.Value))
-						break
+				require.Equal(t, 1, l.opt.Steps())
+				l.filler.require(t, 1)
+			}
+			tried := 0
+			for _, m := range lifeMethods {
+				switch m.name {
+				case "Forward", "Eval", "EvalProgram", "FullState", "FullOptimState", "Export", "Save", "SaveAsync", "Freeze":
+					tried++
+					err := m.call(ctx, l)
+					for _, part := range []string{"rank 1 refused its step because the gradient of " + name, "is not finite", "rank 0 did not refuse", "load the last checkpoint", "ClipGradNorm before Step"} {
+						require.ErrorContains(t, err, part, m.name)
 					}
 				}
 			}
-			m.ZeroGrad()
-			_, err = m.Forward(ctx, shapeBatch(g.Rank())...)
-			require.ErrorContains(t, err, "rank 0 has made a step of AdamW since the last pass, rank 1 has made none")
+			require.Equal(t, 9, tried)
+			require.NoError(t, g.Barrier(ctx))
+			files, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Len(t, files, 2, "only the lock and the first checkpoint are there")
+			c, err := l.Load(ctx, dir, l.opt)
+			require.NoError(t, err)
+			require.Equal(t, 1, c.Step)
+			l.filler.require(t, 1)
+			require.NoError(t, l.refuse(ctx, g.Rank(), x))
+			require.NoError(t, l.Save(ctx, dir, l.opt))
 		})
 	}
+}
+
+// TestStepRefusedByAll has gradients that are not finite on all ranks: no rank has stepped, so they are alike and
+// may go on. A rank that has refused and then steps as the others do is alike, too.
+func TestStepRefusedByAll(t *testing.T) {
+	disk := crashfs.New()
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := newFiller(t, ctx, g)
+		defer f.Close()
+		require.ErrorContains(t, f.refuse(ctx, g.Rank(), math.NaN(), 0, 1), "not finite")
+		require.NoError(t, f.Save(ctx, ckpt, f.opt, fsdp.OnFS(disk)))
+		f.ZeroGrad()
+		if f.refuse(ctx, g.Rank(), math.NaN(), 1) != nil {
+			for _, p := range f.Shards() {
+				edit(t, p.Grad, func(int, float64) float64 { return 0 })
+			}
+			require.NoError(t, f.opt.Step(0.01))
+		}
+		f.ZeroGrad()
+		forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+	})
 }
 
 // TestNotFiniteLossNamesItsOrigin says of a loss that is NaN in which batch, parameter or call it began.

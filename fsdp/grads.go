@@ -148,7 +148,8 @@ func badGrad(s *Sharded) error {
 }
 
 // soundGrads returns an error if a gradient of this rank is NaN or infinite. An optimizer asks before it
-// steps, since such a step spoils parameters for ever. ClipGradNorm and Unscale have looked already.
+// steps, since such a step spoils parameters for ever. ClipGradNorm and Unscale have looked already. The
+// other ranks are told by the next call that needs the parameters, see updates.
 func soundGrads(s *Sharded) error {
 	_, grads := s.engine.Grads()
 	if s.life.sound.Load() || finiteHere(grads) {
@@ -158,7 +159,8 @@ func soundGrads(s *Sharded) error {
 	largest, err := largestGrad(s.engine)
 	if err == nil && largest-largest != 0 {
 		if err = badGrad(s); err != nil {
-			err = fmt.Errorf("%w: no parameter has changed; ZeroGrad drops the gradients, "+
+			s.life.updates.refused = err.Error()
+			err = fmt.Errorf("%w: no parameter of this rank has changed, and ZeroGrad drops the gradients; other ranks may have stepped, "+
 				"and ClipGradNorm before Step returns this error on every rank", err)
 		}
 	}

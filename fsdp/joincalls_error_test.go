@@ -318,6 +318,10 @@ func TestJoinCallsMistakes(t *testing.T) {
 				if name != "ends" {
 					m.ZeroGrad()
 					_, err := m.FullState(ctx)
+					if name == "has made a step" { // which no method undoes
+						require.ErrorContains(t, err, c.want[g.Rank()])
+						return
+					}
 					require.NoError(t, err)
 				}
 			})

@@ -296,8 +296,9 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 // it alone. If there was none at all, the first such step is a warning. Gradients of passes inside
 // NoSync are not in the shards until they are reduced. An optimizer refuses to step while there are
 // any, between a Forward and its Backward, and after Freeze and Close. It also refuses, and changes
-// nothing, on a rank that has a gradient that is NaN or infinite. A ClipGradNorm before the Step finds
-// such a gradient on every rank.
+// nothing, on a rank that has a gradient that is NaN or infinite. Unless all ranks refuse, the step is then
+// applied in part: Forward, Eval, Save, Export, FullState, FullOptimState and Freeze return an error on every rank until a
+// Load or Import. A ClipGradNorm before the Step finds such a gradient on every rank.
 //
 // The state of an optimizer made of these pieces lies where the shards do, and is counted with them
 // until Freeze or Close, even when the optimizer is no longer in use.

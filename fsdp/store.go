@@ -29,6 +29,9 @@ type store struct {
 
 // store prepares for a method. refusal is why this rank cannot take part, or nil.
 func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
+	if !tolerances[ask.Call].mixed { // it needs the parameters whole: ranks must have made the same steps
+		ask.Past = &s.life.updates
+	}
 	st := &store{Team: s.team, s: s, ask: ask}
 	files := &s.files.saves
 	switch ask.Call {

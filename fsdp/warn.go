@@ -222,11 +222,12 @@ func spoiled(s *Sharded, params []int) string {
 // What ranks do alone
 //
 // Ranks step optimizers, and drop and scale gradients, without asking each other. All must do the
-// same, as each owns a part of every parameter. So before the next pass that depends on it they
-// compare what they have done: updates before a Forward or Eval, gradients before a Backward adds
-// to them. ZeroGrad may come before the Forward or after it. A rank of a loop over Join that has no
-// batch steps as the others do. Only what units with groups of their own have may differ, so their
-// updates are not compared.
+// same, as each owns a part of every parameter. So before the next call that depends on it they
+// compare what they have done: updates before a Forward or Eval, and before state is saved, exported
+// or returned; gradients before a Backward adds to them. ZeroGrad may come before the Forward or after
+// it. A rank of a loop over Join that has no batch steps as the others do. Only what units with groups
+// of their own have may differ, so their updates are not compared. An optimizer refuses to step on a
+// rank that owns a bad gradient; that counts, too, unless all ranks have refused.
 
 // gradients is what has become of the gradients since ZeroGrad.
 type gradients struct {
@@ -268,9 +269,10 @@ func (g *gradients) Differ(a, b int, first, other string) string {
 
 // updates are those that optimizers have made since the last pass.
 type updates struct {
-	model *layout.Model
-	hash  uint64
-	last  []updated // by parameter of the model
+	model   *layout.Model
+	hash    uint64
+	last    []updated // by parameter of the model
+	refused string    // the gradient for which an optimizer has refused to step, and none has stepped since; or ""
 }
 
 // updated is the last update of a parameter.
@@ -283,23 +285,30 @@ type updated struct {
 // add notes an update of a parameter. Optimizers may come in any order.
 func (u *updates) add(param int, made optim.Update, by gradients) {
 	u.last[param] = updated{made, true, by}
+	u.refused = ""
 	u.hash += made.Hash(by.Hash() ^ uint64(param)<<48)
 }
 
 // clear begins anew: ranks have agreed on what was noted, or the parameters have been replaced.
 func (u *updates) clear() {
-	if u.hash != 0 {
+	if u.Hash() != 0 {
 		clear(u.last)
-		u.hash = 0
+		u.hash, u.refused = 0, ""
 	}
 }
 
-// Hash implements ranks.Past.
-func (u *updates) Hash() uint64 { return u.hash }
+// Hash implements ranks.Past. Ranks that refuse for different gradients are alike.
+func (u *updates) Hash() uint64 {
+	if u.refused != "" {
+		return ^u.hash
+	}
+	return u.hash
+}
 
-// String implements ranks.Past: a line for each parameter.
+// String implements ranks.Past: a line for a refusal, and one for each parameter.
 func (u *updates) String() string {
 	var b strings.Builder
+	b.WriteString(u.refused + "\n")
 	for p, last := range u.last {
 		if b.WriteString(u.model.Params[p].Name + ": "); last.made {
 			b.WriteString(strings.Join(append(last.Facts(), last.by.String()), factEnd))
@@ -314,6 +323,13 @@ const factEnd = ", "
 // Differ implements ranks.Past. It tells of the first parameter, and of the first fact.
 func (u *updates) Differ(a, b int, first, other string) string {
 	x, y := strings.Split(first, "\n"), strings.Split(other, "\n")
+	switch {
+	case y[0] == "" && x[0] != "":
+		return refuses(a, b, x[0])
+	case x[0] == "" && y[0] != "":
+		return refuses(b, a, y[0])
+	}
+	x, y = x[1:], y[1:]
 	different := 0
 	var name, mine, theirs string
 	for i := range min(len(x), len(y)) {
@@ -344,6 +360,12 @@ func (u *updates) Differ(a, b int, first, other string) string {
 		}
 	}
 	return fmt.Sprintf("rank %d has %s, rank %d has %s%s", a, f[0], b, g[0], where)
+}
+
+// refuses says that the optimizer of a rank has refused to step, and that of another has not.
+func refuses(rank, other int, gradient string) string {
+	return fmt.Sprintf("rank %d refused its step because %s, and rank %d did not refuse, so the step is applied on some ranks only: "+
+		"load the last checkpoint. ClipGradNorm before Step returns this error on every rank, before any rank steps", rank, gradient, other)
 }
 
 // skips says that a rank has made an update that another has not.
