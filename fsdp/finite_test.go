@@ -1,12 +1,15 @@
 package fsdp_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -301,6 +304,53 @@ func TestNotFiniteLossNamesItsOrigin(t *testing.T) {
 			require.ErrorContains(t, err, "parameter "+name+"[0:")
 		}
 	})
+}
+
+// TestNotFiniteEvalWarns says once, on the rank that has it, that the loss of an Eval is NaN, and where it began.
+func TestNotFiniteEvalWarns(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(m *fsdp.Sharded, batch []fsdp.Tensor) string
+		want  string
+	}{
+		"batch": {func(_ *fsdp.Sharded, batch []fsdp.Tensor) string {
+			elements(batch[1])[3] = math.NaN()
+			return ""
+		}, "batch tensor 1 has 1 of "},
+		"parameter": {func(m *fsdp.Sharded, _ []fsdp.Tensor) string { return spoil(t, m, math.NaN()) }, "call l0: parameter "},
+		"overflow": {func(_ *fsdp.Sharded, batch []fsdp.Tensor) string {
+			elements(batch[1])[3] = 1e200
+			return ""
+		}, "a Forward and Backward of this batch return an error that names"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				var log bytes.Buffer
+				m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Logger: slog.New(slog.NewTextHandler(&log, nil)), Wrap: fsdp.WrapEach()})
+				defer m.Close()
+				batch := shapeBatch(g.Rank())
+				_, err := m.Eval(ctx, batch...)
+				require.NoError(t, err)
+				require.NotContains(t, log.String(), "not finite")
+				require.NoError(t, g.Barrier(ctx))
+				param := ""
+				if g.Rank() == 1 {
+					param = c.spoil(m, batch)
+				}
+				for range 2 {
+					_, err = m.Eval(ctx, batch...)
+					require.NoError(t, err)
+				}
+				if g.Rank() == 0 && name != "parameter" {
+					require.NotContains(t, log.String(), "not finite")
+					return
+				}
+				require.Equal(t, 1, strings.Count(log.String(), "the loss of an Eval is not finite"))
+				if g.Rank() == 1 {
+					require.Contains(t, log.String(), c.want+param)
+				}
+			})
+		})
+	}
 }
 
 // TestNotFiniteGradientNamesItsOrigin has a square root of 0, whose loss is finite and whose gradient is not. The NaN

@@ -298,7 +298,8 @@ func (p *Pass) Discard(ctx context.Context) error {
 // Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the
 // model. They belong to the caller; a result that is one number comes as a tensor of shape (1), and one
 // that is absent as nil, see [Tape.Optional]. The batch is that of Forward, targets included: where only predictions are wanted, any valid targets
-// will do, such as nn.IgnoreTarget.
+// will do, such as nn.IgnoreTarget. A loss that is NaN or infinite is returned like any other. The first one is
+// a warning that names the batch tensor, or the first call with a bad parameter on this rank, where the NaN began.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 	return s.EvalProgram(ctx, "", batch...)
 }
@@ -330,6 +331,9 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 		return nil, s.end(err)
 	case p.Absent:
 		return results[:0], nil
+	}
+	if name == "" {
+		s.life.watch.eval(s, p, results)
 	}
 	return results, nil
 }

@@ -140,6 +140,32 @@ func (w *watch) batch(s *Sharded, p *engine.Pass, batch []Tensor) {
 	}
 }
 
+// eval warns of a loss of an evaluation that is NaN or infinite. It is about this rank's batch, so this rank warns.
+func (w *watch) eval(s *Sharded, p *engine.Pass, results []Tensor) {
+	const message = "the loss of an Eval is not finite"
+	loss := 0.0
+	if r := results[0]; r != nil && r.Shape().TotalSize() == 1 {
+		switch v := r.Data().(type) {
+		case []float32:
+			loss = float64(v[0])
+		case []float64:
+			loss = v[0]
+		}
+	}
+	if loss-loss == 0 || w.warned[message] {
+		return
+	}
+	from, _ := p.Origin()
+	for i := 0; from == "" && i < len(p.Model.Calls); i++ {
+		if bad := spoiled(s, p.Model.Calls[i].Params); bad != "" {
+			from = fmt.Sprintf("call %s: parameter %s is not finite", p.Model.Calls[i].Name, bad)
+		}
+	}
+	logger := cmp.Or(s.cfg.Logger, slog.Default()).With("rank", s.team.Rank())
+	w.warn(logger, message, "pass", p.Number, "loss", loss, "origin",
+		cmp.Or(from, "not in the batch or this rank's parameters: a Forward and Backward of this batch return an error that names the first such call"))
+}
+
 // backward is called after a Backward, with whether it had Share or Scale.
 func (w *watch) backward(s *Sharded, weighed bool) {
 	w.summed = w.summed || !weighed && s.life.calls == nil

@@ -103,12 +103,15 @@ func (p *Pass) Forward(ctx context.Context) (err error) {
 
 // Origin returns where the NaN or infinity of a loss began, and the index of the call, or -1: in the
 // batch, or in the first call with such a result. It looks at the batch and at the results that backward
-// needs, so a training whose losses are finite pays nothing for it.
+// needs, so a training whose losses are finite pays nothing for it. An evaluation has freed its results.
 func (p *Pass) Origin() (text string, call int) {
 	for i, v := range p.Batch[:min(len(p.Batch), p.Path.Inputs)] {
 		if n, text := special(v.Bytes, v.DType, false); n > 0 {
 			return fmt.Sprintf("%s has %s", p.Path.Input(i), text), -1
 		}
+	}
+	if p.Compiled.Eval {
+		return "", -1
 	}
 	live := make([]bool, len(p.Plan.Buffers))
 	for i := range p.Plan.Steps[:p.Plan.Turn] {
