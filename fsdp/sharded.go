@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -46,6 +47,8 @@ type Sharded struct {
 	files  struct {
 		trace  *timeline.File // of Config.TraceDir, or nil
 		hashes *record.File   // of Config.HashDir, or nil
+
+		dropped runtime.Cleanup // releases the remains
 
 		saves, exports, loads state.Files
 	}
@@ -147,6 +150,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	s.log("wrapped", s.trace, s.team.Rank())
 	s.cfg.logCores(s.team.Rank())
 	warnOfGathers(s)
+	releaseDropped(s)
 	return nil
 }
 
@@ -395,6 +399,11 @@ func zeroGrad(s *Sharded) {
 //
 // It leaves the group open, which should outlive the model: if the memory was the group's and has
 // gone with it, Close returns an error and nothing worse happens.
+//
+// A model that is dropped without Close is freed when the garbage collector finds that neither the Sharded
+// nor an [optim.Param] of it is referred to. If it has more than memory of the Go heap, which is the case with
+// Config.Threads above 1, Device, OffloadDir, HashDir, TraceDir or shared memory of the group, that is a
+// warning: the collector may come late, and slices of an [optim.Vec] must not be used from then on.
 func (s *Sharded) Close() error {
 	if err := enter(s, "Close"); err != nil {
 		return err
@@ -413,6 +422,7 @@ func (s *Sharded) Close() error {
 	s.engine.Settle(passes...)
 	err := s.saver.Settle(context.Background())
 	s.life = life{health: closed}
+	s.files.dropped.Stop()
 	if err := errors.Join(err, giveBack(s)); err != nil {
 		return fmt.Errorf("fsdp: rank %d: Close: %w", s.team.Rank(), err)
 	}

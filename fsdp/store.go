@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
+	"github.com/gofsdp/gofsdp/fsdp/internal/record"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
+	"github.com/gofsdp/gofsdp/fsdp/internal/timeline"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
@@ -224,7 +227,36 @@ func giveBack(s *Sharded) error {
 	} else {
 		err = freeMemory(s)
 	}
-	return errors.Join(err, endTrace(s), s.files.hashes.Close(), detach(s), s.team.Close())
+	return errors.Join(err, endTrace(s.files.trace), s.files.hashes.Close(), detach(s), s.team.Close())
+}
+
+// remains is all that a dropped model has and the collector does not free. Nothing in it refers to the
+// Sharded, which would never be dropped then.
+type remains struct {
+	rank   int
+	device engine.Device
+	hashes *record.File
+	trace  *timeline.File
+	logger *slog.Logger // Config.Logger
+}
+
+// releaseDropped has the remains of s released when nothing refers to s any more, unless Close comes first.
+// A model all of whose memory is the collector's has none.
+func releaseDropped(s *Sharded) {
+	c := &s.cfg
+	if _, shared := c.Group.(comm.Allocator); shared || c.Threads > 1 || c.Device != nil || c.OffloadDir != "" || c.HashDir != "" || c.TraceDir != "" {
+		s.files.dropped = runtime.AddCleanup(s, func(r remains) { go r.release() }, // which may wait
+			remains{s.team.Rank(), s.engine.Device(), s.files.hashes, s.files.trace, c.Logger})
+	}
+}
+
+// release frees the remains and warns.
+func (r remains) release() {
+	err := errors.Join(r.device.Close(), endTrace(r.trace), r.hashes.Close())
+	if logger := (&Config{Logger: r.logger}).warner(r.rank); logger != nil {
+		logger.Warn("fsdp: a model was dropped without Close: its threads, files and memory are freed only now, when the garbage collector has found it. "+
+			"Call Close when a model is no longer used", "error", err)
+	}
 }
 
 // freeMemory frees what a write or read may still use, and gives the directories of checkpoints up.
@@ -235,12 +267,12 @@ func freeMemory(s *Sharded) error {
 	return errors.Join(s.engine.Close(), s.saver.Close())
 }
 
-// endTrace ends the file of TraceDir.
-func endTrace(s *Sharded) error {
-	if s.files.trace == nil {
+// endTrace ends the file of TraceDir, if there is one.
+func endTrace(f *timeline.File) error {
+	if f == nil {
 		return nil
 	}
-	return s.files.trace.Close()
+	return f.Close()
 }
 
 // newValue returns a tensor of zeros on the heap.

@@ -4,14 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
+	"path/filepath"
+	"runtime"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -254,5 +262,88 @@ func TestHugeShapes(t *testing.T) {
 				require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: group root: ", rank))
 			}
 		}
+	}
+}
+
+// dropped is a slog.Handler that counts the warnings about dropped models.
+type dropped struct {
+	slog.Handler
+	warnings chan string
+}
+
+func (d dropped) Enabled(context.Context, slog.Level) bool { return true }
+
+func (d dropped) WithAttrs([]slog.Attr) slog.Handler { return d }
+
+func (d dropped) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, "dropped") {
+		r.Attrs(func(a slog.Attr) bool {
+			d.warnings <- fmt.Sprint(r.Message, " ", a)
+			return true
+		})
+	}
+	return nil
+}
+
+// collect collects garbage until something has been sent.
+func collect[T any](t *testing.T, from <-chan T) (got T) {
+	for begin := time.Now(); ; runtime.GC() {
+		select {
+		case got = <-from:
+			return got
+		default:
+			require.Less(t, time.Since(begin), time.Minute)
+		}
+	}
+}
+
+// TestDropped drops models without Close: their threads end, and their memory and files are freed, with a
+// warning for each. A gather may be in flight. Models that are closed warn of nothing.
+func TestDropped(t *testing.T) {
+	large := &nn.GPT{Vocab: 1000, Context: 8, Layers: 2, Dim: 128, Heads: 2} // 4 MB of parameters
+	batch := []fsdp.Tensor{tensor.New(tensor.WithShape(1, 4), tensor.Of(tensor.Int)), tensor.New(tensor.WithShape(1, 4), tensor.Of(tensor.Int))}
+	for name, cfg := range map[string]fsdp.Config{
+		"threads":           {Threads: 3},
+		"files":             {OffloadDir: t.TempDir()},
+		"threads and files": {Threads: 2, OffloadDir: t.TempDir(), HashDir: t.TempDir(), TraceDir: t.TempDir()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const models, ranks = 4, 2
+			cfg.Wrap, cfg.Prefetch = fsdp.WrapEach(), 2
+			before, heap := goleak.IgnoreCurrent(), heapBytes()
+			drop := dropped{slog.DiscardHandler, make(chan string, models*ranks)}
+			cfg.Logger = slog.New(drop)
+			closed := make(chan int, ranks)
+			for i := range models + 1 {
+				onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+					cfg := cfg
+					cfg.Group = g
+					m, err := fsdp.Wrap(large, cfg)
+					require.NoError(t, err)
+					forwardBackward(t, ctx, m, batch)
+					_, err = m.Forward(ctx, batch...)
+					require.NoError(t, err)
+					if i == models {
+						require.NoError(t, m.Close())
+						runtime.AddCleanup(m, func(r int) { closed <- r }, g.Rank())
+					}
+				})
+			}
+			for range ranks {
+				collect(t, closed)
+			}
+			for range models * ranks {
+				require.Equal(t, "fsdp: a model was dropped without Close: its threads, files and memory are freed only now, "+
+					"when the garbage collector has found it. Call Close when a model is no longer used error=<nil>", collect(t, drop.warnings))
+			}
+			require.Empty(t, drop.warnings)
+			goleak.VerifyNone(t, before)
+			require.Less(t, heapBytes()-heap, 4<<20)
+			if cfg.OffloadDir != "" {
+				left, err := filepath.Glob(filepath.Join(cfg.OffloadDir, "*"))
+				require.NoError(t, err)
+				require.Empty(t, left)
+			}
+		})
 	}
 }

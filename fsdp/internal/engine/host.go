@@ -19,11 +19,14 @@ import (
 // and the optimizer are the same, and so are the bits. The system decides what of it is in RAM. The
 // schedule tells the system what comes next (see readAhead), but not what is no longer needed, as
 // package mapped could: that made passes longer, see internal/EXPERIMENTS.md.
+//
+// The threads refer to the Host. It refers to no Engine, so a model that is dropped is found all the same.
 type Host struct {
 	arena  *arena.Arena
 	files  *mapped.Files // or nil
 	runner exec.Runner
 	call   exec.Call // of the operation that runs; empty between them
+	open   map[*flights]struct{}
 }
 
 // HostOptions are where the memory of a Host comes from, and its threads.
@@ -36,7 +39,7 @@ type HostOptions struct {
 
 // NewHost returns a Host.
 func NewHost(o HostOptions) (*Host, error) {
-	h, from := &Host{}, arena.Sources{Collective: o.Collective}
+	h, from := &Host{open: make(map[*flights]struct{})}, arena.Sources{Collective: o.Collective}
 	if o.Dir != "" {
 		var err error
 		if h.files, err = mapped.Open(o.Dir); err != nil {
@@ -178,8 +181,11 @@ func inFile(c arena.Class) bool {
 	return c == arena.Shard || c == arena.State || c == arena.Spilled || c == arena.Snapshot
 }
 
-// Close implements Device.
+// Close implements Device. A model that was dropped may have collectives in flight.
 func (h *Host) Close() error {
+	for f := range h.open {
+		f.settle()
+	}
 	h.runner.Team.Close()
 	err := h.arena.Close()
 	if h.files != nil {

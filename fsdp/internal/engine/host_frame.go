@@ -18,9 +18,26 @@ type hostFrame struct {
 	s      *hostShards
 	batch  []exec.Value
 	blocks []*arena.Block // by buffer of the plan
-	gather []comm.Work    // by group: in flight, or nil
-	reduce []comm.Work    // by group: in flight, or nil
 	again  []bool         // by group: the gather in flight is from the second copy
+	*flights
+}
+
+// flights are the collectives of a pass. Host.open has them from the first one to the end of the pass.
+type flights struct {
+	gather []comm.Work // by group: in flight, or nil
+	reduce []comm.Work // by group: in flight, or nil
+}
+
+// settle waits until all collectives in flight are over, failed ones included.
+func (f *flights) settle() {
+	for _, works := range [][]comm.Work{f.gather, f.reduce} {
+		for i, w := range works {
+			if w != nil {
+				_ = w.Wait(context.Background())
+			}
+			works[i] = nil
+		}
+	}
 }
 
 // Open implements Device.
@@ -28,8 +45,8 @@ func (h *Host) Open(c *Compiled, number int, s Shards, batch []exec.Value) Frame
 	shards := s.(*hostShards)
 	n := len(shards.groups)
 	return &hostFrame{
-		Compiled: c, h: h, s: shards, batch: batch,
-		blocks: make([]*arena.Block, len(c.Plan.Buffers)), gather: make([]comm.Work, n), reduce: make([]comm.Work, n), again: make([]bool, n),
+		Compiled: c, h: h, s: shards, batch: batch, blocks: make([]*arena.Block, len(c.Plan.Buffers)), again: make([]bool, n),
+		flights: &flights{gather: make([]comm.Work, n), reduce: make([]comm.Work, n)},
 	}
 }
 
@@ -227,6 +244,7 @@ func (f *hostFrame) Seed(scale float64) error {
 
 // Gather implements Frame.
 func (f *hostFrame) Gather(group int) error {
+	f.h.open[f.flights] = struct{}{}
 	g, full, second := f.s.groups[group], f.data(f.Params[group]), f.data(f.Second[group])
 	if f.again[group] = second != nil; second != nil {
 		f.gather[group] = g.startAgain(full, second)
@@ -252,6 +270,7 @@ func (f *hostFrame) Wait(ctx context.Context, group int) error {
 
 // Reduce implements Frame.
 func (f *hostFrame) Reduce(group int, before float32) error {
+	f.h.open[f.flights] = struct{}{}
 	g, grads := f.s.groups[group], f.data(f.Grads[group])
 	if g.round(grads, before); f.s.turn.Whole {
 		g.merge(grads, g.wholes, f.s.turn)
@@ -349,6 +368,7 @@ func (f *hostFrame) Bequeath() {
 	if f.s.turn.Whole {
 		f.s.shed()
 	}
+	delete(f.h.open, f.flights)
 }
 
 // Await implements Frame.
@@ -367,14 +387,8 @@ func (f *hostFrame) Await(ctx context.Context) (int, error) {
 
 // Settle implements Frame.
 func (f *hostFrame) Settle() {
-	for _, works := range [][]comm.Work{f.gather, f.reduce} {
-		for i, w := range works {
-			if w != nil {
-				_ = w.Wait(context.Background())
-			}
-			works[i] = nil
-		}
-	}
+	f.settle()
+	delete(f.h.open, f.flights)
 }
 
 // Free implements Frame.
@@ -382,4 +396,5 @@ func (f *hostFrame) Free() {
 	for id := range f.blocks {
 		f.free(id)
 	}
+	delete(f.h.open, f.flights)
 }
