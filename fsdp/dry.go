@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
+	"runtime/debug"
 	"slices"
 
 	"gorgonia.org/tensor"
@@ -125,8 +127,11 @@ func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer fu
 	cfg.Logger.Info(text+": backward would recompute nothing", "rank", cfg.Group.Rank(), "takes", plan.Bytes(peak(p.Pass)), "now", plan.Bytes(peak(now)))
 }
 
-// available returns the memory that this process can still have. Tests put another in its place.
-var available = arena.Available
+// limits returns what bounds the memory of this rank. Tests put another in its place.
+var limits = func(*Config) []arena.Limit { return arena.Limits() }
+
+// limitsCounted is how many limits of a rank count: those with the least memory left.
+const limitsCounted = 8
 
 // alone lays the model out without a word to other ranks.
 func alone(s *Sharded, model *layout.Model) (*arrangement, error) {
@@ -140,25 +145,69 @@ func alone(s *Sharded, model *layout.Model) (*arrangement, error) {
 	return a, a.lay(model, own)
 }
 
-// hasMemory returns an error if the shards of this rank are larger than the memory that is left: the
-// kernel would end the process without a word.
-func hasMemory(s *Sharded, model *layout.Model) error {
-	if s.cfg.Device != nil || s.cfg.OffloadDir != "" {
+// hasMemory returns an error on all ranks if the shards of ranks that share a limit, such as memory of their
+// host or of their pod, need more than is left there: the kernel would end processes without a word. All
+// ranks have the same model, and none has allocated shards yet.
+func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
+	need, largest := 0, ""
+	if s.cfg.Device == nil && s.cfg.OffloadDir == "" {
+		if a, err := alone(s, model); err == nil { // or arrange returns the error
+			need = a.layout.ShardBytes()
+			largest = slices.MaxFunc(a.layout.Groups, func(x, y layout.Group) int { return cmp.Compare(x.ShardBytes(), y.ShardBytes()) }).Name
+		}
+	}
+	near := nearest(limits(&s.cfg))
+	if len(near) > 0 && need > near[0].Left/s.team.Size() {
+		debug.FreeOSMemory() // of models that are closed, for example
+		near = nearest(limits(&s.cfg))
+	}
+	mine := make([]int64, 1+2*limitsCounted)
+	mine[0] = int64(need)
+	for i, l := range near {
+		mine[1+2*i], mine[2+2*i] = int64(l.ID), int64(l.Left)
+	}
+	all, err := s.team.Each(ctx, "memory", mine)
+	if err != nil {
+		return fmt.Errorf("comparing the memory of ranks: %w", err)
+	}
+	type sharing struct{ ranks, need, left int }
+	shared, short := make(map[uint64]sharing), false // by ID
+	for words := range slices.Chunk(all, len(mine)) {
+		counted := make(map[uint64]bool)
+		for i := 1; i < len(words); i += 2 {
+			id, left := uint64(words[i]), int(words[i+1])
+			l, known := shared[id]
+			if id == 0 || counted[id] {
+				continue
+			}
+			if counted[id] = true; !known {
+				l.left = left
+			}
+			l.left, l.ranks = min(l.left, left), l.ranks+1
+			l.need += min(int(words[0]), math.MaxInt-l.need)
+			shared[id], short = l, short || l.need > l.left
+		}
+	}
+	if !short {
 		return nil
 	}
-	a, err := alone(s, model)
-	if err != nil { // arrange returns it, once ranks have compared their models
-		return nil
+	for _, n := range near {
+		if l := shared[n.ID]; need > 0 && l.need > l.left {
+			err = fmt.Errorf("group %s: with it, the largest, parameters and gradients of this rank take %s, and %s on the %d ranks that share this memory, "+
+				"without activations and the optimizer's state (AdamW: as much again), and there are %s: %s. "+
+				"FullShard on more hosts needs less on each, Config.OffloadDir keeps shards in files, and fsdp.Fits plans a whole pass",
+				largest, bytesText(need), bytesText(l.need), l.ranks, bytesText(l.left), n.Name)
+			break
+		}
 	}
-	need := a.layout.ShardBytes()
-	has, limit := available()
-	if need <= has {
-		return nil
-	}
-	largest := slices.MaxFunc(a.layout.Groups, func(x, y layout.Group) int { return cmp.Compare(x.ShardBytes(), y.ShardBytes()) })
-	return fmt.Errorf("group %s: with it, the largest, parameters and gradients of this rank take %s, without activations and the optimizer's state "+
-		"(AdamW: as much again), and there are %s: %s. More ranks take less each with FullShard, Config.OffloadDir keeps shards in files, and fsdp.Fits plans a whole pass",
-		largest.Name, bytesText(need), bytesText(has), limit)
+	_, err = s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err)
+	return err
+}
+
+// nearest returns the limits that count.
+func nearest(list []arena.Limit) []arena.Limit {
+	slices.SortFunc(list, func(x, y arena.Limit) int { return cmp.Compare(x.Left, y.Left) })
+	return list[:min(len(list), limitsCounted)]
 }
 
 // advised adds to a Misfit of a configuration what would help. Other errors it leaves alone.

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
+	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
@@ -11,12 +12,12 @@ import (
 // OnFS has Save and Load use another file system than the system's.
 func OnFS(fsys checkpoint.FS) StateOption { return func(o *state.Options) { o.FS = fsys } }
 
-// WithMemory has Wrap believe that so many bytes of memory are left, until the function that it returns is
+// WithLimits has Wrap believe that these bound the memory of a rank, until the function that it returns is
 // called.
-func WithMemory(bytes int, limit string) (restore func()) {
-	before := available
-	available = func() (int, string) { return bytes, limit }
-	return func() { available = before }
+func WithLimits(f func(rank int) []arena.Limit) (restore func()) {
+	before := limits
+	limits = func(cfg *Config) []arena.Limit { return f(cfg.Group.Rank()) }
+	return func() { limits = before }
 }
 
 // WithInstructionSet has Wrap believe that ranks compute with the sets of these names, by rank, until the

@@ -72,9 +72,10 @@ type arrangement struct {
 
 // Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to record the calls, groups
 // their parameters, compiles the passes, checks that all ranks mean the same model, and makes this
-// rank's share of the parameters, whose initial values are drawn at their first use. If the shards of a rank need more memory than its control
-// groups and its host have left, it returns an error before it allocates them. It is a collective: every
-// rank calls it, and if one fails all return an error.
+// rank's share of the parameters, whose initial values are drawn at their first use. If the shards of the
+// ranks that share a control group or a host together need more memory than it has left, all ranks return
+// an error before they allocate any. It is a collective: every rank calls it, and if one fails all return
+// an error.
 func Wrap(m Model, cfg Config) (*Sharded, error) { return WrapContext(context.Background(), m, cfg) }
 
 // WrapContext is Wrap with a context that bounds the exchange with the other ranks.
@@ -103,9 +104,6 @@ func count(rank int) float64 {
 // share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	model, err := prepare(s, m, false)
-	if err == nil {
-		err = hasMemory(s, model)
-	}
 	set := instructionSet(&s.cfg)
 	s.team.Votes = len(kernel.InstructionSets)
 	ans, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: count(s.team.Rank()), Has: []int{set}}, err)
@@ -116,6 +114,9 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	}
 	if err == nil && len(sets) > 1 {
 		err = warnOfSets(ctx, s, set)
+	}
+	if err == nil {
+		err = hasMemory(ctx, s, model)
 	}
 	if err != nil {
 		return err

@@ -61,6 +61,13 @@ func (c Class) String() string {
 	return fmt.Sprintf("class(%d)", uint8(c))
 }
 
+// A Limit bounds the memory of processes.
+type Limit struct {
+	ID   uint64 // the same for all processes that share the limit, on any host
+	Left int    // bytes
+	Name string
+}
+
 // A Source is where memory comes from.
 type Source interface {
 	// Alloc returns n > 0 bytes, aligned to Align at least.

@@ -3,7 +3,9 @@ package arena
 import (
 	"cmp"
 	"fmt"
+	"hash/fnv"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,31 +14,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Available returns the bytes of memory that this process can still have, and the limit that is nearest:
-// that of its control groups, of its address space, or memory of the host with its swap space. Beyond it
-// the kernel ends processes, without a word.
-func Available() (bytes int, limit string) {
-	bytes, limit = available("/")
+// Limits returns what bounds the memory that this process can still have: the memory of the host with its
+// swap space, its control groups, and its address space. Beyond them the kernel ends processes, without a word.
+func Limits() []Limit {
+	list := limits("/")
 	var l unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_AS, &l) == nil && l.Cur < uint64(bytes) {
-		return int(l.Cur), "the limit of this process's address space (ulimit -v)"
+	if unix.Getrlimit(unix.RLIMIT_AS, &l) == nil && l.Cur < math.MaxInt {
+		list = append(list, Limit{process, int(l.Cur), "the limit of this process's address space (ulimit -v)"})
 	}
-	return bytes, limit
+	return list
 }
 
-// available is Available of files below root.
-func available(root string) (bytes int, limit string) {
-	bytes = math.MaxInt
-	take := func(n int, what string) {
-		if n < bytes {
-			bytes, limit = max(n, 0), what
-		}
+// process is the ID of limits that only this process has.
+var process = rand.Uint64()
+
+// id returns the ID of a limit of this host, which processes in other containers find, too.
+func id(root string, parts ...any) uint64 {
+	boot, err := os.ReadFile(filepath.Join(root, "proc/sys/kernel/random/boot_id"))
+	if err != nil { // another host might have the same parts
+		parts = append(parts, process)
 	}
+	h := fnv.New64a()
+	fmt.Fprint(h, string(boot), parts)
+	return h.Sum64()
+}
+
+// limits returns the limits in files below root.
+func limits(root string) (list []Limit) {
 	if text, err := os.ReadFile(filepath.Join(root, "proc/meminfo")); err == nil {
 		memory, ok := kilobytes(string(text), "MemAvailable:")
 		swap, _ := kilobytes(string(text), "SwapFree:")
 		if ok {
-			take(memory+swap, "memory that is available on this host")
+			list = append(list, Limit{id(root, "host"), memory + swap, "memory that is available on this host"})
 		}
 	}
 	text, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
@@ -53,16 +62,17 @@ func available(root string) (bytes int, limit string) {
 		}
 		for dir := fields[2]; ; dir = filepath.Dir(dir) { // inside a container only the root is there
 			path := filepath.Join(root, base, dir, most)
-			if n, err := number(path); err == nil {
+			var stat unix.Stat_t // of the group's directory, whose path differs between containers
+			if n, err := number(path); err == nil && unix.Stat(filepath.Dir(path), &stat) == nil {
 				now, _ := number(filepath.Join(root, base, dir, used))
-				take(n-now, "what "+path+" leaves")
+				list = append(list, Limit{id(root, stat.Dev, stat.Ino), max(n-now, 0), "what " + path + " leaves"})
 			}
 			if dir == cmp.Or(filepath.Dir(dir), dir) {
 				break
 			}
 		}
 	}
-	return bytes, limit
+	return list
 }
 
 // number reads a file with one number; "max" is none.

@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestAvailable reads the limits of hosts, containers and control groups of both versions, the nearest of
+// TestLimits reads the limits of hosts, containers and control groups of both versions, the nearest of
 // which counts.
-func TestAvailable(t *testing.T) {
+func TestLimits(t *testing.T) {
 	const meminfo = "MemTotal: 900 kB\nMemAvailable:     500 kB\nSwapFree: 100 kB\n"
 	for name, c := range map[string]struct {
 		files map[string]string
@@ -42,11 +42,57 @@ func TestAvailable(t *testing.T) {
 				require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 				require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 			}
-			bytes, limit := available(root)
-			require.Equal(t, c.bytes, bytes)
-			require.Contains(t, limit, c.limit)
+			nearest := Limit{Left: math.MaxInt}
+			for _, l := range limits(root) {
+				if l.Left < nearest.Left {
+					nearest = l
+				}
+			}
+			require.Equal(t, c.bytes, nearest.Left)
+			require.Contains(t, nearest.Name, c.limit)
 		})
 	}
-	bytes, _ := Available()
-	require.Positive(t, bytes)
+	require.NotEmpty(t, Limits())
+	require.Equal(t, Limits()[0].ID, Limits()[0].ID)
+}
+
+// TestLimitIDs compares the IDs of processes: equal in two containers that have a limit in common, under
+// whatever path, and different for limits of other groups and hosts, and where the host is not known.
+func TestLimitIDs(t *testing.T) {
+	host := func(boot string) string {
+		root := t.TempDir()
+		for path, text := range map[string]string{
+			"proc/meminfo": "MemAvailable: 1 kB", "proc/sys/kernel/random/boot_id": boot, "proc/self/cgroup": "0::/pod/a\n",
+			"sys/fs/cgroup/pod/memory.max": "5", "sys/fs/cgroup/pod/a/memory.max": "5", "sys/fs/cgroup/pod/b/memory.max": "5",
+		} {
+			if path = filepath.Join(root, path); text != "" {
+				require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+				require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+			}
+		}
+		return root
+	}
+	ids := func(root, group string) (list []uint64) {
+		require.NoError(t, os.WriteFile(filepath.Join(root, "proc/self/cgroup"), []byte(group), 0o600))
+		for _, l := range limits(root) {
+			list = append(list, l.ID)
+		}
+		return list
+	}
+	first, second := host("first"), host("second")
+	a, b := ids(first, "0::/pod/a"), ids(first, "0::/pod/b")
+	require.Len(t, a, 3) // host, group, pod
+	require.Len(t, b, 3)
+	require.Equal(t, []uint64{a[0], a[2]}, []uint64{b[0], b[2]})
+	require.NotEqual(t, a[1], b[1])
+	require.Equal(t, a[2:], ids(first, "0::/pod/x/../../pod")[1:], "another path")
+	for i, id := range ids(second, "0::/pod/a") {
+		require.NotContains(t, a, id, i)
+	}
+	require.NotEqual(t, ids(first, "")[0], ids(host(""), "")[0])
+	process++ // another process
+	require.Equal(t, a, ids(first, "0::/pod/a"))
+	unknown := ids(host(""), "")
+	process++
+	require.NotEqual(t, unknown, ids(host(""), ""))
 }
