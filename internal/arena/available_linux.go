@@ -54,9 +54,9 @@ func limits(root string) (list []Limit) {
 		if len(fields) < 3 {
 			continue
 		}
-		base, most, used := "sys/fs/cgroup", "memory.max", "memory.current"
+		base, most, used, below := "sys/fs/cgroup", "memory.max", "memory.current", ""
 		if fields[1] == "memory" { // version 1
-			base, most, used = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+			base, most, used, below = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
 		} else if fields[1] != "" {
 			continue
 		}
@@ -65,7 +65,8 @@ func limits(root string) (list []Limit) {
 			var stat unix.Stat_t // of the group's directory, whose path differs between containers
 			if n, err := number(path); err == nil && unix.Stat(filepath.Dir(path), &stat) == nil {
 				now, _ := number(filepath.Join(root, base, dir, used))
-				list = append(list, Limit{id(root, stat.Dev, stat.Ino), max(n-now, 0), "what " + path + " leaves"})
+				left := max(n-max(now-cached(filepath.Dir(path), below), 0), 0)
+				list = append(list, Limit{id(root, stat.Dev, stat.Ino), left, "what " + path + " leaves"})
 			}
 			if dir == cmp.Or(filepath.Dir(dir), dir) {
 				break
@@ -73,6 +74,20 @@ func limits(root string) (list []Limit) {
 		}
 	}
 	return list
+}
+
+// cached returns the bytes of files that the kernel keeps for a control group and the groups below, and drops
+// when they need memory. Its counts have a prefix in version 1.
+func cached(dir, below string) (bytes int) {
+	text, _ := os.ReadFile(filepath.Join(dir, "memory.stat"))
+	for line := range strings.Lines(string(text)) {
+		var name string
+		var n int
+		if _, err := fmt.Sscan(line, &name, &n); err == nil && (name == below+"active_file" || name == below+"inactive_file") {
+			bytes += n
+		}
+	}
+	return bytes
 }
 
 // number reads a file with one number; "max" is none.

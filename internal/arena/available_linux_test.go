@@ -30,9 +30,17 @@ func TestLimits(t *testing.T) {
 		"a container": {map[string]string{
 			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "5000", "sys/fs/cgroup/memory.current": "9000",
 		}, 0, "sys/fs/cgroup/memory.max leaves"},
+		"files in memory": {map[string]string{
+			"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "5000", "sys/fs/cgroup/memory.current": "4900",
+			"sys/fs/cgroup/memory.stat": "anon 900\nfile 4000\ninactive_file 3000\nactive_file 500\nshmem 500\nother x\n",
+		}, 3600, "sys/fs/cgroup/memory.max leaves"},
 		"version 1": {map[string]string{
 			"proc/self/cgroup": "3:cpu:/x\n4:memory:/job\n", "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "7000\n", "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
 		}, 6000, "memory.limit_in_bytes leaves"},
+		"files in memory, version 1": {map[string]string{
+			"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "7000\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "6000\n",
+			"sys/fs/cgroup/memory/memory.stat": "inactive_file 9\ntotal_inactive_file 2000\ntotal_active_file 1000\n",
+		}, 4000, "memory.limit_in_bytes leaves"},
 		"damaged": {map[string]string{"proc/meminfo": "MemAvailable: many", "proc/self/cgroup": "x"}, math.MaxInt, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
