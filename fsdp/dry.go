@@ -157,9 +157,16 @@ func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 		}
 	}
 	near := nearest(limits(&s.cfg))
+	tight := []float64{0} // ranks that had too little if all shared their limit
 	if len(near) > 0 && need > near[0].Left/s.team.Size() {
 		debug.FreeOSMemory() // of models that are closed, for example
-		near = nearest(limits(&s.cfg))
+		near, tight[0] = nearest(limits(&s.cfg)), 1
+	}
+	if err := s.team.Sum(ctx, tight); err != nil {
+		return fmt.Errorf("comparing the memory of ranks: %w", err)
+	}
+	if tight[0] == 0 {
+		return nil
 	}
 	mine := make([]int64, 1+2*limitsCounted)
 	mine[0] = int64(need)
