@@ -39,7 +39,7 @@ func OpenTokens(path string, bits int) (*Tokens, error) {
 	}
 	width := bits / 8
 	if in.size%int64(width) != 0 {
-		return nil, errors.Join(in.errorf("%d bytes, no multiple of the %d of a token", in.size, width), in.file.Close())
+		return nil, errors.Join(in.errorf("%d bytes are no whole number of tokens of %d bytes: the file is cut off, or its tokens have another width", in.size, width), in.file.Close())
 	}
 	t := &Tokens{in, width, int(in.size / int64(width))}
 	if err := t.checkWidth(); err != nil {

@@ -131,7 +131,7 @@ func TestTokensRefuse(t *testing.T) {
 	require.EqualError(t, err, "data: tokens of 64 bits, want 16 or 32")
 	path := write(t, "a.bin", []byte("abcdef"))
 	_, err = OpenTokens(path, 32)
-	require.EqualError(t, err, "data: "+path+": 6 bytes, no multiple of the 4 of a token")
+	require.EqualError(t, err, "data: "+path+": 6 bytes are no whole number of tokens of 4 bytes: the file is cut off, or its tokens have another width")
 	f, err := OpenTokens(path, 16)
 	require.NoError(t, err)
 	for _, at := range []int{-1, 2, 3, 4} {

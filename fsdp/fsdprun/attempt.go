@@ -116,10 +116,10 @@ func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
 		a.signal(syscall.SIGKILL)
 	case a.asked: // a second one would be more than they take
 		a.user = true
-		l.screen.say("%s: the ranks are ending already, again to kill", signalName(s))
+		l.screen.say("%s: the ranks are ending already, a second SIGINT or SIGTERM kills", signalName(s))
 	default:
 		a.user = true
-		l.screen.say("passing %s on, again to kill", signalName(s))
+		l.screen.say("passing %s on, a second SIGINT or SIGTERM kills", signalName(s))
 		l.ask(a, s)
 	}
 	l.seat.tell(report{Signal: s})

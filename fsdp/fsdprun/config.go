@@ -90,7 +90,7 @@ func (c *config) setRanks(n string, cores int) error {
 	if n != "auto" {
 		k, err := strconv.Atoi(n)
 		if err != nil || k < 1 {
-			return fmt.Errorf("-n %s: not a number of ranks", n)
+			return fmt.Errorf("-n %s: want a number of ranks from 1 on, or auto", n)
 		}
 		c.n = k
 	} else if c.n = cores; c.max > 0 {

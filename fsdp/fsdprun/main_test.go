@@ -438,7 +438,7 @@ func TestUsage(t *testing.T) {
 	hosts := "-n 2 -nnodes 2 -rdzv h:1 "
 	for _, c := range []struct{ flags, want string }{
 		{"", "no program"},
-		{"-n 0 x", "-n 0: not a number of ranks"},
+		{"-n 0 x", "-n 0: want a number of ranks from 1 on, or auto"},
 		{"-n many x", "-n many"},
 		{"-n 3 -max 2 x", "-n 3 is not between -min 3 and -max 2"},
 		{"-n 2 -min 3 x", "-min 3"},
@@ -669,7 +669,7 @@ func TestSignalWhileEnding(t *testing.T) {
 	r := begin(t, "saving", strings.NewReader(""), []string{"-n", "2", "-restarts", "1"}, fifo(t, dir, "ready"), saved)
 	r.await(1, "saving")
 	r.signals <- syscall.SIGTERM
-	r.err.await("again to kill")
+	r.err.await("a second SIGINT or SIGTERM kills")
 	f, err := os.OpenFile(saved, os.O_RDWR, 0) // which waits for nobody
 	require.NoError(t, err)
 	defer f.Close()

@@ -18,6 +18,9 @@ func resolve(ctx context.Context, args []string, environ []string) (command []st
 	info, err := os.Stat(args[0])
 	switch {
 	case len(files) > 0:
+		if err != nil { // go would look for a module of that name
+			return nil, "", fmt.Errorf("%w: give the path of the program, or its package, as in fsdprun ./examples/digits", err)
+		}
 		return build(ctx, ".", files, args[len(files):], environ)
 	case err == nil && info.IsDir():
 		return build(ctx, args[0], []string{"."}, args[1:], environ)

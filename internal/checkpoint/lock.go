@@ -23,9 +23,9 @@ type LockedError struct {
 func (e *LockedError) Error() string {
 	owner := e.Owner
 	if owner == "" {
-		owner = "someone who gives no name"
+		owner = "one that has just begun"
 	}
-	return fmt.Sprintf("checkpoint: %s: %v: %s", e.Path, ErrLocked, owner)
+	return fmt.Sprintf("checkpoint: %s: %v: %s: end it, or give each job a directory of its own", e.Path, ErrLocked, owner)
 }
 
 func (e *LockedError) Unwrap() error { return ErrLocked }

@@ -118,7 +118,7 @@ func TestLockWithoutText(t *testing.T) {
 	require.NoError(t, err)
 	err = second.Lock(ctx)
 	require.ErrorIs(t, err, checkpoint.ErrLocked)
-	require.ErrorContains(t, err, "gives no name")
+	require.ErrorContains(t, err, "one that has just begun")
 	require.NoError(t, first.Close())
 	require.NoError(t, second.Lock(ctx))
 	require.NoError(t, second.Close())

@@ -102,7 +102,7 @@ func (e *Env) check() error {
 		return fmt.Errorf("a job of %d ranks is not between 1 and %d", e.Size, MaxSize)
 	}
 	if e.Rank >= e.Size {
-		return fmt.Errorf("rank %d is not below the number of ranks, %d", e.Rank, e.Size)
+		return fmt.Errorf("rank %d is not below the number of ranks, %d: they are 0 to %d", e.Rank, e.Size, e.Size-1)
 	}
 	if e.LocalSize > e.Size {
 		return fmt.Errorf("%d ranks on this host, of %d in all", e.LocalSize, e.Size)

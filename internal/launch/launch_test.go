@@ -105,7 +105,7 @@ func TestErrorsNameVariables(t *testing.T) {
 	for _, c := range []struct{ env, want string }{
 		{"RANK=3", "torchrun: RANK=3 is set, but WORLD_SIZE is not"},
 		{"WORLD_SIZE=3", "torchrun: WORLD_SIZE=3 is set, but RANK is not"},
-		{"RANK=3 WORLD_SIZE=3", "torchrun: rank 3 is not below the number of ranks, 3 (RANK=3 WORLD_SIZE=3)"},
+		{"RANK=3 WORLD_SIZE=3", "torchrun: rank 3 is not below the number of ranks, 3: they are 0 to 2 (RANK=3 WORLD_SIZE=3)"},
 		{"RANK=-1 WORLD_SIZE=3", `RANK="-1" is not a number`},
 		{"RANK=0 WORLD_SIZE=two", `WORLD_SIZE="two" is not a number`},
 		{"RANK=0 WORLD_SIZE=0", "a job of 0 ranks is not between"},

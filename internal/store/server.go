@@ -51,7 +51,7 @@ type Serving func(conn, raw net.Conn, theirs auth.Hello) error
 func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	s, err := start(ctx, addr, cfg, cfg.admit, nil)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		err = fmt.Errorf("%w: does rank 0 of another job run here? Give this job another MASTER_PORT. "+
+		err = fmt.Errorf("%w: if two processes of this job have RANK=0, give each its own; if another job runs here, give this one another MASTER_PORT. "+
 			"Its other ranks may have joined that job, unless FSDP_JOB tells the two apart", err)
 	}
 	return s, err

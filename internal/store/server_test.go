@@ -437,7 +437,7 @@ func TestPortInUseAndUsedAgain(t *testing.T) {
 	addr := s.Addr().String()
 	_, err = Listen(ctx, addr, config)
 	require.ErrorContains(t, err, addr)
-	require.ErrorContains(t, err, "in use: does rank 0 of another job run here? Give this job another MASTER_PORT")
+	require.ErrorContains(t, err, "in use: if two processes of this job have RANK=0, give each its own; if another job runs here, give this one another MASTER_PORT")
 	require.ErrorContains(t, err, "FSDP_JOB")
 
 	c, err := Dial(ctx, addr, config)
