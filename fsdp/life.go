@@ -208,6 +208,7 @@ func ready(s *Sharded, l *layout.Layout, list int) error {
 	if err := s.life.mayStep(l == s.layout, list, s.engine.Pending()); err != nil {
 		return err
 	}
+	s.life.watch.asked = true
 	if err := drawn(s); err != nil {
 		return err
 	}

@@ -185,6 +185,10 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 		require.NoError(t, opts[0].Step(0.1))
 		m.ZeroGrad()
 	}
+	never := func(m *fsdp.Sharded, _ []optim.Optimizer, _ int) {
+		require.NoError(t, m.Backward(t.Context()))
+		m.ZeroGrad()
+	}
 	given := func(opts ...fsdp.BackwardOption) func(*fsdp.Sharded, []optim.Optimizer, int) {
 		return func(m *fsdp.Sharded, o []optim.Optimizer, _ int) {
 			require.NoError(t, m.Backward(t.Context(), opts...))
@@ -207,6 +211,7 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 		"turns":            {fsdp.Config{}, turns, picks{but, func(p optim.Param) bool { return !but(p) }}, ""},
 		"no ZeroGrad":      {fsdp.Config{}, forgets, picks{all}, "no ZeroGrad between steps.* steps=3 passes=3"},
 		"steps twice":      {fsdp.Config{}, twice, picks{all}, "a Step applies gradients that an earlier Step has applied.* steps=2 passes=1"},
+		"no steps":         {fsdp.Config{}, never, picks{all}, "ZeroGrad has dropped the gradients of all steps so far, and no optimizer of this model has stepped.* steps=8"},
 		"decays":           {fsdp.Config{}, decays, picks{all}, ""},
 		"accumulates":      {fsdp.Config{}, accumulates, picks{all}, ""},
 		"rate 0":           {fsdp.Config{}, rate(func(int) float64 { return 0 }), picks{all}, `optimizers step with a learning rate of 0, which trains nothing" "steps in a row"=3`},
