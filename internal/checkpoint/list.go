@@ -104,12 +104,8 @@ func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 		// A job that saves here may have removed what we saw, and has completed others before that.
 		seen := names
 		if names, err = readNames(ctx, fsys, dir); slices.Equal(names, seen) {
-			switch {
-			case len(seen) > 0:
-			case errors.Is(err, fs.ErrNotExist):
-				noneErr = fmt.Errorf("%w: there is no such directory, is its name right?", noneErr)
-			default:
-				noneErr = fmt.Errorf("%w: nothing in it is a checkpoint", noneErr)
+			if errors.Is(err, fs.ErrNotExist) { // its name may be mistyped
+				noneErr = fmt.Errorf("%w: no such directory", noneErr)
 			}
 			return Found{}, noneErr
 		}

@@ -38,6 +38,7 @@ static void path_of(const char *name, char *path, size_t size) {
 static result meeting_open(const char *name, int flags, struct meeting **m) {
   char path[4096];
   path_of(name, path, sizeof path);
+  if (flags) unlink(path); // left by a process of the same number that was killed
   int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0600);
   if (fd < 0 || (flags && ftruncate(fd, sizeof **m))) return fail(SYSTEM_FAILED, "%s: %s", path, strerror(errno));
   *m = mmap(NULL, sizeof **m, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
