@@ -225,7 +225,8 @@ func (r *run[T]) fill(s *slot[T]) {
 		s.done <- struct{}{}
 		if again != nil {
 			var alone sync.WaitGroup // the source may end the goroutine
-			alone.Go(func() { r.readAgain(again) })
+			slot := again            // a captured again would be an allocation for each batch
+			alone.Go(func() { r.readAgain(slot) })
 			alone.Wait()
 		}
 	}()
