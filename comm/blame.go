@@ -73,7 +73,7 @@ func splitError(name string, rank int, seq uint64, color int, ranks []int, err e
 		}
 		if blame.Group == childName(name, color) && blame.Rank >= 0 && blame.Rank < len(ranks) {
 			rank, err = ranks[blame.Rank], blame.Err
-			if errors.Is(err, ErrClosed) { // it closes this group, and before that what it has split from it
+			if errors.Is(err, ErrClosed) { // a rank closes its subgroups before this group
 				return &RankError{Group: name, Rank: rank, Err: err}
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// TestMismatchText names what differs once.
+// TestMismatchText names each difference once.
 func TestMismatchText(t *testing.T) {
 	for want, calls := range map[string][2]string{
 		`, all-gather float64[16]: rank 0 gave "monitor: loss0", rank 1 gave "monitor: loss1"`: {`all-gather float64[16] "monitor: loss0"`, `all-gather float64[16] "monitor: loss1"`},

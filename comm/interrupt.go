@@ -10,8 +10,8 @@ import (
 )
 
 // Interrupt returns a context that ends when this process is asked to end: by Ctrl-C or SIGTERM, by
-// SIGHUP when its terminal or ssh connection is gone, and by what clusters send before they take a
-// machine away. Kubernetes, spot machines and fsdprun send SIGTERM. Slurm may send SIGUSR1 or SIGUSR2
+// SIGHUP when its terminal or ssh connection is gone, and by the notices that clusters send before they
+// take a machine away. Kubernetes, spot machines and fsdprun send SIGTERM. Slurm may send SIGUSR1 or SIGUSR2
 // before (--signal=USR1@60), so these count where SLURM_JOB_ID is set; elsewhere they belong to the
 // program. Other signals count if they are given. The cause of the context names the signal.
 //
@@ -23,7 +23,7 @@ import (
 // signals never do: a terminal that closes sends several SIGHUPs, and a notice comes before SIGTERM.
 // A SIGINT or SIGHUP that was ignored when the process started, as under nohup, stays ignored.
 //
-// After stop signals have their usual effect.
+// After stop, signals have their usual effect.
 func Interrupt(ctx context.Context, others ...os.Signal) (interrupt context.Context, stop context.CancelFunc) {
 	final := []os.Signal{syscall.SIGTERM}
 	if !signal.Ignored(os.Interrupt) {

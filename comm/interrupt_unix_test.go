@@ -22,7 +22,7 @@ import (
 // interruptVariable makes the test binary a process that waits to be interrupted.
 const interruptVariable = "COMM_TEST_INTERRUPT"
 
-// init is that process. It says what has ended its context, and ends with its standard input.
+// init runs this process. It prints the cause of its context, and exits when its standard input ends.
 func init() {
 	if os.Getenv(interruptVariable) == "" {
 		return

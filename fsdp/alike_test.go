@@ -216,7 +216,7 @@ func TestTwoGoroutines(t *testing.T) {
 	})
 }
 
-// optimizerCalls are those of an optimizer that use the memory of its model, but State.
+// optimizerCalls returns the methods of an optimizer that use the memory of its model, except State.
 func optimizerCalls(params []optim.Param, opt optim.Optimizer, entries []optim.Entry) map[string]func() error {
 	return map[string]func() error{
 		"Step":    func() error { return opt.Step(0.1) },
@@ -229,7 +229,7 @@ func optimizerCalls(params []optim.Param, opt optim.Optimizer, entries []optim.E
 }
 
 // TestOptimizersHoldTheModel calls methods of the model, and of another optimizer of it, when an optimizer is in
-// the middle of one of its own: they are refused. What has no hook of its own has that of what it reads.
+// the middle of a method: all are refused. The test enters a method by the hook of a vector that it reads.
 func TestOptimizersHoldTheModel(t *testing.T) {
 	m := chain64(t, comm.Local(1)[0])
 	forwardBackward(t, t.Context(), m, shapeBatch(0))

@@ -15,8 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// flip adds 1 to the first element that this rank has of a parameter or, if entry names one, of what the
-// optimizer keeps for it.
+// flip adds 1 to this rank's first element of a parameter or, if entry is not empty, of this entry of the
+// optimizer's state.
 func flip(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, param, entry string) {
 	first := func(i int, x float64) float64 {
 		if i == 0 {
@@ -39,7 +39,7 @@ func flip(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, param, entry
 	require.Fail(t, "no such tensor", "%s of %s", entry, param)
 }
 
-// ownNumbers returns what this rank has of parameters and optimizer.
+// ownNumbers returns this rank's elements of the parameters and of the optimizer's state.
 func ownNumbers(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer) (all [][]float64) {
 	for _, p := range m.Shards() {
 		all = append(all, numbers(t, p.Value))
@@ -50,9 +50,9 @@ func ownNumbers(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer) (all [
 	return all
 }
 
-// TestWritersCompareCopies damages what one rank has of parameters and of an optimizer. Where other ranks
-// have the same, Save, SaveAsync and Export are an error on every rank that says where and who, write
-// nothing, and leave the good checkpoint. Loading it helps, and so does taking the values of one rank.
+// TestWritersCompareCopies damages parameters and optimizer state of one rank. If other ranks have replicas,
+// Save, SaveAsync and Export return an error on every rank that names tensor and ranks, write nothing, and
+// keep the good checkpoint. Loading it mends the replicas, and so do SetFull and SetFullOptim.
 func TestWritersCompareCopies(t *testing.T) {
 	for name, c := range map[string]struct {
 		world        int

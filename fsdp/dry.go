@@ -127,7 +127,7 @@ func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer fu
 	cfg.Logger.Info(text+": backward would recompute nothing", "rank", cfg.Group.Rank(), "takes", plan.Bytes(peak(p.Pass)), "now", plan.Bytes(peak(now)))
 }
 
-// limits returns what bounds the memory of this rank. Tests put another in its place.
+// limits returns the memory limits of this rank. Tests replace it.
 var limits = func(*Config) []arena.Limit { return arena.Limits() }
 
 // limitsCounted is how many limits of a rank count: those with the least memory left.
@@ -157,7 +157,7 @@ func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 		}
 	}
 	near := nearest(limits(&s.cfg))
-	tight := []float64{0} // ranks that had too little if all shared their limit
+	tight := []float64{0} // number of ranks for which the limit would be too low if all ranks shared it
 	if len(near) > 0 && need > near[0].Left/s.team.Size() {
 		debug.FreeOSMemory() // of models that are closed, for example
 		near, tight[0] = nearest(limits(&s.cfg)), 1

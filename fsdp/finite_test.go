@@ -44,7 +44,7 @@ func spoil(t require.TestingT, m *fsdp.Sharded, x float64) string {
 }
 
 // TestSaveRefusesNotFinite diverges after a good checkpoint: the next Save is an error on every rank that
-// names rank and tensor, the good checkpoint is still there and is what Load takes, and the training may
+// names rank and tensor, the good checkpoint is still there and Load takes it, and the training may
 // go on. Where an option accepts the values, KeepLast(1) keeps the good one beside them.
 func TestSaveRefusesNotFinite(t *testing.T) {
 	for _, x := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {

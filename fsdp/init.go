@@ -18,8 +18,8 @@ import (
 // An Init gives the initial values of a parameter: it writes elements first, first+1, … of the
 // parameter, in row-major order, to dst. Each rank asks only for the elements it owns, in pieces,
 // so an element must be a function of its index. Then the model is the same at every world size,
-// and no rank ever holds a whole parameter. It is called at the first use of the values, such as a
-// Forward: of a parameter that Load, Import or SetFull has replaced before, it is not.
+// and no rank ever holds a whole parameter. The first use of the values, such as a Forward, calls it, unless
+// Load, Import or SetFull has replaced the parameter before.
 type Init func(r Stream, first int, dst []float64)
 
 // A Stream gives random numbers by index, keyed by the seed of the configuration and the
@@ -73,8 +73,8 @@ func onAllCores(n int, f func(from, to int)) {
 }
 
 // Initial values are drawn at their first use, so that a Load or an Import does not wait for values that it
-// replaces. Until then elements are blank, a signalling NaN: what has been written meanwhile is not, and
-// stays. A program that computes with a blank gets the quiet NaN of the same payload, so draw notices.
+// replaces. Until then elements are blank: a signalling NaN. Values that a program writes meanwhile stay.
+// Arithmetic on a blank makes the quiet NaN of the same payload, which draw reports as an error.
 const (
 	blank32 uint32 = 0x7F85_B1A7
 	blank64 uint64 = 0x7FF5_B1A7_B1A7_B1A7
@@ -85,7 +85,7 @@ const (
 var errBlank = errors.New("a value was computed from an initial value before that was drawn: call Full first, " +
 	"with WriteBack to change values, or write values without reading them")
 
-// initials are the parts of this rank's parameters that have an Init, in pieces of which buffers can hold one.
+// initials are this rank's parts of the parameters that have an Init, cut into pieces of a bounded size.
 type initials struct {
 	l      *layout.Layout
 	shards engine.Shards

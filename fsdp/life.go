@@ -70,7 +70,7 @@ var (
 
 // A methodLock is held while a method of a model, or of an optimizer of its pieces, is at work: see enter.
 //
-//	who is at work        lock    inner   lent
+//	at work               lock    inner   lent
 //	a method              held    -       false
 //	an optimizer          held    held    true
 //	a method that calls   held    -       true    see lend

@@ -326,8 +326,8 @@ func TestInits(t *testing.T) {
 	require.ElementsMatch(t, seen(first), []float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 }
 
-// TestInitialValuesAreDrawnLate: what Load, SetFull or the program itself has replaced before the first use is never
-// drawn, and what they leave out is, in place of a NaN.
+// TestInitialValuesAreDrawnLate: elements that Load, SetFull or the program has replaced before the first use are
+// never drawn, and the others are.
 func TestInitialValuesAreDrawnLate(t *testing.T) {
 	dir := t.TempDir()
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
@@ -410,7 +410,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 		for _, cfg := range []fsdp.Config{{Group: g}, {Group: g, Precision: float64s}} {
 			m = wrap(t, model("x"), cfg)
 			for _, p := range m.Shards() {
-				if p.Value.Len() > 0 && g.Rank() == 1 { // it scales what is not there yet
+				if p.Value.Len() > 0 && g.Rank() == 1 { // it scales values that are not drawn yet
 					require.NoError(t, rescale(p.Value, 2))
 				}
 			}

@@ -155,8 +155,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	return nil
 }
 
-// instructionSet returns the index in kernel.InstructionSets of what this rank computes with. Tests put
-// another in its place.
+// instructionSet returns the index in kernel.InstructionSets of this rank's instruction set. Tests replace it.
 var instructionSet = func(cfg *Config) int { return kernel.InstructionSet(cfg.Precision.Compute == BFloat16) }
 
 // prepare does the part of Wrap that needs no other rank, or of Dry.
@@ -292,18 +291,20 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
 // for an optimizer. The memory is the model's: values may be written between passes, and both are
-// valid until Freeze or Close. Initial values that no pass or method has used yet are NaN: values
-// that a program writes stay, and [Sharded.Full] draws the others for one that reads or scales them. A parameter of which this rank owns nothing has an empty piece, after
+// valid until Freeze or Close. A parameter of which this rank owns nothing has an empty piece, after
 // the others, so that all ranks can compare what their optimizers do: ranks whose optimizers differ
 // in kind, numbers, learning rate or steps get an error from the next pass.
+//
+// Initial values are drawn at their first use, such as a Forward, and are NaN before. A program may write
+// values before that, and they stay. To read or scale initial values it calls [Sharded.Full] first.
 //
 // A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves
 // it alone. If there was none at all, the first such step is a warning. Gradients of passes inside
 // NoSync are not in the shards until they are reduced. An optimizer refuses to step while there are
 // any, between a Forward and its Backward, and after Freeze and Close. It also refuses, and changes
 // nothing, on a rank that has a gradient that is NaN or infinite. Unless all ranks refuse, the step is then
-// applied in part: Forward, Eval, Save, Export, FullState, FullOptimState and Freeze return an error on every rank until a
-// Load or Import. A ClipGradNorm before the Step finds such a gradient on every rank.
+// applied in part: Forward, Eval, Save, Export, FullState, FullOptimState and Freeze return an error on
+// every rank until a Load or Import. A ClipGradNorm before the Step finds such a gradient on every rank.
 //
 // The state of an optimizer made of these pieces lies where the shards do, and is counted with them
 // until Freeze or Close, even when the optimizer is no longer in use.

@@ -92,7 +92,7 @@ func (p *pass) has(batch []Tensor) bool {
 	return slices.ContainsFunc(batch, func(t Tensor) bool { return !isNil(t) && slices.Contains(p.tensors, t) })
 }
 
-// counts returns what the loss of a batch is a mean over: targets or rows.
+// counts returns the number of targets or rows in the mean of a batch's loss.
 func counts(s *Sharded, p *pass, batch []Tensor) (float64, error) {
 	i := slices.IndexFunc(batch, func(t Tensor) bool { return !isNil(t) })
 	if i < 0 {

@@ -206,7 +206,7 @@ func (m memory) Snapshot(n int) (b []byte, err error) {
 	return m.s.copied.Data, nil
 }
 
-// giveBack closes what the model has opened. A write or read that does not end keeps its memory until then.
+// giveBack closes files and groups of the model. A write or read that does not end keeps its memory until then.
 func giveBack(s *Sharded) error {
 	var left []<-chan struct{}
 	var err error
@@ -259,7 +259,7 @@ func (r remains) release() {
 	}
 }
 
-// freeMemory frees what a write or read may still use, and gives the directories of checkpoints up.
+// freeMemory frees the memory that a write or read may still use, and unlocks the directories of checkpoints.
 func freeMemory(s *Sharded) error {
 	if s.engine == nil {
 		return s.saver.Close()

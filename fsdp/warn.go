@@ -16,8 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A watch notices loops that train nothing, or not what they seem to train: mistakes that no single
-// call shows. Each is a warning, once. All ranks do the same in a loop, so rank 0 warns for all, except
+// A watch detects loops that train nothing, or other parameters or gradients than it seems: no single call
+// shows these mistakes. Each is a warning, once. All ranks do the same in a loop, so rank 0 warns for all, except
 // about batches, which are each rank's own.
 type watch struct {
 	warned map[string]bool // by message
@@ -132,7 +132,7 @@ func (w *watch) forward(s *Sharded) {
 	}
 }
 
-// lose is called when ZeroGrad drops gradients. A LossScaler may skip the first steps.
+// lose is called by ZeroGrad. It counts dropped gradients until an optimizer steps. A LossScaler may skip the first steps.
 func (w *watch) lose(s *Sharded) {
 	const most = 8
 	if groups, _ := s.engine.Grads(); w.asked || s.life.grads.passes == 0 || len(groups) == 0 {
@@ -242,7 +242,7 @@ func origin(s *Sharded, p *engine.Pass) string {
 	return ": " + text
 }
 
-// spoiled returns the interval of the first of some parameters of which this rank's values are not
+// spoiled returns the interval of the first of these parameters with a value on this rank that is not
 // finite, or "".
 func spoiled(s *Sharded, params []int) string {
 	for _, p := range params {
@@ -260,20 +260,20 @@ func spoiled(s *Sharded, params []int) string {
 	return ""
 }
 
-// What ranks do alone
+// Actions of single ranks
 //
 // Ranks step optimizers, and drop and scale gradients, without asking each other. All must do the
-// same, as each owns a part of every parameter. So before the next call that depends on it they
-// compare what they have done: updates before a Forward or Eval, and before state is saved, exported
+// same, as each owns a part of every parameter. So ranks compare these actions before the next call that
+// depends on them: updates before a Forward or Eval, and before state is saved, exported
 // or returned; gradients before a Backward adds to them. ZeroGrad may come before the Forward or after
 // it. A rank of a loop over Join that has no batch steps as the others do. Only what units with groups
 // of their own have may differ, so their updates are not compared. An optimizer refuses to step on a
 // rank that owns a bad gradient; that counts, too, unless all ranks have refused.
 
-// gradients is what has become of the gradients since ZeroGrad.
+// gradients is the history of the gradients since ZeroGrad.
 type gradients struct {
 	passes int     // Backwards
-	scale  float64 // product of what all were multiplied by
+	scale  float64 // product of all factors
 }
 
 // add counts a Backward.
@@ -403,7 +403,7 @@ func (u *updates) Differ(a, b int, first, other string) string {
 	return fmt.Sprintf("rank %d has %s, rank %d has %s%s", a, f[0], b, g[0], where)
 }
 
-// refuses says that the optimizer of a rank has refused to step, and that of another has not.
+// refuses says that the optimizer of one rank has refused to step and the optimizer of another rank has not.
 func refuses(rank, other int, gradient string) string {
 	return fmt.Sprintf("rank %d refused its step because %s, and rank %d did not refuse, so the step is applied on some ranks only: "+
 		"load the last checkpoint. ClipGradNorm before Step returns this error on every rank, before any rank steps", rank, gradient, other)

@@ -113,7 +113,7 @@ func TestWritesHaveADeadline(t *testing.T) {
 		for _, operation := range operations {
 			for _, n := range []int{1, 2} {
 				for _, deadline := range []time.Duration{0, 3 * time.Second} {
-					if deadline > 0 && method == "SaveAsync" { // its context is that of the copy
+					if deadline > 0 && method == "SaveAsync" { // its context ends the copy
 						continue
 					}
 					t.Run(fmt.Sprintf("%s/%s/%d ranks/deadline %v", method, operation, n, deadline), func(t *testing.T) {

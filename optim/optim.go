@@ -36,7 +36,7 @@ type Param struct {
 	// now. If it returns why not, Step returns that and changes nothing.
 	Ready func() error
 
-	// Guard, if not nil, is that of the model whose memory the piece is. Pieces of one model have equal
+	// Guard, if not nil, guards the model that owns the memory of the piece. Pieces of one model have equal
 	// Guards. Methods of an optimizer enter it once, at their beginning.
 	Guard Guard
 
@@ -48,8 +48,8 @@ type Param struct {
 	// value, in being true, or has brought the value back.
 	Swapped func(in bool)
 
-	// Warn, if not nil, is told what looks like a mistake in the configuration of an optimizer, such
-	// as a rule that matches nothing. Without it [slog.Default] is.
+	// Warn, if not nil, reports a probable mistake in the configuration of an optimizer, such as a rule
+	// that matches nothing. Without it [slog.Default] reports.
 	Warn func(text string)
 
 	// Peers, if not nil, are the ranks that have the other pieces of the parameter, for [Muon]. Without
@@ -65,15 +65,15 @@ type Param struct {
 	Alloc func(n int) (Vec, error)
 }
 
-// A Guard keeps two goroutines from using the memory of one model at the same time. What allocates, reads
-// or changes vectors of pieces enters it first: New, Step, State, Restore, Adopt, [EMA] and [Swap]. Optimizers of
-// other packages should do the same.
+// A Guard keeps two goroutines from using the memory of one model at the same time. The functions that
+// allocate, read or change vectors of pieces enter it first: New, Step, State, Restore, Adopt, [EMA] and
+// [Swap]. Optimizers of other packages should do the same.
 type Guard interface {
 	// Enter begins a method of this name. It returns why the method must not begin: another goroutine is
 	// in a method of the model or of an optimizer, or the memory is not the model's any more. If the method
 	// is silent, which means that it returns no error, the next method of the model reports the first reason.
 	Enter(method string, silent bool) error
-	// Leave ends what Enter has begun.
+	// Leave ends the method.
 	Leave()
 }
 
@@ -98,7 +98,7 @@ func enter(list []Guard, method string, silent bool) error {
 	return nil
 }
 
-// leave ends what enter has begun.
+// leave leaves the Guards.
 func leave(list []Guard) {
 	for _, g := range list {
 		g.Leave()

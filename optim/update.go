@@ -40,7 +40,7 @@ func (u Update) Facts() []string {
 	return slices.Insert(s.Facts(), 1, fmt.Sprintf("%d steps", u.steps), fmt.Sprintf("learning rate %v", u.lr))
 }
 
-// Rate returns the learning rate given to Step. It is false for what is no step, such as a Swap.
+// Rate returns the learning rate given to Step. It returns false if the update is no step, but a Swap.
 func (u Update) Rate() (lr float64, is bool) {
 	return u.lr, u.settings != nil && u.settings != swapping
 }

@@ -149,7 +149,7 @@ func disagreed(t testing.TB, odd int, errs []error) {
 		require.EqualValuesf(t, 1, me.Seq, "rank %d", r)
 		for i := range me.Ranks {
 			require.Containsf(t, err.Error(), fmt.Sprintf("rank %d ", me.Ranks[i]), "rank %d", r)
-			for word := range strings.FieldsSeq(me.Calls[i]) { // the text may say once what is the same
+			for word := range strings.FieldsSeq(me.Calls[i]) { // the text may have the common words once
 				require.Containsf(t, err.Error(), strings.Trim(word, ","), "rank %d", r)
 			}
 		}

@@ -14,8 +14,8 @@
 //
 // It prints the plan before it runs anything, trains with a progress line, and ends with the loss
 // curve, the loss on text that was held out, and text that the model writes. Ctrl-C, SIGTERM or
-// SIGHUP on any rank ends the training after the step under way and shows the same for what has been
-// learned so far; a second Ctrl-C or SIGTERM ends the program.
+// SIGHUP on any rank ends the training after the step under way, and the program shows the same for the
+// model as it is then. A second Ctrl-C or SIGTERM ends the program.
 //
 // On two cores of an AMD EPYC with AVX-512 (2026-11-21, when windows came in another order):
 //

@@ -54,7 +54,7 @@ func TestAugment(t *testing.T) {
 	require.Equal(t, "data.Augment(Func(3 samples), seed 4): the function is nil", firstError(t, Augment[int, int](numbers(3), 4, nil)))
 }
 
-// TestSharedGenerator reads samples that depend on what was read before: rank 0 warns, and once.
+// TestSharedGenerator reads samples that depend on earlier reads: rank 0 warns once.
 func TestSharedGenerator(t *testing.T) {
 	calls := 0
 	for name, c := range map[string]struct {

@@ -245,7 +245,7 @@ func TestShareCountsTargets(t *testing.T) {
 func TestShareOfDifferentData(t *testing.T) {
 	windows := data.Windows([]byte(strings.Repeat("all happy families are alike; ", 5)), 7, 6)
 	for _, c := range []struct {
-		seed  uint64 // of rank 1; that of rank 0 is 1
+		seed  uint64 // of rank 1; rank 0 has 1
 		batch int
 		own   bool
 		at    int

@@ -16,15 +16,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// OpenJSON opens a file of JSON lines: every line is a value of JSON, which a sample holds as
-// [json.Unmarshal] gives it. Blank lines are no samples.
+// OpenJSON opens a file of JSON lines. Every line is a JSON value, which [json.Unmarshal] decodes into a
+// sample. Blank lines are no samples.
 //
-// Where T has structs, objects must have a member for every exported field: one that is missing or
+// If T has structs, objects must have a member for every exported field. A member that is missing or
 // null is an error, unless the field is a pointer or its tag says omitempty or omitzero. Members
-// without a field are left out, which the log says once. A member that is the misspelled name of a
-// field without a member is an error, and so is an array that is shorter or longer than that of T.
-// OpenJSON returns the error of the first line, and At those of others, with line, member and what is
-// wanted.
+// without a field are left out, with one log line. A member with the misspelled name of a missing
+// field is an error, and so is a JSON array with another length than an array of T. OpenJSON returns
+// an error of the first line, At an error of another line. Both name the line, the member and the type.
 //
 //	type question struct {
 //		Text   string `json:"text"`
@@ -61,14 +60,14 @@ func OpenJSON[T any](path string) (*File[T], error) {
 	return f, nil
 }
 
-// jsonObjects checks that the objects of a file have what the structs have that hold them.
+// jsonObjects checks the objects of a file against the fields of the structs that hold them.
 type jsonObjects struct {
 	path    string
 	members sync.Map  // [reflect.Type] of a struct to its []jsonMember
 	extra   sync.Once // logs that members are left out
 }
 
-// A jsonMember is what an object has for a field.
+// A jsonMember is the member of an object for a field.
 type jsonMember struct {
 	name     string
 	typ      reflect.Type
@@ -113,7 +112,7 @@ func (o *jsonObjects) check(path string, b []byte, t reflect.Type) error {
 		}
 	case reflect.Slice, reflect.Array:
 		if b[0] != '[' || kind == reflect.Slice && plain(t.Elem()) && !bytes.Contains(b, []byte("null")) {
-			return nil // bytes in base 64, or elements of which nothing can be missing
+			return nil // bytes in base 64, or elements without members
 		}
 		var values []json.RawMessage
 		if err := json.Unmarshal(b, &values); err != nil {
@@ -193,13 +192,13 @@ func (o *jsonObjects) membersOf(t reflect.Type) []jsonMember {
 			inner = inner.Elem()
 		}
 		if f.Tag.Get("json") == "-" || !f.IsExported() || f.Anonymous && name == "" && inner.Kind() == reflect.Struct {
-			continue // what is embedded has its own members
+			continue // an embedded struct has its own members
 		}
 		if name == "" {
 			name = f.Name
 		}
 		optional := f.Type.Kind() == reflect.Pointer || strings.Contains(options, "omitempty") || strings.Contains(options, "omitzero")
-		for i := range len(f.Index) - 1 { // what a pointer embeds may be missing
+		for i := range len(f.Index) - 1 { // members of an embedded pointer may be missing
 			optional = optional || t.FieldByIndex(f.Index[:i+1]).Type.Kind() == reflect.Pointer
 		}
 		list = append(list, jsonMember{name, f.Type, optional})

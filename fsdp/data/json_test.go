@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// question is what JSON lines of the tests hold.
+// question is a JSON line of the tests.
 type question struct {
 	Text   string `json:"text"`
 	Answer int    `json:"answer"`
@@ -42,7 +42,7 @@ func TestJSON(t *testing.T) {
 	require.ErrorContains(t, err, path)
 }
 
-// TestJSONMembers opens lines whose objects do not have what the fields of a struct hold.
+// TestJSONMembers opens lines whose objects do not match the fields of a struct.
 func TestJSONMembers(t *testing.T) {
 	opens[question](t, `{"text":"a","answer":1,"weight":null}`, "")
 	opens[question](t, `{"text":"a"}`, `member "answer" (int) is missing among ["text"]: if it may be missing, add omitempty to the tag of its field`)
@@ -114,7 +114,7 @@ func TestJSONLeftOut(t *testing.T) {
 	require.Equal(t, 1, strings.Count(log.String(), "left out"), log.String())
 }
 
-// BenchmarkJSON compares the reading of objects with what json alone takes.
+// BenchmarkJSON compares the time of OpenJSON with json.Unmarshal alone.
 func BenchmarkJSON(b *testing.B) {
 	line := []byte(`{"text":"` + strings.Repeat("all happy families are alike; ", 20) + `","answer":1}`)
 	b.Run("json", func(b *testing.B) {

@@ -65,7 +65,7 @@ type Loader[T any] struct {
 	collate    Collate[T]
 	rank, size int
 	micros     int    // micro batches of a step
-	name       string // of what Batches reads, the same on all ranks
+	name       string // of the source and the steps, the same on all ranks
 	consumed   int    // samples that all ranks have consumed
 	stepEnds   bool
 	step       [][]fsdp.Tensor // this rank's batches of the step that was yielded last

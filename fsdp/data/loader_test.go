@@ -586,7 +586,7 @@ func fewAllocations[T any](t *testing.T, src Source[T], collate Collate[T], tens
 	for range 300 {
 		pull()
 	}
-	const each = 12 // of a tensor: its elements, shape and strides, and what package tensor makes
+	const each = 12 // of a tensor: its elements, shape and strides, and the headers of package tensor
 	require.LessOrEqual(t, testing.AllocsPerRun(1000, pull), float64(each*tensors+3))
 }
 

@@ -28,7 +28,7 @@ func all[T any](t require.TestingT, src Source[T]) (list []T) {
 	return list
 }
 
-// logged returns what the test logs, up to its end.
+// logged returns the log of the test, up to its end.
 func logged(t *testing.T) *bytes.Buffer {
 	log, before := new(bytes.Buffer), slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))

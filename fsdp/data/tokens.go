@@ -27,8 +27,8 @@ type Tokens struct {
 }
 
 // OpenTokens opens a file of tokens of 16 or 32 bits. The file does not say which, so OpenTokens checks:
-// if there is a second file, the last document ends with the last token. Otherwise tokens that look
-// like those of the other width are a warning.
+// if there is a second file, the last document ends with the last token. Otherwise it warns if the
+// tokens probably have the other width.
 func OpenTokens(path string, bits int) (*Tokens, error) {
 	if err := checkBits(bits); err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func (t *Tokens) checkWidth() error {
 	return nil
 }
 
-// guessWidth warns if the first tokens look like those of the other width: read as 16 bits, tokens of
+// guessWidth warns if the first tokens probably have the other width: read as 16 bits, tokens of
 // 32 have small numbers in every second place; read as 32 bits, two tokens of 16 are a large number.
 func (t *Tokens) guessWidth() error {
 	const (

@@ -30,7 +30,7 @@ func record(t *testing.T, sums func(step int) []uint32) string {
 }
 
 // TestEnds compares a run with one that has fewer steps, and with ones whose record has lost its end, at
-// any byte: what is left is the same, but that is not all, and says where.
+// any byte: fsdpdiff says that the rest is the same and where the record ends.
 func TestEnds(t *testing.T) {
 	a := record(t, func(int) []uint32 { return make([]uint32, 3) })
 	text, err := os.ReadFile(filepath.Join(a, "rank-0.hashes"))
@@ -63,7 +63,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestAdvice: where parameters differ first, a line says what can have caused it.
+// TestAdvice: if parameters differ first, a line lists possible causes.
 func TestAdvice(t *testing.T) {
 	const advice = "  Nothing before these parameters differs, so they were updated in different ways:\n  by the optimizer, its learning rate, or clipping.\n"
 	report := &hashes.Report{Steps: 1, Differences: []hashes.Difference{{Step: 1, Kind: hashes.Param, Name: "w"}, {Step: 1, Kind: hashes.Param, Name: "v"}}}

@@ -21,7 +21,7 @@ const (
 	exitUsage = 2
 )
 
-// Bounds of what is planned within seconds. A job of package comm has at most mostRanks too.
+// Bounds of a plan, which takes less than a minute. A job of package comm has fewer ranks than mostRanks.
 const (
 	mostSeq     = 1 << 20
 	mostBatch   = 1 << 16

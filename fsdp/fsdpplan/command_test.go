@@ -62,7 +62,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestSession compares the session in the comment of the command with what the command prints.
+// TestSession compares the session in the comment of the command with its output.
 func TestSession(t *testing.T) {
 	comment, err := os.ReadFile("main.go")
 	require.NoError(t, err)
@@ -255,7 +255,7 @@ func TestModels(t *testing.T) {
 	}
 }
 
-// FuzzFlags reads any flags: what is planned is within the bounds.
+// FuzzFlags reads any flags: every plan is within the bounds.
 func FuzzFlags(f *testing.F) {
 	f.Add("8,24", "4096", "4", "64GiB", "1")
 	f.Add("1..1048576", "1048576", "65536", "1e999GB", "2")

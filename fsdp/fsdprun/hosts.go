@@ -49,7 +49,7 @@ func (l *launcher) takeSeat(after func(time.Duration) <-chan time.Time) (seat, e
 	return newHolder(&l.config, cfg, hello, mine, after)
 }
 
-// identity returns how this host speaks with others, and what it says of itself.
+// identity returns the configuration of connections to other hosts, and the greeting of this host.
 func (l *launcher) identity() (store.Config, auth.Hello, error) {
 	var logged atomic.Int32
 	cfg := store.Config{Secret: l.secret, Log: func(err error) {

@@ -52,7 +52,7 @@ func (a *attempt) looks() <-chan time.Time {
 	return a.look.C
 }
 
-// joinsName returns what the variable launch.Joins is for a rank.
+// joinsName returns the value of the variable launch.Joins for a rank.
 func (a *attempt) joinsName(rank int) string {
 	if a.dir == "" {
 		return ""
@@ -60,7 +60,7 @@ func (a *attempt) joinsName(rank int) string {
 	return filepath.Join(a.dir, fmt.Sprint("rank-", rank))
 }
 
-// lookAt looks how far the ranks are, and tells the meeting what has changed.
+// lookAt reads how far the ranks of this host have joined, and reports changes to the meeting.
 func (l *launcher) lookAt(a *attempt) {
 	if a.dir == "" {
 		return
@@ -110,7 +110,7 @@ func (m *meeting) desert() {
 	m.stop(failure, syscall.SIGTERM, -1, "")
 }
 
-// alone warns of a program whose ranks ended well, and none of which has tried to join the others.
+// alone warns if all ranks ended with status 0 and none has tried to join.
 func (m *meeting) alone(why reason) string {
 	tried := func(e *ending) bool { return e.Join != launch.JoinNever }
 	if why != unasked || m.size < 2 || slices.ContainsFunc(m.ended, tried) {

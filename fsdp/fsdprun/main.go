@@ -75,10 +75,9 @@
 // When a rank ends with status 0 and has not joined the others, and others wait for it, that is a
 // failure of this rank. When no rank has joined, as the program does not use comm, fsdprun warns.
 //
-// SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank, once, unless it has been
-// asked to end: a rank may save what it has, for as long as -grace; comm.Interrupt is how a program
-// learns of it. The second signal kills, unless it is SIGHUP, of which a terminal that closes sends
-// several. If all ranks then exit with 0, so does fsdprun. SIGUSR2 is passed on and has no further
+// SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on once to every rank that has not been asked
+// to end. A rank may then save for as long as -grace; a program is notified by comm.Interrupt. A second
+// signal kills, except SIGHUP: a terminal that closes sends several. If all ranks then exit with 0, so does fsdprun. SIGUSR2 is passed on and has no further
 // effect here: with "#SBATCH --signal=USR2@60" ranks may save before Slurm's SIGTERM.
 //
 // Ranks do not outlive fsdprun: processes that a rank has started

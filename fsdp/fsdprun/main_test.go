@@ -885,7 +885,7 @@ func TestPackageIsBuilt(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// TestSignalsSave sends to fsdprun what ends a terminal, a job, and the time of a job of Slurm: the
+// TestSignalsSave sends fsdprun the signals of a closed terminal, a cancelled job, and a Slurm time limit: the
 // ranks save after the same step, and nobody fails.
 func TestSignalsSave(t *testing.T) {
 	t.Setenv("SLURM_JOB_ID", "7")

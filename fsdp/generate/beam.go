@@ -142,8 +142,8 @@ func (s *beams[T]) end(r row, score float64, length int) {
 	s.ended[r.prompt] = list[:min(len(list), s.Beams)]
 }
 
-// worth returns what texts are compared by, where length counts the tokens that score sums up: those
-// of the text and the stop token.
+// worth returns the score by which texts are compared. length counts the tokens of the text and the stop
+// token.
 func (s *beams[T]) worth(score float64, length int) float64 {
 	return score / math.Pow(float64(length), s.LengthPenalty)
 }

@@ -72,7 +72,7 @@ type Options struct {
 	// Beams is the number of rows of beam search, which is done if there is more than 1; without
 	// Temperature. Of the texts that have ended, beam search takes the one with the largest sum of
 	// log-probabilities divided by length^LengthPenalty, where the length counts the stop token too.
-	// That is what transformers does, with its default early_stopping.
+	// transformers computes the same with its default early_stopping.
 	Beams         int
 	LengthPenalty float64 // 0 means 1
 }

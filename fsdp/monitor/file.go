@@ -20,9 +20,9 @@ type file struct {
 	size int64 // of complete rows
 }
 
-// open opens the file, with its directories. kept returns where the head of the file ends, which is of
-// no step, and where what is kept of it does. Without a step this is another run: the file of an earlier
-// one is put aside, with a warning, in case Config.State was forgotten.
+// open opens the file, with its directories. kept returns the ends of the head, which has no steps, and of
+// the rows up to step. Without a step this is another run: the file of an earlier run is put aside, with a
+// warning, in case Config.State was forgotten.
 func (o *file) open(step int, kept func(r *bufio.Reader) (head, end int64, err error)) error {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o777); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (o *file) open(step int, kept func(r *bufio.Reader) (head, end int64, err e
 	return nil
 }
 
-// cut removes what follows end. A copy of it, behind a copy of the head, stays in a directory beside the file.
+// cut removes the rows after end. It keeps a copy of the head and these rows in a directory next to the file.
 func (o *file) cut(head, end int64, step int) error {
 	info, err := o.f.Stat()
 	o.size = end

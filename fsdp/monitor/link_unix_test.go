@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWritersRefuseLinks: where a link has the name of a file, what it leads to stays as it is.
+// TestWritersRefuseLinks: if a link has the name of a file, its target stays as it is.
 func TestWritersRefuseLinks(t *testing.T) {
 	for _, f := range formats {
 		dir := t.TempDir()

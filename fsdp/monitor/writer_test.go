@@ -235,7 +235,7 @@ func requireRow(t require.TestingT, want, got stored) {
 	}
 }
 
-// TestWritersBeginAnew: without a step that was saved a file begins anew, and that of an earlier run,
+// TestWritersBeginAnew: without a saved step a file begins anew, and the file of an earlier run,
 // whatever it is, is put aside.
 func TestWritersBeginAnew(t *testing.T) {
 	for _, f := range formats {

@@ -64,8 +64,8 @@ type T5 struct {
 	Context            int // tokens of the longest text that it generates; 0 means 512
 	Act                Activation
 	Gated              bool
-	Tied               bool // the head uses the embedding's weight, and what it gets is scaled by 1/√Dim
-	NoScale            bool // a Tied head gets what others get, as when transformers 5 makes a new version 1.1
+	Tied               bool // the head uses the embedding's weight, and its input is scaled by 1/√Dim
+	NoScale            bool // the input of a Tied head is not scaled, as in a version 1.1 that transformers 5 initialises
 	FusedLoss          bool // the head is Fused: training has no logits in memory
 	Dropout            float64
 	Eps                float64 // of the norms; 0 means 1e-6

@@ -127,10 +127,9 @@ type Cost struct {
 	FLOPs   int // of products and attention included
 	Product int // FLOPs of products
 	Bytes   int // between operations and memory
-	// Trained are the FLOPs that training all parameters needs: three times those of forward, as
-	// utilisations count them (Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Needed are those
-	// of them that this pass needs. It has no gradient of a frozen parameter, and no gradient of an
-	// activation where nothing before it is trained.
+	// Trained is the number of FLOPs for training all parameters: three times the FLOPs of forward, as
+	// utilisations count them (Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Needed leaves out
+	// gradients of frozen parameters, and gradients of activations before which nothing is trained.
 	Trained, Needed int
 }
 

@@ -41,12 +41,12 @@ type Rank struct {
 	Late      float64 // that the others together wait for this one
 }
 
-// A Host is what the ranks of one host compute on.
+// A Host counts the ranks and cores of one host.
 type Host struct {
 	Name    string
 	Ranks   int
-	Threads int // cores that these ranks compute on, if each has its own
-	Cores   int // that the host has for them
+	Threads int // of these ranks together, each of which keeps a core busy
+	Cores   int // of the host that these ranks may use
 }
 
 // Cause is why a rank is slow.

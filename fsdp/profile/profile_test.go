@@ -281,7 +281,7 @@ func TestCoresOfHosts(t *testing.T) {
 	require.Regexp(t, "^No rank", said(profile.Host{Name: "gpu", Ranks: 4}))
 }
 
-// TestCoresAreExchanged asks the ranks of a group, of which each says how many cores it uses.
+// TestCoresAreExchanged collects the number of cores that each rank of a group uses.
 func TestCoresAreExchanged(t *testing.T) {
 	require.NoError(t, comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
 		p := profile.New()

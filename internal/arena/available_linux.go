@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits returns what bounds the memory that this process can still have: the memory of the host with its
-// swap space, its control groups, and its address space. Beyond them the kernel ends processes, without a word.
+// Limits returns the bounds of the memory that this process can still allocate: memory and swap space of the
+// host, its control groups, and its address space. The kernel kills processes that exceed them.
 func Limits() []Limit {
 	list := limits("/")
 	var l unix.Rlimit

@@ -2,5 +2,5 @@
 
 package arena
 
-// Limits returns what bounds the memory that this process can still have, which is not known here.
+// Limits returns nil: memory limits are not known on this system.
 func Limits() []Limit { return nil }

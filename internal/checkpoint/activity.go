@@ -23,7 +23,7 @@ type operation struct {
 // On returns fsys, whose operations become part of the activity.
 func (a *Activity) On(fsys FS) FS { return &watchedFS{fsys, a} }
 
-// Forget has the activity begin anew: what is under way does not count any more.
+// Forget makes Oldest ignore the operations that are under way.
 func (a *Activity) Forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

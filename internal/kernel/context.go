@@ -53,8 +53,8 @@ var InstructionSets = []string{
 	"AVX-512", "AVX-512 with AMX", "AVX2", "NEON", "NEON with BFMMLA", "plain Go on amd64", "plain Go on arm64", "plain Go",
 }
 
-// InstructionSet returns the index in [InstructionSets] of what kernels run on here, if those for bfloat16
-// are among them or not: see package gemm.
+// InstructionSet returns the index in [InstructionSets] of the set that kernels use on this machine. bfloat16
+// includes the products of bfloat16, which may use another one: see package gemm.
 func InstructionSet(bfloat16 bool) int {
 	name := vec.InstructionSet()
 	if products := gemm.InstructionSet(); bfloat16 && (products == "amx" || products == "neonbf16") {

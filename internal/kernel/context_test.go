@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// TestInstructionSet: what kernels run on has a name of its own, and only AMX and BFMMLA make bfloat16 another.
+// TestInstructionSet: every set has its own name, and only AMX and BFMMLA give bfloat16 another one.
 func TestInstructionSet(t *testing.T) {
 	require.Len(t, slices.Compact(slices.Sorted(slices.Values(InstructionSets))), len(InstructionSets))
 	names := map[string]string{"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON"}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// claim is what the variables of one launcher say: that this process is rank of size.
+// A claim is the rank and the size in the variables of one launcher.
 type claim struct {
 	launcher   string
 	rank, size int    // -1: not set
@@ -30,7 +30,7 @@ func (e *ContradictionError) Outer() (launcher string, size int, unset string) {
 	return e.other.launcher, e.other.size, e.other.unset
 }
 
-// claims returns what every launcher says, the innermost first: torchrun may run below mpirun, and
+// claims returns the claim of every launcher, the innermost first: torchrun may run below mpirun, and
 // mpirun below srun.
 func (v *vars) claims() (list []claim, err error) {
 	add := func(launcher, rank, size, unset string) {

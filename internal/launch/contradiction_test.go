@@ -29,7 +29,7 @@ const (
 	kube8   = "PET_NNODES=8 PET_NODE_RANK=3 PET_NPROC_PER_NODE=1 MASTER_ADDR=h "
 )
 
-// TestContradictions combines launchers of which one is left over.
+// TestContradictions combines launchers. The variables of one are left over.
 func TestContradictions(t *testing.T) {
 	for _, c := range []struct{ env, want string }{
 		{hand1 + srun8, "launch: RANK=0 WORLD_SIZE=1 (torchrun) and SLURM_PROCID=3 SLURM_NTASKS=8 (Slurm) contradict each other, so one of them is left over: " +
@@ -64,7 +64,7 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
-// TestLaunchersBelowOthers combines launchers of which one has started the other, or that agree.
+// TestLaunchersBelowOthers combines launchers that agree, or that have started each other.
 func TestLaunchersBelowOthers(t *testing.T) {
 	for _, c := range []struct {
 		env        string
@@ -72,7 +72,7 @@ func TestLaunchersBelowOthers(t *testing.T) {
 	}{
 		{"WORLD_SIZE=8 " + srun8, 3, 8},
 		{hand8 + srun8, 3, 8},
-		{hand8 + mpirun8 + srun4, 3, 8}, // from what mpirun says, whose daemons are tasks of Slurm
+		{hand8 + mpirun8 + srun4, 3, 8}, // mpirun decides, as its daemons are tasks of Slurm
 		{hand8 + hydra8 + srun8, 3, 8},
 		{hand8 + srun1, 3, 8}, // from a shell of srun
 		{hand1 + srun1, 0, 1},

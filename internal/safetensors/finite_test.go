@@ -38,7 +38,7 @@ func TestNotFinite(t *testing.T) {
 	})
 }
 
-// TestNotFiniteBits looks at the bit patterns of which exponent and sign are at their limits.
+// TestNotFiniteBits checks bit patterns with exponents and signs at their limits.
 func TestNotFiniteBits(t *testing.T) {
 	for bits, want := range map[uint32]int{
 		0x7F7FFFFF: 0, 0xFF7FFFFF: 0, 0x80000000: 0, 0x007FFFFF: 0, 0x7F800000: 1, 0xFF800000: 1, 0x7F800001: 1, 0xFFFFFFFF: 1,

@@ -132,8 +132,8 @@ func final(err error) bool {
 	return auth.Final(err) || errors.As(err, &malformed)
 }
 
-// reason leaves out of a network error what the message says anyway, and says what an attempt that
-// was given up has waited for.
+// reason returns a network error without the address, which the message has already. For an attempt that
+// timed out it names the missing answer.
 func reason(err error) error {
 	var op *net.OpError
 	if !errors.As(err, &op) || op.Op != "dial" {

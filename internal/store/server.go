@@ -46,8 +46,8 @@ type Serving func(conn, raw net.Conn, theirs auth.Hello) error
 
 // Listen serves a store on a TCP address, such as "127.0.0.1:0". A server may listen where another
 // has just ended. It listens on all addresses of a name that are this host's. Until ctx ends it waits
-// for a name that does not exist yet, or leads elsewhere, as that of a pod of Kubernetes may when the
-// pod begins.
+// for a name that does not exist yet or has addresses of other hosts, such as the name of a Kubernetes pod
+// that has just started.
 func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	s, err := start(ctx, addr, cfg, cfg.admit, nil)
 	if errors.Is(err, syscall.EADDRINUSE) {

@@ -593,7 +593,7 @@ func TestListenOnAllAddresses(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// TestReason: an attempt that was given up says what it has waited for.
+// TestReason: the error of an attempt that timed out names the missing answer.
 func TestReason(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -25,14 +25,14 @@ func beat(g comm.Group) time.Duration {
 	return longestBeat
 }
 
-// Files are what work does with a file system, which may stop to answer. A system call cannot be broken
-// off: the work is left behind in its goroutine then.
+// Files are the operations of work on a file system, which may stop responding. A system call cannot be
+// cancelled: the work is then left behind in its goroutine.
 type Files interface {
 	// Oldest returns the operation that has been under way longest, and its begin, or "".
 	Oldest() (what string, begin time.Time)
-	// Slow is told once of an operation that has taken so long.
+	// Slow is called once for an operation that has taken d.
 	Slow(what string, d time.Duration)
-	// Leave is told of an operation that is left behind. done is closed when its work has ended.
+	// Leave is called for an operation that is left behind. done is closed when its work has ended.
 	Leave(what string, begin time.Time, done <-chan struct{})
 }
 
@@ -164,8 +164,8 @@ func Run(ctx context.Context, f Files, limit time.Duration, work func(context.Co
 // makes it useless. The error is this rank's, nil if it was only stopped, or a LostError if the
 // group has failed. The ranks have to agree on it afterwards.
 //
-// Where f is not nil, work of which one operation takes longer than the timeout of the group, or that
-// does not end soon after ctx has ended, is left behind, and that is the error.
+// If f is not nil, Busy leaves work behind and returns an error when one operation takes longer than the
+// timeout of the group, or when the work does not end soon after ctx.
 func (a *Agreement) Busy(ctx context.Context, f Files, work func(context.Context) error) (err error) {
 	if a.group.Size() == 1 {
 		return Run(ctx, f, Limit(a.group), work)

@@ -29,7 +29,7 @@ import (
 //
 // Each rank has buffers of its own. A difference there is not an error.
 
-// alike returns an error on every rank if ranks have different copies of a tensor in list. It calls Uneven
+// alike returns an error on every rank if a tensor in list differs between its replicas. It calls Uneven
 // with the buffers that differ.
 func (s *Store) alike(ctx context.Context, list []Tensor, own []Piece) error {
 	tensors := make(map[int][]int) // in list, by group with copies
@@ -121,9 +121,9 @@ func (s *Store) exchange(ctx context.Context, mine []int64) ([]int64, error) {
 	return all, nil
 }
 
-// versions returns the ranks that should have the same piece of a group and have different words, by word,
-// those that are most first. It returns nil if there are none. words[0] is that of rank 0, words[step] that
-// of rank 1. Ranks that have another owner's tensors do not count.
+// versions compares the words of ranks that should have the same piece of a group: words[rank*step] is the
+// word of a rank. It returns the first piece with different words, as lists of ranks by word, the longest list
+// first, or nil. Ranks that have another owner's tensors do not count.
 func (s *Store) versions(group, owner int, words []int64, step int) [][]int {
 	g := &s.Layout.Groups[group]
 	places := make(map[layout.Member][][]int)
@@ -156,8 +156,7 @@ func (s *Store) versions(group, owner int, words []int64, step int) [][]int {
 	return nil
 }
 
-// differences finds the tensors of which ranks have different copies: among those with these indices in
-// list.
+// differences finds the tensors that differ between ranks, among the tensors of list with these indices.
 func (s *Store) differences(ctx context.Context, list []Tensor, suspects []int, sums []int64) error {
 	words := make([]int64, len(suspects))
 	for k, i := range suspects {

@@ -51,8 +51,8 @@ func (f *Files) Leave(what string, begin time.Time, done <-chan struct{}) {
 	f.left = &leftWork{what, begin, done}
 }
 
-// Left returns what ends with the work that was left behind, and an error that names it; or nil if there
-// is none, or it has ended.
+// Left returns a channel that is closed when the work left behind has ended, and an error that names it. It
+// returns nil if there is no such work, or it has ended.
 func (f *Files) Left() (done <-chan struct{}, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -69,8 +69,7 @@ func (f *Files) Left() (done <-chan struct{}, err error) {
 	}
 }
 
-// Await waits until the work that was left behind has ended, or has taken so long. It returns what Left
-// does.
+// Await waits until the work left behind has ended, or has taken limit. It returns the results of Left.
 func (f *Files) Await(limit time.Duration) (done <-chan struct{}, err error) {
 	f.mu.Lock()
 	left := f.left

@@ -72,8 +72,8 @@ func weights(dir string) (string, error) {
 	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
 }
 
-// oneTraining returns an error if a directory has weights and an index of other weights: of which
-// training the model should be is not known. Newer weights in another format are a warning.
+// oneTraining returns an error if a directory has weights and an index of other weights: it is unknown which
+// of them belong to the model. Newer weights in another format are a warning.
 func oneTraining(dir string) error {
 	single, err := os.Stat(filepath.Join(dir, weightsFile))
 	if err != nil {

@@ -270,7 +270,7 @@ func failing(err error) fsdp.StateOption {
 // config.json, the weights, and the files of the tokenizer and of generation from the directory that
 // was opened. The options are those of [fsdp.Sharded.Export] of which it takes
 //
-//	fsdp.As              the type of the weights; that of the computation without it
+//	fsdp.As              the type of the weights; without it, the type of the computation
 //	fsdp.SplitAt         bytes of a file, from which on there are several and an index
 //	fsdp.Metadata        text in the header
 //	fsdp.AllowNotFinite  tensors with values that are NaN or infinite

@@ -164,7 +164,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestMemoryInComment compares the table in the comment of package fsdp with what "make memory" prints.
+// TestMemoryInComment compares the table in the comment of package fsdp with the output of "make memory".
 func TestMemoryInComment(t *testing.T) {
 	comment, err := os.ReadFile("../../../fsdp/doc.go")
 	require.NoError(t, err)

@@ -17,7 +17,7 @@ type isa struct {
 // active is what products run on: the best that this machine has. Only tests change it.
 var active = supported()[0]
 
-// InstructionSet names what products run on: amx, avx512bf16, avx512, avx2, neonbf16, neon or go.
+// InstructionSet returns the name of the instruction set of products: amx, avx512bf16, avx512, avx2, neonbf16, neon or go.
 func InstructionSet() string { return active.name }
 
 // NativeBFloat16 tells whether the processor multiplies bfloat16. Others widen it to float32.

@@ -68,7 +68,7 @@ type isa struct {
 // active is what everything runs on: the best that this machine has. Only tests change it.
 var active isa
 
-// InstructionSet names what everything runs on: avx512, avx2, neon or portable.
+// InstructionSet returns the name of the instruction set of this package: avx512, avx2, neon or portable.
 func InstructionSet() string { return active.name }
 
 func init() { active = supported()[0] } // not at the declaration, as some portable kernels use others

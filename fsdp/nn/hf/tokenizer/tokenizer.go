@@ -30,7 +30,7 @@ type Tokenizer struct {
 	ids     map[string]int
 	tokens  map[int]string
 	special map[int]bool
-	twice   sync.Once // warns of a text that begins with what the template puts before it
+	twice   sync.Once // warns of a text that begins with the tokens that the template adds
 }
 
 // A model turns a word into tokens.

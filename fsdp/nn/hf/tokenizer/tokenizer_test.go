@@ -37,7 +37,7 @@ func lines(t require.TestingT) (all []string) {
 	return all
 }
 
-// TestTwice warns once of texts that begin with what the template puts before them.
+// TestTwice warns once of texts that begin with the tokens that the template adds.
 func TestTwice(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()
