@@ -332,7 +332,7 @@ func (c *Config) checkVirtual() error {
 	case n&(n-1) != 0 && v/n&(v/n-1) != 0:
 		return fmt.Errorf("Config.VirtualRanks is %d on %d ranks: want a power of two of ranks, or of micro-batches on each, which are %d", v, n, v/n)
 	case c.Device != nil:
-		return errors.New("Config.VirtualRanks needs sums in the canonical order, and those of Config.Device are NCCL's")
+		return errors.New("Config.VirtualRanks needs sums in the canonical order, and NCCL, which Config.Device uses, has another")
 	}
 	return nil
 }

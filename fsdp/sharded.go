@@ -374,7 +374,7 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 func (s *Sharded) ZeroGrad() {
 	if enterOrNote(s, "ZeroGrad") {
 		defer leave(s)
-		s.life.watch.lose(s)
+		s.life.watch.countDropped(s)
 		zeroGrad(s)
 	}
 }

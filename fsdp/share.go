@@ -46,9 +46,10 @@ func Share(step ...[]Tensor) BackwardOption {
 	return func(p *pass) { p.share = &share{batches: step} }
 }
 
-// Of says what the batches of a [Share] are of, as a data.Loader does: ranks that say different things
-// get an error, as they would train on samples twice and leave others out. Without Share it does nothing.
-func (o BackwardOption) Of(source string) BackwardOption {
+// Source describes the data of a [Share], such as "train.bin, shuffled with seed 1"; a data.Loader does it.
+// If ranks give different descriptions, Backward returns an error on every rank: they would train on some
+// samples twice and leave others out. Without Share the description is ignored.
+func (o BackwardOption) Source(source string) BackwardOption {
 	return func(p *pass) {
 		if o(p); p.share != nil {
 			p.share.source = source

@@ -56,7 +56,7 @@ func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 func (st *store) uneven(buffers []string) {
 	what := "each rank saves its own"
 	if st.ask.Call == "Export" {
-		what = "those of rank 0 are written"
+		what = "rank 0's are written"
 	}
 	st.s.life.watch.warn(st.s.cfg.warner(st.Rank()), st.ask.Call+": buffers, such as running means, differ between ranks, and "+what+
 		": AverageBuffers gives all ranks their mean", "buffers", some(buffers))

@@ -295,7 +295,7 @@ func TestVirtualRanksRefused(t *testing.T) {
 		{3, tinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks: want a power of two of ranks, or of micro-batches on each, which are 3"},
 		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
 			"Config.Divide is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled"},
-		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, and those of Config.Device are NCCL's"},
+		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, and NCCL, which Config.Device uses, has another"},
 		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Wrap: blocks, GroupOf: func(fsdp.UnitInfo) comm.Group { return own }},
 			"has a group of its own by Config.GroupOf, whose parameters depend on the ranks"},
 		{6, tinyGPT(1), fsdp.Config{VirtualRanks: 6, Strategy: fsdp.HybridShard, ShardRanks: 3},

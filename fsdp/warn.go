@@ -27,8 +27,8 @@ type watch struct {
 	rate   float64   // the largest of these updates
 	zero   int       // Forwards in a row after updates at rate 0
 
-	asked bool // an optimizer has asked whether it may step
-	lost  int  // ZeroGrads of gradients before that
+	asked   bool // an optimizer has asked whether it may step
+	dropped int  // ZeroGrads of gradients before that
 
 	summed bool // since ZeroGrad there was a Backward with neither Share nor Scale
 	scaled bool // since ZeroGrad there was a ScaleGrads
@@ -132,13 +132,13 @@ func (w *watch) forward(s *Sharded) {
 	}
 }
 
-// lose is called by ZeroGrad. It counts dropped gradients until an optimizer steps. A LossScaler may skip the first steps.
-func (w *watch) lose(s *Sharded) {
+// countDropped is called by ZeroGrad. It counts dropped gradients until an optimizer steps. A LossScaler may skip the first steps.
+func (w *watch) countDropped(s *Sharded) {
 	const most = 8
 	if groups, _ := s.engine.Grads(); w.asked || s.life.grads.passes == 0 || len(groups) == 0 {
 		return
 	}
-	if w.lost++; w.lost == most {
+	if w.dropped++; w.dropped == most {
 		w.warn(s.cfg.warner(s.team.Rank()), "ZeroGrad has dropped the gradients of all steps so far, and no optimizer of this model has stepped: "+
 			"make one of what Shards returns, and call its Step before ZeroGrad. One that does not call Param.Ready is not seen", "steps", most)
 	}

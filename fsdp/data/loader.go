@@ -179,7 +179,7 @@ func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 //
 // If ranks read different sources, from different positions or in steps of different sizes, that Backward
 // is an error on all of them.
-func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...).Of(l.name) }
+func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...).Source(l.name) }
 
 // A Position is how far the ranks have come in a source. It is a value to save:
 //

@@ -1,5 +1,4 @@
-// Package examples_test runs the commands that stand in the comments of the examples.
-package examples_test
+package arch
 
 import (
 	"go/parser"
@@ -14,10 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// short are flags that end gpt within a second or two. They follow those of the command.
+// short is appended to the flags of gpt, which then ends within two seconds.
 const short = " -max-bytes 100000 -layers 1 -dim 16 -heads 2 -context 16 -batch 8 -time 0 -steps 2 -eval-bytes 500 -sample-bytes 5"
 
-// parsed says why the other commands only have their flags parsed, by -h behind them.
+// parsed has the reasons why the flags of other examples are only parsed, by -h after them.
 var parsed = map[string]string{
 	"digits":     "the tests of its package run it",
 	"finetune":   "it needs the files of a model",
@@ -30,11 +29,12 @@ var parsed = map[string]string{
 	"uneven":     "the tests of its package run it",
 }
 
+// command matches a command line in a comment of an example.
 var command = regexp.MustCompile(`(?m)^\t(?:\$ )?((?:mpirun .*|go run \./fsdp/fsdprun .*)?(?:go run )?\./examples/(\w+)(.*))$`)
 
-// TestCommands runs each command, or parses its flags. Those of launchers are run without them.
+// TestCommands runs each command in the comments of the examples, or parses its flags. It leaves out launchers.
 func TestCommands(t *testing.T) {
-	t.Chdir("..")
+	t.Chdir(root)
 	files, err := filepath.Glob("examples/*/*.go")
 	require.NoError(t, err)
 	bin, found := t.TempDir(), 0
@@ -52,23 +52,23 @@ func TestCommands(t *testing.T) {
 					return
 				}
 				if _, err := os.Stat(program); err != nil {
-					run(t, "go build -o "+program+" ./examples/"+name)
+					shell(t, "go build -o "+program+" ./examples/"+name)
 				}
 				if name == "gpt" {
 					rest = strings.NewReplacer("-save ckpt", "-save "+filepath.Join(t.TempDir(), "ckpt"), "~/notes", "examples/gpt").Replace(rest)
-					run(t, program+rest+short)
+					shell(t, program+rest+short)
 					return
 				}
 				t.Log("flags parsed: " + parsed[name])
-				run(t, program+rest+" -h")
+				shell(t, program+rest+" -h")
 			})
 		}
 	}
 	require.Greater(t, found, 20)
 }
 
-// run runs a command line of a shell.
-func run(t *testing.T, line string) {
+// shell runs a command line.
+func shell(t *testing.T, line string) {
 	out, err := exec.Command("sh", "-c", line).CombinedOutput()
 	require.NoError(t, err, "%s\n%s", line, out)
 }
