@@ -93,8 +93,8 @@ func (l *launcher) lookAt(a *attempt) {
 	}
 }
 
-// desert ends a start that ranks of some host cannot join, as others have ended well without that.
-func (m *meeting) desert() {
+// stopUnjoined ends a start that ranks of some host cannot join, as others have ended well without that.
+func (m *meeting) stopUnjoined() {
 	var now joins
 	for _, h := range m.inOrder {
 		now.Wait = append(now.Wait, h.joins.Wait...)
@@ -103,15 +103,15 @@ func (m *meeting) desert() {
 	if !m.running || m.asked != unasked || len(now.Wait) == 0 || len(now.Left) == 0 {
 		return
 	}
-	m.deserters = now.Left
+	m.unjoined = now.Left
 	m.say(fmt.Sprintf("%s ended with status 0 without joining, so %s cannot join: "+
 		"does every rank call comm.Run or comm.FromEnv?; ending the others",
 		text.Numbered("rank", now.Left), text.Numbered("rank", now.Wait)))
 	m.stop(failure, syscall.SIGTERM, -1, "")
 }
 
-// alone warns if all ranks ended with status 0 and none has tried to join.
-func (m *meeting) alone(why reason) string {
+// noneJoined returns a warning if all ranks ended with status 0 and none has tried to join.
+func (m *meeting) noneJoined(why reason) string {
 	tried := func(e *ending) bool { return e.Join != launch.JoinNever }
 	if why != unasked || m.size < 2 || slices.ContainsFunc(m.ended, tried) {
 		return ""

@@ -54,9 +54,9 @@ func TestRankEndsBeforeItJoins(t *testing.T) {
 	}
 }
 
-// TestMeetingDesert: ranks that ended well and ranks that wait are reported in any order, and only
+// TestMeetingUnjoined: ranks that ended well and ranks that wait are reported in any order, and only
 // both together are a failure.
-func TestMeetingDesert(t *testing.T) {
+func TestMeetingUnjoined(t *testing.T) {
 	for _, early := range []bool{false, true} {
 		s := three(t, 0, 0)
 		left := func() {

@@ -47,23 +47,23 @@ type meeting struct {
 	patience        time.Duration // with hosts that do not come
 	job             string        // begins the names of starts
 
-	now       time.Time       // of the last event
-	members   map[int]*member // the hosts that are here
-	count     int             // the number of the next start
-	size      int             // ranks of the last start; 0 before the first
-	since     time.Time       // when the ranks were started, or else had ended
-	until     time.Time       // before which there is no start
-	running   bool            // a start was ordered, and its ranks have not all ended
-	asked     reason          // why they were asked to end
-	gone      []string        // hosts that went meanwhile, and how
-	left      []string        // or were asked to leave
-	gaveUp    map[int]string  // why hosts are not here that have said it
-	ended     []*ending       // of the last start, in order of time
-	deserters []int           // ranks that ended well and had not joined, for which others waited
-	failures  int
-	rest      time.Duration // after the last one
-	status    int           // of the last one
-	over      bool
+	now      time.Time       // of the last event
+	members  map[int]*member // the hosts that are here
+	count    int             // the number of the next start
+	size     int             // ranks of the last start; 0 before the first
+	since    time.Time       // when the ranks were started, or else had ended
+	until    time.Time       // before which there is no start
+	running  bool            // a start was ordered, and its ranks have not all ended
+	asked    reason          // why they were asked to end
+	gone     []string        // hosts that went meanwhile, and how
+	left     []string        // or were asked to leave
+	gaveUp   map[int]string  // why hosts are not here that have said it
+	ended    []*ending       // of the last start, in order of time
+	unjoined []int           // ranks that ended well and had not joined, for which others waited
+	failures int
+	rest     time.Duration // after the last one
+	status   int           // of the last one
+	over     bool
 
 	out []message
 }
@@ -146,7 +146,7 @@ func (m *meeting) hear(now time.Time, host int, r report) {
 		m.stop(failure, syscall.SIGTERM, host, r.Failed+"; ending the others")
 	case r.Joins != nil:
 		m.members[host].joins = *r.Joins
-		m.desert()
+		m.stopUnjoined()
 	case r.Ended != nil:
 		m.end(host, r.Ended)
 	}
@@ -314,7 +314,7 @@ func (m *meeting) conclude() {
 	why, lasted := m.asked, m.now.Sub(m.since)
 	m.running, m.asked, m.since = false, unasked, m.now
 	for _, e := range m.ended {
-		e.Absent = slices.Contains(m.deserters, e.Rank)
+		e.Absent = slices.Contains(m.unjoined, e.Rank)
 	}
 	first := m.first()
 	if m.compare {
@@ -327,7 +327,7 @@ func (m *meeting) conclude() {
 			m.say(fmt.Sprintf("starting again with %d ranks", total))
 		}
 	case first == nil && len(m.gone)+len(m.left) == 0:
-		m.finish(0, m.alone(why))
+		m.finish(0, m.noneJoined(why))
 	default:
 		m.fail(first, lasted, why)
 	}
@@ -442,7 +442,7 @@ func (m *meeting) gather() {
 
 func (m *meeting) start(ranks map[int]int, total int) {
 	m.running, m.size, m.since = true, total, m.now
-	m.ended, m.gone, m.left, m.deserters = nil, nil, nil, nil
+	m.ended, m.gone, m.left, m.unjoined = nil, nil, nil, nil
 	name := m.job
 	if m.count > 0 {
 		name = fmt.Sprintf("%s.%d", name, m.count)
