@@ -311,9 +311,12 @@ func (x *product[T, P]) columns(j0, j1 int, g group) {
 	}
 }
 
-// steps returns the steps in the memory of s, whose elements need no packing.
+// steps returns the steps in the memory of s, whose elements need no packing: none if s is shorter than a step.
 func steps[P Float, T Element](s []T) []P {
 	n := len(s) * int(unsafe.Sizeof(*new(T))) / int(unsafe.Sizeof(*new(P)))
+	if n == 0 {
+		return nil // a pointer to a step would reach beyond s
+	}
 	return unsafe.Slice((*P)(unsafe.Pointer(unsafe.SliceData(s))), n)
 }
 
