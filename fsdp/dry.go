@@ -127,8 +127,8 @@ func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer fu
 	cfg.Logger.Info(text+": backward would recompute nothing", "rank", cfg.Group.Rank(), "takes", plan.Bytes(peak(p.Pass)), "now", plan.Bytes(peak(now)))
 }
 
-// limits returns the memory limits of this rank. Tests replace it.
-var limits = func(*Config) []arena.Limit { return arena.Limits() }
+// limits returns the memory limits of this rank as arena.Limits does. Tests replace it.
+var limits = func(_ *Config, enough int) []arena.Limit { return arena.Limits(enough) }
 
 // limitsCounted is how many limits of a rank count: those with the least memory left.
 const limitsCounted = 8
@@ -156,11 +156,11 @@ func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 			largest = slices.MaxFunc(a.layout.Groups, func(x, y layout.Group) int { return cmp.Compare(x.ShardBytes(), y.ShardBytes()) }).Name
 		}
 	}
-	near := nearest(limits(&s.cfg))
-	tight := []float64{0} // number of ranks for which the limit would be too low if all ranks shared it
-	if len(near) > 0 && need > near[0].Left/s.team.Size() {
+	enough := min(need, math.MaxInt/s.team.Size()) * s.team.Size() // if all ranks shared the limit
+	tight := []float64{0}                                          // number of ranks whose limit is lower
+	if near := nearest(limits(&s.cfg, enough)); len(near) > 0 && near[0].Left < enough {
 		debug.FreeOSMemory() // of models that are closed, for example
-		near, tight[0] = nearest(limits(&s.cfg)), 1
+		tight[0] = 1
 	}
 	if err := s.team.Sum(ctx, tight); err != nil {
 		return fmt.Errorf("comparing the memory of ranks: %w", err)
@@ -170,6 +170,7 @@ func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 	}
 	mine := make([]int64, 1+2*limitsCounted)
 	mine[0] = int64(need)
+	near := nearest(limits(&s.cfg, math.MaxInt))
 	for i, l := range near {
 		mine[1+2*i], mine[2+2*i] = int64(l.ID), int64(l.Left)
 	}

@@ -16,7 +16,7 @@ func OnFS(fsys checkpoint.FS) StateOption { return func(o *state.Options) { o.FS
 // called.
 func WithLimits(f func(rank int) []arena.Limit) (restore func()) {
 	before := limits
-	limits = func(cfg *Config) []arena.Limit { return f(cfg.Group.Rank()) }
+	limits = func(cfg *Config, _ int) []arena.Limit { return f(cfg.Group.Rank()) }
 	return func() { limits = before }
 }
 

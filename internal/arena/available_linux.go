@@ -15,9 +15,10 @@ import (
 )
 
 // Limits returns the bounds of the memory that this process can still allocate: memory and swap space of the
-// host, its control groups, and its address space. The kernel kills processes that exceed them.
-func Limits() []Limit {
-	list := limits("/")
+// host, its control groups, and its address space. The kernel kills processes that exceed them. A control group
+// that leaves enough bytes may leave more than the limit says: files in its memory are not counted then.
+func Limits(enough int) []Limit {
+	list := limits("/", enough)
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_AS, &l) == nil && l.Cur < math.MaxInt {
 		list = append(list, Limit{process, int(l.Cur), "the limit of this process's address space (ulimit -v)"})
@@ -40,7 +41,7 @@ func id(root string, parts ...any) uint64 {
 }
 
 // limits returns the limits in files below root.
-func limits(root string) (list []Limit) {
+func limits(root string, enough int) (list []Limit) {
 	if text, err := os.ReadFile(filepath.Join(root, "proc/meminfo")); err == nil {
 		memory, ok := kilobytes(string(text), "MemAvailable:")
 		swap, _ := kilobytes(string(text), "SwapFree:")
@@ -65,8 +66,11 @@ func limits(root string) (list []Limit) {
 			var stat unix.Stat_t // of the group's directory, whose path differs between containers
 			if n, err := number(path); err == nil && unix.Stat(filepath.Dir(path), &stat) == nil {
 				now, _ := number(filepath.Join(root, base, dir, used))
-				left := max(n-max(now-cached(filepath.Dir(path), below), 0), 0)
-				list = append(list, Limit{id(root, stat.Dev, stat.Ino), left, "what " + path + " leaves"})
+				left := n - now
+				if left < enough { // reading the counts of files takes longest
+					left = min(left+cached(filepath.Dir(path), below), n)
+				}
+				list = append(list, Limit{id(root, stat.Dev, stat.Ino), max(left, 0), "what " + path + " leaves"})
 			}
 			if dir == cmp.Or(filepath.Dir(dir), dir) {
 				break
@@ -81,9 +85,8 @@ func limits(root string) (list []Limit) {
 func cached(dir, below string) (bytes int) {
 	text, _ := os.ReadFile(filepath.Join(dir, "memory.stat"))
 	for line := range strings.Lines(string(text)) {
-		var name string
-		var n int
-		if _, err := fmt.Sscan(line, &name, &n); err == nil && (name == below+"active_file" || name == below+"inactive_file") {
+		if name, count, _ := strings.Cut(strings.TrimSpace(line), " "); name == below+"active_file" || name == below+"inactive_file" {
+			n, _ := strconv.Atoi(count)
 			bytes += n
 		}
 	}

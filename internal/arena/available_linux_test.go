@@ -50,8 +50,13 @@ func TestLimits(t *testing.T) {
 				require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 				require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 			}
+			for _, enough := range []int{0, c.bytes} {
+				for _, l := range limits(root, enough) {
+					require.GreaterOrEqual(t, l.Left, enough)
+				}
+			}
 			nearest := Limit{Left: math.MaxInt}
-			for _, l := range limits(root) {
+			for _, l := range limits(root, math.MaxInt) {
 				if l.Left < nearest.Left {
 					nearest = l
 				}
@@ -60,8 +65,8 @@ func TestLimits(t *testing.T) {
 			require.Contains(t, nearest.Name, c.limit)
 		})
 	}
-	require.NotEmpty(t, Limits())
-	require.Equal(t, Limits()[0].ID, Limits()[0].ID)
+	require.NotEmpty(t, Limits(0))
+	require.Equal(t, Limits(0)[0].ID, Limits(0)[0].ID)
 }
 
 // TestLimitIDs compares the IDs of processes: equal in two containers that have a limit in common, under
@@ -82,7 +87,7 @@ func TestLimitIDs(t *testing.T) {
 	}
 	ids := func(root, group string) (list []uint64) {
 		require.NoError(t, os.WriteFile(filepath.Join(root, "proc/self/cgroup"), []byte(group), 0o600))
-		for _, l := range limits(root) {
+		for _, l := range limits(root, math.MaxInt) {
 			list = append(list, l.ID)
 		}
 		return list
