@@ -268,6 +268,9 @@ func (p *pool) drop(old func(*Block) bool) (bytes int, err error) {
 	return bytes, err
 }
 
+// poison fills memory that is free: numbers of 32 and 64 bits are NaN there.
+var poison = []byte{0xFF}
+
 // Free takes b back. Freeing nil, or anything after Close, is a no-op; freeing a block twice is a
 // bug of the caller and panics.
 func (a *Arena) Free(b *Block) {
@@ -278,8 +281,8 @@ func (a *Arena) Free(b *Block) {
 		panic("arena: block freed twice")
 	}
 	if a.Poison {
-		for i := range b.Data {
-			b.Data[i] = 0xFF
+		for n := copy(b.Data, poison); n > 0 && n < len(b.Data); n *= 2 {
+			copy(b.Data[n:], b.Data[:n])
 		}
 	}
 	delete(a.live, b)

@@ -315,11 +315,7 @@ func TestBFloat16StridesThatShareACacheSet(t *testing.T) {
 // TestBFloat16Blocks takes results in bfloat16 through several blocks of rows and columns.
 func TestBFloat16Blocks(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
-		m := 512 + 17
-		if active.name == "tiles in Go" { // which takes a hundred times as long
-			m = stripsAtOnce*active.bf16.mr + 17
-		}
-		p := newHalfProblem(false, true, m, min(active.bf16.nc, 448)+17, 770, 1, 1, 1, draws["ordinary"], 1)
+		p := newHalfProblem(false, true, 2*stripsAtOnce*active.bf16.mr+17, min(active.bf16.nc, 448)+17, 770, 1, 1, 1, draws["ordinary"], 1)
 		var w Workspace
 		want := p.gemm(&w)
 		require.Equal(t, p.roundedFrom(want), p.rounded(&w))

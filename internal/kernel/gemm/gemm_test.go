@@ -347,7 +347,7 @@ func TestWorkspace(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		var w Workspace
 		require.Zero(t, w.Bytes())
-		p := newProblem[float32](true, true, 64, 1200, 1000, 0, 1, 0, 1)
+		p := newProblem[float32](true, true, 17, 1200, 1000, 0, 1, 0, 1)
 		p.gemm(&w)
 		held := w.Bytes()
 		require.Positive(t, held)
