@@ -67,28 +67,63 @@ func TestReadmeProgram(t *testing.T) {
 	require.Regexp(t, `^step +1/60  loss 2\.3(?s:.*)\nstep 60/60  loss 0\.1\d+ (?s:.*)  60 steps over 3 840 tok in `, run(dir, program))
 }
 
-// TestReadme checks that the README stays short, and that what it names is there: files, targets of
-// the Makefile, and the names in the column of its table that says what a thing is called here.
-func TestReadme(t *testing.T) {
-	text := readme(t)
-	require.LessOrEqual(t, strings.Count(text, "\n"), 150, "lines of README.md")
-	for _, link := range regexp.MustCompile(`\]\(([a-z.][^):\s]+)\)|go run (\./\S+)`).FindAllStringSubmatch(text, -1) {
-		_, err := os.Stat(filepath.Join(root, link[1]+link[2]))
+// pages returns the README and all documents, by path.
+func pages(t *testing.T) map[string]string {
+	pages := make(map[string]string)
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		paths, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			pages[path] = string(text)
+		}
 	}
+	require.Greater(t, len(pages), 5)
+	return pages
+}
+
+// TestReadme checks that the README stays short, and that the two pages of names for users of PyTorch name
+// things that are there.
+func TestReadme(t *testing.T) {
+	require.LessOrEqual(t, strings.Count(readme(t), "\n"), 150, "lines of README.md")
+	declared, rows := declaredNames(t), 0
+	for _, path := range []string{"README.md", "docs/pytorch.md"} {
+		text, err := os.ReadFile(filepath.Join(root, path))
+		require.NoError(t, err)
+		for _, row := range regexp.MustCompile(`(?m)^\| .* \| (.*) \|$`).FindAllStringSubmatch(string(text), -1) {
+			rows++
+			for _, code := range regexp.MustCompile("`[^`]*`").FindAllString(row[1], -1) {
+				for _, name := range regexp.MustCompile(`\b[A-Z][a-z]\w*`).FindAllString(code, -1) {
+					require.True(t, declared[name], "%s: %s in %s", path, name, row[1])
+				}
+			}
+		}
+	}
+	require.Greater(t, rows, 70)
+}
+
+// TestPages checks that what the README and the documents name is there: files, targets of the Makefile, and
+// names of packages.
+func TestPages(t *testing.T) {
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	require.NoError(t, err)
-	for _, target := range regexp.MustCompile("(?m)(?:^|`)(?:make )?(test|bench[a-z-]*)\\b").FindAllStringSubmatch(text, -1) {
-		require.Contains(t, string(makefile), "\n"+target[1]+":")
-	}
 	declared := declaredNames(t)
-	rows := regexp.MustCompile(`(?m)^\| .* \| (.*) \|$`).FindAllStringSubmatch(text, -1)
-	require.Greater(t, len(rows), 25)
-	for _, row := range rows {
-		for _, code := range regexp.MustCompile("`[^`]*`").FindAllString(row[1], -1) {
-			for _, name := range regexp.MustCompile(`\b[A-Z][a-z]\w*`).FindAllString(code, -1) {
-				require.True(t, declared[name], "%s in %s", name, row[1])
+	for path, text := range pages(t) {
+		for _, link := range regexp.MustCompile(`\]\(([a-zA-Z.][^):#\s]+)[^)]*\)`).FindAllStringSubmatch(text, -1) {
+			if !strings.HasPrefix(link[1], "https") {
+				_, err := os.Stat(filepath.Join(filepath.Dir(path), link[1]))
+				require.NoError(t, err, path)
 			}
+		}
+		for _, run := range regexp.MustCompile(`go (?:run|install) \./(\S+)`).FindAllStringSubmatch(text, -1) {
+			require.DirExists(t, filepath.Join(root, strings.TrimRight(run[1], "`,.;")), path)
+		}
+		for _, target := range regexp.MustCompile("(?m)(?:^|`)make ([a-z-]+)").FindAllStringSubmatch(text, -1) {
+			require.Contains(t, string(makefile), "\n"+target[1]+":", path)
+		}
+		for _, name := range regexp.MustCompile(`\b(?:comm|fsdp|data|graph|metrics|monitor|nn|op|optim|Sharded|Config|Precision|Group|Plan|Tape)\.([A-Z]\w*)`).FindAllStringSubmatch(text, -1) {
+			require.True(t, declared[name[1]], "%s: %s", path, name[0])
 		}
 	}
 }
