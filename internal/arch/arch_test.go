@@ -19,11 +19,12 @@ import (
 )
 
 const (
-	root   = "../.."
-	module = "github.com/gofsdp/gofsdp"
+	root     = "../.."
+	module   = "github.com/gofsdp/gofsdp"
+	workshop = "internal/workshop" // a module of tools
 )
 
-// file is a Go source file of the module.
+// file is a Go source file of the library or of its workshop.
 type file struct {
 	path      string // from the root, with slashes
 	dir       string // of the package
@@ -32,6 +33,7 @@ type file struct {
 	set       *token.FileSet
 	test      bool
 	generated bool
+	tool      bool // part of the workshop
 }
 
 // imports returns the paths that f imports.
@@ -50,7 +52,7 @@ func (f *file) at(n ast.Node) string {
 	return f.path + ":" + strconv.Itoa(f.set.Position(n.Pos()).Line)
 }
 
-// files parses the module once.
+// files parses the library and its workshop once.
 var files = sync.OnceValues(func() ([]*file, error) {
 	var list []*file
 	set := token.NewFileSet()
@@ -61,8 +63,9 @@ var files = sync.OnceValues(func() ([]*file, error) {
 		if base := d.Name(); d.IsDir() && name != root && (base == "testdata" || base == "vendor" || base[0] == '.' || base[0] == '_') {
 			return filepath.SkipDir
 		}
-		if _, err := os.Stat(filepath.Join(name, "go.mod")); d.IsDir() && name != root && err == nil {
-			return filepath.SkipDir // a module of its own
+		_, err = os.Stat(filepath.Join(name, "go.mod"))
+		if d.IsDir() && name != root && name != filepath.Join(root, workshop) && err == nil {
+			return filepath.SkipDir // another module
 		}
 		if filepath.Ext(name) != ".go" {
 			return nil
@@ -82,7 +85,7 @@ var files = sync.OnceValues(func() ([]*file, error) {
 		rel = filepath.ToSlash(rel)
 		list = append(list, &file{
 			path: rel, dir: path.Dir(rel), src: src, ast: tree, set: set,
-			test: strings.HasSuffix(rel, "_test.go"), generated: ast.IsGenerated(tree),
+			test: strings.HasSuffix(rel, "_test.go"), generated: ast.IsGenerated(tree), tool: strings.HasPrefix(rel, workshop+"/"),
 		})
 		return nil
 	})
@@ -98,7 +101,11 @@ func sources(t *testing.T, keep func(*file) bool) []*file {
 	return list
 }
 
-func product(f *file) bool { return !f.test }
+// product reports whether f is part of the library.
+func product(f *file) bool { return !f.test && !f.tool }
+
+// code reports whether f is part of the library or of a tool.
+func code(f *file) bool { return !f.test }
 
 // TestNoCgo checks that only the packages that load native libraries use cgo.
 func TestNoCgo(t *testing.T) {
@@ -114,7 +121,7 @@ func TestNoCgo(t *testing.T) {
 // TestPackagesAreDocumented checks that every package has one doc comment, in one file.
 func TestPackagesAreDocumented(t *testing.T) {
 	docs := make(map[string][]string)
-	for _, f := range sources(t, product) {
+	for _, f := range sources(t, code) {
 		if _, ok := docs[f.dir]; !ok {
 			docs[f.dir] = nil
 		}
@@ -207,7 +214,7 @@ func TestFilesAreShort(t *testing.T) {
 
 // TestNoCatchAllPackages checks that no package is named after nothing in particular.
 func TestNoCatchAllPackages(t *testing.T) {
-	for _, f := range sources(t, product) {
+	for _, f := range sources(t, code) {
 		switch name := path.Base(f.dir); name {
 		case "util", "utils", "helper", "helpers", "common", "misc", "manager":
 			t.Errorf("%s: package %s says nothing of what it is about", f.path, name)
