@@ -153,45 +153,48 @@ generated: ## check that generating changes nothing
 
 # The tool has a training program of its own, since examples/gpt has no flags for strategies, frozen parameters or offload.
 same-bits: ## compare trainings bit for bit with another commit: BASE=main~1, RENAMED=New=Old,… for public names
-	$(GO) run ./internal/samebits -base "$(BASE)" -renamed "$(RENAMED)"
+	$(GO) -C internal/workshop run ./samebits -base "$(BASE)" -renamed "$(RENAMED)"
+
+# The programs run in the directory of their module, so a relative path is made absolute.
+torch = $(if $(findstring /,$(TORCH)),$(abspath $(TORCH)),$(TORCH))
 
 memory: ## what a rank holds with DDP, in one unit, by blocks, and under each strategy, planned and counted
-	$(GO) run ./internal/bench memory
+	$(GO) -C internal/workshop run ./bench memory
 
 bench: ## a GPT's steps beside the processor's peak, and beside PyTorch: TORCH=python of a venv that has it
-	$(GO) run ./internal/bench train -torch "$(TORCH)"
+	$(GO) -C internal/workshop run ./bench train -torch "$(torch)"
 
 bench-models: ## passes of whole models on one core, beside PyTorch: TORCH=python of a venv that has it
-	$(GO) run ./internal/bench models -run '^[^/]+$$' -bfloat16 -torch "$(TORCH)"
+	$(GO) -C internal/workshop run ./bench models -run '^[^/]+$$' -bfloat16 -torch "$(torch)"
 
 bench-ops: ## passes of single operations on one core, beside PyTorch: TORCH=python of a venv that has it
-	$(GO) run ./internal/bench models -run ^op/ -bfloat16 -seconds 3 -torch "$(TORCH)"
+	$(GO) -C internal/workshop run ./bench models -run ^op/ -bfloat16 -seconds 3 -torch "$(torch)"
 
 bench-formats: ## steps over a slow link, and the time to a loss, by the types in which parameters and gradients travel
-	$(GO) run ./internal/bench formats -context 128 -prefetch 2
+	$(GO) -C internal/workshop run ./bench formats -context 128 -prefetch 2
 
 # Nothing else should run: nice -n -20 keeps most of it away.
 bench-plan: ## steps beside what package plan says of them after a calibration: 1 and 2 ranks, slow links, prefetch 0 to 2
-	$(GO) run ./internal/bench plan -size tiny,small,medium
+	$(GO) -C internal/workshop run ./bench plan -size tiny,small,medium
 
 bench-search: ## what fsdp.Tune chooses beside the fastest of many settings, on 20 random models
-	$(GO) run ./internal/bench search -rounds 10 -seconds 1
+	$(GO) -C internal/workshop run ./bench search -rounds 10 -seconds 1
 
 bench-join: ## what Join and JoinCalls cost with even data, and what a rank without a batch takes
-	$(GO) run ./internal/bench join -seconds 8
+	$(GO) -C internal/workshop run ./bench join -seconds 8
 
 bench-state: ## optimizer state made whole against broadcasts, PyTorch's with TORCH=python, and checkpoints beside files; needs more than 23 GB of memory
-	$(GO) run ./internal/bench state -torch "$(TORCH)"
+	$(GO) -C internal/workshop run ./bench state -torch "$(torch)"
 
 bench-gemm: ## GFLOP/s of the matrix product
 	$(GO) test ./internal/kernel/gemm -run '^$$' -bench Gemm -benchtime 200ms
 
 bench-growth: ## open files, goroutines, memory and time to join of 2 to 256 ranks over TCP, also after a reduction
-	$(GO) run ./internal/bench growth -reduce
+	$(GO) -C internal/workshop run ./bench growth -reduce
 
 bench-comm: ## GB/s of the collectives, beside Gloo, Open MPI, MPICH and memcpy
-	$(GO) run ./internal/bench comm
+	$(GO) -C internal/workshop run ./bench comm
 
 # The measurements are a program of their own, since it is compiled at both commits from one source.
 bench-against: ## steps, collectives and checkpoints in turns with those of another commit: BASE=main~1
-	$(GO) run ./internal/bench against -base "$(BASE)" -renamed "$(RENAMED)"
+	$(GO) -C internal/workshop run ./bench against -base "$(BASE)" -renamed "$(RENAMED)"

@@ -66,6 +66,6 @@
 //	residual  Conv2d, BatchNorm, 8 images          14.98    29.82   1.06  1.10  1.09    48.13  0.56
 //
 // To measure again: chrt -r 10 make bench-models TORCH=python, of a venv with PyTorch; the comment of
-// package internal/bench/models says what each is. Modules that are one operation are as fast as that:
+// package internal/workshop/bench/models says what each is. Modules that are one operation are as fast as that:
 // see package op.
 package nn

@@ -126,7 +126,7 @@
 //	BCE [2048 512]                                  2.29     0.89   1.65  1.89  1.73     4.18  1.22
 //
 // To measure again: chrt -r 10 make bench-ops TORCH=python, of a venv with PyTorch. The rows are in
-// internal/bench/models/ops.go. Where all else is in bfloat16, convolutions, pooling, GroupNorm and
+// internal/workshop/bench/models/ops.go. Where all else is in bfloat16, convolutions, pooling, GroupNorm and
 // BatchNorm compute in float32 between conversions. LinearCrossEntropy computes the logits twice,
 // which it does not keep.
 //

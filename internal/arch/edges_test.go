@@ -36,7 +36,6 @@ var edges = map[string]string{
 	"internal/perfetto":              "",
 	"internal/perfetto/perfettotest": "",
 	"internal/regular":               "",
-	"internal/revision":              "",
 	"internal/peak":                  "internal/kernel/gemm",
 	"internal/rng":                   "",
 	"internal/shm":                   "",
@@ -125,20 +124,9 @@ var edges = map[string]string{
 	"examples/uneven":        "gorgonia comm fsdp fsdp/metrics fsdp/nn optim",
 
 	// What measures and checks.
-	"internal/bench":          "internal/bench/comm internal/bench/models internal/bench/process internal/bench/state internal/bench/stats internal/bench/train internal/revision",
-	"internal/bench/comm":     "comm internal/bench/stats",
-	"internal/bench/models":   "gorgonia fsdp fsdp/nn fsdp/op internal/bench/process internal/bench/stats internal/bench/torch internal/exec internal/half",
-	"internal/bench/probe":    "gorgonia comm fsdp fsdp/nn optim",
-	"internal/bench/process":  "",
-	"internal/bench/state":    "gorgonia comm fsdp fsdp/nn internal/bench/stats optim",
-	"internal/bench/stats":    "",
-	"internal/bench/torch":    "",
-	"internal/bench/train":    "gorgonia comm comm/commtest fsdp fsdp/nn fsdp/plan internal/calibrate internal/peak internal/bench/process internal/bench/stats internal/bench/torch optim",
-	"internal/calibrate":      "gorgonia comm fsdp fsdp/nn fsdp/plan internal/exec internal/peak optim",
-	"internal/faults":         "comm comm/commtest internal/checkpoint internal/mesh internal/safetensors",
-	"internal/netns":          "",
-	"internal/samebits":       "internal/revision internal/safetensors",
-	"internal/samebits/train": "gorgonia comm fsdp fsdp/nn optim",
+	"internal/calibrate": "gorgonia comm fsdp fsdp/nn fsdp/plan internal/exec internal/peak optim",
+	"internal/faults":    "comm comm/commtest internal/checkpoint internal/mesh internal/safetensors",
+	"internal/netns":     "",
 }
 
 // gorgonia names Gorgonia in the rows.
@@ -148,9 +136,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/digits examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/multimodal examples/offload examples/t5 examples/uneven
-	fsdp fsdp/data fsdp/fsdpplan fsdp/generate fsdp/gpu fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/record fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/bench
-	internal/bench/models internal/bench/probe internal/bench/state
-	internal/bench/train internal/calibrate internal/exec internal/exec/exectest internal/gpu internal/gpu/gputest internal/ops internal/samebits/train
+	fsdp fsdp/data fsdp/fsdpplan fsdp/generate fsdp/gpu fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/record fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/calibrate internal/exec internal/exec/exectest internal/gpu internal/gpu/gputest internal/ops
 `)
 
 // pure lists the packages that only decide: they neither wait, nor start goroutines, nor read and

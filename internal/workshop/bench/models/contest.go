@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gofsdp/gofsdp/internal/bench/process"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/process"
 )
 
 // A contest has leastTurns at least. Short passes are run many at a time, so that there are manyTurns

@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // report prints a row for each candidate: the median of its passes and their range, its rate, and

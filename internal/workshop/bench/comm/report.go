@@ -7,7 +7,7 @@ import (
 	"os"
 	"runtime"
 
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 const column = 11 // characters of a column

@@ -132,7 +132,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // Run measures steps as args, the command line behind the subcommand, say, and prints tables to w.

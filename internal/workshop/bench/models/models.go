@@ -81,8 +81,8 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
-	"github.com/gofsdp/gofsdp/internal/bench/torch"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/torch"
 )
 
 // options are what the command line says.

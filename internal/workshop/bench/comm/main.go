@@ -45,7 +45,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // options is what a run measures.

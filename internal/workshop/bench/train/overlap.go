@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm/commtest"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // latency is what a collective takes over the slow link besides its bytes.

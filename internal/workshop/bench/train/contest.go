@@ -10,9 +10,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
 	"github.com/gofsdp/gofsdp/internal/calibrate"
 	"github.com/gofsdp/gofsdp/internal/peak"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // A table has leastTurns at least. Short steps are run many at a time, so that there are manyTurns

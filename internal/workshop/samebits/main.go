@@ -2,14 +2,14 @@
 // the program in train at a base commit and in the working tree, runs both under every
 // configuration of a table, and compares what they have written:
 //
-//	go run ./internal/samebits -base main~3
+//	go run ./samebits -base main~3
 //
 // It prints a line for each configuration, with hashes of the weights and of the optimizer's state,
 // and exits with 1 if any differ. Examples/gpt has flags for the transports and ranks only; train,
 // which has them for the rest, is compiled at both commits from the source of the working tree.
 // Where a public name has changed since, -renamed says how:
 //
-//	go run ./internal/samebits -base main~3 -renamed Recompute=Checkpoint
+//	go run ./samebits -base main~3 -renamed Recompute=Checkpoint
 package main
 
 import (
@@ -26,11 +26,11 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/gofsdp/gofsdp/internal/revision"
+	"github.com/gofsdp/gofsdp/internal/workshop/revision"
 )
 
 // trainer is the package whose source is copied into the base tree.
-const trainer = "internal/samebits/train"
+const trainer = "internal/workshop/samebits/train"
 
 var errDifferent = errors.New("not the same bits")
 
@@ -79,12 +79,12 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	b := &bench{dir: dir, bins: [2]string{filepath.Join(dir, "base"), filepath.Join(dir, "work")}}
 	for i, t := range []revision.Tree{old, work} {
-		if err := t.Build(ctx, b.bins[i], "./examples/gpt", "./fsdp/fsdprun", "./"+trainer); err != nil {
+		if err := t.Build(ctx, b.bins[i], "examples/gpt", "fsdp/fsdprun", trainer); err != nil {
 			return fmt.Errorf("%s: %w", t.Name, err)
 		}
 	}
 	// One fsdpckpt reads the checkpoints of both.
-	if err := work.Build(ctx, b.bins[1], "./fsdp/fsdpckpt"); err != nil {
+	if err := work.Build(ctx, b.bins[1], "fsdp/fsdpckpt"); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(dir, "text"), text(), 0o644); err != nil {

@@ -166,7 +166,7 @@ func TestMemory(t *testing.T) {
 
 // TestMemoryInComment compares the table in the comment of package fsdp with the output of "make memory".
 func TestMemoryInComment(t *testing.T) {
-	comment, err := os.ReadFile("../../../fsdp/doc.go")
+	comment, err := os.ReadFile("../../../../fsdp/doc.go")
 	require.NoError(t, err)
 	_, table, found := strings.Cut(string(comment), "//\n//	tiny: ")
 	require.True(t, found)

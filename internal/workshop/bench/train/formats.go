@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // formats are types in which parameters and gradients travel, and which of the list each is compared with.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // stateRow is one line of a table.

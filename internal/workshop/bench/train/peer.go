@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/gofsdp/gofsdp/internal/bench/torch"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/torch"
 )
 
 //go:embed peers/gpt.py

@@ -15,8 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
 	"github.com/gofsdp/gofsdp/internal/calibrate"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // Plan calibrates this machine, or reads what a calibration wrote, trains, and prints how long

@@ -3,8 +3,8 @@
 //	work, err := revision.Working(ctx)
 //	base, remove, err := work.Checkout(ctx, "v1.2.0")
 //	defer remove()
-//	err = work.Graft(base, "internal/probe", "NewName=OldName")
-//	err = base.Build(ctx, "/tmp/base", "./examples/gpt") // makes /tmp/base/gpt
+//	err = work.Graft(base, "internal/workshop/probe", "NewName=OldName")
+//	err = base.Build(ctx, "/tmp/base", "examples/gpt", "internal/workshop/probe") // makes /tmp/base/gpt and /tmp/base/probe
 package revision
 
 import (
@@ -64,15 +64,19 @@ func (t Tree) Checkout(ctx context.Context, commit string) (base Tree, remove fu
 	return Tree{Dir: dir, Name: name}, remove, nil
 }
 
-// Build builds main packages of t, named as `go build` in its directory names them, into the
-// directory out.
+// Build builds main packages of t, named by their directories, into the directory out. Each is built
+// in its own directory: a package may belong to another module in one commit than in another.
 func (t Tree) Build(ctx context.Context, out string, packages ...string) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
 	}
-	args := append([]string{"build", "-buildvcs=false", "-trimpath", "-o", out + string(filepath.Separator)}, packages...)
-	_, err := run(ctx, t.Dir, "go", args...)
-	return err
+	for _, dir := range packages {
+		_, err := run(ctx, filepath.Join(t.Dir, dir), "go", "build", "-buildvcs=false", "-trimpath", "-o", out+string(filepath.Separator), ".")
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Graft copies the Go files of t's directory dir to the same place in another tree, so that one

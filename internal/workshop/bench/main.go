@@ -30,10 +30,10 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/gofsdp/gofsdp/internal/bench/comm"
-	"github.com/gofsdp/gofsdp/internal/bench/models"
-	"github.com/gofsdp/gofsdp/internal/bench/state"
-	"github.com/gofsdp/gofsdp/internal/bench/train"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/comm"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/models"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/state"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/train"
 )
 
 func main() {

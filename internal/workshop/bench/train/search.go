@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
 	"github.com/gofsdp/gofsdp/internal/calibrate"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // Search calibrates this machine, draws small models, trains each on two ranks under many settings, and

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // results holds the seconds of one operation in each round, by cell and candidate.

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gofsdp/gofsdp/internal/bench/process"
 	"github.com/gofsdp/gofsdp/internal/calibrate"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/process"
 )
 
 // A candidate that does not answer for patience is hung. One that is to end has grace.

@@ -14,13 +14,13 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gofsdp/gofsdp/internal/bench/process"
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
-	"github.com/gofsdp/gofsdp/internal/revision"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/process"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/revision"
 )
 
 // prober is the package that is compiled at both commits.
-const prober = "internal/bench/probe"
+const prober = "internal/workshop/bench/probe"
 
 // sameSpeed is by how much medians of the same speed may differ.
 const sameSpeed = 0.03
@@ -63,7 +63,7 @@ func against(ctx context.Context, w io.Writer, args []string) (err error) {
 	var probes [2]*process.Process
 	for i, t := range []revision.Tree{old, work} {
 		bin := filepath.Join(dir, strconv.Itoa(i))
-		if err := t.Build(ctx, bin, "./"+prober); err != nil {
+		if err := t.Build(ctx, bin, prober); err != nil {
 			return fmt.Errorf("%s: %w", t.Name, err)
 		}
 		p, err := process.Start(exec.CommandContext(ctx, filepath.Join(bin, "probe")))

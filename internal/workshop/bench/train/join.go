@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
-	"github.com/gofsdp/gofsdp/internal/bench/stats"
+	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
 // joinMode is how two ranks run a step.
