@@ -97,10 +97,10 @@ mpich: ## test the groups over MPICH (Debian: mpich libmpich-dev pkg-config)
 
 SEED ?= 0
 faults: ## every fault in every collective over every transport, bits that flip on the wire, checkpoints that cannot be opened, a few minutes: SEED=number of an earlier run
-	$(GO) run ./internal/faults -seed $(SEED)
+	$(GO) -C internal/workshop run ./faults -seed $(SEED)
 
 soak: ## ten minutes of random collectives with random faults
-	$(GO) run ./internal/faults -soak 10m
+	$(GO) -C internal/workshop run ./faults -soak 10m
 
 FAULTS ?= 100000
 SIMULATE_RANKS ?= 64,256,1000
@@ -109,10 +109,10 @@ simulate: ## 100,000 random faults in simulated jobs of 8 to 64 ranks, and what 
 	SIMULATE_FAULTS=$(FAULTS) SIMULATE_RANKS=$(SIMULATE_RANKS) $(GO) test ./fsdp/internal/simulate -v -count 1 -timeout 10h
 
 netns: ## ranks, fsdprun and mpirun on hosts of their own, in network namespaces (root; Debian: iproute2 openmpi-bin)
-	$(GO) test -tags netns ./internal/netns
+	$(GO) -C internal/workshop test -tags netns ./netns
 
 slurm: ## train under Slurm on two such hosts, cancel, requeue, go on with the same bits (root; Debian: slurmctld slurmd munge iproute2)
-	internal/netns/slurm.sh
+	internal/workshop/netns/slurm.sh
 
 kube-check: ## the Kubernetes manifests against the API's and Kubeflow's own checks (network, some minutes)
 	cd examples/cluster/kubecheck && $(GO) test .

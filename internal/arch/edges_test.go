@@ -125,8 +125,6 @@ var edges = map[string]string{
 
 	// What measures and checks.
 	"internal/calibrate": "gorgonia comm fsdp fsdp/nn fsdp/plan internal/exec internal/peak optim",
-	"internal/faults":    "comm comm/commtest internal/checkpoint internal/mesh internal/safetensors",
-	"internal/netns":     "",
 }
 
 // gorgonia names Gorgonia in the rows.

@@ -2,14 +2,14 @@
 // the program in train at a base commit and in the working tree, runs both under every
 // configuration of a table, and compares what they have written:
 //
-//	go run ./samebits -base main~3
+//	go -C internal/workshop run ./samebits -base main~3
 //
 // It prints a line for each configuration, with hashes of the weights and of the optimizer's state,
 // and exits with 1 if any differ. Examples/gpt has flags for the transports and ranks only; train,
 // which has them for the rest, is compiled at both commits from the source of the working tree.
 // Where a public name has changed since, -renamed says how:
 //
-//	go run ./samebits -base main~3 -renamed Recompute=Checkpoint
+//	go -C internal/workshop run ./samebits -base main~3 -renamed Recompute=Checkpoint
 package main
 
 import (

@@ -244,12 +244,12 @@ var spare time.Duration
 // command runs c again.
 func (c *Case) command() string {
 	if c.Steps > 0 {
-		return fmt.Sprintf("go run ./internal/faults -seed %d -round %d -transport %s", c.Seed, c.Number, c.Transport)
+		return fmt.Sprintf("go -C internal/workshop run ./faults -seed %d -round %d -transport %s", c.Seed, c.Number, c.Transport)
 	}
 	if c.Suspend > 0 {
-		return fmt.Sprintf("go run ./internal/faults -seed %d -suspension %d", c.Seed, c.Number)
+		return fmt.Sprintf("go -C internal/workshop run ./faults -seed %d -suspension %d", c.Seed, c.Number)
 	}
-	return fmt.Sprintf("go run ./internal/faults -seed %d -case %d", c.Seed, c.Number)
+	return fmt.Sprintf("go -C internal/workshop run ./faults -seed %d -case %d", c.Seed, c.Number)
 }
 
 // String says what c is in a line.

@@ -47,8 +47,7 @@ const training = "-data data -holdout 5 -layers 2 -dim 32 -heads 2 -context 32 -
 // train starts a training on three hosts.
 func train(t *testing.T, flags ...string) *cluster {
 	c := &cluster{network: build(t, 3), dir: t.TempDir(), lines: make(chan line, 10000)}
-	out, err := exec.Command("go", "build", "-o", c.dir+"/", "../../fsdp/fsdprun", "../../examples/gpt").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	must(t, "go -C ../../.. build -o", c.dir+"/", "./fsdp/fsdprun ./examples/gpt")
 	require.NoError(t, os.Mkdir(filepath.Join(c.dir, "data"), 0o700))
 	for i := range 20 {
 		text := strings.Repeat(fmt.Sprintf("func f%d(x int) int {\n\treturn x + %d\n}\n\n", i, i), 10)

@@ -7,7 +7,7 @@
 #
 # All that it starts and writes is gone when it ends, whatever the end.
 set -euo pipefail
-repo=$(cd "$(dirname "$0")/../.." && pwd)
+repo=$(cd "$(dirname "$0")/../../.." && pwd)
 PATH=$PATH:/usr/sbin:/sbin
 
 missing=

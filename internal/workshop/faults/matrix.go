@@ -62,7 +62,7 @@ func series(ctx context.Context, out io.Writer, kind string, seed uint64, first,
 		switch {
 		case o.wrong != "":
 			failed++
-			fmt.Fprintf(out, "FAIL %s %d: %s\n     %s\n     again: go run ./internal/faults -seed %d -%s %d\n", kind, i, o.what, o.wrong, seed, kind, i)
+			fmt.Fprintf(out, "FAIL %s %d: %s\n     %s\n     again: go -C internal/workshop run ./faults -seed %d -%s %d\n", kind, i, o.what, o.wrong, seed, kind, i)
 		case verbose:
 			fmt.Fprintf(out, "ok %s %d: %s\n     was told: %s\n", kind, i, o.what, o.told)
 		}

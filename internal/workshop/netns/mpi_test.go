@@ -20,11 +20,11 @@ import (
 // mpirun and goes on: to the weights of a run on one host that nobody has disturbed.
 func TestOpenMPI(t *testing.T) {
 	n := build(t, 2)
-	root, err := filepath.Abs("../..")
+	root, err := filepath.Abs("../../..")
 	require.NoError(t, err)
 	dir := t.TempDir()
 	gpt := filepath.Join(dir, "gpt")
-	must(t, "go build -o", gpt, root+"/examples/gpt")
+	must(t, "go -C", root, "build -o", gpt, "./examples/gpt")
 	job := []string{"-data", root + "/comm", "-size", "tiny", "-steps", "500", "-check=false", "-sample-bytes", "0", "-export"}
 
 	calm := exec.Command(gpt, append(job, dir+"/calm", "-ranks", "4")...)

@@ -1,14 +1,14 @@
 // The faults command breaks process groups in every way it knows and checks that
 // every rank gets to know, in time and by name.
 //
-//	go run ./internal/faults                 the fault matrix: exit status 1 if a case fails
-//	go run ./internal/faults -case 1234      one case again, with all that its ranks say
-//	go run ./internal/faults -flip 1234      one payload flip again
-//	go run ./internal/faults -suspension 12  one suspension again
-//	go run ./internal/faults -jam 123        one jam again
-//	go run ./internal/faults -soak 10m       random programs and faults, one job after the other
-//	go run ./internal/faults -round 77       one job of it again
-//	go run ./internal/faults -strangers      jobs that strangers try to join or to hold up
+//	go -C internal/workshop run ./faults                 the fault matrix: exit status 1 if a case fails
+//	go -C internal/workshop run ./faults -case 1234      one case again, with all that its ranks say
+//	go -C internal/workshop run ./faults -flip 1234      one payload flip again
+//	go -C internal/workshop run ./faults -suspension 12  one suspension again
+//	go -C internal/workshop run ./faults -jam 123        one jam again
+//	go -C internal/workshop run ./faults -soak 10m       random programs and faults, one job after the other
+//	go -C internal/workshop run ./faults -round 77       one job of it again
+//	go -C internal/workshop run ./faults -strangers      jobs that strangers try to join or to hold up
 //
 // # The matrix
 //
