@@ -118,18 +118,18 @@ kube-check: ## the Kubernetes manifests against the API's and Kubeflow's own che
 	cd examples/cluster/kubecheck && $(GO) test .
 
 nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed
-	nccl/abi/check.sh
+	internal/workshop/abi/nccl/check.sh
 
 CUBLAS ?=
 cublaslt-abi: ## the same of cuBLASLt: CUBLAS=directory with its include and lib, else from wheels of 500 MB
-	internal/blaslt/abi/check.sh $(CUBLAS)
+	internal/workshop/abi/cublaslt/check.sh $(CUBLAS)
 
 PTXAS ?=
 ptx-check: ## registers and spills of all kernels on sm_80, sm_90 and sm_100: PTXAS=path of ptxas, else from a wheel of 40 MB
 	internal/gpu/kernels/ptxas.sh $(PTXAS)
 
-gpu-build: ## build .gpu, the test programs that a machine with GPUs and without Go needs: see nccl/gpucheck
-	nccl/gpucheck/run.sh build .gpu
+gpu-build: ## build .gpu, the test programs that a machine with GPUs and without Go needs: see internal/workshop/gpucheck
+	internal/workshop/gpucheck/run.sh build .gpu
 
 gpu-check: gpu-build ## training on this machine's GPUs: speed, kernels, PyTorch beside it, parity, contract; fails without a GPU
 	GPUCHECK_SECONDS=7200 .gpu/run.sh parts .gpu .gpu/out
@@ -140,8 +140,8 @@ cu-check: ## the adapter for gorgonia.org/cu, with NVIDIA's headers from Python'
 lint: ## gofmt, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; exit 1; }
 	$(GO) vet ./...
-	$(GO) vet -tags gpu ./nccl/gpucheck
 	$(GO) -C internal/workshop vet ./...
+	$(GO) -C internal/workshop vet -tags gpu ./gpucheck
 	staticcheck=$$($(GO) -C internal/workshop tool -n staticcheck) && $$staticcheck ./... && cd internal/workshop && $$staticcheck ./...
 
 generate: ## generate the assembly again

@@ -61,6 +61,6 @@
 //	make gpu-check
 //
 // runs the contract of all groups, a step over device memory, and bandwidths beside a
-// device copy. Package nccl/gpucheck says how to do that on a machine without Go. The
+// device copy. Package internal/workshop/gpucheck says how to do that on a machine without Go. The
 // module nccl/cuadapter takes contexts, streams and device pointers from gorgonia.org/cu.
 package nccl

@@ -19,7 +19,7 @@
 //
 // Ranks of a host without GPUs share its cores, which also move the bytes of collectives. A Cluster
 // of such hosts has a [Rate] for each operation; "fsdpplan -calibrate" measures them. A Cluster of
-// GPUs may have some too; "make gpu-check" measures them, see nccl/gpucheck.
+// GPUs may have some too; "make gpu-check" measures them, see internal/workshop/gpucheck.
 //
 // The package is pure: it reads and writes no file, has no clock and starts nothing. It does not
 // need package fsdp.

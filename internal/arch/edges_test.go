@@ -73,7 +73,6 @@ var edges = map[string]string{
 	"internal/simnet": "",
 	"internal/store":  "internal/auth",
 	"nccl":            "comm internal/backoff internal/device",
-	"nccl/gpucheck":   "",
 
 	// The library.
 	"optim":           "comm internal/kernel/gemm internal/kernel/vec shard",

@@ -11,7 +11,7 @@ typedef ncclComm_t nccl_comm;
 typedef cudaStream_t nccl_stream;
 typedef ncclUniqueId nccl_unique_id_arg;
 typedef ncclConfig_t nccl_config_arg;
-#include "../abi.h"
+#include "../../../../nccl/abi.h"
 
 #define SAME_FUNCTION(name, result, parameters) \
   _Static_assert(__builtin_types_compatible_p(__typeof__(name), result parameters), #name);

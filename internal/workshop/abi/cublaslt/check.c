@@ -19,7 +19,7 @@ typedef cublasLtMatmulPreference_t lt_preference;
 typedef cudaStream_t lt_stream;
 typedef cublasLtMatmulAlgo_t lt_algo;
 typedef cublasLtMatmulHeuristicResult_t lt_found;
-#include "../abi.h"
+#include "../../../blaslt/abi.h"
 
 #define SAME_FUNCTION(name, result, parameters) \
   _Static_assert(__builtin_types_compatible_p(__typeof__(name), result parameters), #name);

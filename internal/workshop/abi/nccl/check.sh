@@ -3,9 +3,9 @@
 # nccl.h, by the C compiler, and the library through the package's own loader. It takes
 # no GPU. Wheels of PyPI are fetched into a temporary directory and thrown away.
 #
-#   nccl/abi/check.sh [version ...]   of nvidia-nccl-cu12, the newest if none is given
+#   internal/workshop/abi/nccl/check.sh [version ...]   of nvidia-nccl-cu12, the newest if none is given
 set -eu
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../../.."
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
@@ -21,7 +21,7 @@ check() { # $1: what pip is to fetch
 	python3 -m zipfile -e "$dir"/wheel/*.whl "$dir/wheel"
 	nccl=$dir/wheel/nvidia/nccl
 	echo "$(basename "$dir"/wheel/*.whl)"
-	cc -std=c11 -Wall -Werror -D__CUDA_BF16_TYPES_EXIST__ -I "$dir/cuda" -I "$nccl/include" -o "$dir/check" nccl/abi/check.c
+	cc -std=c11 -Wall -Werror -D__CUDA_BF16_TYPES_EXIST__ -I "$dir/cuda" -I "$nccl/include" -o "$dir/check" internal/workshop/abi/nccl/check.c
 	"$dir/check"
 	echo "  nccl.h agrees with abi.h"
 	FSDP_NCCL_LIBRARY=$nccl/lib/libnccl.so.2 go test -count=1 -tags ncclabi -run '^TestRealLibrary$' -v ./nccl >"$dir/out" 2>&1 ||

@@ -7,7 +7,7 @@
 // The script builds the test programs on a machine with Go and runs them on a machine with GPUs,
 // which needs neither Go nor this source nor a network:
 //
-//	nccl/gpucheck/run.sh build DIR      # here; then copy DIR
+//	internal/workshop/gpucheck/run.sh build DIR      # here; then copy DIR
 //	DIR/run.sh parts DIR OUT            # there
 //
 // The parts run in this order. Each has a time limit, prints figures when they are measured, and
@@ -25,14 +25,14 @@
 //	contract     Contract
 //
 // The exit status is 0 if all is well, 3 if the machine has no GPU, and 1 after a failure or a
-// timeout. "make gpu-check" builds and runs on one machine. With GPUCHECK_SCALE=tiny all parts run
+// timeout. "make -C internal/workshop gpu-check" builds and runs on one machine. With GPUCHECK_SCALE=tiny all parts run
 // once on useless sizes: the tests of this package, without the build tag, run them on the doubles.
 //
 // # Single tests
 //
 // With other arguments the script builds the test program of this package and runs it:
 //
-//	nccl/gpucheck/run.sh -test.run 'Bandwidth|Rates' -largest 64    # MiB
+//	internal/workshop/gpucheck/run.sh -test.run 'Bandwidth|Rates' -largest 64    # MiB
 //
 //	Bandwidth   all-gathers, reduce-scatters, and copies in the GPU
 //	Contract    the contract of comm.Group, some minutes

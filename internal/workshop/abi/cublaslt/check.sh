@@ -2,12 +2,12 @@
 # Compares what the package knows of cuBLASLt's ABI with a real release: the declarations with
 # cublasLt.h, by the C compiler, and the library through the package's own loader. It takes no GPU.
 #
-#   internal/blaslt/abi/check.sh [directory]
+#   internal/workshop/abi/cublaslt/check.sh [directory]
 #
 # directory has include and lib of an installed cuBLAS, such as nvidia/cu13 of a Python environment.
 # Without one, wheels of PyPI (some 500 MB) are fetched into a temporary directory and thrown away.
 set -eu
-cd "$(dirname "$0")/../../.."
+cd "$(dirname "$0")/../../../.."
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 
@@ -33,7 +33,7 @@ echo '#include <stddef.h>
 #define __builtin_align__ __align__
 #define CUDARTAPI
 #define CUDART_CB' >"$dir/crt/host_defines.h"
-cc -std=c11 -Wall -Werror -fsyntax-only -I "$dir" -I "$cublas/include" internal/blaslt/abi/check.c
+cc -std=c11 -Wall -Werror -fsyntax-only -I "$dir" -I "$cublas/include" internal/workshop/abi/cublaslt/check.c
 echo "  cublasLt.h agrees with abi.h"
 for library in "$cublas"/lib/libcublasLt.so.*; do
 	FSDP_CUBLASLT_LIBRARY=$library go test -count=1 -tags cublasltabi -run '^TestRealLibrary$' -v ./internal/blaslt >"$dir/out" 2>&1 ||

@@ -34,7 +34,7 @@ build() {
 	export CGO_ENABLED=1
 	"${GO:-go}" test -c -tags gpu -ldflags '-s -w' -o "$dir/gpucheck" .
 	for name in device blaslt gpu ops; do
-		"${GO:-go}" test -c -ldflags '-s -w' -o "$dir/$name.test" "../../internal/$name"
+		"${GO:-go}" -C ../../.. test -c -ldflags '-s -w' -o "$dir/$name.test" "./internal/$name"
 	done
 	gzip -3f "$dir/gpucheck" "$dir"/*.test
 	du -h "$dir"/*.gz
