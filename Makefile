@@ -115,7 +115,7 @@ slurm: ## train under Slurm on two such hosts, cancel, requeue, go on with the s
 	internal/workshop/netns/slurm.sh
 
 kube-check: ## the Kubernetes manifests against the API's and Kubeflow's own checks (network, some minutes)
-	cd examples/cluster/kubecheck && $(GO) test .
+	$(GO) -C internal/workshop/kubecheck test .
 
 nccl-abi: ## compare our declarations of NCCL with real releases from Python wheels, no GPU needed
 	internal/workshop/abi/nccl/check.sh

@@ -93,7 +93,7 @@ func rank(t *testing.T, pod corev1.PodSpec, more ...corev1.EnvVar) comm.Config {
 }
 
 func TestJob(t *testing.T) {
-	objects := read(t, "../job.yaml")
+	objects := read(t, "../../../examples/cluster/job.yaml")
 	service := objects["Service"].(*corev1.Service)
 	service.Spec.ClusterIPs = []string{service.Spec.ClusterIP} // as the server does
 	valid(t, corevalidation.ValidateServiceCreate(internal(t, service, &core.Service{})))
@@ -120,7 +120,7 @@ func TestJob(t *testing.T) {
 }
 
 func TestPyTorchJob(t *testing.T) {
-	text, err := os.ReadFile("../pytorchjob.yaml")
+	text, err := os.ReadFile("../../../examples/cluster/pytorchjob.yaml")
 	require.NoError(t, err)
 	job := &kubeflow.PyTorchJob{}
 	require.NoError(t, yaml.UnmarshalStrict(text, job))
