@@ -103,11 +103,15 @@ func TestReadme(t *testing.T) {
 	require.Greater(t, rows, 70)
 }
 
-// TestPages checks that what the README and the documents name is there: files, targets of the Makefile, and
-// names of packages.
+// TestPages checks that what the README and the documents name is there: files, targets of the two Makefiles,
+// and names of packages.
 func TestPages(t *testing.T) {
-	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	require.NoError(t, err)
+	var makefiles string
+	for _, dir := range []string{"", workshop} {
+		makefile, err := os.ReadFile(filepath.Join(root, dir, "Makefile"))
+		require.NoError(t, err)
+		makefiles += string(makefile)
+	}
 	declared := declaredNames(t)
 	for path, text := range pages(t) {
 		for _, link := range regexp.MustCompile(`\]\(([a-zA-Z.][^):#\s]+)[^)]*\)`).FindAllStringSubmatch(text, -1) {
@@ -120,7 +124,7 @@ func TestPages(t *testing.T) {
 			require.DirExists(t, filepath.Join(root, strings.TrimRight(run[1], "`,.;")), path)
 		}
 		for _, target := range regexp.MustCompile("(?m)(?:^|`)make ([a-z-]+)").FindAllStringSubmatch(text, -1) {
-			require.Contains(t, string(makefile), "\n"+target[1]+":", path)
+			require.Contains(t, makefiles, "\n"+target[1]+":", path)
 		}
 		for _, name := range regexp.MustCompile(`\b(?:comm|fsdp|data|graph|metrics|monitor|nn|op|optim|Sharded|Config|Precision|Group|Plan|Tape)\.([A-Z]\w*)`).FindAllStringSubmatch(text, -1) {
 			require.True(t, declared[name[1]], "%s: %s", path, name[0])

@@ -43,7 +43,7 @@ func (k *Kernels) Cluster(name, device string, memory int, like *plan.Cluster) *
 		c.Software.Step = 0
 	}
 	c.Sources = []string{
-		fmt.Sprintf("Rates and Device.Memory: make gpu-check on %s, %s", device, time.Now().UTC().Format(time.DateOnly)),
+		fmt.Sprintf("Rates and Device.Memory: internal/workshop/gpucheck on %s, %s", device, time.Now().UTC().Format(time.DateOnly)),
 		fmt.Sprintf("all else: not measured, as %s has it; the links are those of the part Bandwidth", like.Name),
 	}
 	return &c

@@ -3,5 +3,5 @@
 // library, including its internal packages; the library imports none of them, so their dependencies
 // stay out of the library's go.mod.
 //
-// "make workshop" in the root lists the targets of the Makefile here.
+// "make workshop" in the root lists the targets of the Makefile here. They run from the root, too.
 package workshop

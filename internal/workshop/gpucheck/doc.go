@@ -25,7 +25,7 @@
 //	contract     Contract
 //
 // The exit status is 0 if all is well, 3 if the machine has no GPU, and 1 after a failure or a
-// timeout. "make -C internal/workshop gpu-check" builds and runs on one machine. With GPUCHECK_SCALE=tiny all parts run
+// timeout. "make gpu-check" builds and runs on one machine. With GPUCHECK_SCALE=tiny all parts run
 // once on useless sizes: the tests of this package, without the build tag, run them on the doubles.
 //
 // # Single tests

@@ -11,10 +11,10 @@
 // There is nothing but tests here, behind a build tag, for they need root and
 // the commands ip, tc and mpirun:
 //
-//	make -C internal/workshop netns
+//	make netns
 //
 // What examples/cluster has for Open MPI is trained with here. What it has
 // for Slurm is run by slurm.sh, with Slurm's own daemons on two such hosts:
 //
-//	make -C internal/workshop slurm
+//	make slurm
 package netns
