@@ -107,11 +107,12 @@ lint: ## gofmt, vet, staticcheck
 	$(GO) -C internal/workshop vet -tags netns ./netns
 	staticcheck=$$($(GO) -C internal/workshop tool -n staticcheck) && $$staticcheck ./... && cd internal/workshop && $$staticcheck ./...
 
-generate: ## generate the assembly again
+generate: ## generate the assembly and the pictures of docs again
 	$(GO) generate ./...
+	$(GO) -C internal/workshop generate ./...
 
 generated: ## check that generating changes nothing
-	@tree() { git status --porcelain; git diff; }; before=$$(tree); $(GO) generate ./... && \
+	@tree() { git status --porcelain; git diff; }; before=$$(tree); $(MAKE) -s generate && \
 		test "$$before" = "$$(tree)" || { git status --short; exit 1; }
 
 # The workshop's programs run in its directory, so paths are made absolute.
