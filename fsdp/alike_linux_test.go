@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
@@ -32,7 +33,7 @@ func TestCloseWhileStateMoves(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			m := wrap(t, shapes["chain"], fsdp.Config{OffloadDir: t.TempDir()})
 			tried := 0
-			require.NoError(t, call(t.Context(), m, filepath.Join(t.TempDir(), "x"), fsdp.OnFS(&hookedFS{checkpoint.OS(), func(string) {
+			require.NoError(t, call(t.Context(), m, filepath.Join(t.TempDir(), "x"), kit.OnFS(&hookedFS{checkpoint.OS(), func(string) {
 				tried++
 				require.EqualError(t, m.Close(), "fsdp: rank 0: Close: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 			}})))
@@ -49,7 +50,7 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		ctx := context.Background()
 		m := wrap(r, shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: float64s, Logger: slog.New(slog.DiscardHandler)})
-		disk := fsdp.OnFS(crashfs.New())
+		disk := kit.OnFS(crashfs.New())
 		params := m.Shards()
 		opt, err := optim.SGD{Momentum: 0.5}.New(params)
 		require.NoError(r, err)

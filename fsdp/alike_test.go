@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -311,17 +312,17 @@ func TestOptimizersWithoutMemory(t *testing.T) {
 func TestCollectiveOnOneRank(t *testing.T) {
 	for method, call := range map[string]func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error{
 		"Save": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return m.Save(ctx, ckpt, opt, fsdp.OnFS(crashfs.New()))
+			return m.Save(ctx, ckpt, opt, kit.OnFS(crashfs.New()))
 		},
 		"Load": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return errorOf(m.Load(ctx, ckpt, opt, fsdp.OnFS(crashfs.New())))
+			return errorOf(m.Load(ctx, ckpt, opt, kit.OnFS(crashfs.New())))
 		},
 		"FullState": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error { return errorOf(m.FullState(ctx)) },
 		"FullOptimState": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
 			return errorOf(m.FullOptimState(ctx, opt))
 		},
 		"Export": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
-			return m.Export(ctx, ckpt, fsdp.OnFS(crashfs.New()))
+			return m.Export(ctx, ckpt, kit.OnFS(crashfs.New()))
 		},
 		"ClipGradNorm": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
 			return errorOf(m.ClipGradNorm(ctx, 1))
@@ -369,7 +370,7 @@ func TestMissedMethods(t *testing.T) {
 			forwardBackward(t, t.Context(), m, shapeBatch(0))
 			before, err := m.FullGrads(t.Context())
 			require.NoError(t, err)
-			require.NoError(t, m.Save(t.Context(), ckpt, nil, fsdp.OnFS(&hookedFS{crashfs.New(), func(string) { call(m, opt) }})))
+			require.NoError(t, m.Save(t.Context(), ckpt, nil, kit.OnFS(&hookedFS{crashfs.New(), func(string) { call(m, opt) }})))
 			require.EqualError(t, errorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier "+method+
 				" has done nothing: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 			after, err := m.FullGrads(t.Context())
@@ -385,7 +386,7 @@ func TestMissedMethods(t *testing.T) {
 func TestCloseIsGuarded(t *testing.T) {
 	var m *fsdp.Sharded
 	var err error
-	defer fsdp.WhileClosing(func() { _, err = m.Forward(t.Context(), shapeBatch(0)...) })()
+	defer kit.WhileClosing(func() { _, err = m.Forward(t.Context(), shapeBatch(0)...) })()
 	m = wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
 	require.NoError(t, m.Close())
 	require.EqualError(t, err, "fsdp: rank 0: Forward: another goroutine is in a method of this Sharded, which is for one goroutine at a time")

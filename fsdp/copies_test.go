@@ -10,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
@@ -102,16 +103,16 @@ func TestWritersCompareCopies(t *testing.T) {
 				}
 				step()
 				writers := map[string]func() error{
-					"Save": func() error { return m.Save(ctx, ckpt, opt, fsdp.OnFS(disk), fsdp.KeepLast(1)) },
+					"Save": func() error { return m.Save(ctx, ckpt, opt, kit.OnFS(disk), fsdp.KeepLast(1)) },
 					"SaveAsync": func() error {
-						v, err := m.SaveAsync(ctx, ckpt, opt, fsdp.OnFS(disk), fsdp.KeepLast(1))
+						v, err := m.SaveAsync(ctx, ckpt, opt, kit.OnFS(disk), fsdp.KeepLast(1))
 						if err != nil {
 							return err
 						}
 						return v.Wait(ctx)
 					},
 					"Export": func() error {
-						return m.Export(ctx, ckpt+".safetensors", fsdp.OnFS(disk), fsdp.WithOptimizer(opt))
+						return m.Export(ctx, ckpt+".safetensors", kit.OnFS(disk), fsdp.WithOptimizer(opt))
 					},
 				}
 				refused := func() {
@@ -142,7 +143,7 @@ func TestWritersCompareCopies(t *testing.T) {
 				require.Len(t, entries, 1)
 				_, err = disk.Open(ckpt + ".safetensors")
 				require.Error(t, err)
-				_, err = m.Load(ctx, ckpt, opt, fsdp.OnFS(disk))
+				_, err = m.Load(ctx, ckpt, opt, kit.OnFS(disk))
 				require.NoError(t, err)
 				require.Equal(t, good, ownNumbers(t, m, opt))
 				step()
@@ -176,8 +177,8 @@ func TestWritersWarnOfBuffers(t *testing.T) {
 			}
 			log.Reset()
 			for range 2 {
-				require.NoError(t, m.Save(ctx, ckpt, nil, fsdp.OnFS(disk)))
-				require.NoError(t, m.Export(ctx, ckpt+".safetensors", fsdp.OnFS(disk)))
+				require.NoError(t, m.Save(ctx, ckpt, nil, kit.OnFS(disk)))
+				require.NoError(t, m.Export(ctx, ckpt+".safetensors", kit.OnFS(disk)))
 			}
 			if averaged {
 				require.Empty(t, log.String())

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
@@ -122,7 +123,7 @@ func TestCustomKnobs(t *testing.T) {
 			turn(&cfg)
 			requireSameBits(t, want, run(cfg), name)
 		}
-		restore := fsdp.UseFarDevice()
+		restore := kit.UseFarDevice()
 		requireSameBits(t, want, run(fsdp.Config{Precision: precision}), "far device")
 		restore()
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/shard"
@@ -105,10 +106,10 @@ func TestCheckpointsUnderOtherCuts(t *testing.T) {
 			if save {
 				forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
 				require.NoError(t, opt.Step(0.1))
-				require.NoError(t, m.Save(ctx, ckpt, opt, fsdp.OnFS(fsys), fsdp.AtStep(1)))
+				require.NoError(t, m.Save(ctx, ckpt, opt, kit.OnFS(fsys), fsdp.AtStep(1)))
 				return
 			}
-			_, err = m.Load(ctx, ckpt, opt, fsdp.OnFS(fsys))
+			_, err = m.Load(ctx, ckpt, opt, kit.OnFS(fsys))
 			require.NoError(t, err)
 			m.ZeroGrad()
 			forwardBackward(t, ctx, m, tinyBatch(1, g.Rank(), 2, tinyContext))

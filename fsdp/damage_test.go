@@ -16,6 +16,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 )
@@ -281,7 +282,7 @@ func (m mute) Open(path string) (checkpoint.Handle, error) {
 func TestLoadEndsWithItsContext(t *testing.T) {
 	disk := crashfs.New()
 	f := newFiller(t, t.Context(), comm.Local(1)[0])
-	require.NoError(t, f.saveStep(t.Context(), ckpt, 1, fsdp.OnFS(disk)))
+	require.NoError(t, f.saveStep(t.Context(), ckpt, 1, kit.OnFS(disk)))
 	require.NoError(t, f.Close())
 	for muted := range 2 {
 		back := make(chan struct{})
@@ -295,7 +296,7 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Millisecond, stop)
 			defer cancel()
-			_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(fsys))
+			_, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(fsys))
 			require.ErrorContains(t, err, stop.Error())
 		})
 		close(back)

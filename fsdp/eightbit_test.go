@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -73,7 +74,7 @@ func TestEightBitsResume(t *testing.T) {
 		for i, spread := range spreads {
 			t.Run(spread.name, func(t *testing.T) {
 				if far {
-					defer fsdp.UseFarDevice()()
+					defer kit.UseFarDevice()()
 				}
 				dir := t.TempDir()
 				onRanks(t, 4, func(ctx context.Context, g comm.Group) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -28,7 +29,7 @@ func TestEMAResumes(t *testing.T) {
 		for i, spread := range spreads {
 			t.Run(spread.name+where, func(t *testing.T) {
 				if where == "far" {
-					defer fsdp.UseFarDevice()()
+					defer kit.UseFarDevice()()
 				}
 				dir, cfg := t.TempDir(), spreads[i].config(4)
 				if where == "files" {

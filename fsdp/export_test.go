@@ -22,6 +22,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -323,7 +324,7 @@ func TestExportReplaces(t *testing.T) {
 		require.NoError(t, g.Barrier(ctx))
 		for failAt := 1; ; failAt++ {
 			fsys := &failingFS{FS: checkpoint.OS(), left: failAt}
-			err := m.Export(ctx, path, fsdp.OnFS(fsys), fsdp.As(fsdp.BFloat16))
+			err := m.Export(ctx, path, kit.OnFS(fsys), fsdp.As(fsdp.BFloat16))
 			done := err == nil
 			if g.Rank() == 0 { // the other's file system is not used
 				require.Equal(t, fsys.left > 0, done, "%v", err)
@@ -469,7 +470,7 @@ func TestExportToSlowDisk(t *testing.T) {
 				n := 0
 				m := wrap(t, calls(call("a", having(weight("w", 512, 600), weight("b", 7)))), fsdp.Config{Group: reducing{g, &n}})
 				n = 0
-				assert.NoError(t, m.Export(t.Context(), filepath.Join(dir, "model"), fsdp.OnFS(slow)))
+				assert.NoError(t, m.Export(t.Context(), filepath.Join(dir, "model"), kit.OnFS(slow)))
 				assert.Greater(t, n, 50)
 				assert.NoError(t, m.Close())
 			})

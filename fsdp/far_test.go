@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/optim/optimtest"
 )
@@ -18,7 +19,7 @@ func TestFarDevice(t *testing.T) {
 	model, cfg := tinyGPT(2), fsdp.Config{Wrap: blocks, Poison: true}
 	model.Dropout = 0.1
 	want := train(t, model, 3, 3, 2, cfg)
-	defer fsdp.UseFarDevice()()
+	defer kit.UseFarDevice()()
 	requireSameBits(t, want, train(t, model, 3, 3, 2, cfg))
 	t.Run("an error", TestErrorInsideAPass)
 	t.Run("a panic", TestPanicInsideBackward)
@@ -27,7 +28,7 @@ func TestFarDevice(t *testing.T) {
 
 // TestFarVec holds the vectors of its shards to the contract of optim.Vec.
 func TestFarVec(t *testing.T) {
-	defer fsdp.UseFarDevice()()
+	defer kit.UseFarDevice()()
 	wide := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s}).Shards()[0]
 	narrow := wrap(t, shapes["chain"], fsdp.Config{}).Shards()[0]
 	optimtest.TestVec(t, func(n int, float64s bool) optim.Vec {

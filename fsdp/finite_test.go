@@ -18,6 +18,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 )
@@ -56,7 +57,7 @@ func TestSaveRefusesNotFinite(t *testing.T) {
 						f := newFiller(t, ctx, g)
 						defer f.Close()
 						save := func(step int, opts ...fsdp.StateOption) error {
-							opts = append(opts, fsdp.AtStep(step), fsdp.OnFS(disk), fsdp.KeepLast(1))
+							opts = append(opts, fsdp.AtStep(step), kit.OnFS(disk), fsdp.KeepLast(1))
 							if !asynchronous {
 								return f.Save(ctx, ckpt, f.opt, opts...)
 							}
@@ -81,7 +82,7 @@ func TestSaveRefusesNotFinite(t *testing.T) {
 						require.NoError(t, g.Barrier(ctx))
 						if g.Rank() == 0 {
 							require.Len(t, entries(t, disk, ckpt), 1)
-							require.Equal(t, 1, requireLatest(t, ckpt, fsdp.OnFS(disk)))
+							require.Equal(t, 1, requireLatest(t, ckpt, kit.OnFS(disk)))
 						}
 						require.NoError(t, g.Barrier(ctx))
 						require.NoError(t, save(3, fsdp.AllowNotFinite(anyTensor)))
@@ -114,23 +115,23 @@ func TestLoadRefusesNotFinite(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := newFiller(t, ctx, g)
 		defer f.Close()
-		require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+		require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
 		f.fill(2)
 		name := ""
 		if g.Rank() == 1 {
 			name = spoil(t, f.Sharded, math.NaN())
 		}
-		require.NoError(t, f.Save(ctx, ckpt, f.opt, fsdp.AtStep(2), fsdp.OnFS(disk), fsdp.AllowNotFinite(anyTensor)))
+		require.NoError(t, f.Save(ctx, ckpt, f.opt, fsdp.AtStep(2), kit.OnFS(disk), fsdp.AllowNotFinite(anyTensor)))
 
-		_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk))
+		_, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disk))
 		for _, part := range []string{"rank 1", name, "not finite", "NaN", "000002-step-2", "000001-step-1 is older", "AllowOlder(true)", "no restart mends this"} {
 			require.ErrorContains(t, err, part)
 		}
-		c, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk), fsdp.AllowOlder(true))
+		c, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disk), fsdp.AllowOlder(true))
 		require.NoError(t, err)
 		require.Equal(t, 1, c.Step)
 		f.require(t, 1)
-		c, err = f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk), fsdp.AllowNotFinite(anyTensor))
+		c, err = f.Load(ctx, ckpt, f.opt, kit.OnFS(disk), fsdp.AllowNotFinite(anyTensor))
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step)
 	})
@@ -262,7 +263,7 @@ func TestStepRefusedByAll(t *testing.T) {
 		f := newFiller(t, ctx, g)
 		defer f.Close()
 		require.ErrorContains(t, f.refuse(ctx, g.Rank(), math.NaN(), 0, 1), "not finite")
-		require.NoError(t, f.Save(ctx, ckpt, f.opt, fsdp.OnFS(disk)))
+		require.NoError(t, f.Save(ctx, ckpt, f.opt, kit.OnFS(disk)))
 		f.ZeroGrad()
 		if f.refuse(ctx, g.Rank(), math.NaN(), 1) != nil {
 			for _, p := range f.Shards() {

@@ -23,6 +23,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -37,7 +38,7 @@ type faulty struct {
 
 // faultyDoubles returns the doubles, which are loaded.
 func faultyDoubles(t *testing.T) []faulty {
-	fsdp.UseGPU()() // loads them
+	kit.UseGPU()() // loads them
 	libs := gpudouble.Build(t)
 	version := regexp.MustCompile(`_v\d+$`)
 	open := func(path, prefix string, code int, lives ...string) faulty {

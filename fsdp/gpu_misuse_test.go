@@ -13,12 +13,13 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
 // TestGPUNotOpen: a device that is not open is an error on all ranks.
 func TestGPUNotOpen(t *testing.T) {
-	fsdp.CleanGPU(t)
+	kit.CleanGPU(t)
 	closed, err := gpu.Open(0)
 	require.NoError(t, err)
 	require.NoError(t, closed.Close())

@@ -15,6 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -23,8 +24,8 @@ func onHost(_ *testing.T, f func()) { f() }
 
 // onDoubles runs f where models compute on the doubles of GPUs, if they do anything.
 func onDoubles(t *testing.T, f func()) {
-	defer fsdp.UseGPU()()
-	fsdp.CleanGPU(t)
+	defer kit.UseGPU()()
+	kit.CleanGPU(t)
 	f()
 }
 
@@ -151,7 +152,7 @@ func TestGPUState(t *testing.T) {
 // TestGPUOffload: shards and state in memory of the host change no bit of a training, and the device
 // holds less.
 func TestGPUOffload(t *testing.T) {
-	cuda := fsdp.CleanGPU(t)
+	cuda := kit.CleanGPU(t)
 	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Offload: true})
 	require.ErrorContains(t, err, "Config.Offload is set, but there is no Config.Device")
 	for _, precision := range []fsdp.Precision{{}, fsdp.BF16()} {

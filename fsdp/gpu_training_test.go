@@ -14,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/shard"
@@ -23,9 +24,9 @@ import (
 // left and nothing was misused.
 func onGPU(t *testing.T, f func()) {
 	t.Helper()
-	restore := fsdp.UseGPU()
+	restore := kit.UseGPU()
 	defer restore()
-	cuda := fsdp.CleanGPU(t)
+	cuda := kit.CleanGPU(t)
 	before := cuda.Calls("cuLaunchKernel")
 	f()
 	require.Greater(t, cuda.Calls("cuLaunchKernel"), before, "nothing was computed there")
@@ -111,7 +112,7 @@ func TestGPURefusesMuon(t *testing.T) {
 
 // TestGPUDry compares plans that were made without a GPU with those of wrapped models.
 func TestGPUDry(t *testing.T) {
-	fsdp.CleanGPU(t)
+	kit.CleanGPU(t)
 	rows, cols := 2, tinyContext
 	for _, cfg := range []fsdp.Config{
 		{}, {Wrap: blocks, Precision: fsdp.BF16(), Checkpoint: blocks}, {Wrap: blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: true},
@@ -157,7 +158,7 @@ func TestGPUFits(t *testing.T) {
 // TestConfigDevice trains on devices of the caller, which stay open, and says what they are not
 // for.
 func TestConfigDevice(t *testing.T) {
-	fsdp.CleanGPU(t)
+	kit.CleanGPU(t)
 	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: blocks})
 		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
@@ -190,7 +191,7 @@ func TestConfigDevice(t *testing.T) {
 // TestGPUModelsInTurns trains two models in turns on one device of each rank: both get what they
 // get alone.
 func TestGPUModelsInTurns(t *testing.T) {
-	cuda := fsdp.CleanGPU(t)
+	cuda := kit.CleanGPU(t)
 	cuda.Delay(200*time.Microsecond, 7)
 	defer cuda.Delay(0, 0)
 	const models, steps = 2, 3
@@ -241,7 +242,7 @@ func TestGPUModelsInTurns(t *testing.T) {
 // TestGPUFaultsLater has the device fail in the backward of a pass, which is noticed afterwards: in
 // another method, or in the next pass. Both say when it was, as far as that is known.
 func TestGPUFaultsLater(t *testing.T) {
-	cuda := fsdp.CleanGPU(t)
+	cuda := kit.CleanGPU(t)
 	for name, notice := range map[string]func(ctx context.Context, m *fsdp.Sharded) error{
 		"FullGrads": func(ctx context.Context, m *fsdp.Sharded) error { _, err := m.FullGrads(ctx); return err },
 		"Forward": func(ctx context.Context, m *fsdp.Sharded) error {
@@ -249,7 +250,7 @@ func TestGPUFaultsLater(t *testing.T) {
 			return err
 		},
 	} {
-		restore := fsdp.UseGPU()
+		restore := kit.UseGPU()
 		ctx, m := t.Context(), wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks})
 		restore()
 		forwardBackward(t, ctx, m, tinyBatch(0, 0, 2, tinyContext))
@@ -263,9 +264,9 @@ func TestGPUFaultsLater(t *testing.T) {
 // TestGPUFails fails calls of the driver, one in each training: it returns the error, no rank
 // hangs, and Close leaves nothing.
 func TestGPUFails(t *testing.T) {
-	cuda := fsdp.CleanGPU(t)
+	cuda := kit.CleanGPU(t)
 	training := func() error {
-		restore := fsdp.UseGPU()
+		restore := kit.UseGPU()
 		defer restore()
 		m, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Wrap: blocks, Precision: fsdp.BF16()})
 		if err != nil {
@@ -308,7 +309,7 @@ func TestGPUFails(t *testing.T) {
 // TestGPUZeroBetween drops the gradients between Forward and Backward: those of the pass are all
 // that is left, wherever shards lie.
 func TestGPUZeroBetween(t *testing.T) {
-	fsdp.CleanGPU(t)
+	kit.CleanGPU(t)
 	for _, offload := range []bool{false, true} {
 		t.Run(fmt.Sprint("offload ", offload), func(t *testing.T) {
 			onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
@@ -329,7 +330,7 @@ func TestGPUZeroBetween(t *testing.T) {
 
 // TestGPULeaves: what a rank has stays readable when others have closed their models.
 func TestGPULeaves(t *testing.T) {
-	fsdp.CleanGPU(t)
+	kit.CleanGPU(t)
 	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: blocks})
 		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
@@ -398,7 +399,7 @@ func TestGPUDelays(t *testing.T) {
 	var want bits
 	onGPU(t, func() { losses, want = crossed(t, fsdp.Config{Wrap: blocks}) })
 	onGPU(t, func() {
-		cuda := fsdp.CleanGPU(t)
+		cuda := kit.CleanGPU(t)
 		cuda.Delay(100*time.Microsecond, 1)
 		defer cuda.Delay(0, 0)
 		late, got := crossed(t, fsdp.Config{Wrap: blocks, Prefetch: 3, Poison: true})

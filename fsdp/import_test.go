@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -197,7 +198,7 @@ func TestImportBreaksOff(t *testing.T) {
 		if g.Rank() == 1 {
 			fsys.left = 6 // after Open and the header
 		}
-		err = m.Import(ctx, path, fsdp.OnFS(fsys))
+		err = m.Import(ctx, path, kit.OnFS(fsys))
 		require.ErrorContains(t, err, "rank 1")
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "elements [")
@@ -248,7 +249,7 @@ func TestImportReadsItsOwn(t *testing.T) {
 				transpose := fsdp.Transpose(func(string) bool { return c.transposed })
 				require.NoError(t, m.Export(ctx, path, transpose))
 				fsys := &countingFS{FS: checkpoint.OS(), bytes: &read[g.Rank()], calls: &calls[g.Rank()]}
-				require.NoError(t, m.Import(ctx, path, transpose, fsdp.OnFS(fsys)))
+				require.NoError(t, m.Import(ctx, path, transpose, kit.OnFS(fsys)))
 			})
 			info, err := os.Stat(path)
 			require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
@@ -84,7 +85,7 @@ func TestSaveUntilKilled(t *testing.T) {
 			require.ErrorIs(t, err, fsdp.ErrNoCheckpoint)
 		}
 		for step := first + 1; ; step++ {
-			require.NoError(t, f.saveAs(ctx, step%2 == 0, dir, step, fsdp.KeepLast(2), fsdp.OnFS(tellingFS{checkpoint.OS()})))
+			require.NoError(t, f.saveAs(ctx, step%2 == 0, dir, step, fsdp.KeepLast(2), kit.OnFS(tellingFS{checkpoint.OS()})))
 			if g.Rank() == 0 {
 				fmt.Println("saved", step)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -176,7 +177,7 @@ func (l *lived) forward(t *testing.T, ctx context.Context) {
 
 // breakOff has a Load break off when a part of the parameters has changed.
 func breakOff(t *testing.T, ctx context.Context, l *lived) {
-	_, err := l.Load(ctx, l.dir, l.opt, fsdp.OnFS(&unreadable{FS: checkpoint.OS(), rank: 1}))
+	_, err := l.Load(ctx, l.dir, l.opt, kit.OnFS(&unreadable{FS: checkpoint.OS(), rank: 1}))
 	require.ErrorIs(t, err, errDiskFull)
 }
 

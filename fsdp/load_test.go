@@ -18,6 +18,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
@@ -676,7 +677,7 @@ func TestLoadArguments(t *testing.T) {
 	disks := []*crashfs.FS{crashfs.New(), crashfs.New()}
 	for i, disk := range disks {
 		f := newFiller(t, t.Context(), comm.Local(1)[0])
-		require.NoError(t, f.saveStep(t.Context(), ckpt, 1, fsdp.OnFS(disk), fsdp.Extra("disk", i)))
+		require.NoError(t, f.saveStep(t.Context(), ckpt, 1, kit.OnFS(disk), fsdp.Extra("disk", i)))
 		require.NoError(t, f.Close())
 	}
 	for name, c := range map[string]struct {
@@ -684,19 +685,19 @@ func TestLoadArguments(t *testing.T) {
 		want string
 	}{
 		"disks": {func(ctx context.Context, f *filler, rank int) error {
-			_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disks[rank]))
+			_, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disks[rank]))
 			return err
 		}, "ranks disagree about the manifest in " + filepath.Join(ckpt, "000001-step-1")},
 		"not on all disks": {func(ctx context.Context, f *filler, rank int) error {
-			_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS([]*crashfs.FS{disks[0], crashfs.New()}[rank]))
+			_, err := f.Load(ctx, ckpt, f.opt, kit.OnFS([]*crashfs.FS{disks[0], crashfs.New()}[rank]))
 			return err
 		}, "rank 1: "},
 		"no directory": {func(ctx context.Context, f *filler, rank int) error {
-			_, err := f.Load(ctx, "", f.opt, fsdp.OnFS(disks[0]))
+			_, err := f.Load(ctx, "", f.opt, kit.OnFS(disks[0]))
 			return err
 		}, "no directory is named"},
 		"directory": {func(ctx context.Context, f *filler, rank int) error {
-			_, err := f.Load(ctx, []string{ckpt, ckpt + "2"}[rank], f.opt, fsdp.OnFS(disks[0]))
+			_, err := f.Load(ctx, []string{ckpt, ckpt + "2"}[rank], f.opt, kit.OnFS(disks[0]))
 			return err
 		}, "ranks disagree about the arguments of Load: rank 0 has \"directory "},
 		"optimizer": {func(ctx context.Context, f *filler, rank int) error {
@@ -704,15 +705,15 @@ func TestLoadArguments(t *testing.T) {
 			if rank == 1 {
 				opt = nil
 			}
-			_, err := f.Load(ctx, ckpt, opt, fsdp.OnFS(disks[0]))
+			_, err := f.Load(ctx, ckpt, opt, kit.OnFS(disks[0]))
 			return err
 		}, `rank 0 has "an optimizer", rank 1 has "no optimizer"`},
 		"names": {func(ctx context.Context, f *filler, rank int) error {
-			_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disks[0]), fsdp.Rename(func(name string) string { return name[rank:] }))
+			_, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disks[0]), fsdp.Rename(func(name string) string { return name[rank:] }))
 			return err
 		}, "ranks disagree about the arguments of Load"},
 		"what may be missing": {func(ctx context.Context, f *filler, rank int) error {
-			_, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disks[0]), fsdp.Rename(func(name string) string { return "x" + name }),
+			_, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disks[0]), fsdp.Rename(func(name string) string { return "x" + name }),
 				fsdp.AllowMissing(func(string) bool { return true }), fsdp.AllowExtra(func(string) bool { return rank == 0 }))
 			return err
 		}, "does not fit the model: extra l0.w, exp_avg:l0.w"},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/text"
@@ -359,7 +360,7 @@ func TestDroppedPassesChangeNoBit(t *testing.T) {
 		return states
 	}
 	want := run(false)
-	defer fsdp.KeepPasses(0)()
+	defer kit.KeepPasses(0)()
 	got := run(true)
 	for r := range want {
 		requireSameBits(t, want[r], got[r])

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -65,11 +66,11 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 	const why = "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"
 	for name, breakOff := range map[string]func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error{
 		"Load": func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error {
-			_, err := f.Load(ctx, dir, f.opt, fsdp.OnFS(bad))
+			_, err := f.Load(ctx, dir, f.opt, kit.OnFS(bad))
 			return err
 		},
 		"Import": func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error {
-			return f.Import(ctx, file, fsdp.WithOptimizer(f.opt), fsdp.OnFS(bad))
+			return f.Import(ctx, file, fsdp.WithOptimizer(f.opt), kit.OnFS(bad))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,7 +165,7 @@ func TestLoadIsSlow(t *testing.T) {
 			if g.Rank() == slow {
 				disk.beats = w.beats
 			}
-			_, err := f.Load(ctx, dir, f.opt, fsdp.OnFS(disk))
+			_, err := f.Load(ctx, dir, f.opt, kit.OnFS(disk))
 			require.NoError(t, err)
 		})
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -128,7 +129,7 @@ func TestPartsReadTheirOwn(t *testing.T) {
 		require.NoError(t, m.Export(ctx, path, join, fsdp.SplitAt(1_200_000), fsdp.As(fsdp.BFloat16)))
 		require.NoError(t, m.Export(ctx, path, join, fsdp.SplitAt(600_000), fsdp.As(fsdp.BFloat16)))
 		fsys := &countingFS{FS: checkpoint.OS(), bytes: &read[g.Rank()], calls: &calls[g.Rank()]}
-		require.NoError(t, m.Import(ctx, path+".index.json", join, fsdp.OnFS(fsys)))
+		require.NoError(t, m.Import(ctx, path+".index.json", join, kit.OnFS(fsys)))
 	})
 	for r := range read {
 		require.InDelta(t, 400_000*2/4, read[r], 3000, "rank %d: its share of bfloat16, two headers and the index", r)
@@ -177,7 +178,7 @@ func TestSplitFails(t *testing.T) {
 		m := wrap(t, smallModel, fsdp.Config{Group: g})
 		for failAt := 1; ; failAt++ {
 			fsys := &failingFS{FS: checkpoint.OS(), left: failAt}
-			err := m.Export(ctx, path, fsdp.SplitAt(400), fsdp.Beside(map[string][]byte{"b": nil}), fsdp.OnFS(fsys))
+			err := m.Export(ctx, path, fsdp.SplitAt(400), fsdp.Beside(map[string][]byte{"b": nil}), kit.OnFS(fsys))
 			if g.Rank() == 0 {
 				temps, _ := filepath.Glob(filepath.Join(dir, "*.tmp-*"))
 				require.Empty(t, temps)

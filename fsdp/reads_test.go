@@ -15,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -48,9 +49,9 @@ func TestReadsHaveADeadline(t *testing.T) {
 										models[g.Rank()] = m
 										opt, err := optim.AdamW{}.New(m.Shards())
 										require.NoError(t, err)
-										use := fsdp.OnFS(disk)
+										use := kit.OnFS(disk)
 										if g.Rank() == 0 {
-											use = fsdp.OnFS(stopped)
+											use = kit.OnFS(stopped)
 										}
 										call := func(ctx context.Context) error {
 											if method == "Import" {
@@ -59,8 +60,8 @@ func TestReadsHaveADeadline(t *testing.T) {
 											_, err := m.Load(ctx, ckpt, opt, use)
 											return err
 										}
-										require.NoError(t, m.Save(t.Context(), ckpt, opt, fsdp.OnFS(disk)))
-										require.NoError(t, m.Export(t.Context(), ckpt+".safetensors", fsdp.OnFS(disk), fsdp.WithOptimizer(opt)))
+										require.NoError(t, m.Save(t.Context(), ckpt, opt, kit.OnFS(disk)))
+										require.NoError(t, m.Export(t.Context(), ckpt+".safetensors", kit.OnFS(disk), fsdp.WithOptimizer(opt)))
 										good := ownNumbers(t, m, opt)
 										if g.Rank() == 0 {
 											stopped.seen = 0

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
@@ -118,13 +119,13 @@ func TestSaveFaults(t *testing.T) {
 				onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 					f := newFiller(t, ctx, g)
 					defer f.Close()
-					require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+					require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
 					require.NoError(t, g.Barrier(ctx))
 					if g.Rank() == 0 {
 						disk.Inject(c.fault)
 					}
 					require.NoError(t, g.Barrier(ctx))
-					err := f.saveAs(ctx, asynchronous, ckpt, 2, fsdp.OnFS(&hookedFS{disk, func(path string) {
+					err := f.saveAs(ctx, asynchronous, ckpt, 2, kit.OnFS(&hookedFS{disk, func(path string) {
 						if strings.HasPrefix(filepath.Base(path), "rank-") { // the first that fails stops who is not there yet
 							writing.Done()
 							writing.Wait()
@@ -139,15 +140,15 @@ func TestSaveFaults(t *testing.T) {
 					require.NoError(t, g.Barrier(ctx))
 					if g.Rank() == 0 {
 						disk.Inject(crashfs.Fault{})
-						require.Equal(t, 1, requireLatest(t, ckpt, fsdp.OnFS(disk)))
+						require.Equal(t, 1, requireLatest(t, ckpt, kit.OnFS(disk)))
 						require.Len(t, entries(t, disk, ckpt), 1, "the draft is gone")
 					}
 					f.require(t, 2)
 					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
 					require.NoError(t, f.opt.Step(0.01))
-					require.NoError(t, f.saveAs(ctx, asynchronous, ckpt, 3, fsdp.OnFS(disk)))
+					require.NoError(t, f.saveAs(ctx, asynchronous, ckpt, 3, kit.OnFS(disk)))
 				})
-				require.Equal(t, 3, requireLatest(t, ckpt, fsdp.OnFS(disk)))
+				require.Equal(t, 3, requireLatest(t, ckpt, kit.OnFS(disk)))
 			})
 		}
 	}
@@ -181,13 +182,13 @@ func TestCrashDuringSave(t *testing.T) {
 		disk := crashfs.New()
 		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			f := newFiller(t, ctx, g)
-			require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+			require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
 			require.NoError(t, g.Barrier(ctx))
 			if g.Rank() == 0 {
 				disk.Kill(ops)
 			}
 			require.NoError(t, g.Barrier(ctx))
-			err := f.saveStep(ctx, ckpt, 2, fsdp.OnFS(disk), fsdp.KeepLast(1))
+			err := f.saveStep(ctx, ckpt, 2, kit.OnFS(disk), fsdp.KeepLast(1))
 			if g.Rank() == 0 {
 				done = err == nil
 			}
@@ -195,14 +196,14 @@ func TestCrashDuringSave(t *testing.T) {
 		})
 		for seed := range uint64(6) {
 			after := disk.Crash(seed)
-			step := requireLatest(t, ckpt, fsdp.OnFS(after))
+			step := requireLatest(t, ckpt, kit.OnFS(after))
 			require.Contains(t, []int{1, 2}, step, "after %d operations, seed %d", ops, seed)
 			require.True(t, !done || step == 2)
 			steps[step]++
 			f := newFiller(t, t.Context(), comm.Local(1)[0])
-			require.NoError(t, f.saveStep(t.Context(), ckpt, 3, fsdp.OnFS(after), fsdp.KeepLast(1)))
+			require.NoError(t, f.saveStep(t.Context(), ckpt, 3, kit.OnFS(after), fsdp.KeepLast(1)))
 			require.Len(t, entries(t, after, ckpt), 1)
-			require.Equal(t, 3, requireLatest(t, ckpt, fsdp.OnFS(after)))
+			require.Equal(t, 3, requireLatest(t, ckpt, kit.OnFS(after)))
 			require.NoError(t, f.Close())
 		}
 	}
@@ -215,7 +216,7 @@ func TestUnsharedDirectory(t *testing.T) {
 	disks := []*crashfs.FS{crashfs.New(), crashfs.New()}
 	host, _ := os.Hostname()
 	for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-		return newFiller(t, ctx, g).Save(ctx, ckpt, nil, fsdp.OnFS(disks[g.Rank()/2]))
+		return newFiller(t, ctx, g).Save(ctx, ckpt, nil, kit.OnFS(disks[g.Rank()/2]))
 	}) {
 		require.ErrorContains(t, err, "rank 2")
 		require.ErrorContains(t, err, fmt.Sprintf("checkpoints need a file system that all ranks share: host %q does not see", host))
@@ -511,8 +512,8 @@ func TestSaveLeavesThePass(t *testing.T) {
 			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
 			require.NoError(t, err)
 			if save {
-				require.NoError(t, m.Save(ctx, ckpt, nil, fsdp.OnFS(disk)))
-				v, err := m.SaveAsync(ctx, ckpt, nil, fsdp.OnFS(disk))
+				require.NoError(t, m.Save(ctx, ckpt, nil, kit.OnFS(disk)))
+				v, err := m.SaveAsync(ctx, ckpt, nil, kit.OnFS(disk))
 				require.NoError(t, err)
 				require.NoError(t, v.Wait(ctx))
 			}
@@ -540,7 +541,7 @@ func TestSaveContext(t *testing.T) {
 			ctx, cancel = context.WithCancelCause(ctx)
 			disk = &hookedFS{disk, func(string) { cancel(gone) }}
 		}
-		return f.Save(ctx, ckpt, f.opt, fsdp.OnFS(disk))
+		return f.Save(ctx, ckpt, f.opt, kit.OnFS(disk))
 	}) {
 		require.ErrorContains(t, err, gone.Error())
 	}

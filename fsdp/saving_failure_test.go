@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 )
@@ -82,9 +83,9 @@ func saveBesideFailure(t *testing.T, at int) int {
 		}}
 		m := wrap(t, tinyGPT(1), cfg)
 		opt := adamAndMomentum(t, m)
-		require.NoError(t, m.Save(ctx, "ckpt", opt, fsdp.OnFS(disk), fsdp.AtStep(1)))
+		require.NoError(t, m.Save(ctx, "ckpt", opt, kit.OnFS(disk), fsdp.AtStep(1)))
 		require.NoError(t, g.Barrier(ctx))
-		saving, err := m.SaveAsync(ctx, "ckpt", opt, fsdp.OnFS(haltingFS{disk, halt}), fsdp.AtStep(2))
+		saving, err := m.SaveAsync(ctx, "ckpt", opt, kit.OnFS(haltingFS{disk, halt}), fsdp.AtStep(2))
 		require.NoError(t, err)
 		if at >= 0 {
 			<-reached
@@ -104,7 +105,7 @@ func saveBesideFailure(t *testing.T, at int) int {
 	<-failed
 	onRanks(t, 1, func(ctx context.Context, g comm.Group) {
 		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
-		c, err := m.Load(ctx, "ckpt", nil, fsdp.OnFS(disk))
+		c, err := m.Load(ctx, "ckpt", nil, kit.OnFS(disk))
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step, "operation %d", at)
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
@@ -57,7 +58,7 @@ func TestSaveAsyncIsSave(t *testing.T) {
 						extra := fsdp.RankExtra("rank", g.Rank())
 						require.NoError(t, m.Save(ctx, filepath.Join(dir, "sync"), opt, extra))
 						before := m.Memory()
-						v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt, extra, fsdp.OnFS(gates[step]))
+						v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt, extra, kit.OnFS(gates[step]))
 						require.NoError(t, err)
 						done, total := v.Progress()
 						require.Zero(t, done)
@@ -122,16 +123,16 @@ func TestSaveWaits(t *testing.T) {
 		asked bool // with Wait before
 	}{
 		"Save": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
-			return f.saveStep(ctx, ckpt, 3, fsdp.OnFS(disk))
+			return f.saveStep(ctx, ckpt, 3, kit.OnFS(disk))
 		}, true, false},
 		"SaveAsync": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
-			return f.saveAs(ctx, true, ckpt, 3, fsdp.OnFS(disk))
+			return f.saveAs(ctx, true, ckpt, 3, kit.OnFS(disk))
 		}, true, false},
 		"Save after Wait": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
-			return f.saveStep(ctx, ckpt, 3, fsdp.OnFS(disk))
+			return f.saveStep(ctx, ckpt, 3, kit.OnFS(disk))
 		}, false, true},
 		"Load": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
-			c, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk))
+			c, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disk))
 			if err == nil {
 				require.Equal(t, 1, c.Step)
 			}
@@ -146,10 +147,10 @@ func TestSaveWaits(t *testing.T) {
 			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				f := newFiller(t, ctx, g)
 				defer f.Close()
-				require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+				require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
 				require.NoError(t, g.Barrier(ctx))
 				f.fill(2)
-				v, err := f.SaveAsync(ctx, ckpt, f.opt, fsdp.OnFS(gate), fsdp.AtStep(2))
+				v, err := f.SaveAsync(ctx, ckpt, f.opt, kit.OnFS(gate), fsdp.AtStep(2))
 				require.NoError(t, err)
 				ended, cancel := context.WithCancel(ctx)
 				cancel()
@@ -173,9 +174,9 @@ func TestSaveWaits(t *testing.T) {
 					return
 				}
 				if name == "Load" {
-					require.ErrorContains(t, f.saveStep(ctx, ckpt, 3, fsdp.OnFS(disk)), "Save: SaveAsync at step 2: ")
+					require.ErrorContains(t, f.saveStep(ctx, ckpt, 3, kit.OnFS(disk)), "Save: SaveAsync at step 2: ")
 				}
-				require.NoError(t, f.saveStep(ctx, ckpt, 4, fsdp.OnFS(disk)))
+				require.NoError(t, f.saveStep(ctx, ckpt, 4, kit.OnFS(disk)))
 			})
 		})
 	}
@@ -190,7 +191,7 @@ func TestCloseWaitsForSaving(t *testing.T) {
 		f := newFiller(t, ctx, g)
 		f.fill(7)
 		brief, cancel := context.WithCancel(ctx)
-		_, err := f.SaveAsync(brief, ckpt, f.opt, fsdp.OnFS(gate), fsdp.AtStep(7))
+		_, err := f.SaveAsync(brief, ckpt, f.opt, kit.OnFS(gate), fsdp.AtStep(7))
 		require.NoError(t, err)
 		cancel() // it was that of the copy
 		var opening sync.WaitGroup
@@ -201,7 +202,7 @@ func TestCloseWaitsForSaving(t *testing.T) {
 		opening.Wait()
 		require.NoError(t, g.Barrier(ctx), "the group is open")
 	})
-	require.Equal(t, 7, requireLatest(t, ckpt, fsdp.OnFS(disk)))
+	require.Equal(t, 7, requireLatest(t, ckpt, kit.OnFS(disk)))
 }
 
 // TestLoadWaitsForSaving loads what is still being written.
@@ -211,16 +212,16 @@ func TestLoadWaitsForSaving(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := newFiller(t, ctx, g)
 		defer f.Close()
-		require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+		require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
 		f.fill(2)
-		_, err := f.SaveAsync(ctx, ckpt, f.opt, fsdp.OnFS(gate), fsdp.AtStep(2))
+		_, err := f.SaveAsync(ctx, ckpt, f.opt, kit.OnFS(gate), fsdp.AtStep(2))
 		require.NoError(t, err)
 		f.fill(3)
 		var opening sync.WaitGroup
 		if g.Rank() == 1 {
 			opening.Go(func() { close(gate.open) })
 		}
-		c, err := f.Load(ctx, ckpt, f.opt, fsdp.OnFS(disk))
+		c, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disk))
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step)
 		f.require(t, 2)
@@ -239,9 +240,9 @@ func TestRankDiesWhileSaving(t *testing.T) {
 	told.Add(2)
 	err := comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
 		f := newFiller(t, ctx, g)
-		require.NoError(t, f.saveStep(ctx, ckpt, 1, fsdp.OnFS(disk)))
+		require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
 		f.fill(2)
-		v, err := f.SaveAsync(ctx, ckpt, f.opt, fsdp.OnFS(gates[g.Rank()/2]), fsdp.AtStep(2))
+		v, err := f.SaveAsync(ctx, ckpt, f.opt, kit.OnFS(gates[g.Rank()/2]), fsdp.AtStep(2))
 		require.NoError(t, err)
 		waiting.Done()
 		if g.Rank() == 2 {
@@ -261,7 +262,7 @@ func TestRankDiesWhileSaving(t *testing.T) {
 		return f.Close()
 	})
 	require.ErrorIs(t, err, gone)
-	require.Equal(t, 1, requireLatest(t, ckpt, fsdp.OnFS(disk.Restart())))
+	require.Equal(t, 1, requireLatest(t, ckpt, kit.OnFS(disk.Restart())))
 }
 
 // TestSnapshotFits makes a snapshot of another size, and looks for it in the plan.
@@ -273,13 +274,13 @@ func TestSnapshotFits(t *testing.T) {
 		require.NoError(t, err)
 		batch := tinyBatch(0, g.Rank(), 2, 3)
 		forwardBackward(t, ctx, m, batch)
-		v, err := m.SaveAsync(ctx, ckpt, opt, fsdp.OnFS(disk))
+		v, err := m.SaveAsync(ctx, ckpt, opt, kit.OnFS(disk))
 		require.NoError(t, err)
 		require.NoError(t, v.Wait(ctx))
 		_, err = m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "h.") }, opt)
 		require.NoError(t, err)
 		before := m.Memory().Live
-		v, err = m.SaveAsync(ctx, ckpt, nil, fsdp.OnFS(disk)) // of another size
+		v, err = m.SaveAsync(ctx, ckpt, nil, kit.OnFS(disk)) // of another size
 		require.NoError(t, err)
 		_, total := v.Progress()
 		require.Less(t, m.Memory().Live, before)
@@ -309,16 +310,16 @@ func TestSaveOverTransports(t *testing.T) {
 				defer m.Close()
 				m.train(t, ctx, 0, 2)
 				want := stateBits(t, ctx, m.Sharded)
-				v, err := m.SaveAsync(ctx, ckpt, m.opt, fsdp.OnFS(disk))
+				v, err := m.SaveAsync(ctx, ckpt, m.opt, kit.OnFS(disk))
 				require.NoError(t, err)
 				m.train(t, ctx, 2, 5)
-				_, err = m.Load(ctx, ckpt, m.opt, fsdp.OnFS(disk))
+				_, err = m.Load(ctx, ckpt, m.opt, kit.OnFS(disk))
 				require.NoError(t, err)
 				require.NoError(t, v.Wait(ctx))
 				requireSameBits(t, want, stateBits(t, ctx, m.Sharded))
-				require.NoError(t, m.Save(ctx, ckpt, m.opt, fsdp.OnFS(disk)))
+				require.NoError(t, m.Save(ctx, ckpt, m.opt, kit.OnFS(disk)))
 
-				v, err = m.SaveAsync(ctx, ckpt, m.opt, fsdp.OnFS(gate))
+				v, err = m.SaveAsync(ctx, ckpt, m.opt, kit.OnFS(gate))
 				require.NoError(t, err)
 				begun.Done()
 				begun.Wait()
@@ -330,7 +331,7 @@ func TestSaveOverTransports(t *testing.T) {
 				told.Done()
 				told.Wait() // before another rank leaves, too
 				require.ErrorContains(t, err, "rank 2")
-				require.ErrorContains(t, m.Save(ctx, ckpt, m.opt, fsdp.OnFS(disk)), "rank 2")
+				require.ErrorContains(t, m.Save(ctx, ckpt, m.opt, kit.OnFS(disk)), "rank 2")
 			})
 		})
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -24,10 +25,10 @@ import (
 func TestMain(m *testing.M) {
 	switch d := os.Getenv("FSDP_TEST_DEVICE"); d {
 	case "far":
-		fsdp.UseFarDevice()
+		kit.UseFarDevice()
 	case "gpu":
 		os.Setenv("FSDP_DOUBLE_NCCL_TREE", "1") // sums over ranks as the host adds: strategies have the same bits
-		fsdp.UseGPU()
+		kit.UseGPU()
 		os.Exit(m.Run()) // models that tests do not close have goroutines there
 	case "":
 	default:

@@ -189,24 +189,20 @@ func prepare(s *Sharded, m Model, dry bool) (model *layout.Model, err error) {
 	return layoutModel(s.trace, programs), err
 }
 
-// newDevice returns the device that a model computes on, or for a plan one without memory. Tests put
-// another in its place.
-var newDevice = func(cfg *Config, dry bool) (engine.Device, error) {
-	switch {
-	case cfg.Device != nil:
-		d, err := cfg.Device.Engine(engine.DeviceOptions{Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload})
-		if err != nil {
-			return nil, fmt.Errorf("Config.Device: %w", err)
+// newDevice returns the device that a model computes on, or for a plan one without memory.
+func newDevice(cfg *Config, dry bool) (engine.Device, error) {
+	if cfg.Device == nil {
+		d, err := engine.Default(cfg.Group.Rank(), hostOptions(cfg), dry)
+		if err != nil && cfg.OffloadDir != "" {
+			err = fmt.Errorf("Config.OffloadDir: %w", err)
 		}
-		return d, nil
-	case dry:
-		return engine.NewDry(hostOptions(cfg)), nil
+		return d, err
 	}
-	h, err := engine.NewHost(hostOptions(cfg))
+	d, err := cfg.Device.Engine(engine.DeviceOptions{Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload})
 	if err != nil {
-		return nil, fmt.Errorf("Config.OffloadDir: %w", err)
+		return nil, fmt.Errorf("Config.Device: %w", err)
 	}
-	return h, nil
+	return d, nil
 }
 
 // hostOptions returns what the configuration decides for memory and threads of the host.

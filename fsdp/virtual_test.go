@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -455,10 +456,10 @@ func TestVirtualRanksSavedMidStep(t *testing.T) {
 		for k := range 2 + before {
 			forwardBackward(t, t.Context(), m, sightedBatch(k, true))
 		}
-		require.NoError(t, m.Save(t.Context(), ckpt, nil, fsdp.OnFS(fsys), fsdp.AtStep(1)))
+		require.NoError(t, m.Save(t.Context(), ckpt, nil, kit.OnFS(fsys), fsdp.AtStep(1)))
 		require.NoError(t, m.Close())
 		m = wrap(t, &sighted{dropout: true}, cfg)
-		_, err := m.Load(t.Context(), ckpt, nil, fsdp.OnFS(fsys))
+		_, err := m.Load(t.Context(), ckpt, nil, kit.OnFS(fsys))
 		require.NoError(t, err)
 		for k := range 2 {
 			list = append(list, forwardBackward(t, t.Context(), m, sightedBatch(10+k, true)))

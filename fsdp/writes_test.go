@@ -17,6 +17,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
@@ -133,17 +134,17 @@ func TestWritesHaveADeadline(t *testing.T) {
 									call := func(ctx context.Context) error {
 										switch method {
 										case "Save":
-											return m.Save(ctx, path, opt, fsdp.OnFS(disk))
+											return m.Save(ctx, path, opt, kit.OnFS(disk))
 										case "Export":
-											return m.Export(ctx, path, fsdp.OnFS(disk))
+											return m.Export(ctx, path, kit.OnFS(disk))
 										}
-										v, err := m.SaveAsync(ctx, path, opt, fsdp.OnFS(disk))
+										v, err := m.SaveAsync(ctx, path, opt, kit.OnFS(disk))
 										if err != nil {
 											return err
 										}
 										return v.Wait(ctx)
 									}
-									require.NoError(t, m.Save(t.Context(), path+"before", opt, fsdp.OnFS(disk)))
+									require.NoError(t, m.Save(t.Context(), path+"before", opt, kit.OnFS(disk)))
 									if g.Rank() == 0 {
 										disk.stop()
 									}

@@ -82,6 +82,8 @@ var edges = map[string]string{
 	"fsdp/gpu":     "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
 	"fsdp/plan":    "",
 	"fsdp/profile": "comm fsdp/plan internal/perfetto internal/text",
+	"fsdp/internal/accept/kit": "fsdp fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/state internal/blaslt internal/checkpoint " +
+		"internal/gpudouble nccl",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +
 		"internal/kernel/vec internal/mapped internal/ops internal/program optim shard",
 	"fsdp/internal/engine/fardevice": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
@@ -133,7 +135,7 @@ const gorgonia = "gorgonia"
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
 	examples/digits examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/multimodal examples/offload examples/t5 examples/uneven
-	fsdp fsdp/data fsdp/fsdpplan fsdp/generate fsdp/gpu fsdp/graph fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/record fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/calibrate internal/exec internal/exec/exectest internal/gpu internal/gpu/gputest internal/ops
+	fsdp fsdp/data fsdp/fsdpplan fsdp/generate fsdp/gpu fsdp/graph fsdp/internal/accept/kit fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/record fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/calibrate internal/exec internal/exec/exectest internal/gpu internal/gpu/gputest internal/ops
 `)
 
 // pure lists the packages that only decide: they neither wait, nor start goroutines, nor read and

@@ -53,6 +53,19 @@ func NewHost(o HostOptions) (*Host, error) {
 	return h, nil
 }
 
+// Default returns the device that a rank computes on if its configuration names none, and for a plan a device without
+// memory. Tests replace it with other devices.
+var Default = func(_ int, o HostOptions, dry bool) (Device, error) {
+	if dry {
+		return NewDry(o), nil
+	}
+	h, err := NewHost(o)
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
 // Threads implements Device.
 func (h *Host) Threads() int { return h.runner.Team.Size() }
 

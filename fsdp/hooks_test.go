@@ -3,14 +3,9 @@ package fsdp
 import (
 	"slices"
 
-	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/arena"
-	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
-
-// OnFS has Save and Load use another file system than the system's.
-func OnFS(fsys checkpoint.FS) StateOption { return func(o *state.Options) { o.FS = fsys } }
 
 // WithLimits has Wrap believe that these bound the memory of a rank, until the function that it returns is
 // called.
@@ -26,4 +21,12 @@ func WithInstructionSet(names ...string) (restore func()) {
 	before := instructionSet
 	instructionSet = func(cfg *Config) int { return slices.Index(kernel.InstructionSets, names[cfg.Group.Rank()]) }
 	return func() { instructionSet = before }
+}
+
+// Native has models believe that the processor multiplies bfloat16, or that it does not, until
+// restore.
+func Native(native bool) (restore func()) {
+	before := nativeBFloat16
+	nativeBFloat16 = func() bool { return native }
+	return func() { nativeBFloat16 = before }
 }

@@ -1,6 +1,6 @@
 //go:build linux && cgo
 
-package fsdp
+package kit
 
 import (
 	"errors"
@@ -26,19 +26,19 @@ func UseGPU() (restore func()) {
 	if err := loadDoubles(); err != nil {
 		panic(err)
 	}
-	near := newDevice
-	newDevice = func(cfg *Config, dry bool) (engine.Device, error) {
+	near := engine.Default
+	engine.Default = func(rank int, o engine.HostOptions, dry bool) (engine.Device, error) {
 		switch {
-		case cfg.Device != nil || cfg.OffloadDir != "":
-			return near(cfg, dry)
+		case o.Dir != "":
+			return near(rank, o, dry)
 		case dry:
 			return gpu.NewDry(), nil
 		}
-		dev, err := nccl.OpenDevice(cfg.Group.Rank() % gpus)
+		dev, err := nccl.OpenDevice(rank % gpus)
 		if err != nil {
 			return nil, err
 		}
-		d, err := gpu.New(dev, gpu.Options{Poison: cfg.Poison})
+		d, err := gpu.New(dev, gpu.Options{Poison: o.Poison})
 		if err != nil {
 			return nil, errors.Join(err, dev.Close())
 		}
@@ -47,11 +47,11 @@ func UseGPU() (restore func()) {
 			return errors.Join(d.Close(), dev.Close())
 		})
 		unclosed.Store(dev, end)
-		o := &own{d, end}
-		runtime.AddCleanup(o, func(end func() error) { _ = end() }, end)
-		return o, nil
+		x := &own{d, end}
+		runtime.AddCleanup(x, func(end func() error) { _ = end() }, end)
+		return x, nil
 	}
-	return func() { newDevice = near }
+	return func() { engine.Default = near }
 }
 
 // own is a device with the GPU that was opened for it.

@@ -1,6 +1,6 @@
 //go:build !linux || !cgo
 
-package fsdp
+package kit
 
 // UseGPU needs Linux and cgo.
 func UseGPU() (restore func()) { panic("the doubles of GPUs need Linux and cgo") }

@@ -1,33 +1,36 @@
-package fsdp
+package kit
 
 import (
+	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine/fardevice"
+	"github.com/gofsdp/gofsdp/fsdp/internal/state"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
 // UseFarDevice has the models that are wrapped from here on compute on a device whose memory nobody
 // else reaches, until restore.
 func UseFarDevice() (restore func()) {
-	near := newDevice
-	newDevice = func(cfg *Config, dry bool) (engine.Device, error) {
-		d, err := near(cfg, dry)
+	near := engine.Default
+	engine.Default = func(rank int, o engine.HostOptions, dry bool) (engine.Device, error) {
+		d, err := near(rank, o, dry)
 		if h, ok := d.(*engine.Host); ok && err == nil {
 			d = fardevice.New(h)
 		}
 		return d, err
 	}
-	return func() { newDevice = near }
+	return func() { engine.Default = near }
 }
 
 // WhileClosing has models that are wrapped from here on do something in the middle of Close, until
 // restore.
 func WhileClosing(do func()) (restore func()) {
-	near := newDevice
-	newDevice = func(cfg *Config, dry bool) (engine.Device, error) {
-		d, err := near(cfg, dry)
+	near := engine.Default
+	engine.Default = func(rank int, o engine.HostOptions, dry bool) (engine.Device, error) {
+		d, err := near(rank, o, dry)
 		return closing{d, do}, err
 	}
-	return func() { newDevice = near }
+	return func() { engine.Default = near }
 }
 
 type closing struct {
@@ -47,10 +50,5 @@ func KeepPasses(bytes int) (restore func()) {
 	return func() { engine.KeepBytes = before }
 }
 
-// Native has models believe that the processor multiplies bfloat16, or that it does not, until
-// restore.
-func Native(native bool) (restore func()) {
-	before := nativeBFloat16
-	nativeBFloat16 = func() bool { return native }
-	return func() { nativeBFloat16 = before }
-}
+// OnFS has the methods of a state use another file system than the system's.
+func OnFS(fsys checkpoint.FS) fsdp.StateOption { return func(o *state.Options) { o.FS = fsys } }

@@ -1,0 +1,3 @@
+// Package kit has what the tests of the whole library share: ranks, models, batches, groups that count or check, file
+// systems that fail, devices in place of the processor, and comparisons to the bit. Only tests import it.
+package kit
