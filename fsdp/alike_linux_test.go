@@ -31,9 +31,9 @@ func TestCloseWhileStateMoves(t *testing.T) {
 		},
 	} {
 		t.Run(method, func(t *testing.T) {
-			m := wrap(t, shapes["chain"], fsdp.Config{OffloadDir: t.TempDir()})
+			m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{OffloadDir: t.TempDir()})
 			tried := 0
-			require.NoError(t, call(t.Context(), m, filepath.Join(t.TempDir(), "x"), kit.OnFS(&hookedFS{checkpoint.OS(), func(string) {
+			require.NoError(t, call(t.Context(), m, filepath.Join(t.TempDir(), "x"), kit.OnFS(&kit.HookedFS{FS: checkpoint.OS(), BeforeCreate: func(string) {
 				tried++
 				require.EqualError(t, m.Close(), "fsdp: rank 0: Close: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 			}})))
@@ -49,7 +49,7 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(r *rapid.T) {
 		ctx := context.Background()
-		m := wrap(r, shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: float64s, Logger: slog.New(slog.DiscardHandler)})
+		m := kit.Wrap(r, kit.Shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: kit.Float64s, Logger: slog.New(slog.DiscardHandler)})
 		disk := kit.OnFS(crashfs.New())
 		params := m.Shards()
 		opt, err := optim.SGD{Momentum: 0.5}.New(params)
@@ -58,20 +58,20 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 		entries, err := m.FullOptimState(ctx, opt)
 		require.NoError(r, err)
 		methods := []func() error{
-			func() error { return errorOf(m.Forward(ctx, shapeBatch(0)...)) },
+			func() error { return kit.ErrorOf(m.Forward(ctx, kit.ShapeBatch(0)...)) },
 			func() error { return m.Backward(ctx) },
-			func() error { return errorOf(m.Eval(ctx, shapeBatch(0)...)) },
-			func() error { return m.Save(ctx, ckpt, opt, disk) },
-			func() error { return errorOf(m.SaveAsync(ctx, ckpt, opt, disk)) },
-			func() error { return errorOf(m.Load(ctx, ckpt, opt, disk)) },
+			func() error { return kit.ErrorOf(m.Eval(ctx, kit.ShapeBatch(0)...)) },
+			func() error { return m.Save(ctx, kit.Ckpt, opt, disk) },
+			func() error { return kit.ErrorOf(m.SaveAsync(ctx, kit.Ckpt, opt, disk)) },
+			func() error { return kit.ErrorOf(m.Load(ctx, kit.Ckpt, opt, disk)) },
 			func() error { return m.SetFullOptim(ctx, 0, opt, entries) },
 			func() error { return m.Export(ctx, filepath.Join(dir, "x")) },
-			func() error { return errorOf(m.FullState(ctx)) },
-			func() error { return errorOf(m.FullGrads(ctx)) },
-			func() error { return errorOf(m.ClipGradNorm(ctx, 1)) },
-			func() error { return errorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
-			func() error { return errorOf(m.Plan(shapeBatch(0)...)) },
-			func() error { return errorOf(m.Freeze(ctx, nil, nil)) },
+			func() error { return kit.ErrorOf(m.FullState(ctx)) },
+			func() error { return kit.ErrorOf(m.FullGrads(ctx)) },
+			func() error { return kit.ErrorOf(m.ClipGradNorm(ctx, 1)) },
+			func() error { return kit.ErrorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
+			func() error { return kit.ErrorOf(m.Plan(kit.ShapeBatch(0)...)) },
+			func() error { return kit.ErrorOf(m.Freeze(ctx, nil, nil)) },
 			func() error { return m.NoSync(func() error { return m.Backward(ctx) }) },
 			func() error { m.ZeroGrad(); m.ScaleGrads(0.5); m.Shards(); return nil },
 			func() error { return m.Hold().Discard(ctx) },

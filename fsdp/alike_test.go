@@ -63,8 +63,8 @@ func TestUpdatesDiffer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s})
+			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s})
 				opt, step := adamw, once(0.001)
 				if g.Rank() == 1 {
 					opt, step = c.opt, c.step
@@ -72,7 +72,7 @@ func TestUpdatesDiffer(t *testing.T) {
 				usual, err := adamw(m.Shards())
 				require.NoError(t, err)
 				trained := func(opt optim.Optimizer, step stepping) error {
-					err := trainStep(ctx, m, shapeBatch(g.Rank()))
+					err := kit.TrainStep(ctx, m, kit.ShapeBatch(g.Rank()))
 					if err == nil {
 						step(t, m, opt)
 					}
@@ -105,8 +105,8 @@ func TestUpdatesDiffer(t *testing.T) {
 // two optimizers over different parameters, ZeroGrad before a forward or after it, and rates that
 // round otherwise.
 func TestUpdatesMayComeInAnyOrder(t *testing.T) {
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s})
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s})
 		params := m.Shards()
 		at := slices.IndexFunc(params, func(p optim.Param) bool { return strings.HasPrefix(p.Name, "l2") })
 		require.NotEqual(t, -1, at)
@@ -122,14 +122,14 @@ func TestUpdatesMayComeInAnyOrder(t *testing.T) {
 			if g.Rank() == 0 {
 				m.ZeroGrad()
 			}
-			_, err := m.Forward(ctx, shapeBatch(g.Rank())...)
+			_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 			require.NoError(t, err)
 			m.ZeroGrad()
 			require.NoError(t, m.Backward(ctx))
 			for _, opt := range both {
 				require.NoError(t, opt.Step(0.001*(1+float64(g.Rank())*1e-15)))
 			}
-			_, err = m.Eval(ctx, shapeBatch(g.Rank())...)
+			_, err = m.Eval(ctx, kit.ShapeBatch(g.Rank())...)
 			require.NoError(t, err)
 		}
 	})
@@ -138,9 +138,9 @@ func TestUpdatesMayComeInAnyOrder(t *testing.T) {
 // TestTwoGoroutines stops rank 1 in the middle of a forward, and has another goroutine call other
 // methods meanwhile: all are refused, and the training goes on as if they had not been called.
 func TestTwoGoroutines(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		var in, out chan struct{}
-		m := chain64(t, g, func(c *fsdp.Config) {
+		m := kit.Chain64(t, g, func(c *fsdp.Config) {
 			c.Trace = func(e fsdp.Event) {
 				if in != nil && e.Kind == "forward" {
 					close(in)
@@ -154,7 +154,7 @@ func TestTwoGoroutines(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, 0.5))
 		entries := opt.State()
-		require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
+		require.NoError(t, kit.TrainStep(ctx, m, kit.ShapeBatch(g.Rank())))
 		require.NoError(t, opt.Step(0.1))
 		held := m.Hold() // of no Forward
 		done := make(chan struct{})
@@ -168,26 +168,26 @@ func TestTwoGoroutines(t *testing.T) {
 				<-begun
 				dir := t.TempDir()
 				for method, call := range map[string]func() error{
-					"Any":               func() error { return errorOf(m.Any(ctx, false)) },
-					"Mean":              func() error { return errorOf(m.Mean(ctx, 1)) },
-					"GradNorms":         func() error { return errorOf(m.GradNorms(ctx, fsdp.L2Norm)) },
-					"ParamNorms":        func() error { return errorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
+					"Any":               func() error { return kit.ErrorOf(m.Any(ctx, false)) },
+					"Mean":              func() error { return kit.ErrorOf(m.Mean(ctx, 1)) },
+					"GradNorms":         func() error { return kit.ErrorOf(m.GradNorms(ctx, fsdp.L2Norm)) },
+					"ParamNorms":        func() error { return kit.ErrorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
 					"SyncGrads":         func() error { return m.SyncGrads(ctx) },
 					"NoSync":            func() error { return m.NoSync(func() error { return nil }) },
-					"FullState":         func() error { return errorOf(m.FullState(ctx)) },
-					"FullOptimState":    func() error { return errorOf(m.FullOptimState(ctx, opt)) },
-					"FullGrads":         func() error { return errorOf(m.FullGrads(ctx)) },
+					"FullState":         func() error { return kit.ErrorOf(m.FullState(ctx)) },
+					"FullOptimState":    func() error { return kit.ErrorOf(m.FullOptimState(ctx, opt)) },
+					"FullGrads":         func() error { return kit.ErrorOf(m.FullGrads(ctx)) },
 					"Full":              func() error { return m.Full(ctx, nil, nil) },
 					"SetFull":           func() error { return m.SetFull(ctx, 0, nil) },
 					"SetFullOptim":      func() error { return m.SetFullOptim(ctx, 0, opt, nil) },
 					"Export":            func() error { return m.Export(ctx, dir+"/x.safetensors") },
 					"Import":            func() error { return m.Import(ctx, dir+"/x.safetensors") },
 					"Save":              func() error { return m.Save(ctx, dir, opt) },
-					"SaveAsync":         func() error { return errorOf(m.SaveAsync(ctx, dir, opt)) },
-					"Load":              func() error { return errorOf(m.Load(ctx, dir, opt)) },
+					"SaveAsync":         func() error { return kit.ErrorOf(m.SaveAsync(ctx, dir, opt)) },
+					"Load":              func() error { return kit.ErrorOf(m.Load(ctx, dir, opt)) },
 					"AverageBuffers":    func() error { return m.AverageBuffers(ctx) },
-					"Freeze":            func() error { return errorOf(m.Freeze(ctx, nil, opt)) },
-					"Plan":              func() error { return errorOf(m.Plan(shapeBatch(0)...)) },
+					"Freeze":            func() error { return kit.ErrorOf(m.Freeze(ctx, nil, opt)) },
+					"Plan":              func() error { return kit.ErrorOf(m.Plan(kit.ShapeBatch(0)...)) },
 					"JoinCalls":         func() error { return m.JoinCalls(ctx, nil) },
 					"Discard of a Pass": func() error { return held.Discard(ctx) },
 					"Join": func() (err error) {
@@ -195,11 +195,11 @@ func TestTwoGoroutines(t *testing.T) {
 						}
 						return err
 					},
-					"Forward":      func() error { return errorOf(m.Forward(ctx, shapeBatch(0)...)) },
+					"Forward":      func() error { return kit.ErrorOf(m.Forward(ctx, kit.ShapeBatch(0)...)) },
 					"Backward":     func() error { return m.Backward(ctx) },
-					"Eval":         func() error { return errorOf(m.Eval(ctx, shapeBatch(0)...)) },
-					"ClipGradNorm": func() error { return errorOf(m.ClipGradNorm(ctx, 1)) },
-					"Unscale":      func() error { return errorOf(m.Unscale(ctx, nil)) },
+					"Eval":         func() error { return kit.ErrorOf(m.Eval(ctx, kit.ShapeBatch(0)...)) },
+					"ClipGradNorm": func() error { return kit.ErrorOf(m.ClipGradNorm(ctx, 1)) },
+					"Unscale":      func() error { return kit.ErrorOf(m.Unscale(ctx, nil)) },
 					"Close":        m.Close,
 				} {
 					assert.EqualError(t, call(), "fsdp: rank 1: "+method+": another goroutine is in a method of this Sharded, which is for one goroutine at a time")
@@ -209,10 +209,10 @@ func TestTwoGoroutines(t *testing.T) {
 				}
 			}()
 		}
-		require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
+		require.NoError(t, kit.TrainStep(ctx, m, kit.ShapeBatch(g.Rank())))
 		<-done
 		require.NoError(t, opt.Step(0.1))
-		requireIdle(t, ctx, m, shapeBatch(0))
+		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 		require.NoError(t, m.Close())
 	})
 }
@@ -225,15 +225,15 @@ func optimizerCalls(params []optim.Param, opt optim.Optimizer, entries []optim.E
 		"Adopt":   func() error { return opt.Adopt(1, entries) },
 		"Swap":    func() error { return optim.Swap(opt) },
 		"EMA":     func() error { return optim.EMA(opt, 0.5) },
-		"New":     func() error { return errorOf(optim.AdamW{}.New(params)) },
+		"New":     func() error { return kit.ErrorOf(optim.AdamW{}.New(params)) },
 	}
 }
 
 // TestOptimizersHoldTheModel calls methods of the model, and of another optimizer of it, when an optimizer is in
 // the middle of a method: all are refused. The test enters a method by the hook of a vector that it reads.
 func TestOptimizersHoldTheModel(t *testing.T) {
-	m := chain64(t, comm.Local(1)[0])
-	forwardBackward(t, t.Context(), m, shapeBatch(0))
+	m := kit.Chain64(t, comm.Local(1)[0])
+	kit.ForwardBackward(t, t.Context(), m, kit.ShapeBatch(0))
 	params := m.Shards()
 	other, err := optim.SGD{Momentum: 0.5}.New(params)
 	require.NoError(t, err)
@@ -243,7 +243,7 @@ func TestOptimizersHoldTheModel(t *testing.T) {
 		const busy = "another goroutine is in a method of this Sharded, which is for one goroutine at a time"
 		tried++
 		require.EqualError(t, m.Close(), "fsdp: rank 0: Close: "+busy, at)
-		require.EqualError(t, errorOf(m.Forward(t.Context(), shapeBatch(0)...)), "fsdp: rank 0: Forward: "+busy, at)
+		require.EqualError(t, kit.ErrorOf(m.Forward(t.Context(), kit.ShapeBatch(0)...)), "fsdp: rank 0: Forward: "+busy, at)
 		for method, call := range optimizerCalls(params, other, entries) {
 			require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": "+busy, at)
 		}
@@ -286,7 +286,7 @@ func (h *hookedVec) Slice(from, to int) optim.Vec { return &hookedVec{h.Vec.Slic
 
 // TestOptimizersWithoutMemory uses optimizers whose memory Freeze or Close has given back.
 func TestOptimizersWithoutMemory(t *testing.T) {
-	m := wrap(t, shapes["chain"], fsdp.Config{OffloadDir: t.TempDir(), Precision: float64s})
+	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{OffloadDir: t.TempDir(), Precision: kit.Float64s})
 	makes := func() (params []optim.Param, opt optim.Optimizer, entries []optim.Entry) {
 		opt, err := optim.SGD{Momentum: 0.5}.New(m.Shards())
 		require.NoError(t, err)
@@ -294,7 +294,7 @@ func TestOptimizersWithoutMemory(t *testing.T) {
 		return m.Shards(), opt, opt.State()
 	}
 	params, opt, entries := makes()
-	require.NoError(t, errorOf(m.Freeze(t.Context(), nil, opt)))
+	require.NoError(t, kit.ErrorOf(m.Freeze(t.Context(), nil, opt)))
 	for method, call := range optimizerCalls(params, opt, entries) {
 		require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": the optimizer was made before Freeze")
 	}
@@ -312,36 +312,40 @@ func TestOptimizersWithoutMemory(t *testing.T) {
 func TestCollectiveOnOneRank(t *testing.T) {
 	for method, call := range map[string]func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error{
 		"Save": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return m.Save(ctx, ckpt, opt, kit.OnFS(crashfs.New()))
+			return m.Save(ctx, kit.Ckpt, opt, kit.OnFS(crashfs.New()))
 		},
 		"Load": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return errorOf(m.Load(ctx, ckpt, opt, kit.OnFS(crashfs.New())))
+			return kit.ErrorOf(m.Load(ctx, kit.Ckpt, opt, kit.OnFS(crashfs.New())))
 		},
-		"FullState": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error { return errorOf(m.FullState(ctx)) },
+		"FullState": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
+			return kit.ErrorOf(m.FullState(ctx))
+		},
 		"FullOptimState": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return errorOf(m.FullOptimState(ctx, opt))
+			return kit.ErrorOf(m.FullOptimState(ctx, opt))
 		},
 		"Export": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
-			return m.Export(ctx, ckpt, kit.OnFS(crashfs.New()))
+			return m.Export(ctx, kit.Ckpt, kit.OnFS(crashfs.New()))
 		},
 		"ClipGradNorm": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
-			return errorOf(m.ClipGradNorm(ctx, 1))
+			return kit.ErrorOf(m.ClipGradNorm(ctx, 1))
 		},
 		"GradNorms": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
-			return errorOf(m.GradNorms(ctx, fsdp.L2Norm))
+			return kit.ErrorOf(m.GradNorms(ctx, fsdp.L2Norm))
 		},
-		"Any": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error { return errorOf(m.Any(ctx, true)) },
+		"Any": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
+			return kit.ErrorOf(m.Any(ctx, true))
+		},
 		"Freeze": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return errorOf(m.Freeze(ctx, nil, opt))
+			return kit.ErrorOf(m.Freeze(ctx, nil, opt))
 		},
 	} {
 		t.Run(method, func(t *testing.T) {
 			require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
-				m := chain64(t, g)
+				m := kit.Chain64(t, g)
 				defer m.Close()
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
-				require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
+				require.NoError(t, kit.TrainStep(ctx, m, kit.ShapeBatch(g.Rank())))
 				if g.Rank() == 1 {
 					return g.Close()
 				}
@@ -364,14 +368,14 @@ func TestMissedMethods(t *testing.T) {
 		"State":      func(_ *fsdp.Sharded, opt optim.Optimizer) { require.Nil(t, opt.State()) },
 	} {
 		t.Run(method, func(t *testing.T) {
-			m := chain64(t, comm.Local(1)[0])
+			m := kit.Chain64(t, comm.Local(1)[0])
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
-			forwardBackward(t, t.Context(), m, shapeBatch(0))
+			kit.ForwardBackward(t, t.Context(), m, kit.ShapeBatch(0))
 			before, err := m.FullGrads(t.Context())
 			require.NoError(t, err)
-			require.NoError(t, m.Save(t.Context(), ckpt, nil, kit.OnFS(&hookedFS{crashfs.New(), func(string) { call(m, opt) }})))
-			require.EqualError(t, errorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier "+method+
+			require.NoError(t, m.Save(t.Context(), kit.Ckpt, nil, kit.OnFS(&kit.HookedFS{FS: crashfs.New(), BeforeCreate: func(string) { call(m, opt) }})))
+			require.EqualError(t, kit.ErrorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier "+method+
 				" has done nothing: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 			after, err := m.FullGrads(t.Context())
 			require.NoError(t, err)
@@ -386,8 +390,8 @@ func TestMissedMethods(t *testing.T) {
 func TestCloseIsGuarded(t *testing.T) {
 	var m *fsdp.Sharded
 	var err error
-	defer kit.WhileClosing(func() { _, err = m.Forward(t.Context(), shapeBatch(0)...) })()
-	m = wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
+	defer kit.WhileClosing(func() { _, err = m.Forward(t.Context(), kit.ShapeBatch(0)...) })()
+	m = kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
 	require.NoError(t, m.Close())
 	require.EqualError(t, err, "fsdp: rank 0: Forward: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 	require.ErrorContains(t, m.Backward(t.Context()), "the model is closed")

@@ -1,10 +1,8 @@
 package fsdp_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"math"
 	"path/filepath"
 	"regexp"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -23,29 +22,29 @@ import (
 // for those that are Full, and those of the calls that Wide selects. A loss is not rounded.
 func TestWide(t *testing.T) {
 	for _, world := range []int{1, 3, 4} {
-		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
 				cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
 				cfg.Precision = fsdp.Precision{Compute: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(`^b$`))}
-				m := wrap(t, bares, cfg)
+				m := kit.Wrap(t, bares, cfg)
 				masters, err := m.FullState(ctx)
 				require.NoError(t, err)
 				for range 2 {
-					out, err := m.Eval(ctx, ones(bareLen))
+					out, err := m.Eval(ctx, kit.Ones(bareLen))
 					require.NoError(t, err)
 					for i, name := range []string{"a", "exact", "b"} {
 						for j, w := range floats32(masters[name+".w"]) {
 							if name == "a" {
-								w = rounded(w, fsdp.BFloat16)
+								w = kit.Rounded(w, fsdp.BFloat16)
 							}
 							require.Equal(t, w, floats32(out[1+i])[j], "%s[%d]", name, j)
 						}
 					}
-					loss := forwardBackward(t, ctx, m, []fsdp.Tensor{ones(bareLen)})
+					loss := kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Ones(bareLen)})
 					require.Equal(t, float32(loss), floats32(out[0])[0], "training sees the same")
-					require.NotEqual(t, rounded(float32(loss), fsdp.BFloat16), float32(loss))
-					requireSameBits(t, bitsOf(masters), stateBits(t, ctx, m), "masters are not rounded")
+					require.NotEqual(t, kit.Rounded(float32(loss), fsdp.BFloat16), float32(loss))
+					kit.RequireSameBits(t, kit.BitsOf(masters), kit.StateBits(t, ctx, m), "masters are not rounded")
 					m.ZeroGrad()
 				}
 			})
@@ -55,14 +54,14 @@ func TestWide(t *testing.T) {
 
 // TestWideAgain checks that a module computes alike in all its calls.
 func TestWideAgain(t *testing.T) {
-	again := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	again := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		first := t.Call("a", &bare{n: bareLen}, in[0])
 		second := t.Again("a", in[0])
 		return []fsdp.Ref{first, first.At(1), second.At(1)}, nil
 	})
 	for _, name := range []string{"^a$", "^a#2$"} {
-		m := wrap(t, again, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(name))}})
-		out, err := m.Eval(t.Context(), ones(bareLen))
+		m := kit.Wrap(t, again, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(name))}})
+		out, err := m.Eval(t.Context(), kit.Ones(bareLen))
 		require.NoError(t, err)
 		masters, err := m.FullState(t.Context())
 		require.NoError(t, err)
@@ -81,9 +80,9 @@ func TestComputingInHalfTakesHalf(t *testing.T) {
 	plan := func(p fsdp.Precision, rows int) *fsdp.Plan {
 		p.Full = func(fsdp.CallInfo, fsdp.Param) bool { return false }
 		var plan *fsdp.Plan
-		onRanks(t, 2, func(_ context.Context, g comm.Group) {
-			m := wrap(t, bigger, fsdp.Config{Group: g, Precision: p, Wrap: blocks})
-			got, err := m.Plan(tokens(1, 256, rows, 32), tokens(2, 256, rows, 32))
+		kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
+			m := kit.Wrap(t, bigger, fsdp.Config{Group: g, Precision: p, Wrap: kit.Blocks})
+			got, err := m.Plan(kit.Tokens(1, 256, rows, 32), kit.Tokens(2, 256, rows, 32))
 			require.NoError(t, err)
 			if g.Rank() == 0 {
 				plan = got
@@ -109,14 +108,14 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 	for _, types := range [][2]fsdp.Precision{{fsdp.BF16(), {}}, {{}, fsdp.BF16()}} {
 		dir := t.TempDir()
 		file := filepath.Join(dir, "whole.safetensors")
-		var params bits
+		var params kit.Bits
 		var state *optim.FullState
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Precision: types[0]})
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Precision: types[0]})
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			for step := range 3 {
-				forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
 				require.NoError(t, opt.Step(1e-2))
 				m.ZeroGrad()
 			}
@@ -124,13 +123,13 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 			require.NoError(t, m.Export(ctx, file, fsdp.WithOptimizer(opt)))
 			whole, err := m.FullOptimState(ctx, opt)
 			require.NoError(t, err)
-			if b := stateBits(t, ctx, m); g.Rank() == 0 {
+			if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 				params, state = b, whole
 			}
 		})
 		for _, from := range []string{"Load", "Import"} {
-			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Strategy: fsdp.ShardGradOp, Wrap: fsdp.WrapEach(), Precision: types[1], Seed: 9})
+			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Strategy: fsdp.ShardGradOp, Wrap: fsdp.WrapEach(), Precision: types[1], Seed: 9})
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
 				if from == "Load" {
@@ -141,13 +140,13 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 				require.NoError(t, err)
 				got, err := m.FullOptimState(ctx, opt)
 				require.NoError(t, err)
-				if b := stateBits(t, ctx, m); g.Rank() == 0 {
-					requireSameBits(t, params, b, from)
+				if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
+					kit.RequireSameBits(t, params, b, from)
 					require.Equal(t, state.Params, got.Params, from)
 				}
-				before, err := m.Eval(ctx, tinyBatch(0, 0, 2, tinyContext)...)
+				before, err := m.Eval(ctx, kit.TinyBatch(0, 0, 2, kit.TinyContext)...)
 				require.NoError(t, err)
-				require.Positive(t, elements(before[0])[0])
+				require.Positive(t, kit.Elements(before[0])[0])
 			})
 		}
 	}
@@ -159,9 +158,9 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 func TestRanksComputeAlike(t *testing.T) {
 	var want []float64
 	for world := 1; world <= 4; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := newResharder(t, g, 0, fsdp.BFloat16, 5, nil)
-			losses := m.train(t, ctx, 0, 6)
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.NewResharder(t, g, 0, fsdp.BFloat16, 5, nil)
+			losses := m.Train(t, ctx, 0, 6)
 			if g.Rank() > 0 {
 				return
 			}
@@ -177,33 +176,33 @@ func TestRanksComputeAlike(t *testing.T) {
 }
 
 // lowRank is a model of linear layers with adapters of low rank.
-var lowRank = model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+var lowRank = kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	x := in[0]
 	for i := range 3 {
-		x = t.Call(fmt.Sprint("l", i), &nn.Linear{In: shapeDim, Out: shapeDim, Std: 0.4, LoRA: nn.LoRA{Rank: 2}}, x)
+		x = t.Call(fmt.Sprint("l", i), &nn.Linear{In: kit.ShapeDim, Out: kit.ShapeDim, Std: 0.4, LoRA: nn.LoRA{Rank: 2}}, x)
 	}
-	return regress(t, in, x), nil
+	return kit.Regress(t, in, x), nil
 })
 
 // TestAdaptersInHalf trains adapters beside what is frozen, which keeps its bits, with the same bits
 // under every strategy.
 func TestAdaptersInHalf(t *testing.T) {
 	base := func(name string) bool { return !strings.Contains(name, "lora") }
-	var want bits
-	everyStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
+	var want kit.Bits
+	kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
 		cfg.Wrap, cfg.Precision, cfg.Frozen = fsdp.WrapEach(), fsdp.BF16(), base
-		var got bits
-		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		var got kit.Bits
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			cfg := cfg
 			cfg.Group = g
-			m := wrap(t, lowRank, cfg)
-			before, update := stateBits(t, ctx, m), updater(t, m, 1)
+			m := kit.Wrap(t, lowRank, cfg)
+			before, update := kit.StateBits(t, ctx, m), kit.Updater(t, m, 1)
 			for i := range 3 {
-				batch := []fsdp.Tensor{floats(10*i+g.Rank(), 3, shapeDim), floats(10*i+5+g.Rank(), 3, shapeDim)}
-				forwardBackward(t, ctx, m, inType(batch, fsdp.BFloat16))
+				batch := []fsdp.Tensor{kit.Floats(10*i+g.Rank(), 3, kit.ShapeDim), kit.Floats(10*i+5+g.Rank(), 3, kit.ShapeDim)}
+				kit.ForwardBackward(t, ctx, m, kit.InType(batch, fsdp.BFloat16))
 				update(ctx)
 			}
-			after := stateBits(t, ctx, m)
+			after := kit.StateBits(t, ctx, m)
 			for name := range before {
 				require.Equal(t, base(name), fmt.Sprint(before[name]) == fmt.Sprint(after[name]), name)
 			}
@@ -214,38 +213,16 @@ func TestAdaptersInHalf(t *testing.T) {
 		if want == nil {
 			want = got
 		}
-		requireSameBits(t, want, got)
+		kit.RequireSameBits(t, want, got)
 	})
-}
-
-// TestNativeOrWidened checks what is said of the processor: in the plan, to the logger, and as a
-// warning where bfloat16 takes longer.
-func TestNativeOrWidened(t *testing.T) {
-	for _, native := range []bool{true, false} {
-		defer fsdp.Native(native)()
-		for _, p := range []fsdp.Precision{{}, fsdp.BF16(), float64s} {
-			var said bytes.Buffer
-			m := wrap(t, tinyGPT(1), fsdp.Config{Precision: p, Wrap: blocks, Logger: slog.New(slog.NewTextHandler(&said, nil))})
-			plan, err := m.Plan(good(0)...)
-			require.NoError(t, err)
-			half := p.Compute == fsdp.BFloat16
-			require.Equal(t, p.Compute, plan.Compute)
-			require.Equal(t, native || !half, plan.Native)
-			require.Equal(t, half && native, strings.Contains(plan.String(), "ranks 1, bfloat16 natively\n"))
-			require.Equal(t, half && !native, strings.Contains(plan.String(), "ranks 1, bfloat16 widened\n"))
-			require.Contains(t, said.String(), fmt.Sprintf(" compute=%v native=%t\n", p.Compute, native || !half))
-			require.Equal(t, half && !native, strings.Contains(said.String(),
-				"Config.Precision.Compute is bfloat16, which this processor does not multiply: products widen it, and take longer than in float32"))
-		}
-	}
 }
 
 // TestLossIsFinite guards the others: NaN would be equal to itself as bits.
 func TestLossIsFinite(t *testing.T) {
-	m := wrap(t, bigger, fsdp.Config{Precision: fsdp.BF16(), Wrap: blocks, Poison: true})
-	update, losses := updater(t, m, 1), []float64(nil)
+	m := kit.Wrap(t, bigger, fsdp.Config{Precision: fsdp.BF16(), Wrap: kit.Blocks, Poison: true})
+	update, losses := kit.Updater(t, m, 1), []float64(nil)
 	for range 4 {
-		losses = append(losses, forwardBackward(t, t.Context(), m, []fsdp.Tensor{tokens(1, 256, 4, 32), tokens(2, 256, 4, 32)}))
+		losses = append(losses, kit.ForwardBackward(t, t.Context(), m, []fsdp.Tensor{kit.Tokens(1, 256, 4, 32), kit.Tokens(2, 256, 4, 32)}))
 		update(t.Context())
 	}
 	require.InDelta(t, math.Log(256), losses[0], 0.2)

@@ -27,13 +27,13 @@ func flip(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, param, entry
 	}
 	for _, e := range opt.State() {
 		if e.Param == param && e.Name == entry {
-			edit(t, e.Data, first)
+			kit.Edit(t, e.Data, first)
 			return
 		}
 	}
 	for _, p := range m.Shards() {
 		if p.Name == param && entry == "" {
-			edit(t, p.Value, first)
+			kit.Edit(t, p.Value, first)
 			return
 		}
 	}
@@ -43,10 +43,10 @@ func flip(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, param, entry
 // ownNumbers returns this rank's elements of the parameters and of the optimizer's state.
 func ownNumbers(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer) (all [][]float64) {
 	for _, p := range m.Shards() {
-		all = append(all, numbers(t, p.Value))
+		all = append(all, kit.Numbers(t, p.Value))
 	}
 	for _, e := range opt.State() {
-		all = append(all, numbers(t, e.Data))
+		all = append(all, kit.Numbers(t, e.Data))
 	}
 	return all
 }
@@ -81,12 +81,12 @@ func TestWritersCompareCopies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			disk := crashfs.New()
-			onRanks(t, c.world, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, c.world, func(ctx context.Context, g comm.Group) {
 				cfg := c.cfg
 				if cfg.Group = g; !c.eight {
-					cfg.Precision = float64s
+					cfg.Precision = kit.Float64s
 				}
-				m := wrap(t, shapes["chain"], cfg)
+				m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 				maker := optim.AdamW{}
 				if c.eight {
 					maker.Bits = 8
@@ -95,24 +95,24 @@ func TestWritersCompareCopies(t *testing.T) {
 				require.NoError(t, err)
 				step := func() {
 					for range max(1, cfg.VirtualRanks/c.world) {
-						batch := batchPart(0, g, cfg.Precision.Compute)
-						forwardBackward(t, ctx, m, batch)
+						batch := kit.BatchPart(0, g, cfg.Precision.Compute)
+						kit.ForwardBackward(t, ctx, m, batch)
 					}
 					require.NoError(t, opt.Step(0.01))
 					m.ZeroGrad()
 				}
 				step()
 				writers := map[string]func() error{
-					"Save": func() error { return m.Save(ctx, ckpt, opt, kit.OnFS(disk), fsdp.KeepLast(1)) },
+					"Save": func() error { return m.Save(ctx, kit.Ckpt, opt, kit.OnFS(disk), fsdp.KeepLast(1)) },
 					"SaveAsync": func() error {
-						v, err := m.SaveAsync(ctx, ckpt, opt, kit.OnFS(disk), fsdp.KeepLast(1))
+						v, err := m.SaveAsync(ctx, kit.Ckpt, opt, kit.OnFS(disk), fsdp.KeepLast(1))
 						if err != nil {
 							return err
 						}
 						return v.Wait(ctx)
 					},
 					"Export": func() error {
-						return m.Export(ctx, ckpt+".safetensors", kit.OnFS(disk), fsdp.WithOptimizer(opt))
+						return m.Export(ctx, kit.Ckpt+".safetensors", kit.OnFS(disk), fsdp.WithOptimizer(opt))
 					},
 				}
 				refused := func() {
@@ -138,12 +138,12 @@ func TestWritersCompareCopies(t *testing.T) {
 					require.NoError(t, m.Close())
 					return
 				}
-				entries, err := checkpoint.List(ctx, disk, ckpt)
+				entries, err := checkpoint.List(ctx, disk, kit.Ckpt)
 				require.NoError(t, err)
 				require.Len(t, entries, 1)
-				_, err = disk.Open(ckpt + ".safetensors")
+				_, err = disk.Open(kit.Ckpt + ".safetensors")
 				require.Error(t, err)
-				_, err = m.Load(ctx, ckpt, opt, kit.OnFS(disk))
+				_, err = m.Load(ctx, kit.Ckpt, opt, kit.OnFS(disk))
 				require.NoError(t, err)
 				require.Equal(t, good, ownNumbers(t, m, opt))
 				step()
@@ -167,9 +167,9 @@ func TestWritersCompareCopies(t *testing.T) {
 func TestWritersWarnOfBuffers(t *testing.T) {
 	for _, averaged := range []bool{false, true} {
 		disk := crashfs.New()
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			var log bytes.Buffer
-			m := wrap(t, twice, fsdp.Config{Group: g, Precision: float64s, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			m := kit.Wrap(t, kit.Twice, fsdp.Config{Group: g, Precision: kit.Float64s, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 			_, err := m.Forward(ctx, runningBatch(0, g.Rank())...)
 			require.NoError(t, err)
 			if averaged {
@@ -177,8 +177,8 @@ func TestWritersWarnOfBuffers(t *testing.T) {
 			}
 			log.Reset()
 			for range 2 {
-				require.NoError(t, m.Save(ctx, ckpt, nil, kit.OnFS(disk)))
-				require.NoError(t, m.Export(ctx, ckpt+".safetensors", kit.OnFS(disk)))
+				require.NoError(t, m.Save(ctx, kit.Ckpt, nil, kit.OnFS(disk)))
+				require.NoError(t, m.Export(ctx, kit.Ckpt+".safetensors", kit.OnFS(disk)))
 			}
 			if averaged {
 				require.Empty(t, log.String())

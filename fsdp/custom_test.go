@@ -50,8 +50,8 @@ func bendBackward[T op.Float](a op.Args[T]) error {
 }
 
 // bent is a module of it.
-func bent(dim int) *module {
-	return &module{[]fsdp.Param{{Name: "gain", Shape: []int{dim}, Init: fsdp.Normal(0.5)}}, func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+func bent(dim int) *kit.Module {
+	return &kit.Module{Parameters: []fsdp.Param{{Name: "gain", Shape: []int{dim}, Init: fsdp.Normal(0.5)}}, Graph: func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		gain, err := b.Param("gain")
 		if err != nil {
 			return nil, err
@@ -62,13 +62,13 @@ func bent(dim int) *module {
 }
 
 // bentModel uses it between layers.
-var bentModel = parityModel{
-	"custom", model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+var bentModel = kit.ParityModel{
+	Name: "custom", Model: kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("in", &nn.Linear{In: 7, Out: 11, Std: 0.4}, in[0])
 		x = t.Call("bent", bent(11), x)
 		x = t.Call("out", &nn.Linear{In: 11, Out: 3, Std: 0.4}, x)
-		return regress(t, in, t.Call("again", bent(3), x)), nil
-	}), fsdp.WrapTypes(&nn.Linear{}, &module{}), parityModels[0].batch,
+		return kit.Regress(t, in, t.Call("again", bent(3), x)), nil
+	}), Typed: fsdp.WrapTypes(&nn.Linear{}, &kit.Module{}), Batch: kit.ParityModels[0].Batch,
 }
 
 // TestCustomParity trains it on 1 to 4 ranks, frozen or not, in float64, float32 and bfloat16, and
@@ -76,14 +76,14 @@ var bentModel = parityModel{
 func TestCustomParity(t *testing.T) {
 	extras := []parityExtra{{name: "nothing"}, {name: "frozen", frozen: regexp.MustCompile(`^bent`)}}
 	for world := 1; world <= 4; world++ {
-		for _, precision := range []int{0, 1, len(parityPrecisions) - 1} {
+		for _, precision := range []int{0, 1, len(kit.ParityPrecisions) - 1} {
 			for _, extra := range extras {
-				c := parityCell{placement{world, fsdp.FullShard, 0}, bentModel, "each", fsdp.WrapEach(), parityPrecisions[precision], 1, "ns", extra}
+				c := parityCell{placement{world, fsdp.FullShard, 0}, bentModel, "each", fsdp.WrapEach(), kit.ParityPrecisions[precision], 1, "ns", extra}
 				t.Run(c.String(), func(t *testing.T) {
 					got := c.train(t)
 					requireRecord(t, c.emulate(t), got, 0)
-					if c.precision.tolerance > 0 {
-						requireRecord(t, c.alone(t), got, c.precision.tolerance)
+					if c.precision.Tolerance > 0 {
+						requireRecord(t, c.alone(t), got, c.precision.Tolerance)
 					}
 				})
 			}
@@ -99,17 +99,17 @@ func TestCustomKnobs(t *testing.T) {
 		"keep":       func(c *fsdp.Config) { c.Keep = fsdp.WrapEach() },
 		"threads":    func(c *fsdp.Config) { c.Threads = 3 },
 	}
-	run := func(cfg fsdp.Config) (state bits) {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	run := func(cfg fsdp.Config) (state kit.Bits) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			cfg := cfg
 			cfg.Group, cfg.Wrap, cfg.Poison = g, fsdp.WrapEach(), true
-			m := wrap(t, bentModel.model, cfg)
-			update := updater(t, m, 1)
+			m := kit.Wrap(t, bentModel.Model, cfg)
+			update := kit.Updater(t, m, 1)
 			for step := range 3 {
-				forwardBackward(t, ctx, m, inType(bentModel.batch(2*step+g.Rank(), 5), fsdp.Float32))
+				kit.ForwardBackward(t, ctx, m, kit.InType(bentModel.Batch(2*step+g.Rank(), 5), fsdp.Float32))
 				update(ctx)
 			}
-			if got := stateBits(t, ctx, m); g.Rank() == 0 {
+			if got := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 				state = got
 			}
 			require.NoError(t, m.Close())
@@ -121,10 +121,10 @@ func TestCustomKnobs(t *testing.T) {
 		for name, turn := range knobs {
 			cfg := fsdp.Config{Precision: precision}
 			turn(&cfg)
-			requireSameBits(t, want, run(cfg), name)
+			kit.RequireSameBits(t, want, run(cfg), name)
 		}
 		restore := kit.UseFarDevice()
-		requireSameBits(t, want, run(fsdp.Config{Precision: precision}), "far device")
+		kit.RequireSameBits(t, want, run(fsdp.Config{Precision: precision}), "far device")
 		restore()
 	}
 }
@@ -147,7 +147,7 @@ func TestCustomFails(t *testing.T) {
 				at, direction = "backward", "custom fickle grad"
 			}
 			t.Run(at+" "+name, func(t *testing.T) {
-				errs := errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+				errs := kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 					kernel := func(back bool) op.Kernel {
 						return op.Kernel{F64: func(a op.Args[float64]) error {
 							switch {
@@ -162,11 +162,11 @@ func TestCustomFails(t *testing.T) {
 						}}
 					}
 					fickle := &op.Custom{Name: "fickle", Shapes: "x [...] -> y [...]", Forward: kernel(false), Backward: kernel(true)}
-					m := wrap(t, around(&module{build: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+					m := kit.Wrap(t, kit.Around(&kit.Module{Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 						y, err := fickle.Apply(in[0])
 						return gorgonia.Nodes{y}, err
-					}}), fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s})
-					_, err := m.Forward(ctx, good(g.Rank())...)
+					}}), fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s})
+					_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 					return errors.Join(err, m.Backward(ctx), m.Backward(ctx)) // a rank that was done already is told now
 				})
 				for _, err := range errs {

@@ -16,19 +16,14 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// cutAll returns a Config.CutOf that is the same for all units.
-func cutAll(c shard.Cut) func(fsdp.UnitInfo) shard.Cut {
-	return func(fsdp.UnitInfo) shard.Cut { return c }
-}
-
 // Tensors lie where the cut says, of parameters and of the state, and so in what ranks own.
 func TestCutsAreKept(t *testing.T) {
 	weights := []float64{2, 0, 1}
 	owned := make([]int, 3)
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		whole := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, CutOf: cutAll(shard.Cut{Block: shard.Whole})})
-		rows := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, CutOf: cutAll(shard.Cut{Block: shard.Rows(1)})})
-		uneven := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, CutOf: cutAll(shard.Cut{Weights: weights})})
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		whole := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, CutOf: kit.CutAll(shard.Cut{Block: shard.Whole})})
+		rows := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, CutOf: kit.CutAll(shard.Cut{Block: shard.Rows(1)})})
+		uneven := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, CutOf: kit.CutAll(shard.Cut{Weights: weights})})
 		for _, p := range whole.Shards() {
 			if n := p.Value.Len(); n > 0 {
 				require.Equal(t, shard.Param{Shape: p.Shape}.Len(), n, p.Name)
@@ -42,9 +37,9 @@ func TestCutsAreKept(t *testing.T) {
 		for _, p := range uneven.Shards() {
 			owned[g.Rank()] += p.Value.Len()
 		}
-		plan, err := uneven.Plan(tinyBatch(0, 0, 2, tinyContext)...)
+		plan, err := uneven.Plan(kit.TinyBatch(0, 0, 2, kit.TinyContext)...)
 		require.NoError(t, err)
-		equal, err := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks}).Plan(tinyBatch(0, 0, 2, tinyContext)...)
+		equal, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks}).Plan(kit.TinyBatch(0, 0, 2, kit.TinyContext)...)
 		require.NoError(t, err)
 		require.Positive(t, plan.CutBytes)
 		require.Equal(t, plan.ShardBytes-equal.ShardBytes, plan.CutBytes)
@@ -58,38 +53,38 @@ func TestCutsAreKept(t *testing.T) {
 // Unequal ranks train to the bits of equal ones, also over part of the ranks and in a group of a
 // unit's own.
 func TestWeightsDoNotChangeBits(t *testing.T) {
-	model := tinyGPT(2)
+	model := kit.TinyGPT(2)
 	for name, cfg := range map[string]fsdp.Config{
-		"full":   {CutOf: cutAll(shard.Cut{Weights: []float64{3, 1, 0, 2}})},
-		"blocks": {CutOf: cutAll(shard.Cut{Weights: []float64{3, 1, 0, 2}, Block: shard.Rows(1)})},
-		"hybrid": {CutOf: cutAll(shard.Cut{Weights: []float64{1, 3}}), Strategy: fsdp.HybridShard, ShardRanks: 2},
-		"none":   {CutOf: cutAll(shard.Cut{Weights: []float64{1, 3}}), Strategy: fsdp.NoShard},
+		"full":   {CutOf: kit.CutAll(shard.Cut{Weights: []float64{3, 1, 0, 2}})},
+		"blocks": {CutOf: kit.CutAll(shard.Cut{Weights: []float64{3, 1, 0, 2}, Block: shard.Rows(1)})},
+		"hybrid": {CutOf: kit.CutAll(shard.Cut{Weights: []float64{1, 3}}), Strategy: fsdp.HybridShard, ShardRanks: 2},
+		"none":   {CutOf: kit.CutAll(shard.Cut{Weights: []float64{1, 3}}), Strategy: fsdp.NoShard},
 	} {
-		cfg.Wrap = blocks
-		requireSameBits(t, train(t, model, 4, 0, 1, fsdp.Config{Wrap: blocks}), train(t, model, 4, 0, 1, cfg), name, ": drawn")
-		requireSameBits(t, train(t, model, 4, 5, 0.5, fsdp.Config{Wrap: blocks}), train(t, model, 4, 5, 0.5, cfg), name)
+		cfg.Wrap = kit.Blocks
+		kit.RequireSameBits(t, kit.Train(t, model, 4, 0, 1, fsdp.Config{Wrap: kit.Blocks}), kit.Train(t, model, 4, 0, 1, cfg), name, ": drawn")
+		kit.RequireSameBits(t, kit.Train(t, model, 4, 5, 0.5, fsdp.Config{Wrap: kit.Blocks}), kit.Train(t, model, 4, 5, 0.5, cfg), name)
 	}
-	states := make([][2]bits, 4)
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+	states := make([][2]kit.Bits, 4)
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		for i, cut := range []shard.Cut{{}, {Block: shard.Whole, Weights: []float64{1, 2}}} {
-			cfg := groupedBy(t, ctx, g, "l1", 2)
+			cfg := kit.GroupedBy(t, ctx, g, "l1", 2)
 			cfg.CutOf = func(u fsdp.UnitInfo) shard.Cut {
 				if u.Name == "l1" {
 					return cut
 				}
 				return shard.Cut{}
 			}
-			m := wrap(t, shapes["chain"], cfg)
-			update := updater(t, m, 1)
+			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
+			update := kit.Updater(t, m, 1)
 			for range 3 {
-				forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+				kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 				update(ctx)
 			}
-			states[g.Rank()][i] = stateBits(t, ctx, m)
+			states[g.Rank()][i] = kit.StateBits(t, ctx, m)
 		}
 	})
 	for r, s := range states {
-		requireSameBits(t, s[0], s[1], "rank ", r)
+		kit.RequireSameBits(t, s[0], s[1], "rank ", r)
 	}
 }
 
@@ -97,24 +92,24 @@ func TestWeightsDoNotChangeBits(t *testing.T) {
 // equal cuts.
 func TestCheckpointsUnderOtherCuts(t *testing.T) {
 	fsys := crashfs.New()
-	resume := func(ranks int, save bool, c shard.Cut) bits {
-		var state bits
-		onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Seed: uint64(ranks), CutOf: cutAll(c)})
+	resume := func(ranks int, save bool, c shard.Cut) kit.Bits {
+		var state kit.Bits
+		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Seed: uint64(ranks), CutOf: kit.CutAll(c)})
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			if save {
-				forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
+				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 				require.NoError(t, opt.Step(0.1))
-				require.NoError(t, m.Save(ctx, ckpt, opt, kit.OnFS(fsys), fsdp.AtStep(1)))
+				require.NoError(t, m.Save(ctx, kit.Ckpt, opt, kit.OnFS(fsys), fsdp.AtStep(1)))
 				return
 			}
-			_, err = m.Load(ctx, ckpt, opt, kit.OnFS(fsys))
+			_, err = m.Load(ctx, kit.Ckpt, opt, kit.OnFS(fsys))
 			require.NoError(t, err)
 			m.ZeroGrad()
-			forwardBackward(t, ctx, m, tinyBatch(1, g.Rank(), 2, tinyContext))
+			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(1, g.Rank(), 2, kit.TinyContext))
 			require.NoError(t, opt.Step(0.1))
-			all := stateBits(t, ctx, m)
+			all := kit.StateBits(t, ctx, m)
 			if g.Rank() == 0 {
 				state = all
 			}
@@ -127,19 +122,19 @@ func TestCheckpointsUnderOtherCuts(t *testing.T) {
 		weights := slices.Repeat([]float64{1}, ranks)
 		weights[0] = 3
 		for _, c := range []shard.Cut{{Block: shard.Whole}, {Block: shard.Rows(1)}, {Weights: weights}} {
-			requireSameBits(t, want, resume(ranks, false, c), fmt.Sprint(ranks, " ranks, ", c.Weights))
+			kit.RequireSameBits(t, want, resume(ranks, false, c), fmt.Sprint(ranks, " ranks, ", c.Weights))
 		}
 	}
 }
 
 // Ranks that cut elsewhere, and weights for other ranks than a unit's, are errors that say so.
 func TestCutsDiffer(t *testing.T) {
-	onRanks(t, 2, func(_ context.Context, g comm.Group) {
-		_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g, CutOf: cutAll(shard.Cut{Block: shard.Rows(1 + g.Rank())})})
+	kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
+		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, CutOf: kit.CutAll(shard.Cut{Block: shard.Rows(1 + g.Rank())})})
 		require.ErrorContains(t, err, "cut at blocks of [")
 	})
-	onRanks(t, 2, func(_ context.Context, g comm.Group) {
-		_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g, CutOf: cutAll(shard.Cut{Weights: []float64{1, 2, 3}})})
+	kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
+		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, CutOf: kit.CutAll(shard.Cut{Weights: []float64{1, 2, 3}})})
 		require.ErrorContains(t, err, "group root: shard: 3 weights for 2 ranks")
 	})
 }

@@ -93,11 +93,11 @@ func swapNames(t *testing.T, path string) {
 
 // twoSaved saves two steps on three ranks, and returns the paths of the checkpoints.
 func twoSaved(t *testing.T, dir string) (paths []string) {
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		require.NoError(t, f.saveStep(ctx, dir, 1))
-		require.NoError(t, f.saveStep(ctx, dir, 2))
+		require.NoError(t, f.SaveStep(ctx, dir, 1))
+		require.NoError(t, f.SaveStep(ctx, dir, 2))
 	})
 	for _, e := range entries(t, checkpoint.OS(), dir) {
 		require.NoError(t, e.Err)
@@ -123,19 +123,19 @@ func TestDamage(t *testing.T) {
 			dir := t.TempDir()
 			paths := twoSaved(t, dir)
 			c.do(t, paths[1])
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				var log bytes.Buffer
-				f := loggingFiller(t, ctx, g, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})))
+				f := kit.LoggingFiller(t, ctx, g, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})))
 				defer f.Close()
 				load := func(dir string, opts ...fsdp.StateOption) error {
 					log.Reset()
-					f.fill(5)
-					loaded, err := f.Load(ctx, dir, f.opt, opts...)
+					f.Fill(5)
+					loaded, err := f.Load(ctx, dir, f.Opt, opts...)
 					if err != nil {
 						return err
 					}
 					require.Equal(t, paths[0], loaded.Path)
-					f.require(t, 1)
+					f.Require(t, 1)
 					require.Equal(t, g.Rank() == 0, log.Len() > 0)
 					if g.Rank() == 0 {
 						for _, part := range append(c.message, "passes over a damaged checkpoint", paths[0], paths[1], `"steps lost"=1`) {
@@ -168,18 +168,18 @@ func TestDamage(t *testing.T) {
 				if c.shows == read {
 					requireMixed(t, ctx, f, g)
 				} else {
-					f.require(t, 5)
-					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
-					require.NoError(t, f.opt.Step(0.1))
+					f.Require(t, 5)
+					kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
+					require.NoError(t, f.Opt.Step(0.1))
 				}
 				refused(load(paths[1], fsdp.AllowOlder(true)))
-				first, err := f.Load(ctx, paths[0], f.opt)
+				first, err := f.Load(ctx, paths[0], f.Opt)
 				require.NoError(t, err)
 				require.Equal(t, 1, first.Step)
-				f.require(t, 1)
-				forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
-				require.NoError(t, f.opt.Step(0.1))
-				require.NoError(t, f.saveStep(ctx, filepath.Join(dir, "another"), 3))
+				f.Require(t, 1)
+				kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
+				require.NoError(t, f.Opt.Step(0.1))
+				require.NoError(t, f.SaveStep(ctx, filepath.Join(dir, "another"), 3))
 			})
 		})
 	}
@@ -205,10 +205,10 @@ func TestDamageEverywhere(t *testing.T) {
 				require.ErrorContains(t, err, hopeless+"checkpoint: no checkpoint is whole any more in "+dir)
 			}
 			for _, option := range []fsdp.StateOption{nil, fsdp.AllowOlder(true), fsdp.AllowOlder(false)} {
-				for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-					f := newFiller(t, ctx, g)
+				for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+					f := kit.NewFiller(t, ctx, g)
 					defer f.Close()
-					_, err := f.Load(ctx, dir, f.opt, option)
+					_, err := f.Load(ctx, dir, f.Opt, option)
 					return err
 				}) {
 					require.ErrorContains(t, err, hopeless)
@@ -224,11 +224,11 @@ func TestDamageEverywhere(t *testing.T) {
 // rank, and lets the environment allow the first.
 func TestAllowOlderSkipsMore(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
 		for step := 1; step <= 3; step++ {
-			require.NoError(t, f.saveStep(ctx, dir, step))
+			require.NoError(t, f.SaveStep(ctx, dir, step))
 		}
 	})
 	for rank, name := range []string{"000002-step-2/rank-00000-of-00002.safetensors", "000003-step-3/rank-00001-of-00002.safetensors"} {
@@ -236,10 +236,10 @@ func TestAllowOlderSkipsMore(t *testing.T) {
 	}
 	for _, value := range []string{"true", "1", "maybe", "false"} {
 		t.Setenv("FSDP_ALLOW_OLDER", value)
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			f := newFiller(t, ctx, g)
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			f := kit.NewFiller(t, ctx, g)
 			defer f.Close()
-			c, err := f.Load(ctx, dir, f.opt)
+			c, err := f.Load(ctx, dir, f.Opt)
 			switch value {
 			case "maybe":
 				require.ErrorContains(t, err, "FSDP_ALLOW_OLDER=maybe is neither true nor false")
@@ -250,7 +250,7 @@ func TestAllowOlderSkipsMore(t *testing.T) {
 			}
 			require.NoError(t, err)
 			require.Equal(t, 1, c.Step)
-			f.require(t, 1)
+			f.Require(t, 1)
 		})
 	}
 }
@@ -259,10 +259,10 @@ func TestAllowOlderSkipsMore(t *testing.T) {
 func TestAllowOlderIsAgreed(t *testing.T) {
 	dir := t.TempDir()
 	twoSaved(t, dir)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		_, err := f.Load(ctx, dir, f.opt, fsdp.AllowOlder(g.Rank() == 0))
+		_, err := f.Load(ctx, dir, f.Opt, fsdp.AllowOlder(g.Rank() == 0))
 		require.ErrorContains(t, err, "ranks disagree about the arguments of Load: rank 0 has \"AllowOlder(true)\", rank 1 has \"AllowOlder(false)\"")
 	})
 }
@@ -281,14 +281,14 @@ func (m mute) Open(path string) (checkpoint.Handle, error) {
 // TestLoadEndsWithItsContext has no answer of the file system on one rank.
 func TestLoadEndsWithItsContext(t *testing.T) {
 	disk := crashfs.New()
-	f := newFiller(t, t.Context(), comm.Local(1)[0])
-	require.NoError(t, f.saveStep(t.Context(), ckpt, 1, kit.OnFS(disk)))
+	f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
+	require.NoError(t, f.SaveStep(t.Context(), kit.Ckpt, 1, kit.OnFS(disk)))
 	require.NoError(t, f.Close())
 	for muted := range 2 {
 		back := make(chan struct{})
 		stop := errors.New("enough")
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			f := newFiller(t, ctx, g)
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			f := kit.NewFiller(t, ctx, g)
 			defer f.Close()
 			var fsys checkpoint.FS = disk
 			if g.Rank() == muted {
@@ -296,7 +296,7 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Millisecond, stop)
 			defer cancel()
-			_, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(fsys))
+			_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(fsys))
 			require.ErrorContains(t, err, stop.Error())
 		})
 		close(back)
@@ -305,13 +305,13 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 
 // TestWarningWithoutLogger warns of a damaged checkpoint where no Logger is set: to slog.Default.
 func TestWarningWithoutLogger(t *testing.T) {
-	log := captureDefault(t)
+	log := kit.CaptureDefault(t)
 	dir := t.TempDir()
 	paths := twoSaved(t, dir)
 	damages["missing"].do(t, paths[1])
-	f := newFiller(t, t.Context(), comm.Local(1)[0])
+	f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
 	defer f.Close()
-	_, err := f.Load(t.Context(), dir, f.opt)
+	_, err := f.Load(t.Context(), dir, f.Opt)
 	require.NoError(t, err)
 	require.Equal(t, 1, strings.Count(log(), "Load passes over a damaged checkpoint"))
 }

@@ -13,20 +13,21 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
 // TestAny has any ranks be true. All hear of it, whatever the model is in the middle of.
 func TestAny(t *testing.T) {
 	for world := 1; world <= 3; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := chain64(t, g)
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Chain64(t, g)
 			for who := range 1 << world {
 				got, err := m.Any(ctx, who>>g.Rank()&1 == 1)
 				require.NoError(t, err)
 				require.Equal(t, who != 0, got)
 			}
-			_, err := m.Forward(ctx, shapeBatch(g.Rank())...)
+			_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 			require.NoError(t, err)
 			_, err = m.Any(ctx, false)
 			require.NoError(t, err)
@@ -40,14 +41,14 @@ func TestAny(t *testing.T) {
 func TestAnyEndsJoin(t *testing.T) {
 	dir := t.TempDir()
 	for says := range 3 {
-		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-			m := chain64(t, g)
+		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			m := kit.Chain64(t, g)
 			opt, err := optim.SGD{}.New(m.Shards())
 			require.NoError(t, err)
 			passes, over := 0, false
-			for batch, err := range m.Join(ctx, batches(2*g.Rank(), func(i int) []fsdp.Tensor { return unevenBatch(i, g.Rank()) })) {
+			for batch, err := range m.Join(ctx, kit.Batches(2*g.Rank(), func(i int) []fsdp.Tensor { return kit.UnevenBatch(i, g.Rank()) })) {
 				require.NoError(t, err)
-				require.NoError(t, trainStep(ctx, m, batch))
+				require.NoError(t, kit.TrainStep(ctx, m, batch))
 				require.NoError(t, opt.Step(0.1))
 				m.ZeroGrad()
 				passes++
@@ -60,7 +61,7 @@ func TestAnyEndsJoin(t *testing.T) {
 			}
 			require.Equal(t, 3, passes)
 			require.True(t, over)
-			requireIdle(t, ctx, m, shapeBatch(0))
+			kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 			require.NoError(t, m.Close())
 		})
 	}
@@ -75,8 +76,8 @@ func TestMean(t *testing.T) {
 		dummy := rapid.Bool().Draw(t, "dummy")
 		x := rapid.SliceOfN(rapid.Float64Range(-9, 9), world, world).Draw(t, "numbers")
 		weights := rapid.SliceOfN(rapid.IntRange(0, 3), world, world).Draw(t, "weights")
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m, rank := chain64(t, g), g.Rank()
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m, rank := kit.Chain64(t, g), g.Rank()
 			// check compares with the mean over the ranks that count; a dummy one never does.
 			check := func(counts, never func(rank int) bool) {
 				for given := range 2 {
@@ -109,9 +110,9 @@ func TestMean(t *testing.T) {
 			loop := func(counts []int) func(func([]fsdp.Tensor, error) bool) {
 				var opts []fsdp.JoinOption
 				if dummy {
-					opts = append(opts, fsdp.Dummy(shapeBatch(0)...))
+					opts = append(opts, fsdp.Dummy(kit.ShapeBatch(0)...))
 				}
-				return m.Join(ctx, batches(counts[rank], shapeBatch), opts...)
+				return m.Join(ctx, kit.Batches(counts[rank], kit.ShapeBatch), opts...)
 			}
 			check(yes, no)
 			i := 0
@@ -137,8 +138,8 @@ func TestMean(t *testing.T) {
 
 // TestMeanOfWhatIsNoNumber checks what is left out, what is passed on and what is refused.
 func TestMeanOfWhatIsNoNumber(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m, rank := chain64(t, g), float64(g.Rank())
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m, rank := kit.Chain64(t, g), float64(g.Rank())
 		mean, err := m.Mean(ctx, []float64{math.NaN(), 3}[g.Rank()], rank)
 		require.NoError(t, err)
 		require.Equal(t, 3.0, mean, "NaN has no weight")
@@ -152,7 +153,7 @@ func TestMeanOfWhatIsNoNumber(t *testing.T) {
 		}
 		_, err = m.Mean(ctx, 1, []float64{1, 2}[g.Rank():]...)
 		require.ErrorContains(t, err, "there are 2 weights, want one")
-		requireIdle(t, ctx, m, shapeBatch(0))
+		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 	})
 }
 
@@ -160,12 +161,12 @@ func TestMeanOfWhatIsNoNumber(t *testing.T) {
 // ones, under every strategy.
 func TestParamNorms(t *testing.T) {
 	for world := 1; world <= 4; world++ {
-		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap = g, blocks
+				cfg.Group, cfg.Wrap = g, kit.Blocks
 				cfg.Frozen = func(name string) bool { return name == "wte.weight" }
-				m := wrap(t, tinyGPT(2), cfg)
+				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				state, err := m.FullState(ctx, fsdp.OnEveryRank())
 				require.NoError(t, err)
 				l2, err := m.ParamNorms(ctx, fsdp.L2Norm)
@@ -174,8 +175,8 @@ func TestParamNorms(t *testing.T) {
 				require.NoError(t, err)
 				require.ElementsMatch(t, slices.Collect(maps.Keys(state)), slices.Collect(maps.Keys(l2)))
 				for name, v := range state {
-					require.InDelta(t, exactNorm(elements(v)), l2[name], 1e-14*l2[name], name)
-					require.Equal(t, largest(elements(v)), inf[name], name)
+					require.InDelta(t, exactNorm(kit.Elements(v)), l2[name], 1e-14*l2[name], name)
+					require.Equal(t, largest(kit.Elements(v)), inf[name], name)
 				}
 			})
 		})
@@ -184,10 +185,10 @@ func TestParamNorms(t *testing.T) {
 
 // TestNormsOfUnitGroupsByName measures parameters of which ranks have different ones of one name.
 func TestNormsOfUnitGroupsByName(t *testing.T) {
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], groupedBy(t, ctx, g, "l1", 2))
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
 		for _, p := range m.Shards() {
-			edit(t, p.Value, func(i int, _ float64) float64 {
+			kit.Edit(t, p.Value, func(i int, _ float64) float64 {
 				if p.Name == "l1.w" {
 					return mild(fmt.Sprint("expert", g.Rank()/2), p.Offset+i)
 				}
@@ -201,7 +202,7 @@ func TestNormsOfUnitGroupsByName(t *testing.T) {
 				name = fmt.Sprint("expert", g.Rank()/2)
 			}
 			var all []float64
-			for i := range shapeDim * shapeDim {
+			for i := range kit.ShapeDim * kit.ShapeDim {
 				all = append(all, mild(name, i))
 			}
 			require.InEpsilon(t, exactNorm(all), norm, 1e-14, name)
@@ -212,18 +213,18 @@ func TestNormsOfUnitGroupsByName(t *testing.T) {
 
 // TestNormsTakeTwoCollectives counts them, and what decisions send, for many units.
 func TestNormsTakeTwoCollectives(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		counter := &countingGroup{g, &tally{}}
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: counter, Wrap: fsdp.WrapEach()})
-		forwardBackward(t, ctx, m, good(g.Rank()))
-		counter.take()
-		require.NoError(t, errorOf(m.Any(ctx, true)))
-		require.Equal(t, tally{}, counter.take())
-		require.NoError(t, errorOf(m.Mean(ctx, 1)))
-		require.Equal(t, tally{allReduces: 1, bytes: 16}, counter.take())
-		require.NoError(t, errorOf(m.ParamNorms(ctx, fsdp.L2Norm)))
-		require.Equal(t, 2, counter.take().allReduces)
-		require.NoError(t, errorOf(m.GradNorms(ctx, fsdp.L2Norm)))
-		require.Equal(t, 2, counter.take().allReduces)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		counter := &kit.CountingGroup{Group: g, Tally: &kit.Tally{}}
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: counter, Wrap: fsdp.WrapEach()})
+		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
+		counter.Take()
+		require.NoError(t, kit.ErrorOf(m.Any(ctx, true)))
+		require.Equal(t, kit.Tally{}, counter.Take())
+		require.NoError(t, kit.ErrorOf(m.Mean(ctx, 1)))
+		require.Equal(t, kit.Tally{AllReduces: 1, Bytes: 16}, counter.Take())
+		require.NoError(t, kit.ErrorOf(m.ParamNorms(ctx, fsdp.L2Norm)))
+		require.Equal(t, 2, counter.Take().AllReduces)
+		require.NoError(t, kit.ErrorOf(m.GradNorms(ctx, fsdp.L2Norm)))
+		require.Equal(t, 2, counter.Take().AllReduces)
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -44,10 +45,10 @@ func (g *lateGroup) AllGather(dst, src comm.Buffer) comm.Work {
 // TestDiscardWaitsForGathers: a forward without a backward has gathers for the backward in flight,
 // and their buffers must not serve anybody else before they are done.
 func TestDiscardWaitsForGathers(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		late := &lateGroup{Group: g}
-		m := wrap(t, tinyGPT(3), fsdp.Config{Group: late, Precision: float64s, Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: 2})
-		b := tinyBatch(0, g.Rank(), 2, 5)
+		m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: late, Precision: kit.Float64s, Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: 2})
+		b := kit.TinyBatch(0, g.Rank(), 2, 5)
 		want, err := m.Eval(ctx, b...)
 		require.NoError(t, err)
 		late.hold = true
@@ -66,68 +67,68 @@ func TestDiscardWaitsForGathers(t *testing.T) {
 		for _, w := range late.held {
 			require.True(t, w.waited)
 		}
-		require.Equal(t, elements(want[1]), elements(got[1]))
+		require.Equal(t, kit.Elements(want[1]), kit.Elements(got[1]))
 	})
 }
 
 // TestRefusedBackwardCanGoOn skips the steps whose loss is not finite, as a user would.
 func TestRefusedBackwardCanGoOn(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Prefetch: 3, Wrap: fsdp.WrapEach()})
-		good := shapeBatch(g.Rank())
-		forwardBackward(t, ctx, m, good)
-		want := gradBits(t, ctx, m)
-		bad := shapeBatch(g.Rank())
-		elements(bad[0])[0] = math.NaN()
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Prefetch: 3, Wrap: fsdp.WrapEach()})
+		good := kit.ShapeBatch(g.Rank())
+		kit.ForwardBackward(t, ctx, m, good)
+		want := kit.GradBits(t, ctx, m)
+		bad := kit.ShapeBatch(g.Rank())
+		kit.Elements(bad[0])[0] = math.NaN()
 		m.ZeroGrad()
 		for range 3 {
 			_, err := m.Forward(ctx, bad...)
 			require.NoError(t, err)
 			require.ErrorContains(t, m.Backward(ctx), "NaN")
 		}
-		forwardBackward(t, ctx, m, good)
-		requireSameBits(t, want, gradBits(t, ctx, m), "after the bad steps")
+		kit.ForwardBackward(t, ctx, m, good)
+		kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m), "after the bad steps")
 	})
 }
 
 // TestEvaluationKeepsTheBuffersOfTraining: a validation between steps neither drops nor multiplies
 // buffers.
 func TestEvaluationKeepsTheBuffersOfTraining(t *testing.T) {
-	m := wrap(t, tinyGPT(2), fsdp.Config{})
-	ctx, b := t.Context(), tinyBatch(0, 0, 4, 5)
-	forwardBackward(t, ctx, m, b)
+	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{})
+	ctx, b := t.Context(), kit.TinyBatch(0, 0, 4, 5)
+	kit.ForwardBackward(t, ctx, m, b)
 	before := m.Memory().Reserved
 	for range 10 {
-		_, err := m.Eval(ctx, tinyBatch(0, 0, 1, 2)...)
+		_, err := m.Eval(ctx, kit.TinyBatch(0, 0, 1, 2)...)
 		require.NoError(t, err)
 	}
 	require.GreaterOrEqual(t, m.Memory().Reserved, before)
 	for rows := 1; rows < 30; rows++ { // forwards alone forget the shapes they no longer see
-		_, err := m.Forward(ctx, tinyBatch(0, 0, rows, 5)...)
+		_, err := m.Forward(ctx, kit.TinyBatch(0, 0, rows, 5)...)
 		require.NoError(t, err)
 	}
-	largest := wrap(t, tinyGPT(2), fsdp.Config{})
-	forwardBackward(t, ctx, largest, tinyBatch(0, 0, 30, 5))
+	largest := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{})
+	kit.ForwardBackward(t, ctx, largest, kit.TinyBatch(0, 0, 30, 5))
 	require.Less(t, m.Memory().Reserved, 4*largest.Memory().Reserved)
 }
 
 // TestGradientsOfTheUser are added to, whether written after a Backward or after ZeroGrad.
 func TestGradientsOfTheUser(t *testing.T) {
-	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
-	ctx, b := t.Context(), shapeBatch(0)
-	forwardBackward(t, ctx, m, b)
+	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
+	ctx, b := t.Context(), kit.ShapeBatch(0)
+	kit.ForwardBackward(t, ctx, m, b)
 	var want []float64
 	for _, p := range m.Shards() {
-		want = append(want, numbers(t, p.Grad)...)
+		want = append(want, kit.Numbers(t, p.Grad)...)
 	}
 	m.ZeroGrad()
 	for _, p := range m.Shards() {
-		edit(t, p.Grad, func(int, float64) float64 { return 1 })
+		kit.Edit(t, p.Grad, func(int, float64) float64 { return 1 })
 	}
-	forwardBackward(t, ctx, m, b)
+	kit.ForwardBackward(t, ctx, m, b)
 	i := 0
 	for _, p := range m.Shards() {
-		for _, g := range numbers(t, p.Grad) {
+		for _, g := range kit.Numbers(t, p.Grad) {
 			require.InDelta(t, 1+want[i], g, 1e-12)
 			i++
 		}
@@ -137,19 +138,19 @@ func TestGradientsOfTheUser(t *testing.T) {
 // TestClipOverflow clips gradients whose squares are beyond float64. A norm that is so itself is
 // refused, and they are left alone.
 func TestClipOverflow(t *testing.T) {
-	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
+	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
 	grad := m.Shards()[0].Grad.Slice(0, 2)
 	require.NoError(t, grad.Write(optim.Host{F64: []float64{3e200, 4e200}}))
 	norm, err := m.ClipGradNorm(t.Context(), 1)
 	require.NoError(t, err)
 	require.InEpsilon(t, 5e200, norm, 1e-15)
-	require.InDeltaSlice(t, []float64{0.6, 0.8}, numbers(t, grad), 1e-15)
+	require.InDeltaSlice(t, []float64{0.6, 0.8}, kit.Numbers(t, grad), 1e-15)
 
 	largest := []float64{math.MaxFloat64, -math.MaxFloat64}
 	require.NoError(t, grad.Write(optim.Host{F64: largest}))
 	_, err = m.ClipGradNorm(t.Context(), 1)
 	require.ErrorContains(t, err, "the norm of the gradients overflows")
-	require.Equal(t, largest, numbers(t, grad))
+	require.Equal(t, largest, kit.Numbers(t, grad))
 	norm, err = m.ClipGradNorm(t.Context(), math.Inf(1), fsdp.InfNorm)
 	require.NoError(t, err, "the largest magnitude is a number")
 	require.Equal(t, math.MaxFloat64, norm)
@@ -157,35 +158,35 @@ func TestClipOverflow(t *testing.T) {
 
 // TestClipUnderflow: squares that are below float64 count as well.
 func TestClipUnderflow(t *testing.T) {
-	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
+	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
 	grad := m.Shards()[0].Grad.Slice(0, 2)
 	require.NoError(t, grad.Write(optim.Host{F64: []float64{3e-200, 4e-200}}))
 	norm, err := m.ClipGradNorm(t.Context(), 1)
 	require.NoError(t, err)
 	require.InEpsilon(t, 5e-200, norm, 1e-15)
-	require.Equal(t, []float64{3e-200, 4e-200}, numbers(t, grad))
+	require.Equal(t, []float64{3e-200, 4e-200}, kit.Numbers(t, grad))
 }
 
 // TestPanicsOfTheUser become errors: of Init on every rank, of Trace in the middle of a pass.
 func TestPanicsOfTheUser(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		bad := &module{[]fsdp.Param{{Name: "w", Shape: []int{100}, Init: func(fsdp.Stream, int, []float64) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		bad := &kit.Module{Parameters: []fsdp.Param{{Name: "w", Shape: []int{100}, Init: func(fsdp.Stream, int, []float64) {
 			if g.Rank() == 1 {
 				panic("no luck")
 			}
-		}}}, nil}
-		m := wrap(t, around(bad), fsdp.Config{Group: g})
-		_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
+		}}}, Graph: nil}
+		m := kit.Wrap(t, kit.Around(bad), fsdp.Config{Group: g})
+		_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
 		require.ErrorContains(t, err, "parameter mid.w: Init panicked at ")
 		require.ErrorContains(t, err, "no luck")
 	})
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		cfg := fsdp.Config{Group: g}
 		if g.Rank() == 1 {
 			cfg.Trace = func(fsdp.Event) { panic("no trace") }
 		}
-		m := wrap(t, tinyGPT(1), cfg)
-		_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
+		m := kit.Wrap(t, kit.TinyGPT(1), cfg)
+		_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
 		if err == nil { // a rank that was done already is told now
 			err = m.Backward(ctx)
 		}
@@ -195,8 +196,8 @@ func TestPanicsOfTheUser(t *testing.T) {
 
 // TestStateAndGradsDoNotMix: the two are different collectives although they move the same bytes.
 func TestStateAndGradsDoNotMix(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		var err error
 		if g.Rank() == 0 {
 			_, err = m.FullState(ctx)
@@ -210,19 +211,19 @@ func TestStateAndGradsDoNotMix(t *testing.T) {
 
 // TestKeep keeps everything for backward: the same bits, more memory.
 func TestKeep(t *testing.T) {
-	ctx, b := t.Context(), tinyBatch(0, 0, 4, 5)
-	grads := func(cfg fsdp.Config) (bits, int) {
-		m := wrap(t, tinyGPT(3), cfg)
-		forwardBackward(t, ctx, m, b)
-		return gradBits(t, ctx, m), m.Memory().Peak
+	ctx, b := t.Context(), kit.TinyBatch(0, 0, 4, 5)
+	grads := func(cfg fsdp.Config) (kit.Bits, int) {
+		m := kit.Wrap(t, kit.TinyGPT(3), cfg)
+		kit.ForwardBackward(t, ctx, m, b)
+		return kit.GradBits(t, ctx, m), m.Memory().Peak
 	}
 	want, balanced := grads(fsdp.Config{})
 	kept, most := grads(fsdp.Config{Keep: fsdp.WrapEach()})
 	again, least := grads(fsdp.Config{Checkpoint: fsdp.WrapEach()})
-	requireSameBits(t, want, kept)
-	requireSameBits(t, want, again)
+	kit.RequireSameBits(t, want, kept)
+	kit.RequireSameBits(t, want, again)
 	require.Greater(t, most, balanced)
 	require.Less(t, least, balanced)
-	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Keep: fsdp.WrapEach(), Checkpoint: fsdp.WrapTypes(&nn.Block{})})
+	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Keep: fsdp.WrapEach(), Checkpoint: fsdp.WrapTypes(&nn.Block{})})
 	require.ErrorContains(t, err, `call "blocks.0" is selected by both`)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/optim"
@@ -30,7 +31,7 @@ var makers = map[string]func([]optim.Param) (optim.Optimizer, error){
 // drawnStrategy draws what decides how parameters and gradients lie and travel.
 func drawnStrategy(t *rapid.T, cfg fsdp.Config, world int) fsdp.Config {
 	cfg.Strategy = rapid.SampledFrom([]fsdp.Strategy{
-		fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard, fsdp.HybridShard, fsdp.HybridGradOp, lastStrategy,
+		fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard, fsdp.HybridShard, fsdp.HybridGradOp, kit.LastStrategy,
 	}).Draw(t, "strategy")
 	if cfg.Strategy >= fsdp.HybridShard {
 		cfg.ShardRanks = rapid.SampledFrom([]int{1, 2 - world%2, world}).Draw(t, "shard ranks")
@@ -38,7 +39,7 @@ func drawnStrategy(t *rapid.T, cfg fsdp.Config, world int) fsdp.Config {
 	if cfg.Precision.Compute == fsdp.Float32 {
 		types := rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.BFloat16, fsdp.Float16})
 		cfg.Precision.Gather, cfg.Precision.Reduce = types.Draw(t, "gather"), types.Draw(t, "reduce")
-		cfg.Precision.TypesOf = drawnTypes(t, cfg.Precision.Compute)
+		cfg.Precision.TypesOf = kit.DrawnTypes(t, cfg.Precision.Compute)
 	}
 	frozen := rapid.SampledFrom([]string{"", "wte.weight", "blocks.0.fc.weight"}).Draw(t, "frozen")
 	cfg.Frozen = func(name string) bool { return name == frozen }
@@ -46,33 +47,14 @@ func drawnStrategy(t *rapid.T, cfg fsdp.Config, world int) fsdp.Config {
 	return cfg
 }
 
-// drawnTypes draws a Precision.TypesOf, or nil.
-func drawnTypes(t *rapid.T, compute fsdp.DType) func(fsdp.CallInfo, fsdp.Param) (gather, reduce fsdp.DType) {
-	if !rapid.Bool().Draw(t, "types") {
-		return nil
-	}
-	choice := []fsdp.DType{fsdp.Float32, fsdp.BFloat16}
-	if compute == fsdp.Float32 {
-		choice = append(choice, fsdp.Float16)
-	}
-	if groupsCarryPasses { // only over processors anything travels in 8 bits
-		choice = append(choice, fsdp.Int8)
-	}
-	list := rapid.SliceOfN(rapid.SampledFrom(choice), 8, 8).Draw(t, "types by length of the name")
-	return func(_ fsdp.CallInfo, p fsdp.Param) (gather, reduce fsdp.DType) {
-		i := len(p.Name) % 4
-		return list[i], list[4+i]
-	}
-}
-
 // drawnOptions draws what else decides what is held: what calls keep, what lies in files, and units
 // with groups of their own, of the ranks that share a color.
 func drawnOptions(t *rapid.T, cfg fsdp.Config, calls int, dir string) (_ fsdp.Config, colors int) {
 	if keep := rapid.Bool().Draw(t, "keep"); keep {
-		cfg.Keep, cfg.Checkpoint = drawnPolicy(t, "keep", calls), nil
+		cfg.Keep, cfg.Checkpoint = kit.DrawnPolicy(t, "keep", calls), nil
 	}
 	if rapid.Bool().Draw(t, "files") {
-		cfg.OffloadDir, cfg.Spill = dir, drawnPolicy(t, "spill", calls)
+		cfg.OffloadDir, cfg.Spill = dir, kit.DrawnPolicy(t, "spill", calls)
 	}
 	if rapid.Bool().Draw(t, "ignored") {
 		cfg.Ignored = func(name string) bool { return name == "wpe.weight" || name == "blocks.0.fc.weight" }
@@ -99,22 +81,22 @@ func withGroups(cfg fsdp.Config, own comm.Group) fsdp.Config {
 func TestDryIsThePlanOfWrap(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
-		r := drawRun(t)
-		r.model.LoRA.Rank = rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "adapter")
-		cfg := drawnKnobs(t, "knobs", r.model.Layers+4)
-		cfg.Precision.Compute = r.dtype
-		cfg = drawnStrategy(t, cfg, r.world)
-		cfg, colors := drawnOptions(t, cfg, r.model.Layers+4, dir)
-		if r.model.LoRA.Rank > 0 {
+		r := kit.DrawRun(t)
+		r.Model.LoRA.Rank = rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "adapter")
+		cfg := kit.DrawnKnobs(t, "knobs", r.Model.Layers+4)
+		cfg.Precision.Compute = r.DType
+		cfg = drawnStrategy(t, cfg, r.World)
+		cfg, colors := drawnOptions(t, cfg, r.Model.Layers+4, dir)
+		if r.Model.LoRA.Rank > 0 {
 			cfg.Frozen = func(name string) bool { return !nn.IsAdapter(name) }
 		}
 		freeze := rapid.Bool().Draw(t, "freeze") && cfg.Precision.Compute != fsdp.BFloat16
 		name := rapid.SampledFrom([]string{"none", "sgd", "momentum", "adamw", "8 bits"}).Draw(t, "optimizer")
-		if name == "8 bits" && r.dtype == fsdp.Float64 {
+		if name == "8 bits" && r.DType == fsdp.Float64 {
 			name = "adamw"
 		}
-		rows, cols := r.shapes[0][0][0], r.shapes[0][0][1]
-		onRanks(t, r.world, func(ctx context.Context, g comm.Group) {
+		rows, cols := r.Shapes[0][0][0], r.Shapes[0][0][1]
+		kit.OnRanks(t, r.World, func(ctx context.Context, g comm.Group) {
 			cfg, there := cfg, cfg
 			cfg.Group, there.Group = comm.World{Ranks: g.Size(), Place: g.Rank()}, g
 			if colors > 0 && g.Size()%colors == 0 {
@@ -123,23 +105,23 @@ func TestDryIsThePlanOfWrap(t *testing.T) {
 				defer own.Close()
 				cfg, there = withGroups(cfg, comm.World{Ranks: own.Size(), Place: own.Rank()}), withGroups(there, own)
 			}
-			dry, err := fsdp.Dry(r.model, cfg, makers[name], fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+			dry, err := fsdp.Dry(r.Model, cfg, makers[name], fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
 			require.NoError(t, err)
-			m := wrap(t, r.model, there)
+			m := kit.Wrap(t, r.Model, there)
 			if makers[name] != nil {
 				_, err = makers[name](m.Shards())
 				require.NoError(t, err)
 			}
-			plan, err := m.Plan(tinyBatch(0, g.Rank(), rows, cols)...)
+			plan, err := m.Plan(kit.TinyBatch(0, g.Rank(), rows, cols)...)
 			require.NoError(t, err)
 			require.Equal(t, plan, dry)
 			if freeze {
 				cfg.Frozen = func(name string) bool { return strings.HasSuffix(name, "bias") }
-				dry, err = fsdp.Dry(r.model, cfg, nil, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+				dry, err = fsdp.Dry(r.Model, cfg, nil, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
 				require.NoError(t, err)
 				_, err = m.Freeze(ctx, cfg.Frozen, nil)
 				require.NoError(t, err)
-				plan, err = m.Plan(tinyBatch(0, g.Rank(), rows, cols)...)
+				plan, err = m.Plan(kit.TinyBatch(0, g.Rank(), rows, cols)...)
 				require.NoError(t, err)
 				require.Equal(t, plan, dry, "after a Freeze")
 			}
@@ -159,7 +141,7 @@ func TestDryOfATrillion(t *testing.T) {
 	}{{96, 12288, 96, 128, 175e9}, {96, 12288, 96, 100_000, 175e9}, {128, 25600, 160, 1024, 1009e9}} {
 		model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: c.layers, Dim: c.dim, Heads: c.heads, Tied: true}
 		p, err := fsdp.Dry(model, fsdp.Config{
-			Group: comm.World{Ranks: c.ranks}, Wrap: blocks, Checkpoint: blocks, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+			Group: comm.World{Ranks: c.ranks}, Wrap: kit.Blocks, Checkpoint: kit.Blocks, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
 		}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
 		require.NoError(t, err)
 		require.InEpsilon(t, c.params, p.Params, 0.01)
@@ -171,9 +153,9 @@ func TestDryOfATrillion(t *testing.T) {
 
 // TestFits takes the advice that it gets, each by itself, and finds that it saves what was said.
 func TestFits(t *testing.T) {
-	model := &nn.GPT{Vocab: tinyVocab, Context: tinyContext, Layers: 3, Dim: 64, Heads: 2} // state of 8 bits is for 4,096 elements
-	shapes := []fsdp.Shape{fsdp.Ints(4, tinyContext), fsdp.Ints(4, tinyContext)}
-	halves := []fsdp.Shape{fsdp.Ints(2, tinyContext), fsdp.Ints(2, tinyContext)}
+	model := &nn.GPT{Vocab: kit.TinyVocab, Context: kit.TinyContext, Layers: 3, Dim: 64, Heads: 2} // state of 8 bits is for 4,096 elements
+	shapes := []fsdp.Shape{fsdp.Ints(4, kit.TinyContext), fsdp.Ints(4, kit.TinyContext)}
+	halves := []fsdp.Shape{fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext)}
 	newOptimizer := optim.AdamW{}.New
 	take := map[string]func(c *fsdp.Config, batch *[]fsdp.Shape){
 		"training on 8 ranks": func(c *fsdp.Config, _ *[]fsdp.Shape) {
@@ -191,8 +173,8 @@ func TestFits(t *testing.T) {
 	}
 	taken := make(map[string]bool)
 	for _, cfg := range []fsdp.Config{
-		{}, {Wrap: blocks, Prefetch: 2, Keep: blocks}, {Wrap: blocks, Strategy: fsdp.ShardGradOp}, {Wrap: blocks, Strategy: fsdp.HybridShard, ShardRanks: 2},
-		{Wrap: blocks, Checkpoint: blocks, Precision: fsdp.BF16(), Prefetch: fsdp.NoPrefetch},
+		{}, {Wrap: kit.Blocks, Prefetch: 2, Keep: kit.Blocks}, {Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp}, {Wrap: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 2},
+		{Wrap: kit.Blocks, Checkpoint: kit.Blocks, Precision: fsdp.BF16(), Prefetch: fsdp.NoPrefetch},
 	} {
 		cfg.Group = comm.World{Ranks: 4, Place: 1}
 		base, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shapes...)
@@ -228,15 +210,15 @@ func TestFits(t *testing.T) {
 // TestKeepIsProposed gives a model less and less memory. Fits and Tune propose Keep as long as a
 // pass with it fits, and Fits proposes nothing where it would save nothing.
 func TestKeepIsProposed(t *testing.T) {
-	model, shape, c := tinyGPT(3), fsdp.Ints(2, tinyContext), plan.Clusters()["h100"]
+	model, shape, c := kit.TinyGPT(3), fsdp.Ints(2, kit.TinyContext), plan.Clusters()["h100"]
 	peak := func(cfg fsdp.Config) int {
 		p, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shape, shape)
 		require.NoError(t, err)
 		return p.Pass.Ops[p.Pass.Peak()].Live.Total()
 	}
-	some := fsdp.Config{Wrap: blocks, Prefetch: 1}
+	some := fsdp.Config{Wrap: kit.Blocks, Prefetch: 1}
 	all, full := some, some
-	all.Keep, full.Checkpoint = fsdp.WrapEach(), blocks
+	all.Keep, full.Checkpoint = fsdp.WrapEach(), kit.Blocks
 	require.Greater(t, peak(all), peak(some))
 	for _, x := range []struct {
 		cfg      fsdp.Config
@@ -263,28 +245,28 @@ func TestKeepIsProposed(t *testing.T) {
 }
 
 func TestDryMistakes(t *testing.T) {
-	shape := fsdp.Ints(2, tinyContext)
+	shape := fsdp.Ints(2, kit.TinyContext)
 	for want, run := range map[string]func() (*fsdp.Plan, error){
 		"fsdp: a plan for rank 3 of 2: Config.Group has no such rank": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(tinyGPT(1), fsdp.Config{Group: comm.World{Ranks: 2, Place: 3}}, nil, shape, shape)
+			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{Group: comm.World{Ranks: 2, Place: 3}}, nil, shape, shape)
 		},
 		"fsdp: a plan for rank 0 of 1: the batch has 1 shapes, the model takes 2 tensors": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(tinyGPT(1), fsdp.Config{}, nil, shape)
+			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{}, nil, shape)
 		},
 		"the shape [2 0] is empty": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(tinyGPT(1), fsdp.Config{}, nil, shape, fsdp.Ints(2, 0))
+			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{}, nil, shape, fsdp.Ints(2, 0))
 		},
 		"index is float32, want int": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(tinyGPT(1), fsdp.Config{}, nil, fsdp.Floats(2, tinyContext), shape)
+			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{}, nil, fsdp.Floats(2, kit.TinyContext), shape)
 		},
 		"Config.Prefetch is -3": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(tinyGPT(1), fsdp.Config{Prefetch: -3}, nil, shape, shape)
+			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{Prefetch: -3}, nil, shape, shape)
 		},
 	} {
 		_, err := run()
 		require.ErrorContains(t, err, want)
 	}
-	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: comm.World{Ranks: 2}})
+	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: comm.World{Ranks: 2}})
 	require.ErrorIs(t, err, comm.ErrWorld)
 }
 
@@ -315,15 +297,15 @@ func TestTuneOfATrillion(t *testing.T) {
 // TestTuneChangesNoBit trains as Tune chooses for clusters with fast and with slow links, with much
 // memory and with little, and compares the bits with those of the settings that it replaces.
 func TestTuneChangesNoBit(t *testing.T) {
-	model := tinyGPT(4)
+	model := kit.TinyGPT(4)
 	for world := 1; world <= 4; world++ {
-		want := train(t, model, world, 5, 0.5, fsdp.Config{})
+		want := kit.Train(t, model, world, 5, 0.5, fsdp.Config{})
 		chosen := make(map[string]bool)
 		for _, slow := range []float64{1, 1e3} {
 			c := plan.Clusters()["h100"]
 			c.PerHost = 2
 			c.Inside.Bandwidth, c.Between.Bandwidth, c.Software.Step = c.Inside.Bandwidth/slow, c.Between.Bandwidth/slow, 0
-			shape := fsdp.Ints(2, tinyContext)
+			shape := fsdp.Ints(2, kit.TinyContext)
 			_, all, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: world}}, c, 1<<40, optim.AdamW{}.New, shape, shape)
 			require.NoError(t, err)
 			_, again, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: world}}, c, 1<<40, optim.AdamW{}.New, shape, shape)
@@ -338,7 +320,7 @@ func TestTuneChangesNoBit(t *testing.T) {
 				}
 				chosen[choices[0].Setting.String()] = true
 				cfg.Group = nil
-				requireSameBits(t, want, train(t, model, world, 5, 0.5, cfg), choices[0].Setting)
+				kit.RequireSameBits(t, want, kit.Train(t, model, world, 5, 0.5, cfg), choices[0].Setting)
 			}
 		}
 		require.Greater(t, len(chosen), 1, "the question matters: %v", chosen)
@@ -347,25 +329,25 @@ func TestTuneChangesNoBit(t *testing.T) {
 
 // TestTuneKeepsWhatIsSet searches what a configuration leaves open, and nothing else.
 func TestTuneKeepsWhatIsSet(t *testing.T) {
-	shape := fsdp.Ints(2, tinyContext)
+	shape := fsdp.Ints(2, kit.TinyContext)
 	given := fsdp.Config{
-		Group: comm.World{Ranks: 4}, Wrap: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp, Prefetch: 2, Checkpoint: blocks,
+		Group: comm.World{Ranks: 4}, Wrap: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp, Prefetch: 2, Checkpoint: kit.Blocks,
 	}
-	cfg, choices, err := fsdp.Tune(tinyGPT(2), given, plan.Clusters()["h100"], 1<<40, nil, shape, shape)
+	cfg, choices, err := fsdp.Tune(kit.TinyGPT(2), given, plan.Clusters()["h100"], 1<<40, nil, shape, shape)
 	require.NoError(t, err)
 	require.Len(t, choices, 1)
 	require.Equal(t, fsdp.ShardGradOp, cfg.Strategy)
 	require.Equal(t, 2, cfg.Prefetch)
-	_, _, err = fsdp.Tune(tinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape, shape)
+	_, _, err = fsdp.Tune(kit.TinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape, shape)
 	require.ErrorContains(t, err, "fsdp: tuning for 4 ranks: plan: 1.0 kB do not hold what is live at")
 	require.ErrorContains(t, err, "What helps, each by itself: ")
-	_, _, err = fsdp.Tune(tinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape)
+	_, _, err = fsdp.Tune(kit.TinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape)
 	require.ErrorContains(t, err, "the batch has 1 shapes, the model takes 2 tensors")
-	_, _, err = fsdp.Tune(tinyGPT(2), given, nil, 1<<40, nil, shape, shape)
+	_, _, err = fsdp.Tune(kit.TinyGPT(2), given, nil, 1<<40, nil, shape, shape)
 	require.ErrorContains(t, err, "fsdp: tuning: plan: no cluster: want one of Clusters")
 	broken := *plan.Clusters()["h100"]
 	broken.Device.Peak = math.NaN()
-	_, _, err = fsdp.Tune(tinyGPT(2), given, &broken, 1<<40, nil, shape, shape)
+	_, _, err = fsdp.Tune(kit.TinyGPT(2), given, &broken, 1<<40, nil, shape, shape)
 	require.ErrorContains(t, err, `plan: cluster "`+broken.Name+`": Device.Peak is NaN`)
 	_, err = plan.Search(new(plan.Space), 1<<40, nil, nil)
 	require.ErrorContains(t, err, "plan: no cluster")
@@ -376,11 +358,11 @@ func TestTuneKeepsWhatIsSet(t *testing.T) {
 // not have it.
 func TestTuneFindsSecondCopies(t *testing.T) {
 	const world = 4
-	model, shape := tinyGPT(4), fsdp.Ints(2, tinyContext)
-	want := train(t, model, world, 2, 0.5, fsdp.Config{})
+	model, shape := kit.TinyGPT(4), fsdp.Ints(2, kit.TinyContext)
+	want := kit.Train(t, model, world, 2, 0.5, fsdp.Config{})
 	c := plan.Clusters()["epyc-2"]
 	c.Between.Bandwidth /= 1e3
-	given := fsdp.Config{Group: comm.World{Ranks: world}, Wrap: blocks, Prefetch: 1, Checkpoint: blocks}
+	given := fsdp.Config{Group: comm.World{Ranks: world}, Wrap: kit.Blocks, Prefetch: 1, Checkpoint: kit.Blocks}
 	found := make(map[fsdp.Strategy]bool)
 	for memory := 1 << 40; ; {
 		cfg, choices, err := fsdp.Tune(model, given, c, memory, optim.AdamW{}.New, shape, shape)
@@ -393,7 +375,7 @@ func TestTuneFindsSecondCopies(t *testing.T) {
 		if cfg.Strategy == fsdp.SecondaryShard {
 			require.Equal(t, c.PerHost, cfg.ShardRanks)
 			cfg.Group = nil
-			requireSameBits(t, want, train(t, model, world, 2, 0.5, cfg), cfg.Strategy)
+			kit.RequireSameBits(t, want, kit.Train(t, model, world, 2, 0.5, cfg), cfg.Strategy)
 		}
 	}
 	require.True(t, found[fsdp.SecondaryShard], "%v", found)

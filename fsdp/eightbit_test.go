@@ -19,9 +19,9 @@ import (
 )
 
 // eightModel has a parameter that is in 8 bits by its size, one by a rule and one that is not.
-var eightModel = calls(
-	call("a", having(initial(weight("w", 61, 53)), initial(weight("b", 300)))),
-	call("b", having(initial(weight("w", 70, 71)))),
+var eightModel = kit.Calls(
+	kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 61, 53)), kit.Initial(kit.Weight("b", 300)))),
+	kit.Call("b", kit.Having(kit.Initial(kit.Weight("w", 70, 71)))),
 )
 
 var eightBits = optim.AdamW{WeightDecay: 0.1, Bits: 8, Rules: []optim.Rule{
@@ -32,8 +32,8 @@ var eightBits = optim.AdamW{WeightDecay: 0.1, Bits: 8, Rules: []optim.Rule{
 func makeSteps(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, from, to int) {
 	for step := from; step < to; step++ {
 		for _, p := range optim.Params(opt) {
-			edit(t, p.Grad, func(i int, _ float64) float64 {
-				return float64(u24(p.Offset+i, step+100*int(p.Name[0]))%17-8) / 8
+			kit.Edit(t, p.Grad, func(i int, _ float64) float64 {
+				return float64(kit.U24(p.Offset+i, step+100*int(p.Name[0]))%17-8) / 8
 			})
 		}
 		require.NoError(t, opt.Step(0.01))
@@ -44,7 +44,7 @@ func makeSteps(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, from, t
 // eight wraps the model and makes an optimizer of it.
 func eight(t require.TestingT, g comm.Group, cfg fsdp.Config, c optim.AdamW) (*fsdp.Sharded, optim.Optimizer) {
 	cfg.Group, cfg.Poison = g, true
-	m := wrap(t, eightModel, cfg)
+	m := kit.Wrap(t, eightModel, cfg)
 	params := m.Shards()
 	for i := range params {
 		params[i].Absent = nil // there are no passes here
@@ -54,31 +54,18 @@ func eight(t require.TestingT, g comm.Group, cfg fsdp.Config, c optim.AdamW) (*f
 	return m, opt
 }
 
-// stateOfAll returns the whole state of an optimizer by name, on every rank.
-func stateOfAll(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) bits {
-	full, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
-	require.NoError(t, err)
-	all := make(bits)
-	for _, e := range full.Entries() {
-		for _, x := range e.Data.(optim.Host).F32 {
-			all[e.Name+":"+e.Param] = append(all[e.Name+":"+e.Param], uint64(math.Float32bits(x)))
-		}
-	}
-	return all
-}
-
 // TestEightBitsResume breaks off and goes on with the same bits, on as many ranks, whatever the
 // state was carried by, with every strategy and where the state lies out of reach.
 func TestEightBitsResume(t *testing.T) {
 	for _, far := range []bool{false, true} {
-		for i, spread := range spreads {
-			t.Run(spread.name, func(t *testing.T) {
+		for i, spread := range kit.Spreads {
+			t.Run(spread.Name, func(t *testing.T) {
 				if far {
 					defer kit.UseFarDevice()()
 				}
 				dir := t.TempDir()
-				onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-					m, opt := eight(t, g, spreads[i].config(4), eightBits)
+				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+					m, opt := eight(t, g, kit.Spreads[i].Config(4), eightBits)
 					makeSteps(t, m, opt, 0, 3)
 					require.NoError(t, m.Save(ctx, filepath.Join(dir, "sync"), opt))
 					v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt)
@@ -89,12 +76,12 @@ func TestEightBitsResume(t *testing.T) {
 					require.NoError(t, err)
 					values, err := m.FullState(ctx)
 					require.NoError(t, err)
-					state := stateOfAll(t, ctx, m, opt)
+					state := kit.StateOfAll(t, ctx, m, opt)
 					makeSteps(t, m, opt, 3, 5)
 					require.NoError(t, v.Wait(ctx))
-					want := stateBits(t, ctx, m)
+					want := kit.StateBits(t, ctx, m)
 					for _, carrier := range []string{"sync", "async", "file", "full"} {
-						again, next := eight(t, g, spreads[i].config(4), eightBits)
+						again, next := eight(t, g, kit.Spreads[i].Config(4), eightBits)
 						switch carrier {
 						case "file":
 							require.NoError(t, again.Import(ctx, file, fsdp.WithOptimizer(next)))
@@ -105,9 +92,9 @@ func TestEightBitsResume(t *testing.T) {
 							_, err := again.Load(ctx, filepath.Join(dir, carrier), next)
 							require.NoError(t, err)
 						}
-						requireSameBits(t, state, stateOfAll(t, ctx, again, next), carrier)
+						kit.RequireSameBits(t, state, kit.StateOfAll(t, ctx, again, next), carrier)
 						makeSteps(t, again, next, 3, 5)
-						requireSameBits(t, want, stateBits(t, ctx, again), carrier)
+						kit.RequireSameBits(t, want, kit.StateBits(t, ctx, again), carrier)
 						require.NoError(t, again.Close())
 					}
 					require.NoError(t, m.Close())
@@ -121,10 +108,10 @@ func TestEightBitsResume(t *testing.T) {
 // in 32 bits is that of the file to the bit. In 8 bits that is so but for the blocks that a cut goes
 // through.
 func TestEightBitsOtherRanks(t *testing.T) {
-	dir, before := t.TempDir(), bits(nil)
+	dir, before := t.TempDir(), kit.Bits(nil)
 	for at, world := range []int{1, 3, 2} {
-		var now bits
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		var now kit.Bits
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			cfg := fsdp.Config{Wrap: fsdp.WrapEach()}
 			m, opt := eight(t, g, cfg, eightBits)
 			if at == 0 {
@@ -133,7 +120,7 @@ func TestEightBitsOtherRanks(t *testing.T) {
 				_, err := m.Load(ctx, dir, opt)
 				require.NoError(t, err)
 			}
-			all := stateOfAll(t, ctx, m, opt)
+			all := kit.StateOfAll(t, ctx, m, opt)
 			cuts := make(map[int]bool)
 			for r := range world {
 				own := []int64{0}
@@ -156,12 +143,12 @@ func TestEightBitsOtherRanks(t *testing.T) {
 				wideModel, wide := eight(t, g, cfg, optim.AdamW{})
 				_, err := wideModel.Load(ctx, dir, wide)
 				require.NoError(t, err)
-				requireSameBits(t, before, stateOfAll(t, ctx, wideModel, wide), "8 bits in 32")
+				kit.RequireSameBits(t, before, kit.StateOfAll(t, ctx, wideModel, wide), "8 bits in 32")
 				again, next := eight(t, g, cfg, eightBits)
 				full, err := wideModel.FullOptimState(ctx, wide)
 				require.NoError(t, err)
 				require.NoError(t, again.SetFullOptim(ctx, 0, next, full))
-				requireSameBits(t, all, stateOfAll(t, ctx, again, next), "32 bits in 8")
+				kit.RequireSameBits(t, all, kit.StateOfAll(t, ctx, again, next), "32 bits in 8")
 			}
 			require.NoError(t, m.Save(ctx, dir, opt))
 			require.NoError(t, m.Close()) // and gives up the directory
@@ -176,16 +163,16 @@ func TestEightBitsOtherRanks(t *testing.T) {
 // TestEightBitsFreeze unfreezes nothing and freezes one parameter: the state of the others is
 // handed over, and makes the same blocks of what is cut as before.
 func TestEightBitsFreeze(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m, opt := eight(t, g, fsdp.Config{Wrap: fsdp.WrapEach()}, eightBits)
 		makeSteps(t, m, opt, 0, 2)
-		want := stateOfAll(t, ctx, m, opt)
+		want := kit.StateOfAll(t, ctx, m, opt)
 		kept, err := m.Freeze(ctx, func(name string) bool { return name == "a.b" }, opt)
 		require.NoError(t, err)
 		next, err := eightBits.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, next.Adopt(opt.Steps(), kept))
-		got := stateOfAll(t, ctx, m, next)
+		got := kit.StateOfAll(t, ctx, m, next)
 		require.Equal(t, want["exp_avg:b.w"], got["exp_avg:b.w"])
 		require.Equal(t, want["exp_avg_sq:b.w"], got["exp_avg_sq:b.w"])
 		require.NotContains(t, got, "exp_avg:a.b")
@@ -194,18 +181,18 @@ func TestEightBitsFreeze(t *testing.T) {
 
 // TestEightBitsOnOneRank: ranks hear of it by name, from the next pass and from what collects state.
 func TestEightBitsOnOneRank(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		c := optim.AdamW{}
 		if g.Rank() == 1 {
 			c.Rules = []optim.Rule{{Match: func(p optim.Param) bool { return p.Name == "wte.weight" }, Bits: new(8)}}
 		}
 		opt, err := c.New(m.Shards())
 		require.NoError(t, err)
-		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
+		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 		require.NoError(t, opt.Step(0.1))
 		m.ZeroGrad()
-		_, err = m.Forward(ctx, tinyBatch(1, g.Rank(), 2, tinyContext)...)
+		_, err = m.Forward(ctx, kit.TinyBatch(1, g.Rank(), 2, kit.TinyContext)...)
 		require.ErrorContains(t, err, "rank 0 has AdamW, rank 1 has AdamW8bit (parameter wte.weight, 1 in all)")
 	})
 	dir := t.TempDir()
@@ -220,7 +207,7 @@ func TestEightBitsOnOneRank(t *testing.T) {
 			return err
 		},
 	} {
-		errs := errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		errs := kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 			c := eightBits
 			if g.Rank() == 1 {
 				c.Bits = 0
@@ -241,25 +228,25 @@ func TestEightBitsOnOneRank(t *testing.T) {
 // TestEightBitsMemory compares what plan and count say with 32 bits: of state, and of the copy that
 // SaveAsync makes of it.
 func TestEightBitsMemory(t *testing.T) {
-	model := &nn.GPT{Vocab: tinyVocab, Context: tinyContext, Layers: 2, Dim: 64, Heads: 2}
+	model := &nn.GPT{Vocab: kit.TinyVocab, Context: kit.TinyContext, Layers: 2, Dim: 64, Heads: 2}
 	dir := t.TempDir()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		var plans [2]*fsdp.Plan
 		for i, bits := range []int{0, 8} {
-			m := wrap(t, model, fsdp.Config{Group: g})
+			m := kit.Wrap(t, model, fsdp.Config{Group: g})
 			before := m.Memory().Live
 			opt, err := optim.AdamW{Bits: bits}.New(m.Shards())
 			require.NoError(t, err)
 			v, err := m.SaveAsync(ctx, filepath.Join(dir, []string{"wide", "narrow"}[i]), opt)
 			require.NoError(t, err)
 			require.NoError(t, v.Wait(ctx))
-			plans[i], err = m.Plan(tinyBatch(0, g.Rank(), 2, tinyContext)...)
+			plans[i], err = m.Plan(kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext)...)
 			require.NoError(t, err)
 			require.Equal(t, plans[i].StateBytes+plans[i].SnapshotBytes, m.Memory().Live-before)
 			require.NoError(t, m.Close())
 		}
 		large := 0 // elements of this rank that are in 8 bits
-		m := wrap(t, model, fsdp.Config{Group: g})
+		m := kit.Wrap(t, model, fsdp.Config{Group: g})
 		for _, p := range m.Shards() {
 			if n := p.Shape[0] * p.Shape[len(p.Shape)-1]; len(p.Shape) == 2 && n >= 4096 {
 				large += p.Value.Len()
@@ -274,19 +261,19 @@ func TestEightBitsMemory(t *testing.T) {
 // TestEightBitsTrain trains a GPT with every strategy, and compares the loss in the end with that of
 // state in 32 bits. All parameters are in 8 bits, small ones included.
 func TestEightBitsTrain(t *testing.T) {
-	model := &nn.GPT{Vocab: tinyVocab, Context: tinyContext, Layers: 2, Dim: 32, Heads: 2}
+	model := &nn.GPT{Vocab: kit.TinyVocab, Context: kit.TinyContext, Layers: 2, Dim: 32, Heads: 2}
 	train := func(bits int, strategy fsdp.Strategy, world int) (last float64) {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			cfg := fsdp.Config{Group: g, Wrap: blocks, Strategy: strategy, Seed: 5}
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, Strategy: strategy, Seed: 5}
 			if strategy == fsdp.HybridShard {
 				cfg.ShardRanks = 1
 			}
-			m := wrap(t, model, cfg)
+			m := kit.Wrap(t, model, cfg)
 			rules := []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(bits)}}
 			opt, err := optim.AdamW{WeightDecay: 0.1, Rules: rules}.New(m.Shards())
 			require.NoError(t, err)
 			for step := range 60 {
-				loss := forwardBackward(t, ctx, m, tinyBatch(step%4, 0, 2, tinyContext))
+				loss := kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step%4, 0, 2, kit.TinyContext))
 				if g.Rank() == 0 {
 					last = loss
 				}

@@ -26,16 +26,16 @@ func averaging(t require.TestingT, g comm.Group, cfg fsdp.Config) (*fsdp.Sharded
 // with every strategy, with moments in 8 bits, in files and where the state lies out of reach.
 func TestEMAResumes(t *testing.T) {
 	for _, where := range []string{"", "far", "files"} {
-		for i, spread := range spreads {
-			t.Run(spread.name+where, func(t *testing.T) {
+		for i, spread := range kit.Spreads {
+			t.Run(spread.Name+where, func(t *testing.T) {
 				if where == "far" {
 					defer kit.UseFarDevice()()
 				}
-				dir, cfg := t.TempDir(), spreads[i].config(4)
+				dir, cfg := t.TempDir(), kit.Spreads[i].Config(4)
 				if where == "files" {
 					cfg.OffloadDir = t.TempDir()
 				}
-				onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 					m, opt := averaging(t, g, cfg)
 					makeSteps(t, m, opt, 0, 3)
 					require.NoError(t, m.Save(ctx, filepath.Join(dir, "ckpt"), opt))
@@ -45,12 +45,12 @@ func TestEMAResumes(t *testing.T) {
 					require.NoError(t, err)
 					values, err := m.FullState(ctx)
 					require.NoError(t, err)
-					state := stateOfAll(t, ctx, m, opt)
+					state := kit.StateOfAll(t, ctx, m, opt)
 					for _, name := range []string{"a.w", "a.b", "b.w"} {
 						require.Contains(t, state, "ema:"+name)
 					}
 					makeSteps(t, m, opt, 3, 5)
-					want := stateOfAll(t, ctx, m, opt)
+					want := kit.StateOfAll(t, ctx, m, opt)
 					for _, carrier := range []string{"ckpt", "file", "full"} {
 						again, next := averaging(t, g, cfg)
 						switch carrier {
@@ -63,9 +63,9 @@ func TestEMAResumes(t *testing.T) {
 							_, err := again.Load(ctx, filepath.Join(dir, carrier), next)
 							require.NoError(t, err)
 						}
-						requireSameBits(t, state, stateOfAll(t, ctx, again, next), carrier)
+						kit.RequireSameBits(t, state, kit.StateOfAll(t, ctx, again, next), carrier)
 						makeSteps(t, again, next, 3, 5)
-						requireSameBits(t, want, stateOfAll(t, ctx, again, next), carrier)
+						kit.RequireSameBits(t, want, kit.StateOfAll(t, ctx, again, next), carrier)
 						require.NoError(t, again.Close())
 					}
 					require.NoError(t, m.Close())
@@ -77,20 +77,20 @@ func TestEMAResumes(t *testing.T) {
 
 // TestEMAOtherRanks saves on 1 rank, loads on 3 and on 2: the averages are the same to the bit.
 func TestEMAOtherRanks(t *testing.T) {
-	dir, want := t.TempDir(), bits(nil)
+	dir, want := t.TempDir(), kit.Bits(nil)
 	for _, world := range []int{1, 3, 2} {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m, opt := eight(t, g, fsdp.Config{Wrap: fsdp.WrapEach()}, optim.AdamW{})
 			require.NoError(t, optim.EMA(opt, 0.75))
 			if want == nil {
 				makeSteps(t, m, opt, 0, 3)
 				require.NoError(t, m.Save(ctx, dir, opt))
-				want = stateOfAll(t, ctx, m, opt)
+				want = kit.StateOfAll(t, ctx, m, opt)
 			} else {
 				_, err := m.Load(ctx, dir, opt)
 				require.NoError(t, err)
 			}
-			requireSameBits(t, want, stateOfAll(t, ctx, m, opt), world)
+			kit.RequireSameBits(t, want, kit.StateOfAll(t, ctx, m, opt), world)
 
 			bare, plain := eight(t, g, fsdp.Config{}, optim.AdamW{})
 			_, err := bare.Load(ctx, dir, plain)
@@ -107,7 +107,7 @@ func TestEMAOtherRanks(t *testing.T) {
 // them with what it has.
 func TestEMABeginsLate(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m, opt := eight(t, g, fsdp.Config{}, optim.AdamW{})
 		makeSteps(t, m, opt, 0, 2)
 		require.NoError(t, m.Save(ctx, dir, opt))
@@ -136,21 +136,21 @@ func TestEMABeginsLate(t *testing.T) {
 // have swapped.
 func TestSwapEvaluates(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		frozen := func(c *fsdp.Config) { c.Frozen = func(name string) bool { return name == "l1.w" } }
-		m, other := chain64(t, g, frozen), chain64(t, g)
+		m, other := kit.Chain64(t, g, frozen), kit.Chain64(t, g)
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, 0.5))
 		for i := range 4 {
-			forwardBackward(t, ctx, m, shapeBatch(10*i+g.Rank()))
+			kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(10*i+g.Rank()))
 			require.NoError(t, opt.Step(0.1))
 			m.ZeroGrad()
 		}
 		evaluate := func(m *fsdp.Sharded) []float64 {
-			out, err := m.Eval(ctx, shapeBatch(3)...)
+			out, err := m.Eval(ctx, kit.ShapeBatch(3)...)
 			require.NoError(t, err)
-			return elements(out[0])
+			return kit.Elements(out[0])
 		}
 		before := evaluate(m)
 		values, err := m.FullState(ctx)
@@ -168,8 +168,8 @@ func TestSwapEvaluates(t *testing.T) {
 		require.Equal(t, evaluate(other), evaluate(m))
 		require.NotEqual(t, before, evaluate(m))
 		for _, err := range []error{
-			m.Save(ctx, dir, opt), errorOf(m.Load(ctx, dir, opt)), errorOf(m.FullOptimState(ctx, opt)), m.SetFullOptim(ctx, 0, opt, full),
-			m.Export(ctx, filepath.Join(dir, "file"), fsdp.WithOptimizer(opt)), errorOf(m.Freeze(ctx, nil, opt)),
+			m.Save(ctx, dir, opt), kit.ErrorOf(m.Load(ctx, dir, opt)), kit.ErrorOf(m.FullOptimState(ctx, opt)), m.SetFullOptim(ctx, 0, opt, full),
+			m.Export(ctx, filepath.Join(dir, "file"), fsdp.WithOptimizer(opt)), kit.ErrorOf(m.Freeze(ctx, nil, opt)),
 		} {
 			require.ErrorIs(t, err, optim.ErrSwapped)
 		}
@@ -177,7 +177,7 @@ func TestSwapEvaluates(t *testing.T) {
 		require.NoError(t, m.Save(ctx, dir, nil))
 		swapped := evaluate(m)
 		for method, err := range map[string]error{
-			"Load": errorOf(m.Load(ctx, dir, nil)), "SetFull": m.SetFull(ctx, 0, values), "Freeze": errorOf(m.Freeze(ctx, nil, nil)),
+			"Load": kit.ErrorOf(m.Load(ctx, dir, nil)), "SetFull": m.SetFull(ctx, 0, values), "Freeze": kit.ErrorOf(m.Freeze(ctx, nil, nil)),
 			"Import": m.Import(ctx, filepath.Join(dir, "averages")),
 			"Full":   m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(1)),
 		} {
@@ -189,7 +189,7 @@ func TestSwapEvaluates(t *testing.T) {
 		require.NoError(t, optim.Swap(opt))
 		require.Equal(t, before, evaluate(m))
 
-		_, err = m.Forward(ctx, shapeBatch(0)...)
+		_, err = m.Forward(ctx, kit.ShapeBatch(0)...)
 		require.NoError(t, err)
 		require.ErrorContains(t, optim.Swap(opt), "a Forward waits for its Backward")
 		require.NoError(t, m.Backward(ctx))
@@ -197,12 +197,12 @@ func TestSwapEvaluates(t *testing.T) {
 		if g.Rank() == 1 {
 			require.NoError(t, optim.Swap(opt))
 		}
-		_, err = m.Eval(ctx, shapeBatch(3)...)
+		_, err = m.Eval(ctx, kit.ShapeBatch(3)...)
 		require.ErrorContains(t, err, "ranks disagree: rank 1 has made a step of Swap since the last pass, rank 0 has made none")
 		if g.Rank() != 1 {
 			require.NoError(t, optim.Swap(opt))
 		}
-		require.NoError(t, errorOf(m.Eval(ctx, shapeBatch(3)...)))
+		require.NoError(t, kit.ErrorOf(m.Eval(ctx, kit.ShapeBatch(3)...)))
 		require.NoError(t, optim.Swap(opt))
 		require.NoError(t, m.Close())
 		require.ErrorContains(t, optim.Swap(opt), "the model is closed")
@@ -213,18 +213,18 @@ func TestSwapEvaluates(t *testing.T) {
 // says how many steps it has had.
 func TestSwapAfterLoad(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 16, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 16, func(ctx context.Context, g comm.Group) {
 		for _, resumed := range []bool{false, true} {
-			m := chain64(t, g)
+			m := kit.Chain64(t, g)
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			require.NoError(t, optim.EMA(opt, 0.5))
 			if resumed {
-				require.NoError(t, errorOf(m.Load(ctx, dir, opt)))
+				require.NoError(t, kit.ErrorOf(m.Load(ctx, dir, opt)))
 				require.NoError(t, optim.Swap(opt))
-				require.NoError(t, errorOf(m.Eval(ctx, shapeBatch(3)...)))
+				require.NoError(t, kit.ErrorOf(m.Eval(ctx, kit.ShapeBatch(3)...)))
 			} else {
-				forwardBackward(t, ctx, m, shapeBatch(0))
+				kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(0))
 				require.NoError(t, opt.Step(0.1))
 				require.NoError(t, m.Save(ctx, dir, opt))
 			}
@@ -235,14 +235,14 @@ func TestSwapAfterLoad(t *testing.T) {
 
 // TestRanksAverageDifferently is an error at the next pass.
 func TestRanksAverageDifferently(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := chain64(t, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Chain64(t, g)
 		opt, err := optim.SGD{}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, []float64{0.5, 0.75}[g.Rank()]))
-		forwardBackward(t, ctx, m, shapeBatch(0))
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(0))
 		require.NoError(t, opt.Step(0.1))
-		_, err = m.Eval(ctx, shapeBatch(0)...)
+		_, err = m.Eval(ctx, kit.ShapeBatch(0)...)
 		require.ErrorContains(t, err, fmt.Sprintf("rank 0 has SGD with EMA %v, rank 1 has SGD with EMA %v", 0.5, 0.75))
 	})
 }
@@ -250,17 +250,17 @@ func TestRanksAverageDifferently(t *testing.T) {
 // TestEMAFreezes hands averages over to the optimizer that is made after a parameter was frozen. It
 // has those of the others.
 func TestEMAFreezes(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m, opt := averaging(t, g, fsdp.Config{Wrap: fsdp.WrapEach()})
 		makeSteps(t, m, opt, 0, 2)
-		want := stateOfAll(t, ctx, m, opt)
+		want := kit.StateOfAll(t, ctx, m, opt)
 		kept, err := m.Freeze(ctx, func(name string) bool { return name == "a.b" }, opt)
 		require.NoError(t, err)
 		next, err := eightBits.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(next, 0.75))
 		require.NoError(t, next.Adopt(opt.Steps(), kept))
-		got := stateOfAll(t, ctx, m, next)
+		got := kit.StateOfAll(t, ctx, m, next)
 		require.Equal(t, want["ema:b.w"], got["ema:b.w"])
 		require.Equal(t, want["ema:a.w"], got["ema:a.w"])
 		require.NotContains(t, got, "ema:a.b")

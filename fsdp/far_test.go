@@ -16,11 +16,11 @@ import (
 
 // TestFarDevice trains on it, and has passes fail there, whose errors the caller gets late.
 func TestFarDevice(t *testing.T) {
-	model, cfg := tinyGPT(2), fsdp.Config{Wrap: blocks, Poison: true}
+	model, cfg := kit.TinyGPT(2), fsdp.Config{Wrap: kit.Blocks, Poison: true}
 	model.Dropout = 0.1
-	want := train(t, model, 3, 3, 2, cfg)
+	want := kit.Train(t, model, 3, 3, 2, cfg)
 	defer kit.UseFarDevice()()
-	requireSameBits(t, want, train(t, model, 3, 3, 2, cfg))
+	kit.RequireSameBits(t, want, kit.Train(t, model, 3, 3, 2, cfg))
 	t.Run("an error", TestErrorInsideAPass)
 	t.Run("a panic", TestPanicInsideBackward)
 	t.Run("a context", TestContextEndsInsideAPass)
@@ -29,8 +29,8 @@ func TestFarDevice(t *testing.T) {
 // TestFarVec holds the vectors of its shards to the contract of optim.Vec.
 func TestFarVec(t *testing.T) {
 	defer kit.UseFarDevice()()
-	wide := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s}).Shards()[0]
-	narrow := wrap(t, shapes["chain"], fsdp.Config{}).Shards()[0]
+	wide := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s}).Shards()[0]
+	narrow := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{}).Shards()[0]
 	optimtest.TestVec(t, func(n int, float64s bool) optim.Vec {
 		p := narrow
 		if float64s {

@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -31,7 +30,7 @@ func spoil(t require.TestingT, m *fsdp.Sharded, x float64) string {
 	name := ""
 	for _, p := range m.Shards() {
 		if p.Value.Len() > 0 {
-			edit(t, p.Value, func(i int, old float64) float64 {
+			kit.Edit(t, p.Value, func(i int, old float64) float64 {
 				if i == p.Value.Len()-1 {
 					return x
 				}
@@ -53,24 +52,24 @@ func TestSaveRefusesNotFinite(t *testing.T) {
 			for _, asynchronous := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%v/of the optimizer %t/asynchronous %t", x, state, asynchronous), func(t *testing.T) {
 					disk := crashfs.New()
-					onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-						f := newFiller(t, ctx, g)
+					kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+						f := kit.NewFiller(t, ctx, g)
 						defer f.Close()
 						save := func(step int, opts ...fsdp.StateOption) error {
 							opts = append(opts, fsdp.AtStep(step), kit.OnFS(disk), fsdp.KeepLast(1))
 							if !asynchronous {
-								return f.Save(ctx, ckpt, f.opt, opts...)
+								return f.Save(ctx, kit.Ckpt, f.Opt, opts...)
 							}
-							v, err := f.SaveAsync(ctx, ckpt, f.opt, opts...)
+							v, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, opts...)
 							require.NoError(t, err)
 							return v.Wait(ctx)
 						}
-						f.fill(1)
+						f.Fill(1)
 						require.NoError(t, save(1))
 						name := ""
 						if g.Rank() == 1 && state {
-							e := f.opt.State()[0]
-							edit(t, e.Data, func(i int, old float64) float64 { return x })
+							e := f.Opt.State()[0]
+							kit.Edit(t, e.Data, func(i int, old float64) float64 { return x })
 							name = e.Name + ":" + e.Param
 						} else if g.Rank() == 1 {
 							name = spoil(t, f.Sharded, x)
@@ -81,24 +80,24 @@ func TestSaveRefusesNotFinite(t *testing.T) {
 						}
 						require.NoError(t, g.Barrier(ctx))
 						if g.Rank() == 0 {
-							require.Len(t, entries(t, disk, ckpt), 1)
-							require.Equal(t, 1, requireLatest(t, ckpt, kit.OnFS(disk)))
+							require.Len(t, entries(t, disk, kit.Ckpt), 1)
+							require.Equal(t, 1, requireLatest(t, kit.Ckpt, kit.OnFS(disk)))
 						}
 						require.NoError(t, g.Barrier(ctx))
 						require.NoError(t, save(3, fsdp.AllowNotFinite(anyTensor)))
 						require.NoError(t, save(4, fsdp.AllowNotFinite(anyTensor)))
 						if g.Rank() == 0 {
 							var steps []int
-							for _, e := range entries(t, disk, ckpt) {
+							for _, e := range entries(t, disk, kit.Ckpt) {
 								steps = append(steps, e.Step)
 							}
 							require.Equal(t, []int{1, 4}, steps)
 						}
 						require.NoError(t, g.Barrier(ctx))
-						f.fill(5)
+						f.Fill(5)
 						require.NoError(t, save(5))
 						if g.Rank() == 0 {
-							require.Len(t, entries(t, disk, ckpt), 1)
+							require.Len(t, entries(t, disk, kit.Ckpt), 1)
 						}
 					})
 				})
@@ -112,26 +111,26 @@ func TestSaveRefusesNotFinite(t *testing.T) {
 // there is. AllowOlder takes that one, AllowNotFinite the one with NaN.
 func TestLoadRefusesNotFinite(t *testing.T) {
 	disk := crashfs.New()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
-		f.fill(2)
+		require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+		f.Fill(2)
 		name := ""
 		if g.Rank() == 1 {
 			name = spoil(t, f.Sharded, math.NaN())
 		}
-		require.NoError(t, f.Save(ctx, ckpt, f.opt, fsdp.AtStep(2), kit.OnFS(disk), fsdp.AllowNotFinite(anyTensor)))
+		require.NoError(t, f.Save(ctx, kit.Ckpt, f.Opt, fsdp.AtStep(2), kit.OnFS(disk), fsdp.AllowNotFinite(anyTensor)))
 
-		_, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disk))
+		_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
 		for _, part := range []string{"rank 1", name, "not finite", "NaN", "000002-step-2", "000001-step-1 is older", "AllowOlder(true)", "no restart mends this"} {
 			require.ErrorContains(t, err, part)
 		}
-		c, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disk), fsdp.AllowOlder(true))
+		c, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk), fsdp.AllowOlder(true))
 		require.NoError(t, err)
 		require.Equal(t, 1, c.Step)
-		f.require(t, 1)
-		c, err = f.Load(ctx, ckpt, f.opt, kit.OnFS(disk), fsdp.AllowNotFinite(anyTensor))
+		f.Require(t, 1)
+		c, err = f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk), fsdp.AllowNotFinite(anyTensor))
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step)
 	})
@@ -155,10 +154,10 @@ func TestExportRefusesNotFinite(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "model.safetensors")
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				f := newFiller(t, ctx, g)
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				f := kit.NewFiller(t, ctx, g)
 				defer f.Close()
-				f.fill(1)
+				f.Fill(1)
 				require.NoError(t, f.Export(ctx, path))
 				param := ""
 				if g.Rank() == 1 {
@@ -175,7 +174,7 @@ func TestExportRefusesNotFinite(t *testing.T) {
 				require.NoError(t, g.Barrier(ctx))
 				require.NoError(t, f.Import(ctx, path))
 				for _, p := range f.Shards() {
-					for _, x := range numbers(t, p.Value) {
+					for _, x := range kit.Numbers(t, p.Value) {
 						require.Equal(t, 1.0, x)
 					}
 				}
@@ -192,29 +191,17 @@ func TestExportRefusesNotFinite(t *testing.T) {
 	}
 }
 
-// refuse makes a training step in which the gradients of some ranks become x, so that their optimizers refuse
-// it, and returns the error of Step.
-func (f *filler) refuse(ctx context.Context, rank int, x float64, ranks ...int) error {
-	forwardBackward(f.t, ctx, f.Sharded, shapeBatch(rank))
-	if slices.Contains(ranks, rank) {
-		for _, p := range f.Shards() {
-			edit(f.t, p.Grad, func(int, float64) float64 { return x })
-		}
-	}
-	return f.opt.Step(0.01)
-}
-
 // TestStepRefusesNotFinite has gradients of one rank that are not finite, without clipping: its optimizer
 // changes nothing, but the others have stepped. So each call that needs the parameters whole is an error on
 // every rank that says why, and writes nothing. Load mends it.
 func TestStepRefusesNotFinite(t *testing.T) {
 	for _, x := range []float64{math.NaN(), math.Inf(1)} {
 		dir := t.TempDir()
-		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-			l := &lived{filler: newFiller(t, ctx, g), group: g, dir: dir}
+		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			l := &kit.Lived{Filler: kit.NewFiller(t, ctx, g), Group: g, Dir: dir}
 			defer l.Close()
-			require.NoError(t, l.saveStep(ctx, dir, 1))
-			err := l.refuse(ctx, g.Rank(), x, 1)
+			require.NoError(t, l.SaveStep(ctx, dir, 1))
+			err := l.Refuse(ctx, g.Rank(), x, 1)
 			require.Equal(t, g.Rank() != 1, err == nil)
 			name := ""
 			if g.Rank() == 1 {
@@ -226,17 +213,17 @@ func TestStepRefusesNotFinite(t *testing.T) {
 				for _, part := range []string{"rank 1", "Step", name, "not finite", "no parameter of this rank has changed", "ClipGradNorm"} {
 					require.ErrorContains(t, err, part)
 				}
-				require.Equal(t, 1, l.opt.Steps())
-				l.filler.require(t, 1)
+				require.Equal(t, 1, l.Opt.Steps())
+				l.Filler.Require(t, 1)
 			}
 			tried := 0
-			for _, m := range lifeMethods {
-				switch m.name {
+			for _, m := range kit.LifeMethods {
+				switch m.Name {
 				case "Forward", "Eval", "EvalProgram", "FullState", "FullOptimState", "Export", "Save", "SaveAsync", "Freeze":
 					tried++
-					err := m.call(ctx, l)
+					err := m.Call(ctx, l)
 					for _, part := range []string{"rank 1 refused its step because the gradient of " + name, "is not finite", "rank 0 did not refuse", "load the last checkpoint", "ClipGradNorm before Step"} {
-						require.ErrorContains(t, err, part, m.name)
+						require.ErrorContains(t, err, part, m.Name)
 					}
 				}
 			}
@@ -245,12 +232,12 @@ func TestStepRefusesNotFinite(t *testing.T) {
 			files, err := os.ReadDir(dir)
 			require.NoError(t, err)
 			require.Len(t, files, 2, "only the lock and the first checkpoint are there")
-			c, err := l.Load(ctx, dir, l.opt)
+			c, err := l.Load(ctx, dir, l.Opt)
 			require.NoError(t, err)
 			require.Equal(t, 1, c.Step)
-			l.filler.require(t, 1)
-			require.NoError(t, l.refuse(ctx, g.Rank(), x))
-			require.NoError(t, l.Save(ctx, dir, l.opt))
+			l.Filler.Require(t, 1)
+			require.NoError(t, l.Refuse(ctx, g.Rank(), x))
+			require.NoError(t, l.Save(ctx, dir, l.Opt))
 		})
 	}
 }
@@ -259,38 +246,38 @@ func TestStepRefusesNotFinite(t *testing.T) {
 // may go on. A rank that has refused and then steps as the others do is alike, too.
 func TestStepRefusedByAll(t *testing.T) {
 	disk := crashfs.New()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		require.ErrorContains(t, f.refuse(ctx, g.Rank(), math.NaN(), 0, 1), "not finite")
-		require.NoError(t, f.Save(ctx, ckpt, f.opt, kit.OnFS(disk)))
+		require.ErrorContains(t, f.Refuse(ctx, g.Rank(), math.NaN(), 0, 1), "not finite")
+		require.NoError(t, f.Save(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk)))
 		f.ZeroGrad()
-		if f.refuse(ctx, g.Rank(), math.NaN(), 1) != nil {
+		if f.Refuse(ctx, g.Rank(), math.NaN(), 1) != nil {
 			for _, p := range f.Shards() {
-				edit(t, p.Grad, func(int, float64) float64 { return 0 })
+				kit.Edit(t, p.Grad, func(int, float64) float64 { return 0 })
 			}
-			require.NoError(t, f.opt.Step(0.01))
+			require.NoError(t, f.Opt.Step(0.01))
 		}
 		f.ZeroGrad()
-		forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+		kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
 	})
 }
 
 // TestNotFiniteLossNamesItsOrigin says of a loss that is NaN in which batch, parameter or call it began.
 func TestNotFiniteLossNamesItsOrigin(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Wrap: fsdp.WrapEach()})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
 		defer func() { require.NoError(t, m.Close()) }()
-		batch := shapeBatch(g.Rank())
-		elements(batch[1])[3] = math.NaN()
+		batch := kit.ShapeBatch(g.Rank())
+		kit.Elements(batch[1])[3] = math.NaN()
 		_, err := m.Forward(ctx, batch...)
 		require.NoError(t, err)
 		require.ErrorContains(t, m.Backward(ctx), "NaN: batch tensor 1 has 1 of ")
-		elements(batch[1])[3] = 1
+		kit.Elements(batch[1])[3] = 1
 
 		require.NoError(t, m.Close())
 
-		m = wrap(t, &nn.GPT{Vocab: 11, Context: 4, Layers: 3, Dim: 8, Heads: 2}, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		m = kit.Wrap(t, &nn.GPT{Vocab: 11, Context: 4, Layers: 3, Dim: 8, Heads: 2}, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
 		const name = "blocks.1.fc.weight"
 		require.NoError(t, m.Full(ctx, []string{name}, func(p map[string]*tensor.Dense) error {
 			p[name].Float32s()[3] = float32(math.NaN())
@@ -314,21 +301,21 @@ func TestNotFiniteEvalWarns(t *testing.T) {
 		want  string
 	}{
 		"batch": {func(_ *fsdp.Sharded, batch []fsdp.Tensor) string {
-			elements(batch[1])[3] = math.NaN()
+			kit.Elements(batch[1])[3] = math.NaN()
 			return ""
 		}, "batch tensor 1 has 1 of "},
 		"parameter": {func(m *fsdp.Sharded, _ []fsdp.Tensor) string { return spoil(t, m, math.NaN()) }, "call l0: parameter "},
 		"overflow": {func(_ *fsdp.Sharded, batch []fsdp.Tensor) string {
-			elements(batch[1])[3] = 1e200
+			kit.Elements(batch[1])[3] = 1e200
 			return ""
 		}, "a Forward and Backward of this batch return an error that names"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				var log bytes.Buffer
-				m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Logger: slog.New(slog.NewTextHandler(&log, nil)), Wrap: fsdp.WrapEach()})
+				m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Logger: slog.New(slog.NewTextHandler(&log, nil)), Wrap: fsdp.WrapEach()})
 				defer m.Close()
-				batch := shapeBatch(g.Rank())
+				batch := kit.ShapeBatch(g.Rank())
 				_, err := m.Eval(ctx, batch...)
 				require.NoError(t, err)
 				require.NotContains(t, log.String(), "not finite")
@@ -357,26 +344,26 @@ func TestNotFiniteEvalWarns(t *testing.T) {
 // TestNotFiniteGradientNamesItsOrigin has a square root of 0, whose loss is finite and whose gradient is not. The NaN
 // spreads to the calls before, and to a parameter that a later call shares with them.
 func TestNotFiniteGradientNamesItsOrigin(t *testing.T) {
-	square := func(name string) fsdp.Param { return fsdp.Param{Name: name, Shape: []int{shapeDim, shapeDim}} }
+	square := func(name string) fsdp.Param { return fsdp.Param{Name: name, Shape: []int{kit.ShapeDim, kit.ShapeDim}} }
 	zero, tied, own := square("w"), square("w"), square("own")
 	zero.Init, tied.Tied, own.Init = fsdp.Constant(0), "a.w", fsdp.Normal(0.3)
-	root := &module{[]fsdp.Param{zero}, func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+	root := &kit.Module{Parameters: []fsdp.Param{zero}, Graph: func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		w, err := b.Param("w")
 		require.NoError(t, err)
 		y, err := gorgonia.Sqrt(gorgonia.Must(gorgonia.Mul(in[0], w)))
 		return gorgonia.Nodes{y}, err
 	}}
-	reader := &module{[]fsdp.Param{own, tied}, (&dense{dim: shapeDim}).build}
-	net := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		x := t.Call("a", &dense{dim: shapeDim}, in[0])
+	reader := &kit.Module{Parameters: []fsdp.Param{own, tied}, Graph: (&kit.Dense{Dim: kit.ShapeDim}).Graph}
+	net := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0])
 		x = t.Call("b", root, x)
 		x = t.Call("c", reader, x)
-		return regress(t, in, t.Call("d", &dense{dim: shapeDim}, x)), nil
+		return kit.Regress(t, in, t.Call("d", &kit.Dense{Dim: kit.ShapeDim}, x)), nil
 	})
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, net, fsdp.Config{Group: g, Precision: float64s, Wrap: fsdp.WrapEach()})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, net, fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
 		defer m.Close()
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		_, err := m.ClipGradNorm(ctx, 1)
 		require.ErrorContains(t, err, "the gradient of b.w[")
 		require.ErrorContains(t, err, "is not finite (it began in the backward of b or of a later call)")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -20,16 +21,6 @@ import (
 var optimizers = map[string]func([]optim.Param) (optim.Optimizer, error){
 	"momentum": optim.SGD{Momentum: 0.9, WeightDecay: 0.01}.New,
 	"AdamW":    optim.AdamW{WeightDecay: 0.1}.New,
-}
-
-// refreeze freezes anew and returns the next optimizer.
-func refreeze(t require.TestingT, ctx context.Context, m *fsdp.Sharded, frozen func(string) bool, opt optim.Optimizer, make func([]optim.Param) (optim.Optimizer, error)) optim.Optimizer {
-	entries, err := m.Freeze(ctx, frozen, opt)
-	require.NoError(t, err)
-	next, err := make(m.Shards())
-	require.NoError(t, err)
-	require.NoError(t, next.Adopt(opt.Steps(), entries))
-	return next
 }
 
 // someFrozen are choices of what to freeze in a tiny GPT of two blocks.
@@ -55,9 +46,9 @@ func absentWhere(list []optim.Param, frozen *func(string) bool) []optim.Param {
 }
 
 // reference trains on world ranks without ever freezing.
-func (p phases) reference(t require.TestingT, world int, make func([]optim.Param) (optim.Optimizer, error)) (state bits) {
-	onRanks(t, world, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g})
+func (p phases) reference(t require.TestingT, world int, make func([]optim.Param) (optim.Optimizer, error)) (state kit.Bits) {
+	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g})
 		var frozen func(string) bool
 		opts := []optim.Optimizer{}
 		list := absentWhere(m.Shards(), &frozen)
@@ -74,11 +65,11 @@ func (p phases) reference(t require.TestingT, world int, make func([]optim.Param
 				require.NoError(t, opt.Adopt(old.Steps(), kept))
 				opts = append(opts, opt)
 			}
-			forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, 3))
+			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, 3))
 			require.NoError(t, opts[len(opts)-1].Step(1e-2))
 			m.ZeroGrad()
 		}
-		if got := stateBits(t, ctx, m); g.Rank() == 0 {
+		if got := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 			state = got
 		}
 	})
@@ -86,33 +77,33 @@ func (p phases) reference(t require.TestingT, world int, make func([]optim.Param
 }
 
 // train trains with Freeze between the steps.
-func (p phases) train(t require.TestingT, world int, make func([]optim.Param) (optim.Optimizer, error), cfg fsdp.Config) (state bits) {
-	onRanks(t, world, func(ctx context.Context, g comm.Group) {
+func (p phases) train(t require.TestingT, world int, make func([]optim.Param) (optim.Optimizer, error), cfg fsdp.Config) (state kit.Bits) {
+	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 		cfg := cfg
 		cfg.Group, cfg.Frozen = g, someFrozen[p[0]]
-		m := wrap(t, tinyGPT(2), cfg)
+		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		opt, err := make(m.Shards())
 		require.NoError(t, err)
 		for step, phase := range p {
 			if step > 0 && phase != p[step-1] {
-				before := stateBits(t, ctx, m)
-				opt = refreeze(t, ctx, m, someFrozen[phase], opt, make)
-				requireSameBits(t, before, stateBits(t, ctx, m), "Freeze changes no value")
+				before := kit.StateBits(t, ctx, m)
+				opt = kit.Refreeze(t, ctx, m, someFrozen[phase], opt, make)
+				kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m), "Freeze changes no value")
 			}
-			batch := tinyBatch(step, g.Rank(), 2, 3)
+			batch := kit.TinyBatch(step, g.Rank(), 2, 3)
 			plan, err := m.Plan(batch...)
 			require.NoError(t, err)
 			require.Equal(t, plan.ShardBytes+plan.StateBytes, m.Memory().Live)
 			m.ResetPeak()
-			forwardBackward(t, ctx, m, batch)
+			kit.ForwardBackward(t, ctx, m, batch)
 			require.Equal(t, plan.Peak(), m.Memory().Peak)
-			for name := range gradsOf(t, ctx, m) {
+			for name := range kit.GradsOf(t, ctx, m) {
 				require.False(t, someFrozen[phase] != nil && someFrozen[phase](name), name)
 			}
 			require.NoError(t, opt.Step(1e-2))
 			m.ZeroGrad()
 		}
-		if got := stateBits(t, ctx, m); g.Rank() == 0 {
+		if got := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 			state = got
 		}
 		require.NoError(t, m.Close())
@@ -128,9 +119,9 @@ func TestFreezing(t *testing.T) {
 	for name, make := range optimizers {
 		for _, world := range []int{1, 2, 3, 4} {
 			want := steps.reference(t, world, make)
-			everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-				cfg.Wrap = blocks
-				requireSameBits(t, want, steps.train(t, world, make, cfg), name)
+			kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+				cfg.Wrap = kit.Blocks
+				kit.RequireSameBits(t, want, steps.train(t, world, make, cfg), name)
 			})
 		}
 	}
@@ -142,13 +133,13 @@ func TestFreezingAtRandom(t *testing.T) {
 		world := rapid.IntRange(1, 4).Draw(t, "world")
 		steps := phases(rapid.SliceOfN(rapid.IntRange(0, len(someFrozen)-1), 1, 5).Draw(t, "phases"))
 		make := optimizers[rapid.SampledFrom([]string{"momentum", "AdamW"}).Draw(t, "optimizer")]
-		k := drawKnobs(t, world)
-		cfg := k.config()
+		k := kit.DrawKnobs(t, world)
+		cfg := k.Config()
 		cfg.Precision, cfg.Seed = fsdp.Precision{}, 0
 		if rapid.Bool().Draw(t, "ignore") {
 			cfg.Ignored = func(name string) bool { return len(name)%2 == 0 }
 		}
-		requireSameBits(t, steps.reference(t, world, make), steps.train(t, world, make, cfg))
+		kit.RequireSameBits(t, steps.reference(t, world, make), steps.train(t, world, make, cfg))
 	})
 }
 
@@ -157,24 +148,24 @@ func TestFreezingAtRandom(t *testing.T) {
 func TestFreezeIsAFreshWrap(t *testing.T) {
 	for _, world := range []int{1, 3} {
 		for i, frozen := range someFrozen {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Frozen: frozen}
-				fresh := wrap(t, tinyGPT(2), cfg)
+				fresh := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				cfg.Frozen = someFrozen[(i+1)%len(someFrozen)]
-				m := wrap(t, tinyGPT(2), cfg)
+				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
-				forwardBackward(t, ctx, m, good(g.Rank()))
+				kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 				require.NoError(t, opt.Step(0))
 				_, err = m.Freeze(ctx, frozen, opt)
 				require.NoError(t, err)
-				want, err := fresh.Plan(good(0)...)
+				want, err := fresh.Plan(kit.GoodBatch(0)...)
 				require.NoError(t, err)
-				got, err := m.Plan(good(0)...)
+				got, err := m.Plan(kit.GoodBatch(0)...)
 				require.NoError(t, err)
 				require.Equal(t, want, got)
 				require.Equal(t, fresh.Memory().Live, m.Memory().Live)
-				require.Empty(t, gradsOf(t, ctx, m), "gradients are dropped")
+				require.Empty(t, kit.GradsOf(t, ctx, m), "gradients are dropped")
 				var names, wantNames []string
 				for _, p := range m.Shards() {
 					require.True(t, p.Absent())
@@ -192,8 +183,8 @@ func TestFreezeIsAFreshWrap(t *testing.T) {
 // TestFreezeErrors checks that errors reach every rank and change nothing, so that training goes on
 // to the same bits.
 func TestFreezeErrors(t *testing.T) {
-	cfg := fsdp.Config{Wrap: blocks}
-	want := train(t, tinyGPT(2), 3, 2, 1, cfg)
+	cfg := fsdp.Config{Wrap: kit.Blocks}
+	want := kit.Train(t, kit.TinyGPT(2), 3, 2, 1, cfg)
 	one := func(name string) bool { return name == "lnf.bias" }
 	for name, c := range map[string]struct {
 		frozen func(rank int) func(string) bool
@@ -215,10 +206,10 @@ func TestFreezeErrors(t *testing.T) {
 		}, []string{"parameter wpe.weight", "cold"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
 				cfg.Group = g
-				m := wrap(t, tinyGPT(2), cfg)
+				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 				require.NoError(t, err)
 				live := m.Memory().Live
@@ -228,18 +219,18 @@ func TestFreezeErrors(t *testing.T) {
 						require.ErrorContains(t, err, w)
 					}
 					require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Freeze", g.Rank()))
-					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+					kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
 					_, err = m.ClipGradNorm(ctx, 1)
 					require.NoError(t, err)
 					require.NoError(t, opt.Step(1e-2))
 					m.ZeroGrad()
 					require.Equal(t, live, m.Memory().Live)
 				}
-				requireSameBits(t, want, stateBits(t, ctx, m))
+				kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 			})
 		})
 	}
-	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
 	require.NoError(t, m.Close())
 	_, err := m.Freeze(t.Context(), nil, nil)
 	require.ErrorContains(t, err, "the model is closed")
@@ -247,14 +238,14 @@ func TestFreezeErrors(t *testing.T) {
 
 // TestFreezeDiscardsTheForward checks that the last forward has no backward after Freeze.
 func TestFreezeDiscardsTheForward(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Poison: true})
-		_, err := m.Forward(ctx, good(g.Rank())...)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
+		_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 		require.NoError(t, err)
 		_, err = m.Freeze(ctx, someFrozen[1], nil)
 		require.NoError(t, err)
 		require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
-		requireIdle(t, ctx, m, good(g.Rank()))
+		kit.RequireIdle(t, ctx, m, kit.GoodBatch(g.Rank()))
 	})
 }
 
@@ -263,37 +254,37 @@ func TestFreezeDiscardsTheForward(t *testing.T) {
 func TestEverythingFrozen(t *testing.T) {
 	all := func(string) bool { return true }
 	for _, world := range []int{1, 2, 4} {
-		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap = g, blocks
-				trained := wrap(t, tinyGPT(2), cfg)
-				want := forwardBackward(t, ctx, trained, good(g.Rank()))
+				cfg.Group, cfg.Wrap = g, kit.Blocks
+				trained := kit.Wrap(t, kit.TinyGPT(2), cfg)
+				want := kit.ForwardBackward(t, ctx, trained, kit.GoodBatch(g.Rank()))
 				cfg.Frozen = all
-				m := wrap(t, tinyGPT(2), cfg)
+				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				for range 2 {
-					plan, err := m.Plan(good(0)...)
+					plan, err := m.Plan(kit.GoodBatch(0)...)
 					require.NoError(t, err)
 					require.Zero(t, plan.Reduces+plan.AllReduces)
 					m.ResetPeak()
-					require.Equal(t, want, forwardBackward(t, ctx, m, good(g.Rank())))
+					require.Equal(t, want, kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank())))
 					require.Equal(t, plan.Peak(), m.Memory().Peak)
-					require.NoError(t, m.NoSync(func() error { forwardBackward(t, ctx, m, good(g.Rank())); return nil }))
+					require.NoError(t, m.NoSync(func() error { kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank())); return nil }))
 					require.NoError(t, m.SyncGrads(ctx))
 					require.Empty(t, m.Shards())
-					require.Empty(t, gradsOf(t, ctx, m))
+					require.Empty(t, kit.GradsOf(t, ctx, m))
 					norm, err := m.ClipGradNorm(ctx, 1)
 					require.NoError(t, err)
 					require.Zero(t, norm)
-					requireIdle(t, ctx, m, good(g.Rank()))
+					kit.RequireIdle(t, ctx, m, kit.GoodBatch(g.Rank()))
 				}
 				_, err := m.Freeze(ctx, nil, nil)
 				require.NoError(t, err)
-				forwardBackward(t, ctx, m, good(g.Rank()))
-				requireSameBits(t, gradBits(t, ctx, trained), gradBits(t, ctx, m))
+				kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
+				kit.RequireSameBits(t, kit.GradBits(t, ctx, trained), kit.GradBits(t, ctx, m))
 				_, err = m.Freeze(ctx, all, nil)
 				require.NoError(t, err)
-				forwardBackward(t, ctx, m, good(g.Rank()))
+				kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 				_, err = m.ClipGradNorm(ctx, math.Inf(1))
 				require.NoError(t, err)
 			})
@@ -318,11 +309,11 @@ func (o prefixed) State() []optim.Entry {
 // TestFreezeKeepsNames: state goes through Freeze whatever its name is. A name that did not fit on
 // a line was lost in silence.
 func TestFreezeKeepsNames(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
 		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 		require.NoError(t, err)
-		forwardBackward(t, ctx, m, good(g.Rank()))
+		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		require.NoError(t, opt.Step(0.1))
 		m.ZeroGrad()
 		want := make(map[string]int)
@@ -345,15 +336,15 @@ func TestFreezeKeepsNames(t *testing.T) {
 // TestFreezeComparesState: ranks whose optimizers have made other numbers of updates hear of it
 // before anything moves.
 func TestFreezeComparesState(t *testing.T) {
-	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, opt.Adopt(g.Rank(), nil))
-		before := stateBits(t, ctx, m)
+		before := kit.StateBits(t, ctx, m)
 		_, failed := m.Freeze(ctx, nil, opt)
-		requireSameBits(t, before, stateBits(t, ctx, m))
-		forwardBackward(t, ctx, m, good(g.Rank()))
+		kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
+		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		require.NoError(t, opt.Step(0.1), "it is not a former one")
 		return failed
 	}) {

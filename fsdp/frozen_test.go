@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
 // The models of this file are chains of units l0, l1, … of which some parameters are frozen. They
@@ -28,33 +29,33 @@ const (
 
 // frozenModel is a chain with what must follow from what is frozen.
 type frozenModel struct {
-	model    model
+	model    kit.Model
 	trained  func(name string) bool // all others are frozen
 	reads    string                 // parameters that backward reads
 	backward string                 // calls that run backward besides the distance, in order
 }
 
 // chain is a model of layers l0, l1, …, each made by its index.
-func chain(layer func(i int) fsdp.Module) model {
+func chain(layer func(i int) fsdp.Module) kit.Model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := in[0]
 		for i := range frozenDepth {
 			m := layer(i)
-			if d, ok := m.(*dense); ok && d.mem {
+			if d, ok := m.(*kit.Dense); ok && d.Mem {
 				x = t.Call(fmt.Sprint("l", i), m, x, in[0])
 			} else {
 				x = t.Call(fmt.Sprint("l", i), m, x)
 			}
 		}
-		return regress(t, in, x), nil
+		return kit.Regress(t, in, x), nil
 	}
 }
 
-func plainLayer(int) fsdp.Module { return &dense{dim: frozenDim} }
+func plainLayer(int) fsdp.Module { return &kit.Dense{Dim: frozenDim} }
 
 // moduleOf returns a module that computes f of its input and its parameters.
-func moduleOf(params []fsdp.Param, f func(x *gorgonia.Node, params gorgonia.Nodes) (*gorgonia.Node, error)) *module {
-	return &module{params, func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+func moduleOf(params []fsdp.Param, f func(x *gorgonia.Node, params gorgonia.Nodes) (*gorgonia.Node, error)) *kit.Module {
+	return &kit.Module{Parameters: params, Graph: func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		var nodes gorgonia.Nodes
 		for _, p := range params {
 			n, err := b.Param(p.Name)
@@ -142,7 +143,7 @@ var frozenModels = map[string]frozenModel{
 		}
 		return adapted
 	}), hasSuffix(".a", ".b"), "l3.b l4.w l4.a l4.b l5.w l5.a l5.b", "l5 l4 l3"},
-	"part of a unit": {chain(func(int) fsdp.Module { return &dense{frozenDim, true} }), hasSuffix(".v"), "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
+	"part of a unit": {chain(func(int) fsdp.Module { return &kit.Dense{Dim: frozenDim, Mem: true} }), hasSuffix(".v"), "l1.w l2.w l3.w l4.w l5.w", "l5 l4 l3 l2 l1 l0"},
 	"value not read": {chain(func(i int) fsdp.Module {
 		if i%2 == 1 {
 			return shifted
@@ -156,22 +157,22 @@ var frozenModels = map[string]frozenModel{
 // frozen.
 func (f *frozenModel) config(prefetch int) fsdp.Config {
 	return fsdp.Config{
-		Wrap: fsdp.WrapEach(), Prefetch: prefetch, Precision: float64s, Poison: true, Seed: 3,
+		Wrap: fsdp.WrapEach(), Prefetch: prefetch, Precision: kit.Float64s, Poison: true, Seed: 3,
 		Frozen: func(name string) bool { return !f.trained(name) },
 	}
 }
 
 // watch returns a configuration to wrap with on one rank.
-func (f *frozenModel) watch(g comm.Group, cfg fsdp.Config) *watched {
+func (f *frozenModel) watch(g comm.Group, cfg fsdp.Config) *kit.Watched {
 	cfg.Group = g
 	reads := oneOf(f.reads)
-	return watch(cfg, func(_, param string) bool { return reads(param) })
+	return kit.Watch(cfg, func(_, param string) bool { return reads(param) })
 }
 
 // frozenBatch is the batch of a rank in a step.
 func frozenBatch(step, rank int) []fsdp.Tensor {
 	seed := 100*step + 2*rank
-	return []fsdp.Tensor{floats(seed+1, frozenRows, frozenDim), floats(seed+2, frozenRows, frozenDim)}
+	return []fsdp.Tensor{kit.Floats(seed+1, frozenRows, frozenDim), kit.Floats(seed+2, frozenRows, frozenDim)}
 }
 
 // onFrozenModels runs f for every model, depth and number of ranks.
@@ -180,7 +181,7 @@ func onFrozenModels(t *testing.T, f func(t require.TestingT, ctx context.Context
 		for _, prefetch := range []int{fsdp.NoPrefetch, 1, 2} {
 			for world := 1; world <= 3; world++ {
 				t.Run(fmt.Sprintf("%s/prefetch %d/%d ranks", name, prefetch, world), func(t *testing.T) {
-					onRanks(t, world, func(ctx context.Context, g comm.Group) { f(t, ctx, g, fm, fm.config(prefetch)) })
+					kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) { f(t, ctx, g, fm, fm.config(prefetch)) })
 				})
 			}
 		}
@@ -194,8 +195,8 @@ func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
 	for name, f := range frozenModels {
 		for world, depths := range depths {
 			t.Run(name, func(t *testing.T) {
-				everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-					onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+					kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 						for _, prefetch := range depths {
 							own := f.config(prefetch)
 							own.Strategy, own.ShardRanks = cfg.Strategy, cfg.ShardRanks
@@ -233,28 +234,28 @@ var frozenPasses = []bool{false, true, true, false}
 // requirePasses checks the events and the memory of some passes.
 func (f *frozenModel) requirePasses(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Config) {
 	w := f.watch(g, cfg)
-	m := wrap(t, f.model, w.cfg)
+	m := kit.Wrap(t, f.model, w.Cfg)
 	grads := make(map[string]bool)
 	for step, noSync := range frozenPasses {
 		run := func() error {
 			plan, err := m.Plan(frozenBatch(0, 0)...)
 			require.NoError(t, err)
-			w.planned(t, plan)
-			require.Equal(t, w.shards(), plan.ShardBytes)
-			require.Equal(t, w.shards()+w.bytes(grads), m.Memory().Live)
+			w.Planned(t, plan)
+			require.Equal(t, w.Shards(), plan.ShardBytes)
+			require.Equal(t, w.Shards()+w.Bytes(grads), m.Memory().Live)
 			m.ResetPeak()
-			w.events = nil
-			forwardBackward(t, ctx, m, frozenBatch(step, g.Rank()))
+			w.Events = nil
+			kit.ForwardBackward(t, ctx, m, frozenBatch(step, g.Rank()))
 			require.Equal(t, plan.Peak(), m.Memory().Peak)
-			require.Equal(t, plan.Schedule, schedule(w.events))
-			return f.checkPass(w, w.events, noSync, grads)
+			require.Equal(t, plan.Schedule, kit.Schedule(w.Events))
+			return f.checkPass(w, w.Events, noSync, grads)
 		}
 		if noSync {
 			require.NoError(t, m.NoSync(run))
 		} else {
 			require.NoError(t, run())
 		}
-		require.Equal(t, w.shards()+w.bytes(grads), m.Memory().Live)
+		require.Equal(t, w.Shards()+w.Bytes(grads), m.Memory().Live)
 	}
 	require.Empty(t, grads)
 	for _, p := range m.Shards() {
@@ -265,8 +266,8 @@ func (f *frozenModel) requirePasses(t require.TestingT, ctx context.Context, g c
 
 // checkPass checks the events of a pass. grads are the groups whose gradients are whole before it,
 // and then after it.
-func (f *frozenModel) checkPass(w *watched, events []fsdp.Event, noSync bool, grads map[string]bool) error {
-	return errors.Join(w.check(events), w.checkReductions(events, !noSync), w.checkFrees(events), f.checkBackward(events),
+func (f *frozenModel) checkPass(w *kit.Watched, events []fsdp.Event, noSync bool, grads map[string]bool) error {
+	return errors.Join(w.Check(events), w.CheckReductions(events, !noSync), w.CheckFrees(events), f.checkBackward(events),
 		f.checkMemory(w, events, grads))
 }
 
@@ -302,116 +303,28 @@ func (f *frozenModel) checkBackward(events []fsdp.Event) error {
 	return nil
 }
 
-// checkFrees checks the promise about units in backward as it is written. A group is freed directly
-// after its last use, under every strategy. Of the units that are not kept, in the order of
-// backward, unit i is freed before unit i+1+prefetch is gathered, the next that the window has no
-// room for. What is kept is not gathered in backward.
-func (w *watched) checkFrees(events []fsdp.Event) error {
-	back := events[slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" }):]
-	used, freed := make(map[string]int), make(map[string]int) // by group: when last
-	gathered := make(map[string]int)                          // by unit: when first
-	var units []string
-	for i, e := range back {
-		switch unit := w.unit[e.Group]; e.Kind {
-		case "gather":
-			if w.kept(e.Group) {
-				return fmt.Errorf("%s is kept, and gathered in backward", e.Group)
-			}
-			if _, again := gathered[unit]; !again {
-				gathered[unit] = i
-			}
-		case "backward":
-			for _, name := range w.params[e.Call] {
-				group := w.home[name]
-				if unit := w.unit[group]; w.reads(e.Call, name) && w.plan[group].Ranks > 1 {
-					if used[group] = i; !w.kept(group) && !slices.Contains(units, unit) {
-						units = append(units, unit)
-					}
-				}
-			}
-		case "free":
-			freed[e.Group] = i
-		}
-	}
-	for group := range freed {
-		if _, ok := used[group]; !ok {
-			return fmt.Errorf("%s is freed in backward, which does not read it", group)
-		}
-	}
-	for group, last := range used {
-		for i := last + 1; i <= max(freed[group], last+1); i++ {
-			if i == len(back) || back[i].Kind != "free" {
-				return fmt.Errorf("%s is not freed directly after backward %s, its last use", group, back[last].Call)
-			}
-		}
-		if k := slices.Index(units, w.unit[group]) + 1 + w.prefetch; !w.kept(group) && k < len(units) {
-			if at, ok := gathered[units[k]]; ok && at < freed[group] {
-				return fmt.Errorf("%s is gathered before %s is freed", units[k], group)
-			}
-		}
-	}
-	return nil
-}
-
-// shards returns the bytes that a rank keeps of values and gradients.
-func (w *watched) shards() (bytes int) {
-	for _, p := range w.plan {
-		copies := 2
-		if p.Frozen {
-			copies = 1
-		}
-		bytes += copies * p.Bytes / p.Ranks
-	}
-	return bytes
-}
-
-// bytes returns those of some groups that are whole.
-func (w *watched) bytes(groups map[string]bool) (bytes int) {
-	for group := range groups {
-		bytes += w.plan[group].Bytes
-	}
-	return bytes
-}
-
-// seconds returns the bytes of second copies that are live at event i: of groups that are gathered
-// twice, from the first wait to the last.
-func (w *watched) seconds(events []fsdp.Event, i int) (bytes int) {
-	for group, p := range w.plan {
-		var waits []int
-		for k, e := range events {
-			if e.Kind == "wait" && e.Group == group {
-				waits = append(waits, k)
-			}
-		}
-		if len(waits) > 1 && waits[0] < i && i < waits[len(waits)-1] && p.Strategy == fsdp.SecondaryShard && w.cfg.ShardRanks < p.Ranks {
-			bytes += p.Bytes / w.cfg.ShardRanks
-		}
-	}
-	return bytes
-}
-
 // checkMemory accounts for the memory that is counted at every computation: shards, the parameters
 // of its window and of what is kept, whatever the events say of frees, the gradients of what is
 // trained from their first use to their drain, and activations, which are less than a unit. grads
 // are the groups whose gradients are there before the pass, and then after it.
-func (f *frozenModel) checkMemory(w *watched, events []fsdp.Event, grads map[string]bool) error {
+func (f *frozenModel) checkMemory(w *kit.Watched, events []fsdp.Event, grads map[string]bool) error {
 	const unit = frozenDim * frozenDim * 8
-	places, next := w.places(events), 0
+	places, next := w.Places(events), 0
 	for i, e := range events {
 		switch e.Kind {
 		case "drain":
 			delete(grads, e.Group)
 		case "backward":
-			for _, name := range w.params[e.Call] {
+			for _, name := range w.Params[e.Call] {
 				if f.trained(name) {
-					grads[w.home[name]] = true
+					grads[w.Home[name]] = true
 				}
 			}
 			fallthrough
 		case "forward":
-			whole := w.wholeAt(places, next)
+			whole := w.WholeAt(places, next)
 			next++
-			if rest := e.Live - w.shards() - w.bytes(whole) - w.bytes(grads) - w.seconds(events, i); rest < 0 || rest >= unit {
+			if rest := e.Live - w.Shards() - w.Bytes(whole) - w.Bytes(grads) - w.Seconds(events, i); rest < 0 || rest >= unit {
 				return fmt.Errorf("event %d, %s %s: %d bytes are live, %d more than shards, parameters of %v and gradients of %v",
 					i, e.Kind, e.Call, e.Live, rest, slices.Sorted(maps.Keys(whole)), slices.Sorted(maps.Keys(grads)))
 			}
@@ -423,10 +336,10 @@ func (f *frozenModel) checkMemory(w *watched, events []fsdp.Event, grads map[str
 // TestFrozenMemoryIsSaved compares the peaks of a pass with those of the same model unfrozen.
 func TestFrozenMemoryIsSaved(t *testing.T) {
 	peak := func(f frozenModel) (n int) {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			cfg := f.config(fsdp.NoPrefetch)
 			cfg.Group = g
-			plan, err := wrap(t, f.model, cfg).Plan(frozenBatch(0, g.Rank())...)
+			plan, err := kit.Wrap(t, f.model, cfg).Plan(frozenBatch(0, g.Rank())...)
 			require.NoError(t, err)
 			if g.Rank() == 0 {
 				n = plan.PassBytes
@@ -446,14 +359,14 @@ func TestFrozenMemoryIsSaved(t *testing.T) {
 // unfrozen, over two accumulating passes.
 func TestFreezingChangesNoBit(t *testing.T) {
 	onFrozenModels(t, func(t require.TestingT, ctx context.Context, g comm.Group, f frozenModel, cfg fsdp.Config) {
-		run := func(cfg fsdp.Config) (losses []float64, grads bits) {
+		run := func(cfg fsdp.Config) (losses []float64, grads kit.Bits) {
 			cfg.Group = g
-			m := wrap(t, f.model, cfg)
+			m := kit.Wrap(t, f.model, cfg)
 			defer m.Close()
 			for step := range 2 {
-				losses = append(losses, forwardBackward(t, ctx, m, frozenBatch(step, g.Rank())))
+				losses = append(losses, kit.ForwardBackward(t, ctx, m, frozenBatch(step, g.Rank())))
 			}
-			return losses, gradBits(t, ctx, m)
+			return losses, kit.GradBits(t, ctx, m)
 		}
 		frozenLosses, frozenGrads := run(cfg)
 		cfg.Frozen = nil
@@ -465,7 +378,7 @@ func TestFreezingChangesNoBit(t *testing.T) {
 			}
 		}
 		require.NotEmpty(t, grads)
-		requireSameBits(t, grads, frozenGrads)
+		kit.RequireSameBits(t, grads, frozenGrads)
 	})
 }
 
@@ -474,17 +387,17 @@ func TestFreezingChangesNoBit(t *testing.T) {
 func TestFrozenStays(t *testing.T) {
 	for name, f := range frozenModels {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				cfg := f.config(0)
 				cfg.Group = g
-				m := wrap(t, f.model, cfg)
-				before := stateBits(t, ctx, m)
-				update := updater(t, m, 0.1)
+				m := kit.Wrap(t, f.model, cfg)
+				before := kit.StateBits(t, ctx, m)
+				update := kit.Updater(t, m, 0.1)
 				for step := range 5 {
-					forwardBackward(t, ctx, m, frozenBatch(step, g.Rank()))
+					kit.ForwardBackward(t, ctx, m, frozenBatch(step, g.Rank()))
 					update(ctx)
 				}
-				for name, got := range stateBits(t, ctx, m) {
+				for name, got := range kit.StateBits(t, ctx, m) {
 					require.Equal(t, !f.trained(name), slices.Equal(before[name], got), name)
 				}
 			})
@@ -494,14 +407,14 @@ func TestFrozenStays(t *testing.T) {
 
 // TestAllFrozen: a model without anything to train has no backward, and no gradients.
 func TestAllFrozen(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := frozenModel{model: chain(plainLayer), trained: func(string) bool { return false }}
 		w := f.watch(g, f.config(0))
-		m := wrap(t, f.model, w.cfg)
+		m := kit.Wrap(t, f.model, w.Cfg)
 		require.Empty(t, m.Shards())
-		forwardBackward(t, ctx, m, frozenBatch(0, g.Rank()))
-		require.NotContains(t, strings.Join(schedule(w.events), "\n"), "backward")
-		require.Empty(t, gradBits(t, ctx, m))
+		kit.ForwardBackward(t, ctx, m, frozenBatch(0, g.Rank()))
+		require.NotContains(t, strings.Join(kit.Schedule(w.Events), "\n"), "backward")
+		require.Empty(t, kit.GradBits(t, ctx, m))
 	})
 }
 
@@ -516,30 +429,30 @@ func TestCheckerIsStrict(t *testing.T) {
 				if cfg.Strategy = s; s >= fsdp.HybridShard {
 					cfg.ShardRanks = 2
 				}
-				onRanks(t, 2, func(ctx context.Context, g comm.Group) { f.requireStrictPasses(t, ctx, f.watch(g, cfg)) })
+				kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) { f.requireStrictPasses(t, ctx, f.watch(g, cfg)) })
 			})
 		}
 	}
 }
 
 // requireStrictPasses runs passes and spoils the events of rank 0.
-func (f *frozenModel) requireStrictPasses(t *testing.T, ctx context.Context, w *watched) {
-	rank := w.cfg.Group.Rank()
-	m := wrap(t, f.model, w.cfg)
+func (f *frozenModel) requireStrictPasses(t *testing.T, ctx context.Context, w *kit.Watched) {
+	rank := w.Cfg.Group.Rank()
+	m := kit.Wrap(t, f.model, w.Cfg)
 	plan, err := m.Plan(frozenBatch(0, rank)...)
 	require.NoError(t, err)
-	w.planned(t, plan)
+	w.Planned(t, plan)
 	before := make(map[string]bool)
 	for _, noSync := range frozenPasses {
-		w.events = nil
-		run := func() error { forwardBackward(t, ctx, m, frozenBatch(0, rank)); return nil }
+		w.Events = nil
+		run := func() error { kit.ForwardBackward(t, ctx, m, frozenBatch(0, rank)); return nil }
 		if noSync {
 			require.NoError(t, m.NoSync(run))
 		} else {
 			require.NoError(t, run())
 		}
 		after := maps.Clone(before)
-		require.NoError(t, f.checkPass(w, w.events, noSync, after))
+		require.NoError(t, f.checkPass(w, w.Events, noSync, after))
 		if rank == 0 {
 			f.requireStrict(t, w, noSync, before)
 		}
@@ -549,46 +462,31 @@ func (f *frozenModel) requireStrictPasses(t *testing.T, ctx context.Context, w *
 
 // requireStrict spoils the events of a pass. grads are the groups whose gradients are whole before
 // it.
-func (f *frozenModel) requireStrict(t *testing.T, w *watched, noSync bool, grads map[string]bool) {
+func (f *frozenModel) requireStrict(t *testing.T, w *kit.Watched, noSync bool, grads map[string]bool) {
 	check := func(events []fsdp.Event) error { return f.checkPass(w, events, noSync, maps.Clone(grads)) }
 	backwardReads := slices.ContainsFunc(strings.Fields(f.reads), func(name string) bool {
-		return !f.trained(name) && w.plan[w.home[name]].Ranks > 1
+		return !f.trained(name) && w.Plan[w.Home[name]].Ranks > 1
 	})
-	late := w.late(w.events)
-	require.Equal(t, backwardReads, !slices.Equal(schedule(w.events), schedule(late)))
+	late := w.Late(w.Events)
+	require.Equal(t, backwardReads, !slices.Equal(kit.Schedule(w.Events), kit.Schedule(late)))
 	if backwardReads {
-		require.Error(t, w.check(late))
-		require.Error(t, w.checkFrees(late))
+		require.Error(t, w.Check(late))
+		require.Error(t, w.CheckFrees(late))
 		require.Error(t, f.checkMemory(w, late, maps.Clone(grads)))
 	}
-	for i, e := range w.events {
+	for i, e := range w.Events {
 		switch e.Kind {
 		case "free":
-			require.Error(t, check(later(w.events, i)), "free %s after the next operation", e.Group)
-			require.Error(t, check(slices.Delete(slices.Clone(w.events), i, i+1)), "no free %s", e.Group)
+			require.Error(t, check(later(w.Events, i)), "free %s after the next operation", e.Group)
+			require.Error(t, check(slices.Delete(slices.Clone(w.Events), i, i+1)), "no free %s", e.Group)
 		case "gather":
-			require.Error(t, check(earlier(w.events, i)), "gather %s before the computation before it", e.Group)
-			twice := slices.Insert(slices.Clone(w.events), i, e)
+			require.Error(t, check(earlier(w.Events, i)), "gather %s before the computation before it", e.Group)
+			twice := slices.Insert(slices.Clone(w.Events), i, e)
 			require.Error(t, check(twice), "gather %s twice", e.Group)
 		case "reduce", "drain", "wait", "backward":
-			require.Error(t, check(slices.Delete(slices.Clone(w.events), i, i+1)), "without %s %s%s", e.Kind, e.Group, e.Call)
+			require.Error(t, check(slices.Delete(slices.Clone(w.Events), i, i+1)), "without %s %s%s", e.Kind, e.Group, e.Call)
 		}
 	}
-}
-
-// late returns events as they would be if what is frozen were freed at the end of backward.
-func (w *watched) late(events []fsdp.Event) []fsdp.Event {
-	turn := slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" })
-	list, frees, more := slices.Clone(events[:turn]), []fsdp.Event(nil), 0
-	for _, e := range events[turn:] {
-		if e.Live += more; e.Kind == "free" && w.plan[e.Group].Frozen {
-			frees = append(frees, e)
-			more += w.plan[e.Group].Bytes
-		} else {
-			list = append(list, e)
-		}
-	}
-	return append(list, frees...)
 }
 
 // later moves event i, a free, behind the next event that is none, or a computation if it is the

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
@@ -29,8 +30,8 @@ type goldenJoin struct {
 }
 
 // goldenMLP is 6-8-8-3 with rectifiers.
-var goldenMLP model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-	rectify := &module{build: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+var goldenMLP kit.Model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	rectify := &kit.Module{Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		y, err := gorgonia.Rectify(in[0])
 		return gorgonia.Nodes{y}, err
 	}}
@@ -48,9 +49,9 @@ var goldenMLPOrder = []string{"layers.0.weight", "layers.0.bias", "layers.1.weig
 func goldenMLPBatch(n int) []fsdp.Tensor {
 	y := make([]int, 4)
 	for b := range y {
-		y[b] = u24(b, 5000+n) % 3
+		y[b] = kit.U24(b, 5000+n) % 3
 	}
-	return []fsdp.Tensor{floats(4000+n, 4, 6), tensor.New(tensor.WithShape(4), tensor.WithBacking(y))}
+	return []fsdp.Tensor{kit.Floats(4000+n, 4, 6), tensor.New(tensor.WithShape(4), tensor.WithBacking(y))}
 }
 
 // TestGoldenJoin compares uneven training with PyTorch's under every strategy: for both optimizers
@@ -65,7 +66,7 @@ func TestGoldenJoin(t *testing.T) {
 		for _, l := range placements() {
 			if l.world == 2 {
 				t.Run(fmt.Sprintf("%s/%v %d", name, l.strategy, l.ranks), func(t *testing.T) {
-					onRanks(t, 2, func(ctx context.Context, g comm.Group) { want.train(t, ctx, g, name, l) })
+					kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) { want.train(t, ctx, g, name, l) })
 				})
 			}
 		}
@@ -83,8 +84,8 @@ func (want goldenJoin) wrap(t *testing.T, g comm.Group, name string, cfg fsdp.Co
 			return []fsdp.Tensor{tokens, targets}
 		}
 	}
-	cfg.Group, cfg.Precision, cfg.Wrap, cfg.Poison = g, float64s, fsdp.WrapEach(), true
-	m := wrap(t, goldenMLP, cfg)
+	cfg.Group, cfg.Precision, cfg.Wrap, cfg.Poison = g, kit.Float64s, fsdp.WrapEach(), true
+	m := kit.Wrap(t, goldenMLP, cfg)
 	goldenInit(t, goldenMLPOrder, m.Shards())
 	return m, goldenMLPBatch
 }
@@ -101,7 +102,7 @@ func (want goldenJoin) train(t *testing.T, ctx context.Context, g comm.Group, na
 	require.NoError(t, err)
 	losses := want.Losses[g.Rank()]
 	step := 0
-	for batch, err := range m.Join(ctx, batches(len(losses), func(i int) []fsdp.Tensor { return batch(2*i + g.Rank()) })) {
+	for batch, err := range m.Join(ctx, kit.Batches(len(losses), func(i int) []fsdp.Tensor { return batch(2*i + g.Rank()) })) {
 		require.NoError(t, err)
 		loss, err := m.Forward(ctx, batch...)
 		require.NoError(t, err)

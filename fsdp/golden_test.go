@@ -15,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -22,19 +23,6 @@ import (
 // The golden numbers were computed by PyTorch 1.13 for a GPT whose parameters and batches are
 // functions of integers, so that nothing but the results needs to be stored. Tolerances: 1e-10 in
 // float64; 1e-5 in float32, where PyTorch's own float32 differs from its float64 by up to 4e-7.
-
-// hash32 is the integer hash that all golden inputs come from.
-func hash32(i, s uint32) uint32 {
-	x := i*0x9E3779B1 + s*0x85EBCA77 + 0x165667B1
-	x ^= x >> 15
-	x *= 0x2C1B3C6D
-	x ^= x >> 12
-	x *= 0x297A2D39
-	return x ^ x>>15
-}
-
-func u24(i, s int) int       { return int(hash32(uint32(i), uint32(s)) >> 8) }
-func value(i, s int) float64 { return float64(u24(i, s)-8388608) / 8388608 }
 
 const (
 	goldenVocab = 61
@@ -62,8 +50,8 @@ func goldenInit(t require.TestingT, order []string, params []optim.Param) {
 		index[name] = k
 	}
 	for _, p := range params {
-		edit(t, p.Value, func(j int, _ float64) float64 {
-			v := value(p.Offset+j, index[p.Name]+1)
+		kit.Edit(t, p.Value, func(j int, _ float64) float64 {
+			v := kit.Value(p.Offset+j, index[p.Name]+1)
 			switch {
 			case len(p.Shape) >= 2:
 				v *= 0.125
@@ -82,7 +70,7 @@ func goldenBatch(n, lo, hi int) (tokens, targets *tensor.Dense) {
 	var x, y []int
 	for b := lo; b < hi; b++ {
 		for t := range goldenT + 1 {
-			tok := u24(b*(goldenT+1)+t, 1000+n) % goldenVocab
+			tok := kit.U24(b*(goldenT+1)+t, 1000+n) % goldenVocab
 			if t < goldenT {
 				x = append(x, tok)
 			}
@@ -143,13 +131,13 @@ func TestGoldenGenerator(t *testing.T) {
 		var i, s uint32
 		_, err := fmt.Sscanf(key, "%d,%d", &i, &s)
 		require.NoError(t, err)
-		require.Equal(t, want, hash32(i, s), key)
+		require.Equal(t, want, kit.Hash32(i, s), key)
 	}
 	for key, want := range v.Val {
 		var i, s int
 		_, err := fmt.Sscanf(key, "%d,%d", &i, &s)
 		require.NoError(t, err)
-		require.Equal(t, want, value(i, s), key)
+		require.Equal(t, want, kit.Value(i, s), key)
 	}
 	tokens, targets := goldenBatch(0, 0, goldenB)
 	for b, row := range v.Tokens {

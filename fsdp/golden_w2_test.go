@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -38,7 +39,7 @@ func TestGoldenStrategies(t *testing.T) {
 		for _, l := range placements() {
 			if l.world == 2 {
 				t.Run(fmt.Sprintf("%s/%v %d", name, l.strategy, l.ranks), func(t *testing.T) {
-					onRanks(t, 2, func(ctx context.Context, g comm.Group) { want.train(t, ctx, g, name, l) })
+					kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) { want.train(t, ctx, g, name, l) })
 				})
 			}
 		}
@@ -76,7 +77,7 @@ func (want goldenPair) train(t *testing.T, ctx context.Context, g comm.Group, na
 		tokens, targets := goldenBatch(0, 0, goldenB)
 		out, err := m.Eval(ctx, tokens, targets)
 		require.NoError(t, err)
-		require.InDelta(t, want.EvalLoss, elements(out[0])[0], prec.tol*want.EvalLoss)
+		require.InDelta(t, want.EvalLoss, kit.Elements(out[0])[0], prec.tol*want.EvalLoss)
 	}
 	require.NoError(t, m.Close())
 }

@@ -72,15 +72,15 @@ func trainAndSave(ctx context.Context, g comm.Group, cfg fsdp.Config, dir string
 		return fmt.Errorf("rank %d: %w", g.Rank(), err), nil
 	}
 	defer func() { closing = errors.Join(closing, dev.Close()) }()
-	cfg.Group, cfg.Device, cfg.Wrap = g, dev, blocks
-	m, err := fsdp.Wrap(tinyGPT(1), cfg)
+	cfg.Group, cfg.Device, cfg.Wrap = g, dev, kit.Blocks
+	m, err := fsdp.Wrap(kit.TinyGPT(1), cfg)
 	if err != nil {
 		return err, nil
 	}
 	defer func() { closing = m.Close() }()
 	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 	for step := 0; step < 2 && err == nil; step++ {
-		if _, err = m.Forward(ctx, tinyBatch(step, g.Rank(), 2, tinyContext)...); err == nil {
+		if _, err = m.Forward(ctx, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext)...); err == nil {
 			err = m.Backward(ctx)
 		}
 		if err == nil {
@@ -94,7 +94,7 @@ func trainAndSave(ctx context.Context, g comm.Group, cfg fsdp.Config, dir string
 		}
 	}
 	if err == nil {
-		_, err = m.Eval(ctx, tinyBatch(2, g.Rank(), 2, tinyContext)...)
+		_, err = m.Eval(ctx, kit.TinyBatch(2, g.Rank(), 2, kit.TinyContext)...)
 	}
 	if err == nil {
 		err = m.Save(ctx, dir, opt)
@@ -119,7 +119,7 @@ func faultyRun(t *testing.T, cfg fsdp.Config) (errs, closing [2]error) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(kit.Patience):
 		_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 		require.Fail(t, "the ranks hang")
 	}

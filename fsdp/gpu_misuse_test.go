@@ -31,7 +31,7 @@ func TestGPUNotOpen(t *testing.T) {
 		{new(gpu.Device), "Config.Device: gpu: the Device is not one that Open has returned"},
 		{closed, "Config.Device: "},
 	} {
-		for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 			cfg := fsdp.Config{Group: g, Device: v.dev}
 			if g.Rank() == 1 {
 				dev, err := gpu.Open(1)
@@ -39,7 +39,7 @@ func TestGPUNotOpen(t *testing.T) {
 				defer func() { require.NoError(t, dev.Close()) }()
 				cfg.Device = dev
 			}
-			_, err := fsdp.Wrap(tinyGPT(1), cfg)
+			_, err := fsdp.Wrap(kit.TinyGPT(1), cfg)
 			return err
 		}) {
 			require.ErrorContains(t, err, v.want)
@@ -50,8 +50,8 @@ func TestGPUNotOpen(t *testing.T) {
 // picking is a model that adds up the rows of a table that integers name: those of the batch in another
 // shape, constant ones, or ones that it computes.
 func picking(how string) fsdp.Model {
-	pick := &module{params: []fsdp.Param{{Name: "table", Shape: []int{4, 2}, Init: fsdp.Normal(1)}}}
-	pick.build = func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+	pick := &kit.Module{Parameters: []fsdp.Param{{Name: "table", Shape: []int{4, 2}, Init: fsdp.Normal(1)}}}
+	pick.Graph = func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		rows, err := gorgonia.Reshape(in[0], tensor.Shape{2})
 		switch {
 		case err != nil:
@@ -75,7 +75,7 @@ func picking(how string) fsdp.Model {
 		y, err = gorgonia.Sum(y)
 		return gorgonia.Nodes{y}, err
 	}
-	return model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	return kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		return []fsdp.Ref{t.Call("pick", pick, in[0])}, nil
 	})
 }
@@ -86,11 +86,11 @@ func TestGPUIntegers(t *testing.T) {
 	onGPU(t, func() {
 		for how, want := range map[string]string{
 			"another shape": "batch tensor 0: call pick: embedding: index -5 at position 0 is outside the table of 4 rows",
-			"constant":      "call pick (*fsdp_test.module): embedding: constant: index 4 at position 1 is outside the table of 4 rows",
-			"computed":      "call pick (*fsdp_test.module): + false on the GPU: there are no kernels for it",
+			"constant":      "call pick (*kit.Module): embedding: constant: index 4 at position 1 is outside the table of 4 rows",
+			"computed":      "call pick (*kit.Module): + false on the GPU: there are no kernels for it",
 		} {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, picking(how), fsdp.Config{Group: g})
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, picking(how), fsdp.Config{Group: g})
 				rows := []int{3, 0}
 				_, err := m.Forward(ctx, tensor.New(tensor.WithShape(1, 2), tensor.WithBacking(rows)))
 				if how == "another shape" {
@@ -110,10 +110,10 @@ func TestGPUIntegers(t *testing.T) {
 // TestGPUBatchIsCopied: a pass has its batch from the beginning, also if its plan changes on the way.
 func TestGPUBatchIsCopied(t *testing.T) {
 	onGPU(t, func() {
-		var want bits
+		var want kit.Bits
 		for _, spoiled := range []bool{false, true} {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks})
-			batch := good(0)
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks})
+			batch := kit.GoodBatch(0)
 			_, err := m.Forward(t.Context(), batch...)
 			require.NoError(t, err)
 			if spoiled {
@@ -121,8 +121,8 @@ func TestGPUBatchIsCopied(t *testing.T) {
 			}
 			require.NoError(t, m.NoSync(func() error { return m.Backward(t.Context()) }))
 			require.NoError(t, m.SyncGrads(t.Context()))
-			if got := gradBits(t, t.Context(), m); spoiled {
-				requireSameBits(t, want, got)
+			if got := kit.GradBits(t, t.Context(), m); spoiled {
+				kit.RequireSameBits(t, want, got)
 			} else {
 				want = got
 			}

@@ -32,7 +32,7 @@ func onDoubles(t *testing.T, f func()) {
 // moving is the training of a GPT whose state moves between devices: AdamW, of which one parameter is
 // in 8 bits, and averages.
 func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
-	m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
 	narrow := optim.Rule{Match: func(p optim.Param) bool { return strings.HasPrefix(p.Name, "wte") }, Bits: new(8)}
 	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay(), narrow}}.New(m.Shards())
 	require.NoError(t, err)
@@ -44,14 +44,14 @@ func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
 // result to another. It returns the losses of rank 0.
 func move(t *testing.T, from, to string, steps int) (losses []float64) {
 	require.NoError(t, os.Mkdir(to, 0o755))
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m, opt := moving(t, g)
 		if from != "" {
 			_, err := m.Load(ctx, from, opt)
 			require.NoError(t, err)
 		}
 		for step := range steps {
-			loss := forwardBackward(t, ctx, m, tinyBatch(opt.Steps(), g.Rank(), 2, tinyContext))
+			loss := kit.ForwardBackward(t, ctx, m, kit.TinyBatch(opt.Steps(), g.Rank(), 2, kit.TinyContext))
 			if g.Rank() == 0 {
 				losses = append(losses, loss)
 			}
@@ -113,37 +113,37 @@ func TestGPUMoves(t *testing.T) {
 // TestGPUState sets, collects and freezes on the device: what was there comes back to the bit.
 func TestGPUState(t *testing.T) {
 	onGPU(t, func() {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			m, opt := moving(t, g)
 			for range 2 {
-				forwardBackward(t, ctx, m, tinyBatch(opt.Steps(), g.Rank(), 2, tinyContext))
+				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(opt.Steps(), g.Rank(), 2, kit.TinyContext))
 				require.NoError(t, opt.Step(1e-2))
 				m.ZeroGrad()
 			}
-			want, state := stateBits(t, ctx, m), stateOfAll(t, ctx, m, opt)
+			want, state := kit.StateBits(t, ctx, m), kit.StateOfAll(t, ctx, m, opt)
 			full, err := m.FullState(ctx)
 			require.NoError(t, err)
-			forwardBackward(t, ctx, m, tinyBatch(9, g.Rank(), 2, tinyContext))
+			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(9, g.Rank(), 2, kit.TinyContext))
 			require.NoError(t, opt.Step(1e-2))
-			require.NotEqual(t, want, stateBits(t, ctx, m))
+			require.NotEqual(t, want, kit.StateBits(t, ctx, m))
 			if g.Rank() != 1 {
 				full = nil
 			}
 			require.NoError(t, m.SetFull(ctx, 1, full))
-			requireSameBits(t, want, stateBits(t, ctx, m))
+			kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 			require.NoError(t, m.Close())
 
 			m, opt = moving(t, g)
 			for range 2 {
-				forwardBackward(t, ctx, m, tinyBatch(opt.Steps(), g.Rank(), 2, tinyContext))
+				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(opt.Steps(), g.Rank(), 2, kit.TinyContext))
 				require.NoError(t, opt.Step(1e-2))
 				m.ZeroGrad()
 			}
-			requireSameBits(t, want, stateBits(t, ctx, m), "the same training again")
-			requireSameBits(t, state, stateOfAll(t, ctx, m, opt))
+			kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m), "the same training again")
+			kit.RequireSameBits(t, state, kit.StateOfAll(t, ctx, m, opt))
 			_, err = m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "blocks.0.") }, opt)
 			require.NoError(t, err)
-			requireSameBits(t, want, stateBits(t, ctx, m))
+			kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 			require.NoError(t, m.Close())
 		})
 	})
@@ -153,20 +153,20 @@ func TestGPUState(t *testing.T) {
 // holds less.
 func TestGPUOffload(t *testing.T) {
 	cuda := kit.CleanGPU(t)
-	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Offload: true})
+	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Offload: true})
 	require.ErrorContains(t, err, "Config.Offload is set, but there is no Config.Device")
 	for _, precision := range []fsdp.Precision{{}, fsdp.BF16()} {
-		var want [2]bits
+		var want [2]kit.Bits
 		var bytes [2]int
 		for i, offload := range []bool{false, true} {
 			onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
-				m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: blocks, Precision: precision})
-				update := updater(t, m, 0.5)
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: kit.Blocks, Precision: precision})
+				update := kit.Updater(t, m, 0.5)
 				for step := range 3 {
-					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+					kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
 					update(ctx)
 				}
-				got := stateBits(t, ctx, m)
+				got := kit.StateBits(t, ctx, m)
 				require.NoError(t, g.Barrier(ctx))
 				if g.Rank() == 0 {
 					want[i], bytes[i] = got, cuda.Live("bytes")
@@ -175,7 +175,7 @@ func TestGPUOffload(t *testing.T) {
 				require.NoError(t, m.Close())
 			})
 		}
-		requireSameBits(t, want[0], want[1])
+		kit.RequireSameBits(t, want[0], want[1])
 		require.Less(t, bytes[1], bytes[0])
 	}
 }

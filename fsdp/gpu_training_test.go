@@ -36,7 +36,7 @@ func onGPU(t *testing.T, f func()) {
 // for.
 func onDevices(t *testing.T, ranks int, f func(ctx context.Context, g comm.Group, dev *gpu.Device)) {
 	t.Helper()
-	onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 		dev, err := gpu.Open(g.Rank())
 		require.NoError(t, err)
 		f(ctx, g, dev)
@@ -47,13 +47,13 @@ func onDevices(t *testing.T, ranks int, f func(ctx context.Context, g comm.Group
 // trainedLosses trains a small GPT with AdamW and clipping, and returns the losses of all ranks.
 func trainedLosses(t *testing.T, ranks, steps int, cfg fsdp.Config) [][]float64 {
 	losses := make([][]float64, ranks)
-	onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 		c := cfg
 		c.Group = g
-		m := wrap(t, tinyGPT(2), c)
-		update := updater(t, m, 0.5)
+		m := kit.Wrap(t, kit.TinyGPT(2), c)
+		update := kit.Updater(t, m, 0.5)
 		for step := range steps {
-			losses[g.Rank()] = append(losses[g.Rank()], forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext)))
+			losses[g.Rank()] = append(losses[g.Rank()], kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext)))
 			update(ctx)
 		}
 		require.NoError(t, m.Close())
@@ -75,9 +75,9 @@ func TestGPUTrains(t *testing.T) {
 		{2, fsdp.Config{Poison: true}, 1e-5},
 		{2, fsdp.Config{Strategy: fsdp.NoShard}, 1e-5},
 		{4, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Prefetch: 2}, 1e-5},
-		{3, fsdp.Config{CutOf: cutAll(shard.Cut{Block: shard.Whole}), Poison: true}, 1e-5},
+		{3, fsdp.Config{CutOf: kit.CutAll(shard.Cut{Block: shard.Whole}), Poison: true}, 1e-5},
 	} {
-		v.cfg.Wrap = blocks
+		v.cfg.Wrap = kit.Blocks
 		t.Run(fmt.Sprint(v.ranks, v.cfg), func(t *testing.T) {
 			want := trainedLosses(t, v.ranks, steps, v.cfg)
 			var got [][]float64
@@ -95,16 +95,16 @@ func TestGPUTrains(t *testing.T) {
 // TestGPURefusesMuon says for which parameter there is no Muon.
 func TestGPURefusesMuon(t *testing.T) {
 	onGPU(t, func() {
-		m := wrap(t, tinyGPT(1), fsdp.Config{})
-		forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 2, tinyContext))
-		hidden, _ := hiddenMatrices(m.Shards())
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
+		kit.ForwardBackward(t, t.Context(), m, kit.TinyBatch(0, 0, 2, kit.TinyContext))
+		hidden, _ := kit.HiddenMatrices(m.Shards())
 		_, err := optim.Muon{}.New(hidden)
 		require.ErrorContains(t, err, `optim: muon: parameter "blocks.0.`)
 		require.ErrorContains(t, err, "it is no optim.MuonVec")
-		_, err = fsdp.Dry(tinyGPT(1), fsdp.Config{Device: new(gpu.Device)}, func(params []optim.Param) (optim.Optimizer, error) {
-			hidden, _ := hiddenMatrices(params)
+		_, err = fsdp.Dry(kit.TinyGPT(1), fsdp.Config{Device: new(gpu.Device)}, func(params []optim.Param) (optim.Optimizer, error) {
+			hidden, _ := kit.HiddenMatrices(params)
 			return optim.Muon{}.New(hidden)
-		}, fsdp.Ints(2, tinyContext), fsdp.Ints(2, tinyContext))
+		}, fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext))
 		require.ErrorContains(t, err, "it is no optim.MuonVec")
 		require.NoError(t, m.Close())
 	})
@@ -113,20 +113,20 @@ func TestGPURefusesMuon(t *testing.T) {
 // TestGPUDry compares plans that were made without a GPU with those of wrapped models.
 func TestGPUDry(t *testing.T) {
 	kit.CleanGPU(t)
-	rows, cols := 2, tinyContext
+	rows, cols := 2, kit.TinyContext
 	for _, cfg := range []fsdp.Config{
-		{}, {Wrap: blocks, Precision: fsdp.BF16(), Checkpoint: blocks}, {Wrap: blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: true},
+		{}, {Wrap: kit.Blocks, Precision: fsdp.BF16(), Checkpoint: kit.Blocks}, {Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: true},
 	} {
 		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			cfg := cfg
 			cfg.Group, cfg.Device = comm.World{Ranks: 2, Place: g.Rank()}, new(gpu.Device)
-			dry, err := fsdp.Dry(tinyGPT(2), cfg, optim.AdamW{}.New, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+			dry, err := fsdp.Dry(kit.TinyGPT(2), cfg, optim.AdamW{}.New, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
 			require.NoError(t, err)
 			cfg.Group, cfg.Device = g, dev
-			m := wrap(t, tinyGPT(2), cfg)
+			m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 			_, err = optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
-			plan, err := m.Plan(tinyBatch(0, g.Rank(), rows, cols)...)
+			plan, err := m.Plan(kit.TinyBatch(0, g.Rank(), rows, cols)...)
 			require.NoError(t, err)
 			require.Equal(t, plan, dry)
 			if first := plan.Pass.Ops[0].Live; cfg.Offload {
@@ -142,15 +142,15 @@ func TestGPUDry(t *testing.T) {
 // TestGPUFits advises Offload, which takes what lasts from the GPU but what its calls read in
 // place.
 func TestGPUFits(t *testing.T) {
-	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, Wrap: blocks}, fsdp.Ints(2, tinyContext)
-	err := fsdp.Fits(1000, tinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, Wrap: kit.Blocks}, fsdp.Ints(2, kit.TinyContext)
+	err := fsdp.Fits(1000, kit.TinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
 	require.ErrorContains(t, err, ": Offload saves ")
 	cfg.Offload = true
-	err = fsdp.Fits(1000, tinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	err = fsdp.Fits(1000, kit.TinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
 	require.NotContains(t, err.Error(), "Offload")
 	require.NotContains(t, err.Error(), "of this rank")
 	cfg.Strategy = fsdp.NoShard
-	whole, err := fsdp.Dry(tinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	whole, err := fsdp.Dry(kit.TinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
 	require.NoError(t, err)
 	require.Equal(t, plan.Memory{Shard: whole.ShardBytes / 2}, plan.Memory{Shard: whole.Pass.Ops[0].Live.Shard, State: whole.Pass.Ops[0].Live.State})
 }
@@ -160,27 +160,27 @@ func TestGPUFits(t *testing.T) {
 func TestConfigDevice(t *testing.T) {
 	kit.CleanGPU(t)
 	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: blocks})
-		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: kit.Blocks})
+		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 		require.NoError(t, m.Close())
 	})
 	dev, err := gpu.Open(0)
 	require.NoError(t, err)
-	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, Threads: 2})
+	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Threads: 2})
 	require.ErrorContains(t, err, "Config.Threads is 2, but Config.Device computes")
-	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, OffloadDir: "/tmp"})
+	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, OffloadDir: "/tmp"})
 	require.ErrorContains(t, err, `Config.OffloadDir is "/tmp", but memory of Config.Device cannot lie in files`)
-	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Gather: fsdp.Int8}})
+	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	require.ErrorContains(t, err, "Config.Precision is {Gather: int8")
 	require.ErrorContains(t, err, "Config.Device has no kernels of int8")
-	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{TypesOf: named(fsdp.Int8, 0, nil)}})
+	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{TypesOf: kit.TypesByName(fsdp.Int8, 0, nil)}})
 	require.ErrorContains(t, err, "parameter wte.weight: Config.Precision.TypesOf returned int8 and float32: Config.Device has no kernels of int8")
-	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		cfg := fsdp.Config{Group: g}
 		if g.Rank() == 0 {
 			cfg.Device = dev
 		}
-		_, err := fsdp.Wrap(tinyGPT(1), cfg)
+		_, err := fsdp.Wrap(kit.TinyGPT(1), cfg)
 		return err
 	}) {
 		require.ErrorContains(t, err, "Config.Device is set: ")
@@ -195,17 +195,19 @@ func TestGPUModelsInTurns(t *testing.T) {
 	cuda.Delay(200*time.Microsecond, 7)
 	defer cuda.Delay(0, 0)
 	const models, steps = 2, 3
-	train := func(together bool) (states [models]bits) {
+	train := func(together bool) (states [models]kit.Bits) {
 		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			var all [models]*fsdp.Sharded
-			begin := func(i int) { all[i] = wrap(t, tinyGPT(1+i), fsdp.Config{Group: g, Device: dev, Wrap: blocks}) }
+			begin := func(i int) {
+				all[i] = kit.Wrap(t, kit.TinyGPT(1+i), fsdp.Config{Group: g, Device: dev, Wrap: kit.Blocks})
+			}
 			forward := func(i, step int) {
-				_, err := all[i].Forward(ctx, tinyBatch(step, g.Rank(), 2, tinyContext)...)
+				_, err := all[i].Forward(ctx, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext)...)
 				require.NoError(t, err)
 			}
 			backward := func(i int) { require.NoError(t, all[i].Backward(ctx)) }
 			end := func(i int) {
-				if got := gradBits(t, ctx, all[i]); g.Rank() == 0 {
+				if got := kit.GradBits(t, ctx, all[i]); g.Rank() == 0 {
 					states[i] = got
 				}
 				require.NoError(t, all[i].Close())
@@ -235,7 +237,7 @@ func TestGPUModelsInTurns(t *testing.T) {
 	}
 	alone, together := train(false), train(true)
 	for i := range models {
-		requireSameBits(t, alone[i], together[i], i)
+		kit.RequireSameBits(t, alone[i], together[i], i)
 	}
 }
 
@@ -246,14 +248,14 @@ func TestGPUFaultsLater(t *testing.T) {
 	for name, notice := range map[string]func(ctx context.Context, m *fsdp.Sharded) error{
 		"FullGrads": func(ctx context.Context, m *fsdp.Sharded) error { _, err := m.FullGrads(ctx); return err },
 		"Forward": func(ctx context.Context, m *fsdp.Sharded) error {
-			_, err := m.Forward(ctx, tinyBatch(1, 0, 2, tinyContext)...)
+			_, err := m.Forward(ctx, kit.TinyBatch(1, 0, 2, kit.TinyContext)...)
 			return err
 		},
 	} {
 		restore := kit.UseGPU()
-		ctx, m := t.Context(), wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks})
+		ctx, m := t.Context(), kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks})
 		restore()
-		forwardBackward(t, ctx, m, tinyBatch(0, 0, 2, tinyContext))
+		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, 0, 2, kit.TinyContext))
 		const illegalAddress = 700
 		cuda.Fail("cuEventQuery", 1, illegalAddress)
 		require.ErrorContains(t, notice(ctx, m), "pass 1: drain root: there or before: device 0: cuEventQuery: ", name)
@@ -268,13 +270,13 @@ func TestGPUFails(t *testing.T) {
 	training := func() error {
 		restore := kit.UseGPU()
 		defer restore()
-		m, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Wrap: blocks, Precision: fsdp.BF16()})
+		m, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.BF16()})
 		if err != nil {
 			return err
 		}
 		opt, err := optim.AdamW{}.New(m.Shards())
 		for step := 0; step < 2 && err == nil; step++ {
-			if _, err = m.Forward(context.Background(), tinyBatch(step, 0, 1, 2)...); err == nil {
+			if _, err = m.Forward(context.Background(), kit.TinyBatch(step, 0, 1, 2)...); err == nil {
 				err = m.Backward(context.Background())
 			}
 			if err == nil {
@@ -313,15 +315,15 @@ func TestGPUZeroBetween(t *testing.T) {
 	for _, offload := range []bool{false, true} {
 		t.Run(fmt.Sprint("offload ", offload), func(t *testing.T) {
 			onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
-				m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: blocks})
-				batch := tinyBatch(0, g.Rank(), 2, tinyContext)
-				forwardBackward(t, ctx, m, batch)
-				want := gradBits(t, ctx, m)
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: kit.Blocks})
+				batch := kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext)
+				kit.ForwardBackward(t, ctx, m, batch)
+				want := kit.GradBits(t, ctx, m)
 				_, err := m.Forward(ctx, batch...)
 				require.NoError(t, err)
 				m.ZeroGrad()
 				require.NoError(t, m.Backward(ctx))
-				requireSameBits(t, want, gradBits(t, ctx, m))
+				kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m))
 				require.NoError(t, m.Close())
 			})
 		})
@@ -332,8 +334,8 @@ func TestGPUZeroBetween(t *testing.T) {
 func TestGPULeaves(t *testing.T) {
 	kit.CleanGPU(t)
 	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: blocks})
-		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: kit.Blocks})
+		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 		if g.Rank() == 1 {
 			require.NoError(t, m.Close())
 		}
@@ -350,24 +352,24 @@ func TestGPULeaves(t *testing.T) {
 // crossed is a training whose passes cross each other: one is held while another changes its plan,
 // some add gradients that are not reduced, one rank has fewer batches, and state is swapped in
 // between.
-func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state bits) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state kit.Bits) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		cfg := cfg
 		cfg.Group = g
-		m := wrap(t, tinyGPT(2), cfg)
+		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, 0.9))
-		batch := func(i int) []fsdp.Tensor { return tinyBatch(i, g.Rank(), 2, tinyContext) }
+		batch := func(i int) []fsdp.Tensor { return kit.TinyBatch(i, g.Rank(), 2, kit.TinyContext) }
 		for step := range 2 {
 			_, err := m.Forward(ctx, batch(10*step)...)
 			require.NoError(t, err)
 			first := m.Hold()
 			_, err = m.Eval(ctx, batch(10*step+1)...)
 			require.NoError(t, err)
-			require.NoError(t, m.NoSync(func() error { return trainStep(ctx, m, batch(10*step+2)) }))
+			require.NoError(t, m.NoSync(func() error { return kit.TrainStep(ctx, m, batch(10*step+2)) }))
 			require.NoError(t, m.NoSync(func() error { return first.Backward(ctx) }))
-			for b, err := range m.Join(ctx, batches(1+g.Rank(), func(i int) []fsdp.Tensor { return batch(10*step + 3 + i) })) {
+			for b, err := range m.Join(ctx, kit.Batches(1+g.Rank(), func(i int) []fsdp.Tensor { return batch(10*step + 3 + i) })) {
 				require.NoError(t, err)
 				loss, err := m.Forward(ctx, b...)
 				require.NoError(t, err)
@@ -383,7 +385,7 @@ func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state bits) {
 			require.NoError(t, err)
 			require.NoError(t, optim.Swap(opt))
 		}
-		got := stateBits(t, ctx, m)
+		got := kit.StateBits(t, ctx, m)
 		if g.Rank() == 0 {
 			state = got
 		}
@@ -396,20 +398,20 @@ func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state bits) {
 // ahead, or on what freed memory holds.
 func TestGPUDelays(t *testing.T) {
 	var losses [2][]float64
-	var want bits
-	onGPU(t, func() { losses, want = crossed(t, fsdp.Config{Wrap: blocks}) })
+	var want kit.Bits
+	onGPU(t, func() { losses, want = crossed(t, fsdp.Config{Wrap: kit.Blocks}) })
 	onGPU(t, func() {
 		cuda := kit.CleanGPU(t)
 		cuda.Delay(100*time.Microsecond, 1)
 		defer cuda.Delay(0, 0)
-		late, got := crossed(t, fsdp.Config{Wrap: blocks, Prefetch: 3, Poison: true})
+		late, got := crossed(t, fsdp.Config{Wrap: kit.Blocks, Prefetch: 3, Poison: true})
 		require.Equal(t, losses, late)
-		requireSameBits(t, want, got)
+		kit.RequireSameBits(t, want, got)
 	})
 }
 
 // TestGPUStepAllocatesLittle holds the memory that the host takes for a step to the bounds of the
 // host's own engine.
 func TestGPUStepAllocatesLittle(t *testing.T) {
-	onGPU(t, func() { stepAllocatesLittle(t, 1) })
+	onGPU(t, func() { kit.StepAllocatesLittle(t, 1) })
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/hashes"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -28,10 +29,10 @@ type recorded struct {
 // train runs steps [from, to) and returns the directory of hashes.
 func (r recorded) train(t *testing.T, from, to int) string {
 	dir := filepath.Join(t.TempDir(), "hashes")
-	onRanks(t, r.ranks, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, r.ranks, func(ctx context.Context, g comm.Group) {
 		cfg := r.cfg
-		cfg.Group, cfg.Wrap, cfg.HashDir = g, blocks, dir
-		m := wrap(t, tinyGPT(2), cfg)
+		cfg.Group, cfg.Wrap, cfg.HashDir = g, kit.Blocks, dir
+		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		if from > 0 {
@@ -45,14 +46,14 @@ func (r recorded) train(t *testing.T, from, to int) string {
 				if step == to-1 && leaf == 2*r.ranks-1 {
 					at += r.batch
 				}
-				batch := tinyBatch(at, leaf, 2, 4)
+				batch := kit.TinyBatch(at, leaf, 2, 4)
 				_, err := m.Eval(ctx, batch...) // which is not recorded
 				require.NoError(t, err)
 				if r.lone && k == 0 {
 					_, err := m.Forward(ctx, batch...)
 					require.NoError(t, err)
 				}
-				forwardBackward(t, ctx, m, batch)
+				kit.ForwardBackward(t, ctx, m, batch)
 			}
 			lr := 0.01
 			if step == to-2 && r.lr > 0 {
@@ -90,7 +91,7 @@ func TestHashDir(t *testing.T) {
 	a := recorded{ranks: 2}.train(t, 0, 4)
 	for name, cfg := range map[string]fsdp.Config{
 		"whole":        {Strategy: fsdp.NoShard},
-		"checkpointed": {Checkpoint: blocks, Prefetch: 3},
+		"checkpointed": {Checkpoint: kit.Blocks, Prefetch: 3},
 	} {
 		r := compareHashes(t, a, recorded{ranks: 2, cfg: cfg}.train(t, 0, 4))
 		require.Equal(t, 4, r.Steps, "%s: %v", name, r.Differences)
@@ -116,10 +117,10 @@ func TestHashDir(t *testing.T) {
 	require.Equal(t, [2]int{2, 2}, [2]int{r.First, r.Steps}, r.Differences)
 	require.Empty(t, r.Differences)
 
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) { // no directory
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) { // no directory
 		file := filepath.Join(t.TempDir(), "file")
 		require.NoError(t, os.WriteFile(file, nil, 0o666))
-		_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g, HashDir: file})
+		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, HashDir: file})
 		require.ErrorContains(t, err, "Config.HashDir: ")
 		require.ErrorContains(t, err, "not a directory")
 	})

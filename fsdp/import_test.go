@@ -17,14 +17,14 @@ import (
 )
 
 // smallFile has the tensors of smallModel.
-func smallFile() map[string]*fileTensor {
-	return map[string]*fileTensor{"a.w": inFile(31, 3), "a.b": inFile(7), "b.w": inFile(5, 11)}
+func smallFile() map[string]*kit.FileTensor {
+	return map[string]*kit.FileTensor{"a.w": inFile(31, 3), "a.b": inFile(7), "b.w": inFile(5, 11)}
 }
 
 // TestImportErrors checks what every rank hears of a file that does not fit, and that nothing has
 // changed.
 func TestImportErrors(t *testing.T) {
-	type file = map[string]*fileTensor
+	type file = map[string]*kit.FileTensor
 	all := func(string) bool { return true }
 	for name, c := range map[string]struct {
 		change func(f file)
@@ -76,17 +76,17 @@ func TestImportErrors(t *testing.T) {
 			if c.path == "-" {
 				path = ""
 			}
-			errs := errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-				m := wrap(t, smallModel, fsdp.Config{Group: g})
+			errs := kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
+				m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
-				before := stateBits(t, ctx, m)
+				before := kit.StateBits(t, ctx, m)
 				var opts []fsdp.StateOption
 				if c.opts != nil {
 					opts = c.opts(opt, g.Rank())
 				}
 				failed := m.Import(ctx, path, opts...)
-				requireSameBits(t, before, stateBits(t, ctx, m))
+				kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
 				require.NoError(t, opt.Step(0))
 				return failed
 			})
@@ -113,14 +113,14 @@ func TestImportOtherFiles(t *testing.T) {
 	first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
 	makeFile(t, first, smallFile(), nil)
 	makeFile(t, second, smallFile(), map[string]string{"another": "one"})
-	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
+	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		return m.Import(ctx, []string{first, second}[g.Rank()])
 	}) {
 		require.ErrorContains(t, err, "ranks disagree")
 	}
-	for r, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
+	for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		return m.Import(ctx, []string{first, "nowhere"}[g.Rank()])
 	}) {
 		require.ErrorContains(t, err, "nowhere", "rank %d", r)
@@ -136,9 +136,9 @@ func TestImportOptions(t *testing.T) {
 	f["over"] = inFile(3)
 	delete(f, "a.b")
 	makeFile(t, path, f, nil)
-	for _, precision := range []fsdp.Precision{{}, float64s} {
-		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, smallModel, fsdp.Config{Group: g, Precision: precision})
+	for _, precision := range []fsdp.Precision{{}, kit.Float64s} {
+		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Precision: precision})
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			require.NoError(t, opt.Step(0))
@@ -149,10 +149,10 @@ func TestImportOptions(t *testing.T) {
 				fsdp.AllowExtra(func(name string) bool { return name == "over" })))
 			after, err := m.FullState(ctx)
 			require.NoError(t, err)
-			require.Equal(t, elements(before["a.b"]), elements(after["a.b"]))
+			require.Equal(t, kit.Elements(before["a.b"]), kit.Elements(after["a.b"]))
 			for _, name := range []string{"a.w", "b.w"} {
-				for i, x := range elements(after[name]) {
-					require.Equal(t, float64(float32(f[name].data[i])), x)
+				for i, x := range kit.Elements(after[name]) {
+					require.Equal(t, float64(float32(f[name].Data[i])), x)
 				}
 			}
 			require.Equal(t, 1, opt.Steps())
@@ -164,23 +164,23 @@ func TestImportOptions(t *testing.T) {
 // and that Hold prevents one.
 func TestImportDropsGradients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Wrap: fsdp.WrapEach()})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
 		require.NoError(t, m.Export(ctx, path))
-		want := stateBits(t, ctx, m)
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-		_, err := m.Forward(ctx, shapeBatch(g.Rank())...)
+		want := kit.StateBits(t, ctx, m)
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
+		_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 		require.NoError(t, err)
 		p := m.Hold()
 		require.ErrorContains(t, m.Import(ctx, path), "put aside by Hold")
 		require.NoError(t, p.Discard(ctx))
-		_, err = m.Forward(ctx, shapeBatch(g.Rank())...)
+		_, err = m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 		require.NoError(t, err)
 		require.NoError(t, m.Import(ctx, path))
-		require.Empty(t, gradsOf(t, ctx, m))
+		require.Empty(t, kit.GradsOf(t, ctx, m))
 		require.Error(t, m.Backward(ctx))
-		requireSameBits(t, want, stateBits(t, ctx, m))
-		requireIdle(t, ctx, m, shapeBatch(g.Rank()))
+		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
+		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(g.Rank()))
 	})
 }
 
@@ -188,12 +188,12 @@ func TestImportDropsGradients(t *testing.T) {
 // model refuses to go on, and an Import that succeeds repairs it.
 func TestImportBreaksOff(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Wrap: fsdp.WrapEach()})
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
 		opt, err := optim.SGD{}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, m.Export(ctx, path))
-		want := stateBits(t, ctx, m)
+		want := kit.StateBits(t, ctx, m)
 		fsys := &failingFS{FS: checkpoint.OS()}
 		if g.Rank() == 1 {
 			fsys.left = 6 // after Open and the header
@@ -202,7 +202,7 @@ func TestImportBreaksOff(t *testing.T) {
 		require.ErrorContains(t, err, "rank 1")
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "elements [")
-		require.ErrorContains(t, err, errDiskFull.Error())
+		require.ErrorContains(t, err, kit.ErrDiskFull.Error())
 		for _, refused := range []error{
 			forwardError(ctx, m, g.Rank()), m.Export(ctx, path+"2"), fullError(ctx, m),
 		} {
@@ -212,15 +212,15 @@ func TestImportBreaksOff(t *testing.T) {
 			require.ErrorContains(t, opt.Step(1), "an Import of "+path+" has broken off")
 		}
 		require.NoError(t, m.Import(ctx, path))
-		requireSameBits(t, want, stateBits(t, ctx, m))
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		require.NoError(t, opt.Step(1))
 	})
 	require.NoFileExists(t, path+"2")
 }
 
 func forwardError(ctx context.Context, m *fsdp.Sharded, rank int) error {
-	_, err := m.Forward(ctx, shapeBatch(rank)...)
+	_, err := m.Forward(ctx, kit.ShapeBatch(rank)...)
 	return err
 }
 
@@ -233,19 +233,19 @@ func fullError(ctx context.Context, m *fsdp.Sharded) error {
 // header on each. Of a matrix that lies transposed that holds for the wide parts of rows; narrow
 // ones are read with what lies between, at once.
 func TestImportReadsItsOwn(t *testing.T) {
-	tall := calls(call("a", having(initial(weight("w", 5003, 31)))))
-	flat := calls(call("a", having(initial(weight("w", 31, 5003)))))
+	tall := kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 5003, 31)))))
+	flat := kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 31, 5003)))))
 	for name, c := range map[string]struct {
 		model      fsdp.Model
 		transposed bool
 		shared     int64 // bytes that ranks read of what others own
 		all        bool  // whether they may read more of it
-	}{"plain": {stateModel, false, 12, false}, "wide": {tall, true, 31 * 4, false}, "narrow": {flat, true, 0, true}} {
+	}{"plain": {kit.StateModel, false, 12, false}, "wide": {tall, true, 31 * 4, false}, "narrow": {flat, true, 0, true}} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "model.safetensors")
 			var read, calls [4]int64
-			onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, c.model, fsdp.Config{Group: g})
+			kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, c.model, fsdp.Config{Group: g})
 				transpose := fsdp.Transpose(func(string) bool { return c.transposed })
 				require.NoError(t, m.Export(ctx, path, transpose))
 				fsys := &countingFS{FS: checkpoint.OS(), bytes: &read[g.Rank()], calls: &calls[g.Rank()]}
@@ -254,7 +254,7 @@ func TestImportReadsItsOwn(t *testing.T) {
 			info, err := os.Stat(path)
 			require.NoError(t, err)
 			data := int64(0)
-			tensors, _ := parseFile(t, path)
+			tensors, _ := kit.ParseFile(t, path)
 			for _, x := range tensors {
 				data += x.Offsets[1] - x.Offsets[0]
 			}
@@ -291,13 +291,13 @@ func (h *countingHandle) ReadAt(b []byte, at int64) (int, error) {
 // and over nothing else.
 func TestImportWithoutOptimizer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, m.Export(ctx, path, fsdp.WithOptimizer(opt)))
 		require.NoError(t, m.Import(ctx, path))
-		other := wrap(t, calls(call("a", having(initial(weight("w", 31, 3))))), fsdp.Config{Group: g})
+		other := kit.Wrap(t, kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 31, 3))))), fsdp.Config{Group: g})
 		var unfit *fsdp.StateError
 		require.ErrorAs(t, other.Import(ctx, path), &unfit)
 		require.Equal(t, []string{"a.b", "b.w"}, unfit.Extra)

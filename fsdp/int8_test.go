@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -34,7 +35,7 @@ func inBlocks(x []float32) []float32 {
 
 // bareBlocks is a model of a product with a parameter of n elements, and one with another that is
 // Full. The loss is the sum of theirs; the other results are the products.
-func bareBlocks(n int) model {
+func bareBlocks(n int) kit.Model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		a, exact := t.Call("a", &bare{n: n}, in[0]), t.Call("exact", &bare{n, true}, in[0])
 		return []fsdp.Ref{t.Call("both", sum, a, exact), a.At(1), exact.At(1)}, nil
@@ -49,22 +50,22 @@ func onlyFull(_ fsdp.CallInfo, p fsdp.Param) bool { return p.Full }
 // as they are.
 func TestForwardSeesBlocks(t *testing.T) {
 	for _, world := range []int{1, 3, 4} {
-		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
 				cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
 				cfg.Precision = fsdp.Precision{Gather: fsdp.Int8, Full: onlyFull}
-				m := wrap(t, bareBlocks(640), cfg)
+				m := kit.Wrap(t, bareBlocks(640), cfg)
 				want, err := m.FullState(ctx)
 				require.NoError(t, err)
-				out, err := m.Eval(ctx, ones(640))
+				out, err := m.Eval(ctx, kit.Ones(640))
 				require.NoError(t, err)
 				require.Equal(t, inBlocks(floats32(want["a.w"])), floats32(out[1]))
 				require.NotEqual(t, floats32(want["a.w"]), floats32(out[1]))
 				require.Equal(t, floats32(want["exact.w"]), floats32(out[2]))
-				loss := forwardBackward(t, ctx, m, []fsdp.Tensor{ones(640)})
+				loss := kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Ones(640)})
 				require.Equal(t, float32(loss), floats32(out[0])[0], "training sees the same")
-				requireSameBits(t, bitsOf(want), stateBits(t, ctx, m), "masters are not rounded")
+				kit.RequireSameBits(t, kit.BitsOf(want), kit.StateBits(t, ctx, m), "masters are not rounded")
 			})
 		})
 	}
@@ -73,10 +74,10 @@ func TestForwardSeesBlocks(t *testing.T) {
 // TestVectorsAreNoBlocks checks that parameters of one dimension are not rounded unless Full says
 // so.
 func TestVectorsAreNoBlocks(t *testing.T) {
-	m := wrap(t, bareBlocks(640), fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
+	m := kit.Wrap(t, bareBlocks(640), fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	state, err := m.FullState(t.Context())
 	require.NoError(t, err)
-	out, err := m.Eval(t.Context(), ones(640))
+	out, err := m.Eval(t.Context(), kit.Ones(640))
 	require.NoError(t, err)
 	require.Equal(t, floats32(state["a.w"]), floats32(out[1]))
 }
@@ -86,23 +87,23 @@ func TestVectorsAreNoBlocks(t *testing.T) {
 func TestSumsOfBlocks(t *testing.T) {
 	const n = 512
 	x := func(rank int) func(int) float32 {
-		return func(i int) float32 { return float32(value(i, rank)) } // in [-1, 1)
+		return func(i int) float32 { return float32(kit.Value(i, rank)) } // in [-1, 1)
 	}
 	for _, world := range []int{1, 2, 3, 4} {
-		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
 				cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Reduce: fsdp.Int8, Full: onlyFull}
-				m := wrap(t, bareBlocks(n), cfg)
+				m := kit.Wrap(t, bareBlocks(n), cfg)
 				lost := make([][]float32, world)
 				for pass := range 3 {
 					m.ZeroGrad()
-					forwardBackward(t, ctx, m, []fsdp.Tensor{filled(n, x(g.Rank()))})
+					kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Filled(n, x(g.Rank()))})
 					grads, err := m.FullGrads(ctx)
 					require.NoError(t, err)
 					sent, exact := make([][]float32, world), make([][]float32, world)
 					for r := range sent {
-						exact[r] = floats32(filled(n, func(i int) float32 { return x(r)(i) / n }))
+						exact[r] = floats32(kit.Filled(n, func(i int) float32 { return x(r)(i) / n }))
 						sum := slices.Clone(exact[r])
 						for i, e := range lost[r] {
 							sum[i] += e
@@ -134,15 +135,15 @@ func TestSumsOfBlocks(t *testing.T) {
 func TestInt8AfterLoad(t *testing.T) {
 	const world, saved = 2, 3
 	dir := t.TempDir()
-	run := func(first, n int, then ...func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error) bits {
-		states := make([]bits, world)
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks, Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}})
+	run := func(first, n int, then ...func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error) kit.Bits {
+		states := make([]kit.Bits, world)
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}})
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			steps := func(first, n int) {
 				for step := first; step < first+n; step++ {
-					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+					kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
 					require.NoError(t, opt.Step(0.01))
 					m.ZeroGrad()
 				}
@@ -152,7 +153,7 @@ func TestInt8AfterLoad(t *testing.T) {
 				require.NoError(t, f(ctx, m, opt))
 				steps(saved, 2)
 			}
-			states[g.Rank()] = stateBits(t, ctx, m)
+			states[g.Rank()] = kit.StateBits(t, ctx, m)
 		})
 		return states[0]
 	}
@@ -165,27 +166,27 @@ func TestInt8AfterLoad(t *testing.T) {
 		return err
 	}
 	load := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-		return errorOf(m.Load(ctx, dir, opt))
+		return kit.ErrorOf(m.Load(ctx, dir, opt))
 	}
 	want := run(0, saved, save)
-	requireSameBits(t, want, run(0, saved, async))
-	requireSameBits(t, want, run(0, 0, load))
-	requireSameBits(t, want, run(7, 2, load), "what others have lost")
+	kit.RequireSameBits(t, want, run(0, saved, async))
+	kit.RequireSameBits(t, want, run(0, 0, load))
+	kit.RequireSameBits(t, want, run(7, 2, load), "what others have lost")
 	require.NotEqual(t, want, run(0, saved+2), "without a Save it is not lost")
 }
 
 // TestInt8Memory checks that a rank keeps what its gradients lose, and that the plan says so, also
 // where some of them travel in other types.
 func TestInt8Memory(t *testing.T) {
-	others := named(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.Int8, fsdp.Float16}})
-	for i, c := range cuts(4) {
-		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+	others := kit.TypesByName(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.Int8, fsdp.Float16}})
+	for i, c := range kit.Cuts(4) {
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			p := fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}
 			if i%2 == 1 {
 				p.TypesOf = others
 			}
-			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Strategy: c.strategy, ShardRanks: c.ranks, Precision: p, Poison: true})
-			plan, err := m.Plan(good(0)...)
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Precision: p, Poison: true})
+			plan, err := m.Plan(kit.GoodBatch(0)...)
 			require.NoError(t, err)
 			blocks := 0
 			for _, g := range plan.Groups {
@@ -195,31 +196,31 @@ func TestInt8Memory(t *testing.T) {
 			}
 			require.Equal(t, 260*blocks, plan.ErrorBytes)
 			require.Equal(t, plan.ShardBytes+plan.ErrorBytes, m.Memory().Live)
-			requirePeaks(t, ctx, m, g.Rank())
+			kit.RequirePeaks(t, ctx, m, g.Rank())
 		})
 	}
 }
 
 // labeledGroup counts blocks, which travel as bytes under the name of their unit, as floats.
-type labeledGroup struct{ *countingGroup }
+type labeledGroup struct{ *kit.CountingGroup }
 
 func (g labeledGroup) AllGather(dst, src comm.Buffer) comm.Work {
 	if l := dst.Label(); g.Size() > 1 && dst.DType() == comm.Uint8 && (strings.HasPrefix(l, "root") || strings.HasPrefix(l, "blocks.")) {
-		g.gathers++
-		g.bytes += dst.Len() / g.Size() * (g.Size() - 1)
+		g.Gathers++
+		g.Bytes += dst.Len() / g.Size() * (g.Size() - 1)
 	}
-	return g.countingGroup.AllGather(dst, src)
+	return g.CountingGroup.AllGather(dst, src)
 }
 
 func (g labeledGroup) AllToAll(dst, src comm.Buffer) comm.Work {
-	g.reduces++
-	g.bytes += dst.Len() / g.Size() * (g.Size() - 1)
-	return g.countingGroup.AllToAll(dst, src)
+	g.Reduces++
+	g.Bytes += dst.Len() / g.Size() * (g.Size() - 1)
+	return g.CountingGroup.AllToAll(dst, src)
 }
 
 func (g labeledGroup) Split(ctx context.Context, color, key int) (comm.Group, error) {
-	child, err := g.countingGroup.Split(ctx, color, key)
-	return labeledGroup{child.(*countingGroup)}, err
+	child, err := g.CountingGroup.Split(ctx, color, key)
+	return labeledGroup{child.(*kit.CountingGroup)}, err
 }
 
 // TestTraffic8 compares the bytes of passes whose parameters, and then gradients, too, travel as
@@ -227,74 +228,64 @@ func (g labeledGroup) Split(ctx context.Context, color, key int) (comm.Group, er
 // sums are float32.
 func TestTraffic8(t *testing.T) {
 	const world, layers, prefetch = 4, 3, 1
-	for _, c := range cuts(world) {
+	for _, c := range kit.Cuts(world) {
 		for _, reduce := range []fsdp.DType{fsdp.Float32, fsdp.Int8} {
 			t.Run(fmt.Sprintf("%v/%v", c, reduce), func(t *testing.T) {
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
-					counting := labeledGroup{&countingGroup{g, &tally{}}}
-					m := wrap(t, tinyGPT(layers), fsdp.Config{
-						Group: counting, Wrap: blocks, Strategy: c.strategy, ShardRanks: c.ranks, Prefetch: prefetch,
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+					counting := labeledGroup{&kit.CountingGroup{Group: g, Tally: &kit.Tally{}}}
+					m := kit.Wrap(t, kit.TinyGPT(layers), fsdp.Config{
+						Group: counting, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Prefetch: prefetch,
 						Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: reduce, Full: func(fsdp.CallInfo, fsdp.Param) bool { return false }},
 					})
-					batch := tinyBatch(0, g.Rank(), 1, 2)
+					batch := kit.TinyBatch(0, g.Rank(), 1, 2)
 					plan, err := m.Plan(batch...)
 					require.NoError(t, err)
 					root, block := plan.Groups[0].Bytes, plan.Groups[1].Bytes
 					require.Zero(t, block%1024, "blocks of 256 float32")
 					root8, block8 := root/256*65, block/256*65
-					forward, backward := c.pass(world, layers, prefetch, root8, block8)
-					shards, _ := c.over(world)
-					if backward.bytes += c.sum(world, root) + layers*c.sum(world, block); reduce == fsdp.Int8 {
-						backward.bytes -= (root - root8 + layers*(block-block8)) / shards * (shards - 1)
+					forward, backward := c.Pass(world, layers, prefetch, root8, block8)
+					shards, _ := c.Over(world)
+					if backward.Bytes += c.Sum(world, root) + layers*c.Sum(world, block); reduce == fsdp.Int8 {
+						backward.Bytes -= (root - root8 + layers*(block-block8)) / shards * (shards - 1)
 					}
-					backward.bytes -= c.sum(world, root8) + layers*c.sum(world, block8)
-					want := tally{forward.gathers + backward.gathers, backward.reduces, backward.allReduces, forward.bytes + backward.bytes}
-					require.Equal(t, want, tally{plan.Gathers, plan.Reduces, plan.AllReduces, plan.Traffic}, "plan")
-					counting.take()
-					forwardBackward(t, ctx, m, batch)
-					require.Equal(t, want, counting.take())
+					backward.Bytes -= c.Sum(world, root8) + layers*c.Sum(world, block8)
+					want := kit.Tally{Gathers: forward.Gathers + backward.Gathers, Reduces: backward.Reduces, AllReduces: backward.AllReduces, Bytes: forward.Bytes + backward.Bytes}
+					require.Equal(t, want, kit.Tally{Gathers: plan.Gathers, Reduces: plan.Reduces, AllReduces: plan.AllReduces, Bytes: plan.Traffic}, "plan")
+					counting.Take()
+					kit.ForwardBackward(t, ctx, m, batch)
+					require.Equal(t, want, counting.Take())
 					_, err = m.Eval(ctx, batch...)
 					require.NoError(t, err)
-					require.Equal(t, forward, counting.take())
+					require.Equal(t, forward, counting.Take())
 				})
 			})
 		}
 	}
 }
 
-// named returns a Precision.TypesOf: types by name of a parameter, those of all for the others.
-func named(gather, reduce fsdp.DType, names map[string][2]fsdp.DType) func(fsdp.CallInfo, fsdp.Param) (fsdp.DType, fsdp.DType) {
-	return func(_ fsdp.CallInfo, p fsdp.Param) (fsdp.DType, fsdp.DType) {
-		if t, ok := names[p.Name]; ok {
-			return t[0], t[1]
-		}
-		return gather, reduce
-	}
-}
-
 // TestInt8BesideOthers has three parameters of one unit travel in three ways: each as if it were
 // alone, so that no block has elements of another.
 func TestInt8BesideOthers(t *testing.T) {
-	types := named(0, 0, map[string][2]fsdp.DType{"a.w": {fsdp.Int8, fsdp.Int8}, "b.w": {fsdp.BFloat16, 0}})
+	types := kit.TypesByName(0, 0, map[string][2]fsdp.DType{"a.w": {fsdp.Int8, fsdp.Int8}, "b.w": {fsdp.BFloat16, 0}})
 	for _, world := range []int{1, 3, 4} {
-		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
 				cfg.Group, cfg.Precision = g, fsdp.Precision{TypesOf: types}
-				m := wrap(t, bares, cfg)
+				m := kit.Wrap(t, bares, cfg)
 				state, err := m.FullState(ctx)
 				require.NoError(t, err)
-				out, err := m.Eval(ctx, ones(bareLen))
+				out, err := m.Eval(ctx, kit.Ones(bareLen))
 				require.NoError(t, err)
 				require.Equal(t, inBlocks(floats32(state["a.w"])), floats32(out[1]))
 				require.Equal(t, floats32(state["exact.w"]), floats32(out[2]))
 				for i, v := range floats32(state["b.w"]) {
-					require.Equal(t, rounded(v, fsdp.BFloat16), floats32(out[3])[i])
+					require.Equal(t, kit.Rounded(v, fsdp.BFloat16), floats32(out[3])[i])
 				}
 				exact := func(rank int) []float32 {
-					return floats32(filled(bareLen, func(i int) float32 { return float32(value(i, rank)) / bareLen }))
+					return floats32(kit.Filled(bareLen, func(i int) float32 { return float32(kit.Value(i, rank)) / bareLen }))
 				}
-				forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, func(i int) float32 { return float32(value(i, g.Rank())) })})
+				kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Filled(bareLen, func(i int) float32 { return float32(kit.Value(i, g.Rank())) })})
 				grads, err := m.FullGrads(ctx)
 				require.NoError(t, err)
 				for name, grad := range grads {
@@ -308,7 +299,7 @@ func TestInt8BesideOthers(t *testing.T) {
 						require.Equal(t, treeSum(sent)*float32(1/float64(world)), got, "%s[%d]", name, i)
 					}
 				}
-				plan, err := m.Plan(ones(bareLen))
+				plan, err := m.Plan(kit.Ones(bareLen))
 				require.NoError(t, err)
 				var groups []string
 				for _, g := range plan.Groups {
@@ -334,35 +325,35 @@ func TestTraffic8BesideOthers(t *testing.T) {
 		}
 		return fsdp.Int8, fsdp.Int8
 	}
-	for _, c := range cuts(world) {
+	for _, c := range kit.Cuts(world) {
 		for _, prefetch := range []int{1, 2} {
 			t.Run(fmt.Sprintf("%v/prefetch %d", c, prefetch), func(t *testing.T) {
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
-					counting := labeledGroup{&countingGroup{g, &tally{}}}
-					m := wrap(t, tinyGPT(layers), fsdp.Config{
-						Group: counting, Wrap: blocks, Strategy: c.strategy, ShardRanks: c.ranks, Prefetch: prefetch,
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+					counting := labeledGroup{&kit.CountingGroup{Group: g, Tally: &kit.Tally{}}}
+					m := kit.Wrap(t, kit.TinyGPT(layers), fsdp.Config{
+						Group: counting, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Prefetch: prefetch,
 						Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: types, Full: func(fsdp.CallInfo, fsdp.Param) bool { return false }},
 					})
-					batch := tinyBatch(0, g.Rank(), 1, 2)
+					batch := kit.TinyBatch(0, g.Rank(), 1, 2)
 					plan, err := m.Plan(batch...)
 					require.NoError(t, err)
 					require.Equal(t, "blocks.0 (gather bfloat16, reduce float16)", plan.Groups[2].Name)
 					root, block, half := plan.Groups[0].Bytes, plan.Groups[1].Bytes, plan.Groups[2].Bytes/2
 					block8 := block / 1024 * 260
-					forward, backward := c.pass(world, layers, prefetch, root, block8)
-					forwardHalf, backwardHalf := c.pass(world, layers, prefetch, 0, half)
-					shards, _ := c.over(world)
-					backward.bytes += layers * (c.sum(world, block) - (block-block8)/shards*(shards-1) - c.sum(world, block8)) // between replicas float32
+					forward, backward := c.Pass(world, layers, prefetch, root, block8)
+					forwardHalf, backwardHalf := c.Pass(world, layers, prefetch, 0, half)
+					shards, _ := c.Over(world)
+					backward.Bytes += layers * (c.Sum(world, block) - (block-block8)/shards*(shards-1) - c.Sum(world, block8)) // between replicas float32
 					butRoot := func(n int) int { return max(0, n-1) }
-					want := tally{
-						forward.gathers + backward.gathers + butRoot(forwardHalf.gathers) + backwardHalf.gathers,
-						backward.reduces + butRoot(backwardHalf.reduces), backward.allReduces + butRoot(backwardHalf.allReduces),
-						forward.bytes + backward.bytes + forwardHalf.bytes + backwardHalf.bytes,
+					want := kit.Tally{
+						Gathers: forward.Gathers + backward.Gathers + butRoot(forwardHalf.Gathers) + backwardHalf.Gathers,
+						Reduces: backward.Reduces + butRoot(backwardHalf.Reduces), AllReduces: backward.AllReduces + butRoot(backwardHalf.AllReduces),
+						Bytes: forward.Bytes + backward.Bytes + forwardHalf.Bytes + backwardHalf.Bytes,
 					}
-					require.Equal(t, want, tally{plan.Gathers, plan.Reduces, plan.AllReduces, plan.Traffic}, "plan")
-					counting.take()
-					forwardBackward(t, ctx, m, batch)
-					require.Equal(t, want, counting.take())
+					require.Equal(t, want, kit.Tally{Gathers: plan.Gathers, Reduces: plan.Reduces, AllReduces: plan.AllReduces, Bytes: plan.Traffic}, "plan")
+					counting.Take()
+					kit.ForwardBackward(t, ctx, m, batch)
+					require.Equal(t, want, counting.Take())
 				})
 			})
 		}

@@ -10,11 +10,12 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
 // largeModel has tensors that travel alone and some that travel together.
-var largeModel = calls(call("a", having(initial(weight("w", 701, 499)), initial(weight("b", 7)))), call("b", having(initial(weight("w", 5, 11)), initial(weight("v", 300, 700)))))
+var largeModel = kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 701, 499)), kit.Initial(kit.Weight("b", 7)))), kit.Call("b", kit.Having(kit.Initial(kit.Weight("w", 5, 11)), kit.Initial(kit.Weight("v", 300, 700)))))
 
 // drawnState returns an optimizer with a state that a seed decides, whatever the number of ranks.
 func drawnState(t require.TestingT, m *fsdp.Sharded, seed int) optim.Optimizer {
@@ -22,7 +23,7 @@ func drawnState(t require.TestingT, m *fsdp.Sharded, seed int) optim.Optimizer {
 	require.NoError(t, err)
 	entries := opt.State()
 	for i, e := range entries {
-		edit(t, e.Data, func(k int, _ float64) float64 { return float64(u24(e.Offset+k, seed+100*len(e.Name+e.Param))) })
+		kit.Edit(t, e.Data, func(k int, _ float64) float64 { return float64(kit.U24(e.Offset+k, seed+100*len(e.Name+e.Param))) })
 		entries[i].Steps = 3
 	}
 	require.NoError(t, opt.Adopt(seed, entries))
@@ -45,8 +46,8 @@ func TestInto(t *testing.T) {
 	for _, world := range []int{2, 3, 1, 4} {
 		for _, everywhere := range []bool{false, true} {
 			var left *optim.FullState
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, largeModel, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, largeModel, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
 				options := []fsdp.StateOption{fsdp.Extra("rank", g.Rank())}
 				if everywhere {
 					options = append(options, fsdp.OnEveryRank())
@@ -87,8 +88,8 @@ func TestInto(t *testing.T) {
 // TestIntoAllocates bounds what is allocated beside the result.
 func TestIntoAllocates(t *testing.T) {
 	const bytes = 2 * 4 * (701*499 + 300*700)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, largeModel, fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, largeModel, fsdp.Config{Group: g})
 		opt := drawnState(t, m, 1)
 		full, first := allocatedInto(t, ctx, g, m, opt, nil)
 		_, next := allocatedInto(t, ctx, g, m, opt, full)
@@ -104,10 +105,10 @@ func TestIntoAllocatesLittleForATensor(t *testing.T) {
 	const n = 1500
 	var params []fsdp.Param
 	for i := range n {
-		params = append(params, weight(fmt.Sprintf("experts.%d.weight", i), 5))
+		params = append(params, kit.Weight(fmt.Sprintf("experts.%d.weight", i), 5))
 	}
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, calls(call("a", having(params...))), fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Calls(kit.Call("a", kit.Having(params...))), fsdp.Config{Group: g})
 		opt := drawnState(t, m, 1)
 		full, _ := allocatedInto(t, ctx, g, m, opt, nil)
 		_, next := allocatedInto(t, ctx, g, m, opt, full)
@@ -158,8 +159,8 @@ func TestIntoErrors(t *testing.T) {
 	} {
 		for root := range 2 {
 			t.Run(fmt.Sprint(name, " on rank ", root), func(t *testing.T) {
-				onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-					m := wrap(t, smallModel, fsdp.Config{Group: g})
+				kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+					m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 					opt := drawnState(t, m, 1)
 					full, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(root))
 					require.NoError(t, err)
@@ -189,8 +190,8 @@ func TestIntoErrors(t *testing.T) {
 
 // TestIntoOptimizersMemory checks that state is not gathered over the state that it is gathered of.
 func TestIntoOptimizersMemory(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		opt := drawnState(t, m, 1)
 		full, err := m.FullOptimState(ctx, opt)
 		require.NoError(t, err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
 // trouble is one rank's run of an uneven training with which something is wrong.
@@ -23,20 +24,17 @@ type trouble struct {
 	faulty bool
 }
 
-// errOops is what goes wrong.
-var errOops = errors.New("the disk is full")
-
 // troubles are faults by what is said of them on every rank.
 var troubles = map[string]struct {
 	kind string // of event, in a pass
 	data func(w *trouble)
 	body func(w *trouble) error
 }{
-	"an error in the body":       {body: func(*trouble) error { return errOops }},
-	"a panic in the body":        {body: func(*trouble) error { panic(errOops) }},
-	"a cancelled body":           {body: func(w *trouble) error { w.cancel(errOops); return nil }},
-	"a panic in the data":        {data: func(*trouble) { panic(errOops) }},
-	"a cancelled context":        {data: func(w *trouble) { w.cancel(errOops) }},
+	"an error in the body":       {body: func(*trouble) error { return kit.ErrOops }},
+	"a panic in the body":        {body: func(*trouble) error { panic(kit.ErrOops) }},
+	"a cancelled body":           {body: func(w *trouble) error { w.cancel(kit.ErrOops); return nil }},
+	"a panic in the data":        {data: func(*trouble) { panic(kit.ErrOops) }},
+	"a cancelled context":        {data: func(w *trouble) { w.cancel(kit.ErrOops) }},
 	"a panic in a gather":        {kind: "gather"},
 	"a panic after a forward":    {kind: "forward"},
 	"a panic after a backward":   {kind: "backward"},
@@ -52,17 +50,17 @@ var errLeft = errors.New("done early")
 // run trains 4, 2, 0 batches in pairs of passes. The fault is in the second iteration.
 func (w *trouble) run(ctx context.Context, name string) error {
 	fault, i := troubles[name], 0
-	cfg := fsdp.Config{Group: w.g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true}
+	cfg := fsdp.Config{Group: w.g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
 	cfg.Trace = func(e fsdp.Event) {
 		switch kind, cancels := strings.CutPrefix(fault.kind, "cancel "); {
 		case !w.faulty || i != 1 || e.Kind != kind:
 		case cancels:
-			w.cancel(errOops)
+			w.cancel(kit.ErrOops)
 		default:
-			panic(errOops)
+			panic(kit.ErrOops)
 		}
 	}
-	m, err := fsdp.WrapContext(ctx, shapes["chain"], cfg)
+	m, err := fsdp.WrapContext(ctx, kit.Shapes["chain"], cfg)
 	if err != nil {
 		return err
 	}
@@ -71,7 +69,7 @@ func (w *trouble) run(ctx context.Context, name string) error {
 			if n == 1 && w.faulty && fault.data != nil {
 				fault.data(w)
 			}
-			if !yield(unevenBatch(n, w.g.Rank()), nil) {
+			if !yield(kit.UnevenBatch(n, w.g.Rank()), nil) {
 				return
 			}
 		}
@@ -81,10 +79,10 @@ func (w *trouble) run(ctx context.Context, name string) error {
 			err = fault.body(w)
 		}
 		if err == nil {
-			err = m.NoSync(func() error { return trainStep(ctx, m, batch) })
+			err = m.NoSync(func() error { return kit.TrainStep(ctx, m, batch) })
 		}
 		if err == nil {
-			err = trainStep(ctx, m, batch)
+			err = kit.TrainStep(ctx, m, batch)
 		}
 		if err != nil {
 			if err == errLeft {
@@ -108,7 +106,7 @@ func TestJoinFailures(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/rank %d", name, faulty), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					var errs [3]error
-					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 					defer cancel()
 					_ = comm.Run(ctx, 3, func(ctx context.Context, g comm.Group) (err error) {
 						ctx, cancel := context.WithCancelCause(ctx)
@@ -130,7 +128,7 @@ func TestJoinFailures(t *testing.T) {
 							}
 							continue
 						}
-						require.ErrorContains(t, err, errOops.Error(), "rank %d", r)
+						require.ErrorContains(t, err, kit.ErrOops.Error(), "rank %d", r)
 						if r != faulty {
 							require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty), "rank %d", r)
 						}
@@ -158,13 +156,13 @@ func TestJoinRefusals(t *testing.T) {
 			return err
 		}, "the batch has 0 tensors, the model takes 2"},
 		"half a batch, having none": {2, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
-			return trainStep(ctx, m, unevenBatch(0, 0)[:1])
+			return kit.TrainStep(ctx, m, kit.UnevenBatch(0, 0)[:1])
 		}, "the batch has 1 tensors, the model takes 2"},
 		"a loss that is infinite": {1, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error {
-			return trainStep(ctx, m, []fsdp.Tensor{floats(1, 2, shapeDim), filled64(math.Inf(1))})
+			return kit.TrainStep(ctx, m, []fsdp.Tensor{kit.Floats(1, 2, kit.ShapeDim), filled64(math.Inf(1))})
 		}, "the loss of pass"},
 		"a scale that is no number": {0, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
-			return trainStep(ctx, m, batch, fsdp.Scale(math.NaN()))
+			return kit.TrainStep(ctx, m, batch, fsdp.Scale(math.NaN()))
 		}, "Scale is NaN"},
 		"a program that there is not": {2, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			_, err := m.EvalProgram(ctx, "decode", batch...)
@@ -174,11 +172,13 @@ func TestJoinRefusals(t *testing.T) {
 			"Backward without a Forward before it"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-				m := chain64(t, g)
+			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+				m := kit.Chain64(t, g)
 				passes := 0
 				require.NoError(t, unevenly(ctx, m, g.Rank(), 2*(2-g.Rank()), func(_ int, batch []fsdp.Tensor) error {
-					do := func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return trainStep(ctx, m, batch) }
+					do := func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
+						return kit.TrainStep(ctx, m, batch)
+					}
 					if g.Rank() == c.rank && passes < 2 { // once all have learned the schedule, and before
 						do = c.do
 					}
@@ -192,15 +192,15 @@ func TestJoinRefusals(t *testing.T) {
 					return nil
 				}))
 				require.Equal(t, 4, passes)
-				requireIdle(t, ctx, m, shapeBatch(0))
+				kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 			})
 		})
 	}
 }
 
-// filled64 returns a float64 tensor [2, shapeDim] of one value.
+// filled64 returns a float64 tensor [2, kit.ShapeDim] of one value.
 func filled64(x float64) fsdp.Tensor {
-	v := floats(1, 2, shapeDim)
+	v := kit.Floats(1, 2, kit.ShapeDim)
 	for i := range v.Float64s() {
 		v.Float64s()[i] = x
 	}
@@ -211,8 +211,8 @@ func filled64(x float64) fsdp.Tensor {
 // closed.
 func TestJoinOfNothing(t *testing.T) {
 	for world := 1; world <= 2; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := chain64(t, g)
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Chain64(t, g)
 			loop := func(data iter.Seq2[[]fsdp.Tensor, error]) (last error) {
 				for batch, err := range m.Join(ctx, data) {
 					require.Nil(t, batch)
@@ -222,9 +222,9 @@ func TestJoinOfNothing(t *testing.T) {
 				return last
 			}
 			require.ErrorContains(t, loop(nil), "Join: the data is nil")
-			require.NoError(t, loop(batches(0, nil)))
+			require.NoError(t, loop(kit.Batches(0, nil)))
 			require.NoError(t, m.Close())
-			require.ErrorContains(t, loop(batches(1, shapeBatch)), "Join: the model is closed")
+			require.ErrorContains(t, loop(kit.Batches(1, kit.ShapeBatch)), "Join: the model is closed")
 		})
 	}
 }
@@ -234,22 +234,22 @@ func TestJoinOfNothing(t *testing.T) {
 func TestJoinDataFails(t *testing.T) {
 	const panics, fails, ends = "panics", "fails", "ends"
 	for _, what := range []string{panics, fails, ends} {
-		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-			m := chain64(t, g)
+		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			m := kit.Chain64(t, g)
 			reading, cancel := context.WithCancelCause(ctx)
 			defer cancel(nil)
-			late := what == ends && g.Rank() != 1 && !groupsCarryPasses // its reason may meet the end of their pass
+			late := what == ends && g.Rank() != 1 && !kit.GroupsCarryPasses // its reason may meet the end of their pass
 			over := false
 			data := func(yield func([]fsdp.Tensor, error) bool) {
 				defer func() { over = true }()
 				switch {
-				case !yield(unevenBatch(0, 0), nil) || g.Rank() != 1:
+				case !yield(kit.UnevenBatch(0, 0), nil) || g.Rank() != 1:
 				case what == panics:
-					panic(errOops)
+					panic(kit.ErrOops)
 				case what == fails:
-					require.False(t, yield(unevenBatch(1, 0), errOops), "nobody wants what comes after an error")
+					require.False(t, yield(kit.UnevenBatch(1, 0), kit.ErrOops), "nobody wants what comes after an error")
 				default:
-					cancel(errOops)
+					cancel(kit.ErrOops)
 				}
 			}
 			var last error
@@ -258,7 +258,7 @@ func TestJoinDataFails(t *testing.T) {
 				require.NoError(t, last, "an error is the last thing")
 				if last = err; err == nil {
 					passes++
-					last = trainStep(ctx, m, batch)
+					last = kit.TrainStep(ctx, m, batch)
 					if late && last != nil {
 						break
 					}
@@ -267,7 +267,7 @@ func TestJoinDataFails(t *testing.T) {
 			}
 			require.Equal(t, 1, passes)
 			require.True(t, over)
-			require.ErrorContains(t, last, errOops.Error())
+			require.ErrorContains(t, last, kit.ErrOops.Error())
 			if !late {
 				require.ErrorContains(t, last, fmt.Sprintf("fsdp: rank %d: Join: ", g.Rank()))
 			}
@@ -280,9 +280,9 @@ func TestJoinDataFails(t *testing.T) {
 				require.ErrorAs(t, last, &peer)
 				require.Equal(t, 1, peer.Rank)
 			} else {
-				require.ErrorIs(t, last, errOops)
+				require.ErrorIs(t, last, kit.ErrOops)
 			}
-			body := func(_ int, batch []fsdp.Tensor) error { passes++; return trainStep(ctx, m, batch) }
+			body := func(_ int, batch []fsdp.Tensor) error { passes++; return kit.TrainStep(ctx, m, batch) }
 			require.NoError(t, unevenly(ctx, m, g.Rank(), g.Rank(), body))
 			require.Equal(t, 3, passes)
 		})
@@ -292,22 +292,22 @@ func TestJoinDataFails(t *testing.T) {
 // TestNobodyHasABatch lets ranks whose loops have nothing left, each another one, all come without
 // a batch.
 func TestNobodyHasABatch(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := chain64(t, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Chain64(t, g)
 		require.NoError(t, unevenly(ctx, m, 0, g.Rank(), func(_ int, outer []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1-g.Rank(), func(_ int, inner []fsdp.Tensor) error {
 				for range 2 {
 					_, err := m.Forward(ctx)
 					require.EqualError(t, err, fmt.Sprintf("fsdp: rank %d: no rank has a batch", g.Rank()))
-					require.NoError(t, trainStep(ctx, m, outer))
-					require.NoError(t, trainStep(ctx, m, inner))
+					require.NoError(t, kit.TrainStep(ctx, m, outer))
+					require.NoError(t, kit.TrainStep(ctx, m, inner))
 				}
 				return nil
 			})
 		}))
 		_, err := m.Forward(ctx)
 		require.ErrorContains(t, err, "the batch has 0 tensors")
-		requireIdle(t, ctx, m, shapeBatch(0))
+		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 	})
 }
 
@@ -326,10 +326,10 @@ func TestJoinBodiesDiffer(t *testing.T) {
 		who, what  string
 	}{
 		"leaves": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
-			return errorOf(m.FullState(ctx))
+			return kit.ErrorOf(m.FullState(ctx))
 		}, left, "and runs FullState as call"},
 		"leaves for a Forward": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
-			return forward(ctx, m, shapeBatch(0))
+			return forward(ctx, m, kit.ShapeBatch(0))
 		}, left, "leave the loop in the same iteration on every rank"},
 		"leaves for another loop": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return unevenly(ctx, m, 0, 1, nil)
@@ -344,16 +344,16 @@ func TestJoinBodiesDiffer(t *testing.T) {
 		"does nothing": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, nil,
 			"and rank %d has gone on to the next iteration of Join without it", "call Forward with the empty batch, too"},
 		"decides": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
-			return errorOf(m.Any(ctx, true))
+			return kit.ErrorOf(m.Any(ctx, true))
 		}, nil, "rank %d runs Any as call", "Forward as call"},
 		"does not decide": {func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
-			return errorOf(m.Any(ctx, true))
+			return kit.ErrorOf(m.Any(ctx, true))
 		}, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error { return nil }, nil,
 			"and rank %d has gone on to the next iteration of Join without it", "call Any there, too"},
 		"averages": {func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
-			return errorOf(m.Any(ctx, true))
+			return kit.ErrorOf(m.Any(ctx, true))
 		}, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
-			return errorOf(m.Mean(ctx, 1))
+			return kit.ErrorOf(m.Mean(ctx, 1))
 		}, nil, "rank %d runs Mean as call", "Any as call"},
 		"begins a loop": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			return unevenly(ctx, m, 0, 1, nil)
@@ -366,12 +366,12 @@ func TestJoinBodiesDiffer(t *testing.T) {
 	} {
 		for odd := range 3 {
 			t.Run(fmt.Sprintf("%s/rank %d", name, odd), func(t *testing.T) {
-				onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-					m := chain64(t, g)
+				kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+					m := kit.Chain64(t, g)
 					err := unevenly(ctx, m, g.Rank(), 4-2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
 						switch {
 						case i == 0:
-							return trainStep(ctx, m, batch)
+							return kit.TrainStep(ctx, m, batch)
 						case g.Rank() == odd:
 							return c.odd(ctx, m, batch)
 						}
@@ -383,8 +383,8 @@ func TestJoinBodiesDiffer(t *testing.T) {
 					require.ErrorContains(t, err, "ranks disagree: ")
 					require.ErrorContains(t, err, fmt.Sprintf(c.who, odd))
 					require.ErrorContains(t, err, c.what)
-					require.NoError(t, trainStep(ctx, m, shapeBatch(g.Rank())))
-					requireIdle(t, ctx, m, shapeBatch(0))
+					require.NoError(t, kit.TrainStep(ctx, m, kit.ShapeBatch(g.Rank())))
+					kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 				})
 			})
 		}

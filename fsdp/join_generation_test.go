@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
 // translator is an encoder and a decoder that turns a state and what the encoder made of the source
@@ -22,16 +23,16 @@ func (translator) Inputs() []string { return []string{"source", "state", "target
 
 func (m translator) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	memory := m.encode(t, in[0])
-	return regress(t, in[1:], m.decode(t, in[1], memory)), nil
+	return kit.Regress(t, in[1:], m.decode(t, in[1], memory)), nil
 }
 
 func (translator) encode(t *fsdp.Tape, source fsdp.Ref) fsdp.Ref {
-	return t.Call("enc.1", &dense{dim: shapeDim}, t.Call("enc.0", &dense{dim: shapeDim}, source))
+	return t.Call("enc.1", &kit.Dense{Dim: kit.ShapeDim}, t.Call("enc.0", &kit.Dense{Dim: kit.ShapeDim}, source))
 }
 
 func (translator) decode(t *fsdp.Tape, state, memory fsdp.Ref) fsdp.Ref {
-	state = t.Call("dec.0", &dense{shapeDim, true}, state, memory)
-	return t.Again("dec.0", t.Call("dec.1", &dense{shapeDim, true}, state, memory), memory)
+	state = t.Call("dec.0", &kit.Dense{Dim: kit.ShapeDim, Mem: true}, state, memory)
+	return t.Again("dec.0", t.Call("dec.1", &kit.Dense{Dim: kit.ShapeDim, Mem: true}, state, memory), memory)
 }
 
 // Programs are the two halves, and a second name of one.
@@ -54,7 +55,7 @@ func translates(n int, state []float64) bool { return n < translationSteps && st
 // each.
 func prompt(rank, i int) (source, state *tensor.Dense) {
 	rows := 1 + (rank+i)%3
-	return floats(100+10*rank+i, rows, shapeDim), floats(200+10*rank+i, rows, shapeDim)
+	return kit.Floats(100+10*rank+i, rows, kit.ShapeDim), kit.Floats(200+10*rank+i, rows, kit.ShapeDim)
 }
 
 // translate generates by the definition: tanh(x·w), and tanh(x·w + memory·v).
@@ -62,11 +63,11 @@ func translate(p map[string][]float64, source, state []float64) (states [][]floa
 	layer := func(name string, x, memory []float64) []float64 {
 		y := make([]float64, len(x))
 		for i := range y {
-			row, col := i/shapeDim, i%shapeDim
-			for k := range shapeDim {
-				y[i] += x[row*shapeDim+k] * p[name+".w"][k*shapeDim+col]
+			row, col := i/kit.ShapeDim, i%kit.ShapeDim
+			for k := range kit.ShapeDim {
+				y[i] += x[row*kit.ShapeDim+k] * p[name+".w"][k*kit.ShapeDim+col]
 				if memory != nil {
-					y[i] += memory[row*shapeDim+k] * p[name+".v"][k*shapeDim+col]
+					y[i] += memory[row*kit.ShapeDim+k] * p[name+".v"][k*kit.ShapeDim+col]
 				}
 			}
 			y[i] = math.Tanh(y[i])
@@ -93,7 +94,7 @@ type interpreter struct {
 // states.
 func (w *interpreter) generate(ctx context.Context, prompts int) (all [][]float64, steps int) {
 	i := 0
-	sources := batches(prompts, func(i int) []fsdp.Tensor { source, _ := prompt(w.rank, i); return []fsdp.Tensor{source} })
+	sources := kit.Batches(prompts, func(i int) []fsdp.Tensor { source, _ := prompt(w.rank, i); return []fsdp.Tensor{source} })
 	for source, err := range w.m.Join(ctx, sources) {
 		require.NoError(w.t, err)
 		clear(w.groups)
@@ -107,7 +108,7 @@ func (w *interpreter) generate(ctx context.Context, prompts int) (all [][]float6
 		}
 		n := 0
 		states := func(yield func([]fsdp.Tensor, error) bool) {
-			for source != nil && translates(n, elements(state)) && yield([]fsdp.Tensor{state, memory}, nil) {
+			for source != nil && translates(n, kit.Elements(state)) && yield([]fsdp.Tensor{state, memory}, nil) {
 				n++
 			}
 		}
@@ -120,7 +121,7 @@ func (w *interpreter) generate(ctx context.Context, prompts int) (all [][]float6
 			steps++
 			if batch != nil {
 				state = out[0]
-				all = append(all, elements(state))
+				all = append(all, kit.Elements(state))
 			}
 		}
 		i++
@@ -133,11 +134,11 @@ func (w *interpreter) generate(ctx context.Context, prompts int) (all [][]float6
 // that is done with a prompt waits for the others before it begins another.
 func TestJoinGenerates(t *testing.T) {
 	for _, prompts := range [][]int{{3}, {1, 4}, {2, 0, 3, 1}} {
-		everyStrategy(t, len(prompts), func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, len(prompts), func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, len(prompts), func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, len(prompts), func(ctx context.Context, g comm.Group) {
 				w := &interpreter{t: t, rank: g.Rank(), groups: map[string]bool{}}
 				cfg := cfg
-				cfg.Group, cfg.Wrap, cfg.Precision, cfg.Seed, cfg.Divide = g, fsdp.WrapEach(), float64s, 4, fsdp.ByActive
+				cfg.Group, cfg.Wrap, cfg.Precision, cfg.Seed, cfg.Divide = g, fsdp.WrapEach(), kit.Float64s, 4, fsdp.ByActive
 				cfg.Trace = func(e fsdp.Event) {
 					if e.Kind == "forward" { // what it is gathered for, where it is
 						w.groups[e.Call[:len("enc.0")]] = true
@@ -145,14 +146,14 @@ func TestJoinGenerates(t *testing.T) {
 						w.groups[e.Group] = true
 					}
 				}
-				w.m = wrap(t, translator{}, cfg)
-				opt := momentum(t, w.m.Shards())
+				w.m = kit.Wrap(t, translator{}, cfg)
+				opt := kit.Momentum(t, w.m.Shards())
 				for range 2 {
-					state := record{}
+					state := kit.Record{}
 					tensors, err := w.m.FullState(ctx)
 					require.NoError(t, err)
 					for name, v := range tensors {
-						state[name] = elements(v)
+						state[name] = kit.Elements(v)
 					}
 					got, steps := w.generate(ctx, prompts[g.Rank()])
 					var want [][]float64
@@ -177,18 +178,18 @@ func TestJoinGenerates(t *testing.T) {
 					for i := range want {
 						require.InDeltaSlice(t, want[i], got[i], 1e-14, "state %d", i)
 					}
-					sentences := batches(prompts[g.Rank()], func(i int) []fsdp.Tensor {
+					sentences := kit.Batches(prompts[g.Rank()], func(i int) []fsdp.Tensor {
 						source, state := prompt(g.Rank(), i)
-						return []fsdp.Tensor{source, state, floats(i, state.Shape()...)}
+						return []fsdp.Tensor{source, state, kit.Floats(i, state.Shape()...)}
 					})
 					for batch, err := range w.m.Join(ctx, sentences) {
 						require.NoError(t, err)
-						require.NoError(t, trainStep(ctx, w.m, batch))
+						require.NoError(t, kit.TrainStep(ctx, w.m, batch))
 						require.NoError(t, opt.Step(0.1))
 						w.m.ZeroGrad()
 					}
 				}
-				plan, err := w.m.Plan(floats(1, 1, shapeDim), floats(1, 1, shapeDim), floats(1, 1, shapeDim))
+				plan, err := w.m.Plan(kit.Floats(1, 1, kit.ShapeDim), kit.Floats(1, 1, kit.ShapeDim), kit.Floats(1, 1, kit.ShapeDim))
 				require.NoError(t, err)
 				require.Equal(t, plan.ShardBytes+plan.StateBytes, w.m.Memory().Live)
 			})
@@ -201,10 +202,10 @@ func TestJoinGenerates(t *testing.T) {
 func TestJoinProgramsDiffer(t *testing.T) {
 	for _, name := range []string{"encode", "step", ""} {
 		for odd := range 2 {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, translator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s})
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, translator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s})
 				source, state := prompt(0, 0)
-				data := batches(1-g.Rank(), func(int) []fsdp.Tensor { return []fsdp.Tensor{state, source} })
+				data := kit.Batches(1-g.Rank(), func(int) []fsdp.Tensor { return []fsdp.Tensor{state, source} })
 				for batch, err := range m.Join(ctx, data) {
 					require.NoError(t, err)
 					what := "decode"

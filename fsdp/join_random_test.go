@@ -10,11 +10,11 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
-	"gorgonia.org/tensor"
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -31,7 +31,7 @@ type unevenRun struct {
 	Clip     bool
 	Scale    float64 // of the loss
 	Epochs   []unevenEpoch
-	settings [2]setting
+	settings [2]kit.Setting
 }
 
 // unevenEpoch is one Join.
@@ -71,12 +71,12 @@ func drawUneven(t *rapid.T) *unevenRun {
 	}
 	for i := range u.settings {
 		k := &u.settings[i]
-		k.knobs = drawKnobs(t, u.World)
-		k.ShardRanks = rapid.SampledFrom(powersIn(u.World)).Draw(t, "ranks of a shard")
-		k.inFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
-		k.strict, k.ignored = rapid.Bool().Draw(t, "strict group"), rapid.Bool().Draw(t, "ignored")
+		k.Knobs = kit.DrawKnobs(t, u.World)
+		k.ShardRanks = rapid.SampledFrom(kit.PowersIn(u.World)).Draw(t, "ranks of a shard")
+		k.InFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
+		k.Strict, k.Ignored = rapid.Bool().Draw(t, "strict group"), rapid.Bool().Draw(t, "ignored")
 		if u.Grouped > 0 {
-			k.Wrap, k.ignored = "each", false
+			k.Wrap, k.Ignored = "each", false
 		}
 	}
 	for range rapid.IntRange(1, 2).Draw(t, "epochs") {
@@ -104,31 +104,15 @@ func (u *unevenRun) drawCounts(t *rapid.T, most int) []int {
 	return counts
 }
 
-// unevenBatch is a batch of a rank, which goes by its seed. The number of rows is another from rank
-// to rank.
-func unevenBatch(seed, rank int) []fsdp.Tensor {
-	rows := 2 + (seed+rank)%3
-	return []fsdp.Tensor{floats(100*seed+2*rank, rows, shapeDim), floats(100*seed+2*rank+1, rows, shapeDim)}
-}
-
 // The seeds of the batches of an iteration, and of those inside of it.
 func turnSeed(epoch, i int) int             { return 1000*epoch + 100*i }
 func innerSeed(epoch, i, j int) int         { return turnSeed(epoch, i) + 10 + j }
 func (e *unevenEpoch) has(rank, i int) bool { return i < e.Counts[rank] }
 
-// tensorOf returns a parameter or buffer of the models.
-func tensorOf(v []float64) *tensor.Dense {
-	shape := []int{len(v)}
-	if len(v) == shapeDim*shapeDim {
-		shape = []int{shapeDim, shapeDim}
-	}
-	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(v)))
-}
-
 // A sight is what a rank has seen in some place.
 type sight struct {
 	where  string
-	values record
+	values kit.Record
 }
 
 // defined is the reference at work.
@@ -137,19 +121,19 @@ type defined struct {
 	t        require.TestingT
 	ranks    []*fsdp.Sharded
 	frozen   func(string) bool
-	grads    []record // by rank, of its model
-	velocity []record
+	grads    []kit.Record // by rank, of its model
+	velocity []kit.Record
 	seen     [][]sight // by rank
 }
 
 // define trains by the definition, from these states of the ranks, and returns what each rank
 // should see.
-func (u *unevenRun) define(t require.TestingT, initial []params) [][]sight {
+func (u *unevenRun) define(t require.TestingT, initial []kit.Params) [][]sight {
 	d := &defined{unevenRun: u, t: t, seen: make([][]sight, u.World)}
 	for r := range u.World {
-		d.ranks = append(d.ranks, wrap(t, scriptModel(u.Model), fsdp.Config{Precision: float64s}))
+		d.ranks = append(d.ranks, kit.Wrap(t, kit.ScriptModel(u.Model), fsdp.Config{Precision: kit.Float64s}))
 		require.NoError(t, d.ranks[r].SetFull(context.Background(), 0, initial[r]))
-		d.grads, d.velocity = append(d.grads, record{}), append(d.velocity, record{})
+		d.grads, d.velocity = append(d.grads, kit.Record{}), append(d.velocity, kit.Record{})
 	}
 	for e := range u.Epochs {
 		d.epoch(e)
@@ -157,7 +141,7 @@ func (u *unevenRun) define(t require.TestingT, initial []params) [][]sight {
 	return d.seen
 }
 
-func (d *defined) see(where string, of func(rank int) record) {
+func (d *defined) see(where string, of func(rank int) kit.Record) {
 	for r := range d.seen {
 		d.seen[r] = append(d.seen[r], sight{where, of(r)})
 	}
@@ -165,7 +149,7 @@ func (d *defined) see(where string, of func(rank int) record) {
 
 func (d *defined) epoch(e int) {
 	epoch := &d.Epochs[e]
-	d.frozen = freezable[epoch.Frozen]
+	d.frozen = kit.Freezable[epoch.Frozen]
 	for r := range d.ranks {
 		maps.DeleteFunc(d.velocity[r], func(name string, _ []float64) bool { return d.frozen(name) })
 	}
@@ -216,26 +200,26 @@ func (d *defined) epoch(e int) {
 			d.update()
 		}
 	}
-	d.see("end of epoch", func(int) record { return record{"iterations": {float64(slices.Max(epoch.Counts))}} })
+	d.see("end of epoch", func(int) kit.Record { return kit.Record{"iterations": {float64(slices.Max(epoch.Counts))}} })
 	d.see("state", d.state)
 }
 
 // forward runs the batches of the ranks that have one, and returns their backward.
 func (d *defined) forward(turn *unevenTurn, has func(rank int) bool, seed int) func() {
-	losses, grads := make([]float64, d.World), make([]record, d.World)
+	losses, grads := make([]float64, d.World), make([]kit.Record, d.World)
 	total, active := 0.0, 0.0
 	for r, m := range d.ranks {
 		if has(r) {
 			m.ZeroGrad()
-			losses[r] = forwardBackward(d.t, context.Background(), m, unevenBatch(seed, r))
-			grads[r] = gradsOf(d.t, context.Background(), m)
+			losses[r] = kit.ForwardBackward(d.t, context.Background(), m, kit.UnevenBatch(seed, r))
+			grads[r] = kit.GradsOf(d.t, context.Background(), m)
 			total, active = total+turn.Weights[r], active+1
 		}
 	}
-	d.see("forward", func(r int) record { return record{"loss": {losses[r]}} })
+	d.see("forward", func(r int) kit.Record { return kit.Record{"loss": {losses[r]}} })
 	return func() {
 		if d.Divide == fsdp.ByWeights && total == 0 {
-			d.see("refused", func(int) record { return nil })
+			d.see("refused", func(int) kit.Record { return nil })
 			return
 		}
 		for from, g := range grads {
@@ -251,7 +235,7 @@ func (d *defined) forward(turn *unevenTurn, has func(rank int) bool, seed int) f
 					if d.apart(name) && from/d.Grouped != to/d.Grouped {
 						share = 0
 					}
-					add(d.grads[to], record{name: v}, share)
+					kit.AddTo(d.grads[to], kit.Record{name: v}, share)
 				}
 			}
 		}
@@ -264,20 +248,20 @@ func (d *defined) apart(name string) bool {
 }
 
 func (d *defined) eval(has func(rank int) bool, seed int) {
-	d.see("eval", func(r int) record {
+	d.see("eval", func(r int) kit.Record {
 		if !has(r) {
 			return nil
 		}
-		out, err := d.ranks[r].Eval(context.Background(), unevenBatch(seed, r)...)
+		out, err := d.ranks[r].Eval(context.Background(), kit.UnevenBatch(seed, r)...)
 		require.NoError(d.t, err)
-		return record{"loss": elements(out[0]), "output": elements(out[1])}
+		return kit.Record{"loss": kit.Elements(out[0]), "output": kit.Elements(out[1])}
 	})
 }
 
-func (d *defined) state(rank int) record {
+func (d *defined) state(rank int) kit.Record {
 	state, err := d.ranks[rank].FullState(context.Background())
 	require.NoError(d.t, err)
-	return recordOf(state)
+	return kit.RecordOf(state)
 }
 
 // update clips, and makes a step of SGD with momentum and weight decay on every rank.
@@ -295,12 +279,12 @@ func (d *defined) update() {
 			}
 		}
 		norm := math.Sqrt(squares)
-		d.see("clip", func(int) record { return record{"norm": {norm}} })
-		c = min(1, scriptLimit/(norm+1e-6))
+		d.see("clip", func(int) kit.Record { return kit.Record{"norm": {norm}} })
+		c = min(1, kit.ScriptLimit/(norm+1e-6))
 	}
 	for r, grads := range d.grads {
 		values := d.state(r)
-		next := params{}
+		next := kit.Params{}
 		for name, g := range grads {
 			v := d.velocity[r][name]
 			if v == nil {
@@ -308,13 +292,13 @@ func (d *defined) update() {
 				d.velocity[r][name] = v
 			}
 			for i := range g {
-				v[i] = scriptMomentum*v[i] + c*g[i] + scriptDecay*values[name][i]
-				values[name][i] -= scriptRate * v[i]
+				v[i] = kit.ScriptMomentum*v[i] + c*g[i] + kit.ScriptDecay*values[name][i]
+				values[name][i] -= kit.ScriptRate * v[i]
 			}
-			next[name] = tensorOf(values[name])
+			next[name] = kit.TensorOf(values[name])
 		}
 		require.NoError(d.t, d.ranks[r].SetFull(context.Background(), 0, next))
-		d.grads[r] = record{}
+		d.grads[r] = kit.Record{}
 	}
 }
 
@@ -331,18 +315,18 @@ type learner struct {
 }
 
 // train trains one rank and returns what it sees, beginning with the state before.
-func (u *unevenRun) train(t require.TestingT, ctx context.Context, g comm.Group, k setting) []sight {
-	book := new(strictBook)
-	if k.strict {
-		g = &strictGroup{g, book}
+func (u *unevenRun) train(t require.TestingT, ctx context.Context, g comm.Group, k kit.Setting) []sight {
+	book := new(kit.StrictBook)
+	if k.Strict {
+		g = &kit.StrictGroup{Group: g, Book: book}
 	}
-	cfg := k.config()
-	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, u.Divide, k.inFlight, freezable[u.Epochs[0].Frozen]
-	if k.ignored {
+	cfg := k.Config()
+	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, u.Divide, k.InFlight, kit.Freezable[u.Epochs[0].Frozen]
+	if k.Ignored {
 		cfg.Ignored = func(name string) bool { return len(name)%3 == 1 }
 	}
 	if u.Grouped > 0 {
-		cfg.GroupOf = groupedBy(t, ctx, g, groupedUnit[u.Model], u.Grouped).GroupOf
+		cfg.GroupOf = kit.GroupedBy(t, ctx, g, groupedUnit[u.Model], u.Grouped).GroupOf
 		cfg.StrategyOf = func(i fsdp.UnitInfo) fsdp.Strategy {
 			if i.Name == groupedUnit[u.Model] {
 				return fsdp.FullShard
@@ -350,42 +334,42 @@ func (u *unevenRun) train(t require.TestingT, ctx context.Context, g comm.Group,
 			return i.Strategy
 		}
 	}
-	l := &learner{unevenRun: u, t: t, g: g, m: wrap(t, scriptModel(u.Model), cfg)}
+	l := &learner{unevenRun: u, t: t, g: g, m: kit.Wrap(t, kit.ScriptModel(u.Model), cfg)}
 	var err error
-	l.opt, err = scriptOptimizer(l.m.Shards())
+	l.opt, err = kit.ScriptOptimizer(l.m.Shards())
 	require.NoError(t, err)
 	l.loss, err = optim.LossScale{Init: u.Scale}.New()
 	require.NoError(t, err)
 	l.see("state", l.state(ctx))
 	for e := range u.Epochs {
 		if e > 0 {
-			l.opt = refreeze(t, ctx, l.m, freezable[u.Epochs[e].Frozen], l.opt, scriptOptimizer)
+			l.opt = kit.Refreeze(t, ctx, l.m, kit.Freezable[u.Epochs[e].Frozen], l.opt, kit.ScriptOptimizer)
 		}
 		l.epoch(ctx, e)
 	}
 	require.NoError(t, l.m.Close())
-	book.require(t)
+	book.Require(t)
 	return l.seen
 }
 
-func (l *learner) see(where string, values record) { l.seen = append(l.seen, sight{where, values}) }
+func (l *learner) see(where string, values kit.Record) { l.seen = append(l.seen, sight{where, values}) }
 
-func (l *learner) state(ctx context.Context) record {
-	state, err := ownState(ctx, l.m)
+func (l *learner) state(ctx context.Context) kit.Record {
+	state, err := kit.OwnState(ctx, l.m)
 	require.NoError(l.t, err)
-	return recordOf(state)
+	return kit.RecordOf(state)
 }
 
 func (l *learner) epoch(ctx context.Context, e int) {
 	epoch, rank, i := &l.Epochs[e], l.g.Rank(), 0
-	for batch, err := range l.m.Join(ctx, batches(epoch.Counts[rank], func(i int) []fsdp.Tensor { return unevenBatch(turnSeed(e, i), rank) })) {
+	for batch, err := range l.m.Join(ctx, kit.Batches(epoch.Counts[rank], func(i int) []fsdp.Tensor { return kit.UnevenBatch(turnSeed(e, i), rank) })) {
 		require.NoError(l.t, err)
 		turn := &epoch.Turns[i]
 		ends := (i+1)%l.Every == 0 || i+1 == len(epoch.Turns)
 		pass := func(number int) func() {
 			b := batch
 			if b != nil {
-				b = unevenBatch(turnSeed(e, i)+number, rank)
+				b = kit.UnevenBatch(turnSeed(e, i)+number, rank)
 			}
 			return l.forward(ctx, turn, b, l.NoSync && !ends)
 		}
@@ -406,7 +390,7 @@ func (l *learner) epoch(ctx context.Context, e int) {
 			l.eval(ctx, batch)
 		}
 		if turn.Inner != nil {
-			for inner, err := range l.m.Join(ctx, batches(turn.Inner[rank], func(j int) []fsdp.Tensor { return unevenBatch(innerSeed(e, i, j), rank) })) {
+			for inner, err := range l.m.Join(ctx, kit.Batches(turn.Inner[rank], func(j int) []fsdp.Tensor { return kit.UnevenBatch(innerSeed(e, i, j), rank) })) {
 				require.NoError(l.t, err)
 				if turn.Trains {
 					l.forward(ctx, turn, inner, l.NoSync)()
@@ -424,9 +408,9 @@ func (l *learner) epoch(ctx context.Context, e int) {
 		}
 		i++
 	}
-	l.see("end of epoch", record{"iterations": {float64(i)}})
+	l.see("end of epoch", kit.Record{"iterations": {float64(i)}})
 	l.see("state", l.state(ctx))
-	requireIdle(l.t, ctx, l.m, unevenBatch(0, rank))
+	kit.RequireIdle(l.t, ctx, l.m, kit.UnevenBatch(0, rank))
 }
 
 // settle runs the backward that was left for later.
@@ -441,7 +425,7 @@ func (l *learner) settle() {
 func (l *learner) run(ctx context.Context, batch []fsdp.Tensor) {
 	loss, err := l.m.Forward(ctx, batch...)
 	require.NoError(l.t, err)
-	l.see("forward", record{"loss": {loss}})
+	l.see("forward", kit.Record{"loss": {loss}})
 }
 
 // forward runs a forward, puts it aside, and returns its backward.
@@ -475,7 +459,7 @@ func (l *learner) eval(ctx context.Context, batch []fsdp.Tensor) {
 		l.see("eval", nil)
 		return
 	}
-	l.see("eval", record{"loss": elements(out[0]), "output": elements(out[1])})
+	l.see("eval", kit.Record{"loss": kit.Elements(out[0]), "output": kit.Elements(out[1])})
 }
 
 func (l *learner) update(ctx context.Context) {
@@ -485,11 +469,11 @@ func (l *learner) update(ctx context.Context) {
 	require.NoError(l.t, err)
 	require.True(l.t, finite)
 	if l.Clip {
-		norm, err := l.m.ClipGradNorm(ctx, scriptLimit)
+		norm, err := l.m.ClipGradNorm(ctx, kit.ScriptLimit)
 		require.NoError(l.t, err)
-		l.see("clip", record{"norm": {norm}})
+		l.see("clip", kit.Record{"norm": {norm}})
 	}
-	require.NoError(l.t, l.opt.Step(scriptRate))
+	require.NoError(l.t, l.opt.Step(kit.ScriptRate))
 	l.m.ZeroGrad()
 }
 
@@ -499,13 +483,13 @@ func (u *unevenRun) check(t require.TestingT) {
 	var seen [2][][]sight
 	for i, k := range u.settings {
 		seen[i] = make([][]sight, u.World)
-		onRanks(t, u.World, func(ctx context.Context, g comm.Group) { seen[i][g.Rank()] = u.train(t, ctx, g, k) })
+		kit.OnRanks(t, u.World, func(ctx context.Context, g comm.Group) { seen[i][g.Rank()] = u.train(t, ctx, g, k) })
 	}
-	initial := make([]params, u.World)
+	initial := make([]kit.Params, u.World)
 	for r := range initial {
-		initial[r] = params{}
+		initial[r] = kit.Params{}
 		for name, v := range seen[0][r][0].values {
-			initial[r][name] = tensorOf(v)
+			initial[r][name] = kit.TensorOf(v)
 		}
 	}
 	tol := 1e-12
@@ -520,18 +504,10 @@ func (u *unevenRun) check(t require.TestingT) {
 			require.Equal(t, w.where, got.where, where)
 			require.Equal(t, len(w.values), len(got.values), where)
 			for name, x := range w.values {
-				requireWithin(t, x, got.values[name], tol, where+name)
+				kit.RequireWithin(t, x, got.values[name], tol, where+name)
 			}
 			require.Equal(t, got.values, seen[1][r][1+i].values, "%sbits under the other setting", where)
 		}
-	}
-}
-
-// requireWithin compares numbers to a fraction of their size, or of 1.
-func requireWithin(t require.TestingT, want, got []float64, tol float64, where string) {
-	require.Len(t, got, len(want), where)
-	for i, x := range want {
-		require.InDelta(t, x, got[i], tol*(1+math.Abs(x)), "%s[%d]", where, i)
 	}
 }
 

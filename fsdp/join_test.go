@@ -3,7 +3,6 @@ package fsdp_test
 import (
 	"context"
 	"fmt"
-	"iter"
 	"math"
 	"reflect"
 	"slices"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -75,8 +75,8 @@ func TestJoin(t *testing.T) {
 				for _, d := range data {
 					iterations = max(iterations, len(d))
 				}
-				batch := func(rank, i int) []fsdp.Tensor { return tinyBatch(i, rank, 1+(i+rank)%2, 3+i%2) }
-				ref := wrap(t, tinyGPT(2), fsdp.Config{Precision: float64s, Divide: fsdp.ByOne, Seed: 3})
+				batch := func(rank, i int) []fsdp.Tensor { return kit.TinyBatch(i, rank, 1+(i+rank)%2, 3+i%2) }
+				ref := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Precision: kit.Float64s, Divide: fsdp.ByOne, Seed: 3})
 				opt, err := optim.SGD{Momentum: 0.9}.New(ref.Shards())
 				require.NoError(t, err)
 				for i := range iterations {
@@ -103,8 +103,8 @@ func TestJoin(t *testing.T) {
 				}
 				want, err := ref.FullState(t.Context())
 				require.NoError(t, err)
-				onRanks(t, len(data), func(ctx context.Context, g comm.Group) {
-					m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: float64s, Divide: divide, Wrap: blocks, Seed: 3, Poison: true})
+				kit.OnRanks(t, len(data), func(ctx context.Context, g comm.Group) {
+					m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: kit.Float64s, Divide: divide, Wrap: kit.Blocks, Seed: 3, Poison: true})
 					opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 					require.NoError(t, err)
 					mine := func(yield func([]fsdp.Tensor, error) bool) {
@@ -136,7 +136,7 @@ func TestJoin(t *testing.T) {
 					got, err := m.FullState(ctx)
 					require.NoError(t, err)
 					for name := range want {
-						require.InDeltaSlice(t, elements(want[name]), elements(got[name]), 1e-12, name)
+						require.InDeltaSlice(t, kit.Elements(want[name]), kit.Elements(got[name]), 1e-12, name)
 					}
 				})
 			})
@@ -144,21 +144,10 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// batches are n batches of a rank.
-func batches(n int, batch func(i int) []fsdp.Tensor) iter.Seq2[[]fsdp.Tensor, error] {
-	return func(yield func([]fsdp.Tensor, error) bool) {
-		for i := range n {
-			if !yield(batch(i), nil) {
-				return
-			}
-		}
-	}
-}
-
 // unevenly runs a loop over this rank's batches of shapes until it or its body fails.
 func unevenly(ctx context.Context, m *fsdp.Sharded, rank, count int, body func(i int, batch []fsdp.Tensor) error, opts ...fsdp.JoinOption) error {
 	i := 0
-	for batch, err := range m.Join(ctx, batches(count, func(i int) []fsdp.Tensor { return unevenBatch(i, rank) }), opts...) {
+	for batch, err := range m.Join(ctx, kit.Batches(count, func(i int) []fsdp.Tensor { return kit.UnevenBatch(i, rank) }), opts...) {
 		if err == nil {
 			err = body(i, batch)
 		}
@@ -170,35 +159,27 @@ func unevenly(ctx context.Context, m *fsdp.Sharded, rank, count int, body func(i
 	return nil
 }
 
-// trainStep is the body of a training without an update.
-func trainStep(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor, opts ...fsdp.BackwardOption) error {
-	if _, err := m.Forward(ctx, batch...); err != nil {
-		return err
-	}
-	return m.Backward(ctx, opts...)
-}
-
 // TestJoinedIsWeightless trains ranks with different numbers of batches, and again with as many on
 // all, of which those beyond the first count nothing. Under every strategy and precision the losses
 // and parameters have the same bits, and so have the masks of dropout, which count passes and not
 // batches. What a joined rank says of its batch is ignored.
 func TestJoinedIsWeightless(t *testing.T) {
 	epochs := [][]int{{3, 1, 0, 2}, {0, 2, 2, 1}}
-	for _, p := range parityPrecisions {
-		everyStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
-			cfg.Wrap, cfg.Precision, cfg.Divide = blocks, fsdp.Precision{Compute: p.compute, Gather: p.gather, Reduce: p.reduce}, fsdp.ByWeights
-			run := func(joins bool) [4]bits {
-				var seen [4]bits
-				onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+	for _, p := range kit.ParityPrecisions {
+		kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
+			cfg.Wrap, cfg.Precision, cfg.Divide = kit.Blocks, fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce}, fsdp.ByWeights
+			run := func(joins bool) [4]kit.Bits {
+				var seen [4]kit.Bits
+				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
 					cfg.Group = g
-					m := wrap(t, dropoutGPT(), cfg)
-					update, losses := updater(t, m, 0.5), []uint64{}
+					m := kit.Wrap(t, kit.DropoutGPT(), cfg)
+					update, losses := kit.Updater(t, m, 0.5), []uint64{}
 					for e, counts := range epochs {
-						batch := func(i int) []fsdp.Tensor { return tinyBatch(10*e+i, g.Rank(), 1+i%2, tinyContext-g.Rank()) }
-						data, i := batches(counts[g.Rank()], batch), 0
+						batch := func(i int) []fsdp.Tensor { return kit.TinyBatch(10*e+i, g.Rank(), 1+i%2, kit.TinyContext-g.Rank()) }
+						data, i := kit.Batches(counts[g.Rank()], batch), 0
 						if !joins {
-							data = batches(slices.Max(counts), batch)
+							data = kit.Batches(slices.Max(counts), batch)
 						}
 						for b, err := range m.Join(ctx, data) {
 							require.NoError(t, err)
@@ -216,14 +197,14 @@ func TestJoinedIsWeightless(t *testing.T) {
 							i++
 						}
 					}
-					seen[g.Rank()] = stateBits(t, ctx, m)
+					seen[g.Rank()] = kit.StateBits(t, ctx, m)
 					seen[g.Rank()]["losses"] = losses
 				})
 				return seen
 			}
 			want, got := run(false), run(true)
 			for r := range want {
-				requireSameBits(t, want[r], got[r], p.name)
+				kit.RequireSameBits(t, want[r], got[r], p.Name)
 			}
 		})
 	}
@@ -233,13 +214,13 @@ func TestJoinedIsWeightless(t *testing.T) {
 // have run out, which is as if it were alone.
 func TestOneRankGoesOn(t *testing.T) {
 	steps := 1000
-	if !groupsCarryPasses {
+	if !kit.GroupsCarryPasses {
 		steps = 100
 	}
-	run := func(world int) (state bits) {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := chain64(t, g, func(c *fsdp.Config) { c.Divide = fsdp.ByOne })
-			opt := momentum(t, m.Shards())
+	run := func(world int) (state kit.Bits) {
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Chain64(t, g, func(c *fsdp.Config) { c.Divide = fsdp.ByOne })
+			opt := kit.Momentum(t, m.Shards())
 			count := 0
 			if g.Rank() == world-1 {
 				count = steps
@@ -247,42 +228,42 @@ func TestOneRankGoesOn(t *testing.T) {
 			passes := 0
 			require.NoError(t, unevenly(ctx, m, 0, count, func(i int, batch []fsdp.Tensor) error {
 				passes++
-				if err := trainStep(ctx, m, batch); err != nil {
+				if err := kit.TrainStep(ctx, m, batch); err != nil {
 					return err
 				}
 				defer m.ZeroGrad()
 				return opt.Step(1e-3)
 			}))
 			require.Equal(t, steps, passes)
-			if b := stateBits(t, ctx, m); g.Rank() == 0 {
+			if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 				state = b
 			}
 		})
 		return state
 	}
-	requireSameBits(t, run(1), run(3))
+	kit.RequireSameBits(t, run(1), run(3))
 }
 
 // TestJoinMidWindow lets a rank run out in the middle of a window without reductions: the gradients
 // that it has are handed in, and every rank finds the same norms.
 func TestJoinMidWindow(t *testing.T) {
 	for _, sync := range []bool{true, false} { // by SyncGrads, or by the last Backward
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := chain64(t, g)
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Chain64(t, g)
 			require.NoError(t, unevenly(ctx, m, g.Rank(), 3-2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
 				if !sync && i == 2 {
-					return trainStep(ctx, m, batch)
+					return kit.TrainStep(ctx, m, batch)
 				}
-				return m.NoSync(func() error { return trainStep(ctx, m, batch) })
+				return m.NoSync(func() error { return kit.TrainStep(ctx, m, batch) })
 			}))
 			require.NoError(t, m.SyncGrads(ctx))
-			want, all, most := record{}, 0.0, 0.0
+			want, all, most := kit.Record{}, 0.0, 0.0
 			for _, at := range [][2]int{{0, 0}, {0, 1}, {0, 2}, {1, 0}} { // rank and batch
-				one := chain64(t, nil)
-				forwardBackward(t, ctx, one, unevenBatch(at[1], at[0]))
-				add(want, gradsOf(t, ctx, one), 0.5)
+				one := kit.Chain64(t, nil)
+				kit.ForwardBackward(t, ctx, one, kit.UnevenBatch(at[1], at[0]))
+				kit.AddTo(want, kit.GradsOf(t, ctx, one), 0.5)
 			}
-			requireNear(t, want, gradsOf(t, ctx, m), 1e-14)
+			kit.RequireNear(t, want, kit.GradsOf(t, ctx, m), 1e-14)
 			for _, v := range want {
 				for _, x := range v {
 					all, most = all+x*x, max(most, math.Abs(x))
@@ -294,7 +275,7 @@ func TestJoinMidWindow(t *testing.T) {
 			norm, err = m.ClipGradNorm(ctx, math.Inf(1))
 			require.NoError(t, err)
 			require.InDelta(t, math.Sqrt(all), norm, 1e-14)
-			requireIdle(t, ctx, m, shapeBatch(0))
+			kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 		})
 	}
 }
@@ -302,26 +283,26 @@ func TestJoinMidWindow(t *testing.T) {
 // TestJoinLossScale overflows the gradients of the one rank that has a batch: every rank leaves the
 // step out, and all have the same scale.
 func TestJoinLossScale(t *testing.T) {
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, regression, fsdp.Config{Group: g})
-		opt := momentum(t, m.Shards())
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Regression, fsdp.Config{Group: g})
+		opt := kit.Momentum(t, m.Shards())
 		scaler, err := optim.LossScale{Init: 0x1p126, Backoff: 0x1p-20, Interval: 1}.New()
 		require.NoError(t, err)
 		big := func(int) []fsdp.Tensor {
-			return inType([]fsdp.Tensor{vector(1e3, 1e3, 1e3, 1e3), vector(0, 0, 0, 0)}, fsdp.Float32)
+			return kit.InType([]fsdp.Tensor{kit.Vector(1e3, 1e3, 1e3, 1e3), kit.Vector(0, 0, 0, 0)}, fsdp.Float32)
 		}
-		before := stateBits(t, ctx, m)
+		before := kit.StateBits(t, ctx, m)
 		var found []bool
-		for batch, err := range m.Join(ctx, batches(2*(g.Rank()/2), big)) {
+		for batch, err := range m.Join(ctx, kit.Batches(2*(g.Rank()/2), big)) {
 			require.NoError(t, err)
-			require.NoError(t, trainStep(ctx, m, batch, fsdp.Scale(scaler.Scale())))
+			require.NoError(t, kit.TrainStep(ctx, m, batch, fsdp.Scale(scaler.Scale())))
 			finite, err := m.Unscale(ctx, scaler)
 			require.NoError(t, err)
 			if found = append(found, finite); finite {
 				require.NoError(t, opt.Step(1e-9))
-				require.NotEqual(t, before, stateBits(t, ctx, m))
+				require.NotEqual(t, before, kit.StateBits(t, ctx, m))
 			} else {
-				requireSameBits(t, before, stateBits(t, ctx, m))
+				kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
 			}
 		}
 		require.Equal(t, []bool{false, true}, found)
@@ -333,15 +314,15 @@ func TestJoinLossScale(t *testing.T) {
 // pass is which parameters are read and trained: some are frozen, and some unused.
 func TestJoinLearns(t *testing.T) {
 	for _, name := range []string{"chain", "an unused call", "an unused parameter", "recurrence"} {
-		for _, frozen := range freezable {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, shapes[name], fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Frozen: frozen, Divide: fsdp.ByActive, Precision: float64s, Poison: true})
-				one := wrap(t, shapes[name], fsdp.Config{Frozen: frozen, Precision: float64s})
+		for _, frozen := range kit.Freezable {
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.Shapes[name], fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Frozen: frozen, Divide: fsdp.ByActive, Precision: kit.Float64s, Poison: true})
+				one := kit.Wrap(t, kit.Shapes[name], fsdp.Config{Frozen: frozen, Precision: kit.Float64s})
 				require.NoError(t, unevenly(ctx, m, 0, 2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
-					forwardBackward(t, ctx, one, unevenBatch(i, 0))
-					return trainStep(ctx, m, batch)
+					kit.ForwardBackward(t, ctx, one, kit.UnevenBatch(i, 0))
+					return kit.TrainStep(ctx, m, batch)
 				}))
-				requireNear(t, gradsOf(t, ctx, one), gradsOf(t, ctx, m), 1e-14)
+				kit.RequireNear(t, kit.GradsOf(t, ctx, one), kit.GradsOf(t, ctx, m), 1e-14)
 				got, err := m.GradNorms(ctx, fsdp.L2Norm)
 				require.NoError(t, err)
 				want, err := one.GradNorms(ctx, fsdp.L2Norm)
@@ -353,37 +334,37 @@ func TestJoinLearns(t *testing.T) {
 }
 
 // moody is dense, but does not use v where x has one row.
-type moody struct{ dense }
+type moody struct{ kit.Dense }
 
 func (m *moody) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
 	if in[0].Shape()[0] == 1 {
-		return (&dense{dim: m.dim}).Build(b, in...)
+		return (&kit.Dense{Dim: m.Dim}).Build(b, in...)
 	}
-	return m.dense.Build(b, in...)
+	return m.Dense.Build(b, in...)
 }
 
 // TestJoinLearnsAgain trains a model whose schedule depends on the shape of the batch: a rank
 // without batches learns it anew when it changes, and keeps the old one for the backward of a pass
 // that was put aside.
 func TestJoinLearnsAgain(t *testing.T) {
-	var changing model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		x := t.Call("a", &dense{dim: shapeDim}, in[0])
-		x = t.Call("b", &moody{dense{shapeDim, true}}, x, x)
-		return regress(t, in, t.Call("c", &dense{dim: shapeDim}, x)), nil
+	var changing kit.Model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0])
+		x = t.Call("b", &moody{kit.Dense{Dim: kit.ShapeDim, Mem: true}}, x, x)
+		return kit.Regress(t, in, t.Call("c", &kit.Dense{Dim: kit.ShapeDim}, x)), nil
 	}
 	rows := []int{3, 1, 3, 1, 1, 2}
 	batch := func(i int) []fsdp.Tensor {
-		return []fsdp.Tensor{floats(2*i, rows[i], shapeDim), floats(2*i+1, rows[i], shapeDim)}
+		return []fsdp.Tensor{kit.Floats(2*i, rows[i], kit.ShapeDim), kit.Floats(2*i+1, rows[i], kit.ShapeDim)}
 	}
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, changing, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Divide: fsdp.ByActive, Precision: float64s, Poison: true})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, changing, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Divide: fsdp.ByActive, Precision: kit.Float64s, Poison: true})
 		var held *fsdp.Pass
 		i := 0
-		for b, err := range m.Join(ctx, batches(len(rows)*g.Rank(), batch)) {
+		for b, err := range m.Join(ctx, kit.Batches(len(rows)*g.Rank(), batch)) {
 			require.NoError(t, err)
-			one := wrap(t, changing, fsdp.Config{Precision: float64s})
-			forwardBackward(t, ctx, one, batch(i))
-			want := gradsOf(t, ctx, one)
+			one := kit.Wrap(t, changing, fsdp.Config{Precision: kit.Float64s})
+			kit.ForwardBackward(t, ctx, one, batch(i))
+			want := kit.GradsOf(t, ctx, one)
 			require.Equal(t, rows[i] > 1, want["b.v"] != nil)
 			_, err = m.Forward(ctx, b...)
 			require.NoError(t, err)
@@ -401,22 +382,22 @@ func TestJoinLearnsAgain(t *testing.T) {
 			} else {
 				require.NoError(t, m.Backward(ctx))
 			}
-			requireNear(t, want, gradsOf(t, ctx, m), 1e-14)
+			kit.RequireNear(t, want, kit.GradsOf(t, ctx, m), 1e-14)
 			m.ZeroGrad()
 			i++
 		}
-		requireIdle(t, ctx, m, batch(0))
+		kit.RequireIdle(t, ctx, m, batch(0))
 	})
 }
 
 // TestJoinTwoModels runs a teacher and a student in one loop: a Join of the one inside a Join of
 // the other, over the one batch or none, tells both.
 func TestJoinTwoModels(t *testing.T) {
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		teacher, student := chain64(t, g), chain64(t, g, func(c *fsdp.Config) { c.Seed = 7 })
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		teacher, student := kit.Chain64(t, g), kit.Chain64(t, g, func(c *fsdp.Config) { c.Seed = 7 })
 		passes := 0
 		require.NoError(t, unevenly(ctx, teacher, g.Rank(), g.Rank(), func(i int, batch []fsdp.Tensor) error {
-			one := batches(min(len(batch), 1), func(int) []fsdp.Tensor { return batch })
+			one := kit.Batches(min(len(batch), 1), func(int) []fsdp.Tensor { return batch })
 			for b, err := range student.Join(ctx, one) {
 				require.NoError(t, err)
 				require.Equal(t, batch, b)
@@ -425,7 +406,7 @@ func TestJoinTwoModels(t *testing.T) {
 				if passes++; len(b) > 0 {
 					b = []fsdp.Tensor{b[0], out[1]}
 				}
-				require.NoError(t, trainStep(ctx, student, b))
+				require.NoError(t, kit.TrainStep(ctx, student, b))
 			}
 			return nil
 		}))
@@ -437,22 +418,22 @@ func TestJoinTwoModels(t *testing.T) {
 // all of it back, and that its events are those of the others, marked.
 func TestJoinMemory(t *testing.T) {
 	for _, prefetch := range []int{fsdp.NoPrefetch, 2} {
-		everyStrategy(t, 2, func(t *testing.T, cfg fsdp.Config) {
+		kit.EveryStrategy(t, 2, func(t *testing.T, cfg fsdp.Config) {
 			var events [2][]fsdp.Event
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap, cfg.Prefetch, cfg.Precision = g, fsdp.WrapEach(), prefetch, float64s
+				cfg.Group, cfg.Wrap, cfg.Prefetch, cfg.Precision = g, fsdp.WrapEach(), prefetch, kit.Float64s
 				cfg.Trace = func(e fsdp.Event) {
 					require.Equal(t, g.Rank() == 0, e.Absent)
 					events[g.Rank()] = append(events[g.Rank()], e)
 				}
-				m := wrap(t, shapes["recurrence"], cfg)
-				opt := momentum(t, m.Shards())
+				m := kit.Wrap(t, kit.Shapes["recurrence"], cfg)
+				opt := kit.Momentum(t, m.Shards())
 				require.NoError(t, unevenly(ctx, m, 0, 2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
 					idle, whole := m.Memory().Live, 0
 					m.ResetPeak()
-					require.NoError(t, trainStep(ctx, m, batch))
-					plan, err := m.Plan(unevenBatch(i, 0)...)
+					require.NoError(t, kit.TrainStep(ctx, m, batch))
+					plan, err := m.Plan(kit.UnevenBatch(i, 0)...)
 					require.NoError(t, err)
 					if g.Rank() == 1 {
 						require.Equal(t, plan.Peak(), m.Memory().Peak)
@@ -460,7 +441,7 @@ func TestJoinMemory(t *testing.T) {
 					require.LessOrEqual(t, m.Memory().Peak, plan.Peak())
 					require.Equal(t, plan.ShardBytes+plan.StateBytes, m.Memory().Live)
 					require.Equal(t, idle, m.Memory().Live)
-					require.NoError(t, m.NoSync(func() error { return trainStep(ctx, m, batch) }))
+					require.NoError(t, m.NoSync(func() error { return kit.TrainStep(ctx, m, batch) }))
 					for _, g := range plan.Groups {
 						whole += g.Bytes
 					}
@@ -473,7 +454,7 @@ func TestJoinMemory(t *testing.T) {
 				}))
 			})
 			require.NotEmpty(t, events[0])
-			require.Equal(t, schedule(events[1]), schedule(events[0]))
+			require.Equal(t, kit.Schedule(events[1]), kit.Schedule(events[0]))
 		})
 	}
 }
@@ -501,9 +482,9 @@ func (g *talkingGroup) Broadcast(buf comm.Buffer, root int) comm.Work {
 // TestJoinExchanges checks that Join costs one exchange for each iteration and one for the end,
 // that ranks without batches learn once, and that without Join there is none of it.
 func TestJoinExchanges(t *testing.T) {
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		talk := &talkingGroup{Group: g}
-		m := chain64(t, talk)
+		m := kit.Chain64(t, talk)
 		const steps = 4
 		took := func(f func() error) int {
 			talk.exchanges = 0
@@ -512,16 +493,16 @@ func TestJoinExchanges(t *testing.T) {
 		}
 		plain := took(func() error {
 			for i := range steps {
-				require.NoError(t, trainStep(ctx, m, unevenBatch(i, g.Rank())))
+				require.NoError(t, kit.TrainStep(ctx, m, kit.UnevenBatch(i, g.Rank())))
 			}
 			return nil
 		})
 		require.Equal(t, 2*steps, plain)
-		body := func(_ int, batch []fsdp.Tensor) error { return trainStep(ctx, m, batch) }
+		body := func(_ int, batch []fsdp.Tensor) error { return kit.TrainStep(ctx, m, batch) }
 		require.Equal(t, plain+steps+1, took(func() error { return unevenly(ctx, m, g.Rank(), steps, body) }))
 		require.Equal(t, plain+steps+1, took(func() error { return unevenly(ctx, m, g.Rank(), steps*(g.Rank()/2), body) }))
-		fresh := chain64(t, talk)
-		body = func(_ int, batch []fsdp.Tensor) error { return trainStep(ctx, fresh, batch) }
+		fresh := kit.Chain64(t, talk)
+		body = func(_ int, batch []fsdp.Tensor) error { return kit.TrainStep(ctx, fresh, batch) }
 		once := took(func() error { return unevenly(ctx, fresh, g.Rank(), steps*(g.Rank()/2), body) })
 		require.Greater(t, once, plain+steps+1)
 		require.Equal(t, plain+steps+1, took(func() error { return unevenly(ctx, fresh, g.Rank(), steps*(g.Rank()/2), body) }))
@@ -547,8 +528,8 @@ func TestJoinPolicies(t *testing.T) {
 		{[]int{0, 1}, []fsdp.JoinOption{fsdp.StopAtShortest(), fsdp.RefuseUneven()}, 0, "Join: ranks [0] have no batch left, and others have"},
 	} {
 		t.Run(fmt.Sprint(c.counts, c.passes, c.err), func(t *testing.T) {
-			onRanks(t, len(c.counts), func(ctx context.Context, g comm.Group) {
-				m := chain64(t, g)
+			kit.OnRanks(t, len(c.counts), func(ctx context.Context, g comm.Group) {
+				m := kit.Chain64(t, g)
 				nothing := func() {
 					_, err := m.Forward(ctx)
 					require.ErrorContains(t, err, "the batch has 0 tensors, the model takes 2")
@@ -558,7 +539,7 @@ func TestJoinPolicies(t *testing.T) {
 					err := unevenly(ctx, m, g.Rank(), c.counts[g.Rank()], func(_ int, batch []fsdp.Tensor) error {
 						require.NotNil(t, batch)
 						passes++
-						return trainStep(ctx, m, batch)
+						return kit.TrainStep(ctx, m, batch)
 					}, c.opts...)
 					if c.err != "" {
 						require.EqualError(t, err, fmt.Sprintf("fsdp: rank %d: %s", g.Rank(), c.err))
@@ -571,14 +552,14 @@ func TestJoinPolicies(t *testing.T) {
 				closed := 0
 				loop := m.Join(ctx, func(yield func([]fsdp.Tensor, error) bool) {
 					defer func() { closed++ }()
-					for i := 0; i < c.counts[g.Rank()] && yield(unevenBatch(i, g.Rank()), nil); i++ {
+					for i := 0; i < c.counts[g.Rank()] && yield(kit.UnevenBatch(i, g.Rank()), nil); i++ {
 					}
 				})
 				for epoch := 1; epoch <= 2; epoch++ { // one loop, twice, that all leave in the last iteration
 					i := 0
 					for batch, err := range loop {
 						require.NoError(t, err)
-						require.NoError(t, trainStep(ctx, m, batch))
+						require.NoError(t, kit.TrainStep(ctx, m, batch))
 						if i++; i == slices.Max(c.counts) {
 							break
 						}
@@ -587,7 +568,7 @@ func TestJoinPolicies(t *testing.T) {
 					require.Equal(t, epoch, closed, "the data is told that the loop is over")
 					nothing()
 				}
-				requireIdle(t, ctx, m, shapeBatch(0))
+				kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 			})
 		})
 	}
@@ -599,17 +580,17 @@ func TestJoinPolicies(t *testing.T) {
 func TestJoinDummy(t *testing.T) {
 	counts := []int{3, 0, 1}
 	for _, divide := range []fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByActive, fsdp.ByOne} {
-		var runs [2]bits
+		var runs [2]kit.Bits
 		for i := range runs {
-			onRanks(t, len(counts), func(ctx context.Context, g comm.Group) {
-				m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: float64s, Divide: divide, Wrap: blocks, Poison: true})
+			kit.OnRanks(t, len(counts), func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: kit.Float64s, Divide: divide, Wrap: kit.Blocks, Poison: true})
 				var opts []fsdp.JoinOption
 				if i == 1 {
-					opts = append(opts, fsdp.Dummy(tinyBatch(99, 9, 2, 5)...))
+					opts = append(opts, fsdp.Dummy(kit.TinyBatch(99, 9, 2, 5)...))
 				}
 				data := func(yield func([]fsdp.Tensor, error) bool) {
 					for k := range counts[g.Rank()] {
-						if !yield(tinyBatch(k, g.Rank(), 1, 3), nil) {
+						if !yield(kit.TinyBatch(k, g.Rank(), 1, 3), nil) {
 							return
 						}
 					}
@@ -634,26 +615,26 @@ func TestJoinDummy(t *testing.T) {
 					pass++
 				}
 				require.Equal(t, 3, pass)
-				grads := gradBits(t, ctx, m)
+				grads := kit.GradBits(t, ctx, m)
 				if g.Rank() == 0 {
 					runs[i] = grads
 				}
 			})
 		}
-		requireSameBits(t, runs[0], runs[1], "divide ", divide)
+		kit.RequireSameBits(t, runs[0], runs[1], "divide ", divide)
 	}
 }
 
 // TestDummiesShareASchedule lets dummies have many shapes: their backwards compute nothing, so that
 // one schedule does for all.
 func TestDummiesShareASchedule(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Precision: float64s, Wrap: blocks})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: kit.Blocks})
 		for i := range 4 {
-			data := batches(1-g.Rank(), func(int) []fsdp.Tensor { return tinyBatch(i, 0, 1, 3) })
-			for batch, err := range m.Join(ctx, data, fsdp.Dummy(tinyBatch(0, 0, 1+i, 3)...)) {
+			data := kit.Batches(1-g.Rank(), func(int) []fsdp.Tensor { return kit.TinyBatch(i, 0, 1, 3) })
+			for batch, err := range m.Join(ctx, data, fsdp.Dummy(kit.TinyBatch(0, 0, 1+i, 3)...)) {
 				require.NoError(t, err)
-				require.NoError(t, trainStep(ctx, m, batch))
+				require.NoError(t, kit.TrainStep(ctx, m, batch))
 			}
 			require.LessOrEqual(t, reflect.ValueOf(m).Elem().FieldByName("engine").Elem().FieldByName("absent").Len(), 1)
 		}

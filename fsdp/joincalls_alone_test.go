@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 )
 
@@ -24,7 +25,7 @@ type deal struct {
 func drawDeal(t *rapid.T, dir string) *deal {
 	d := &deal{workload: drawWorkload(t)}
 	if rapid.Bool().Draw(t, "statistics") {
-		d.parityModel = parityModel{"statistics", statistics, fsdp.WrapEach(), parityModels[2].batch}
+		d.ParityModel = kit.ParityModel{Name: "statistics", Model: kit.Statistics, Typed: fsdp.WrapEach(), Batch: kit.ParityModels[2].Batch}
 	}
 	d.divide = rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByOne}).Draw(t, "divide evenly")
 	d.Knobs = d.drawKnobs(t, "", dir)
@@ -38,12 +39,12 @@ func drawDeal(t *rapid.T, dir string) *deal {
 func (d *deal) wrap(t require.TestingT, g comm.Group) *fsdp.Sharded {
 	cfg := d.Knobs.config
 	if cfg.Group = g; d.Knobs.allocate {
-		cfg.Group = newMemoryGroup(g)
+		cfg.Group = kit.NewMemoryGroup(g)
 	}
 	p := d.precision
-	cfg.Precision = fsdp.Precision{Compute: p.compute, Gather: p.gather, Reduce: p.reduce, Full: travelsFull}
+	cfg.Precision = fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce, Full: travelsFull}
 	cfg.Divide, cfg.Frozen, cfg.Seed = d.divide, d.frozen, uint64(d.seed)
-	return wrap(t, d.model, cfg)
+	return kit.Wrap(t, d.Model, cfg)
 }
 
 // do makes one call and returns what it sees.
@@ -51,7 +52,7 @@ func do(ctx context.Context, m *fsdp.Sharded, call string, batch []fsdp.Tensor) 
 	if call == "eval" {
 		out, err := m.Eval(ctx, batch...)
 		for _, v := range out {
-			seen = append(seen, elements(v)...)
+			seen = append(seen, kit.Elements(v)...)
 		}
 		return seen, err
 	}
@@ -72,27 +73,27 @@ func do(ctx context.Context, m *fsdp.Sharded, call string, batch []fsdp.Tensor) 
 }
 
 func (d *deal) batchOf(rank, i int) []fsdp.Tensor {
-	return inType(d.batch(2*(10*i+rank), 1+u24(i, rank)%3), d.precision.compute)
+	return kit.InType(d.Batch(2*(10*i+rank), 1+kit.U24(i, rank)%3), d.precision.Compute)
 }
 
 // end returns the gradients and this rank's buffers.
-func (d *deal) end(t require.TestingT, ctx context.Context, m *fsdp.Sharded) (record, bits) {
+func (d *deal) end(t require.TestingT, ctx context.Context, m *fsdp.Sharded) (kit.Record, kit.Bits) {
 	require.NoError(t, m.SyncGrads(ctx))
-	requireIdle(t, ctx, m, inType(d.batch(0, 1), d.precision.compute))
+	kit.RequireIdle(t, ctx, m, kit.InType(d.Batch(0, 1), d.precision.Compute))
 	grads, err := m.FullGrads(ctx)
 	require.NoError(t, err)
-	rec := record{}
+	rec := kit.Record{}
 	for name, g := range grads {
-		rec[name] = elements(g)
+		rec[name] = kit.Elements(g)
 	}
-	own, err := ownState(ctx, m)
+	own, err := kit.OwnState(ctx, m)
 	require.NoError(t, err)
 	require.NoError(t, m.Close())
-	return rec, bitsOf(own)
+	return rec, kit.BitsOf(own)
 }
 
 func (d *deal) check(t require.TestingT) {
-	onRanks(t, d.world, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, d.world, func(ctx context.Context, g comm.Group) {
 		m := d.wrap(t, g)
 		var got [][]float64
 		require.NoError(t, m.JoinCalls(ctx, func() error {
@@ -107,7 +108,7 @@ func (d *deal) check(t require.TestingT) {
 		}))
 		grads, own := d.end(t, ctx, m)
 
-		sum, want := record{}, [][]float64(nil)
+		sum, want := kit.Record{}, [][]float64(nil)
 		for r, calls := range d.Calls {
 			one, i := d.wrap(t, g), 0
 			var seen [][]float64
@@ -125,15 +126,15 @@ func (d *deal) check(t require.TestingT) {
 				i++
 			}
 			part, ownAlone := d.end(t, ctx, one)
-			add(sum, part, 1)
+			kit.AddTo(sum, part, 1)
 			if r == g.Rank() {
 				want = seen
-				requireSameBits(t, ownAlone, own)
+				kit.RequireSameBits(t, ownAlone, own)
 			}
 		}
 		require.Equal(t, want, got)
 		require.Len(t, grads, len(sum))
-		if d.precision.tolerance == 0 {
+		if d.precision.Tolerance == 0 {
 			return
 		}
 		for name, w := range sum {
@@ -142,7 +143,7 @@ func (d *deal) check(t require.TestingT) {
 				most = max(most, math.Abs(x))
 			}
 			for i, x := range w {
-				require.InDelta(t, x, grads[name][i], 20*d.precision.tolerance*max(most, 1e-3), "%s", name)
+				require.InDelta(t, x, grads[name][i], 20*d.precision.Tolerance*max(most, 1e-3), "%s", name)
 			}
 		}
 	})

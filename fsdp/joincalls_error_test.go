@@ -15,6 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/comm/commtest"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -45,32 +46,32 @@ var downfalls = map[string]struct {
 	do     func(ctx context.Context, m *fsdp.Sharded, cancel context.CancelCauseFunc) error
 	goesOn bool
 }{
-	"an error": {func(context.Context, *fsdp.Sharded, context.CancelCauseFunc) error { return errOops }, true},
-	"a panic":  {func(context.Context, *fsdp.Sharded, context.CancelCauseFunc) error { panic(errOops) }, true},
+	"an error": {func(context.Context, *fsdp.Sharded, context.CancelCauseFunc) error { return kit.ErrOops }, true},
+	"a panic":  {func(context.Context, *fsdp.Sharded, context.CancelCauseFunc) error { panic(kit.ErrOops) }, true},
 	"a bad batch": {func(ctx context.Context, m *fsdp.Sharded, _ context.CancelCauseFunc) error {
 		if _, err := m.Forward(ctx, wholeBatch(0)[:1]...); err != nil {
-			return fmt.Errorf("%w: %w", errOops, err)
+			return fmt.Errorf("%w: %w", kit.ErrOops, err)
 		}
 		return nil
 	}, true},
 	"a bad batch that it does not mind": {func(ctx context.Context, m *fsdp.Sharded, _ context.CancelCauseFunc) error {
-		_, _ = m.EvalProgram(ctx, errOops.Error())
+		_, _ = m.EvalProgram(ctx, kit.ErrOops.Error())
 		return nil
 	}, true},
 	"a bad backward": {func(ctx context.Context, m *fsdp.Sharded, _ context.CancelCauseFunc) error {
 		if _, err := m.Forward(ctx, wholeBatch(0)...); err != nil {
 			return err
 		}
-		return fmt.Errorf("%w: %w", errOops, m.Backward(ctx, fsdp.Scale(math.NaN())))
+		return fmt.Errorf("%w: %w", kit.ErrOops, m.Backward(ctx, fsdp.Scale(math.NaN())))
 	}, true},
 	"no forward": {func(ctx context.Context, m *fsdp.Sharded, _ context.CancelCauseFunc) error {
 		if _, err := m.EvalProgram(ctx, "encode", wholeBatch(0)[:1]...); err != nil {
 			return err
 		}
-		return fmt.Errorf("%w: %w", errOops, m.Backward(ctx))
+		return fmt.Errorf("%w: %w", kit.ErrOops, m.Backward(ctx))
 	}, true},
 	"a cancelled context": {func(_ context.Context, _ *fsdp.Sharded, cancel context.CancelCauseFunc) error {
-		cancel(errOops)
+		cancel(kit.ErrOops)
 		return nil
 	}, false},
 	"a death": {func(context.Context, *fsdp.Sharded, context.CancelCauseFunc) error { runtime.Goexit(); return nil }, false},
@@ -79,7 +80,7 @@ var downfalls = map[string]struct {
 // onDoomedRanks runs f on three ranks with a context of their own, in fake time, of which none may
 // pass, and returns their errors.
 func onDoomedRanks(t *testing.T, f func(ctx context.Context, cancel context.CancelCauseFunc, g comm.Group) (goesOn bool, err error)) (errs [3]error) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 	defer cancel()
 	_ = comm.Run(ctx, 3, func(ctx context.Context, g comm.Group) error {
 		ctx, cancel := context.WithCancelCause(ctx)
@@ -103,7 +104,7 @@ func TestJoinCallsFail(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/rank %d, call %d", name, faulty, at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						errs := onDoomedRanks(t, func(ctx context.Context, cancel context.CancelCauseFunc, g comm.Group) (bool, error) {
-							m := wrap(t, wholeTranslator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true})
+							m := kit.Wrap(t, wholeTranslator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true})
 							err := doomed(ctx, m, g.Rank(), func(i int) error {
 								if i == at && g.Rank() == faulty {
 									return fall.do(ctx, m, cancel)
@@ -111,11 +112,11 @@ func TestJoinCallsFail(t *testing.T) {
 								return nil
 							})
 							if fall.goesOn {
-								require.True(t, strings.HasPrefix(err.Error(), fmt.Sprintf("fsdp: rank %d: ", g.Rank())) || errors.Is(err, errOops), "%v", err)
+								require.True(t, strings.HasPrefix(err.Error(), fmt.Sprintf("fsdp: rank %d: ", g.Rank())) || errors.Is(err, kit.ErrOops), "%v", err)
 								require.Equal(t, 0, strings.Count(err.Error(), fmt.Sprintf("rank %d: fsdp", faulty)), "%v", err)
 								m.ZeroGrad()
-								require.NoError(t, trainStep(ctx, m, wholeBatch(g.Rank())))
-								requireIdle(t, ctx, m, wholeBatch(0))
+								require.NoError(t, kit.TrainStep(ctx, m, wholeBatch(g.Rank())))
+								kit.RequireIdle(t, ctx, m, wholeBatch(0))
 							}
 							return fall.goesOn, err
 						})
@@ -135,7 +136,7 @@ func TestJoinCallsFail(t *testing.T) {
 							case "no forward":
 								require.ErrorContains(t, err, "Backward without a Forward before it")
 							default:
-								require.ErrorContains(t, err, errOops.Error(), "rank %d", r)
+								require.ErrorContains(t, err, kit.ErrOops.Error(), "rank %d", r)
 							}
 							if r != faulty {
 								require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty), "rank %d", r)
@@ -155,18 +156,18 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 	run := func(t *testing.T, faulty int, trace func(cancel context.CancelCauseFunc, e fsdp.Event), decide func(commtest.Call) commtest.Fault) (fails bool) {
 		synctest.Test(t, func(t *testing.T) {
 			for r, err := range onDoomedRanks(t, func(ctx context.Context, cancel context.CancelCauseFunc, g comm.Group) (bool, error) {
-				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true}
+				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
 				if g.Rank() == faulty {
 					cfg.Group = commtest.Faulty(g, decide)
 					cfg.Trace = func(e fsdp.Event) { trace(cancel, e) }
 				}
-				m := wrap(t, wholeTranslator{}, cfg)
+				m := kit.Wrap(t, wholeTranslator{}, cfg)
 				err := doomed(ctx, m, g.Rank(), func(int) error { return nil })
 				require.NoError(t, m.Close())
 				return false, err
 			}) {
 				if fails = fails || err != nil; err != nil {
-					require.ErrorContains(t, err, errOops.Error())
+					require.ErrorContains(t, err, kit.ErrOops.Error())
 					if r != faulty {
 						require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty))
 					}
@@ -183,9 +184,9 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 					switch {
 					case e.Pass != pass || e.Kind != "forward" && e.Kind != "drain":
 					case cancels:
-						cancel(errOops)
+						cancel(kit.ErrOops)
 					default:
-						panic(errOops)
+						panic(kit.ErrOops)
 					}
 				}, no), "rank %d, pass %d", faulty, pass)
 			}
@@ -195,7 +196,7 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 			left := 5 + seq // Wrap has four
 			if run(t, faulty, func(context.CancelCauseFunc, fsdp.Event) {}, func(c commtest.Call) commtest.Fault {
 				if left--; left == 0 {
-					return commtest.Fault{Err: errOops}
+					return commtest.Fault{Err: kit.ErrOops}
 				}
 				return commtest.Fault{}
 			}) {
@@ -210,31 +211,31 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 // once, without a word to the others, and change nothing.
 func TestJoinCallsRefuse(t *testing.T) {
 	const text = "inside JoinCalls ranks run Forward, Backward and Eval, each its own, and replay those of others"
-	for _, method := range lifeMethods {
-		t.Run(method.name, func(t *testing.T) {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				l := &lived{filler: newFiller(t, ctx, g), group: g, dir: t.TempDir()}
+	for _, method := range kit.LifeMethods {
+		t.Run(method.Name, func(t *testing.T) {
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				l := &kit.Lived{Filler: kit.NewFiller(t, ctx, g), Group: g, Dir: t.TempDir()}
 				var err error
-				l.values, err = l.FullState(ctx)
+				l.Values, err = l.FullState(ctx)
 				require.NoError(t, err)
-				l.state, err = l.FullOptimState(ctx, l.opt)
+				l.State, err = l.FullOptimState(ctx, l.Opt)
 				require.NoError(t, err)
-				before := stateBits(t, ctx, l.Sharded)
+				before := kit.StateBits(t, ctx, l.Sharded)
 				var got error
 				require.NoError(t, l.JoinCalls(ctx, func() error {
-					switch method.name {
+					switch method.Name {
 					case "Backward":
-						_, err := l.Forward(ctx, shapeBatch(0)...)
+						_, err := l.Forward(ctx, kit.ShapeBatch(0)...)
 						require.NoError(t, err)
 					case "ZeroGrad", "ScaleGrads":
 						return nil
 					}
 					if g.Rank() == 1 {
-						got = method.call(ctx, l)
+						got = method.Call(ctx, l)
 					}
 					return nil
 				}))
-				switch method.name {
+				switch method.Name {
 				case "Forward", "Backward", "Eval", "EvalProgram", "Plan", "NoSync", "Shards", "ZeroGrad", "ScaleGrads", "String", "LogValue", "Memory", "ResetPeak", "Hold, Discard":
 					require.NoError(t, got)
 				default:
@@ -242,8 +243,8 @@ func TestJoinCallsRefuse(t *testing.T) {
 						require.ErrorContains(t, got, text)
 					}
 				}
-				requireSameBits(t, before, stateBits(t, ctx, l.Sharded))
-				requireIdle(t, ctx, l.Sharded, shapeBatch(0))
+				kit.RequireSameBits(t, before, kit.StateBits(t, ctx, l.Sharded))
+				kit.RequireIdle(t, ctx, l.Sharded, kit.ShapeBatch(0))
 			})
 		})
 	}
@@ -266,7 +267,7 @@ func TestJoinCallsMistakes(t *testing.T) {
 			[]string{"fsdp: rank 0: JoinCalls: rank 1: the function is nil", "fsdp: rank 1: JoinCalls: the function is nil"}},
 		"drops gradients": {func(ctx context.Context, m *fsdp.Sharded) error {
 			return m.JoinCalls(ctx, func() error {
-				err := trainStep(ctx, m, unevenBatch(0, 1))
+				err := kit.TrainStep(ctx, m, kit.UnevenBatch(0, 1))
 				m.ZeroGrad()
 				return err
 			})
@@ -286,7 +287,7 @@ func TestJoinCallsMistakes(t *testing.T) {
 		}, []string{"rank 1 has made a step of SGD since the last pass, rank 0 has made none", "rank 1 has made a step of SGD"}},
 		"changes its mind": {func(ctx context.Context, m *fsdp.Sharded) error {
 			return m.JoinCalls(ctx, func() error {
-				_, err := m.Forward(ctx, unevenBatch(0, 1)...)
+				_, err := m.Forward(ctx, kit.UnevenBatch(0, 1)...)
 				return errors.Join(err, m.NoSync(func() error { return m.Backward(ctx) }))
 			})
 		}, []string{
@@ -295,9 +296,9 @@ func TestJoinCallsMistakes(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := chain64(t, g)
-				err := trainStep(ctx, m, unevenBatch(0, g.Rank()))
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := kit.Chain64(t, g)
+				err := kit.TrainStep(ctx, m, kit.UnevenBatch(0, g.Rank()))
 				require.NoError(t, err)
 				if g.Rank() == 1 {
 					if err = c.odd(ctx, m); name == "ends" {
@@ -307,7 +308,7 @@ func TestJoinCallsMistakes(t *testing.T) {
 				} else {
 					err = m.JoinCalls(ctx, func() error {
 						for i := range 2 {
-							if err := trainStep(ctx, m, unevenBatch(i, 0)); err != nil {
+							if err := kit.TrainStep(ctx, m, kit.UnevenBatch(i, 0)); err != nil {
 								return err
 							}
 						}
@@ -331,27 +332,27 @@ func TestJoinCallsMistakes(t *testing.T) {
 
 // TestJoinCallsBesideJoin forgets JoinCalls on a rank of a loop over Join.
 func TestJoinCallsBesideJoin(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := chain64(t, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Chain64(t, g)
 		err := unevenly(ctx, m, g.Rank(), 2, func(_ int, batch []fsdp.Tensor) error {
 			if g.Rank() == 1 {
 				return nil
 			}
-			return m.JoinCalls(ctx, func() error { return trainStep(ctx, m, batch) })
+			return m.JoinCalls(ctx, func() error { return kit.TrainStep(ctx, m, batch) })
 		})
 		require.ErrorContains(t, err, "rank 0 runs JoinCalls as call 2, and rank 1 has gone on to the next iteration of Join without it")
 		require.ErrorContains(t, err, "call JoinCalls there, too")
-		requireIdle(t, ctx, m, shapeBatch(0))
+		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 	})
 }
 
 // TestJoinCallsTwoModels has ranks wait for each other in two models of the same shape, which once
 // replayed each other's passes and returned results of both models' parameters.
 func TestJoinCallsTwoModels(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := []*fsdp.Sharded{chain64(t, g), chain64(t, g)}
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := []*fsdp.Sharded{kit.Chain64(t, g), kit.Chain64(t, g)}
 		err := m[0].JoinCalls(ctx, func() error {
-			return m[1].JoinCalls(ctx, func() error { return errorOf(m[g.Rank()].Eval(ctx, shapeBatch(0)...)) })
+			return m[1].JoinCalls(ctx, func() error { return kit.ErrorOf(m[g.Rank()].Eval(ctx, kit.ShapeBatch(0)...)) })
 		})
 		require.ErrorContains(t, err, "rank 0 runs JoinCalls as call 1, rank 1 runs JoinCalls as call 1 of another model")
 	})
@@ -360,9 +361,9 @@ func TestJoinCallsTwoModels(t *testing.T) {
 // TestJoinCallsLeftBehind has f return on one rank while another goroutine is in a call: it is one
 // more of this rank's, and nobody waits for it for ever.
 func TestJoinCallsLeftBehind(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		began, returned, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-		m := chain64(t, g, func(c *fsdp.Config) {
+		m := kit.Chain64(t, g, func(c *fsdp.Config) {
 			c.Trace = func(e fsdp.Event) {
 				if e.Kind == "forward" && g.Rank() == 1 && returned != nil {
 					close(began)
@@ -373,9 +374,9 @@ func TestJoinCallsLeftBehind(t *testing.T) {
 		})
 		require.NoError(t, m.JoinCalls(ctx, func() error {
 			if g.Rank() == 0 {
-				return errorOf(m.Eval(ctx, shapeBatch(0)...))
+				return kit.ErrorOf(m.Eval(ctx, kit.ShapeBatch(0)...))
 			}
-			go func() { done <- errorOf(m.Eval(ctx, shapeBatch(0)...)) }()
+			go func() { done <- kit.ErrorOf(m.Eval(ctx, kit.ShapeBatch(0)...)) }()
 			<-began
 			defer close(returned)
 			return nil
@@ -383,6 +384,6 @@ func TestJoinCallsLeftBehind(t *testing.T) {
 		if g.Rank() == 1 {
 			require.NoError(t, <-done)
 		}
-		requireIdle(t, ctx, m, shapeBatch(0))
+		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 	})
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -22,15 +23,15 @@ import (
 // the sums have the same bits.
 
 // affine is x·w + m·v.
-type affine struct{ dense }
+type affine struct{ kit.Dense }
 
 func (m *affine) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	y, err := m.sum(b, in)
+	y, err := m.Sum(b, in)
 	return gorgonia.Nodes{y}, err
 }
 
 // inner is the sum of x∘y, without parameters, and x as a second output.
-var inner = &module{build: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+var inner = &kit.Module{Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 	product, err := gorgonia.HadamardProd(in[0], in[1])
 	if err != nil {
 		return nil, err
@@ -50,11 +51,11 @@ func (m wholeTranslator) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, erro
 }
 
 func (wholeTranslator) encode(t *fsdp.Tape, source fsdp.Ref) fsdp.Ref {
-	return t.Call("enc", &affine{dense{dim: shapeDim}}, source)
+	return t.Call("enc", &affine{kit.Dense{Dim: kit.ShapeDim}}, source)
 }
 
 func (wholeTranslator) decode(t *fsdp.Tape, state, memory fsdp.Ref) fsdp.Ref {
-	return t.Again("dec.0", t.Call("dec.1", &affine{dense{dim: shapeDim}}, t.Call("dec.0", &affine{dense{shapeDim, true}}, state, memory)), memory)
+	return t.Again("dec.0", t.Call("dec.1", &affine{kit.Dense{Dim: kit.ShapeDim}}, t.Call("dec.0", &affine{kit.Dense{Dim: kit.ShapeDim, Mem: true}}, state, memory)), memory)
 }
 
 func (m wholeTranslator) Programs() map[string]fsdp.Program {
@@ -69,7 +70,7 @@ func (m wholeTranslator) Programs() map[string]fsdp.Program {
 
 // integers returns whole numbers from -2 to 2, another number of rows for each seed.
 func integers(seed int, shape ...int) *tensor.Dense {
-	v := floats(seed, shape...)
+	v := kit.Floats(seed, shape...)
 	for i, x := range v.Float64s() {
 		v.Float64s()[i] = float64(int(2.5 * x))
 	}
@@ -79,7 +80,7 @@ func integers(seed int, shape ...int) *tensor.Dense {
 func wholeBatch(seed int) []fsdp.Tensor {
 	var batch []fsdp.Tensor
 	for i := range 3 {
-		batch = append(batch, integers(3*seed+i, 1+seed%3, shapeDim))
+		batch = append(batch, integers(3*seed+i, 1+seed%3, kit.ShapeDim))
 	}
 	return batch
 }
@@ -140,7 +141,7 @@ func (e errand) run(ctx context.Context, m *fsdp.Sharded, divide fsdp.Divide) ([
 	out, err := m.EvalProgram(ctx, e.Kind, batch...)
 	var seen []float64
 	for _, v := range out {
-		seen = append(seen, elements(v)...)
+		seen = append(seen, kit.Elements(v)...)
 	}
 	return seen, err
 }
@@ -151,7 +152,7 @@ func (e errand) trains() bool { return e.Kind == "train" || e.Kind == "quiet" }
 func wholeParams(t require.TestingT, ctx context.Context, m *fsdp.Sharded) {
 	params, err := m.FullState(ctx)
 	require.NoError(t, err)
-	for i, name := range sortedKeys(params) {
+	for i, name := range kit.SortedKeys(params) {
 		params[name] = integers(50+i, params[name].Shape()...)
 	}
 	require.NoError(t, m.SetFull(ctx, 0, params))
@@ -162,15 +163,15 @@ type mix struct {
 	World   int
 	Divide  fsdp.Divide
 	Errands [][][]errand
-	setting
+	kit.Setting
 }
 
 // mixed is what a rank has seen of a mix.
 type mixed struct {
 	seen   [][]float64
 	passes []int // by own backward: its number, the same on all ranks
-	grads  record
-	state  bits
+	grads  kit.Record
+	state  kit.Bits
 }
 
 func drawMix(t *rapid.T) *mix {
@@ -178,28 +179,28 @@ func drawMix(t *rapid.T) *mix {
 		World:  rapid.IntRange(1, 8).Draw(t, "world"),
 		Divide: rapid.SampledFrom([]fsdp.Divide{fsdp.ByOne, fsdp.ByOne, fsdp.ByRanks, fsdp.ByActive, fsdp.ByWeights}).Draw(t, "divide"),
 	}
-	x.knobs = drawKnobs(t, x.World)
-	x.ShardRanks = rapid.SampledFrom(powersIn(x.World)).Draw(t, "ranks of a shard")
-	x.inFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
-	x.strict = rapid.Bool().Draw(t, "strict group")
+	x.Knobs = kit.DrawKnobs(t, x.World)
+	x.ShardRanks = rapid.SampledFrom(kit.PowersIn(x.World)).Draw(t, "ranks of a shard")
+	x.InFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
+	x.Strict = rapid.Bool().Draw(t, "strict group")
 	x.Errands = drawErrands(x.World, rapid.IntRange(1, 2).Draw(t, "times"), 6, func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "errand") })
 	return x
 }
 
 // play runs the mix on one rank.
 func (x *mix) play(t require.TestingT, ctx context.Context, g comm.Group) (got mixed) {
-	book := new(strictBook)
-	if x.strict {
-		g = &strictGroup{g, book}
+	book := new(kit.StrictBook)
+	if x.Strict {
+		g = &kit.StrictGroup{Group: g, Book: book}
 	}
-	cfg := x.config()
-	cfg.Group, cfg.Divide, cfg.InFlight = g, x.Divide, x.inFlight
+	cfg := x.Config()
+	cfg.Group, cfg.Divide, cfg.InFlight = g, x.Divide, x.InFlight
 	cfg.Trace = func(e fsdp.Event) {
 		if e.Kind == "backward" && !e.Absent && (len(got.passes) == 0 || got.passes[len(got.passes)-1] != e.Pass) {
 			got.passes = append(got.passes, e.Pass)
 		}
 	}
-	m := wrap(t, wholeTranslator{}, cfg)
+	m := kit.Wrap(t, wholeTranslator{}, cfg)
 	wholeParams(t, ctx, m)
 	opt, err := optim.SGD{}.New(m.Shards())
 	require.NoError(t, err)
@@ -216,24 +217,24 @@ func (x *mix) play(t require.TestingT, ctx context.Context, g comm.Group) (got m
 		}))
 	}
 	require.NoError(t, m.SyncGrads(ctx))
-	requireIdle(t, ctx, m, wholeBatch(0))
-	got.grads = gradsOf(t, ctx, m)
+	kit.RequireIdle(t, ctx, m, wholeBatch(0))
+	got.grads = kit.GradsOf(t, ctx, m)
 	require.NoError(t, opt.Step(1))
-	got.state = stateBits(t, ctx, m)
+	got.state = kit.StateBits(t, ctx, m)
 	require.NoError(t, m.Close())
-	book.require(t)
+	book.Require(t)
 	return got
 }
 
 // check compares ranks with one process that makes the calls of all of them, one after the other.
 func (x *mix) check(t require.TestingT) {
 	got := make([]mixed, x.World)
-	onRanks(t, x.World, func(ctx context.Context, g comm.Group) { got[g.Rank()] = x.play(t, ctx, g) })
+	kit.OnRanks(t, x.World, func(ctx context.Context, g comm.Group) { got[g.Rank()] = x.play(t, ctx, g) })
 	ctx := context.Background()
-	one := wrap(t, wholeTranslator{}, fsdp.Config{Precision: float64s})
+	one := kit.Wrap(t, wholeTranslator{}, fsdp.Config{Precision: kit.Float64s})
 	wholeParams(t, ctx, one)
 	together := map[int]float64{} // by number of a pass: the weights of those that run it
-	own := make([][]record, x.World)
+	own := make([][]kit.Record, x.World)
 	for r := range x.World {
 		var seen [][]float64
 		for _, errands := range x.Errands {
@@ -255,22 +256,22 @@ func (x *mix) check(t require.TestingT) {
 				}
 				require.Less(t, len(own[r]), len(got[r].passes), "rank %d", r)
 				together[got[r].passes[len(own[r])]] += c
-				sum := record{}
-				add(sum, gradsOf(t, ctx, one), c)
+				sum := kit.Record{}
+				kit.AddTo(sum, kit.GradsOf(t, ctx, one), c)
 				own[r] = append(own[r], sum)
 			}
 		}
 		require.Equal(t, seen, got[r].seen, "rank %d", r)
 		require.Len(t, got[r].passes, len(own[r]), "rank %d", r)
 	}
-	want := record{}
+	want := kit.Record{}
 	for r, list := range own {
 		for i, g := range list {
 			c := map[fsdp.Divide]float64{fsdp.ByRanks: 1 / float64(x.World), fsdp.ByOne: 1}[x.Divide]
 			if sum := together[got[r].passes[i]]; c == 0 && sum > 0 {
 				c = 1 / sum
 			}
-			add(want, g, c)
+			kit.AddTo(want, g, c)
 		}
 	}
 	for r := range got {
@@ -279,10 +280,10 @@ func (x *mix) check(t require.TestingT) {
 			if x.Divide == fsdp.ByOne || x.Divide == fsdp.ByRanks && x.World&(x.World-1) == 0 {
 				require.Equal(t, w, got[r].grads[name], "rank %d: %s", r, name)
 			} else {
-				requireWithin(t, w, got[r].grads[name], 1e-13, name)
+				kit.RequireWithin(t, w, got[r].grads[name], 1e-13, name)
 			}
 		}
-		requireSameBits(t, got[0].state, got[r].state, "rank ", r)
+		kit.RequireSameBits(t, got[0].state, got[r].state, "rank ", r)
 	}
 }
 
@@ -300,8 +301,8 @@ func TestJoinCallsNeverHangs(t *testing.T) {
 		all := drawErrands(world, mixes, 3, rand.New(rand.NewPCG(1, uint64(world))).IntN)
 		synctest.Test(t, func(t *testing.T) {
 			begin := time.Now()
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, wholeTranslator{}, fsdp.Config{Group: g, Wrap: everyOther, Precision: float64s})
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, wholeTranslator{}, fsdp.Config{Group: g, Wrap: kit.EveryOther, Precision: kit.Float64s})
 				for i := range all {
 					fails, how := (i/3)%(4*world), i%3 // rank, if there is one, and in which way
 					err := m.JoinCalls(ctx, func() error {
@@ -313,19 +314,19 @@ func TestJoinCallsNeverHangs(t *testing.T) {
 						if g.Rank() != fails || how == 0 {
 							return nil
 						} else if how == 1 {
-							return errOops
+							return kit.ErrOops
 						}
-						panic(errOops)
+						panic(kit.ErrOops)
 					})
 					if fails >= world || how == 0 {
 						require.NoError(t, err)
 					} else {
-						require.ErrorContains(t, err, errOops.Error())
+						require.ErrorContains(t, err, kit.ErrOops.Error())
 						require.Contains(t, err.Error(), fmt.Sprintf("rank %d: ", fails))
 					}
 					m.ZeroGrad()
 				}
-				requireIdle(t, ctx, m, wholeBatch(0))
+				kit.RequireIdle(t, ctx, m, wholeBatch(0))
 			})
 			require.Zero(t, time.Since(begin), "a rank has waited for another that does not come")
 		})

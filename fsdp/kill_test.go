@@ -75,17 +75,17 @@ func TestSaveUntilKilled(t *testing.T) {
 	if dir == "" {
 		return
 	}
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		first := 0
-		if c, err := f.Load(ctx, dir, f.opt); err == nil {
+		if c, err := f.Load(ctx, dir, f.Opt); err == nil {
 			first = c.Step
-			f.require(t, float64(first))
+			f.Require(t, float64(first))
 		} else {
 			require.ErrorIs(t, err, fsdp.ErrNoCheckpoint)
 		}
 		for step := first + 1; ; step++ {
-			require.NoError(t, f.saveAs(ctx, step%2 == 0, dir, step, fsdp.KeepLast(2), kit.OnFS(tellingFS{checkpoint.OS()})))
+			require.NoError(t, f.SaveAs(ctx, step%2 == 0, dir, step, fsdp.KeepLast(2), kit.OnFS(tellingFS{checkpoint.OS()})))
 			if g.Rank() == 0 {
 				fmt.Println("saved", step)
 			}

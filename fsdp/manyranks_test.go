@@ -10,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
@@ -55,9 +56,9 @@ func TestManyRanks(t *testing.T) {
 			require.NoError(t, err, method)
 			bytes[method], g.bytes = g.bytes, 0
 		}
-		m, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g, Divide: fsdp.ByWeights})
+		m, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Divide: fsdp.ByWeights})
 		after("Wrap", err)
-		for batch, err := range m.Join(ctx, batches(1, func(int) []fsdp.Tensor { return good(0) })) {
+		for batch, err := range m.Join(ctx, kit.Batches(1, func(int) []fsdp.Tensor { return kit.GoodBatch(0) })) {
 			after("Join", err)
 			_, err = m.Forward(ctx, batch...)
 			after("Forward", err)
@@ -89,7 +90,7 @@ func TestManyRanks(t *testing.T) {
 func TestManyRanksOfOwnGroups(t *testing.T) {
 	said := func(ranks, layers int) int {
 		g, own := &crowd{Group: comm.Local(1)[0], size: ranks}, &crowd{Group: comm.Local(1)[0], size: 8}
-		m, err := fsdp.Wrap(tinyGPT(layers), fsdp.Config{Group: g, Wrap: blocks, GroupOf: func(u fsdp.UnitInfo) comm.Group {
+		m, err := fsdp.Wrap(kit.TinyGPT(layers), fsdp.Config{Group: g, Wrap: kit.Blocks, GroupOf: func(u fsdp.UnitInfo) comm.Group {
 			if u.Root {
 				return nil
 			}
@@ -109,8 +110,8 @@ func TestManyRanksOfOwnGroups(t *testing.T) {
 func TestGroupsThatSomeRanksShare(t *testing.T) {
 	run := func(apart bool) [][]map[string][]float64 {
 		result := make([][]map[string][]float64, 4)
-		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-			cfg := groupedBy(t, ctx, g, "l1", 2)
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			cfg := kit.GroupedBy(t, ctx, g, "l1", 2)
 			first := cfg.GroupOf(fsdp.UnitInfo{Name: "l1"})
 			second, err := g.Split(ctx, g.Rank()/2, g.Rank())
 			require.NoError(t, err)
@@ -118,9 +119,9 @@ func TestGroupsThatSomeRanksShare(t *testing.T) {
 				second = first
 			}
 			cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group { return map[string]comm.Group{"l1": first, "l3": second}[u.Name] }
-			m := wrap(t, shapes["chain"], cfg)
-			forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-			result[g.Rank()] = []map[string][]float64{gradsOf(t, ctx, m)}
+			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
+			kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
+			result[g.Rank()] = []map[string][]float64{kit.GradsOf(t, ctx, m)}
 			require.NoError(t, m.Close())
 		})
 		return result
@@ -146,7 +147,7 @@ func BenchmarkWrapOfManyRanks(b *testing.B) {
 				b.StopTimer()
 				before := inUse()
 				b.StartTimer()
-				m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: blocks})
+				m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: kit.Blocks})
 				b.StopTimer()
 				after := inUse()
 				require.NoError(b, err)

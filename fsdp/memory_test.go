@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -16,81 +15,15 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
-	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/text"
 )
-
-// TestWrapHasNoMemory wraps a model whose shards are larger than what is left, for all ranks that share a
-// limit: an error on every rank before anything is allocated, with all numbers, the limit and advice. Ranks
-// of other limits are not counted.
-func TestWrapHasNoMemory(t *testing.T) {
-	need := 0
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
-		p, err := m.Plan(tinyBatch(0, 0, 1, 4)...)
-		require.NoError(t, err)
-		require.NoError(t, m.Close())
-		if g.Rank() == 0 {
-			need = p.ShardBytes
-		}
-	})
-	wide, host := arena.Limit{ID: 9, Left: 4 * need, Name: "a wider limit"}, "what a test leaves"
-	one := func(id uint64, ranks int) arena.Limit { return arena.Limit{ID: id, Left: ranks * need, Name: host} }
-	var looks [4]int
-	for name, c := range map[string]struct {
-		limits func(rank int) []arena.Limit
-		alike  int            // ranks that share the limit that is short, or 0
-		who    func(int) bool // has it
-	}{
-		"all fit":           {limits: func(int) []arena.Limit { return []arena.Limit{wide, one(1, 4)} }},
-		"no limit is known": {limits: func(int) []arena.Limit { return nil }},
-		"each fits alone":   {func(int) []arena.Limit { return []arena.Limit{wide, one(1, 1)} }, 4, func(int) bool { return true }},
-		"a byte":            {func(int) []arena.Limit { return []arena.Limit{{ID: 1, Left: 4*need - 1, Name: host}, wide} }, 4, func(int) bool { return true }},
-		"two hosts":         {limits: func(r int) []arena.Limit { return []arena.Limit{one(uint64(1+r/2), 2)} }},
-		"one host of two":   {func(r int) []arena.Limit { return []arena.Limit{one(uint64(1+r/2), 1+r/2)} }, 2, func(r int) bool { return r < 2 }},
-		"of containers of one pod": {func(r int) []arena.Limit {
-			return []arena.Limit{one(uint64(1+r), 1), {ID: 7, Left: 3 * need, Name: host}}
-		}, 4, func(int) bool { return true }},
-		"one listed twice":     {limits: func(int) []arena.Limit { return []arena.Limit{one(1, 4), one(1, 4)} }},
-		"the last look counts": {func(r int) []arena.Limit { return []arena.Limit{{ID: 1, Left: 4*need - r, Name: host}} }, 4, func(int) bool { return true }},
-		"garbage is collected": {limits: func(r int) []arena.Limit {
-			looks[r]++
-			return []arena.Limit{one(1, 4*(looks[r]-1))}
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			defer fsdp.WithLimits(c.limits)()
-			onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-				m, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g})
-				if c.alike == 0 {
-					require.NoError(t, err)
-					require.NoError(t, m.Close())
-					return
-				}
-				parts := []string{fmt.Sprintf("fsdp: rank %d: ", g.Rank()), "group root: with it, the largest, parameters and gradients of this rank take ",
-					fmt.Sprintf("on the %d ranks that share this memory", c.alike), host, "Config.OffloadDir", "fsdp.Fits"}
-				if !c.who(g.Rank()) {
-					require.ErrorAs(t, err, new(*fsdp.PeerError))
-				}
-				for _, part := range parts {
-					require.ErrorContains(t, err, part)
-				}
-				require.NoError(t, g.Barrier(ctx))
-			})
-		})
-	}
-	defer fsdp.WithLimits(func(int) []arena.Limit { return []arena.Limit{one(1, 0)} })()
-	onRanks(t, 2, func(_ context.Context, g comm.Group) {
-		require.NoError(t, wrap(t, tinyGPT(1), fsdp.Config{Group: g, OffloadDir: t.TempDir()}).Close())
-	})
-}
 
 // TestShardingDividesMemory checks that what a rank keeps shrinks with the number of ranks, up to
 // padding.
 func TestShardingDividesMemory(t *testing.T) {
-	whole := wrap(t, tinyGPT(2), fsdp.Config{Wrap: blocks}).Memory().Live
-	onRanks(t, 4, func(_ context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+	whole := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Wrap: kit.Blocks}).Memory().Live
+	kit.OnRanks(t, 4, func(_ context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
 		padding := 3 * 2 * 4 * 16 // groups, value and gradient, bytes, alignment of a shard in elements
 		require.InDelta(t, whole/4, m.Memory().Live, float64(padding))
 	})
@@ -172,8 +105,8 @@ slow: stock operations of Gorgonia's, with the bytes they move
 
 // TestPlanCountsElements compares a plan's groups with its totals.
 func TestPlanCountsElements(t *testing.T) {
-	onRanks(t, 4, func(_ context.Context, g comm.Group) {
-		plan, err := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks}).Plan(tinyBatch(0, 0, 1, 3)...)
+	kit.OnRanks(t, 4, func(_ context.Context, g comm.Group) {
+		plan, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks}).Plan(kit.TinyBatch(0, 0, 1, 3)...)
 		require.NoError(t, err)
 		elements := 0
 		for _, g := range plan.Groups {
@@ -192,14 +125,14 @@ func TestPlanCountsFLOPs(t *testing.T) {
 	m := &nn.GPT{Vocab: 64, Context: length, Layers: 2, Dim: 64, Heads: 4}
 	flops := func(cfg fsdp.Config) float64 {
 		tokens := tensor.New(tensor.WithShape(rows, length), tensor.Of(tensor.Int))
-		plan, err := wrap(t, m, cfg).Plan(tokens, tokens)
+		plan, err := kit.Wrap(t, m, cfg).Plan(tokens, tokens)
 		require.NoError(t, err)
 		return float64(plan.FLOPs)
 	}
 	formula := float64(m.FLOPs(length) * rows * length)
-	whole := flops(fsdp.Config{Keep: blocks})
+	whole := flops(fsdp.Config{Keep: kit.Blocks})
 	require.InEpsilon(t, formula, whole, 0.05)
-	again := flops(fsdp.Config{Checkpoint: blocks}) / whole
+	again := flops(fsdp.Config{Checkpoint: kit.Blocks}) / whole
 	require.Greater(t, again, 1.2)
 	require.Less(t, again, 1.34)
 }
@@ -207,10 +140,10 @@ func TestPlanCountsFLOPs(t *testing.T) {
 // TestWrappingLowersThePeak checks that units need less memory than the whole model at once.
 func TestWrappingLowersThePeak(t *testing.T) {
 	peak := func(cfg fsdp.Config) (n int) {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			cfg := cfg
 			cfg.Group = g
-			plan, err := wrap(t, tinyGPT(8), cfg).Plan(tinyBatch(0, g.Rank(), 1, 3)...)
+			plan, err := kit.Wrap(t, kit.TinyGPT(8), cfg).Plan(kit.TinyBatch(0, g.Rank(), 1, 3)...)
 			require.NoError(t, err)
 			if g.Rank() == 0 {
 				n = plan.PassBytes
@@ -218,11 +151,11 @@ func TestWrappingLowersThePeak(t *testing.T) {
 		})
 		return n
 	}
-	root, units := peak(fsdp.Config{}), peak(fsdp.Config{Wrap: blocks})
+	root, units := peak(fsdp.Config{}), peak(fsdp.Config{Wrap: kit.Blocks})
 	require.Less(t, 2*units, root)
-	require.LessOrEqual(t, peak(fsdp.Config{Wrap: blocks, Prefetch: fsdp.NoPrefetch}), units)
-	require.Less(t, units, peak(fsdp.Config{Wrap: blocks, Prefetch: 4}))
-	require.Less(t, peak(fsdp.Config{Wrap: blocks, Checkpoint: blocks}), units)
+	require.LessOrEqual(t, peak(fsdp.Config{Wrap: kit.Blocks, Prefetch: fsdp.NoPrefetch}), units)
+	require.Less(t, units, peak(fsdp.Config{Wrap: kit.Blocks, Prefetch: 4}))
+	require.Less(t, peak(fsdp.Config{Wrap: kit.Blocks, Checkpoint: kit.Blocks}), units)
 }
 
 // TestSteadyState checks that the memory kept from the runtime stops growing after the first steps,
@@ -230,12 +163,12 @@ func TestWrappingLowersThePeak(t *testing.T) {
 func TestSteadyState(t *testing.T) {
 	for name, cols := range map[string][]int{"one shape": {5}, "two shapes": {5, 3}} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, tinyGPT(3), fsdp.Config{Group: g, Wrap: blocks})
-				update := updater(t, m, 1)
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, Wrap: kit.Blocks})
+				update := kit.Updater(t, m, 1)
 				var reserved int
 				for step := range 14 {
-					forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, cols[step%len(cols)]))
+					kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, cols[step%len(cols)]))
 					update(ctx)
 					if step < 4 {
 						reserved = m.Memory().Reserved
@@ -250,15 +183,15 @@ func TestSteadyState(t *testing.T) {
 // TestOldShapesAreForgotten checks that buffers of a big batch are given back when only small ones
 // follow.
 func TestOldShapesAreForgotten(t *testing.T) {
-	m := wrap(t, tinyGPT(2), fsdp.Config{Wrap: blocks})
+	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Wrap: kit.Blocks})
 	for range 4 {
-		forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 1, 2))
+		kit.ForwardBackward(t, t.Context(), m, kit.TinyBatch(0, 0, 1, 2))
 	}
 	small := m.Memory().Reserved
-	forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 40, 6))
+	kit.ForwardBackward(t, t.Context(), m, kit.TinyBatch(0, 0, 40, 6))
 	require.Greater(t, m.Memory().Reserved, 2*small)
 	for range 4 {
-		forwardBackward(t, t.Context(), m, tinyBatch(0, 0, 1, 2))
+		kit.ForwardBackward(t, t.Context(), m, kit.TinyBatch(0, 0, 1, 2))
 	}
 	require.LessOrEqual(t, m.Memory().Reserved, small+small/8)
 }
@@ -268,28 +201,28 @@ func TestOldShapesAreForgotten(t *testing.T) {
 func TestReservedIsPlanned(t *testing.T) {
 	for name, cfg := range map[string]fsdp.Config{
 		"full":       {},
-		"kept":       {Strategy: fsdp.ShardGradOp, Keep: blocks},
+		"kept":       {Strategy: fsdp.ShardGradOp, Keep: kit.Blocks},
 		"whole":      {Strategy: fsdp.NoShard},
 		"hybrid":     {Strategy: fsdp.HybridShard, ShardRanks: 2},
-		"secondary":  {Strategy: lastStrategy, ShardRanks: 2, Precision: fsdp.Precision{Gather: fsdp.BFloat16}},
-		"checkpoint": {Prefetch: 3, Checkpoint: blocks},
+		"secondary":  {Strategy: kit.LastStrategy, ShardRanks: 2, Precision: fsdp.Precision{Gather: fsdp.BFloat16}},
+		"checkpoint": {Prefetch: 3, Checkpoint: kit.Blocks},
 		"frozen":     {Frozen: func(name string) bool { return strings.HasPrefix(name, "blocks.1.") }},
 		"narrow":     {Precision: fsdp.Precision{Reduce: fsdp.BFloat16, Gather: fsdp.BFloat16}},
 		"computes":   {Precision: fsdp.BF16()},
-		"offload":    {OffloadDir: t.TempDir(), Spill: blocks},
+		"offload":    {OffloadDir: t.TempDir(), Spill: kit.Blocks},
 		"threads":    {Threads: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap = g, blocks
-				m := wrap(t, tinyGPT(3), cfg)
-				update := updater(t, m, 1)
-				batch := tinyBatch(0, g.Rank(), 3, 5)
+				cfg.Group, cfg.Wrap = g, kit.Blocks
+				m := kit.Wrap(t, kit.TinyGPT(3), cfg)
+				update := kit.Updater(t, m, 1)
+				batch := kit.TinyBatch(0, g.Rank(), 3, 5)
 				plan, err := m.Plan(batch...)
 				require.NoError(t, err)
 				for range 5 {
-					forwardBackward(t, ctx, m, batch)
+					kit.ForwardBackward(t, ctx, m, batch)
 					update(ctx)
 				}
 				require.GreaterOrEqual(t, plan.ReservedBytes, plan.RAMBytes)
@@ -323,15 +256,15 @@ func TestProgramsAreCounted(t *testing.T) {
 		layers int
 		run    func(*fsdp.Sharded, []fsdp.Tensor) error
 	}{{1, eval}, {12, eval}, {1, plan}, {12, plan}} {
-		m := wrap(t, tinyGPT(c.layers), fsdp.Config{Wrap: blocks})
+		m := kit.Wrap(t, kit.TinyGPT(c.layers), fsdp.Config{Wrap: kit.Blocks})
 		var heap, counted int
 		for rows := range 30 {
 			if rows == 10 { // what is made once has been made
-				heap, counted = heapBytes()-m.Memory().Reserved, m.Memory().Programs
+				heap, counted = kit.HeapBytes()-m.Memory().Reserved, m.Memory().Programs
 			}
-			require.NoError(t, c.run(m, tinyBatch(0, 0, 1+rows, c.layers%5+1)))
+			require.NoError(t, c.run(m, kit.TinyBatch(0, 0, 1+rows, c.layers%5+1)))
 		}
-		heap, counted = heapBytes()-m.Memory().Reserved-heap, m.Memory().Programs-counted
+		heap, counted = kit.HeapBytes()-m.Memory().Reserved-heap, m.Memory().Programs-counted
 		require.InEpsilon(t, heap, counted, 0.2, "%d layers", c.layers)
 		require.NoError(t, m.Close())
 		require.Zero(t, m.Memory().Programs)
@@ -341,21 +274,21 @@ func TestProgramsAreCounted(t *testing.T) {
 // TestDroppedPassesChangeNoBit trains on batches of three shapes, while no rank keeps a pass but
 // the last, and rank 1 compiles others between a Forward and its Backward.
 func TestDroppedPassesChangeNoBit(t *testing.T) {
-	run := func(crowded bool) (states [2]bits) {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
-			update := updater(t, m, 1)
+	run := func(crowded bool) (states [2]kit.Bits) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
+			update := kit.Updater(t, m, 1)
 			for step := range 6 {
-				_, err := m.Forward(ctx, tinyBatch(step, g.Rank(), 2+g.Rank(), 2+step%3)...)
+				_, err := m.Forward(ctx, kit.TinyBatch(step, g.Rank(), 2+g.Rank(), 2+step%3)...)
 				require.NoError(t, err)
 				if crowded && g.Rank() == 1 {
-					_, err := m.Plan(tinyBatch(0, 0, 7, 1+step)...)
+					_, err := m.Plan(kit.TinyBatch(0, 0, 7, 1+step)...)
 					require.NoError(t, err)
 				}
 				require.NoError(t, m.Backward(ctx))
 				update(ctx)
 			}
-			states[g.Rank()] = stateBits(t, ctx, m)
+			states[g.Rank()] = kit.StateBits(t, ctx, m)
 		})
 		return states
 	}
@@ -363,71 +296,30 @@ func TestDroppedPassesChangeNoBit(t *testing.T) {
 	defer kit.KeepPasses(0)()
 	got := run(true)
 	for r := range want {
-		requireSameBits(t, want[r], got[r])
+		kit.RequireSameBits(t, want[r], got[r])
 	}
 }
 
 // TestOldPassesHoldNoBuffers checks that passes which are kept compiled, of 30 batch shapes with
 // about a megabyte of buffers each, do not hold the buffers that they had.
 func TestOldPassesHoldNoBuffers(t *testing.T) {
-	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
 	eval := func(rows int) {
-		_, err := m.Eval(t.Context(), tinyBatch(0, 0, rows, 6)...)
+		_, err := m.Eval(t.Context(), kit.TinyBatch(0, 0, rows, 6)...)
 		require.NoError(t, err)
 	}
 	eval(400)
-	before := heapBytes() - m.Memory().Reserved
+	before := kit.HeapBytes() - m.Memory().Reserved
 	for rows := range 30 {
 		eval(400 + rows)
 	}
-	require.Less(t, heapBytes()-m.Memory().Reserved-before, 4<<20)
-}
-
-// heapBytes returns the bytes of the Go heap that are in use.
-func heapBytes() int {
-	var s runtime.MemStats
-	for range 2 { // what sync.Pool has goes in the second
-		runtime.GC()
-	}
-	runtime.ReadMemStats(&s)
-	return int(s.HeapAlloc)
+	require.Less(t, kit.HeapBytes()-m.Memory().Reserved-before, 4<<20)
 }
 
 // TestStepAllocatesLittle bounds what a step on one rank asks of the Go heap, once it is warm:
 // nothing that grows with the model's width or the batch, and little for each operation.
 func TestStepAllocatesLittle(t *testing.T) {
 	for _, threads := range []int{1, 4} {
-		t.Run(fmt.Sprint(threads, " threads"), func(t *testing.T) { stepAllocatesLittle(t, threads) })
+		t.Run(fmt.Sprint(threads, " threads"), func(t *testing.T) { kit.StepAllocatesLittle(t, threads) })
 	}
-}
-
-func stepAllocatesLittle(t *testing.T, threads int) {
-	ctx := context.Background()
-	m := wrap(t, tinyGPT(3), fsdp.Config{Wrap: blocks, Threads: threads})
-	defer func() { require.NoError(t, m.Close()) }()
-	batch := tinyBatch(0, 0, 2, 5)
-	step := func() {
-		if _, err := m.Forward(ctx, batch...); err != nil {
-			panic(err)
-		}
-		if err := m.Backward(ctx); err != nil {
-			panic(err)
-		}
-		if _, err := m.ClipGradNorm(ctx, 1); err != nil {
-			panic(err)
-		}
-		m.ZeroGrad()
-	}
-	for range 5 {
-		step()
-	}
-	require.LessOrEqual(t, testing.AllocsPerRun(20, step), 24.0, "allocations a step")
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	const steps = 50
-	for range steps {
-		step()
-	}
-	runtime.ReadMemStats(&after)
-	require.Less(t, (after.TotalAlloc-before.TotalAlloc)/steps, uint64(2048), "bytes a step")
 }

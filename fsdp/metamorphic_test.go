@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/optim"
@@ -22,9 +23,9 @@ import (
 
 // A workload is what determines the bits of a training: two steps of AdamW with clipping.
 type workload struct {
-	parityModel
+	kit.ParityModel
 	world     int
-	precision parityPrecision
+	precision kit.ParityPrecision
 	types     func(fsdp.CallInfo, fsdp.Param) (gather, reduce fsdp.DType) // or nil
 	backwards string                                                      // as in parityBackwards
 	divide    fsdp.Divide
@@ -53,23 +54,23 @@ const (
 	holdings
 )
 
-var droppingGPT = parityModel{
-	"gpt with dropout", &nn.GPT{Vocab: 13, Context: 5, Layers: 3, Dim: 6, Heads: 2, Dropout: 0.2}, blocks, parityModels[1].batch,
+var droppingGPT = kit.ParityModel{
+	Name: "gpt with dropout", Model: &nn.GPT{Vocab: 13, Context: 5, Layers: 3, Dim: 6, Heads: 2, Dropout: 0.2}, Typed: kit.Blocks, Batch: kit.ParityModels[1].Batch,
 }
 
 // inBytes are precisions whose cells are left out of Parity, as rounding says nothing there.
-var inBytes = []parityPrecision{
-	{"int8", fsdp.Float32, fsdp.Int8, fsdp.Int8, 0},
-	{"int8 gradients, bfloat16 computation", fsdp.BFloat16, fsdp.BFloat16, fsdp.Int8, 0},
+var inBytes = []kit.ParityPrecision{
+	{Name: "int8", Compute: fsdp.Float32, Gather: fsdp.Int8, Reduce: fsdp.Int8, Tolerance: 0},
+	{Name: "int8 gradients, bfloat16 computation", Compute: fsdp.BFloat16, Gather: fsdp.BFloat16, Reduce: fsdp.Int8, Tolerance: 0},
 }
 
 func drawWorkload(t *rapid.T) workload {
-	precisions := slices.Clone(parityPrecisions)
-	if groupsCarryPasses { // only over processors anything travels in 8 bits
+	precisions := slices.Clone(kit.ParityPrecisions)
+	if kit.GroupsCarryPasses { // only over processors anything travels in 8 bits
 		precisions = append(precisions, inBytes...)
 	}
 	w := workload{
-		parityModel: rapid.SampledFrom(append(slices.Clone(parityModels), droppingGPT)).Draw(t, "model"),
+		ParityModel: rapid.SampledFrom(append(slices.Clone(kit.ParityModels), droppingGPT)).Draw(t, "model"),
 		world:       rapid.SampledFrom([]int{1, 2, 3, 4, 6}).Draw(t, "world"),
 		precision:   rapid.SampledFrom(precisions).Draw(t, "precision"),
 		backwards:   rapid.SampledFrom(parityBackwards).Draw(t, "backwards"),
@@ -79,21 +80,21 @@ func drawWorkload(t *rapid.T) workload {
 		clip:        rapid.SampledFrom([]fsdp.Norm{fsdp.L2Norm, fsdp.InfNorm}).Draw(t, "norm"),
 		seed:        rapid.IntRange(0, 9).Draw(t, "seed"),
 	}
-	if w.precision.tolerance == 0 {
-		w.types = drawnTypes(t, w.precision.compute)
+	if w.precision.Tolerance == 0 {
+		w.types = kit.DrawnTypes(t, w.precision.Compute)
 	}
 	return w
 }
 
-// drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits
+// kit.DrawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits
 // or 8 is rounded twice by the hybrid strategies and not at all if it is ignored: those are no
 // knobs then.
 func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
 	label += " "
-	narrow := w.precision.tolerance == 0
+	narrow := w.precision.Tolerance == 0
 	strategies := []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.NoShard}
-	if lastStrategy == fsdp.SecondaryShard {
-		strategies = append(strategies, lastStrategy)
+	if kit.LastStrategy == fsdp.SecondaryShard {
+		strategies = append(strategies, kit.LastStrategy)
 	}
 	if !narrow {
 		strategies = append(strategies, fsdp.HybridShard, fsdp.HybridGradOp)
@@ -106,7 +107,7 @@ func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
 	}
 	c := &k.config
 	c.Strategy = rapid.SampledFrom(strategies).Draw(t, label+"strategy")
-	c.ShardRanks = rapid.SampledFrom(powersIn(w.world)).Draw(t, label+"shard ranks")
+	c.ShardRanks = rapid.SampledFrom(kit.PowersIn(w.world)).Draw(t, label+"shard ranks")
 	switch rapid.IntRange(0, 2).Draw(t, label+"strategy of each unit") {
 	case 1:
 		list := rapid.SliceOfN(rapid.SampledFrom(strategies), 5, 5).Draw(t, label+"strategies")
@@ -145,24 +146,16 @@ func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
 // nowhere.
 func cutAtRandom(seed int) func(fsdp.UnitInfo) shard.Cut {
 	return func(u fsdp.UnitInfo) shard.Cut {
-		switch u24(u.Len(), seed) % 4 {
+		switch kit.U24(u.Len(), seed) % 4 {
 		case 0:
 			return shard.Cut{Block: shard.Whole}
 		case 1:
 			return shard.Cut{Block: shard.Rows(1 + seed%2)}
 		case 2:
-			return shard.Cut{Block: func(p shard.Param) int { return u24(p.Len(), seed) % 9 }}
+			return shard.Cut{Block: func(p shard.Param) int { return kit.U24(p.Len(), seed) % 9 }}
 		}
 		return shard.Cut{}
 	}
-}
-
-// powersIn returns the powers of two that divide n, and n.
-func powersIn(n int) (list []int) {
-	for p := 1; n%p == 0; p *= 2 {
-		list = append(list, p)
-	}
-	return append(list, n)
 }
 
 // someNames draws a function that selects names: nil, or by their length.
@@ -171,7 +164,7 @@ func someNames(t *rapid.T, label string) func(string) bool {
 	if seed < 10 {
 		return nil
 	}
-	return func(name string) bool { return u24(len(name), seed)%2 == 0 }
+	return func(name string) bool { return kit.U24(len(name), seed)%2 == 0 }
 }
 
 // namesInTurn draws a policy that gives calls the names of a list, over and over.
@@ -187,22 +180,22 @@ func namesInTurn(t *rapid.T, label string, names ...string) fsdp.Policy {
 }
 
 // train trains under k and returns what every rank has seen.
-func (w workload) train(t require.TestingT, k knobSet) bits {
+func (w workload) train(t require.TestingT, k knobSet) kit.Bits {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(k.procs))
-	records := make([]record, w.world)
-	onRanks(t, w.world, func(ctx context.Context, g comm.Group) {
+	records := make([]kit.Record, w.world)
+	kit.OnRanks(t, w.world, func(ctx context.Context, g comm.Group) {
 		cfg := k.config
 		if cfg.Group = g; k.allocate {
-			cfg.Group = newMemoryGroup(g)
+			cfg.Group = kit.NewMemoryGroup(g)
 		}
 		p := w.precision
-		cfg.Precision = fsdp.Precision{Compute: p.compute, Gather: p.gather, Reduce: p.reduce, TypesOf: w.types, Full: travelsFull}
+		cfg.Precision = fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce, TypesOf: w.types, Full: travelsFull}
 		cfg.Divide, cfg.Frozen, cfg.Seed = w.divide, w.frozen, uint64(w.seed)
-		m := wrap(t, w.model, cfg)
+		m := kit.Wrap(t, w.Model, cfg)
 		records[g.Rank()] = w.steps(t, ctx, m, k, g.Rank())
 		require.NoError(t, m.Close())
 	})
-	all := make(bits)
+	all := make(kit.Bits)
 	for r, rec := range records {
 		for name, values := range rec {
 			for _, x := range values {
@@ -215,8 +208,8 @@ func (w workload) train(t require.TestingT, k knobSet) bits {
 }
 
 // steps trains one rank.
-func (w workload) steps(t require.TestingT, ctx context.Context, m *fsdp.Sharded, k knobSet, rank int) record {
-	rec := make(record)
+func (w workload) steps(t require.TestingT, ctx context.Context, m *fsdp.Sharded, k knobSet, rank int) kit.Record {
+	rec := make(kit.Record)
 	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 	require.NoError(t, err)
 	for step := range 2 {
@@ -225,7 +218,7 @@ func (w workload) steps(t require.TestingT, ctx context.Context, m *fsdp.Sharded
 		heading := fmt.Sprint("step ", step, ":")
 		grads, err := m.FullGrads(ctx)
 		require.NoError(t, err)
-		rec.add(heading+" gradient of", grads)
+		rec.Add(heading+" gradient of", grads)
 		for _, kind := range []fsdp.Norm{fsdp.L2Norm, fsdp.InfNorm} {
 			norms, err := m.GradNorms(ctx, kind)
 			require.NoError(t, err)
@@ -241,7 +234,7 @@ func (w workload) steps(t require.TestingT, ctx context.Context, m *fsdp.Sharded
 	}
 	state, err := m.FullState(ctx)
 	require.NoError(t, err)
-	rec.add("parameter", state)
+	rec.Add("parameter", state)
 	return rec
 }
 
@@ -249,8 +242,8 @@ func (w workload) steps(t require.TestingT, ctx context.Context, m *fsdp.Sharded
 func (w workload) accumulate(t require.TestingT, ctx context.Context, m *fsdp.Sharded, k knobSet, step, rank int) (losses []float64) {
 	var waiting []func()
 	for i, kind := range w.backwards {
-		rows := 1 + u24(step+i, rank)%3
-		batch := inType(w.batch(2*(100*step+10*i+rank), rows), w.precision.compute)
+		rows := 1 + kit.U24(step+i, rank)%3
+		batch := kit.InType(w.Batch(2*(100*step+10*i+rank), rows), w.precision.Compute)
 		loss, err := m.Forward(ctx, batch...)
 		require.NoError(t, err)
 		losses = append(losses, loss)
@@ -309,7 +302,7 @@ func distract(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch []
 // norms and parameters bit by bit.
 func TestKnobsAtRandom(t *testing.T) {
 	dir := t.TempDir()
-	if files, err := mapped.Open(dir); errors.Is(err, mapped.ErrUnsupported) || !groupsCarryPasses {
+	if files, err := mapped.Open(dir); errors.Is(err, mapped.ErrUnsupported) || !kit.GroupsCarryPasses {
 		dir = "" // with doubles of GPUs, models that keep something in files compute on the host
 	} else {
 		require.NoError(t, err)
@@ -318,7 +311,7 @@ func TestKnobsAtRandom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawWorkload(t)
 		a, b := w.drawKnobs(t, "a", dir), w.drawKnobs(t, "b", dir)
-		requireSameBits(t, w.train(t, a), w.train(t, b))
+		kit.RequireSameBits(t, w.train(t, a), w.train(t, b))
 	})
 }
 
@@ -327,18 +320,18 @@ func TestKnobsAtRandom(t *testing.T) {
 // there.
 func TestShardRanks(t *testing.T) {
 	w := workload{
-		parityModel: parityModels[1], world: 6, precision: parityPrecisions[0], backwards: "ns", limit: 1e6, seed: 1,
+		ParityModel: kit.ParityModels[1], world: 6, precision: kit.ParityPrecisions[0], backwards: "ns", limit: 1e6, seed: 1,
 	}
 	want := w.train(t, knobSet{})
-	if lastStrategy == fsdp.SecondaryShard {
-		secondary := knobSet{config: fsdp.Config{Strategy: lastStrategy, ShardRanks: 3, Wrap: blocks}}
-		requireSameBits(t, want, w.train(t, secondary), "SecondaryShard over 3")
+	if kit.LastStrategy == fsdp.SecondaryShard {
+		secondary := knobSet{config: fsdp.Config{Strategy: kit.LastStrategy, ShardRanks: 3, Wrap: kit.Blocks}}
+		kit.RequireSameBits(t, want, w.train(t, secondary), "SecondaryShard over 3")
 	}
 	for _, s := range []fsdp.Strategy{fsdp.HybridShard, fsdp.HybridGradOp} {
 		for _, ranks := range []int{1, 2, 6} {
-			requireSameBits(t, want, w.train(t, knobSet{config: fsdp.Config{Strategy: s, ShardRanks: ranks, Wrap: blocks}}), s, " over ", ranks)
+			kit.RequireSameBits(t, want, w.train(t, knobSet{config: fsdp.Config{Strategy: s, ShardRanks: ranks, Wrap: kit.Blocks}}), s, " over ", ranks)
 		}
-		got := w.train(t, knobSet{config: fsdp.Config{Strategy: s, ShardRanks: 3, Wrap: blocks}})
+		got := w.train(t, knobSet{config: fsdp.Config{Strategy: s, ShardRanks: 3, Wrap: kit.Blocks}})
 		differ := 0
 		for name, list := range want {
 			for i := range list {

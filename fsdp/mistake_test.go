@@ -1,9 +1,7 @@
 package fsdp_test
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,28 +12,19 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/data"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// captureDefault makes slog.Default write to a buffer until the test ends. It is read when the ranks
-// have returned: handlers write one after the other, but nothing guards reading.
-func captureDefault(t *testing.T) (written func() string) {
-	var log bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	t.Cleanup(func() { slog.SetDefault(before) })
-	return log.String
-}
-
 // TestWithoutGroup: ranks that forget to say so each train, and read, everything.
 func TestWithoutGroup(t *testing.T) {
-	log := captureDefault(t)
+	log := kit.CaptureDefault(t)
 	alone := func(g comm.Group) error {
-		cfg := fsdp.Config{Wrap: blocks}
+		cfg := fsdp.Config{Wrap: kit.Blocks}
 		if g != nil {
 			cfg.Group = g
 		}
-		m, err := fsdp.Wrap(tinyGPT(1), cfg)
+		m, err := fsdp.Wrap(kit.TinyGPT(1), cfg)
 		if err != nil {
 			return err
 		}
@@ -64,13 +53,13 @@ func TestWithoutGroup(t *testing.T) {
 
 // TestStepWithoutGradients: ZeroGrad before Step trains nothing.
 func TestStepWithoutGradients(t *testing.T) {
-	log := captureDefault(t)
-	m := wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks})
+	log := kit.CaptureDefault(t)
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks})
 	defer m.Close()
 	opt, err := optim.SGD{}.New(m.Shards())
 	require.NoError(t, err)
 	step := func(between func()) {
-		_, err := m.Forward(t.Context(), tinyBatch(0, 0, 1, 4)...)
+		_, err := m.Forward(t.Context(), kit.TinyBatch(0, 0, 1, 4)...)
 		require.NoError(t, err)
 		require.NoError(t, m.Backward(t.Context()))
 		between()
@@ -88,11 +77,11 @@ func TestStepWithoutGradients(t *testing.T) {
 
 // TestJoinDataPanics: the error names the line of the data, not one of the library.
 func TestJoinDataPanics(t *testing.T) {
-	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
 	defer m.Close()
 	said := false
 	for batch, err := range m.Join(t.Context(), func(yield func([]fsdp.Tensor, error) bool) {
-		yield(tinyBatch(0, 0, 1, 4), nil)
+		yield(kit.TinyBatch(0, 0, 1, 4), nil)
 		panic("out of paper")
 	}) {
 		if batch == nil {
@@ -107,7 +96,7 @@ func TestJoinDataPanics(t *testing.T) {
 	}()
 	func() {
 		for range m.Join(t.Context(), func(yield func([]fsdp.Tensor, error) bool) {
-			if !yield(tinyBatch(0, 0, 1, 4), nil) {
+			if !yield(kit.TinyBatch(0, 0, 1, 4), nil) {
 				panic("cleanup")
 			}
 		}) {
@@ -118,11 +107,11 @@ func TestJoinDataPanics(t *testing.T) {
 
 // loop trains for some steps as a test says, and returns what rank 0 has warned of.
 func loop(t *testing.T, model fsdp.Model, cfg fsdp.Config, steps int, step func(m *fsdp.Sharded, opts []optim.Optimizer, i int), pick ...func(optim.Param) bool) string {
-	log := captureDefault(t)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	log := kit.CaptureDefault(t)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		cfg := cfg
 		cfg.Group = g
-		m := wrap(t, model, cfg)
+		m := kit.Wrap(t, model, cfg)
 		defer m.Close()
 		var opts []optim.Optimizer
 		for _, p := range pick {
@@ -132,7 +121,7 @@ func loop(t *testing.T, model fsdp.Model, cfg fsdp.Config, steps int, step func(
 			opts = append(opts, opt)
 		}
 		for i := range steps {
-			_, err := m.Forward(ctx, tinyBatch(i, g.Rank(), 1, 4)...)
+			_, err := m.Forward(ctx, kit.TinyBatch(i, g.Rank(), 1, 4)...)
 			require.NoError(t, err)
 			step(m, opts, i)
 		}
@@ -222,7 +211,7 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 		"sums, as is said": {sums, given(fsdp.Scale(1)), picks{all}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			log := loop(t, tinyGPT(1), c.cfg, 8, c.step, c.pick...)
+			log := loop(t, kit.TinyGPT(1), c.cfg, 8, c.step, c.pick...)
 			if c.want == "" {
 				require.Empty(t, log)
 				return
@@ -235,12 +224,12 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 
 // TestNoTargets warns once on each rank that has a batch of which no target counts.
 func TestNoTargets(t *testing.T) {
-	log := captureDefault(t)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+	log := kit.CaptureDefault(t)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		defer m.Close()
 		for range 3 {
-			for _, batch := range [][]fsdp.Tensor{masked(0, 2), masked(2*g.Rank(), 0)} {
+			for _, batch := range [][]fsdp.Tensor{kit.Masked(0, 2), kit.Masked(2*g.Rank(), 0)} {
 				_, err := m.Forward(ctx, batch...)
 				require.NoError(t, err)
 				require.NoError(t, m.Backward(ctx, fsdp.Share(batch)))
@@ -253,9 +242,9 @@ func TestNoTargets(t *testing.T) {
 
 // TestRuleMatchesNothing warns once on rank 0.
 func TestRuleMatchesNothing(t *testing.T) {
-	log := captureDefault(t)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+	log := kit.CaptureDefault(t)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		defer m.Close()
 		rules := []optim.Rule{optim.NoDecay(), {Match: optim.MatchName(regexp.MustCompile("bais$")), WeightDecay: new(0.0)}}
 		_, err := optim.AdamW{Rules: rules}.New(m.Shards())

@@ -3,7 +3,6 @@ package fsdp_test
 import (
 	"context"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,20 +18,20 @@ import (
 // given it. Its memory is used for other things.
 func TestFormerOptimizer(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		require.NoError(t, f.saveStep(ctx, dir, 1))
-		full, err := f.FullOptimState(ctx, f.opt, fsdp.OnEveryRank())
+		require.NoError(t, f.SaveStep(ctx, dir, 1))
+		full, err := f.FullOptimState(ctx, f.Opt, fsdp.OnEveryRank())
 		require.NoError(t, err)
 		file := filepath.Join(dir, "model.safetensors")
-		require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.opt)))
+		require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.Opt)))
 
 		_, err = f.Freeze(ctx, nil, nil)
 		require.NoError(t, err)
-		composed, err := optim.Compose(f.opt)
+		composed, err := optim.Compose(f.Opt)
 		require.NoError(t, err)
-		for _, former := range []optim.Optimizer{f.opt, composed} {
+		for _, former := range []optim.Optimizer{f.Opt, composed} {
 			_, asyncErr := f.SaveAsync(ctx, dir, former)
 			_, stateErr := f.FullOptimState(ctx, former, fsdp.OnEveryRank())
 			_, loadErr := f.Load(ctx, dir, former)
@@ -44,19 +43,8 @@ func TestFormerOptimizer(t *testing.T) {
 				require.ErrorContains(t, err, "made before Freeze: make a new one of Sharded.Shards")
 			}
 		}
-		f.requireTakenUp(t, ctx, dir)
+		f.RequireTakenUp(t, ctx, dir)
 	})
-}
-
-// requireTakenUp checks that a new optimizer takes up what was saved.
-func (f *filler) requireTakenUp(t require.TestingT, ctx context.Context, dir string) {
-	var err error
-	f.opt, err = optim.AdamW{}.New(f.Shards())
-	require.NoError(t, err)
-	_, err = f.Load(ctx, dir, f.opt)
-	require.NoError(t, err)
-	f.require(t, 1)
-	require.NoError(t, f.opt.Step(0.1))
 }
 
 // TestHalfLoadedOptimizer breaks off a Load and then loads the parameters alone: the model goes on,
@@ -64,53 +52,53 @@ func (f *filler) requireTakenUp(t require.TestingT, ctx context.Context, dir str
 // is a new one.
 func TestHalfLoadedOptimizer(t *testing.T) {
 	const why = "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"
-	for name, breakOff := range map[string]func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error{
-		"Load": func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error {
-			_, err := f.Load(ctx, dir, f.opt, kit.OnFS(bad))
+	for name, breakOff := range map[string]func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error{
+		"Load": func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error {
+			_, err := f.Load(ctx, dir, f.Opt, kit.OnFS(bad))
 			return err
 		},
-		"Import": func(ctx context.Context, f *filler, dir, file string, bad checkpoint.FS) error {
-			return f.Import(ctx, file, fsdp.WithOptimizer(f.opt), kit.OnFS(bad))
+		"Import": func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error {
+			return f.Import(ctx, file, fsdp.WithOptimizer(f.Opt), kit.OnFS(bad))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "model.safetensors")
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				f := newFiller(t, ctx, g)
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				f := kit.NewFiller(t, ctx, g)
 				defer f.Close()
-				require.NoError(t, f.saveStep(ctx, dir, 1))
-				require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.opt)))
+				require.NoError(t, f.SaveStep(ctx, dir, 1))
+				require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.Opt)))
 				for _, repair := range []func(){
 					func() {
-						_, err := f.Load(ctx, dir, f.opt)
+						_, err := f.Load(ctx, dir, f.Opt)
 						require.NoError(t, err)
 					},
-					func() { require.NoError(t, f.Import(ctx, file, fsdp.WithOptimizer(f.opt))) },
+					func() { require.NoError(t, f.Import(ctx, file, fsdp.WithOptimizer(f.Opt))) },
 					func() {
 						var err error
-						f.opt, err = optim.AdamW{}.New(f.Shards())
+						f.Opt, err = optim.AdamW{}.New(f.Shards())
 						require.NoError(t, err)
 					},
 				} {
-					bad := &unreadable{FS: checkpoint.OS(), rank: g.Rank()}
-					require.ErrorContains(t, breakOff(ctx, f, dir, file, bad), errDiskFull.Error())
+					bad := &kit.Unreadable{FS: checkpoint.OS(), Rank: g.Rank()}
+					require.ErrorContains(t, breakOff(ctx, f, dir, file, bad), kit.ErrDiskFull.Error())
 					requireMixed(t, ctx, f, g)
 					_, err := f.Load(ctx, dir, nil)
 					require.NoError(t, err)
-					require.ErrorContains(t, f.opt.Step(0.1), why)
-					require.ErrorContains(t, f.Save(ctx, dir, f.opt), why)
-					require.ErrorContains(t, f.Export(ctx, file+"2", fsdp.WithOptimizer(f.opt)), why)
-					_, err = f.FullOptimState(ctx, f.opt, fsdp.OnEveryRank())
+					require.ErrorContains(t, f.Opt.Step(0.1), why)
+					require.ErrorContains(t, f.Save(ctx, dir, f.Opt), why)
+					require.ErrorContains(t, f.Export(ctx, file+"2", fsdp.WithOptimizer(f.Opt)), why)
+					_, err = f.FullOptimState(ctx, f.Opt, fsdp.OnEveryRank())
 					require.ErrorContains(t, err, why)
-					_, err = f.Freeze(ctx, nil, f.opt)
+					_, err = f.Freeze(ctx, nil, f.Opt)
 					require.ErrorContains(t, err, why)
 					require.NoError(t, f.Save(ctx, filepath.Join(dir, "without"), nil))
 					repair()
-					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
-					require.NoError(t, f.opt.Step(0.1))
+					kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
+					require.NoError(t, f.Opt.Step(0.1))
 					f.ZeroGrad()
-					_, err = f.FullOptimState(ctx, f.opt, fsdp.OnEveryRank())
+					_, err = f.FullOptimState(ctx, f.Opt, fsdp.OnEveryRank())
 					require.NoError(t, err)
 				}
 			})
@@ -118,45 +106,19 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 	}
 }
 
-// unreadable is a disk that fails on rank 1 behind the beginning of files.
-type unreadable struct {
-	checkpoint.FS
-	rank int
-}
-
-func (u *unreadable) Open(path string) (checkpoint.Handle, error) {
-	h, err := u.FS.Open(path)
-	if err == nil && u.rank == 1 && strings.HasSuffix(path, ".safetensors") {
-		h = &unreadableHandle{Handle: h}
-	}
-	return h, err
-}
-
-type unreadableHandle struct {
-	checkpoint.Handle
-	reads int
-}
-
-func (h *unreadableHandle) ReadAt(b []byte, at int64) (int, error) {
-	if h.reads++; h.reads > 5 {
-		return 0, errDiskFull
-	}
-	return h.Handle.ReadAt(b, at)
-}
-
 // TestLoadIsSlow has the disk of rank 0 be slow to find a checkpoint, and that of rank 1 to open
 // it: the others hear of it, as groups take a rank that says nothing for long for one that hangs.
 func TestLoadIsSlow(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
-		require.NoError(t, f.saveStep(ctx, dir, 1))
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
+		require.NoError(t, f.SaveStep(ctx, dir, 1))
 		require.NoError(t, f.Close())
 	})
 	for slow := range 2 {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			w := &beating{Group: g, beats: make(chan struct{}, 1000)}
-			f := newFiller(t, ctx, w)
+			f := kit.NewFiller(t, ctx, w)
 			defer f.Close()
 			for len(w.beats) > 0 {
 				<-w.beats
@@ -165,7 +127,7 @@ func TestLoadIsSlow(t *testing.T) {
 			if g.Rank() == slow {
 				disk.beats = w.beats
 			}
-			_, err := f.Load(ctx, dir, f.opt, kit.OnFS(disk))
+			_, err := f.Load(ctx, dir, f.Opt, kit.OnFS(disk))
 			require.NoError(t, err)
 		})
 	}

@@ -22,7 +22,7 @@ import (
 // muonFor makes Muon of the matrices of a GPT's blocks, its queries, keys and values by head, and AdamW
 // of the rest.
 func muonFor(muon optim.Muon, params []optim.Param) (optim.Optimizer, error) {
-	hidden, rest := hiddenMatrices(params)
+	hidden, rest := kit.HiddenMatrices(params)
 	muon.Blocks = func(p optim.Param) int {
 		if strings.Contains(p.Name, "qkv") {
 			return 6
@@ -40,30 +40,18 @@ func muonFor(muon optim.Muon, params []optim.Param) (optim.Optimizer, error) {
 	return optim.Compose(matrices, others)
 }
 
-// hiddenMatrices divides the parameters of a GPT.
-func hiddenMatrices(params []optim.Param) (hidden, rest []optim.Param) {
-	for _, p := range params {
-		if len(p.Shape) == 2 && strings.HasPrefix(p.Name, "blocks.") {
-			hidden = append(hidden, p)
-		} else {
-			rest = append(rest, p)
-		}
-	}
-	return hidden, rest
-}
-
 // trainMuon trains a GPT and returns its parameters and the state of the optimizer. Every step is on the
 // same batches, whichever ranks have them.
-func trainMuon(t require.TestingT, world int, muon optim.Muon, cfg fsdp.Config) bits {
-	all := make([]bits, world)
-	onRanks(t, world, func(ctx context.Context, g comm.Group) {
+func trainMuon(t require.TestingT, world int, muon optim.Muon, cfg fsdp.Config) kit.Bits {
+	all := make([]kit.Bits, world)
+	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 		cfg := cfg
-		cfg.Group, cfg.Wrap = g, blocks
-		m := wrap(t, tinyGPT(2), cfg)
+		cfg.Group, cfg.Wrap = g, kit.Blocks
+		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		opt, err := muonFor(muon, m.Shards())
 		require.NoError(t, err)
 		for step := range 3 {
-			forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
 			_, err := m.ClipGradNorm(ctx, 0.5)
 			require.NoError(t, err)
 			require.NoError(t, opt.Step(0.02))
@@ -72,16 +60,16 @@ func trainMuon(t require.TestingT, world int, muon optim.Muon, cfg fsdp.Config) 
 		all[g.Rank()] = muonBits(t, ctx, m, opt)
 	})
 	for r := range all {
-		requireSameBits(t, all[0], all[r], "rank ", r)
+		kit.RequireSameBits(t, all[0], all[r], "rank ", r)
 	}
 	return all[0]
 }
 
 // muonBits returns the parameters and the state of an optimizer.
-func muonBits(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) bits {
+func muonBits(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) kit.Bits {
 	state, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 	require.NoError(t, err)
-	b := stateBits(t, ctx, m)
+	b := kit.StateBits(t, ctx, m)
 	for name, p := range state.Params {
 		for entry, h := range p.Entries {
 			for _, x := range h.F32 {
@@ -102,13 +90,13 @@ func TestMuonKnobs(t *testing.T) {
 		"gather":       {optim.Gather, fsdp.Config{}},
 		"grad op":      {optim.Owner, fsdp.Config{Strategy: fsdp.ShardGradOp}},
 		"hybrid":       {optim.Owner, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2}},
-		"hybrid whole": {optim.Gather, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, CutOf: cutAll(shard.Cut{Block: shard.Whole})}},
+		"hybrid whole": {optim.Gather, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, CutOf: kit.CutAll(shard.Cut{Block: shard.Whole})}},
 		"no shard":     {optim.Owner, fsdp.Config{Strategy: fsdp.NoShard}},
-		"rows":         {optim.Owner, fsdp.Config{CutOf: cutAll(shard.Cut{Block: shard.Rows(1)})}},
-		"whole":        {optim.Owner, fsdp.Config{CutOf: cutAll(shard.Cut{Block: shard.Whole})}},
-		"weights":      {optim.Owner, fsdp.Config{CutOf: cutAll(shard.Cut{Weights: []float64{1, 0, 3, 1}})}},
+		"rows":         {optim.Owner, fsdp.Config{CutOf: kit.CutAll(shard.Cut{Block: shard.Rows(1)})}},
+		"whole":        {optim.Owner, fsdp.Config{CutOf: kit.CutAll(shard.Cut{Block: shard.Whole})}},
+		"weights":      {optim.Owner, fsdp.Config{CutOf: kit.CutAll(shard.Cut{Weights: []float64{1, 0, 3, 1}})}},
 	} {
-		requireSameBits(t, want, trainMuon(t, 4, optim.Muon{WeightDecay: 0.1, Method: c.method}, c.cfg), name)
+		kit.RequireSameBits(t, want, trainMuon(t, 4, optim.Muon{WeightDecay: 0.1, Method: c.method}, c.cfg), name)
 	}
 }
 
@@ -116,17 +104,17 @@ func TestMuonKnobs(t *testing.T) {
 // steps in its own groups.
 func TestMuonCheckpoints(t *testing.T) {
 	fsys := crashfs.New()
-	run := func(ranks int, save bool, cut shard.Cut) (all bits) {
-		onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, CutOf: cutAll(cut), Seed: uint64(ranks)})
+	run := func(ranks int, save bool, cut shard.Cut) (all kit.Bits) {
+		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, CutOf: kit.CutAll(cut), Seed: uint64(ranks)})
 			opt, err := muonFor(optim.Muon{}, m.Shards())
 			require.NoError(t, err)
 			if save {
-				forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
+				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 				require.NoError(t, opt.Step(0.1))
-				require.NoError(t, m.Save(ctx, ckpt, opt, kit.OnFS(fsys), fsdp.AtStep(1)))
+				require.NoError(t, m.Save(ctx, kit.Ckpt, opt, kit.OnFS(fsys), fsdp.AtStep(1)))
 			} else {
-				_, err := m.Load(ctx, ckpt, opt, kit.OnFS(fsys))
+				_, err := m.Load(ctx, kit.Ckpt, opt, kit.OnFS(fsys))
 				require.NoError(t, err)
 			}
 			if b := muonBits(t, ctx, m, opt); g.Rank() == 0 {
@@ -138,23 +126,23 @@ func TestMuonCheckpoints(t *testing.T) {
 	}
 	want := run(4, true, shard.Cut{})
 	for _, ranks := range []int{1, 2, 3} {
-		requireSameBits(t, want, run(ranks, false, shard.Cut{Block: shard.Rows(ranks)}), ranks, " ranks")
+		kit.RequireSameBits(t, want, run(ranks, false, shard.Cut{Block: shard.Rows(ranks)}), ranks, " ranks")
 	}
 }
 
 // Experts step in their own groups: each group has the bits that it has alone.
 func TestMuonInOwnGroups(t *testing.T) {
-	states := make([]bits, 4)
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], groupedBy(t, ctx, g, "l1", 2))
+	states := make([]kit.Bits, 4)
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
 		matrices := slices.DeleteFunc(m.Shards(), func(p optim.Param) bool { return len(p.Shape) < 2 })
 		opt, err := optim.Muon{}.New(matrices)
 		require.NoError(t, err)
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		require.NoError(t, opt.Step(0.1))
-		state, err := ownState(ctx, m)
+		state, err := kit.OwnState(ctx, m)
 		require.NoError(t, err)
-		states[g.Rank()] = bitsOf(state)
+		states[g.Rank()] = kit.BitsOf(state)
 	})
 	for r, s := range states {
 		for name := range s {
@@ -168,17 +156,17 @@ func TestMuonInOwnGroups(t *testing.T) {
 func TestMuonOnOneRank(t *testing.T) {
 	for name, other := range map[string]func(context.Context, *fsdp.Sharded) error{
 		"forward": func(ctx context.Context, m *fsdp.Sharded) error {
-			_, err := m.Forward(ctx, tinyBatch(1, 0, 2, tinyContext)...)
+			_, err := m.Forward(ctx, kit.TinyBatch(1, 0, 2, kit.TinyContext)...)
 			return err
 		},
 		"gone": func(context.Context, *fsdp.Sharded) error { return fmt.Errorf("gone") },
 	} {
 		passed := make(chan struct{}) // rank 0, whose pass the loss of rank 1 would end
 		err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
 			opt, err := muonFor(optim.Muon{Method: optim.Owner}, m.Shards())
 			require.NoError(t, err)
-			forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, tinyContext))
+			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 			if g.Rank() == 1 {
 				select {
 				case <-passed:
@@ -202,8 +190,8 @@ func TestMuonShare(t *testing.T) {
 	for _, world := range []int{8, 16} {
 		var muon *optim.MuonPlan
 		elements := 0
-		plan, err := fsdp.Dry(&nn.GPT{Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12}, fsdp.Config{Group: comm.World{Ranks: world}, Wrap: blocks}, func(params []optim.Param) (optim.Optimizer, error) {
-			hidden, rest := hiddenMatrices(params)
+		plan, err := fsdp.Dry(&nn.GPT{Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12}, fsdp.Config{Group: comm.World{Ranks: world}, Wrap: kit.Blocks}, func(params []optim.Param) (optim.Optimizer, error) {
+			hidden, rest := kit.HiddenMatrices(params)
 			for _, p := range rest {
 				elements += 2 * p.Value.Len()
 			}

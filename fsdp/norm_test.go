@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
 // gradient is what the tests of this file make element i of a parameter's gradient: a number of a
@@ -24,7 +25,7 @@ func gradient(name string, i int) float64 {
 	for _, c := range name {
 		seed = 31*seed + int(c)
 	}
-	return value(i, seed) * math.Pow(10, float64(u24(seed, 5)%61-30))
+	return kit.Value(i, seed) * math.Pow(10, float64(kit.U24(seed, 5)%61-30))
 }
 
 // mild is one whose squares float32 can hold.
@@ -33,7 +34,7 @@ func mild(name string, i int) float64 { return gradient(name, i) / math.Pow(10, 
 // setGrads writes gradients into the shards.
 func setGrads(t require.TestingT, m *fsdp.Sharded, f func(name string, i int) float64) {
 	for _, p := range m.Shards() {
-		edit(t, p.Grad, func(i int, _ float64) float64 { return f(p.Name, p.Offset+i) })
+		kit.Edit(t, p.Grad, func(i int, _ float64) float64 { return f(p.Name, p.Offset+i) })
 	}
 }
 
@@ -61,8 +62,8 @@ func largest(x []float64) float64 {
 type norms struct {
 	l2, inf     float64
 	each        map[string]float64
-	clipped     bits
-	clippedInf  bits
+	clipped     kit.Bits
+	clippedInf  kit.Bits
 	afterwards  float64
 	largestEach map[string]float64
 }
@@ -82,13 +83,13 @@ func measure(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Gr
 	again, err := m.ClipGradNorm(ctx, n.l2/3)
 	require.NoError(t, err)
 	require.Equal(t, n.l2, again, "the norm before clipping")
-	n.clipped = gradBits(t, ctx, m)
+	n.clipped = kit.GradBits(t, ctx, m)
 	n.afterwards, err = m.ClipGradNorm(ctx, math.Inf(1))
 	require.NoError(t, err)
 	setGrads(t, m, f)
 	_, err = m.ClipGradNorm(ctx, n.inf/7, fsdp.InfNorm)
 	require.NoError(t, err)
-	n.clippedInf = gradBits(t, ctx, m)
+	n.clippedInf = kit.GradBits(t, ctx, m)
 	return n
 }
 
@@ -96,14 +97,14 @@ func measure(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Gr
 func layouts(world int) map[string]fsdp.Config {
 	list := map[string]fsdp.Config{
 		"one unit":      {},
-		"blocks":        {Wrap: blocks},
+		"blocks":        {Wrap: kit.Blocks},
 		"each":          {Wrap: fsdp.WrapEach()},
-		"two of each":   {Wrap: everyOther, Strategy: fsdp.ShardGradOp},
-		"NoShard":       {Wrap: blocks, Strategy: fsdp.NoShard},
+		"two of each":   {Wrap: kit.EveryOther, Strategy: fsdp.ShardGradOp},
+		"NoShard":       {Wrap: kit.Blocks, Strategy: fsdp.NoShard},
 		"mixed":         {Wrap: fsdp.WrapEach(), StrategyOf: func(u fsdp.UnitInfo) fsdp.Strategy { return fsdp.Strategy(len(u.Name) % 3) }},
-		"ignored norms": {Wrap: blocks, Ignored: func(name string) bool { return strings.Contains(name, "ln") }},
+		"ignored norms": {Wrap: kit.Blocks, Ignored: func(name string) bool { return strings.Contains(name, "ln") }},
 		"all ignored":   {Ignored: func(name string) bool { return true }},
-		"some full":     {Wrap: blocks, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Full: func(_ fsdp.CallInfo, p fsdp.Param) bool { return len(p.Shape) < 2 }}},
+		"some full":     {Wrap: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Full: func(_ fsdp.CallInfo, p fsdp.Param) bool { return len(p.Shape) < 2 }}},
 	}
 	for ranks := 1; ranks <= world; ranks++ {
 		if world%ranks == 0 {
@@ -128,11 +129,11 @@ func TestNormsDoNotDependOnLayout(t *testing.T) {
 						if cfg.Precision.Gather != fsdp.Float32 && dtype == fsdp.Float64 {
 							continue
 						}
-						onRanks(t, world, func(ctx context.Context, g comm.Group) {
+						kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 							cfg := cfg
 							cfg.Group, cfg.Precision.Compute = g, dtype
-							m := wrap(t, tinyGPT(2), cfg)
-							forwardBackward(t, ctx, m, good(g.Rank())) // so that all have a gradient
+							m := kit.Wrap(t, kit.TinyGPT(2), cfg)
+							kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank())) // so that all have a gradient
 							got := measure(t, ctx, m, g, f)
 							if g.Rank() > 0 {
 								return
@@ -147,8 +148,8 @@ func TestNormsDoNotDependOnLayout(t *testing.T) {
 							require.Equal(t, want.afterwards, got.afterwards, msg)
 							require.Equal(t, want.each, got.each, msg)
 							require.Equal(t, want.largestEach, got.largestEach, msg)
-							requireSameBits(t, want.clipped, got.clipped, msg)
-							requireSameBits(t, want.clippedInf, got.clippedInf, msg)
+							kit.RequireSameBits(t, want.clipped, got.clipped, msg)
+							kit.RequireSameBits(t, want.clippedInf, got.clippedInf, msg)
 						})
 					}
 				}
@@ -186,13 +187,13 @@ func TestNormsOfTrainedParameters(t *testing.T) {
 	frozen := func(name string) bool { return strings.HasPrefix(name, "blocks.0") || name == "wte.weight" }
 	want := 0.0
 	for world := 1; world <= 3; world++ {
-		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap, cfg.Precision = g, blocks, float64s
+				cfg.Group, cfg.Wrap, cfg.Precision = g, kit.Blocks, kit.Float64s
 				cfg.Frozen = frozen
-				m := wrap(t, tinyGPT(2), cfg)
-				forwardBackward(t, ctx, m, good(g.Rank()))
+				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
+				kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 				setGrads(t, m, mild)
 				norm, err := m.ClipGradNorm(ctx, math.Inf(1))
 				require.NoError(t, err)
@@ -214,9 +215,9 @@ func TestNormsOfTrainedParameters(t *testing.T) {
 
 // TestNormOfUnitGroups checks that the norm counts the parameters of every group once.
 func TestNormOfUnitGroups(t *testing.T) {
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], groupedBy(t, ctx, g, "l1", 2))
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		of := func(half int) func(string, int) float64 {
 			return func(name string, i int) float64 {
 				if name == "l1.w" {
@@ -229,7 +230,7 @@ func TestNormOfUnitGroups(t *testing.T) {
 		norm, err := m.ClipGradNorm(ctx, math.Inf(1))
 		require.NoError(t, err)
 		var all []float64
-		for i := range shapeDim * shapeDim {
+		for i := range kit.ShapeDim * kit.ShapeDim {
 			all = append(all, of(0)("l0.w", i), of(0)("l1.w", i), of(1)("l1.w", i), of(0)("l2.w", i), of(0)("l3.w", i))
 		}
 		require.InEpsilon(t, exactNorm(all), norm, 1e-14)
@@ -239,7 +240,7 @@ func TestNormOfUnitGroups(t *testing.T) {
 		each, err := m.GradNorms(ctx, fsdp.L2Norm)
 		require.NoError(t, err)
 		var own []float64
-		for i := range shapeDim * shapeDim {
+		for i := range kit.ShapeDim * kit.ShapeDim {
 			own = append(own, of(g.Rank()/2)("l1.w", i))
 		}
 		require.InEpsilon(t, exactNorm(own), each["l1.w"], 1e-14, "that of this rank's group")
@@ -249,13 +250,13 @@ func TestNormOfUnitGroups(t *testing.T) {
 // TestClipLimits checks limits that are none, and that clipping leaves small gradients alone.
 func TestClipLimits(t *testing.T) {
 	for world := 1; world <= 2; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := chain64(t, g)
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Chain64(t, g)
 			norm, err := m.ClipGradNorm(ctx, 1)
 			require.NoError(t, err)
 			require.Zero(t, norm, "no gradient yet")
-			forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-			grads := gradBits(t, ctx, m)
+			kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
+			grads := kit.GradBits(t, ctx, m)
 			for _, limit := range []float64{0, -1, math.NaN(), math.Inf(-1)} {
 				for _, kind := range [][]fsdp.Norm{nil, {fsdp.L2Norm}, {fsdp.InfNorm}} {
 					_, err := m.ClipGradNorm(ctx, limit, kind...)
@@ -267,23 +268,23 @@ func TestClipLimits(t *testing.T) {
 			require.NoError(t, err)
 			_, err = m.ClipGradNorm(ctx, 2*norm)
 			require.NoError(t, err)
-			requireSameBits(t, grads, gradBits(t, ctx, m))
+			kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
 			for _, wrong := range []fsdp.Norm{2, 77} {
 				_, err = m.ClipGradNorm(ctx, 1, wrong)
 				require.ErrorContains(t, err, fmt.Sprintf("norm %d", wrong))
 				_, err = m.GradNorms(ctx, wrong)
 				require.ErrorContains(t, err, fmt.Sprintf("norm %d", wrong))
 			}
-			requireSameBits(t, grads, gradBits(t, ctx, m))
+			kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
 		})
 	}
 }
 
 // TestRanksClipDifferently gives ranks different limits and norms.
 func TestRanksClipDifferently(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := chain64(t, g)
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Chain64(t, g)
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		_, err := m.ClipGradNorm(ctx, float64(1+g.Rank()))
 		require.ErrorContains(t, err, fmt.Sprintf("rank %d runs ClipGradNorm as call 3 with %d", 1-g.Rank(), 2-g.Rank()))
 		_, err = m.ClipGradNorm(ctx, 1, fsdp.Norm(g.Rank()))
@@ -300,12 +301,12 @@ func TestRanksClipDifferently(t *testing.T) {
 func TestNormsNotFinite(t *testing.T) {
 	for _, bad := range []float64{math.NaN(), math.Inf(-1)} {
 		for world := 1; world <= 3; world++ {
-			everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
-					cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), float64s
-					m := wrap(t, shapes["chain"], cfg)
-					forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+					cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), kit.Float64s
+					m := kit.Wrap(t, kit.Shapes["chain"], cfg)
+					kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 					setGrads(t, m, func(name string, i int) float64 {
 						if name == "l2.w" && i == 24 {
 							return bad
@@ -322,7 +323,7 @@ func TestNormsNotFinite(t *testing.T) {
 							require.Equal(t, name == "l2.w", math.IsNaN(n) || math.IsInf(n, 0), name)
 						}
 					}
-					require.Equal(t, mild("l1.w", 3), gradsOf(t, ctx, m)["l1.w"][3], "nothing was scaled")
+					require.Equal(t, mild("l1.w", 3), kit.GradsOf(t, ctx, m)["l1.w"][3], "nothing was scaled")
 				})
 			})
 		}
@@ -331,9 +332,9 @@ func TestNormsNotFinite(t *testing.T) {
 
 // TestNormOverflows checks gradients that are finite and whose norm is not.
 func TestNormOverflows(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := chain64(t, g)
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Chain64(t, g)
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		setGrads(t, m, func(string, int) float64 { return math.MaxFloat64 })
 		_, err := m.ClipGradNorm(ctx, 1)
 		require.ErrorContains(t, err, "the norm of the gradients overflows")

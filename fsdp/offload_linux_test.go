@@ -20,6 +20,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/optim"
@@ -53,7 +54,7 @@ func TestOffloadJob(t *testing.T) {
 // startJob runs a job, with the allowance or without limit, and returns what it printed in lines
 // that begin with "job: ".
 func startJob(t *testing.T, job, dir string, limited bool) (printed, output string, err error) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 	defer cancel()
 	child := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestOffloadJob$")
 	child.Env = append(os.Environ(), "GOMAXPROCS=2", jobVariable+"="+job, jobDirVariable+"="+dir)
@@ -107,7 +108,7 @@ func trainLarge(r largeRun, dir string) error {
 	var report [largeRanks]string
 	var inFiles [largeRanks]int
 	err := comm.Run(context.Background(), largeRanks, func(ctx context.Context, g comm.Group) error {
-		cfg := fsdp.Config{Group: g, Wrap: blocks, OffloadDir: dir}
+		cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, OffloadDir: dir}
 		if r.keep {
 			cfg.Keep = fsdp.WrapEach()
 			if dir != "" {
@@ -122,7 +123,7 @@ func trainLarge(r largeRun, dir string) error {
 		if err != nil {
 			return err
 		}
-		batch := []fsdp.Tensor{tokens(g.Rank(), r.model.Vocab, r.rows, r.cols), tokens(g.Rank()+2, r.model.Vocab, r.rows, r.cols)}
+		batch := []fsdp.Tensor{kit.Tokens(g.Rank(), r.model.Vocab, r.rows, r.cols), kit.Tokens(g.Rank()+2, r.model.Vocab, r.rows, r.cols)}
 		plan, err := m.Plan(batch...)
 		if err != nil {
 			return err
@@ -191,9 +192,9 @@ func trainOnFullDisk(dir string) error {
 	const small, ample = 16 << 10, 64 << 20
 	model := &nn.GPT{Vocab: 16, Context: 32, Layers: 2, Dim: 128, Heads: 4}
 	return comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		cfg := fsdp.Config{Group: g, Wrap: blocks}
+		cfg := fsdp.Config{Group: g, Wrap: kit.Blocks}
 		if g.Rank() == 0 {
-			cfg.OffloadDir, cfg.Spill = dir, blocks
+			cfg.OffloadDir, cfg.Spill = dir, kit.Blocks
 		}
 		at := func(bytes uint64) error { // for both, at a time when neither allocates
 			return errors.Join(g.Barrier(ctx), limit(bytes), g.Barrier(ctx))
@@ -214,7 +215,7 @@ func trainOnFullDisk(dir string) error {
 				return err
 			}
 		}
-		_, err = m.Forward(ctx, tokens(1, 16, 8, 32), tokens(2, 16, 8, 32))
+		_, err = m.Forward(ctx, kit.Tokens(1, 16, 8, 32), kit.Tokens(2, 16, 8, 32))
 		if err == nil { // this rank had all it needed from the other
 			err = m.Backward(ctx)
 		}
@@ -263,10 +264,10 @@ func TestOffloadReadsAhead(t *testing.T) {
 	before := map[string]string{"blocks.1": "blocks.0", "blocks.2": "blocks.1"}
 	var seen []string
 	comes := func(what string, x []float32) {
-		require.Eventually(t, func() bool { in, of := inRAM(t, x); return in > of/2 }, patience, time.Millisecond, what)
+		require.Eventually(t, func() bool { in, of := inRAM(t, x); return in > of/2 }, kit.Patience, time.Millisecond, what)
 		seen = append(seen, what)
 	}
-	cfg := fsdp.Config{Wrap: blocks, Prefetch: fsdp.NoPrefetch, OffloadDir: "/var/tmp"} // where /tmp is RAM, this is not
+	cfg := fsdp.Config{Wrap: kit.Blocks, Prefetch: fsdp.NoPrefetch, OffloadDir: "/var/tmp"} // where /tmp is RAM, this is not
 	cfg.Trace = func(e fsdp.Event) {
 		for next, here := range before {
 			if e.Kind == "forward" && e.Call == here && len(seen) < len(before) {
@@ -277,7 +278,7 @@ func TestOffloadReadsAhead(t *testing.T) {
 			comes("gradient of "+e.Group, grads[e.Group])
 		}
 	}
-	m := wrap(t, &nn.GPT{Vocab: 16, Context: 8, Layers: 3, Dim: 128, Heads: 4}, cfg)
+	m := kit.Wrap(t, &nn.GPT{Vocab: 16, Context: 8, Layers: 3, Dim: 128, Heads: 4}, cfg)
 	defer func() { require.NoError(t, m.Close()) }()
 	var all [][]float32
 	for _, p := range m.Shards() {
@@ -299,7 +300,7 @@ func TestOffloadReadsAhead(t *testing.T) {
 			}
 		}
 		return true
-	}, patience, time.Millisecond)
-	forwardBackward(t, t.Context(), m, []fsdp.Tensor{tokens(1, 16, 2, 8), tokens(2, 16, 2, 8)})
+	}, kit.Patience, time.Millisecond)
+	kit.ForwardBackward(t, t.Context(), m, []fsdp.Tensor{kit.Tokens(1, 16, 2, 8), kit.Tokens(2, 16, 2, 8)})
 	require.Equal(t, []string{"value of blocks.1", "value of blocks.2", "gradient of blocks.2", "gradient of blocks.1", "gradient of blocks.0"}, seen)
 }

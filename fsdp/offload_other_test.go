@@ -10,14 +10,15 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 )
 
 // TestOffloadUnsupported: where files cannot be mapped, every rank is told.
 func TestOffloadUnsupported(t *testing.T) {
 	dir := t.TempDir()
-	for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		_, err := fsdp.WrapContext(ctx, tinyGPT(1), fsdp.Config{Group: g, OffloadDir: dir})
+	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1), fsdp.Config{Group: g, OffloadDir: dir})
 		return err
 	}) {
 		require.ErrorIs(t, err, mapped.ErrUnsupported)

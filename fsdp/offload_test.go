@@ -16,30 +16,17 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// offloads are configurations that differ in where memory lies.
-var offloads = map[string]func(c *fsdp.Config, dir string){
-	"shards": func(c *fsdp.Config, dir string) { c.OffloadDir = dir },
-	"shards and activations": func(c *fsdp.Config, dir string) {
-		c.OffloadDir, c.Spill, c.Keep = dir, fsdp.WrapEach(), fsdp.WrapEach()
-	},
-	"shards and checkpoints": func(c *fsdp.Config, dir string) { c.OffloadDir, c.Spill, c.Checkpoint = dir, blocks, blocks },
-	"on one rank only": func(c *fsdp.Config, dir string) {
-		if c.Group.Rank() == 0 {
-			c.OffloadDir, c.Spill = dir, blocks
-		}
-	},
-}
-
 // offloaded are configurations to be had with and without files.
 var offloaded = map[string]fsdp.Config{
-	"FullShard":   {Wrap: blocks},
-	"ShardGradOp": {Wrap: blocks, Strategy: fsdp.ShardGradOp},
-	"NoShard":     {Wrap: blocks, Strategy: fsdp.NoShard},
-	"HybridShard": {Wrap: blocks, Strategy: fsdp.HybridShard, ShardRanks: 1},
+	"FullShard":   {Wrap: kit.Blocks},
+	"ShardGradOp": {Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp},
+	"NoShard":     {Wrap: kit.Blocks, Strategy: fsdp.NoShard},
+	"HybridShard": {Wrap: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 1},
 	"bf16":        {Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}},
 	"computes":    {Wrap: fsdp.WrapEach(), Precision: fsdp.BF16()},
 	"poison":      {Prefetch: 2, Wrap: fsdp.WrapEach(), Poison: true},
@@ -48,16 +35,16 @@ var offloaded = map[string]fsdp.Config{
 // variedRun trains with all that may happen between steps: an evaluation, passes inside NoSync,
 // clipping, a change of what is frozen with the optimizer's state moved. It returns the bits of
 // parameters and losses.
-func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) bits {
-	model := tinyGPT(2)
+func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) kit.Bits {
+	model := kit.TinyGPT(2)
 	model.Dropout = 0.1
-	m := wrap(t, model, cfg)
+	m := kit.Wrap(t, model, cfg)
 	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 	require.NoError(t, err)
-	seen := make(bits)
+	seen := make(kit.Bits)
 	note := func(x float64) { seen["losses"] = append(seen["losses"], math.Float64bits(x)) }
 	for step := range 6 {
-		batch := func(k int) []fsdp.Tensor { return tinyBatch(10*step+k, cfg.Group.Rank(), 2, tinyContext) }
+		batch := func(k int) []fsdp.Tensor { return kit.TinyBatch(10*step+k, cfg.Group.Rank(), 2, kit.TinyContext) }
 		if step == 3 {
 			entries, err := m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "blocks.0") }, opt)
 			require.NoError(t, err)
@@ -68,20 +55,20 @@ func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) bits {
 		}
 		out, err := m.Eval(ctx, batch(0)...)
 		require.NoError(t, err)
-		note(elements(out[0])[0])
+		note(kit.Elements(out[0])[0])
 		if step%2 == 1 {
 			require.NoError(t, m.NoSync(func() error {
-				note(forwardBackward(t, ctx, m, batch(1)))
+				note(kit.ForwardBackward(t, ctx, m, batch(1)))
 				return nil
 			}))
 		}
-		note(forwardBackward(t, ctx, m, batch(2)))
+		note(kit.ForwardBackward(t, ctx, m, batch(2)))
 		_, err = m.ClipGradNorm(ctx, 0.5)
 		require.NoError(t, err)
 		require.NoError(t, opt.Step(1e-2))
 		m.ZeroGrad()
 	}
-	for name, b := range stateBits(t, ctx, m) {
+	for name, b := range kit.StateBits(t, ctx, m) {
 		seen[name] = b
 	}
 	if cfg.OffloadDir != "" {
@@ -99,19 +86,19 @@ func TestOffloadDoesNotChangeBits(t *testing.T) {
 	for name, base := range offloaded {
 		for world := 1; world <= 3; world++ {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
-				want := make([]bits, world)
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				want := make([]kit.Bits, world)
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					cfg := base
 					cfg.Group = g
 					want[g.Rank()] = variedRun(t, ctx, cfg)
 				})
-				for how, offload := range offloads {
+				for how, offload := range kit.Offloads {
 					dir := t.TempDir()
-					onRanks(t, world, func(ctx context.Context, g comm.Group) {
+					kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 						cfg := base
 						cfg.Group = g
 						offload(&cfg, dir)
-						requireSameBits(t, want[g.Rank()], variedRun(t, ctx, cfg), how)
+						kit.RequireSameBits(t, want[g.Rank()], variedRun(t, ctx, cfg), how)
 					})
 					requireEmpty(t, dir)
 				}
@@ -136,24 +123,24 @@ func TestOffloadIsCounted(t *testing.T) {
 		"shards":      func(*fsdp.Config) {},
 		"activations": spill,
 		"kept":        func(c *fsdp.Config) { spill(c); c.Keep = fsdp.WrapEach() },
-		"checkpoints": func(c *fsdp.Config) { spill(c); c.Checkpoint = blocks },
+		"checkpoints": func(c *fsdp.Config) { spill(c); c.Checkpoint = kit.Blocks },
 		"nothing":     func(c *fsdp.Config) { c.OffloadDir = "" },
 	} {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			var m *fsdp.Sharded
 			inFiles, elsewhere := 0, 0
-			cfg := fsdp.Config{Group: g, Wrap: blocks, OffloadDir: t.TempDir(), Trace: func(fsdp.Event) {
+			cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, OffloadDir: t.TempDir(), Trace: func(fsdp.Event) {
 				now := m.Memory()
 				inFiles, elsewhere = max(inFiles, now.Mapped), max(elsewhere, now.Live-now.Mapped)
 			}}
 			turn(&cfg)
-			m = wrap(t, tinyGPT(4), cfg)
-			update := updater(t, m, 1)
-			batch := tinyBatch(0, g.Rank(), 8, tinyContext)
+			m = kit.Wrap(t, kit.TinyGPT(4), cfg)
+			update := kit.Updater(t, m, 1)
+			batch := kit.TinyBatch(0, g.Rank(), 8, kit.TinyContext)
 			plan, err := m.Plan(batch...)
 			require.NoError(t, err)
 			m.ResetPeak()
-			forwardBackward(t, ctx, m, batch)
+			kit.ForwardBackward(t, ctx, m, batch)
 			update(ctx)
 
 			require.Equal(t, plan.Peak(), m.Memory().Peak, name)
@@ -197,12 +184,12 @@ func TestOffloadDirRefused(t *testing.T) {
 	for dir, want := range cases {
 		for world := 1; world <= 3; world++ {
 			bad := world - 1
-			for rank, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+			for rank, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
 				cfg := fsdp.Config{Group: g}
 				if g.Rank() == bad {
 					cfg.OffloadDir = dir
 				}
-				_, err := fsdp.WrapContext(ctx, tinyGPT(1), cfg)
+				_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1), cfg)
 				return err
 			}) {
 				require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", rank))
@@ -218,16 +205,16 @@ func TestOffloadDirRefused(t *testing.T) {
 			}
 		}
 	}
-	_, err := fsdp.Wrap(tinyGPT(1), fsdp.Config{Spill: blocks})
+	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Spill: kit.Blocks})
 	require.EqualError(t, err, "fsdp: rank 0: Config.Spill selects calls, but Config.OffloadDir names no directory")
 }
 
 // TestOffloadNeedsRoom: a model that the disk has no place for is refused by every rank before
 // anything is written, and leaves nothing behind.
 func TestOffloadNeedsRoom(t *testing.T) {
-	huge := calls(call("a", having(weight("w", 1<<20, 1<<24))))
+	huge := kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 1<<20, 1<<24))))
 	dir := t.TempDir()
-	for rank, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+	for rank, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		_, err := fsdp.WrapContext(ctx, huge, fsdp.Config{Group: g, OffloadDir: dir})
 		return err
 	}) {
@@ -246,19 +233,19 @@ func TestOffloadNeedsRoom(t *testing.T) {
 // pass, and one that is closed after a forward leave nothing behind.
 func TestOffloadAfterFailure(t *testing.T) {
 	dir := t.TempDir()
-	errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		_, err := fsdp.WrapContext(ctx, tinyGPT(1+g.Rank()), fsdp.Config{Group: g, OffloadDir: dir})
+	kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1+g.Rank()), fsdp.Config{Group: g, OffloadDir: dir})
 		return err
 	})
 	requireEmpty(t, dir)
 	for _, traced := range []string{"backward", "nothing"} {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, OffloadDir: dir, Spill: blocks, Wrap: blocks, Trace: func(e fsdp.Event) {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, OffloadDir: dir, Spill: kit.Blocks, Wrap: kit.Blocks, Trace: func(e fsdp.Event) {
 				if e.Rank == 1 && e.Kind == traced {
 					panic("no more")
 				}
 			}})
-			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 3)...)
+			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 3)...)
 			require.NoError(t, err)
 			if traced == "backward" {
 				require.ErrorContains(t, m.Backward(ctx), "no more")

@@ -18,6 +18,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/comm/commtest"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 	"github.com/gofsdp/gofsdp/optim"
@@ -30,25 +31,25 @@ type sighted struct{ dropout bool }
 func (*sighted) Inputs() []string { return []string{"text", "target", "image"} }
 
 func (s *sighted) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
-	text := t.Call("text", &dense{dim: shapeDim}, in[0])
-	seen := t.Call("eye.0", &dense{dim: shapeDim}, t.Optional(in[2]))
-	seen = t.Call("eye.1", &dense{dim: shapeDim}, seen)
+	text := t.Call("text", &kit.Dense{Dim: kit.ShapeDim}, in[0])
+	seen := t.Call("eye.0", &kit.Dense{Dim: kit.ShapeDim}, t.Optional(in[2]))
+	seen = t.Call("eye.1", &kit.Dense{Dim: kit.ShapeDim}, seen)
 	if s.dropout {
-		seen = t.Call("dropout", &module{build: func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		seen = t.Call("dropout", &kit.Module{Graph: func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 			y, err := op.Dropout(in[0], 0.3, b.Stream("mask"))
 			return gorgonia.Nodes{y}, err
 		}}, seen)
 	}
-	x := t.Call("mix", &dense{shapeDim, true}, text, seen).Or(text)
-	x = t.Call("end", &dense{dim: shapeDim}, x)
-	return []fsdp.Ref{t.Call("distance", distance, x, in[1]), seen}, nil
+	x := t.Call("mix", &kit.Dense{Dim: kit.ShapeDim, Mem: true}, text, seen).Or(text)
+	x = t.Call("end", &kit.Dense{Dim: kit.ShapeDim}, x)
+	return []fsdp.Ref{t.Call("distance", kit.Distance, x, in[1]), seen}, nil
 }
 
 // sightedBatch returns a batch, with an image or without.
 func sightedBatch(seed int, image bool) []fsdp.Tensor {
-	b := []fsdp.Tensor{floats(seed, 3, shapeDim), floats(seed+1, 3, shapeDim), nil}
+	b := []fsdp.Tensor{kit.Floats(seed, 3, kit.ShapeDim), kit.Floats(seed+1, 3, kit.ShapeDim), nil}
 	if image {
-		b[2] = floats(seed+2, 3, shapeDim)
+		b[2] = kit.Floats(seed+2, 3, kit.ShapeDim)
 	}
 	return b
 }
@@ -57,20 +58,20 @@ func sightedBatch(seed int, image bool) []fsdp.Tensor {
 // step in which no rank has an image, in any of its passes, the tower and all that the optimizer keeps of
 // it stay as they are, to the bit; one image on one rank, inside NoSync, is enough to move it.
 func TestOptionalLeavesAlone(t *testing.T) {
-	everyStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
-		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+	kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			cfg := cfg
-			cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), float64s
-			m := wrap(t, &sighted{}, cfg)
+			cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), kit.Float64s
+			m := kit.Wrap(t, &sighted{}, cfg)
 			opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 			require.NoError(t, err)
-			look := func() bits {
-				all := stateBits(t, ctx, m)
+			look := func() kit.Bits {
+				all := kit.StateBits(t, ctx, m)
 				full, err := m.FullOptimState(ctx, opt)
 				require.NoError(t, err)
 				if full != nil {
 					for _, e := range full.Entries() {
-						for _, x := range numbers(t, e.Data) {
+						for _, x := range kit.Numbers(t, e.Data) {
 							all[e.Param+" "+e.Name] = append(all[e.Param+" "+e.Name], math.Float64bits(x))
 						}
 					}
@@ -81,7 +82,7 @@ func TestOptionalLeavesAlone(t *testing.T) {
 			for step, at := range []int{-1, 2, -1, 5, -1} { // the pass and rank that have an image
 				for pass := range 2 {
 					run := func() error {
-						forwardBackward(t, ctx, m, sightedBatch(10*step+pass, at == 4*pass+g.Rank()))
+						kit.ForwardBackward(t, ctx, m, sightedBatch(10*step+pass, at == 4*pass+g.Rank()))
 						return nil
 					}
 					if pass == 0 {
@@ -121,15 +122,15 @@ func TestOptionalLeavesAlone(t *testing.T) {
 // TestOptionalCost compares a rank without an image with one that has it, and with a model without a tower:
 // the collectives are those of the first, and its own buffers those of the second.
 func TestOptionalCost(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		absent := make(map[string]int)
-		cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true}
+		cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
 		cfg.Trace = func(e fsdp.Event) {
 			if e.Absent {
 				absent[e.Kind+" "+e.Call]++
 			}
 		}
-		m := wrap(t, &sighted{}, cfg)
+		m := kit.Wrap(t, &sighted{}, cfg)
 		plans := make([]*fsdp.Plan, 2)
 		for i, image := range []bool{false, true} {
 			var err error
@@ -141,16 +142,16 @@ func TestOptionalCost(t *testing.T) {
 		require.Equal(t, plans[1].Traffic, plans[0].Traffic)
 		require.Less(t, plans[0].FLOPs, plans[1].FLOPs*2/3)
 
-		plain := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-			x := t.Call("text", &dense{dim: shapeDim}, in[0])
-			x = t.Call("end", &dense{dim: shapeDim}, x)
-			return []fsdp.Ref{t.Call("distance", distance, x, in[1])}, nil
-		}), fsdp.Config{Group: g, Strategy: fsdp.NoShard, Precision: float64s, Wrap: fsdp.WrapEach()})
+		plain := kit.Wrap(t, kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+			x := t.Call("text", &kit.Dense{Dim: kit.ShapeDim}, in[0])
+			x = t.Call("end", &kit.Dense{Dim: kit.ShapeDim}, x)
+			return []fsdp.Ref{t.Call("distance", kit.Distance, x, in[1])}, nil
+		}), fsdp.Config{Group: g, Strategy: fsdp.NoShard, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
 		p, err := plain.Plan(sightedBatch(1, false)[:2]...)
 		require.NoError(t, err)
 		require.Equal(t, p.FLOPs, plans[0].FLOPs)
 		m.ResetPeak()
-		forwardBackward(t, ctx, m, sightedBatch(1, g.Rank() == 1))
+		kit.ForwardBackward(t, ctx, m, sightedBatch(1, g.Rank() == 1))
 		require.Equal(t, plans[g.Rank()].ShardBytes+plans[g.Rank()].PassBytes, m.Memory().Peak)
 		if g.Rank() == 0 {
 			require.Equal(t, map[string]int{
@@ -159,7 +160,7 @@ func TestOptionalCost(t *testing.T) {
 		} else {
 			require.Empty(t, absent)
 		}
-		still := wrap(t, &sighted{}, fsdp.Config{Group: g, Strategy: fsdp.NoShard, Precision: float64s, Wrap: fsdp.WrapEach(), Frozen: func(name string) bool {
+		still := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Strategy: fsdp.NoShard, Precision: kit.Float64s, Wrap: fsdp.WrapEach(), Frozen: func(name string) bool {
 			return strings.HasPrefix(name, "eye") || strings.HasPrefix(name, "mix") // whose gradients would be whole for a moment
 		}})
 		q, err := still.Plan(sightedBatch(1, false)...)
@@ -171,8 +172,8 @@ func TestOptionalCost(t *testing.T) {
 
 // TestOptionalEval evaluates on ranks of which one has an image, alone inside JoinCalls, and trains there.
 func TestOptionalEval(t *testing.T) {
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, &sighted{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true})
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true})
 		for seed := range 3 {
 			image := seed == g.Rank()
 			out, err := m.Eval(ctx, sightedBatch(seed, image)...)
@@ -185,7 +186,7 @@ func TestOptionalEval(t *testing.T) {
 				if _, err := m.Eval(ctx, sightedBatch(i, i%2 == 1)...); err != nil {
 					return err
 				}
-				if err := trainStep(ctx, m, sightedBatch(i, g.Rank() == 2 && i == 1)); err != nil {
+				if err := kit.TrainStep(ctx, m, sightedBatch(i, g.Rank() == 2 && i == 1)); err != nil {
 					return err
 				}
 			}
@@ -201,22 +202,22 @@ func TestOptionalEval(t *testing.T) {
 // TestOptionalVirtualRanks trains micro-batches of which some have images on 1, 2 and 4 ranks, to the
 // same bits.
 func TestOptionalVirtualRanks(t *testing.T) {
-	var want bits
+	var want kit.Bits
 	for _, ranks := range []int{4, 2, 1} {
-		onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, &sighted{dropout: true}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, VirtualRanks: 4, Seed: 3})
-			update := updater(t, m, 0.1)
+		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, &sighted{dropout: true}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, VirtualRanks: 4, Seed: 3})
+			update := kit.Updater(t, m, 0.1)
 			for step := range 3 {
 				for pass := range 4 / ranks {
 					v := pass*ranks + g.Rank()
-					forwardBackward(t, ctx, m, sightedBatch(10*step+v, (step+v)%3 == 0 && step != 1))
+					kit.ForwardBackward(t, ctx, m, sightedBatch(10*step+v, (step+v)%3 == 0 && step != 1))
 				}
 				update(ctx)
 			}
-			if got := stateBits(t, ctx, m); g.Rank() == 0 && want == nil {
+			if got := kit.StateBits(t, ctx, m); g.Rank() == 0 && want == nil {
 				want = got
 			} else if g.Rank() == 0 {
-				requireSameBits(t, want, got, ranks, " ranks")
+				kit.RequireSameBits(t, want, got, ranks, " ranks")
 			}
 			require.NoError(t, m.Close())
 		})
@@ -226,28 +227,28 @@ func TestOptionalVirtualRanks(t *testing.T) {
 // TestOptionalPrecision trains in bfloat16, and with gradients that travel in it, with checkpointing and
 // without, to the same bits under two wrappings.
 func TestOptionalPrecision(t *testing.T) {
-	for _, p := range parityPrecisions {
-		var want bits
+	for _, p := range kit.ParityPrecisions {
+		var want kit.Bits
 		for _, cfg := range []fsdp.Config{{Wrap: fsdp.WrapEach()}, {Strategy: fsdp.ShardGradOp, Checkpoint: fsdp.WrapEach()}} {
-			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
 				cfg.Group, cfg.Poison, cfg.Divide = g, true, fsdp.ByActive
-				cfg.Precision = fsdp.Precision{Compute: p.compute, Gather: p.gather, Reduce: p.reduce}
-				m := wrap(t, &sighted{dropout: true}, cfg)
-				update := updater(t, m, 0.1)
+				cfg.Precision = fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce}
+				m := kit.Wrap(t, &sighted{dropout: true}, cfg)
+				update := kit.Updater(t, m, 0.1)
 				for step := range 3 {
 					image := (step+g.Rank())%3 == 0
 					batch := sightedBatch(step, image)
-					if inType(batch[:2], p.compute); image {
-						inType(batch[2:], p.compute)
+					if kit.InType(batch[:2], p.Compute); image {
+						kit.InType(batch[2:], p.Compute)
 					}
-					forwardBackward(t, ctx, m, batch)
+					kit.ForwardBackward(t, ctx, m, batch)
 					update(ctx)
 				}
-				if got := stateBits(t, ctx, m); g.Rank() == 0 && want == nil {
+				if got := kit.StateBits(t, ctx, m); g.Rank() == 0 && want == nil {
 					want = got
 				} else if g.Rank() == 0 {
-					requireSameBits(t, want, got, p.name)
+					kit.RequireSameBits(t, want, got, p.Name)
 				}
 				require.NoError(t, m.Close())
 			})
@@ -258,31 +259,31 @@ func TestOptionalPrecision(t *testing.T) {
 // TestOptionalIsSaid gives models and batches that say too little of absence.
 func TestOptionalIsSaid(t *testing.T) {
 	says := func(text string, f func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref) {
-		_, err := fsdp.Wrap(model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return f(t, in), nil }), fsdp.Config{})
+		_, err := fsdp.Wrap(kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return f(t, in), nil }), fsdp.Config{})
 		require.ErrorContains(t, err, text)
 	}
 	says("the loss may be absent, see Tape.Optional: say by Or what it is then", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
-		return []fsdp.Ref{t.Call("a", &dense{dim: shapeDim}, t.Optional(in[0]))}
+		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, t.Optional(in[0]))}
 	})
 	says("Optional of a value that is no tensor of the batch needs a function", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
-		return []fsdp.Ref{t.Optional(t.Call("a", &dense{dim: shapeDim}, in[0]))}
+		return []fsdp.Ref{t.Optional(t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0]))}
 	})
 	says("Optional: a function is nil", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
-		return []fsdp.Ref{t.Optional(t.Call("a", &dense{dim: shapeDim}, in[0]), nil)}
+		return []fsdp.Ref{t.Optional(t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0]), nil)}
 	})
 	says("result 0 is not the output of a call of this model", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
-		return []fsdp.Ref{t.Call("a", &dense{dim: shapeDim}, t.Optional(in[0])).Or(in[1])}
+		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, t.Optional(in[0])).Or(in[1])}
 	})
 	says("Or: input 1 is not a value of this model", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
-		return []fsdp.Ref{t.Call("a", &dense{dim: shapeDim}, in[0]).Or(fsdp.Ref{})}
+		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0]).Or(fsdp.Ref{})}
 	})
 	says("At(1) of a value that is not the output of a call", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
-		return []fsdp.Ref{t.Call("a", &dense{dim: shapeDim}, t.Optional(in[0])).Or(t.Zeros("none", 1)).At(1)}
+		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, t.Optional(in[0])).Or(t.Zeros("none", 1)).At(1)}
 	})
 	_, err := fsdp.Wrap(&sighted{}, fsdp.Config{Device: noDevice{}, Divide: fsdp.ByActive})
 	require.ErrorContains(t, err, "Config.Device cannot divide their gradients ByActive")
-	for r, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		m := wrap(t, &sighted{}, fsdp.Config{Group: g, Precision: float64s})
+	for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Precision: kit.Float64s})
 		b := sightedBatch(0, true)
 		if g.Rank() == 1 {
 			b[1] = nil
@@ -292,26 +293,26 @@ func TestOptionalIsSaid(t *testing.T) {
 	}) {
 		require.ErrorContains(t, err, "batch tensor 1 (target): the tensor is nil, and the model does not say by Tape.Optional that it may be", "rank %d", r)
 	}
-	for r, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		_, err := fsdp.Wrap(model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-			x := t.Call("a", &dense{dim: shapeDim}, in[0])
-			if y := t.Call("b", &dense{dim: shapeDim}, x); g.Rank() == 0 {
+	for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		_, err := fsdp.Wrap(kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+			x := t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0])
+			if y := t.Call("b", &kit.Dense{Dim: kit.ShapeDim}, x); g.Rank() == 0 {
 				x = t.Optional(y, func([]fsdp.Tensor) bool { return true }).Or(x)
 			} else {
 				x = y.Or(x)
 			}
-			return regress(t, in, x), nil
+			return kit.Regress(t, in, x), nil
 		}), fsdp.Config{Group: g})
 		return err
 	}) {
 		require.ErrorContains(t, err, "ranks disagree about the model or configuration", "rank %d", r)
 	}
-	for r, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		m := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-			x := t.Call("a", &dense{dim: shapeDim}, in[0])
-			y := t.Optional(t.Call("b", &dense{dim: shapeDim}, x), func([]fsdp.Tensor) bool { panic(fmt.Sprint("panic of rank ", g.Rank())) })
-			return regress(t, in, y.Or(x)), nil
-		}), fsdp.Config{Group: g, Precision: float64s})
+	for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		m := kit.Wrap(t, kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+			x := t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0])
+			y := t.Optional(t.Call("b", &kit.Dense{Dim: kit.ShapeDim}, x), func([]fsdp.Tensor) bool { panic(fmt.Sprint("panic of rank ", g.Rank())) })
+			return kit.Regress(t, in, y.Or(x)), nil
+		}), fsdp.Config{Group: g, Precision: kit.Float64s})
 		_, err := m.Forward(ctx, sightedBatch(0, false)[:2]...)
 		return errors.Join(err, m.Close())
 	}) {
@@ -335,13 +336,13 @@ func TestOptionalManyPasses(t *testing.T) {
 		require.NoError(t, err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, &sighted{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true, Divide: fsdp.ByActive})
-			update := updater(t, m, 1)
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true, Divide: fsdp.ByActive})
+			update := kit.Updater(t, m, 1)
 			all, mine := rand.New(rand.NewPCG(1, 0)), rand.New(rand.NewPCG(2, uint64(g.Rank())))
 			done := 0
 			for done < passes {
-				for batch, err := range m.Join(ctx, batches(1+all.IntN(9), func(int) []fsdp.Tensor {
+				for batch, err := range m.Join(ctx, kit.Batches(1+all.IntN(9), func(int) []fsdp.Tensor {
 					if g.Rank() > 0 && mine.IntN(5) == 0 {
 						return nil
 					}
@@ -352,7 +353,7 @@ func TestOptionalManyPasses(t *testing.T) {
 					if what := all.IntN(8); what == 0 {
 						_, err := m.Eval(ctx, batch...)
 						require.NoError(t, err)
-					} else if require.NoError(t, trainStep(ctx, m, batch)); what == 1 {
+					} else if require.NoError(t, kit.TrainStep(ctx, m, batch)); what == 1 {
 						update(ctx)
 					}
 				}
@@ -371,14 +372,14 @@ func TestOptionalFaults(t *testing.T) {
 			require.NoError(t, comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {
 				ctx, cancel := context.WithCancelCause(ctx)
 				defer cancel(nil)
-				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true}
+				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
 				if g.Rank() == faulty {
 					cfg.Group = commtest.Faulty(g, decide)
 					cfg.Trace = func(e fsdp.Event) { trace(cancel, e) }
 				}
-				m := wrap(t, &sighted{}, cfg)
+				m := kit.Wrap(t, &sighted{}, cfg)
 				for i := range 2 {
-					if err := trainStep(ctx, m, sightedBatch(i, (g.Rank()+i)%3 == 0)); err != nil {
+					if err := kit.TrainStep(ctx, m, sightedBatch(i, (g.Rank()+i)%3 == 0)); err != nil {
 						errs[g.Rank()] = err
 						break
 					}
@@ -389,7 +390,7 @@ func TestOptionalFaults(t *testing.T) {
 			for _, err := range errs {
 				if err != nil {
 					failed++
-					require.ErrorContains(t, err, errOops.Error())
+					require.ErrorContains(t, err, kit.ErrOops.Error())
 				}
 			}
 		})
@@ -404,9 +405,9 @@ func TestOptionalFaults(t *testing.T) {
 				left := at
 				failed := run(faulty, func(cancel context.CancelCauseFunc, _ fsdp.Event) {
 					if left--; left == -1 && cancels {
-						cancel(errOops)
+						cancel(kit.ErrOops)
 					} else if left == -1 {
-						panic(errOops)
+						panic(kit.ErrOops)
 					}
 				}, none)
 				if at < operations-1 || !cancels { // nothing comes after the last that would see the context
@@ -418,7 +419,7 @@ func TestOptionalFaults(t *testing.T) {
 			left := at
 			failed = run(faulty, func(context.CancelCauseFunc, fsdp.Event) {}, func(commtest.Call) commtest.Fault {
 				if left--; left == 0 {
-					return commtest.Fault{Err: errOops}
+					return commtest.Fault{Err: kit.ErrOops}
 				}
 				return commtest.Fault{}
 			})

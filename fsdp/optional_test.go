@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
 // An optionalRun is a training at random of a model at random, calls of which may be absent. It is
@@ -28,7 +29,7 @@ type optionalRun struct {
 	NoSync   bool
 	Clip     bool
 	Steps    [][]optionalPass // each ends in an update
-	settings [2]setting
+	settings [2]kit.Setting
 }
 
 // An optionalNode is a value of the model. Values 0, 1 and 2 are batch tensors, of which the last two
@@ -66,11 +67,11 @@ func drawOptional(t *rapid.T) *optionalRun {
 	}
 	for i := range o.settings {
 		k := &o.settings[i]
-		k.knobs = drawKnobs(t, o.World)
-		k.ShardRanks = rapid.SampledFrom(powersIn(o.World)).Draw(t, "ranks of a shard")
-		k.inFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
-		if k.ignored = rapid.Bool().Draw(t, "ignored"); o.Grouped > 0 {
-			k.Wrap, k.ignored = "each", false
+		k.Knobs = kit.DrawKnobs(t, o.World)
+		k.ShardRanks = rapid.SampledFrom(kit.PowersIn(o.World)).Draw(t, "ranks of a shard")
+		k.InFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
+		if k.Ignored = rapid.Bool().Draw(t, "ignored"); o.Grouped > 0 {
+			k.Wrap, k.Ignored = "each", false
 		}
 	}
 	for range rapid.IntRange(1, 3).Draw(t, "steps") {
@@ -97,22 +98,22 @@ func optionalBatch(seed int, there []bool) []fsdp.Tensor {
 		return nil
 	}
 	rows := 2 + seed%2
-	batch := []fsdp.Tensor{floats(4*seed, rows, shapeDim), floats(4*seed+1, rows, shapeDim), nil, nil}
+	batch := []fsdp.Tensor{kit.Floats(4*seed, rows, kit.ShapeDim), kit.Floats(4*seed+1, rows, kit.ShapeDim), nil, nil}
 	for i := range 2 {
 		if there[i] {
-			batch[2+i] = floats(4*seed+2+i, rows, shapeDim)
+			batch[2+i] = kit.Floats(4*seed+2+i, rows, kit.ShapeDim)
 		}
 	}
 	for i := range optionalBits {
-		if elements(batch[1])[i] = 0.5; there[2+i] {
-			elements(batch[1])[i] = 2
+		if kit.Elements(batch[1])[i] = 0.5; there[2+i] {
+			kit.Elements(batch[1])[i] = 2
 		}
 	}
 	return batch
 }
 
 // optionalModel names its inputs, so that it takes all of them.
-type optionalModel struct{ model }
+type optionalModel struct{ kit.Model }
 
 func (optionalModel) Inputs() []string { return []string{"x", "y", "a", "b"} }
 
@@ -142,31 +143,31 @@ func (o *optionalRun) model(there []bool) fsdp.Model {
 			case n.Kind == "when" && plain:
 				here = here && there[2+n.In[1]%optionalBits]
 			case n.Kind == "when":
-				v = t.Optional(a, func(batch []fsdp.Tensor) bool { return elements(batch[1])[n.In[1]%optionalBits] > 1 })
+				v = t.Optional(a, func(batch []fsdp.Tensor) bool { return kit.Elements(batch[1])[n.In[1]%optionalBits] > 1 })
 			case n.Kind == "two":
-				v, here = t.Call(name, &dense{shapeDim, true}, a, b), here && is[n.In[1]]
+				v, here = t.Call(name, &kit.Dense{Dim: kit.ShapeDim, Mem: true}, a, b), here && is[n.In[1]]
 			case n.Kind == "again" && first != "":
 				v = t.Again(first, a)
 			case n.Kind == "tied" && first != "":
-				w := fsdp.Param{Name: "w", Shape: []int{shapeDim, shapeDim}, Tied: first + ".w"}
-				v = t.Call(name, &module{[]fsdp.Param{w}, (&dense{dim: shapeDim}).build}, a)
+				w := fsdp.Param{Name: "w", Shape: []int{kit.ShapeDim, kit.ShapeDim}, Tied: first + ".w"}
+				v = t.Call(name, &kit.Module{Parameters: []fsdp.Param{w}, Graph: (&kit.Dense{Dim: kit.ShapeDim}).Graph}, a)
 			case n.Kind == "halves":
-				v = t.Call(name, halves(shapeDim), a).At(n.In[1] % 2)
+				v = t.Call(name, kit.Halves(kit.ShapeDim), a).At(n.In[1] % 2)
 			default:
-				if v = t.Call(name, &dense{dim: shapeDim}, a); first == "" {
+				if v = t.Call(name, &kit.Dense{Dim: kit.ShapeDim}, a); first == "" {
 					first = name
 				}
 			}
 			values, is = append(values, v), append(is, here)
 		}
-		x := t.Call("base", &dense{dim: shapeDim}, in[0])
+		x := t.Call("base", &kit.Dense{Dim: kit.ShapeDim}, in[0])
 		last := values[len(values)-1]
 		if !plain {
 			last = last.Or(x)
 		} else if !is[len(is)-1] {
 			last = x
 		}
-		return regress(t, in, t.Call("end", &dense{shapeDim, true}, x, last)), nil
+		return kit.Regress(t, in, t.Call("end", &kit.Dense{Dim: kit.ShapeDim, Mem: true}, x, last)), nil
 	}}
 }
 
@@ -182,22 +183,22 @@ func (o *optionalRun) grouped() string {
 
 // frozen tells which parameters are.
 func (o *optionalRun) frozen(name string) bool {
-	return o.Frozen > 0 && u24(len(name)+int(name[1]), o.Frozen)%3 == 0
+	return o.Frozen > 0 && kit.U24(len(name)+int(name[1]), o.Frozen)%3 == 0
 }
 
 // optionalSeen are the parameters of a rank after each step, and the losses of its passes, gradients
 // and their norms.
-type optionalSeen []record
+type optionalSeen []kit.Record
 
 // train trains one rank and returns what it sees, beginning with the parameters before.
-func (o *optionalRun) train(t require.TestingT, ctx context.Context, g comm.Group, k setting) (seen optionalSeen) {
-	cfg := k.config()
-	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, o.Divide, k.inFlight, o.frozen
-	if k.ignored {
+func (o *optionalRun) train(t require.TestingT, ctx context.Context, g comm.Group, k kit.Setting) (seen optionalSeen) {
+	cfg := k.Config()
+	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, o.Divide, k.InFlight, o.frozen
+	if k.Ignored {
 		cfg.Ignored = func(name string) bool { return len(name)%2 == 1 }
 	}
 	if unit := o.grouped(); unit != "" {
-		cfg.GroupOf = groupedBy(t, ctx, g, unit, o.Grouped).GroupOf
+		cfg.GroupOf = kit.GroupedBy(t, ctx, g, unit, o.Grouped).GroupOf
 		cfg.StrategyOf = func(i fsdp.UnitInfo) fsdp.Strategy {
 			if i.Name == unit {
 				return fsdp.FullShard
@@ -205,24 +206,24 @@ func (o *optionalRun) train(t require.TestingT, ctx context.Context, g comm.Grou
 			return i.Strategy
 		}
 	}
-	m := wrap(t, o.model(nil), cfg)
-	opt, err := scriptOptimizer(m.Shards())
+	m := kit.Wrap(t, o.model(nil), cfg)
+	opt, err := kit.ScriptOptimizer(m.Shards())
 	require.NoError(t, err)
-	look := func(of func(context.Context, *fsdp.Sharded) (params, error)) {
+	look := func(of func(context.Context, *fsdp.Sharded) (kit.Params, error)) {
 		all, err := of(ctx, m)
 		require.NoError(t, err)
-		seen = append(seen, recordOf(all))
+		seen = append(seen, kit.RecordOf(all))
 	}
-	look(ownState)
+	look(kit.OwnState)
 	for s, passes := range o.Steps {
 		i := 0
-		for batch, err := range m.Join(ctx, batches(len(passes), func(i int) []fsdp.Tensor {
+		for batch, err := range m.Join(ctx, kit.Batches(len(passes), func(i int) []fsdp.Tensor {
 			return optionalBatch(o.seed(s, i, g.Rank()), passes[i].Batch[g.Rank()])
 		})) {
 			require.NoError(t, err)
 			loss, err := m.Forward(ctx, batch...)
 			require.NoError(t, err)
-			seen = append(seen, record{"loss": {loss}})
+			seen = append(seen, kit.Record{"loss": {loss}})
 			var opts []fsdp.BackwardOption
 			if o.Divide == fsdp.ByWeights {
 				opts = append(opts, fsdp.Weight(passes[i].Weight[g.Rank()]))
@@ -234,14 +235,14 @@ func (o *optionalRun) train(t require.TestingT, ctx context.Context, g comm.Grou
 			}
 		}
 		require.NoError(t, m.SyncGrads(ctx))
-		look(func(ctx context.Context, m *fsdp.Sharded) (params, error) { return m.FullGrads(ctx) })
+		look(func(ctx context.Context, m *fsdp.Sharded) (kit.Params, error) { return m.FullGrads(ctx) })
 		if o.Clip {
-			_, err := m.ClipGradNorm(ctx, scriptLimit)
+			_, err := m.ClipGradNorm(ctx, kit.ScriptLimit)
 			require.NoError(t, err)
 		}
-		require.NoError(t, opt.Step(scriptRate))
+		require.NoError(t, opt.Step(kit.ScriptRate))
 		m.ZeroGrad()
-		look(ownState)
+		look(kit.OwnState)
 	}
 	require.NoError(t, m.Close())
 	return seen
@@ -256,16 +257,16 @@ func (o *optionalRun) apart(name string, a, b int) bool {
 }
 
 // define returns what each rank should see after the parameters that it begins with.
-func (o *optionalRun) define(t require.TestingT, states []record) (seen []optionalSeen) {
+func (o *optionalRun) define(t require.TestingT, states []kit.Record) (seen []optionalSeen) {
 	seen = make([]optionalSeen, o.World)
-	velocity := make([]record, o.World)
+	velocity := make([]kit.Record, o.World)
 	for r := range velocity {
-		velocity[r] = record{}
+		velocity[r] = kit.Record{}
 	}
 	for s, passes := range o.Steps {
-		grads := make([]record, o.World)
+		grads := make([]kit.Record, o.World)
 		for r := range grads {
-			grads[r] = record{}
+			grads[r] = kit.Record{}
 		}
 		for i := range passes {
 			o.pass(t, &passes[i], states, grads, seen, func(rank int) int { return o.seed(s, i, rank) })
@@ -275,8 +276,8 @@ func (o *optionalRun) define(t require.TestingT, states []record) (seen []option
 		}
 		o.update(states, grads, velocity)
 		for r := range states {
-			next := record{}
-			add(next, states[r], 1)
+			next := kit.Record{}
+			kit.AddTo(next, states[r], 1)
 			seen[r] = append(seen[r], next)
 		}
 	}
@@ -284,26 +285,26 @@ func (o *optionalRun) define(t require.TestingT, states []record) (seen []option
 }
 
 // pass adds the gradients of a pass to those of each rank.
-func (o *optionalRun) pass(t require.TestingT, p *optionalPass, states, grads []record, seen []optionalSeen, seed func(rank int) int) {
+func (o *optionalRun) pass(t require.TestingT, p *optionalPass, states, grads []kit.Record, seen []optionalSeen, seed func(rank int) int) {
 	ctx := context.Background()
-	each := make([]record, o.World)
+	each := make([]kit.Record, o.World)
 	active, weights := 0.0, 0.0
 	for r, there := range p.Batch {
 		loss := 0.0
 		if there != nil {
-			m := wrap(t, o.model(there), fsdp.Config{Precision: float64s})
-			state := params{}
+			m := kit.Wrap(t, o.model(there), fsdp.Config{Precision: kit.Float64s})
+			state := kit.Params{}
 			for name, v := range states[r] {
-				state[name] = tensorOf(v)
+				state[name] = kit.TensorOf(v)
 			}
 			require.NoError(t, m.SetFull(ctx, 0, state))
 			batch := optionalBatch(seed(r), []bool{true, true, there[2], there[3]})
-			loss = forwardBackward(t, ctx, m, batch)
-			each[r] = gradsOf(t, ctx, m)
+			loss = kit.ForwardBackward(t, ctx, m, batch)
+			each[r] = kit.GradsOf(t, ctx, m)
 			require.NoError(t, m.Close())
 			active, weights = active+1, weights+p.Weight[r]
 		}
-		seen[r] = append(seen[r], record{"loss": {loss}})
+		seen[r] = append(seen[r], kit.Record{"loss": {loss}})
 	}
 	for to := range grads {
 		for from, g := range each {
@@ -319,7 +320,7 @@ func (o *optionalRun) pass(t require.TestingT, p *optionalPass, states, grads []
 						}
 					}
 				}
-				add(grads[to], record{name: v}, map[fsdp.Divide]float64{
+				kit.AddTo(grads[to], kit.Record{name: v}, map[fsdp.Divide]float64{
 					fsdp.ByRanks: 1 / float64(o.World), fsdp.ByActive: might / have / active, fsdp.ByWeights: p.Weight[from] / weights, fsdp.ByOne: 1,
 				}[o.Divide])
 			}
@@ -328,7 +329,7 @@ func (o *optionalRun) pass(t require.TestingT, p *optionalPass, states, grads []
 }
 
 // update clips, and makes a step of SGD with momentum and weight decay.
-func (o *optionalRun) update(states, grads, velocity []record) {
+func (o *optionalRun) update(states, grads, velocity []kit.Record) {
 	c := 1.0
 	if o.Clip {
 		squares := 0.0
@@ -341,7 +342,7 @@ func (o *optionalRun) update(states, grads, velocity []record) {
 				}
 			}
 		}
-		c = min(1, scriptLimit/(math.Sqrt(squares)+1e-6))
+		c = min(1, kit.ScriptLimit/(math.Sqrt(squares)+1e-6))
 	}
 	for r, g := range grads {
 		for name, v := range g {
@@ -349,8 +350,8 @@ func (o *optionalRun) update(states, grads, velocity []record) {
 				velocity[r][name] = make([]float64, len(v))
 			}
 			for i := range v {
-				velocity[r][name][i] = scriptMomentum*velocity[r][name][i] + c*v[i] + scriptDecay*states[r][name][i]
-				states[r][name][i] -= scriptRate * velocity[r][name][i]
+				velocity[r][name][i] = kit.ScriptMomentum*velocity[r][name][i] + c*v[i] + kit.ScriptDecay*states[r][name][i]
+				states[r][name][i] -= kit.ScriptRate * velocity[r][name][i]
 			}
 		}
 	}
@@ -362,12 +363,12 @@ func (o *optionalRun) check(t require.TestingT) {
 	var seen [2][]optionalSeen
 	for i, k := range o.settings {
 		seen[i] = make([]optionalSeen, o.World)
-		onRanks(t, o.World, func(ctx context.Context, g comm.Group) { seen[i][g.Rank()] = o.train(t, ctx, g, k) })
+		kit.OnRanks(t, o.World, func(ctx context.Context, g comm.Group) { seen[i][g.Rank()] = o.train(t, ctx, g, k) })
 	}
-	initial := make([]record, o.World)
+	initial := make([]kit.Record, o.World)
 	for r := range initial {
-		initial[r] = record{}
-		add(initial[r], seen[0][r][0], 1)
+		initial[r] = kit.Record{}
+		kit.AddTo(initial[r], seen[0][r][0], 1)
 	}
 	for r, want := range o.define(t, initial) {
 		got := seen[0][r][1:]
@@ -375,7 +376,7 @@ func (o *optionalRun) check(t require.TestingT) {
 		for i := range want {
 			require.Equal(t, slices.Sorted(maps.Keys(want[i])), slices.Sorted(maps.Keys(got[i])), "rank %d, sight %d", r, i)
 			for name, x := range want[i] {
-				requireWithin(t, x, got[i][name], 1e-12, fmt.Sprintf("rank %d, sight %d: %s", r, i, name))
+				kit.RequireWithin(t, x, got[i][name], 1e-12, fmt.Sprintf("rank %d, sight %d: %s", r, i, name))
 			}
 		}
 		require.Equal(t, seen[0][r], seen[1][r], "rank %d: bits under the other setting", r)

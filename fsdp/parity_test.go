@@ -15,7 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -52,7 +52,7 @@ func placements() (list []placement) {
 		for ranks := 1; ranks <= world; ranks++ {
 			if world%ranks == 0 {
 				list = append(list, placement{world, fsdp.HybridShard, ranks}, placement{world, fsdp.HybridGradOp, ranks})
-				if lastStrategy == fsdp.SecondaryShard {
+				if kit.LastStrategy == fsdp.SecondaryShard {
 					list = append(list, placement{world, fsdp.SecondaryShard, ranks})
 				}
 			}
@@ -70,51 +70,6 @@ func (l placement) sums() []int {
 	return []int{l.world}
 }
 
-// A parityModel is a model with its batches and what a policy by type selects.
-type parityModel struct {
-	name  string
-	model fsdp.Model
-	typed fsdp.Policy
-	batch func(seed, rows int) []fsdp.Tensor
-}
-
-// parityModels have prime dimensions throughout, so that hardly any parameter is cut evenly.
-var parityModels = []parityModel{
-	{
-		"mlp", model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-			x := t.Call("in", &nn.Linear{In: 7, Out: 11, Std: 0.4}, in[0])
-			x = t.Call("mid", &nn.MLP{Dim: 11, Hidden: 13, Std: 0.4}, x)
-			x = t.Call("norm", &nn.LayerNorm{Dim: 11}, x)
-			return regress(t, in, t.Call("out", &nn.Linear{In: 11, Out: 3, Std: 0.4}, x)), nil
-		}), fsdp.WrapTypes(&nn.Linear{}),
-		func(seed, rows int) []fsdp.Tensor {
-			return []fsdp.Tensor{floats(seed, rows, 7), floats(seed+1, rows, 3)}
-		},
-	},
-	{
-		"tied gpt", &nn.GPT{Vocab: 13, Context: 5, Layers: 2, Dim: 7, Heads: 1, Tied: true}, blocks,
-		func(seed, rows int) []fsdp.Tensor {
-			return []fsdp.Tensor{tokens(seed, 13, rows, 5), tokens(seed+1, 13, rows, 5)}
-		},
-	},
-	{
-		// A parameter of two units, a call that is called again, and a parameter that nothing uses.
-		"odd", model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-			plain, twice := &dense{dim: 5}, &dense{5, true}
-			tied := &module{[]fsdp.Param{weight("own", 5, 5), {Name: "w", Shape: []int{5, 5}, Tied: "a.w"}}, plain.build}
-			x := t.Call("a", plain, in[0])
-			x = t.Call("b", plain, x)
-			x = t.Call("c", tied, x)
-			h := t.Call("cell", twice, x, in[1])
-			h = t.Again("cell", h, x)
-			return regress(t, in, t.Call("d", &module{twice.Params(), plain.build}, h)), nil
-		}), fsdp.WrapTypes(&dense{}),
-		func(seed, rows int) []fsdp.Tensor {
-			return []fsdp.Tensor{floats(seed, rows, 5), floats(seed+1, rows, 5)}
-		},
-	},
-}
-
 // parityWraps are the policies; nil stands for the one by type, which is the model's.
 var parityWraps = []struct {
 	name   string
@@ -125,34 +80,6 @@ var parityWraps = []struct {
 	{"each", fsdp.WrapEach()},
 	{"by name", fsdp.WrapNames(regexp.MustCompile(`^blocks\.0|^w.e|^in|^out|^a$|^cell`))},
 	{"by size", fsdp.WrapMinParams(100)},
-}
-
-// A parityPrecision is a set of element types, with the tolerance against one process relative to
-// the largest element of a tensor: 0 where that rounds so differently that the comparison says
-// nothing.
-type parityPrecision struct {
-	name                    string
-	compute, gather, reduce fsdp.DType
-	tolerance               float64
-}
-
-// master returns the type of parameters and gradients where they do not travel.
-func (p parityPrecision) master() fsdp.DType {
-	if p.compute == fsdp.BFloat16 {
-		return fsdp.Float32
-	}
-	return p.compute
-}
-
-var parityPrecisions = []parityPrecision{
-	{"float64", fsdp.Float64, fsdp.Float64, fsdp.Float64, 1e-12},
-	{"float32", fsdp.Float32, fsdp.Float32, fsdp.Float32, 100 * 0x1p-23},
-	{"bfloat16", fsdp.Float32, fsdp.BFloat16, fsdp.BFloat16, 0},
-	{"float16", fsdp.Float32, fsdp.Float16, fsdp.Float16, 0},
-	{"bfloat16 gathers", fsdp.Float32, fsdp.BFloat16, fsdp.Float32, 0},
-	{"float16 gradients", fsdp.Float32, fsdp.Float32, fsdp.Float16, 0},
-	{"bfloat16 computation", fsdp.BFloat16, fsdp.BFloat16, fsdp.Float32, 0},
-	{"bfloat16 throughout", fsdp.BFloat16, fsdp.BFloat16, fsdp.BFloat16, 0},
 }
 
 // parityBackwards are the ways to accumulate: a letter for each Backward, n inside NoSync. After a
@@ -185,10 +112,10 @@ func selects(re *regexp.Regexp) func(string) bool {
 // A parityCell is a cell.
 type parityCell struct {
 	placement
-	parityModel
+	kit.ParityModel
 	wrap      string
 	policy    fsdp.Policy
-	precision parityPrecision
+	precision kit.ParityPrecision
 	prefetch  int
 	backwards string
 	extra     parityExtra
@@ -196,19 +123,19 @@ type parityCell struct {
 
 func (c parityCell) String() string {
 	return fmt.Sprintf("%d ranks, %v %d, %s, wrapped %s, %s, prefetch %d, %s, %s",
-		c.world, c.strategy, c.ranks, c.name, c.wrap, c.precision.name, c.prefetch, c.backwards, c.extra.name)
+		c.world, c.strategy, c.ranks, c.Name, c.wrap, c.precision.Name, c.prefetch, c.backwards, c.extra.name)
 }
 
 // parityCells are the cells that run.
 func parityCells() (cells []parityCell) {
 	all, prefetches := placements(), []int{fsdp.NoPrefetch, 1, 2}
-	for _, v := range pairwise(len(all), len(parityModels), len(parityWraps), len(parityPrecisions), len(prefetches), len(parityBackwards), len(parityExtras)) {
+	for _, v := range pairwise(len(all), len(kit.ParityModels), len(parityWraps), len(kit.ParityPrecisions), len(prefetches), len(parityBackwards), len(parityExtras)) {
 		c := parityCell{
-			all[v[0]], parityModels[v[1]], parityWraps[v[2]].name, parityWraps[v[2]].policy,
-			parityPrecisions[v[3]], prefetches[v[4]], parityBackwards[v[5]], parityExtras[v[6]],
+			all[v[0]], kit.ParityModels[v[1]], parityWraps[v[2]].name, parityWraps[v[2]].policy,
+			kit.ParityPrecisions[v[3]], prefetches[v[4]], parityBackwards[v[5]], parityExtras[v[6]],
 		}
 		if c.policy == nil {
-			c.policy = c.typed
+			c.policy = c.Typed
 		}
 		cells = append(cells, c)
 	}
@@ -283,44 +210,25 @@ func TestPairwise(t *testing.T) {
 
 // TestParity runs the matrix.
 func TestParity(t *testing.T) {
-	alone := make(map[string]record)
+	alone := make(map[string]kit.Record)
 	for _, c := range parityCells() {
 		t.Run(c.String(), func(t *testing.T) {
 			got := c.train(t)
 			requireRecord(t, c.emulate(t), got, 0)
-			if c.precision.tolerance == 0 {
+			if c.precision.Tolerance == 0 {
 				return
 			}
-			key := fmt.Sprint(c.name, c.world, c.precision.name, len(c.backwards), c.extra.name)
+			key := fmt.Sprint(c.Name, c.world, c.precision.Name, len(c.backwards), c.extra.name)
 			if alone[key] == nil {
 				alone[key] = c.alone(t)
 			}
-			requireRecord(t, alone[key], got, c.precision.tolerance)
+			requireRecord(t, alone[key], got, c.precision.Tolerance)
 		})
 	}
 }
 
-// A record is what training has shown: named numbers.
-type record map[string][]float64
-
-// recordOf returns the elements of tensors.
-func recordOf(tensors map[string]*tensor.Dense) record {
-	r := record{}
-	for name, v := range tensors {
-		r[name] = elements(v)
-	}
-	return r
-}
-
-// add adds tensors under a heading.
-func (r record) add(heading string, tensors map[string]*tensor.Dense) {
-	for name, v := range tensors {
-		r[heading+" "+name] = elements(v)
-	}
-}
-
 // requireRecord compares records, relative to the largest element of each entry.
-func requireRecord(t require.TestingT, want, got record, tolerance float64) {
+func requireRecord(t require.TestingT, want, got kit.Record, tolerance float64) {
 	require.Equal(t, slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got)))
 	for name, w := range want {
 		largest := 0.0
@@ -340,7 +248,7 @@ func requireRecord(t require.TestingT, want, got record, tolerance float64) {
 func (c parityCell) config(g comm.Group) fsdp.Config {
 	return fsdp.Config{
 		Group: g, Strategy: c.strategy, ShardRanks: c.ranks, Wrap: c.policy, Prefetch: c.prefetch, Divide: c.extra.divide,
-		Precision: fsdp.Precision{Compute: c.precision.compute, Gather: c.precision.gather, Reduce: c.precision.reduce, Full: travelsFull},
+		Precision: fsdp.Precision{Compute: c.precision.Compute, Gather: c.precision.Gather, Reduce: c.precision.Reduce, Full: travelsFull},
 		Frozen:    selects(c.extra.frozen), Ignored: selects(c.extra.ignored), Seed: 3, Poison: true,
 	}
 }
@@ -355,7 +263,7 @@ func (c parityCell) single() fsdp.Config {
 		return travelsFull(call, p) || c.extra.ignored != nil && c.extra.ignored.MatchString(p.Name)
 	}
 	return fsdp.Config{
-		Strategy: fsdp.NoShard, Precision: fsdp.Precision{Compute: c.precision.compute, Full: full}, Frozen: selects(c.extra.frozen), Seed: 3,
+		Strategy: fsdp.NoShard, Precision: fsdp.Precision{Compute: c.precision.Compute, Full: full}, Frozen: selects(c.extra.frozen), Seed: 3,
 	}
 }
 
@@ -369,21 +277,7 @@ func (c parityCell) rows(rank int) int {
 
 // rankBatch returns the batch of a rank.
 func (c parityCell) rankBatch(step, backward, rank int) []fsdp.Tensor {
-	return inType(c.batch(2*(100*step+10*backward+rank), c.rows(rank)), c.precision.compute)
-}
-
-// inType returns a batch with its floats as a model takes them that computes in the type.
-func inType(batch []fsdp.Tensor, typ fsdp.DType) []fsdp.Tensor {
-	for i, v := range batch {
-		if wide, ok := v.Data().([]float64); ok && typ != fsdp.Float64 {
-			narrow := make([]float32, len(wide))
-			for j, x := range wide {
-				narrow[j] = float32(x)
-			}
-			batch[i] = tensor.New(tensor.WithShape(v.Shape()...), tensor.WithBacking(narrow))
-		}
-	}
-	return batch
+	return kit.InType(c.Batch(2*(100*step+10*backward+rank), c.rows(rank)), c.precision.Compute)
 }
 
 // weighted returns the mean over the ranks of their losses, weighted by their rows.
@@ -429,21 +323,14 @@ func (c parityCell) rate() float64 {
 	return 0.2
 }
 
-// momentum makes the optimizer of the matrix.
-func momentum(t require.TestingT, params []optim.Param) optim.Optimizer {
-	opt, err := optim.SGD{Momentum: 0.9}.New(params)
-	require.NoError(t, err)
-	return opt
-}
-
 // train runs the cell.
-func (c parityCell) train(t *testing.T) record {
-	records, losses := make([]record, c.world), make([][]float64, c.world)
-	onRanks(t, c.world, func(ctx context.Context, g comm.Group) {
+func (c parityCell) train(t *testing.T) kit.Record {
+	records, losses := make([]kit.Record, c.world), make([][]float64, c.world)
+	kit.OnRanks(t, c.world, func(ctx context.Context, g comm.Group) {
 		r := g.Rank()
-		records[r] = make(record)
-		m := wrap(t, c.model, c.config(g))
-		opt := momentum(t, m.Shards())
+		records[r] = make(kit.Record)
+		m := kit.Wrap(t, c.Model, c.config(g))
+		opt := kit.Momentum(t, m.Shards())
 		for step := range paritySteps {
 			for i := range c.backwards {
 				var opts []fsdp.BackwardOption
@@ -455,7 +342,7 @@ func (c parityCell) train(t *testing.T) record {
 			require.NoError(t, m.SyncGrads(ctx))
 			grads, err := m.FullGrads(ctx)
 			require.NoError(t, err)
-			records[r].add(fmt.Sprint("step ", step, ": gradient of"), grads)
+			records[r].Add(fmt.Sprint("step ", step, ": gradient of"), grads)
 			require.NoError(t, opt.Step(c.rate()))
 			m.ZeroGrad()
 		}
@@ -464,7 +351,7 @@ func (c parityCell) train(t *testing.T) record {
 		require.Empty(t, grads, "ZeroGrad leaves no gradients")
 		state, err := m.FullState(ctx)
 		require.NoError(t, err)
-		records[r].add("parameter", state)
+		records[r].Add("parameter", state)
 		require.NoError(t, m.Close())
 	})
 	for _, other := range records[1:] {
@@ -475,10 +362,10 @@ func (c parityCell) train(t *testing.T) record {
 }
 
 // alone trains one process on the batches of all ranks.
-func (c parityCell) alone(t *testing.T) record {
-	ctx, rec := t.Context(), make(record)
-	m := wrap(t, c.model, c.single())
-	opt := momentum(t, m.Shards())
+func (c parityCell) alone(t *testing.T) kit.Record {
+	ctx, rec := t.Context(), make(kit.Record)
+	m := kit.Wrap(t, c.Model, c.single())
+	opt := kit.Momentum(t, m.Shards())
 	scale := 1.0
 	if c.extra.divide == fsdp.ByOne {
 		scale = float64(c.world)
@@ -496,13 +383,13 @@ func (c parityCell) alone(t *testing.T) record {
 		}
 		grads, err := m.FullGrads(ctx)
 		require.NoError(t, err)
-		rec.add(fmt.Sprint("step ", step, ": gradient of"), grads)
+		rec.Add(fmt.Sprint("step ", step, ": gradient of"), grads)
 		require.NoError(t, opt.Step(c.rate()))
 		m.ZeroGrad()
 	}
 	state, err := m.FullState(ctx)
 	require.NoError(t, err)
-	rec.add("parameter", state)
+	rec.Add("parameter", state)
 	return rec
 }
 
@@ -535,14 +422,14 @@ type emulation struct {
 }
 
 // emulate trains as the ranks of the cell do.
-func (c parityCell) emulate(t *testing.T) record {
-	ctx, rec := t.Context(), make(record)
-	m := wrap(t, c.model, c.single())
+func (c parityCell) emulate(t *testing.T) kit.Record {
+	ctx, rec := t.Context(), make(kit.Record)
+	m := kit.Wrap(t, c.Model, c.single())
 	e := &emulation{parityCell: c, grads: make(map[string]*tensor.Dense), present: make(map[string]bool)}
 	var err error
 	e.state, err = m.FullState(ctx)
 	require.NoError(t, err)
-	opt := momentum(t, e.params(m.Shards()))
+	opt := kit.Momentum(t, e.params(m.Shards()))
 	losses := make([][]float64, c.world)
 	for step := range paritySteps {
 		require.NoError(t, m.SetFull(ctx, 0, e.gathered()))
@@ -567,11 +454,11 @@ func (c parityCell) emulate(t *testing.T) record {
 			first = last + 1
 		}
 		for name := range e.present {
-			rec.add(fmt.Sprint("step ", step, ": gradient of"), map[string]*tensor.Dense{name: e.grads[name].Clone().(*tensor.Dense)})
+			rec.Add(fmt.Sprint("step ", step, ": gradient of"), map[string]*tensor.Dense{name: e.grads[name].Clone().(*tensor.Dense)})
 		}
 		require.NoError(t, opt.Step(c.rate()))
 	}
-	rec.add("parameter", e.state)
+	rec.Add("parameter", e.state)
 	rec["loss"] = c.weighted(losses)
 	return rec
 }
@@ -620,12 +507,12 @@ func (c parityCell) relativeWeight(rank int) float64 {
 func (e *emulation) gathered() map[string]*tensor.Dense {
 	seen := make(map[string]*tensor.Dense)
 	for name, v := range e.state {
-		typ := e.precision.gather
+		typ := e.precision.Gather
 		if e.full(name) {
-			typ = e.precision.master()
+			typ = e.precision.Master()
 		}
 		v = v.Clone().(*tensor.Dense)
-		setEach(vecOf(v), func(_ int, x float64) float64 { return nearest(typ, x) })
+		kit.SetEach(vecOf(v), func(_ int, x float64) float64 { return nearest(typ, x) })
 		seen[name] = v
 	}
 	return seen
@@ -639,9 +526,9 @@ func (e *emulation) reduce(ranks []map[string]*tensor.Dense) {
 	}
 	for name := range ranks[0] {
 		e.present[name] = true
-		typ, groups, before := e.precision.reduce, e.sums(), 1.0
+		typ, groups, before := e.precision.Reduce, e.sums(), 1.0
 		if e.full(name) {
-			typ = e.precision.master()
+			typ = e.precision.Master()
 		}
 		if e.ignored(name) {
 			groups = []int{e.world}
@@ -651,15 +538,15 @@ func (e *emulation) reduce(ranks []map[string]*tensor.Dense) {
 		}
 		list := make([][]float64, e.world)
 		for r, grads := range ranks {
-			list[r] = elements(grads[name])
+			list[r] = kit.Elements(grads[name])
 		}
 		values := make([]float64, e.world)
-		setEach(vecOf(e.grads[name]), func(i int, grad float64) float64 {
+		kit.SetEach(vecOf(e.grads[name]), func(i int, grad float64) float64 {
 			for r := range values {
-				values[r] = nearest(typ, nearest(e.precision.master(), list[r][i]/before))
+				values[r] = nearest(typ, nearest(e.precision.Master(), list[r][i]/before))
 			}
 			sum := e.sum(values, groups, typ)
-			return grad + nearest(e.precision.master(), sum*nearest(e.precision.master(), before/divisor))
+			return grad + nearest(e.precision.Master(), sum*nearest(e.precision.Master(), before/divisor))
 		})
 	}
 }
@@ -695,7 +582,7 @@ func (e *emulation) tree(x []float64) float64 {
 	for 2*mid < len(x) {
 		mid *= 2
 	}
-	return nearest(e.precision.master(), e.tree(x[:mid])+e.tree(x[mid:]))
+	return nearest(e.precision.Master(), e.tree(x[:mid])+e.tree(x[mid:]))
 }
 
 // nearest returns the number of the type next to x, the even one of two. Nothing here overflows.
@@ -727,23 +614,23 @@ func vecOf(v *tensor.Dense) optim.Host {
 // TestUnitOfWeights checks that only the ratio of the ranks' weights counts: in float16, too, whose
 // range their unit must not use up.
 func TestUnitOfWeights(t *testing.T) {
-	gradients := func(precision fsdp.Precision, weights ...float64) (grads record) {
-		onRanks(t, len(weights), func(ctx context.Context, g comm.Group) {
-			c := parityCell{parityModel: parityModels[1]}
-			m := wrap(t, c.model, fsdp.Config{Group: g, Precision: precision, Divide: fsdp.ByWeights})
-			_, err := m.Forward(ctx, c.batch(2*g.Rank(), 2)...)
+	gradients := func(precision fsdp.Precision, weights ...float64) (grads kit.Record) {
+		kit.OnRanks(t, len(weights), func(ctx context.Context, g comm.Group) {
+			c := parityCell{ParityModel: kit.ParityModels[1]}
+			m := kit.Wrap(t, c.Model, fsdp.Config{Group: g, Precision: precision, Divide: fsdp.ByWeights})
+			_, err := m.Forward(ctx, c.Batch(2*g.Rank(), 2)...)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx, fsdp.Weight(weights[g.Rank()])))
 			full, err := m.FullGrads(ctx)
 			require.NoError(t, err)
 			if g.Rank() == 0 {
-				grads = make(record)
-				grads.add("gradient of", full)
+				grads = make(kit.Record)
+				grads.Add("gradient of", full)
 			}
 		})
 		return grads
 	}
-	for _, p := range []fsdp.Precision{float64s, {}, {Reduce: fsdp.Float16}} {
+	for _, p := range []fsdp.Precision{kit.Float64s, {}, {Reduce: fsdp.Float16}} {
 		want := gradients(p, 1, 2, 5)
 		requireRecord(t, want, gradients(p, 1<<20, 2<<20, 5<<20), 0)
 		requireRecord(t, want, gradients(p, 0x1p-40, 0x2p-40, 0x5p-40), 0)

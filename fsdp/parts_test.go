@@ -64,16 +64,16 @@ func TestParts(t *testing.T) {
 				if split > 0 && split < 1<<20 {
 					index = path + ".index.json"
 				}
-				var want bits
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
-					m := wrap(t, smallModel, fsdp.Config{Group: g, Seed: 5})
-					was := stateBits(t, ctx, m)
+				var want kit.Bits
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+					m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Seed: 5})
+					was := kit.StateBits(t, ctx, m)
 					require.NoError(t, m.Export(ctx, path, slices.Concat(inParts(), opts, []fsdp.StateOption{
 						fsdp.Beside(map[string][]byte{"config.json": fmt.Append(nil, g.Rank())}),
 					})...))
-					next := wrap(t, smallModel, fsdp.Config{Group: g, Seed: 6})
+					next := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Seed: 6})
 					require.NoError(t, next.Import(ctx, index, inParts()...))
-					requireSameBits(t, was, stateBits(t, ctx, next))
+					kit.RequireSameBits(t, was, kit.StateBits(t, ctx, next))
 					if g.Rank() == 0 {
 						want = was
 					}
@@ -90,32 +90,32 @@ func TestParts(t *testing.T) {
 }
 
 // requireParts reads the files with a parser that knows only the format.
-func requireParts(t *testing.T, dir, index string, want bits) {
-	tensors := make(map[string]*fileTensor)
+func requireParts(t *testing.T, dir, index string, want kit.Bits) {
+	tensors := make(map[string]*kit.FileTensor)
 	if filepath.Ext(index) == ".json" {
 		for name, file := range weightMap(t, index) {
-			all, _ := parseFile(t, filepath.Join(dir, file))
+			all, _ := kit.ParseFile(t, filepath.Join(dir, file))
 			tensors[name] = all[name]
 		}
 	} else {
-		tensors, _ = parseFile(t, index)
+		tensors, _ = kit.ParseFile(t, index)
 	}
-	require.Equal(t, []string{"gate", "k", "none", "q", "up", "x.a.b"}, sortedKeys(tensors))
+	require.Equal(t, []string{"gate", "k", "none", "q", "up", "x.a.b"}, kit.SortedKeys(tensors))
 	bitsOfData := func(parts ...[]float64) (all []uint64) {
 		for _, v := range slices.Concat(parts...) {
 			all = append(all, math.Float64bits(v))
 		}
 		return all
 	}
-	require.EqualValues(t, want["a.w"], bitsOfData(tensors["q"].data, tensors["none"].data, tensors["k"].data))
-	require.EqualValues(t, want["a.b"], bitsOfData(tensors["x.a.b"].data))
+	require.EqualValues(t, want["a.w"], bitsOfData(tensors["q"].Data, tensors["none"].Data, tensors["k"].Data))
+	require.EqualValues(t, want["a.b"], bitsOfData(tensors["x.a.b"].Data))
 	require.Equal(t, []int{11, 2}, tensors["up"].Shape)
-	require.EqualValues(t, want["b.w"], bitsOfData(turned(tensors["up"].data, 11, 2), turned(tensors["gate"].data, 11, 3)))
+	require.EqualValues(t, want["b.w"], bitsOfData(kit.Turned(tensors["up"].Data, 11, 2), kit.Turned(tensors["gate"].Data, 11, 3)))
 }
 
 // TestPartsReadTheirOwn counts what ranks read of a parameter that is three tensors in two files.
 func TestPartsReadTheirOwn(t *testing.T) {
-	model := calls(call("a", having(initial(weight("w", 3000, 100)), initial(weight("v", 1000, 100)))))
+	model := kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 3000, 100)), kit.Initial(kit.Weight("v", 1000, 100)))))
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	join := fsdp.Join(func(name string) []fsdp.Part {
 		if name == "a.v" {
@@ -124,8 +124,8 @@ func TestPartsReadTheirOwn(t *testing.T) {
 		return []fsdp.Part{{Name: "q", Rows: 1000}, {Name: "k", Rows: 500}, {Name: "v", Rows: 1500}}
 	})
 	var read, calls [4]int64
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, model, fsdp.Config{Group: g})
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, model, fsdp.Config{Group: g})
 		require.NoError(t, m.Export(ctx, path, join, fsdp.SplitAt(1_200_000), fsdp.As(fsdp.BFloat16)))
 		require.NoError(t, m.Export(ctx, path, join, fsdp.SplitAt(600_000), fsdp.As(fsdp.BFloat16)))
 		fsys := &countingFS{FS: checkpoint.OS(), bytes: &read[g.Rank()], calls: &calls[g.Rank()]}
@@ -143,8 +143,8 @@ func TestSplitReplaces(t *testing.T) {
 	path := filepath.Join(dir, "model.safetensors")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "model-1-of-2.safetensors"), nil, 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "model-00001-of-00002.safetensors.tmp-0123abcd"), nil, 0o600))
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		for _, c := range []struct {
 			at   int64
 			left []string
@@ -174,8 +174,8 @@ func TestSplitReplaces(t *testing.T) {
 func TestSplitFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model.safetensors")
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		for failAt := 1; ; failAt++ {
 			fsys := &failingFS{FS: checkpoint.OS(), left: failAt}
 			err := m.Export(ctx, path, fsdp.SplitAt(400), fsdp.Beside(map[string][]byte{"b": nil}), kit.OnFS(fsys))
@@ -184,7 +184,7 @@ func TestSplitFails(t *testing.T) {
 				require.Empty(t, temps)
 				if _, none := os.Stat(path + ".index.json"); none == nil {
 					for _, file := range weightMap(t, path+".index.json") {
-						parseFile(t, filepath.Join(dir, file))
+						kit.ParseFile(t, filepath.Join(dir, file))
 					}
 				}
 			}
@@ -193,7 +193,7 @@ func TestSplitFails(t *testing.T) {
 				require.Greater(t, failAt, 15)
 				return
 			}
-			require.ErrorContains(t, err, errDiskFull.Error())
+			require.ErrorContains(t, err, kit.ErrDiskFull.Error())
 		}
 	})
 }
@@ -250,11 +250,11 @@ func TestPartsErrors(t *testing.T) {
 			makeFile(t, filepath.Join(dir, "m"), smallFile(), nil)
 			path := filepath.Join(dir, "model.safetensors.index.json")
 			require.NoError(t, os.WriteFile(path, []byte(c.index), 0o600))
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, smallModel, fsdp.Config{Group: g})
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
-				before := stateBits(t, ctx, m)
+				before := kit.StateBits(t, ctx, m)
 				var opts []fsdp.StateOption
 				if c.opts != nil {
 					opts = c.opts(opt)
@@ -265,7 +265,7 @@ func TestPartsErrors(t *testing.T) {
 					return
 				}
 				require.ErrorContains(t, err, c.want)
-				requireSameBits(t, before, stateBits(t, ctx, m))
+				kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
 			})
 		})
 	}
@@ -274,8 +274,8 @@ func TestPartsErrors(t *testing.T) {
 // TestLeaveOut exports a part of the model, and Beside says which names it does not take.
 func TestLeaveOut(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		require.NoError(t, m.Export(ctx, path, fsdp.LeaveOut(func(name string) bool { return name == "a.w" })))
 		for _, name := range []string{"../x", "", "model.safetensors", "."} {
 			err := m.Export(ctx, path, fsdp.Beside(map[string][]byte{name: nil}))
@@ -283,6 +283,6 @@ func TestLeaveOut(t *testing.T) {
 		}
 		require.ErrorContains(t, m.Export(ctx, path, fsdp.SplitAt(0)), "SplitAt(0): want a number of bytes")
 	})
-	tensors, _ := parseFile(t, path)
-	require.Equal(t, []string{"a.b", "b.w"}, sortedKeys(tensors))
+	tensors, _ := kit.ParseFile(t, path)
+	require.Equal(t, []string{"a.b", "b.w"}, kit.SortedKeys(tensors))
 }

@@ -15,13 +15,11 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/optim"
 )
-
-// good is a batch that every tiny GPT takes.
-func good(rank int) []fsdp.Tensor { return tinyBatch(0, rank, 2, 3) }
 
 // badBatch is a batch with a part of the message that refuses it.
 type badBatch struct {
@@ -32,25 +30,25 @@ type badBatch struct {
 // badBatches are batches of shapes and types that a tiny GPT refuses before the pass starts.
 var badBatches = map[string]badBatch{
 	"none":             {nil, "the batch has 0 tensors, the model takes 2"},
-	"one":              {good(0)[:1], "the batch has 1 tensors, the model takes 2"},
-	"three":            {append(good(0), good(0)[0]), "the batch has 3 tensors, the model takes 2"},
+	"one":              {kit.GoodBatch(0)[:1], "the batch has 1 tensors, the model takes 2"},
+	"three":            {append(kit.GoodBatch(0), kit.GoodBatch(0)[0]), "the batch has 3 tensors, the model takes 2"},
 	"nil tensor":       {[]fsdp.Tensor{nil, nil}, "batch tensor 0 (tokens)"},
-	"nil dense":        {[]fsdp.Tensor{good(0)[0], (*tensor.Dense)(nil)}, "batch tensor 1 (targets)"},
-	"float tokens":     {[]fsdp.Tensor{tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float32)), good(0)[1]}, "call wte"},
-	"other float":      {[]fsdp.Tensor{floats(1, 2, 3), good(0)[1]}, "batch tensor 0 (tokens) is float64: the model computes in float32"},
-	"bytes":            {[]fsdp.Tensor{tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Byte)), good(0)[1]}, "batch tensor 0 (tokens): element type uint8"},
-	"flat":             {[]fsdp.Tensor{tensor.New(tensor.WithShape(6), tensor.Of(tensor.Int)), good(0)[1]}, "call wpe"},
-	"empty":            {[]fsdp.Tensor{tensor.New(tensor.WithShape(0, 3), tensor.Of(tensor.Int)), good(0)[1]}, "batch tensor 0 (tokens): tensor of shape (0, 3) is empty"},
-	"scalar":           {[]fsdp.Tensor{tensor.New(tensor.FromScalar(3)), good(0)[1]}, "call wpe"},
-	"too long":         {tinyBatch(0, 0, 2, tinyContext+1), "call wpe"},
-	"targets differ":   {[]fsdp.Tensor{good(0)[0], tinyBatch(0, 0, 3, 3)[1]}, "call head"},
-	"a transposed one": {[]fsdp.Tensor{transposed(), good(0)[1]}, "batch tensor 0 (tokens)"},
+	"nil dense":        {[]fsdp.Tensor{kit.GoodBatch(0)[0], (*tensor.Dense)(nil)}, "batch tensor 1 (targets)"},
+	"float tokens":     {[]fsdp.Tensor{tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float32)), kit.GoodBatch(0)[1]}, "call wte"},
+	"other float":      {[]fsdp.Tensor{kit.Floats(1, 2, 3), kit.GoodBatch(0)[1]}, "batch tensor 0 (tokens) is float64: the model computes in float32"},
+	"bytes":            {[]fsdp.Tensor{tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Byte)), kit.GoodBatch(0)[1]}, "batch tensor 0 (tokens): element type uint8"},
+	"flat":             {[]fsdp.Tensor{tensor.New(tensor.WithShape(6), tensor.Of(tensor.Int)), kit.GoodBatch(0)[1]}, "call wpe"},
+	"empty":            {[]fsdp.Tensor{tensor.New(tensor.WithShape(0, 3), tensor.Of(tensor.Int)), kit.GoodBatch(0)[1]}, "batch tensor 0 (tokens): tensor of shape (0, 3) is empty"},
+	"scalar":           {[]fsdp.Tensor{tensor.New(tensor.FromScalar(3)), kit.GoodBatch(0)[1]}, "call wpe"},
+	"too long":         {kit.TinyBatch(0, 0, 2, kit.TinyContext+1), "call wpe"},
+	"targets differ":   {[]fsdp.Tensor{kit.GoodBatch(0)[0], kit.TinyBatch(0, 0, 3, 3)[1]}, "call head"},
+	"a transposed one": {[]fsdp.Tensor{transposed(), kit.GoodBatch(0)[1]}, "batch tensor 0 (tokens)"},
 }
 
 // badTokens are batches of the right shape with contents that a tiny GPT refuses before the pass
 // starts.
 var badTokens = map[string]badBatch{
-	"token too large":  {with(0, 4, tinyVocab), "batch tensor 0 (tokens): call wte: embedding: index 13 at position 4 is outside the table of 13 rows"},
+	"token too large":  {with(0, 4, kit.TinyVocab), "batch tensor 0 (tokens): call wte: embedding: index 13 at position 4 is outside the table of 13 rows"},
 	"negative token":   {with(0, 0, -1), "index -1 at position 0 is outside the table of 13 rows"},
 	"target too large": {with(1, 5, 99), "batch tensor 1 (targets): call head: cross-entropy(-1): target 99 of row 5 is outside the 13 classes"},
 }
@@ -59,18 +57,18 @@ var badTokens = map[string]badBatch{
 // bits.
 func TestIntegersOfABatch(t *testing.T) {
 	step := func(batch []fsdp.Tensor) (float64, map[string]*tensor.Dense) {
-		s := wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks})
-		_, err := s.Forward(t.Context(), converted[int32](with(0, 4, tinyVocab))...)
+		s := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks})
+		_, err := s.Forward(t.Context(), converted[int32](with(0, 4, kit.TinyVocab))...)
 		require.ErrorContains(t, err, "embedding: index 13 at position 4 is outside the table of 13 rows")
-		loss := forwardBackward(t, t.Context(), s, batch)
-		updater(t, s, 1)(t.Context())
+		loss := kit.ForwardBackward(t, t.Context(), s, batch)
+		kit.Updater(t, s, 1)(t.Context())
 		state, err := s.FullState(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, s.Close())
 		return loss, state
 	}
-	loss, state := step(good(0))
-	for _, batch := range [][]fsdp.Tensor{converted[int32](good(0)), converted[int64](good(0))} {
+	loss, state := step(kit.GoodBatch(0))
+	for _, batch := range [][]fsdp.Tensor{converted[int32](kit.GoodBatch(0)), converted[int64](kit.GoodBatch(0))} {
 		other, same := step(batch)
 		require.Equal(t, loss, other)
 		for name, v := range state {
@@ -93,13 +91,13 @@ func converted[T int32 | int64](batch []fsdp.Tensor) (list []fsdp.Tensor) {
 
 // with returns a good batch with one element of tensor i changed.
 func with(i, at, v int) []fsdp.Tensor {
-	batch := good(0)
+	batch := kit.GoodBatch(0)
 	batch[i].(*tensor.Dense).Ints()[at] = v
 	return batch
 }
 
 func transposed() *tensor.Dense {
-	t := tokens(1, tinyVocab, 3, 2)
+	t := kit.Tokens(1, kit.TinyVocab, 3, 2)
 	if err := t.T(); err != nil {
 		panic(err)
 	}
@@ -110,10 +108,10 @@ func transposed() *tensor.Dense {
 // checks that every rank returns an error that says what is wrong, and then trains on as if nothing
 // had happened.
 func TestBadBatches(t *testing.T) {
-	model, want := tinyGPT(1), map[int]bits{}
+	model, want := kit.TinyGPT(1), map[int]kit.Bits{}
 	model.Dropout = 0.1
 	for world := 1; world <= 3; world++ {
-		want[world] = train(t, model, world, 2, 1, fsdp.Config{Wrap: blocks, Poison: true})
+		want[world] = kit.Train(t, model, world, 2, 1, fsdp.Config{Wrap: kit.Blocks, Poison: true})
 	}
 	bad := maps.Clone(badBatches)
 	maps.Copy(bad, badTokens)
@@ -121,13 +119,13 @@ func TestBadBatches(t *testing.T) {
 		for world := 1; world <= 3; world++ {
 			for _, all := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%d ranks/all %t", name, world, all), func(t *testing.T) {
-					onRanks(t, world, func(ctx context.Context, g comm.Group) {
-						m := wrap(t, model, fsdp.Config{Group: g, Wrap: blocks, Poison: true})
+					kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+						m := kit.Wrap(t, model, fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
 						batch := c.batch
 						if !all && g.Rank() != world-1 {
-							batch = good(g.Rank())
+							batch = kit.GoodBatch(g.Rank())
 						}
-						update := updater(t, m, 1)
+						update := kit.Updater(t, m, 1)
 						for step := range 2 {
 							_, err := m.Eval(ctx, batch...)
 							require.ErrorContains(t, err, c.want)
@@ -138,10 +136,10 @@ func TestBadBatches(t *testing.T) {
 							if g.Rank() != world-1 && !all {
 								require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", world-1))
 							}
-							forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+							kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
 							update(ctx)
 						}
-						requireSameBits(t, want[world], stateBits(t, ctx, m))
+						kit.RequireSameBits(t, want[world], kit.StateBits(t, ctx, m))
 					})
 				})
 			}
@@ -151,7 +149,7 @@ func TestBadBatches(t *testing.T) {
 
 // TestPlanRefusesBadBatches checks that Plan says what is wrong, without a word to the other ranks.
 func TestPlanRefusesBadBatches(t *testing.T) {
-	m := wrap(t, tinyGPT(1), fsdp.Config{})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
 	for name, c := range badBatches {
 		_, err := m.Plan(c.batch...)
 		require.ErrorContains(t, err, c.want, name)
@@ -187,10 +185,10 @@ func (fussy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error
 // TestErrorInsideAPass checks that an error that only shows in the middle of a pass, on one rank,
 // reaches all with rank, pass and call, and that the model stays failed.
 func TestErrorInsideAPass(t *testing.T) {
-	picky := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		x := t.Call("l0", &dense{dim: shapeDim}, in[0])
-		x = t.Call("l1", &dense{dim: shapeDim, mem: true}, x, t.Call("fussy", fussy{}, in[0]))
-		return regress(t, in, x), nil
+	picky := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("l0", &kit.Dense{Dim: kit.ShapeDim}, in[0])
+		x = t.Call("l1", &kit.Dense{Dim: kit.ShapeDim, Mem: true}, x, t.Call("fussy", fussy{}, in[0]))
+		return kit.Regress(t, in, x), nil
 	})
 	for world := 1; world <= 3; world++ {
 		for name, do := range map[string]func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error{
@@ -204,19 +202,19 @@ func TestErrorInsideAPass(t *testing.T) {
 			},
 		} {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
-				for r, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-					m := wrap(t, picky, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s})
-					batch := shapeBatch(g.Rank())
+				for r, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+					m := kit.Wrap(t, picky, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s})
+					batch := kit.ShapeBatch(g.Rank())
 					if g.Rank() == world-1 {
-						elements(batch[0])[3] = 1000
+						kit.Elements(batch[0])[3] = 1000
 					}
 					err := do(ctx, m, batch)
 					// What fails late on other ranks, because they were done already, fails in the next pass.
 					if err == nil {
-						err = do(ctx, m, shapeBatch(g.Rank()))
+						err = do(ctx, m, kit.ShapeBatch(g.Rank()))
 					}
 					for range 2 {
-						require.ErrorContains(t, do(ctx, m, shapeBatch(g.Rank())), "element 3 is 1000", "the failure is sticky")
+						require.ErrorContains(t, do(ctx, m, kit.ShapeBatch(g.Rank())), "element 3 is 1000", "the failure is sticky")
 						require.ErrorContains(t, m.Backward(ctx), "element 3 is 1000")
 						_, clip := m.ClipGradNorm(ctx, 1)
 						require.ErrorContains(t, clip, "element 3 is 1000")
@@ -260,16 +258,16 @@ func (strict) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 // TestPanicInsideBackward checks that a panic in the middle of a backward, on one rank, is an error on
 // every rank.
 func TestPanicInsideBackward(t *testing.T) {
-	prone := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		x := t.Call("strict", strict{}, t.Call("l0", &dense{dim: shapeDim}, in[0]), in[0])
-		return regress(t, in, t.Call("l1", &dense{dim: shapeDim}, x)), nil
+	prone := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("strict", strict{}, t.Call("l0", &kit.Dense{Dim: kit.ShapeDim}, in[0]), in[0])
+		return kit.Regress(t, in, t.Call("l1", &kit.Dense{Dim: kit.ShapeDim}, x)), nil
 	})
 	for world := 1; world <= 2; world++ {
-		for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-			m := wrap(t, prone, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s})
-			batch := shapeBatch(g.Rank())
+		for _, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+			m := kit.Wrap(t, prone, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s})
+			batch := kit.ShapeBatch(g.Rank())
 			if g.Rank() == 0 {
-				elements(batch[0])[3] = 1000
+				kit.Elements(batch[0])[3] = 1000
 			}
 			_, err := m.Forward(ctx, batch...)
 			require.NoError(t, err)
@@ -285,10 +283,10 @@ func TestPanicInsideBackward(t *testing.T) {
 func TestBatchModified(t *testing.T) {
 	for world := 1; world <= 2; world++ {
 		for tensors := range 2 {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
 				for _, hold := range []bool{false, true} {
-					batch := good(g.Rank())
+					batch := kit.GoodBatch(g.Rank())
 					_, err := m.Forward(ctx, batch...)
 					require.NoError(t, err)
 					if v := batch[tensors].(*tensor.Dense).Ints(); g.Rank() == world-1 {
@@ -299,13 +297,13 @@ func TestBatchModified(t *testing.T) {
 						backward = m.Hold().Backward
 					}
 					require.ErrorContains(t, backward(ctx), fmt.Sprintf("rank %d", world-1))
-					forwardBackward(t, ctx, m, good(g.Rank()))
+					kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 				}
 			})
 		}
 	}
-	m := wrap(t, tinyGPT(1), fsdp.Config{})
-	batch := good(0)
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
+	batch := kit.GoodBatch(0)
 	_, err := m.Forward(t.Context(), batch...)
 	require.NoError(t, err)
 	v := batch[0].(*tensor.Dense).Ints()
@@ -318,9 +316,9 @@ func TestBatchModified(t *testing.T) {
 // returns which one.
 func TestParameterModified(t *testing.T) {
 	for world := 1; world <= 2; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks, Poison: true})
-			_, err := m.Forward(ctx, good(g.Rank())...)
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
+			_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
 			name := ""
 			if p := m.Shards()[0]; g.Rank() == world-1 {
@@ -332,7 +330,7 @@ func TestParameterModified(t *testing.T) {
 			require.ErrorContains(t, err, "parameter "+name)
 			require.ErrorContains(t, err, "has changed since the Forward of pass 1, and Backward reads it again: "+
 				"change parameters before Forward or after Backward")
-			forwardBackward(t, ctx, m, good(g.Rank()))
+			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		})
 	}
 }
@@ -345,26 +343,29 @@ func TestRanksDoDifferentThings(t *testing.T) {
 		do   func(context.Context, *fsdp.Sharded, int) error
 	}
 	forward := action{"Forward", func(ctx context.Context, m *fsdp.Sharded, r int) error {
-		_, err := m.Forward(ctx, good(r)...)
+		_, err := m.Forward(ctx, kit.GoodBatch(r)...)
 		return err
 	}}
-	eval := action{"Eval", func(ctx context.Context, m *fsdp.Sharded, r int) error { _, err := m.Eval(ctx, good(r)...); return err }}
+	eval := action{"Eval", func(ctx context.Context, m *fsdp.Sharded, r int) error {
+		_, err := m.Eval(ctx, kit.GoodBatch(r)...)
+		return err
+	}}
 	backward := action{"Backward", func(ctx context.Context, m *fsdp.Sharded, _ int) error { return m.Backward(ctx) }}
 	clip := action{"ClipGradNorm", func(ctx context.Context, m *fsdp.Sharded, _ int) error { _, err := m.ClipGradNorm(ctx, 1); return err }}
 	state := action{"FullState", func(ctx context.Context, m *fsdp.Sharded, _ int) error { _, err := m.FullState(ctx); return err }}
 	for _, pair := range [][2]action{{forward, eval}, {backward, clip}, {forward, backward}, {state, forward}, {clip, state}} {
 		for world := 2; world <= 3; world++ {
 			t.Run(fmt.Sprintf("%s and %s/%d ranks", pair[0].name, pair[1].name, world), func(t *testing.T) {
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
-					m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
-					_, err := m.Forward(ctx, good(g.Rank())...)
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+					m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
+					_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 					require.NoError(t, err)
 					odd := g.Rank() / (world - 1)
 					err = pair[odd].do(ctx, m, g.Rank())
 					require.ErrorContains(t, err, "ranks disagree")
 					require.ErrorContains(t, err, fmt.Sprintf("rank 0 runs %s as call", pair[0].name))
 					require.ErrorContains(t, err, fmt.Sprintf("rank %d runs %s as call", world-1, pair[1].name))
-					forwardBackward(t, ctx, m, good(g.Rank()))
+					kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 				})
 			})
 		}
@@ -374,54 +375,20 @@ func TestRanksDoDifferentThings(t *testing.T) {
 // TestBackwardOutOfTurn checks Backward without, and twice after, a Forward.
 func TestBackwardOutOfTurn(t *testing.T) {
 	for world := 1; world <= 2; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
-			forwardBackward(t, ctx, m, good(g.Rank()))
-			grads := gradBits(t, ctx, m)
+			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
+			grads := kit.GradBits(t, ctx, m)
 			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
-			_, err := m.Forward(ctx, good(g.Rank())...)
+			_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
-			_, err = m.Eval(ctx, good(g.Rank())...)
+			_, err = m.Eval(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
 			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it", "an evaluation discards the forward")
-			requireSameBits(t, grads, gradBits(t, ctx, m))
+			kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
 		})
 	}
-}
-
-// regression is the mean squared error of x·w, both of 4 elements, against y.
-var regression model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-	return []fsdp.Ref{t.Call("fit", squaredError, in[0], in[1])}, nil
-}
-
-var squaredError = &module{
-	[]fsdp.Param{{Name: "w", Shape: []int{4}, Init: fsdp.Constant(0.5)}},
-	func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
-		w, err := b.Param("w")
-		if err != nil {
-			return nil, err
-		}
-		y, err := gorgonia.HadamardProd(in[0], w)
-		if err != nil {
-			return nil, err
-		}
-		d, err := gorgonia.Sub(y, in[1])
-		if err != nil {
-			return nil, err
-		}
-		if d, err = gorgonia.Square(d); err != nil {
-			return nil, err
-		}
-		loss, err := gorgonia.Mean(d)
-		return gorgonia.Nodes{loss}, err
-	},
-}
-
-var float64s = fsdp.Precision{Compute: fsdp.Float64}
-
-func vector(data ...float64) fsdp.Tensor {
-	return tensor.New(tensor.WithShape(len(data)), tensor.WithBacking(data))
 }
 
 // TestLossNotFinite checks that Backward fails on every rank, names the one, and changes no
@@ -429,24 +396,24 @@ func vector(data ...float64) fsdp.Tensor {
 func TestLossNotFinite(t *testing.T) {
 	for _, bad := range []float64{math.NaN(), math.Inf(1), 1e300} {
 		for world := 1; world <= 3; world++ {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, regression, fsdp.Config{Group: g, Precision: float64s})
-				x, y := vector(1, 2, 3, 4), vector(1, 1, 1, 1)
-				forwardBackward(t, ctx, m, []fsdp.Tensor{x, y})
-				grads := gradBits(t, ctx, m)
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.Regression, fsdp.Config{Group: g, Precision: kit.Float64s})
+				x, y := kit.Vector(1, 2, 3, 4), kit.Vector(1, 1, 1, 1)
+				kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{x, y})
+				grads := kit.GradBits(t, ctx, m)
 				if g.Rank() == world-1 {
-					x = vector(1, 2, bad, 4)
+					x = kit.Vector(1, 2, bad, 4)
 				}
 				_, err := m.Forward(ctx, x, y)
 				require.NoError(t, err, "the loss is for the caller to see")
 				err = m.Backward(ctx)
 				require.ErrorContains(t, err, "the loss of pass")
 				require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", world-1))
-				requireSameBits(t, grads, gradBits(t, ctx, m))
+				kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
 				plan, err := m.Plan(x, y)
 				require.NoError(t, err)
 				require.Equal(t, plan.ShardBytes, m.Memory().Live, "nothing of the pass is left")
-				forwardBackward(t, ctx, m, []fsdp.Tensor{vector(1, 2, 3, 4), y})
+				kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Vector(1, 2, 3, 4), y})
 			})
 		}
 	}
@@ -456,19 +423,19 @@ func TestLossNotFinite(t *testing.T) {
 // changes no gradient.
 func TestGradientNotFinite(t *testing.T) {
 	for world := 1; world <= 3; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
-			forwardBackward(t, ctx, m, good(g.Rank()))
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
+			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 			for _, p := range m.Shards() { // exactly one rank owns element 5
 				if i := 5 - p.Offset; p.Name == "blocks.0.qkv.weight" && i >= 0 && i < p.Grad.Len() {
-					edit(t, p.Grad.Slice(i, i+1), func(int, float64) float64 { return math.Inf(-1) })
+					kit.Edit(t, p.Grad.Slice(i, i+1), func(int, float64) float64 { return math.Inf(-1) })
 				}
 			}
-			before := gradBits(t, ctx, m)
+			before := kit.GradBits(t, ctx, m)
 			_, err := m.ClipGradNorm(ctx, 1e-3)
 			require.ErrorContains(t, err, "the gradient of blocks.0.qkv.weight")
 			require.ErrorContains(t, err, "is not finite")
-			requireSameBits(t, before, gradBits(t, ctx, m))
+			kit.RequireSameBits(t, before, kit.GradBits(t, ctx, m))
 			m.ZeroGrad()
 			norm, err := m.ClipGradNorm(ctx, 1)
 			require.NoError(t, err)
@@ -480,8 +447,8 @@ func TestGradientNotFinite(t *testing.T) {
 // TestClipLimit checks the limits that ClipGradNorm refuses.
 func TestClipLimit(t *testing.T) {
 	for _, limit := range []float64{0, -1, math.NaN(), math.Inf(-1)} {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 			given := 1.0
 			if g.Rank() == 1 {
 				given = limit
@@ -497,18 +464,18 @@ func TestClipLimit(t *testing.T) {
 // TestScaleMustBeANumber: a scale that is not would spoil gradients that were accumulated before.
 func TestScaleMustBeANumber(t *testing.T) {
 	for _, c := range []float64{math.NaN(), math.Inf(1)} {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
-			forwardBackward(t, ctx, m, good(g.Rank()))
-			want := gradBits(t, ctx, m)
-			_, err := m.Forward(ctx, good(g.Rank())...)
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
+			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
+			want := kit.GradBits(t, ctx, m)
+			_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
 			scale := 1.0
 			if g.Rank() == 1 {
 				scale = c
 			}
 			require.ErrorContains(t, m.Backward(ctx, nil, fsdp.Scale(scale)), "Scale is ")
-			requireSameBits(t, want, gradBits(t, ctx, m))
+			kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m))
 		})
 	}
 }
@@ -516,16 +483,16 @@ func TestScaleMustBeANumber(t *testing.T) {
 // TestPassesAreCounted: passes are numbered from 1, whatever else is called between them.
 func TestPassesAreCounted(t *testing.T) {
 	var passes []int
-	m := wrap(t, tinyGPT(1), fsdp.Config{Trace: func(e fsdp.Event) {
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Trace: func(e fsdp.Event) {
 		if e.Kind == "forward" && e.Call == "wte" {
 			passes = append(passes, e.Pass)
 		}
 	}})
 	for range 2 {
-		forwardBackward(t, t.Context(), m, good(0))
+		kit.ForwardBackward(t, t.Context(), m, kit.GoodBatch(0))
 		_, err := m.ClipGradNorm(t.Context(), 1)
 		require.NoError(t, err)
-		_, err = m.Eval(t.Context(), good(0)...)
+		_, err = m.Eval(t.Context(), kit.GoodBatch(0)...)
 		require.NoError(t, err)
 	}
 	require.Equal(t, []int{1, 2, 3, 4}, passes)
@@ -533,24 +500,14 @@ func TestPassesAreCounted(t *testing.T) {
 
 // TestClipLimitsDiffer checks that ranks must mean the same limit.
 func TestClipLimitsDiffer(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		_, err := m.ClipGradNorm(ctx, float64(1+g.Rank()))
 		require.ErrorContains(t, err, "rank 1 runs ClipGradNorm as call 1 with 2")
 		require.ErrorContains(t, err, "rank 0 runs ClipGradNorm as call 1 with 1")
 		_, err = m.ClipGradNorm(ctx, 1)
 		require.NoError(t, err)
 	})
-}
-
-// around returns a model that calls mid between an embedding and a head, so that other calls have
-// parameters.
-func around(mid fsdp.Module) model {
-	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
-		x = t.Call("mid", mid, x)
-		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: tinyVocab}, x, in[1])}, nil
-	}
 }
 
 // badBuilds are modules whose Build goes wrong, with a part of the message.
@@ -586,14 +543,14 @@ func TestBadBuilds(t *testing.T) {
 	for name, c := range badBuilds {
 		for world := 1; world <= 2; world++ {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
-				for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-					m := wrap(t, around(&module{build: c.build}), fsdp.Config{Group: g})
-					_, err := m.Eval(ctx, good(0)...)
+				for _, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+					m := kit.Wrap(t, kit.Around(&kit.Module{Graph: c.build}), fsdp.Config{Group: g})
+					_, err := m.Eval(ctx, kit.GoodBatch(0)...)
 					require.ErrorContains(t, err, "call mid")
-					_, err = m.Forward(ctx, good(0)...)
+					_, err = m.Forward(ctx, kit.GoodBatch(0)...)
 					return err
 				}) {
-					require.ErrorContains(t, err, "call mid (*fsdp_test.module): ")
+					require.ErrorContains(t, err, "call mid (*kit.Module): ")
 					require.ErrorContains(t, err, c.want)
 				}
 			})
@@ -604,27 +561,27 @@ func TestBadBuilds(t *testing.T) {
 // TestUnusableLoss checks that a loss of several elements, or one that does not exist, is refused
 // for training only.
 func TestUnusableLoss(t *testing.T) {
-	several := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		return []fsdp.Ref{t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])}, nil
+	several := kit.Wrap(t, kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		return []fsdp.Ref{t.Call("wte", &nn.Embedding{Rows: kit.TinyVocab, Dim: 8}, in[0])}, nil
 	}), fsdp.Config{})
-	_, err := several.Forward(t.Context(), good(0)[0])
+	_, err := several.Forward(t.Context(), kit.GoodBatch(0)[0])
 	require.ErrorContains(t, err, "the loss, output 0 of call wte, has shape (2, 3, 8): it must be one number")
-	out, err := several.Eval(t.Context(), good(0)[0])
+	out, err := several.Eval(t.Context(), kit.GoodBatch(0)[0])
 	require.NoError(t, err)
 	require.Equal(t, tensor.Shape{2, 3, 8}, out[0].Shape())
 
-	missing := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
+	missing := kit.Wrap(t, kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("wte", &nn.Embedding{Rows: kit.TinyVocab, Dim: 8}, in[0])
 		return []fsdp.Ref{x.At(1)}, nil
 	}), fsdp.Config{})
-	_, err = missing.Forward(t.Context(), good(0)[0])
+	_, err = missing.Forward(t.Context(), kit.GoodBatch(0)[0])
 	require.ErrorContains(t, err, "result 0 is output 1 of call wte, which has 1")
 
-	used := wrap(t, model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		x := t.Call("wte", &nn.Embedding{Rows: tinyVocab, Dim: 8}, in[0])
+	used := kit.Wrap(t, kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("wte", &nn.Embedding{Rows: kit.TinyVocab, Dim: 8}, in[0])
 		return []fsdp.Ref{t.Call("lnf", &nn.LayerNorm{Dim: 8}, x.At(2))}, nil
 	}), fsdp.Config{})
-	_, err = used.Forward(t.Context(), good(0)[0])
+	_, err = used.Forward(t.Context(), kit.GoodBatch(0)[0])
 	require.ErrorContains(t, err, "call lnf: input 0 is output 2 of call wte, which has 1")
 }
 
@@ -633,16 +590,16 @@ func TestUnusableLoss(t *testing.T) {
 func TestContextEndsBeforeAPass(t *testing.T) {
 	gone := errors.New("time for lunch")
 	for world := 1; world <= 3; world++ {
-		for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+		for _, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 			if g.Rank() == 0 {
 				var cancel context.CancelCauseFunc
 				ctx, cancel = context.WithCancelCause(ctx)
 				cancel(gone)
 			}
-			_, err := m.Forward(ctx, good(0)...)
+			_, err := m.Forward(ctx, kit.GoodBatch(0)...)
 			if world == 1 {
-				forwardBackward(t, t.Context(), m, good(0))
+				kit.ForwardBackward(t, t.Context(), m, kit.GoodBatch(0))
 			}
 			return err
 		}) {
@@ -656,12 +613,12 @@ func TestContextEndsBeforeAPass(t *testing.T) {
 // operation in turn, and checks that no rank hangs and all learn why.
 func TestContextEndsInsideAPass(t *testing.T) {
 	gone := errors.New("time for lunch")
-	plan, err := wrap(t, tinyGPT(1), fsdp.Config{Wrap: blocks}).Plan(good(0)...)
+	plan, err := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks}).Plan(kit.GoodBatch(0)...)
 	require.NoError(t, err)
 	for world := 1; world <= 3; world++ {
 		for stop := range len(plan.Schedule) - 1 {
-			for _, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-				cfg := fsdp.Config{Group: g, Wrap: blocks}
+			for _, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+				cfg := fsdp.Config{Group: g, Wrap: kit.Blocks}
 				if g.Rank() == world-1 {
 					var cancel context.CancelCauseFunc
 					ctx, cancel = context.WithCancelCause(ctx)
@@ -672,8 +629,8 @@ func TestContextEndsInsideAPass(t *testing.T) {
 						}
 					}
 				}
-				m := wrap(t, tinyGPT(1), cfg)
-				if _, err := m.Forward(ctx, good(g.Rank())...); err != nil {
+				m := kit.Wrap(t, kit.TinyGPT(1), cfg)
+				if _, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...); err != nil {
 					return err
 				}
 				if err := m.Backward(ctx); err != nil {
@@ -694,10 +651,10 @@ func TestRankLeavesEarly(t *testing.T) {
 	for world := 2; world <= 3; world++ {
 		for _, after := range []string{"Wrap", "Forward", "Backward"} {
 			errs := make([]error, world)
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Wrap: blocks})
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
 				if after != "Wrap" {
-					_, err := m.Forward(ctx, good(g.Rank())...)
+					_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 					require.NoError(t, err)
 				}
 				if after == "Backward" {
@@ -709,7 +666,7 @@ func TestRankLeavesEarly(t *testing.T) {
 				if after == "Forward" {
 					errs[g.Rank()] = m.Backward(ctx)
 				} else {
-					_, errs[g.Rank()] = m.Forward(ctx, good(g.Rank())...)
+					_, errs[g.Rank()] = m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 				}
 			})
 			for _, err := range errs[1:] {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -36,16 +37,7 @@ type history struct {
 	World  int
 	Divide fsdp.Divide
 	Deeds  []deed
-	Knobs  [2]knobs
-}
-
-// knobs may not change one bit.
-type knobs struct {
-	Strategy   fsdp.Strategy
-	ShardRanks int
-	Wrap       string
-	Prefetch   int
-	Checkpoint bool
+	Knobs  [2]kit.Knobs
 }
 
 func drawHistory(t *rapid.T) history {
@@ -55,7 +47,7 @@ func drawHistory(t *rapid.T) history {
 		Divide: rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
 	}
 	for i := range h.Knobs {
-		h.Knobs[i] = drawKnobs(t, h.World)
+		h.Knobs[i] = kit.DrawKnobs(t, h.World)
 	}
 	for range rapid.IntRange(1, 9).Draw(t, "length") {
 		d := deed{
@@ -72,58 +64,23 @@ func drawHistory(t *rapid.T) history {
 	return h
 }
 
-func drawKnobs(t *rapid.T, world int) knobs {
-	k := knobs{
-		Strategy:   fsdp.Strategy(rapid.IntRange(0, int(lastStrategy)).Draw(t, "strategy")),
-		Wrap:       rapid.SampledFrom([]string{"root", "each", "two"}).Draw(t, "wrap"),
-		Prefetch:   rapid.IntRange(-1, 3).Draw(t, "prefetch"),
-		Checkpoint: rapid.Bool().Draw(t, "checkpoint"),
-		ShardRanks: 1,
-	}
-	if world%2 == 0 {
-		k.ShardRanks = rapid.IntRange(1, 2).Draw(t, "shard ranks")
-	}
-	return k
-}
-
-func (k knobs) config() fsdp.Config {
-	cfg := fsdp.Config{Strategy: k.Strategy, ShardRanks: k.ShardRanks, Prefetch: k.Prefetch, Precision: float64s, Poison: true, Seed: 5}
-	cfg.Wrap = map[string]fsdp.Policy{"each": fsdp.WrapEach(), "two": everyOther}[k.Wrap]
-	if k.Checkpoint {
-		cfg.Checkpoint = fsdp.WrapEach()
-	}
-	return cfg
-}
-
 // historyBatch is a batch of a rank. Its number of rows is another for each.
 func historyBatch(batch, rank int) []fsdp.Tensor {
 	seed := 2 * (10*batch + rank)
-	return []fsdp.Tensor{floats(seed, 1+batch, shapeDim), floats(seed+1, 1+batch, shapeDim)}
+	return []fsdp.Tensor{kit.Floats(seed, 1+batch, kit.ShapeDim), kit.Floats(seed+1, 1+batch, kit.ShapeDim)}
 }
 
 // alone are the gradients of one rank's batch without any other.
 func alone(t require.TestingT, ctx context.Context, name string, batch, rank int) map[string][]float64 {
-	m := wrap(t, shapes[name], fsdp.Config{Precision: float64s, Seed: 5})
-	forwardBackward(t, ctx, m, historyBatch(batch, rank))
-	return gradsOf(t, ctx, m)
+	m := kit.Wrap(t, kit.Shapes[name], fsdp.Config{Precision: kit.Float64s, Seed: 5})
+	kit.ForwardBackward(t, ctx, m, historyBatch(batch, rank))
+	return kit.GradsOf(t, ctx, m)
 }
 
 // ledger is what gradients should be by the definition of every deed.
 type ledger struct {
 	grads, pending map[string][]float64
 	passes         int
-}
-
-// add adds c times g to sum.
-func add(sum map[string][]float64, g map[string][]float64, c float64) {
-	for name, v := range g {
-		if sum[name] == nil {
-			sum[name] = make([]float64, len(v))
-		}
-		for i, x := range v {
-			sum[name][i] += c * x
-		}
-	}
 }
 
 // backward notes a backward of d, whose batch has these gradients by rank.
@@ -133,7 +90,7 @@ func (l *ledger) backward(h *history, d *deed, grads []map[string][]float64) {
 		sum += w
 	}
 	for r, g := range grads {
-		add(l.pending, g, d.Scale*map[fsdp.Divide]float64{
+		kit.AddTo(l.pending, g, d.Scale*map[fsdp.Divide]float64{
 			fsdp.ByRanks: 1 / float64(h.World), fsdp.ByWeights: d.Weights[r] / sum, fsdp.ByOne: 1,
 		}[h.Divide])
 	}
@@ -143,16 +100,16 @@ func (l *ledger) backward(h *history, d *deed, grads []map[string][]float64) {
 }
 
 func (l *ledger) sync() {
-	add(l.grads, l.pending, 1)
+	kit.AddTo(l.grads, l.pending, 1)
 	l.pending, l.passes = map[string][]float64{}, 0
 }
 
 // run does the deeds on one rank, compares with the ledger whenever gradients can be seen, and
 // returns the last.
-func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k knobs, grads [4][]map[string][]float64) bits {
-	cfg := k.config()
+func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k kit.Knobs, grads [4][]map[string][]float64) kit.Bits {
+	cfg := k.Config()
 	cfg.Group, cfg.Divide = g, h.Divide
-	m := wrap(t, shapes[h.Model], cfg)
+	m := kit.Wrap(t, kit.Shapes[h.Model], cfg)
 	shards := m.Memory().Live
 	book := &ledger{grads: map[string][]float64{}, pending: map[string][]float64{}}
 	type heldPass struct {
@@ -216,7 +173,7 @@ func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k k
 			require.NoError(t, err)
 			open = false
 		case "state":
-			stateBits(t, ctx, m)
+			kit.StateBits(t, ctx, m)
 		case "full":
 			require.NoError(t, m.Full(ctx, nil, func(params map[string]*tensor.Dense) error { return nil }))
 		}
@@ -224,7 +181,7 @@ func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k k
 			_, err := m.FullGrads(ctx)
 			require.ErrorContains(t, err, fmt.Sprintf("the gradients of %d passes inside NoSync are not reduced", book.passes))
 		} else {
-			requireNear(t, book.grads, gradsOf(t, ctx, m), 1e-12)
+			kit.RequireNear(t, book.grads, kit.GradsOf(t, ctx, m), 1e-12)
 			if !open && len(held) == 0 {
 				require.Equal(t, shards, m.Memory().Live)
 			}
@@ -235,20 +192,11 @@ func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k k
 	}
 	require.NoError(t, m.SyncGrads(ctx))
 	book.sync()
-	requireNear(t, book.grads, gradsOf(t, ctx, m), 1e-12)
-	requireIdle(t, ctx, m, historyBatch(0, g.Rank()))
-	last := gradBits(t, ctx, m)
+	kit.RequireNear(t, book.grads, kit.GradsOf(t, ctx, m), 1e-12)
+	kit.RequireIdle(t, ctx, m, historyBatch(0, g.Rank()))
+	last := kit.GradBits(t, ctx, m)
 	require.NoError(t, m.Close())
 	return last
-}
-
-// requireIdle requires that m holds nothing but its shards and the optimizer's state.
-func requireIdle(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) {
-	_, err := m.Eval(ctx, batch...) // discards a last forward
-	require.NoError(t, err)
-	plan, err := m.Plan(batch...)
-	require.NoError(t, err)
-	require.Equal(t, plan.ShardBytes+plan.ErrorBytes+plan.StateBytes, m.Memory().Live, "bytes that nobody owns")
 }
 
 // TestAnyInterleavingAddsUp draws histories of forwards and backwards in any order, inside and
@@ -263,33 +211,24 @@ func TestAnyInterleavingAddsUp(t *testing.T) {
 				grads[batch] = append(grads[batch], alone(t, context.Background(), h.Model, batch, rank))
 			}
 		}
-		var results [2]bits
+		var results [2]kit.Bits
 		for i, k := range h.Knobs {
-			onRanks(t, h.World, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, h.World, func(ctx context.Context, g comm.Group) {
 				if got := h.run(t, ctx, g, k, grads); g.Rank() == 0 {
 					results[i] = got
 				}
 			})
 		}
-		requireSameBits(t, results[0], results[1])
+		kit.RequireSameBits(t, results[0], results[1])
 	})
-}
-
-// chain64 wraps the chain of dense modules, each in a unit of its own.
-func chain64(t require.TestingT, g comm.Group, change ...func(*fsdp.Config)) *fsdp.Sharded {
-	cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true}
-	for _, f := range change {
-		f(&cfg)
-	}
-	return wrap(t, shapes["chain"], cfg)
 }
 
 // TestUnreducedGradients checks what is and what is not possible after a pass inside NoSync, and
 // what it holds in memory.
 func TestUnreducedGradients(t *testing.T) {
 	for world := 1; world <= 3; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m, batch := chain64(t, g), shapeBatch(g.Rank())
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m, batch := kit.Chain64(t, g), kit.ShapeBatch(g.Rank())
 			scaler, err := optim.LossScale{}.New()
 			require.NoError(t, err)
 			for pass := 1; pass <= 3; pass++ {
@@ -298,7 +237,7 @@ func TestUnreducedGradients(t *testing.T) {
 					require.NoError(t, err)
 					require.Zero(t, plan.Reduces+plan.AllReduces)
 					m.ResetPeak()
-					forwardBackward(t, ctx, m, batch)
+					kit.ForwardBackward(t, ctx, m, batch)
 					require.Equal(t, plan.Peak(), m.Memory().Peak)
 					whole := 0
 					for _, g := range plan.Groups {
@@ -323,17 +262,17 @@ func TestUnreducedGradients(t *testing.T) {
 			plan, err := m.Plan(batch...)
 			require.NoError(t, err)
 			m.ResetPeak()
-			forwardBackward(t, ctx, m, batch)
+			kit.ForwardBackward(t, ctx, m, batch)
 			require.Equal(t, plan.Peak(), m.Memory().Peak)
-			requireIdle(t, ctx, m, batch)
-			got := gradsOf(t, ctx, m)
+			kit.RequireIdle(t, ctx, m, batch)
+			got := kit.GradsOf(t, ctx, m)
 			m.ZeroGrad()
-			forwardBackward(t, ctx, m, batch)
+			kit.ForwardBackward(t, ctx, m, batch)
 			want := map[string][]float64{}
-			add(want, gradsOf(t, ctx, m), 4)
-			requireNear(t, want, got, 1e-12)
+			kit.AddTo(want, kit.GradsOf(t, ctx, m), 4)
+			kit.RequireNear(t, want, got, 1e-12)
 			require.NoError(t, m.SyncGrads(ctx), "nothing to do")
-			requireNear(t, gradsOf(t, ctx, m), gradsOf(t, ctx, m), 0)
+			kit.RequireNear(t, kit.GradsOf(t, ctx, m), kit.GradsOf(t, ctx, m), 0)
 		})
 	}
 }
@@ -341,13 +280,13 @@ func TestUnreducedGradients(t *testing.T) {
 // TestZeroGradDropsUnreduced checks that ZeroGrad drops whole gradients and their memory, and Close
 // likewise.
 func TestZeroGradDropsUnreduced(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m, batch := chain64(t, g), shapeBatch(g.Rank())
-		pass := func() error { forwardBackward(t, ctx, m, batch); return nil }
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m, batch := kit.Chain64(t, g), kit.ShapeBatch(g.Rank())
+		pass := func() error { kit.ForwardBackward(t, ctx, m, batch); return nil }
 		require.NoError(t, m.NoSync(pass))
 		m.ZeroGrad()
-		requireIdle(t, ctx, m, batch)
-		require.Empty(t, gradsOf(t, ctx, m), "no backward since ZeroGrad")
+		kit.RequireIdle(t, ctx, m, batch)
+		require.Empty(t, kit.GradsOf(t, ctx, m), "no backward since ZeroGrad")
 		require.NoError(t, m.NoSync(pass))
 		_, err := m.Forward(ctx, batch...)
 		require.NoError(t, err)
@@ -363,15 +302,15 @@ func TestZeroGradDropsUnreduced(t *testing.T) {
 // TestNoSyncEnds checks that NoSync is over when its function returns, fails or panics, that it
 // nests, and that the error is the caller's.
 func TestNoSyncEnds(t *testing.T) {
-	m, batch := chain64(t, nil), shapeBatch(0)
+	m, batch := kit.Chain64(t, nil), kit.ShapeBatch(0)
 	oops := errors.New("out of data")
 	require.ErrorIs(t, m.NoSync(func() error { return oops }), oops)
 	require.PanicsWithValue(t, "oops", func() { _ = m.NoSync(func() error { panic("oops") }) })
-	forwardBackward(t, t.Context(), m, batch)
-	gradsOf(t, t.Context(), m)
+	kit.ForwardBackward(t, t.Context(), m, batch)
+	kit.GradsOf(t, t.Context(), m)
 	require.NoError(t, m.NoSync(func() error {
 		require.NoError(t, m.NoSync(func() error { return nil }))
-		forwardBackward(t, t.Context(), m, batch)
+		kit.ForwardBackward(t, t.Context(), m, batch)
 		return nil
 	}))
 	_, err := m.FullGrads(t.Context())
@@ -382,8 +321,8 @@ func TestNoSyncEnds(t *testing.T) {
 // blocks Freeze.
 func TestPassIsOver(t *testing.T) {
 	for world := 1; world <= 2; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m, batch := chain64(t, g), shapeBatch(g.Rank())
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m, batch := kit.Chain64(t, g), kit.ShapeBatch(g.Rank())
 			none := m.Hold()
 			require.Zero(t, none.Loss())
 			require.NoError(t, none.Discard(ctx))
@@ -396,16 +335,16 @@ func TestPassIsOver(t *testing.T) {
 			require.ErrorContains(t, err, "passes put aside by Hold are waiting for their Backward")
 			require.NoError(t, p.Backward(ctx))
 			require.Equal(t, loss, p.Loss())
-			grads := gradBits(t, ctx, m)
+			grads := kit.GradBits(t, ctx, m)
 			require.ErrorContains(t, p.Backward(ctx), "Backward without a Forward before it")
 			require.NoError(t, p.Discard(ctx))
-			requireSameBits(t, grads, gradBits(t, ctx, m))
+			kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
 			_, err = m.Forward(ctx, batch...)
 			require.NoError(t, err)
 			p = m.Hold()
 			require.NoError(t, p.Discard(ctx))
 			require.ErrorContains(t, p.Backward(ctx), "Backward without a Forward before it")
-			requireIdle(t, ctx, m, batch)
+			kit.RequireIdle(t, ctx, m, batch)
 			_, err = m.Freeze(ctx, nil, nil)
 			require.NoError(t, err)
 		})
@@ -428,17 +367,17 @@ func TestWeights(t *testing.T) {
 		"infinite":    {fsdp.ByWeights, func(r int) float64 { return math.Inf(1) }, "Weight is +Inf"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m, batch := chain64(t, g, func(c2 *fsdp.Config) { c2.Divide = c.divide }), shapeBatch(g.Rank())
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m, batch := kit.Chain64(t, g, func(c2 *fsdp.Config) { c2.Divide = c.divide }), kit.ShapeBatch(g.Rank())
 				if c.divide == fsdp.ByWeights {
 					_, err := m.Forward(ctx, batch...)
 					require.NoError(t, err)
 					require.ErrorContains(t, m.Backward(ctx), "Config.Divide is ByWeights: give Backward a Weight")
-					forwardBackward(t, ctx, m, batch, fsdp.Weight(1))
+					kit.ForwardBackward(t, ctx, m, batch, fsdp.Weight(1))
 				} else {
-					forwardBackward(t, ctx, m, batch)
+					kit.ForwardBackward(t, ctx, m, batch)
 				}
-				grads := gradBits(t, ctx, m)
+				grads := kit.GradBits(t, ctx, m)
 				for _, noSync := range []bool{false, true} {
 					_, err := m.Forward(ctx, batch...)
 					require.NoError(t, err)
@@ -450,8 +389,8 @@ func TestWeights(t *testing.T) {
 					}
 					require.ErrorContains(t, err, c.want)
 					require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Backward: ", g.Rank()))
-					requireSameBits(t, grads, gradBits(t, ctx, m))
-					requireIdle(t, ctx, m, batch)
+					kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
+					kit.RequireIdle(t, ctx, m, batch)
 				}
 			})
 		})
@@ -461,22 +400,22 @@ func TestWeights(t *testing.T) {
 // TestScales checks that a scale that is no number is an error on every rank, and that scales
 // multiply.
 func TestScales(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m, batch := chain64(t, g), shapeBatch(g.Rank())
-		forwardBackward(t, ctx, m, batch)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m, batch := kit.Chain64(t, g), kit.ShapeBatch(g.Rank())
+		kit.ForwardBackward(t, ctx, m, batch)
 		want := map[string][]float64{}
-		add(want, gradsOf(t, ctx, m), -6)
+		kit.AddTo(want, kit.GradsOf(t, ctx, m), -6)
 		for _, bad := range []float64{math.NaN(), math.Inf(1)} {
 			_, err := m.Forward(ctx, batch...)
 			require.NoError(t, err)
 			require.ErrorContains(t, m.Backward(ctx, fsdp.Scale(bad*float64(g.Rank()*2-1))), "Scale is")
-			requireIdle(t, ctx, m, batch)
+			kit.RequireIdle(t, ctx, m, batch)
 		}
 		m.ZeroGrad()
 		_, err := m.Forward(ctx, batch...)
 		require.NoError(t, err)
 		require.NoError(t, m.Backward(ctx, fsdp.Scale(-2), fsdp.Scale(3)))
-		requireNear(t, want, gradsOf(t, ctx, m), 1e-14)
+		kit.RequireNear(t, want, kit.GradsOf(t, ctx, m), 1e-14)
 	})
 }
 
@@ -484,21 +423,21 @@ func TestScales(t *testing.T) {
 // one rank that has all rows.
 func TestTokensAsWeights(t *testing.T) {
 	const world = 3
-	one := wrap(t, tinyGPT(1), fsdp.Config{Precision: float64s})
-	x, y := tokens(1, tinyVocab, 6, 4), tokens(2, tinyVocab, 6, 4)
-	forwardBackward(t, t.Context(), one, []fsdp.Tensor{x, y})
-	want := gradsOf(t, t.Context(), one)
+	one := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Precision: kit.Float64s})
+	x, y := kit.Tokens(1, kit.TinyVocab, 6, 4), kit.Tokens(2, kit.TinyVocab, 6, 4)
+	kit.ForwardBackward(t, t.Context(), one, []fsdp.Tensor{x, y})
+	want := kit.GradsOf(t, t.Context(), one)
 	for _, unit := range []float64{1, 1000} {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Precision: float64s, Divide: fsdp.ByWeights, Wrap: blocks})
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Precision: kit.Float64s, Divide: fsdp.ByWeights, Wrap: kit.Blocks})
 			rows, first := g.Rank()+1, g.Rank()*(g.Rank()+1)/2
-			a, b := tokens(0, tinyVocab, rows, 4), tokens(0, tinyVocab, rows, 4)
+			a, b := kit.Tokens(0, kit.TinyVocab, rows, 4), kit.Tokens(0, kit.TinyVocab, rows, 4)
 			copy(a.Ints(), x.Ints()[4*first:])
 			copy(b.Ints(), y.Ints()[4*first:])
 			_, err := m.Forward(ctx, a, b)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx, fsdp.Weight(unit*float64(rows))))
-			requireNear(t, want, gradsOf(t, ctx, m), 1e-12)
+			kit.RequireNear(t, want, kit.GradsOf(t, ctx, m), 1e-12)
 		})
 	}
 }
@@ -580,15 +519,15 @@ func TestRanksAccumulateDifferently(t *testing.T) {
 	} {
 		for world := 2; world <= 3; world++ {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
-					m, batch := chain64(t, g), shapeBatch(g.Rank())
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+					m, batch := kit.Chain64(t, g), kit.ShapeBatch(g.Rank())
 					err := c.do(t, rank{ctx, m, batch, g.Rank() == world-1})
 					for _, want := range append(c.want, fmt.Sprintf("rank %d", world-1), fmt.Sprintf("fsdp: rank %d: ", g.Rank())) {
 						require.ErrorContains(t, err, want)
 					}
 					m.ZeroGrad()
-					forwardBackward(t, ctx, m, batch)
-					requireIdle(t, ctx, m, batch)
+					kit.ForwardBackward(t, ctx, m, batch)
+					kit.RequireIdle(t, ctx, m, batch)
 				})
 			})
 		}

@@ -2,7 +2,6 @@ package fsdp_test
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -13,7 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -42,7 +41,7 @@ func (m *bare) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 }
 
 // sum is x + y.
-var sum = &module{build: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+var sum = &kit.Module{Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 	y, err := gorgonia.Add(in[0], in[1])
 	return gorgonia.Nodes{y}, err
 }}
@@ -51,58 +50,14 @@ const bareLen = 64
 
 // bares is a model of three bare modules, the second of which is Full. The loss is the sum of
 // theirs; the other results are their products.
-var bares model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+var bares kit.Model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	a, exact, b := t.Call("a", &bare{n: bareLen}, in[0]), t.Call("exact", &bare{bareLen, true}, in[0]), t.Call("b", &bare{n: bareLen}, in[0])
 	loss := t.Call("all", sum, t.Call("both", sum, a, exact), b)
 	return []fsdp.Ref{loss, a.At(1), exact.At(1), b.At(1)}, nil
 }
 
-// filled returns a float32 tensor [n] with elements f(i).
-func filled(n int, f func(i int) float32) *tensor.Dense {
-	data := make([]float32, n)
-	for i := range data {
-		data[i] = f(i)
-	}
-	return tensor.New(tensor.WithShape(n), tensor.WithBacking(data))
-}
-
-func ones(n int) *tensor.Dense { return filled(n, func(int) float32 { return 1 }) }
-
-// rounded returns v after a journey in type t.
-func rounded(v float32, t fsdp.DType) float32 {
-	out := []float32{0}
-	switch t {
-	case fsdp.BFloat16:
-		low := make([]half.BFloat16, 1)
-		half.Narrow(low, []float32{v})
-		half.Widen(out, low)
-	case fsdp.Float16:
-		low := make([]half.Float16, 1)
-		half.Narrow(low, []float32{v})
-		half.Widen(out, low)
-	default:
-		return v
-	}
-	return out[0]
-}
-
 // floats32 returns the elements of a float32 tensor.
 func floats32(t fsdp.Tensor) []float32 { return t.Data().([]float32) }
-
-// everyStrategy runs f under every strategy over world ranks; the hybrid ones over half of them.
-func everyStrategy(t *testing.T, world int, f func(t *testing.T, cfg fsdp.Config)) {
-	for s := fsdp.FullShard; s <= lastStrategy; s++ {
-		if hybrid := s >= fsdp.HybridShard; !hybrid || world%2 == 0 {
-			t.Run(fmt.Sprintf("%v/%d ranks", s, world), func(t *testing.T) {
-				cfg := fsdp.Config{Strategy: s, Poison: true}
-				if hybrid {
-					cfg.ShardRanks = world / 2
-				}
-				f(t, cfg)
-			})
-		}
-	}
-}
 
 // TestForwardSeesRoundedParameters checks that what forward computes with is exactly the rounded
 // parameters under every strategy, also those that send none, that Full parameters are not rounded,
@@ -110,30 +65,30 @@ func everyStrategy(t *testing.T, world int, f func(t *testing.T, cfg fsdp.Config
 func TestForwardSeesRoundedParameters(t *testing.T) {
 	for _, typ := range []fsdp.DType{fsdp.Float32, fsdp.BFloat16, fsdp.Float16} {
 		for _, world := range []int{1, 3, 4} {
-			everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+			kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
 					cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
-					exact := wrap(t, bares, cfg)
+					exact := kit.Wrap(t, bares, cfg)
 					want, err := exact.FullState(ctx)
 					require.NoError(t, err)
 					cfg.Precision.Gather = typ
-					m := wrap(t, bares, cfg)
+					m := kit.Wrap(t, bares, cfg)
 					for range 2 {
-						out, err := m.Eval(ctx, ones(bareLen))
+						out, err := m.Eval(ctx, kit.Ones(bareLen))
 						require.NoError(t, err)
 						for i, name := range []string{"a", "exact", "b"} {
 							for j, w := range floats32(want[name+".w"]) {
 								if name != "exact" {
-									w = rounded(w, typ)
+									w = kit.Rounded(w, typ)
 								}
 								require.Equal(t, w, floats32(out[1+i])[j], "%s[%d]", name, j)
 							}
 						}
-						loss := forwardBackward(t, ctx, m, []fsdp.Tensor{ones(bareLen)})
+						loss := kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Ones(bareLen)})
 						require.Equal(t, float32(loss), floats32(out[0])[0], "training sees the same")
-						requireSameBits(t, bitsOf(want), stateBits(t, ctx, m), "masters are not rounded")
-						for name, grad := range gradsOf(t, ctx, m) {
+						kit.RequireSameBits(t, kit.BitsOf(want), kit.StateBits(t, ctx, m), "masters are not rounded")
+						for name, grad := range kit.GradsOf(t, ctx, m) {
 							require.Equal(t, 1./bareLen, grad[0], name)
 						}
 						m.ZeroGrad()
@@ -150,24 +105,24 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 		{Gather: fsdp.BFloat16}, {Gather: fsdp.Float16}, {Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
 		fsdp.BF16(), {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16}, {Gather: fsdp.Int8}, {Compute: fsdp.BFloat16, Gather: fsdp.Int8},
 		{Gather: fsdp.Int8, Reduce: fsdp.Int8}, {Compute: fsdp.BFloat16, Reduce: fsdp.Int8},
-		{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: named(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, 0}})},
+		{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: kit.TypesByName(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, 0}})},
 	} {
-		if (p.Gather == fsdp.Int8 || p.Reduce == fsdp.Int8) && !groupsCarryPasses {
+		if (p.Gather == fsdp.Int8 || p.Reduce == fsdp.Int8) && !kit.GroupsCarryPasses {
 			continue // not on GPUs
 		}
-		var want bits
-		everyStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
-			cfg.Precision, cfg.Wrap = p, blocks
+		var want kit.Bits
+		kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
+			cfg.Precision, cfg.Wrap = p, kit.Blocks
 			if p.Reduce != fsdp.Float32 && p.Reduce != fsdp.Int8 && cfg.ShardRanks > 0 {
 				return // rounded twice
 			}
-			got := train(t, tinyGPT(2), 4, 3, 0.5, cfg)
+			got := kit.Train(t, kit.TinyGPT(2), 4, 3, 0.5, cfg)
 			if want == nil {
 				want = got
 			}
-			requireSameBits(t, want, got)
+			kit.RequireSameBits(t, want, got)
 		})
-		require.NotEqual(t, want, train(t, tinyGPT(2), 4, 3, 0.5, fsdp.Config{Wrap: blocks}), "it is not float32")
+		require.NotEqual(t, want, kit.Train(t, kit.TinyGPT(2), 4, 3, 0.5, fsdp.Config{Wrap: kit.Blocks}), "it is not float32")
 	}
 }
 
@@ -175,9 +130,9 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 func TestHalfHalvesTraffic(t *testing.T) {
 	plan := func(p fsdp.Precision, s fsdp.Strategy) (traffic int) {
 		p.Full = func(fsdp.CallInfo, fsdp.Param) bool { return false }
-		onRanks(t, 2, func(_ context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Precision: p, Wrap: blocks, Strategy: s})
-			plan, err := m.Plan(good(0)...)
+		kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: p, Wrap: kit.Blocks, Strategy: s})
+			plan, err := m.Plan(kit.GoodBatch(0)...)
 			require.NoError(t, err)
 			if g.Rank() == 0 {
 				traffic = plan.Traffic
@@ -199,11 +154,11 @@ func TestHalfHalvesTraffic(t *testing.T) {
 // sends, and the sum.
 func TestSumsInHalf(t *testing.T) {
 	x := func(rank int) func(int) float32 {
-		return func(i int) float32 { return float32(value(i, rank)) } // in [-1, 1)
+		return func(i int) float32 { return float32(kit.Value(i, rank)) } // in [-1, 1)
 	}
 	for _, typ := range []fsdp.DType{fsdp.BFloat16, fsdp.Float16} {
 		for _, world := range []int{2, 3, 4} {
-			everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 				if cfg.ShardRanks > 1 {
 					return // rounds a second time in between
 				}
@@ -211,11 +166,11 @@ func TestSumsInHalf(t *testing.T) {
 				if typ == fsdp.Float16 {
 					pre = 0.5
 				}
-				onRanks(t, world, func(ctx context.Context, g comm.Group) {
+				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
 					cfg.Group, cfg.Wrap, cfg.Precision.Reduce = g, fsdp.WrapEach(), typ
-					m := wrap(t, bares, cfg)
-					forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, x(g.Rank()))})
+					m := kit.Wrap(t, bares, cfg)
+					kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Filled(bareLen, x(g.Rank()))})
 					grads, err := m.FullGrads(ctx)
 					require.NoError(t, err)
 					for name, grad := range grads {
@@ -224,14 +179,14 @@ func TestSumsInHalf(t *testing.T) {
 							for r := range sent {
 								sent[r] = x(r)(i) / bareLen
 								if name != "exact.w" {
-									sent[r] = rounded(sent[r]*pre, typ)
+									sent[r] = kit.Rounded(sent[r]*pre, typ)
 								}
 							}
 							var want float32
 							if name == "exact.w" {
 								want = treeSum(sent) * float32(1/float64(world))
 							} else {
-								want = rounded(treeSum(sent), typ) * float32(1/float64(world)/float64(pre))
+								want = kit.Rounded(treeSum(sent), typ) * float32(1/float64(world)/float64(pre))
 							}
 							require.Equal(t, want, got, "%s[%d]", name, i)
 						}
@@ -258,28 +213,28 @@ func treeSum(x []float32) float32 {
 // that the next goes on at half the scale.
 func TestLossScaling(t *testing.T) {
 	for _, world := range []int{1, 2, 3} {
-		everyStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
+			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
 				cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Gather: fsdp.Float16, Reduce: fsdp.Float16}
-				m := wrap(t, bares, cfg)
+				m := kit.Wrap(t, bares, cfg)
 				opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 				require.NoError(t, err)
 				scaler, err := optim.LossScale{Init: 1 << 20, Interval: 2}.New()
 				require.NoError(t, err)
-				begin := stateBits(t, ctx, m)
+				begin := kit.StateBits(t, ctx, m)
 				step := func() bool {
-					_, err := m.Forward(ctx, ones(bareLen))
+					_, err := m.Forward(ctx, kit.Ones(bareLen))
 					require.NoError(t, err)
 					require.NoError(t, m.Backward(ctx, fsdp.Scale(4), fsdp.Scale(scaler.Scale())))
 					finite, err := m.Unscale(ctx, scaler)
 					require.NoError(t, err)
 					if finite {
-						for name, g := range gradsOf(t, ctx, m) {
+						for name, g := range kit.GradsOf(t, ctx, m) {
 							require.Equal(t, 4./bareLen, g[7], name)
 						}
 					} else {
-						require.Empty(t, gradsOf(t, ctx, m), "dropped")
+						require.Empty(t, kit.GradsOf(t, ctx, m), "dropped")
 					}
 					require.NoError(t, opt.Step(0.1))
 					m.ZeroGrad()
@@ -289,9 +244,9 @@ func TestLossScaling(t *testing.T) {
 				for range 8 {
 					finite = append(finite, step())
 					if !finite[len(finite)-1] {
-						requireSameBits(t, begin, stateBits(t, ctx, m), "a step left out changes nothing")
+						kit.RequireSameBits(t, begin, kit.StateBits(t, ctx, m), "a step left out changes nothing")
 					}
-					begin = stateBits(t, ctx, m)
+					begin = kit.StateBits(t, ctx, m)
 				}
 				require.Contains(t, finite, false)
 				require.Contains(t, finite, true)
@@ -304,8 +259,8 @@ func TestLossScaling(t *testing.T) {
 // TestOverflowOnOneRank checks that one rank's infinite gradient reaches every rank.
 func TestOverflowOnOneRank(t *testing.T) {
 	for world := 1; world <= 3; world++ {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, bares, fsdp.Config{Group: g, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, bares, fsdp.Config{Group: g, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
 			scaler, err := optim.LossScale{Init: 1 << 10, Interval: 1}.New()
 			require.NoError(t, err)
 			backward := func(x *tensor.Dense) {
@@ -314,7 +269,7 @@ func TestOverflowOnOneRank(t *testing.T) {
 				require.NoError(t, m.Backward(ctx, fsdp.Scale(scaler.Scale())))
 			}
 			last := g.Rank() == world-1
-			backward(filled(bareLen, func(i int) float32 {
+			backward(kit.Filled(bareLen, func(i int) float32 {
 				if last && i == bareLen-1 {
 					return 1e6
 				}
@@ -327,7 +282,7 @@ func TestOverflowOnOneRank(t *testing.T) {
 			require.NoError(t, err)
 			require.False(t, finite)
 			require.Equal(t, 512., scaler.Scale())
-			backward(ones(bareLen))
+			backward(kit.Ones(bareLen))
 			finite, err = m.Unscale(ctx, scaler)
 			require.NoError(t, err)
 			require.True(t, finite)
@@ -341,31 +296,31 @@ func TestOverflowOnOneRank(t *testing.T) {
 
 // TestScalersDiffer gives ranks different scales, or none.
 func TestScalersDiffer(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, bares, fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, bares, fsdp.Config{Group: g})
 		scaler, err := optim.LossScale{Init: []float64{2, 4}[g.Rank()]}.New()
 		require.NoError(t, err)
-		forwardBackward(t, ctx, m, []fsdp.Tensor{ones(bareLen)})
-		want := gradBits(t, ctx, m)
+		kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Ones(bareLen)})
+		want := kit.GradBits(t, ctx, m)
 		_, err = m.Unscale(ctx, scaler)
 		require.ErrorContains(t, err, "Unscale as call 4 with 2")
 		require.ErrorContains(t, err, "Unscale as call 4 with 4")
 		_, err = m.Unscale(ctx, nil)
 		require.ErrorContains(t, err, "there is no LossScaler")
-		requireSameBits(t, want, gradBits(t, ctx, m))
+		kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m))
 		require.Equal(t, []float64{2, 4}[g.Rank()], scaler.Scale())
 	})
 }
 
 // TestUnderflow checks that a gradient of 1e-8, which is nothing in float16, survives a loss scale.
 func TestUnderflow(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, bares, fsdp.Config{Group: g, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, bares, fsdp.Config{Group: g, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
 		scaler, err := optim.LossScale{}.New()
 		require.NoError(t, err)
-		tiny := filled(bareLen, func(int) float32 { return 1e-8 * bareLen })
-		forwardBackward(t, ctx, m, []fsdp.Tensor{tiny})
-		for name, grad := range gradsOf(t, ctx, m) {
+		tiny := kit.Filled(bareLen, func(int) float32 { return 1e-8 * bareLen })
+		kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{tiny})
+		for name, grad := range kit.GradsOf(t, ctx, m) {
 			require.Equal(t, name == "exact.w", grad[0] != 0, name)
 		}
 		m.ZeroGrad()
@@ -374,7 +329,7 @@ func TestUnderflow(t *testing.T) {
 		require.NoError(t, m.Backward(ctx, fsdp.Scale(scaler.Scale())))
 		_, err = m.Unscale(ctx, scaler)
 		require.NoError(t, err)
-		for name, grad := range gradsOf(t, ctx, m) {
+		for name, grad := range kit.GradsOf(t, ctx, m) {
 			require.InEpsilon(t, 1e-8, grad[0], 1e-3, name)
 		}
 	})
@@ -384,14 +339,14 @@ func TestUnderflow(t *testing.T) {
 // is not.
 func TestSumOfManyRanksStaysFinite(t *testing.T) {
 	for divide, finite := range map[fsdp.Divide]bool{fsdp.ByRanks: true, fsdp.ByWeights: true, fsdp.ByOne: false} {
-		onRanks(t, 8, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, bares, fsdp.Config{Group: g, Divide: divide, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
+		kit.OnRanks(t, 8, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, bares, fsdp.Config{Group: g, Divide: divide, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
 			var opts []fsdp.BackwardOption
 			if divide == fsdp.ByWeights {
 				opts = append(opts, fsdp.Weight(2))
 			}
-			forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, func(int) float32 { return 20000 * bareLen })}, opts...)
-			if grads := gradsOf(t, ctx, m); finite {
+			kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Filled(bareLen, func(int) float32 { return 20000 * bareLen })}, opts...)
+			if grads := kit.GradsOf(t, ctx, m); finite {
 				require.InEpsilon(t, 20000, grads["a.w"][3], 1e-3)
 			} else {
 				require.True(t, math.IsInf(grads["a.w"][3], 1))
@@ -417,14 +372,14 @@ func TestPrecisionErrors(t *testing.T) {
 		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not float64":                             {Compute: fsdp.Float64, Reduce: fsdp.Float16},
 		"Config.Precision.Gather is float64: want BFloat16, Float16 or the type of Compute":                              {Gather: fsdp.Float64},
 		"Config.Precision.Reduce is DType(77): want BFloat16, Float16 or the type of Compute":                            {Reduce: 77},
-		panickedHere("parameter a.w: Config.Frozen, Ignored, Precision.Full or TypesOf", "too full"):                     {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
-		"parameter a.w: Config.Precision.TypesOf returned float64 and float32: gather is float64: want BFloat16,":        {TypesOf: named(fsdp.Float64, 0, nil)},
-		"parameter a.w: Config.Precision.TypesOf returned bfloat16 and float16: reduce is float16, which needs":          {Compute: fsdp.BFloat16, TypesOf: named(0, fsdp.Float16, nil)},
+		kit.PanickedHere("parameter a.w: Config.Frozen, Ignored, Precision.Full or TypesOf", "too full"):                 {Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { panic("too full") }},
+		"parameter a.w: Config.Precision.TypesOf returned float64 and float32: gather is float64: want BFloat16,":        {TypesOf: kit.TypesByName(fsdp.Float64, 0, nil)},
+		"parameter a.w: Config.Precision.TypesOf returned bfloat16 and float16: reduce is float16, which needs":          {Compute: fsdp.BFloat16, TypesOf: kit.TypesByName(0, fsdp.Float16, nil)},
 	} {
 		_, err := fsdp.Wrap(bares, fsdp.Config{Precision: p})
 		require.ErrorContains(t, err, want)
 	}
-	for _, err := range errorsOf(t, 2, func(_ context.Context, g comm.Group) error {
+	for _, err := range kit.ErrorsOf(t, 2, func(_ context.Context, g comm.Group) error {
 		cfg := fsdp.Config{Group: g}
 		if g.Rank() == 1 {
 			cfg.Precision.Reduce = fsdp.BFloat16
@@ -435,9 +390,9 @@ func TestPrecisionErrors(t *testing.T) {
 		require.ErrorContains(t, err, "Config.Precision.Reduce float32")
 		require.ErrorContains(t, err, "Config.Precision.Reduce bfloat16")
 	}
-	for _, err := range errorsOf(t, 2, func(_ context.Context, g comm.Group) error {
+	for _, err := range kit.ErrorsOf(t, 2, func(_ context.Context, g comm.Group) error {
 		types := [2]map[string][2]fsdp.DType{{}, {"b.w": {fsdp.BFloat16, 0}}}[g.Rank()]
-		_, err := fsdp.Wrap(bares, fsdp.Config{Group: g, Precision: fsdp.Precision{TypesOf: named(0, 0, types)}})
+		_, err := fsdp.Wrap(bares, fsdp.Config{Group: g, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, 0, types)}})
 		return err
 	}) {
 		require.ErrorContains(t, err, "parameter b.w [64]: full, in unit root")
@@ -448,13 +403,13 @@ func TestPrecisionErrors(t *testing.T) {
 // TestFullDecides checks that Precision.Full takes the place of Param.Full, and sees calls and
 // parameters by full name.
 func TestFullDecides(t *testing.T) {
-	m := wrap(t, bares, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{
+	m := kit.Wrap(t, bares, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{
 		Gather: fsdp.BFloat16,
 		Full:   func(c fsdp.CallInfo, p fsdp.Param) bool { return c.Name == "b" && strings.HasPrefix(p.Name, "b.") },
 	}})
 	state, err := m.FullState(t.Context())
 	require.NoError(t, err)
-	out, err := m.Eval(t.Context(), ones(bareLen))
+	out, err := m.Eval(t.Context(), kit.Ones(bareLen))
 	require.NoError(t, err)
 	require.Equal(t, floats32(state["b.w"]), floats32(out[3]))
 	require.NotEqual(t, floats32(state["exact.w"]), floats32(out[2]))
@@ -463,20 +418,20 @@ func TestFullDecides(t *testing.T) {
 // TestIgnoredAreNotRounded checks that what every rank holds is neither computed with nor summed in
 // 16 bits.
 func TestIgnoredAreNotRounded(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, bares, fsdp.Config{
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, bares, fsdp.Config{
 			Group: g, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
 			Ignored: func(name string) bool { return name == "b.w" },
 		})
 		state, err := m.FullState(ctx)
 		require.NoError(t, err)
-		out, err := m.Eval(ctx, ones(bareLen))
+		out, err := m.Eval(ctx, kit.Ones(bareLen))
 		require.NoError(t, err)
 		require.Equal(t, floats32(state["b.w"]), floats32(out[3]))
 		require.NotEqual(t, floats32(state["a.w"]), floats32(out[1]))
 		x := float32(1 + 1./1024) // more bits than bfloat16 has
-		forwardBackward(t, ctx, m, []fsdp.Tensor{filled(bareLen, func(int) float32 { return x })})
-		grads := gradsOf(t, ctx, m)
+		kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Filled(bareLen, func(int) float32 { return x })})
+		grads := kit.GradsOf(t, ctx, m)
 		require.Equal(t, float64(x/bareLen), grads["b.w"][0])
 		require.Equal(t, 1./bareLen, grads["a.w"][0])
 	})

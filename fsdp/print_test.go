@@ -16,6 +16,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/profile"
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/shard"
@@ -83,17 +84,17 @@ func TestEventAsText(t *testing.T) {
 
 // TestShardedAsText prints a model in all states of its life, and with an optimizer.
 func TestShardedAsText(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(30), fsdp.Config{Group: g, Wrap: blocks})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(30), fsdp.Config{Group: g, Wrap: kit.Blocks})
 		_, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
-		forwardBackward(t, ctx, m, tinyBatch(0, g.Rank(), 2, 3))
+		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, 3))
 		what := fmt.Sprintf("rank %d of 2: parameters 26432, units 31, ", g.Rank())
 		want := what + "112.6 kB of parameters and gradients here"
 		requirePrinted(t, want, m)
 		requireLogged(t, `"`+want+`"`, m)
 		g.Abort(errors.New("the host is on fire\nand more"))
-		_, err = m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 3)...)
+		_, err = m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 3)...)
 		require.Error(t, err)
 		require.Regexp(t, "^"+what+"broken: .*the host is on fire$", m.String())
 		require.NoError(t, m.Close())

@@ -18,6 +18,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/comm/commtest"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
@@ -46,9 +47,9 @@ var burn = &op.Custom{
 var burning func(ns float64)
 
 // burningModel is a model of layers with calls between that take the time which the batch says.
-func burningModel(calls int) model {
+func burningModel(calls int) kit.Model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-		burns := &module{nil, func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+		burns := &kit.Module{Parameters: nil, Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 			y, err := burn.Apply(in[0], in[1])
 			return gorgonia.Nodes{y}, err
 		}}
@@ -57,13 +58,13 @@ func burningModel(calls int) model {
 			x = t.Call("burn."+string(rune('0'+i)), burns, x, in[2+i])
 			x = t.Call("linear."+string(rune('0'+i)), &nn.Linear{In: 64, Out: 64, Std: 0.1}, x)
 		}
-		return regress(t, in, t.Call("out", &nn.Linear{In: 64, Out: 3, Std: 0.4}, x)), nil
+		return kit.Regress(t, in, t.Call("out", &nn.Linear{In: 64, Out: 3, Std: 0.4}, x)), nil
 	}
 }
 
 // burningBatch is a batch of it.
 func burningBatch(seed int, ms ...float64) []fsdp.Tensor {
-	batch := parityModels[0].batch(seed, 4)
+	batch := kit.ParityModels[0].Batch(seed, 4)
 	for _, m := range ms {
 		batch = append(batch, tensor.New(tensor.WithShape(1), tensor.WithBacking([]float64{m})))
 	}
@@ -93,7 +94,7 @@ func TestStragglers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				reports := make([]*profile.Report, ranks)
-				onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+				kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 					if c.link != nil {
 						g = commtest.Slow(g, c.link(g.Rank()), 0)
 					}
@@ -102,12 +103,12 @@ func TestStragglers(t *testing.T) {
 						ms = c.ms(g.Rank())
 					}
 					prof := profile.New()
-					m := wrap(t, burningModel(2), fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Profile: prof, Strategy: fsdp.FullShard})
+					m := kit.Wrap(t, burningModel(2), fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Profile: prof, Strategy: fsdp.FullShard})
 					for pass := range passes {
 						if c.rest != nil {
 							time.Sleep(c.rest(g.Rank()))
 						}
-						forwardBackward(t, ctx, m, burningBatch(pass, ms...))
+						kit.ForwardBackward(t, ctx, m, burningBatch(pass, ms...))
 					}
 					var err error
 					reports[g.Rank()], err = prof.Stragglers(ctx)
@@ -140,10 +141,10 @@ func TestProfileFile(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("FSDP_STRAGGLERS", dir)
 	var all []*profile.Totals
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
 		for pass := range 3 {
-			forwardBackward(t, ctx, m, tinyBatch(pass, g.Rank(), 2, 4))
+			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(pass, g.Rank(), 2, 4))
 		}
 		require.NoError(t, m.Close())
 	})
@@ -163,8 +164,8 @@ func TestProfileFile(t *testing.T) {
 	require.Len(t, r.Ranks, 2)
 
 	prof := profile.New()
-	m := wrap(t, tinyGPT(1), fsdp.Config{Profile: prof})
-	_, err = fsdp.Wrap(tinyGPT(1), fsdp.Config{Profile: prof})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Profile: prof})
+	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Profile: prof})
 	require.ErrorContains(t, err, "Config.Profile: the profile is another model's")
 	require.NoError(t, m.Close())
 }
@@ -176,14 +177,14 @@ func TestBeside(t *testing.T) {
 	dir := t.TempDir()
 	cluster := plan.Clusters()["h100"]
 	cluster.Software.Product = 1e-9
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		prof := profile.New()
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, TraceDir: dir, Profile: prof, Strategy: fsdp.FullShard})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, TraceDir: dir, Profile: prof, Strategy: fsdp.FullShard})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
-		batch := tinyBatch(0, g.Rank(), 2, 4)
+		batch := kit.TinyBatch(0, g.Rank(), 2, 4)
 		for range 4 {
-			forwardBackward(t, ctx, m, batch)
+			kit.ForwardBackward(t, ctx, m, batch)
 			require.NoError(t, opt.Step(0.1))
 			m.ZeroGrad()
 		}

@@ -45,7 +45,7 @@ func TestReadsHaveADeadline(t *testing.T) {
 								for _, g := range groups {
 									ranks.Go(func() {
 										var log bytes.Buffer
-										m := wrap(t, shapes["chain"], fsdp.Config{Group: g, VirtualRanks: 2, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+										m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, VirtualRanks: 2, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 										models[g.Rank()] = m
 										opt, err := optim.AdamW{}.New(m.Shards())
 										require.NoError(t, err)
@@ -55,13 +55,13 @@ func TestReadsHaveADeadline(t *testing.T) {
 										}
 										call := func(ctx context.Context) error {
 											if method == "Import" {
-												return m.Import(ctx, ckpt+".safetensors", use, fsdp.WithOptimizer(opt))
+												return m.Import(ctx, kit.Ckpt+".safetensors", use, fsdp.WithOptimizer(opt))
 											}
-											_, err := m.Load(ctx, ckpt, opt, use)
+											_, err := m.Load(ctx, kit.Ckpt, opt, use)
 											return err
 										}
-										require.NoError(t, m.Save(t.Context(), ckpt, opt, kit.OnFS(disk)))
-										require.NoError(t, m.Export(t.Context(), ckpt+".safetensors", kit.OnFS(disk), fsdp.WithOptimizer(opt)))
+										require.NoError(t, m.Save(t.Context(), kit.Ckpt, opt, kit.OnFS(disk)))
+										require.NoError(t, m.Export(t.Context(), kit.Ckpt+".safetensors", kit.OnFS(disk), fsdp.WithOptimizer(opt)))
 										good := ownNumbers(t, m, opt)
 										if g.Rank() == 0 {
 											stopped.seen = 0
@@ -94,17 +94,17 @@ func TestReadsHaveADeadline(t *testing.T) {
 										live := m.Memory().Live
 										err = ends()
 										if n == 1 || deadline == 0 { // else the groups may have failed first
-											require.Contains(t, err.Error(), ckpt)
+											require.Contains(t, err.Error(), kit.Ckpt)
 											require.Regexp(t, "has not (ended|answered) after (10m0s|[34]s)", err.Error())
 										}
 										if g.Rank() == 0 && deadline == 0 {
 											require.Equal(t, 1, strings.Count(log.String(), "the file system does not answer"), log.String())
-											require.Contains(t, log.String(), operation+" "+ckpt)
+											require.Contains(t, log.String(), operation+" "+kit.Ckpt)
 										}
 										reads := operation == "read" && last
 										if reads && (n == 1 || deadline == 0) {
 											begin := time.Now()
-											require.ErrorContains(t, call(t.Context()), "read "+ckpt)
+											require.ErrorContains(t, call(t.Context()), "read "+kit.Ckpt)
 											require.Zero(t, time.Since(begin))
 										}
 										if n == 1 {
@@ -120,7 +120,7 @@ func TestReadsHaveADeadline(t *testing.T) {
 										err = m.Close()
 										require.LessOrEqual(t, time.Since(begin), timeout+limit)
 										if g.Rank() == 0 && reads {
-											require.ErrorContains(t, err, "fsdp: rank 0: Close: read "+ckpt)
+											require.ErrorContains(t, err, "fsdp: rank 0: Close: read "+kit.Ckpt)
 											require.ErrorContains(t, err, "the memory is freed when it has ended")
 											require.GreaterOrEqual(t, m.Memory().Live, live)
 										}

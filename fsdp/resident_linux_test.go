@@ -18,6 +18,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -66,7 +67,7 @@ func TestResident(t *testing.T) {
 
 // run runs the job in processes and returns what their ranks say.
 func (j residentJob) run(t *testing.T) (counts []residentCount) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), kit.Patience)
 	defer cancel()
 	n := 1
 	if j.Processes {
@@ -116,7 +117,7 @@ func TestResidentJob(t *testing.T) {
 		return residentBytes(t) - before
 	}
 	if !j.Processes {
-		onRanks(t, j.Ranks, func(ctx context.Context, g comm.Group) { j.train(t, ctx, g, grown) })
+		kit.OnRanks(t, j.Ranks, func(ctx context.Context, g comm.Group) { j.train(t, ctx, g, grown) })
 		return
 	}
 	g, err := comm.Connect(t.Context(), comm.Config{
@@ -132,18 +133,18 @@ func TestResidentJob(t *testing.T) {
 // by how much the process has grown.
 func (j residentJob) train(t *testing.T, ctx context.Context, g comm.Group, grown func(comm.Group) int) {
 	model := &nn.GPT{Vocab: 256, Context: 32, Layers: 8, Dim: 256, Heads: 4}
-	cfg := fsdp.Config{Group: g, Wrap: blocks, Strategy: j.Strategy}
+	cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, Strategy: j.Strategy}
 	if j.Recompute {
-		cfg.Checkpoint = blocks
+		cfg.Checkpoint = kit.Blocks
 	}
-	m := wrap(t, model, cfg)
+	m := kit.Wrap(t, model, cfg)
 	opt, err := optim.AdamW{}.New(m.Shards())
 	require.NoError(t, err)
-	batch := []fsdp.Tensor{tokens(g.Rank(), 256, 4, 32), tokens(g.Rank()+2, 256, 4, 32)}
+	batch := []fsdp.Tensor{kit.Tokens(g.Rank(), 256, 4, 32), kit.Tokens(g.Rank()+2, 256, 4, 32)}
 	plan, err := m.Plan(batch...)
 	require.NoError(t, err)
 	for range 3 {
-		forwardBackward(t, ctx, m, batch)
+		kit.ForwardBackward(t, ctx, m, batch)
 		require.NoError(t, opt.Step(1e-4))
 		m.ZeroGrad()
 	}

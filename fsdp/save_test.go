@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,71 +22,14 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// ckpt is a directory of a file system in memory.
-var ckpt, _ = filepath.Abs("ckpt")
-
-// filler is a model whose parameters and optimizer hold one number each time it is saved, so that a
-// mixture of two checkpoints would show.
-type filler struct {
-	*fsdp.Sharded
-	opt optim.Optimizer
-	t   require.TestingT
-}
-
-func newFiller(t require.TestingT, ctx context.Context, g comm.Group) *filler {
-	return loggingFiller(t, ctx, g, nil)
-}
-
-func loggingFiller(t require.TestingT, ctx context.Context, g comm.Group, logger *slog.Logger) *filler {
-	// One unit: each of three ranks has a part of it.
-	m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s, Logger: logger})
-	opt, err := optim.AdamW{}.New(m.Shards())
-	require.NoError(t, err)
-	forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-	require.NoError(t, opt.Step(0.01))
-	m.ZeroGrad()
-	return &filler{m, opt, t}
-}
-
-// fill sets everything to v.
-func (f *filler) fill(v float64) {
-	set := func(int, float64) float64 { return v }
-	for _, p := range f.Shards() {
-		edit(f.t, p.Value, set)
-	}
-	for _, e := range f.opt.State() {
-		edit(f.t, e.Data, set)
-	}
-}
-
-// require checks that everything is v.
-func (f *filler) require(t require.TestingT, v float64) {
-	for _, p := range f.Shards() {
-		for i, x := range numbers(t, p.Value) {
-			require.Equal(t, v, x, "%s[%d]", p.Name, i)
-		}
-	}
-	for _, e := range f.opt.State() {
-		for i, x := range numbers(t, e.Data) {
-			require.Equal(t, v, x, "%s of %s[%d]", e.Name, e.Param, i)
-		}
-	}
-}
-
-// saveStep fills with the number of a step and saves it.
-func (f *filler) saveStep(ctx context.Context, dir string, step int, opts ...fsdp.StateOption) error {
-	f.fill(float64(step))
-	return f.Save(ctx, dir, f.opt, append(opts, fsdp.AtStep(step))...)
-}
-
 // requireLatest loads the latest checkpoint on one rank and returns its step, which everything in
 // it must be.
 func requireLatest(t require.TestingT, dir string, opts ...fsdp.StateOption) int {
-	f := newFiller(t, context.Background(), comm.Local(1)[0])
+	f := kit.NewFiller(t, context.Background(), comm.Local(1)[0])
 	defer f.Close()
-	c, err := f.Load(context.Background(), dir, f.opt, opts...)
+	c, err := f.Load(context.Background(), dir, f.Opt, opts...)
 	require.NoError(t, err)
-	f.require(t, float64(c.Step))
+	f.Require(t, float64(c.Step))
 	return c.Step
 }
 
@@ -116,16 +58,16 @@ func TestSaveFaults(t *testing.T) {
 				disk := crashfs.New()
 				var writing sync.WaitGroup
 				writing.Add(3)
-				onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-					f := newFiller(t, ctx, g)
+				kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+					f := kit.NewFiller(t, ctx, g)
 					defer f.Close()
-					require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
+					require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
 					require.NoError(t, g.Barrier(ctx))
 					if g.Rank() == 0 {
 						disk.Inject(c.fault)
 					}
 					require.NoError(t, g.Barrier(ctx))
-					err := f.saveAs(ctx, asynchronous, ckpt, 2, kit.OnFS(&hookedFS{disk, func(path string) {
+					err := f.SaveAs(ctx, asynchronous, kit.Ckpt, 2, kit.OnFS(&kit.HookedFS{FS: disk, BeforeCreate: func(path string) {
 						if strings.HasPrefix(filepath.Base(path), "rank-") { // the first that fails stops who is not there yet
 							writing.Done()
 							writing.Wait()
@@ -140,31 +82,18 @@ func TestSaveFaults(t *testing.T) {
 					require.NoError(t, g.Barrier(ctx))
 					if g.Rank() == 0 {
 						disk.Inject(crashfs.Fault{})
-						require.Equal(t, 1, requireLatest(t, ckpt, kit.OnFS(disk)))
-						require.Len(t, entries(t, disk, ckpt), 1, "the draft is gone")
+						require.Equal(t, 1, requireLatest(t, kit.Ckpt, kit.OnFS(disk)))
+						require.Len(t, entries(t, disk, kit.Ckpt), 1, "the draft is gone")
 					}
-					f.require(t, 2)
-					forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
-					require.NoError(t, f.opt.Step(0.01))
-					require.NoError(t, f.saveAs(ctx, asynchronous, ckpt, 3, kit.OnFS(disk)))
+					f.Require(t, 2)
+					kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
+					require.NoError(t, f.Opt.Step(0.01))
+					require.NoError(t, f.SaveAs(ctx, asynchronous, kit.Ckpt, 3, kit.OnFS(disk)))
 				})
-				require.Equal(t, 3, requireLatest(t, ckpt, kit.OnFS(disk)))
+				require.Equal(t, 3, requireLatest(t, kit.Ckpt, kit.OnFS(disk)))
 			})
 		}
 	}
-}
-
-// saveAs is saveStep, or SaveAsync and Wait.
-func (f *filler) saveAs(ctx context.Context, asynchronous bool, dir string, step int, opts ...fsdp.StateOption) error {
-	if !asynchronous {
-		return f.saveStep(ctx, dir, step, opts...)
-	}
-	f.fill(float64(step))
-	v, err := f.SaveAsync(ctx, dir, f.opt, append(opts, fsdp.AtStep(step))...)
-	if err != nil {
-		return err
-	}
-	return v.Wait(ctx)
 }
 
 // entries returns the checkpoints and drafts in dir.
@@ -180,15 +109,15 @@ func TestCrashDuringSave(t *testing.T) {
 	steps := map[int]int{} // times that each was loaded
 	for ops, done := 0, false; !done; ops++ {
 		disk := crashfs.New()
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			f := newFiller(t, ctx, g)
-			require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			f := kit.NewFiller(t, ctx, g)
+			require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
 			require.NoError(t, g.Barrier(ctx))
 			if g.Rank() == 0 {
 				disk.Kill(ops)
 			}
 			require.NoError(t, g.Barrier(ctx))
-			err := f.saveStep(ctx, ckpt, 2, kit.OnFS(disk), fsdp.KeepLast(1))
+			err := f.SaveStep(ctx, kit.Ckpt, 2, kit.OnFS(disk), fsdp.KeepLast(1))
 			if g.Rank() == 0 {
 				done = err == nil
 			}
@@ -196,14 +125,14 @@ func TestCrashDuringSave(t *testing.T) {
 		})
 		for seed := range uint64(6) {
 			after := disk.Crash(seed)
-			step := requireLatest(t, ckpt, kit.OnFS(after))
+			step := requireLatest(t, kit.Ckpt, kit.OnFS(after))
 			require.Contains(t, []int{1, 2}, step, "after %d operations, seed %d", ops, seed)
 			require.True(t, !done || step == 2)
 			steps[step]++
-			f := newFiller(t, t.Context(), comm.Local(1)[0])
-			require.NoError(t, f.saveStep(t.Context(), ckpt, 3, kit.OnFS(after), fsdp.KeepLast(1)))
-			require.Len(t, entries(t, after, ckpt), 1)
-			require.Equal(t, 3, requireLatest(t, ckpt, kit.OnFS(after)))
+			f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
+			require.NoError(t, f.SaveStep(t.Context(), kit.Ckpt, 3, kit.OnFS(after), fsdp.KeepLast(1)))
+			require.Len(t, entries(t, after, kit.Ckpt), 1)
+			require.Equal(t, 3, requireLatest(t, kit.Ckpt, kit.OnFS(after)))
 			require.NoError(t, f.Close())
 		}
 	}
@@ -215,13 +144,13 @@ func TestCrashDuringSave(t *testing.T) {
 func TestUnsharedDirectory(t *testing.T) {
 	disks := []*crashfs.FS{crashfs.New(), crashfs.New()}
 	host, _ := os.Hostname()
-	for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-		return newFiller(t, ctx, g).Save(ctx, ckpt, nil, kit.OnFS(disks[g.Rank()/2]))
+	for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
+		return kit.NewFiller(t, ctx, g).Save(ctx, kit.Ckpt, nil, kit.OnFS(disks[g.Rank()/2]))
 	}) {
 		require.ErrorContains(t, err, "rank 2")
 		require.ErrorContains(t, err, fmt.Sprintf("checkpoints need a file system that all ranks share: host %q does not see", host))
 	}
-	require.Empty(t, entries(t, disks[0], ckpt))
+	require.Empty(t, entries(t, disks[0], kit.Ckpt))
 }
 
 // TestTwoJobs saves from two jobs in one directory: the second is told who the first is, until that
@@ -229,37 +158,37 @@ func TestUnsharedDirectory(t *testing.T) {
 func TestTwoJobs(t *testing.T) {
 	dir := t.TempDir()
 	host, _ := os.Hostname()
-	first := newFiller(t, t.Context(), comm.Local(1)[0])
-	require.NoError(t, first.saveStep(t.Context(), dir, 1))
+	first := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
+	require.NoError(t, first.SaveStep(t.Context(), dir, 1))
 	for _, asynchronous := range []bool{false, true} {
-		for _, err := range errorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-			f := newFiller(t, ctx, g)
+		for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+			f := kit.NewFiller(t, ctx, g)
 			defer f.Close()
-			return f.saveAs(ctx, asynchronous, dir, 2)
+			return f.SaveAs(ctx, asynchronous, dir, 2)
 		}) {
 			require.ErrorContains(t, err, fmt.Sprintf("rank 0: checkpoint: %s", filepath.Join(dir, "lock"))[8:])
 			require.ErrorContains(t, err, fmt.Sprintf("host %s, pid %d", host, os.Getpid()))
 		}
 	}
-	require.NoError(t, first.saveStep(t.Context(), dir, 3))
+	require.NoError(t, first.SaveStep(t.Context(), dir, 3))
 	require.NoError(t, first.Close())
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
-		require.NoError(t, f.saveStep(ctx, dir, 4))
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
+		require.NoError(t, f.SaveStep(ctx, dir, 4))
 		require.NoError(t, f.Close())
 	})
 	require.Equal(t, 4, requireLatest(t, dir))
 }
 
 // requireMixed checks that nothing goes on with parameters of which only a part was loaded.
-func requireMixed(t *testing.T, ctx context.Context, f *filler, g comm.Group) {
+func requireMixed(t *testing.T, ctx context.Context, f *kit.Filler, g comm.Group) {
 	const why = "has broken off: parameters are not whole until a Load or Import succeeds"
-	_, err := f.Forward(ctx, shapeBatch(g.Rank())...)
+	_, err := f.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 	require.ErrorContains(t, err, why)
 	require.ErrorContains(t, f.Backward(ctx), why)
-	_, err = f.Eval(ctx, shapeBatch(g.Rank())...)
+	_, err = f.Eval(ctx, kit.ShapeBatch(g.Rank())...)
 	require.ErrorContains(t, err, why)
-	require.ErrorContains(t, f.opt.Step(0.1), why)
+	require.ErrorContains(t, f.Opt.Step(0.1), why)
 	require.ErrorContains(t, f.Save(ctx, t.TempDir(), nil), why)
 	_, err = f.SaveAsync(ctx, t.TempDir(), nil)
 	require.ErrorContains(t, err, why)
@@ -272,29 +201,29 @@ func TestSaveArguments(t *testing.T) {
 	foreign, err := optim.SGD{Momentum: 0.9}.New([]optim.Param{{Name: "x", Shape: []int{1}, Value: optim.Host{F64: []float64{1}}, Grad: optim.Host{F64: []float64{1}}}})
 	require.NoError(t, err)
 	for name, c := range map[string]struct {
-		save func(ctx context.Context, f *filler, rank int) error
+		save func(ctx context.Context, f *kit.Filler, rank int) error
 		want string
 	}{
-		"step": {func(ctx context.Context, f *filler, rank int) error {
-			return f.Save(ctx, dir, f.opt, fsdp.AtStep(rank))
+		"step": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, dir, f.Opt, fsdp.AtStep(rank))
 		}, `ranks disagree about the arguments of Save: rank 0 has "step 0", rank 1 has "step 1"`},
-		"negative step": {func(ctx context.Context, f *filler, rank int) error {
-			return f.Save(ctx, dir, f.opt, fsdp.AtStep(rank-2))
+		"negative step": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, dir, f.Opt, fsdp.AtStep(rank-2))
 		}, "AtStep(-2): steps count from 0"},
-		"keep": {func(ctx context.Context, f *filler, rank int) error {
-			return f.Save(ctx, dir, f.opt, fsdp.KeepLast(0))
+		"keep": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, dir, f.Opt, fsdp.KeepLast(0))
 		}, "KeepLast(0): want at least 1"},
-		"directory": {func(ctx context.Context, f *filler, rank int) error {
-			return f.Save(ctx, filepath.Join(dir, fmt.Sprint(rank)), f.opt)
+		"directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, filepath.Join(dir, fmt.Sprint(rank)), f.Opt)
 		}, "ranks disagree about the arguments of Save: rank 0 has \"directory "},
-		"no directory": {func(ctx context.Context, f *filler, rank int) error { return f.Save(ctx, "", f.opt) }, "no directory is named"},
-		"optimizer on one rank": {func(ctx context.Context, f *filler, rank int) error {
+		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, "", f.Opt) }, "no directory is named"},
+		"optimizer on one rank": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
 				return f.Save(ctx, dir, nil, fsdp.AtStep(1))
 			}
-			return f.Save(ctx, dir, f.opt)
+			return f.Save(ctx, dir, f.Opt)
 		}, `rank 0 has "no optimizer", rank 1 has "an optimizer"`},
-		"of other pieces": {func(ctx context.Context, f *filler, rank int) error {
+		"of other pieces": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			pieces := f.Shards()
 			p := &pieces[0]
 			p.Offset, p.Value, p.Grad = p.Offset+1, p.Value.Slice(1, p.Value.Len()), p.Grad.Slice(1, p.Grad.Len())
@@ -302,15 +231,15 @@ func TestSaveArguments(t *testing.T) {
 			require.NoError(t, err)
 			return f.Save(ctx, dir, opt)
 		}, "which is not what this rank has of it: make it of Sharded.Shards as they are"},
-		"another model's": {func(ctx context.Context, f *filler, rank int) error { return f.Save(ctx, dir, foreign) },
+		"another model's": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, dir, foreign) },
 			`the optimizer has momentum_buffer of "x", which is no parameter of the model`},
-		"another model's, without state": {func(ctx context.Context, f *filler, rank int) error {
+		"another model's, without state": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			p := optim.Param{Name: "x", Shape: []int{2}, Value: optim.Host{F32: make([]float32, 2)}, Grad: optim.Host{F32: make([]float32, 2)}}
 			opt, err := optim.SGD{}.New([]optim.Param{p})
 			require.NoError(t, err)
 			return f.Save(ctx, dir, opt)
 		}, `the optimizer updates "x", which is no parameter of the model`},
-		"of equal shards": {func(ctx context.Context, f *filler, rank int) error {
+		"of equal shards": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			pieces := f.Shards()
 			for i := range pieces {
 				pieces[i].Value = optim.Host{F64: make([]float64, pieces[i].Value.Len())}
@@ -319,43 +248,43 @@ func TestSaveArguments(t *testing.T) {
 			require.NoError(t, err)
 			return f.Save(ctx, dir, opt)
 		}, "somewhere else, such as in another Sharded of the model: make it of this one's Shards"},
-		"one waits": {func(ctx context.Context, f *filler, rank int) error {
+		"one waits": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
-				return f.Save(ctx, dir, f.opt)
+				return f.Save(ctx, dir, f.Opt)
 			}
-			_, err := f.SaveAsync(ctx, dir, f.opt)
+			_, err := f.SaveAsync(ctx, dir, f.Opt)
 			return err
 		}, `rank 0 has "call of Save", rank 1 has "call of SaveAsync"`},
-		"extra": {func(ctx context.Context, f *filler, rank int) error {
-			return f.Save(ctx, dir, f.opt, fsdp.Extra("f", func() {}))
+		"extra": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, dir, f.Opt, fsdp.Extra("f", func() {}))
 		}, `Extra("f"): json: unsupported type: func()`},
-		"extra of one rank": {func(ctx context.Context, f *filler, rank int) error {
-			return f.Save(ctx, dir, f.opt, fsdp.RankExtra("c", map[bool]any{true: 1, false: make(chan int)}[rank == 0]))
+		"extra of one rank": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, dir, f.Opt, fsdp.RankExtra("c", map[bool]any{true: 1, false: make(chan int)}[rank == 0]))
 		}, `RankExtra("c"): json: unsupported type: chan int`},
-		"extra twice": {func(ctx context.Context, f *filler, rank int) error {
-			return f.Save(ctx, dir, f.opt, fsdp.Extra("a", 1), fsdp.RankExtra("a", 1), fsdp.Extra("a", 2))
+		"extra twice": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, dir, f.Opt, fsdp.Extra("a", 1), fsdp.RankExtra("a", 1), fsdp.Extra("a", 2))
 		}, `Extra("a") is given twice`},
-		"option": {func(ctx context.Context, f *filler, rank int) error {
-			return f.Save(ctx, dir, f.opt, fsdp.As(fsdp.BFloat16))
+		"option": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, dir, f.Opt, fsdp.As(fsdp.BFloat16))
 		}, "option As is not for this method, which takes [AtStep KeepLast Extra RankExtra AllowNotFinite]"},
-		"method": {func(ctx context.Context, f *filler, rank int) error {
+		"method": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
-				return f.Save(ctx, dir, f.opt)
+				return f.Save(ctx, dir, f.Opt)
 			}
-			_, err := f.Load(ctx, dir, f.opt)
+			_, err := f.Load(ctx, dir, f.Opt)
 			return err
 		}, "ranks disagree: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				f := newFiller(t, ctx, g)
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				f := kit.NewFiller(t, ctx, g)
 				require.ErrorContains(t, c.save(ctx, f, g.Rank()), c.want)
-				forwardBackward(t, ctx, f.Sharded, shapeBatch(g.Rank()))
+				kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
 				require.NoError(t, f.Close())
-				require.ErrorContains(t, f.Save(ctx, dir, f.opt), "the model is closed")
-				_, err := f.SaveAsync(ctx, dir, f.opt)
+				require.ErrorContains(t, f.Save(ctx, dir, f.Opt), "the model is closed")
+				_, err := f.SaveAsync(ctx, dir, f.Opt)
 				require.ErrorContains(t, err, "the model is closed")
-				_, err = f.Load(ctx, dir, f.opt)
+				_, err = f.Load(ctx, dir, f.Opt)
 				require.ErrorContains(t, err, "the model is closed")
 			})
 			list, err := os.ReadDir(dir)
@@ -368,15 +297,15 @@ func TestSaveArguments(t *testing.T) {
 // TestExtras reads back what was saved beside the model.
 func TestExtras(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		opts := []fsdp.StateOption{fsdp.Extra("rank", g.Rank()), fsdp.Extra("name", "tiny")}
 		if g.Rank() == 1 {
 			opts = append(opts, fsdp.RankExtra("position", 1<<60+1))
 		}
 		require.NoError(t, f.Save(ctx, dir, nil, opts...))
 	})
-	f := newFiller(t, t.Context(), comm.Local(1)[0])
+	f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
 	c, err := f.Load(t.Context(), dir, nil)
 	require.NoError(t, err)
 	latest, err := fsdp.LatestCheckpoint(dir)
@@ -401,12 +330,12 @@ func TestExtras(t *testing.T) {
 func TestKeepLast(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("mine"), 0o600))
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		for step := range 6 {
-			require.NoError(t, f.saveStep(ctx, dir, step, fsdp.KeepLast(2)))
+			require.NoError(t, f.SaveStep(ctx, dir, step, fsdp.KeepLast(2)))
 		}
-		require.NoError(t, f.saveStep(ctx, dir, 6))
+		require.NoError(t, f.SaveStep(ctx, dir, 6))
 		require.NoError(t, f.Close())
 	})
 	var steps []int
@@ -430,10 +359,10 @@ func TestReplicasSaveOnce(t *testing.T) {
 		{fsdp.Config{Strategy: fsdp.NoShard}, 1},
 	} {
 		dir := t.TempDir()
-		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			cfg := c.cfg
-			cfg.Group, cfg.Precision = g, float64s
-			m := wrap(t, shapes["chain"], cfg)
+			cfg.Group, cfg.Precision = g, kit.Float64s
+			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 			require.NoError(t, m.Save(ctx, dir, nil))
 		})
 		latest, err := fsdp.LatestCheckpoint(dir)
@@ -446,7 +375,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 				elements += p.Len
 			}
 		}
-		require.Equal(t, 4*shapeDim*shapeDim, elements)
+		require.Equal(t, 4*kit.ShapeDim*kit.ShapeDim, elements)
 		require.Len(t, r.Manifest().Files, c.files)
 		require.NoError(t, r.Close())
 	}
@@ -456,9 +385,9 @@ func TestReplicasSaveOnce(t *testing.T) {
 // and its Backward.
 func TestSaveInJoin(t *testing.T) {
 	dir := t.TempDir()
-	var want, got bits
-	run := func(ctx context.Context, g comm.Group, from string, to int, save func(m *fsdp.Sharded, opt optim.Optimizer, step int)) bits {
-		m := wrap(t, dropoutGPT(), fsdp.Config{Group: g, Wrap: blocks, Divide: fsdp.ByActive})
+	var want, got kit.Bits
+	run := func(ctx context.Context, g comm.Group, from string, to int, save func(m *fsdp.Sharded, opt optim.Optimizer, step int)) kit.Bits {
+		m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, Wrap: kit.Blocks, Divide: fsdp.ByActive})
 		defer m.Close()
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
@@ -469,7 +398,7 @@ func TestSaveInJoin(t *testing.T) {
 			first = c.Step
 		}
 		step := first
-		for batch, err := range m.Join(ctx, batches(max(0, 2*g.Rank()+1-first), func(i int) []fsdp.Tensor { return tinyBatch(first+i, g.Rank(), 2, 3) })) {
+		for batch, err := range m.Join(ctx, kit.Batches(max(0, 2*g.Rank()+1-first), func(i int) []fsdp.Tensor { return kit.TinyBatch(first+i, g.Rank(), 2, 3) })) {
 			require.NoError(t, err)
 			_, err = m.Forward(ctx, batch...)
 			require.NoError(t, err)
@@ -480,9 +409,9 @@ func TestSaveInJoin(t *testing.T) {
 			save(m, opt, step)
 		}
 		require.Equal(t, to, step)
-		return stateBits(t, ctx, m)
+		return kit.StateBits(t, ctx, m)
 	}
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		b := run(ctx, g, "", 5, func(m *fsdp.Sharded, opt optim.Optimizer, step int) {
 			if step == 4 {
 				require.NoError(t, m.Save(ctx, dir, opt))
@@ -492,37 +421,37 @@ func TestSaveInJoin(t *testing.T) {
 			want = b
 		}
 	})
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		b := run(ctx, g, dir, 5, func(*fsdp.Sharded, optim.Optimizer, int) {})
 		if g.Rank() == 0 {
 			got = b
 		}
 	})
-	requireSameBits(t, want, got)
+	kit.RequireSameBits(t, want, got)
 }
 
 // TestSaveLeavesThePass saves between a Forward and its Backward, which go on as if nothing had
 // been.
 func TestSaveLeavesThePass(t *testing.T) {
 	disk := crashfs.New()
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		var want bits
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		var want kit.Bits
 		for _, save := range []bool{false, true} {
-			m := wrap(t, dropoutGPT(), fsdp.Config{Group: g, Wrap: blocks, Prefetch: 2, Poison: true})
-			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
+			m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, Wrap: kit.Blocks, Prefetch: 2, Poison: true})
+			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
 			require.NoError(t, err)
 			if save {
-				require.NoError(t, m.Save(ctx, ckpt, nil, kit.OnFS(disk)))
-				v, err := m.SaveAsync(ctx, ckpt, nil, kit.OnFS(disk))
+				require.NoError(t, m.Save(ctx, kit.Ckpt, nil, kit.OnFS(disk)))
+				v, err := m.SaveAsync(ctx, kit.Ckpt, nil, kit.OnFS(disk))
 				require.NoError(t, err)
 				require.NoError(t, v.Wait(ctx))
 			}
 			require.NoError(t, m.Backward(ctx))
-			got := gradBits(t, ctx, m)
+			got := kit.GradBits(t, ctx, m)
 			if want == nil {
 				want = got
 			}
-			requireSameBits(t, want, got)
+			kit.RequireSameBits(t, want, got)
 			require.NoError(t, m.Close())
 		}
 	})
@@ -532,28 +461,17 @@ func TestSaveLeavesThePass(t *testing.T) {
 func TestSaveContext(t *testing.T) {
 	gone := errors.New("time for lunch")
 	shared := crashfs.New()
-	for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-		f := newFiller(t, ctx, g)
+	for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
+		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
 		disk := checkpoint.FS(shared)
 		if g.Rank() == 0 {
 			var cancel context.CancelCauseFunc
 			ctx, cancel = context.WithCancelCause(ctx)
-			disk = &hookedFS{disk, func(string) { cancel(gone) }}
+			disk = &kit.HookedFS{FS: disk, BeforeCreate: func(string) { cancel(gone) }}
 		}
-		return f.Save(ctx, ckpt, f.opt, kit.OnFS(disk))
+		return f.Save(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
 	}) {
 		require.ErrorContains(t, err, gone.Error())
 	}
-}
-
-// hookedFS calls a function before a file is made.
-type hookedFS struct {
-	checkpoint.FS
-	create func(path string)
-}
-
-func (h *hookedFS) Create(path string) (checkpoint.Handle, error) {
-	h.create(path)
-	return h.FS.Create(path)
 }

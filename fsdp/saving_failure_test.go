@@ -74,15 +74,15 @@ func saveBesideFailure(t *testing.T, at int) int {
 			<-failed
 		}
 	}
-	onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 		fail := false
 		cfg := fsdp.Config{Group: g, Trace: func(fsdp.Event) {
 			if fail && g.Rank() == 0 {
 				panic("no more")
 			}
 		}}
-		m := wrap(t, tinyGPT(1), cfg)
-		opt := adamAndMomentum(t, m)
+		m := kit.Wrap(t, kit.TinyGPT(1), cfg)
+		opt := kit.AdamAndMomentum(t, m)
 		require.NoError(t, m.Save(ctx, "ckpt", opt, kit.OnFS(disk), fsdp.AtStep(1)))
 		require.NoError(t, g.Barrier(ctx))
 		saving, err := m.SaveAsync(ctx, "ckpt", opt, kit.OnFS(haltingFS{disk, halt}), fsdp.AtStep(2))
@@ -94,7 +94,7 @@ func saveBesideFailure(t *testing.T, at int) int {
 		}
 		fail = true
 		for err == nil { // rank 1 may have come to the end of a pass when rank 0 fails in it
-			_, err = m.Forward(ctx, good(g.Rank())...)
+			_, err = m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 		}
 		require.ErrorContains(t, err, "no more")
 		both.Done()
@@ -103,8 +103,8 @@ func saveBesideFailure(t *testing.T, at int) int {
 		require.NoError(t, m.Close())
 	})
 	<-failed
-	onRanks(t, 1, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
+	kit.OnRanks(t, 1, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		c, err := m.Load(ctx, "ckpt", nil, kit.OnFS(disk))
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step, "operation %d", at)

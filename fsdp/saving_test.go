@@ -38,23 +38,23 @@ func (h *gatedFS) Create(path string) (checkpoint.Handle, error) {
 // TestSaveAsyncIsSave saves while the training goes on and compares the files with those of Save at
 // the same step, byte for byte. Nothing is written before the training has changed everything.
 func TestSaveAsyncIsSave(t *testing.T) {
-	for _, offload := range memories(t) {
-		for i, spread := range spreads {
-			t.Run(spread.name, func(t *testing.T) {
+	for _, offload := range kit.Memories(t) {
+		for i, spread := range kit.Spreads {
+			t.Run(spread.Name, func(t *testing.T) {
 				dir := t.TempDir()
 				gates := make([]*gatedFS, 3)
 				for i := range gates {
 					gates[i] = newGate(checkpoint.OS())
 				}
-				onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-					cfg := spreads[i].config(4)
-					cfg.Group, cfg.Precision, cfg.OffloadDir, cfg.Poison = g, float64s, offload, true
-					m := wrap(t, shapes["chain"], cfg)
-					opt := adamAndMomentum(t, m)
-					r := &resharder{m, g, opt, fsdp.Float64}
+				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+					cfg := kit.Spreads[i].Config(4)
+					cfg.Group, cfg.Precision, cfg.OffloadDir, cfg.Poison = g, kit.Float64s, offload, true
+					m := kit.Wrap(t, kit.Shapes["chain"], cfg)
+					opt := kit.AdamAndMomentum(t, m)
+					r := &kit.Resharder{Sharded: m, Group: g, Opt: opt, Compute: fsdp.Float64}
 					var snapshot int
 					for step := range 3 {
-						r.train(t, ctx, step, step+1)
+						r.Train(t, ctx, step, step+1)
 						extra := fsdp.RankExtra("rank", g.Rank())
 						require.NoError(t, m.Save(ctx, filepath.Join(dir, "sync"), opt, extra))
 						before := m.Memory()
@@ -74,7 +74,7 @@ func TestSaveAsyncIsSave(t *testing.T) {
 						if offload != "" {
 							require.Equal(t, grown.Live, grown.Mapped)
 						}
-						r.train(t, ctx, step+1, step+2)
+						r.Train(t, ctx, step+1, step+2)
 						require.NoError(t, g.Barrier(ctx))
 						if g.Rank() == 0 {
 							close(gates[step].open)
@@ -118,39 +118,39 @@ func requireSameFiles(t *testing.T, a, b string) {
 // returns the error, once.
 func TestSaveWaits(t *testing.T) {
 	for name, c := range map[string]struct {
-		next  func(ctx context.Context, f *filler, disk checkpoint.FS) error
+		next  func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error
 		told  bool // of the error
 		asked bool // with Wait before
 	}{
-		"Save": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
-			return f.saveStep(ctx, ckpt, 3, kit.OnFS(disk))
+		"Save": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error {
+			return f.SaveStep(ctx, kit.Ckpt, 3, kit.OnFS(disk))
 		}, true, false},
-		"SaveAsync": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
-			return f.saveAs(ctx, true, ckpt, 3, kit.OnFS(disk))
+		"SaveAsync": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error {
+			return f.SaveAs(ctx, true, kit.Ckpt, 3, kit.OnFS(disk))
 		}, true, false},
-		"Save after Wait": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
-			return f.saveStep(ctx, ckpt, 3, kit.OnFS(disk))
+		"Save after Wait": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error {
+			return f.SaveStep(ctx, kit.Ckpt, 3, kit.OnFS(disk))
 		}, false, true},
-		"Load": {func(ctx context.Context, f *filler, disk checkpoint.FS) error {
-			c, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disk))
+		"Load": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error {
+			c, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
 			if err == nil {
 				require.Equal(t, 1, c.Step)
 			}
 			return err
 		}, false, false},
-		"Close":            {func(ctx context.Context, f *filler, disk checkpoint.FS) error { return f.Close() }, true, false},
-		"Close after Wait": {func(ctx context.Context, f *filler, disk checkpoint.FS) error { return f.Close() }, false, true},
+		"Close":            {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error { return f.Close() }, true, false},
+		"Close after Wait": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error { return f.Close() }, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			disk := crashfs.New()
 			gate := newGate(disk)
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				f := newFiller(t, ctx, g)
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				f := kit.NewFiller(t, ctx, g)
 				defer f.Close()
-				require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
+				require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
 				require.NoError(t, g.Barrier(ctx))
-				f.fill(2)
-				v, err := f.SaveAsync(ctx, ckpt, f.opt, kit.OnFS(gate), fsdp.AtStep(2))
+				f.Fill(2)
+				v, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, kit.OnFS(gate), fsdp.AtStep(2))
 				require.NoError(t, err)
 				ended, cancel := context.WithCancel(ctx)
 				cancel()
@@ -174,9 +174,9 @@ func TestSaveWaits(t *testing.T) {
 					return
 				}
 				if name == "Load" {
-					require.ErrorContains(t, f.saveStep(ctx, ckpt, 3, kit.OnFS(disk)), "Save: SaveAsync at step 2: ")
+					require.ErrorContains(t, f.SaveStep(ctx, kit.Ckpt, 3, kit.OnFS(disk)), "Save: SaveAsync at step 2: ")
 				}
-				require.NoError(t, f.saveStep(ctx, ckpt, 4, kit.OnFS(disk)))
+				require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 4, kit.OnFS(disk)))
 			})
 		})
 	}
@@ -187,11 +187,11 @@ func TestSaveWaits(t *testing.T) {
 func TestCloseWaitsForSaving(t *testing.T) {
 	disk := crashfs.New()
 	gate := newGate(disk)
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
-		f.fill(7)
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
+		f.Fill(7)
 		brief, cancel := context.WithCancel(ctx)
-		_, err := f.SaveAsync(brief, ckpt, f.opt, kit.OnFS(gate), fsdp.AtStep(7))
+		_, err := f.SaveAsync(brief, kit.Ckpt, f.Opt, kit.OnFS(gate), fsdp.AtStep(7))
 		require.NoError(t, err)
 		cancel() // it was that of the copy
 		var opening sync.WaitGroup
@@ -202,29 +202,29 @@ func TestCloseWaitsForSaving(t *testing.T) {
 		opening.Wait()
 		require.NoError(t, g.Barrier(ctx), "the group is open")
 	})
-	require.Equal(t, 7, requireLatest(t, ckpt, kit.OnFS(disk)))
+	require.Equal(t, 7, requireLatest(t, kit.Ckpt, kit.OnFS(disk)))
 }
 
 // TestLoadWaitsForSaving loads what is still being written.
 func TestLoadWaitsForSaving(t *testing.T) {
 	disk := crashfs.New()
 	gate := newGate(disk)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		f := newFiller(t, ctx, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
-		f.fill(2)
-		_, err := f.SaveAsync(ctx, ckpt, f.opt, kit.OnFS(gate), fsdp.AtStep(2))
+		require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+		f.Fill(2)
+		_, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, kit.OnFS(gate), fsdp.AtStep(2))
 		require.NoError(t, err)
-		f.fill(3)
+		f.Fill(3)
 		var opening sync.WaitGroup
 		if g.Rank() == 1 {
 			opening.Go(func() { close(gate.open) })
 		}
-		c, err := f.Load(ctx, ckpt, f.opt, kit.OnFS(disk))
+		c, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step)
-		f.require(t, 2)
+		f.Require(t, 2)
 		opening.Wait()
 	})
 }
@@ -239,10 +239,10 @@ func TestRankDiesWhileSaving(t *testing.T) {
 	waiting.Add(3)
 	told.Add(2)
 	err := comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
-		f := newFiller(t, ctx, g)
-		require.NoError(t, f.saveStep(ctx, ckpt, 1, kit.OnFS(disk)))
-		f.fill(2)
-		v, err := f.SaveAsync(ctx, ckpt, f.opt, kit.OnFS(gates[g.Rank()/2]), fsdp.AtStep(2))
+		f := kit.NewFiller(t, ctx, g)
+		require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+		f.Fill(2)
+		v, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, kit.OnFS(gates[g.Rank()/2]), fsdp.AtStep(2))
 		require.NoError(t, err)
 		waiting.Done()
 		if g.Rank() == 2 {
@@ -258,29 +258,29 @@ func TestRankDiesWhileSaving(t *testing.T) {
 		told.Done()
 		told.Wait() // before another rank leaves, too
 		require.ErrorContains(t, err, "rank 2")
-		require.ErrorIs(t, f.Save(context.Background(), ckpt, nil), gone)
+		require.ErrorIs(t, f.Save(context.Background(), kit.Ckpt, nil), gone)
 		return f.Close()
 	})
 	require.ErrorIs(t, err, gone)
-	require.Equal(t, 1, requireLatest(t, ckpt, kit.OnFS(disk.Restart())))
+	require.Equal(t, 1, requireLatest(t, kit.Ckpt, kit.OnFS(disk.Restart())))
 }
 
 // TestSnapshotFits makes a snapshot of another size, and looks for it in the plan.
 func TestSnapshotFits(t *testing.T) {
 	disk := crashfs.New()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
-		batch := tinyBatch(0, g.Rank(), 2, 3)
-		forwardBackward(t, ctx, m, batch)
-		v, err := m.SaveAsync(ctx, ckpt, opt, kit.OnFS(disk))
+		batch := kit.TinyBatch(0, g.Rank(), 2, 3)
+		kit.ForwardBackward(t, ctx, m, batch)
+		v, err := m.SaveAsync(ctx, kit.Ckpt, opt, kit.OnFS(disk))
 		require.NoError(t, err)
 		require.NoError(t, v.Wait(ctx))
 		_, err = m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "h.") }, opt)
 		require.NoError(t, err)
 		before := m.Memory().Live
-		v, err = m.SaveAsync(ctx, ckpt, nil, kit.OnFS(disk)) // of another size
+		v, err = m.SaveAsync(ctx, kit.Ckpt, nil, kit.OnFS(disk)) // of another size
 		require.NoError(t, err)
 		_, total := v.Progress()
 		require.Less(t, m.Memory().Live, before)
@@ -289,7 +289,7 @@ func TestSnapshotFits(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, total, plan.SnapshotBytes)
 		m.ResetPeak()
-		forwardBackward(t, ctx, m, batch)
+		kit.ForwardBackward(t, ctx, m, batch)
 		require.Equal(t, plan.Peak(), m.Memory().Peak)
 		require.NoError(t, m.Close())
 	})
@@ -298,28 +298,28 @@ func TestSnapshotFits(t *testing.T) {
 // TestSaveOverTransports saves while the training goes on, over the groups that processes have,
 // until one rank leaves in the middle of it.
 func TestSaveOverTransports(t *testing.T) {
-	for name, change := range transports {
+	for name, change := range kit.Transports {
 		t.Run(name, func(t *testing.T) {
 			disk := crashfs.New()
 			gate := newGate(disk)
 			var begun, told sync.WaitGroup
 			begun.Add(3)
 			told.Add(3)
-			onGroups(t, connect(t, 3, change), func(ctx context.Context, g comm.Group) {
-				m := newResharder(t, g, g.Size(), fsdp.Float64, 5, nil)
+			kit.OnGroups(t, kit.Connect(t, 3, change), func(ctx context.Context, g comm.Group) {
+				m := kit.NewResharder(t, g, g.Size(), fsdp.Float64, 5, nil)
 				defer m.Close()
-				m.train(t, ctx, 0, 2)
-				want := stateBits(t, ctx, m.Sharded)
-				v, err := m.SaveAsync(ctx, ckpt, m.opt, kit.OnFS(disk))
+				m.Train(t, ctx, 0, 2)
+				want := kit.StateBits(t, ctx, m.Sharded)
+				v, err := m.SaveAsync(ctx, kit.Ckpt, m.Opt, kit.OnFS(disk))
 				require.NoError(t, err)
-				m.train(t, ctx, 2, 5)
-				_, err = m.Load(ctx, ckpt, m.opt, kit.OnFS(disk))
+				m.Train(t, ctx, 2, 5)
+				_, err = m.Load(ctx, kit.Ckpt, m.Opt, kit.OnFS(disk))
 				require.NoError(t, err)
 				require.NoError(t, v.Wait(ctx))
-				requireSameBits(t, want, stateBits(t, ctx, m.Sharded))
-				require.NoError(t, m.Save(ctx, ckpt, m.opt, kit.OnFS(disk)))
+				kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m.Sharded))
+				require.NoError(t, m.Save(ctx, kit.Ckpt, m.Opt, kit.OnFS(disk)))
 
-				v, err = m.SaveAsync(ctx, ckpt, m.opt, kit.OnFS(gate))
+				v, err = m.SaveAsync(ctx, kit.Ckpt, m.Opt, kit.OnFS(gate))
 				require.NoError(t, err)
 				begun.Done()
 				begun.Wait()
@@ -331,7 +331,7 @@ func TestSaveOverTransports(t *testing.T) {
 				told.Done()
 				told.Wait() // before another rank leaves, too
 				require.ErrorContains(t, err, "rank 2")
-				require.ErrorContains(t, m.Save(ctx, ckpt, m.opt, kit.OnFS(disk)), "rank 2")
+				require.ErrorContains(t, m.Save(ctx, kit.Ckpt, m.Opt, kit.OnFS(disk)), "rank 2")
 			})
 		})
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -26,44 +27,13 @@ type script struct {
 	history
 	narrow   bool // parameters and gradients travel in 16 bits: rounded, so that there is no naive model of the values
 	half     bool // then, computation is in bfloat16
-	settings [2]setting
+	settings [2]kit.Setting
 }
-
-// A setting is knobs and more of them.
-type setting struct {
-	knobs
-	inFlight int
-	ignored  bool
-	strict   bool
-}
-
-const (
-	scriptRate, scriptMomentum, scriptDecay = 0.05, 0.9, 0.01
-	scriptLimit                             = 0.2 // of the gradient norm
-
-	scriptLength = 24 // deeds
-)
 
 // acts are the kinds of deeds in a script.
 var acts = []string{
 	"forward", "forward", "forward", "backward", "backward", "backward", "hold", "held backward", "held backward", "discard",
 	"update", "update", "sync", "zero", "clip", "norms", "grads", "state", "eval", "average", "set", "write back", "freeze", "step",
-}
-
-// freezable are choices of what is frozen.
-var freezable = []func(name string) bool{
-	func(string) bool { return false },
-	func(name string) bool {
-		return strings.HasPrefix(name, "l1") || name == "cell.v" || name == "c.own" || name == "b.w"
-	},
-	func(name string) bool { return strings.HasSuffix(name, "bias") || name == "l0.w" || name == "a.w" },
-}
-
-func scriptModel(name string) fsdp.Model {
-	if name == "statistics" {
-		return statistics
-	}
-	return shapes[name]
 }
 
 func drawScript(t *rapid.T) *script {
@@ -75,26 +45,26 @@ func drawScript(t *rapid.T) *script {
 	s.narrow, s.half = rapid.IntRange(0, 4).Draw(t, "narrow") == 0, rapid.Bool().Draw(t, "half")
 	for i := range s.settings {
 		k := &s.settings[i]
-		k.knobs = drawKnobs(t, s.World)
+		k.Knobs = kit.DrawKnobs(t, s.World)
 		if rapid.Bool().Draw(t, "far ahead") { // gathers for a backward are in flight before it begins
 			k.Wrap, k.Prefetch = "each", 4
 		}
-		k.inFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
-		k.strict = rapid.Bool().Draw(t, "strict group")
+		k.InFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
+		k.Strict = rapid.Bool().Draw(t, "strict group")
 		if s.narrow { // those that round alike
 			k.Strategy %= fsdp.HybridShard
 		} else {
-			k.ignored = rapid.Bool().Draw(t, "ignored")
+			k.Ignored = rapid.Bool().Draw(t, "ignored")
 		}
 	}
-	for i := range scriptLength {
+	for i := range kit.ScriptLength {
 		d := deed{
 			Kind:  "nothing",
 			Batch: rapid.IntRange(0, 9).Draw(t, "batch"), Scale: rapid.SampledFrom([]float64{1, 0.5, -2}).Draw(t, "scale"),
 			Which: rapid.IntRange(0, 2).Draw(t, "which"), NoSync: rapid.Bool().Draw(t, "no sync"),
 		}
 		if k := rapid.IntRange(0, 1<<16).Draw(t, "kind"); k > 0 { // small numbers are drawn more often than large ones
-			d.Kind = acts[u24(i, k)%len(acts)]
+			d.Kind = acts[kit.U24(i, k)%len(acts)]
 		}
 		for range s.World {
 			d.Weights = append(d.Weights, float64(rapid.IntRange(0, 3).Draw(t, "weight")))
@@ -109,19 +79,19 @@ func drawScript(t *rapid.T) *script {
 // batch is what a forward of d takes on a rank.
 func (d *deed) batch(rank int) []fsdp.Tensor {
 	rows := 2 + (d.Batch+rank)%2
-	return []fsdp.Tensor{floats(20*d.Batch+2*rank, rows, shapeDim), floats(20*d.Batch+2*rank+1, rows, shapeDim)}
+	return []fsdp.Tensor{kit.Floats(20*d.Batch+2*rank, rows, kit.ShapeDim), kit.Floats(20*d.Batch+2*rank+1, rows, kit.ShapeDim)}
 }
 
 // given are the values that a deed sets parameters and buffers to.
-func (d *deed) given(state params) params {
-	out := make(params)
+func (d *deed) given(state kit.Params) kit.Params {
+	out := make(kit.Params)
 	for name, v := range state {
 		if len(name)%2 != d.Which%2 {
 			continue
 		}
-		out[name] = floats(d.Batch+len(name), v.Shape()...)
-		for i, x := range elements(out[name]) {
-			elements(out[name])[i] = 0.2 + x*x/2 // variances are positive
+		out[name] = kit.Floats(d.Batch+len(name), v.Shape()...)
+		for i, x := range kit.Elements(out[name]) {
+			kit.Elements(out[name])[i] = 0.2 + x*x/2 // variances are positive
 		}
 	}
 	return out
@@ -149,9 +119,9 @@ type naive struct {
 }
 
 func newNaive(t require.TestingT, s *script) *naive {
-	n := &naive{script: s, t: t, frozen: freezable[0], velocity: map[string][]float64{}}
+	n := &naive{script: s, t: t, frozen: kit.Freezable[0], velocity: map[string][]float64{}}
 	for range s.World {
-		n.ranks = append(n.ranks, wrap(t, scriptModel(s.Model), fsdp.Config{Precision: float64s, Seed: 5}))
+		n.ranks = append(n.ranks, kit.Wrap(t, kit.ScriptModel(s.Model), fsdp.Config{Precision: kit.Float64s, Seed: 5}))
 	}
 	n.zero()
 	return n
@@ -162,29 +132,29 @@ func (n *naive) zero() {
 }
 
 // do does a deed and returns what each rank sees, or what the refusal says.
-func (n *naive) do(d *deed) (seen []record, refusal string) {
+func (n *naive) do(d *deed) (seen []kit.Record, refusal string) {
 	ctx := context.Background()
-	seen = make([]record, n.World)
-	each := func(f func(rank int, m *fsdp.Sharded) record) {
+	seen = make([]kit.Record, n.World)
+	each := func(f func(rank int, m *fsdp.Sharded) kit.Record) {
 		for r, m := range n.ranks {
 			seen[r] = f(r, m)
 		}
 	}
-	common := func(r record) { each(func(int, *fsdp.Sharded) record { return r }) }
+	common := func(r kit.Record) { each(func(int, *fsdp.Sharded) kit.Record { return r }) }
 	switch d.Kind {
 	case "forward", "step":
 		n.last = nil
-		each(func(r int, m *fsdp.Sharded) record {
+		each(func(r int, m *fsdp.Sharded) kit.Record {
 			m.ZeroGrad()
-			loss := forwardBackward(n.t, ctx, m, d.batch(r))
-			grads := gradsOf(n.t, ctx, m)
+			loss := kit.ForwardBackward(n.t, ctx, m, d.batch(r))
+			grads := kit.GradsOf(n.t, ctx, m)
 			for name := range grads {
 				if n.frozen(name) || strings.HasPrefix(name, "aside") { // the loss does not depend on that call
 					delete(grads, name)
 				}
 			}
 			n.last = append(n.last, grads)
-			return record{"loss": {loss}}
+			return kit.Record{"loss": {loss}}
 		})
 		if d.Kind == "step" {
 			n.book.backward(&n.history, d, n.last)
@@ -210,10 +180,10 @@ func (n *naive) do(d *deed) (seen []record, refusal string) {
 		}
 	case "eval":
 		n.last = nil
-		each(func(r int, m *fsdp.Sharded) record {
+		each(func(r int, m *fsdp.Sharded) kit.Record {
 			out, err := m.Eval(ctx, d.batch(r)...)
 			require.NoError(n.t, err)
-			return record{"loss": elements(out[0]), "output": elements(out[1])}
+			return kit.Record{"loss": kit.Elements(out[0]), "output": kit.Elements(out[1])}
 		})
 	case "zero":
 		n.zero()
@@ -225,7 +195,7 @@ func (n *naive) do(d *deed) (seen []record, refusal string) {
 		}
 		common(n.look(d.Kind))
 	case "state":
-		each(func(r int, m *fsdp.Sharded) record { return n.state(r) })
+		each(func(r int, m *fsdp.Sharded) kit.Record { return n.state(r) })
 	case "update":
 		n.last, n.held = nil, nil
 		n.book.sync()
@@ -235,8 +205,8 @@ func (n *naive) do(d *deed) (seen []record, refusal string) {
 		}
 	case "average":
 		sum := map[string][]float64{}
-		each(func(r int, m *fsdp.Sharded) record { add(sum, n.state(r), 1/float64(n.World)); return nil })
-		each(func(r int, m *fsdp.Sharded) record {
+		each(func(r int, m *fsdp.Sharded) kit.Record { kit.AddTo(sum, n.state(r), 1/float64(n.World)); return nil })
+		each(func(r int, m *fsdp.Sharded) kit.Record {
 			n.set(r, sum, func(name string) bool { return strings.Contains(name, "running") })
 			return nil
 		})
@@ -247,7 +217,7 @@ func (n *naive) do(d *deed) (seen []record, refusal string) {
 		n.last = nil
 		state, err := n.ranks[0].FullState(ctx)
 		require.NoError(n.t, err)
-		each(func(r int, m *fsdp.Sharded) record {
+		each(func(r int, m *fsdp.Sharded) kit.Record {
 			require.NoError(n.t, m.SetFull(ctx, 0, d.given(state)))
 			return nil
 		})
@@ -258,7 +228,7 @@ func (n *naive) do(d *deed) (seen []record, refusal string) {
 		case n.book.passes > 0:
 			return nil, notReduced
 		}
-		n.last, n.frozen = nil, freezable[d.Which]
+		n.last, n.frozen = nil, kit.Freezable[d.Which]
 		n.zero()
 		for name := range n.velocity {
 			if n.frozen(name) {
@@ -270,8 +240,8 @@ func (n *naive) do(d *deed) (seen []record, refusal string) {
 }
 
 // look returns what can be seen of the gradients, and clips them.
-func (n *naive) look(what string) record {
-	seen, all := record{}, 0.0
+func (n *naive) look(what string) kit.Record {
+	seen, all := kit.Record{}, 0.0
 	for name, g := range n.book.grads {
 		squares := 0.0
 		for _, x := range g {
@@ -287,7 +257,7 @@ func (n *naive) look(what string) record {
 	}
 	if what == "clip" {
 		seen["norm"] = []float64{math.Sqrt(all)}
-		if c := scriptLimit / (math.Sqrt(all) + 1e-6); c < 1 {
+		if c := kit.ScriptLimit / (math.Sqrt(all) + 1e-6); c < 1 {
 			for _, g := range n.book.grads {
 				for i := range g {
 					g[i] *= c
@@ -308,8 +278,8 @@ func (n *naive) update() {
 			n.velocity[name] = v
 		}
 		for i := range g {
-			v[i] = scriptMomentum*v[i] + g[i] + scriptDecay*state[name][i]
-			state[name][i] -= scriptRate * v[i]
+			v[i] = kit.ScriptMomentum*v[i] + g[i] + kit.ScriptDecay*state[name][i]
+			state[name][i] -= kit.ScriptRate * v[i]
 		}
 	}
 	for r := range n.ranks {
@@ -318,20 +288,20 @@ func (n *naive) update() {
 }
 
 // state returns the parameters and buffers of a rank.
-func (n *naive) state(rank int) record {
+func (n *naive) state(rank int) kit.Record {
 	state, err := n.ranks[rank].FullState(context.Background())
 	require.NoError(n.t, err)
-	return recordOf(state)
+	return kit.RecordOf(state)
 }
 
 // set sets those of a rank that are chosen.
-func (n *naive) set(rank int, values record, chosen func(name string) bool) {
-	given := make(params)
+func (n *naive) set(rank int, values kit.Record, chosen func(name string) bool) {
+	given := make(kit.Params)
 	for name, v := range values {
 		if chosen(name) {
 			shape := []int{len(v)}
-			if shape[0] == shapeDim*shapeDim {
-				shape = []int{shapeDim, shapeDim}
+			if shape[0] == kit.ShapeDim*kit.ShapeDim {
+				shape = []int{kit.ShapeDim, kit.ShapeDim}
 			}
 			given[name] = tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(v)))
 		}
@@ -349,11 +319,9 @@ type actor struct {
 	held []*fsdp.Pass
 }
 
-var scriptOptimizer = optim.SGD{Momentum: scriptMomentum, WeightDecay: scriptDecay}.New
-
 // do does a deed and returns what this rank sees.
-func (a *actor) do(ctx context.Context, d *deed) (seen record, err error) {
-	m, seen := a.m, record{}
+func (a *actor) do(ctx context.Context, d *deed) (seen kit.Record, err error) {
+	m, seen := a.m, kit.Record{}
 	switch d.Kind {
 	case "forward":
 		forward := func() error { return a.forward(ctx, d, seen) }
@@ -382,7 +350,7 @@ func (a *actor) do(ctx context.Context, d *deed) (seen record, err error) {
 	case "eval":
 		out, err := m.Eval(ctx, a.batch(d)...)
 		if err == nil {
-			seen["loss"], seen["output"] = elements(out[0]), elements(out[1])
+			seen["loss"], seen["output"] = kit.Elements(out[0]), kit.Elements(out[1])
 		}
 		return seen, err
 	case "zero":
@@ -390,7 +358,7 @@ func (a *actor) do(ctx context.Context, d *deed) (seen record, err error) {
 	case "sync":
 		return seen, m.SyncGrads(ctx)
 	case "clip":
-		norm, err := m.ClipGradNorm(ctx, scriptLimit)
+		norm, err := m.ClipGradNorm(ctx, kit.ScriptLimit)
 		seen["norm"] = []float64{norm}
 		return seen, err
 	case "norms":
@@ -405,11 +373,11 @@ func (a *actor) do(ctx context.Context, d *deed) (seen record, err error) {
 			look = func(ctx context.Context) (map[string]*tensor.Dense, error) { return m.FullState(ctx) }
 		}
 		tensors, err := look(ctx)
-		return recordOf(tensors), err
+		return kit.RecordOf(tensors), err
 	case "update":
 		a.settle(ctx)
 		require.NoError(a.t, m.SyncGrads(ctx))
-		require.NoError(a.t, a.opt.Step(scriptRate))
+		require.NoError(a.t, a.opt.Step(kit.ScriptRate))
 		if d.NoSync {
 			m.ZeroGrad()
 		}
@@ -418,12 +386,12 @@ func (a *actor) do(ctx context.Context, d *deed) (seen record, err error) {
 	case "set", "write back":
 		return seen, a.set(ctx, d)
 	case "freeze":
-		entries, err := m.Freeze(ctx, freezable[d.Which], a.opt)
+		entries, err := m.Freeze(ctx, kit.Freezable[d.Which], a.opt)
 		if err != nil {
 			return seen, err
 		}
 		steps := a.opt.Steps()
-		a.opt, err = scriptOptimizer(m.Shards())
+		a.opt, err = kit.ScriptOptimizer(m.Shards())
 		require.NoError(a.t, err)
 		return seen, a.opt.Adopt(steps, entries)
 	}
@@ -432,12 +400,12 @@ func (a *actor) do(ctx context.Context, d *deed) (seen record, err error) {
 
 func (a *actor) batch(d *deed) []fsdp.Tensor {
 	if a.narrow {
-		return inType(d.batch(a.g.Rank()), fsdp.Float32)
+		return kit.InType(d.batch(a.g.Rank()), fsdp.Float32)
 	}
 	return d.batch(a.g.Rank())
 }
 
-func (a *actor) forward(ctx context.Context, d *deed, seen record) error {
+func (a *actor) forward(ctx context.Context, d *deed, seen kit.Record) error {
 	loss, err := a.m.Forward(ctx, a.batch(d)...)
 	seen["loss"] = []float64{loss}
 	return err
@@ -455,7 +423,7 @@ func (a *actor) backward(ctx context.Context, d *deed, f func(context.Context, .
 }
 
 // step is a forward and its backward, whose memory is as planned if nothing else is kept.
-func (a *actor) step(ctx context.Context, d *deed, seen record) error {
+func (a *actor) step(ctx context.Context, d *deed, seen kit.Record) error {
 	_ = a.m.Hold().Discard(ctx)
 	run := func() error {
 		plan, err := a.m.Plan(a.batch(d)...)
@@ -481,19 +449,19 @@ func (a *actor) step(ctx context.Context, d *deed, seen record) error {
 // set gives values that one rank alone has, by either method.
 func (a *actor) set(ctx context.Context, d *deed) error {
 	root := d.Batch % a.World
-	given := func(state params) params {
+	given := func(state kit.Params) kit.Params {
 		out := d.given(state)
 		if a.g.Rank() != root {
-			clearAll(out)
+			kit.ClearAll(out)
 		} else if a.narrow {
 			for name, v := range out {
-				out[name] = inType([]fsdp.Tensor{v}, fsdp.Float32)[0].(*tensor.Dense)
+				out[name] = kit.InType([]fsdp.Tensor{v}, fsdp.Float32)[0].(*tensor.Dense)
 			}
 		}
 		return out
 	}
 	if d.Kind == "write back" {
-		return a.m.Full(ctx, nil, func(p params) error {
+		return a.m.Full(ctx, nil, func(p kit.Params) error {
 			out := given(p)
 			clear(p) // what is left would be given to all, buffers included
 			maps.Copy(p, out)
@@ -519,27 +487,27 @@ func (a *actor) settle(ctx context.Context) {
 }
 
 // play plays the script on one rank and compares with what the naive model has seen and refused.
-func (s *script) play(t require.TestingT, ctx context.Context, g comm.Group, k setting, want [][]record, refusals []string) bits {
-	book := new(strictBook)
-	if k.strict {
-		g = &strictGroup{g, book}
+func (s *script) play(t require.TestingT, ctx context.Context, g comm.Group, k kit.Setting, want [][]kit.Record, refusals []string) kit.Bits {
+	book := new(kit.StrictBook)
+	if k.Strict {
+		g = &kit.StrictGroup{Group: g, Book: book}
 	}
-	cfg := k.config()
-	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, s.Divide, k.inFlight, freezable[0]
+	cfg := k.Config()
+	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, s.Divide, k.InFlight, kit.Freezable[0]
 	switch {
 	case s.narrow && s.half:
 		cfg.Precision = fsdp.BF16()
 	case s.narrow:
 		cfg.Precision = fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.Float16}
 	}
-	if k.ignored {
+	if k.Ignored {
 		cfg.Ignored = func(name string) bool { return len(name)%3 == 1 }
 	}
-	a := &actor{script: s, t: t, g: g, m: wrap(t, scriptModel(s.Model), cfg)}
+	a := &actor{script: s, t: t, g: g, m: kit.Wrap(t, kit.ScriptModel(s.Model), cfg)}
 	var err error
-	a.opt, err = scriptOptimizer(a.m.Shards())
+	a.opt, err = kit.ScriptOptimizer(a.m.Shards())
 	require.NoError(t, err)
-	all := make(bits)
+	all := make(kit.Bits)
 	for i := range s.Deeds {
 		d := &s.Deeds[i]
 		seen, err := a.do(ctx, d)
@@ -559,17 +527,17 @@ func (s *script) play(t require.TestingT, ctx context.Context, g comm.Group, k s
 		}
 	}
 	if s.Deeds[0].NoSync { // something is in flight when it is closed
-		require.NoError(t, a.forward(ctx, &s.Deeds[0], record{}))
+		require.NoError(t, a.forward(ctx, &s.Deeds[0], kit.Record{}))
 		a.m.Hold()
-		require.NoError(t, a.forward(ctx, &s.Deeds[0], record{}))
+		require.NoError(t, a.forward(ctx, &s.Deeds[0], kit.Record{}))
 	}
 	require.NoError(t, a.m.Close())
-	book.require(t)
+	book.Require(t)
 	return all
 }
 
 // requireSeen compares what was seen after a deed, all of whose numbers are near 1 or smaller.
-func requireSeen(t require.TestingT, want, got record, where string, args ...any) {
+func requireSeen(t require.TestingT, want, got kit.Record, where string, args ...any) {
 	where = fmt.Sprintf(where, args...)
 	require.Len(t, got, len(want), where)
 	for name, w := range want {
@@ -588,19 +556,19 @@ func TestScripts(t *testing.T) {
 		s := drawScript(t)
 		t.Logf("%+v", s)
 		n := newNaive(t, s)
-		want, refusals := make([][]record, len(s.Deeds)), make([]string, len(s.Deeds))
+		want, refusals := make([][]kit.Record, len(s.Deeds)), make([]string, len(s.Deeds))
 		for i := range s.Deeds {
 			want[i], refusals[i] = n.do(&s.Deeds[i])
 		}
-		var seen [2][]bits
+		var seen [2][]kit.Bits
 		for i, k := range s.settings {
-			seen[i] = make([]bits, s.World)
-			onRanks(t, s.World, func(ctx context.Context, g comm.Group) {
+			seen[i] = make([]kit.Bits, s.World)
+			kit.OnRanks(t, s.World, func(ctx context.Context, g comm.Group) {
 				seen[i][g.Rank()] = s.play(t, ctx, g, k, want, refusals)
 			})
 		}
 		for r := range s.World {
-			requireSameBits(t, seen[0][r], seen[1][r])
+			kit.RequireSameBits(t, seen[0][r], seen[1][r])
 		}
 	})
 }

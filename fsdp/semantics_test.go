@@ -13,47 +13,23 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
-	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
-
-// gradsOf returns the gradients of every parameter, as numbers.
-func gradsOf(t require.TestingT, ctx context.Context, m *fsdp.Sharded) map[string][]float64 {
-	grads, err := m.FullGrads(ctx)
-	require.NoError(t, err)
-	out := make(map[string][]float64)
-	for name, g := range grads {
-		out[name] = elements(g)
-	}
-	return out
-}
-
-// requireNear compares named numbers.
-func requireNear(t require.TestingT, want, got map[string][]float64, tol float64) {
-	require.Len(t, got, len(want))
-	for name, w := range want {
-		require.InDeltaSlice(t, w, got[name], tol, name)
-	}
-}
-
-// tiny64 wraps a tiny GPT in float64.
-func tiny64(t require.TestingT, g comm.Group) *fsdp.Sharded {
-	return wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Precision: float64s, Poison: true})
-}
 
 // TestGradientsAreMeans compares the gradients of two ranks with those of each on its own: half
 // their sum, to the bit.
 func TestGradientsAreMeans(t *testing.T) {
 	alone := make([]map[string][]float64, 2)
 	for r := range alone {
-		m := tiny64(t, nil)
-		forwardBackward(t, t.Context(), m, good(r))
-		alone[r] = gradsOf(t, t.Context(), m)
+		m := kit.Tiny64(t, nil)
+		kit.ForwardBackward(t, t.Context(), m, kit.GoodBatch(r))
+		alone[r] = kit.GradsOf(t, t.Context(), m)
 	}
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := tiny64(t, g)
-		forwardBackward(t, ctx, m, good(g.Rank()))
-		for name, got := range gradsOf(t, ctx, m) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Tiny64(t, g)
+		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
+		for name, got := range kit.GradsOf(t, ctx, m) {
 			for i, x := range got {
 				require.Equal(t, (alone[0][name][i]+alone[1][name][i])/2, x, "%s[%d]", name, i)
 			}
@@ -63,23 +39,23 @@ func TestGradientsAreMeans(t *testing.T) {
 
 // TestAccumulation checks that Backward adds, that Scale scales, and that ZeroGrad starts over.
 func TestAccumulation(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := tiny64(t, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Tiny64(t, g)
 		backward := func(seed int, opts ...fsdp.BackwardOption) {
-			_, err := m.Forward(ctx, tinyBatch(seed, g.Rank(), 2, 3)...)
+			_, err := m.Forward(ctx, kit.TinyBatch(seed, g.Rank(), 2, 3)...)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx, opts...))
 		}
 		backward(0)
-		first := gradsOf(t, ctx, m)
+		first := kit.GradsOf(t, ctx, m)
 		m.ZeroGrad()
-		require.Empty(t, gradsOf(t, ctx, m), "no parameter has a gradient")
+		require.Empty(t, kit.GradsOf(t, ctx, m), "no parameter has a gradient")
 		for _, p := range m.Shards() {
 			require.True(t, p.Absent())
-			require.Equal(t, make([]float64, p.Grad.Len()), numbers(t, p.Grad))
+			require.Equal(t, make([]float64, p.Grad.Len()), kit.Numbers(t, p.Grad))
 		}
 		backward(1)
-		second := gradsOf(t, ctx, m)
+		second := kit.GradsOf(t, ctx, m)
 		backward(0)
 		sum := make(map[string][]float64)
 		for name := range first {
@@ -87,11 +63,11 @@ func TestAccumulation(t *testing.T) {
 				sum[name] = append(sum[name], first[name][i]+second[name][i])
 			}
 		}
-		requireNear(t, sum, gradsOf(t, ctx, m), 0)
+		kit.RequireNear(t, sum, kit.GradsOf(t, ctx, m), 0)
 		m.ZeroGrad()
 		backward(0, fsdp.Scale(0.25)) // a power of two: exact
 		backward(0, fsdp.Scale(0.25))
-		for name, got := range gradsOf(t, ctx, m) {
+		for name, got := range kit.GradsOf(t, ctx, m) {
 			for i, x := range got {
 				require.Equal(t, first[name][i]/2, x)
 			}
@@ -101,46 +77,39 @@ func TestAccumulation(t *testing.T) {
 
 // TestMicroBatches compares the gradient of a batch with that of its rows, one at a time.
 func TestMicroBatches(t *testing.T) {
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := tiny64(t, g)
-		x, y := tokens(g.Rank(), tinyVocab, 4, 3), tokens(9+g.Rank(), tinyVocab, 4, 3)
-		forwardBackward(t, ctx, m, []fsdp.Tensor{x, y})
-		want := gradsOf(t, ctx, m)
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Tiny64(t, g)
+		x, y := kit.Tokens(g.Rank(), kit.TinyVocab, 4, 3), kit.Tokens(9+g.Rank(), kit.TinyVocab, 4, 3)
+		kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{x, y})
+		want := kit.GradsOf(t, ctx, m)
 		m.ZeroGrad()
 		for row := range 4 {
-			a, b := tokens(0, tinyVocab, 1, 3), tokens(0, tinyVocab, 1, 3)
+			a, b := kit.Tokens(0, kit.TinyVocab, 1, 3), kit.Tokens(0, kit.TinyVocab, 1, 3)
 			copy(a.Ints(), x.Ints()[3*row:])
 			copy(b.Ints(), y.Ints()[3*row:])
 			_, err := m.Forward(ctx, a, b)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx, fsdp.Scale(0.25)))
 		}
-		requireNear(t, want, gradsOf(t, ctx, m), 1e-14)
+		kit.RequireNear(t, want, kit.GradsOf(t, ctx, m), 1e-14)
 	})
-}
-
-// dropoutGPT is a tiny GPT that drops a lot.
-func dropoutGPT() *nn.GPT {
-	m := tinyGPT(2)
-	m.Dropout = 0.4
-	return m
 }
 
 // TestDropout checks that every training pass and rank draws its own masks, and that evaluation
 // draws none.
 func TestDropout(t *testing.T) {
 	losses := make([][]float64, 2)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, dropoutGPT(), fsdp.Config{Group: g})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g})
 		for range 3 {
-			losses[g.Rank()] = append(losses[g.Rank()], forwardBackward(t, ctx, m, good(0)))
+			losses[g.Rank()] = append(losses[g.Rank()], kit.ForwardBackward(t, ctx, m, kit.GoodBatch(0)))
 		}
-		want, err := wrap(t, tinyGPT(2), fsdp.Config{Group: g}).Eval(ctx, good(0)...)
+		want, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g}).Eval(ctx, kit.GoodBatch(0)...)
 		require.NoError(t, err)
 		for range 2 {
-			got, err := m.Eval(ctx, good(0)...)
+			got, err := m.Eval(ctx, kit.GoodBatch(0)...)
 			require.NoError(t, err)
-			require.Equal(t, elements(want[1]), elements(got[1]), "evaluation is that of the model without dropout")
+			require.Equal(t, kit.Elements(want[1]), kit.Elements(got[1]), "evaluation is that of the model without dropout")
 		}
 	})
 	all := slices.Sorted(slices.Values(append(losses[0], losses[1]...)))
@@ -149,41 +118,41 @@ func TestDropout(t *testing.T) {
 
 // TestEvaluationLeavesTrainingAlone interleaves a training with everything that is not a step.
 func TestEvaluationLeavesTrainingAlone(t *testing.T) {
-	want := train(t, dropoutGPT(), 2, 3, 1, fsdp.Config{Wrap: blocks})
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, dropoutGPT(), fsdp.Config{Group: g, Wrap: blocks})
-		update := updater(t, m, 1)
+	want := kit.Train(t, kit.DropoutGPT(), 2, 3, 1, fsdp.Config{Wrap: kit.Blocks})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, Wrap: kit.Blocks})
+		update := kit.Updater(t, m, 1)
 		aside := func() {
-			_, err := m.Eval(ctx, tinyBatch(99, g.Rank(), 1, 4)...)
+			_, err := m.Eval(ctx, kit.TinyBatch(99, g.Rank(), 1, 4)...)
 			require.NoError(t, err)
-			stateBits(t, ctx, m)
-			_, err = m.Plan(tinyBatch(0, 0, 4, 1)...)
+			kit.StateBits(t, ctx, m)
+			_, err = m.Plan(kit.TinyBatch(0, 0, 4, 1)...)
 			require.NoError(t, err)
 		}
 		for step := range 3 {
 			aside()
-			forwardBackward(t, ctx, m, tinyBatch(step, g.Rank(), 2, tinyContext))
+			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
 			aside()
 			update(ctx)
 		}
-		requireSameBits(t, want, stateBits(t, ctx, m))
+		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 	})
 }
 
 // TestForwardTwice checks that a forward without its backward leaves nothing behind.
 func TestForwardTwice(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, Poison: true})
-		forwardBackward(t, ctx, m, good(g.Rank()))
-		want, live := gradBits(t, ctx, m), m.Memory().Live
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
+		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
+		want, live := kit.GradBits(t, ctx, m), m.Memory().Live
 		m.ZeroGrad()
 		for range 3 {
-			_, err := m.Forward(ctx, tinyBatch(5, g.Rank(), 3, 4)...)
+			_, err := m.Forward(ctx, kit.TinyBatch(5, g.Rank(), 3, 4)...)
 			require.NoError(t, err)
 			require.Greater(t, m.Memory().Live, live)
 		}
-		forwardBackward(t, ctx, m, good(g.Rank()))
-		requireSameBits(t, want, gradBits(t, ctx, m))
+		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
+		kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m))
 		require.Equal(t, live, m.Memory().Live)
 	})
 }
@@ -191,21 +160,21 @@ func TestForwardTwice(t *testing.T) {
 // TestTwoModelsInOneGroup alternates the passes of two models and compares them with each on its
 // own.
 func TestTwoModelsInOneGroup(t *testing.T) {
-	models := []fsdp.Model{tinyGPT(1), dropoutGPT()}
-	var want []bits
+	models := []fsdp.Model{kit.TinyGPT(1), kit.DropoutGPT()}
+	var want []kit.Bits
 	for _, m := range models {
-		want = append(want, train(t, m, 2, 4, 1, fsdp.Config{Wrap: blocks}))
+		want = append(want, kit.Train(t, m, 2, 4, 1, fsdp.Config{Wrap: kit.Blocks}))
 	}
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		var both []*fsdp.Sharded
 		var updates []func(context.Context)
 		for _, model := range models {
-			m := wrap(t, model, fsdp.Config{Group: g, Wrap: blocks})
-			both, updates = append(both, m), append(updates, updater(t, m, 1))
+			m := kit.Wrap(t, model, fsdp.Config{Group: g, Wrap: kit.Blocks})
+			both, updates = append(both, m), append(updates, kit.Updater(t, m, 1))
 		}
 		for step := range 4 {
 			for _, m := range both {
-				_, err := m.Forward(ctx, tinyBatch(step, g.Rank(), 2, tinyContext)...)
+				_, err := m.Forward(ctx, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext)...)
 				require.NoError(t, err)
 			}
 			for i, m := range both {
@@ -214,7 +183,7 @@ func TestTwoModelsInOneGroup(t *testing.T) {
 			}
 		}
 		for i, m := range both {
-			requireSameBits(t, want[i], stateBits(t, ctx, m))
+			kit.RequireSameBits(t, want[i], kit.StateBits(t, ctx, m))
 		}
 	})
 }
@@ -223,14 +192,14 @@ func TestTwoModelsInOneGroup(t *testing.T) {
 func TestRanksWithoutParameters(t *testing.T) {
 	const world = 8
 	owned := make([]int, world)
-	onRanks(t, world, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, regression, fsdp.Config{Group: g, Precision: float64s})
+	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Regression, fsdp.Config{Group: g, Precision: kit.Float64s})
 		for _, p := range m.Shards() {
 			owned[g.Rank()] += p.Value.Len()
 		}
-		update := updater(t, m, 1)
+		update := kit.Updater(t, m, 1)
 		for range 3 {
-			forwardBackward(t, ctx, m, []fsdp.Tensor{vector(1, 2, 3, 4), vector(0, 0, 0, float64(g.Rank()))})
+			kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Vector(1, 2, 3, 4), kit.Vector(0, 0, 0, float64(g.Rank()))})
 			update(ctx)
 		}
 	})
@@ -244,15 +213,15 @@ func TestInitAsksForWhatIsOwned(t *testing.T) {
 	type interval struct{ first, n int }
 	for world := 1; world <= 5; world++ {
 		asked := make([][]interval, world)
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			record := func(_ fsdp.Stream, first int, dst []float64) {
 				asked[g.Rank()] = append(asked[g.Rank()], interval{first, len(dst)})
 			}
-			big := &module{
-				[]fsdp.Param{{Name: "bias", Shape: []int{7}}, {Name: "w", Shape: []int{rows, cols}, Init: record}},
-				func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return in, nil },
+			big := &kit.Module{
+				Parameters: []fsdp.Param{{Name: "bias", Shape: []int{7}}, {Name: "w", Shape: []int{rows, cols}, Init: record}},
+				Graph:      func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return in, nil },
 			}
-			m := wrap(t, calls(call("big", big)), fsdp.Config{Group: g})
+			m := kit.Wrap(t, kit.Calls(kit.Call("big", big)), fsdp.Config{Group: g})
 			require.Empty(t, asked[g.Rank()], "before the first use")
 			require.NoError(t, m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }))
 			owned := 0
@@ -287,11 +256,11 @@ func TestInitAsksForWhatIsOwned(t *testing.T) {
 func TestInits(t *testing.T) {
 	const n = 20000
 	values := func(init fsdp.Init) []float64 {
-		m := wrap(t, calls(call("a", having(fsdp.Param{Name: "w", Shape: []int{n}, Init: init}))), fsdp.Config{Precision: float64s, Seed: 1})
+		m := kit.Wrap(t, kit.Calls(kit.Call("a", kit.Having(fsdp.Param{Name: "w", Shape: []int{n}, Init: init}))), fsdp.Config{Precision: kit.Float64s, Seed: 1})
 		defer func() { require.NoError(t, m.Close()) }()
-		require.True(t, math.IsNaN(numbers(t, m.Shards()[0].Value)[0]) || init == nil, "not drawn yet")
+		require.True(t, math.IsNaN(kit.Numbers(t, m.Shards()[0].Value)[0]) || init == nil, "not drawn yet")
 		require.NoError(t, m.Full(t.Context(), nil, func(map[string]*tensor.Dense) error { return nil }))
-		return numbers(t, m.Shards()[0].Value)
+		return kit.Numbers(t, m.Shards()[0].Value)
 	}
 	moments := func(x []float64) (mean, variance float64) {
 		for _, v := range x {
@@ -330,7 +299,7 @@ func TestInits(t *testing.T) {
 // never drawn, and the others are.
 func TestInitialValuesAreDrawnLate(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		asked := make(map[string]int) // of this rank, by parameter
 		model := func(names ...string) fsdp.Model {
 			var params []fsdp.Param
@@ -342,7 +311,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 					}
 				}})
 			}
-			return calls(call("a", having(params...)))
+			return kit.Calls(kit.Call("a", kit.Having(params...)))
 		}
 		requireFrom := func(m *fsdp.Sharded, name string, first float64) {
 			all, err := m.FullState(ctx, fsdp.OnEveryRank())
@@ -351,14 +320,14 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 				require.Equal(t, first+float64(i), v, name)
 			}
 		}
-		cfg := fsdp.Config{Group: g, Precision: float64s}
-		saved := wrap(t, model("x", "y"), cfg)
+		cfg := fsdp.Config{Group: g, Precision: kit.Float64s}
+		saved := kit.Wrap(t, model("x", "y"), cfg)
 		require.NoError(t, saved.Save(ctx, dir, nil))
 		require.NoError(t, saved.Close())
 		require.NotZero(t, asked["x"]+asked["y"])
 
 		clear(asked)
-		m := wrap(t, model("x", "y"), cfg)
+		m := kit.Wrap(t, model("x", "y"), cfg)
 		_, err := m.Load(ctx, dir, nil)
 		require.NoError(t, err)
 		requireFrom(m, "x", 0)
@@ -366,7 +335,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 		require.Empty(t, asked)
 		require.NoError(t, m.Close())
 
-		m = wrap(t, model("x", "y", "z"), cfg)
+		m = kit.Wrap(t, model("x", "y", "z"), cfg)
 		_, err = m.Load(ctx, dir, nil, fsdp.AllowMissing(func(name string) bool { return name == "a.z" }))
 		require.NoError(t, err)
 		requireFrom(m, "z", 0)
@@ -375,7 +344,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 		require.NoError(t, m.Close())
 
 		clear(asked)
-		m = wrap(t, model("x", "y"), cfg)
+		m = kit.Wrap(t, model("x", "y"), cfg)
 		hundred := func(first float64) *tensor.Dense {
 			x := make([]float64, 100)
 			for i := range x {
@@ -386,7 +355,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 		require.NoError(t, m.SetFull(ctx, 0, map[string]*tensor.Dense{"a.x": hundred(5)}))
 		for _, p := range m.Shards() {
 			if p.Name == "a.y" && p.Value.Len() > 0 {
-				require.True(t, math.IsNaN(numbers(t, p.Value)[0]))
+				require.True(t, math.IsNaN(kit.Numbers(t, p.Value)[0]))
 				require.NoError(t, p.Value.Slice(0, 1).Write(optim.Host{F64: []float64{200 + float64(p.Offset)}}))
 			}
 		}
@@ -407,8 +376,8 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 		require.NotContains(t, asked, "x")
 		require.NoError(t, m.Close())
 
-		for _, cfg := range []fsdp.Config{{Group: g}, {Group: g, Precision: float64s}} {
-			m = wrap(t, model("x"), cfg)
+		for _, cfg := range []fsdp.Config{{Group: g}, {Group: g, Precision: kit.Float64s}} {
+			m = kit.Wrap(t, model("x"), cfg)
 			for _, p := range m.Shards() {
 				if p.Value.Len() > 0 && g.Rank() == 1 { // it scales values that are not drawn yet
 					require.NoError(t, rescale(p.Value, 2))
@@ -457,7 +426,7 @@ func TestPolicies(t *testing.T) {
 		"WrapAny":            {"even", "odd"},
 		"WrapAllBut":         {"root", "wte", "wpe", "lnf", "head"},
 	} {
-		plan, err := wrap(t, tinyGPT(2), fsdp.Config{Wrap: wrapPolicies[name]}).Plan(good(0)...)
+		plan, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Wrap: kit.WrapPolicies[name]}).Plan(kit.GoodBatch(0)...)
 		require.NoError(t, err)
 		var got []string
 		for _, g := range plan.Groups {

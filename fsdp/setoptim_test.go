@@ -2,7 +2,6 @@ package fsdp_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -14,11 +13,12 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
 // smallModel is cut so that rank 0 of three has nothing of b.w.
-var smallModel = calls(call("a", having(initial(weight("w", 31, 3)), initial(weight("b", 7)))), call("b", having(initial(weight("w", 5, 11)))))
+var smallModel = kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 31, 3)), kit.Initial(kit.Weight("b", 7)))), kit.Call("b", kit.Having(kit.Initial(kit.Weight("w", 5, 11)))))
 
 // fullAdam returns a state for smallModel.
 func fullAdam() *optim.FullState {
@@ -32,7 +32,7 @@ func fullAdam() *optim.FullState {
 		for k, entry := range []string{"exp_avg", "exp_avg_sq"} {
 			v := optim.Host{F32: make([]float32, n)}
 			for i := range v.F32 {
-				v.F32[i] = float32(1 + u24(i, k+len(name)+int(name[0]))%1000)
+				v.F32[i] = float32(1 + kit.U24(i, k+len(name)+int(name[0]))%1000)
 			}
 			p.Entries[entry] = v
 		}
@@ -109,8 +109,8 @@ func TestSetFullOptimErrors(t *testing.T) {
 			}, "missing exp_avg:b.w, exp_avg_sq:b.w"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for r, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-				m := wrap(t, smallModel, fsdp.Config{Group: g})
+			for r, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
+				m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
 				full := fullAdam()
@@ -145,9 +145,9 @@ func TestSetFullOptimErrors(t *testing.T) {
 // TestSetFullOptimOptions sets a state of other names, with something missing and something over,
 // in another type.
 func TestSetFullOptimOptions(t *testing.T) {
-	for _, precision := range []fsdp.Precision{{}, float64s} {
-		onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, smallModel, fsdp.Config{Group: g, Precision: precision})
+	for _, precision := range []fsdp.Precision{{}, kit.Float64s} {
+		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Precision: precision})
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			var given *optim.FullState
@@ -175,54 +175,31 @@ func TestSetFullOptimOptions(t *testing.T) {
 				}
 				require.Equal(t, want.Steps, g.Steps)
 				for entry, v := range want.Entries {
-					require.Equal(t, asFloat64(v), asFloat64(g.Entries[entry]), "%s of %s", entry, name)
+					require.Equal(t, kit.AsFloat64(v), kit.AsFloat64(g.Entries[entry]), "%s of %s", entry, name)
 				}
 			}
 		})
 	}
 }
 
-func asFloat64(v optim.Host) []float64 {
-	out := slices.Clone(v.F64)
-	for _, x := range v.F32 {
-		out = append(out, float64(x))
-	}
-	return out
-}
-
-// stubborn is an optimizer that takes no state of one parameter.
-type stubborn struct {
-	optim.Optimizer
-	refuse string // it, or "" for none
-}
-
-var errStubborn = errors.New("not that one")
-
-func (o *stubborn) Adopt(steps int, entries []optim.Entry) error {
-	if len(entries) > 0 && entries[0].Param == o.refuse {
-		return errStubborn
-	}
-	return o.Optimizer.Adopt(steps, entries)
-}
-
 // TestSetFullOptimBreaksOff lets the optimizer of one rank refuse in the middle: every rank gets
 // its error, and the model refuses to go on until all of the state is set.
 func TestSetFullOptimBreaksOff(t *testing.T) {
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		inner, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
-		opt := &stubborn{inner, map[int]string{2: "b.w"}[g.Rank()]}
+		opt := &kit.Stubborn{Optimizer: inner, Refuse: map[int]string{2: "b.w"}[g.Rank()]}
 		err = m.SetFullOptim(ctx, 0, opt, fullAdam())
-		require.ErrorContains(t, err, errStubborn.Error())
+		require.ErrorContains(t, err, kit.ErrStubborn.Error())
 		_, err = m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 		require.ErrorContains(t, err, "SetFullOptim has broken off")
 		require.ErrorContains(t, opt.Step(1), "SetFullOptim has broken off")
-		opt.refuse = ""
+		opt.Refuse = ""
 		require.NoError(t, m.SetFullOptim(ctx, 0, opt, fullAdam()))
 		got, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
 		require.NoError(t, err)
-		requireSameState(t, fullAdam(), got)
+		kit.RequireSameState(t, fullAdam(), got)
 		require.Equal(t, []string{"a.b", "a.w", "b.w"}, slices.Sorted(maps.Keys(got.Params)))
 	})
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -73,11 +74,11 @@ func TestSettings(t *testing.T) {
 		"begins anew": {to: optim.SGD{Momentum: 0.5}.New, options: []fsdp.StateOption{fsdp.AllowMissing(all), fsdp.AllowExtra(all)}},
 		"somebody else's": {to: func(list []optim.Param) (optim.Optimizer, error) {
 			opt, err := optim.Adam{}.New(list)
-			return &stubborn{opt, "none"}, err
+			return &kit.Stubborn{Optimizer: opt, Refuse: "none"}, err
 		}},
 		"somebody else's, taken": {to: func(list []optim.Param) (optim.Optimizer, error) {
 			opt, err := saved.New(list)
-			return &stubborn{opt, "none"}, err
+			return &kit.Stubborn{Optimizer: opt, Refuse: "none"}, err
 		}, options: []fsdp.StateOption{fsdp.TakeSettings()}, err: "option TakeSettings: "},
 	} {
 		for carrier, carry := range carriers {
@@ -87,13 +88,13 @@ func TestSettings(t *testing.T) {
 					log.SetOutput(&said)
 					defer log.SetOutput(os.Stderr)
 					dir := t.TempDir()
-					onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+					kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 						cfg := fsdp.Config{Group: g}
 						if logs {
 							cfg.Logger = slog.New(slog.NewTextHandler(map[bool]io.Writer{true: &other, false: io.Discard}[g.Rank() == 0], &slog.HandlerOptions{Level: slog.LevelWarn}))
 						}
-						m := wrap(t, smallModel, cfg)
-						from := fiveUpdates(t, m.Shards(), func(name string) string { return name }, saved.New)
+						m := kit.Wrap(t, smallModel, cfg)
+						from := kit.FiveUpdates(t, m.Shards(), func(name string) string { return name }, saved.New)
 						give := carry(t, ctx, m, from, dir)
 						to, err := c.to(m.Shards())
 						require.NoError(t, err)
@@ -147,9 +148,9 @@ func TestSettingsOfOlderState(t *testing.T) {
 	var said bytes.Buffer
 	log.SetOutput(&said)
 	defer log.SetOutput(os.Stderr)
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, smallModel, fsdp.Config{Group: g})
-		from := fiveUpdates(t, m.Shards(), func(name string) string { return name }, optim.AdamW{}.New)
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
+		from := kit.FiveUpdates(t, m.Shards(), func(name string) string { return name }, optim.AdamW{}.New)
 		require.NoError(t, m.Save(ctx, dir, from))
 		if g.Rank() == 0 {
 			path, err := fsdp.LatestCheckpoint(dir)
@@ -195,9 +196,9 @@ func forgetSettings(t *testing.T, path string) {
 // TestGroupsOfExperts checks the names where ranks have others of a parameter.
 func TestGroupsOfExperts(t *testing.T) {
 	const world = 4
-	onRanks(t, world, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, stateModel, stateLayouts(world)["experts of 2 ranks, order 1"](t, ctx, g))
-		opt, err := stateOptimizers["AdamW"](m.Shards())
+	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.StateModel, kit.StateLayouts(world)["experts of 2 ranks, order 1"](t, ctx, g))
+		opt, err := kit.StateOptimizers["AdamW"](m.Shards())
 		require.NoError(t, err)
 		full, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(1))
 		require.NoError(t, err)
@@ -241,8 +242,8 @@ func TestSettingsOfSeveral(t *testing.T) {
 	dir := t.TempDir()
 	var want []optim.Group
 	for _, n := range []int{16, 2, 16} {
-		onRanks(t, n, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, smallModel, fsdp.Config{Group: g})
+		kit.OnRanks(t, n, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 			opt := build(m.Shards(), 0.25, 0.5)
 			if want != nil {
 				opt = build(m.Shards(), 0, 0.75)

@@ -13,26 +13,9 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
-
-// masked returns rows of tokens with targets, of which each row has its own number that count.
-func masked(rows ...int) []fsdp.Tensor {
-	const width = 6
-	var x, y []int
-	for i, n := range rows {
-		for k := range width {
-			x = append(x, (5*i+n+k*k)%7)
-			if k < width-n {
-				y = append(y, nn.IgnoreTarget)
-			} else {
-				y = append(y, (3*i+n+k)%7)
-			}
-		}
-	}
-	shape := tensor.WithShape(len(rows), width)
-	return []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}
-}
 
 // rowsOf returns rows of a batch.
 func rowsOf(t require.TestingT, batch []fsdp.Tensor, from, to int) (part []fsdp.Tensor) {
@@ -61,25 +44,25 @@ func TestShare(t *testing.T) {
 			}
 		}
 		cfg := fsdp.Config{
-			Wrap: blocks, Precision: float64s, Seed: 3,
+			Wrap: kit.Blocks, Precision: kit.Float64s, Seed: 3,
 			Divide:   rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByOne}).Draw(t, "divide"),
 			Strategy: rapid.SampledFrom([]fsdp.Strategy{fsdp.FullShard, fsdp.NoShard}).Draw(t, "strategy"),
 		}
 		noSync := rapid.Bool().Draw(t, "NoSync")
 		var want map[string]*tensor.Dense
-		whole := masked(slices.Concat(parts...)...)
-		onRanks(t, 1, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Precision: float64s, Seed: 3})
+		whole := kit.Masked(slices.Concat(parts...)...)
+		kit.OnRanks(t, 1, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Precision: kit.Float64s, Seed: 3})
 			_, err := m.Forward(ctx, whole...)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx))
 			want, err = m.FullGrads(ctx)
 			require.NoError(t, err)
 		})
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			cfg := cfg
 			cfg.Group = g
-			m := wrap(t, tinyGPT(1), cfg)
+			m := kit.Wrap(t, kit.TinyGPT(1), cfg)
 			var step, data [][]fsdp.Tensor
 			at := 0
 			for i, p := range parts {
@@ -120,12 +103,12 @@ func TestShare(t *testing.T) {
 
 // TestShareByRows weighs losses without targets by rows.
 func TestShareByRows(t *testing.T) {
-	whole := shapeBatch(0)
+	whole := kit.ShapeBatch(0)
 	n := whole[0].Shape()[0]
 	require.Greater(t, n, 2)
 	grads := func(world int, cuts ...int) (got map[string]*tensor.Dense) {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Precision: float64s})
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s})
 			batch := rowsOf(t, whole, cuts[g.Rank()], cuts[g.Rank()+1])
 			_, err := m.Forward(ctx, batch...)
 			require.NoError(t, err)
@@ -164,7 +147,7 @@ func TestShareRefuses(t *testing.T) {
 		},
 			"Weight is for Config.Divide = ByWeights, which is ByRanks"},
 		"another step": {fsdp.ByRanks, func([]fsdp.Tensor) []fsdp.BackwardOption {
-			return []fsdp.BackwardOption{fsdp.Share(masked(1), masked(2))}
+			return []fsdp.BackwardOption{fsdp.Share(kit.Masked(1), kit.Masked(2))}
 		}, "the batch of the Forward is not among the 2 that Share has: give Share the batches of the step, " +
 			"or call Share of a data.Loader before the next batch is asked for"},
 		"a broken batch": {fsdp.ByRanks, func(b []fsdp.Tensor) []fsdp.BackwardOption {
@@ -172,18 +155,18 @@ func TestShareRefuses(t *testing.T) {
 		}, "Share: batch tensor 1 (targets): targets are float32, want integers"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Divide: c.divide})
-				batch := masked(1, 3)
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Divide: c.divide})
+				batch := kit.Masked(1, 3)
 				_, err := m.Forward(ctx, batch...)
 				require.NoError(t, err)
 				require.ErrorContains(t, m.Backward(ctx, c.opts(batch)...), c.want)
 			})
 		})
 	}
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
-		batch := masked(1, 3)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
+		batch := kit.Masked(1, 3)
 		_, err := m.Forward(ctx, batch...)
 		require.NoError(t, err)
 		var opts []fsdp.BackwardOption
@@ -203,15 +186,15 @@ func TestShareRefuses(t *testing.T) {
 // TestShareOfTwoTargets refuses masks where the loss is a mean over targets of two tensors, and weighs
 // by rows where all count.
 func TestShareOfTwoTargets(t *testing.T) {
-	two := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	two := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("wte", &nn.Embedding{Rows: 7, Dim: 4}, in[0])
 		a := t.Call("a", &nn.Head{Dim: 4, Classes: 7, Fused: true}, x, in[1])
 		b := t.Call("b", &nn.Head{Dim: 4, Classes: 7, Smoothing: 0.1}, x, in[2])
 		return []fsdp.Ref{t.Call("sum", &nn.Add{}, a, b.At(0))}, nil
 	})
-	m := wrap(t, two, fsdp.Config{})
+	m := kit.Wrap(t, two, fsdp.Config{})
 	for n, want := range map[int]string{6: "", 4: "the loss is a mean over targets of 2 tensors, and in batch tensor 2 4 of 6 count"} {
-		batch := append(masked(6), masked(n)[1])
+		batch := append(kit.Masked(6), kit.Masked(n)[1])
 		loss, err := m.Forward(t.Context(), batch...)
 		require.NoError(t, err)
 		require.False(t, math.IsNaN(loss))

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
@@ -42,11 +43,11 @@ func (o tripled) SymDiff(_ gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes
 
 // TestPlanListsStockOperations finds those that run by Gorgonia's own Do: by call, with gradients.
 func TestPlanListsStockOperations(t *testing.T) {
-	triple := &module{build: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+	triple := &kit.Module{Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		y, err := gorgonia.ApplyOp(tripled{}, in[0])
 		return gorgonia.Nodes{y}, err
 	}}
-	m := model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	m := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("first.1", triple, in[0]) // of what has no gradient
 		x = t.Call("fit", &nn.Linear{In: 7, Out: 5}, x)
 		x = t.Call("first.2", triple, x)
@@ -55,7 +56,7 @@ func TestPlanListsStockOperations(t *testing.T) {
 	batch := []fsdp.Tensor{
 		tensor.New(tensor.WithShape(2, 7), tensor.Of(tensor.Float32)), tensor.New(tensor.WithShape(2), tensor.Of(tensor.Int)),
 	}
-	plan, err := wrap(t, m, fsdp.Config{}).Plan(batch...)
+	plan, err := kit.Wrap(t, m, fsdp.Config{}).Plan(batch...)
 	require.NoError(t, err)
 	require.Equal(t, []fsdp.StockOp{
 		{Op: "tripled", Call: "first.2", Runs: 2, Bytes: 2 * 2 * 4 * 2 * 5},
@@ -63,7 +64,7 @@ func TestPlanListsStockOperations(t *testing.T) {
 	}, plan.Stock)
 	require.Contains(t, plan.String(), "\n     0.3 kB  3 × tripled in first.*")
 
-	plan, err = wrap(t, tinyGPT(2), fsdp.Config{}).Plan(tinyBatch(0, 0, 1, 3)...)
+	plan, err = kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{}).Plan(kit.TinyBatch(0, 0, 1, 3)...)
 	require.NoError(t, err)
 	require.Empty(t, plan.Stock)
 	require.NotContains(t, plan.String(), "stock")

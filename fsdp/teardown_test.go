@@ -19,25 +19,13 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
-	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
 // What fails or is refused leaves nothing behind: no collective that still writes to memory which
 // is given back, no rank that waits for another, and no value that has changed on some ranks.
-
-// memories are where shards may lie: on the heap, or in files where there are any.
-func memories(t *testing.T) []string {
-	dir := t.TempDir()
-	files, err := mapped.Open(dir)
-	if errors.Is(err, mapped.ErrUnsupported) {
-		return []string{""}
-	}
-	require.NoError(t, err)
-	require.NoError(t, files.Close())
-	return []string{"", dir}
-}
 
 // TestCloseAfterTheGroup pulls the cable while gathers for a backward are in flight, and lets every
 // kind of method find out. Close then waits for all of them.
@@ -45,7 +33,7 @@ func TestCloseAfterTheGroup(t *testing.T) {
 	pulled := errors.New("cable pulled")
 	discard := func(ctx context.Context, m *fsdp.Sharded) error {
 		err := m.Hold().Discard(ctx)
-		if err == nil && !groupsCarryPasses { // it has not waited for the gathers
+		if err == nil && !kit.GroupsCarryPasses { // it has not waited for the gathers
 			return m.SyncGrads(ctx)
 		}
 		return err
@@ -79,23 +67,23 @@ func TestCloseAfterTheGroup(t *testing.T) {
 		"SyncGrads": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error { return m.SyncGrads(ctx) },
 		"Close":     func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return pulled },
 	} {
-		for _, dir := range memories(t) {
+		for _, dir := range kit.Memories(t) {
 			t.Run(fmt.Sprintf("%s/files %t", name, dir != ""), func(t *testing.T) {
-				onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-					strict := newStrictGroup(g)
-					m := wrap(t, tinyGPT(6), fsdp.Config{Group: strict, Wrap: blocks, Prefetch: 4, OffloadDir: dir})
-					batch := tinyBatch(0, g.Rank(), 2, 5)
+				kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+					strict := kit.NewStrictGroup(g)
+					m := kit.Wrap(t, kit.TinyGPT(6), fsdp.Config{Group: strict, Wrap: kit.Blocks, Prefetch: 4, OffloadDir: dir})
+					batch := kit.TinyBatch(0, g.Rank(), 2, 5)
 					_, err := m.Forward(ctx, batch...)
 					require.NoError(t, err)
-					if groupsCarryPasses {
-						require.Greater(t, strict.book.open, 1, "gathers for the backward")
+					if kit.GroupsCarryPasses {
+						require.Greater(t, strict.Book.Open, 1, "gathers for the backward")
 					}
 					require.NoError(t, g.Barrier(ctx))
-					strict.book.fault = pulled // also of those that have arrived in time
+					strict.Book.Fault = pulled // also of those that have arrived in time
 					g.Abort(pulled)
 					require.ErrorIs(t, find(ctx, m, batch), pulled)
 					require.NoError(t, m.Close())
-					strict.book.require(t)
+					strict.Book.Require(t)
 				})
 			})
 		}
@@ -105,13 +93,13 @@ func TestCloseAfterTheGroup(t *testing.T) {
 // TestCloseInsideAPass fails one rank after every operation of a pass in turn, while others are
 // held. Every rank that closes its model then has waited for what it began, reductions included.
 func TestCloseInsideAPass(t *testing.T) {
-	cfg := fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: float64s}
-	plan, err := wrap(t, shapes["chain"], fsdp.Config{Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: float64s}).Plan(shapeBatch(0)...)
+	cfg := fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: kit.Float64s}
+	plan, err := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: kit.Float64s}).Plan(kit.ShapeBatch(0)...)
 	require.NoError(t, err)
 	waited := 0 // works in flight on the rank that fails
 	for stop := range 2 * len(plan.Schedule) {
-		for _, err := range errorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
-			strict := newStrictGroup(g)
+		for _, err := range kit.ErrorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
+			strict := kit.NewStrictGroup(g)
 			cfg := cfg
 			cfg.Group = strict
 			left := stop
@@ -122,28 +110,28 @@ func TestCloseInsideAPass(t *testing.T) {
 					}
 				}
 			}
-			m := wrap(t, shapes["chain"], cfg)
+			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 			var err error
 			for err == nil {
-				if _, err = m.Forward(ctx, shapeBatch(g.Rank())...); err == nil {
+				if _, err = m.Forward(ctx, kit.ShapeBatch(g.Rank())...); err == nil {
 					m.Hold()
-					_, err = m.Forward(ctx, shapeBatch(g.Rank())...)
+					_, err = m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 				}
 				if err == nil {
 					err = m.Backward(ctx)
 				}
 			}
 			if g.Rank() == 3 {
-				waited += strict.book.open
+				waited += strict.Book.Open
 			}
 			require.NoError(t, m.Close())
-			strict.book.require(t)
+			strict.Book.Require(t)
 			return err
 		}) {
 			require.ErrorContains(t, err, "no more")
 		}
 	}
-	if groupsCarryPasses {
+	if kit.GroupsCarryPasses {
 		require.Positive(t, waited)
 	}
 }
@@ -151,11 +139,11 @@ func TestCloseInsideAPass(t *testing.T) {
 // TestCloseUnmapsAtLast closes the model of one rank, whose shards lie in files, while another has
 // not noticed the failure and may be reading them.
 func TestCloseUnmapsAtLast(t *testing.T) {
-	for _, dir := range memories(t) {
+	for _, dir := range kit.Memories(t) {
 		gone := make(chan struct{})
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(3), fsdp.Config{Group: g, Wrap: blocks, Prefetch: 2, OffloadDir: dir})
-			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 5)...)
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, Wrap: kit.Blocks, Prefetch: 2, OffloadDir: dir})
+			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
 			require.NoError(t, err)
 			require.NoError(t, g.Barrier(ctx))
 			if g.Rank() == 0 {
@@ -177,7 +165,7 @@ func TestTwoLayersOfUnitGroups(t *testing.T) {
 	for _, broken := range []string{"rows", "columns"} {
 		var done sync.WaitGroup
 		done.Add(4)
-		for _, err := range errorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
+		for _, err := range kit.ErrorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
 			rows, err := g.Split(ctx, g.Rank()/2, g.Rank())
 			require.NoError(t, err)
 			columns, err := g.Split(ctx, g.Rank()%2, g.Rank())
@@ -185,7 +173,7 @@ func TestTwoLayersOfUnitGroups(t *testing.T) {
 			if g.Rank() == 0 {
 				require.NoError(t, map[string]comm.Group{"rows": rows, "columns": columns}[broken].Close())
 			}
-			_, err = fsdp.WrapContext(ctx, shapes["chain"], fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), GroupOf: func(u fsdp.UnitInfo) comm.Group {
+			_, err = fsdp.WrapContext(ctx, kit.Shapes["chain"], fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), GroupOf: func(u fsdp.UnitInfo) comm.Group {
 				if u.Name == "l0" {
 					return rows
 				}
@@ -204,13 +192,13 @@ func TestTwoLayersOfUnitGroups(t *testing.T) {
 // TestFreezeWithSomeOptimizers lets one rank bring an optimizer and another none: its pieces of the
 // state would be lost.
 func TestFreezeWithSomeOptimizers(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := chain64(t, g)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Chain64(t, g)
 		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 		require.NoError(t, err)
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		require.NoError(t, opt.Step(0.1))
-		state, live := stateBits(t, ctx, m), m.Memory().Live
+		state, live := kit.StateBits(t, ctx, m), m.Memory().Live
 		given := opt
 		if g.Rank() == 1 {
 			given = nil
@@ -219,30 +207,30 @@ func TestFreezeWithSomeOptimizers(t *testing.T) {
 		require.ErrorContains(t, err, "ranks disagree")
 		require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Freeze", g.Rank()))
 		require.Empty(t, entries)
-		requireSameBits(t, state, stateBits(t, ctx, m))
+		kit.RequireSameBits(t, state, kit.StateBits(t, ctx, m))
 		require.Equal(t, live, m.Memory().Live)
-		require.NotEmpty(t, gradsOf(t, ctx, m), "nothing was dropped")
-		refreeze(t, ctx, m, nil, opt, optim.SGD{Momentum: 0.9}.New)
+		require.NotEmpty(t, kit.GradsOf(t, ctx, m), "nothing was dropped")
+		kit.Refreeze(t, ctx, m, nil, opt, optim.SGD{Momentum: 0.9}.New)
 	})
 }
 
 // TestScaleOverflows refuses a scale that is a number, but none of the type of the computation.
 func TestScaleOverflows(t *testing.T) {
 	for _, scale := range []float64{1e300, -1e39, math.MaxFloat64} {
-		onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g})
-			forwardBackward(t, ctx, m, good(g.Rank()))
-			want := gradBits(t, ctx, m)
-			_, err := m.Forward(ctx, good(g.Rank())...)
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
+			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
+			want := kit.GradBits(t, ctx, m)
+			_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
 			require.ErrorContains(t, m.Backward(ctx, fsdp.Scale(scale)), fmt.Sprintf("Scale is %v", scale))
-			requireSameBits(t, want, gradBits(t, ctx, m))
-			_, err = m.Forward(ctx, good(g.Rank())...)
+			kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m))
+			_, err = m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx, fsdp.Scale(1e300), fsdp.Scale(1e-300)), "the product counts")
 
-			wide := chain64(t, g)
-			_, err = wide.Forward(ctx, shapeBatch(g.Rank())...)
+			wide := kit.Chain64(t, g)
+			_, err = wide.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 			require.NoError(t, err)
 			require.NoError(t, wide.Backward(ctx, fsdp.Scale(scale/1e10)), "float64 has it")
 		})
@@ -254,9 +242,9 @@ func TestScaleOverflows(t *testing.T) {
 func TestHugeShapes(t *testing.T) {
 	for _, shape := range [][]int{{1 << 40, 1 << 40}, {1 << 62}, {1 << 61}, {1 << 60}, {1 << 50}, {3, 1 << 58, 1}} {
 		for world := 1; world <= 3; world++ {
-			huge := calls(call("a", having(weight("w", shape...))))
-			for rank, err := range errorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-				_, err := fsdp.WrapContext(ctx, huge, fsdp.Config{Group: g, Precision: float64s})
+			huge := kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", shape...))))
+			for rank, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
+				_, err := fsdp.WrapContext(ctx, huge, fsdp.Config{Group: g, Precision: kit.Float64s})
 				return err
 			}) {
 				require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: group root: ", rank))
@@ -310,17 +298,17 @@ func TestDropped(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			const models, ranks = 4, 2
 			cfg.Wrap, cfg.Prefetch = fsdp.WrapEach(), 2
-			before, heap := goleak.IgnoreCurrent(), heapBytes()
+			before, heap := goleak.IgnoreCurrent(), kit.HeapBytes()
 			drop := dropped{slog.DiscardHandler, make(chan string, models*ranks)}
 			cfg.Logger = slog.New(drop)
 			closed := make(chan int, ranks)
 			for i := range models + 1 {
-				onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+				kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
 					cfg.Group = g
 					m, err := fsdp.Wrap(large, cfg)
 					require.NoError(t, err)
-					forwardBackward(t, ctx, m, batch)
+					kit.ForwardBackward(t, ctx, m, batch)
 					_, err = m.Forward(ctx, batch...)
 					require.NoError(t, err)
 					if i == models {
@@ -338,7 +326,7 @@ func TestDropped(t *testing.T) {
 			}
 			require.Empty(t, drop.warnings)
 			goleak.VerifyNone(t, before)
-			require.Less(t, heapBytes()-heap, 4<<20)
+			require.Less(t, kit.HeapBytes()-heap, 4<<20)
 			if cfg.OffloadDir != "" {
 				left, err := filepath.Glob(filepath.Join(cfg.OffloadDir, "*"))
 				require.NoError(t, err)

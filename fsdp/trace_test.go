@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/perfetto/perfettotest"
 )
 
@@ -20,14 +21,14 @@ func TestTraceDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "traces")
 	const ranks, steps = 3, 3
 	events := make([][]fsdp.Event, ranks)
-	onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-		cfg := fsdp.Config{Group: g, Wrap: blocks, TraceDir: dir, Strategy: fsdp.FullShard}
+	kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+		cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, TraceDir: dir, Strategy: fsdp.FullShard}
 		cfg.Trace = func(e fsdp.Event) { events[g.Rank()] = append(events[g.Rank()], e) }
-		m := wrap(t, tinyGPT(2), cfg)
+		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		var batches [][]fsdp.Tensor
 		for step := range steps {
 			if g.Rank() != 1 || step == 0 {
-				batches = append(batches, tinyBatch(step, g.Rank(), 2, 4))
+				batches = append(batches, kit.TinyBatch(step, g.Rank(), 2, 4))
 			}
 		}
 		for batch, err := range m.Join(ctx, fsdp.Batches(batches...)) {
@@ -81,7 +82,7 @@ func compareTrace(t *testing.T, rank int, rows []*perfettotest.Row, events []fsd
 			group, ok := strings.CutPrefix(row.Name, "in flight: ")
 			require.True(t, ok, row.Name)
 			if group != "world" {
-				require.False(t, groupsCarryPasses)
+				require.False(t, kit.GroupsCarryPasses)
 				require.Equal(t, "NCCL shards", group)
 			}
 			end := int64(0)
@@ -126,8 +127,8 @@ func names(row *perfettotest.Row) (list []string) {
 func TestTraceDirByVariable(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("FSDP_TRACE", dir)
-	first := wrap(t, tinyGPT(1), fsdp.Config{})
-	second := wrap(t, tinyGPT(1), fsdp.Config{})
+	first := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
+	second := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
 	require.NoError(t, first.Close())
 	require.NoError(t, second.Close())
 	files, err := filepath.Glob(filepath.Join(dir, "*.pftrace"))
@@ -140,19 +141,19 @@ func TestTraceDirRefused(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o666))
 	errs := make([]error, 4)
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		dir := ""
 		if g.Rank() == 0 {
 			dir = t.TempDir()
 		}
-		_, errs[g.Rank()] = fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g, TraceDir: dir})
+		_, errs[g.Rank()] = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, TraceDir: dir})
 	})
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		dir := file
 		if g.Rank() == 0 {
 			dir = t.TempDir()
 		}
-		_, errs[2+g.Rank()] = fsdp.Wrap(tinyGPT(1), fsdp.Config{Group: g, TraceDir: dir})
+		_, errs[2+g.Rank()] = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, TraceDir: dir})
 	})
 	require.ErrorContains(t, errs[0], "Config.TraceDir is set: true")
 	require.ErrorContains(t, errs[1], "Config.TraceDir is set: true")
@@ -165,13 +166,13 @@ func TestTraceDirRefused(t *testing.T) {
 // model's own.
 func TestTraceDirOfTwo(t *testing.T) {
 	dir := t.TempDir()
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		cfg := fsdp.Config{Group: g, Wrap: blocks, TraceDir: filepath.Join(dir, "first"), Strategy: fsdp.FullShard}
-		first := wrap(t, tinyGPT(2), cfg)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, TraceDir: filepath.Join(dir, "first"), Strategy: fsdp.FullShard}
+		first := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		cfg.TraceDir = filepath.Join(dir, "second")
-		second := wrap(t, tinyGPT(2), cfg)
+		second := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		step := func(m *fsdp.Sharded) {
-			_, err := m.Forward(ctx, tinyBatch(0, g.Rank(), 2, 4)...)
+			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 4)...)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx))
 		}
@@ -195,7 +196,7 @@ func TestTraceDirOfTwo(t *testing.T) {
 	}
 	require.Positive(t, reduces["first"])
 	want := reduces["first"]
-	if groupsCarryPasses {
+	if kit.GroupsCarryPasses {
 		want *= 2
 	}
 	require.Equal(t, want, reduces["second"])

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -24,67 +24,15 @@ import (
 // processes have: through sockets, through memory that ranks map, and through both where there are
 // several hosts. Ranks still live in one process, but share nothing that processes would not.
 
-// transports are ways to connect, each a change of the configuration. Those that share memory are
-// only where that is possible.
-var transports = map[string]func(*comm.Config){
-	"sockets": func(c *comm.Config) { c.Transport = comm.TCP },
-}
-
-// connect connects ranks that live in this process, until the end of the test.
-func connect(t *testing.T, world int, change func(*comm.Config)) []comm.Group {
-	groups, errs := make([]comm.Group, world), make([]error, world)
-	meet := "file://" + filepath.ToSlash(t.TempDir())
-	together(world, func(r int) {
-		cfg := comm.Config{Rank: r, Size: world, Rendezvous: meet, Secret: []byte("nobody else knows this"), Timeout: patience}
-		change(&cfg)
-		groups[r], errs[r] = comm.Connect(t.Context(), cfg)
-	})
-	require.NoError(t, errors.Join(errs...))
-	t.Cleanup(func() {
-		together(world, func(r int) { errs[r] = groups[r].Close() })
-		require.NoError(t, errors.Join(errs...))
-	})
-	return groups
-}
-
-// together calls f for all ranks at once.
-func together(world int, f func(rank int)) {
-	var ranks sync.WaitGroup
-	for r := range world {
-		ranks.Go(func() { f(r) })
-	}
-	ranks.Wait()
-}
-
-// onGroups calls f with every handle at once. A rank on which the test fails takes its group along,
-// so that no other waits for it.
-func onGroups(t *testing.T, groups []comm.Group, f func(ctx context.Context, g comm.Group)) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	together(len(groups), func(r int) {
-		done := false
-		defer func() {
-			if !done {
-				groups[r].Abort(errors.New("the test has failed"))
-			}
-		}()
-		f(ctx, groups[r])
-		done = true
-	})
-	if t.Failed() {
-		t.FailNow()
-	}
-}
-
 // landscape is a model with running statistics and units of 100 bytes, as short as messages may be,
 // and of 72 KB, which travel in other ways: between hosts and inside them, from rank to rank, in
 // parts.
-var landscape model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
-	x := t.Call("l0", &dense{dim: shapeDim}, in[0])
-	x = t.Call("bn", &nn.BatchNorm{Dim: shapeDim}, x)
-	x = t.Call("l1", &nn.MLP{Dim: shapeDim, Hidden: 1667, Std: 0.4}, x)
+var landscape kit.Model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	x := t.Call("l0", &kit.Dense{Dim: kit.ShapeDim}, in[0])
+	x = t.Call("bn", &nn.BatchNorm{Dim: kit.ShapeDim}, x)
+	x = t.Call("l1", &nn.MLP{Dim: kit.ShapeDim, Hidden: 1667, Std: 0.4}, x)
 	x = t.Again("bn", x)
-	return regress(t, in, t.Call("l2", &dense{dim: shapeDim}, x)), nil
+	return kit.Regress(t, in, t.Call("l2", &kit.Dense{Dim: kit.ShapeDim}, x)), nil
 }
 
 // A journey is a configuration to train under.
@@ -100,7 +48,7 @@ type journey struct {
 func journeys(t *testing.T) (list []journey) {
 	narrow, half := fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}, fsdp.BF16()
 	all, even := []int{2, 3, 4}, []int{4}
-	for s := fsdp.FullShard; s <= lastStrategy; s++ {
+	for s := fsdp.FullShard; s <= kit.LastStrategy; s++ {
 		for _, p := range []fsdp.Precision{{}, narrow, half} {
 			j := journey{fmt.Sprintf("%v, %v", s, p), all, fsdp.Config{Strategy: s, Precision: p}, false}
 			if s >= fsdp.HybridShard {
@@ -110,9 +58,9 @@ func journeys(t *testing.T) (list []journey) {
 		}
 	}
 	frozen := func(name string) bool { return name == "l0.w" || name == "bn.weight" }
-	dirs := memories(t)
-	if groupsCarryPasses { // only over processors anything travels in 8 bits
-		blocks := fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: named(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{
+	dirs := kit.Memories(t)
+	if kit.GroupsCarryPasses { // only over processors anything travels in 8 bits
+		blocks := fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: kit.TypesByName(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{
 			"l0.w": {fsdp.BFloat16, 0}, "l1.out.weight": {fsdp.Int8, fsdp.BFloat16},
 		})}
 		list = append(list,
@@ -132,8 +80,8 @@ func journeys(t *testing.T) (list []journey) {
 // travel trains for three steps with everything that a step may have: passes put aside, gradients
 // that are reduced later, statistics, both norms, values from outside, and other parameters frozen
 // before the last. It returns all there is to see of losses, norms, gradients and parameters.
-func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) bits {
-	cfg, seen := j.cfg, make(bits)
+func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) kit.Bits {
+	cfg, seen := j.cfg, make(kit.Bits)
 	cfg.Group, cfg.Wrap, cfg.Seed, cfg.Poison = g, fsdp.WrapEach(), 5, true
 	if j.own {
 		own, err := g.Split(ctx, g.Rank()%max(1, g.Size()/2), -g.Rank())
@@ -142,19 +90,19 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) b
 		cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group { return map[string]comm.Group{"l1": own}[u.Name] }
 	}
 	see := func(what string, x float64) { seen[what] = append(seen[what], math.Float64bits(x)) }
-	m := wrap(t, landscape, cfg)
+	m := kit.Wrap(t, landscape, cfg)
 	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 	require.NoError(t, err)
 	for step := range 3 {
 		at := fmt.Sprintf("step %d: ", step)
 		forward := func(i int) {
 			seed := 100*step + 20*i + 2*g.Rank()
-			loss, err := m.Forward(ctx, inType([]fsdp.Tensor{floats(seed, 3+i, shapeDim), floats(seed+1, 3+i, shapeDim)}, fsdp.Float32)...)
+			loss, err := m.Forward(ctx, kit.InType([]fsdp.Tensor{kit.Floats(seed, 3+i, kit.ShapeDim), kit.Floats(seed+1, 3+i, kit.ShapeDim)}, fsdp.Float32)...)
 			require.NoError(t, err)
 			see(at+"loss", loss)
 		}
 		if step == 2 {
-			opt = refreeze(t, ctx, m, func(name string) bool { return name == "l2.w" }, opt, optim.AdamW{WeightDecay: 0.1}.New)
+			opt = kit.Refreeze(t, ctx, m, func(name string) bool { return name == "l2.w" }, opt, optim.AdamW{WeightDecay: 0.1}.New)
 		}
 		forward(0)
 		held := m.Hold()
@@ -166,7 +114,7 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) b
 		} else {
 			require.NoError(t, held.Backward(ctx))
 		}
-		for name, b := range gradBits(t, ctx, m) {
+		for name, b := range kit.GradBits(t, ctx, m) {
 			seen[at+"gradient of "+name] = b
 		}
 		for _, kind := range []fsdp.Norm{fsdp.L2Norm, fsdp.InfNorm} {
@@ -185,7 +133,7 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) b
 		case 0:
 			require.NoError(t, m.AverageBuffers(ctx))
 		case 1:
-			require.NoError(t, m.Full(ctx, []string{"l0.w"}, func(p params) error {
+			require.NoError(t, m.Full(ctx, []string{"l0.w"}, func(p kit.Params) error {
 				elements32(p["l0.w"])[3] += float32(g.Rank())
 				return nil
 			}, fsdp.WriteBack(g.Size()-1)))
@@ -204,7 +152,7 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) b
 			require.NoError(t, m.SetFull(ctx, 1, state))
 		}
 	}
-	for name, b := range stateBits(t, ctx, m) {
+	for name, b := range kit.StateBits(t, ctx, m) {
 		seen["at last "+name] = b
 	}
 	require.NoError(t, m.Close())
@@ -219,24 +167,24 @@ func elements32(v *tensor.Dense) []float32 { return v.Data().([]float32) }
 func TestTransports(t *testing.T) {
 	list := journeys(t)
 	for _, world := range []int{2, 3, 4} {
-		want := make([][]bits, len(list)) // by journey and rank
-		all := func(t *testing.T, groups []comm.Group, arrived func(t *testing.T, i, rank int, seen bits)) {
+		want := make([][]kit.Bits, len(list)) // by journey and rank
+		all := func(t *testing.T, groups []comm.Group, arrived func(t *testing.T, i, rank int, seen kit.Bits)) {
 			for i, j := range list {
 				if slices.Contains(j.worlds, world) {
 					t.Run(j.name, func(t *testing.T) {
-						onGroups(t, groups, func(ctx context.Context, g comm.Group) { arrived(t, i, g.Rank(), j.travel(t, ctx, g)) })
+						kit.OnGroups(t, groups, func(ctx context.Context, g comm.Group) { arrived(t, i, g.Rank(), j.travel(t, ctx, g)) })
 					})
 				}
 			}
 		}
 		for i := range want {
-			want[i] = make([]bits, world)
+			want[i] = make([]kit.Bits, world)
 		}
-		all(t, comm.Local(world), func(t *testing.T, i, rank int, seen bits) { want[i][rank] = seen })
-		for name, change := range transports {
+		all(t, comm.Local(world), func(t *testing.T, i, rank int, seen kit.Bits) { want[i][rank] = seen })
+		for name, change := range kit.Transports {
 			t.Run(fmt.Sprintf("%d ranks/%s", world, name), func(t *testing.T) {
-				all(t, connect(t, world, change), func(t *testing.T, i, rank int, seen bits) {
-					requireSameBits(t, want[i][rank], seen, "rank ", rank)
+				all(t, kit.Connect(t, world, change), func(t *testing.T, i, rank int, seen kit.Bits) {
+					kit.RequireSameBits(t, want[i][rank], seen, "rank ", rank)
 				})
 			})
 		}
@@ -392,8 +340,8 @@ var deaths = map[string]func(comm.Group){
 // none of them leaves.
 func TestDeathInHybridStep(t *testing.T) {
 	connects := map[string]func(*testing.T) []comm.Group{"goroutines": func(*testing.T) []comm.Group { return comm.Local(deathRanks) }}
-	for name, change := range transports {
-		connects[name] = func(t *testing.T) []comm.Group { return connect(t, deathRanks, change) }
+	for name, change := range kit.Transports {
+		connects[name] = func(t *testing.T) []comm.Group { return kit.Connect(t, deathRanks, change) }
 	}
 	for name, connect := range connects {
 		met := make(map[string]bool)
@@ -430,10 +378,10 @@ func dieAt(t *testing.T, handles []comm.Group, kind string, die func(comm.Group)
 	watch, over := newLookout(deathRanks), new(sync.WaitGroup)
 	errs = make([]error, deathRanks)
 	over.Add(deathRanks)
-	onGroups(t, handles, func(ctx context.Context, g comm.Group) {
+	kit.OnGroups(t, handles, func(ctx context.Context, g comm.Group) {
 		cfg := fsdp.Config{
 			Group: watch.watched(g, "all", g.Rank()), Strategy: fsdp.HybridShard, ShardRanks: 2,
-			Wrap: fsdp.WrapEach(), Precision: float64s,
+			Wrap: fsdp.WrapEach(), Precision: kit.Float64s,
 		}
 		if g.Rank() == deathVictim {
 			cfg.Trace = func(e fsdp.Event) {
@@ -444,10 +392,10 @@ func dieAt(t *testing.T, handles []comm.Group, kind string, die func(comm.Group)
 				}
 			}
 		}
-		m := wrap(t, shapes["chain"], cfg)
+		m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 		var err error
 		for err == nil {
-			if _, err = m.Forward(ctx, shapeBatch(g.Rank())...); err == nil {
+			if _, err = m.Forward(ctx, kit.ShapeBatch(g.Rank())...); err == nil {
 				err = m.Backward(ctx)
 			}
 		}

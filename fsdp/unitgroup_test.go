@@ -14,39 +14,16 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// groupedBy returns a configuration of shapes in which one unit is sharded over groups of ranks
-// next to each other.
-func groupedBy(t require.TestingT, ctx context.Context, g comm.Group, unit string, ranks int) fsdp.Config {
-	own, err := g.Split(ctx, g.Rank()/ranks, g.Rank())
-	require.NoError(t, err)
-	return fsdp.Config{
-		Group: g, Wrap: fsdp.WrapEach(), Precision: float64s, Poison: true, Seed: 5,
-		GroupOf: func(u fsdp.UnitInfo) comm.Group {
-			if u.Name == unit {
-				return own
-			}
-			return nil
-		},
-	}
-}
-
-// ownState returns the whole parameters and buffers that this rank uses: of a unit with a group of
-// its own, those of that group.
-func ownState(ctx context.Context, m *fsdp.Sharded) (params, error) {
-	own := params{}
-	err := m.Full(ctx, nil, func(all params) error { maps.Copy(own, all); return nil })
-	return own, err
-}
-
 // aloneWith returns the gradients of a rank's batch on one rank, in a model with these parameters.
-func aloneWith(t require.TestingT, ctx context.Context, state params, rank int) map[string][]float64 {
-	m := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s})
+func aloneWith(t require.TestingT, ctx context.Context, state kit.Params, rank int) map[string][]float64 {
+	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
 	require.NoError(t, m.SetFull(ctx, 0, state))
-	forwardBackward(t, ctx, m, shapeBatch(rank))
-	return gradsOf(t, ctx, m)
+	kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(rank))
+	return kit.GradsOf(t, ctx, m)
 }
 
 // TestUnitGroups gives one unit groups of one, two and all of four ranks, under both strategies
@@ -58,13 +35,13 @@ func TestUnitGroups(t *testing.T) {
 		for _, strategy := range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp} {
 			for divide, divisor := range map[fsdp.Divide]float64{fsdp.ByRanks: world, fsdp.ByOne: 1} {
 				t.Run(fmt.Sprintf("%d ranks/%v/%d", ranks, strategy, divide), func(t *testing.T) {
-					states := make([]params, world)
-					onRanks(t, world, func(ctx context.Context, g comm.Group) {
-						cfg := groupedBy(t, ctx, g, "l1", ranks)
+					states := make([]kit.Params, world)
+					kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
+						cfg := kit.GroupedBy(t, ctx, g, "l1", ranks)
 						cfg.Strategy, cfg.Divide = strategy, divide
-						m := wrap(t, shapes["chain"], cfg)
+						m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 						var err error
-						states[g.Rank()], err = ownState(ctx, m)
+						states[g.Rank()], err = kit.OwnState(ctx, m)
 						require.NoError(t, err)
 						require.NoError(t, g.Barrier(ctx))
 						want := map[string][]float64{}
@@ -73,26 +50,26 @@ func TestUnitGroups(t *testing.T) {
 							if r/ranks != g.Rank()/ranks {
 								delete(grads, "l1.w") // another's
 							}
-							add(want, grads, 1/divisor)
+							kit.AddTo(want, grads, 1/divisor)
 						}
 						for range 2 { // at once, and accumulated whole
-							forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-							requireNear(t, want, gradsOf(t, ctx, m), 1e-13)
+							kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
+							kit.RequireNear(t, want, kit.GradsOf(t, ctx, m), 1e-13)
 							m.ZeroGrad()
-							require.NoError(t, m.NoSync(func() error { forwardBackward(t, ctx, m, shapeBatch(g.Rank())); return nil }))
+							require.NoError(t, m.NoSync(func() error { kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank())); return nil }))
 							require.NoError(t, m.SyncGrads(ctx))
-							requireNear(t, want, gradsOf(t, ctx, m), 1e-13)
+							kit.RequireNear(t, want, kit.GradsOf(t, ctx, m), 1e-13)
 							m.ZeroGrad()
 						}
-						requireIdle(t, ctx, m, shapeBatch(g.Rank()))
+						kit.RequireIdle(t, ctx, m, kit.ShapeBatch(g.Rank()))
 					})
 					for r, state := range states {
-						b := bitsOf(state)
-						for name, first := range bitsOf(states[0]) {
+						b := kit.BitsOf(state)
+						for name, first := range kit.BitsOf(states[0]) {
 							same := name != "l1.w" || r/ranks == 0
 							require.Equal(t, same, slices.Equal(first, b[name]), "%s of rank %d", name, r)
 						}
-						group := bitsOf(states[r/ranks*ranks])
+						group := kit.BitsOf(states[r/ranks*ranks])
 						require.Equal(t, group["l1.w"], b["l1.w"], "one group, one value")
 					}
 				})
@@ -104,27 +81,27 @@ func TestUnitGroups(t *testing.T) {
 // TestUnitGroupsTrain trains with a unit of experts and checks that what is shared stays the same
 // on all ranks, and that a group of all ranks is no group at all.
 func TestUnitGroupsTrain(t *testing.T) {
-	run := func(ranks int) []bits {
-		states := make([]bits, 4)
-		onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-			cfg := groupedBy(t, ctx, g, "l2", max(ranks, 1))
+	run := func(ranks int) []kit.Bits {
+		states := make([]kit.Bits, 4)
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			cfg := kit.GroupedBy(t, ctx, g, "l2", max(ranks, 1))
 			if ranks == 0 {
 				cfg.GroupOf = func(fsdp.UnitInfo) comm.Group { return g }
 			}
-			m := wrap(t, shapes["chain"], cfg)
-			update := updater(t, m, 0.01)
+			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
+			update := kit.Updater(t, m, 0.01)
 			for range 4 {
-				forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+				kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 				update(ctx)
 			}
-			own, err := ownState(ctx, m)
+			own, err := kit.OwnState(ctx, m)
 			require.NoError(t, err)
-			states[g.Rank()] = bitsOf(own)
+			states[g.Rank()] = kit.BitsOf(own)
 		})
 		return states
 	}
 	all, two := run(4), run(2)
-	requireSameBits(t, all[0], run(0)[3])
+	kit.RequireSameBits(t, all[0], run(0)[3])
 	for r := range two {
 		require.Equal(t, two[0]["l0.w"], two[r]["l0.w"])
 		require.Equal(t, r < 2, slices.Equal(two[0]["l2.w"], two[r]["l2.w"]))
@@ -160,45 +137,45 @@ func TestUnitGroupErrors(t *testing.T) {
 		}, "Config.StrategyOf, GroupOf or CutOf panicked at "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-				cfg := groupedBy(t, ctx, g, "l1", 1)
+			for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
+				cfg := kit.GroupedBy(t, ctx, g, "l1", 1)
 				c.change(ctx, g, &cfg)
-				_, err := fsdp.Wrap(shapes["chain"], cfg)
+				_, err := fsdp.Wrap(kit.Shapes["chain"], cfg)
 				return err
 			}) {
 				require.ErrorContains(t, err, c.want)
 			}
 		})
 	}
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], groupedBy(t, ctx, g, "l1", 1))
-		want := stateBits(t, ctx, m)
-		state, err := ownState(ctx, m)
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 1))
+		want := kit.StateBits(t, ctx, m)
+		state, err := kit.OwnState(ctx, m)
 		require.NoError(t, err)
 		err = m.SetFull(ctx, 1, state)
 		require.ErrorContains(t, err, "parameter l1.w belongs to a unit with a process group of its own")
-		err = m.Full(ctx, []string{"l1.w"}, func(params) error { return nil }, fsdp.WriteBack(0))
+		err = m.Full(ctx, []string{"l1.w"}, func(kit.Params) error { return nil }, fsdp.WriteBack(0))
 		require.ErrorContains(t, err, "parameter l1.w belongs to a unit with a process group of its own")
-		require.NoError(t, m.Full(ctx, []string{"l1.w"}, func(p params) error {
-			require.Equal(t, bitsOf(state)["l1.w"], bitsOf(p)["l1.w"])
+		require.NoError(t, m.Full(ctx, []string{"l1.w"}, func(p kit.Params) error {
+			require.Equal(t, kit.BitsOf(state)["l1.w"], kit.BitsOf(p)["l1.w"])
 			return nil
 		}))
-		requireSameBits(t, want, stateBits(t, ctx, m))
+		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 		delete(state, "l1.w")
 		require.NoError(t, m.SetFull(ctx, 1, state))
-		requireSameBits(t, want, stateBits(t, ctx, m))
+		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 
 		all, err := m.FullState(ctx)
 		require.NoError(t, err)
 		all["l1.w@5"] = all["l1.w@0"]
 		require.ErrorContains(t, m.SetFull(ctx, 1, all), `the model has no parameter "l1.w@5"`)
-		requireSameBits(t, want, stateBits(t, ctx, m))
+		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 		delete(all, "l1.w@5")
 		all["l1.w@0"], all["l1.w@1"] = all["l1.w@1"], all["l1.w@0"]
 		require.NoError(t, m.SetFull(ctx, 1, all))
 		now, err := m.FullState(ctx)
 		require.NoError(t, err)
-		requireSameBits(t, bitsOf(all), bitsOf(now))
+		kit.RequireSameBits(t, kit.BitsOf(all), kit.BitsOf(now))
 	})
 }
 
@@ -207,13 +184,13 @@ func TestUnitGroupErrors(t *testing.T) {
 // told as well. The groups know nothing of each other.
 func TestFailureInOneUnitGroup(t *testing.T) {
 	gone := errors.New("time for lunch")
-	plan, err := wrap(t, shapes["chain"], fsdp.Config{Precision: float64s, Wrap: fsdp.WrapEach()}).Plan(shapeBatch(0)...)
+	plan, err := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s, Wrap: fsdp.WrapEach()}).Plan(kit.ShapeBatch(0)...)
 	require.NoError(t, err)
 	for stop := range len(plan.Schedule) - 1 {
 		own := slices.Concat(comm.Local(2), comm.Local(2))
-		for _, err := range errorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
+		for _, err := range kit.ErrorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
 			defer own[g.Rank()].Close()
-			cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: float64s}
+			cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s}
 			cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group {
 				if u.Name == "l1" {
 					return own[g.Rank()]
@@ -230,8 +207,8 @@ func TestFailureInOneUnitGroup(t *testing.T) {
 					}
 				}
 			}
-			m := wrap(t, shapes["chain"], cfg)
-			_, err := m.Forward(ctx, shapeBatch(g.Rank())...)
+			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
+			_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 			if err == nil {
 				err = m.Backward(ctx)
 			}
@@ -250,12 +227,12 @@ func TestFailureInOneUnitGroup(t *testing.T) {
 func TestBrokenUnitGroup(t *testing.T) {
 	var done sync.WaitGroup
 	done.Add(3)
-	for _, err := range errorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-		cfg := groupedBy(t, ctx, g, "l1", 1)
+	for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
+		cfg := kit.GroupedBy(t, ctx, g, "l1", 1)
 		if g.Rank() == 1 {
 			require.NoError(t, cfg.GroupOf(fsdp.UnitInfo{Name: "l1"}).Close())
 		}
-		_, err := fsdp.WrapContext(ctx, shapes["chain"], cfg)
+		_, err := fsdp.WrapContext(ctx, kit.Shapes["chain"], cfg)
 		done.Done()
 		done.Wait() // a rank that leaves would tell the others
 		return err
@@ -267,16 +244,16 @@ func TestBrokenUnitGroup(t *testing.T) {
 
 // TestUnitGroupsOutliveTheModel checks that Close leaves the user's groups open, for a next model.
 func TestUnitGroupsOutliveTheModel(t *testing.T) {
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		cfg := groupedBy(t, ctx, g, "l1", 2)
-		var first bits
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		cfg := kit.GroupedBy(t, ctx, g, "l1", 2)
+		var first kit.Bits
 		for range 2 {
-			m := wrap(t, shapes["chain"], cfg)
-			forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-			if got := gradBits(t, ctx, m); first == nil {
+			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
+			kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
+			if got := kit.GradBits(t, ctx, m); first == nil {
 				first = got
 			} else {
-				requireSameBits(t, first, got)
+				kit.RequireSameBits(t, first, got)
 			}
 			require.NoError(t, m.Close())
 		}
@@ -287,20 +264,20 @@ func TestUnitGroupsOutliveTheModel(t *testing.T) {
 // TestFreezeWithUnitGroups freezes around a unit of experts and checks that every group keeps its
 // own parameters and momentum.
 func TestFreezeWithUnitGroups(t *testing.T) {
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, shapes["chain"], groupedBy(t, ctx, g, "l1", 2))
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
 		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 		require.NoError(t, err)
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		require.NoError(t, opt.Step(0.1))
-		want := stateBits(t, ctx, m)
-		grads := gradsOf(t, ctx, m) // the momentum after one step
+		want := kit.StateBits(t, ctx, m)
+		grads := kit.GradsOf(t, ctx, m) // the momentum after one step
 		entries, err := m.Freeze(ctx, func(name string) bool { return name == "l3.w" }, opt)
 		require.NoError(t, err)
-		requireSameBits(t, want, stateBits(t, ctx, m))
+		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 		var names []string
 		for _, e := range entries {
-			for i, x := range numbers(t, e.Data) {
+			for i, x := range kit.Numbers(t, e.Data) {
 				require.Equal(t, grads[e.Param][e.Offset+i], x, e.Param)
 			}
 			names = append(names, e.Param)
@@ -308,11 +285,11 @@ func TestFreezeWithUnitGroups(t *testing.T) {
 		for _, name := range names {
 			require.NotEqual(t, "l3.w", name)
 		}
-		forwardBackward(t, ctx, m, shapeBatch(g.Rank()))
-		require.NotContains(t, slices.Collect(maps.Keys(gradsOf(t, ctx, m))), "l3.w")
+		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
+		require.NotContains(t, slices.Collect(maps.Keys(kit.GradsOf(t, ctx, m))), "l3.w")
 		_, err = m.ClipGradNorm(ctx, math.Inf(1))
 		require.NoError(t, err)
-		requireIdle(t, ctx, m, shapeBatch(g.Rank()))
+		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(g.Rank()))
 	})
 }
 
@@ -321,52 +298,52 @@ func TestFreezeWithUnitGroups(t *testing.T) {
 // the other one.
 func TestUnitGroupsStayApart(t *testing.T) {
 	const world = 4
-	var states, grads [world]params
-	run := func(model model, unit string, ignored func(string) bool, alone bool) {
-		onRanks(t, world, func(ctx context.Context, g comm.Group) {
+	var states, grads [world]kit.Params
+	run := func(model kit.Model, unit string, ignored func(string) bool, alone bool) {
+		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			whole := g
-			cfg := groupedBy(t, ctx, g, unit, 2)
+			cfg := kit.GroupedBy(t, ctx, g, unit, 2)
 			if cfg.Ignored = ignored; alone { // the other group does not exist
 				part, err := g.Split(ctx, g.Rank()/2, g.Rank())
 				require.NoError(t, err)
 				cfg.Group, cfg.GroupOf = part, nil
 			}
-			m := wrap(t, model, cfg)
+			m := kit.Wrap(t, model, cfg)
 			if alone { // but it had the same parameters
 				state := states[whole.Rank()/2*2]
 				require.NoError(t, m.SetFull(ctx, 0, state))
 			}
-			_, err := m.Forward(ctx, shapeBatch(whole.Rank())...)
+			_, err := m.Forward(ctx, kit.ShapeBatch(whole.Rank())...)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx))
 			require.NoError(t, m.AverageBuffers(ctx))
-			states[whole.Rank()], err = ownState(ctx, m)
+			states[whole.Rank()], err = kit.OwnState(ctx, m)
 			require.NoError(t, err)
 			grads[whole.Rank()], err = m.FullGrads(ctx)
 			require.NoError(t, err)
 			require.NoError(t, whole.Barrier(ctx)) // a rank that leaves fails the groups that others are still in
 		})
 	}
-	run(statistics, "bn", nil, false)
+	run(kit.Statistics, "bn", nil, false)
 	for _, name := range []string{"bn.running_mean", "bn.running_var"} {
 		for r := range world {
-			require.Equal(t, elements(states[r/2*2][name]), elements(states[r][name]), "%s is the same in a group", name)
+			require.Equal(t, kit.Elements(states[r/2*2][name]), kit.Elements(states[r][name]), "%s is the same in a group", name)
 		}
-		require.NotEqual(t, elements(states[0][name]), elements(states[2][name]), "%s of other ranks", name)
+		require.NotEqual(t, kit.Elements(states[0][name]), kit.Elements(states[2][name]), "%s of other ranks", name)
 	}
 
 	ignored := func(name string) bool { return name == "l1.w" }
-	run(shapes["chain"], "l1", ignored, false)
+	run(kit.Shapes["chain"], "l1", ignored, false)
 	for r := range world {
-		require.Equal(t, elements(states[r/2*2]["l1.w"]), elements(states[r]["l1.w"]), "one group, one value")
-		require.Equal(t, elements(grads[r/2*2]["l1.w"]), elements(grads[r]["l1.w"]), "one group, one gradient")
+		require.Equal(t, kit.Elements(states[r/2*2]["l1.w"]), kit.Elements(states[r]["l1.w"]), "one group, one value")
+		require.Equal(t, kit.Elements(grads[r/2*2]["l1.w"]), kit.Elements(grads[r]["l1.w"]), "one group, one gradient")
 	}
-	require.NotEqual(t, elements(states[0]["l1.w"]), elements(states[2]["l1.w"]), "ranks in different groups start out different")
+	require.NotEqual(t, kit.Elements(states[0]["l1.w"]), kit.Elements(states[2]["l1.w"]), "ranks in different groups start out different")
 	whole := grads
-	run(shapes["chain"], "l1", ignored, true)
+	run(kit.Shapes["chain"], "l1", ignored, true)
 	for r := range world {
-		for i, x := range elements(grads[r]["l1.w"]) { // a mean over two ranks, not four
-			require.InDelta(t, x/2, elements(whole[r]["l1.w"])[i], 1e-15)
+		for i, x := range kit.Elements(grads[r]["l1.w"]) { // a mean over two ranks, not four
+			require.InDelta(t, x/2, kit.Elements(whole[r]["l1.w"])[i], 1e-15)
 		}
 	}
 }

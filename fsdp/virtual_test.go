@@ -61,18 +61,18 @@ func (v *virtual) batches(g comm.Group, w way, step int) [][]fsdp.Tensor {
 	for k := range list {
 		leaf := w.leaf(g, k, len(list))
 		if v.none == nil || !v.none(step, leaf) {
-			list[k] = tinyBatch(step, leaf, 1+leaf%2, tinyContext)
+			list[k] = kit.TinyBatch(step, leaf, 1+leaf%2, kit.TinyContext)
 		}
 	}
 	return list
 }
 
 // train makes steps on the ranks of g, from one on, and returns the bits of everything.
-func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w way, from, to int, dir string) bits {
-	model, cfg := tinyGPT(2), v.cfg
+func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w way, from, to int, dir string) kit.Bits {
+	model, cfg := kit.TinyGPT(2), v.cfg
 	model.Dropout = 0.1
 	cfg.Group, cfg.VirtualRanks, cfg.Seed = g, v.ranks, 7
-	m := wrap(t, model, cfg)
+	m := kit.Wrap(t, model, cfg)
 	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 	require.NoError(t, err)
 	if from > 0 {
@@ -89,7 +89,7 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 			if cfg.Divide == fsdp.ByWeights {
 				opts = append(opts, fsdp.Weight(float64(w.leaf(g, k, passes))+0.1))
 			}
-			run := func() error { forwardBackward(t, ctx, m, batch, opts...); return nil }
+			run := func() error { kit.ForwardBackward(t, ctx, m, batch, opts...); return nil }
 			if w.noSync && (k < passes-1 || w.sync) {
 				require.NoError(t, m.NoSync(run))
 			} else {
@@ -110,13 +110,13 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 	if from == 0 && dir != "" {
 		require.NoError(t, m.Save(ctx, dir, opt))
 	}
-	all := stateBits(t, ctx, m)
+	all := kit.StateBits(t, ctx, m)
 	all["norms"] = norms
 	full, err := m.FullOptimState(ctx, opt)
 	require.NoError(t, err)
 	if g.Rank() == 0 {
 		for _, e := range full.Entries() {
-			for _, x := range copyOf(t, e.Data).F32 {
+			for _, x := range kit.CopyOf(t, e.Data).F32 {
 				all[e.Param+" "+e.Name] = append(all[e.Param+" "+e.Name], uint64(math.Float32bits(x)))
 			}
 		}
@@ -126,8 +126,8 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 }
 
 // on trains on ranks that are goroutines.
-func (v *virtual) on(t require.TestingT, w way, steps int) (all bits) {
-	onRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
+func (v *virtual) on(t require.TestingT, w way, steps int) (all kit.Bits) {
+	kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
 		if b := v.train(t, ctx, g, w, 0, steps, ""); g.Rank() == 0 {
 			all = b
 		}
@@ -139,10 +139,10 @@ func (v *virtual) on(t require.TestingT, w way, steps int) (all bits) {
 // divide them, however they accumulate.
 func TestVirtualRanks(t *testing.T) {
 	for _, n := range []int{6, 8, 12} {
-		v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: blocks}}
+		v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: kit.Blocks}}
 		want := v.on(t, way{ranks: n}, 3)
 		for _, w := range v.ways() {
-			requireSameBits(t, want, v.on(t, w, 3), n, w)
+			kit.RequireSameBits(t, want, v.on(t, w, 3), n, w)
 		}
 	}
 }
@@ -150,54 +150,54 @@ func TestVirtualRanks(t *testing.T) {
 // TestVirtualRanksWithEverything turns on what passes may depend on, one thing at a time.
 func TestVirtualRanksWithEverything(t *testing.T) {
 	wire := func(d fsdp.DType) fsdp.Precision { return fsdp.Precision{Gather: d, Reduce: d} }
-	some := func(step, v int) bool { return u24(step, v)%3 == 0 }
-	types := named(fsdp.Int8, fsdp.BFloat16, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, fsdp.Float16}})
+	some := func(step, v int) bool { return kit.U24(step, v)%3 == 0 }
+	types := kit.TypesByName(fsdp.Int8, fsdp.BFloat16, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, fsdp.Float16}})
 	for name, v := range map[string]*virtual{
-		"no shard":         {cfg: fsdp.Config{Wrap: blocks, Strategy: fsdp.NoShard}},
-		"ignored":          {cfg: fsdp.Config{Wrap: blocks, Ignored: func(name string) bool { return name == "lnf.weight" }}},
-		"hybrid":           {cfg: fsdp.Config{Wrap: blocks, Strategy: fsdp.HybridShard, ShardRanks: 1}},
-		"checkpointed":     {cfg: fsdp.Config{Wrap: blocks, Strategy: fsdp.ShardGradOp, Checkpoint: blocks, Threads: 2}},
-		"frozen":           {cfg: fsdp.Config{Wrap: blocks, Frozen: regexp.MustCompile(`^wte|attn`).MatchString}},
-		"sums":             {cfg: fsdp.Config{Wrap: blocks, Divide: fsdp.ByOne}},
-		"bfloat16":         {cfg: fsdp.Config{Wrap: blocks, Precision: fsdp.BF16()}},
-		"bfloat16 on wire": {cfg: fsdp.Config{Wrap: blocks, Precision: wire(fsdp.BFloat16)}},
-		"float16 on wire":  {cfg: fsdp.Config{Wrap: blocks, Precision: wire(fsdp.Float16)}},
-		"types of each":    {cfg: fsdp.Config{Wrap: blocks, Precision: fsdp.Precision{TypesOf: types}}},
-		"float64":          {cfg: fsdp.Config{Wrap: blocks, Precision: fsdp.Precision{Compute: fsdp.Float64}}},
-		"uneven":           {cfg: fsdp.Config{Wrap: blocks}, none: some},
+		"no shard":         {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.NoShard}},
+		"ignored":          {cfg: fsdp.Config{Wrap: kit.Blocks, Ignored: func(name string) bool { return name == "lnf.weight" }}},
+		"hybrid":           {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 1}},
+		"checkpointed":     {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp, Checkpoint: kit.Blocks, Threads: 2}},
+		"frozen":           {cfg: fsdp.Config{Wrap: kit.Blocks, Frozen: regexp.MustCompile(`^wte|attn`).MatchString}},
+		"sums":             {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByOne}},
+		"bfloat16":         {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.BF16()}},
+		"bfloat16 on wire": {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: wire(fsdp.BFloat16)}},
+		"float16 on wire":  {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: wire(fsdp.Float16)}},
+		"types of each":    {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.Precision{TypesOf: types}}},
+		"float64":          {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.Precision{Compute: fsdp.Float64}}},
+		"uneven":           {cfg: fsdp.Config{Wrap: kit.Blocks}, none: some},
 		"uneven bfloat16":  {cfg: fsdp.Config{Precision: wire(fsdp.BFloat16)}, none: some},
-		"weights":          {cfg: fsdp.Config{Wrap: blocks, Divide: fsdp.ByWeights}},
-		"uneven weights":   {cfg: fsdp.Config{Wrap: blocks, Divide: fsdp.ByWeights, Precision: wire(fsdp.BFloat16)}, none: some},
-		"active":           {cfg: fsdp.Config{Wrap: blocks, Divide: fsdp.ByActive}, none: some},
-		"one has a batch":  {cfg: fsdp.Config{Wrap: blocks}, none: func(step, v int) bool { return v != step%4 }},
+		"weights":          {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByWeights}},
+		"uneven weights":   {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByWeights, Precision: wire(fsdp.BFloat16)}, none: some},
+		"active":           {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByActive}, none: some},
+		"one has a batch":  {cfg: fsdp.Config{Wrap: kit.Blocks}, none: func(step, v int) bool { return v != step%4 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v.ranks = 4
 			want := v.on(t, way{ranks: 4}, 3)
 			for _, w := range v.ways() {
-				requireSameBits(t, want, v.on(t, w, 3), w)
+				kit.RequireSameBits(t, want, v.on(t, w, 3), w)
 			}
 		})
 	}
 	t.Run("hybrid over 2", func(t *testing.T) {
-		v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: blocks}}
+		v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
 		want := v.on(t, way{ranks: 8}, 2)
 		v.cfg.Strategy, v.cfg.ShardRanks = fsdp.HybridShard, 2
 		for _, w := range []way{{ranks: 8}, {ranks: 4}, {ranks: 4, noSync: true}, {ranks: 2}} {
-			requireSameBits(t, want, v.on(t, w, 2), w)
+			kit.RequireSameBits(t, want, v.on(t, w, 2), w)
 		}
 	})
 }
 
 // TestVirtualRanksOverTransports trains on groups as processes have them.
 func TestVirtualRanksOverTransports(t *testing.T) {
-	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: blocks}}
+	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
 	want := v.on(t, way{ranks: 1}, 2)
-	for name, change := range transports {
+	for name, change := range kit.Transports {
 		for _, w := range []way{{ranks: 2}, {ranks: 4, noSync: true}} {
-			onGroups(t, connect(t, w.ranks, change), func(ctx context.Context, g comm.Group) {
+			kit.OnGroups(t, kit.Connect(t, w.ranks, change), func(ctx context.Context, g comm.Group) {
 				if b := v.train(t, ctx, g, w, 0, 2, ""); g.Rank() == 0 {
-					requireSameBits(t, want, b, name, w)
+					kit.RequireSameBits(t, want, b, name, w)
 				}
 			})
 		}
@@ -207,18 +207,18 @@ func TestVirtualRanksOverTransports(t *testing.T) {
 // TestVirtualRanksChangeNothing: on as many ranks they have the bits of a training without.
 func TestVirtualRanksChangeNothing(t *testing.T) {
 	const n = 3
-	v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: blocks}}
+	v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: kit.Blocks}}
 	got := v.on(t, way{ranks: n}, 5)
-	onRanks(t, n, func(ctx context.Context, g comm.Group) {
-		model := tinyGPT(2)
+	kit.OnRanks(t, n, func(ctx context.Context, g comm.Group) {
+		model := kit.TinyGPT(2)
 		model.Dropout = 0.1
-		m := wrap(t, model, fsdp.Config{Group: g, Wrap: blocks, Seed: 7})
-		update := updater(t, m, 0.5)
+		m := kit.Wrap(t, model, fsdp.Config{Group: g, Wrap: kit.Blocks, Seed: 7})
+		update := kit.Updater(t, m, 0.5)
 		for step := range 5 {
-			forwardBackward(t, ctx, m, v.batches(g, way{}, step)[0])
+			kit.ForwardBackward(t, ctx, m, v.batches(g, way{}, step)[0])
 			update(ctx)
 		}
-		for name, want := range stateBits(t, ctx, m) {
+		for name, want := range kit.StateBits(t, ctx, m) {
 			require.Equal(t, want, got[name])
 		}
 	})
@@ -227,15 +227,15 @@ func TestVirtualRanksChangeNothing(t *testing.T) {
 // TestVirtualRanksGoOnElsewhere: a checkpoint of 4 ranks goes on on 2, and on 1, with the bits of
 // 4.
 func TestVirtualRanksGoOnElsewhere(t *testing.T) {
-	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: blocks}}
+	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
 	dir := t.TempDir()
 	want := v.on(t, way{ranks: 4}, 6)
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) { v.train(t, ctx, g, way{ranks: 4}, 0, 3, dir) })
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) { v.train(t, ctx, g, way{ranks: 4}, 0, 3, dir) })
 	for _, w := range []way{{ranks: 2}, {ranks: 1}, {ranks: 4, noSync: true}, {ranks: 8}} {
-		onRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
+		kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
 			got := v.train(t, ctx, g, w, 3, 6, dir)
 			if got["norms"] = append(want["norms"][:3:3], got["norms"]...); g.Rank() == 0 {
-				requireSameBits(t, want, got, w)
+				kit.RequireSameBits(t, want, got, w)
 			}
 		})
 	}
@@ -250,14 +250,14 @@ func TestVirtualRanksMemory(t *testing.T) {
 				w.ranks = 1
 			}
 			v := &virtual{ranks: w.ranks * passes}
-			onRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, VirtualRanks: v.ranks})
-				batch := tinyBatch(0, g.Rank(), 2, tinyContext)
+			kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, VirtualRanks: v.ranks})
+				batch := kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext)
 				var plan *fsdp.Plan
 				step := func() (err error) {
 					plan, err = m.Plan(batch...)
 					for range passes {
-						forwardBackward(t, ctx, m, batch)
+						kit.ForwardBackward(t, ctx, m, batch)
 					}
 					return err
 				}
@@ -269,8 +269,8 @@ func TestVirtualRanksMemory(t *testing.T) {
 				}
 				require.Equal(t, plan.Peak(), m.Memory().Peak, "%d passes, %v", passes, w)
 				if !noSync {
-					dry, err := fsdp.Dry(tinyGPT(2), fsdp.Config{Group: comm.World{Ranks: w.ranks}, Wrap: blocks, VirtualRanks: v.ranks}, nil,
-						fsdp.Ints(2, tinyContext), fsdp.Ints(2, tinyContext))
+					dry, err := fsdp.Dry(kit.TinyGPT(2), fsdp.Config{Group: comm.World{Ranks: w.ranks}, Wrap: kit.Blocks, VirtualRanks: v.ranks}, nil,
+						fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext))
 					require.NoError(t, err)
 					require.Equal(t, plan.Peak(), dry.Peak())
 				}
@@ -291,28 +291,28 @@ func TestVirtualRanksRefused(t *testing.T) {
 		cfg   fsdp.Config
 		want  string
 	}{
-		{2, tinyGPT(1), fsdp.Config{VirtualRanks: 3}, "Config.VirtualRanks is 3: want a multiple of the 2 ranks"},
-		{2, tinyGPT(1), fsdp.Config{VirtualRanks: -2}, "Config.VirtualRanks is -2: want a multiple of the 2 ranks"},
-		{3, tinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks: want a power of two of ranks, or of micro-batches on each, which are 3"},
-		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
+		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 3}, "Config.VirtualRanks is 3: want a multiple of the 2 ranks"},
+		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: -2}, "Config.VirtualRanks is -2: want a multiple of the 2 ranks"},
+		{3, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks: want a power of two of ranks, or of micro-batches on each, which are 3"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
 			"Config.Divide is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled"},
-		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, and NCCL, which Config.Device uses, has another"},
-		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Wrap: blocks, GroupOf: func(fsdp.UnitInfo) comm.Group { return own }},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, and NCCL, which Config.Device uses, has another"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Wrap: kit.Blocks, GroupOf: func(fsdp.UnitInfo) comm.Group { return own }},
 			"has a group of its own by Config.GroupOf, whose parameters depend on the ranks"},
-		{6, tinyGPT(1), fsdp.Config{VirtualRanks: 6, Strategy: fsdp.HybridShard, ShardRanks: 3},
+		{6, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 6, Strategy: fsdp.HybridShard, ShardRanks: 3},
 			"over 3 ranks sums in another order: want a power of two as Config.ShardRanks"},
-		{4, tinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.BFloat16}},
+		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.BFloat16}},
 			"rounds gradients that travel as bfloat16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
-		{4, tinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{TypesOf: named(0, fsdp.Float16, nil)}},
+		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Float16, nil)}},
 			"rounds gradients that travel as float16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
-		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.Int8}},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.Int8}},
 			"Config.Precision is {Reduce: int8, Full: set}: Config.VirtualRanks: what gradients lose as int8 is that of a rank, not of a virtual rank"},
-		{1, tinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{TypesOf: named(0, fsdp.Int8, nil)}},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Int8, nil)}},
 			"parameter wte.weight: Config.Precision.TypesOf returned float32 and int8: Config.VirtualRanks: what gradients lose as int8"},
-		{1, twice, fsdp.Config{VirtualRanks: 2}, "Config.VirtualRanks: the model has buffers, such as "},
+		{1, kit.Twice, fsdp.Config{VirtualRanks: 2}, "Config.VirtualRanks: the model has buffers, such as "},
 		{2, &sighted{}, fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByActive}, "calls of the model may be absent, see Tape.Optional, and Config.Divide is ByActive"},
 	} {
-		for _, err := range errorsOf(t, c.ranks, func(_ context.Context, g comm.Group) error {
+		for _, err := range kit.ErrorsOf(t, c.ranks, func(_ context.Context, g comm.Group) error {
 			cfg := c.cfg
 			cfg.Group = g
 			_, err := fsdp.Wrap(c.model, cfg)
@@ -327,10 +327,10 @@ func TestVirtualRanksRefused(t *testing.T) {
 // be trained.
 func TestVirtualRanksThawed(t *testing.T) {
 	half := func(name string) bool { return name == "wte.weight" }
-	types := named(0, 0, map[string][2]fsdp.DType{"wte.weight": {0, fsdp.BFloat16}})
-	for _, err := range errorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
+	types := kit.TypesByName(0, 0, map[string][2]fsdp.DType{"wte.weight": {0, fsdp.BFloat16}})
+	for _, err := range kit.ErrorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
 		cfg := fsdp.Config{Group: g, VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: half, Precision: fsdp.Precision{TypesOf: types}}
-		return errorOf(wrap(t, tinyGPT(1), cfg).Freeze(ctx, nil, nil))
+		return kit.ErrorOf(kit.Wrap(t, kit.TinyGPT(1), cfg).Freeze(ctx, nil, nil))
 	}) {
 		require.ErrorContains(t, err, "rounds gradients that travel as bfloat16 twice")
 	}
@@ -338,9 +338,9 @@ func TestVirtualRanksThawed(t *testing.T) {
 
 // TestVirtualRanksOutOfTurn: what cannot come in the middle of a step says so, and changes nothing.
 func TestVirtualRanksOutOfTurn(t *testing.T) {
-	v := &virtual{ranks: 4, cfg: fsdp.Config{Wrap: blocks}}
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, Wrap: blocks, VirtualRanks: v.ranks})
+	v := &virtual{ranks: 4, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, VirtualRanks: v.ranks})
 		defer m.Close()
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
@@ -348,7 +348,7 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		inside := func(f func() error) error { return m.NoSync(f) }
 		forward := func() error { _, err := m.Forward(ctx, sync[1]...); return err }
 		step := func() error {
-			forwardBackward(t, ctx, m, sync[0])
+			kit.ForwardBackward(t, ctx, m, sync[0])
 			return nil
 		}
 
@@ -375,7 +375,7 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		m.ZeroGrad()
 		require.NoError(t, m.JoinCalls(ctx, func() error { _, err := m.Eval(ctx, whole[0]...); return err }), "as generation does")
 		for range 2 {
-			require.NoError(t, inside(func() error { forwardBackward(t, ctx, m, whole[0]); return nil }))
+			require.NoError(t, inside(func() error { kit.ForwardBackward(t, ctx, m, whole[0]); return nil }))
 		}
 		require.ErrorContains(t, inside(forward), "the 2 micro-batches of the step have run inside NoSync: SyncGrads comes next")
 		require.ErrorContains(t, opt.Step(1), "the gradients of 2 passes inside NoSync are not reduced")
@@ -384,21 +384,21 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		for range m.Join(ctx, fsdp.Batches(sync[:2-g.Rank()]...), fsdp.StopAtShortest()) {
 			require.NoError(t, step())
 		}
-		before := stateBits(t, ctx, m)
+		before := kit.StateBits(t, ctx, m)
 		require.NoError(t, opt.Step(1), "the step that one rank could not finish has not begun")
-		requireSameBits(t, before, stateBits(t, ctx, m))
+		kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
 		require.Zero(t, opt.Steps()-1)
 	})
-	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
 		defer m.Close()
-		_, err := m.Forward(ctx, tinyBatch(0, 0, 1, 2)...)
+		_, err := m.Forward(ctx, kit.TinyBatch(0, 0, 1, 2)...)
 		require.ErrorContains(t, err, "3 ranks are no power of two: all micro-batches of a step but for the last must be inside NoSync")
 	})
-	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := wrap(t, tinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
 		defer m.Close()
-		err := m.NoSync(func() error { _, err := m.Forward(ctx, tinyBatch(0, 0, 1, 2)...); return err })
+		err := m.NoSync(func() error { _, err := m.Forward(ctx, kit.TinyBatch(0, 0, 1, 2)...); return err })
 		require.ErrorContains(t, err, "the micro-batches of a rank must be a power of two, and Config.VirtualRanks makes them 3")
 		for range m.Join(ctx, fsdp.Batches(nil, nil, nil)) {
 			if _, err = m.Forward(ctx); err == nil {
@@ -413,12 +413,12 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 // finite, counts once for dropout, wherever in the step it was.
 func TestVirtualRanksDropped(t *testing.T) {
 	for bad := range 4 {
-		var want bits
+		var want kit.Bits
 		for _, ranks := range []int{4, 2, 1} {
-			onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, &sighted{dropout: true}, fsdp.Config{Group: g, Precision: float64s, VirtualRanks: 4, Seed: 3})
+			kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, &sighted{dropout: true}, fsdp.Config{Group: g, Precision: kit.Float64s, VirtualRanks: 4, Seed: 3})
 				defer m.Close()
-				update := updater(t, m, 0.1)
+				update := kit.Updater(t, m, 0.1)
 				for step := range 3 {
 					var err error
 					for k := 0; k < 4/ranks && err == nil; k++ {
@@ -427,7 +427,7 @@ func TestVirtualRanksDropped(t *testing.T) {
 						if step == 1 && v == bad {
 							batch[1].Data().([]float64)[0] = math.NaN()
 						}
-						err = trainStep(ctx, m, batch)
+						err = kit.TrainStep(ctx, m, batch)
 					}
 					if step != 1 {
 						require.NoError(t, err)
@@ -437,10 +437,10 @@ func TestVirtualRanksDropped(t *testing.T) {
 					require.ErrorContains(t, err, "the loss of pass")
 					m.ZeroGrad()
 				}
-				if got := stateBits(t, ctx, m); g.Rank() == 0 && want == nil {
+				if got := kit.StateBits(t, ctx, m); g.Rank() == 0 && want == nil {
 					want = got
 				} else if g.Rank() == 0 {
-					requireSameBits(t, want, got, "virtual rank ", bad, " fails on ", ranks, " ranks")
+					kit.RequireSameBits(t, want, got, "virtual rank ", bad, " fails on ", ranks, " ranks")
 				}
 			})
 		}
@@ -451,18 +451,18 @@ func TestVirtualRanksDropped(t *testing.T) {
 // the bits of one that was saved before it.
 func TestVirtualRanksSavedMidStep(t *testing.T) {
 	losses := func(before int) (list []float64) {
-		fsys, cfg := crashfs.New(), fsdp.Config{Precision: float64s, VirtualRanks: 2, Seed: 3}
-		m := wrap(t, &sighted{dropout: true}, cfg)
+		fsys, cfg := crashfs.New(), fsdp.Config{Precision: kit.Float64s, VirtualRanks: 2, Seed: 3}
+		m := kit.Wrap(t, &sighted{dropout: true}, cfg)
 		for k := range 2 + before {
-			forwardBackward(t, t.Context(), m, sightedBatch(k, true))
+			kit.ForwardBackward(t, t.Context(), m, sightedBatch(k, true))
 		}
-		require.NoError(t, m.Save(t.Context(), ckpt, nil, kit.OnFS(fsys), fsdp.AtStep(1)))
+		require.NoError(t, m.Save(t.Context(), kit.Ckpt, nil, kit.OnFS(fsys), fsdp.AtStep(1)))
 		require.NoError(t, m.Close())
-		m = wrap(t, &sighted{dropout: true}, cfg)
-		_, err := m.Load(t.Context(), ckpt, nil, kit.OnFS(fsys))
+		m = kit.Wrap(t, &sighted{dropout: true}, cfg)
+		_, err := m.Load(t.Context(), kit.Ckpt, nil, kit.OnFS(fsys))
 		require.NoError(t, err)
 		for k := range 2 {
-			list = append(list, forwardBackward(t, t.Context(), m, sightedBatch(10+k, true)))
+			list = append(list, kit.ForwardBackward(t, t.Context(), m, sightedBatch(10+k, true)))
 		}
 		require.NoError(t, m.Close())
 		return list
@@ -474,14 +474,14 @@ func TestVirtualRanksSavedMidStep(t *testing.T) {
 // ranks, also after one that was given up.
 func TestVirtualRanksWithoutBatches(t *testing.T) {
 	for _, ranks := range []int{4, 2} {
-		for _, err := range errorsOf(t, ranks, func(ctx context.Context, g comm.Group) error {
-			m := wrap(t, &sighted{}, fsdp.Config{Group: g, Precision: float64s, VirtualRanks: 4})
+		for _, err := range kit.ErrorsOf(t, ranks, func(ctx context.Context, g comm.Group) error {
+			m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Precision: kit.Float64s, VirtualRanks: 4})
 			defer m.Close()
 			_, err := m.Forward(ctx, sightedBatch(1, true)...)
 			require.NoError(t, err)
 			m.ZeroGrad()
 			for batch, err := range m.Join(ctx, fsdp.Batches(make([][]fsdp.Tensor, 4/ranks)...)) {
-				if err = errors.Join(err, trainStep(ctx, m, batch)); err != nil {
+				if err = errors.Join(err, kit.TrainStep(ctx, m, batch)); err != nil {
 					return err
 				}
 			}
@@ -498,10 +498,10 @@ func TestVirtualRanksWeighted(t *testing.T) {
 	const n = 4
 	none := func(_, v int) bool { return v == 2 }
 	for _, divide := range []fsdp.Divide{fsdp.ByWeights, fsdp.ByActive} {
-		gradients := func(ranks, leaves int) (grads bits) {
+		gradients := func(ranks, leaves int) (grads kit.Bits) {
 			v, w := &virtual{ranks: n, none: none}, way{ranks: ranks}
-			onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-				m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Divide: divide, VirtualRanks: leaves})
+			kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Divide: divide, VirtualRanks: leaves})
 				defer m.Close()
 				k := 0
 				for batch, err := range m.Join(ctx, fsdp.Batches(v.batches(g, w, 0)...)) {
@@ -510,10 +510,10 @@ func TestVirtualRanksWeighted(t *testing.T) {
 					if divide == fsdp.ByWeights {
 						opts = append(opts, fsdp.Weight(float64(300+100*w.leaf(g, k, n/ranks))))
 					}
-					forwardBackward(t, ctx, m, batch, opts...)
+					kit.ForwardBackward(t, ctx, m, batch, opts...)
 					k++
 				}
-				if b := gradBits(t, ctx, m); g.Rank() == 0 {
+				if b := kit.GradBits(t, ctx, m); g.Rank() == 0 {
 					grads = b
 				}
 			})
@@ -528,15 +528,15 @@ func TestVirtualRanksWeighted(t *testing.T) {
 			}
 		}
 	}
-	m := wrap(t, tinyGPT(1), fsdp.Config{Divide: fsdp.ByWeights, VirtualRanks: 2})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Divide: fsdp.ByWeights, VirtualRanks: 2})
 	defer m.Close()
-	batch := tinyBatch(0, 0, 1, 3)
-	forwardBackward(t, t.Context(), m, batch, fsdp.Weight(0))
+	batch := kit.TinyBatch(0, 0, 1, 3)
+	kit.ForwardBackward(t, t.Context(), m, batch, fsdp.Weight(0))
 	_, err := m.Forward(t.Context(), batch...)
 	require.NoError(t, err)
 	require.ErrorContains(t, m.Backward(t.Context(), fsdp.Weight(0)), "the sum of the weights of the step is 0")
 	m.ZeroGrad()
 	for range 2 {
-		forwardBackward(t, t.Context(), m, batch, fsdp.Weight(1))
+		kit.ForwardBackward(t, t.Context(), m, batch, fsdp.Weight(1))
 	}
 }

@@ -16,12 +16,13 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
 // aside returns a model of a linear layer, beside one that the loss ignores if there is to be one.
-func aside(ignored bool) model {
-	sum := &module{nil, func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
+func aside(ignored bool) kit.Model {
+	sum := &kit.Module{Parameters: nil, Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		n, err := gorgonia.Sum(in[0])
 		return gorgonia.Nodes{n}, err
 	}}
@@ -45,43 +46,43 @@ func TestWarnings(t *testing.T) {
 		cfg   fsdp.Config
 		want  string // of what is said, or nothing is
 	}{
-		"nothing to say": {tinyGPT(1), fsdp.Config{Wrap: blocks}, ""},
+		"nothing to say": {kit.TinyGPT(1), fsdp.Config{Wrap: blocks}, ""},
 		"no blocks":      {aside(false), fsdp.Config{Wrap: blocks}, `Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Block among="[fc (*nn.Linear)`},
-		"frozen":         {tinyGPT(1), fsdp.Config{Frozen: none}, `Config.Frozen selects nothing among="[wte.weight`},
-		"ignored":        {tinyGPT(1), fsdp.Config{Ignored: none}, `Config.Ignored selects nothing among="[wte.weight`},
+		"frozen":         {kit.TinyGPT(1), fsdp.Config{Frozen: none}, `Config.Frozen selects nothing among="[wte.weight`},
+		"ignored":        {kit.TinyGPT(1), fsdp.Config{Ignored: none}, `Config.Ignored selects nothing among="[wte.weight`},
 		"checkpoint":     {aside(false), fsdp.Config{Checkpoint: blocks}, `Config.Checkpoint selects nothing: no call is a *nn.Block among="[fc (*nn.Linear)`},
-		"wide":           {aside(false), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: never}}, `Config.Precision.Wide selects nothing among="[fc (*nn.Linear)`},
-		"no such name":   {aside(false), fsdp.Config{Wrap: never}, `which is whole during a pass among="[fc (*nn.Linear)`},
-		"a part": {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Attention{})},
+		"wide":           {aside(false), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: kit.Never}}, `Config.Precision.Wide selects nothing among="[fc (*nn.Linear)`},
+		"no such name":   {aside(false), fsdp.Config{Wrap: kit.Never}, `which is whole during a pass among="[fc (*nn.Linear)`},
+		"a part": {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Attention{})},
 			"Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Attention, " +
 				"but it is a part of blocks.0 (*nn.Block), with parameter blocks.0.qkv.weight: select the type of the call, or call the part on the Tape among="},
-		"a part of a part": {translating, fsdp.Config{Keep: fsdp.WrapTypes(&decoderLayer{}, &nn.Linear{})},
+		"a part of a part": {kit.Translating, fsdp.Config{Keep: fsdp.WrapTypes(&kit.DecoderLayer{}, &nn.Linear{})},
 			"Config.Keep: no call is a *nn.Linear, but it is a part of encoder.0 (*nn.Block) and 4 more, " +
 				"with parameter encoder.0.qkv.weight: select the type of the call, or call the part on the Tape among="},
-		"one of two types":  {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&decoderLayer{}, &nn.Block{}, &decoderLayer{})}, `Config.Wrap: no call is a *fsdp_test.decoderLayer among=`},
-		"a nil module":      {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(nil, &nn.Block{})}, `Config.Wrap: WrapTypes was given a nil module among=`},
-		"one of any":        {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, never)}, `Config.Wrap: policy 3 of WrapAny selects nothing among=`},
-		"none of any":       {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(never, never)}, `a pass: policy 1 of WrapAny selects nothing; policy 2 of WrapAny selects nothing among=`},
-		"all but none":      {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(never)}, `Config.Wrap: the policy of WrapAllBut selects nothing among=`},
-		"all but all":       {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(fsdp.WrapEach())}, `which is whole during a pass among=`},
-		"any, same and nil": {tinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, blocks, fsdp.WrapAllBut(nil))}, ""},
-		"one by one": {tinyGPT(1), fsdp.Config{Wrap: func(calls []fsdp.CallInfo) (names []string) {
+		"one of two types":  {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&kit.DecoderLayer{}, &nn.Block{}, &kit.DecoderLayer{})}, `Config.Wrap: no call is a *kit.DecoderLayer among=`},
+		"a nil module":      {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(nil, &nn.Block{})}, `Config.Wrap: WrapTypes was given a nil module among=`},
+		"one of any":        {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, kit.Never)}, `Config.Wrap: policy 3 of WrapAny selects nothing among=`},
+		"none of any":       {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(kit.Never, kit.Never)}, `a pass: policy 1 of WrapAny selects nothing; policy 2 of WrapAny selects nothing among=`},
+		"all but none":      {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(kit.Never)}, `Config.Wrap: the policy of WrapAllBut selects nothing among=`},
+		"all but all":       {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(fsdp.WrapEach())}, `which is whole during a pass among=`},
+		"any, same and nil": {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, blocks, fsdp.WrapAllBut(nil))}, ""},
+		"one by one": {kit.TinyGPT(1), fsdp.Config{Wrap: func(calls []fsdp.CallInfo) (names []string) {
 			for i := range calls {
-				names = append(names, fsdp.WrapAny(blocks, never)(calls[i:i+1])...)
+				names = append(names, fsdp.WrapAny(blocks, kit.Never)(calls[i:i+1])...)
 			}
 			return names
 		}}, ""},
 		"loss ignores": {aside(true), fsdp.Config{}, `the loss does not depend on some parameters: they get no gradient parameters="[aside.weight aside.bias]"`},
-		"long list":    {tinyGPT(9), fsdp.Config{Frozen: none}, ` and 97 more]"`},
+		"long list":    {kit.TinyGPT(9), fsdp.Config{Frozen: none}, ` and 97 more]"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var said bytes.Buffer
 			log.SetOutput(&said)
 			defer log.SetOutput(os.Stderr)
-			onRanks(t, 3, func(ctx context.Context, g comm.Group) {
+			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 				cfg := c.cfg
 				cfg.Group = g
-				require.NoError(t, wrap(t, c.model, cfg).Close())
+				require.NoError(t, kit.Wrap(t, c.model, cfg).Close())
 			})
 			if c.want == "" {
 				require.Empty(t, said.String())
@@ -108,8 +109,8 @@ func TestIdleCores(t *testing.T) {
 		{4, 2, ""},
 	} {
 		said := make([]bytes.Buffer, c.ranks)
-		onRanks(t, c.ranks, func(ctx context.Context, g comm.Group) {
-			m := wrap(t, tinyGPT(1), fsdp.Config{Group: g, Threads: c.threads, Logger: slog.New(slog.NewTextHandler(&said[g.Rank()], nil))})
+		kit.OnRanks(t, c.ranks, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Threads: c.threads, Logger: slog.New(slog.NewTextHandler(&said[g.Rank()], nil))})
 			_, err := m.Freeze(ctx, func(string) bool { return false }, nil)
 			require.NoError(t, errors.Join(err, m.Close()))
 		})
@@ -142,8 +143,8 @@ func TestInstructionSetsDiffer(t *testing.T) {
 			var said bytes.Buffer
 			log.SetOutput(&said)
 			defer log.SetOutput(os.Stderr)
-			onRanks(t, len(c.sets), func(ctx context.Context, g comm.Group) {
-				require.NoError(t, wrap(t, tinyGPT(1), fsdp.Config{Group: g, VirtualRanks: c.virtual}).Close())
+			kit.OnRanks(t, len(c.sets), func(ctx context.Context, g comm.Group) {
+				require.NoError(t, kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, VirtualRanks: c.virtual}).Close())
 			})
 			if c.want == "" {
 				require.Empty(t, said.String())

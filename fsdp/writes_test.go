@@ -127,7 +127,7 @@ func TestWritesHaveADeadline(t *testing.T) {
 							for _, g := range groups {
 								ranks.Go(func() {
 									var log bytes.Buffer
-									m := wrap(t, shapes["chain"], fsdp.Config{Group: g, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+									m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 									models[g.Rank()] = m
 									opt, err := optim.AdamW{}.New(m.Shards())
 									require.NoError(t, err)

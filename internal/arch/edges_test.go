@@ -82,8 +82,8 @@ var edges = map[string]string{
 	"fsdp/gpu":     "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
 	"fsdp/plan":    "",
 	"fsdp/profile": "comm fsdp/plan internal/perfetto internal/text",
-	"fsdp/internal/accept/kit": "fsdp fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/state internal/blaslt internal/checkpoint " +
-		"internal/gpudouble nccl",
+	"fsdp/internal/accept/kit": "gorgonia comm fsdp fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/state fsdp/nn internal/blaslt " +
+		"internal/checkpoint internal/gpudouble internal/half internal/mapped nccl optim shard",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +
 		"internal/kernel/vec internal/mapped internal/ops internal/program optim shard",
 	"fsdp/internal/engine/fardevice": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
