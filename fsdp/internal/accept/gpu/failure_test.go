@@ -1,6 +1,6 @@
 //go:build linux && cgo
 
-package fsdp_test
+package gpu_test
 
 import (
 	"context"

@@ -1,0 +1,11 @@
+//go:build linux && cgo
+
+package gpu_test
+
+import (
+	"testing"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+)
+
+func TestMain(m *testing.M) { kit.Main(m) }
