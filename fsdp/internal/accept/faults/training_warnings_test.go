@@ -1,4 +1,4 @@
-package fsdp_test
+package faults_test
 
 import (
 	"context"
@@ -85,7 +85,7 @@ func TestJoinDataPanics(t *testing.T) {
 		panic("out of paper")
 	}) {
 		if batch == nil {
-			require.Regexp(t, `the data panicked at \S+/mistake_test\.go:\d+: out of paper`, err.Error())
+			require.Regexp(t, `the data panicked at \S+/training_warnings_test\.go:\d+: out of paper`, err.Error())
 			said = true
 		}
 	}

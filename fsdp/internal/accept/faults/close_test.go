@@ -1,4 +1,4 @@
-package fsdp_test
+package faults_test
 
 import (
 	"context"
