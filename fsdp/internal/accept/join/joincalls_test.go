@@ -1,4 +1,4 @@
-package fsdp_test
+package join_test
 
 import (
 	"cmp"

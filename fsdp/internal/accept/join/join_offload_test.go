@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package fsdp_test
+package join_test
 
 import (
 	"context"
