@@ -1,6 +1,6 @@
 //go:build linux && !race
 
-package fsdp_test
+package memory_test
 
 import (
 	"testing"

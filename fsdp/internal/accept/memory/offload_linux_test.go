@@ -1,4 +1,4 @@
-package fsdp_test
+package memory_test
 
 import (
 	"context"

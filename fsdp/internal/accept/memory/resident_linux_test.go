@@ -1,6 +1,6 @@
 //go:build !race
 
-package fsdp_test
+package memory_test
 
 import (
 	"bytes"

@@ -1,6 +1,6 @@
 //go:build !linux && !darwin
 
-package fsdp_test
+package memory_test
 
 import (
 	"context"
