@@ -79,13 +79,14 @@ var edges = map[string]string{
 	"optim/optimtest": "optim",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks fsdp/internal/record fsdp/internal/state fsdp/internal/timeline fsdp/plan fsdp/profile " +
 		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/program internal/rng internal/text optim shard",
-	"fsdp/gpu":                    "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
-	"fsdp/plan":                   "",
-	"fsdp/profile":                "comm fsdp/plan internal/perfetto internal/text",
-	"fsdp/internal/accept/gpu":    "",
-	"fsdp/internal/accept/faults": "",
-	"fsdp/internal/accept/join":   "",
-	"fsdp/internal/accept/memory": "",
+	"fsdp/gpu":                     "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
+	"fsdp/plan":                    "",
+	"fsdp/profile":                 "comm fsdp/plan internal/perfetto internal/text",
+	"fsdp/internal/accept/gpu":     "",
+	"fsdp/internal/accept/faults":  "",
+	"fsdp/internal/accept/join":    "",
+	"fsdp/internal/accept/memory":  "",
+	"fsdp/internal/accept/observe": "",
 	"fsdp/internal/accept/kit": "gorgonia comm fsdp fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/state fsdp/nn internal/blaslt " +
 		"internal/checkpoint internal/gpudouble internal/half internal/mapped nccl optim shard",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +

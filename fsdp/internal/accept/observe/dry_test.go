@@ -1,4 +1,4 @@
-package fsdp_test
+package observe_test
 
 import (
 	"context"
