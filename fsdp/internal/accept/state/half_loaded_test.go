@@ -1,4 +1,4 @@
-package fsdp_test
+package state_test
 
 import (
 	"context"

@@ -1,6 +1,6 @@
 //go:build darwin || dragonfly || freebsd || linux || netbsd || openbsd
 
-package fsdp_test
+package state_test
 
 import (
 	"os"
