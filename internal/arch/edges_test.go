@@ -88,6 +88,7 @@ var edges = map[string]string{
 	"fsdp/internal/accept/memory":  "",
 	"fsdp/internal/accept/observe": "",
 	"fsdp/internal/accept/state":   "",
+	"fsdp/internal/accept/parity":  "",
 	"fsdp/internal/accept/kit": "gorgonia comm fsdp fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/state fsdp/nn internal/blaslt " +
 		"internal/checkpoint internal/gpudouble internal/half internal/mapped nccl optim shard",
 	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +

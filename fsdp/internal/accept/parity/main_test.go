@@ -1,0 +1,9 @@
+package parity_test
+
+import (
+	"testing"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+)
+
+func TestMain(m *testing.M) { kit.Main(m) }

@@ -1,0 +1,542 @@
+package parity_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+	"github.com/gofsdp/gofsdp/optim"
+)
+
+// virtual is a training on virtual ranks.
+type virtual struct {
+	ranks int
+	cfg   fsdp.Config
+	none  func(step, v int) bool // no batch for a virtual rank; nil is never
+}
+
+// A way is how many ranks a training runs on, and how they accumulate.
+type way struct {
+	ranks  int
+	noSync bool
+	sync   bool // with noSync: the last micro-batch, too, and then SyncGrads
+}
+
+// ways are those that virtual ranks may run in.
+func (v *virtual) ways() (list []way) {
+	for n := 1; n <= v.ranks; n++ {
+		if v.ranks%n != 0 {
+			continue
+		}
+		l := v.ranks / n
+		if n&(n-1) == 0 || l == 1 {
+			list = append(list, way{ranks: n})
+		}
+		if l > 1 && (n == 1 || l&(l-1) == 0) {
+			list = append(list, way{ranks: n, noSync: true}, way{ranks: n, noSync: true, sync: true})
+		}
+	}
+	return list
+}
+
+// leaf returns the virtual rank of micro-batch k of as many as passes.
+func (w way) leaf(g comm.Group, k, passes int) int {
+	if w.noSync {
+		return g.Rank()*passes + k
+	}
+	return k*g.Size() + g.Rank()
+}
+
+// batches returns those of a rank in a step, nil where there is none.
+func (v *virtual) batches(g comm.Group, w way, step int) [][]fsdp.Tensor {
+	list := make([][]fsdp.Tensor, v.ranks/g.Size())
+	for k := range list {
+		leaf := w.leaf(g, k, len(list))
+		if v.none == nil || !v.none(step, leaf) {
+			list[k] = kit.TinyBatch(step, leaf, 1+leaf%2, kit.TinyContext)
+		}
+	}
+	return list
+}
+
+// train makes steps on the ranks of g, from one on, and returns the bits of everything.
+func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w way, from, to int, dir string) kit.Bits {
+	model, cfg := kit.TinyGPT(2), v.cfg
+	model.Dropout = 0.1
+	cfg.Group, cfg.VirtualRanks, cfg.Seed = g, v.ranks, 7
+	m := kit.Wrap(t, model, cfg)
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	require.NoError(t, err)
+	if from > 0 {
+		_, err := m.Load(ctx, dir, opt)
+		require.NoError(t, err)
+	}
+	var norms []uint64
+	passes := v.ranks / g.Size()
+	for step := from; step < to; step++ {
+		k := 0
+		for batch, err := range m.Join(ctx, fsdp.Batches(v.batches(g, w, step)...)) {
+			require.NoError(t, err)
+			var opts []fsdp.BackwardOption
+			if cfg.Divide == fsdp.ByWeights {
+				opts = append(opts, fsdp.Weight(float64(w.leaf(g, k, passes))+0.1))
+			}
+			run := func() error { kit.ForwardBackward(t, ctx, m, batch, opts...); return nil }
+			if w.noSync && (k < passes-1 || w.sync) {
+				require.NoError(t, m.NoSync(run))
+			} else {
+				require.NoError(t, run())
+			}
+			k++
+		}
+		require.Equal(t, passes, k)
+		if w.sync {
+			require.NoError(t, m.SyncGrads(ctx))
+		}
+		norm, err := m.ClipGradNorm(ctx, 0.5)
+		require.NoError(t, err)
+		norms = append(norms, math.Float64bits(norm))
+		require.NoError(t, opt.Step(1e-2))
+		m.ZeroGrad()
+	}
+	if from == 0 && dir != "" {
+		require.NoError(t, m.Save(ctx, dir, opt))
+	}
+	all := kit.StateBits(t, ctx, m)
+	all["norms"] = norms
+	full, err := m.FullOptimState(ctx, opt)
+	require.NoError(t, err)
+	if g.Rank() == 0 {
+		for _, e := range full.Entries() {
+			for _, x := range kit.CopyOf(t, e.Data).F32 {
+				all[e.Param+" "+e.Name] = append(all[e.Param+" "+e.Name], uint64(math.Float32bits(x)))
+			}
+		}
+	}
+	require.NoError(t, m.Close())
+	return all
+}
+
+// on trains on ranks that are goroutines.
+func (v *virtual) on(t require.TestingT, w way, steps int) (all kit.Bits) {
+	kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
+		if b := v.train(t, ctx, g, w, 0, steps, ""); g.Rank() == 0 {
+			all = b
+		}
+	})
+	return all
+}
+
+// TestVirtualRanks: a training on virtual ranks has the same bits on all numbers of ranks that
+// divide them, however they accumulate.
+func TestVirtualRanks(t *testing.T) {
+	for _, n := range []int{6, 8, 12} {
+		v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: kit.Blocks}}
+		want := v.on(t, way{ranks: n}, 3)
+		for _, w := range v.ways() {
+			kit.RequireSameBits(t, want, v.on(t, w, 3), n, w)
+		}
+	}
+}
+
+// TestVirtualRanksWithEverything turns on what passes may depend on, one thing at a time.
+func TestVirtualRanksWithEverything(t *testing.T) {
+	wire := func(d fsdp.DType) fsdp.Precision { return fsdp.Precision{Gather: d, Reduce: d} }
+	some := func(step, v int) bool { return kit.U24(step, v)%3 == 0 }
+	types := kit.TypesByName(fsdp.Int8, fsdp.BFloat16, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, fsdp.Float16}})
+	for name, v := range map[string]*virtual{
+		"no shard":         {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.NoShard}},
+		"ignored":          {cfg: fsdp.Config{Wrap: kit.Blocks, Ignored: func(name string) bool { return name == "lnf.weight" }}},
+		"hybrid":           {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 1}},
+		"checkpointed":     {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp, Checkpoint: kit.Blocks, Threads: 2}},
+		"frozen":           {cfg: fsdp.Config{Wrap: kit.Blocks, Frozen: regexp.MustCompile(`^wte|attn`).MatchString}},
+		"sums":             {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByOne}},
+		"bfloat16":         {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.BF16()}},
+		"bfloat16 on wire": {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: wire(fsdp.BFloat16)}},
+		"float16 on wire":  {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: wire(fsdp.Float16)}},
+		"types of each":    {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.Precision{TypesOf: types}}},
+		"float64":          {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.Precision{Compute: fsdp.Float64}}},
+		"uneven":           {cfg: fsdp.Config{Wrap: kit.Blocks}, none: some},
+		"uneven bfloat16":  {cfg: fsdp.Config{Precision: wire(fsdp.BFloat16)}, none: some},
+		"weights":          {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByWeights}},
+		"uneven weights":   {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByWeights, Precision: wire(fsdp.BFloat16)}, none: some},
+		"active":           {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByActive}, none: some},
+		"one has a batch":  {cfg: fsdp.Config{Wrap: kit.Blocks}, none: func(step, v int) bool { return v != step%4 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v.ranks = 4
+			want := v.on(t, way{ranks: 4}, 3)
+			for _, w := range v.ways() {
+				kit.RequireSameBits(t, want, v.on(t, w, 3), w)
+			}
+		})
+	}
+	t.Run("hybrid over 2", func(t *testing.T) {
+		v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
+		want := v.on(t, way{ranks: 8}, 2)
+		v.cfg.Strategy, v.cfg.ShardRanks = fsdp.HybridShard, 2
+		for _, w := range []way{{ranks: 8}, {ranks: 4}, {ranks: 4, noSync: true}, {ranks: 2}} {
+			kit.RequireSameBits(t, want, v.on(t, w, 2), w)
+		}
+	})
+}
+
+// TestVirtualRanksOverTransports trains on groups as processes have them.
+func TestVirtualRanksOverTransports(t *testing.T) {
+	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	want := v.on(t, way{ranks: 1}, 2)
+	for name, change := range kit.Transports {
+		for _, w := range []way{{ranks: 2}, {ranks: 4, noSync: true}} {
+			kit.OnGroups(t, kit.Connect(t, w.ranks, change), func(ctx context.Context, g comm.Group) {
+				if b := v.train(t, ctx, g, w, 0, 2, ""); g.Rank() == 0 {
+					kit.RequireSameBits(t, want, b, name, w)
+				}
+			})
+		}
+	}
+}
+
+// TestVirtualRanksChangeNothing: on as many ranks they have the bits of a training without.
+func TestVirtualRanksChangeNothing(t *testing.T) {
+	const n = 3
+	v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	got := v.on(t, way{ranks: n}, 5)
+	kit.OnRanks(t, n, func(ctx context.Context, g comm.Group) {
+		model := kit.TinyGPT(2)
+		model.Dropout = 0.1
+		m := kit.Wrap(t, model, fsdp.Config{Group: g, Wrap: kit.Blocks, Seed: 7})
+		update := kit.Updater(t, m, 0.5)
+		for step := range 5 {
+			kit.ForwardBackward(t, ctx, m, v.batches(g, way{}, step)[0])
+			update(ctx)
+		}
+		for name, want := range kit.StateBits(t, ctx, m) {
+			require.Equal(t, want, got[name])
+		}
+	})
+}
+
+// TestVirtualRanksGoOnElsewhere: a checkpoint of 4 ranks goes on on 2, and on 1, with the bits of
+// 4.
+func TestVirtualRanksGoOnElsewhere(t *testing.T) {
+	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	dir := t.TempDir()
+	want := v.on(t, way{ranks: 4}, 6)
+	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) { v.train(t, ctx, g, way{ranks: 4}, 0, 3, dir) })
+	for _, w := range []way{{ranks: 2}, {ranks: 1}, {ranks: 4, noSync: true}, {ranks: 8}} {
+		kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
+			got := v.train(t, ctx, g, w, 3, 6, dir)
+			if got["norms"] = append(want["norms"][:3:3], got["norms"]...); g.Rank() == 0 {
+				kit.RequireSameBits(t, want, got, w)
+			}
+		})
+	}
+}
+
+// TestVirtualRanksMemory: the counted peak of a step is the planned one.
+func TestVirtualRanksMemory(t *testing.T) {
+	for _, passes := range []int{1, 2, 4, 6, 8} {
+		for _, noSync := range []bool{false, true} {
+			w := way{ranks: 2, noSync: noSync, sync: noSync}
+			if noSync && passes == 6 {
+				w.ranks = 1
+			}
+			v := &virtual{ranks: w.ranks * passes}
+			kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, VirtualRanks: v.ranks})
+				batch := kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext)
+				var plan *fsdp.Plan
+				step := func() (err error) {
+					plan, err = m.Plan(batch...)
+					for range passes {
+						kit.ForwardBackward(t, ctx, m, batch)
+					}
+					return err
+				}
+				if noSync {
+					require.NoError(t, m.NoSync(step))
+					require.NoError(t, m.SyncGrads(ctx))
+				} else {
+					require.NoError(t, step())
+				}
+				require.Equal(t, plan.Peak(), m.Memory().Peak, "%d passes, %v", passes, w)
+				if !noSync {
+					dry, err := fsdp.Dry(kit.TinyGPT(2), fsdp.Config{Group: comm.World{Ranks: w.ranks}, Wrap: kit.Blocks, VirtualRanks: v.ranks}, nil,
+						fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext))
+					require.NoError(t, err)
+					require.Equal(t, plan.Peak(), dry.Peak())
+				}
+				require.Equal(t, passes > 1, plan.VirtualBytes > 0)
+				require.NoError(t, m.Close())
+				require.Zero(t, m.Memory().Live)
+			})
+		}
+	}
+}
+
+// TestVirtualRanksRefused names what does not go with virtual ranks, when the model is wrapped.
+func TestVirtualRanksRefused(t *testing.T) {
+	own := comm.Local(1)[0]
+	for _, c := range []struct {
+		ranks int
+		model fsdp.Model
+		cfg   fsdp.Config
+		want  string
+	}{
+		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 3}, "Config.VirtualRanks is 3: want a multiple of the 2 ranks"},
+		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: -2}, "Config.VirtualRanks is -2: want a multiple of the 2 ranks"},
+		{3, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks: want a power of two of ranks, or of micro-batches on each, which are 3"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
+			"Config.Divide is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, and NCCL, which Config.Device uses, has another"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Wrap: kit.Blocks, GroupOf: func(fsdp.UnitInfo) comm.Group { return own }},
+			"has a group of its own by Config.GroupOf, whose parameters depend on the ranks"},
+		{6, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 6, Strategy: fsdp.HybridShard, ShardRanks: 3},
+			"over 3 ranks sums in another order: want a power of two as Config.ShardRanks"},
+		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.BFloat16}},
+			"rounds gradients that travel as bfloat16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
+		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Float16, nil)}},
+			"rounds gradients that travel as float16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.Int8}},
+			"Config.Precision is {Reduce: int8, Full: set}: Config.VirtualRanks: what gradients lose as int8 is that of a rank, not of a virtual rank"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Int8, nil)}},
+			"parameter wte.weight: Config.Precision.TypesOf returned float32 and int8: Config.VirtualRanks: what gradients lose as int8"},
+		{1, kit.Twice, fsdp.Config{VirtualRanks: 2}, "Config.VirtualRanks: the model has buffers, such as "},
+		{2, &sighted{}, fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByActive}, "calls of the model may be absent, see Tape.Optional, and Config.Divide is ByActive"},
+	} {
+		for _, err := range kit.ErrorsOf(t, c.ranks, func(_ context.Context, g comm.Group) error {
+			cfg := c.cfg
+			cfg.Group = g
+			_, err := fsdp.Wrap(c.model, cfg)
+			return err
+		}) {
+			require.ErrorContains(t, err, c.want)
+		}
+	}
+}
+
+// TestVirtualRanksThawed: what goes with virtual ranks while it is frozen is refused when it would
+// be trained.
+func TestVirtualRanksThawed(t *testing.T) {
+	half := func(name string) bool { return name == "wte.weight" }
+	types := kit.TypesByName(0, 0, map[string][2]fsdp.DType{"wte.weight": {0, fsdp.BFloat16}})
+	for _, err := range kit.ErrorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
+		cfg := fsdp.Config{Group: g, VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: half, Precision: fsdp.Precision{TypesOf: types}}
+		return kit.ErrorOf(kit.Wrap(t, kit.TinyGPT(1), cfg).Freeze(ctx, nil, nil))
+	}) {
+		require.ErrorContains(t, err, "rounds gradients that travel as bfloat16 twice")
+	}
+}
+
+// TestVirtualRanksOutOfTurn: what cannot come in the middle of a step says so, and changes nothing.
+func TestVirtualRanksOutOfTurn(t *testing.T) {
+	v := &virtual{ranks: 4, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, VirtualRanks: v.ranks})
+		defer m.Close()
+		opt, err := optim.AdamW{}.New(m.Shards())
+		require.NoError(t, err)
+		sync, whole := v.batches(g, way{}, 0), v.batches(g, way{noSync: true}, 0)
+		inside := func(f func() error) error { return m.NoSync(f) }
+		forward := func() error { _, err := m.Forward(ctx, sync[1]...); return err }
+		step := func() error {
+			kit.ForwardBackward(t, ctx, m, sync[0])
+			return nil
+		}
+
+		require.NoError(t, step())
+		begun := "of the 2 micro-batches that Config.VirtualRanks makes of a step on each rank 1 have run: run the others, or ZeroGrad"
+		_, err = m.ClipGradNorm(ctx, 1)
+		require.ErrorContains(t, err, begun)
+		_, err = m.FullGrads(ctx)
+		require.ErrorContains(t, err, begun)
+		require.ErrorContains(t, opt.Step(1), begun)
+		_, err = m.Freeze(ctx, nil, nil)
+		require.ErrorContains(t, err, begun)
+		require.ErrorContains(t, m.SyncGrads(ctx), "a step has 2 micro-batches on each rank, and 1 have run")
+		require.ErrorContains(t, inside(forward), "micro-batch 2 of the 2 of the step is inside NoSync, and the first was not")
+		require.NoError(t, forward())
+		require.ErrorContains(t, inside(func() error { return m.Backward(ctx) }), "a Forward and its Backward are both inside NoSync, or both outside")
+		require.NoError(t, forward())
+		m.ZeroGrad()
+		require.ErrorContains(t, m.Backward(ctx), "the step has begun anew since the Forward")
+		require.NoError(t, forward())
+		require.ErrorContains(t, m.Hold().Backward(ctx), "with Config.VirtualRanks passes run one after the other")
+		require.ErrorContains(t, m.JoinCalls(ctx, forward), "with Config.VirtualRanks passes run one after the other")
+
+		m.ZeroGrad()
+		require.NoError(t, m.JoinCalls(ctx, func() error { _, err := m.Eval(ctx, whole[0]...); return err }), "as generation does")
+		for range 2 {
+			require.NoError(t, inside(func() error { kit.ForwardBackward(t, ctx, m, whole[0]); return nil }))
+		}
+		require.ErrorContains(t, inside(forward), "the 2 micro-batches of the step have run inside NoSync: SyncGrads comes next")
+		require.ErrorContains(t, opt.Step(1), "the gradients of 2 passes inside NoSync are not reduced")
+
+		m.ZeroGrad()
+		for range m.Join(ctx, fsdp.Batches(sync[:2-g.Rank()]...), fsdp.StopAtShortest()) {
+			require.NoError(t, step())
+		}
+		before := kit.StateBits(t, ctx, m)
+		require.NoError(t, opt.Step(1), "the step that one rank could not finish has not begun")
+		kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
+		require.Zero(t, opt.Steps()-1)
+	})
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
+		defer m.Close()
+		_, err := m.Forward(ctx, kit.TinyBatch(0, 0, 1, 2)...)
+		require.ErrorContains(t, err, "3 ranks are no power of two: all micro-batches of a step but for the last must be inside NoSync")
+	})
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
+		defer m.Close()
+		err := m.NoSync(func() error { _, err := m.Forward(ctx, kit.TinyBatch(0, 0, 1, 2)...); return err })
+		require.ErrorContains(t, err, "the micro-batches of a rank must be a power of two, and Config.VirtualRanks makes them 3")
+		for range m.Join(ctx, fsdp.Batches(nil, nil, nil)) {
+			if _, err = m.Forward(ctx); err == nil {
+				err = m.Backward(ctx)
+			}
+		}
+		require.ErrorContains(t, err, "no rank has a batch", "in none of the micro-batches")
+	})
+}
+
+// TestVirtualRanksDropped: a step that is given up, because a micro-batch has a loss that is not
+// finite, counts once for dropout, wherever in the step it was.
+func TestVirtualRanksDropped(t *testing.T) {
+	for bad := range 4 {
+		var want kit.Bits
+		for _, ranks := range []int{4, 2, 1} {
+			kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, &sighted{dropout: true}, fsdp.Config{Group: g, Precision: kit.Float64s, VirtualRanks: 4, Seed: 3})
+				defer m.Close()
+				update := kit.Updater(t, m, 0.1)
+				for step := range 3 {
+					var err error
+					for k := 0; k < 4/ranks && err == nil; k++ {
+						v := k*ranks + g.Rank()
+						batch := sightedBatch(10*step+v, true)
+						if step == 1 && v == bad {
+							batch[1].Data().([]float64)[0] = math.NaN()
+						}
+						err = kit.TrainStep(ctx, m, batch)
+					}
+					if step != 1 {
+						require.NoError(t, err)
+						update(ctx)
+						continue
+					}
+					require.ErrorContains(t, err, "the loss of pass")
+					m.ZeroGrad()
+				}
+				if got := kit.StateBits(t, ctx, m); g.Rank() == 0 && want == nil {
+					want = got
+				} else if g.Rank() == 0 {
+					kit.RequireSameBits(t, want, got, "virtual rank ", bad, " fails on ", ranks, " ranks")
+				}
+			})
+		}
+	}
+}
+
+// TestVirtualRanksSavedMidStep: a model that was saved in the middle of a step begins it anew, to
+// the bits of one that was saved before it.
+func TestVirtualRanksSavedMidStep(t *testing.T) {
+	losses := func(before int) (list []float64) {
+		fsys, cfg := crashfs.New(), fsdp.Config{Precision: kit.Float64s, VirtualRanks: 2, Seed: 3}
+		m := kit.Wrap(t, &sighted{dropout: true}, cfg)
+		for k := range 2 + before {
+			kit.ForwardBackward(t, t.Context(), m, sightedBatch(k, true))
+		}
+		require.NoError(t, m.Save(t.Context(), kit.Ckpt, nil, kit.OnFS(fsys), fsdp.AtStep(1)))
+		require.NoError(t, m.Close())
+		m = kit.Wrap(t, &sighted{dropout: true}, cfg)
+		_, err := m.Load(t.Context(), kit.Ckpt, nil, kit.OnFS(fsys))
+		require.NoError(t, err)
+		for k := range 2 {
+			list = append(list, kit.ForwardBackward(t, t.Context(), m, sightedBatch(10+k, true)))
+		}
+		require.NoError(t, m.Close())
+		return list
+	}
+	require.Equal(t, losses(0), losses(1))
+}
+
+// TestVirtualRanksWithoutBatches: a step that no rank has a batch for is an error, on any number of
+// ranks, also after one that was given up.
+func TestVirtualRanksWithoutBatches(t *testing.T) {
+	for _, ranks := range []int{4, 2} {
+		for _, err := range kit.ErrorsOf(t, ranks, func(ctx context.Context, g comm.Group) error {
+			m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Precision: kit.Float64s, VirtualRanks: 4})
+			defer m.Close()
+			_, err := m.Forward(ctx, sightedBatch(1, true)...)
+			require.NoError(t, err)
+			m.ZeroGrad()
+			for batch, err := range m.Join(ctx, fsdp.Batches(make([][]fsdp.Tensor, 4/ranks)...)) {
+				if err = errors.Join(err, kit.TrainStep(ctx, m, batch)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}) {
+			require.ErrorContains(t, err, "no rank has a batch")
+		}
+	}
+}
+
+// TestVirtualRanksWeighted compares gradients of weighted means, and those of ranks that have a
+// batch, with those of as many ranks.
+func TestVirtualRanksWeighted(t *testing.T) {
+	const n = 4
+	none := func(_, v int) bool { return v == 2 }
+	for _, divide := range []fsdp.Divide{fsdp.ByWeights, fsdp.ByActive} {
+		gradients := func(ranks, leaves int) (grads kit.Bits) {
+			v, w := &virtual{ranks: n, none: none}, way{ranks: ranks}
+			kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Divide: divide, VirtualRanks: leaves})
+				defer m.Close()
+				k := 0
+				for batch, err := range m.Join(ctx, fsdp.Batches(v.batches(g, w, 0)...)) {
+					require.NoError(t, err)
+					var opts []fsdp.BackwardOption
+					if divide == fsdp.ByWeights {
+						opts = append(opts, fsdp.Weight(float64(300+100*w.leaf(g, k, n/ranks))))
+					}
+					kit.ForwardBackward(t, ctx, m, batch, opts...)
+					k++
+				}
+				if b := kit.GradBits(t, ctx, m); g.Rank() == 0 {
+					grads = b
+				}
+			})
+			return grads
+		}
+		want := gradients(n, 0)
+		for _, ranks := range []int{1, 4} {
+			for name, list := range gradients(ranks, n) {
+				for i, x := range list {
+					require.InDelta(t, math.Float64frombits(want[name][i]), math.Float64frombits(x), 1e-6, "%v: %s[%d]", divide, name, i)
+				}
+			}
+		}
+	}
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Divide: fsdp.ByWeights, VirtualRanks: 2})
+	defer m.Close()
+	batch := kit.TinyBatch(0, 0, 1, 3)
+	kit.ForwardBackward(t, t.Context(), m, batch, fsdp.Weight(0))
+	_, err := m.Forward(t.Context(), batch...)
+	require.NoError(t, err)
+	require.ErrorContains(t, m.Backward(t.Context(), fsdp.Weight(0)), "the sum of the weights of the step is 0")
+	m.ZeroGrad()
+	for range 2 {
+		kit.ForwardBackward(t, t.Context(), m, batch, fsdp.Weight(1))
+	}
+}
