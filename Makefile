@@ -21,7 +21,7 @@ run: ## train a GPT on the Go standard library's source with 2 ranks
 test: ## run all tests of the library
 	$(GO) test -timeout 30m ./...
 
-# All of it takes 25 minutes on two cores, comm and fsdp most of them. A slice has every third test of these two packages, and
+# All of it takes 25 minutes on two cores, comm and accept/parity most of them. A slice has every third test of these two packages, and
 # every third of the other packages. There properties are drawn 20 times, as their random cases seldom differ in what runs together.
 SLICE ?=
 ifneq ($(SLICE),)
@@ -31,39 +31,31 @@ race: ## run all tests under the race detector: SLICE=0, 1 or 2 for a third of t
 ifeq ($(SLICE),)
 	$(GO) test -race -timeout 40m ./...
 else
-	for package in ./comm ./fsdp; do \
+	for package in ./comm ./fsdp/internal/accept/parity; do \
 		list=$$($(GO) test -race -list '^(Test|Example)' $$package | awk '/^(Test|Example)/ && n++ % 3 == $(SLICE)' | paste -sd '|') && \
 		test -n "$$list" && $(GO) test -race -timeout 40m $$package -run "^($$list)$$" || exit 1; \
 	done
-	list=$$($(GO) list ./... | awk '!/gofsdp\/(comm|fsdp)$$/ && n++ % 3 == $(SLICE)') && \
+	list=$$($(GO) list ./... | awk '!/gofsdp\/(comm|fsdp\/internal\/accept\/parity)$$/ && n++ % 3 == $(SLICE)') && \
 		test -n "$$list" && $(GO) test -race -timeout 40m $$list
 endif
 	@$(workshop) race
 
-# Left out, as they are about the memory of the host: what a step and a full state allocate, what is
-# in RAM, how little of it is enough, and who shares it.
-FAR ?= .
-far: ## all tests of fsdp on a device that is late and out of reach: FAR=Golden for some
-	FSDP_TEST_DEVICE=far $(GO) test ./fsdp -timeout 30m -run '$(FAR)' \
-		-skip '^(TestStepAllocatesLittle|TestOffloadReadsAhead|TestLargerThanMemory|TestIntoAllocates|TestIntoOptimizersMemory|TestMuon(Knobs|Checkpoints|InOwnGroups|OnOneRank)|Example_muon)$$'
+# Packages that train: tests say in code what of the processor they need, see kit.Needs.
+TRAINING = ./fsdp ./fsdp/internal/accept/...
 
-# Left out, as it cannot hold there: collectives of a pass do not come to the group, where tests count, delay and check
-# them (Counts, Traffic, DiscardWaits, SetFullOwns, CollectivesOwn, CheckerIsStrict, ShardedAsText, RankLeaves, Group,
-# CloseWaitsForGathers) or see who waits where (DeathIn); operations of the test's own have no kernels (Custom, FarDevice,
-# ErrorInside, PanicInside, PlanLists); batches are copied (BatchModified); streams know no fake time (JoinFailures, JoinCallsFail,
-# JoinCallsNever); Muon works in ordinary memory; stragglers are told by groups; only shards of the host sum passes in a
-# tree (VirtualRanks), have a second copy (ExampleStrategy) or travel in 8 bits (Blocks); ExampleFits prints a plan of a
-# host; and what is about threads, files or memory of the host. NCCL's double adds as the host does, so that strategies
-# have the same bits. GPU=. tries everything else, 369 tests in 16 minutes of processor. Most take less than a second of it;
-# those with more than 20 are Parity (175), GoldenTraining (80), Transports (53), FrozenUnitsAreFreedInBackward (45),
-# GoldenStrategies (43) and GoldenJoin (21). Properties are drawn 20 times. All faults take 11 s, and all waits that are
-# left out 6.
-GPU ?= ^Test(GPU|ConfigDevice|AllFrozen|Average|Buffers|Checkpoints|Clip|CloseInside|EightBits|EMA|Evaluation|Export|FreezeIs|FullGrads|Import|JoinGenerates|JoinLearns|JustInTime|KnobsAtRandom|LiveMemory|Norms(Of|Take)|OldShapes|OneRankGathers|ParamNorms|Refused|ReservedIs|ShardRanks|SumsInHalf|Swap|TraceDir|UnitGroupsOwn|Units)
+FAR ?= .
+far: ## tests that train, on a device that is late and out of reach: FAR=Golden for some
+	FSDP_TEST_DEVICE=far $(GO) test $(TRAINING) -timeout 30m -run '$(FAR)'
+
+# NCCL's double adds as the host does, so that strategies have the same bits. All of it takes 16 minutes of processor. Most
+# tests take less than a second; those with more than 20 are Parity (175), GoldenTraining (80), Transports (53),
+# FrozenUnitsAreFreedInBackward (45), GoldenStrategies (43) and GoldenJoin (21). Properties are drawn 20 times. All faults
+# take 11 s, and all waits that are left out 6.
+GPU ?= .
 gpu-doubles: export RAPID_CHECKS ?= 20
-gpu-doubles: ## tests of fsdp on the doubles of GPUs (Linux, cgo, cc): GPU=Golden for some
-	FSDP_TEST_DEVICE=gpu $(GO) test ./fsdp -timeout 180m -run '$(GPU)' \
-		-skip '^Test(GPUFaults|Counts|Stragglers|Traffic(8|16)|ForwardSeesBlocks|VectorsAreNoBlocks|SumsOfBlocks|Int8|DiscardWaits|SetFullOwns|CollectivesOwn|CheckerIsStrict|Custom|FarDevice|JoinFailures|JoinCallsFail|ShardedAsText|RankLeaves|Group|ErrorInside|PanicInside|PlanLists|CloseWaitsForGathers|DeathIn|Resident|BatchModified|JoinCallsNever|SetFullWithoutMemory|ProgramsAreCounted|Threads|Offload|JoinOffload|LargerThan|StepAllocates|IntoAllocates$$|IntoOptimizersMemory|Muon(Knobs|Checkpoints|InOwnGroups|OnOneRank|Share)|Optional(AtRandom|Never|Many|Faults|Virtual|Precision)|VirtualRanks)|^Example(Config_virtualRanks|Fits|Strategy|_muon)$$'
-	FSDP_TEST_FAULTS=all $(GO) test ./fsdp -timeout 60m -run '^TestGPUFaults$$'
+gpu-doubles: ## tests that train, on the doubles of GPUs (Linux, cgo, cc): GPU=Golden for some
+	FSDP_TEST_DEVICE=gpu $(GO) test $(TRAINING) -timeout 180m -run '$(GPU)' -skip '^TestGPUFaults$$'
+	FSDP_TEST_FAULTS=all $(GO) test ./fsdp/internal/accept/gpu -timeout 60m -run '^TestGPUFaults$$'
 	FSDP_TEST_FAULTS=all $(GO) test ./fsdp/internal/engine/gpu -run '^TestLeftOut$$'
 
 # Of fsdp only what says that there is no device, and trainings: the rest is the same code with cgo.
@@ -78,7 +70,7 @@ nocgo: ## build without cgo, and test the packages that cgo changes
 
 portable: ## test the kernels without assembly, and build for arm64 and for 32 bits
 	$(GO) test -timeout 30m -tags purego ./internal/kernel/... ./internal/ops
-	$(GO) test -timeout 30m -tags purego ./fsdp -run TestGoldenGradients
+	$(GO) test -timeout 30m -tags purego ./fsdp/internal/accept/parity -run TestGoldenGradients
 	GOARCH=arm64 $(GO) vet ./...
 	GOARCH=arm64 $(GO) -C internal/workshop vet ./...
 	GOARCH=386 $(GO) build ./comm/... ./fsdp ./fsdp/nn ./optim ./shard

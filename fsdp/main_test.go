@@ -6,4 +6,11 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) {
+	kit.Main(m, map[string]kit.Need{
+		"Example_muon":               kit.HostMemory,
+		"ExampleFits":                kit.Processor,
+		"ExampleConfig_virtualRanks": kit.CanonicalSums,
+		"ExampleStrategy":            kit.SecondCopy,
+	})
+}

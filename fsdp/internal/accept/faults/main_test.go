@@ -6,4 +6,4 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) { kit.Main(m, nil) }

@@ -185,6 +185,7 @@ func (fussy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error
 // TestErrorInsideAPass checks that an error that only shows in the middle of a pass, on one rank,
 // reaches all with rank, pass and call, and that the model stays failed.
 func TestErrorInsideAPass(t *testing.T) {
+	kit.Needs(t, kit.OwnOperations)
 	picky := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("l0", &kit.Dense{Dim: kit.ShapeDim}, in[0])
 		x = t.Call("l1", &kit.Dense{Dim: kit.ShapeDim, Mem: true}, x, t.Call("fussy", fussy{}, in[0]))
@@ -258,6 +259,7 @@ func (strict) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 // TestPanicInsideBackward checks that a panic in the middle of a backward, on one rank, is an error on
 // every rank.
 func TestPanicInsideBackward(t *testing.T) {
+	kit.Needs(t, kit.OwnOperations)
 	prone := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("strict", strict{}, t.Call("l0", &kit.Dense{Dim: kit.ShapeDim}, in[0]), in[0])
 		return kit.Regress(t, in, t.Call("l1", &kit.Dense{Dim: kit.ShapeDim}, x)), nil
@@ -281,6 +283,7 @@ func TestPanicInsideBackward(t *testing.T) {
 // TestBatchModified changes a batch between Forward and Backward, against the rules: every rank
 // returns which tensor of which rank has changed, and the model can be used on.
 func TestBatchModified(t *testing.T) {
+	kit.Needs(t, kit.BatchInPlace)
 	for world := 1; world <= 2; world++ {
 		for tensors := range 2 {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -648,6 +651,7 @@ func TestContextEndsInsideAPass(t *testing.T) {
 
 // TestRankLeavesEarly checks that a rank that is done before the others makes them fail, not wait.
 func TestRankLeavesEarly(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	for world := 2; world <= 3; world++ {
 		for _, after := range []string{"Wrap", "Forward", "Backward"} {
 			errs := make([]error, world)

@@ -45,6 +45,7 @@ func (g *lateGroup) AllGather(dst, src comm.Buffer) comm.Work {
 // TestDiscardWaitsForGathers: a forward without a backward has gathers for the backward in flight,
 // and their buffers must not serve anybody else before they are done.
 func TestDiscardWaitsForGathers(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		late := &lateGroup{Group: g}
 		m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: late, Precision: kit.Float64s, Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: 2})

@@ -98,6 +98,7 @@ func (w *trouble) run(ctx context.Context, name string) error {
 // TestJoinFailures lets one of three ranks fail, one that goes on or one that has a batch no more
 // or never had, and checks that all of them return, with its reason, before any time has passed.
 func TestJoinFailures(t *testing.T) {
+	kit.Needs(t, kit.FakeTime)
 	for name, fault := range troubles {
 		for faulty := range 3 {
 			if fault.data != nil && faulty == 2 {

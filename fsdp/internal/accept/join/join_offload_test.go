@@ -16,6 +16,7 @@ import (
 // TestJoinOffload trains and evaluates unevenly with memory in files and without, and compares the
 // bits.
 func TestJoinOffload(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	run := func(t *testing.T, change func(c *fsdp.Config, dir string)) (state kit.Bits) {
 		dir := t.TempDir()
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {

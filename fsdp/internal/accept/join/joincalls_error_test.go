@@ -98,6 +98,7 @@ func onDoomedRanks(t *testing.T, f func(ctx context.Context, cancel context.Canc
 // TestJoinCallsFail has each rank fail at each of its calls, in every way. All ranks return, with its
 // reason, before any time has passed.
 func TestJoinCallsFail(t *testing.T) {
+	kit.Needs(t, kit.FakeTime)
 	for name, fall := range downfalls {
 		for faulty := range rounds {
 			for at := range len(rounds[faulty]) + 1 {
@@ -152,6 +153,7 @@ func TestJoinCallsFail(t *testing.T) {
 // TestJoinCallsFailInAPass has each rank fail in the middle of each pass, its own or one that it
 // replays, and has each of its collectives fail.
 func TestJoinCallsFailInAPass(t *testing.T) {
+	kit.Needs(t, kit.FakeTime)
 	const passes, collectives = 7, 60
 	run := func(t *testing.T, faulty int, trace func(cancel context.CancelCauseFunc, e fsdp.Event), decide func(commtest.Call) commtest.Fault) (fails bool) {
 		synctest.Test(t, func(t *testing.T) {

@@ -297,6 +297,7 @@ func TestJoinCallsAtRandom(t *testing.T) {
 // can go on: ranks that all wait for each other would reach the deadline at once. In some of them
 // the function of a rank fails in the end, which all ranks are told, and go on with the next.
 func TestJoinCallsNeverHangs(t *testing.T) {
+	kit.Needs(t, kit.FakeTime)
 	for world, mixes := range map[int]int{1: 100, 2: 6000, 3: 3000, 4: 700, 5: 50, 6: 50, 7: 50, 8: 50} {
 		all := drawErrands(world, mixes, 3, rand.New(rand.NewPCG(1, uint64(world))).IntN)
 		synctest.Test(t, func(t *testing.T) {

@@ -8,18 +8,21 @@ import (
 )
 
 // Main runs the tests of a package and requires that they leave no goroutine. If FSDP_TEST_DEVICE is "far" or "gpu", their
-// models compute on that device in place of the processor.
-func Main(m *testing.M) {
-	switch d := os.Getenv("FSDP_TEST_DEVICE"); d {
+// models compute on that device in place of the processor. It leaves out examples whose need the device does not meet.
+func Main(m *testing.M, examples map[string]Need) {
+	if _, ok := missing[device]; !ok {
+		panic("FSDP_TEST_DEVICE is " + device + ", want far or gpu")
+	}
+	if err := skipExamples(examples); err != nil {
+		panic(err)
+	}
+	switch device {
 	case "far":
 		UseFarDevice()
 	case "gpu":
 		os.Setenv("FSDP_DOUBLE_NCCL_TREE", "1") // sums over ranks as the host adds: strategies have the same bits
 		UseGPU()
 		os.Exit(m.Run()) // models that tests do not close have goroutines there
-	case "":
-	default:
-		panic("FSDP_TEST_DEVICE is " + d + ", want far or gpu")
 	}
 	goleak.VerifyTestMain(m)
 }

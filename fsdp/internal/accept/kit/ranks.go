@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"runtime"
 	"sync"
 	"testing"
@@ -22,7 +21,7 @@ import (
 
 // GroupsCarryPasses tells whether the collectives of passes go through Config.Group, where tests
 // see them: on GPUs they are NCCL's.
-var GroupsCarryPasses = os.Getenv("FSDP_TEST_DEVICE") != "gpu"
+var GroupsCarryPasses = device != "gpu"
 
 // LastStrategy is the last one that there is: a GPU keeps no second copy of parameters.
 var LastStrategy = map[bool]fsdp.Strategy{true: fsdp.SecondaryShard, false: fsdp.HybridGradOp}[GroupsCarryPasses]

@@ -422,6 +422,7 @@ func TestAllFrozen(t *testing.T) {
 // notice each. Freeing what is frozen at the end of backward is noticed by the order of events, by
 // the rule about units and by the memory, each alone.
 func TestCheckerIsStrict(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	for name, f := range frozenModels {
 		for s := fsdp.FullShard; s <= fsdp.SecondaryShard; s++ {
 			t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {

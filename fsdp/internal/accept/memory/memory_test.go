@@ -243,6 +243,7 @@ const programsVariable = "FSDP_TEST_PROGRAMS"
 // heap has more, for passes of many shapes. It does so in a process of its own, where nothing that
 // other tests have left is collected meanwhile.
 func TestProgramsAreCounted(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	if os.Getenv(programsVariable) == "" {
 		child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestProgramsAreCounted$")
 		child.Env = append(os.Environ(), programsVariable+"=yes")
@@ -319,6 +320,7 @@ func TestOldPassesHoldNoBuffers(t *testing.T) {
 // TestStepAllocatesLittle bounds what a step on one rank asks of the Go heap, once it is warm:
 // nothing that grows with the model's width or the batch, and little for each operation.
 func TestStepAllocatesLittle(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	for _, threads := range []int{1, 4} {
 		t.Run(fmt.Sprint(threads, " threads"), func(t *testing.T) { kit.StepAllocatesLittle(t, threads) })
 	}

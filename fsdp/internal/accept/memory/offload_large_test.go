@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
 // The race detector needs several times the memory that it watches, and would be what runs into the
@@ -15,6 +17,7 @@ import (
 // third of what their state, or what their calls keep, needs, and without files they do not. The
 // results are the same bits.
 func TestLargerThanMemory(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	for _, job := range []string{"state", "activations"} {
 		t.Run(job, func(t *testing.T) {
 			t.Parallel()

@@ -39,6 +39,7 @@ var offloadJobs = map[string]func(dir string) error{
 
 // TestOffloadJob does nothing but in the processes that the other tests start.
 func TestOffloadJob(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	job, ok := offloadJobs[os.Getenv(jobVariable)]
 	if !ok {
 		return
@@ -226,6 +227,7 @@ func trainOnFullDisk(dir string) error {
 // TestOffloadFullDisk: whenever the disk is full, every rank says so, the first one with the sizes
 // and the directory.
 func TestOffloadFullDisk(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	dir := t.TempDir()
 	printed, output, err := startJob(t, "full disk", dir, false)
 	require.NoError(t, err, output)
@@ -260,6 +262,7 @@ func pagesOf(x []float32) []byte {
 // while the one before it is gathered, and the gradients of a block while they are reduced, when
 // nobody has touched them.
 func TestOffloadReadsAhead(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	values, grads := map[string][]float32{}, map[string][]float32{}
 	before := map[string]string{"blocks.1": "blocks.0", "blocks.2": "blocks.1"}
 	var seen []string

@@ -83,6 +83,7 @@ func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) kit.Bit
 
 // TestOffloadDoesNotChangeBits compares every rank's run with and without files.
 func TestOffloadDoesNotChangeBits(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	for name, base := range offloaded {
 		for world := 1; world <= 3; world++ {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
@@ -117,6 +118,7 @@ func requireEmpty(t require.TestingT, dir string) {
 // TestOffloadIsCounted holds what is counted at every operation against the plan: shards and state
 // always lie in files, what calls keep lies there if it is spilled, and all of it is counted once.
 func TestOffloadIsCounted(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	plans := make(map[string]*fsdp.Plan)
 	spill := func(c *fsdp.Config) { c.Spill = fsdp.WrapEach() }
 	for name, turn := range map[string]func(*fsdp.Config){
@@ -173,6 +175,7 @@ func TestOffloadIsCounted(t *testing.T) {
 // TestOffloadDirRefused: a directory that cannot be used is an error of Wrap on every rank, also
 // when it is that of one rank only.
 func TestOffloadDirRefused(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	missing, file := filepath.Join(t.TempDir(), "missing"), filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	cases := map[string]error{missing: os.ErrNotExist, file: syscall.ENOTDIR}
@@ -212,6 +215,7 @@ func TestOffloadDirRefused(t *testing.T) {
 // TestOffloadNeedsRoom: a model that the disk has no place for is refused by every rank before
 // anything is written, and leaves nothing behind.
 func TestOffloadNeedsRoom(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	huge := kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 1<<20, 1<<24))))
 	dir := t.TempDir()
 	for rank, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
@@ -232,6 +236,7 @@ func TestOffloadNeedsRoom(t *testing.T) {
 // TestOffloadAfterFailure: a model whose Wrap failed elsewhere, one that failed in the middle of a
 // pass, and one that is closed after a forward leave nothing behind.
 func TestOffloadAfterFailure(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	dir := t.TempDir()
 	kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1+g.Rank()), fsdp.Config{Group: g, OffloadDir: dir})

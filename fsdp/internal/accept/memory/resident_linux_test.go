@@ -45,6 +45,7 @@ type residentCount struct{ Planned, Grown int }
 // the sum. Nothing is collected before it is measured. It is not for the race detector, which has a
 // shadow of all memory.
 func TestResident(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	for name, j := range map[string]residentJob{
 		"1 rank":                 {Strategy: fsdp.FullShard, Ranks: 1},
 		"checkpoints":            {Strategy: fsdp.FullShard, Ranks: 1, Recompute: true},
@@ -102,6 +103,7 @@ func (j residentJob) run(t *testing.T) (counts []residentCount) {
 
 // TestResidentJob does nothing but in the processes that TestResident starts.
 func TestResidentJob(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	text := os.Getenv(residentVariable)
 	if text == "" {
 		return

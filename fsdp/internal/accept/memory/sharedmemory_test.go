@@ -20,6 +20,7 @@ import (
 // Every flat buffer of every collective lies in that memory, which changes no bit; nothing else
 // does; steps that repeat ask for no more; and Close gives all of it back.
 func TestGroupMemory(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	knobs := map[string]fsdp.Config{
 		"root only":       {},
 		"blocks":          {Wrap: kit.Blocks},
@@ -90,6 +91,7 @@ func requireFlatBuffersOnly(t require.TestingT, m *fsdp.Sharded, mem *kit.Memory
 
 // TestGroupMemoryIsGivenBackEarly: what steps stop using returns to the group before Close.
 func TestGroupMemoryIsGivenBackEarly(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		mem := kit.NewMemoryGroup(g)
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: mem, Wrap: kit.Blocks})
@@ -108,6 +110,7 @@ func TestGroupMemoryIsGivenBackEarly(t *testing.T) {
 // TestGroupMemoryRefusesBlock: memory that a group does not take back is an error of the step that
 // gives it back.
 func TestGroupMemoryRefusesBlock(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) (err error) {
 		mem := kit.NewMemoryGroup(g)
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: mem, Wrap: kit.Blocks})
@@ -177,6 +180,7 @@ func useOnce(ctx context.Context, g comm.Group) error {
 
 // TestSetFullWithoutMemory: that there is no memory for what is on its way does not cost the model.
 func TestSetFullWithoutMemory(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		mem := kit.NewMemoryGroup(g)
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: mem, Wrap: kit.Blocks})
@@ -225,6 +229,7 @@ func TestClosedModel(t *testing.T) {
 // TestCloseWaitsForGathers: a forward without a backward has gathers in flight, whose memory is not
 // given back before.
 func TestCloseWaitsForGathers(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		mem := kit.NewMemoryGroup(g)
 		m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: mem, Wrap: kit.Blocks, Prefetch: 2})
@@ -242,6 +247,7 @@ func TestCloseWaitsForGathers(t *testing.T) {
 // TestGroupClosedBeforeModel: the memory of a group that is closed may not be there any more. The
 // model returns errors, and writes to none of it.
 func TestGroupClosedBeforeModel(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	forward := func(ctx context.Context, m *fsdp.Sharded) error {
 		_, err := m.Forward(ctx, kit.GoodBatch(0)...)
 		return err

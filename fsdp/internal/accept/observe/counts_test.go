@@ -17,6 +17,7 @@ import (
 // TestCounts compares the collectives of training passes and evaluations, and their bytes, with the
 // plan and with the formulas.
 func TestCounts(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	for world := 1; world <= 4; world++ {
 		for _, c := range kit.Cuts(world) {
 			t.Run(fmt.Sprintf("%v/%d ranks", c, world), func(t *testing.T) {
@@ -62,6 +63,7 @@ func requireCounts(t *testing.T, world int, c kit.Cut, layers, prefetch int, che
 // TestCountsOfAccumulation: every Backward reduces but those inside NoSync, whose gradients go with
 // the next outside or with SyncGrads, at once. The gathers are the same.
 func TestCountsOfAccumulation(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	const world, layers, prefetch = 4, 3, 1
 	for _, c := range kit.Cuts(world) {
 		t.Run(c.String(), func(t *testing.T) {
@@ -105,6 +107,7 @@ func TestCountsOfAccumulation(t *testing.T) {
 // TestCountsOfFrozen: with the root unit and the first blocks frozen, backward ends at the first
 // block that is trained, and only what is trained is reduced.
 func TestCountsOfFrozen(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	const world, layers, prefetch = 4, 5, 1
 	for _, c := range []kit.Cut{{Strategy: fsdp.FullShard, Ranks: 0}, {Strategy: fsdp.ShardGradOp, Ranks: 0}, {Strategy: fsdp.NoShard, Ranks: 0}, {Strategy: fsdp.HybridShard, Ranks: 2}, {Strategy: fsdp.SecondaryShard, Ranks: 2}} {
 		for frozen := range layers {
@@ -141,6 +144,7 @@ func TestCountsOfFrozen(t *testing.T) {
 // TestTraffic16 checks that what travels in 16 bits is half of what it was, and that what is kept
 // in full is not.
 func TestTraffic16(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	for _, c := range kit.Cuts(4) {
 		t.Run(c.String(), func(t *testing.T) {
 			kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {

@@ -74,6 +74,7 @@ func burningBatch(seed int, ms ...float64) []fsdp.Tensor {
 // TestStragglers trains where a call, a link, all links or batches are slow, in a time that passes
 // only there.
 func TestStragglers(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	const ranks, passes = 4, 4
 	burning = func(ns float64) { time.Sleep(time.Duration(ns)) }
 	for name, c := range map[string]struct {

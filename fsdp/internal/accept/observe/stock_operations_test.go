@@ -43,6 +43,7 @@ func (o tripled) SymDiff(_ gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes
 
 // TestPlanListsStockOperations finds those that run by Gorgonia's own Do: by call, with gradients.
 func TestPlanListsStockOperations(t *testing.T) {
+	kit.Needs(t, kit.OwnOperations)
 	triple := &kit.Module{Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		y, err := gorgonia.ApplyOp(tripled{}, in[0])
 		return gorgonia.Nodes{y}, err

@@ -84,6 +84,7 @@ func TestEventAsText(t *testing.T) {
 
 // TestShardedAsText prints a model in all states of its life, and with an optimizer.
 func TestShardedAsText(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(30), fsdp.Config{Group: g, Wrap: kit.Blocks})
 		_, err := optim.AdamW{}.New(m.Shards())

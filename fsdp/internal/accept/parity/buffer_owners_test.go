@@ -103,6 +103,7 @@ func everything(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.
 // group: what is read too early is NaN, what is written too early is noticed, and every work is
 // waited for at last. The bits are those of a group that forgives.
 func TestCollectivesOwnTheirBuffers(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	const world = 4
 	for _, p := range kit.ParityPrecisions {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
@@ -162,6 +163,7 @@ func TestUnitGroupsOwnTheirBuffers(t *testing.T) {
 // TestSetFullOwnsItsBuffers sets parameters that gathers for a backward may be reading: those are
 // over first.
 func TestSetFullOwnsItsBuffers(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	for _, how := range []string{"SetFull", "Full"} {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			strict := kit.NewStrictGroup(g)

@@ -74,6 +74,7 @@ var bentModel = kit.ParityModel{
 // TestCustomParity trains it on 1 to 4 ranks, frozen or not, in float64, float32 and bfloat16, and
 // compares with one process and with the emulation of the ranks.
 func TestCustomParity(t *testing.T) {
+	kit.Needs(t, kit.OwnOperations)
 	extras := []parityExtra{{name: "nothing"}, {name: "frozen", frozen: regexp.MustCompile(`^bent`)}}
 	for world := 1; world <= 4; world++ {
 		for _, precision := range []int{0, 1, len(kit.ParityPrecisions) - 1} {
@@ -94,6 +95,7 @@ func TestCustomParity(t *testing.T) {
 // TestCustomKnobs turns the knobs that keep it, compute it again, or run it elsewhere: the bits are
 // the same.
 func TestCustomKnobs(t *testing.T) {
+	kit.Needs(t, kit.OwnOperations)
 	knobs := map[string]func(*fsdp.Config){
 		"checkpoint": func(c *fsdp.Config) { c.Checkpoint = fsdp.WrapEach() },
 		"keep":       func(c *fsdp.Config) { c.Keep = fsdp.WrapEach() },
@@ -132,6 +134,7 @@ func TestCustomKnobs(t *testing.T) {
 // TestCustomFails has a kernel return an error, panic and ask for what it does not have, in forward
 // and in backward, on one rank. All ranks are told what happened where.
 func TestCustomFails(t *testing.T) {
+	kit.Needs(t, kit.OwnOperations)
 	wrong := errors.New("element is negative")
 	for name, c := range map[string]struct {
 		fail func(op.Args[float64]) error

@@ -58,6 +58,7 @@ func TestProcessorsDoNotChangeBits(t *testing.T) {
 // TestThreadsDoNotChangeBits trains a GPT of which several threads have a share in every kernel, on
 // one to four threads a rank, and on another number on each rank.
 func TestThreadsDoNotChangeBits(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	model := &nn.GPT{Vocab: 70, Context: kit.TinyContext, Layers: 2, Dim: 96, Heads: 4, Dropout: 0.1}
 	for _, compute := range []fsdp.DType{fsdp.Float32, fsdp.Float64, fsdp.BFloat16} {
 		base := fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.Precision{Compute: compute}}

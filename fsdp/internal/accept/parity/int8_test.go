@@ -49,6 +49,7 @@ func onlyFull(_ fsdp.CallInfo, p fsdp.Param) bool { return p.Full }
 // parameter are rounded to, under every strategy and number of ranks, and that the optimizer's stay
 // as they are.
 func TestForwardSeesBlocks(t *testing.T) {
+	kit.Needs(t, kit.EightBits)
 	for _, world := range []int{1, 3, 4} {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -74,6 +75,7 @@ func TestForwardSeesBlocks(t *testing.T) {
 // TestVectorsAreNoBlocks checks that parameters of one dimension are not rounded unless Full says
 // so.
 func TestVectorsAreNoBlocks(t *testing.T) {
+	kit.Needs(t, kit.EightBits)
 	m := kit.Wrap(t, bareBlocks(640), fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	state, err := m.FullState(t.Context())
 	require.NoError(t, err)
@@ -85,6 +87,7 @@ func TestVectorsAreNoBlocks(t *testing.T) {
 // TestSumsOfBlocks compares gradients with a sum in float32 of what the ranks' are rounded to, in
 // two backwards: with the second goes what the first has lost.
 func TestSumsOfBlocks(t *testing.T) {
+	kit.Needs(t, kit.EightBits)
 	const n = 512
 	x := func(rank int) func(int) float32 {
 		return func(i int) float32 { return float32(kit.Value(i, rank)) } // in [-1, 1)
@@ -133,6 +136,7 @@ func TestSumsOfBlocks(t *testing.T) {
 // that has saved it and gone on, although what gradients have lost is not there, whatever it had
 // lost before the Load.
 func TestInt8AfterLoad(t *testing.T) {
+	kit.Needs(t, kit.EightBits)
 	const world, saved = 2, 3
 	dir := t.TempDir()
 	run := func(first, n int, then ...func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error) kit.Bits {
@@ -178,6 +182,7 @@ func TestInt8AfterLoad(t *testing.T) {
 // TestInt8Memory checks that a rank keeps what its gradients lose, and that the plan says so, also
 // where some of them travel in other types.
 func TestInt8Memory(t *testing.T) {
+	kit.Needs(t, kit.EightBits)
 	others := kit.TypesByName(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.Int8, fsdp.Float16}})
 	for i, c := range kit.Cuts(4) {
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
@@ -227,6 +232,7 @@ func (g labeledGroup) Split(ctx context.Context, color, key int) (comm.Group, er
 // Int8 with the plan and with the formulas: 65 bytes for the 256 of 64 float32. Between replicas
 // sums are float32.
 func TestTraffic8(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	const world, layers, prefetch = 4, 3, 1
 	for _, c := range kit.Cuts(world) {
 		for _, reduce := range []fsdp.DType{fsdp.Float32, fsdp.Int8} {
@@ -266,6 +272,7 @@ func TestTraffic8(t *testing.T) {
 // TestInt8BesideOthers has three parameters of one unit travel in three ways: each as if it were
 // alone, so that no block has elements of another.
 func TestInt8BesideOthers(t *testing.T) {
+	kit.Needs(t, kit.EightBits)
 	types := kit.TypesByName(0, 0, map[string][2]fsdp.DType{"a.w": {fsdp.Int8, fsdp.Int8}, "b.w": {fsdp.BFloat16, 0}})
 	for _, world := range []int{1, 3, 4} {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
@@ -315,6 +322,7 @@ func TestInt8BesideOthers(t *testing.T) {
 // travels in float32, and all of a block as Int8 but for a matrix, which takes collectives of its
 // own.
 func TestTraffic8BesideOthers(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	const world, layers = 4, 3
 	types := func(c fsdp.CallInfo, p fsdp.Param) (gather, reduce fsdp.DType) {
 		switch {

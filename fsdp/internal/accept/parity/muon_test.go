@@ -82,6 +82,7 @@ func muonBits(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt opti
 
 // Muon has the same bits under every strategy and cut, by owners as by gathering.
 func TestMuonKnobs(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	want := trainMuon(t, 4, optim.Muon{WeightDecay: 0.1, Method: optim.Owner}, fsdp.Config{})
 	for name, c := range map[string]struct {
 		method optim.Method
@@ -103,6 +104,7 @@ func TestMuonKnobs(t *testing.T) {
 // Checkpoints with Muon's state load on other ranks and other cuts, and go on alike; a unit of experts
 // steps in its own groups.
 func TestMuonCheckpoints(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	fsys := crashfs.New()
 	run := func(ranks int, save bool, cut shard.Cut) (all kit.Bits) {
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
@@ -132,6 +134,7 @@ func TestMuonCheckpoints(t *testing.T) {
 
 // Experts step in their own groups: each group has the bits that it has alone.
 func TestMuonInOwnGroups(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	states := make([]kit.Bits, 4)
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
@@ -154,6 +157,7 @@ func TestMuonInOwnGroups(t *testing.T) {
 
 // A rank that does not step is told of by all, and a lost one ends the step of the others.
 func TestMuonOnOneRank(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	for name, other := range map[string]func(context.Context, *fsdp.Sharded) error{
 		"forward": func(ctx context.Context, m *fsdp.Sharded) error {
 			_, err := m.Forward(ctx, kit.TinyBatch(1, 0, 2, kit.TinyContext)...)
@@ -187,6 +191,7 @@ func TestMuonOnOneRank(t *testing.T) {
 // A plan of Muon needs no ranks: of a GPT of 124 million parameters on 8 ranks with 64k tokens a step, Muon
 // is at most 5 % of the arithmetic, and its state is one number for an element.
 func TestMuonShare(t *testing.T) {
+	kit.Needs(t, kit.Processor)
 	for _, world := range []int{8, 16} {
 		var muon *optim.MuonPlan
 		elements := 0

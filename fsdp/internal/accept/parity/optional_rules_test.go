@@ -202,6 +202,7 @@ func TestOptionalEval(t *testing.T) {
 // TestOptionalVirtualRanks trains micro-batches of which some have images on 1, 2 and 4 ranks, to the
 // same bits.
 func TestOptionalVirtualRanks(t *testing.T) {
+	kit.Needs(t, kit.CanonicalSums)
 	var want kit.Bits
 	for _, ranks := range []int{4, 2, 1} {
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
@@ -227,6 +228,7 @@ func TestOptionalVirtualRanks(t *testing.T) {
 // TestOptionalPrecision trains in bfloat16, and with gradients that travel in it, with checkpointing and
 // without, to the same bits under two wrappings.
 func TestOptionalPrecision(t *testing.T) {
+	kit.Needs(t, kit.ActiveRanks)
 	for _, p := range kit.ParityPrecisions {
 		var want kit.Bits
 		for _, cfg := range []fsdp.Config{{Wrap: fsdp.WrapEach()}, {Strategy: fsdp.ShardGradOp, Checkpoint: fsdp.WrapEach()}} {
@@ -329,6 +331,7 @@ func (noDevice) Engine(engine.DeviceOptions) (engine.Device, error) { panic("not
 // TestOptionalManyPasses runs random passes with random absence, where time stands still as long as any
 // rank can go on: 10,000 of them, or in make test a part.
 func TestOptionalManyPasses(t *testing.T) {
+	kit.Needs(t, kit.FakeTime)
 	passes := 2000
 	if n := os.Getenv("FSDP_TEST_PASSES"); n != "" {
 		var err error
@@ -366,6 +369,7 @@ func TestOptionalManyPasses(t *testing.T) {
 // TestOptionalFaults has each rank, those without an image too, fail in each operation of a pass and in
 // each of its collectives, and be cancelled there: every rank returns why.
 func TestOptionalFaults(t *testing.T) {
+	kit.Needs(t, kit.FakeTime)
 	run := func(faulty int, trace func(cancel context.CancelCauseFunc, e fsdp.Event), decide func(commtest.Call) commtest.Fault) (failed int) {
 		synctest.Test(t, func(t *testing.T) {
 			errs := make([]error, 3)

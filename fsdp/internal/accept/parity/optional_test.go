@@ -385,12 +385,14 @@ func (o *optionalRun) check(t require.TestingT) {
 
 // TestOptionalAtRandom compares trainings with the definition of what they do.
 func TestOptionalAtRandom(t *testing.T) {
+	kit.Needs(t, kit.ActiveRanks)
 	rapid.Check(t, func(t *rapid.T) { drawOptional(t).check(t) })
 }
 
 // TestOptionalNeverWaits runs some of those trainings where time stands still as long as any rank can
 // go on.
 func TestOptionalNeverWaits(t *testing.T) {
+	kit.Needs(t, kit.FakeTime)
 	runs := rapid.Custom(drawOptional)
 	for seed := range 8 {
 		o := runs.Example(seed)

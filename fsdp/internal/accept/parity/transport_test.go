@@ -339,6 +339,7 @@ var deaths = map[string]func(comm.Group){
 // their replicas, or among all. Each gets an error that tells which rank it was, soon, although
 // none of them leaves.
 func TestDeathInHybridStep(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	connects := map[string]func(*testing.T) []comm.Group{"goroutines": func(*testing.T) []comm.Group { return comm.Local(deathRanks) }}
 	for name, change := range kit.Transports {
 		connects[name] = func(t *testing.T) []comm.Group { return kit.Connect(t, deathRanks, change) }

@@ -87,6 +87,7 @@ func TestInto(t *testing.T) {
 
 // TestIntoAllocates bounds what is allocated beside the result.
 func TestIntoAllocates(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	const bytes = 2 * 4 * (701*499 + 300*700)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, largeModel, fsdp.Config{Group: g})
@@ -190,6 +191,7 @@ func TestIntoErrors(t *testing.T) {
 
 // TestIntoOptimizersMemory checks that state is not gathered over the state that it is gathered of.
 func TestIntoOptimizersMemory(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		opt := drawnState(t, m, 1)

@@ -1,0 +1,65 @@
+package kit
+
+import (
+	"flag"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A Need is something that a test needs and that a device in place of the processor may not have.
+type Need string
+
+// These are the needs of tests. The processor has them all.
+const (
+	HostMemory       Need = "what is allocated, and in RAM, is memory of the process"
+	Processor        Need = "the processor computes, with its threads, files and memory"
+	GroupCollectives Need = "collectives of passes go through Config.Group, where the test counts, delays or checks them"
+	OwnOperations    Need = "the test's own operations have no kernels"
+	BatchInPlace     Need = "passes read the batch where it is"
+	FakeTime         Need = "collectives end in the fake time of a synctest bubble"
+	CanonicalSums    Need = "sums over ranks are in the canonical order"
+	EightBits        Need = "gradients travel in 8 bits"
+	ActiveRanks      Need = "gradients are divided by the ranks that made a call"
+	SecondCopy       Need = "ranks keep a second copy of parameters"
+)
+
+// device is the device in place of the processor, or "".
+var device = os.Getenv("FSDP_TEST_DEVICE")
+
+// missing has the needs that a device does not meet. A far device is late, and nobody else reaches its memory. Doubles of
+// GPUs have NCCL's collectives, which wait in streams and add in an order of their own.
+var missing = map[string][]Need{
+	"":    nil,
+	"far": {HostMemory},
+	"gpu": {
+		HostMemory, Processor, GroupCollectives, OwnOperations, BatchInPlace, FakeTime, CanonicalSums, EightBits, ActiveRanks, SecondCopy,
+	},
+}
+
+// Needs skips a test on a device that does not meet its needs. On the processor it skips nothing.
+func Needs(t testing.TB, needs ...Need) {
+	t.Helper()
+	for _, n := range needs {
+		if slices.Contains(missing[device], n) {
+			t.Skipf("device %q does not meet the need: %s", device, n)
+		}
+	}
+}
+
+// skipExamples adds the examples whose needs the device does not meet to those that -skip names. Examples cannot call Needs.
+func skipExamples(examples map[string]Need) error {
+	flag.Parse()
+	skip := flag.Lookup("test.skip")
+	var names []string
+	if given := skip.Value.String(); given != "" {
+		names = append(names, given)
+	}
+	for _, name := range SortedKeys(examples) {
+		if slices.Contains(missing[device], examples[name]) {
+			names = append(names, "^"+name+"$")
+		}
+	}
+	return skip.Value.Set(strings.Join(names, "|"))
+}
