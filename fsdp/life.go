@@ -228,7 +228,7 @@ type tolerance struct {
 }
 
 // tolerances are those of all methods. may looks for a refusal in the order of the fields of
-// tolerance. What comes of it is in testdata/life.txt.
+// tolerance. What comes of it is in internal/accept/faults/testdata/life.txt.
 var tolerances = map[string]tolerance{
 	"Forward":        {held: true, unreduced: true, last: true, calls: true, draws: true},
 	"Backward":       {held: true, unreduced: true, last: true, calls: true},
