@@ -58,15 +58,15 @@ gpu-doubles: ## tests that train, on the doubles of GPUs (Linux, cgo, cc): GPU=G
 	FSDP_TEST_FAULTS=all $(GO) test ./fsdp/internal/accept/gpu -timeout 60m -run '^TestGPUFaults$$'
 	FSDP_TEST_FAULTS=all $(GO) test ./fsdp/internal/engine/gpu -run '^TestLeftOut$$'
 
-# Of fsdp only what says that there is no device, and trainings: the rest is the same code with cgo.
+# Of the packages that train only examples and golden trainings: the rest is the same code with cgo.
 nocgo: ## build without cgo, and test the packages that cgo changes
 	CGO_ENABLED=0 $(GO) vet ./...
 	CGO_ENABLED=0 $(GO) -C internal/workshop vet ./...
 	cgo=$$($(GO) list -f '{{if .CgoFiles}}{{.ImportPath}}{{end}}' ./... | paste -sd '|') && \
 		list=$$($(GO) list -test -f '{{.ForTest}}| {{join .Deps " "}} ' ./... | \
-			awk -F '|' -v cgo=" ($$cgo) " '$$1 && $$2 ~ cgo && !/gofsdp\/fsdp\|/ {print $$1}' | sort -u) && \
+			awk -F '|' -v cgo=" ($$cgo) " '$$1 && $$2 ~ cgo && !/gofsdp\/fsdp(\/internal\/accept\/[a-z]*)?\|/ {print $$1}' | sort -u) && \
 		test -n "$$list" && CGO_ENABLED=0 $(GO) test -timeout 30m $$list
-	CGO_ENABLED=0 $(GO) test -timeout 30m ./fsdp -run '^(Test(Golden|GPU|ConfigDevice)|Example)'
+	CGO_ENABLED=0 $(GO) test -timeout 30m ./fsdp ./fsdp/internal/accept/parity -run '^(TestGolden|Example)'
 
 portable: ## test the kernels without assembly, and build for arm64 and for 32 bits
 	$(GO) test -timeout 30m -tags purego ./internal/kernel/... ./internal/ops
