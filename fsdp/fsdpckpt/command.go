@@ -39,7 +39,7 @@ type command struct {
 type action func(ctx context.Context, sys system, args []string) error
 
 // commands are in the order in which a user meets them.
-var commands = []*command{&listCommand, &inspectCommand, &verifyCommand, &mergeCommand, &reshardCommand}
+var commands = []*command{&listCommand, &inspectCommand, &verifyCommand, &mergeCommand}
 
 // A usageError is a command line that makes no sense.
 type usageError struct{ error }
@@ -67,7 +67,7 @@ func run(ctx context.Context, args []string, sys system) int {
 
 // overview prints what there is.
 func overview(w io.Writer) {
-	fmt.Fprint(w, "Fsdpckpt looks into checkpoints, checks them and rewrites them, without the\nmodel that they are of.\n\n")
+	fmt.Fprint(w, "Fsdpckpt looks into checkpoints, checks them and merges them into one file,\nwithout their model.\n\n")
 	for _, c := range commands {
 		fmt.Fprintf(w, "  %-37s %s\n", "fsdpckpt "+c.name+" "+c.args, c.short)
 	}

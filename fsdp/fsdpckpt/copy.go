@@ -23,13 +23,13 @@ func newCopier(r *checkpoint.Reader, p *progress) *copier {
 	return &copier{reader: r, buffer: make([]byte, 4*checkpoint.ChunkBytes), progress: p}
 }
 
-// copy writes elements [from, to) of a tensor to w, as those of another type. It goes along the
-// chunks of the pieces: none is read twice, but where an interval begins or ends.
-func (c *copier) copy(ctx context.Context, w io.Writer, t *checkpoint.Tensor, from, to int, as safetensors.DType) error {
+// copy writes the elements of a tensor to w, converted to another type. It follows the chunks of the
+// pieces, so it reads none twice.
+func (c *copier) copy(ctx context.Context, w io.Writer, t *checkpoint.Tensor, as safetensors.DType) error {
 	chunk := checkpoint.ChunkBytes / t.DType.Size() // elements
 	for p := range t.All() {
-		for at := max(from, p.Offset); at < min(to, p.Offset+p.Len); {
-			end := min(to, p.Offset+p.Len, p.Offset+((at-p.Offset)/chunk+1)*chunk)
+		for at := p.Offset; at < p.Offset+p.Len; {
+			end := min(p.Offset+p.Len, at+chunk)
 			part := c.buffer[:(end-at)*as.Size()] // no type is more than 4 times another
 			if err := c.reader.Read(ctx, t.Key, at, part, as); err != nil {
 				return err

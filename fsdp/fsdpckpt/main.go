@@ -1,11 +1,9 @@
-// Fsdpckpt looks into checkpoints, checks them and rewrites them, without the model that they are
-// of.
+// Fsdpckpt looks into checkpoints, checks them and merges them into one file, without their model.
 //
 //	fsdpckpt list DIR                         every checkpoint of a job
 //	fsdpckpt inspect PATH                     what is in one
 //	fsdpckpt verify PATH                      read all of it, and say what is damaged
 //	fsdpckpt merge PATH OUT.safetensors       one file for other programs
-//	fsdpckpt reshard PATH OUTDIR -ranks N     the same checkpoint, cut into other files
 //
 // PATH is a checkpoint, or the directory of a job: then its last whole one. Flags may stand before,
 // between and behind the arguments; fsdpckpt COMMAND -h lists them.
@@ -61,14 +59,11 @@
 //
 //	$ fsdpckpt merge ckpt gpt.safetensors -dtype bf16
 //	gpt.safetensors: 17 tensors, 171.2 KiB, of ckpt/000004-step-40
-//	$ fsdpckpt reshard ckpt four -ranks 4
-//	four/000001-step-40: 4 files, 1.0 MiB, of ckpt/000004-step-40
 //
 // # What holds
 //
-//   - Nothing but merge and reshard writes. What they write has its name only once all of it is on
-//     disk. After an error or Ctrl-C, what was there before is there, and nothing else but the
-//     directory of a job with its lock, if reshard has made one.
+//   - Only merge writes. Its file gets its name when all of it is on disk. After an error or Ctrl-C
+//     the directory is as it was before.
 //   - What is damaged is not copied: all that is read is compared with its checksums.
 //   - Tensors of any size pass through a few MiB of memory.
 //   - Of what ranks have of their own, a parameter of experts is "name@rank" by the first rank of

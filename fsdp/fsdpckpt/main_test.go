@@ -8,14 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -428,102 +426,31 @@ func TestMerge(t *testing.T) {
 	require.Equal(t, map[string]string{"format": "pt"}, metadata)
 }
 
-func TestReshardAny(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		whole, ranks := drawParts(t)
-		fsys := crashfs.New()
-		meta := `{"extra":{"a":1},"rank_extra":[]}`
-		old := save(t, fsys, "ckpt", 7, meta, scatter(whole, ranks))
-		n := rapid.IntRange(1, 9).Draw(t, "n")
-		succeed(t, fsys, "reshard", "ckpt", "-ranks", fmt.Sprint(n), "new")
-		requireSame(t, fsys, old, filepath.Join("new", "000001-step-7"), n)
-		succeed(t, fsys, "verify", "new")
-	})
-}
-
-// requireSame requires that two checkpoints have the same contents, and the second n files of about
-// the same size.
-func requireSame(t require.TestingT, fsys checkpoint.FS, old, new string, n int) {
-	was, err := checkpoint.OpenReader(context.Background(), fsys, old)
-	require.NoError(t, err)
-	is, err := checkpoint.OpenReader(context.Background(), fsys, new)
-	require.NoError(t, err)
-	a, b := *was.Manifest(), *is.Manifest()
-	require.Equal(t, a.Meta, b.Meta)
-	require.Equal(t, []int{a.Step, a.World, len(a.Tensors)}, []int{b.Step, b.World, len(b.Tensors)})
-	bytes := make([]int, len(b.Files))
-	for i, x := range a.Tensors {
-		y := b.Tensors[i]
-		for p := range y.All() {
-			bytes[p.File] += p.Len * y.DType.Size()
-		}
-		want, got := make([]byte, tensorBytes(&x)), make([]byte, tensorBytes(&y))
-		require.NoError(t, was.Read(context.Background(), x.Key, 0, want, x.DType))
-		require.NoError(t, is.Read(context.Background(), y.Key, 0, got, y.DType))
-		require.Equal(t, want, got)
-		x.Pieces, y.Pieces = nil, nil
-		require.Equal(t, x, y)
-	}
-	require.LessOrEqual(t, len(bytes), n)
-	if total := dataBytes(was.Manifest()); total >= int64(16*n) {
-		require.Len(t, bytes, n)
-		require.Less(t, slices.Max(bytes)-slices.Min(bytes), 16, "two elements")
-	}
-	require.NoError(t, errors.Join(was.Close(), is.Close()))
-}
-
-// TestReshardInPlace writes into the directory that it reads from: the new checkpoint is the latest
-// then, and the old one stays.
-func TestReshardInPlace(t *testing.T) {
-	fsys := crashfs.New()
-	old := save(t, fsys, "ckpt", 20, smallMeta, scatter(small(), 3))
-	path := filepath.Join("ckpt", "000002-step-20")
-	require.Equal(t, path+": 2 files, 1.2 KiB, of "+old+"\n", succeed(t, fsys, "reshard", "ckpt", "ckpt", "-ranks=2"))
-	requireSame(t, fsys, old, path, 2)
-	require.Regexp(t, `000001-step-20 +20 +3 +3 (.*\n)000002-step-20 +20 +3 +2 .*\n$`, succeed(t, fsys, "list", "ckpt"))
-}
-
-// TestReshardIntoDirectories makes more files than a directory takes, and fewer again of them.
-func TestReshardIntoDirectories(t *testing.T) {
+// TestManyFiles inspects a checkpoint of more files than a directory holds.
+func TestManyFiles(t *testing.T) {
 	fsys := crashfs.New()
 	whole := []checkpoint.Part{{Key: checkpoint.Key{Param: "w", Owner: checkpoint.Shared}, DType: "F32", Shape: []int{1002}, Data: make([]byte, 4*1002)}}
-	old := save(t, fsys, "ckpt", 20, smallMeta, scatter(whole, 3))
-	succeed(t, fsys, "reshard", "ckpt", "many", "-ranks=1001")
-	many := filepath.Join("many", "000001-step-20")
-	requireSame(t, fsys, old, many, 1001)
-	succeed(t, fsys, "verify", "many")
-	out := succeed(t, fsys, "inspect", "many")
-	require.Contains(t, out, "\n999   00000/shard-00999-of-01001.safetensors  1 ")
-	require.Contains(t, out, "\n1000  00001/shard-01000-of-01001.safetensors  1 ")
-	succeed(t, fsys, "reshard", "many", "few", "-ranks=2")
-	requireSame(t, fsys, many, filepath.Join("few", "000001-step-20"), 2)
+	save(t, fsys, "ckpt", 20, smallMeta, scatter(whole, 1001))
+	succeed(t, fsys, "verify", "ckpt")
+	out := succeed(t, fsys, "inspect", "ckpt")
+	require.Contains(t, out, "\n999   00000/rank-00999-of-01001.safetensors  1 ")
+	require.Contains(t, out, "\n1000  00001/rank-01000-of-01001.safetensors  1 ")
 }
 
-// writing are the commands that write, with what they leave when they fail.
-var writing = map[string][]string{
-	"merge":   {"merge", "ckpt", "out.safetensors", "-optimizer", "-dtype", "bf16"},
-	"reshard": {"reshard", "ckpt", "new", "-ranks", "2"},
-}
+// merging is a command that writes.
+var merging = []string{"merge", "ckpt", "out.safetensors", "-optimizer", "-dtype", "bf16"}
 
-// requireNothing requires that a command which has failed left nothing behind, and what was there
-// as it was.
+// requireNothing requires that a failed merge left nothing behind and kept the file that was there.
 func requireNothing(t *testing.T, fsys checkpoint.FS) {
 	require.Equal(t, "old", string(contents(t, fsys, "out.safetensors")))
 	top, err := fsys.ReadDir(".")
 	require.NoError(t, err)
 	for _, e := range top {
-		require.Contains(t, []string{"ckpt", "new", "out.safetensors"}, e.Name())
-	}
-	left, err := fsys.ReadDir("new")
-	if !errors.Is(err, fs.ErrNotExist) {
-		require.NoError(t, err)
-	}
-	for _, e := range left {
-		require.Equal(t, "lock", e.Name())
+		require.Contains(t, []string{"ckpt", "out.safetensors"}, e.Name())
 	}
 }
 
-// before is a file system, all of it on disk, on which a command of writing has not been run yet.
+// before is a file system, all of it on disk, before a merge.
 func before(t *testing.T) *crashfs.FS {
 	fsys := crashfs.New()
 	save(t, fsys, "ckpt", 20, smallMeta, scatter(small(), 3))
@@ -534,9 +461,9 @@ func before(t *testing.T) *crashfs.FS {
 	return fsys
 }
 
-// interrupted runs a command line with a file system that calls at before its k-th operation. If at
+// interrupted merges with a file system that calls at before its k-th operation. If at
 // returns an error, that ends the context, otherwise the operation fails.
-func interrupted(t *testing.T, args []string, k int, at func() error) (fsys *crashfs.FS, status int, out, msg string, reached bool) {
+func interrupted(t *testing.T, k int, at func() error) (fsys *crashfs.FS, status int, out, msg string, reached bool) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	t.Cleanup(func() { cancel(nil) })
 	fsys = before(t)
@@ -554,93 +481,70 @@ func interrupted(t *testing.T, args []string, k int, at func() error) (fsys *cra
 		return true
 	}}
 	fsys.Inject(fault)
-	status, out, msg = fsdpckpt(ctx, fsys, args...)
+	status, out, msg = fsdpckpt(ctx, fsys, merging...)
 	fsys.Inject(crashfs.Fault{})
 	return fsys, status, out, msg, reached
 }
 
 // TestFailure has every operation of the file system fail in turn.
 func TestFailure(t *testing.T) {
-	for name, args := range writing {
-		t.Run(name, func(t *testing.T) {
-			for k := 0; ; k++ {
-				fsys, status, out, msg, reached := interrupted(t, args, k, func() error { return nil })
-				if !reached {
-					require.Greater(t, k, 30)
-					require.Zero(t, status, msg)
-					return
-				}
-				if status == 0 { // what failed was not needed, such as looking whether there is a checkpoint
-					continue
-				}
-				require.Contains(t, msg, "disk full", "operation %d", k)
-				if out == "" && !strings.Contains(msg, "power failure may") { // else it is done
-					requireNothing(t, fsys)
-				}
-			}
-		})
+	for k := 0; ; k++ {
+		fsys, status, out, msg, reached := interrupted(t, k, func() error { return nil })
+		if !reached {
+			require.Greater(t, k, 30)
+			require.Zero(t, status, msg)
+			return
+		}
+		if status == 0 { // what failed was not needed, such as looking whether there is a checkpoint
+			continue
+		}
+		require.Contains(t, msg, "disk full", "operation %d", k)
+		if out == "" && !strings.Contains(msg, "power failure may") { // else it is done
+			requireNothing(t, fsys)
+		}
 	}
 }
 
 // TestPowerFailure has the machine fail before every operation in turn, and after the last. There
 // is what was there before, or all of the new; and the new, once the command has succeeded.
 func TestPowerFailure(t *testing.T) {
-	for name, args := range writing {
-		t.Run(name, func(t *testing.T) {
-			for k, status := 0, exitError; status != 0; k++ {
-				fsys := before(t)
-				fsys.Kill(k)
-				status, _, _ = fsdpckpt(context.Background(), fsys, args...)
-				for seed := range uint64(6) {
-					left := fsys.Crash(seed)
-					done := false
-					switch name {
-					case "merge":
-						done = len(contents(t, left, "out.safetensors")) > len("old")
-						if done {
-							data, _, _ := dataOf(t, left, "out.safetensors")
-							require.Len(t, data, 9)
-							require.Equal(t, floats(safetensors.F32, 20, 2), data["exp_avg:w"])
-						} else {
-							require.Equal(t, "old", string(contents(t, left, "out.safetensors")))
-						}
-					case "reshard":
-						_, err := checkpoint.Latest(context.Background(), left, "new")
-						if done = err == nil; done {
-							succeed(t, left, "verify", "new")
-						} else {
-							require.ErrorIs(t, err, checkpoint.ErrNone)
-						}
-					}
-					require.True(t, done || status != 0, "operation %d, seed %d", k, seed)
-				}
+	for k, status := 0, exitError; status != 0; k++ {
+		fsys := before(t)
+		fsys.Kill(k)
+		status, _, _ = fsdpckpt(context.Background(), fsys, merging...)
+		for seed := range uint64(6) {
+			left := fsys.Crash(seed)
+			done := len(contents(t, left, "out.safetensors")) > len("old")
+			if done {
+				data, _, _ := dataOf(t, left, "out.safetensors")
+				require.Len(t, data, 9)
+				require.Equal(t, floats(safetensors.F32, 20, 2), data["exp_avg:w"])
+			} else {
+				require.Equal(t, "old", string(contents(t, left, "out.safetensors")))
 			}
-		})
+			require.True(t, done || status != 0, "operation %d, seed %d", k, seed)
+		}
 	}
 }
 
 // TestInterrupt ends the context at every operation in turn, as Ctrl-C does.
 func TestInterrupt(t *testing.T) {
 	stop := errors.New("interrupt signal received")
-	for name, args := range writing {
-		t.Run(name, func(t *testing.T) {
-			failed := 0
-			for k := 0; ; k++ {
-				fsys, status, out, msg, reached := interrupted(t, args, k, func() error { return stop })
-				if !reached {
-					require.Greater(t, failed, 10)
-					return
-				}
-				if status == 0 { // so late that it was complete
-					continue
-				}
-				failed++
-				require.Equal(t, exitError, status)
-				require.Empty(t, out)
-				require.Regexp(t, stop.Error()+"|"+context.Canceled.Error(), msg, "operation %d", k)
-				requireNothing(t, fsys)
-			}
-		})
+	failed := 0
+	for k := 0; ; k++ {
+		fsys, status, out, msg, reached := interrupted(t, k, func() error { return stop })
+		if !reached {
+			require.Greater(t, failed, 10)
+			break
+		}
+		if status == 0 { // so late that it was complete
+			continue
+		}
+		failed++
+		require.Equal(t, exitError, status)
+		require.Empty(t, out)
+		require.Regexp(t, stop.Error()+"|"+context.Canceled.Error(), msg, "operation %d", k)
+		requireNothing(t, fsys)
 	}
 	fsys := crashfs.New()
 	save(t, fsys, "ckpt", 20, smallMeta, scatter(small(), 3))
@@ -656,22 +560,18 @@ func TestInterrupt(t *testing.T) {
 
 // TestDamageIsNotCopied changes a byte of the data.
 func TestDamageIsNotCopied(t *testing.T) {
-	for name, args := range writing {
-		t.Run(name, func(t *testing.T) {
-			t.Chdir(t.TempDir())
-			path := save(t, checkpoint.OS(), "ckpt", 20, smallMeta, scatter(small(), 3))
-			file := filepath.Join(path, "rank-00001-of-00003.safetensors")
-			data, err := os.ReadFile(file)
-			require.NoError(t, err)
-			data[len(data)-13]++ // before the buffer
-			require.NoError(t, os.WriteFile(file, data, 0o644))
-			require.NoError(t, os.WriteFile("out.safetensors", []byte("old"), 0o644))
-			status, _, msg := fsdpckpt(context.Background(), checkpoint.OS(), args...)
-			require.Equal(t, exitError, status)
-			require.Regexp(t, `rank-00001-of-00003.safetensors: exp_avg_sq:w\[6:13\] in bytes \[376:404\]: damaged`, msg)
-			requireNothing(t, checkpoint.OS())
-		})
-	}
+	t.Chdir(t.TempDir())
+	path := save(t, checkpoint.OS(), "ckpt", 20, smallMeta, scatter(small(), 3))
+	file := filepath.Join(path, "rank-00001-of-00003.safetensors")
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	data[len(data)-13]++ // before the buffer
+	require.NoError(t, os.WriteFile(file, data, 0o644))
+	require.NoError(t, os.WriteFile("out.safetensors", []byte("old"), 0o644))
+	status, _, msg := fsdpckpt(context.Background(), checkpoint.OS(), merging...)
+	require.Equal(t, exitError, status)
+	require.Regexp(t, `rank-00001-of-00003.safetensors: exp_avg_sq:w\[6:13\] in bytes \[376:404\]: damaged`, msg)
+	requireNothing(t, checkpoint.OS())
 }
 
 // TestMemory rewrites far more data than the memory that it takes.
@@ -680,13 +580,11 @@ func TestMemory(t *testing.T) {
 	const n = 6 << 20
 	whole := checkpoint.Part{Key: checkpoint.Key{Param: "w", Owner: checkpoint.Shared}, DType: safetensors.F32, Shape: []int{n}, Data: make([]byte, 4*n)}
 	save(t, checkpoint.OS(), "ckpt", 1, `{}`, scatter([]checkpoint.Part{whole}, 2))
-	for _, args := range [][]string{{"merge", "ckpt", "out.safetensors", "-dtype", "f64"}, {"reshard", "ckpt", "new", "-ranks", "1"}} {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		succeed(t, checkpoint.OS(), args...)
-		runtime.ReadMemStats(&after)
-		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4*n), args) // the race detector empties pools at random
-	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	succeed(t, checkpoint.OS(), "merge", "ckpt", "out.safetensors", "-dtype", "f64")
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4*n)) // the race detector empties pools at random
 }
 
 // TestUsage checks command lines, and what is refused before anything is done.
@@ -709,8 +607,6 @@ func TestUsage(t *testing.T) {
 		{"merge ckpt", exitUsage, "1 argument where PATH OUT.safetensors is wanted\nusage: fsdpckpt merge PATH OUT.safetensors [flags]\n"},
 		{"merge ckpt out -dtype f8", exitUsage, "not bf16, f16, f32 or f64"},
 		{"merge ckpt out -fast", exitUsage, "flag provided but not defined: -fast"},
-		{"reshard ckpt new", exitUsage, "-ranks 0: want a number from 1 to 99999"},
-		{"reshard ckpt new -ranks 100000", exitUsage, "-ranks 100000: want"},
 		{"inspect nowhere", exitError, "no whole checkpoint in nowhere"},
 		{"verify nowhere", exitError, "no whole checkpoint in nowhere"},
 		{"list nowhere", exitError, "nowhere"},
@@ -720,7 +616,6 @@ func TestUsage(t *testing.T) {
 		{"merge ckpt " + path + "/out", exitError, "is a checkpoint: nothing else is written there"},
 		{"merge ckpt nowhere/out", exitError, "nowhere"},
 		{"merge ckpt ckpt", exitError, "ckpt is not written: "},
-		{"reshard ckpt " + path + " -ranks 2", exitError, "is a checkpoint: nothing else is written there"},
 	} {
 		status, out, msg := fsdpckpt(context.Background(), fsys, strings.Fields(c.line)...)
 		require.Equal(t, c.status, status, c.line)
@@ -742,22 +637,6 @@ func TestHelp(t *testing.T) {
 		require.Contains(t, help, "usage: fsdpckpt "+c.name+" "+c.args)
 		require.Empty(t, text.Wider(all+help, 80))
 	}
-	require.Regexp(t, `(?s)usage: fsdpckpt reshard PATH OUTDIR -ranks N\n\nWrites .*\n\n  -ranks N\n`, succeed(t, nil, "reshard", "-h"))
-}
-
-// TestLocked requires that a directory in which a job saves is left to it.
-func TestLocked(t *testing.T) {
-	fsys := crashfs.New()
-	save(t, fsys, "ckpt", 20, smallMeta, scatter(small(), 3))
-	store, err := checkpoint.Open(fsys, "ckpt")
-	require.NoError(t, err)
-	require.NoError(t, store.Lock(context.Background()))
-	status, _, msg := fsdpckpt(context.Background(), fsys, "reshard", "ckpt", "ckpt", "-ranks", "2")
-	require.Equal(t, exitError, status)
-	require.Contains(t, msg, checkpoint.ErrLocked.Error())
-	require.Contains(t, msg, fmt.Sprintf("pid %d", os.Getpid()))
-	succeed(t, fsys, "verify", "ckpt")
-	require.NoError(t, store.Close())
 }
 
 // TestBuffers requires that only what ranks have of their own, and the model calls a buffer, is

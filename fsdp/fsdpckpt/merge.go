@@ -92,7 +92,7 @@ func (m *merger) run(ctx context.Context, sys system, args []string) (err error)
 			return err
 		}
 		for _, t := range list {
-			if err := c.copy(ctx, w, t.Tensor, 0, t.Len(), t.as.DType); err != nil {
+			if err := c.copy(ctx, w, t.Tensor, t.as.DType); err != nil {
 				return err
 			}
 		}

@@ -5,12 +5,10 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"math"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -127,8 +125,8 @@ func state(t *testing.T, ctx context.Context, s *fsdp.Sharded, opt optim.Optimiz
 	return all
 }
 
-// TestTrainedGPT trains on 3 ranks and saves. What merge makes of that is what FullState and Export
-// make of the model; what reshard makes of it loads on other numbers of ranks as the original does.
+// TestTrainedGPT trains on 3 ranks, saves and merges. The merged file has the values of FullState and
+// of Export, and Import reads it.
 func TestTrainedGPT(t *testing.T) {
 	dir := t.TempDir()
 	ckpt, exported := filepath.Join(dir, "ckpt"), filepath.Join(dir, "exported.safetensors")
@@ -161,23 +159,6 @@ func TestTrainedGPT(t *testing.T) {
 	require.Equal(t, []any{wantTypes, wantAbout}, []any{types, about})
 	succeed(t, fsys, "merge", ckpt, filepath.Join(dir, "prefixed.safetensors"), "-optimizer", "-prefix", "m.")
 
-	for _, n := range []int{1, 2, 7} {
-		path := filepath.Join(dir, fmt.Sprint("reshard", n))
-		succeed(t, fsys, "reshard", ckpt, path, "-ranks", fmt.Sprint(n))
-		for _, ranks := range []int{2, 5} {
-			onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-				s, opt := wrapped(t, ctx, g, gpt, 0)
-				c, err := s.Load(ctx, path, opt)
-				require.NoError(t, err)
-				require.Equal(t, []int{3, 3}, []int{c.Step, c.World})
-				epoch := 0
-				require.NoError(t, c.Extra("epoch", &epoch))
-				require.Equal(t, 7, epoch)
-				requireSameBytes(t, want, state(t, ctx, s, opt))
-				require.NoError(t, s.Close())
-			})
-		}
-	}
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		s, opt := wrapped(t, ctx, g, gpt, 0)
 		require.NoError(t, s.Import(ctx, filepath.Join(dir, "prefixed.safetensors"), fsdp.WithOptimizer(opt),
@@ -188,10 +169,10 @@ func TestTrainedGPT(t *testing.T) {
 }
 
 // TestTrainedExperts has what ranks have of their own: buffers, of which merge takes rank 0's, and
-// experts, of which it takes all. Reshard keeps everything.
+// experts, of which it takes all.
 func TestTrainedExperts(t *testing.T) {
 	dir := t.TempDir()
-	ckpt, exported, again := filepath.Join(dir, "ckpt"), filepath.Join(dir, "exported.safetensors"), filepath.Join(dir, "again")
+	ckpt, exported := filepath.Join(dir, "ckpt"), filepath.Join(dir, "exported.safetensors")
 	want := make([]map[string][]byte, 4)
 	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		s, opt := wrapped(t, ctx, g, normed{}, 2)
@@ -216,17 +197,4 @@ func TestTrainedExperts(t *testing.T) {
 	var c checkpointJSON
 	require.NoError(t, json.Unmarshal([]byte(succeed(t, fsys, "inspect", ckpt, "-json")), &c))
 	require.Equal(t, 4, len(c.RankExtra))
-
-	succeed(t, fsys, "reshard", ckpt, again, "-ranks", "3")
-	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
-		s, opt := wrapped(t, ctx, g, normed{}, 2)
-		c, err := s.Load(ctx, again, opt)
-		require.NoError(t, err)
-		rank := -1
-		require.NoError(t, c.RankExtra("rank", g.Rank(), &rank))
-		require.Equal(t, g.Rank(), rank)
-		requireSameBytes(t, want[g.Rank()], state(t, ctx, s, opt))
-		require.NoError(t, s.Close())
-	})
-	require.True(t, strings.HasPrefix(succeed(t, fsys, "list", again), "CHECKPOINT"))
 }
