@@ -89,27 +89,51 @@ func TestOpenIsNoFile(t *testing.T) {
 	}
 }
 
-// TestFIFOInCheckpoint has a FIFO in the place of each file of a checkpoint: that is damage like
-// any other, and nothing waits for a writer.
-func TestFIFOInCheckpoint(t *testing.T) {
-	for _, file := range []string{checkpoint.ManifestName, "rank-00001-of-00002.safetensors"} {
-		dir := t.TempDir()
-		older, err := save(checkpoint.OS(), dir, 1, 2)
-		require.NoError(t, err)
-		newer, err := save(checkpoint.OS(), dir, 2, 2)
-		require.NoError(t, err)
-		path := filepath.Join(newer, file)
-		require.NoError(t, os.Remove(path))
-		require.NoError(t, unix.Mkfifo(path, 0o644))
-		want := "open " + path + ": damaged: it is a FIFO, not a file"
-		list, err := checkpoint.List(ctx, checkpoint.OS(), dir)
-		require.NoError(t, err)
-		require.NoError(t, list[0].Err)
-		require.ErrorContains(t, list[1].Err, want)
-		latest, err := checkpoint.Latest(ctx, checkpoint.OS(), dir)
-		require.NoError(t, err)
-		require.Equal(t, older, latest)
-		_, err = checkpoint.Latest(ctx, checkpoint.OS(), newer)
-		require.ErrorContains(t, err, want)
+// TestObstacleInCheckpoint puts a FIFO, a directory or a device in the place of each file of a
+// checkpoint: all calls that read report it as damage, and none waits for a writer.
+func TestObstacleInCheckpoint(t *testing.T) {
+	for kind, put := range map[string]func(path string) error{
+		"FIFO":      func(path string) error { return unix.Mkfifo(path, 0o644) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o755) },
+		"device":    func(path string) error { return os.Symlink(os.DevNull, path) },
+	} {
+		for _, file := range []string{checkpoint.ManifestName, "rank-00001-of-00002.safetensors"} {
+			t.Run(kind+" "+file, func(t *testing.T) {
+				dir := t.TempDir()
+				older, err := save(checkpoint.OS(), dir, 1, 2)
+				require.NoError(t, err)
+				newer, err := save(checkpoint.OS(), dir, 2, 2)
+				require.NoError(t, err)
+				reader, err := checkpoint.OpenReader(ctx, checkpoint.OS(), newer)
+				require.NoError(t, err)
+				path := filepath.Join(newer, file)
+				require.NoError(t, os.Remove(path))
+				require.NoError(t, put(path))
+				want := "open " + path + ": damaged: it is a " + kind + ", not a file"
+				list, err := checkpoint.List(ctx, checkpoint.OS(), dir)
+				require.NoError(t, err)
+				require.NoError(t, list[0].Err)
+				require.ErrorContains(t, list[1].Err, want)
+				latest, err := checkpoint.Latest(ctx, checkpoint.OS(), dir)
+				require.NoError(t, err)
+				require.Equal(t, older, latest)
+				_, err = checkpoint.Latest(ctx, checkpoint.OS(), newer)
+				require.ErrorContains(t, err, want)
+				_, err = checkpoint.OpenReader(ctx, checkpoint.OS(), newer)
+				require.ErrorContains(t, err, want)
+				if file != checkpoint.ManifestName { // which the reader has read
+					x := reader.Manifest().Tensors[0]
+					for _, err := range []error{
+						reader.Hold(ctx, x.Key, 0, x.Len()),
+						reader.Read(ctx, x.Key, 0, make([]byte, x.Len()*x.DType.Size()), x.DType),
+						reader.Verify(ctx, nil),
+					} {
+						require.ErrorIs(t, err, checkpoint.ErrDamaged)
+						require.ErrorContains(t, err, want)
+					}
+				}
+				require.NoError(t, reader.Close())
+			})
+		}
 	}
 }

@@ -55,6 +55,7 @@ func TestSilentFileSystem(t *testing.T) {
 		}
 	}
 	latest := func(ctx context.Context, s *silent) error { _, err := Latest(ctx, s, dir); return err }
+	open := func(ctx context.Context, s *silent) error { _, err := OpenReader(ctx, s, path); return err }
 	all := func(ctx context.Context, s *silent) error { _, err := List(ctx, s, dir); return err }
 	for name, c := range map[string]struct {
 		path string
@@ -65,6 +66,8 @@ func TestSilentFileSystem(t *testing.T) {
 		"latest, manifest":          {filepath.Join(path, ManifestName), latest},
 		"latest, file":              {file, latest},
 		"list, directory":           {dir, all},
+		"open, manifest":            {filepath.Join(path, ManifestName), open},
+		"open, file":                {file, open},
 		"list, file":                {file, all},
 		"hold":                      {file, opened(func(ctx context.Context, r *Reader) error { return r.Hold(ctx, list[0].Key, 0, 1) })},
 		"read": {file, opened(func(ctx context.Context, r *Reader) error {
@@ -73,9 +76,9 @@ func TestSilentFileSystem(t *testing.T) {
 		"verify": {file, opened(func(ctx context.Context, r *Reader) error { return r.Verify(ctx, nil) })},
 	} {
 		t.Run(name, func(t *testing.T) {
-			open := &counting{FS: OS()}
+			counts := &counting{FS: OS()}
 			synctest.Test(t, func(t *testing.T) {
-				s := &silent{FS: open, path: c.path, back: make(chan struct{})}
+				s := &silent{FS: counts, path: c.path, back: make(chan struct{})}
 				stop := errors.New("enough")
 				ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, stop)
 				defer cancel()
@@ -86,7 +89,7 @@ func TestSilentFileSystem(t *testing.T) {
 				require.Equal(t, time.Minute, time.Since(begin))
 				close(s.back)
 			})
-			require.Zero(t, open.open)
+			require.Zero(t, counts.open)
 		})
 	}
 }

@@ -111,19 +111,3 @@ func TestFlipUnnoticed(t *testing.T) {
 	wrong, _ := p.run(context.Background(), f)
 	require.Contains(t, wrong, "completed with wrong values")
 }
-
-// Every obstacle before every call that opens a checkpoint.
-func TestJams(t *testing.T) {
-	var out bytes.Buffer
-	require.Zero(t, jams(context.Background(), &out, 1, 0, 2*len(obstacles)*len(jamCalls), false), "%s", &out)
-}
-
-// The checks of a jam have to be able to fail: nothing is in the way here.
-func TestJamFails(t *testing.T) {
-	for i := range len(obstacles) * len(jamCalls) {
-		j := jamOf(1, i)
-		j.obstacle, j.file = silence, "no such file"
-		wrong, _ := j.run(t.Context())
-		require.Equal(t, "the obstacle was not noticed", wrong, "%v", j)
-	}
-}

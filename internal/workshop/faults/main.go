@@ -5,7 +5,6 @@
 //	go -C internal/workshop run ./faults -case 1234      one case again, with all that its ranks say
 //	go -C internal/workshop run ./faults -flip 1234      one payload flip again
 //	go -C internal/workshop run ./faults -suspension 12  one suspension again
-//	go -C internal/workshop run ./faults -jam 123        one jam again
 //	go -C internal/workshop run ./faults -soak 10m       random programs and faults, one job after the other
 //	go -C internal/workshop run ./faults -round 77       one job of it again
 //	go -C internal/workshop run ./faults -strangers      jobs that strangers try to join or to hold up
@@ -64,17 +63,6 @@
 // All processes of a case with a delay are stopped for twice the limit of no progress, and continued.
 // They have to go on, and to end with the right values.
 //
-// # The jams
-//
-// Something is in the way of whoever opens the last checkpoint of a job:
-//
-//	obstacle  FIFO, directory, device, or a file system whose server is gone: opening and listing block
-//	in place  of the manifest, a rank's file or the directory of the job
-//	call      all that a load does: latest list open hold read verify
-//
-// A case passes if the call ends at once with the damage, or soon after its context where it would
-// wait for ever. Damage names the file, and silence the directory.
-//
 // # The processes
 //
 //	parent                                worker: the same program, one rank of one case at a time
@@ -115,8 +103,6 @@ func main() {
 	pause := flag.Int("suspension", -1, "run this `suspension` only")
 	bursts := flag.Int("flips", 2000, "number of payload `flips` after the matrix")
 	burst := flag.Int("flip", -1, "run this payload `flip` only")
-	blocks := flag.Int("jams", 240, "number of `jams` after the matrix")
-	block := flag.Int("jam", -1, "run this `jam` only")
 	round := flag.Int("round", -1, "run this `round` of the soak only")
 	alone := flag.Bool("strangers", false, "only the cases of strangers")
 	parallel := flag.Int("parallel", 6, "`cases` at a time")
@@ -145,8 +131,6 @@ func main() {
 		failed = matrix(ctx, run, os.Stdout, []Case{roundOf(*seed, *round, *transport)}, true)
 	case *burst >= 0:
 		failed = flips(ctx, os.Stdout, *seed, *burst, *burst+1, true)
-	case *block >= 0:
-		failed = jams(ctx, os.Stdout, *seed, *block, *block+1, true)
 	case *pause >= 0:
 		failed = matrix(ctx, run, os.Stdout, []Case{suspensionOf(*seed, *pause)}, true)
 	case *only >= 0:
@@ -160,7 +144,6 @@ func main() {
 			failed += matrix(ctx, run, os.Stdout, suspensions(*seed, *pauses), false)
 			failed += strangers(ctx, os.Stdout)
 			failed += flips(ctx, os.Stdout, *seed, 0, *bursts, false)
-			failed += jams(ctx, os.Stdout, *seed, 0, *blocks, false)
 		}
 	}
 	failed += end(run)
