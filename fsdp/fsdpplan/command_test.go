@@ -10,10 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	"gonum.org/v1/plot/vg"
 
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/internal/perfetto/perfettotest"
@@ -226,15 +226,64 @@ func TestDraw(t *testing.T) {
 	}
 }
 
-// TestTextFits: the picture has room for its title and legends, also in a font that is wider.
-func TestTextFits(t *testing.T) {
-	p, legend := (&step{line: new(plan.Timeline)}).newPlot()
-	long := "gpt-175b on 1024 GPUs of h100-measured: SecondaryShard by 2 blocks, micro batch 16×128, checkpoint some, two passes"
-	require.LessOrEqual(t, slack*fitting(p.Title.TextStyle, long, width).Width(long), 1.001*width)
-	require.Equal(t, p.Title.TextStyle, fitting(p.Title.TextStyle, "short", width))
-	for _, class := range classes {
-		require.Less(t, vg.Points(12)+legend.ThumbnailWidth+2*legend.Padding+slack*legend.TextStyle.Width(class.name), legendWidth, class.name)
+// small is a step that is drawn with a few shapes.
+func small() *step {
+	return &step{
+		query:   &query{subject: &subject{name: "tiny & small"}, cluster: &plan.Cluster{Name: "h100"}, memory: 8e9},
+		setting: plan.Setting{Strategy: "FullShard", Wrap: "blocks", Micro: 1, Passes: 1, Checkpoint: "none"},
+		ranks:   2,
+		pass:    &plan.Pass{Ops: []plan.Op{{Kind: plan.Gather}, {Kind: plan.Forward}}},
+		line: &plan.Timeline{Total: 0.025, Events: []plan.Event{
+			{Stream: plan.Communicating, Op: 0, End: 0.01},
+			{Stream: plan.Computing, Op: 1, End: 0.01, Waiting: true},
+			{Stream: plan.Computing, Op: 1, Begin: 0.01, End: 0.02},
+			{Stream: plan.Computing, Op: -1, Begin: 0.02, End: 0.025},
+		}},
+		samples: []plan.Sample{{Live: plan.Memory{Shard: 1e9, State: 2e9}}, {At: 0.01, Live: plan.Memory{Shard: 1e9, State: 2e9, Gathered: 1e9, Work: 5e8}}},
 	}
+}
+
+// TestPicture compares the picture of a small step with testdata/step.svg.
+func TestPicture(t *testing.T) {
+	var out bytes.Buffer
+	require.NoError(t, small().svg(&out))
+	const path = "testdata/step.svg"
+	if *update {
+		require.NoError(t, os.WriteFile(path, out.Bytes(), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), out.String(), "go test ./fsdp/fsdpplan -update writes %s", path)
+}
+
+// TestTextFits checks that no edge cuts a label, also if the title is long or the last tick stands at the end.
+func TestTextFits(t *testing.T) {
+	for _, total := range []float64{1e-7, 0.02, 0.1, 123, 5000} {
+		for _, memory := range []int{1e6, 8e9, 1e12} {
+			st := small()
+			st.line.Total, st.memory, st.setting.Passes = total, memory, 16
+			st.name, st.cluster.Name, st.ranks, st.setting.Wrap = "gpt-175b", "h100-measured, a cluster with a long name", 1<<20, "2 blocks"
+			p := st.picture()
+			for _, l := range p.Labels {
+				length := letter * l.Size * float64(utf8.RuneCountInString(l.Text))
+				from := l.X - map[string]float64{"start": 0, "middle": length / 2, "end": length}[l.Anchor]
+				require.GreaterOrEqual(t, from, -1.0, l)
+				require.LessOrEqual(t, from+length, float64(width+1), l)
+				require.True(t, l.Y > l.Size && l.Y < height-l.Size/2, l)
+			}
+		}
+	}
+}
+
+// TestTicks checks that ticks are round numbers, neither few nor many.
+func TestTicks(t *testing.T) {
+	for _, most := range []float64{1e-6, 0.0199, 0.02, 1, 1.99, 4.99, 5, 9.99, 12345} {
+		list := ticks(most)
+		require.Zero(t, list[0])
+		require.LessOrEqual(t, list[len(list)-1], most)
+		require.True(t, len(list) >= 4 && len(list) <= 11, "%v: %v", most, list)
+	}
+	require.InDeltaSlice(t, []float64{0, 2, 4, 6, 8, 10, 12}, ticks(13), 1e-12)
 }
 
 // TestModels plans every model by name on as many GPUs as hold it, and counts its parameters.

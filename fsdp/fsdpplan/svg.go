@@ -1,61 +1,58 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"image/color"
 	"io"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
+	"math"
+	"strconv"
+	"strings"
+	"text/template"
+	"unicode/utf8"
 
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 )
 
-// The size of a picture.
+// The layout of a picture, in pixels. Memory stands above the two streams, over the same seconds;
+// legends stand to the right of both.
 const (
-	width  = 25 * vg.Centimeter
-	height = 15 * vg.Centimeter
+	width, height = 920, 540
+	left, right   = 100, 700 // of the data
+	memoryTop     = 60
+	memoryBottom  = 320
+	streamsTop    = 350
+	rowHeight     = 70
+	streamsBottom = streamsTop + 2*rowHeight
+	legendLeft    = right + 24
 
-	margin      = 8 // points
-	legendWidth = 6 * vg.Centimeter
-	slack       = 1.2 // by so much other fonts may be wider than the one that text is measured in
+	titleSize, textSize = 16, 11
+	letter              = 0.6 // width of a letter by its height: more than that of most letters of most fonts
 )
-
-func init() { plot.DefaultFont.Variant = "Sans" }
-
-func rgb(x uint32) color.Color { return color.RGBA{byte(x >> 16), byte(x >> 8), byte(x), 255} }
 
 // classes are the kinds of memory, from below.
 var classes = []struct {
-	name  string
-	color color.Color
-	of    func(m plan.Memory) int
+	name, color string
+	of          func(m plan.Memory) int
 }{
-	{"parameters and gradients", rgb(0x3b6ea5), func(m plan.Memory) int { return m.Shard }},
-	{"optimizer state", rgb(0x8fb3d9), func(m plan.Memory) int { return m.State }},
-	{"gathered parameters", rgb(0xe3a335), func(m plan.Memory) int { return m.Gathered }},
-	{"whole gradients", rgb(0xd1603d), func(m plan.Memory) int { return m.Gradient }},
-	{"kept for backward", rgb(0x4f9d69), func(m plan.Memory) int { return m.Saved }},
-	{"between calls", rgb(0x9ccfa8), func(m plan.Memory) int { return m.Activation }},
-	{"scratch", rgb(0xb9b4c7), func(m plan.Memory) int { return m.Work }},
+	{"parameters and gradients", "#3b6ea5", func(m plan.Memory) int { return m.Shard }},
+	{"optimizer state", "#8fb3d9", func(m plan.Memory) int { return m.State }},
+	{"gathered parameters", "#e3a335", func(m plan.Memory) int { return m.Gathered }},
+	{"whole gradients", "#d1603d", func(m plan.Memory) int { return m.Gradient }},
+	{"kept for backward", "#4f9d69", func(m plan.Memory) int { return m.Saved }},
+	{"between calls", "#9ccfa8", func(m plan.Memory) int { return m.Activation }},
+	{"scratch", "#b9b4c7", func(m plan.Memory) int { return m.Work }},
 }
 
 // activities are what a stream does.
 var activities = []struct {
-	name  string
-	color color.Color
-	is    func(e plan.Event, k plan.Kind) bool
+	name, color string
+	is          func(e plan.Event, k plan.Kind) bool
 }{
-	{"optimizer", rgb(0x7a5ea8), func(e plan.Event, _ plan.Kind) bool { return e.Op < 0 }},
-	{"waits", rgb(0xe0e0e0), func(e plan.Event, _ plan.Kind) bool { return e.Waiting }},
-	{"forward", rgb(0x4f9d69), func(_ plan.Event, k plan.Kind) bool { return k == plan.Forward }},
-	{"backward", rgb(0x3b6ea5), func(_ plan.Event, k plan.Kind) bool { return k == plan.Backward }},
-	{"gather", rgb(0xe3a335), func(_ plan.Event, k plan.Kind) bool { return k == plan.Gather }},
-	{"reduce", rgb(0xd1603d), func(plan.Event, plan.Kind) bool { return true }},
+	{"optimizer", "#7a5ea8", func(e plan.Event, _ plan.Kind) bool { return e.Op < 0 }},
+	{"waits", "#e0e0e0", func(e plan.Event, _ plan.Kind) bool { return e.Waiting }},
+	{"forward", "#4f9d69", func(_ plan.Event, k plan.Kind) bool { return k == plan.Forward }},
+	{"backward", "#3b6ea5", func(_ plan.Event, k plan.Kind) bool { return k == plan.Backward }},
+	{"gather", "#e3a335", func(_ plan.Event, k plan.Kind) bool { return k == plan.Gather }},
+	{"reduce", "#d1603d", func(plan.Event, plan.Kind) bool { return true }},
 }
 
 // activity returns which activity an event is.
@@ -72,44 +69,47 @@ func (st *step) activity(e plan.Event) int {
 	panic("the last activity is any")
 }
 
-// svg draws the memory of the step above its two streams.
-func (st *step) svg(to io.Writer) error {
-	upper, classes, err := st.memoryPlot()
-	if err != nil {
-		return err
-	}
-	lower, activities := st.streamsPlot()
-	canvas := vgsvg.New(width, height)
-	dc := draw.Crop(draw.New(canvas), vg.Points(margin), -vg.Points(margin), vg.Points(margin), -vg.Points(margin))
-	title := vg.Points(24)
-	dc.FillText(fitting(upper.Title.TextStyle, st.title(), dc.Max.X-dc.Min.X), vg.Point{X: dc.Center().X, Y: dc.Max.Y - title/2}, st.title())
-	dc.Max.Y -= title
-	tall := dc.Max.Y - dc.Min.Y
-	above, below := draw.Crop(dc, 0, -legendWidth, 0.36*tall, 0), draw.Crop(dc, 0, -legendWidth, 0, -0.64*tall)
-	// Both have the same seconds below each other: what stands left of the data takes equal room.
-	left, other := upper.DataCanvas(above).Min.X, lower.DataCanvas(below).Min.X
-	above, below = draw.Crop(above, max(0, other-left), 0, 0, 0), draw.Crop(below, max(0, left-other), 0, 0, 0)
-	upper.Draw(above)
-	lower.Draw(below)
-	beside := dc.Max.X - dc.Min.X - legendWidth + vg.Points(12)
-	classes.Draw(draw.Crop(dc, beside, 0, 0.36*tall, 0))
-	activities.Draw(draw.Crop(dc, beside, 0, 0, -0.64*tall))
-	var text bytes.Buffer
-	if _, err := canvas.WriteTo(&text); err != nil {
-		return err
-	}
-	// Letters of Arial are as wide as those of Liberation Sans, which many systems have not.
-	_, err = to.Write(bytes.ReplaceAll(text.Bytes(), []byte("font-family:Liberation Sans"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif")))
-	return err
+// A picture is shapes and labels, drawn in this order.
+type picture struct {
+	Width, Height int
+	Shapes        []shape
+	Labels        []label
 }
 
-// fitting returns style, smaller if s would be wider than width.
-func fitting(style draw.TextStyle, s string, width vg.Length) draw.TextStyle {
-	if fits := width / (slack * style.Width(s)); fits < 1 {
-		style.Font.Size *= fits
-	}
-	return style
+// A shape is a polygon, or a line if it has no Fill.
+type shape struct{ Points, Fill, Stroke, Dashes string }
+
+// A label is a text at a point, which is its start, middle or end.
+type label struct {
+	X, Y, Size   float64
+	Anchor, Text string
 }
+
+var pictureText = template.Must(template.New("svg").Parse(`<svg xmlns="http://www.w3.org/2000/svg" width="{{.Width}}" height="{{.Height}}" viewBox="0 0 {{.Width}} {{.Height}}" font-family="Liberation Sans,Arial,Helvetica,sans-serif">
+<rect width="100%" height="100%" fill="white"/>
+{{range .Shapes}}<poly{{if .Fill}}gon{{else}}line{{end}} points="{{.Points}}" fill="{{or .Fill "none"}}"{{with .Stroke}} stroke="{{.}}"{{end}}{{with .Dashes}} stroke-dasharray="{{.}}"{{end}}/>
+{{end}}{{range .Labels}}<text x="{{.X}}" y="{{.Y}}" font-size="{{.Size}}" text-anchor="{{.Anchor}}">{{html .Text}}</text>
+{{end}}</svg>
+`))
+
+// svg draws the memory of the step above its two streams.
+func (st *step) svg(to io.Writer) error { return pictureText.Execute(to, st.picture()) }
+
+func (st *step) picture() *picture {
+	p := &picture{Width: width, Height: height}
+	title := st.title()
+	p.label(width/2, 28, min(titleSize, width/(letter*float64(utf8.RuneCountInString(title)))), "middle", title)
+	st.drawMemory(p)
+	st.drawStreams(p)
+	return p
+}
+
+func (p *picture) label(x, y, size float64, anchor, text string) {
+	p.Labels = append(p.Labels, label{rounded(x), rounded(y), rounded(size), anchor, text})
+}
+
+// rounded returns x with a digit after the point.
+func rounded(x float64) float64 { return math.Round(10*x) / 10 }
 
 // title says what is drawn.
 func (st *step) title() string {
@@ -121,82 +121,123 @@ func (st *step) title() string {
 	return text
 }
 
-// newPlot returns a plot over the time of the step, and a legend to stand beside it.
-func (st *step) newPlot() (*plot.Plot, *plot.Legend) {
-	p, legend := plot.New(), plot.NewLegend()
-	p.X.Min, p.X.Max = 0, st.line.Total
-	p.X.Padding = 0
-	p.Title.TextStyle.XAlign, p.Title.TextStyle.YAlign = draw.XCenter, draw.YCenter
-	legend.Top, legend.Left, legend.Padding, legend.ThumbnailWidth = true, true, vg.Points(3), vg.Points(12)
-	legend.TextStyle.Font.Size = vg.Points(10)
-	return p, &legend
+// x returns the place of a second.
+func (st *step) x(second float64) float64 { return left + second/st.line.Total*(right-left) }
+
+// points lists points for a shape.
+type points struct{ strings.Builder }
+
+func (p *points) add(x, y float64) { fmt.Fprintf(p, "%.1f,%.1f ", x, y) }
+
+func (p *points) String() string { return strings.TrimSpace(p.Builder.String()) }
+
+// box returns the corners of a rectangle.
+func box(x0, y0, x1, y1 float64) string {
+	var p points
+	p.add(x0, y0)
+	p.add(x1, y0)
+	p.add(x1, y1)
+	p.add(x0, y1)
+	return p.String()
 }
 
-// memoryPlot draws memory by class, stacked.
-func (st *step) memoryPlot() (*plot.Plot, *plot.Legend, error) {
-	p, legend := st.newPlot()
-	p.Y.Label.Text = "memory, GB"
+// legend adds the i-th line of a legend.
+func (p *picture) legend(top float64, i int, color, name string) {
+	y := top + 18*float64(i)
+	p.Shapes = append(p.Shapes, shape{Points: box(legendLeft, y, legendLeft+12, y+12), Fill: color})
+	p.label(legendLeft+18, y+10, textSize, "start", name)
+}
+
+// drawMemory draws memory by class, stacked, and the memory of a GPU as a line.
+func (st *step) drawMemory(p *picture) {
+	most := float64(st.memory)
+	for _, s := range st.samples {
+		most = max(most, float64(s.Live.Total()))
+	}
+	most *= 1.05
+	y := func(bytes float64) float64 { return memoryBottom - bytes/most*(memoryBottom-memoryTop) }
 	base := make([]int, len(st.samples))
-	for _, class := range classes {
-		line := make(plotter.XYs, 0, 4*len(base)+4)
-		var lower plotter.XYs
+	for n, class := range classes {
+		var area points
 		for i, s := range st.samples {
-			end := st.line.Total
-			if i+1 < len(st.samples) {
-				end = st.samples[i+1].At
-			}
-			top := base[i] + class.of(s.Live)
-			line = append(line, plotter.XY{X: s.At, Y: float64(top) / 1e9}, plotter.XY{X: end, Y: float64(top) / 1e9})
-			lower = append(lower, plotter.XY{X: s.At, Y: float64(base[i]) / 1e9}, plotter.XY{X: end, Y: float64(base[i]) / 1e9})
-			base[i] = top
+			at := y(float64(base[i] + class.of(s.Live)))
+			area.add(st.x(s.At), at)
+			area.add(st.x(st.until(i)), at)
 		}
-		for i := len(lower) - 1; i >= 0; i-- {
-			line = append(line, lower[i])
+		for i := len(st.samples) - 1; i >= 0; i-- {
+			at := y(float64(base[i]))
+			area.add(st.x(st.until(i)), at)
+			area.add(st.x(st.samples[i].At), at)
+			base[i] += class.of(st.samples[i].Live)
 		}
-		area, err := plotter.NewPolygon(line)
-		if err != nil {
-			return nil, nil, err
-		}
-		area.Color, area.LineStyle.Width = class.color, 0
-		p.Add(area)
-		legend.Add(class.name, area)
+		p.Shapes = append(p.Shapes, shape{Points: area.String(), Fill: class.color})
+		p.legend(memoryTop, n, class.color, class.name)
 	}
-	limit, err := plotter.NewLine(plotter.XYs{{X: 0, Y: float64(st.memory) / 1e9}, {X: st.line.Total, Y: float64(st.memory) / 1e9}})
-	if err != nil {
-		return nil, nil, err
+	var limit, mark points
+	at := memoryTop + 18*float64(len(classes)) + 6
+	mark.add(legendLeft, at)
+	mark.add(legendLeft+12, at)
+	limit.add(left, y(float64(st.memory)))
+	limit.add(right, y(float64(st.memory)))
+	p.Shapes = append(p.Shapes, shape{limit.String(), "", "black", "4 3"}, shape{mark.String(), "", "black", "4 3"})
+	p.label(legendLeft+18, at+4, textSize, "start", "memory of a GPU")
+	p.label(left, memoryTop-8, textSize, "middle", "memory, GB")
+	for _, t := range ticks(most / 1e9) {
+		p.label(left-8, y(1e9*t)+4, textSize, "end", strconv.FormatFloat(t, 'g', 4, 64))
 	}
-	limit.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
-	p.Add(limit)
-	p.Y.Min, p.Y.Max = 0, 1.05*max(p.Y.Max, float64(st.memory)/1e9)
-	legend.Add("memory of a GPU", limit)
-	return p, legend, nil
+	p.frame(memoryTop, memoryBottom)
 }
 
-// streamsPlot draws what the streams do.
-func (st *step) streamsPlot() (*plot.Plot, *plot.Legend) {
-	p, legend := st.newPlot()
-	p.X.Label.Text = "seconds"
-	p.NominalY("communication", "compute")
-	p.Add(bars{st})
-	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = 0, st.line.Total, -0.5, 1.5
-	for _, a := range activities {
-		legend.Add(a.name, &plotter.Polygon{Color: a.color})
+// until returns the second at which the next sample begins, or the step ends.
+func (st *step) until(i int) float64 {
+	if i+1 < len(st.samples) {
+		return st.samples[i+1].At
 	}
-	return p, legend
+	return st.line.Total
 }
 
-// bars are the events of a step, each stream in a row.
-type bars struct{ *step }
-
-// Plot implements plot.Plotter.
-func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	for _, e := range b.line.Events {
-		row := 1.0
+// drawStreams draws the events of the streams, each stream in a row.
+func (st *step) drawStreams(p *picture) {
+	for _, e := range st.line.Events {
+		y := float64(streamsTop)
 		if e.Stream == plan.Communicating {
-			row = 0
+			y += rowHeight
 		}
-		x0, x1, y0, y1 := x(e.Begin), x(e.End), y(row-0.4), y(row+0.4)
-		c.FillPolygon(activities[b.activity(e)].color, []vg.Point{{X: x0, Y: y0}, {X: x1, Y: y0}, {X: x1, Y: y1}, {X: x0, Y: y1}})
+		p.Shapes = append(p.Shapes, shape{Points: box(st.x(e.Begin), y+7, st.x(e.End), y+rowHeight-7), Fill: activities[st.activity(e)].color})
 	}
+	for i, a := range activities {
+		p.legend(streamsTop, i, a.color, a.name)
+	}
+	for i, name := range []string{"compute", "communication"} {
+		p.label(left-8, streamsTop+(float64(i)+0.5)*rowHeight+4, textSize, "end", name)
+	}
+	for _, t := range ticks(st.line.Total) {
+		p.label(st.x(t), streamsBottom+16, textSize, "middle", strconv.FormatFloat(t, 'g', 4, 64))
+	}
+	p.label((left+right)/2, streamsBottom+34, textSize, "middle", "seconds")
+	p.frame(streamsTop, streamsBottom)
+}
+
+// frame draws the axes.
+func (p *picture) frame(top, bottom float64) {
+	var axes points
+	axes.add(left, top)
+	axes.add(left, bottom)
+	axes.add(right, bottom)
+	p.Shapes = append(p.Shapes, shape{Points: axes.String(), Stroke: "black"})
+}
+
+// ticks returns 5 to 11 round numbers from 0 to most.
+func ticks(most float64) (list []float64) {
+	step := math.Pow(10, math.Floor(math.Log10(most)))
+	switch {
+	case most < 2*step:
+		step /= 5
+	case most < 5*step:
+		step /= 2
+	}
+	for i := 0.0; i*step <= most; i++ {
+		list = append(list, i*step)
+	}
+	return list
 }
