@@ -206,7 +206,7 @@ func Connect(ctx context.Context, cfg Config) (Group, error) {
 		cfg.Logger.Warn("comm: cannot tell fsdprun how joining has ended", "rank", cfg.Rank, "error", terr)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("comm: rank %d of %d joining at %s: %w", cfg.Rank, cfg.Size, cfg.Rendezvous, err)
+		return nil, fmt.Errorf("comm: rank %d of %d joining at %s: %w", cfg.Rank, cfg.Size, cfg.Rendezvous, store.Advise(err))
 	}
 	return g, nil
 }

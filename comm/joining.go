@@ -23,6 +23,7 @@ const (
 type joining struct {
 	cfg       Config
 	next      time.Duration // of waiting, until the next word
+	fail      func(error)   // ends joining
 	strangers *slog.Logger  // hears of those who do not belong here
 
 	mu    sync.Mutex
@@ -35,7 +36,7 @@ type joining struct {
 // whom it waits for.
 func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joining, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	j = &joining{cfg: cfg, next: min(firstWord, cfg.JoinTimeout/2), whom: func() []int { return nil }}
+	j = &joining{cfg: cfg, next: min(firstWord, cfg.JoinTimeout/2), fail: cancel, whom: func() []int { return nil }}
 	j.strangers = slog.New(sparing{cfg.Logger.Handler(), &spared{}})
 	w := startWatch(cfg.JoinTimeout, func(waited time.Duration) {
 		switch {

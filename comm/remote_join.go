@@ -9,6 +9,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/mesh"
+	"github.com/gofsdp/gofsdp/internal/store"
 )
 
 // newRemote makes the group of l over TCP. All its ranks call it. It hears of
@@ -50,7 +51,7 @@ func newRank(name string, id uint64, rank, size int, timeout time.Duration, summ
 func (r *remote) join(ctx context.Context, l *link) (err error) {
 	if r.pump, err = newPump(l.session.mesh.Plain(ctx)); err != nil {
 		r.pump = nil
-		return fmt.Errorf("connections of group %q: %w", r.name, err)
+		return fmt.Errorf("connections of group %q: %w", r.name, store.Advise(err))
 	}
 	r.waiting = l.waiting(r.pump)
 	r.mu.Lock()

@@ -2,13 +2,16 @@ package comm
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -185,6 +188,86 @@ func TestDeadInterface(t *testing.T) {
 				require.ErrorIs(t, err, ErrLost)
 			}
 			require.Less(t, time.Since(begin), 2*mesh.Unanswered)
+		})
+	}
+}
+
+// crammed is the network of a rank that may open no more files as soon as full is set.
+type crammed struct {
+	homed
+	full *atomic.Bool
+}
+
+func (c crammed) Listen(ctx context.Context, address string) (net.Listener, error) {
+	l, err := c.homed.Listen(ctx, address)
+	return crammedListener{l, c.full}, err
+}
+
+type crammedListener struct {
+	net.Listener
+	full *atomic.Bool
+}
+
+func (c crammedListener) Accept() (net.Conn, error) {
+	if c.full.Load() {
+		return nil, syscall.EMFILE
+	}
+	conn, err := c.Listener.Accept()
+	if err == nil && c.full.Load() {
+		return nil, errors.Join(syscall.EMFILE, conn.Close())
+	}
+	return conn, err
+}
+
+// TestLackOfFiles has rank 1 unable to accept connections: from the beginning, so that it cannot join,
+// or once all have joined, when a new group needs connections. All ranks fail soon, and say why and
+// which it is.
+func TestLackOfFiles(t *testing.T) {
+	for _, early := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			const n = 3
+			network := simnet.New(simnet.Config{Latency: time.Millisecond})
+			var full atomic.Bool
+			full.Store(early)
+			begin := time.Now()
+			errs := make([]error, n)
+			var ranks, joined sync.WaitGroup
+			joined.Add(n)
+			for r := range n {
+				address := fmt.Sprintf("10.0.0.%d", r+1)
+				here := homed{network.Host(address)}
+				ctx := store.WithNetwork(t.Context(), here)
+				if r == 1 {
+					ctx = store.WithNetwork(t.Context(), crammed{here, &full})
+				}
+				ranks.Go(func() {
+					g, err := Connect(ctx, Config{
+						Rank: r, Size: n, Rendezvous: "tcp://10.0.0.1:29500", Job: "j", TrustNetwork: true,
+						Listen: address, Host: address, Logger: slog.New(slog.DiscardHandler),
+					})
+					joined.Done()
+					if err != nil {
+						errs[r] = err
+						return
+					}
+					joined.Wait()
+					full.Store(true)
+					split, err := g.Split(ctx, 0, r)
+					if err == nil {
+						err = split.AllReduce(Of(make([]float32, 1<<17)), Sum).Wait(ctx)
+						require.NoError(t, split.Close())
+					}
+					errs[r] = err
+					require.NoError(t, g.Close())
+				})
+			}
+			ranks.Wait()
+			for r, err := range errs {
+				require.ErrorContains(t, err, "rank 1 cannot accept connections: ", "rank %d", r)
+				require.ErrorContains(t, err, "too many open files", "rank %d", r)
+				require.ErrorContains(t, err, "raise its limit with ulimit -n", "rank %d", r)
+			}
+			require.Less(t, time.Since(begin), 10*time.Second)
 		})
 	}
 }

@@ -37,6 +37,7 @@ func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, 
 	}
 	server, client := sc, sc
 	server.Log = func(err error) { j.note(err); j.strangers.Warn("rendezvous", "error", err) }
+	server.Fail = func(err error) { j.fail(fmt.Errorf("rank 0 cannot accept connections: %w", err)) }
 	if cfg.TLS {
 		if server.TLS, client.TLS, err = auth.TLS(); err != nil {
 			return nil, nil, err

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/gofsdp/gofsdp/internal/store"
 )
 
 const (
@@ -34,15 +35,24 @@ var errImpostor = errors.New("another rank answers at its address")
 
 // accept takes connections until Close, and checks them beside each other.
 func (m *Mesh) accept(l net.Listener) {
+	var shortage store.Shortage
+	failing := false
 	for {
 		conn, err := l.Accept()
+		lasting := shortage.Note(err)
 		if err != nil {
-			m.warn("mesh: cannot accept connections", "error", err)
+			if !failing {
+				m.warn("mesh: cannot accept connections", "error", err)
+			}
+			if failing = true; lasting != nil {
+				m.cannotAccept(lasting)
+			}
 			if !m.wait(100 * time.Millisecond) { // too many open files, probably: that takes a while
 				return
 			}
 			continue
 		}
+		failing = false
 		if err := stranger(conn, os.Geteuid()); err != nil {
 			m.warn("mesh: connection refused", "error", err)
 			_ = conn.Close()
@@ -52,6 +62,14 @@ func (m *Mesh) accept(l net.Listener) {
 			_ = conn.Close()
 		}
 	}
+}
+
+// cannotAccept fails the calls that wait for a connection.
+func (m *Mesh) cannotAccept(err error) {
+	err = fmt.Errorf("rank %d cannot accept connections: %w", m.cfg.Rank, err)
+	m.fail(err)
+	m.conns.fail(err)
+	m.files.fail(err)
 }
 
 // warn logs what happened, unless it did because of Close.
@@ -208,6 +226,7 @@ func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello,
 		over = " over " + v.Over
 	}
 	begin, unheard := time.Now(), 0
+	var shortage store.Shortage
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		conn, err := m.dialOnce(caller, ctx, to, rank, h, v)
 		switch {
@@ -218,13 +237,17 @@ func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello,
 		case ctx.Err() != nil:
 			return nil, latest
 		}
+		lasting := shortage.NoteFiles(err)
+		if lasting != nil {
+			err = lasting
+		}
 		latest = fmt.Errorf("dialing rank %d%s: %w", rank, over, err)
 		var silent unreached
 		if errors.As(err, &silent) {
 			unheard++ // once while this process is stopped
 		}
 		dead := unheard >= int(Unanswered/checkTime) && time.Since(begin) >= Unanswered
-		if auth.Final(err) || errors.Is(err, errImpostor) || over != "" && dead {
+		if lasting != nil || auth.Final(err) || errors.Is(err, errImpostor) || over != "" && dead {
 			return nil, latest
 		}
 		timer := time.NewTimer(pause/2 + spread(pause/2))

@@ -134,7 +134,7 @@ func TestMailbox(t *testing.T) {
 	b.release(label{rank: 1, id: 1}) // nobody waits now
 	got := make(chan *thing)
 	go func() { c, _ := b.take(context.Background(), label{rank: 1, id: 1}); got <- c }()
-	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.changed != nil }, patience, 1e6)
+	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return b.change != nil }, patience, 1e6)
 	other, mine := new(thing), new(thing)
 	require.NoError(t, b.put(label{rank: 2, id: 1}, other))
 	require.NoError(t, b.put(label{rank: 1, id: 1}, mine))

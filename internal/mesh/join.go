@@ -41,6 +41,7 @@ func Join(ctx context.Context, cfg Config) (*Mesh, error) {
 		err = m.join(ctx)
 	}
 	if err != nil {
+		err = store.Advise(err)
 		m.abandon(ctx, err)
 		return nil, fmt.Errorf("mesh: rank %d of %d joining job %q: %w", cfg.Rank, cfg.Size, cfg.Job, err)
 	}

@@ -26,13 +26,19 @@ const maxWaiting = 256
 
 // mailbox keeps what has arrived until somebody asks for it. The zero value is empty.
 type mailbox[T io.Closer] struct {
-	mu      sync.Mutex
-	things  map[label][]T       // in the order of arrival; no entry is empty
-	places  map[label]struct{}  // reserved for things that are about to arrive
-	count   map[int]int         // things and places, by rank
-	changed chan struct{}       // closed at the next put or release; nil while nobody waits
-	over    map[uint64]struct{} // ids for which nobody will ask any more
-	closed  bool
+	mu     sync.Mutex
+	things map[label][]T       // in the order of arrival; no entry is empty
+	places map[label]struct{}  // reserved for things that are about to arrive
+	count  map[int]int         // things and places, by rank
+	change *change             // ended by the next put, release or fail; nil while nobody waits
+	over   map[uint64]struct{} // ids for which nobody will ask any more
+	closed bool
+}
+
+// change lets those who wait look again. After done is closed, err is why nothing more may come.
+type change struct {
+	done chan struct{}
+	err  error
 }
 
 // reserve keeps a place for a thing that nobody else may then send: put or release must follow.
@@ -55,14 +61,22 @@ func (b *mailbox[T]) release(l label) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.vacate(l)
-	b.announce()
+	b.announce(nil)
 }
 
-// announce lets all who wait look again. Called with mu held.
-func (b *mailbox[T]) announce() {
-	if b.changed != nil {
-		close(b.changed)
-		b.changed = nil
+// fail ends the calls that wait now, except for things that are about to arrive.
+func (b *mailbox[T]) fail(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.announce(err)
+}
+
+// announce lets all who wait look again, or fails them. Called with mu held.
+func (b *mailbox[T]) announce(err error) {
+	if b.change != nil {
+		b.change.err = err
+		close(b.change.done)
+		b.change = nil
 	}
 }
 
@@ -93,7 +107,7 @@ func (b *mailbox[T]) room(l label) error {
 func (b *mailbox[T]) put(l label, thing T) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	defer b.announce()
+	defer b.announce(nil)
 	b.vacate(l)
 	if err := b.room(l); err != nil {
 		return err
@@ -109,7 +123,7 @@ func (b *mailbox[T]) put(l label, thing T) error {
 func (b *mailbox[T]) take(ctx context.Context, l label) (T, error) {
 	ended, over := ctx.Done(), false
 	for {
-		thing, ok, coming, changed := b.look(l)
+		thing, ok, coming, next := b.look(l)
 		switch {
 		case ok:
 			return thing, nil
@@ -117,7 +131,10 @@ func (b *mailbox[T]) take(ctx context.Context, l label) (T, error) {
 			return thing, context.Cause(ctx)
 		}
 		select {
-		case <-changed:
+		case <-next.done:
+			if next.err != nil && !coming {
+				return thing, next.err
+			}
 		case <-ended:
 			ended, over = nil, true
 			if !errors.Is(context.Cause(ctx), ErrGone) {
@@ -128,8 +145,8 @@ func (b *mailbox[T]) take(ctx context.Context, l label) (T, error) {
 }
 
 // look removes the first thing with label l, or returns whether there is a place reserved for one,
-// and a channel that is closed at the next change.
-func (b *mailbox[T]) look(l label) (thing T, ok, coming bool, changed <-chan struct{}) {
+// and the next change.
+func (b *mailbox[T]) look(l label) (thing T, ok, coming bool, next *change) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if list := b.things[l]; len(list) > 0 {
@@ -141,11 +158,11 @@ func (b *mailbox[T]) look(l label) (thing T, ok, coming bool, changed <-chan str
 		}
 		return list[0], true, false, nil
 	}
-	if b.changed == nil {
-		b.changed = make(chan struct{})
+	if b.change == nil {
+		b.change = &change{done: make(chan struct{})}
 	}
 	_, coming = b.places[l]
-	return thing, false, coming, b.changed
+	return thing, false, coming, b.change
 }
 
 // forget closes what waits with an id, and all that would come.

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -232,4 +234,48 @@ func TestGivesUpInterface(t *testing.T) {
 			require.Less(t, time.Since(begin), stopped+Unanswered+time.Second)
 		})
 	}
+}
+
+// full is a listener of a process that may open no more files.
+type full struct{ net.Listener }
+
+func (full) Accept() (net.Conn, error) { return nil, syscall.EMFILE }
+
+// filled is the network of such a process.
+type filled struct{ counted }
+
+func (*filled) Dial(context.Context, string) (net.Conn, error) { return nil, syscall.EMFILE }
+
+// TestLackOfFilesFails has a rank that may open no more files. After 2 s joining fails, and whatever
+// waits for a connection, unless that is here and only has to be checked. Later calls wait as before.
+func TestLackOfFilesFails(t *testing.T) {
+	const text = "too many open files: this process may open no more files, raise its limit with ulimit -n"
+	synctest.Test(t, func(t *testing.T) {
+		m := newMesh(Config{Rank: 1, Size: 3, Log: slog.New(slog.DiscardHandler)})
+		begin := time.Now()
+		m.start(func() { m.accept(full{}) })
+		coming := label{rank: 2, id: 8}
+		require.NoError(t, m.conns.reserve(coming))
+		arrived := make(chan error, 1)
+		go func() {
+			_, err := m.conns.take(t.Context(), coming)
+			arrived <- err
+		}()
+		_, err := m.takeLanes(t.Context(), 2, 7)
+		require.EqualError(t, err, "rank 1 cannot accept connections: "+text)
+		require.Less(t, time.Since(begin), 3*time.Second)
+		require.Equal(t, err, <-m.broken, "joining fails, too")
+		require.NoError(t, m.conns.put(coming, Lane{}))
+		require.NoError(t, <-arrived)
+		require.NoError(t, m.Close())
+		ended, cancel := context.WithCancelCause(t.Context())
+		cancel(errLate)
+		_, err = m.conns.take(ended, label{rank: 2, id: 9})
+		require.Equal(t, errLate, err)
+
+		m.network, begin = new(filled), time.Now()
+		_, err = m.dial(t.Context(), t.Context(), way{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
+		require.EqualError(t, err, "dialing rank 0: "+text)
+		require.Less(t, time.Since(begin), 4*time.Second)
+	})
 }

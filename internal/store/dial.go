@@ -63,12 +63,17 @@ func spreadOn(ctx context.Context) func(time.Duration) time.Duration {
 func reach(ctx context.Context, who, addr string, cfg Config, mine auth.Hello, connect dialFunc) (conn, raw net.Conn, err error) {
 	retry := backoff{20 * time.Millisecond, time.Second, spreadOn(ctx)}
 	var last error // apart from what giving up brings about
+	var shortage Shortage
 	for {
 		conn, raw, err := attempt(ctx, addr, cfg, mine, connect)
 		if err == nil {
 			return conn, raw, nil
 		}
-		if final(err) {
+		lasting := shortage.NoteFiles(err)
+		if lasting != nil {
+			err = lasting
+		}
+		if lasting != nil || final(err) {
 			return nil, nil, fmt.Errorf("store: %s at %s: %w", who, addr, err)
 		}
 		if last == nil {

@@ -137,8 +137,12 @@ func (s *Server) Close() error {
 // accept takes connections while there are places for them. The others wait in the backlog of ln.
 func (s *Server) accept(ln net.Listener) {
 	retry := backoff{next: 5 * time.Millisecond, max: time.Second}
+	var shortage Shortage
 	for {
 		conn, err := ln.Accept()
+		if lasting := shortage.Note(err); lasting != nil && s.cfg.Fail != nil {
+			s.cfg.Fail(fmt.Errorf("store: %w", lasting))
+		}
 		if err == nil {
 			retry.next = 5 * time.Millisecond
 			if !s.places.Take(conn, s.done) {

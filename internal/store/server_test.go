@@ -459,7 +459,7 @@ type flaky struct {
 func (f *flaky) Accept() (net.Conn, error) {
 	if f.left > 0 {
 		f.left--
-		return nil, errors.New("too many open files")
+		return nil, syscall.EMFILE
 	}
 	return f.memory.Accept()
 }
@@ -480,6 +480,39 @@ func TestAcceptErrorsPass(t *testing.T) {
 		require.Len(t, j.all(), 11)
 		require.ErrorIs(t, j.all()[10], net.ErrClosed, "a listener closed behind its back")
 		require.NoError(t, s.Close())
+	})
+}
+
+// TestLackOfFilesFails has a server or a client that may open no more files: after 2 s the server
+// says so to its owner, and the client gives up. Other failures of a client are those of the server.
+func TestLackOfFilesFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const text = "too many open files: this process may open no more files, raise its limit with ulimit -n"
+		failed := make(chan error, 1)
+		cfg := config
+		cfg.Fail = func(err error) {
+			select {
+			case failed <- err:
+			default:
+			}
+		}
+		m, begin := newMemory(), time.Now()
+		s, err := Serve(&flaky{m, 100}, cfg)
+		require.NoError(t, err)
+		require.EqualError(t, <-failed, "store: "+text)
+		require.Less(t, time.Since(begin), 4*time.Second)
+		require.NoError(t, s.Close())
+
+		begin = time.Now()
+		_, err = dial(t.Context(), "memory:1", config, func(context.Context, string, string) (net.Conn, error) {
+			return nil, &net.OpError{Op: "dial", Err: syscall.EMFILE}
+		})
+		require.ErrorContains(t, err, text)
+		require.ErrorIs(t, err, syscall.EMFILE)
+		require.Less(t, time.Since(begin), 4*time.Second)
+		require.Equal(t, err, Advise(err), "advice comes once")
+		require.ErrorContains(t, Advise(syscall.ENFILE), "fs.file-max")
+		require.Equal(t, errRefused, Advise(errRefused))
 	})
 }
 

@@ -45,6 +45,7 @@ type Config struct {
 	Secret     []byte      // what all sides share, at least auth.MinSecret bytes
 	TLS        *tls.Config // the server's or the client's, of auth.TLS or the user's own; nil for none
 	Log        func(error) // told about strangers, refusals and attempts to connect, from any goroutine; nil for nobody
+	Fail       func(error) // called when a server has been unable to accept connections for 2 s, from any goroutine, again and again; or nil
 }
 
 // log reports err to whoever wants to know.
