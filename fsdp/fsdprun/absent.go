@@ -15,6 +15,17 @@ func (m *meeting) giveUp(host int, why string) {
 	m.say(why)
 }
 
+// silence says why a host may be absent that has not said why, "" if there is none.
+func (m *meeting) silence() string {
+	for host := range m.hosts {
+		if m.members[host] == nil && m.gaveUp[host] == "" {
+			return "; a host that says nothing has not started fsdprun, cannot reach -rdzv, or has no secret or another " +
+				"(give the same -secret-file or FSDP_SECRET everywhere): the output of its fsdprun says which"
+		}
+	}
+	return ""
+}
+
 // absent lists the hosts that are not here, and why as far as they have said it.
 func (m *meeting) absent() string {
 	var absent []int

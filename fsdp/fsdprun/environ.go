@@ -63,7 +63,8 @@ func rankEnviron(base []string, s start, i, cores int) []string {
 	)
 }
 
-// settings returns environ with the flags and a secret in it.
+// settings returns environ with the flags and a secret in it. With an error it has still set what
+// [launcher.giveUp] needs, unless the error is about that.
 func (c *config) settings(environ []string) ([]string, error) {
 	env := slices.Clone(environ)
 	set := func(name, value string) {
@@ -100,17 +101,14 @@ func (c *config) settings(environ []string) ([]string, error) {
 		set("FSDP_SECRET", "")
 		set("FSDP_SECRET_FILE", path)
 	}
-	// The ranks will read this. Better one error now than one from each of them.
-	probe := rankEnviron(env, start{Job: "probe", Host: "127.0.0.1", Port: "1", First: c.node, Ranks: 1, Size: c.nodes, Node: c.node, Nodes: c.nodes}, 0, 1)
-	ranks, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
-	if above := (*launch.ContradictionError)(nil); errors.As(err, &above) {
-		launcher, size, unset := above.Outer()
-		return nil, fmt.Errorf("%s has started %d processes, and without -nnodes each of them is an fsdprun with a job of its own: "+
-			"give -nnodes, -node-rank and -rdzv, or unset %s if that is meant or left over", launcher, size, unset)
+	ranks, wrong := c.probe(env)
+	if wrong != nil {
+		var err error
+		if ranks, err = c.probe(slices.DeleteFunc(slices.Clone(env), distrusted)); err != nil {
+			return nil, wrong
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
+	var err error
 	c.tls, c.patience = ranks.TLS, cmp.Or(ranks.JoinTimeout, defaultPatience)
 	switch c.secret = ranks.Secret; {
 	case ranks.SecretFile != "":
@@ -126,7 +124,25 @@ func (c *config) settings(environ []string) ([]string, error) {
 	default: // the network is trusted
 		c.secret = []byte(auth.Public)
 	}
-	return env, nil
+	return env, wrong
+}
+
+// distrusted reports whether a variable is none of those that the connection to host 0 needs.
+func distrusted(pair string) bool {
+	name, _, _ := strings.Cut(pair, "=")
+	return !slices.Contains([]string{"FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_TLS", "FSDP_TRUST_NETWORK"}, name)
+}
+
+// probe reads env as the ranks will. Better one error now than one from each of them.
+func (c *config) probe(env []string) (launch.Env, error) {
+	probe := rankEnviron(env, start{Job: "probe", Host: "127.0.0.1", Port: "1", First: c.node, Ranks: 1, Size: c.nodes, Node: c.node, Nodes: c.nodes}, 0, 1)
+	ranks, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
+	if above := (*launch.ContradictionError)(nil); errors.As(err, &above) {
+		launcher, size, unset := above.Outer()
+		err = fmt.Errorf("%s has started %d processes, and without -nnodes each of them is an fsdprun with a job of its own: "+
+			"give -nnodes, -node-rank and -rdzv, or unset %s if that is meant or left over", launcher, size, unset)
+	}
+	return ranks, err
 }
 
 // variable returns the value of a variable that is set if on.

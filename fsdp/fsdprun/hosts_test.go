@@ -214,6 +214,13 @@ func TestHostGivesUp(t *testing.T) {
 	first := begin(t, "wait", strings.NewReader(""), flags(0))
 	first.err.await("waiting at ")
 	var err output
+	for why, wrong := range map[string][]string{
+		`launch: FSDP_TIMEOUT="never" is not a duration`: {"-timeout", "never"},
+		"-restarts and -grace are not negative":          {"-grace", "-1s"},
+	} {
+		require.Equal(t, exitUsage, run(append(append(flags(1), wrong...), "true"), system{err: &err, out: io.Discard}))
+		first.err.await("host 1 has given up: " + why)
+	}
 	require.Equal(t, exitError, run(append(flags(1), "no-such-program"), system{err: &err, out: io.Discard}))
 	require.NotContains(t, err.String(), "cannot tell host 0")
 	require.Equal(t, exitError, <-first.status)

@@ -62,12 +62,17 @@ func run(args []string, sys system) int {
 	}
 	if err == nil {
 		base, err = c.settings(sys.environ)
-	}
-	if err != nil {
-		screen.say("%v", err)
-		return exitUsage
+	} else if c.host != "" {
+		_, _ = c.settings(sys.environ) // the first error counts
 	}
 	l := &launcher{config: c, base: base, cores: cores, signals: sys.signals, screen: screen}
+	if err != nil {
+		screen.say("%v", err)
+		if c.secret != nil {
+			l.giveUp(err)
+		}
+		return exitUsage
+	}
 	temporary, err := l.prepare(sys.environ)
 	if temporary != "" {
 		defer os.RemoveAll(temporary)

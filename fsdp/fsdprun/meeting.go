@@ -428,7 +428,7 @@ func (m *meeting) gather() {
 	case total == 0 && m.now.Before(m.since.Add(m.patience)):
 		return
 	case total == 0:
-		m.finish(exitError, fmt.Sprintf("too few ranks (-min): within %v there was no %s", m.patience, m.absent()))
+		m.finish(exitError, fmt.Sprintf("too few ranks (-min): within %v there was no %s%s", m.patience, m.absent(), m.silence()))
 		return
 	}
 	if m.until.IsZero() {

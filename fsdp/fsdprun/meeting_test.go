@@ -157,7 +157,8 @@ func TestMeetingWaits(t *testing.T) {
 		}
 	}
 	require.Equal(t, 5*time.Minute, s.wait())
-	require.Contains(t, s.said(), "too few ranks (-min): within 5m0s there was no host 1\n")
+	require.Contains(t, s.said(), "too few ranks (-min): within 5m0s there was no host 1; a host that says nothing has not started fsdprun, cannot reach -rdzv, or has no secret or another "+
+		"(give the same -secret-file or FSDP_SECRET everywhere): the output of its fsdprun says which\n")
 	require.Equal(t, []string{"0 exit 1", "2 exit 1"}, s.orders())
 }
 
