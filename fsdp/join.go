@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
+	"github.com/gofsdp/gofsdp/fsdp/internal/provenance"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
 
@@ -39,7 +40,8 @@ import (
 // done. Where ranks cannot make the same calls, see [Sharded.JoinCalls]. A second model in the same
 // loop, such as a teacher, needs a Join of its own inside, over the one batch or none.
 //
-// Before each iteration the ranks exchange a flag. An error or a panic of the data of one of them
+// Before each iteration the ranks exchange a flag. If they read different data, by a data.Loader that shares
+// it out among all of them, the first exchange is an error on every rank. An error or a panic of the data of one of them
 // ends the loop on all, with that error as the last thing it yields; batches before it count, one
 // that comes with it does not. [Batches] makes data of batches in memory. If one rank leaves the
 // loop early, all must, and the inner one of nested loops first. In an inner loop within an
@@ -137,7 +139,11 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more
 		return false, busy
 	}
 	defer leave(s)
-	another, err := o.exchange(ctx, s, more, err)
+	q := ranks.Ask{Call: o.policy.call(), Absent: !more}
+	if from := provenance.Of(*batch); from.Ranks == s.team.Size() {
+		q.Source = from.Source
+	}
+	another, err := o.exchange(ctx, s, &q, err)
 	if err != nil {
 		return false, err
 	}
@@ -149,8 +155,8 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more
 	return another, nil
 }
 
-func (o *joinOptions) exchange(ctx context.Context, s *Sharded, more bool, err error) (bool, error) {
-	ans, err := s.ask(ctx, &ranks.Ask{Call: o.policy.call(), Absent: !more}, err)
+func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, err error) (bool, error) {
+	ans, err := s.ask(ctx, q, err)
 	switch {
 	case err != nil:
 		return false, err
@@ -165,7 +171,7 @@ func (o *joinOptions) exchange(ctx context.Context, s *Sharded, more bool, err e
 		o.mid = mid
 		return on, nil
 	case ans.Missing && o.policy == refuseUneven:
-		missing, err := s.team.Missing(ctx, !more)
+		missing, err := s.team.Missing(ctx, q.Absent)
 		if err != nil {
 			return false, s.end(s.team.Fail(fmt.Errorf("Join: %w", err)))
 		}

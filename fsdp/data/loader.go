@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/internal/provenance"
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
@@ -178,7 +179,7 @@ func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 //	err = m.Backward(ctx, loader.Share())
 //
 // If ranks read different sources, from different positions or in steps of different sizes, that Backward
-// is an error on all of them.
+// is an error on all of them, as is [fsdp.Sharded.Join] before it.
 func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...).Source(l.name) }
 
 // A Position is how far the ranks have come in a source. It is a value to save:
@@ -318,7 +319,12 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 			if l.stepEnds = s.last; s.last {
 				l.consumed = s.end
 			}
-			if !yield(batch, nil) {
+			forget := func() {}
+			if i == 0 && l.name != "" {
+				forget = provenance.Set(batch, provenance.Provenance{Source: l.name, Ranks: l.size})
+			}
+			more := yield(batch, nil)
+			if forget(); !more {
 				return
 			}
 		}

@@ -88,10 +88,8 @@ func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error
 		mine = q.hash()
 	case w[past] != flip(w[pastMin]):
 		return Answer{}, a.part(ctx, q)
-	case !q.Round && ans.Leader >= 0 && w[schedule] != flip(w[scheduleMin]):
-		if measure, mine = ans.Leader, int64(q.Schedule); q.Absent {
-			mine = none
-		}
+	case !q.Round && w[schedule] != none && w[schedule] != flip(w[scheduleMin]):
+		measure, mine = ans.Leader, q.schedule()
 	default:
 		if a.Votes > 0 {
 			ans.Had = a.send[words:]
@@ -112,11 +110,14 @@ func fill(q *Ask, rank, n int, failed bool) (w [words]int64) {
 	w[past] = q.past()
 	w[pastMin] = flip(w[past])
 	w[anySchedule], w[anyScheduleMin] = int64(q.Schedule), flip(int64(q.Schedule))
+	if w[schedule], w[scheduleMin] = q.schedule(), none; w[schedule] != none {
+		w[scheduleMin] = flip(w[schedule])
+	}
 	if q.Absent {
-		w[schedule], w[scheduleMin], w[absent] = none, none, 1
+		w[absent] = 1
 	} else {
 		places := (rank - q.First + n) % n
-		w[schedule], w[scheduleMin], w[firstPresent] = int64(q.Schedule), flip(int64(q.Schedule)), int64(n-places)
+		w[firstPresent] = int64(n - places)
 	}
 	w[value] = int64(math.Float64bits(q.Value))
 	return w

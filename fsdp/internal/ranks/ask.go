@@ -2,6 +2,7 @@ package ranks
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/gob"
 	"fmt"
@@ -20,6 +21,7 @@ type Ask struct {
 	Loops    []int   // iterations, from 1, of the loops of Join around the call, outer first
 	NoSync   bool    // a training pass, or a part of it, inside NoSync
 	Schedule uint64  // hash of the pass that is to run, of 63 bits; 0 if there is none
+	Source   string  // of Join, in place of a schedule: the data, the same on all ranks that say it
 	Absent   bool    // the rank has no batch: any schedule will do
 	Round    bool    // of JoinCalls: ranks may have different schedules, and the Leader's is run
 	First    int     // rank that leads if it is not Absent, or else the next one that is not
@@ -62,6 +64,18 @@ func (q *Ask) hash() int64 {
 		h = mix(h, uint64(i))
 	}
 	return int64(h >> 1)
+}
+
+// schedule returns a number from 0 on that is the same where ranks can run the same schedule, or none
+// if any will do.
+func (q *Ask) schedule() int64 {
+	switch {
+	case q.Absent, q.joins() && q.Source == "":
+		return none
+	case q.Source != "":
+		return int64(hash(offset, q.Source) >> 1)
+	}
+	return int64(q.Schedule)
 }
 
 // disagree returns what rank measure and the first rank with another number are about to do. There
@@ -136,6 +150,9 @@ func explain(x, y asked) string {
 	first, other := x.String(), y.String()
 	switch {
 	case first != other:
+	case x.Source != y.Source:
+		return fmt.Sprintf("rank %d reads %s, rank %d reads %s: they would train on some samples twice and leave others out, "+
+			"so give all ranks the same files, seed, position and batch size", x.rank, cmp.Or(x.Source, "something else"), y.rank, cmp.Or(y.Source, "something else"))
 	case !slices.Equal(x.Loops, y.Loops):
 		first, other = fmt.Sprintf("%s in iteration %v of Join", first, x.Loops), fmt.Sprintf("%s in iteration %v of Join", other, y.Loops)
 	default:
