@@ -21,7 +21,7 @@ func BenchmarkLocal(b *testing.B) {
 		"AllReduce":     func(g Group, full, _ Buffer) Work { return g.AllReduce(full, Sum) },
 		"Broadcast":     func(g Group, full, _ Buffer) Work { return g.Broadcast(full, 0) },
 		"Gather": func(g Group, full, shard Buffer) Work {
-			return g.Gather(full, shard, []int{shard.len, shard.len}, 0)
+			return g.Gather(full, shard, []int{shard.Len(), shard.Len()}, 0)
 		},
 	}
 	// Tensors, over all ranks.

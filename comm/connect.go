@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
@@ -260,7 +261,7 @@ func (s *session) abandon(err error) error {
 	w := s.world()
 	s.mu.Lock()
 	for _, n := range s.takeEarly(w.id) {
-		if first, uerr := UnmarshalError(n.body); n.what == newsFailed && uerr == nil {
+		if first, uerr := transport.UnmarshalError(n.body); n.what == newsFailed && uerr == nil {
 			err = first
 			break
 		}

@@ -20,7 +20,7 @@ func BenchmarkCrowdedProcesses(b *testing.B) {
 				require.NoError(b, child.Wait())
 				all.add(p)
 			}
-			all.report(b)
+			all.Report(b)
 		})
 	}
 }

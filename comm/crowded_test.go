@@ -34,7 +34,7 @@ func BenchmarkCrowded(b *testing.B) {
 						}
 						all.add(paces[0])
 					}
-					all.report(b)
+					all.Report(b)
 				})
 			}
 		}
@@ -77,7 +77,7 @@ func (p *pace) add(q pace) {
 //	us-meeting     from the last rank's issue to the last return from Wait, median; what
 //	               the first to return works meanwhile on the same processor is in it
 //	us-meeting-p99 the same, of one in a hundred
-func (p *pace) report(b *testing.B) {
+func (p *pace) Report(b *testing.B) {
 	with, without := slices.Min(p.with), slices.Min(p.without)
 	slices.Sort(p.meetings)
 	b.ReportMetric((with-without)*1e6, "us-exposed")

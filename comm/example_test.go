@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // Every rank contributes its number and gets the sum of all.
@@ -127,7 +128,7 @@ func ExampleReport() {
 // A group that is watched tells of each collective when it is complete on the rank.
 func ExampleWatcher() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		stop := g.(comm.Watcher).Watch(func(f comm.Flight) {
+		stop := g.(transport.Watcher).Watch(func(f transport.Flight) {
 			if f.Rank == 0 {
 				fmt.Printf("#%d %s, %d bytes\n", f.Seq, f.Call, f.Bytes)
 			}

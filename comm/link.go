@@ -8,6 +8,9 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/gofsdp/gofsdp/comm/transport"
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // member is a group as the control side sees it. The methods are called from
@@ -15,8 +18,8 @@ import (
 type member interface {
 	Failed(err error)           // another rank says that the group has failed
 	Left(rank int, last uint64) // a rank has left after completing collective last
-	status() Status
-	failure() error // why the next collective fails: also that a rank has left, or this one; or nil
+	Status() Status
+	Failure() error // why the next collective fails: also that a rank has left, or this one; or nil
 	Close() error
 }
 
@@ -48,7 +51,7 @@ func (s *session) world() *link {
 		ranks[r] = r
 	}
 	return &link{
-		session: s, id: worldID, name: worldName, rank: s.cfg.Rank, ranks: ranks,
+		session: s, id: worldID, name: transport.WorldName, rank: s.cfg.Rank, ranks: ranks,
 		children: map[*link]struct{}{}, leavers: map[int]error{},
 	}
 }
@@ -60,7 +63,7 @@ func (l *link) split(seq uint64, color int, ranks []int) *link {
 	for i, r := range ranks {
 		world[i] = l.ranks[r]
 	}
-	child := l.derive(childName(l.name, color), hashText(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
+	child := l.derive(transport.ChildName(l.name, color), text.Hash(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
 	child.detached = color == Detached
 	return child
 }
@@ -127,7 +130,7 @@ func (l *link) attach(m member) {
 // fail tells all other ranks that the group has failed on this one, with err or with what it has
 // failed with before, and lets this rank's children fail.
 func (l *link) fail(err error) {
-	l.tell(newsFailed, MarshalError(l.name, l.rank, l.blame(err)))
+	l.tell(newsFailed, transport.MarshalError(l.name, l.rank, l.blame(err)))
 	l.spread(err)
 }
 
@@ -208,8 +211,8 @@ func (l *link) leave(last uint64) error {
 	}
 	closing.Wait()
 	body := binary.LittleEndian.AppendUint64(nil, last)
-	if why := own.failure(); why != nil {
-		body = append(body, MarshalError(l.name, l.rank, why)...)
+	if why := own.Failure(); why != nil {
+		body = append(body, transport.MarshalError(l.name, l.rank, why)...)
 	}
 	l.tell(newsLeft, body)
 	if p := l.parent; p != nil {
@@ -228,7 +231,7 @@ func (l *link) hear(n news) {
 	}
 	switch n.what {
 	case newsFailed:
-		if failure, err := UnmarshalError(n.body); err == nil {
+		if failure, err := transport.UnmarshalError(n.body); err == nil {
 			l.spread(failure)
 		} else {
 			l.spread(&RankError{Group: l.name, Rank: rank, Err: err})
@@ -237,7 +240,7 @@ func (l *link) hear(n news) {
 		if len(n.body) < 8 {
 			return
 		}
-		why, err := UnmarshalError(n.body[8:])
+		why, err := transport.UnmarshalError(n.body[8:])
 		if err != nil { // it does not say
 			why = &RankError{Group: l.name, Rank: rank, Err: ErrClosed}
 		}
@@ -252,23 +255,14 @@ func (l *link) hear(n news) {
 		for _, c := range children {
 			c.peerLeftParent(n.from, why)
 		}
-		if first, left := whoLeft(l.name, why); left {
+		if first, left := transport.WhoLeft(l.name, why); left {
 			l.member.Left(first, binary.LittleEndian.Uint64(n.body))
 		} else {
 			l.spread(why)
 		}
 	case newsAsk:
-		l.session.reply(l.id, n, l.member.status())
+		l.session.reply(l.id, n, l.member.Status())
 	}
-}
-
-// whoLeft returns the rank that has left group name, if err is that one has.
-func whoLeft(name string, err error) (rank int, left bool) {
-	var blame *RankError
-	if errors.As(err, &blame) && blame.Group == name && errors.Is(blame.Err, ErrClosed) {
-		return blame.Rank, true
-	}
-	return 0, false
 }
 
 // peerLeftParent fails the group if a world rank has left its parent, but not the

@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -16,9 +17,6 @@ const (
 	spinsCrowded = 20  // looks, when ranks share processors
 	localYields  = 100
 )
-
-// worldName names the group that all ranks are in.
-const worldName = "world"
 
 // Local returns the handles of a new group of n ranks inside this process,
 // element r for rank r, to be used by one goroutine each. The group is named
@@ -35,7 +33,7 @@ func localGroups(n int, timeout time.Duration) []Group {
 	if n < 1 {
 		return nil
 	}
-	t := newTeam(worldName, n, timeout)
+	t := newTeam(transport.WorldName, n, timeout)
 	groups := make([]Group, n)
 	for r, l := range t.members {
 		groups[r] = l
@@ -53,7 +51,7 @@ func newTeam(name string, n int, timeout time.Duration) *team {
 	}
 	for r := range n {
 		l := &local{team: t}
-		l.face = face{l, name, r, n}
+		l.Base = transport.NewBase(l, name, r, n)
 		t.members = append(t.members, l)
 	}
 	return t
@@ -61,7 +59,7 @@ func newTeam(name string, n int, timeout time.Duration) *team {
 
 // local is one rank's handle of an in-process group.
 type local struct {
-	face
+	transport.Base
 	team    *team
 	parent  *local                  // the handle it was split from, nil for the world
 	reducer atomic.Pointer[reducer] // taken by who reduces on behalf of this rank
@@ -71,21 +69,22 @@ type local struct {
 	works  sheet[handle]
 	closed bool
 
-	watch flights
+	watch transport.Flights
 }
 
 // Watch implements [Watcher].
-func (l *local) Watch(f func(Flight)) (stop func()) {
+func (l *local) Watch(f func(transport.Flight)) (stop func()) {
 	l.team.mu.Lock()
 	l.team.watched = true
 	l.team.mu.Unlock()
-	return l.watch.add(f)
+	return l.watch.Add(f)
 }
 
-func (l *local) failing() <-chan struct{} { return l.team.alarm.bell() }
+// Failing returns a channel that is closed when the group fails, see the function Failing.
+func (l *local) Failing() <-chan struct{} { return l.team.alarm.Bell() }
 
-// abort implements transport.
-func (l *local) abort(err error) {
+// AbortWith implements [Issuer].
+func (l *local) AbortWith(err error) {
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
 	l.team.fail(err)
@@ -105,7 +104,7 @@ func (l *local) Close() error {
 			due = append(due, handle{l, o, s >> tagShift})
 		}
 	}
-	t.leave(l.errClosed())
+	t.leave(l.Blame(ErrClosed))
 	var split []*local
 	for child := range t.children {
 		if child.parent == l {
@@ -136,22 +135,22 @@ func (l *local) forget(child *local) {
 	delete(l.team.children, child)
 }
 
-// start implements transport.
-func (l *local) start(c Call) Work {
-	invalid := c.check(l.rank, l.size)
+// Start implements [Issuer].
+func (l *local) Start(c transport.Call) Work {
+	invalid := c.Check(l.Rank(), l.Size())
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
 	h, err := l.enter(c, invalid)
 	if err != nil {
-		return failed{err}
+		return transport.Refused(err)
 	}
 	w := l.works.next()
 	*w = h
 	return w
 }
 
-// perform implements transport.
-func (l *local) perform(ctx context.Context, c Call) (uint64, error) {
+// Perform implements [Issuer].
+func (l *local) Perform(ctx context.Context, c transport.Call) (uint64, error) {
 	h, err := l.issue(c)
 	if err == nil {
 		err = h.Wait(ctx)
@@ -160,21 +159,21 @@ func (l *local) perform(ctx context.Context, c Call) (uint64, error) {
 }
 
 // issue records this rank's part of its next collective.
-func (l *local) issue(c Call) (handle, error) {
-	invalid := c.check(l.rank, l.size)
+func (l *local) issue(c transport.Call) (handle, error) {
+	invalid := c.Check(l.Rank(), l.Size())
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
 	return l.enter(c, invalid)
 }
 
 // enter is issue with mu held; invalid says what is wrong with c, if anything.
-func (l *local) enter(c Call, invalid error) (handle, error) {
+func (l *local) enter(c transport.Call, invalid error) (handle, error) {
 	t := l.team
 	if l.closed {
-		return handle{}, l.errClosed()
+		return handle{}, l.Blame(ErrClosed)
 	}
 	if invalid != nil {
-		err := l.blame(invalid)
+		err := l.Blame(invalid)
 		t.fail(err)
 		return handle{}, err
 	}
@@ -184,15 +183,15 @@ func (l *local) enter(c Call, invalid error) (handle, error) {
 	seq := l.issued + 1
 	o := t.at(seq)
 	if o.arrived == 0 {
-		o.first = l.rank
-	} else if ref := &o.calls[o.first]; !c.matches(ref) {
-		err := mismatch(t.name, seq, o.first, ref, l.rank, &c)
+		o.first = l.Rank()
+	} else if ref := &o.calls[o.first]; !c.Matches(ref) {
+		err := mismatch(t.name, seq, o.first, ref, l.Rank(), &c)
 		t.fail(err)
 		return handle{}, err
 	}
 	l.issued = seq
-	l.watch.issued(&l.face, seq, &c)
-	o.calls[l.rank] = c
+	l.watch.Issued(&l.Base, seq, &c)
+	o.calls[l.Rank()] = c
 	if o.arrived++; o.arrived == len(t.members) {
 		t.start(o)
 	}
@@ -200,11 +199,11 @@ func (l *local) enter(c Call, invalid error) (handle, error) {
 }
 
 // mismatch returns the error for ranks a and b, which made different calls.
-func mismatch(group string, seq uint64, a int, ca *Call, b int, cb *Call) error {
+func mismatch(group string, seq uint64, a int, ca *transport.Call, b int, cb *transport.Call) error {
 	if a > b {
 		a, ca, b, cb = b, cb, a, ca
 	}
-	return &MismatchError{group, seq, [2]int{a, b}, [2]string{ca.String(), cb.String()}}
+	return &MismatchError{Group: group, Seq: seq, Ranks: [2]int{a, b}, Calls: [2]string{ca.String(), cb.String()}}
 }
 
 // handle is one rank's Work: collective seq, whose record is or was o.
@@ -252,7 +251,7 @@ func (h handle) help() (worked bool) {
 		r = new(reducer) // first use, or somebody else waits for this rank as well
 	}
 	for k := range n {
-		i := (h.l.rank + k) % n
+		i := (h.l.Rank() + k) % n
 		for {
 			part, ok := o.claim(i, h.seq)
 			if !ok {
@@ -290,11 +289,29 @@ func (h handle) park(ctx context.Context) error {
 	} else {
 		t.observe()
 	}
-	if h.o.waiters.park(&t.mu, h.seq, quit) || h.o.phase(h.seq) != pending || t.failure() != nil {
+	if h.o.waiters.Park(&t.mu, h.seq, quit) || h.o.phase(h.seq) != pending || t.failure() != nil {
 		return nil
 	}
-	err := h.l.blame(fmt.Errorf("waiting for ranks %v in %s: %w",
-		t.absent(h.seq), h.o.calls[h.l.rank].numbered(h.seq), context.Cause(ctx)))
+	err := h.l.Blame(fmt.Errorf("waiting for ranks %v in %s: %w",
+		t.absent(h.seq), h.o.calls[h.l.Rank()].Numbered(h.seq), context.Cause(ctx)))
 	t.fail(err)
 	return err
+}
+
+// Timeout implements limited.
+func (l *local) Timeout() time.Duration { return l.team.timeout }
+
+// sheet allocates values by the hundred. It is for what a caller may keep for ever,
+// such as a Work: that cannot be reused, but it costs an operation no allocation of its
+// own.
+type sheet[T any] struct{ blank []T }
+
+// next returns a new zero value. It is not safe for concurrent use.
+func (s *sheet[T]) next() *T {
+	if len(s.blank) == 0 {
+		s.blank = make([]T, 128)
+	}
+	v := &s.blank[0]
+	s.blank = s.blank[1:]
+	return v
 }

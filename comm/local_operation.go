@@ -1,6 +1,9 @@
 package comm
 
-import "sync/atomic"
+import (
+	"github.com/gofsdp/gofsdp/comm/internal/park"
+	"sync/atomic"
+)
 
 // An operation's state and its lanes are words of tag<<tagShift | value, where
 // the tag is the sequence number: one atomic load tells a handle both whether
@@ -37,8 +40,8 @@ type operation struct {
 	single  bool // one part executes everything
 
 	// Guarded by team.mu.
-	index   int     // in team.live
-	waiters parking // to wake at every change of phase
+	index   int          // in team.live
+	waiters park.Parking // to wake at every change of phase
 }
 
 // lane says what is left to claim of a lane of the division. The padding keeps

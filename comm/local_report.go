@@ -3,13 +3,14 @@ package comm
 import (
 	"cmp"
 	"context"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"slices"
 )
 
-// report says what the ranks of an in-process group have under way. It keeps no
+// Report says what the ranks of an in-process group have under way. It keeps no
 // record of what is complete, nor of time: that would cost every operation more
 // than the operation costs.
-func (l *local) report(context.Context) ([]Status, error) {
+func (l *local) Report(context.Context) ([]Status, error) {
 	t := l.team
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -29,11 +30,11 @@ func (l *local) report(context.Context) ([]Status, error) {
 				name = "running"
 			}
 			all[r].Completed = min(all[r].Completed, seq-1)
-			all[r].Recent = append(all[r].Recent, Record{Seq: seq, Call: o.calls[r].String(), State: name})
+			all[r].Recent = append(all[r].Recent, transport.Record{Seq: seq, Call: o.calls[r].String(), State: name})
 		}
 	}
 	for r := range all {
-		slices.SortFunc(all[r].Recent, func(a, b Record) int { return cmp.Compare(a.Seq, b.Seq) })
+		slices.SortFunc(all[r].Recent, func(a, b transport.Record) int { return cmp.Compare(a.Seq, b.Seq) })
 	}
 	return all, nil
 }

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/park"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
@@ -22,7 +24,7 @@ type team struct {
 	members []*local
 	spins   int                   // looks of a waiter at the state before it yields
 	err     atomic.Pointer[error] // the first failure; written once, under mu
-	alarm   alarm                 // rung when the group fails
+	alarm   park.Alarm            // rung when the group fails
 	timeout time.Duration
 
 	mu       sync.Mutex
@@ -89,11 +91,11 @@ func (t *team) record() *operation {
 func (t *team) retire(o *operation) {
 	if t.watched {
 		for _, l := range t.members {
-			l.watch.done(o.state.Load() >> tagShift)
+			l.watch.Done(o.state.Load() >> tagShift)
 		}
 	}
 	o.state.Store(0)
-	o.waiters.wakeAll()
+	o.waiters.WakeAll()
 	clear(o.calls) // the buffers are the ranks' again
 	last := t.live[len(t.live)-1]
 	t.live[o.index], last.index = last, o.index
@@ -108,7 +110,7 @@ func (t *team) start(o *operation) {
 	t.ring[t.started%uint64(len(t.ring))] = nil
 	if t.watched {
 		for _, l := range t.members {
-			l.watch.began(t.started)
+			l.watch.Began(t.started)
 		}
 	}
 	if o.open(t.started) == 0 {
@@ -116,7 +118,7 @@ func (t *team) start(o *operation) {
 		return
 	}
 	o.setPhase(t.started, ready)
-	o.waiters.wakeAll()
+	o.waiters.WakeAll()
 }
 
 // failure returns the error the group has failed with, or nil.
@@ -131,7 +133,7 @@ func (t *team) failure() error {
 // split from it. Called with mu held; locks go from parent to child.
 func (t *team) fail(err error) {
 	t.leave(err)
-	t.alarm.ring()
+	t.alarm.Ring()
 	for child := range t.children {
 		if child.team.detached {
 			continue
@@ -151,7 +153,7 @@ func (t *team) leave(err error) {
 	for _, o := range t.live {
 		if phase(o.state.Load()&valueMask) == pending {
 			clear(o.calls) // never to be executed
-			o.waiters.wakeAll()
+			o.waiters.WakeAll()
 		}
 	}
 }
@@ -188,7 +190,7 @@ func (t *team) look() {
 	defer t.mu.Unlock()
 	seq := t.started + 1
 	stuck := slices.ContainsFunc(t.live, func(o *operation) bool {
-		return phase(o.state.Load()&valueMask) == pending && len(o.waiters.parked) > 0
+		return phase(o.state.Load()&valueMask) == pending && o.waiters.Waiting()
 	})
 	if t.looking = stuck && t.failure() == nil; !t.looking {
 		return
@@ -206,19 +208,19 @@ func (t *team) look() {
 	missing := t.absent(seq)
 	last := slices.MinFunc(missing, func(a, b int) int { return cmp.Compare(t.members[a].issued, t.members[b].issued) })
 	err := fmt.Errorf("rank %d waited for ranks %v in %s: %w; rank %d has issued %d collectives",
-		waiter, missing, o.calls[waiter].numbered(seq), errNoProgress(t.timeout), last, t.members[last].issued)
-	t.fail(&RankError{t.name, last, err})
+		waiter, missing, o.calls[waiter].Numbered(seq), errNoProgress(t.timeout), last, t.members[last].issued)
+	t.fail(&RankError{Group: t.name, Rank: last, Err: err})
 }
 
-// form implements transport: the first rank to ask makes the group for all of them.
-func (l *local) form(_ context.Context, seq uint64, color int, ranks []int) (Group, error) {
+// Form implements [Issuer]: the first rank to ask makes the group for all of them.
+func (l *local) Form(_ context.Context, seq uint64, color int, ranks []int) (Group, error) {
 	t := l.team
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := splitKey{seq, color}
 	s := t.splits[key]
 	if s == nil {
-		s = &splitTeam{newTeam(childName(t.name, color), len(ranks), t.timeout), len(ranks)}
+		s = &splitTeam{newTeam(transport.ChildName(t.name, color), len(ranks), t.timeout), len(ranks)}
 		s.team.detached = color == Detached
 		t.splits[key] = s
 	}
@@ -227,11 +229,11 @@ func (l *local) form(_ context.Context, seq uint64, color int, ranks []int) (Gro
 	}
 	if l.closed { // it will never be in the group, for which the others may wait there
 		s.team.mu.Lock()
-		s.team.fail(l.errClosed())
+		s.team.fail(l.Blame(ErrClosed))
 		s.team.mu.Unlock()
-		return nil, l.errClosed()
+		return nil, l.Blame(ErrClosed)
 	}
-	child := s.team.members[slices.Index(ranks, l.rank)]
+	child := s.team.members[slices.Index(ranks, l.Rank())]
 	child.parent = l
 	t.children[child] = struct{}{}
 	if err := t.failure(); err != nil && color != Detached { // it may have failed before the group was known to it

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
 
@@ -114,7 +115,7 @@ func TestParkedWaitersWake(t *testing.T) {
 	}{
 		"operation": {func(g Group) error { return g.Barrier(context.Background()) }, nil},
 		"abort":     {func(g Group) error { g.Abort(cause); return nil }, cause},
-		"nil abort": {func(g Group) error { g.Abort(nil); return nil }, &RankError{"world", 2, errors.New("aborted")}},
+		"nil abort": {func(g Group) error { g.Abort(nil); return nil }, &RankError{Group: "world", Rank: 2, Err: errors.New("aborted")}},
 		"close":     {func(g Group) error { return g.Close() }, ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -166,7 +167,7 @@ func TestCancelMeetsWake(t *testing.T) {
 			synctest.Wait()
 			team.mu.Lock()
 			cancel() // now the waiter is on its way, but not past the lock
-			_, err := last.enter(Call{Kind: KindBarrier}, nil)
+			_, err := last.enter(transport.Call{Kind: transport.KindBarrier}, nil)
 			team.mu.Unlock()
 			require.NoError(t, err)
 			require.NoError(t, <-parked)
@@ -273,7 +274,7 @@ func TestNothingIsKept(t *testing.T) {
 	noBuffers := func() {
 		t.Helper()
 		for _, o := range append(team.live, team.free...) {
-			require.Equal(t, make([]Call, 2), o.calls)
+			require.Equal(t, make([]transport.Call, 2), o.calls)
 		}
 	}
 	noBuffers()
@@ -327,7 +328,7 @@ func TestLocalOtherNeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gs := Local(2)
 		issue := func(rank int) handle {
-			h, err := gs[rank].(*local).issue(Call{Kind: KindAllGather, Dst: floats(2), Src: floats(1)})
+			h, err := gs[rank].(*local).issue(transport.Call{Kind: transport.KindAllGather, Dst: floats(2), Src: floats(1)})
 			require.NoError(t, err)
 			return h
 		}

@@ -48,7 +48,7 @@ func AllGatherV(g Group, dst Buffer, counts []int) Work {
 		// The last broadcast is issued even if it is empty: then no list of
 		// counts begins with another, and ranks that disagree always clash.
 		if count > 0 || root == len(counts)-1 {
-			ws = append(ws, g.Broadcast(dst.slice(at, at+count), root))
+			ws = append(ws, g.Broadcast(dst.Part(at, at+count), root))
 		}
 		at += count
 	}
@@ -57,13 +57,13 @@ func AllGatherV(g Group, dst Buffer, counts []int) Work {
 
 // countsFault says what is wrong with the arguments of AllGatherV, "" if nothing.
 func countsFault(dst Buffer, counts []int, n int) string {
-	if !dst.dtype.valid() {
+	if dst.DType().Size() == 0 {
 		return "the buffer has no element type (zero Buffer, or Slice out of range)"
 	}
 	if len(counts) != n {
 		return fmt.Sprintf("%d counts for %d ranks", len(counts), n)
 	}
-	left := dst.len
+	left := dst.Len()
 	for r, count := range counts {
 		if count < 0 || count > left {
 			return fmt.Sprintf("count %d of rank %d does not fit", count, r)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
@@ -14,11 +15,11 @@ import (
 // srcs hold between them. It is for engines outside of this package.
 func Reduce(dst Buffer, srcs []Buffer, op Op, n int) error {
 	for i, s := range srcs {
-		if s.dtype != dst.dtype || s.len != dst.len {
+		if s.DType() != dst.DType() || s.Len() != dst.Len() {
 			return fmt.Errorf("%w: reducing %v with source %d, %v", ErrInvalid, dst, i, s)
 		}
 	}
-	if !dst.dtype.valid() || len(srcs) == 0 || op > Min || n < 1 || op == Avg && !dst.dtype.float() {
+	if dst.DType().Size() == 0 || len(srcs) == 0 || op > Min || n < 1 || op == Avg && !dst.DType().IsFloat() {
 		return fmt.Errorf("%w: %v of %d sources of %d ranks to %v", ErrInvalid, op, len(srcs), n, dst)
 	}
 	r := reducers.Get().(*reducer)
@@ -59,29 +60,34 @@ func (r *reducer) reduceScaled(dst Buffer, op Op, n int) {
 // ranks have to be, as only the last one is rounded. Such a sum is a dst of float32 whose
 // sources are 16-bit floats; it is not scaled.
 func (r *reducer) reduceSpans(dst Buffer, op Op, n int, spans []span) {
-	switch dst.dtype {
+	switch dst.DType() {
 	case Float32:
-		switch r.srcs[0].dtype {
+		switch r.srcs[0].DType() {
 		case BFloat16:
-			sumHalves[BF16](r, view[float32](dst), op, spans)
+			sumHalves[BF16](r, transport.View[float32](dst), op, spans)
 		case Float16:
-			sumHalves[F16](r, view[float32](dst), op, spans)
+			sumHalves[F16](r, transport.View[float32](dst), op, spans)
 		default:
-			reduceFloat(&r.f32, view[float32](dst), r.srcs, op, n, spans)
+			reduceFloat(&r.f32, transport.View[float32](dst), r.srcs, op, n, spans)
 		}
 	case Float64:
-		reduceFloat(&r.f64, view[float64](dst), r.srcs, op, n, spans)
+		reduceFloat(&r.f64, transport.View[float64](dst), r.srcs, op, n, spans)
 	case Int32:
-		fold(view[int32](dst), r.srcs, op)
+		fold(transport.View[int32](dst), r.srcs, op)
 	case Int64:
-		fold(view[int64](dst), r.srcs, op)
+		fold(transport.View[int64](dst), r.srcs, op)
 	case Uint8:
-		fold(view[uint8](dst), r.srcs, op)
+		fold(transport.View[uint8](dst), r.srcs, op)
 	case BFloat16:
 		reduceHalf[BF16](r, dst, op, n, spans)
 	case Float16:
 		reduceHalf[F16](r, dst, op, n, spans)
 	}
+}
+
+// number are the types with Go's own arithmetic.
+type number interface {
+	~float32 | ~float64 | ~int32 | ~int64 | ~uint8
 }
 
 // reduceFloat sums in the canonical tree order.
@@ -98,7 +104,7 @@ func reduceFloat[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, op 
 	default:
 		s.list = s.list[:0]
 		for _, src := range srcs {
-			s.list = append(s.list, view[T](src))
+			s.list = append(s.list, transport.View[T](src))
 		}
 		vec.TreeSum(dst, s.list, scale)
 		clear(s.list) // the memory is the caller's, do not keep it alive
@@ -120,9 +126,9 @@ func fold[T number](dst []T, srcs []Buffer, op Op) {
 func foldBlocks[T number](dst []T, srcs []Buffer, op Op, block []T) {
 	for lo := 0; lo < len(dst); lo += len(block) {
 		acc := block[:min(len(block), len(dst)-lo)]
-		copy(acc, view[T](srcs[0])[lo:])
+		copy(acc, transport.View[T](srcs[0])[lo:])
 		for _, src := range srcs[1:] {
-			combine(acc, view[T](src)[lo:lo+len(acc)], op)
+			combine(acc, transport.View[T](src)[lo:lo+len(acc)], op)
 		}
 		copy(dst[lo:], acc)
 	}
@@ -149,14 +155,14 @@ func combine[T number](acc, x []T, op Op) {
 // reduceHalf reduces in float32 and rounds once. A block of every source is read
 // before the block of dst is written, so dst may be any source.
 func reduceHalf[T half.Float](r *reducer, dst Buffer, op Op, n int, spans []span) {
-	for lo := 0; lo < dst.len; lo += wideBlock {
-		hi := min(lo+wideBlock, dst.len)
+	for lo := 0; lo < dst.Len(); lo += wideBlock {
+		hi := min(lo+wideBlock, dst.Len())
 		acc := r.f32.block(0, hi-lo)
 		reduceWidened[T](r, acc, lo, op, spans)
 		if op == Avg {
 			vec.Scale(acc, 1/float32(n))
 		}
-		half.Narrow(view[T](dst)[lo:hi], acc)
+		half.Narrow(transport.View[T](dst)[lo:hi], acc)
 	}
 }
 
@@ -172,11 +178,11 @@ func sumHalves[T half.Float](r *reducer, dst []float32, op Op, spans []span) {
 func reduceWidened[T half.Float](r *reducer, acc []float32, lo int, op Op, spans []span) {
 	hi := lo + len(acc)
 	load := func(src Buffer, block int) []float32 {
-		if src.dtype == Float32 {
-			return view[float32](src)[lo:hi]
+		if src.DType() == Float32 {
+			return transport.View[float32](src)[lo:hi]
 		}
 		x := r.f32.block(block, hi-lo)
-		half.Widen(x, view[T](src)[lo:])
+		half.Widen(x, transport.View[T](src)[lo:])
 		return x
 	}
 	if op == Max || op == Min {

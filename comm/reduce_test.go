@@ -122,9 +122,9 @@ func TestReduceCuts(t *testing.T) {
 		reduce := func(dst Buffer, lo, hi int) {
 			r.srcs = r.srcs[:0]
 			for _, s := range srcs {
-				r.srcs = append(r.srcs, s.slice(lo, hi))
+				r.srcs = append(r.srcs, s.Part(lo, hi))
 			}
-			r.reduce(dst.slice(lo, hi), op)
+			r.reduce(dst.Part(lo, hi), op)
 		}
 		whole, parts := Of(make([]BF16, n)), Of(make([]BF16, n))
 		reduce(whole, 0, n)

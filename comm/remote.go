@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"net"
 	"slices"
 	"sync"
@@ -64,7 +65,7 @@ func (r *remote) check(p *port) error {
 // damaged says that something from rank peer to this one is not what was sent.
 func (r *remote) damaged(peer int, what string, err error) error {
 	during := "before its first collective"
-	if call, perr := ParseSignature(r.frame.call[:]); perr == nil {
+	if call, perr := transport.ParseSignature(r.frame.call[:]); perr == nil {
 		during = fmt.Sprintf("in collective #%d, %v,", r.frame.seq, call)
 	}
 	return &RankError{Group: r.name, Rank: peer, Err: fmt.Errorf("%s to rank %d %s was %w: %w", what, r.rank, during, ErrDamaged, err)}
@@ -82,7 +83,7 @@ func (r *remote) checkFrame(p *port) error {
 }
 
 // Run implements [Backend].
-func (r *remote) Run(ctx context.Context, seq uint64, c *Call) error {
+func (r *remote) Run(ctx context.Context, seq uint64, c *transport.Call) error {
 	if r.broken != nil {
 		return r.broken
 	}
@@ -106,7 +107,7 @@ func (r *remote) Run(ctx context.Context, seq uint64, c *Call) error {
 }
 
 // head makes the frame of the collective.
-func (r *remote) head(seq uint64, c *Call) {
+func (r *remote) head(seq uint64, c *transport.Call) {
 	group, summed := r.frame.group, r.frame.summed
 	r.frame = &r.frames[seq%keptFrames]
 	*r.frame = frame{group: group, seq: seq, summed: summed}
@@ -147,7 +148,7 @@ func (r *remote) Split(ctx context.Context, seq uint64, color int, ranks []int) 
 }
 
 // report implements reporter.
-func (r *remote) report(ctx context.Context) ([]Status, error) { return r.link.report(ctx) }
+func (r *remote) Report(ctx context.Context) ([]Status, error) { return r.link.Report(ctx) }
 
 // Tell implements [Backend].
 func (r *remote) Tell(err error) { r.link.fail(err) }
@@ -172,7 +173,7 @@ func (r *remote) interrupt() {
 // Leave implements [Backend].
 func (r *remote) Leave(last uint64) error {
 	r.gone.Store(1)
-	deadline := time.Now().Add(grace)
+	deadline := time.Now().Add(transport.Grace)
 	err := r.link.leave(last)
 	r.wires.end()
 	r.link.session.mesh.Forget(r.link.id) // others may have connected for what has failed
@@ -184,3 +185,6 @@ func (r *remote) Leave(last uint64) error {
 	}
 	return err
 }
+
+// Timeout implements limited.
+func (r *remote) Timeout() time.Duration { return r.timeout }

@@ -15,30 +15,31 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 func TestPlan(t *testing.T) {
 	const kib = 1 << 10
 	for _, c := range []struct {
-		kind     Kind
+		kind     transport.Kind
 		n, bytes int
 		want     algorithm
 		crowded  algorithm
 	}{
-		{KindBarrier, 2, 0, direct, direct}, {KindBarrier, 4, 0, direct, doubling}, {KindBarrier, 5, 0, doubling, doubling},
-		{KindGather, 4, kib, direct, doubling}, {KindGather, 5, kib, doubling, doubling},
-		{KindGather, 2, kib, direct, direct}, {KindGather, 5, 17 * kib, direct, direct},
-		{KindAllGather, 2, kib, direct, direct}, {KindAllGather, 3, kib, direct, doubling},
-		{KindAllGather, 5, 16 * kib, doubling, doubling}, {KindAllGather, 5, 17 * kib, direct, direct},
-		{KindAllGather, 15, 1024 * kib, direct, direct}, {KindAllGather, 16, 1024 * kib, ring, ring},
-		{KindSplit, 8, 16, doubling, doubling}, {KindBroadcast, 2, 64 * kib, direct, direct},
-		{KindBroadcast, 3, 64 * kib, ring, ring}, {KindBroadcast, 4, kib, direct, doubling},
-		{KindBroadcast, 5, kib, doubling, doubling}, {KindReduceScatter, 2, kib, direct, direct},
-		{KindReduceScatter, 4, 8 * kib, direct, doubling}, {KindReduceScatter, 4, 9 * kib, direct, direct},
-		{KindReduceScatter, 64, 17 * kib, halving, halving}, {KindReduceScatter, 64, 16 * kib, doubling, doubling},
-		{KindReduceScatter, 63, 1024 * kib, direct, direct}, {KindAllReduce, 64, kib, direct, direct},
-		{KindReduceScatter, 15, 16 * kib, direct, direct}, {KindReduceScatter, 16, 16 * kib, doubling, doubling},
+		{transport.KindBarrier, 2, 0, direct, direct}, {transport.KindBarrier, 4, 0, direct, doubling}, {transport.KindBarrier, 5, 0, doubling, doubling},
+		{transport.KindGather, 4, kib, direct, doubling}, {transport.KindGather, 5, kib, doubling, doubling},
+		{transport.KindGather, 2, kib, direct, direct}, {transport.KindGather, 5, 17 * kib, direct, direct},
+		{transport.KindAllGather, 2, kib, direct, direct}, {transport.KindAllGather, 3, kib, direct, doubling},
+		{transport.KindAllGather, 5, 16 * kib, doubling, doubling}, {transport.KindAllGather, 5, 17 * kib, direct, direct},
+		{transport.KindAllGather, 15, 1024 * kib, direct, direct}, {transport.KindAllGather, 16, 1024 * kib, ring, ring},
+		{transport.KindSplit, 8, 16, doubling, doubling}, {transport.KindBroadcast, 2, 64 * kib, direct, direct},
+		{transport.KindBroadcast, 3, 64 * kib, ring, ring}, {transport.KindBroadcast, 4, kib, direct, doubling},
+		{transport.KindBroadcast, 5, kib, doubling, doubling}, {transport.KindReduceScatter, 2, kib, direct, direct},
+		{transport.KindReduceScatter, 4, 8 * kib, direct, doubling}, {transport.KindReduceScatter, 4, 9 * kib, direct, direct},
+		{transport.KindReduceScatter, 64, 17 * kib, halving, halving}, {transport.KindReduceScatter, 64, 16 * kib, doubling, doubling},
+		{transport.KindReduceScatter, 63, 1024 * kib, direct, direct}, {transport.KindAllReduce, 64, kib, direct, direct},
+		{transport.KindReduceScatter, 15, 16 * kib, direct, direct}, {transport.KindReduceScatter, 16, 16 * kib, doubling, doubling},
 	} {
 		require.Equal(t, c.want, plan(c.kind, c.n, c.bytes, false), "%v of %d bytes on %d ranks", c.kind, c.bytes, c.n)
 		require.Equal(t, c.crowded, plan(c.kind, c.n, c.bytes, true), "%v of %d bytes on %d crowded ranks", c.kind, c.bytes, c.n)
@@ -128,7 +129,10 @@ func TestEveryAlgorithm(t *testing.T) {
 				}
 				everyRank(t, gs, func(r *remote) error {
 					full := make([]byte, len(want))
-					call := gather(Of(full), Of(noise(r.rank, counts[r.rank])), counts, root, r.rank)
+					call := transport.Call{Kind: transport.KindGather, Root: root, Src: Of(noise(r.rank, counts[r.rank])), Counts: counts}
+					if r.rank == root {
+						call.Dst = Of(full)
+					}
 					if err := r.collectTree(ctx, &call); err != nil || r.rank != root || bytes.Equal(full, want) {
 						return err
 					}
@@ -192,9 +196,9 @@ func TestGatherStraight(t *testing.T) {
 func TestRingWorld(t *testing.T) {
 	const n = manyRanks
 	gs, local := RemoteGroups(t, n, Wiring{Lanes: 2}), Local(n)
-	sameBits(t, gs, local, KindAllReduce, Float32, Sum, n*smallMessage/2+3)
-	sameBits(t, gs, local, KindBroadcast, Uint8, Sum, 100)
-	sameBits(t, gs, local, KindAllReduce, BFloat16, Avg, 100)
+	sameBits(t, gs, local, transport.KindAllReduce, Float32, Sum, n*smallMessage/2+3)
+	sameBits(t, gs, local, transport.KindBroadcast, Uint8, Sum, 100)
+	sameBits(t, gs, local, transport.KindAllReduce, BFloat16, Avg, 100)
 	closeRanks(t, gs)
 }
 
@@ -204,15 +208,15 @@ func TestSumsInSteps(t *testing.T) {
 		gs, local := RemoteGroups(t, n, Wiring{}), Local(n)
 		for _, d := range []DType{Float32, Float64, BFloat16, Float16, Int64} {
 			op := Avg
-			if !d.float() {
+			if !d.IsFloat() {
 				op = Sum
 			}
-			sameBits(t, gs, local, KindAllReduce, d, op, 1)
-			sameBits(t, gs, local, KindReduceScatter, d, op, 40*n)
-			sameBits(t, gs, local, KindAllReduce, d, Max, 40*n)
+			sameBits(t, gs, local, transport.KindAllReduce, d, op, 1)
+			sameBits(t, gs, local, transport.KindReduceScatter, d, op, 40*n)
+			sameBits(t, gs, local, transport.KindAllReduce, d, Max, 40*n)
 		}
-		sameBits(t, gs, local, KindAllReduce, Float32, Sum, smallMessage/4)
-		sameBits(t, gs, local, KindAllReduce, BFloat16, Sum, 0)
+		sameBits(t, gs, local, transport.KindAllReduce, Float32, Sum, smallMessage/4)
+		sameBits(t, gs, local, transport.KindAllReduce, BFloat16, Sum, 0)
 		for _, g := range gs {
 			require.LessOrEqual(t, len(remoteOf(g).stage), stepSums(n)*smallMessage)
 			require.LessOrEqual(t, stepSums(manyRanks), 2*manyRanks) // no more than to gather
@@ -227,13 +231,13 @@ func TestCrowdedSameBits(t *testing.T) {
 		gs, local := RemoteGroups(t, n, Wiring{Crowded: true}), Local(n)
 		most := 2 * smallMessage / 4 / n / n * n // elements of a reduce-scatter that is an all-gather
 		for _, elements := range []int{0, n, most} {
-			sameBits(t, gs, local, KindReduceScatter, Float32, Avg, elements)
-			sameBits(t, gs, local, KindReduceScatter, BFloat16, Sum, elements)
+			sameBits(t, gs, local, transport.KindReduceScatter, Float32, Avg, elements)
+			sameBits(t, gs, local, transport.KindReduceScatter, BFloat16, Sum, elements)
 		}
 		for _, g := range gs {
-			require.LessOrEqual(t, len(remoteOf(g).stage), max(g.(Stager).Staging(Float32, most/n), g.(Stager).Staging(BFloat16, most/n)))
+			require.LessOrEqual(t, len(remoteOf(g).stage), max(g.(transport.Stager).Staging(Float32, most/n), g.(transport.Stager).Staging(BFloat16, most/n)))
 		}
-		for _, kind := range []Kind{KindAllReduce, KindAllGather, KindBroadcast} {
+		for _, kind := range []transport.Kind{transport.KindAllReduce, transport.KindAllGather, transport.KindBroadcast} {
 			sameBits(t, gs, local, kind, Float32, Sum, most)
 		}
 		everyRank(t, gs, func(r *remote) error { return gs[r.rank].Barrier(context.Background()) })
@@ -248,19 +252,19 @@ func TestHostsSameBits(t *testing.T) {
 		gs, local := RemoteGroups(t, n, Wiring{Hosts: hosts}), Local(n)
 		for _, d := range []DType{Float32, Float64, BFloat16, Int64} {
 			elements := n * (smallMessage/d.Size()/n + 17) // just large enough, and odd
-			require.Equal(t, n, sameBits(t, gs, local, KindAllGather, d, Sum, elements))
-			require.Equal(t, n, sameBits(t, gs, local, KindAllReduce, d, Sum, elements+7))
-			require.Equal(t, n, sameBits(t, gs, local, KindReduceScatter, d, Max, elements))
-			require.Equal(t, n, sameBits(t, gs, local, KindBroadcast, d, Sum, elements+7))
+			require.Equal(t, n, sameBits(t, gs, local, transport.KindAllGather, d, Sum, elements))
+			require.Equal(t, n, sameBits(t, gs, local, transport.KindAllReduce, d, Sum, elements+7))
+			require.Equal(t, n, sameBits(t, gs, local, transport.KindReduceScatter, d, Max, elements))
+			require.Equal(t, n, sameBits(t, gs, local, transport.KindBroadcast, d, Sum, elements+7))
 			op := Avg
-			if !d.float() {
+			if !d.IsFloat() {
 				op = Sum
 			}
-			by := sameBits(t, gs, local, KindReduceScatter, d, op, elements)
+			by := sameBits(t, gs, local, transport.KindReduceScatter, d, op, elements)
 			subtreesOfThree := n != 4 && n != 6
 			require.Equal(t, by > 0, d.Size() >= 4 || subtreesOfThree)
 		}
-		sameBits(t, gs, local, KindReduceScatter, Float16, Avg, n*(widened+5)) // in two blocks
+		sameBits(t, gs, local, transport.KindReduceScatter, Float16, Avg, n*(widened+5)) // in two blocks
 		closeRanks(t, gs)
 	}
 }
@@ -302,7 +306,7 @@ func TestHostsSendLess(t *testing.T) {
 			for i, d := range []DType{Float32, Float32, BFloat16} {
 				crossed.Store(0)
 				everyRank(t, gs, func(r *remote) error {
-					buffer := func(bytes int) Buffer { return bufferOf(make([]byte, bytes), Buffer{dtype: d}) }
+					buffer := func(bytes int) Buffer { return bufferOf(make([]byte, bytes), d) }
 					if i == 0 {
 						return gs[r.rank].AllGather(buffer(n*shard), buffer(shard)).Wait(context.Background())
 					}
@@ -318,24 +322,24 @@ func TestHostsSendLess(t *testing.T) {
 
 // sameBits runs one collective on both groups, compares the bits, and returns how
 // many ranks of gs went by hosts.
-func sameBits(t testing.TB, gs, local []Group, kind Kind, d DType, op Op, elements int) (byHosts int) {
+func sameBits(t testing.TB, gs, local []Group, kind transport.Kind, d DType, op Op, elements int) (byHosts int) {
 	t.Helper()
 	n := len(gs)
 	run := func(g Group) ([]byte, error) {
 		rng := rand.New(rand.NewPCG(uint64(g.Rank()), 7))
 		buffer := func(elements int) Buffer {
-			b := bufferOf(make([]byte, elements*d.Size()+8), Buffer{dtype: d}).slice(0, elements)
-			for i := range b.len {
+			b := bufferOf(make([]byte, elements*d.Size()+8), d).Part(0, elements)
+			for i := range b.Len() {
 				x := float32(rng.NormFloat64() * 1e3)
 				switch d {
 				case Float32:
-					view[float32](b)[i] = x
+					transport.View[float32](b)[i] = x
 				case Float64:
-					view[float64](b)[i] = rng.NormFloat64()
+					transport.View[float64](b)[i] = rng.NormFloat64()
 				case BFloat16:
-					Narrow(view[BF16](b)[i:i+1], []float32{x})
+					Narrow(transport.View[BF16](b)[i:i+1], []float32{x})
 				case Float16:
-					Narrow(view[F16](b)[i:i+1], []float32{x})
+					Narrow(transport.View[F16](b)[i:i+1], []float32{x})
 				default:
 					b.Bytes()[i*d.Size()] = byte(i * (g.Rank() + 3))
 				}
@@ -344,12 +348,12 @@ func sameBits(t testing.TB, gs, local []Group, kind Kind, d DType, op Op, elemen
 		}
 		out, ctx := buffer(elements), context.Background()
 		switch kind {
-		case KindAllGather:
+		case transport.KindAllGather:
 			return out.Bytes(), g.AllGather(out, buffer(elements/n)).Wait(ctx)
-		case KindReduceScatter:
+		case transport.KindReduceScatter:
 			dst := buffer(elements / n)
 			return dst.Bytes(), g.ReduceScatter(dst, out, op).Wait(ctx)
-		case KindAllReduce:
+		case transport.KindAllReduce:
 			return out.Bytes(), g.AllReduce(out, op).Wait(ctx)
 		default:
 			return out.Bytes(), g.Broadcast(out, n/2).Wait(ctx)
@@ -364,10 +368,10 @@ func sameBits(t testing.TB, gs, local []Group, kind Kind, d DType, op Op, elemen
 	require.NoError(t, errors.Join(errs...))
 	for r, g := range gs {
 		require.True(t, bytes.Equal(results[n+r], results[r]), "%v %v %v of %d elements on rank %d of %d", kind, d, op, elements, r, n)
-		if _, ok := g.(*Serial); !ok {
+		if _, ok := g.(*transport.Serial); !ok {
 			continue
 		}
-		c := Call{Kind: kind, Op: op, Dst: Buffer{dtype: d, len: elements}, Src: Buffer{dtype: d, len: elements}}
+		c := transport.Call{Kind: kind, Op: op, Dst: transport.HostMemory(nil, elements, d), Src: transport.HostMemory(nil, elements, d)}
 		if h := remoteOf(g).hosts; h != nil && h.suits(c.Kind, c.Op, d, elements*d.Size()) {
 			byHosts++
 		}
@@ -453,7 +457,7 @@ func TestStaging(t *testing.T) {
 					if err := gs[r.rank].AllReduce(Of(src), Sum).Wait(ctx); err != nil {
 						return err
 					}
-					said := gs[r.rank].(Stager).Staging(Float32, elements)
+					said := gs[r.rank].(transport.Stager).Staging(Float32, elements)
 					if said != len(r.stage) {
 						return fmt.Errorf("%d elements on %d ranks: %d bytes staged, said %d", elements, n, len(r.stage), said)
 					}

@@ -1,10 +1,13 @@
 package comm
 
-import "context"
+import (
+	"context"
+	"github.com/gofsdp/gofsdp/comm/transport"
+)
 
 // collect is a gather.
-func (r *remote) collect(ctx context.Context, c *Call) error {
-	if r.plan(KindGather, c.Bytes()) == doubling {
+func (r *remote) collect(ctx context.Context, c *transport.Call) error {
+	if r.plan(transport.KindGather, c.Bytes()) == doubling {
 		return r.collectTree(ctx, c)
 	}
 	return r.collectStraight(ctx, c)
@@ -12,7 +15,7 @@ func (r *remote) collect(ctx context.Context, c *Call) error {
 
 // collectStraight sends from every rank to the root, straight from the source to where that
 // belongs, when all have agreed: they are more than fewRanks, see pairwise.
-func (r *remote) collectStraight(ctx context.Context, c *Call) error {
+func (r *remote) collectStraight(ctx context.Context, c *transport.Call) error {
 	if err := r.agree(ctx); err != nil {
 		return err
 	}
@@ -23,7 +26,7 @@ func (r *remote) collectStraight(ctx context.Context, c *Call) error {
 	at := 0
 	var mine Buffer
 	for rank, count := range c.Counts {
-		into := c.Dst.slice(at, at+count)
+		into := c.Dst.Part(at, at+count)
 		at += count
 		if rank == r.rank {
 			mine = into
@@ -35,7 +38,7 @@ func (r *remote) collectStraight(ctx context.Context, c *Call) error {
 	if err := r.await(ctx, 0); err != nil { // start the wires
 		return err
 	}
-	move(mine, c.Src)
+	transport.Move(mine, c.Src)
 	return r.settle(ctx)
 }
 
@@ -43,8 +46,8 @@ func (r *remote) collectStraight(ctx context.Context, c *Call) error {
 // would agree as in disseminate; the others are late. In the step at distance k those ranks pass on
 // what they have whose distance to the root is an odd multiple of k: what they give themselves and,
 // before it in the stage, what the k-1 ranks to their left do, as far as there are any.
-func (r *remote) collectTree(ctx context.Context, c *Call) error {
-	size, stage := c.Src.dtype.Size(), r.staging(c.Bytes())
+func (r *remote) collectTree(ctx context.Context, c *transport.Call) error {
+	size, stage := c.Src.DType().Size(), r.staging(c.Bytes())
 	at := len(stage) - len(c.Src.Bytes())
 	copy(stage[at:], c.Src.Bytes())
 	for d, k := (c.Root+r.size-r.rank)%r.size, 1; k < r.size; k *= 2 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
@@ -72,7 +73,7 @@ func TestSlowRank(t *testing.T) {
 	t.Parallel()
 	const length, parts, timeout = 64 << 10, 30, 2 * time.Second
 	r, conn := rawPeer(t, timeout)
-	c := Call{Kind: KindAllGather, Dst: Of(make([]byte, 2*length)), Src: Of(make([]byte, length))}
+	c := transport.Call{Kind: transport.KindAllGather, Dst: Of(make([]byte, 2*length)), Src: Of(make([]byte, length))}
 	message := message(r, &c, 1, length)
 	var peer sync.WaitGroup
 	peer.Go(func() { _, _ = io.Copy(io.Discard, conn) })
@@ -153,7 +154,7 @@ func (d *damaging) push(arrived func(*port) error) (bool, error) {
 func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
 	a, b, err := Wiring{}.pair()
 	require.NoError(t, err)
-	r := newRank(worldName, worldID, 0, 2, timeout, true)
+	r := newRank(transport.WorldName, worldID, 0, 2, timeout, true)
 	r.halt = r.interrupt
 	r.wires.connect = func(int) ([]mesh.Lane, error) { return []mesh.Lane{{Conn: a}}, nil }
 	r.pump, err = newPump(true)
@@ -164,7 +165,7 @@ func rawPeer(t testing.TB, timeout time.Duration) (*remote, net.Conn) {
 
 // message returns what the other rank would send in collective seq, c: a frame, so
 // many zeros and their checksum.
-func message(r *remote, c *Call, seq uint64, length int) []byte {
+func message(r *remote, c *transport.Call, seq uint64, length int) []byte {
 	f := frame{group: r.frame.group, seq: seq, length: length, round: roundGather, summed: true}
 	c.Signature().Put(f.call[:])
 	var head [frameSize]byte
@@ -178,8 +179,8 @@ func summed(b, payload []byte) []byte {
 }
 
 // gatherOf is an all-gather of 8 bytes by two ranks.
-func gatherOf(label string) *Call {
-	return &Call{Kind: KindAllGather, Dst: Of(make([]byte, 16)).Named(label), Src: Of(make([]byte, 8))}
+func gatherOf(label string) *transport.Call {
+	return &transport.Call{Kind: transport.KindAllGather, Dst: Of(make([]byte, 16)).Named(label), Src: Of(make([]byte, 8))}
 }
 
 // TestFrames sends one wrong frame after another.
@@ -227,7 +228,7 @@ func FuzzFrame(f *testing.F) {
 		if got.parse(&head) == nil {
 			got.put(&again)
 			require.Equal(t, head, again)
-			_ = (&frame{seq: 1}).compare(&got, worldName, 0, 1)
+			_ = (&frame{seq: 1}).compare(&got, transport.WorldName, 0, 1)
 		}
 		// Any change is noticed.
 		whole := frame{group: 7, seq: 9, length: len(b), round: 3, summed: len(b)%2 == 0}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"unsafe"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/checksum"
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
@@ -34,9 +35,9 @@ const (
 )
 
 // collective carries out c.
-func (r *remote) collective(ctx context.Context, c *Call) error {
+func (r *remote) collective(ctx context.Context, c *transport.Call) error {
 	if r.size == 1 {
-		move(c.Dst, c.Src)
+		transport.Move(c.Dst, c.Src)
 		return nil
 	}
 	switch {
@@ -47,26 +48,26 @@ func (r *remote) collective(ctx context.Context, c *Call) error {
 		return r.finish(ctx, c)
 	}
 	switch c.Kind {
-	case KindBarrier:
+	case transport.KindBarrier:
 		return r.agree(ctx)
-	case KindReduceScatter:
-		if r.plan(KindReduceScatter, len(c.Src.Bytes())) == doubling {
+	case transport.KindReduceScatter:
+		if r.plan(transport.KindReduceScatter, len(c.Src.Bytes())) == doubling {
 			return r.reduceAll(ctx, c.Dst, c.Src, c.Op)
 		}
-		return r.reduceLarge(ctx, c.Dst, c.Src, c.Dst.len, c.Op)
-	case KindAllReduce:
+		return r.reduceLarge(ctx, c.Dst, c.Src, c.Dst.Len(), c.Op)
+	case transport.KindAllReduce:
 		return r.allReduce(ctx, c.Dst, c.Op)
-	case KindBroadcast:
+	case transport.KindBroadcast:
 		return r.broadcast(ctx, c.Dst, c.Root)
-	case KindGather:
+	case transport.KindGather:
 		return r.collect(ctx, c)
 	default: // KindAllGather, KindSplit
-		return r.gather(ctx, c.Dst, c.Src, c.Src.len)
+		return r.gather(ctx, c.Dst, c.Src, c.Src.Len())
 	}
 }
 
 // hosted reports whether c goes by hosts.
-func (r *remote) hosted(c *Call) bool {
+func (r *remote) hosted(c *transport.Call) bool {
 	return r.hosts != nil && r.hosts.suits(c.Kind, c.Op, c.DType(), c.Bytes())
 }
 
@@ -76,7 +77,7 @@ func (r *remote) left(k int) int  { return (r.rank + r.size - k) % r.size }
 
 // agree returns when all ranks are known to be in the same collective.
 func (r *remote) agree(ctx context.Context) error {
-	c := Call{Kind: KindBarrier}
+	c := transport.Call{Kind: transport.KindBarrier}
 	if r.pairwise(&c) {
 		r.queue(&c)
 		return r.finish(ctx, &c)
@@ -97,18 +98,12 @@ func (r *remote) disseminate(ctx context.Context, k int) error {
 	return nil
 }
 
-// part returns the elements of b that belong to rank i when each has share of
-// them; the last ranks may have fewer or none.
-func part(b Buffer, i, share int) Buffer {
-	return b.slice(min(i*share, b.len), min((i+1)*share, b.len))
-}
-
 // gather collects in full the part of every rank, of share elements; own is that
 // of this rank, in full or elsewhere.
 func (r *remote) gather(ctx context.Context, full, own Buffer, share int) error {
-	switch r.plan(KindAllGather, own.dtype.Size()*share) {
+	switch r.plan(transport.KindAllGather, own.DType().Size()*share) {
 	case doubling:
-		if full.len == r.size*share {
+		if full.Len() == r.size*share {
 			return r.gatherDoubling(ctx, full, own, share)
 		}
 	case ring:
@@ -156,7 +151,7 @@ func (r *remote) give(ctx context.Context, dst, own []byte) error {
 // of itself and the k-1 ranks to its left. They lie in the stage in that order,
 // its own first, each as long as share.
 func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int) error {
-	n := share * own.dtype.Size()
+	n := share * own.DType().Size()
 	stage := r.staging(r.size * n)
 	copy(stage, own.Bytes())
 	for k := 1; k < r.size; k *= 2 {
@@ -177,7 +172,7 @@ func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int
 // gatherRing is gather in which every part travels around the ring, in blocks.
 func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int) error {
 	to, from := r.right(1), r.left(1)
-	move(part(full, r.rank, share), own)
+	transport.Move(part(full, r.rank, share), own)
 	mine := part(full, r.rank, share).Bytes()
 	r.send(to, roundGather, len(mine), mine)
 	pieces := 0
@@ -228,10 +223,10 @@ func (r *remote) Staging(d DType, n int) int {
 	bytes := d.Size() * n
 	staged := 2 * r.size * lines(min(bytes, block))
 	switch h := r.hosts; {
-	case h != nil && h.suits(KindReduceScatter, Sum, d, r.size*bytes):
+	case h != nil && h.suits(transport.KindReduceScatter, Sum, d, r.size*bytes):
 		staged = h.stagingOf(nil, summing(Sum, d), n, d).bytes
-	case r.plan(KindReduceScatter, r.size*bytes) == direct:
-	case r.plan(KindReduceScatter, r.size*bytes) == halving:
+	case r.plan(transport.KindReduceScatter, r.size*bytes) == direct:
+	case r.plan(transport.KindReduceScatter, r.size*bytes) == halving:
 		staged = r.routed().memory(nil, d, n, r.stripe).bytes
 	case r.size >= manyRanks:
 		staged = stepSums(r.size) * r.size * n * max(d.Size(), 4)
@@ -250,16 +245,15 @@ const leastStage = 4 << 10
 // lines rounds bytes up to whole cache lines.
 func lines(bytes int) int { return (bytes + 63) / 64 * 64 }
 
-// bufferOf returns b as elements of the type of like.
-func bufferOf(b []byte, like Buffer) Buffer {
-	raw := Of(b)
-	return Buffer{ptr: raw.ptr, len: len(b) / like.dtype.Size(), dtype: like.dtype}
+// bufferOf returns b as elements of type d.
+func bufferOf(b []byte, d DType) Buffer {
+	return transport.HostMemory(unsafe.Pointer(unsafe.SliceData(b)), len(b)/d.Size(), d)
 }
 
 // reduceLarge reduces the parts of src, of share elements each, and leaves that of
 // this rank in dst, which may be that part of src.
 func (r *remote) reduceLarge(ctx context.Context, dst, src Buffer, share int, op Op) error {
-	if r.plan(KindReduceScatter, len(src.Bytes())) == halving {
+	if r.plan(transport.KindReduceScatter, len(src.Bytes())) == halving {
 		return r.halve(ctx, dst, src, share, op)
 	}
 	return r.scatter(ctx, dst, src, share, op)
@@ -268,8 +262,8 @@ func (r *remote) reduceLarge(ctx context.Context, dst, src Buffer, share int, op
 // scatter is reduceLarge between few ranks. Each rank sends to every owner
 // its part; the owner sums one block of all ranks while the next one comes.
 func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op) error {
-	size := dst.dtype.Size()
-	step := min(block/size, max(dst.len, 1))
+	size := dst.DType().Size()
+	step := min(block/size, max(dst.Len(), 1))
 	line := lines(step * size) // bytes from one rank's block to the next
 	stage := r.staging(2 * r.size * line)
 	at := func(half, rank, n int) []byte {
@@ -280,12 +274,12 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op)
 		to, from := r.right(k), r.left(k)
 		b := part(src, to, share).Bytes()
 		r.send(to, roundScatter, len(b), b)
-		r.receive(from, roundScatter, dst.len*size, at(0, from, min(step, dst.len)))
+		r.receive(from, roundScatter, dst.Len()*size, at(0, from, min(step, dst.Len())))
 	}
 	mine := part(src, r.rank, share)
 	for lo, i := 0, 1; ; i++ {
-		hi := min(lo+step, dst.len)
-		if next := min(hi+step, dst.len); next > hi {
+		hi := min(lo+step, dst.Len())
+		if next := min(hi+step, dst.Len()); next > hi {
 			for k := 1; k < r.size; k++ {
 				r.receiveMore(r.left(k), at(i%2, r.left(k), next-hi))
 			}
@@ -295,15 +289,15 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op)
 		}
 		r.reducer.srcs = r.reducer.srcs[:0]
 		for rank := range r.size {
-			b := mine.slice(lo, hi)
+			b := mine.Part(lo, hi)
 			if rank != r.rank {
-				b = bufferOf(at((i+1)%2, rank, hi-lo), dst)
+				b = bufferOf(at((i+1)%2, rank, hi-lo), dst.DType())
 			}
 			r.reducer.srcs = append(r.reducer.srcs, b)
 		}
-		r.reducer.reduce(dst.slice(lo, hi), op)
+		r.reducer.reduce(dst.Part(lo, hi), op)
 		clear(r.reducer.srcs)
-		if lo = hi; lo == dst.len {
+		if lo = hi; lo == dst.Len() {
 			return r.settle(ctx)
 		}
 	}
@@ -327,11 +321,11 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 // fewer or none. After halve it stages no more than that, and connects to as few.
 func (r *remote) gatherSums(ctx context.Context, buf Buffer, share int) error {
 	own := part(buf, r.rank, share)
-	if r.plan(KindReduceScatter, len(buf.Bytes())) != halving {
+	if r.plan(transport.KindReduceScatter, len(buf.Bytes())) != halving {
 		return r.gather(ctx, buf, own, share)
 	}
-	bytes := share * buf.dtype.Size()
-	if r.plan(KindAllGather, bytes) == doubling && r.size*bytes <= r.stripe {
+	bytes := share * buf.DType().Size()
+	if r.plan(transport.KindAllGather, bytes) == doubling && r.size*bytes <= r.stripe {
 		return r.gatherDoubling(ctx, buf, own, share)
 	}
 	return r.gatherRing(ctx, buf, own, share)
@@ -346,15 +340,15 @@ func (r *remote) reduceAll(ctx context.Context, dst, src Buffer, op Op) error {
 	bytes := len(src.Bytes())
 	line := lines(bytes)
 	all := r.staging(2 * r.size * line)[r.size*line:] // gatherDoubling uses the first half
-	full := bufferOf(all[:r.size*bytes], src)
-	if err := r.gather(ctx, full, src, src.len); err != nil {
+	full := bufferOf(all[:r.size*bytes], src.DType())
+	if err := r.gather(ctx, full, src, src.Len()); err != nil {
 		return err
 	}
 	r.reducer.srcs = r.reducer.srcs[:0]
 	for rank := range r.size {
-		b := part(full, rank, src.len)
-		if dst.len < src.len {
-			b = part(b, r.rank, dst.len)
+		b := part(full, rank, src.Len())
+		if dst.Len() < src.Len() {
+			b = part(b, r.rank, dst.Len())
 		}
 		r.reducer.srcs = append(r.reducer.srcs, b)
 	}
@@ -363,18 +357,10 @@ func (r *remote) reduceAll(ctx context.Context, dst, src Buffer, op Op) error {
 	return nil
 }
 
-// stripeLen returns the elements of b that each of n ranks sums: an equal share,
-// rounded up to cache lines.
-func stripeLen(b Buffer, n int) int {
-	line := 64 / b.dtype.Size()
-	share := (b.len + n - 1) / n
-	return (share + line - 1) / line * line
-}
-
 // broadcast sends the root's buf to all.
 func (r *remote) broadcast(ctx context.Context, buf Buffer, root int) error {
 	b := buf.Bytes()
-	if r.plan(KindBroadcast, len(b)) == ring {
+	if r.plan(transport.KindBroadcast, len(b)) == ring {
 		return r.broadcastChain(ctx, b, root)
 	}
 	return r.broadcastTree(ctx, b, root)

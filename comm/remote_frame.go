@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"hash/crc32"
 )
 
@@ -24,14 +25,14 @@ import (
 type frame struct {
 	group  uint64
 	seq    uint64
-	length int                 // bytes of payload
-	summed bool                // a checksum follows every payload
-	round  uint16              // tells the messages of a collective apart
-	call   [SignatureSize]byte // encoded Signature
+	length int                           // bytes of payload
+	summed bool                          // a checksum follows every payload
+	round  uint16                        // tells the messages of a collective apart
+	call   [transport.SignatureSize]byte // encoded Signature
 }
 
 const (
-	frameSize  = 32 + SignatureSize
+	frameSize  = 32 + transport.SignatureSize
 	frameMagic = 0x35504f43 // "COP5", the last byte is the version of the protocol
 	lengthBits = 47
 	summedBit  = 1 << lengthBits
@@ -96,11 +97,11 @@ func (f *frame) compare(got *frame, name string, self, peer int) error {
 		}
 		return nil
 	}
-	mine, err := ParseSignature(f.call[:])
+	mine, err := transport.ParseSignature(f.call[:])
 	if err != nil {
 		return err // unreachable: this rank encoded it
 	}
-	theirs, err := ParseSignature(got.call[:])
+	theirs, err := transport.ParseSignature(got.call[:])
 	if err != nil {
 		return broken("%w", err)
 	}

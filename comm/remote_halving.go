@@ -201,7 +201,7 @@ type stripe struct {
 // of returns those of a shard; there are fewer, or none, at the end of the tensor.
 func (s stripe) of(shard int) Buffer {
 	b := part(s.src, shard, s.share)
-	return b.slice(min(s.lo, b.len), min(s.hi, b.len))
+	return b.Part(min(s.lo, b.Len()), min(s.hi, b.Len()))
 }
 
 // bytes returns how many some shards have in s.
@@ -229,9 +229,9 @@ type routeStage struct {
 
 // memory divides memory, which is nil to know how much, for shards of share elements.
 func (rt *route) memory(memory []byte, d DType, share, stripeBytes int) (m routeStage) {
-	like := Buffer{dtype: d}
-	if d.float() && d.Size() < 4 {
-		like.dtype = Float32
+	as := d
+	if d.IsFloat() && d.Size() < 4 {
+		as = Float32
 	}
 	most := lines(max(1, share*d.Size()))
 	wide := max(64, min(stripeBytes/len(rt.order)/64*64, most)) // bytes of each shard
@@ -243,7 +243,7 @@ func (rt *route) memory(memory []byte, d DType, share, stripeBytes int) (m route
 		m.bytes += n
 		return b
 	}
-	sum := m.step * like.dtype.Size()
+	sum := m.step * as.Size()
 	for i := range m.packs {
 		if i > 0 && wide == most { // there is one stripe
 			break
@@ -251,11 +251,11 @@ func (rt *route) memory(memory []byte, d DType, share, stripeBytes int) (m route
 		if wide < straight {
 			m.packs[i] = take((len(rt.order) - len(rt.mine)) * wide)
 		}
-		m.sums[i] = bufferOf(take(len(rt.mine)*sum), like)
+		m.sums[i] = bufferOf(take(len(rt.mine)*sum), as)
 	}
 	m.got = take((rt.block.ranks() - 1) * len(rt.mine) * wide)
 	if len(rt.merges) > 0 {
-		m.room = bufferOf(take(rt.merges[0].kept*sum), like)
+		m.room = bufferOf(take(rt.merges[0].kept*sum), as)
 	}
 	if wide == most {
 		m.bytes = max(m.bytes, len(rt.order)*wide) // gatherSums takes that
@@ -281,8 +281,8 @@ func (r *remote) halve(ctx context.Context, dst, src Buffer, share int, op Op) e
 	if op == Avg {
 		partial = Sum // the average is taken once, at the end
 	}
-	m := rt.memory(nil, src.dtype, share, r.stripe)
-	m = rt.memory(r.staging(m.bytes), src.dtype, share, r.stripe)
+	m := rt.memory(nil, src.DType(), share, r.stripe)
+	m = rt.memory(r.staging(m.bytes), src.DType(), share, r.stripe)
 	s := stripe{src: src, share: share}.next(m.step)
 	r.contribute(rt, s, m.packs[0], m.got)
 	for i := 0; ; i++ {
@@ -290,7 +290,7 @@ func (r *remote) halve(ctx context.Context, dst, src Buffer, share int, op Op) e
 			return err
 		}
 		for k, j := range rt.mine {
-			rt.at[k+1] = rt.at[k] + s.of(int(j)).len
+			rt.at[k+1] = rt.at[k] + s.of(int(j)).Len()
 		}
 		sums := m.sums[i%2]
 		r.sumBlock(rt, s, sums, m.got, partial)
@@ -303,8 +303,8 @@ func (r *remote) halve(ctx context.Context, dst, src Buffer, share int, op Op) e
 				return err
 			}
 		}
-		r.reducer.srcs = append(r.reducer.srcs[:0], sums.slice(0, rt.at[1]))
-		r.reducer.reduceScaled(dst.slice(min(s.lo, dst.len), min(s.hi, dst.len)), op, r.size)
+		r.reducer.srcs = append(r.reducer.srcs[:0], sums.Part(0, rt.at[1]))
+		r.reducer.reduceScaled(dst.Part(min(s.lo, dst.Len()), min(s.hi, dst.Len())), op, r.size)
 		clear(r.reducer.srcs)
 		if s.hi == share {
 			return r.settle(ctx)
@@ -366,11 +366,11 @@ func (r *remote) sumBlock(rt *route, s stripe, sums Buffer, got []byte, op Op) {
 		for q := range rt.block.ranks() {
 			x := s.of(int(j))
 			if q != i {
-				x = bufferOf(rt.from(q, i, got, n), s.src).slice(lo, hi)
+				x = bufferOf(rt.from(q, i, got, n), s.src.DType()).Part(lo, hi)
 			}
 			r.reducer.srcs = append(r.reducer.srcs, x)
 		}
-		r.reducer.reduce(sums.slice(lo, hi), op)
+		r.reducer.reduce(sums.Part(lo, hi), op)
 	}
 	clear(r.reducer.srcs)
 }
@@ -383,13 +383,13 @@ func (r *remote) merge(
 	taken := 0
 	for i := range m.partners {
 		p := &m.partners[i]
-		give := sums.slice(rt.at[p.lo], rt.at[p.hi]).Bytes()
+		give := sums.Part(rt.at[p.lo], rt.at[p.hi]).Bytes()
 		r.send(p.rank, roundScatter, len(give), give)
 		n := 0
 		for _, g := range p.gets {
 			n += rt.at[g[1]] - rt.at[g[0]]
 		}
-		into := room.slice(taken, taken+n).Bytes()
+		into := room.Part(taken, taken+n).Bytes()
 		r.receive(p.rank, roundScatter, len(into), into)
 		taken += n
 	}
@@ -399,14 +399,14 @@ func (r *remote) merge(
 	taken = 0
 	for i := range m.partners {
 		for _, g := range m.partners[i].gets {
-			own := sums.slice(rt.at[g[0]], rt.at[g[1]])
-			left, right := own, room.slice(taken, taken+own.len)
+			own := sums.Part(rt.at[g[0]], rt.at[g[1]])
+			left, right := own, room.Part(taken, taken+own.Len())
 			if !m.left {
 				left, right = right, left
 			}
 			r.reducer.srcs = append(r.reducer.srcs[:0], left, right)
 			r.reducer.reduce(own, op)
-			taken += own.len
+			taken += own.Len()
 		}
 	}
 	clear(r.reducer.srcs)

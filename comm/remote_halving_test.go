@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
 
@@ -85,8 +86,8 @@ func TestHalvingSameBits(t *testing.T) {
 		setStripe(gs, stripe)
 		for d, op := range map[DType]Op{Float32: Avg, BFloat16: Avg, Float64: Max, Int64: Sum} {
 			elements := smallMessage/d.Size() + 1 // just large enough
-			sameBits(t, gs, local, KindReduceScatter, d, op, (elements+n)/n*n)
-			sameBits(t, gs, local, KindAllReduce, d, op, elements)
+			sameBits(t, gs, local, transport.KindReduceScatter, d, op, (elements+n)/n*n)
+			sameBits(t, gs, local, transport.KindAllReduce, d, op, elements)
 		}
 		closeRanks(t, gs)
 	}
@@ -108,10 +109,9 @@ func TestHalvingFew(t *testing.T) {
 			}
 			setStripe(gs, stripe*n)
 			everyRank(t, gs, func(r *remote) error {
-				like := Buffer{dtype: d}
-				src := bufferOf(noise(r.rank, n*share*d.Size()), like)
+				src := bufferOf(noise(r.rank, n*share*d.Size()), d)
 				finite(src)
-				want := bufferOf(make([]byte, share*d.Size()), like)
+				want := bufferOf(make([]byte, share*d.Size()), d)
 				if err := r.scatter(ctx, want, src, share, op); err != nil {
 					return err
 				}
@@ -132,7 +132,7 @@ func TestHalvingFew(t *testing.T) {
 // finite clears the top bits of the exponents of floats, so that none of their sums is infinite.
 func finite(b Buffer) {
 	x := b.Bytes()
-	for i := b.dtype.Size() - 1; i < len(x); i += b.dtype.Size() {
+	for i := b.DType().Size() - 1; i < len(x); i += b.DType().Size() {
 		x[i] &^= 0x40
 	}
 }
@@ -148,10 +148,9 @@ func TestHalvingCounts(t *testing.T) {
 		stripes := (share*d.Size()*n + stripe - 1) / stripe
 		setStripe(gs, stripe)
 		sent.Store(0)
-		like := Buffer{dtype: d}
 		everyRank(t, gs, func(r *remote) error {
 			r.stage = nil
-			src, dst := bufferOf(make([]byte, n*share*d.Size()), like), bufferOf(make([]byte, share*d.Size()), like)
+			src, dst := bufferOf(make([]byte, n*share*d.Size()), d), bufferOf(make([]byte, share*d.Size()), d)
 			return gs[r.rank].ReduceScatter(dst, src, Avg).Wait(ctx)
 		})
 		// A contribution of every rank but one of a block, and a sum of every block but one.
@@ -161,10 +160,10 @@ func TestHalvingCounts(t *testing.T) {
 		}
 		require.Equal(t, want, int(sent.Load()), "%d stripes of %v", stripes, d)
 		everyRank(t, gs, func(r *remote) error {
-			if err := gs[r.rank].AllReduce(bufferOf(make([]byte, n*share*d.Size()), like), Sum).Wait(ctx); err != nil {
+			if err := gs[r.rank].AllReduce(bufferOf(make([]byte, n*share*d.Size()), d), Sum).Wait(ctx); err != nil {
 				return err
 			}
-			if said := gs[r.rank].(Stager).Staging(d, share); said != len(r.stage) || said > 4*stripe {
+			if said := gs[r.rank].(transport.Stager).Staging(d, share); said != len(r.stage) || said > 4*stripe {
 				return fmt.Errorf("%d stripes of %v: %d bytes staged, said %d", stripes, d, len(r.stage), said)
 			}
 			return nil

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/half"
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // hosts is how a group lies on several hosts, one after the other, of which one at
@@ -82,7 +84,7 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	}
 	// A host may have no shared memory, or fewer processors than ranks: what is done must not
 	// depend on which.
-	if err := r.Run(ctx, 0, &Call{Kind: KindAllReduce, Op: Min, Dst: Of(able), Src: Of(able)}); err != nil {
+	if err := r.Run(ctx, 0, &transport.Call{Kind: transport.KindAllReduce, Op: Min, Dst: Of(able), Src: Of(able)}); err != nil {
 		return nil, err
 	}
 	r.crowded = able[1] == 0
@@ -90,7 +92,7 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 		return nil, nil
 	}
 	form := func(name string, s span) (Group, error) {
-		inside := l.derive(name, hashText(fmt.Sprintf("%x %s", l.id, name)), l.ranks[s.lo:s.hi])
+		inside := l.derive(name, text.Hash(fmt.Sprintf("%x %s", l.id, name)), l.ranks[s.lo:s.hi])
 		g, err := newShared(ctx, inside, l.session.domain)
 		return g, h.outside(r.name, err)
 	}
@@ -170,11 +172,11 @@ func (h *hosts) stop() {
 
 // suits reports whether a collective of so many bytes is large enough to pay for
 // the agreement that comes first, and sends fewer bytes between hosts.
-func (h *hosts) suits(kind Kind, op Op, d DType, bytes int) bool {
+func (h *hosts) suits(kind transport.Kind, op Op, d DType, bytes int) bool {
 	switch kind {
-	case KindBarrier, KindSplit, KindGather, KindAllToAll:
+	case transport.KindBarrier, transport.KindSplit, transport.KindGather, transport.KindAllToAll:
 		return false
-	case KindReduceScatter:
+	case transport.KindReduceScatter:
 		return bytes > smallMessage && h.sends(op, d)
 	default:
 		return bytes > smallMessage
@@ -184,7 +186,7 @@ func (h *hosts) suits(kind Kind, op Op, d DType, bytes int) bool {
 // summing returns what to sum before it travels, an index of hosts.sums.
 func summing(op Op, d DType) int {
 	switch {
-	case op == Max || op == Min || !d.float():
+	case op == Max || op == Min || !d.IsFloat():
 		return byHost
 	case d.Size() >= 4:
 		return bySubtree
@@ -201,17 +203,17 @@ func (h *hosts) sends(op Op, d DType) bool {
 
 // hierarchical carries out c in steps inside the hosts and between them. The
 // steps inside cannot name ranks of other hosts that disagree, so all agree first.
-func (r *remote) hierarchical(ctx context.Context, c *Call) error {
+func (r *remote) hierarchical(ctx context.Context, c *transport.Call) error {
 	if err := r.agree(ctx); err != nil {
 		return err
 	}
 	var err error
 	switch c.Kind {
-	case KindAllGather:
+	case transport.KindAllGather:
 		err = r.hostGather(ctx, c.Dst, c.Src)
-	case KindReduceScatter:
+	case transport.KindReduceScatter:
 		err = r.hostScatter(ctx, c.Dst, c.Src, c.Op)
-	case KindAllReduce:
+	case transport.KindAllReduce:
 		err = r.hostReduce(ctx, c.Dst, c.Op)
 	default:
 		err = r.hostBroadcast(ctx, c.Dst, c.Root)
@@ -228,14 +230,14 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 		from := h.before(k)
 		for q := h.all[from].lo; q < h.all[from].hi; q++ {
 			if h.mate(h.host, from, q) == r.rank {
-				r.receive(q, roundHosts, len(b), part(full, q, own.len).Bytes())
+				r.receive(q, roundHosts, len(b), part(full, q, own.Len()).Bytes())
 			}
 		}
 	}
 	if err := r.await(ctx, 0); err != nil { // start the wires
 		return err
 	}
-	of := func(s span) Buffer { return full.slice(s.lo*own.len, s.hi*own.len) }
+	of := func(s span) Buffer { return full.Part(s.lo*own.Len(), s.hi*own.Len()) }
 	if err := h.local.AllGather(of(h.own()), own).Wait(ctx); err != nil {
 		return err
 	}
@@ -246,7 +248,7 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 		from := h.before(k)
 		s := h.all[from]
 		if s.ranks() == h.own().ranks() {
-			mine := part(full, h.mate(from, h.host, r.rank), own.len)
+			mine := part(full, h.mate(from, h.host, r.rank), own.Len())
 			if err := h.local.AllGather(of(s), mine).Wait(ctx); err != nil {
 				return err
 			}
@@ -254,7 +256,7 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 		}
 		for q := s.lo; q < s.hi; q++ {
 			root := h.mate(h.host, from, q) - h.own().lo
-			if err := h.local.Broadcast(part(full, q, own.len), root).Wait(ctx); err != nil {
+			if err := h.local.Broadcast(part(full, q, own.Len()), root).Wait(ctx); err != nil {
 				return err
 			}
 		}
@@ -304,14 +306,14 @@ type partials struct {
 // is staged of a contribution of this rank by itself.
 func (h *hosts) stagingOf(memory []byte, sums, n int, d DType) (s partials) {
 	add := func(list []Buffer, n, ranks int) []Buffer {
-		like := Buffer{dtype: d}
+		as := d
 		if ranks > 1 && sums == byHalf {
-			like.dtype = Float32
+			as = Float32
 		}
-		size := n * like.dtype.Size()
+		size := n * as.Size()
 		var b Buffer
 		if memory != nil {
-			b = bufferOf(memory[s.bytes:][:size], like)
+			b = bufferOf(memory[s.bytes:][:size], as)
 		}
 		s.bytes += lines(size)
 		return append(list, b)
@@ -341,42 +343,42 @@ func (h *hosts) stagingOf(memory []byte, sums, n int, d DType) (s partials) {
 
 // hostScatter is a reduce-scatter of src to dst.
 func (r *remote) hostScatter(ctx context.Context, dst, src Buffer, op Op) error {
-	h, sums := r.hosts, summing(op, dst.dtype)
+	h, sums := r.hosts, summing(op, dst.DType())
 	mine := h.mine(sums)
-	stage := h.stagingOf(r.staging(h.stagingOf(nil, sums, dst.len, dst.dtype).bytes), sums, dst.len, dst.dtype)
-	at := r.rank * dst.len
+	stage := h.stagingOf(r.staging(h.stagingOf(nil, sums, dst.Len(), dst.DType()).bytes), sums, dst.Len(), dst.DType())
+	at := r.rank * dst.Len()
 	for i, sum := range h.sums[sums] {
-		p := h.partial(sum, h.host, dst.len)
+		p := h.partial(sum, h.host, dst.Len())
 		for from := sum.lo; from < sum.hi; from++ {
 			if lo, hi := p.between(from, r.rank); from != r.rank && lo < hi {
-				b := stage.in[i].slice(lo-at, hi-at).Bytes()
+				b := stage.in[i].Part(lo-at, hi-at).Bytes()
 				r.receive(from, roundHosts, len(b), b)
 			}
 		}
 		if sum == mine && mine.ranks() == 1 {
-			stage.in[i] = part(src, r.rank, dst.len)
+			stage.in[i] = part(src, r.rank, dst.Len())
 		}
 	}
 	for k := 1; k <= len(h.all); k++ {
 		to := h.after(k)
-		p := h.partial(mine, to, dst.len)
+		p := h.partial(mine, to, dst.Len())
 		lo, hi := p.window()
-		out := src.slice(lo, hi)
+		out := src.Part(lo, hi)
 		if mine.ranks() > 1 {
 			out = stage.out[to]
-			if err := h.sum(ctx, out, src.slice(lo, hi), stage.block, op); err != nil {
+			if err := h.sum(ctx, out, src.Part(lo, hi), stage.block, op); err != nil {
 				return err
 			}
 		}
 		first := p.lo + (r.rank-mine.lo)*p.n
 		for owner := h.all[to].lo; owner < h.all[to].hi; owner++ {
 			lo, hi := p.between(r.rank, owner)
-			switch b := out.slice(lo-first, hi-first); {
+			switch b := out.Part(lo-first, hi-first); {
 			case lo == hi:
 			case owner != r.rank:
 				r.send(owner, roundHosts, len(b.Bytes()), b.Bytes())
 			case mine.ranks() > 1:
-				move(stage.in[slices.Index(h.sums[sums], mine)].slice(lo-at, hi-at), b)
+				transport.Move(stage.in[slices.Index(h.sums[sums], mine)].Part(lo-at, hi-at), b)
 			}
 		}
 		if err := r.await(ctx, 0); err != nil {
@@ -398,19 +400,19 @@ func (h *hosts) sum(ctx context.Context, out, src, wide Buffer, op Op) error {
 	if op == Avg {
 		op = Sum // the average is taken once, at the end
 	}
-	if out.dtype == src.dtype {
+	if out.DType() == src.DType() {
 		g := h.tree
-		if summing(op, src.dtype) == byHost {
+		if summing(op, src.DType()) == byHost {
 			g = h.local
 		}
 		return g.ReduceScatter(out, src, op).Wait(ctx)
 	}
-	for lo := 0; lo < out.len; lo += widened {
-		n := min(widened, out.len-lo)
-		for i := range src.len / out.len {
-			widen(view[float32](part(wide, i, n)), src.slice(i*out.len+lo, i*out.len+lo+n))
+	for lo := 0; lo < out.Len(); lo += widened {
+		n := min(widened, out.Len()-lo)
+		for i := range src.Len() / out.Len() {
+			widen(transport.View[float32](part(wide, i, n)), src.Part(i*out.Len()+lo, i*out.Len()+lo+n))
 		}
-		if err := h.tree.ReduceScatter(out.slice(lo, lo+n), wide.slice(0, src.len/out.len*n), op).Wait(ctx); err != nil {
+		if err := h.tree.ReduceScatter(out.Part(lo, lo+n), wide.Part(0, src.Len()/out.Len()*n), op).Wait(ctx); err != nil {
 			return err
 		}
 	}
@@ -419,22 +421,22 @@ func (h *hosts) sum(ctx context.Context, out, src, wide Buffer, op Op) error {
 
 // widen sets dst to the values of 16-bit floats.
 func widen(dst []float32, src Buffer) {
-	if src.dtype == BFloat16 {
-		half.Widen(dst, view[BF16](src))
+	if src.DType() == BFloat16 {
+		half.Widen(dst, transport.View[BF16](src))
 		return
 	}
-	half.Widen(dst, view[F16](src))
+	half.Widen(dst, transport.View[F16](src))
 }
 
 // hostReduce is an all-reduce of buf. What is left when every rank has taken the
 // same number of cache lines is too little to travel in steps.
 func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
-	line := 64 / buf.dtype.Size()
-	share := buf.len / r.size / line * line
-	full := buf.slice(0, r.size*share)
+	line := 64 / buf.DType().Size()
+	share := buf.Len() / r.size / line * line
+	full := buf.Part(0, r.size*share)
 	own := part(full, r.rank, share)
 	var err error
-	if r.hosts.sends(op, buf.dtype) {
+	if r.hosts.sends(op, buf.DType()) {
 		err = r.hostScatter(ctx, own, full, op)
 	} else {
 		err = r.reduceLarge(ctx, own, full, share, op)
@@ -445,7 +447,7 @@ func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
 	if err := r.hostGather(ctx, full, own); err != nil {
 		return err
 	}
-	return r.allReduce(ctx, buf.slice(full.len, buf.len), op)
+	return r.allReduce(ctx, buf.Part(full.Len(), buf.Len()), op)
 }
 
 // hostBroadcast is a broadcast of buf: along the chain of the root's mates, and
@@ -454,9 +456,9 @@ func (r *remote) hostBroadcast(ctx context.Context, buf Buffer, root int) error 
 	h := r.hosts
 	home := slices.IndexFunc(h.all, func(s span) bool { return root < s.hi })
 	mate := func(host int) int { return h.mate(host, home, root) }
-	size := buf.dtype.Size()
+	size := buf.DType().Size()
 	inside := func(lo, hi int) error {
-		return h.local.Broadcast(buf.slice(lo/size, hi/size), mate(h.host)-h.own().lo).Wait(ctx)
+		return h.local.Broadcast(buf.Part(lo/size, hi/size), mate(h.host)-h.own().lo).Wait(ctx)
 	}
 	b := buf.Bytes()
 	if r.rank != mate(h.host) {

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
@@ -24,8 +25,8 @@ func newRemote(ctx context.Context, l *link) (Group, error) {
 	dialing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	r.wires.stop = stop
 	r.wires.connect = func(peer int) ([]mesh.Lane, error) { return l.session.mesh.Connect(dialing, l.ranks[peer], l.id) }
-	s := NewSerial(l.name, l.rank, len(l.ranks), r)
-	err := s.open(ctx, func() error {
+	s := transport.NewSerial(l.name, l.rank, len(l.ranks), r)
+	err := s.Open(ctx, func() error {
 		l.attach(s)
 		return r.join(joining, l)
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
@@ -74,7 +75,7 @@ func TestJoinFails(t *testing.T) {
 			for r, err := range errs {
 				var blame *RankError
 				require.ErrorAs(t, err, &blame)
-				require.Equal(t, worldName, blame.Group)
+				require.Equal(t, transport.WorldName, blame.Group)
 				require.Equal(t, c.blamed, blame.Rank, "%v", err)
 				if c.is != nil {
 					require.ErrorIs(t, err, c.is)
@@ -173,8 +174,8 @@ func (h *hearer) Failed(err error) {
 }
 
 func (h *hearer) Left(int, uint64) {}
-func (h *hearer) status() Status   { return Status{} }
-func (h *hearer) failure() error   { return errors.Join(h.errs...) }
+func (h *hearer) Status() Status   { return Status{} }
+func (h *hearer) Failure() error   { return errors.Join(h.errs...) }
 func (h *hearer) Close() error     { return nil }
 
 // TestLeaverMisses has a rank leave a group of which another one makes children: those
@@ -193,7 +194,7 @@ func TestLeaverMisses(t *testing.T) {
 	require.NoError(t, made.leave(7))
 	require.NoError(t, there.leave(3))
 	here.split(4, 0, []int{0, 1}).attach(&after)
-	want := []error{&RankError{worldName, 1, ErrClosed}}
+	want := []error{&RankError{Group: transport.WorldName, Rank: 1, Err: ErrClosed}}
 	require.Equal(t, want, before.errs)
 	require.Equal(t, want, after.errs)
 	require.Empty(t, known.errs)
@@ -220,12 +221,12 @@ func TestLeaverTellsWhy(t *testing.T) {
 			gs := SerialGroups(3)
 			sessions := make([]*session, 3)
 			for r, g := range gs {
-				sessions[r] = g.(*Serial).backend.(*lent).session
+				sessions[r] = g.(*transport.Serial).Backend().(*lent).session
 				if c.relays {
 					sessions[r].mesh = relaying{sessions[r].mesh}
 				}
 			}
-			detached := gs[0].(*Serial).backend.(*lent).link.split(1, Detached, []int{0, 1})
+			detached := gs[0].(*transport.Serial).Backend().(*lent).link.split(1, Detached, []int{0, 1})
 			var beside hearer
 			detached.attach(&beside) // rank 1 never makes it
 			sessions[2].mesh = deafTo{sessions[2].mesh, 0}
@@ -254,7 +255,7 @@ func TestAttachToClosed(t *testing.T) {
 	child := world.split(1, 0, []int{0, 1})
 	var h hearer
 	child.attach(&h)
-	require.Equal(t, []error{&RankError{worldName, 0, ErrClosed}}, h.errs)
+	require.Equal(t, []error{&RankError{Group: transport.WorldName, Rank: 0, Err: ErrClosed}}, h.errs)
 	require.Empty(t, world.session.links, "nobody would remove it")
 	require.NoError(t, child.leave(0))
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +17,7 @@ func TestLanesOfSockets(t *testing.T) {
 	ips := loopback(3)
 	gs, errs := listening(t, t.Context(), strings.Join(ips, ","), strings.Join(ips[1:], ","))
 	require.Equal(t, make([]error, 2), errs)
-	sameBits(t, gs, Local(2), KindAllReduce, Float32, Sum, 1<<18+3)
+	sameBits(t, gs, Local(2), transport.KindAllReduce, Float32, Sum, 1<<18+3)
 	ip := func(a unix.Sockaddr, err error) string {
 		require.NoError(t, err)
 		return netip.AddrFrom4(a.(*unix.SockaddrInet4).Addr).String()

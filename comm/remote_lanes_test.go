@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/simnet"
 	"github.com/gofsdp/gofsdp/internal/store"
@@ -93,8 +94,8 @@ func TestLanes(t *testing.T) {
 	gs, errs := listening(t, ctx, strings.Join(ips[:2], ","), strings.Join(ips, ","))
 	require.Equal(t, make([]error, 2), errs)
 	local := Local(2)
-	sameBits(t, gs, local, KindAllReduce, Float32, Sum, 1<<18+3)
-	sameBits(t, gs, local, KindReduceScatter, BFloat16, Avg, 1<<18)
+	sameBits(t, gs, local, transport.KindAllReduce, Float32, Sum, 1<<18+3)
+	sameBits(t, gs, local, transport.KindReduceScatter, BFloat16, Avg, 1<<18)
 	var ways []string
 	meters = slices.DeleteFunc(meters, func(m *meter) bool { return m.written.Load() < chunk }) // for control, or given up
 	for _, m := range meters {

@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"errors"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"math"
 	"slices"
 	"time"
@@ -164,7 +165,7 @@ func (r *remote) Confirm(ctx context.Context) error {
 		r.broken = err
 		return err
 	case errors.As(err, &lost):
-		return errEnded
+		return transport.ErrEnded
 	}
 	return nil // whoever has not answered comes too late
 }

@@ -1,73 +1,76 @@
 package comm
 
-import "context"
+import (
+	"context"
+	"github.com/gofsdp/gofsdp/comm/transport"
+)
 
 // pairwise reports whether c is one message from every rank to every other, each of which is moved
 // as a whole. Such a collective is begun by queueing all of them, and has nothing else to do until
 // they are there.
-func (r *remote) pairwise(c *Call) bool {
+func (r *remote) pairwise(c *transport.Call) bool {
 	own := len(c.Src.Bytes())
 	switch c.Kind {
-	case KindBarrier:
-		return r.plan(KindBarrier, 0) == direct
-	case KindAllToAll:
+	case transport.KindBarrier:
+		return r.plan(transport.KindBarrier, 0) == direct
+	case transport.KindAllToAll:
 		return true
-	case KindAllGather, KindSplit:
-		return own <= smallMessage && r.plan(KindAllGather, own) == direct
-	case KindAllReduce:
+	case transport.KindAllGather, transport.KindSplit:
+		return own <= smallMessage && r.plan(transport.KindAllGather, own) == direct
+	case transport.KindAllReduce:
 		n := len(c.Dst.Bytes())
-		return n <= r.wholeSums() && r.plan(KindAllGather, n) == direct
-	case KindReduceScatter:
-		return len(c.Dst.Bytes()) <= smallMessage && r.size < manyRanks && r.plan(KindReduceScatter, own) == direct
-	case KindBroadcast:
-		return r.plan(KindBroadcast, len(c.Dst.Bytes())) == direct
-	case KindGather:
-		return r.size <= fewRanks && r.plan(KindGather, c.Bytes()) == direct
+		return n <= r.wholeSums() && r.plan(transport.KindAllGather, n) == direct
+	case transport.KindReduceScatter:
+		return len(c.Dst.Bytes()) <= smallMessage && r.size < manyRanks && r.plan(transport.KindReduceScatter, own) == direct
+	case transport.KindBroadcast:
+		return r.plan(transport.KindBroadcast, len(c.Dst.Bytes())) == direct
+	case transport.KindGather:
+		return r.size <= fewRanks && r.plan(transport.KindGather, c.Bytes()) == direct
 	default:
 		return false
 	}
 }
 
 // queue queues the messages of a pairwise collective.
-func (r *remote) queue(c *Call) {
+func (r *remote) queue(c *transport.Call) {
 	round := [...]uint16{
-		KindBarrier: roundAgree, KindAllGather: roundGather, KindSplit: roundGather, KindAllReduce: roundGather,
-		KindReduceScatter: roundScatter, KindBroadcast: roundCast, KindAllToAll: roundScatter, KindGather: roundGather,
+		transport.KindBarrier: roundAgree, transport.KindAllGather: roundGather, transport.KindSplit: roundGather, transport.KindAllReduce: roundGather,
+		transport.KindReduceScatter: roundScatter, transport.KindBroadcast: roundCast, transport.KindAllToAll: roundScatter, transport.KindGather: roundGather,
 	}[c.Kind]
 	for k := 1; k < r.size; k++ {
 		to, from := r.right(k), r.left(k)
-		r.sendIf(c.needs(r.rank, to), to, round, r.gives(c, to))
-		r.receiveIf(c.needs(from, r.rank), from, round, r.takes(c, from))
+		r.sendIf(needs(c, r.rank, to), to, round, r.gives(c, to))
+		r.receiveIf(needs(c, from, r.rank), from, round, r.takes(c, from))
 	}
 }
 
 // needs reports whether one rank needs what another one gives in c, or only an answer.
-func (c *Call) needs(from, to int) bool {
+func needs(c *transport.Call, from, to int) bool {
 	switch c.Kind {
-	case KindBroadcast:
+	case transport.KindBroadcast:
 		return from == c.Root
-	case KindGather:
+	case transport.KindGather:
 		return to == c.Root
 	}
 	return true
 }
 
 // gives returns what this rank sends to another.
-func (r *remote) gives(c *Call, to int) []byte {
+func (r *remote) gives(c *transport.Call, to int) []byte {
 	switch c.Kind {
-	case KindAllGather, KindSplit:
+	case transport.KindAllGather, transport.KindSplit:
 		return c.Src.Bytes()
-	case KindGather:
+	case transport.KindGather:
 		if to == c.Root {
 			return c.Src.Bytes()
 		}
-	case KindAllReduce:
+	case transport.KindAllReduce:
 		return c.Dst.Bytes()
-	case KindReduceScatter:
-		return part(c.Src, to, c.Dst.len).Bytes()
-	case KindAllToAll:
-		return part(c.Src, to, c.Src.len/r.size).Bytes()
-	case KindBroadcast:
+	case transport.KindReduceScatter:
+		return part(c.Src, to, c.Dst.Len()).Bytes()
+	case transport.KindAllToAll:
+		return part(c.Src, to, c.Src.Len()/r.size).Bytes()
+	case transport.KindBroadcast:
 		if r.rank == c.Root {
 			return c.Dst.Bytes()
 		}
@@ -76,57 +79,57 @@ func (r *remote) gives(c *Call, to int) []byte {
 }
 
 // takes returns where this rank puts what another sends.
-func (r *remote) takes(c *Call, from int) []byte {
+func (r *remote) takes(c *transport.Call, from int) []byte {
 	switch c.Kind {
-	case KindAllGather, KindSplit, KindAllToAll:
-		return part(c.Dst, from, c.Dst.len/r.size).Bytes()
-	case KindAllReduce, KindReduceScatter:
+	case transport.KindAllGather, transport.KindSplit, transport.KindAllToAll:
+		return part(c.Dst, from, c.Dst.Len()/r.size).Bytes()
+	case transport.KindAllReduce, transport.KindReduceScatter:
 		n := len(c.Dst.Bytes())
 		lo := from * lines(n)
 		return r.staging(2 * r.size * lines(n))[lo : lo+n] // as much as larger ones take, see Staging
-	case KindBroadcast:
+	case transport.KindBroadcast:
 		if from == c.Root {
 			return c.Dst.Bytes()
 		}
-	case KindGather:
+	case transport.KindGather:
 		if r.rank == c.Root {
-			return c.given(from).Bytes()
+			return given(c, from).Bytes()
 		}
 	}
 	return nil
 }
 
 // given returns where what a rank gives belongs on the root of a gather.
-func (c *Call) given(rank int) Buffer {
+func given(c *transport.Call, rank int) Buffer {
 	at := 0
 	for _, count := range c.Counts[:rank] {
 		at += count
 	}
-	return c.Dst.slice(at, at+c.Counts[rank])
+	return c.Dst.Part(at, at+c.Counts[rank])
 }
 
 // finish waits for what was queued, and does what is left of a pairwise collective.
-func (r *remote) finish(ctx context.Context, c *Call) error {
+func (r *remote) finish(ctx context.Context, c *transport.Call) error {
 	if err := r.settle(ctx); err != nil {
 		return err
 	}
 	own := c.Dst
 	switch c.Kind {
-	case KindAllGather, KindSplit:
-		move(part(c.Dst, r.rank, c.Src.len), c.Src)
+	case transport.KindAllGather, transport.KindSplit:
+		transport.Move(part(c.Dst, r.rank, c.Src.Len()), c.Src)
 		return nil
-	case KindAllToAll:
-		share := c.Dst.len / r.size
-		move(part(c.Dst, r.rank, share), part(c.Src, r.rank, share))
+	case transport.KindAllToAll:
+		share := c.Dst.Len() / r.size
+		transport.Move(part(c.Dst, r.rank, share), part(c.Src, r.rank, share))
 		return nil
-	case KindGather:
+	case transport.KindGather:
 		if r.rank == c.Root {
-			move(c.given(r.rank), c.Src)
+			transport.Move(given(c, r.rank), c.Src)
 		}
 		return nil
-	case KindReduceScatter:
-		own = part(c.Src, r.rank, c.Dst.len)
-	case KindAllReduce:
+	case transport.KindReduceScatter:
+		own = part(c.Src, r.rank, c.Dst.Len())
+	case transport.KindAllReduce:
 	default:
 		return nil
 	}
@@ -134,7 +137,7 @@ func (r *remote) finish(ctx context.Context, c *Call) error {
 	for rank := range r.size {
 		b := own
 		if rank != r.rank {
-			b = bufferOf(r.takes(c, rank), c.Dst)
+			b = bufferOf(r.takes(c, rank), c.Dst.DType())
 		}
 		r.reducer.srcs = append(r.reducer.srcs, b)
 	}
@@ -147,7 +150,7 @@ func (r *remote) finish(ctx context.Context, c *Call) error {
 // whoever issues the collective, and a reader finds the rest in its socket. Where a second
 // goroutine would have to be woken for that, it would cost more than all the rest. Streams have
 // goroutines of their own, which may be in the caller's memory until Run has ended them.
-func (r *remote) Begin(seq uint64, c *Call) bool {
+func (r *remote) Begin(seq uint64, c *transport.Call) bool {
 	if _, own := r.pump.(*streams); own {
 		return false
 	}

@@ -3,8 +3,8 @@ package comm
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
 
@@ -20,9 +20,7 @@ func TestSmallIsBegun(t *testing.T) {
 			return []Work{g.AllGather(Of(all), Of(x))}
 		}
 		late = issue(gs[0])
-		s := gs[0].(*Serial)
 		require.True(t, remoteOf(gs[0]).begun)
-		require.Empty(t, s.wake, "nobody is to run it")
 		everyRank(t, gs[1:], func(r *remote) error { return issue(gs[r.rank])[0].Wait(ctx) })
 		require.NoError(t, late[0].Wait(ctx))
 
@@ -52,35 +50,6 @@ func TestSmallIsBegun(t *testing.T) {
 	}
 }
 
-// beginner is a stage whose Begin returns when the test says so.
-type beginner struct {
-	*stage
-	on chan struct{}
-}
-
-func (b *beginner) Begin(uint64, *Call) bool { <-b.on; return true }
-
-// TestIssuedWhileOneIsBegun issues a second collective while the first is being begun: the group runs
-// both, though nobody waits.
-func TestIssuedWhileOneIsBegun(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := &beginner{&stage{results: make(chan error), halt: make(chan struct{})}, make(chan struct{})}
-		s := NewSerial("g", 0, 2, b)
-		go reduce(s)
-		synctest.Wait()
-		reduce(s)
-		synctest.Wait() // the group has looked for something to run, in vain
-		close(b.on)
-		synctest.Wait()
-		b.mu.Lock()
-		require.Equal(t, []uint64{1}, b.runs)
-		b.mu.Unlock()
-		b.results <- nil
-		b.results <- nil
-		require.NoError(t, s.Close())
-	})
-}
-
 // TestWholeSums tells which all-reduces take one step: small ones of few ranks, and of two ranks
 // larger ones too.
 func TestWholeSums(t *testing.T) {
@@ -90,6 +59,6 @@ func TestWholeSums(t *testing.T) {
 	}{{2, smallMessage + 4, true}, {2, block, true}, {2, block + 4, false}, {3, smallMessage, true}, {3, smallMessage + 4, false}} {
 		sum := Of(make([]float32, c.bytes/4))
 		r := &remote{size: c.ranks}
-		require.Equal(t, c.one, r.pairwise(&Call{Kind: KindAllReduce, Dst: sum, Src: sum}), "%+v", c)
+		require.Equal(t, c.one, r.pairwise(&transport.Call{Kind: transport.KindAllReduce, Dst: sum, Src: sum}), "%+v", c)
 	}
 }

@@ -1,5 +1,7 @@
 package comm
 
+import "github.com/gofsdp/gofsdp/comm/transport"
+
 // algorithm is a way to carry out a collective between equals.
 type algorithm uint8
 
@@ -34,40 +36,42 @@ const (
 )
 
 // plan is the algorithm for a collective of this group.
-func (r *remote) plan(kind Kind, bytes int) algorithm { return plan(kind, r.size, bytes, r.crowded) }
+func (r *remote) plan(kind transport.Kind, bytes int) algorithm {
+	return plan(kind, r.size, bytes, r.crowded)
+}
 
 // plan chooses the algorithm for a collective of n ranks in which a rank has
 // bytes to give: a shard for all-gathers, the tensor for broadcasts, gathers and
 // reduce-scatters. Ranks that are crowded share processors: a message costs them more than a step.
-func plan(kind Kind, n, bytes int, crowded bool) algorithm {
+func plan(kind transport.Kind, n, bytes int, crowded bool) algorithm {
 	small, few := bytes <= smallMessage, fewRanks
 	if crowded {
 		few = 2
 	}
 	switch kind {
-	case KindGather:
+	case transport.KindGather:
 		if small && n > few {
 			return doubling
 		}
-	case KindBarrier:
+	case transport.KindBarrier:
 		if n > few {
 			return doubling
 		}
-	case KindAllGather, KindSplit:
+	case transport.KindAllGather, transport.KindSplit:
 		switch {
 		case small && n > few:
 			return doubling
 		case !small && n >= manyRanks:
 			return ring
 		}
-	case KindReduceScatter: // doubling is an all-reduce
+	case transport.KindReduceScatter: // doubling is an all-reduce
 		switch {
 		case small && n >= manyRanks || crowded && n > few && n*lines(bytes)/2 <= smallMessage:
 			return doubling
 		case n >= halvingRanks:
 			return halving
 		}
-	case KindBroadcast:
+	case transport.KindBroadcast:
 		switch {
 		case n == 2:
 		case !small:

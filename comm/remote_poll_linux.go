@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
@@ -167,7 +168,7 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 		case err != nil:
 			return moved, l.lost(over(l.over[l.reads.lane], err))
 		case n == 0:
-			return moved, l.lost(errEnded)
+			return moved, l.lost(transport.ErrEnded)
 		}
 		moved = true
 		total += n

@@ -57,10 +57,7 @@ type lostError struct {
 func (e *lostError) Error() string   { return fmt.Sprintf("connection to rank %d: %v", e.self, e.err) }
 func (e *lostError) Unwrap() []error { return []error{e.err, ErrLost} }
 
-var (
-	errEnded   = errors.New("ended by the other rank")
-	errStopped = errors.New("stopped")
-)
+var errStopped = errors.New("stopped")
 
 const (
 	// A rank looks and yields this long before it sleeps: longer than most waits in training. To

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
@@ -153,7 +154,7 @@ func (j *job) finish(arrived func(*port) error) error {
 	}
 	switch {
 	case errors.Is(j.err, io.EOF):
-		return t.lost(errEnded)
+		return t.lost(transport.ErrEnded)
 	case j.err != nil && (j == &t.read || !t.unheard()):
 		return t.lost(j.err)
 	}

@@ -2,6 +2,7 @@ package comm
 
 import (
 	"context"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"math/bits"
 	"slices"
 )
@@ -25,8 +26,8 @@ type subsums struct {
 }
 
 // at returns the sum of the i-th subtree, and all those of the subtrees together.
-func (s *subsums) at(i int) Buffer { return s.memory.slice(i*s.each, (i+1)*s.each) }
-func (s *subsums) all() []byte     { return s.memory.slice(0, len(s.spans)*s.each).Bytes() }
+func (s *subsums) at(i int) Buffer { return s.memory.Part(i*s.each, (i+1)*s.each) }
+func (s *subsums) all() []byte     { return s.memory.Part(0, len(s.spans)*s.each).Bytes() }
 
 // stepSums returns how many sums a rank of n holds at a time: what it has, what comes and what it
 // makes of both, and one for every level of the tree.
@@ -48,21 +49,21 @@ func window(list []span, n, rank, k int) []span {
 // reduceSteps reduces the src of all ranks to dst: as much of it as belongs to this rank, which is
 // all if dst is as long.
 func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error {
-	like := Buffer{dtype: src.dtype}
-	if src.dtype.float() && src.dtype.Size() < 4 {
-		like.dtype = Float32
+	as := src.DType()
+	if src.DType().IsFloat() && src.DType().Size() < 4 {
+		as = Float32
 	}
-	n, levels := src.len, bits.Len(uint(r.size-1))
-	free := bufferOf(r.staging(stepSums(r.size)*n*like.dtype.Size()), like)
+	n, levels := src.Len(), bits.Len(uint(r.size-1))
+	free := bufferOf(r.staging(stepSums(r.size)*n*as.Size()), as)
 	have, got, next := &r.sums[0], &r.sums[1], &r.sums[2]
 	for _, s := range []*subsums{have, got, next} {
-		s.each, s.memory, free = n, free.slice(0, 2*levels*n), free.slice(2*levels*n, free.len)
+		s.each, s.memory, free = n, free.Part(0, 2*levels*n), free.Part(2*levels*n, free.Len())
 	}
 	have.spans = append(have.spans[:0], span{r.rank, r.rank + 1})
-	if own := have.at(0); own.dtype == src.dtype {
-		move(own, src)
+	if own := have.at(0); own.DType() == src.DType() {
+		transport.Move(own, src)
 	} else {
-		widen(view[float32](own), src)
+		widen(transport.View[float32](own), src)
 	}
 	partial := op
 	if op == Avg {
@@ -78,13 +79,13 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error 
 		}
 		next.spans = window(next.spans[:0], r.size, r.rank, 2*k)
 		for i, s := range next.spans {
-			move(next.at(i), r.subtree(s, [...]*subsums{have, got}, next.at(i), free, partial))
+			transport.Move(next.at(i), r.subtree(s, [...]*subsums{have, got}, next.at(i), free, partial))
 		}
 		have, next = next, have
 	}
 	total := have.at(0)
-	if dst.len < src.len {
-		total = part(total, r.rank, dst.len)
+	if dst.Len() < src.Len() {
+		total = part(total, r.rank, dst.Len())
 	}
 	r.reducer.srcs = append(r.reducer.srcs[:0], total)
 	r.reducer.reduceScaled(dst, op, r.size)
@@ -100,9 +101,9 @@ func (r *remote) subtree(s span, known [2]*subsums, to, free Buffer, op Op) Buff
 			return k.at(i)
 		}
 	}
-	mid, n := s.middle(), to.len
+	mid, n := s.middle(), to.Len()
 	left := r.subtree(span{s.lo, mid}, known, to, free, op)
-	right := r.subtree(span{mid, s.hi}, known, free.slice(0, n), free.slice(n, free.len), op)
+	right := r.subtree(span{mid, s.hi}, known, free.Part(0, n), free.Part(n, free.Len()), op)
 	r.reducer.srcs = append(r.reducer.srcs[:0], left, right)
 	r.reducer.reduce(to, op)
 	clear(r.reducer.srcs)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/auth"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
@@ -151,7 +152,7 @@ func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
 	return gs, sessions
 }
 
-func remoteOf(g Group) *remote { return g.(*Serial).backend.(*remote) }
+func remoteOf(g Group) *remote { return g.(*transport.Serial).Backend().(*remote) }
 
 // pretend lets gs lie on hosts of so many ranks, if that is of any use.
 func pretend(gs []Group, ranks []int) {

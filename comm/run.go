@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
@@ -159,7 +160,7 @@ func rootCause(failures []rankFailure) error {
 // blames returns the other rank that f reports to have failed, if it does.
 func blames(f rankFailure) (rank int, ok bool) {
 	var e *RankError
-	if errors.As(f.err, &e) && e.Group == worldName && e.Rank != f.rank {
+	if errors.As(f.err, &e) && e.Group == transport.WorldName && e.Rank != f.rank {
 		return e.Rank, true
 	}
 	return 0, false

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
 
@@ -37,7 +38,7 @@ func TestRunTimeout(t *testing.T) {
 	limits := func() (limits [2]time.Duration) {
 		require.NoError(t, Run(context.Background(), 2, func(ctx context.Context, g Group) error {
 			child, err := g.Split(ctx, 0, 0)
-			limits[g.Rank()] = Timeout(child)
+			limits[g.Rank()] = transport.Timeout(child)
 			return err
 		}))
 		return limits
@@ -125,7 +126,7 @@ func TestRunTellsPeers(t *testing.T) {
 		return nil
 	})
 	require.EqualError(t, err, "rank 1: disk full")
-	require.Equal(t, &RankError{"world", 1, errDisk}, told)
+	require.Equal(t, &RankError{Group: "world", Rank: 1, Err: errDisk}, told)
 }
 
 // An error that names its rank is left as it is.

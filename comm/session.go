@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
@@ -121,9 +122,9 @@ func (s *session) Message(from int, msg []byte) {
 	case ended && n.what == newsLeft:
 		s.peerLeft(id, n.from)
 	case ended && n.what == newsAsk:
-		s.reply(id, n, Status{Err: hasLeft})
+		s.reply(id, n, Status{Err: transport.HasLeft})
 	case n.what == newsAsk:
-		s.reply(id, n, Status{Err: notHere})
+		s.reply(id, n, Status{Err: transport.NotHere})
 	}
 }
 

@@ -9,12 +9,6 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// What a process answers about a group that it has no handle of.
-const (
-	notHere = "has still to make the group"
-	hasLeft = "has left the group"
-)
-
 // question is a question of [Report] that has not been answered by all ranks.
 // Guarded by the session's mu, but for answers.
 type question struct {
@@ -38,7 +32,7 @@ func (q *question) answer(from int, s Status) {
 }
 
 // report asks all ranks of l for their flight records, see [Report].
-func (l *link) report(ctx context.Context) ([]Status, error) {
+func (l *link) Report(ctx context.Context) ([]Status, error) {
 	l.mu.Lock()
 	closed := l.closed
 	l.mu.Unlock()
@@ -86,7 +80,7 @@ func (l *link) ask() (number uint64, q *question) {
 		q.answer(world, Status{Err: fmt.Sprintf("does not answer: %v", err)})
 	}
 	s.mu.Unlock()
-	own := l.member.status()
+	own := l.member.Status()
 	s.mu.Lock()
 	q.answer(l.ranks[l.rank], own)
 	s.mu.Unlock()

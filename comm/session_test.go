@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
@@ -89,7 +90,7 @@ type desk struct {
 }
 
 // lend makes a Serial over a local group, connected by l.
-func (d *desk) lend(l *link) *Serial {
+func (d *desk) lend(l *link) *transport.Serial {
 	d.mu.Lock()
 	if d.groups[l.id] == nil {
 		d.groups[l.id] = Local(len(l.ranks))
@@ -97,16 +98,16 @@ func (d *desk) lend(l *link) *Serial {
 	b := &lent{link: l, group: d.groups[l.id][l.rank].(*local), desk: d}
 	d.mu.Unlock()
 	b.ctx, b.stop = context.WithCancel(context.Background())
-	s := NewSerial(l.name, l.rank, len(l.ranks), b)
+	s := transport.NewSerial(l.name, l.rank, len(l.ranks), b)
 	l.attach(s)
 	return s
 }
 
-func (b *lent) Run(ctx context.Context, _ uint64, c *Call) error {
+func (b *lent) Run(ctx context.Context, _ uint64, c *transport.Call) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(b.ctx, cancel)()
-	return b.group.start(*c).Wait(ctx)
+	return b.group.Start(*c).Wait(ctx)
 }
 
 func (b *lent) Missing() []int { return nil }
@@ -128,24 +129,6 @@ func SerialGroups(n int) (gs []Group) {
 	return gs
 }
 
-func TestSerialDoesNotAllocate(t *testing.T) {
-	s := NewSerial("alone", 0, 1, idle{})
-	x := Of(make([]float32, 8)).Named("x")
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	require.Zero(t, testing.AllocsPerRun(100, func() {
-		require.NoError(t, s.AllReduce(x, Sum).Wait(ctx))
-	}))
-	require.NoError(t, s.Close())
-}
-
-// idle is a Backend that has nothing to do.
-type idle struct{ Backend }
-
-func (idle) Run(context.Context, uint64, *Call) error { return nil }
-func (idle) Stop()                                    {}
-func (idle) Leave(uint64) error                       { return nil }
-
 // TestReport asks for the flight records of ranks that wait for the last one.
 func TestReport(t *testing.T) {
 	gs := SerialGroups(3)
@@ -158,7 +141,7 @@ func TestReport(t *testing.T) {
 	require.Len(t, all, 3)
 	for r, s := range all {
 		require.Equal(t, r, s.Rank)
-		require.Equal(t, worldName, s.Group)
+		require.Equal(t, transport.WorldName, s.Group)
 		require.Empty(t, s.Err)
 		require.Zero(t, s.Completed)
 	}
@@ -166,7 +149,7 @@ func TestReport(t *testing.T) {
 	require.Equal(t, `all-reduce float32[1] sum "h.3"`, all[0].Recent[0].Call)
 	require.Contains(t, all[0].String(), `rank 0: 0 of 1 collectives complete, last all-reduce float32[1] sum "h.3" #1`)
 	require.Empty(t, all[2].Recent)
-	gs[0].(*Serial).backend.(*lent).session.Lost(2, errors.New("connection reset"))
+	gs[0].(*transport.Serial).Backend().(*lent).session.Lost(2, errors.New("connection reset"))
 	all, err = Report(context.Background(), gs[0])
 	require.NoError(t, err)
 	require.Contains(t, all[2].String(), "rank 2: does not answer: process lost: connection reset")
@@ -192,12 +175,12 @@ func TestReportNeedsNoPatience(t *testing.T) {
 		require.NoError(t, links[1].leave(7))
 		ask := func(want ...string) {
 			var all []Status
-			go func() { all, _ = links[0].report(context.Background()) }()
+			go func() { all, _ = links[0].Report(context.Background()) }()
 			synctest.Wait()
 			require.Len(t, all, 4)
 			for r, s := range all {
 				require.Equal(t, r, s.Rank)
-				require.Equal(t, worldName, s.Group)
+				require.Equal(t, transport.WorldName, s.Group)
 				require.Equal(t, want[r], s.Err)
 			}
 		}
@@ -209,13 +192,13 @@ func TestReportNeedsNoPatience(t *testing.T) {
 		var all []Status
 		late := links[2]
 		sessions[2].mesh = deafTo{sessions[2].mesh, 0} // it does not answer any more
-		go func() { all, _ = late.report(context.Background()) }()
+		go func() { all, _ = late.Report(context.Background()) }()
 		synctest.Wait()
 		require.Nil(t, all)
 		require.NoError(t, late.leave(0))
 		synctest.Wait()
 		require.Contains(t, all[0].Err, ErrClosed.Error())
-		_, err := late.report(context.Background())
+		_, err := late.Report(context.Background())
 		require.ErrorIs(t, err, ErrClosed)
 	})
 }
@@ -224,13 +207,13 @@ func TestReportNeedsNoPatience(t *testing.T) {
 func TestReportWithLongLabels(t *testing.T) {
 	gs := SerialGroups(2)
 	label := strings.Repeat("\x00é<", 1<<18)
-	for range records {
+	for range recorded {
 		gs[1].AllReduce(Of([]float32{1}).Named(label), Sum)
 	}
 	all, err := Report(context.Background(), gs[0])
 	require.NoError(t, err)
 	require.Empty(t, all[1].Err)
-	require.Len(t, all[1].Recent, records)
+	require.Len(t, all[1].Recent, recorded)
 	for _, g := range gs {
 		g.Abort(errDisk)
 		require.NoError(t, g.Close())
@@ -259,8 +242,8 @@ func (e *ear) note(what string) {
 
 func (e *ear) Failed(err error)           { e.note(err.Error()) }
 func (e *ear) Left(rank int, last uint64) { e.note(fmt.Sprintf("%d left after %d", rank, last)) }
-func (e *ear) status() Status             { return Status{} }
-func (e *ear) failure() error             { return nil }
+func (e *ear) Status() Status             { return Status{} }
+func (e *ear) Failure() error             { return nil }
 
 func (e *ear) Close() error {
 	if e.close != nil {
@@ -285,10 +268,10 @@ func TestNewsInOrder(t *testing.T) {
 	s, id := sessions[0], uint64(worldID)
 	require.NoError(t, sessions[1].send(0, newsLeft, id, leftAfter(3)))
 	require.NoError(t, sessions[2].send(0, newsLeft, id, leftAfter(4)))
-	failure := &RankError{worldName, 2, errDisk}
+	failure := &RankError{Group: transport.WorldName, Rank: 2, Err: errDisk}
 	l := s.world()
 	e := &ear{link: l, onEar: func() {
-		require.NoError(t, sessions[2].send(0, newsFailed, id, MarshalError(worldName, 2, failure)))
+		require.NoError(t, sessions[2].send(0, newsFailed, id, transport.MarshalError(transport.WorldName, 2, failure)))
 		s.Lost(2, errors.New("reset"))
 	}}
 	l.attach(e)
@@ -305,8 +288,8 @@ func TestOneReason(t *testing.T) {
 	mine, theirs := &ear{link: l}, &ear{link: other}
 	l.attach(mine)
 	other.attach(theirs)
-	reason := &RankError{worldName, 3, errDisk}
-	require.NoError(t, sessions[3].send(0, newsFailed, worldID, MarshalError(worldName, 3, reason)))
+	reason := &RankError{Group: transport.WorldName, Rank: 3, Err: errDisk}
+	require.NoError(t, sessions[3].send(0, newsFailed, worldID, transport.MarshalError(transport.WorldName, 3, reason)))
 	sessions[0].Lost(2, errors.New("reset"))
 	require.Equal(t, []string{reason.Error()}, theirs.heard)
 	require.Equal(t, []string{reason.Error(), reason.Error()}, mine.heard)
@@ -369,7 +352,7 @@ func TestSplitsAreForgotten(t *testing.T) {
 		}
 	}
 	for _, g := range gs {
-		l := g.(*Serial).backend.(*lent).link
+		l := g.(*transport.Serial).Backend().(*lent).link
 		require.Empty(t, l.children)
 		require.Len(t, l.session.links, 1)
 		require.Empty(t, l.session.ended)
@@ -377,7 +360,7 @@ func TestSplitsAreForgotten(t *testing.T) {
 		require.Zero(t, l.session.held)
 	}
 	// A rank that dies before it leaves is not waited for, either.
-	s := gs[0].(*Serial).backend.(*lent).session
+	s := gs[0].(*transport.Serial).Backend().(*lent).session
 	keep(s)
 	require.NoError(t, gs[0].Close())
 	require.Len(t, s.ended, 1)
@@ -415,11 +398,11 @@ func TestEarlyIsBounded(t *testing.T) {
 func TestAbandon(t *testing.T) {
 	sessions := wired(3)
 	require.EqualError(t, sessions[1].abandon(errDisk), "disk full")
-	want := (&RankError{worldName, 1, errDisk}).Error()
+	want := (&RankError{Group: transport.WorldName, Rank: 1, Err: errDisk}).Error()
 	require.EqualError(t, sessions[0].abandon(errors.New("rank 1 has left the job")), want)
 	delete(sessions[2].early, worldID) // as if only what rank 0 says had come
 	sessions[0].over = false
-	require.NoError(t, sessions[0].send(2, newsFailed, worldID, MarshalError(worldName, 0, &RankError{worldName, 1, errDisk})))
+	require.NoError(t, sessions[0].send(2, newsFailed, worldID, transport.MarshalError(transport.WorldName, 0, &RankError{Group: transport.WorldName, Rank: 1, Err: errDisk})))
 	require.EqualError(t, sessions[2].abandon(errors.New("rank 0 has left the job")), want)
 }
 
@@ -432,7 +415,7 @@ func FuzzMessage(f *testing.F) {
 		msg[1] = byte(len(msg) - 2)
 		return msg
 	}
-	failure := MarshalError(worldName, 1, ErrLost)
+	failure := transport.MarshalError(transport.WorldName, 1, ErrLost)
 	f.Add(slices.Concat(say(1, newsFailed, 1, failure), say(2, newsLeft, 1, leftAfter(3))))
 	f.Add(slices.Concat(say(2, newsLeft, 1, append(leftAfter(3), failure...)), say(1, newsLeft, 2, append(leftAfter(3), failure...))))
 	f.Add(slices.Concat(say(1, newsAsk, 1, leftAfter(1)), say(2, newsAnswer, 1, append(leftAfter(1), `{"Err":"x"}`...))))
@@ -442,9 +425,9 @@ func FuzzMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, script []byte) {
 		s := wired(3)[0]
 		s.mesh = silence{}
-		open := func(id uint64) (*link, *Serial) {
+		open := func(id uint64) (*link, *transport.Serial) {
 			l := s.world().derive("g", id, []int{0, 1, 2})
-			g := NewSerial("g", 0, 3, &stage{results: make(chan error), halt: make(chan struct{})})
+			g := transport.NewSerial("g", 0, 3, &stuck{halt: make(chan struct{})})
 			l.attach(g)
 			return l, g
 		}
@@ -465,7 +448,7 @@ func FuzzMessage(f *testing.F) {
 		s.Lost(2, errDisk)
 		ended, cancel := context.WithCancel(context.Background())
 		cancel() // a rank may say that it leaves after what is never to be
-		for _, g := range []*Serial{now, later} {
+		for _, g := range []*transport.Serial{now, later} {
 			require.Error(t, g.Barrier(ended))
 			require.NoError(t, g.Close())
 		}
@@ -479,3 +462,27 @@ type silence struct{ wires }
 func (silence) Tell([]int, []byte)     {}
 func (silence) Send(int, []byte) error { return nil }
 func (silence) Close() error           { return nil }
+
+// stuck is a Backend whose collectives never complete.
+type stuck struct {
+	transport.Backend
+	halt chan struct{}
+	once sync.Once
+}
+
+func (b *stuck) Run(ctx context.Context, _ uint64, _ *transport.Call) error {
+	select {
+	case <-b.halt:
+		return errDisk
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (b *stuck) Missing() []int     { return []int{1} }
+func (b *stuck) Tell(error)         {}
+func (b *stuck) Stop()              { b.once.Do(func() { close(b.halt) }) }
+func (b *stuck) Leave(uint64) error { return nil }
+
+// recorded is how many collectives a flight record holds.
+const recorded = 16

@@ -9,6 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/park"
+	"github.com/gofsdp/gofsdp/comm/internal/ticket"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
@@ -34,15 +37,15 @@ import (
 // sources by itself, when it waits. If that takes long, the source is copied after all,
 // for that rank to read, and is free.
 type shared struct {
-	face
+	transport.Base
 	link    *link
 	domain  *domain
 	memory  []byte // of the board, on rank 0
 	board   board
 	timeout time.Duration
-	rec     recorder
-	watch   flights
-	alarm   alarm // rung when the group fails
+	rec     transport.Recorder
+	watch   transport.Flights
+	alarm   park.Alarm // rung when the group fails
 
 	done  atomic.Uint64         // collectives complete on this rank
 	fault atomic.Pointer[error] // the first failure; what was published before is ready or never
@@ -52,15 +55,15 @@ type shared struct {
 	issued    uint64
 	published uint64
 	reclaimed uint64 // collectives whose copies are freed
-	tickets   tickets
-	tasks     [boardSlots]task // those in (reclaimed, published], by number mod len; see step
-	backlog   []Call           // those in (published, issued]
-	signed    [kinds]signed    // the latest call of each kind
+	tickets   ticket.Roll
+	tasks     [boardSlots]task        // those in (reclaimed, published], by number mod len; see step
+	backlog   []transport.Call        // those in (published, issued]
+	signed    [transport.Kinds]signed // the latest call of each kind
 	closed    bool
 	detached  bool // the board is not ours any more; changed with the turn
 	released  bool // and nobody reads our copies
 
-	turn baton // of whoever executes
+	turn park.Baton // of whoever executes
 	// Guarded by turn.
 	work    division
 	private []bool // ranks that only themselves can write the destination of
@@ -70,18 +73,18 @@ type shared struct {
 
 // task is what a rank knows about a collective that it has published.
 type task struct {
-	call   Call
+	call   transport.Call
 	copied bool   // the others do not read call.Src
 	staged []byte // the copy they read, nil if there is none
 	moved  []byte // the copy that it was moved to later
 }
 
 var (
-	_ Group     = (*shared)(nil)
-	_ Allocator = (*shared)(nil)
-	_ member    = (*shared)(nil)
-	_ reporter  = (*shared)(nil)
-	_ Watcher   = (*shared)(nil)
+	_ Group              = (*shared)(nil)
+	_ Allocator          = (*shared)(nil)
+	_ member             = (*shared)(nil)
+	_ transport.Reporter = (*shared)(nil)
+	_ transport.Watcher  = (*shared)(nil)
 )
 
 // newShared makes the group of l, all of whose ranks are in d and call newShared.
@@ -89,11 +92,11 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	n := len(l.ranks)
 	s := &shared{
 		link: l, domain: d, timeout: cmp.Or(l.session.cfg.Timeout, defaultTimeout),
-		lost: make([]atomic.Bool, n), turn: baton{handed: make(chan struct{}, 1)},
+		lost: make([]atomic.Bool, n), turn: park.Baton{Handed: make(chan struct{}, 1)},
 		work: newDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
 	}
-	s.face = face{s, l.name, l.rank, n}
-	s.turn.take() // Close waits until the ranks have met
+	s.Base = transport.NewBase(s, l.name, l.rank, n)
+	s.turn.Take() // Close waits until the ranks have met
 	l.attach(s)
 	d.sweep()
 	ctx, done := withLimit(ctx, s.timeout)
@@ -102,7 +105,7 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	if err != nil {
 		err = s.notMade(fmt.Errorf("making the group: %w", err))
 	}
-	s.turn.pass()
+	s.turn.Pass()
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -112,21 +115,21 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 // notMade makes err the failure of a group that could not be made, unless it has
 // one, and returns that.
 func (s *shared) notMade(err error) error {
-	if s.failure() == nil {
+	if s.Failure() == nil {
 		if errors.Is(err, ErrTimeout) {
 			err = s.blameStraggler(s.others(), 0, err)
 		} else {
-			err = s.blame(err)
+			err = s.Blame(err)
 		}
 		s.fail(err)
 	}
-	return s.failure()
+	return s.Failure()
 }
 
 // others lists all ranks but this one.
 func (s *shared) others() (ranks []int) {
-	for r := range s.size {
-		if r != s.rank {
+	for r := range s.Size() {
+		if r != s.Rank() {
 			ranks = append(ranks, r)
 		}
 	}
@@ -135,15 +138,15 @@ func (s *shared) others() (ranks []int) {
 
 // meet finds the board, which rank 0 makes, and waits for the other ranks there.
 func (s *shared) meet(ctx context.Context) (err error) {
-	if err := s.failure(); err != nil { // then the memory may be gone
+	if err := s.Failure(); err != nil { // then the memory may be gone
 		return err
 	}
 	key, host := s.link.id, s.domain.segments[s.link.ranks[0]]
 	if host == nil {
 		return fmt.Errorf("rank 0 is not on this host")
 	}
-	if s.rank == 0 {
-		if s.memory, err = host.Alloc(boardSize(s.size)); err != nil {
+	if s.Rank() == 0 {
+		if s.memory, err = host.Alloc(boardSize(s.Size())); err != nil {
 			return err
 		}
 		off, _ := host.Offset(s.memory)
@@ -155,7 +158,7 @@ func (s *shared) meet(ctx context.Context) (err error) {
 	for {
 		off, bell, rung, ok := host.Lookup(key)
 		if ok {
-			mem, ok := host.Bytes(off, boardSize(s.size))
+			mem, ok := host.Bytes(off, boardSize(s.Size()))
 			if !ok {
 				return fmt.Errorf("rank 0 says that the board is at %d of its memory", off)
 			}
@@ -173,10 +176,10 @@ func (s *shared) meet(ctx context.Context) (err error) {
 	shm.Wake(&h.bell)
 	for {
 		rung := h.bell.Load()
-		if joined := int(h.joined.Load()); joined == s.size {
+		if joined := int(h.joined.Load()); joined == s.Size() {
 			return nil
 		} else if err := s.patience(ctx); err != nil {
-			return fmt.Errorf("%d of %d ranks are here: %w", joined, s.size, err)
+			return fmt.Errorf("%d of %d ranks are here: %w", joined, s.Size(), err)
 		}
 		shm.Wait(&h.bell, rung, nap)
 	}
@@ -186,12 +189,12 @@ func (s *shared) meet(ctx context.Context) (err error) {
 func (s *shared) attach(mem []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.board, s.detached = boardOf(mem, s.size), false
+	s.board, s.detached = boardOf(mem, s.Size()), false
 }
 
 // patience returns why there is nothing to wait for any more, or nil.
 func (s *shared) patience(ctx context.Context) error {
-	if err := s.failure(); err != nil {
+	if err := s.Failure(); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
@@ -200,12 +203,12 @@ func (s *shared) patience(ctx context.Context) error {
 	return nil
 }
 
-// form implements transport.
-func (s *shared) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
+// Form implements [Issuer].
+func (s *shared) Form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
 	child, err := s.link.form(ctx, seq, color, ranks)
 	if err != nil {
-		s.fail(splitError(s.name, s.rank, seq, color, ranks, err))
-		return nil, s.failure()
+		s.fail(transport.SplitError(s.Name(), s.Rank(), seq, color, ranks, err))
+		return nil, s.Failure()
 	}
 	return child, nil
 }
@@ -217,12 +220,15 @@ func (s *shared) Alloc(n int) ([]byte, error) { return s.domain.own.Alloc(n) }
 func (s *shared) Free(b []byte) error { return s.domain.own.Free(b) }
 
 // Watch implements [Watcher].
-func (s *shared) Watch(f func(Flight)) (stop func()) { return s.watch.add(f) }
+func (s *shared) Watch(f func(transport.Flight)) (stop func()) { return s.watch.Add(f) }
 
-func (s *shared) status() Status {
+func (s *shared) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.rec.status(s.name, s.rank, s.done.Load())
+	return s.rec.Status(s.Name(), s.Rank(), s.done.Load())
 }
 
-func (s *shared) report(ctx context.Context) ([]Status, error) { return s.link.report(ctx) }
+func (s *shared) Report(ctx context.Context) ([]Status, error) { return s.link.Report(ctx) }
+
+// Timeout returns the limit of operations, see the function Timeout.
+func (s *shared) Timeout() time.Duration { return s.timeout }

@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
@@ -58,7 +59,7 @@ type post struct {
 	src    atomic.Uint64 // may move to a copy while only ranks with a private dst read it
 	meta   uint64        // flags, and a hash of sig above them
 	inline [inlineBytes]byte
-	sig    [SignatureSize]byte
+	sig    [transport.SignatureSize]byte
 }
 
 const inlineBytes = 32
@@ -74,17 +75,17 @@ const (
 
 // signed is a call, its signature as in a post, and the hash of that with all flags 0.
 type signed struct {
-	call Signature
-	sig  [SignatureSize]byte
+	call transport.Signature
+	sig  [transport.SignatureSize]byte
 	meta uint64
 }
 
-func (d *signed) set(s *Signature) {
+func (d *signed) set(s *transport.Signature) {
 	d.call = *s
 	s.Put(d.sig[:])
-	words := (*[SignatureSize / 8]uint64)(unsafe.Pointer(&d.sig))
+	words := (*[transport.SignatureSize / 8]uint64)(unsafe.Pointer(&d.sig))
 	hash := uint64(0)
-	for _, w := range words[:(labelAt+min(len(s.Label), maxLabel)+7)/8] { // the rest is 0
+	for _, w := range words[:(s.EncodedSize()+7)/8] { // the rest is 0
 		hash = (hash ^ w) * 0x9e3779b97f4a7c15
 		hash ^= hash >> 32
 	}

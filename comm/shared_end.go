@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// failure returns the error that the group has failed with, or nil.
-func (s *shared) failure() error {
+// Failure returns the error that the group has failed with, or nil.
+func (s *shared) Failure() error {
 	if err := s.fault.Load(); err != nil {
 		return *err
 	}
@@ -15,23 +15,24 @@ func (s *shared) failure() error {
 
 // fail makes err the failure of the group, on all ranks, unless it has one.
 func (s *shared) fail(err error) {
-	defer s.alarm.ring()
+	defer s.alarm.Ring()
 	if s.enter(err) {
 		s.link.fail(err)
 	}
 }
 
-func (s *shared) failing() <-chan struct{} { return s.alarm.bell() }
+// Failing returns a channel that is closed when the group fails, see the function Failing.
+func (s *shared) Failing() <-chan struct{} { return s.alarm.Bell() }
 
 // enter makes err the failure of the group on this rank, unless it has one.
 func (s *shared) enter(err error) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var blame *RankError
-	if errors.As(err, &blame) && blame.Group == s.name && errors.Is(err, ErrLost) && blame.Rank >= 0 && blame.Rank < s.size {
+	if errors.As(err, &blame) && blame.Group == s.Name() && errors.Is(err, ErrLost) && blame.Rank >= 0 && blame.Rank < s.Size() {
 		s.lost[blame.Rank].Store(true)
 	}
-	if s.failure() != nil {
+	if s.Failure() != nil {
 		return false
 	}
 	if !s.detached {
@@ -55,21 +56,21 @@ func (s *shared) isClosed() bool {
 // Failed implements member.
 func (s *shared) Failed(err error) {
 	s.enter(err)
-	s.alarm.ring()
+	s.alarm.Ring()
 }
 
 // Left implements member: what all ranks have issued is ready, and completes
 // without the one that has left.
 func (s *shared) Left(rank int, _ uint64) {
-	s.enter(&RankError{s.name, rank, ErrClosed})
+	s.enter(&RankError{Group: s.Name(), Rank: rank, Err: ErrClosed})
 }
 
-// abort implements transport.
-func (s *shared) abort(err error) {
+// AbortWith implements [Issuer].
+func (s *shared) AbortWith(err error) {
 	if s.isClosed() {
 		return
 	}
-	defer s.alarm.ring()
+	defer s.alarm.Ring()
 	// A group that a rank has left has failed, but those split from it may go on: they have
 	// still to hear of an abort.
 	if first := s.enter(err); first || !s.link.failed() {
@@ -86,10 +87,10 @@ func (s *shared) Close() error {
 	}
 	s.closed = true
 	s.mu.Unlock()
-	s.enter(s.errClosed()) // what is not ready now never will be
-	s.turn.take()
+	s.enter(s.Blame(ErrClosed)) // what is not ready now never will be
+	s.turn.Take()
 	s.settle()
-	s.turn.pass()
+	s.turn.Pass()
 	return s.link.leave(s.done.Load())
 }
 
@@ -107,7 +108,7 @@ func (s *shared) settle() {
 	s.mu.Lock()
 	s.detached = true
 	s.mu.Unlock()
-	s.board.line(s.rank).done.Store(^uint64(0)) // this rank looks at no post any more
+	s.board.line(s.Rank()).done.Store(^uint64(0)) // this rank looks at no post any more
 	s.board.ring()
 	s.domain.linger(s)
 }
@@ -129,10 +130,10 @@ func (s *shared) release(anyway bool) (all bool) {
 		s.released = true
 		s.board.head().released.Add(1)
 	}
-	if s.rank != 0 {
+	if s.Rank() != 0 {
 		return true
 	}
-	if !anyway && int(s.board.head().released.Load()) < s.size {
+	if !anyway && int(s.board.head().released.Load()) < s.Size() {
 		return false
 	}
 	_ = s.domain.own.Free(s.memory) // cannot fail: it is our own, and freed once

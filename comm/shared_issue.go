@@ -3,41 +3,43 @@ package comm
 import (
 	"context"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/internal/ticket"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"slices"
 	"unsafe"
 )
 
-// start implements transport.
-func (s *shared) start(c Call) Work {
+// Start implements [Issuer].
+func (s *shared) Start(c transport.Call) Work {
 	k, err := s.issue(&c)
 	if err != nil {
-		return failed{err}
+		return transport.Refused(err)
 	}
 	return k
 }
 
-// perform implements transport.
-func (s *shared) perform(ctx context.Context, c Call) (uint64, error) {
+// Perform implements [Issuer].
+func (s *shared) Perform(ctx context.Context, c transport.Call) (uint64, error) {
 	k, err := s.issue(&c)
 	if err != nil {
 		return 0, err
 	}
-	return k.seq(), s.await(ctx, k.seq())
+	return k.Seq(), s.Await(ctx, k.Seq())
 }
 
 // issue records this rank's next collective, publishes it if the board has room,
 // and returns its ticket.
-func (s *shared) issue(c *Call) (*ticket, error) {
-	trouble := c.check(s.rank, s.size)
+func (s *shared) issue(c *transport.Call) (*ticket.Ticket, error) {
+	trouble := c.Check(s.Rank(), s.Size())
 	if trouble != nil && !s.isClosed() {
-		err := s.blame(trouble)
+		err := s.Blame(trouble)
 		s.fail(err)
 		return nil, err
 	}
 	s.mu.Lock()
-	err := s.failure()
+	err := s.Failure()
 	if s.closed {
-		err = s.errClosed()
+		err = s.Blame(ErrClosed)
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -45,9 +47,9 @@ func (s *shared) issue(c *Call) (*ticket, error) {
 	}
 	s.issued++
 	call := c.Signature()
-	s.rec.issue(s.issued, &call)
-	s.watch.issued(&s.face, s.issued, c)
-	k := s.tickets.take(s, s.issued)
+	s.rec.Issue(s.issued, &call)
+	s.watch.Issued(&s.Base, s.issued, c)
+	k := s.tickets.Take(s, s.issued)
 	if len(s.backlog) == 0 && s.room() {
 		trouble = s.post(c, &call)
 	}
@@ -59,7 +61,7 @@ func (s *shared) issue(c *Call) (*ticket, error) {
 	}
 	s.mu.Unlock()
 	if trouble != nil {
-		s.fail(s.blame(trouble))
+		s.fail(s.Blame(trouble))
 	}
 	return k, nil
 }
@@ -96,7 +98,7 @@ func (s *shared) room() bool {
 // has to fail with. Called with mu held.
 func (s *shared) publish() (err error) {
 	posted := 0
-	for err == nil && posted < len(s.backlog) && s.failure() == nil && s.room() {
+	for err == nil && posted < len(s.backlog) && s.Failure() == nil && s.room() {
 		c := &s.backlog[posted]
 		call := c.Signature()
 		if err = s.post(c, &call); err == nil {
@@ -111,7 +113,7 @@ func (s *shared) publish() (err error) {
 
 // post writes this rank's part of its next collective on the board and arrives there. Called with
 // mu held.
-func (s *shared) post(c *Call, call *Signature) error {
+func (s *shared) post(c *transport.Call, call *transport.Signature) error {
 	seq := s.published + 1
 	t := s.task(seq)
 	t.call = *c
@@ -119,10 +121,10 @@ func (s *shared) post(c *Call, call *Signature) error {
 		s.postSmall(seq, c, call)
 	} else if err := s.offer(seq, t, call); err != nil {
 		*t = task{}
-		return fmt.Errorf("%s: %w", call.numbered(seq), err)
+		return fmt.Errorf("%s: %w", call.Numbered(seq), err)
 	} else {
 		raceArrive()
-		s.board.post(seq, s.rank).seq.Store(seq)
+		s.board.post(seq, s.Rank()).seq.Store(seq)
 		s.board.arrive(seq)
 	}
 	s.published = seq
@@ -131,23 +133,23 @@ func (s *shared) post(c *Call, call *Signature) error {
 
 // offer writes this rank's part of collective seq, which is not small, on the board, but for its
 // number.
-func (s *shared) offer(seq uint64, t *task, call *Signature) error {
-	c, p := &t.call, s.board.post(seq, s.rank)
+func (s *shared) offer(seq uint64, t *task, call *transport.Signature) error {
+	c, p := &t.call, s.board.post(seq, s.Rank())
 	if err := s.postSource(p, t); err != nil {
 		return err
 	}
 	p.dst = 0
 	flags := uint64(0)
 	switch off, ok := s.locate(c.Dst); {
-	case c.Kind == KindAllReduce && t.staged != nil:
+	case c.Kind == transport.KindAllReduce && t.staged != nil:
 		p.dst = p.src.Load()
 		flags = postCopy
 	case ok:
 		p.dst = uint64(off)
-	case c.Dst.len > 0:
+	case c.Dst.Len() > 0:
 		flags = postPrivate
 	}
-	lane := s.board.lane(seq, s.rank)
+	lane := s.board.lane(seq, s.Rank())
 	lane.claimed.Store(seq << tagShift)
 	lane.finished.Store(seq << tagShift)
 	p.meta = s.sign(p, call) | flags
@@ -156,7 +158,7 @@ func (s *shared) offer(seq uint64, t *task, call *Signature) error {
 
 // sign writes the signature of a call in a post, and returns the first of its meta. Most calls are
 // the same as the latest of their kind, so that one is kept. Called with mu held.
-func (s *shared) sign(p *post, call *Signature) (meta uint64) {
+func (s *shared) sign(p *post, call *transport.Signature) (meta uint64) {
 	d := &s.signed[call.Kind]
 	if d.call != *call {
 		d.set(call)
@@ -171,7 +173,7 @@ func (s *shared) postSource(p *post, t *task) (err error) {
 	c, off := &t.call, uint64(0)
 	at, ok := s.locate(c.Src)
 	switch {
-	case s.size == 1 || c.Src.len == 0 || s.keepsSource(c):
+	case s.Size() == 1 || c.Src.Len() == 0 || s.keepsSource(c):
 		t.copied = true
 	case ok:
 		off = uint64(at)
@@ -186,13 +188,13 @@ func (s *shared) postSource(p *post, t *task) (err error) {
 
 // keepsSource reports whether no other rank reads the source of c: of a broadcast
 // that is not the root, and of a gather the root if nobody else can write there.
-func (s *shared) keepsSource(c *Call) bool {
+func (s *shared) keepsSource(c *transport.Call) bool {
 	switch c.Kind {
-	case KindBroadcast:
-		return c.Root != s.rank
-	case KindGather:
+	case transport.KindBroadcast:
+		return c.Root != s.Rank()
+	case transport.KindGather:
 		_, ok := s.locate(c.Dst)
-		return c.Root == s.rank && !ok
+		return c.Root == s.Rank() && !ok
 	}
 	return false
 }
@@ -212,7 +214,7 @@ func (s *shared) copySource(to *[]byte, src Buffer) (off uint64, err error) {
 
 // locate returns where b is in this rank's segment, if it is there.
 func (s *shared) locate(b Buffer) (off int, ok bool) {
-	return s.domain.own.Locate(b.ptr, b.len*b.dtype.Size())
+	return s.domain.own.Locate(b.Pointer(), b.Len()*b.DType().Size())
 }
 
 // read makes work the division of collective seq, of which t is this rank's
@@ -220,49 +222,49 @@ func (s *shared) locate(b Buffer) (off int, ok bool) {
 // have posted is an error.
 func (s *shared) read(seq uint64, t *task) error {
 	own := &t.call
-	for r := range s.size {
+	for r := range s.Size() {
 		c, p := &s.work.calls[r], s.board.post(seq, r)
-		*c = own.of(r, s.rank)
+		*c = own.ForRank(r, s.Rank())
 		s.work.copies[r], s.private[r] = p.meta&postCopy != 0, p.meta&postPrivate != 0
-		if r == s.rank {
-			if own.Kind == KindAllReduce && t.staged != nil {
-				c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(t.staged))
-				c.Src.ptr = c.Dst.ptr
+		if r == s.Rank() {
+			if own.Kind == transport.KindAllReduce && t.staged != nil {
+				at := unsafe.Pointer(unsafe.SliceData(t.staged))
+				c.Dst, c.Src = c.Dst.At(at), c.Src.At(at)
 			}
 			continue
 		}
 		peer := s.domain.segments[s.link.ranks[r]]
-		c.Dst.ptr, c.Src.ptr = nil, nil
-		src, ok := peer.Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size())
+		c.Dst, c.Src = c.Dst.At(nil), c.Src.At(nil)
+		src, ok := peer.Bytes(int(p.src.Load()), c.Src.Len()*c.Src.DType().Size())
 		if !ok {
 			return s.badOffset(r, own, seq)
 		}
-		c.Src.ptr = unsafe.Pointer(unsafe.SliceData(src))
+		c.Src = c.Src.At(unsafe.Pointer(unsafe.SliceData(src)))
 		if s.private[r] {
 			continue
 		}
-		dst, ok := peer.Bytes(int(p.dst), c.Dst.len*c.Dst.dtype.Size())
+		dst, ok := peer.Bytes(int(p.dst), c.Dst.Len()*c.Dst.DType().Size())
 		if !ok {
 			return s.badOffset(r, own, seq)
 		}
-		c.Dst.ptr = unsafe.Pointer(unsafe.SliceData(dst))
+		c.Dst = c.Dst.At(unsafe.Pointer(unsafe.SliceData(dst)))
 	}
 	return nil
 }
 
-func (s *shared) badOffset(rank int, c *Call, seq uint64) error {
-	return &RankError{s.name, rank, fmt.Errorf("posted a buffer outside of its memory for %s", c.numbered(seq))}
+func (s *shared) badOffset(rank int, c *transport.Call, seq uint64) error {
+	return &RankError{Group: s.Name(), Rank: rank, Err: fmt.Errorf("posted a buffer outside of its memory for %s", c.Numbered(seq))}
 }
 
 // reread follows sources that have been moved since read.
 func (s *shared) reread(seq uint64) {
-	for r := range s.size {
+	for r := range s.Size() {
 		p, c := s.board.post(seq, r), &s.work.calls[r]
-		if r == s.rank {
+		if r == s.Rank() {
 			continue
 		}
-		if b, ok := s.domain.segments[s.link.ranks[r]].Bytes(int(p.src.Load()), c.Src.len*c.Src.dtype.Size()); ok {
-			c.Src.ptr = unsafe.Pointer(unsafe.SliceData(b))
+		if b, ok := s.domain.segments[s.link.ranks[r]].Bytes(int(p.src.Load()), c.Src.Len()*c.Src.DType().Size()); ok {
+			c.Src = c.Src.At(unsafe.Pointer(unsafe.SliceData(b)))
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
 
@@ -78,7 +79,9 @@ type allocated struct {
 	mix func(rank int) uint32
 }
 
-func (a *allocated) Watch(f func(Flight)) (stop func()) { return a.Group.(Watcher).Watch(f) }
+func (a *allocated) Watch(f func(transport.Flight)) (stop func()) {
+	return a.Group.(transport.Watcher).Watch(f)
+}
 
 // AllocatedGroups is SharedGroups for groups that use allocated memory only.
 func AllocatedGroups(t testing.TB, n int) []Group {
@@ -102,7 +105,7 @@ func wrap(gs []Group, mix func(int) uint32) []Group {
 
 // replace returns a copy of b in allocated memory.
 func (g *allocated) replace(b Buffer) Buffer {
-	if b.dtype.Size() == 0 {
+	if b.DType().Size() == 0 {
 		return b
 	}
 	mem, err := g.Group.(Allocator).Alloc(len(b.Bytes()))
@@ -110,16 +113,22 @@ func (g *allocated) replace(b Buffer) Buffer {
 		return b
 	}
 	copy(mem, b.Bytes())
-	b.ptr = unsafe.Pointer(unsafe.SliceData(mem))
+	b = b.At(unsafe.Pointer(unsafe.SliceData(mem)))
 	return b
+}
+
+// overlaps reports whether a and b share memory.
+func overlaps(a, b Buffer) bool {
+	x, y := uintptr(a.Pointer()), uintptr(b.Pointer())
+	return a.Len() > 0 && b.Len() > 0 && x < y+uintptr(len(b.Bytes())) && y < x+uintptr(len(a.Bytes()))
 }
 
 // both replaces two buffers, one of which may be a part of the other.
 func (g *allocated) both(large, small Buffer) (l, s Buffer) {
 	mix := g.mix(g.Rank())
-	if overlap(large, small) {
+	if overlaps(large, small) {
 		l = g.replace(large)
-		small.ptr = unsafe.Add(l.ptr, uintptr(small.ptr)-uintptr(large.ptr))
+		small = small.At(unsafe.Add(l.Pointer(), uintptr(small.Pointer())-uintptr(large.Pointer())))
 		return l, small
 	}
 	l, s = large, small
@@ -185,15 +194,15 @@ type copyBack struct {
 func (c *copyBack) Wait(ctx context.Context) error {
 	err := c.Work.Wait(ctx)
 	c.once.Do(func() {
-		if err == nil && c.dst.ptr != c.at.ptr {
+		if err == nil && c.dst.Pointer() != c.at.Pointer() {
 			copy(c.dst.Bytes(), c.at.Bytes())
 		}
-		a, disjoint := c.g.Group.(Allocator), !overlap(c.at, c.src) && c.at.ptr != c.src.ptr
-		if disjoint && c.src.ptr != c.from.ptr {
+		a, disjoint := c.g.Group.(Allocator), !overlaps(c.at, c.src) && c.at.Pointer() != c.src.Pointer()
+		if disjoint && c.src.Pointer() != c.from.Pointer() {
 			clear(c.src.Bytes()) // nobody may need it any more
 			err = errors.Join(err, a.Free(c.src.Bytes()))
 		}
-		if c.dst.ptr != c.at.ptr {
+		if c.dst.Pointer() != c.at.Pointer() {
 			freed := a.Free(c.at.Bytes())
 			if !disjoint && freed != nil { // dst is a part of src
 				freed = a.Free(c.src.Bytes())
@@ -245,11 +254,11 @@ func TestSharedSmall(t *testing.T) {
 		for _, bytes := range []int{0, 4, inlineBytes, inlineBytes + 4, smallTensor / n, smallTensor, smallTensor + 4} {
 			elements := bytes / 4
 			for _, op := range []Op{Sum, Avg, Max, Min} {
-				sameBits(t, gs, local, KindAllReduce, Float32, op, elements)
-				sameBits(t, gs, local, KindReduceScatter, Float32, op, n*elements)
+				sameBits(t, gs, local, transport.KindAllReduce, Float32, op, elements)
+				sameBits(t, gs, local, transport.KindReduceScatter, Float32, op, n*elements)
 			}
-			sameBits(t, gs, local, KindBroadcast, Float32, Sum, elements)
-			sameBits(t, gs, local, KindAllGather, Float32, Sum, n*elements)
+			sameBits(t, gs, local, transport.KindBroadcast, Float32, Sum, elements)
+			sameBits(t, gs, local, transport.KindAllGather, Float32, Sum, n*elements)
 		}
 		closeGroups(t, gs)
 	}
@@ -298,7 +307,7 @@ func TestSharedMovedSourceIsFreed(t *testing.T) {
 		_, ok := board.claim(seq, 2, parts)
 		require.True(t, ok)
 	}
-	gs[0].(*shared).Failed(&RankError{worldName, 2, ErrLost})
+	gs[0].(*shared).Failed(&RankError{Group: transport.WorldName, Rank: 2, Err: ErrLost})
 	require.ErrorIs(t, works[0].Wait(t.Context()), ErrLost)
 	src[5] = 8 // the source is this rank's again
 	require.NoError(t, works[1].Wait(t.Context()))
@@ -393,12 +402,12 @@ func TestSharedGatherCopies(t *testing.T) {
 				}
 				mem, err := gs[r].(Allocator).Alloc(4 * elements)
 				require.NoError(t, err)
-				return bufferOf(mem, Buffer{dtype: Float32})
+				return bufferOf(mem, Float32)
 			}
 			dst, works := alloc(1, n*length, private.dst), make([]Work, n)
 			for r, g := range gs {
 				src := alloc(r, length, private.src)
-				for i, x := 0, view[float32](src); i < length; i++ {
+				for i, x := 0, transport.View[float32](src); i < length; i++ {
 					x[i] = float32(r*length + i)
 				}
 				before, want := live(r), 0
@@ -413,7 +422,7 @@ func TestSharedGatherCopies(t *testing.T) {
 					require.NoError(t, works[r].Wait(t.Context()))
 				}
 			}
-			for i, x := range view[float32](dst) {
+			for i, x := range transport.View[float32](dst) {
 				require.Equal(t, float32(i), x)
 			}
 			for _, w := range works {
@@ -448,7 +457,7 @@ func TestSharedMissing(t *testing.T) {
 		g.link.session.cfg.Timeout = 2 * time.Second
 		ranks.Go(func() {
 			_, err := newShared(context.Background(), g.link.split(1, 0, []int{1, 2, 0}), g.domain)
-			errs[r] = splitError(worldName, r, 1, 0, []int{1, 2, 0}, err)
+			errs[r] = transport.SplitError(transport.WorldName, r, 1, 0, []int{1, 2, 0}, err)
 		})
 	}
 	ranks.Wait()

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
@@ -148,7 +149,7 @@ var roles = map[string]func(t *testing.T, g Group){
 	"die at work": func(t *testing.T, g Group) {
 		s, x := g.(*shared), floats(1<<20)
 		s.mu.Lock()
-		c, seq := Call{Kind: KindAllReduce, Dst: x, Src: x}, s.published+1
+		c, seq := transport.Call{Kind: transport.KindAllReduce, Dst: x, Src: x}, s.published+1
 		call := c.Signature()
 		require.NoError(t, s.offer(seq, &task{call: c}, &call))
 		s.board.line(1).busy.Store(seq)
@@ -211,7 +212,7 @@ func everyKind(t testing.TB, g Group) {
 func alloc(t testing.TB, g Group, n int) []float32 {
 	b, err := g.(Allocator).Alloc(4 * n)
 	require.NoError(t, err)
-	return view[float32](Buffer{ptr: Of(b).ptr, len: n, dtype: Float32})
+	return transport.View[float32](transport.HostMemory(Of(b).Pointer(), n, Float32))
 }
 
 func TestSharedProcesses(t *testing.T) {

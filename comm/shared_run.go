@@ -3,18 +3,19 @@ package comm
 import (
 	"context"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// await returns when collective seq is complete on this rank, or can no longer
+// Await returns when collective seq is complete on this rank, or can no longer
 // become so. The end of ctx fails the group while some rank has not issued it.
-func (s *shared) await(ctx context.Context, seq uint64) error {
+func (s *shared) Await(ctx context.Context, seq uint64) error {
 	if s.done.Load() >= seq {
 		return nil
 	}
-	if !s.turn.join() {
+	if !s.turn.Join() {
 		s.queue(ctx, seq)
 	}
-	defer s.turn.pass()
+	defer s.turn.Pass()
 	for next := s.done.Load() + 1; next <= seq; next++ {
 		if err := s.step(ctx, next); err != nil {
 			return err
@@ -27,7 +28,7 @@ func (s *shared) await(ctx context.Context, seq uint64) error {
 // is ready; the goroutine whose turn it is will then not be long.
 func (s *shared) queue(ctx context.Context, seq uint64) {
 	select {
-	case <-s.turn.handed:
+	case <-s.turn.Handed:
 		return
 	case <-ctx.Done():
 	}
@@ -38,43 +39,43 @@ func (s *shared) queue(ctx context.Context, seq uint64) {
 	}
 	s.mu.Unlock()
 	if !ready {
-		s.fail(s.blame(fmt.Errorf("waiting for its turn in %s: %w", what, context.Cause(ctx))))
+		s.fail(s.Blame(fmt.Errorf("waiting for its turn in %s: %w", what, context.Cause(ctx))))
 	}
-	<-s.turn.handed
+	<-s.turn.Handed
 }
 
 // numbered names collective seq, which this rank has issued and the board still has if it was
 // published. Called with mu held.
 func (s *shared) numbered(seq uint64) string {
 	if seq > s.published {
-		return s.backlog[seq-s.published-1].numbered(seq)
+		return s.backlog[seq-s.published-1].Numbered(seq)
 	}
-	own, _ := ParseSignature(s.board.post(seq, s.rank).sig[:]) // this rank has put it there
-	return own.numbered(seq)
+	own, _ := transport.ParseSignature(s.board.post(seq, s.Rank()).sig[:]) // this rank has put it there
+	return own.Numbered(seq)
 }
 
 // step completes collective seq, the next one of this rank. What has been published and is not done
 // is at rest in tasks, for whoever has the turn.
 func (s *shared) step(ctx context.Context, seq uint64) error {
 	if s.detached {
-		return s.failure()
+		return s.Failure()
 	}
 	if err := s.arrival(ctx, seq); err != nil {
 		return err
 	}
 	raceMeet()
-	s.watch.began(seq)
+	s.watch.Began(seq)
 	t := s.task(seq)
 	if s.small(seq) {
 		s.compute(seq, &t.call)
 	} else if err := s.finish(seq, t); err != nil {
 		s.fail(err)
-		return s.failure()
+		return s.Failure()
 	}
-	t.call = Call{} // the buffers are the rank's again
-	s.watch.done(seq)
+	t.call = transport.Call{} // the buffers are the rank's again
+	s.watch.Done(seq)
 	s.done.Store(seq)
-	s.board.line(s.rank).done.Store(seq)
+	s.board.line(s.Rank()).done.Store(seq)
 	s.board.ring()
 	return nil
 }
@@ -86,9 +87,9 @@ func (s *shared) arrival(ctx context.Context, seq uint64) error {
 			return err
 		}
 	}
-	if err := s.compare(seq, s.size); err != nil {
+	if err := s.compare(seq, s.Size()); err != nil {
 		s.fail(err)
-		return s.failure()
+		return s.Failure()
 	}
 	return nil
 }
@@ -100,7 +101,7 @@ func (s *shared) attend(ctx context.Context, seq uint64) error {
 	for !s.ready(seq) {
 		// What has been published before a failure is ready when the failure can
 		// be seen, or never will be. (If it is small, others may complete it yet.)
-		if err := s.failure(); err != nil && !s.ready(seq) {
+		if err := s.Failure(); err != nil && !s.ready(seq) {
 			return err
 		}
 		if !w.rest() {
@@ -114,7 +115,7 @@ func (s *shared) attend(ctx context.Context, seq uint64) error {
 }
 
 // posted reports whether this rank has posted its part of collective seq.
-func (s *shared) posted(seq uint64) bool { return s.board.arrived(seq, s.rank) }
+func (s *shared) posted(seq uint64) bool { return s.board.arrived(seq, s.Rank()) }
 
 // ready reports whether all ranks have arrived at collective seq.
 func (s *shared) ready(seq uint64) bool {
@@ -135,20 +136,20 @@ func (s *shared) overdue(ctx context.Context, seq uint64, w *waiter) error {
 	what := s.numbered(seq)
 	s.mu.Unlock()
 	if err != nil {
-		return s.blame(err)
+		return s.Blame(err)
 	}
 	if err := s.compare(seq, 0); err != nil {
 		return err
 	}
 	arrived := uint64(0)
-	for r := range s.size {
+	for r := range s.Size() {
 		if s.board.arrived(seq, r) {
 			arrived++
 		}
 	}
 	switch {
 	case ctx.Err() != nil:
-		return s.blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.missing(seq), what, context.Cause(ctx)))
+		return s.Blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.missing(seq), what, context.Cause(ctx)))
 	case w.late(arrived):
 		return s.timedOut(s.missing(seq), seq, what)
 	}
@@ -157,7 +158,7 @@ func (s *shared) overdue(ctx context.Context, seq uint64, w *waiter) error {
 
 // missing returns the ranks that have not arrived at collective seq.
 func (s *shared) missing(seq uint64) (ranks []int) {
-	for r := range s.size {
+	for r := range s.Size() {
 		if !s.board.arrived(seq, r) {
 			ranks = append(ranks, r)
 		}
@@ -169,7 +170,7 @@ func (s *shared) missing(seq uint64) (ranks []int) {
 // it is known that the first so many have.
 func (s *shared) compare(seq uint64, known int) error {
 	first := -1
-	for r := range s.size {
+	for r := range s.Size() {
 		if r >= known && !s.board.arrived(seq, r) {
 			continue
 		}
@@ -179,7 +180,7 @@ func (s *shared) compare(seq uint64, known int) error {
 		}
 		a, b := s.board.post(seq, first), s.board.post(seq, r)
 		if !a.alike(b) {
-			return &MismatchError{s.name, seq, [2]int{first, r}, [2]string{a.call(), b.call()}}
+			return &MismatchError{Group: s.Name(), Seq: seq, Ranks: [2]int{first, r}, Calls: [2]string{a.call(), b.call()}}
 		}
 	}
 	return nil
@@ -187,7 +188,7 @@ func (s *shared) compare(seq uint64, known int) error {
 
 // call describes the call of a post.
 func (p *post) call() string {
-	sig, err := ParseSignature(p.sig[:])
+	sig, err := transport.ParseSignature(p.sig[:])
 	if err != nil {
 		return err.Error()
 	}
@@ -202,19 +203,19 @@ func (s *shared) finish(seq uint64, t *task) error {
 	}
 	defer clear(s.work.calls)
 	s.work.cut()
-	s.rec.start(seq)
+	s.rec.Start(seq)
 	for i := range s.need {
 		s.need[i] = s.work.parts[i]
-		if i != s.rank && t.copied && t.call.Kind != KindAllReduce {
+		if i != s.Rank() && t.copied && t.call.Kind != transport.KindAllReduce {
 			s.need[i] = 0 // has nothing to do with this rank
 		}
 	}
-	line := s.board.line(s.rank)
+	line := s.board.line(s.Rank())
 	line.busy.Store(seq) // before any claim: a rank that is not busy holds none
 	err := s.drain(seq, t)
 	line.busy.Store(0)
-	if err == nil && t.call.Kind == KindAllReduce && t.staged != nil {
-		s.work.fetch(s.rank, t.call.Dst)
+	if err == nil && t.call.Kind == transport.KindAllReduce && t.staged != nil {
+		s.work.fetch(s.Rank(), t.call.Dst)
 	}
 	return err
 }
@@ -232,7 +233,7 @@ func (s *shared) drain(seq uint64, t *task) error {
 		if !w.rest() {
 			continue
 		}
-		s.move(seq, t)
+		s.Move(seq, t)
 		if s.complete(seq) {
 			return nil
 		}
@@ -244,7 +245,7 @@ func (s *shared) drain(seq uint64, t *task) error {
 			finished += uint64(s.board.finished(seq, i))
 		}
 		if w.late(finished) {
-			return s.timedOut(s.busy(seq), seq, t.call.numbered(seq))
+			return s.timedOut(s.busy(seq), seq, t.call.Numbered(seq))
 		}
 	}
 	return nil
@@ -262,9 +263,9 @@ func (s *shared) complete(seq uint64) bool {
 // help executes one part of collective seq, of this rank's lane if there is one
 // left, and reports whether it did.
 func (s *shared) help(seq uint64) bool {
-	for k := range s.size {
-		i := (s.rank + k) % s.size
-		if i != s.rank && s.own(i) {
+	for k := range s.Size() {
+		i := (s.Rank() + k) % s.Size()
+		if i != s.Rank() && s.own(i) {
 			continue
 		}
 		part, ok := s.board.claim(seq, i, s.work.parts[i])
@@ -283,28 +284,28 @@ func (s *shared) help(seq uint64) bool {
 
 // own reports whether only rank i itself can execute lane i.
 func (s *shared) own(i int) bool {
-	return s.private[i] && s.work.calls[i].Kind != KindAllReduce
+	return s.private[i] && s.work.calls[i].Kind != transport.KindAllReduce
 }
 
-// move copies the source of this rank to where it can stay, for ranks with a
+// Move copies the source of this rank to where it can stay, for ranks with a
 // private destination that have not read it yet: they may be computing for long.
 // All lanes that this rank can help with have been claimed.
-func (s *shared) move(seq uint64, t *task) {
+func (s *shared) Move(seq uint64, t *task) {
 	unread := false
 	for i, need := range s.need {
-		unread = unread || i != s.rank && need > s.board.claimed(seq, i)
+		unread = unread || i != s.Rank() && need > s.board.claimed(seq, i)
 	}
-	if !unread || t.copied || t.call.Kind == KindAllReduce {
+	if !unread || t.copied || t.call.Kind == transport.KindAllReduce {
 		return
 	}
 	off, err := s.copySource(&t.moved, t.call.Src)
 	if err != nil {
 		return // there is no memory for that: wait
 	}
-	s.board.post(seq, s.rank).src.Store(off)
+	s.board.post(seq, s.Rank()).src.Store(off)
 	t.copied = true
 	for i := range s.need {
-		if i != s.rank {
+		if i != s.Rank() {
 			s.need[i] = s.board.claimed(seq, i) // who claims from here on reads the copy
 		}
 	}
@@ -321,13 +322,13 @@ func (s *shared) ownerDied(seq uint64) error {
 	if !died || len(s.busy(seq)) > 0 || s.complete(seq) {
 		return nil
 	}
-	return s.failure()
+	return s.Failure()
 }
 
 // busy returns the other living ranks that may be executing parts of collective seq.
 func (s *shared) busy(seq uint64) (ranks []int) {
-	for r := range s.size {
-		if r != s.rank && !s.lost[r].Load() && s.board.line(r).busy.Load() == seq {
+	for r := range s.Size() {
+		if r != s.Rank() && !s.lost[r].Load() && s.board.line(r).busy.Load() == seq {
 			ranks = append(ranks, r)
 		}
 	}

@@ -1,6 +1,9 @@
 package comm
 
-import "unsafe"
+import (
+	"github.com/gofsdp/gofsdp/comm/transport"
+	"unsafe"
+)
 
 // Small collectives
 //
@@ -13,21 +16,21 @@ import "unsafe"
 // smallTensor is the size in bytes up to which a collective is small.
 const smallTensor = 4 << 10
 
-func small(c *Call) bool { return c.Bytes() <= smallTensor }
+func small(c *transport.Call) bool { return c.Bytes() <= smallTensor }
 
 // small reports whether collective seq, whose part this rank has posted, is small.
-func (s *shared) small(seq uint64) bool { return s.board.post(seq, s.rank).meta&postSmall != 0 }
+func (s *shared) small(seq uint64) bool { return s.board.post(seq, s.Rank()).meta&postSmall != 0 }
 
 // postSmall writes this rank's part of collective seq on the board. Called with mu held.
-func (s *shared) postSmall(seq uint64, c *Call, call *Signature) {
-	p := s.board.post(seq, s.rank)
+func (s *shared) postSmall(seq uint64, c *transport.Call, call *transport.Signature) {
+	p := s.board.post(seq, s.Rank())
 	meta := s.sign(p, call) | postSmall
 	if src := c.Src.Bytes(); s.sends(c) {
-		to := unsafe.Slice((*byte)(s.board.inline(seq, s.rank, len(src))), len(src))
+		to := unsafe.Slice((*byte)(s.board.inline(seq, s.Rank(), len(src))), len(src))
 		lo, hi := 0, 0
-		if c.Kind == KindReduceScatter { // nobody else reads this rank's part
+		if c.Kind == transport.KindReduceScatter { // nobody else reads this rank's part
 			n := len(c.Dst.Bytes())
-			lo, hi = s.rank*n, (s.rank+1)*n
+			lo, hi = s.Rank()*n, (s.Rank()+1)*n
 		}
 		copy(to[:lo], src)
 		copy(to[hi:], src[hi:])
@@ -39,50 +42,50 @@ func (s *shared) postSmall(seq uint64, c *Call, call *Signature) {
 }
 
 // sends reports whether other ranks read this rank's source of c.
-func (s *shared) sends(c *Call) bool {
+func (s *shared) sends(c *transport.Call) bool {
 	switch c.Kind {
-	case KindBarrier:
+	case transport.KindBarrier:
 		return false
-	case KindBroadcast:
-		return c.Root == s.rank
-	case KindGather:
-		return c.Root != s.rank
+	case transport.KindBroadcast:
+		return c.Root == s.Rank()
+	case transport.KindGather:
+		return c.Root != s.Rank()
 	}
 	return true
 }
 
 // compute computes this rank's result of collective seq, which is small and at which all ranks have
 // arrived.
-func (s *shared) compute(seq uint64, c *Call) {
-	if s.size == 1 && c.Dst.ptr == c.Src.ptr {
+func (s *shared) compute(seq uint64, c *transport.Call) {
+	if s.Size() == 1 && c.Dst.Pointer() == c.Src.Pointer() {
 		return
 	}
 	switch c.Kind {
-	case KindAllGather, KindSplit:
-		for r := range s.size {
-			move(part(c.Dst, r, c.Src.len), s.source(seq, r, c, c.Src.len))
+	case transport.KindAllGather, transport.KindSplit:
+		for r := range s.Size() {
+			transport.Move(part(c.Dst, r, c.Src.Len()), s.source(seq, r, c, c.Src.Len()))
 		}
-	case KindAllToAll:
-		n := c.Dst.len / s.size
-		for r := range s.size {
-			move(part(c.Dst, r, n), part(s.source(seq, r, c, c.Src.len), s.rank, n))
+	case transport.KindAllToAll:
+		n := c.Dst.Len() / s.Size()
+		for r := range s.Size() {
+			transport.Move(part(c.Dst, r, n), part(s.source(seq, r, c, c.Src.Len()), s.Rank(), n))
 		}
-	case KindBroadcast:
-		move(c.Dst, s.source(seq, c.Root, c, c.Dst.len))
-	case KindGather:
-		if s.rank == c.Root {
+	case transport.KindBroadcast:
+		transport.Move(c.Dst, s.source(seq, c.Root, c, c.Dst.Len()))
+	case transport.KindGather:
+		if s.Rank() == c.Root {
 			lo := 0
 			for r, n := range c.Counts {
-				move(c.Dst.slice(lo, lo+n), s.source(seq, r, c, n))
+				transport.Move(c.Dst.Part(lo, lo+n), s.source(seq, r, c, n))
 				lo += n
 			}
 		}
-	case KindReduceScatter, KindAllReduce:
+	case transport.KindReduceScatter, transport.KindAllReduce:
 		s.reducer.srcs = s.reducer.srcs[:0]
-		for r := range s.size {
-			src := s.source(seq, r, c, c.Src.len)
-			if c.Kind == KindReduceScatter {
-				src = part(src, s.rank, c.Dst.len)
+		for r := range s.Size() {
+			src := s.source(seq, r, c, c.Src.Len())
+			if c.Kind == transport.KindReduceScatter {
+				src = part(src, s.Rank(), c.Dst.Len())
 			}
 			s.reducer.srcs = append(s.reducer.srcs, src)
 		}
@@ -92,9 +95,9 @@ func (s *shared) compute(seq uint64, c *Call) {
 }
 
 // source returns the source of a rank, of n elements, in collective seq.
-func (s *shared) source(seq uint64, rank int, c *Call, n int) Buffer {
-	if rank == s.rank {
+func (s *shared) source(seq uint64, rank int, c *transport.Call, n int) Buffer {
+	if rank == s.Rank() {
 		return c.Src
 	}
-	return Buffer{ptr: s.board.inline(seq, rank, n*c.Src.dtype.Size()), len: n, dtype: c.Src.dtype}
+	return transport.HostMemory(s.board.inline(seq, rank, n*c.Src.DType().Size()), n, c.Src.DType())
 }

@@ -19,6 +19,9 @@ type vote struct {
 	rank int // in the world
 }
 
+// maxReason bounds a reason, in bytes.
+const maxReason = 8 << 10
+
 const (
 	stepCreate = iota + 1 // every rank has a segment
 	stepMap               // every rank has mapped those of all
@@ -59,7 +62,7 @@ func (s *session) ringVotes() {
 func (s *session) agree(ctx context.Context, step uint64, ranks []int, mine error) error {
 	reason := ""
 	if mine != nil {
-		reason = text.Cut(mine.Error(), maxErrorText)
+		reason = text.Cut(mine.Error(), maxReason)
 	}
 	s.hearVote(vote{step, s.cfg.Rank}, reason)
 	for _, r := range ranks {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
@@ -83,14 +84,14 @@ func (w *waiter) late(progress uint64) bool {
 // the given others.
 func (s *shared) timedOut(ranks []int, seq uint64, what string) error {
 	return s.blameStraggler(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w",
-		s.rank, ranks, what, errNoProgress(s.timeout)))
+		s.Rank(), ranks, what, errNoProgress(s.timeout)))
 }
 
 // blameStraggler blames one of the given ranks for err, or this one if there are none.
 func (s *shared) blameStraggler(ranks []int, seq uint64, err error) error {
 	if len(ranks) == 0 {
-		return s.blame(err)
+		return s.Blame(err)
 	}
-	rank, err := straggler(s.report, ranks, seq, err)
-	return &RankError{s.name, rank, err}
+	rank, err := transport.Straggler(s.Report, ranks, seq, err)
+	return &RankError{Group: s.Name(), Rank: rank, Err: err}
 }

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
@@ -100,7 +101,7 @@ func sumUneven[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, spans
 	for lo := 0; lo < len(dst); lo += wideBlock {
 		hi := min(lo+wideBlock, len(dst))
 		acc := s.block(0, hi-lo)
-		s.sum(acc, srcs, spans, 1, func(src Buffer, _ int) []T { return view[T](src)[lo:hi] })
+		s.sum(acc, srcs, spans, 1, func(src Buffer, _ int) []T { return transport.View[T](src)[lo:hi] })
 		vec.ScaleTo(dst[lo:hi], scale, acc)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -68,24 +69,24 @@ func TestSumsOfSubtrees(t *testing.T) {
 		elements := rapid.SampledFrom([]int{1, wideBlock, wideBlock + 3}).Draw(t, "elements")
 		var srcs []Buffer
 		for rank := range n {
-			b := bufferOf(make([]byte, elements*d.Size()), Buffer{dtype: d})
+			b := bufferOf(make([]byte, elements*d.Size()), d)
 			for i := range elements {
 				x := 1 / float32(1+(i*7919+rank*104729)%100003)
 				switch d {
 				case Float32:
-					view[float32](b)[i] = x
+					transport.View[float32](b)[i] = x
 				case Float64:
-					view[float64](b)[i] = 1 / (float64(x) + 3)
+					transport.View[float64](b)[i] = 1 / (float64(x) + 3)
 				case BFloat16:
-					Narrow(view[BF16](b)[i:i+1], []float32{x})
+					Narrow(transport.View[BF16](b)[i:i+1], []float32{x})
 				default:
-					Narrow(view[F16](b)[i:i+1], []float32{x})
+					Narrow(transport.View[F16](b)[i:i+1], []float32{x})
 				}
 			}
 			srcs = append(srcs, b)
 		}
 		var r reducer
-		want := bufferOf(make([]byte, elements*d.Size()), srcs[0])
+		want := bufferOf(make([]byte, elements*d.Size()), d)
 		r.srcs = append(r.srcs, srcs...)
 		r.reduce(want, op)
 
@@ -95,24 +96,24 @@ func TestSumsOfSubtrees(t *testing.T) {
 			r.srcs = append(r.srcs[:0], srcs[s.lo:s.hi]...)
 			sum := srcs[s.lo]
 			if s.ranks() > 1 {
-				like := sum
+				as := d
 				if d.Size() < 4 {
-					like.dtype = Float32
+					as = Float32
 					for i, src := range r.srcs {
 						wide := make([]float32, elements)
 						widen(wide, src)
 						r.srcs[i] = Of(wide)
 					}
 				}
-				sum = bufferOf(make([]byte, elements*like.dtype.Size()), like)
+				sum = bufferOf(make([]byte, elements*as.Size()), as)
 				r.reduce(sum, Sum)
 			}
 			partial = append(partial, sum)
 		}
 		r.srcs = append(r.srcs[:0], partial...)
 		got := partial[0] // any source may be the destination
-		if got.dtype != d {
-			got = bufferOf(make([]byte, elements*d.Size()), want)
+		if got.DType() != d {
+			got = bufferOf(make([]byte, elements*d.Size()), d)
 		}
 		r.reduceSpans(got, op, n, spans)
 		require.Equal(t, want.Bytes(), got.Bytes())

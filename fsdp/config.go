@@ -139,7 +139,7 @@ type Config struct {
 	// Perfetto (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace
 	// does. "" means what FSDP_TRACE says. A pass takes some 100 bytes for each operation, and is
 	// written when it is over; where that fails, the trace ends and Close returns the error. The
-	// groups in use are watched: see [comm.Watcher]. On a GPU the device times the collectives, and
+	// groups in use are watched: see [transport.Watcher]. On a GPU the device times the collectives, and
 	// calls are told as with Trace.
 	TraceDir string
 	// HashDir, if set, is a directory in which each rank writes rank-0.hashes, …: hashes of

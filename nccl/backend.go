@@ -7,9 +7,10 @@ import (
 	"sync"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// backend is the comm.Backend of one rank's handle of a group. It decides what happens in which
+// backend is the transport.Backend of one rank's handle of a group. It decides what happens in which
 // order; how, its parts know:
 //
 //	meeting   compares the calls of all ranks, over the host group
@@ -21,10 +22,10 @@ import (
 type backend struct {
 	name   string
 	cfg    GroupConfig
-	dev    *Device      // the caller's: it outlives the group
-	parent *backend     // that the group was split from, or nil
-	host   comm.Group   // of the same ranks: carries calls and news. Closed by Leave at the latest
-	serial *comm.Serial // the handle; nil until open has succeeded
+	dev    *Device           // the caller's: it outlives the group
+	parent *backend          // that the group was split from, or nil
+	host   comm.Group        // of the same ranks: carries calls and news. Closed by Leave at the latest
+	serial *transport.Serial // the handle; nil until open has succeeded
 
 	meeting  *meeting
 	launcher *launcher
@@ -79,7 +80,7 @@ func (b *backend) open(ctx context.Context, trouble error) (*Group, error) {
 		}
 		return nil, errors.Join(err, b.host.Close(), b.release())
 	}
-	b.serial = comm.NewSerial(b.name, b.host.Rank(), b.host.Size(), b)
+	b.serial = transport.NewSerial(b.name, b.host.Rank(), b.host.Size(), b)
 	b.tasks.Go(b.listen)
 	return &Group{b.serial, b}, nil
 }
@@ -131,7 +132,7 @@ func (b *backend) whileGood(ctx context.Context) (_ context.Context, done func()
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		select {
-		case <-comm.Failing(b.host):
+		case <-transport.Failing(b.host):
 			cancel(errHalted)
 		case <-b.halt:
 			cancel(errHalted)
@@ -141,15 +142,15 @@ func (b *backend) whileGood(ctx context.Context) (_ context.Context, done func()
 	return ctx, func() { stop(); watch.Wait(); cancel(nil) }
 }
 
-// Run implements [comm.Backend].
-func (b *backend) Run(ctx context.Context, seq uint64, c *comm.Call) error {
+// Run implements [transport.Backend].
+func (b *backend) Run(ctx context.Context, seq uint64, c *transport.Call) error {
 	staged, err := b.meet(ctx, seq, c)
 	if err != nil {
 		return err
 	}
 	switch {
-	case c.Kind == comm.KindBarrier:
-	case c.Kind == comm.KindSplit:
+	case c.Kind == transport.KindBarrier:
+	case c.Kind == transport.KindSplit:
 		err = b.divide(ctx, seq, c)
 	case c.Bytes() == 0:
 	case staged:
@@ -166,7 +167,7 @@ func (b *backend) Run(ctx context.Context, seq uint64, c *comm.Call) error {
 
 // broken gives up a collective that NCCL may be at work in: it tells the others, who would wait in
 // vain, and returns when no buffer is touched any more.
-func (b *backend) broken(seq uint64, c *comm.Call, err error) error {
+func (b *backend) broken(seq uint64, c *transport.Call, err error) error {
 	err = fmt.Errorf("%s: %w", numbered(seq, c), b.reason(err))
 	var remote *comm.RankError
 	switch {
@@ -184,14 +185,14 @@ func (b *backend) broken(seq uint64, c *comm.Call, err error) error {
 }
 
 // numbered names a collective within its group.
-func numbered(seq uint64, c *comm.Call) string {
+func numbered(seq uint64, c *transport.Call) string {
 	if l := c.Label(); l != "" {
 		return fmt.Sprintf("%v #%d %q", c.Kind, seq, l)
 	}
 	return fmt.Sprintf("%v #%d", c.Kind, seq)
 }
 
-// Stop implements [comm.Backend]. A rank that waits for the others leaves them.
+// Stop implements [transport.Backend]. A rank that waits for the others leaves them.
 func (b *backend) Stop() {
 	b.stop.Do(func() {
 		close(b.halt)
@@ -201,11 +202,11 @@ func (b *backend) Stop() {
 	})
 }
 
-// Missing implements [comm.Backend]. Only the host group knows who is late, and says so in its
+// Missing implements [transport.Backend]. Only the host group knows who is late, and says so in its
 // errors; and once all ranks have come, NCCL does not tell.
 func (b *backend) Missing() []int { return nil }
 
-// Reach implements [comm.DeviceBackend].
+// Reach implements [transport.DeviceBackend].
 func (b *backend) Reach(buf comm.Buffer) error {
 	addr, _ := buf.Device()
 	size := uintptr(buf.DType().Size())
@@ -220,7 +221,7 @@ func (b *backend) Reach(buf comm.Buffer) error {
 	return nil
 }
 
-// Leave implements [comm.Backend].
+// Leave implements [transport.Backend].
 //
 // A communicator is destroyed by all ranks together, once nothing is under way in it. If they do
 // not all come it is aborted: then this rank has completed whatever it took part in, and given the

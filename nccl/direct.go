@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // NCCL's names for those of package comm. A gather and an all-to-all are made of sends and receives.
@@ -15,13 +16,13 @@ var (
 	}
 	operators   = [...]RedOp{comm.Sum: Sum, comm.Avg: Avg, comm.Max: Max, comm.Min: Min}
 	collectives = [...]Kind{
-		comm.KindAllGather: AllGather, comm.KindReduceScatter: ReduceScatter, comm.KindAllReduce: AllReduce,
-		comm.KindBroadcast: Broadcast, comm.KindGather: 0, comm.KindAllToAll: 0,
+		transport.KindAllGather: AllGather, transport.KindReduceScatter: ReduceScatter, transport.KindAllReduce: AllReduce,
+		transport.KindBroadcast: Broadcast, transport.KindGather: 0, transport.KindAllToAll: 0,
 	}
 )
 
 // opOf returns what NCCL has to do for c, but for the buffers.
-func opOf(c *comm.Call) Op {
+func opOf(c *transport.Call) Op {
 	return Op{Kind: collectives[c.Kind], Type: types[c.DType()], Reduce: operators[c.Op], Peer: c.Root}
 }
 
@@ -33,7 +34,7 @@ type direct struct {
 	ops      []Op // scratch; its capacity is the number of ranks
 }
 
-func (d *direct) run(ctx context.Context, seq uint64, c *comm.Call) error {
+func (d *direct) run(ctx context.Context, seq uint64, c *transport.Call) error {
 	ops, err := d.plan(c)
 	if err != nil {
 		return err
@@ -49,24 +50,24 @@ func (d *direct) run(ctx context.Context, seq uint64, c *comm.Call) error {
 }
 
 // plan returns what NCCL has to do for a collective.
-func (d *direct) plan(c *comm.Call) ([]Op, error) {
+func (d *direct) plan(c *transport.Call) ([]Op, error) {
 	op := opOf(c)
 	op.Count = c.Src.Len()
 	op.Send, _ = c.Src.Device()
 	op.Recv, _ = c.Dst.Device()
 	switch c.Kind {
-	case comm.KindGather:
+	case transport.KindGather:
 		return d.planGather(c, op)
-	case comm.KindAllToAll:
+	case transport.KindAllToAll:
 		return d.planAllToAll(c, op)
-	case comm.KindReduceScatter:
+	case transport.KindReduceScatter:
 		op.Count = c.Dst.Len()
 	}
 	return append(d.ops[:0], op), nil
 }
 
 // planGather is plan for a gather, in which the root copies its own part.
-func (d *direct) planGather(c *comm.Call, op Op) ([]Op, error) {
+func (d *direct) planGather(c *transport.Call, op Op) ([]Op, error) {
 	ops := d.ops[:0]
 	if d.rank != c.Root {
 		if op.Kind = Send; op.Count > 0 {
@@ -93,7 +94,7 @@ func (d *direct) planGather(c *comm.Call, op Op) ([]Op, error) {
 }
 
 // planAllToAll is plan for an all-to-all, in which each rank copies its own part.
-func (d *direct) planAllToAll(c *comm.Call, op Op) ([]Op, error) {
+func (d *direct) planAllToAll(c *transport.Call, op Op) ([]Op, error) {
 	n := c.Src.Len() / cap(d.ops)
 	part := n * c.DType().Size()
 	own := uintptr(d.rank * part)

@@ -47,7 +47,7 @@
 // # Process groups
 //
 // [New] makes a [comm.Group] whose data NCCL carries, for fsdp.Config.Group or for
-// collectives of buffers made by [comm.OnDevice]: see its example. Buffers in host memory
+// collectives of buffers made by [transport.OnDevice]: see its example. Buffers in host memory
 // are staged, so package fsdp trains over such a group while it computes on the CPU. To compute on
 // GPUs too it takes any group, and package fsdp/gpu: see there. Float
 // sums are NCCL's: right within rounding, in an order of its own.

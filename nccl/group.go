@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // GroupConfig says how a [Group] behaves. The zero value is useful. It is the same on
@@ -51,14 +52,14 @@ func (c GroupConfig) complete() (GroupConfig, error) {
 }
 
 // Group is a [comm.Group] whose collectives NCCL executes. Buffers are device memory,
-// made by [comm.OnDevice], which is read and written in place, or host memory, which is
+// made by [transport.OnDevice], which is read and written in place, or host memory, which is
 // copied through pinned memory in pieces. Ranks may differ in that.
 //
 //	boot, err := comm.FromEnv(ctx)       // any group: it carries what is not data
 //	dev, err := nccl.OpenDevice(local)   // LocalRank of comm.ConfigFromEnv
 //	g, err := nccl.New(ctx, boot, dev, nccl.GroupConfig{})
 //	err = g.Fence(compute)               // collectives come after the kernels in this stream
-//	sum, whole := comm.OnDevice[float32](shard, m), comm.OnDevice[float32](grads, n*m)
+//	sum, whole := transport.OnDevice[float32](shard, m), transport.OnDevice[float32](grads, n*m)
 //	w := g.ReduceScatter(sum, whole, comm.Sum)
 //	err = g.WaitOn(ctx, compute, w)      // the stream waits, the host does not
 //
@@ -79,7 +80,7 @@ func (c GroupConfig) complete() (GroupConfig, error) {
 // order: wait for a collective of one group before the next group's is issued. Leave
 // NCCL_LAUNCH_ORDER_IMPLICIT alone, with which orders that differ are a deadlock.
 type Group struct {
-	comm.Group // a *comm.Serial
+	comm.Group // a *transport.Serial
 	backend    *backend
 }
 
@@ -106,14 +107,16 @@ func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*G
 // Communicator returns the communicator of the group, for operations that the caller gives to a
 // stream of the device: in the same order on all ranks, and not while a collective of the group is
 // under way. It is closed with the group. Who waits for such a stream watches AsyncError and
-// [comm.Failing] of the group, and aborts the communicator when there is a reason to.
+// [transport.Failing] of the group, and aborts the communicator when there is a reason to.
 func (g *Group) Communicator() *Communicator { return g.backend.launcher.communicator }
 
-// Failing makes the group tell of its failures: see [comm.Failing].
-func (g *Group) Failing() <-chan struct{} { return comm.Failing(g.Group) }
+// Failing makes the group tell of its failures: see [transport.Failing].
+func (g *Group) Failing() <-chan struct{} { return transport.Failing(g.Group) }
 
-// Watch implements [comm.Watcher].
-func (g *Group) Watch(f func(comm.Flight)) (stop func()) { return g.Group.(*comm.Serial).Watch(f) }
+// Watch implements [transport.Watcher].
+func (g *Group) Watch(f func(transport.Flight)) (stop func()) {
+	return g.Group.(*transport.Serial).Watch(f)
+}
 
 // Fence lets the collectives that are launched from now on wait for what the streams,
 // which are of the group's device, have been given so far. A collective is launched at

@@ -6,6 +6,7 @@ import (
 	"log"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
@@ -47,7 +48,7 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	defer grads.Free()
-	if err := g.AllReduce(comm.OnDevice[float32](grads.Addr(), n).Named("grads"), comm.Avg).Wait(ctx); err != nil {
+	if err := g.AllReduce(transport.OnDevice[float32](grads.Addr(), n).Named("grads"), comm.Avg).Wait(ctx); err != nil {
 		log.Fatal(err)
 	}
 	loss := []float64{1} // host memory works as well

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // A member is one rank of a group of a test.
@@ -52,7 +53,7 @@ func inGroup(t testing.TB, n int, cfg GroupConfig, f func(m *member) error) {
 	}
 }
 
-func f32s(addr uintptr, n int) comm.Buffer { return comm.OnDevice[float32](addr, n).Named("x") }
+func f32s(addr uintptr, n int) comm.Buffer { return transport.OnDevice[float32](addr, n).Named("x") }
 
 // A collective comes after what streams were given before the fence, and a stream after
 // the collective, without a host that waits.
@@ -67,7 +68,7 @@ func TestGroupOrder(t *testing.T) {
 			cuda.Pause(t, m.me.stream.Handle())
 			check(m.me.stream.Set(x, 1, 4))
 			check(m.Fence(m.me.stream))
-			w := m.AllReduce(comm.OnDevice[uint8](x, 4), comm.Sum)
+			w := m.AllReduce(transport.OnDevice[uint8](x, 4), comm.Sum)
 			after := must(m.me.dev.NewStream())
 			check(m.WaitOn(m.me.ctx, after, w)) // launched on this rank, and cannot have run
 			h := must(m.me.dev.AllocHost(4))
@@ -158,7 +159,7 @@ func TestGroupAllocates(t *testing.T) {
 func TestGroupReach(t *testing.T) {
 	cuda, _ := doubles(t)
 	for text, buf := range map[string]comm.Buffer{
-		"at address 0": f32s(0, 1), "no multiple of 4": f32s(4097, 1), "no element type": comm.OnDevice[float32](4096, -1),
+		"at address 0": f32s(0, 1), "no multiple of 4": f32s(4097, 1), "no element type": transport.OnDevice[float32](4096, -1),
 	} {
 		inGroup(t, 1, GroupConfig{}, func(m *member) error {
 			err := m.AllReduce(buf, comm.Sum).Wait(m.me.ctx)

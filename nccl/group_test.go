@@ -15,6 +15,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/comm/commtest"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 func init() { grace = 20 * time.Millisecond } // ranks that close alone wait for it
@@ -145,23 +146,23 @@ type placedWork struct {
 	back     []func()
 }
 
-// deviceBuffer is comm.OnDevice for a type that is known at run time.
+// deviceBuffer is transport.OnDevice for a type that is known at run time.
 func deviceBuffer(t comm.DType, addr uintptr, n int) comm.Buffer {
 	switch t {
 	case comm.Float32:
-		return comm.OnDevice[float32](addr, n)
+		return transport.OnDevice[float32](addr, n)
 	case comm.Float64:
-		return comm.OnDevice[float64](addr, n)
+		return transport.OnDevice[float64](addr, n)
 	case comm.Int32:
-		return comm.OnDevice[int32](addr, n)
+		return transport.OnDevice[int32](addr, n)
 	case comm.Int64:
-		return comm.OnDevice[int64](addr, n)
+		return transport.OnDevice[int64](addr, n)
 	case comm.BFloat16:
-		return comm.OnDevice[comm.BF16](addr, n)
+		return transport.OnDevice[comm.BF16](addr, n)
 	case comm.Float16:
-		return comm.OnDevice[comm.F16](addr, n)
+		return transport.OnDevice[comm.F16](addr, n)
 	}
-	return comm.OnDevice[uint8](addr, n)
+	return transport.OnDevice[uint8](addr, n)
 }
 
 // copyIn returns a copy of buf on the device. What is no valid buffer stays what it is.
@@ -289,13 +290,13 @@ func TestGroupOverAGroup(t *testing.T) {
 		})
 		check(g.Barrier(m.me.ctx))
 		that(nil, "no data of meetings", lib.Calls("ncclAllGather") == before)
-		that(nil, "well", !closed(comm.Failing(g)))
+		that(nil, "well", !closed(transport.Failing(g)))
 		looked.Done()
 		if m.Rank() == 1 {
 			looked.Wait()
 			m.Abort(cause)
 		}
-		<-comm.Failing(g)
+		<-transport.Failing(g)
 		err := g.Barrier(m.me.ctx)
 		check(g.Close())
 		return err

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // # Calls are compared one by one
@@ -28,7 +29,7 @@ import (
 //
 // Several calls that are already issued could share an exchange without losing any of this but the
 // last. Few would: when a small GPT trains with the default prefetch, 9 of its 54 collectives of 5
-// steps find another one behind them when they start. And comm.Serial hands over one call at a
+// steps find another one behind them when they start. And transport.Serial hands over one call at a
 // time, so that the stream would still be empty between two.
 //
 // The cost is one all-gather of 72 bytes a rank for each collective, in however many pieces it is
@@ -43,7 +44,7 @@ import (
 //	bytes 8..72  the signature of its call
 const (
 	signatureAt = 8
-	recordSize  = signatureAt + comm.SignatureSize
+	recordSize  = signatureAt + transport.SignatureSize
 )
 
 const (
@@ -95,11 +96,11 @@ func (m *meeting) stop() (waiting bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.over = true
-	return m.inside && !closed(comm.Failing(m.host))
+	return m.inside && !closed(transport.Failing(m.host))
 }
 
 // exchange gives all ranks the record of a call of this one, and gets theirs.
-func (m *meeting) exchange(ctx context.Context, c *comm.Call) error {
+func (m *meeting) exchange(ctx context.Context, c *transport.Call) error {
 	if !m.enter() {
 		return errHalted
 	}
@@ -143,7 +144,7 @@ func (m *meeting) compare(group string, seq uint64) (stage bool, left *comm.Rank
 func (m *meeting) mismatch(group string, seq uint64, r int) error {
 	err := &comm.MismatchError{Group: group, Seq: seq, Ranks: [2]int{0, r}}
 	for i, rank := range err.Ranks {
-		s, bad := comm.ParseSignature(m.record(rank)[signatureAt:])
+		s, bad := transport.ParseSignature(m.record(rank)[signatureAt:])
 		if bad != nil {
 			return &comm.RankError{Group: group, Rank: rank, Err: bad}
 		}
@@ -154,7 +155,7 @@ func (m *meeting) mismatch(group string, seq uint64, r int) error {
 
 // meet returns when all ranks have come to collective seq and want the same. It reports whether a
 // rank has a host buffer.
-func (b *backend) meet(ctx context.Context, seq uint64, c *comm.Call) (stage bool, err error) {
+func (b *backend) meet(ctx context.Context, seq uint64, c *transport.Call) (stage bool, err error) {
 	switch err := b.meeting.exchange(ctx, c); {
 	case errors.Is(err, errHalted):
 		return false, err
@@ -170,7 +171,7 @@ func (b *backend) meet(ctx context.Context, seq uint64, c *comm.Call) (stage boo
 }
 
 // missed tells the handle why the ranks have not come together: err, of the host group.
-func (b *backend) missed(ctx context.Context, seq uint64, c *comm.Call, err error) error {
+func (b *backend) missed(ctx context.Context, seq uint64, c *transport.Call, err error) error {
 	err = received(err)
 	var blame *comm.RankError
 	if !errors.As(err, &blame) {

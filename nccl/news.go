@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // News. A failure of the group travels over the host group: Tell aborts that with the failure, and
@@ -14,7 +15,7 @@ import (
 // sent is a failure on its way to the other ranks.
 type sent struct {
 	failure error
-	text    string // of comm.MarshalError
+	text    string // of transport.MarshalError
 }
 
 func (s *sent) Error() string { return s.text }
@@ -29,22 +30,22 @@ func received(err error) error {
 	}
 	var blame *comm.RankError
 	if errors.As(err, &blame) && blame.Err != nil {
-		if failure, err := comm.UnmarshalError([]byte(blame.Err.Error())); err == nil {
+		if failure, err := transport.UnmarshalError([]byte(blame.Err.Error())); err == nil {
 			return failure
 		}
 	}
 	return err
 }
 
-// Tell implements [comm.Backend].
+// Tell implements [transport.Backend].
 func (b *backend) Tell(err error) {
-	b.host.Abort(&sent{err, string(comm.MarshalError(b.name, b.host.Rank(), err))})
+	b.host.Abort(&sent{err, string(transport.MarshalError(b.name, b.host.Rank(), err))})
 }
 
 // listen passes on that the group has failed elsewhere.
 func (b *backend) listen() {
 	select {
-	case <-comm.Failing(b.host):
+	case <-transport.Failing(b.host):
 		b.serial.Failed(b.reason(nil))
 	case <-b.halt:
 	}
@@ -52,7 +53,7 @@ func (b *backend) listen() {
 
 // reason returns why the host group has failed, or else err.
 func (b *backend) reason(err error) error {
-	if !closed(comm.Failing(b.host)) {
+	if !closed(transport.Failing(b.host)) {
 		return err
 	}
 	return received(b.host.Barrier(context.Background())) // a failed group answers at once

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // splits are the groups that come of a group. A split has two steps: divide, a part of the
@@ -76,7 +77,7 @@ func (s *splits) close() error {
 }
 
 // divide makes the groups of a split, as far as all ranks of this one have a part in it.
-func (b *backend) divide(ctx context.Context, seq uint64, c *comm.Call) error {
+func (b *backend) divide(ctx context.Context, seq uint64, c *transport.Call) error {
 	mine, err := comm.Slice[int64](c.Src)
 	if err != nil {
 		return err
@@ -125,7 +126,7 @@ func place(pairs []int64, rank int) (color, key int) {
 	return color, key
 }
 
-// Split implements [comm.Backend]. The part that takes all ranks was done by Run.
+// Split implements [transport.Backend]. The part that takes all ranks was done by Run.
 func (b *backend) Split(ctx context.Context, seq uint64, color int, _ []int) (comm.Group, error) {
 	p := b.splits.take(seq)
 	child := newBackend(fmt.Sprintf("%s/%d", b.name, color), p.host, b.dev, b.cfg, b, p.communicator)

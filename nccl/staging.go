@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // staging runs collectives that have host buffers, through memory of its own: two bays, so that the
@@ -97,7 +98,7 @@ func (s *staging) free() error {
 }
 
 // run runs a collective in pieces. All ranks cut it alike, wherever their buffers are.
-func (s *staging) run(ctx context.Context, c *comm.Call) error {
+func (s *staging) run(ctx context.Context, c *transport.Call) error {
 	parts, length := s.extent(c)
 	size, half := c.DType().Size(), s.bytes/len(s.bays)
 	step := min(length, max(1, half/(parts*size)))
@@ -128,15 +129,15 @@ func (s *staging) run(ctx context.Context, c *comm.Call) error {
 
 // extent returns of how many parts the whole tensor consists, and how many elements the longest of
 // them has.
-func (s *staging) extent(c *comm.Call) (parts, length int) {
+func (s *staging) extent(c *transport.Call) (parts, length int) {
 	switch c.Kind {
-	case comm.KindAllGather:
+	case transport.KindAllGather:
 		return s.ranks, c.Src.Len()
-	case comm.KindReduceScatter:
+	case transport.KindReduceScatter:
 		return s.ranks, c.Dst.Len()
-	case comm.KindGather:
+	case transport.KindGather:
 		return s.ranks, slices.Max(c.Counts)
-	case comm.KindAllToAll: // what is sent, and what is received
+	case transport.KindAllToAll: // what is sent, and what is received
 		return 2 * s.ranks, c.Dst.Len() / s.ranks
 	default:
 		return 1, c.Dst.Len()
@@ -204,38 +205,38 @@ func (s *staging) collect(ctx context.Context, start time.Time, h *bay) error {
 }
 
 // cut makes the piece of the elements [lo, hi) of every part.
-func (s *staging) cut(c *comm.Call, p *piece, base uintptr, lo, hi int) {
+func (s *staging) cut(c *transport.Call, p *piece, base uintptr, lo, hi int) {
 	n, rank := hi-lo, s.rank
 	part := n * c.DType().Size() // bytes
 	op := opOf(c)
 	op.Count, op.Send, op.Recv = n, base, base
 	p.in, p.ops, p.out = p.in[:0], p.ops[:0], p.out[:0]
 	switch c.Kind {
-	case comm.KindAllGather:
+	case transport.KindAllGather:
 		op.Send += uintptr(rank * part)
 		p.in = append(p.in, span{rank * part, c.Src.Slice(lo, hi)})
 		for r, at := 0, 0; r < s.ranks; r, at = r+1, at+c.Src.Len() {
 			p.out = append(p.out, span{r * part, c.Dst.Slice(at+lo, at+hi)})
 		}
-	case comm.KindReduceScatter:
+	case transport.KindReduceScatter:
 		op.Recv += uintptr(rank * part)
 		for r, at := 0, 0; r < s.ranks; r, at = r+1, at+c.Dst.Len() {
 			p.in = append(p.in, span{r * part, c.Src.Slice(at+lo, at+hi)})
 		}
 		p.out = append(p.out, span{rank * part, c.Dst.Slice(lo, hi)})
-	case comm.KindAllReduce:
+	case transport.KindAllReduce:
 		p.in = append(p.in, span{0, c.Src.Slice(lo, hi)})
 		p.out = append(p.out, span{0, c.Dst.Slice(lo, hi)})
-	case comm.KindBroadcast:
+	case transport.KindBroadcast:
 		if x := (span{0, c.Src.Slice(lo, hi)}); rank == c.Root {
 			p.in = append(p.in, x)
 		} else {
 			p.out = append(p.out, x)
 		}
-	case comm.KindGather:
+	case transport.KindGather:
 		s.cutGather(c, p, op, lo, hi)
 		return
-	case comm.KindAllToAll:
+	case transport.KindAllToAll:
 		share := c.Dst.Len() / s.ranks
 		for r := range s.ranks {
 			at := (s.ranks + r) * part // its own comes back from where it was put
@@ -254,7 +255,7 @@ func (s *staging) cut(c *comm.Call, p *piece, base uintptr, lo, hi int) {
 
 // cutGather is cut for a gather, where some parts end before others. That of the root goes the same
 // way, but for NCCL.
-func (s *staging) cutGather(c *comm.Call, p *piece, op Op, lo, hi int) {
+func (s *staging) cutGather(c *transport.Call, p *piece, op Op, lo, hi int) {
 	rank, size, base := s.rank, c.DType().Size(), op.Recv
 	first := 0 // of the part, in dst
 	for r, count := range c.Counts {

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // Call is an operation that a rank is about to issue.
@@ -28,7 +29,7 @@ type Fault struct {
 	// Instead, if not nil, changes the arguments of the call, or makes it another
 	// one. A Split that is changed must be made another collective; it gives no
 	// group then.
-	Instead func(comm.Call) comm.Call
+	Instead func(transport.Call) transport.Call
 	// Issued, if not nil, is called when the call has been issued. For Barrier and
 	// Split, which wait at once, that is no moment of its own: Waiting is.
 	Issued func()
@@ -52,40 +53,40 @@ type faulty struct {
 	held   *late // the call held back, if any
 }
 
-func (f *faulty) Watch(tell func(comm.Flight)) (stop func()) {
-	return f.Group.(comm.Watcher).Watch(tell)
+func (f *faulty) Watch(tell func(transport.Flight)) (stop func()) {
+	return f.Group.(transport.Watcher).Watch(tell)
 }
 
 func (f *faulty) AllGather(dst, src comm.Buffer) comm.Work {
-	return f.issue(comm.Call{Kind: comm.KindAllGather, Dst: dst, Src: src})
+	return f.issue(transport.Call{Kind: transport.KindAllGather, Dst: dst, Src: src})
 }
 
 func (f *faulty) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Work {
-	return f.issue(comm.Call{Kind: comm.KindReduceScatter, Op: op, Dst: dst, Src: src})
+	return f.issue(transport.Call{Kind: transport.KindReduceScatter, Op: op, Dst: dst, Src: src})
 }
 
 func (f *faulty) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
-	return f.issue(comm.Call{Kind: comm.KindAllReduce, Op: op, Dst: buf, Src: buf})
+	return f.issue(transport.Call{Kind: transport.KindAllReduce, Op: op, Dst: buf, Src: buf})
 }
 
 func (f *faulty) Broadcast(buf comm.Buffer, root int) comm.Work {
-	return f.issue(comm.Call{Kind: comm.KindBroadcast, Root: root, Dst: buf, Src: buf})
+	return f.issue(transport.Call{Kind: transport.KindBroadcast, Root: root, Dst: buf, Src: buf})
 }
 
 func (f *faulty) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
-	return f.issue(comm.Call{Kind: comm.KindGather, Root: root, Dst: dst, Src: src, Counts: counts})
+	return f.issue(transport.Call{Kind: transport.KindGather, Root: root, Dst: dst, Src: src, Counts: counts})
 }
 
 func (f *faulty) AllToAll(dst, src comm.Buffer) comm.Work {
-	return f.issue(comm.Call{Kind: comm.KindAllToAll, Dst: dst, Src: src})
+	return f.issue(transport.Call{Kind: transport.KindAllToAll, Dst: dst, Src: src})
 }
 
 func (f *faulty) Barrier(ctx context.Context) error {
-	return f.block(ctx, comm.KindBarrier, func(ctx context.Context) error { return f.Group.Barrier(ctx) })
+	return f.block(ctx, transport.KindBarrier, func(ctx context.Context) error { return f.Group.Barrier(ctx) })
 }
 
 func (f *faulty) Split(ctx context.Context, color, key int) (child comm.Group, err error) {
-	err = f.block(ctx, comm.KindSplit, func(ctx context.Context) (err error) {
+	err = f.block(ctx, transport.KindSplit, func(ctx context.Context) (err error) {
 		child, err = f.Group.Split(ctx, color, key)
 		return err
 	})
@@ -93,7 +94,7 @@ func (f *faulty) Split(ctx context.Context, color, key int) (child comm.Group, e
 }
 
 // ask has the next call decided and carries out the part that comes before it.
-func (f *faulty) ask(c comm.Call) Fault {
+func (f *faulty) ask(c transport.Call) Fault {
 	f.seq++
 	fault := f.decide(Call{f.seq, c.Kind.String(), c.Label()})
 	if fault.Err != nil {
@@ -103,7 +104,7 @@ func (f *faulty) ask(c comm.Call) Fault {
 }
 
 // issue issues c, now or later, as it is or not.
-func (f *faulty) issue(c comm.Call) comm.Work {
+func (f *faulty) issue(c transport.Call) comm.Work {
 	fault := f.ask(c)
 	call := func() comm.Work {
 		if fault.Drop {
@@ -129,14 +130,14 @@ func (f *faulty) issue(c comm.Call) comm.Work {
 }
 
 // block carries out a collective that waits at once.
-func (f *faulty) block(ctx context.Context, kind comm.Kind, collective func(context.Context) error) error {
-	fault := f.ask(comm.Call{Kind: kind})
+func (f *faulty) block(ctx context.Context, kind transport.Kind, collective func(context.Context) error) error {
+	fault := f.ask(transport.Call{Kind: kind})
 	f.release()
 	if fault.Drop {
 		return dropped{}.Wait(ctx)
 	}
 	w := waiter(collective)
-	if c := fault.changed(comm.Call{Kind: kind}); c.Kind != kind {
+	if c := fault.changed(transport.Call{Kind: kind}); c.Kind != kind {
 		w = func(ctx context.Context) error { return call(f.Group, c).Wait(ctx) }
 	}
 	if fault.Waiting != nil {
@@ -154,7 +155,7 @@ func (f *faulty) release() {
 }
 
 // changed returns what is issued in place of c.
-func (f Fault) changed(c comm.Call) comm.Call {
+func (f Fault) changed(c transport.Call) transport.Call {
 	if f.Instead == nil {
 		return c
 	}
@@ -162,19 +163,19 @@ func (f Fault) changed(c comm.Call) comm.Call {
 }
 
 // call makes the call c on g.
-func call(g comm.Group, c comm.Call) comm.Work {
+func call(g comm.Group, c transport.Call) comm.Work {
 	switch c.Kind {
-	case comm.KindAllGather:
+	case transport.KindAllGather:
 		return g.AllGather(c.Dst, c.Src)
-	case comm.KindReduceScatter:
+	case transport.KindReduceScatter:
 		return g.ReduceScatter(c.Dst, c.Src, c.Op)
-	case comm.KindAllReduce:
+	case transport.KindAllReduce:
 		return g.AllReduce(c.Dst, c.Op)
-	case comm.KindBroadcast:
+	case transport.KindBroadcast:
 		return g.Broadcast(c.Dst, c.Root)
-	case comm.KindGather:
+	case transport.KindGather:
 		return g.Gather(c.Dst, c.Src, c.Counts, c.Root)
-	case comm.KindAllToAll:
+	case transport.KindAllToAll:
 		return g.AllToAll(c.Dst, c.Src)
 	default:
 		return waiter(g.Barrier)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // Incident is a fault as data: what happens to which rank, at which of its
@@ -142,15 +143,15 @@ func Plan(seed uint64, n int, calls uint64, sorts ...What) Incident {
 var ErrInjected = errors.New("injected fault")
 
 // instead returns the call that the rank of a group of n makes in place of c.
-func (w What) instead(c comm.Call, rank, n int) comm.Call {
+func (w What) instead(c transport.Call, rank, n int) transport.Call {
 	averages := c.Op == comm.Avg
 	switch reduces := c.Reduces(); {
 	case w == Invalid:
-		return comm.Call{Kind: comm.KindBroadcast, Root: n, Dst: comm.Of([]byte{0})}
-	case w == WrongRoot && c.Kind == comm.KindBroadcast && n > 1:
+		return transport.Call{Kind: transport.KindBroadcast, Root: n, Dst: comm.Of([]byte{0})}
+	case w == WrongRoot && c.Kind == transport.KindBroadcast && n > 1:
 		c.Root = (c.Root + 1) % n
 		return c
-	case w == WrongRoot && c.Kind == comm.KindGather && n > 1:
+	case w == WrongRoot && c.Kind == transport.KindGather && n > 1:
 		c.Root = (c.Root + 1) % n
 		c.Dst = blank(c.DType(), c.Len()) // only looked at if that is this rank
 		return c
@@ -160,7 +161,7 @@ func (w What) instead(c comm.Call, rank, n int) comm.Call {
 	case w == WrongOp && reduces:
 		c.Op = comm.Max
 		return c
-	case w == WrongLabel && c.Kind == comm.KindGather && c.Len() > 0:
+	case w == WrongLabel && c.Kind == transport.KindGather && c.Len() > 0:
 		c.Src = c.Src.Named(c.Label() + ", or not")
 		return c
 	case w == WrongLabel && c.Len() > 0:
@@ -170,17 +171,17 @@ func (w What) instead(c comm.Call, rank, n int) comm.Call {
 		return resized(c, rank, n, comm.Float64, 0)
 	case w == WrongLength && c.Len() > 0:
 		return resized(c, rank, n, c.DType(), 1)
-	case c.Kind == comm.KindBroadcast:
-		return comm.Call{Kind: comm.KindAllReduce, Dst: comm.Of([]float32{float32(rank)}), Src: comm.Of([]float32{0})}
+	case c.Kind == transport.KindBroadcast:
+		return transport.Call{Kind: transport.KindAllReduce, Dst: comm.Of([]float32{float32(rank)}), Src: comm.Of([]float32{0})}
 	default:
-		return comm.Call{Kind: comm.KindBroadcast, Dst: comm.Of([]float32{float32(rank)})}
+		return transport.Call{Kind: transport.KindBroadcast, Dst: comm.Of([]float32{float32(rank)})}
 	}
 }
 
 // resized returns the call c of a rank with fresh buffers of type d, so many
 // elements longer per shard. In a gather that is only the shard of this rank, and
 // another one gets what is over if it can: a list of the same sum.
-func resized(c comm.Call, rank, n int, d comm.DType, more int) comm.Call {
+func resized(c transport.Call, rank, n int, d comm.DType, more int) transport.Call {
 	if d == c.DType() && more == 0 {
 		d = comm.Float32
 	}
@@ -188,13 +189,13 @@ func resized(c comm.Call, rank, n int, d comm.DType, more int) comm.Call {
 		return blank(d, b.Len()+shards*more).Named(c.Label())
 	}
 	switch c.Kind {
-	case comm.KindAllGather:
+	case transport.KindAllGather:
 		c.Dst, c.Src = fresh(c.Dst, n), fresh(c.Src, 1)
-	case comm.KindReduceScatter:
+	case transport.KindReduceScatter:
 		c.Dst, c.Src = fresh(c.Dst, 1), fresh(c.Src, n)
-	case comm.KindAllToAll:
+	case transport.KindAllToAll:
 		c.Dst, c.Src = fresh(c.Dst, n), fresh(c.Src, n)
-	case comm.KindGather:
+	case transport.KindGather:
 		c.Counts = slices.Clone(c.Counts)
 		c.Counts[rank] += more
 		if next := &c.Counts[(rank+1)%n]; n > 1 && *next >= more {

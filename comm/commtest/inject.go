@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // Inject returns g, the handle of one rank, with the incidents that concern the
@@ -73,7 +74,7 @@ func (in *injector) before(f *Fault, i Incident) {
 		in.tell(i)
 		f.Late = true
 	case Corrupt:
-		f.Instead = func(c comm.Call) comm.Call {
+		f.Instead = func(c transport.Call) transport.Call {
 			in.tell(i)
 			if b := c.Src.Bytes(); len(b) > 0 {
 				b[len(b)/2] ^= 1
@@ -83,7 +84,7 @@ func (in *injector) before(f *Fault, i Incident) {
 	case Kill, Stop, Cut, Garble, Abort, Close:
 		in.happen(i, nil)
 	default:
-		f.Instead = func(c comm.Call) comm.Call {
+		f.Instead = func(c transport.Call) transport.Call {
 			in.tell(i)
 			return i.What.instead(c, in.g.Rank(), in.g.Size())
 		}

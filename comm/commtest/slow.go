@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // Slow returns g with a network in between: a group that behaves like g, but
@@ -94,16 +95,16 @@ func (l *link) take(bytes float64) (over time.Time) {
 }
 
 // carried returns for how many bytes of c the link of the given rank of n is busy.
-func carried(c *comm.Call, rank, n int) float64 {
+func carried(c *transport.Call, rank, n int) float64 {
 	bytes, others := float64(c.Len())*float64(c.DType().Size()), float64(n-1)
 	switch {
 	case n == 1:
 		return 0
-	case c.Kind == comm.KindAllReduce:
+	case c.Kind == transport.KindAllReduce:
 		return 2 * bytes * others / float64(n)
-	case c.Kind == comm.KindBroadcast:
+	case c.Kind == transport.KindBroadcast:
 		return bytes
-	case c.Kind == comm.KindGather:
+	case c.Kind == transport.KindGather:
 		own := float64(c.Src.Len()) * float64(c.DType().Size())
 		if rank == c.Root {
 			return max(0, bytes-own)
@@ -120,41 +121,41 @@ type slow struct {
 	link *link
 }
 
-func (s *slow) Watch(tell func(comm.Flight)) (stop func()) {
-	return s.Group.(comm.Watcher).Watch(tell)
+func (s *slow) Watch(tell func(transport.Flight)) (stop func()) {
+	return s.Group.(transport.Watcher).Watch(tell)
 }
 
 func (s *slow) AllGather(dst, src comm.Buffer) comm.Work {
-	return s.issue(comm.Call{Kind: comm.KindAllGather, Dst: dst, Src: src})
+	return s.issue(transport.Call{Kind: transport.KindAllGather, Dst: dst, Src: src})
 }
 
 func (s *slow) ReduceScatter(dst, src comm.Buffer, op comm.Op) comm.Work {
-	return s.issue(comm.Call{Kind: comm.KindReduceScatter, Op: op, Dst: dst, Src: src})
+	return s.issue(transport.Call{Kind: transport.KindReduceScatter, Op: op, Dst: dst, Src: src})
 }
 
 func (s *slow) AllReduce(buf comm.Buffer, op comm.Op) comm.Work {
-	return s.issue(comm.Call{Kind: comm.KindAllReduce, Op: op, Dst: buf, Src: buf})
+	return s.issue(transport.Call{Kind: transport.KindAllReduce, Op: op, Dst: buf, Src: buf})
 }
 
 func (s *slow) Broadcast(buf comm.Buffer, root int) comm.Work {
-	return s.issue(comm.Call{Kind: comm.KindBroadcast, Root: root, Dst: buf, Src: buf})
+	return s.issue(transport.Call{Kind: transport.KindBroadcast, Root: root, Dst: buf, Src: buf})
 }
 
 func (s *slow) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
-	return s.issue(comm.Call{Kind: comm.KindGather, Root: root, Dst: dst, Src: src, Counts: counts})
+	return s.issue(transport.Call{Kind: transport.KindGather, Root: root, Dst: dst, Src: src, Counts: counts})
 }
 
 func (s *slow) AllToAll(dst, src comm.Buffer) comm.Work {
-	return s.issue(comm.Call{Kind: comm.KindAllToAll, Dst: dst, Src: src})
+	return s.issue(transport.Call{Kind: transport.KindAllToAll, Dst: dst, Src: src})
 }
 
 func (s *slow) Barrier(ctx context.Context) error {
-	return s.issue(comm.Call{Kind: comm.KindBarrier}).Wait(ctx)
+	return s.issue(transport.Call{Kind: transport.KindBarrier}).Wait(ctx)
 }
 
 func (s *slow) Split(ctx context.Context, color, key int) (comm.Group, error) {
 	pairs := comm.Of(make([]int64, 2*s.Size()))
-	t := s.transfer(comm.Call{Kind: comm.KindSplit, Dst: pairs})
+	t := s.transfer(transport.Call{Kind: transport.KindSplit, Dst: pairs})
 	child, err := s.Group.Split(ctx, color, key)
 	if err != nil {
 		return nil, err
@@ -170,14 +171,14 @@ func (s *slow) Split(ctx context.Context, color, key int) (comm.Group, error) {
 }
 
 // issue issues c and starts its transfer.
-func (s *slow) issue(c comm.Call) comm.Work {
+func (s *slow) issue(c transport.Call) comm.Work {
 	t := s.transfer(c)
 	t.work = call(s.Group, c)
 	return t
 }
 
 // transfer starts the transfer of c.
-func (s *slow) transfer(c comm.Call) *transfer {
+func (s *slow) transfer(c transport.Call) *transfer {
 	return &transfer{slow: s, over: s.link.take(carried(&c, s.Rank(), s.Size())), settled: make(chan struct{})}
 }
 

@@ -9,25 +9,26 @@ import (
 	"testing"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // testWatch checks that a watched group tells of each collective once, in the order of time, and
 // of none before or after.
 func (k kit) testWatch(t *testing.T) {
 	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
-		w, ok := g.(comm.Watcher)
+		w, ok := g.(transport.Watcher)
 		if !ok {
-			return fmt.Errorf("%T is no comm.Watcher", g)
+			return fmt.Errorf("%T is no transport.Watcher", g)
 		}
 		if err := g.Barrier(ctx); err != nil {
 			return err
 		}
 		var mu sync.Mutex
-		var seen []comm.Flight
-		early, stopped := 0, w.Watch(func(comm.Flight) { t.Error("told after stop") })
+		var seen []transport.Flight
+		early, stopped := 0, w.Watch(func(transport.Flight) { t.Error("told after stop") })
 		stopped()
-		other := w.Watch(func(comm.Flight) { early++ })
-		stop := w.Watch(func(f comm.Flight) {
+		other := w.Watch(func(transport.Flight) { early++ })
+		stop := w.Watch(func(f transport.Flight) {
 			mu.Lock()
 			defer mu.Unlock()
 			seen = append(seen, f)
@@ -57,8 +58,8 @@ func (k kit) testWatch(t *testing.T) {
 }
 
 // compareFlights checks what was told of n collectives, from the second of g on.
-func compareFlights(g comm.Group, seen []comm.Flight, n int) error {
-	slices.SortFunc(seen, func(a, b comm.Flight) int { return cmp.Compare(a.Seq, b.Seq) })
+func compareFlights(g comm.Group, seen []transport.Flight, n int) error {
+	slices.SortFunc(seen, func(a, b transport.Flight) int { return cmp.Compare(a.Seq, b.Seq) })
 	if len(seen) != n {
 		return fmt.Errorf("rank %d: told of %d collectives, want %d: %v", g.Rank(), len(seen), n, seen)
 	}

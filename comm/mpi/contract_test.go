@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // dtypes are all element types, floats first.
@@ -98,7 +99,7 @@ func buffer(d comm.DType, n int) comm.Buffer {
 
 // operation is a collective with made-up contents.
 type operation struct {
-	kind    comm.Kind
+	kind    transport.Kind
 	op      comm.Op
 	dtype   comm.DType
 	len     int // of a shard, or of the one buffer; in a gather of the shards 0 and 1
@@ -114,25 +115,25 @@ func (o operation) String() string {
 func (o operation) issue(g comm.Group, seed int) (w comm.Work, result comm.Buffer) {
 	n, r := g.Size(), g.Rank()
 	switch o.kind {
-	case comm.KindAllGather:
+	case transport.KindAllGather:
 		dst, src := buffer(o.dtype, n*o.len), buffer(o.dtype, o.len)
 		if o.inPlace {
 			src = dst.Slice(r*o.len, (r+1)*o.len)
 		}
 		noise(src, seed, r)
 		return g.AllGather(dst, src), dst
-	case comm.KindReduceScatter:
+	case transport.KindReduceScatter:
 		dst, src := buffer(o.dtype, o.len), buffer(o.dtype, n*o.len)
 		if o.inPlace {
 			dst = src.Slice(r*o.len, (r+1)*o.len)
 		}
 		noise(src, seed, r)
 		return g.ReduceScatter(dst, src, o.op), dst
-	case comm.KindAllReduce:
+	case transport.KindAllReduce:
 		buf := buffer(o.dtype, o.len)
 		noise(buf, seed, r)
 		return g.AllReduce(buf, o.op), buf
-	case comm.KindGather:
+	case transport.KindGather:
 		counts, total, first := make([]int, n), 0, 0
 		for i := range counts {
 			counts[i] = []int{o.len, o.len, 0, 3 * o.len}[i%4]
@@ -182,21 +183,21 @@ func (o operation) check(t *rank, g comm.Group, seed int) {
 func operations(n, length int, dtypes []comm.DType, ops ...comm.Op) (list []operation) {
 	for _, d := range dtypes {
 		for _, inPlace := range []bool{false, true} {
-			list = append(list, operation{kind: comm.KindAllGather, dtype: d, len: length, inPlace: inPlace})
+			list = append(list, operation{kind: transport.KindAllGather, dtype: d, len: length, inPlace: inPlace})
 			for _, op := range ops {
 				if op == comm.Avg && (d == comm.Int32 || d == comm.Int64 || d == comm.Uint8) {
 					continue
 				}
-				list = append(list, operation{kind: comm.KindReduceScatter, op: op, dtype: d, len: length, inPlace: inPlace})
+				list = append(list, operation{kind: transport.KindReduceScatter, op: op, dtype: d, len: length, inPlace: inPlace})
 				if inPlace {
-					list = append(list, operation{kind: comm.KindAllReduce, op: op, dtype: d, len: length})
+					list = append(list, operation{kind: transport.KindAllReduce, op: op, dtype: d, len: length})
 				}
 			}
 		}
 		for root := range n {
-			list = append(list, operation{kind: comm.KindBroadcast, dtype: d, len: length, root: root})
+			list = append(list, operation{kind: transport.KindBroadcast, dtype: d, len: length, root: root})
 			for _, inPlace := range []bool{false, true} {
-				list = append(list, operation{kind: comm.KindGather, dtype: d, len: length, root: root, inPlace: inPlace})
+				list = append(list, operation{kind: transport.KindGather, dtype: d, len: length, root: root, inPlace: inPlace})
 			}
 		}
 	}
@@ -262,7 +263,7 @@ func checkCancel(t *rank, g comm.Group) {
 			short, cancel := context.WithTimeout(ctx, late)
 			begin := time.Now()
 			blamed(t, sum(short, sub), 0, context.DeadlineExceeded)
-			require.Less(t, time.Since(begin), comm.Timeout(sub)/2)
+			require.Less(t, time.Since(begin), transport.Timeout(sub)/2)
 			cancel()
 			gate{last}.open(t)
 		case last:

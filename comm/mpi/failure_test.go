@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // memory reads what the run time has counted.
@@ -28,7 +29,7 @@ func late(t *rank) {
 	t.join(2 * time.Second)
 	g, err := t.Split(t.ctx(), 0, 0)
 	require.NoError(t, err)
-	require.Equal(t, 2*time.Second, comm.Timeout(g), "how often ranks that work for long have to be heard of")
+	require.Equal(t, 2*time.Second, transport.Timeout(g), "how often ranks that work for long have to be heard of")
 	last := t.Size() - 1
 	if t.Rank() == last {
 		gate{last}.wait(t)
@@ -61,7 +62,7 @@ func stalled(t *rank) {
 		return
 	}
 	backend := t.world.childList()[0]
-	c := &comm.Call{Kind: comm.KindAllReduce, Dst: comm.Of(x), Src: comm.Of(x)}
+	c := &transport.Call{Kind: transport.KindAllReduce, Dst: comm.Of(x), Src: comm.Of(x)}
 	backend.seq.Store(1)
 	require.NoError(t, backend.send(t.ctx(), 1, c))
 	require.NoError(t, backend.agree(t.ctx(), 1))

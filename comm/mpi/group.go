@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
@@ -36,7 +37,7 @@ type group struct {
 	parent *group
 
 	comm   communicator
-	serial *comm.Serial
+	serial *transport.Serial
 
 	// Of the collective under way; only Run uses it, but for seq.
 	seq      atomic.Uint64
@@ -89,7 +90,7 @@ func newGroup(e *engine, parent *group, id uint64, name string, rank int, world 
 
 // open makes the handle, which hears what the other ranks have said already.
 func (g *group) open() {
-	s := comm.NewSerial(g.name, g.rank, g.size, g)
+	s := transport.NewSerial(g.name, g.rank, g.size, g)
 	e := g.engine
 	e.mu.Lock()
 	g.serial = s
@@ -147,7 +148,7 @@ func (g *group) ended(rank int, m message) {
 // hear tells the handle what another rank has said.
 func (g *group) hear(n news) {
 	if len(n.body) > 0 {
-		cause, err := comm.UnmarshalError(n.body)
+		cause, err := transport.UnmarshalError(n.body)
 		if err != nil {
 			cause = &comm.RankError{Group: g.name, Rank: n.from, Err: err}
 		}
@@ -209,15 +210,15 @@ func (g *group) fallSilent() {
 	}
 }
 
-// Tell implements [comm.Backend]. The children fail before others hear of it: the news comes back
+// Tell implements [transport.Backend]. The children fail before others hear of it: the news comes back
 // from them, and by then the children of this rank must have its own error.
 func (g *group) Tell(err error) {
 	g.over.Store(true)
 	g.spread(err)
-	g.say(message{what: failed, body: comm.MarshalError(g.name, g.rank, err)})
+	g.say(message{what: failed, body: transport.MarshalError(g.name, g.rank, err)})
 }
 
-// Stop implements [comm.Backend].
+// Stop implements [transport.Backend].
 func (g *group) Stop() {
 	g.fallSilent()
 	g.haltOnce.Do(func() { close(g.halt) })
@@ -240,10 +241,10 @@ func (g *group) failed() bool {
 	return g.fault != nil
 }
 
-// Timeout returns the limit of operations, see [comm.Timeout].
+// Timeout returns the limit of operations, see [transport.Timeout].
 func (g *group) Timeout() time.Duration { return g.engine.timeout }
 
-// Missing implements [comm.Backend].
+// Missing implements [transport.Backend].
 func (g *group) Missing() (ranks []int) {
 	seq := g.seq.Load()
 	for r := range g.heard {
@@ -265,7 +266,7 @@ func (g *group) present() (ranks []int) {
 	return ranks
 }
 
-// Split implements [comm.Backend]. Making a communicator takes all of its ranks;
+// Split implements [transport.Backend]. Making a communicator takes all of its ranks;
 // a rank that does not come in time leaves a goroutine waiting inside of MPI.
 func (g *group) Split(ctx context.Context, seq uint64, color int, ranks []int) (comm.Group, error) {
 	world, local := make([]rankInt, len(ranks)), make([]rankInt, len(ranks))
@@ -312,7 +313,7 @@ func (g *group) Split(ctx context.Context, seq uint64, color int, ranks []int) (
 // errHalted is what Run returns when Stop was called; the handle knows why.
 var errHalted = errors.New("the group has failed")
 
-// Leave implements [comm.Backend]. That this rank closes the group because of another one must not
+// Leave implements [transport.Backend]. That this rank closes the group because of another one must not
 // be what a third hears first: so it says which rank left before, or what the group failed with,
 // whichever came first. Of a failure that came later whoever has told this rank tells the others.
 func (g *group) Leave(last uint64) error {
@@ -332,7 +333,7 @@ func (g *group) Leave(last uint64) error {
 	if g.leaver >= 0 {
 		m.first = g.leaver
 	} else if g.fault != nil {
-		m.body = comm.MarshalError(g.name, g.rank, g.fault)
+		m.body = transport.MarshalError(g.name, g.rank, g.fault)
 	}
 	e.mu.Unlock()
 	g.over.Store(true)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // apart are the handles of a group whose messages arrive when a test says so. Nothing is asked of
@@ -67,7 +68,7 @@ func TestLeaverTellsWhy(t *testing.T) {
 	}
 	failing := func(g *group) bool {
 		select {
-		case <-comm.Failing(g.serial):
+		case <-transport.Failing(g.serial):
 			return true
 		default:
 			return false

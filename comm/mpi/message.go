@@ -5,8 +5,7 @@ package mpi
 import (
 	"encoding/binary"
 	"fmt"
-
-	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // message is what ranks send each other beside the data of large collectives.
@@ -20,7 +19,7 @@ type message struct {
 	first int    // left: the rank that left first, by what the sender knows
 	group uint64 // id
 	seq   uint64 // call: number of the collective; left: of the last that is complete
-	body  []byte // call: signature and data; failed, left: the failure, as comm.MarshalError has it
+	body  []byte // call: signature and data; failed, left: the failure, as transport.MarshalError has it
 }
 
 // what is the kind of a message.
@@ -39,7 +38,7 @@ const abandoned = 1
 const (
 	bodyAt    = 24
 	inline    = 4 << 10 // most data in a call, in bytes
-	maxBody   = comm.SignatureSize + inline
+	maxBody   = transport.SignatureSize + inline
 	maxCall   = bodyAt + maxBody
 	maxLetter = 64 << 10 // of any message: an encoded error is shorter
 )
@@ -72,7 +71,7 @@ func parse(b []byte) (message, error) {
 	ok := false
 	switch n := len(m.body); m.what {
 	case call:
-		ok = n >= comm.SignatureSize && n <= maxBody
+		ok = n >= transport.SignatureSize && n <= maxBody
 	case stop:
 		ok = n == 0
 	case left:

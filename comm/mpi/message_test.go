@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
-
-	"github.com/gofsdp/gofsdp/comm"
 )
 
 func TestMessage(t *testing.T) {
 	for _, m := range []message{
-		{what: call, group: 1, seq: 1 << 40, body: make([]byte, comm.SignatureSize+3)},
+		{what: call, group: 1, seq: 1 << 40, body: make([]byte, transport.SignatureSize+3)},
 		{what: stop, group: 1<<64 - 1, body: []byte{}},
 		{what: failed, group: 7, body: []byte("{}")},
 		{what: left, group: 7, seq: 3, flags: abandoned, first: 1 << 20, body: []byte{}},
@@ -24,7 +23,7 @@ func TestMessage(t *testing.T) {
 		require.Equal(t, m, got)
 	}
 	long := errors.New(strings.Repeat("\x00", 1<<20)) // every byte is escaped
-	require.Less(t, bodyAt+len(comm.MarshalError("g", 1, long)), maxLetter)
+	require.Less(t, bodyAt+len(transport.MarshalError("g", 1, long)), maxLetter)
 }
 
 func FuzzParse(f *testing.F) {

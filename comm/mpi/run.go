@@ -10,10 +10,11 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// Run implements [comm.Backend].
-func (g *group) Run(ctx context.Context, seq uint64, c *comm.Call) error {
+// Run implements [transport.Backend].
+func (g *group) Run(ctx context.Context, seq uint64, c *transport.Call) error {
 	g.seq.Store(seq)
 	if err := g.send(ctx, seq, c); err != nil {
 		return err
@@ -32,13 +33,13 @@ func (g *group) Run(ctx context.Context, seq uint64, c *comm.Call) error {
 
 // share is how many bytes a rank has for each other one in a collective, or for
 // the root in a gather.
-func (g *group) share(c *comm.Call, rank int) int {
+func (g *group) share(c *transport.Call, rank int) int {
 	switch c.Kind {
-	case comm.KindAllGather, comm.KindSplit:
+	case transport.KindAllGather, transport.KindSplit:
 		return bytesOf(c.Src)
-	case comm.KindAllToAll:
+	case transport.KindAllToAll:
 		return bytesOf(c.Src) / g.size
-	case comm.KindGather:
+	case transport.KindGather:
 		return c.Counts[rank] * c.DType().Size()
 	default:
 		return bytesOf(c.Dst)
@@ -46,19 +47,19 @@ func (g *group) share(c *comm.Call, rank int) int {
 }
 
 // largest is the largest share, which decides for all ranks how the data travels.
-func (g *group) largest(c *comm.Call) int {
-	if c.Kind == comm.KindGather {
+func (g *group) largest(c *transport.Call) int {
+	if c.Kind == transport.KindGather {
 		return slices.Max(c.Counts) * c.DType().Size()
 	}
 	return g.share(c, 0)
 }
 
 // sends reports whether a rank has data for others in a collective.
-func sends(c *comm.Call, rank int) bool {
+func sends(c *transport.Call, rank int) bool {
 	switch c.Kind {
-	case comm.KindBroadcast:
+	case transport.KindBroadcast:
 		return rank == c.Root
-	case comm.KindGather:
+	case transport.KindGather:
 		return rank != c.Root
 	default:
 		return true
@@ -68,7 +69,7 @@ func sends(c *comm.Call, rank int) bool {
 func bytesOf(b comm.Buffer) int { return b.Len() * b.DType().Size() }
 
 // send sends this rank's call to all others, unless the group has ended.
-func (g *group) send(ctx context.Context, seq uint64, c *comm.Call) error {
+func (g *group) send(ctx context.Context, seq uint64, c *transport.Call) error {
 	if g.size == 1 {
 		return nil
 	}
@@ -94,8 +95,8 @@ func (g *group) send(ctx context.Context, seq uint64, c *comm.Call) error {
 
 // write writes the call into g.letters. With stride 0 there is one letter for
 // all ranks, else that of rank r is at r*stride.
-func (g *group) write(seq uint64, c *comm.Call) (stride, size int) {
-	const dataAt = bodyAt + comm.SignatureSize
+func (g *group) write(seq uint64, c *transport.Call) (stride, size int) {
+	const dataAt = bodyAt + transport.SignatureSize
 	m := message{what: call, group: g.id, seq: seq}
 	m.put(g.letters)
 	c.Signature().Put(g.letters[bodyAt:])
@@ -103,7 +104,7 @@ func (g *group) write(seq uint64, c *comm.Call) (stride, size int) {
 	if g.largest(c) > inline || !sends(c, g.rank) {
 		return 0, dataAt
 	}
-	if c.Kind != comm.KindReduceScatter && c.Kind != comm.KindAllToAll {
+	if c.Kind != transport.KindReduceScatter && c.Kind != transport.KindAllToAll {
 		if n > 0 {
 			copy(g.letters[dataAt:], c.Src.Bytes())
 		}
@@ -239,13 +240,13 @@ func (g *group) compare(seq uint64) error {
 // signature returns what rank has called as number seq.
 func (g *group) signature(rank int, seq uint64) []byte {
 	if rank == g.rank {
-		return g.letters[bodyAt : bodyAt+comm.SignatureSize]
+		return g.letters[bodyAt : bodyAt+transport.SignatureSize]
 	}
-	return g.bodies[2*rank+int(seq%2)][:comm.SignatureSize]
+	return g.bodies[2*rank+int(seq%2)][:transport.SignatureSize]
 }
 
 func describe(signature []byte) string {
-	s, err := comm.ParseSignature(signature)
+	s, err := transport.ParseSignature(signature)
 	if err != nil {
 		return err.Error()
 	}

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // piece is the most that one MPI call moves between two ranks, in bytes. It keeps
@@ -25,10 +26,10 @@ const (
 )
 
 // finish completes a collective whose data came with the calls.
-func (g *group) finish(seq uint64, c *comm.Call) error {
+func (g *group) finish(seq uint64, c *transport.Call) error {
 	data := func(rank int) []byte {
 		i := 2*rank + int(seq%2)
-		return g.bodies[i][comm.SignatureSize:g.sizes[i]]
+		return g.bodies[i][transport.SignatureSize:g.sizes[i]]
 	}
 	for r := range g.size {
 		if n := g.share(c, r); r != g.rank && sends(c, r) && len(data(r)) != n {
@@ -39,28 +40,28 @@ func (g *group) finish(seq uint64, c *comm.Call) error {
 		return nil
 	}
 	switch n := g.share(c, g.rank); c.Kind {
-	case comm.KindAllGather, comm.KindSplit, comm.KindAllToAll:
+	case transport.KindAllGather, transport.KindSplit, transport.KindAllToAll:
 		dst, own := c.Dst.Bytes(), c.Src.Bytes()
 		for r := range g.size {
 			if r != g.rank {
 				copy(dst[r*n:], data(r))
 			}
 		}
-		if c.Kind == comm.KindAllToAll {
+		if c.Kind == transport.KindAllToAll {
 			own = own[g.rank*n : (g.rank+1)*n]
 		}
 		copy(dst[g.rank*n:], own)
-	case comm.KindBroadcast:
+	case transport.KindBroadcast:
 		if c.Root != g.rank {
 			copy(c.Dst.Bytes(), data(c.Root))
 		}
-	case comm.KindGather:
+	case transport.KindGather:
 		if c.Root == g.rank {
 			g.place(c, data)
 		}
 	default:
 		own := c.Src
-		if c.Kind == comm.KindReduceScatter {
+		if c.Kind == transport.KindReduceScatter {
 			own = own.Slice(g.rank*c.Dst.Len(), (g.rank+1)*c.Dst.Len())
 		}
 		return g.reduce(c.Dst, own, c.Op, func(r int) unsafe.Pointer { return unsafe.Pointer(&data(r)[0]) })
@@ -69,7 +70,7 @@ func (g *group) finish(seq uint64, c *comm.Call) error {
 }
 
 // place puts what the ranks have sent into the destination of the root of a gather.
-func (g *group) place(c *comm.Call, data func(rank int) []byte) {
+func (g *group) place(c *transport.Call, data func(rank int) []byte) {
 	dst := c.Dst.Bytes()
 	for r := range g.size {
 		src := c.Src.Bytes()
@@ -117,7 +118,7 @@ func typed(d comm.DType, p unsafe.Pointer, n int) comm.Buffer {
 
 // transfer moves what was too large for the calls. All ranks are here and want
 // the same, so it completes, even if the group fails meanwhile.
-func (g *group) transfer(ctx context.Context, c *comm.Call) (err error) {
+func (g *group) transfer(ctx context.Context, c *transport.Call) (err error) {
 	dst, src := pointer(c.Dst), pointer(c.Src)
 	for _, p := range []unsafe.Pointer{dst, src} {
 		if p != nil {
@@ -133,15 +134,15 @@ func (g *group) transfer(ctx context.Context, c *comm.Call) (err error) {
 		g.pins.Unpin()
 	}()
 	switch c.Kind {
-	case comm.KindAllGather:
+	case transport.KindAllGather:
 		return g.allGather(ctx, dst, src, bytesOf(c.Src))
-	case comm.KindBroadcast:
+	case transport.KindBroadcast:
 		return g.broadcast(ctx, dst, bytesOf(c.Dst), c.Root)
-	case comm.KindGather:
+	case transport.KindGather:
 		return g.collect(ctx, c)
-	case comm.KindAllToAll:
+	case transport.KindAllToAll:
 		return g.allToAll(ctx, c)
-	case comm.KindReduceScatter:
+	case transport.KindReduceScatter:
 		return g.reduceScatter(ctx, c.Dst, c.Src, c.Dst.Len(), c.Op)
 	default:
 		return g.allReduce(ctx, c.Dst, c.Op)
@@ -210,7 +211,7 @@ func (g *group) gather(ctx context.Context, base unsafe.Pointer, chunk, total in
 }
 
 // allToAll exchanges a piece of every part at a time.
-func (g *group) allToAll(ctx context.Context, c *comm.Call) error {
+func (g *group) allToAll(ctx context.Context, c *transport.Call) error {
 	n, total := g.share(c, g.rank), bytesOf(c.Dst)
 	for at := 0; at < n; at += piece {
 		p := parts{total: total, at: at, stride: n, size: min(piece, n-at)}
@@ -251,7 +252,7 @@ func (g *group) broadcast(ctx context.Context, buf unsafe.Pointer, n, root int) 
 
 // collect is a gather: the root receives a piece of every rank at a time, in its
 // place; the others send theirs to the root alone.
-func (g *group) collect(ctx context.Context, c *comm.Call) error {
+func (g *group) collect(ctx context.Context, c *transport.Call) error {
 	if g.rank != c.Root {
 		src, n := pointer(c.Src), bytesOf(c.Src)
 		for at := 0; at < n; at += piece {
@@ -282,7 +283,7 @@ func (g *group) collect(ctx context.Context, c *comm.Call) error {
 }
 
 // receivePieces begins to receive the pieces of all shares that begin at bytes after those.
-func (g *group) receivePieces(c *comm.Call, at int) error {
+func (g *group) receivePieces(c *transport.Call, at int) error {
 	dst, first, next := pointer(c.Dst), 0, 0
 	for r := range g.size {
 		n := g.share(c, r)
@@ -298,7 +299,7 @@ func (g *group) receivePieces(c *comm.Call, at int) error {
 }
 
 // placeOwn copies the root's source in a gather to its place.
-func (g *group) placeOwn(c *comm.Call) {
+func (g *group) placeOwn(c *transport.Call) {
 	first := 0
 	for _, count := range c.Counts[:g.rank] {
 		first += count

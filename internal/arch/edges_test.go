@@ -66,13 +66,16 @@ var edges = map[string]string{
 	"internal/safetensors":        "internal/half",
 
 	// Groups of ranks.
-	"comm":            "internal/auth internal/backoff internal/checksum internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store internal/text",
-	"comm/commtest":   "comm",
-	"comm/mpi":        "comm internal/backoff internal/launch",
-	"internal/mesh":   "internal/auth internal/checksum internal/store",
-	"internal/simnet": "",
-	"internal/store":  "internal/auth",
-	"nccl":            "comm internal/backoff internal/device",
+	"comm":                 "comm/internal/park comm/internal/ticket comm/transport internal/auth internal/backoff internal/checksum internal/half internal/kernel/vec internal/launch internal/mesh internal/shm internal/store internal/text",
+	"comm/commtest":        "comm comm/transport",
+	"comm/internal/park":   "",
+	"comm/internal/ticket": "",
+	"comm/transport":       "comm/internal/park comm/internal/ticket internal/half internal/mesh internal/shm internal/text",
+	"comm/mpi":             "comm comm/transport internal/backoff internal/launch",
+	"internal/mesh":        "internal/auth internal/checksum internal/store",
+	"internal/simnet":      "",
+	"internal/store":       "internal/auth",
+	"nccl":                 "comm comm/transport internal/backoff internal/device",
 
 	// The library.
 	"optim":           "comm internal/kernel/gemm internal/kernel/vec shard",
@@ -89,21 +92,21 @@ var edges = map[string]string{
 	"fsdp/internal/accept/observe": "",
 	"fsdp/internal/accept/state":   "",
 	"fsdp/internal/accept/parity":  "",
-	"fsdp/internal/accept/kit": "gorgonia comm fsdp fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/state fsdp/nn internal/blaslt " +
+	"fsdp/internal/accept/kit": "gorgonia comm comm/transport fsdp fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/state fsdp/nn internal/blaslt " +
 		"internal/checkpoint internal/gpudouble internal/half internal/mapped nccl optim shard",
-	"fsdp/internal/engine": "gorgonia comm fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +
+	"fsdp/internal/engine": "gorgonia comm comm/transport fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +
 		"internal/kernel/vec internal/mapped internal/ops internal/program optim shard",
-	"fsdp/internal/engine/fardevice": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
+	"fsdp/internal/engine/fardevice": "comm/transport fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
 		"internal/program optim",
-	"fsdp/internal/engine/gpu": "comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/backoff internal/exec " +
+	"fsdp/internal/engine/gpu": "comm comm/transport fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/backoff internal/exec " +
 		"internal/gpu internal/half internal/kernel/vec internal/program nccl optim",
 	"fsdp/internal/state":      "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/checksum internal/launch internal/safetensors internal/text optim shard",
 	"fsdp/internal/layout":     "comm internal/kernel/vec internal/program shard",
 	"fsdp/internal/provenance": "",
-	"fsdp/internal/ranks":      "comm internal/caught",
+	"fsdp/internal/ranks":      "comm comm/transport internal/caught",
 	"fsdp/internal/record":     "comm fsdp/internal/engine fsdp/internal/layout internal/checksum internal/exec internal/hashes internal/launch internal/program optim",
 	"fsdp/internal/simulate":   "",
-	"fsdp/internal/timeline":   "comm fsdp/internal/engine internal/launch internal/perfetto internal/program internal/regular",
+	"fsdp/internal/timeline":   "comm comm/transport fsdp/internal/engine internal/launch internal/perfetto internal/program internal/regular",
 	"fsdp/data":                "gorgonia fsdp fsdp/internal/provenance internal/caught internal/half internal/launch internal/rng internal/safetensors internal/text",
 	"fsdp/graph":               "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":            "gorgonia fsdp",

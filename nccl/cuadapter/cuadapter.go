@@ -40,6 +40,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/nccl"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -87,7 +88,9 @@ func ordinalOf(gpu cu.Device) (int, error) {
 }
 
 // Buffer returns the n elements at p as a buffer of a group of ranks.
-func Buffer[T comm.Elem](p cu.DevicePtr, n int) comm.Buffer { return comm.OnDevice[T](p.Uintptr(), n) }
+func Buffer[T comm.Elem](p cu.DevicePtr, n int) comm.Buffer {
+	return transport.OnDevice[T](p.Uintptr(), n)
+}
 
 // Stream returns the handle of s, as the collectives of [nccl.Communicator] take it.
 func Stream(s cu.Stream) uintptr { return uintptr(unsafe.Pointer(s.C())) }

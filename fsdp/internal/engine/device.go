@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
@@ -47,9 +47,9 @@ type Device interface {
 	Copies() bool
 	// Open begins the pass of a number on a batch. Nothing is allocated yet.
 	Open(c *Compiled, number int, s Shards, batch []exec.Value) Frame
-	// Watch has f told of the collectives of passes that are not the groups': see comm.Watcher. It is
+	// Watch has f told of the collectives of passes that are not the groups': see transport.Watcher. It is
 	// called before the first pass, if ever.
-	Watch(f func(comm.Flight))
+	Watch(f func(transport.Flight))
 	// Finish is called at the end of a forward and of a backward. It waits for what uses the groups of
 	// the ranks, which are for something else from then on, or the context of the pass.
 	Finish() error

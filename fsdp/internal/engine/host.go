@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
@@ -85,7 +85,7 @@ func (h *Host) Prepare(*Compiled) (any, error) { return nil, nil }
 func (h *Host) Keep([]*Compiled) {}
 
 // Watch implements Device. The groups tell of all.
-func (h *Host) Watch(func(comm.Flight)) {}
+func (h *Host) Watch(func(transport.Flight)) {}
 
 // Finish implements Device.
 func (h *Host) Finish() error { return nil }

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -36,7 +37,7 @@ func TestWatchLaterGroups(t *testing.T) {
 		team := NewTeam(g, newPeerError)
 		var mu sync.Mutex
 		told := make(map[string]int)
-		require.NoError(t, team.Watch(func(f comm.Flight) {
+		require.NoError(t, team.Watch(func(f transport.Flight) {
 			mu.Lock()
 			defer mu.Unlock()
 			told[f.Call]++

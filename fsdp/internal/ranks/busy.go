@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
@@ -19,7 +20,7 @@ const longestBeat = time.Second
 // beat returns how often ranks of g tell each other that they are busy. A group takes a rank that
 // says nothing for its timeout for one that hangs.
 func beat(g comm.Group) time.Duration {
-	if limit := comm.Timeout(g); limit > 0 {
+	if limit := transport.Timeout(g); limit > 0 {
 		return min(longestBeat, limit/4)
 	}
 	return longestBeat
@@ -44,7 +45,7 @@ const (
 
 // Limit returns how long one operation of files may take: as long as a rank of g may be silent.
 func Limit(g comm.Group) time.Duration {
-	if limit := comm.Timeout(g); limit > 0 {
+	if limit := transport.Timeout(g); limit > 0 {
 		return limit
 	}
 	return longestWait

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // A Team is all ranks that train a model, as one of them sees them: the exchanges between all, and
@@ -22,7 +23,7 @@ type Team struct {
 	own     map[comm.Group]int
 	split   []comm.Group // made here
 	beside  []comm.Group // likewise, and left alone by Fail
-	watch   func(comm.Flight)
+	watch   func(transport.Flight)
 	watched []func() // each ends a Watch
 }
 
@@ -139,7 +140,7 @@ func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error)
 
 // Watch has f called for each collective on the groups that passes use, until Close: also on groups
 // that Mesh and Meet come to later, as in Freeze.
-func (t *Team) Watch(f func(comm.Flight)) error {
+func (t *Team) Watch(f func(transport.Flight)) error {
 	t.watch = f
 	for _, g := range slices.Concat([]comm.Group{t.group}, t.split, slices.Collect(maps.Keys(t.own))) {
 		if err := t.watchOne(g); err != nil {
@@ -157,9 +158,9 @@ func (t *Team) watchOne(g comm.Group) error {
 	if p, ok := g.(*part); ok {
 		g = p.Group
 	}
-	w, ok := g.(comm.Watcher)
+	w, ok := g.(transport.Watcher)
 	if !ok {
-		return fmt.Errorf("%T does not tell of its collectives: it is no comm.Watcher", g)
+		return fmt.Errorf("%T does not tell of its collectives: it is no transport.Watcher", g)
 	}
 	t.watched = append(t.watched, w.Watch(t.watch))
 	return nil
@@ -242,8 +243,8 @@ func Among(g comm.Group, err error) error {
 	return err
 }
 
-// Failing makes the part tell of its failures: see [comm.Failing].
-func (p *part) Failing() <-chan struct{} { return comm.Failing(p.Group) }
+// Failing makes the part tell of its failures: see [transport.Failing].
+func (p *part) Failing() <-chan struct{} { return transport.Failing(p.Group) }
 
 // AllGather implements comm.Group.
 func (p *part) AllGather(dst, src comm.Buffer) comm.Work {
@@ -260,12 +261,12 @@ func (p *part) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
 	return partWork{p.Group.Gather(dst, src, counts, root), p}
 }
 
-// Staging implements comm.Stager.
+// Staging implements transport.Stager.
 func (p *part) Staging(d comm.DType, n int) int { return staging(p.Group, d, n) }
 
 // staging returns what g says, 0 if it works in its callers' memory.
 func staging(g comm.Group, d comm.DType, n int) int {
-	if s, ok := g.(comm.Stager); ok {
+	if s, ok := g.(transport.Stager); ok {
 		return s.Staging(d, n)
 	}
 	return 0

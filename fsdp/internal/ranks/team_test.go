@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // TestMeshesTellOfFailures ends the team of one rank: the groups that were split off tell all others,
@@ -25,8 +26,8 @@ func TestMeshesTellOfFailures(t *testing.T) {
 			require.ErrorIs(t, team.Fail(pulled), pulled)
 		}
 		for _, part := range []comm.Group{m.Shard, m.Replica} {
-			require.NotNil(t, comm.Failing(part))
-			<-comm.Failing(part)
+			require.NotNil(t, transport.Failing(part))
+			<-transport.Failing(part)
 			require.ErrorContains(t, part.Barrier(ctx), pulled.Error())
 		}
 		return team.Close()
@@ -42,7 +43,7 @@ func TestSecondIsTheHybridGroup(t *testing.T) {
 			defer team.Close()
 			var mu sync.Mutex
 			seen := make(map[string]int)
-			require.NoError(t, team.Watch(func(f comm.Flight) {
+			require.NoError(t, team.Watch(func(f transport.Flight) {
 				mu.Lock()
 				defer mu.Unlock()
 				seen[fmt.Sprint(f.Group, " #", f.Seq)]++

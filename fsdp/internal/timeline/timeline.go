@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/perfetto"
@@ -180,7 +181,7 @@ func (f *File) endPass() {
 }
 
 // Flight notes a collective that is over.
-func (f *File) Flight(c comm.Flight) {
+func (f *File) Flight(c transport.Flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {
@@ -193,7 +194,7 @@ func (f *File) Flight(c comm.Flight) {
 }
 
 // lane returns a track for a collective that does not overlap with those that are on it.
-func (f *File) lane(c comm.Flight) perfetto.Track {
+func (f *File) lane(c transport.Flight) perfetto.Track {
 	lanes := f.lanes[c.Group]
 	i := slices.IndexFunc(lanes, func(l lane) bool { return !l.end.After(c.Issued) })
 	if i < 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
@@ -70,13 +71,13 @@ func step[T comm.Elem](t *testing.T, g *nccl.Group, dev *nccl.Device, part int, 
 	copy(host.Bytes(), input)
 	require.NoError(t, compute.CopyToDevice(grads.Addr(), host, 0, len(input)))
 	require.NoError(t, g.Fence(compute))
-	whole := comm.OnDevice[T](grads.Addr(), all)
+	whole := transport.OnDevice[T](grads.Addr(), all)
 	reduced := g.ReduceScatter(whole.Slice(from, to), whole, comm.Sum)
 	require.NoError(t, g.WaitOn(t.Context(), compute, reduced))
 	offset := uintptr(from * width)
 	require.NoError(t, compute.CopyDevice(params.Addr()+offset, grads.Addr()+offset, part*width))
 	require.NoError(t, g.Fence(compute))
-	whole = comm.OnDevice[T](params.Addr(), all)
+	whole = transport.OnDevice[T](params.Addr(), all)
 	gathered := g.AllGather(whole, whole.Slice(from, to))
 	require.NoError(t, g.WaitOn(t.Context(), compute, gathered))
 	require.NoError(t, compute.CopyToHost(host, 0, params.Addr(), len(output)))

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // A StrictGroup holds one rank to the contract of comm.Group, where a group that is fast forgives a
@@ -31,8 +32,8 @@ type StrictBook struct {
 // NewStrictGroup returns a StrictGroup over g with an empty book.
 func NewStrictGroup(g comm.Group) *StrictGroup { return &StrictGroup{g, &StrictBook{}} }
 
-// Failing makes the group tell of its failures: see [comm.Failing].
-func (g *StrictGroup) Failing() <-chan struct{} { return comm.Failing(g.Group) }
+// Failing makes the group tell of its failures: see [transport.Failing].
+func (g *StrictGroup) Failing() <-chan struct{} { return transport.Failing(g.Group) }
 
 // Require requires that the contract was kept, and that no work is in flight.
 func (b *StrictBook) Require(t require.TestingT) {

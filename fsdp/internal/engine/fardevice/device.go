@@ -20,7 +20,7 @@ import (
 	"runtime/debug"
 	"sync"
 
-	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
@@ -142,7 +142,7 @@ func (d *Device) Open(c *engine.Compiled, number int, s engine.Shards, batch []e
 }
 
 // Watch implements engine.Device.
-func (d *Device) Watch(func(comm.Flight)) {}
+func (d *Device) Watch(func(transport.Flight)) {}
 
 // Finish implements engine.Device.
 func (d *Device) Finish() error { return d.Wait() }

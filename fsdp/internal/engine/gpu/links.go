@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/nccl"
@@ -42,7 +43,7 @@ type links struct {
 
 	mu      sync.Mutex
 	list    []*link // in the order in which they were made
-	tell    func(comm.Flight)
+	tell    func(transport.Flight)
 	told    time.Time      // when the last launch that it was told of was over
 	flights []flight       // in the order of the wire
 	events  []*nccl.Event  // that no flight has
@@ -253,9 +254,9 @@ func (l *links) blame(k *link, err error) error {
 		timer := time.NewTimer(hearsay)
 		defer timer.Stop()
 		select {
-		case <-comm.Failing(k.over):
+		case <-transport.Failing(k.over):
 			err = k.reason()
-		case <-comm.Failing(k.group):
+		case <-transport.Failing(k.group):
 			err = k.reason()
 		case <-timer.C:
 			err = fmt.Errorf("%w: %w", comm.ErrLost, err)
@@ -281,11 +282,13 @@ func (l *links) failure(k *link, err error) error {
 }
 
 // failed reports whether the group of a link has.
-func (k *link) failed() bool { return closed(comm.Failing(k.over)) || closed(comm.Failing(k.group)) }
+func (k *link) failed() bool {
+	return closed(transport.Failing(k.over)) || closed(transport.Failing(k.group))
+}
 
 // reason returns why it has. A group that has failed answers at once.
 func (k *link) reason() error {
-	if closed(comm.Failing(k.group)) {
+	if closed(transport.Failing(k.group)) {
 		return k.group.Barrier(context.Background())
 	}
 	return k.over.Barrier(context.Background())

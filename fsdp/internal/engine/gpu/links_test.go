@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
@@ -363,7 +364,7 @@ func TestHung(t *testing.T) {
 				if m.team.Rank() != 2 {
 					return gathers(m)
 				}
-				<-comm.Failing(k.over)
+				<-transport.Failing(k.over)
 				return k.reason()
 			})
 			for r, err := range errs {

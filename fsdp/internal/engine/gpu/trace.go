@@ -5,13 +5,14 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
 // Watch implements engine.Device. Launches are between two timers from then on. The host notes when it
 // sees the last one of them over, and counts back from there.
-func (d *Device) Watch(f func(comm.Flight)) {
+func (d *Device) Watch(f func(transport.Flight)) {
 	d.links.mu.Lock()
 	defer d.links.mu.Unlock()
 	d.links.tell = f
@@ -61,14 +62,14 @@ func (l *links) report(n int) error {
 
 // told describes a collective that took so long and was over when it was done, as the groups of package
 // comm do. The one before was over then.
-func (f *flight) told(then, done time.Time, took time.Duration) comm.Flight {
+func (f *flight) told(then, done time.Time, took time.Duration) transport.Flight {
 	k, c := f.link, f.call
-	s := comm.Signature{Kind: comm.KindAllReduce, DType: comm.DType(slices.Index(types[:], c.Type)), Len: c.Count, Label: f.name}
+	s := transport.Signature{Kind: transport.KindAllReduce, DType: comm.DType(slices.Index(types[:], c.Type)), Len: c.Count, Label: f.name}
 	switch c.Kind {
 	case nccl.AllGather:
-		s.Kind, s.Len = comm.KindAllGather, c.Count*k.comm.Size()
+		s.Kind, s.Len = transport.KindAllGather, c.Count*k.comm.Size()
 	case nccl.ReduceScatter:
-		s.Kind, s.Len = comm.KindReduceScatter, c.Count*k.comm.Size()
+		s.Kind, s.Len = transport.KindReduceScatter, c.Count*k.comm.Size()
 	}
 	if c.Reduce == nccl.Avg {
 		s.Op = comm.Avg
@@ -80,7 +81,7 @@ func (f *flight) told(then, done time.Time, took time.Duration) comm.Flight {
 		}
 	}
 	k.told++
-	return comm.Flight{
+	return transport.Flight{
 		Group: "NCCL " + k.role, Rank: k.comm.Rank(), Seq: k.told, Call: s.String(), Bytes: s.Len * s.DType.Size(),
 		Issued: f.issued, Began: began, Done: done,
 	}

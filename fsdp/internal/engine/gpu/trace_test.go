@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/program"
 	"github.com/gofsdp/gofsdp/nccl"
 )
@@ -21,10 +22,10 @@ func TestWatch(t *testing.T) {
 	cuda.Delay(3*time.Millisecond, 1)
 	defer cuda.Delay(0, 0)
 	const runs = 5
-	flights := make([][]comm.Flight, 2)
+	flights := make([][]transport.Flight, 2)
 	for r, err := range world(t, comm.Local(2), Options{}, func(m *member) error {
 		k := m.links.of(m.meshOf(2).Shard)
-		m.Watch(func(f comm.Flight) { flights[m.boot.Rank()] = append(flights[m.boot.Rank()], f) })
+		m.Watch(func(f transport.Flight) { flights[m.boot.Rank()] = append(flights[m.boot.Rank()], f) })
 		m.onDevice(m.fill(), func(at uintptr) {
 			for range runs {
 				ok(m.links.enqueue(k, k.allGather(at, 4, comm.Float32), opOf(program.Gather, 0), "a"))
@@ -43,7 +44,7 @@ func TestWatch(t *testing.T) {
 		require.Len(t, list, 3*runs)
 		for i, f := range list {
 			call := []string{`all-gather float32[8] "a"`, `reduce-scatter float32[8] sum "b"`, `all-reduce float32[4] avg "c"`}[i%3]
-			want := comm.Flight{Group: "NCCL shards", Rank: r, Seq: uint64(i + 1), Call: call, Bytes: []int{32, 32, 16}[i%3]}
+			want := transport.Flight{Group: "NCCL shards", Rank: r, Seq: uint64(i + 1), Call: call, Bytes: []int{32, 32, 16}[i%3]}
 			want.Issued, want.Began, want.Done = f.Issued, f.Began, f.Done
 			require.Equal(t, want, f)
 			require.False(t, f.Began.Before(f.Issued))
@@ -54,6 +55,6 @@ func TestWatch(t *testing.T) {
 				require.False(t, f.Began.Before(list[i-1].Done))
 			}
 		}
-		require.True(t, slices.IsSortedFunc(list, func(a, b comm.Flight) int { return a.Done.Compare(b.Done) }))
+		require.True(t, slices.IsSortedFunc(list, func(a, b transport.Flight) int { return a.Done.Compare(b.Done) }))
 	}
 }

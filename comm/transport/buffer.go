@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"fmt"
@@ -66,16 +66,14 @@ func (d DType) String() string {
 
 func (d DType) valid() bool { return d >= Float32 && d <= Float16 }
 
-func (d DType) float() bool {
+// IsFloat reports whether elements are floats.
+func (d DType) IsFloat() bool {
 	return d == Float32 || d == Float64 || d == BFloat16 || d == Float16
 }
 
 // Elem are the Go types a [Buffer] can hold.
-type Elem interface{ number | BF16 | F16 }
-
-// number are those with Go's own arithmetic.
-type number interface {
-	~float32 | ~float64 | ~int32 | ~int64 | ~uint8
+type Elem interface {
+	~float32 | ~float64 | ~int32 | ~int64 | ~uint8 | BF16 | F16
 }
 
 // Buffer is a typed, contiguous piece of memory with an optional label. It is a
@@ -105,6 +103,18 @@ func OnDevice[T Elem](addr uintptr, n int) Buffer {
 	}
 	return Buffer{addr: addr, len: n, dtype: dtypeOf[T](), device: true}
 }
+
+// HostMemory returns the Buffer of n elements of type d at p, as a transport makes it of memory that it shares.
+func HostMemory(p unsafe.Pointer, n int, d DType) Buffer { return Buffer{ptr: p, len: n, dtype: d} }
+
+// At returns b with its elements at p, in memory of the host.
+func (b Buffer) At(p unsafe.Pointer) Buffer {
+	b.ptr = p
+	return b
+}
+
+// Pointer returns the address of the first element, nil for device memory.
+func (b Buffer) Pointer() unsafe.Pointer { return b.ptr }
 
 func dtypeOf[T Elem]() DType {
 	switch reflect.TypeFor[T]().Kind() {
@@ -159,11 +169,11 @@ func (b Buffer) Slice(lo, hi int) Buffer {
 	if lo < 0 || hi < lo || hi > b.len {
 		return Buffer{label: b.label}
 	}
-	return b.slice(lo, hi)
+	return b.Part(lo, hi)
 }
 
-// slice is Slice for bounds known to be right.
-func (b Buffer) slice(lo, hi int) Buffer {
+// Part is [Buffer.Slice] without its checks: b has at least hi elements, and 0 <= lo <= hi.
+func (b Buffer) Part(lo, hi int) Buffer {
 	switch {
 	case b.device:
 		b.addr += uintptr(lo * b.dtype.Size())
@@ -192,11 +202,11 @@ func Slice[T Elem](b Buffer) ([]T, error) {
 	if d := dtypeOf[T](); d != b.dtype {
 		return nil, fmt.Errorf("comm: buffer %v does not hold %v", b, d)
 	}
-	return view[T](b), nil
+	return View[T](b), nil
 }
 
-// view is Slice for a type known to be right.
-func view[T Elem](b Buffer) []T { return unsafe.Slice((*T)(b.ptr), b.len) }
+// View is [Slice] without its checks: b is memory of the host, and T its element type.
+func View[T Elem](b Buffer) []T { return unsafe.Slice((*T)(b.ptr), b.len) }
 
 // start returns the address of the first byte. That of device memory means
 // nothing beside one of the host.
@@ -214,4 +224,11 @@ func overlap(a, b Buffer) bool {
 	}
 	pa, pb := a.start(), b.start()
 	return pa < pb+uintptr(b.len*b.dtype.Size()) && pb < pa+uintptr(a.len*a.dtype.Size())
+}
+
+// Move copies src to dst, which has the same size in bytes and may be the same memory. Neither is device memory.
+func Move(dst, src Buffer) {
+	if dst.ptr != src.ptr {
+		copy(dst.Bytes(), src.Bytes())
+	}
 }

@@ -1,9 +1,11 @@
-package comm
+package transport
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/internal/park"
+	"github.com/gofsdp/gofsdp/comm/internal/ticket"
 	"sync"
 	"time"
 )
@@ -14,19 +16,19 @@ import (
 // goroutine of the group's own runs what nobody waits for yet, so that
 // communication goes on beside the computation. A Serial is made by [NewSerial].
 type Serial struct {
-	face
+	Base
 	backend    Backend
-	rec        recorder
-	watch      flights
+	rec        Recorder
+	watch      Flights
 	background sync.WaitGroup
-	alarm      alarm         // rung when the group fails
+	alarm      park.Alarm    // rung when the group fails
 	wake       chan struct{} // has room for one: there may be something to run
 	quit       chan struct{} // closed by Close
 	over       chan struct{} // closed when Close is done, with the error
 	ended      error
 
 	mu      sync.Mutex // see "The lock of a Serial"
-	tickets tickets
+	tickets ticket.Roll
 	tasks   []Call // issued, not complete: collective s at s mod len (a power of two)
 	issued  uint64
 	done    uint64 // collectives complete on this rank
@@ -39,7 +41,7 @@ type Serial struct {
 	owing   *time.Timer // calls the goroutine of the group, see later
 	owed    bool        // it will
 	asked   time.Time   // when a rank last asked what this one does
-	waiters parking
+	waiters park.Parking
 }
 
 // The lock of a Serial
@@ -69,6 +71,9 @@ type failure struct {
 	abort bool // groups split from this one fail as well; when a rank leaves they may go on
 }
 
+// serialIssuer is a Serial with the methods that its Base and its tickets call.
+type serialIssuer Serial
+
 // NewSerial returns the group of the given name, in which this process is rank
 // rank of size. The caller connects it to the other ranks: their bad news goes
 // to Failed and Left. Close ends it and the backend.
@@ -77,15 +82,15 @@ func NewSerial(name string, rank, size int, b Backend) *Serial {
 		backend: b, tasks: make([]Call, 16),
 		wake: make(chan struct{}, 1), quit: make(chan struct{}), over: make(chan struct{}),
 	}
-	s.face = face{s, name, rank, size}
+	s.Base = NewBase((*serialIssuer)(s), name, rank, size)
 	s.background.Go(s.serve)
 	return s
 }
 
-// open runs join, which makes the backend ready together with the other ranks, as
+// Open runs join, which makes the backend ready together with the other ranks, as
 // collective #0: if the group fails meanwhile the backend is stopped and join
 // returns, and Close waits for that. If open returns an error, the group is closed.
-func (s *Serial) open(ctx context.Context, join func() error) error {
+func (s *Serial) Open(ctx context.Context, join func() error) error {
 	s.mu.Lock()
 	s.opening, s.running = true, true
 	s.mu.Unlock()
@@ -99,7 +104,7 @@ func (s *Serial) open(ctx context.Context, join func() error) error {
 		s.unlocked(func() { s.backend.Tell(err) })
 	}
 	s.opening, s.running = false, false
-	s.waiters.wakeAll()
+	s.waiters.WakeAll()
 	if err == nil && s.closed {
 		err = s.errClosed()
 	}
@@ -111,8 +116,9 @@ func (s *Serial) open(ctx context.Context, join func() error) error {
 	return err
 }
 
-// form implements transport.
-func (s *Serial) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
+// Form implements [Issuer].
+func (x *serialIssuer) Form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
+	s := (*Serial)(x)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -134,7 +140,7 @@ func (s *Serial) form(ctx context.Context, seq uint64, color int, ranks []int) (
 	case s.closed:
 		return nil, s.errClosed()
 	}
-	err = splitError(s.name, s.rank, seq, color, ranks, err)
+	err = SplitError(s.name, s.rank, seq, color, ranks, err)
 	s.fail(failure{err: err}, true)
 	if first := s.fault(seq); first != nil {
 		err = first
@@ -156,8 +162,9 @@ func (s *Serial) whileOpen(ctx context.Context) (_ context.Context, done func())
 	return ctx, func() { cancel(nil); watch.Wait() }
 }
 
-// abort implements transport.
-func (s *Serial) abort(err error) {
+// AbortWith implements [Issuer].
+func (x *serialIssuer) AbortWith(err error) {
+	s := (*Serial)(x)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail(failure{err: err, abort: true}, true)
@@ -183,7 +190,7 @@ func (s *Serial) Left(rank int, last uint64) {
 // nothing. Called with mu held; gives mu up.
 func (s *Serial) fail(f failure, tell bool) {
 	if f.spare == 0 { // not by a rank's leaving
-		s.alarm.ring()
+		s.alarm.Ring()
 	}
 	next := s.done + 1
 	if s.opening {
@@ -192,12 +199,12 @@ func (s *Serial) fail(f failure, tell bool) {
 	if n := len(s.faults); n > 0 && s.faults[n-1].spare <= max(f.spare, next) {
 		// The ranks of the groups split from this one need not know that a rank has left:
 		// they have still to hear of an abort.
-		if _, left := whoLeft(s.name, s.faults[n-1].err); !left || !f.abort || s.closed {
+		if _, left := WhoLeft(s.name, s.faults[n-1].err); !left || !f.abort || s.closed {
 			return
 		}
 	}
 	s.faults = append(s.faults, f)
-	s.waiters.wakeAll()
+	s.waiters.WakeAll()
 	s.unlocked(func() {
 		if tell {
 			s.backend.Tell(f.err)
@@ -215,11 +222,11 @@ func (s *Serial) unlocked(f func()) {
 	f()
 	s.mu.Lock()
 	s.busy--
-	s.waiters.wakeAll()
+	s.waiters.WakeAll()
 }
 
-// failure implements member.
-func (s *Serial) failure() error {
+// Failure implements member.
+func (s *Serial) Failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fault(s.done + 1)
@@ -236,16 +243,20 @@ func (s *Serial) fault(seq uint64) error {
 	return nil
 }
 
-// Watch implements [Watcher].
-func (s *Serial) Watch(f func(Flight)) (stop func()) { return s.watch.add(f) }
+// Backend returns what NewSerial was given.
+func (s *Serial) Backend() Backend { return s.backend }
 
-// start implements transport.
-func (s *Serial) start(c Call) Work {
+// Watch implements [Watcher].
+func (s *Serial) Watch(f func(Flight)) (stop func()) { return s.watch.Add(f) }
+
+// Start implements [Issuer].
+func (x *serialIssuer) Start(c Call) Work {
+	s := (*Serial)(x)
 	k, err := s.issue(c)
 	if err != nil {
-		return failed{err}
+		return Refused(err)
 	}
-	if !s.begin(k.seq()) {
+	if !s.begin(k.Seq()) {
 		s.call()
 	}
 	return k
@@ -269,7 +280,7 @@ func (s *Serial) begin(seq uint64) (begun bool) {
 	begun = b.Begin(seq, c)
 	s.mu.Lock()
 	s.running = false
-	s.waiters.wakeAll()
+	s.waiters.WakeAll()
 	if s.issued > seq { // meanwhile, by another goroutine
 		s.call()
 	}
@@ -279,23 +290,24 @@ func (s *Serial) begin(seq uint64) (begun bool) {
 	return begun
 }
 
-// perform implements transport.
-func (s *Serial) perform(ctx context.Context, c Call) (uint64, error) {
+// Perform implements [Issuer].
+func (x *serialIssuer) Perform(ctx context.Context, c Call) (uint64, error) {
+	s := (*Serial)(x)
 	k, err := s.issue(c)
 	if err != nil {
 		return 0, err
 	}
-	return k.seq(), s.await(ctx, k.seq())
+	return k.Seq(), s.await(ctx, k.Seq())
 }
 
 // Seq returns the number of a collective of the group, from 1. ok is false if w is
 // none, but one of another group or one that could not be issued.
 func (s *Serial) Seq(w Work) (seq uint64, ok bool) {
-	t, ok := w.(*ticket)
-	if !ok || t.book().of != awaiter(s) {
+	t, ok := w.(*ticket.Ticket)
+	if !ok || t.Book().Of != ticket.Awaiter((*serialIssuer)(s)) {
 		return 0, false
 	}
-	return t.seq(), true
+	return t.Seq(), true
 }
 
 // call makes the goroutine of the group look for something to run.
@@ -307,7 +319,7 @@ func (s *Serial) call() {
 }
 
 // issue records this rank's next collective and returns its ticket.
-func (s *Serial) issue(c Call) (*ticket, error) {
+func (s *Serial) issue(c Call) (*ticket.Ticket, error) {
 	invalid := s.check(&c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -318,7 +330,7 @@ func (s *Serial) issue(c Call) (*ticket, error) {
 		s.said = true
 		return nil, err
 	case invalid != nil:
-		s.fail(failure{err: s.blame(invalid)}, true)
+		s.fail(failure{err: s.Blame(invalid)}, true)
 		return nil, s.fault(s.issued + 1)
 	}
 	if s.issued-s.done == uint64(len(s.tasks)) {
@@ -331,16 +343,16 @@ func (s *Serial) issue(c Call) (*ticket, error) {
 	s.issued++
 	*s.task(s.issued) = c
 	call := c.Signature()
-	s.rec.issue(s.issued, &call)
-	s.watch.issued(&s.face, s.issued, &c)
-	return s.tickets.take(s, s.issued), nil
+	s.rec.Issue(s.issued, &call)
+	s.watch.Issued(&s.Base, s.issued, &c)
+	return s.tickets.Take((*serialIssuer)(s), s.issued), nil
 }
 
 // check validates a call of this rank.
 func (s *Serial) check(c *Call) error {
 	b, ok := s.backend.(DeviceBackend)
 	if !ok {
-		return c.check(s.rank, s.size)
+		return c.Check(s.rank, s.size)
 	}
 	for _, buf := range [...]Buffer{c.Dst, c.Src} {
 		if !buf.device {
@@ -354,6 +366,11 @@ func (s *Serial) check(c *Call) error {
 }
 
 func (s *Serial) task(seq uint64) *Call { return &s.tasks[seq%uint64(len(s.tasks))] }
+
+// Await implements [ticket.Awaiter].
+func (x *serialIssuer) Await(ctx context.Context, seq uint64) error {
+	return (*Serial)(x).await(ctx, seq)
+}
 
 // await runs what has been issued up to collective seq, or waits for whoever does,
 // and returns when that is complete or has failed. If ctx ends first, the group fails.
@@ -380,7 +397,7 @@ func (s *Serial) await(ctx context.Context, seq uint64) error {
 // park waits until collective seq is complete, the group fails or somebody has to
 // drive, or for less. It returns false if ctx ended. Called with mu held; gives mu up.
 func (s *Serial) park(ctx context.Context, seq uint64) bool {
-	return s.waiters.park(&s.mu, seq, ctx.Done())
+	return s.waiters.Park(&s.mu, seq, ctx.Done())
 }
 
 // drive runs collectives in order until seq is complete or the group has failed.
@@ -391,8 +408,8 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		next := s.done + 1
 		c := s.task(next)
 		s.mu.Unlock()
-		s.rec.start(next)
-		s.watch.began(next)
+		s.rec.Start(next)
+		s.watch.Began(next)
 		err := s.backend.Run(ctx, next, c)
 		s.mu.Lock()
 		if err != nil {
@@ -403,11 +420,11 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		}
 		s.done = next
 		*s.task(next) = Call{}
-		s.watch.done(next)
-		s.waiters.wake(next)
+		s.watch.Done(next)
+		s.waiters.Wake(next)
 	}
 	s.running = false
-	s.waiters.wakeAll() // somebody else may have to drive
+	s.waiters.WakeAll() // somebody else may have to drive
 	if s.done < s.issued && s.fault(s.done+1) == nil {
 		s.call()
 	}
@@ -434,7 +451,7 @@ func (s *Serial) serve() {
 			s.running = true
 			s.unlocked(b.Answer)
 			s.running = false
-			s.waiters.wakeAll()
+			s.waiters.WakeAll()
 			s.owe() // what could not be sent yet
 		}
 		s.mu.Unlock()
@@ -449,18 +466,29 @@ func (s *Serial) Staging(d DType, n int) int {
 	return 0
 }
 
-func (s *Serial) failing() <-chan struct{} { return s.alarm.bell() }
+// Failing returns a channel that is closed when the group fails, see the function Failing.
+func (s *Serial) Failing() <-chan struct{} { return s.alarm.Bell() }
 
-func (s *Serial) status() Status {
+// Status returns the flight record of this rank.
+func (s *Serial) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = time.Now()
-	return s.rec.status(s.name, s.rank, s.done)
+	return s.rec.Status(s.name, s.rank, s.done)
 }
 
-func (s *Serial) report(ctx context.Context) ([]Status, error) {
-	if r, ok := s.backend.(reporter); ok {
-		return r.report(ctx)
+// Report implements [Reporter], if the backend does.
+func (s *Serial) Report(ctx context.Context) ([]Status, error) {
+	if r, ok := s.backend.(Reporter); ok {
+		return r.Report(ctx)
 	}
 	return nil, fmt.Errorf("comm: group %q: its backend cannot ask the other ranks", s.name)
+}
+
+// Timeout returns the limit of the backend's operations, see the function Timeout.
+func (s *Serial) Timeout() time.Duration {
+	if l, ok := s.backend.(limited); ok {
+		return l.Timeout()
+	}
+	return 0
 }

@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"sync"
@@ -32,9 +32,9 @@ type Watcher interface {
 	Watch(f func(Flight)) (stop func())
 }
 
-// flights tells of the collectives of one handle. The zero value tells nobody. Its methods are safe
+// Flights tells of the collectives of one handle. The zero value tells nobody. Its methods are safe
 // for concurrent use.
-type flights struct {
+type Flights struct {
 	on atomic.Bool // somebody watches
 
 	mu   sync.Mutex
@@ -49,7 +49,8 @@ type watcher struct {
 	from time.Time
 }
 
-func (w *flights) add(f func(Flight)) (stop func()) {
+// Add is [Watcher].Watch of the handle.
+func (w *Flights) Add(f func(Flight)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.told) == 0 {
@@ -67,8 +68,8 @@ func (w *flights) add(f func(Flight)) (stop func()) {
 	}
 }
 
-// issued notes collective seq of a rank of a group, and began and done what became of it.
-func (w *flights) issued(f *face, seq uint64, c *Call) {
+// Issued notes that the rank of f has issued collective seq.
+func (w *Flights) Issued(f *Base, seq uint64, c *Call) {
 	if !w.on.Load() {
 		return
 	}
@@ -78,7 +79,8 @@ func (w *flights) issued(f *face, seq uint64, c *Call) {
 	w.open[seq] = &Flight{Group: f.name, Rank: f.rank, Seq: seq, Call: c.String(), Bytes: c.Bytes(), Issued: now}
 }
 
-func (w *flights) began(seq uint64) {
+// Began notes that collective seq begins to move data.
+func (w *Flights) Began(seq uint64) {
 	if !w.on.Load() {
 		return
 	}
@@ -90,7 +92,8 @@ func (w *flights) began(seq uint64) {
 	}
 }
 
-func (w *flights) done(seq uint64) {
+// Done notes that collective seq is complete, and reports it.
+func (w *Flights) Done(seq uint64) {
 	if !w.on.Load() {
 		return
 	}

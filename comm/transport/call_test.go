@@ -1,10 +1,11 @@
-package comm
+package transport
 
 import (
 	"math"
 	"slices"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/internal/ticket"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -39,7 +40,7 @@ func TestGatherFaults(t *testing.T) {
 		"negative root":    {gather(Buffer{}, x.Slice(3, 6), counts, -1, 2), 2, "root outside of [0, 3)"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := c.call.check(c.rank, 3)
+			err := c.call.Check(c.rank, 3)
 			if c.fault == "" {
 				require.NoError(t, err)
 				return
@@ -66,7 +67,7 @@ func TestCountsAreCompared(t *testing.T) {
 		ca.Signature().Put(x[:])
 		cb.Signature().Put(y[:])
 		require.Equal(t, slices.Equal(a, b), x == y)
-		require.Equal(t, slices.Equal(a, b), ca.matches(&cb))
+		require.Equal(t, slices.Equal(a, b), ca.Matches(&cb))
 		sa, err := ParseSignature(x[:])
 		require.NoError(t, err)
 		sb, err := ParseSignature(y[:])
@@ -77,14 +78,14 @@ func TestCountsAreCompared(t *testing.T) {
 
 // TestTickets checks that a ticket knows its collective for ever, whatever has been issued since.
 func TestTickets(t *testing.T) {
-	owner := &Serial{}
-	var from tickets
-	var kept []*ticket
+	owner := (*serialIssuer)(&Serial{})
+	var from ticket.Roll
+	var kept []*ticket.Ticket
 	for seq := uint64(1); seq <= 1000; seq++ {
-		kept = append(kept, from.take(owner, seq))
+		kept = append(kept, from.Take(owner, seq))
 	}
 	for i, k := range kept {
-		require.Equal(t, uint64(i+1), k.seq())
-		require.Same(t, owner, k.book().of)
+		require.Equal(t, uint64(i+1), k.Seq())
+		require.Same(t, owner, k.Book().Of)
 	}
 }

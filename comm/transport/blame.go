@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"context"
@@ -15,10 +15,16 @@ import (
 // processor: answers that came meanwhile are read.
 const patience = 500 * time.Millisecond
 
-// straggler asks all ranks of a group what they are doing and returns which of the
+// What a process answers about a group that it has no handle of.
+const (
+	NotHere = "has still to make the group"
+	HasLeft = "has left the group"
+)
+
+// Straggler asks all ranks of a group what they are doing and returns which of the
 // given ones keeps the others waiting in collective seq; where that is open it is the
 // first of them. What the rank is doing is added to err.
-func straggler(report func(context.Context) ([]Status, error), ranks []int, seq uint64, err error) (int, error) {
+func Straggler(report func(context.Context) ([]Status, error), ranks []int, seq uint64, err error) (int, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var clock sync.WaitGroup
 	defer clock.Wait()
@@ -54,24 +60,24 @@ func (s Status) lag(seq uint64) uint64 {
 	switch s.Err {
 	case "":
 		return seq - min(s.Issued, seq)
-	case hasLeft: // having done its part
+	case HasLeft: // having done its part
 		return 0
-	case notHere:
+	case NotHere:
 		return seq + 1
 	}
 	return ^uint64(0)
 }
 
-// splitError is the failure of group name on the given rank when collective seq has
+// SplitError is the failure of group name on the given rank when collective seq has
 // formed the group of ranks under color, but that could not be made because of err.
 // Whoever is to blame there is to blame here.
-func splitError(name string, rank int, seq uint64, color int, ranks []int, err error) error {
+func SplitError(name string, rank int, seq uint64, color int, ranks []int, err error) error {
 	var blame *RankError
 	if errors.As(err, &blame) {
 		if name == blame.Group || strings.HasPrefix(name, blame.Group+"/") {
 			return blame // it failed because this group has, or one that this was split from
 		}
-		if blame.Group == childName(name, color) && blame.Rank >= 0 && blame.Rank < len(ranks) {
+		if blame.Group == ChildName(name, color) && blame.Rank >= 0 && blame.Rank < len(ranks) {
 			rank, err = ranks[blame.Rank], blame.Err
 			if errors.Is(err, ErrClosed) { // a rank closes its subgroups before this group
 				return &RankError{Group: name, Rank: rank, Err: err}
@@ -81,10 +87,19 @@ func splitError(name string, rank int, seq uint64, color int, ranks []int, err e
 	return &RankError{Group: name, Rank: rank, Err: fmt.Errorf("making group %d of split #%d: %w", color, seq, err)}
 }
 
-// childName is the name of the group that a group forms under color.
-func childName(parent string, color int) string {
+// ChildName is the name of the group that a group forms under color.
+func ChildName(parent string, color int) string {
 	if color == Detached {
 		return parent + "/detached"
 	}
 	return fmt.Sprintf("%s/%d", parent, color)
+}
+
+// WhoLeft returns the rank that has left group name, if err is that one has.
+func WhoLeft(name string, err error) (rank int, left bool) {
+	var blame *RankError
+	if errors.As(err, &blame) && blame.Group == name && errors.Is(blame.Err, ErrClosed) {
+		return blame.Rank, true
+	}
+	return 0, false
 }

@@ -1,4 +1,4 @@
-package comm
+package park
 
 import (
 	"slices"
@@ -6,32 +6,33 @@ import (
 	"sync/atomic"
 )
 
-// baton is held by one goroutine at a time. A free one costs less to take than a channel.
-type baton struct {
+// Baton is held by one goroutine at a time. A free one costs less to take than a channel.
+type Baton struct {
 	users  atomic.Int32  // who holds it, and those who wait
-	handed chan struct{} // has room for one
+	Handed chan struct{} // has room for one
 }
 
-// join reports whether the baton is the caller's at once. If not, it is what comes from handed.
-func (b *baton) join() bool { return b.users.Add(1) == 1 }
+// Join reports whether the baton is the caller's at once. If not, it is what comes from handed.
+func (b *Baton) Join() bool { return b.users.Add(1) == 1 }
 
-func (b *baton) take() {
-	if !b.join() {
-		<-b.handed
+// Take returns when the caller has the baton.
+func (b *Baton) Take() {
+	if !b.Join() {
+		<-b.Handed
 	}
 }
 
-// pass gives the baton to who has waited longest, or makes it free.
-func (b *baton) pass() {
+// Pass gives the baton to who has waited longest, or makes it free.
+func (b *Baton) Pass() {
 	if b.users.Add(-1) > 0 {
-		b.handed <- struct{}{}
+		b.Handed <- struct{}{}
 	}
 }
 
-// parking is where goroutines wait for a change of what some mutex guards, as by a
+// Parking is where goroutines wait for a change of what some mutex guards, as by a
 // [sync.Cond], but each for a number of its own and until it may give up. The mutex
 // guards the parking as well.
-type parking struct {
+type Parking struct {
 	parked []parked
 	spare  []chan struct{} // empty
 }
@@ -42,9 +43,9 @@ type parked struct {
 	ch  chan struct{} // has room for one
 }
 
-// park waits for a wake that is meant for seq and returns true, or returns false when
+// Park waits for a wake that is meant for seq and returns true, or returns false when
 // quit is closed. Called with mu held, which it gives up meanwhile.
-func (p *parking) park(mu *sync.Mutex, seq uint64, quit <-chan struct{}) (woken bool) {
+func (p *Parking) Park(mu *sync.Mutex, seq uint64, quit <-chan struct{}) (woken bool) {
 	var ch chan struct{}
 	if k := len(p.spare); k > 0 {
 		ch, p.spare = p.spare[k-1], p.spare[:k-1]
@@ -69,8 +70,11 @@ func (p *parking) park(mu *sync.Mutex, seq uint64, quit <-chan struct{}) (woken 
 	return woken
 }
 
-// wake wakes all who wait for a number up to seq.
-func (p *parking) wake(seq uint64) {
+// Waiting reports whether some goroutine is parked.
+func (p *Parking) Waiting() bool { return len(p.parked) > 0 }
+
+// Wake wakes all who wait for a number up to seq.
+func (p *Parking) Wake(seq uint64) {
 	p.parked = slices.DeleteFunc(p.parked, func(w parked) bool {
 		if w.seq <= seq {
 			w.ch <- struct{}{} // has room: it is parked once, and drained before its next use
@@ -79,5 +83,5 @@ func (p *parking) wake(seq uint64) {
 	})
 }
 
-// wakeAll wakes everybody.
-func (p *parking) wakeAll() { p.wake(^uint64(0)) }
+// WakeAll wakes everybody.
+func (p *Parking) WakeAll() { p.Wake(^uint64(0)) }

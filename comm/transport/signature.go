@@ -1,10 +1,12 @@
-package comm
+package transport
 
 import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
 	"unicode/utf8"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // Signature is the part of a [Call] that has to be the same on every rank.
@@ -57,8 +59,8 @@ func (s Signature) String() string {
 	return text
 }
 
-// numbered names the call within its group: all-gather #12 "h.3".
-func (s Signature) numbered(seq uint64) string {
+// Numbered names the call within its group: all-gather #12 "h.3".
+func (s Signature) Numbered(seq uint64) string {
 	text := fmt.Sprintf("%v #%d", s.Kind, seq)
 	if s.Label != "" {
 		text += fmt.Sprintf(" %q", s.Label)
@@ -93,11 +95,14 @@ func (s Signature) Put(b []byte) {
 	hash := s.Counts
 	if len(s.Label) > maxLabel {
 		b[3] = cutLabel
-		hash += hashText(s.Label)
+		hash += text.Hash(s.Label)
 	}
 	binary.LittleEndian.PutUint64(b[16:], hash)
 	clear(b[labelAt+copy(b[labelAt:], s.Label):])
 }
+
+// EncodedSize returns how many bytes of what Put writes may differ from 0.
+func (s *Signature) EncodedSize() int { return labelAt + min(len(s.Label), maxLabel) }
 
 // ParseSignature decodes what [Signature.Put] has encoded. A label that was cut
 // ends in an ellipsis, and its hash is part of the Counts of a gather then. Anything
@@ -144,15 +149,6 @@ func hashCounts(counts []int) uint64 {
 	for _, n := range counts {
 		h = (h ^ uint64(n)) * 0x9e3779b97f4a7c15
 		h ^= h >> 32
-	}
-	return h
-}
-
-// hashText is FNV-1a.
-func hashText(s string) uint64 {
-	h := uint64(0xcbf29ce484222325)
-	for i := range len(s) {
-		h = (h ^ uint64(s[i])) * 0x100000001b3
 	}
 	return h
 }

@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"cmp"
@@ -20,7 +20,7 @@ const (
 	KindBarrier
 	KindSplit
 	KindAllToAll
-	kinds = iota
+	Kinds = iota
 )
 
 var kindNames = [...]string{"all-gather", "reduce-scatter", "all-reduce", "broadcast", "gather", "barrier", "split", "all-to-all"}
@@ -91,8 +91,8 @@ func (c *Call) Label() string {
 	return cmp.Or(c.Dst.label, c.Src.label)
 }
 
-// matches reports whether two ranks' calls are the same collective.
-func (c *Call) matches(o *Call) bool {
+// Matches reports whether two ranks' calls are the same collective.
+func (c *Call) Matches(o *Call) bool {
 	return c.Kind == o.Kind && c.Op == o.Op && c.Root == o.Root && c.DType() == o.DType() &&
 		c.Len() == o.Len() && c.Label() == o.Label() && slices.Equal(c.Counts, o.Counts)
 }
@@ -101,12 +101,12 @@ func (c *Call) matches(o *Call) bool {
 // the length of the full tensor.
 func (c *Call) String() string { return c.Signature().String() }
 
-// numbered names c within its group: all-gather #12 "h.3".
-func (c *Call) numbered(seq uint64) string { return c.Signature().numbered(seq) }
+// Numbered names c within its group: all-gather #12 "h.3".
+func (c *Call) Numbered(seq uint64) string { return c.Signature().Numbered(seq) }
 
-// check validates the call of one rank out of n, in a group that takes host memory
+// Check validates the call of one rank out of n, in a group that takes host memory
 // only. The error wraps ErrInvalid.
-func (c *Call) check(rank, n int) error {
+func (c *Call) Check(rank, n int) error {
 	if c.Dst.device || c.Src.device {
 		return fmt.Errorf("%w: %s: a buffer is device memory, which this group does not reach", ErrInvalid, c.String())
 	}
@@ -136,7 +136,7 @@ func (c *Call) fault(rank, n int) string {
 		return fmt.Sprintf("dst holds %v, src %v", c.Dst.dtype, c.Src.dtype)
 	case c.Op > Min:
 		return "no such operator"
-	case c.Op == Avg && !c.Dst.dtype.float():
+	case c.Op == Avg && !c.Dst.dtype.IsFloat():
 		return fmt.Sprintf("no average of %v", c.Dst.dtype)
 	}
 	switch c.Kind {
@@ -165,7 +165,7 @@ func shardFault(fullName, shardName string, full, shard Buffer, rank, n int) str
 	if full.len != n*shard.len {
 		return fmt.Sprintf("%s has %d elements, want %d ranks * %d of %s", fullName, full.len, n, shard.len, shardName)
 	}
-	own := full.slice(rank*shard.len, (rank+1)*shard.len)
+	own := full.Part(rank*shard.len, (rank+1)*shard.len)
 	if overlap(full, shard) && shard.start() != own.start() {
 		return fmt.Sprintf("%s overlaps %s elsewhere than in range %d", shardName, fullName, rank)
 	}
@@ -202,15 +202,15 @@ func (c *Call) gatherFault(rank, n int) string {
 		return fmt.Sprintf("dst holds %v, src %v", c.Dst.dtype, c.Src.dtype)
 	case c.Dst.len != total:
 		return fmt.Sprintf("dst has %d elements, the counts add up to %d", c.Dst.len, total)
-	case overlap(c.Dst, c.Src) && c.Src.start() != c.Dst.slice(at, at+c.Src.len).start():
+	case overlap(c.Dst, c.Src) && c.Src.start() != c.Dst.Part(at, at+c.Src.len).start():
 		return fmt.Sprintf("src overlaps dst elsewhere than in range %d", rank)
 	}
 	return ""
 }
 
-// of returns the call of rank r that matches c, the call of rank self. Where its
+// ForRank returns the call of rank r that matches c, the call of rank self. Where its
 // buffers are is for the caller to fill in.
-func (c *Call) of(r, self int) Call {
+func (c *Call) ForRank(r, self int) Call {
 	o := *c
 	if c.Kind == KindGather && r != self {
 		o.Src.len = c.Counts[r]

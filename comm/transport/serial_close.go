@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"context"
@@ -45,7 +45,7 @@ func (s *Serial) end() error {
 // from what some rank has not issued, so that closing takes no agreement. Called with mu held;
 // gives mu up.
 func (s *Serial) drain() {
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	ctx, cancel := context.WithTimeout(context.Background(), Grace)
 	defer cancel()
 	s.call() // for what was only begun
 	for (s.done < s.issued || s.running) && s.fault(s.done+1) == nil && s.park(ctx, s.issued) {
@@ -60,8 +60,8 @@ func (s *Serial) drain() {
 	s.running = false
 	switch {
 	case err == nil:
-	case errors.Is(err, errEnded):
-		_ = s.hear(ctx, s.done+1, grace) // unsaid looks at it
+	case errors.Is(err, ErrEnded):
+		_ = s.hear(ctx, s.done+1, Grace) // unsaid looks at it
 	case len(s.faults) == 0:
 		s.fail(failure{err: err}, true)
 	}

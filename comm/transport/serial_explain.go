@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 
 // Close waits this long for operations that this rank has issued and others may not
 // have, and a broken connection this long for its cause to become known.
-const grace = time.Second
+const Grace = time.Second
 
 // looks is how often a rank looks for that cause meanwhile. One that was suspended, or has had no
 // processor, finds its time over and has read nothing yet: between two looks it reads.
@@ -38,8 +38,8 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 	if other := errors.As(err, &blame) && blame.Rank != s.rank; other || errors.Is(err, ErrLost) {
 		// A rank that fails tells why, and then its connections end. Its news travels on
 		// another connection: give it time to come.
-		patience := grace
-		if errors.Is(err, errEnded) {
+		patience := Grace
+		if errors.Is(err, ErrEnded) {
 			patience = s.patience()
 		}
 		if why := s.hear(ctx, seq, patience); why != nil {
@@ -49,7 +49,7 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 	if errors.As(err, &blame) {
 		return blame
 	}
-	return s.blame(err)
+	return s.Blame(err)
 }
 
 // hear waits for news of why collective seq has failed, and returns that, or nil. Called with mu
@@ -73,17 +73,17 @@ func (s *Serial) hear(ctx context.Context, seq uint64, patience time.Duration) e
 // one is cut off since, which is known when a silent host is taken for lost. The limit bounds it as
 // any other wait.
 func (s *Serial) patience() time.Duration {
-	most := mesh.Unanswered + grace
+	most := mesh.Unanswered + Grace
 	if limit := s.Timeout(); limit > 0 {
 		most = min(most, limit)
 	}
-	return max(most, 2*grace)
+	return max(most, 2*Grace)
 }
 
 // gaveUp is the failure of a rank that stopped waiting in collective seq. Called
 // with mu held.
 func (s *Serial) gaveUp(seq uint64, cause error) error {
-	return s.blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.backend.Missing(), s.doing(seq), cause))
+	return s.Blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.backend.Missing(), s.doing(seq), cause))
 }
 
 // doing names collective seq. Called with mu held.
@@ -91,7 +91,7 @@ func (s *Serial) doing(seq uint64) string {
 	if seq == 0 {
 		return "making the group"
 	}
-	return s.task(seq).numbered(seq)
+	return s.task(seq).Numbered(seq)
 }
 
 // timedOut is the failure of a group that has made no progress in collective seq,
@@ -117,10 +117,10 @@ func (s *Serial) timedOut(ctx context.Context, seq uint64, err error) error {
 		}
 	}
 	if len(others) == 0 {
-		return s.blame(err)
+		return s.Blame(err)
 	}
 	rank := 0
-	s.unlocked(func() { rank, err = straggler(s.report, others, seq, err) })
+	s.unlocked(func() { rank, err = Straggler(s.Report, others, seq, err) })
 	if s.fault(seq) != nil {
 		return s.fault(seq)
 	}

@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"context"
@@ -12,6 +12,17 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
+
+var (
+	errFull   = errors.New("disk full")
+	errHalted = errors.New("stopped")
+)
+
+// causeOf waits for the end of ctx and returns the cause.
+func causeOf(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
 
 // stage is a Backend whose collectives end when the test says so.
 type stage struct {
@@ -36,7 +47,7 @@ func (b *stage) Run(ctx context.Context, seq uint64, _ *Call) error {
 	case err := <-b.results:
 		return err
 	case <-b.halt:
-		return errStopped
+		return errHalted
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -106,15 +117,15 @@ func waiting(ctx context.Context, w Work) <-chan error {
 // TestSerialLetsNewsOvertake breaks a connection, or has another rank be blamed,
 // before the news of the reason is here.
 func TestSerialLetsNewsOvertake(t *testing.T) {
-	reason := &RankError{"g", 2, errDisk}
+	reason := &RankError{"g", 2, errFull}
 	for name, effect := range map[string]error{
 		"lost":           ErrLost,
 		"another blamed": &RankError{"g", 1, errors.New("stopped")},
-		"ended":          &RankError{"g", 1, errEnded},
+		"ended":          &RankError{"g", 1, ErrEnded},
 	} {
-		patience := grace
-		if errors.Is(effect, errEnded) { // which is no reason
-			patience = mesh.Unanswered + grace
+		patience := Grace
+		if errors.Is(effect, ErrEnded) { // which is no reason
+			patience = mesh.Unanswered + Grace
 		}
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(t *testing.T, s *Serial, b *stage) {
@@ -139,13 +150,13 @@ func TestSerialLetsNewsOvertake(t *testing.T) {
 		})
 	}
 	onStage(t, func(t *testing.T, s *Serial, b *stage) { // but not longer than the caller waits
-		ctx, cancel := context.WithTimeout(t.Context(), grace/4)
+		ctx, cancel := context.WithTimeout(t.Context(), Grace/4)
 		defer cancel()
 		begin := time.Now()
 		done := waiting(ctx, reduce(s))
 		b.results <- ErrLost
 		require.Error(t, <-done)
-		require.Equal(t, grace/4, time.Since(begin))
+		require.Equal(t, Grace/4, time.Since(begin))
 	})
 }
 
@@ -181,9 +192,9 @@ func TestSerialLeftThenFails(t *testing.T) {
 		err := third.Wait(t.Context())
 		require.ErrorIs(t, err, ErrClosed)
 		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(errDisk)
+		cancel(errFull)
 		gaveUp := second.Wait(ctx)
-		require.ErrorIs(t, gaveUp, errDisk)
+		require.ErrorIs(t, gaveUp, errFull)
 		require.Equal(t, []error{gaveUp}, b.told)
 		require.True(t, b.over)
 		for range 2 { // every operation keeps its answer
@@ -239,7 +250,7 @@ func TestSerialCloseDrains(t *testing.T) {
 			b.results <- nil
 			require.NoError(t, <-closed)
 			require.NoError(t, <-again)
-			require.Equal(t, grace, time.Since(begin))
+			require.Equal(t, Grace, time.Since(begin))
 			require.NoError(t, <-first)
 			require.Equal(t, &RankError{"g", 0, ErrClosed}, second.Wait(t.Context()))
 			require.Equal(t, []uint64{1}, b.left)
@@ -257,9 +268,9 @@ func TestSerialRunsOnce(t *testing.T) {
 			errs = append(errs, waiting(t.Context(), w))
 		}
 		synctest.Wait()
-		b.results <- errDisk
+		b.results <- errFull
 		for _, err := range errs {
-			require.ErrorIs(t, <-err, errDisk)
+			require.ErrorIs(t, <-err, errFull)
 		}
 		require.Equal(t, []uint64{1}, b.runs)
 		require.Len(t, b.told, 1)
@@ -278,7 +289,7 @@ func TestSerialCompleteAndCancelled(t *testing.T) {
 		s.mu.Lock()
 		cancel()
 		s.done = 1
-		s.waiters.wake(s.done)
+		s.waiters.Wake(s.done)
 		s.mu.Unlock()
 		require.NoError(t, <-done)
 		b.results <- nil
@@ -316,7 +327,7 @@ type stubborn struct {
 	leave chan struct{}
 }
 
-func (d *stubborn) Run(context.Context, uint64, *Call) error { <-d.leave; return errStopped }
+func (d *stubborn) Run(context.Context, uint64, *Call) error { <-d.leave; return errHalted }
 func (d *stubborn) Missing() []int                           { return nil }
 func (d *stubborn) Tell(error)                               {}
 
@@ -334,7 +345,7 @@ func TestSerialCloseEndsSplit(t *testing.T) {
 	}
 	t.Run("before it is made", func(t *testing.T) {
 		onStage(t, func(t *testing.T, s *Serial, b *stage) {
-			b.split = func(ctx context.Context) (Group, error) { return nil, ended(ctx) }
+			b.split = func(ctx context.Context) (Group, error) { return nil, causeOf(ctx) }
 			made := splitting(s, b)
 			begin := time.Now()
 			require.NoError(t, s.Close())
@@ -364,7 +375,7 @@ func TestSerialSplitSaysWhy(t *testing.T) {
 	onStage(t, func(t *testing.T, s *Serial, b *stage) {
 		b.split = func(context.Context) (Group, error) {
 			s.Left(2, 1)
-			return nil, errDisk
+			return nil, errFull
 		}
 		made := make(chan error, 1)
 		go func() {
@@ -372,7 +383,7 @@ func TestSerialSplitSaysWhy(t *testing.T) {
 			made <- err
 		}()
 		b.results <- nil
-		require.ErrorIs(t, <-made, errDisk)
+		require.ErrorIs(t, <-made, errFull)
 		require.ErrorIs(t, s.Barrier(t.Context()), ErrClosed)
 	})
 }
@@ -382,7 +393,7 @@ func TestSerialSplitSaysWhy(t *testing.T) {
 func TestSerialLeavesLast(t *testing.T) {
 	onStage(t, func(t *testing.T, s *Serial, b *stage) {
 		b.slow = make(chan struct{})
-		go s.Abort(errDisk)
+		go s.Abort(errFull)
 		synctest.Wait()
 		go s.Close()
 		synctest.Wait()
@@ -401,8 +412,8 @@ func TestSerialQuietAfterLeave(t *testing.T) {
 		w := reduce(s)
 		var all sync.WaitGroup
 		for _, f := range []func(){
-			func() { s.Abort(errDisk) },
-			func() { s.Failed(&RankError{"g", 1, errDisk}) },
+			func() { s.Abort(errFull) },
+			func() { s.Failed(&RankError{"g", 1, errFull}) },
 			func() { s.Left(1, 7) },
 			func() { s.Left(2, 0) },
 			func() { _ = w.Wait(context.Background()) },
@@ -424,3 +435,68 @@ func TestSerialQuietAfterLeave(t *testing.T) {
 		require.False(t, b.late)
 	}
 }
+
+// beginner is a stage whose Begin returns when the test says so.
+type beginner struct {
+	*stage
+	on chan struct{}
+}
+
+func (b *beginner) Begin(uint64, *Call) bool { <-b.on; return true }
+
+// TestIssuedWhileOneIsBegun issues a second collective while the first is being begun: the group runs
+// both, though nobody waits.
+func TestIssuedWhileOneIsBegun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &beginner{&stage{results: make(chan error), halt: make(chan struct{})}, make(chan struct{})}
+		s := NewSerial("g", 0, 2, b)
+		go reduce(s)
+		synctest.Wait()
+		reduce(s)
+		synctest.Wait() // the group has looked for something to run, in vain
+		close(b.on)
+		synctest.Wait()
+		b.mu.Lock()
+		require.Equal(t, []uint64{1}, b.runs)
+		b.mu.Unlock()
+		b.results <- nil
+		b.results <- nil
+		require.NoError(t, s.Close())
+	})
+}
+
+// TestBegunIsLeftToWhoWaits: the goroutine of the group does not run a collective that its backend has begun.
+func TestBegunIsLeftToWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &beginner{&stage{results: make(chan error, 1), halt: make(chan struct{})}, make(chan struct{})}
+		close(b.on)
+		s := NewSerial("g", 0, 2, b)
+		w := reduce(s)
+		require.Empty(t, s.wake)
+		synctest.Wait()
+		b.mu.Lock()
+		require.Empty(t, b.runs)
+		b.mu.Unlock()
+		b.results <- nil
+		require.NoError(t, w.Wait(t.Context()))
+		require.NoError(t, s.Close())
+	})
+}
+
+func TestSerialDoesNotAllocate(t *testing.T) {
+	s := NewSerial("alone", 0, 1, idle{})
+	x := Of(make([]float32, 8)).Named("x")
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		require.NoError(t, s.AllReduce(x, Sum).Wait(ctx))
+	}))
+	require.NoError(t, s.Close())
+}
+
+// idle is a Backend that has nothing to do.
+type idle struct{ Backend }
+
+func (idle) Run(context.Context, uint64, *Call) error { return nil }
+func (idle) Stop()                                    {}
+func (idle) Leave(uint64) error                       { return nil }

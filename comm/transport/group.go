@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"context"
@@ -103,6 +103,9 @@ type Group interface {
 // can so be finished after a failure that all ranks have survived. Groups over NCCL
 // and MPI fail with their parents whatever their color.
 const Detached = math.MaxInt32
+
+// WorldName names the group that all ranks are in.
+const WorldName = "world"
 
 // Work is an operation in flight.
 type Work interface {

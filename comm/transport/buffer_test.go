@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"testing"
@@ -72,4 +72,26 @@ func TestHalfTypes(t *testing.T) {
 	wide := make([]float32, 3)
 	require.Equal(t, 1, Widen(wide, f))
 	require.Equal(t, []float32{1.0029297, 0, 0}, wide)
+}
+
+func TestOnDevice(t *testing.T) {
+	b := OnDevice[BF16](0x1000, 8).Named("x")
+	require.Equal(t, `bfloat16[8] "x"`, b.String())
+	require.Nil(t, b.Bytes())
+	_, err := Slice[BF16](b)
+	require.ErrorContains(t, err, "device memory")
+	part := b.Slice(3, 5)
+	addr, ok := part.Device()
+	require.True(t, ok)
+	require.EqualValues(t, 0x1006, addr)
+	require.Equal(t, 2, part.Len())
+	_, ok = Of([]float32{1}).Device()
+	require.False(t, ok)
+	require.False(t, OnDevice[uint8](0x1000, -1).DType().valid())
+	require.True(t, overlap(b, part))
+	require.False(t, overlap(b.Slice(0, 3), part))
+	require.False(t, overlap(b, Of([]BF16{0})), "memories of two kinds")
+	inPlace := Call{Kind: KindAllGather, Dst: b, Src: b.Slice(4, 8)}
+	require.NoError(t, inPlace.checkAnywhere(1, 2))
+	require.ErrorIs(t, inPlace.checkAnywhere(0, 2), ErrInvalid)
 }

@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"errors"
@@ -24,6 +24,10 @@ var ErrLost = errors.New("process lost")
 // ErrDamaged is wrapped by the error of an operation whose data was changed between
 // two ranks, as a checksum has shown. See [Checksums].
 var ErrDamaged = errors.New("damaged on the way")
+
+// ErrEnded is returned by [Confirmer].Confirm, and wrapped by the error of a [Backend], if another rank
+// has ended its connection in good order. That is no reason by itself: the rank reports the reason elsewhere.
+var ErrEnded = errors.New("ended by the other rank")
 
 // RankError says that a group failed because of one rank: it aborted, closed,
 // gave up waiting, made an invalid call, or died. All ranks of the group get the

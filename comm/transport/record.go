@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"cmp"
@@ -56,23 +56,24 @@ func (s Status) String() string {
 // dead, have left or do not answer before ctx ends have Err set. Groups that keep
 // no flight record give an error.
 func Report(ctx context.Context, g Group) ([]Status, error) {
-	if r, ok := g.(reporter); ok {
-		return r.report(ctx)
+	if r, ok := g.(Reporter); ok {
+		return r.Report(ctx)
 	}
 	return nil, fmt.Errorf("comm: %T keeps no flight record", g)
 }
 
-// reporter is a Group that knows what its ranks are doing.
-type reporter interface {
-	report(ctx context.Context) ([]Status, error)
+// Reporter is implemented by groups, and by backends, that know what their ranks are doing.
+type Reporter interface {
+	// Report is the function Report for this group.
+	Report(ctx context.Context) ([]Status, error)
 }
 
 // records is how many collectives a flight record holds.
 const records = 16
 
-// recorder keeps the flight record of one handle, whose mutex guards it. The zero value is ready to
+// Recorder keeps the flight record of one handle, whose mutex guards it. The zero value is ready to
 // use. What notes something does not allocate, and costs little next to the fastest operation.
-type recorder struct {
+type Recorder struct {
 	running atomic.Uint64 // the latest collective that has begun to execute, unless it was small; unguarded
 	issued  uint64
 	ring    [records]entry // collective seq is at seq % records
@@ -96,18 +97,18 @@ func since(ticks uint64) time.Duration {
 	return time.Duration(float64(time.Since(began)) * float64(now-ticks) / float64(now-beganTicks))
 }
 
-// issue notes that the rank has issued collective seq.
-func (r *recorder) issue(seq uint64, call *Signature) {
+// Issue notes that the rank has issued collective seq.
+func (r *Recorder) Issue(seq uint64, call *Signature) {
 	r.issued = seq
 	e := &r.ring[seq%records]
 	e.seq, e.call, e.at = seq, *call, shm.Ticks()
 }
 
-// start notes that collective seq is being executed.
-func (r *recorder) start(seq uint64) { r.running.Store(seq) }
+// Start notes that collective seq is being executed.
+func (r *Recorder) Start(seq uint64) { r.running.Store(seq) }
 
-// status returns the flight record of the given rank, on which so many collectives are complete.
-func (r *recorder) status(group string, rank int, done uint64) Status {
+// Status returns the flight record of the given rank, on which so many collectives are complete.
+func (r *Recorder) Status(group string, rank int, done uint64) Status {
 	running := r.running.Load()
 	s := Status{Group: group, Rank: rank, Issued: r.issued, Completed: done}
 	for _, e := range r.ring {
@@ -125,19 +126,4 @@ func (r *recorder) status(group string, rank int, done uint64) Status {
 	}
 	slices.SortFunc(s.Recent, func(a, b Record) int { return cmp.Compare(a.Seq, b.Seq) })
 	return s
-}
-
-// sheet allocates values by the hundred. It is for what a caller may keep for ever,
-// such as a Work: that cannot be reused, but it costs an operation no allocation of its
-// own.
-type sheet[T any] struct{ blank []T }
-
-// next returns a new zero value. It is not safe for concurrent use.
-func (s *sheet[T]) next() *T {
-	if len(s.blank) == 0 {
-		s.blank = make([]T, 128)
-	}
-	v := &s.blank[0]
-	s.blank = s.blank[1:]
-	return v
 }

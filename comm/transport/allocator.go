@@ -1,4 +1,4 @@
-package comm
+package transport
 
 // Allocator is implemented by groups whose ranks can reach each other's memory
 // if it comes from here: the group then moves every byte once, straight from the

@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import "context"
 
@@ -54,7 +54,7 @@ type Confirmer interface {
 	// Answer tells it, without waiting.
 	Answer()
 	// Confirm returns when the ranks that this one exchanges messages with are known to agree in what
-	// is complete, with a *MismatchError if they do not, or when ctx ends. It returns errEnded if a
+	// is complete, with a *MismatchError if they do not, or when ctx ends. It returns ErrEnded if a
 	// rank has ended its connections, which says elsewhere why. It is called before Leave.
 	Confirm(ctx context.Context) error
 }

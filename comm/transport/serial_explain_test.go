@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"context"
@@ -17,7 +17,7 @@ type questioned struct {
 	asked func(context.Context) ([]Status, error)
 }
 
-func (q questioned) report(ctx context.Context) ([]Status, error) { return q.asked(ctx) }
+func (q questioned) Report(ctx context.Context) ([]Status, error) { return q.asked(ctx) }
 
 // afterTimeout returns what rank 0 of three tells the others when collective #2 has made
 // no progress, and what it is told itself.
@@ -58,11 +58,11 @@ func TestSerialNamesStraggler(t *testing.T) {
 			fmt.Sprintf(waited, 1, 1) + "; rank 1: 0 of 3 collectives complete"},
 		"another is silent": {all(Status{Rank: 1}, Status{Rank: 2, Err: "does not answer"}), ErrTimeout,
 			fmt.Sprintf(waited, 2, 1) + "; rank 2: does not answer"},
-		"another is not here": {all(Status{Rank: 1}, Status{Rank: 2, Err: notHere}), ErrTimeout,
+		"another is not here": {all(Status{Rank: 1}, Status{Rank: 2, Err: NotHere}), ErrTimeout,
 			fmt.Sprintf(waited, 2, 1) + "; rank 2: has still to make the group"},
-		"another is silent, one not here": {all(Status{Rank: 1, Err: notHere}, Status{Rank: 2, Err: "does not answer"}), ErrTimeout,
+		"another is silent, one not here": {all(Status{Rank: 1, Err: NotHere}, Status{Rank: 2, Err: "does not answer"}), ErrTimeout,
 			fmt.Sprintf(waited, 2, 1) + "; rank 2: does not answer"},
-		"one has left": {all(Status{Rank: 1, Err: hasLeft}, Status{Rank: 2, Issued: 1}), ErrTimeout,
+		"one has left": {all(Status{Rank: 1, Err: HasLeft}, Status{Rank: 2, Issued: 1}), ErrTimeout,
 			fmt.Sprintf(waited, 2, 1) + "; rank 2: 0 of 1 collectives complete"},
 		"of a part": {all(Status{Rank: 1, Issued: 2}, Status{Rank: 2, Issued: 2}), &RankError{"g", 2, ErrTimeout},
 			fmt.Sprintf(waited, 2, 2) + "; rank 2: 0 of 2 collectives complete"},
@@ -111,7 +111,7 @@ func TestSerialLeavesAskingToOne(t *testing.T) {
 				return nil, errors.New("no news")
 			}}
 			done := waiting(t.Context(), reduce(s))
-			s.status()
+			s.Status()
 			b.results <- ErrTimeout
 			if comes {
 				time.Sleep(patience)
@@ -134,14 +134,14 @@ func TestSplitError(t *testing.T) {
 		"of the child": {fmt.Errorf("joining: %w", &RankError{"world/7/1", 1, ErrLost}),
 			`comm: rank 4 of group "world/7": making group 1 of split #3: process lost`},
 		"closed meanwhile":   {&RankError{"world/7/1", 1, ErrClosed}, `comm: rank 4 of group "world/7": group closed`}, // as others hear from the group
-		"of the group":       {&RankError{"world/7", 2, errDisk}, `comm: rank 2 of group "world/7": ` + errDisk.Error()},
-		"of the first group": {&RankError{"world", 5, errDisk}, `comm: rank 5 of group "world": ` + errDisk.Error()},
-		"of no rank":         {errDisk, `comm: rank 0 of group "world/7": making group 1 of split #3: ` + errDisk.Error()},
-		"of nonsense": {&RankError{"world/7/1", 9, errDisk},
-			`comm: rank 0 of group "world/7": making group 1 of split #3: comm: rank 9 of group "world/7/1": ` + errDisk.Error()},
+		"of the group":       {&RankError{"world/7", 2, errFull}, `comm: rank 2 of group "world/7": ` + errFull.Error()},
+		"of the first group": {&RankError{"world", 5, errFull}, `comm: rank 5 of group "world": ` + errFull.Error()},
+		"of no rank":         {errFull, `comm: rank 0 of group "world/7": making group 1 of split #3: ` + errFull.Error()},
+		"of nonsense": {&RankError{"world/7/1", 9, errFull},
+			`comm: rank 0 of group "world/7": making group 1 of split #3: comm: rank 9 of group "world/7/1": ` + errFull.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.EqualError(t, splitError("world/7", 0, 3, 1, []int{0, 4}, c.err), c.want)
+			require.EqualError(t, SplitError("world/7", 0, 3, 1, []int{0, 4}, c.err), c.want)
 		})
 	}
 }

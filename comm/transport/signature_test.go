@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"math"
@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // TestSignatureRoundTrip checks that what was put is what is parsed, and that equal
@@ -44,7 +46,7 @@ func TestSignatureRoundTrip(t *testing.T) {
 			require.True(t, strings.HasPrefix(a.Label, cut))
 			back.Label = a.Label
 			if a.Kind == KindGather { // told apart, but together with the label
-				back.Counts -= hashText(a.Label)
+				back.Counts -= text.Hash(a.Label)
 			}
 		}
 		require.Equal(t, a, back)

@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"context"
@@ -95,6 +95,9 @@ func TestLongErrorsKeepTheirRunes(t *testing.T) {
 	}
 }
 
+// controlHeader is how many bytes come before an error in a control message.
+const controlHeader = 9
+
 // FuzzMarshalError checks that any error fits a message, however it is escaped.
 func FuzzMarshalError(f *testing.F) {
 	f.Add("world", "h.3", 1)
@@ -105,7 +108,7 @@ func FuzzMarshalError(f *testing.F) {
 			errors.New(text), &RankError{text, 1, errors.New(text)}, &MismatchError{text, 1, [2]int{}, [2]string{text, text}},
 		} {
 			b := MarshalError(group, 3, err)
-			require.LessOrEqual(t, newsHeader+len(b), mesh.MaxMessage)
+			require.LessOrEqual(t, controlHeader+len(b), mesh.MaxMessage)
 			_, derr := UnmarshalError(b)
 			require.NoError(t, derr)
 		}

@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"testing"
@@ -17,15 +17,4 @@ func TestSince(t *testing.T) {
 	require.GreaterOrEqual(t, age, before-rounding)
 	require.LessOrEqual(t, age, time.Since(began)+rounding)
 	require.Zero(t, since(shm.Ticks()+1<<40), "of another processor")
-}
-
-// TestBaton: one goroutine at a time has it, and whoever waits gets it.
-func TestBaton(t *testing.T) {
-	b := baton{handed: make(chan struct{}, 1)}
-	b.take()
-	require.False(t, b.join())
-	b.pass()
-	<-b.handed
-	b.pass()
-	require.True(t, b.join())
 }

@@ -1,0 +1,17 @@
+package transport
+
+import "time"
+
+// limited is implemented by groups, and by backends, that fail an operation which
+// makes no progress for a time.
+type limited interface{ Timeout() time.Duration }
+
+// Timeout returns how long an operation of g may make no progress before it fails
+// with [ErrTimeout], or 0 if g does not say: a rank that works for long has to be
+// heard of more often.
+func Timeout(g Group) time.Duration {
+	if l, ok := g.(limited); ok {
+		return l.Timeout()
+	}
+	return 0
+}
