@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"math"
 	"sync"
 	"testing"
@@ -32,8 +33,8 @@ func BenchmarkLocal(b *testing.B) {
 				gs := Local(n)
 				var full, shard, spare [n]Buffer
 				for r := range n {
-					full[r], shard[r] = floats(bytes/4), floats(bytes/4/n)
-					spare[r] = floats(bytes / 4)
+					full[r], shard[r] = grouptest.Floats(bytes/4), grouptest.Floats(bytes/4/n)
+					spare[r] = grouptest.Floats(bytes / 4)
 					for _, b := range []Buffer{full[r], shard[r], spare[r]} {
 						clear(b.Bytes()) // give it pages: memory never written is one page of zeros
 					}

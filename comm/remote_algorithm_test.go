@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
@@ -62,7 +64,7 @@ func TestWaitsForOthers(t *testing.T) {
 			for _, g := range gs {
 				require.Equal(t, want, remoteOf(g).waiting, "%d ranks, portable %v", n, portable)
 			}
-			closeRanks(t, gs)
+			grouptest.CloseRanks(t, gs)
 		}
 	}
 }
@@ -77,15 +79,6 @@ func everyRank(t testing.TB, gs []Group, f func(r *remote) error) {
 	}
 	ranks.Wait()
 	require.NoError(t, errors.Join(errs...))
-}
-
-func closeRanks(t testing.TB, gs []Group) {
-	t.Helper()
-	var ranks sync.WaitGroup
-	for _, g := range gs {
-		ranks.Go(func() { require.NoError(t, g.Close()) })
-	}
-	ranks.Wait()
 }
 
 // noise returns n reproducible bytes of rank r.
@@ -160,7 +153,7 @@ func TestEveryAlgorithm(t *testing.T) {
 			}
 		}
 		everyRank(t, gs, func(r *remote) error { return r.disseminate(ctx, 1) })
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -188,7 +181,7 @@ func TestGatherStraight(t *testing.T) {
 			}
 			return nil
 		})
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -199,7 +192,7 @@ func TestRingWorld(t *testing.T) {
 	sameBits(t, gs, local, transport.KindAllReduce, Float32, Sum, n*smallMessage/2+3)
 	sameBits(t, gs, local, transport.KindBroadcast, Uint8, Sum, 100)
 	sameBits(t, gs, local, transport.KindAllReduce, BFloat16, Avg, 100)
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestSumsInSteps compares small sums of ranks that are too many to gather them.
@@ -221,7 +214,7 @@ func TestSumsInSteps(t *testing.T) {
 			require.LessOrEqual(t, len(remoteOf(g).stage), stepSums(n)*smallMessage)
 			require.LessOrEqual(t, stepSums(manyRanks), 2*manyRanks) // no more than to gather
 		}
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -241,7 +234,7 @@ func TestCrowdedSameBits(t *testing.T) {
 			sameBits(t, gs, local, kind, Float32, Sum, most)
 		}
 		everyRank(t, gs, func(r *remote) error { return gs[r.rank].Barrier(context.Background()) })
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -265,7 +258,7 @@ func TestHostsSameBits(t *testing.T) {
 			require.Equal(t, by > 0, d.Size() >= 4 || subtreesOfThree)
 		}
 		sameBits(t, gs, local, transport.KindReduceScatter, Float16, Avg, n*(widened+5)) // in two blocks
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -315,7 +308,7 @@ func TestHostsSendLess(t *testing.T) {
 				want := [][2]int{c.gather, c.sum, c.half}[i][flat]
 				require.Equal(t, want, int(crossed.Load()+shard/2)/shard, "%v, %v, collective %d", c.hosts, d, i)
 			}
-			closeRanks(t, gs)
+			grouptest.CloseRanks(t, gs)
 		}
 	}
 }
@@ -380,8 +373,8 @@ func sameBits(t testing.TB, gs, local []Group, kind transport.Kind, d DType, op 
 }
 
 func TestHostsOf(t *testing.T) {
-	for names, want := range map[string][]span{
-		"aabb": {{0, 2}, {2, 4}}, "aaabbb": {{0, 3}, {3, 6}}, "aabbb": {{0, 2}, {2, 5}}, "abbc": {{0, 1}, {1, 3}, {3, 4}},
+	for names, want := range map[string][]sums.Span{
+		"aabb": {{Lo: 0, Hi: 2}, {Lo: 2, Hi: 4}}, "aaabbb": {{Lo: 0, Hi: 3}, {Lo: 3, Hi: 6}}, "aabbb": {{Lo: 0, Hi: 2}, {Lo: 2, Hi: 5}}, "abbc": {{Lo: 0, Hi: 1}, {Lo: 1, Hi: 3}, {Lo: 3, Hi: 4}},
 		"abab": nil, "abcd": nil, "aaaa": nil, "aabbaa": nil, "a": nil,
 	} {
 		require.Equal(t, want, hostsOf(len(names), func(r int) string { return names[r : r+1] }), names)
@@ -410,7 +403,7 @@ func TestRemoteDoesNotAllocate(t *testing.T) {
 	// Less than one per operation: what is allocated grows to its size once.
 	require.Less(t, testing.AllocsPerRun(rounds, func() { run(gs[0], x, part) }), 4.0)
 	other.Wait()
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestNoStalls looks for delayed acknowledgements, which cost 40 ms an operation. On a busy machine
@@ -438,7 +431,7 @@ func TestNoStalls(t *testing.T) {
 		best = min(best, took[len(took)*3/4])
 	}
 	require.Less(t, best, stall)
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestStaging compares what a group says that it keeps with what it has after a sum, flat and over
@@ -463,7 +456,7 @@ func TestStaging(t *testing.T) {
 					}
 					return nil
 				})
-				closeRanks(t, gs)
+				grouptest.CloseRanks(t, gs)
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"math"
 	"testing"
 )
@@ -28,7 +29,7 @@ func BenchmarkRemote(b *testing.B) {
 				pumps := [][]Group{RemoteGroups(b, n, Wiring{}), RemoteGroups(b, n, Wiring{Portable: true}), RemoteGroups(b, n, Wiring{Unsummed: true})}
 				var full, shard [n]Buffer
 				for r := range n {
-					full[r], shard[r] = floats(bytes/4), floats(bytes/4/n)
+					full[r], shard[r] = grouptest.Floats(bytes/4), grouptest.Floats(bytes/4/n)
 					clear(full[r].Bytes()) // give it pages
 				}
 				rounds := max(1, min(1000, 64<<20/bytes))
@@ -48,7 +49,7 @@ func BenchmarkRemote(b *testing.B) {
 				b.ReportMetric(best[0]/best[2], "x-unsummed")
 				b.ReportMetric(0, "ns/op") // of all rounds: says nothing
 				for _, gs := range pumps {
-					closeRanks(b, gs)
+					grouptest.CloseRanks(b, gs)
 				}
 			})
 		}

@@ -15,13 +15,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// sums all-reduces as the given ranks of gs and returns their errors. All have begun before any
+// sumOn all-reduces as the given ranks of gs and returns their errors. All have begun before any
 // waits.
-func sums(gs []Group, ranks ...int) []error {
+func sumOn(gs []Group, ranks ...int) []error {
 	errs, works := make([]error, len(ranks)), make([]Work, len(ranks))
 	for i, r := range ranks {
 		works[i] = gs[r].AllReduce(Of([]float32{1}).Named("h.3"), Sum)
@@ -41,13 +42,13 @@ func TestConnectionEnds(t *testing.T) {
 			t.Parallel()
 			gs := RemoteGroups(t, 3, Wiring{Portable: portable, Timeout: 4 * time.Second}) // see patience
 			remoteOf(gs[1]).pump.stop()
-			for _, err := range sums(gs, 0, 2) {
+			for _, err := range sumOn(gs, 0, 2) {
 				var blame *RankError
 				require.ErrorAs(t, err, &blame)
 				require.ErrorIs(t, err, ErrLost)
 				require.Equal(t, 1, blame.Rank)
 			}
-			closeRanks(t, gs)
+			grouptest.CloseRanks(t, gs)
 		})
 	}
 }
@@ -59,11 +60,11 @@ func TestSilentRank(t *testing.T) {
 			t.Parallel()
 			w.Timeout = 2 * time.Second // a second may pass for a machine that is busy with something else
 			gs := RemoteGroups(t, 4, w)
-			for _, err := range sums(gs, 0, 1, 3) {
+			for _, err := range sumOn(gs, 0, 1, 3) {
 				require.ErrorIs(t, err, ErrTimeout)
 				require.ErrorContains(t, err, "waited for ranks [2] in all-reduce #1")
 			}
-			closeRanks(t, gs)
+			grouptest.CloseRanks(t, gs)
 		})
 	}
 }
@@ -318,7 +319,7 @@ func TestLeaveDelivers(t *testing.T) {
 		ranks.Wait()
 		require.NoError(t, errs[0])
 		require.NoError(t, errs[1])
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -398,6 +399,6 @@ func differ(t *testing.T, n, elements, other int, call func(g Group) error) []er
 		require.ErrorAs(t, err, &mismatch)
 		require.Contains(t, mismatch.Ranks, other)
 	}
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 	return errs
 }

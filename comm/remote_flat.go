@@ -4,6 +4,7 @@ import (
 	"context"
 	"unsafe"
 
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/checksum"
 	"github.com/gofsdp/gofsdp/internal/launch"
@@ -111,10 +112,10 @@ func (r *remote) gather(ctx context.Context, full, own Buffer, share int) error 
 	}
 	for k := 1; k < r.size; k++ {
 		from := r.left(k)
-		into := part(full, from, share).Bytes()
+		into := sums.Part(full, from, share).Bytes()
 		r.receive(from, roundGather, len(into), into)
 	}
-	return r.give(ctx, part(full, r.rank, share).Bytes(), own.Bytes())
+	return r.give(ctx, sums.Part(full, r.rank, share).Bytes(), own.Bytes())
 }
 
 // give copies own to dst, unless it is there, and sends it to all others, block by block: it comes
@@ -164,7 +165,7 @@ func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int
 		}
 	}
 	for k := range r.size {
-		copy(part(full, r.left(k), share).Bytes(), stage[k*n:])
+		copy(sums.Part(full, r.left(k), share).Bytes(), stage[k*n:])
 	}
 	return nil
 }
@@ -172,12 +173,12 @@ func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int
 // gatherRing is gather in which every part travels around the ring, in blocks.
 func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int) error {
 	to, from := r.right(1), r.left(1)
-	transport.Move(part(full, r.rank, share), own)
-	mine := part(full, r.rank, share).Bytes()
+	transport.Move(sums.Part(full, r.rank, share), own)
+	mine := sums.Part(full, r.rank, share).Bytes()
 	r.send(to, roundGather, len(mine), mine)
 	pieces := 0
 	for k := 1; k < r.size; k++ {
-		b := part(full, r.left(k), share).Bytes()
+		b := sums.Part(full, r.left(k), share).Bytes()
 		step := roundGather + roundSteps + uint16(k)
 		if k == 1 {
 			step = roundGather
@@ -272,11 +273,11 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op)
 	}
 	for k := 1; k < r.size; k++ {
 		to, from := r.right(k), r.left(k)
-		b := part(src, to, share).Bytes()
+		b := sums.Part(src, to, share).Bytes()
 		r.send(to, roundScatter, len(b), b)
 		r.receive(from, roundScatter, dst.Len()*size, at(0, from, min(step, dst.Len())))
 	}
-	mine := part(src, r.rank, share)
+	mine := sums.Part(src, r.rank, share)
 	for lo, i := 0, 1; ; i++ {
 		hi := min(lo+step, dst.Len())
 		if next := min(hi+step, dst.Len()); next > hi {
@@ -287,16 +288,16 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op)
 		if err := r.await(ctx, i); err != nil {
 			return err
 		}
-		r.reducer.srcs = r.reducer.srcs[:0]
+		r.reducer.Sources = r.reducer.Sources[:0]
 		for rank := range r.size {
 			b := mine.Part(lo, hi)
 			if rank != r.rank {
 				b = bufferOf(at((i+1)%2, rank, hi-lo), dst.DType())
 			}
-			r.reducer.srcs = append(r.reducer.srcs, b)
+			r.reducer.Sources = append(r.reducer.Sources, b)
 		}
-		r.reducer.reduce(dst.Part(lo, hi), op)
-		clear(r.reducer.srcs)
+		r.reducer.Reduce(dst.Part(lo, hi), op)
+		clear(r.reducer.Sources)
 		if lo = hi; lo == dst.Len() {
 			return r.settle(ctx)
 		}
@@ -308,8 +309,8 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op)
 func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 	bytes := len(buf.Bytes())
 	if bytes > r.wholeSums() {
-		share := stripeLen(buf, r.size)
-		if err := r.reduceLarge(ctx, part(buf, r.rank, share), buf, share, op); err != nil {
+		share := sums.StripeLen(buf, r.size)
+		if err := r.reduceLarge(ctx, sums.Part(buf, r.rank, share), buf, share, op); err != nil {
 			return err
 		}
 		return r.gatherSums(ctx, buf, share)
@@ -320,7 +321,7 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 // gatherSums collects in buf the part of every rank, of share elements; the last ranks may have
 // fewer or none. After halve it stages no more than that, and connects to as few.
 func (r *remote) gatherSums(ctx context.Context, buf Buffer, share int) error {
-	own := part(buf, r.rank, share)
+	own := sums.Part(buf, r.rank, share)
 	if r.plan(transport.KindReduceScatter, len(buf.Bytes())) != halving {
 		return r.gather(ctx, buf, own, share)
 	}
@@ -344,16 +345,16 @@ func (r *remote) reduceAll(ctx context.Context, dst, src Buffer, op Op) error {
 	if err := r.gather(ctx, full, src, src.Len()); err != nil {
 		return err
 	}
-	r.reducer.srcs = r.reducer.srcs[:0]
+	r.reducer.Sources = r.reducer.Sources[:0]
 	for rank := range r.size {
-		b := part(full, rank, src.Len())
+		b := sums.Part(full, rank, src.Len())
 		if dst.Len() < src.Len() {
-			b = part(b, r.rank, dst.Len())
+			b = sums.Part(b, r.rank, dst.Len())
 		}
-		r.reducer.srcs = append(r.reducer.srcs, b)
+		r.reducer.Sources = append(r.reducer.Sources, b)
 	}
-	r.reducer.reduce(dst, op)
-	clear(r.reducer.srcs)
+	r.reducer.Reduce(dst, op)
+	clear(r.reducer.Sources)
 	return nil
 }
 

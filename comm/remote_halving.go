@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/internal/checksum"
 )
 
@@ -20,7 +21,7 @@ import (
 //	         holds, and passes the sums of the rest on to the ranks of the other side that hold
 //	         them from then on.
 //
-// [span.holder] says which rank of a subtree holds a shard. Between sides of 2^k ranks each that is
+// [holder] says which rank of a subtree holds a shard. Between sides of 2^k ranks each that is
 // the same rank, or the one at distance 2^k, and both give away half of what they hold (recursive
 // halving, see Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005).
 // All ranks together send N-1 tensors, as if each sent to all. But a rank connects to radix-1 +
@@ -55,25 +56,25 @@ const (
 
 // holder returns which rank of s holds the sum over s of shard j: j itself if it is in s, and the
 // holder of one of both halves in any case.
-func (s span) holder(j int) int {
-	for s.ranks() > 1 {
-		mid := s.middle()
-		if at := (j - s.lo) % s.ranks(); (at+s.ranks())%s.ranks() < mid-s.lo {
-			s.hi = mid
+func holder(s sums.Span, j int) int {
+	for s.Ranks() > 1 {
+		mid := s.Middle()
+		if at := (j - s.Lo) % s.Ranks(); (at+s.Ranks())%s.Ranks() < mid-s.Lo {
+			s.Hi = mid
 		} else {
-			s.lo = mid
+			s.Lo = mid
 		}
 	}
-	return s.lo
+	return s.Lo
 }
 
 // route is what a rank does for every stripe.
 type route struct {
 	once   sync.Once
-	block  span     // the ranks that exchange contributions with this one
-	order  []uint16 // all shards, by who holds them in the block, see set
-	first  []int    // where those of each rank of the block begin in order, and the end
-	mine   []uint16 // those of this rank, in order
+	block  sums.Span // the ranks that exchange contributions with this one
+	order  []uint16  // all shards, by who holds them in the block, see set
+	first  []int     // where those of each rank of the block begin in order, and the end
+	mine   []uint16  // those of this rank, in order
 	merges []merge
 	at     []int // where mine begin in the stripe under way, in elements, and the end
 }
@@ -98,15 +99,15 @@ type partner struct {
 // keeps, or gives to one rank, is in one piece.
 func (rt *route) set(n, rank int) {
 	lo := rank / radix * radix
-	rt.block = span{lo, min(lo+radix, n)}
-	levels := levelsOf(span{0, n}, rt.block)
+	rt.block = sums.Span{Lo: lo, Hi: min(lo+radix, n)}
+	levels := levelsOf(sums.Span{Lo: 0, Hi: n}, rt.block)
 	rt.order = make([]uint16, n)
 	for j := range rt.order {
 		rt.order[j] = uint16(j)
 	}
 	slices.SortFunc(rt.order, func(a, b uint16) int { return compareShards(levels, int(a), int(b)) })
 	for i, j := range rt.order {
-		if len(rt.first) <= rt.block.holder(int(j))-lo {
+		if len(rt.first) <= holder(rt.block, int(j))-lo {
 			rt.first = append(rt.first, i)
 		}
 	}
@@ -121,27 +122,27 @@ func (rt *route) set(n, rank int) {
 }
 
 // levelsOf returns the subtrees of all that contain block, from block on.
-func levelsOf(all, block span) (levels []span) {
+func levelsOf(all, block sums.Span) (levels []sums.Span) {
 	for s := all; ; {
 		levels = append(levels, s)
 		if s == block {
 			slices.Reverse(levels)
 			return levels
 		}
-		if mid := s.middle(); block.lo < mid {
-			s.hi = mid
+		if mid := s.Middle(); block.Lo < mid {
+			s.Hi = mid
 		} else {
-			s.lo = mid
+			s.Lo = mid
 		}
 	}
 }
 
 // compareShards orders shards by who holds them at each level, from the lowest on. Those come first
 // that stay where they are.
-func compareShards(levels []span, a, b int) int {
+func compareShards(levels []sums.Span, a, b int) int {
 	with := -1 // no rank: all have come to where they are
 	for _, s := range levels {
-		switch p, q := s.holder(a), s.holder(b); {
+		switch p, q := holder(s, a), holder(s, b); {
 		case p == q:
 			with = p
 		case p == with:
@@ -157,12 +158,12 @@ func compareShards(levels []span, a, b int) int {
 
 // newMerge returns what rank does when side, which it is in, becomes a part of whole. held are the
 // shards that it holds in side.
-func newMerge(side, whole span, rank int, held []uint16) merge {
-	mid := whole.middle()
-	m := merge{left: side.lo == whole.lo, kept: len(held)}
-	other := span{whole.lo, mid}
+func newMerge(side, whole sums.Span, rank int, held []uint16) merge {
+	mid := whole.Middle()
+	m := merge{left: side.Lo == whole.Lo, kept: len(held)}
+	other := sums.Span{Lo: whole.Lo, Hi: mid}
 	if m.left {
-		other = span{mid, whole.hi}
+		other = sums.Span{Lo: mid, Hi: whole.Hi}
 	}
 	of := func(rank int) *partner {
 		i := slices.IndexFunc(m.partners, func(p partner) bool { return p.rank == rank })
@@ -173,7 +174,7 @@ func newMerge(side, whole span, rank int, held []uint16) merge {
 		return &m.partners[i]
 	}
 	for i, j := range held {
-		if to := whole.holder(int(j)); to != rank {
+		if to := holder(whole, int(j)); to != rank {
 			p := of(to)
 			if m.kept = min(m.kept, i); p.hi == 0 {
 				p.lo = i
@@ -181,7 +182,7 @@ func newMerge(side, whole span, rank int, held []uint16) merge {
 			p.hi = i + 1
 			continue
 		}
-		p := of(other.holder(int(j)))
+		p := of(holder(other, int(j)))
 		if last := len(p.gets) - 1; last >= 0 && p.gets[last][1] == i {
 			p.gets[last][1]++
 		} else {
@@ -200,7 +201,7 @@ type stripe struct {
 
 // of returns those of a shard; there are fewer, or none, at the end of the tensor.
 func (s stripe) of(shard int) Buffer {
-	b := part(s.src, shard, s.share)
+	b := sums.Part(s.src, shard, s.share)
 	return b.Part(min(s.lo, b.Len()), min(s.hi, b.Len()))
 }
 
@@ -253,7 +254,7 @@ func (rt *route) memory(memory []byte, d DType, share, stripeBytes int) (m route
 		}
 		m.sums[i] = bufferOf(take(len(rt.mine)*sum), as)
 	}
-	m.got = take((rt.block.ranks() - 1) * len(rt.mine) * wide)
+	m.got = take((rt.block.Ranks() - 1) * len(rt.mine) * wide)
 	if len(rt.merges) > 0 {
 		m.room = bufferOf(take(rt.merges[0].kept*sum), as)
 	}
@@ -303,9 +304,9 @@ func (r *remote) halve(ctx context.Context, dst, src Buffer, share int, op Op) e
 				return err
 			}
 		}
-		r.reducer.srcs = append(r.reducer.srcs[:0], sums.Part(0, rt.at[1]))
-		r.reducer.reduceScaled(dst.Part(min(s.lo, dst.Len()), min(s.hi, dst.Len())), op, r.size)
-		clear(r.reducer.srcs)
+		r.reducer.Sources = append(r.reducer.Sources[:0], sums.Part(0, rt.at[1]))
+		r.reducer.ReduceScaled(dst.Part(min(s.lo, dst.Len()), min(s.hi, dst.Len())), op, r.size)
+		clear(r.reducer.Sources)
 		if s.hi == share {
 			return r.settle(ctx)
 		}
@@ -316,18 +317,18 @@ func (r *remote) halve(ctx context.Context, dst, src Buffer, share int, op Op) e
 // contribute queues the messages of a stripe in the block. What is for one rank is put together in
 // pack, if there is one; what comes from others goes to got, in the order of ranks.
 func (r *remote) contribute(rt *route, s stripe, pack, got []byte) {
-	b, i, n := rt.block.ranks(), r.rank-rt.block.lo, s.bytes(rt.mine)
+	b, i, n := rt.block.Ranks(), r.rank-rt.block.Lo, s.bytes(rt.mine)
 	for k := 1; k < b; k++ {
 		to, from := (i+k)%b, (i+b-k)%b
 		if list := rt.order[rt.first[to]:rt.first[to+1]]; pack != nil {
-			pack = r.sendPacked(rt.block.lo+to, s, list, pack)
+			pack = r.sendPacked(rt.block.Lo+to, s, list, pack)
 		} else {
-			r.send(rt.block.lo+to, roundScatter, s.bytes(list), nil)
+			r.send(rt.block.Lo+to, roundScatter, s.bytes(list), nil)
 			for _, j := range list {
-				r.sendMore(rt.block.lo+to, s.of(int(j)).Bytes())
+				r.sendMore(rt.block.Lo+to, s.of(int(j)).Bytes())
 			}
 		}
-		r.receive(rt.block.lo+from, roundScatter, n, rt.from(from, i, got, n))
+		r.receive(rt.block.Lo+from, roundScatter, n, rt.from(from, i, got, n))
 	}
 }
 
@@ -359,20 +360,20 @@ func (rt *route) from(other, i int, got []byte, n int) []byte {
 
 // sumBlock sets sums to those of the block, of the shards that this rank holds.
 func (r *remote) sumBlock(rt *route, s stripe, sums Buffer, got []byte, op Op) {
-	i, n := r.rank-rt.block.lo, s.bytes(rt.mine)
+	i, n := r.rank-rt.block.Lo, s.bytes(rt.mine)
 	for k, j := range rt.mine {
 		lo, hi := rt.at[k], rt.at[k+1]
-		r.reducer.srcs = r.reducer.srcs[:0]
-		for q := range rt.block.ranks() {
+		r.reducer.Sources = r.reducer.Sources[:0]
+		for q := range rt.block.Ranks() {
 			x := s.of(int(j))
 			if q != i {
 				x = bufferOf(rt.from(q, i, got, n), s.src.DType()).Part(lo, hi)
 			}
-			r.reducer.srcs = append(r.reducer.srcs, x)
+			r.reducer.Sources = append(r.reducer.Sources, x)
 		}
-		r.reducer.reduce(sums.Part(lo, hi), op)
+		r.reducer.Reduce(sums.Part(lo, hi), op)
 	}
-	clear(r.reducer.srcs)
+	clear(r.reducer.Sources)
 }
 
 // merge sends the sums of a stripe that others hold from now on, and adds those of the other
@@ -404,11 +405,11 @@ func (r *remote) merge(
 			if !m.left {
 				left, right = right, left
 			}
-			r.reducer.srcs = append(r.reducer.srcs[:0], left, right)
-			r.reducer.reduce(own, op)
+			r.reducer.Sources = append(r.reducer.Sources[:0], left, right)
+			r.reducer.Reduce(own, op)
 			taken += own.Len()
 		}
 	}
-	clear(r.reducer.srcs)
+	clear(r.reducer.Sources)
 	return nil
 }

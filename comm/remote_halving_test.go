@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
@@ -24,7 +26,7 @@ func routesOf(n int) []*route {
 
 // connects returns how many ranks a rank exchanges sums or contributions with.
 func (rt *route) connects() int {
-	peers := rt.block.ranks() - 1
+	peers := rt.block.Ranks() - 1
 	for _, m := range rt.merges {
 		peers += len(m.partners)
 	}
@@ -41,7 +43,7 @@ func TestRoutes(t *testing.T) {
 			shards := slices.Clone(rt.order)
 			slices.Sort(shards)
 			require.Len(t, slices.Compact(shards), n)
-			require.True(t, slices.Equal(routes[rt.block.lo].order, rt.order))
+			require.True(t, slices.Equal(routes[rt.block.Lo].order, rt.order))
 			connects = max(connects, rt.connects())
 			held := len(rt.mine)
 			for level, m := range rt.merges {
@@ -89,7 +91,7 @@ func TestHalvingSameBits(t *testing.T) {
 			sameBits(t, gs, local, transport.KindReduceScatter, d, op, (elements+n)/n*n)
 			sameBits(t, gs, local, transport.KindAllReduce, d, op, elements)
 		}
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -115,7 +117,7 @@ func TestHalvingFew(t *testing.T) {
 				if err := r.scatter(ctx, want, src, share, op); err != nil {
 					return err
 				}
-				own := part(src, r.rank, share)
+				own := sums.Part(src, r.rank, share)
 				if err := r.halve(ctx, own, src, share, op); err != nil {
 					return err
 				}
@@ -125,7 +127,7 @@ func TestHalvingFew(t *testing.T) {
 				return nil
 			})
 		}
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -176,7 +178,7 @@ func TestHalvingCounts(t *testing.T) {
 		}
 		require.LessOrEqual(t, len(remoteOf(g).used), routes[r].connects()+len(others))
 	}
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestHalvingMismatch has one rank call something else than a large sum of many: the last one of a

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/text"
@@ -27,13 +28,13 @@ import (
 // 16-bit floats travel as float32, which is twice the bytes of one contribution. So
 // subtrees of two ranks send their contributions as they are.
 type hosts struct {
-	local Group    // the ranks of this host
-	tree  Group    // those of them that are a subtree with this rank; nil if it is one by itself
-	all   []span   // the ranks of every host
-	host  int      // this one
-	rank  int      // this one, in the whole group
-	names []string // of local and tree, where they are not the same
-	sums  [3][]span
+	local Group       // the ranks of this host
+	tree  Group       // those of them that are a subtree with this rank; nil if it is one by itself
+	all   []sums.Span // the ranks of every host
+	host  int         // this one
+	rank  int         // this one, in the whole group
+	names []string    // of local and tree, where they are not the same
+	sums  [3][]sums.Span
 }
 
 // Indices of hosts.sums: the spans that are summed before they travel, or sent as they are
@@ -45,26 +46,26 @@ const (
 )
 
 // newHosts returns hosts without groups. There are two hosts or more.
-func newHosts(name string, rank int, all []span) *hosts {
-	h := &hosts{all: all, rank: rank, host: slices.IndexFunc(all, func(s span) bool { return rank < s.hi })}
+func newHosts(name string, rank int, all []sums.Span) *hosts {
+	h := &hosts{all: all, rank: rank, host: slices.IndexFunc(all, func(s sums.Span) bool { return rank < s.Hi })}
 	h.sums[byHost] = all
-	h.sums[bySubtree] = subtrees(nil, span{0, all[len(all)-1].hi}, all)
+	h.sums[bySubtree] = sums.Subtrees(nil, sums.Span{Lo: 0, Hi: all[len(all)-1].Hi}, all)
 	for _, s := range h.sums[bySubtree] {
-		if s.ranks() > 2 {
+		if s.Ranks() > 2 {
 			h.sums[byHalf] = append(h.sums[byHalf], s)
 			continue
 		}
-		for r := s.lo; r < s.hi; r++ {
-			h.sums[byHalf] = append(h.sums[byHalf], span{r, r + 1})
+		for r := s.Lo; r < s.Hi; r++ {
+			h.sums[byHalf] = append(h.sums[byHalf], sums.Span{Lo: r, Hi: r + 1})
 		}
 	}
-	h.names = []string{fmt.Sprintf("%s on host %d", name, h.host), fmt.Sprintf("%s, subtree of rank %d", name, h.mine(bySubtree).lo)}
+	h.names = []string{fmt.Sprintf("%s on host %d", name, h.host), fmt.Sprintf("%s, subtree of rank %d", name, h.mine(bySubtree).Lo)}
 	return h
 }
 
 // mine returns the span that this rank is in.
-func (h *hosts) mine(sums int) span {
-	return h.sums[sums][slices.IndexFunc(h.sums[sums], func(s span) bool { return h.rank < s.hi })]
+func (h *hosts) mine(index int) sums.Span {
+	return h.sums[index][slices.IndexFunc(h.sums[index], func(s sums.Span) bool { return h.rank < s.Hi })]
 }
 
 // findHosts returns how l lies on hosts, nil if it is better treated as flat. All
@@ -78,7 +79,7 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	}
 	var h *hosts
 	if all != nil {
-		if h = newHosts(l.name, l.rank, all); l.session.shares(l.ranks[all[h.host].lo:all[h.host].hi]) {
+		if h = newHosts(l.name, l.rank, all); l.session.shares(l.ranks[all[h.host].Lo:all[h.host].Hi]) {
 			able[0] = 1
 		}
 	}
@@ -91,8 +92,8 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	if able[0] == 0 {
 		return nil, nil
 	}
-	form := func(name string, s span) (Group, error) {
-		inside := l.derive(name, text.Hash(fmt.Sprintf("%x %s", l.id, name)), l.ranks[s.lo:s.hi])
+	form := func(name string, s sums.Span) (Group, error) {
+		inside := l.derive(name, text.Hash(fmt.Sprintf("%x %s", l.id, name)), l.ranks[s.Lo:s.Hi])
 		g, err := newShared(ctx, inside, l.session.domain)
 		return g, h.outside(r.name, err)
 	}
@@ -104,7 +105,7 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	switch {
 	case subtree == own:
 		h.tree = h.local
-	case subtree.ranks() > 1:
+	case subtree.Ranks() > 1:
 		h.tree, err = form(h.names[1], subtree)
 	}
 	return h, err
@@ -112,18 +113,18 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 
 // hostsOf returns the ranks of every host, of n in all. It returns nil if there is one
 // host, or one rank on each, or if ranks of a host are not in a row.
-func hostsOf(n int, host func(rank int) string) (all []span) {
+func hostsOf(n int, host func(rank int) string) (all []sums.Span) {
 	seen := map[string]bool{}
 	for r := range n {
 		if r > 0 && host(r) == host(r-1) {
-			all[len(all)-1].hi++
+			all[len(all)-1].Hi++
 			continue
 		}
 		if seen[host(r)] {
 			return nil
 		}
 		seen[host(r)] = true
-		all = append(all, span{r, r + 1})
+		all = append(all, sums.Span{Lo: r, Hi: r + 1})
 	}
 	if len(all) == 1 || len(all) == n {
 		return nil
@@ -139,15 +140,15 @@ func (h *hosts) outside(group string, err error) error {
 	}
 	switch i := slices.Index(h.names, blame.Group); i {
 	case 0:
-		return &RankError{Group: group, Rank: h.all[h.host].lo + blame.Rank, Err: blame.Err}
+		return &RankError{Group: group, Rank: h.all[h.host].Lo + blame.Rank, Err: blame.Err}
 	case 1:
-		return &RankError{Group: group, Rank: h.mine(bySubtree).lo + blame.Rank, Err: blame.Err}
+		return &RankError{Group: group, Rank: h.mine(bySubtree).Lo + blame.Rank, Err: blame.Err}
 	}
 	return err
 }
 
 // own returns the ranks of this host.
-func (h *hosts) own() span { return h.all[h.host] }
+func (h *hosts) own() sums.Span { return h.all[h.host] }
 
 // after and before return the host that is k places after this one, and before it.
 func (h *hosts) after(k int) int  { return (h.host + k) % len(h.all) }
@@ -157,7 +158,7 @@ func (h *hosts) before(k int) int { return (h.host + len(h.all) - k) % len(h.all
 // hosts of the same size each rank has a mate of its own.
 func (h *hosts) mate(host, from, rank int) int {
 	there, here := h.all[host], h.all[from]
-	return there.lo + (rank-here.lo)*there.ranks()/here.ranks()
+	return there.Lo + (rank-here.Lo)*there.Ranks()/here.Ranks()
 }
 
 // stop ends what the ranks of this host do together. Why, the others will hear in
@@ -197,8 +198,8 @@ func summing(op Op, d DType) int {
 
 // sends reports whether reductions send fewer bytes between hosts.
 func (h *hosts) sends(op Op, d DType) bool {
-	sums := h.sums[summing(op, d)]
-	return len(sums) < sums[len(sums)-1].hi
+	spans := h.sums[summing(op, d)]
+	return len(spans) < spans[len(spans)-1].Hi
 }
 
 // hierarchical carries out c in steps inside the hosts and between them. The
@@ -228,16 +229,16 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 	for k := 1; k < len(h.all); k++ {
 		r.send(h.mate(h.after(k), h.host, r.rank), roundHosts, len(b), b)
 		from := h.before(k)
-		for q := h.all[from].lo; q < h.all[from].hi; q++ {
+		for q := h.all[from].Lo; q < h.all[from].Hi; q++ {
 			if h.mate(h.host, from, q) == r.rank {
-				r.receive(q, roundHosts, len(b), part(full, q, own.Len()).Bytes())
+				r.receive(q, roundHosts, len(b), sums.Part(full, q, own.Len()).Bytes())
 			}
 		}
 	}
 	if err := r.await(ctx, 0); err != nil { // start the wires
 		return err
 	}
-	of := func(s span) Buffer { return full.Part(s.lo*own.Len(), s.hi*own.Len()) }
+	of := func(s sums.Span) Buffer { return full.Part(s.Lo*own.Len(), s.Hi*own.Len()) }
 	if err := h.local.AllGather(of(h.own()), own).Wait(ctx); err != nil {
 		return err
 	}
@@ -247,16 +248,16 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 	for k := 1; k < len(h.all); k++ {
 		from := h.before(k)
 		s := h.all[from]
-		if s.ranks() == h.own().ranks() {
-			mine := part(full, h.mate(from, h.host, r.rank), own.Len())
+		if s.Ranks() == h.own().Ranks() {
+			mine := sums.Part(full, h.mate(from, h.host, r.rank), own.Len())
 			if err := h.local.AllGather(of(s), mine).Wait(ctx); err != nil {
 				return err
 			}
 			continue
 		}
-		for q := s.lo; q < s.hi; q++ {
-			root := h.mate(h.host, from, q) - h.own().lo
-			if err := h.local.Broadcast(part(full, q, own.Len()), root).Wait(ctx); err != nil {
+		for q := s.Lo; q < s.Hi; q++ {
+			root := h.mate(h.host, from, q) - h.own().Lo
+			if err := h.local.Broadcast(sums.Part(full, q, own.Len()), root).Wait(ctx); err != nil {
 				return err
 			}
 		}
@@ -271,24 +272,24 @@ const widened = block / 4
 // rank of the span an equal part of them. Where they cannot be cut equally, the parts
 // begin or end with a few elements of other hosts, which go nowhere.
 type partial struct {
-	sum    span
+	sum    sums.Span
 	lo, n  int // the first element, and the number of each part
 	shares int // elements of each owner
 }
 
 // partial returns what sum does for the owners on a host.
-func (h *hosts) partial(sum span, host, share int) partial {
-	s, all := h.all[host], h.all[len(h.all)-1].hi*share
-	n := (s.ranks()*share + sum.ranks() - 1) / sum.ranks()
-	return partial{sum, min(s.lo*share, all-n*sum.ranks()), n, share}
+func (h *hosts) partial(sum sums.Span, host, share int) partial {
+	s, all := h.all[host], h.all[len(h.all)-1].Hi*share
+	n := (s.Ranks()*share + sum.Ranks() - 1) / sum.Ranks()
+	return partial{sum, min(s.Lo*share, all-n*sum.Ranks()), n, share}
 }
 
 // window returns all elements that are summed.
-func (p partial) window() (lo, hi int) { return p.lo, p.lo + p.n*p.sum.ranks() }
+func (p partial) window() (lo, hi int) { return p.lo, p.lo + p.n*p.sum.Ranks() }
 
 // between returns the elements that rank from sums and rank owner owns.
 func (p partial) between(from, owner int) (lo, hi int) {
-	first := p.lo + (from-p.sum.lo)*p.n
+	first := p.lo + (from-p.sum.Lo)*p.n
 	lo, hi = max(first, owner*p.shares), min(first+p.n, (owner+1)*p.shares)
 	return lo, max(lo, hi)
 }
@@ -304,10 +305,10 @@ type partials struct {
 
 // stagingOf divides memory for a share of n elements, which is nil to know how much. Nothing
 // is staged of a contribution of this rank by itself.
-func (h *hosts) stagingOf(memory []byte, sums, n int, d DType) (s partials) {
+func (h *hosts) stagingOf(memory []byte, index, n int, d DType) (s partials) {
 	add := func(list []Buffer, n, ranks int) []Buffer {
 		as := d
-		if ranks > 1 && sums == byHalf {
+		if ranks > 1 && index == byHalf {
 			as = Float32
 		}
 		size := n * as.Size()
@@ -318,45 +319,45 @@ func (h *hosts) stagingOf(memory []byte, sums, n int, d DType) (s partials) {
 		s.bytes += lines(size)
 		return append(list, b)
 	}
-	mine := h.mine(sums)
-	for _, sum := range h.sums[sums] {
-		if sum.ranks() == 1 && sum == mine {
+	mine := h.mine(index)
+	for _, sum := range h.sums[index] {
+		if sum.Ranks() == 1 && sum == mine {
 			s.in = append(s.in, Buffer{})
 			continue
 		}
-		s.in = add(s.in, n, sum.ranks())
+		s.in = add(s.in, n, sum.Ranks())
 	}
-	if mine.ranks() == 1 {
+	if mine.Ranks() == 1 {
 		return s
 	}
 	most := 0
 	for host := range h.all {
 		p := h.partial(mine, host, n)
-		s.out = add(s.out, p.n, mine.ranks())
+		s.out = add(s.out, p.n, mine.Ranks())
 		most = max(most, p.n)
 	}
-	if sums == byHalf {
-		s.block = add(nil, mine.ranks()*min(most, widened), mine.ranks())[0]
+	if index == byHalf {
+		s.block = add(nil, mine.Ranks()*min(most, widened), mine.Ranks())[0]
 	}
 	return s
 }
 
 // hostScatter is a reduce-scatter of src to dst.
 func (r *remote) hostScatter(ctx context.Context, dst, src Buffer, op Op) error {
-	h, sums := r.hosts, summing(op, dst.DType())
-	mine := h.mine(sums)
-	stage := h.stagingOf(r.staging(h.stagingOf(nil, sums, dst.Len(), dst.DType()).bytes), sums, dst.Len(), dst.DType())
+	h, index := r.hosts, summing(op, dst.DType())
+	mine := h.mine(index)
+	stage := h.stagingOf(r.staging(h.stagingOf(nil, index, dst.Len(), dst.DType()).bytes), index, dst.Len(), dst.DType())
 	at := r.rank * dst.Len()
-	for i, sum := range h.sums[sums] {
+	for i, sum := range h.sums[index] {
 		p := h.partial(sum, h.host, dst.Len())
-		for from := sum.lo; from < sum.hi; from++ {
+		for from := sum.Lo; from < sum.Hi; from++ {
 			if lo, hi := p.between(from, r.rank); from != r.rank && lo < hi {
 				b := stage.in[i].Part(lo-at, hi-at).Bytes()
 				r.receive(from, roundHosts, len(b), b)
 			}
 		}
-		if sum == mine && mine.ranks() == 1 {
-			stage.in[i] = part(src, r.rank, dst.Len())
+		if sum == mine && mine.Ranks() == 1 {
+			stage.in[i] = sums.Part(src, r.rank, dst.Len())
 		}
 	}
 	for k := 1; k <= len(h.all); k++ {
@@ -364,21 +365,21 @@ func (r *remote) hostScatter(ctx context.Context, dst, src Buffer, op Op) error 
 		p := h.partial(mine, to, dst.Len())
 		lo, hi := p.window()
 		out := src.Part(lo, hi)
-		if mine.ranks() > 1 {
+		if mine.Ranks() > 1 {
 			out = stage.out[to]
 			if err := h.sum(ctx, out, src.Part(lo, hi), stage.block, op); err != nil {
 				return err
 			}
 		}
-		first := p.lo + (r.rank-mine.lo)*p.n
-		for owner := h.all[to].lo; owner < h.all[to].hi; owner++ {
+		first := p.lo + (r.rank-mine.Lo)*p.n
+		for owner := h.all[to].Lo; owner < h.all[to].Hi; owner++ {
 			lo, hi := p.between(r.rank, owner)
 			switch b := out.Part(lo-first, hi-first); {
 			case lo == hi:
 			case owner != r.rank:
 				r.send(owner, roundHosts, len(b.Bytes()), b.Bytes())
-			case mine.ranks() > 1:
-				transport.Move(stage.in[slices.Index(h.sums[sums], mine)].Part(lo-at, hi-at), b)
+			case mine.Ranks() > 1:
+				transport.Move(stage.in[slices.Index(h.sums[index], mine)].Part(lo-at, hi-at), b)
 			}
 		}
 		if err := r.await(ctx, 0); err != nil {
@@ -388,9 +389,9 @@ func (r *remote) hostScatter(ctx context.Context, dst, src Buffer, op Op) error 
 	if err := r.settle(ctx); err != nil {
 		return err
 	}
-	r.reducer.srcs = append(r.reducer.srcs[:0], stage.in...)
-	r.reducer.reduceSpans(dst, op, r.size, h.sums[sums])
-	clear(r.reducer.srcs)
+	r.reducer.Sources = append(r.reducer.Sources[:0], stage.in...)
+	r.reducer.ReduceSpans(dst, op, r.size, h.sums[index])
+	clear(r.reducer.Sources)
 	return nil
 }
 
@@ -410,7 +411,7 @@ func (h *hosts) sum(ctx context.Context, out, src, wide Buffer, op Op) error {
 	for lo := 0; lo < out.Len(); lo += widened {
 		n := min(widened, out.Len()-lo)
 		for i := range src.Len() / out.Len() {
-			widen(transport.View[float32](part(wide, i, n)), src.Part(i*out.Len()+lo, i*out.Len()+lo+n))
+			widen(transport.View[float32](sums.Part(wide, i, n)), src.Part(i*out.Len()+lo, i*out.Len()+lo+n))
 		}
 		if err := h.tree.ReduceScatter(out.Part(lo, lo+n), wide.Part(0, src.Len()/out.Len()*n), op).Wait(ctx); err != nil {
 			return err
@@ -434,7 +435,7 @@ func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
 	line := 64 / buf.DType().Size()
 	share := buf.Len() / r.size / line * line
 	full := buf.Part(0, r.size*share)
-	own := part(full, r.rank, share)
+	own := sums.Part(full, r.rank, share)
 	var err error
 	if r.hosts.sends(op, buf.DType()) {
 		err = r.hostScatter(ctx, own, full, op)
@@ -454,11 +455,11 @@ func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
 // from each of them inside its host.
 func (r *remote) hostBroadcast(ctx context.Context, buf Buffer, root int) error {
 	h := r.hosts
-	home := slices.IndexFunc(h.all, func(s span) bool { return root < s.hi })
+	home := slices.IndexFunc(h.all, func(s sums.Span) bool { return root < s.Hi })
 	mate := func(host int) int { return h.mate(host, home, root) }
 	size := buf.DType().Size()
 	inside := func(lo, hi int) error {
-		return h.local.Broadcast(buf.Part(lo/size, hi/size), mate(h.host)-h.own().lo).Wait(ctx)
+		return h.local.Broadcast(buf.Part(lo/size, hi/size), mate(h.host)-h.own().Lo).Wait(ctx)
 	}
 	b := buf.Bytes()
 	if r.rank != mate(h.host) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
@@ -83,7 +84,7 @@ func TestJoinFails(t *testing.T) {
 				require.ErrorAs(t, gs[r].Barrier(t.Context()), &blame, "for good")
 				require.Equal(t, c.blamed, blame.Rank)
 			}
-			closeRanks(t, gs)
+			grouptest.CloseRanks(t, gs)
 		})
 	}
 }
@@ -106,7 +107,7 @@ func TestJoinSilent(t *testing.T) {
 		require.ErrorContains(t, err, "no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 0: does not answer")
 	}
 	require.ErrorIs(t, errs[2], ErrTimeout)
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // deafTo is a network in which what is sent to a rank gets lost, mute one in which
@@ -137,7 +138,7 @@ func TestJoinRefused(t *testing.T) {
 		require.ErrorContains(t, err, `comm: rank `)
 		require.Equal(t, errs[0].Error(), err.Error())
 	}
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestJoinThenLeave has a rank leave a new group at once: the others have made it all the same.
@@ -158,7 +159,7 @@ func TestJoinThenLeave(t *testing.T) {
 		ranks.Wait()
 		require.NoError(t, errors.Join(errs...))
 	}
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // hearer is a member that keeps what it is told.
@@ -281,7 +282,7 @@ func TestConnectsOnDemand(t *testing.T) {
 		return gs[r.rank].ReduceScatter(Of(make([]float32, smallMessage)), Of(make([]float32, smallMessage*n)), Sum).Wait(ctx)
 	})
 	require.Len(t, remoteOf(gs[0]).used, n-1, "whoever sums much hears everybody")
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestConnectFailsLate has a connection fail that a group first needs after a while: that is an
@@ -309,5 +310,5 @@ func TestConnectFailsLate(t *testing.T) {
 		require.ErrorContains(t, err, "connection to rank 2")
 		require.Equal(t, errs[0].Error(), err.Error())
 	}
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -44,5 +45,5 @@ func TestLanesOfSockets(t *testing.T) {
 		require.Less(t, slices.Max(bytes)-slices.Min(bytes), uint64(chunk+1<<10), fmt.Sprint(bytes))
 		require.NoError(t, remoteOf(g).pump.silent())
 	}
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/simnet"
@@ -107,7 +108,7 @@ func TestLanes(t *testing.T) {
 	}
 	slices.Sort(ways)
 	require.Equal(t, []string{ips[0] + " " + ips[0], ips[1] + " " + ips[1], ips[2] + " " + ips[0]}, ways)
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestNoSuchInterface has a rank name what is not there: it says what its host has.

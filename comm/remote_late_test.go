@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -48,7 +49,7 @@ func TestGiversAreAhead(t *testing.T) {
 			for rank, x := range all {
 				require.Equal(t, int32(rank), x)
 			}
-			closeRanks(t, gs)
+			grouptest.CloseRanks(t, gs)
 			cancel()
 		}
 	}
@@ -67,7 +68,7 @@ func TestNobodyIsFarAhead(t *testing.T) {
 	err := gs[0].Broadcast(x, 0).Wait(over)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "waiting for ranks [1] in broadcast #33")
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 
 	gs = RemoteGroups(t, 2, Wiring{})
 	everyRank(t, gs, func(r *remote) error {
@@ -80,7 +81,7 @@ func TestNobodyIsFarAhead(t *testing.T) {
 		}
 		return nil
 	})
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestLateMismatch has ranks differ in a call that is complete on one of them or on both.
@@ -100,10 +101,10 @@ func TestLateMismatch(t *testing.T) {
 		for r, g := range gs {
 			require.NoError(t, broadcast(g, r).Wait(ctx))
 		}
-		for _, err := range sums(gs, 0, 1) {
+		for _, err := range sumOn(gs, 0, 1) {
 			differs(err)
 		}
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 
 		// Where none follows, Close does.
 		gs = RemoteGroups(t, 2, w)
@@ -123,7 +124,7 @@ func TestLateMismatch(t *testing.T) {
 		go func() { closed <- broadcast(gs[0], 1).Wait(ctx) }()
 		differs(other.Wait(ctx))
 		differs(<-closed)
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 
 		// One that waits for a rank that waits for nobody.
 		gs = RemoteGroups(t, 2, w)
@@ -162,7 +163,7 @@ func TestMismatchInAChain(t *testing.T) {
 					}
 					return nil
 				})
-				closeRanks(t, gs)
+				grouptest.CloseRanks(t, gs)
 			})
 		}
 	}
@@ -229,7 +230,7 @@ func TestRootOfAChainHears(t *testing.T) {
 			require.ErrorAs(t, err, &differs)
 			require.EqualValues(t, 1, differs.Seq)
 		}
-		closeRanks(t, gs[1:])
+		grouptest.CloseRanks(t, gs[1:])
 	}
 }
 
@@ -257,7 +258,7 @@ func TestTwoGivers(t *testing.T) {
 					}
 					return nil
 				})
-				closeRanks(t, gs)
+				grouptest.CloseRanks(t, gs)
 				for r, g := range gs { // which keep nothing of the caller's memory
 					p := remoteOf(g).port(1 - r)
 					require.Empty(t, p.in.pieces)

@@ -2,6 +2,7 @@ package comm
 
 import (
 	"context"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
@@ -67,9 +68,9 @@ func (r *remote) gives(c *transport.Call, to int) []byte {
 	case transport.KindAllReduce:
 		return c.Dst.Bytes()
 	case transport.KindReduceScatter:
-		return part(c.Src, to, c.Dst.Len()).Bytes()
+		return sums.Part(c.Src, to, c.Dst.Len()).Bytes()
 	case transport.KindAllToAll:
-		return part(c.Src, to, c.Src.Len()/r.size).Bytes()
+		return sums.Part(c.Src, to, c.Src.Len()/r.size).Bytes()
 	case transport.KindBroadcast:
 		if r.rank == c.Root {
 			return c.Dst.Bytes()
@@ -82,7 +83,7 @@ func (r *remote) gives(c *transport.Call, to int) []byte {
 func (r *remote) takes(c *transport.Call, from int) []byte {
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit, transport.KindAllToAll:
-		return part(c.Dst, from, c.Dst.Len()/r.size).Bytes()
+		return sums.Part(c.Dst, from, c.Dst.Len()/r.size).Bytes()
 	case transport.KindAllReduce, transport.KindReduceScatter:
 		n := len(c.Dst.Bytes())
 		lo := from * lines(n)
@@ -116,11 +117,11 @@ func (r *remote) finish(ctx context.Context, c *transport.Call) error {
 	own := c.Dst
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit:
-		transport.Move(part(c.Dst, r.rank, c.Src.Len()), c.Src)
+		transport.Move(sums.Part(c.Dst, r.rank, c.Src.Len()), c.Src)
 		return nil
 	case transport.KindAllToAll:
 		share := c.Dst.Len() / r.size
-		transport.Move(part(c.Dst, r.rank, share), part(c.Src, r.rank, share))
+		transport.Move(sums.Part(c.Dst, r.rank, share), sums.Part(c.Src, r.rank, share))
 		return nil
 	case transport.KindGather:
 		if r.rank == c.Root {
@@ -128,21 +129,21 @@ func (r *remote) finish(ctx context.Context, c *transport.Call) error {
 		}
 		return nil
 	case transport.KindReduceScatter:
-		own = part(c.Src, r.rank, c.Dst.Len())
+		own = sums.Part(c.Src, r.rank, c.Dst.Len())
 	case transport.KindAllReduce:
 	default:
 		return nil
 	}
-	r.reducer.srcs = r.reducer.srcs[:0]
+	r.reducer.Sources = r.reducer.Sources[:0]
 	for rank := range r.size {
 		b := own
 		if rank != r.rank {
 			b = bufferOf(r.takes(c, rank), c.Dst.DType())
 		}
-		r.reducer.srcs = append(r.reducer.srcs, b)
+		r.reducer.Sources = append(r.reducer.Sources, b)
 	}
-	r.reducer.reduce(c.Dst, c.Op)
-	clear(r.reducer.srcs)
+	r.reducer.Reduce(c.Dst, c.Op)
+	clear(r.reducer.Sources)
 	return nil
 }
 

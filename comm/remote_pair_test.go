@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
@@ -39,14 +40,14 @@ func TestSmallIsBegun(t *testing.T) {
 			require.ErrorAs(t, g.AllReduce(Of(make([]float32, 9)), Sum).Wait(ctx), new(*MismatchError))
 		}
 		require.ErrorAs(t, bad.Wait(ctx), new(*MismatchError))
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 
 		// Close completes what was begun.
 		gs = RemoteGroups(t, n, Wiring{})
 		for _, g := range gs {
 			issue(g)
 		}
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 

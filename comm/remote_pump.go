@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
@@ -196,7 +197,7 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 		}
 		if x.timeout > 0 {
 			if quiet >= x.timeout {
-				return errNoProgress(x.timeout)
+				return transport.NoProgress(x.timeout)
 			}
 			nap = min(nap, x.timeout-quiet)
 		}

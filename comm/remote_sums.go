@@ -2,6 +2,7 @@ package comm
 
 import (
 	"context"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"math/bits"
 	"slices"
@@ -20,7 +21,7 @@ import (
 
 // subsums is the sums of some subtrees, ascending, one after the other in memory.
 type subsums struct {
-	spans  []span
+	spans  []sums.Span
 	memory Buffer
 	each   int // elements
 }
@@ -35,15 +36,15 @@ func stepSums(n int) int { return 7 * bits.Len(uint(n-1)) }
 
 // window appends to list the largest subtrees of all n ranks whose ranks are among the k up to
 // rank.
-func window(list []span, n, rank, k int) []span {
-	all, lo := span{0, n}, rank+1-k
+func window(list []sums.Span, n, rank, k int) []sums.Span {
+	all, lo := sums.Span{Lo: 0, Hi: n}, rank+1-k
 	switch {
 	case k >= n:
 		return append(list, all)
 	case lo >= 0:
-		return all.within(list, span{lo, rank + 1})
+		return all.Within(list, sums.Span{Lo: lo, Hi: rank + 1})
 	}
-	return all.within(all.within(list, span{0, rank + 1}), span{n + lo, n})
+	return all.Within(all.Within(list, sums.Span{Lo: 0, Hi: rank + 1}), sums.Span{Lo: n + lo, Hi: n})
 }
 
 // reduceSteps reduces the src of all ranks to dst: as much of it as belongs to this rank, which is
@@ -59,7 +60,7 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error 
 	for _, s := range []*subsums{have, got, next} {
 		s.each, s.memory, free = n, free.Part(0, 2*levels*n), free.Part(2*levels*n, free.Len())
 	}
-	have.spans = append(have.spans[:0], span{r.rank, r.rank + 1})
+	have.spans = append(have.spans[:0], sums.Span{Lo: r.rank, Hi: r.rank + 1})
 	if own := have.at(0); own.DType() == src.DType() {
 		transport.Move(own, src)
 	} else {
@@ -85,27 +86,27 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error 
 	}
 	total := have.at(0)
 	if dst.Len() < src.Len() {
-		total = part(total, r.rank, dst.Len())
+		total = sums.Part(total, r.rank, dst.Len())
 	}
-	r.reducer.srcs = append(r.reducer.srcs[:0], total)
-	r.reducer.reduceScaled(dst, op, r.size)
-	clear(r.reducer.srcs)
+	r.reducer.Sources = append(r.reducer.Sources[:0], total)
+	r.reducer.ReduceScaled(dst, op, r.size)
+	clear(r.reducer.Sources)
 	return nil
 }
 
 // subtree returns the sum of s: one that is known, or else one that it puts together in to. free is
 // memory for one sum of every level below.
-func (r *remote) subtree(s span, known [2]*subsums, to, free Buffer, op Op) Buffer {
+func (r *remote) subtree(s sums.Span, known [2]*subsums, to, free Buffer, op Op) Buffer {
 	for _, k := range known {
 		if i := slices.Index(k.spans, s); i >= 0 {
 			return k.at(i)
 		}
 	}
-	mid, n := s.middle(), to.Len()
-	left := r.subtree(span{s.lo, mid}, known, to, free, op)
-	right := r.subtree(span{mid, s.hi}, known, free.Part(0, n), free.Part(n, free.Len()), op)
-	r.reducer.srcs = append(r.reducer.srcs[:0], left, right)
-	r.reducer.reduce(to, op)
-	clear(r.reducer.srcs)
+	mid, n := s.Middle(), to.Len()
+	left := r.subtree(sums.Span{Lo: s.Lo, Hi: mid}, known, to, free, op)
+	right := r.subtree(sums.Span{Lo: mid, Hi: s.Hi}, known, free.Part(0, n), free.Part(n, free.Len()), op)
+	r.reducer.Sources = append(r.reducer.Sources[:0], left, right)
+	r.reducer.Reduce(to, op)
+	clear(r.reducer.Sources)
 	return to
 }

@@ -165,18 +165,18 @@ func pretend(gs []Group, ranks []int) {
 		return fmt.Sprint(host)
 	})
 	for _, s := range all {
-		for i, local := range Local(s.ranks()) {
-			h := newHosts("world", s.lo+i, all)
+		for i, local := range Local(s.Ranks()) {
+			h := newHosts("world", s.Lo+i, all)
 			h.local = local
-			remoteOf(gs[s.lo+i]).hosts = h
+			remoteOf(gs[s.Lo+i]).hosts = h
 		}
 	}
 	if all == nil {
 		return
 	}
 	for _, s := range remoteOf(gs[0]).hosts.sums[bySubtree] {
-		for i, tree := range Local(s.ranks()) {
-			remoteOf(gs[s.lo+i]).hosts.tree = tree
+		for i, tree := range Local(s.Ranks()) {
+			remoteOf(gs[s.Lo+i]).hosts.tree = tree
 		}
 	}
 }

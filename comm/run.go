@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/local"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
@@ -36,7 +37,7 @@ func Run(ctx context.Context, n int, f func(context.Context, Group) error) error
 	if err != nil {
 		return err
 	}
-	groups := localGroups(n, cmp.Or(cfg.Timeout, defaultTimeout))
+	groups := local.New(n, cmp.Or(cfg.Timeout, defaultTimeout))
 	if launched {
 		g, err := Connect(ctx, cfg)
 		if err != nil {

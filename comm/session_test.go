@@ -77,7 +77,7 @@ func wired(n int) []*session {
 // lent is a Backend that borrows the collectives of a local group.
 type lent struct {
 	*link
-	group *local
+	group transport.Issuer
 	ctx   context.Context // ends at Stop
 	stop  context.CancelFunc
 	desk  *desk
@@ -95,7 +95,7 @@ func (d *desk) lend(l *link) *transport.Serial {
 	if d.groups[l.id] == nil {
 		d.groups[l.id] = Local(len(l.ranks))
 	}
-	b := &lent{link: l, group: d.groups[l.id][l.rank].(*local), desk: d}
+	b := &lent{link: l, group: d.groups[l.id][l.rank].(transport.Issuer), desk: d}
 	d.mu.Unlock()
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	s := transport.NewSerial(l.name, l.rank, len(l.ranks), b)

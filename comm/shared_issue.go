@@ -3,6 +3,7 @@ package comm
 import (
 	"context"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/internal/ticket"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"slices"
@@ -150,8 +151,8 @@ func (s *shared) offer(seq uint64, t *task, call *transport.Signature) error {
 		flags = postPrivate
 	}
 	lane := s.board.lane(seq, s.Rank())
-	lane.claimed.Store(seq << tagShift)
-	lane.finished.Store(seq << tagShift)
+	lane.claimed.Store(seq << sums.TagShift)
+	lane.finished.Store(seq << sums.TagShift)
 	p.meta = s.sign(p, call) | flags
 	return nil
 }
@@ -223,9 +224,9 @@ func (s *shared) locate(b Buffer) (off int, ok bool) {
 func (s *shared) read(seq uint64, t *task) error {
 	own := &t.call
 	for r := range s.Size() {
-		c, p := &s.work.calls[r], s.board.post(seq, r)
+		c, p := &s.work.Calls[r], s.board.post(seq, r)
 		*c = own.ForRank(r, s.Rank())
-		s.work.copies[r], s.private[r] = p.meta&postCopy != 0, p.meta&postPrivate != 0
+		s.work.Copies[r], s.private[r] = p.meta&postCopy != 0, p.meta&postPrivate != 0
 		if r == s.Rank() {
 			if own.Kind == transport.KindAllReduce && t.staged != nil {
 				at := unsafe.Pointer(unsafe.SliceData(t.staged))
@@ -259,7 +260,7 @@ func (s *shared) badOffset(rank int, c *transport.Call, seq uint64) error {
 // reread follows sources that have been moved since read.
 func (s *shared) reread(seq uint64) {
 	for r := range s.Size() {
-		p, c := s.board.post(seq, r), &s.work.calls[r]
+		p, c := s.board.post(seq, r), &s.work.Calls[r]
 		if r == s.Rank() {
 			continue
 		}

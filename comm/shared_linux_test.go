@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
@@ -214,7 +215,7 @@ func (c *copyBack) Wait(ctx context.Context) error {
 }
 
 func closeGroups(t testing.TB, gs []Group) {
-	for _, err := range perRank(gs, func(g Group) error { return g.Close() }) {
+	for _, err := range grouptest.PerRank(gs, func(g Group) error { return g.Close() }) {
 		require.NoError(t, err)
 	}
 }
@@ -223,7 +224,7 @@ func closeGroups(t testing.TB, gs []Group) {
 func TestSharedRunAhead(t *testing.T) {
 	const ahead = 5 * boardSlots
 	gs := SharedGroups(t, 3)
-	for _, err := range perRank(gs, func(g Group) error {
+	for _, err := range grouptest.PerRank(gs, func(g Group) error {
 		x, works := make([]int32, ahead), make([]Work, ahead)
 		for i := range x {
 			x[i] = int32(i)
@@ -346,7 +347,7 @@ func TestSharedAllocations(t *testing.T) {
 	const warm, runs, n = 20, 100, 2 // the segments grow to what is in flight at most
 	gs := SharedGroups(t, n)
 	program := func(g Group) func() {
-		whole, shard, counts := floats(n*3000), floats(3000), []int{3000, 3000}
+		whole, shard, counts := grouptest.Floats(n*3000), grouptest.Floats(3000), []int{3000, 3000}
 		return func() {
 			ws := [...]Work{
 				g.AllGather(whole, shard), g.ReduceScatter(shard, whole, Avg),
@@ -398,7 +399,7 @@ func TestSharedGatherCopies(t *testing.T) {
 			}
 			alloc := func(r, elements int, private bool) Buffer {
 				if private {
-					return floats(elements)
+					return grouptest.Floats(elements)
 				}
 				mem, err := gs[r].(Allocator).Alloc(4 * elements)
 				require.NoError(t, err)
@@ -438,7 +439,7 @@ func TestSharedAstray(t *testing.T) {
 	gs := SharedGroups(t, 2)
 	mem, err := gs[1].(Allocator).Alloc(1 << 16)
 	require.NoError(t, err)
-	x := floats(1 << 14)
+	x := grouptest.Floats(1 << 14)
 	gs[1].AllReduce(Of(mem), Sum)
 	liar := gs[1].(*shared)
 	liar.board.post(1, 1).dst = 1 << 62
@@ -468,7 +469,7 @@ func TestSharedMissing(t *testing.T) {
 		require.ErrorIs(t, err, ErrTimeout)
 		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 1: has still to make the group")
 	}
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestSharedCloseWhileMeeting closes a group of which another one is being made.
@@ -484,6 +485,6 @@ func TestSharedCloseWhileMeeting(t *testing.T) {
 	for there := false; !there; runtime.Gosched() {
 		_, _, _, there = g.domain.own.Lookup(child.id)
 	}
-	closeRanks(t, gs)
+	grouptest.CloseRanks(t, gs)
 	require.ErrorIs(t, <-ended, ErrClosed)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
@@ -147,7 +148,7 @@ var roles = map[string]func(t *testing.T, g Group){
 	},
 	// Claims a part of the first collective, arrives, and dies with it.
 	"die at work": func(t *testing.T, g Group) {
-		s, x := g.(*shared), floats(1<<20)
+		s, x := g.(*shared), grouptest.Floats(1<<20)
 		s.mu.Lock()
 		c, seq := transport.Call{Kind: transport.KindAllReduce, Dst: x, Src: x}, s.published+1
 		call := c.Signature()
@@ -229,7 +230,7 @@ func TestSharedDeath(t *testing.T) {
 			if role == "die" {
 				require.NoError(t, g.Barrier(t.Context()))
 			}
-			err := g.AllReduce(floats(1<<20), Sum).Wait(t.Context())
+			err := g.AllReduce(grouptest.Floats(1<<20), Sum).Wait(t.Context())
 			require.ErrorIs(t, err, ErrLost)
 			var re *RankError
 			require.ErrorAs(t, err, &re)
@@ -243,7 +244,7 @@ func TestSharedDeath(t *testing.T) {
 func TestSharedTimeout(t *testing.T) {
 	g, child := fork(t, "hang", 2*time.Second)
 	require.NoError(t, g.Barrier(t.Context()))
-	err := g.AllGather(floats(8), floats(4)).Wait(t.Context())
+	err := g.AllGather(grouptest.Floats(8), grouptest.Floats(4)).Wait(t.Context())
 	require.ErrorIs(t, err, ErrTimeout)
 	require.ErrorContains(t, err, `comm: rank 1 of group "world": rank 0 waited for ranks [1] in all-gather #2 "h.3": no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); `+
 		`rank 1: 1 of 1 collectives complete, last barrier #1 complete`)

@@ -201,11 +201,11 @@ func (s *shared) finish(seq uint64, t *task) error {
 	if err := s.read(seq, t); err != nil {
 		return err
 	}
-	defer clear(s.work.calls)
-	s.work.cut()
+	defer clear(s.work.Calls)
+	s.work.Cut()
 	s.rec.Start(seq)
 	for i := range s.need {
-		s.need[i] = s.work.parts[i]
+		s.need[i] = s.work.Parts[i]
 		if i != s.Rank() && t.copied && t.call.Kind != transport.KindAllReduce {
 			s.need[i] = 0 // has nothing to do with this rank
 		}
@@ -215,7 +215,7 @@ func (s *shared) finish(seq uint64, t *task) error {
 	err := s.drain(seq, t)
 	line.busy.Store(0)
 	if err == nil && t.call.Kind == transport.KindAllReduce && t.staged != nil {
-		s.work.fetch(s.Rank(), t.call.Dst)
+		s.work.Fetch(s.Rank(), t.call.Dst)
 	}
 	return err
 }
@@ -268,15 +268,15 @@ func (s *shared) help(seq uint64) bool {
 		if i != s.Rank() && s.own(i) {
 			continue
 		}
-		part, ok := s.board.claim(seq, i, s.work.parts[i])
+		part, ok := s.board.claim(seq, i, s.work.Parts[i])
 		if !ok {
 			continue
 		}
 		if s.own(i) {
 			s.reread(seq)
 		}
-		s.work.run(i, part, &s.reducer)
-		s.board.finish(seq, i, s.work.parts[i])
+		s.work.Run(i, part, &s.reducer)
+		s.board.finish(seq, i, s.work.Parts[i])
 		return true
 	}
 	return false
@@ -284,7 +284,7 @@ func (s *shared) help(seq uint64) bool {
 
 // own reports whether only rank i itself can execute lane i.
 func (s *shared) own(i int) bool {
-	return s.private[i] && s.work.calls[i].Kind != transport.KindAllReduce
+	return s.private[i] && s.work.Calls[i].Kind != transport.KindAllReduce
 }
 
 // Move copies the source of this rank to where it can stay, for ranks with a

@@ -1,6 +1,7 @@
 package comm
 
 import (
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"unsafe"
 )
@@ -63,12 +64,12 @@ func (s *shared) compute(seq uint64, c *transport.Call) {
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit:
 		for r := range s.Size() {
-			transport.Move(part(c.Dst, r, c.Src.Len()), s.source(seq, r, c, c.Src.Len()))
+			transport.Move(sums.Part(c.Dst, r, c.Src.Len()), s.source(seq, r, c, c.Src.Len()))
 		}
 	case transport.KindAllToAll:
 		n := c.Dst.Len() / s.Size()
 		for r := range s.Size() {
-			transport.Move(part(c.Dst, r, n), part(s.source(seq, r, c, c.Src.Len()), s.Rank(), n))
+			transport.Move(sums.Part(c.Dst, r, n), sums.Part(s.source(seq, r, c, c.Src.Len()), s.Rank(), n))
 		}
 	case transport.KindBroadcast:
 		transport.Move(c.Dst, s.source(seq, c.Root, c, c.Dst.Len()))
@@ -81,16 +82,16 @@ func (s *shared) compute(seq uint64, c *transport.Call) {
 			}
 		}
 	case transport.KindReduceScatter, transport.KindAllReduce:
-		s.reducer.srcs = s.reducer.srcs[:0]
+		s.reducer.Sources = s.reducer.Sources[:0]
 		for r := range s.Size() {
 			src := s.source(seq, r, c, c.Src.Len())
 			if c.Kind == transport.KindReduceScatter {
-				src = part(src, s.Rank(), c.Dst.Len())
+				src = sums.Part(src, s.Rank(), c.Dst.Len())
 			}
-			s.reducer.srcs = append(s.reducer.srcs, src)
+			s.reducer.Sources = append(s.reducer.Sources, src)
 		}
-		s.reducer.reduce(c.Dst, c.Op)
-		clear(s.reducer.srcs)
+		s.reducer.Reduce(c.Dst, c.Op)
+		clear(s.reducer.Sources)
 	}
 }
 

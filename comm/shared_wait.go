@@ -84,7 +84,7 @@ func (w *waiter) late(progress uint64) bool {
 // the given others.
 func (s *shared) timedOut(ranks []int, seq uint64, what string) error {
 	return s.blameStraggler(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w",
-		s.Rank(), ranks, what, errNoProgress(s.timeout)))
+		s.Rank(), ranks, what, transport.NoProgress(s.timeout)))
 }
 
 // blameStraggler blames one of the given ranks for err, or this one if there are none.

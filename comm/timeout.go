@@ -2,10 +2,10 @@ package comm
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
@@ -21,11 +21,6 @@ import (
 
 // defaultTimeout is the limit that nobody has chosen.
 const defaultTimeout = 10 * time.Minute
-
-// errNoProgress is the reason of whoever has waited for the limit.
-func errNoProgress(limit time.Duration) error {
-	return fmt.Errorf("%w for %v (the limit is FSDP_TIMEOUT, or Config.Timeout)", ErrTimeout, limit)
-}
 
 // tick is how often those look who wait for nothing but the limit.
 const tick = time.Second
@@ -73,7 +68,7 @@ func withLimit(ctx context.Context, limit time.Duration) (_ context.Context, don
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := startWatch(limit, func(waited time.Duration) {
 		if waited >= limit {
-			cancel(errNoProgress(limit))
+			cancel(transport.NoProgress(limit))
 		}
 	})
 	return ctx, func() { w.stop(); cancel(nil) }

@@ -1,6 +1,9 @@
 package transport
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // limited is implemented by groups, and by backends, that fail an operation which
 // makes no progress for a time.
@@ -14,4 +17,9 @@ func Timeout(g Group) time.Duration {
 		return l.Timeout()
 	}
 	return 0
+}
+
+// NoProgress returns the reason of a rank that has waited for the limit. It wraps [ErrTimeout].
+func NoProgress(limit time.Duration) error {
+	return fmt.Errorf("%w for %v (the limit is FSDP_TIMEOUT, or Config.Timeout)", ErrTimeout, limit)
 }

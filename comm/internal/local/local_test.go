@@ -1,4 +1,4 @@
-package comm
+package local
 
 import (
 	"context"
@@ -9,27 +9,18 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
 
+const defaultLimit = 10 * time.Minute
+
+func groups(n int) []transport.Group { return New(n, defaultLimit) }
+
 func TestLocalWithoutRanks(t *testing.T) {
-	require.Empty(t, Local(0))
-	require.Empty(t, Local(-1))
-}
-
-func floats(n int) Buffer { return Of(make([]float32, n)).Named("h.3") }
-
-// perRank calls f as every rank and returns the errors. Inside a synctest bubble
-// a rank that hangs is a deadlock, which fails the test at once.
-func perRank(gs []Group, f func(Group) error) []error {
-	errs := make([]error, len(gs))
-	var ranks sync.WaitGroup
-	for r, g := range gs {
-		ranks.Go(func() { errs[r] = f(g) })
-	}
-	ranks.Wait()
-	return errs
+	require.Empty(t, groups(0))
+	require.Empty(t, groups(-1))
 }
 
 // TestLocalTimeout: goroutine ranks give up a rank that hangs after the same time as
@@ -37,33 +28,33 @@ func perRank(gs []Group, f func(Group) error) []error {
 func TestLocalTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		errs := perRank(Local(3), func(g Group) error {
+		errs := grouptest.PerRank(groups(3), func(g transport.Group) error {
 			if g.Rank() == 1 {
-				<-time.After(defaultTimeout - time.Minute)
+				<-time.After(defaultLimit - time.Minute)
 			}
-			if err := g.AllReduce(floats(8), Sum).Wait(context.Background()); err != nil {
+			if err := g.AllReduce(grouptest.Floats(8), transport.Sum).Wait(context.Background()); err != nil {
 				return err
 			}
 			if g.Rank() == 2 {
 				<-time.After(time.Hour)
 			}
-			return g.AllGather(floats(6), floats(2)).Wait(context.Background())
+			return g.AllGather(grouptest.Floats(6), grouptest.Floats(2)).Wait(context.Background())
 		})
 		for r, err := range errs {
 			require.EqualErrorf(t, err, `comm: rank 2 of group "world": rank 0 waited for ranks [2] in all-gather #2 "h.3": `+
 				`no progress for 10m0s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 2 has issued 1 collectives`, "rank %d", r)
-			require.ErrorIs(t, err, ErrTimeout)
+			require.ErrorIs(t, err, transport.ErrTimeout)
 		}
-		require.Equal(t, time.Hour+defaultTimeout-time.Minute, time.Since(start))
+		require.Equal(t, time.Hour+defaultLimit-time.Minute, time.Since(start))
 	})
 }
 
 // TestLocalArrivalIsProgress: ranks may arrive one after another, each just in time.
 func TestLocalArrivalIsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, err := range perRank(Local(4), func(g Group) error {
+		for _, err := range grouptest.PerRank(groups(4), func(g transport.Group) error {
 			for range 3 {
-				<-time.After(time.Duration(g.Rank()) * (defaultTimeout - time.Minute))
+				<-time.After(time.Duration(g.Rank()) * (defaultLimit - time.Minute))
 				if err := g.Barrier(context.Background()); err != nil {
 					return err
 				}
@@ -79,20 +70,20 @@ func TestLocalArrivalIsProgress(t *testing.T) {
 // although they would have waited for longer.
 func TestDeadlineNamesTheMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gs := Local(4)
+		gs := groups(4)
 		start := time.Now()
-		errs := perRank(gs, func(g Group) error {
+		errs := grouptest.PerRank(gs, func(g transport.Group) error {
 			ctx := context.Background()
 			switch g.Rank() {
 			case 1, 3:
 				<-time.After(2 * time.Hour) // hung
 			case 0:
-				deadline, cancel := context.WithTimeout(ctx, defaultTimeout/2)
+				deadline, cancel := context.WithTimeout(ctx, defaultLimit/2)
 				defer cancel()
 				ctx = deadline
 			}
 			for range 2 { // the second answer is the first
-				if err := g.AllGather(floats(8), floats(2)).Wait(ctx); err != nil {
+				if err := g.AllGather(grouptest.Floats(8), grouptest.Floats(2)).Wait(ctx); err != nil {
 					return err
 				}
 			}
@@ -110,18 +101,18 @@ func TestDeadlineNamesTheMissing(t *testing.T) {
 func TestParkedWaitersWake(t *testing.T) {
 	cause := errors.New("no more")
 	for name, c := range map[string]struct {
-		last func(Group) error // what rank 2 does when the others are parked
-		want error             // what the others get
+		last func(transport.Group) error // what rank 2 does when the others are parked
+		want error                       // what the others get
 	}{
-		"operation": {func(g Group) error { return g.Barrier(context.Background()) }, nil},
-		"abort":     {func(g Group) error { g.Abort(cause); return nil }, cause},
-		"nil abort": {func(g Group) error { g.Abort(nil); return nil }, &RankError{Group: "world", Rank: 2, Err: errors.New("aborted")}},
-		"close":     {func(g Group) error { return g.Close() }, ErrClosed},
+		"operation": {func(g transport.Group) error { return g.Barrier(context.Background()) }, nil},
+		"abort":     {func(g transport.Group) error { g.Abort(cause); return nil }, cause},
+		"nil abort": {func(g transport.Group) error { g.Abort(nil); return nil }, &transport.RankError{Group: "world", Rank: 2, Err: errors.New("aborted")}},
+		"close":     {func(g transport.Group) error { return g.Close() }, transport.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				gs := Local(3)
-				errs := perRank(gs, func(g Group) error {
+				gs := groups(3)
+				errs := grouptest.PerRank(gs, func(g transport.Group) error {
 					if g.Rank() == 2 {
 						synctest.Wait()
 						return c.last(g)
@@ -130,7 +121,7 @@ func TestParkedWaitersWake(t *testing.T) {
 				})
 				require.NoError(t, errs[2])
 				for _, err := range errs[:2] {
-					if re := (*RankError)(nil); errors.As(c.want, &re) {
+					if re := (*transport.RankError)(nil); errors.As(c.want, &re) {
 						require.Equal(t, re, err)
 					} else {
 						require.ErrorIs(t, err, c.want)
@@ -144,11 +135,11 @@ func TestParkedWaitersWake(t *testing.T) {
 // A parked waiter does the work when the rank it waited for only issues.
 func TestParkedWaiterWorks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gs, x, y := Local(2), []float32{1}, []float32{2}
+		gs, x, y := groups(2), []float32{1}, []float32{2}
 		parked := make(chan error)
-		go func() { parked <- gs[0].AllReduce(Of(x), Sum).Wait(t.Context()) }()
+		go func() { parked <- gs[0].AllReduce(transport.Of(x), transport.Sum).Wait(t.Context()) }()
 		synctest.Wait()
-		gs[1].AllReduce(Of(y), Sum)
+		gs[1].AllReduce(transport.Of(y), transport.Sum)
 		require.NoError(t, <-parked)
 		require.Equal(t, [2]float32{3, 3}, [2]float32{x[0], y[0]})
 	})
@@ -158,7 +149,7 @@ func TestParkedWaiterWorks(t *testing.T) {
 // result, and leaves its channel as the next one needs it.
 func TestCancelMeetsWake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gs := Local(2)
+		gs := groups(2)
 		team, last := gs[0].(*local).team, gs[1].(*local)
 		for range 3 {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -177,9 +168,9 @@ func TestCancelMeetsWake(t *testing.T) {
 
 // An operation that all have issued cannot be cancelled, aborted or closed away.
 func TestReadyCompletes(t *testing.T) {
-	gs := Local(2)
+	gs := groups(2)
 	x, y := []float32{1}, []float32{2}
-	w0, w1 := gs[0].AllReduce(Of(x), Sum), gs[1].AllReduce(Of(y), Sum)
+	w0, w1 := gs[0].AllReduce(transport.Of(x), transport.Sum), gs[1].AllReduce(transport.Of(y), transport.Sum)
 	gs[1].Abort(errors.New("late"))
 	require.NoError(t, gs[1].Close()) // does rank 0's part as well: it may use its memory now
 	require.Equal(t, []float32{3}, x)
@@ -189,16 +180,16 @@ func TestReadyCompletes(t *testing.T) {
 	require.NoError(t, w0.Wait(ctx))
 	require.NoError(t, w1.Wait(ctx))
 	require.ErrorContains(t, gs[0].Barrier(ctx), "rank 1 of group \"world\": late")
-	require.ErrorIs(t, gs[1].Barrier(ctx), ErrClosed)
+	require.ErrorIs(t, gs[1].Barrier(ctx), transport.ErrClosed)
 }
 
 // A rank that waits early does the work of a rank that computes.
 func TestEarlyWaiterDoesTheWork(t *testing.T) {
-	gs := Local(2)
-	dst := [2]Buffer{floats(1 << 20), floats(1 << 20)}
-	var works [2]Work
+	gs := groups(2)
+	dst := [2]transport.Buffer{grouptest.Floats(1 << 20), grouptest.Floats(1 << 20)}
+	var works [2]transport.Work
 	for r, g := range gs {
-		half := floats(1 << 19)
+		half := grouptest.Floats(1 << 19)
 		half.Bytes()[3] = byte(r + 1)
 		works[r] = g.AllGather(dst[r], half)
 	}
@@ -209,31 +200,31 @@ func TestEarlyWaiterDoesTheWork(t *testing.T) {
 
 // Both messages are part of the interface: people read them.
 func TestErrorTexts(t *testing.T) {
-	gs := Local(3)
-	w0 := gs[0].AllGather(floats(6), floats(2))
-	w2 := gs[2].ReduceScatter(floats(1), floats(3), Max)
+	gs := groups(3)
+	w0 := gs[0].AllGather(grouptest.Floats(6), grouptest.Floats(2))
+	w2 := gs[2].ReduceScatter(grouptest.Floats(1), grouptest.Floats(3), transport.Max)
 	const mismatch = `comm: collective #1 of group "world": rank 0 all-gather float32[6] "h.3", rank 2 reduce-scatter float32[3] max "h.3"`
 	require.EqualError(t, w0.Wait(context.Background()), mismatch)
 	require.EqualError(t, w2.Wait(context.Background()), mismatch)
 	require.EqualError(t, gs[1].Barrier(context.Background()), mismatch)
 
-	gs = Local(2)
-	err := gs[1].Broadcast(floats(4), 2).Wait(context.Background())
+	gs = groups(2)
+	err := gs[1].Broadcast(grouptest.Floats(4), 2).Wait(context.Background())
 	require.EqualError(t, err, `comm: rank 1 of group "world": invalid call: broadcast float32[4] from 2 "h.3": root outside of [0, 2)`)
-	err = Local(2)[0].AllGather(floats(5), floats(2)).Wait(context.Background())
+	err = groups(2)[0].AllGather(grouptest.Floats(5), grouptest.Floats(2)).Wait(context.Background())
 	require.EqualError(t, err, `comm: rank 0 of group "world": invalid call: all-gather float32[5] "h.3": dst has 5 elements, want 2 ranks * 2 of src`)
 }
 
 // Any number of operations may be pending, and records are used again.
 func TestRunAhead(t *testing.T) {
 	const ahead = 1000
-	gs := Local(2)
+	gs := groups(2)
 	for range 3 {
-		var works [2][]Work
+		var works [2][]transport.Work
 		x := [2][]int32{make([]int32, ahead), make([]int32, ahead)}
 		for r, g := range gs { // rank 0 issues all before rank 1 issues one
 			for i := range ahead {
-				works[r] = append(works[r], g.AllReduce(Of(x[r][i:i+1]), Sum))
+				works[r] = append(works[r], g.AllReduce(transport.Of(x[r][i:i+1]), transport.Sum))
 				x[r][i] = int32(i)
 			}
 		}
@@ -253,8 +244,8 @@ func TestRunAhead(t *testing.T) {
 // Records drop the buffers of finished and failed operations; a split leaves
 // nothing behind once its groups are closed.
 func TestNothingIsKept(t *testing.T) {
-	gs := Local(2)
-	for _, err := range perRank(gs, func(g Group) error {
+	gs := groups(2)
+	for _, err := range grouptest.PerRank(gs, func(g transport.Group) error {
 		for range 3 {
 			sub, err := g.Split(context.Background(), 0, 0)
 			if err != nil {
@@ -274,11 +265,11 @@ func TestNothingIsKept(t *testing.T) {
 	noBuffers := func() {
 		t.Helper()
 		for _, o := range append(team.live, team.free...) {
-			require.Equal(t, make([]transport.Call, 2), o.calls)
+			require.Equal(t, make([]transport.Call, 2), o.Calls)
 		}
 	}
 	noBuffers()
-	gs[0].AllReduce(floats(1), Sum)
+	gs[0].AllReduce(grouptest.Floats(1), transport.Sum)
 	gs[1].Abort(nil)
 	noBuffers()
 }
@@ -288,13 +279,13 @@ func TestAllocations(t *testing.T) {
 	ctx := context.Background()
 	const runs = 200
 	for _, n := range []int{1, 2, 5} {
-		gs := Local(n)
-		program := func(g Group) func() {
-			whole, shard, counts := floats(n*3000), floats(3000), slices.Repeat([]int{3000}, n)
+		gs := groups(n)
+		program := func(g transport.Group) func() {
+			whole, shard, counts := grouptest.Floats(n*3000), grouptest.Floats(3000), slices.Repeat([]int{3000}, n)
 			return func() {
-				ws := [...]Work{
-					g.AllGather(whole, shard), g.ReduceScatter(shard, whole, Avg),
-					g.AllReduce(whole, Sum), g.Broadcast(shard, n-1), g.Gather(whole, shard, counts, n/2),
+				ws := [...]transport.Work{
+					g.AllGather(whole, shard), g.ReduceScatter(shard, whole, transport.Avg),
+					g.AllReduce(whole, transport.Sum), g.Broadcast(shard, n-1), g.Gather(whole, shard, counts, n/2),
 				}
 				for _, w := range ws {
 					if err := w.Wait(ctx); err != nil {
@@ -326,9 +317,9 @@ func TestAllocations(t *testing.T) {
 // to sleep executes the collective.
 func TestLocalOtherNeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gs := Local(2)
+		gs := groups(2)
 		issue := func(rank int) handle {
-			h, err := gs[rank].(*local).issue(transport.Call{Kind: transport.KindAllGather, Dst: floats(2), Src: floats(1)})
+			h, err := gs[rank].(*local).issue(transport.Call{Kind: transport.KindAllGather, Dst: grouptest.Floats(2), Src: grouptest.Floats(1)})
 			require.NoError(t, err)
 			return h
 		}
@@ -337,6 +328,6 @@ func TestLocalOtherNeverWaits(t *testing.T) {
 		issue(0)
 		require.NoError(t, waits.park(t.Context()))
 		require.NoError(t, waits.Wait(t.Context()))
-		closeRanks(t, gs)
+		grouptest.CloseRanks(t, gs)
 	})
 }

@@ -1,4 +1,4 @@
-package comm
+package sums
 
 import "github.com/gofsdp/gofsdp/comm/transport"
 
@@ -14,29 +14,39 @@ const (
 	reduceBytes = 64 << 10
 )
 
-// division is how the work of one collective is divided among those who execute
+// The state of a collective and its lanes are words of tag<<TagShift | value, where
+// the tag is the sequence number: one atomic load tells a handle both whether
+// the record is still about its collective and how far that is. 44 bits last
+// for half a year of back-to-back empty barriers.
+const (
+	TagShift  = 20
+	ValueMask = 1<<TagShift - 1
+)
+
+// Division is how the work of one collective is divided among those who execute
 // it: into lanes, and the lanes into parts. It follows from the calls alone, so
 // whoever knows them divides alike. Lane i is what suits rank i best: what fills
 // its destination (a gather is all in the root's lane) or, in an all-reduce, an
 // equal share of the buffer.
-type division struct {
-	calls []transport.Call // by rank
-	parts []int            // by lane
+type Division struct {
+	Calls []transport.Call // by rank
+	Parts []int            // by lane
 	chunk int              // elements per part
 	// Ranks whose buffer of an all-reduce is a copy of the real one. They fetch
 	// what is summed in other such copies by themselves, in the end.
-	copies []bool
+	Copies []bool
 }
 
-func newDivision(n int) division {
-	return division{calls: make([]transport.Call, n), parts: make([]int, n), copies: make([]bool, n)}
+// NewDivision returns the Division of collectives of n ranks.
+func NewDivision(n int) Division {
+	return Division{Calls: make([]transport.Call, n), Parts: make([]int, n), Copies: make([]bool, n)}
 }
 
-// cut divides the work and returns how many parts there are.
-func (d *division) cut() (parts int) {
-	clear(d.parts)
-	c := &d.calls[0]
-	if c.Kind == transport.KindBarrier || len(d.calls) == 1 && c.Dst.Pointer() == c.Src.Pointer() {
+// Cut divides the work and returns how many parts there are.
+func (d *Division) Cut() (parts int) {
+	clear(d.Parts)
+	c := &d.Calls[0]
+	if c.Kind == transport.KindBarrier || len(d.Calls) == 1 && c.Dst.Pointer() == c.Src.Pointer() {
 		return 0
 	}
 	bytes := copyBytes
@@ -44,29 +54,29 @@ func (d *division) cut() (parts int) {
 		bytes = reduceBytes
 	}
 	// However long the buffer, the parts of a lane must fit the word.
-	d.chunk = max(bytes/c.DType().Size(), c.Len()>>(tagShift-2))
-	for i := range d.parts {
-		d.parts[i] = d.laneParts(i)
-		parts += d.parts[i]
+	d.chunk = max(bytes/c.DType().Size(), c.Len()>>(TagShift-2))
+	for i := range d.Parts {
+		d.Parts[i] = d.laneParts(i)
+		parts += d.Parts[i]
 	}
 	return parts
 }
 
-// fetch completes the all-reduce of rank i, whose buffer is a copy, in dst.
-func (d *division) fetch(i int, dst Buffer) {
-	for k := range d.calls {
+// Fetch completes the all-reduce of rank i, whose buffer is a copy, in dst.
+func (d *Division) Fetch(i int, dst transport.Buffer) {
+	for k := range d.Calls {
 		lo, hi := d.stripe(k)
 		from := i // where the owner of the stripe has put the sum
-		if d.copies[k] {
+		if d.Copies[k] {
 			from = k
 		}
-		transport.Move(dst.Part(lo, hi), d.calls[from].Dst.Part(lo, hi))
+		transport.Move(dst.Part(lo, hi), d.Calls[from].Dst.Part(lo, hi))
 	}
 }
 
 // laneParts returns the number of parts in lane i.
-func (d *division) laneParts(i int) int {
-	c := &d.calls[i]
+func (d *Division) laneParts(i int) int {
+	c := &d.Calls[i]
 	chunks := func(n int) int { return (n + d.chunk - 1) / d.chunk }
 	switch c.Kind {
 	case transport.KindReduceScatter, transport.KindBroadcast, transport.KindGather:
@@ -75,21 +85,21 @@ func (d *division) laneParts(i int) int {
 		lo, hi := d.stripe(i)
 		return chunks(hi - lo)
 	default: // KindAllGather, KindAllToAll, split
-		return len(d.calls) * chunks(c.Dst.Len()/len(d.calls))
+		return len(d.Calls) * chunks(c.Dst.Len()/len(d.Calls))
 	}
 }
 
 // stripe returns the elements of an all-reduce that lane i sums: an equal share,
 // rounded up to cache lines, so later lanes may get less or nothing.
-func (d *division) stripe(i int) (lo, hi int) {
-	b := d.calls[0].Dst
-	share := stripeLen(b, len(d.calls))
+func (d *Division) stripe(i int) (lo, hi int) {
+	b := d.Calls[0].Dst
+	share := StripeLen(b, len(d.Calls))
 	return min(i*share, b.Len()), min((i+1)*share, b.Len())
 }
 
-// run executes one part of lane i.
-func (d *division) run(i, part int, r *reducer) {
-	c := &d.calls[i]
+// Run executes one part of lane i.
+func (d *Division) Run(i, part int, r *Reducer) {
+	c := &d.Calls[i]
 	switch c.Kind {
 	case transport.KindReduceScatter:
 		lo, hi := d.bounds(part, 0, c.Dst.Len())
@@ -100,68 +110,68 @@ func (d *division) run(i, part int, r *reducer) {
 		lo, hi := d.bounds(part, start, end)
 		sum := c.Dst.Part(lo, hi)
 		d.reduce(sum, lo, hi, r)
-		for k := range d.calls {
-			if k != i && !(d.copies[i] && d.copies[k]) {
-				transport.Move(d.calls[k].Dst.Part(lo, hi), sum)
+		for k := range d.Calls {
+			if k != i && !(d.Copies[i] && d.Copies[k]) {
+				transport.Move(d.Calls[k].Dst.Part(lo, hi), sum)
 			}
 		}
 	case transport.KindBroadcast:
 		lo, hi := d.bounds(part, 0, c.Dst.Len())
-		transport.Move(c.Dst.Part(lo, hi), d.calls[c.Root].Src.Part(lo, hi))
+		transport.Move(c.Dst.Part(lo, hi), d.Calls[c.Root].Src.Part(lo, hi))
 	case transport.KindGather:
 		lo, hi := d.bounds(part, 0, c.Dst.Len())
 		d.collect(c, lo, hi)
 	default: // KindAllGather, KindAllToAll, split
-		n, chunks := len(d.calls), d.parts[i]/len(d.calls)
+		n, chunks := len(d.Calls), d.Parts[i]/len(d.Calls)
 		from := (i + part/chunks) % n // start at the own shard, so that ranks read different memory
 		share, first := c.Dst.Len()/n, 0
 		if c.Kind == transport.KindAllToAll {
 			first = i * share
 		}
 		lo, hi := d.bounds(part%chunks, 0, share)
-		transport.Move(c.Dst.Part(from*share+lo, from*share+hi), d.calls[from].Src.Part(first+lo, first+hi))
+		transport.Move(c.Dst.Part(from*share+lo, from*share+hi), d.Calls[from].Src.Part(first+lo, first+hi))
 	}
 }
 
 // collect fills elements [lo, hi) of the destination of c, the root of a gather,
 // from the sources that they lie in.
-func (d *division) collect(c *transport.Call, lo, hi int) {
+func (d *Division) collect(c *transport.Call, lo, hi int) {
 	start := 0
 	for r, count := range c.Counts {
 		end := start + count
 		if from, to := max(lo, start), min(hi, end); from < to {
-			transport.Move(c.Dst.Part(from, to), d.calls[r].Src.Part(from-start, to-start))
+			transport.Move(c.Dst.Part(from, to), d.Calls[r].Src.Part(from-start, to-start))
 		}
 		start = end
 	}
 }
 
 // bounds returns the elements of chunk number part of [start, end).
-func (d *division) bounds(part, start, end int) (lo, hi int) {
+func (d *Division) bounds(part, start, end int) (lo, hi int) {
 	lo = start + part*d.chunk
 	return lo, min(lo+d.chunk, end)
 }
 
 // reduce writes to dst the reduction of elements [lo, hi) of all sources.
-func (d *division) reduce(dst Buffer, lo, hi int, r *reducer) {
-	r.srcs = r.srcs[:0]
-	for k := range d.calls {
-		r.srcs = append(r.srcs, d.calls[k].Src.Part(lo, hi))
+func (d *Division) reduce(dst transport.Buffer, lo, hi int, r *Reducer) {
+	r.Sources = r.Sources[:0]
+	for k := range d.Calls {
+		r.Sources = append(r.Sources, d.Calls[k].Src.Part(lo, hi))
 	}
-	r.reduce(dst, d.calls[0].Op)
-	clear(r.srcs)
+	r.Reduce(dst, d.Calls[0].Op)
+	clear(r.Sources)
 }
 
-// stripeLen returns the elements of b that each of n ranks sums: an equal share,
+// StripeLen returns the elements of b that each of n ranks sums: an equal share,
 // rounded up to cache lines.
-func stripeLen(b Buffer, n int) int {
+func StripeLen(b transport.Buffer, n int) int {
 	line := 64 / b.DType().Size()
 	share := (b.Len() + n - 1) / n
 	return (share + line - 1) / line * line
 }
 
-// part returns the elements of b that belong to rank i when each has share of
+// Part returns the elements of b that belong to rank i when each has share of
 // them; the last ranks may have fewer or none.
-func part(b Buffer, i, share int) Buffer {
+func Part(b transport.Buffer, i, share int) transport.Buffer {
 	return b.Part(min(i*share, b.Len()), min((i+1)*share, b.Len()))
 }

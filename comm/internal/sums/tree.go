@@ -1,4 +1,4 @@
-package comm
+package sums
 
 import (
 	"math/bits"
@@ -8,44 +8,45 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// span is the ranks [lo, hi). A canonical sum can be taken from sums of spans, if
+// Span is the ranks [lo, hi). A canonical sum can be taken from sums of spans, if
 // these follow each other and the tree has each of them as a subtree.
-type span struct{ lo, hi int }
+type Span struct{ Lo, Hi int }
 
-func (s span) ranks() int { return s.hi - s.lo }
+// Ranks returns how many ranks s has.
+func (s Span) Ranks() int { return s.Hi - s.Lo }
 
-// middle returns where the canonical tree divides s, which has two ranks or more.
-func (s span) middle() int { return s.lo + 1<<(bits.Len(uint(s.ranks()-1))-1) }
+// Middle returns where the canonical tree divides s, which has two ranks or more.
+func (s Span) Middle() int { return s.Lo + 1<<(bits.Len(uint(s.Ranks()-1))-1) }
 
-// subtrees appends to list the largest subtrees of s that begin and end within the
+// Subtrees appends to list the largest subtrees of s that begin and end within the
 // same one of hosts.
-func subtrees(list []span, s span, hosts []span) []span {
+func Subtrees(list []Span, s Span, hosts []Span) []Span {
 	for _, h := range hosts {
-		if s.lo < h.lo && h.lo < s.hi {
-			mid := s.middle()
-			return subtrees(subtrees(list, span{s.lo, mid}, hosts), span{mid, s.hi}, hosts)
+		if s.Lo < h.Lo && h.Lo < s.Hi {
+			mid := s.Middle()
+			return Subtrees(Subtrees(list, Span{s.Lo, mid}, hosts), Span{mid, s.Hi}, hosts)
 		}
 	}
 	return append(list, s)
 }
 
-// within appends to list the largest subtrees of s whose ranks are all in of.
-func (s span) within(list []span, of span) []span {
+// Within appends to list the largest subtrees of s whose ranks are all in of.
+func (s Span) Within(list []Span, of Span) []Span {
 	switch {
-	case of.lo <= s.lo && s.hi <= of.hi:
+	case of.Lo <= s.Lo && s.Hi <= of.Hi:
 		return append(list, s)
-	case s.hi <= of.lo || of.hi <= s.lo:
+	case s.Hi <= of.Lo || of.Hi <= s.Lo:
 		return list
 	}
-	mid := s.middle()
-	return span{mid, s.hi}.within(span{s.lo, mid}.within(list, of), of)
+	mid := s.Middle()
+	return Span{mid, s.Hi}.Within(Span{s.Lo, mid}.Within(list, of), of)
 }
 
 // even reports whether the tree over spans has the shape of that over as many ranks.
-func even(spans []span) bool {
-	n, last := spans[0].ranks(), len(spans)-1
+func even(spans []Span) bool {
+	n, last := spans[0].Ranks(), len(spans)-1
 	for i, s := range spans {
-		if s.ranks() > n || s.ranks() < n && i < last {
+		if s.Ranks() > n || s.Ranks() < n && i < last {
 			return false
 		}
 	}
@@ -77,7 +78,7 @@ func (s *scratch[T]) block(i, n int) []T {
 // sum sets acc to the canonical sum of srcs, which are sums of spans. It uses the blocks
 // from number free on. load returns the elements of a source that acc is for, if they
 // must be converted in the block of the given number.
-func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []span, free int, load func(src Buffer, block int) []T) {
+func (s *scratch[T]) sum(acc []T, srcs []transport.Buffer, spans []Span, free int, load func(src transport.Buffer, block int) []T) {
 	if len(srcs) <= wideSources && even(spans) {
 		s.list = s.list[:0]
 		for i, src := range srcs {
@@ -87,8 +88,8 @@ func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []span, free int, load fu
 		clear(s.list) // the memory is the caller's, do not keep it alive
 		return
 	}
-	mid := span{spans[0].lo, spans[len(spans)-1].hi}.middle()
-	cut := slices.IndexFunc(spans, func(s span) bool { return s.lo == mid })
+	mid := Span{spans[0].Lo, spans[len(spans)-1].Hi}.Middle()
+	cut := slices.IndexFunc(spans, func(s Span) bool { return s.Lo == mid })
 	s.sum(acc, srcs[:cut], spans[:cut], free, load)
 	right := s.block(free, len(acc))
 	s.sum(right, srcs[cut:], spans[cut:], free+1, load)
@@ -97,11 +98,11 @@ func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []span, free int, load fu
 
 // sumUneven writes the sum of srcs along an uneven tree, times scale, to dst. A block of
 // every source is read before that of dst is written, so dst may be any source.
-func sumUneven[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, spans []span, scale T) {
+func sumUneven[T float32 | float64](s *scratch[T], dst []T, srcs []transport.Buffer, spans []Span, scale T) {
 	for lo := 0; lo < len(dst); lo += wideBlock {
 		hi := min(lo+wideBlock, len(dst))
 		acc := s.block(0, hi-lo)
-		s.sum(acc, srcs, spans, 1, func(src Buffer, _ int) []T { return transport.View[T](src)[lo:hi] })
+		s.sum(acc, srcs, spans, 1, func(src transport.Buffer, _ int) []T { return transport.View[T](src)[lo:hi] })
 		vec.ScaleTo(dst[lo:hi], scale, acc)
 	}
 }

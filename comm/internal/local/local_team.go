@@ -1,4 +1,4 @@
-package comm
+package local
 
 import (
 	"cmp"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm/internal/park"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
@@ -91,12 +92,12 @@ func (t *team) record() *operation {
 func (t *team) retire(o *operation) {
 	if t.watched {
 		for _, l := range t.members {
-			l.watch.Done(o.state.Load() >> tagShift)
+			l.watch.Done(o.state.Load() >> sums.TagShift)
 		}
 	}
 	o.state.Store(0)
 	o.waiters.WakeAll()
-	clear(o.calls) // the buffers are the ranks' again
+	clear(o.Calls) // the buffers are the ranks' again
 	last := t.live[len(t.live)-1]
 	t.live[o.index], last.index = last, o.index
 	t.live = t.live[:len(t.live)-1]
@@ -151,8 +152,8 @@ func (t *team) leave(err error) {
 	}
 	t.err.Store(&err)
 	for _, o := range t.live {
-		if phase(o.state.Load()&valueMask) == pending {
-			clear(o.calls) // never to be executed
+		if phase(o.state.Load()&sums.ValueMask) == pending {
+			clear(o.Calls) // never to be executed
 			o.waiters.WakeAll()
 		}
 	}
@@ -168,6 +169,9 @@ func (t *team) absent(seq uint64) (ranks []int) {
 	return ranks
 }
 
+// lookEvery is how often look looks.
+const lookEvery = time.Second
+
 // observe lets look look after a wait that begins. Called with mu held.
 func (t *team) observe() {
 	if t.looking {
@@ -175,7 +179,7 @@ func (t *team) observe() {
 	}
 	t.looking = true
 	t.waited.Reset()
-	if every := min(t.timeout, tick); t.timer == nil {
+	if every := min(t.timeout, lookEvery); t.timer == nil {
 		t.timer = time.AfterFunc(every, t.look)
 	} else {
 		t.timer.Reset(every)
@@ -190,7 +194,7 @@ func (t *team) look() {
 	defer t.mu.Unlock()
 	seq := t.started + 1
 	stuck := slices.ContainsFunc(t.live, func(o *operation) bool {
-		return phase(o.state.Load()&valueMask) == pending && o.waiters.Waiting()
+		return phase(o.state.Load()&sums.ValueMask) == pending && o.waiters.Waiting()
 	})
 	if t.looking = stuck && t.failure() == nil; !t.looking {
 		return
@@ -201,19 +205,19 @@ func (t *team) look() {
 		t.waited.Reset()
 	}
 	if t.waited.Idle() < t.timeout {
-		t.timer.Reset(min(t.timeout, tick))
+		t.timer.Reset(min(t.timeout, lookEvery))
 		return
 	}
 	waiter := slices.IndexFunc(t.members, func(l *local) bool { return l.issued >= seq })
 	missing := t.absent(seq)
 	last := slices.MinFunc(missing, func(a, b int) int { return cmp.Compare(t.members[a].issued, t.members[b].issued) })
 	err := fmt.Errorf("rank %d waited for ranks %v in %s: %w; rank %d has issued %d collectives",
-		waiter, missing, o.calls[waiter].Numbered(seq), errNoProgress(t.timeout), last, t.members[last].issued)
-	t.fail(&RankError{Group: t.name, Rank: last, Err: err})
+		waiter, missing, o.Calls[waiter].Numbered(seq), transport.NoProgress(t.timeout), last, t.members[last].issued)
+	t.fail(&transport.RankError{Group: t.name, Rank: last, Err: err})
 }
 
 // Form implements [Issuer]: the first rank to ask makes the group for all of them.
-func (l *local) Form(_ context.Context, seq uint64, color int, ranks []int) (Group, error) {
+func (l *local) Form(_ context.Context, seq uint64, color int, ranks []int) (transport.Group, error) {
 	t := l.team
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -221,7 +225,7 @@ func (l *local) Form(_ context.Context, seq uint64, color int, ranks []int) (Gro
 	s := t.splits[key]
 	if s == nil {
 		s = &splitTeam{newTeam(transport.ChildName(t.name, color), len(ranks), t.timeout), len(ranks)}
-		s.team.detached = color == Detached
+		s.team.detached = color == transport.Detached
 		t.splits[key] = s
 	}
 	if s.missing--; s.missing == 0 {
@@ -229,14 +233,14 @@ func (l *local) Form(_ context.Context, seq uint64, color int, ranks []int) (Gro
 	}
 	if l.closed { // it will never be in the group, for which the others may wait there
 		s.team.mu.Lock()
-		s.team.fail(l.Blame(ErrClosed))
+		s.team.fail(l.Blame(transport.ErrClosed))
 		s.team.mu.Unlock()
-		return nil, l.Blame(ErrClosed)
+		return nil, l.Blame(transport.ErrClosed)
 	}
 	child := s.team.members[slices.Index(ranks, l.Rank())]
 	child.parent = l
 	t.children[child] = struct{}{}
-	if err := t.failure(); err != nil && color != Detached { // it may have failed before the group was known to it
+	if err := t.failure(); err != nil && color != transport.Detached { // it may have failed before the group was known to it
 		s.team.mu.Lock()
 		s.team.fail(err)
 		s.team.mu.Unlock()

@@ -1,8 +1,9 @@
-package comm
+package local
 
 import (
 	"cmp"
 	"context"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"slices"
 )
@@ -10,27 +11,27 @@ import (
 // Report says what the ranks of an in-process group have under way. It keeps no
 // record of what is complete, nor of time: that would cost every operation more
 // than the operation costs.
-func (l *local) Report(context.Context) ([]Status, error) {
+func (l *local) Report(context.Context) ([]transport.Status, error) {
 	t := l.team
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all := make([]Status, len(t.members))
+	all := make([]transport.Status, len(t.members))
 	for r, m := range t.members {
-		all[r] = Status{Group: t.name, Rank: r, Issued: m.issued, Completed: m.issued}
+		all[r] = transport.Status{Group: t.name, Rank: r, Issued: m.issued, Completed: m.issued}
 	}
 	for _, o := range t.live {
 		state := o.state.Load()
-		seq := state >> tagShift
+		seq := state >> sums.TagShift
 		for r, m := range t.members {
-			if m.issued < seq || phase(state&valueMask) == done {
+			if m.issued < seq || phase(state&sums.ValueMask) == done {
 				continue
 			}
 			name := "issued"
-			if phase(state&valueMask) == ready {
+			if phase(state&sums.ValueMask) == ready {
 				name = "running"
 			}
 			all[r].Completed = min(all[r].Completed, seq-1)
-			all[r].Recent = append(all[r].Recent, transport.Record{Seq: seq, Call: o.calls[r].String(), State: name})
+			all[r].Recent = append(all[r].Recent, transport.Record{Seq: seq, Call: o.Calls[r].String(), State: name})
 		}
 	}
 	for r := range all {

@@ -5,22 +5,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
-
-func TestSubtrees(t *testing.T) {
-	for _, c := range []struct{ hosts, want []span }{
-		{[]span{{0, 4}, {4, 8}}, []span{{0, 4}, {4, 8}}},
-		{[]span{{0, 3}, {3, 6}}, []span{{0, 2}, {2, 3}, {3, 4}, {4, 6}}},
-		{[]span{{0, 5}, {5, 8}}, []span{{0, 4}, {4, 5}, {5, 6}, {6, 8}}},
-		{[]span{{0, 4}, {4, 7}}, []span{{0, 4}, {4, 7}}},
-		{[]span{{0, 1}, {1, 4}}, []span{{0, 1}, {1, 2}, {2, 4}}},
-	} {
-		require.Equal(t, c.want, subtrees(nil, span{0, c.hosts[len(c.hosts)-1].hi}, c.hosts))
-	}
-}
 
 // TestWindow looks whether what a rank knows after each step is enough for the next: its own
 // window of ranks and that of the rank which sends to it are as many subtrees as there is room for,
@@ -30,13 +19,13 @@ func TestWindow(t *testing.T) {
 		n := rapid.OneOf(rapid.IntRange(2, 40), rapid.IntRange(2, mostRanks)).Draw(t, "ranks")
 		rank := rapid.IntRange(0, n-1).Draw(t, "rank")
 		levels := bits.Len(uint(n - 1))
-		var build func(s span, of []span) (free int) // sums of one level each
-		build = func(s span, of []span) int {
+		var build func(s sums.Span, of []sums.Span) (free int) // sums of one level each
+		build = func(s sums.Span, of []sums.Span) int {
 			if slices.Contains(of, s) {
 				return 0
 			}
-			require.Greater(t, s.ranks(), 1)
-			return max(build(span{s.lo, s.middle()}, of), 1+build(span{s.middle(), s.hi}, of))
+			require.Greater(t, s.Ranks(), 1)
+			return max(build(sums.Span{Lo: s.Lo, Hi: s.Middle()}, of), 1+build(sums.Span{Lo: s.Middle(), Hi: s.Hi}, of))
 		}
 		for k := 1; k < n; k *= 2 {
 			own, other := window(nil, n, rank, k), window(nil, n, (rank+n-k)%n, k)
@@ -46,27 +35,27 @@ func TestWindow(t *testing.T) {
 			}
 			ranks := 0
 			for i, s := range own {
-				ranks += s.ranks()
-				require.True(t, i == 0 || own[i-1].hi <= s.lo)
+				ranks += s.Ranks()
+				require.True(t, i == 0 || own[i-1].Hi <= s.Lo)
 			}
 			require.Equal(t, k, ranks)
 		}
-		require.Equal(t, []span{{0, n}}, window(nil, n, rank, n))
+		require.Equal(t, []sums.Span{{Lo: 0, Hi: n}}, window(nil, n, rank, n))
 	})
 }
 
 // TestSumsOfSubtrees sums inside random hosts first, and compares with the sum of all ranks.
 func TestSumsOfSubtrees(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var all []span
+		var all []sums.Span
 		n := 0
 		for _, ranks := range rapid.SliceOfN(rapid.IntRange(1, 11), 1, 5).Draw(t, "hosts") {
-			all = append(all, span{n, n + ranks})
+			all = append(all, sums.Span{Lo: n, Hi: n + ranks})
 			n += ranks
 		}
 		d := rapid.SampledFrom([]DType{Float32, Float64, BFloat16, Float16}).Draw(t, "type")
 		op := rapid.SampledFrom([]Op{Sum, Avg}).Draw(t, "op")
-		elements := rapid.SampledFrom([]int{1, wideBlock, wideBlock + 3}).Draw(t, "elements")
+		elements := rapid.SampledFrom([]int{1, 512, 515}).Draw(t, "elements")
 		var srcs []Buffer
 		for rank := range n {
 			b := bufferOf(make([]byte, elements*d.Size()), d)
@@ -85,37 +74,37 @@ func TestSumsOfSubtrees(t *testing.T) {
 			}
 			srcs = append(srcs, b)
 		}
-		var r reducer
+		var r sums.Reducer
 		want := bufferOf(make([]byte, elements*d.Size()), d)
-		r.srcs = append(r.srcs, srcs...)
-		r.reduce(want, op)
+		r.Sources = append(r.Sources, srcs...)
+		r.Reduce(want, op)
 
 		spans := newHosts("", 0, all).sums[summing(op, d)]
 		var partial []Buffer
 		for _, s := range spans {
-			r.srcs = append(r.srcs[:0], srcs[s.lo:s.hi]...)
-			sum := srcs[s.lo]
-			if s.ranks() > 1 {
+			r.Sources = append(r.Sources[:0], srcs[s.Lo:s.Hi]...)
+			sum := srcs[s.Lo]
+			if s.Ranks() > 1 {
 				as := d
 				if d.Size() < 4 {
 					as = Float32
-					for i, src := range r.srcs {
+					for i, src := range r.Sources {
 						wide := make([]float32, elements)
 						widen(wide, src)
-						r.srcs[i] = Of(wide)
+						r.Sources[i] = Of(wide)
 					}
 				}
 				sum = bufferOf(make([]byte, elements*as.Size()), as)
-				r.reduce(sum, Sum)
+				r.Reduce(sum, Sum)
 			}
 			partial = append(partial, sum)
 		}
-		r.srcs = append(r.srcs[:0], partial...)
+		r.Sources = append(r.Sources[:0], partial...)
 		got := partial[0] // any source may be the destination
 		if got.DType() != d {
 			got = bufferOf(make([]byte, elements*d.Size()), d)
 		}
-		r.reduceSpans(got, op, n, spans)
+		r.ReduceSpans(got, op, n, spans)
 		require.Equal(t, want.Bytes(), got.Bytes())
 	})
 }

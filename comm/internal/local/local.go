@@ -1,8 +1,10 @@
-package comm
+// Package local is the transport of ranks that are goroutines of one process.
+package local
 
 import (
 	"context"
 	"fmt"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"runtime"
 	"sync/atomic"
@@ -18,23 +20,14 @@ const (
 	localYields  = 100
 )
 
-// Local returns the handles of a new group of n ranks inside this process,
-// element r for rank r, to be used by one goroutine each. The group is named
-// "world" and needs no cleaning up beyond what the garbage collector does.
-// Fewer than one rank give no handles. See [Run] for the whole ceremony.
-//
-// Goroutine ranks keep to the same limit as processes: a collective that some rank
-// does not issue for 10 minutes fails with [ErrTimeout]. Run takes the limit from
-// FSDP_TIMEOUT.
-func Local(n int) []Group { return localGroups(n, defaultTimeout) }
-
-// localGroups is Local with a limit of its own.
-func localGroups(n int, timeout time.Duration) []Group {
+// New returns the handles of a new group of n ranks inside this process, none if n is
+// not positive. A collective fails if it makes no progress for the timeout.
+func New(n int, timeout time.Duration) []transport.Group {
 	if n < 1 {
 		return nil
 	}
 	t := newTeam(transport.WorldName, n, timeout)
-	groups := make([]Group, n)
+	groups := make([]transport.Group, n)
 	for r, l := range t.members {
 		groups[r] = l
 	}
@@ -61,8 +54,8 @@ func newTeam(name string, n int, timeout time.Duration) *team {
 type local struct {
 	transport.Base
 	team    *team
-	parent  *local                  // the handle it was split from, nil for the world
-	reducer atomic.Pointer[reducer] // taken by who reduces on behalf of this rank
+	parent  *local                       // the handle it was split from, nil for the world
+	reducer atomic.Pointer[sums.Reducer] // taken by who reduces on behalf of this rank
 
 	// Guarded by team.mu.
 	issued uint64 // number of collectives this rank has issued
@@ -100,11 +93,11 @@ func (l *local) Close() error {
 	l.closed = true
 	var due []handle // this rank's buffers are in all operations that are ready
 	for _, o := range t.live {
-		if s := o.state.Load(); phase(s&valueMask) == ready {
-			due = append(due, handle{l, o, s >> tagShift})
+		if s := o.state.Load(); phase(s&sums.ValueMask) == ready {
+			due = append(due, handle{l, o, s >> sums.TagShift})
 		}
 	}
-	t.leave(l.Blame(ErrClosed))
+	t.leave(l.Blame(transport.ErrClosed))
 	var split []*local
 	for child := range t.children {
 		if child.parent == l {
@@ -136,7 +129,7 @@ func (l *local) forget(child *local) {
 }
 
 // Start implements [Issuer].
-func (l *local) Start(c transport.Call) Work {
+func (l *local) Start(c transport.Call) transport.Work {
 	invalid := c.Check(l.Rank(), l.Size())
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
@@ -170,7 +163,7 @@ func (l *local) issue(c transport.Call) (handle, error) {
 func (l *local) enter(c transport.Call, invalid error) (handle, error) {
 	t := l.team
 	if l.closed {
-		return handle{}, l.Blame(ErrClosed)
+		return handle{}, l.Blame(transport.ErrClosed)
 	}
 	if invalid != nil {
 		err := l.Blame(invalid)
@@ -184,14 +177,14 @@ func (l *local) enter(c transport.Call, invalid error) (handle, error) {
 	o := t.at(seq)
 	if o.arrived == 0 {
 		o.first = l.Rank()
-	} else if ref := &o.calls[o.first]; !c.Matches(ref) {
+	} else if ref := &o.Calls[o.first]; !c.Matches(ref) {
 		err := mismatch(t.name, seq, o.first, ref, l.Rank(), &c)
 		t.fail(err)
 		return handle{}, err
 	}
 	l.issued = seq
 	l.watch.Issued(&l.Base, seq, &c)
-	o.calls[l.Rank()] = c
+	o.Calls[l.Rank()] = c
 	if o.arrived++; o.arrived == len(t.members) {
 		t.start(o)
 	}
@@ -203,7 +196,7 @@ func mismatch(group string, seq uint64, a int, ca *transport.Call, b int, cb *tr
 	if a > b {
 		a, ca, b, cb = b, cb, a, ca
 	}
-	return &MismatchError{Group: group, Seq: seq, Ranks: [2]int{a, b}, Calls: [2]string{ca.String(), cb.String()}}
+	return &transport.MismatchError{Group: group, Seq: seq, Ranks: [2]int{a, b}, Calls: [2]string{ca.String(), cb.String()}}
 }
 
 // handle is one rank's Work: collective seq, whose record is or was o.
@@ -248,7 +241,7 @@ func (h handle) help() (worked bool) {
 	o, n := h.o, len(h.l.team.members)
 	r := h.l.reducer.Swap(nil)
 	if r == nil {
-		r = new(reducer) // first use, or somebody else waits for this rank as well
+		r = new(sums.Reducer) // first use, or somebody else waits for this rank as well
 	}
 	for k := range n {
 		i := (h.l.Rank() + k) % n
@@ -293,7 +286,7 @@ func (h handle) park(ctx context.Context) error {
 		return nil
 	}
 	err := h.l.Blame(fmt.Errorf("waiting for ranks %v in %s: %w",
-		t.absent(h.seq), h.o.calls[h.l.Rank()].Numbered(h.seq), context.Cause(ctx)))
+		t.absent(h.seq), h.o.Calls[h.l.Rank()].Numbered(h.seq), context.Cause(ctx)))
 	t.fail(err)
 	return err
 }

@@ -1,17 +1,9 @@
-package comm
+package local
 
 import (
 	"github.com/gofsdp/gofsdp/comm/internal/park"
+	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"sync/atomic"
-)
-
-// An operation's state and its lanes are words of tag<<tagShift | value, where
-// the tag is the sequence number: one atomic load tells a handle both whether
-// the record is still about its collective and how far that is. 44 bits last
-// for half a year of back-to-back empty barriers.
-const (
-	tagShift  = 20
-	valueMask = 1<<tagShift - 1
 )
 
 // An operation that moves no more bytes than this, over all ranks, is one part.
@@ -34,7 +26,7 @@ type operation struct {
 	lanes []lane        // one per rank
 
 	// Guarded by team.mu while pending, read-only while ready.
-	division
+	sums.Division
 	arrived int  // number of ranks that have issued
 	first   int  // the first of them
 	single  bool // one part executes everything
@@ -52,38 +44,38 @@ type lane struct {
 }
 
 func newOperation(n int) *operation {
-	return &operation{lanes: make([]lane, n), division: newDivision(n)}
+	return &operation{lanes: make([]lane, n), Division: sums.NewDivision(n)}
 }
 
 // phase reports how far collective seq is, of which o was made the record.
 func (o *operation) phase(seq uint64) phase {
 	s := o.state.Load()
-	if s>>tagShift != seq {
+	if s>>sums.TagShift != seq {
 		return done // retired, and perhaps reused
 	}
-	return phase(s & valueMask)
+	return phase(s & sums.ValueMask)
 }
 
-func (o *operation) setPhase(seq uint64, p phase) { o.state.Store(seq<<tagShift | uint64(p)) }
+func (o *operation) setPhase(seq uint64, p phase) { o.state.Store(seq<<sums.TagShift | uint64(p)) }
 
 // open divides the work and returns how many parts there are. From here on they
 // can be claimed under the number seq.
 func (o *operation) open(seq uint64) (parts int) {
-	parts = o.cut()
+	parts = o.Cut()
 	if parts == 0 {
 		return 0
 	}
-	o.single = o.calls[0].Bytes()*len(o.calls) <= smallBytes
+	o.single = o.Calls[0].Bytes()*len(o.Calls) <= smallBytes
 	if o.single {
 		parts = 1
 	}
 	o.left.Store(int64(parts))
 	for i := range o.lanes {
-		claimable := o.parts[i]
+		claimable := o.Parts[i]
 		if o.single {
 			claimable = max(0, 1-i)
 		}
-		o.lanes[i].word.Store(seq<<tagShift | uint64(claimable))
+		o.lanes[i].word.Store(seq<<sums.TagShift | uint64(claimable))
 	}
 	return parts
 }
@@ -94,11 +86,11 @@ func (o *operation) claim(i int, seq uint64) (part int, ok bool) {
 	word := &o.lanes[i].word
 	for {
 		w := word.Load()
-		if w>>tagShift != seq || w&valueMask == 0 {
+		if w>>sums.TagShift != seq || w&sums.ValueMask == 0 {
 			return 0, false
 		}
 		if word.CompareAndSwap(w, w-1) {
-			return o.parts[i] - int(w&valueMask), true
+			return o.Parts[i] - int(w&sums.ValueMask), true
 		}
 	}
 }
@@ -106,7 +98,7 @@ func (o *operation) claim(i int, seq uint64) (part int, ok bool) {
 // claimable reports whether there is a part left of collective seq.
 func (o *operation) claimable(seq uint64) bool {
 	for i := range o.lanes {
-		if w := o.lanes[i].word.Load(); w>>tagShift == seq && w&valueMask > 0 {
+		if w := o.lanes[i].word.Load(); w>>sums.TagShift == seq && w&sums.ValueMask > 0 {
 			return true
 		}
 	}
@@ -114,14 +106,14 @@ func (o *operation) claimable(seq uint64) bool {
 }
 
 // execute executes a claimed part.
-func (o *operation) execute(i, part int, r *reducer) {
+func (o *operation) execute(i, part int, r *sums.Reducer) {
 	if !o.single {
-		o.run(i, part, r)
+		o.Run(i, part, r)
 		return
 	}
-	for i := range o.parts {
-		for part := range o.parts[i] {
-			o.run(i, part, r)
+	for i := range o.Parts {
+		for part := range o.Parts[i] {
+			o.Run(i, part, r)
 		}
 	}
 }
