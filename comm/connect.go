@@ -6,154 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"time"
 
-	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
 )
-
-// Transport is how the ranks of a group exchange data. The zero value is Auto.
-type Transport uint8
-
-// The transports.
-const (
-	Auto         Transport = iota // shared memory inside a host, TCP between hosts
-	SharedMemory                  // all ranks are on one host
-	TCP                           // also inside a host
-)
-
-var transportNames = [...]string{"auto", "shm", "tcp"}
-
-// String returns the name that [ParseTransport] understands.
-func (t Transport) String() string {
-	if int(t) >= len(transportNames) {
-		return fmt.Sprintf("Transport(%d)", uint8(t))
-	}
-	return transportNames[t]
-}
-
-// ParseTransport returns the transport called auto (or ""), shm or tcp.
-func ParseTransport(name string) (Transport, error) {
-	for i, n := range transportNames {
-		if n == name {
-			return Transport(i), nil
-		}
-	}
-	if name == "" {
-		return Auto, nil
-	}
-	return 0, fmt.Errorf("comm: no transport %q, want one of %q", name, transportNames)
-}
-
-// Checksums says which data between ranks travels with checksums. The zero value is
-// ChecksumsAuto.
-//
-// A payload that is damaged on its way fails the group with a [RankError] that wraps ErrDamaged and
-// names the rank that sent it, the one that got it, and the collective. Any flips within 32 bits in
-// a row are found, and all but one in 2³² of others, also in the memory of ranks that pass data on:
-// it keeps its sum. That is no protection against somebody who changes data on purpose: TLS is.
-// Headers and control messages are always protected. Ranks that share memory read each other's in
-// place: there is no wire, memory has checks of its own, and sums would cost a second pass over all
-// data.
-type Checksums uint8
-
-// The choices of checksums. All ranks have to make the same one.
-const (
-	ChecksumsAuto Checksums = iota // over TCP without TLS, which has checks of its own
-	ChecksumsOff                   // nowhere
-	ChecksumsOn                    // over TCP and TLS
-)
-
-var checksumsNames = [...]string{"auto", "off", "on"}
-
-// String returns the name that [ParseChecksums] understands.
-func (c Checksums) String() string {
-	if int(c) >= len(checksumsNames) {
-		return fmt.Sprintf("Checksums(%d)", uint8(c))
-	}
-	return checksumsNames[c]
-}
-
-// ParseChecksums returns the choice called auto (or ""), off or on.
-func ParseChecksums(name string) (Checksums, error) {
-	for i, n := range checksumsNames {
-		if n == name {
-			return Checksums(i), nil
-		}
-	}
-	if name == "" {
-		return ChecksumsAuto, nil
-	}
-	return 0, fmt.Errorf("comm: no checksums %q, want one of %q", name, checksumsNames)
-}
-
-// Config says how the processes of a job, one per rank, find and trust one another.
-type Config struct {
-	// Rank is this process's index, 0 <= Rank < Size.
-	Rank, Size int
-	// LocalRank and LocalSize are the place among the ranks of this host, as the
-	// launcher tells (torchrun by LOCAL_RANK, srun by SLURM_LOCALID, mpirun by
-	// OMPI_COMM_WORLD_LOCAL_RANK), -1 and 0 if it does not. They are there for the
-	// caller, to choose a device for example.
-	LocalRank, LocalSize int
-	// Rendezvous is where the ranks meet: "tcp://host:port", where rank 0 serves,
-	// or "file:///dir", a directory that all of them see.
-	Rendezvous string
-	// Job names the job and its attempt, in at most 128 bytes. Processes of another
-	// job are refused.
-	Job string
-	// Secret is what the ranks of a job know and nobody else does, at least 16
-	// bytes, and random: who listens on the network, or is dialed in place of a
-	// rank, can try guesses on it. It may be empty on one host: then only ranks of
-	// the same user join, who share a key in /tmp that others cannot read.
-	Secret Secret
-	// TrustNetwork lets ranks of several hosts do without a Secret. Whoever can
-	// reach one can then join, and read and write the job's memory.
-	TrustNetwork bool
-	// TLS encrypts every TCP connection. Nothing in its handshake is made from
-	// Secret, with which the ranks prove inside that they are its two ends. It
-	// costs more than half of the bandwidth.
-	TLS bool
-	// Listen is the interface on which ranks of other hosts reach this one: its name,
-	// its address, or a network in which it has one (eth0, 10.0.0.7, 10.0.0.0/24). With ""
-	// ranks listen on loopback only.
-	//
-	// Several with commas between, at most 16, share the data between two ranks: the first of
-	// one and the first of the other carry a connection, and so on, around where one rank
-	// has fewer, IPv4 with IPv4 and IPv6 with IPv6. All carry as much, at the pace of the
-	// slowest. News and the rendezvous use the first alone. An interface that is not answered
-	// for 20 s fails the group with an error that names it; the others do not take over.
-	Listen string
-	// Transport chooses how data travels. With Auto ranks of a host that cannot share
-	// memory use sockets, and tell Logger why; with SharedMemory that is an error.
-	Transport Transport
-	// Checksums chooses which data has checksums, the same on all ranks.
-	Checksums Checksums
-	// Timeout is how long an operation may make no progress before it fails with
-	// ErrTimeout; 0 means 10 minutes. A peer that computes counts as no progress. A
-	// peer that has died is noticed at once, and needs no timeout.
-	Timeout time.Duration
-	// JoinTimeout is how long a rank waits for all others to join; 0 means 5 minutes. It
-	// says for whom it waits after 5 s, and then every 30 s.
-	JoinTimeout time.Duration
-	// Host overrides the identity of this host, by which ranks know that they
-	// share memory.
-	Host string
-	// Logger hears of ranks that do not come, and of strangers and refused connections:
-	// the first ten and then one in 10 s. nil stands for slog.Default().
-	Logger *slog.Logger
-}
-
-// Secret is a key that must not be printed.
-type Secret []byte
-
-// String hides the secret.
-func (s Secret) String() string { return fmt.Sprintf("(%d secret bytes)", len(s)) }
-
-// GoString hides the secret.
-func (s Secret) GoString() string { return s.String() }
 
 // withDefaults returns c with defaults filled in, or what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
@@ -169,8 +26,8 @@ func (c Config) withDefaults() (Config, error) {
 	switch {
 	case c.Size < 1 || c.Rank < 0 || c.Rank >= c.Size:
 		return c, fmt.Errorf("comm: no rank %d in a job of %d", c.Rank, c.Size)
-	case c.Size > mostRanks:
-		return c, fmt.Errorf("comm: a job of %d ranks, at most %d are allowed", c.Size, mostRanks)
+	case c.Size > launch.MaxSize:
+		return c, fmt.Errorf("comm: a job of %d ranks, at most %d are allowed", c.Size, launch.MaxSize)
 	case len(c.Job) > mesh.MaxJob:
 		return c, fmt.Errorf("comm: the name of the job, with FSDP_JOB in it, has %d bytes, at most %d are allowed", len(c.Job), mesh.MaxJob)
 	case c.Timeout < 0 || c.JoinTimeout < 0:
@@ -181,11 +38,6 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("comm: no checksums %v", c.Checksums)
 	}
 	return c, c.checkTrust()
-}
-
-// sumsWire reports whether payloads over sockets have checksums.
-func (c *Config) sumsWire() bool {
-	return c.Checksums == ChecksumsOn || c.Checksums == ChecksumsAuto && !c.TLS
 }
 
 // Connect joins a job and returns this rank's handle of the group of all ranks,
@@ -234,7 +86,8 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 
 // join returns the world group when all ranks have it.
 func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group, error) {
-	s := newSession(cfg)
+	s := newSession(sessionConfig{Rank: cfg.Rank, Size: cfg.Size, Timeout: cfg.Timeout, Summed: cfg.sumsWire()})
+	s.newGroup = choose(cfg.Transport)
 	joined, err := mesh.Join(ctx, mesh.Config{
 		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: cfg.Job, Secret: cfg.Secret, TLS: cfg.TLS,
 		Listen: cfg.Listen, Host: cfg.Host, Log: j.strangers, Handler: s,
@@ -245,7 +98,7 @@ func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group,
 	}
 	s.mesh = joined
 	j.waitsFor("make the group", j.others)
-	g, err := s.open(ctx)
+	g, err := open(ctx, s, cfg)
 	if err != nil {
 		return nil, s.abandon(err)
 	}
@@ -255,59 +108,32 @@ func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group,
 	return g, nil
 }
 
-// abandon ends the session of a rank that has no world group because of err, and
-// returns the reason: err, or what another rank has told before.
-func (s *session) abandon(err error) error {
-	w := s.world()
-	s.mu.Lock()
-	for _, n := range s.takeEarly(w.id) {
-		if first, uerr := transport.UnmarshalError(n.body); n.what == newsFailed && uerr == nil {
-			err = first
-			break
-		}
-	}
-	s.mu.Unlock()
-	w.fail(err)
-	return errors.Join(err, s.close())
-}
-
 // open makes the world group.
-func (s *session) open(ctx context.Context) (Group, error) {
-	if s.cfg.Transport != TCP {
+func open(ctx context.Context, s *session, cfg Config) (Group, error) {
+	if cfg.Transport != TCP {
 		d, err := newDomain(ctx, s)
 		var none *noMemory
 		switch {
 		case err == nil:
-			s.domain = d
-		case s.cfg.Transport == SharedMemory || !errors.As(err, &none):
+			s.memory = d
+		case cfg.Transport == SharedMemory || !errors.As(err, &none):
 			return nil, err
-		case len(none.ranks) > 1 && none.ranks[0] == s.cfg.Rank: // one of them says it
-			s.cfg.Logger.Warn("comm: slower: sockets take the place of shared memory", "because", none)
+		case len(none.ranks) > 1 && none.ranks[0] == cfg.Rank: // one of them says it
+			cfg.Logger.Warn("comm: slower: sockets take the place of shared memory", "because", none)
 		}
 	}
 	return s.newGroup(ctx, s.world())
 }
 
-// newGroup makes the group of l over what its ranks have in common.
-func (s *session) newGroup(ctx context.Context, l *link) (Group, error) {
-	if s.shares(l.ranks) {
-		return newShared(ctx, l, s.domain)
-	}
-	if s.cfg.Transport == SharedMemory {
-		return nil, fmt.Errorf("group %q spans several hosts, which share no memory", l.name)
-	}
-	return newRemote(ctx, l)
-}
-
-// shares reports whether all of the given world ranks share memory with this one.
-func (s *session) shares(world []int) bool {
-	if s.domain == nil {
-		return false
-	}
-	for _, r := range world {
-		if r != s.cfg.Rank && !s.mesh.SameHost(r) {
-			return false
+// choose returns what makes the groups of a session, over what the ranks of a group have in common.
+func choose(t Transport) func(ctx context.Context, l *link) (Group, error) {
+	return func(ctx context.Context, l *link) (Group, error) {
+		switch {
+		case l.session.shares(l.ranks):
+			return l.session.memory.group(ctx, l)
+		case t == SharedMemory:
+			return nil, fmt.Errorf("group %q spans several hosts, which share no memory", l.name)
 		}
+		return newRemote(ctx, l)
 	}
-	return true
 }

@@ -94,7 +94,7 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	}
 	form := func(name string, s sums.Span) (Group, error) {
 		inside := l.derive(name, text.Hash(fmt.Sprintf("%x %s", l.id, name)), l.ranks[s.Lo:s.Hi])
-		g, err := newShared(ctx, inside, l.session.domain)
+		g, err := l.session.memory.group(ctx, inside)
 		return g, h.outside(r.name, err)
 	}
 	var err error

@@ -17,7 +17,7 @@ import (
 // failures from the beginning, so that no rank waits for one that will not come.
 func newRemote(ctx context.Context, l *link) (Group, error) {
 	cfg := &l.session.cfg
-	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(cfg.Timeout, defaultTimeout), cfg.sumsWire())
+	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(cfg.Timeout, defaultTimeout), cfg.Summed)
 	r.link = l
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

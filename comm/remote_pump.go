@@ -61,10 +61,6 @@ func (e *lostError) Unwrap() []error { return []error{e.err, ErrLost} }
 var errStopped = errors.New("stopped")
 
 const (
-	// A rank looks and yields this long before it sleeps: longer than most waits in training. To
-	// wake up takes 50 µs, and once all goroutines of a process have slept, the scheduler's monitor
-	// looks every 20 µs for a millisecond, each time at the cost of two switches.
-	eager = time.Millisecond
 	// The goroutines of streams are not found to have something to do while others look.
 	eagerStreams = 200 * time.Microsecond
 	// Only after this long does it let other processes run as well. Where one processor is idle a

@@ -133,7 +133,7 @@ func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
 	for r, s := range sessions {
 		s.cfg.Timeout = w.Timeout
 		if w.Unsummed {
-			s.cfg.Checksums = ChecksumsOff
+			s.cfg.Summed = false
 		}
 		s.mesh = sockets{wires{r, sessions}, board}
 	}

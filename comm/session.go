@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
@@ -27,9 +28,10 @@ import (
 //	             newsAnswer: number of the question, then the Status as JSON
 //	             newsMemory: with a step as the id, why the sender cannot take it, see vote
 type session struct {
-	cfg    Config
-	mesh   network
-	domain *domain // memory shared with the other ranks of this host, nil if there is none
+	cfg      sessionConfig
+	mesh     network
+	memory   memory                                            // shared with the other ranks of this host, nil if there is none
+	newGroup func(ctx context.Context, l *link) (Group, error) // makes the group of l over the transport that suits its ranks
 
 	mu     sync.Mutex
 	links  map[uint64]*link
@@ -42,6 +44,21 @@ type session struct {
 	votes  map[vote]string             // on shared memory: why not, "" for yes
 	voted  chan struct{}               // has room for one: votes or gone have changed
 	over   bool                        // the session has ended, or is about to
+}
+
+// sessionConfig is what a session and the transports over it need of a [Config].
+type sessionConfig struct {
+	Rank, Size int
+	Timeout    time.Duration // of operations
+	Summed     bool          // payloads over sockets have checksums
+}
+
+// memory is what a session needs of memory that ranks of a host share.
+type memory interface {
+	// group makes the group of l, all of whose ranks share the memory and call it.
+	group(ctx context.Context, l *link) (Group, error)
+	// close unmaps it when no group is in use.
+	close() error
 }
 
 // network is what a session needs of a [mesh.Mesh].
@@ -86,7 +103,7 @@ const (
 	maxEarly   = 16 << 20 // bytes kept for groups that this rank has still to make; more are lost
 )
 
-func newSession(cfg Config) *session {
+func newSession(cfg sessionConfig) *session {
 	return &session{
 		cfg: cfg, links: map[uint64]*link{}, ended: map[uint64]map[int]struct{}{}, early: map[uint64][]news{},
 		gone: map[int]error{}, asked: map[uint64]*question{}, votes: map[vote]string{}, voted: make(chan struct{}, 1),
@@ -235,6 +252,35 @@ func (s *session) remove(l *link) error {
 	return s.close()
 }
 
+// abandon ends the session of a rank that has no world group because of err, and
+// returns the reason: err, or what another rank has told before.
+func (s *session) abandon(err error) error {
+	w := s.world()
+	s.mu.Lock()
+	for _, n := range s.takeEarly(w.id) {
+		if first, uerr := transport.UnmarshalError(n.body); n.what == newsFailed && uerr == nil {
+			err = first
+			break
+		}
+	}
+	s.mu.Unlock()
+	w.fail(err)
+	return errors.Join(err, s.close())
+}
+
+// shares reports whether all of the given world ranks share memory with this one.
+func (s *session) shares(world []int) bool {
+	if s.memory == nil {
+		return false
+	}
+	for _, r := range world {
+		if r != s.cfg.Rank && !s.mesh.SameHost(r) {
+			return false
+		}
+	}
+	return true
+}
+
 // close ends this process's part in the job.
 func (s *session) close() error {
 	s.mu.Lock()
@@ -245,8 +291,8 @@ func (s *session) close() error {
 		return nil
 	}
 	var err error
-	if s.domain != nil {
-		err = s.domain.close()
+	if s.memory != nil {
+		err = s.memory.close()
 	}
 	err = errors.Join(err, s.mesh.Close())
 	for r := range s.cfg.Size { // nothing more is heard of them

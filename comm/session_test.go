@@ -68,8 +68,9 @@ func (w wires) Close() error { return nil }
 func wired(n int) []*session {
 	sessions := make([]*session, n)
 	for r := range sessions {
-		sessions[r] = newSession(Config{Rank: r, Size: n})
+		sessions[r] = newSession(sessionConfig{Rank: r, Size: n, Summed: true})
 		sessions[r].mesh = wires{r, sessions}
+		sessions[r].newGroup = choose(Auto)
 	}
 	return sessions
 }

@@ -91,6 +91,9 @@ func (d *domain) exchange(ctx context.Context, net network, peers []int) (unmapp
 	return unmapped, nil
 }
 
+// group implements memory.
+func (d *domain) group(ctx context.Context, l *link) (Group, error) { return newShared(ctx, l, d) }
+
 // linger frees what s holds in shared memory, now or when no rank looks at it
 // any more.
 func (d *domain) linger(s *shared) {

@@ -62,8 +62,10 @@ func SharedGroups(t testing.TB, n int) []Group {
 	var ranks sync.WaitGroup
 	for r, s := range sessions {
 		ranks.Go(func() {
-			if s.domain, errs[r] = newDomain(context.Background(), s); errs[r] == nil {
-				gs[r], errs[r] = newShared(context.Background(), s.world(), s.domain)
+			d, err := newDomain(context.Background(), s)
+			if errs[r] = err; err == nil {
+				s.memory = d
+				gs[r], errs[r] = newShared(context.Background(), s.world(), d)
 			}
 		})
 	}

@@ -113,13 +113,14 @@ func joinPair(t testing.TB, rank int, file *os.File, timeout time.Duration) Grou
 	conn, err := net.FileConn(file)
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
-	s := newSession(Config{Rank: rank, Size: 2, Timeout: timeout})
+	s := newSession(sessionConfig{Rank: rank, Size: 2, Timeout: timeout})
 	p := &pair{rank: rank, conn: conn.(*net.UnixConn), heard: s, files: make(chan *os.File, 1), over: make(chan struct{})}
 	s.mesh = p
 	go p.listen()
-	s.domain, err = newDomain(context.Background(), s)
+	d, err := newDomain(context.Background(), s)
 	require.NoError(t, err)
-	g, err := newShared(context.Background(), s.world(), s.domain)
+	s.memory = d
+	g, err := newShared(context.Background(), s.world(), d)
 	require.NoError(t, err)
 	return g
 }
