@@ -327,7 +327,7 @@ func (f *Filler) SaveStep(ctx context.Context, dir string, step int, opts ...fsd
 	return f.Save(ctx, dir, f.Opt, append(opts, fsdp.AtStep(step))...)
 }
 
-// SaveAs is saveStep, or SaveAsync and Wait.
+// SaveAs is SaveStep, or SaveAsync and Wait.
 func (f *Filler) SaveAs(ctx context.Context, asynchronous bool, dir string, step int, opts ...fsdp.StateOption) error {
 	if !asynchronous {
 		return f.SaveStep(ctx, dir, step, opts...)

@@ -74,7 +74,7 @@ func Edit(t require.TestingT, v optim.Vec, f func(i int, x float64) float64) {
 	require.NoError(t, v.Write(h))
 }
 
-// SetEach is edit of ordinary memory.
+// SetEach is Edit of ordinary memory.
 func SetEach(v optim.Host, f func(i int, x float64) float64) {
 	for i, x := range v.F32 {
 		v.F32[i] = float32(f(i, float64(x)))

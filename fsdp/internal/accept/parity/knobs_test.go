@@ -86,7 +86,7 @@ func drawWorkload(t *rapid.T) workload {
 	return w
 }
 
-// kit.DrawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits
+// drawKnobs draws a configuration for w. dir is where files may go, or "". What travels in 16 bits
 // or 8 is rounded twice by the hybrid strategies and not at all if it is ignored: those are no
 // knobs then.
 func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
