@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -186,9 +188,22 @@ var ErrNoExtra = errors.New("not in the checkpoint")
 
 // LatestCheckpoint returns the directory of the last checkpoint in dir that is complete, or dir if
 // it is one itself. Like Load it passes over those of which the damage shows without the data, but
-// says nothing of them.
+// says nothing of them. If the file system stops to answer, it returns an error after
+// FSDP_TIMEOUT, or 10 minutes.
 func LatestCheckpoint(dir string) (path string, err error) {
-	if path, err = checkpoint.Latest(context.Background(), checkpoint.OS(), dir); err != nil {
+	return latest(checkpoint.OS(), dir)
+}
+
+func latest(fsys checkpoint.FS, dir string) (path string, err error) {
+	limit, err := launch.Timeout(os.Getenv)
+	if err == nil {
+		limit = cmp.Or(limit, 10*time.Minute)
+		ctx, cancel := context.WithTimeoutCause(context.Background(), limit,
+			fmt.Errorf("the file system does not answer within %v (FSDP_TIMEOUT)", limit))
+		defer cancel()
+		path, err = checkpoint.Latest(ctx, fsys, dir)
+	}
+	if err != nil {
 		return "", fmt.Errorf("fsdp: %w", state.Lasting(err))
 	}
 	return path, nil

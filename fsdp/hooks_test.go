@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
@@ -30,3 +31,6 @@ func Native(native bool) (restore func()) {
 	nativeBFloat16 = func() bool { return native }
 	return func() { nativeBFloat16 = before }
 }
+
+// LatestOnFS is LatestCheckpoint on a file system.
+func LatestOnFS(fsys checkpoint.FS, dir string) (string, error) { return latest(fsys, dir) }

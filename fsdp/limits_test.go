@@ -11,6 +11,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 )
 
 // TestWrapHasNoMemory wraps a model whose shards are larger than what is left, for all ranks that share a
@@ -76,4 +77,20 @@ func TestWrapHasNoMemory(t *testing.T) {
 	kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
 		require.NoError(t, kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, OffloadDir: t.TempDir()}).Close())
 	})
+}
+
+// TestLatestEndsWithTheTimeout has no answer of the file system when LatestCheckpoint reads a manifest.
+func TestLatestEndsWithTheTimeout(t *testing.T) {
+	disk := crashfs.New()
+	f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
+	require.NoError(t, f.SaveStep(t.Context(), kit.Ckpt, 1, kit.OnFS(disk)))
+	require.NoError(t, f.Close())
+	t.Setenv("FSDP_TIMEOUT", "10ms")
+	back := make(chan struct{})
+	_, err := fsdp.LatestOnFS(kit.Mute{FS: disk, Back: back}, kit.Ckpt)
+	close(back)
+	require.ErrorContains(t, err, "the file system does not answer within 10ms (FSDP_TIMEOUT)")
+	t.Setenv("FSDP_TIMEOUT", "soon")
+	_, err = fsdp.LatestCheckpoint(kit.Ckpt)
+	require.ErrorContains(t, err, `FSDP_TIMEOUT="soon" is not a duration such as 90s`)
 }

@@ -52,3 +52,14 @@ func KeepPasses(bytes int) (restore func()) {
 
 // OnFS has the methods of a state use another file system than the system's.
 func OnFS(fsys checkpoint.FS) fsdp.StateOption { return func(o *state.Options) { o.FS = fsys } }
+
+// A mute file system does not answer when a file is opened on one rank.
+type Mute struct {
+	checkpoint.FS
+	Back <-chan struct{}
+}
+
+func (m Mute) Open(path string) (checkpoint.Handle, error) {
+	<-m.Back
+	return m.FS.Open(path)
+}

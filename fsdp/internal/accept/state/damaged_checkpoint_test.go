@@ -267,17 +267,6 @@ func TestAllowOlderIsAgreed(t *testing.T) {
 	})
 }
 
-// A mute file system does not answer when a file is opened on one rank.
-type mute struct {
-	checkpoint.FS
-	back <-chan struct{}
-}
-
-func (m mute) Open(path string) (checkpoint.Handle, error) {
-	<-m.back
-	return m.FS.Open(path)
-}
-
 // TestLoadEndsWithItsContext has no answer of the file system on one rank.
 func TestLoadEndsWithItsContext(t *testing.T) {
 	disk := crashfs.New()
@@ -292,7 +281,7 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 			defer f.Close()
 			var fsys checkpoint.FS = disk
 			if g.Rank() == muted {
-				fsys = mute{disk, back}
+				fsys = kit.Mute{FS: disk, Back: back}
 			}
 			ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Millisecond, stop)
 			defer cancel()
