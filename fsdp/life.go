@@ -58,7 +58,7 @@ type life struct {
 
 var (
 	errClosed = errors.New("the model is closed")
-	errFormer = errors.New("the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
+	errFormer = errors.New("the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
 	errHalf   = errors.New("the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards")
 	errCalls  = errors.New("inside JoinCalls ranks run Forward, Backward and Eval, each its own, and replay those of others: " +
 		"what all ranks must do alike, such as steps, clipping and saving, comes before JoinCalls or after it, and plain loops do in place of Join")

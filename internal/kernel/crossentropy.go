@@ -49,7 +49,7 @@ func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore in
 func CheckTargets(targets []int, classes, ignore int) error {
 	for i, t := range targets {
 		if t != ignore && (t < 0 || t >= classes) {
-			return fmt.Errorf("target %d of row %d is outside the %d classes", t, i, classes)
+			return fmt.Errorf("target %d of row %d is outside the %d classes, which are 0 to %d", t, i, classes, classes-1)
 		}
 	}
 	return nil

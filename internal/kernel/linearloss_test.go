@@ -208,7 +208,7 @@ func TestLinearLossFarLogits(t *testing.T) {
 		require.False(t, math.IsNaN(float64(dx[0]+dx[1])))
 		err = LinearLoss(&c, dx, losses, lse, []float32{1, -1}, w, nil, []int{classes, 1}, 2, 1, classes, Loss{Ignore: -1}, true,
 			make([]float32, LinearLossScratch(2, 1, classes)))
-		require.EqualError(t, err, "target 2055 of row 0 is outside the 2055 classes")
+		require.EqualError(t, err, "target 2055 of row 0 is outside the 2055 classes, which are 0 to 2054")
 	}
 }
 

@@ -96,8 +96,8 @@ func TestCrossEntropyErrors(t *testing.T) {
 		targets []int
 		want    string
 	}{
-		{[]int{0, 3}, "target 3 of row 1 is outside the 3 classes"},
-		{[]int{-1, 0}, "target -1 of row 0 is outside the 3 classes"},
+		{[]int{0, 3}, "target 3 of row 1 is outside the 3 classes, which are 0 to 2"},
+		{[]int{-1, 0}, "target -1 of row 0 is outside the 3 classes, which are 0 to 2"},
 	} {
 		_, _, err := CrossEntropy(lse, make([]float64, 6), tc.targets, 2, 3, -100, make([]float64, 3))
 		require.EqualError(t, err, tc.want)
@@ -124,7 +124,7 @@ func checkEmbeddingTwin[T Float](t *rapid.T) {
 
 func TestEmbeddingErrors(t *testing.T) {
 	y, table := []float32{7, 7, 7, 7}, make([]float32, 6)
-	require.EqualError(t, Embedding(y, table, []int{0, 3}, 3, 2), "index 3 at position 1 is outside the table of 3 rows")
-	require.EqualError(t, Embedding(y, table, []int{-1, 0}, 3, 2), "index -1 at position 0 is outside the table of 3 rows")
+	require.EqualError(t, Embedding(y, table, []int{0, 3}, 3, 2), "index 3 at position 1 is outside the table of 3 rows, 0 to 2: tokens need a model with the Vocab of their tokenizer")
+	require.EqualError(t, Embedding(y, table, []int{-1, 0}, 3, 2), "index -1 at position 0 is outside the table of 3 rows, 0 to 2: tokens need a model with the Vocab of their tokenizer")
 	require.Equal(t, []float32{7, 7, 7, 7}, y)
 }

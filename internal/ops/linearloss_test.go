@@ -103,7 +103,7 @@ func TestLossMistakes(t *testing.T) {
 	}
 	tr := trial(t, linearLoss(kernel.Loss{Ignore: -1}), []float64{4, 5, 0}, []int{3}, []int{3, 4}, []int{5, 4})
 	var r exec.Runner
-	want := "linear loss(-1,0,0): target 5 of row 1 is outside the 5 classes"
+	want := "linear loss(-1,0,0): target 5 of row 1 is outside the 5 classes, which are 0 to 4"
 	require.EqualError(t, r.Forward(tr.Unit, tr.Call()), want)
 	require.EqualError(t, tr.Unit.Check(2, []int{4, 5, 0}), want)
 }

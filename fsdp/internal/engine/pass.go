@@ -106,7 +106,7 @@ func (p *Pass) Forward(ctx context.Context) (err error) {
 // needs, so a training whose losses are finite pays nothing for it. An evaluation has freed its results.
 func (p *Pass) Origin() (text string, call int) {
 	for i, v := range p.Batch[:min(len(p.Batch), p.Path.Inputs)] {
-		if n, text := special(v.Bytes, v.DType, false); n > 0 {
+		if n, text := special(v.Bytes, v.DType, false, v.Shape); n > 0 {
 			return fmt.Sprintf("%s has %s", p.Path.Input(i), text), -1
 		}
 	}
@@ -136,7 +136,7 @@ func (p *Pass) Origin() (text string, call int) {
 			if u.OutHalf[out] {
 				size = 2
 			}
-			if n, text := special(b[:size*exec.Numel(u.OutShape[out])], u.DType, u.OutHalf[out]); n > 0 {
+			if n, text := special(b[:size*exec.Numel(u.OutShape[out])], u.DType, u.OutHalf[out], u.OutShape[out]); n > 0 {
 				return fmt.Sprintf("the first call whose result is not finite is %s: it has %s", p.Model.Calls[i].Name, text), i
 			}
 		}
@@ -144,8 +144,9 @@ func (p *Pass) Origin() (text string, call int) {
 	return "", -1
 }
 
-// special counts the elements that are NaN or infinite, and says which is the first.
-func special(b []byte, t tensor.Dtype, bfloat16 bool) (n int, text string) {
+// special counts the elements of a tensor that are NaN or infinite, and says which is the first, and in
+// which row.
+func special(b []byte, t tensor.Dtype, bfloat16 bool, shape []int) (n int, text string) {
 	size := 4
 	switch {
 	case bfloat16:
@@ -169,7 +170,10 @@ func special(b []byte, t tensor.Dtype, bfloat16 bool) (n int, text string) {
 			continue
 		}
 		if n++; n == 1 {
-			text = fmt.Sprintf("the first is element %d, %v", i, x)
+			text = fmt.Sprintf("the first is %v, element %d", x, i)
+			if len(shape) > 0 {
+				text += fmt.Sprintf(", in row %d of %d", i/exec.Numel(shape[1:]), shape[0])
+			}
 		}
 	}
 	return n, fmt.Sprintf("%d of %d values that are NaN or infinite, %s", n, len(b)/size, text)

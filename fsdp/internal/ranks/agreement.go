@@ -154,15 +154,18 @@ func (a *Agreement) failures(ctx context.Context, first, last int, err error) er
 	return errors.Join(errs...)
 }
 
-// messageSize bounds the error text that a rank tells the others, in bytes.
+// messageSize bounds the error text that a rank tells the others, in bytes, without omission.
 const messageSize = 1024
+
+// omission ends a text that was cut.
+const omission = "… (that rank's own error has the rest)"
 
 // shortened returns the beginning of a text, of whole characters.
 func shortened(text string) string {
 	if len(text) <= messageSize {
 		return text
 	}
-	return strings.ToValidUTF8(text[:messageSize], "")
+	return strings.ToValidUTF8(text[:messageSize], "") + omission
 }
 
 // Sum leaves the sum of each number over the ranks, in the canonical order of package comm. Ranks

@@ -236,7 +236,7 @@ func TestFailuresAreCut(t *testing.T) {
 	require.Equal(t, long, errs[0].(interface{ Unwrap() []error }).Unwrap()[0])
 	var peer *peerError
 	require.ErrorAs(t, errs[1], &peer)
-	require.Equal(t, "x"+strings.Repeat("ä", (messageSize-1)/2), peer.message)
+	require.Equal(t, "x"+strings.Repeat("ä", (messageSize-1)/2)+omission, peer.message)
 }
 
 // TestSame compares texts, and names where the first and another differ.

@@ -264,7 +264,7 @@ func TestCrossEntropy(t *testing.T) {
 	})
 	lse := []float32{7, 7}
 	_, _, err := CrossEntropy(lse, make([]half.BFloat16, 6), []int{0, 3}, 2, 3, -1, make([]float32, CrossEntropyScratch(3)))
-	require.EqualError(t, err, "target 3 of row 1 is outside the 3 classes")
+	require.EqualError(t, err, "target 3 of row 1 is outside the 3 classes, which are 0 to 2")
 	require.Equal(t, []float32{7, 7}, lse)
 }
 

@@ -80,7 +80,7 @@ var lifeReasons = []struct{ name, text string }{
 	{"mixed", "has broken off: parameters are not whole until a Load or Import succeeds"},
 	{"half", "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"},
 	{"refused", "a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds"},
-	{"former", "the optimizer was made before Freeze: make a new one of Sharded.Shards, and let it Adopt what Freeze returned"},
+	{"former", "the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards, and let it Adopt what Freeze returned"},
 	{"broken", "cable pulled"},
 	{"closed", "the model is closed"},
 }

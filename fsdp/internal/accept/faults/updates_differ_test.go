@@ -296,7 +296,7 @@ func TestOptimizersWithoutMemory(t *testing.T) {
 	params, opt, entries := makes()
 	require.NoError(t, kit.ErrorOf(m.Freeze(t.Context(), nil, opt)))
 	for method, call := range optimizerCalls(params, opt, entries) {
-		require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": the optimizer was made before Freeze")
+		require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": the optimizer was made before Freeze, and other parameters are frozen now")
 	}
 	require.Nil(t, opt.State())
 	params, opt, entries = makes()

@@ -40,7 +40,7 @@ func TestFormerOptimizer(t *testing.T) {
 				f.Save(ctx, dir, former), asyncErr, stateErr, loadErr, freezeErr, f.SetFullOptim(ctx, 0, former, full),
 				f.Export(ctx, file+"2", fsdp.WithOptimizer(former)), f.Import(ctx, file, fsdp.WithOptimizer(former)), former.Step(0.1),
 			} {
-				require.ErrorContains(t, err, "made before Freeze: make a new one of Sharded.Shards")
+				require.ErrorContains(t, err, "made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards")
 			}
 		}
 		f.RequireTakenUp(t, ctx, dir)
