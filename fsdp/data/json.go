@@ -46,6 +46,8 @@ func OpenJSON[T any](path string) (*File[T], error) {
 		wrongType := (*json.UnmarshalTypeError)(nil)
 		if err = json.Unmarshal(b, &x); errors.As(err, &wrongType) {
 			err = fmt.Errorf("%s is %s, want %v", member(wrongType.Field), wrongType.Value, wrongType.Type)
+		} else if err != nil && i == 0 {
+			err = fmt.Errorf("%w: each line must have one whole JSON value, which jq -c '.[]' makes of an array", err)
 		} else if err == nil {
 			err = objects.check("", b, reflect.TypeFor[T]())
 		}

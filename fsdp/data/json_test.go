@@ -42,6 +42,13 @@ func TestJSON(t *testing.T) {
 	require.ErrorContains(t, err, path)
 }
 
+// TestJSONArray opens a file that is one array over several lines.
+func TestJSONArray(t *testing.T) {
+	path := write(t, "a.json", []byte("[\n{\"text\":\"1+1\",\"answer\":2}\n]\n"))
+	_, err := OpenJSON[question](path)
+	require.EqualError(t, err, "data: "+path+":1: unexpected end of JSON input: each line must have one whole JSON value, which jq -c '.[]' makes of an array")
+}
+
 // TestJSONMembers opens lines whose objects do not match the fields of a struct.
 func TestJSONMembers(t *testing.T) {
 	opens[question](t, `{"text":"a","answer":1,"weight":null}`, "")

@@ -114,7 +114,7 @@ func (l *launcher) prepare(environ []string) (temporary string, err error) {
 	}
 	if l.logDir != "" {
 		if err := os.MkdirAll(l.logDir, 0o777); err != nil {
-			return "", err
+			return "", fmt.Errorf("-log-dir: %w", err)
 		}
 	}
 	if err := l.prepareTrace(); err != nil {

@@ -464,6 +464,12 @@ func TestUsage(t *testing.T) {
 	var err output
 	require.Equal(t, exitError, run([]string{"-n", "1", "no-such-program"}, system{err: &err, out: io.Discard}))
 	require.Contains(t, err.String(), "no-such-program: no such file")
+	script := filepath.Join(t.TempDir(), "train.sh")
+	require.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o644))
+	require.Equal(t, exitError, run([]string{"-n", "1", script}, system{err: &err, out: io.Discard}))
+	require.Contains(t, err.String(), `train.sh": permission denied: make the program executable (chmod +x), or give its package`)
+	require.Equal(t, exitError, run([]string{"-n", "1", "-log-dir", script, "true"}, system{err: &err, out: io.Discard}))
+	require.Contains(t, err.String(), "fsdprun: -log-dir: mkdir ")
 	err = output{}
 	srun := system{err: &err, out: io.Discard, environ: []string{"RANK=0", "SLURM_STEP_ID=0", "SLURM_PROCID=1", "SLURM_NTASKS=4"}}
 	require.Equal(t, exitUsage, run([]string{"-n", "2", "x"}, srun))

@@ -26,6 +26,9 @@ func resolve(ctx context.Context, args []string, environ []string) (command []st
 		return build(ctx, args[0], []string{"."}, args[1:], environ)
 	case err == nil:
 		path, err := filepath.Abs(args[0])
+		if _, xerr := exec.LookPath(path); err == nil && xerr != nil {
+			err = fmt.Errorf("%w: make the program executable (chmod +x), or give its package", xerr)
+		}
 		return append([]string{path}, args[1:]...), "", err
 	}
 	if path, err := exec.LookPath(args[0]); err == nil {

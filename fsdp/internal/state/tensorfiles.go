@@ -44,7 +44,13 @@ func (f *tensorFiles) open(ctx context.Context, path string) error {
 		return errNoFile
 	}
 	if !strings.HasSuffix(path, indexSuffix) {
-		return f.add(ctx, path)
+		err := f.add(ctx, path)
+		if errors.Is(err, checkpoint.ErrDamaged) {
+			if _, lerr := checkpoint.Latest(ctx, f.fs, path); lerr == nil {
+				err = fmt.Errorf("%s is a directory of checkpoints, which Load reads, and not a file of Export", path)
+			}
+		}
+		return err
 	}
 	index, err := readIndex(f.fs, path)
 	if err != nil {

@@ -128,6 +128,15 @@ func TestImportOtherFiles(t *testing.T) {
 	}
 }
 
+// TestImportOfCheckpoints: a directory of checkpoints is no damaged file.
+func TestImportOfCheckpoints(t *testing.T) {
+	dir := t.TempDir()
+	m := kit.Wrap(t, smallModel, fsdp.Config{})
+	defer m.Close()
+	require.NoError(t, m.Save(t.Context(), dir, nil))
+	require.ErrorContains(t, m.Import(t.Context(), dir), dir+" is a directory of checkpoints, which Load reads, and not a file of Export")
+}
+
 // TestImportOptions reads a file of another program with other names, something missing and
 // something over.
 func TestImportOptions(t *testing.T) {
