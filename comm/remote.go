@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"net"
 	"slices"
@@ -38,7 +37,7 @@ type remote struct {
 	broken     error // of the first collective that failed; the streams are in no known state
 	begun      bool  // Begin has queued the messages of the collective that comes next
 	failed     error // of Begin
-	reducer    sums.Reducer
+	reducer    transport.Reducer
 	stage      []byte       // for blocks that are received to be summed
 	sums       [3]subsums   // in it, see "Sums in steps"
 	route      route        // see "Sums by halving"

@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
@@ -373,7 +372,7 @@ func sameBits(t testing.TB, gs, local []Group, kind transport.Kind, d DType, op 
 }
 
 func TestHostsOf(t *testing.T) {
-	for names, want := range map[string][]sums.Span{
+	for names, want := range map[string][]transport.Span{
 		"aabb": {{Lo: 0, Hi: 2}, {Lo: 2, Hi: 4}}, "aaabbb": {{Lo: 0, Hi: 3}, {Lo: 3, Hi: 6}}, "aabbb": {{Lo: 0, Hi: 2}, {Lo: 2, Hi: 5}}, "abbc": {{Lo: 0, Hi: 1}, {Lo: 1, Hi: 3}, {Lo: 3, Hi: 4}},
 		"abab": nil, "abcd": nil, "aaaa": nil, "aabbaa": nil, "a": nil,
 	} {

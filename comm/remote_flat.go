@@ -4,7 +4,6 @@ import (
 	"context"
 	"unsafe"
 
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/checksum"
 	"github.com/gofsdp/gofsdp/internal/launch"
@@ -112,10 +111,10 @@ func (r *remote) gather(ctx context.Context, full, own Buffer, share int) error 
 	}
 	for k := 1; k < r.size; k++ {
 		from := r.left(k)
-		into := sums.Part(full, from, share).Bytes()
+		into := transport.Share(full, from, share).Bytes()
 		r.receive(from, roundGather, len(into), into)
 	}
-	return r.give(ctx, sums.Part(full, r.rank, share).Bytes(), own.Bytes())
+	return r.give(ctx, transport.Share(full, r.rank, share).Bytes(), own.Bytes())
 }
 
 // give copies own to dst, unless it is there, and sends it to all others, block by block: it comes
@@ -165,7 +164,7 @@ func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int
 		}
 	}
 	for k := range r.size {
-		copy(sums.Part(full, r.left(k), share).Bytes(), stage[k*n:])
+		copy(transport.Share(full, r.left(k), share).Bytes(), stage[k*n:])
 	}
 	return nil
 }
@@ -173,12 +172,12 @@ func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int
 // gatherRing is gather in which every part travels around the ring, in blocks.
 func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int) error {
 	to, from := r.right(1), r.left(1)
-	transport.Move(sums.Part(full, r.rank, share), own)
-	mine := sums.Part(full, r.rank, share).Bytes()
+	transport.Move(transport.Share(full, r.rank, share), own)
+	mine := transport.Share(full, r.rank, share).Bytes()
 	r.send(to, roundGather, len(mine), mine)
 	pieces := 0
 	for k := 1; k < r.size; k++ {
-		b := sums.Part(full, r.left(k), share).Bytes()
+		b := transport.Share(full, r.left(k), share).Bytes()
 		step := roundGather + roundSteps + uint16(k)
 		if k == 1 {
 			step = roundGather
@@ -273,11 +272,11 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op)
 	}
 	for k := 1; k < r.size; k++ {
 		to, from := r.right(k), r.left(k)
-		b := sums.Part(src, to, share).Bytes()
+		b := transport.Share(src, to, share).Bytes()
 		r.send(to, roundScatter, len(b), b)
 		r.receive(from, roundScatter, dst.Len()*size, at(0, from, min(step, dst.Len())))
 	}
-	mine := sums.Part(src, r.rank, share)
+	mine := transport.Share(src, r.rank, share)
 	for lo, i := 0, 1; ; i++ {
 		hi := min(lo+step, dst.Len())
 		if next := min(hi+step, dst.Len()); next > hi {
@@ -309,8 +308,8 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op)
 func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 	bytes := len(buf.Bytes())
 	if bytes > r.wholeSums() {
-		share := sums.StripeLen(buf, r.size)
-		if err := r.reduceLarge(ctx, sums.Part(buf, r.rank, share), buf, share, op); err != nil {
+		share := transport.StripeLen(buf, r.size)
+		if err := r.reduceLarge(ctx, transport.Share(buf, r.rank, share), buf, share, op); err != nil {
 			return err
 		}
 		return r.gatherSums(ctx, buf, share)
@@ -321,7 +320,7 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 // gatherSums collects in buf the part of every rank, of share elements; the last ranks may have
 // fewer or none. After halve it stages no more than that, and connects to as few.
 func (r *remote) gatherSums(ctx context.Context, buf Buffer, share int) error {
-	own := sums.Part(buf, r.rank, share)
+	own := transport.Share(buf, r.rank, share)
 	if r.plan(transport.KindReduceScatter, len(buf.Bytes())) != halving {
 		return r.gather(ctx, buf, own, share)
 	}
@@ -347,9 +346,9 @@ func (r *remote) reduceAll(ctx context.Context, dst, src Buffer, op Op) error {
 	}
 	r.reducer.Sources = r.reducer.Sources[:0]
 	for rank := range r.size {
-		b := sums.Part(full, rank, src.Len())
+		b := transport.Share(full, rank, src.Len())
 		if dst.Len() < src.Len() {
-			b = sums.Part(b, r.rank, dst.Len())
+			b = transport.Share(b, r.rank, dst.Len())
 		}
 		r.reducer.Sources = append(r.reducer.Sources, b)
 	}

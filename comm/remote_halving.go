@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/checksum"
 )
 
@@ -56,7 +56,7 @@ const (
 
 // holder returns which rank of s holds the sum over s of shard j: j itself if it is in s, and the
 // holder of one of both halves in any case.
-func holder(s sums.Span, j int) int {
+func holder(s transport.Span, j int) int {
 	for s.Ranks() > 1 {
 		mid := s.Middle()
 		if at := (j - s.Lo) % s.Ranks(); (at+s.Ranks())%s.Ranks() < mid-s.Lo {
@@ -71,10 +71,10 @@ func holder(s sums.Span, j int) int {
 // route is what a rank does for every stripe.
 type route struct {
 	once   sync.Once
-	block  sums.Span // the ranks that exchange contributions with this one
-	order  []uint16  // all shards, by who holds them in the block, see set
-	first  []int     // where those of each rank of the block begin in order, and the end
-	mine   []uint16  // those of this rank, in order
+	block  transport.Span // the ranks that exchange contributions with this one
+	order  []uint16       // all shards, by who holds them in the block, see set
+	first  []int          // where those of each rank of the block begin in order, and the end
+	mine   []uint16       // those of this rank, in order
 	merges []merge
 	at     []int // where mine begin in the stripe under way, in elements, and the end
 }
@@ -99,8 +99,8 @@ type partner struct {
 // keeps, or gives to one rank, is in one piece.
 func (rt *route) set(n, rank int) {
 	lo := rank / radix * radix
-	rt.block = sums.Span{Lo: lo, Hi: min(lo+radix, n)}
-	levels := levelsOf(sums.Span{Lo: 0, Hi: n}, rt.block)
+	rt.block = transport.Span{Lo: lo, Hi: min(lo+radix, n)}
+	levels := levelsOf(transport.Span{Lo: 0, Hi: n}, rt.block)
 	rt.order = make([]uint16, n)
 	for j := range rt.order {
 		rt.order[j] = uint16(j)
@@ -122,7 +122,7 @@ func (rt *route) set(n, rank int) {
 }
 
 // levelsOf returns the subtrees of all that contain block, from block on.
-func levelsOf(all, block sums.Span) (levels []sums.Span) {
+func levelsOf(all, block transport.Span) (levels []transport.Span) {
 	for s := all; ; {
 		levels = append(levels, s)
 		if s == block {
@@ -139,7 +139,7 @@ func levelsOf(all, block sums.Span) (levels []sums.Span) {
 
 // compareShards orders shards by who holds them at each level, from the lowest on. Those come first
 // that stay where they are.
-func compareShards(levels []sums.Span, a, b int) int {
+func compareShards(levels []transport.Span, a, b int) int {
 	with := -1 // no rank: all have come to where they are
 	for _, s := range levels {
 		switch p, q := holder(s, a), holder(s, b); {
@@ -158,12 +158,12 @@ func compareShards(levels []sums.Span, a, b int) int {
 
 // newMerge returns what rank does when side, which it is in, becomes a part of whole. held are the
 // shards that it holds in side.
-func newMerge(side, whole sums.Span, rank int, held []uint16) merge {
+func newMerge(side, whole transport.Span, rank int, held []uint16) merge {
 	mid := whole.Middle()
 	m := merge{left: side.Lo == whole.Lo, kept: len(held)}
-	other := sums.Span{Lo: whole.Lo, Hi: mid}
+	other := transport.Span{Lo: whole.Lo, Hi: mid}
 	if m.left {
-		other = sums.Span{Lo: mid, Hi: whole.Hi}
+		other = transport.Span{Lo: mid, Hi: whole.Hi}
 	}
 	of := func(rank int) *partner {
 		i := slices.IndexFunc(m.partners, func(p partner) bool { return p.rank == rank })
@@ -201,7 +201,7 @@ type stripe struct {
 
 // of returns those of a shard; there are fewer, or none, at the end of the tensor.
 func (s stripe) of(shard int) Buffer {
-	b := sums.Part(s.src, shard, s.share)
+	b := transport.Share(s.src, shard, s.share)
 	return b.Part(min(s.lo, b.Len()), min(s.hi, b.Len()))
 }
 

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 )
@@ -117,7 +116,7 @@ func TestHalvingFew(t *testing.T) {
 				if err := r.scatter(ctx, want, src, share, op); err != nil {
 					return err
 				}
-				own := sums.Part(src, r.rank, share)
+				own := transport.Share(src, r.rank, share)
 				if err := r.halve(ctx, own, src, share, op); err != nil {
 					return err
 				}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/text"
@@ -28,13 +27,13 @@ import (
 // 16-bit floats travel as float32, which is twice the bytes of one contribution. So
 // subtrees of two ranks send their contributions as they are.
 type hosts struct {
-	local Group       // the ranks of this host
-	tree  Group       // those of them that are a subtree with this rank; nil if it is one by itself
-	all   []sums.Span // the ranks of every host
-	host  int         // this one
-	rank  int         // this one, in the whole group
-	names []string    // of local and tree, where they are not the same
-	sums  [3][]sums.Span
+	local Group            // the ranks of this host
+	tree  Group            // those of them that are a subtree with this rank; nil if it is one by itself
+	all   []transport.Span // the ranks of every host
+	host  int              // this one
+	rank  int              // this one, in the whole group
+	names []string         // of local and tree, where they are not the same
+	sums  [3][]transport.Span
 }
 
 // Indices of hosts.sums: the spans that are summed before they travel, or sent as they are
@@ -46,17 +45,17 @@ const (
 )
 
 // newHosts returns hosts without groups. There are two hosts or more.
-func newHosts(name string, rank int, all []sums.Span) *hosts {
-	h := &hosts{all: all, rank: rank, host: slices.IndexFunc(all, func(s sums.Span) bool { return rank < s.Hi })}
+func newHosts(name string, rank int, all []transport.Span) *hosts {
+	h := &hosts{all: all, rank: rank, host: slices.IndexFunc(all, func(s transport.Span) bool { return rank < s.Hi })}
 	h.sums[byHost] = all
-	h.sums[bySubtree] = sums.Subtrees(nil, sums.Span{Lo: 0, Hi: all[len(all)-1].Hi}, all)
+	h.sums[bySubtree] = transport.Subtrees(nil, transport.Span{Lo: 0, Hi: all[len(all)-1].Hi}, all)
 	for _, s := range h.sums[bySubtree] {
 		if s.Ranks() > 2 {
 			h.sums[byHalf] = append(h.sums[byHalf], s)
 			continue
 		}
 		for r := s.Lo; r < s.Hi; r++ {
-			h.sums[byHalf] = append(h.sums[byHalf], sums.Span{Lo: r, Hi: r + 1})
+			h.sums[byHalf] = append(h.sums[byHalf], transport.Span{Lo: r, Hi: r + 1})
 		}
 	}
 	h.names = []string{fmt.Sprintf("%s on host %d", name, h.host), fmt.Sprintf("%s, subtree of rank %d", name, h.mine(bySubtree).Lo)}
@@ -64,8 +63,8 @@ func newHosts(name string, rank int, all []sums.Span) *hosts {
 }
 
 // mine returns the span that this rank is in.
-func (h *hosts) mine(index int) sums.Span {
-	return h.sums[index][slices.IndexFunc(h.sums[index], func(s sums.Span) bool { return h.rank < s.Hi })]
+func (h *hosts) mine(index int) transport.Span {
+	return h.sums[index][slices.IndexFunc(h.sums[index], func(s transport.Span) bool { return h.rank < s.Hi })]
 }
 
 // findHosts returns how l lies on hosts, nil if it is better treated as flat. All
@@ -92,7 +91,7 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	if able[0] == 0 {
 		return nil, nil
 	}
-	form := func(name string, s sums.Span) (Group, error) {
+	form := func(name string, s transport.Span) (Group, error) {
 		inside := l.derive(name, text.Hash(fmt.Sprintf("%x %s", l.id, name)), l.ranks[s.Lo:s.Hi])
 		g, err := l.session.memory.group(ctx, inside)
 		return g, h.outside(r.name, err)
@@ -113,7 +112,7 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 
 // hostsOf returns the ranks of every host, of n in all. It returns nil if there is one
 // host, or one rank on each, or if ranks of a host are not in a row.
-func hostsOf(n int, host func(rank int) string) (all []sums.Span) {
+func hostsOf(n int, host func(rank int) string) (all []transport.Span) {
 	seen := map[string]bool{}
 	for r := range n {
 		if r > 0 && host(r) == host(r-1) {
@@ -124,7 +123,7 @@ func hostsOf(n int, host func(rank int) string) (all []sums.Span) {
 			return nil
 		}
 		seen[host(r)] = true
-		all = append(all, sums.Span{Lo: r, Hi: r + 1})
+		all = append(all, transport.Span{Lo: r, Hi: r + 1})
 	}
 	if len(all) == 1 || len(all) == n {
 		return nil
@@ -148,7 +147,7 @@ func (h *hosts) outside(group string, err error) error {
 }
 
 // own returns the ranks of this host.
-func (h *hosts) own() sums.Span { return h.all[h.host] }
+func (h *hosts) own() transport.Span { return h.all[h.host] }
 
 // after and before return the host that is k places after this one, and before it.
 func (h *hosts) after(k int) int  { return (h.host + k) % len(h.all) }
@@ -231,14 +230,14 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 		from := h.before(k)
 		for q := h.all[from].Lo; q < h.all[from].Hi; q++ {
 			if h.mate(h.host, from, q) == r.rank {
-				r.receive(q, roundHosts, len(b), sums.Part(full, q, own.Len()).Bytes())
+				r.receive(q, roundHosts, len(b), transport.Share(full, q, own.Len()).Bytes())
 			}
 		}
 	}
 	if err := r.await(ctx, 0); err != nil { // start the wires
 		return err
 	}
-	of := func(s sums.Span) Buffer { return full.Part(s.Lo*own.Len(), s.Hi*own.Len()) }
+	of := func(s transport.Span) Buffer { return full.Part(s.Lo*own.Len(), s.Hi*own.Len()) }
 	if err := h.local.AllGather(of(h.own()), own).Wait(ctx); err != nil {
 		return err
 	}
@@ -249,7 +248,7 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 		from := h.before(k)
 		s := h.all[from]
 		if s.Ranks() == h.own().Ranks() {
-			mine := sums.Part(full, h.mate(from, h.host, r.rank), own.Len())
+			mine := transport.Share(full, h.mate(from, h.host, r.rank), own.Len())
 			if err := h.local.AllGather(of(s), mine).Wait(ctx); err != nil {
 				return err
 			}
@@ -257,7 +256,7 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 		}
 		for q := s.Lo; q < s.Hi; q++ {
 			root := h.mate(h.host, from, q) - h.own().Lo
-			if err := h.local.Broadcast(sums.Part(full, q, own.Len()), root).Wait(ctx); err != nil {
+			if err := h.local.Broadcast(transport.Share(full, q, own.Len()), root).Wait(ctx); err != nil {
 				return err
 			}
 		}
@@ -272,13 +271,13 @@ const widened = block / 4
 // rank of the span an equal part of them. Where they cannot be cut equally, the parts
 // begin or end with a few elements of other hosts, which go nowhere.
 type partial struct {
-	sum    sums.Span
+	sum    transport.Span
 	lo, n  int // the first element, and the number of each part
 	shares int // elements of each owner
 }
 
 // partial returns what sum does for the owners on a host.
-func (h *hosts) partial(sum sums.Span, host, share int) partial {
+func (h *hosts) partial(sum transport.Span, host, share int) partial {
 	s, all := h.all[host], h.all[len(h.all)-1].Hi*share
 	n := (s.Ranks()*share + sum.Ranks() - 1) / sum.Ranks()
 	return partial{sum, min(s.Lo*share, all-n*sum.Ranks()), n, share}
@@ -357,7 +356,7 @@ func (r *remote) hostScatter(ctx context.Context, dst, src Buffer, op Op) error 
 			}
 		}
 		if sum == mine && mine.Ranks() == 1 {
-			stage.in[i] = sums.Part(src, r.rank, dst.Len())
+			stage.in[i] = transport.Share(src, r.rank, dst.Len())
 		}
 	}
 	for k := 1; k <= len(h.all); k++ {
@@ -411,7 +410,7 @@ func (h *hosts) sum(ctx context.Context, out, src, wide Buffer, op Op) error {
 	for lo := 0; lo < out.Len(); lo += widened {
 		n := min(widened, out.Len()-lo)
 		for i := range src.Len() / out.Len() {
-			widen(transport.View[float32](sums.Part(wide, i, n)), src.Part(i*out.Len()+lo, i*out.Len()+lo+n))
+			widen(transport.View[float32](transport.Share(wide, i, n)), src.Part(i*out.Len()+lo, i*out.Len()+lo+n))
 		}
 		if err := h.tree.ReduceScatter(out.Part(lo, lo+n), wide.Part(0, src.Len()/out.Len()*n), op).Wait(ctx); err != nil {
 			return err
@@ -435,7 +434,7 @@ func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
 	line := 64 / buf.DType().Size()
 	share := buf.Len() / r.size / line * line
 	full := buf.Part(0, r.size*share)
-	own := sums.Part(full, r.rank, share)
+	own := transport.Share(full, r.rank, share)
 	var err error
 	if r.hosts.sends(op, buf.DType()) {
 		err = r.hostScatter(ctx, own, full, op)
@@ -455,7 +454,7 @@ func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
 // from each of them inside its host.
 func (r *remote) hostBroadcast(ctx context.Context, buf Buffer, root int) error {
 	h := r.hosts
-	home := slices.IndexFunc(h.all, func(s sums.Span) bool { return root < s.Hi })
+	home := slices.IndexFunc(h.all, func(s transport.Span) bool { return root < s.Hi })
 	mate := func(host int) int { return h.mate(host, home, root) }
 	size := buf.DType().Size()
 	inside := func(lo, hi int) error {

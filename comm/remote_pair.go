@@ -2,7 +2,6 @@ package comm
 
 import (
 	"context"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
@@ -68,9 +67,9 @@ func (r *remote) gives(c *transport.Call, to int) []byte {
 	case transport.KindAllReduce:
 		return c.Dst.Bytes()
 	case transport.KindReduceScatter:
-		return sums.Part(c.Src, to, c.Dst.Len()).Bytes()
+		return transport.Share(c.Src, to, c.Dst.Len()).Bytes()
 	case transport.KindAllToAll:
-		return sums.Part(c.Src, to, c.Src.Len()/r.size).Bytes()
+		return transport.Share(c.Src, to, c.Src.Len()/r.size).Bytes()
 	case transport.KindBroadcast:
 		if r.rank == c.Root {
 			return c.Dst.Bytes()
@@ -83,7 +82,7 @@ func (r *remote) gives(c *transport.Call, to int) []byte {
 func (r *remote) takes(c *transport.Call, from int) []byte {
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit, transport.KindAllToAll:
-		return sums.Part(c.Dst, from, c.Dst.Len()/r.size).Bytes()
+		return transport.Share(c.Dst, from, c.Dst.Len()/r.size).Bytes()
 	case transport.KindAllReduce, transport.KindReduceScatter:
 		n := len(c.Dst.Bytes())
 		lo := from * lines(n)
@@ -117,11 +116,11 @@ func (r *remote) finish(ctx context.Context, c *transport.Call) error {
 	own := c.Dst
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit:
-		transport.Move(sums.Part(c.Dst, r.rank, c.Src.Len()), c.Src)
+		transport.Move(transport.Share(c.Dst, r.rank, c.Src.Len()), c.Src)
 		return nil
 	case transport.KindAllToAll:
 		share := c.Dst.Len() / r.size
-		transport.Move(sums.Part(c.Dst, r.rank, share), sums.Part(c.Src, r.rank, share))
+		transport.Move(transport.Share(c.Dst, r.rank, share), transport.Share(c.Src, r.rank, share))
 		return nil
 	case transport.KindGather:
 		if r.rank == c.Root {
@@ -129,7 +128,7 @@ func (r *remote) finish(ctx context.Context, c *transport.Call) error {
 		}
 		return nil
 	case transport.KindReduceScatter:
-		own = sums.Part(c.Src, r.rank, c.Dst.Len())
+		own = transport.Share(c.Src, r.rank, c.Dst.Len())
 	case transport.KindAllReduce:
 	default:
 		return nil

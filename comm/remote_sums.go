@@ -2,7 +2,6 @@ package comm
 
 import (
 	"context"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"math/bits"
 	"slices"
@@ -21,7 +20,7 @@ import (
 
 // subsums is the sums of some subtrees, ascending, one after the other in memory.
 type subsums struct {
-	spans  []sums.Span
+	spans  []transport.Span
 	memory Buffer
 	each   int // elements
 }
@@ -36,15 +35,15 @@ func stepSums(n int) int { return 7 * bits.Len(uint(n-1)) }
 
 // window appends to list the largest subtrees of all n ranks whose ranks are among the k up to
 // rank.
-func window(list []sums.Span, n, rank, k int) []sums.Span {
-	all, lo := sums.Span{Lo: 0, Hi: n}, rank+1-k
+func window(list []transport.Span, n, rank, k int) []transport.Span {
+	all, lo := transport.Span{Lo: 0, Hi: n}, rank+1-k
 	switch {
 	case k >= n:
 		return append(list, all)
 	case lo >= 0:
-		return all.Within(list, sums.Span{Lo: lo, Hi: rank + 1})
+		return all.Within(list, transport.Span{Lo: lo, Hi: rank + 1})
 	}
-	return all.Within(all.Within(list, sums.Span{Lo: 0, Hi: rank + 1}), sums.Span{Lo: n + lo, Hi: n})
+	return all.Within(all.Within(list, transport.Span{Lo: 0, Hi: rank + 1}), transport.Span{Lo: n + lo, Hi: n})
 }
 
 // reduceSteps reduces the src of all ranks to dst: as much of it as belongs to this rank, which is
@@ -60,7 +59,7 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error 
 	for _, s := range []*subsums{have, got, next} {
 		s.each, s.memory, free = n, free.Part(0, 2*levels*n), free.Part(2*levels*n, free.Len())
 	}
-	have.spans = append(have.spans[:0], sums.Span{Lo: r.rank, Hi: r.rank + 1})
+	have.spans = append(have.spans[:0], transport.Span{Lo: r.rank, Hi: r.rank + 1})
 	if own := have.at(0); own.DType() == src.DType() {
 		transport.Move(own, src)
 	} else {
@@ -86,7 +85,7 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error 
 	}
 	total := have.at(0)
 	if dst.Len() < src.Len() {
-		total = sums.Part(total, r.rank, dst.Len())
+		total = transport.Share(total, r.rank, dst.Len())
 	}
 	r.reducer.Sources = append(r.reducer.Sources[:0], total)
 	r.reducer.ReduceScaled(dst, op, r.size)
@@ -96,15 +95,15 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error 
 
 // subtree returns the sum of s: one that is known, or else one that it puts together in to. free is
 // memory for one sum of every level below.
-func (r *remote) subtree(s sums.Span, known [2]*subsums, to, free Buffer, op Op) Buffer {
+func (r *remote) subtree(s transport.Span, known [2]*subsums, to, free Buffer, op Op) Buffer {
 	for _, k := range known {
 		if i := slices.Index(k.spans, s); i >= 0 {
 			return k.at(i)
 		}
 	}
 	mid, n := s.Middle(), to.Len()
-	left := r.subtree(sums.Span{Lo: s.Lo, Hi: mid}, known, to, free, op)
-	right := r.subtree(sums.Span{Lo: mid, Hi: s.Hi}, known, free.Part(0, n), free.Part(n, free.Len()), op)
+	left := r.subtree(transport.Span{Lo: s.Lo, Hi: mid}, known, to, free, op)
+	right := r.subtree(transport.Span{Lo: mid, Hi: s.Hi}, known, free.Part(0, n), free.Part(n, free.Len()), op)
 	r.reducer.Sources = append(r.reducer.Sources[:0], left, right)
 	r.reducer.Reduce(to, op)
 	clear(r.reducer.Sources)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -19,13 +18,13 @@ func TestWindow(t *testing.T) {
 		n := rapid.OneOf(rapid.IntRange(2, 40), rapid.IntRange(2, mostRanks)).Draw(t, "ranks")
 		rank := rapid.IntRange(0, n-1).Draw(t, "rank")
 		levels := bits.Len(uint(n - 1))
-		var build func(s sums.Span, of []sums.Span) (free int) // sums of one level each
-		build = func(s sums.Span, of []sums.Span) int {
+		var build func(s transport.Span, of []transport.Span) (free int) // sums of one level each
+		build = func(s transport.Span, of []transport.Span) int {
 			if slices.Contains(of, s) {
 				return 0
 			}
 			require.Greater(t, s.Ranks(), 1)
-			return max(build(sums.Span{Lo: s.Lo, Hi: s.Middle()}, of), 1+build(sums.Span{Lo: s.Middle(), Hi: s.Hi}, of))
+			return max(build(transport.Span{Lo: s.Lo, Hi: s.Middle()}, of), 1+build(transport.Span{Lo: s.Middle(), Hi: s.Hi}, of))
 		}
 		for k := 1; k < n; k *= 2 {
 			own, other := window(nil, n, rank, k), window(nil, n, (rank+n-k)%n, k)
@@ -40,17 +39,17 @@ func TestWindow(t *testing.T) {
 			}
 			require.Equal(t, k, ranks)
 		}
-		require.Equal(t, []sums.Span{{Lo: 0, Hi: n}}, window(nil, n, rank, n))
+		require.Equal(t, []transport.Span{{Lo: 0, Hi: n}}, window(nil, n, rank, n))
 	})
 }
 
 // TestSumsOfSubtrees sums inside random hosts first, and compares with the sum of all ranks.
 func TestSumsOfSubtrees(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var all []sums.Span
+		var all []transport.Span
 		n := 0
 		for _, ranks := range rapid.SliceOfN(rapid.IntRange(1, 11), 1, 5).Draw(t, "hosts") {
-			all = append(all, sums.Span{Lo: n, Hi: n + ranks})
+			all = append(all, transport.Span{Lo: n, Hi: n + ranks})
 			n += ranks
 		}
 		d := rapid.SampledFrom([]DType{Float32, Float64, BFloat16, Float16}).Draw(t, "type")
@@ -74,7 +73,7 @@ func TestSumsOfSubtrees(t *testing.T) {
 			}
 			srcs = append(srcs, b)
 		}
-		var r sums.Reducer
+		var r transport.Reducer
 		want := bufferOf(make([]byte, elements*d.Size()), d)
 		r.Sources = append(r.Sources, srcs...)
 		r.Reduce(want, op)

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm/internal/park"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/internal/ticket"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/shm"
@@ -66,10 +65,10 @@ type shared struct {
 
 	turn park.Baton // of whoever executes
 	// Guarded by turn.
-	work    sums.Division
+	work    transport.Division
 	private []bool // ranks that only themselves can write the destination of
 	need    []int  // parts of every lane that must be finished before this rank is done
-	reducer sums.Reducer
+	reducer transport.Reducer
 }
 
 // task is what a rank knows about a collective that it has published.
@@ -94,7 +93,7 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	s := &shared{
 		link: l, domain: d, timeout: cmp.Or(l.session.cfg.Timeout, defaultTimeout),
 		lost: make([]atomic.Bool, n), turn: park.Baton{Handed: make(chan struct{}, 1)},
-		work: sums.NewDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
+		work: transport.NewDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
 	}
 	s.Base = transport.NewBase(s, l.name, l.rank, n)
 	s.turn.Take() // Close waits until the ranks have met

@@ -4,7 +4,6 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
@@ -149,7 +148,7 @@ func (b board) inline(seq uint64, rank, n int) unsafe.Pointer {
 // cancelled in the word of a collective says that a rank has given it up: it will
 // never be ready. Once all ranks have arrived, nobody can give it up any more. One
 // word decides which of the two comes first.
-const cancelled = 1 << (sums.TagShift - 1)
+const cancelled = 1 << (transport.TagShift - 1)
 
 // arrive counts this rank's arrival at collective seq, unless it is cancelled.
 func (b board) arrive(seq uint64) {
@@ -157,13 +156,13 @@ func (b board) arrive(seq uint64) {
 		w := word.Load()
 		next := w + 1
 		switch {
-		case w>>sums.TagShift != seq:
-			next = seq<<sums.TagShift | 1
+		case w>>transport.TagShift != seq:
+			next = seq<<transport.TagShift | 1
 		case w&cancelled != 0:
 			return
 		}
 		if word.CompareAndSwap(w, next) {
-			if next&sums.ValueMask == uint64(b.n) {
+			if next&transport.ValueMask == uint64(b.n) {
 				b.ring()
 			}
 			return
@@ -173,14 +172,14 @@ func (b board) arrive(seq uint64) {
 
 // ready reports whether all ranks have arrived at collective seq.
 func (b board) ready(seq uint64) bool {
-	return b.word(seq).Load() == seq<<sums.TagShift|uint64(b.n)
+	return b.word(seq).Load() == seq<<transport.TagShift|uint64(b.n)
 }
 
 // cancel makes sure that collective seq, at which this rank has arrived, never
 // gets ready, unless it is.
 func (b board) cancel(seq uint64) {
 	for word := b.word(seq); !b.ready(seq); {
-		if w := word.Load(); w>>sums.TagShift != seq || word.CompareAndSwap(w, w|cancelled) {
+		if w := word.Load(); w>>transport.TagShift != seq || word.CompareAndSwap(w, w|cancelled) {
 			return
 		}
 	}
@@ -204,28 +203,28 @@ func (b board) claim(seq uint64, rank, parts int) (part int, ok bool) {
 	word := &b.lane(seq, rank).claimed
 	for {
 		w := word.Load()
-		if w&sums.ValueMask >= uint64(parts) {
+		if w&transport.ValueMask >= uint64(parts) {
 			return 0, false
 		}
 		if word.CompareAndSwap(w, w+1) {
-			return int(w & sums.ValueMask), true
+			return int(w & transport.ValueMask), true
 		}
 	}
 }
 
 // finish counts a part of a lane as complete.
 func (b board) finish(seq uint64, rank, parts int) {
-	if b.lane(seq, rank).finished.Add(1)&sums.ValueMask == uint64(parts) {
+	if b.lane(seq, rank).finished.Add(1)&transport.ValueMask == uint64(parts) {
 		b.ring()
 	}
 }
 
 func (b board) claimed(seq uint64, rank int) int {
-	return int(b.lane(seq, rank).claimed.Load() & sums.ValueMask)
+	return int(b.lane(seq, rank).claimed.Load() & transport.ValueMask)
 }
 
 func (b board) finished(seq uint64, rank int) int {
-	return int(b.lane(seq, rank).finished.Load() & sums.ValueMask)
+	return int(b.lane(seq, rank).finished.Load() & transport.ValueMask)
 }
 
 // settled returns how many collectives are complete on all ranks.

@@ -3,7 +3,6 @@ package comm
 import (
 	"context"
 	"fmt"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/internal/ticket"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"slices"
@@ -151,8 +150,8 @@ func (s *shared) offer(seq uint64, t *task, call *transport.Signature) error {
 		flags = postPrivate
 	}
 	lane := s.board.lane(seq, s.Rank())
-	lane.claimed.Store(seq << sums.TagShift)
-	lane.finished.Store(seq << sums.TagShift)
+	lane.claimed.Store(seq << transport.TagShift)
+	lane.finished.Store(seq << transport.TagShift)
 	p.meta = s.sign(p, call) | flags
 	return nil
 }

@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"unsafe"
 )
@@ -64,12 +63,12 @@ func (s *shared) compute(seq uint64, c *transport.Call) {
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit:
 		for r := range s.Size() {
-			transport.Move(sums.Part(c.Dst, r, c.Src.Len()), s.source(seq, r, c, c.Src.Len()))
+			transport.Move(transport.Share(c.Dst, r, c.Src.Len()), s.source(seq, r, c, c.Src.Len()))
 		}
 	case transport.KindAllToAll:
 		n := c.Dst.Len() / s.Size()
 		for r := range s.Size() {
-			transport.Move(sums.Part(c.Dst, r, n), sums.Part(s.source(seq, r, c, c.Src.Len()), s.Rank(), n))
+			transport.Move(transport.Share(c.Dst, r, n), transport.Share(s.source(seq, r, c, c.Src.Len()), s.Rank(), n))
 		}
 	case transport.KindBroadcast:
 		transport.Move(c.Dst, s.source(seq, c.Root, c, c.Dst.Len()))
@@ -86,7 +85,7 @@ func (s *shared) compute(seq uint64, c *transport.Call) {
 		for r := range s.Size() {
 			src := s.source(seq, r, c, c.Src.Len())
 			if c.Kind == transport.KindReduceScatter {
-				src = sums.Part(src, s.Rank(), c.Dst.Len())
+				src = transport.Share(src, s.Rank(), c.Dst.Len())
 			}
 			s.reducer.Sources = append(s.reducer.Sources, src)
 		}

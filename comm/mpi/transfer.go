@@ -91,7 +91,7 @@ func (g *group) reduce(dst, own comm.Buffer, op comm.Op, at func(rank int) unsaf
 		}
 		g.sources = append(g.sources, src)
 	}
-	err := comm.Reduce(dst, g.sources, op, g.size)
+	err := transport.Reduce(dst, g.sources, op, g.size)
 	clear(g.sources) // the memory is the caller's, do not keep it alive
 	return err
 }

@@ -4,7 +4,6 @@ package local
 import (
 	"context"
 	"fmt"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"runtime"
 	"sync/atomic"
@@ -54,8 +53,8 @@ func newTeam(name string, n int, timeout time.Duration) *team {
 type local struct {
 	transport.Base
 	team    *team
-	parent  *local                       // the handle it was split from, nil for the world
-	reducer atomic.Pointer[sums.Reducer] // taken by who reduces on behalf of this rank
+	parent  *local                            // the handle it was split from, nil for the world
+	reducer atomic.Pointer[transport.Reducer] // taken by who reduces on behalf of this rank
 
 	// Guarded by team.mu.
 	issued uint64 // number of collectives this rank has issued
@@ -93,8 +92,8 @@ func (l *local) Close() error {
 	l.closed = true
 	var due []handle // this rank's buffers are in all operations that are ready
 	for _, o := range t.live {
-		if s := o.state.Load(); phase(s&sums.ValueMask) == ready {
-			due = append(due, handle{l, o, s >> sums.TagShift})
+		if s := o.state.Load(); phase(s&transport.ValueMask) == ready {
+			due = append(due, handle{l, o, s >> transport.TagShift})
 		}
 	}
 	t.leave(l.Blame(transport.ErrClosed))
@@ -241,7 +240,7 @@ func (h handle) help() (worked bool) {
 	o, n := h.o, len(h.l.team.members)
 	r := h.l.reducer.Swap(nil)
 	if r == nil {
-		r = new(sums.Reducer) // first use, or somebody else waits for this rank as well
+		r = new(transport.Reducer) // first use, or somebody else waits for this rank as well
 	}
 	for k := range n {
 		i := (h.l.Rank() + k) % n

@@ -2,7 +2,7 @@ package local
 
 import (
 	"github.com/gofsdp/gofsdp/comm/internal/park"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"sync/atomic"
 )
 
@@ -26,7 +26,7 @@ type operation struct {
 	lanes []lane        // one per rank
 
 	// Guarded by team.mu while pending, read-only while ready.
-	sums.Division
+	transport.Division
 	arrived int  // number of ranks that have issued
 	first   int  // the first of them
 	single  bool // one part executes everything
@@ -44,19 +44,19 @@ type lane struct {
 }
 
 func newOperation(n int) *operation {
-	return &operation{lanes: make([]lane, n), Division: sums.NewDivision(n)}
+	return &operation{lanes: make([]lane, n), Division: transport.NewDivision(n)}
 }
 
 // phase reports how far collective seq is, of which o was made the record.
 func (o *operation) phase(seq uint64) phase {
 	s := o.state.Load()
-	if s>>sums.TagShift != seq {
+	if s>>transport.TagShift != seq {
 		return done // retired, and perhaps reused
 	}
-	return phase(s & sums.ValueMask)
+	return phase(s & transport.ValueMask)
 }
 
-func (o *operation) setPhase(seq uint64, p phase) { o.state.Store(seq<<sums.TagShift | uint64(p)) }
+func (o *operation) setPhase(seq uint64, p phase) { o.state.Store(seq<<transport.TagShift | uint64(p)) }
 
 // open divides the work and returns how many parts there are. From here on they
 // can be claimed under the number seq.
@@ -75,7 +75,7 @@ func (o *operation) open(seq uint64) (parts int) {
 		if o.single {
 			claimable = max(0, 1-i)
 		}
-		o.lanes[i].word.Store(seq<<sums.TagShift | uint64(claimable))
+		o.lanes[i].word.Store(seq<<transport.TagShift | uint64(claimable))
 	}
 	return parts
 }
@@ -86,11 +86,11 @@ func (o *operation) claim(i int, seq uint64) (part int, ok bool) {
 	word := &o.lanes[i].word
 	for {
 		w := word.Load()
-		if w>>sums.TagShift != seq || w&sums.ValueMask == 0 {
+		if w>>transport.TagShift != seq || w&transport.ValueMask == 0 {
 			return 0, false
 		}
 		if word.CompareAndSwap(w, w-1) {
-			return o.Parts[i] - int(w&sums.ValueMask), true
+			return o.Parts[i] - int(w&transport.ValueMask), true
 		}
 	}
 }
@@ -98,7 +98,7 @@ func (o *operation) claim(i int, seq uint64) (part int, ok bool) {
 // claimable reports whether there is a part left of collective seq.
 func (o *operation) claimable(seq uint64) bool {
 	for i := range o.lanes {
-		if w := o.lanes[i].word.Load(); w>>sums.TagShift == seq && w&sums.ValueMask > 0 {
+		if w := o.lanes[i].word.Load(); w>>transport.TagShift == seq && w&transport.ValueMask > 0 {
 			return true
 		}
 	}
@@ -106,7 +106,7 @@ func (o *operation) claimable(seq uint64) bool {
 }
 
 // execute executes a claimed part.
-func (o *operation) execute(i, part int, r *sums.Reducer) {
+func (o *operation) execute(i, part int, r *transport.Reducer) {
 	if !o.single {
 		o.Run(i, part, r)
 		return

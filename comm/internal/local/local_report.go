@@ -3,7 +3,6 @@ package local
 import (
 	"cmp"
 	"context"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"slices"
 )
@@ -21,13 +20,13 @@ func (l *local) Report(context.Context) ([]transport.Status, error) {
 	}
 	for _, o := range t.live {
 		state := o.state.Load()
-		seq := state >> sums.TagShift
+		seq := state >> transport.TagShift
 		for r, m := range t.members {
-			if m.issued < seq || phase(state&sums.ValueMask) == done {
+			if m.issued < seq || phase(state&transport.ValueMask) == done {
 				continue
 			}
 			name := "issued"
-			if phase(state&sums.ValueMask) == ready {
+			if phase(state&transport.ValueMask) == ready {
 				name = "running"
 			}
 			all[r].Completed = min(all[r].Completed, seq-1)

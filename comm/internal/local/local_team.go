@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm/internal/park"
-	"github.com/gofsdp/gofsdp/comm/internal/sums"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
@@ -92,7 +91,7 @@ func (t *team) record() *operation {
 func (t *team) retire(o *operation) {
 	if t.watched {
 		for _, l := range t.members {
-			l.watch.Done(o.state.Load() >> sums.TagShift)
+			l.watch.Done(o.state.Load() >> transport.TagShift)
 		}
 	}
 	o.state.Store(0)
@@ -152,7 +151,7 @@ func (t *team) leave(err error) {
 	}
 	t.err.Store(&err)
 	for _, o := range t.live {
-		if phase(o.state.Load()&sums.ValueMask) == pending {
+		if phase(o.state.Load()&transport.ValueMask) == pending {
 			clear(o.Calls) // never to be executed
 			o.waiters.WakeAll()
 		}
@@ -194,7 +193,7 @@ func (t *team) look() {
 	defer t.mu.Unlock()
 	seq := t.started + 1
 	stuck := slices.ContainsFunc(t.live, func(o *operation) bool {
-		return phase(o.state.Load()&sums.ValueMask) == pending && o.waiters.Waiting()
+		return phase(o.state.Load()&transport.ValueMask) == pending && o.waiters.Waiting()
 	})
 	if t.looking = stuck && t.failure() == nil; !t.looking {
 		return

@@ -1,4 +1,4 @@
-package sums
+package transport
 
 import (
 	"bytes"
@@ -6,13 +6,12 @@ import (
 	"math"
 	"testing"
 
-	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
 
 // halves draws bit patterns of 16-bit floats, special ones among them.
-func halves[T transport.BF16 | transport.F16](t *rapid.T, n int) []T {
+func halves[T BF16 | F16](t *rapid.T, n int) []T {
 	special := rapid.SampledFrom([]uint16{0, 0x8000, 1, 0x7c00, 0xfc00, 0x7f80, 0xff80, 0x7fc1, 0x7c01, 0x7bff, 0x7f7f})
 	x := make([]T, n)
 	// One generator for many elements: a draw for each would be slow.
@@ -28,20 +27,20 @@ func halves[T transport.BF16 | transport.F16](t *rapid.T, n int) []T {
 }
 
 // naive reduces one element of all ranks.
-func naive(x []float32, op transport.Op, n int) float32 {
+func naive(x []float32, op Op, n int) float32 {
 	acc := x[0]
 	switch op {
-	case transport.Max:
+	case Max:
 		for _, v := range x {
 			acc = max(acc, v)
 		}
-	case transport.Min:
+	case Min:
 		for _, v := range x {
 			acc = min(acc, v)
 		}
-	case transport.Sum:
+	case Sum:
 		acc = treeOf(x)
-	case transport.Avg:
+	case Avg:
 		acc = treeOf(x) * (1 / float32(n))
 	}
 	return acc
@@ -59,31 +58,31 @@ func treeOf(x []float32) float32 {
 }
 
 func TestReduceHalf(t *testing.T) {
-	t.Run("bfloat16", testReduceHalf[transport.BF16])
-	t.Run("float16", testReduceHalf[transport.F16])
+	t.Run("bfloat16", testReduceHalf[BF16])
+	t.Run("float16", testReduceHalf[F16])
 }
 
 // testReduceHalf compares with one sum in float32 per element, rounded once: with
 // any number of sources, one of which may be the destination.
-func testReduceHalf[T transport.BF16 | transport.F16](t *testing.T) {
+func testReduceHalf[T BF16 | F16](t *testing.T) {
 	r := new(Reducer)
 	rapid.Check(t, func(t *rapid.T) {
 		ranks := rapid.IntRange(1, 40).Draw(t, "ranks")
 		n := rapid.IntRange(0, 3*wideBlock).Draw(t, "elements")
-		op := rapid.SampledFrom([]transport.Op{transport.Sum, transport.Avg, transport.Max, transport.Min}).Draw(t, "op")
+		op := rapid.SampledFrom([]Op{Sum, Avg, Max, Min}).Draw(t, "op")
 		total := ranks * rapid.IntRange(1, 3).Draw(t, "ranks of a source")
 		srcs, wide := make([][]T, ranks), make([][]float32, ranks)
 		r.Sources = r.Sources[:0]
 		for k := range srcs {
 			srcs[k], wide[k] = halves[T](t, n), make([]float32, n)
-			transport.Widen(wide[k], srcs[k])
-			r.Sources = append(r.Sources, transport.Of(srcs[k]))
+			Widen(wide[k], srcs[k])
+			r.Sources = append(r.Sources, Of(srcs[k]))
 		}
 		dst := make([]T, n)
 		if k := rapid.IntRange(-1, ranks-1).Draw(t, "dst"); k >= 0 {
 			dst = srcs[k]
 		}
-		r.ReduceScaled(transport.Of(dst), op, total)
+		r.ReduceScaled(Of(dst), op, total)
 
 		column, got, want := make([]float32, ranks), make([]float32, n), make([]float32, n)
 		for i := range want {
@@ -93,9 +92,9 @@ func testReduceHalf[T transport.BF16 | transport.F16](t *testing.T) {
 			want[i] = naive(column, op, total)
 		}
 		rounded := make([]T, n)
-		transport.Narrow(rounded, want)
-		transport.Widen(want, rounded)
-		transport.Widen(got, dst)
+		Narrow(rounded, want)
+		Widen(want, rounded)
+		Widen(got, dst)
 		for i := range want {
 			if math.Float32bits(got[i]) != math.Float32bits(want[i]) && (got[i] == got[i] || want[i] == want[i]) {
 				t.Fatalf("%v of %d: element %d is %v, want %v", op, ranks, i, got[i], want[i])
@@ -110,24 +109,24 @@ func TestReduceCuts(t *testing.T) {
 		const ranks = 4
 		n := rapid.IntRange(1, 2*wideBlock).Draw(t, "elements")
 		cut := rapid.IntRange(0, n).Draw(t, "cut")
-		op := rapid.SampledFrom([]transport.Op{transport.Sum, transport.Avg, transport.Max, transport.Min}).Draw(t, "op")
+		op := rapid.SampledFrom([]Op{Sum, Avg, Max, Min}).Draw(t, "op")
 		var r Reducer
-		var srcs []transport.Buffer
+		var srcs []Buffer
 		for range ranks {
-			x := halves[transport.BF16](t, n)
+			x := halves[BF16](t, n)
 			for i := range x {
 				x[i] &^= 1 << 13 // no exponent is all ones: which of two NaN wins is not defined
 			}
-			srcs = append(srcs, transport.Of(x))
+			srcs = append(srcs, Of(x))
 		}
-		reduce := func(dst transport.Buffer, lo, hi int) {
+		reduce := func(dst Buffer, lo, hi int) {
 			r.Sources = r.Sources[:0]
 			for _, s := range srcs {
 				r.Sources = append(r.Sources, s.Part(lo, hi))
 			}
 			r.Reduce(dst.Part(lo, hi), op)
 		}
-		whole, parts := transport.Of(make([]transport.BF16, n)), transport.Of(make([]transport.BF16, n))
+		whole, parts := Of(make([]BF16, n)), Of(make([]BF16, n))
 		reduce(whole, 0, n)
 		reduce(parts, 0, cut)
 		reduce(parts, cut, n)
@@ -138,18 +137,18 @@ func TestReduceCuts(t *testing.T) {
 // An average by hosts: sums of aligned pairs, then 1/4 of their sum.
 func TestReduceScaled(t *testing.T) {
 	var r Reducer
-	reduce := func(op transport.Op, n int, srcs ...transport.Buffer) transport.Buffer {
-		dst := transport.Of(make([]float32, srcs[0].Len()))
+	reduce := func(op Op, n int, srcs ...Buffer) Buffer {
+		dst := Of(make([]float32, srcs[0].Len()))
 		r.Sources = srcs
 		r.ReduceScaled(dst, op, n)
 		return dst
 	}
-	var x []transport.Buffer
+	var x []Buffer
 	for k := range 4 {
-		x = append(x, transport.Of([]float32{1 / float32(k+3), float32(k) * 1e8, float32(1 - k)}))
+		x = append(x, Of([]float32{1 / float32(k+3), float32(k) * 1e8, float32(1 - k)}))
 	}
-	flat := reduce(transport.Avg, 4, x...)
-	hosts := reduce(transport.Avg, 4, reduce(transport.Sum, 2, x[:2]...), reduce(transport.Sum, 2, x[2:]...))
+	flat := reduce(Avg, 4, x...)
+	hosts := reduce(Avg, 4, reduce(Sum, 2, x[:2]...), reduce(Sum, 2, x[2:]...))
 	require.Equal(t, flat.Bytes(), hosts.Bytes())
 }
 
@@ -157,9 +156,9 @@ func TestReduceHalfAllocatesNothing(t *testing.T) {
 	for _, ranks := range []int{1, 2, 8, 20} {
 		var r Reducer
 		for range ranks {
-			r.Sources = append(r.Sources, transport.Of(make([]transport.BF16, 3*wideBlock+1)))
+			r.Sources = append(r.Sources, Of(make([]BF16, 3*wideBlock+1)))
 		}
-		for _, op := range []transport.Op{transport.Sum, transport.Avg, transport.Max} {
+		for _, op := range []Op{Sum, Avg, Max} {
 			allocs := testing.AllocsPerRun(5, func() { r.Reduce(r.Sources[0], op) })
 			require.Zerof(t, allocs, "%d ranks, %v", ranks, op)
 		}
@@ -170,7 +169,7 @@ func TestReduceHalfAllocatesNothing(t *testing.T) {
 func BenchmarkReduce(b *testing.B) {
 	const n = 1 << 14
 	for _, ranks := range []int{2, 4, 8} {
-		for _, like := range []transport.Buffer{transport.Of(make([]float32, n)), transport.Of(make([]transport.BF16, n)), transport.Of(make([]transport.F16, n))} {
+		for _, like := range []Buffer{Of(make([]float32, n)), Of(make([]BF16, n)), Of(make([]F16, n))} {
 			b.Run(fmt.Sprintf("%d/%v", ranks, like.DType()), func(b *testing.B) {
 				var r Reducer
 				for range ranks {
@@ -178,7 +177,7 @@ func BenchmarkReduce(b *testing.B) {
 				}
 				b.SetBytes(int64(len(like.Bytes())))
 				for b.Loop() {
-					r.Reduce(like, transport.Avg)
+					r.Reduce(like, Avg)
 				}
 			})
 		}

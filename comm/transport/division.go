@@ -1,6 +1,4 @@
-package sums
-
-import "github.com/gofsdp/gofsdp/comm/transport"
+package transport
 
 // Work is cut so that a part is long enough to hide the claim (some 20 ns) and
 // short enough to be shared well and not to hold up preemption in a kernel.
@@ -29,9 +27,9 @@ const (
 // its destination (a gather is all in the root's lane) or, in an all-reduce, an
 // equal share of the buffer.
 type Division struct {
-	Calls []transport.Call // by rank
-	Parts []int            // by lane
-	chunk int              // elements per part
+	Calls []Call // by rank
+	Parts []int  // by lane
+	chunk int    // elements per part
 	// Ranks whose buffer of an all-reduce is a copy of the real one. They fetch
 	// what is summed in other such copies by themselves, in the end.
 	Copies []bool
@@ -39,14 +37,14 @@ type Division struct {
 
 // NewDivision returns the Division of collectives of n ranks.
 func NewDivision(n int) Division {
-	return Division{Calls: make([]transport.Call, n), Parts: make([]int, n), Copies: make([]bool, n)}
+	return Division{Calls: make([]Call, n), Parts: make([]int, n), Copies: make([]bool, n)}
 }
 
 // Cut divides the work and returns how many parts there are.
 func (d *Division) Cut() (parts int) {
 	clear(d.Parts)
 	c := &d.Calls[0]
-	if c.Kind == transport.KindBarrier || len(d.Calls) == 1 && c.Dst.Pointer() == c.Src.Pointer() {
+	if c.Kind == KindBarrier || len(d.Calls) == 1 && c.Dst.ptr == c.Src.ptr {
 		return 0
 	}
 	bytes := copyBytes
@@ -63,14 +61,14 @@ func (d *Division) Cut() (parts int) {
 }
 
 // Fetch completes the all-reduce of rank i, whose buffer is a copy, in dst.
-func (d *Division) Fetch(i int, dst transport.Buffer) {
+func (d *Division) Fetch(i int, dst Buffer) {
 	for k := range d.Calls {
 		lo, hi := d.stripe(k)
 		from := i // where the owner of the stripe has put the sum
 		if d.Copies[k] {
 			from = k
 		}
-		transport.Move(dst.Part(lo, hi), d.Calls[from].Dst.Part(lo, hi))
+		Move(dst.Part(lo, hi), d.Calls[from].Dst.Part(lo, hi))
 	}
 }
 
@@ -79,13 +77,13 @@ func (d *Division) laneParts(i int) int {
 	c := &d.Calls[i]
 	chunks := func(n int) int { return (n + d.chunk - 1) / d.chunk }
 	switch c.Kind {
-	case transport.KindReduceScatter, transport.KindBroadcast, transport.KindGather:
-		return chunks(c.Dst.Len()) // of a broadcast: there is nothing to move in those of the root
-	case transport.KindAllReduce:
+	case KindReduceScatter, KindBroadcast, KindGather:
+		return chunks(c.Dst.len) // of a broadcast: there is nothing to move in those of the root
+	case KindAllReduce:
 		lo, hi := d.stripe(i)
 		return chunks(hi - lo)
 	default: // KindAllGather, KindAllToAll, split
-		return len(d.Calls) * chunks(c.Dst.Len()/len(d.Calls))
+		return len(d.Calls) * chunks(c.Dst.len/len(d.Calls))
 	}
 }
 
@@ -94,53 +92,53 @@ func (d *Division) laneParts(i int) int {
 func (d *Division) stripe(i int) (lo, hi int) {
 	b := d.Calls[0].Dst
 	share := StripeLen(b, len(d.Calls))
-	return min(i*share, b.Len()), min((i+1)*share, b.Len())
+	return min(i*share, b.len), min((i+1)*share, b.len)
 }
 
 // Run executes one part of lane i.
 func (d *Division) Run(i, part int, r *Reducer) {
 	c := &d.Calls[i]
 	switch c.Kind {
-	case transport.KindReduceScatter:
-		lo, hi := d.bounds(part, 0, c.Dst.Len())
-		base := i * c.Dst.Len()
+	case KindReduceScatter:
+		lo, hi := d.bounds(part, 0, c.Dst.len)
+		base := i * c.Dst.len
 		d.reduce(c.Dst.Part(lo, hi), base+lo, base+hi, r)
-	case transport.KindAllReduce:
+	case KindAllReduce:
 		start, end := d.stripe(i)
 		lo, hi := d.bounds(part, start, end)
 		sum := c.Dst.Part(lo, hi)
 		d.reduce(sum, lo, hi, r)
 		for k := range d.Calls {
 			if k != i && !(d.Copies[i] && d.Copies[k]) {
-				transport.Move(d.Calls[k].Dst.Part(lo, hi), sum)
+				Move(d.Calls[k].Dst.Part(lo, hi), sum)
 			}
 		}
-	case transport.KindBroadcast:
-		lo, hi := d.bounds(part, 0, c.Dst.Len())
-		transport.Move(c.Dst.Part(lo, hi), d.Calls[c.Root].Src.Part(lo, hi))
-	case transport.KindGather:
-		lo, hi := d.bounds(part, 0, c.Dst.Len())
+	case KindBroadcast:
+		lo, hi := d.bounds(part, 0, c.Dst.len)
+		Move(c.Dst.Part(lo, hi), d.Calls[c.Root].Src.Part(lo, hi))
+	case KindGather:
+		lo, hi := d.bounds(part, 0, c.Dst.len)
 		d.collect(c, lo, hi)
 	default: // KindAllGather, KindAllToAll, split
 		n, chunks := len(d.Calls), d.Parts[i]/len(d.Calls)
 		from := (i + part/chunks) % n // start at the own shard, so that ranks read different memory
-		share, first := c.Dst.Len()/n, 0
-		if c.Kind == transport.KindAllToAll {
+		share, first := c.Dst.len/n, 0
+		if c.Kind == KindAllToAll {
 			first = i * share
 		}
 		lo, hi := d.bounds(part%chunks, 0, share)
-		transport.Move(c.Dst.Part(from*share+lo, from*share+hi), d.Calls[from].Src.Part(first+lo, first+hi))
+		Move(c.Dst.Part(from*share+lo, from*share+hi), d.Calls[from].Src.Part(first+lo, first+hi))
 	}
 }
 
 // collect fills elements [lo, hi) of the destination of c, the root of a gather,
 // from the sources that they lie in.
-func (d *Division) collect(c *transport.Call, lo, hi int) {
+func (d *Division) collect(c *Call, lo, hi int) {
 	start := 0
 	for r, count := range c.Counts {
 		end := start + count
 		if from, to := max(lo, start), min(hi, end); from < to {
-			transport.Move(c.Dst.Part(from, to), d.Calls[r].Src.Part(from-start, to-start))
+			Move(c.Dst.Part(from, to), d.Calls[r].Src.Part(from-start, to-start))
 		}
 		start = end
 	}
@@ -153,7 +151,7 @@ func (d *Division) bounds(part, start, end int) (lo, hi int) {
 }
 
 // reduce writes to dst the reduction of elements [lo, hi) of all sources.
-func (d *Division) reduce(dst transport.Buffer, lo, hi int, r *Reducer) {
+func (d *Division) reduce(dst Buffer, lo, hi int, r *Reducer) {
 	r.Sources = r.Sources[:0]
 	for k := range d.Calls {
 		r.Sources = append(r.Sources, d.Calls[k].Src.Part(lo, hi))
@@ -164,14 +162,14 @@ func (d *Division) reduce(dst transport.Buffer, lo, hi int, r *Reducer) {
 
 // StripeLen returns the elements of b that each of n ranks sums: an equal share,
 // rounded up to cache lines.
-func StripeLen(b transport.Buffer, n int) int {
-	line := 64 / b.DType().Size()
-	share := (b.Len() + n - 1) / n
+func StripeLen(b Buffer, n int) int {
+	line := 64 / b.dtype.Size()
+	share := (b.len + n - 1) / n
 	return (share + line - 1) / line * line
 }
 
-// Part returns the elements of b that belong to rank i when each has share of
+// Share returns the elements of b that belong to rank i when each has share of
 // them; the last ranks may have fewer or none.
-func Part(b transport.Buffer, i, share int) transport.Buffer {
-	return b.Part(min(i*share, b.Len()), min((i+1)*share, b.Len()))
+func Share(b Buffer, i, share int) Buffer {
+	return b.Part(min(i*share, b.len), min((i+1)*share, b.len))
 }

@@ -1,10 +1,9 @@
-package sums
+package transport
 
 import (
 	"math/bits"
 	"slices"
 
-	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
@@ -78,7 +77,7 @@ func (s *scratch[T]) block(i, n int) []T {
 // sum sets acc to the canonical sum of srcs, which are sums of spans. It uses the blocks
 // from number free on. load returns the elements of a source that acc is for, if they
 // must be converted in the block of the given number.
-func (s *scratch[T]) sum(acc []T, srcs []transport.Buffer, spans []Span, free int, load func(src transport.Buffer, block int) []T) {
+func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []Span, free int, load func(src Buffer, block int) []T) {
 	if len(srcs) <= wideSources && even(spans) {
 		s.list = s.list[:0]
 		for i, src := range srcs {
@@ -98,11 +97,11 @@ func (s *scratch[T]) sum(acc []T, srcs []transport.Buffer, spans []Span, free in
 
 // sumUneven writes the sum of srcs along an uneven tree, times scale, to dst. A block of
 // every source is read before that of dst is written, so dst may be any source.
-func sumUneven[T float32 | float64](s *scratch[T], dst []T, srcs []transport.Buffer, spans []Span, scale T) {
+func sumUneven[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, spans []Span, scale T) {
 	for lo := 0; lo < len(dst); lo += wideBlock {
 		hi := min(lo+wideBlock, len(dst))
 		acc := s.block(0, hi-lo)
-		s.sum(acc, srcs, spans, 1, func(src transport.Buffer, _ int) []T { return transport.View[T](src)[lo:hi] })
+		s.sum(acc, srcs, spans, 1, func(src Buffer, _ int) []T { return View[T](src)[lo:hi] })
 		vec.ScaleTo(dst[lo:hi], scale, acc)
 	}
 }

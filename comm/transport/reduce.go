@@ -1,12 +1,9 @@
-// Package sums reduces buffers in the canonical order: along a tree over the ranks that does not depend on who
-// sums, nor on where buffers are cut. It also divides the work of a collective among goroutines.
-package sums
+package transport
 
 import (
 	"fmt"
 	"sync"
 
-	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
@@ -15,14 +12,14 @@ import (
 // length, in the canonical order; dst may be
 // one of srcs. Avg divides the sum by n, the number of ranks whose contributions
 // srcs hold between them.
-func Reduce(dst transport.Buffer, srcs []transport.Buffer, op transport.Op, n int) error {
+func Reduce(dst Buffer, srcs []Buffer, op Op, n int) error {
 	for i, s := range srcs {
-		if s.DType() != dst.DType() || s.Len() != dst.Len() {
-			return fmt.Errorf("%w: reducing %v with source %d, %v", transport.ErrInvalid, dst, i, s)
+		if s.dtype != dst.dtype || s.len != dst.len {
+			return fmt.Errorf("%w: reducing %v with source %d, %v", ErrInvalid, dst, i, s)
 		}
 	}
-	if dst.DType().Size() == 0 || len(srcs) == 0 || op > transport.Min || n < 1 || op == transport.Avg && !dst.DType().IsFloat() {
-		return fmt.Errorf("%w: %v of %d sources of %d ranks to %v", transport.ErrInvalid, op, len(srcs), n, dst)
+	if !dst.dtype.valid() || len(srcs) == 0 || op > Min || n < 1 || op == Avg && !dst.dtype.IsFloat() {
+		return fmt.Errorf("%w: %v of %d sources of %d ranks to %v", ErrInvalid, op, len(srcs), n, dst)
 	}
 	r := reducers.Get().(*Reducer)
 	defer reducers.Put(r)
@@ -37,8 +34,8 @@ var reducers = sync.Pool{New: func() any { return new(Reducer) }}
 // Reducer holds the lists and the scratch memory that one reduction at a time
 // needs, so that none is allocated in steady state.
 type Reducer struct {
-	Sources []transport.Buffer // same type and length, one per rank or span
-	ranks   []Span             // each rank for itself
+	Sources []Buffer // same type and length, one per rank or span
+	ranks   []Span   // each rank for itself
 	f32     scratch[float32]
 	f64     scratch[float64]
 }
@@ -46,13 +43,13 @@ type Reducer struct {
 // Reduce writes op over r.srcs to dst, which may alias any of them exactly. Each
 // element depends only on the same element of the sources: cutting a buffer in
 // other places gives the same bits.
-func (r *Reducer) Reduce(dst transport.Buffer, op transport.Op) {
+func (r *Reducer) Reduce(dst Buffer, op Op) {
 	r.ReduceScaled(dst, op, len(r.Sources))
 }
 
 // ReduceScaled is Reduce for sources that are themselves sums, of n ranks all
 // together: Avg multiplies by 1/n. The sums that lead there are reductions with Sum.
-func (r *Reducer) ReduceScaled(dst transport.Buffer, op transport.Op, n int) {
+func (r *Reducer) ReduceScaled(dst Buffer, op Op, n int) {
 	for i := len(r.ranks); i < len(r.Sources); i++ {
 		r.ranks = append(r.ranks, Span{i, i + 1})
 	}
@@ -63,29 +60,29 @@ func (r *Reducer) ReduceScaled(dst transport.Buffer, op transport.Op, n int) {
 // together. Where dst is of 16-bit floats, sources may be of float32: sums of several
 // ranks have to be, as only the last one is rounded. Such a sum is a dst of float32 whose
 // sources are 16-bit floats; it is not scaled.
-func (r *Reducer) ReduceSpans(dst transport.Buffer, op transport.Op, n int, spans []Span) {
-	switch dst.DType() {
-	case transport.Float32:
-		switch r.Sources[0].DType() {
-		case transport.BFloat16:
-			sumHalves[transport.BF16](r, transport.View[float32](dst), op, spans)
-		case transport.Float16:
-			sumHalves[transport.F16](r, transport.View[float32](dst), op, spans)
+func (r *Reducer) ReduceSpans(dst Buffer, op Op, n int, spans []Span) {
+	switch dst.dtype {
+	case Float32:
+		switch r.Sources[0].dtype {
+		case BFloat16:
+			sumHalves[BF16](r, View[float32](dst), op, spans)
+		case Float16:
+			sumHalves[F16](r, View[float32](dst), op, spans)
 		default:
-			reduceFloat(&r.f32, transport.View[float32](dst), r.Sources, op, n, spans)
+			reduceFloat(&r.f32, View[float32](dst), r.Sources, op, n, spans)
 		}
-	case transport.Float64:
-		reduceFloat(&r.f64, transport.View[float64](dst), r.Sources, op, n, spans)
-	case transport.Int32:
-		fold(transport.View[int32](dst), r.Sources, op)
-	case transport.Int64:
-		fold(transport.View[int64](dst), r.Sources, op)
-	case transport.Uint8:
-		fold(transport.View[uint8](dst), r.Sources, op)
-	case transport.BFloat16:
-		reduceHalf[transport.BF16](r, dst, op, n, spans)
-	case transport.Float16:
-		reduceHalf[transport.F16](r, dst, op, n, spans)
+	case Float64:
+		reduceFloat(&r.f64, View[float64](dst), r.Sources, op, n, spans)
+	case Int32:
+		fold(View[int32](dst), r.Sources, op)
+	case Int64:
+		fold(View[int64](dst), r.Sources, op)
+	case Uint8:
+		fold(View[uint8](dst), r.Sources, op)
+	case BFloat16:
+		reduceHalf[BF16](r, dst, op, n, spans)
+	case Float16:
+		reduceHalf[F16](r, dst, op, n, spans)
 	}
 }
 
@@ -95,20 +92,20 @@ type number interface {
 }
 
 // reduceFloat sums in the canonical tree order.
-func reduceFloat[T float32 | float64](s *scratch[T], dst []T, srcs []transport.Buffer, op transport.Op, n int, spans []Span) {
+func reduceFloat[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, op Op, n int, spans []Span) {
 	scale := T(1)
-	if op == transport.Avg {
+	if op == Avg {
 		scale /= T(n)
 	}
 	switch {
-	case op == transport.Max || op == transport.Min:
+	case op == Max || op == Min:
 		fold(dst, srcs, op)
 	case !even(spans):
 		sumUneven(s, dst, srcs, spans, scale)
 	default:
 		s.list = s.list[:0]
 		for _, src := range srcs {
-			s.list = append(s.list, transport.View[T](src))
+			s.list = append(s.list, View[T](src))
 		}
 		vec.TreeSum(dst, s.list, scale)
 		clear(s.list) // the memory is the caller's, do not keep it alive
@@ -117,7 +114,7 @@ func reduceFloat[T float32 | float64](s *scratch[T], dst []T, srcs []transport.B
 
 // fold reduces with an operator whose result does not depend on the order. It
 // gathers the result beside dst, block by block, as dst may be any source.
-func fold[T number](dst []T, srcs []transport.Buffer, op transport.Op) {
+func fold[T number](dst []T, srcs []Buffer, op Op) {
 	if len(dst) <= 4 { // to clear a large block would take longer than all the rest
 		var block [4]T
 		foldBlocks(dst, srcs, op, block[:])
@@ -127,25 +124,25 @@ func fold[T number](dst []T, srcs []transport.Buffer, op transport.Op) {
 	foldBlocks(dst, srcs, op, block[:])
 }
 
-func foldBlocks[T number](dst []T, srcs []transport.Buffer, op transport.Op, block []T) {
+func foldBlocks[T number](dst []T, srcs []Buffer, op Op, block []T) {
 	for lo := 0; lo < len(dst); lo += len(block) {
 		acc := block[:min(len(block), len(dst)-lo)]
-		copy(acc, transport.View[T](srcs[0])[lo:])
+		copy(acc, View[T](srcs[0])[lo:])
 		for _, src := range srcs[1:] {
-			combine(acc, transport.View[T](src)[lo:lo+len(acc)], op)
+			combine(acc, View[T](src)[lo:lo+len(acc)], op)
 		}
 		copy(dst[lo:], acc)
 	}
 }
 
 // combine sets acc to op(acc, x), element by element.
-func combine[T number](acc, x []T, op transport.Op) {
+func combine[T number](acc, x []T, op Op) {
 	switch op {
-	case transport.Max:
+	case Max:
 		for i, v := range x {
 			acc[i] = max(acc[i], v)
 		}
-	case transport.Min:
+	case Min:
 		for i, v := range x {
 			acc[i] = min(acc[i], v)
 		}
@@ -158,20 +155,20 @@ func combine[T number](acc, x []T, op transport.Op) {
 
 // reduceHalf reduces in float32 and rounds once. A block of every source is read
 // before the block of dst is written, so dst may be any source.
-func reduceHalf[T half.Float](r *Reducer, dst transport.Buffer, op transport.Op, n int, spans []Span) {
-	for lo := 0; lo < dst.Len(); lo += wideBlock {
-		hi := min(lo+wideBlock, dst.Len())
+func reduceHalf[T half.Float](r *Reducer, dst Buffer, op Op, n int, spans []Span) {
+	for lo := 0; lo < dst.len; lo += wideBlock {
+		hi := min(lo+wideBlock, dst.len)
 		acc := r.f32.block(0, hi-lo)
 		reduceWidened[T](r, acc, lo, op, spans)
-		if op == transport.Avg {
+		if op == Avg {
 			vec.Scale(acc, 1/float32(n))
 		}
-		half.Narrow(transport.View[T](dst)[lo:hi], acc)
+		half.Narrow(View[T](dst)[lo:hi], acc)
 	}
 }
 
 // sumHalves reduces sources of 16-bit floats and does not round. It does not scale either.
-func sumHalves[T half.Float](r *Reducer, dst []float32, op transport.Op, spans []Span) {
+func sumHalves[T half.Float](r *Reducer, dst []float32, op Op, spans []Span) {
 	for lo := 0; lo < len(dst); lo += wideBlock {
 		reduceWidened[T](r, dst[lo:min(lo+wideBlock, len(dst))], lo, op, spans)
 	}
@@ -179,17 +176,17 @@ func sumHalves[T half.Float](r *Reducer, dst []float32, op transport.Op, spans [
 
 // reduceWidened sets acc, which has wideBlock elements or fewer, to op over those of the sources
 // from number lo on.
-func reduceWidened[T half.Float](r *Reducer, acc []float32, lo int, op transport.Op, spans []Span) {
+func reduceWidened[T half.Float](r *Reducer, acc []float32, lo int, op Op, spans []Span) {
 	hi := lo + len(acc)
-	load := func(src transport.Buffer, block int) []float32 {
-		if src.DType() == transport.Float32 {
-			return transport.View[float32](src)[lo:hi]
+	load := func(src Buffer, block int) []float32 {
+		if src.dtype == Float32 {
+			return View[float32](src)[lo:hi]
 		}
 		x := r.f32.block(block, hi-lo)
-		half.Widen(x, transport.View[T](src)[lo:])
+		half.Widen(x, View[T](src)[lo:])
 		return x
 	}
-	if op == transport.Max || op == transport.Min {
+	if op == Max || op == Min {
 		copy(acc, load(r.Sources[0], 1))
 		for _, src := range r.Sources[1:] {
 			combine(acc, load(src, 1), op)
