@@ -92,7 +92,7 @@
 //
 // Between hosts every group has connections of its own: between two ranks one, or one over each
 // interface in [Config.Listen]. Frames carry the group,
-// the number of the collective and its [Signature], go straight from the caller's
+// the number of the collective and its [transport.Signature], go straight from the caller's
 // buffer to the wire and from there into the destination, and are summed in the
 // canonical order by the rank that owns the result. Of 64 ranks or more, large sums are taken along
 // the tree: a rank connects to 15 + log2(N/16) others, more in short last subtrees, and what it
@@ -128,4 +128,6 @@
 // A group that has failed stays failed; the groups it was split from go on. What
 // to do is for the program to decide: usually to end, and have the launcher start
 // it again from its last checkpoint. [Report] tells what every rank was doing.
+//
+// Package transport has the contract for authors of other transports.
 package comm

@@ -82,7 +82,7 @@ func (r *remote) checkFrame(p *port) error {
 	return want.compare(&got, r.name, r.rank, p.peer)
 }
 
-// Run implements [Backend].
+// Run implements [transport.Backend].
 func (r *remote) Run(ctx context.Context, seq uint64, c *transport.Call) error {
 	if r.broken != nil {
 		return r.broken
@@ -129,7 +129,7 @@ func (r *remote) broke(err error) error {
 	return &RankError{Group: r.name, Rank: lost.peer, Err: lost}
 }
 
-// Missing implements [Backend].
+// Missing implements [transport.Backend].
 func (r *remote) Missing() (ranks []int) {
 	r.listing.Lock()
 	defer r.listing.Unlock()
@@ -142,7 +142,7 @@ func (r *remote) Missing() (ranks []int) {
 	return ranks
 }
 
-// Split implements [Backend].
+// Split implements [transport.Backend].
 func (r *remote) Split(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
 	return r.link.form(ctx, seq, color, ranks)
 }
@@ -150,10 +150,10 @@ func (r *remote) Split(ctx context.Context, seq uint64, color int, ranks []int) 
 // report implements reporter.
 func (r *remote) Report(ctx context.Context) ([]Status, error) { return r.link.Report(ctx) }
 
-// Tell implements [Backend].
+// Tell implements [transport.Backend].
 func (r *remote) Tell(err error) { r.link.fail(err) }
 
-// Stop implements [Backend].
+// Stop implements [transport.Backend].
 func (r *remote) Stop() {
 	if r.gone.Load() == 0 && r.stopped.CompareAndSwap(false, true) {
 		r.mu.Lock()
@@ -170,7 +170,7 @@ func (r *remote) interrupt() {
 	}
 }
 
-// Leave implements [Backend].
+// Leave implements [transport.Backend].
 func (r *remote) Leave(last uint64) error {
 	r.gone.Store(1)
 	deadline := time.Now().Add(transport.Grace)

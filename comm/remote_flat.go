@@ -215,7 +215,7 @@ func (r *remote) staging(n int) []byte {
 	return r.stage[:n]
 }
 
-// Staging implements [Stager].
+// Staging implements [transport.Stager].
 func (r *remote) Staging(d DType, n int) int {
 	if r.size == 1 {
 		return 0

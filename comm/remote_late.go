@@ -124,7 +124,7 @@ func (p *port) unheard() bool {
 	return true
 }
 
-// Owes implements [Confirmer].
+// Owes implements [transport.Confirmer].
 func (r *remote) Owes() bool {
 	for _, p := range r.used {
 		if !p.out.idle() {
@@ -134,7 +134,7 @@ func (r *remote) Owes() bool {
 	return false
 }
 
-// Answer implements [Confirmer].
+// Answer implements [transport.Confirmer].
 func (r *remote) Answer() {
 	if r.broken != nil {
 		return
@@ -149,7 +149,7 @@ func (r *remote) Answer() {
 	}
 }
 
-// Confirm implements [Confirmer].
+// Confirm implements [transport.Confirmer].
 func (r *remote) Confirm(ctx context.Context) error {
 	if r.broken != nil || r.pump == nil {
 		return nil

@@ -146,7 +146,7 @@ func (r *remote) finish(ctx context.Context, c *transport.Call) error {
 	return nil
 }
 
-// Begin implements [Beginner]: what sockets take of small messages without waiting is sent by
+// Begin implements [transport.Beginner]: what sockets take of small messages without waiting is sent by
 // whoever issues the collective, and a reader finds the rest in its socket. Where a second
 // goroutine would have to be woken for that, it would cost more than all the rest. Streams have
 // goroutines of their own, which may be in the caller's memory until Run has ended them.

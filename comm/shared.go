@@ -219,7 +219,7 @@ func (s *shared) Alloc(n int) ([]byte, error) { return s.domain.own.Alloc(n) }
 // Free implements [Allocator].
 func (s *shared) Free(b []byte) error { return s.domain.own.Free(b) }
 
-// Watch implements [Watcher].
+// Watch implements [transport.Watcher].
 func (s *shared) Watch(f func(transport.Flight)) (stop func()) { return s.watch.Add(f) }
 
 func (s *shared) Status() Status {

@@ -22,7 +22,7 @@ var ErrTimeout = errors.New("no progress")
 var ErrLost = errors.New("process lost")
 
 // ErrDamaged is wrapped by the error of an operation whose data was changed between
-// two ranks, as a checksum has shown. See [Checksums].
+// two ranks, as a checksum has shown. See Checksums in package comm.
 var ErrDamaged = errors.New("damaged on the way")
 
 // ErrEnded is returned by [Confirmer].Confirm, and wrapped by the error of a [Backend], if another rank

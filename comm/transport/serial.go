@@ -225,7 +225,7 @@ func (s *Serial) unlocked(f func()) {
 	s.waiters.WakeAll()
 }
 
-// Failure implements member.
+// Failure returns why the next collective fails, or nil.
 func (s *Serial) Failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
