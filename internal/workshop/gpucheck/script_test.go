@@ -169,8 +169,8 @@ func TestParts(t *testing.T) {
 			figure: "gpucheck -test.count=1 -test.timeout=0 -scale=full -test.run=^TestContract$\n",
 		},
 		"a part hangs": {
-			program: `case "$*" in *Training*) tail -f /dev/null & wait;; esac`, seconds: "2", status: 1, parts: []string{"training", "curve"},
-			want:   []string{"machine passed", "training timed out", "curve not started, as 2 s are over"},
+			program: `case "$*" in *Training*) tail -f /dev/null & wait;; esac`, seconds: "8", status: 1, parts: []string{"training", "curve"},
+			want:   []string{"machine passed", "training timed out", "curve not started, as 8 s are over"},
 			figure: "gpucheck -test.count=1 -test.timeout=0 -scale=full -test.run=^TestTraining$/^gofsdp\n",
 		},
 		"some parts": {
