@@ -46,6 +46,9 @@ func init() {
 // alive after each.
 func TestInterrupt(t *testing.T) {
 	const hup, term, usr1, usr2 = syscall.SIGHUP, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2
+	heard := make(chan os.Signal, 1) // else the program ignores what nohup has this process ignore
+	signal.Notify(heard, syscall.SIGINT, hup)
+	defer signal.Stop(heard)
 	slurm := "SLURM_JOB_ID=7"
 	for _, c := range []struct {
 		name    string

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,9 @@ import (
 // TestSignals sends the program, as a process of two ranks, what a user or a scheduler sends: it
 // loses no step, and with -interrupted says that it is not over.
 func TestSignals(t *testing.T) {
+	heard := make(chan os.Signal, 1) // else the program ignores what nohup has this process ignore
+	signal.Notify(heard, syscall.SIGINT, syscall.SIGHUP)
+	defer signal.Stop(heard)
 	for _, c := range []struct {
 		signal syscall.Signal
 		status int

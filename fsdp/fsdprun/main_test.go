@@ -936,6 +936,9 @@ func TestRealSignal(t *testing.T) {
 func process(t *testing.T, script string, args ...string) (*exec.Cmd, <-chan string) {
 	cmd := exec.Command(os.Args[0], append([]string{"-grace", "1h"}, args...)...)
 	cmd.Env = append(os.Environ(), launcherVariable+"=1", scriptVariable+"="+script, "TMPDIR="+t.TempDir())
+	heard := make(chan os.Signal, 1) // else the program ignores what nohup has this process ignore
+	signal.Notify(heard, syscall.SIGINT, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(heard) })
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
