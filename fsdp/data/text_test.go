@@ -88,7 +88,7 @@ func checkText(t require.TestingT, path string, text []byte) {
 	if err != nil { // of the first line
 		var value any
 		wrong := json.Unmarshal([]byte(strings.TrimRight(want[numbers[0]], " \t\r")), &value)
-		require.EqualError(t, err, fmt.Sprintf("data: %s:%d: %v", path, numbers[0]+1, wrong))
+		require.EqualError(t, err, fmt.Sprintf("data: %s:%d: %v: each line must have one whole JSON value, which jq -c '.[]' makes of an array", path, numbers[0]+1, wrong))
 		return
 	}
 	require.Equal(t, len(numbers), values.Len())

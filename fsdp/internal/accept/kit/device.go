@@ -59,6 +59,7 @@ type Mute struct {
 	Back <-chan struct{}
 }
 
+// Open waits until Back is closed.
 func (m Mute) Open(path string) (checkpoint.Handle, error) {
 	<-m.Back
 	return m.FS.Open(path)
