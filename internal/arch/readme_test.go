@@ -132,29 +132,6 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestVariables compares the variables of the table with those that the library reads.
-func TestVariables(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join(root, "docs", "variables.md"))
-	require.NoError(t, err)
-	listed := regexp.MustCompile("(?m)^\\| `(FSDP_[A-Z_]+)` \\|").FindAllStringSubmatch(string(text), -1)
-	var table, read []string
-	for _, row := range listed {
-		table = append(table, row[1])
-	}
-	ofTests := regexp.MustCompile(`_TEST_|FSDP_DOUBLE_|FSDP_NVRTC`)
-	for _, f := range sources(t, product) {
-		ast.Inspect(f.ast, func(n ast.Node) bool {
-			if lit, ok := n.(*ast.BasicLit); ok && regexp.MustCompile(`^"FSDP_[A-Z_]+[A-Z]"$`).MatchString(lit.Value) && !ofTests.MatchString(lit.Value) {
-				read = append(read, strings.Trim(lit.Value, `"`))
-			}
-			return true
-		})
-	}
-	slices.Sort(table)
-	slices.Sort(read)
-	require.Equal(t, slices.Compact(read), table)
-}
-
 // declaredNames returns the names that the public packages declare: functions, methods, types,
 // values and fields.
 func declaredNames(t *testing.T) map[string]bool {
