@@ -19,34 +19,34 @@ import (
 )
 
 // Save writes a checkpoint into a directory of dir: parameters and buffers, the state of opt unless
-// it is nil, the count that keys dropout, and what the options Extra and RankExtra add. Each rank
-// writes what it owns into a file of its own; of replicas one does. All ranks must see dir.
-// Gradients are no part of it, so it is best called after ZeroGrad.
+// it is nil, the count that keys dropout, and the values of the options Extra and RankExtra. Each
+// rank writes its shards into a separate file. One of several replicas writes. All ranks must see
+// dir. Gradients are not saved, so it is best called after ZeroGrad.
 //
 //	err := m.Save(ctx, "ckpt", opt, fsdp.KeepLast(3), fsdp.Extra("scaler", scaler.State()))
 //	c, err := m.Load(ctx, "ckpt", opt) // on any number of ranks
 //	err = c.Extra("scaler", &state)
 //
 // A checkpoint gets its name once all of it is on disk. A crash at any time, or a full disk, leaves
-// the earlier ones and nothing that Load would take for a checkpoint. An error of one rank is an
-// error on all, and the training may continue. So is what optimizers of ranks keep differently for
-// a parameter, such as moments in 8 bits on one of them, or another number of steps. From the first
-// Save until Close a lock keeps other jobs, and other models of this one, from saving in dir. Save
-// changes nothing of the training, but where gradients travel as Int8 it drops what they have lost
-// until now, see there: then both the training and one that loads the checkpoint go on with the
-// same bits.
+// the earlier ones, and nothing that Load would take for a checkpoint. An error of one rank is an
+// error on all, and the training may continue. If optimizers of ranks differ for a parameter, such
+// as in the bits of moments or in the number of steps, that is an error on all ranks, too. From the
+// first Save until Close a lock keeps other jobs, and other models of this job, from saving in dir.
+// Save does not change the training, with one exception: gradients that travel as [Int8] lose their
+// pending rounding errors. The training and a training that loads the checkpoint then continue with
+// the same bits.
 //
-// If the file system stops to answer, Save returns an error that names the file: when ctx ends, or when
-// one operation has taken as long as the timeout of the group (FSDP_TIMEOUT). A warning comes after half
-// of it, or 30 s. The next Save is refused until that operation has ended.
+// If the file system stops responding, Save returns an error that names the file: when ctx ends, or
+// when one operation has taken as long as the timeout of the group (FSDP_TIMEOUT). A warning comes
+// after half of it, or 30 s. The next Save is refused until that operation has ended.
 //
 // Values that are NaN or infinite are an error that names the rank and the tensor, and nothing is saved:
 // a training that has diverged does not replace its last good checkpoint. See AllowNotFinite.
 //
-// Where several ranks have the same parameters (NoShard, HybridShard, Config.Ignored), Save compares
-// checksums of them and of the optimizer's state. Replicas that have diverged, such as by damaged memory or
-// different processors, are an error that names the tensor and the ranks, and nothing is saved. Buffers
-// that differ between ranks are a warning, see AverageBuffers.
+// If several ranks have the same parameters (NoShard, HybridShard, Config.Ignored), Save compares
+// checksums of them and of the optimizer's state. If replicas have diverged, such as by damaged
+// memory or different processors, that is an error that names the tensor and the ranks, and nothing
+// is saved. Buffers that differ between ranks are a warning, see AverageBuffers.
 //
 // Options: AtStep, KeepLast, Extra, RankExtra, AllowNotFinite.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
@@ -58,13 +58,14 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, saveOptions(opts), about))
 }
 
-// SaveAsync is Save that writes while the training continues: it copies what this rank writes and
-// returns, and the optimizer may step at once. The copy takes memory, in files where Config.Spill
-// would lie. The memory is kept for the next SaveAsync until Close. ctx is that of the copy only.
+// SaveAsync is Save that writes while the training continues: it copies this rank's data and
+// returns, and the optimizer may step at once. The copy takes memory, or files if Config.OffloadDir
+// is set. The memory is kept for the next SaveAsync until Close. ctx bounds the copy only.
 //
 // One checkpoint is written at a time: the next Save, SaveAsync or Load waits for it. If it has
-// failed and no Wait has returned the error, the next Save returns it in place of saving, and so
-// does Close. A pass that fails does not stop it: it is completed as long as every rank is there.
+// failed and no Wait has returned the error, the next Save returns it instead of saving, and so
+// does Close. A pass that fails does not stop the write: it is completed as long as no rank is
+// gone.
 func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Saving, error) {
 	if err := enter(s, "SaveAsync"); err != nil {
 		return nil, err
@@ -83,7 +84,7 @@ func saveOptions(opts []StateOption) *state.Options {
 	return state.NewOptions(opts, "AtStep", "KeepLast", "Extra", "RankExtra", "AllowNotFinite")
 }
 
-// saving prepares for Save, and says what a checkpoint tells about the model.
+// saving prepares for Save, and returns the description of the model for a checkpoint.
 func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, state.Meta) {
 	s.saver.Side = func(ctx context.Context) (state.Team, error) { return newSideTeam(ctx, s.team) }
 	err := s.saver.Settle(ctx)
@@ -101,44 +102,44 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 	return s.store(ranks.Ask{Call: "Save"}, err), about
 }
 
-// Load continues from the last complete checkpoint in dir, or from dir if it is one itself:
-// parameters and buffers, the state of opt unless it is nil, and the count that keys dropout. The
-// returned Checkpoint has what the user has saved. The number of ranks, the strategies, the units
-// and the precision may differ from those of the ranks that saved: each rank reads what it owns
-// now. A buffer belongs to a rank, so a rank beyond those that saved takes that of rank mod World.
-// Without a checkpoint the error is ErrNoCheckpoint, on every rank.
+// Load continues from the last complete checkpoint in dir, or from dir if it is a checkpoint
+// itself: parameters and buffers, the state of opt unless it is nil, and the count that keys
+// dropout. The returned Checkpoint has the user's saved values. The number of ranks, the
+// strategies, the units and the precision may differ from those at Save: each rank reads the shards
+// that it owns now. A buffer belongs to a rank, so a rank beyond the saved ones takes the buffer of
+// rank mod World. Without a checkpoint the error is ErrNoCheckpoint, on every rank.
 //
-// Names, shapes and options are checked first. What does not fit is a *StateError on every rank,
-// which names all of it, and nothing has changed. That includes state of an optimizer that was not
+// Names, shapes and options are checked first. Any mismatch is a *StateError on every rank, which
+// names all of them, and nothing has changed. That includes state of an optimizer that was not
 // saved, or that belongs to parameters which are frozen now, unless AllowMissing or AllowExtra
-// accepts it. Where ranks differ in a tensor, such as a buffer, these options are asked for its
-// name with the rank and without. A later error, such as a damaged file, leaves parameters that are
-// only partly loaded: the model refuses passes, steps and Save until another Load or Import
-// succeeds. If that one is without the optimizer, the optimizer still refuses to step and to be
+// accepts it. If ranks differ in a tensor, such as a buffer, these options are asked for its name
+// with the rank and without. A later error, such as a damaged file, leaves parameters that are only
+// partly loaded: the model refuses passes, steps and Save until another Load or Import succeeds. If
+// that Load or Import is without the optimizer, the optimizer still refuses to step and to be
 // saved: load it again, or make a new one.
 //
-// An optimizer of another kind than the one that was saved does not fit, unless AllowMissing and
-// AllowExtra accept that no entry passes between them. Where other settings differ, such as betas
-// or weight decay, the optimizer keeps those that it was made with, and rank 0 says so in a
-// warning, to Config.Logger or [slog.Default]; TakeSettings takes the saved ones. Checkpoints of
-// earlier versions do not have them, and nothing is compared. The learning rate is an argument of
-// every Step: the schedule goes on with Steps, and the checkpoint has the last one, see
-// [optim.Settings]. State in 8 bits is saved as the float32 numbers that it stands for. It goes
-// into an optimizer of 32 bits, and the other way, with the same warning; on as many ranks as saved
-// it comes back to the bit.
+// An optimizer of another kind than the saved one does not fit, unless AllowMissing and AllowExtra
+// accept that no entry is loaded. If other settings differ, such as betas or weight decay, the
+// optimizer keeps its current ones, and rank 0 logs a warning to Config.Logger or [slog.Default].
+// TakeSettings takes the saved ones. Checkpoints of earlier versions do not have settings, and
+// nothing is compared. The learning rate is an argument of every Step: the schedule continues with
+// Steps, and the checkpoint has the last rate, see [optim.Settings]. State in 8 bits is saved as
+// the float32 numbers that it stands for. 8-bit and 32-bit optimizers can load each other's state,
+// with the same warning. On as many ranks as saved it, 8-bit state comes back to the bit.
 //
-// A checkpoint of which the manifest or a file is damaged, cut short or missing is passed over for
-// an older one. Rank 0 says so in a warning, to Config.Logger or [slog.Default], with the reason
-// and the steps that are lost. What shows only when the data is read is an error on every rank,
-// with the file, the tensor, the bytes and the checksums, and it says which older checkpoint there
-// is. So are values that are NaN or infinite, unless AllowNotFinite accepts them. AllowOlder changes
-// all of this.
+// If the manifest or a file of a checkpoint is damaged, cut short or missing, Load takes an older
+// checkpoint. Rank 0 logs a warning to Config.Logger or [slog.Default], with the reason and the
+// steps that are lost. Damage that shows only when the data is read is an error on every rank, with
+// the file, the tensor, the bytes, the checksums, and the older checkpoint if there is one. Values
+// that are NaN or infinite are an error, too, unless AllowNotFinite accepts them. AllowOlder
+// changes all of this.
 //
-// If the file system stops to answer, Load and Import return an error that names the file, as Save does.
-// The next Load or Import is refused until that operation has ended, as it may still change parameters.
+// If the file system stops responding, Load and Import return an error that names the file, as Save
+// does. The next Load or Import is refused until that operation has ended, as it may still change
+// parameters.
 //
-// Load drops the gradients, and a Forward that waits for its Backward. It fails while Hold has put
-// one aside.
+// Load drops the gradients, and a Forward that waits for its Backward. It fails while a pass is put
+// aside by Hold.
 //
 // Options: Rename, AllowMissing, AllowExtra, AllowNotFinite, AllowOlder, TakeSettings.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
@@ -168,7 +169,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 	return &Checkpoint{Path: l.Path, Step: l.Step, World: l.World, about: l.About}, nil
 }
 
-// A Checkpoint says what Load has loaded.
+// A Checkpoint describes the checkpoint that Load has loaded.
 type Checkpoint struct {
 	Path  string // directory of the checkpoint, in the one of all checkpoints
 	Step  int    // of the training
@@ -176,10 +177,10 @@ type Checkpoint struct {
 	about state.Meta
 }
 
-// ErrNoCheckpoint is wrapped by the error of Load and LatestCheckpoint where no save has been
-// completed yet, which is how a first run begins. On every rank it is an [fs.ErrNotExist], too. If
-// there are checkpoints and all of them are damaged, the error is another one, so that nobody
-// starts over without noticing.
+// ErrNoCheckpoint is wrapped by the error of Load and LatestCheckpoint if no save has been
+// completed yet, as at the start of a first run. On every rank it is an [fs.ErrNotExist], too. If
+// there are checkpoints and all of them are damaged, the error is another one, so that no training
+// starts over unnoticed.
 var ErrNoCheckpoint error = checkpoint.ErrNone
 
 // ErrNoExtra is wrapped by the error of Checkpoint.Extra and RankExtra if nothing was saved under
@@ -187,9 +188,9 @@ var ErrNoCheckpoint error = checkpoint.ErrNone
 var ErrNoExtra = errors.New("not in the checkpoint")
 
 // LatestCheckpoint returns the directory of the last checkpoint in dir that is complete, or dir if
-// it is one itself. Like Load it passes over those of which the damage shows without the data, but
-// says nothing of them. If the file system stops to answer, it returns an error after
-// FSDP_TIMEOUT, or 10 minutes.
+// it is one itself. Like Load it skips checkpoints whose damage shows without the data, but it does
+// not warn. If the file system stops responding, it returns an error after FSDP_TIMEOUT, or 10
+// minutes.
 func LatestCheckpoint(dir string) (path string, err error) {
 	return latest(checkpoint.OS(), dir)
 }
@@ -209,13 +210,13 @@ func latest(fsys checkpoint.FS, dir string) (path string, err error) {
 	return path, nil
 }
 
-// Extra decodes into v, a pointer, what the option Extra has saved under that name.
+// Extra decodes into v, a pointer, the value that the option Extra has saved under that name.
 func (c *Checkpoint) Extra(name string, v any) error {
 	return c.decode(fmt.Sprintf("Extra %q", name), c.about.Extra[name], v)
 }
 
-// RankExtra decodes into v what the option RankExtra has saved under that name on a rank of the
-// World that saved.
+// RankExtra decodes into v the value that the option RankExtra has saved under that name on a rank
+// of the World that saved.
 func (c *Checkpoint) RankExtra(name string, rank int, v any) error {
 	if rank < 0 || rank >= len(c.about.RankExtra) {
 		return fmt.Errorf("fsdp: checkpoint %s: RankExtra %q of rank %d: %d ranks have written it", c.Path, name, rank, c.World)
@@ -261,7 +262,7 @@ func (v *Saving) Wait(ctx context.Context) error {
 // Done is closed when Wait does not have to wait.
 func (v *Saving) Done() <-chan struct{} { return v.saving.Done }
 
-// Progress returns how many bytes of this rank's are written, and of how many.
+// Progress returns how many bytes of this rank's part are written, and the size of the part.
 func (v *Saving) Progress() (done, total int64) { return v.saving.Written.Load(), v.saving.Total }
 
 // Stalled returns how long SaveAsync has kept the training waiting.

@@ -22,46 +22,46 @@ import (
 // GroupOf's groups, Threads, OffloadDir, Offload, Spill, Poison, Trace, Profile and Logger; Wrap
 // checks that. TraceDir and HashDir are set on all ranks or on none.
 type Config struct {
-	// Group is the process group to train on. nil means one rank, and is a warning where a launcher
-	// or comm.Run has started several. Nobody else may use its collectives while a method of Sharded
-	// runs. If it is a [comm.Allocator], parameters and gradients live in its memory. Sharded does not
-	// close it: keep it open until [Sharded.Close].
+	// Group is the process group to train on. nil means one rank, and is a warning if a launcher or
+	// comm.Run has started several. No other code may use its collectives while a method of Sharded
+	// runs. If it is a [comm.Allocator], parameters and gradients live in its memory. Sharded does
+	// not close it: keep it open until [Sharded.Close].
 	Group comm.Group
 
-	// Device, if set, is the GPU that this rank computes on, see package fsdp/gpu: parameters,
-	// gradients, the optimizer's state and everything between live in its memory, and NCCL carries
-	// what ranks exchange in a pass. Group may be any group then: it carries what ranks agree on,
-	// and checkpoints. All ranks have a Device, or none; each its own. It stays the caller's, who
-	// closes it after [Sharded.Close]. Every operation of the model must have kernels: stock
-	// operations of Gorgonia have none, and the first pass says which. Threads and OffloadDir are
-	// for the processor. Sums over ranks are NCCL's: they are the same in every run over the same
-	// ranks, and within rounding what other groups compute.
+	// Device, if set, is the GPU that this rank computes on, see package fsdp/gpu. Parameters,
+	// gradients, the optimizer's state and activations live in its memory, and NCCL carries the
+	// data that ranks exchange in a pass. Group may then be any group: it carries the agreement of
+	// ranks, and checkpoints. Either all ranks have a Device, each a different one, or none has.
+	// The caller closes it after [Sharded.Close]. Every operation of the model must have kernels:
+	// stock operations of Gorgonia have none, and the first pass names them. Threads and OffloadDir
+	// are for the processor. NCCL sums over ranks: the sums are the same in every run over the same
+	// ranks, and within rounding of the sums of other groups.
 	Device Device
 
-	// Strategy says what of a unit is cut over the ranks, and when it is whole.
+	// Strategy decides what is cut over the ranks, and when parameters are whole.
 	Strategy Strategy
-	// StrategyOf, if set, decides for each unit, whose Strategy field holds what would be used
-	// without it. See KeepBelow.
+	// StrategyOf, if set, decides for each unit. The unit's Strategy field has the default. See
+	// KeepBelow.
 	StrategyOf func(u UnitInfo) Strategy
-	// ShardRanks is the number of consecutive ranks that HybridShard and HybridGradOp cut
-	// parameters over, and SecondaryShard their second copy, such as those of one host; to cut over
-	// others, order the ranks of Group by Split. These strategies need it, and it must divide the
-	// number of ranks. Where it is a power of two, hybrid strategies have the bits of the others;
+	// ShardRanks is the number of consecutive ranks, such as the ranks of one host, over which
+	// HybridShard and HybridGradOp cut parameters, and SecondaryShard its second copy. To cut over
+	// other ranks, order the ranks of Group by Split. These strategies need it, and it must divide
+	// the number of ranks. If it is a power of two, hybrid strategies have the bits of the others;
 	// SecondaryShard always has.
 	ShardRanks int
-	// GroupOf, if set, may return a process group of its own for a unit, of which this rank is
-	// part, or nil. The unit is sharded over that group: ranks in different groups have different
-	// parameters under the same names, which start out different, such as the experts of a mixture.
-	// All ranks of such a group must return it for the unit, and all groups of a unit must have the
-	// same size. Gradients are summed over the group and still divided by all ranks of
-	// Config.Group: they are those of the mean loss of all.
+	// GroupOf, if set, may return a separate process group for a unit, or nil. This rank must be
+	// part of that group, over which the unit is sharded. Ranks in different groups have different
+	// parameters under the same names, with different initial values, such as the experts of a
+	// mixture. All ranks of such a group must return it for the unit, and all groups of a unit must
+	// have the same size. Gradients are summed over the group and still divided by all ranks of
+	// Config.Group: they are the gradients of the mean loss of all.
 	GroupOf func(u UnitInfo) comm.Group
-	// CutOf, if set, says for each unit where its parameters may be cut, and how much of them each
-	// of the ranks that they are cut over gets: shard.Cut{Block: shard.Whole} leaves every
-	// parameter whole on one rank, shard.Cut{Block: shard.Rows(1)} cuts between rows, Weights suit
-	// machines of unequal memory. All shards of a group have the same length, so ranks that own
-	// less have padding: [Plan].CutBytes says how much. Nothing else depends on it: results have
-	// the same bits, and checkpoints load under any other cut.
+	// CutOf, if set, decides for each unit where its parameters may be cut, and which part each
+	// rank gets: shard.Cut{Block: shard.Whole} leaves every parameter whole on one rank,
+	// shard.Cut{Block: shard.Rows(1)} cuts between rows, Weights suit machines of unequal memory.
+	// All shards of a group have the same length, so ranks that own less have padding: see
+	// [Plan].CutBytes. Nothing else depends on it: results have the same bits, and checkpoints load
+	// under any other cut.
 	CutOf func(u UnitInfo) shard.Cut
 
 	// Wrap groups the parameters into units; nil puts all of them into the root unit.
@@ -71,46 +71,49 @@ type Config struct {
 	// Divide is the divisor of the summed gradients, unless Backward has a [Share].
 	Divide Divide
 	// VirtualRanks, if set, makes a training the same, to the last bit, on any number of ranks that
-	// divides it: that of as many ranks. A step is then VirtualRanks/ranks micro-batches on each
-	// rank. See the package comment for which, and for what is covered. On as many ranks it costs
-	// nothing and changes nothing, but how ByWeights and ByActive round.
+	// divides it: the training on VirtualRanks ranks. A step is then VirtualRanks/ranks
+	// micro-batches on each rank. The package comment lists the numbers and features that it
+	// covers. On VirtualRanks ranks it costs nothing and changes nothing, except the rounding of
+	// ByWeights and ByActive.
 	VirtualRanks int
-	// Prefetch is the number of units gathered ahead of the one that computes: 0 means 1,
-	// NoPrefetch none.
+	// Prefetch is the number of units gathered ahead of the unit that computes. 0 means 1,
+	// NoPrefetch means none.
 	Prefetch int
-	// InFlight, if positive, limits the bytes of collectives that are under way: a unit is gathered
-	// ahead only within it.
+	// InFlight, if positive, limits the bytes of collectives in flight: a unit is gathered ahead
+	// only within this limit.
 	InFlight int
 
 	// Threads is the number of cores that this rank computes on: the goroutine that calls its
 	// methods and Threads-1 others, which [Sharded.Close] ends. 0 means 1. Results have the same
-	// bits for any number. Ranks scale better than threads, as each computes by itself between
-	// exchanges; threads take no memory for a second copy of what a rank holds whole, and need no
-	// larger batch. Keep the threads of all ranks of a process within GOMAXPROCS, and those of all
+	// bits for any number. Ranks scale better than threads, because each computes alone between
+	// exchanges. Threads need no second copy of the data that a rank holds whole, and no larger
+	// batch. Keep the threads of all ranks of a process within GOMAXPROCS, and the threads of all
 	// processes of a host within its cores: a thread spins for some microseconds between two
 	// operations.
 	Threads int
 
 	// Frozen selects parameters that are not trained, by full name. They have no gradient and no
-	// optimizer state, and are whole in backward only where something that is trained needs them.
-	// If all are frozen, Backward does nothing. Nil selects none; [Sharded.Freeze] changes it.
+	// optimizer state. In backward they are whole only while the gradient of a trained parameter
+	// needs them. If all are frozen, Backward does nothing. Nil selects none; [Sharded.Freeze]
+	// changes it.
 	Frozen func(name string) bool
 	// Ignored selects parameters, by full name, that are not sharded: every rank holds them, and
 	// their gradients are summed by all-reduce. Neither is rounded to 16 bits. Nil selects none.
 	Ignored func(name string) bool
 
-	// Checkpoint selects calls that keep only their inputs for backward and compute the rest again
+	// Checkpoint selects calls that keep only their inputs for backward and recompute the rest
 	// (activation checkpointing): least memory, a third more computation. Nil selects none.
 	Checkpoint Policy
-	// Keep selects calls that keep everything their backward uses: most memory, no computation
-	// twice. Nil selects none. Calls that neither Checkpoint nor Keep selects keep what is
-	// expensive to compute, such as products, and recompute what is cheap, such as activations.
+	// Keep selects calls that keep everything their backward uses: most memory, and nothing is
+	// computed twice. Nil selects none. Calls that neither Checkpoint nor Keep selects keep
+	// expensive results, such as products, and recompute cheap ones, such as activations.
 	Keep Policy
-	// Spill selects calls that keep what their backward uses in files under OffloadDir. Nil selects
-	// none. As long as RAM has room for the files, a pass takes no longer than without, where
-	// Checkpoint takes 1.2 times as long. Without room, the system writes the files to the disk and
-	// reads them back in every pass. So Spill pays for calls that compute longer than the disk
-	// needs for what they keep. Calls that Checkpoint selects too spill only their inputs.
+	// Spill selects calls that keep the data for their backward in files under OffloadDir. Nil
+	// selects none. As long as RAM has room for the files, a pass takes no longer than without
+	// Spill, while Checkpoint takes 1.2 times as long. Without room, the system writes the files to
+	// the disk and reads them back in every pass. So Spill pays for calls whose computation takes
+	// longer than the disk takes for their data. Calls that Checkpoint selects too spill only their
+	// inputs.
 	Spill Policy
 	// OffloadDir, if set, is a directory for files that are mapped into memory in place of RAM:
 	// shards of parameters and gradients, the optimizer's state, and what Spill selects. The system
@@ -120,10 +123,10 @@ type Config struct {
 	// spills. Linux and macOS only.
 	OffloadDir string
 	// Offload puts shards of parameters and gradients and the optimizer's state in pinned memory of
-	// the host in place of Device's. Device reads and writes them there whenever it gathers,
-	// reduces or updates, so each step takes the time of the bus, and the host needs the memory: it
-	// cannot be swapped. What every rank has whole stays on the device, and results are the same
-	// bits.
+	// the host instead of Device's. Device reads and writes them there whenever it gathers, reduces
+	// or updates, so each step takes the time of the bus. The host needs that much memory, which
+	// cannot be swapped. Parameters that every rank has whole stay on the device. Results have the
+	// same bits.
 	Offload bool
 
 	// Seed of the initial parameters, of dropout and of random nodes.
@@ -132,39 +135,39 @@ type Config struct {
 	// that memory: for tests.
 	Poison bool
 	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine. On a
-	// GPU the host then waits for each operation, but for collectives, which go on.
+	// GPU the host then waits for each operation except collectives, which continue.
 	Trace func(Event)
-	// TraceDir, if set, is a directory in which each rank writes rank-0.pftrace, …: what it does
-	// and waits for, which collectives are in flight, and its memory, on the clock of rank 0.
-	// Perfetto (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace
-	// does. "" means what FSDP_TRACE says. A pass takes some 100 bytes for each operation, and is
-	// written when it is over; where that fails, the trace ends and Close returns the error. The
-	// groups in use are watched: see [transport.Watcher]. On a GPU the device times the collectives, and
-	// calls are told as with Trace.
+	// TraceDir, if set, is a directory in which each rank writes rank-0.pftrace, …: its operations
+	// and waits, the collectives in flight, and its memory, on the clock of rank 0. Perfetto
+	// (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace does. ""
+	// means the value of FSDP_TRACE. A pass takes some 100 bytes for each operation, and is written
+	// at its end. After a write error the trace ends, and Close returns the error. The groups in
+	// use are watched: see [transport.Watcher]. On a GPU the device times the collectives, and
+	// calls are recorded as with Trace.
 	TraceDir string
 	// HashDir, if set, is a directory in which each rank writes rank-0.hashes, …: hashes of
 	// parameters, batches, results of calls and gradients in training passes. The command fsdpdiff
-	// says where two runs part: the first step, call and parameter. "" means what FSDP_HASHES says.
-	// What is there already is an error of Wrap, and what cannot be written one of Close. Later
-	// starts of a job, and further models of a process, write in directories of their own in it.
+	// finds the first step, call and parameter in which two runs differ. "" means the value of
+	// FSDP_HASHES. Wrap fails if the files already exist. Close returns write errors. Later starts
+	// of a job, and further models of a process, write to separate directories in it.
 	HashDir string
-	// Profile, if set, counts what the operations of this model take, so that it can say which rank
-	// holds the others up and what differs from the plan: see package profile. Each model and rank
-	// has one of its own, and those that compare ranks have one on all. Where a directory is named
-	// by FSDP_STRAGGLERS, as by fsdprun -stragglers, Wrap makes one that leaves its totals there. A
-	// step takes some microseconds longer; with Device each operation is waited for, as with Trace.
+	// Profile, if set, counts the time of this model's operations, so that it can report which rank
+	// delays the others and how the run differs from the plan: see package profile. Each model and
+	// rank has a separate one. To compare ranks, all must have one. If FSDP_STRAGGLERS names a
+	// directory, as under fsdprun -stragglers, Wrap makes one that leaves its totals there. A step
+	// takes some microseconds longer. With Device the host waits for each operation, as with Trace.
 	Profile *profile.Profile
-	// Logger, if set, gets what Wrap and Freeze have decided (units, strategies and memory), and
-	// warnings of what looks like a mistake: parameters that the loss does not depend on, fields
-	// that select nothing or less than they name, and damaged checkpoints that Load passes over.
-	// Without it, rank 0 gives the warnings to [slog.Default].
+	// Logger, if set, gets the decisions of Wrap and Freeze (units, strategies and memory), and
+	// warnings of likely mistakes: parameters that the loss does not depend on, fields that select
+	// nothing or less than they name, and damaged checkpoints that Load skips. Without it, rank 0
+	// gives the warnings to [slog.Default].
 	Logger *slog.Logger
 }
 
-// A Device is what a rank computes on in place of the processor. Package fsdp/gpu has the only one:
-// so programs that need no GPU have nothing of it.
+// A Device is the GPU that a rank computes on instead of the processor. Only package fsdp/gpu has
+// one, so programs that need no GPU do not link it.
 type Device interface {
-	// Engine returns what passes run on. It is for this library.
+	// Engine returns the device that passes run on. It is for this library.
 	Engine(o engine.DeviceOptions) (engine.Device, error)
 }
 
@@ -174,8 +177,7 @@ func (c Config) String() string { return "Config" + setFields(c) }
 // LogValue implements [slog.LogValuer]: it is String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// setFields returns the fields of a struct that are not zero. Of what has no text it says that it
-// is set.
+// setFields returns the fields of a struct that are not zero. A field without text is shown as set.
 func setFields(s any) string {
 	var set []string
 	v := reflect.ValueOf(s)
@@ -198,8 +200,8 @@ func setFields(s any) string {
 // NoPrefetch as Config.Prefetch gathers each unit when it is needed.
 const NoPrefetch = -1
 
-// Divide is the divisor of the ranks' summed gradients. With [Share], which most trainings should use,
-// both ByRanks and ByOne are right:
+// Divide is the divisor of the ranks' summed gradients. With [Share], which most trainings should
+// use, both ByRanks and ByOne are right:
 //
 //	Backward with Share      ByRanks or ByOne: the mean over the step's targets, or rows
 //	Backward                 ByRanks: the mean of the ranks' losses, whatever each has
@@ -215,11 +217,12 @@ const (
 	// ByWeights makes them means weighted by the numbers that each rank gives to Backward by
 	// [Weight], such as the number of its tokens. If each rank's loss is the mean over its own
 	// tokens, the result is the gradient of the mean over all tokens of a Backward. Several
-	// Backwards add up as they do otherwise.
+	// Backwards add up as without weights.
 	ByWeights
 	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join], or that run a
-	// Backward together, see [Sharded.JoinCalls], and, of a parameter of calls that may be absent,
-	// see [Tape.Optional], over those among them that have used it. Without all that it is ByRanks.
+	// Backward together, see [Sharded.JoinCalls]. For a parameter of calls that may be absent, see
+	// [Tape.Optional], only the ranks among them that have used it count. Otherwise it equals
+	// ByRanks.
 	ByActive
 	// ByOne leaves them sums.
 	ByOne
@@ -234,7 +237,7 @@ func (d Divide) String() string {
 	return fmt.Sprintf("Divide(%d)", uint8(d))
 }
 
-// factor returns what sums of gradients are multiplied by.
+// factor returns the factor for sums of gradients.
 func (c *Config) factor() float64 {
 	if c.Divide == ByOne {
 		return 1
@@ -242,11 +245,12 @@ func (c *Config) factor() float64 {
 	return 1 / float64(c.virtualRanks())
 }
 
-// virtualRanks returns what the gradients of a step are the mean over.
+// virtualRanks returns the number of ranks, or of virtual ranks, that the gradients of a step are
+// the mean over.
 func (c *Config) virtualRanks() int { return max(c.VirtualRanks, c.Group.Size()) }
 
-// before returns what gradients of a group are multiplied by before they are summed. If they travel
-// as Float16 it is a power of two near 1/√N, so that neither they nor their sum easily leave its
+// before returns the factor for gradients of a group before they are summed. If they travel as
+// Float16 it is a power of two near 1/√N, so that neither they nor their sum easily leave its
 // range; otherwise it is 1.
 func (c *Config) before(g *layout.Group) float32 {
 	if g.Round != comm.Float16 || c.Divide == ByOne {
@@ -259,10 +263,11 @@ func (c *Config) before(g *layout.Group) float32 {
 	return 1 / float32(pre)
 }
 
-// mostThreads is more than a processor has. A rank has scratch memory for each thread.
+// mostThreads is larger than the core count of any processor. A rank has scratch memory for each
+// thread.
 const mostThreads = 1024
 
-// withDefaults returns c with zero values replaced, or what is wrong with it.
+// withDefaults returns c with zero values replaced, or an error for an invalid field.
 func (c Config) withDefaults() (Config, error) {
 	var err error
 	if c.Precision, err = c.Precision.withDefaults(); err != nil {
@@ -317,7 +322,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, err
 }
 
-// passes returns how many passes of each rank a step is, 0 if the configuration does not say.
+// passes returns how many passes each rank makes in a step, or 0 if the configuration does not say.
 func (c *Config) passes() int { return c.VirtualRanks / c.Group.Size() }
 
 // checkVirtual returns an error if Config.VirtualRanks contradicts another field. virtualModel checks
@@ -337,7 +342,7 @@ func (c *Config) checkVirtual() error {
 	return nil
 }
 
-// virtualModel returns why Config.VirtualRanks does not go with the model, or nil.
+// virtualModel returns an error if Config.VirtualRanks does not support the model.
 func virtualModel(c *Config, tr *trace, units []*unit) error {
 	if c.VirtualRanks == 0 {
 		return nil

@@ -21,8 +21,9 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A Shape is a tensor of a batch without its elements. Ints and Floats make one. With a dimension
-// of 0 it is a tensor that the batch lacks, see [Tape.Optional]; conditions there are met.
+// A Shape is a tensor of a batch without its elements. Ints and Floats make one. A dimension of 0
+// means that the batch lacks the tensor, see [Tape.Optional]. The batch meets all conditions of
+// Optional.
 type Shape struct {
 	dims []int
 	ints bool
@@ -35,16 +36,16 @@ func Ints(dims ...int) Shape { return Shape{dims, true} }
 func Floats(dims ...int) Shape { return Shape{dims, false} }
 
 // Dry returns the plan that [Sharded.Plan] would give once the model is wrapped and has the
-// optimizer that newOptimizer makes, such as the New of an [optim.AdamW]; nil is none. Nothing is
-// allocated, drawn or sent: cfg.Group may be a [comm.World], any number of ranks that are not
-// there, and so may be what cfg.GroupOf returns. A model of 175 billion parameters takes a tenth of
-// a second and some 30 MB.
+// optimizer that newOptimizer makes, such as the New of an [optim.AdamW]. nil means no optimizer.
+// Nothing is allocated, drawn or sent: cfg.Group may be a [comm.World], any number of ranks that do
+// not exist, and so may the results of cfg.GroupOf. A model of 175 billion parameters takes a tenth
+// of a second and some 30 MB.
 //
 //	p, err := fsdp.Dry(model, fsdp.Config{Group: comm.World{Ranks: 128}, Wrap: …}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
 //
-// Of what groups copy through it knows nothing: Plan.BesideBytes is without it. All other figures,
-// and the schedule, are those of Wrap. With Config.Device they are those of a GPU, which need not
-// be there: it may be new(gpu.Device).
+// Plan.BesideBytes excludes the memory that groups copy through, because Dry has no groups. All
+// other figures, and the schedule, are the same as those that Wrap gives. With Config.Device they
+// are figures of a GPU, which need not exist: Device may be new(gpu.Device).
 func Dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (*Plan, error) {
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
@@ -83,13 +84,13 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 	return planOf(s, values)
 }
 
-// Fits returns nil if a pass as Dry plans it holds no more than so many bytes in memory at once. If
-// not, the error is a [*plan.Misfit]: what is live at the peak by class and by unit, and which
-// changes of the configuration, of the ranks or of the batch would help, each planned by itself,
-// that which saves most first. BF16, another number of ranks, another batch and AdamW with a state
-// of 8 bits round differently; the others change no bit of what a step computes. The state of 8
-// bits is planned for every model that has an optimizer: where that is not AdamW, but SGD or Muon,
-// it is another rule.
+// Fits returns nil if a pass, as planned by Dry, holds no more than this number of bytes in memory
+// at once. If not, the error is a [*plan.Misfit]: the live memory at the peak by class and by unit,
+// and the changes of the configuration, of the ranks or of the batch that would help, each planned
+// alone, the largest saving first. BF16, another number of ranks, another batch and AdamW with a
+// state of 8 bits round differently; the other changes alter no bit of a step's result. The state
+// of 8 bits is planned for every model that has an optimizer: it is another update rule if the
+// optimizer is SGD or Muon, not AdamW.
 //
 // If the pass fits, Fits also plans it with Keep: WrapEach(), under which backward computes nothing
 // twice. If that fits too, Fits reports it to cfg.Logger, if there is one.
@@ -133,7 +134,7 @@ var limits = func(_ *Config, enough int) []arena.Limit { return arena.Limits(eno
 // limitsCounted is how many limits of a rank count: those with the least memory left.
 const limitsCounted = 8
 
-// alone lays the model out without a word to other ranks.
+// alone lays the model out without communication.
 func alone(s *Sharded, model *layout.Model) (*arrangement, error) {
 	a := &arrangement{cfg: s.cfg, units: s.units}
 	own := make([]*layout.Own, len(s.units))
@@ -145,9 +146,9 @@ func alone(s *Sharded, model *layout.Model) (*arrangement, error) {
 	return a, a.lay(model, own)
 }
 
-// hasMemory returns an error on all ranks if the shards of ranks that share a limit, such as memory of their
-// host or of their pod, need more than is left there: the kernel would end processes without a word. All
-// ranks have the same model, and none has allocated shards yet.
+// hasMemory returns an error on all ranks if the shards of ranks that share a limit, such as memory
+// of their host or of their pod, need more than is left there. Otherwise the kernel would kill
+// processes silently. All ranks have the same model, and none has allocated shards yet.
 func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 	need, largest := 0, ""
 	if s.cfg.Device == nil && s.cfg.OffloadDir == "" {
@@ -218,7 +219,8 @@ func nearest(list []arena.Limit) []arena.Limit {
 	return list[:min(len(list), limitsCounted)]
 }
 
-// advised adds to a Misfit of a configuration what would help. Other errors it leaves alone.
+// advised adds the changes that would help to a Misfit of a configuration. Other errors are
+// unchanged.
 func advised(err error, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) error {
 	var misfit *plan.Misfit
 	if !errors.As(err, &misfit) {
@@ -246,7 +248,7 @@ type change struct {
 	batch     []Shape
 }
 
-// changes lists those that might need less memory.
+// changes lists changes that might need less memory.
 func changes(cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) (list []change) {
 	try := func(name string, set func(c *Config)) {
 		c := change{name, cfg, newOptimizer, batch}
@@ -328,14 +330,14 @@ func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.V
 	return values, nil
 }
 
-// Tune returns cfg with the units, the strategy, Prefetch, Checkpoint and Keep by which a step is
-// fastest on a cluster, of those settings that fit in so many bytes, and all choices that it had.
-// It plans each of them by [Dry], which takes a tenth of a second or less. A field that cfg sets is
-// left as it is. What it chooses changes no bit of what a step computes, but where gradients travel
-// in 16 bits and it takes a hybrid strategy, see [Strategy]. It leaves Precision and the optimizer
-// as they are. Every rank that asks the same gets the same answer.
+// Tune returns cfg with the fastest units, strategy, Prefetch, Checkpoint and Keep for a step on a
+// cluster, among the settings that fit in this number of bytes, and all the choices it had. It
+// plans each of them by [Dry], which takes a tenth of a second or less. It does not change a field
+// that cfg sets. Its choice changes no bit of a step's result, unless gradients travel in 16 bits
+// and it takes a hybrid strategy, see [Strategy]. It does not change Precision and the optimizer.
+// Every rank that makes the same call gets the same answer.
 //
-// If nothing fits, the error is that of the choice that needs least, a [*plan.Misfit] as of [Fits].
+// If nothing fits, the error is a [*plan.Misfit] of the choice that needs least, as in [Fits].
 func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (Config, []plan.Choice, error) {
 	if cfg.Group == nil {
 		cfg.Group = comm.World{Ranks: 1}
@@ -359,7 +361,7 @@ func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]
 	return chosen(cfg, choices[0].Setting), choices, nil
 }
 
-// tunedWraps, tunedCheckpoints and tunedStrategies are what Tune chooses from, by name. Blocks are
+// tunedWraps, tunedCheckpoints and tunedStrategies are the choices of Tune, by name. Blocks are
 // calls that follow each other and have modules of one type. A checkpoint is named by the part of a
 // block that backward recomputes.
 var (
@@ -375,7 +377,7 @@ var (
 	}
 )
 
-// given is the name of what a field of the configuration already says.
+// given is the name of a setting that the configuration already decides.
 const given = "as given"
 
 // space returns the settings that a configuration leaves open.

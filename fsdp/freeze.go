@@ -9,13 +9,13 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Freeze changes which parameters are frozen, between two steps: frozen takes the place of
-// Config.Frozen, nil freezes none. It compiles the schedule again and moves parameters to where the
-// new layout has them. It drops gradients, and a Forward that waits for its Backward. What Shards
-// returned before must not be used any more: make a new optimizer; the old one refuses to step, to
-// be saved and to be loaded. Given the old one, Freeze returns its state as this rank needs it, for
-// the new one to adopt; parameters that were frozen until now start with none. A nil opt has no
-// state; all ranks give an optimizer, or none does.
+// Freeze changes which parameters are frozen, between two steps: frozen replaces Config.Frozen, nil
+// freezes none. It compiles the schedule again and moves parameters to their place in the new
+// layout. It drops gradients, and a Forward that waits for its Backward. The earlier result of
+// Shards must not be used any more: make a new optimizer; the old one refuses to step, to be saved
+// and to be loaded. Given the old one, Freeze returns the state that this rank needs, for the new
+// one to adopt. Parameters that were frozen until now start with none. A nil opt has no state.
+// Either all ranks give an optimizer, or none does.
 //
 //	frozen := func(name string) bool { return !strings.HasPrefix(name, "head") }
 //	entries, err := m.Freeze(ctx, frozen, opt)
@@ -23,8 +23,8 @@ import (
 //	err = next.Adopt(opt.Steps(), entries)
 //	opt = next
 //
-// An error that is found before anything moves leaves parameters and optimizer as they were, on
-// every rank.
+// An error that is found before anything moves leaves parameters and optimizer unchanged, on every
+// rank.
 func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt optim.Optimizer) ([]optim.Entry, error) {
 	if err := enter(s, "Freeze"); err != nil {
 		return nil, err

@@ -115,9 +115,9 @@ func largestGrad(e *engine.Engine) (largest float64, err error) {
 	return largest, err
 }
 
-// badGrad says which gradient of this rank is not finite, or is nil. Backward runs the calls from the last to
-// the first, and a NaN spreads to all that follow. So of several parameters it names the one whose first call is
-// the latest: no earlier call can have begun it.
+// badGrad returns an error that names a gradient of this rank that is not finite, or nil. Backward
+// runs the calls from the last to the first, and a NaN spreads to all that follow. So of several
+// parameters it names the one whose first call is the latest: no earlier call can have begun it.
 func badGrad(s *Sharded) error {
 	first := make([]int, len(s.layout.Model.Params)) // by parameter, its first call
 	calls := s.layout.Model.Paths[""].Calls
@@ -147,9 +147,10 @@ func badGrad(s *Sharded) error {
 	return fmt.Errorf("the gradient of %s is not finite (it began in the backward of %s or of a later call)", where, calls[latest].Name)
 }
 
-// soundGrads returns an error if a gradient of this rank is NaN or infinite. An optimizer asks before it
-// steps, since such a step spoils parameters for ever. ClipGradNorm and Unscale have looked already. The
-// other ranks are told by the next call that needs the parameters, see updates.
+// soundGrads returns an error if a gradient of this rank is NaN or infinite. An optimizer calls it
+// before it steps, since such a step spoils parameters for ever. ClipGradNorm and Unscale have
+// already checked. The other ranks learn it in the next call that needs the parameters, see
+// updates.
 func soundGrads(s *Sharded) error {
 	_, grads := s.engine.Grads()
 	if s.life.sound.Load() || finiteHere(grads) {
@@ -171,7 +172,7 @@ func soundGrads(s *Sharded) error {
 	return nil
 }
 
-// finiteHere tells whether all lie in ordinary memory, and are finite. It does not allocate.
+// finiteHere reports whether all are in ordinary memory, and finite. It does not allocate.
 func finiteHere(list []optim.Vec) bool {
 	for _, v := range list {
 		h, ok := v.(optim.Host)
@@ -223,8 +224,8 @@ func l2(ctx context.Context, e *engine.Engine, l *layout.Layout, all comm.Group,
 
 // GradNorms returns the norm of the gradient of each parameter by name, on every rank, for logging.
 // Parameters without a gradient are left out. The norm of a gradient that is not finite is not
-// finite. Whatever the number of parameters, it costs two collectives beside the flag of the call,
-// of 8 and of 32 bytes a parameter, and two more for each group of Config.GroupOf.
+// finite. For any number of parameters it costs two collectives besides the flag of the call, of 8
+// and of 32 bytes a parameter, and two more for each group of Config.GroupOf.
 func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
 	return normsOf(ctx, s, "GradNorms", kind, func(group, p int) optim.Vec {
 		if !s.engine.Present()[p] {
@@ -235,13 +236,13 @@ func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64,
 }
 
 // ParamNorms returns the norm of each parameter by name, frozen ones included, as GradNorms does
-// those of gradients.
+// for gradients.
 func (s *Sharded) ParamNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
 	return normsOf(ctx, s, "ParamNorms", kind, func(group, _ int) optim.Vec { return s.engine.Shards().Value(group) })
 }
 
-// normsOf returns the norms of what of returns for the parameters of a group: a shard that the
-// parameter has a part in, or nil to leave it out.
+// normsOf returns the norms of the shards that of returns for the parameters of a group. Each shard
+// contains a part of the parameter; nil leaves the parameter out.
 func normsOf(ctx context.Context, s *Sharded, call string, kind Norm, of func(group, p int) optim.Vec) (map[string]float64, error) {
 	if err := enter(s, call); err != nil {
 		return nil, err
@@ -287,7 +288,7 @@ type measured struct {
 	of     []int // by piece, the parameter
 }
 
-// add adds parameters of g, of whose shards of returns one, or nil.
+// add adds parameters of g. of returns a shard of g for each parameter, or nil.
 func (m *measured) add(g *layout.Group, of func(p int) optim.Vec) {
 	segments := g.Segments()
 	for i, p := range g.Params {
@@ -344,7 +345,7 @@ func (m *measured) norms(ctx context.Context, d engine.Device, kind Norm) ([]flo
 	return largest, nil
 }
 
-// Unscale divides the gradients by the scale of l, which the losses were multiplied by
+// Unscale divides the gradients by the scale of l, by which the losses were multiplied
 // (Scale(l.Scale()) in Backward), and updates l. If a gradient on any rank is not finite, it
 // returns false on every rank and drops the gradients: leave out the step then. Call it once a
 // step, after the last Backward and before ClipGradNorm.
@@ -380,10 +381,10 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 }
 
 // NoSync runs f. A Backward inside f sends no gradients: they add up whole on every rank, and the
-// next Backward outside, or [Sharded.SyncGrads], reduces the sum. That is one reduction in place of
-// many, for the memory of the whole model's gradients on every rank. Without NoSync every Backward
-// adds to the gradient shards, which costs no memory. Both may be mixed: the gradients are those of
-// the batches together. NoSync itself does not communicate and may be nested.
+// next Backward outside, or [Sharded.SyncGrads], reduces the sum. That replaces many reductions by
+// one, and costs memory for the whole model's gradients on every rank. Without NoSync every
+// Backward adds to the gradient shards, which costs no memory. Both may be mixed: the result is the
+// gradients of all the batches together. NoSync itself does not communicate and may be nested.
 func (s *Sharded) NoSync(f func() error) error {
 	if f == nil {
 		return errors.New("fsdp: NoSync of no function")

@@ -23,7 +23,7 @@ import (
 type Init func(r Stream, first int, dst []float64)
 
 // A Stream gives random numbers by index, keyed by the seed of the configuration and the
-// parameter's name. Element i is the same whoever asks for it and in whatever order.
+// parameter's name. Element i is the same on every rank and in every order of calls.
 type Stream struct{ s rng.Stream }
 
 // Uint64 returns number i, uniform over all 64-bit values.

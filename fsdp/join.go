@@ -13,10 +13,10 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 )
 
-// Join ranges over the batches of this rank. When they are used up it goes on as long as any rank
-// has one: ranks may have different numbers of batches, none included. Sharded training needs every
-// rank in every collective, since each owns a part of every parameter. Without Join the ranks that
-// have more batches get an error, in place of waiting for the others for ever.
+// Join ranges over the batches of this rank. When they are used up it continues as long as any rank
+// has one: ranks may have different numbers of batches, including none. Sharded training needs
+// every rank in every collective, since each owns a part of every parameter. Without Join, ranks
+// that have more batches get an error instead of waiting for the others forever.
 //
 //	for batch, err := range m.Join(ctx, data) {
 //		loss, err := m.Forward(ctx, batch...) // of nothing: 0
@@ -26,26 +26,27 @@ import (
 //		m.ZeroGrad()
 //	}
 //
-// A rank that has run out gets nil batches, as does one whose data yields nil in an iteration, and
-// its loop body does what it always does. Forward and Eval without a batch take part in the
+// A rank that has run out gets nil batches, as does a rank whose data yields nil in an iteration.
+// Its loop body does the same as always. Forward and Eval without a batch take part in the
 // collectives of the pass and compute nothing: no random numbers, no statistics. Eval returns no
-// results. Backward adds nothing to the sums, or what NoSync has left, and keeps the part of them
-// that this rank owns. Clipping, loss scales and optimizers run as on the others, so the slice of
-// the model that only this rank owns goes on learning. With [Share] the gradients are means over what
-// the ranks have; without it Config.Divide says what they are means over. The loop ends on all ranks in the same place.
+// results. Backward adds nothing to the sums except gradients left by NoSync, and keeps the part of
+// the sums that this rank owns. Clipping, loss scales and optimizers run as on the other ranks, so
+// the slice of the model that only this rank owns continues to learn. With [Share] the gradients
+// are means over the data of the ranks; without it Config.Divide decides. The loop ends on all
+// ranks in the same place.
 //
-// The loop body must make the same collective calls on every rank, whether it has a batch or not. A
-// rank that skips one, or leaves the loop alone, makes the next call an error on all. Loops may be
-// nested: an inner Join, such as one over the steps of generation, ends on every rank when all are
-// done. Where ranks cannot make the same calls, see [Sharded.JoinCalls]. A second model in the same
-// loop, such as a teacher, needs a Join of its own inside, over the one batch or none.
+// The loop body must make the same collective calls on every rank, whether it has a batch or not.
+// If a rank skips a call, or leaves the loop alone, the next call is an error on all ranks. Loops
+// may be nested: an inner Join, such as one over the steps of generation, ends on every rank when
+// all are done. If ranks cannot make the same calls, see [Sharded.JoinCalls]. A second model in the
+// same loop, such as a teacher, needs a separate Join inside, over the one batch or none.
 //
-// Before each iteration the ranks exchange a flag. If they read different data, by a data.Loader that shares
-// it out among all of them, the first exchange is an error on every rank. An error or a panic of the data of one of them
-// ends the loop on all, with that error as the last thing it yields; batches before it count, one
-// that comes with it does not. [Batches] makes data of batches in memory. If one rank leaves the
-// loop early, all must, and the inner one of nested loops first. In an inner loop within an
-// iteration of Dummy, batches count for nothing either.
+// Before each iteration the ranks exchange a flag. If their data comes from different sources, by a
+// data.Loader that divides it among all ranks, the first exchange is an error on every rank. An
+// error or a panic of the data of one rank ends the loop on all, and the loop yields that error
+// last. Batches before it count; a batch that comes with it does not. [Batches] makes data of
+// batches in memory. If one rank leaves the loop early, all must, and the inner one of nested loops
+// first. In an inner loop within an iteration of Dummy, batches count for nothing either.
 func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opts ...JoinOption) iter.Seq2[[]Tensor, error] {
 	return func(yield func([]Tensor, error) bool) {
 		var o joinOptions
@@ -96,7 +97,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 	}
 }
 
-// guarded makes an error of a panic of data, where it still has the line that panicked.
+// guarded turns a panic of data into an error, while the panicking line is still known.
 func guarded(data iter.Seq2[[]Tensor, error]) iter.Seq2[[]Tensor, error] {
 	return func(yield func([]Tensor, error) bool) {
 		ended := false // by Join
@@ -106,7 +107,7 @@ func guarded(data iter.Seq2[[]Tensor, error]) iter.Seq2[[]Tensor, error] {
 		})
 		switch {
 		case err == nil:
-		case ended: // nobody takes anything any more
+		case ended: // no caller takes a batch any more
 			panic(err)
 		default:
 			yield(nil, err)
@@ -114,7 +115,7 @@ func guarded(data iter.Seq2[[]Tensor, error]) iter.Seq2[[]Tensor, error] {
 	}
 }
 
-// turn says what a rank is without in an iteration of Join.
+// turn says what a rank lacks in an iteration of Join.
 type turn struct {
 	absent bool // this loop or one around it has no batch for it
 	dummy  bool // this loop or one around it has a dummy batch for it
@@ -132,8 +133,8 @@ func Batches(batches ...[]Tensor) iter.Seq2[[]Tensor, error] {
 	}
 }
 
-// ask exchanges the flags of an iteration and tells whether there is one. It notes what this rank is
-// without, and puts the dummy batch in the place of none.
+// ask exchanges the flags of an iteration and reports whether there is one. It notes what this rank
+// lacks, and replaces a missing batch with the dummy batch.
 func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more bool, err error) (bool, error) {
 	if busy := enter(s, "Join"); busy != nil {
 		return false, busy
@@ -180,9 +181,10 @@ func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, er
 	return true, nil
 }
 
-// Any tells whether is is true on any rank, on every rank. So all ranks decide alike, where one that
-// stopped alone would leave the others waiting: after the same step they stop early, because one was
-// interrupted, has lost patience or is out of time.
+// Any reports on every rank whether the argument is true on any rank. So all ranks decide alike,
+// while a rank that stopped alone would leave the others waiting. For example, they stop early
+// after the same step because one was interrupted or is out of time, or its loss no longer
+// improves.
 //
 //	interrupt, stop := comm.Interrupt(ctx) // Ctrl-C, SIGTERM, SIGHUP, notices of Slurm
 //	defer stop()
@@ -193,8 +195,8 @@ func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, er
 //		}
 //	}
 //
-// It costs what the flag of Join does: one exchange of some words. Its ctx is not interrupt, which
-// would end the exchange.
+// It costs the same as the flag of Join: one exchange of some words. Its ctx must not be interrupt,
+// which would end the exchange.
 func (s *Sharded) Any(ctx context.Context, is bool) (bool, error) {
 	if err := enter(s, "Any"); err != nil {
 		return false, err
@@ -209,15 +211,16 @@ func (s *Sharded) Any(ctx context.Context, is bool) (bool, error) {
 }
 
 // Mean returns the mean of x over the ranks, on every rank: Σ w·x / Σ w. A rank's weight w is 1, or
-// what is given, such as its number of tokens. In Join a rank whose loop has no batch for it counts
-// only with a weight that is given, in an iteration of Dummy not even then: the mean of what Forward
-// returns is that over the ranks that have computed a loss. A weight of 0 leaves x out, whatever it
-// is; not a number makes the mean one, too. That all weights are 0 is an error.
+// the given weight, such as its number of tokens. In Join, a rank whose loop has no batch for it
+// counts only with a given weight, and in an iteration of Dummy not even then: the mean of the
+// results of Forward is the mean over the ranks that have computed a loss. A weight of 0 leaves x
+// out, whatever its value. An x that is not a number makes the mean not a number. If all weights
+// are 0, that is an error.
 //
 //	loss, err := m.Forward(ctx, batch...)
 //	mean, err := m.Mean(ctx, loss, tokens(batch))
 //
-// It costs what the flag of Join does, and a sum of two numbers. For many numbers, see package
+// It costs the same as the flag of Join, and a sum of two numbers. For many numbers, see package
 // metrics.
 func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float64, error) {
 	if err := enter(s, "Mean"); err != nil {
@@ -253,10 +256,10 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 	return sums[0] / sums[1], nil
 }
 
-// JoinCalls runs f, in which each rank makes calls of its own: Forward and Backward, Eval and
-// EvalProgram, any number of times and in any order. Join wants the same calls on every rank in an
-// iteration; here one rank may validate while another generates, or both generate by beam search
-// somewhere down in other code. JoinCalls returns on all ranks when f has returned on all.
+// JoinCalls runs f, in which each rank makes different calls: Forward and Backward, Eval and
+// EvalProgram, any number of times and in any order. Join needs the same calls on every rank in an
+// iteration. Here one rank may validate while another generates, or both may generate by beam
+// search deep inside other code. JoinCalls returns on all ranks when f has returned on all.
 //
 //	err := m.JoinCalls(ctx, func() error {
 //		for _, prompt := range mine {
@@ -266,30 +269,31 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 //		return nil
 //	})
 //
-// The ranks take turns. Before each pass one of them is next: the lowest rank first, then the one
-// after the last, left out if its f has returned. Ranks that want the same program run it with it,
-// each on its own batch. The others take part in its collectives, without computing, and are back
-// where they were. So nobody waits for a rank that does not come. Where all ranks make the same
-// calls these cost what they do outside, and JoinCalls itself one exchange of a flag at the end.
+// The ranks take turns. Before each pass one of them is next: the lowest rank first, then the rank
+// after the last one, except ranks whose f has returned. Ranks that need the same program run it
+// with this rank, each on its own batch. The other ranks take part in its collectives without
+// computing, and then their own calls are still to come. So no rank waits for a rank that does not
+// come. If all ranks make the same calls, these cost the same as outside, and JoinCalls itself costs
+// one exchange of a flag at the end.
 //
-// After a Forward the ranks that have taken part run its Backward together. On one that does not
-// call Backward next, the forward is discarded, as it is outside. Every Backward adds to the
-// gradients of all ranks. Under ByRanks and ByOne they are the same whoever runs at the same time.
-// Under ByActive and ByWeights each Backward is a mean over the ranks that run it together, which
-// depends on what the others do; with no weight it adds nothing. A Forward and its Backward are
-// both inside NoSync or both outside. Dropout counts the passes of each rank, and afterwards those
-// of all. With Config.VirtualRanks only Eval and EvalProgram are for f.
+// After a Forward the ranks that have taken part run its Backward together. If a rank does not call
+// Backward next, the forward is discarded there, as it is outside. Every Backward adds to the
+// gradients of all ranks. Under ByRanks and ByOne the gradients do not depend on which ranks run at
+// the same time. Under ByActive and ByWeights each Backward is a mean over the ranks that run it
+// together, which depends on the other ranks; with no weight it adds nothing. A Forward and its
+// Backward are both inside NoSync or both outside. Dropout counts the passes of each rank, and
+// afterwards the passes of all. With Config.VirtualRanks f may call only Eval and EvalProgram.
 //
-// What all ranks must do alike comes before JoinCalls or after it: steps of optimizers, ZeroGrad,
-// clipping, saving, Join, Hold. Inside f what returns an error is refused, as ranks are in
-// different places; gradients that some ranks have dropped or scaled are an error at the next pass.
-// In the body of Join, calls without a batch do nothing in f. Other models get no turns: where
-// ranks wait for each other in different ones, that is an error, or a wait until the timeout if
-// these have different groups.
+// Operations that all ranks must do alike come before JoinCalls or after it: steps of optimizers,
+// ZeroGrad, clipping, saving, Join, Hold. Inside f, methods of this kind that return an error are
+// refused, as ranks are in different places. Gradients that some ranks have dropped or scaled are
+// an error at the next pass. In the body of Join, calls without a batch do nothing in f. Other
+// models get no turns: if ranks wait for each other in different models, that is an error, or a
+// wait until the timeout if the models have different groups.
 //
 // An error or a panic of f, the end of its goroutine, or an error of a call ends JoinCalls on all
-// ranks, each with that error: from then on calls in f return it. The model is then what it is
-// after an error outside.
+// ranks, each with that error. Calls in f return it from then on. The model is then in the same
+// state as after an error outside.
 func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 	if err := enter(s, "JoinCalls"); err != nil {
 		return err
@@ -312,8 +316,8 @@ func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 	return ranks.Guarded("the function", f)
 }
 
-// endCalls takes part in the calls of other ranks until all are done. err is why this rank cannot,
-// or nil.
+// endCalls takes part in the calls of other ranks until all are done. err is the reason why this
+// rank cannot, or nil.
 func endCalls(ctx context.Context, s *Sharded, err error) error {
 	s.busy.Lock() // a call that f has left to another goroutine is one of this rank's
 	defer leave(s)
@@ -322,7 +326,7 @@ func endCalls(ctx context.Context, s *Sharded, err error) error {
 			err = errors.Join(failed, err)
 		}
 	} else {
-		if err != nil { // what it says of the rank is said again
+		if err != nil { // end adds the rank again
 			err = &rewordedError{strings.TrimPrefix(err.Error(), fmt.Sprintf("fsdp: rank %d: ", s.team.Rank())), err}
 		}
 		err = takeTurns(ctx, s, "", nil, err)
@@ -337,17 +341,18 @@ type calls struct {
 	first    int              // rank that leads the next round, if it has a call
 	last     *engine.Compiled // that this rank has run, or nil
 	forwards int              // Sharded.forwards, as if this rank had made all of them
-	failed   error            // what has ended it
+	failed   error            // the error that has ended it
 }
 
-// idle tells whether a call of this rank comes to nothing: in JoinCalls others need not take part
-// in a pass that has no batch.
+// idle reports whether a call of this rank does nothing: in JoinCalls the other ranks need not take
+// part in a pass that has no batch.
 func idle(s *Sharded, batch []Tensor) bool {
 	return s.life.calls != nil && s.turn.absent && len(batch) == 0
 }
 
-// takeTurns takes part in what other ranks run until they run mine, the pass of a call of this
-// rank; without a call, until no rank has one left. err is why this rank cannot go on, or nil.
+// takeTurns takes part in the passes of other ranks until they run mine, the pass of a call of this
+// rank. Without a call, it ends when no rank has one left. err is the reason why this rank cannot
+// continue, or nil.
 func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compiled, err error) error {
 	c := s.life.calls
 	q := ranks.Ask{Call: "JoinCalls", Round: true}
@@ -396,7 +401,8 @@ func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compil
 	}
 }
 
-// expected returns what a rank without a call runs if the others run what they have run last.
+// expected returns the pass that a rank without a call takes part in if the others repeat their
+// last pass.
 func expected(s *Sharded) (*engine.Compiled, error) {
 	if last := s.life.calls.last; last != nil {
 		return s.engine.Absent(last.Variant, last.Needs)
@@ -439,16 +445,16 @@ func (p joinPolicy) call() string {
 	return ranks.Join + [...]string{"", " with StopAtShortest", " with RefuseUneven"}[p]
 }
 
-// StopAtShortest ends the loop on all ranks as soon as one has no batch left. What others have read
-// for that iteration is lost.
+// StopAtShortest ends the loop on all ranks as soon as one has no batch left. Batches that other
+// ranks have read for that iteration are lost.
 func StopAtShortest() JoinOption { return func(o *joinOptions) { o.policy = stopAtShortest } }
 
-// Dummy gives a rank that has run out this batch, in place of nil. Forward computes as if it were
-// one of the rank's own, with statistics and random numbers, but Backward adds nothing to the sums.
-// It is for loop bodies that look into the batch, and for models whose passes should take as long
-// on every rank. In Divide it counts as no batch.
+// Dummy gives a rank that has run out this batch instead of nil. Forward computes as if it were one
+// of the rank's own batches, with statistics and random numbers, but Backward adds nothing to the
+// sums. Dummy is for loop bodies that read the batch, and for models whose passes should take as
+// long on every rank. In Divide it counts as no batch.
 func Dummy(batch ...Tensor) JoinOption { return func(o *joinOptions) { o.dummy = batch } }
 
 // RefuseUneven makes it an error if some ranks have a batch left and others have none. Every rank
-// returns it, and it names those that have none.
+// returns the error, which names the ranks without a batch.
 func RefuseUneven() JoinOption { return func(o *joinOptions) { o.policy = refuseUneven } }

@@ -20,10 +20,10 @@ const (
 	closed
 )
 
-// life is what a model has been through, which decides what may come next. Beside its health, four
-// facts are independent of each other: a Forward waits for its Backward, others are put aside,
-// gradients are not reduced (the engine knows), and parameters or optimizers are mixed: partly old
-// and partly new.
+// life is the state of a model, which decides which methods may be called next. Besides its health,
+// four facts are independent of each other: a Forward waits for its Backward, others are put aside,
+// gradients are not reduced (the engine counts them), and parameters or optimizers are mixed:
+// partly old and partly new.
 //
 //	Forward        forwarded: the last Forward, whose Backward is to come
 //	Hold           held: put aside
@@ -39,10 +39,10 @@ type life struct {
 	calls  *calls         // a JoinCalls under way, or nil
 	passes int            // of a step on each rank, see Config.VirtualRanks; 0 if that does not say
 
-	// State is read straight to where it belongs, so a failure in the middle leaves a mixture.
-	// Nobody may continue with it without noticing: neither with parameters, nor with an optimizer
-	// after only the parameters were loaded again.
-	mixed    error // of a Load or Import that has broken off, until one succeeds
+	// Load reads state straight into its place, so a failure in the middle leaves a mixture. No
+	// caller may continue with it unnoticed: neither with parameters, nor with an optimizer after
+	// only the parameters were loaded again.
+	mixed    error // of an interrupted Load or Import, until one succeeds
 	mixedOpt struct {
 		cause error // of one that was changing optimizers, or nil
 		lists int   // calls of Shards until then: an optimizer made of a later one is whole
@@ -85,9 +85,9 @@ type methodLock struct {
 	outer bool        // the optimizer that has inner holds the lock, too
 }
 
-// enter notes that a method has begun, or returns that another goroutine is in one. It reads nothing
-// that such a goroutine may write. A method holds the lock from its begin to its end, but for the time
-// in which it runs a function of the caller's.
+// enter notes that a method has begun, or returns an error if another goroutine is in one. It reads
+// nothing that such a goroutine may write. A method holds the lock from begin to end, except while
+// it runs a function of the caller's.
 func enter(s *Sharded, method string) error {
 	if !s.busy.TryLock() {
 		return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
@@ -99,7 +99,7 @@ func enter(s *Sharded, method string) error {
 	return nil
 }
 
-// missedOne returns, once, that an earlier method without an error has done nothing, or nil.
+// missedOne returns an error, once, if an earlier method without an error result has done nothing.
 func (b *methodLock) missedOne() error {
 	if name := b.missed.Swap(nil); name != nil {
 		return fmt.Errorf("an earlier %s has done nothing: %w", *name, errBusy)
@@ -107,7 +107,7 @@ func (b *methodLock) missedOne() error {
 	return nil
 }
 
-// enterOrNote is enter of a method that returns no error: the next method returns it.
+// enterOrNote is enter for a method that returns no error: the next method returns it.
 func enterOrNote(s *Sharded, method string) bool {
 	if !s.busy.TryLock() {
 		s.busy.missed.Store(&method)
@@ -116,7 +116,7 @@ func enterOrNote(s *Sharded, method string) bool {
 	return true
 }
 
-// leave ends what enter has begun.
+// leave ends a method that enter began.
 func leave(s *Sharded) { s.busy.Unlock() }
 
 // A guard implements optim.Guard for the pieces of a layout of a model.
@@ -175,8 +175,9 @@ func (b *methodLock) takeInner() bool {
 	return true
 }
 
-// lend runs f, in which a method that holds the lock calls a method of an optimizer. Other goroutines are refused,
-// but at the very beginning and end of f. If one comes first there, f is refused, and lend waits for the other.
+// lend runs f, in which a method that holds the lock calls a method of an optimizer. Other
+// goroutines are refused, except at the very beginning and end of f. If one enters first there, f
+// is refused, and lend waits for that goroutine.
 func lend(s *Sharded, f func() error) error {
 	b := &s.busy
 	b.lent.Store(true)
@@ -194,7 +195,8 @@ func lend(s *Sharded, f func() error) error {
 // Lend implements state.Memory.
 func (m memory) Lend(f func() error) error { return lend(m.s, f) }
 
-// ready returns why an optimizer must not step the pieces of a layout that call number list of Shards has returned.
+// ready returns an error if an optimizer must not step the pieces of a layout that call number list
+// of Shards has returned.
 func ready(s *Sharded, l *layout.Layout, list int) error {
 	b := &s.busy
 	if !b.lent.Load() { // it does not enter its Guard
@@ -227,8 +229,8 @@ type tolerance struct {
 	draws     bool // initial values, as it uses values
 }
 
-// tolerances are those of all methods. may looks for a refusal in the order of the fields of
-// tolerance. What comes of it is in internal/accept/faults/testdata/life.txt.
+// tolerances has the tolerance of each method. may checks for a refusal in the order of the fields
+// of tolerance. internal/accept/faults/testdata/life.txt lists the results.
 var tolerances = map[string]tolerance{
 	"Forward":        {held: true, unreduced: true, last: true, calls: true, draws: true},
 	"Backward":       {held: true, unreduced: true, last: true, calls: true},
@@ -258,7 +260,7 @@ var tolerances = map[string]tolerance{
 	"Step":           {broken: true},
 }
 
-// may returns why a method cannot be called now, or nil. unreduced is the number of passes whose
+// may returns an error if a method cannot be called now. unreduced is the number of passes whose
 // gradients are not reduced.
 func (l *life) may(method string, unreduced int) error {
 	t := tolerances[method]
@@ -284,8 +286,8 @@ func (l *life) may(method string, unreduced int) error {
 	return nil
 }
 
-// withheld returns err, why this rank cannot run a method, or another reason, if the others are not
-// told; else nil.
+// withheld returns err, the reason why this rank cannot run a method, or another reason, if the
+// other ranks do not get it; else nil.
 func (l *life) withheld(err error) error {
 	switch {
 	case l.health == closed: // they need not know, and may have left
@@ -296,8 +298,9 @@ func (l *life) withheld(err error) error {
 	return nil
 }
 
-// mayStep returns why an optimizer must not step, or nil. It was made of what call number list of
-// Shards has returned, for the layout that the model has now or for a former one.
+// mayStep returns an error if an optimizer must not step. The optimizer was made of the pieces that
+// call number list of Shards has returned, for the layout that the model has now or for a former
+// one.
 func (l *life) mayStep(now bool, list, unreduced int) error {
 	if !now && l.health != closed {
 		return errFormer
@@ -315,8 +318,8 @@ func (l *life) broke(cause error) {
 	}
 }
 
-// mixing records that parameters are about to change, and optimizers, too, if opt is true. It
-// stands until settled.
+// mixing records that parameters are about to change, and optimizers, too, if opt is true. It holds
+// until settled.
 func (l *life) mixing(what string, opt bool, lists int) {
 	l.mixed = fmt.Errorf("%s has broken off: parameters are not whole until a Load or Import succeeds", what)
 	if opt {
@@ -345,15 +348,15 @@ func (l *life) settledOpt() {
 	l.mixedOpt.cause = nil
 }
 
-// swapped counts a piece whose average is now in the place of its value, or no longer.
+// swapped counts a piece whose value is now replaced by its average, or no longer.
 func (l *life) swapped(in bool) {
 	if l.averages--; in {
 		l.averages += 2
 	}
 }
 
-// mayReplace is mayWith of a method that replaces or moves the values of parameters. While averages are
-// in their place it must not: the next Swap would make values of averages.
+// mayReplace is mayWith for a method that replaces or moves the values of parameters. While
+// averages are in their place it must not: the next Swap would turn averages into values.
 func mayReplace(s *Sharded, method string, opt optim.Optimizer) error {
 	if err := s.mayWith(method, opt); err != nil || s.life.averages == 0 {
 		return err
@@ -375,7 +378,7 @@ func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
 	return refusal(s, opt, errHalf, errFormer, optim.ErrSwapped)
 }
 
-// may returns why a method cannot be called now, or nil. If it uses values, they are drawn then.
+// may returns an error if a method cannot be called now. If the method uses values, may draws them.
 func (s *Sharded) may(method string) error {
 	err := s.life.may(method, s.engine.Pending())
 	if err == nil && tolerances[method].draws {
@@ -394,8 +397,8 @@ func drawn(s *Sharded) error {
 	return err
 }
 
-// withoutRank returns err of an exchange for a call, or what it means if another rank has closed the
-// group.
+// withoutRank returns err, the error of an exchange for a call. If another rank has closed the
+// group, it returns an explanation.
 func withoutRank(s *Sharded, call string, err error) error {
 	var blame *comm.RankError
 	if !errors.As(err, &blame) || blame.Err != comm.ErrClosed || blame.Rank == s.team.Rank() {
@@ -432,7 +435,7 @@ func (l *life) waiting() (list []*pass) {
 	return list
 }
 
-// refusal returns why the pieces that opt was made of are of no use, if it is for one of these
+// refusal returns the reason why the pieces that opt was made of are of no use, if it is one of
 // reasons. opt may be nil. The caller has entered s.
 func refusal(s *Sharded, opt optim.Optimizer, reasons ...error) error {
 	if opt == nil {

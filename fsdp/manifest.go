@@ -18,8 +18,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// manifest is what all ranks must agree on, as text, so that a difference can be shown: one fact a
-// line.
+// manifest returns the facts on which all ranks must agree, as text, so that a difference can be
+// shown: one fact a line.
 func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 	var b strings.Builder
 	for _, field := range []struct {
@@ -69,7 +69,7 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 	return b.String()
 }
 
-// absences says what of a path may be absent.
+// absences lists the parts of a path that may be absent.
 func absences(p *layout.Path, of string) string {
 	if !p.Varies() && len(p.Choices) == 0 {
 		return ""
@@ -82,8 +82,8 @@ func programNames(m *layout.Model) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(m.Paths)), func(name string) bool { return name == "" })
 }
 
-// log tells the logger how the model lies, and what looks like a mistake. Mistakes are told without
-// a logger, too: by rank 0, as they are the same on all ranks.
+// log reports the layout of the model and likely mistakes to the logger. Without a logger, rank 0
+// still warns of mistakes, as they are the same on all ranks.
 func (a *arrangement) log(what string, tr *trace, rank int) {
 	logger := a.cfg.warner(rank)
 	if logger == nil {
@@ -115,8 +115,9 @@ func (c *Config) warnOfOthers() {
 	}
 }
 
-// cores returns how many ranks of the group this host has, if each has a process, or else this process,
-// and how many cores they may use. Where a launcher does not say how many, it is all ranks.
+// cores returns the number of ranks of the group on this host, or in this process if ranks are
+// goroutines, and the number of cores they may use. If no launcher gives the number, it is all
+// ranks.
 func (c *Config) cores() (ranks, cores int) {
 	ranks, cores = c.Group.Size(), runtime.GOMAXPROCS(0)
 	if env, launched, err := launch.Parse(os.Getenv); err == nil && launched {
@@ -128,7 +129,7 @@ func (c *Config) cores() (ranks, cores int) {
 	return ranks, cores
 }
 
-// logCores tells the logger of cores on which no rank computes.
+// logCores reports cores on which no rank computes.
 func (c *Config) logCores(rank int) {
 	if c.Logger == nil || c.Device != nil || rank != 0 {
 		return
@@ -139,8 +140,8 @@ func (c *Config) logCores(rank int) {
 	}
 }
 
-// warner returns where a rank tells of what is the same on all: to its Logger, rank 0 without one to
-// [slog.Default], the others nowhere.
+// warner returns the logger for warnings that are the same on all ranks: the rank's Logger. Without
+// a Logger, rank 0 uses [slog.Default], and the other ranks do not warn.
 func (c *Config) warner(rank int) *slog.Logger {
 	switch {
 	case c.Logger != nil:
@@ -151,7 +152,7 @@ func (c *Config) warner(rank int) *slog.Logger {
 	return nil
 }
 
-// logUnits tells how the model lies.
+// logUnits reports the layout of the model.
 func (a *arrangement) logUnits(logger *slog.Logger, what string) {
 	for _, u := range a.units {
 		logger.Debug("fsdp: unit", "name", u.Name, "strategy", u.strategy.String(), "elements", u.Len())
@@ -168,15 +169,14 @@ func (a *arrangement) logUnits(logger *slog.Logger, what string) {
 		"frozen", frozen, "shard bytes", a.layout.ShardBytes(), "compute", a.cfg.Precision.Compute.String(), "native", a.cfg.Precision.native())
 }
 
-// An idleField is one of the configuration that selects something and finds nothing, or less than
-// it names.
+// An idleField is a field of the configuration that selects nothing, or less than it names.
 type idleField struct {
 	name string
-	text string   // what to say
-	of   []string // what it selects from
+	text string   // the warning
+	of   []string // the names that it selects from
 }
 
-// idleFields returns those that are.
+// idleFields returns the idle fields.
 func (a *arrangement) idleFields(tr *trace) (idle []idleField) {
 	any := func(is func(k layout.Kind) bool) bool {
 		return slices.ContainsFunc(a.units, func(u *unit) bool { return slices.ContainsFunc(u.kinds, is) })
@@ -242,8 +242,9 @@ func unused(l *layout.Layout) (names []string) {
 	return names
 }
 
-// describe returns v as text with what it points to, so that modules that are deeply equal read the
-// same in every process. What has no value outside one, such as a function, reads as its type.
+// describe returns v as text, pointers followed, so that deeply equal modules read the same in
+// every process. A value that is meaningless outside a process, such as a function, reads as its
+// type.
 func describe(v any) string {
 	var b strings.Builder
 	writeValue(&b, reflect.ValueOf(v), 0)

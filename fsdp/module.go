@@ -58,9 +58,9 @@ type Param struct {
 // Len returns the number of elements.
 func (p Param) Len() int { return exec.Numel(p.Shape) }
 
-// Prefix returns the parameters of m with name + "." before each name, or as they are if name is
-// empty. A module that is made of others lists their parameters this way, and calls them by the same
-// name in Build (see Builder.Call).
+// Prefix returns the parameters of m with name + "." before each name, or unchanged if name is
+// empty. A module that is made of others lists their parameters this way, and calls them by the
+// same name in Build (see Builder.Call).
 func Prefix(name string, m Module) []Param {
 	params := slices.Clone(m.Params())
 	for i := range params {
@@ -99,8 +99,8 @@ func (b *Builder) Const(v float64) *gorgonia.Node { return b.b.Const(v) }
 // ConstTensor returns a constant tensor. t must not be modified afterwards.
 func (b *Builder) ConstTensor(t *tensor.Dense) (*gorgonia.Node, error) { return b.b.ConstTensor(t) }
 
-// Stream returns a number for the random operation of that name, another one in every part of the
-// module.
+// Stream returns a number for the random operation of that name. Every part of the module has a
+// different one.
 func (b *Builder) Stream(name string) uint32 { return b.b.Stream(name) }
 
 // DType returns the float type of parameters and activations.

@@ -23,9 +23,9 @@ import (
 type pass struct {
 	*engine.Pass
 	weight   float64  // of this rank among the others
-	dummy    bool     // the batch is none of this rank's own: backward adds nothing
-	declined bool     // in JoinCalls: this rank wants no backward of it, and adds nothing to that of others
-	sums     sums     // of what its backward reads again
+	dummy    bool     // the batch is not this rank's: backward adds nothing
+	declined bool     // in JoinCalls: this rank needs no backward of it, and adds nothing to the backward of other ranks
+	sums     sums     // of the data that its backward reads again
 	tensors  []Tensor // the batch, as Forward got it; nil without one
 	share    *share   // of its step, if Backward has that option
 	scaled   bool     // Backward has the option Scale
@@ -33,8 +33,8 @@ type pass struct {
 
 // Forward runs the forward pass on this rank's batch and returns this rank's loss. The batch must
 // not be modified until Backward has returned: Backward refuses a batch that has changed, unless a
-// GPU holds a copy of it. With Config.Poison it also refuses parameters that have changed. A forward whose Backward never comes is
-// discarded by the next pass, unless Hold has put it aside.
+// GPU holds a copy of it. With Config.Poison it also refuses parameters that have changed. The next
+// pass discards a forward whose Backward never comes, unless Hold has put it aside.
 //
 // Batches may differ in shape from rank to rank and from step to step.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
@@ -63,11 +63,11 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 	return p.Loss, nil
 }
 
-// Backward runs the backward pass of the last Forward. It leaves the mean over the ranks of the
-// gradients (see [Share] and Config.Divide), added to what was there, in the shards that each rank owns. If the
-// loss of any rank is not finite, it fails on every rank and changes no gradient. The error names the
-// batch, or the first call and parameter, in which the NaN or infinity began. After an error the Forward
-// is gone: the next call is another Forward. Where all parameters are frozen it does
+// Backward runs the backward pass of the last Forward. It adds the mean of the gradients over the
+// ranks (see [Share] and Config.Divide) to the gradients in the shards that each rank owns. If the
+// loss of any rank is not finite, it fails on every rank and changes no gradient. The error names
+// the batch, or the first call and parameter, in which the NaN or infinity began. After an error
+// the Forward is discarded: the next call is another Forward. If all parameters are frozen it does
 // nothing, without an error.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if err := enter(s, "Backward"); err != nil {
@@ -110,8 +110,9 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	return s.end(p.Pass.Backward(ctx, ans.Had))
 }
 
-// prepare applies the options to p, returns why its backward cannot run, and finds the
-// schedule for it: what becomes of the gradients may have been decided after the forward.
+// prepare applies the options to p, and finds the schedule of its backward: the place of the
+// gradients may have been decided after the forward. It returns an error if the backward cannot
+// run.
 func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	calls := s.life.calls != nil
 	switch {
@@ -144,7 +145,7 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	}
 	if p.Absent || p.dummy || p.declined {
 		p.Scale, p.weight = 1, 0
-		c, err = s.engine.Absent(v, p.Needs) // those of its forward, which ranks have agreed on
+		c, err = s.engine.Absent(v, p.Needs) // the parameters of its forward, on which ranks have agreed
 	} else if err = errors.Join(p.check(s), p.changed(s)); err == nil {
 		c, err = s.engine.Compiled(v, p.Batch)
 	}
@@ -154,7 +155,7 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	return err
 }
 
-// sums are checksums of what a forward has read and its backward reads again.
+// sums are checksums of the data that a forward has read and its backward reads again.
 type sums struct {
 	batch  []uint32 // by batch tensor; nil if the device has copied them
 	params []uint32 // with Config.Poison, by segment of the groups of parameters
@@ -175,7 +176,8 @@ func sumsOf(s *Sharded, p *engine.Pass) (sums, error) {
 	return all, err
 }
 
-// changed returns which tensor of p's batch, or which parameter, is not what its forward has read.
+// changed returns an error that names a tensor of p's batch, or a parameter, that has changed since
+// its forward.
 func (p *pass) changed(s *Sharded) error {
 	for i, sum := range p.sums.batch {
 		if sum != crc32.ChecksumIEEE(p.Batch[i].Bytes) {
@@ -217,7 +219,8 @@ func eachSegment(s *Sharded, f func(iv shard.Interval, sum uint32)) error {
 	return nil
 }
 
-// check returns what is wrong with the loss, or with scale and weight, which the options have set.
+// check returns an error for an invalid loss, scale or weight. The options have set scale and
+// weight.
 func (p *pass) check(s *Sharded) error {
 	cfg := &s.cfg
 	switch {
@@ -244,8 +247,8 @@ type Pass struct {
 
 // Hold puts the last Forward aside, so that others may run before its Backward: for losses that
 // compare passes, or gradients in another order. It keeps its activations, and the parameters that
-// were gathered for its Backward. Parameters must not change in between. Without a Forward, or
-// with Config.VirtualRanks, the Pass is one whose Backward says so.
+// were gathered for its Backward. Parameters must not change in between. Without a Forward, or with
+// Config.VirtualRanks, the Backward of the Pass returns an error.
 func (s *Sharded) Hold() *Pass {
 	p := &Pass{s: s}
 	if !enterOrNote(s, "Hold") {
@@ -296,17 +299,18 @@ func (p *Pass) Discard(ctx context.Context) error {
 }
 
 // Eval runs the forward pass in evaluation mode, without dropout, and returns the results of the
-// model. They belong to the caller; a result that is one number comes as a tensor of shape (1), and one
-// that is absent as nil, see [Tape.Optional]. The batch is that of Forward, targets included: where only predictions are wanted, any valid targets
-// will do, such as nn.IgnoreTarget. A loss that is NaN or infinite is returned like any other. The first one is
-// a warning that names the batch tensor, or the first call with a bad parameter on this rank, where the NaN began.
+// model. They belong to the caller. A result that is one number is a tensor of shape (1), and an
+// absent result is nil, see [Tape.Optional]. The batch is the same as for Forward, targets
+// included: if only predictions are needed, any valid targets will do, such as nn.IgnoreTarget. A
+// loss that is NaN or infinite is returned like any other. The first one is a warning that names
+// the batch tensor, or the first call with a bad parameter on this rank, where the NaN began.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 	return s.EvalProgram(ctx, "", batch...)
 }
 
-// EvalProgram is Eval of the program of the model that has this name. A model with the method
-// Programs() map[string]Program has other ways through it than Forward, such as the encoder alone,
-// or one step of a decoder. The batch is what the program takes.
+// EvalProgram is Eval of the model's program of this name. A model with the method Programs()
+// map[string]Program has other paths than Forward, such as the encoder alone, or one step of a
+// decoder. The batch has the program's inputs.
 func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor) ([]Tensor, error) {
 	if err := enter(s, "Eval"); err != nil {
 		return nil, err
@@ -339,7 +343,7 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 }
 
 // start checks the batch, finds the compiled pass and agrees with the other ranks to run it. It
-// returns nil for a call that comes to nothing, see idle.
+// returns nil for a call that does nothing, see idle.
 func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batch []Tensor) (*engine.Pass, error) {
 	if idle(s, batch) {
 		return nil, nil
@@ -375,7 +379,7 @@ func begin(s *Sharded, c *engine.Compiled, batch []exec.Value) *engine.Pass {
 	return p
 }
 
-// prepareForward does what a pass needs before the ranks agree on it.
+// prepareForward does the local work of a pass before the ranks agree on it.
 func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (*engine.Compiled, []exec.Value, error) {
 	if err := s.may(call); err != nil {
 		return nil, nil, err
@@ -407,8 +411,8 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 	return c, values, c.CheckBatch(values)
 }
 
-// batchValues checks the number and kind of the tensors of a batch for a program, and returns them,
-// and a value for each condition that is there if the batch meets it.
+// batchValues checks the number and kind of the tensors of a batch for a program. It returns them,
+// and a value for each condition, present if the batch meets it.
 func batchValues(s *Sharded, program string, batch []Tensor) ([]exec.Value, error) {
 	p, computed := s.layout.Model.Paths[program], s.cfg.Precision.Compute.tensor()
 	if len(batch) != p.Inputs {
@@ -435,7 +439,7 @@ func batchValues(s *Sharded, program string, batch []Tensor) ([]exec.Value, erro
 	return s.trace.programs[program].conditions(values, batch)
 }
 
-// isNil tells whether a batch has nothing in place of t.
+// isNil reports whether a batch has nothing in place of t.
 func isNil(t Tensor) bool {
 	d, dense := t.(*tensor.Dense)
 	return t == nil || dense && d == nil

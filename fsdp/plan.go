@@ -21,8 +21,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// A Plan says what training on a batch will take, before anything runs. Bytes are those of one
-// rank.
+// A Plan predicts the resources of training on a batch, before anything runs. Bytes are per rank.
 type Plan struct {
 	Params        int         // elements of the whole model
 	Ranks         int         // that share them
@@ -30,20 +29,20 @@ type Plan struct {
 	Native        bool        // the processor multiplies that type; if not, products widen it and take longer than Float32
 	Groups        []GroupPlan // the root unit first, if it has parameters
 	ShardBytes    int         // this rank's parameters and gradients, padding included
-	CutBytes      int         // of ShardBytes: what Config.CutOf takes for padding, beyond equal shards
-	ErrorBytes    int         // of what gradients that travel as Int8 have lost, which every rank keeps whole
+	CutBytes      int         // of ShardBytes: padding due to Config.CutOf, beyond equal shards
+	ErrorBytes    int         // of rounding errors of gradients that travel as Int8, which every rank keeps whole
 	StateBytes    int         // of the optimizers that were made so far
-	SnapshotBytes int         // of what SaveAsync has copied, which is kept
+	SnapshotBytes int         // of the copy that SaveAsync made, which is kept
 	VirtualBytes  int         // of sums between the micro-batches of a step, by Config.VirtualRanks, at most
 	PassBytes     int         // most at once: gathered parameters, gradients, activations, scratch
 
-	// The same bytes by where they lie. The two need not be largest at the same time.
+	// The same bytes by place. The two need not be largest at the same time.
 	MappedBytes int // most at once in files (Config.OffloadDir)
 	RAMBytes    int // most at once elsewhere
 
-	// What must fit in RAM, once a few passes have run.
+	// RAM that is needed once a few passes have run.
 	ReservedBytes int // RAMBytes, and freed buffers that are kept for the next pass
-	BesideBytes   int // its programs, packed operands of products, and what the group copies through
+	BesideBytes   int // its programs, packed operands of products, and the group's copy buffers
 
 	Gathers    int      // all-gathers in a pass, over more than one rank
 	Reduces    int      // reduce-scatters, or exchanges of blocks to be summed
@@ -52,21 +51,21 @@ type Plan struct {
 	FLOPs      int      // arithmetic of a pass on this rank, work done twice included; of Stock one for each element of a result
 	Schedule   []string // the operations of a pass
 
-	Stock []StockOp // what runs slowly: first what moves most bytes
+	Stock []StockOp // slow operations, most bytes moved first
 
-	Pass *plan.Pass // the same as data: what each operation costs, and what is live meanwhile
+	Pass *plan.Pass // the same as data: the cost of each operation, and the memory live meanwhile
 }
 
 // A StockOp is an operation on floats that this library has no kernel for. Gorgonia runs it, which
-// allocates each result and copies it. Package op may have what computes the same.
+// allocates each result and copies it. Package op may have an equivalent.
 type StockOp struct {
 	Op    string // as Gorgonia writes it
 	Call  string // whose module has it
-	Runs  int    // how often in a pass, gradients and what backward computes again included
+	Runs  int    // how often in a pass, gradients and recomputation in backward included
 	Bytes int    // that these runs read and write
 }
 
-// GroupPlan describes a flat group: the parameters of a unit, or those of one kind if it has
+// GroupPlan describes a flat group: the parameters of a unit, or one kind of them if it has
 // several.
 type GroupPlan struct {
 	Name     string   // of the unit, and the kind: (frozen), (ignored), (full), (buffers), (gather bfloat16, reduce float32)
@@ -74,9 +73,9 @@ type GroupPlan struct {
 	Params   int      // parameters
 	Len      int      // their elements
 	Bytes    int      // of the whole group, padding included
-	Padding  int      // elements beside Len that are no parameter's, if Config.CutOf cuts its unit
+	Padding  int      // elements besides Len that belong to no parameter, if Config.CutOf cuts its unit
 	Frozen   bool     // it has no gradients
-	Buffers  bool     // what it has are no parameters
+	Buffers  bool     // it has buffers, not parameters
 	Ranks    int      // that it is cut over
 	Replicas int      // of each piece
 }
@@ -88,12 +87,12 @@ func (p *Plan) Peak() int {
 
 // Resident returns the bytes of RAM that training on such batches comes to take on this rank, to a
 // tenth. It counts buffers, freed ones included, compiled programs, packed operands of products,
-// and what collectives of package comm copy through. It does not count what any Go program has,
-// about 3 MB and its code; batches; NoSync's gradients before this pass; Forwards that are held,
-// and evaluations; what huge pages have beyond the bytes that are used, where the system gives them
-// to everybody; and garbage: a pass leaves next to none, but Go's heap may grow to twice what is in
-// use (GOGC) when other code does. Memory that processes share is counted by the rank that has it,
-// where the system counts it for every process that touches it.
+// and the copy buffers of collectives of package comm. It does not count the base of any Go
+// program, about 3 MB and its code; batches; NoSync's gradients before this pass; Forwards that are
+// held, and evaluations; the unused part of huge pages, if the system gives them to all processes;
+// and garbage: a pass leaves next to none, but Go's heap may grow to twice the memory in use (GOGC)
+// when other code does. Memory that processes share is counted by the rank that owns it, although
+// the system counts it for every process that touches it.
 func (p *Plan) Resident() int { return p.ReservedBytes + p.BesideBytes }
 
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not
@@ -225,8 +224,8 @@ func merged(list []StockOp) (sums []StockOp) {
 	return sums
 }
 
-// divide says which of the bytes lie in files, and which in RAM. What was live before the pass
-// stays live during it.
+// divide splits the bytes into files and RAM. Memory that was live before the pass stays live
+// during it.
 func (p *Plan) divide(c *engine.Compiled, d engine.Device, tree arena.Class) {
 	inRAM := func(c arena.Class) bool { return !d.InFile(c) }
 	p.MappedBytes = c.Plan.MostLive(d.InFile)
@@ -261,9 +260,9 @@ func (a *arrangement) staging() (bytes int) {
 	return bytes
 }
 
-// String returns the plan as a table of at most 76 columns, which are 80 with what fsdprun puts
-// before a line. Groups, and calls of stock operations, that differ only in the numbers in their
-// names share a line.
+// String returns the plan as a table of at most 76 columns, which are 80 with the prefix of
+// fsdprun. Groups, and calls of stock operations, that differ only in the numbers in their names
+// share a line.
 func (p *Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "parameters %d, groups %d, ranks %d", p.Params, len(p.Groups), p.Ranks)
@@ -324,11 +323,11 @@ func shortened(s string, n int) string {
 	return string(r[:n/2]) + "…" + string(r[len(r)-n/2+1:])
 }
 
-// digits are what the names of groups that share a line differ in.
+// digits matches the parts in which the names of groups that share a line differ.
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// traveling is what ends the names of groups that travel in types of their own, which have a line
-// for it.
+// traveling matches the end of the name of a group that travels in different types than its unit,
+// which is printed on a separate line.
 var traveling = regexp.MustCompile(` \((frozen )?gather \w+, reduce \w+\)$`)
 
 // writeGroups writes a line for each kind of groups, up to a number of lines.
@@ -377,20 +376,20 @@ type Memory struct {
 	Mapped   int // of these, in files (Config.OffloadDir), in RAM where it has room
 	Peak     int // most live at once since the last ResetPeak, or the beginning
 	Reserved int // live, and freed buffers kept for the next step
-	Programs int // beside these: compiled programs and their schedules
+	Programs int // besides these: compiled programs and their schedules
 }
 
-// Memory returns the counts. Batches are not the model's and are not counted.
+// Memory returns the counts. Batches do not belong to the model and are not counted.
 //
 // Programs are compiled for every new shape of a batch, such as every length of a text that is
 // generated, and kept: on each rank the passes used last, up to 64 MiB, and in a process the
-// programs of their calls, up to 64 MiB, which its ranks share and each of them counts. What was
-// used longest ago goes first. It is compiled again when it is needed, which takes milliseconds and
-// changes no bit.
+// programs of their calls, up to 64 MiB, which its ranks share and each of them counts. The least
+// recently used program is dropped first. Compiling it again when it is needed takes milliseconds
+// and changes no bit.
 //
-// Packed operands of products, and what collectives copy through (the staging of sums over TCP),
-// are not counted. They grow to a fixed size in the first passes, which [Plan].BesideBytes has
-// beside the programs of its pass.
+// Packed operands of products, and the copy buffers of collectives (the staging of sums over TCP),
+// are not counted. They grow to a fixed size in the first passes. [Plan].BesideBytes includes them,
+// together with the programs of its pass.
 func (s *Sharded) Memory() Memory {
 	d := s.engine.Device()
 	st, mapped := d.Stats(), 0

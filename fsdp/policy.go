@@ -10,11 +10,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
-// A Policy selects calls of a model. As Config.Wrap it groups parameters. The calls that it gives
-// the same name form a unit, whose parameters are gathered, freed and reduced together. Those that
-// it gives the name "" go to the root unit, which stays whole from its first use in a pass to its
-// last. As Config.Checkpoint, Config.Keep or Config.Spill it selects the calls that it gives a
-// name.
+// A Policy selects calls of a model. As Config.Wrap it groups parameters. Calls with the same name
+// form a unit, whose parameters are gathered, freed and reduced together. Calls with the name "" go
+// to the root unit, which stays whole from its first use in a pass to its last. As
+// Config.Checkpoint, Config.Keep or Config.Spill it selects the calls that it gives a name.
 //
 // It returns a name for each call, in order. It must be a pure function: every rank applies it.
 type Policy func(calls []CallInfo) []string
@@ -28,8 +27,8 @@ type CallInfo struct {
 	notes *notes // of the library's policies, or nil
 }
 
-// notes are what the library's policies have to say about all calls of a model. Of some of them, which
-// a user's policy may show them, there is nothing to say.
+// notes collects the warnings of the library's policies about all calls of a model. A user's policy
+// may show them a part of the calls, for which they warn of nothing.
 type notes struct {
 	calls int
 	texts []string
@@ -38,10 +37,10 @@ type notes struct {
 // Len returns the number of parameter elements that the call owns.
 func (c CallInfo) Len() int { return countElements(c.Params) }
 
-// WrapTypes makes a unit of each call of a module that has the type of one of these, whose values do
-// not matter: WrapTypes(&nn.Block{}, &Encoder{}). It selects calls on the Tape, not the parts that
-// a module calls with Builder.Call. A type that no call has is a warning, which says where it is a
-// part.
+// WrapTypes makes a unit of each call of a module that has the type of one of these, whose values
+// do not matter: WrapTypes(&nn.Block{}, &Encoder{}). It selects calls on the Tape, not the parts
+// that a module calls with Builder.Call. A type that no call has is a warning, which names a call
+// that has it as a part.
 func WrapTypes(modules ...Module) Policy {
 	return func(calls []CallInfo) []string {
 		names := make([]string, len(calls))
@@ -60,7 +59,7 @@ func WrapTypes(modules ...Module) Policy {
 	}
 }
 
-// missing says that no call is of that type, and which have it as a part.
+// missing returns the warning that no call is of that type, with the calls that have it as a part.
 func missing(want reflect.Type, calls []CallInfo) string {
 	if want == nil {
 		return "WrapTypes was given a nil module"
@@ -95,7 +94,7 @@ func WrapNames(re *regexp.Regexp) Policy {
 }
 
 // WrapMinParams makes units of calls that follow each other, closing a unit as soon as it has at
-// least n elements. What is left at the end belongs to the root unit.
+// least n elements. The remaining calls at the end belong to the root unit.
 func WrapMinParams(n int) Policy {
 	return func(calls []CallInfo) []string {
 		names := make([]string, len(calls))
@@ -112,8 +111,9 @@ func WrapMinParams(n int) Policy {
 	}
 }
 
-// WrapAny selects what any of the policies selects. The first that names a call names its unit. Each
-// sees all calls; nil selects none. One that selects nothing is a warning.
+// WrapAny selects every call that one of the policies selects. The first policy that names a call
+// names its unit. Each sees all calls; nil selects none. A policy that selects nothing is a
+// warning.
 func WrapAny(policies ...Policy) Policy {
 	return func(calls []CallInfo) []string {
 		all := make([]string, len(calls))
@@ -130,8 +130,8 @@ func WrapAny(policies ...Policy) Policy {
 	}
 }
 
-// WrapAllBut makes a unit of each call that p does not select. That p selects nothing is a warning,
-// unless it is nil.
+// WrapAllBut makes a unit of each call that p does not select. If p selects nothing, that is a
+// warning, unless p is nil.
 func WrapAllBut(p Policy) Policy {
 	return func(calls []CallInfo) []string {
 		names := slices.Clone(p.within("the policy of WrapAllBut", calls))
@@ -158,7 +158,7 @@ func (p Policy) within(place string, calls []CallInfo) []string {
 	return names
 }
 
-// note has Wrap warn of something that a policy has found.
+// note makes Wrap warn of a finding of a policy.
 func note(calls []CallInfo, text string) {
 	if len(calls) == 0 || calls[0].notes == nil {
 		return
@@ -168,8 +168,7 @@ func note(calls []CallInfo, text string) {
 	}
 }
 
-// apply returns p's names for the calls, checked, and notes what is to be said about them. A nil
-// policy names none.
+// apply returns p's names for the calls, checked, and keeps its warnings. A nil policy names none.
 func (p Policy) apply(field string, tr *trace) (names []string, err error) {
 	calls := tr.callInfos()
 	if p == nil {

@@ -11,47 +11,49 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// Precision says in which types a model computes and communicates. [BF16] is what most training in
-// 16 bits wants. Whatever is chosen, the rank that owns a parameter keeps it, its gradient and the
-// state of its optimizer in the master type: Float64 where Compute is, else Float32. That is what
-// the optimizer updates and what FullState and checkpoints hold, so a checkpoint loads whatever the
-// precision. Batches, results and losses are of that type, too.
+// Precision says in which types a model computes and communicates. [BF16] suits most training in 16
+// bits. The rank that owns a parameter always keeps it, its gradient and the state of its optimizer
+// in the master type: Float64 if Compute is Float64, else Float32. The optimizer updates these
+// masters, and FullState and checkpoints hold them, so a checkpoint loads under any precision.
+// Batches, results and losses are of the master type, too.
 //
 // Parameters that travel in fewer bits than Compute has are widened when they arrive. That saves
-// traffic, and neither makes the computation faster nor takes less memory.
+// traffic, but neither speeds up the computation nor saves memory.
 type Precision struct {
 	// Compute is the type of computation: Float32, BFloat16, or Float64 for tests.
 	//
-	// In BFloat16, gathered parameters, activations, what is kept for backward and gradients of
+	// In BFloat16, gathered parameters, activations, data kept for backward and gradients of
 	// activations are stored in 16 bits, rounded to nearest even. Sums, the statistics of norms and
 	// softmax, losses, and gradients of parameters are in Float32. A processor with AVX512_BF16
-	// multiplies such operands at twice the rate of Float32; others widen them, which saves memory
-	// and costs time: see Plan.Native. Operations of Gorgonia's own widen and round, too.
+	// multiplies such operands at twice the rate of Float32. Other processors widen them, which
+	// saves memory and costs time: see Plan.Native. Stock operations of Gorgonia widen and round,
+	// too.
 	Compute DType
 	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
-	// [Int8], or Compute, which the zero value stands for. 16 bits other than Compute need Compute
-	// to be Float32, and Int8 needs Float32 or BFloat16.
+	// [Int8], or Compute. The zero value means Compute. 16 bits other than Compute need Compute to
+	// be Float32, and Int8 needs Float32 or BFloat16.
 	Gather DType
-	// Reduce is the type in which gradients travel, with the same choices; the zero value stands
-	// for the master type. Sums of Int8 are taken in Float32 and not rounded, see there. Sums of
-	// BFloat16 and Float16 are taken in Float32 and rounded once, under HybridShard twice. With
-	// Float16, gradients are divided by a part of the divisor before the sum and by the rest after
-	// it, against overflow. A gradient that overflows all the same becomes infinite, which
-	// [Sharded.Unscale] and ClipGradNorm notice.
+	// Reduce is the type in which gradients travel, with the same choices. The zero value means the
+	// master type. Int8 sums are taken in Float32 and not rounded, see [Int8]. BFloat16 and Float16
+	// sums are taken in Float32 and rounded once, under HybridShard twice. With Float16, gradients
+	// are divided by a part of the divisor before the sum and by the rest after it, against
+	// overflow. A gradient that still overflows becomes infinite, which [Sharded.Unscale] and
+	// ClipGradNorm notice.
 	Reduce DType
-	// TypesOf, if set, decides for each parameter that is not Full: it returns what stands in for
-	// Gather and Reduce, with their choices and zero values. So embeddings may travel as they are
-	// computed with, and all else as Int8. Parameters of a unit that travel in other types than the
-	// rest of it are a [GroupPlan] of their own, gathered and reduced by collectives of their own;
-	// where all of a unit travel alike there are no more. It must be a pure function. Every rank
-	// applies it, and Wrap compares the results. Checkpoints do not depend on it.
+	// TypesOf, if set, decides for each parameter that is not Full: it returns replacements for
+	// Gather and Reduce, with the same choices and zero values. So embeddings may travel in the
+	// type of computation, and all else as Int8. Parameters of a unit that travel in types other
+	// than the rest are a separate [GroupPlan], gathered and reduced by separate collectives. If
+	// all parameters of a unit travel alike, there are no more collectives than without TypesOf. It
+	// must be a pure function. Every rank applies it, and Wrap compares the results. Checkpoints do
+	// not depend on it.
 	TypesOf func(c CallInfo, p Param) (gather, reduce DType)
-	// Full tells which parameters travel, and are read by calls, in the master type regardless. Nil
-	// means those whose Param.Full is set, as the norms of package nn do, and where Gather or
-	// Reduce is Int8 also those of fewer than two dimensions, such as biases.
+	// Full selects parameters that travel, and are read by calls, in the master type regardless.
+	// Nil selects parameters whose Param.Full is set, such as the norms of package nn. If Gather or
+	// Reduce is Int8, nil also selects parameters of fewer than two dimensions, such as biases.
 	Full func(c CallInfo, p Param) bool
-	// Wide selects calls that compute in Float32 where Compute is BFloat16, with all calls of the
-	// same module by Tape.Again. The parameters that they own are Full. Nil selects none.
+	// Wide selects calls that compute in Float32 if Compute is BFloat16, together with all calls of
+	// the same module by Tape.Again. The parameters that they own are Full. Nil selects none.
 	Wide Policy
 }
 
@@ -73,26 +75,26 @@ const (
 	Float64
 	BFloat16
 	Float16
-	// Int8 is for what travels only, over ranks that compute on processors. 256 consecutive
-	// elements of a parameter, counted from its first, are a block: a signed byte for each, and the
-	// float32 that these are multiples of, 1/127 of the largest magnitude (ZeRO++,
-	// https://arxiv.org/abs/2306.10209). That is 260 bytes, of a last block, too. An element is
-	// rounded to the nearest multiple, ties to even, so it is off by at most 1/254 of the largest
-	// in its block. Of a block with an element that is not finite all are NaN; one whose largest is
-	// below 2⁻¹⁰⁰ is zeros. Blocks are the same wherever parameters are cut, and so is what they
-	// are rounded to: under every strategy, number of ranks, transport and prefetch depth, and on
-	// every machine.
+	// Int8 is a type for travel only, over ranks that compute on processors. 256 consecutive
+	// elements of a parameter, counted from its first, are a block: a signed byte for each element,
+	// and one float32 of which the elements are multiples, 1/127 of the largest magnitude (ZeRO++,
+	// https://arxiv.org/abs/2306.10209). Every block takes 260 bytes, including the last. An
+	// element is rounded to the nearest multiple, ties to even, so its error is at most 1/254 of
+	// the largest magnitude in its block. If an element is not finite, its whole block becomes NaN.
+	// A block whose largest magnitude is below 2⁻¹⁰⁰ becomes zeros. Blocks and rounded values do
+	// not depend on where parameters are cut: they are the same under every strategy, number of
+	// ranks, transport and prefetch depth, and on every machine.
 	//
-	// Each rank sends the owners of gradients their blocks, which these sum in Float32, in the
-	// order of other sums. What a rank's gradients lose in rounding is added to those of its next
-	// Backward that reduces, before they are rounded. For that every rank keeps 260 bytes for each
-	// block of the whole model, [Plan].ErrorBytes: the losses, as blocks, which are so off by
-	// 1/254² at most. They are in no checkpoint, which would be as much for each rank. Save and
-	// SaveAsync drop them, like Load, Import and Freeze: so a training that goes on from a
-	// checkpoint has the bits of the one that went on after saving it, but one that saves at other
-	// steps has others. What is dropped is what one Backward has lost. Between replicas (of the
-	// hybrid strategies, and under NoShard, which so saves nothing) sums travel in Float32. Where
-	// HybridShard has the bits of FullShard in Float32, it has them with Int8.
+	// Each rank sends blocks of gradients to their owners, which sum them in Float32, in the order
+	// of other sums. The rounding errors of a rank's gradients are added to the gradients of its
+	// next Backward that reduces, before those are rounded. For that every rank keeps 260 bytes for
+	// each block of the whole model, [Plan].ErrorBytes: the errors, as blocks, which are themselves
+	// off by at most 1/254². Checkpoints do not contain them, because they would take that much for
+	// each rank. Save and SaveAsync drop them, like Load, Import and Freeze. So a training that
+	// continues from a checkpoint has the bits of the training that saved it, but a training that
+	// saves at other steps has other bits. A drop loses the errors of one Backward. Between
+	// replicas (of the hybrid strategies, and under NoShard, which so saves nothing) sums travel in
+	// Float32. If HybridShard has the bits of FullShard in Float32, it has them with Int8.
 	Int8
 )
 
@@ -118,7 +120,7 @@ func (d DType) tensor() tensor.Dtype {
 	return tensor.Float32
 }
 
-// withDefaults returns p with zero values replaced, or what is wrong with it.
+// withDefaults returns p with zero values replaced, or an error for an invalid field.
 func (p Precision) withDefaults() (Precision, error) {
 	switch {
 	case p.Compute == Float16:
@@ -142,8 +144,8 @@ func (p Precision) withDefaults() (Precision, error) {
 	return p, nil
 }
 
-// traveling returns the type that t, which the field or function named so gives, stands for, or
-// what is wrong with it.
+// traveling returns the type that t stands for, or an error if it is invalid. name is the field or
+// function that gives t.
 func (p Precision) traveling(name string, t, unset DType) (DType, error) {
 	switch {
 	case t == Float32:
@@ -158,8 +160,8 @@ func (p Precision) traveling(name string, t, unset DType) (DType, error) {
 	return t, nil
 }
 
-// typesOf asks Precision.TypesOf about a parameter of kind k. Types that are those of all leave k
-// as it is.
+// typesOf asks Precision.TypesOf about a parameter of kind k. If it returns the types of all
+// parameters, k does not change.
 func (c *Config) typesOf(k *layout.Kind, call CallInfo, param Param) error {
 	p, master := c.Precision, c.Precision.master()
 	gather, reduce := p.TypesOf(call, param)
@@ -185,7 +187,8 @@ func (c *Config) typesOf(k *layout.Kind, call CallInfo, param Param) error {
 	return nil
 }
 
-// checkTypes returns why parameters and gradients cannot travel so in this configuration, or nil.
+// checkTypes returns an error if parameters and gradients cannot travel in these types in this
+// configuration.
 func (c *Config) checkTypes(gather, reduce DType) error {
 	switch {
 	case c.Device != nil && (gather == Int8 || reduce == Int8):
@@ -207,13 +210,13 @@ func (p Precision) master() DType {
 	return Float32
 }
 
-// nativeBFloat16 tells whether the processor multiplies bfloat16. Tests put another in its place.
+// nativeBFloat16 reports whether the processor multiplies bfloat16. Tests replace it.
 var nativeBFloat16 = kernel.NativeBFloat16
 
-// native tells whether the processor multiplies in Compute type.
+// native reports whether the processor multiplies in Compute type.
 func (p Precision) native() bool { return p.Compute != BFloat16 || nativeBFloat16() }
 
-// finite tells whether v is a finite number in the master type.
+// finite reports whether v is a finite number in the master type.
 func (p Precision) finite(v float64) bool {
 	if p.master() == Float32 {
 		v = float64(float32(v))
@@ -221,7 +224,7 @@ func (p Precision) finite(v float64) bool {
 	return v-v == 0
 }
 
-// narrow tells whether any parameter or gradient may travel in fewer bits than its master has.
+// narrow reports whether any parameter or gradient may travel in fewer bits than its master has.
 func (p Precision) narrow() bool {
 	return p.Gather != p.master() || p.Reduce != p.master() || p.TypesOf != nil
 }

@@ -24,17 +24,17 @@ import (
 )
 
 // Sharded is one rank's handle of a wrapped model. The methods that take a context are collective:
-// every rank of the group calls the same ones in the same order, but for passes inside JoinCalls. It
-// is for one goroutine at a time: a method that is called while another goroutine is in a method
-// returns an error. ZeroGrad, ScaleGrads, Hold and Shards, which return none, do nothing then, and the
-// next method returns the error.
+// every rank of the group calls the same ones in the same order, except for passes inside
+// JoinCalls. A Sharded is for one goroutine at a time: a method that is called while another
+// goroutine is in a method returns an error. ZeroGrad, ScaleGrads, Hold and Shards return no error.
+// They do nothing then, and the next method returns the error.
 //
 // Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of
-// range or a loss that is NaN, are returned on every rank and leave parameters and gradients as
-// they were. An error in the middle of a pass, such as a context that ends or an operation of the
-// user's that fails, fails the group: a rank that has finished the pass already gets the error from
-// its next call, and no rank can use the model any more. A context that ends before a pass may do
-// the same: a rank that stops waiting for the others cannot know what they have decided.
+// range or a loss that is NaN, are returned on every rank. Parameters and gradients do not change.
+// An error in the middle of a pass, such as a context that ends or a user's operation that fails,
+// fails the group: a rank that has already finished the pass gets the error from its next call, and
+// no rank can use the model any more. A context that ends before a pass may do the same, because a
+// rank that stops waiting for the others has no way to learn their decision.
 type Sharded struct {
 	*arrangement
 	trace  *trace // of Forward
@@ -61,8 +61,8 @@ type Sharded struct {
 	lists    int   // calls of Shards so far
 }
 
-// An arrangement is what the configuration has made of the model. It does not change: Freeze makes
-// another.
+// An arrangement is the result of applying the configuration to the model. It does not change:
+// Freeze makes another.
 type arrangement struct {
 	cfg    Config
 	units  []*unit
@@ -71,11 +71,11 @@ type arrangement struct {
 }
 
 // Wrap shards m over the ranks of cfg.Group. It runs m.Forward once to record the calls, groups
-// their parameters, compiles the passes, checks that all ranks mean the same model, and makes this
-// rank's share of the parameters, whose initial values are drawn at their first use. If the shards of the
-// ranks that share a control group or a host together need more memory than it has left, all ranks return
-// an error before they allocate any. It is a collective: every rank calls it, and if one fails all return
-// an error.
+// their parameters, compiles the passes, checks that all ranks have the same model, and makes this
+// rank's share of the parameters. Their initial values are drawn at their first use. If the shards
+// of all ranks in a control group or on a host need more memory than is left there, all ranks
+// return an error before they allocate any. Wrap is a collective: every rank calls it, and if one
+// fails all return an error.
 func Wrap(m Model, cfg Config) (*Sharded, error) { return WrapContext(context.Background(), m, cfg) }
 
 // WrapContext is Wrap with a context that bounds the exchange with the other ranks.
@@ -94,14 +94,14 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 // wraps counts the Wraps of this process by rank. The largest count of a model's ranks numbers it.
 var wraps sync.Map
 
-// count notes that a rank wraps a model, and returns how many it has.
+// count notes that a rank wraps a model, and returns the number of models it has wrapped.
 func count(rank int) float64 {
 	n, _ := wraps.LoadOrStore(rank, new(atomic.Int64))
 	return float64(n.(*atomic.Int64).Add(1))
 }
 
-// wrap does what needs no other rank, compares it with the others, and then makes this rank's
-// share.
+// wrap does the local work first, compares the result with the other ranks, and then makes this
+// rank's share.
 func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	model, err := prepare(s, m, false)
 	set := instructionSet(&s.cfg)
@@ -158,7 +158,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 // instructionSet returns the index in kernel.InstructionSets of this rank's instruction set. Tests replace it.
 var instructionSet = func(cfg *Config) int { return kernel.InstructionSet(cfg.Precision.Compute == BFloat16) }
 
-// prepare does the part of Wrap that needs no other rank, or of Dry.
+// prepare does the part of Wrap that needs no other rank. Dry uses it, too.
 func prepare(s *Sharded, m Model, dry bool) (model *layout.Model, err error) {
 	if s.cfg, err = s.cfg.withDefaults(); err != nil {
 		return nil, err
@@ -189,7 +189,7 @@ func prepare(s *Sharded, m Model, dry bool) (model *layout.Model, err error) {
 	return layoutModel(s.trace, programs), err
 }
 
-// newDevice returns the device that a model computes on, or for a plan one without memory.
+// newDevice returns the device that a model computes on. For a plan the device has no memory.
 func newDevice(cfg *Config, dry bool) (engine.Device, error) {
 	if cfg.Device == nil {
 		d, err := engine.Default(cfg.Group.Rank(), hostOptions(cfg), dry)
@@ -205,7 +205,7 @@ func newDevice(cfg *Config, dry bool) (engine.Device, error) {
 	return d, nil
 }
 
-// hostOptions returns what the configuration decides for memory and threads of the host.
+// hostOptions returns the configuration of the host's memory and threads.
 func hostOptions(cfg *Config) engine.HostOptions {
 	o := engine.HostOptions{Dir: cfg.OffloadDir, Poison: cfg.Poison, Threads: cfg.Threads}
 	if shared, ok := cfg.Group.(comm.Allocator); ok {
@@ -214,7 +214,7 @@ func hostOptions(cfg *Config) engine.HostOptions {
 	return o
 }
 
-// engineOptions returns what the configuration decides for the passes.
+// engineOptions returns the configuration of the passes.
 func engineOptions(s *Sharded) engine.Options {
 	cfg, tr := &s.cfg, s.trace
 	o := engine.Options{
@@ -259,10 +259,10 @@ func (a *arrangement) share(ctx context.Context, e *engine.Engine, tr *trace) er
 	if err := (initials{a.layout, e.Shards(), tr.params}).blank(); err != nil {
 		return err
 	}
-	return e.Device().Wait() // what fails late fails Wrap, on all ranks
+	return e.Device().Wait() // a late error fails Wrap, on all ranks
 }
 
-// String says whose handle it is, of what, and whether it can be used.
+// String returns the rank of the handle, the size of its model, and whether it can be used.
 func (s *Sharded) String() string {
 	elements := 0
 	for _, p := range s.layout.Model.Params {
@@ -287,23 +287,25 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 
 // Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
 // for an optimizer. The memory is the model's: values may be written between passes, and both are
-// valid until Freeze or Close. A parameter of which this rank owns nothing has an empty piece, after
-// the others, so that all ranks can compare what their optimizers do: ranks whose optimizers differ
-// in kind, numbers, learning rate or steps get an error from the next pass.
+// valid until Freeze or Close. A parameter of which this rank owns nothing has an empty piece,
+// after the others, so that all ranks can compare their optimizers. If optimizers differ between
+// ranks in kind, numbers, learning rate or steps, the next pass returns an error.
 //
-// Initial values are drawn at their first use, such as a Forward, and are NaN before. A program may write
-// values before that, and they stay. To read or scale initial values it calls [Sharded.Full] first.
+// Initial values are drawn at their first use, such as a Forward, and are NaN before. A program may
+// write values before that, and they stay. To read or scale initial values, call [Sharded.Full]
+// first.
 //
-// A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer leaves
-// it alone. If there was none at all, the first such step is a warning. Gradients of passes inside
-// NoSync are not in the shards until they are reduced. An optimizer refuses to step while there are
-// any, between a Forward and its Backward, and after Freeze and Close. It also refuses, and changes
-// nothing, on a rank that has a gradient that is NaN or infinite. Unless all ranks refuse, the step is then
-// applied in part: Forward, Eval, Save, Export, FullState, FullOptimState and Freeze return an error on
-// every rank until a Load or Import. A ClipGradNorm before the Step finds such a gradient on every rank.
+// A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer does
+// not change it. If no parameter has a gradient, the first such step is a warning. Gradients of
+// passes inside NoSync are not in the shards until they are reduced. An optimizer refuses to step
+// before that, between a Forward and its Backward, and after Freeze and Close. On a rank with a
+// gradient that is NaN or infinite it also refuses, and changes nothing. Unless all ranks refuse,
+// the step is then applied in part: Forward, Eval, Save, Export, FullState, FullOptimState and
+// Freeze return an error on every rank until a Load or Import. A ClipGradNorm before the Step finds
+// such a gradient on every rank.
 //
-// The state of an optimizer made of these pieces lies where the shards do, and is counted with them
-// until Freeze or Close, even when the optimizer is no longer in use.
+// The state of an optimizer made of these pieces is in the same memory as the shards. It is counted
+// with them until Freeze or Close, even when the optimizer is no longer in use.
 func (s *Sharded) Shards() []optim.Param {
 	if !enterOrNote(s, "Shards") {
 		return nil
@@ -336,8 +338,8 @@ func shards(s *Sharded) []optim.Param {
 	return append(list, empty...)
 }
 
-// piece returns the n elements of parameter p from offset on, which begin at an index of the shard
-// of group i.
+// piece returns n elements of parameter p from offset on. They begin at index at of the shard of
+// group i.
 func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 	l, number, shards, present := s.layout, s.lists, s.engine.Shards(), s.engine.Present()
 	q := optim.Param{
@@ -365,7 +367,7 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 	return q
 }
 
-// ZeroGrad drops all gradients, those that are not reduced yet included. Without it, the next
+// ZeroGrad drops all gradients, including gradients that are not reduced yet. Without it, the next
 // Backward adds to them.
 func (s *Sharded) ZeroGrad() {
 	if enterOrNote(s, "ZeroGrad") {
@@ -386,18 +388,18 @@ func zeroGrad(s *Sharded) {
 	}
 }
 
-// Close gives back the memory of parameters, gradients and buffers. From then on collective methods
-// return an error. What Shards returned must not be touched, and an optimizer made of it must not
-// step: the memory may not be there. Closing again does nothing.
+// Close frees the memory of parameters, gradients and buffers. Collective methods return an error
+// afterwards. Do not use the result of Shards or step an optimizer made of it: the memory may be
+// unmapped. Closing again does nothing.
 //
-// Close is not a collective, but after a Forward without a Backward it waits for the gathers under
-// way, and after SaveAsync until the checkpoint is written, whose error it returns unless Wait has. If a
-// file system has not answered for the timeout of the group (FSDP_TIMEOUT), Close returns an error that
-// names the file, and the memory is freed when the operation ends.
-// While another goroutine is in a method it returns an error and does nothing.
+// Close is not a collective. After a Forward without a Backward it waits for the gathers under way.
+// After SaveAsync it waits until the checkpoint is written, and returns its error unless Wait has.
+// If a file system does not respond for the timeout of the group (FSDP_TIMEOUT), Close returns an
+// error that names the file, and the memory is freed when the operation ends. While another
+// goroutine is in a method, Close returns an error and does nothing.
 //
-// It leaves the group open, which should outlive the model: if the memory was the group's and has
-// gone with it, Close returns an error and nothing worse happens.
+// Close leaves the group open. The group should outlive the model: if it is closed first and its
+// memory is gone, Close returns an error and nothing worse happens.
 //
 // A model that is dropped without Close is freed when the garbage collector finds that neither the Sharded
 // nor an [optim.Param] of it is referred to. If it has more than memory of the Go heap, which is the case with

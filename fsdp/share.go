@@ -28,20 +28,21 @@ func Scale(c float64) BackwardOption {
 // use [Share]. A pass without a batch, see [Sharded.Join], has no weight, whatever is given.
 func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 
-// Share makes the gradients of a step those of its mean loss, however its samples are cut into ranks
-// and batches. It takes all batches that this rank has in the step, that of the Forward among them,
-// and goes to each Backward of the step, on every rank. A rank without a batch gives none.
+// Share makes the gradients of a step equal the gradients of its mean loss, for any division of its
+// samples into ranks and batches. It takes all batches that this rank has in the step, including
+// the batch of the Forward, and goes to each Backward of the step, on every rank. A rank without a
+// batch gives none.
 //
 //	err = m.Backward(ctx, loader.Share()) // of a data.Loader, which has the batches
 //	err = m.Backward(ctx, fsdp.Share(batch))
 //
-// The loss of a batch is weighed by its part of the step: by its targets that count, if the loss is a
-// cross-entropy of targets in the batch (op.CrossEntropy, nn.Head), and else by its rows, the first
-// dimension of its tensors. The loss must be a mean over them. Then neither masked targets nor uneven
-// ranks nor micro-batches change the gradients of a step.
+// The loss of a batch is weighted by its part of the step: by its targets that count, if the loss
+// is a cross-entropy of targets in the batch (op.CrossEntropy, nn.Head), and else by its rows, the
+// first dimension of its tensors. The loss must be a mean over them. Then masked targets, uneven
+// ranks and micro-batches do not change the gradients of a step.
 //
-// Config.Divide is ByRanks or ByOne, which come to the same. [Scale] multiplies the loss as without
-// Share. The ranks exchange one number in each Backward.
+// Config.Divide must be ByRanks or ByOne, which give the same result. [Scale] multiplies the loss
+// as without Share. The ranks exchange one number in each Backward.
 func Share(step ...[]Tensor) BackwardOption {
 	return func(p *pass) { p.share = &share{batches: step} }
 }
@@ -61,7 +62,7 @@ func (o BackwardOption) Source(source string) BackwardOption {
 type share struct {
 	batches    [][]Tensor // that this rank has in the step
 	source     string     // of all ranks, or ""
-	own, total float64    // what counts in the batch of the pass, and in all of batches
+	own, total float64    // targets or rows in the batch of the pass, and in all of batches
 }
 
 // measure counts the targets or rows of p's batch, and of all batches of this rank in the step.
@@ -88,7 +89,7 @@ func (p *pass) measure(s *Sharded) error {
 	return nil
 }
 
-// has tells whether the batch of p's Forward has a tensor of another one.
+// has reports whether the batch of p's Forward has a tensor of another batch.
 func (p *pass) has(batch []Tensor) bool {
 	return slices.ContainsFunc(batch, func(t Tensor) bool { return !isNil(t) && slices.Contains(p.tensors, t) })
 }

@@ -16,15 +16,15 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// everywhere as a root is all ranks.
+// everywhere as a root means all ranks.
 const everywhere = state.Everywhere
 
 // FullState returns the whole parameters and buffers by name: on every rank, or on one rank with
-// [OnlyOn]. Then the others get nil and need no memory for it. The tensors belong to the caller; a
-// scalar comes as a tensor of shape (1).
+// [OnlyOn]. The other ranks then get nil and need no memory for it. The tensors belong to the
+// caller; a scalar is a tensor of shape (1).
 //
-// Parameters of units with groups of their own differ from group to group. The first rank of each
-// group is part of their names: "experts.up@0", "experts.up@2". Buffers are those of this rank.
+// Parameters of units with separate groups differ from group to group. The first rank of each group
+// is part of their names: "experts.up@0", "experts.up@2". Buffers are this rank's.
 func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[string]*tensor.Dense, error) {
 	if err := enter(s, "FullState"); err != nil {
 		return nil, err
@@ -50,13 +50,14 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 }
 
 // FullOptimState returns the whole state of an optimizer of [Sharded.Shards] by parameter name, as
-// that of one process would be: on rank 0, on another with [OnlyOn], or with [OnEveryRank] on all.
+// one process would have it: on rank 0, on another with [OnlyOn], or with [OnEveryRank] on all.
 // Ranks that do not get it return nil and need no memory for it. Every rank gives its optimizer. If
 // ranks that share a parameter keep different entries for it, or have made different numbers of
-// updates, it fails on all ranks and names parameter, ranks and counts.
+// updates, it fails on all ranks, and the error names the parameter, the ranks and the counts.
 //
-// Names are those of [Sharded.FullState]. The result of a rank has what [Extra] gives on that rank,
-// and the settings of its optimizer. [Into] reuses the memory of an earlier result.
+// Names are the same as in [Sharded.FullState]. The result of a rank has the values that [Extra]
+// gives on that rank, and the settings of its optimizer. [Into] reuses the memory of an earlier
+// result.
 func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
 	if err := enter(s, "FullOptimState"); err != nil {
 		return nil, err
@@ -70,8 +71,8 @@ func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts 
 }
 
 // FullGrads returns the whole gradients by name, on every rank, under the plain names of the model.
-// Parameters without a gradient are left out. For units with groups of their own it returns this
-// rank's.
+// Parameters without a gradient are left out. For units with separate groups it returns the
+// gradients of this rank's group.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
 	if err := enter(s, "FullGrads"); err != nil {
 		return nil, err
@@ -98,11 +99,11 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 
 func paramOf(t *state.Tensor) string { return t.Param }
 
-// Full calls f with the whole values of the parameters and buffers of these names, all if there are
-// none, on every rank. With WriteBack, what f has changed on that rank becomes their value on all;
-// otherwise changes are lost. If f fails on any rank, Full fails on every rank and changes nothing.
-// f must not call collective methods of s. WriteBack discards a Forward that waits for its
-// Backward, and fails while Hold has put one aside.
+// Full calls f with the whole values of the parameters and buffers of these names, or of all if
+// there are none, on every rank. With WriteBack, the changes that f makes on that rank become the
+// values on all ranks; otherwise changes are lost. If f fails on any rank, Full fails on every rank
+// and changes nothing. f must not call collective methods of s. WriteBack discards a Forward that
+// waits for its Backward, and fails while a pass is put aside by Hold.
 func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...FullOption) error {
 	if err := enter(s, "Full"); err != nil {
 		return err
@@ -155,17 +156,18 @@ type fullOptions struct {
 	write bool
 }
 
-// WriteBack makes the values that the rank has when the function returns those of all.
+// WriteBack copies the values that the rank has when the function returns to all ranks.
 func WriteBack(rank int) FullOption {
 	return func(o *fullOptions) { *o = fullOptions{root: rank, write: true} }
 }
 
 // SetFull gives parameters and buffers the values that rank root has in params, such as weights
 // that only that rank has loaded. It ignores params on other ranks. It works parameter by
-// parameter, so that no rank but root needs memory for all. Names that the model does not have,
-// other shapes and other types are an error on every rank, and change nothing; parameters that are
-// missing in params keep their value. Names are those of [Sharded.FullState], whose result it
-// takes. It discards a Forward that waits for its Backward, and fails while Hold has put one aside.
+// parameter, so that only root needs memory for all. Names that the model does not have, other
+// shapes and other types are an error on every rank, and change nothing. Parameters that are
+// missing in params keep their value. Names are the same as in [Sharded.FullState], whose result it
+// takes. It discards a Forward that waits for its Backward, and fails while a pass is put aside by
+// Hold.
 func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
 	if err := enter(s, "SetFull"); err != nil {
 		return err
@@ -195,13 +197,13 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 		return st.end(err)
 	}
 	defer plan.Close()
-	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read what is to change
+	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read parameters that will change
 		return err
 	}
 	return st.end(plan.Run(ctx))
 }
 
-// fits tells what is wrong with values for the tensors of the model.
+// fits returns an error if values do not fit the tensors of the model.
 func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]*tensor.Dense) error {
 	left := maps.Clone(params)
 	for i := range list {
@@ -231,18 +233,18 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 }
 
 // SetFullOptim gives the optimizers of all ranks the full state that rank root has; it ignores full
-// on other ranks. The state is that of [Sharded.FullOptimState] or of another program, made by any
-// number of ranks, in float32 or float64. It works tensor by tensor, so that no rank but root needs
-// memory for more than two.
+// on other ranks. The state comes from [Sharded.FullOptimState] or from another program, made by
+// any number of ranks, in float32 or float64. It works tensor by tensor, so that ranks other than
+// root need memory for at most two.
 //
-// What does not fit is a *StateError on every rank, which names all of it, and changes nothing:
-// [Rename], [AllowMissing] and [AllowExtra] make exceptions, by names such as "exp_avg:wte.weight".
-// The entries of one parameter are there together or not at all; where they may be missing the
-// optimizer keeps its own. Where full.Groups has another kind of optimizer that is an error, too;
-// other settings are a warning, and [TakeSettings] takes them. full.Extra stays where it is: the
-// caller sends it to other ranks if they need it.
+// State that does not fit is a *StateError on every rank, which names all mismatches, and changes
+// nothing. [Rename], [AllowMissing] and [AllowExtra] make exceptions, by names such as
+// "exp_avg:wte.weight". The entries of one parameter are present together or not at all. If they
+// may be missing, the optimizer keeps its current ones. Another kind of optimizer in full.Groups is
+// an error, too. Other settings are a warning, and [TakeSettings] takes them. full.Extra is not
+// sent: the caller sends it to other ranks if they need it.
 //
-// If an optimizer refuses state that fits, which those of package optim do not, the model is
+// If an optimizer refuses state that fits, which optimizers of package optim do not, the model is
 // unusable until a SetFullOptim, Load or Import succeeds.
 func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts ...StateOption) error {
 	if err := enter(s, "SetFullOptim"); err != nil {
@@ -268,19 +270,19 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 // Export writes the whole parameters and buffers to one file in the format safetensors, which
 // Python and [Sharded.Import] read. Rank 0 writes them as they arrive, in the order of the model,
 // and needs memory for about two of them; the other ranks need none. The path is rank 0's. The new
-// file takes its place when all of it is on disk. Before that, and after an error, which every rank
-// returns, the old file is there. An Export that was killed leaves a file named after the path,
+// file replaces an old one when all of it is on disk. Before that, and after an error, which every
+// rank returns, the old file remains. An Export that was killed leaves a file named after the path,
 // which the next Export to that path removes.
 //
-// [Rename], [Transpose], [Join] and [LeaveOut] give names and layouts, [As] the type.
-// Values that are NaN, infinite or beyond the range of that type are an error, see [AllowNotFinite].
+// [Rename], [Transpose], [Join] and [LeaveOut] give names and layouts, [As] the type. Values that
+// are NaN, infinite or beyond the range of that type are an error, see [AllowNotFinite].
 // [WithOptimizer] adds the state of an optimizer, with names such as "exp_avg:wte.weight",
-// transposed as its parameter is. [Metadata] adds text. [SplitAt] and [Beside] write more files: they
-// take their places one after the other when all are on disk, the index last. Parameters of units with
-// groups of their own are named as in [Sharded.FullState].
+// transposed as its parameter is. [Metadata] adds text. [SplitAt] and [Beside] write more files:
+// they replace old files one after the other when all are on disk, the index last. Parameters of
+// units with separate groups are named as in [Sharded.FullState].
 //
-// Buffers are rank 0's. If they differ between ranks that is a warning, see AverageBuffers. Replicas of
-// parameters that have diverged are an error, as of [Sharded.Save].
+// Buffers are rank 0's. If they differ between ranks that is a warning, see AverageBuffers.
+// Replicas of parameters that have diverged are an error, as in [Sharded.Save].
 func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) error {
 	if err := enter(s, "Export"); err != nil {
 		return err
@@ -292,23 +294,25 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 }
 
 // Import gives parameters and buffers the values in a file of the format safetensors, or in all
-// files of an index, whose name ends in ".index.json", of [Sharded.Export] or another program. Every
-// rank opens it and reads only the parts that it owns or, of a matrix that lies transposed there,
-// what is between them. Any type of floats is converted to that of the computation.
+// files of an index, whose name ends in ".index.json". [Sharded.Export] or another program wrote
+// them. Every rank opens the file and reads only the parts that it owns or, for a matrix that is
+// transposed in the file, the range that covers them. Any float type is converted to the type of
+// the computation.
 //
 // [Rename], [Transpose] and [Join] say how the model's parameters appear in the file. Names, shapes
-// and types are checked first. What does not fit is a *StateError on every rank, which names all of
-// it, and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. A later error, such as a
-// value that is NaN and that [AllowNotFinite] does not accept, leaves the model with a part of the values: it refuses passes, steps and Save until an Import or Load
-// succeeds, and the optimizer until one with it does.
+// and types are checked first. Any mismatch is a *StateError on every rank, which names all of
+// them, and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. A later error, such
+// as a NaN that [AllowNotFinite] does not accept, leaves the model with a part of the values. The
+// model then refuses passes, steps and Save until an Import or Load succeeds, and the optimizer
+// until one with it does.
 //
-// [WithOptimizer] also reads the state of an optimizer, which an Export with that option has
-// written; without it such state is ignored. Its settings are compared as by [Sharded.Load]. The
-// entries of one parameter are there together or not at all; where they may be missing the optimizer
-// keeps its own. In the file the number of its steps has the name "optimizer".
+// [WithOptimizer] also reads the state of an optimizer, written by an Export with that option.
+// Without it such state is ignored. Its settings are compared as in [Sharded.Load]. The entries of
+// one parameter are present together or not at all. If they may be missing, the optimizer keeps its
+// current ones. In the file the number of its steps has the name "optimizer".
 //
-// Buffers of all ranks become those of the file. Import drops the gradients, and a Forward that
-// waits for its Backward. It fails while Hold has put one aside.
+// Buffers of all ranks get the values of the file. Import drops the gradients, and a Forward that
+// waits for its Backward. It fails while a pass is put aside by Hold.
 func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
 	if err := enter(s, "Import"); err != nil {
 		return err
@@ -333,8 +337,8 @@ func known(l *layout.Layout, names []string) error {
 	return nil
 }
 
-// unknown is the error of a name that the model does not have: those that it has show what they
-// look like.
+// unknown returns the error for a name that the model does not have. It lists some of the model's
+// names.
 func unknown(l *layout.Layout, name string) error {
 	return fmt.Errorf("the model has no parameter %q: its parameters are %v", name, some(slices.Sorted(maps.Keys(l.Model.Index))))
 }

@@ -19,10 +19,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// Package state moves state in and out. What it needs of a model is here, and what becomes of its
-// errors.
+// Package state moves state in and out. This file implements its interfaces for a model, and
+// handles its errors.
 
-// A store is the state of a model for one method, and this rank's word to the others meanwhile.
+// A store is the state of a model for one method, and this rank's answer to the others meanwhile.
 type store struct {
 	state.Store
 	*ranks.Team
@@ -30,7 +30,7 @@ type store struct {
 	ask ranks.Ask
 }
 
-// store prepares for a method. refusal is why this rank cannot take part, or nil.
+// store prepares for a method. refusal is the reason why this rank cannot take part, or nil.
 func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 	if !tolerances[ask.Call].mixed { // it needs the parameters whole: ranks must have made the same steps
 		ask.Past = &s.life.updates
@@ -62,7 +62,7 @@ func (st *store) uneven(buffers []string) {
 		": AverageBuffers gives all ranks their mean", "buffers", some(buffers))
 }
 
-// end returns an error of the method as its user gets it.
+// end returns an error of the method in the form its user gets.
 func (st *store) end(err error) error {
 	if err == nil {
 		return nil
@@ -70,7 +70,7 @@ func (st *store) end(err error) error {
 	return fmt.Errorf("fsdp: rank %d: %s: %w", st.Rank(), st.ask.Call, public(err))
 }
 
-// public returns err as users of this package know it.
+// public returns err in the form that users of this package get.
 func public(err error) error {
 	if unfit, ok := err.(*state.Mismatch); ok {
 		return (*StateError)(unfit)
@@ -93,7 +93,7 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	s.requests++
 	q.Model, q.Number, q.Loops, q.Schedule = s.team.Model, s.requests, s.loops, hash
 	if err == nil {
-		err = s.engine.Device().Wait() // what was written may fail late
+		err = s.engine.Device().Wait() // writes may fail late
 	}
 	if err == nil {
 		err = context.Cause(ctx)
@@ -116,8 +116,8 @@ func (st *store) Fail(err error) error {
 	return &ranks.LostError{Err: err}
 }
 
-// differ warns, on rank 0, of settings that an optimizer keeps although its state was made with
-// others.
+// differ warns, on rank 0, of settings that an optimizer keeps although they differ from the loaded
+// state's.
 func (st *store) differ(settings []string) {
 	if len(settings) > 0 && st.Rank() == 0 {
 		cmp.Or(st.s.cfg.Logger, slog.Default()).Warn("fsdp: "+st.ask.Call+": the optimizer keeps settings that its state was not made with; TakeSettings takes those of the state",
@@ -125,10 +125,10 @@ func (st *store) differ(settings []string) {
 	}
 }
 
-// replace drops what does not survive a change of the parameters, and changes them.
+// replace drops state that a change of the parameters makes invalid, and changes the parameters.
 func (st *store) replace(ctx context.Context, what string, f *state.Filling) error {
 	s := st.s
-	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read what is to change
+	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read parameters that will change
 		return err
 	}
 	zeroGrad(s)
@@ -144,7 +144,7 @@ func (st *store) replace(ctx context.Context, what string, f *state.Filling) err
 	return nil
 }
 
-// A sideTeam is that of a group beside the training's.
+// A sideTeam is the team of a group that is separate from the training's.
 type sideTeam struct {
 	*ranks.Agreement
 	group comm.Group
@@ -163,7 +163,7 @@ func newSideTeam(ctx context.Context, t *ranks.Team) (state.Team, error) {
 // Group implements state.Team.
 func (t *sideTeam) Group() comm.Group { return t.group }
 
-// Shard implements state.Team: nothing is collected beside the training.
+// Shard implements state.Team: nothing is collected during the training.
 func (t *sideTeam) Shard(int) comm.Group { return nil }
 
 // Agree implements state.Team.
@@ -176,7 +176,7 @@ func (t *sideTeam) Agree(ctx context.Context, hash uint64, err error) error {
 // Fail implements state.Team. The group has failed already.
 func (t *sideTeam) Fail(err error) error { return &ranks.LostError{Err: err} }
 
-// memory is that of a device.
+// memory is the memory of a device.
 type memory struct {
 	s *Sharded
 	engine.Shards
@@ -230,8 +230,8 @@ func giveBack(s *Sharded) error {
 	return errors.Join(err, endTrace(s.files.trace), s.files.hashes.Close(), detach(s), s.team.Close())
 }
 
-// remains is all that a dropped model has and the collector does not free. Nothing in it refers to the
-// Sharded, which would never be dropped then.
+// remains is everything in a dropped model that the collector does not free. Nothing in it refers
+// to the Sharded, which would never be dropped then.
 type remains struct {
 	rank   int
 	device engine.Device
@@ -280,7 +280,7 @@ func newValue(t DType, shape []int) exec.Value {
 	return exec.Value{Shape: shape, DType: t.tensor(), Bytes: state.BytesOf(state.NewHost(t.comm(), exec.Numel(shape)))}
 }
 
-// What else than the name of a method ranks must have alike.
+// fromRank describes the root, which all ranks must have alike besides the name of the method.
 func fromRank(root int) string { return fmt.Sprintf(" from rank %d", root) }
 
 // with describes an option that names a rank.

@@ -6,9 +6,10 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 )
 
-// A Strategy says what of a unit is cut over the ranks, and when its parameters are whole. All give
-// the same bits, the hybrid ones where ShardRanks is a power of two and gradients do not travel in
-// 16 bits. With N ranks, a unit of P bytes and AdamW, each rank holds and sends per step:
+// A Strategy decides which parts of a unit are cut over the ranks, and when its parameters are
+// whole. All give the same bits, the hybrid ones if ShardRanks is a power of two and gradients do
+// not travel in 16 bits. With N ranks, a unit of P bytes and AdamW, each rank holds and sends per
+// step:
 //
 //	                parameters gradients state  whole         gathers            gradients are
 //	FullShard       P/N        P/N       2P/N   while in use  forward, backward  reduce-scattered
@@ -24,12 +25,12 @@ import (
 //	HybridShard     3P(S-1)/S + 2P/S·(R-1)/R
 //	SecondaryShard  2P(N-1)/N + P(S-1)/S
 //
-// HybridShard cuts over S = Config.ShardRanks ranks, such as those of a host, and has R = N/S
+// HybridShard cuts over S = Config.ShardRanks ranks, such as the ranks of a host, and has R = N/S
 // replicas. Most of the traffic stays among the S, and only a piece of P/S is summed over the
-// replicas. SecondaryShard cuts over all N. What forward has gathered stays cut over the S ranks
-// too, as it has travelled, until backward gathers it among them: one gather less between hosts for
-// up to P/S of memory in a pass. Under every strategy the gradients of a unit are whole from their
-// first writer to the end of their reduction.
+// replicas. SecondaryShard cuts over all N. After forward, each rank keeps 1/S of the gathered
+// parameters, in the type in which they travelled, until backward gathers them among the S ranks.
+// That saves one gather between hosts for up to P/S of memory in a pass. Under every strategy the
+// gradients of a unit are whole from their first writer to the end of their reduction.
 //
 // A pass over a chain of n units between two calls of the root unit takes exactly these
 // collectives:
@@ -46,8 +47,9 @@ import (
 // The last units are still whole when backward comes to them, so FullShard sends a little less than
 // the first table says. Its root unit is kept as under ShardGradOp: gathered once, and freed after
 // its last use. A unit that backward does not read is not gathered for it, and a frozen unit is not
-// reduced. A pass inside NoSync reduces nothing; an evaluation is the forward. One rank that has all
-// of a unit computes with its parameters where they are, as under NoShard, unless they are rounded.
+// reduced. A pass inside NoSync reduces nothing. An evaluation is the forward alone. If one rank
+// has all of a unit, it computes with the parameters in place, as under NoShard, unless they are
+// rounded.
 type Strategy uint8
 
 // The strategies.
@@ -74,7 +76,7 @@ func (s Strategy) String() string {
 	return fmt.Sprintf("Strategy(%d)", uint8(s))
 }
 
-// kept returns the strategy that cuts as s does and keeps what it has gathered for the pass.
+// kept returns the strategy that cuts as s does and keeps gathered parameters for the pass.
 func (s Strategy) kept() Strategy {
 	switch s {
 	case FullShard, SecondaryShard:
@@ -86,7 +88,7 @@ func (s Strategy) kept() Strategy {
 	}
 }
 
-// cut says how many ranks the strategy cuts parameters over.
+// cut returns the ranks over which the strategy cuts parameters: none, some or all.
 func (s Strategy) cut() layout.Cut {
 	switch s {
 	case NoShard:
@@ -98,7 +100,7 @@ func (s Strategy) cut() layout.Cut {
 	}
 }
 
-// overSome tells whether the strategy cuts something over Config.ShardRanks.
+// overSome reports whether the strategy cuts something over Config.ShardRanks.
 func (s Strategy) overSome() bool { return s.cut() == layout.Some || s == SecondaryShard }
 
 // UnitInfo describes a unit to the functions of a Config.

@@ -18,28 +18,28 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A Model is plain Go code that calls modules. Forward is run once, by Wrap, without data and
-// without shapes: it must make the same calls whatever the batch. When training, the first result
-// is the loss, of one element.
+// A Model is plain Go code that calls modules. Wrap runs Forward once, without data and without
+// shapes: it must make the same calls for every batch. When training, the first result is the loss,
+// of one element.
 //
 // in are the tensors of a batch. A model that also has the method Inputs() []string gets exactly
-// those and has them named in errors; others get MaxInputs references and use the first ones.
+// these inputs, and errors name them. Other models get MaxInputs references and use the first ones.
 type Model interface {
 	Forward(t *Tape, in ...Ref) ([]Ref, error)
 }
 
 // MaxInputs is the number of batch tensors offered to a model that does not name its inputs, and
-// MaxProgramInputs to its other programs: a decoder takes what it keeps of each layer.
+// MaxProgramInputs to its other programs: a decoder takes its cache of each layer.
 const (
 	MaxInputs        = 16
 	MaxProgramInputs = 4096
 )
 
-// A Program is another way through a model than its Forward, such as the encoder alone, or one step
-// of a decoder.
+// A Program is another path through a model than its Forward, such as the encoder alone, or one
+// step of a decoder.
 type Program func(t *Tape, in ...Ref) ([]Ref, error)
 
-// programmer is implemented by models that have more ways through them than Forward, which
+// programmer is implemented by models that have more paths than Forward, which
 // [Sharded.EvalProgram] runs by name. Their calls are calls of Forward, by name and with equal
 // modules, on other values.
 type programmer interface{ Programs() map[string]Program }
@@ -235,29 +235,31 @@ func (t *Tape) use(what string, in ...Ref) bool {
 }
 
 // Optional returns x as a value that may be absent from a pass on a rank. Without functions x is a
-// tensor of the batch, and absent where the batch has nil in its place. With functions it is any value,
-// and absent where one of them, which get this rank's batch, returns false. They must depend on it
-// alone.
+// tensor of the batch, and absent if the batch has nil in its place. With functions it is any
+// value, and absent if one of them, which get this rank's batch, returns false. They must depend on
+// the batch alone.
 //
-// A call with an input that is absent is absent itself, and what depends on it, up to [Ref.Or]:
+// If an input of a call is absent, so are the call and all values that depend on it, up to
+// [Ref.Or]:
 //
 //	image := t.Optional(in[1])
 //	seen := t.Call("vision", &tower{…}, image)
 //	x := t.Call("splice", &splice{…}, text, seen).Or(text)
 //
-// A rank without an image computes nothing of "vision" and "splice", nor of what is for them alone,
-// and what it sends of them are zeros. It needs no memory for them but that of whole parameters and
-// gradients, since it takes part in their collectives: the schedule is that of ranks with an image.
-// So each rank's batch decides for itself, in every pass anew. The loss must not be absent; other
-// results may be, in place of which Eval returns nil. What [Tape.Zeros] returns may be added in place
+// A rank without an image does not compute "vision" and "splice", nor calls that only they need,
+// and sends zeros for them. For their parameters it only needs memory for whole parameters and
+// gradients, since it takes part in their collectives: the schedule is the same as on ranks with an
+// image. So each rank's batch decides alone, in every pass anew. The loss must not be absent. Other
+// results may be; Eval then returns nil for them. The result of [Tape.Zeros] may be added in place
 // of an absent value, such as the loss of a task.
 //
 // Gradients are divided as Config.Divide says. A parameter that no rank has used, in all Backwards
-// since ZeroGrad, has no gradient on any rank, and optimizers leave it alone. One that several calls
-// share is used where any of them is there. Parameters of a group of its own (Config.GroupOf) count
-// in that group alone. Ranks tell each other by a word of 8 bytes for each parameter that may be
-// absent, or each group of it, in the exchange before a Backward, and others: ranks that call two
-// models of one group in different orders may then fail the group, by a mismatch of sizes.
+// since ZeroGrad, has no gradient on any rank, and optimizers do not change it. A parameter that
+// several calls share is used if any of them is present. Parameters of a separate group
+// (Config.GroupOf) count in that group alone. In the exchange before a Backward, and in others,
+// ranks send a word of 8 bytes for each parameter, or group of parameters, that may be absent. If
+// ranks call two models of one group in different orders, a mismatch of sizes may then fail the
+// group.
 func (t *Tape) Optional(x Ref, when ...func(batch []Tensor) bool) Ref {
 	if !t.use("Optional", x) {
 		return x
@@ -279,7 +281,7 @@ func (t *Tape) Optional(x Ref, when ...func(batch []Tensor) bool) Ref {
 	return x
 }
 
-// Zeros returns zeros of that shape, the output of a call of that name: for Or.
+// Zeros returns zeros of that shape, as the output of a call of that name. Use it with Or.
 func (t *Tape) Zeros(name string, shape ...int) Ref { return t.Call(name, &zeros{shape}) }
 
 // choose records a choice.
@@ -300,10 +302,10 @@ func (z *zeros) Build(b *Builder, _ ...*gorgonia.Node) (gorgonia.Nodes, error) {
 	return gorgonia.Nodes{n}, err
 }
 
-// met is what a batch has for a condition that it meets.
+// met is the value of a condition that the batch meets.
 var met = exec.Value{Shape: tensor.Shape{1}, DType: tensor.Int}
 
-// conditions appends to the values of a batch those of the conditions.
+// conditions appends the values of the conditions to the values of a batch.
 func (t *Tape) conditions(values []exec.Value, batch []Tensor) (_ []exec.Value, err error) {
 	defer caught.Panic(&err, "a function of the model's Optional")
 	for _, is := range t.when {
@@ -322,7 +324,7 @@ func (t *Tape) fail(err error) {
 	}
 }
 
-// trace is a model's tape with what is known of its ends.
+// trace is a model's tape with its results and inputs.
 type trace struct {
 	*Tape
 	results    []program.Ref
@@ -330,11 +332,11 @@ type trace struct {
 	inputNames []string          // nil if the model does not name its inputs
 
 	// Decided by the configuration, by call of Forward.
-	save  []exec.Policy // what the call keeps for backward
+	save  []exec.Policy // data that the call keeps for backward
 	spill []bool        // whether in files
 	wide  []bool        // whether its module computes in float32 regardless; false for a call by Again
 
-	notes map[string][]string // by field of Config: what is to be said about its policy
+	notes map[string][]string // by field of Config: warnings about its policy
 }
 
 // traceModel runs the model's Forward.
@@ -391,7 +393,7 @@ func (tr *trace) callInfos() []CallInfo {
 	return infos
 }
 
-// layoutModel returns what has been traced, as data: of Forward and of the other programs.
+// layoutModel returns the traced calls, as data: of Forward and of the other programs.
 func layoutModel(forward *trace, programs map[string]*trace) *layout.Model {
 	m := &layout.Model{Index: forward.byName, Paths: map[string]*layout.Path{"": forward.path()}}
 	for _, p := range forward.params {
@@ -415,7 +417,7 @@ func (tr *trace) path() *layout.Path {
 	return p
 }
 
-// newTape returns an empty tape; of a program other than Forward if main is the tape of that.
+// newTape returns an empty tape. For a program other than Forward, main is the tape of Forward.
 func newTape(main *Tape) *Tape {
 	t := &Tape{byName: make(map[string]int), byCall: make(map[string]int), again: make(map[string]int), main: main}
 	if main != nil {
@@ -424,7 +426,7 @@ func newTape(main *Tape) *Tape {
 	return t
 }
 
-// run records what f calls.
+// run records the calls of f.
 func (tr *trace) run(f Program) error {
 	n := MaxInputs
 	switch {

@@ -18,16 +18,16 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// rootName is what the root unit is called in events and messages.
+// rootName is the name of the root unit in events and messages.
 const rootName = "root"
 
-// unit is what the configuration has decided for a set of parameters that is scheduled together.
+// unit is a set of parameters that is scheduled together, with the decisions of the configuration.
 type unit struct {
 	UnitInfo
 	members  []int         // parameters of the model
 	kinds    []layout.Kind // of the members
 	strategy Strategy
-	group    comm.Group // of its own, or nil
+	group    comm.Group // separate group, or nil
 	at       shard.Cut
 	cut      string // at as text, "" if it is anywhere
 }
@@ -113,7 +113,7 @@ func (u *unit) decide(cfg *Config) (err error) {
 		}
 	}
 	named := u.strategy
-	if named == cfg.Strategy.kept() { // which is what becomes of Config.Strategy in the root unit
+	if named == cfg.Strategy.kept() { // the strategy that the root unit gets for Config.Strategy
 		named = cfg.Strategy
 	}
 	if u.strategy.overSome() && cfg.ShardRanks == 0 {
@@ -182,7 +182,7 @@ func arrange(ctx context.Context, team *ranks.Team, m *layout.Model, cfg Config,
 	return a, nil
 }
 
-// lay lays the units out in flat groups. Those with groups of their own are over these ranks.
+// lay lays the units out in flat groups. own has the ranks of the units with separate groups.
 func (a *arrangement) lay(m *layout.Model, own []*layout.Own) (err error) {
 	list := make([]layout.Unit, len(a.units))
 	for i, u := range a.units {
@@ -236,9 +236,9 @@ func warnOfGathers(s *Sharded) {
 	}
 }
 
-// meet returns the ranks of the units that have groups of their own, by unit. Every rank learns of
-// all those groups. It is a collective if there are any. Units that have the same group are told of
-// once, where that is so on every rank.
+// meet returns the ranks of the units that have separate groups, by unit. Every rank gets the ranks
+// of all those groups. It is a collective if there are any. If the same units share a group on
+// every rank, the group is sent once.
 func meet(ctx context.Context, team *ranks.Team, units []*unit) ([]*layout.Own, error) {
 	own := make([]*layout.Own, len(units))
 	var each, once []*layout.Own // of units, and of groups as they first come
@@ -280,7 +280,7 @@ func meet(ctx context.Context, team *ranks.Team, units []*unit) ([]*layout.Own, 
 	return own, tell(ctx, team, once)
 }
 
-// tell fills the tables of groups, as many on every rank.
+// tell fills the tables of groups. Every rank has the same number of groups.
 func tell(ctx context.Context, team *ranks.Team, own []*layout.Own) error {
 	var mine []int64
 	for _, o := range own {
@@ -310,8 +310,8 @@ func abortOwn(units []*unit, err error) {
 	}
 }
 
-// callPolicies decides what each call keeps for backward, which of them keep it in files, and which
-// stay in float32.
+// callPolicies decides what each call keeps for backward, which calls keep it in files, and which
+// calls stay in float32.
 func callPolicies(cfg *Config, tr *trace) (err error) {
 	var chosen [4][]string
 	for i, p := range []struct {

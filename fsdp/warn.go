@@ -16,9 +16,9 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A watch detects loops that train nothing, or other parameters or gradients than it seems: no single call
-// shows these mistakes. Each is a warning, once. All ranks do the same in a loop, so rank 0 warns for all, except
-// about batches, which are each rank's own.
+// A watch detects loops that train nothing, or train other parameters or gradients than intended:
+// no single call shows these mistakes. Each is a warning, once. All ranks do the same in a loop, so
+// rank 0 warns for all, except about batches, which differ between ranks.
 type watch struct {
 	warned map[string]bool // by message
 
@@ -144,7 +144,7 @@ func (w *watch) countDropped(s *Sharded) {
 	}
 }
 
-// batch warns of targets none of which counts. It is about this rank's batch, so this rank warns.
+// batch warns if no target counts. It is about this rank's batch, so this rank warns.
 func (w *watch) batch(s *Sharded, p *engine.Pass, batch []Tensor) {
 	for _, t := range p.Targets {
 		if n, all, err := targetsOf(batch, t); err == nil && n == 0 && all > 0 {
@@ -226,8 +226,8 @@ func warnOfSets(ctx context.Context, s *Sharded, own int) error {
 	return nil
 }
 
-// origin says where a loss that is not finite comes from, as far as this rank has the reason: a batch,
-// a parameter or a call.
+// origin returns the place where a loss that is not finite begins, if this rank has the cause: a
+// batch, a parameter or a call.
 func origin(s *Sharded, p *engine.Pass) string {
 	text, call := p.Origin()
 	if call < 0 {
@@ -262,13 +262,13 @@ func spoiled(s *Sharded, params []int) string {
 
 // Actions of single ranks
 //
-// Ranks step optimizers, and drop and scale gradients, without asking each other. All must do the
-// same, as each owns a part of every parameter. So ranks compare these actions before the next call that
-// depends on them: updates before a Forward or Eval, and before state is saved, exported
-// or returned; gradients before a Backward adds to them. ZeroGrad may come before the Forward or after
-// it. A rank of a loop over Join that has no batch steps as the others do. Only what units with groups
-// of their own have may differ, so their updates are not compared. An optimizer refuses to step on a
-// rank that owns a bad gradient; that counts, too, unless all ranks have refused.
+// Ranks step optimizers, and drop and scale gradients, without communication. All must do the same,
+// as each owns a part of every parameter. So ranks compare these actions before the next call that
+// depends on them: updates before a Forward or Eval, and before state is saved, exported or
+// returned; gradients before a Backward adds to them. ZeroGrad may come before the Forward or after
+// it. A rank of a loop over Join that has no batch steps like the others. Parameters of units with
+// separate groups may differ, so their updates are not compared. An optimizer refuses to step on a
+// rank that owns a bad gradient. A refusal counts, too, unless all ranks have refused.
 
 // gradients is the history of the gradients since ZeroGrad.
 type gradients struct {
@@ -308,7 +308,7 @@ func (g *gradients) Differ(a, b int, first, other string) string {
 	return fmt.Sprintf("rank %d adds to %s, rank %d to %s: every rank must do the same with ZeroGrad, ScaleGrads and ClipGradNorm", a, first, b, other)
 }
 
-// updates are those that optimizers have made since the last pass.
+// updates are the updates that optimizers have made since the last pass.
 type updates struct {
 	model   *layout.Model
 	hash    uint64
@@ -330,7 +330,7 @@ func (u *updates) add(param int, made optim.Update, by gradients) {
 	u.hash += made.Hash(by.Hash() ^ uint64(param)<<48)
 }
 
-// clear begins anew: ranks have agreed on what was noted, or the parameters have been replaced.
+// clear starts over: ranks have agreed on the updates, or the parameters have been replaced.
 func (u *updates) clear() {
 	if u.Hash() != 0 {
 		clear(u.last)
@@ -361,7 +361,7 @@ func (u *updates) String() string {
 
 const factEnd = ", "
 
-// Differ implements ranks.Past. It tells of the first parameter, and of the first fact.
+// Differ implements ranks.Past. It describes the first parameter, and the first fact.
 func (u *updates) Differ(a, b int, first, other string) string {
 	x, y := strings.Split(first, "\n"), strings.Split(other, "\n")
 	switch {
@@ -409,7 +409,7 @@ func refuses(rank, other int, gradient string) string {
 		"load the last checkpoint. ClipGradNorm before Step returns this error on every rank, before any rank steps", rank, gradient, other)
 }
 
-// skips says that a rank has made an update that another has not.
+// skips says that one rank has made an update and another has not.
 func skips(rank, other int, facts string) string {
 	kind, _, _ := strings.Cut(facts, factEnd)
 	return fmt.Sprintf("rank %d has made a step of %s since the last pass, rank %d has made none: every rank must step", rank, kind, other)
