@@ -11,7 +11,7 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A collector makes tensors whole that lie in parts on the ranks. Ranks that only send need no
+// A collector makes tensors whole whose parts are on several ranks. Ranks that only send need no
 // memory for them.
 //
 //	to one rank    a gather from one set of ranks that has the tensor
@@ -20,20 +20,20 @@ import (
 //
 // # Parcels
 //
-// The parts of a large tensor go from where they lie straight to their place in the result. Small
-// tensors travel together, as each collective costs a meeting of all ranks: every rank puts its
-// parts end to end, and those who get them take them apart. So does a tensor whose parts do not lie
-// in the order of the ranks, as a group of the user's may have another.
+// The parts of a large tensor go directly to their place in the result. Small tensors travel
+// together, as each collective costs a meeting of all ranks: every rank puts its parts end to end,
+// and the receivers take them apart. So does a tensor whose parts are not in the order of the
+// ranks, as a group of the user's may have another.
 type collector struct {
 	s     *Store
-	parts parts // what this rank has
+	parts parts // this rank's parts
 	root  int   // the rank that gets them, or Everywhere
-	ahead int   // how many parcels are under way, the one that is waited for included
+	ahead int   // how many parcels are under way, including the one that is waited for
 	pack  int   // bytes of tensors that travel together, 0 for none
 
 	// room returns the memory for the next tensor, on ranks that get it. take, if not nil, is
-	// called when it is whole, on all ranks, of which those that do not get it have nil; an error
-	// is that of the group. Both go in the order of the list.
+	// called on all ranks when the tensor is whole; ranks that do not get it have nil. An error of
+	// take fails the group. Both are called in the order of the list.
 	room func(t *Tensor) []byte
 	take func(ctx context.Context, t *Tensor, whole []byte) error
 
@@ -44,14 +44,14 @@ type collector struct {
 	free    []func() // gives all scratch back
 }
 
-// How much is under way at a time: where each tensor lies in memory of its own, enough that the
-// time between asking and getting does not add up; where they lie in scratch, one that is made use
-// of and the next.
+// Limits of the transfers under way. If each tensor has its own memory, there are enough of them to
+// hide the latency between request and arrival. If tensors are in scratch, there are two: the one
+// in use and the next.
 const (
 	inFlight    = 8
 	underWay    = 2
 	parcelBytes = 1 << 19
-	smallParts  = 4 // a small tensor is so many times smaller
+	smallParts  = 4 // a small tensor is this many times smaller than parcelBytes
 )
 
 // A transfer is tensors under way.
@@ -80,8 +80,8 @@ func (f *transfer) wait(ctx context.Context) error {
 }
 
 // pipeline starts n transfers, with some under way at a time, and calls take for each that has
-// arrived, in order. If one fails, all groups do, and then the rest is waited for: its memory is the
-// groups' until then.
+// arrived, in order. If one fails, all groups fail, and then pipeline waits for the rest: the
+// groups may use their memory until then.
 func (s *Store) pipeline(ctx context.Context, n, ahead int, start func(i int) transfer, take func(context.Context, *transfer) error) error {
 	var flight []transfer
 	land := func() error {
@@ -154,10 +154,10 @@ func (c *collector) run(ctx context.Context, list []Tensor) error {
 	})
 }
 
-// gets tells whether this rank gets the tensors.
+// gets reports whether this rank gets the tensors.
 func (c *collector) gets() bool { return c.root == Everywhere || c.root == c.s.rank() }
 
-// parcels divides a list into what travels together, on all ranks alike.
+// parcels divides a list into tensors that travel together, on all ranks alike.
 func (c *collector) parcels(list []Tensor) (parcels [][]Tensor) {
 	for len(list) > 0 {
 		n, bytes := 0, 0
@@ -176,7 +176,7 @@ func (c *collector) parcels(list []Tensor) (parcels [][]Tensor) {
 	return parcels
 }
 
-// within tells whether a tensor is collected by every set for itself.
+// within reports whether every set collects a tensor separately.
 func (c *collector) within(t *Tensor) bool {
 	return c.root == Everywhere && t.Owner == checkpoint.Shared
 }
@@ -189,7 +189,7 @@ func (c *collector) group(t *Tensor) comm.Group {
 	return c.s.Team.Group()
 }
 
-// spans returns which elements of a tensor come from each rank of its group.
+// spans returns the elements of a tensor that come from each rank of its group.
 func (c *collector) spans(t *Tensor) []shard.Span {
 	g, index := group(c.s.Layout, t.Index), c.s.Layout.Home[t.Index].Index
 	if c.within(t) {
@@ -209,17 +209,17 @@ func (c *collector) spans(t *Tensor) []shard.Span {
 	return list
 }
 
-// A parcel is where the parts of tensors that travel together lie.
+// A parcel is the places of the parts of tensors that travel together.
 type parcel struct {
 	tensors []Tensor
 	wholes  [][]byte       // of each, nil on ranks that do not get them
-	spans   [][]shard.Span // of each, by rank of the group: what comes from it
-	parts   [][]byte       // of each: what this rank has, perhaps copies: each parcel lets go of its own
+	spans   [][]shard.Span // of each, by rank of the group: the elements that come from it
+	parts   [][]byte       // of each: this rank's part, perhaps a copy: each parcel drops its own
 	counts  []int          // elements of all, by rank of the group
 	me      int            // in the group
 }
 
-// parcel looks for this rank's parts of tensors, and has room made for the wholes.
+// parcel finds this rank's parts of tensors, and gets room for the wholes.
 func (c *collector) parcel(tensors []Tensor) (*parcel, error) {
 	n := len(tensors)
 	p := &parcel{tensors: tensors, me: c.s.rank(), spans: c.cuts[:n], parts: make([][]byte, n)}
@@ -264,7 +264,7 @@ func (p *parcel) keep(es int) {
 	}
 }
 
-// inPlace tells whether the parts can arrive where they belong: they are of one tensor, and in the
+// inPlace reports whether the parts can arrive in their place: they are of one tensor, and in the
 // order of the ranks.
 func (p *parcel) inPlace() bool {
 	next := 0
@@ -286,7 +286,7 @@ func (p *parcel) seal(to []byte) {
 	}
 }
 
-// open moves the parts of all ranks to where they belong.
+// open moves the parts of all ranks to their place.
 func (p *parcel) open(all []byte, es int) {
 	for r := range p.counts {
 		for i, whole := range p.wholes {
@@ -304,7 +304,7 @@ func (c *collector) start(tensors []Tensor) transfer {
 		return out
 	}
 	among, total := c.group(&tensors[0]), sum(p.counts)
-	if len(p.counts) == 1 || c.root != Everywhere && p.counts[c.root] == total { // nobody else has any of it
+	if len(p.counts) == 1 || c.root != Everywhere && p.counts[c.root] == total { // no other rank has any of it
 		p.keep(es)
 		return out
 	}
@@ -340,7 +340,7 @@ func (c *collector) start(tensors []Tensor) transfer {
 	return out
 }
 
-// scratch returns n bytes that a parcel is to have until it has arrived.
+// scratch returns n bytes that a parcel uses until it has arrived.
 func (c *collector) scratch(n int) ([]byte, error) {
 	for i, b := range c.spare {
 		if cap(b) >= n {
@@ -356,7 +356,8 @@ func (c *collector) scratch(n int) ([]byte, error) {
 	return b[:n], nil
 }
 
-// source returns a rank of the set that gives a tensor to rank root: its own set, if that has it.
+// source returns a rank of the set that gives a tensor to rank root: root itself, if its set has
+// it.
 func source(g *layout.Group, owner, root int) int {
 	if owner == checkpoint.Shared || g.Member(root).Leader == owner {
 		return root
@@ -371,7 +372,7 @@ func sum(counts []int) (n int) {
 	return n
 }
 
-// A ring is scratch for tensors under way: each takes the place of the last but underWay.
+// A ring is scratch for tensors under way: each reuses the memory of the tensor underWay before it.
 type ring struct {
 	blocks [underWay][]byte
 	next   int
@@ -403,7 +404,7 @@ func (r *ring) room(n int) []byte {
 	return b[:n:n]
 }
 
-// close gives the memory back. A nil ring has none.
+// close frees the memory. A nil ring has none.
 func (r *ring) close() {
 	if r != nil {
 		for _, free := range r.free {

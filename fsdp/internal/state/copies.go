@@ -18,16 +18,16 @@ import (
 
 // Copies
 //
-// Under NoShard and the hybrid strategies several ranks have the same parameters, and each of them steps
-// an optimizer. All compute the same, so nothing that they exchange shows that a bit has flipped in one
-// copy, or that processors round differently. A file gets one of the copies. So ranks compare them before
-// they write:
+// Under NoShard and the hybrid strategies several ranks have the same parameters, and each of them
+// steps an optimizer. All compute the same, so their exchanges do not show that a bit has flipped
+// in one copy, or that processors round differently. A file gets one of the copies. So ranks
+// compare them before they write:
 //
 //	every rank   a checksum of each piece that other ranks have, too
 //	             a word for each group of parameters, of these checksums   to every rank
 //	             the checksums of groups whose words differ                to every rank
 //
-// Each rank has buffers of its own. A difference there is not an error.
+// Buffers differ between ranks. A difference there is not an error.
 
 // alike returns an error on every rank if a tensor in list differs between its replicas. It calls Uneven
 // with the buffers that differ.
@@ -78,7 +78,8 @@ func (s *Store) alike(ctx context.Context, list []Tensor, own []Piece) error {
 	return s.differences(ctx, list, suspects, sums)
 }
 
-// copied tells whether several ranks have the same piece of a group, or buffers of the same names.
+// copied reports whether several ranks have the same piece of a group, or buffers of the same
+// names.
 func copied(g *layout.Group) bool {
 	if r := &g.Ranks; g.Kind.Buffer {
 		return r.World > 1 && (r.Own == nil || r.Own.Ranks > 1)

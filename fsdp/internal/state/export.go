@@ -20,8 +20,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// An exporter is files that rank 0 writes: the tensors, as they arrive, and what is to lie beside
-// them. They have other names until all are complete.
+// An exporter is files that rank 0 writes: the tensors, as they arrive, and the files of Beside.
+// They have other names until all are complete.
 type exporter struct {
 	s       *Store
 	o       *Options
@@ -30,18 +30,18 @@ type exporter struct {
 	tensors []Tensor // in the order of the files
 	sets    []tensorSet
 
-	// of rank 0
+	// rank 0 only
 	path   string
 	files  []*newFile
 	ring   *ring // the tensor that is written, and the next one
 	next   int   // index of the tensor to write
-	failed error // first error of a write: all ranks go on to the end, and are told then
+	failed error // first error of a write: all ranks continue to the end, and then get it
 }
 
 // A tensorSet is the tensors of one file.
 type tensorSet struct {
-	name   string // beside path
-	end    int    // in exporter.tensors, behind the last one
+	name   string // in the directory of path
+	end    int    // in exporter.tensors, after the last one
 	header *safetensors.Header
 	file   *newFile // on rank 0
 }
@@ -142,8 +142,8 @@ func (e *exporter) describe(list []Tensor, steps int) error {
 	return e.divide(about)
 }
 
-// divide makes the headers of the files: of one, or of as many as SplitAt asks for. A tensor that is
-// larger than that has a file of its own, and the tensors that one parameter becomes are in one.
+// divide makes the headers of the files: of one file, or of the number that SplitAt requires. A
+// tensor that is larger than that has a separate file, and the tensors of one parameter are in one.
 func (e *exporter) divide(about map[string]string) error {
 	var size int64
 	e.sets = []tensorSet{{}}
@@ -182,7 +182,7 @@ func (e *exporter) inFile(t *Tensor) safetensors.Tensor {
 	return safetensors.Tensor{Name: e.naming.of(t), DType: fileType(e.dtype(t)), Shape: e.naming.shape(t)}
 }
 
-// dtype is what a tensor is written in.
+// dtype returns the type in which a tensor is written.
 func (e *exporter) dtype(t *Tensor) comm.DType {
 	if t.Entry == "" && e.o.As != 0 {
 		return e.o.As
@@ -225,7 +225,7 @@ func (e *exporter) create() (err error) {
 	return err
 }
 
-// begin creates a file beside path, with that at its beginning.
+// begin creates a file in the directory of path, with text at its beginning.
 func (e *exporter) begin(name string, text []byte) (f *newFile, err error) {
 	f = &newFile{path: filepath.Join(filepath.Dir(e.path), name)}
 	twice := slices.ContainsFunc(e.files, func(o *newFile) bool { return o.path == f.path })
@@ -241,7 +241,7 @@ func (e *exporter) begin(name string, text []byte) (f *newFile, err error) {
 	return f, err
 }
 
-// index encodes that of several files.
+// index encodes the index of several files.
 func (e *exporter) index() ([]byte, error) {
 	index := tensorIndex{WeightMap: make(map[string]string)}
 	var size int64
@@ -270,23 +270,23 @@ func (e *exporter) ours() string {
 	return strings.Join(names, "|")
 }
 
-// remove removes files beside path: what an Export to this path has left that was killed, or what an
-// earlier one has made and this one does not replace. An Export that is under way in another process
-// loses its file, and fails: only one can have the path.
+// remove removes files in the directory of path: files left by an Export to this path that was
+// killed, or files that an earlier one has made and this one does not replace. An Export that is
+// under way in another process loses its file, and fails: only one can have the path.
 func (e *exporter) remove(match *regexp.Regexp) {
 	dir := filepath.Dir(e.path)
-	entries, _ := e.o.FS.ReadDir(dir) // what is wrong with it, Create says
+	entries, _ := e.o.FS.ReadDir(dir) // Create returns an error of the directory
 	for _, f := range entries {
 		path := filepath.Join(dir, f.Name())
 		replaced := slices.ContainsFunc(e.files, func(f *newFile) bool { return f.path == path })
 		if f.Type()&fs.ModeType == 0 && match.MatchString(f.Name()) && !replaced {
-			_ = e.o.FS.RemoveAll(path) // it is only room that is lost
+			_ = e.o.FS.RemoveAll(path) // only space is lost
 		}
 	}
 }
 
-// slowWrite is how many bytes may take a disk so long that the other ranks would take this one for
-// one that hangs.
+// slowWrite is a number of bytes whose write may take so long that other ranks would assume that
+// this rank hangs.
 const slowWrite = 1 << 20
 
 // run writes the tensors, and gives the file its name.
@@ -299,12 +299,12 @@ func (e *exporter) run(ctx context.Context) error {
 			at := e.next
 			e.next++
 			write := func(context.Context) error { return nil }
-			if whole != nil && e.failed == nil { // else there is no use in it any more
+			if whole != nil && e.failed == nil { // else the file is lost already
 				write = func(context.Context) error { return e.write(at, t, whole) }
 			}
 			var err error
 			if t.Len()*s.Compute.Size() >= slowWrite {
-				err = s.Team.Busy(ctx, s.Files, write) // nobody waits in vain: the next tensor is on its way
+				err = s.Team.Busy(ctx, s.Files, write) // no rank waits in vain: the next tensor is on its way
 			} else if whole != nil {
 				err = ranks.Run(ctx, s.Files, ranks.Limit(s.Team.Group())/2, write)
 			}
@@ -323,7 +323,7 @@ func (e *exporter) run(ctx context.Context) error {
 	return busy(ctx, s.Team, s.Files, func(context.Context) error { return e.undo(e.commit()) })
 }
 
-// write writes a tensor that this rank has, number at of all, part by part.
+// write writes a tensor that this rank has, at its index among all, part by part.
 func (e *exporter) write(at int, t *Tensor, whole []byte) error {
 	set := &e.sets[slices.IndexFunc(e.sets, func(s tensorSet) bool { return at < s.end })]
 	for _, part := range e.naming.there([]Tensor{*t}) {
@@ -348,7 +348,7 @@ func (e *exporter) write(at int, t *Tensor, whole []byte) error {
 	return nil
 }
 
-// A valueWriter writes the elements of a tensor to w, and looks at their values.
+// A valueWriter writes the elements of a tensor to w, and checks their values.
 type valueWriter struct {
 	w      io.Writer
 	t      safetensors.Tensor
@@ -398,7 +398,7 @@ func (e *exporter) commit() error {
 	return e.o.FS.SyncDir(filepath.Dir(e.path))
 }
 
-// undo removes files that are not going to be complete, if err says so.
+// undo removes files that will not be completed, if err is not nil.
 func (e *exporter) undo(err error) error {
 	if err == nil {
 		return nil

@@ -10,9 +10,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
-// Files are the work of a rank with files, of one method at a time. They implement ranks.Files. Work that
-// does not end is left behind in its goroutine: it may still use the memory that it was given, so that stays
-// allocated until it ends, and the next method is refused until then.
+// Files runs the file operations of a rank, of one method at a time. It implements ranks.Files.
+// Work that does not end is left behind in its goroutine. It may still use the memory that it was
+// given, so that memory stays allocated until it ends, and the next method is refused until then.
 type Files struct {
 	// Warn is called once for an operation that takes very long.
 	Warn func(what string, d time.Duration)

@@ -7,8 +7,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A Filling is a checkpoint or file that state is read from. Every rank reads what it has a part
-// of, straight to where it belongs.
+// A Filling is a checkpoint or file that state is read from. Every rank reads the parts that it
+// owns, directly into their place.
 type Filling struct {
 	s    *Store
 	opt  optim.Optimizer // nil if no optimizer is read
@@ -18,15 +18,15 @@ type Filling struct {
 	read func(ctx context.Context, at int, p *Piece) error // reads a part of tensor at in m.have
 	file io.Closer
 
-	steps  *int          // of the optimizer, nil if they are not there
-	groups []optim.Group // of the optimizer, as far as they are there
+	steps  *int          // of the optimizer, nil if the file has none
+	groups []optim.Group // of the optimizer, as far as the file has them
 	regrouping
 }
 
-// Optimizer tells whether Run changes an optimizer, too.
+// Optimizer reports whether Run changes an optimizer, too.
 func (f *Filling) Optimizer() bool { return f.opt != nil && f.steps != nil }
 
-// prepare does what needs neither another rank nor the file.
+// prepare does the work that needs neither another rank nor the file.
 func (f *Filling) prepare(o *Options) (err error) {
 	if f.n, err = o.naming(f.s.Layout); err == nil {
 		f.own, err = f.s.pieces(f.opt)
@@ -34,7 +34,7 @@ func (f *Filling) prepare(o *Options) (err error) {
 	return err
 }
 
-// match compares what is there with what the model and the optimizer have.
+// match compares the file with the model and the optimizer.
 func (f *Filling) match(where string, list []Tensor) (err error) {
 	f.m.naming, f.m.compute, f.m.counted = f.n, f.s.Compute, f.steps != nil
 	if f.opt != nil {
@@ -46,7 +46,7 @@ func (f *Filling) match(where string, list []Tensor) (err error) {
 	return err
 }
 
-// Run reads the state. An error is one on every rank: then some of it may have changed.
+// Run reads the state. An error is an error on every rank: some of the state may have changed then.
 func (f *Filling) Run(ctx context.Context) error {
 	var adopted []Piece
 	err := busy(ctx, f.s.Team, f.s.Files, func(ctx context.Context) (err error) {
@@ -59,7 +59,7 @@ func (f *Filling) Run(ctx context.Context) error {
 	return busy(ctx, f.s.Team, nil, func(context.Context) error { return f.s.adopt(f.opt, *f.steps, adopted, f.apply) })
 }
 
-// fill reads this rank's parts, and returns those that are of the optimizer.
+// fill reads this rank's parts, and returns the parts of the optimizer.
 func (f *Filling) fill(ctx context.Context) (adopted []Piece, err error) {
 	for i := range f.own {
 		p := &f.own[i]
@@ -78,7 +78,7 @@ func (f *Filling) fill(ctx context.Context) (adopted []Piece, err error) {
 	return adopted, nil
 }
 
-// Close closes the file. It was only read, so nothing is lost if that does not end in time.
+// Close closes the file. It was only read, so nothing is lost if closing does not end in time.
 func (f *Filling) Close() error {
 	if done, left := f.s.Files.Left(); left != nil { // it may have the file
 		go func() {

@@ -16,7 +16,7 @@ type Moving struct {
 	ring *ring
 }
 
-// PlanMove lists the state, that of opt unless it is nil included, and takes memory.
+// PlanMove lists the state, including the state of opt unless it is nil, and takes memory.
 func (s *Store) PlanMove(ctx context.Context, opt optim.Optimizer) (*Moving, error) {
 	m := &Moving{s: s}
 	own, err := s.pieces(opt)
@@ -42,8 +42,8 @@ func (s *Store) PlanMove(ctx context.Context, opt optim.Optimizer) (*Moving, err
 	return m, nil
 }
 
-// Run gathers each tensor and keeps what this rank has in another layout: values in the shards
-// there, and the state of an optimizer in entries of their own, for another one to adopt.
+// Run gathers each tensor and keeps this rank's part in another layout: values in the shards there,
+// and the state of an optimizer in separate entries, for another optimizer to adopt.
 func (m *Moving) Run(ctx context.Context, l *layout.Layout, memory Memory) (entries []optim.Entry, err error) {
 	to := &Store{Layout: l, Memory: memory, Team: m.s.Team, Compute: m.s.Compute}
 	t, next := m.s.Compute, to.parts(to.shares(memory.Value))

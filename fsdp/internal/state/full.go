@@ -14,9 +14,9 @@ import (
 )
 
 // Own makes this rank's parameters and buffers of these indices whole, on every rank, from shards
-// that lie in buffers of their size. Of parameters that ranks have others of it is those of the
-// rank's own group. room returns the memory for each. The hash is of what else ranks must have
-// alike.
+// in buffers of their size. For parameters sharded over a separate group (experts), it returns the
+// values of this rank's group. room returns the memory for each. The hash covers everything else
+// that ranks must have alike.
 func (s *Store) Own(ctx context.Context, hash uint64, params []int, of func(group int) optim.Vec, room func(t *Tensor) []byte) error {
 	if err := s.prepare(ctx, hash, func() error { return nil }); err != nil {
 		return err
@@ -29,7 +29,8 @@ func (s *Store) Own(ctx context.Context, hash uint64, params []int, of func(grou
 	return c.run(ctx, list)
 }
 
-// Values makes all parameters and buffers whole, on the root of o. It is true where they are.
+// Values makes all parameters and buffers whole, on the root of o. It returns true on the ranks
+// that have them.
 func (s *Store) Values(ctx context.Context, o *Options, room func(t *Tensor) []byte) (here bool, err error) {
 	err = s.prepare(ctx, 0, func() error { return o.root(s.world()) })
 	if err != nil {
@@ -45,7 +46,7 @@ func (s *Store) Values(ctx context.Context, o *Options, room func(t *Tensor) []b
 
 var errNoOptimizer = errors.New("the optimizer is nil")
 
-// FullOptim makes the state of an optimizer whole, on the root of o; others get nil.
+// FullOptim makes the state of an optimizer whole, on the root of o. Other ranks get nil.
 func (s *Store) FullOptim(ctx context.Context, opt optim.Optimizer, o *Options) (*optim.FullState, error) {
 	var own []Piece
 	err := s.prepare(ctx, 0, func() (err error) {
@@ -91,13 +92,13 @@ func (s *Store) FullOptim(ctx context.Context, opt optim.Optimizer, o *Options) 
 type wholes struct {
 	s    *Store
 	full *optim.FullState
-	old  [][]byte // of the tensors to come: the memory that there is
+	old  [][]byte // of the tensors to come: the existing memory
 	new  blocks
 }
 
-// prepare takes over the memory of an earlier state for the tensors of a list, if there is one. That
-// must be one of the same optimizer: what it lacks gets new memory, and nothing else may be
-// different.
+// prepare takes over the memory of an earlier state for the tensors of a list, if there is one. It
+// must be a state of the same optimizer: tensors that it lacks get new memory, and nothing else may
+// be different.
 func (w *wholes) prepare(into *optim.FullState, list []Tensor, own []Piece) error {
 	if w.full = into; into == nil {
 		w.full = &optim.FullState{}
@@ -142,7 +143,7 @@ func (w *wholes) prepare(into *optim.FullState, list []Tensor, own []Piece) erro
 	return nil
 }
 
-// overlap tells whether two vectors share memory.
+// overlap reports whether two vectors share memory.
 func overlap(memory [][]byte) bool {
 	start := func(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 	memory = slices.DeleteFunc(memory, func(b []byte) bool { return len(b) == 0 })
@@ -155,7 +156,7 @@ func overlap(memory [][]byte) bool {
 	return false
 }
 
-// room is where a tensor goes.
+// room returns the memory for a tensor.
 func (w *wholes) room(t *Tensor) []byte {
 	mem := w.old[0]
 	if w.old = w.old[1:]; mem != nil {
@@ -171,7 +172,7 @@ func (w *wholes) room(t *Tensor) []byte {
 	return mem
 }
 
-// describe says what the tensors are.
+// describe sets the steps and shapes of the tensors.
 func (w *wholes) describe(list []Tensor) {
 	for i := range list {
 		t := &list[i]

@@ -47,7 +47,7 @@ func (f *Filling) planImport(ctx context.Context, path string, o *Options) error
 	return s.Team.Agree(ctx, hash, err)
 }
 
-// describe says what the files have, and how to read it.
+// describe lists the tensors of the files, and makes the function that reads them.
 func (f *Filling) describe(path string, files *tensorFiles, o *Options) (err error) {
 	var counts optimizerCounts
 	for _, h := range files.headers {

@@ -15,21 +15,21 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// The inventory is the list of what optimizers keep. A rank that has no part of a parameter does
-// not know what the others keep for it, so rank 0 puts together what the ranks say and tells all:
-//
+// The inventory lists the state that optimizers keep. A rank that has no part of a parameter cannot
+// list the state of other ranks for it, so rank 0 merges the lists of the ranks and sends the
+// result to all:
 //	every rank   an inventory of the values that it has a part of   to rank 0
 //	rank 0       merges them: ranks with parts of one tensor must   to every rank
 //	             keep the same for it
 //
-// It is about values by their index in the list that all ranks have: see values.
+// It refers to values by their index in the list that all ranks have: see values.
 
-// An inventory is what the optimizer of a rank, or of all, keeps.
+// An inventory lists the state that the optimizer of a rank, or of all, keeps.
 type inventory struct {
 	Steps int    // calls of Step
-	Kinds []kind // what is kept for one value; most are alike
+	Kinds []kind // the entries kept for one value; most are alike
 	Runs  []run  // ascending, without overlap
-	Fault string `json:",omitempty"` // of rank 0: why there is none for all
+	Fault string `json:",omitempty"` // of rank 0: why there is no merged one
 
 	index map[string]int // in Kinds, by their text
 }
@@ -37,18 +37,17 @@ type inventory struct {
 // A kind is the entries for one value, by name.
 type kind map[string]entry
 
-// An entry is the number of updates that it has had, and its bits an element if these are not those
-// of the value.
+// An entry is the number of its updates, and its bits an element if they differ from the value's.
 type entry struct {
 	Steps int
 	Bits  int `json:",omitzero"`
 }
 
-// A run is Len values from First on for which a kind is kept: nothing, if that is empty.
+// A run is Len values from First on for which a kind is kept. An empty kind means nothing.
 type run struct{ First, Len, Kind int }
 
-// newInventory makes the inventory of opt: what it keeps for the values that pieces are of. Where
-// counts of steps do not matter they are left out.
+// newInventory makes the inventory of opt: the entries that it keeps for the values of pieces.
+// Counts of steps are left out if they do not matter.
 func newInventory(l *layout.Layout, list []Tensor, pieces []Piece, opt optim.Optimizer, counts bool) *inventory {
 	inv := &inventory{}
 	if counts {
@@ -86,7 +85,7 @@ func newInventory(l *layout.Layout, list []Tensor, pieces []Piece, opt optim.Opt
 	return inv
 }
 
-// add notes what is kept for a value behind those so far.
+// add appends the kind that is kept for a value.
 func (inv *inventory) add(value int, k kind) {
 	if n := len(inv.Runs); n > 0 {
 		if last := &inv.Runs[n-1]; last.First+last.Len == value && maps.Equal(inv.Kinds[last.Kind], k) {
@@ -94,7 +93,7 @@ func (inv *inventory) add(value int, k kind) {
 			return
 		}
 	}
-	text, _ := json.Marshal(k) // which sorts the names
+	text, _ := json.Marshal(k) // Marshal sorts the names
 	at, known := inv.index[string(text)]
 	if !known {
 		if at = len(inv.Kinds); at == 0 {
@@ -112,7 +111,7 @@ func (inv *inventory) encode() []byte {
 	return text
 }
 
-// decodeInventory is the reverse of encode, for an inventory of so many values at most.
+// decodeInventory is the reverse of encode, for an inventory of at most this number of values.
 func decodeInventory(b []byte, values int) (*inventory, error) {
 	inv := &inventory{}
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -145,14 +144,14 @@ func decodeInventory(b []byte, values int) (*inventory, error) {
 	return inv, nil
 }
 
-// merge joins the inventories of ranks. It fails if ranks keep different things for one of the
+// merge joins the inventories of ranks. It fails if ranks keep different entries for one of the
 // values in list, or have made different numbers of steps.
 func merge(all []*inventory, list []Tensor) (*inventory, error) {
 	type known struct {
-		rank int // that has said it first
+		rank int // that has reported it first
 		kept kind
 	}
-	first := make([]known, len(list)) // kept is nil where nobody has said anything
+	first := make([]known, len(list)) // kept is nil if no rank has reported anything
 	faults := make([]error, len(list))
 	for r, inv := range all {
 		if inv.Steps != all[0].Steps {
@@ -186,7 +185,7 @@ func merge(all []*inventory, list []Tensor) (*inventory, error) {
 	return merged, nil
 }
 
-// tensors returns list with what is kept for each value behind it, by name.
+// tensors returns list with the entries of each value after it, by name.
 func (inv *inventory) tensors(list []Tensor) []Tensor {
 	n, next := len(list), 0
 	for _, r := range inv.Runs {
@@ -208,8 +207,8 @@ func (inv *inventory) tensors(list []Tensor) []Tensor {
 	return append(all, list[next:]...)
 }
 
-// listed lists the state: the values and, unless opt is nil, what the optimizers of all ranks keep.
-// It is a collective, and an error is one on all ranks alike.
+// listed lists the state: the values and, unless opt is nil, the entries that the optimizers of all
+// ranks keep. It is a collective, and an error is the same on all ranks.
 func (s *Store) listed(ctx context.Context, opt optim.Optimizer, pieces []Piece, counts bool) (list []Tensor, steps int, err error) {
 	list = values(s.Layout)
 	if opt == nil {
@@ -239,7 +238,7 @@ func (s *Store) listed(ctx context.Context, opt optim.Optimizer, pieces []Piece,
 	return merged.tensors(list), merged.Steps, nil
 }
 
-// mergeTexts puts the inventories of all ranks together, or says why that is not possible.
+// mergeTexts merges the inventories of all ranks, or returns the reason why that is not possible.
 func mergeTexts(texts [][]byte, list []Tensor) *inventory {
 	all := make([]*inventory, len(texts))
 	for r, text := range texts {

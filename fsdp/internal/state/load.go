@@ -19,7 +19,7 @@ type Loading struct {
 	World  int    // ranks that wrote it
 	Step   int
 	About  Meta
-	Passed []checkpoint.Entry // on rank 0, those that are newer and damaged, the newest first
+	Passed []checkpoint.Entry // on rank 0, newer ones that are damaged, the newest first
 	fs     checkpoint.FS
 	reader *checkpoint.Reader
 }
@@ -72,8 +72,8 @@ func (l *Loading) plan(ctx context.Context, dir string, o *Options) error {
 	return s.Team.Agree(ctx, 0, l.match("the checkpoint "+l.Path, l.buffers(list)))
 }
 
-// choose takes the checkpoint that rank 0 finds, and opens it. Damage that a rank finds there is an
-// error on every rank or, if an older checkpoint will do, that rank's word to all.
+// choose takes the checkpoint that rank 0 finds, and opens it. If a rank finds damage there, it is
+// an error on every rank or, if an older checkpoint is allowed, every rank gets it as damage.
 func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Context) (checkpoint.Found, error)) (damage, err error) {
 	if err := l.find(ctx, search); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Co
 	return l.told(ctx, damage)
 }
 
-// find has rank 0 look for the checkpoint, and tells the others.
+// find searches for the checkpoint on rank 0, and sends the result to the others.
 func (l *Loading) find(ctx context.Context, search func(context.Context) (checkpoint.Found, error)) error {
 	var none string // why there is no checkpoint
 	err := busy(ctx, l.s.Team, l.s.Files, func(ctx context.Context) error {
@@ -102,7 +102,7 @@ func (l *Loading) find(ctx context.Context, search func(context.Context) (checkp
 			return nil
 		}
 		found, err := search(ctx)
-		if errors.Is(err, checkpoint.ErrNone) { // the other ranks are to know it as that
+		if errors.Is(err, checkpoint.ErrNone) { // the other ranks must get it as ErrNone
 			none, err = err.Error(), nil
 		}
 		l.Path, l.Passed = found.Path, append(l.Passed, found.Passed...)
@@ -138,7 +138,7 @@ func (l *Loading) last(ctx context.Context, dir string, o *Options) (checkpoint.
 	return found, l.advise(ctx, dir, err)
 }
 
-// older finds the last checkpoint before the one that is damaged, unless dir named that.
+// older finds the last checkpoint before the damaged one, unless dir is the damaged one.
 func (l *Loading) older(ctx context.Context, dir string, damage error) (checkpoint.Found, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil && dir == l.Path {
@@ -175,7 +175,7 @@ func (l *Loading) told(ctx context.Context, mine error) (damage, err error) {
 	return fmt.Errorf("rank %d: %s", first[0], b), nil
 }
 
-// advise adds to an error about damage at path what can be done about it.
+// advise adds a remedy to an error about damage at path.
 func (l *Loading) advise(ctx context.Context, path string, err error) error {
 	if !spoiled(err) {
 		return err
@@ -195,13 +195,13 @@ func (l *Loading) advise(ctx context.Context, path string, err error) error {
 	}
 }
 
-// spoiled tells whether another start meets the error again: something is damaged, or has values that
-// are not finite.
+// spoiled reports whether another start gets the same error: something is damaged, or has values
+// that are not finite.
 func spoiled(err error) bool {
 	return errors.Is(err, checkpoint.ErrDamaged) || errors.Is(err, checkpoint.ErrNotFinite)
 }
 
-// Lasting adds to an error about a checkpoint that another start meets it again.
+// Lasting adds to an error about a checkpoint that another start would get it again.
 func Lasting(err error) error {
 	if !spoiled(err) {
 		return err
@@ -209,22 +209,22 @@ func Lasting(err error) error {
 	return fmt.Errorf("%s: %w", launch.NoRestart, err)
 }
 
-// remedy says how to take an older checkpoint.
+// remedy returns how to take an older checkpoint.
 func remedy(path string) string {
 	return fmt.Sprintf("%s is older, and whole as far as can be told without its data: "+
 		"AllowOlder(true), fsdprun -older or %s=true takes it", path, launch.AllowOlder)
 }
 
-// noneError is checkpoint.ErrNone in the words of the rank that has looked.
+// noneError is checkpoint.ErrNone with the message of rank 0.
 type noneError struct{ message string }
 
 func (e *noneError) Error() string { return e.message }
 func (e *noneError) Unwrap() error { return checkpoint.ErrNone }
 
-// open opens the checkpoint with the files that this rank is going to read: from here on another
-// job may remove them.
+// open opens the checkpoint with the files that this rank will read: from here on another job may
+// remove them.
 func (l *Loading) open(ctx context.Context, o *Options) error {
-	_ = l.close() // of a damaged one, which was only read
+	_ = l.close() // a damaged checkpoint, which was only read
 	reader, err := checkpoint.OpenReader(ctx, l.fs, l.Path)
 	if err != nil {
 		return err
@@ -273,14 +273,14 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 	return nil
 }
 
-// values says which values a part of the checkpoint may have.
+// values returns the values that a part of the checkpoint may have.
 func (l *Loading) values(o *Options, p *Piece) checkpoint.Values {
 	k := l.key(&p.Tensor)
 	return o.values(k.Name(), l.s.Layout.Model.Params[p.Index].Buffer && p.Entry == "")
 }
 
-// key returns what a tensor is called in the checkpoint. A rank beyond those that saved takes the
-// buffers of one of these.
+// key returns the name of a tensor in the checkpoint. A rank beyond the saved ones takes the
+// buffers of one of them.
 func (l *Loading) key(t *Tensor) checkpoint.Key {
 	k := l.n.key(t)
 	if k.Owner != checkpoint.Shared && l.s.Layout.Model.Params[t.Index].Buffer {

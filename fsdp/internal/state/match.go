@@ -11,45 +11,45 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// Whether a state fits the model and its optimizer is one question, whatever the state is: a
+// A state must fit the model and its optimizer. The rules are the same for every state: a
 // checkpoint for Load, a file for Import, the full state of an optimizer for SetFullOptim.
 //
-//	names         those of the state: the model's after Rename, "exp_avg:wte.weight" for an
-//	              entry of an optimizer, "experts.up@2" where ranks differ
-//	"optimizer"   the number of an optimizer's steps. It is missing if the state has none, and
-//	              there is an entry or AllowMissing does not accept it
-//	AllowMissing  is asked for the name, and for the name without the rank: what it accepts need
-//	              not be there and keeps its value. A tensor without elements never needs to be
-//	AllowExtra    is asked likewise: what it accepts is passed over. Nobody is asked about state
-//	              of an optimizer where none is given, nor buffers of ranks that are no more
-//	kinds         of optimizers are equal, as far as they are known, where entries pass
-//	entries       of one parameter are there together or not at all, whatever AllowMissing says
-//	shapes        are equal but for dimensions of 1, after Transpose
+//	names         are the state's: the model's after Rename, "exp_avg:wte.weight" for an
+//	              entry of an optimizer, "experts.up@2" if ranks differ
+//	"optimizer"   is the number of an optimizer's steps. It is missing if the state has none,
+//	              and there is an entry or AllowMissing does not accept it
+//	AllowMissing  is asked for the name, and for the name without the rank: an accepted tensor
+//	              may be missing and keeps its value. A tensor without elements may be missing
+//	AllowExtra    is asked likewise: an accepted tensor is ignored. It is not asked about state
+//	              of an optimizer if none is given, nor about buffers of ranks that are gone
+//	kinds         of optimizers are equal, as far as they are known, if entries pass
+//	entries       of one parameter are present together or not at all, despite AllowMissing
+//	shapes        are equal except for dimensions of 1, after Transpose
 //	types         are floats, of any size
 //
-// All that does not fit is found before anything changes. All ranks compare the same lists, so they
-// come to the same result if their options are the same; if these are not, one error is
-// everybody's.
+// Every mismatch is found before anything changes. All ranks compare the same lists, so they get
+// the same result if their options are the same. If the options differ, one error is the error of
+// all ranks.
 
-// stepsName stands for the number of steps of an optimizer, which plain SGD has although it keeps
-// no tensors.
+// stepsName is the name of the number of steps of an optimizer, which plain SGD has although it
+// keeps no tensors.
 const stepsName = "optimizer"
 
 // A found is a tensor of a file, checkpoint or full state.
 type found struct {
-	checkpoint.Key // as it is called there; of a file, all of the name is Param
+	checkpoint.Key // its name there; in a file, Param is the whole name
 	Shape          []int
 	DType          safetensors.DType
-	Steps          int  // updates that the entry of an optimizer has had, -1 if that is not known
-	idle           bool // nobody expects that it is of use
+	Steps          int  // updates of an optimizer's entry, -1 if unknown
+	idle           bool // no one expects that it is used
 }
 
-// A matching compares what is wanted with what there is.
+// A matching compares the wanted tensors with the existing ones.
 type matching struct {
 	options *Options
 	naming  *naming
 	compute comm.DType
-	key     func(t *Tensor) checkpoint.Key // what a wanted tensor is called there
+	key     func(t *Tensor) checkpoint.Key // the name there of a wanted tensor
 	have    []found                        // in the order of the state
 	counted bool                           // the number of an optimizer's steps is known
 
@@ -58,10 +58,10 @@ type matching struct {
 	mismatch Mismatch
 }
 
-// match looks for the tensors of a list, those of one parameter together, and of an optimizer
-// unless its state is not asked for. others are parameters whose optimizers are of other kinds, which
-// is wrong unless nothing passes between them and the options accept that. It returns the indices of
-// the tensors in have, or -1, or a *Mismatch.
+// match finds the tensors of a list, the tensors of one parameter together, and of an optimizer
+// unless its state is not wanted. others are parameters whose optimizers are of another kind, which
+// is an error unless no entry passes between them and the options accept that. It returns the
+// indices of the tensors in have, or -1, or a *Mismatch.
 func (m *matching) match(where string, list []Tensor, optimizer bool, others []other) (at []int, err error) {
 	m.mismatch.Where = where
 	m.used, m.index = make([]bool, len(m.have)), make(map[checkpoint.Key]int, len(m.have))
@@ -69,10 +69,10 @@ func (m *matching) match(where string, list []Tensor, optimizer bool, others []o
 		m.index[m.have[i].Key] = i
 	}
 	at = make([]int, len(list))
-	passed := make(map[int]bool) // parameters with entries that are there
+	passed := make(map[int]bool) // parameters with entries in have
 	err = ranks.Guarded("an option", func() error {
 		for i := 0; i < len(list); {
-			n := 1 // what belongs together: a value, or all that an optimizer keeps for it
+			n := 1 // tensors that belong together: a value, or all entries that an optimizer keeps for it
 			for list[i].Entry != "" && i+n < len(list) && list[i+n].Entry != "" && list[i+n].Index == list[i].Index && list[i+n].Owner == list[i].Owner {
 				n++
 			}
@@ -105,7 +105,7 @@ func (m *matching) match(where string, list []Tensor, optimizer bool, others []o
 	return at, err
 }
 
-// want looks for tensors that are there together or not at all.
+// want finds tensors that must be present together or not at all.
 func (m *matching) want(list []Tensor, at []int) {
 	var missing []string
 	accepted := true
@@ -129,7 +129,7 @@ func (m *matching) want(list []Tensor, at []int) {
 	}
 }
 
-// compare compares shape and type with what they are to be.
+// compare compares the shape and type of h with the expected ones.
 func (m *matching) compare(h *found, t *Tensor) {
 	e := &m.mismatch
 	switch shape := m.naming.shape(t); {
@@ -143,7 +143,7 @@ func (m *matching) compare(h *found, t *Tensor) {
 }
 
 // allows asks a function of AllowMissing or AllowExtra about a tensor, by its name and by the name
-// without the rank whose tensor it is.
+// without its rank.
 func allows(f func(string) bool, name string) bool {
 	if f == nil {
 		return false

@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Meta is what the manifest of a checkpoint says beside the tensors.
+// Meta is the part of a checkpoint's manifest that is not about tensors.
 type Meta struct {
 	Seed           uint64 `json:"seed"`
 	Forwards       int    `json:"forwards"`                  // training passes: they key dropout
@@ -30,7 +30,7 @@ type Meta struct {
 	Config    []string `json:"config"`            // for people to read
 }
 
-// Extras are values of the user's, as JSON.
+// Extras are the user's values, as JSON.
 type Extras map[string]json.RawMessage
 
 // encodeExtras encodes the values of an option.
@@ -53,7 +53,7 @@ func encodeExtras(option string, values map[string]any) (Extras, error) {
 	return all, nil
 }
 
-// fields returns m as a manifest keeps it.
+// fields returns m in the form that a manifest keeps.
 func (m Meta) fields() (fields map[string]json.RawMessage, err error) {
 	text, err := json.Marshal(m)
 	if err == nil {
@@ -62,7 +62,7 @@ func (m Meta) fields() (fields map[string]json.RawMessage, err error) {
 	return fields, err
 }
 
-// parseMeta is the reverse of fields, for what a manifest of world ranks says.
+// parseMeta is the reverse of fields, for the manifest of world ranks.
 func parseMeta(fields map[string]json.RawMessage, world int) (m Meta, err error) {
 	text, err := json.Marshal(fields)
 	if err == nil {
@@ -79,10 +79,10 @@ func parseMeta(fields map[string]json.RawMessage, world int) (m Meta, err error)
 	return m, nil
 }
 
-// countsKey is where a file's metadata has the counts of an optimizer, as JSON.
+// countsKey is the key in a file's metadata of the counts of an optimizer, as JSON.
 const countsKey = "gofsdp.optimizer"
 
-// optimizerCounts is what is there.
+// optimizerCounts is the value of countsKey.
 type optimizerCounts struct {
 	Steps   int            `json:"steps"`            // calls of Step
 	Updates map[string]int `json:"updates"`          // by parameter, with its name in the file
@@ -104,7 +104,7 @@ func parseCounts(text string) (c optimizerCounts, err error) {
 	return c, nil
 }
 
-// of returns the number of updates of a tensor of an optimizer, or -1 for any other.
+// of returns the number of updates of a tensor of an optimizer, or -1 for any other tensor.
 func (c *optimizerCounts) of(tensor string) int {
 	_, param, entry := strings.Cut(tensor, ":")
 	if n, ok := c.Updates[param]; entry && ok {

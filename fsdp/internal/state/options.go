@@ -16,13 +16,13 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Everywhere as a root is all ranks.
+// Everywhere as a root means all ranks.
 const Everywhere = -1
 
-// Options is what the options of a method say.
+// Options are the values of a method's options.
 type Options struct {
 	Given []string // names of the options
-	Err   error    // what is wrong with one of them
+	Err   error    // error of one of them
 	FS    checkpoint.FS
 
 	Root             int // of OnlyOn, or Everywhere
@@ -36,7 +36,7 @@ type Options struct {
 	AllowMissing     func(name string) bool // or nil
 	AllowExtra       func(name string) bool // or nil
 	AllowNotFinite   func(name string) bool // or nil
-	As               comm.DType             // or 0 for that of the computation
+	As               comm.DType             // or 0 for the type of the computation
 	Optimizer        optim.Optimizer
 	Metadata         map[string]string
 	Step             int   // of AtStep, or -1
@@ -78,14 +78,15 @@ func NewOptions[F ~func(*Options)](opts []F, takes ...string) *Options {
 	return o
 }
 
-// RootElse sets the root that is meant if no option names one.
+// RootElse sets the root if no option names one.
 func (o *Options) RootElse(root int) {
 	if !o.given("OnlyOn") && !o.given("OnEveryRank") {
 		o.Root = root
 	}
 }
 
-// values says which values a tensor of this name may have. Masks in buffers are often infinite.
+// values returns the values that a tensor of this name may have. Masks in buffers are often
+// infinite.
 func (o *Options) values(name string, buffer bool) checkpoint.Values {
 	switch {
 	case allows(o.AllowNotFinite, name):
@@ -98,7 +99,7 @@ func (o *Options) values(name string, buffer bool) checkpoint.Values {
 
 func (o *Options) given(name string) bool { return slices.Contains(o.Given, name) }
 
-// settleOlder has the environment decide where AllowOlder is not given.
+// settleOlder reads the environment if AllowOlder is not given.
 func (o *Options) settleOlder() error {
 	text := os.Getenv(launch.AllowOlder)
 	if o.Older != nil || text == "" {
@@ -112,8 +113,8 @@ func (o *Options) settleOlder() error {
 	return nil
 }
 
-// anyOlder tells whether an older checkpoint will do wherever the last one is damaged, and noOlder
-// whether none will.
+// anyOlder reports whether an older checkpoint is allowed for any damage of the last one, and
+// noOlder whether none is.
 func (o *Options) anyOlder() bool { return o.Older != nil && *o.Older }
 func (o *Options) noOlder() bool  { return o.Older != nil && !*o.Older }
 
@@ -125,23 +126,23 @@ func (o *Options) root(world int) error {
 	return o.Err
 }
 
-// A naming says how parameters of the model appear in a file or state.
+// A naming maps parameters of the model to their appearance in a file or state.
 type naming struct {
 	as   []appearance // by parameter of the model
-	text string       // all of it, to be compared with the other ranks'
+	text string       // all of it, for comparison with the other ranks
 }
 
 // An appearance is how one parameter appears.
 type appearance struct {
 	name       string
-	parts      []Part // of a parameter that is several tensors there, with names of their own
+	parts      []Part // of a parameter that is several tensors there, with separate names
 	transposed bool
 	buffer     bool
 	leftOut    bool
 }
 
-// naming asks Rename, Transpose, Join and LeaveOut. Names must be one-to-one, and what is transposed
-// must be a matrix.
+// naming asks Rename, Transpose, Join and LeaveOut. Names must be one-to-one, and only matrices may
+// be transposed.
 func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 	if o.Err != nil {
 		return nil, o.Err
@@ -206,7 +207,7 @@ func (o *Options) appearance(name string, shape []int) (a appearance, err error)
 	return a, nil
 }
 
-// names lists the tensors that the parameter is there.
+// names lists the names of the parameter's tensors there.
 func (a *appearance) names() (names []string) {
 	if a.leftOut {
 		return nil
@@ -220,7 +221,7 @@ func (a *appearance) names() (names []string) {
 	return names
 }
 
-// option is what has named it.
+// option returns the option that has named it.
 func (a *appearance) option() string {
 	if a.parts != nil {
 		return "Join"
@@ -228,8 +229,8 @@ func (a *appearance) option() string {
 	return "Rename"
 }
 
-// there returns the tensors that those of the model are there: without what is left out, and with
-// the parts of those that are joined.
+// there returns the tensors of the file or state for tensors of the model: without the left-out
+// ones, and with the parts of joined ones.
 func (n *naming) there(list []Tensor) []Tensor {
 	all := make([]Tensor, 0, len(list))
 	for _, t := range list {
@@ -249,7 +250,7 @@ func (n *naming) there(list []Tensor) []Tensor {
 	return all
 }
 
-// pieces returns what this rank has of those tensors.
+// pieces returns this rank's pieces of those tensors.
 func (n *naming) pieces(list []Piece) []Piece {
 	all := make([]Piece, 0, len(list))
 	for _, p := range list {
@@ -268,7 +269,7 @@ func (n *naming) pieces(list []Piece) []Piece {
 	return all
 }
 
-// key returns what a tensor is called there.
+// key returns the name of a tensor there.
 func (n *naming) key(t *Tensor) checkpoint.Key {
 	a := &n.as[t.Index]
 	name := a.name
@@ -281,8 +282,8 @@ func (n *naming) key(t *Tensor) checkpoint.Key {
 // of returns the name of a tensor there.
 func (n *naming) of(t *Tensor) string { return n.key(t).Name() }
 
-// fileKey is key for what has no ranks, such as a file. A buffer has its plain name there, which
-// every rank reads.
+// fileKey is key for a state without ranks, such as a file. A buffer has its plain name there,
+// which every rank reads.
 func (n *naming) fileKey(t *Tensor) checkpoint.Key {
 	k := n.key(t)
 	if n.as[t.Index].buffer {
@@ -304,7 +305,7 @@ func (n *naming) shape(t *Tensor) []int {
 	return []int{t.Shape[1], t.Shape[0]}
 }
 
-// cols returns the columns of a matrix of the model that lies transposed there, or 0.
+// cols returns the columns of a matrix of the model that is transposed there, or 0.
 func (n *naming) cols(t *Tensor) int {
 	if !n.as[t.Index].transposed {
 		return 0

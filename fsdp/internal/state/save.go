@@ -19,14 +19,14 @@ import (
 // A writing is one rank's part in writing a checkpoint:
 //
 //	rank 0                              every rank
-//	begins a draft, tells where
+//	begins a draft, sends its path
 //	                                    writes its parts into a file there
-//	                                    tells rank 0 what it has written
+//	                                    sends rank 0 a record of the file
 //	commits the draft with the manifest
 //
-// After each step ranks agree that all have done it. A writing uses nothing of the model but the
-// memory of the parts, so it may run while the training goes on, with a Team of its own and a copy
-// of them.
+// After each step ranks agree that all have done it. A writing uses nothing of the model except the
+// memory of the parts. So it may run while the training goes on, with a separate Team and a copy of
+// the parts.
 type writing struct {
 	team  Team
 	fs    checkpoint.FS
@@ -44,13 +44,13 @@ type writing struct {
 	dtype      comm.DType  // of their elements
 	about      Meta        // but for RankExtra
 	rankExtra  json.RawMessage
-	wrote      func(bytes int) // nil, or told of progress
+	wrote      func(bytes int) // nil, or called with the progress
 	fault      error           // why this rank cannot write
 }
 
-// plan agrees on what to save, and lists what this rank writes. Nothing is copied. What no
-// checkpoint has is dropped, so that the training goes on as one that loads this. reserve, unless
-// it is nil, makes room for a copy of so many bytes.
+// plan agrees on the values to save, and lists the parts that this rank writes. Nothing is copied.
+// State that no checkpoint has is dropped, so that the training continues like one that loads this
+// checkpoint. reserve, unless it is nil, makes room for a copy of n bytes.
 func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.Optimizer, o *Options, about Meta, reserve func(n int) error) (*writing, error) {
 	var w *writing
 	err := s.prepare(ctx, 0, func() (err error) {
@@ -78,7 +78,7 @@ func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.
 	return w, nil
 }
 
-// oneOrNone says whether a rank has given an optimizer.
+// oneOrNone returns text on whether a rank has given an optimizer.
 func oneOrNone(opt optim.Optimizer) string {
 	if opt == nil {
 		return "no optimizer"
@@ -150,7 +150,7 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 	return w, nil
 }
 
-// partOf returns a piece as a part of a checkpoint. What is not in ordinary memory is written in
+// partOf returns a piece as a part of a checkpoint. Data outside ordinary memory is written in
 // portions.
 func partOf(t comm.DType, p *Piece) checkpoint.Part {
 	out := checkpoint.Part{Key: p.Key, DType: fileType(t), Shape: p.Shape, Steps: p.Steps, Offset: p.Offset}
@@ -158,7 +158,7 @@ func partOf(t comm.DType, p *Piece) checkpoint.Part {
 	return out
 }
 
-// from has the elements of a part be those of v.
+// from sets the elements of a part to the elements of v.
 func from(out *checkpoint.Part, t comm.DType, v optim.Vec) {
 	if h, ok := v.(optim.Host); ok {
 		out.Data, out.Write = BytesOf(h), nil
@@ -167,7 +167,7 @@ func from(out *checkpoint.Part, t comm.DType, v optim.Vec) {
 	out.Len = v.Len()
 	out.Write = func(ctx context.Context, w io.Writer) error {
 		v := v
-		if b, ok := v.(*optim.Blockwise); ok { // of which a device is asked once
+		if b, ok := v.(*optim.Blockwise); ok { // the device is read once
 			words := room(b.Words())
 			if err := b.Words().Read(words); err != nil {
 				return err
@@ -181,7 +181,7 @@ func from(out *checkpoint.Part, t comm.DType, v optim.Vec) {
 	}
 }
 
-// bytes returns the size of the parts in the file, and room that of a copy of them.
+// bytes returns the size of the parts in the file, and room the size of a copy of them.
 func (w *writing) bytes() (n int) {
 	for i := range w.parts {
 		n += w.vecs[i].Len() * w.parts[i].DType.Size()
@@ -196,7 +196,7 @@ func (w *writing) room() (n int) {
 	return n
 }
 
-// memoryOf returns the memory of a vector as it lies there.
+// memoryOf returns the memory of a vector in its stored form.
 func memoryOf(v optim.Vec) optim.Vec {
 	if b, ok := v.(*optim.Blockwise); ok {
 		return b.Words()
@@ -264,7 +264,7 @@ func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
 	return path, failed
 }
 
-// tell returns the path that rank 0 has.
+// tell returns rank 0's path on every rank.
 func (w *writing) tell(ctx context.Context) (string, error) {
 	path, err := w.team.Tell(ctx, 0, []byte(w.path))
 	if err != nil {
@@ -287,7 +287,7 @@ func (w *writing) begin(ctx context.Context) (err error) {
 	return err
 }
 
-// write writes this rank's file and returns what rank 0 has to know of it.
+// write writes this rank's file and returns the record that rank 0 needs of it.
 func (w *writing) write(ctx context.Context, dir string) (record []byte, err error) {
 	if _, err := w.fs.ReadDir(dir); err != nil {
 		host, _ := os.Hostname() // the error says enough without
@@ -305,8 +305,8 @@ func (w *writing) write(ctx context.Context, dir string) (record []byte, err err
 	return shard.Encode()
 }
 
-// commit makes the draft a checkpoint of what the ranks have written, and removes others, on rank
-// 0. It returns the path of the checkpoint if it is complete.
+// commit makes the draft a checkpoint of the parts that the ranks have written, and removes others,
+// on rank 0. It returns the path of the checkpoint if it is complete.
 func (w *writing) commit(shards, extra [][]byte) (path string, err error) {
 	if w.team.Group().Rank() != 0 {
 		return "", nil
@@ -331,8 +331,8 @@ func (w *writing) commit(shards, extra [][]byte) (path string, err error) {
 	return path, nil
 }
 
-// lastFinite returns the path of the last checkpoint of which all values are finite, if the one that
-// has just been written is none: a training may have to go back to it.
+// lastFinite returns the path of the last checkpoint whose values are all finite, if the one that
+// has just been written has others: a training may have to go back to it.
 func (w *writing) lastFinite() (path string, err error) {
 	if w.about.NotFinite == 0 {
 		return "", nil
@@ -381,8 +381,8 @@ func (w *writing) manifest(shards, extra [][]byte) (*checkpoint.Manifest, error)
 }
 
 // discard removes the draft of a save that has failed with err, on rank 0. If the groups have
-// failed, or the file system does not answer, other ranks may still be writing to it: then it is left to
-// the next save.
+// failed, or the file system does not respond, other ranks may still be writing to the draft. Then
+// the next save removes it.
 func (w *writing) discard(err error) error {
 	if errors.As(err, new(*ranks.LostError)) {
 		return err
@@ -416,7 +416,7 @@ func (l *locks) open(ctx context.Context, fsys checkpoint.FS, dir string) (*chec
 	return store, nil
 }
 
-// close gives the directories up.
+// close unlocks the directories.
 func (l *locks) close() (err error) {
 	for _, store := range *l {
 		err = errors.Join(err, store.Close())

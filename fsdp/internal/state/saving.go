@@ -9,7 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A Saver is what saving keeps from one time to the next. The zero Saver has not saved yet.
+// A Saver is the state that saving keeps from one save to the next. The zero Saver has not saved
+// yet.
 type Saver struct {
 	// Side makes a Team for saving while the training goes on. It is a collective.
 	Side func(ctx context.Context) (Team, error)
@@ -29,7 +30,7 @@ func (v *Saver) Save(ctx context.Context, s *Store, dir string, opt optim.Optimi
 	return err
 }
 
-// SaveAsync copies what this rank writes and writes the copy while the training goes on.
+// SaveAsync copies this rank's parts and writes the copy while the training goes on.
 func (v *Saver) SaveAsync(ctx context.Context, s *Store, dir string, opt optim.Optimizer, o *Options, about Meta) (*Saving, error) {
 	begin := time.Now()
 	var snapshot []byte
@@ -54,7 +55,7 @@ func (v *Saver) SaveAsync(ctx context.Context, s *Store, dir string, opt optim.O
 	return saving, nil
 }
 
-// Await waits for the checkpoint that is being written, however that ends.
+// Await waits for the checkpoint that is being written, with or without an error.
 func (v *Saver) Await(ctx context.Context) error {
 	if v.last == nil {
 		return nil
@@ -67,7 +68,7 @@ func (v *Saver) Await(ctx context.Context) error {
 	}
 }
 
-// Settle waits for it and returns its error if nobody has seen that.
+// Settle waits for it and returns its error unless the error has been returned before.
 func (v *Saver) Settle(ctx context.Context) error {
 	if err := v.Await(ctx); err != nil || v.last == nil || v.last.Seen.Swap(true) {
 		return err
@@ -75,7 +76,7 @@ func (v *Saver) Settle(ctx context.Context) error {
 	return v.last.Err
 }
 
-// Close gives the directories up.
+// Close unlocks the directories.
 func (v *Saver) Close() error { return v.locks.close() }
 
 // A Saving is a checkpoint that is being written while the training goes on.
@@ -83,9 +84,9 @@ type Saving struct {
 	Stalled time.Duration // that the training was kept waiting
 	Total   int64         // bytes of this rank's
 	Written atomic.Int64  // of them
-	Seen    atomic.Bool   // somebody has the error
+	Seen    atomic.Bool   // the error has been returned
 
-	Done chan struct{} // closed when what follows is known
+	Done chan struct{} // closed when the following fields are set
 	Path string        // of the checkpoint, if it is complete
 	Err  error
 }

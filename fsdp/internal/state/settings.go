@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// groupsOf returns the settings of an optimizer for the parameters in a list, of which ranks may
-// have others: those have the same settings.
+// groupsOf returns the settings of an optimizer for the parameters in a list. If ranks have
+// different parameters of one name, all of these have the same settings.
 func groupsOf(opt optim.Optimizer, list []Tensor, name func(*Tensor) string) (groups []optim.Group) {
 	of := settingsOf(optim.Groups(opt))
 	at := make(map[optim.Settings]int)
@@ -43,12 +43,12 @@ func settingsOf(groups []optim.Group) map[string]*optim.Settings {
 	return of
 }
 
-// A regrouping compares the settings that a state was made with, as far as it has them, with those
-// of the optimizer that is to get it.
+// A regrouping compares the settings with which a state was made, as far as it has them, with the
+// settings of the optimizer that gets it.
 type regrouping struct {
 	Differ []string // such as "weight decay 0.1 -> 0 of a.bias and b.bias"
 	others []other
-	apply  func() // takes those of the state, or nil
+	apply  func() // takes the settings of the state, or nil
 }
 
 // An other is a parameter whose optimizer was of another kind.
@@ -57,7 +57,7 @@ type other struct {
 	kinds, name string
 }
 
-// regroup compares them for the parameters in a list that are this rank's.
+// regroup compares them for the parameters in a list that belong to this rank.
 func (s *Store) regroup(opt optim.Optimizer, groups []optim.Group, n *naming, take bool) (r regrouping, err error) {
 	there, here := settingsOf(groups), settingsOf(optim.Groups(opt))
 	var facts tally

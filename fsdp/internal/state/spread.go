@@ -17,8 +17,7 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A Spreading is tensors that one rank has whole, for all: each goes to every rank, which keeps its
-// part.
+// A Spreading is tensors that one rank has whole: each goes to every rank, which keeps its part.
 type Spreading struct {
 	s    *Store
 	root int
@@ -32,7 +31,7 @@ type Spreading struct {
 	regrouping
 }
 
-// rooted agrees on the root, and on what else this rank finds.
+// rooted agrees on the root, and on the error of local.
 func (s *Store) rooted(ctx context.Context, root int, local func() error) error {
 	return s.prepare(ctx, 0, func() error {
 		if root < 0 || root >= s.world() {
@@ -42,9 +41,9 @@ func (s *Store) rooted(ctx context.Context, root int, local func() error) error 
 	})
 }
 
-// PlanSet prepares to give parameters and buffers the values that rank root has. There, check says
-// what is wrong with them, and elements returns those of a tensor, or nil if it is to keep its
-// value.
+// PlanSet prepares to give parameters and buffers the values that rank root has. On root, check
+// returns an error if they are invalid, and elements returns the elements of a tensor, or nil if it
+// keeps its value.
 func (s *Store) PlanSet(ctx context.Context, root int, check func(list []Tensor) error, elements func(name string) []byte) (*Spreading, error) {
 	if err := s.rooted(ctx, root, func() error { return nil }); err != nil {
 		return nil, err
@@ -129,7 +128,7 @@ func (s *Store) PlanSetOptim(ctx context.Context, root int, opt optim.Optimizer,
 	return f, nil
 }
 
-// match fills list with what the full state has, and the numbers of its updates.
+// match fills list with the tensors that the full state has, and the numbers of their updates.
 func (f *Spreading) match(entries []Tensor, text []byte, n *naming, o *Options) error {
 	var sh sheet
 	if err := json.Unmarshal(text, &sh); err != nil {
@@ -163,14 +162,14 @@ func Hash(words ...string) uint64 {
 	return h.Sum64() >> 1
 }
 
-// A sheet says what is in the full state of an optimizer.
+// A sheet lists the content of the full state of an optimizer.
 type sheet struct {
 	Steps  int
 	Have   []found
 	Groups []optim.Group
 }
 
-// newSheet describes a full state as bytes, or returns what is wrong with it.
+// newSheet describes a full state as bytes, or returns an error if it is invalid.
 func newSheet(full *optim.FullState) ([]byte, error) {
 	if full == nil {
 		return nil, errors.New("the full state is nil")
@@ -206,8 +205,8 @@ func newSheet(full *optim.FullState) ([]byte, error) {
 	return text, nil
 }
 
-// Run sends the tensors, one after the other. What an optimizer does not take is an error on every
-// rank.
+// Run sends the tensors, one after the other. If an optimizer refuses a tensor, that is an error on
+// every rank.
 func (f *Spreading) Run(ctx context.Context) error {
 	own := f.s.parts(f.own)
 	var adopted []Piece
@@ -244,8 +243,8 @@ func (f *Spreading) send(one []Tensor) transfer {
 // Close gives the memory back.
 func (f *Spreading) Close() { f.ring.close() }
 
-// adopt tells an optimizer of state that lies in its own memory already, and how many steps and
-// updates it has had. settle, unless it is nil, goes with that.
+// adopt gives an optimizer state that is already in its memory, and the number of its steps and
+// updates. settle, unless it is nil, is called on success.
 func (s *Store) adopt(opt optim.Optimizer, steps int, pieces []Piece, settle func()) error {
 	entries := make([]optim.Entry, len(pieces))
 	for i, p := range pieces {

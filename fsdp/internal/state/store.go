@@ -18,52 +18,53 @@ type Store struct {
 	Memory  Memory
 	Team    Team
 	Compute comm.DType // of parameters, gradients and the optimizer's state
-	Refusal error      // nil, or why this rank cannot take part: all are told first
+	Refusal error      // nil, or why this rank cannot take part: all ranks get it first
 	Files   *Files     // of a method that writes or reads files
-	// Uneven is called, on every rank, with the buffers that differ between ranks, of a method that writes.
+	// Uneven is called by a method that writes, on every rank, with the buffers that differ between
+	// ranks.
 	Uneven func(buffers []string)
 }
 
 // Memory lends the memory of this rank.
 type Memory interface {
-	// Value returns the shard of a group's parameters, Grad that of their gradients: nil if they
-	// have none.
+	// Value returns the shard of a group's parameters, Grad the shard of their gradients: nil if
+	// they have none.
 	Value(group int) optim.Vec
 	Grad(group int) optim.Vec
-	// Scratch returns n bytes for what is whole for a moment, and what gives them back. After a
-	// failure of the groups that does nothing: their transports may still write there.
+	// Scratch returns n bytes for data that is whole for a moment, and a function that frees them.
+	// After a failure of the groups it does nothing: their transports may still write there.
 	Scratch(n int) (b []byte, free func(), err error)
-	// Snapshot returns n bytes for a copy that outlives the method, in place of what it returned
-	// before.
+	// Snapshot returns n bytes for a copy that outlives the method, in place of its previous
+	// result.
 	Snapshot(n int) ([]byte, error)
-	// Forget drops what gradients have lost in travelling, which no checkpoint has.
+	// Forget drops the rounding errors of gradients that travel, which no checkpoint has.
 	Forget()
 	// Lend runs f, which calls a method of an optimizer that reads or changes vectors of the model: see optim.Guard.
 	Lend(f func() error) error
 }
 
-// Team is this rank's word to the others.
+// Team is the communication of this rank with the others.
 type Team interface {
-	// Group is that of all ranks.
+	// Group returns the group of all ranks.
 	Group() comm.Group
-	// Shard is that of the ranks which a group of parameters is cut over.
+	// Shard returns the group of the ranks over which a group of parameters is cut.
 	Shard(group int) comm.Group
-	// Agree returns nil on every rank, or an error on every rank. err is why this one cannot go on,
-	// or nil. The hash must be the same on all ranks.
+	// Agree returns nil on every rank, or an error on every rank. err is the reason why this rank
+	// cannot continue, or nil. The hash must be the same on all ranks.
 	Agree(ctx context.Context, hash uint64, err error) error
 	// Busy runs work of any length, and returns when it has ended on every rank. Other ranks do not
-	// know of its error. Work with files, which may be nil, is left behind where they do not answer.
+	// get its error. If files do not respond, the work is left behind. f may be nil.
 	Busy(ctx context.Context, f ranks.Files, work func(context.Context) error) error
 	// Same returns an error on every rank unless all have the same text.
 	Same(ctx context.Context, what, text string) error
-	// Tell returns what root has to say.
+	// Tell returns root's bytes on every rank.
 	Tell(ctx context.Context, root int, mine []byte) ([]byte, error)
-	// Fail ends all groups, at once: err is the failure of a collective, in the middle of which
-	// other ranks may wait for this one. It returns err as a *ranks.LostError.
+	// Fail ends all groups, at once: err is the failure of a collective, in which other ranks may
+	// wait for this one. It returns err as a *ranks.LostError.
 	Fail(err error) error
 }
 
-// prepare agrees that all ranks can take part. local is what needs no other rank.
+// prepare agrees that all ranks can take part. local needs no other rank.
 func (s *Store) prepare(ctx context.Context, hash uint64, local func() error) error {
 	err := s.Refusal
 	if err == nil {
@@ -72,8 +73,8 @@ func (s *Store) prepare(ctx context.Context, hash uint64, local func() error) er
 	return s.Team.Agree(ctx, hash, err)
 }
 
-// same returns an error on every rank unless all have the same text. If that is not to be had,
-// others may be on their way into the next collective.
+// same returns an error on every rank unless all have the same text. If the exchange fails, other
+// ranks may already be in the next collective.
 func (s *Store) same(ctx context.Context, what, text string) error {
 	err := s.Team.Same(ctx, what, text)
 	if errors.As(err, new(*ranks.LostError)) {
@@ -94,13 +95,13 @@ func (s *Store) world() int { return s.Team.Group().Size() }
 // A Mismatch says that a file, checkpoint or full state does not fit the model or its optimizer.
 type Mismatch struct {
 	Where    string   // the file, checkpoint or state
-	Missing  []string // what the model has and the state lacks
-	Extra    []string // what the state has and the model lacks
-	Reshaped []string // what has another shape, as "name [shape there] -> [shape here]"
-	Kinds    []string // which optimizer is of another kind, as "AdamW -> SGD of w, b and 7 more"
+	Missing  []string // in the model, not in the state
+	Extra    []string // in the state, not in the model
+	Reshaped []string // with another shape, as "name [shape there] -> [shape here]"
+	Kinds    []string // optimizers of another kind, as "AdamW -> SGD of w, b and 7 more"
 }
 
-// any tells whether there is anything that does not fit.
+// any reports whether there is a mismatch.
 func (m *Mismatch) any() bool {
 	return len(m.Missing)+len(m.Extra)+len(m.Reshaped)+len(m.Kinds) > 0
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A Tensor is a tensor of the training's state, of which ranks have parts. All ranks list the same.
+// A Tensor is a tensor of the training's state, of which ranks have parts. All ranks have the same
+// list.
 type Tensor struct {
 	checkpoint.Key       // with the name that the parameter has in the model
 	Index          int   // of the parameter in the model
@@ -29,11 +30,11 @@ func (t *Tensor) Parameter() string {
 	return checkpoint.Key{Param: t.Param, Owner: t.Owner}.Name()
 }
 
-// of tells whether two tensors are about the same parameter.
+// of reports whether two tensors are about the same parameter.
 func (t *Tensor) of(other *Tensor) bool { return t.Index == other.Index && t.Owner == other.Owner }
 
-// values lists the parameters and buffers, in the order of the model. A buffer is every rank's own,
-// under its plain name.
+// values lists the parameters and buffers, in the order of the model. Every rank has a separate
+// buffer, under its plain name.
 func values(l *layout.Layout) (list []Tensor) {
 	owners := make([][]int, len(l.Groups))
 	list = make([]Tensor, 0, len(l.Model.Params))
@@ -55,8 +56,8 @@ func value(l *layout.Layout, param, owner int) Tensor {
 	return Tensor{Key: checkpoint.Key{Param: q.Name, Owner: owner}, Index: param, Shape: q.Shape}
 }
 
-// mine tells whether a tensor in the list is this rank's, and not that of ranks which have others
-// of the name.
+// mine reports whether a tensor in the list belongs to this rank, and not to ranks that have
+// another tensor of the name.
 func mine(l *layout.Layout, t *Tensor) bool {
 	return t.Owner == checkpoint.Shared || t.Owner == group(l, t.Index).Ranks.Leader()
 }
@@ -64,8 +65,8 @@ func mine(l *layout.Layout, t *Tensor) bool {
 // group returns the group of a parameter.
 func group(l *layout.Layout, param int) *layout.Group { return &l.Groups[l.Home[param].Group] }
 
-// distinct returns an error if two tensors have one name: a parameter may be named as those of a
-// group of the user's are, or as what an optimizer keeps for another.
+// distinct returns an error if two tensors have one name: a parameter may have the name of a
+// parameter in a user's group, or of an optimizer's entry for another.
 func distinct(list []Tensor, nameOf func(*Tensor) string) error {
 	seen := make(map[string]struct{}, len(list))
 	for i := range list {
@@ -77,8 +78,8 @@ func distinct(list []Tensor, nameOf func(*Tensor) string) error {
 	return nil
 }
 
-// A Piece is what this rank has of a tensor. Pieces are known by names and intervals, never by
-// where they lie. A rank has no two of one parameter and entry.
+// A Piece is this rank's part of a tensor. Pieces are identified by names and intervals, never by
+// their address. A rank has at most one piece of a parameter and entry.
 type Piece struct {
 	Tensor
 	Offset int       // of the first element in the tensor
@@ -86,14 +87,14 @@ type Piece struct {
 	next   *Piece    // of the same parameter, see parts
 }
 
-// pieces lists what this rank has: of parameters and buffers, and of the state of opt, which may be
-// nil. What belongs to one parameter is together, except that all values come first.
+// pieces lists this rank's pieces: of parameters and buffers, and of the state of opt, which may be
+// nil. Pieces of one parameter are together, except that all values come first.
 func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 	list := s.shares(s.Memory.Value)
 	if opt == nil {
 		return list, nil
 	}
-	owned := make([]int, len(s.Layout.Model.Params)) // by parameter: behind the piece in list, or 0
+	owned := make([]int, len(s.Layout.Model.Params)) // by parameter: index after the piece in list, or 0
 	for i := range list {
 		owned[list[i].Index] = i + 1
 	}
@@ -132,8 +133,9 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 	return list, s.own(opt, list, owned)
 }
 
-// own returns an error if opt updates something that is not this model's, whose values are the first
-// of list; owned is by parameter. State does not tell: it may have none, or be made of equal shards.
+// own returns an error if opt updates a parameter of another model. The values of this model come
+// first in list; owned is by parameter. State does not show it: it may be empty, or made of equal
+// shards.
 func (s *Store) own(opt optim.Optimizer, list []Piece, owned []int) error {
 	for _, p := range optim.Params(opt) {
 		i, ok := s.Layout.Model.Index[p.Name]
@@ -154,8 +156,8 @@ func (s *Store) own(opt optim.Optimizer, list []Piece, owned []int) error {
 // same reports whether two slices begin at the same address.
 func same[T any](a, b []T) bool { return unsafe.SliceData(a) == unsafe.SliceData(b) }
 
-// shares lists what this rank has of the parameters and buffers, in vectors of the size of its
-// shards: of all groups for which there is one.
+// shares lists this rank's pieces of the parameters and buffers, in vectors of the size of its
+// shards: of all groups that have a vector.
 func (s *Store) shares(of func(group int) optim.Vec) (list []Piece) {
 	for i := range s.Layout.Groups {
 		g := &s.Layout.Groups[i]
@@ -173,7 +175,7 @@ func (s *Store) shares(of func(group int) optim.Vec) (list []Piece) {
 	return list
 }
 
-// parts are pieces by what they are of: by parameter of the model the first one, or nil.
+// parts are pieces by parameter of the model: the first piece of each, or nil.
 type parts []*Piece
 
 // parts returns pieces, which it links.
@@ -195,7 +197,7 @@ func (all parts) of(param int, entry string) *Piece {
 	return p
 }
 
-// put copies what this rank has of a tensor out of the whole, whose elements are of type t.
+// put copies this rank's part of a tensor from the whole, whose elements are of type t.
 func (p *Piece) put(t comm.DType, whole []byte) error {
 	if err := p.Vec.Write(p.of(t, whole)); err != nil {
 		return fmt.Errorf("%s: %w", p.Name(), err)
@@ -203,7 +205,7 @@ func (p *Piece) put(t comm.DType, whole []byte) error {
 	return nil
 }
 
-// of returns the elements of the whole that the piece is.
+// of returns the elements of the piece in the whole.
 func (p *Piece) of(t comm.DType, whole []byte) optim.Host {
 	es := t.Size()
 	return host(t, whole[p.Offset*es:][:p.Vec.Len()*es])

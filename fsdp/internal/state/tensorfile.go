@@ -8,7 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// A matrix [out, in] of the model may lie transposed in a file, [in, out]. Whole rows of the file
+// A matrix [out, in] of the model may be transposed in a file, [in, out]. Whole rows of the file
 // are picked out of the matrix, or spread over it, as many at a time as fit the scratch.
 //
 //	model [2, 3]   0 1 2     file [3, 2]   0 3
@@ -22,8 +22,8 @@ const (
 	float64Bytes = 8
 )
 
-// writeTensor writes the elements of a tensor in another type, and transposed if it is a matrix of
-// so many rows; 0 leaves it as it is.
+// writeTensor writes the elements of a tensor in another type, and transposes it if it is a matrix
+// of rows rows; 0 does not transpose.
 func writeTensor(w io.Writer, to safetensors.DType, whole []byte, from safetensors.DType, rows int) error {
 	if rows == 0 && to == from {
 		_, err := w.Write(whole)
@@ -76,12 +76,12 @@ func pick[T float32 | float64](dst, src []T, rows, cols, first, n int) {
 // A tensorReader reads tensors of a file.
 type tensorReader struct {
 	file    io.ReaderAt
-	as      safetensors.DType // what the elements are wanted in, F32 or F64
+	as      safetensors.DType // the wanted type of the elements, F32 or F64
 	scratch []byte
 }
 
 // read reads elements offset, offset+1, … of a tensor of the model to dst, and nothing else of the
-// file. cols is that of a matrix which lies transposed in the file, or 0.
+// file. cols is the number of columns of a matrix that is transposed in the file, or 0.
 func (r *tensorReader) read(ctx context.Context, t safetensors.Tensor, dst []byte, offset, cols int) (err error) {
 	n := len(dst) / r.as.Size()
 	switch {
@@ -103,7 +103,7 @@ func (r *tensorReader) read(ctx context.Context, t safetensors.Tensor, dst []byt
 	return nil
 }
 
-// convert reads elements that lie at a place of the file.
+// convert reads elements at a place of the file.
 func (r *tensorReader) convert(ctx context.Context, dst []byte, t safetensors.Tensor, at int64) error {
 	raw := r.room(len(dst) / r.as.Size() * t.DType.Size())
 	if err := r.readAt(ctx, raw, at); err != nil {
@@ -112,10 +112,10 @@ func (r *tensorReader) convert(ctx context.Context, dst []byte, t safetensors.Te
 	return safetensors.Convert(dst, r.as, raw, t.DType)
 }
 
-// readTransposed reads of every row of the file what lies in the wanted rows of the model: a few
-// rows of the file at a time, with what lies between, if that is less work than one by one.
+// readTransposed reads the part of every row of the file that is in the wanted rows of the model: a
+// few rows of the file at a time, with the data between them, if that is less work than one by one.
 func (r *tensorReader) readTransposed(ctx context.Context, t safetensors.Tensor, dst []byte, offset, cols int) error {
-	const block = 4096 // bytes that are worth a read of their own
+	const block = 4096 // bytes that are worth a separate read
 	as, es := r.as.Size(), t.DType.Size()
 	rows, n := int(t.Size)/es/cols, len(dst)/as
 	first := offset / cols
@@ -142,8 +142,8 @@ func (r *tensorReader) readTransposed(ctx context.Context, t safetensors.Tensor,
 }
 
 // spread puts n columns of a matrix into dst, which has some of its elements, row by row. In src
-// the columns lie behind one another: width elements of each, and rows from one to the next. In dst
-// the first element has index at, which may lie outside, and rows are cols elements long.
+// the columns follow one another: width elements of each, and rows from one to the next. In dst the
+// first element has index at, which may be out of range, and rows are cols elements long.
 func spread[T float32 | float64](dst, src []T, at, rows, cols, width, n int) {
 	for w := range width {
 		for c := range n {
@@ -154,7 +154,7 @@ func spread[T float32 | float64](dst, src []T, at, rows, cols, width, n int) {
 	}
 }
 
-// readAt reads all of b, a part at a time: a slow file system is not one that does not answer.
+// readAt reads all of b, a part at a time: a slow file system is not one that does not respond.
 func (r *tensorReader) readAt(ctx context.Context, b []byte, at int64) error {
 	for done := 0; done < len(b); {
 		if err := context.Cause(ctx); err != nil {

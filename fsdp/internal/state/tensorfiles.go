@@ -15,8 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// Several files may have the tensors of one model. An index, whose name ends in indexSuffix, says
-// which has which; it is that of Hugging Face, and its files lie beside it:
+// The tensors of one model may be in several files. An index, whose name ends in indexSuffix, maps
+// tensors to files. It is the index of Hugging Face, and its files are in the same directory:
 //
 //	{"metadata": {"total_size": 32}, "weight_map": {"wte.weight": "model-00001-of-00002.safetensors", …}}
 const (
@@ -24,13 +24,13 @@ const (
 	maxIndex    = 100_000_000 // bytes
 )
 
-// A tensorIndex is what such a file says.
+// A tensorIndex is the content of an index.
 type tensorIndex struct {
 	Metadata  map[string]any    `json:"metadata"`
 	WeightMap map[string]string `json:"weight_map"`
 }
 
-// tensorFiles are a file, or those of an index, that are open for reading.
+// tensorFiles are a file, or the files of an index, that are open for reading.
 type tensorFiles struct {
 	fs      checkpoint.FS
 	paths   []string
@@ -38,7 +38,7 @@ type tensorFiles struct {
 	headers []*safetensors.Header
 }
 
-// open opens path, or what it is the index of, and reads the headers.
+// open opens path, or the files of the index at path, and reads the headers.
 func (f *tensorFiles) open(ctx context.Context, path string) error {
 	if path == "" {
 		return errNoFile
@@ -105,7 +105,7 @@ func readIndex(fs checkpoint.FS, path string) (*tensorIndex, error) {
 	return index, nil
 }
 
-// plain tells whether a name is that of a file, and of no other directory.
+// plain reports whether a name is the name of a file, without a directory.
 func plain(name string) bool {
 	return name == filepath.Base(name) && filepath.IsLocal(name) && name != "."
 }
@@ -132,7 +132,7 @@ func (f *tensorFiles) add(ctx context.Context, path string) error {
 	return nil
 }
 
-// hash is one of all headers.
+// hash returns a hash of all headers.
 func (f *tensorFiles) hash() uint64 {
 	texts := make([]string, len(f.headers))
 	for i, h := range f.headers {

@@ -19,10 +19,10 @@ func NewHost(t comm.DType, n int) optim.Host {
 	return optim.Host{F32: make([]float32, n)}
 }
 
-// undefined returns n bytes of memory that has its pages already, aligned for any element: what is in
-// it is undefined.
+// undefined returns n bytes of memory that has its pages already, aligned for any element. Its
+// content is undefined.
 func undefined(n int) []byte {
-	var b strings.Builder // the one way to memory that the runtime does not clear
+	var b strings.Builder // only this way returns memory that the runtime does not clear
 	b.Grow(n + 1)
 	b.WriteByte(0)
 	mem := unsafe.Slice(unsafe.StringData(b.String()), n)
@@ -30,7 +30,7 @@ func undefined(n int) []byte {
 	return mem
 }
 
-// blocks gives memory to tensors of which there may be thousands. It takes blocks of a size at
+// blocks gives memory to tensors of which there may be thousands. It takes blocks of the size at
 // which a page costs least: small tensors share one.
 type blocks struct {
 	left int // bytes of the small tensors to come
@@ -89,7 +89,7 @@ func elements[T float32 | float64](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(z)))
 }
 
-// contents returns the elements of v: where they lie, if that is ordinary memory, or else a copy.
+// contents returns the elements of v: in place, if that is ordinary memory, or else a copy.
 func contents(v optim.Vec) ([]byte, error) {
 	if h, ok := v.(optim.Host); ok {
 		return BytesOf(h), nil
@@ -98,8 +98,7 @@ func contents(v optim.Vec) ([]byte, error) {
 	return BytesOf(h), v.Read(h)
 }
 
-// replace has f write new elements of v: where they lie, if that is ordinary memory, or else
-// elsewhere.
+// replace has f write new elements of v: in place, if that is ordinary memory, or else elsewhere.
 func replace(v optim.Vec, f func(to []byte) error) error {
 	if h, ok := v.(optim.Host); ok {
 		return f(BytesOf(h))
@@ -111,7 +110,7 @@ func replace(v optim.Vec, f func(to []byte) error) error {
 	return v.Write(h)
 }
 
-// portions calls f with the elements of v, some at a time, until ctx ends: where they lie, if that is
+// portions calls f with the elements of v, some at a time, until ctx ends: in place, if that is
 // ordinary memory, or else with copies.
 func portions(ctx context.Context, v optim.Vec, f func(b []byte) error) error {
 	const most = checkpoint.ChunkBytes / float64Bytes

@@ -8,8 +8,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// gather returns the bytes of every rank on rank 0, and nil on the others, which send theirs and
-// get nothing but their greatest length.
+// gather returns the bytes of every rank on rank 0, and nil on the others, which send their bytes
+// and learn only the greatest length.
 func gather(ctx context.Context, g comm.Group, mine []byte, label string) ([][]byte, error) {
 	longest := []int64{int64(len(mine))}
 	if err := g.AllReduce(comm.Of(longest).Named(label), comm.Max).Wait(ctx); err != nil {
