@@ -7,14 +7,15 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// A Kind is what the parameters of one flat group have in common.
+// A Kind is the properties that the parameters of one flat group share.
 type Kind struct {
 	Buffer  bool // untrained state of one rank
 	Ignored bool // whole on every rank
 	Frozen  bool // not trained
 	Full    bool // never narrowed on the way
 
-	// What they travel in, and their gradients, in place of the types of Options; 0 for those.
+	// The types in which they and their gradients travel, in place of the types of Options; 0 keeps
+	// those.
 	Gather, Reduce comm.DType
 }
 

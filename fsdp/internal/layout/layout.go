@@ -12,17 +12,17 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A Layout says how a model lies over the ranks, as one of them sees it.
+// A Layout is the distribution of a model over the ranks, as seen by one rank.
 type Layout struct {
 	Model   *Model
 	Units   []Unit
 	Groups  []Group
 	Home    []Place                   // by parameter
-	Entries map[string]*program.Model // what the scheduler knows of each path; Forward is ""
+	Entries map[string]*program.Model // the scheduler's description of each path; Forward is ""
 	Votes   Votes
 }
 
-// A Place is where a parameter lives: in which group, and which of its parameters it is.
+// A Place is the place of a parameter: its group, and its index among the group's parameters.
 type Place struct{ Group, Index int }
 
 // A Unit is a set of parameters that is scheduled together. It has a group for each kind of them.
@@ -34,7 +34,7 @@ type Unit struct {
 	At      shard.Cut // where the parameters may be cut
 	Keep    bool      // once gathered, they stay whole until their last use in a pass
 	Second  bool      // once gathered, they stay cut over Options.ShardRanks until their last use
-	Own     *Own      // the unit's own process group, or nil
+	Own     *Own      // the unit's separate process group, or nil
 }
 
 // Cut says how many ranks the parameters of a unit are cut over.
@@ -44,7 +44,7 @@ type Cut uint8
 const (
 	Whole Cut = iota // none: every rank has all of them
 	Some             // Options.ShardRanks
-	All              // all ranks, or those of the unit's own group
+	All              // all ranks, or the ranks of the unit's separate group
 )
 
 // A Group is the set of parameters that is gathered, freed and reduced together.
@@ -64,7 +64,7 @@ type Group struct {
 	Round   comm.DType // to which they are rounded before their sum, and the sum: Reduce, or a narrower type
 }
 
-// Options are what a layout depends on beside the model and its units.
+// Options are the inputs of a layout besides the model and its units.
 type Options struct {
 	World, Rank int
 	ShardRanks  int // places of a unit whose Cut is Some, or of its second copy
@@ -99,8 +99,8 @@ func New(m *Model, units []Unit, o Options) (*Layout, error) {
 	return l, nil
 }
 
-// group lays out the members of a unit that are of kind k. Among several kinds, the group's name
-// says which.
+// group lays out the members of a unit that are of kind k. If there are several kinds, the group's
+// name includes the kind.
 func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, error) {
 	u := &l.Units[unit]
 	g := &Group{
@@ -156,8 +156,8 @@ func (u *Unit) ordered() []Kind {
 	return list
 }
 
-// hold returns how long parameters that are cut over some places stay whole in a pass. If a rank
-// has all of them, calls can use its copy as it is, unless it has to be rounded on the way.
+// hold returns how long parameters that are cut over this number of places stay whole in a pass. If
+// a rank has all of them, calls can use its copy in place, unless it has to be rounded to travel.
 func (u *Unit) hold(places int, exact bool) program.Hold {
 	switch {
 	case places == 1 && exact:
@@ -185,7 +185,7 @@ func (u *Unit) ranks(k Kind, o *Options) Ranks {
 	if u.Second && places > o.ShardRanks {
 		r.Second = o.ShardRanks
 	}
-	if k.Buffer { // every rank has its own
+	if k.Buffer { // every rank has a separate buffer
 		r.Replicas, r.Replica = 1, 0
 	}
 	return r
@@ -215,7 +215,7 @@ func (l *Layout) Sizes() []program.GroupSizes {
 	return sizes
 }
 
-// ErrorBytes returns the bytes of what one rank's gradients have lost in travelling.
+// ErrorBytes returns the bytes of the rounding errors of one rank's gradients that travel.
 func (l *Layout) ErrorBytes() (n int) {
 	for i := range l.Groups {
 		n += l.Groups[i].ErrorBytes()
@@ -234,8 +234,8 @@ func (l *Layout) ShardBytes() (n int) {
 	return n
 }
 
-// Near tells whether a device keeps the shard of the parameters in its own memory in any case:
-// calls read what is always whole where it is, and NCCL sums buffers there.
+// Near reports whether a device keeps the shard of the parameters in its own memory in any case:
+// calls read parameters that are always whole in place, and NCCL sums buffers there.
 func (g *Group) Near() bool { return g.Hold == program.Always || g.Kind.Buffer }
 
 // Wire returns the bytes of all elements of the group as type t travels.
@@ -246,8 +246,8 @@ func (g *Group) Wire(t comm.DType) int {
 	return g.Flat.Len() * t.Size()
 }
 
-// Sum returns the type of sums of gradients: that in which they travel, but of blocks that of the
-// shard.
+// Sum returns the type of sums of gradients: the type in which they travel, or the shard's type if
+// they travel as blocks.
 func (g *Group) Sum() comm.DType {
 	if g.Reduce == comm.Uint8 {
 		return g.Compute
@@ -255,8 +255,8 @@ func (g *Group) Sum() comm.DType {
 	return g.Reduce
 }
 
-// ErrorBytes returns the size of what this rank's gradients have lost in travelling as blocks,
-// which travels with the next: as blocks, too.
+// ErrorBytes returns the size of the rounding errors of this rank's gradients that travel as
+// blocks. They are stored as blocks, too, and travel with the next gradients.
 func (g *Group) ErrorBytes() int {
 	if g.Reduce != comm.Uint8 || g.Kind.Frozen {
 		return 0
@@ -273,8 +273,8 @@ func (g *Group) GradBytes() int { return g.Flat.Len() * g.Compute.Size() }
 // ShardBytes returns the size of one rank's share.
 func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Compute.Size() }
 
-// Excess returns how many of the bytes of one rank's parameters and gradients there are because the
-// group is not cut in equal shards.
+// Excess returns the part of the bytes of one rank's parameters and gradients that is due to
+// unequal shards.
 func (g *Group) Excess() int {
 	n := g.Flat.Excess() * g.Compute.Size()
 	if !g.Kind.Frozen {
@@ -283,7 +283,7 @@ func (g *Group) Excess() int {
 	return n
 }
 
-// Segments returns what this rank owns.
+// Segments returns the segments that this rank owns.
 func (g *Group) Segments() []shard.Segment { return g.Flat.Segments(g.Ranks.Place) }
 
 // Param returns the memory of parameter i of the group in a full buffer of parameters or gradients.
@@ -294,8 +294,8 @@ func (g *Group) Param(full []byte, i int) []byte {
 	return full[lo:hi:hi]
 }
 
-// Stream names the random numbers of a parameter. Every set of ranks that has a parameter of its
-// own of that name has other numbers.
+// Stream names the random numbers of a parameter. Every set of ranks that has a different parameter
+// of that name has different numbers.
 func (g *Group) Stream(param string) string {
 	if own := g.Ranks.Own; own != nil && own.Leader > 0 && !g.Kind.Buffer {
 		return fmt.Sprintf("%s of rank %d", param, own.Leader)

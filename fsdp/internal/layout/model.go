@@ -7,20 +7,20 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A Model is what a trace has found. All layouts of a model share it.
+// A Model is the result of a trace. All layouts of a model share it.
 type Model struct {
 	Params []Param
 	Index  map[string]int   // into Params, by name
-	Paths  map[string]*Path // the ways through the model, by program; Forward is ""
+	Paths  map[string]*Path // paths through the model, by program; Forward is ""
 }
 
-// A Param is a parameter or, if it is not trained but kept by every rank for itself, a buffer.
+// A Param is a parameter or a buffer, which is not trained and kept by every rank separately.
 type Param struct {
 	shard.Param
 	Buffer bool
 }
 
-// A Path is one way through the model: its Forward, or another of its programs.
+// A Path is one path through the model: its Forward, or another of its programs.
 type Path struct {
 	Inputs     int      // batch tensors
 	InputNames []string // nil if the model does not name them

@@ -9,18 +9,18 @@ import (
 
 // # Absence
 //
-// A batch may lack tensors that its path calls optional, and values may be there under conditions of
-// the batch. A call with an input that is absent is absent itself. A [Choice] ends that: it has another
-// value in place of an absent one. What is there differs from rank to rank, and the schedule does
-// not: it is that of all calls that some pass may run (Path.schedule), each after all that it may
-// read. A pass runs it with the calls that are there (Path.At).
+// A batch may lack tensors that its path calls optional, and values may be present under conditions
+// of the batch. A call with an absent input is absent itself. A [Choice] ends that: it replaces an
+// absent value with another. The present calls differ from rank to rank, but the schedule does not:
+// it has all calls that some pass may run (Path.schedule), each after all that it may read. A pass
+// runs it with the calls that are present (Path.At).
 
-// A Choice is a value that is there under a condition, or has another in its place. It stands for a
+// A Choice is a value that is present under a condition, or is replaced by another. It stands for a
 // value as if it were the output of call firstChoice - its index.
 type Choice struct {
 	Of   program.Ref
 	When int         // of the conditions of the batch, or -1
-	Or   program.Ref // what comes in place of Of where that is absent; its Call is program.None if nothing does
+	Or   program.Ref // replaces Of if that is absent; its Call is program.None if nothing does
 }
 
 const firstChoice = program.None - 1
@@ -36,9 +36,9 @@ func (p *Path) choice(r program.Ref) *Choice {
 	return &p.Choices[firstChoice-r.Call]
 }
 
-// lookup returns the value that r stands for in a pass, an input or an output of a call, and whether
-// it is there. given tells of each input, and then of each condition, whether it is; calls of each
-// call.
+// lookup returns the value that r stands for in a pass, an input or an output of a call, and
+// whether it is present. given says which inputs, and then which conditions, are present; calls
+// says the same of calls.
 func (p *Path) lookup(r program.Ref, given, calls []bool) (program.Ref, bool) {
 	c := p.choice(r)
 	switch {
@@ -55,9 +55,9 @@ func (p *Path) lookup(r program.Ref, given, calls []bool) (program.Ref, bool) {
 	return p.lookup(c.Or, given, calls)
 }
 
-// At returns the model as a pass, or an evaluation, has it where given tells of each input, and then of
-// each condition of the path, whether it is there: without choices. Calls that it does not run have
-// no inputs, and results that are absent are of program.None.
+// At returns the model of a pass, or of an evaluation, without choices. given says which inputs,
+// and then which conditions of the path, are present. Calls that it does not run have no inputs,
+// and absent results are of program.None.
 func (p *Path) At(all *program.Model, eval bool, given []bool) *program.Model {
 	m := *all
 	m.Calls, m.Results, m.Losses = slices.Clone(all.Calls), nil, 0
@@ -89,7 +89,7 @@ func (p *Path) At(all *program.Model, eval bool, given []bool) *program.Model {
 	return &m
 }
 
-// Absent tells which results are not there in a pass that lacks all that it may.
+// Absent reports which results are absent in a pass that lacks everything it may lack.
 func (p *Path) Absent() []bool {
 	given := make([]bool, p.Inputs+p.Conditions)
 	for i := range p.Inputs {
@@ -105,10 +105,10 @@ func (p *Path) Absent() []bool {
 
 func (p *Path) optional(input int) bool { return slices.Contains(p.Optional, input) }
 
-// Varies tells whether a pass may lack anything.
+// Varies reports whether a pass may lack anything.
 func (p *Path) Varies() bool { return len(p.Optional)+p.Conditions > 0 }
 
-// Alternatives returns what r may stand for: inputs and outputs of calls.
+// Alternatives returns the values that r may stand for: inputs and outputs of calls.
 func (p *Path) Alternatives(r program.Ref) []program.Ref {
 	c := p.choice(r)
 	switch {
@@ -145,8 +145,8 @@ func (p *Path) schedule(like *program.Model) *program.Model {
 	return m
 }
 
-// Certain tells which calls every training pass runs, with a use of each output that any pass has a
-// use for: what is known of their gradients does not depend on the batch.
+// Certain reports which calls every training pass runs, and uses each of their outputs that any
+// pass uses: facts about their gradients do not depend on the batch.
 func (p *Path) Certain() []bool {
 	always := p.needs(p.Results[0], make([]map[program.Ref]bool, len(p.Calls)))
 	m := p.schedule(&program.Model{})
@@ -194,9 +194,9 @@ func (p *Path) needs(r program.Ref, memo []map[program.Ref]bool) map[program.Ref
 	return all
 }
 
-// Votes are the words by which ranks tell which parameters have got a gradient in a pass: those of
-// calls that some passes may do without. Where ranks have different parameters of one name, each set
-// has a word.
+// Votes are the words by which ranks report which parameters have a gradient in a pass: parameters
+// of calls that some passes may do without. If ranks have different parameters of one name, each
+// set has a word.
 type Votes struct {
 	Words int
 	Of    []int // by parameter: this rank's word, or -1

@@ -18,14 +18,14 @@ type Ranks struct {
 	World    int // ranks in all
 	Shards   int // places: ranks that a set is cut over
 	Place    int // of this rank
-	Replicas int // ranks that have the same piece, 1 if only this one has
+	Replicas int // ranks that have the same piece, 1 if this is the only one
 	Replica  int // this rank's index among them
-	Second   int // ranks that follow each other, over which a pass keeps a second copy cut; 0 for none
+	Second   int // consecutive ranks over which a pass keeps a second copy cut; 0 for none
 	Own      *Own
 }
 
-// Own is a process group of a unit's own. Ranks that are in different ones have different tensors
-// of the same names.
+// Own is a separate process group of a unit. Ranks in different groups have different tensors of
+// the same names.
 type Own struct {
 	Ranks  int      // of the group, the same in all groups of a unit
 	Rank   int      // this rank's in it
@@ -33,20 +33,20 @@ type Own struct {
 	Table  []Member // by rank of the world
 }
 
-// A Member says what a rank has: Place of the tensors of a Set, which are those of all sets with
-// the same Leader.
+// A Member is the part of a rank: Place in the tensors of a Set. All sets with the same Leader have
+// the same tensors.
 type Member struct{ Leader, Set, Place int }
 
 // Shared is the owner of tensors that are the same on all ranks.
 const Shared = -1
 
-// Twice tells whether gradients are summed over the places, and then over the replicas.
+// Twice reports whether gradients are summed over the places, and then over the replicas.
 func (r *Ranks) Twice() bool { return r.Shards > 1 && r.Replicas > 1 }
 
-// Counts tells whether this rank speaks for its replicas when something is summed over all ranks.
+// Counts reports whether this rank speaks for its replicas when something is summed over all ranks.
 func (r *Ranks) Counts() bool { return r.Replica == 0 }
 
-// differ tells whether other ranks have other tensors of the same names.
+// differ reports whether other ranks have other tensors of the same names.
 func (r *Ranks) differ() bool { return r.Own != nil && r.Own.Ranks != r.World }
 
 // Leader returns the first of the ranks that have the same tensors as this one.
@@ -57,7 +57,7 @@ func (r *Ranks) Leader() int {
 	return 0
 }
 
-// Member returns what a rank of the world has.
+// Member returns the part of a rank of the world.
 func (g *Group) Member(rank int) Member {
 	r := &g.Ranks
 	m := Member{Set: rank / r.Shards, Place: rank % r.Shards}
@@ -74,8 +74,8 @@ func (g *Group) Member(rank int) Member {
 	return m
 }
 
-// Owners returns the owners of the different tensors of one name: the first rank of each group of
-// the unit's own, or Shared.
+// Owners returns the owners of the different tensors of one name: the first rank of each separate
+// group of the unit, or Shared.
 func (g *Group) Owners() []int {
 	if !g.Ranks.differ() || g.Kind.Buffer {
 		return []int{Shared}
@@ -88,7 +88,7 @@ func (g *Group) Owners() []int {
 }
 
 // Owner returns the owner of a rank's tensors: the rank if the group has buffers, the first rank of
-// the unit's own group, or Shared if they are the same on all ranks.
+// the unit's separate group, or Shared if they are the same on all ranks.
 func (g *Group) Owner(rank int) int {
 	switch {
 	case g.Kind.Buffer:
@@ -100,7 +100,7 @@ func (g *Group) Owner(rank int) int {
 	}
 }
 
-// Span returns which elements of parameter index lie at a place: none, if it is empty.
+// Span returns the elements of parameter index at a place. Without elements it is empty.
 func (g *Group) Span(place, index int) shard.Span {
 	at, n := g.Flat.Offset(index), g.Flat.Params()[index].Len()
 	lo := place * g.Flat.ShardLen()
