@@ -11,33 +11,34 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// An Answer is what all ranks have asked for.
+// An Answer is the result of an exchange in which all ranks have asked.
 type Answer struct {
 	Leader  int     // first rank that is not Absent, from Ask.First on, or -1
 	Missing bool    // some rank is Absent
-	Known   bool    // all ranks have asked by the leader's schedule, Absent ones too
+	Known   bool    // all ranks have asked with the leader's schedule, Absent ones too
 	Largest float64 // Value
 	Had     []int64 // by word of Agreement.Votes: not 0 if any rank has it in Ask.Has; valid until the next Agree
 }
 
-// An Agreement is the exchange before a collective call: each rank says what it is about to do and
-// whether it can. If one cannot, all return its error; if they are about to do different things,
-// or have done so, all say so. It belongs to one goroutine.
+// An Agreement is the exchange before a collective call: each rank sends the call that it is about
+// to make, and whether it can. If one cannot, all return its error. If ranks are about to do
+// different things, or have done so, all return an error that says so. An Agreement belongs to one
+// goroutine.
 type Agreement struct {
-	Votes int // words more in each exchange, which have the same number on all ranks: see Ask.Has
+	Votes int // additional words in each exchange, the same number on all ranks: see Ask.Has
 	group comm.Group
 	peer  func(rank int, message string) error
 	send  []int64
 }
 
-// These words are exchanged, and every rank gets the largest of each. Of two words for one number
-// the second is complemented, which makes the smallest known too.
+// These words are exchanged, and every rank gets the largest of each. If there are two words for
+// one number, the second is complemented, which gives the smallest, too.
 const (
 	firstFailed    = iota // size - rank
 	lastFailed            // rank + 1
 	call                  // hash of the Ask
 	callMin               // complemented
-	past                  // hash of what the rank has done
+	past                  // hash of the rank's past, see Past
 	pastMin               // complemented
 	schedule              // hash, of ranks that have a batch
 	scheduleMin           // complemented
@@ -49,20 +50,21 @@ const (
 	words
 )
 
-// NewAgreement returns one of the ranks of g. Errors that peer makes stand for failures of other
+// NewAgreement returns the agreement of one rank of g. peer makes the errors for failures of other
 // ranks.
 func NewAgreement(g comm.Group, peer func(rank int, message string) error) *Agreement {
 	return &Agreement{group: g, peer: peer}
 }
 
-// A LostError is a failure of an exchange itself: this rank cannot know what the others make of it.
+// A LostError is a failure of an exchange itself: this rank has no way to learn its result on the
+// others.
 type LostError struct{ Err error }
 
 func (e *LostError) Error() string { return e.Err.Error() }
 func (e *LostError) Unwrap() error { return e.Err }
 
-// Agree agrees to do q. err is why this rank cannot, or nil. It returns nil on every rank or an
-// error on every rank: a LostError if the ranks could not talk.
+// Agree agrees to do q. err is the reason why this rank cannot, or nil. It returns nil on every
+// rank or an error on every rank: a LostError if the exchange failed.
 func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error) {
 	n := a.group.Size()
 	own := fill(q, a.group.Rank(), n, err != nil)
@@ -123,7 +125,7 @@ func fill(q *Ask, rank, n int, failed bool) (w [words]int64) {
 	return w
 }
 
-// answer returns what n ranks, all of which ask for q, make of the largest of their words.
+// answer returns the answer from the largest words of n ranks, all of which ask for q.
 func answer(q *Ask, w *[words]int64, n int) Answer {
 	ans := Answer{
 		Leader: -1, Missing: w[absent] != 0, Known: w[anySchedule] == flip(w[anyScheduleMin]),
@@ -154,7 +156,7 @@ func (a *Agreement) failures(ctx context.Context, first, last int, err error) er
 	return errors.Join(errs...)
 }
 
-// messageSize bounds the error text that a rank tells the others, in bytes, without omission.
+// messageSize bounds the error text that a rank sends to the others, in bytes, without omission.
 const messageSize = 1024
 
 // omission ends a text that was cut.
@@ -201,7 +203,7 @@ func (a *Agreement) reduce(ctx context.Context, w []int64) error {
 	return a.group.AllReduce(comm.Of(w).Named(label), comm.Max).Wait(ctx)
 }
 
-// none is the number of a rank that has no say.
+// none is the number of a rank that does not take part.
 const none = -1
 
 // flip maps numbers from 0 on so that the largest is the smallest, and back.

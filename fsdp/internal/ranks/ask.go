@@ -11,38 +11,38 @@ import (
 	"strings"
 )
 
-// An Ask is what a rank is about to do.
+// An Ask describes the call that a rank is about to make.
 type Ask struct {
 	Call     string  // the method, as its users name it
-	Detail   string  // what else ranks must have alike, for messages too; usually ""
+	Detail   string  // other facts that ranks must have alike, for messages too; usually ""
 	Argument float64 // likewise; 0 is not mentioned
-	Model    int     // whose method it is
+	Model    int     // the model of the method
 	Number   int     // of the rank's collective calls
 	Loops    []int   // iterations, from 1, of the loops of Join around the call, outer first
 	NoSync   bool    // a training pass, or a part of it, inside NoSync
 	Schedule uint64  // hash of the pass that is to run, of 63 bits; 0 if there is none
-	Source   string  // of Join, in place of a schedule: the data, the same on all ranks that say it
+	Source   string  // of Join, in place of a schedule: the data, the same on all ranks that give it
 	Absent   bool    // the rank has no batch: any schedule will do
 	Round    bool    // of JoinCalls: ranks may have different schedules, and the Leader's is run
 	First    int     // rank that leads if it is not Absent, or else the next one that is not
-	Value    float64 // not negative; of this rank, others may have another
+	Value    float64 // not negative; may differ between ranks
 	Past     Past    // or nil
 	Has      []int   // words of Agreement.Votes that this rank raises
 }
 
-// A Past is what a rank has done without asking the others, which must have done the same.
+// A Past is the local actions of a rank, which must be the same on all ranks.
 type Past interface {
 	Hash() uint64
 	String() string
-	// Differ tells in which way two ranks have done different things, whose Strings are these.
+	// Differ describes the difference between two ranks, whose Strings are first and other.
 	Differ(a, b int, first, other string) string
 }
 
-// Join is the Call of an exchange before an iteration, which is the last of its Loops already. What
-// it is for may follow the name.
+// Join is the Call of an exchange before an iteration, which is already the last of its Loops. The
+// purpose may follow the name.
 const Join = "Join"
 
-// String describes what is asked for as in "Backward as call 7 inside NoSync".
+// String describes the call as in "Backward as call 7 inside NoSync".
 func (q *Ask) String() string {
 	text := fmt.Sprintf("%s as call %d%s", q.Call, q.Number, q.Detail)
 	if q.Argument != 0 {
@@ -54,7 +54,7 @@ func (q *Ask) String() string {
 	return text
 }
 
-// hash returns a number from 0 on that is the same where ranks ask for the same, schedules aside.
+// hash returns a number from 0 on that is the same if ranks ask for the same, schedules aside.
 func (q *Ask) hash() int64 {
 	h := hash(hash(offset, q.Call), q.Detail)
 	for _, v := range [...]uint64{math.Float64bits(q.Argument), uint64(q.Model), uint64(q.Number), uint64(word(q.NoSync)), uint64(len(q.Loops))} {
@@ -66,7 +66,7 @@ func (q *Ask) hash() int64 {
 	return int64(h >> 1)
 }
 
-// schedule returns a number from 0 on that is the same where ranks can run the same schedule, or none
+// schedule returns a number from 0 on that is the same if ranks can run the same schedule, or none
 // if any will do.
 func (q *Ask) schedule() int64 {
 	switch {
@@ -78,8 +78,8 @@ func (q *Ask) schedule() int64 {
 	return int64(q.Schedule)
 }
 
-// disagree returns what rank measure and the first rank with another number are about to do. There
-// is such a rank.
+// disagree returns an error with the calls of rank measure and of the first rank with another
+// number. There is such a rank.
 func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *Ask) error {
 	wire, text := *q, bytes.Buffer{}
 	wire.Past, wire.Has = nil, nil
@@ -102,7 +102,8 @@ func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *As
 	return fmt.Errorf("ranks disagree: %s", explain(x, y))
 }
 
-// part returns what rank 0 and the first rank with another past have done. There is such a rank.
+// part returns an error with the pasts of rank 0 and of the first rank with another past. There is
+// such a rank.
 func (a *Agreement) part(ctx context.Context, q *Ask) error {
 	d, err := a.differ(ctx, 0, q.past(), q.Past.String())
 	if err != nil {
@@ -125,8 +126,8 @@ type asked struct {
 	Ask
 }
 
-// explain tells in which way two ranks are about to do different things, with advice if it is a
-// mistake in a loop over Join.
+// explain describes the difference between the calls of two ranks, with advice if it is a mistake
+// in a loop over Join.
 func explain(x, y asked) string {
 	if x.Model != y.Model {
 		return fmt.Sprintf("rank %d runs %s, rank %d runs %s of another model: ranks call the methods of models in the same order",
@@ -161,10 +162,10 @@ func explain(x, y asked) string {
 	return fmt.Sprintf("rank %d runs %s, rank %d runs %s", x.rank, first, y.rank, other)
 }
 
-// joins tells whether q is the exchange before an iteration of Join.
+// joins reports whether q is the exchange before an iteration of Join.
 func (q *Ask) joins() bool { return !q.Round && strings.HasPrefix(q.Call, Join) }
 
-// around returns the iterations of the loops that q is inside of.
+// around returns the iterations of the loops around q.
 func (q *Ask) around() []int {
 	if q.joins() {
 		return q.Loops[:len(q.Loops)-1]
@@ -172,14 +173,14 @@ func (q *Ask) around() []int {
 	return q.Loops
 }
 
-// skipped tells whether a is about to begin the iteration after the one that b is in.
+// skipped reports whether a is about to begin the iteration after b's.
 func (a asked) skipped(b asked) bool {
 	at := len(a.around())
 	return a.joins() && len(b.around()) > at && slices.Equal(a.Loops[:at], b.Loops[:at]) && a.Loops[at] == b.Loops[at]+1
 }
 
-// left tells whether a is outside of a loop that b is in, and returns the iteration of b. A loop
-// that a is about to begin has taken its place.
+// left reports whether a is outside of a loop that b is in, and returns the iteration of b. A loop
+// that a is about to begin has replaced it.
 func (a asked) left(b asked) (iteration int, is bool) {
 	at := len(a.around())
 	if len(b.Loops) <= at || !slices.Equal(a.Loops[:at], b.Loops[:at]) {

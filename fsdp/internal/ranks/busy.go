@@ -11,14 +11,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
-// errStopped is why a rank stops working: another has failed, and will say so.
+// errStopped is the reason why a rank stops working: another has failed, and returns its error.
 var errStopped = errors.New("another rank has failed")
 
-// longestBeat is how often ranks at least tell each other that they are still busy.
+// longestBeat is the longest interval at which ranks report that they are still busy.
 const longestBeat = time.Second
 
-// beat returns how often ranks of g tell each other that they are busy. A group takes a rank that
-// says nothing for its timeout for one that hangs.
+// beat returns the interval at which ranks of g report that they are busy. A group assumes that a
+// rank hangs if it sends nothing for its timeout.
 func beat(g comm.Group) time.Duration {
 	if limit := transport.Timeout(g); limit > 0 {
 		return min(longestBeat, limit/4)
@@ -51,7 +51,7 @@ func Limit(g comm.Group) time.Duration {
 	return longestWait
 }
 
-// A worker is work in a goroutine of its own.
+// A worker is work in a separate goroutine.
 type worker struct {
 	files Files // nil if the work is waited for without end
 	limit time.Duration
@@ -91,7 +91,8 @@ func (w *worker) look() error {
 	return w.leave(nil)
 }
 
-// end stops the work because of cause and returns its error, or, if it goes on regardless, another one.
+// end stops the work because of cause and returns its error, or another error if the work does not
+// stop.
 func (w *worker) end(cause error) error {
 	w.stop(cause)
 	if w.files == nil {
@@ -120,7 +121,7 @@ func (w *worker) leave(cause error) error {
 	return err
 }
 
-// A leftError says that work was left behind, and why at this time.
+// A leftError says that work was left behind, with the cause.
 type leftError struct {
 	text  string
 	cause error // or nil: the limit
@@ -135,8 +136,8 @@ func (e *leftError) Error() string {
 
 func (e *leftError) Unwrap() error { return e.cause }
 
-// Run runs work of this rank alone until ctx ends, or one operation of its files has taken longer than
-// the limit.
+// Run runs work of this rank alone until ctx ends, or one operation of its files has taken longer
+// than the limit.
 func Run(ctx context.Context, f Files, limit time.Duration, work func(context.Context) error) error {
 	w := newWorker(ctx, f, limit, work)
 	defer w.stop(nil)
@@ -161,9 +162,9 @@ func Run(ctx context.Context, f Files, limit time.Duration, work func(context.Co
 }
 
 // Busy runs work, which may take any time on any rank, such as writing files, and returns when all
-// ranks are done with theirs. Its context ends when the work of another rank has failed, which
-// makes it useless. The error is this rank's, nil if it was only stopped, or a LostError if the
-// group has failed. The ranks have to agree on it afterwards.
+// ranks are done. Its context ends when the work of another rank has failed, because the result is
+// useless then. The error is this rank's, nil if it was only stopped, or a LostError if the group
+// has failed. The ranks have to agree on it afterwards.
 //
 // If f is not nil, Busy leaves work behind and returns an error when one operation takes longer than the
 // timeout of the group, or when the work does not end soon after ctx.
@@ -211,8 +212,8 @@ func (a *Agreement) Busy(ctx context.Context, f Files, work func(context.Context
 	return err
 }
 
-// Guarded calls code of the user's and turns a panic into an error, which wraps what it panicked
-// with if that is one.
+// Guarded calls the user's code and turns a panic into an error. If the panic value is an error,
+// the returned error wraps it.
 func Guarded(what string, f func() error) (err error) {
 	defer caught.Panic(&err, what)
 	return f()

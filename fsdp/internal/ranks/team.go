@@ -11,30 +11,30 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// A Team is all ranks that train a model, as one of them sees them: the exchanges between all, and
-// the groups that its parameters lie on. It belongs to one goroutine.
+// A Team is all ranks that train a model, as seen by one of them: the exchanges between all, and
+// the groups over which its parameters are cut. It belongs to one goroutine.
 type Team struct {
 	*Agreement
-	Model   int // number of the model: ranks have the same, and other models of theirs have others
+	Model   int // number of the model, the same on all ranks; other models have other numbers
 	group   comm.Group
 	alone   comm.Group // this rank
 	mixed   *Mesh      // of the hybrid strategies, once it is needed
-	near    comm.Group // the ranks that share shards of these, or a second copy, likewise
+	near    comm.Group // the ranks that share shards of the hybrid strategies, or a second copy, likewise
 	own     map[comm.Group]int
 	split   []comm.Group // made here
-	beside  []comm.Group // likewise, and left alone by Fail
+	beside  []comm.Group // likewise, but Fail does not fail them
 	watch   func(transport.Flight)
 	watched []func() // each ends a Watch
 }
 
-// A Mesh is where the parameters of a flat group live: they are cut over the ranks of Shard, and
-// the ranks of Replica hold the same piece.
+// A Mesh is the ranks that have the parameters of a flat group: they are cut over the ranks of
+// Shard, and the ranks of Replica hold the same piece.
 //
 //	FullShard     Shard: all ranks      Replica: none
 //	HybridShard   Shard: one of R sets  Replica: the ranks that have the same place in the other sets
 //	NoShard       Shard: this rank      Replica: all ranks
 //
-// Those of SecondaryShard are as of FullShard, with a Second group.
+// The mesh of SecondaryShard is like FullShard's, with a Second group.
 type Mesh struct {
 	Shard   comm.Group
 	Replica comm.Group // nil without replicas
@@ -42,8 +42,8 @@ type Mesh struct {
 	Second  comm.Group // the ranks that a second copy is cut over, or nil
 }
 
-// Staging notes in most, by group, the bytes that groups keep for themselves to sum gradients of a
-// flat group whose shards have n elements, if these are more than what is there.
+// Staging notes in most, by group, the bytes that groups use internally to sum gradients of a flat
+// group whose shards have n elements, if they exceed the noted number.
 func (m *Mesh) Staging(most map[comm.Group]int, d comm.DType, n int) {
 	most[m.Shard] = max(most[m.Shard], staging(m.Shard, d, n))
 	if r := m.Replica; r != nil {
@@ -51,8 +51,7 @@ func (m *Mesh) Staging(most map[comm.Group]int, d comm.DType, n int) {
 	}
 }
 
-// NewTeam returns the team of the ranks of g. Errors that peer makes stand for failures of other
-// ranks.
+// NewTeam returns the team of the ranks of g. peer makes the errors for failures of other ranks.
 func NewTeam(g comm.Group, peer func(rank int, message string) error) *Team {
 	return &Team{Agreement: NewAgreement(g, peer), group: g, alone: comm.Local(1)[0], own: make(map[comm.Group]int)}
 }
@@ -63,8 +62,8 @@ func (t *Team) Rank() int { return t.group.Rank() }
 // Size returns the number of ranks.
 func (t *Team) Size() int { return t.group.Size() }
 
-// Mesh returns the mesh of parameters that are cut over shards ranks with so many replicas: of own,
-// if that is not nil, or of all. It is a collective of these ranks.
+// Mesh returns the mesh of parameters that are cut over shards ranks, with this number of replicas:
+// of the ranks of own, or of all ranks if own is nil. It is a collective of these ranks.
 func (t *Team) Mesh(ctx context.Context, own comm.Group, shards, replicas int) (_ Mesh, err error) {
 	all := t.group
 	if own != nil {
@@ -92,8 +91,8 @@ func (t *Team) Mesh(ctx context.Context, own comm.Group, shards, replicas int) (
 	return m, nil
 }
 
-// Second returns the group of so many ranks that follow each other, this one among them: that over
-// which hybrid strategies cut, too, as groups of the same ranks and name could not be told apart in a
+// Second returns the group of n consecutive ranks that includes this one. Hybrid strategies cut
+// over the same group, because groups of the same ranks and name could not be distinguished in a
 // trace. It is a collective of all ranks, and always for the same number.
 func (t *Team) Second(ctx context.Context, n int) (comm.Group, error) {
 	if n == 1 {
@@ -124,8 +123,8 @@ func (t *Team) part(ctx context.Context, color, first, step, n int) (comm.Group,
 	return p, t.watchOne(p)
 }
 
-// Meet returns the first rank, of the team, of a group of the user's. It is a collective of that
-// group, the first time.
+// Meet returns the first rank, in the team, of a user's group. The first call is a collective of
+// that group.
 func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error) {
 	if leader, known := t.own[own]; known {
 		return leader, nil
@@ -138,8 +137,8 @@ func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error)
 	return int(first[0]), t.watchOne(own)
 }
 
-// Watch has f called for each collective on the groups that passes use, until Close: also on groups
-// that Mesh and Meet come to later, as in Freeze.
+// Watch has f called for each collective on the groups that passes use, until Close. That includes
+// groups that Mesh and Meet make or find later, as in Freeze.
 func (t *Team) Watch(f func(transport.Flight)) error {
 	t.watch = f
 	for _, g := range slices.Concat([]comm.Group{t.group}, t.split, slices.Collect(maps.Keys(t.own))) {
@@ -166,7 +165,8 @@ func (t *Team) watchOne(g comm.Group) error {
 	return nil
 }
 
-// Each returns the words of every rank, in rank order: mine of this one, as many as on every rank.
+// Each returns the words of every rank, in rank order. mine is this rank's words, as many as on
+// every rank.
 func (t *Team) Each(ctx context.Context, what string, mine []int64) ([]int64, error) {
 	all := make([]int64, len(mine)*t.Size())
 	if len(mine) == 0 {
@@ -175,8 +175,8 @@ func (t *Team) Each(ctx context.Context, what string, mine []int64) ([]int64, er
 	return all, t.group.AllGather(comm.Of(all).Named(what), comm.Of(mine).Named(what)).Wait(ctx)
 }
 
-// Beside returns another group of all ranks. A failure of the team leaves it alone as long as all
-// ranks are there, so that what is under way in it can be finished. It is closed with the team.
+// Beside returns another group of all ranks. A failure of the team does not fail it as long as no
+// rank is gone, so that operations under way in it can be finished. It is closed with the team.
 func (t *Team) Beside(ctx context.Context) (comm.Group, error) {
 	g, err := t.group.Split(ctx, comm.Detached, t.Rank())
 	if err == nil {
@@ -185,16 +185,16 @@ func (t *Team) Beside(ctx context.Context) (comm.Group, error) {
 	return g, err
 }
 
-// A Failure is an error after which no group of the model is of use. It is the same on every rank,
-// or some rank's own.
+// A Failure is an error after which no group of the model is usable. It is the same on every rank,
+// or one rank's own error.
 type Failure struct{ Err error }
 
 func (e *Failure) Error() string { return e.Err.Error() }
 func (e *Failure) Unwrap() error { return e.Err }
 
 // Fail fails all groups on every rank and returns err as a Failure. Groups made here fail with the
-// team's group, but not if that has failed before because a rank has left it. Without the loop,
-// ranks that wait in them for this one would not notice.
+// team's group, unless that has failed before because a rank has left it. Without the loop, ranks
+// that wait in them for this one would not notice.
 func (t *Team) Fail(err error) error {
 	t.group.Abort(err)
 	for _, g := range t.split {
@@ -206,7 +206,7 @@ func (t *Team) Fail(err error) error {
 	return &Failure{err}
 }
 
-// Close closes the groups made here, and ends what Watch has begun.
+// Close closes the groups made here, and ends all watches.
 func (t *Team) Close() error {
 	for _, stop := range t.watched {
 		stop()
@@ -234,8 +234,8 @@ type partWork struct {
 // Wait implements comm.Work.
 func (w partWork) Wait(ctx context.Context) error { return Among(w.part, w.Work.Wait(ctx)) }
 
-// Among adds to an error of a group which ranks these are, if the group was split off here: it has
-// other numbers for them.
+// Among adds the ranks of a group to its error, if the group was split off here, because it numbers
+// its ranks differently.
 func Among(g comm.Group, err error) error {
 	if p, ok := g.(*part); ok && err != nil {
 		return fmt.Errorf("among ranks %v: %w", p.ranks, err)
@@ -243,7 +243,7 @@ func Among(g comm.Group, err error) error {
 	return err
 }
 
-// Failing makes the part tell of its failures: see [transport.Failing].
+// Failing makes the part report its failures: see [transport.Failing].
 func (p *part) Failing() <-chan struct{} { return transport.Failing(p.Group) }
 
 // AllGather implements comm.Group.
@@ -264,7 +264,7 @@ func (p *part) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
 // Staging implements transport.Stager.
 func (p *part) Staging(d comm.DType, n int) int { return staging(p.Group, d, n) }
 
-// staging returns what g says, 0 if it works in its callers' memory.
+// staging returns the staging of g, or 0 if it works in its callers' memory.
 func staging(g comm.Group, d comm.DType, n int) int {
 	if s, ok := g.(transport.Stager); ok {
 		return s.Staging(d, n)

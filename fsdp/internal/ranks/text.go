@@ -39,14 +39,14 @@ func (a *Agreement) Same(ctx context.Context, what, text string) error {
 	return fmt.Errorf("ranks disagree about the %s: rank 0 has %q, rank %d has %q", what, first, d.rank, other)
 }
 
-// difference is what two ranks say where the second differs from the first.
+// difference is the texts of two ranks whose numbers differ.
 type difference struct {
 	rank         int // the second
 	first, other string
 }
 
-// differ finds the first rank that has a number other than that of rank measure, and has these two
-// tell their texts. There is such a rank.
+// differ finds the first rank whose number differs from the number of rank measure, and gets the
+// texts of both. There is such a rank.
 func (a *Agreement) differ(ctx context.Context, measure int, mine int64, text string) (d difference, err error) {
 	n := a.group.Size()
 	theirs := []int64{mine}
@@ -67,7 +67,7 @@ func (a *Agreement) differ(ctx context.Context, measure int, mine int64, text st
 	return d, err
 }
 
-// text returns the text of rank root, whose own is mine.
+// text returns the text of rank root. mine is this rank's text.
 func (a *Agreement) text(ctx context.Context, root int, mine string) (string, error) {
 	length := []int64{int64(len(mine))}
 	if err := a.group.Broadcast(comm.Of(length).Named(label), root).Wait(ctx); err != nil {
@@ -81,8 +81,7 @@ func (a *Agreement) text(ctx context.Context, root int, mine string) (string, er
 	return string(text), err
 }
 
-// Tell returns, on every rank, what rank root has to say: its own mine. Ranks must have agreed to
-// call it.
+// Tell returns, on every rank, root's bytes: mine of rank root. Ranks must have agreed to call it.
 func (a *Agreement) Tell(ctx context.Context, root int, mine []byte) ([]byte, error) {
 	text, err := a.text(ctx, root, string(mine))
 	if err != nil {
@@ -98,7 +97,7 @@ func line(lines []string, i int) string {
 	return "nothing"
 }
 
-// parting returns the beginnings of two lines. Of long lines it adds what is around the first
+// parting returns the beginnings of two lines. For long lines it adds the text around the first
 // difference.
 func parting(a, b string) (string, string) {
 	const head, around = 60, 40
@@ -120,8 +119,8 @@ func parting(a, b string) (string, string) {
 	return cut(a), cut(b)
 }
 
-// offset and prime are those of the 64-bit FNV-1a hash (Fowler, Noll and Vo), computed here without
-// an allocation.
+// offset and prime are the parameters of the 64-bit FNV-1a hash (Fowler, Noll and Vo), computed
+// here without an allocation.
 const (
 	offset = 14695981039346656037
 	prime  = 1099511628211
