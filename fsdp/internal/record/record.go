@@ -1,5 +1,5 @@
-// Package record writes hashes of what a rank computes in its training passes, for fsdpdiff: see
-// package hashes, which has the format.
+// Package record writes hashes of a rank's results in training passes, for fsdpdiff. Package hashes
+// has the format.
 package record
 
 import (
@@ -30,8 +30,8 @@ type File struct {
 	err     error // the first
 	step    int   // updates so far
 	updated bool  // since the last pass
-	params  int   // pass of this step that has the parameters, 0 if none has
-	pass    int   // that the writer is at
+	params  int   // pass of this step that has the hashes of the parameters, 0 if none has
+	pass    int   // current pass of the writer
 	heads   map[int]hashes.Head
 	host    optim.Host // scratch memory
 	bytes   []byte     // likewise
@@ -64,21 +64,22 @@ func Open(dir string, g comm.Group, model int) (*File, error) {
 	return &File{file: file, place: g.Rank(), ranks: g.Size(), w: hashes.NewWriter(file, g.Rank(), g.Size()), heads: make(map[int]hashes.Head)}, nil
 }
 
-// At says that a checkpoint of a step was loaded.
+// At notes that a checkpoint of a step was loaded.
 func (f *File) At(step int) {
 	if f != nil {
 		f.step, f.updated, f.params = step, false, 0
 	}
 }
 
-// Updated says that an optimizer has stepped.
+// Updated notes that an optimizer has stepped.
 func (f *File) Updated() {
 	if f != nil {
 		f.updated = true
 	}
 }
 
-// Begin notes the batch of a pass, if it is one of training, and in the first of a step the parameters before it.
+// Begin notes the batch of a training pass, and in the first pass of a step the parameters before
+// it. It ignores evaluations.
 func (f *File) Begin(p *engine.Pass, l *layout.Layout, s engine.Shards) {
 	if f == nil || p.Compiled.Eval {
 		return
@@ -104,7 +105,7 @@ func (f *File) Begin(p *engine.Pass, l *layout.Layout, s engine.Shards) {
 	}
 }
 
-// at says which pass comes next.
+// at begins the given pass in the writer.
 func (f *File) at(pass int) {
 	if f.pass != pass {
 		f.w.Pass(f.heads[pass])
@@ -112,7 +113,7 @@ func (f *File) at(pass int) {
 	}
 }
 
-// shard notes what this rank has of a group.
+// shard notes this rank's part of a group.
 func (f *File) shard(k hashes.Kind, g *layout.Group, v optim.Vec) {
 	for _, seg := range g.Segments() {
 		b, err := f.read(v.Slice(seg.At, seg.At+seg.Len))
@@ -126,7 +127,7 @@ func (f *File) shard(k hashes.Kind, g *layout.Group, v optim.Vec) {
 	}
 }
 
-// read returns the bytes of v, until it is called again.
+// read returns the bytes of v, valid until its next call.
 func (f *File) read(v optim.Vec) ([]byte, error) {
 	if h, ok := v.(optim.Host); ok {
 		return bytesOf(h), nil
@@ -149,7 +150,7 @@ func bytesOf(h optim.Host) []byte {
 	return exec.Bytes(h.F32)
 }
 
-// Step notes what an operation has computed, and writes the pass with its last one.
+// Step notes the results of an operation, and writes the pass with its last one.
 func (f *File) Step(s *engine.Step, l *layout.Layout, shards engine.Shards) {
 	if f == nil || s.Eval {
 		return
@@ -174,7 +175,7 @@ func (f *File) Step(s *engine.Step, l *layout.Layout, shards engine.Shards) {
 	}
 }
 
-// fail keeps the first error, and says at once that the record ends: programs may not look at the error
+// fail keeps the first error, and warns at once that the record ends: programs may ignore the error
 // of Close.
 func (f *File) fail(err error) {
 	if f.err == nil && err != nil {
