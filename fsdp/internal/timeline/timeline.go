@@ -1,5 +1,5 @@
-// Package timeline writes what a rank does in its passes as a trace for Perfetto: a file for each
-// rank, all on the clock of rank 0, which joined end to end are the trace of the job.
+// Package timeline writes the operations of a rank's passes as a trace for Perfetto: a file for
+// each rank, all on the clock of rank 0. Joined end to end, the files are the trace of the job.
 //
 //	rank 1   passes   ▏forward 7            ▕▏backward 7               ▕
 //	         calls    ▏wte▕▏blocks.0▕   ▏blocks.1▕▏head▕▏head▕▏blocks.1▕
@@ -37,17 +37,17 @@ type File struct {
 	passes, calls, waits perfetto.Track
 	memory               perfetto.Track
 
-	mu         sync.Mutex // guards what is below
+	mu         sync.Mutex // guards the following fields
 	file       *os.File   // nil after Close
 	w          *perfetto.Writer
 	lanes      map[string][]lane // by group
-	failed     bool              // a warning has said so
+	failed     bool              // a warning has reported it
 	half       string            // of the pass under way: forward, backward or evaluation
 	number     int               // of the pass
-	begin, end time.Time         // of that half, so far
+	begin, end time.Time         // of the half of the pass, so far
 }
 
-// A lane is a track of collectives none of which overlap.
+// A lane is a track of collectives that do not overlap.
 type lane struct {
 	track perfetto.Track
 	end   time.Time
@@ -78,14 +78,14 @@ func Open(ctx context.Context, dir string, g comm.Group, model int) (*File, erro
 	return f, nil
 }
 
-// Beside returns the name of a file in dir for what is predicted of the model, and its number among
+// Beside returns the name of a file in dir for the prediction of the model, and its number among
 // the files of the trace.
 func Beside(dir string, g comm.Group, model int) (path string, number uint32, err error) {
 	n, err := nameOf(g, model)
 	return filepath.Join(dir, n.path+".predicted"+Suffix), n.number, err
 }
 
-// A naming tells the files of a job apart.
+// A naming distinguishes the files of a job.
 type naming struct {
 	name, path string // for people, and of the file, without Suffix
 	number     uint32
@@ -113,14 +113,14 @@ func nameOf(g comm.Group, model int) (n naming, err error) {
 	return n, nil
 }
 
-// Suffix is that of the files of ranks.
+// Suffix is the suffix of the files of ranks.
 const Suffix = ".pftrace"
 
-// opened counts the files of this process, from 1: with its place and start it numbers a file of the
-// job.
+// opened counts the files of this process, from 1. With its place and start, the count numbers a
+// file of the job.
 var opened atomic.Uint32
 
-// A start of a job has fewer files of a process, and fewer places, most likely.
+// A start of a job most likely has fewer files per process, and fewer places.
 const (
 	models = 1 << 10
 	places = 1 << 16
@@ -157,7 +157,7 @@ func (f *File) Step(s *engine.Step) {
 	f.w.Count(f.memory, now.Add(f.offset), s.Live)
 }
 
-// halfOf returns which half of a pass a step is of.
+// halfOf returns the half of a pass that a step belongs to.
 func (f *File) halfOf(s *engine.Step) string {
 	switch {
 	case s.Eval:
@@ -169,7 +169,7 @@ func (f *File) halfOf(s *engine.Step) string {
 	}
 }
 
-// endPass writes the half of a pass that is over, and all before it to the file.
+// endPass writes the half of a pass that is over, and flushes the file.
 func (f *File) endPass() {
 	if f.half != "" {
 		f.slice(f.passes, fmt.Sprintf("%s %d", f.half, f.number), f.begin, f.end)
@@ -193,7 +193,7 @@ func (f *File) Flight(c transport.Flight) {
 	f.slice(track, "moving", c.Began, c.Done)
 }
 
-// lane returns a track for a collective that does not overlap with those that are on it.
+// lane returns a track for a collective that does not overlap with the collectives on it.
 func (f *File) lane(c transport.Flight) perfetto.Track {
 	lanes := f.lanes[c.Group]
 	i := slices.IndexFunc(lanes, func(l lane) bool { return !l.end.After(c.Issued) })
