@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A Variant is which program a pass runs, and what it does about gradients.
+// A Variant is the program that a pass runs, and its treatment of gradients.
 type Variant struct {
 	Program string // "" is Forward
 	Eval    bool   // it has no gradients
@@ -26,33 +26,33 @@ type Compiled struct {
 	*Needs
 	Absent   bool // it computes nothing: no call is bound
 	Path     *layout.Path
-	Model    *program.Model // of this pass: where calls are absent, without them
+	Model    *program.Model // of this pass, without absent calls
 	Plan     *program.Plan
 	Calls    []Call
 	Params   []int          // by group: buffer of the full parameters, or -1
 	Grads    []int          // by group: buffer of the full gradients, or -1
 	Second   []int          // by group: buffer of this rank's piece of the second copy, or -1
 	Zero     [][]shard.Span // by group: bytes of the full gradients that no call writes
-	Wrote    []bool         // by parameter: whether a call writes its gradient; Grad says whether one of any rank may
+	Wrote    []bool         // by parameter: whether a call writes its gradient; Grad says whether a call of any rank may
 	Loss     int            // buffer of the loss
 	Seed     int            // buffer of its gradient, or -1
 	Home     []layout.Place // by parameter
 	Prepared any            // what Device.Prepare has returned
 	Inputs   []exec.Value   // shapes and types of the batch; Bytes is nil
 	Targets  []Target       // of its losses
-	Hash     uint64         // of the variant, the program and which parameters get a gradient; 63 bits
+	Hash     uint64         // of the variant, the program and the parameters that get a gradient; 63 bits
 
 	votes []int // words of Layout.Votes whose parameters' gradients a call writes
 
 	bytes int // of memory that it takes, without its units
-	units int // that these take
+	units int // bytes of its units
 }
 
-// Needs are what a training pass turns out to need when its calls are compiled for a batch: the
-// part of its schedule that a rank without a batch cannot know.
+// Needs are the needs of a training pass that become known when its calls are compiled for a batch:
+// the part of its schedule that is unknown to a rank without a batch.
 type Needs struct {
 	Reads [][]bool // by call: which of its parameters backward reads; nil for all
-	Grad  []bool   // by parameter: whether it gets a gradient; of Layout.Votes, whether it may
+	Grad  []bool   // by parameter: whether it gets a gradient; for those in Layout.Votes, whether it may
 }
 
 // A Call is a call with its program and the buffers of its operands.
@@ -65,13 +65,14 @@ type Call struct {
 	Update  []int      // buffers of new values for the module's buffers
 }
 
-// KeepBytes bounds the passes that an engine keeps compiled, with the units of their calls. Tests put
-// another in its place.
+// KeepBytes bounds the passes that an engine keeps compiled, with the units of their calls. Tests
+// replace it.
 var KeepBytes = 64 << 20
 
-// Compiled returns the pass for a batch of these shapes, compiling it when they are new. It drops
-// the passes used longest ago when all take more than KeepBytes. Whoever runs one keeps it. Ranks
-// need not drop the same ones: a pass that is compiled again is the same, bit for bit.
+// Compiled returns the pass for a batch of these shapes, and compiles it if they are new. If all
+// passes take more than KeepBytes, it drops the least recently used ones. A caller that runs a pass
+// keeps it. Ranks need not drop the same ones: a pass that is compiled again is the same, bit for
+// bit.
 func (e *Engine) Compiled(v Variant, batch []exec.Value) (*Compiled, error) {
 	for i, c := range e.compiled {
 		if c.Variant == v && c.matches(batch) {
@@ -90,8 +91,8 @@ func (e *Engine) Compiled(v Variant, batch []exec.Value) (*Compiled, error) {
 	return c, nil
 }
 
-// fitting returns the first of passes that take at most limit bytes together, and in any case one.
-// It uses the memory of passes.
+// fitting returns the first of passes that take at most limit bytes together, and at least one. It
+// reuses the memory of passes.
 func fitting(passes []*Compiled, limit int) []*Compiled {
 	n := 0
 	for ; n < len(passes); n++ {
@@ -120,17 +121,17 @@ func (c *Compiled) measure() {
 	}
 }
 
-// Beside returns the bytes that passes like c take beside their buffers: their programs, and packed
-// operands of products.
+// Beside returns the bytes that passes like c take besides their buffers: their programs, and
+// packed operands of products.
 func (e *Engine) Beside(c *Compiled) int {
 	return c.bytes + c.units + e.dev.Threads()*exec.RunnerBytes(e.o.DType, e.o.half())
 }
 
-// ProgramBytes returns the bytes of compiled programs: those that the process keeps for all its
-// ranks and models, and the passes of this engine.
+// ProgramBytes returns the bytes of compiled programs: the programs that the process keeps for all
+// its ranks and models, and the passes of this engine.
 func (e *Engine) ProgramBytes() int {
 	n := exec.Shared.Bytes()
-	counted := make(map[*exec.Unit]bool) // that are in passes alone
+	counted := make(map[*exec.Unit]bool) // that are only in passes
 	for _, c := range e.compiled {
 		n += c.bytes
 		for i := range c.Calls {
@@ -170,7 +171,8 @@ func (e *Engine) newCompiled(v Variant) *Compiled {
 	}
 }
 
-// Computes tells whether a pass computes an operation on a call: it has a batch, and the call is there.
+// Computes reports whether a pass computes an operation on a call: it has a batch, and the call is
+// present.
 func (c *Compiled) Computes(op program.Op) bool {
 	if c.Calls == nil || c.Calls[op.Call].Unit == nil {
 		return false
@@ -178,8 +180,8 @@ func (c *Compiled) Computes(op program.Op) bool {
 	return op.Kind == program.Forward || c.Calls[op.Call].Unit.Backward != nil
 }
 
-// compile infers the shapes of all values, compiles every call, schedules the pass with what the
-// calls turn out to read in backward, and plans the buffers.
+// compile infers the shapes of all values, compiles every call, schedules the pass for the
+// parameters that the calls read in backward, and plans the buffers.
 func (e *Engine) compile(v Variant, batch []exec.Value) (*Compiled, error) {
 	c := e.newCompiled(v)
 	c.Inputs, c.Calls = shapeless(batch), make([]Call, len(c.Model.Calls))
@@ -225,10 +227,10 @@ func (e *Engine) schedule(c *Compiled, sizes *program.Sizes) error {
 	return err
 }
 
-// verify checks every schedule before it runs. Tests put another in its place.
+// verify checks every schedule before it runs. Tests replace it.
 var verify = program.Verify
 
-// Programs are the schedules of a layout that are compiled, by what was asked for.
+// Programs are the compiled schedules of a layout, by variant and reads.
 type Programs map[string]*program.Program
 
 // Check compiles the passes of a layout as far as that is possible without a batch.
@@ -257,7 +259,7 @@ func (e *Engine) Gathers() ([]int, error) {
 }
 
 // program returns the schedule of a pass whose calls read these of their parameters in backward;
-// nil means all. It verifies what it compiles, and keeps it in programs.
+// nil means all. It verifies a schedule that it compiles, and keeps it in programs.
 func (e *Engine) program(l *layout.Layout, programs Programs, v Variant, reads [][]bool) (*program.Program, error) {
 	key := fmt.Sprint(v, reads)
 	if p := programs[key]; p != nil {

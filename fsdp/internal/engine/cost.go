@@ -10,8 +10,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/program"
 )
 
-// Pass returns what the pass does and costs, as data. lasting is what is in memory before it, and
-// inFile tells what is not. Of the latter nothing is counted.
+// Pass returns the operations and costs of the pass, as data. lasting is the memory before it.
+// inFile reports which classes are in files, whose buffers are not counted.
 func (c *Compiled) Pass(l *layout.Layout, ranks int, lasting plan.Memory, inFile func(arena.Class) bool) *plan.Pass {
 	p := &plan.Pass{Ranks: ranks}
 	sizes := l.Sizes()
@@ -49,16 +49,16 @@ func (c *Compiled) Pass(l *layout.Layout, ranks int, lasting plan.Memory, inFile
 	return p
 }
 
-// meter counts what is live.
+// meter counts the live memory.
 type meter struct {
 	pass    *plan.Pass
 	live    plan.Memory
 	buffers []program.Buffer
 	inFile  func(arena.Class) bool
-	held    map[int]int // of those that are live, where they are in the pass
+	held    map[int]int // of live buffers, their index in the pass
 }
 
-// alloc adds buffers that live from step i on, to the last one if nobody frees them.
+// alloc adds buffers that live from step i on, to the last step if no step frees them.
 func (m *meter) alloc(i int, ids []int) {
 	for _, id := range ids {
 		b := &m.buffers[id]
@@ -79,7 +79,7 @@ func (m *meter) alloc(i int, ids []int) {
 	}
 }
 
-// free takes buffers away that live up to step i.
+// free removes buffers that live up to step i.
 func (m *meter) free(i int, ids []int) {
 	for _, id := range ids {
 		if at, ok := m.held[id]; ok {
@@ -90,7 +90,7 @@ func (m *meter) free(i int, ids []int) {
 	}
 }
 
-// field returns where m counts a class of buffers.
+// field returns the field of m for a class of buffers.
 func field(m *plan.Memory, c arena.Class) *int {
 	switch c {
 	case arena.Gathered:
@@ -104,7 +104,7 @@ func field(m *plan.Memory, c arena.Class) *int {
 	}
 }
 
-// unitWork returns what a unit computes, nothing for nil.
+// unitWork returns the work of a unit, none for nil.
 func unitWork(u *exec.Unit) (w plan.Unit) {
 	if u == nil {
 		return w

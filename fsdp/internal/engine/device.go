@@ -14,46 +14,47 @@ import (
 )
 
 // A Device owns memory and executes operations, in the order in which they are issued. It may
-// return before it has executed them: the methods that give something back to the caller, and those
-// that say so, wait for everything before.
+// return before it has executed them. Methods that return a result to the caller, and methods whose
+// comments say so, wait for all earlier operations.
 //
-// The first operation that fails is the end of the Device. The method that issued it may have
-// returned: the error comes from any later method, as an [OpError] if it was an operation of a
-// pass. What was issued after it is left out, but Settle, Whole, Stats and Close do what they say.
-// A method that waits, and fails by itself, ends nothing.
+// The first operation that fails ends the use of the Device. The method that issued it may have
+// returned: any later method may return the error, as an [OpError] if it was an operation of a
+// pass. Operations issued after it are skipped, but Settle, Whole, Stats and Close work as
+// described. A method that waits, and fails by itself, ends nothing.
 //
-// All methods of a Device, its Shards and Frames are called by one goroutine. Vectors are for any:
-// see optim.Vec.
+// All methods of a Device, its Shards and Frames are called by one goroutine. Vectors are for any
+// goroutine: see optim.Vec.
 type Device interface {
-	// Threads returns how many threads of the host compute, at least 1. Each has scratch memory of its
-	// own in a pass.
+	// Threads returns how many threads of the host compute, at least 1. Each has separate scratch
+	// memory in a pass.
 	Threads() int
-	// Apart tells whether every instruction runs on its own: see exec.Signature.
+	// Apart reports whether every instruction runs separately: see exec.Signature.
 	Apart() bool
 	// Work returns the bytes of scratch memory that a run of the program takes. An operation that the
 	// device cannot run is an error.
 	Work(p *exec.Program) (int, error)
-	// Prepare returns what the device wants to know of a pass when it opens it, as Compiled.Prepared.
-	// It is called once for a pass, when everything else of it is there.
+	// Prepare returns the data that the device needs to open a pass. It becomes Compiled.Prepared.
+	// It is called once for a pass, when the rest of the pass is complete.
 	Prepare(c *Compiled) (any, error)
-	// Keep says which passes may be opened from now on. What others need is given up, once those of
-	// them that are open have ended.
+	// Keep sets the passes that may be opened from now on. Data of other passes is freed, once
+	// those of them that are open have ended.
 	Keep(passes []*Compiled)
-	// NewShards allocates the shards of a layout whose groups lie on these meshes, all zero. What
-	// it has allocated before an error is freed again. It may be a collective of the meshes' ranks,
+	// NewShards allocates the shards of a layout whose groups use these meshes, all zero. After an
+	// error it frees everything it has allocated. It may be a collective of the meshes' ranks,
 	// whose waits end with ctx.
 	NewShards(ctx context.Context, l *layout.Layout, meshes []ranks.Mesh) (Shards, error)
-	// Copies tells whether Open copies the batch. Otherwise it must stay as it is until the pass ends.
+	// Copies reports whether Open copies the batch. Otherwise the batch must not change until the
+	// pass ends.
 	Copies() bool
 	// Open begins the pass of a number on a batch. Nothing is allocated yet.
 	Open(c *Compiled, number int, s Shards, batch []exec.Value) Frame
-	// Watch has f told of the collectives of passes that are not the groups': see transport.Watcher. It is
-	// called before the first pass, if ever.
+	// Watch has f called for the collectives of passes that do not go through the groups: see
+	// transport.Watcher. It is called before the first pass, if ever.
 	Watch(f func(transport.Flight))
-	// Finish is called at the end of a forward and of a backward. It waits for what uses the groups of
-	// the ranks, which are for something else from then on, or the context of the pass.
+	// Finish is called at the end of a forward and of a backward. It waits for operations that use
+	// the groups of the ranks, which serve other purposes from then on, or the context of the pass.
 	Finish() error
-	// Wait waits for everything.
+	// Wait waits for all operations.
 	Wait() error
 
 	// MaxAbs returns the largest magnitude in each vector, which is not finite if an element is
@@ -67,27 +68,27 @@ type Device interface {
 
 	// Host returns n bytes of counted host memory. The caller frees them.
 	Host(n int, class arena.Class) (*arena.Block, error)
-	// Free gives back what Host returned. It does nothing for nil.
+	// Free frees memory returned by Host. It does nothing for nil.
 	Free(b *arena.Block)
-	// Begin says which kind of pass comes next.
+	// Begin sets the kind of the next pass.
 	Begin(p arena.Phase)
-	// EndStep gives up memory that steps have stopped using. From then on a group may take back the
-	// memory that it has given: what is in use of that is waited for.
+	// EndStep frees memory that steps have stopped using. From then on a group may take back the
+	// memory that it has given: EndStep waits for the operations that use it.
 	EndStep() error
-	// Stats returns the counts of memory when all that was issued is done.
+	// Stats returns the counts of memory after all issued operations.
 	Stats() arena.Stats
 	// ResetPeak makes Stats count the peak from here on.
 	ResetPeak()
-	// Reserve returns the most bytes that Stats will call reserved for the buffers of passes like c, of
-	// the classes that count, once the passes repeat.
+	// Reserve returns the most bytes that Stats will count as reserved for the buffers of passes
+	// like c, of the classes that count, once the passes repeat.
 	Reserve(c *Compiled, counts func(arena.Class) bool) int
-	// InFile tells whether memory of a class lies in files.
+	// InFile reports whether memory of a class is in files.
 	InFile(class arena.Class) bool
-	// Close waits for everything, and gives all memory back.
+	// Close waits for all operations, and frees all memory.
 	Close() error
 }
 
-// DeviceOptions are what a configuration decides for a Device that is not the Host.
+// DeviceOptions are the decisions of a configuration for a Device that is not the Host.
 type DeviceOptions struct {
 	Dry     bool // for a plan: it counts memory and has none, and runs no pass
 	Poison  bool // fill freed buffers with NaN
@@ -96,8 +97,7 @@ type DeviceOptions struct {
 
 // Shards are this rank's part of the parameters of a layout, and of their gradients.
 type Shards interface {
-	// Value returns the shard of a group's parameters: as many elements as Flat.ShardLen of the
-	// group says.
+	// Value returns the shard of a group's parameters, of Flat.ShardLen elements.
 	Value(group int) optim.Vec
 	// Grad returns the shard of a group's gradients, or nil if it has none.
 	Grad(group int) optim.Vec
@@ -107,22 +107,22 @@ type Shards interface {
 	// Average gives the values of a group their mean over the ranks that have it. It waits.
 	Average(ctx context.Context, group int) error
 
-	// Whole tells whether a pass has left whole gradients of a group, which are not reduced.
+	// Whole reports whether a pass has left whole gradients of a group, which are not reduced.
 	Whole(group int) bool
 	// ReduceWhole adds the sums over the ranks of the whole gradients to the shard, and frees them.
 	// It waits. See Frame.Reduce and Drain.
 	ReduceWhole(ctx context.Context, group int, before float32, after float64) error
 	// DropWhole frees the whole gradients of all groups.
 	DropWhole()
-	// Forget drops what gradients have lost in travelling, which would travel with the next.
+	// Forget drops the rounding errors of gradients, which would travel with the next gradients.
 	Forget()
 
-	// Free gives the memory back.
+	// Free frees the memory.
 	Free()
 }
 
 // A Frame is a pass under way on a Device: its buffers, and the operations of its plan, which are
-// called in that order.
+// called in the plan's order.
 type Frame interface {
 	// Enter allocates the buffers of a step of the plan, and clears the gradients in them that no
 	// call writes.
@@ -130,8 +130,7 @@ type Frame interface {
 	// Leave frees the buffers that a step is the last to use.
 	Leave(step int)
 
-	// Forward and Backward run a call. Random numbers follow from the seed, and there are none in
-	// an evaluation.
+	// Forward and Backward run a call. Random numbers follow from the seed. An evaluation has none.
 	Forward(step *program.Step, seed uint64) error
 	Backward(step *program.Step, seed uint64) error
 	// Seed sets the gradient of the loss.
@@ -139,32 +138,33 @@ type Frame interface {
 	// Gather begins to gather the parameters of a group. Wait returns when they are there.
 	Gather(group int) error
 	Wait(ctx context.Context, group int) error
-	// Reduce begins to sum the gradients of a group over the ranks that share them, times before if
-	// they travel in 16 bits. Sync continues over the replicas. Drain adds the sum, times after, to
-	// the shard.
+	// Reduce begins to sum the gradients of a group over the ranks that share them, multiplied by
+	// before if they travel in 16 bits. Sync continues over the replicas. Drain adds the sum,
+	// multiplied by after, to the shard.
 	Reduce(group int, before float32) error
 	// ScaleGrad multiplies the whole gradient of a parameter by c.
 	ScaleGrad(param int, c float64) error
 	Sync(ctx context.Context, group int) error
 	Drain(ctx context.Context, group int, after float64) error
 
-	// Follow waits until the step that was entered last is over, for whoever traces it. A collective
-	// that it has begun may go on.
+	// Follow waits until the step that was entered last is over, for tracing. A collective that it
+	// has begun may continue.
 	Follow() error
 	// Number waits for a buffer of one number and returns it. Result waits for a buffer and copies
-	// it, to float32 if it is in bfloat16: then there is room for twice as many bytes.
+	// it, converted to float32 if it is in bfloat16: to must then have room for twice as many
+	// bytes.
 	Number(buffer int) (float64, error)
 	Result(buffer int, to []byte) error
 
-	// Switch makes the pass one by another plan of the same calls, and frees what that has no use
-	// for.
+	// Switch changes the pass to another plan of the same calls, and frees buffers that the new
+	// plan does not use.
 	Switch(c *Compiled)
-	// Inherit takes over the whole gradients that the plan adds to. Bequeath leaves those that it
-	// does not reduce.
+	// Inherit takes over the whole gradients that the plan adds to. Bequeath leaves the gradients
+	// that the plan does not reduce.
 	Inherit()
 	Bequeath()
 
-	// Await waits for the gathers in flight, whose group it returns with an error.
+	// Await waits for the gathers in flight. With an error it returns the group of the gather.
 	Await(ctx context.Context) (group int, err error)
 	// Settle waits until all collectives in flight are over, failed ones included.
 	Settle()
@@ -179,7 +179,7 @@ type Place struct {
 	Op      program.Op
 }
 
-// An OpError is the failure of an operation, which may have become known in a later one.
+// An OpError is the failure of an operation, which may become known in a later one.
 type OpError struct {
 	Place
 	Err error

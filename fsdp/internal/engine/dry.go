@@ -12,11 +12,11 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Dry is a Host without memory, for plans: it counts what a Host would allocate, and runs no pass.
-// Its vectors have a length alone.
+// Dry is a Host without memory, for plans: it counts the memory that a Host would allocate, and
+// runs no pass. Its vectors have only a length.
 type Dry struct {
 	*host
-	Far     bool // nobody else reaches its vectors: none is an optim.MuonVec
+	Far     bool // its vectors cannot be accessed directly: none is an optim.MuonVec
 	threads int
 	files   bool
 }
@@ -24,10 +24,10 @@ type Dry struct {
 // host is embedded by another name, as Host is a method.
 type host = Host
 
-// errDry is the answer to whoever wants to use memory that is not there.
+// errDry is the error of every access to memory that does not exist.
 var errDry = errors.New("engine: a plan has no memory")
 
-// NewDry returns a Dry that counts as a Host of these options does.
+// NewDry returns a Dry that counts like a Host of these options.
 func NewDry(o HostOptions) *Dry {
 	from := arena.Sources{Collective: o.Collective}
 	if o.Dir != "" {
@@ -40,7 +40,7 @@ func NewDry(o HostOptions) *Dry {
 // Threads implements Device.
 func (d *Dry) Threads() int { return d.threads }
 
-// nofiles is the source of memory in files that nobody asks for any.
+// nofiles is a source of memory in files that is never used.
 type nofiles struct{ _ int }
 
 func (*nofiles) Alloc(int) ([]byte, error) { return nil, errDry }
@@ -58,7 +58,7 @@ func (d *Dry) NewShards(_ context.Context, l *layout.Layout, _ []ranks.Mesh) (Sh
 	for i := range l.Groups {
 		f := &flatGroup{Group: &l.Groups[i]}
 		s.groups = append(s.groups, f)
-		f.value, _ = d.arena.Alloc(f.ShardBytes(), arena.Shard) // what has no memory cannot fail
+		f.value, _ = d.arena.Alloc(f.ShardBytes(), arena.Shard) // an arena without memory cannot fail
 		if !f.Kind.Frozen {
 			f.grad, _ = d.arena.Alloc(f.ShardBytes(), arena.Shard)
 		}

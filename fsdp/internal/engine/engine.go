@@ -19,30 +19,30 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Options are what an Engine depends on beside its layout and Device.
+// Options are the inputs of an Engine besides its layout and Device.
 type Options struct {
-	DType    tensor.Dtype  // of shards, and of computation but for modules that are Half
+	DType    tensor.Dtype  // of shards, and of computation except in modules that are Half
 	Modules  []Module      // by call of Forward that has brought one
-	Save     []exec.Policy // by call of Forward: what it keeps for backward
+	Save     []exec.Policy // by call of Forward: the data that it keeps for backward
 	Spill    []bool        // likewise: whether in files
 	Prefetch int           // units gathered ahead
 	InFlight int           // bytes of collectives under way, 0 for any number
 	Seed     uint64        // of dropout
 	Passes   int           // of a step, whose gradients are summed in one tree; 0: each pass is added to the shards
 
-	Before func(group *layout.Group) float32 // what gradients are multiplied by before they are summed
-	Factor float64                           // what gradients are multiplied by in all
+	Before func(group *layout.Group) float32 // factor for gradients before they are summed
+	Factor float64                           // total factor for gradients
 	Trace  func(*Step)                       // nil, or called after each operation
 }
 
-// A Module is what a call computes.
+// A Module is the computation of a call.
 type Module struct {
 	Key  any // modules that are equal share compiled programs
 	Spec *exec.Spec
 	Half bool // it computes in bfloat16
 }
 
-// half tells whether any module computes in bfloat16.
+// half reports whether any module computes in bfloat16.
 func (o *Options) half() bool {
 	return slices.ContainsFunc(o.Modules, func(m Module) bool { return m.Half })
 }
@@ -61,12 +61,12 @@ type Engine struct {
 	programs Programs
 	compiled []*Compiled // by batch shape, the last used first
 	needs    *Needs      // of the last training pass, or nil
-	nothing  *Needs      // of a pass that no rank has a batch for: all that a pass may need
+	nothing  *Needs      // of a pass for which no rank has a batch: everything that a pass may need
 	absent   map[absentKey]*Compiled
 
 	passes  int       // so far: numbers them
 	pending int       // passes whose gradients are not in the shards
-	whole   bool      // these, of a step of Options.Passes, are inside NoSync
+	whole   bool      // these passes, of a step of Options.Passes, are inside NoSync
 	weights []float64 // of 2^k passes of the step by k, as gradients are kept: see Weigh
 	weight  float64   // of all passes of the last step, or 0
 	met     bool      // in the step of Options.Passes under way a rank has had a batch
@@ -79,8 +79,8 @@ func New(dev Device, team *ranks.Team, o Options) *Engine {
 	return &Engine{o: o, dev: dev, team: team, absent: make(map[absentKey]*Compiled)}
 }
 
-// Adopt makes the engine use another layout, for which Check has returned programs. The shards it
-// had are freed. No gradients are left.
+// Adopt makes the engine use another layout, for which Check has returned programs. The former
+// shards are freed. No gradients are left.
 func (e *Engine) Adopt(l *layout.Layout, s Shards, programs Programs) {
 	if e.shards != nil {
 		e.shards.DropWhole()
@@ -110,11 +110,11 @@ func (e *Engine) Close() error {
 // Device returns the device.
 func (e *Engine) Device() Device { return e.dev }
 
-// Shards returns those of the present layout.
+// Shards returns the shards of the present layout.
 func (e *Engine) Shards() Shards { return e.shards }
 
-// Pending returns the number of passes whose gradients are not in the shards: not reduced, or parts of
-// a step.
+// Pending returns the number of passes whose gradients are not in the shards, because they are not
+// reduced, or parts of a step.
 func (e *Engine) Pending() int { return e.pending }
 
 // Training returns the variant of a training pass that begins now.
@@ -122,10 +122,11 @@ func (e *Engine) Training(noSync bool) Variant {
 	return Variant{NoSync: noSync, Pending: e.pending > 0 && e.o.Passes == 0}
 }
 
-// Present tells, by parameter, whether it has a gradient. It is the engine's.
+// Present reports, by parameter, whether it has a gradient. The slice belongs to the engine.
 func (e *Engine) Present() []bool { return e.present }
 
-// Grads returns the groups that have gradients in shards, and these. Both are the engine's.
+// Grads returns the groups that have gradients in shards, and the shards. Both slices belong to the
+// engine.
 func (e *Engine) Grads() (groups []int, grads []optim.Vec) { return e.trained, e.grads }
 
 // ZeroGrad drops all gradients in shards.
@@ -145,7 +146,7 @@ func (e *Engine) DropWhole() {
 	e.pending, e.met = 0, false
 }
 
-// Forget drops what gradients have lost in travelling, which would travel with the next.
+// Forget drops the rounding errors of gradients, which would travel with the next gradients.
 func (e *Engine) Forget() { e.shards.Forget() }
 
 // SyncGrads reduces the gradients that passes have left unreduced.
@@ -164,8 +165,8 @@ func (e *Engine) SyncGrads(ctx context.Context) error {
 	return nil
 }
 
-// CheckBatch finds the tokens and targets that are out of range while the batch can still be
-// refused. In the middle of a pass they would end the use of the model.
+// CheckBatch finds tokens and targets that are out of range while the batch can still be refused.
+// In the middle of a pass they would make the model unusable.
 func (c *Compiled) CheckBatch(batch []exec.Value) error {
 	for i, call := range c.Model.Calls {
 		for j, r := range call.In {
@@ -180,7 +181,8 @@ func (c *Compiled) CheckBatch(batch []exec.Value) error {
 	return nil
 }
 
-// A Target is a batch tensor of targets: a loss of the forward is a mean over those that count.
+// A Target is a batch tensor of targets: a loss of the forward is a mean over the targets that
+// count.
 type Target struct {
 	Input  int // index of the batch tensor
 	Ignore int // the target that does not count
@@ -207,8 +209,8 @@ func (c *Compiled) targets() (list []Target) {
 	return list
 }
 
-// remember keeps what a training pass has turned out to need, for passes without a batch. It
-// returns what is kept, the same for equal needs: passes are found by it.
+// remember keeps the needs of a training pass, for passes without a batch. It returns the kept
+// needs, the same pointer for equal needs: passes are found by it.
 func (e *Engine) remember(n *Needs) *Needs {
 	if e.needs == nil || !reflect.DeepEqual(n, e.needs) {
 		e.needs = n
@@ -217,14 +219,14 @@ func (e *Engine) remember(n *Needs) *Needs {
 	return e.needs
 }
 
-// absentKey is what the schedule of a pass without computation depends on.
+// absentKey identifies the schedule of a pass without computation.
 type absentKey struct {
 	Variant
 	*Needs
 }
 
-// Absent returns a pass without computation. In training it needs what n says, or what is known
-// last if n is nil.
+// Absent returns a pass without computation. In training it has the needs n, or the last known
+// needs if n is nil.
 func (e *Engine) Absent(v Variant, n *Needs) (*Compiled, error) {
 	switch {
 	case v.Eval:
@@ -247,27 +249,27 @@ func (e *Engine) Absent(v Variant, n *Needs) (*Compiled, error) {
 	return c, nil
 }
 
-// Settle waits for the collectives of passes that have failed, and of those given.
+// Settle waits for the collectives of passes that have failed, and of the given passes.
 func (e *Engine) Settle(passes ...*Pass) {
 	for _, p := range append(e.failed, passes...) {
 		p.frame.Settle()
 	}
 }
 
-// errNoBatch is why nobody can run a pass.
+// errNoBatch is the reason why no rank can run a pass.
 var errNoBatch = errors.New("no rank has a batch")
 
-// told is what the rank that leads says of its pass.
+// told is the leader's description of its pass.
 type told struct {
 	Variant
 	*Needs
 	Hash uint64
 }
 
-// Agreed is for passes that some ranks run without a batch, or by other schedules. If one of these
-// does not know the pass of the leader, that rank tells it. It returns the pass that this rank runs:
-// c if it is by the same schedule, or one without computation. In a step of Options.Passes there may
-// be passes that no rank has a batch for, but not all.
+// Agreed is for passes that some ranks run without a batch, or with other schedules. If a rank does
+// not know the leader's pass, the leader sends it. Agreed returns the pass that this rank runs: c
+// if its schedule is the same, or a pass without computation. In a step of Options.Passes some
+// passes may be without a batch on any rank, but not all.
 func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*Compiled, error) {
 	switch {
 	case ans.Leader < 0 && e.o.Passes > 1 && (c.Eval || e.met || e.pending+1 < e.o.Passes):

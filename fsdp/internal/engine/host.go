@@ -12,15 +12,17 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Host is the Device that computes with the processor, in the memory of the process. It has done
-// everything when it returns.
+// Host is the Device that computes with the processor, in the memory of the process. All its
+// operations are complete when the method returns.
 //
-// What lives in files is memory to everybody who reads and writes it: the schedule, the collectives
-// and the optimizer are the same, and so are the bits. The system decides what of it is in RAM. The
-// schedule tells the system what comes next (see readAhead), but not what is no longer needed, as
-// package mapped could: that made passes longer, see internal/EXPERIMENTS.md.
+// Data in files is ordinary memory for all code that reads and writes it: the schedule, the
+// collectives and the optimizer are the same, and so are the bits. The system decides which part of
+// it is in RAM. The schedule informs the system of the next accesses (see readAhead), but not of
+// memory that is no longer needed, as package mapped could: that made passes longer, see
+// internal/EXPERIMENTS.md.
 //
-// The threads refer to the Host. It refers to no Engine, so a model that is dropped is found all the same.
+// The threads refer to the Host. The Host refers to no Engine, so the collector finds a dropped
+// model all the same.
 type Host struct {
 	arena  *arena.Arena
 	files  *mapped.Files // or nil
@@ -29,10 +31,10 @@ type Host struct {
 	open   map[*flights]struct{}
 }
 
-// HostOptions are where the memory of a Host comes from, and its threads.
+// HostOptions are the sources of a Host's memory, and its threads.
 type HostOptions struct {
-	Collective arena.Source // of what ranks send to each other; nil is the Go heap
-	Dir        string       // for files, which take the place of RAM; "" is none
+	Collective arena.Source // of data that ranks send to each other; nil is the Go heap
+	Dir        string       // for files, which replace RAM; "" is none
 	Poison     bool         // fill freed buffers with NaN
 	Threads    int          // that compute
 }
@@ -53,8 +55,8 @@ func NewHost(o HostOptions) (*Host, error) {
 	return h, nil
 }
 
-// Default returns the device that a rank computes on if its configuration names none, and for a plan a device without
-// memory. Tests replace it with other devices.
+// Default returns the device that a rank computes on if its configuration names none. For a plan it
+// returns a device without memory. Tests replace it with other devices.
 var Default = func(_ int, o HostOptions, dry bool) (Device, error) {
 	if dry {
 		return NewDry(o), nil
@@ -84,7 +86,7 @@ func (h *Host) Prepare(*Compiled) (any, error) { return nil, nil }
 // Keep implements Device.
 func (h *Host) Keep([]*Compiled) {}
 
-// Watch implements Device. The groups tell of all.
+// Watch does nothing: on the host every collective goes through a comm.Group, which reports it.
 func (h *Host) Watch(func(transport.Flight)) {}
 
 // Finish implements Device.
@@ -149,14 +151,14 @@ func (h *Host) Stats() arena.Stats { return h.arena.Stats() }
 // ResetPeak implements Device.
 func (h *Host) ResetPeak() { h.arena.ResetPeak() }
 
-// Reserve implements Device. Buffers come and go as in a pass, in an arena without memory, until the
-// freed ones that no pass uses would have been given up.
+// Reserve implements Device. Buffers are allocated and freed as in a pass, in an arena without
+// memory, until the freed buffers that no pass uses would have been dropped.
 func (h *Host) Reserve(c *Compiled, counts func(arena.Class) bool) int {
 	p, dry, most := c.Plan, h.arena.Dry(), 0
 	blocks := make([]*arena.Block, len(p.Buffers))
 	alloc := func(n int, class arena.Class) (b *arena.Block) {
 		if counts(class) {
-			b, _ = dry.Alloc(n, class) // what has no memory cannot fail
+			b, _ = dry.Alloc(n, class) // an arena without memory cannot fail
 		}
 		return b
 	}
@@ -189,7 +191,7 @@ func (h *Host) Reserve(c *Compiled, counts func(arena.Class) bool) int {
 // InFile implements Device.
 func (h *Host) InFile(c arena.Class) bool { return h.files != nil && inFile(c) }
 
-// inFile tells whether memory of a class lies in files, if any does.
+// inFile reports whether memory of a class is in files, if any is.
 func inFile(c arena.Class) bool {
 	return c == arena.Shard || c == arena.State || c == arena.Spilled || c == arena.Snapshot
 }
@@ -207,7 +209,7 @@ func (h *Host) Close() error {
 	return err
 }
 
-// willNeed has the system read a shard. What fails now will be read when it is touched.
+// willNeed has the system read a shard. If that fails, the shard is read when it is touched.
 func (h *Host) willNeed(b *arena.Block) { _ = h.files.WillNeed(b.Data) }
 
 // alloc returns a block set to zero.

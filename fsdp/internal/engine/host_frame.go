@@ -22,7 +22,8 @@ type hostFrame struct {
 	*flights
 }
 
-// flights are the collectives of a pass. Host.open has them from the first one to the end of the pass.
+// flights are the collectives of a pass. Host.open contains them from the first one to the end of
+// the pass.
 type flights struct {
 	gather []comm.Work // by group: in flight, or nil
 	reduce []comm.Work // by group: in flight, or nil
@@ -79,9 +80,9 @@ func (f *hostFrame) free(id int) {
 	f.blocks[id] = nil
 }
 
-// readAhead has the system read pages that step at of a pass does not wait for: the shards of the
-// next gather or call of that kind while this one is under way, and the gradients that a reduction
-// will be added to. See internal/EXPERIMENTS.md for what it saves.
+// readAhead has the system read pages for which step at of a pass does not wait: the shards of the
+// next gather or call of that kind while this one is under way, and the gradients to which a
+// reduction will be added. internal/EXPERIMENTS.md has the savings.
 func (f *hostFrame) readAhead(at int) {
 	if f.h.files == nil {
 		return
@@ -101,7 +102,7 @@ func (f *hostFrame) readAhead(at int) {
 	}
 }
 
-// callNeeds has the system read the shards that a call uses where they are.
+// callNeeds has the system read the shards that a call uses in place.
 func (f *hostFrame) callNeeds(call int) {
 	last := -1
 	for _, param := range f.Model.Calls[call].Params {
@@ -139,16 +140,16 @@ func (f *hostFrame) Backward(step *program.Step, seed uint64) error {
 	return f.h.runner.Backward(f.Calls[step.Call].Unit, call)
 }
 
-// swap exchanges two buffers of the same length: a module's buffer takes its new value, and the old
-// one, which backward may read, takes its place.
+// swap exchanges two buffers of the same length: a module's buffer gets its new value, and the old
+// value, which backward may read, goes to the other buffer.
 func swap(a, b []byte) {
 	for i := range a {
 		a[i], b[i] = b[i], a[i]
 	}
 }
 
-// bind says where the operands of a call are. It leaves out what the call does not use. The caller
-// releases the scratch memory that comes with it.
+// bind sets the memory of the operands of a call. It leaves out operands that the call does not
+// use. The caller releases the returned scratch memory.
 func (f *hostFrame) bind(step *program.Step, seed uint64) (call *exec.Call, work *arena.Block, err error) {
 	b := &f.Calls[step.Call]
 	call = &f.h.call
@@ -174,7 +175,7 @@ func (f *hostFrame) bind(step *program.Step, seed uint64) (call *exec.Call, work
 	return call, work, nil
 }
 
-// release ends what bind began. No operand may be remembered: the arena could not give it back.
+// release ends a call that bind began. No operand may be kept: the arena could not free it.
 func (f *hostFrame) release(work *arena.Block) {
 	c := &f.h.call
 	for _, list := range [...][][]byte{c.Param, c.In, c.Out, c.GradOut, c.GradIn, c.GradParam, c.Update} {
@@ -184,7 +185,7 @@ func (f *hostFrame) release(work *arena.Block) {
 	f.h.Free(work)
 }
 
-// bindParams says where the parameters of a call and their gradients are.
+// bindParams sets the memory of the parameters of a call and of their gradients.
 func (f *hostFrame) bindParams(step *program.Step, call *exec.Call) {
 	call.Param, call.GradParam = call.Param[:0], call.GradParam[:0]
 	for _, param := range f.Model.Calls[step.Call].Params {

@@ -29,12 +29,12 @@ type hostShards struct {
 //	backward     valid              written by calls
 //	reducing     none               read by the group    gradient is added to when drained
 //
-// What is held by every rank (program.Always) has no full parameters but its value.
+// Parameters that every rank has whole (program.Always) have no full buffer but value.
 type flatGroup struct {
 	*layout.Group
 	mesh        ranks.Mesh
 	value, grad *arena.Block // ShardLen elements each; padding is zero; grad is nil if frozen
-	lost        *arena.Block // what gradients have lost in travelling as blocks, or nil: see layout.Group.ErrorBytes
+	lost        *arena.Block // rounding errors of gradients that travel as blocks, or nil: see layout.Group.ErrorBytes
 	whole       *arena.Block // gradients that passes inside NoSync have left, or nil
 
 	sums, wholes []*arena.Block // of 2^k passes of a step by k, cut and whole: see the tree over the passes of a step

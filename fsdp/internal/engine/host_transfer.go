@@ -11,9 +11,9 @@ import (
 )
 
 // A full buffer of a group has the elements of all ranks in the type in which calls read or write
-// them. What travels in fewer bits does so inside of it, without memory of its own. Parameters arrive
-// at its end and are widened from its start, which never overtakes what is still to be read. Gradients
-// are narrowed into its beginning.
+// them. Data that travels in fewer bits uses the same buffer, without separate memory. Parameters
+// arrive at its end and are widened from its start, which never overtakes the unread data.
+// Gradients are narrowed into its beginning.
 
 // startGather issues the all-gather of the parameters into full.
 func (f *flatGroup) startGather(full []byte) comm.Work {
@@ -27,7 +27,7 @@ func (f *flatGroup) startGather(full []byte) comm.Work {
 	return g.AllGather(f.buffer(low, f.Gather), f.buffer(own, f.Gather))
 }
 
-// keepSecond copies this rank's piece of the second copy out of what has arrived in full.
+// keepSecond copies this rank's piece of the second copy from the arrived parameters in full.
 func (f *flatGroup) keepSecond(second, full []byte) {
 	copy(second, f.arriving(full)[f.Ranks.Place%f.Ranks.Second*len(second):])
 }
@@ -37,7 +37,7 @@ func (f *flatGroup) startAgain(full, second []byte) comm.Work {
 	return f.mesh.Second.AllGather(f.buffer(f.arriving(full), f.Gather), f.buffer(second, f.Gather))
 }
 
-// finishGather makes what has arrived the parameters.
+// finishGather converts the arrived data to the parameters.
 func (f *flatGroup) finishGather(full []byte) {
 	switch low := f.arriving(full); {
 	case f.Gather == f.Read:
@@ -85,17 +85,18 @@ func (f *flatGroup) startReduce(full []byte, c float32) comm.Work {
 	}
 }
 
-// Gradients that travel as blocks lie at the beginning of the buffer when they are sent, and those of all
-// ranks for this one at its end. Their sum is where the first were.
+// Gradients that travel as blocks are at the beginning of the buffer when they are sent, and the
+// gradients of all ranks for this one arrive at its end. The sum replaces the sent ones.
 
-// blocks is the Work of their exchange.
+// blocks is the Work of this exchange.
 type blocks struct {
 	comm.Work
 	f    *flatGroup
 	full []byte
 }
 
-// startBlocks sends every rank its part of the gradients in full, and of what earlier ones have lost.
+// startBlocks sends every rank its part of the gradients in full, and of the rounding errors of
+// earlier ones.
 func (f *flatGroup) startBlocks(full []byte) comm.Work {
 	n := f.Wire(comm.Uint8)
 	vec.EncodeError8(full[:n], elements[float32](full), f.lost.Data)
@@ -103,7 +104,7 @@ func (f *flatGroup) startBlocks(full []byte) comm.Work {
 	return blocks{w, f, full}
 }
 
-// Wait implements comm.Work: then the sum, in the order of package comm, is there.
+// Wait implements comm.Work. When it returns, the sum, in the order of package comm, is complete.
 func (b blocks) Wait(ctx context.Context) error {
 	if err := b.Work.Wait(ctx); err != nil {
 		return err
@@ -113,7 +114,7 @@ func (b blocks) Wait(ctx context.Context) error {
 	return nil
 }
 
-// roundToBlocks rounds whole gradients to what they would be if they travelled.
+// roundToBlocks rounds whole gradients as if they travelled.
 func (f *flatGroup) roundToBlocks(full []byte) {
 	x, n := elements[float32](full), f.Wire(comm.Uint8)
 	vec.EncodeError8(full[:n], x, f.lost.Data)
@@ -151,7 +152,7 @@ func (f *flatGroup) finishReduce(full []byte, c float64) {
 // traveling returns the part of a full gradient buffer that travels.
 func (f *flatGroup) traveling(full []byte) []byte { return full[:f.Wire(f.Sum())] }
 
-// sum returns the part of a full gradient buffer where this rank's range of the sums is.
+// sum returns the part of a full gradient buffer that has this rank's range of the sums.
 func (f *flatGroup) sum(full []byte) []byte {
 	if f.Reduce == comm.Uint8 && f.Ranks.Shards > 1 {
 		return full[:f.ShardBytes()]
@@ -182,7 +183,8 @@ func (f *flatGroup) buffer(b []byte, t comm.DType) comm.Buffer {
 	}
 }
 
-// narrow rounds c times the float32 elements of src to type t, which has fewer bits. To blocks c is 1.
+// narrow rounds c times the float32 elements of src to type t, which has fewer bits. For blocks c
+// is 1.
 func (f *flatGroup) narrow(dst, src []byte, t comm.DType, c float32) {
 	switch t {
 	case comm.BFloat16:

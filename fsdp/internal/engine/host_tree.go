@@ -10,8 +10,8 @@ import (
 // Turn implements turner.
 func (s *hostShards) Turn(t Turn, before func(*layout.Group) float32) { s.turn, s.before = t, before }
 
-// round rounds the gradients of a pass, or their sum, to the type in which they would travel if each
-// pass were that of a rank: see layout.Group.Round.
+// round rounds the gradients of a pass, or their sum, to the type in which they would travel if
+// each pass ran on a separate rank: see layout.Group.Round.
 func (f *flatGroup) round(b []byte, c float32) {
 	if f.Round == f.Reduce {
 		return
@@ -39,8 +39,8 @@ func (f *flatGroup) merge(leaf []byte, sums []*arena.Block, t Turn) {
 	}
 }
 
-// keep merges this rank's range of what a reduction has summed, and keeps it for the passes to come.
-// It returns whether the step is over: then it is the sum.
+// keep merges this rank's range of the sums of a reduction, and keeps it for later passes. It
+// returns whether the step is over: then own is the sum.
 func (s *hostShards) keep(f *flatGroup, own []byte) (over bool, err error) {
 	if s.turn.Of < 2 || s.turn.Whole {
 		return true, nil
@@ -59,7 +59,7 @@ func (s *hostShards) keep(f *flatGroup, own []byte) (over bool, err error) {
 	return false, nil
 }
 
-// leave keeps the whole gradients of a pass inside NoSync, or what they are merged to.
+// leave keeps the whole gradients of a pass inside NoSync, merged with earlier sums.
 func (s *hostShards) leave(f *flatGroup, b *arena.Block) {
 	if s.turn.Of == 0 {
 		f.whole = b

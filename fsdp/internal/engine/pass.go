@@ -26,19 +26,19 @@ type Pass struct {
 	Turn   Turn      // its place in a step
 	Scale  float64   // gradient of the loss
 	Loss   float64   // of this rank
-	Shares []float64 // by word of Layout.Votes: what gradients are multiplied by beside; nil is 1
+	Shares []float64 // by word of Layout.Votes: additional factors for gradients; nil is 1
 
 	e     *Engine
 	frame Frame
 }
 
-// A Step is what has just been done.
+// A Step is the operation that has just been done.
 type Step struct {
 	Pass   int
 	Op     program.Op
 	Model  *program.Model
 	Begin  time.Time
-	Live   int // bytes of counted memory, with what is about to be freed
+	Live   int // bytes of counted memory, including memory about to be freed
 	Absent bool
 	Eval   bool
 	Last   bool // of the pass
@@ -47,9 +47,9 @@ type Step struct {
 	pass *Pass
 }
 
-// Results calls f with each result of the call that was run, as it lies in memory: outputs of a
-// forward, and of a backward the gradients of its inputs, as far as they are summed up. The bytes
-// are in *scratch, until the next one.
+// Results calls f with each result of the call that was run, in its stored form: outputs of a
+// forward, and for a backward the gradients of its inputs, summed so far. The bytes are in
+// *scratch, valid until the next call of f.
 func (s *Step) Results(scratch *[]byte, f func(i int, b []byte)) error {
 	if s.Absent || s.Op.Call < 0 {
 		return nil
@@ -84,7 +84,7 @@ func (e *Engine) Start(c *Compiled, batch []exec.Value) *Pass {
 	e.passes++
 	p := &Pass{Compiled: c, Batch: batch, Number: e.passes, e: e, frame: e.dev.Open(c, e.passes, e.shards, batch)}
 	if !c.Eval {
-		p.Turn, _ = e.Turn(c.NoSync) // which has been asked before
+		p.Turn, _ = e.Turn(c.NoSync) // checked before
 		e.whole = p.Turn.Whole
 	}
 	return p
@@ -101,9 +101,10 @@ func (p *Pass) Forward(ctx context.Context) (err error) {
 	return nil
 }
 
-// Origin returns where the NaN or infinity of a loss began, and the index of the call, or -1: in the
-// batch, or in the first call with such a result. It looks at the batch and at the results that backward
-// needs, so a training whose losses are finite pays nothing for it. An evaluation has freed its results.
+// Origin returns where the NaN or infinity of a loss began, and the index of the call, or -1: in
+// the batch, or in the first call with such a result. It reads the batch and the results that
+// backward needs, so a training whose losses are finite pays nothing for it. An evaluation has
+// freed its results.
 func (p *Pass) Origin() (text string, call int) {
 	for i, v := range p.Batch[:min(len(p.Batch), p.Path.Inputs)] {
 		if n, text := special(v.Bytes, v.DType, false, v.Shape); n > 0 {
@@ -144,8 +145,8 @@ func (p *Pass) Origin() (text string, call int) {
 	return "", -1
 }
 
-// special counts the elements of a tensor that are NaN or infinite, and says which is the first, and in
-// which row.
+// special counts the elements of a tensor that are NaN or infinite, and describes the first one and
+// its row.
 func special(b []byte, t tensor.Dtype, bfloat16 bool, shape []int) (n int, text string) {
 	size := 4
 	switch {
@@ -179,8 +180,8 @@ func special(b []byte, t tensor.Dtype, bfloat16 bool, shape []int) (n int, text 
 	return n, fmt.Sprintf("%d of %d values that are NaN or infinite, %s", n, len(b)/size, text)
 }
 
-// Backward runs the other half. Switch may have changed its schedule since the forward. had tells, by
-// the words of Layout.Votes, whether any rank has had a call.
+// Backward runs the other half. Switch may have changed its schedule since the forward. had has, by
+// the words of Layout.Votes, whether any rank has run a call.
 func (p *Pass) Backward(ctx context.Context, had []int64) error {
 	e := p.e
 	e.dev.Begin(arena.Training)
@@ -219,8 +220,8 @@ func (p *Pass) Switch(c *Compiled) {
 	}
 }
 
-// Eval runs an evaluation, and copies each of its results that is there to where room says. It ends
-// the pass.
+// Eval runs an evaluation, and copies each of its results that is present to the memory that room
+// returns. It ends the pass.
 func (p *Pass) Eval(ctx context.Context, room func(result int, shape []int) []byte) error {
 	if err := p.run(ctx, 0, len(p.Plan.Steps)); err != nil {
 		return err
@@ -239,8 +240,8 @@ func (p *Pass) Eval(ctx context.Context, room func(result int, shape []int) []by
 }
 
 // Discard ends a forward that gets no backward. Gathers for the backward may be in flight: their
-// buffers are the group's until they are waited for. If the model has failed already, Settle does
-// that.
+// buffers are the group's until they are waited for. If the model has failed already, Settle waits
+// for them.
 func (p *Pass) Discard(ctx context.Context, failed bool) error {
 	e := p.e
 	if failed {
@@ -255,11 +256,11 @@ func (p *Pass) Discard(ctx context.Context, failed bool) error {
 	return e.endStep()
 }
 
-// Has returns the words of Layout.Votes for what p writes.
+// Has returns the words of Layout.Votes for the gradients that p writes.
 func (p *Pass) Has() []int { return p.votes }
 
-// Tally returns numbers whose sums over the ranks say who has what: by word of Layout.Votes the weights
-// of those that have it, and then of those that might.
+// Tally returns numbers whose sums over the ranks give, by word of Layout.Votes, the weights of the
+// ranks that have it, and then the weights of the ranks that might have it.
 func (p *Pass) Tally(weight float64) []float64 {
 	v := &p.e.layout.Votes
 	sums := make([]float64, 2*v.Words)
@@ -274,8 +275,8 @@ func (p *Pass) Tally(weight float64) []float64 {
 	return sums
 }
 
-// share multiplies gradients in buffers of the plan by their Shares. What is there before the pass
-// adds to it is divided by them: so it is left as it was.
+// share multiplies gradients in buffers of the plan by their Shares. Earlier gradients to which the
+// pass adds are divided by Shares before, so that they do not change.
 func (p *Pass) share(buffers []int, before bool) error {
 	if p.Shares == nil {
 		return nil
@@ -288,7 +289,7 @@ func (p *Pass) share(buffers []int, before bool) error {
 	return nil
 }
 
-// shareGroup is share of a group.
+// shareGroup is share for one group.
 func (p *Pass) shareGroup(group int, before bool) error {
 	if p.Shares == nil {
 		return nil
@@ -309,7 +310,7 @@ func (p *Pass) shareGroup(group int, before bool) error {
 	return nil
 }
 
-// endStep gives up memory that steps have stopped using.
+// endStep frees memory that steps have stopped using.
 func (e *Engine) endStep() error {
 	if err := e.dev.EndStep(); err != nil {
 		return e.team.Fail(err)
@@ -340,8 +341,8 @@ func (p *Pass) run(ctx context.Context, from, to int) error {
 	return nil
 }
 
-// fail ends the pass, and the model. Operations may fail after the device has accepted them, those of an
-// earlier pass included: then err says which.
+// fail ends the pass, and the use of the model. Operations may fail after the device has accepted
+// them, including operations of an earlier pass: then err names the operation.
 func (p *Pass) fail(op program.Op, err error) error {
 	if late := (*OpError)(nil); !errors.As(err, &late) {
 		err = &OpError{Place{p.Number, p.Plan.Program, op}, err}
@@ -350,9 +351,9 @@ func (p *Pass) fail(op program.Op, err error) error {
 	return p.e.team.Fail(err)
 }
 
-// execute runs a step. A kernel panics on what no forward would have let through, such as a batch
-// that was modified before its backward, and Options.Trace is the user's: a panic fails the pass
-// like any other error.
+// execute runs a step. A kernel panics on data that no forward would have accepted, such as a batch
+// that was modified before its backward, and Options.Trace is the user's code: a panic fails the
+// pass like any other error.
 func (p *Pass) execute(ctx context.Context, i int, step *program.Step) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -413,9 +414,10 @@ func (p *Pass) operate(ctx context.Context, step *program.Step) error {
 	return nil
 }
 
-// callSeed returns the seed of the random numbers of a call: another one for each rank, or virtual
-// rank, training pass and call. Passes of other kinds do not count, so that an evaluation between two steps leaves
-// the training as it is. The finaliser is that of SplitMix64 (Steele, Lea and Flood, 2014).
+// callSeed returns the seed of the random numbers of a call. It differs for each rank, or virtual
+// rank, training pass and call. Other passes do not count, so that an evaluation between two steps
+// does not change the training. The finaliser is the one of SplitMix64 (Steele, Lea and Flood,
+// 2014).
 func (p *Pass) callSeed(call int) uint64 {
 	x, rank := p.e.o.Seed, p.e.team.Rank()
 	if p.Turn.Of > 0 {

@@ -56,7 +56,7 @@ func (e *Engine) signature(c *Compiled, call int) *exec.Signature {
 	return sig
 }
 
-// module returns what a call computes.
+// module returns the module of a call.
 func (e *Engine) module(c *Compiled, call int) *Module {
 	return &e.o.Modules[c.Path.Calls[call].Module]
 }
@@ -101,8 +101,8 @@ func (e *Engine) unit(c *Compiled, call int, sig *exec.Signature) (*exec.Unit, e
 	return u, nil
 }
 
-// compileTraining compiles forward and backward of the calls that need both, and finds out what the
-// pass needs.
+// compileTraining compiles forward and backward of the calls that need both, and finds the needs of
+// the pass.
 func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 	c.Reads = make([][]bool, len(c.Model.Calls))
 	firsts, back, trained := c.Model.First(), c.Model.NeedsBackward(), c.Model.Trained()
@@ -142,7 +142,7 @@ func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 	return nil
 }
 
-// frozen tells whether a parameter is not trained.
+// frozen reports whether a parameter is not trained.
 func (e *Engine) frozen(param int) bool {
 	return e.layout.Groups[e.layout.Home[param].Group].Kind.Frozen
 }
@@ -166,7 +166,7 @@ func gradients(m *program.Model, back, trained []bool) outputs {
 	return grads
 }
 
-// of tells which of the n outputs of a call are among them.
+// of reports which of the n outputs of a call are among them.
 func (s outputs) of(call, n int) []bool {
 	is := make([]bool, n)
 	for o := range is {
@@ -175,10 +175,10 @@ func (s outputs) of(call, n int) []bool {
 	return is
 }
 
-// varying replaces what the pass needs by what all ranks need together, whatever is absent on which.
-// Of calls that every pass runs it is what they would need with a gradient for each input and of each
-// output that has one in some pass. Nothing is known of the others: they are taken to read all
-// their parameters, and to have gradients for all.
+// varying replaces the needs of the pass by the needs of all ranks together, for any absent calls.
+// For calls that every pass runs, these are the needs with a gradient for each input and for each
+// output that has one in some pass. Nothing is known of the other calls: they are assumed to read
+// all their parameters, and to have gradients for all.
 func (e *Engine) varying(c *Compiled, shapes [][]exec.Input) error {
 	all := e.layout.Entries[c.Program]
 	certain, back, trained := c.Path.Certain(), all.NeedsBackward(), all.Trained()
@@ -194,7 +194,7 @@ func (e *Engine) varying(c *Compiled, shapes [][]exec.Input) error {
 			sig.GradOut, sig.Save = grads.of(i, len(shapes[i])), e.o.Save[i]
 			for j, r := range c.Path.Calls[i].In {
 				in, refs := c.input(shapes, i, j), c.Path.Calls[i].In
-				in.Same = slices.Index(refs[:j], r) + 1 // whatever they stand for here
+				in.Same = slices.Index(refs[:j], r) + 1 // for any values of the choices
 				in.Grad = in.Same == 0 && slices.ContainsFunc(c.Path.Alternatives(r), func(r program.Ref) bool {
 					return r.Call != program.Batch && trained[r.Call]
 				})

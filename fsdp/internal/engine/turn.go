@@ -12,10 +12,10 @@ import (
 
 // # The tree over the passes of a step
 //
-// With Options.Passes a step is the passes of that number. Their gradients are the leaves of one tree,
-// with those of other ranks: the canonical one of package comm, over the virtual ranks of all. The
-// leaves that one reduction sums, or that one rank has, must be a branch of that tree. So what a
-// pass is the leaf of depends on which sum comes first:
+// With Options.Passes a step has that number of passes. Their gradients are the leaves of one tree,
+// together with the gradients of other ranks: the canonical tree of package comm, over the virtual
+// ranks of all. The leaves that one reduction sums, or that one rank has, must be a branch of that
+// tree. So the leaf of a pass depends on which sum comes first:
 //
 //	4 passes on 2 ranks      rank 0     rank 1     first
 //	reduced in every pass    0 2 4 6    1 3 5 7    over the ranks: 0+1, 2+3, …, then over the passes
@@ -26,15 +26,15 @@ import (
 // pass, there is only one sum.
 //
 // The sum over passes is kept as a binary counter: after n passes there is a sum of 2^k leaves for
-// each bit k of n. The last pass adds what is there, the smallest first, and it is that tree again.
+// each bit k of n. The last pass adds the kept sums, the smallest first, which gives the same tree.
 
-// A Turn is the place of a pass in its step. The zero value is a step of its own.
+// A Turn is the place of a pass in its step. The zero value is a separate step.
 type Turn struct {
 	At, Of int
-	Whole  bool // what the step's passes have in common but for the last: they are inside NoSync
+	Whole  bool // all passes of the step but the last are inside NoSync
 }
 
-// Last tells whether the step is over with the pass.
+// Last reports whether the step is over with the pass.
 func (t Turn) Last() bool { return t.At+1 >= t.Of }
 
 // VirtualRank returns the leaf of a rank.
@@ -45,7 +45,7 @@ func (t Turn) VirtualRank(rank, ranks int) int {
 	return t.At*ranks + rank
 }
 
-// merges returns which of the sums of 2^k leaves are added to the leaf of this turn, by bit.
+// merges returns the sums of 2^k leaves that are added to the leaf of this turn, by bit.
 func (t Turn) merges() uint {
 	if t.Last() {
 		return uint(t.At)
@@ -53,17 +53,17 @@ func (t Turn) merges() uint {
 	return uint(t.At) &^ (uint(t.At) + 1) // those that carry
 }
 
-// kept returns for which k a sum of 2^k leaves comes of a turn that is not the last.
+// kept returns the k of the sum of 2^k leaves that a turn that is not the last makes.
 func (t Turn) kept() int { return bits.TrailingZeros(^uint(t.At)) }
 
-// A turner is what Shards are that sum the passes of a step in a tree.
+// A turner is implemented by Shards that sum the passes of a step in a tree.
 type turner interface {
-	// Turn says where the backward that follows stands in its step. Gradients are multiplied by before
-	// when they are rounded.
+	// Turn sets the place of the next backward in its step. Gradients are multiplied by before when
+	// they are rounded.
 	Turn(t Turn, before func(*layout.Group) float32)
 }
 
-// Turn returns the place of a training pass that begins now, or why there is none.
+// Turn returns the place of a training pass that begins now, or an error if there is none.
 func (e *Engine) Turn(noSync bool) (Turn, error) {
 	t := Turn{At: e.pending, Of: e.o.Passes, Whole: noSync}
 	if t.Of == 0 {
@@ -95,13 +95,13 @@ func not(is bool) string {
 	return " not"
 }
 
-// power tells whether n is a power of two.
+// power reports whether n is a power of two.
 func power(n int) bool { return n&(n-1) == 0 }
 
-// errStale is why the backward of a pass cannot run whose step is over.
+// errStale is the reason why the backward of a pass whose step is over cannot run.
 var errStale = errors.New("the step has begun anew since the Forward, by ZeroGrad or SyncGrads: run another Forward")
 
-// MayTurn returns why the backward of p cannot come next in its step, or nil.
+// MayTurn returns an error if the backward of p cannot come next in its step.
 func (p *Pass) MayTurn(noSync bool) error {
 	switch {
 	case p.e.o.Passes == 0:
@@ -114,7 +114,7 @@ func (p *Pass) MayTurn(noSync bool) error {
 	return nil
 }
 
-// turn tells the shards where p stands in its step.
+// turn gives the shards the place of p in its step.
 func (p *Pass) turn() error {
 	if p.e.o.Passes == 0 {
 		return nil
@@ -137,13 +137,13 @@ func (e *Engine) MidStep() int {
 
 // TreeClass returns the class of the sums that a step keeps between its passes.
 func (e *Engine) TreeClass(noSync bool) arena.Class {
-	if t, _ := e.Turn(noSync); t.Whole { // its reasons are for those who run the pass
+	if t, _ := e.Turn(noSync); t.Whole { // the error is for callers that run the pass
 		return arena.Gradient
 	}
 	return arena.Shard
 }
 
-// TreeBytes returns their bytes, at most.
+// TreeBytes returns the bytes of these sums, at most.
 func (e *Engine) TreeBytes(noSync bool) (n int) {
 	if e.o.Passes < 2 {
 		return 0
@@ -162,9 +162,9 @@ func (e *Engine) TreeBytes(noSync bool) (n int) {
 	return n
 }
 
-// Weigh adds the weight of a pass on this rank to those of its step, in the order of its gradients. With
-// the last pass it returns the weight of the step over all ranks, by which its gradients are divided. It
-// is a collective.
+// Weigh adds the weight of a pass on this rank to the weights of its step, in the order of its
+// gradients. With the last pass it returns the weight of the step over all ranks, by which its
+// gradients are divided. It is a collective.
 func (e *Engine) Weigh(ctx context.Context, t Turn, weight float64) (total float64, err error) {
 	sum := []float64{weight}
 	if !t.Whole {
@@ -193,7 +193,7 @@ func (e *Engine) Weigh(ctx context.Context, t Turn, weight float64) (total float
 	return e.weight, nil
 }
 
-// factor returns what gradients are multiplied by in all.
+// factor returns the total factor for gradients.
 func (e *Engine) factor() float64 {
 	if e.weight != 0 {
 		return 1 / e.weight
