@@ -205,7 +205,7 @@ const NoPrefetch = -1
 //
 //	Backward with Share      ByRanks or ByOne: the mean over the step's targets, or rows
 //	Backward                 ByRanks: the mean of the ranks' losses, whatever each has
-//	                         ByActive: of those that have a batch
+//	                         ByActive: the mean over ranks that have a batch
 //	Backward with Weight     ByWeights: the mean of the ranks' losses by these weights
 //	Backward with Scale      ByOne: the sum of the losses, each times its factor
 type Divide uint8

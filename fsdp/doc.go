@@ -79,15 +79,15 @@
 // has one: its passes run the same schedule without computing. All ranks leave the loop in the same
 // place. [Sharded.EvalProgram] runs other paths through the model than its Forward, such as an
 // encoder or one step of a decoder. Ranks may need different numbers of these runs. Inside
-// [Sharded.JoinCalls] each rank makes different calls, and the other ranks replay them. Gradients
-// that a rank without a batch accumulated inside NoSync are still reduced, and its part of the
-// model continues to learn. Without Join, an uneven loop is an error on every rank, and the error
-// names the ranks and their calls. A rank may lack a part of a batch, such as an image, and with it
-// the calls that need it: see [Tape.Optional]. The units of these calls are gathered and reduced
-// all the same, and nothing is computed for them. All ranks must make some decisions alike, such as
-// the decision to stop. [Sharded.Any] reports on every rank whether a condition is true on one of
-// them. [Sharded.Mean] is the mean of a number over the ranks that have a batch. Package metrics
-// adds up the observations of all ranks.
+// [Sharded.JoinCalls] ranks may make different calls, and other ranks replay them. Gradients that a
+// rank without a batch accumulated inside NoSync are still reduced, and its part of the model
+// continues to learn. Without Join, an uneven loop is an error on every rank, and the error names
+// the ranks and their calls. A rank may lack a part of a batch, such as an image, and with it the
+// calls that need it: see [Tape.Optional]. The units of these calls are gathered and reduced all
+// the same, and nothing is computed for them. All ranks must make some decisions alike, such as the
+// decision to stop. [Sharded.Any] reports on every rank whether a condition is true on one of them.
+// [Sharded.Mean] is the mean of a number over the ranks that have a batch. Package metrics adds up
+// the observations of all ranks.
 //
 // # Virtual ranks
 //
@@ -110,7 +110,7 @@
 // or inside NoSync ⌊log2(V/N)⌋ pieces of the size of all gradients of the model: see
 // Plan.VirtualBytes.
 //
-//	the same bits                              not, and what is said
+//	the same bits                              not the same bits, and the response
 //	all strategies, wrapping, prefetch         hybrid over a number that is no power of two: refused
 //	Float32, Float64, BFloat16, Reduce in 16   hybrid with Reduce in 16 bits, which rounds twice: refused
 //	bits, which then travels in 32 if V > N
@@ -123,7 +123,7 @@
 //	                                           of package comm, such as NCCL's: not noticed
 //	AdamW, SGD, ClipGradNorm, Unscale;         Muon by Gram, whose sums are over ranks, and state in 8
 //	Muon by Owner or Gather                    bits, whose blocks the ranks cut: not noticed
-//	metrics.Mean                               Sharded.Mean, over what ranks give it, not over batches
+//	metrics.Mean                               Sharded.Mean, over values of ranks, not of batches
 //	V/N or N a power of two, or both           neither, as 9 on 3: refused
 //
 // # Numbers

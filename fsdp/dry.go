@@ -229,7 +229,7 @@ func advised(err error, m Model, cfg Config, newOptimizer func([]optim.Param) (o
 	for _, c := range changes(cfg, newOptimizer, batch) {
 		p, err := dry(m, c.cfg, c.optimizer, c.batch)
 		if err != nil {
-			continue // such as a policy that knows this number of ranks alone: it helps nobody
+			continue // such as of a policy for this number of ranks only: the change does not help
 		}
 		most := p.Pass.Ops[p.Pass.Peak()].Live.Total()
 		if saved := misfit.Live.Total() - most; saved > 0 {

@@ -102,7 +102,7 @@ func scaleGrads(s *Sharded, c float64) {
 	}
 	s.life.grads.scale *= c
 	_, grads := s.engine.Grads()
-	_ = s.engine.Device().Scale(grads, c) // a device that has failed says so again
+	_ = s.engine.Device().Scale(grads, c) // a device that has failed returns the error again
 }
 
 // largestGrad returns the largest magnitude of this rank's gradients, which is not finite if one of them is not.

@@ -119,7 +119,7 @@ func guarded(data iter.Seq2[[]Tensor, error]) iter.Seq2[[]Tensor, error] {
 type turn struct {
 	absent bool // this loop or one around it has no batch for it
 	dummy  bool // this loop or one around it has a dummy batch for it
-	idle   bool // this loop has no batch of its own
+	idle   bool // this loop itself has no batch for it
 }
 
 // Batches returns data for [Sharded.Join]: batches that are in memory, without an error.
@@ -167,7 +167,7 @@ func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, er
 		}
 		return false, nil
 	case ans.Leader < 0:
-		mid := s.engine.MidStep() // a step goes on to its end, if the loop body does
+		mid := s.engine.MidStep() // a step continues to its end, if the loop body does
 		on := mid > 0 && mid != o.mid
 		o.mid = mid
 		return on, nil
@@ -256,7 +256,7 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 	return sums[0] / sums[1], nil
 }
 
-// JoinCalls runs f, in which each rank makes different calls: Forward and Backward, Eval and
+// JoinCalls runs f, in which ranks may make different calls: Forward and Backward, Eval and
 // EvalProgram, any number of times and in any order. Join needs the same calls on every rank in an
 // iteration. Here one rank may validate while another generates, or both may generate by beam
 // search deep inside other code. JoinCalls returns on all ranks when f has returned on all.

@@ -37,7 +37,7 @@ type life struct {
 	last   *pass          // forward done, backward to come
 	held   map[*Pass]bool // likewise, put aside
 	calls  *calls         // a JoinCalls under way, or nil
-	passes int            // of a step on each rank, see Config.VirtualRanks; 0 if that does not say
+	passes int            // of a step on each rank, see Config.VirtualRanks; 0 without it
 
 	// Load reads state straight into its place, so a failure in the middle leaves a mixture. No
 	// caller may continue with it unnoticed: neither with parameters, nor with an optimizer after
@@ -286,11 +286,11 @@ func (l *life) may(method string, unreduced int) error {
 	return nil
 }
 
-// withheld returns err, the reason why this rank cannot run a method, or another reason, if the
-// other ranks do not get it; else nil.
+// withheld returns err, or another reason why this rank cannot run a method, if the other ranks
+// must not get it; else nil.
 func (l *life) withheld(err error) error {
 	switch {
-	case l.health == closed: // they need not know, and may have left
+	case l.health == closed: // the others do not need it, and may have left
 		return errClosed
 	case err == errCalls: // they run something else
 		return err

@@ -110,7 +110,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	return s.end(p.Pass.Backward(ctx, ans.Had))
 }
 
-// prepare applies the options to p, and finds the schedule of its backward: the place of the
+// prepare applies the options to p, and finds the schedule of its backward: the treatment of the
 // gradients may have been decided after the forward. It returns an error if the backward cannot
 // run.
 func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {

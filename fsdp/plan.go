@@ -208,7 +208,7 @@ func (p *Plan) compute(c *engine.Compiled) {
 	slices.SortStableFunc(p.Stock, func(a, b StockOp) int { return b.Bytes - a.Bytes })
 }
 
-// merged adds up operations that are equal but for their counts.
+// merged adds up operations that are equal except for their counts.
 func merged(list []StockOp) (sums []StockOp) {
 	at := make(map[[2]string]int)
 	for _, s := range list {

@@ -56,7 +56,7 @@ type Sharded struct {
 	noSync   bool  // inside NoSync
 	turn     turn  // in the loops of Join under way
 	loops    []int // iterations of these, outer first
-	requests int   // collective calls so far, those that ranks could not agree on included
+	requests int   // collective calls so far, including calls on which ranks could not agree
 	forwards int   // training passes begun so far: keys dropout
 	lists    int   // calls of Shards so far
 }
@@ -382,7 +382,7 @@ func zeroGrad(s *Sharded) {
 		return
 	}
 	s.life.zeroGrad()
-	_ = s.engine.ZeroGrad() // a device that has failed says so again
+	_ = s.engine.ZeroGrad() // a device that has failed returns the error again
 	if s.life.health == running {
 		s.engine.DropWhole()
 	}
@@ -471,7 +471,7 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 	return ans, s.end(err)
 }
 
-// agree is ask where nothing but agreement matters.
+// agree is ask for calls that need only the agreement.
 func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {
 	_, err = s.ask(ctx, &q, err)
 	return err

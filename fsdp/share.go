@@ -196,7 +196,7 @@ func (p *pass) weigh(ctx context.Context, s *Sharded) error {
 		return s.end(s.team.Fail(fmt.Errorf("Backward: %w", err)))
 	}
 	mean := sum[0] / float64(s.team.Size())
-	if mean == 0 && s.life.calls != nil { // those that count run at another time
+	if mean == 0 && s.life.calls != nil { // the ranks that have a weight run at another time
 		p.Scale = 0
 		return nil
 	}

@@ -95,7 +95,7 @@ type tapeCall struct {
 	module Module
 	local  []Param // of the module
 	params []int   // the same, as indices into Tape.params
-	owned  []int   // those that are not tied to another call's
+	owned  []int   // the parameters that are not tied to another call's
 	in     []program.Ref
 	from   int // index of the call in Forward that has brought the module
 }
@@ -257,7 +257,7 @@ func (t *Tape) use(what string, in ...Ref) bool {
 // since ZeroGrad, has no gradient on any rank, and optimizers do not change it. A parameter that
 // several calls share is used if any of them is present. Parameters of a separate group
 // (Config.GroupOf) count in that group alone. In the exchange before a Backward, and in others,
-// ranks send a word of 8 bytes for each parameter, or group of parameters, that may be absent. If
+// ranks send a word of 8 bytes for each parameter that may be absent, or for each of its groups. If
 // ranks call two models of one group in different orders, a mismatch of sizes may then fail the
 // group.
 func (t *Tape) Optional(x Ref, when ...func(batch []Tensor) bool) Ref {

@@ -46,7 +46,7 @@ type watched struct {
 // optimizers may take turns.
 const patience = 3
 
-// warn warns, unless the message was said before. A nil logger says nothing.
+// warn logs a message once. A nil logger logs nothing.
 func (w *watch) warn(logger *slog.Logger, message string, args ...any) {
 	if logger == nil || w.warned[message] {
 		return

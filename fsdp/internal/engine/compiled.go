@@ -37,7 +37,7 @@ type Compiled struct {
 	Loss     int            // buffer of the loss
 	Seed     int            // buffer of its gradient, or -1
 	Home     []layout.Place // by parameter
-	Prepared any            // what Device.Prepare has returned
+	Prepared any            // result of Device.Prepare
 	Inputs   []exec.Value   // shapes and types of the batch; Bytes is nil
 	Targets  []Target       // of its losses
 	Hash     uint64         // of the variant, the program and the parameters that get a gradient; 63 bits

@@ -130,7 +130,7 @@ func (p *Pass) Origin() (text string, call int) {
 				continue
 			}
 			b := make([]byte, p.Plan.Buffers[id].Bytes)
-			if p.frame.Result(id, b) != nil { // a device that has failed says so again
+			if p.frame.Result(id, b) != nil { // a device that has failed returns the error again
 				return "", -1
 			}
 			size := int(u.DType.Size())

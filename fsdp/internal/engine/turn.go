@@ -50,7 +50,7 @@ func (t Turn) merges() uint {
 	if t.Last() {
 		return uint(t.At)
 	}
-	return uint(t.At) &^ (uint(t.At) + 1) // those that carry
+	return uint(t.At) &^ (uint(t.At) + 1) // the bits that carry
 }
 
 // kept returns the k of the sum of 2^k leaves that a turn that is not the last makes.

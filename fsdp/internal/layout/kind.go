@@ -19,7 +19,7 @@ type Kind struct {
 	Gather, Reduce comm.DType
 }
 
-// String names what is unusual about the kind.
+// String names the unusual properties of the kind.
 func (k Kind) String() string {
 	var words []string
 	for _, w := range []struct {

@@ -11,7 +11,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// An Answer is the result of an exchange in which all ranks have asked.
+// An Answer is the joint result of all ranks.
 type Answer struct {
 	Leader  int     // first rank that is not Absent, from Ask.First on, or -1
 	Missing bool    // some rank is Absent
@@ -21,9 +21,8 @@ type Answer struct {
 }
 
 // An Agreement is the exchange before a collective call: each rank sends the call that it is about
-// to make, and whether it can. If one cannot, all return its error. If ranks are about to do
-// different things, or have done so, all return an error that says so. An Agreement belongs to one
-// goroutine.
+// to make, and whether it can. If one cannot, all return its error. If their calls or pasts differ,
+// all return an error that says so. An Agreement belongs to one goroutine.
 type Agreement struct {
 	Votes int // additional words in each exchange, the same number on all ranks: see Ask.Has
 	group comm.Group

@@ -5,7 +5,7 @@
 //	Busy        ranks work for any time, such as on files, without a timeout in the others
 //	Team        all process groups of a model: its meshes, and the end of all of them at once
 //
-// # What is exchanged
+// # Exchanged data
 //
 // An agreement is one all-reduce of a few words, for any number of ranks. The words are hashes of
 // the ranks' next calls and of their local actions ([Past]), as their largest and smallest, so that

@@ -198,7 +198,7 @@ func (s *Store) differences(ctx context.Context, list []Tensor, suspects []int, 
 		"ranks the values of one by SetFull and SetFullOptim; units of FullShard have no replicas", first)
 }
 
-// difference says which ranks have which copies of a tensor.
+// difference describes which ranks have which copies of a tensor.
 func (s *Store) difference(t *Tensor, versions [][]int) string {
 	const most = 3
 	g := group(s.Layout, t.Index)

@@ -190,7 +190,7 @@ func (e *exporter) dtype(t *Tensor) comm.DType {
 	return e.s.Compute
 }
 
-// create begins the files on rank 0: those that are small are written whole.
+// create begins the files on rank 0: small ones are written whole.
 func (e *exporter) create() (err error) {
 	if e.s.rank() != 0 {
 		return nil

@@ -30,7 +30,7 @@ func (s *Store) PlanMove(ctx context.Context, opt optim.Optimizer) (*Moving, err
 	m.own = own
 	for _, t := range list {
 		if mine(s.Layout, &t) {
-			t.Owner = layout.Shared // among those that have it
+			t.Owner = layout.Shared // among the ranks that have it
 			m.list = append(m.list, t)
 		}
 	}

@@ -43,7 +43,7 @@ type entry struct {
 	Bits  int `json:",omitzero"`
 }
 
-// A run is Len values from First on for which a kind is kept. An empty kind means nothing.
+// A run is Len values from First on for which a kind is kept. For an empty kind nothing is kept.
 type run struct{ First, Len, Kind int }
 
 // newInventory makes the inventory of opt: the entries that it keeps for the values of pieces.

@@ -154,7 +154,7 @@ func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 		fmt.Fprintf(&b, "AllowOlder(%t)\n", *o.Older)
 	}
 	err = ranks.Guarded("option Rename, Transpose, Join or LeaveOut", func() error {
-		model := make(map[string]string) // names in the model by those there
+		model := make(map[string]string) // names in the model by names there
 		for i := range l.Model.Params {
 			p := &l.Model.Params[i]
 			a, err := o.appearance(p.Name, p.Shape)

@@ -42,7 +42,7 @@ type writing struct {
 	parts      []checkpoint.Part
 	vecs       []optim.Vec // of the parts
 	dtype      comm.DType  // of their elements
-	about      Meta        // but for RankExtra
+	about      Meta        // except RankExtra
 	rankExtra  json.RawMessage
 	wrote      func(bytes int) // nil, or called with the progress
 	fault      error           // why this rank cannot write
@@ -290,7 +290,7 @@ func (w *writing) begin(ctx context.Context) (err error) {
 // write writes this rank's file and returns the record that rank 0 needs of it.
 func (w *writing) write(ctx context.Context, dir string) (record []byte, err error) {
 	if _, err := w.fs.ReadDir(dir); err != nil {
-		host, _ := os.Hostname() // the error says enough without
+		host, _ := os.Hostname() // the error is clear without the name
 		return nil, fmt.Errorf("checkpoints need a file system that all ranks share: host %q does not see what rank 0 has made: %w", host, err)
 	}
 	name := checkpoint.FileName("rank", w.team.Group().Rank(), w.team.Group().Size())

@@ -39,7 +39,7 @@ type blocks struct {
 
 const blockBytes = 1 << 20
 
-// expect says that a tensor of n bytes is to come.
+// expect announces a tensor of n bytes.
 func (b *blocks) expect(n int) {
 	if n <= blockBytes/smallParts {
 		b.left += n
