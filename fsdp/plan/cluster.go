@@ -9,15 +9,16 @@ import (
 	"math"
 )
 
-// A Cluster is what a pass runs on. Its file is this struct in JSON, see [Parse].
+// A Cluster describes the hosts, devices and links that a pass runs on. Its file is this struct in
+// JSON, see [Parse].
 type Cluster struct {
 	Name     string
-	Sources  []string // of its figures, one a line
+	Sources  []string // of the figures, one a line
 	Device   Device
 	PerHost  int  // devices that share a host
-	Cores    int  `json:",omitempty"` // of a host, if they are the devices, which its ranks share; 0 if each rank has a device
+	Cores    int  `json:",omitempty"` // cores of a host whose ranks compute on them; 0 if each rank has a device
 	Inside   Link // between the devices of a host
-	Between  Link // between hosts; Bandwidth is that of all network cards of a host together
+	Between  Link // between hosts; Bandwidth is the sum of a host's network cards
 	Software Software
 	Rates    []Rate `json:",omitempty"` // of operations that were measured one by one
 }
@@ -27,32 +28,32 @@ type Device struct {
 	Name            string
 	Memory          int     // bytes
 	Peak            float64 // FLOP/s of products of 16-bit numbers
-	PeakWide        float64 // and of float32
+	PeakWide        float64 // FLOP/s of products of float32
 	Bandwidth       float64 // bytes/s of its memory, as its maker says
-	Multiprocessors int     // that tiles of a product are dealt out to; 1 for a processor core
-	Cache           *Cache  `json:",omitempty"` // the last one before memory, where Rates depend on it
+	Multiprocessors int     // number that share the tiles of a product; 1 for a processor core
+	Cache           *Cache  `json:",omitempty"` // the last level before memory, where Rates depend on it
 }
 
 // A Link carries collectives.
 type Link struct {
-	Bandwidth float64 // bytes/s of a ring: what a rank sends while it receives as much
-	Latency   float64 // seconds of any collective
-	Hop       float64 // and for each further rank of the ring
-	Late      float64 `json:",omitempty"` // that pass before a rank that waits knows of the end
+	Bandwidth float64 // bytes/s that a rank of a ring sends while it receives as much
+	Latency   float64 // seconds that any collective takes
+	Hop       float64 // seconds for each further rank of the ring
+	Late      float64 `json:",omitempty"` // seconds from the end of a collective until a waiting rank notices it
 }
 
-// Software is how well programs use the devices: what measurements are fitted by.
+// Software is how well programs use the devices. Its fields are fitted to measurements.
 type Software struct {
 	Product   float64 // share of the peak that large products reach
-	Depth     float64 // length of sums at which half of that is reached
+	Depth     float64 // length of sums at which products reach half of that
 	Attention float64 // share of the peak that attention reaches
-	SmallHead float64 // of that, with heads of fewer than 128 elements
+	SmallHead float64 // share of Attention that is reached with heads of fewer than 128 elements
 	Scores    float64 // bytes moved for each score and pair of products if attention keeps scores in memory, or 0
-	Memory    float64 // share of the memory's bandwidth
+	Memory    float64 // share of the memory's bandwidth that is reached
 	Traffic   float64 // bytes that are moved, as a multiple of what operations read and write at least
 	Launch    float64 // seconds that a kernel takes at least
 	Overlap   float64 // how much slower devices compute while a collective runs: 0.1 is a tenth
-	Link      float64 // share of the bandwidth of links
+	Link      float64 // share of the bandwidth of links that is reached
 	Step      float64 // seconds of a step that nothing else explains
 }
 
@@ -83,18 +84,19 @@ func Clusters() map[string]*Cluster {
 //go:embed published.txt
 var published string
 
-// Published says how far predictions are from published runs, in a table of at most 80 columns. The
-// constants of the clusters were fitted on some of them. TestPublished compares it with what it
-// finds.
+// Published returns a table, at most 80 columns wide, that compares predictions with published
+// runs. The constants of the clusters were fitted to some of these runs. TestPublished compares the
+// table with its own results.
 func Published() string { return published }
 
-// tile is what a multiprocessor computes of a product at a time.
+// A multiprocessor computes a tile of a product, tileRows × tileCols, at a time.
 const tileRows, tileCols = 128, 256
 
-// manyWaves is from how many tiles a multiprocessor the last ones no longer matter.
+// manyWaves is the number of tiles per multiprocessor from which the last tiles no longer matter.
 const manyWaves = 32
 
-// Parse reads a cluster from JSON. Every field has to be there and to make sense.
+// Parse reads a cluster from JSON. The file must have no unknown fields, and every value must make
+// sense.
 func Parse(file []byte) (*Cluster, error) {
 	c := new(Cluster)
 	d := json.NewDecoder(bytes.NewReader(file))
@@ -111,8 +113,8 @@ func Parse(file []byte) (*Cluster, error) {
 	return c, nil
 }
 
-// Check returns an error if there is no time on c: it is nil, or a field of it makes no sense.
-// [Parse] and [Search] check what they get.
+// Check returns an error if c is nil or if a field of it makes no sense: no step can be timed on
+// such a cluster. [Parse] and [Search] check their clusters.
 func (c *Cluster) Check() error {
 	if c == nil {
 		return errors.New("plan: no cluster: want one of Clusters, or what Parse read")
@@ -123,7 +125,7 @@ func (c *Cluster) Check() error {
 	return nil
 }
 
-// check returns what is wrong with a field of c.
+// check returns an error that names the first field of c that makes no sense.
 func (c *Cluster) check() error {
 	d, s := &c.Device, &c.Software
 	for _, f := range []struct {
@@ -179,8 +181,8 @@ func (c *Cluster) seconds(w Work) float64 {
 	return float64(w.Count) * max(t, s.Launch)
 }
 
-// attention returns how long attention computes. What keeps scores in memory computes hidden ones
-// too, in products whose sums are as long as a head.
+// attention returns how long attention computes. Software that keeps scores in memory also computes
+// the hidden ones, in products whose sums are as long as a head.
 func (c *Cluster) attention(w Work, peak float64) float64 {
 	s := &c.Software
 	if s.Scores > 0 {
@@ -208,7 +210,7 @@ func (c *Cluster) filled(w Work) float64 {
 	return waves / math.Ceil(waves)
 }
 
-// link returns the link that limits collectives of so many ranks that follow each other.
+// link returns the link that limits a collective over consecutive ranks.
 func (c *Cluster) link(ranks int) *Link {
 	if ranks > c.PerHost {
 		return &c.Between
@@ -216,8 +218,8 @@ func (c *Cluster) link(ranks int) *Link {
 	return &c.Inside
 }
 
-// gather returns how long it takes to gather, or to reduce and scatter, so many bytes in all over
-// ranks that follow each other.
+// gather returns how long it takes to all-gather, or to reduce-scatter, the given total of bytes
+// over consecutive ranks.
 func (c *Cluster) gather(bytes, ranks int) float64 {
 	if ranks <= 1 {
 		return 0
@@ -229,8 +231,8 @@ func (c *Cluster) gather(bytes, ranks int) float64 {
 	return link.Latency + float64(ranks-1)*link.Hop + float64(bytes)*float64(ranks-1)/float64(ranks)/(bandwidth*c.Software.Link)
 }
 
-// reduce returns how long it takes to sum pieces of bytes/shards over replicas, which all ranks
-// that have a piece do at the same time: those of a host share its network cards.
+// reduce returns how long it takes to sum pieces of bytes/shards over replicas. All ranks that have
+// a piece do this at the same time, and the ranks of a host share its network cards.
 func (c *Cluster) reduce(bytes, shards, replicas int) float64 {
 	if replicas <= 1 {
 		return 0

@@ -8,19 +8,21 @@ import (
 // A Buffer is memory that a pass holds for a group or a call.
 type Buffer struct {
 	Name        string // of the group or the call
-	First, Last int    // operations while it is held, indices into Pass.Ops
+	First, Last int    // first and last operation that hold it, indices into Pass.Ops
 	Held        Memory
 }
 
-// A Holder is a group or a call with what is held for it. One that has the name of a group is both.
+// A Holder is a group or a call with the memory held for it. A call with the name of a group shares
+// its Holder.
 type Holder struct {
 	Name string
 	Memory
 }
 
-// Holders returns what is held while an operation runs, an index into Ops, by group and call, the
-// most first. Together they have what the operation's Live has. Of the optimizer's state only the
-// sum is known: groups have parts of it in proportion to what the optimizer updates of them.
+// Holders returns the memory held while operation op, an index into Ops, runs, by group and call,
+// the largest first. The sum over all holders is the operation's Live. For the optimizer's state
+// only the sum is known: each group gets a part in proportion to the elements that the optimizer
+// updates.
 func (p *Pass) Holders(op int) (list []Holder) {
 	at := make(map[string]int)
 	add := func(name string, m *Memory) {
@@ -57,14 +59,14 @@ func (p *Pass) Holders(op int) (list []Holder) {
 	return list
 }
 
-// A Sample is what is held from a time on.
+// A Sample is the memory held from a time on.
 type Sample struct {
 	At   float64 // seconds
 	Live Memory
 }
 
-// Samples returns what is held in the course of a step that Time has played, of its first two
-// passes, and what lasts when they are over. A pass without operations has none.
+// Samples returns the memory held in the first two passes of a step that Time has played, and the
+// memory that remains after them. A pass without operations has no samples.
 func (p *Pass) Samples(t *Timeline) (list []Sample) {
 	if len(p.Ops) == 0 {
 		return nil

@@ -6,16 +6,15 @@ import (
 	"strings"
 )
 
-// Memory is what a rank holds at a time, in bytes, by what it is. What lies in files
-// (fsdp.Config.OffloadDir) is not in it, nor on a GPU what lies in memory of the host
-// (fsdp.Config.Offload).
+// Memory is the memory of a rank at one time, in bytes, by use. It leaves out files
+// (fsdp.Config.OffloadDir) and, on a GPU, the memory of the host (fsdp.Config.Offload).
 type Memory struct {
-	Shard      int // its parameters and gradients
-	State      int // of the optimizer
+	Shard      int // parameters and gradients of the rank
+	State      int // state of the optimizer
 	Gathered   int // whole parameters
 	Gradient   int // whole gradients
 	Activation int // values between calls, and their gradients
-	Saved      int // what calls keep for their backward
+	Saved      int // values that calls keep for their backward
 	Work       int // scratch of the call that runs
 }
 
@@ -35,7 +34,7 @@ func (m *Memory) add(o *Memory, sign int) {
 	m.Work += sign * o.Work
 }
 
-// part is a part of a Memory, with what makes it smaller.
+// part is a part of a Memory, with advice that makes it smaller.
 type part struct {
 	name   string
 	bytes  int
@@ -68,7 +67,7 @@ func (m Memory) String() string {
 	return b.String()
 }
 
-// Peak returns the operation during which most is held, an index into Ops.
+// Peak returns the operation that holds the most memory, an index into Ops.
 func (p *Pass) Peak() int {
 	at := 0
 	for i, op := range p.Ops {
@@ -81,19 +80,19 @@ func (p *Pass) Peak() int {
 
 // A Misfit says that a pass does not fit in memory.
 type Misfit struct {
-	Limit   int      // bytes that there are
-	Op      string   // during which most is held
-	Live    Memory   // then
-	Units   []Holder // the same by group and call, the most first
-	Help    string   // what makes the largest part smaller
-	Changes []Change // what was tried, that which saves most first; only fsdp.Fits and fsdp.Tune try
+	Limit   int      // bytes that are available
+	Op      string   // operation that holds the most
+	Live    Memory   // memory at that operation
+	Units   []Holder // the same by group and call, the largest first
+	Help    string   // advice that makes the largest part smaller
+	Changes []Change // changes that were tried, the largest saving first; only fsdp.Fits and fsdp.Tune try any
 }
 
-// A Change is another way to train with what it saves.
+// A Change is another way to train, with the memory that it saves.
 type Change struct {
 	Name   string // what to change
-	Memory int    // bytes at the peak then
-	Saved  int    // fewer than before
+	Memory int    // bytes at the peak with the change
+	Saved  int    // bytes fewer than before
 }
 
 func (e *Misfit) Error() string {
@@ -121,7 +120,7 @@ func (e *Misfit) Advice() string {
 	return strings.Join(list, "; ")
 }
 
-// Fits returns nil, or a [*Misfit] if more than so many bytes are held at once. It has tried no
+// Fits returns nil, or a [*Misfit] if the peak exceeds the given number of bytes. It tries no
 // changes: fsdp.Fits does.
 func (p *Pass) Fits(bytes int) error {
 	if len(p.Ops) == 0 {

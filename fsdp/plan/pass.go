@@ -11,21 +11,21 @@ type Pass struct {
 	Ops     []Op
 	Groups  []Group
 	Calls   []Call
-	Units   []Unit   // of which a Call is one: equal modules share one
+	Units   []Unit   // one per distinct module; calls of equal modules share one
 	Buffers []Buffer // that operations hold
 
 	Ranks    int // that train together
-	Threads  int // of each, fsdp.Config.Threads; 0 is 1, and more than a host's cores are as many
+	Threads  int // of each rank, fsdp.Config.Threads; 0 means 1, and at most the cores of a host count
 	Owned    int // elements of trained parameters that this rank updates
-	PerOwned int // bytes that its optimizer reads and writes for each
+	PerOwned int // bytes that the optimizer reads and writes for each of them
 }
 
-// An Op is an operation of a pass, on a group or a call. The other is -1.
+// An Op is an operation of a pass, on a group or a call. The index of the one it is not on is -1.
 type Op struct {
 	Kind        Kind
 	Group, Call int
-	Second      int    // of Gather and Wait: ranks that a second copy of the parameters is gathered from, or 0
-	Live        Memory // while it runs
+	Second      int    // of Gather and Wait: ranks from which a second copy of the parameters is gathered, or 0
+	Live        Memory // held while it runs
 }
 
 // Kind says what an Op does.
@@ -34,14 +34,14 @@ type Kind uint8
 // The operations, as package fsdp has them.
 const (
 	Gather   Kind = iota // begins to gather the parameters of a group
-	Wait                 // waits for that
+	Wait                 // waits for the gather
 	Forward              // computes a call
 	Turn                 // the loss is known
 	Free                 // drops whole parameters
 	Backward             // computes the gradients of a call
 	Reduce               // begins to sum the gradients of a group over its ranks
-	Sync                 // waits for that, and begins to sum over the replicas
-	Drain                // waits for that, and adds to the gradients of the rank
+	Sync                 // waits for the reduce, and begins to sum over the replicas
+	Drain                // waits for the sums, and adds them to the gradients of the rank
 	Kinds
 )
 
@@ -57,21 +57,20 @@ func (k Kind) String() string {
 // A Group is a set of parameters that travel together.
 type Group struct {
 	Name             string
-	Shards, Replicas int // ranks that it is cut over, and that have the same piece
-	Params, Grads    int // bytes of the whole group as they travel
-	Sums             int // those of gradients on their way between replicas, 0 for as many as Grads
-	Stored           int // bytes of this rank's piece of the parameters, and as many of gradients if any is Owned
-	Held             int // of both, those that count as live: see Memory
-	Owned            int // elements of that piece that the optimizer updates, padding included
+	Shards, Replicas int // ranks that the group is cut over; ranks that have the same piece
+	Params, Grads    int // bytes of the whole group in a collective
+	Sums             int // bytes of the gradients between replicas, 0 if the same as Grads
+	Stored           int // bytes of this rank's piece of the parameters; its gradients take as many if any is Owned
+	Held             int // bytes of piece and gradients that count as live: see Memory
+	Owned            int // elements of the piece that the optimizer updates, padding included
 }
 
-// Wide tells whether the parameters travel in the type that the ranks keep them in.
+// Wide reports whether the parameters travel in the type in which the ranks keep them.
 func (g *Group) Wide() bool { return g.Params >= g.Stored*g.Shards }
 
-// Work returns what a rank itself does for an operation on the group where cores move the bytes:
-// Bytes are those that it takes from other ranks, FLOPs the bytes that it has in the end, which it
-// widens or adds to its gradients. Without Shards or Replicas it is cut over one rank, and on no
-// other.
+// Work returns the work of one rank for an operation on the group where cores move the bytes. Bytes
+// are taken from other ranks. FLOPs is the number of bytes that the rank has in the end, and which
+// it widens or adds to its gradients. If Shards or Replicas is 0, it counts as 1.
 func (g *Group) Work(k Kind) Work {
 	shards, replicas := max(g.Shards, 1), max(g.Replicas, 1)
 	switch k {
@@ -94,22 +93,22 @@ type Call struct {
 	Unit int // index in Pass.Units
 }
 
-// A Unit is what one module computes.
+// A Unit is the work of one module.
 type Unit struct{ Forward, Backward []Work }
 
-// Work is what operations that cost the same do, together.
+// Work is the sum of operations that cost the same.
 type Work struct {
-	Op    string // what they are, as the table of operations names it: what a [Rate] is of
+	Op    string // name in the table of operations, which a [Rate] refers to
 	Class Class
-	Count int // how many there are
-	// Of each: arithmetic, and bytes that it reads and writes at least.
+	Count int // number of operations
+	// Of each operation: arithmetic, and the bytes that it reads and writes at least.
 	FLOPs, Bytes int
-	// Of a product: rows and columns of the result, and the length of the sums. Of attention Depth
-	// is the size of a head.
+	// For a product: rows and columns of the result, and the length of the sums. For attention,
+	// Depth is the size of a head.
 	Rows, Cols, Depth int
-	Scores, Products  int  // of attention: scores of all heads, hidden ones included, and products of a head
-	Wide              bool // it computes in float32 or float64, not in 16 bits
-	Again             bool // in backward: forward has computed it too, and did not keep it
+	Scores, Products  int  // for attention: scores of all heads, hidden ones included, and products of a head
+	Wide              bool // computed in float32 or float64, not in 16 bits
+	Again             bool // in backward: forward has computed it too, but did not keep it
 }
 
 // Class says what bounds the speed of an operation.
@@ -117,14 +116,14 @@ type Class uint8
 
 // The classes.
 const (
-	Product   Class = iota // of matrices
+	Product   Class = iota // a product of matrices
 	Attention              // scores and their sums in one kernel
-	Other                  // bytes
+	Other                  // bound by the bytes that it moves
 )
 
-// Cost is what a pass takes in all.
+// Cost is the total work of a pass.
 type Cost struct {
-	FLOPs   int // of products and attention included
+	FLOPs   int // all, products and attention included
 	Product int // FLOPs of products
 	Bytes   int // between operations and memory
 	// Trained is the number of FLOPs for training all parameters: three times the FLOPs of forward, as
@@ -133,7 +132,7 @@ type Cost struct {
 	Trained, Needed int
 }
 
-// Cost sums the work of the pass. What backward computes again is counted again.
+// Cost sums the work of the pass. Work that backward repeats counts twice.
 func (p *Pass) Cost() (sum Cost) {
 	for _, op := range p.Ops {
 		again := 0
@@ -167,7 +166,7 @@ func flops(list []Work) (n int) {
 	return n
 }
 
-// work returns what an operation computes.
+// work returns the computation of an operation.
 func (p *Pass) work(op Op) []Work {
 	switch op.Kind {
 	case Forward:

@@ -9,42 +9,40 @@ import (
 	"slices"
 )
 
-// A Rate is what an operation takes as it was measured on one device, while so many ranks of a host
-// compute:
+// A Rate is the measured time of an operation on one device, while Ranks ranks of a host compute:
 //
 //	Fixed + FLOP·FLOPs + Byte·Bytes + Score·Scores     seconds
 //
-// for the FLOPs, Bytes and Scores of a [Work]. Where a Cluster has one it counts, in place of what
-// Device and Software say. Between numbers of ranks that were measured the times are interpolated,
-// and beyond them they are those of the nearest.
+// for the FLOPs, Bytes and Scores of a [Work]. If a Cluster has a rate for an operation, the rate
+// replaces the prediction from Device and Software. Times are interpolated between the measured
+// numbers of ranks. Beyond them the nearest measurement counts.
 //
-// Besides the operations of a Work there are those of a Pass, by [Kind.String], which are what a
-// rank itself does for them, and which nothing else runs beside: "gather", "wait", "reduce", "sync"
-// and "drain", of the work that [Group.Work] says, and "forward" and "backward" of a call beside
-// its Work. "wait at once" and "drain at once" are those where no call has run since the gather or
-// reduce, so that each rank waits until the slowest is there. "pass" is of a pass beside its
-// operations, and "update" of the update, with as many bytes as Pass.Owned times Pass.PerOwned. On a
-// GPU a drain runs at the same time as the kernels of calls, but they share its memory, and so its
-// time adds to theirs.
+// Besides the operations of a Work, the operations of a Pass have rates, named by [Kind.String]:
+// the rank's own work for them, during which nothing else runs. "gather", "wait", "reduce", "sync"
+// and "drain" are rates of the work that [Group.Work] returns; "forward" and "backward" are the
+// time of a call in addition to its Work. "wait at once" and "drain at once" are waits with no call
+// since the gather or reduce, so that each rank waits for the slowest. "pass" is the time of a pass
+// in addition to its operations. "update" is the update, with Pass.Owned times Pass.PerOwned bytes.
+// On a GPU, a drain runs at the same time as the kernels of calls. They share its memory, so the
+// time of the drain adds to theirs.
 //
-// An operation may have two rates: one while all that a rank touches in a step stays in
-// Device.Cache, and one while next to nothing does. In between times are interpolated by
-// [Cluster.Kept].
+// An operation may have two rates: one if all that a rank touches in a step stays in Device.Cache,
+// and one if almost nothing does. Times in between are interpolated by [Cluster.Kept].
 //
-// Ranks of several threads take the times of one thread, times what threads change for a rank that
-// is alone. Between measured numbers of threads a part of the time is the same for all, and the
-// rest is divided by the number.
+// Ranks of several threads take the times of one thread, times the factor by which threads change
+// the time of a rank that is alone. Between measured numbers of threads, one part of the time is
+// constant, and the rest is divided by the number.
 type Rate struct {
 	Op      string
-	Wide    bool // in float32 or float64, as Work.Wide; of a group, whether its parameters travel so
-	Ranks   int  // of a host, that did it at the same time
-	Threads int  `json:",omitempty"` // of a rank that is alone; 0 is 1
-	Cached  bool `json:",omitempty"` // while all stays in Device.Cache
+	Wide    bool // computes in float32 or float64, as Work.Wide; for a group, its parameters travel so
+	Ranks   int  // ranks of a host that ran the operation at the same time
+	Threads int  `json:",omitempty"` // of a rank that is alone; 0 means 1
+	Cached  bool `json:",omitempty"` // all data stayed in Device.Cache
 
 	Fixed, FLOP, Byte, Score float64
 }
 
-// AtOnce ends the name of a rate of waits that no call has run before.
+// AtOnce ends the name of a rate for a wait or drain with no call since its collective began.
 const AtOnce = " at once"
 
 // seconds returns how long work takes.
@@ -52,7 +50,7 @@ func (r *Rate) seconds(w Work) float64 {
 	return r.Fixed + r.FLOP*float64(w.FLOPs) + r.Byte*float64(w.Bytes) + r.Score*float64(w.Scores)
 }
 
-// check returns what is wrong with a rate.
+// check returns an error if a rate makes no sense.
 func (r *Rate) check() error {
 	if r.Op == "" || r.Ranks < 1 || r.Threads < 0 {
 		return fmt.Errorf("a rate of %q on %d ranks of %d threads", r.Op, r.Ranks, r.Threads)
@@ -68,20 +66,20 @@ func (r *Rate) check() error {
 	return nil
 }
 
-// rateKey says what a rate is of.
+// rateKey identifies the operation of a rate.
 type rateKey struct {
 	op   string
 	wide bool
 }
 
-// A Cache keeps what was touched last.
+// A Cache is a cache of a device.
 type Cache struct {
 	Bytes int
-	Cores int // that share it, of those of a host
+	Cores int // cores of a host that share it
 }
 
-// Kept returns which share of the bytes that a rank touches in a step stays in Device.Cache. Ranks
-// are spread over all cores, and those that share a cache have equal parts of it.
+// Kept returns the share of the bytes touched by a rank in a step that stays in Device.Cache. Ranks
+// are spread over all cores, and ranks that share a cache have equal parts of it.
 func (c *Cluster) Kept(ranks, touched int) float64 {
 	cache := c.Device.Cache
 	if cache == nil {
@@ -91,7 +89,7 @@ func (c *Cluster) Kept(ranks, touched int) float64 {
 	return min(1, float64(cache.Bytes)/sharing/float64(max(touched, 1)))
 }
 
-// bare returns what a rate is of.
+// bare returns the rate without its times.
 func (r Rate) bare() Rate {
 	r.Fixed, r.FLOP, r.Byte, r.Score = 0, 0, 0, 0
 	return r
@@ -103,13 +101,13 @@ func (r Rate) plus(part float64, o Rate) Rate {
 	return r
 }
 
-// A clock says how long operations take on a rank of a host, if they have rates.
+// A clock has the times of operations on a rank of a host, if they have rates.
 type clock struct {
-	usual          map[rateKey]Rate // of one thread, while all ranks compute
-	alone, threads map[rateKey]Rate // of a rank that is alone, with one thread and with as many as it has
+	usual          map[rateKey]Rate // with one thread, while all ranks compute
+	alone, threads map[rateKey]Rate // of a rank that is alone, with one thread and with all its threads
 }
 
-// clock returns that of ranks of a host which touch so many bytes each in a step.
+// clock returns the clock of ranks of a host that each touch the given number of bytes in a step.
 func (c *Cluster) clock(ranks, threads, touched int) clock {
 	list := along(c.Rates, c.Kept(ranks, touched), func(r *Rate) (at float64) {
 		if r.Cached {
@@ -143,16 +141,16 @@ func (c *Cluster) clock(ranks, threads, touched int) clock {
 	return clock{byKey(usual), byKey(alone), byKey(many)}
 }
 
-// along returns a rate for each set of those that differ in where they are alone: what is
-// interpolated at a place between the nearest, or the nearest. lift says where a rate is and takes
-// that from it.
+// along groups rates that differ only in their position and returns one rate for each group: at
+// place, interpolated between the two nearest, or the nearest if place is beyond them. lift returns
+// the position of a rate and clears it in the rate.
 func along(list []Rate, place float64, lift func(*Rate) float64) (made []Rate) {
 	type point struct {
 		Rate
 		at float64
 	}
 	sets := make(map[Rate][]point)
-	var order []Rate // of the sets, by their first rates
+	var order []Rate // in the order of their first rates
 	for _, r := range list {
 		at := lift(&r)
 		set := r.bare()

@@ -7,20 +7,19 @@ import (
 	"slices"
 )
 
-// A Setting is one way to train a model: what may be chosen without changing a bit of what a step
-// computes, and how its samples are cut into passes. The names are those of whoever makes passes of
-// settings.
+// A Setting is one way to train a model: the choices that do not change a bit of the result of a
+// step, and how its samples are cut into passes. The caller that plans settings defines the names.
 type Setting struct {
-	Wrap       string // how calls are put in units
+	Wrap       string // how calls are grouped into units
 	Strategy   string
-	ShardRanks int // of the hybrid strategies
+	ShardRanks int // for the hybrid strategies
 	Prefetch   int
 	Checkpoint string // the part of calls that backward recomputes
-	Micro      int    // samples of a pass
-	Passes     int    // of a step
+	Micro      int    // samples in a pass
+	Passes     int    // passes in a step
 }
 
-// String lists what is set.
+// String lists the choices.
 func (s Setting) String() string {
 	text := fmt.Sprintf("%s by %s", s.Strategy, s.Wrap)
 	if s.ShardRanks > 0 {
@@ -36,24 +35,24 @@ type Space struct {
 	Hybrid                         []string
 	Prefetch                       []int
 	Micro                          []int // each must divide Samples
-	Samples                        int   // of a step on one rank
+	Samples                        int   // samples in a step on one rank
 }
 
-// A Choice is a setting with what it takes.
+// A Choice is a setting with its memory and time.
 type Choice struct {
 	Setting
 	Memory int       // bytes at the peak
 	Time   *Timeline // nil if it does not fit
-	Misfit error     // why it does not
+	Misfit error     // why it does not fit
 }
 
-// Rate returns the samples a second on one rank.
+// Rate returns the samples per second on one rank.
 func (c *Choice) Rate() float64 { return float64(c.Micro*c.Passes) / c.Time.Total }
 
-// Search times every setting of a space and returns those that fit in so many bytes, the fastest
-// first, and behind them those that do not, the smallest first. Of equal ones the one that the
-// space names first comes first, so that the same question has the same answer everywhere. pass
-// plans a setting; it is asked once for settings that differ in the number of passes alone.
+// Search times every setting of a space. It returns those that fit in memory bytes, the fastest
+// first, and after them those that do not fit, the smallest first. Equal settings keep their order
+// in the space, so the same call has the same result everywhere. pass plans a setting. Search calls
+// it for each setting.
 func Search(space *Space, memory int, c *Cluster, pass func(Setting) (*Pass, error)) ([]Choice, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -78,7 +77,7 @@ func Search(space *Space, memory int, c *Cluster, pass func(Setting) (*Pass, err
 	return choices, nil
 }
 
-// better compares choices: what fits is better than what does not.
+// better compares choices. A choice that fits is better than one that does not.
 func better(a, b Choice) int {
 	switch {
 	case a.Time != nil && b.Time != nil:
@@ -118,7 +117,7 @@ func (s *Space) settings() (list []Setting, err error) {
 	return list, nil
 }
 
-// shardRanks returns the choices of ShardRanks for a strategy: 0 alone if it has none.
+// shardRanks returns the choices of ShardRanks for a strategy, or just 0 if it is not hybrid.
 func (s *Space) shardRanks(strategy string) []int {
 	if slices.Contains(s.Hybrid, strategy) {
 		return s.ShardRanks

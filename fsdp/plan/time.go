@@ -4,17 +4,17 @@ import "cmp"
 
 // A Timeline is a step as it would run on a cluster.
 type Timeline struct {
-	Events []Event // of the first two passes, by their beginning on each stream
+	Events []Event // of the first two passes, in order of their beginning on each stream
 
 	// Seconds of the whole step.
 	Total         float64
-	Compute       float64 // that the device computes, without slowing down
-	Communication float64 // that collectives run
-	Exposed       float64 // that the device waits for collectives
+	Compute       float64 // of computing on the device, without the slowdown by collectives
+	Communication float64 // of collectives
+	Exposed       float64 // of waits of the device for collectives
 	Optimizer     float64
 
-	MFU float64 // share of the device's peak that Needed of a [Cost] is of it
-	HFU float64 // and what is computed, work done twice included
+	MFU float64 // share of the device's peak, counting [Cost].Needed
+	HFU float64 // the same, counting all FLOPs, recomputed ones included
 }
 
 // Stream says where an event runs.
@@ -32,11 +32,11 @@ type Event struct {
 	Pass       int // of the step, from 0
 	Op         int // index in Pass.Ops, or -1 for the optimizer
 	Begin, End float64
-	Waiting    bool // the stream waits for what the operation needs
+	Waiting    bool // the stream waits for data of the operation
 }
 
-// Time plays a step of so many passes, at least one, whose gradients add up, and of an update. c is
-// one with which [Cluster.Check] finds nothing wrong.
+// Time plays a step: the given number of passes, at least one, whose gradients add up, and an
+// update. [Cluster.Check] must accept c.
 func (p *Pass) Time(c *Cluster, passes int) *Timeline {
 	r := &player{pass: p, c: c, t: new(Timeline)}
 	r.measure()
@@ -66,21 +66,21 @@ type player struct {
 	c    *Cluster
 	t    *Timeline
 
-	clock   clock        // of the cores of a host
+	clock   clock        // of the host's cores
 	ranks   int          // of a host
 	threads int          // of a rank
 	units   [][2]float64 // seconds of forward and backward
-	now     float64      // of the computing stream, which issues the collectives
-	owed    float64      // that ranks on the same core are behind
+	now     float64      // time on the computing stream, which issues the collectives
+	owed    float64      // time that ranks on the same core are behind
 	free    float64      // when the communicating stream is free
-	busy    []interval   // when it was not, lately
-	ready   []float64    // by group, when its collective in flight ends
+	busy    []interval   // recent times when it was not free
+	ready   []float64    // by group, the end of its collective in flight
 	fresh   []bool       // by group, whether no call has run since it was issued
 }
 
 type interval struct{ begin, end float64 }
 
-// measure finds out how long units take.
+// measure computes the times of the units.
 func (r *player) measure() {
 	r.ranks = min(max(1, r.pass.Ranks), r.c.PerHost)
 	touched := 0
@@ -106,7 +106,7 @@ func (r *player) measure() {
 	r.ready, r.fresh = make([]float64, len(r.pass.Groups)), make([]bool, len(r.pass.Groups))
 }
 
-// own returns how long a rank is busy with an operation of the pass itself.
+// own returns how long a rank itself is busy with an operation of the pass.
 func (r *player) own(k Kind, atOnce bool, w Work) float64 {
 	if t, ok := r.clock.seconds(rateKey{k.String() + AtOnce, w.Wide}, w); ok && atOnce {
 		return t
@@ -115,10 +115,9 @@ func (r *player) own(k Kind, atOnce bool, w Work) float64 {
 	return t
 }
 
-// agreement returns how long a link takes on which all ranks exchange a few words, as they do
-// before each half of a pass and, to clip gradients, twice in an update. What they do for it
-// themselves was measured with passes and updates; where devices compute, Software.Step has all of
-// it.
+// agreement returns the link time of an exchange of a few words among all ranks. One precedes each
+// half of a pass and, to clip gradients, an update has two. The ranks' own work for them was
+// measured with passes and updates. Where devices compute, Software.Step includes all of it.
 func (r *player) agreement() float64 {
 	if r.c.Cores == 0 {
 		return 0
@@ -152,7 +151,7 @@ func (r *player) play(pass int) {
 	beside, _ := r.clock.seconds(rateKey{"pass", true}, Work{})
 	r.now += beside
 	for i, op := range r.pass.Ops {
-		if seconds := r.agreement(); seconds > 0 && (op.Kind == Turn || i == 0) { // behind what is on its way
+		if seconds := r.agreement(); seconds > 0 && (op.Kind == Turn || i == 0) { // after the collectives in flight
 			r.wait(pass, i, max(r.now, r.free)+seconds)
 		}
 		r.busyWith(pass, i, op)
@@ -179,7 +178,7 @@ func (r *player) play(pass int) {
 	r.wait(pass, len(r.pass.Ops)-1, r.free)
 }
 
-// busyWith plays what a rank does itself for a collective.
+// busyWith plays the rank's own work for a collective.
 func (r *player) busyWith(pass, i int, op Op) {
 	if op.Group < 0 {
 		return
@@ -197,7 +196,7 @@ func (r *player) busyWith(pass, i int, op Op) {
 	}
 }
 
-// collect issues a collective, which begins when those before it have ended.
+// collect issues a collective, which begins when the earlier ones have ended.
 func (r *player) collect(pass, op int, seconds float64) {
 	group := r.pass.Ops[op].Group
 	r.fresh[group] = true
@@ -216,8 +215,8 @@ func (r *player) collect(pass, op int, seconds float64) {
 	r.busy = append(r.busy, interval{begin, end})
 }
 
-// wait lets the computing stream wait. Ranks that share the core go on meanwhile, each up to where
-// this one is, so that their work hides the link as its own does.
+// wait lets the computing stream wait. Meanwhile the ranks that share the core run, each up to the
+// place of this one, so that their work hides the link as well as its own work does.
 func (r *player) wait(pass, op int, until float64) {
 	if until > r.now {
 		until += r.c.link(r.pass.Ranks).Late
@@ -270,7 +269,7 @@ func (r *player) utilise(passes int) {
 	r.t.HFU = float64(passes) * float64(cost.FLOPs) / peak
 }
 
-// half returns 0 of a forward, 1 of a backward.
+// half returns 0 for Forward and 1 for Backward.
 func half(k Kind) int {
 	if k == Backward {
 		return 1
