@@ -13,18 +13,18 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// A Collate function makes a batch of samples: it adds the tensors that the model takes, in their
+// A Collate function makes a batch of samples. It adds the tensors that the model takes, in their
 // order, by [Tensor], [Stack], [Column], [Pad] and [Mask]. A [Loader] calls it on several
-// goroutines at the same time, each with another batch. It may not keep batch or samples.
+// goroutines at the same time, each with another batch. It must not keep batch or samples.
 type Collate[T any] func(batch *Batch, samples []T) error
 
-// A Batch is tensors in the making.
+// A Batch collects the tensors of a batch.
 type Batch struct {
 	tensors []fsdp.Tensor
 	bytes   int
 }
 
-// equal tells whether both have the same tensors, to the bit.
+// equal reports whether both have the same tensors, to the bit.
 func (b *Batch) equal(other *Batch) bool {
 	return slices.EqualFunc(b.tensors, other.tensors, func(t, u fsdp.Tensor) bool {
 		return t.Shape().Eq(u.Shape()) && t.Dtype() == u.Dtype() && bytes.Equal(memoryOf(t), memoryOf(u))
@@ -40,8 +40,8 @@ func memoryOf(t fsdp.Tensor) []byte {
 	return unsafe.Slice((*byte)(v.UnsafePointer()), v.Len()*int(v.Type().Elem().Size()))
 }
 
-// Rows returns the number of samples in a batch of a [Loader]: the first dimension of its tensors, and
-// 0 if there is no batch.
+// Rows returns the number of samples in a batch of a [Loader]: the first dimension of its tensors,
+// or 0 for a nil batch.
 func Rows(batch []fsdp.Tensor) int {
 	if len(batch) == 0 {
 		return 0
@@ -49,14 +49,14 @@ func Rows(batch []fsdp.Tensor) int {
 	return batch[0].Shape()[0]
 }
 
-// An Element is what tensors of batches consist of. Modules see integers as int.
+// An Element is the type of a tensor's elements in batches. Modules see integers as int.
 type Element interface {
 	~float32 | ~float64 | ~int | ~int32 | ~int64
 }
 
-// Tensor adds a tensor of the shape to the batch and returns its elements, row-major, for the
-// caller to fill in. They are 0. It panics if the shape is negative or has more elements than an int
-// can count; a [Loader] makes that an error.
+// Tensor adds a tensor of the shape to the batch and returns its elements, row-major and 0, for the
+// caller to fill in. It panics if the shape is negative or has more elements than an int can count.
+// A [Loader] turns the panic into an error.
 func Tensor[E Element](b *Batch, shape ...int) []E {
 	n := 1
 	for _, d := range shape {
@@ -71,7 +71,7 @@ func Tensor[E Element](b *Batch, shape ...int) []E {
 	return data
 }
 
-// rowError is an error of one of the samples that are collated.
+// rowError is an error of one sample of a batch.
 type rowError struct {
 	row int
 	err error
@@ -81,8 +81,9 @@ func (e *rowError) Error() string { return fmt.Sprintf("row %d: %v", e.row, e.er
 
 func (e *rowError) Unwrap() error { return e.err }
 
-// Stack adds a tensor [len(samples), shape...] with a field of each sample, which must have as many
-// elements as shape says. Without a shape it is that of the first: one dimension.
+// Stack adds a tensor [len(samples), shape...] with a field of each sample. Every field must have
+// as many elements as shape. Without a shape, the tensor has two dimensions, and the first sample
+// decides the second.
 func Stack[T any, E Element](b *Batch, samples []T, field func(T) []E, shape ...int) error {
 	full := append([]int{len(samples)}, shape...)
 	if len(shape) == 0 && len(samples) > 0 {
@@ -108,11 +109,12 @@ func Column[T any, E Element](b *Batch, samples []T, field func(T) E) {
 	}
 }
 
-// A Width says how many columns a batch has whose longest sample has so many elements. Every width
-// is a shape for which the model is compiled, so there should be few.
+// A Width returns the number of columns of a batch whose longest sample has longest elements. The
+// model is compiled for every width, so there should be few.
 type Width func(longest int) (int, error)
 
-// Widths returns the Width that is the least of some that is enough. If none is, that is an error.
+// Widths returns the Width that picks the smallest sufficient one of widths. If none is sufficient,
+// it returns an error.
 func Widths(widths ...int) Width {
 	widths = slices.Sorted(slices.Values(widths))
 	return func(longest int) (int, error) {
@@ -125,7 +127,7 @@ func Widths(widths ...int) Width {
 	}
 }
 
-// MultipleOf returns the Width that is the least multiple of n, at least n itself.
+// MultipleOf returns the Width that picks the least sufficient multiple of n, at least n itself.
 func MultipleOf(n int) Width {
 	return func(longest int) (int, error) {
 		if n < 1 {
@@ -135,9 +137,9 @@ func MultipleOf(n int) Width {
 	}
 }
 
-// Pad adds a tensor [len(samples), width] with a field of each sample, and fill after those that
-// have fewer elements. It returns the width, which [Mask] takes. If width is nil, it is the length
-// of the longest.
+// Pad adds a tensor [len(samples), width] with a field of each sample, and fill after the shorter
+// fields. It returns the width, which [Mask] takes. If width is nil, the width is the length of the
+// longest field.
 func Pad[T any, E Element](b *Batch, samples []T, field func(T) []E, width Width, fill E) (int, error) {
 	longest, row := 0, 0
 	for i, sample := range samples {
@@ -166,7 +168,7 @@ func Pad[T any, E Element](b *Batch, samples []T, field func(T) []E, width Width
 }
 
 // Mask adds a tensor [len(samples), width] that is 1 at the first length elements of each sample,
-// and 0 where [Pad] has filled up. For the lengths themselves there is [Column].
+// and 0 in the padding of [Pad]. For the lengths themselves, use [Column].
 func Mask[E Element, T any](b *Batch, samples []T, length func(T) int, width int) {
 	out := Tensor[E](b, len(samples), width)
 	for i, sample := range samples {
@@ -185,9 +187,9 @@ type Token interface {
 	~uint8 | ~uint16 | ~uint32 | ~int | ~int32 | ~int64
 }
 
-// TokensAndTargets returns what makes batches for language models of windows of context+1 tokens:
-// tokens, ints [len(samples), context], and targets of the same shape, which are the tokens after
-// them. In shorter samples tokens are 0 after the end, with targets that do not count.
+// TokensAndTargets returns the Collate function of language models, for windows of context+1
+// tokens. It makes tokens, ints [len(samples), context], and targets of the same shape, the tokens
+// that follow them. After the end of a shorter sample tokens are 0, with targets that do not count.
 func TokensAndTargets[E Token](context int) Collate[[]E] {
 	return func(b *Batch, samples [][]E) error {
 		if context < 1 {

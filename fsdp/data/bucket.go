@@ -15,8 +15,8 @@ import (
 )
 
 // Measure reads all samples of src, on all cores, and returns the source of f(sample), in memory: 8
-// bytes a sample. It is for lengths, which [Bucket] and [Pack] have to know beforehand. What orders
-// the samples orders the lengths in the same way:
+// bytes a sample. It measures lengths, which [Bucket] and [Pack] need beforehand. A function that
+// reorders the samples reorders the lengths in the same way:
 //
 //	lengths := data.Measure(src, func(words []int) int { return len(words) })
 //	src, lengths = data.Shuffle(src, 1, 10), data.Shuffle(lengths, 1, 10)
@@ -43,7 +43,7 @@ func Measure[T any](src Source[T], f func(T) int) Source[int] {
 	return newSource(name, len(values), err, func(i int) (int, error) { return values[i], nil })
 }
 
-// hashOf tells apart sources of samples in another order.
+// hashOf returns different values for the same lengths in another order.
 func hashOf(lengths []int) uint32 {
 	h := fnv.New32a()
 	for _, n := range lengths {
@@ -55,7 +55,7 @@ func hashOf(lengths []int) uint32 {
 func measure[T any](src Source[T], f func(T) int) ([]int, error) {
 	values := make([]int, src.Len())
 	workers := runtime.GOMAXPROCS(0)
-	errs := make([]error, workers) // the first of each part
+	errs := make([]error, workers) // the first error of each part
 	var group sync.WaitGroup
 	for w := range workers {
 		lo, hi := part(len(values), w, workers), part(len(values), w+1, workers)
@@ -74,7 +74,8 @@ func measure[T any](src Source[T], f func(T) int) ([]int, error) {
 	return values, nil
 }
 
-// one reads a sample and passes it on. The error, which may be of a panic, has its number.
+// one reads a sample and passes it on. The error, which may be a panic's, has the number of the
+// sample.
 func one[T any](src Source[T], i int, use func(T)) (err error) {
 	defer func() {
 		if err != nil {
@@ -89,12 +90,12 @@ func one[T any](src Source[T], i int, use func(T)) (err error) {
 	return err
 }
 
-// Bucket returns the samples of src in another order, in which batches have samples of like length,
-// so that [Pad] pads little. Chunks of so many samples are sorted by length, each for itself, and
-// cut into batches, which then change places at random. A chunk should have many batches, and the
+// Bucket returns the samples of src in another order, in which the samples of a batch have similar
+// lengths, so that [Pad] pads little. Each chunk of chunk samples is sorted by length and cut into
+// batches, and the batches of a chunk are shuffled. A chunk should have many batches, and the
 // chunks should not be sorted: shuffle src before. lengths[i] is the length of sample i of src, see
-// [Measure]. Two chunks at a time are in memory, 16 bytes a sample. The lengths of the first chunk are
-// read at once: with others the source describes itself otherwise, see [Position].
+// [Measure]. Two chunks at a time are in memory, 16 bytes a sample. Bucket reads the lengths of the
+// first chunk at once: with other lengths the source has another description, see [Position].
 func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed uint64) Source[T] {
 	if bad, ok := refusal[T](src); ok {
 		return bad
@@ -128,25 +129,25 @@ func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed ui
 		})
 }
 
-// buckets knows the orders of two chunks: those that are being read, as samples are read in order.
+// buckets keeps the orders of two chunks, as samples are read almost in order.
 type buckets struct {
 	lengths      Source[int]
 	batch, chunk int
 	keys         rng.Stream
 
 	mutex sync.Mutex
-	known [2]order // the one that was used last is first
+	known [2]order // the most recently used one is first
 }
 
-// order is a chunk sorted.
+// order is a sorted chunk.
 type order struct {
 	chunk   int
-	samples []measured // nil: of no chunk
+	samples []measured // nil: no chunk
 }
 
 type measured struct{ length, number int }
 
-// number returns the number in the source of sample i of the buckets.
+// number returns the number in the source of sample i of the bucketed order.
 func (b *buckets) number(i int) (int, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -167,7 +168,7 @@ func (b *buckets) number(i int) (int, error) {
 	return o.samples[group*b.batch+row].number, nil
 }
 
-// sort makes o the order of a chunk.
+// sort sets o to the order of a chunk.
 func (b *buckets) sort(o *order, chunk int) error {
 	begin := chunk * b.chunk
 	samples := o.samples[:0]

@@ -14,14 +14,15 @@ import (
 )
 
 // OpenCSV opens a file of comma-separated values as [encoding/csv] reads them, quoted line breaks
-// included. The first record has the names of the columns, every other one is a sample, and one of
-// another length is an error here.
+// included. The first record has the names of the columns. Every other record is a sample. OpenCSV
+// returns an error if a record has another length.
 //
-// T is a struct. A field of numbers, text, or true and false holds the column of its name, or of its
-// tag. A field that is an array or a slice holds all columns whose names begin with what its tag has
-// before a star, in the order of the file. Fields with the tag "-" are left alone, and columns without
-// a field left out; a field without a column is an error here. A value that its field cannot hold,
-// such as no number at all, is an error of At with line and column.
+// T is a struct. A field of numbers, text, or true and false holds the column with its name, or
+// with the name in its tag. The tag of an array or a slice ends in a star: the field holds all
+// columns whose names begin with the text before the star, in the order of the file. OpenCSV skips
+// fields with the tag "-" and columns without a field, but returns an error for a field without a
+// column. If a field cannot hold a value, such as text that is no number, At returns an error with
+// line and column.
 //
 //	type digit struct {
 //		Label  int         `data:"label"`
@@ -64,8 +65,8 @@ func OpenCSV[T any](path string) (*File[T], error) {
 	}), nil
 }
 
-// records reads all records, and returns the first one and where the others begin. The last number
-// is the size of the file.
+// records reads all records. It returns the first record and the offsets of the others, and then
+// the size of the file.
 func (in *input) records() (header []string, starts []int64, err error) {
 	begin, err := in.textStart()
 	if err != nil {
@@ -94,7 +95,7 @@ func (in *input) records() (header []string, starts []int64, err error) {
 	}
 }
 
-// columns are those whose values a field holds.
+// columns are the columns whose values a field holds.
 type columns struct {
 	field
 	from []int
@@ -132,7 +133,7 @@ func columnsOf(t reflect.Type, header []string) (list []columns, err error) {
 	return list, err
 }
 
-// fill sets the field of x, a struct, to values of a record. An error comes with the column.
+// fill sets the field of x, a struct, to values of a record. With an error it returns the column.
 func (c columns) fill(x reflect.Value, record []string) (at int, err error) {
 	v := c.of(x, len(c.from))
 	for i, at := range c.from {
@@ -147,7 +148,7 @@ func (c columns) fill(x reflect.Value, record []string) (at int, err error) {
 	return 0, nil
 }
 
-// set gives v the value that a text stands for.
+// set sets v to the value of a text.
 func set(v reflect.Value, text string) error {
 	number := strings.TrimSpace(text)
 	switch v.Kind() {

@@ -1,6 +1,6 @@
-// Package data feeds a training: it numbers samples, puts them in an order, and gives each rank its
-// own part of every batch. Where a training has come to is one number, and any number of ranks can
-// go on from there.
+// Package data feeds a training. It numbers samples, orders them, and gives each rank its own part
+// of every batch. The progress of a training is one number, from which any number of ranks can
+// resume.
 //
 //	text, err := data.OpenTokens("train.bin", 16)
 //	windows := data.Shuffle(text.Windows(257, 256), seed, epochs)
@@ -12,18 +12,18 @@
 //
 // # Sources
 //
-// A [Source] is numbered samples of any type, each of which can be read at any time. Here are
-// sources
+// A [Source] is a sequence of numbered samples of any type, each of which can be read at any time.
+// There are sources
 //
 //	of values and functions    Of, Windows, Func
 //	of lines and records       OpenLines, OpenDir, OpenJSON, OpenCSV
 //	of arrays                  OpenTokens, OpenNpy, OpenSafetensors
 //	of other sources           Map, Augment, Range, Concat, Split
 //
-// and whatever has the two methods Len and At is one. Nothing is read before it is asked for.
+// and any type with the methods Len and At is one. Nothing is read before it is needed.
 //
-// Of an open [File], a source keeps no more in memory than where samples begin. Samples are structs
-// of the user where they have parts:
+// For an open [File], a source keeps only the offsets of its samples in memory. Samples with
+// several parts are structs that the user defines:
 //
 //	type digit struct {
 //		Pixels []float32 `data:"images"` // of bytes: they become floats
@@ -34,24 +34,24 @@
 //
 // # Orders
 //
-// Orders are sources, too. They are computed for each sample alone, so none is ever stored, and a
-// training starts in the middle of one at once.
+// Orders are sources, too. They are computed for each sample separately. No order is stored, so a
+// training resumes in the middle of one at once.
 //
 //	Shuffle, Repeat    some epochs, or epochs without end, each in another order
 //	Mix                several sources by weight, each in an order of its own
 //	Bucket             batches of like length, which need little padding
 //	Pack, PackWhole    documents one after the other, cut into windows, or whole
 //
-// Bucket, Pack and PackWhole have to know lengths. These are a source, too: [Measure] makes it, and
-// what reorders the samples reorders their lengths.
+// Bucket, Pack and PackWhole need the lengths of samples. [Measure] makes a source of lengths, and
+// the functions that reorder samples reorder their lengths in the same way.
 //
-// Random changes of samples are made by [Augment], which gives each sample its own random numbers:
-// another order of workers, other ranks, or a resumption do not change them.
+// [Augment] makes random changes of samples. It gives each sample its own random numbers, which do
+// not change with the order of workers, the number of ranks, or a resumption.
 //
 // # Batches
 //
-// A [Collate] function makes the tensors of a batch. There is [TokensAndTargets] for language
-// models; for others it is a function of a few lines:
+// A [Collate] function makes the tensors of a batch. [TokensAndTargets] is for language models. For
+// other models, write a function of a few lines:
 //
 //	func collate(b *data.Batch, samples []digit) error {
 //		data.Column(b, samples, func(d digit) int { return d.Label })
@@ -60,12 +60,12 @@
 //
 // [Stack] is for fields of one shape, [Column] for numbers, [Pad] and [Mask] for fields of
 // different lengths, [Tensor] for everything else. A batch has its own memory: the program may keep
-// it, look one batch ahead, or put its pass aside by [fsdp.Sharded.Hold]. Samples are read into the
-// memory of earlier ones where the source can.
+// it, look one batch ahead, or hold its pass with [fsdp.Sharded.Hold]. Samples are read into the
+// memory of earlier ones if the source supports it.
 //
 // # Steps and ranks
 //
-// A [Loader] shares the samples of a step out, Config.Batch of them. All ranks together read the
+// A [Loader] distributes the samples of a step, Config.Batch of them. All ranks together read the
 // source from front to back:
 //
 //	source           0 1 2 3 4 5 6 7 │ 8 9 10 11 12 13 14 15 │ 16 …     Batch: 8
@@ -75,12 +75,12 @@
 //	2, VirtualRanks: 4
 //	                 0 0 1 1 0'0'1'1'│ 0 0  1  1  0' 0' 1' 1'│ 0        or inside NoSync, as above
 //
-// So neither the order nor the batches of a training depend on the number of ranks or on how much
-// fits into memory. With Config.VirtualRanks the micro batches do not either, and with fsdp.Config's
-// the training is the same to the last bit. No sample is left out or comes twice: at the end of the source some ranks have
-// no batch, which is what [fsdp.Sharded.Join] is for. [Loader.Share] weighs each batch by its targets that
-// count, or by its samples. With Config.Micro a step is over when [Loader.StepEnds] says
-// so, on all ranks alike:
+// So the order and the batches of a training do not depend on the number of ranks or on how much
+// fits into memory. With Config.VirtualRanks the micro batches do not either, and with
+// fsdp.Config's VirtualRanks the training is the same to the last bit. No sample is left out or
+// repeated. At the end of the source some ranks have no batch: [fsdp.Sharded.Join] handles this.
+// [Loader.Share] weighs each batch by its targets that count, or by its samples. With Config.Micro
+// a step is over when [Loader.StepEnds] returns true, on all ranks alike:
 //
 //	for batch, err := range m.Join(ctx, loader.Batches(ctx)) {
 //		loss, err := m.Forward(ctx, batch...)
@@ -90,8 +90,8 @@
 //		}
 //	}
 //
-// A [Position] is how many samples all ranks have consumed. It is saved with a checkpoint, and
-// resumed by any number of ranks:
+// A [Position] is the number of samples that all ranks have consumed. Save it with a checkpoint.
+// Any number of ranks can resume from it:
 //
 //	err := m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position()))
 //	…
@@ -103,14 +103,14 @@
 // # Background
 //
 // Workers read samples and collate batches while the model computes, within Config.Prefetch bytes.
-// [Loader.Stats] says how long the loop has waited for them. They end with the loop.
+// [Loader.Stats] returns how long the loop has waited for them. The workers end with the loop.
 //
 // # Errors
 //
-// A source that was made with bad arguments is a source with one sample, which is the error. What
-// is made of it has the same error, and [NewLoader] returns it. So calls can be nested. What opens
-// files returns errors. Errors and panics while samples are read end the loop: they have the number
-// of the sample and the rank.
+// A function that gets bad arguments returns a source with one sample, which is the error. Sources
+// made from it have the same error, and [NewLoader] returns it, so calls can be nested. Functions
+// that open files return errors. An error or a panic while a sample is read ends the loop. Its
+// error has the number of the sample and the rank.
 //
 // A complete program is examples/digits.
 package data

@@ -8,10 +8,10 @@ import (
 // A field of a struct holds a part of a sample.
 type field struct {
 	index   int
-	name    string // of the part: the tag "data", or else the name of the field
+	name    string // name of the part: the tag "data", or else the name of the field
 	typ     reflect.Type
 	list    bool         // an array or a slice
-	element reflect.Type // of the list; else typ
+	element reflect.Type // type of the list's elements; otherwise typ
 }
 
 // fieldsOf returns the fields of a struct that are exported and do not have the tag "-".
@@ -42,7 +42,7 @@ func fieldsOf(t reflect.Type) (list []field, err error) {
 // String returns the declaration.
 func (f field) String() string { return fmt.Sprintf("%v `data:%q`", f.typ, f.name) }
 
-// holds tells whether the field has room for n elements.
+// holds reports whether the field has room for n elements.
 func (f field) holds(n int) bool {
 	switch f.typ.Kind() {
 	case reflect.Slice:
@@ -53,8 +53,8 @@ func (f field) holds(n int) bool {
 	return n == 1
 }
 
-// of returns the field of x, with room for n elements if it is a list: in the memory of a slice that
-// is there, if it is large enough.
+// of returns the field of x. If it is a list, it has room for n elements: in the memory of its
+// slice, if that is large enough.
 func (f field) of(x reflect.Value, n int) reflect.Value {
 	v := x.Field(f.index)
 	if v.Kind() == reflect.Slice {

@@ -11,19 +11,19 @@ import (
 	"strings"
 )
 
-// A File is the [Source] of an open file, or of several. It keeps in memory where samples begin, 8
-// bytes for each, and reads a sample from the file when it is asked for. Goroutines may call At and
+// A File is the [Source] of one or several open files. It keeps the offsets of samples in memory, 8
+// bytes for each, and reads a sample from the file when it is needed. Goroutines may call At and
 // Into at the same time.
 //
-// What is wrong with a file is an error with its path: when it is opened, if it is missing, empty,
-// cut short or compressed; later, if a record is not what it should be, or if the file has become
-// shorter since. A file that is written to while it is open gives samples of either content.
+// Errors of a file contain its path. Opening fails if the file is missing, empty, cut short or
+// compressed. Reading fails if a record is malformed, or if the file has become shorter since. If a
+// program writes to the file while it is open, samples may have the old or the new content.
 type File[T any] struct {
-	kind   string // of samples: "lines", "windows of 7 tokens"
+	kind   string // kind of the samples: "lines", "windows of 7 tokens"
 	inputs []*input
 	n      int
 	into   func(i int, into T) (T, error)
-	err    error // of arguments: it is then the only sample
+	err    error // error of the arguments: it is then the only sample
 }
 
 func newFile[T any](kind string, inputs []*input, n int, into func(i int, into T) (T, error)) *File[T] {
@@ -39,8 +39,8 @@ func (f *File[T]) At(i int) (T, error) {
 	return f.Into(i, none)
 }
 
-// Into reads sample i into the memory of another one, such as the last that the caller had, if that
-// is large enough; else it does what At does. Text is always new.
+// Into reads sample i into the memory of another sample, such as the caller's last one, if that is
+// large enough. Otherwise it does the same as At. Text is always new.
 func (f *File[T]) Into(i int, into T) (T, error) {
 	var none T
 	if f.err != nil {
@@ -52,8 +52,7 @@ func (f *File[T]) Into(i int, into T) (T, error) {
 	return f.into(i, into)
 }
 
-// String names the files without their directories, and says how many samples of which kind there
-// are.
+// String names the files without their directories, and returns the number and the kind of samples.
 func (f *File[T]) String() string {
 	var names []string
 	for _, in := range f.inputs {
@@ -67,8 +66,8 @@ func (f *File[T]) refused() error { return f.err }
 // Close closes the files. Samples that were read stay as they are; At is an error.
 func (f *File[T]) Close() error { return closeAll(f.inputs) }
 
-// An input is an open file that is read at any place, by any number of goroutines at once. It is
-// read and not mapped: memory of a mapped file that has become shorter ends the process.
+// An input is an open file that any number of goroutines can read at any offset at the same time.
+// It is read and not mapped: access to a mapped file that has become shorter ends the process.
 type input struct {
 	file *os.File
 	path string
@@ -85,15 +84,15 @@ func closeAll(inputs []*input) error {
 	return failed
 }
 
-// compressed are the ends of names of what cannot be read from the middle.
+// compressed has the name extensions of files that cannot be read from the middle.
 var compressed = []string{".gz", ".bz2", ".xz", ".zst", ".zip"}
 
-// openInput opens a file that is not empty.
+// openInput opens a file. It returns an error if the file is empty.
 func openInput(path string) (*input, error) {
 	if slices.Contains(compressed, strings.ToLower(filepath.Ext(path))) {
 		return nil, fmt.Errorf("data: %s is compressed and cannot be read from the middle: decompress it first", path)
 	}
-	info, err := os.Stat(path) // before it is opened: that waits at a pipe
+	info, err := os.Stat(path) // before Open, which would block at a pipe
 	if err != nil {
 		return nil, fmt.Errorf("data: %w", err)
 	}
@@ -118,7 +117,7 @@ func (in *input) errorf(format string, args ...any) error {
 	return fmt.Errorf("data: %s: %w", in.path, fmt.Errorf(format, args...))
 }
 
-// read fills b from a place of the file.
+// read fills b from an offset of the file.
 func (in *input) read(b []byte, at int64) error {
 	n, err := in.file.ReadAt(b, at)
 	switch {
@@ -130,10 +129,10 @@ func (in *input) read(b []byte, at int64) error {
 	return fmt.Errorf("data: %w", err)
 }
 
-// bom is what some programs write before text.
+// bom is the byte order mark that some programs write before text.
 var bom = []byte("\ufeff")
 
-// textStart returns where the text of a file begins.
+// textStart returns the offset of the text in a file.
 func (in *input) textStart() (int64, error) {
 	first := make([]byte, min(int64(len(bom)), in.size))
 	if err := in.read(first, 0); err != nil {
@@ -162,7 +161,7 @@ func (in *input) chunks(begin, end int64, f func(b []byte)) error {
 	return nil
 }
 
-// line says where line n is, if line 1 begins at a byte: "train.jsonl:17".
+// line returns the place of line n, if line 1 begins at an offset: "train.jsonl:17".
 func (in *input) line(at int64, n int) string {
 	if err := in.chunks(0, at, func(b []byte) { n += bytes.Count(b, []byte{'\n'}) }); err != nil {
 		return fmt.Sprintf("%s, byte %d", in.path, at)

@@ -16,8 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// OpenJSON opens a file of JSON lines. Every line is a JSON value, which [json.Unmarshal] decodes into a
-// sample. Blank lines are no samples.
+// OpenJSON opens a file of JSON lines. Every line is a JSON value, which [json.Unmarshal] decodes
+// into a sample. Blank lines are skipped.
 //
 // If T has structs, objects must have a member for every exported field. A member that is missing or
 // null is an error, unless the field is a pointer or its tag says omitempty or omitzero. Members
@@ -69,7 +69,7 @@ type jsonObjects struct {
 	extra   sync.Once // logs that members are left out
 }
 
-// A jsonMember is the member of an object for a field.
+// A jsonMember is the member of an object that belongs to a field.
 type jsonMember struct {
 	name     string
 	typ      reflect.Type
@@ -84,8 +84,8 @@ func member(path string) string {
 	return fmt.Sprintf("member %q", path)
 }
 
-// check compares the text of a value that json has decoded with the type that holds it. path leads to
-// it from the whole value.
+// check compares the text of a value that json has decoded with its Go type. path is the path to
+// the value from the whole value.
 func (o *jsonObjects) check(path string, b []byte, t reflect.Type) error {
 	b = bytes.TrimSpace(b)
 	null, kind := string(b) == "null", t.Kind()
@@ -132,10 +132,10 @@ func (o *jsonObjects) check(path string, b []byte, t reflect.Type) error {
 	return nil
 }
 
-// hintOptional ends errors of members that are not there.
+// hintOptional ends errors about missing members.
 const hintOptional = ": if it may be missing, add omitempty to the tag of its field"
 
-// checkObject checks the members of an object that a struct holds.
+// checkObject checks the members of an object that decodes into a struct.
 func (o *jsonObjects) checkObject(path string, b []byte, t reflect.Type) error {
 	var values map[string]json.RawMessage
 	if err := json.Unmarshal(b, &values); err != nil {
@@ -146,7 +146,7 @@ func (o *jsonObjects) checkObject(path string, b []byte, t reflect.Type) error {
 	for _, m := range o.membersOf(t) {
 		name := m.name
 		value, ok := values[name]
-		for other := range values { // json takes any case
+		for other := range values { // json accepts any case
 			if !ok && strings.EqualFold(other, m.name) {
 				name, value, ok = other, values[other], true
 			}
@@ -181,7 +181,7 @@ func (o *jsonObjects) checkObject(path string, b []byte, t reflect.Type) error {
 	return nil
 }
 
-// membersOf returns the members of the objects that a struct holds.
+// membersOf returns the members of the objects that decode into a struct.
 func (o *jsonObjects) membersOf(t reflect.Type) []jsonMember {
 	if list, ok := o.members.Load(t); ok {
 		return list.([]jsonMember)
@@ -209,19 +209,19 @@ func (o *jsonObjects) membersOf(t reflect.Type) []jsonMember {
 	return list
 }
 
-// decodesItself tells whether json leaves the text of a value to its type.
+// decodesItself reports whether json leaves the decoding of a value to its type.
 func decodesItself(t reflect.Type) bool {
 	p := reflect.PointerTo(t)
 	return p.Implements(reflect.TypeFor[json.Unmarshaler]()) || p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]())
 }
 
-// plain tells whether values of a type are numbers, text, or true and false.
+// plain reports whether values of a type are numbers, text, or true and false.
 func plain(t reflect.Type) bool {
 	k := t.Kind()
 	return k >= reflect.Bool && k <= reflect.Complex128 || k == reflect.String
 }
 
-// join leads to a member of an object.
+// join returns the path to a member of an object.
 func join(path, name string) string {
 	if path == "" {
 		return name

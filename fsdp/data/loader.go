@@ -16,48 +16,48 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// Config says how ranks share out samples, and how far ahead they are read. It is the same on all
-// ranks but for Group.
+// Config configures how ranks share samples, and how far ahead samples are read. It is the same on
+// all ranks except for Group.
 type Config struct {
-	// Group is that of the ranks, such as a comm.Group; what counts is this rank's number and how
-	// many there are. nil means one rank, with a warning where a launcher or comm.Run has started
+	// Group is the group of the ranks, such as a comm.Group. Only this rank's number and the number
+	// of ranks matter. nil means one rank, with a warning if a launcher or comm.Run has started
 	// several.
 	Group interface {
 		Rank() int
 		Size() int
 	}
-	// Batch is the number of samples of a step: of all ranks and micro batches together. Each gets
-	// the same number, to within one. So a training on another number of ranks is the same
-	// training.
+	// Batch is the number of samples of a step, over all ranks and micro batches. Each gets the
+	// same number, to within one. So a training on another number of ranks is the same training.
 	Batch int
-	// Micro, if positive, is the largest number of samples that a rank takes at once. Steps that
-	// leave a rank more are several micro batches, the same number on every rank: see
-	// [Loader.StepEnds]. All of them are made before the first is yielded, as [Loader.Share] counts their
-	// targets.
+	// Micro, if positive, is the largest number of samples that a rank takes at once. A step with
+	// more samples for a rank is cut into several micro batches, the same number on every rank: see
+	// [Loader.StepEnds]. All of them are made before the first is yielded, as [Loader.Share] counts
+	// their targets.
 	Micro int
-	// VirtualRanks, if set, is fsdp.Config's: a step is so many micro batches, each that of a virtual
-	// rank, of which a rank takes an equal part. It has them in the order in which the passes of a step
-	// stand for virtual ranks. They depend on Batch and VirtualRanks alone. Micro is 0 then.
+	// VirtualRanks, if set, is the same as in fsdp.Config: a step has that many micro batches, one
+	// for each virtual rank, and each rank takes an equal part of them, in the order in which the
+	// passes of a step stand for virtual ranks. The micro batches depend only on Batch and
+	// VirtualRanks. Micro must be 0.
 	VirtualRanks int
-	// NoSync says that all micro batches of a step but the last run inside NoSync, which decides that
-	// order.
+	// NoSync says that all micro batches of a step except the last run inside NoSync, which decides
+	// the order of the micro batches.
 	NoSync bool
 	// DropPartial leaves out the samples at the end of the source that fill no step.
 	DropPartial bool
 	// Workers is the number of goroutines that read samples and collate batches: 0 means 1.
 	Workers int
-	// Prefetch is how many bytes of batches are made ahead: 0 means 64 MiB. One batch always is,
-	// and at most 64 are. A batch that is being made counts as the largest so far. The samples that a
-	// batch is made of do not count.
+	// Prefetch is the size in bytes of the batches that are made ahead: 0 means 64 MiB. At least
+	// one batch and at most 64 are made ahead. A batch in the making counts as much as the largest
+	// so far. The samples of a batch do not count.
 	Prefetch int
 }
 
 // manyAhead is the largest number of batches that are made ahead.
 const manyAhead = 64
 
-// A Loader hands a rank its part of the samples of a source, batch by batch. Step k of all ranks
-// together takes samples k·Batch to (k+1)·Batch-1. Rank 0 has the first of them, in order, the last
-// rank the last ones, and likewise its micro batches.
+// A Loader yields a rank's part of the samples of a source, batch by batch. Step k of all ranks
+// together takes samples k·Batch to (k+1)·Batch-1. Rank 0 takes the first of them, in order, the
+// last rank the last ones. The micro batches of a rank are cut likewise.
 //
 // A loader belongs to one goroutine, except for Stats.
 type Loader[T any] struct {
@@ -65,8 +65,8 @@ type Loader[T any] struct {
 	src        Source[T]
 	collate    Collate[T]
 	rank, size int
-	micros     int    // micro batches of a step
-	name       string // of the source and the steps, the same on all ranks
+	micros     int    // number of micro batches in a step
+	name       string // name of source and steps, the same on all ranks
 	consumed   int    // samples that all ranks have consumed
 	stepEnds   bool
 	step       [][]fsdp.Tensor // this rank's batches of the step that was yielded last
@@ -77,16 +77,16 @@ type Loader[T any] struct {
 	counted counters
 }
 
-// counters are what Stats returns, and what workers and the loop share.
+// counters are the counts of Stats, which workers and the loop share.
 type counters struct {
 	batches, samples, waited, made, largest, bytes atomic.Int64
 
-	fresh atomic.Int64 // bytes of batches made since garbage was collected for them
+	fresh atomic.Int64 // bytes of batches made since the last forced garbage collection
 }
 
-// NewLoader returns a loader at the beginning of the source. A source without a step is an error: it is
-// empty, or DropPartial leaves out all of its samples. Rank 0 warns where steps have fewer samples than
-// ranks.
+// NewLoader returns a loader at the beginning of the source. It returns an error if the source has
+// no step: it is empty, or DropPartial leaves out all of its samples. Rank 0 warns if a step has
+// fewer samples than ranks.
 func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], error) {
 	l := &Loader[T]{config: c, src: src, collate: collate, size: 1}
 	if c.Group != nil {
@@ -164,44 +164,44 @@ func (l *Loader[T]) Steps() int {
 	return n/l.config.Batch + min(1, n%l.config.Batch)
 }
 
-// MicroBatches returns the number of micro batches of a step.
+// MicroBatches returns the number of micro batches in a step.
 func (l *Loader[T]) MicroBatches() int { return l.micros }
 
-// StepEnds tells whether the batch that was yielded last is the last micro batch of its step. It
-// says the same on every rank. Without Config.Micro
-// and VirtualRanks every batch is.
+// StepEnds reports whether the batch that was yielded last is the last micro batch of its step. It
+// returns the same on every rank. Without Config.Micro and VirtualRanks it is true for every batch.
 func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 
-// Share is [fsdp.Share] of the batches that this rank has in the step of the batch that was yielded
-// last. With it the gradients of a step are those of the mean over its targets that count, or over
-// its samples, however many ranks and micro batches share them out, and evenly or not:
+// Share returns [fsdp.Share] of this rank's batches in the step that was yielded last. With it, the
+// gradients of a step are the gradients of the mean over its targets that count, or over its
+// samples, however ranks and micro batches share them, evenly or not:
 //
 //	err = m.Backward(ctx, loader.Share())
 //
-// If ranks read different sources, from different positions or in steps of different sizes, that Backward
-// is an error on all of them, as is [fsdp.Sharded.Join] before it.
+// If ranks read different sources, from different positions or in steps of different sizes, this
+// Backward returns an error on all of them, as does [fsdp.Sharded.Join] before it.
 func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...).Source(l.name) }
 
-// A Position is how far the ranks have come in a source. It is a value to save:
+// A Position is the progress of the ranks in a source. Save it with a checkpoint:
 //
 //	err := m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position()))
 type Position struct {
-	// Samples is the number of samples that all ranks together have consumed: all before this one.
+	// Samples is the number of samples that all ranks together have consumed: all samples before
+	// this one.
 	Samples int `json:"samples"`
 	// Source describes the source.
 	Source string `json:"source"`
 }
 
-// Position returns the position after the step that was yielded last; within a step of several
-// micro batches, that before it. What was only read ahead does not count. It is the same on every
-// rank while the loop goes well. When it ends with an error, as of another rank or of the context,
-// [fsdp.Sharded.Join] may have kept back a batch that counts here: what is saved then is the position
-// that the last step in the loop body had.
+// Position returns the position after the step that was yielded last. Within a step of several
+// micro batches, it returns the position before the step. Samples that were only read ahead do not
+// count. The position is the same on every rank unless the loop ends with an error, such as a
+// failure of another rank or the end of the context. Then [fsdp.Sharded.Join] may have kept back a
+// batch that counts here: save the position that the last step in the loop body had.
 func (l *Loader[T]) Position() Position { return Position{l.consumed, describe(l.src)} }
 
-// Resume goes to a position that any number of ranks has come to. Each rank must call it. The
-// position of another source is an error; who knows that it has the same samples in the same order
-// may change Position.Source.
+// Resume goes to a position that any number of ranks has reached. Each rank must call it. It
+// returns an error for a position of another source. A caller that is certain that both have the
+// same samples in the same order may change Position.Source.
 func (l *Loader[T]) Resume(p Position) error {
 	var err error
 	switch here := describe(l.src); {
@@ -219,21 +219,21 @@ func (l *Loader[T]) Resume(p Position) error {
 	return nil
 }
 
-// Rewind goes to the beginning, as for another validation on the same samples.
+// Rewind goes to the beginning, for example for another validation on the same samples.
 func (l *Loader[T]) Rewind() error {
 	return l.Resume(Position{Source: describe(l.src)})
 }
 
-// errRunning is that of calls from within the loop.
+// errRunning is the error of calls from within the loop.
 var errRunning = errors.New("a loop over Batches is under way")
 
 // Stats counts what a loader has done since it was made.
 type Stats struct {
 	Batches int           // yielded
-	Samples int           // in them: of this rank
-	Waited  time.Duration // that the loop stood still because the next batch was not there
+	Samples int           // samples of this rank in these batches
+	Waited  time.Duration // time that the loop waited for a batch
 	Ahead   int           // batches that are ready
-	Bytes   int           // of batches that are ready, and of the one that was yielded last
+	Bytes   int           // bytes of ready batches, and of the batch that was yielded last
 }
 
 // Stats returns the counts. It may be called at any time, by any goroutine.
@@ -245,15 +245,15 @@ func (l *Loader[T]) Stats() Stats {
 	}
 }
 
-// A span is an iteration: what this rank has of the samples of a step, one micro batch.
+// A span is an iteration: this rank's part of the samples of a step, or one micro batch of it.
 type span struct {
 	first, end int  // the samples of the step are first to end-1
-	lo, hi     int  // this rank's are lo to hi-1: none if these are equal
+	lo, hi     int  // this rank's are lo to hi-1: none if they are equal
 	last       bool // the step ends with this iteration
 }
 
-// span returns an iteration of a loop that starts after some samples. Once the source is used up
-// there is none.
+// span returns an iteration of a loop that begins after start samples. ok is false after the end of
+// the source.
 func (l *Loader[T]) span(start, iteration int) (s span, ok bool) {
 	first, micro, parts := start+iteration/l.micros*l.config.Batch, iteration%l.micros, l.size*l.micros
 	left := min(l.config.Batch, l.src.Len()-first) // of this step
@@ -261,8 +261,8 @@ func (l *Loader[T]) span(start, iteration int) (s span, ok bool) {
 		return s, false
 	}
 	begin := func(k int) int { return part(l.config.Batch, k, parts) }
-	// Where rank 0 has nothing, no rank has: its parts are as large as any, and in front. But a step of
-	// virtual ranks has as many micro batches as any.
+	// If rank 0 has no samples, no rank has: its parts are as large as any, and come first. But a
+	// step of virtual ranks always has all its micro batches.
 	over := func(micro int) bool { return l.config.VirtualRanks == 0 && begin(micro) >= left }
 	if over(micro) {
 		return s, false
@@ -277,21 +277,21 @@ func (l *Loader[T]) span(start, iteration int) (s span, ok bool) {
 	}, true
 }
 
-// part returns where part k of n begins among some samples: parts differ by one at most, and the
-// first n/samples are not empty.
+// part returns the beginning of part k of n of the samples. The parts differ by at most one sample,
+// and the first n/samples are not empty.
 func part(samples, k, n int) int { return (samples*k + n - 1) / n }
 
-// Batches ranges over this rank's batches from the position on, to the end of the source. It is
-// what [fsdp.Sharded.Join] takes. All ranks make the same number of iterations. A rank that has no
-// samples in one gets nil: at the end of a source the samples of the last step may not suffice for
-// all.
+// Batches ranges over this rank's batches from the position to the end of the source. Pass it to
+// [fsdp.Sharded.Join]. All ranks make the same number of iterations. A rank without samples in an
+// iteration gets nil: at the end of a source, the last step may have too few samples for all ranks.
 //
 // A batch belongs to the loop body, which may keep it. While the loop body runs, workers make the
-// batches after it. They end with the loop; Batches waits for those that are just reading a sample.
-// A loop that was left goes on in the next call with the step after the position.
+// next batches. The workers end with the loop; Batches waits until they have read their current
+// samples. If the loop body leaves the loop, the next call continues with the step after the
+// position.
 //
-// The last iteration yields an error if there is one: of the source or of the collate function,
-// with the number of the sample, a panic of theirs, or the context's.
+// If there is an error, the last iteration yields it: an error or a panic of the source or of the
+// collate function, with the number of the sample, or the error of the context.
 func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error] {
 	return func(yield func([]fsdp.Tensor, error) bool) {
 		if l.running {
@@ -300,7 +300,7 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 		}
 		l.running = true
 		defer func() { l.running = false }()
-		if l.config.Group != nil { // else the samples are this rank's own
+		if l.config.Group != nil { // otherwise the samples are this rank's own
 			l.name = fmt.Sprintf("%s from sample %d on in steps of %d", describe(l.src), l.consumed, l.config.Batch)
 		}
 		r := start(l)

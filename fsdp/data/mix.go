@@ -13,17 +13,17 @@ import (
 // A Part is a source in a mixture.
 type Part[T any] struct {
 	Source Source[T]
-	Weight float64 // positive; what counts is its ratio to the others
+	Weight float64 // positive, relative to the other weights
 }
 
 // blockLen is the number of samples within which a mixture keeps its weights.
 const blockLen = 1 << 16
 
-// Mix returns a mixture without end. Of every 65536 samples each part has its share, to within one
-// sample, at random places; a part that would have none is an error. A part is shuffled by itself,
-// as by [Shuffle], and begins anew, in another order, when it is used up. A part without end is
-// not, but its samples change places within the 65536. Everything is a function of the seed and the
-// number of the sample.
+// Mix returns an endless mixture. Of every 65,536 samples each part has its share, to within one
+// sample, at random places. A part without any sample in them is an error. Each part is shuffled by
+// itself, as by [Shuffle], and begins again, in another order, when it is used up. An endless part
+// is not reshuffled as a whole: its samples are shuffled within windows of 65,536. Everything is a
+// function of the seed and the number of the sample.
 func Mix[T any](seed uint64, parts ...Part[T]) Source[T] {
 	keys, own := rng.New(seed, "data.Mix"), make([]Source[T], len(parts))
 	weights, names := make([]float64, len(parts)), make([]string, len(parts))
@@ -61,8 +61,8 @@ func Mix[T any](seed uint64, parts ...Part[T]) Source[T] {
 	})
 }
 
-// quotas shares a block out by weights. It returns where the places of each part begin, and the end
-// of the block.
+// quotas divides a block by weights. It returns the first place of each part, and then the end of
+// the block.
 func quotas(weights []float64) (starts []int, err error) {
 	largest, total, sum := slices.Max(weights), 0.0, 0.0
 	for _, w := range weights {

@@ -13,10 +13,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// maxNpyHeader is more than any array that is not a structure needs.
+// maxNpyHeader is a limit for headers that only arrays of structures could exceed.
 const maxNpyHeader = 1 << 16
 
-// npy finds the array of a file of numpy's format,
+// npy finds the array in a file of numpy's format,
 // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html:
 //
 //	byte 0         6            8              10 or 12
@@ -55,7 +55,7 @@ func (in *input) npy() (*array, error) {
 	return a, a.checkSize()
 }
 
-// checkSize checks that the file has the elements of its array and nothing more.
+// checkSize checks that the file has exactly the elements of its array.
 func (a *array) checkSize() error {
 	want := int64(a.dtype.Size())
 	for _, d := range a.shape {
@@ -70,16 +70,16 @@ func (a *array) checkSize() error {
 	return nil
 }
 
-// npyTypes are the types of elements as numpy writes them, behind the byte order.
+// npyTypes are numpy's names of element types, without the byte order.
 var npyTypes = map[string]safetensors.DType{
 	"f2": safetensors.F16, "f4": safetensors.F32, "f8": safetensors.F64, "b1": "BOOL",
 	"i1": "I8", "i2": "I16", "i4": "I32", "i8": "I64", "u1": "U8", "u2": "U16", "u4": "U32",
 }
 
-// npyItem is an item of the dictionary in a header, and what ends it.
+// npyItem matches an item of the dictionary in a header, and its end.
 var npyItem = regexp.MustCompile(`^\s*['"](\w+)['"]\s*:\s*('[^']*'|"[^"]*"|True|False|\([^()]*\)|\[.*\])\s*(,?)`)
 
-// parseNpy takes type and shape from a header: a dictionary as Python writes it, and space.
+// parseNpy parses the type and the shape in a header: a dictionary as Python writes it, and space.
 func parseNpy(header string) (*array, error) {
 	rest, ok := strings.CutPrefix(strings.TrimSpace(header), "{")
 	items := make(map[string]string)
@@ -105,7 +105,7 @@ func parseNpy(header string) (*array, error) {
 		return nil, fmt.Errorf("dtype %.100q: elements must be bool, float16 to 64, int8 to 64 or uint8 to 32", descr)
 	}
 	for text := range strings.SplitSeq(strings.Trim(shape, "()"), ",") {
-		if text = strings.TrimSuffix(strings.TrimSpace(text), "L"); text == "" { // L is of Python 2
+		if text = strings.TrimSuffix(strings.TrimSpace(text), "L"); text == "" { // Python 2 writes L
 			continue
 		}
 		n, err := strconv.Atoi(text)

@@ -7,9 +7,9 @@ import (
 )
 
 // Windows returns the windows of length elements that begin at every step-th element of a slice,
-// such as a text's tokens. They refer to it. Windows of context+1 tokens with a step of context
-// have every token as a target once, see [TokensAndTargets]. What fills no window at the end is
-// left out; no window at all is an error.
+// such as the tokens of a text. They refer to the slice. Windows of context+1 tokens with a step of
+// context have every token once as a target, see [TokensAndTargets]. Elements that fill no window
+// at the end are left out. If there is no window at all, that is an error.
 func Windows[E any](elements []E, length, step int) Source[[]E] {
 	n, err := windows(len(elements), length, step)
 	var zero E
@@ -28,27 +28,27 @@ func windows(elements, length, step int) (n int, err error) {
 	return (elements-length)/step + 1, nil
 }
 
-// Packed is elements of documents, one after the other. They may not be changed.
+// Packed has elements of documents, one document after the other. Do not modify it.
 type Packed[E any] struct {
 	Elements []E
-	Starts   []int // where in Elements documents begin: not 0 if the first goes on from another sample
+	Starts   []int // beginnings of documents in Elements: not 0 if the first document continues from another sample
 }
 
 // A Packing is documents packed into samples of one length: see [Pack] and [PackWhole].
 type Packing[E any] struct {
 	*source[Packed[E]]
-	// Rest is the number of elements that are in no sample: at the end they do not fill one, and with
-	// a step longer than a window they lie between two.
+	// Rest is the number of elements in no sample: at the end if they do not fill one, and between
+	// windows if the step is longer than a window.
 	Rest int
-	// Padding is the number of elements that the samples lack together.
+	// Padding is the number of elements that are missing in all samples together.
 	Padding int
 }
 
-// Pack puts documents end to end, in their order, and cuts windows of length elements out of them,
-// which begin at every step-th element: see [Windows]. Documents are cut wherever a window ends.
-// lengths[i] is the length of document i, see [Measure]; they take 8 bytes a document. A window
-// within a document refers to it. Every window reads its documents whole: of documents that are
-// much longer than windows, [Tokens.Windows] reads less.
+// Pack puts documents end to end, in their order, and takes windows of length elements from them,
+// which begin at every step-th element: see [Windows]. The end of a window cuts its document.
+// lengths[i] is the length of document i, see [Measure]; the lengths take 8 bytes a document. A
+// window within a document refers to the document. Every window reads its documents whole. If
+// documents are much longer than windows, [Tokens.Windows] reads less.
 func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *Packing[E] {
 	name := fmt.Sprintf("Pack(%s, length %d, step %d)", describe(documents), length, step)
 	d, err := newDocuments(documents, lengths)
@@ -64,13 +64,14 @@ func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *
 	return p
 }
 
-// PackWhole packs documents into samples of at most length elements without cutting them: each into
-// the first sample with room for it (first fit), so that few elements are lacking. Empty documents
-// are left out; one that is longer is an error. It takes 16 bytes a document.
+// PackWhole packs documents into samples of at most length elements without cutting them: each
+// document goes into the first sample with room for it (first fit), so that there is little
+// padding. Empty documents are left out. A document longer than length is an error. PackWhole takes
+// 16 bytes a document.
 func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *Packing[E] {
 	name := fmt.Sprintf("PackWhole(%s, length %d)", describe(documents), length)
 	d, err := newDocuments(documents, lengths)
-	var order, first []int // documents by sample, and where the samples begin among them
+	var order, first []int // documents by sample, and the first one of each sample
 	if err == nil {
 		order, first, err = d.fit(length)
 	}
@@ -85,10 +86,10 @@ func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *P
 	return p
 }
 
-// documents is documents with their places in the text of all of them.
+// documents has documents and their offsets in the text of all of them.
 type documents[E any] struct {
 	src    Source[[]E]
-	starts []int // of each document, and the end
+	starts []int // offset of each document, and the end
 }
 
 func newDocuments[E any](src Source[[]E], lengths Source[int]) (d documents[E], err error) {
@@ -158,7 +159,7 @@ func (d *documents[E]) read(lo, hi int) (p Packed[E], err error) {
 	return p, nil
 }
 
-// join returns whole documents, one after the other.
+// join returns whole documents, one after another.
 func (d *documents[E]) join(list []int) (p Packed[E], err error) {
 	for _, k := range list {
 		doc, err := d.document(k)
@@ -171,18 +172,18 @@ func (d *documents[E]) join(list []int) (p Packed[E], err error) {
 	return p, nil
 }
 
-// fit shares the documents out to samples by first fit. Empty ones are left out.
+// fit distributes the documents over samples by first fit. It leaves out empty ones.
 func (d *documents[E]) fit(length int) (order, first []int, err error) {
 	if length < 1 {
 		return nil, nil, fmt.Errorf("samples of %d elements", length)
 	}
 	n := len(d.starts) - 1
-	samples, sizes := make([]int, n), []int(nil) // of each document, or -1; documents in each sample
+	samples, sizes := make([]int, n), []int(nil) // sample of each document, or -1; number of documents in each sample
 	leaves := 1
 	for leaves < n {
 		leaves *= 2
 	}
-	room := make([]int, 2*leaves) // room[k] is the largest of room[2k] and room[2k+1]; then one a sample
+	room := make([]int, 2*leaves) // room[k] is the larger of room[2k] and room[2k+1]; the leaves have the room of the samples
 	for k := range room {
 		room[k] = length
 	}

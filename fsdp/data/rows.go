@@ -13,13 +13,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// OpenSafetensors opens a file of safetensors. Its samples are the rows of tensors that have as many
-// rows each: that is the first dimension.
+// OpenSafetensors opens a file of safetensors. Its samples are the rows of tensors. All tensors
+// must have the same number of rows: the first dimension.
 //
-// T is a struct. A field holds what a row has of the tensor of its name, or of its tag. It is a
-// number, if a row has one, or an array or a slice, row-major, of float32, float64 or int. Integers,
-// and true and false, can become any of these; floats, of 16 bits too, float32 and float64. Fields
-// with the tag "-" are left alone, and tensors without a field left out.
+// T is a struct. A field holds a row of the tensor with its name, or with the name in its tag. The
+// field is a number if a row has one element, or an array or a slice, row-major, of float32,
+// float64 or int. Integers, and true and false, can become any of these; floats, also of 16 bits,
+// become float32 or float64. Fields with the tag "-" and tensors without a field are skipped.
 //
 //	type digit struct {
 //		Pixels []float32 `data:"images"` // [N, 8, 8] of any type
@@ -42,10 +42,10 @@ func OpenSafetensors[T any](path string) (*File[T], error) {
 	return openRows[T]([]*input{in}, arrays)
 }
 
-// OpenNpy opens files of arrays that numpy.save wrote, of its versions 1 to 3. The name of an array is
-// that of its file without ".npy", so no two files may have one
-// name. What is said of [OpenSafetensors] holds for their rows. The arrays must be in C order, which
-// is that of rows, and little-endian, as they are unless numpy is asked for something else.
+// OpenNpy opens files of arrays that numpy.save wrote, of its versions 1 to 3. The name of an array
+// is the name of its file without ".npy", so all file names must differ. The rows become samples as
+// for [OpenSafetensors]. The arrays must be in C order, the order of rows, and little-endian. Both
+// are numpy's defaults.
 //
 //	digits, err := data.OpenNpy[digit]("images.npy", "labels.npy")
 func OpenNpy[T any](paths ...string) (*File[T], error) {
@@ -69,7 +69,7 @@ func OpenNpy[T any](paths ...string) (*File[T], error) {
 	return openRows[T](inputs, arrays)
 }
 
-// An array is numbers of a file.
+// An array is an array of numbers in a file.
 type array struct {
 	in     *input
 	name   string
@@ -82,14 +82,14 @@ func (a *array) String() string {
 	return fmt.Sprintf("%q of %s %v in %s", a.name, a.dtype, a.shape, a.in.path)
 }
 
-// piece is what a row has of an array, and the field that holds it.
+// piece is an array's part of a row, and the field that holds it.
 type piece struct {
 	field
 	*array
 	elements int
 }
 
-// openRows returns the rows of arrays, or closes the files.
+// openRows returns the rows of arrays. If it fails, it closes the files.
 func openRows[T any](inputs []*input, arrays []*array) (*File[T], error) {
 	pieces, err := piecesOf(reflect.TypeFor[T](), arrays)
 	if err != nil {
@@ -136,13 +136,14 @@ func piecesOf(t reflect.Type, arrays []*array) (list []piece, err error) {
 	return list, err
 }
 
-// elementTypes are those of files that numbers of Go can hold, and whether they are integers.
+// elementTypes are the element types of files that Go numbers can hold, and whether they are
+// integers.
 var elementTypes = map[safetensors.DType]bool{
 	safetensors.F64: false, safetensors.F32: false, safetensors.F16: false, safetensors.BF16: false,
 	"I64": true, "I32": true, "I16": true, "I8": true, "U32": true, "U16": true, "U8": true, "BOOL": true,
 }
 
-// fill sets the field of x, a struct, to what row i has of the array.
+// fill sets the field of x, a struct, to row i of the array.
 func (p piece) fill(x reflect.Value, i int) error {
 	v := p.of(x, p.elements)
 	to := v.Addr().UnsafePointer()
@@ -197,7 +198,7 @@ type number interface {
 	float32 | float64 | int | int8 | int16 | int32 | int64 | uint8 | uint16 | uint32
 }
 
-// convert sets dst to elements in a file.
+// convert sets dst to the elements in raw.
 func convert[E, F number](dst []E, raw []byte, element func([]byte) F) {
 	width := len(raw) / max(1, len(dst))
 	for i := range dst {

@@ -15,29 +15,29 @@ import (
 	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
-// A run is a loop over batches. Only the loop decides: it hands slots to the workers, in order, and
+// A run is a loop over batches. Only the loop decides: it gives slots to the workers, in order, and
 // takes them back in the same order, so a batch is made ahead exactly if its slot is in the queue.
 //
 //	free ──▶ queue: workers fill its slots ──▶ taken: the loop body has its batch ──▶ free
 //
-// A slot that is free keeps the memory of its samples. Its batch belongs to the loop body, which may
-// keep the batch as long as it likes: the next batch of the slot has other memory.
+// A free slot keeps the memory of its samples. Its batch belongs to the loop body, which may keep
+// it as long as it likes: the next batch of the slot has other memory.
 type run[T any] struct {
 	*Loader[T]
-	into    func(i int, memory T) (T, error) // of the source, or nil
-	start   int                              // samples consumed before
+	into    func(i int, memory T) (T, error) // Into of the source, or nil
+	start   int                              // samples consumed before the loop
 	now     int                              // last iteration whose batch was taken from the queue
-	asked   int                              // iteration that is put into the queue next
+	asked   int                              // next iteration to be put into the queue
 	jobs    chan *slot[T]
 	stopped atomic.Bool
 	workers sync.WaitGroup
 }
 
-// slots belong to a loader, which keeps them from loop to loop.
+// slots belong to a loader, which reuses them in the next loop.
 type slots[T any] struct {
 	free  []*slot[T]
 	queue []*slot[T] // the oldest first
-	taken []*slot[T] // of the step that the loop is in
+	taken []*slot[T] // slots of the current step
 }
 
 // slot is a batch with its samples.
@@ -46,7 +46,7 @@ type slot[T any] struct {
 	samples []T
 	batch   Batch
 	err     error
-	check   bool          // that its samples are the same when they are read again
+	check   bool          // whether to check that its samples are the same when they are read again
 	done    chan struct{} // has an element when the batch is made
 }
 
@@ -64,7 +64,7 @@ func start[T any](l *Loader[T]) *run[T] {
 	return r
 }
 
-// stop ends the workers and takes back what they have made.
+// stop ends the workers and takes back their batches.
 func (r *run[T]) stop() {
 	r.stopped.Store(true)
 	close(r.jobs)
@@ -151,7 +151,7 @@ func (r *run[T]) ahead() int {
 	return max(1, min(manyAhead, r.config.Prefetch/largest))
 }
 
-// recycle frees the slots of the step that the loop body has had.
+// recycle frees the slots of the step that the loop body has finished.
 func (r *run[T]) recycle() {
 	for _, s := range r.slots.taken {
 		r.free(s)
@@ -159,8 +159,8 @@ func (r *run[T]) recycle() {
 	r.slots.taken, r.step = r.slots.taken[:0], nil
 }
 
-// free leaves the batch of a slot to the loop body, and the slot to the next batch, or to nobody if
-// there are too many.
+// free leaves the batch of a slot to the loop body and keeps the slot for the next batch, unless
+// there are too many slots.
 func (r *run[T]) free(s *slot[T]) {
 	r.counted.bytes.Add(-int64(s.batch.bytes))
 	s.batch = Batch{}
@@ -169,11 +169,11 @@ func (r *run[T]) free(s *slot[T]) {
 	}
 }
 
-// mostGarbage is how many bytes of batches are made from one collection of garbage to the next.
+// mostGarbage is the number of bytes of batches between two garbage collections.
 const mostGarbage = 64 << 20
 
-// collect runs the garbage collector after mostGarbage bytes of batches. Go by itself would wait until
-// dead batches are as large as the live heap, which holds the model.
+// collect runs the garbage collector after mostGarbage bytes of batches. Go by itself would wait
+// until the dead batches are as large as the live heap, which contains the model.
 func (r *run[T]) collect() {
 	if r.counted.fresh.Load() >= mostGarbage {
 		r.counted.fresh.Store(0)
@@ -181,8 +181,8 @@ func (r *run[T]) collect() {
 	}
 }
 
-// ask puts batches into the queue until it is full, or the source used up. It looks no further than
-// so many iterations: a rank may have samples in none of them.
+// ask puts batches into the queue until it is full, or the source used up. It searches at most
+// manyAhead iterations ahead, as a rank may have no samples in any of them.
 func (r *run[T]) ask() {
 	for len(r.slots.queue) < r.ahead() && r.asked <= r.now+manyAhead {
 		next, ok := r.span(r.start, r.asked)
@@ -201,7 +201,7 @@ func (r *run[T]) ask() {
 		s.lo, s.hi, s.check = next.lo, next.hi, r.rank == 0 && !r.checked
 		r.checked = true
 		r.slots.queue = append(r.slots.queue, s)
-		r.jobs <- s // there is room: a slot of the queue each
+		r.jobs <- s // never blocks: jobs has room for every slot of the queue
 	}
 }
 
@@ -209,7 +209,7 @@ var errEnded = errors.New("the source or the collate function has ended its goro
 
 // fill makes the batch of a slot.
 func (r *run[T]) fill(s *slot[T]) {
-	s.err = errEnded // unless source and collate function come back
+	s.err = errEnded // unless source and collate function return
 	var again *slot[T]
 	defer func() {
 		made := int64(s.batch.bytes)
@@ -234,14 +234,14 @@ func (r *run[T]) fill(s *slot[T]) {
 		s.err = r.combine(s)
 	}
 	if s.check && s.err == nil && !r.stopped.Load() {
-		const most = 8 // which all remain the same by chance, if half of them are changed, with 1/256
+		const most = 8 // if half of the samples change, all 8 stay the same by chance with probability 1/256
 		again = &slot[T]{lo: s.lo, hi: min(s.hi, s.lo+most), samples: s.samples}
-		s.samples = nil // which nobody overwrites
+		s.samples = nil // so that no worker overwrites them
 	}
 }
 
-// readAgain reads samples of a slot again, and warns if they or their batch are others now. The loop
-// body has its batch already.
+// readAgain reads samples of a slot again, and warns if they or their batch differ now. The loop
+// body already has the batch.
 func (r *run[T]) readAgain(s *slot[T]) {
 	batch := func(samples []T) (b Batch, err error) {
 		defer caught.Panic(&err, "the collate function")
@@ -251,7 +251,7 @@ func (r *run[T]) readAgain(s *slot[T]) {
 	s.samples = nil
 	first, err := batch(samples)
 	if err != nil {
-		return // it takes whole batches only
+		return // it only takes whole batches
 	}
 	const advice = "the order of workers, the number of ranks and a resumption change the training: take random numbers from data.Augment"
 	place := slog.Group("samples", "first", s.lo, "last", s.hi-1)

@@ -15,8 +15,8 @@ func Repeat[T any](src Source[T], epochs int) Source[T] {
 }
 
 // Shuffle returns the samples of src a number of times, which may be Endless, each time in another
-// order, which is a function of the seed and the number of the epoch. It takes no memory: the order
-// is computed for each sample alone.
+// order. The order is a function of the seed and the number of the epoch. It takes no memory, as it
+// is computed for each sample separately.
 func Shuffle[T any](src Source[T], seed uint64, epochs int) Source[T] {
 	n, keys := 0, rng.New(seed, "data.Shuffle")
 	if src != nil {
@@ -26,17 +26,16 @@ func Shuffle[T any](src Source[T], seed uint64, epochs int) Source[T] {
 		func(epoch, i int) int { return permute(i, n, keys.Uint64(uint64(epoch))) })
 }
 
-// Split parts src at random into samples to train on and held samples to test on. Which are which
-// is a function of the seed. Neither is in the order of src: where neighbours belong together, such
-// as windows of one text, use [Range].
+// Split divides src at random into samples to train on and held samples to test on. The choice is a
+// function of the seed. Both parts are shuffled. If neighbors belong together, such as windows of
+// one text, use [Range].
 func Split[T any](src Source[T], held int, seed uint64) (train, test Source[T]) {
 	all := Shuffle(src, seed, 1)
 	cut := all.Len() - held
 	return Range(all, 0, cut), Range(all, cut, all.Len())
 }
 
-// repeated returns the samples of src a number of times, those of an epoch in the order that number
-// says.
+// repeated returns the samples of src a number of times, each epoch in the order of number.
 func repeated[T any](src Source[T], epochs int, name string, number func(epoch, i int) int) Source[T] {
 	if bad, ok := refusal[T](src); ok {
 		return bad
@@ -71,8 +70,8 @@ func times(epochs int) string {
 	return fmt.Sprintf("%d epochs", epochs)
 }
 
-// permute returns where i goes in the permutation of 0 to n-1 that a key chooses. It is a Feistel
-// network over the least power of two that is not below n, walked until it comes to a number below
+// permute returns the place of i in the permutation of 0 to n-1 that a key chooses. It is a Feistel
+// network over the least power of two that is not below n, repeated until it returns a number below
 // n, which takes two steps on average at most (Black and Rogaway, "Ciphers with arbitrary finite
 // domains", CT-RSA 2002). It never changes: positions of interrupted runs rely on it.
 func permute(i, n int, key uint64) int {

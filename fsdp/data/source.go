@@ -12,30 +12,28 @@ import (
 	"github.com/gofsdp/gofsdp/internal/rng"
 )
 
-// A Source is numbered samples. What is behind it may be a slice, a file, a function, or other
-// sources.
+// A Source is a sequence of numbered samples: a slice, a file, a function, or other sources.
 //
-// A source that implements fmt.Stringer says what it is: how many samples of what, in which order.
-// That is part of a [Position], so it must be the same whenever the same samples come in the same
-// order, also on another machine: no directories, no addresses.
+// If a source implements fmt.Stringer, String describes it: how many samples of which kind, in
+// which order. The description is part of a [Position], so it must be the same whenever the same
+// samples come in the same order, also on another machine: no directories, no addresses.
 type Source[T any] interface {
-	// Len returns the number of samples. It never changes. It is Endless if there is always
-	// another.
+	// Len returns the number of samples. It never changes. It is Endless if there is always another
+	// sample.
 	Len() int
-	// At returns sample i, counted from 0: always the same. It may be called from several
-	// goroutines at the same time. The caller may not change what the sample refers to, unless the
-	// source allows it.
+	// At returns sample i, counted from 0: always the same. Several goroutines may call it at the
+	// same time. The caller must not modify the memory of the sample, unless the source allows it.
 	At(i int) (T, error)
 }
 
-// An Into is a Source that can read samples into memory that is there, such as those of files.
-// Range, Concat, Repeat, Shuffle, Split, Bucket and Mix of such sources are ones, too. A [Loader]
-// reads them without allocating.
+// An Into is a Source that can read samples into existing memory. The sources of files are Intos,
+// and so are Range, Concat, Repeat, Shuffle, Split, Bucket and Mix of Intos. A [Loader] reads them
+// without allocating.
 type Into[T any] interface {
 	Source[T]
-	// Into does what At does, but overwrites what the slices of a sample refer to, if they are
-	// large enough. memory is a sample of this source, or of another Into, that nobody uses any
-	// more, or the zero value.
+	// Into does the same as At, but overwrites the slices of memory, if they are large enough.
+	// memory is a sample of this source, or of another Into, that is no longer in use, or the zero
+	// value.
 	Into(i int, memory T) (T, error)
 }
 
@@ -53,13 +51,13 @@ func intoOf[T any](src Source[T]) func(i int, memory T) (T, error) {
 // Endless is the length of a source without an end.
 const Endless = math.MaxInt
 
-// source is what all functions of this file make: n samples.
+// source is the Source that the functions of this file return: n samples.
 type source[T any] struct {
 	n    int
 	at   func(i int) (T, error)
-	into func(i int, memory T) (T, error) // as at, see Into; or nil
+	into func(i int, memory T) (T, error) // same as at, see Into; or nil
 	name string
-	err  error // of its arguments: it is then the only sample
+	err  error // error of the arguments: it is then the only sample
 }
 
 func (s *source[T]) Len() int { return s.n }
@@ -77,10 +75,10 @@ func (s *source[T]) At(i int) (sample T, err error) {
 // String describes the source, on one line.
 func (s *source[T]) String() string { return s.name }
 
-// refused is the error of sources' arguments.
+// refused returns the error of the source's arguments.
 func (s *source[T]) refused() error { return s.err }
 
-// newSource returns the source of n samples at. If err is not nil, it has that instead.
+// newSource returns the source of n samples at. If err is not nil, the source has only the error.
 func newSource[T any](name string, n int, err error, at func(i int) (T, error)) *source[T] {
 	if err == nil && n < 0 {
 		err = fmt.Errorf("%d samples", n)
@@ -91,8 +89,8 @@ func newSource[T any](name string, n int, err error, at func(i int) (T, error)) 
 	return &source[T]{n: n, at: at, name: clip(name)}
 }
 
-// reorder returns the source of n samples of some sources: sample i is sample k of sources[s].
-// Where all of them are Intos, it is one.
+// reorder returns a source of n samples of other sources: sample i is sample k of sources[s]. If
+// all sources are Intos, the result is one.
 func reorder[T any](name string, n int, err error, sources []Source[T], which func(i int) (s, k int, err error)) Source[T] {
 	all := newSource(name, n, err, func(i int) (sample T, err error) {
 		s, k, err := which(i)
@@ -120,7 +118,7 @@ func reorder[T any](name string, n int, err error, sources []Source[T], which fu
 	return all
 }
 
-// refusal returns the source that has only the error of src, if that is all that src has.
+// refusal returns a source that has only the error of src, if src has only an error.
 func refusal[U, T any](src Source[T]) (Source[U], bool) {
 	if s, ok := src.(interface{ refused() error }); ok && s.refused() != nil {
 		return &source[U]{n: 1, name: describe(src), err: s.refused()}, true
@@ -128,10 +126,10 @@ func refusal[U, T any](src Source[T]) (Source[U], bool) {
 	return nil, false
 }
 
-// errNil is that of an argument that is nil.
+// errNil is the error for a nil argument.
 var errNil = errors.New("the source is nil")
 
-// describe returns what a source says of itself, or its type and length.
+// describe returns the description of a source, or its type and length.
 func describe[T any](src Source[T]) string {
 	switch s := src.(type) {
 	case nil:
@@ -145,7 +143,7 @@ func describe[T any](src Source[T]) string {
 // longest is the number of bytes that a description may have.
 const longest = 1000
 
-// clip shortens a description that is too long, and lets it differ from others all the same.
+// clip shortens a description that is too long. Different descriptions stay different.
 func clip(name string) string {
 	if len(name) <= longest {
 		return name
@@ -163,13 +161,13 @@ func count(n int) string {
 	return fmt.Sprintf("%d samples", n)
 }
 
-// Of returns the source of the elements of a slice, which it refers to.
+// Of returns the source of the elements of a slice. It refers to the slice.
 func Of[T any](values []T) Source[T] {
 	var zero T
 	return newSource(fmt.Sprintf("Of(%d × %T)", len(values), zero), len(values), nil, func(i int) (T, error) { return values[i], nil })
 }
 
-// Func returns the source of n samples that at makes. at is called for 0 to n-1, from several
+// Func returns the source of the n samples that at returns. at is called for 0 to n-1, by several
 // goroutines at the same time.
 func Func[T any](n int, at func(i int) (T, error)) Source[T] {
 	var err error
@@ -179,17 +177,17 @@ func Func[T any](n int, at func(i int) (T, error)) Source[T] {
 	return newSource(fmt.Sprintf("Func(%s)", count(n)), n, err, at)
 }
 
-// Map returns the source of f(sample) for each sample of src. f is called when a sample is read,
-// each time, from several goroutines at the same time. It is a function of the sample alone: for random
-// changes there is [Augment].
+// Map returns the source of f(sample) for each sample of src. f is called each time a sample is
+// read, by several goroutines at the same time. It must be a function of the sample alone. For
+// random changes use [Augment].
 func Map[T, U any](src Source[T], f func(T) (U, error)) Source[U] {
 	return mapped("Map("+describe(src)+")", src, f == nil, func(_ int, sample T) (U, error) { return f(sample) })
 }
 
-// Augment returns the source of f(random, sample) for each sample of src, as Map does. The numbers of
-// random are a function of the seed and of the number of the sample in src. They depend neither on
-// the ranks and workers that read it nor on the samples before it. Behind Shuffle every epoch changes a
-// sample in another way:
+// Augment returns the source of f(random, sample) for each sample of src, as Map does. The numbers
+// of random are a function of the seed and of the number of the sample in src. They do not depend
+// on the ranks and workers that read the sample, nor on earlier samples. After Shuffle, every epoch
+// changes a sample in another way:
 //
 //	images = data.Shuffle(images, 1, epochs)
 //	images = data.Augment(images, 2, func(random *rand.Rand, d digit) (digit, error) {
@@ -197,8 +195,8 @@ func Map[T, U any](src Source[T], f func(T) (U, error)) Source[U] {
 //		return d, nil
 //	})
 //
-// A generator that samples share, such as the functions of math/rand, would make the samples depend on
-// the order in which workers read them. A [Loader] warns of it.
+// Do not share a generator between samples, such as the functions of math/rand: the samples would
+// depend on the order in which workers read them. A [Loader] warns of this.
 func Augment[T, U any](src Source[T], seed uint64, f func(random *rand.Rand, sample T) (U, error)) Source[U] {
 	keys := rng.New(seed, "data.Augment")
 	return mapped(fmt.Sprintf("Augment(%s, seed %d)", describe(src), seed), src, f == nil, func(i int, sample T) (U, error) {
@@ -249,10 +247,10 @@ func Range[T any](src Source[T], lo, hi int) Source[T] {
 		func(i int) (s, k int, err error) { return 0, lo + i, nil })
 }
 
-// Concat returns the samples of all sources, one source after the other. Only the last may be
-// without end.
+// Concat returns the samples of all sources, one source after another. Only the last may be
+// endless.
 func Concat[T any](sources ...Source[T]) Source[T] {
-	sources = slices.Clone(sources)       // which the caller may change
+	sources = slices.Clone(sources)       // as the caller may change it
 	starts := make([]int, len(sources)+1) // of each source, and the end
 	names := make([]string, len(sources))
 	var err error

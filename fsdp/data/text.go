@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// OpenLines opens a text file whose samples are its lines, empty ones too. Lines end in "\n" or
-// "\r\n", which is not in the sample, and may have any length. The text is UTF-8, with a byte order
-// mark or without.
+// OpenLines opens a text file whose samples are its lines, including empty ones. Lines end in "\n"
+// or "\r\n", which is not part of the sample, and may have any length. The text is UTF-8, with or
+// without a byte order mark.
 func OpenLines(path string) (*File[string], error) {
 	in, starts, err := openText(path, false)
 	if err != nil {
@@ -26,8 +26,8 @@ func OpenLines(path string) (*File[string], error) {
 	}), nil
 }
 
-// openText opens a file and finds where its lines begin, those without blank ones if asked for. The
-// last number is the size of the file.
+// openText opens a file and returns the offsets of its lines, without blank ones if skipBlank is
+// set, and then the size of the file.
 func openText(path string, skipBlank bool) (*input, []int64, error) {
 	in, err := openInput(path)
 	if err != nil {
@@ -48,7 +48,7 @@ func (in *input) lines(skipBlank bool) (starts []int64, err error) {
 	if err != nil {
 		return nil, err
 	}
-	start, counts := at, !skipBlank // of the line at hand
+	start, counts := at, !skipBlank // start of the current line; whether it counts
 	err = in.chunks(at, in.size, func(b []byte) {
 		for len(b) > 0 {
 			part, rest, ended := bytes.Cut(b, []byte{'\n'})
@@ -69,7 +69,7 @@ func (in *input) lines(skipBlank bool) (starts []int64, err error) {
 	return append(starts, in.size), err
 }
 
-// between reads what lies between start i and the next one.
+// between reads the bytes from start i to the next start.
 func (in *input) between(starts []int64, i int) ([]byte, error) {
 	b := make([]byte, starts[i+1]-starts[i])
 	return b, in.read(b, starts[i])
@@ -77,8 +77,9 @@ func (in *input) between(starts []int64, i int) ([]byte, error) {
 
 // OpenDir finds the files below a directory whose names match a pattern of [path.Match], such as
 // "*.go", or all files if there is no pattern. A sample is the text of a file, in the order of
-// [filepath.WalkDir]. What begins with a dot is left out, as are empty files and what is below links
-// to directories. Files are read when they are asked for, and Close has nothing to do.
+// [filepath.WalkDir]. Files and directories whose names begin with a dot, empty files, and files
+// below links to directories are left out. Files are read when they are needed, and Close does
+// nothing.
 func OpenDir(dir string, patterns ...string) (*File[string], error) {
 	paths, err := find(dir, patterns)
 	if err == nil && len(paths) == 0 {
@@ -105,7 +106,7 @@ func find(dir string, patterns []string) (paths []string, err error) {
 			return nil, fmt.Errorf("%w %q", err, p)
 		}
 	}
-	if info, err := os.Lstat(dir); err == nil && info.Mode()&fs.ModeSymlink != 0 { // which WalkDir does not follow
+	if info, err := os.Lstat(dir); err == nil && info.Mode()&fs.ModeSymlink != 0 { // WalkDir does not follow links
 		if dir, err = filepath.EvalSymlinks(dir); err != nil {
 			return nil, err
 		}

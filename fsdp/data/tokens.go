@@ -10,25 +10,25 @@ import (
 	"unsafe"
 )
 
-// Tokens is an open file of tokens: nothing but their numbers, each a little-endian uint16 or
-// uint32, one after the other. That is what nanoGPT and its descendants write as train.bin. A second
-// file of the same name with ".ends" behind it can say where documents end: for each one the number
-// of tokens before its end, those of the documents before it included, as a little-endian uint64.
+// Tokens is an open file of tokens: their numbers, each a little-endian uint16 or uint32, one after
+// another. nanoGPT and its descendants write such files as train.bin. A second file, with ".ends"
+// after the name, can have the ends of documents: for each document a little-endian uint64, the
+// number of tokens up to its end, including earlier documents.
 //
 //	train.bin        12 7 9 0 4 4 0      16 or 32 bits each
 //	train.bin.ends   4 7                 64 bits each: two documents, of 4 and 3 tokens
 //
-// A file can be much larger than memory: tokens are read when they are asked for. Goroutines may
-// read at the same time.
+// A file can be much larger than memory: tokens are read when they are needed. Goroutines may read
+// at the same time.
 type Tokens struct {
 	in    *input
 	width int // bytes of a token
 	n     int
 }
 
-// OpenTokens opens a file of tokens of 16 or 32 bits. The file does not say which, so OpenTokens checks:
-// if there is a second file, the last document ends with the last token. Otherwise it warns if the
-// tokens probably have the other width.
+// OpenTokens opens a file of tokens of 16 or 32 bits. The file does not record the width, so
+// OpenTokens checks it: if there is a second file, the last document must end with the last token.
+// Otherwise it warns if the tokens probably have the other width.
 func OpenTokens(path string, bits int) (*Tokens, error) {
 	if err := checkBits(bits); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func OpenTokens(path string, bits int) (*Tokens, error) {
 	return t, nil
 }
 
-// checkWidth compares the number of tokens with the second file. Without one it looks at the first
+// checkWidth compares the number of tokens with the second file. Without one it examines the first
 // tokens.
 func (t *Tokens) checkWidth() error {
 	ends, err := openInput(t.in.path + endsSuffix)
@@ -57,9 +57,9 @@ func (t *Tokens) checkWidth() error {
 	} else if err != nil {
 		return err
 	}
-	defer ends.file.Close() // which was only read
+	defer ends.file.Close() // it was only read
 	var last [8]byte
-	if ends.size < 8 || ends.size%8 != 0 { // Documents says so
+	if ends.size < 8 || ends.size%8 != 0 { // Documents returns an error
 		return nil
 	}
 	if err := ends.read(last[:], ends.size-8); err != nil {
@@ -76,8 +76,8 @@ func (t *Tokens) checkWidth() error {
 // 32 have small numbers in every second place; read as 32 bits, two tokens of 16 are a large number.
 func (t *Tokens) guessWidth() error {
 	const (
-		most   = 1 << 20 // tokens of vocabularies are smaller
-		fewest = 32      // words that are enough to judge
+		most   = 1 << 20 // tokens of real vocabularies are smaller
+		fewest = 32      // number of words that is enough to judge
 	)
 	raw := make([]byte, min(t.in.size, 4096)&^3)
 	if len(raw) < 4*fewest {
@@ -86,7 +86,7 @@ func (t *Tokens) guessWidth() error {
 	if err := t.in.read(raw, 0); err != nil {
 		return err
 	}
-	high, low := 0, 0 // words that are large, as two tokens of 16 bits make them; and that vary
+	high, low := 0, 0 // number of words that are large, as two tokens of 16 bits are, and of words that vary
 	for i := 0; i < len(raw); i += 4 {
 		if binary.LittleEndian.Uint32(raw[i:]) >= most {
 			high++
@@ -112,7 +112,7 @@ func checkBits(bits int) error {
 // Len returns the number of tokens.
 func (t *Tokens) Len() int { return t.n }
 
-// Read sets all of dst to tokens, from number at on. It allocates nothing.
+// Read fills dst with tokens, beginning with token at. It allocates nothing.
 func (t *Tokens) Read(dst []int, at int) error {
 	if at < 0 || len(dst) > t.n-at {
 		return t.in.errorf("%d tokens from %d on, of %d", len(dst), at, t.n)
@@ -133,9 +133,9 @@ func (t *Tokens) Read(dst []int, at int) error {
 	return nil
 }
 
-// tail returns the end of dst's memory, as bytes: as many as its elements have in a file, width
-// each. Who reads them there and then sets the elements from front to back has read each before it
-// is overwritten. If elements are wider in the file, it is memory of its own.
+// tail returns the last bytes of dst's memory: as many as its elements take in a file, width each.
+// If the caller reads the elements into it and then sets the elements of dst from front to back, it
+// reads each before it overwrites it. If elements are wider in the file, tail returns new memory.
 func tail[E any](dst []E, width int) []byte {
 	n, size := len(dst), int(unsafe.Sizeof(*new(E)))
 	if width > size {
@@ -144,8 +144,8 @@ func tail[E any](dst []E, width int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), n*size)[n*(size-width):]
 }
 
-// Windows returns the windows of length tokens that begin at every step-th token, as [Windows] does of
-// tokens in memory.
+// Windows returns the windows of length tokens that begin at every step-th token, as [Windows] does
+// for tokens in memory.
 func (t *Tokens) Windows(length, step int) *File[[]int] {
 	n, err := windows(t.n, length, step)
 	f := t.file(fmt.Sprintf("windows of %d tokens with a step of %d", length, step), n, func(i int) (from, to int) {
@@ -157,8 +157,8 @@ func (t *Tokens) Windows(length, step int) *File[[]int] {
 	return f
 }
 
-// Documents returns the documents that the second file tells apart, and how many tokens each of them
-// has. It keeps 8 bytes for each in memory.
+// Documents returns the documents that the second file defines, and the number of tokens in each.
+// It keeps 8 bytes for each document in memory.
 func (t *Tokens) Documents() (docs *File[[]int], lengths Source[int], err error) {
 	ends, err := readEnds(t.in.path+endsSuffix, t.n)
 	if err != nil {
@@ -172,7 +172,7 @@ func (t *Tokens) Documents() (docs *File[[]int], lengths Source[int], err error)
 	}), nil
 }
 
-// file returns the samples between two tokens each.
+// file returns samples of the tokens from one bound to the other.
 func (t *Tokens) file(kind string, n int, bounds func(i int) (from, to int)) *File[[]int] {
 	return newFile(kind, []*input{t.in}, n, func(i int, into []int) ([]int, error) {
 		from, to := bounds(i)
@@ -184,21 +184,21 @@ func (t *Tokens) file(kind string, n int, bounds func(i int) (from, to int)) *Fi
 // Close closes the file, also for windows and documents.
 func (t *Tokens) Close() error { return t.in.file.Close() }
 
-// endsSuffix is what the name of a file of documents has behind that of its tokens.
+// endsSuffix is the suffix of a file of documents, after the name of the file of tokens.
 const endsSuffix = ".ends"
 
-// readEnds reads where the documents of a file of n tokens end, and puts a 0 before.
+// readEnds reads the ends of the documents of a file of n tokens, and puts a 0 in front.
 func readEnds(path string, n int) ([]int, error) {
 	in, err := openInput(path)
 	if err != nil {
 		return nil, err
 	}
-	defer in.file.Close() // which was only read
+	defer in.file.Close() // it was only read
 	if in.size%8 != 0 {
 		return nil, in.errorf("%d bytes, no multiple of 8", in.size)
 	}
 	ends := make([]int, 1, 1+in.size/8)
-	err = in.chunks(0, in.size, func(b []byte) { // of whole numbers
+	err = in.chunks(0, in.size, func(b []byte) { // in whole numbers
 		for ; len(b) > 0; b = b[8:] {
 			ends = append(ends, int(binary.LittleEndian.Uint64(b)))
 		}

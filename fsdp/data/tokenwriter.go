@@ -12,15 +12,15 @@ import (
 )
 
 // A TokenWriter writes the files of [Tokens]. It keeps 8 bytes for each document in memory, and the
-// tokens in a file of another name until Close. The first error of a call is also that of all later
-// ones, so that it is enough to look at that of Close. A TokenWriter is not safe for concurrent use.
+// tokens in a file with another name until Close. After the first error all later calls return this
+// error, so it is enough to check the error of Close. A TokenWriter is not safe for concurrent use.
 type TokenWriter struct {
 	path  string
 	bits  int
 	file  *os.File
 	buf   *bufio.Writer
 	n     int   // tokens
-	ends  []int // numbers of tokens
+	ends  []int // number of tokens up to each end
 	err   error // the first one
 	ended bool
 }
@@ -46,13 +46,13 @@ func CreateTokens(path string, bits int) (*TokenWriter, error) {
 	return &TokenWriter{path: path, bits: bits, file: file, buf: bufio.NewWriterSize(file, 1<<20)}, nil
 }
 
-// createBeside makes a file that can take the place of path.
+// createBeside creates a file in the directory of path that can replace path.
 func createBeside(path string) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("%s.%08x.partial", path, rand.Uint32()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 }
 
-// Write adds tokens to the document at hand. A token that the bits cannot hold is an error, and what
-// is before it has been added.
+// Write adds tokens to the current document. If the bits cannot hold a token, Write returns an
+// error after adding the tokens before it.
 func (w *TokenWriter) Write(tokens []int) error {
 	if w.ended {
 		return w.fail(os.ErrClosed)
@@ -72,8 +72,8 @@ func (w *TokenWriter) Write(tokens []int) error {
 	return w.err
 }
 
-// EndDocument ends the document at hand, if there are tokens in it. A file in which no document was
-// ended has no documents; else Close ends the last one.
+// EndDocument ends the current document, if it has tokens. If it is never called, the file has no
+// documents. Otherwise Close ends the last document.
 func (w *TokenWriter) EndDocument() {
 	if k := len(w.ends); k == 0 && w.n > 0 || k > 0 && w.n > w.ends[k-1] {
 		w.ends = append(w.ends, w.n)
@@ -88,10 +88,10 @@ func (w *TokenWriter) fail(err error) error {
 	return w.err
 }
 
-// Close writes the files to the disk and gives them their names, in the place of files that were
-// there. After an error it leaves nothing behind, and what was there before stays. A process that is
-// killed may leave a file behind whose name ends in ".partial"; whenever it is, the file of documents
-// is either that of the file of tokens or missing.
+// Close writes the files to the disk and renames them, replacing existing files. After an error it
+// leaves nothing behind, and existing files stay. A killed process may leave a file whose name ends
+// in ".partial". At any time, the file of documents either matches the file of tokens or is
+// missing.
 func (w *TokenWriter) Close() error {
 	if w.ended {
 		return w.err
@@ -110,7 +110,7 @@ func (w *TokenWriter) Close() error {
 	return w.fail(w.commit())
 }
 
-// commit gives the files their names.
+// commit renames the files.
 func (w *TokenWriter) commit() error {
 	tokens, ends := w.file.Name(), ""
 	err := finish(w.file, w.buf)
@@ -121,13 +121,13 @@ func (w *TokenWriter) commit() error {
 		err = w.rename(tokens, ends)
 	}
 	if err != nil {
-		os.Remove(tokens) // which fails for what has been renamed
+		os.Remove(tokens) // fails if it has been renamed
 		os.Remove(ends)
 	}
 	return err
 }
 
-// finish writes to the disk what is in buf, and closes the file.
+// finish writes buf to the disk and closes the file.
 func finish(file *os.File, buf *bufio.Writer) error {
 	return cmp.Or(buf.Flush(), file.Sync(), file.Close())
 }
@@ -141,14 +141,14 @@ func (w *TokenWriter) writeEnds() (name string, err error) {
 	buf := bufio.NewWriter(file)
 	for _, end := range w.ends {
 		if _, err = buf.Write(binary.LittleEndian.AppendUint64(buf.AvailableBuffer(), uint64(end))); err != nil {
-			break // Flush says it again
+			break // Flush returns the error again
 		}
 	}
 	return file.Name(), finish(file, buf)
 }
 
-// rename puts the files in their places: first it removes the file of documents that was there, as
-// it does not fit the new tokens.
+// rename moves the files into place. It first removes an existing file of documents, as it does not
+// match the new tokens.
 func (w *TokenWriter) rename(tokens, ends string) error {
 	if err := os.Remove(w.path + endsSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -159,7 +159,7 @@ func (w *TokenWriter) rename(tokens, ends string) error {
 	return os.Rename(ends, w.path+endsSuffix)
 }
 
-// Abort ends the writer and leaves nothing behind. After Close or Abort it does nothing.
+// Abort ends the writer and removes its files. After Close or Abort it does nothing.
 func (w *TokenWriter) Abort() {
 	if w.ended {
 		return
