@@ -8,24 +8,24 @@ import (
 	"strings"
 )
 
-// curve is a chart of losses over steps, on a logarithmic scale if all are positive: the first steps
-// of a training would otherwise flatten all that follows.
+// curve is a chart of losses over steps. The scale is logarithmic if all losses are positive.
+// Otherwise the first steps of a training would flatten all later ones.
 type curve struct {
 	train      []Point // drawn as a line, points that share a column averaged
 	validation []Point // drawn as marks
-	name, unit string  // of the losses
-	width      int     // columns in all
-	height     int     // rows of the plot
+	name, unit string  // name and unit of the losses
+	width      int     // total number of columns
+	height     int     // number of rows of the plot
 	color      bool
 }
 
-// A braille character is a grid of dots, this many across and down.
+// A braille character is a grid of dotsX × dotsY dots.
 const (
 	dotsX = 2
 	dotsY = 4
 )
 
-// margin is the columns left of the plot: a label and the axis.
+// margin is the number of columns left of the plot: a label and the axis.
 const margin = 8
 
 // dotBits has the bit of each dot in the code point of a braille character, from U+2800 (Unicode,
@@ -34,16 +34,17 @@ var dotBits = [dotsY][dotsX]rune{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40
 
 const mark = '●'
 
-// plot is a curve under construction: cells[y][x], from the top left, and the ranges of its axes.
+// plot is a curve under construction: its cells[y][x], from the top left, and the ranges of its
+// axes.
 type plot struct {
 	cells      [][]rune
 	cols, rows int  // cells
-	last       int  // step at the right edge; the left one is 0
+	last       int  // step at the right edge; the left edge is step 0
 	log        bool // lo and hi are logarithms
 	lo, hi     float64
 }
 
-// String draws the curve. Without a point, or without room, it is empty.
+// String draws the curve. It returns "" if there is no point or no room.
 func (c curve) String() string {
 	p := &plot{cols: c.width - margin - 1, rows: c.height, last: 1}
 	for _, q := range slices.Concat(c.train, c.validation) {
@@ -70,8 +71,8 @@ func (c curve) String() string {
 	return b.String()
 }
 
-// average returns a point for each column of dots that points fall into: the first step and the
-// mean loss there.
+// average returns one point for each column of dots with points: the first step and the mean loss
+// of these points.
 func average(points []Point, column func(Point) int) []Point {
 	var means []Point
 	for len(points) > 0 {
@@ -86,8 +87,8 @@ func average(points []Point, column func(Point) int) []Point {
 	return means
 }
 
-// thin returns at most n points that draw nearly the same curve: those of each n-th of the run,
-// averaged. points are in order of their steps.
+// thin returns at most n points that draw nearly the same curve: the averages of n equal parts of
+// the run. points are in order of their steps.
 func thin(points []Point, n int) []Point {
 	if len(points) <= n {
 		return points
@@ -96,8 +97,8 @@ func thin(points []Point, n int) []Point {
 	return average(points, func(q Point) int { return (q.Step - 1) * n / last })
 }
 
-// scale sets the range of losses to that of points and clears the plot. It returns false if there
-// is no such range.
+// scale sets the range of losses to the range of points and clears the plot. It returns false if
+// there is no such range.
 func (p *plot) scale(points []Point) bool {
 	p.log = !slices.ContainsFunc(points, func(q Point) bool { return q.Loss <= 0 })
 	p.lo, p.hi = math.Inf(1), math.Inf(-1)
@@ -117,7 +118,7 @@ func (p *plot) scale(points []Point) bool {
 	return true
 }
 
-// about returns what the losses are measured in, and on what scale.
+// about returns the unit and the scale of the losses.
 func (p *plot) about(unit string) (text string) {
 	if unit != "" {
 		text = " in " + unit
@@ -128,7 +129,7 @@ func (p *plot) about(unit string) (text string) {
 	return text
 }
 
-// height returns where a loss is between lo and hi, and loss what is there.
+// height returns the position of a loss between lo and hi, and loss the loss at a position.
 func (p *plot) height(loss float64) float64 {
 	if p.log {
 		return math.Log(loss)
@@ -153,7 +154,7 @@ func (p *plot) y(q Point) int {
 	return int(math.Round((p.hi - p.height(q.Loss)) / (p.hi - p.lo) * float64(p.rows*dotsY-1)))
 }
 
-// line draws points, in order of steps, connected.
+// line draws points, which are in order of their steps, and connects them.
 func (p *plot) line(points []Point) {
 	for i, q := range points {
 		from := points[max(0, i-1)]
@@ -175,7 +176,7 @@ func (p *plot) segment(x0, y0, x1, y1 int) {
 	}
 }
 
-// row writes a row of cells. Every third has a label: the loss at the middle of the row.
+// row writes a row of cells. Every third row has a label: the loss at the middle of the row.
 func (p *plot) row(b *strings.Builder, y int, cells []rune, color bool) {
 	if y%3 == 0 || y == p.rows-1 && y%3 == 2 {
 		middle := (float64(y) + 0.5) / float64(p.rows)
@@ -193,7 +194,7 @@ func (p *plot) row(b *strings.Builder, y int, cells []rune, color bool) {
 	b.WriteByte('\n')
 }
 
-// label writes a loss in at most six columns, unless it is -1e100 or below.
+// label writes a loss in at most six columns, unless the loss is -1e100 or less.
 func label(v float64) string {
 	switch size := math.Abs(v); {
 	case size >= 99999.5, size > 0 && size < 0.001:
@@ -208,7 +209,7 @@ func label(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// runs cuts s into marks and what is between them.
+// runs cuts s into marks and the text between them.
 func runs(s string) []string {
 	var list []string
 	for s != "" {
@@ -225,7 +226,7 @@ func runs(s string) []string {
 	return list
 }
 
-// axis writes the axis of the steps: the first, the middle and the last one.
+// axis writes the axis of the steps, with the first, the middle and the last step.
 func (p *plot) axis(b *strings.Builder) {
 	line := []rune(strings.Repeat("─", p.cols))
 	labels := []rune(strings.Repeat(" ", p.cols+margin))

@@ -1,4 +1,4 @@
-// Package monitor shows and records how a training goes, with one call in its loop:
+// Package monitor shows and records the progress of a training, with one call in its loop:
 //
 //	mon, err := monitor.New(monitor.Config{
 //		Group: g, Model: m, Steps: 2000, Unit: "tok", Out: os.Stdout,
@@ -13,39 +13,40 @@
 //		}
 //	}
 //
-// Rank 0 shows a line that is updated in place:
+// Rank 0 shows a line that it updates in place:
 //
 //	███▉░░░░░░░░░░░   412/2000  loss 2.124  left 1m42s  41.2k tok/s  MFU 61.3%  33.9 MB/rank  lr 0.0028
 //
-// Where the output is no terminal it shows about twenty such lines in a run, and at least one every
-// ten minutes. Close draws the curve of the loss, with the points of [Monitor.Eval] in it, and says
-// what the run took. Whatever else is printed meanwhile goes through [Monitor.Screen], an io.Writer
-// for loggers too, and stands above the line.
+// If the output is not a terminal, rank 0 shows about twenty such lines in a run, and at least one
+// every ten minutes. Close draws the curve of the loss, with the points of [Monitor.Eval], and a
+// summary of the run. Print other text through [Monitor.Screen], which is an io.Writer for loggers,
+// too. The text appears above the line.
 //
 // # What ranks exchange
 //
-// Step is given what its own rank has: the loss of its rows, and how many they are. What is shown and
-// recorded is the mean over all ranks, weighted by these counts, so uneven batches count as they
-// should, and a rank without a batch, which says 0, not at all. That takes one all-gather of a few
-// numbers a step, and of the most bytes that a rank has held, and of rank 0's clock, with them. Every
-// rank knows the results ([Monitor.Last], [Monitor.Done], [Monitor.Elapsed]), to the bit, and may
-// decide by them. With Config.Every the ranks exchange nothing in between and a row stands for the
-// mean of so many steps. Values that are the same on all ranks anyway, such as a learning rate, stay
-// as they are; if all are, Config.Agreed saves the exchange.
+// Each rank passes its own data to Step: the loss of its rows, and their number. The monitor shows
+// and records the mean over all ranks, weighted by these numbers. So uneven batches count
+// correctly, and a rank without a batch, which passes 0, does not count. This takes one all-gather
+// of a few numbers a step, which also carries each rank's peak memory and rank 0's clock. Every
+// rank gets the same results to the bit ([Monitor.Last], [Monitor.Done], [Monitor.Elapsed]), so it
+// may base decisions on them. With Config.Every the ranks exchange nothing in between, and a row is
+// the mean of that number of steps. Values that are the same on all ranks, such as a learning rate,
+// stay as they are. If all values are, Config.Agreed saves the exchange.
 //
-// With Config.Profile it also shows, now and then, which rank or link the others wait for, and with
-// Config.Cluster what of time and memory differs from the plan: see package profile.
+// With Config.Profile the monitor also shows, at intervals, the rank or link that the other ranks
+// wait for. With Config.Cluster it shows differences in time and memory from the plan: see package
+// profile.
 //
 // # What is recorded
 //
-// A [Row] for each exchange goes to the writers of rank 0, to one file each for the whole job. Norms
-// by name and histograms are put beside the values of Step:
+// Each exchange makes a [Row]. The writers of rank 0 get it, and each writes one file for the whole
+// job. Norms by name and histograms can be added to the values of Step:
 //
 //	norms, err := m.GradNorms(ctx, fsdp.L2Norm)
 //	err = mon.Add("grad_norm/", norms)
 //	err = mon.AddHistogram(monitor.Histogram{Name: "lengths", Edges: h.Edges, Counts: h.Counts()})
 //
-// [Monitor.State] is saved with a checkpoint, and given to the monitor that goes on from there:
+// Save [Monitor.State] with a checkpoint, and pass it to the monitor that resumes from there:
 //
 //	err := m.Save(ctx, dir, opt, fsdp.Extra("monitor", mon.State()))
 //	…
@@ -54,7 +55,7 @@
 //	err = c.Extra("monitor", &state)
 //	mon, err := monitor.New(monitor.Config{State: state, …})
 //
-// Then the curve, averages and the time taken go on. Rows of steps after the one that was saved move to
-// a directory earlier-1 beside the file, since these steps are done again, and so do whole files without
-// a State: nothing that was recorded is lost.
+// Then the curve, averages and elapsed time continue. The resumed run repeats the steps after the
+// checkpoint. Their old rows move to a directory earlier-1 next to the file. Without a State, whole
+// files move there. No recorded data is lost.
 package monitor

@@ -12,14 +12,15 @@ import (
 	"time"
 )
 
-// TensorBoard returns a writer of an event file in a directory, which TensorBoard shows as a run:
+// TensorBoard returns a writer of an event file in a directory. TensorBoard shows the directory as
+// a run:
 //
 //	tensorboard --logdir run
 //
-// Each value is a scalar with its name as the tag, in single precision. Each row is written at once.
-// When a run goes on, the file is cut where it was saved, so it has each step once, and the rest of it
-// is a run earlier-1 beside it. A TensorBoard
-// that has read further keeps what it has read of those steps until it is started anew.
+// Each value is a scalar with its name as the tag, in single precision. Each row is written
+// immediately. A resumed run cuts the file at its saved step, so it has each step once. The rest
+// becomes a run earlier-1 next to it. A running TensorBoard that has read the rest keeps it until
+// it is restarted.
 //
 // The file is a sequence of TFRecords, each with an Event of protocol buffers (all little-endian):
 //
@@ -74,8 +75,8 @@ func (w *events) Write(r *Row) error {
 	return w.append(w.record)
 }
 
-// histogram returns h as a HistogramProto. The intervals without an end are given the width of their
-// neighbours.
+// histogram returns h as a HistogramProto. Intervals without an end get the width of their
+// neighbors.
 func (w *events) histogram(h *Histogram) []byte {
 	n := len(h.Edges)
 	first, last := 1., 1.
@@ -118,7 +119,7 @@ func appendField[B string | []byte](b []byte, number byte, data B) []byte {
 	return append(b, data...)
 }
 
-// Before and after the data of a record stand so many bytes.
+// The number of bytes before and after the data of a record.
 const (
 	recordHead = 12
 	recordTail = 4
@@ -133,17 +134,17 @@ func appendRecord(b, data []byte) []byte {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// masked returns the checksum of b as records have it.
+// masked returns the checksum of b in the form that records have.
 func masked(b []byte) uint32 {
 	crc := crc32.Checksum(b, castagnoli)
 	return (crc>>15 | crc<<17) + 0xa282ead8
 }
 
-// maxRecord bounds the data of a record that is read: an event of a row has far less.
+// maxRecord limits the data of a record that is read. The event of a row is far smaller.
 const maxRecord = 1 << 28
 
-// keptEvents returns the end of the version, and of the records up to the first one of a later step. A last
-// record that is not complete goes too: its writer was killed.
+// keptEvents returns the end of the version record, and the end of the records before the first one
+// of a later step. It drops an incomplete last record, whose writer was killed.
 func keptEvents(r *bufio.Reader, step int) (head, end int64, err error) {
 	for {
 		data, err := readRecord(r)
@@ -184,7 +185,7 @@ func readRecord(r io.Reader) ([]byte, error) {
 	return data[:n], nil
 }
 
-// stepOfEvent returns the step of an event, which is 0 if it has none. It stands right after the time.
+// stepOfEvent returns the step of an event, or 0 if it has none. The step follows the time.
 func stepOfEvent(data []byte) uint64 {
 	const at = 9
 	if len(data) <= at || data[at] != 2<<3 {

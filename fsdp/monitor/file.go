@@ -13,16 +13,16 @@ import (
 	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
-// A file is what a writer appends rows to.
+// A file is the file that a writer appends rows to.
 type file struct {
 	path string
 	f    *os.File
-	size int64 // of complete rows
+	size int64 // size of the complete rows
 }
 
-// open opens the file, with its directories. kept returns the ends of the head, which has no steps, and of
-// the rows up to step. Without a step this is another run: the file of an earlier run is put aside, with a
-// warning, in case Config.State was forgotten.
+// open opens the file and creates its directories. kept returns the ends of the head, which has no
+// steps, and of the rows up to step. If step is 0, this is a new run: open moves the file of an
+// earlier run aside, with a warning, in case Config.State was forgotten.
 func (o *file) open(step int, kept func(r *bufio.Reader) (head, end int64, err error)) error {
 	if err := os.MkdirAll(filepath.Dir(o.path), 0o777); err != nil {
 		return err
@@ -54,7 +54,8 @@ func (o *file) open(step int, kept func(r *bufio.Reader) (head, end int64, err e
 	return nil
 }
 
-// cut removes the rows after end. It keeps a copy of the head and these rows in a directory next to the file.
+// cut removes the rows after end. It keeps a copy of the head and these rows in a directory next to
+// the file.
 func (o *file) cut(head, end int64, step int) error {
 	info, err := o.f.Stat()
 	o.size = end
@@ -78,7 +79,7 @@ func (o *file) cut(head, end int64, step int) error {
 	return o.f.Truncate(end)
 }
 
-// append appends a row. If that fails the file stays as it was, as far as the system lets it.
+// append appends a row. If it fails, it restores the file as far as the system lets it.
 func (o *file) append(row []byte) error {
 	if _, err := o.f.WriteAt(row, o.size); err != nil {
 		return errors.Join(err, o.f.Truncate(o.size))
@@ -90,8 +91,9 @@ func (o *file) append(row []byte) error {
 // Close implements Writer.
 func (o *file) Close() error { return o.f.Close() }
 
-// keptLines returns the end of the lines up to the first one of a later step. stepOf returns the step
-// of a line; the first heads lines have none. A last line that does not end goes too: its writer was killed.
+// keptLines returns the ends of the head and of the lines before the first one of a later step.
+// stepOf returns the step of a line; the first heads lines have none. It drops an incomplete last
+// line, whose writer was killed.
 func keptLines(r *bufio.Reader, step, heads int, stepOf func(line []byte, number int) (int, error)) (head, end int64, err error) {
 	for number := 1; ; number++ {
 		line, err := r.ReadBytes('\n')

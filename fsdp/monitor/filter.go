@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// A Filter passes text on to a writer with everything that could drive a terminal replaced by '·':
-// control characters other than newline and tab, and bytes that are not UTF-8. A model that knows
-// bytes only can produce all of them. A character may be written in pieces.
+// A Filter passes text on to a writer and replaces everything that could control a terminal by '·':
+// control characters other than newline and tab, and bytes that are not UTF-8. A model of bytes can
+// produce all of these. A character may be written in pieces.
 type Filter struct {
 	W       io.Writer
 	pending []byte // the beginning of a character

@@ -31,8 +31,8 @@ func Rate(perSecond float64, unit string) string {
 	return v + prefix + " " + unit + "/s"
 }
 
-// short returns v with three significant digits, and the prefix of the thousands that it was
-// divided by.
+// short returns v with three significant digits, and the prefix of the power of a thousand that it
+// was divided by.
 func short(v float64) (number, prefix string) {
 	prefixes := []string{"", "k", "M", "G", "T", "P", "E"}
 	i := 0

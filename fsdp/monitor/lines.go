@@ -16,11 +16,11 @@ import (
 	"github.com/gofsdp/gofsdp/internal/regular"
 )
 
-// JSONLines returns a writer of a file with an object a line:
+// JSONLines returns a writer of a file with one JSON object per line:
 //
 //	{"step":20,"time":"2026-11-23T05:10:30.123Z","loss":2.31,"lr":0.0003,"run/seconds":12.5}
 //
-// Each row is written at once. A number that JSON lacks, NaN or an infinity, is null.
+// Each row is written immediately. A number that JSON lacks, NaN or an infinity, is null.
 func JSONLines(path string) Writer {
 	return &jsonLines{file: file{path: path}, names: make(map[string][]byte)}
 }
@@ -73,7 +73,7 @@ func (w *jsonLines) Write(r *Row) error {
 func (w *jsonLines) name(name string) []byte {
 	text, ok := w.names[name]
 	if !ok {
-		text, _ = json.Marshal(name) // of a string it does not fail
+		text, _ = json.Marshal(name) // never fails for a string
 		w.names[name] = text
 	}
 	return text
@@ -84,10 +84,10 @@ func appendTime(b []byte, t time.Time) []byte {
 	return t.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z07:00")
 }
 
-// CSV returns a writer of a table: a line of names, step and time first, then a line for each row
-// (RFC 4180). What a row has no value for is empty. A name that comes later gets a column of its own
-// at the end; for that the file is written anew, and takes the place of the old one when it is
-// complete. Each row is written at once.
+// CSV returns a writer of a table: a line of names, beginning with step and time, then a line for
+// each row (RFC 4180). A cell without a value is empty. A new name gets its own column at the end.
+// The writer then writes a new file, which replaces the old one when it is complete. Each row is
+// written immediately.
 func CSV(path string) Writer { return &csvFile{file: file{path: path}} }
 
 type csvFile struct {
@@ -111,7 +111,7 @@ func (w *csvFile) Open(step int) error {
 	return nil
 }
 
-// stepOf returns the step of a line, and takes the names from the first one.
+// stepOf returns the step of a line. It takes the names from the first line.
 func (w *csvFile) stepOf(line []byte, number int) (int, error) {
 	if number > 1 {
 		cell, _, _ := bytes.Cut(line, []byte(","))
@@ -168,7 +168,7 @@ func (w *csvFile) Write(r *Row) error {
 	return w.append(w.row)
 }
 
-// widen writes the file anew, with the names of all columns, of which the last ones are new.
+// widen writes a new file with the names of all columns, the last more of which are new.
 func (w *csvFile) widen(more int) error {
 	next := file{path: w.path + ".new"}
 	f, err := regular.Open(next.path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
@@ -180,7 +180,7 @@ func (w *csvFile) widen(more int) error {
 	if err = errors.Join(err, next.f.Close()); err != nil {
 		return errors.Join(err, os.Remove(next.path))
 	}
-	// Windows renames no open files.
+	// Windows does not rename open files.
 	if err := errors.Join(w.f.Close(), os.Rename(next.path, w.path)); err != nil {
 		return err
 	}
@@ -189,11 +189,11 @@ func (w *csvFile) widen(more int) error {
 	return err
 }
 
-// copyTo writes the names and the rows, with empty cells for more columns, and returns their bytes.
+// copyTo writes the names and the rows, with empty cells for more columns, and returns the size.
 func (w *csvFile) copyTo(f *os.File, more int) (size int64, err error) {
 	out := bufio.NewWriter(f)
 	names := csv.NewWriter(out)
-	names.Write(w.names) // an error is Flush's too
+	names.Write(w.names) // Flush returns an error again
 	names.Flush()
 	rows := bufio.NewReader(io.NewSectionReader(w.f, 0, w.size))
 	empty := bytes.Repeat([]byte{','}, more)
@@ -207,7 +207,7 @@ func (w *csvFile) copyTo(f *os.File, more int) (size int64, err error) {
 			return f.Seek(0, io.SeekEnd)
 		case err != nil:
 			return 0, err
-		case first: // the names that there were
+		case first: // the old names
 			continue
 		}
 		out.Write(bytes.TrimRight(line, "\r\n"))

@@ -16,89 +16,91 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/profile"
 )
 
-// Config says what a Monitor watches, and where that is seen. The zero value shows nothing and only
-// counts. All ranks give the same, but for what only rank 0 uses: Out, Writers.
+// Config configures a Monitor. The zero value shows nothing and only counts. It must be the same on
+// all ranks except for the fields that only rank 0 uses: Out, Writers.
 type Config struct {
-	// Group is the group of the ranks that train; nil means one rank. Step and Eval use its
-	// collectives, as methods of [fsdp.Sharded] do: never both at once.
+	// Group is the group of the training ranks; nil means one rank. Step and Eval use its
+	// collectives, as do methods of [fsdp.Sharded]: never call both at the same time.
 	Group comm.Group
-	// Every is the number of steps that a row stands for: 0 means 1. Ranks exchange nothing in
-	// between, and nothing is shown. The values of a row are means over its steps.
+	// Every is the number of steps in a row: 0 means 1. In between, ranks exchange nothing, and
+	// nothing is shown. The values of a row are means over its steps.
 	Every int
-	// Agreed says that what Step and Eval are given is the same on all ranks, as results of
-	// collectives are. Then the ranks exchange nothing. Elapsed and Done are those of each rank's own
-	// clock, memory is rank 0's, and an error of a writer is returned on rank 0 alone.
+	// Agreed says that the arguments of Step and Eval are the same on all ranks, as results of
+	// collectives are. Then the ranks exchange nothing. Elapsed and Done follow each rank's own
+	// clock, memory is rank 0's, and only rank 0 returns an error of a writer.
 	Agreed bool
 
-	// The run ends after so many steps, or when it has taken so long. With neither the end is not
-	// known, and with both it is the earlier one.
+	// The run ends after this number of steps, or after this time. With neither, the end is
+	// unknown. With both, it is the earlier one.
 	Steps  int
 	Budget time.Duration
 
-	// Unit is what Step counts, as it is shown: "tok" is the default.
+	// Unit is the displayed name of the units that Step counts: "tok" is the default.
 	Unit string
-	// FLOPs are the floating-point operations that training all parameters takes for one unit. Models
-	// of package nn have a method of this name; for others it is Trained of Plan.Pass.Cost, divided by
-	// the units of the plan's batch. With Plan, the operations that frozen parameters save are not
-	// counted. 0 means unknown.
+	// FLOPs is the number of floating-point operations for one unit if all parameters are trained.
+	// Models of package nn have a method of this name. For others it is Trained of Plan.Pass.Cost,
+	// divided by the units of the plan's batch. With Plan, operations that frozen parameters save
+	// are not counted. 0 means unknown.
 	FLOPs int
-	// Peak is the number of floating-point operations that one rank does in a second at most, such as
-	// what MeasurePeak returns. With it the share that is used is shown (model FLOPs utilisation,
-	// Chowdhery et al., 2022, arXiv:2204.02311), without it the operations in a second of all ranks.
+	// Peak is the maximum number of floating-point operations of one rank per second, such as the
+	// result of MeasurePeak. With it, the monitor shows the share in use (model FLOPs utilisation,
+	// Chowdhery et al., 2022, arXiv:2204.02311). Without it, the monitor shows the operations per
+	// second of all ranks.
 	Peak float64
-	// Model is asked for the most bytes it has held; nil shows none. Plan is this rank's, and has what
-	// was foretold. Of both the most on any rank is shown.
+	// Model reports its peak memory; nil shows none. Plan is the plan of this rank, with the
+	// predicted memory. For both, the monitor shows the maximum over the ranks.
 	Model *fsdp.Sharded
 	Plan  *fsdp.Plan
-	// Profile is that of the model. Ten times in a run, and every ten minutes, Step shows which rank or
-	// link the others waited for since the last time: another exchange of all ranks, unless Agreed. With
-	// Cluster it shows time and memory beside what they are predicted to be there, by Plan, and which
-	// operation is furthest off; where the model has a Config.TraceDir, the predicted pass goes there, to
-	// lie beside the real one. See package profile.
+	// Profile is the profile of the model. Ten times in a run, and every ten minutes, Step shows
+	// the rank or link that the others have waited for since the last time. This is another
+	// exchange of all ranks, unless Agreed is set. With Cluster, it shows time and memory next to
+	// the prediction of Plan for that cluster, and the operation that differs most. If the model
+	// has a Config.TraceDir, the predicted pass is added there, next to the real one. See package
+	// profile.
 	Profile *profile.Profile
 	Cluster *plan.Cluster
 
-	// Out is where rank 0 shows the run: a [Screen], or what NewScreen makes one of. Nil shows nothing.
+	// Out is the output of rank 0: a [Screen], or a writer for NewScreen. Nil shows nothing.
 	Out io.Writer
-	// Curve is the value that is drawn at the end, "loss" by default, and CurveUnit what it is
-	// measured in, such as "nats per token".
+	// Curve is the value that is drawn at the end, "loss" by default, and CurveUnit its unit, such
+	// as "nats per token".
 	Curve, CurveUnit string
 	// Writers get every row, on rank 0.
 	Writers []Writer
 
-	// State is where an earlier part of the run has come to; see [Monitor.State].
+	// State is the state of an earlier part of the run; see [Monitor.State].
 	State State
 }
 
-// A Monitor shows and records the steps of a run. It is for the goroutine that trains; other
+// A Monitor shows and records the steps of a run. Only the training goroutine may use it, but other
 // goroutines may use its Screen.
 type Monitor struct {
 	cfg    Config
 	rank   int
-	ranks  int     // that exchange: 1 if nothing is
-	flops  float64 // for one unit
+	ranks  int     // number of ranks that exchange: 1 if none do
+	flops  float64 // of one unit
 	screen *Screen
 	state  State
 
-	begin, mark time.Time     // of this part of the run, and of what the next step takes
-	took        time.Duration // by the steps since the last row
-	units       int           // since the last row, of this rank
+	begin, mark time.Time     // start of this part of the run, and of the next step
+	took        time.Duration // time of the steps since the last row
+	units       int           // units of this rank since the last row
 	train, eval table
-	beside      []*table // what Add was given, by prefix
+	beside      []*table // arguments of Add, by prefix
 	histograms  []Histogram
-	memory      int // most bytes of a rank, counted
-	planned     int // and foretold
+	memory      int // peak of a rank, measured
+	planned     int // peak of a rank, predicted
 	mine, all   []float64
 	sum         totals
 	row         Row
 	saving      Saving
 	shown       profiled
-	failure     error // of a writer, not returned yet
+	failure     error // error of a writer, not returned yet
 	closed      bool
 }
 
-// New returns a monitor for a run that begins now, or goes on from cfg.State. It opens the writers,
-// on rank 0. It is not a collective; an error there is for rank 0 alone to return.
+// New returns a monitor for a run that begins now, or continues from cfg.State. On rank 0 it opens
+// the writers. It is not a collective: if rank 0 gets an error, only rank 0 returns it.
 func New(cfg Config) (*Monitor, error) {
 	if cfg.Every < 0 || cfg.Steps < 0 || cfg.Budget < 0 || cfg.FLOPs < 0 || !(cfg.Peak >= 0) {
 		return nil, fmt.Errorf("monitor: Every %d, Steps %d, Budget %v, FLOPs %d or Peak %v is negative or NaN",
@@ -138,18 +140,18 @@ func New(cfg Config) (*Monitor, error) {
 	return m, nil
 }
 
-// Values are numbers by name, of one rank. Names may group what belongs together: "grad_norm/head".
+// Values are numbers of one rank, by name. Names may form groups: "grad_norm/head".
 type Values map[string]float64
 
-// Step ends a step. units is what this rank has trained on in it, such as tokens, and the weight of
-// its values among those of the other ranks: 0 if it had no batch. Every rank calls Step after every
-// step, with values of the same names. Every so many steps, as Config.Every says, the ranks exchange
-// what they have in one all-gather, and rank 0 shows it and gives it to the writers. A value that is
-// the same on all ranks stays as it is to the bit. values are not kept.
+// Step ends a step. units is the amount of this rank's training in the step, such as tokens. It is
+// the weight of the rank's values among all ranks, and 0 without a batch. Every rank calls Step
+// after every step, with values of the same names. Every Config.Every steps, the ranks exchange
+// their data in one all-gather. Rank 0 shows the result and passes it to the writers. A value that
+// is the same on all ranks stays the same to the bit. Step does not keep values.
 //
-// What a writer returns is returned by the next Step or Eval, on every rank, so that all leave the
-// loop in the same place; by Close if none follows; at once if there is one rank. What the screen
-// returns is dropped: a run does not end because nobody can watch it.
+// With several ranks, the next Step or Eval returns the error of a writer, on every rank, so that
+// all leave the loop at the same place. If neither follows, Close returns it. A single rank returns
+// it at once. Errors of the screen are dropped: a run does not end because its output is gone.
 func (m *Monitor) Step(ctx context.Context, units int, values Values) error {
 	if err := m.may("Step", units); err != nil {
 		return m.refuse(ctx, err)
@@ -178,10 +180,10 @@ func (m *Monitor) Step(ctx context.Context, units int, values Values) error {
 	return m.write()
 }
 
-// Eval adds a point to the validation curve: values after the last step, of data that is not trained
-// on. As in Step, units is what this rank has evaluated on and weighs its values; every rank calls
-// Eval, and the ranks exchange once. The values are shown, and get the prefix "validation/" in what
-// is written. The time since the last step does not count as a part of the next one.
+// Eval adds a point to the validation curve: values after the last step, from data outside the
+// training. As in Step, units is the amount of this rank's evaluation and weighs its values; every
+// rank calls Eval, and the ranks exchange once. The values are shown. Writers get them with the
+// prefix "validation/". The time since the last step does not count for the next one.
 func (m *Monitor) Eval(ctx context.Context, units int, values Values) error {
 	if err := m.may("Eval", units); err != nil {
 		return m.refuse(ctx, err)
@@ -201,9 +203,9 @@ func (m *Monitor) Eval(ctx context.Context, units int, values Values) error {
 	return m.write()
 }
 
-// Add puts values beside those of the next row, with a prefix such as "grad_norm/" before their
-// names. They are not exchanged: give what is the same on all ranks, as GradNorms of [fsdp.Sharded]
-// returns, or what is rank 0's. values are not kept.
+// Add adds values to the next row, with a prefix such as "grad_norm/" before their names. They are
+// not exchanged: pass values that are the same on all ranks, as GradNorms of [fsdp.Sharded]
+// returns, or rank 0's values. Add does not keep values.
 func (m *Monitor) Add(prefix string, values map[string]float64) error {
 	i := slices.IndexFunc(m.beside, func(t *table) bool { return t.prefix == prefix })
 	if i < 0 {
@@ -215,9 +217,9 @@ func (m *Monitor) Add(prefix string, values map[string]float64) error {
 	return nil
 }
 
-// AddHistogram puts a histogram beside the values of the next row, such as that of package metrics. It
-// is not exchanged, and is rank 0's. TensorBoard draws it, JSON lines have it as an object of edges and
-// counts, and a CSV leaves it out. h is kept until that row is written.
+// AddHistogram adds a histogram to the next row, such as one of package metrics. It is not
+// exchanged: rank 0's counts. TensorBoard draws it, JSON lines have it as an object of edges and
+// counts, and CSV leaves it out. The monitor keeps h until it writes the row.
 func (m *Monitor) AddHistogram(h Histogram) error {
 	if err := h.check(); err != nil {
 		return fmt.Errorf("monitor: AddHistogram: %w", err)
@@ -226,7 +228,7 @@ func (m *Monitor) AddHistogram(h Histogram) error {
 	return nil
 }
 
-// may says why a row of so many units must not be.
+// may returns an error if a row with these units is not allowed.
 func (m *Monitor) may(method string, units int) error {
 	switch {
 	case m.closed:
@@ -237,9 +239,10 @@ func (m *Monitor) may(method string, units int) error {
 	return nil
 }
 
-// refuse returns err, why this rank takes no part in an exchange, and lets the others know, who may
-// be waiting for it: it says so in place of what they say, which is a [comm.MismatchError] for them
-// unless they refuse for the same reason. After Close they have left as well.
+// refuse returns err, the reason why this rank takes no part in an exchange. The other ranks may be
+// waiting for this rank, so it joins their all-gather with the text of err as the name. They get a
+// [comm.MismatchError] unless they refuse for the same reason. After Close the others have left,
+// too.
 func (m *Monitor) refuse(ctx context.Context, err error) error {
 	if m.ranks > 1 && !m.closed {
 		all := make([]float64, m.ranks)
@@ -248,7 +251,7 @@ func (m *Monitor) refuse(ctx context.Context, err error) error {
 	return err
 }
 
-// advance takes what the ranks have exchanged after steps into the state.
+// advance adds the results of an exchange after steps to the state.
 func (m *Monitor) advance() {
 	s := &m.state
 	s.Units += m.sum.units
@@ -261,7 +264,7 @@ func (m *Monitor) advance() {
 	m.took, m.units = 0, 0
 }
 
-// describe makes the row of steps: the values, and what the monitor knows itself.
+// describe makes the row of steps: the values, and the monitor's own numbers.
 func (m *Monitor) describe() {
 	v := m.train.appendTo(m.row.Values[:0])
 	for _, t := range m.beside {
@@ -288,7 +291,8 @@ func (m *Monitor) describe() {
 	m.histograms = m.histograms[:0]
 }
 
-// write gives the row to the writers. With several ranks an error is returned when all know of it.
+// write passes the row to the writers. With several ranks, an error is returned when all ranks have
+// it.
 func (m *Monitor) write() error {
 	m.row.Step, m.row.Time = m.state.Step, time.Now()
 	for _, w := range m.cfg.Writers {
@@ -302,15 +306,16 @@ func (m *Monitor) write() error {
 	return fmt.Errorf("monitor: %w", m.failed())
 }
 
-// failed returns what writers have returned since it was last called.
+// failed returns the errors of writers since the last call.
 func (m *Monitor) failed() error {
 	err := m.failure
 	m.failure = nil
 	return err
 }
 
-// Last returns the value of a name in the last row that Step has made, or Eval under its prefix
-// "validation/", over all ranks, and whether it has one. It is the same on every rank.
+// Last returns the value of a name in the last row of Step, or, with the prefix "validation/", of
+// Eval, over all ranks. It returns false if the row has no such value. The results are the same on
+// every rank.
 func (m *Monitor) Last(name string) (float64, bool) {
 	if name, ok := strings.CutPrefix(name, m.eval.prefix); ok {
 		return m.eval.value(name)
@@ -318,13 +323,13 @@ func (m *Monitor) Last(name string) (float64, bool) {
 	return m.train.value(name)
 }
 
-// Elapsed returns the time that the run had taken at the last row, earlier parts of it included: by
-// rank 0's clock, so that it is the same on every rank.
+// Elapsed returns the time from the start of the run to the last row, including earlier parts of
+// the run. It follows rank 0's clock, so it is the same on every rank.
 func (m *Monitor) Elapsed() time.Duration { return m.state.Elapsed }
 
-// Done returns the share of the run that was over at the last row, from 0 to 1, by Config.Steps and
-// Config.Budget. It is the same on every rank: a loop may end by it, and a learning rate follow it.
-// Without an end it is 0.
+// Done returns the completed share of the run at the last row, from 0 to 1, by Config.Steps and
+// Config.Budget. It is the same on every rank, so a loop can end by it, and a learning rate can
+// follow it. If the end is unknown, it is 0.
 func (m *Monitor) Done() (share float64) {
 	if m.cfg.Steps > 0 {
 		share = float64(m.state.Step) / float64(m.cfg.Steps)
@@ -335,33 +340,33 @@ func (m *Monitor) Done() (share float64) {
 	return min(share, 1)
 }
 
-// State returns what the rest of the run needs to go on as if it had not been interrupted: where the
-// curve, averages, counts and files are. It is the same on every rank, as [fsdp.Extra] wants it:
+// State returns the state from which a resumed run continues as if without interruption: the curve,
+// averages, counts and position in the files. It is the same on every rank, as [fsdp.Extra]
+// requires:
 //
 //	m.Save(ctx, dir, opt, fsdp.Extra("monitor", mon.State()))
 //
-// With Config.Every, values and units of steps since the last row are not in it: save when there is
-// a row.
+// With Config.Every, it lacks the values and units of steps since the last row: save after a row.
 func (m *Monitor) State() State { return m.state.clone() }
 
-// Screen returns where the run is shown. What is printed there stands above the progress line.
+// Screen returns the screen of the run. Text printed to it appears above the progress line.
 func (m *Monitor) Screen() *Screen { return m.screen }
 
 // Printf prints text, which should end a line, above the progress line, on rank 0.
 func (m *Monitor) Printf(format string, args ...any) { m.screen.Printf(format, args...) }
 
-// Saving is what is shown of a [fsdp.Saving].
+// Saving is the part of [fsdp.Saving] that the monitor shows.
 type Saving interface {
 	Progress() (done, total int64) // bytes of this rank
 	Done() <-chan struct{}
 }
 
-// Saving shows the progress of a save beside that of the steps until it is complete.
+// Saving shows the progress of a save next to the steps until it is complete.
 func (m *Monitor) Saving(s Saving) { m.saving = s }
 
-// Close shows the curve and a summary, if there was a step, and closes the writers. It returns what
-// they return, now or since the last Step. It exchanges nothing: values of steps that had made no
-// row yet, see Config.Every, are dropped. Another Close does nothing.
+// Close shows the curve and a summary, if there was a step, and closes the writers. It returns
+// their errors, including those since the last Step. It exchanges nothing: values of steps after
+// the last row, see Config.Every, are dropped. Further calls do nothing.
 func (m *Monitor) Close() error {
 	if m.closed {
 		return nil
@@ -380,7 +385,7 @@ func (m *Monitor) Close() error {
 	return nil
 }
 
-// progress returns what the progress line shows.
+// progress returns the contents of the progress line.
 func (m *Monitor) progress() progress {
 	s, done := &m.state, m.Done()
 	p := progress{
@@ -409,7 +414,7 @@ func (m *Monitor) progress() progress {
 	return p
 }
 
-// saved returns how far a save has come, if one is under way.
+// saved returns the progress of the current save, if there is one.
 func (m *Monitor) saved() []string {
 	if m.saving == nil {
 		return nil
@@ -424,7 +429,7 @@ func (m *Monitor) saved() []string {
 	}
 }
 
-// speeds returns units in a second, smoothed, and what they take of the ranks.
+// speeds returns the smoothed units per second, and the use of compute and memory.
 func (m *Monitor) speeds() (texts []string) {
 	rate := m.state.Count.value() / m.state.Seconds.value()
 	if !finite(rate) {

@@ -7,11 +7,12 @@ import (
 	"github.com/gofsdp/gofsdp/internal/peak"
 )
 
-// MeasurePeak returns how many floating-point operations a second so many cores do at most on products
-// of a type, for Config.Peak of a rank that computes on them: the fused multiply-adds of a loop that
-// does nothing else. It takes some 20 ms. Where the processor does not multiply bfloat16 it is that of
-// float32. It is 0 where this package cannot measure it: for float64, and on other processors than
-// x86-64 with AVX2. Measure on all ranks of a host at once, as they train at once.
+// MeasurePeak returns the maximum number of floating-point operations per second of the given
+// number of cores on products of a type, for Config.Peak of a rank that computes on them. It
+// measures a loop of fused multiply-adds only, in about 20 ms. If the processor cannot multiply
+// bfloat16, the result is for float32. It is 0 where this package cannot measure: for float64, and
+// on processors other than x86-64 with AVX2. Measure on all ranks of a host at the same time, as
+// they train.
 func MeasurePeak(cores int, compute fsdp.DType) float64 {
 	kernels := peak.Kernels()
 	kernel, ok := kernels[compute == fsdp.BFloat16]
@@ -33,7 +34,7 @@ func (c *Config) flops() float64 {
 	return float64(c.FLOPs) * float64(cost.Needed) / float64(cost.Trained)
 }
 
-// utilisation returns the share of the ranks' peak that so many operations in a second are.
+// utilisation returns the share of the ranks' peak that flops operations per second use.
 func (m *Monitor) utilisation(flops float64) float64 {
 	ranks := 1
 	if m.cfg.Group != nil {

@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// profiled is when the profile was last shown.
+// profiled records the last time that the profile was shown.
 type profiled struct {
-	share  float64       // of the run that was over then
-	at     time.Duration // that the run had taken
+	share  float64       // of the run that was over
+	at     time.Duration // time that the run had taken
 	traced bool          // the predicted pass is in the trace
 }
 
-// profileTimes is how often the profile is shown in a run whose end is known.
+// profileTimes is the number of times that a run with a known end shows the profile.
 const profileTimes = 10
 
-// profile shows what there is to say of the operations since it did so last, if it is time: by the
-// share of the run and by rank 0's clock, which are the same on every rank.
+// profile shows the operations since the last time, if it is time: by the share of the run and by
+// rank 0's clock, which are the same on every rank.
 func (m *Monitor) profile(ctx context.Context) error {
 	p, now := m.cfg.Profile, m.state.Elapsed
 	if p == nil || !crossed(m.shown.share, m.Done(), profileTimes) && now-m.shown.at < logEvery {
@@ -34,14 +34,14 @@ func (m *Monitor) profile(ctx context.Context) error {
 		}
 		m.screen.Printf("%s\n%v\n", m.screen.Title(fmt.Sprintf("ranks, %d passes", r.Passes)), r)
 	}
-	if err := m.compare(); err != nil { // a run does not end for that
+	if err := m.compare(); err != nil { // does not end the run
 		m.screen.Printf("%v\n", err)
 	}
 	p.Reset()
 	return nil
 }
 
-// compare shows, on rank 0, the passes beside predicted ones.
+// compare shows, on rank 0, the real passes next to predicted ones.
 func (m *Monitor) compare() error {
 	if m.cfg.Cluster == nil || m.rank != 0 {
 		return nil

@@ -9,19 +9,19 @@ import (
 
 // progress is the state of a run after a step.
 type progress struct {
-	step, steps int           // done, and in all; 0 if nobody knows
-	estimated   bool          // steps is a guess: the run ends by time
+	step, steps int           // done and total; 0 if unknown
+	estimated   bool          // steps is an estimate: the run ends by time
 	done        float64       // share of the run that is over, in [0, 1]
-	elapsed     time.Duration // since its beginning
-	left        time.Duration // until its end
-	curve       string        // what loss is
+	elapsed     time.Duration // since the beginning
+	left        time.Duration // until the end
+	curve       string        // name of the loss
 	loss        float64       // smoothed
 	hasLoss     bool
 	rest        []string // other numbers, the most important ones first
 }
 
-// barCells is the width of a progress bar with room around it, and minBarCells of the narrowest one
-// worth drawing.
+// barCells is the width of a progress bar with enough room, and minBarCells the width of the
+// smallest useful bar.
 const (
 	barCells    = 24
 	minBarCells = 5
@@ -38,14 +38,14 @@ func (p progress) line(width int) string {
 	return string(runes[:min(len(runes), max(0, width))])
 }
 
-// log writes p as one line of a log, to be read by people and by awk, of LogColumns unless the
-// numbers of steps are huge.
+// log formats p as one line of a log, for people and for awk. The line has at most LogColumns
+// columns unless the numbers of steps are huge.
 func (p progress) log() string { return p.numbers(p.text("step ", 4), LogColumns) }
 
-// gap is between two numbers.
+// gap separates two numbers.
 const gap = "  "
 
-// text returns the step and the loss, with so many digits.
+// text returns the step, and the loss with the given number of digits.
 func (p progress) text(prefix string, digits int) string {
 	if p.steps == 0 {
 		prefix = "step "
@@ -71,7 +71,7 @@ func (p progress) numbers(line string, width int) string {
 	return line
 }
 
-// count returns the step and how many there are.
+// count returns the step and the total.
 func (p progress) count() string {
 	if p.steps == 0 {
 		return fmt.Sprint(p.step)
@@ -84,7 +84,7 @@ func (p progress) count() string {
 	return step + "/" + total
 }
 
-// bar draws a bar of a number of cells, an eighth of a cell exactly.
+// bar draws a bar of the given number of cells, to an eighth of a cell.
 func bar(done float64, cells int) string {
 	eighths := int(min(max(done, 0), 1)*float64(8*cells) + 0.5)
 	b := strings.Repeat("█", eighths/8)

@@ -13,11 +13,11 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// A mean is a weighted mean. What has no weight counts only as long as nothing has: then all of it
-// counts alike. The mean of equal values is that value, to the bit.
+// A mean is a weighted mean. Values without weight count only until one with a weight arrives;
+// until then they count equally. The mean of equal values is that value, to the bit.
 type mean struct {
 	value, weight float64
-	alike         int // values without weight
+	alike         int // number of values without weight
 }
 
 func (a *mean) add(x, weight float64) {
@@ -33,7 +33,7 @@ func (a *mean) add(x, weight float64) {
 	}
 }
 
-// toward moves the mean by a step on the way to x. An infinity stays one.
+// toward moves the mean by a step toward x. An infinity stays an infinity.
 func (a *mean) toward(x, step float64) {
 	if !finite(x) || !finite(a.value) {
 		a.value += x
@@ -45,19 +45,20 @@ func (a *mean) toward(x, step float64) {
 // result returns the mean, and whether there is one.
 func (a *mean) result() (float64, bool) { return a.value, a.weight > 0 || a.alike > 0 }
 
-// A table holds values by name from one row to the next. Names keep the place where they first came.
+// A table holds values by name from one row to the next. Names stay in the order in which they
+// arrived.
 type table struct {
 	label  string // of the exchange; the names follow
-	prefix string // of what is added
+	prefix string // of names in rows
 	index  map[string]int
 	names  []string // with the prefix
 	means  []mean   // of this rank since the last row
 	fresh  []string
-	// results are over all ranks, of the last row.
+	// results are the results of the last row, over all ranks.
 	results []mean
 }
 
-// add counts values with a weight. Names that are new get places in their order.
+// add counts values with a weight. New names are inserted in alphabetical order.
 func (t *table) add(values map[string]float64, weight float64) error {
 	t.fresh = t.fresh[:0]
 	for name := range values {
@@ -89,7 +90,7 @@ func (t *table) insert(name string) {
 	t.label += " " + name
 }
 
-// legal returns why a value must not have that name.
+// legal returns an error if a value must not have that name.
 func legal(name string) error {
 	switch {
 	case name == "" || strings.ContainsFunc(name, unicode.IsControl):
@@ -119,26 +120,26 @@ func (t *table) appendTo(list []Value) []Value {
 	return list
 }
 
-// What a rank tells of itself, before a pair of numbers for each value: its mean and its weight,
-// negative if it has none.
+// The data of a rank. A pair of numbers for each value follows: its mean, and its weight, negative
+// if there is no value.
 const (
-	hasFailed = iota // 1 if a writer has
+	hasFailed = iota // 1 if a writer has failed
 	hasElapsed
 	hasTaken
 	hasMemory
-	hasPlanned // for its memory
+	hasPlanned // planned memory
 	hasUnits
 	header
 )
 
-// totals are what all ranks know after an exchange, beside the values.
+// totals are the results of an exchange apart from the values.
 type totals struct {
-	took  float64 // seconds by the steps of the row
+	took  float64 // seconds of the steps in the row
 	units int     // of all ranks
 }
 
-// exchange makes the results of t, and the totals, of what all ranks have: one all-gather. The rank
-// order of the sums, and rank 0's clock, make them the same everywhere.
+// exchange computes the results of t, and the totals, from the data of all ranks: one all-gather.
+// Sums in rank order, and rank 0's clock, make them the same everywhere.
 func (m *Monitor) exchange(ctx context.Context, t *table) error {
 	m.tell(t)
 	n := len(m.mine)
@@ -173,7 +174,7 @@ func (m *Monitor) exchange(ctx context.Context, t *table) error {
 	return errors.New("a writer of rank 0 has failed: the error of rank 0 says why") // fsdprun blames rank 0
 }
 
-// tell fills mine with what this rank has.
+// tell fills mine with the data of this rank.
 func (m *Monitor) tell(t *table) {
 	m.mine = slices.Grow(m.mine[:0], header+2*len(t.names))[:header]
 	clear(m.mine)

@@ -12,36 +12,35 @@ import (
 	"golang.org/x/term"
 )
 
-// A Screen prints lines, and below them a progress line. On a terminal that line is updated in
-// place, at most ten times a second; elsewhere it becomes lines of a log: the first, one at each
-// twentieth of the run, and one after ten minutes without. It may be used by any goroutine, such as
-// those of a logger. Errors of the writer are dropped: a job does not end because nobody can watch
-// it.
+// A Screen prints lines and, below them, a progress line. On a terminal it updates this line in
+// place, at most ten times a second. Elsewhere it logs lines: the first, one at each twentieth of
+// the run, and one after ten minutes without any. Any goroutine may use it, such as a logger's.
+// Errors of the writer are dropped: a job does not end because its output is gone.
 type Screen struct {
 	w     io.Writer
-	width func() int // columns of the terminal; nil if the writer is none
-	relay bool       // the writer is a pipe to fsdprun, which overwrites lines that a carriage return ends
+	width func() int // columns of the terminal; nil if the writer is not a terminal
+	relay bool       // the writer is a pipe to fsdprun, which overwrites lines that end in a carriage return
 	color bool
 
 	mu     sync.Mutex
 	drawn  time.Time     // when the progress line was last drawn
-	shown  bool          // it is on the screen now
-	log    bool          // a line has been logged
-	share  float64       // of the run that was over then
-	logged time.Duration // that the run had taken then
+	shown  bool          // whether it is on the screen now
+	log    bool          // whether a line has been logged
+	share  float64       // of the run that was over when the last line was logged
+	logged time.Duration // time that the run had taken then
 }
 
-// Redrawing more often than the eye follows would only slow the training down.
+// More redraws than the eye can follow would only slow down the training.
 const redrawEvery = 100 * time.Millisecond
 
-// A log has so many progress lines in a run, and no longer a time without any.
+// A log has logLines progress lines in a run, and one after logEvery without any.
 const (
 	logLines = 20
 	logEvery = 10 * time.Minute
 )
 
-// NewScreen returns a screen over w: live if that is a terminal, or standard output that fsdprun shows
-// on one, unless plain asks for a log. Colours follow https://no-color.org.
+// NewScreen returns a screen on w. The progress line is live if w is a terminal, or standard output
+// that fsdprun shows on one, unless plain asks for a log. Colours follow https://no-color.org.
 func NewScreen(w io.Writer, plain bool) *Screen {
 	file, ok := w.(*os.File)
 	color := os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
@@ -57,7 +56,7 @@ func NewScreen(w io.Writer, plain bool) *Screen {
 	return newScreen(w, nil, false)
 }
 
-// columnsOf returns the columns of a terminal.
+// columnsOf returns the number of columns of a terminal.
 func columnsOf(file *os.File) int {
 	columns, _, err := term.GetSize(int(file.Fd()))
 	if err != nil || columns < 1 {
@@ -66,7 +65,7 @@ func columnsOf(file *os.File) int {
 	return columns
 }
 
-// relayed returns the columns of the terminal that fsdprun shows the file on, or 0.
+// relayed returns the number of columns of the terminal on which fsdprun shows the file, or 0.
 func relayed(file *os.File) int {
 	columns, err := strconv.Atoi(os.Getenv("FSDP_COLUMNS"))
 	if err != nil || file != os.Stdout {
@@ -79,14 +78,14 @@ func relayed(file *os.File) int {
 	return columns
 }
 
-// newScreen returns a screen. width returns the columns of the terminal that w writes to and is
-// asked before every drawing, as windows change; nil means that w is not a terminal. color allows
+// newScreen returns a screen. width returns the number of columns of w's terminal and is called
+// before every drawing, as windows change; nil means that w is not a terminal. color allows
 // colours.
 func newScreen(w io.Writer, width func() int, color bool) *Screen {
 	return &Screen{w: w, width: width, color: color}
 }
 
-// screenOf returns w if it is a screen, else one over it.
+// screenOf returns w if it is a screen, otherwise a new screen on it.
 func screenOf(w io.Writer) *Screen {
 	switch w := w.(type) {
 	case nil:
@@ -97,10 +96,10 @@ func screenOf(w io.Writer) *Screen {
 	return NewScreen(w, false)
 }
 
-// LogColumns are the columns of what is no terminal: 80 with what fsdprun puts before each line.
+// LogColumns is the width of logs without a terminal: 80 with fsdprun's prefix of each line.
 const LogColumns = 76
 
-// Width returns the columns to fill: those of the terminal, or LogColumns.
+// Width returns the number of columns to fill: the width of the terminal, or LogColumns.
 func (s *Screen) Width() int {
 	if s.width == nil {
 		return LogColumns
@@ -123,8 +122,7 @@ func (s *Screen) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// due says whether the progress is to be drawn when the run has come to a share of itself and has
-// taken so long.
+// due reports whether to draw the progress, at a share of the run and after an elapsed time.
 func (s *Screen) due(done float64, elapsed time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +133,7 @@ func (s *Screen) due(done float64, elapsed time.Duration) bool {
 		return !s.shown || time.Since(s.drawn) >= redrawEvery
 	}
 	wait := logEvery
-	if done == 0 { // nobody knows the end: ever fewer lines
+	if done == 0 { // unknown end: fewer and fewer lines
 		wait = min(wait, max(time.Second, s.logged/5))
 	}
 	if s.log && !crossed(s.share, done, logLines) && elapsed-s.logged < wait {
@@ -165,8 +163,8 @@ func (s *Screen) draw(p progress) {
 // Title returns text in bold, if the screen has colours.
 func (s *Screen) Title(text string) string { return paint(s.color, bold, text) }
 
-// crossed says whether a run that went from one share done to another has passed the end of one of
-// n equal parts.
+// crossed reports whether a run that went from one completed share to another has passed the end of
+// one of n equal parts.
 func crossed(from, to float64, n int) bool {
 	const rounding = 1e-9 // 3*0.1 is not 0.3
 	return int(from*float64(n)+rounding) < int(to*float64(n)+rounding)

@@ -12,18 +12,18 @@ type Point struct {
 	Loss float64
 }
 
-// State is where a run has come to. It is saved as JSON, see [Monitor.State].
+// State is the state of a run. It is saved as JSON, see [Monitor.State].
 type State struct {
 	Step              int
 	Units             int           // of all ranks, in all steps
 	Elapsed           time.Duration // by the clock of rank 0
 	Train, Validation []Point       // the curves, thinned
-	Loss              Average       // of the curve's value
-	Seconds, Count    Average       // of a row, and its units
+	Loss              Average       // of the curve's values
+	Seconds, Count    Average       // of the seconds and the units of a row
 }
 
-// Average is an exponential moving average without the pull to zero at its beginning, corrected as
-// Adam's moments are (Kingma and Ba, 2015, arXiv:1412.6980, section 3).
+// Average is an exponential moving average that does not start at zero: it is corrected as the
+// moments of Adam are (Kingma and Ba, 2015, arXiv:1412.6980, section 3).
 type Average struct{ Sum, Weight float64 }
 
 func (a *Average) add(x float64) {
@@ -40,13 +40,13 @@ func (s *State) clone() State {
 	return c
 }
 
-// finite says whether v can be drawn, averaged and saved as JSON.
+// finite reports whether v can be drawn, averaged and saved as JSON.
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-// curvePoints bounds the points of a curve: more than a screen has columns.
+// curvePoints limits the points of a curve. It is more than the columns of a screen.
 const curvePoints = 1000
 
-// thinned keeps a curve that grows within twice that many.
+// thinned keeps a growing curve below twice curvePoints.
 func thinned(points []Point) []Point {
 	if len(points) < 2*curvePoints {
 		return points

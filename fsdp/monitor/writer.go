@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// A Writer records the rows of a run, on rank 0: see [JSONLines], [CSV] and [TensorBoard]. Its
-// methods are called by the goroutine of the Monitor.
+// A Writer records the rows of a run, on rank 0: see [JSONLines], [CSV] and [TensorBoard]. The
+// Monitor calls its methods on its own goroutine.
 type Writer interface {
-	// Open begins. Rows that an earlier part of the run has written of steps after this one are moved to
-	// earlier-1, earlier-2, … beside the file, since these steps are done again. At step 0 another run
-	// begins: the files of an earlier one are moved there, with a warning.
+	// Open begins at a step. A resumed run repeats the steps after it: their old rows are moved to
+	// earlier-1, earlier-2, … next to the file. Step 0 begins a new run: the files of an earlier
+	// run are moved there, with a warning.
 	Open(step int) error
-	// Write records a row. It may not keep r.
+	// Write records a row. It must not keep r.
 	Write(r *Row) error
-	// Close ends what Open has begun.
+	// Close closes the files of Open.
 	Close() error
 }
 
-// A Row is what is recorded of a step, or of an evaluation after it: then the names begin with
-// "validation/". Rows come in the order of their steps. What the monitor knows itself has names that
+// A Row is the record of a step, or of an evaluation after it, whose names begin with
+// "validation/". Rows come in the order of their steps. The monitor's own numbers have names that
 // begin with "run/":
 //
 //	run/seconds            the run has taken
@@ -41,16 +41,15 @@ type Value struct {
 	Value float64
 }
 
-// A Histogram says how many numbers lie between edges, which ascend: Counts[i] of them in
-// [Edges[i-1], Edges[i]). The first and the last interval have no end, so there is a count more than
-// there are edges.
+// A Histogram has the counts of numbers between ascending edges: Counts[i] numbers in [Edges[i-1],
+// Edges[i]). The first and the last interval are open, so there is one more count than edges.
 type Histogram struct {
 	Name   string    `json:"-"`
 	Edges  []float64 `json:"edges"`
 	Counts []int     `json:"counts"`
 }
 
-// check returns what is wrong with h.
+// check returns an error if h is malformed.
 func (h *Histogram) check() error {
 	if err := legal(h.Name); err != nil {
 		return err
