@@ -9,20 +9,20 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// ignored is nn.IgnoreTarget: a row with this target does not count.
+// ignored is nn.IgnoreTarget: rows with this target do not count.
 const ignored = -1
 
-// Accuracy is the share of rows whose target is among the K classes with the largest logits. Of
-// equal logits that of the lower class comes first. In a row with logits that are not numbers, these
-// come before the target, and a target that has one comes last.
+// Accuracy is the share of rows whose target is among the K classes with the largest logits. If
+// logits are equal, the lower class comes first. In a row with NaN logits, classes with NaN come
+// before the target, and a target with NaN comes last.
 type Accuracy struct {
 	K int // 0 means 1
 	sums
 }
 
-// Add adds rows of logits [..., classes], and the target of each, ints, such as [...]. A target of
-// nn.IgnoreTarget does not count. It returns an error, and adds nothing, if there are more or fewer
-// targets than rows, or if a target is no class.
+// Add adds rows of logits [..., classes] and their targets, ints, such as [...]. A target of
+// nn.IgnoreTarget does not count. Add returns an error, and adds nothing, if there are more or
+// fewer targets than rows, or if a target is not a class.
 func (a *Accuracy) Add(logits, targets tensor.Tensor) error {
 	r, err := newRows(logits, targets)
 	if err != nil {
@@ -64,8 +64,8 @@ type Confusion struct {
 	sums
 }
 
-// Add adds rows of logits [..., Classes], and the target of each, as [Accuracy.Add] does. Where
-// logits of a row are not numbers, it returns an error and adds nothing.
+// Add adds rows of logits [..., Classes] and their targets, as [Accuracy.Add] does. If a row has
+// NaN logits, Add returns an error and adds nothing.
 func (c *Confusion) Add(logits, targets tensor.Tensor) error {
 	s, err := c.sized()
 	if err != nil {
@@ -92,7 +92,7 @@ func (c *Confusion) Add(logits, targets tensor.Tensor) error {
 	return nil
 }
 
-// Count returns how many rows with a target were predicted to be of a class, over all ranks. It
+// Count returns how many rows of class target were predicted as class predicted, over all ranks. It
 // panics if there is no such class.
 func (c *Confusion) Count(target, predicted int) int {
 	if min(target, predicted) < 0 || max(target, predicted) >= c.Classes {
@@ -101,9 +101,9 @@ func (c *Confusion) Count(target, predicted int) int {
 	return int(c.totals(c.Classes * c.Classes)[target*c.Classes+predicted])
 }
 
-// Of returns, for one class, how many rows of those that were predicted to be of it are, and how
-// many of those that are were; and F1 = 2·hits/(rows of it + rows predicted), the harmonic mean of
-// the two. What is 0/0 is NaN.
+// Of returns three numbers for one class: precision, the share of its predictions that are right;
+// recall, the share of its rows that were predicted; and F1 = 2·hits/(rows of it + rows predicted),
+// the harmonic mean of the two. 0/0 is NaN.
 func (c *Confusion) Of(class int) (precision, recall, f1 float64) {
 	is, said := 0, 0
 	for k := range c.Classes {
@@ -113,8 +113,8 @@ func (c *Confusion) Of(class int) (precision, recall, f1 float64) {
 	return hits / float64(said), hits / float64(is), 2 * hits / float64(is+said)
 }
 
-// Value implements [Metric]: the mean of F1 over the classes that are the target or the prediction
-// of a row.
+// Value implements [Metric]. It returns the mean of F1 over the classes that are the target or the
+// prediction of a row.
 func (c *Confusion) Value() float64 {
 	sum, n := 0.0, 0.0
 	for k := range c.Classes {
@@ -134,7 +134,7 @@ func (c *Confusion) sized() (*sums, error) {
 
 func (c *Confusion) what() string { return fmt.Sprintf("confusion of %d", c.Classes) }
 
-// rows are logits and the target of each row. One of the slices is nil.
+// rows has logits and the target of each row. f32 or f64 is nil.
 type rows struct {
 	f32     []float32
 	f64     []float64
@@ -142,7 +142,7 @@ type rows struct {
 	targets []int
 }
 
-// newRows returns the rows, all of whose targets are classes, or ignored.
+// newRows returns the rows. It returns an error if a target is neither a class nor ignored.
 func newRows(logits, targets tensor.Tensor) (*rows, error) {
 	z, err := exec.FromBatch(logits)
 	if err != nil {
@@ -202,7 +202,7 @@ func before[T float32 | float64](row []T, y int) int {
 	return n
 }
 
-// largest returns the class of row i with the largest logit, or -1 if one is not a number.
+// largest returns the class of row i with the largest logit, or -1 if a logit is NaN.
 func (r *rows) largest(i int) int {
 	lo, hi := i*r.classes, (i+1)*r.classes
 	if r.f32 != nil {

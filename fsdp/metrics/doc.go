@@ -1,9 +1,9 @@
 // Package metrics measures a model over all ranks: the mean of a loss, accuracy, perplexity,
 // histograms, confusion.
 //
-// Each rank adds what it has seen. That costs no communication, so ranks may add as often as they
-// like: one that has no batch adds nothing. A [Set] then adds up the sums of all its metrics over the
-// ranks, in one collective:
+// Each rank adds its own results. This needs no communication, so ranks may add as often as they
+// like, and a rank without a batch adds nothing. A [Set] then adds up the sums of all its metrics
+// over the ranks, in one collective:
 //
 //	loss, top5 := &metrics.Mean{}, &metrics.Accuracy{K: 5}
 //	set := metrics.Set{"loss": loss, "top5": top5}
@@ -20,8 +20,8 @@
 //
 // # Formulas
 //
-// With x of weight w, the loss ℓ of n tokens, and rows of logits z with their targets y, over all
-// that any rank has added since the last Reset:
+// For x of weight w, the loss ℓ of n tokens, and rows of logits z with their targets y, over
+// everything that any rank has added since the last Reset:
 //
 //	Mean        Σ w·x / Σ w
 //	Perplexity  exp(Σ n·ℓ / Σ n)
@@ -30,9 +30,9 @@
 //	Histogram   how many x lie in [edge[i-1], edge[i])
 //	Confusion   how many rows with target t have the largest logit at p; precision, recall, F1
 //
-// A mean of the ranks' means would count batches of unequal size unequally; these do not. All have the
-// same bits for any number of ranks. What counts is exact: Accuracy, Histogram and Confusion, up to
-// 2^53 rows. Mean and Perplexity round w·x and the result, and sum exactly, up to 2^29 numbers. What
-// is added may depend on the number of ranks, as the loss of a batch does that they share out: see
-// fsdp.Config.VirtualRanks.
+// A mean of the ranks' means would weigh batches of unequal size wrongly; these metrics do not. All
+// of them have the same bits for any number of ranks. Counts are exact: Accuracy, Histogram and
+// Confusion, up to 2^53 rows. Mean and Perplexity round w·x and the result, and sum exactly, up to
+// 2^29 numbers. The added numbers may depend on the number of ranks, such as the loss of a batch
+// that the ranks share: see fsdp.Config.VirtualRanks.
 package metrics

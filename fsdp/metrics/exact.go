@@ -5,12 +5,13 @@ import (
 	"math/big"
 )
 
-// An exact sum of float64 is kept as whole numbers in words, each in units of 2^24 times those of the
-// word before it (Neal, 2015, arXiv:1505.05571). The words of 2^29 numbers have at most 53 bits, so
-// float64 adds them up exactly, over ranks too, in any order. The last word takes what is not finite.
+// An exact sum of float64 is stored as whole numbers in words. The unit of each word is 2^24 times
+// the unit of the word before it (Neal, 2015, arXiv:1505.05571). The words of 2^29 numbers have at
+// most 53 bits, so float64 adds them exactly, also over ranks, in any order. The last word sums
+// infinities and NaN.
 const (
 	limb   = 24
-	lowest = -1080 // the unit of the first word is 2^lowest: that of the smallest number is 2^-1074
+	lowest = -1080 // the unit of the first word is 2^lowest; the smallest number is 2^-1074
 	limbs  = (1024 - lowest + limb - 1) / limb
 	words  = limbs + 1
 )
@@ -24,7 +25,7 @@ func addExact(s []float64, x float64) {
 	frac, exp := math.Frexp(math.Abs(x))
 	bits, at := uint64(frac*(1<<53)), exp-53-lowest // x is bits·2^at units of the first word
 	if at < 0 {
-		bits, at = bits>>-at, 0 // zeros
+		bits, at = bits>>-at, 0 // drops zeros only
 	}
 	for shift := at % limb; bits != 0; at, shift = at+limb-shift, 0 {
 		part := bits & (1<<(limb-shift) - 1)

@@ -9,7 +9,7 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Histogram counts numbers by the interval that they lie in:
+// Histogram counts numbers by interval:
 //
 //	count   0            1                     …  len(Edges)
 //	x       < Edges[0]   [Edges[0], Edges[1])     >= the last edge
@@ -18,8 +18,8 @@ type Histogram struct {
 	sums
 }
 
-// Add adds numbers. Those that are NaN are counted apart. It returns an error, and adds nothing, if
-// Edges is not as it should be.
+// Add adds numbers. NaN is counted separately. Add returns an error, and adds nothing, if Edges is
+// invalid.
 func (h *Histogram) Add(numbers ...float64) error {
 	s, err := h.sized()
 	if err != nil {
@@ -51,7 +51,7 @@ func (h *Histogram) count(s *sums, x float64) {
 	s.local[i]++
 }
 
-// Counts returns how many numbers lie in each interval, over all ranks: one more than there are
+// Counts returns the number of values in each interval, over all ranks: one more than there are
 // edges.
 func (h *Histogram) Counts() []int {
 	n := len(h.Edges)
@@ -62,14 +62,15 @@ func (h *Histogram) Counts() []int {
 	return counts
 }
 
-// NaNs returns how many numbers are none, over all ranks.
+// NaNs returns the number of NaN values, over all ranks.
 func (h *Histogram) NaNs() int {
 	n := len(h.Edges)
 	return int(h.totals(n + 2)[n+1])
 }
 
-// Quantile returns the number that a share q of all numbers, of [0, 1], lies below, as if those of
-// an interval were spread over it evenly. Below the first edge and above the last it is that edge.
+// Quantile returns the number below which a share q of all numbers lies, for q in [0, 1]. It treats
+// the numbers of an interval as evenly spread. Below the first edge and above the last it returns
+// that edge.
 func (h *Histogram) Quantile(q float64) float64 {
 	counts, all := h.Counts(), 0
 	for _, c := range counts {
@@ -96,14 +97,14 @@ func (h *Histogram) Quantile(q float64) float64 {
 	return h.Edges[len(h.Edges)-1]
 }
 
-// Value implements [Metric]: the median, as Quantile has it.
+// Value implements [Metric]. It returns the median, as Quantile does.
 func (h *Histogram) Value() float64 { return h.Quantile(0.5) }
 
 func (h *Histogram) sized() (*sums, error) {
 	if len(h.Edges) == 0 {
 		return nil, errors.New("field Edges is empty")
 	}
-	if h.local != nil { // they were as they should be
+	if h.local != nil { // they were checked before
 		return h.of(len(h.Edges) + 2)
 	}
 	for i, e := range h.Edges {

@@ -9,13 +9,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// Mean is a weighted mean: of losses by their number of tokens, say. Its sums are exact, so it has the
-// same bits however many ranks share out what is added.
+// Mean is a weighted mean, for example of losses by their number of tokens. Its sums are exact, so
+// it has the same bits on any number of ranks that share the numbers.
 type Mean struct{ sums }
 
 // Add adds x with a weight, such as the number of tokens that x is a mean over. A weight of 0 adds
-// nothing, whatever x is. It returns an error, and adds nothing, if the weight is negative or not
-// finite.
+// nothing, even if x is NaN. Add returns an error, and adds nothing, if the weight is negative or
+// not finite.
 func (m *Mean) Add(x, weight float64) error {
 	if !(weight >= 0) || math.IsInf(weight, 0) {
 		return fmt.Errorf("metrics: the weight is %v: must be finite and not negative", weight)
@@ -52,7 +52,7 @@ func (p *Perplexity) Value() float64 { return math.Exp(p.Mean.Value()) }
 
 func (p *Perplexity) what() string { return "perplexity" }
 
-// each calls f with the numbers of a tensor, until it fails.
+// each calls f with each number of a tensor, until f fails.
 func each(x tensor.Tensor, f func(x float64) error) error {
 	v, err := exec.FromBatch(x)
 	if err != nil {

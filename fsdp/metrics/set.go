@@ -10,24 +10,24 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// A Metric is one of this package: its fields say what it measures, and are the same on every rank.
-// The zero value of the rest has seen nothing. It is for one goroutine at a time.
+// A Metric is one of the metrics of this package. Its fields configure it and must be the same on
+// every rank. Everything else is zero in a new metric. One goroutine at a time may use it.
 type Metric interface {
-	// Value returns the result over all ranks, as of the last Reduce; NaN if there was none, or if
-	// nothing had been added.
+	// Value returns the result over all ranks, as of the last Reduce. It is NaN before the first
+	// Reduce, or if nothing had been added.
 	Value() float64
-	// Reset forgets what this rank has added. The results of the last Reduce stay.
+	// Reset forgets the additions of this rank. The results of the last Reduce stay.
 	Reset()
-	// sized returns the sums, as many as on every rank.
+	// sized returns the sums, the same number on every rank.
 	sized() (*sums, error)
-	// what describes the metric: ranks compare it.
+	// what describes the metric. Ranks compare the descriptions.
 	what() string
 }
 
-// sums are what a metric adds up, and the totals of the last Reduce.
+// sums has the sums of a metric, and the totals of the last Reduce.
 type sums struct{ local, total []float64 }
 
-// Reset forgets what this rank has added. The results of the last Reduce stay.
+// Reset forgets the additions of this rank. The results of the last Reduce stay.
 func (s *sums) Reset() { clear(s.local) }
 
 // of returns s with room for n sums.
@@ -49,16 +49,17 @@ func (s *sums) totals(n int) []float64 {
 	return s.total
 }
 
-// A Set is metrics by name.
+// A Set is a set of metrics by name.
 type Set map[string]Metric
 
-// Reduce adds up what all ranks have added since the last Reset, and returns the values by name, on
-// every rank; the metrics have the rest, such as the counts of a [Histogram]. It is a collective of
-// g, the group of the model, in which the model must not be in the middle of a call; nil is for one
-// process. Ranks whose sets have other names, or metrics with other fields, get a
-// [comm.MismatchError]. So do the others of a rank whose set is of no use, such as one with a field
-// that has changed since the first Add; that rank returns why. What ranks have added stays: a Reduce in the middle of an epoch is of all
-// that has been added since its beginning.
+// Reduce sums the additions of all ranks since the last Reset, and returns the values by name, on
+// every rank. The metrics have the rest, such as the counts of a [Histogram]. Reduce is a
+// collective of g, the group of the model, and must not run during a call of the model; g is nil
+// for one process. Ranks whose sets have other names, or metrics with other fields, get a
+// [comm.MismatchError]. If the set of one rank is invalid, for example because a field has changed
+// since the first Add, this rank returns the reason, and the others get a [comm.MismatchError]. The
+// additions stay: a Reduce in the middle of an epoch covers all additions since the beginning of
+// the epoch.
 func (s Set) Reduce(ctx context.Context, g comm.Group) (map[string]float64, error) {
 	names := slices.Sorted(maps.Keys(s))
 	each, all, label, refused := s.sums(names)
@@ -83,7 +84,7 @@ func (s Set) Reduce(ctx context.Context, g comm.Group) (map[string]float64, erro
 	return values, nil
 }
 
-// sums returns those of each name, all of them in a row, and what ranks compare.
+// sums returns the sums of each metric, all sums in a row, and the label that ranks compare.
 func (s Set) sums(names []string) (each []*sums, all []float64, label string, err error) {
 	label = "metrics"
 	for _, name := range names {
@@ -101,7 +102,7 @@ func (s Set) sums(names []string) (each []*sums, all []float64, label string, er
 	return each, all, label, nil
 }
 
-// Reset forgets what this rank has added to any metric. The results of the last Reduce stay.
+// Reset forgets all additions of this rank to any metric. The results of the last Reduce stay.
 func (s Set) Reset() {
 	for _, m := range s {
 		m.Reset()
