@@ -12,38 +12,39 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// A Comparison is a training pass of a rank, the mean of those since the last Reset, beside the same
-// as it was predicted for a cluster.
+// A Comparison is a training pass of a rank, the mean of the passes since the last Reset, next to
+// its prediction for a cluster.
 type Comparison struct {
 	Cluster   string
 	Passes    int
-	Pass      Pair    // seconds of its operations
-	Calls     Pair    // of these, of calls
-	Waits     Pair    // and of waiting for collectives
-	Between   float64 // seconds a pass between operations, measured
-	Optimizer float64 // predicted seconds of an update, which is a part of that
-	Memory    Pair    // most bytes, without what a call needs while it runs
+	Pass      Pair    // seconds of the operations in a pass
+	Calls     Pair    // part of Pass: calls
+	Waits     Pair    // part of Pass: waits for collectives
+	Between   float64 // measured seconds between operations, per pass
+	Optimizer float64 // predicted seconds of an update, which is part of Between
+	Memory    Pair    // peak bytes, without the scratch of calls
 	Ops       []Deviation
 }
 
-// A Pair is what was predicted, and what was measured.
+// A Pair is a prediction and a measurement.
 type Pair struct{ Predicted, Measured float64 }
 
-// A Deviation is an operation with its seconds. A Comparison has those first that are furthest off.
+// A Deviation is an operation with its seconds. A Comparison has the largest deviations first.
 type Deviation struct {
 	Op    string
 	Index int // in plan.Pass.Ops
 	Pair
 }
 
-// off returns how far the prediction is off.
+// off returns the absolute error of the prediction.
 func (p Pair) off() float64 { return math.Abs(p.Measured - p.Predicted) }
 
 func (p *Pair) add(q Pair) { p.Predicted, p.Measured = p.Predicted+q.Predicted, p.Measured+q.Measured }
 
-// Beside compares the passes of this rank with the plan of one, Plan.Pass of package fsdp for the same
-// batch, on a cluster. The plan is made once the optimizer is, or memory lacks its state. Operations
-// that have not run are an error: the plan is of other settings, or a pass begins inside NoSync.
+// Beside compares the passes of this rank with a planned pass, Plan.Pass of package fsdp for the
+// same batch, on a cluster. Make the plan after the optimizer, as otherwise its memory lacks the
+// optimizer's state. Beside returns an error if an operation of the plan has not run: the plan is
+// of other settings, or a pass begins inside NoSync.
 func (p *Profile) Beside(pass *plan.Pass, c *plan.Cluster) (*Comparison, error) {
 	t := p.Totals()
 	if t.Passes == 0 {
@@ -88,13 +89,13 @@ func (p *Profile) Beside(pass *plan.Pass, c *plan.Cluster) (*Comparison, error) 
 	return b, nil
 }
 
-// errNoPass is why there is nothing to say yet.
+// errNoPass is the error before the first counted pass.
 var errNoPass = errors.New("profile: no pass has been counted: the first one of a model never is, nor are evaluations")
 
-// mostOff is how many operations a Comparison writes.
+// mostOff is the number of operations that String lists.
 const mostOff = 3
 
-// String writes time, memory and the operations that are furthest off.
+// String returns time, memory and the operations with the largest deviations.
 func (b *Comparison) String() string {
 	var w strings.Builder
 	say := func(format string, args ...any) {
@@ -111,7 +112,7 @@ func (b *Comparison) String() string {
 	return strings.TrimRight(w.String(), "\n")
 }
 
-// text writes what was predicted, and how much more was measured.
+// text returns the prediction and the relative deviation of the measurement.
 func (p Pair) text() string {
 	if p.Predicted <= 0 {
 		return seconds(p.Predicted)

@@ -1,5 +1,5 @@
-// Package profile says where the time of a training goes while it runs: which rank, or which link, the
-// others wait for, and what takes longer or holds more than was predicted.
+// Package profile measures where the time of a training goes while it runs: which rank or link the
+// other ranks wait for, and which operations take more time or memory than predicted.
 //
 //	prof := profile.New()
 //	m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Profile: prof, …})
@@ -11,21 +11,21 @@
 //	b, err := prof.Beside(plan.Pass, cluster) // this rank's passes beside predicted ones
 //	fmt.Println(b)
 //
-// Package monitor shows both every so often, and "fsdprun -stragglers" prints the first one in the
-// end, without a change of the program.
+// Package monitor shows both at intervals, and "fsdprun -stragglers" prints the report at the end,
+// without a change of the program.
 //
-// # What is counted
+// # Counts
 //
-// For each operation of a training pass: how often it ran, how long that took in all, and when it
-// began. That is a few numbers an operation however long the training is. It takes two looks at the
-// clock and no allocation each time: some microseconds a step. The first pass is left out: it fills
-// caches. Evaluations are left out, and count as time between operations.
+// For each operation of a training pass: the number of runs, their total time, and when they began.
+// This is a few numbers per operation, however long the training is. Each run takes two clock
+// readings and no allocation: some microseconds a step. The first pass is left out, as it fills
+// caches. Evaluations are left out, too. They count as time between operations.
 //
 // # How a slow rank and a slow link differ
 //
-// Before each forward and each backward all ranks agree to run it, and none goes on before the last
-// has come. So the end of that exchange is the same moment for all, and what follows is timed from
-// there on every rank: no clocks have to be compared. A rank that waits for a collective waits first
+// Before each forward and each backward all ranks agree to run it, and no rank continues before the
+// last has arrived. So the end of that exchange is the same moment for all ranks, and every rank
+// measures time from there. No clocks are compared. A rank that waits for a collective first waits
 // for the last of its ranks to issue it, and then for bytes:
 //
 //	rank 0   agree ▏gather b│ forward a      │ wait b ░░░░░░░▒▒▒▒│ forward b
@@ -33,22 +33,24 @@
 //	rank 2   agree ▏ forward before           │gather b│ wait ▒▒▒│ forward b
 //	                                          ░ held by rank 2     ▒ transfer
 //
-// The report adds up who has held whom. The rank that the others wait for most is slow for the
-// reason in which it exceeds the others most: calls, transfers, or what is between operations, such
-// as batches and optimizers. Where ranks are even, what all wait for is transfers: slow links. Ranks
-// of several groups of one's own (Config.GroupOf), and inside JoinCalls, are not told apart as well.
+// The report sums these waits by the rank that causes them. The rank that the others wait for most
+// is slow because of the part in which it exceeds the others most: calls, transfers, or the time
+// between operations, such as batches and optimizers. If the ranks are even, all wait for
+// transfers: slow links. The causes are less certain for ranks of several own groups
+// (Config.GroupOf), and inside JoinCalls.
 //
-// # Predicted beside real
+// # Predicted and real passes
 //
-// A comparison pairs each operation with the same one as a plan plays it on a cluster, names those that
-// are furthest off, and compares the most memory that was held. [Profile.AddTrace] puts the predicted
-// pass where the last real one begins in the traces of Config.TraceDir:
+// A comparison pairs each operation with the same one in a plan that is played on a cluster. It
+// names the operations with the largest deviations, and compares the peak memory.
+// [Profile.AddTrace] adds the predicted pass to the traces of Config.TraceDir, at the beginning of
+// the last real one:
 //
 //	rank 0                       calls    ▏forward blocks.0▕ ▏forward blocks.1▕
 //	rank 0, predicted for h100   compute  ▏forward blocks.0▕▏forward blocks.1▕
 //
 // # On a GPU
 //
-// As with Config.Trace the host waits for each call there: calls take a little longer, and the
-// comparison shows it. Collectives go on meanwhile.
+// As with Config.Trace, the host waits for each call on a GPU: calls take a little longer, and the
+// comparison shows it. Collectives continue meanwhile.
 package profile

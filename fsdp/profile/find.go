@@ -6,59 +6,60 @@ import (
 	"slices"
 )
 
-// A Report says which rank holds the others up, and why.
+// A Report names the rank that holds the others up, and the reason.
 type Report struct {
 	Ranks  []Rank // in the order of their numbers
-	Passes int    // that each has run, at least
-	Hosts  []Host // on which ranks share cores, or leave some idle
+	Passes int    // number that each rank has run, at least
+	Hosts  []Host // hosts on which ranks share cores, or leave some idle
 
-	// Culprits are the ranks that the others wait for: one, or all of a host; none if ranks are even.
+	// Culprits are the ranks that the others wait for: one, or all of a host; none if ranks are
+	// even.
 	Culprits []int
-	Host     string // theirs, if they are all of it
+	Host     string // host of the culprits, if they are all its ranks
 	Cause    Cause
-	Share    float64 // of the others' time in which they wait for the culprits
-	// What the culprits exceed the others in: of ThisCall and EveryCall the call that is slowest against
-	// theirs, of SlowLink the operation that waits. It takes them Seconds each time, and the median of
-	// the others Median.
+	Share    float64 // share of the others' time that they wait for the culprits
+	// Op is the operation in which the culprits exceed the others: for ThisCall and EveryCall the
+	// call with the largest excess, for SlowLink the operation that waits. It takes them Seconds
+	// each time, and Median is the median of the others.
 	Op              string
 	Seconds, Median float64
 
-	// Transfers is the share of time in which ranks wait for bytes and not for a rank, and Slowest the
-	// operation that does so longest.
+	// Transfers is the share of time in which ranks wait for bytes and not for a rank, and Slowest
+	// the operation with the longest such wait.
 	Transfers float64
 	Slowest   string
 }
 
-// A Rank is where its time goes, in seconds a pass.
+// A Rank is the time of a rank, in seconds a pass.
 type Rank struct {
 	Rank      int
 	Host      string
 	Total     float64
 	Calls     float64 // computing
-	Held      float64 // waiting for ranks that come later
+	Held      float64 // waiting for ranks that arrive later
 	Transfers float64 // waiting for bytes
 	Between   float64 // all else: batches, optimizers, other code
-	Late      float64 // that the others together wait for this one
+	Late      float64 // time that the other ranks together wait for this one
 }
 
 // A Host counts the ranks and cores of one host.
 type Host struct {
 	Name    string
 	Ranks   int
-	Threads int // of these ranks together, each of which keeps a core busy
-	Cores   int // of the host that these ranks may use
+	Threads int // threads of these ranks together; each keeps a core busy
+	Cores   int // cores of the host that these ranks may use
 }
 
-// Cause is why a rank is slow.
+// Cause is the reason why a rank is slow.
 type Cause uint8
 
 // The causes.
 const (
-	Even      Cause = iota // no rank is
-	ThisCall               // one call, the others are not
-	EveryCall              // all calls alike: the processor is
-	SlowLink               // its transfers, not its calls
-	Elsewhere              // neither: what it does between operations
+	Even      Cause = iota // no rank is slow
+	ThisCall               // one call is slow, the others are not
+	EveryCall              // all calls are equally slow: a slow processor
+	SlowLink               // its transfers are slow, its calls are not
+	Elsewhere              // neither: the time between operations
 )
 
 // String names the cause.
@@ -70,9 +71,9 @@ func (c Cause) String() string {
 	return "unknown cause"
 }
 
-// A rank is a culprit if the others wait for it that share of their time and so many seconds a pass,
-// and twice as long as for any other, and if half of that is what it exceeds them in. What is less
-// changes from pass to pass.
+// A rank is a culprit if the others wait for it at least muchHeld of their time and longHeld
+// seconds a pass, and twice as long as for any other rank, and if its excess over them is at least
+// half of that. Smaller values change from pass to pass.
 const (
 	muchHeld = 0.05
 	longHeld = 100e-6
@@ -109,17 +110,17 @@ func Find(all []*Totals) (*Report, error) {
 	return f.r, nil
 }
 
-// A finder makes a report.
+// A finder builds a report.
 type finder struct {
 	all       []*Totals
 	r         *Report
 	at        map[key]int
-	late      [][]float64 // by waiting rank and the rank that it waits for: seconds a pass
-	transfers [][]float64 // by rank and operation: likewise, for bytes
+	late      [][]float64 // seconds a pass by waiting rank and the rank that it waits for
+	transfers [][]float64 // seconds a pass by rank and operation, waiting for bytes
 }
 
-// hosts lists the hosts whose ranks compute on more cores, or fewer, than there are. Ranks that do not
-// say how many are not counted.
+// hosts lists the hosts whose ranks compute on more or fewer cores than there are. Ranks that do
+// not report both numbers are not counted.
 func (f *finder) hosts() {
 	for _, t := range f.all {
 		if t.Threads == 0 || t.Cores == 0 {
@@ -136,7 +137,7 @@ func (f *finder) hosts() {
 	f.r.Hosts = slices.DeleteFunc(f.r.Hosts, func(h Host) bool { return h.Threads == h.Cores })
 }
 
-// divide divides the time of a rank.
+// divide divides the time of a rank into its parts.
 func (f *finder) divide(r int) {
 	t, rank := f.all[r], &f.r.Ranks[r]
 	passes := float64(t.Passes)
@@ -161,14 +162,15 @@ func (f *finder) divide(r int) {
 	rank.Between = max(0, rank.Total-rank.Calls-rank.Held-rank.Transfers)
 }
 
-// begin returns when an operation begins on a rank, on average, after the ranks agreed.
+// begin returns the average time after the ranks' agreement at which an operation begins on a rank.
 func (f *finder) begin(r, i int) float64 {
 	o := &f.all[r].Ops[i]
 	return o.Begin.Seconds() / float64(max(1, o.Count))
 }
 
-// issued returns when the last rank issues what an operation of rank r waits for, and which one that
-// is. What was issued before the ranks agreed on a backward, all had issued by then.
+// issued returns when the last rank issues the collective that an operation of rank r waits for,
+// and that rank. Collectives issued before the ranks agreed on a backward had been issued by all of
+// them.
 func (f *finder) issued(r, i int) (last float64, by int) {
 	o := &f.all[r].Ops[i]
 	issue, ended, strided := i, false, false
@@ -185,7 +187,7 @@ func (f *finder) issued(r, i int) (last float64, by int) {
 	case "sync":
 		find("reduce")
 	case "drain":
-		if ended = find("sync"); ended { // which issues the sum over the replicas at its end
+		if ended = find("sync"); ended { // sync issues the sum over the replicas at its end
 			strided = true
 		} else {
 			find("reduce")
@@ -210,9 +212,9 @@ func (f *finder) issued(r, i int) (last float64, by int) {
 	return last, by
 }
 
-// peers tells whether two ranks take part in the same collectives of a group that is cut over so many
-// ranks: those that follow each other share the shards, and those that have the same place among them
-// are replicas.
+// peers reports whether two ranks take part in the same collectives of a group that is cut over
+// shards ranks. Consecutive ranks share the shards, and ranks with the same place among them are
+// replicas.
 func peers(a, b, shards int, strided bool) bool {
 	switch {
 	case shards <= 1:
@@ -224,8 +226,8 @@ func peers(a, b, shards int, strided bool) bool {
 	}
 }
 
-// accuse finds the culprits: the rank that the others wait for most, or all ranks of its host, if they
-// are as slow as it is.
+// accuse finds the culprits: the rank that the others wait for most, or all ranks of its host, if
+// they are about as slow.
 func (f *finder) accuse() {
 	ranks := f.r.Ranks
 	worst := 0
@@ -294,8 +296,8 @@ func (f *finder) without(list []int) (rest []int) {
 	return rest
 }
 
-// cause returns what ranks exceed the median of the rest in most, and by how much. Of calls it does
-// not say yet whether one is slow, or all are.
+// cause returns the part in which ranks exceed the median of the rest most, and the excess. For
+// calls it does not decide yet whether one is slow, or all are.
 func (f *finder) cause(accused, rest []int) (c Cause, excess float64) {
 	excess = math.Inf(-1)
 	for _, by := range []struct {
@@ -314,7 +316,7 @@ func (f *finder) cause(accused, rest []int) (c Cause, excess float64) {
 	return c, excess
 }
 
-// calls names the call that is slowest against the others, and tells whether it is the only one.
+// calls finds the call with the largest excess over the others, and whether only this call is slow.
 func (f *finder) calls(accused, rest []int) {
 	type call struct {
 		op           *Op
@@ -339,7 +341,7 @@ func (f *finder) calls(accused, rest []int) {
 	}
 	c := list[worst]
 	f.r.Op, f.r.Seconds, f.r.Median = c.op.text(), c.mine, c.theirs
-	for _, o := range list { // a call that is slow is so forward and backward
+	for _, o := range list { // a slow call is slow in forward and backward
 		if o.op.Name == c.op.Name {
 			mine, theirs = mine-o.mine, theirs-o.theirs
 		}
@@ -349,7 +351,7 @@ func (f *finder) calls(accused, rest []int) {
 	}
 }
 
-// link names the operation that waits for bytes longest against the others.
+// link returns the operation whose wait for bytes exceeds the others' most.
 func (f *finder) link(accused, rest []int) (name string, mine, theirs float64) {
 	for i := range f.all[0].Ops {
 		of := func(r int) float64 { return f.transfers[r][i] }
@@ -360,7 +362,7 @@ func (f *finder) link(accused, rest []int) (name string, mine, theirs float64) {
 	return name, mine, theirs
 }
 
-// links says how long all wait for bytes, and for which most.
+// links sets how long all ranks wait for bytes, and the operation with the longest wait.
 func (f *finder) links() {
 	var waited, total, most float64
 	for i := range f.r.Ranks {
@@ -381,7 +383,7 @@ func (f *finder) links() {
 	}
 }
 
-// median returns the middle of what ranks have, 0 of none.
+// median returns the median of the ranks' values, or 0 without ranks.
 func median(ranks []int, of func(r int) float64) float64 {
 	var list []float64
 	for _, r := range ranks {

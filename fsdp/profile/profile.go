@@ -10,29 +10,29 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// A Profile counts what the operations of one rank's model take: Config.Profile of package fsdp. Its
-// methods may be called by any goroutine.
+// A Profile measures the operations of one rank's model: Config.Profile of package fsdp. Any
+// goroutine may call its methods.
 type Profile struct {
 	mu     sync.Mutex
 	to     Target
 	totals Totals
-	used   []int // by operation: the pass in which it ran last
+	used   []int // by operation: the last pass in which it ran
 	index  map[key]int
-	next   int // operation that will come, most likely
+	next   int // operation that probably comes next
 
 	pass    int // the last one
 	first   int // the first one, which is left out
-	newest  int // that is counted: others may run between its forward and its backward
+	newest  int // latest pass that is counted: others may run between its forward and its backward
 	half    bool
-	origin  time.Time // the ranks agreed
-	agreed  bool      // since the last operation
-	started time.Time // the last training pass
-	from    time.Time // what is counted begins: the first pass or another is over
-	saved   time.Time // the totals were written
-	failure error     // of that
+	origin  time.Time // when the ranks agreed
+	agreed  bool      // the ranks have agreed since the last operation
+	started time.Time // when the last training pass began
+	from    time.Time // when counting began: the end of the first pass, or of the counts before the last Reset
+	saved   time.Time // when the totals were written
+	failure error     // error of writing the totals
 }
 
-// A key finds an operation of a pass.
+// A key identifies an operation of a pass.
 type key struct {
 	kind, name string
 	nth        int
@@ -41,20 +41,20 @@ type key struct {
 // New returns a profile for one model.
 func New() *Profile { return &Profile{index: make(map[key]int)} }
 
-// A Target is the model that is profiled, as package fsdp sees it.
+// A Target is the profiled model, as package fsdp sees it.
 type Target struct {
 	Group comm.Group
 	Host  string
-	// Threads is the number of cores that this rank computes on, and Cores the number that the ranks of
-	// its host may use together. 0 means unknown, or that a device computes.
+	// Threads is the number of cores that this rank computes on, and Cores the number that the
+	// ranks of its host may use together. 0 means unknown, or a device that computes.
 	Threads, Cores int
-	Model          int    // its number, the same on all ranks
-	Path           string // a file to keep the totals in, or ""
-	Trace          string // a file for a predicted pass beside the trace of the real ones, or ""
-	Number         uint32 // of that file among those of the trace
+	Model          int    // number of the model, the same on all ranks
+	Path           string // file for the totals, or ""
+	Trace          string // file for a predicted pass next to the trace of the real ones, or ""
+	Number         uint32 // number of that file among the files of the trace
 }
 
-// Attach gives the profile its model. It is for package fsdp, which does so in Wrap.
+// Attach sets the model of the profile. Only package fsdp uses it, in Wrap.
 func (p *Profile) Attach(to Target) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,10 +66,10 @@ func (p *Profile) Attach(to Target) error {
 	return nil
 }
 
-// An Operation is one of a pass that is over now.
+// An Operation is a completed operation of a pass.
 type Operation struct {
 	Pass         int
-	Kind, Name   string // of a plan.Op, and of its group or call
+	Kind, Name   string // of a plan.Op and of its group or call
 	Shards       int    // ranks that its group is cut over
 	Begin        time.Time
 	Took         time.Duration
@@ -77,7 +77,7 @@ type Operation struct {
 	Absent, Eval bool
 }
 
-// Record counts an operation. It is for package fsdp. A nil profile counts nothing.
+// Record counts an operation. Only package fsdp uses it. A nil profile counts nothing.
 func (p *Profile) Record(o Operation) {
 	if p == nil {
 		return
@@ -106,7 +106,7 @@ func (p *Profile) Record(o Operation) {
 	p.count(&o)
 }
 
-// Now returns the time, for Agreed, or nothing of a nil profile.
+// Now returns the time, for Agreed, or the zero time for a nil profile.
 func (p *Profile) Now() (t time.Time) {
 	if p != nil {
 		t = time.Now()
@@ -114,8 +114,8 @@ func (p *Profile) Now() (t time.Time) {
 	return t
 }
 
-// Agreed counts the exchange before a collective method: the operations of all ranks are timed from
-// its end on. It is for package fsdp. A nil profile counts nothing.
+// Agreed counts the exchange before a collective method. The operations of all ranks are timed from
+// its end. Only package fsdp uses it. A nil profile counts nothing.
 func (p *Profile) Agreed(call string, begin, end time.Time) {
 	if p == nil {
 		return
@@ -145,8 +145,8 @@ func (p *Profile) count(o *Operation) {
 	}
 }
 
-// find returns the totals of an operation that has not run in this pass. Passes are alike, so it is
-// the next one but for the first time.
+// find returns the totals of an operation that has not run in this pass. Passes are alike, so
+// except for the first time it is the next one.
 func (p *Profile) find(o *Operation) *Op {
 	is := func(i int) bool {
 		t := &p.totals.Ops[i]
@@ -160,7 +160,7 @@ func (p *Profile) find(o *Operation) *Op {
 	return &p.totals.Ops[i]
 }
 
-// search is find by name.
+// search finds an operation by name, and adds it if it is new.
 func (p *Profile) search(o *Operation) int {
 	for nth := 0; ; nth++ {
 		k := key{o.Kind, o.Name, nth}
@@ -178,11 +178,11 @@ func (p *Profile) search(o *Operation) int {
 	}
 }
 
-// free tells whether an operation is of this half of a pass, and has not run in it.
+// free reports whether an operation belongs to this half of a pass and has not run in it.
 func (p *Profile) free(i int) bool { return p.used[i] != p.pass && p.totals.Ops[i].Backward == p.half }
 
-// Reset makes the counts begin anew. "fsdprun -stragglers" compares those since the last Reset that a
-// pass has followed.
+// Reset restarts the counts. "fsdprun -stragglers" compares the counts since the last Reset that a
+// pass followed.
 func (p *Profile) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,11 +204,12 @@ func (p *Profile) Totals() *Totals {
 	return p.totals.clone()
 }
 
-// saveEvery is how often totals are written while a training runs.
+// saveEvery is the interval between writes of the totals while a training runs.
 const saveEvery = 10 * time.Second
 
-// Close writes the totals to the file of the target, if it has one and a pass was counted. It returns
-// the first error of writing it, now or before. It is for package fsdp. A nil profile writes nothing.
+// Close writes the totals to the file of the target, if it has one and a pass was counted. It
+// returns the first error of writing them, now or earlier. Only package fsdp uses it. A nil profile
+// writes nothing.
 func (p *Profile) Close() error {
 	if p == nil {
 		return nil
@@ -221,7 +222,7 @@ func (p *Profile) Close() error {
 	return p.failure
 }
 
-// save writes the totals. Whoever is killed meanwhile leaves the last ones.
+// save writes the totals. If the process is killed meanwhile, the previous totals remain.
 func (p *Profile) save() error {
 	if p.totals.Passes == 0 {
 		return nil

@@ -9,19 +9,20 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// columns is how wide reports are at most: 80 with what fsdprun puts before a line.
+// columns is the largest width of reports: 80 with fsdprun's prefix of each line.
 const columns = 70
 
-// mostRows is how many ranks the table of a report has: those that the others wait for most.
+// mostRows is the number of ranks in the table of a report: the ranks that the others wait for
+// most.
 const mostRows = 16
 
-// mostHosts is how many hosts are described.
+// mostHosts is the number of hosts that are described.
 const mostHosts = 4
 
-// fewPasses are those in which a single one may decide.
+// fewPasses is the number of passes below which a single one may decide.
 const fewPasses = 10
 
-// String says who the culprit is and why, and has a row for each rank.
+// String names the culprit and the reason, and has a row for each rank.
 func (r *Report) String() string {
 	var b strings.Builder
 	say := func(format string, args ...any) {
@@ -51,7 +52,7 @@ func (r *Report) String() string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// text says how a host's ranks, of so many in all, share its cores.
+// text describes how the ranks of a host, of all ranks in total, share its cores.
 func (h *Host) text(all int) string {
 	who, of := counted(h.Ranks, "rank"), ""
 	if h.Ranks < all {
@@ -67,7 +68,7 @@ func (h *Host) text(all int) string {
 	return fmt.Sprintf("%s: %d of %s%s in use. More ranks (fsdprun -n) or Config.Threads use the others.", who, h.Threads, counted(h.Cores, "core"), of)
 }
 
-// counted returns a number of things.
+// counted returns a number and a noun, in the plural if needed.
 func counted(n int, what string) string {
 	if n != 1 {
 		what += "s"
@@ -75,7 +76,7 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// who names the culprits, as those who hold.
+// who names the culprits as the subject of "holds".
 func (r *Report) who() string {
 	if r.Host != "" {
 		return fmt.Sprintf("Host %s, %s, holds", r.Host, text.Numbered("rank", r.Culprits))
@@ -89,7 +90,7 @@ func (r *Report) who() string {
 	return strings.ToUpper(who[:1]) + who[1:] + " holds"
 }
 
-// why says in what the culprits differ from the others.
+// why explains how the culprits differ from the others.
 func (r *Report) why() string {
 	switch r.Cause {
 	case ThisCall:
@@ -109,7 +110,7 @@ func (r *Report) why() string {
 	}
 }
 
-// medians returns those of the culprits and of the others.
+// medians returns the median of the culprits and the median of the others.
 func (r *Report) medians(of func(*Rank) float64) (mine, theirs float64) {
 	var a, b []int
 	for i := range r.Ranks {

@@ -13,45 +13,45 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// Totals are what the operations of a rank have taken. Their JSON is what "fsdprun -stragglers" reads.
+// Totals are the measured operations of a rank. "fsdprun -stragglers" reads their JSON.
 type Totals struct {
 	Rank, Size int
 	Host       string
 	Threads    int           // cores that the rank computes on
-	Cores      int           // that the ranks of its host may use
-	Model      int           // its number
-	Passes     int           // of training
+	Cores      int           // cores that the ranks of its host may use
+	Model      int           // number of the model
+	Passes     int           // training passes
 	Took       time.Duration // from the beginning of the first operation to the end of the last
-	Ops        []Op          // in the order in which they came first
+	Ops        []Op          // in the order in which they first ran
 }
 
-// An Op is an operation of a pass, and what it has taken in all.
+// An Op is an operation of a pass, with its totals.
 type Op struct {
-	Kind     string // that of a plan.Op, or "agree": what ranks exchange before a method
+	Kind     string // kind of a plan.Op, or "agree": the exchange before a method
 	Name     string // of the group, call or method
-	Nth      int    // of those of this name in a pass
+	Nth      int    // index among those with this name in a pass
 	Shards   int    `json:",omitempty"` // ranks that the group is cut over
 	Backward bool   `json:",omitempty"`
 
 	Count  int
-	Absent int           `json:",omitempty"` // of these, without a batch
+	Absent int           `json:",omitempty"` // number of runs without a batch
 	Begin  time.Duration // after the ranks agreed
 	Took   time.Duration
-	Live   int // most bytes
+	Live   int // peak bytes
 }
 
 // agree is the kind of the exchange before a method.
 const agree = "agree"
 
-// computes tells whether it is a call.
+// computes reports whether it is a call.
 func (o *Op) computes() bool { return o.Kind == "forward" || o.Kind == "backward" }
 
-// waits tells whether it waits for other ranks.
+// waits reports whether it waits for other ranks.
 func (o *Op) waits() bool {
 	return o.Kind == agree || o.Kind == "wait" || o.Kind == "sync" || o.Kind == "drain"
 }
 
-// each returns how long it takes each time that it does something, in seconds.
+// each returns the seconds of each run with a batch.
 func (o *Op) each() float64 {
 	return o.Took.Seconds() / float64(max(1, o.Count-o.Absent))
 }
@@ -65,7 +65,7 @@ func (t *Totals) clone() *Totals {
 	return &c
 }
 
-// hash returns a hash of which operations there are.
+// hash returns a hash of the names of the operations.
 func (t *Totals) hash() int64 {
 	h := fnv.New64a()
 	for _, o := range t.Ops {
@@ -74,14 +74,15 @@ func (t *Totals) hash() int64 {
 	return int64(h.Sum64())
 }
 
-// Words of a rank: passes, time, threads, cores and the name of its host, and then four for each operation.
+// The words of a rank: passes, time, threads, cores and the name of its host, and then four for
+// each operation.
 const (
 	hostWords = 8
 	headWords = 4 + hostWords
 	opWords   = 4
 )
 
-// words returns what the other ranks do not know of t.
+// words returns the data of t that the other ranks do not have.
 func (t *Totals) words() []int64 {
 	w := make([]int64, headWords, headWords+opWords*len(t.Ops))
 	w[0], w[1], w[2], w[3] = int64(t.Passes), int64(t.Took), int64(t.Threads), int64(t.Cores)
@@ -94,7 +95,7 @@ func (t *Totals) words() []int64 {
 	return w
 }
 
-// of returns the totals of another rank, of these words.
+// of returns the totals of another rank from its words.
 func (t *Totals) of(rank int, w []int64) *Totals {
 	c := t.clone()
 	c.Rank, c.Passes, c.Took, c.Threads, c.Cores = rank, int(w[0]), time.Duration(w[1]), int(w[2]), int(w[3])
@@ -110,8 +111,8 @@ func (t *Totals) of(rank int, w []int64) *Totals {
 	return c
 }
 
-// Stragglers returns who holds up whom since the last Reset, the same on every rank. It is a
-// collective of Config.Group, as methods of the model are: never at the same time as one of them.
+// Stragglers returns which rank holds up which since the last Reset, the same on every rank. It is
+// a collective of Config.Group, like methods of the model: never call both at the same time.
 func (p *Profile) Stragglers(ctx context.Context) (*Report, error) {
 	p.mu.Lock()
 	g := p.to.Group
@@ -126,8 +127,8 @@ func (p *Profile) Stragglers(ctx context.Context) (*Report, error) {
 	return Find(all)
 }
 
-// gather returns the totals of all ranks. Where these have run the same operations, as nearly always,
-// their numbers are enough.
+// gather returns the totals of all ranks. If all have run the same operations, as nearly always, it
+// exchanges only their numbers.
 func (t *Totals) gather(ctx context.Context, g comm.Group) ([]*Totals, error) {
 	text, err := json.Marshal(t)
 	if err != nil {
@@ -158,14 +159,14 @@ func (t *Totals) gather(ctx context.Context, g comm.Group) ([]*Totals, error) {
 	return list, err
 }
 
-// exchange returns what all ranks have.
+// exchange returns the data of all ranks.
 func exchange[T byte | int64](ctx context.Context, g comm.Group, mine []T) ([]T, error) {
 	all := make([]T, len(mine)*g.Size())
 	return all, g.AllGather(comm.Of(all).Named("profile"), comm.Of(mine).Named("profile")).Wait(ctx)
 }
 
-// alike gives all ranks the operations that any of them has, in the same order: those that one has not
-// run count nothing there.
+// alike gives all ranks the operations that any of them has, in the same order. If a rank has not
+// run an operation, it counts nothing there.
 func alike(all []*Totals) []*Totals {
 	at := make(map[key]int)
 	var union []Op

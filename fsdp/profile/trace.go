@@ -11,9 +11,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/perfetto"
 )
 
-// WriteTrace writes a step that Time of a plan has played as a trace for Perfetto, which begins at a
-// time: the two streams, and memory. process names its group of rows, and number tells it from other
-// files of the same trace.
+// WriteTrace writes a step that Time of a plan has played as a trace for Perfetto: the two streams,
+// and memory. The trace begins at begin. process names its group of rows, and number distinguishes
+// it from other files of the same trace.
 func WriteTrace(to io.Writer, p *plan.Pass, t *plan.Timeline, process string, number uint32, begin time.Time) error {
 	at := func(seconds float64) time.Time { return begin.Add(time.Duration(1e9 * seconds)) }
 	w := perfetto.NewWriter(to, number)
@@ -34,16 +34,17 @@ func WriteTrace(to io.Writer, p *plan.Pass, t *plan.Timeline, process string, nu
 	return w.Flush()
 }
 
-// Traced tells whether the model has a Config.TraceDir.
+// Traced reports whether the model has a Config.TraceDir.
 func (p *Profile) Traced() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.to.Trace != ""
 }
 
-// AddTrace writes the pass as it is predicted for a cluster into Config.TraceDir, where it lies beside
-// the last real one: Perfetto shows both, from files that are joined as fsdprun -trace does. It is for
-// rank 0, whose clock all files are on. It returns the name of the file, which another call replaces.
+// AddTrace writes the pass, as predicted for a cluster, into Config.TraceDir, next to the last real
+// one. Perfetto shows both in files that are joined as fsdprun -trace does. Only rank 0 may call
+// it, as all files follow its clock. It returns the name of the file. Another call replaces the
+// file.
 func (p *Profile) AddTrace(pass *plan.Pass, c *plan.Cluster) (path string, err error) {
 	p.mu.Lock()
 	to, begin := p.to, p.started
