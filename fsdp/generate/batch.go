@@ -12,24 +12,24 @@ import (
 
 // row is a text that is being written.
 type row struct {
-	prompt int   // index
-	source int   // its row in what the encoder has read
-	tokens []int // of the prompt and after it
-	cached int   // how many of them the cache has
-	end    int   // how many there may be
+	prompt int   // index of the prompt
+	source int   // its row in the encoder's results
+	tokens []int // tokens of the prompt and after it
+	cached int   // number of tokens in the cache
+	end    int   // largest number of tokens
 	score  float64
 	rank   int // of a beam, among those of its prompt
 }
 
-// batch is the rows that passes work on, with their cache.
+// batch is the rows of a pass, with their cache.
 type batch[T float] struct {
 	*Generator
 	rows    []row
 	cache   *cache[T]
 	source  source[T]
-	stopped bool // nobody wants more
+	stopped bool // the caller has stopped
 
-	// Of a pass, reused by the next:
+	// Data of a pass, reused by the next pass:
 	tokens, positions, mask, last, none []int
 	from, held                          []int
 	news                                [][]T
@@ -39,9 +39,9 @@ func newBatch[T float](g *Generator, rows int) *batch[T] {
 	return &batch[T]{Generator: g, rows: make([]row, rows), cache: newCache[T](g.size), news: make([][]T, 2*g.size.Layers)}
 }
 
-// logits runs passes until the cache has every token of every row, and returns the logits of what
-// comes next, [rows, vocab], and the size of the vocabulary. There are none in an iteration of Join
-// in which this rank's data counts for nothing.
+// logits runs passes until the cache has every token of every row. It returns the logits of the
+// next tokens, [rows, vocab], and the size of the vocabulary. It returns no logits in an iteration
+// of Join in which this rank's data does not count.
 func (b *batch[T]) logits(ctx context.Context) (all []T, vocab int, err error) {
 	for pending := -1; pending != 0; {
 		pending = 0
@@ -75,7 +75,7 @@ func (b *batch[T]) logits(ctx context.Context) (all []T, vocab int, err error) {
 	return all, vocab, nil
 }
 
-// choosable says why logits are no probabilities, if they are none.
+// choosable returns an error if logits do not define probabilities.
 func choosable[T float](logits []T) error {
 	top := math.Inf(-1)
 	for token, l := range logits {
@@ -156,7 +156,7 @@ func (b *batch[T]) fit(length int) {
 	b.arrange(rows, max(capacity, b.cache.capacity))
 }
 
-// arrange makes row i of the cache what row b.from[i] was.
+// arrange moves row b.from[i] of the cache to row i.
 func (b *batch[T]) arrange(rows, capacity int) {
 	b.held = b.held[:0]
 	for _, r := range b.rows {
@@ -165,7 +165,7 @@ func (b *batch[T]) arrange(rows, capacity int) {
 	b.cache.arrange(b.from, b.held, rows, capacity)
 }
 
-// keep makes rows what they were at the indices of from.
+// keep reduces the rows to those at the indices in from.
 func (b *batch[T]) keep(from []int) {
 	rows := make([]row, len(from))
 	for i, j := range from {
@@ -175,7 +175,7 @@ func (b *batch[T]) keep(from []int) {
 	b.arrange(bucket(len(rows)), b.cache.capacity)
 }
 
-// matrix returns a tensor over data.
+// matrix returns a tensor that uses data.
 func matrix[E any](data []E, shape ...int) fsdp.Tensor {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
 }

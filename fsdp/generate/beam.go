@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// A beam search keeps, for each prompt, the Beams likeliest rows, and sets aside those that end. It
-// is done with a prompt when as many have ended, and no row can become better than the worst of them
-// without getting likelier, as each token makes it less likely.
+// A beam search keeps, for each prompt, the Beams likeliest rows, and sets ended rows aside. A
+// prompt is done when Beams rows have ended, and no other row can become better than the worst of
+// them: each further token makes a row less likely.
 type beams[T float] struct {
 	*batch[T]
 	Options
@@ -63,8 +63,8 @@ func search[T float](ctx context.Context, b *batch[T], o Options, emit func(Toke
 	return nil
 }
 
-// settled returns the order of kept in which most are where their rows are, of which the first is the
-// one at i: the cache of these need not move.
+// settled returns an order of kept in which most candidates are at the place of their row; the
+// first place is i. The cache of these need not move.
 func settled(kept []candidate, i int) []int {
 	order, left := slices.Repeat([]int{-1}, len(kept)), []int(nil)
 	for rank, c := range kept {
@@ -82,8 +82,8 @@ func settled(kept []candidate, i int) []int {
 	return order
 }
 
-// step returns the rows with which the search for a prompt, whose rows are n from i on, goes on, or
-// nil if it is done.
+// step returns the rows that continue the search for a prompt, whose rows are n from i on, or nil
+// if the search is done.
 func (s *beams[T]) step(i, n int, logits []T, vocab, start int) []candidate {
 	s.next = s.next[:0]
 	for rank := range n {
@@ -99,7 +99,7 @@ func (s *beams[T]) step(i, n int, logits []T, vocab, start int) []candidate {
 		switch r := s.rows[c.row]; {
 		case slices.Contains(s.Stop, c.token):
 			if rank < s.Beams {
-				s.end(r, c.score, len(r.tokens)+1-start) // the stop token is no part of the text, but counts
+				s.end(r, c.score, len(r.tokens)+1-start) // the stop token is not part of the text, but counts
 			}
 		case len(kept) < s.Beams:
 			kept = append(kept, c)
@@ -121,20 +121,21 @@ func (s *beams[T]) step(i, n int, logits []T, vocab, start int) []candidate {
 	return kept
 }
 
-// offer keeps the best candidates in order, so many that Beams are left if every row ends in every way.
+// offer keeps the best candidates in order: enough that Beams are left if every row ends in every
+// way.
 func (s *beams[T]) offer(c candidate) {
 	most := max(2, 1+len(s.Stop)) * s.Beams
 	if len(s.next) == most && c.score <= s.next[most-1].score {
 		return
 	}
 	at, _ := slices.BinarySearchFunc(s.next, c, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(b.score, a.score), -1) // behind equal ones
+		return cmp.Or(cmp.Compare(b.score, a.score), -1) // after equal ones
 	})
 	s.next = slices.Insert(s.next, at, c)
 	s.next = s.next[:min(len(s.next), most)]
 }
 
-// end sets a row aside that has ended with a score, after so many tokens.
+// end sets a row aside that has ended with a score, after length tokens.
 func (s *beams[T]) end(r row, score float64, length int) {
 	r.tokens, r.score = slices.Clone(r.tokens), s.worth(score, length)
 	list := append(s.ended[r.prompt], r)
@@ -142,13 +143,13 @@ func (s *beams[T]) end(r row, score float64, length int) {
 	s.ended[r.prompt] = list[:min(len(list), s.Beams)]
 }
 
-// worth returns the score by which texts are compared. length counts the tokens of the text and the stop
+// worth returns the score that compares texts. length counts the tokens of the text and the stop
 // token.
 func (s *beams[T]) worth(score float64, length int) float64 {
 	return score / math.Pow(float64(length), s.LengthPenalty)
 }
 
-// emit hands out the best text of a prompt.
+// emit emits the best text of a prompt.
 func (s *beams[T]) emit(prompt, start int, emit func(Token) bool) {
 	for _, token := range s.ended[prompt][0].tokens[start:] {
 		if s.stopped = !emit(Token{prompt, token}); s.stopped {

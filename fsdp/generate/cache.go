@@ -2,21 +2,21 @@ package generate
 
 import "slices"
 
-// cache has the keys and values of some rows: of each layer an array [rows, capacity, width]. A row's
-// tokens lie at the front of it. With a window they lie at the end, so that the distance of two keys
-// is that of their tokens, and the oldest move out in front.
+// cache has the keys and values of some rows: for each layer an array [rows, capacity, width]. The
+// tokens are at the beginning of a row. With a window they are at the end, so that the distance of
+// two keys is the distance of their tokens, and the oldest tokens move out at the beginning.
 type cache[T float] struct {
 	arrays   [][]T // keys and values of layer 0, of layer 1, …
 	width    int
 	window   int // 0: none
 	rows     int
 	capacity int
-	spare    []T // of the size of an array, or less
+	spare    []T // no larger than an array
 	moves    []move
-	readers  []int // by row: how many moves read it
+	readers  []int // by row: number of moves that read it
 }
 
-// A move makes a row what another was.
+// A move copies row from to row to.
 type move struct{ to, from int }
 
 type float interface{ float32 | float64 }
@@ -33,7 +33,7 @@ func (c *cache[T]) need(n int) int {
 	return bucket(max(n, smallest))
 }
 
-// held returns where in a row its last tokens are, of n.
+// held returns the position in a row of the last of n tokens.
 func (c *cache[T]) held(n int) (lo, hi int) {
 	if c.window > 0 {
 		return max(0, c.capacity-n), c.capacity
@@ -41,9 +41,9 @@ func (c *cache[T]) held(n int) (lo, hi int) {
 	return 0, n
 }
 
-// arrange makes row i what row from[i] was, with tokens[i] tokens, for rows rows of some capacity, of
-// which the last may be unused. Rows that stay as they are are not touched, unless there is to be
-// another number of them, or another capacity.
+// arrange moves row from[i], with tokens[i] tokens, to row i, for the given number of rows and
+// capacity. The last rows may be unused. Rows that stay in place are not touched unless the number
+// of rows or the capacity changes.
 func (c *cache[T]) arrange(from, tokens []int, rows, capacity int) {
 	if rows == c.rows && capacity == c.capacity {
 		c.permute(from, tokens)
@@ -63,16 +63,16 @@ func (c *cache[T]) arrange(from, tokens []int, rows, capacity int) {
 	}
 }
 
-// saved is the row of a move that reads, or writes, what lies in spare.
+// saved is the row of a move that reads or writes spare.
 const saved = -1
 
-// permute makes row i what row from[i] was, with tokens[i] tokens, in place.
+// permute moves row from[i], with tokens[i] tokens, to row i, in place.
 func (c *cache[T]) permute(from, tokens []int) {
 	c.plan(from)
 	c.spare = grown(c.spare, c.capacity*c.width)
 	for _, a := range c.arrays {
 		for _, m := range c.moves {
-			lo, hi := 0, c.capacity // what is saved may be read for rows of any length
+			lo, hi := 0, c.capacity // a saved row may be read for rows of any length
 			if m.to != saved {
 				lo, hi = c.held(tokens[m.to])
 			}
@@ -89,8 +89,8 @@ func (c *cache[T]) row(array []T, i int) []T {
 	return array[i*c.capacity*c.width:][:c.capacity*c.width]
 }
 
-// plan orders the moves so that each row is read before it is written. Where none can be first, a row
-// is saved, one at a time: its reader is the next to be written.
+// plan orders the moves so that each row is read before it is written. If no move can be first, it
+// saves one row at a time, whose reader is written next.
 func (c *cache[T]) plan(from []int) {
 	c.moves, c.readers = c.moves[:0], grown(c.readers, c.rows)
 	clear(c.readers)
@@ -103,7 +103,7 @@ func (c *cache[T]) plan(from []int) {
 	}
 	for len(waiting) > 0 {
 		free := slices.IndexFunc(waiting, func(m move) bool { return c.readers[m.to] == 0 })
-		if free < 0 { // each is read by one other: circles
+		if free < 0 { // each is read by one other row: circles
 			free = 0
 			c.moves = append(c.moves, move{saved, waiting[0].to})
 			for i := range waiting {
@@ -121,7 +121,7 @@ func (c *cache[T]) plan(from []int) {
 	}
 }
 
-// add puts n new tokens behind the old ones of a row, from row i of news, [rows, length, width] of
+// add appends n new tokens to the old ones of a row, from row i of news, [rows, length, width] for
 // each array.
 func (c *cache[T]) add(row, old, n int, news [][]T, length int) {
 	for i, a := range c.arrays {
@@ -137,7 +137,7 @@ func (c *cache[T]) add(row, old, n int, news [][]T, length int) {
 	}
 }
 
-// grown returns s with n elements, made anew if it has no room for them.
+// grown returns s with n elements. It allocates if s has no room for them.
 func grown[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)
@@ -145,7 +145,7 @@ func grown[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// smallest is the least capacity of a cache: fewer tokens take no less time.
+// smallest is the least capacity of a cache: fewer tokens would not be faster.
 const smallest = 16
 
 // bucket returns the least power of two that is at least n.

@@ -14,70 +14,69 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// Program is the name of the program that a model is decoded by. Its inputs are
+// Program is the name of the program that decodes a model. Its inputs are
 //
 //	tokens     ints [B, T]
 //	positions  ints [B, T]    of the tokens in their rows
-//	mask       ints [B, P+T]  not 0 where a key may be seen: those of the cache, then the new ones
+//	mask       ints [B, P+T]  not 0 where a key may be seen: keys of the cache, then new ones
 //	rows       ints [B]       the rows of [B*T] whose logits are wanted
 //	targets    ints [B]       all -1, which is no target: for heads that compute a loss too
 //
 // and, for each layer, the keys and the values of the cache, floats [B, P, Width]. A token sees the
-// whole cache and the new tokens up to itself, as far as mask and window let it. Its results are
-// the logits [B, Vocab] and, for each layer, the keys and the values of the new tokens, [B, T,
-// Width].
+// whole cache and the new tokens up to itself, within mask and window. The results are the logits
+// [B, Vocab] and, for each layer, the keys and the values of the new tokens, [B, T, Width].
 //
-// A model with an encoder takes more, in the end: a mask of what the encoder read, ints [B, S], and
-// for each layer the keys and the values of that, floats [B, S, Width].
+// A model with an encoder has more inputs at the end: a mask of the encoder's tokens, ints [B, S],
+// and for each layer their keys and values, floats [B, S, Width].
 const Program = "decode"
 
-// EncodeProgram is the name of the program by which an encoder reads. Its inputs are tokens, ints
-// [B, S], and a mask, ints [B, S], which is 0 where there is no token. Its results are, for each
-// layer of the decoder, the keys and the values of what it read, [B, S, Width].
+// EncodeProgram is the name of the program that runs an encoder. Its inputs are tokens, ints [B,
+// S], and a mask, ints [B, S], which is 0 where there is no token. Its results are, for each layer
+// of the decoder, the keys and the values of these tokens, [B, S, Width].
 const EncodeProgram = "encode"
 
-// A Size is that of a model's cache.
+// A Size is the size of a model's cache.
 type Size struct {
 	Layers  int
-	Width   int // elements of the keys of a token in one layer, and of the values
+	Width   int // elements of a token's keys in one layer, and of its values
 	Context int // tokens of the longest row
-	Vocab   int // of tokens; 0 leaves it to the model to say which are none
-	// Window is how many of the last keys a token sees, its own included. 0 means all. With a
-	// window the cache is filled from its end, so that the distance of two keys is that of their
-	// tokens.
+	Vocab   int // number of tokens; 0 leaves it to the model to reject others
+	// Window is the number of last keys that a token sees, including its own. 0 means all. With a
+	// window the cache is filled from its end, so that the distance of two keys is the distance of
+	// their tokens.
 	Window int
-	// Encoder says that prompts are read by [EncodeProgram], and texts begin with Options.Start.
+	// Encoder says that [EncodeProgram] reads the prompts, and texts begin with Options.Start.
 	Encoder bool
 }
 
-// Config says how a Generator computes. It changes no result, other than by rounding.
+// Config configures how a Generator computes. It changes results only by rounding.
 type Config struct {
-	Batch int // rows in a pass at most: prompts, or beams of them; 0 means 8
-	Chunk int // tokens of a prompt in a pass at most; 0 means 256
-	// Float64 is for a model that computes in float64.
+	Batch int // largest number of rows in a pass: prompts, or their beams; 0 means 8
+	Chunk int // largest number of a prompt's tokens in a pass; 0 means 256
+	// Float64 must be set for a model that computes in float64.
 	Float64 bool
 }
 
-// Options say what is generated.
+// Options configure the generation.
 type Options struct {
-	MaxTokens int   // that are written for a prompt at most; fewer where the context ends, which is a warning
-	Start     []int // tokens that texts begin with, if an encoder reads the prompts, and no part of them
+	MaxTokens int   // largest number of tokens for a prompt; fewer where the context ends, with a warning
+	Start     []int // tokens before each text, if an encoder reads the prompts; not part of the text
 	Stop      []int // tokens that end a text and are not part of it
 
-	Temperature float64 // 0 takes the likeliest token
-	TopK        int     // how many of the likeliest are drawn from; 0 means all
-	TopP        float64 // sum of the probabilities that are drawn from; 0 means 1
+	Temperature float64 // 0 chooses the likeliest token
+	TopK        int     // number of likeliest tokens to draw from; 0 means all
+	TopP        float64 // sum of the probabilities to draw from; 0 means 1
 	Seed        uint64
 
-	// Beams is the number of rows of beam search, which is done if there is more than 1; without
-	// Temperature. Of the texts that have ended, beam search takes the one with the largest sum of
-	// log-probabilities divided by length^LengthPenalty, where the length counts the stop token too.
+	// Beams is the number of rows of beam search. More than 1 turns beam search on; Temperature
+	// must be 0. Of the ended texts, beam search takes the one with the largest sum of
+	// log-probabilities divided by length^LengthPenalty, where the length includes the stop token.
 	// transformers computes the same with its default early_stopping.
 	Beams         int
 	LengthPenalty float64 // 0 means 1
 }
 
-// A Token is what was written.
+// A Token is a written token.
 type Token struct {
 	Prompt int // index of the prompt
 	Token  int
@@ -90,8 +89,8 @@ type Generator struct {
 	c    Config
 }
 
-// New returns a Generator for m, a model with [Program], whose cache has the size given, such as
-// that of nn.GPT's method Cache.
+// New returns a Generator for m, a model with [Program], whose cache has the given size, such as
+// the result of nn.GPT's method Cache.
 func New(m *fsdp.Sharded, size Size, c Config) (*Generator, error) {
 	c.Batch, c.Chunk = cmp.Or(c.Batch, 8), cmp.Or(c.Chunk, 256)
 	switch {
@@ -106,8 +105,8 @@ func New(m *fsdp.Sharded, size Size, c Config) (*Generator, error) {
 }
 
 // Generate writes after each prompt until a token of Options.Stop, Options.MaxTokens or the end of
-// the model's context, and returns what was written, by prompt. It is collective, see the package
-// comment. An error of one rank is one on all.
+// the model's context. It returns the texts by prompt. It is collective, see the package comment.
+// An error of one rank is an error on all.
 func (g *Generator) Generate(ctx context.Context, prompts [][]int, o Options) ([][]int, error) {
 	texts := make([][]int, len(prompts))
 	for t, err := range g.Stream(ctx, prompts, o) {
@@ -119,9 +118,10 @@ func (g *Generator) Generate(ctx context.Context, prompts [][]int, o Options) ([
 	return texts, nil
 }
 
-// Stream yields each token as soon as it is written; of beam search all of a prompt's at once, when
-// its search is done. Tokens of one prompt come in order, those of several mixed. A caller that
-// breaks off waits until the other ranks are done. An error is the last thing it yields.
+// Stream yields each token as soon as it is written. Beam search yields all tokens of a prompt at
+// once, when its search is done. Tokens of one prompt come in order, mixed with tokens of other
+// prompts. A caller that leaves the loop waits until the other ranks are done. An error is yielded
+// last.
 func (g *Generator) Stream(ctx context.Context, prompts [][]int, o Options) iter.Seq2[Token, error] {
 	return func(yield func(Token, error) bool) {
 		stopped, written := false, make([]int, len(prompts))
@@ -147,8 +147,8 @@ func (g *Generator) Stream(ctx context.Context, prompts [][]int, o Options) iter
 	}
 }
 
-// warnCut warns of texts that have neither met a stop token nor MaxTokens when the context was full. A
-// caller whose MaxTokens is no less than the context has asked for as much as there is room for.
+// warnCut warns of texts that reached the end of the context before a stop token and MaxTokens. It
+// does not warn if MaxTokens is at least the context: such a caller has asked for as much as fits.
 func (g *Generator) warnCut(prompts [][]int, o Options, written []int) {
 	cut, longest := 0, 0
 	for i, p := range prompts {
@@ -211,10 +211,10 @@ func (g *Generator) checkTokens(tokens []int) error {
 	return nil
 }
 
-// A callError says what a call of the model that nobody but this package has made has come to.
+// A callError is the error of a model call that this package has made.
 type callError struct{ error }
 
-// Error leaves out the names of the calls, which stand at the beginnings of lines behind the ranks.
+// Error leaves out the names of the calls, which follow the ranks at the beginnings of lines.
 func (e *callError) Error() string {
 	text := strings.TrimPrefix(e.error.Error(), "fsdp: ")
 	for calls.MatchString(text) {
@@ -228,7 +228,7 @@ func (e *callError) Unwrap() error { return e.error }
 
 var calls = regexp.MustCompile(`(?m)^((?:fsdp: )?(?:rank \d+: )*)(?:JoinCalls|Eval): `)
 
-// write writes after all prompts, some at a time, the longest first.
+// write writes after all prompts, a few at a time, the longest first.
 func write[T float](ctx context.Context, g *Generator, prompts [][]int, o Options, emit func(Token) bool) error {
 	order := make([]int, len(prompts))
 	for i := range order {

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// sample writes the rows of b to their ends, each token by the logits of its own row.
+// sample writes the rows of b to their ends, each token from the logits of its own row.
 func sample[T float](ctx context.Context, b *batch[T], o Options, emit func(Token) bool) error {
 	s := sampler{Options: o}
 	for len(b.rows) > 0 {
@@ -53,7 +53,7 @@ func widened[T float](buf *[]float64, logits []T) []float64 {
 	return *buf
 }
 
-// choose draws the token at a place of a prompt, and changes logits.
+// choose draws the token at a place of a prompt. It overwrites logits.
 func (s *sampler) choose(logits []float64, prompt, place uint64) int {
 	if s.Temperature == 0 {
 		return best(logits)
@@ -89,8 +89,7 @@ func (s *sampler) choose(logits []float64, prompt, place uint64) int {
 	return some[0] // rounding
 }
 
-// nucleus returns the first of order, as many as it takes for their weights to reach want, and the
-// sum.
+// nucleus returns the first elements of order whose weights together reach want, and their sum.
 func nucleus(order []int, weights []float64, want float64) ([]int, float64) {
 	sum := 0.0
 	for n, i := range order {
@@ -101,7 +100,7 @@ func nucleus(order []int, weights []float64, want float64) ([]int, float64) {
 	return order, sum
 }
 
-// best returns the index of the largest, of equal ones the first.
+// best returns the index of the largest logit, the first of equal ones.
 func best(logits []float64) int {
 	at := 0
 	for i, l := range logits {

@@ -8,7 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// source is what an encoder has read for a batch.
+// source is the encoder's result for a batch.
 type source[T float] struct {
 	length int
 	width  int
@@ -16,14 +16,14 @@ type source[T float] struct {
 	arrays [][]T // keys and values of each layer, [prompts, length, width]
 
 	// The same for the rows of the last pass:
-	of    []int // by row: the index in what was read
+	of    []int // by row: its index in the arrays
 	given []fsdp.Tensor
 }
 
-// there tells whether anything was read.
+// there reports whether there is a result.
 func (s *source[T]) there() bool { return s.arrays != nil }
 
-// read has the encoder read some of the prompts.
+// read runs the encoder on some of the prompts.
 func (s *source[T]) read(ctx context.Context, g *Generator, prompts [][]int, some []int) error {
 	rows, longest := bucket(len(some)), smallest
 	for _, p := range some {
@@ -51,7 +51,7 @@ func (s *source[T]) read(ctx context.Context, g *Generator, prompts [][]int, som
 	return nil
 }
 
-// inputs returns what is read of the prompts of rows, filled up to n rows.
+// inputs returns the encoder's results for the prompts of rows, padded to n rows.
 func (s *source[T]) inputs(rows []row, n int) []fsdp.Tensor {
 	of := make([]int, n)
 	for i, r := range rows {
