@@ -9,21 +9,21 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// cutter cuts the computed values of a graph into calls. The comment of the package gives the rule.
+// cutter cuts the computed values of a graph into calls. The package comment gives the rule.
 //
-// The stage of a value in a call counts the operations that a parameter of the call has been
-// through on the way to it, not counting additions and rearrangements. A call with a value of stage
-// 2 takes no more parameters.
+// The stage of a value in a call counts the operations on the way from a parameter of the call to
+// the value, except for additions and rearrangements. A call with a value of stage 2 takes no more
+// parameters.
 type cutter struct {
 	values []value
 	order  []int // computed values, arguments before results
 	cross  []int // bytes of the values that cross a cut before each position of order
 
-	// The call that is growing.
-	starts  []int        // where calls begin in order; this one is the last
-	params  map[int]bool // that it uses
-	lastUse int          // the last position at which it uses one
-	stage   map[int]int  // of its values
+	// The growing call.
+	starts  []int        // first position of each call in order; the last is the growing call
+	params  map[int]bool // parameters that it uses
+	lastUse int          // last position at which it uses a parameter
+	stage   map[int]int  // stage of its values
 	closed  bool         // it takes no more parameters
 }
 
@@ -38,7 +38,7 @@ func cut(r *reader) [][]int {
 	c.measure()
 	c.begin(0)
 	for at, i := range c.order {
-		if i >= r.trains && c.order[at-1] < r.trains { // training is to leave out the rest
+		if i >= r.trains && c.order[at-1] < r.trains { // training leaves out the rest
 			c.begin(at)
 		}
 		c.place(at)
@@ -56,8 +56,8 @@ func (c *cutter) begin(at int) {
 	c.params, c.stage, c.closed = make(map[int]bool), make(map[int]int), false
 }
 
-// place gives the value at a position of order to the growing call, or to a new one. The new one
-// may begin earlier, with values that use no parameter.
+// place adds the value at a position of order to the growing call or to a new one. The new one may
+// begin earlier, with values that use no parameter.
 func (c *cutter) place(at int) {
 	v := &c.values[c.order[at]]
 	fresh := slices.ContainsFunc(v.params, func(p int) bool { return !c.params[p] })
@@ -72,9 +72,9 @@ func (c *cutter) place(at int) {
 	}
 }
 
-// stageOf returns the stage that v has in the growing call. Values of other calls have stage 0.
+// stageOf returns the stage of v in the growing call. Values of other calls have stage 0.
 func (c *cutter) stageOf(v *value) int {
-	if len(v.reads) == 0 && len(v.params) > 0 { // a number made of parameters alone, such as a norm
+	if len(v.reads) == 0 && len(v.params) > 0 { // a number made only of parameters, such as a norm
 		return 2
 	}
 	stage := 0
@@ -87,7 +87,7 @@ func (c *cutter) stageOf(v *value) int {
 	return stage
 }
 
-// movesOrAdds tells whether op rearranges or adds elements and does nothing else.
+// movesOrAdds reports whether op only rearranges or adds elements.
 func movesOrAdds(op gorgonia.Op) bool {
 	switch opType(op) {
 	case "reshapeOp", "transposeOp", "repeatOp", "sliceOp", "concatOp", "im2colOp", "sumOp":
@@ -99,8 +99,8 @@ func movesOrAdds(op gorgonia.Op) bool {
 	return false
 }
 
-// narrowest returns the position from first to last where the fewest bytes cross a cut before it,
-// the last of several.
+// narrowest returns the position from first to last with the fewest bytes across a cut before it,
+// and the last of several such positions.
 func (c *cutter) narrowest(first, last int) int {
 	best := last
 	for at := last - 1; at >= first; at-- {
@@ -111,8 +111,7 @@ func (c *cutter) narrowest(first, last int) int {
 	return best
 }
 
-// measure fills in cross. A value crosses every cut between where it is computed and where it is
-// last read.
+// measure computes cross. A value crosses every cut from its computation to its last use.
 func (c *cutter) measure() {
 	last := make(map[int]int)
 	for at, i := range c.order {

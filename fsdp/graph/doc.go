@@ -1,53 +1,56 @@
-// Package graph makes models for package fsdp of Gorgonia graphs that were written without it.
+// Package graph makes models for package fsdp from Gorgonia graphs that were written without it.
 //
-// [Model] takes the nodes that one gives to Gorgonia's own machines and solvers:
+// [Model] takes the nodes that a program passes to Gorgonia's own machines and solvers:
 //
 //	model, err := graph.Model(cost, gorgonia.Nodes{x, y}, m.learnables())
 //	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()}) // but see Calls for recurrent nets
 //	loss, err := s.Forward(ctx, xTensor, yTensor)
 //	err = s.Backward(ctx)
 //
-// Training starts from the values that are bound to the learnables. Leaves that are neither inputs
-// nor learnables and keep their value, such as the first state of a recurrent net, are named by
-// [Constants]. Nodes that an evaluation returns beside the cost, such as predictions, are named by
-// [Results].
+// Training starts from the values that are bound to the learnables. [Constants] names leaves that
+// are neither inputs nor learnables and keep their value, such as the first state of a recurrent
+// net. [Results] names nodes that an evaluation returns in addition to the cost, such as
+// predictions.
 //
-// Gorgonia's operations run by kernels of this library where it has them; [fsdp.Plan].Stock lists
-// the others. Functions of package op can stand between them, and run in Gorgonia's machines too:
+// Kernels of this library run Gorgonia's operations if there are any; [fsdp.Plan].Stock lists the
+// other operations. Functions of package op can be used between them, and run in Gorgonia's
+// machines, too:
 //
 //	h, err := op.LayerNorm(x, gain, bias, 1e-5)
 //
 // # Calls
 //
-// The graph is cut into calls of few parameters each, so that the wrap policies have something to
-// group. The cuts do not depend on the policies: to gather several calls together, give them one
-// name in Config.Wrap.
+// The graph is cut into calls of few parameters each, so that the wrap policies can group them. The
+// cuts do not depend on the policies: to gather several calls together, give them one name in
+// Config.Wrap.
 //
 //	graph    y = tanh(x·w0 + b0)·w1 + b1
 //	call w0  h = tanh(x·w0 + b0)           owns w0.w0, w0.b0
 //	call w1  y = h·w1 + b1                 owns w1.w1, w1.b1
 //
-// A call ends where a parameter is used that it does not have, if by then its own have been through
-// more than one operation other than an addition or a rearrangement. So x·w + b is one call, and so
-// is x·wx + h·wh + b, but relu(x·w0 + b0)·w1 are two. The cut lies where the fewest bytes cross,
-// between the last use of the one call's parameters and the first use of the next one's.
+// A call ends before it would use another parameter, if a value made from its own parameters has
+// been through more than one operation other than additions and rearrangements. So x·w + b is one
+// call, and so is x·wx + h·wh + b, but relu(x·w0 + b0)·w1 is two. The cut is where the fewest bytes
+// cross, between the last use of one call's parameters and the first use of the next call's
+// parameters.
 //
 // A parameter belongs to the first call that uses it. Later calls, such as the later time steps of
 // a recurrent net, are tied to it. Calls that compute the same from the same tied parameters share
 // one module, which is compiled once.
 //
-// So [fsdp.WrapEach] suits nets whose layers follow each other, and not recurrent nets: each time step
-// uses every parameter, so a pass would gather every unit once for each step, forward and backward.
-// Leave Config.Wrap nil there, which gathers all parameters once, or give all calls of a recurrent
-// layer one name. Wrap warns of units that a pass gathers more than 4 times.
+// So [fsdp.WrapEach] suits nets whose layers follow each other, and not recurrent nets. There each
+// time step uses every parameter, so a pass would gather every unit once for each step, forward and
+// backward. For recurrent nets leave Config.Wrap nil, which gathers all parameters once, or give
+// all calls of a recurrent layer one name. Wrap warns of units that a pass gathers more than 4
+// times.
 //
-// Constants are computed in every call that uses them, and so is what depends on parameters and
-// constants alone, such as a transposed weight: to pass it on would keep an unsharded weight alive.
-// A single number, such as a norm, is computed once and passed on.
+// Constants are computed in every call that uses them, and so are values that depend only on
+// parameters and constants, such as a transposed weight: passing it on would keep an unsharded
+// weight alive. A single number, such as a norm, is computed once and passed on.
 //
-// A call is named after its first parameter. A parameter's full name is that of its call and its
-// own: the nodes w0 and b0 of one layer are "w0.w0" and "w0.b0". Spaces and # become _, a node
-// without a name is "unnamed", and names that are taken get a suffix such as @2.
+// A call is named after its first parameter. A parameter's full name consists of the call's name
+// and its own: the nodes w0 and b0 of one layer are "w0.w0" and "w0.b0". Spaces and # become _, a
+// node without a name is "unnamed", and duplicate names get a suffix such as @2.
 //
 // # Limits
 //
@@ -71,9 +74,9 @@
 //   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
 //     nodes in the middle of a graph.
 //
-// Gorgonia's examples convnet, charRNN and stacked_autoencoder train as they build their graphs. A
-// charRNN has a graph for each sentence, and so a model for each, or one of a cost that is the sum of
-// several.
+// Gorgonia's examples convnet, charRNN and stacked_autoencoder train from the graphs that they
+// build. A charRNN has a graph for each sentence, so it needs a model for each, or one model of a
+// cost that is the sum of several.
 //
 // # Ranks
 //

@@ -11,7 +11,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// model is a graph as a fsdp.Model.
+// model is a graph as an fsdp.Model.
 type model struct {
 	inputs  []string
 	calls   []call
@@ -81,7 +81,7 @@ func newModel(r *reader, inputs, learnables gorgonia.Nodes) (*model, error) {
 	return m, nil
 }
 
-// nameParams gives each learnable a name of its own.
+// nameParams gives each learnable a unique name.
 func (r *reader) nameParams(learnables gorgonia.Nodes) {
 	taken := make(map[string]bool)
 	for _, n := range learnables {
@@ -90,7 +90,7 @@ func (r *reader) nameParams(learnables gorgonia.Nodes) {
 	}
 }
 
-// settle tells each computed value its call, and whether it leaves it.
+// settle sets each computed value's call, and whether other calls read the value.
 func (r *reader) settle(cuts [][]int) {
 	for n, list := range cuts {
 		for _, i := range list {
@@ -106,7 +106,7 @@ func (r *reader) settle(cuts [][]int) {
 	}
 }
 
-// name names the call of p, and those of its parameters that no earlier call owns.
+// name names the call of p, and its parameters that no earlier call owns.
 func (p *part) name(taken map[string]bool) string {
 	owned := func(q fsdp.Param) bool { return q.Tied == "" }
 	base := "graph"
@@ -128,9 +128,9 @@ func (p *part) name(taken map[string]bool) string {
 	return name
 }
 
-// sanitized returns a node's name as the tape takes it.
+// sanitized returns a node's name in a form that the tape accepts.
 func sanitized(name string) string {
-	if name == "%!s(<nil>)()" { // Gorgonia's answer for a leaf without a name
+	if name == "%!s(<nil>)()" { // Gorgonia's name for a leaf without a name
 		return "unnamed"
 	}
 	return strings.Map(func(c rune) rune {

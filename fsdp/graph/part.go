@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// module is a part of a graph as a fsdp.Module. Ranks compare what they see of it: Text, which says
-// what it computes and from which values, and the parameters.
+// module is a part of a graph as an fsdp.Module. Ranks compare its Text, which describes the
+// computation and its values, and its parameters.
 type module struct {
 	Text   []string
 	params []fsdp.Param
@@ -28,8 +28,8 @@ func (m *module) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 	return m.build(b, in)
 }
 
-// builder is what *fsdp.Builder and *exec.Builder have in common: the compiler tries a part without
-// fsdp.
+// builder is the common interface of *fsdp.Builder and *exec.Builder: the compiler tries a part
+// without fsdp.
 type builder interface {
 	Param(name string) (*gorgonia.Node, error)
 	Const(v float64) *gorgonia.Node
@@ -38,17 +38,17 @@ type builder interface {
 	Graph() *gorgonia.ExprGraph
 }
 
-// part is what a call computes: steps, each a value with arguments among the earlier steps.
+// part is the computation of a call: steps, each a value with arguments among the earlier steps.
 type part struct {
 	steps  []step
 	params []fsdp.Param
 	outs   []int        // steps
 	dtype  tensor.Dtype // of floats
-	module *module      // perhaps that of an earlier part
+	module *module      // possibly the module of an earlier part
 
-	call   int         // its index
+	call   int         // index of the call
 	values []value     // of the graph
-	inputs []int       // values that come from outside
+	inputs []int       // values from outside
 	local  map[int]int // step of each value
 }
 
@@ -57,11 +57,11 @@ type step struct {
 	*value
 	args  []int // earlier steps
 	given bool  // it is an input of the call
-	slot  int   // which input or parameter it is
+	slot  int   // index of the input or parameter
 }
 
-// newPart returns the part for a call that computes the values of list, and says where those that
-// leave it are found.
+// newPart returns the part of a call that computes the values of list, and sets the outputs of the
+// values that leave it.
 func newPart(r *reader, call int, list []int) *part {
 	p := &part{dtype: r.dtype, call: call, values: r.values, local: make(map[int]int)}
 	for _, i := range list {
@@ -74,7 +74,7 @@ func newPart(r *reader, call int, list []int) *part {
 	return p
 }
 
-// add adds a value and what it needs, and returns its step.
+// add adds a value and its arguments, and returns its step.
 func (p *part) add(i int) int {
 	if at, ok := p.local[i]; ok {
 		return at
@@ -102,8 +102,8 @@ func (p *part) add(i int) int {
 	return p.local[i]
 }
 
-// compile sets the part's module: that of an earlier part if it is the same, so that the steps of a
-// recurrent net are compiled once.
+// compile sets the part's module. If an earlier part is the same, they share its module, so that
+// the steps of a recurrent net are compiled once.
 func (p *part) compile(earlier []*part) error {
 	m := &module{params: p.params}
 	m.build = func(b builder, in []*gorgonia.Node) (gorgonia.Nodes, error) { return p.build(b, in, p.outs) }
@@ -121,8 +121,8 @@ func (p *part) compile(earlier []*part) error {
 	return p.try()
 }
 
-// same tells whether parts whose texts are equal are. Those that own a parameter differ: functions,
-// such as their Init, are never deeply equal.
+// same reports whether parts with equal texts are equal. Parts that own a parameter differ:
+// functions, such as their Init, are never deeply equal.
 func (p *part) same(q *part) bool {
 	return reflect.DeepEqual(p.params, q.params) &&
 		slices.EqualFunc(p.steps, q.steps, func(s, t step) bool {
@@ -130,7 +130,7 @@ func (p *part) same(q *part) bool {
 		})
 }
 
-// text describes the step, the contents of parameters and constants included.
+// text describes the step, including the contents of parameters and constants.
 func (s *step) text() string {
 	switch {
 	case s.given:
@@ -168,7 +168,7 @@ func pick(nodes gorgonia.Nodes, at []int) gorgonia.Nodes {
 	return list
 }
 
-// node adds a step to the graph of b. nodes are those of the earlier steps.
+// node adds a step to the graph of b. nodes are the nodes of the earlier steps.
 func (p *part) node(s *step, b builder, in, nodes gorgonia.Nodes) (*gorgonia.Node, error) {
 	switch {
 	case s.given:
@@ -197,8 +197,7 @@ func (s *step) random(b builder) *gorgonia.Node {
 	return gorgonia.NewUniqueNode(typ, gorgonia.WithOp(s.op), gorgonia.WithShape(s.shape...), gorgonia.In(b.Graph()))
 }
 
-// try compiles the module, as the first evaluation would, to find what is refused while the node
-// can be named.
+// try compiles the module, as the first evaluation would, so that errors can name the node.
 func (p *part) try() error {
 	sig := &exec.Signature{DType: p.dtype, Threads: 1}
 	for _, i := range p.inputs {

@@ -13,26 +13,26 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// Model makes a model of an ordinary Gorgonia graph. The comment of the package says how.
+// Model makes a model of an ordinary Gorgonia graph. The package comment explains how.
 //
 // cost is the loss: a single number of type float32 or float64, which is the type of all floats of
-// the graph. inputs are the tensors of a batch, in the order in which Forward gets them; they may
-// also be int. learnables are the parameters. Only nodes that cost and [Results] need count: the
-// graph needs no call of gorgonia.Grad, and gradients that it has already are ignored.
+// the graph. inputs are the tensors of a batch, in the order of Forward's arguments; they may also
+// be int. learnables are the parameters. Only nodes that cost and [Results] need count. The graph
+// needs no call of gorgonia.Grad. Existing gradients are ignored.
 //
-// Model copies the values that are bound to learnables and constants, and only reads the graph. The
-// graph must not be used meanwhile; afterwards it may be run, extended or dropped. The model keeps
-// the copies, so every process holds the initial values whole. It never changes: ranks of one
+// Model copies the values that are bound to learnables and constants, and only reads the graph. Do
+// not use the graph during the call; afterwards it may be run, extended or dropped. The model keeps
+// the copies, so every process holds the initial values whole. It never changes, so ranks of one
 // process may share it.
 //
-// Errors name the node that is wrong.
+// Errors name the node that causes them.
 func Model(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts ...Option) (m fsdp.Model, err error) {
 	defer func() {
 		if err != nil {
 			m, err = nil, fmt.Errorf("graph: %w", err)
 		}
 	}()
-	defer caught.Panic(&err, "reading the graph") // Gorgonia's answer to a node that was put together wrongly
+	defer caught.Panic(&err, "reading the graph") // Gorgonia panics on malformed nodes
 	r := &reader{
 		results: gorgonia.Nodes{cost},
 		leaves:  make(map[*gorgonia.Node]value), index: make(map[*gorgonia.Node]int),
@@ -54,12 +54,12 @@ func Model(cost *gorgonia.Node, inputs, learnables gorgonia.Nodes, opts ...Optio
 	return newModel(r, inputs, learnables)
 }
 
-// An Option changes what [Model] makes of a graph.
+// An Option changes the model that [Model] makes.
 type Option func(*reader)
 
 // Results adds nodes, such as predictions, to the results of the model: [fsdp.Sharded.Eval] returns
-// them after the loss. They must be floats that are computed from the batch. Training does not
-// compute what only they need.
+// them after the loss. They must be floats that are computed from the batch. Training skips nodes
+// that only they need.
 func Results(nodes ...*gorgonia.Node) Option {
 	return func(r *reader) { r.results = append(r.results, nodes...) }
 }
@@ -79,10 +79,10 @@ type reader struct {
 	leaves map[*gorgonia.Node]value
 	index  map[*gorgonia.Node]int
 	values []value
-	trains int // how many of the values cost needs
+	trains int // number of values that cost needs
 }
 
-// check looks at the nodes that the user names, and takes the leaves among them.
+// check checks the nodes that the user names, and records the leaves among them.
 func (r *reader) check(inputs, learnables gorgonia.Nodes) error {
 	cost := r.results[0]
 	if cost == nil {
@@ -115,13 +115,13 @@ func (r *reader) check(inputs, learnables gorgonia.Nodes) error {
 			}
 		}
 	}
-	// A graph of its own, over the same nodes: looking for a node writes to an index, and removals
-	// leave that of the user's graph stale.
+	// A separate graph over the same nodes: looking for a node writes to an index, and removals
+	// leave the index of the user's graph stale.
 	r.graph = cost.Graph().ExactSubgraphRoots(slices.Clone(r.results)...)
 	return nil
 }
 
-// checkNode looks at node i of a list. Unless it is a result, it becomes a leaf.
+// checkNode checks node i of a list. Unless it is a result, it becomes a leaf.
 func (r *reader) checkNode(n *gorgonia.Node, o origin, i int) error {
 	switch {
 	case n.Graph() != r.results[0].Graph():
@@ -166,7 +166,7 @@ func (r *reader) readAll() error {
 	return nil
 }
 
-// read adds n and what it needs, and returns its index.
+// read adds n and its arguments, and returns its index.
 func (r *reader) read(n *gorgonia.Node) (int, error) {
 	if i, ok := r.index[n]; ok {
 		return i, nil
@@ -218,10 +218,11 @@ func (r *reader) operation(v *value, n *gorgonia.Node) error {
 	return nil
 }
 
-// originOf tells whether v, which has an operation, is rebuilt in each call or computed in one.
-// What is the same for every batch is rebuilt: passing on what is made of a weight would keep the
-// memory of a whole weight. A single number that is made of learnables is passed on all the same.
-// What is not of the graph's float type is rebuilt, because calls pass on nothing else.
+// originOf reports whether v, which has an operation, is rebuilt in each call or computed in one. A
+// value that is the same for every batch is rebuilt: passing on a value made of a weight would keep
+// the memory of a whole weight. A single number made of learnables is passed on all the same. A
+// value that is not of the graph's float type is rebuilt, because calls only pass on values of that
+// type.
 func (r *reader) originOf(v *value) origin {
 	size := opType(v.op) == "sizeOp"
 	v.invariant = v.invariant || size

@@ -15,7 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// origin says where a value of the graph comes from.
+// origin is the source of a value in the graph.
 type origin uint8
 
 const (
@@ -33,25 +33,25 @@ type value struct {
 	shape  tensor.Shape
 	dtype  tensor.Dtype
 
-	// Of a learnable or constant.
+	// For a learnable or constant.
 	data  exec.Value // a copy, owned by the model
 	hash  [8]byte    // of data
 	param string     // name of the learnable's parameter within a call
-	full  string     // and within the model, once a call owns it
+	full  string     // its full name in the model, once a call owns it
 
-	// Of a rebuilt or computed value.
+	// For a rebuilt or computed value.
 	op        gorgonia.Op
 	args      []int // its arguments
-	reads     []int // computed values and batch tensors that it needs, if only for rebuilt values
-	params    []int // learnables likewise
-	invariant bool  // the same for every batch: made of learnables, constants and sizes alone
+	reads     []int // computed values and batch tensors that it needs, directly or through rebuilt values
+	params    []int // learnables that it needs, likewise
+	invariant bool  // the same for every batch: made only of learnables, constants and sizes
 
-	// Of a batch tensor or computed value.
+	// For a batch tensor or computed value.
 	home   ref  // where other calls find it
 	leaves bool // other calls read it, or it is a result
 }
 
-// copyData takes a copy of the value that is bound to n.
+// copyData copies the value that is bound to n.
 func (v *value) copyData(n *gorgonia.Node) (err error) {
 	if v.data, err = copyOf(n.Value()); err != nil {
 		return err
