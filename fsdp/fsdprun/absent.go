@@ -6,7 +6,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// giveUp takes note of why a host does not take part. It may come back.
+// giveUp records why a host does not take part. It may come back.
 func (m *meeting) giveUp(host int, why string) {
 	if m.gaveUp == nil {
 		m.gaveUp = make(map[int]string)
@@ -15,7 +15,8 @@ func (m *meeting) giveUp(host int, why string) {
 	m.say(why)
 }
 
-// silence says why a host may be absent that has not said why, "" if there is none.
+// silence returns possible reasons for the absence of a host that has given none, or "" if there is
+// no such host.
 func (m *meeting) silence() string {
 	for host := range m.hosts {
 		if m.members[host] == nil && m.gaveUp[host] == "" {
@@ -26,7 +27,7 @@ func (m *meeting) silence() string {
 	return ""
 }
 
-// absent lists the hosts that are not here, and why as far as they have said it.
+// absent lists the absent hosts, and the reasons that they have given.
 func (m *meeting) absent() string {
 	var absent []int
 	var why strings.Builder

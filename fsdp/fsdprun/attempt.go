@@ -13,15 +13,15 @@ type attempt struct {
 	running int
 	ended   []*ending        // in the order of time
 	asked   bool             // all ranks were asked to end
-	user    bool             // by a signal that came for fsdprun
+	user    bool             // by a signal to fsdprun
 	killed  <-chan time.Time // when ranks that were asked are killed
 
-	dir   string // where the ranks leave how far they are in joining; "" when they have joined, or nothing is known
+	dir   string // where the ranks record their progress in joining; "" when they have joined, or if it is unknown
 	look  *time.Ticker
-	joins joins // that the meeting was told
+	joins joins // last reported to the meeting
 }
 
-// attempt starts the ranks, waits for their ends and returns these.
+// attempt starts the ranks, waits until they have ended, and returns how they ended.
 func (l *launcher) attempt(s start) []ending {
 	a := &attempt{begin: time.Now()}
 	l.watch(a)
@@ -69,7 +69,7 @@ func (l *launcher) attempt(s start) []ending {
 	return ended
 }
 
-// exited takes note of the end of a rank, and ends the others if it failed.
+// exited records the end of a rank, and ends the others if it failed.
 func (l *launcher) exited(a *attempt, r *rank) {
 	r.reap(a.begin, a.asked)
 	a.running--
@@ -81,14 +81,14 @@ func (l *launcher) exited(a *attempt, r *rank) {
 	}
 }
 
-// fail ends all ranks, of the other hosts too.
+// fail ends all ranks, on the other hosts, too.
 func (l *launcher) fail(a *attempt, text string) {
 	l.screen.say("%s; ending the others", text)
 	l.seat.tell(report{Failed: text})
 	l.ask(a, syscall.SIGTERM)
 }
 
-// obey does what the meeting wants.
+// obey executes an order of the meeting.
 func (l *launcher) obey(a *attempt, o order) {
 	l.print(o)
 	switch {
@@ -99,7 +99,7 @@ func (l *launcher) obey(a *attempt, o order) {
 	}
 }
 
-// interrupted handles a signal that came for fsdprun.
+// interrupted handles a signal to fsdprun.
 func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
 	switch {
 	case s == growSignal:
@@ -125,7 +125,7 @@ func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
 	l.seat.tell(report{Signal: s})
 }
 
-// ask sends a signal to all ranks that run, which they have some time to obey.
+// ask sends a signal to all running ranks, which have some time to obey it.
 func (l *launcher) ask(a *attempt, s syscall.Signal) {
 	for _, r := range a.ranks {
 		r.exited = r.exited || !a.asked && r.end == nil && hasExited(r.cmd)

@@ -7,15 +7,15 @@ import (
 	"strconv"
 )
 
-// culprit returns the rank to blame of those that have ended, in order of time, nil if none failed.
-// A process closes its connections before it can be seen to have ended, so its peers may be seen
-// first, and it may be asked to end like them. The order of the ends alone proves little; in this
-// order of weight count:
+// culprit returns the rank to blame among the ended ones, which are in order of time, or nil if
+// none failed. A process closes its connections before its end is visible, so its peers may be seen
+// to end first, and it may be asked to end like them. The order of the ends alone proves little.
+// This counts, the strongest evidence first:
 //
-//  1. a rank that somebody else killed, before any was asked to end;
-//  2. one that failed then, by itself: its error is not about another rank;
+//  1. a rank that another process killed, before any was asked to end;
+//  2. a rank that failed then by itself: its error is not about another rank;
 //  3. the rank that the error of the first one names, if it has failed, too;
-//  4. a rank that somebody else killed, at any time;
+//  4. a rank that another process killed, at any time;
 //  5. the first one.
 func culprit(ended []*ending) *ending {
 	failed := func(early bool, is func(*ending) bool) *ending {
@@ -43,7 +43,7 @@ func culprit(ended []*ending) *ending {
 	return first
 }
 
-// lost counts the ranks that somebody else killed before any was asked to end.
+// lost counts the ranks that another process killed before any was asked to end.
 func lost(ended []*ending, culprit *ending) (n int) {
 	for _, e := range ended {
 		if e.lost() && (e == culprit || e.Early) {
@@ -53,13 +53,13 @@ func lost(ended []*ending, culprit *ending) (n int) {
 	return n
 }
 
-// peerError matches how a comm.RankError names a rank and its group, and how a monitor names the rank whose
-// files cannot be written.
+// peerError matches the names of a rank and its group in a comm.RankError, and the rank in a
+// monitor's error about files that cannot be written.
 var peerError = regexp.MustCompile(`rank (\d+) of group "([^"]*)"|a writer of rank (\d+) has failed`)
 
-// blames tells whether the end of the rank's standard error is about another rank: the last error
-// of a group there names one. Which one that is, the number in the world, is known for the world
-// only, else it is -1.
+// blames reports whether the end of the rank's standard error is about another rank: the last error
+// of a group there names one. named is the world number of that rank, which is known only for the
+// world, or -1.
 func (e *ending) blames() (named int, peer bool) {
 	for _, line := range slices.Backward(e.Tail) {
 		all := peerError.FindAllStringSubmatch(line, -1)

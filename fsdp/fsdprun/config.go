@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// config is what the command line says.
+// config is the parsed command line.
 type config struct {
-	program []string // and its arguments
+	program []string // and arguments
 
 	n     int    // ranks of this host, at the first start
-	min   int    // ranks of all hosts, at later ones; 0: all
-	max   int    // ranks of this host, at later ones
+	min   int    // least number of ranks of all hosts at later starts; 0: all
+	max   int    // largest number of ranks of this host at later starts
 	nodes int    // hosts
-	node  int    // this one
+	node  int    // number of this host
 	host  string // where the hosts meet, if there are several
 	port  string
 	job   string // "" for a random name
@@ -28,8 +28,8 @@ type config struct {
 	columns                                 string // FSDP_COLUMNS of the ranks
 	secretFile                              string
 	tls, trustNetwork                       bool
-	secret                                  []byte        // of several hosts
-	patience                                time.Duration // with hosts that do not come
+	secret                                  []byte        // shared by several hosts
+	patience                                time.Duration // how long to wait for absent hosts
 
 	restarts int
 	older    bool
@@ -38,11 +38,11 @@ type config struct {
 	logDir   string
 	traceDir string
 	hashDir  string
-	compare  bool // ranks
+	compare  bool // compares ranks
 	show     func(rank int) bool
 }
 
-// parse reads the command line for a host with so many cores.
+// parse parses the command line for a host with the given number of cores.
 func parse(args []string, cores int, usage io.Writer) (config, error) {
 	var c config
 	f := flag.NewFlagSet("fsdprun", flag.ContinueOnError)
@@ -108,7 +108,7 @@ func (c *config) setRanks(n string, cores int) error {
 	return nil
 }
 
-// setHosts checks what belongs to several hosts.
+// setHosts checks the flags for several hosts.
 func (c *config) setHosts(rdzv string) error {
 	switch {
 	case c.nodes < 1 || c.node < 0 || c.node >= c.nodes:
@@ -130,7 +130,7 @@ func (c *config) setHosts(rdzv string) error {
 	return nil
 }
 
-// setShow reads a set of ranks.
+// setShow parses a set of ranks.
 func (c *config) setShow(list string) error {
 	switch list {
 	case "all":

@@ -17,18 +17,18 @@ import (
 
 // start is one start of the ranks of a host.
 type start struct {
-	Count       int    // of those before
-	Job         string // a name of its own
+	Count       int    // number of earlier starts
+	Job         string // unique name
 	Host, Port  string // where rank 0 serves
-	Listen      string // where ranks of other hosts reach those of this one, unless -listen says so
-	First       int    // rank of this host, and
-	Ranks       int    // how many
-	Size        int    // of all hosts
-	Node, Nodes int    // this host among them
+	Listen      string // address on which other hosts reach the ranks of this host, unless -listen names one
+	First       int    // first rank of this host
+	Ranks       int    // number of ranks of this host
+	Size        int    // number of ranks of all hosts
+	Node, Nodes int    // number of this host, and number of hosts
 }
 
-// owned are the variables that a launcher above fsdprun may have set and that would contradict what
-// fsdprun says.
+// owned are the variables that an outer launcher may have set and that would contradict the
+// variables of fsdprun.
 var owned = []string{
 	"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
 	"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
@@ -63,8 +63,8 @@ func rankEnviron(base []string, s start, i, cores int) []string {
 	)
 }
 
-// settings returns environ with the flags and a secret in it. With an error it has still set what
-// [launcher.giveUp] needs, unless the error is about that.
+// settings returns environ with the flags and a secret. Even with an error it has set the fields
+// that [launcher.giveUp] needs, unless the error is about them.
 func (c *config) settings(environ []string) ([]string, error) {
 	env := slices.Clone(environ)
 	set := func(name, value string) {
@@ -127,13 +127,13 @@ func (c *config) settings(environ []string) ([]string, error) {
 	return env, wrong
 }
 
-// distrusted reports whether a variable is none of those that the connection to host 0 needs.
+// distrusted reports whether a variable is not one that the connection to host 0 needs.
 func distrusted(pair string) bool {
 	name, _, _ := strings.Cut(pair, "=")
 	return !slices.Contains([]string{"FSDP_SECRET", "FSDP_SECRET_FILE", "FSDP_TLS", "FSDP_TRUST_NETWORK"}, name)
 }
 
-// probe reads env as the ranks will. Better one error now than one from each of them.
+// probe parses env as the ranks will, to get one error now instead of one from each of them.
 func (c *config) probe(env []string) (launch.Env, error) {
 	probe := rankEnviron(env, start{Job: "probe", Host: "127.0.0.1", Port: "1", First: c.node, Ranks: 1, Size: c.nodes, Node: c.node, Nodes: c.nodes}, 0, 1)
 	ranks, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
@@ -153,7 +153,7 @@ func variable(on bool) string {
 	return ""
 }
 
-// lookup returns the value of a variable, "" if it is not set. The last one counts.
+// lookup returns the value of a variable, or "" if it is not set. The last assignment counts.
 func lookup(env []string, name string) string {
 	for _, pair := range slices.Backward(env) {
 		if value, ok := strings.CutPrefix(pair, name+"="); ok {

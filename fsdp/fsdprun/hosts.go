@@ -28,15 +28,15 @@ type seat struct {
 
 const (
 	purpose = "fsdprun" // in the hello of both sides
-	// goodbye is for how long host 0 waits for the others to have heard that the job has ended.
+	// goodbye limits how long host 0 waits for the others to learn that the job has ended.
 	goodbye = 5 * time.Second
-	// strangers is how many connections that come to nothing are reported.
+	// strangers is the largest number of failed connections that are reported.
 	strangers = 10
-	// defaultPatience is that of ranks which join.
+	// defaultPatience is the same as for ranks that join.
 	defaultPatience = 5 * time.Minute
 )
 
-// takeSeat opens the meeting on host 0. Other hosts go there, and wait for it.
+// takeSeat opens the meeting on host 0. Other hosts connect to it, and wait for it.
 func (l *launcher) takeSeat(after func(time.Duration) <-chan time.Time) (seat, error) {
 	cfg, hello, err := l.identity()
 	if err != nil {
@@ -69,7 +69,7 @@ func (l *launcher) identity() (store.Config, auth.Hello, error) {
 	return cfg, auth.Hello{Job: l.config.job, Purpose: purpose, Rank: l.node, Size: l.nodes}, nil
 }
 
-// giveUp tells host 0 why this host does not join, if host 0 is there within goodbye.
+// giveUp reports to host 0 why this host does not join, if it reaches host 0 within goodbye.
 func (l *launcher) giveUp(why error) {
 	if l.node == 0 {
 		return
@@ -91,17 +91,17 @@ func (l *launcher) giveUp(why error) {
 
 // holder holds the meeting, on host 0.
 type holder struct {
-	*meeting // of run
+	*meeting // only used by run
 	after    func(time.Duration) <-chan time.Time
 	hello    auth.Hello
-	host     string // where rank 0 serves
+	host     string // address on which rank 0 serves
 	listen   string // "" on one host
 	server   *store.Server
 
 	heard   chan heard
 	orders  chan order
-	wires   map[int]*wire // of run, by host
-	waiting []heard       // of run: joins of hosts that are there already
+	wires   map[int]*wire // by host; only used by run
+	waiting []heard       // joins of hosts that are connected already; only used by run
 	done    chan struct{} // run has ended
 }
 
@@ -122,7 +122,7 @@ func newHolder(c *config, cfg store.Config, hello auth.Hello, mine offer, after 
 		heard: make(chan heard), orders: make(chan order), wires: make(map[int]*wire), done: make(chan struct{}),
 	}
 	if c.nodes > 1 {
-		h.host, h.job = c.host, h.job+"-"+random(4) // of this meeting: another one may start the same numbers
+		h.host, h.job = c.host, h.job+"-"+random(4) // unique to this meeting: another one may have starts with the same numbers
 		var err error
 		if h.server, err = store.Accept(context.Background(), net.JoinHostPort(c.host, c.port), cfg, h.admit, h.serve); err != nil {
 			return seat{}, fmt.Errorf("-rdzv: %w", err)
@@ -149,7 +149,7 @@ func (h *holder) close() {
 	}
 }
 
-// admit lets the other hosts of the job in.
+// admit accepts the other hosts of the job.
 func (h *holder) admit(theirs auth.Hello) (auth.Hello, error) {
 	switch {
 	case theirs.Purpose != purpose:
@@ -162,7 +162,7 @@ func (h *holder) admit(theirs auth.Hello) (auth.Hello, error) {
 	return h.hello, nil
 }
 
-// serve listens to a host.
+// serve receives the reports of a host.
 func (h *holder) serve(conn, raw net.Conn, theirs auth.Hello) error {
 	w := newWire(conn, raw)
 	defer w.close()
@@ -179,7 +179,7 @@ func (h *holder) serve(conn, raw net.Conn, theirs auth.Hello) error {
 	}
 }
 
-// take hands a report to run.
+// take passes a report to run.
 func (h *holder) take(e heard) {
 	select {
 	case h.heard <- e:
@@ -187,7 +187,7 @@ func (h *holder) take(e heard) {
 	}
 }
 
-// run keeps the meeting until the last order is delivered.
+// run runs the meeting until the last order is delivered.
 func (h *holder) run() {
 	defer close(h.done)
 	var (
@@ -226,9 +226,9 @@ func (h *holder) run() {
 	}
 }
 
-// receive tells the meeting what a host says. While another connection is that host's, it waits for the
-// end of that one: of a host that was cut off and has come back, the meeting may not know yet that it
-// was gone.
+// receive passes a host's report to the meeting. If the host has another connection, a join waits
+// for the end of that one: when a host that was cut off has come back, the meeting may not know yet
+// that it was gone.
 func (h *holder) receive(e heard) {
 	switch there := h.wires[e.host]; {
 	case e.wire == there: // as of host 0, which has none
@@ -257,7 +257,7 @@ func (h *holder) receive(e heard) {
 	}
 }
 
-// deliver sends the orders to the other hosts, and returns those for this one.
+// deliver sends the orders to the other hosts, and returns the orders for this one.
 func (h *holder) deliver() (mine []order) {
 	var port string
 	for len(h.out) > 0 {
@@ -286,8 +286,9 @@ func (h *holder) deliver() (mine []order) {
 	return mine
 }
 
-// freePort returns a port of this host that is free now. It is none of those that systems hand out to
-// whoever names none, so hardly any other process takes it before rank 0 does, which would say so.
+// freePort returns a port of this host that is free now. It is outside the range from which systems
+// choose ports themselves, so hardly any other process takes it before rank 0, which would report
+// it.
 func freePort(host string) (port string, err error) {
 	for range 100 {
 		port = strconv.Itoa(20000 + rand.IntN(12000))
@@ -304,12 +305,12 @@ type guest struct {
 	*config
 	cfg    store.Config
 	hello  auth.Hello
-	mine   offer // of run
+	mine   offer // only used by run
 	orders chan order
 	done   chan struct{}  // run has ended
-	ranks  sync.WaitGroup // that run
+	ranks  sync.WaitGroup // running ranks
 	ctx    context.Context
-	leave  context.CancelCauseFunc // look for host 0 no more
+	leave  context.CancelCauseFunc // stops the search for host 0
 
 	mu   sync.Mutex
 	wire *wire // the last one
@@ -322,7 +323,7 @@ func newGuest(c *config, cfg store.Config, hello auth.Hello, mine offer) seat {
 	return seat{g.orders, g.tell, func() { <-g.done; g.leave(nil) }}
 }
 
-// tell sends a report, if host 0 is there.
+// tell sends a report, if host 0 is connected.
 func (g *guest) tell(r report) {
 	g.mu.Lock()
 	if r.Signal != 0 && r.Signal != growSignal {
@@ -337,8 +338,8 @@ func (g *guest) tell(r report) {
 	}
 }
 
-// run takes part until the meeting lets this host go. Whenever host 0 is gone it ends the ranks, and
-// waits for another meeting.
+// run takes part until the meeting releases this host. Whenever host 0 is gone, it ends the ranks
+// and waits for another meeting.
 func (g *guest) run() {
 	defer close(g.done)
 	for {
@@ -377,7 +378,7 @@ func (g *guest) find() (*wire, error) {
 	return newWire(conn, raw), nil
 }
 
-// join takes part from now on, unless a signal came in the meantime: later ones go to host 0.
+// join takes part from now on, unless a signal came in the meantime. Later signals go to host 0.
 func (g *guest) join(w *wire) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

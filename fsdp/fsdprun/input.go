@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// input hands standard input to rank 0, whichever process that is at the time. Ranks could not read
-// a terminal themselves: their process groups are in the background.
+// input passes standard input to the current process of rank 0. Ranks could not read a terminal
+// themselves: their process groups are in the background.
 type input struct {
 	mu     sync.Mutex
 	change sync.Cond
@@ -44,7 +44,7 @@ func (in *input) pump(from io.Reader) {
 	}
 }
 
-// receiver waits for a rank 0. It returns nil once there will be none.
+// receiver waits for a rank 0. It returns nil if no further one will come.
 func (in *input) receiver() *os.File {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -70,7 +70,7 @@ func (in *input) feed(to *os.File) {
 	in.change.Broadcast()
 }
 
-// attach sends input to a new rank 0, detach ends that.
+// attach sends input to a new rank 0, and detach stops that.
 func (in *input) attach(to *os.File) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -14,32 +14,32 @@ import (
 	"time"
 )
 
-// system is what fsdprun is given besides its arguments.
+// system is the environment of fsdprun, in addition to its arguments.
 type system struct {
 	in       io.Reader
 	out, err io.Writer
 	signals  <-chan os.Signal
 	environ  []string
-	after    func(time.Duration) <-chan time.Time // time.After, or that of a test
+	after    func(time.Duration) <-chan time.Time // time.After, or a replacement in tests
 }
 
 // launcher is a running fsdprun.
 type launcher struct {
 	config
 	command []string // of the program, ready to be executed
-	base    []string // environment that all ranks have
-	cores   int      // to be divided among them
-	allowed []int    // their numbers, if they are to be pinned
+	base    []string // environment of all ranks
+	cores   int      // divided among the ranks
+	allowed []int    // numbers of the cores, if ranks are to be pinned
 
 	signals <-chan os.Signal
 	screen  *screen
 	input   *input
 	thread  *thread
 	seat    seat
-	totals  string // a directory where ranks leave what their operations took, or ""
+	totals  string // directory for the ranks' totals of their operations, or ""
 
 	mu   sync.Mutex
-	lost error // the first log that could not be written to its end
+	lost error // error of the first log that could not be written completely
 }
 
 // Exit statuses of fsdprun itself.
@@ -104,7 +104,7 @@ func run(args []string, sys system) int {
 	return status
 }
 
-// prepare builds the program, and whatever else may fail before a rank is started.
+// prepare builds the program, and does everything else that may fail before a rank is started.
 func (l *launcher) prepare(environ []string) (temporary string, err error) {
 	if l.pin {
 		if l.allowed, err = allowedCores(); err != nil {
@@ -145,7 +145,7 @@ func (l *launcher) prepare(environ []string) (temporary string, err error) {
 	}
 }
 
-// job does what the meeting says until that ends the job, and returns the exit status.
+// job executes the meeting's orders until one ends the job, and returns the exit status.
 func (l *launcher) job() int {
 	for {
 		select {
@@ -165,7 +165,7 @@ func (l *launcher) job() int {
 	}
 }
 
-// print prints what comes with an order.
+// print prints the text of an order.
 func (l *launcher) print(o order) {
 	if o.Say != "" {
 		l.screen.say("%s", o.Say)

@@ -18,11 +18,11 @@ type joins struct {
 	Left []int // they ended with status 0 and had not joined
 }
 
-// joinLook is how often a launcher looks how far its ranks are.
+// joinLook is the interval at which a launcher checks the progress of its ranks.
 const joinLook = 200 * time.Millisecond
 
-// watch begins to look how far the ranks of a start are in joining. Without a directory for their
-// files the ranks run nevertheless.
+// watch begins to check the ranks' progress in joining. Without a directory for their files the
+// ranks run nevertheless.
 func (l *launcher) watch(a *attempt) {
 	var err error
 	if a.dir, err = os.MkdirTemp("", "fsdprun-joins"); err != nil {
@@ -32,7 +32,7 @@ func (l *launcher) watch(a *attempt) {
 	a.look = time.NewTicker(joinLook)
 }
 
-// unwatch ends that.
+// unwatch ends the checks.
 func (l *launcher) unwatch(a *attempt) {
 	if a.dir == "" {
 		return
@@ -44,7 +44,7 @@ func (l *launcher) unwatch(a *attempt) {
 	a.dir = ""
 }
 
-// looks returns when to look how far the ranks are.
+// looks returns the channel of the checks, or nil if there are none.
 func (a *attempt) looks() <-chan time.Time {
 	if a.dir == "" {
 		return nil
@@ -60,7 +60,7 @@ func (a *attempt) joinsName(rank int) string {
 	return filepath.Join(a.dir, fmt.Sprint("rank-", rank))
 }
 
-// lookAt reads how far the ranks of this host have joined, and reports changes to the meeting.
+// lookAt reads the joining progress of this host's ranks, and reports changes to the meeting.
 func (l *launcher) lookAt(a *attempt) {
 	if a.dir == "" {
 		return
@@ -93,7 +93,8 @@ func (l *launcher) lookAt(a *attempt) {
 	}
 }
 
-// stopUnjoined ends a start that ranks of some host cannot join, as others have ended well without that.
+// stopUnjoined ends a start that ranks of some host cannot join, because others ended with status 0
+// without joining.
 func (m *meeting) stopUnjoined() {
 	var now joins
 	for _, h := range m.inOrder {

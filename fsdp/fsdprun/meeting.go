@@ -13,8 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// The meeting is where the hosts of a job decide which ranks start when. Host 0 holds it, in its
-// fsdprun. A job on one host is a meeting of one.
+// The meeting decides which ranks of a job start when. Host 0 holds it, in its fsdprun. A job on
+// one host is a meeting of one.
 //
 //	host h                                     host 0
 //	  | -- join: how many ranks I can run ------->  |
@@ -25,44 +25,43 @@ import (
 //	  | -- ended: how each rank has ended ------->  |  when the last one has
 //	  | <- start again, or end: the exit status --  |
 //
-// What holds:
+// Invariants:
 //
-//   - One start at a time. Nobody is told to start before every host that is here has said that its
-//     ranks of the start before have ended. A host that is gone ends its ranks by itself.
-//   - Every start has a number, larger than those before, and a name of its own, which ranks tell each
-//     other when they join. So ranks of two starts never take each other for their own, also when
-//     host 0 was replaced or a host was cut off and still runs ranks of a former start.
-//   - Ranks are numbered in the order of the hosts' numbers, whoever is here.
+//   - One start at a time. No host gets an order to start before every present host has reported
+//     the end of its ranks of the start before. A host that is gone ends its ranks by itself.
+//   - Every start has a number, larger than the numbers before, and a unique name, which ranks
+//     exchange when they join. So ranks of two starts never join each other, even if host 0 was
+//     replaced, or if a host was cut off and still runs ranks of an earlier start.
+//   - Ranks are numbered in the order of the numbers of the present hosts.
 //   - A start has at least min ranks. Without them nothing is started.
-//   - After failures there are at most as many starts as restarts.
-//   - It does not wait for ever: for a rest or the last call if there are enough ranks, for patience if
-//     not. Ranks that were asked to end are killed by their hosts after some time.
+//   - There are at most restarts starts after failures.
+//   - The meeting does not wait forever: it waits for a rest or the last call if there are enough
+//     ranks, and for patience if not. Hosts kill ranks that were asked to end after some time.
 //
-// meeting decides and does nothing else: it is told what happens and when, and leaves orders in
-// out.
+// meeting only decides: it receives events with their times, and leaves orders in out.
 type meeting struct {
 	hosts, restarts int
-	compare         bool          // ranks, when a start has ended
-	min             int           // ranks; 0 for all that all hosts have
-	patience        time.Duration // with hosts that do not come
+	compare         bool          // compares ranks when a start has ended
+	min             int           // least number of ranks; 0 for all ranks of all hosts
+	patience        time.Duration // how long to wait for absent hosts
 	job             string        // begins the names of starts
 
 	now      time.Time       // of the last event
-	members  map[int]*member // the hosts that are here
+	members  map[int]*member // hosts that are present
 	count    int             // the number of the next start
 	size     int             // ranks of the last start; 0 before the first
-	since    time.Time       // when the ranks were started, or else had ended
-	until    time.Time       // before which there is no start
+	since    time.Time       // when the ranks were started, or when the last ones had ended
+	until    time.Time       // no start before this time
 	running  bool            // a start was ordered, and its ranks have not all ended
-	asked    reason          // why they were asked to end
-	gone     []string        // hosts that went meanwhile, and how
-	left     []string        // or were asked to leave
-	gaveUp   map[int]string  // why hosts are not here that have said it
+	asked    reason          // why the ranks were asked to end
+	gone     []string        // hosts that went during the start, and how
+	left     []string        // hosts that were asked to leave
+	gaveUp   map[int]string  // reasons of absent hosts that have given one
 	ended    []*ending       // of the last start, in order of time
-	unjoined []int           // ranks that ended well and had not joined, for which others waited
+	unjoined []int           // ranks that ended well without joining, while others waited for them
 	failures int
-	rest     time.Duration // after the last one
-	status   int           // of the last one
+	rest     time.Duration // after the last failure
+	status   int           // of the last failure
 	over     bool
 
 	out []message
@@ -71,14 +70,14 @@ type meeting struct {
 // member is a host.
 type member struct {
 	offer
-	ranks   int  // that it is to run
-	busy    bool // they run
-	leaving bool // and are its last ones
+	ranks   int  // number to run
+	busy    bool // its ranks run
+	leaving bool // and these ranks are its last ones
 	joins   joins
 	ended   []*ending
 }
 
-// reason is why ranks that run were asked to end.
+// reason is why running ranks were asked to end.
 type reason uint8
 
 const (
@@ -94,38 +93,38 @@ type message struct {
 	order
 }
 
-// order is what the meeting tells a host. Fields that are not set say nothing.
+// order is an order of the meeting to a host. Fields that are not set mean nothing.
 type order struct {
-	Say   string         // what to print
-	Start *start         // which ranks
-	Stop  syscall.Signal // for the ranks that run
-	End   bool           // of fsdprun, with
+	Say   string         // text to print
+	Start *start         // ranks to start
+	Stop  syscall.Signal // signal for the running ranks
+	End   bool           // ends fsdprun, with
 	Exit  int            // this status
 }
 
-// report is what a host tells the meeting: one of these.
+// report is a report of a host to the meeting: one of these.
 type report struct {
 	Join   *offer         // before anything else
-	Failed string         // the first rank that did
+	Failed string         // the first rank that failed
 	Joins  *joins         // the ranks that keep a start from joining, when they change
-	Ended  []ending       // all of a start, in order of time
-	Signal syscall.Signal // came for its fsdprun
-	Gone   string         // why nothing more comes
+	Ended  []ending       // all ranks of a start, in order of time
+	Signal syscall.Signal // a signal to its fsdprun
+	Gone   string         // why no further reports come
 	GaveUp string         // why this host does not join
 }
 
-// offer is what a host brings along.
+// offer is the contribution of a host that joins.
 type offer struct {
-	Ranks         int // that it can run
-	Most          int // after SIGUSR1
+	Ranks         int // number that it can run
+	Most          int // number that it can run after SIGUSR1
 	Min, Restarts int // the flags
-	Count         int // of the next start, as far as it knows
+	Count         int // number of the next start, as far as the host knows
 }
 
 // lastCall is how long the first start waits for absent hosts once there are enough ranks.
 const lastCall = 30 * time.Second
 
-// hear takes note of a report.
+// hear records a report.
 func (m *meeting) hear(now time.Time, host int, r report) {
 	m.now = now
 	here := m.members[host] != nil
@@ -153,13 +152,13 @@ func (m *meeting) hear(now time.Time, host int, r report) {
 	m.advance()
 }
 
-// tick takes note of the time that wake has named.
+// tick handles the time that wake has returned.
 func (m *meeting) tick(now time.Time) {
 	m.now = now
 	m.advance()
 }
 
-// wake returns when tick is to be called, zero for never.
+// wake returns when to call tick, or zero for never.
 func (m *meeting) wake() time.Time {
 	if m.over || m.running {
 		return time.Time{}
@@ -186,7 +185,7 @@ func (m *meeting) join(host int, o offer) {
 	}
 }
 
-// lose takes note that a host is gone.
+// lose records that a host is gone.
 func (m *meeting) lose(host int, why string) {
 	busy := m.members[host].busy
 	delete(m.members, host)
@@ -199,7 +198,7 @@ func (m *meeting) lose(host int, why string) {
 	m.say(text)
 }
 
-// end takes note that the ranks of a host have ended.
+// end records that the ranks of a host have ended.
 func (m *meeting) end(host int, list []ending) {
 	h := m.members[host]
 	h.busy = false
@@ -213,7 +212,7 @@ func (m *meeting) end(host int, list []ending) {
 	}
 }
 
-// dismiss lets a host go to which a signal came.
+// dismiss releases a host that got a signal.
 func (m *meeting) dismiss(host int, list []*ending) {
 	exit := 0
 	if first := culprit(list); first != nil {
@@ -223,7 +222,7 @@ func (m *meeting) dismiss(host int, list []*ending) {
 	delete(m.members, host)
 }
 
-// interrupted takes note of a signal. One for host 0 ends the job, one for another host only that
+// interrupted handles a signal. A signal to host 0 ends the job, a signal to another host only this
 // host's part.
 func (m *meeting) interrupted(host int, s syscall.Signal) {
 	h := m.members[host]
@@ -253,7 +252,7 @@ func (m *meeting) interrupted(host int, s syscall.Signal) {
 	}
 }
 
-// grow lets a host have all the ranks that it may.
+// grow gives a host all the ranks that it may have.
 func (m *meeting) grow(host int, h *member) {
 	switch {
 	case h.ranks == h.Most:
@@ -272,8 +271,8 @@ func (m *meeting) grow(host int, h *member) {
 	}
 }
 
-// stop asks all ranks to end, those of the host that brings it about, too: it may not have been
-// told to start them when it spoke. It need not be told why.
+// stop asks all ranks to end, also on the host that caused it: it may have reported before it got
+// the order to start them. This host does not get the reason.
 func (m *meeting) stop(why reason, s syscall.Signal, by int, text string) {
 	if !m.running || m.asked != unasked {
 		return
@@ -290,7 +289,7 @@ func (m *meeting) stop(why reason, s syscall.Signal, by int, text string) {
 	}
 }
 
-// advance does what is due.
+// advance takes the steps that are due.
 func (m *meeting) advance() {
 	if m.running && !m.busy() {
 		m.conclude()
@@ -333,8 +332,8 @@ func (m *meeting) conclude() {
 	}
 }
 
-// first returns the rank to blame for the end of a start, nil if that is no rank: where a host is
-// gone, the ends that follow from it prove nothing.
+// first returns the rank to blame for the end of a start, or nil if no rank is to blame: if a host
+// is gone, the ends that follow from it prove nothing.
 func (m *meeting) first() *ending {
 	first := culprit(m.ended)
 	if first == nil || len(m.gone)+len(m.left) == 0 {
@@ -376,15 +375,15 @@ func (m *meeting) fail(first *ending, lasted time.Duration, why reason) {
 	m.say(fmt.Sprintf("restart %d of %d in %v, %s", m.failures, m.restarts, m.rest, with))
 }
 
-// Restarts get rarer while ranks fail at once, so that an outage of the network or the disk does
-// not use them all up.
+// Restarts become rarer while ranks fail at once, so that an outage of the network or the disk does
+// not use all of them up.
 const (
 	shortestRest = time.Second
 	longestRest  = time.Minute
 )
 
-// restAfter returns how long to wait before a restart: twice as long as the last time, or as short
-// as can be if the ranks have lasted.
+// restAfter returns how long to wait before a restart: twice the last wait, or the shortest wait if
+// the ranks have lasted.
 func restAfter(rest, lasted time.Duration) time.Duration {
 	if lasted >= longestRest {
 		rest = 0
@@ -392,8 +391,8 @@ func restAfter(rest, lasted time.Duration) time.Duration {
 	return min(max(2*rest, shortestRest), longestRest)
 }
 
-// plan returns how many ranks each host would start now, and in all: none if they are too few.
-// Ranks that were lost are started again where there would be too few without them.
+// plan returns the number of ranks that each host would start now, and the total: none if there are
+// too few. Lost ranks are started again if there would be too few without them.
 func (m *meeting) plan() (ranks map[int]int, total int) {
 	all, most, ranks := 0, 0, make(map[int]int)
 	for host, h := range m.members {

@@ -38,8 +38,8 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// columns returns the columns that a rank may fill of a line of standard output, after what print
-// puts before it: 0 if that is no terminal.
+// columns returns the number of columns that a rank may fill in a line of standard output, after
+// the prefix of print: 0 if it is not a terminal.
 func (s *screen) columns() int {
 	f, ok := s.out[stdout].(*os.File)
 	if !ok || !s.terminal[stdout] {
@@ -52,7 +52,7 @@ func (s *screen) columns() int {
 	return max(0, width-len("[999] "))
 }
 
-// print prints a line of a rank. A progress line is shown on a terminal only, to be overwritten.
+// print prints a line of a rank. A progress line is shown only on a terminal, and is overwritten.
 func (s *screen) print(stream, rank int, line []byte, progress bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,14 +99,14 @@ func (s *screen) say(format string, args ...any) {
 // maxLine is the length beyond which a line is printed in pieces.
 const maxLine = 1 << 20
 
-// splitter cuts a stream into lines. A line ends with a line feed, a carriage return before it does
-// not belong to it. What a carriage return ends is progress, at once: if a line feed follows, it is
-// a line too.
+// splitter cuts a stream into lines. A line ends with a line feed. A carriage return before it does
+// not belong to the line. Text that ends with a carriage return is progress, at once. If a line
+// feed follows, it is a line, too.
 type splitter struct {
 	emit func(line []byte, progress bool)
 
 	line     []byte // so far
-	returned bool   // line was ended by a carriage return, the next byte tells whether it is more than progress
+	returned bool   // line was ended by a carriage return, the next byte decides whether it is more than progress
 }
 
 func (s *splitter) Write(p []byte) (int, error) {

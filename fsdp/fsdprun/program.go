@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// resolve turns the command line of a program into one that can be executed, and returns what is to
-// be deleted afterwards.
+// resolve turns the command line of a program into one that can be executed, and returns a path to
+// delete afterwards, if any.
 func resolve(ctx context.Context, args []string, environ []string) (command []string, temporary string, err error) {
 	files := args[:goFiles(args)]
 	info, err := os.Stat(args[0])
@@ -48,7 +48,7 @@ func goFiles(args []string) int {
 	return len(args)
 }
 
-// build builds what packages say, seen from dir, into a new directory.
+// build builds packages, relative to dir, into a new directory.
 func build(ctx context.Context, dir string, packages, args, environ []string) (command []string, temporary string, err error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {

@@ -21,15 +21,15 @@ import (
 type rank struct {
 	number int // in the job
 	cmd    *exec.Cmd
-	sent   map[syscall.Signal]bool // by fsdprun
+	sent   map[syscall.Signal]bool // signals that fsdprun sent
 	tail   tail                    // of standard error
 
 	pipes   []*os.File // our ends of its output
 	readers sync.WaitGroup
 	log     *os.File // nil if there is none
 
-	join   launch.Join // how far it is in joining
-	exited bool        // seen to have ended before it was asked to, and still to be reaped
+	join   launch.Join // progress in joining
+	exited bool        // it was seen to have ended before it was asked to, and is still to be reaped
 	end    *ending     // nil until it is reaped
 }
 
@@ -38,18 +38,18 @@ type ending struct {
 	Rank   int
 	After  time.Duration     // since the start
 	Code   int               // exit status, if no signal
-	Signal syscall.Signal    // that killed it, or 0
+	Signal syscall.Signal    // signal that killed it, or 0
 	Asked  bool              // fsdprun sent this signal
 	Early  bool              // it ended before the ranks of its host were asked to
-	Join   launch.Join       // how far it was in joining
-	Absent bool              // it ended well and had not joined, while others waited for that
+	Join   launch.Join       // progress in joining
+	Absent bool              // it ended well without joining, while others waited for it
 	Tail   []string          // of standard error, if it failed
 	Totals []*profile.Totals `json:",omitempty"` // of its models, with -stragglers
 }
 
 func (e *ending) failed() bool { return e.Code != 0 || e.Signal != 0 || e.Absent }
 
-// status is what a shell calls the exit status.
+// status is the exit status in the form of a shell.
 func (e *ending) status() int {
 	switch {
 	case e.Signal != 0:
@@ -60,10 +60,10 @@ func (e *ending) status() int {
 	return e.Code
 }
 
-// lost tells whether somebody else killed the rank.
+// lost reports whether another process killed the rank.
 func (e *ending) lost() bool { return e.Signal != 0 && !e.Asked }
 
-// launch starts local rank i, which leaves in files called joins how far it is in joining.
+// launch starts local rank i, which records its progress in joining in files called joins.
 func (l *launcher) launch(s start, i int, joins string) (*rank, error) {
 	r := &rank{number: s.First + i, sent: make(map[syscall.Signal]bool)}
 	r.cmd = exec.Command(l.command[0], l.command[1:]...)
@@ -98,7 +98,8 @@ func (l *launcher) launch(s start, i int, joins string) (*rank, error) {
 	return r, nil
 }
 
-// open makes the pipes of r and opens its log. Of rank 0, it returns where to write its input.
+// open makes the pipes of r and opens its log. For rank 0 it returns the file to write its input
+// to.
 func (l *launcher) open(r *rank, count int) (stdin *os.File, err error) {
 	for _, to := range []*io.Writer{&r.cmd.Stdout, &r.cmd.Stderr} {
 		ours, theirs, err := os.Pipe()
@@ -117,8 +118,8 @@ func (l *launcher) open(r *rank, count int) (stdin *os.File, err error) {
 	return stdin, err
 }
 
-// openLog opens the file of a rank. At the first start it moves the log of an earlier job aside. It
-// returns nil if none is wanted.
+// openLog opens the log of a rank. At the first start it moves the log of an earlier job aside. It
+// returns nil if there are no logs.
 func (l *launcher) openLog(number, count int) (*os.File, error) {
 	if l.logDir == "" {
 		return nil, nil
@@ -136,7 +137,7 @@ func (l *launcher) openLog(number, count int) (*os.File, error) {
 	return regular.Open(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
 }
 
-// unlogged notes that the log of a rank has lost its end.
+// unlogged records that the log of a rank has lost its end.
 func (l *launcher) unlogged(number int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,7 +200,7 @@ func (l *launcher) read(r *rank, stream int, pipe *os.File) {
 	}
 }
 
-// signal sends to the processes of r, unless it has ended.
+// signal sends a signal to the processes of r, unless r has ended.
 func (r *rank) signal(s syscall.Signal) {
 	if r.end == nil && !r.exited {
 		r.sent[s] = true
@@ -207,8 +208,8 @@ func (r *rank) signal(s syscall.Signal) {
 	}
 }
 
-// reap takes leave of a process that has ended, and ends those it leaves behind. Ranks that end now
-// were asked to, or not.
+// reap collects an ended process, and kills the processes that it leaves behind. asked says whether
+// ranks that end now were asked to.
 func (r *rank) reap(begin time.Time, asked bool) {
 	r.end = &ending{Rank: r.number, After: time.Since(begin), Early: r.exited || !asked}
 	signalGroup(r.cmd.Process, syscall.SIGKILL)

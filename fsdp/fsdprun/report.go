@@ -13,7 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// String says how a rank ended.
+// String returns how a rank ended.
 func (e *ending) String() string {
 	switch {
 	case e.Signal != 0 && e.Asked:
@@ -28,8 +28,8 @@ func (e *ending) String() string {
 	return "ended well"
 }
 
-// summary says which hosts are gone, which rank failed first, what it wrote last, and what became of
-// the others.
+// summary names the hosts that are gone, and the rank that failed first with its last output, and
+// says how the others ended.
 func summary(first *ending, ended []*ending, gone []string) string {
 	var b strings.Builder
 	for _, host := range gone {
@@ -63,7 +63,7 @@ func summary(first *ending, ended []*ending, gone []string) string {
 	return b.String()
 }
 
-// hopeless returns a rank that says, in the end of its standard error, that it would fail again.
+// hopeless returns a rank whose last lines of standard error say that it would fail again.
 func hopeless(ended []*ending) *ending {
 	for _, e := range ended {
 		if slices.ContainsFunc(e.Tail, func(line string) bool { return strings.Contains(line, launch.NoRestart) }) {

@@ -14,7 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// prepareTotals makes the directory in which the ranks of this host leave their totals.
+// prepareTotals makes the directory for the totals of this host's ranks.
 func (l *launcher) prepareTotals() (err error) {
 	if !l.compare {
 		return nil
@@ -32,7 +32,7 @@ func (l *launcher) removeTotals() {
 	}
 }
 
-// readTotals takes what a rank that has ended leaves behind.
+// readTotals reads the totals that an ended rank has left.
 func (l *launcher) readTotals(r *rank) {
 	if l.totals == "" || r.end == nil {
 		return
@@ -55,7 +55,7 @@ func (l *launcher) readTotals(r *rank) {
 	}
 }
 
-// stragglers says which ranks the others waited for, for each model that they had.
+// stragglers reports which ranks the others waited for, for each of their models.
 func stragglers(ended []*ending) string {
 	models := make(map[int][]*profile.Totals)
 	var numbers []int

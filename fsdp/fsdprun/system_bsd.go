@@ -4,6 +4,6 @@ package main
 
 import "syscall"
 
-// ownGroup makes a process the leader of a new group. Only Linux ends it with fsdprun when that is
+// ownGroup makes a process the leader of a new group. Only Linux kills the process when fsdprun is
 // killed.
 func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -13,14 +13,14 @@ func ownGroup() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// awaitExit returns when the process has ended, but leaves it to be waited for: until then its
-// number, and that of its group, belong to no other.
+// awaitExit returns when the process has ended, but does not reap it: until then no other process
+// gets its number or the number of its group.
 func awaitExit(cmd *exec.Cmd) {
 	for unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
 }
 
-// hasExited tells whether the process has ended, as far as that can be told without waiting for it.
+// hasExited reports whether the process has ended, as far as this is known without waiting for it.
 func hasExited(cmd *exec.Cmd) bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)

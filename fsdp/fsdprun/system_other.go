@@ -10,7 +10,7 @@ import (
 // awaitExit waits for the process.
 func awaitExit(cmd *exec.Cmd) { cmd.Wait() }
 
-// hasExited cannot tell: the process may have been waited for.
+// hasExited returns false: the process may have been waited for.
 func hasExited(*exec.Cmd) bool { return false }
 
 const canPin = false

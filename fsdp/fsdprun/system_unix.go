@@ -16,8 +16,8 @@ const (
 	noticeSignal     = syscall.SIGUSR2 // passed on
 )
 
-// caught returns the signals that fsdprun handles. One that was ignored from the start, as by
-// nohup, stays so.
+// caught returns the signals that fsdprun handles. A signal that was ignored from the start, as
+// under nohup, stays ignored.
 func caught() []os.Signal {
 	list := []os.Signal{growSignal, noticeSignal}
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
@@ -32,8 +32,8 @@ func caught() []os.Signal {
 // would stop it.
 func ignoreTerminalReads() { signal.Ignore(syscall.SIGTTIN) }
 
-// signalGroup sends to a process and those that it started. The group exists at least until the
-// process is waited for.
+// signalGroup sends a signal to a process and to the processes that it started. The group exists at
+// least until the process is waited for.
 func signalGroup(p *os.Process, s syscall.Signal) { syscall.Kill(-p.Pid, s) }
 
 func signalName(s syscall.Signal) string { return unix.SignalName(s) }

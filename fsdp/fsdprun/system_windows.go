@@ -20,7 +20,7 @@ func ownGroup() *syscall.SysProcAttr {
 }
 
 // signalGroup ends a process, whatever the signal: Windows has no gentler way that every process
-// understands.
+// supports.
 func signalGroup(p *os.Process, _ syscall.Signal) { p.Kill() }
 
 func signalName(s syscall.Signal) string { return s.String() }

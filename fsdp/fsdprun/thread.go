@@ -2,9 +2,9 @@ package main
 
 import "runtime"
 
-// thread runs functions on one thread of the operating system, which lives until it is closed.
-// Ranks are started from it: Linux kills them when the thread that started them ends
-// (PR_SET_PDEATHSIG), not the process; and they inherit its cores.
+// thread runs functions on one thread of the operating system, which exists until it is closed.
+// Ranks are started from it. Linux kills them when the thread that started them ends
+// (PR_SET_PDEATHSIG), not the process. They also inherit its cores.
 type thread struct {
 	calls chan func()
 	done  chan struct{}
@@ -14,7 +14,7 @@ func newThread() *thread {
 	t := &thread{make(chan func()), make(chan struct{})}
 	go func() {
 		defer close(t.done)
-		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine, its cores are nobody else's
+		runtime.LockOSThread() // and never unlock: the thread ends with the goroutine, no other goroutine gets its cores
 		for f := range t.calls {
 			f()
 		}

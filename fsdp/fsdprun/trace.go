@@ -20,8 +20,8 @@ func (c *config) traces() ([]string, error) {
 	return fs.Glob(os.DirFS(c.traceDir), "rank-*.pftrace")
 }
 
-// prepareTrace makes the directory of traces. Host 0 finds it empty, so that what is joined in the
-// end is of this job.
+// prepareTrace makes the directory of traces. On host 0 it must have no traces yet, so that all
+// joined traces belong to this job.
 func (c *config) prepareTrace() error {
 	if c.traceDir == "" {
 		return nil
@@ -35,7 +35,7 @@ func (c *config) prepareTrace() error {
 	return nil
 }
 
-// joinTraces joins what the ranks have written, as far as host 0 sees it, and says where.
+// joinTraces joins the traces of the ranks, as far as host 0 sees them, and prints the path.
 func (l *launcher) joinTraces() (err error) {
 	if l.traceDir == "" || l.node > 0 {
 		return nil

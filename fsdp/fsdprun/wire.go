@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// wire carries messages between two hosts, as JSON. An end that has nothing to say sends an empty
-// one every quarter of silence. So one that hears nothing for as long as silence knows that the
-// other is gone. Of the time in which a process is stopped, one look counts: what has come
-// meanwhile, or comes once the other end is no longer stopped either, is read.
+// wire carries messages between two hosts, as JSON. An end without messages sends an empty one
+// every quarter of silence. If an end receives nothing for silence, it treats the other end as
+// gone. The time in which a process is stopped counts as only one look: messages that have arrived
+// meanwhile, or arrive once the other end runs again, too, are still read.
 type wire struct {
 	conn    net.Conn
 	raw     net.Conn // below TLS: closing it does not wait for the other end
@@ -29,7 +29,7 @@ const (
 	silence    = 20 * time.Second // as between ranks
 	maxMessage = 64 << 20         // bytes; the endings of many ranks have the ends of their output
 	maxUnsent  = 64               // messages
-	looks      = 20               // as often silence is cut
+	looks      = 20               // number of parts of silence
 )
 
 // patient is a connection whose reader gives up after silence.
@@ -55,7 +55,7 @@ func newWire(conn, raw net.Conn) *wire {
 	return w
 }
 
-// send does not wait. The connection of an end that does not take its messages is broken off.
+// send does not wait. If the other end does not take its messages, send closes the connection.
 func (w *wire) send(message any) {
 	select {
 	case w.out <- message:
@@ -84,7 +84,7 @@ func (w *wire) write() {
 	}
 }
 
-// read waits for a message, which may be empty, into what is zero.
+// read waits for a message, which may be empty. message must be zero.
 func (w *wire) read(message any) error {
 	w.limit.N = maxMessage
 	err := w.decoder.Decode(message)
@@ -97,7 +97,7 @@ func (w *wire) read(message any) error {
 	return err
 }
 
-// close breaks the connection off.
+// close closes the connection.
 func (w *wire) close() {
 	close(w.closed)
 	w.raw.Close()
