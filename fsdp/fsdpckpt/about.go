@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// about is what fsdp.Save writes into a manifest beside the tensors. Other writers may leave any of
-// it out.
+// about is the metadata that fsdp.Save writes into a manifest in addition to the tensors. Other
+// writers may leave any of it out.
 type about struct {
 	Seed            *uint64                      `json:"seed"`
 	Forwards        *int                         `json:"forwards"`
@@ -21,7 +21,7 @@ type about struct {
 	Buffers         []string                     `json:"buffers"`    // names of buffers
 }
 
-// readAbout reads what a manifest says about the training.
+// readAbout reads a manifest's metadata about the training.
 func readAbout(m *checkpoint.Manifest) (*about, error) {
 	a := new(about)
 	text, err := json.Marshal(m.Meta)
@@ -34,8 +34,8 @@ func readAbout(m *checkpoint.Manifest) (*about, error) {
 	return a, nil
 }
 
-// isBuffer tells whether a tensor is a buffer, of which every rank has its own. What else ranks
-// have of their own are the parameters of units with process groups of theirs: experts.
+// isBuffer reports whether a tensor is a buffer, of which every rank has its own. The other tensors
+// that ranks own are the parameters of units with their own process groups: experts.
 func (a *about) isBuffer(k checkpoint.Key) bool {
 	return k.Owner != checkpoint.Shared && k.Entry == "" && slices.Contains(a.Buffers, k.Param)
 }

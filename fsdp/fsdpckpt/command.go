@@ -13,7 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
-// system is what fsdpckpt is given besides its arguments.
+// system is the environment of fsdpckpt, in addition to its arguments.
 type system struct {
 	fs       checkpoint.FS
 	out, err io.Writer
@@ -26,12 +26,12 @@ const (
 	exitUsage = 2
 )
 
-// A command is one of the things that fsdpckpt does.
+// A command is one of fsdpckpt's commands.
 type command struct {
 	name, args, short string
 	long              string // for -h
-	n                 int    // number of args, but for flags
-	// flags defines the flags and returns what runs the command once they and the args are there.
+	n                 int    // number of args, without flags
+	// flags defines the flags and returns the action that runs the command after parsing.
 	flags func(f *flag.FlagSet) action
 }
 
@@ -41,7 +41,7 @@ type action func(ctx context.Context, sys system, args []string) error
 // commands are in the order in which a user meets them.
 var commands = []*command{&listCommand, &inspectCommand, &verifyCommand, &mergeCommand}
 
-// A usageError is a command line that makes no sense.
+// A usageError is an invalid command line.
 type usageError struct{ error }
 
 // run is fsdpckpt. It returns the exit status.
@@ -65,7 +65,7 @@ func run(ctx context.Context, args []string, sys system) int {
 	return exitUsage
 }
 
-// overview prints what there is.
+// overview prints the list of commands.
 func overview(w io.Writer) {
 	fmt.Fprint(w, "Fsdpckpt looks into checkpoints, checks them and merges them into one file,\nwithout their model.\n\n")
 	for _, c := range commands {
@@ -104,8 +104,8 @@ func (c *command) run(ctx context.Context, args []string, sys system) int {
 	}
 }
 
-// parse is f.Parse for flags that may stand between the arguments and behind them, too. It returns
-// the arguments.
+// parse is f.Parse for flags that may also be between and after the arguments. It returns the
+// arguments.
 func parse(f *flag.FlagSet, args []string) (rest []string, err error) {
 	for {
 		switch err := f.Parse(args); {
@@ -120,7 +120,7 @@ func parse(f *flag.FlagSet, args []string) (rest []string, err error) {
 	}
 }
 
-// usage is how c is called. Flags that it needs are among c.args.
+// usage returns the command line of c. Flags that it needs are among c.args.
 func (c *command) usage(f *flag.FlagSet) string {
 	line := "usage: fsdpckpt " + c.name + " " + c.args
 	optional := false
@@ -131,7 +131,7 @@ func (c *command) usage(f *flag.FlagSet) string {
 	return line
 }
 
-// help prints all about c.
+// help prints the help text of c.
 func (c *command) help(f *flag.FlagSet, w io.Writer) {
 	fmt.Fprintf(w, "%s\n\n%s\n", c.usage(f), strings.TrimSpace(c.long))
 	first := true
@@ -145,7 +145,7 @@ func (c *command) help(f *flag.FlagSet, w io.Writer) {
 	f.PrintDefaults()
 }
 
-// open opens the checkpoint that PATH leads to, and says which it does not take.
+// open opens the checkpoint at PATH, and prints the damaged ones that it passes over.
 func open(ctx context.Context, sys system, path string) (r *checkpoint.Reader, dir string, err error) {
 	found, err := checkpoint.Find(ctx, sys.fs, filepath.Clean(path))
 	if err != nil {
@@ -158,10 +158,10 @@ func open(ctx context.Context, sys system, path string) (r *checkpoint.Reader, d
 	return r, found.Path, err
 }
 
-// noCheckpoint is an error if dir is a checkpoint, in which nothing is to be written.
+// noCheckpoint returns an error if dir is a checkpoint, where nothing else must be written.
 func noCheckpoint(fsys checkpoint.FS, dir string) error {
 	f, err := fsys.Open(filepath.Join(dir, checkpoint.ManifestName))
-	if err != nil { // what it is will be seen when dir is used
+	if err != nil { // using dir will show its state
 		return nil
 	}
 	return errors.Join(fmt.Errorf("%s is a checkpoint: nothing else is written there", dir), f.Close())

@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// A copier copies elements out of a checkpoint. Every chunk that it reads is compared with its
-// checksum, so damage is not copied. It needs memory for one chunk.
+// A copier copies elements out of a checkpoint. It compares every chunk with its checksum, so it
+// does not copy damaged data. It needs memory for one chunk.
 type copier struct {
 	reader   *checkpoint.Reader
 	buffer   []byte
@@ -23,8 +23,8 @@ func newCopier(r *checkpoint.Reader, p *progress) *copier {
 	return &copier{reader: r, buffer: make([]byte, 4*checkpoint.ChunkBytes), progress: p}
 }
 
-// copy writes the elements of a tensor to w, converted to another type. It follows the chunks of the
-// pieces, so it reads none twice.
+// copy writes the elements of a tensor to w, converted to another type. It follows the chunks of
+// the pieces, so it reads no chunk twice.
 func (c *copier) copy(ctx context.Context, w io.Writer, t *checkpoint.Tensor, as safetensors.DType) error {
 	chunk := checkpoint.ChunkBytes / t.DType.Size() // elements
 	for p := range t.All() {
@@ -55,7 +55,7 @@ func dataBytes(m *checkpoint.Manifest) (n int64) {
 	return n
 }
 
-// writeFile makes a file, has its content written, and returns once it is on disk.
+// writeFile creates a file, lets content write it, and returns when it is on disk.
 func writeFile(fsys checkpoint.FS, path string, content func(w io.Writer) error) (err error) {
 	f, err := fsys.Create(path)
 	if err != nil {

@@ -14,13 +14,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// sizeText returns a number of bytes for people: "512 B", "1.5 KiB", "12.0 GiB".
+// sizeText returns a readable number of bytes: "512 B", "1.5 KiB", "12.0 GiB".
 func sizeText(n int64) string {
 	if n < 1<<10 {
 		return fmt.Sprintf("%d B", n)
 	}
 	x, unit := float64(n)/(1<<10), 0
-	for x >= 1023.95 && unit < 5 { // which would be printed as 1024.0
+	for x >= 1023.95 && unit < 5 { // would be printed as 1024.0
 		x, unit = x/(1<<10), unit+1
 	}
 	return fmt.Sprintf("%.1f %ciB", x, "KMGTPE"[unit])
@@ -43,8 +43,8 @@ func plural(n int, noun string) string {
 	return countText(n) + " " + noun
 }
 
-// table prints rows of cells separated by tabs, in columns. No line ends with spaces, and lines of
-// more than 80 columns are broken.
+// table prints rows of cells separated by tabs, in columns. No line ends with spaces. Lines of more
+// than 80 columns are broken.
 func table(w io.Writer, rows []string) error {
 	var b bytes.Buffer
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -60,9 +60,9 @@ func table(w io.Writer, rows []string) error {
 	return nil
 }
 
-// progress says on a terminal how much of something is done. It prints when the percentage changes.
+// progress shows on a terminal how much of a task is done. It prints when the percentage changes.
 type progress struct {
-	w           io.Writer // nil: nobody looks
+	w           io.Writer // nil: not a terminal
 	verb        string
 	done, total int64 // bytes
 	shown       int64 // per cent
@@ -76,7 +76,7 @@ func newProgress(w io.Writer, verb string, total int64) *progress {
 	return p
 }
 
-// add adds to what is done.
+// add adds bytes to the finished part.
 func (p *progress) add(bytes int) {
 	p.done += int64(bytes)
 	percent := int64(100)

@@ -57,7 +57,7 @@ func inspect(ctx context.Context, sys system, path string, tensors, asJSON bool)
 	return table(sys.out, tensorRows(m))
 }
 
-// aboutRows says what the training was at.
+// aboutRows lists the state of the training.
 func aboutRows(m *checkpoint.Manifest, a *about) []string {
 	rows := []string{fmt.Sprintf("step\t%d", m.Step), fmt.Sprintf("ranks\t%d", m.World)}
 	if a.Seed != nil {
@@ -69,7 +69,7 @@ func aboutRows(m *checkpoint.Manifest, a *about) []string {
 	return rows
 }
 
-// contentRows sums up the contents by what they are.
+// contentRows sums up the contents by kind.
 func contentRows(m *checkpoint.Manifest, a *about) []string {
 	var values, buffers, state []checkpoint.Tensor
 	entries := make(map[string]bool)
@@ -117,7 +117,7 @@ func contentRows(m *checkpoint.Manifest, a *about) []string {
 	return rows
 }
 
-// volume says how much some tensors are.
+// volume returns the size of some tensors.
 func volume(tensors []checkpoint.Tensor) string {
 	if len(tensors) == 0 {
 		return "no tensors"
@@ -134,7 +134,7 @@ func volume(tensors []checkpoint.Tensor) string {
 		strings.Join(slices.Sorted(maps.Keys(types)), " and "), sizeText(bytes))
 }
 
-// excerpt returns the beginning of a JSON text, and how long it is if that is not all.
+// excerpt returns the beginning of a JSON text, and its size if it is longer.
 func excerpt(text json.RawMessage) string {
 	const most = 40
 	runes := []rune(string(text))

@@ -47,7 +47,7 @@ type (
 	}
 )
 
-// inspectJSON is inspect for programs.
+// inspectJSON prints the output of inspect as JSON.
 func inspectJSON(sys system, dir string, m *checkpoint.Manifest, a *about, tensors bool) error {
 	c := checkpointJSON{
 		Path: dir, Step: m.Step, Ranks: m.World, Seed: a.Seed, Passes: a.Forwards, OptimizerSteps: a.OptimizerSteps, OptimizerGroups: a.OptimizerGroups,

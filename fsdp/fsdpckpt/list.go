@@ -43,7 +43,7 @@ func list(ctx context.Context, sys system, args []string) error {
 		name := filepath.Base(e.Path)
 		columns := "-\t-\t-"
 		if e.Err == nil {
-			columns, e.Err = summary(ctx, sys.fs, e.Path) // a job may have removed it by now
+			columns, e.Err = summary(ctx, sys.fs, e.Path) // a job may have removed it meanwhile
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%d\t%s\t%s", name, e.Step, columns, when[name]))
 		if e.Err != nil {
@@ -63,7 +63,7 @@ func summary(ctx context.Context, fsys checkpoint.FS, dir string) (string, error
 	return fmt.Sprintf("%d\t%d\t%s", m.World, len(m.Files), sizeText(fileBytes(m))), r.Close()
 }
 
-// fileBytes returns the size of a checkpoint's files, but for the manifest.
+// fileBytes returns the size of a checkpoint's files, without the manifest.
 func fileBytes(m *checkpoint.Manifest) (n int64) {
 	for _, f := range m.Files {
 		n += f.Size
@@ -71,13 +71,13 @@ func fileBytes(m *checkpoint.Manifest) (n int64) {
 	return n
 }
 
-// reason returns why e does not count, on one line, without the path, which stands in front of it.
+// reason returns why e does not count, on one line, without the path, which precedes it.
 func reason(e checkpoint.Entry) string {
 	text := strings.ReplaceAll(e.Err.Error(), e.Path+string(filepath.Separator), "")
 	return strings.ReplaceAll(strings.TrimPrefix(text, e.Path+": "), "\n", "; ")
 }
 
-// times returns when the contents of the directories in dir came to be, by name.
+// times returns the modification times of the entries of dir, by name.
 func times(sys system, dir string) (map[string]string, error) {
 	entries, err := sys.fs.ReadDir(dir)
 	if err != nil {

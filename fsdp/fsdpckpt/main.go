@@ -1,16 +1,18 @@
-// Fsdpckpt looks into checkpoints, checks them and merges them into one file, without their model.
+// Fsdpckpt inspects checkpoints, verifies them and merges them into one file,
+// without their model.
 //
 //	fsdpckpt list DIR                         every checkpoint of a job
 //	fsdpckpt inspect PATH                     what is in one
 //	fsdpckpt verify PATH                      read all of it, and say what is damaged
 //	fsdpckpt merge PATH OUT.safetensors       one file for other programs
 //
-// PATH is a checkpoint, or the directory of a job: then its last whole one. Flags may stand before,
-// between and behind the arguments; fsdpckpt COMMAND -h lists them.
+// PATH is a checkpoint, or the directory of a job: then its last complete
+// checkpoint. Flags may be before, between and after the arguments; fsdpckpt
+// COMMAND -h lists them.
 //
 // # A session
 //
-// A small GPT was trained on three ranks. Somebody has cut a file short since:
+// A small GPT was trained on three ranks. Then a file was cut short:
 //
 //	$ fsdpckpt list bad
 //	CHECKPOINT      STEP  RANKS  FILES  SIZE     WHEN
@@ -21,7 +23,7 @@
 //	  rank-00002-of-00003.safetensors: damaged: it has 200000 bytes, 348672 were
 //	    written
 //
-// Load would go on from step 30. There is a copy:
+// Load would resume from step 30. There is a copy:
 //
 //	$ fsdpckpt inspect ckpt
 //	ckpt/000004-step-40
@@ -40,14 +42,15 @@
 //	1     rank-00001-of-00003.safetensors  33      342.9 KiB
 //	2     rank-00002-of-00003.safetensors  12      340.5 KiB
 //
-// With -tensors comes what is where: of the embedding, file 0 has elements 0 to 12335, file 1 the
-// rest.
+// With -tensors it also prints where the tensors are: file 0 has elements 0 to
+// 12335 of the embedding, file 1 the rest.
 //
 //	TENSOR                           TYPE  SHAPE     SIZE      UPDATES  PIECES
 //	wte.weight                       F32   [256 64]  64.0 KiB  -        0[0:12336] 1[12336:16384]
 //	exp_avg:wte.weight               F32   [256 64]  64.0 KiB  40       0[0:12336] 1[12336:16384]
 //
-// Whether each byte is still what was written shows when all are read. Here one of a copy is not:
+// Only a complete read shows whether each byte is unchanged. Here one byte of a
+// copy has changed:
 //
 //	$ fsdpckpt verify ckpt
 //	ckpt/000004-step-40 is whole: 1.0 MiB in 3 files
@@ -55,23 +58,24 @@
 //	rank-00001-of-00003.safetensors: blocks.0.fc.weight[0:16384] in bytes [53312:118848]: damaged: their CRC-32C is 07fe09d9, e42c059f was written
 //	fsdpckpt verify: copy/000004-step-40 is damaged
 //
-// One file with the whole weights is what other programs read, and fsdp.Import:
+// Other programs read one file with the whole weights, and so does fsdp.Import:
 //
 //	$ fsdpckpt merge ckpt gpt.safetensors -dtype bf16
 //	gpt.safetensors: 17 tensors, 171.2 KiB, of ckpt/000004-step-40
 //
-// # What holds
+// # Guarantees
 //
-//   - Only merge writes. Its file gets its name when all of it is on disk. After an error or Ctrl-C
-//     the directory is as it was before.
-//   - What is damaged is not copied: all that is read is compared with its checksums.
+//   - Only merge writes. Its file gets its name when all of it is on disk.
+//     After an error or Ctrl-C the directory is the same as before.
+//   - Damaged data is not copied: everything that is read is compared with its
+//     checksums.
 //   - Tensors of any size pass through a few MiB of memory.
-//   - Of what ranks have of their own, a parameter of experts is "name@rank" by the first rank of
-//     its group. Buffers are "name@rank", too; merge takes rank 0's under the plain name, as
-//     fsdp.Export does.
+//   - A parameter of experts, which ranks own, is "name@rank" with the first
+//     rank of its group. Buffers are "name@rank", too; merge takes rank 0's
+//     under the plain name, as fsdp.Export does.
 //
-// The exit status is 0, 1 after a failure or if there is damage, and 2 for a command line that
-// makes no sense. Progress is shown on a terminal.
+// The exit status is 0, 1 after a failure or if there is damage, and 2 for an
+// invalid command line. Progress is shown on a terminal.
 package main
 
 import (

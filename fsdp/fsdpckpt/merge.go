@@ -34,11 +34,11 @@ one chunk, whatever the size of the model.`,
 	},
 }
 
-// merger is a merge as the command line has it.
+// merger has the options of a merge.
 type merger struct {
 	optimizer bool
 	prefix    string
-	as        safetensors.DType // "" for that of the checkpoint
+	as        safetensors.DType // "" for the type in the checkpoint
 }
 
 func (m *merger) setType(name string) error {
@@ -50,11 +50,11 @@ func (m *merger) setType(name string) error {
 	return nil
 }
 
-// optimizerKey is where fsdp.Export puts the counts of an optimizer into the metadata of a file,
-// and fsdp.Import looks for them.
+// optimizerKey is the metadata key under which fsdp.Export stores the counts of an optimizer in a
+// file, and fsdp.Import finds them.
 const optimizerKey = "gofsdp.optimizer"
 
-// optimizerCounts is what is there, as JSON.
+// optimizerCounts is the value of optimizerKey, as JSON.
 type optimizerCounts struct {
 	Steps   int            `json:"steps"`
 	Updates map[string]int `json:"updates"`          // by parameter, with its name in the file
@@ -137,7 +137,7 @@ func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Hea
 		}
 		list = append(list, merged{t, safetensors.Tensor{Name: k.Name(), DType: dtype, Shape: t.Shape}})
 	}
-	metadata := map[string]string{"format": "pt"} // which Python's transformers asks for
+	metadata := map[string]string{"format": "pt"} // required by Python's transformers
 	if m.optimizer {
 		if a.OptimizerSteps == nil {
 			return nil, nil, errors.New("-optimizer: it has no state of an optimizer")
@@ -163,8 +163,8 @@ func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Hea
 	return list, header, err
 }
 
-// replace makes a file that has its name only once all of it is on disk. Before that, and after an
-// error, there is what was there.
+// replace writes a file that gets its name only when all of it is on disk. Before that, and after
+// an error, the previous file stays.
 func replace(fsys checkpoint.FS, path string, content func(w io.Writer) error) error {
 	draft := fmt.Sprintf("%s.tmp-%08x", path, rand.Uint32())
 	err := writeFile(fsys, draft, content)
