@@ -1,21 +1,26 @@
-// Fsdpdiff says where two trainings part: the first step, and in it the first parameter, batch,
-// result of a call or gradient that is not the same, bit by bit.
+// Fsdpdiff finds where two trainings begin to differ: the first step, and in it
+// the first parameter, batch, result of a call or gradient that differs, bit by
+// bit.
 //
 //	fsdpdiff A B
 //
-// A and B are directories that ranks have filled, with fsdprun -hashes DIR, FSDP_HASHES=DIR or
-// fsdp.Config.HashDir. A second start of the job has a run of its own in start-2, the second model of
-// a process in model-2: each is compared with that of the same name. Runs may be on different numbers of ranks and by different strategies:
+// A and B are directories that ranks have filled, with fsdprun -hashes DIR,
+// FSDP_HASHES=DIR or fsdp.Config.HashDir. A second start of the job has its own
+// run in start-2, and the second model of a process in model-2. Each is
+// compared with the run of the same name. Runs may use different numbers of
+// ranks and different strategies:
 //
-//   - Parameters and the sums of gradients are compared as a whole, whoever has what of them.
-//   - Passes are compared by virtual rank, with fsdp.Config.VirtualRanks; else rank by rank on the
-//     same number of ranks, and on another in the order of ranks, and of a rank's passes, if a step
-//     has the same number of passes in all.
-//   - A run that went on from a checkpoint is compared from its first step.
+//   - Parameters and the sums of gradients are compared as a whole, however the
+//     ranks share them.
+//   - Passes are compared by virtual rank, with fsdp.Config.VirtualRanks.
+//     Otherwise they are compared rank by rank on the same number of ranks. On
+//     another number, they are compared in the order of ranks, and of a rank's
+//     passes, if a step has the same total number of passes.
+//   - A run that resumed from a checkpoint is compared from its first step.
 //
-// It ends with the shorter run, and says where both end, or with the first step in which anything differs. Then all that
-// differs in this step is listed, in the order in which it was computed, so that the cause is mostly
-// what the first line says:
+// It stops at the end of the shorter run, and prints where both end, or at the
+// first step with a difference. Then it lists all differences of this step, in
+// the order of computation, so the first line mostly shows the cause:
 //
 //	$ fsdpdiff ./a ./b
 //	the same: steps 0 to 11, 5640 hashes
@@ -24,12 +29,13 @@
 //	    a: rank 1 has 1f2e3d4c in 65536 bytes
 //	    b: rank 1 has 00112233 in 65536 bytes
 //
-// A parameter that differs before a step where nothing before it does was updated in different ways:
-// by the optimizer, its learning rate, or clipping. A line above the list says so.
+// If a parameter differs before a step, and nothing earlier does, it was
+// updated in different ways: by the optimizer, its learning rate, or clipping.
+// A line above the list reports this.
 //
-// The exit status is 0 if nothing differs, 1 if something does, 2 after an error, and 3 if nothing differs
-// but one run has more steps, or a record ends in the middle of a pass: a rank was killed, or its disk was
-// full.
+// The exit status is 0 if nothing differs, 1 if something does, 2 after an
+// error, and 3 if nothing differs but one run has more steps, or a record ends
+// in the middle of a pass: a rank was killed, or its disk was full.
 package main
 
 import (
@@ -108,7 +114,7 @@ func compare(a, b string) (*hashes.Report, error) {
 	return report, errors.Join(err, x.Close(), y.Close())
 }
 
-// most is how many differences are listed.
+// most is the largest number of listed differences.
 const most = 20
 
 func print(out io.Writer, r *hashes.Report, a, b string) error {
