@@ -13,7 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/calibrate"
 )
 
-// rounds is how often each model is trained: the more, the less it matters what else the machine does.
+// rounds is how often each model is trained. More rounds reduce the influence of other processes.
 const rounds = 3
 
 // measure calibrates this machine and writes a cluster.

@@ -29,10 +29,10 @@ const (
 	mostNumbers = 32 // of ranks
 )
 
-// A usageError is a command line that makes no sense.
+// A usageError is an invalid command line.
 type usageError struct{ error }
 
-// flags are those of the command line.
+// flags are the values of the flags.
 type flags struct {
 	model, hf, cluster, ranks, memory string
 	seq, batch, top, threads          int
@@ -96,7 +96,7 @@ func run(args []string, out, errs io.Writer) int {
 	return exitError
 }
 
-// run answers the question of the flags.
+// run answers the query of the flags.
 func (o *flags) run(out io.Writer) error {
 	q, ranks, err := o.query()
 	if err != nil {
@@ -129,7 +129,7 @@ func (o *flags) run(out io.Writer) error {
 	return o.draw(q, answers[0])
 }
 
-// draw writes the files that the flags ask for.
+// draw writes the files that the flags name.
 func (o *flags) draw(q *query, a *answer) error {
 	if o.trace == "" && o.svg == "" {
 		return nil
@@ -141,7 +141,7 @@ func (o *flags) draw(q *query, a *answer) error {
 	return errors.Join(write(o.trace, st.trace), write(o.svg, st.svg))
 }
 
-// write writes a file, if it has a name.
+// write writes a file, if name is not empty.
 func write(name string, to func(io.Writer) error) error {
 	if name == "" {
 		return nil
@@ -153,7 +153,7 @@ func write(name string, to func(io.Writer) error) error {
 	return errors.Join(to(f), f.Close())
 }
 
-// query returns what the flags ask, and for which numbers of ranks.
+// query returns the query of the flags, and its numbers of ranks.
 func (o *flags) query() (*query, []int, error) {
 	q := &query{batch: o.batch, seq: o.seq, threads: o.threads, precision: o.precision, optimizer: o.optimizer}
 	if (o.model == "") == (o.hf == "") {
@@ -210,7 +210,7 @@ func (o *flags) query() (*query, []int, error) {
 	return q, ranks, err
 }
 
-// among checks that a flag has one of the values that there are.
+// among checks that a flag has one of the given values.
 func among[T any](name, value string, values map[string]T) error {
 	if _, ok := values[value]; ok {
 		return nil
@@ -220,7 +220,7 @@ func among[T any](name, value string, values map[string]T) error {
 
 func clusterNames() []string { return slices.Sorted(maps.Keys(plan.Clusters())) }
 
-// cluster returns the cluster of that name, or in that file.
+// cluster returns the cluster with that name, or the cluster in that file.
 func cluster(name string) (*plan.Cluster, error) {
 	if c := plan.Clusters()[name]; c != nil {
 		return c, nil
@@ -239,7 +239,7 @@ func cluster(name string) (*plan.Cluster, error) {
 	return c, nil
 }
 
-// numbers reads -ranks.
+// numbers parses -ranks.
 func numbers(text string) (list []int, err error) {
 	for _, part := range strings.Split(text, ",") {
 		first, last, isRange := strings.Cut(part, "..")
@@ -264,7 +264,7 @@ func numbers(text string) (list []int, err error) {
 	return list, nil
 }
 
-// bytesOf reads a number of bytes with its unit.
+// bytesOf parses a number of bytes with its unit.
 func bytesOf(text string) (int, error) {
 	for _, u := range []struct {
 		suffix string
@@ -279,7 +279,7 @@ func bytesOf(text string) (int, error) {
 	return 0, usageError{fmt.Errorf("-memory %q is not a number with a unit (MB, MiB, GB, GiB, TB), such as 64GiB", text)}
 }
 
-// answers answers for each number of ranks, side by side.
+// answers computes the answers for all numbers of ranks, concurrently.
 func (q *query) answers(ranks []int) ([]*answer, error) {
 	list, errs := make([]*answer, len(ranks)), make([]error, len(ranks))
 	var wg sync.WaitGroup

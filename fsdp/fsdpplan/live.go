@@ -10,8 +10,7 @@ import (
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// live prints what the best step holds at its peak, by group and call, and what it holds in the
-// course of time.
+// live prints the memory of the best step at its peak, by group and call, and its memory over time.
 func (r *report) live(a *answer) {
 	if a.fits == 0 {
 		return
@@ -42,7 +41,7 @@ func (r *report) live(a *answer) {
 	r.overTime(st)
 }
 
-// family is what groups or calls that differ in the numbers in their names alone have in common.
+// family returns the common form of names of groups or calls that differ only in their numbers.
 func family(name string) string { return digits.ReplaceAllString(name, "*") }
 
 // heldText is a row of bytes.
@@ -58,7 +57,7 @@ func heldText(m plan.Memory) string {
 	return row
 }
 
-// overTime prints the most that is held in each part of the step.
+// overTime prints the peak of each part of the step.
 func (r *report) overTime(st *step) {
 	const rows, wide = 16, 50
 	fmt.Fprintf(&r.text, "\n%8s  most held until then; | is the memory of a GPU\n", "seconds")
@@ -68,7 +67,7 @@ func (r *report) overTime(st *step) {
 		for ; at < len(st.samples) && (st.samples[at].At < end || row == rows-1); at++ {
 			most = max(most, st.samples[at].Live.Total())
 		}
-		if at > 0 { // what was held before is held into this part
+		if at > 0 { // memory held before is held into this part
 			most = max(most, st.samples[at-1].Live.Total())
 		}
 		bar := strings.Repeat("█", min(wide, most*wide/r.memory))

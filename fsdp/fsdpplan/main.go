@@ -1,7 +1,8 @@
-// Fsdpplan says how a model trains best on a cluster, before there is one: with which settings, how
-// fast, in how much memory, why other settings do not fit, and how far such predictions are from
-// published runs. It runs nothing: GPT-3 on 128, 256 and 512 GPUs takes some seconds of one core.
-// With -calibrate it measures the cores of the machine that it runs on, as a cluster to ask about.
+// Fsdpplan predicts how a model trains best on a cluster, before there is one:
+// the best settings, their speed and memory, why other settings do not fit, and
+// how far such predictions are from published runs. It runs nothing: GPT-3 on
+// 128, 256 and 512 GPUs takes some seconds of one core. With -calibrate it
+// measures the cores of its own machine, as a cluster for predictions.
 //
 //	fsdpplan -model NAME | -hf DIR | -calibrate FILE [flags]
 //
@@ -39,36 +40,42 @@
 //	128 GPUs: 6 of 120 settings fit: FullShard.
 //	512 GPUs: 10 of 120 settings fit: FullShard.
 //
-// Then come the strategies that do not fit, with what is held at their peak and what would help
-// most, and the table of predictions and published runs, which plan.Published returns.
+// Then come the strategies that do not fit, with their memory at the peak and
+// the changes that would help most, and the table of predictions and published
+// runs from plan.Published.
 //
 // # Calibration
 //
 //	$ fsdpplan -calibrate here.json -ranks 2
 //	$ fsdpplan -cluster here.json -model gpt-125m -seq 256 -precision fp32
 //
-// It trains small models on one rank, on all, and on one of as many threads as there are cores, for
-// a minute or two, and fits what each operation takes, see plan.Rate. Nothing else should run then,
-// or have a lower priority (nice). "make bench-plan" compares such predictions with steps.
+// It trains small models on one rank, on all ranks, and on one rank with as
+// many threads as there are cores, for a minute or two, and fits the time of
+// each operation, see plan.Rate. Nothing else should run meanwhile, or only
+// with a lower priority (nice). "make bench-plan" compares such predictions
+// with steps.
 //
-// Not measured, but assumed: that several ranks gain by threads what one does; that times between
-// measured numbers of ranks lie on a line, and between numbers of threads, that a part of the work
-// is divided by them; and what is between hosts, for which the file has 10 Gb/s, to be edited.
+// Some values are assumed, not measured. Several ranks gain from threads as
+// much as one rank does. Times between measured numbers of ranks are on a line.
+// Between numbers of threads, a part of the work is divided by the number. The
+// link between hosts is 10 Gb/s in the file, to be edited.
 //
-// # What is in the table
+// # The table
 //
-// The settings are those of fsdp.Config. A unit is a block of the model, several, each call, or all
-// of it. Checkpoint "full" keeps what goes into blocks alone, "some" keeps products and computes
-// activations again, "none" keeps all. The batch "2×4" is four passes of two samples, the next
-// column is Config.Prefetch. Memory is the peak as a share of the GPU's. MFU counts what the model
-// needs, not what checkpoints compute twice. Exposed is the share of the step that waits for
-// collectives.
+// The settings are settings of fsdp.Config. A unit is a block of the model,
+// several, each call, or all of it. Checkpoint "full" keeps only the inputs of
+// blocks, "some" keeps products and recomputes activations, "none" keeps all.
+// The batch "2×4" is four passes of two samples. The next column is
+// Config.Prefetch. Memory is the peak as a share of the GPU's memory. MFU
+// counts only the operations that the model needs, not recomputed ones. Exposed
+// is the share of the step that waits for collectives.
 //
-// Micro batches are chosen here too: another one rounds sums differently, as another number of GPUs
-// does. The other settings change no bit of what a step computes.
+// Fsdpplan also chooses micro batches. Another micro batch rounds sums
+// differently, as another number of GPUs does. The other settings change no bit
+// of the results of a step.
 //
-// The exit status is 0, also if nothing fits, 1 after a failure, and 2 for a command line that
-// makes no sense.
+// The exit status is 0, also if nothing fits, 1 after a failure, and 2 for an
+// invalid command line.
 package main
 
 import "os"

@@ -42,7 +42,7 @@ func modelNames() []string {
 
 func weight(g [3]int) int { return g[0] * g[1] * g[1] }
 
-// named returns the model of a name.
+// named returns the model with a name.
 func named(name string, seq int) (*subject, error) {
 	if g, ok := gpts[name]; ok {
 		m := &nn.GPT{Vocab: 50000, Context: max(seq, 2048), Layers: g[0], Dim: g[1], Heads: g[2]}
@@ -85,18 +85,18 @@ func fromHF(dir string) (*subject, error) {
 	return s, nil
 }
 
-// batch returns the shapes of so many samples of a model whose tensors are all tokens or masks, as
-// those here are.
+// batch returns the shapes of a number of samples for a model whose tensors are all tokens or
+// masks, as for all models here.
 func (s *subject) batch(samples, seq int) []fsdp.Shape {
-	inputs := s.model.(interface{ Inputs() []string }).Inputs() // as all of package nn have
+	inputs := s.model.(interface{ Inputs() []string }).Inputs() // all models of package nn have it
 	return slices.Repeat([]fsdp.Shape{fsdp.Ints(samples, seq)}, len(inputs))
 }
 
-// blocks makes units of n blocks each that follow each other.
+// blocks makes units of n consecutive blocks.
 func blocks(n int) fsdp.Policy {
 	return func(calls []fsdp.CallInfo) []string {
 		names := make([]string, len(calls))
-		run := 0 // blocks up to here
+		run := 0 // number of consecutive blocks so far
 		for i, c := range calls {
 			switch c.Module.(type) {
 			case *nn.Block, *nn.Layer:

@@ -16,10 +16,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// columns is how wide the output is at most.
+// columns is the largest width of the output.
 const columns = 80
 
-// A report is what fsdpplan prints.
+// A report is the output of fsdpplan.
 type report struct {
 	*query
 	top  int
@@ -69,7 +69,8 @@ func (r *report) table(answers []*answer) {
 	fmt.Fprintln(&r.text)
 }
 
-// best returns the best choices that differ in more than what is gathered ahead.
+// best returns the best choices. It leaves out choices that differ from a better one only in
+// Prefetch.
 func (r *report) best(a *answer) (list []plan.Choice) {
 	for _, c := range a.choices[:a.fits] {
 		same := func(o plan.Choice) bool { o.Prefetch = c.Prefetch; return o.Setting == c.Setting }
@@ -80,7 +81,7 @@ func (r *report) best(a *answer) (list []plan.Choice) {
 	return list
 }
 
-// cut writes the micro batch and how often it is taken.
+// cut returns the micro batch and the number of passes.
 func cut(s plan.Setting) string { return fmt.Sprintf("%d×%d", s.Micro, s.Passes) }
 
 // exposed is the share of a step that waits for collectives.
@@ -107,8 +108,7 @@ func count(n int) string {
 	}
 }
 
-// explain says what fits, why other strategies do not, and what would make the best settings
-// better.
+// explain lists the strategies that fit, why others do not, and improvements of the best settings.
 func (r *report) explain(answers []*answer) error {
 	misfits := make(map[string]string) // by strategy, on as many GPUs as possible
 	for _, a := range answers {
@@ -116,7 +116,7 @@ func (r *report) explain(answers []*answer) error {
 		var fit []string
 		for _, s := range strategies {
 			i := slices.IndexFunc(a.choices, func(c plan.Choice) bool { return c.Strategy == s })
-			if c := &a.choices[i]; c.Time != nil { // those that fit come first
+			if c := &a.choices[i]; c.Time != nil { // strategies that fit come first
 				fit = append(fit, s)
 			} else {
 				misfits[s] = misfit(a.ranks, c)
@@ -137,10 +137,10 @@ func (r *report) explain(answers []*answer) error {
 	return nil
 }
 
-// misfit says why the smallest choice of a strategy does not fit.
+// misfit returns why the smallest choice of a strategy does not fit.
 func misfit(ranks int, c *plan.Choice) string {
 	var m *plan.Misfit
-	if !errors.As(c.Misfit, &m) { // all that Fits returns is one
+	if !errors.As(c.Misfit, &m) { // Fits returns no other error
 		panic(c.Misfit)
 	}
 	over := ""
@@ -152,10 +152,10 @@ func misfit(ranks int, c *plan.Choice) string {
 		strings.Join(largest[:min(2, len(largest))], ", "), m.Help)
 }
 
-// muchExposed is from which share of a step on waiting for collectives is worth a word.
+// muchExposed is the share of a step from which waiting for collectives is worth a remark.
 const muchExposed = 0.1
 
-// help says what would help where nothing fits.
+// help adds the changes that would help if nothing fits.
 func (r *report) help(a *answer) error {
 	s := a.choices[0].Setting
 	err := fsdp.Fits(r.memory, r.model, r.config(a.ranks, s), newByName[r.optimizer], r.subject.batch(s.Micro, r.seq)...)
@@ -169,7 +169,7 @@ func (r *report) help(a *answer) error {
 	return nil
 }
 
-// advise says what helps where nothing fits, and whether more samples hide collectives.
+// advise adds the changes that help if nothing fits, and whether more samples hide collectives.
 func (r *report) advise(a *answer) error {
 	if a.fits == 0 {
 		return r.help(a)
@@ -199,7 +199,7 @@ func (r *report) advise(a *answer) error {
 	return nil
 }
 
-// compare prints what strategies take with otherwise equal settings.
+// compare prints the memory and time of the strategies with otherwise equal settings.
 func (r *report) compare(a *answer) error {
 	base := a.choices[0].Setting
 	fmt.Fprintf(&r.text, "\n%s, micro batch %s, checkpoint %s: bytes of a GPU when most is held\n", gpus(a.ranks), cut(base), base.Checkpoint)
@@ -234,13 +234,13 @@ func (r *report) compare(a *answer) error {
 	return nil
 }
 
-// measured are the GPUs of published runs that plan.Published tells of.
+// measured are the GPUs of the published runs in plan.Published.
 var measured = []string{"a100-40", "a100-80", "h100"}
 
 // roomy is the share of memory up to which predictions are good.
 const roomy = 0.85
 
-// band says how good all this is.
+// band adds the accuracy of the predictions.
 func (r *report) band(answers []*answer) {
 	r.say("Another micro batch or another number of GPUs rounds sums differently. All else here changes no bit of what a step computes.")
 	r.say("\nHow far such predictions are from published runs (go test ./fsdp/plan -run Published):")
@@ -254,7 +254,7 @@ func (r *report) band(answers []*answer) {
 	}
 }
 
-// full is the share of memory that the best choice takes, or 0 if nothing fits.
+// full returns the share of memory that the best choice takes, or 0 if nothing fits.
 func (r *report) full(a *answer) float64 {
 	if a.fits == 0 {
 		return 0

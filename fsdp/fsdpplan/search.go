@@ -17,12 +17,12 @@ type query struct {
 	batch     int // samples of a rank in a step
 	from      int // the first micro batch to try, a power of two; 0 means 1
 	seq       int
-	threads   int // of a rank
+	threads   int // of each rank
 	precision string
 	optimizer string
 }
 
-// What can be chosen, by name.
+// The choices, by name.
 var (
 	wraps       = map[string]fsdp.Policy{"blocks": blocks(1), "2 blocks": blocks(2), "4 blocks": blocks(4), "calls": fsdp.WrapEach(), "one unit": nil}
 	strategies  = map[string]fsdp.Strategy{}
@@ -57,7 +57,7 @@ func (q *query) space(ranks int) *plan.Space {
 	return s
 }
 
-// hybrid tells whether a strategy can cut over the ranks of a host, and keep its bits.
+// hybrid reports whether a strategy can shard over the ranks of a host without changing bits.
 func (q *query) hybrid(ranks int) bool {
 	k := q.cluster.PerHost
 	return k > 1 && k < ranks && ranks%k == 0 && k&(k-1) == 0
@@ -85,9 +85,10 @@ func (q *query) plan(ranks int, s plan.Setting) (*fsdp.Plan, error) {
 
 // search times all settings.
 //
-// What lasts from step to step does not depend on units, checkpoints and micro batches: if that is
-// too much with one setting, its plan stands for all of the strategy. A micro batch that is too
-// much stands for larger ones. So most settings of a large model need no plan of their own.
+// Memory that lasts from step to step does not depend on units, checkpoints and micro batches. If
+// it is too large with one setting, the plan of this setting stands for all settings of the
+// strategy. A micro batch that is too large stands for larger ones. So most settings of a large
+// model need no plan.
 func (q *query) search(ranks int) ([]plan.Choice, error) {
 	tooMuch := make(map[plan.Setting]*plan.Pass)
 	return plan.Search(q.space(ranks), q.memory, q.cluster, func(s plan.Setting) (*plan.Pass, error) {
@@ -112,14 +113,14 @@ func (q *query) search(ranks int) ([]plan.Choice, error) {
 	})
 }
 
-// peak returns what is live when most is.
+// peak returns the memory at the peak.
 func peak(p *plan.Pass) plan.Memory { return p.Ops[p.Peak()].Live }
 
-// An answer is what is best for a number of ranks, and what else there is.
+// An answer is the best plan for a number of ranks, and the other choices.
 type answer struct {
 	ranks   int
 	choices []plan.Choice
-	fits    int // of the choices
+	fits    int // number of choices that fit
 	best    *fsdp.Plan
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/profile"
 )
 
-// A step is the best one, in time. Of one with more passes than two it has two: all but the first
-// are alike.
+// A step is the best step, played in time. A step with more than two passes is played with two: all
+// passes but the first are alike.
 type step struct {
 	*query
 	setting plan.Setting

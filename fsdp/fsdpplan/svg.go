@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 )
 
-// The layout of a picture, in pixels. Memory stands above the two streams, over the same seconds;
-// legends stand to the right of both.
+// The layout of a picture, in pixels. Memory is above the two streams, over the same seconds;
+// legends are to the right of both.
 const (
 	width, height = 920, 540
 	left, right   = 100, 700 // of the data
@@ -25,10 +25,10 @@ const (
 	legendLeft    = right + 24
 
 	titleSize, textSize = 16, 11
-	letter              = 0.6 // width of a letter by its height: more than that of most letters of most fonts
+	letter              = 0.6 // width of a letter relative to its height: more than the width of most letters of most fonts
 )
 
-// classes are the kinds of memory, from below.
+// classes are the kinds of memory, from the bottom.
 var classes = []struct {
 	name, color string
 	of          func(m plan.Memory) int
@@ -42,7 +42,7 @@ var classes = []struct {
 	{"scratch", "#b9b4c7", func(m plan.Memory) int { return m.Work }},
 }
 
-// activities are what a stream does.
+// activities are the activities of a stream.
 var activities = []struct {
 	name, color string
 	is          func(e plan.Event, k plan.Kind) bool
@@ -55,7 +55,7 @@ var activities = []struct {
 	{"reduce", "#d1603d", func(plan.Event, plan.Kind) bool { return true }},
 }
 
-// activity returns which activity an event is.
+// activity returns the index of an event's activity.
 func (st *step) activity(e plan.Event) int {
 	var k plan.Kind
 	if e.Op >= 0 {
@@ -111,7 +111,7 @@ func (p *picture) label(x, y, size float64, anchor, text string) {
 // rounded returns x with a digit after the point.
 func rounded(x float64) float64 { return math.Round(10*x) / 10 }
 
-// title says what is drawn.
+// title describes the picture.
 func (st *step) title() string {
 	s := st.setting
 	text := fmt.Sprintf("%s on %s of %s: %s by %s, micro batch %s, checkpoint %s", st.name, gpus(st.ranks), st.cluster.Name, s.Strategy, s.Wrap, cut(s), s.Checkpoint)
@@ -121,7 +121,7 @@ func (st *step) title() string {
 	return text
 }
 
-// x returns the place of a second.
+// x returns the position of a second.
 func (st *step) x(second float64) float64 { return left + second/st.line.Total*(right-left) }
 
 // points lists points for a shape.
