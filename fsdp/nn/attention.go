@@ -11,29 +11,30 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// Attention is multi-head scaled dot-product attention (Vaswani et al., 2017, arXiv:1706.03762) on x
-// [B, T, Dim], with the result [B, T, Dim]: see op.Attention for what its fields of the same names
-// mean. Inputs behind x, in this order, where S is T without Cross:
+// Attention is multi-head scaled dot-product attention (Vaswani et al., 2017, arXiv:1706.03762) on
+// x [B, T, Dim], with the result [B, T, Dim]. See op.Attention for the fields with the same names.
+// Further inputs follow x, in this order, where S is T without Cross:
 //
 //	Cross    y [B, S, Dim], which keys and values are made of, in place of x
 //	Biased   bias [Heads, T, S], added to the scores of every sequence: relative positions, ALiBi
 //	Masked   ints [B, S] that hide the keys where they are zero
 //
-// With four inputs more it goes on from a cache, as package generate says: mask, ints [B, P+T], that
-// hide keys of the cache and new ones where they are zero, positions, ints [B, T], and the keys and
-// the values of the cache, [B, P, KVHeads*HeadDim]. Its results then are that for x, and the keys
-// and the values of x.
+// Four more inputs are a cache, as in package generate: mask, ints [B, P+T], which hides keys of
+// the cache and new keys where it is zero, positions, ints [B, T], and the keys and the values of
+// the cache, [B, P, KVHeads*HeadDim]. Then the results are the result for x, and the keys and the
+// values of x.
 //
-// With Cross, keys and values [B, S, KVHeads*HeadDim] may stand in the place of y: those that it makes
-// of y alone, if y is its only input.
+// With Cross, keys and values [B, S, KVHeads*HeadDim] may replace y. With y as the only input, the
+// results are these keys and values.
 //
-// Llama has KVHeads, Causal, Rope and NoBias, Mistral a Window too, Qwen2 NoProjBias in place of
-// NoBias, Qwen3 a HeadDim and QKNorm. T5 has a HeadDim, Scale 1, NoBias, and is Biased or Cross.
+// Llama has KVHeads, Causal, Rope and NoBias. Mistral also has a Window. Qwen2 has NoProjBias
+// instead of NoBias, Qwen3 a HeadDim and QKNorm. T5 has a HeadDim, Scale 1, NoBias, and is Biased
+// or Cross.
 //
-// Parameters: those of the linear layers qkv, from Dim to (Heads+2*KVHeads)*HeadDim with the heads of
-// queries, of keys and of values one after the other, and proj, from Heads*HeadDim to Dim. With
-// Apart, Cross or QKNorm there are three layers, q, k and v, in place of qkv. QKNorm adds
-// q_norm.weight and k_norm.weight [HeadDim].
+// Parameters: the parameters of the linear layers qkv, from Dim to (Heads+2*KVHeads)*HeadDim with
+// the heads of queries, then of keys, then of values, and proj, from Heads*HeadDim to Dim. With
+// Apart, Cross or QKNorm three layers, q, k and v, replace qkv. QKNorm adds q_norm.weight and
+// k_norm.weight [HeadDim].
 type Attention struct {
 	Dim, Heads int
 	KVHeads    int     // heads of keys and values, each read by Heads/KVHeads of queries; 0 means Heads
@@ -45,22 +46,22 @@ type Attention struct {
 	Biased     bool
 	Masked     bool
 	QKNorm     bool      // normalise each head of queries and of keys, as RMSNorm does
-	Eps        float64   // of that; 0 means 1e-6
+	Eps        float64   // of these norms; 0 means 1e-6
 	Rope       bool      // then turn queries and keys by their positions
-	Rotary     op.Rotary // how; Heads and HeadDim are those of the module
-	Apart      bool      // q, k and v have linear layers of their own
+	Rotary     op.Rotary // settings of Rope; the module sets Heads and HeadDim
+	Apart      bool      // q, k and v have their own linear layers
 	NoBias     bool      // in all linear layers
 	NoProjBias bool      // in proj
 	Dropout    float64   // of the result
 	Std        float64   // of the initial weights of qkv, or of q, k and v; 0 means 0.02
-	ProjStd    float64   // of those of proj; 0 means Std
-	LoRA       LoRA      // of each linear layer; query, key and value share that of qkv
+	ProjStd    float64   // of the initial weights of proj; 0 means Std
+	LoRA       LoRA      // of each linear layer; query, key and value share the adapter of qkv
 }
 
 func (m *Attention) joined() bool { return !m.Apart && !m.Cross && !m.QKNorm }
 func (m *Attention) kvHeads() int { return cmp.Or(m.KVHeads, m.Heads) }
 
-// width returns the channels of some heads. Where check has something to say, it is of no use.
+// width returns the channels of some heads. If check fails, the result has no meaning.
 func (m *Attention) width(heads int) int {
 	if m.HeadDim == 0 {
 		return m.Dim * max(1, heads) / max(1, m.Heads)
@@ -68,7 +69,7 @@ func (m *Attention) width(heads int) int {
 	return m.HeadDim * heads
 }
 
-// input returns a layer from the channels to some heads.
+// input returns a layer from Dim to the channels of some heads.
 func (m *Attention) input(heads int) *Linear {
 	return &Linear{In: m.Dim, Out: m.width(heads), NoBias: m.NoBias, Std: m.Std, LoRA: m.LoRA}
 }
@@ -119,8 +120,8 @@ func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	return append(gorgonia.Nodes{out}, kept...), err
 }
 
-// attend attends with queries of x to keys and values of y, which may be those themselves, and of a
-// cache, if there is one. With that, it returns those of y.
+// attend attends with queries of x to keys and values of y, and of a cache, if there is one. y may
+// be the keys and values themselves. With a cache, attend also returns the new keys and values.
 func (m *Attention) attend(b *fsdp.Builder, x *gorgonia.Node, y, cache []*gorgonia.Node, a op.Attention) (out *gorgonia.Node, kept gorgonia.Nodes, err error) {
 	var q *gorgonia.Node
 	switch {
@@ -156,7 +157,7 @@ func (m *Attention) attend(b *fsdp.Builder, x *gorgonia.Node, y, cache []*gorgon
 	return out, kept, err
 }
 
-// checkHeads says what is wrong with the heads, if anything.
+// checkHeads returns an error if the heads do not fit the channels.
 func (m *Attention) checkHeads() error {
 	if m.HeadDim == 0 && (m.Heads < 1 || m.Dim%m.Heads != 0) {
 		return fmt.Errorf("%d channels do not divide into %d heads", m.Dim, m.Heads)
@@ -167,7 +168,7 @@ func (m *Attention) checkHeads() error {
 	return nil
 }
 
-// check says what is wrong with the sizes or the number of inputs, if anything.
+// check returns an error if the sizes or the number of inputs are wrong.
 func (m *Attention) check(inputs int) error {
 	if err := m.checkHeads(); err != nil {
 		return err
@@ -183,7 +184,7 @@ func (m *Attention) check(inputs int) error {
 	return nil
 }
 
-// cached is the number of inputs more with a cache.
+// cached is the number of further inputs with a cache.
 const cached = 4
 
 // inputs returns the number of inputs.
@@ -218,12 +219,12 @@ func (m *Attention) operands(b *fsdp.Builder, x, positions *gorgonia.Node) (q *g
 	return columns(m.Heads), gorgonia.Nodes{columns(m.kvHeads()), columns(m.kvHeads())}, err
 }
 
-// layer returns queries, keys and values of one layer.
+// layer returns queries, keys and values from one layer.
 func (m *Attention) layer(b *fsdp.Builder, x, positions *gorgonia.Node) (*gorgonia.Node, error) {
 	return chain(x, part(b, "qkv", m.input(m.Heads+2*m.kvHeads())), m.turn(m.Heads+m.kvHeads(), positions))
 }
 
-// keys returns keys and values of layers of their own.
+// keys returns keys and values from their own layers.
 func (m *Attention) keys(b *fsdp.Builder, y, positions *gorgonia.Node) (gorgonia.Nodes, error) {
 	k, err := m.heads(b, y, "k", m.kvHeads(), positions)
 	if err != nil {
@@ -233,13 +234,13 @@ func (m *Attention) keys(b *fsdp.Builder, y, positions *gorgonia.Node) (gorgonia
 	return gorgonia.Nodes{k, v}, err
 }
 
-// heads returns heads of queries or of keys of a layer of their own. They are at positions or, where
-// there are none, from 0 on.
+// heads returns heads of queries or of keys from their own layer. They are at positions or, without
+// positions, from 0 on.
 func (m *Attention) heads(b *fsdp.Builder, x *gorgonia.Node, name string, n int, positions *gorgonia.Node) (*gorgonia.Node, error) {
 	return chain(x, part(b, name, m.input(n)), m.normalise(b, name+"_norm", n), m.turn(n, positions))
 }
 
-// normalise returns a step that normalises each head, if QKNorm says so.
+// normalise returns a step that normalises each head, if QKNorm is set.
 func (m *Attention) normalise(b *fsdp.Builder, name string, heads int) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
 		if !m.QKNorm {
@@ -254,7 +255,7 @@ func reshape(shape ...int) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Reshape(x, shape) }
 }
 
-// turn returns a step that turns the first heads, if Rope says so.
+// turn returns a step that turns the first heads, if Rope is set.
 func (m *Attention) turn(heads int, positions *gorgonia.Node) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
 		if !m.Rope {

@@ -9,14 +9,15 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// BERT is an encoder that is trained to say what masked tokens are (Devlin et al., 2018,
+// BERT is an encoder that is trained to predict masked tokens (Devlin et al., 2018,
 // arXiv:1810.04805). Its batch is ints [B, T]: tokens, their kinds (which of two texts they belong
-// to), a mask, which is zero where there is no token, and targets; its results are the loss and the
-// logits [B, T, Vocab]. A target of IgnoreTarget does not count: only masked tokens have others.
+// to), a mask, which is zero where there is no token, and targets. Its results are the loss and the
+// logits [B, T, Vocab]. A target of IgnoreTarget does not count: only masked tokens have other
+// targets.
 //
-// Parameters: embed.weight [Vocab, Dim], kinds.weight [Kinds, Dim], positions.weight [Context, Dim],
-// embed_norm.*, layers.i.* as Layer names them, transform.fc.* and transform.norm.* of the layer
-// before the head, and head.bias [Vocab]. The head has the weight of the embedding.
+// Parameters: embed.weight [Vocab, Dim], kinds.weight [Kinds, Dim], positions.weight [Context,
+// Dim], embed_norm.*, layers.i.* as Layer names them, transform.fc.* and transform.norm.* of the
+// layer before the head, and head.bias [Vocab]. The head shares the weight of the embedding.
 type BERT struct {
 	Vocab, Context             int
 	Kinds                      int // 0 means 2
@@ -67,7 +68,7 @@ func (m *BERT) head() *Head {
 	return &Head{Dim: m.Dim, Classes: m.Vocab, Tied: "embed.weight", Bias: true}
 }
 
-// transform is what BERT has before its head: norm(act(fc(x))).
+// transform is the layer before BERT's head: norm(act(fc(x))).
 type transform struct {
 	Dim int
 	Act Activation
@@ -96,7 +97,7 @@ func (m *BERT) NumParams() int {
 }
 
 // FLOPs returns the floating-point operations of forward and backward for one token of a sequence
-// of that length, as those of GPT are counted.
+// of that length, counted as for GPT.
 func (m *BERT) FLOPs(length int) int {
 	return flops(m.Layers*matrices(m.layer())+matrices(m.transform())+m.Vocab*m.Dim, m.Layers*m.Dim*length)
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// Images are [B, C, H, W], B images of C channels of H rows of W pixels (NCHW): for Conv2d, pooling,
-// GroupNorm and BatchNorm alike. It is the layout of PyTorch's and of Gorgonia's weights and images.
+// Images are [B, C, H, W]: B images of C channels of H rows of W pixels (NCHW), for Conv2d,
+// pooling, GroupNorm and BatchNorm. This is the layout of weights and images in PyTorch and
+// Gorgonia.
 
 // Conv2d convolves images x [B, In, H, W] with a filter for each output channel: [B, Out, P, Q]. See
 // [op.Conv2D] for the shape. Pairs are of rows and columns. Parameters: weight [Out, In/Groups,

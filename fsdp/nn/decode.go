@@ -9,14 +9,15 @@ import (
 // decoding is the batch of [generate.Program].
 type decoding struct {
 	tokens, positions, mask, rows, targets fsdp.Ref
-	past                                   []fsdp.Ref // keys and values of each layer, and what comes behind them
+	past                                   []fsdp.Ref // keys and values of each layer, and the inputs after them
 }
 
 func newDecoding(in []fsdp.Ref) decoding {
 	return decoding{in[0], in[1], in[2], in[3], in[4], in[5:]}
 }
 
-// layers calls a layer n times. Its results behind the first are the keys and values of each.
+// layers calls a layer n times. kept has the keys and values of each call: its results after the
+// first.
 func (d *decoding) layers(t *fsdp.Tape, name string, n int, layer fsdp.Module, x fsdp.Ref) (_ fsdp.Ref, kept []fsdp.Ref) {
 	for i := range n {
 		x = t.Call(fmt.Sprintf("%s.%d", name, i), layer, x, d.mask, d.positions, d.past[2*i], d.past[2*i+1])
@@ -25,7 +26,7 @@ func (d *decoding) layers(t *fsdp.Tape, name string, n int, layer fsdp.Module, x
 	return x, kept
 }
 
-// results returns those of the program: logits, and the keys and values of each layer.
+// results returns the results of the program: logits, and the keys and values of each layer.
 func (d *decoding) results(logits fsdp.Ref, kept []fsdp.Ref) []fsdp.Ref {
 	return append([]fsdp.Ref{logits}, kept...)
 }

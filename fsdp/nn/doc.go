@@ -9,7 +9,7 @@
 //
 // Package nn/hf reads and writes them in the directories of Hugging Face's transformers.
 //
-// The modules, with the operations of package op that they are of:
+// The modules, with the operations of package op that they use:
 //
 //	Linear                 Linear; AddLinear for its adapter, see LoRA
 //	Embedding              Embedding
@@ -30,29 +30,29 @@
 //	Add, First             the sum of two values; the first row of sequences
 //	Flatten, Patches       images as rows; images as sequences
 //
-// Each is a plain struct whose fields are its hyper-parameters. It has no weights: fsdp holds
-// those, sharded. Use modules as pointers. Sizes are not inferred from the batch, and a mistake is
+// Each is a plain struct whose fields are its hyper-parameters. It has no weights: fsdp holds the
+// weights, sharded. Use modules as pointers. Sizes are not inferred from the batch. Mistakes are
 // reported with the shapes when the model is wrapped or first run.
 //
-// Shapes are written [B, T, C]: B sequences of T tokens of C channels; images are [B, C, H, W]: B
-// images of C channels of H rows of W pixels (NCHW, as PyTorch's and Gorgonia's), for convolutions,
-// pooling, GroupNorm and BatchNorm alike. Weights of linear layers are [out, in], as PyTorch stores
-// them, so y = x·wᵀ + b. Matrix weights start normal with mean 0 and standard deviation Std (0.02 if
-// zero), biases at zero, norm gains at one (GPT-2, Radford et al., 2019). The parameters of norms are
-// not rounded to 16 bits under any Config.Precision: they set fsdp.Param.Full.
+// Shapes are written [B, T, C]: B sequences of T tokens of C channels. Images are [B, C, H, W]: B
+// images of C channels of H rows of W pixels (NCHW, as in PyTorch and Gorgonia), for convolutions,
+// pooling, GroupNorm and BatchNorm. Weights of linear layers are [out, in], as PyTorch stores them,
+// so y = x·wᵀ + b. Matrix weights start normal with mean 0 and standard deviation Std (0.02 if
+// zero), biases at zero, norm gains at one (GPT-2, Radford et al., 2019). The parameters of norms
+// are not rounded to 16 bits under any Config.Precision: they set fsdp.Param.Full.
 //
-// The operations are fused kernels with hand-written gradients. A module of one's own may use them
-// too, and Gorgonia's beside them: see the example of the package. Those of Gorgonia's that are known
+// The operations are fused kernels with hand-written gradients. Your own modules may use them, too,
+// together with Gorgonia's: see the example of the package. Operations of Gorgonia that are known
 // to be wrong are refused, with the reason: random nodes, BatchNorm, GroupNorm, AveragePool2D, CTC
 // loss, Sparsemax, YOLO, some convolutions.
 //
 // # Speed
 //
-// What forward and backward of models take on one core of an AMD EPYC with AVX-512, and how many
-// times as fast they are as PyTorch 2.15, eager, whose MKL takes the way for Intel's processors, and
-// whose images have channels last where that is faster (2026-11-23, load 24, at real-time priority).
-// The number in a name is that of channels. Models of text have two layers, T5 two and two, and four
-// sequences of 128 tokens.
+// These are the times of forward and backward on one core of an AMD EPYC with AVX-512, and how many
+// times as fast the models are as PyTorch 2.15, eager. There MKL takes the path for Intel's
+// processors, and images have channels last where that is faster (2026-11-23, load 24, at real-time
+// priority). The number in a name is the number of channels. Models of text have two layers, T5 two
+// and two, and four sequences of 128 tokens.
 //
 //	                                             forward backward  times PyTorch       bfloat16 times
 //	                                                  ms       ms  forw. back.  both       ms  PyT.
@@ -65,7 +65,7 @@
 //	digits    Conv2d, MaxPool2d, 32 images          4.11     7.92   1.40  1.17  1.27    14.38  0.68
 //	residual  Conv2d, BatchNorm, 8 images          14.98    29.82   1.06  1.10  1.09    48.13  0.56
 //
-// To measure again: chrt -r 10 make bench-models TORCH=python, of a venv with PyTorch; the comment of
-// package internal/workshop/bench/models says what each is. Modules that are one operation are as fast as that:
-// see package op.
+// To measure again: chrt -r 10 make bench-models TORCH=python, with the python of a venv with
+// PyTorch. The comment of package internal/workshop/bench/models describes each model. Modules that
+// are one operation are as fast as the operation: see package op.
 package nn

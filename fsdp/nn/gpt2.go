@@ -8,7 +8,7 @@ import (
 )
 
 // ToGPT2 returns the options for [fsdp.Sharded.Export] that write a GPT with the tensor names and
-// layouts of Hugging Face's gpt2, and of what else reads GPT-2's weights:
+// layouts of Hugging Face's gpt2, and of other programs that read GPT-2's weights:
 //
 //	wte.weight               wte.weight
 //	wpe.weight               wpe.weight
@@ -21,11 +21,11 @@ import (
 //	lnf.*                    ln_f.*
 //	head.weight              lm_head.weight
 //
-// The weights of a block's linear layers lie transposed there, [in, out]; those of the embeddings
-// and the head do not. A head that is tied to the embedding is not in the file.
+// In the file, the weights of a block's linear layers are transposed, [in, out]. The weights of the
+// embeddings and the head are not. A head that is tied to the embedding is not in the file.
 //
-// The prefix stands before every name but that of the head: none in the files of the gpt2 models
-// themselves, "transformer." in those that GPT2LMHeadModel saves.
+// The prefix precedes every name except the head's: it is empty for the files of the gpt2 models
+// themselves, and "transformer." for files that GPT2LMHeadModel saves.
 func ToGPT2(prefix string) []fsdp.StateOption {
 	return []fsdp.StateOption{
 		fsdp.Rename(func(name string) string { return gpt2Name(prefix, name) }),
@@ -33,8 +33,8 @@ func ToGPT2(prefix string) []fsdp.StateOption {
 	}
 }
 
-// FromGPT2 returns the options for [fsdp.Sharded.Import] that read such a file. The causal masks
-// that some hold as tensors are passed over. A model that is to compute what GPT-2 does has
+// FromGPT2 returns the options for [fsdp.Sharded.Import] that read such a file. They skip the
+// causal masks that some files have as tensors. A model that computes the same as GPT-2 has
 //
 //	&nn.GPT{
 //		Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12, Act: nn.GELUTanh, Tied: true,
@@ -51,8 +51,8 @@ var gpt2Names = map[string]string{
 	"ln1": "ln_1", "qkv": "attn.c_attn", "proj": "attn.c_proj", "ln2": "ln_2", "fc": "mlp.c_fc", "out": "mlp.c_proj",
 }
 
-// gpt2Mask matches the buffers of an attention, the mask [1, 1, context, context] and what is put
-// in place of what it hides.
+// gpt2Mask matches the buffers of an attention: the mask [1, 1, context, context] and the value
+// that replaces hidden scores.
 var gpt2Mask = regexp.MustCompile(`^h\.\d+\.attn\.(masked_)?bias$`)
 
 // gpt2Name returns GPT-2's name of a parameter of GPT.
@@ -72,7 +72,7 @@ func gpt2Name(prefix, name string) string {
 	return prefix + strings.Join(part, ".")
 }
 
-// isGPT2Transposed tells whether a parameter of GPT is the weight of a linear layer of a block.
+// isGPT2Transposed reports whether a parameter of GPT is the weight of a linear layer of a block.
 func isGPT2Transposed(name string) bool {
 	return strings.HasPrefix(name, "blocks.") && strings.HasSuffix(name, ".weight") && !strings.Contains(name, ".ln")
 }

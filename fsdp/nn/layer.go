@@ -15,13 +15,13 @@ import (
 //	x = x + cross(cross_norm(x), y)  // if there is a Cross
 //	x = x + mlp(mlp_norm(x))
 //
-// With PostNorm it normalises sums: x = attn_norm(x + attn(x)). Inputs behind x are those of Attn
-// behind its x, those of its cache included, and then those of Cross, of which y [B, S, Dim] is the
-// first; keys and values may stand in its place. The results behind x are those of Attn. With a
-// Cross, and y as the only input, the results are the keys and values that Cross makes of it.
+// With PostNorm it normalises sums: x = attn_norm(x + attn(x)). After x come the further inputs of
+// Attn, including its cache, and then the inputs of Cross. The first of these is y [B, S, Dim],
+// which keys and values may replace. The results after x are the further results of Attn. With a
+// Cross, and y as the only input, the results are the keys and values that Cross makes of y.
 //
-// The models of this package other than GPT are made of it: fsdp.WrapTypes(&nn.Layer{}) makes a unit
-// of each layer.
+// The models of this package except GPT consist of it: fsdp.WrapTypes(&nn.Layer{}) makes a unit of
+// each layer.
 //
 // Parameters: attn_norm.*, attn.*, cross_norm.*, cross.*, mlp_norm.* and mlp.*.
 type Layer struct {
@@ -29,15 +29,15 @@ type Layer struct {
 	Cross    *Attention // nil for none
 	MLP      MLP
 	RMS      bool    // norms are RMSNorm, not LayerNorm
-	PostNorm bool    // as the first transformers had it, and BERT
+	PostNorm bool    // as in the first transformers and in BERT
 	Eps      float64 // of the norms; 0 means their default
 }
 
-// sublayer is a part of a layer with a norm and a residual connection of its own.
+// sublayer is a part of a layer with its own norm and residual connection.
 type sublayer struct {
 	name   string
 	module fsdp.Module
-	more   int // inputs behind x
+	more   int // inputs after x
 }
 
 func (m *Layer) sublayers() []sublayer {
@@ -98,7 +98,7 @@ func (m *Layer) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 	return append(gorgonia.Nodes{x}, kept...), nil
 }
 
-// residual adds what s makes of x and its other inputs to x, and its other results to kept.
+// residual adds the output of s for x and its other inputs to x, and its other results to kept.
 func (m *Layer) residual(b *fsdp.Builder, s sublayer, x *gorgonia.Node, more []*gorgonia.Node, kept *gorgonia.Nodes) (*gorgonia.Node, error) {
 	norm := part(b, s.name+"_norm", m.norm())
 	module := keep(b, s.name, s.module, more, kept)
@@ -109,7 +109,7 @@ func (m *Layer) residual(b *fsdp.Builder, s sublayer, x *gorgonia.Node, more []*
 	return chain(x, norm, module, add)
 }
 
-// layers calls a layer so many times on the tape, each with parameters of its own.
+// layers calls a layer n times on the tape, each time with its own parameters.
 func layers(t *fsdp.Tape, prefix string, n int, layer *Layer, x fsdp.Ref, more ...fsdp.Ref) fsdp.Ref {
 	for i := range n {
 		x = t.Call(fmt.Sprintf("%slayers.%d", prefix, i), layer, append([]fsdp.Ref{x}, more...)...)

@@ -10,13 +10,14 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// defaultStd is the standard deviation of initial weights where none is given.
+// defaultStd is the standard deviation of initial weights if none is given.
 const defaultStd = 0.02
 
 func weights(std float64) fsdp.Init { return fsdp.Normal(cmp.Or(std, defaultStd)) }
 
 // Linear maps x [..., In] to x·weightᵀ + bias, [..., Out]. Parameters: weight [Out, In], its own or
-// tied to the parameter that Tied names, and, unless NoBias, bias [Out], and those of its adapter.
+// tied to the parameter that Tied names, bias [Out] unless NoBias, and the parameters of its
+// adapter.
 type Linear struct {
 	In, Out int
 	NoBias  bool
@@ -176,7 +177,7 @@ func arguments(in []*gorgonia.Node, want int) error {
 	return nil
 }
 
-// operands checks the number of inputs and returns the parameters of those names.
+// operands checks the number of inputs and returns the named parameters.
 func operands(b *fsdp.Builder, in []*gorgonia.Node, want int, names ...string) (params []*gorgonia.Node, err error) {
 	if err := arguments(in, want); err != nil {
 		return nil, err
@@ -190,7 +191,7 @@ func operands(b *fsdp.Builder, in []*gorgonia.Node, want int, names ...string) (
 	return params, nil
 }
 
-// operandsOr does the same for a module that may have one input more.
+// operandsOr does the same for a module with one optional further input.
 func operandsOr(b *fsdp.Builder, in []*gorgonia.Node, want int, names ...string) ([]*gorgonia.Node, error) {
 	if len(in) < want || len(in) > want+1 {
 		return nil, fmt.Errorf("%d inputs, want %d or %d", len(in), want, want+1)
@@ -206,7 +207,7 @@ func one(n *gorgonia.Node, err error) (gorgonia.Nodes, error) {
 	return gorgonia.Nodes{n}, nil
 }
 
-// chain passes x through functions one after the other, up to the first error.
+// chain passes x through functions one after another, up to the first error.
 func chain(x *gorgonia.Node, steps ...func(*gorgonia.Node) (*gorgonia.Node, error)) (*gorgonia.Node, error) {
 	var err error
 	for _, step := range steps {
@@ -228,8 +229,8 @@ func part(b *fsdp.Builder, name string, m fsdp.Module) func(*gorgonia.Node) (*go
 	}
 }
 
-// keep returns a step that calls a part with more inputs than x, whose results behind the first it
-// puts into kept.
+// keep returns a step that calls a part with more inputs than x, and appends its results after the
+// first to kept.
 func keep(b *fsdp.Builder, name string, m fsdp.Module, more []*gorgonia.Node, kept *gorgonia.Nodes) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
 		out, err := b.Call(name, m, append(gorgonia.Nodes{x}, more...)...)

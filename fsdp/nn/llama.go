@@ -27,7 +27,7 @@ import (
 // Vocab]. A target of IgnoreTarget does not count. Package generate writes with it.
 //
 // Parameters: embed.weight [Vocab, Dim], layers.i.* as Layer names them, norm.weight [Dim] and,
-// unless Tied, head.weight [Vocab, Dim]. In a layer, with the names of Hugging Face beside:
+// unless Tied, head.weight [Vocab, Dim]. In a layer, with the names of Hugging Face on the right:
 //
 //	attn_norm.weight        input_layernorm.weight
 //	attn.qkv.weight         self_attn.q_proj.weight, k_proj and v_proj, one below the other
@@ -36,17 +36,17 @@ import (
 //	mlp.fc.weight           mlp.gate_proj.weight, and up_proj below it
 //	mlp.out.weight          mlp.down_proj.weight
 //
-// QKVBias adds attn.qkv.bias. With QKNorm there are attn.q.weight, attn.k.weight and attn.v.weight
-// in place of attn.qkv.weight, and attn.q_norm.weight and attn.k_norm.weight [HeadDim].
+// QKVBias adds attn.qkv.bias. With QKNorm, attn.q.weight, attn.k.weight and attn.v.weight replace
+// attn.qkv.weight, and there are attn.q_norm.weight and attn.k_norm.weight [HeadDim].
 type Llama struct {
 	Vocab, Layers      int
 	Dim, Heads, Hidden int
 	KVHeads            int            // heads of keys and values; 0 means Heads
 	HeadDim            int            // channels of a head; 0 means Dim/Heads
 	RopeBase           float64        // 0 means 10000
-	RopeScaling        op.RopeScaling // for contexts longer than those of the first training
+	RopeScaling        op.RopeScaling // for contexts longer than in the first training
 	Context            int            // tokens of the longest sequence that it generates; 0 means 4096
-	Window             int            // tokens that a token looks at, itself included; 0 means all before it
+	Window             int            // tokens that a token sees, including itself; 0 means all before it
 	QKVBias            bool           // the layers of queries, keys and values have biases
 	QKNorm             bool           // queries and keys are normalised, head by head
 	Tied               bool           // the head uses the token embedding's weight
@@ -72,7 +72,7 @@ func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return m.head().results(t, x, in[1]), nil
 }
 
-// Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
+// Programs returns the programs for [fsdp.Sharded.EvalProgram]: see package generate.
 func (m *Llama) Programs() map[string]fsdp.Program {
 	return map[string]fsdp.Program{generate.Program: func(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		d := newDecoding(in)
@@ -83,7 +83,7 @@ func (m *Llama) Programs() map[string]fsdp.Program {
 	}}
 }
 
-// Cache returns the size of what decoding keeps.
+// Cache returns the size of the cache for decoding.
 func (m *Llama) Cache() generate.Size {
 	width := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).width(cmp.Or(m.KVHeads, m.Heads))
 	return generate.Size{Vocab: m.Vocab, Layers: m.Layers, Width: width, Context: cmp.Or(m.Context, 4096), Window: m.Window}
@@ -110,7 +110,7 @@ func (m *Llama) NumParams() int {
 }
 
 // FLOPs returns the floating-point operations of forward and backward for one token of a sequence
-// of that length, as those of GPT are counted.
+// of that length, counted as for GPT.
 func (m *Llama) FLOPs(length int) int {
 	if m.Window > 0 {
 		length = min(length, m.Window)

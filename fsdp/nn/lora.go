@@ -17,15 +17,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// LoRA is a low-rank adapter of a linear layer (Hu et al., 2021, arXiv:2106.09685), which trains in
-// place of its weight:
+// LoRA is a low-rank adapter of a linear layer (Hu et al., 2021, arXiv:2106.09685), which is
+// trained instead of its weight:
 //
 //	y = x·weightᵀ + bias + Alpha/Rank · (x·lora_aᵀ)·lora_bᵀ
 //
 // Parameters: lora_a [Rank, In], which starts normal with standard deviation 1/sqrt(In), and lora_b
-// [Out, Rank], which starts at zero, so that an adapted layer starts as the layer itself. The names
-// of the layer's own parameters do not change: a model with adapters takes the weights of one
-// without by name, and Config.Frozen keeps them:
+// [Out, Rank], which starts at zero, so an adapted layer starts as the layer itself. The names of
+// the layer's own parameters do not change: a model with adapters loads the weights of a model
+// without adapters by name, and Config.Frozen keeps them unchanged:
 //
 //	model := &nn.GPT{…, LoRA: nn.LoRA{Rank: 8, Alpha: 16}}
 //	base := func(name string) bool { return !nn.IsAdapter(name) }
@@ -40,7 +40,7 @@ type LoRA struct {
 
 const loraA, loraB = "lora_a", "lora_b"
 
-// IsAdapter tells whether a parameter of that full name belongs to an adapter.
+// IsAdapter reports whether the parameter with a full name belongs to an adapter.
 func IsAdapter(name string) bool {
 	last := name[strings.LastIndexByte(name, '.')+1:]
 	return last == loraA || last == loraB
@@ -60,7 +60,7 @@ func (l LoRA) params(in, out int) []fsdp.Param {
 	}
 }
 
-// add returns y [..., out] plus what the adapter makes of x [..., in].
+// add returns y [..., out] plus the adapter's output for x [..., in].
 func (l LoRA) add(b *fsdp.Builder, y, x *gorgonia.Node) (*gorgonia.Node, error) {
 	if l.Rank == 0 {
 		return y, nil
@@ -80,8 +80,8 @@ func (l LoRA) add(b *fsdp.Builder, y, x *gorgonia.Node) (*gorgonia.Node, error) 
 }
 
 // Merge adds the adapters in params, the full state of a model whose layers are adapted by l, to
-// the weights that they adapt, and removes them. What is left is the state of the model without
-// adapters that computes the same, but for rounding. After an error params is as it was.
+// the weights that they adapt, and removes them. The rest is the state of the model without
+// adapters that computes the same, except for rounding. After an error params is unchanged.
 func (l LoRA) Merge(params map[string]*tensor.Dense) error {
 	layers := make(map[string]bool)
 	for name := range params {
@@ -107,8 +107,7 @@ func (l LoRA) Merge(params map[string]*tensor.Dense) error {
 	return nil
 }
 
-// fits says what keeps a [Rank, in] and b [out, Rank] from being an adapter like l of w [out, in],
-// if anything.
+// fits returns an error if a [Rank, in] and b [out, Rank] are not an adapter like l of w [out, in].
 func (l LoRA) fits(w, a, b *tensor.Dense) error {
 	if w == nil || a == nil || b == nil {
 		return errors.New("its weight, lora_a or lora_b is missing")

@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// gain is the parameter that scales what a norm has normalised. It is small, and multiplies
-// everything: it travels in full precision.
+// gain is the parameter that scales the normalised values of a norm. It is small, and multiplies
+// everything, so it travels in full precision.
 func gain(dim int) fsdp.Param {
 	return fsdp.Param{Name: "weight", Shape: []int{dim}, Init: fsdp.Constant(1), Full: true}
 }
@@ -59,12 +59,12 @@ func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 
 // BatchNorm normalises each channel of x [B, Dim, ...] over all other dimensions to mean 0 and
 // variance 1, then scales and shifts (Ioffe and Szegedy, 2015, arXiv:1502.03167). Training
-// normalises with the statistics of the rank's own batch, and moves the running ones towards them;
-// evaluation normalises with the running ones. Ranks see different batches, so these differ until
-// [fsdp.Sharded.AverageBuffers] is called.
+// normalises with the statistics of the rank's own batch, and moves the running statistics towards
+// them. Evaluation normalises with the running statistics. Ranks see different batches, so their
+// running statistics differ until [fsdp.Sharded.AverageBuffers] is called.
 //
-// Parameters: weight [Dim] and bias [Dim]. Buffers: running_mean [Dim] and running_var [Dim], of
-// which the latter takes the unbiased variance, as in PyTorch; that of a single element is 0.
+// Parameters: weight [Dim] and bias [Dim]. Buffers: running_mean [Dim] and running_var [Dim].
+// running_var takes the unbiased variance, as in PyTorch; for a single element it is 0.
 type BatchNorm struct {
 	Dim      int
 	Eps      float64 // added to the variance; 0 means 1e-5

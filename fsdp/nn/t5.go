@@ -13,13 +13,13 @@ import (
 )
 
 // RelativePositions makes the bias of the attentions of a stack of layers, [Heads, T, T], for
-// sequences as long as x [B, T, ...], which may be tokens: see [op.RelativeBias]. A second input [B, S]
-// has as many columns as there are keys, of which the last T are those of x: the result is [Heads, T,
-// S]. Parameter: weight [Buckets, Heads].
+// sequences as long as x [B, T, ...], which may be tokens: see [op.RelativeBias]. A second input
+// [B, S] has a column for each key; the last T are the keys of x. Then the result is [Heads, T, S].
+// Parameter: weight [Buckets, Heads].
 type RelativePositions struct {
 	Heads       int
 	Buckets     int     // 0 means 32
-	MaxDistance int     // from which on all distances share a bucket; 0 means 128
+	MaxDistance int     // distance from which on all share a bucket; 0 means 128
 	Causal      bool    // the attentions are causal
 	Std         float64 // of the initial weights; 0 means 0.02
 }
@@ -45,15 +45,16 @@ func (m *RelativePositions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgon
 }
 
 // T5 is an encoder and a decoder from text to text (Raffel et al., 2020, arXiv:1910.10683). The
-// first version has ReLU and Tied; version 1.1, on which Flan-T5 and others build, has GELUTanh,
-// Gated and a head of its own. Its batch is ints: tokens [B, S] and a mask [B, S], which is zero where
-// there is no token, for the encoder; what the decoder has said so far, [B, T], and targets [B, T].
+// first version has ReLU and Tied. Version 1.1, the base of Flan-T5 and others, has GELUTanh, Gated
+// and its own head. Its batch is ints: for the encoder tokens [B, S] and a mask [B, S], which is
+// zero where there is no token; for the decoder its previous tokens, [B, T], and targets [B, T].
 // Its results are the loss and the logits [B, T, Vocab]. A target of IgnoreTarget does not count.
-// Package generate writes with it: prompts are what the encoder reads.
+// Package generate writes with it: the encoder reads the prompts.
 //
-// Parameters: embed.weight [Vocab, Dim], which both use; encoder.positions.weight and
-// decoder.positions.weight [Buckets, Heads]; encoder.layers.i.* and decoder.layers.i.* as Layer names
-// them; encoder.norm.weight and decoder.norm.weight [Dim]; and, unless Tied, head.weight [Vocab, Dim].
+// Parameters: embed.weight [Vocab, Dim], which both share; encoder.positions.weight and
+// decoder.positions.weight [Buckets, Heads]; encoder.layers.i.* and decoder.layers.i.* as Layer
+// names them; encoder.norm.weight and decoder.norm.weight [Dim]; and, unless Tied, head.weight
+// [Vocab, Dim].
 type T5 struct {
 	Vocab              int
 	Encoder, Decoder   int // layers
@@ -89,7 +90,7 @@ func (m *T5) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return m.head().results(t, x, in[3]), nil
 }
 
-// Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
+// Programs returns the programs for [fsdp.Sharded.EvalProgram]: see package generate.
 func (m *T5) Programs() map[string]fsdp.Program {
 	return map[string]fsdp.Program{generate.EncodeProgram: m.encode, generate.Program: m.decode}
 }
@@ -104,7 +105,7 @@ func (m *T5) encode(t *fsdp.Tape, in ...fsdp.Ref) (kv []fsdp.Ref, err error) {
 	return kv, nil
 }
 
-// decode goes on from a cache, which lies so that distances are those of positions.
+// decode continues from a cache, in which distances equal the distances of positions.
 func (m *T5) decode(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	d := newDecoding(in)
 	x := t.Call("embed", m.embedding(), d.tokens)
@@ -121,14 +122,14 @@ func (m *T5) decode(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return d.results(m.head().of(t, x, d.targets, d.rows), kept), nil
 }
 
-// Cache returns the size of what decoding keeps.
+// Cache returns the size of the cache for decoding.
 func (m *T5) Cache() generate.Size {
 	n := cmp.Or(m.Context, 512)
 	width := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).width(m.Heads)
 	return generate.Size{Vocab: m.Vocab, Layers: m.Decoder, Width: width, Context: n, Window: n, Encoder: true}
 }
 
-// stack calls the layers of the encoder or the decoder, which take more beside x and the bias.
+// stack calls the layers of the encoder or the decoder, with more inputs after x and the bias.
 func (m *T5) stack(t *fsdp.Tape, prefix string, n int, x, tokens fsdp.Ref, more ...fsdp.Ref) fsdp.Ref {
 	decoder := len(more) > 1
 	bias := t.Call(prefix+"positions", m.positions(decoder), tokens)
@@ -181,10 +182,10 @@ func (m *T5) NumParams() int {
 }
 
 // FLOPs returns the floating-point operations of forward and backward for a pair of sequences of
-// those lengths, as those of GPT are counted for a token.
+// these lengths, counted as for the tokens of GPT.
 func (m *T5) FLOPs(source, target int) int {
 	width := m.Heads * cmp.Or(m.HeadDim, m.Dim/m.Heads)
-	kv := 2 * m.Dim * width // the weights of a cross-attention that the encoder's result meets
+	kv := 2 * m.Dim * width // the weights of a cross-attention that are multiplied with the encoder's result
 	encoder := flops(m.Encoder*matrices(m.layer(false))+m.Decoder*kv, m.Encoder*width*source)
 	decoder := flops(m.Decoder*(matrices(m.layer(true))-kv)+m.Vocab*m.Dim, m.Decoder*width*(source+target))
 	return source*encoder + target*decoder

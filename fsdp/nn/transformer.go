@@ -13,7 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// dropout returns a step that applies dropout, or nothing if rate is 0. Those of one scope need
+// dropout returns a step that applies dropout, or nothing if rate is 0. Dropouts of one scope need
 // different names.
 func dropout(b *fsdp.Builder, rate float64, name string) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -24,8 +24,8 @@ func dropout(b *fsdp.Builder, rate float64, name string) func(*gorgonia.Node) (*
 	}
 }
 
-// Dropout zeroes elements of x with probability Rate while training and scales up the rest; in
-// evaluation it passes x on.
+// Dropout zeroes elements of x with probability Rate while training and scales up the rest. In
+// evaluation it returns x.
 type Dropout struct{ Rate float64 }
 
 // Params implements fsdp.Module.
@@ -39,11 +39,11 @@ func (m *Dropout) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	return one(op.Dropout(in[0], m.Rate, b.Stream("dropout")))
 }
 
-// MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. With Gated it is out(act(g)·u)
-// where fc(x), of 2*Hidden channels, is g and then u: a gated linear unit (Shazeer, 2020,
-// arXiv:2002.05202), SwiGLU with Act SiLU. Its fc.weight is a gate_proj.weight of Hugging Face's
-// Llama with the up_proj.weight below it, and out is the down_proj. Parameters: those of the linear
-// layers fc and out.
+// MLP maps x [..., Dim] to out(act(fc(x))), with Hidden channels between. With Gated it is
+// out(act(g)·u) where fc(x), of 2*Hidden channels, is g and then u: a gated linear unit (Shazeer,
+// 2020, arXiv:2002.05202), SwiGLU with Act SiLU. Its fc.weight is the gate_proj.weight of Hugging
+// Face's Llama with the up_proj.weight below it, and out is the down_proj. Parameters: the
+// parameters of the linear layers fc and out.
 type MLP struct {
 	Dim, Hidden int
 	Act         Activation
@@ -51,8 +51,8 @@ type MLP struct {
 	NoBias      bool
 	Dropout     float64 // of the result
 	Std         float64 // of the initial weights of fc; 0 means 0.02
-	OutStd      float64 // of those of out; 0 means Std
-	LoRA        LoRA    // of both; gate and up share one
+	OutStd      float64 // of the initial weights of out; 0 means Std
+	LoRA        LoRA    // of both layers; gate and up share one adapter
 }
 
 func (m *MLP) fc() *Linear {
@@ -88,7 +88,7 @@ func (m *MLP) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 //	x = x + attn(ln1(x))
 //	x = x + mlp(ln2(x))
 //
-// Inputs behind x, of a cache, are those of Attention, and so are the results behind x.
+// With a cache, further inputs and results after x are the same as in Attention.
 //
 // Parameters, in order: ln1, qkv, proj, ln2, fc and out.
 type Block struct {
@@ -171,16 +171,17 @@ func (m *CrossEntropy) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.No
 }
 
 // Head maps x [..., Dim] and targets, ints [...], to the loss, as CrossEntropy does, and the
-// logits: its outputs are of shape [1] and [..., Classes]. A third input, ints [n], names the rows
-// of x that count, as if its leading dimensions were one: targets and logits are of n rows then.
+// logits: its outputs have the shapes [1] and [..., Classes]. A third input, ints [n], selects the
+// rows of x that count, as if its leading dimensions were one. Then targets and logits have n rows.
 // Parameters: weight [Classes, Dim], its own or tied to the parameter that Tied names, and, with
 // Bias, bias [Classes].
 //
-// With Fused its only output is the loss, for which logits never lie in memory as a whole
-// ([op.LinearCrossEntropy]): what a large vocabulary needs, at four products in place of three.
+// With Fused its only output is the loss, and the whole logits are never in memory
+// ([op.LinearCrossEntropy]). This suits large vocabularies, and takes four products instead of
+// three.
 type Head struct {
 	Dim, Classes int
-	Tied         string // full name of an embedding's weight, or "" for a weight of its own
+	Tied         string // full name of an embedding's weight, or "" for its own weight
 	Bias         bool
 	Fused        bool
 	Smoothing, Z float64 // of the loss, see [op.Loss]
@@ -227,7 +228,8 @@ func (m *Head) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, err
 	return gorgonia.Nodes{y, logits}, err
 }
 
-// scaled returns what is multiplied with the weight: of x the rows that index names, if there is one.
+// scaled returns the operand of the product with the weight: x, or its rows that index names, times
+// Scale.
 func (m *Head) scaled(x *gorgonia.Node, index gorgonia.Nodes) (_ *gorgonia.Node, err error) {
 	if len(index) > 0 {
 		if x, err = chain(x, reshape(x.Shape().TotalSize()/m.Dim, m.Dim), rows(index[0])); err != nil {
@@ -253,8 +255,8 @@ func rows(index *gorgonia.Node) func(*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return op.Embedding(x, index) }
 }
 
-// results calls the head of a model, by the name of head, and returns the loss and the logits. Those of
-// a fused head are a call of their own, which training leaves out.
+// results calls the head of a model, named head, and returns the loss and the logits. The logits of
+// a fused head are a separate call, which training leaves out.
 func (m *Head) results(t *fsdp.Tape, x, targets fsdp.Ref) []fsdp.Ref {
 	loss := t.Call("head", m, x, targets)
 	if !m.Fused {
@@ -263,7 +265,7 @@ func (m *Head) results(t *fsdp.Tape, x, targets fsdp.Ref) []fsdp.Ref {
 	return []fsdp.Ref{loss, t.Call("logits", &logits{m}, x)}
 }
 
-// of returns the logits of some rows of x, of which targets are not used if the head is fused.
+// of returns the logits of some rows of x. It does not use targets if the head is fused.
 func (m *Head) of(t *fsdp.Tape, x, targets, rows fsdp.Ref) fsdp.Ref {
 	if m.Fused {
 		return t.Call("logits", &logits{m}, x, rows)
@@ -271,7 +273,7 @@ func (m *Head) of(t *fsdp.Tape, x, targets, rows fsdp.Ref) fsdp.Ref {
 	return t.Call("head", m, x, targets, rows).At(1)
 }
 
-// logits computes those of a head.
+// logits computes the logits of a head.
 type logits struct{ *Head }
 
 // Params implements fsdp.Module.
@@ -297,8 +299,8 @@ func (m *logits) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 // T, Vocab]. A target of IgnoreTarget does not count. Package generate writes with it.
 //
 // Parameters: wte.weight [Vocab, Dim], wpe.weight [Context, Dim], blocks.i.*, lnf.weight and
-// lnf.bias [Dim] and, unless Tied, head.weight [Vocab, Dim]. With LoRA those of the adapters of
-// each block come on top.
+// lnf.bias [Dim] and, unless Tied, head.weight [Vocab, Dim]. LoRA adds the parameters of each
+// block's adapters.
 type GPT struct {
 	Vocab, Context     int
 	Layers, Dim, Heads int
@@ -332,7 +334,7 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return m.head().results(t, x, in[1]), nil
 }
 
-// Programs implements what [fsdp.Sharded.EvalProgram] asks for: see package generate.
+// Programs returns the programs for [fsdp.Sharded.EvalProgram]: see package generate.
 func (m *GPT) Programs() map[string]fsdp.Program {
 	return map[string]fsdp.Program{generate.Program: func(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		d := newDecoding(in)
@@ -344,7 +346,7 @@ func (m *GPT) Programs() map[string]fsdp.Program {
 	}}
 }
 
-// Cache returns the size of what decoding keeps.
+// Cache returns the size of the cache for decoding.
 func (m *GPT) Cache() generate.Size {
 	return generate.Size{Vocab: m.Vocab, Layers: m.Layers, Width: m.Dim, Context: m.Context}
 }
@@ -358,7 +360,7 @@ func (m *GPT) block() *Block {
 }
 func (m *GPT) head() *Head { return headOf(m.Tied, m.FusedLoss, "wte.weight", m.Dim, m.Vocab) }
 
-// headOf returns a head with a weight of its own or, if tied, that of the embedding.
+// headOf returns a head with its own weight or, if tied, the weight of the embedding.
 func headOf(tied, fused bool, embedding string, dim, classes int) *Head {
 	if !tied {
 		embedding = ""
@@ -376,10 +378,9 @@ func (m *GPT) NumParams() int {
 }
 
 // FLOPs returns the floating-point operations of forward and backward for one token of a sequence
-// of that length: six for each weight that it meets in a product, and twelve for each column of
-// each token that it looks at. Work that is done twice to save memory does not count, nor does it
-// lower the count that a causal mask hides half of the tokens (Chowdhery et al., 2022,
-// arXiv:2204.02311, appendix B).
+// of that length: six for each weight that it is multiplied with, and twelve for each column of
+// each token that it sees. Recomputation to save memory does not count. Tokens that a causal mask
+// hides, half of them, do count (Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
 func (m *GPT) FLOPs(length int) int {
 	return flops(m.Layers*matrices(m.block())+m.Vocab*m.Dim, m.Layers*m.Dim*length)
 }

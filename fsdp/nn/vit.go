@@ -11,10 +11,10 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// Patches maps images [B, Channels, Height, Width] to a sequence [B, 1+N, Dim]: a token that stands
-// for the class, and then a projection of each of the N squares of Size·Size pixels, row by row, all
-// with learned positions. Parameters: weight [Dim, Channels, Size, Size], bias [Dim], class [1, 1,
-// Dim] and positions [1, 1+N, Dim].
+// Patches maps images [B, Channels, Height, Width] to a sequence [B, 1+N, Dim]: a class token, and
+// then a projection of each of the N squares of Size·Size pixels, row by row, all with learned
+// positions. Parameters: weight [Dim, Channels, Size, Size], bias [Dim], class [1, 1, Dim] and
+// positions [1, 1+N, Dim].
 type Patches struct {
 	Channels, Height, Width int // of images
 	Size, Dim               int
@@ -89,12 +89,12 @@ func (*First) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 	return one(gorgonia.Slice(in[0], nil, gorgonia.S(0)))
 }
 
-// ViT says which of some classes an image belongs to (Dosovitskiy et al., 2021, arXiv:2010.11929).
-// Its batch is images [B, Channels, Height, Width], floats, and targets, ints [B]; its results are
-// the loss and the logits [B, Classes].
+// ViT classifies images (Dosovitskiy et al., 2021, arXiv:2010.11929). Its batch is images [B,
+// Channels, Height, Width], floats, and targets, ints [B]. Its results are the loss and the logits
+// [B, Classes].
 //
-// Parameters: patches.* as Patches names them, layers.i.* as Layer does, norm.weight and norm.bias
-// [Dim], and head.weight [Classes, Dim] and head.bias.
+// Parameters: patches.* as Patches names them, layers.i.* as Layer names them, norm.weight and
+// norm.bias [Dim], and head.weight [Classes, Dim] and head.bias.
 type ViT struct {
 	Height, Width, Patch       int // in pixels; patches are square
 	Channels                   int // of an image; 0 means 3
@@ -150,8 +150,8 @@ func (m *ViT) NumParams() int {
 	return elements(m.patches(), m.norm(), m.head()) + m.Layers*elements(m.layer())
 }
 
-// FLOPs returns the floating-point operations of forward and backward for one image, as those of GPT
-// are counted for a token.
+// FLOPs returns the floating-point operations of forward and backward for one image, counted as for
+// a token of GPT.
 func (m *ViT) FLOPs() int {
 	patches := m.patches().count()
 	weights := m.Layers*matrices(m.layer())*(1+patches) + m.Dim*(m.Classes+patches*m.Patch*m.Patch*cmp.Or(m.Channels, 3))
