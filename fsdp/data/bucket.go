@@ -43,7 +43,7 @@ func Measure[T any](src Source[T], f func(T) int) Source[int] {
 	return newSource(name, len(values), err, func(i int) (int, error) { return values[i], nil })
 }
 
-// hashOf returns different values for the same lengths in another order.
+// hashOf returns a hash that depends on the order of the lengths.
 func hashOf(lengths []int) uint32 {
 	h := fnv.New32a()
 	for _, n := range lengths {

@@ -143,7 +143,7 @@ func describe[T any](src Source[T]) string {
 // longest is the number of bytes that a description may have.
 const longest = 1000
 
-// clip shortens a description that is too long. Different descriptions stay different.
+// clip shortens a description that is too long, and adds a hash that distinguishes it from others.
 func clip(name string) string {
 	if len(name) <= longest {
 		return name

@@ -156,7 +156,7 @@ func (b *batch[T]) fit(length int) {
 	b.arrange(rows, max(capacity, b.cache.capacity))
 }
 
-// arrange moves row b.from[i] of the cache to row i.
+// arrange copies row b.from[i] of the cache to row i.
 func (b *batch[T]) arrange(rows, capacity int) {
 	b.held = b.held[:0]
 	for _, r := range b.rows {

@@ -16,7 +16,7 @@ type cache[T float] struct {
 	readers  []int // by row: number of moves that read it
 }
 
-// A move copies row from to row to.
+// A move copies a row, from, to another one, to.
 type move struct{ to, from int }
 
 type float interface{ float32 | float64 }
@@ -33,7 +33,7 @@ func (c *cache[T]) need(n int) int {
 	return bucket(max(n, smallest))
 }
 
-// held returns the position in a row of the last of n tokens.
+// held returns the range in a row of the last of n tokens, as many as it has room for.
 func (c *cache[T]) held(n int) (lo, hi int) {
 	if c.window > 0 {
 		return max(0, c.capacity-n), c.capacity
@@ -41,7 +41,7 @@ func (c *cache[T]) held(n int) (lo, hi int) {
 	return 0, n
 }
 
-// arrange moves row from[i], with tokens[i] tokens, to row i, for the given number of rows and
+// arrange copies row from[i], with tokens[i] tokens, to row i, for the given number of rows and
 // capacity. The last rows may be unused. Rows that stay in place are not touched unless the number
 // of rows or the capacity changes.
 func (c *cache[T]) arrange(from, tokens []int, rows, capacity int) {
@@ -66,7 +66,7 @@ func (c *cache[T]) arrange(from, tokens []int, rows, capacity int) {
 // saved is the row of a move that reads or writes spare.
 const saved = -1
 
-// permute moves row from[i], with tokens[i] tokens, to row i, in place.
+// permute copies row from[i], with tokens[i] tokens, to row i, in place.
 func (c *cache[T]) permute(from, tokens []int) {
 	c.plan(from)
 	c.spare = grown(c.spare, c.capacity*c.width)

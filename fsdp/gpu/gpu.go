@@ -9,7 +9,7 @@
 // and the handling of ranks without further batches. Parameters, gradients, the optimizer's state
 // and everything between are in the memory of the GPU, and NCCL carries the collectives of a pass.
 //
-// # What it needs
+// # Requirements
 //
 // To build a program it only needs cgo and Linux. Open loads the driver (libcuda.so.1, 520 or
 // later). Wrap loads cuBLASLt, and NCCL if there are several ranks: both are in a CUDA installation

@@ -12,8 +12,8 @@
 // net. [Results] names nodes that an evaluation returns in addition to the cost, such as
 // predictions.
 //
-// Kernels of this library run Gorgonia's operations if there are any; [fsdp.Plan].Stock lists the
-// other operations. Functions of package op can be used between them, and run in Gorgonia's
+// This library runs Gorgonia's operations with its own kernels where it has them; [fsdp.Plan].Stock
+// lists the others. Functions of package op can be used between them, and run in Gorgonia's
 // machines, too:
 //
 //	h, err := op.LayerNorm(x, gain, bias, 1e-5)
@@ -55,23 +55,25 @@
 // # Limits
 //
 //   - Gorgonia counts in global variables while a graph is made, without a lock. Ranks that are
-//     goroutines of one process make their graphs one after the other.
-//   - The graph must have its shapes, and a batch must have those of the inputs.
-//   - [fsdp.Precision].Compute must be the float type of the graph, or BFloat16 for one of float32.
-//     The first pass checks it.
+//     goroutines of one process must make their graphs one after another.
+//   - The graph must have its shapes, and a batch must have the shapes of the inputs.
+//   - [fsdp.Precision].Compute must be the float type of the graph, or BFloat16 for a graph of
+//     float32. The first pass checks it.
 //   - Operations whose results or gradients are wrong in Gorgonia, or that keep state between
 //     forward and backward, are refused with the name of the node: AveragePool2D, BatchNorm and
-//     others. The error says what to use instead. Dropout draws its masks from Config.Seed, and drops
-//     nothing in Eval; Gorgonia's own does not run in its TapeMachine and has a wrong gradient.
-//   - UniformRandomNode, GaussianRandomNode and BinomialRandomNode draw from Config.Seed too: other
-//     numbers on each rank, in each training pass and call, and the same ones in every Eval.
+//     others. The error names a replacement. Dropout draws its masks from Config.Seed, and drops
+//     nothing in Eval. Gorgonia's own Dropout does not run in its TapeMachine and has a wrong
+//     gradient.
+//   - UniformRandomNode, GaussianRandomNode and BinomialRandomNode draw from Config.Seed, too:
+//     other numbers on each rank, in each training pass and call, and the same numbers in every
+//     Eval.
 //   - A convolution is refused if another dilation would give a result of the same shape, because
-//     Gorgonia does not tell the two apart.
-//   - Gorgonia gives one node for two constants of equal name, two inputs that are alike, two random
+//     Gorgonia does not distinguish the two.
+//   - Gorgonia returns the same node for two constants of equal name, two equal inputs, two random
 //     nodes of one shape, whatever their distributions (reshape one of another shape), two Dropouts
-//     or SoftMax and LogSoftMax of one value, or two Slices of equal length whose beginnings differ by
-//     a multiple of 256. That has happened before this package sees the graph.
-//   - Read what a TapeMachine has computed with gorgonia.Read: the machine overwrites the Value of
+//     or SoftMax and LogSoftMax of one value, or two Slices of equal length whose beginnings differ
+//     by a multiple of 256. This happens before this package gets the graph.
+//   - Read the results of a TapeMachine with gorgonia.Read: the machine overwrites the Value of
 //     nodes in the middle of a graph.
 //
 // Gorgonia's examples convnet, charRNN and stacked_autoencoder train from the graphs that they

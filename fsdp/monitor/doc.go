@@ -22,7 +22,7 @@
 // summary of the run. Print other text through [Monitor.Screen], which is an io.Writer for loggers,
 // too. The text appears above the line.
 //
-// # What ranks exchange
+// # Exchanges
 //
 // Each rank passes its own data to Step: the loss of its rows, and their number. The monitor shows
 // and records the mean over all ranks, weighted by these numbers. So uneven batches count
@@ -37,7 +37,7 @@
 // wait for. With Config.Cluster it shows differences in time and memory from the plan: see package
 // profile.
 //
-// # What is recorded
+// # Records
 //
 // Each exchange makes a [Row]. The writers of rank 0 get it, and each writes one file for the whole
 // job. Norms by name and histograms can be added to the values of Step:

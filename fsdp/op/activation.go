@@ -25,15 +25,15 @@ func Tanh(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Tanh(x) }
 // Sigmoid returns σ(x) = 1/(1 + e⁻ˣ) for x [...].
 func Sigmoid(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Sigmoid(x) }
 
-// Softmax returns exp(x) / Σ exp(x) along the last axis of x [..., d]..
+// Softmax returns exp(x) / Σ exp(x) along the last axis of x [..., d].
 func Softmax(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Softmax(x, false) }
 
 // LogSoftmax returns x - log Σ exp(x) along the last axis of x [..., d].
 func LogSoftmax(x *gorgonia.Node) (*gorgonia.Node, error) { return ops.Softmax(x, true) }
 
-// SwiGLU returns silu(gate)·up, element by element, for gate and up [..., d]: the gated linear unit of
-// Llama (Shazeer, 2020, arXiv:2002.05202). With up nil, gate is [..., 2*d], and its rows hold gate and
-// up one after the other, as one product makes them. It is one pass over memory in each direction.
+// SwiGLU returns silu(gate)·up, element by element, for gate and up [..., d]: the gated linear unit
+// of Llama (Shazeer, 2020, arXiv:2002.05202). With up nil, gate is [..., 2*d], and its rows hold
+// gate and then up, as one product makes them. It is one pass over memory in each direction.
 func SwiGLU(gate, up *gorgonia.Node) (*gorgonia.Node, error) { return ops.GLU(vec.GateSiLU, gate, up) }
 
 // GEGLU is [SwiGLU] with [GELU].
@@ -41,7 +41,7 @@ func GEGLU(gate, up *gorgonia.Node) (*gorgonia.Node, error) {
 	return ops.GLU(vec.GateGELUErf, gate, up)
 }
 
-// GEGLUTanh is [SwiGLU] with [GELUTanh], as T5 v1.1 has it.
+// GEGLUTanh is [SwiGLU] with [GELUTanh], as in T5 v1.1.
 func GEGLUTanh(gate, up *gorgonia.Node) (*gorgonia.Node, error) {
 	return ops.GLU(vec.GateGELUTanh, gate, up)
 }
@@ -64,9 +64,9 @@ func Scale(x *gorgonia.Node, c float64) (*gorgonia.Node, error) { return ops.Sca
 // by 1-rate while training; in evaluation it is the identity.
 //
 // The mask is a function of the seed of the call in this pass, of stream and of the element's
-// index: backward draws it again, and nothing is kept. stream is [fsdp.Builder.Stream] of a name in
-// Build, any number in a graph. No two dropouts of one graph draw the same mask: if an earlier one
-// has the number, this one takes the next that is free.
+// index. Backward draws it again, so nothing is kept. stream is [fsdp.Builder.Stream] of a name in
+// Build, or any number in a graph. No two dropouts of one graph draw the same mask: if an earlier
+// one has the number, this one takes the next free number.
 func Dropout(x *gorgonia.Node, rate float64, stream uint32) (*gorgonia.Node, error) {
 	return ops.Dropout(x, rate, stream)
 }

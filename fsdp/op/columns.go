@@ -8,9 +8,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// Columns returns columns lo to hi-1 of x [..., d], 0 <= lo < hi <= d: [..., hi-lo]. It is what
-// gorgonia.Slice makes of the last axis, but of many slices of one x Gorgonia confuses some, which is
-// an error of the model.
+// Columns returns columns lo to hi-1 of x [..., d], 0 <= lo < hi <= d: [..., hi-lo]. gorgonia.Slice
+// does the same on the last axis, but Gorgonia confuses some of many slices of one x, which is an
+// error of the model.
 func Columns(x *gorgonia.Node, lo, hi int) (*gorgonia.Node, error) {
 	if x == nil {
 		return nil, errors.New("slice: x is nil")

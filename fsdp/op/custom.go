@@ -13,45 +13,45 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// A Custom is an operation of one's own, by kernels in Go that write into planned memory: see the
-// example. It is meant to be a variable of a package, and must not be changed or copied after its
-// first Apply, which is safe for concurrent use.
+// A Custom is a user's own operation, with kernels in Go that write into planned memory: see the
+// example. It should be a variable of a package, and must not be changed or copied after its first
+// Apply. Apply is safe for concurrent use.
 //
 // A kernel must be a function of the arguments, the same on every rank: backward may run Forward
-// again instead of keeping its result. It writes every element of its results, whose memory holds
-// anything before, changes nothing else, and keeps no slice. Kernels of several ranks in one
-// process run at the same time. An error or a panic in one is an error of the pass, which names the
-// rank, the call and the operation.
+// again instead of keeping its result. It writes every element of its results, whose memory has
+// arbitrary contents before. It changes nothing else, and keeps no slice. Kernels of several ranks
+// in one process run at the same time. An error or a panic in a kernel is an error of the pass,
+// which names the rank, the call and the operation.
 //
-// A graph holds two Customs of one name apart. A module is recognised by its type and fields, not by
-// what Build does, so its Customs may depend on nothing else. One that is made anew in every Build,
-// such as by a function that captures a number, works too.
+// A graph distinguishes two Customs with the same name. A module is recognised by its type and
+// fields, not by its Build, so its Customs must depend on nothing else. A Custom that is made anew
+// in every Build, such as by a function that captures a number, works, too.
 type Custom struct {
-	// Name stands in errors and plans.
+	// Name appears in errors and plans.
 	Name string
 	// Shapes names the arguments and results with their shapes, such as
 	//
 	//	x [... d], gain [d], index int [...] -> y [... d] | rstd f32 [...]
 	//
-	// A word in brackets is a dimension that is equal wherever it stands, "..." any number of leading
-	// ones. Arguments of integers are marked int and come after those of floats. Apply returns the
-	// first result; others, after |, are what Forward leaves to Backward. In a graph that computes in
-	// bfloat16, what is marked f32 is stored in float32.
+	// A word in brackets is a dimension that is equal wherever it appears, "..." any number of
+	// leading dimensions. Arguments of integers are marked int and come after arguments of floats.
+	// Apply returns the first result. Other results, after |, are passed from Forward to Backward.
+	// In a graph that computes in bfloat16, tensors marked f32 are stored in float32.
 	Shapes string
 	// Fit, if not nil, checks what Shapes cannot express, and sets the dimensions that only results
 	// have.
 	Fit func(Sizes) error
 	// Forward computes the results; Backward computes the gradients of all arguments of floats. An
-	// operation without Backward is refused where it is differentiated.
+	// operation without Backward is refused if it is differentiated.
 	Forward, Backward Kernel
-	// Reads names the arguments and results that Backward reads, by their names in Shapes: these are
-	// kept for it, or computed again. Nil means all arguments and no result.
+	// Reads names the arguments and results that Backward reads, by their names in Shapes. They are
+	// kept for Backward, or computed again. Nil means all arguments and no result.
 	Reads []string
 	// Cheap says that computing Forward again is cheaper than keeping its results for backward.
 	Cheap bool
 
 	once      sync.Once
-	err       error // what is wrong with the fields
+	err       error // error in the fields
 	rule      rule
 	row, grad *exec.Row
 }
@@ -62,30 +62,32 @@ type Float interface{ float32 | float64 }
 // A Kernel is one direction of a [Custom].
 type Kernel struct {
 	// F32 and F64 compute it for graphs of float32 and float64. A graph whose type is missing is
-	// refused. In bfloat16 F32 computes; its arguments are widened and its results rounded for it.
+	// refused. In bfloat16, F32 computes; its arguments are widened and its results rounded for it.
 	F32 func(Args[float32]) error
 	F64 func(Args[float64]) error
 	// FLOPs counts the arithmetic, for plans. Nil means one operation for each element of argument 0.
 	FLOPs func(Sizes) int
-	// Scratch returns the elements of scratch memory that are planned for the kernel. Nil means none.
+	// Scratch returns the number of elements of scratch memory to plan for the kernel. Nil means
+	// none.
 	Scratch func(Sizes) int
-	// Split says that the kernel computes the rows of Args.Rows alone, which only it writes. The
-	// threads of a rank then share them, each with scratch memory of its own. Shapes has "..." then.
+	// Split says that the kernel computes only the rows of Args.Rows, which only it writes. Then
+	// the threads of a rank share the rows, each with its own scratch memory. Shapes must have
+	// "...".
 	Split bool
 }
 
 // Sizes are the dimensions of one use of a [Custom].
 type Sizes struct{ op *exec.Op }
 
-// Dim returns the size of a dimension of Custom.Shapes. That of "..." is the product of the leading
-// ones. It panics if there is none of that name.
+// Dim returns the size of a dimension of Custom.Shapes. The size of "..." is the product of the
+// leading dimensions. Dim panics if no dimension has the name.
 func (s Sizes) Dim(name string) int { return s.op.Dim(name) }
 
 // Set sets a dimension that only results have. It is for Custom.Fit.
 func (s Sizes) Set(name string, size int) { s.op.SetDim(name, size) }
 
-// Args are what a kernel works on: dense, row-major elements, numbered as in Custom.Shapes. They are
-// valid during the call.
+// Args are the operands of a kernel: dense, row-major elements, numbered as in Custom.Shapes. They
+// are valid during the call.
 type Args[T Float] struct {
 	Sizes
 	custom   *Custom
@@ -107,7 +109,7 @@ func (a Args[T]) argument(i int) exec.Value {
 	return a.frame.In[i]
 }
 
-// read returns what Backward finds at a place.
+// read returns the value that Backward has at a place.
 func (a Args[T]) read(at int) exec.Value {
 	if at < 0 {
 		panic("Backward reads what Custom.Reads does not name")
@@ -132,11 +134,12 @@ func (a Args[T]) Grad(i int) []T {
 	return part[T](a.Sizes, a.frame.Out, a.custom.rule.args[:a.custom.rule.floats], i)
 }
 
-// Scratch returns scratch memory of the length that Kernel.Scratch says. It holds anything.
+// Scratch returns scratch memory of the length that Kernel.Scratch returns, with arbitrary
+// contents.
 func (a Args[T]) Scratch() []T { return exec.Data[T](a.frame.Scratch) }
 
-// Rows returns which of the rows, of which there are Dim("..."), the call computes: [lo, hi). Unless
-// Kernel.Split is set these are all.
+// Rows returns which of the Dim("...") rows the call computes: [lo, hi). Unless Kernel.Split is
+// set, these are all rows.
 func (a Args[T]) Rows() (lo, hi int) {
 	rows := a.Dim("...")
 	if !a.custom.direction(a.backward).Split {
@@ -145,7 +148,7 @@ func (a Args[T]) Rows() (lo, hi int) {
 	return a.frame.Kernel.Share(rows, 1)
 }
 
-// part returns tensor i of those that lie one after the other in v.
+// part returns tensor i of the tensors that are one after another in v.
 func part[T Float](s Sizes, v exec.Value, list []operand, i int) []T {
 	from := 0
 	for _, o := range list[:i] {
@@ -195,7 +198,7 @@ func (c *Custom) check(y *gorgonia.Node) (err error) {
 
 func (k *Kernel) exists() bool { return k.F32 != nil || k.F64 != nil }
 
-// has tells whether there is a kernel for a type.
+// has reports whether there is a kernel for a type.
 func (k *Kernel) has(dt tensor.Dtype) bool {
 	return dt == tensor.Float32 && k.F32 != nil || dt == tensor.Float64 && k.F64 != nil
 }
@@ -209,7 +212,7 @@ func (c *Custom) direction(backward bool) *Kernel {
 
 var serial atomic.Uint64
 
-// prepare makes the rows of c. They are in no table: their kernels are the only ones there are.
+// prepare makes the rows of c. No table has them: their kernels are the only ones.
 func (c *Custom) prepare() {
 	if c.rule, c.err = parse(c); c.err != nil {
 		return
@@ -263,7 +266,7 @@ func (c *Custom) newRow(name, shapes string, backward bool) *exec.Row {
 	return r
 }
 
-// run returns a user's kernel as one of a row.
+// run returns a user's kernel as a kernel of a row.
 func run[T Float](c *Custom, backward bool, kernel func(Args[T]) error) exec.Kernel {
 	return func(f *exec.Frame) (err error) {
 		defer caught.Panic(&err, "the kernel")

@@ -1,12 +1,13 @@
-// Package op has differentiable operations over Gorgonia nodes with kernels of their own, for a
-// module's Build (see [fsdp.Module]) and for graphs (see fsdp/graph). Package nn is made of them.
+// Package op has differentiable operations over Gorgonia nodes, with their own kernels, for a
+// module's Build (see [fsdp.Module]) and for graphs (see fsdp/graph). Package nn consists of them.
 //
 //	h, err := op.Linear(x, w, b)  // x [..., in], w [out, in], b [out]: [..., out]
 //	h, err = op.GELU(h)
 //
 // A function adds its operation to the graph of its arguments, and returns the node of the result.
 // Nothing is computed before the graph runs: under fsdp in planned memory, vectorised, in float32,
-// float64 or bfloat16. A result depends on neither the number of ranks nor that of threads.
+// float64 or bfloat16. A result depends neither on the number of ranks nor on the number of
+// threads.
 //
 //	Linear         x·wᵀ + b
 //	AddLinear      y + x·wᵀ, as low-rank adapters need it
@@ -36,39 +37,42 @@
 //
 // # Shapes
 //
-// Comments write shapes as [B, T, C]. "..." stands for any number of leading dimensions, so x [...,
-// d] means that the operation works on rows of d elements. Tensors are dense and row-major. Nodes
-// have their shapes when they are passed, as those that Build gets have. "Ints" are of type int and
-// take no gradient; all other arguments are of the float type of the graph, and so are results.
+// Comments write shapes as [B, T, C]. "..." is any number of leading dimensions, so x [..., d]
+// means that the operation works on rows of d elements. Tensors are dense and row-major. Nodes must
+// have their shapes when they are passed, as the inputs of Build have. "Ints" are of type int and
+// take no gradient. All other arguments and the results have the float type of the graph.
 //
 // # Errors
 //
-// A nil argument, a wrong element type, and shapes that do not fit are errors of the function, with
-// the name of the argument and its shape. Integers that point outside of a table or of the classes
-// are errors of the pass, with the rank and the call.
+// A nil argument, a wrong element type, or shapes that do not fit are errors of the function, with
+// the name of the argument and its shape. Integers outside of a table or of the classes are errors
+// of the pass, with the rank and the call.
 //
 // # Gradients
 //
 // Each operation has a gradient written by hand, for every float argument unless its comment says
-// otherwise. Differentiation is Gorgonia's, and fsdp does it: Build returns outputs only. Backward
-// computes cheap results again, such as those of activations and norms, instead of keeping them.
+// otherwise. Gorgonia differentiates, and fsdp calls it: Build returns only outputs. Backward
+// computes cheap results again, such as the results of activations and norms, instead of keeping
+// them.
 //
 // # Gorgonia's operations
 //
-// They can stand between those of this package. Most run by kernels of this library as well:
-// element-wise ones, broadcasts, products of matrices and of batches of them, sums and maxima over
-// any axes, transpositions, slices, concatenations, softmaxes, look-ups of rows, convolutions (each
-// becomes one [Conv2D]), MaxPool2D, Dropout. The others run by Gorgonia, slowly: [fsdp.Plan].Stock
-// lists them. Those that Gorgonia gets wrong are refused, and the error says what to use instead.
+// They can be used between the operations of this package. Kernels of this library run most of
+// them, too: element-wise ones, broadcasts, products of matrices and of batches of matrices, sums
+// and maxima over any axes, transpositions, slices, concatenations, softmaxes, look-ups of rows,
+// convolutions (each becomes one [Conv2D]), MaxPool2D, Dropout. Gorgonia runs the others, slowly:
+// [fsdp.Plan].Stock lists them. Operations that Gorgonia gets wrong are refused, and the error
+// names a replacement.
 //
 // # Speed
 //
-// What a pass takes on one core of an AMD EPYC with AVX-512, and how many times as fast it is as
-// PyTorch 2.15, eager and at its best: MKL takes the way for Intel's processors, attention is
-// scaled_dot_product_attention, and images have channels last, each where that is faster (2026-11-23,
-// load 13 to 38, at real-time priority). Shapes are those of the first argument: 512 channels, 8
-// heads, 2048 hidden channels, 8192 classes. Each operation is a module alone here. So the result of
-// a norm and gradients of several arguments are copied out, which a layer need not do.
+// These are the times of a pass on one core of an AMD EPYC with AVX-512, and how many times as fast
+// it is as PyTorch 2.15, eager and at its best: MKL takes the path for Intel's processors,
+// attention is scaled_dot_product_attention, and images have channels last, each where this is
+// faster (2026-11-23, load 13 to 38, at real-time priority). Shapes are the shapes of the first
+// argument: 512 channels, 8 heads, 2048 hidden channels, 8192 classes. Each operation is a separate
+// module here. So the result of a norm and gradients of several arguments are copied out, which a
+// layer need not do.
 //
 //	                                             forward backward  times PyTorch       bfloat16 times
 //	                                                  ms       ms  forw. back.  both       ms  PyT.
@@ -125,12 +129,12 @@
 //	MSE [2048 512]                                  0.32     0.36   2.87  2.77  2.82     1.53  1.38
 //	BCE [2048 512]                                  2.29     0.89   1.65  1.89  1.73     4.18  1.22
 //
-// To measure again: chrt -r 10 make bench-ops TORCH=python, of a venv with PyTorch. The rows are in
-// internal/workshop/bench/models/ops.go. Where all else is in bfloat16, convolutions, pooling, GroupNorm and
-// BatchNorm compute in float32 between conversions. LinearCrossEntropy computes the logits twice,
-// which it does not keep.
+// To measure again: chrt -r 10 make bench-ops TORCH=python, with the python of a venv with PyTorch.
+// The rows are in internal/workshop/bench/models/ops.go. Where everything else is in bfloat16,
+// convolutions, pooling, GroupNorm and BatchNorm compute in float32 between conversions.
+// LinearCrossEntropy computes the logits twice, as it does not keep them.
 //
-// # Operations of one's own
+// # User-defined operations
 //
-// What is missing here, and slow as a composition, can be written in Go: see [Custom].
+// Write an operation in Go if it is missing here and slow as a composition: see [Custom].
 package op

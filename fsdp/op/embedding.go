@@ -6,7 +6,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// Embedding returns the rows of table [rows, d] that index, ints of any shape [...], names: [...,
+// Embedding returns the rows of table [rows, d] that index, ints of any shape [...], selects: [...,
 // d]. An index outside of [0, rows) is an error of the pass.
 func Embedding(table, index *gorgonia.Node) (*gorgonia.Node, error) {
 	return ops.Embedding(table, index)

@@ -8,18 +8,18 @@ import (
 )
 
 // CrossEntropy returns the mean of -log softmax(logits)[target] over the targets that are not
-// ignore, in nats, for logits [..., classes] and targets, ints [...]: shape [1]. With no target to
-// count it is 0, and so is its gradient. A target that is neither ignore nor in [0, classes) is an
+// ignore, in nats, for logits [..., classes] and targets, ints [...]: shape [1]. If no target
+// counts it is 0, and so is its gradient. A target that is neither ignore nor in [0, classes) is an
 // error of the pass.
 func CrossEntropy(logits, targets *gorgonia.Node, ignore int) (*gorgonia.Node, error) {
 	return ops.CrossEntropy(logits, targets, ignore)
 }
 
-// Loss says what the loss of a row of logits l with target t is. With lse = log Σ exp(l) it is
+// Loss configures the loss of a row of logits l with target t. With lse = log Σ exp(l) it is
 //
 //	lse - (1-Smoothing)·l[t] - Smoothing·mean(l) + Z·lse²
 //
-// in nats. The zero value is plain cross-entropy, of which target 0 does not count.
+// in nats. The zero value is plain cross-entropy that ignores target 0.
 type Loss struct {
 	// Ignore is the target that does not count.
 	Ignore int
@@ -36,15 +36,15 @@ func SmoothCrossEntropy(logits, targets *gorgonia.Node, l Loss) (*gorgonia.Node,
 	return ops.SmoothCrossEntropy(logits, targets, kernel.Loss(l))
 }
 
-// LinearCrossEntropy returns what [SmoothCrossEntropy] does of the logits x·weightᵀ + bias, for x [...,
-// n, d], weight [classes, d], bias [classes], which may be nil, and targets, ints [..., n], without the
-// logits in memory: they are computed in blocks of at most 1024 rows and classes, on every thread, and
-// again for the gradients of weight and bias. What is kept for backward is as large as x. So is what it
-// takes in all, however many classes there are, but that with a bias the gradient of weight is made in a
-// buffer of its own.
+// LinearCrossEntropy returns the same as [SmoothCrossEntropy] for the logits x·weightᵀ + bias, for
+// x [..., n, d], weight [classes, d], bias [classes], which may be nil, and targets, ints [..., n],
+// without the logits in memory. They are computed in blocks of at most 1024 rows and classes, on
+// every thread, and again for the gradients of weight and bias. The memory kept for backward is as
+// large as x. So is its total memory, for any number of classes, except that with a bias the
+// gradient of weight has its own buffer.
 //
-// Arithmetic is that of four products of logits in a training pass, one more than with logits in
-// memory: forward finds the gradient of x on its way, as attention does (Dao et al., 2022,
+// A training pass takes the arithmetic of four products of logits, one more than with logits in
+// memory: forward also computes the gradient of x, as attention does (Dao et al., 2022,
 // arXiv:2205.14135). In evaluation it is one. Under bfloat16 logits are float32 here.
 func LinearCrossEntropy(x, weight, bias, targets *gorgonia.Node, l Loss) (*gorgonia.Node, error) {
 	return ops.LinearCrossEntropy(x, weight, bias, targets, kernel.Loss(l))
@@ -54,21 +54,22 @@ func LinearCrossEntropy(x, weight, bias, targets *gorgonia.Node, l Loss) (*gorgo
 // takes no gradient.
 func MSE(y, target *gorgonia.Node) (*gorgonia.Node, error) { return ops.MSE(y, target, nil) }
 
-// WeightedMSE is [MSE] with a mean that is weighted by weight [...], such as a mask of 0 and 1:
-// Σ weight·(y - target)² / Σ weight. If the weights add up to 0 it is 0, and so is its gradient.
-// weight takes no gradient; nil counts all alike.
+// WeightedMSE is [MSE] with a mean that is weighted by weight [...], such as a mask of 0 and 1: Σ
+// weight·(y - target)² / Σ weight. If the weights add up to 0 it is 0, and so is its gradient.
+// weight takes no gradient; nil weighs all elements equally.
 func WeightedMSE(y, target, weight *gorgonia.Node) (*gorgonia.Node, error) {
 	return ops.MSE(y, target, weight)
 }
 
-// BCE returns the mean binary cross-entropy of the probabilities σ(logits) with those in target, in
-// nats, over all elements of logits and target [...]: log(1 + eˣ) - target·x for a logit x, computed
-// without overflow, as BCEWithLogitsLoss in PyTorch. Its shape is [1]. target takes no gradient.
+// BCE returns the mean binary cross-entropy of the probabilities σ(logits) with the probabilities
+// in target, in nats, over all elements of logits and target [...]: log(1 + eˣ) - target·x for a
+// logit x, computed without overflow, as BCEWithLogitsLoss in PyTorch. Its shape is [1]. target
+// takes no gradient.
 func BCE(logits, target *gorgonia.Node) (*gorgonia.Node, error) {
 	return ops.BCE(logits, target, nil)
 }
 
-// WeightedBCE is [BCE] with a mean that is weighted as that of [WeightedMSE] is. (BCEWithLogitsLoss in
+// WeightedBCE is [BCE] with a mean that is weighted as in [WeightedMSE]. (BCEWithLogitsLoss in
 // PyTorch divides by the number of elements instead.)
 func WeightedBCE(logits, target, weight *gorgonia.Node) (*gorgonia.Node, error) {
 	return ops.BCE(logits, target, weight)

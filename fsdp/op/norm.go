@@ -18,16 +18,17 @@ func RMSNorm(x, gain *gorgonia.Node, eps float64) (*gorgonia.Node, error) {
 	return ops.RMSNorm(x, gain, eps)
 }
 
-// BatchNorm returns (x - mean) / sqrt(var + eps) * gain + bias for each channel of x [B, C, ...], with
-// gain, bias, runningMean and runningVar [C] (Ioffe and Szegedy, 2015, arXiv:1502.03167): y [B, C,
-// ...]. So rows [B, C] have their channels last, images [B, C, H, W] in front of the pixels, as for
-// [Conv2D]. In training mean and var are those of a channel over all else, var the biased one; in
-// evaluation they are runningMean and runningVar. All of y depends on the whole batch of the rank.
+// BatchNorm returns (x - mean) / sqrt(var + eps) * gain + bias for each channel of x [B, C, ...],
+// with gain, bias, runningMean and runningVar [C] (Ioffe and Szegedy, 2015, arXiv:1502.03167): y
+// [B, C, ...]. So rows [B, C] have their channels last, and images [B, C, H, W] have them before
+// the pixels, as for [Conv2D]. In training mean and the biased var are taken over all other
+// dimensions of a channel; in evaluation they are runningMean and runningVar. All of y depends on
+// the whole batch of the rank.
 //
-// mean and variance, each [C], are what the running statistics become after a forward in training:
-// the old ones times 1-momentum plus those of x times momentum, var the unbiased one, 0 for a
-// single element. Give them to [fsdp.Builder.Update]; they and the running statistics take no gradient.
-// momentum is in (0, 1].
+// mean and variance, each [C], are the running statistics after a forward in training: the old ones
+// times 1-momentum plus the statistics of x times momentum, with the unbiased var, which is 0 for a
+// single element. Pass them to [fsdp.Builder.Update]. They and the running statistics take no
+// gradient. momentum is in (0, 1].
 func BatchNorm(x, gain, bias, runningMean, runningVar *gorgonia.Node, eps, momentum float64) (y, mean, variance *gorgonia.Node, err error) {
 	return ops.BatchNorm(x, gain, bias, runningMean, runningVar, eps, momentum)
 }

@@ -9,31 +9,34 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// Rotary says which columns [Rope] turns, and by which angles.
+// Rotary configures the columns that [Rope] turns, and the angles.
 type Rotary struct {
 	// HeadDim is the number of columns of a head.
 	HeadDim int
-	// Heads is how many heads a row begins with; 0 means that it has nothing else. Columns behind them
-	// are passed on: the values in a row of queries, keys and values.
+	// Heads is the number of heads at the beginning of a row; 0 means that it has nothing else.
+	// Columns after them are passed on: the values in a row of queries, keys and values.
 	Heads int
-	// Dims, an even number, is how many columns of each head are turned, the first ones; 0 means all.
+	// Dims, an even number, is the number of columns of each head that are turned, the first ones;
+	// 0 means all.
 	Dims int
-	// Interleaved pairs columns 2i and 2i+1 of a head, as GPT-J and the original code of Llama do. Else
-	// columns i and i + Dims/2 are a pair, as in GPT-NeoX and in all of Hugging Face's Llama.
+	// Interleaved pairs columns 2i and 2i+1 of a head, as GPT-J and the original code of Llama do.
+	// Otherwise columns i and i + Dims/2 are a pair, as in GPT-NeoX and in all of Hugging Face's
+	// Llama.
 	Interleaved bool
-	// Base of the angles; 0 means 10000. Pair i turns by Base^(-2i/Dims) a position.
+	// Base is the base of the angles; 0 means 10000. Pair i turns by Base^(-2i/Dims) per position.
 	Base float64
-	// Context is how many positions there are if they are given; 0 means T. The table of cosines and
+	// Context is the number of positions if they are given; 0 means T. The table of cosines and
 	// sines takes Context·Dims numbers.
 	Context int
-	// Scaling stretches the angles over longer contexts than a model was trained on.
+	// Scaling stretches the angles over longer contexts than in a model's training.
 	Scaling RopeScaling
 }
 
-// RopeScaling makes the angles of [Rope] smaller. With Factor alone positions are divided by it (Chen
-// et al., 2023, arXiv:2306.15595). With Original it is the scaling of Llama 3.1 (rope_type "llama3"
-// in Hugging Face's files): the angle of a pair that makes n = Original·angle/2π turns in Original
-// positions is kept if n >= HighFreq, divided by Factor if n <= LowFreq, and linear in n between.
+// RopeScaling makes the angles of [Rope] smaller. With only Factor, positions are divided by it
+// (Chen et al., 2023, arXiv:2306.15595). With Original it is the scaling of Llama 3.1 (rope_type
+// "llama3" in Hugging Face's files): the angle of a pair that makes n = Original·angle/2π turns in
+// Original positions is kept if n >= HighFreq, divided by Factor if n <= LowFreq, and linear in n
+// between.
 type RopeScaling struct {
 	Factor            float64 // 0 means 1
 	LowFreq, HighFreq float64

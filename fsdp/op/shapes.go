@@ -12,10 +12,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// rule is what Shapes and Reads of a Custom say.
+// rule is the parsed form of Shapes and Reads of a Custom.
 type rule struct {
 	args, results []operand
-	floats        int   // how many arguments hold floats; they come first
+	floats        int   // number of arguments that hold floats; they come first
 	at            []int // by argument: where Backward finds it, or -1
 	packed        int   // where it finds the results, or -1
 }
@@ -24,7 +24,7 @@ type rule struct {
 type operand struct {
 	name, mark string // mark is "int", "f32" or ""
 	dims       []string
-	sizes      []int // by dimension: its size if dims has a number, else 0
+	sizes      []int // by dimension: its size if dims has a number, otherwise 0
 }
 
 var (
@@ -44,12 +44,12 @@ func (o *operand) len(use *exec.Op) int {
 	return n
 }
 
-// String returns o as Shapes has it.
+// String returns o in the form of Shapes.
 func (o operand) String() string {
 	return fmt.Sprintf("%s [%s]", strings.TrimSpace(o.name+" "+o.mark), strings.Join(o.dims, " "))
 }
 
-// parse reads the fields of c.
+// parse parses the fields of c.
 func parse(c *Custom) (r rule, err error) {
 	args, results, ok := strings.Cut(c.Shapes, "->")
 	if !ok || c.Name == "" {
@@ -78,7 +78,7 @@ func parse(c *Custom) (r rule, err error) {
 
 func isInt(o operand) bool { return o.mark == "int" }
 
-// parseReads decides where Backward finds what it reads.
+// parseReads decides where Backward finds the values that it reads.
 func (r *rule) parseReads(reads []string) error {
 	unknown := slices.Clone(reads)
 	named := func(o operand) bool {
@@ -106,7 +106,7 @@ func (r *rule) parseReads(reads []string) error {
 	return nil
 }
 
-// parseOperands reads one side of Shapes.
+// parseOperands parses one side of Shapes.
 func parseOperands(s, separator string) (list []operand, err error) {
 	for text := range strings.SplitSeq(s, separator) {
 		m := shape.FindStringSubmatch(text)
@@ -126,8 +126,8 @@ func parseOperands(s, separator string) (list []operand, err error) {
 // shapes returns Row.Shapes of the operation.
 func (r *rule) shapes() string { return join(r.args, ", ") + " -> " + join(r.results, " | ") }
 
-// gradShapes returns that of the gradient. Several gradients stay in float32, as those of parameters
-// have to.
+// gradShapes returns the shapes of the gradient. Several gradients stay in float32, as gradients of
+// parameters must.
 func (r *rule) gradShapes() string {
 	var args, grads []string
 	for i, o := range r.args {

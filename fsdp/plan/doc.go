@@ -24,7 +24,7 @@
 // The package is pure: it reads and writes no files, has no clock and starts nothing. It does not
 // need package fsdp.
 //
-// # What it knows, and what not
+// # Limits
 //
 // The constants of a Cluster were measured, with the software that ran on it. Its comments name the
 // sources. The model leaves out allocators that run out of memory, stragglers, late data and other

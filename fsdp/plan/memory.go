@@ -78,7 +78,7 @@ func (p *Pass) Peak() int {
 	return at
 }
 
-// A Misfit says that a pass does not fit in memory.
+// A Misfit reports that a pass does not fit in memory.
 type Misfit struct {
 	Limit   int      // bytes that are available
 	Op      string   // operation that holds the most

@@ -28,7 +28,7 @@ type Op struct {
 	Live        Memory // held while it runs
 }
 
-// Kind says what an Op does.
+// Kind is the kind of an Op.
 type Kind uint8
 
 // The operations, as package fsdp has them.
@@ -111,7 +111,7 @@ type Work struct {
 	Again             bool // in backward: forward has computed it too, but did not keep it
 }
 
-// Class says what bounds the speed of an operation.
+// Class is the limit on the speed of an operation.
 type Class uint8
 
 // The classes.

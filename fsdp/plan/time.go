@@ -17,7 +17,7 @@ type Timeline struct {
 	HFU float64 // the same, counting all FLOPs, recomputed ones included
 }
 
-// Stream says where an event runs.
+// Stream is the stream on which an event runs.
 type Stream uint8
 
 // The streams.

@@ -10,8 +10,7 @@ import (
 	"slices"
 )
 
-// A config is config.json while it is read. Every key is asked for once; the first thing that is
-// wrong stays in err.
+// A config is config.json during parsing. Every key is asked for once. err keeps the first error.
 type config struct {
 	keys    map[string]json.RawMessage
 	asked   map[string]bool
@@ -31,21 +30,21 @@ func parseConfig(text []byte) (*config, error) {
 	return c, nil
 }
 
-// fail notes an error, if it is the first.
+// fail records an error, if it is the first.
 func (c *config) fail(format string, args ...any) {
 	if c.err == nil {
 		c.err = fmt.Errorf(format, args...)
 	}
 }
 
-// has tells whether a key is there and not null. It counts as asked for.
+// has reports whether a key is present and not null. It counts as asked for.
 func (c *config) has(key string) bool {
 	c.asked[key] = true
 	text, ok := c.keys[key]
 	return ok && string(bytes.TrimSpace(text)) != "null"
 }
 
-// get returns the value of a key, or another where it is missing or null.
+// get returns the value of a key, or otherwise if it is missing or null.
 func get[T any](c *config, key string, otherwise T) T {
 	if !c.has(key) {
 		return otherwise
@@ -73,7 +72,7 @@ func (c *config) nested(key string, read func(c *config)) {
 	}
 }
 
-// size returns a number that must be there, or with otherwise > 0 may be missing, and positive.
+// size returns a positive number. It must be present, unless otherwise > 0.
 func (c *config) size(key string, otherwise int) int {
 	n := get(c, key, otherwise)
 	switch {
@@ -88,14 +87,14 @@ func (c *config) size(key string, otherwise int) int {
 	return n
 }
 
-// heads checks that a width is split into heads without rest.
+// heads checks that a width divides into heads.
 func (c *config) heads(widthKey string, width int, key string, n int) {
 	if n > 0 && width%n != 0 {
 		c.fail("%s %d is no multiple of %s, %d", widthKey, width, key, n)
 	}
 }
 
-// positive returns a number that may be missing, and is positive.
+// positive returns a positive number that may be missing.
 func (c *config) positive(key string, otherwise float64) float64 {
 	v := get(c, key, otherwise)
 	if !(v > 0) {
@@ -104,14 +103,14 @@ func (c *config) positive(key string, otherwise float64) float64 {
 	return v
 }
 
-// only takes a key whose one supported value is want, which is also its meaning where it is missing.
+// only checks a key whose only supported value is want. A missing key means want, too.
 func only[T any](c *config, key string, want T) {
 	if got := get(c, key, want); !reflect.DeepEqual(got, want) {
 		c.fail("%s %s is not supported, only %v", key, short(c.keys[key]), want)
 	}
 }
 
-// choose returns what the value of a key stands for.
+// choose returns the meaning of a key's value.
 func choose[T any](c *config, key, otherwise string, of map[string]T) T {
 	name := get(c, key, otherwise)
 	v, ok := of[name]
@@ -121,14 +120,14 @@ func choose[T any](c *config, key, otherwise string, of map[string]T) T {
 	return v
 }
 
-// ignore passes over keys that change nothing of what the model computes.
+// ignore skips keys that do not change the model's computation.
 func (c *config) ignore(keys ...string) {
 	for _, key := range keys {
 		c.asked[key] = true
 	}
 }
 
-// training passes over keys that change training only, and lists those that say something.
+// training skips keys that change only training, and lists the keys that have an effect.
 func (c *config) training(keys ...string) {
 	for _, key := range keys {
 		if c.has(key) && string(c.keys[key]) != "0" && string(c.keys[key]) != "0.0" && string(c.keys[key]) != "false" {
@@ -137,7 +136,7 @@ func (c *config) training(keys ...string) {
 	}
 }
 
-// end returns the first error, which may be that nobody has asked for a key that has a value.
+// end returns the first error. A key that has a value and was not asked for is an error, too.
 func (c *config) end() error {
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
 		if !c.asked[key] && c.has(key) {
@@ -147,7 +146,7 @@ func (c *config) end() error {
 	return c.err
 }
 
-// short is a value for a message.
+// short returns a value for a message.
 func short(text json.RawMessage) string {
 	var b bytes.Buffer
 	if json.Compact(&b, text) != nil || b.Len() > 80 {
@@ -156,9 +155,9 @@ func short(text json.RawMessage) string {
 	return b.String()
 }
 
-// common are keys that all kinds of models may have and that change nothing of what one computes:
-// where it comes from, which tokens are special, how to generate, what a pipeline returns, how a
-// program computes and saves memory.
+// common are keys that all kinds of models may have and that do not change a model's computation:
+// its origin, special tokens, generation, the results of a pipeline, and how a program computes and
+// saves memory.
 var common = []string{
 	"model_type", "architectures", "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation_autoset",
 	"transformers_version", "torch_dtype", "dtype", "auto_map", "task_specific_params", "finetuning_task", "tokenizer_class",

@@ -21,10 +21,10 @@ import (
 type files struct {
 	dir     string
 	of      map[string]string                        // the file of a tensor
-	headers map[string]map[string]safetensors.Tensor // of the files that were looked at
+	headers map[string]map[string]safetensors.Tensor // of the files that were read
 }
 
-// weightsIn looks at the names of the tensors in a directory.
+// weightsIn reads the names of the tensors in a directory.
 func weightsIn(dir string) (*files, error) {
 	path, err := weights(dir)
 	if err == nil {
@@ -56,7 +56,7 @@ func weightsIn(dir string) (*files, error) {
 	return f, nil
 }
 
-// weights returns the path of the weights in a directory, which may be that of an index.
+// weights returns the path of the weights in a directory, or of their index.
 func weights(dir string) (string, error) {
 	for _, name := range []string{weightsFile, indexFile} {
 		path := filepath.Join(dir, name)
@@ -72,12 +72,12 @@ func weights(dir string) (string, error) {
 	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
 }
 
-// oneTraining returns an error if a directory has weights and an index of other weights: it is unknown which
-// of them belong to the model. Newer weights in another format are a warning.
+// oneTraining returns an error if a directory has weights and an index of other weights, as it is
+// unknown which of them belong to the model. Newer weights in another format are a warning.
 func oneTraining(dir string) error {
 	single, err := os.Stat(filepath.Join(dir, weightsFile))
 	if err != nil {
-		return nil // weights says so, if it matters
+		return nil // weights returns the error, if it matters
 	}
 	var index struct {
 		WeightMap map[string]string `json:"weight_map"`
@@ -100,7 +100,7 @@ func oneTraining(dir string) error {
 	return nil
 }
 
-// header returns what tensors a file has.
+// header returns the tensors of a file.
 func (f *files) header(name string) (map[string]safetensors.Tensor, error) {
 	if header, ok := f.headers[name]; ok {
 		return header, nil
@@ -134,13 +134,13 @@ func (f *files) header(name string) (map[string]safetensors.Tensor, error) {
 	return header, nil
 }
 
-// A located tensor is one and the file that has it.
+// A located tensor is a tensor and its file.
 type located struct {
 	safetensors.Tensor
 	file string
 }
 
-// tensor looks for one.
+// tensor finds a tensor by name.
 func (f *files) tensor(name string) (t located, ok bool, err error) {
 	if t.file, ok = f.of[name]; !ok {
 		return t, false, nil
@@ -155,21 +155,21 @@ func (f *files) tensor(name string) (t located, ok bool, err error) {
 	return t, true, nil
 }
 
-// A shape is what config.json says of a tensor. All that makes a model large is in one of those that
-// an architecture lists.
+// A shape is the shape of a tensor by config.json. Every size that makes a model large is in one of
+// the shapes that an architecture lists.
 type shape struct {
 	tensor string // "~" stands for the prefix
 	dims   []dim
-	layers dim // of which this tensor is in the last; or none
+	layers dim // number of layers, of which the last has this tensor; or none
 }
 
-// A dim is a size, and the key that says it.
+// A dim is a size and its key.
 type dim struct {
 	key string
 	n   int
 }
 
-// check compares shapes with those in the files.
+// check compares shapes with the tensors in the files.
 func (f *files) check(prefix string, shapes []shape) error {
 	for _, s := range shapes {
 		if s.layers.n > len(f.of) {
@@ -201,8 +201,8 @@ func (f *files) check(prefix string, shapes []shape) error {
 	return nil
 }
 
-// checkCopies compares tensors that the files have twice, and the model once: name by name of the
-// copy, which may be missing.
+// checkCopies compares tensors that the files have twice, and the model once. copies has the name
+// of the original by the name of the copy, which may be missing.
 func (f *files) checkCopies(prefix string, copies map[string]string) error {
 	for _, name := range slices.Sorted(maps.Keys(copies)) {
 		if other, err := f.differ(prefix, name, copies[name]); err != nil {
@@ -215,7 +215,7 @@ func (f *files) checkCopies(prefix string, copies map[string]string) error {
 	return nil
 }
 
-// differ tells whether the files have two tensors that are not the same.
+// differ reports whether the files have two tensors that are not the same.
 func (f *files) differ(prefix, name, of string) (bool, error) {
 	a, ok1, err1 := f.tensor(strings.ReplaceAll(name, "~", prefix))
 	b, ok2, err2 := f.tensor(strings.ReplaceAll(of, "~", prefix))

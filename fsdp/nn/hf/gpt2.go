@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// gpt2 is nn.GPT as transformers has it.
+// gpt2 is nn.GPT in transformers.
 var gpt2 = architecture{
 	kind: "gpt2", class: "GPT2LMHeadModel", base: "transformer.",
 	open: openGPT2, config: configGPT2,

@@ -28,7 +28,7 @@ const (
 	indexFile   = weightsFile + ".index.json"
 )
 
-// kept are the files that Save copies from the directory that was opened: those of tokenizers and of
+// kept are the files that Save copies from the opened directory: files of tokenizers and of
 // generation.
 var kept = []string{
 	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
@@ -36,50 +36,50 @@ var kept = []string{
 	"processor_config.json",
 }
 
-// A Model is one that transformers has, too. Its methods may be called at the same time as those of
-// another, and those with a context are collective, as those of [fsdp.Sharded].
+// A Model is a model that transformers has, too. Methods of different Models may be called at the
+// same time. Methods with a context are collective, like methods of [fsdp.Sharded].
 type Model struct {
-	// Model is what fsdp.Wrap takes, such as a *nn.GPT. Settings may be changed before that: those of
-	// training, Dropout and LoRA, and those that Load needs no other tensors for, such as RopeBase.
-	// Save writes them.
+	// Model is the argument of fsdp.Wrap, such as a *nn.GPT. Some settings may be changed before
+	// that: settings of training, Dropout and LoRA, and settings for which Load needs no other
+	// tensors, such as RopeBase. Save writes them.
 	Model fsdp.Model
 
-	// Ignored lists keys of config.json that say something about training which Model does not do,
-	// with their values.
+	// Ignored lists keys of config.json with an effect on training that Model does not have, with
+	// their values.
 	Ignored []string
 
 	arch   *architecture
 	keys   map[string]any // of config.json
-	as     *architecture  // that config.json would have for Model, as it was made
-	was    map[string]any // and the keys
+	as     *architecture  // architecture of Model when it was made
+	was    map[string]any // keys of config.json for Model when it was made
 	prefix string         // of the names of tensors
 	gamma  bool           // norms have the names of TensorFlow, as in the first files of BERT
-	dir    string         // that was opened, or ""
-	kept   []string       // there
+	dir    string         // opened directory, or ""
+	kept   []string       // files in dir that Save copies
 }
 
-// An architecture is a kind of model, here and there.
+// An architecture is a kind of model, here and in transformers.
 type architecture struct {
 	kind, class string // model_type and architectures of config.json
-	base        string // what stands before names in files of the class, and is missing in those of the model without a head
+	base        string // prefix of names in files of the class; files of the model without a head lack it
 
 	pair bool // an encoder and a decoder
 
 	open    func(c *config) fsdp.Model
 	config  func(m fsdp.Model) (map[string]any, error)           // nil for a model of another kind
-	options func(m fsdp.Model, prefix string) []fsdp.StateOption // how its parameters appear there
-	shapes  func(m fsdp.Model) []shape                           // of tensors there
-	copies  func(m fsdp.Model) map[string]string                 // tensors that a file may have, too, and what they are copies of
-	untie   func(m fsdp.Model) bool                              // gives m a head of its own if config.json leaves that to the files; or nil
-	extra   func(m fsdp.Model, name string) bool                 // what else may be in a file and is no parameter; without prefix
+	options func(m fsdp.Model, prefix string) []fsdp.StateOption // how its parameters appear in transformers
+	shapes  func(m fsdp.Model) []shape                           // of tensors in transformers
+	copies  func(m fsdp.Model) map[string]string                 // further tensors that a file may have, and their originals
+	untie   func(m fsdp.Model) bool                              // gives m its own head if config.json leaves that to the files; or nil
+	extra   func(m fsdp.Model, name string) bool                 // whether a file may have a tensor that is no parameter; name is without prefix
 	adapted func(m fsdp.Model) (lora nn.LoRA, linear []string)   // the layers that LoRA adapts
 }
 
 var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, vit, t5}
 
-// Open reads config.json in a directory, and which tensors there are. An error names the key, the
-// file or the setting that is wrong or not supported. It is no collective; all ranks open the same
-// directory.
+// Open reads config.json and the names of the tensors in a directory. An error names the key, the
+// file or the setting that is wrong or not supported. Open is not a collective; all ranks open the
+// same directory.
 func Open(dir string) (*Model, error) {
 	m, err := open(filepath.Clean(dir))
 	if err != nil {
@@ -131,7 +131,7 @@ func open(dir string) (*Model, error) {
 	return m, nil
 }
 
-// parse makes the model that config.json says.
+// parse makes the model that config.json describes.
 func (m *Model) parse(text []byte) error {
 	c, err := parseConfig(text)
 	if err != nil {
@@ -155,7 +155,7 @@ func (m *Model) parse(text []byte) error {
 	c.ignore(common...)
 	c.training("neftune_noise_alpha")
 	m.Model = m.arch.open(c)
-	c.ignore("is_decoder") // which means nothing to those that have not asked
+	c.ignore("is_decoder") // it has no meaning for models that have not asked
 	if m.Ignored = c.ignored; c.end() != nil {
 		return c.err
 	}
@@ -163,14 +163,14 @@ func (m *Model) parse(text []byte) error {
 		return err
 	}
 	m.keys = make(map[string]any)
-	for key, value := range c.keys { // as text: 1.0 is to stay a float
+	for key, value := range c.keys { // as text: 1.0 must stay a float
 		m.keys[key] = value
 	}
 	return nil
 }
 
-// ReadConfig returns the model that the text of a config.json describes. Its weights need not be
-// anywhere: for [fsdp.Dry], which plans it.
+// ReadConfig returns the model that the text of a config.json describes. It needs no weights:
+// [fsdp.Dry] can plan the model.
 func ReadConfig(text []byte) (fsdp.Model, error) {
 	m := new(Model)
 	if err := m.parse(text); err != nil {
@@ -179,8 +179,8 @@ func ReadConfig(text []byte) (fsdp.Model, error) {
 	return m.Model, nil
 }
 
-// New returns a model that was made here, such as a *nn.GPT, for Save. It is an error if transformers
-// has no such model.
+// New returns a Model for a model that was made here, such as a *nn.GPT, for Save. It returns an
+// error if transformers has no such model.
 func New(model fsdp.Model) (*Model, error) {
 	if v := reflect.ValueOf(model); v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, fmt.Errorf("hf: the %T is nil", model)
@@ -194,7 +194,7 @@ func New(model fsdp.Model) (*Model, error) {
 	return &Model{Model: model, arch: a, keys: keys, as: a, was: was, prefix: a.base}, nil
 }
 
-// describe returns what a model is there, and its keys of config.json.
+// describe returns the architecture of a model, and its keys of config.json.
 func describe(model fsdp.Model) (*architecture, map[string]any, error) {
 	for _, a := range architectures {
 		if keys, err := a.config(model); err != nil || keys != nil {
@@ -204,7 +204,7 @@ func describe(model fsdp.Model) (*architecture, map[string]any, error) {
 	return nil, nil, fmt.Errorf("%T is no model of transformers", model)
 }
 
-// floats returns keys whose floats are written as such: transformers does not take 1 for 1.0.
+// floats returns keys whose floats are written as floats: transformers does not accept 1 for 1.0.
 func floats(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -223,8 +223,8 @@ func floats(v any) any {
 	return v
 }
 
-// Load gives s, which is m.Model wrapped, the weights in the directory that was opened. Every rank
-// reads its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters keep their
+// Load loads the weights in the opened directory into s, which is m.Model wrapped. Every rank reads
+// its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters keep their
 // initial values, which change nothing.
 func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	path, err := "", errors.New("hf: Load: no directory was opened: the model is one that New has made")
@@ -242,10 +242,10 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	return s.Import(ctx, path, opts...)
 }
 
-// toGamma gives norms the names of TensorFlow.
+// toGamma renames norms as in TensorFlow.
 var toGamma = strings.NewReplacer("LayerNorm.weight", "LayerNorm.gamma", "LayerNorm.bias", "LayerNorm.beta")
 
-// options says how parameters appear in the files.
+// options returns how parameters appear in the files.
 func (m *Model) options() []fsdp.StateOption {
 	opts := m.arch.options(m.Model, m.prefix)
 	if !m.gamma {
@@ -257,7 +257,7 @@ func (m *Model) options() []fsdp.StateOption {
 	})
 }
 
-// failing makes an error of this rank one of all.
+// failing turns an error of this rank into an error of all ranks.
 func failing(err error) fsdp.StateOption {
 	return func(o *state.Options) {
 		if err != nil {
@@ -266,17 +266,17 @@ func failing(err error) fsdp.StateOption {
 	}
 }
 
-// Save writes s, which is m.Model wrapped, to a directory, which rank 0 makes, and those above it:
-// config.json, the weights, and the files of the tokenizer and of generation from the directory that
-// was opened. The options are those of [fsdp.Sharded.Export] of which it takes
+// Save writes s, which is m.Model wrapped, to a directory, which rank 0 creates with its parents:
+// config.json, the weights, and the files of the tokenizer and of generation from the opened
+// directory. It takes these options of [fsdp.Sharded.Export]:
 //
 //	fsdp.As              the type of the weights; without it, the type of the computation
 //	fsdp.SplitAt         bytes of a file, from which on there are several and an index
 //	fsdp.Metadata        text in the header
 //	fsdp.AllowNotFinite  tensors with values that are NaN or infinite
 //
-// Each file takes its place when all are on disk. The adapters of LoRA are not written: Save refuses
-// those that have trained until Merge has added them to the weights.
+// Each file takes its place when all are on disk. Save does not write the adapters of LoRA. It
+// refuses trained adapters until Merge has added them to the weights.
 func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts ...fsdp.StateOption) error {
 	for name := range m.adapters() {
 		up := name + loraB
@@ -296,12 +296,12 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts ...f
 		fsdp.LeaveOut(nn.IsAdapter), fsdp.Beside(beside), failing(errors.Join(own.Err, err)),
 	})
 	if own.SplitAt == 0 {
-		opts = append(opts, fsdp.SplitAt(1<<62)) // an index that is there is not to stay
+		opts = append(opts, fsdp.SplitAt(1<<62)) // an existing index must not stay
 	}
 	return s.Export(ctx, filepath.Join(dir, weightsFile), opts...)
 }
 
-// beside returns the small files of a directory.
+// beside returns the small files for a directory.
 func (m *Model) beside(o *state.Options) (map[string][]byte, error) {
 	files := make(map[string][]byte)
 	for _, name := range m.kept {
@@ -315,7 +315,7 @@ func (m *Model) beside(o *state.Options) (map[string][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hf: Save: %w", err)
 	}
-	delete(keys, "torch_dtype") // what dtype was called
+	delete(keys, "torch_dtype") // the old name of dtype
 	delete(keys, "dtype")
 	if o.As != 0 {
 		keys["dtype"] = o.As.String()
@@ -325,7 +325,7 @@ func (m *Model) beside(o *state.Options) (map[string][]byte, error) {
 	return files, err
 }
 
-// keysNow returns the keys of config.json, with those that say what has been changed in Model.
+// keysNow returns the keys of config.json, with the changes in Model.
 func (m *Model) keysNow() (map[string]any, error) {
 	as, now, err := describe(m.Model)
 	if err != nil {
@@ -346,14 +346,14 @@ func (m *Model) keysNow() (map[string]any, error) {
 		}
 	}
 	if !reflect.DeepEqual(now["sliding_window"], m.was["sliding_window"]) {
-		delete(keys, "layer_types") // which says it, too
+		delete(keys, "layer_types") // it says the same
 	}
 	return keys, nil
 }
 
 // Merge adds the adapters of s, which is m.Model wrapped, to the weights that they adapt, layer by
-// layer, and sets them to zero in effect: s computes the same as before, but for rounding. Training
-// may go on.
+// layer, and resets the adapters to no effect: s computes the same as before, except for rounding.
+// Training may continue.
 func (m *Model) Merge(ctx context.Context, s *fsdp.Sharded) error {
 	for name, lora := range m.adapters() {
 		down, up := name+loraA, name+loraB
@@ -373,10 +373,10 @@ func (m *Model) Merge(ctx context.Context, s *fsdp.Sharded) error {
 	return nil
 }
 
-// The parameters of an adapter, behind the name of its layer.
+// The parameters of an adapter, after the name of its layer.
 const loraA, loraB = ".lora_a", ".lora_b"
 
-// adapters goes through the linear layers that have one.
+// adapters iterates over the linear layers with an adapter.
 func (m *Model) adapters() iter.Seq2[string, nn.LoRA] {
 	return func(yield func(string, nn.LoRA) bool) {
 		lora, linear := m.arch.adapted(m.Model)
@@ -398,7 +398,7 @@ func layers(name string, n int, parts ...string) (all []string) {
 	return all
 }
 
-// zero tells whether all elements are.
+// zero reports whether all elements are zero.
 func zero(t *tensor.Dense) bool {
 	if t.Dtype() == tensor.Float64 {
 		return !slices.ContainsFunc(t.Float64s(), func(x float64) bool { return x != 0 })

@@ -65,7 +65,7 @@ var llamaRules = newRules(
 	`layers\.(\d+)\.mlp\.out\.(.*)`, `~layers.$1.mlp.down_proj.$2`,
 )
 
-// llamaAngles matches the angles of rotary positions, which old files hold.
+// llamaAngles matches the angles of rotary positions, which old files have.
 var llamaAngles = newRules(`layers\.\d+\.self_attn\.rotary_emb\.inv_freq`, "")[0].here
 
 func openLlama(c *config, kind string) fsdp.Model {
@@ -97,7 +97,7 @@ func openLlama(c *config, kind string) fsdp.Model {
 	return m
 }
 
-// openRope reads how positions turn queries and keys. Transformers has moved the keys to
+// openRope reads the settings of rotary positions. Transformers has moved the keys to
 // rope_parameters.
 func openRope(c *config, m *nn.Llama) {
 	m.RopeBase = c.positive("rope_theta", 10000)
@@ -127,13 +127,13 @@ func openRope(c *config, m *nn.Llama) {
 	}
 }
 
-// openWindow reads how far attention looks back, which is to be alike in all layers.
+// openWindow reads the window of attention, which must be the same in all layers.
 func openWindow(c *config, m *nn.Llama, kind string) {
-	window := 4096 // which is meant where the key is missing, and none where it is null
+	window := 4096 // the meaning of a missing key; null means none
 	if _, ok := c.keys["sliding_window"]; ok {
 		window = get(c, "sliding_window", 0)
 	}
-	full := get(c, "max_window_layers", 28) // layers without
+	full := get(c, "max_window_layers", 28) // layers without a window
 	if kind == "mistral" {
 		m.Window = window
 	} else if get(c, "use_sliding_window", false) {

@@ -8,7 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// rules say what parameters are called there.
+// rules map parameters to their names in transformers.
 type rules []rule
 
 type rule struct {
@@ -16,9 +16,9 @@ type rule struct {
 	there string
 }
 
-// newRules makes rules of pairs: a regular expression of names here, and the name there, or several
-// with "|" between them if the parameter is joined from these. A "~" stands for the prefix of files
-// that have a head. The first rule that matches counts.
+// newRules makes rules of pairs: a regular expression of names here, and the name in transformers,
+// or several with "|" between them if the parameter is joined from these. A "~" stands for the
+// prefix of files that have a head. The first rule that matches counts.
 func newRules(pairs ...string) (list rules) {
 	for i := 0; i < len(pairs); i += 2 {
 		list = append(list, rule{regexp.MustCompile("^" + pairs[i] + "$"), pairs[i+1]})
@@ -26,7 +26,7 @@ func newRules(pairs ...string) (list rules) {
 	return list
 }
 
-// names returns what a parameter is called there.
+// names returns the names of a parameter in transformers.
 func (list rules) names(prefix, name string) []string {
 	for _, r := range list {
 		if r.here.MatchString(name) {
@@ -37,7 +37,7 @@ func (list rules) names(prefix, name string) []string {
 	return []string{name}
 }
 
-// sizes are the rows of what is joined.
+// sizes are the numbers of rows of joined parts.
 type sizes struct {
 	q, kv  int // of the layers of queries, and of keys and values
 	hidden int // of gate and up
@@ -65,7 +65,7 @@ func (list rules) options(prefix string, s sizes) []fsdp.StateOption {
 	}
 }
 
-// headWeight is the tensor of a head that is not tied.
+// headWeight is the tensor of an untied head.
 const headWeight = "lm_head.weight"
 
 // tied returns the copies in a file of a model whose head is the embedding.

@@ -51,7 +51,7 @@ var t5 = &architecture{
 		return copies
 	},
 	extra: func(_ fsdp.Model, name string) bool {
-		return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight" // which old files have, and nothing reads
+		return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight" // old files have it, and nothing reads it
 	},
 	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
 		m := model.(*nn.T5)
@@ -86,7 +86,7 @@ var (
 	)
 )
 
-// A t5Act is the activation of an MLP, by the name of feed_forward_proj and by that of dense_act_fn.
+// A t5Act is the activation of an MLP. name is its value of dense_act_fn.
 type t5Act struct {
 	nn.Activation
 	gated bool
@@ -109,7 +109,7 @@ func openT5(c *config) fsdp.Model {
 	m.Decoder = c.size("num_decoder_layers", m.Encoder)
 	only(c, "is_gated_act", act.gated)
 	only(c, "dense_act_fn", act.name)
-	if m.Tied { // which transformers 5 says of all: the scale tells versions apart, and the files have a head or not
+	if m.Tied { // transformers 5 sets it for all versions: the scale distinguishes them, and the files have a head or not
 		m.NoScale = !get(c, "scale_decoder_outputs", true)
 	} else {
 		only(c, "scale_decoder_outputs", false)

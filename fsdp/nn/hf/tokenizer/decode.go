@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// decoder reads how tokens become texts, which are joined.
+// decoder parses how tokens become texts, which are joined.
 func decoder(text json.RawMessage) (func([]string) []string, error) {
 	if absent(text) {
 		return func(tokens []string) []string { return []string{strings.Join(tokens, " ")} }, nil
@@ -98,8 +98,8 @@ func decoders(text json.RawMessage) (func([]string) []string, error) {
 	}, nil
 }
 
-// decodeBytes is the reverse of letters. A token with other characters, as added ones may have, is
-// what it is.
+// decodeBytes is the reverse of letters. A token with other characters, as added tokens may have,
+// stays as it is.
 func decodeBytes(tokens []string) []string {
 	var all []byte
 	for _, token := range tokens {
@@ -116,8 +116,8 @@ func decodeBytes(tokens []string) []string {
 	return []string{lossy(all)}
 }
 
-// decodeFallback joins runs of tokens that stand for bytes, <0x0A>, to characters. Each byte of a run
-// that is no text is U+FFFD.
+// decodeFallback joins runs of tokens for bytes, such as <0x0A>, to characters. Each byte of a run
+// that is no text becomes U+FFFD.
 func decodeFallback(tokens []string) (out []string) {
 	var run []byte
 	flush := func() {
@@ -144,7 +144,7 @@ func decodeFallback(tokens []string) (out []string) {
 	return out
 }
 
-// parseStrip reads how many of a character go at the ends.
+// parseStrip parses how many of a character are removed at the ends.
 func parseStrip(text json.RawMessage) (func([]string) []string, error) {
 	var s struct {
 		field
@@ -167,10 +167,10 @@ func parseStrip(text json.RawMessage) (func([]string) []string, error) {
 	}), err
 }
 
-// tidy takes out spaces that BERT's words have before punctuation.
+// tidy removes spaces that BERT's words have before punctuation.
 var tidy = strings.NewReplacer(" .", ".", " ?", "?", " !", "!", " ,", ",")
 
-// parseWordPieces reads how words are put together.
+// parseWordPieces parses how words are joined.
 func parseWordPieces(text json.RawMessage) (func([]string) []string, error) {
 	w := struct {
 		field

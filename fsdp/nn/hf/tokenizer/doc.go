@@ -1,11 +1,11 @@
-// Package tokenizer turns text into the tokens of a model and back, as the library tokenizers of
-// Hugging Face does, from the file tokenizer.json that lies beside a model:
+// Package tokenizer turns text into the tokens of a model and back, as Hugging Face's library
+// tokenizers does, from the file tokenizer.json next to a model:
 //
 //	t, err := tokenizer.Open(dir)
 //	ids := t.Encode("Hello")   // with the tokens that the model wants around a text
 //	text := t.Decode(ids)      // without special tokens
 //
-// A text goes through five steps, each of which the file describes:
+// A text goes through five steps, which the file describes:
 //
 //	added tokens     such as <|endoftext|> are cut out of the text        added_tokens
 //	normalization    Unicode forms, letter case, spaces                   normalizer
@@ -13,18 +13,18 @@
 //	the model        words to tokens                                      model
 //	the template     tokens around all, such as [CLS] and [SEP]           post_processor
 //
-// Models are BPE (Sennrich et al., 2016, arXiv:1508.07909) of bytes or of characters with bytes to
-// fall back on, WordPiece, and Unigram (Kudo, 2018, arXiv:1804.10959). What a file says and this
-// package does not do is an error of Open that names it. internal/EXPERIMENTS.md says how it compares,
-// and why none of the packages there are was taken.
+// Models are BPE (Sennrich et al., 2016, arXiv:1508.07909) of bytes or of characters with bytes as
+// a fallback, WordPiece, and Unigram (Kudo, 2018, arXiv:1804.10959). If a file has a setting that
+// this package does not support, Open returns an error that names it. internal/EXPERIMENTS.md has
+// comparisons and the reasons against the existing packages.
 //
 // # SentencePiece
 //
 // A directory without tokenizer.json may have SentencePiece's own tokenizer.model or spiece.model.
-// Texts then become the tokens that SentencePiece makes of them, also where those of the
-// tokenizer.json that transformers converts such a model to differ. Around them stands what
-// transformers adds, by tokenizer_config.json, special_tokens_map.json and added_tokens.json. Where
-// these do not say, the class does, which is tokenizer_class or that of model_type in config.json:
+// Texts then become the same tokens as in SentencePiece, even where the tokenizer.json that
+// transformers makes of such a model differs. Around them are the tokens that transformers adds, by
+// tokenizer_config.json, special_tokens_map.json and added_tokens.json. Otherwise the class
+// decides, which is tokenizer_class or the class of model_type in config.json:
 //
 //	LlamaTokenizer        <s> before a text; a space before its beginning only (legacy false)
 //	T5Tokenizer           </s> behind it; <extra_id_0> to <extra_id_99>

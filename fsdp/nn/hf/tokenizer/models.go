@@ -9,14 +9,14 @@ import (
 	"unicode/utf8"
 )
 
-// parseModel reads how words become tokens.
+// parseModel parses how words become tokens.
 func parseModel(text json.RawMessage) (model, error) {
 	kind, err := kindOf(text)
 	if err != nil {
 		return nil, err
 	}
 	switch kind {
-	case "BPE", "": // which files of early versions leave out
+	case "BPE", "": // files of early versions leave it out
 		return parseBPE(text)
 	case "WordPiece":
 		return parseWordPiece(text)
@@ -31,7 +31,7 @@ type vocabulary map[string]int
 
 func (v vocabulary) all() map[string]int { return v }
 
-// unknown returns the number of the token for what is not known, or -1.
+// unknown returns the number of the token for unknown text, or -1.
 func (v vocabulary) unknown(token *string) (int, error) {
 	if token == nil || *token == "" {
 		return -1, nil
@@ -55,7 +55,7 @@ func (v vocabulary) byteTokens() (of [256]int, all bool) {
 	return of, all
 }
 
-// A bpe joins pairs of symbols, the one that was learned first first, until there are none.
+// A bpe joins pairs of symbols, the pair that was learned first first, until none is left.
 type bpe struct {
 	vocabulary
 	merges   map[[2]int32]merge
@@ -66,10 +66,10 @@ type bpe struct {
 	fallback bool // to bytes
 	prefix   string
 	suffix   string
-	user     trie // symbols that are found first, and not merged
+	user     trie // symbols that are found first and are not merged
 }
 
-// A merge has an order, in which several may be alike, and what it makes.
+// A merge has a rank, which several merges may share, and its result.
 type merge struct{ rank, id int32 }
 
 func parseBPE(text json.RawMessage) (model, error) {
@@ -132,7 +132,7 @@ func pairOf(text json.RawMessage) (pair [2]string, err error) {
 	return [2]string(list), nil
 }
 
-// A symbol is what a part of a word has become, in a list.
+// A symbol is the token of a part of a word, in a list.
 type symbol struct {
 	id         int32
 	prev, next int32 // -1 at the ends
@@ -142,7 +142,7 @@ type symbol struct {
 // A candidate is a pair that may be merged.
 type candidate struct {
 	merge
-	at int32 // of the first of the two
+	at int32 // place of the first of the two
 }
 
 func (c candidate) before(d candidate) bool {
@@ -236,7 +236,7 @@ func (m *bpe) symbols(list []symbol, word string) []symbol {
 	return list
 }
 
-// inBytes tells whether all bytes of a text are tokens.
+// inBytes reports whether all bytes of a text are tokens.
 func (m *bpe) inBytes(s string) bool {
 	for _, b := range []byte(s) {
 		if m.bytes[b] < 0 {
@@ -279,12 +279,12 @@ func (h *heap) pop() candidate {
 	return first
 }
 
-// A wordPiece takes the longest token that a word begins with, and goes on behind it.
+// A wordPiece takes the longest token that a word begins with, and continues after it.
 type wordPiece struct {
 	vocabulary
 	unknown int
 	prefix  string // of tokens inside of words
-	longest int    // characters of a word that is known at all
+	longest int    // largest number of characters in a known word
 	bytes   int    // of the longest token
 }
 
@@ -338,7 +338,7 @@ func (m *wordPiece) encode(ids []int, word string) []int {
 	return ids
 }
 
-// A unigram takes the tokens that are most likely together (Viterbi).
+// A unigram chooses the most likely sequence of tokens (Viterbi).
 type unigram struct {
 	vocabulary
 	trie
@@ -407,7 +407,7 @@ func (t *trie) insert(token string, id int32) {
 	t.ends[at] = id
 }
 
-// step goes from a node along a byte.
+// step follows a byte from a node.
 func (t *trie) step(node int32, b byte) (next int32, ok bool) {
 	next, ok = t.next[uint64(node)<<8|uint64(b)]
 	return next, ok

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// normalizer reads how a text is normalized.
+// normalizer parses how a text is normalized.
 func normalizer(text json.RawMessage) (func(string) string, error) {
 	if absent(text) {
 		return func(s string) string { return s }, nil
@@ -94,7 +94,7 @@ func normalizers(text json.RawMessage) (func(string) string, error) {
 	}, nil
 }
 
-// replacer reads what is replaced by what, of normalizers and decoders.
+// replacer parses a replacement, for normalizers and decoders.
 func replacer(text json.RawMessage) (func(string) string, error) {
 	var r struct {
 		field
@@ -132,7 +132,7 @@ func without(s string, table *unicode.RangeTable) string {
 	}, s)
 }
 
-// bertNormalizer is that of BERT's own tokenizer.
+// bertNormalizer is the normalizer of BERT's own tokenizer.
 func bertNormalizer(text json.RawMessage) (func(string) string, error) {
 	var b struct {
 		field
@@ -159,7 +159,7 @@ func bertNormalizer(text json.RawMessage) (func(string) string, error) {
 	}, err
 }
 
-// clean removes what is not shown, and makes all white space spaces.
+// clean removes invisible characters, and turns all white space into spaces.
 func clean(r rune) rune {
 	switch {
 	case unicode.IsSpace(r):

@@ -10,7 +10,7 @@ import (
 	"slices"
 )
 
-// parse makes a tokenizer of what tokenizer.json says.
+// parse makes a tokenizer from tokenizer.json.
 func parse(text []byte) (*Tokenizer, error) {
 	var f struct {
 		Version       string          `json:"version"`
@@ -54,7 +54,7 @@ func newTokenizer() *Tokenizer {
 		ids: make(map[string]int), tokens: make(map[int]string), special: make(map[int]bool)}
 }
 
-// add adds tokens of the model, and those that are cut out of texts.
+// add adds the tokens of the model, and the tokens that are cut out of texts.
 func (t *Tokenizer) add(names vocabulary, tokens []*added) error {
 	maps.Copy(t.ids, names)
 	for token, id := range names {
@@ -96,7 +96,7 @@ func strict(text []byte, v any) error {
 	return d.Decode(v)
 }
 
-// absent tells whether a part is null or not there.
+// absent reports whether a part is null or missing.
 func absent(text json.RawMessage) bool { return len(text) == 0 || string(text) == "null" }
 
 // kindOf returns the type of a part.
@@ -108,14 +108,14 @@ func kindOf(text json.RawMessage) (string, error) {
 	return k.Type, err
 }
 
-// field is a type in structs that are decoded: it has been looked at.
+// field is the type in structs that are decoded. It has been checked already.
 type field struct {
 	Type string `json:"type"`
 }
 
 func unsupported(kind string) error { return fmt.Errorf("type %q is not supported", kind) }
 
-// template reads what is put around a text.
+// template parses the tokens around a text.
 func (t *Tokenizer) template(text json.RawMessage) error {
 	if absent(text) {
 		return nil
@@ -163,7 +163,7 @@ func second(pair []any) (int, error) {
 	return 0, fmt.Errorf("%v is not a token and its number", pair)
 }
 
-// single reads the template of one text.
+// single parses the template of one text.
 func (t *Tokenizer) single(text json.RawMessage) error {
 	var p struct {
 		Single []struct {

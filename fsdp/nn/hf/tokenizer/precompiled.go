@@ -11,14 +11,15 @@ import (
 	"unicode/utf8"
 )
 
-// A charsmap is SentencePiece's table of characters and what they become: a trie in two arrays of
-// units of 32 bits (Darts, https://github.com/s-yata/darts-clone), and texts that end in a zero byte.
+// A charsmap is SentencePiece's table of characters and their replacements: a trie in two arrays of
+// units of 32 bits (Darts, https://github.com/s-yata/darts-clone), and texts that end in a zero
+// byte.
 type charsmap struct {
 	trie  []uint32
 	texts []byte
 }
 
-// precompiled reads one, in base64: the size of the trie in bytes, the trie, the texts.
+// precompiled parses a charsmap in base64: the size of the trie in bytes, the trie, the texts.
 func precompiled(text json.RawMessage) (func(string) string, error) {
 	var p struct {
 		field
@@ -35,7 +36,7 @@ func precompiled(text json.RawMessage) (func(string) string, error) {
 	return m.apply, err
 }
 
-// newCharsmap reads one of bytes.
+// newCharsmap parses the bytes of a charsmap.
 func newCharsmap(b []byte) (*charsmap, error) {
 	if len(b) < 4 || uint64(binary.LittleEndian.Uint32(b)) > uint64(len(b)-4) {
 		return nil, errors.New("precompiled_charsmap is too short")
@@ -48,8 +49,8 @@ func newCharsmap(b []byte) (*charsmap, error) {
 	return m, nil
 }
 
-// lookup returns what the longest or the shortest beginning of key that is in the table becomes, and
-// how many bytes it has: 0 if there is none.
+// lookup returns the replacement of the longest or the shortest beginning of key that is in the
+// table, and the length of the beginning in bytes: 0 if there is none.
 func (m *charsmap) lookup(key string, longest bool) (text string, n int) {
 	offset := func(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
 	unit := func(at uint32) uint32 {
@@ -84,7 +85,7 @@ func (m *charsmap) lookup(key string, longest bool) (text string, n int) {
 	return text, n
 }
 
-// apply normalizes a text: short clusters of characters at once if the table has them, and else
+// apply normalizes a text: short clusters of characters at once if the table has them, otherwise
 // character by character.
 func (m *charsmap) apply(s string) string {
 	var b strings.Builder
@@ -109,8 +110,9 @@ func (m *charsmap) apply(s string) string {
 	return b.String()
 }
 
-// cluster returns how many bytes the first character has with the marks and joiners behind it. Those
-// that the table may know are shorter than 6 bytes, for which this is what Unicode calls a grapheme.
+// cluster returns the number of bytes of the first character with the marks and joiners after it.
+// Clusters that the table may have are shorter than 6 bytes. For these it returns Unicode's
+// grapheme.
 func cluster(s string) int {
 	first, n := utf8.DecodeRuneInString(s)
 	if first == '\r' && strings.HasPrefix(s[n:], "\n") {

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// A pieceFile is a model of SentencePiece (Kudo and Richardson, 2018, arXiv:1808.06226), of which the
-// format is https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
+// A pieceFile is a model of SentencePiece (Kudo and Richardson, 2018, arXiv:1808.06226), in the
+// format https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
 type pieceFile struct {
 	pieces   []piece
 	kind     int // model_type
@@ -38,19 +38,19 @@ const (
 	unigramModel, bpeModel = 1, 2
 )
 
-// A pieceNormalizer is what SentencePiece does with a text. Its zero value changes spaces only.
+// A pieceNormalizer is SentencePiece's normalization of a text. Its zero value changes only spaces.
 type pieceNormalizer struct {
 	chars  *charsmap // nil for none
 	user   trie      // texts that stay as they are
 	prefix bool      // a space goes before the text
-	always bool      // and before what follows an added token
-	strip  bool      // of several spaces one is left, and none at the ends
+	always bool      // and before text after an added token
+	strip  bool      // one of several spaces is left, and none at the ends
 }
 
-// space is what pieces have for spaces.
+// space replaces spaces in pieces.
 const space = "▁"
 
-// message decodes the fields of a message that are in the table, and passes over others.
+// message decodes the fields of a message that are in the table, and skips others.
 func message(b []byte, table map[protowire.Number]any) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -71,7 +71,7 @@ func message(b []byte, table map[protowire.Number]any) error {
 	return nil
 }
 
-// fieldOf decodes a field that protowire has found to be whole.
+// fieldOf decodes a field that protowire has found to be complete.
 func fieldOf(b []byte, kind protowire.Type, to any) error {
 	want := protowire.BytesType
 	switch to := to.(type) {
@@ -147,7 +147,7 @@ func parsePieces(b []byte) (*pieceFile, error) {
 	return f, nil
 }
 
-// tokenizer makes one that does what SentencePiece does. No token is cut out of texts.
+// tokenizer makes a tokenizer with the same tokens as SentencePiece. It cuts no token out of texts.
 func (f *pieceFile) tokenizer() (*Tokenizer, error) {
 	names, err := f.vocabulary()
 	if err != nil {
@@ -206,8 +206,8 @@ func (f *pieceFile) vocabulary() (vocabulary, error) {
 	return names, nil
 }
 
-// unigram makes a model of that kind. The score of pieces that users have defined is the best one of
-// all there are, for each of their bytes.
+// unigram makes a unigram model. The score of pieces that users have defined is the best score of
+// all pieces, for each of their bytes.
 func (f *pieceFile) unigram(unknown int, bytes [256]int) *unigram {
 	least, most := float32(math.MaxFloat32), float32(0.1)
 	for _, p := range f.pieces {
@@ -230,12 +230,12 @@ func (f *pieceFile) unigram(unknown int, bytes [256]int) *unigram {
 	return m
 }
 
-// longestPiece bounds the bytes of pieces that are merged, and so the time that finding their halves
-// takes. SentencePiece makes none of more than 16 characters, unless it is told to.
+// longestPiece limits the bytes of pieces that are merged, and so the time to find their halves.
+// SentencePiece makes no pieces of more than 16 characters by default.
 const longestPiece = 1 << 10
 
-// bpe makes a model of that kind. All pairs that make a piece are merged as early as its score says,
-// and from left to right where that is the same.
+// bpe makes a BPE model. All pairs that make a piece are merged in the order of its score, and from
+// left to right if scores are equal.
 func (f *pieceFile) bpe(names vocabulary, unknown int, bytes [256]int) (*bpe, error) {
 	m := &bpe{vocabulary: make(vocabulary), merges: make(map[[2]int32]merge), unknown: unknown, fuse: true, bytes: bytes, fallback: f.fallback}
 	var scores []float32
@@ -308,7 +308,8 @@ func (n *pieceNormalizer) apply(s string, prefix bool) string {
 	return s
 }
 
-// next returns what the beginning of a text becomes, and its bytes.
+// next returns the replacement of the beginning of a text, and the length of the beginning in
+// bytes.
 func (n *pieceNormalizer) next(s string) (part string, size int) {
 	if _, size := n.user.longest(s); size > 0 {
 		return s[:size], size
@@ -322,7 +323,7 @@ func (n *pieceNormalizer) next(s string) (part string, size int) {
 	return s[:size], size
 }
 
-// decode makes spaces spaces again, but for those that normalization has put before the text.
+// decode restores spaces, except the spaces that normalization has put before the text.
 func (f *pieceFile) decode(tokens []string) []string {
 	if f.fallback {
 		tokens = decodeFallback(tokens)

@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// settings are those of tokenizer_config.json.
+// settings are the keys of tokenizer_config.json.
 type settings map[string]json.RawMessage
 
-// read returns the value of a key, or another where it is missing or null.
+// read returns the value of a key, or otherwise if it is missing or null.
 func read[T any](c settings, key string, otherwise T) (T, error) {
 	if absent(c[key]) {
 		return otherwise, nil
@@ -36,7 +36,7 @@ func tokenOf(text json.RawMessage) (a added, err error) {
 	return a, err
 }
 
-// name takes the tokens that have a meaning.
+// name sets the tokens that have a meaning.
 func (t *Tokenizer) name(c settings) error {
 	for key, to := range map[string]*int{"bos_token": &t.BOS, "eos_token": &t.EOS, "pad_token": &t.Pad, "unk_token": &t.Unknown} {
 		if absent(c[key]) {
@@ -57,15 +57,15 @@ func (t *Tokenizer) name(c settings) error {
 	return nil
 }
 
-// A class is what transformers adds to a SentencePiece model where no file says otherwise.
+// A class has the additions of transformers to a SentencePiece model if no file says otherwise.
 type class struct {
 	bos, eos bool              // put around a text
-	legacy   bool              // a space goes before what follows an added token
+	legacy   bool              // a space precedes text after an added token
 	extra    int               // tokens <extra_id_0> and so on
 	names    map[string]string // of tokens
 }
 
-// classes has those of tokenizer_class, and "" for none.
+// classes has the classes by tokenizer_class, and "" for none.
 var classes = map[string]class{
 	"":                     {legacy: true},
 	"SentencePieceBackend": {legacy: true},
@@ -74,13 +74,13 @@ var classes = map[string]class{
 		names: map[string]string{"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}},
 }
 
-// tokenKeys are those for one special token.
+// tokenKeys are the keys for one special token.
 var tokenKeys = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
 
-// listKeys are those for several special tokens.
+// listKeys are the keys for several special tokens.
 var listKeys = []string{"additional_special_tokens", "extra_special_tokens"}
 
-// passedOver are keys that change nothing of what this package does.
+// passedOver are keys that do not change the results of this package.
 var passedOver = []string{
 	"model_max_length", "padding_side", "truncation_side", "clean_up_tokenization_spaces", "chat_template", "use_default_system_prompt",
 	"special_tokens_map_file", "tokenizer_file", "vocab_file", "name_or_path", "processor_class", "auto_map", "spaces_between_special_tokens",
@@ -88,8 +88,8 @@ var passedOver = []string{
 	"pad_token_type_id", "stride", "truncation_strategy", "return_token_type_ids", "trust_remote_code",
 }
 
-// openPieces reads a SentencePiece model in a directory, and what lies beside it. It returns missing
-// if there is none.
+// openPieces reads a SentencePiece model in a directory, and the files next to it. It returns
+// missing if there is none.
 func openPieces(dir string, missing error) (*Tokenizer, error) {
 	for _, name := range []string{"tokenizer.model", "spiece.model"} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
@@ -127,7 +127,7 @@ func readJSON[T any](dir, name string) (v T, err error) {
 	return v, nil
 }
 
-// beside does what the files beside a SentencePiece model say, as transformers does.
+// beside applies the files next to a SentencePiece model, as transformers does.
 func (t *Tokenizer) beside(dir string, file *pieceFile) error {
 	config, err1 := readJSON[settings](dir, "tokenizer_config.json")
 	special, err2 := readJSON[settings](dir, "special_tokens_map.json")
@@ -168,7 +168,7 @@ func (t *Tokenizer) beside(dir string, file *pieceFile) error {
 	return nil
 }
 
-// classOf returns what the files say of the class.
+// classOf returns the class that the files name.
 func classOf(config, model settings) (k class, err error) {
 	file := "tokenizer_config.json"
 	name, err := read(config, "tokenizer_class", "")
@@ -188,8 +188,8 @@ func classOf(config, model settings) (k class, err error) {
 	return k, nil
 }
 
-// addedTokens returns the tokens that are cut out of texts: those with numbers, those of T5, and those
-// that have a meaning. What is no piece and has no number comes behind all others.
+// addedTokens returns the tokens that are cut out of texts: tokens with numbers, T5's tokens, and
+// tokens with a meaning. A token that is no piece and has no number comes after all others.
 func (t *Tokenizer) addedTokens(c settings, k class, numbers map[string]int, file *pieceFile) (all []*added, err error) {
 	at := make(map[string]*added)
 	next := len(file.pieces)
@@ -239,7 +239,7 @@ func (t *Tokenizer) addedTokens(c settings, k class, numbers map[string]int, fil
 	return all, err
 }
 
-// specialTokens reads those that have a meaning.
+// specialTokens reads the tokens with a meaning.
 func specialTokens(c settings) (all []added, err error) {
 	add := func(key string, text json.RawMessage) {
 		a, e := tokenOf(text)
@@ -273,7 +273,7 @@ func specialTokens(c settings) (all []added, err error) {
 	return all, err
 }
 
-// set takes all else that the settings say.
+// set applies all other settings.
 func (t *Tokenizer) set(c settings, k class, n *pieceNormalizer) error {
 	if len(k.names) > 0 {
 		t.BOS, t.EOS, t.Pad, t.Unknown = -1, -1, -1, -1
@@ -302,7 +302,7 @@ func (t *Tokenizer) set(c settings, k class, n *pieceNormalizer) error {
 	return nil
 }
 
-// known refuses keys that are not, and values that are not supported.
+// known refuses unknown keys, and values that are not supported.
 func known(c settings) error {
 	used := []string{"tokenizer_class", "add_bos_token", "add_eos_token", "legacy", "add_prefix_space", "extra_ids", "added_tokens_decoder"}
 	only := map[string]string{"split_special_tokens": "false", "do_lower_case": "false", "sp_model_kwargs": "{}"}

@@ -16,14 +16,14 @@ type pattern struct {
 	not bool // the parts between the matches are meant
 }
 
-// What `\s+(?!\S)` matches: white space but for the last character of it before a word. Package
-// regexp looks at nothing behind a match, so group run stands for it, which is cut when it has
-// matched. That is the same where `\s+` or `\s` is the next alternative, as in all patterns with it.
+// `\s+(?!\S)` matches white space except for its last character before a word. Package regexp has
+// no lookahead, so group run replaces it, and is cut after the match. The result is the same if
+// `\s+` or `\s` is the next alternative, as in all patterns with it.
 const (
 	lookahead = `\s+(?!\S)`
 	spaces    = `\t-\r\x{85}\p{Z}`                                                                                       // in brackets: \s is all of Unicode's white space
 	letter    = `\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189}` // \w
-	joiners   = `\x{200c}\x{200d}`                                                                                       // which are in \w of regular expressions of Rust
+	joiners   = `\x{200c}\x{200d}`                                                                                       // in \w of Rust's regular expressions
 )
 
 // compile makes a pattern of a regular expression of Oniguruma.
@@ -39,7 +39,7 @@ func compile(text string) (*pattern, error) {
 	return &pattern{re: re, run: max(0, re.SubexpIndex("run"))}, nil
 }
 
-// translate writes the classes of Oniguruma, which are those of Unicode, for package regexp.
+// translate writes Oniguruma's classes, which are Unicode's, for package regexp.
 func translate(text string) string {
 	var b strings.Builder
 	brackets := 0
@@ -86,7 +86,7 @@ func parsePattern(text json.RawMessage) (*pattern, error) {
 	return nil, fmt.Errorf("pattern %s is not supported", text)
 }
 
-// parts calls f for the matches, and for what lies between them.
+// parts calls f for the matches, and for the text between them.
 func (p *pattern) parts(s string, f func(part string, match bool)) {
 	start := 0
 	for at := 0; at < len(s); {
@@ -110,9 +110,9 @@ func (p *pattern) parts(s string, f func(part string, match bool)) {
 	}
 }
 
-// find returns the first match from a place on, or -1. It looks at a window of the text, as what
-// package regexp does for one match takes time for all that it is given: a match that ends before the
-// window does is the match.
+// find returns the first match from a place on, or -1. It searches a window of the text, because
+// package regexp takes time for all of its input to find one match. A match that ends before the
+// end of the window is the match.
 func (p *pattern) find(s string, at int) (from, to int) {
 	for window := 128; ; window *= 4 {
 		view := s[at:min(len(s), at+window)]
@@ -138,7 +138,7 @@ func (p *pattern) find(s string, at int) (from, to int) {
 	}
 }
 
-// A behavior says what becomes of the parts.
+// behave returns the function that applies a behavior to the parts.
 func behave(name string) (func(parts []string, matches []bool) []string, error) {
 	switch name {
 	case "Isolated":
@@ -162,7 +162,7 @@ func behave(name string) (func(parts []string, matches []bool) []string, error) 
 	return nil, fmt.Errorf("behavior %q is not supported", name)
 }
 
-// joined joins a part to the one before it where fits says so.
+// joined joins a part to the one before it if fits returns true.
 func joined(fits func(before, match bool) bool) func(parts []string, matches []bool) []string {
 	return func(parts []string, matches []bool) (out []string) {
 		for i, p := range parts {
@@ -203,10 +203,10 @@ func at(text, behavior string) (func([]word) []word, error) {
 	return p.by(behavior)
 }
 
-// punctuation is ASCII's, symbols included, and Unicode's.
+// punctuation matches ASCII's punctuation and symbols, and Unicode's punctuation.
 const punctuation = "[!-/:-@\\[-`{-~\\p{P}]"
 
-// splitter reads how a text is split into words.
+// splitter parses how a text is split into words.
 func splitter(text json.RawMessage) (func([]word) []word, error) {
 	if absent(text) {
 		return func(words []word) []word { return words }, nil
@@ -302,7 +302,7 @@ func parseSplit(text json.RawMessage) (func([]word) []word, error) {
 	return p.by(s.Behavior)
 }
 
-// parseMetaspace reads SentencePiece's way with spaces: another character stands for them, also
+// parseMetaspace parses SentencePiece's handling of spaces: another character replaces them, also
 // before the text.
 func parseMetaspace(text json.RawMessage) (func([]word) []word, error) {
 	m, err := metaspaceOf(text)
@@ -326,13 +326,13 @@ func parseMetaspace(text json.RawMessage) (func([]word) []word, error) {
 	}, err
 }
 
-// A metaspace is what pre_tokenizer and decoder say of it.
+// A metaspace has the settings of pre_tokenizer and decoder for it.
 type metaspace struct {
 	field
 	Replacement string `json:"replacement"`
 	Prepend     string `json:"prepend_scheme"`
 	Split       bool   `json:"split"`
-	Old         *bool  `json:"add_prefix_space"` // what prepend_scheme was
+	Old         *bool  `json:"add_prefix_space"` // the old form of prepend_scheme
 	OldText     string `json:"str_rep"`
 }
 
@@ -350,10 +350,10 @@ func metaspaceOf(text json.RawMessage) (*metaspace, error) {
 	return m, nil
 }
 
-// gpt2Pattern is how GPT-2 splits.
+// gpt2Pattern splits as GPT-2 does.
 const gpt2Pattern = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
-// parseByteLevel reads GPT-2's way: each byte is a letter of an alphabet of its own.
+// parseByteLevel parses GPT-2's way: each byte becomes a letter of a separate alphabet.
 func parseByteLevel(text json.RawMessage) (func([]word) []word, error) {
 	b := struct {
 		field
@@ -383,8 +383,8 @@ func parseByteLevel(text json.RawMessage) (func([]word) []word, error) {
 	}, err
 }
 
-// byteLetters has the letter of each byte: itself where it is shown, and one behind them all
-// otherwise. letterBytes has the bytes.
+// byteLetters has the letter of each byte: the byte itself if it is visible, otherwise a letter
+// after all of these. letterBytes has the bytes.
 var byteLetters, letterBytes = func() (of [256]rune, bytes map[rune]byte) {
 	bytes = make(map[rune]byte)
 	next := rune(256)

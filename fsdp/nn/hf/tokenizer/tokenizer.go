@@ -14,12 +14,12 @@ import (
 	"unicode/utf8"
 )
 
-// A Tokenizer is safe for concurrent use. Its fields are not to be changed.
+// A Tokenizer is safe for concurrent use. Do not modify its fields.
 type Tokenizer struct {
-	BOS, EOS, Pad, Unknown int // tokens that tokenizer_config.json names, -1 for none
+	BOS, EOS, Pad, Unknown int // tokens that tokenizer_config.json names, or -1
 	Size                   int // one more than the largest token: rows that an embedding needs
 
-	raw, normal []*added // added tokens of texts as they are, and of normalized ones
+	raw, normal []*added // added tokens in texts as they are, and in normalized ones
 	normalize   func(string) string
 	split       func([]word) []word
 	model       model
@@ -42,10 +42,10 @@ type model interface {
 // A word is a part of a text that tokens do not cross.
 type word struct {
 	text  string
-	first bool // begins where the text does
+	first bool // begins at the beginning of the text
 }
 
-// An added token is found in a text before all else.
+// An added token is found in a text before all other steps.
 type added struct {
 	ID         int    `json:"id"`
 	Content    string `json:"content"`
@@ -56,9 +56,9 @@ type added struct {
 	Special    bool   `json:"special"`
 }
 
-// Open reads tokenizer.json in a directory and, if it is there, tokenizer_config.json, of which it
-// takes the names of special tokens. Where there is no tokenizer.json, it reads tokenizer.model or
-// spiece.model, and what the files beside it say.
+// Open reads tokenizer.json in a directory and the names of special tokens in
+// tokenizer_config.json, if it exists. Without tokenizer.json, it reads tokenizer.model or
+// spiece.model, and the files next to it.
 func Open(dir string) (*Tokenizer, error) {
 	t, err := open(dir)
 	if err != nil {
@@ -92,7 +92,8 @@ func open(dir string) (*Tokenizer, error) {
 	return t, nil
 }
 
-// configure takes the names of special tokens, and checks that the template adds what is asked for.
+// configure reads the names of special tokens, and checks that the template adds the requested
+// tokens.
 func (t *Tokenizer) configure(text []byte) error {
 	var c settings
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -115,9 +116,10 @@ func (t *Tokenizer) configure(text []byte) error {
 	return nil
 }
 
-// Encode returns the tokens of a text, with those that the template puts around it. Bytes that are
-// no UTF-8 become U+FFFD. A text that begins with the first token of the template, as rendered chat
-// templates do, gets that token twice. The first such text is a warning: use EncodePlain for it.
+// Encode returns the tokens of a text, with the template's tokens around it. Bytes that are not
+// UTF-8 become U+FFFD. A text that begins with the first token of the template, as rendered chat
+// templates do, gets that token twice. The first such text causes a warning: use EncodePlain for
+// it.
 func (t *Tokenizer) Encode(text string) []int {
 	ids := t.appendPlain(append([]int(nil), t.before...), text)
 	if n := len(t.before); n > 0 && len(ids) > n && ids[n] == t.before[0] {
@@ -129,7 +131,7 @@ func (t *Tokenizer) Encode(text string) []int {
 	return append(ids, t.after...)
 }
 
-// EncodePlain is Encode without the template. Special tokens that stand in the text are found.
+// EncodePlain is Encode without the template. Special tokens in the text are found.
 func (t *Tokenizer) EncodePlain(text string) []int { return t.appendPlain(nil, text) }
 
 func (t *Tokenizer) appendPlain(ids []int, text string) []int {
@@ -156,7 +158,7 @@ func (t *Tokenizer) appendPlain(ids []int, text string) []int {
 	return ids
 }
 
-// Decode returns the text of tokens without the special ones. Tokens that there are not are left out.
+// Decode returns the text of tokens, without special tokens. Unknown tokens are left out.
 func (t *Tokenizer) Decode(ids []int) string { return t.text(ids, false) }
 
 // DecodeAll is Decode with the special tokens.
@@ -172,26 +174,26 @@ func (t *Tokenizer) text(ids []int, special bool) string {
 	return strings.Join(t.decode(tokens), "")
 }
 
-// Token returns the text that the vocabulary has for a token, which is not always what it stands for
-// in a text.
+// Token returns the text of a token in the vocabulary, which may differ from the text that it
+// stands for.
 func (t *Tokenizer) Token(id int) (token string, ok bool) {
 	token, ok = t.tokens[id]
 	return token, ok
 }
 
-// ID returns the token that has a text in the vocabulary, such as "<|endoftext|>".
+// ID returns the token with a text in the vocabulary, such as "<|endoftext|>".
 func (t *Tokenizer) ID(token string) (id int, ok bool) {
 	id, ok = t.ids[token]
 	return id, ok
 }
 
-// IsSpecial tells whether Decode leaves a token out.
+// IsSpecial reports whether Decode leaves a token out.
 func (t *Tokenizer) IsSpecial(id int) bool { return t.special[id] }
 
-// cut calls f for the parts of a text: those that are added tokens, the longest where several begin,
-// and those between them.
+// cut calls f for the parts of a text: the added tokens, the longest if several begin at one place,
+// and the text between them.
 func cut(text string, tokens []*added, f func(part string, token *added)) {
-	start := 0 // of what f has not seen
+	start := 0 // start of the text that f has not got
 	for at := 0; at < len(text) && len(tokens) > 0; {
 		token := longest(text[at:], tokens)
 		if token == nil {
@@ -221,7 +223,7 @@ func cut(text string, tokens []*added, f func(part string, token *added)) {
 	}
 }
 
-// longest returns the longest token that text begins with, or nil. They are ordered by length.
+// longest returns the longest token that text begins with, or nil. tokens are ordered by length.
 func longest(text string, tokens []*added) *added {
 	for _, t := range tokens {
 		if text[0] == t.Content[0] && strings.HasPrefix(text, t.Content) {
@@ -246,8 +248,8 @@ func isWord(r rune) bool {
 	return r == '_' || unicode.In(r, unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Pc)
 }
 
-// lossy is b with U+FFFD for each of the longest beginnings of characters that go on otherwise, as
-// Unicode recommends.
+// lossy returns b with U+FFFD for each longest beginning of a character that does not continue as
+// one, as Unicode recommends.
 func lossy(b []byte) string {
 	if utf8.Valid(b) {
 		return string(b)
@@ -259,7 +261,7 @@ func lossy(b []byte) string {
 			for n < len(b) && !utf8.RuneStart(b[n]) && !utf8.FullRune(b[:n]) && n < utf8.UTFMax {
 				n++
 			}
-			if n > 1 && utf8.FullRune(b[:n]) { // the last byte is what does not fit
+			if n > 1 && utf8.FullRune(b[:n]) { // the last byte does not fit
 				n--
 			}
 		}
