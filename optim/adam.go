@@ -24,28 +24,29 @@ type Adam struct {
 	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
 	Eps         float64 // added to the denominator; default 1e-8
 	WeightDecay float64 // default 0, none
-	Bits        int     // of an element of m and of v: 8, see [Blockwise]; default 0, those of the value
+	Bits        int     // per element of m and v: 8, see [Blockwise]; default 0, the type of the value
 	Rules       []Rule  // exceptions for some parameters
 }
 
-// New returns Adam over params, with its state at zero. It returns an error, naming the parameter,
-// if pieces overlap or are malformed, if a value is no [AdamVec], or if a hyper-parameter is out of
-// range. Of params only the memory and the functions are retained.
+// New returns Adam over params, with its state at zero. It returns an error that names the
+// parameter or the field if pieces overlap or are malformed, if a value does not implement
+// [AdamVec], or if a hyper-parameter is out of range. New retains only the memory and the functions
+// in params.
 func (c Adam) New(params []Param) (Optimizer, error) { return c.new(kindAdam, params) }
 
 // AdamW is the configuration of Adam with decoupled weight decay
-// (https://arxiv.org/abs/1711.05101). It differs from [Adam] in the first line only, where the
-// parameter shrinks and the gradient stays:
+// (https://arxiv.org/abs/1711.05101). It differs from [Adam] in the first line only: the decay
+// shrinks the parameter and does not change the gradient:
 //
 //	p = p - lr·WeightDecay·p
 //
-// As there, a zero Beta1, Beta2 or Eps means its default, and [Zero] means zero.
+// A zero Beta1, Beta2 or Eps means its default; [Zero] means zero.
 type AdamW struct {
 	Beta1       float64 // decay of the first moment, in [0, 1); default 0.9
 	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
 	Eps         float64 // added to the denominator; default 1e-8
 	WeightDecay float64 // default 0, none
-	Bits        int     // of an element of m and of v: 8, see [Blockwise]; default 0, those of the value
+	Bits        int     // per element of m and v: 8, see [Blockwise]; default 0, the type of the value
 	Rules       []Rule  // exceptions for some parameters
 }
 
@@ -55,13 +56,13 @@ func (c AdamW) New(params []Param) (Optimizer, error) { return Adam(c).new(kindA
 // AdamVec is a [Vec] with the update of [Adam] and [AdamW].
 type AdamVec interface {
 	Vec
-	// Adam updates the elements, the parameter p, and the moments m and v from gradient g by the
+	// Adam updates the elements (the parameter p) and the moments m and v from gradient g by the
 	// formulas of [Adam] and [AdamW]. g, m and v have the length, type and implementation of p. The
-	// four share no memory. Without elements it does nothing.
+	// four share no memory. If there are no elements, Adam does nothing.
 	Adam(g, m, v Vec, s AdamStep) error
 }
 
-// AdamStep holds the numbers of one update by an [AdamVec], the t-th of the parameter.
+// AdamStep holds the numbers for update t of a parameter by an [AdamVec].
 type AdamStep struct {
 	LR, WeightDecay     float64
 	Beta1, Beta2, Eps   float64
@@ -124,7 +125,7 @@ func orDefault(v, def float64) float64 {
 // adam does the updates of Adam and AdamW.
 type adam struct {
 	values []AdamVec // of the pieces
-	step   AdamStep  // with the corrections for t, nearly always the same as of the piece before
+	step   AdamStep  // with the corrections for t, which is nearly always the same for the next piece
 	t      int
 }
 
@@ -144,5 +145,5 @@ func (a *adam) update(i int, p *piece, lr float64) error {
 
 func (a *adam) set(s *Settings) {
 	a.step = AdamStep{Beta1: s.Betas[0], Beta2: s.Betas[1], Eps: s.Eps, Decoupled: s.Kind == kindAdamW}
-	a.t = 0 // the corrections are of other numbers
+	a.t = 0 // the corrections were computed from other betas
 }

@@ -8,21 +8,21 @@ import (
 // emaName is the state entry of averages.
 const emaName = "ema"
 
-// EMA makes an optimizer of this package keep an exponential moving average of every parameter, as
-// torch.optim.swa_utils does with get_ema_multi_avg_fn. After each update of a parameter p,
+// EMA makes an optimizer of this package keep an exponential moving average of every parameter,
+// like get_ema_multi_avg_fn of torch.optim.swa_utils. After each update of a parameter p,
 //
 //	e = p                        the first time
 //	e = e + (1 - decay)·(p - e)  from then on
 //
-// in one more pass over the shards, without an allocation. Averages are the state entry "ema": what
-// saves, loads and spreads the state of the optimizer does the same with them, by parameter and for
-// any number of ranks, and [Settings] have the decay. They are in the type of the value, also where
-// Bits is 8: 1 - decay of a difference is less than what 8 bits tell apart. Parameters that are
-// frozen or absent have not changed, and neither have their averages; buffers have none.
+// in one more pass over the shards, without an allocation. Averages are the state entry "ema". They
+// are saved, loaded and distributed with the rest of the state, by parameter and for any number of
+// ranks. [Settings] contain the decay. Averages have the type of the value even if Bits is 8,
+// because 8 bits cannot represent a change of 1 - decay times a difference. Frozen and absent
+// parameters do not change, and neither do their averages. Buffers have no average.
 //
-// Call it before state that has averages is loaded. Of an optimizer that has made updates, such as
-// one that was loaded from state without averages, they begin with the values as they are: so an
-// average can leave the beginning of a training out.
+// Call EMA before you load state that contains averages. If the optimizer has already made updates,
+// for example if it was loaded from state without averages, the averages begin with the current
+// values. So an average can leave out the beginning of a training.
 //
 //	opt, err := optim.AdamW{}.New(m.Shards())
 //	err = optim.EMA(opt, 0.999)
@@ -31,9 +31,9 @@ const emaName = "ema"
 //	… // m.Eval, m.Export
 //	err = optim.Swap(opt)
 //
-// It returns an error, and changes nothing, if decay is not between 0 and 1, if the optimizer keeps
-// averages already, if a value is no [SGDVec], whose update makes the average, or if there is no
-// memory.
+// EMA returns an error and changes nothing if decay is not between 0 and 1, if the optimizer
+// already keeps averages, if a value does not implement [SGDVec], whose update makes the average,
+// or if memory cannot be allocated.
 func EMA(o Optimizer, decay float64) error {
 	own, ok := o.(*optimizer)
 	switch {
@@ -59,8 +59,8 @@ func EMA(o Optimizer, decay float64) error {
 	return nil
 }
 
-// averages returns memory for those of all pieces, with the values of the ones that have been
-// updated.
+// averages allocates the average of every piece. The average of an updated piece begins with its
+// value.
 func (a *part) averages() (list []SGDVec, err error) {
 	if a.settings.common.EMA != 0 {
 		return nil, errors.New("it keeps averages already")
@@ -88,7 +88,7 @@ func (a *part) averages() (list []SGDVec, err error) {
 	return list, nil
 }
 
-// average makes the part keep averages in this memory.
+// average makes the part keep its averages in the vectors of list.
 func (a *part) average(list []SGDVec, decay float64) {
 	s := a.settings.common
 	s.EMA = decay
@@ -109,7 +109,7 @@ func (a *part) average(list []SGDVec, decay float64) {
 	}
 }
 
-// follow makes the average follow an update of a piece that is not empty.
+// follow updates the average after an update of a non-empty piece.
 func (a *part) follow(p *piece) error {
 	if p.steps == 1 {
 		return copyVec(p.ema, p.Value)
@@ -118,18 +118,18 @@ func (a *part) follow(p *piece) error {
 	return p.ema.SGD(p.Value, nil, SGDStep{LR: a.settings.common.EMA - 1, WeightDecay: -1})
 }
 
-// ErrSwapped is why an optimizer does not step, load or save: [Swap] has put its averages in the
-// place of the values.
+// ErrSwapped is the error of an optimizer that cannot step, load or save because [Swap] has
+// exchanged its values and averages.
 var ErrSwapped = errors.New("the averages are in the place of the values: Swap them back first")
 
-// Swap exchanges the values and the averages of [EMA]: the model is then that of the averages, to
-// evaluate, generate and export. The next Swap brings the values back. In between, Step, Restore and
-// Adopt return [ErrSwapped], and so does what saves or loads a model with the optimizer, and what
-// replaces or moves the values of a model without it. Every rank
-// must do it, between the same passes. A parameter that has had no update stays.
+// Swap exchanges the values and the averages of [EMA]. The model then computes with the averages,
+// to evaluate, generate and export. The next Swap brings the values back. In between, Step, Restore
+// and Adopt return [ErrSwapped], and so do functions that save or load the model with the
+// optimizer, or that replace or move the values of the model without it. Every rank must call Swap
+// between the same passes. A parameter that has had no update keeps its value.
 //
-// It returns an error, and changes nothing, if the optimizer keeps no averages, or if a piece is not
-// Ready, as between a forward and its backward.
+// Swap returns an error and changes nothing if the optimizer keeps no averages, or if a piece is
+// not Ready, for example between a forward and its backward.
 func Swap(o Optimizer) error {
 	own, ok := o.(*optimizer)
 	if !ok {
@@ -159,7 +159,8 @@ func Swap(o Optimizer) error {
 					return fmt.Errorf("optim: swap: parameter %q: %w", p.Name, err)
 				}
 			}
-			// Also of an empty piece, which a load leaves without steps: all ranks must tell the same.
+			// Also for an empty piece, which a load leaves without steps: all ranks must report the
+			// same updates.
 			if p.Updated != nil {
 				p.Updated(Update{settings: swapping, steps: own.steps})
 			}
@@ -172,7 +173,7 @@ func Swap(o Optimizer) error {
 	return nil
 }
 
-// swapping stands for the settings of a Swap, which ranks compare like updates.
+// swapping stands for the settings of a Swap. Ranks compare a Swap like an update.
 var swapping = newSettings(Settings{Kind: "Swap"})
 
 // exchange swaps the elements of two vectors of the same length and type.

@@ -7,45 +7,46 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// least8 is how many elements a parameter has at least whose state is in 8 bits because the
-// optimizer's is, as in bitsandbytes.
+// least8 is the number of elements from which a parameter follows the optimizer's Bits, as in
+// bitsandbytes.
 const least8 = 4096
 
-// Blockwise is a [Vec] of float32 that takes 8 bits for each element: the state of [Adam] and
-// [AdamW] with Bits 8, which are the optimizers of https://arxiv.org/abs/2110.02861. Of every block
-// of 256 elements it has the largest magnitude, as a float32, and of each element the code of its
-// ratio to that, one of 256 values that lie closer together where ratios are small: those of
-// bitsandbytes. So the two moments of an element take 2.03 bytes together in place of 8. A number is
-// off by at most 0.7 % of the largest in its block, and by less the smaller it is.
+// Blockwise is a [Vec] of float32 that stores 8 bits per element. It is the state of [Adam] and
+// [AdamW] with Bits 8 (https://arxiv.org/abs/2110.02861). For every block of 256 elements it stores
+// the largest magnitude as a float32, and for each element the 8-bit code of its ratio to that
+// magnitude. The 256 ratios are the ones of bitsandbytes, which are closer together where ratios
+// are small. So the two moments of an element take 2.03 bytes together instead of 8. The error of a
+// number is at most 0.7 % of the largest in its block, and smaller for smaller numbers.
 //
 // A second moment below 1.6e-7 of the largest in its block becomes zero, and Adam then makes large
-// steps. So the gradients within a block should differ by less than a factor of a thousand. Rows of
-// an embedding, of tokens frequent and rare, may differ by more: [Rule] can keep them in 32 bits.
+// steps. So the gradients within a block should differ by less than a factor of 1,000. Embedding
+// rows of frequent and rare tokens may differ by more: a [Rule] can keep them in 32 bits.
 //
-// Read gives the numbers that the codes stand for. Write rounds to the nearest of these. What was
-// read comes back to the same bits, if it is written to the same blocks. Writing a slice rounds the
-// blocks again that it is a part of. A number that is not finite makes NaN of its block.
+// Read returns the decoded numbers. Write rounds to the nearest of these. Numbers that were read
+// become the same bits again if they are written to the same blocks. Writing a slice rounds every
+// block again that the slice is a part of. A number that is not finite turns its block into NaN.
 //
-// Blocks begin at multiples of 256 of an element's index in the whole parameter. So what rounds
-// together does not depend on how the parameter is cut, but for the blocks that a cut goes through:
-// each side has a block of its own there.
+// Blocks begin at multiples of 256 of an element's index in the whole parameter. So rounding does
+// not depend on how the parameter is cut, except in blocks that a cut goes through: there each side
+// has its own block.
 //
-// Other than [Vec] says, writes to slices of one piece are for one goroutine at a time, and so are
-// reads beside them.
+// Unlike other [Vec]s, only one goroutine at a time may write to slices of one piece, and no other
+// goroutine may read the piece meanwhile.
 type Blockwise struct {
-	words      Vec // magnitudes and codes of the whole piece, which is n elements from offset on
+	words      Vec // magnitudes and codes of the whole piece: n elements from offset on
 	offset, n  int
 	unsigned   bool
-	begin, end int // of the elements that this is
+	begin, end int // elements of the piece in this Vec
 }
 
-// Adam8Vec is an [AdamVec] with the update of [Adam] and [AdamW] for moments in 8 bits.
+// Adam8Vec is an [AdamVec] with the update of [Adam] and [AdamW] for 8-bit moments.
 type Adam8Vec interface {
 	AdamVec
-	// Adam8 is Adam with the moments m and v of the elements from offset on of a parameter in 8
-	// bits, as [Blockwise] has them. They are vectors of float32 with 4 bytes for each of the b
-	// blocks that p is in, its largest magnitude, and then a byte for each element, its code, up to
-	// a multiple of 4. m has codes of numbers of both signs, v of others.
+	// Adam8 is Adam with 8-bit moments m and v, in the format of [Blockwise], for the elements from
+	// offset on of a parameter. m and v are vectors of float32. They contain 4 bytes for each block
+	// that p overlaps, its largest magnitude, and then one byte for each element, its code, padded
+	// to a multiple of 4 bytes. m has codes of numbers of both signs, v codes of non-negative
+	// numbers.
 	Adam8(g, m, v Vec, offset int, s AdamStep) error
 }
 
@@ -58,8 +59,8 @@ func (h Host) Adam8(g, m, v Vec, offset int, s AdamStep) error {
 	return nil
 }
 
-// checkBits returns an error unless state can have so many bits for each element; 0 are those of
-// the value.
+// checkBits returns an error unless state can have this number of bits per element; 0 means the
+// type of the value.
 func checkBits(bits int) error {
 	if bits == 0 || bits == 8 {
 		return nil
@@ -67,11 +68,11 @@ func checkBits(bits int) error {
 	return fmt.Errorf("field Bits is %d: must be 8, or 0 for those of the value", bits)
 }
 
-// newEntry returns the zeroed state of a name, with so many bits for each element.
+// newEntry returns the zeroed state of a name, with this number of bits per element.
 func (p Param) newEntry(name string, bits int) (Vec, error) {
 	n := p.Value.Len()
 	switch {
-	case bits == 8 && p.Value.Float64(): // also on a rank that owns nothing of it
+	case bits == 8 && p.Value.Float64(): // also on a rank that owns no elements of it
 		return nil, fmt.Errorf("parameter %q: its value is float64, and Bits 8 is for float32", p.Name)
 	case bits == 0 || n == 0:
 		return p.newState(n)
@@ -145,17 +146,17 @@ func (b *Blockwise) Write(from Host) error {
 	return b.words.Write(words)
 }
 
-// Words returns the memory of the whole piece, as an [Adam8Vec] has it.
+// Words returns the memory of the whole piece, in the format of an [Adam8Vec].
 func (b *Blockwise) Words() Vec { return b.words }
 
-// Over returns the same elements in other memory, into which Words was copied.
+// Over returns the same elements in words, into which the result of Words was copied.
 func (b *Blockwise) Over(words Vec) *Blockwise {
 	o := *b
 	o.words = words
 	return &o
 }
 
-// blocks returns the whole piece, in ordinary memory.
+// blocks returns the whole piece in host memory.
 func (b *Blockwise) blocks() (vec.Blocks8, Host, error) {
 	words, near := b.words.(Host)
 	if !near {

@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// Compose makes one optimizer of several over different parameters: AdamW for the matrices and SGD
-// for the embeddings, say. What it does, it does to all of them or, if there is an error, to none.
-// [Rule] is enough where only the learning rate or the weight decay differ.
+// Compose makes one optimizer from several over different parameters, such as AdamW for the
+// matrices and SGD for the embeddings. A call changes all of them or, if it returns an error, none.
+// A [Rule] is enough if only the learning rate or the weight decay differs.
 //
-// The optimizers must come from this package and have had equally many steps. They are not to be
-// used on their own any more. A parameter belongs to one of them: if two hold pieces of it, the
-// error names both. All ranks should compose the same kinds in the same order, of which some may be
-// empty on some ranks. State lists their state one behind the other. Restore and Adopt give each
-// entry to the optimizer that holds its parameter. Entries of parameters that none holds are passed
-// over, as by a single optimizer, if one of them keeps state of that name.
+// The optimizers must come from this package and have made the same number of steps. Do not use
+// them on their own any more. A parameter belongs to one of them: if two hold pieces of it, the
+// error names both. All ranks should compose the same kinds in the same order; some may be empty on
+// some ranks. State lists their state one after the other. Restore and Adopt give each entry to the
+// optimizer that holds its parameter. They ignore entries of parameters that no optimizer holds, as
+// a single optimizer does, if one of them keeps state of that name.
 func Compose(optimizers ...Optimizer) (Optimizer, error) {
 	c := &optimizer{}
 	for i, o := range optimizers {
@@ -39,8 +39,9 @@ func Compose(optimizers ...Optimizer) (Optimizer, error) {
 	return c, nil
 }
 
-// Params returns the pieces that an optimizer of this package was made of, with [Compose] those of
-// all its parts. It tells whose memory an optimizer works on. Of other optimizers it returns none.
+// Params returns the pieces that an optimizer of this package was made from; with [Compose], the
+// pieces of all its parts. They show whose memory an optimizer works on. For other optimizers it
+// returns none.
 func Params(o Optimizer) (list []Param) {
 	if o, ok := o.(*optimizer); ok {
 		for _, part := range o.parts {
@@ -55,28 +56,29 @@ func Params(o Optimizer) (list []Param) {
 
 // All or nothing
 //
-// Step, Restore and Adopt change every piece that they are about, in all parts, or none. So each
-// has two halves. The first does whatever can fail: Step asks every Ready, Restore and Adopt plan
-// every copy. The second updates or copies, and cannot fail as long as the memory does not. If a
-// Vec reports that its memory has failed, values and state are undefined; a Host never does.
+// Step, Restore and Adopt change every piece that they concern, in all parts, or none. So each has
+// two halves. The first half does everything that can fail: Step calls every Ready, Restore and
+// Adopt plan every copy. The second half updates or copies, and fails only if the memory fails. If
+// a Vec reports failed memory, values and state are undefined; a Host never does.
 //
-// A parameter belongs to one part, so every entry has one receiver, and a plan for that part covers
-// everything that the entry changes.
+// A parameter belongs to one part. So every entry has one receiver, and the plan for that part
+// covers everything that the entry changes.
 //
-// Each call is all or nothing, a sequence of calls is not. Who adopts one parameter after the
-// other, so as to hold the state of only one beside the optimizer, has a mixed state if it breaks
-// off. It is up to Ready to refuse Step until a complete load has succeeded.
+// Each call is all or nothing; a sequence of calls is not. A caller that calls Adopt once per
+// parameter, to hold the state of only one besides the optimizer, and stops early leaves a
+// partially loaded optimizer. Ready must refuse Step until a complete load has succeeded.
 
-// optimizer is every Optimizer of this package: one part is what New makes, Compose puts several
-// together. The parts hold different parameters.
+// optimizer implements every Optimizer of this package. New makes one part, and Compose joins
+// several. The parts hold different parameters.
 type optimizer struct {
 	parts  []*part
 	guards []Guard // of all pieces, each once
 	steps  int     // calls of Step
-	lr     float64 // that the last one was given
+	lr     float64 // learning rate of the last Step
 }
 
-// add appends a part that has had a number of steps, unless it does not go with those before it.
+// add appends a part that has made this number of steps, unless it conflicts with the parts before
+// it.
 func (o *optimizer) add(p *part, steps int) error {
 	if slices.Contains(o.parts, p) {
 		return fmt.Errorf("%s is there twice", p.kind)
@@ -157,7 +159,7 @@ func (o *optimizer) Adopt(steps int, entries []Entry) error {
 	return o.load("Adopt", steps, entries, false)
 }
 
-// load refills all pieces, or those of parameters that some entry is about.
+// load refills all pieces, or only the pieces of parameters that have an entry.
 func (o *optimizer) load(method string, steps int, entries []Entry, all bool) error {
 	verb := strings.ToLower(method)
 	if steps < 0 {
@@ -186,8 +188,9 @@ func (o *optimizer) load(method string, steps int, entries []Entry, all bool) er
 	return nil
 }
 
-// byPart sorts entries by the part that gets them. An entry of a parameter that no part holds goes
-// to the first that keeps state of its name, which checks it like others and has no use for it.
+// byPart sorts entries by the part that receives them. An entry of a parameter that no part holds
+// goes to the first part that keeps state of its name. That part checks it like the others and
+// ignores it.
 func (o *optimizer) byPart(entries []Entry) ([][]Entry, error) {
 	if len(o.parts) == 1 {
 		return [][]Entry{entries}, nil

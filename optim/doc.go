@@ -1,15 +1,15 @@
-// Package optim holds optimizers that act element by element (SGD, Adam, AdamW) and one that acts on
+// Package optim holds optimizers that act element by element (SGD, Adam, AdamW), one that acts on
 // matrices ([Muon]), averages of parameters, learning-rate schedules and loss scaling.
 //
 // # Optimizers over shards
 //
 // Under fully sharded data parallelism a rank owns pieces of parameters: some interval of
 // "h.0.fc.weight", the end of one bias, all of the next. An update that treats every element alike
-// does not depend on where the pieces were cut. So each rank steps what it owns, without
-// communication, and the ranks together compute exactly what one process would. That is why the
-// state of Adam costs 1/N per rank. A [Param] is such a piece: the name and shape of the whole
-// parameter, where the piece begins in it, and the value and gradient of the model, which the
-// optimizer updates in place:
+// does not depend on where the pieces were cut. So each rank steps its own pieces without
+// communication, and the ranks together compute exactly the result of one process. That is why the
+// state of Adam costs 1/N per rank. A [Param] is such a piece. It has the name and shape of the
+// whole parameter, the offset of the piece in it, and the value and gradient of the model. The
+// optimizer updates the value in place:
 //
 //	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}.New(params)
 //	lr := optim.WarmupCosine(3e-4, 3e-5, 100, 10000)
@@ -20,22 +20,21 @@
 //
 // # Memory
 //
-// A [Vec] is a vector wherever it lies, such as on a device; [Host] is one in ordinary memory.
-// Every vector of a piece lies in the same place. State that has left the optimizers is always on
-// the host.
+// A [Vec] is a vector in any memory, such as a device's; [Host] is one in ordinary memory. All
+// vectors of a piece are in the same memory. State outside the optimizers is always on the host.
 //
 // # State
 //
 // [AdamW.New] and the others allocate the state once: one vector of the value's type, or in 8 bits,
-// per piece and entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names). A piece with [Param.Alloc]
-// keeps its state where that says, such as in a file. [Optimizer.State] lists it by parameter name,
-// entry and interval. [Optimizer.Restore] takes back such a list however it was cut, so state
-// written by 8 ranks loads on 3, or on one.
+// per piece and entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names). [Param.Alloc]
+// can place the state of a piece elsewhere, such as in a file. [Optimizer.State] lists the state by
+// parameter name, entry and interval. [Optimizer.Restore] accepts such a list however it was cut:
+// state written by 8 ranks loads on 3 ranks, or on one.
 //
-// A [FullState] is the state of all ranks as whole tensors by parameter name, with nothing in it
-// that depends on how many ranks there were. FullOptimState and SetFullOptim of package fsdp collect
-// and spread it. [FullState.Entries] lists it for Restore and Adopt of any rank of any number of
-// ranks, each of which takes what it needs:
+// A [FullState] is the state of all ranks as whole tensors by parameter name. Nothing in it depends
+// on the number of ranks. FullOptimState and SetFullOptim of package fsdp collect and distribute
+// it. [FullState.Entries] lists it for Restore and Adopt of any rank of any number of ranks. Each
+// rank takes the entries that it needs:
 //
 //	rank 0   State()  w[0:5]         ┐                  ┌  w[0:3]   Restore, rank 0
 //	rank 1   State()  w[5:8] b[0:1]  ├  w[0:8] b[0:4]  ─┼  w[3:8]   Restore, rank 1
@@ -43,19 +42,20 @@
 //
 // # State in 8 bits
 //
-// With Bits 8, Adam and AdamW keep the moments of parameters of 4,096 elements and more in 8 bits an
-// element, block by block: see [Blockwise]. A [Rule] says so, or otherwise, of single parameters:
-// embeddings whose rows have very different gradients are better left in 32 bits. Everywhere but in
-// the optimizer the state is the float32 numbers that the codes stand for, so files and full states
-// are those of 32 bits, and what has one number of bits loads what had another. Settings tell which
-// it was. Loading into the same pieces gives the same bits; where pieces are cut elsewhere, the
-// blocks at the old and new cuts are rounded again, which depends on nothing but the numbers.
+// With Bits 8, Adam and AdamW keep the moments of parameters of 4,096 or more elements in 8 bits
+// per element, block by block: see [Blockwise]. A [Rule] can choose otherwise for single
+// parameters: embeddings whose rows have very different gradients should stay in 32 bits. Outside
+// the optimizer the state is the float32 numbers that the codes stand for. So files and full states
+// have the format of 32 bits, and 8-bit and 32-bit optimizers can load each other's state. Settings
+// record the number of bits. Loading into the same pieces gives the same bits. If pieces are cut
+// elsewhere, the blocks at the old and new cuts are rounded again, which depends only on the
+// numbers.
 //
 // # Settings
 //
-// [Groups] tells what an optimizer updates its parameters with, as PyTorch's param_groups do, and
-// [Regroup] gives it the settings of another. A [FullState] has them, and so have checkpoints and
-// exported files, as JSON with PyTorch's names:
+// [Groups] returns the settings with which an optimizer updates its parameters, like PyTorch's
+// param_groups. [Regroup] gives an optimizer the settings of another. A [FullState], checkpoints
+// and exported files contain them, as JSON with PyTorch's names:
 //
 //	optim.Settings                 torch.optim
 //	Kind                           name of the class: SGD, Adam, AdamW, Muon
@@ -69,12 +69,12 @@
 //	FullState.Params[…].Entries    state[…]["exp_avg"] and so on
 //
 // The learning rate is an argument of Step. So it is no setting that could differ between a state
-// and an optimizer: LR is the last one, for those who have no schedule.
+// and an optimizer. LR is the rate of the last Step, for callers without a schedule.
 //
 // # Several optimizers
 //
-// [Rule] gives parameters other learning rates. Where they need another kind of optimizer,
-// [Compose] makes one of several:
+// [Rule] gives parameters other learning rates. If some parameters need another kind of optimizer,
+// [Compose] makes one from several:
 //
 //	matrices, err := optim.Muon{}.New(hidden)
 //	rest, err := optim.AdamW{}.New(others)
@@ -82,20 +82,20 @@
 //
 // # Matrices
 //
-// [Muon] orthogonalises the update of a matrix, for which all of it must come together. A Param says
-// which ranks have the rest ([Peers]), so a Step of Muon communicates, alone among these optimizers. What
-// it takes is known before: [Muon.Plan].
+// [Muon] orthogonalises the update of a matrix, for which it needs the whole matrix. [Peers] of a
+// Param describe the ranks that have the rest. So Step of Muon communicates, unlike the other
+// optimizers. [Muon.Plan] returns its cost in advance.
 //
 // # Averages
 //
-// [EMA] makes an optimizer keep an exponential moving average of each parameter, as one more state
-// entry, "ema": it is saved, loaded and cut like the others. [Swap] puts the averages in the place of
-// the values, to evaluate the model that they make, and back.
+// [EMA] makes an optimizer keep an exponential moving average of each parameter, as the state entry
+// "ema". It is saved, loaded and cut like other entries. [Swap] exchanges values and averages, to
+// evaluate the averaged model, and back.
 //
 // # Freezing
 //
-// Every piece counts its own updates ([Entry.Steps]). Schedules go by the calls of Step
-// ([Optimizer.Steps]). A piece without a gradient ([Param.Absent]) is passed over, so a parameter
+// Every piece counts its own updates ([Entry.Steps]). Schedules use the number of calls of Step
+// ([Optimizer.Steps]). Step skips a piece without a gradient ([Param.Absent]). So a parameter
 // unfrozen at step 100 starts as in a new optimizer, with the bias correction of a first update:
 //
 //	call of Step       0    1    …    99   100  101
@@ -103,8 +103,8 @@
 //	t of "wte"         1    2    …    100  101  102
 //	t of "head"        -    -    …    -    1    2       absent until 100
 //
-// Where the model is wrapped anew for the change, a new optimizer takes over what the old one had,
-// by [Optimizer.Adopt].
+// If the model is wrapped anew for the change, a new optimizer takes over the old one's state with
+// [Optimizer.Adopt].
 //
 // # Loss scaling
 //
@@ -122,13 +122,13 @@
 // # What always holds
 //
 //   - Splitting a parameter into pieces, in any way, changes no bit of any result, as long as its
-//     pieces are absent together. With state in 8 bits that is so of cuts at multiples of 256, and of
-//     Muon by [Gram] within rounding.
-//   - Step allocates nothing and reads and writes every element once, but for Muon.
+//     pieces are absent together. With state in 8 bits this holds for cuts at multiples of 256, and
+//     with Muon by [Gram] it holds within rounding.
+//   - Step allocates nothing and reads and writes every element once, except in Muon.
 //   - A Step, Restore or Adopt that returns an error has changed nothing, in no part of a composed
 //     optimizer. Only memory that fails ([Vec]), and a group that fails under Muon, leave values and
 //     state undefined.
-//   - Restoring what State returned, into pieces cut alike, always works.
+//   - Restoring the result of State into pieces that are cut alike always works.
 //   - State that has had no update is zero.
 //   - A rank may own nothing: an optimizer over no parameters is legal and counts its steps.
 //

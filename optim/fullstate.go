@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// FullState is the state of an optimizer over all ranks, by parameter name: what the optimizer of
-// one process would have. It is data only, to be kept, sent, edited or written by other means than
-// this library's.
+// FullState is the state of an optimizer over all ranks, by parameter name: the state that the
+// optimizer of one process would have. It is only data, which other libraries can keep, send, edit
+// or write.
 type FullState struct {
 	Steps  int                  // calls of Step
 	Params map[string]FullParam // parameters that have state, by full name
-	Groups []Group              // what the parameters are updated with; nil if that is not known
-	Extra  map[string]any       // the caller's own; nothing here looks at it
+	Groups []Group              // settings of the parameters; nil if they are unknown
+	Extra  map[string]any       // the caller's own data; this package does not read it
 }
 
 // FullParam is the state of a whole parameter.
@@ -22,8 +22,8 @@ type FullParam struct {
 	Entries map[string]Host // whole tensors of that shape, row-major, by name such as "exp_avg"
 }
 
-// Entries lists the state, sorted by parameter and entry, each whole: what any rank of any number
-// of ranks can Restore or Adopt. The data is f's own memory.
+// Entries lists the state, sorted by parameter and entry. Each entry is whole, so any rank of any
+// number of ranks can Restore or Adopt the list. The data is f's own memory.
 func (f *FullState) Entries() []Entry {
 	var entries []Entry
 	for _, param := range slices.Sorted(maps.Keys(f.Params)) {

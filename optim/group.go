@@ -8,23 +8,24 @@ import (
 	"slices"
 )
 
-// A Group is parameters that an optimizer updates alike, as one of PyTorch's param_groups.
+// A Group is a set of parameters that an optimizer updates alike, like one of PyTorch's
+// param_groups.
 type Group struct {
 	Settings
 	Params []string `json:"params"` // full names
 }
 
-// Settings are what an optimizer updates a parameter with, defaults resolved. JSON has PyTorch's
-// names, but for lr_scale: PyTorch's lr is LR times LRScale.
+// Settings are the hyper-parameters of an optimizer for a parameter, with defaults resolved. JSON
+// has PyTorch's names, except for lr_scale: PyTorch's lr is LR times LRScale.
 type Settings struct {
 	Kind        string     `json:"kind"` // "SGD", "Adam", "AdamW" or "Muon"
-	LR          float64    `json:"lr"`   // that Step was given last, 0 before the first time
+	LR          float64    `json:"lr"`   // of the last Step, 0 before the first
 	LRScale     float64    `json:"lr_scale"`
 	WeightDecay float64    `json:"weight_decay"`
 	Betas       [2]float64 `json:"betas,omitzero"`        // of Adam and AdamW
-	Eps         float64    `json:"eps,omitzero"`          // likewise, and of Muon
+	Eps         float64    `json:"eps,omitzero"`          // of Adam, AdamW and Muon
 	Momentum    float64    `json:"momentum,omitzero"`     // of SGD and Muon
-	Nesterov    bool       `json:"nesterov,omitzero"`     // likewise
+	Nesterov    bool       `json:"nesterov,omitzero"`     // of SGD and Muon
 	Bits        int        `json:"bits,omitzero"`         // of Adam and AdamW: 8 if the state is [Blockwise], or 0
 	Scale       string     `json:"adjust_lr_fn,omitzero"` // of Muon: a [Scale]
 	NSSteps     int        `json:"ns_steps,omitzero"`     // of Muon
@@ -32,7 +33,7 @@ type Settings struct {
 }
 
 // Facts describes the settings: first the kind, such as "AdamW" or, with 8 bits, "AdamW8bit", then
-// numbers, such as "weight decay 0.1". LR is none of them, as every Step has its own.
+// numbers, such as "weight decay 0.1". LR is not among them, because every Step has its own.
 func (s *Settings) Facts() []string {
 	kind := s.Kind
 	if s.Bits != 0 {
@@ -61,7 +62,7 @@ const (
 	kindAdamW = "AdamW"
 )
 
-// check returns an error unless an optimizer can have the settings.
+// check returns an error if no optimizer can have the settings.
 func (s *Settings) check() error {
 	err := cmp.Or(
 		checkHyper("Beta1", s.Betas[0], 1),
@@ -82,14 +83,14 @@ func (s *Settings) check() error {
 	return err
 }
 
-// common returns the settings without those that parameters of one optimizer may have of their own.
+// common returns the settings without the ones that may differ between parameters of one optimizer.
 func (s Settings) common() Settings {
 	s.LR, s.LRScale, s.WeightDecay, s.Bits = 0, 0, 0, 0
 	return s
 }
 
 // Groups returns the parameters of an optimizer of this package by their settings, sorted by name.
-// Of other optimizers it returns none.
+// For other optimizers it returns none.
 func Groups(o Optimizer) []Group {
 	own, ok := o.(*optimizer)
 	if !ok {
@@ -114,11 +115,11 @@ func Groups(o Optimizer) []Group {
 	return list
 }
 
-// Regroup prepares to give an optimizer of this package the settings in groups. It changes nothing:
-// that is what the returned function does, between two calls of Step. Parameters that are in no
-// group keep their own LRScale and weight decay, and all keep the Bits that their state has. It returns an error if a group is of another kind,
-// if settings are out of range, if LR differs, or if what no [Rule] can say differs within the
-// parameters of one optimizer.
+// Regroup prepares to give an optimizer of this package the settings in groups. It changes nothing.
+// The returned function applies them, and must be called between two calls of Step. Parameters in
+// no group keep their LRScale and weight decay, and all parameters keep the Bits of their state.
+// Regroup returns an error if a group is of another kind, if settings are out of range, if LR
+// differs, or if settings that no [Rule] can change differ within the parameters of one optimizer.
 func Regroup(o Optimizer, groups []Group) (apply func(), err error) {
 	own, ok := o.(*optimizer)
 	if !ok {
@@ -156,7 +157,7 @@ func Regroup(o Optimizer, groups []Group) (apply func(), err error) {
 	}, nil
 }
 
-// regroup returns the settings that all pieces of the part are to have, or why there are none.
+// regroup returns the settings that all pieces of the part are to have, or an error.
 func (a *part) regroup(of map[string]*Settings) (Settings, error) {
 	mine, first := a.settings.common, ""
 	for i := range a.pieces {

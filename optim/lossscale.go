@@ -8,13 +8,13 @@ import (
 // LossScale is the configuration of dynamic loss scaling (https://arxiv.org/abs/1710.03740, section
 // 3.2), which training in half precision needs. Small gradients are zero in float16 unless the
 // loss, and with it every gradient, is multiplied by a large scale before backward and divided by
-// it before the update. The right scale is as large as possible without overflow, and changes as
-// training goes on. So it is searched for: it grows after Interval finite gradients in a row and
-// falls at once when a gradient is not finite. The zero value has the defaults of PyTorch's
-// GradScaler.
+// it before the update. The right scale is as large as possible without overflow, and changes
+// during training. So the scaler searches for it: the scale grows after Interval finite gradients
+// in a row and falls at once when a gradient is not finite. The zero value has the defaults of
+// PyTorch's GradScaler.
 //
-// All defaults are powers of two, which keep the scale a power of two. Multiplying by it and
-// dividing again then changes no bit of what does not overflow or underflow.
+// All defaults are powers of two, so the scale stays a power of two. Multiplying by it and dividing
+// again then changes no bit of a number that does not overflow or underflow.
 type LossScale struct {
 	Init     float64 // first scale, in [Min, Max]; default 65536
 	Growth   float64 // factor of growth, at least 1; default 2. At 1 the scale is always Init
@@ -27,14 +27,14 @@ type LossScale struct {
 // maxLossScale keeps the scale and its inverse normal float32 numbers, never zero or infinite.
 const maxLossScale = 0x1p126
 
-// LossScaler is the scale as training goes on. It only decides: the caller multiplies the loss,
-// divides the gradient and leaves out the update. It is not safe for concurrent use.
+// LossScaler holds the current scale. It only decides: the caller multiplies the loss, divides the
+// gradient and skips the update. It is not safe for concurrent use.
 type LossScaler struct {
 	config LossScale // no field is at its default, and Min == Max if static
 	state  LossScaleState
 }
 
-// LossScaleState is what a checkpoint keeps of a [LossScaler].
+// LossScaleState is the state of a [LossScaler] in a checkpoint.
 type LossScaleState struct {
 	Scale  float64
 	Streak int // finite gradients in a row since the scale last changed
@@ -49,7 +49,7 @@ func (c LossScale) New() (*LossScaler, error) {
 	c.Min = cmp.Or(c.Min, 1)
 	c.Max = cmp.Or(c.Max, maxLossScale)
 	var want string
-	switch { // negated, for NaN fails every comparison
+	switch { // negated, because NaN fails every comparison
 	case !(c.Min >= 1/maxLossScale && c.Min <= c.Max && c.Max <= maxLossScale):
 		want = fmt.Sprintf("Min and Max are %v and %v: must ascend within [2^-126, 2^126]", c.Min, c.Max)
 	case !(c.Init >= c.Min && c.Init <= c.Max):
@@ -70,14 +70,14 @@ func (c LossScale) New() (*LossScaler, error) {
 	return &LossScaler{config: c, state: LossScaleState{Scale: c.Init}}, nil
 }
 
-// Scale returns what to multiply the next loss by: a finite number within the bounds, never zero.
+// Scale returns the factor for the next loss: a finite number within the bounds, never zero.
 func (s *LossScaler) Scale() float64 { return s.state.Scale }
 
-// Update says whether the gradient of the loss multiplied by Scale was finite. If not, the caller
-// leaves out the update of the parameters. All ranks must agree on the answer beforehand: one
-// element that is not finite in any rank's shard makes it false for all, else parameters differ
-// between ranks from then on. A scale that would leave the bounds stops there. If gradients are
-// still not finite at the lower bound, the scale is not what is wrong.
+// Update adjusts the scale. finite says whether the gradient of the loss multiplied by Scale was
+// finite. If not, the caller skips the update of the parameters. All ranks must agree on finite
+// beforehand: one element that is not finite in any rank's shard makes it false for all. Otherwise
+// parameters differ between ranks from then on. A scale that would leave the bounds stops there. If
+// gradients are still not finite at the lower bound, the scale is not the cause.
 func (s *LossScaler) Update(finite bool) {
 	c, st := s.config, &s.state
 	if !finite {
@@ -90,12 +90,12 @@ func (s *LossScaler) Update(finite bool) {
 	}
 }
 
-// State returns what Restore takes.
+// State returns the state for Restore.
 func (s *LossScaler) State() LossScaleState { return s.state }
 
-// Restore continues from a state, also that of a scaler with other settings. It changes nothing and
-// returns an error if the scale is outside this scaler's bounds, which for a static one is Init
-// alone.
+// Restore continues from a state, which may come from a scaler with other settings. It returns an
+// error and changes nothing if the scale is outside this scaler's bounds. A static scaler allows
+// only Init.
 func (s *LossScaler) Restore(state LossScaleState) error {
 	if c := s.config; !(state.Scale >= c.Min && state.Scale <= c.Max) {
 		return fmt.Errorf("optim: loss scale: restore: scale is %v: must be in [%v, %v]", state.Scale, c.Min, c.Max)

@@ -13,26 +13,27 @@ import (
 
 // Muon is the configuration of Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon), for
 // the matrices within a network. Embeddings, heads, gains and biases belong to another optimizer:
-// [Compose] makes one of both. With gradient g of a matrix, in the form of torch.optim.Muon:
+// [Compose] joins both. With gradient g of a matrix, in the form of torch.optim.Muon:
 //
 //	b = b + (1 - Momentum)·(g - b)
 //	u = g + Momentum·(b - g), or b if NoNesterov
 //	o = u·(uᵀu)^-½, roughly: Steps steps of the Newton-Schulz iteration, from u/max(‖u‖, Eps)
 //	p = p - lr·WeightDecay·p - lr·Scale·o
 //
-// b is the state entry "momentum_buffer", which begins at zero and lies where p does. A parameter of
-// more dimensions is the matrix of its first dimension by all others.
+// b is the state entry "momentum_buffer". It begins at zero and is in the same memory as p. A
+// parameter of more dimensions is the matrix of its first dimension by all others.
 //
 // # Over shards
 //
-// The iteration needs the whole matrix, of which a rank has some rows ([Param].Peers). So Step is
-// a collective of the ranks that have the matrices: each has to call it between the same passes. For
-// every matrix it takes the [Method] that Machine should do fastest, where bits may not depend on the number of
-// ranks (fsdp.Config.VirtualRanks) of Owner and Gather only. However a matrix is cut, and on
-// however many ranks, Owner and Gather give the bits of one rank; Gram is within rounding of them.
+// The iteration needs the whole matrix, but a rank has only some rows of it ([Param].Peers). So
+// Step is a collective of the ranks that have the matrices: each must call it between the same
+// passes. For every matrix Step takes the [Method] that should be fastest on Machine. If bits may
+// not depend on the number of ranks (fsdp.Config.VirtualRanks), it takes only Owner and Gather.
+// Owner and Gather give the bits of one rank, however a matrix is cut and on any number of ranks;
+// Gram is within rounding of them.
 //
-// Ranks compute on one core each. What surrounds the iteration takes as much memory again as the
-// rank's matrices do, twice, from the first Step on. A Step whose group fails has changed b.
+// Ranks compute on one core each. The buffers around the iteration take twice the memory of the
+// rank's matrices, from the first Step on. A Step whose group fails has changed b.
 //
 // A zero Momentum, Steps or Eps means its default; [Zero] means zero.
 type Muon struct {
@@ -44,22 +45,22 @@ type Muon struct {
 	Scale       Scale
 	Rules       []Rule // exceptions for some parameters
 
-	// Blocks returns of how many matrices of as many rows a parameter consists, each of which is
-	// orthogonalised by itself: 3·heads for the weight of queries, keys and values by head. 0 and 1 are
-	// one matrix. Nil is one for every parameter.
+	// Blocks returns the number of matrices, of equal numbers of rows, in a parameter. Each is
+	// orthogonalised by itself: 3·heads for the weight of queries, keys and values by head. 0 and 1
+	// mean one matrix. A nil Blocks means one for every parameter.
 	Blocks func(p Param) int
 
-	Method  Method  // of all matrices; default Cheapest
-	Machine Machine // by which the cheapest is found; the same on all ranks
+	Method  Method  // for all matrices; default Cheapest
+	Machine Machine // by which Cheapest chooses; the same on all ranks
 }
 
-// Scale is how long the update of a matrix is, whose elements' root mean square is 1/√(its longer side)
-// without it.
+// Scale is the factor of the update of a matrix. Without it the root mean square of the update's
+// elements is 1/√(longer side of the matrix).
 type Scale uint8
 
 // The scales, torch.optim.Muon's adjust_lr_fn.
 const (
-	// MatchAdamW is 0.2·√max(rows, columns), which makes updates as long as AdamW's usually are, so
+	// MatchAdamW is 0.2·√max(rows, columns). It makes updates as large as AdamW's usually are, so
 	// that both may have one learning rate and decay (https://arxiv.org/abs/2502.16982).
 	MatchAdamW Scale = iota
 	// ByShape is √max(1, rows/columns), Keller Jordan's.
@@ -77,7 +78,7 @@ func (s Scale) String() string {
 	return fmt.Sprintf("Scale(%d)", uint8(s))
 }
 
-// scaleOf returns the factor of a matrix.
+// scaleOf returns the factor for a matrix.
 func scaleOf(name string, rows, cols int) float64 {
 	if name == ByShape.String() {
 		return math.Sqrt(max(1, float64(rows)/float64(cols)))
@@ -85,18 +86,18 @@ func scaleOf(name string, rows, cols int) float64 {
 	return 0.2 * math.Sqrt(float64(max(rows, cols)))
 }
 
-// Peers are the ranks that have a parameter between them.
+// Peers are the ranks that share a parameter.
 type Peers struct {
 	Group  comm.Group // all of these ranks, this one included
-	Places int        // that the parameter is cut over: rank r of Group has what is at place r mod Places
+	Places int        // number of parts of the parameter: rank r of Group has the part of place r mod Places
 	Span   func(place int) shard.Span
-	Exact  bool // bits may not depend on the number of ranks: Cheapest is not Gram
+	Exact  bool // bits may not depend on the number of ranks: Cheapest does not choose Gram
 }
 
-// MuonVec is a [Vec] whose elements [Muon] can reach.
+// MuonVec is a [Vec] whose elements [Muon] can access.
 type MuonVec interface {
 	Vec
-	// Elements returns the memory that is the vector.
+	// Elements returns the memory of the vector.
 	Elements() Host
 }
 
@@ -105,10 +106,11 @@ func (h Host) Elements() Host { return h }
 
 const kindMuon = "Muon"
 
-// New returns Muon over params, with its state at zero. It returns an error, naming the parameter, if
-// one has no rows and columns, if pieces overlap, are malformed or have no Peers where the rest is
-// missing, if a value is no [MuonVec], as on a device, if Blocks do not divide the rows, if Gram is asked for
-// where rows are cut, or if a hyper-parameter is out of range. It is no collective.
+// New returns Muon over params, with its state at zero. It returns an error that names the
+// parameter if one has no rows and columns, if pieces overlap, are malformed or have no Peers
+// although the rest is missing, if a value does not implement [MuonVec], as on a device, if Blocks
+// do not divide the rows, if Method is Gram but rows are cut, or if a hyper-parameter is out of
+// range. New is not a collective.
 func (c Muon) New(params []Param) (Optimizer, error) {
 	s := Settings{
 		Kind: kindMuon, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: orDefault(c.Momentum, 0.95), Nesterov: !c.NoNesterov,
@@ -128,27 +130,27 @@ func (c Muon) New(params []Param) (Optimizer, error) {
 	return newOptimizer(s, []string{"momentum_buffer"}, &muon{values: values, teams: teams}, params, c.Rules)
 }
 
-// A MuonPlan says what a Step of [Muon] does.
+// A MuonPlan describes a Step of [Muon].
 type MuonPlan struct {
 	Matrices []MuonMatrix
-	FLOPs    float64 // of all ranks together, those of float64 counted twice
-	Mine     float64 // of these, what this rank computes
+	FLOPs    float64 // of all ranks together; float64 operations count twice
+	Mine     float64 // FLOPs of this rank
 	Sent     int     // bytes that this rank sends
 }
 
-// A MuonMatrix is one of them: a parameter, or one of its Blocks.
+// A MuonMatrix is one matrix of a plan: a parameter, or one of its Blocks.
 type MuonMatrix struct {
 	Param      string
-	First      int // row of the parameter
+	First      int // first row in the parameter
 	Rows, Cols int
 	Method     Method
-	Owner      int // the rank of Peers.Group that computes it, or its small part; -1 for Gather
+	Owner      int // the rank of Peers.Group that computes it, or its small part for Gram; -1 for Gather
 	FLOPs      float64
 }
 
-// Plan returns what Steps of an optimizer that New makes of params would do. It allocates and sends
-// nothing, so the groups may be of type [comm.World], and values anything: in the function that
-// fsdp.Dry asks for an optimizer it plans for ranks that are not there.
+// Plan returns the work of a Step of the optimizer that New would make from params. It allocates
+// and sends nothing, so the groups may be of type [comm.World], and values may be anything: in the
+// function that fsdp.Dry calls for an optimizer it plans for ranks that do not exist.
 func (c Muon) Plan(params []Param) (*MuonPlan, error) {
 	teams, err := c.teams(params)
 	if err != nil {
@@ -167,13 +169,13 @@ func (c Muon) Plan(params []Param) (*MuonPlan, error) {
 	return p, nil
 }
 
-// teams returns the matrices of params by the ranks that have them, in an order that is the same on all
-// of these.
+// teams returns the matrices of params by the ranks that have them, in the same order on all of
+// these ranks.
 func (c Muon) teams(params []Param) (list []*muonTeam, err error) {
 	if c.Method > Gather {
 		return nil, fmt.Errorf("there is no %v", c.Method)
 	}
-	order := make([]int, len(params)) // Shards lists empty pieces last, on every rank others
+	order := make([]int, len(params)) // Shards lists empty pieces last, so its order differs between ranks
 	for i := range order {
 		order[i] = i
 	}
@@ -206,7 +208,7 @@ func (c Muon) teams(params []Param) (list []*muonTeam, err error) {
 	return list, nil
 }
 
-// jobs returns the matrices that parameter i of a list is, or why it is none.
+// jobs returns the matrices of parameter i of a list, or an error if it has none.
 func (c Muon) jobs(p *Param, i int) (list []muonJob, err error) {
 	n, err := p.checkInterval()
 	if err != nil {
@@ -252,7 +254,7 @@ func (u *muon) set(s *Settings) {
 	}
 }
 
-// prepare makes the directions of all pieces that have a gradient, for update to go.
+// prepare computes the directions of all pieces that have a gradient. update uses them.
 func (u *muon) prepare(pieces []piece, absent []bool) error {
 	for _, t := range u.teams {
 		if t.float64s {

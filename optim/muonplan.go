@@ -8,24 +8,24 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// Method is how the ranks that have a matrix between them orthogonalise it.
+// Method is the way in which the ranks that share a matrix orthogonalise it.
 type Method uint8
 
 // The methods.
 const (
-	// Cheapest is the one that takes the least time, by Muon.Machine.
+	// Cheapest chooses the method that takes the least time on Muon.Machine.
 	Cheapest Method = iota
-	// Owner brings the matrix to one rank, which computes it whole, and sends each the elements that it
-	// has. Ranks own matrices of about equal work.
+	// Owner sends the matrix to one rank, which computes it whole and sends each rank its elements.
+	// Ranks own matrices of about equal work.
 	Owner
-	// Gram leaves the rows where they are. Each rank multiplies its rows with each other, the small
-	// matrices of columns by columns are summed on one rank, which iterates them in float64, and every
-	// rank multiplies its rows with what comes out. It needs at least as many rows as columns, each row
-	// whole on one rank, as shard.Rows(1) in fsdp.Config.CutOf leaves them, and no replicas. It pays
-	// where there are many more rows than columns.
+	// Gram leaves the rows on their ranks. Each rank multiplies its rows with each other. One rank
+	// sums the small matrices of columns by columns and iterates them in float64. Every rank
+	// multiplies its rows with the result. Gram needs at least as many rows as columns, each row
+	// whole on one rank, as shard.Rows(1) in fsdp.Config.CutOf leaves them, and no replicas. It
+	// pays if there are many more rows than columns.
 	Gram
-	// Gather brings the matrix to all ranks that have part of it, each of which computes it whole. It
-	// pays where a message takes longer than to compute everything.
+	// Gather sends the matrix to all ranks that have part of it. Each of them computes it whole. It
+	// pays if a message takes longer than the whole computation.
 	Gather
 )
 
@@ -37,18 +37,18 @@ func (m Method) String() string {
 	return fmt.Sprintf("Method(%d)", uint8(m))
 }
 
-// Machine is what a [Method] is chosen by. Zeros mean the defaults.
+// Machine describes the hardware for which Cheapest chooses a [Method]. Zeros mean the defaults.
 type Machine struct {
-	FLOPS     float64 // of products of float32 on a rank, twice those of float64; default 1e11
-	Bandwidth float64 // bytes that a rank sends in a second; default 1e10
-	Latency   float64 // seconds of a collective; default 20e-6
+	FLOPS     float64 // of float32 products on a rank, twice the FLOPS of float64; default 1e11
+	Bandwidth float64 // bytes per second that a rank sends; default 1e10
+	Latency   float64 // seconds per collective; default 20e-6
 }
 
 func (m Machine) orDefault() Machine {
 	return Machine{orDefault(m.FLOPS, 1e11), orDefault(m.Bandwidth, 1e10), orDefault(m.Latency, 20e-6)}
 }
 
-// A muonTeam is ranks that have matrices between them.
+// A muonTeam is the ranks that share matrices.
 //
 //	place   the part of every matrix that a rank has
 //	set     ranks that have all of it together: places of them, next to each other
@@ -75,8 +75,8 @@ type muonJob struct {
 	span       func(place int) shard.Span
 	method     Method
 	owner      int        // -1 for Gather
-	here       shard.Span // what this rank has of the matrix
-	at         int        // where that is in the buffer of what this rank has
+	here       shard.Span // elements of the matrix on this rank
+	at         int        // where they begin in the buffer of this rank's elements
 }
 
 func newMuonTeam(peers *Peers, steps int, float64s bool) *muonTeam {
@@ -87,7 +87,7 @@ func newMuonTeam(peers *Peers, steps int, float64s bool) *muonTeam {
 	return t
 }
 
-// has tells whether a parameter with such peers is the team's.
+// has reports whether a parameter with these peers belongs to the team.
 func (t *muonTeam) has(p *Peers) bool {
 	if p == nil || t.peers == nil {
 		return p == nil && t.peers == nil
@@ -105,7 +105,7 @@ func (j *muonJob) part(place int) shard.Span {
 	return shard.Span{Start: from, End: to}
 }
 
-// cutsRows tells whether some row is on two ranks.
+// cutsRows reports whether some row is on two ranks.
 func (j *muonJob) cutsRows(places int) bool {
 	for p := range places {
 		if s := j.part(p); s.Start%j.cols != 0 || s.End%j.cols != 0 {
@@ -127,7 +127,7 @@ func (j *muonJob) gram(steps int) (rows, small float64) {
 	return (4 + 2) * m * n * n, 4 * n * n * n * float64(max(4*steps-3, 0))
 }
 
-// flops returns those of all ranks.
+// flops returns the FLOPs of all ranks.
 func (j *muonJob) flops(t *muonTeam) (n float64) {
 	for r := range t.size {
 		n += j.flopsOf(t, r)
@@ -135,7 +135,7 @@ func (j *muonJob) flops(t *muonTeam) (n float64) {
 	return n
 }
 
-// flopsOf returns those of one rank.
+// flopsOf returns the FLOPs of one rank.
 func (j *muonJob) flopsOf(t *muonTeam, rank int) float64 {
 	here := j.part(rank % t.places)
 	switch {
@@ -152,7 +152,7 @@ func (j *muonJob) flopsOf(t *muonTeam, rank int) float64 {
 	return 0
 }
 
-// plan decides how each matrix is done, and by whom.
+// plan chooses the method and the owner of each matrix.
 func (t *muonTeam) plan(method Method, m Machine) error {
 	exact := t.peers != nil && t.peers.Exact
 	for i := range t.jobs {
@@ -178,7 +178,7 @@ func (t *muonTeam) plan(method Method, m Machine) error {
 	return nil
 }
 
-// ownerTime returns the seconds that the matrix adds to each rank's step, as ranks own equally much.
+// ownerTime returns the seconds that the matrix adds to each rank's step if ranks own equal work.
 func (j *muonJob) ownerTime(t *muonTeam, m Machine) float64 {
 	n := float64(t.size)
 	moved := float64(j.rows*j.cols*t.elem()) * (n - 1) / n
@@ -193,7 +193,7 @@ func (j *muonJob) gramTime(t *muonTeam, m Machine) float64 {
 	return (rows+small)/m.FLOPS/n + moved/m.Bandwidth
 }
 
-// gatherSmall gathers what owners would have if the messages take longer than the work on all ranks.
+// gatherSmall replaces Owner by Gather if the messages take longer than the work on all ranks.
 func (t *muonTeam) gatherSmall(m Machine) {
 	owned, gathered := 2*float64(t.size-1)*m.Latency, m.Latency*float64(t.places)
 	for i := range t.jobs {
@@ -209,8 +209,8 @@ func (t *muonTeam) gatherSmall(m Machine) {
 	}
 }
 
-// share gives every matrix an owner: the most work first, to the rank that has the least, of several
-// to the one that has most of the matrix.
+// share gives every matrix an owner. It begins with the most work and chooses the rank that has the
+// least. If several have the least, it chooses the one that has most of the matrix.
 func (t *muonTeam) share() {
 	order := make([]*muonJob, len(t.jobs))
 	work := make(map[*muonJob]float64)
@@ -238,8 +238,8 @@ func (t *muonTeam) share() {
 	}
 }
 
-// place lays out what this rank has: by owner, and for each in the order of the matrices. So it can be
-// sent to owners, and received from them, without copying.
+// place lays out this rank's elements by owner, and for each owner in the order of the matrices. So
+// they can be sent to owners, and received from them, without copying.
 func (t *muonTeam) place() {
 	at := 0
 	for r := range t.size {

@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/gemm"
 )
 
-// A muonRun carries out what a team has planned, in buffers that live from the first Step on.
+// A muonRun carries out the plan of a team, in buffers that live from the first Step on.
 //
 //	mine    what this rank has of every matrix: first by owner, as it is sent to them and comes back
 //	theirs  what every rank has of the matrices that this one owns, by rank
@@ -77,7 +77,7 @@ func newMuonRun[T float32 | float64](t *muonTeam) *muonRun[T] {
 // gramRows is how many rows Gram widens to float64 at a time.
 const gramRows = 256
 
-// directions makes the directions of all pieces in mine. elements returns the memory of a Vec.
+// directions computes the directions of all pieces in mine. elements returns the memory of a Vec.
 func (r *muonRun[T]) directions(u *muon, pieces []piece, absent []bool, elements func(Vec) []T) error {
 	for i := range r.jobs {
 		j := &r.jobs[i]
@@ -97,7 +97,7 @@ func (r *muonRun[T]) directions(u *muon, pieces []piece, absent []bool, elements
 	return nil
 }
 
-// momentum updates b by gradient g, and makes the direction u of what it has become.
+// momentum updates b by gradient g, and sets u to the direction that follows from it.
 func momentum[T float32 | float64](u, g, b []T, mu T, nesterov bool) {
 	g, b = g[:len(u)], b[:len(u)]
 	for i, x := range g {
@@ -109,7 +109,7 @@ func momentum[T float32 | float64](u, g, b []T, mu T, nesterov bool) {
 	}
 }
 
-// exchange orthogonalises what is in mine.
+// exchange orthogonalises the matrices in mine.
 func (r *muonRun[T]) exchange(absent []bool, eps float64) error {
 	for owner, counts := range r.there {
 		var to []T
@@ -141,7 +141,7 @@ func (r *muonRun[T]) exchange(absent []bool, eps float64) error {
 	return nil
 }
 
-// gather brings the counts elements of all ranks to root, without a message if it has them all itself.
+// gather brings the counts elements of all ranks to root. It sends no message if root has them all.
 func (r *muonRun[T]) gather(to, from []T, counts []int, root int) {
 	for rank, n := range counts {
 		if rank != root && n > 0 {
@@ -187,7 +187,7 @@ func (r *muonRun[T]) own(absent []bool, eps float64) {
 	}
 }
 
-// gatherAll brings the matrices that are gathered to all ranks, by rank.
+// gatherAll brings the matrices of method Gather to all ranks, by rank.
 func (r *muonRun[T]) gatherAll() {
 	if len(r.gathered) == 0 {
 		return
@@ -209,7 +209,7 @@ func (r *muonRun[T]) gatherAll() {
 	}
 }
 
-// everywhere orthogonalises the gathered matrices of which this rank has something.
+// everywhere orthogonalises the gathered matrices of which this rank has elements.
 func (r *muonRun[T]) everywhere(absent []bool, eps float64) {
 	r.cursor[0] = 0
 	for rank := 1; rank < r.places; rank++ {
@@ -231,7 +231,7 @@ func (r *muonRun[T]) everywhere(absent []bool, eps float64) {
 	}
 }
 
-// eachGram calls f with the matrices by Gram, and where their small ones are.
+// eachGram calls f with each matrix of method Gram and the position of its small matrix.
 func (r *muonRun[T]) eachGram(f func(j *muonJob, at int)) {
 	if r.gramLen == 0 {
 		return
@@ -247,7 +247,7 @@ func (r *muonRun[T]) eachGram(f func(j *muonJob, at int)) {
 	}
 }
 
-// sumGrams multiplies this rank's rows with each other, and sums that on the owners.
+// sumGrams multiplies this rank's rows with each other, and sums the products on the owners.
 func (r *muonRun[T]) sumGrams(absent []bool) {
 	r.eachGram(func(j *muonJob, at int) {
 		n, rows := j.cols, (j.here.End-j.here.Start)/j.cols
@@ -267,7 +267,8 @@ func (r *muonRun[T]) sumGrams(absent []bool) {
 	}
 }
 
-// polynomial makes of the sums of this rank what rows are to be multiplied with, and sends it to all.
+// polynomial computes from this rank's sums the matrices to multiply rows with, and sends them to
+// all ranks.
 func (r *muonRun[T]) polynomial(eps float64) {
 	r.eachGram(func(j *muonJob, at int) {
 		if j.owner != r.rank {
@@ -285,8 +286,8 @@ func (r *muonRun[T]) polynomial(eps float64) {
 	}
 }
 
-// iterate returns the product of the polynomials in the small matrix g = XᵀX that the iteration multiplies
-// X with from the right, and the norm of X. g is spoilt.
+// iterate returns the product of the polynomials in the small matrix g = XᵀX, by which the
+// iteration multiplies X from the right, and the norm of X. It overwrites g.
 func (r *muonRun[T]) iterate(g []float64, n int, eps float64) ([]float64, float64) {
 	trace := 0.0
 	for i := range n {
@@ -320,7 +321,7 @@ func (r *muonRun[T]) iterate(g []float64, n int, eps float64) ([]float64, float6
 	return p, norm
 }
 
-// applyGrams multiplies this rank's rows.
+// applyGrams multiplies this rank's rows with the polynomials.
 func (r *muonRun[T]) applyGrams(absent []bool) {
 	r.eachGram(func(j *muonJob, at int) {
 		n, rows := j.cols, (j.here.End-j.here.Start)/j.cols

@@ -11,13 +11,13 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// Zero says zero in a configuration field whose zero value stands for a default:
-// Adam{Beta1: optim.Zero} has no momentum.
+// Zero means zero in a configuration field whose zero value means a default: Adam{Beta1:
+// optim.Zero} has no momentum.
 const Zero = math.SmallestNonzeroFloat64
 
-// Param is a piece of a parameter: what one rank owns of it. It may be empty. Value and Grad are
-// memory of the model that must stay where it is as long as the optimizer lives. They have the same
-// length, element type and implementation of [Vec]. Both may be nil in an empty piece.
+// Param is the piece of a parameter that one rank owns. It may be empty. Value and Grad are memory
+// of the model that must stay in place as long as the optimizer lives. They have the same length,
+// element type and implementation of [Vec]. Both may be nil in an empty piece.
 type Param struct {
 	Name   string // full name of the parameter
 	Shape  []int  // shape of the whole parameter
@@ -25,53 +25,55 @@ type Param struct {
 	Value  Vec    // updated by Step: an [AdamVec] for Adam and AdamW, an [SGDVec] for SGD
 	Grad   Vec    // read by Step
 
-	// Absent, if not nil, is asked once in every Step whether the piece has no gradient this time:
-	// it is frozen, or took no part in the loss. That is not a gradient of zero, which would still
-	// decay the value and the moments. Step leaves value, state and step count of an absent piece
-	// alone. All pieces of a parameter, on every rank, should give the same answer. Where they do
-	// not, their counts differ, and a later Restore cannot join them in one piece.
+	// Absent, if not nil, is called once in every Step. It reports whether the piece has no
+	// gradient this time, because it is frozen or took no part in the loss. A gradient of zero is
+	// different: it would still decay the value and the moments. Step does not change value, state
+	// and step count of an absent piece. All pieces of a parameter, on every rank, should give the
+	// same answer. Otherwise their counts differ, and a later Restore cannot join them in one
+	// piece.
 	Absent func() bool
 
-	// Ready, if not nil, is asked at the start of every Step whether value and gradient may be used
-	// now. If it returns why not, Step returns that and changes nothing.
+	// Ready, if not nil, is called at the start of every Step. It returns an error if value and
+	// gradient must not be used now. Step then returns that error and changes nothing.
 	Ready func() error
 
-	// Guard, if not nil, guards the model that owns the memory of the piece. Pieces of one model have equal
-	// Guards. Methods of an optimizer enter it once, at their beginning.
+	// Guard, if not nil, guards the model that owns the memory of the piece. Pieces of one model
+	// have equal Guards. Methods of an optimizer enter it once, at their beginning.
 	Guard Guard
 
-	// Updated, if not nil, is told of every update of the piece. All pieces of a model, on every
-	// rank, should be updated alike, also a piece that is empty: see [Update.Hash].
+	// Updated, if not nil, is called for every update of the piece. All pieces of a model,
+	// including empty ones, should be updated alike on every rank: see [Update.Hash].
 	Updated func(Update)
 
-	// Swapped, if not nil, is told when [Swap] has put the average of the piece in the place of its
-	// value, in being true, or has brought the value back.
+	// Swapped, if not nil, is called by [Swap]. in is true if the average of the piece has replaced
+	// its value, and false if the value is back.
 	Swapped func(in bool)
 
-	// Warn, if not nil, reports a probable mistake in the configuration of an optimizer, such as a rule
-	// that matches nothing. Without it [slog.Default] reports.
+	// Warn, if not nil, reports a probable mistake in the configuration of an optimizer, such as a
+	// rule that matches nothing. If it is nil, [slog.Default] reports the mistake.
 	Warn func(text string)
 
-	// Peers, if not nil, are the ranks that have the other pieces of the parameter, for [Muon]. Without
-	// it the piece is the whole parameter there.
+	// Peers, if not nil, are the ranks that have the other pieces of the parameter, for [Muon]. If
+	// it is nil, the piece must be the whole parameter in Muon.
 	Peers *Peers
 
-	// Alloc, if not nil, is where the state of a piece that is not empty comes from, for example a
-	// file mapped into memory; nil means the Go heap, and is an error unless Value is a Host. New
-	// calls it once for each state entry and sets the memory to zero; n is the length of Value, or a
-	// quarter of it and a little more for state in 8 bits. It must return n elements of Value's type
-	// and implementation that nothing else uses as long as the optimizer lives. The
-	// caller releases them, also if New then fails.
+	// Alloc, if not nil, allocates the state of a non-empty piece, for example in a file mapped
+	// into memory; nil means the Go heap, and is an error unless Value is a Host. New calls Alloc
+	// once for each state entry and sets the memory to zero. n is the length of Value, or a little
+	// more than a quarter of it for state in 8 bits. Alloc must return n elements of Value's type
+	// and implementation that nothing else uses as long as the optimizer lives. The caller frees
+	// them, also if New then fails.
 	Alloc func(n int) (Vec, error)
 }
 
-// A Guard keeps two goroutines from using the memory of one model at the same time. The functions that
-// allocate, read or change vectors of pieces enter it first: New, Step, State, Restore, Adopt, [EMA] and
-// [Swap]. Optimizers of other packages should do the same.
+// A Guard prevents two goroutines from using the memory of one model at the same time. The
+// functions that allocate, read or change vectors of pieces enter it first: New, Step, State,
+// Restore, Adopt, [EMA] and [Swap]. Optimizers of other packages should do the same.
 type Guard interface {
-	// Enter begins a method of this name. It returns why the method must not begin: another goroutine is
-	// in a method of the model or of an optimizer, or the memory is not the model's any more. If the method
-	// is silent, which means that it returns no error, the next method of the model reports the first reason.
+	// Enter begins the named method. It returns an error if the method must not begin, because
+	// another goroutine is in a method of the model or of an optimizer, or because the model does
+	// not own the memory any more. If the method is silent, which means that it returns no error,
+	// the next method of the model reports the first reason.
 	Enter(method string, silent bool) error
 	// Leave ends the method.
 	Leave()
@@ -108,47 +110,48 @@ func leave(list []Guard) {
 // end returns the position after the last element.
 func (p Param) end() int { return p.Offset + lenOf(p.Value) }
 
-// Optimizer updates the parameters it was made for. It is not safe for concurrent use. Where the pieces
-// have a [Guard], a method that is called while another goroutine is in one returns an error and does nothing.
+// Optimizer updates the parameters it was made for. It is not safe for concurrent use. If the
+// pieces have a [Guard], a method that is called while another goroutine is in one returns an error
+// and does nothing.
 type Optimizer interface {
 	// Step applies one update with learning rate lr to every piece that is not Absent, from its
-	// present gradient. It returns an error if lr is negative or not finite, or if a piece is not
-	// Ready. Gradients are not inspected: one that is not finite spoils its own element only.
+	// current gradient. It returns an error if lr is negative or not finite, or if a piece is not
+	// Ready. Step does not inspect gradients: one that is not finite spoils its own element only.
 	Step(lr float64) error
 
-	// Steps returns the number of calls of Step so far, the restored ones included, whether or not
-	// any piece had a gradient. It is the step number a Schedule asks for. Formulas that depend on
-	// the step go by each piece's own [Entry.Steps].
+	// Steps returns the number of calls of Step so far, including restored ones and calls in which
+	// no piece had a gradient. It is the argument of a Schedule. Formulas that depend on the step
+	// use each piece's own [Entry.Steps].
 	Steps() int
 
-	// State returns the state of every non-empty piece. The data is the optimizer's memory: it
-	// shows later steps, and writing to it is writing to the optimizer. The counts do not follow,
-	// so a list is good until the next Step. The order depends only on the order of the parameters.
-	// It is nil if a [Guard] refuses it.
+	// State returns the state of every non-empty piece. The data is the optimizer's memory: later
+	// steps change it, and writing to it changes the optimizer. The counts do not follow, so a list
+	// is valid until the next Step. The order depends only on the order of the parameters. State
+	// returns nil if a [Guard] refuses it.
 	State() []Entry
 
-	// Restore replaces the whole state and the number of steps. The entries may be cut in other
-	// places than this optimizer's pieces, in any order, and may hold more than it owns. What it
-	// owns must be there exactly once, with its type, and the entry names must be ones that this
-	// kind of optimizer has. All entries that meet in one piece must have the same Steps. Those
-	// with zero Steps must hold zeros, as no update can have made anything else. The data is
-	// copied. Only data that State returned for the same piece is not, as it is there already: its
-	// count changes alone.
+	// Restore replaces the whole state and the number of steps. The entries may be in any order,
+	// may be cut in other places than this optimizer's pieces, and may hold more than it owns.
+	// Every element that it owns must be there exactly once, with its type, and this kind of
+	// optimizer must have entries of these names. All entries that overlap one piece must have the
+	// same Steps. Entries with zero Steps must hold zeros, because only an update can make anything
+	// else. Restore copies the data, except data that State returned for the same piece: it is
+	// already in place, and only its count changes.
 	Restore(steps int, entries []Entry) error
 
-	// Adopt is Restore for an optimizer over other parameters than those the entries were made for,
-	// as after freezing or unfreezing. A parameter that no entry is about stays as it is, which is
-	// fresh in a new optimizer. A parameter that some entry is about must be there in full, as in
-	// Restore: a rank that passes only what it had itself would start anew, unnoticed, what came
-	// from others.
+	// Adopt is Restore for an optimizer over other parameters than the entries were made for, as
+	// after freezing or unfreezing. A parameter without an entry keeps its state, which is fresh in
+	// a new optimizer. A parameter with an entry must be there in full, as in Restore: a rank that
+	// passes only its own old entries would otherwise restart the elements from other ranks,
+	// unnoticed.
 	Adopt(steps int, entries []Entry) error
 }
 
 // Entry is a piece of optimizer state: elements [Offset, Offset+Data.Len()) of a tensor that has
-// the shape of the parameter. An entry whose Data is nil or empty says nothing.
+// the shape of the parameter. An entry whose Data is nil or empty contributes nothing.
 type Entry struct {
 	Param  string // full name of the parameter
-	Name   string // what it is, such as "exp_avg"
+	Name   string // name of the state, such as "exp_avg"
 	Shape  []int  // shape of the whole tensor; shared, not to be modified
 	Offset int
 	Steps  int // updates that made Data, Adam's t; the same for all entries of a piece
@@ -195,7 +198,7 @@ func (p Param) newState(n int) (Vec, error) {
 	return v, nil
 }
 
-// check returns an error that names the parameter unless p is well formed. Its vectors are not nil.
+// check returns an error that names the parameter if p is malformed. Its vectors are not nil.
 func (p Param) check() error {
 	if p.Name == "" {
 		return errors.New("parameter without a name")
@@ -215,8 +218,8 @@ func (p Param) check() error {
 	return err
 }
 
-// checkInterval returns the number of elements of the whole parameter, or an error unless the piece
-// lies in it.
+// checkInterval returns the number of elements of the whole parameter, or an error if the piece is
+// outside it.
 func (p Param) checkInterval() (int, error) {
 	n, err := elements(p.Name, p.Shape)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // Plateau is the configuration of learning rates that fall when a measure stops getting better, by
-// the rules and defaults of PyTorch's ReduceLROnPlateau. The rate is that of a schedule times a
+// the rules and defaults of PyTorch's ReduceLROnPlateau. The rate is the rate of a schedule times a
 // scale, which begins at 1:
 //
 //	err = opt.Step(schedule(opt.Steps()) * plateau.Scale())
@@ -16,31 +16,32 @@ import (
 //	plateau.Update(validation) // every so often
 //
 // A measure is better if it is smaller than the best so far by more than Threshold times the
-// magnitude of that. After more than Patience measures in a row that are not, the scale is
-// multiplied by Factor. Of a measure that should be large, such as an accuracy, give the negative.
+// magnitude of the best. After more than Patience measures in a row that are not better, the scale
+// is multiplied by Factor. If a measure should be large, such as an accuracy, pass its negative.
 type Plateau struct {
 	Factor    float64 // of the scale, in (0, 1); default 0.1
 	Patience  int     // measures in a row that may be no better; default 10, and -1 means none
-	Threshold float64 // share of the best that a better one is smaller by; default 1e-4; [Zero] means 0
+	Threshold float64 // fraction of the best by which a better one is smaller; default 1e-4; [Zero] means 0
 	Cooldown  int     // measures after a fall that do not count as no better; default 0
 	Min       float64 // least scale; default 0
 }
 
-// PlateauScaler is the scale as training goes on. All ranks must give it the same measures: those
-// that Mean of package fsdp or a Set of its metrics returns are. It is not safe for concurrent use.
+// PlateauScaler holds the current scale. All ranks must give it the same measures. Mean of package
+// fsdp and a Set of its metrics return the same measures on all ranks. It is not safe for
+// concurrent use.
 type PlateauScaler struct {
 	config Plateau
 	state  PlateauState
 }
 
-// PlateauState is what a checkpoint keeps of a [PlateauScaler], as JSON:
-// fsdp.Extra("plateau", plateau.State()).
+// PlateauState is the state of a [PlateauScaler] in a checkpoint, as JSON: fsdp.Extra("plateau",
+// plateau.State()).
 type PlateauState struct {
 	Scale   float64
-	Best    float64 // measure so far, once there is one
-	Began   bool    // there is one
+	Best    float64 // best measure so far, if Began
+	Began   bool    // there has been a measure
 	Bad     int     // measures in a row that were no better
-	Cooling int     // measures to come that do not count as no better
+	Cooling int     // next measures that do not count as no better
 }
 
 // New returns a scaler that begins at 1, or an error that names the field out of range.
@@ -69,10 +70,10 @@ func (c Plateau) New() (*PlateauScaler, error) {
 	return &PlateauScaler{config: c, state: PlateauState{Scale: 1}}, nil
 }
 
-// Scale returns what to multiply learning rates by.
+// Scale returns the factor for learning rates.
 func (p *PlateauScaler) Scale() float64 { return p.state.Scale }
 
-// Update tells a measure, and returns whether the scale has fallen. One that is NaN is no better.
+// Update adds a measure, and returns whether the scale has fallen. NaN counts as no better.
 func (p *PlateauScaler) Update(measure float64) (fell bool) {
 	c, s := &p.config, &p.state
 	if measure == measure && (!s.Began || measure < s.Best-c.Threshold*min(math.Abs(s.Best), math.MaxFloat64)) {
@@ -91,15 +92,16 @@ func (p *PlateauScaler) Update(measure float64) (fell bool) {
 	return s.Scale < before
 }
 
-// State returns what Restore takes. An infinite Best, which JSON does not have, is the largest number.
+// State returns the state for Restore. JSON has no infinite numbers, so an infinite Best becomes
+// the largest number.
 func (p *PlateauScaler) State() PlateauState {
 	s := p.state
 	s.Best = min(max(s.Best, -math.MaxFloat64), math.MaxFloat64)
 	return s
 }
 
-// Restore continues from a state, also that of a scaler with other settings. It changes nothing and
-// returns an error if the state is none that a scaler can have.
+// Restore continues from a state, which may come from a scaler with other settings. It returns an
+// error and changes nothing if no scaler can have the state.
 func (p *PlateauScaler) Restore(s PlateauState) error {
 	switch {
 	case !(s.Scale >= 0 && s.Scale <= 1):

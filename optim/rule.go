@@ -8,25 +8,25 @@ import (
 )
 
 // Rule gives some parameters other hyper-parameters than the rest. A nil field changes nothing, so
-// zero can be said:
+// a rule can set zero:
 //
 //	optim.Rule{Match: optim.MatchName(regexp.MustCompile(`^wte\.`)), LRScale: new(0.1)}
 //
-// When several rules match a parameter, the first that sets a field decides that field: a rule
-// about decay does not hide a later one about learning rates.
+// If several rules match a parameter, the first that sets a field decides that field: a rule about
+// decay does not hide a later one about learning rates.
 type Rule struct {
-	// Match says which parameters the rule is for; required. It should look at Name and Shape only:
-	// the rest depends on how the parameter happens to be cut.
+	// Match reports whether the rule is for a parameter; required. It should read Name and Shape
+	// only: the rest depends on how the parameter happens to be cut.
 	Match func(Param) bool
 	// LRScale multiplies the learning rate given to Step.
 	LRScale *float64
 	// WeightDecay replaces the optimizer's.
 	WeightDecay *float64
-	// Bits replaces those of Adam and AdamW: 8, or 0 for those of the value. It says so of parameters
-	// of any size, where the optimizer's leaves small ones out.
+	// Bits replaces the Bits of Adam and AdamW: 8, or 0 for the type of the value. It applies to
+	// parameters of any size, whereas the optimizer's Bits leave small ones out.
 	Bits *int
 
-	usual bool // it is for any model: that it matches nothing is no mistake
+	usual bool // it is for any model: matching nothing is no mistake
 }
 
 // NoDecay is the usual exception from weight decay: parameters of fewer than two dimensions, which
@@ -61,7 +61,7 @@ func checkOverride(name string, v *float64) error {
 	return checkHyper(name, *v, math.Inf(1))
 }
 
-// hyper is what rules decide for one parameter.
+// hyper is the result of the rules for one parameter.
 type hyper struct {
 	lrScale     float64
 	weightDecay float64

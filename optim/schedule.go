@@ -7,8 +7,8 @@ import (
 )
 
 // Schedule returns the learning rate of a step. Steps count from 0, the first update, as
-// [Optimizer.Steps] does before it: err := opt.Step(schedule(opt.Steps())). It is a pure function,
-// so a resumed job continues where it stopped.
+// [Optimizer.Steps] does before it: err := opt.Step(schedule(opt.Steps())). A Schedule is a pure
+// function, so a resumed job continues where it stopped.
 type Schedule func(step int) (lr float64)
 
 // Constant is the same learning rate at every step.
@@ -22,8 +22,8 @@ func Constant(lr float64) Schedule { return func(int) float64 { return lr } }
 //	floor                                          step >= total
 //
 // where x = (step - warmup)/(total - warmup).
-// The first step is never wasted on a rate of zero, and step warmup has exactly peak. A warmup that
-// reaches total leaves no decay, which is a warning.
+// The first step has a rate above zero, and step warmup has exactly peak. If warmup is not less
+// than total, there is no decay, and a warning is logged.
 func WarmupCosine(peak, floor float64, warmup, total int) Schedule {
 	return warmupThen(peak, floor, warmup, total, func(x float64) float64 { return (1 + math.Cos(math.Pi*x)) / 2 })
 }
@@ -40,15 +40,15 @@ func WarmupPolynomial(peak, floor float64, warmup, total int, power float64) Sch
 	return warmupThen(peak, floor, warmup, total, func(x float64) float64 { return math.Pow(1-x, power) })
 }
 
-// WarmupInverseSqrt rises as [WarmupCosine] does and then falls as 1/√step, without an end
+// WarmupInverseSqrt rises like [WarmupCosine] and then falls as 1/√step, without an end
 // (https://arxiv.org/abs/1706.03762): peak · √((warmup+1)/(step+1)).
 func WarmupInverseSqrt(peak float64, warmup int) Schedule {
 	return Warmup(warmup, func(step int) float64 { return peak * math.Sqrt(float64(warmup+1)/float64(max(step, warmup)+1)) })
 }
 
-// WSD rises as [WarmupCosine] does, stays at peak, and falls to floor in a straight line over the
-// last steps before total: warmup, stable, decay (https://arxiv.org/abs/2404.06395). A training can
-// go on from before the decay with a larger total.
+// WSD rises like [WarmupCosine], stays at peak, and falls to floor in a straight line over the last
+// decay steps before total: warmup, stable, decay (https://arxiv.org/abs/2404.06395). A training
+// can continue from before the decay with a larger total.
 //
 //	peak · (step+1)/(warmup+1)                              step < warmup
 //	peak                                                    step < total - decay
@@ -65,8 +65,8 @@ func WSD(peak, floor float64, warmup, decay, total int) Schedule {
 	})
 }
 
-// StepDecay begins at peak and is multiplied by factor at each of these steps: peak · factor^n with
-// as many n of them as are at most step.
+// StepDecay begins at peak and is multiplied by factor at each of these steps. The rate is peak ·
+// factor^n, where n is how many of these steps are at most step.
 func StepDecay(peak, factor float64, at ...int) Schedule {
 	at = slices.Sorted(slices.Values(at))
 	return func(step int) float64 {

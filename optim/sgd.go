@@ -25,14 +25,13 @@ type SGD struct {
 // SGDVec is a [Vec] with the update of [SGD].
 type SGDVec interface {
 	Vec
-	// SGD updates the elements, the parameter p, and the momentum b from gradient g by the formulas
+	// SGD updates the elements (the parameter p) and the momentum b from gradient g by the formulas
 	// of [SGD]. b is nil if Momentum is zero. g and b have the length, type and implementation of
-	// p. The three share no memory. Without elements it does nothing.
+	// p. The three share no memory. If there are no elements, SGD does nothing.
 	SGD(g, b Vec, s SGDStep) error
 }
 
-// SGDStep holds the numbers of one update by an [SGDVec]. LR and WeightDecay are negative in those of
-// [EMA].
+// SGDStep holds the numbers of one update by an [SGDVec]. [EMA] uses negative LR and WeightDecay.
 type SGDStep struct {
 	LR, WeightDecay float64
 	Momentum        float64
@@ -43,7 +42,7 @@ type SGDStep struct {
 // SGD implements [SGDVec].
 func (h Host) SGD(g, b Vec, s SGDStep) error {
 	grad := g.(Host)
-	buf, _ := b.(Host) // none without momentum
+	buf, _ := b.(Host) // empty without momentum
 	hyper := vec.SGDHyper{
 		LR: s.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: 1,
 		Nesterov: s.Nesterov, First: s.First,
@@ -56,9 +55,9 @@ func (h Host) SGD(g, b Vec, s SGDStep) error {
 	return nil
 }
 
-// New returns SGD over params, with its state at zero. It returns an error, naming the parameter,
-// if pieces overlap or are malformed, if a value is no [SGDVec], or if a hyper-parameter is out of
-// range. Of params only the memory and the functions are retained.
+// New returns SGD over params, with its state at zero. It returns an error that names the parameter
+// or the field if pieces overlap or are malformed, if a value does not implement [SGDVec], or if a
+// hyper-parameter is out of range. New retains only the memory and the functions in params.
 func (c SGD) New(params []Param) (Optimizer, error) {
 	s := Settings{Kind: kindSGD, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: c.Momentum, Nesterov: c.Nesterov}
 	if err := s.check(); err != nil {

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// part is the pieces of an optimizer that one kind of update is for, with their hyper-parameters
+// part holds the pieces of an optimizer that one kind of update is for, with their hyper-parameters
 // and state.
 type part struct {
 	kind     string // "adamw", for messages
@@ -19,32 +19,33 @@ type part struct {
 	pieces   []piece
 	index    map[string][]int // positions in pieces, by parameter, ascending
 	updater  updater
-	absent   []bool // pieces that have no gradient in the update under way
-	swapped  bool   // averages are in the place of the values
+	absent   []bool // pieces without a gradient in the current update
+	swapped  bool   // averages and values are exchanged
 }
 
 // updater does the updates of one kind.
 type updater interface {
-	// update updates piece i of the part, which is not empty and whose count includes this update.
+	// update updates piece i of the part. The piece is not empty, and its count includes this
+	// update.
 	update(i int, p *piece, lr float64) error
-	// set changes what all updates are made with.
+	// set changes the settings of all updates.
 	set(s *Settings)
 }
 
-// A preparer is an updater that has to see all pieces before it updates any. absent says which ones it
-// will not update.
+// A preparer is an updater that must see all pieces before it updates any. absent marks the pieces
+// that it will not update.
 type preparer interface {
 	prepare(pieces []piece, absent []bool) error
 }
 
-// piece is a Param and what belongs to it.
+// piece is a Param with its hyper-parameters and state.
 type piece struct {
 	Param
 	hyper
-	vecs   [2]Vec       // the state: as many as the kind has names for are in use, zeroed at New
-	steps  int          // updates that the state has had; zero means that it is zero
+	vecs   [2]Vec       // the state: one for each name that the kind has, zeroed at New
+	steps  int          // updates of the state; zero means that the state is zero
 	ema    SGDVec       // the average, or nil
-	usable func() error // Ready of one who does not mind that the averages are swapped, or nil
+	usable func() error // Ready without the check for swapped averages, or nil
 }
 
 // entry returns the state that is entry k of the part's names.
@@ -148,8 +149,8 @@ func (a *part) ready() error {
 	return nil
 }
 
-// update counts and makes one update of every piece that has a gradient: number steps of the
-// optimizer.
+// update makes and counts one update of every piece that has a gradient. It is update number steps
+// of the optimizer.
 func (a *part) update(lr float64, steps int) error {
 	for i := range a.pieces {
 		absent := a.pieces[i].Absent
@@ -183,7 +184,7 @@ func (a *part) update(lr float64, steps int) error {
 	return nil
 }
 
-// flush begins the updates that vectors have put off.
+// flush begins the updates that vectors have delayed.
 func (a *part) flush() error {
 	for i := range a.pieces {
 		if v, ok := a.pieces[i].Value.(interface{ Flush() error }); ok {
@@ -215,20 +216,20 @@ func (a *part) state(entries []Entry) []Entry {
 // tensor identifies a state tensor of the whole model.
 type tensor struct{ param, name string }
 
-// refill is what Restore and Adopt do to one piece.
+// refill is the effect of Restore or Adopt on one piece.
 type refill struct {
 	piece  *piece
-	steps  int // -1 until an entry says
+	steps  int // -1 before the first entry
 	copies []transfer
 }
 
-// transfer is one copy of a refill: the elements of srcs, one behind the other, are those of dst.
+// transfer is one copy of a refill: dst gets the elements of srcs, one after the other.
 type transfer struct {
 	dst  Vec
 	srcs []Vec
 }
 
-// plan returns what a load copies, or why it cannot. It changes nothing.
+// plan returns the copies of a load, or an error. It changes nothing.
 func (a *part) plan(entries []Entry, all bool) ([]refill, error) {
 	if a.swapped {
 		return nil, ErrSwapped
@@ -254,9 +255,9 @@ func (a *part) plan(entries []Entry, all bool) ([]refill, error) {
 	return plan, nil
 }
 
-// affected returns the positions of the pieces that a load is about, ascending: all, or those of
-// the parameters that sources are about. Its time depends on them only, as a job may load one
-// parameter after the other.
+// affected returns the positions of the pieces that a load concerns, ascending: all pieces, or the
+// pieces of parameters in sources. Its time depends on their number only, because a job may load
+// one parameter after the other.
 func (a *part) affected(sources map[tensor][]Entry, all bool) (list []int) {
 	if all {
 		for i := range a.pieces {
@@ -279,7 +280,7 @@ func (a *part) refill(plan []refill) error {
 				return fmt.Errorf("parameter %q: %w", r.piece.Name, err)
 			}
 		}
-		r.piece.steps = max(r.steps, 0) // an optimizer without state has no entry that says
+		r.piece.steps = max(r.steps, 0) // without state, no entry has set steps
 	}
 	return nil
 }
@@ -349,7 +350,7 @@ func (r *refill) add(dst Vec, sources []Entry) error {
 				return fmt.Errorf("elements [%d:%d] have had no step and are not zero", from, to)
 			}
 		}
-		if e.Offset != p.Offset || !sameVec(e.Data, dst) { // else they are where they belong
+		if e.Offset != p.Offset || !sameVec(e.Data, dst) { // else they are already in place
 			srcs = append(srcs, src)
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// An Update says by which optimizer and with which numbers a piece was updated. Ranks that train
-// one model make the same updates, whatever they own of it. The zero Update is none.
+// An Update records the optimizer and the numbers of one update of a piece. Ranks that train one
+// model make the same updates, whichever parts of it they own. The zero Update is none.
 type Update struct {
 	*settings
 	hyper
@@ -16,7 +16,7 @@ type Update struct {
 	steps int     // of the optimizer, this one included
 }
 
-// settings are what an optimizer does to all of its pieces.
+// settings are the Settings of all pieces of an optimizer, with their hash.
 type settings struct {
 	common Settings
 	hash   uint64
@@ -29,8 +29,8 @@ func newSettings(s Settings) *settings {
 	return &settings{s, h.Sum64()}
 }
 
-// Facts describes the update: first its kind, then numbers, such as "learning rate 0.001". Of
-// the zero Update it says nothing.
+// Facts describes the update: first its kind, then numbers, such as "learning rate 0.001". It
+// returns nil for the zero Update.
 func (u Update) Facts() []string {
 	if u.settings == nil {
 		return nil
@@ -40,17 +40,18 @@ func (u Update) Facts() []string {
 	return slices.Insert(s.Facts(), 1, fmt.Sprintf("%d steps", u.steps), fmt.Sprintf("learning rate %v", u.lr))
 }
 
-// Rate returns the learning rate given to Step. It returns false if the update is no step, but a Swap.
+// Rate returns the learning rate given to Step. It returns false if the update is not a step but a
+// Swap.
 func (u Update) Rate() (lr float64, is bool) {
 	return u.lr, u.settings != nil && u.settings != swapping
 }
 
-// SameOptimizer tells whether an optimizer, or a part of a composed one, has made both updates.
+// SameOptimizer reports whether the same optimizer, or part of a composed one, made both updates.
 func (u Update) SameOptimizer(v Update) bool { return u.settings == v.settings }
 
-// Hash returns a hash of the update that begins from seed. It differs where Facts do, but for what
-// rates and decays have beyond five digits: processors may round a schedule differently, and what
-// users compute a Rule from. That of the zero Update is seed.
+// Hash returns a hash of the update that begins with seed. It differs if Facts differ. Exceptions
+// are the digits of rates and decays after the fifth: processors may round a schedule, or a user's
+// computation of a Rule, differently. The hash of the zero Update is seed.
 func (u Update) Hash(seed uint64) uint64 {
 	h := seed
 	if u.settings == nil {

@@ -7,28 +7,28 @@ import (
 	"slices"
 )
 
-// Vec is a vector of float32 or float64 that an optimizer works on. Its memory may be out of
-// reach, such as that of a device: it is seen through Read and Write only. [Host] is a Vec in
-// ordinary memory. Package optimtest tests implementations.
+// Vec is a vector of float32 or float64 that an optimizer works on. Its memory may be out of reach,
+// such as a device's: callers access it through Read and Write only. [Host] is a Vec in ordinary
+// memory. Package optimtest tests implementations.
 //
-// What an optimizer does to a Vec is an interface of its own: [AdamVec], [SGDVec]. Only the values
-// of parameters need it. New asks for it once and returns an error that names the parameter if it
-// is not there, so a new kind of optimizer does not make Vec larger.
+// The updates of each optimizer are an interface of their own: [AdamVec], [SGDVec]. Only the values
+// of parameters need it. New checks for it once and returns an error that names the parameter if it
+// is missing. So a new kind of optimizer does not make Vec larger.
 //
-// Ownership: a Vec is a view. Whoever allocated the memory frees it, after every Vec of it is out
-// of use. Slices share the memory. Read and Write keep nothing of their arguments.
+// Ownership: a Vec is a view. The allocator of the memory frees it when no Vec of it is in use any
+// more. Slices share the memory. Read and Write keep nothing of their arguments.
 //
 // Order: the methods of Vecs that share memory take effect in the order of the calls. Zero, Write
 // and the updates may return before they have taken effect. Read waits until everything before it
-// has, so it is the only method that waits for a device. A Vec may even put updates off, to do many at
-// once, until any other method of a Vec of its memory is called, or Flush() error if it has that: Step
-// calls it when all pieces are updated.
+// has, so it is the only method that waits for a device. A Vec may even delay updates, to do many
+// at once, until any other method of a Vec of its memory is called. If a Vec has the method Flush()
+// error, Step calls it when all pieces are updated, and the delayed updates begin.
 //
-// Errors: a method that returns an error may also report a failure of any earlier one, as of a
-// device that is lost. Afterwards the contents are undefined.
+// Errors: a method may also return the failure of an earlier call, for example if a device is lost.
+// Afterwards the contents are undefined.
 //
-// Concurrency: calls for elements that do not overlap may be made at the same time, as those of
-// Host may. Otherwise a Vec is for one goroutine at a time.
+// Concurrency: calls for elements that do not overlap may be made at the same time, also in a Host.
+// Otherwise a Vec is for one goroutine at a time.
 type Vec interface {
 	// Len returns the number of elements.
 	Len() int
@@ -36,7 +36,7 @@ type Vec interface {
 	// Float64 reports whether the elements are float64. Otherwise they are float32.
 	Float64() bool
 
-	// Slice returns elements [from, to), which are v's own. It panics unless 0 <= from <= to <=
+	// Slice returns elements [from, to), in v's own memory. It panics unless 0 <= from <= to <=
 	// Len.
 	Slice(from, to int) Vec
 
@@ -130,7 +130,8 @@ func twoTypes(v Vec) bool {
 	return ok && h.F32 != nil && h.F64 != nil
 }
 
-// sameVec reports whether a and b are the same elements. It may miss it of Vecs that are no Host.
+// sameVec reports whether a and b are the same elements. It may return false for equal Vecs that
+// are not Hosts.
 func sameVec(a, b Vec) bool {
 	x, isHost := a.(Host)
 	y, both := b.(Host)
@@ -144,8 +145,8 @@ func sameVec(a, b Vec) bool {
 	return reflect.ValueOf(a).Comparable() && a == b
 }
 
-// joinVecs copies srcs, one behind the other, to dst, which has as many elements. Blocks of 8 bits
-// are written once, as what is in them before would have a say in how they are rounded.
+// joinVecs copies srcs, one after the other, to dst, which has as many elements. It writes 8-bit
+// blocks once, because their old contents would affect the rounding.
 func joinVecs(dst Vec, srcs []Vec) error {
 	to := dst
 	blocks, narrow := dst.(*Blockwise)
@@ -189,8 +190,8 @@ func isZero(v Vec) (bool, error) {
 
 var errNotZero = errors.New("not zero")
 
-// eachBlock calls f with the elements of v in host memory: a Host at once, anything else a block at
-// a time, which is valid until f returns.
+// eachBlock calls f with the elements of v in host memory: a Host at once, anything else one block
+// at a time. A block is valid until f returns.
 func eachBlock(v Vec, f func(at int, b Host) error) error {
 	if h, ok := v.(Host); ok {
 		return f(0, h)

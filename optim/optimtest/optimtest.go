@@ -22,9 +22,9 @@ import (
 // lengths include none, one, no multiple of any register, and more than one block of a copy.
 var lengths = []int{0, 1, 37, 1<<16 + 1}
 
-// TestVec checks that the vectors that alloc returns keep the contract of [optim.Vec], and, as far
-// as they have them, those of [optim.AdamVec], [optim.Adam8Vec] and [optim.SGDVec]. alloc returns n
-// elements of float32 or float64, whatever they hold, in new memory of one device.
+// TestVec checks that the vectors that alloc returns keep the contract of [optim.Vec] and, if they
+// implement them, the contracts of [optim.AdamVec], [optim.Adam8Vec] and [optim.SGDVec]. alloc
+// returns n elements of float32 or float64, with any contents, in new memory of one device.
 func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 	for _, float64s := range []bool{false, true} {
 		for _, n := range lengths {
@@ -81,7 +81,8 @@ func (k *kit) vec(t *testing.T, h optim.Host) optim.Vec {
 	return v
 }
 
-// copies checks that Read gives what Write and Zero have set, and that neither keeps its argument.
+// copies checks that Read returns the elements that Write and Zero have set, and that neither keeps
+// its argument.
 func (k *kit) copies(t *testing.T) {
 	want := k.random(k.n)
 	from := k.copyOf(t, want)
@@ -97,7 +98,7 @@ func (k *kit) copies(t *testing.T) {
 	require.Equal(t, k.host(k.n), k.copyOf(t, v))
 }
 
-// slices checks that a slice is the same memory, and no other.
+// slices checks that a slice shares exactly its part of the memory.
 func (k *kit) slices(t *testing.T) {
 	want := k.random(k.n)
 	v := k.vec(t, want)
@@ -139,7 +140,7 @@ func (k *kit) refusals(t *testing.T) {
 	require.Equal(t, want, k.copyOf(t, v))
 }
 
-// same checks that vectors hold the bits of others, one by one.
+// same checks that vectors hold the same bits as others, one by one.
 func (k *kit) same(t *testing.T, want []optim.Host, got []optim.Vec) {
 	for i := range want {
 		require.Equal(t, want[i], k.copyOf(t, got[i]), "vector %d of an update", i)
