@@ -6,30 +6,30 @@ import (
 	"slices"
 )
 
-// A Cut says where a group may be cut, and how much each rank gets. The zero Cut is anywhere, in equal
-// parts, as [New] does.
+// A Cut says where a group may be cut, and how much each rank gets. The zero Cut cuts anywhere, in
+// equal parts, as [New] does.
 //
-// Collectives move shards of equal length, and a parameter has no gap. So a cut at stated places leaves
-// padding between parameters, and shards are as short as that allows: shorter, rounded to the
-// alignment, than the longest parameter or, if that is more, an equal share and the longest block. With
-// Weights the share is that of the heaviest rank, and where a parameter does not fit in what
-// neighbours may have together, shards grow until it does, so weights suit groups of many parameters.
+// Collectives move shards of equal length, and a parameter has no gap. So a cut at stated places
+// leaves padding between parameters. Shards are as short as possible: shorter, rounded to the
+// alignment, than the longest parameter or, if that is more, an equal share plus the longest block.
+// With Weights the share is the share of the heaviest rank. If a parameter does not fit in the room
+// of neighbouring ranks, shards grow until it does, so weights suit groups of many parameters.
 type Cut struct {
 	// Block returns how many consecutive elements of a parameter stay on one rank, counted from its
-	// first: no cut is within such a block. 0 and 1 are anywhere; the parameter's length or more keeps
-	// it whole on one rank. Nil is anywhere. See [Whole] and [Rows].
+	// first: no cut is within such a block. 0 and 1 allow cuts anywhere; the parameter's length or
+	// more keeps it whole on one rank. A nil Block allows cuts anywhere. See [Whole] and [Rows].
 	Block func(p Param) int
-	// Weights says by rank how much it may have, relative to the others: a rank of twice the weight has
-	// room for twice as many elements, alignment included, and one of weight zero owns nothing. All
-	// ranks still have shards of the same length. Nil is equal weights.
+	// Weights gives the room of each rank, relative to the others: a rank of twice the weight has
+	// room for twice as many elements, alignment included, and a rank of weight zero owns nothing.
+	// All ranks still have shards of the same length. Nil means equal weights.
 	Weights []float64
 }
 
 // Whole as [Cut].Block keeps every parameter whole on one rank.
 func Whole(p Param) int { return p.Len() }
 
-// Rows returns a [Cut].Block that cuts parameters at multiples of k rows: what has all but the first
-// dimension in common. A vector's row is one element.
+// Rows returns a [Cut].Block that cuts parameters at multiples of k rows. A row is the elements at
+// one index of the first dimension; a row of a vector is one element.
 func Rows(k int) func(Param) int {
 	return func(p Param) int {
 		row := 1
@@ -40,9 +40,9 @@ func Rows(k int) func(Param) int {
 	}
 }
 
-// New lays params out in the given order over world ranks, as the function New does, but for what c
-// says. It also returns an error if a block is negative, if there are weights that are not one for each
-// rank, or if one of them is negative or not finite, or all are zero.
+// New lays params out in the given order over world ranks, like the function New, but cut as c
+// says. It also returns an error if a block is negative, if the number of weights is not world, if
+// a weight is negative or not finite, or if all weights are zero.
 func (c Cut) New(params []Param, world, align int) (*Layout, error) {
 	l, err := New(params, world, align)
 	if err != nil {
@@ -72,7 +72,7 @@ func (c Cut) New(params []Param, world, align int) (*Layout, error) {
 	return l, f.cut()
 }
 
-// check returns what is wrong with the weights.
+// check returns an error if the weights are invalid.
 func (c Cut) check(world int) error {
 	if c.Weights == nil {
 		return nil
@@ -95,15 +95,16 @@ func (c Cut) check(world int) error {
 type fitter struct {
 	l       *Layout
 	blocks  []int     // by parameter, at least 1
-	shares  []float64 // by rank: what it may have of its shard, the largest 1
+	shares  []float64 // by rank: the fraction of its shard that it may use, the largest 1
 	offsets []int     // by parameter, of the last fit
 }
 
 // cut places the parameters of the layout anew.
 //
-// A parameter that fills the shard of a rank between two others needs a shard of whole blocks. So it
-// tries, for every length from which on only longer parameters can, multiples of the blocks of those.
-// Among these a longer shard always fits if a shorter one does.
+// A parameter that fills the shard of a rank between two others needs a shard of whole blocks. So
+// cut tries, for every length of a parameter, shards of at least this length that are multiples of
+// the blocks of all longer parameters. Among these a longer shard always fits if a shorter one
+// does.
 func (f *fitter) cut() error {
 	l := f.l
 	most := math.MaxInt / l.world / l.align * l.align
@@ -157,7 +158,7 @@ func (f *fitter) lengths() []int {
 }
 
 // step returns the least multiple of the alignment and the blocks of all longer parameters that are
-// not whole, 0 if that is more than can be of use.
+// not whole, or 0 if that is too large to be useful.
 func (f *fitter) step(longest int) int {
 	step := f.l.align
 	for i, p := range f.l.params {
@@ -183,7 +184,7 @@ func multiple(a, b int) int {
 	return a / x * b
 }
 
-// fit places the parameters in shards of n elements, each as early as it can be, and tells whether
+// fit places the parameters in shards of n elements, each as early as possible, and reports whether
 // they all fit.
 func (f *fitter) fit(n int) bool {
 	rank, at, free := 0, 0, f.room(0, n)
@@ -214,18 +215,18 @@ func (f *fitter) fit(n int) bool {
 	return true
 }
 
-// head returns how much of parameter i, from its beginning, a rank with some room can have before a
-// cut.
+// head returns how many elements of parameter i, from its beginning, a rank with some room can have
+// before a cut.
 func (f *fitter) head(i, length, room int) int {
 	if f.blocks[i] >= length {
 		return 0
 	}
-	unit := multiple(f.blocks[i], f.l.align) // as a cut is at a multiple of the alignment, too
+	unit := multiple(f.blocks[i], f.l.align) // because a cut is also at a multiple of the alignment
 	return room / unit * unit
 }
 
-// spread returns the last rank of those after rank that the rest of parameter i fills, and how much it
-// has there.
+// spread returns the last of the ranks after rank that the rest of parameter i fills, and how many
+// elements are there.
 func (f *fitter) spread(i, rank, rest, n int) (last, left int, ok bool) {
 	for rank++; rank < f.l.world; rank++ {
 		room := f.room(rank, n)

@@ -33,7 +33,7 @@ func (p Param) Len() int {
 	return n
 }
 
-// validLen is Len for a shape that nobody has checked.
+// validLen is Len for an unchecked shape.
 func (p Param) validLen() (int, error) {
 	for _, d := range p.Shape {
 		if d < 0 {
@@ -53,9 +53,9 @@ func (p Param) validLen() (int, error) {
 	return n, nil
 }
 
-// Layout says where the parameters of one group lie in a flat buffer that is cut into equal shards,
-// one per rank. It is made by [New] or [Cut.New] and never changes; the zero Layout is empty and has no ranks.
-// All lengths and positions are in elements.
+// Layout says where the parameters of one group are in a flat buffer that is cut into equal shards,
+// one per rank. [New] and [Cut.New] make it, and it never changes; the zero Layout is empty and has
+// no ranks. All lengths and positions are in elements.
 type Layout struct {
 	params   []Param
 	offsets  []int // offsets[i] is the flat position of element 0 of params[i]: ascending multiples of align
@@ -63,7 +63,7 @@ type Layout struct {
 	world    int
 	align    int
 	shardLen int // multiple of align; world*shardLen >= ends[last]
-	excess   int // of shardLen, over what a Cut anywhere in equal parts has
+	excess   int // difference to the shardLen of a Cut anywhere in equal parts
 }
 
 // New lays params out in the given order over world ranks. It returns an error if world or align is
@@ -184,8 +184,8 @@ type Segment struct {
 	Param int // index of the parameter in Layout.Params
 }
 
-// Segments returns what a rank owns, in shard order; no segment is empty. A rank may own nothing,
-// and a rank outside [0, World) does.
+// Segments returns the segments that a rank owns, in shard order; no segment is empty. A rank may
+// own nothing, and a rank outside [0, World) owns nothing.
 func (l *Layout) Segments(rank int) []Segment {
 	if rank < 0 || rank >= l.world {
 		return nil
