@@ -94,7 +94,7 @@ func (f *Base) Abort(err error) {
 	f.issuer.AbortWith(f.Blame(err))
 }
 
-// Blame says that the group failed because of err on this rank.
+// Blame returns the error of a group that failed because of err on this rank.
 func (f *Base) Blame(err error) error { return &RankError{f.name, f.rank, err} }
 
 // errClosed is the failure of a group that this rank has closed.

@@ -9,28 +9,27 @@ import (
 	"time"
 )
 
-// patience is how long ranks may take to tell what they are doing. Those that take
-// longer count as dead: a goroutine that waits for nothing else answers. It is
-// counted in looks, of which one counts while this process is stopped or has no
-// processor: answers that came meanwhile are read.
+// patience is how long ranks may take to report what they are doing. Slower ranks count as dead: a
+// goroutine that waits for nothing else answers. The time is counted in looks. Only one look counts
+// while this process is stopped or has no processor, so that answers that came meanwhile are read.
 const patience = 500 * time.Millisecond
 
-// What a process answers about a group that it has no handle of.
+// The answers of a process about a group that it has no handle of.
 const (
 	NotHere = "has still to make the group"
 	HasLeft = "has left the group"
 )
 
-// Straggler asks all ranks of a group what they are doing and returns which of the
-// given ones keeps the others waiting in collective seq; where that is open it is the
-// first of them. What the rank is doing is added to err.
+// Straggler asks all ranks of a group what they are doing and returns which of the given ranks
+// keeps the others waiting in collective seq, or the first of them if that is open. It adds the
+// status of that rank to err.
 func Straggler(report func(context.Context) ([]Status, error), ranks []int, seq uint64, err error) (int, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var clock sync.WaitGroup
 	defer clock.Wait()
 	defer cancel()
 	clock.Go(func() {
-		look := time.NewTicker(patience / looks) // drops those that nobody has waited for
+		look := time.NewTicker(patience / looks) // drops looks that were not waited for
 		defer look.Stop()
 		for range looks {
 			select {
@@ -44,7 +43,7 @@ func Straggler(report func(context.Context) ([]Status, error), ranks []int, seq 
 	last := ranks[0]
 	all, failed := report(ctx)
 	if failed != nil {
-		return last, err // nobody can be asked
+		return last, err // no rank can be asked
 	}
 	for _, r := range ranks {
 		if all[r].lag(seq) > all[last].lag(seq) {
@@ -54,8 +53,8 @@ func Straggler(report func(context.Context) ([]Status, error), ranks []int, seq 
 	return last, fmt.Errorf("%w; %v", err, all[last])
 }
 
-// lag returns how many collectives a rank has still to issue until seq. That of a
-// rank that does not answer is the greatest.
+// lag returns how many collectives a rank has still to issue until seq. A rank that does not answer
+// has the greatest lag.
 func (s Status) lag(seq uint64) uint64 {
 	switch s.Err {
 	case "":
@@ -68,9 +67,9 @@ func (s Status) lag(seq uint64) uint64 {
 	return ^uint64(0)
 }
 
-// SplitError is the failure of group name on the given rank when collective seq has
-// formed the group of ranks under color, but that could not be made because of err.
-// Whoever is to blame there is to blame here.
+// SplitError returns the failure of group name on the given rank when collective seq has formed the
+// group of ranks under color, but err prevented making it. The rank to blame there is also to blame
+// here.
 func SplitError(name string, rank int, seq uint64, color int, ranks []int, err error) error {
 	var blame *RankError
 	if errors.As(err, &blame) {
@@ -95,7 +94,7 @@ func ChildName(parent string, color int) string {
 	return fmt.Sprintf("%s/%d", parent, color)
 }
 
-// WhoLeft returns the rank that has left group name, if err is that one has.
+// WhoLeft returns the rank that has left group name, if err says that one has.
 func WhoLeft(name string, err error) (rank int, left bool) {
 	var blame *RankError
 	if errors.As(err, &blame) && blame.Group == name && errors.Is(blame.Err, ErrClosed) {

@@ -22,24 +22,24 @@ const (
 	Float16  // of Go type [F16]
 )
 
-// BF16 is a bfloat16: the upper half of a float32. F16 is a binary16 of IEEE
-// 754. Both are types to store and to move, as bits; their method Float32 gives
-// the value, and [Widen] and [Narrow] convert slices. Reductions calculate in
-// float32 and round once.
+// BF16 is a bfloat16: the upper half of a float32. F16 is a binary16 of IEEE 754.
+// Both are types to store and move bits: their method Float32 returns the value,
+// and [Widen] and [Narrow] convert slices. Reductions calculate in float32 and
+// round once.
 type (
 	BF16 = half.BFloat16
 	F16  = half.Float16
 )
 
-// Widen sets elements of dst to the values of those of src, exactly. Like copy
-// it converts as many as both have, and returns how many.
+// Widen sets elements of dst to the values of elements of src, exactly. Like copy
+// it converts as many as both have, and returns their number.
 func Widen[T BF16 | F16](dst []float32, src []T) int { return half.Widen(dst, src) }
 
-// Narrow rounds elements of src to those of dst: to nearest, ties to even. Like
-// copy it converts as many as both have, and returns how many.
+// Narrow rounds elements of src to elements of dst: to nearest, ties to even.
+// Like copy it converts as many as both have, and returns their number.
 func Narrow[T BF16 | F16](dst []T, src []float32) int { return half.Narrow(dst, src) }
 
-// dtypes holds what the methods of DType answer; row 0 is the invalid type.
+// dtypes holds the properties of the types; row 0 is the invalid type.
 var dtypes = [...]struct {
 	name string
 	size int
@@ -76,10 +76,10 @@ type Elem interface {
 	~float32 | ~float64 | ~int32 | ~int64 | ~uint8 | BF16 | F16
 }
 
-// Buffer is a typed, contiguous piece of memory with an optional label. It is a
-// small value that refers to memory owned by whoever made it, like a slice: memory
-// of the host or, made by [OnDevice], of a device. The zero Buffer holds nothing
-// and is refused by every collective.
+// Buffer is a typed, contiguous piece of memory with an optional label. Like a
+// slice, it is a small value that refers to memory of its maker: memory of the
+// host or, made by [OnDevice], of a device. The zero Buffer holds nothing, and
+// every collective refuses it.
 type Buffer struct {
 	ptr    unsafe.Pointer // nil on a device
 	addr   uintptr        // 0 on the host
@@ -89,13 +89,13 @@ type Buffer struct {
 	label  string
 }
 
-// Of returns the Buffer of the elements of s; it shares their memory.
+// Of returns a Buffer of the elements of s, which shares their memory.
 func Of[T Elem](s []T) Buffer {
 	return Buffer{ptr: unsafe.Pointer(unsafe.SliceData(s)), len: len(s), dtype: dtypeOf[T]()}
 }
 
 // OnDevice returns the Buffer of n elements at an address of device memory, which
-// the program never looks at. Groups of package nccl move them; any other group
+// the program never accesses. Groups of package nccl move them; any other group
 // refuses them with [ErrInvalid]. The zero Buffer is returned for a negative n.
 func OnDevice[T Elem](addr uintptr, n int) Buffer {
 	if n < 0 {
@@ -104,7 +104,8 @@ func OnDevice[T Elem](addr uintptr, n int) Buffer {
 	return Buffer{addr: addr, len: n, dtype: dtypeOf[T](), device: true}
 }
 
-// HostMemory returns the Buffer of n elements of type d at p, as a transport makes it of memory that it shares.
+// HostMemory returns the Buffer of n elements of type d at p, for transports that
+// share memory.
 func HostMemory(p unsafe.Pointer, n int, d DType) Buffer { return Buffer{ptr: p, len: n, dtype: d} }
 
 // At returns b with its elements at p, in memory of the host.
@@ -135,8 +136,8 @@ func dtypeOf[T Elem]() DType {
 	return Float16
 }
 
-// Named returns b with a label, the name of what the memory holds ("h.3"). It
-// appears in errors, and ranks whose labels differ do not match.
+// Named returns b with a label, the name of its contents ("h.3"). It appears in
+// errors, and ranks whose labels differ do not match.
 func (b Buffer) Named(label string) Buffer {
 	b.label = label
 	return b
@@ -154,8 +155,8 @@ func (b Buffer) Label() string { return b.label }
 // Device returns the address of device memory, and whether b is such memory.
 func (b Buffer) Device() (addr uintptr, ok bool) { return b.addr, b.device }
 
-// Bytes returns the memory of b as bytes, shared, in the machine's byte order. It
-// returns nil for device memory.
+// Bytes returns the memory of b as bytes, without a copy, in the machine's byte
+// order. It returns nil for device memory.
 func (b Buffer) Bytes() []byte {
 	if b.device {
 		return nil
@@ -163,8 +164,9 @@ func (b Buffer) Bytes() []byte {
 	return unsafe.Slice((*byte)(b.ptr), b.len*b.dtype.Size())
 }
 
-// Slice returns the elements [lo, hi) of b, same memory and label. Bounds that do
-// not lie in b give a Buffer without a type, which every collective refuses.
+// Slice returns the elements [lo, hi) of b, with the same memory and label.
+// Bounds outside of b give a Buffer without a type, which every collective
+// refuses.
 func (b Buffer) Slice(lo, hi int) Buffer {
 	if lo < 0 || hi < lo || hi > b.len {
 		return Buffer{label: b.label}
@@ -193,8 +195,8 @@ func (b Buffer) String() string {
 	return s
 }
 
-// Slice returns the memory of b as a slice of T, shared. It fails if T is not
-// the element type of b, or b is device memory.
+// Slice returns the memory of b as a slice of T, without a copy. It fails if T is
+// not the element type of b, or b is device memory.
 func Slice[T Elem](b Buffer) ([]T, error) {
 	if b.device {
 		return nil, fmt.Errorf("comm: buffer %v is device memory", b)
@@ -208,8 +210,8 @@ func Slice[T Elem](b Buffer) ([]T, error) {
 // View is [Slice] without its checks: b is memory of the host, and T its element type.
 func View[T Elem](b Buffer) []T { return unsafe.Slice((*T)(b.ptr), b.len) }
 
-// start returns the address of the first byte. That of device memory means
-// nothing beside one of the host.
+// start returns the address of the first byte. Addresses of device memory and of
+// host memory must not be compared.
 func (b Buffer) start() uintptr {
 	if b.device {
 		return b.addr

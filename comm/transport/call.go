@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Kind is the sort of a collective.
+// Kind is the kind of a collective.
 type Kind uint8
 
 // The collectives. KindSplit is an all-gather of (color, key).
@@ -33,8 +33,8 @@ func (k Kind) String() string {
 	return kindNames[k]
 }
 
-// Call is what one rank asks for: a collective and its arguments. Where a
-// collective has one buffer, Dst and Src are both that buffer.
+// Call is the request of one rank: a collective and its arguments. If a collective has
+// one buffer, Dst and Src are both that buffer.
 type Call struct {
 	Kind     Kind
 	Op       Op
@@ -43,7 +43,8 @@ type Call struct {
 	Counts   []int // of a gather: elements by rank; the caller's, like the memory of the buffers
 }
 
-// gather returns the call of [Group].Gather on the given rank. It keeps no Dst but the root's.
+// gather returns the call of [Group].Gather on the given rank. It keeps Dst on the root
+// only.
 func gather(dst, src Buffer, counts []int, root, rank int) Call {
 	if rank != root {
 		dst = Buffer{}
@@ -54,8 +55,8 @@ func gather(dst, src Buffer, counts []int, root, rank int) Call {
 // Reduces reports whether the call combines elements of several ranks.
 func (c *Call) Reduces() bool { return c.Kind == KindReduceScatter || c.Kind == KindAllReduce }
 
-// Len returns the elements of the whole tensor: of the larger buffer, which in a
-// gather only the root has.
+// Len returns the elements of the whole tensor: of the larger buffer, which in a gather
+// only the root has.
 func (c *Call) Len() int {
 	switch c.Kind {
 	case KindReduceScatter:
@@ -82,8 +83,8 @@ func (c *Call) DType() DType {
 // Bytes returns the size of the whole tensor in bytes.
 func (c *Call) Bytes() int { return c.Len() * c.DType().Size() }
 
-// Label returns the label of Dst or else of Src; of Src in a gather, where that is
-// all that every rank has.
+// Label returns the label of Dst or else of Src. In a gather it is the label of Src,
+// because every rank has only that.
 func (c *Call) Label() string {
 	if c.Kind == KindGather {
 		return c.Src.label
@@ -104,8 +105,8 @@ func (c *Call) String() string { return c.Signature().String() }
 // Numbered names c within its group: all-gather #12 "h.3".
 func (c *Call) Numbered(seq uint64) string { return c.Signature().Numbered(seq) }
 
-// Check validates the call of one rank out of n, in a group that takes host memory
-// only. The error wraps ErrInvalid.
+// Check validates the call of one rank out of n, in a group that takes host memory only.
+// The error wraps ErrInvalid.
 func (c *Call) Check(rank, n int) error {
 	if c.Dst.device || c.Src.device {
 		return fmt.Errorf("%w: %s: a buffer is device memory, which this group does not reach", ErrInvalid, c.String())
@@ -121,7 +122,7 @@ func (c *Call) checkAnywhere(rank, n int) error {
 	return nil
 }
 
-// fault says what is wrong with c, "" if nothing.
+// fault describes the error in c, "" if there is none.
 func (c *Call) fault(rank, n int) string {
 	switch c.Kind {
 	case KindBarrier:
@@ -172,8 +173,8 @@ func shardFault(fullName, shardName string, full, shard Buffer, rank, n int) str
 	return ""
 }
 
-// gatherFault is fault for a gather. The limit of the sum is that of what a
-// program can address.
+// gatherFault is fault for a gather. The limit of the sum is the size that a program can
+// address.
 func (c *Call) gatherFault(rank, n int) string {
 	switch {
 	case !c.Src.dtype.valid():
@@ -208,8 +209,8 @@ func (c *Call) gatherFault(rank, n int) string {
 	return ""
 }
 
-// ForRank returns the call of rank r that matches c, the call of rank self. Where its
-// buffers are is for the caller to fill in.
+// ForRank returns the call of rank r that matches c, the call of rank self. The caller
+// fills in the addresses of its buffers.
 func (c *Call) ForRank(r, self int) Call {
 	o := *c
 	if c.Kind == KindGather && r != self {

@@ -1,37 +1,36 @@
 package transport
 
-// Work is cut so that a part is long enough to hide the claim (some 20 ns) and
-// short enough to be shared well and not to hold up preemption in a kernel.
+// Work is cut into parts that are long enough to hide the claim (about 20 ns) and short
+// enough to be shared well and not to delay preemption in a kernel.
 const (
-	// Bytes moved by one part of a copy. From 1 MiB on Go's copy streams past the
-	// caches: 1.3 times as fast as with 256 KiB where the tensors do not fit them
-	// (64 MiB), and no slower where they do.
+	// Bytes moved by one part of a copy. From 1 MiB on Go's copy bypasses the caches: it
+	// is 1.3 times as fast as with 256 KiB if the tensors do not fit them (64 MiB), and
+	// no slower if they do.
 	copyBytes = 1 << 20
-	// Bytes written by one part of a reduction, which an all-reduce then reads
-	// again to pass them on: they stay in the inner caches.
+	// Bytes written by one part of a reduction, which an all-reduce then reads again to
+	// pass on: they stay in the inner caches.
 	reduceBytes = 64 << 10
 )
 
-// The state of a collective and its lanes are words of tag<<TagShift | value, where
-// the tag is the sequence number: one atomic load tells a handle both whether
-// the record is still about its collective and how far that is. 44 bits last
-// for half a year of back-to-back empty barriers.
+// The state of a collective and its lanes are words of tag<<TagShift | value, where the
+// tag is the sequence number. So one atomic load shows a handle both whether the record
+// is still about its collective and how far that is. 44 bits last for half a year of
+// back-to-back empty barriers.
 const (
 	TagShift  = 20
 	ValueMask = 1<<TagShift - 1
 )
 
-// Division is how the work of one collective is divided among those who execute
-// it: into lanes, and the lanes into parts. It follows from the calls alone, so
-// whoever knows them divides alike. Lane i is what suits rank i best: what fills
-// its destination (a gather is all in the root's lane) or, in an all-reduce, an
-// equal share of the buffer.
+// Division is how the work of one collective is divided among the ranks that execute it:
+// into lanes, and the lanes into parts. It follows from the calls alone, so all ranks
+// divide alike. Lane i suits rank i best: it fills the destination of rank i (a gather is
+// all in the root's lane) or, in an all-reduce, an equal share of the buffer.
 type Division struct {
 	Calls []Call // by rank
 	Parts []int  // by lane
 	chunk int    // elements per part
-	// Ranks whose buffer of an all-reduce is a copy of the real one. They fetch
-	// what is summed in other such copies by themselves, in the end.
+	// Ranks whose buffer of an all-reduce is a copy of the real one. In the end they
+	// fetch the sums in other such copies themselves.
 	Copies []bool
 }
 
@@ -64,7 +63,7 @@ func (d *Division) Cut() (parts int) {
 func (d *Division) Fetch(i int, dst Buffer) {
 	for k := range d.Calls {
 		lo, hi := d.stripe(k)
-		from := i // where the owner of the stripe has put the sum
+		from := i // the copy in which the owner of the stripe has put the sum
 		if d.Copies[k] {
 			from = k
 		}
@@ -78,7 +77,7 @@ func (d *Division) laneParts(i int) int {
 	chunks := func(n int) int { return (n + d.chunk - 1) / d.chunk }
 	switch c.Kind {
 	case KindReduceScatter, KindBroadcast, KindGather:
-		return chunks(c.Dst.len) // of a broadcast: there is nothing to move in those of the root
+		return chunks(c.Dst.len) // in a broadcast the parts of the root have nothing to move
 	case KindAllReduce:
 		lo, hi := d.stripe(i)
 		return chunks(hi - lo)
@@ -131,8 +130,8 @@ func (d *Division) Run(i, part int, r *Reducer) {
 	}
 }
 
-// collect fills elements [lo, hi) of the destination of c, the root of a gather,
-// from the sources that they lie in.
+// collect fills elements [lo, hi) of the destination of c, the root of a gather, from the
+// sources that contain them.
 func (d *Division) collect(c *Call, lo, hi int) {
 	start := 0
 	for r, count := range c.Counts {
@@ -168,8 +167,8 @@ func StripeLen(b Buffer, n int) int {
 	return (share + line - 1) / line * line
 }
 
-// Share returns the elements of b that belong to rank i when each has share of
-// them; the last ranks may have fewer or none.
+// Share returns the elements of b that belong to rank i if each has share of them; the
+// last ranks may have fewer or none.
 func Share(b Buffer, i, share int) Buffer {
 	return b.Part(min(i*share, b.len), min((i+1)*share, b.len))
 }

@@ -1,5 +1,5 @@
 // Package transport is the contract between process groups and the transports that move their data.
-// Programs that use groups need only package comm, which has the names of users as aliases.
+// Programs that use groups need only package comm, which has aliases of the names for users.
 //
 // # Writing a transport
 //

@@ -6,23 +6,23 @@ import (
 	"strings"
 )
 
-// ErrClosed is wrapped by the error of an operation that needs a rank which has
+// ErrClosed is wrapped by the error of an operation that needs a rank that has
 // closed its handle.
 var ErrClosed = errors.New("group closed")
 
 // ErrInvalid is wrapped by the error of an operation with bad arguments.
 var ErrInvalid = errors.New("invalid call")
 
-// ErrTimeout is wrapped by the error of an operation that made no progress for
-// the time that the group was given.
+// ErrTimeout is wrapped by the error of an operation that made no progress within
+// the time limit of the group.
 var ErrTimeout = errors.New("no progress")
 
-// ErrLost is wrapped by the error of an operation that needs a rank whose
-// process has ended, or can no longer be reached, without having said goodbye.
+// ErrLost is wrapped by the error of an operation that needs a rank whose process
+// has ended, or can no longer be reached, without closing its handle.
 var ErrLost = errors.New("process lost")
 
-// ErrDamaged is wrapped by the error of an operation whose data was changed between
-// two ranks, as a checksum has shown. See Checksums in package comm.
+// ErrDamaged is wrapped by the error of an operation if a checksum has detected a
+// change of its data between two ranks. See Checksums in package comm.
 var ErrDamaged = errors.New("damaged on the way")
 
 // ErrEnded is returned by [Confirmer].Confirm, and wrapped by the error of a [Backend], if another rank
@@ -31,11 +31,11 @@ var ErrEnded = errors.New("ended by the other rank")
 
 // RankError says that a group failed because of one rank: it aborted, closed,
 // gave up waiting, made an invalid call, or died. All ranks of the group get the
-// same error, that rank included.
+// same error, including that rank.
 type RankError struct {
 	Group string // name of the group, "world" for the first one
 	Rank  int    // in that group
-	Err   error  // what happened there
+	Err   error  // the failure of the rank
 }
 
 func (e *RankError) Error() string {
@@ -45,13 +45,13 @@ func (e *RankError) Error() string {
 // Unwrap returns e.Err.
 func (e *RankError) Unwrap() error { return e.Err }
 
-// MismatchError says that two ranks made different calls where the same one was
+// MismatchError says that two ranks made different calls where the same call was
 // due. All ranks of the group get the same error.
 type MismatchError struct {
 	Group string    // name of the group
 	Seq   uint64    // number of the collective in the group, from 1
 	Ranks [2]int    // two ranks that disagree, in ascending order
-	Calls [2]string // what each of them called
+	Calls [2]string // the call of each of them
 }
 
 func (e *MismatchError) Error() string {

@@ -10,8 +10,8 @@ import (
 )
 
 // wireError is the form in which a group's error travels to the other ranks. It
-// keeps the types of the package and the sentinels that callers branch on; of
-// any other error only the text arrives.
+// keeps the types of the package and the sentinels that callers test for. Of any
+// other error only the text arrives.
 type wireError struct {
 	Group    string     `json:",omitempty"`
 	Rank     int        `json:",omitempty"`
@@ -85,8 +85,8 @@ func MarshalError(group string, rank int, err error) []byte {
 	return b
 }
 
-// UnmarshalError decodes what [MarshalError] has encoded. The error it returns
-// first is the decoded one.
+// UnmarshalError decodes the result of [MarshalError]. The first error it returns
+// is the decoded one.
 func UnmarshalError(b []byte) (failure, err error) {
 	var w wireError
 	if err := json.Unmarshal(b, &w); err != nil {
@@ -106,7 +106,7 @@ func UnmarshalError(b []byte) (failure, err error) {
 	return &RankError{w.Group, w.Rank, cause}, nil
 }
 
-// remoteError is the cause of another rank's failure, as far as it travels.
+// remoteError is the cause of another rank's failure: the parts that travel.
 type remoteError struct {
 	text string
 	is   []error

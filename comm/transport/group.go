@@ -32,14 +32,14 @@ func (op Op) String() string {
 
 // Group is one rank's handle of a process group.
 //
-// The six collectives never block and report every problem, bad arguments
-// included, through Wait. Buffers belong to the group from the call until Wait
-// returns, with or without an error: until then the caller neither reads dst nor
-// writes src. Buffers of different ranks must not overlap. A Work that is never
-// waited for keeps its buffers until Close.
+// The six collectives never block and report every problem, including bad arguments,
+// through Wait. Buffers belong to the group from the call until Wait returns, with
+// or without an error: until then the caller neither reads dst nor writes src.
+// Buffers of different ranks must not overlap. A Work that is never waited for keeps
+// its buffers until Close.
 //
-// Methods may be called from any goroutine, but as the order of the calls is
-// what matches them with the other ranks, one goroutine per rank normally issues.
+// Methods may be called from any goroutine. But the order of the calls matches them
+// with the other ranks, so one goroutine per rank normally issues.
 type Group interface {
 	// Rank is this rank's index, 0 <= Rank < Size.
 	Rank() int
@@ -57,27 +57,27 @@ type Group interface {
 	ReduceScatter(dst, src Buffer, op Op) Work
 	// AllReduce replaces buf on every rank by the reduction over all ranks.
 	AllReduce(buf Buffer, op Op) Work
-	// Broadcast copies the root's buf to all others. The root may be done before
+	// Broadcast copies the root's buf to all others. The root may finish before
 	// others have called it, and another rank before all have.
 	Broadcast(buf Buffer, root int) Work
 	// Gather concatenates the src of all ranks, in rank order, in the root's dst.
 	// counts[r] is the number of elements of rank r, the same list on every rank:
-	// src.Len is counts[Rank], and dst.Len on the root their sum. counts belongs to
-	// the group until Wait returns, like the buffers. The label is that of src, and
-	// only the root looks at dst, which may be the zero Buffer elsewhere. In place:
+	// src.Len is counts[Rank], and dst.Len on the root is their sum. counts belongs
+	// to the group until Wait returns, like the buffers. The label is the label of
+	// src. Only the root uses dst, which may be the zero Buffer elsewhere. In place:
 	// the root's src may be its own range of dst; no other overlap is legal.
 	//
-	// The other ranks send and receive nothing else, and need no memory but for what
-	// the transport copies of src. They may be done before others have called it.
+	// The other ranks send and receive nothing else, and need no memory except for
+	// the transport's copies of src. They may finish before others have called it.
 	Gather(dst, src Buffer, counts []int, root int) Work
 
-	// AllToAll sends part r of src to rank r, and leaves what rank r has for this rank
-	// in part r of dst. src and dst have as many elements, a multiple of Size, and do
+	// AllToAll sends part r of src to rank r, and leaves rank r's part for this rank
+	// in part r of dst. src and dst have equal lengths, a multiple of Size, and do
 	// not overlap. src is left as it was.
 	AllToAll(dst, src Buffer) Work
 
 	// Barrier returns nil once every rank has called it. It is a collective and
-	// counts in the order; errors as for Wait.
+	// counts in the order. Its errors are the errors of Wait.
 	Barrier(ctx context.Context) error
 	// Split is a collective that forms one new group per color >= 0, its ranks
 	// ordered by key, then by rank here. A rank with color < 0 gets nil. The new
@@ -85,23 +85,23 @@ type Group interface {
 	// color is [Detached].
 	Split(ctx context.Context, color, key int) (Group, error)
 
-	// Abort fails the group on every rank: pending and later operations return
-	// a *RankError that names this rank and wraps err. A group that has already
-	// failed keeps its first error.
+	// Abort fails the group on every rank: pending and later operations return a
+	// *RankError that names this rank and wraps err. A group that has already failed
+	// keeps its first error.
 	Abort(err error)
-	// Close makes this rank leave. Operations already issued by every rank
-	// complete before it returns; all others fail with a *RankError that names
-	// this rank and wraps ErrClosed, on every rank (where ranks are processes, but
-	// for those that they can complete with what this rank has contributed). It
-	// returns a *MismatchError that no operation has returned. It is idempotent.
+	// Close makes this rank leave. Operations already issued by every rank complete
+	// before it returns. All others fail with a *RankError that names this rank and
+	// wraps ErrClosed, on every rank. Exception: other processes may complete an
+	// operation with the data that this rank has contributed. Close returns a
+	// *MismatchError that no operation has returned. It is idempotent.
 	Close() error
 }
 
-// Detached is the color of a group that does not fail with the one it is split
-// from: not when that is aborted, nor when its ranks disagree or one of them is late,
-// only when a rank is lost, leaves or fails in the group itself. What is begun in it
-// can so be finished after a failure that all ranks have survived. Groups over NCCL
-// and MPI fail with their parents whatever their color.
+// Detached is the color of a group that does not fail with the group it is split
+// from: not if that group is aborted, its ranks disagree or one of them is late. It
+// fails only if a rank is lost, leaves or fails in the group itself. So operations
+// begun in it can finish after a failure that all ranks have survived. Groups over
+// NCCL and MPI fail with their parents whatever their color.
 const Detached = math.MaxInt32
 
 // WorldName names the group that all ranks are in.
@@ -111,11 +111,11 @@ const WorldName = "world"
 type Work interface {
 	// Wait returns nil when the operation is complete on this rank: dst holds the
 	// result, src is free again. It may be called any number of times, from any
-	// goroutine, and gives the same answer. Works may be waited for in any order.
+	// goroutine, and returns the same result. Works may be waited for in any order.
 	//
-	// When ctx ends first, Wait returns a *RankError that names this rank and
-	// wraps the cause of ctx, and the group fails with it on every rank. Where
-	// ranks are processes, others may still complete that one operation with what
+	// If ctx ends first, Wait returns a *RankError that names this rank and wraps
+	// the cause of ctx, and the group fails with it on every rank. If ranks are
+	// processes, others may still complete that one operation with the data that
 	// this rank had contributed before; the next one fails.
 	Wait(ctx context.Context) error
 }

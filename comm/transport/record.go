@@ -12,26 +12,27 @@ import (
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
-// Status is what one rank has been doing in a group: its flight record.
+// Status is the flight record of one rank: its latest collectives in a group.
 type Status struct {
 	Group     string   // name of the group
 	Rank      int      // in that group
 	Issued    uint64   // collectives that the rank has issued
-	Completed uint64   // of them, the first so many are complete on the rank
+	Completed uint64   // number of collectives, from the first, that are complete on the rank
 	Recent    []Record // the latest collectives, oldest first
-	Err       string   // why there is nothing else, if the rank did not answer
+	Err       string   // if the rank did not answer, the reason
 }
 
 // Record is one collective of a flight record.
 type Record struct {
 	Seq   uint64        // its number in the group, from 1
-	Call  string        // what was called, with the label: all-gather float32[4096] "h.3"
+	Call  string        // the call, with the label: all-gather float32[4096] "h.3"
 	State string        // "issued", "running" or "complete"
-	Age   time.Duration // since it was issued; 0 in a process, where nobody looks at the clock
+	Age   time.Duration // since it was issued; 0 in a process, where no clock is read
 }
 
-// String describes what the rank did last in one line: rank 2: 40 of 41 collectives
-// complete, last all-gather float32[4096] "h.3" #41 running, issued 31.2s ago.
+// String describes the last collective of the rank in one line: rank 2: 40 of 41
+// collectives complete, last all-gather float32[4096] "h.3" #41 running, issued 31.2s
+// ago.
 func (s Status) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rank %d: ", s.Rank)
@@ -50,11 +51,11 @@ func (s Status) String() string {
 	return b.String()
 }
 
-// Report asks every rank of g, itself included, what it was last doing in g, and
-// returns the answers by rank. It is no collective: one rank may call it alone,
-// at any time until it closes g, also when the group has failed. Ranks that are
-// dead, have left or do not answer before ctx ends have Err set. Groups that keep
-// no flight record give an error.
+// Report asks every rank of g, itself included, for its latest collectives in g, and
+// returns the answers by rank. It is not a collective: one rank may call it alone, at any
+// time until it closes g, even after the group has failed. Ranks that are dead, have left
+// or do not answer before ctx ends have Err set. Report returns an error for groups that
+// keep no flight record.
 func Report(ctx context.Context, g Group) ([]Status, error) {
 	if r, ok := g.(Reporter); ok {
 		return r.Report(ctx)
@@ -62,7 +63,8 @@ func Report(ctx context.Context, g Group) ([]Status, error) {
 	return nil, fmt.Errorf("comm: %T keeps no flight record", g)
 }
 
-// Reporter is implemented by groups, and by backends, that know what their ranks are doing.
+// Reporter is implemented by groups, and by backends, that record what their ranks are
+// doing.
 type Reporter interface {
 	// Report is the function Report for this group.
 	Report(ctx context.Context) ([]Status, error)
@@ -71,8 +73,9 @@ type Reporter interface {
 // records is how many collectives a flight record holds.
 const records = 16
 
-// Recorder keeps the flight record of one handle, whose mutex guards it. The zero value is ready to
-// use. What notes something does not allocate, and costs little next to the fastest operation.
+// Recorder keeps the flight record of one handle, whose mutex guards it. The zero value
+// is ready to use. Its methods do not allocate while they record, and cost little next to
+// the fastest operation.
 type Recorder struct {
 	running atomic.Uint64 // the latest collective that has begun to execute, unless it was small; unguarded
 	issued  uint64
@@ -85,7 +88,8 @@ type entry struct {
 	at   uint64 // ticks
 }
 
-// began is when the process began, as a time and in ticks. Whoever issues a collective reads ticks only.
+// began is when the process began, as a time and in ticks. A rank that issues a
+// collective reads ticks only.
 var began, beganTicks = time.Now(), shm.Ticks()
 
 // since returns the time since ticks were read.
@@ -97,17 +101,18 @@ func since(ticks uint64) time.Duration {
 	return time.Duration(float64(time.Since(began)) * float64(now-ticks) / float64(now-beganTicks))
 }
 
-// Issue notes that the rank has issued collective seq.
+// Issue records that the rank has issued collective seq.
 func (r *Recorder) Issue(seq uint64, call *Signature) {
 	r.issued = seq
 	e := &r.ring[seq%records]
 	e.seq, e.call, e.at = seq, *call, shm.Ticks()
 }
 
-// Start notes that collective seq is being executed.
+// Start records that collective seq is being executed.
 func (r *Recorder) Start(seq uint64) { r.running.Store(seq) }
 
-// Status returns the flight record of the given rank, on which so many collectives are complete.
+// Status returns the flight record of the given rank, on which done collectives are
+// complete.
 func (r *Recorder) Status(group string, rank int, done uint64) Status {
 	running := r.running.Load()
 	s := Status{Group: group, Rank: rank, Issued: r.issued, Completed: done}

@@ -8,10 +8,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Reduce writes the reduction of srcs to dst, all of one element type and
-// length, in the canonical order; dst may be
-// one of srcs. Avg divides the sum by n, the number of ranks whose contributions
-// srcs hold between them.
+// Reduce writes the reduction of srcs to dst, all of one element type and length, in the
+// canonical order; dst may be one of srcs. Avg divides the sum by n, the number of ranks
+// whose contributions srcs contain.
 func Reduce(dst Buffer, srcs []Buffer, op Op, n int) error {
 	for i, s := range srcs {
 		if s.dtype != dst.dtype || s.len != dst.len {
@@ -40,15 +39,15 @@ type Reducer struct {
 	f64     scratch[float64]
 }
 
-// Reduce writes op over r.srcs to dst, which may alias any of them exactly. Each
-// element depends only on the same element of the sources: cutting a buffer in
-// other places gives the same bits.
+// Reduce writes op over r.Sources to dst, which may alias any of them exactly. Each
+// element depends only on the same element of the sources: cutting a buffer in other
+// places gives the same bits.
 func (r *Reducer) Reduce(dst Buffer, op Op) {
 	r.ReduceScaled(dst, op, len(r.Sources))
 }
 
-// ReduceScaled is Reduce for sources that are themselves sums, of n ranks all
-// together: Avg multiplies by 1/n. The sums that lead there are reductions with Sum.
+// ReduceScaled is Reduce for sources that are themselves sums, of n ranks all together:
+// Avg multiplies by 1/n. The sums before it are reductions with Sum.
 func (r *Reducer) ReduceScaled(dst Buffer, op Op, n int) {
 	for i := len(r.ranks); i < len(r.Sources); i++ {
 		r.ranks = append(r.ranks, Span{i, i + 1})
@@ -57,8 +56,8 @@ func (r *Reducer) ReduceScaled(dst Buffer, op Op, n int) {
 }
 
 // ReduceSpans is ReduceScaled for sources that are sums of spans, of n ranks all
-// together. Where dst is of 16-bit floats, sources may be of float32: sums of several
-// ranks have to be, as only the last one is rounded. Such a sum is a dst of float32 whose
+// together. If dst is of 16-bit floats, sources may be of float32. Sums of several ranks
+// must be, because only the last one is rounded. Such a sum is a dst of float32 whose
 // sources are 16-bit floats; it is not scaled.
 func (r *Reducer) ReduceSpans(dst Buffer, op Op, n int, spans []Span) {
 	switch dst.dtype {
@@ -112,10 +111,10 @@ func reduceFloat[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, op 
 	}
 }
 
-// fold reduces with an operator whose result does not depend on the order. It
-// gathers the result beside dst, block by block, as dst may be any source.
+// fold reduces with an operator whose result does not depend on the order. It gathers the
+// result outside of dst, block by block, because dst may be any source.
 func fold[T number](dst []T, srcs []Buffer, op Op) {
-	if len(dst) <= 4 { // to clear a large block would take longer than all the rest
+	if len(dst) <= 4 { // clearing a large block would take longer than all the rest
 		var block [4]T
 		foldBlocks(dst, srcs, op, block[:])
 		return
@@ -174,8 +173,8 @@ func sumHalves[T half.Float](r *Reducer, dst []float32, op Op, spans []Span) {
 	}
 }
 
-// reduceWidened sets acc, which has wideBlock elements or fewer, to op over those of the sources
-// from number lo on.
+// reduceWidened sets acc, which has wideBlock elements or fewer, to op over the elements
+// of the sources from number lo on.
 func reduceWidened[T half.Float](r *Reducer, acc []float32, lo int, op Op, spans []Span) {
 	hi := lo + len(acc)
 	load := func(src Buffer, block int) []float32 {

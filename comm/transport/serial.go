@@ -12,9 +12,9 @@ import (
 
 // Serial is a [Group] whose collectives a [Backend] executes one after another.
 //
-// Whoever waits runs what has been issued, up to the collective it waits for; a
-// goroutine of the group's own runs what nobody waits for yet, so that
-// communication goes on beside the computation. A Serial is made by [NewSerial].
+// A goroutine that waits runs the issued collectives, up to the one it waits for. The
+// group's own goroutine runs collectives that no goroutine waits for yet, so that
+// communication goes on during the computation. [NewSerial] makes a Serial.
 type Serial struct {
 	Base
 	backend    Backend
@@ -36,35 +36,35 @@ type Serial struct {
 	opening bool   // it is in open, with what counts as collective #0
 	busy    int    // other calls that Close waits for, see unlocked
 	faults  []failure
-	said    bool // that the group has failed, by an operation
+	said    bool // an operation has returned the failure of the group
 	closed  bool
 	owing   *time.Timer // calls the goroutine of the group, see later
-	owed    bool        // it will
-	asked   time.Time   // when a rank last asked what this one does
+	owed    bool        // it will be called
+	asked   time.Time   // when a rank last asked for the status of this one
 	waiters park.Parking
 }
 
 // The lock of a Serial
 //
-// mu is never held while something is waited for or the backend is called, but for Missing and Owes:
-// both may take long, and the backend may come back with bad news. So a method that is called
-// with mu held may give it up on the way and take it again, as Wait of a [sync.Cond]
-// does. There are four places where that happens, and every method that "gives mu
-// up" gets to one of them:
+// mu is never held during a wait or a call of the backend, except for Missing and Owes:
+// both may take long, and the backend may come back with bad news. So a method that is
+// called with mu held may give it up on the way and take it again, as Wait of a
+// [sync.Cond] does. That happens in four places, and every method that "gives mu up" gets
+// to one of them:
 //
 //	drive     around Backend.Run, by the one goroutine that has set running
 //	begin     around Beginner.Begin, likewise
 //	unlocked  around any other call, counted in busy
 //	park      to wait
 //
-// After each of them the state may be another one: there may be a failure, the handle
-// may be closed, collectives may be complete. Close lets go of the backend when
-// neither running nor busy is set.
+// After each of them the state may have changed: there may be a failure, the handle may
+// be closed, collectives may be complete. Close releases the backend when neither running
+// nor busy is set.
 
-// failure is a reason why collectives of a group cannot complete on one rank. Those
-// before spare still may, unless there is another reason: a rank leaves, and then
-// another one fails in what the first has completed. So a group may have several
-// failures; each spares less than those before it.
+// failure is a reason why collectives of a group cannot complete on one rank. Collectives
+// before spare still may, unless there is another reason: a rank leaves, and then another
+// one fails in a collective that the first has completed. So a group may have several
+// failures; each spares less than the failures before it.
 type failure struct {
 	err   error
 	spare uint64
@@ -74,9 +74,9 @@ type failure struct {
 // serialIssuer is a Serial with the methods that its Base and its tickets call.
 type serialIssuer Serial
 
-// NewSerial returns the group of the given name, in which this process is rank
-// rank of size. The caller connects it to the other ranks: their bad news goes
-// to Failed and Left. Close ends it and the backend.
+// NewSerial returns the group of the given name, in which this process is rank rank of
+// size. The caller connects it to the other ranks: their bad news goes to Failed and
+// Left. Close ends it and the backend.
 func NewSerial(name string, rank, size int, b Backend) *Serial {
 	s := &Serial{
 		backend: b, tasks: make([]Call, 16),
@@ -88,8 +88,8 @@ func NewSerial(name string, rank, size int, b Backend) *Serial {
 }
 
 // Open runs join, which makes the backend ready together with the other ranks, as
-// collective #0: if the group fails meanwhile the backend is stopped and join
-// returns, and Close waits for that. If open returns an error, the group is closed.
+// collective #0: if the group fails meanwhile, the backend is stopped and join returns,
+// and Close waits for that. If Open returns an error, the group is closed.
 func (s *Serial) Open(ctx context.Context, join func() error) error {
 	s.mu.Lock()
 	s.opening, s.running = true, true
@@ -100,7 +100,8 @@ func (s *Serial) Open(ctx context.Context, join func() error) error {
 	if err != nil {
 		s.fail(failure{err: s.explain(ctx, 0, err)}, false)
 		err = s.fault(0)
-		// The others must not wait for this rank, also if the failure is known here already.
+		// The others must not wait for this rank, even if the failure is known here
+		// already.
 		s.unlocked(func() { s.backend.Tell(err) })
 	}
 	s.opening, s.running = false, false
@@ -110,7 +111,7 @@ func (s *Serial) Open(ctx context.Context, join func() error) error {
 	}
 	if err != nil {
 		s.mu.Unlock()
-		_ = s.Close() // what it leaves behind is not the reason
+		_ = s.Close() // an error of Close is not the reason
 		s.mu.Lock()
 	}
 	return err
@@ -131,7 +132,7 @@ func (x *serialIssuer) Form(ctx context.Context, seq uint64, color int, ranks []
 		defer done()
 		child, err = s.backend.Split(open, seq, color, ranks)
 	})
-	if err == nil && s.closed { // nobody else would close it
+	if err == nil && s.closed { // nothing else would close it
 		s.unlocked(func() { err = errors.Join(s.errClosed(), child.Close()) })
 	}
 	switch {
@@ -145,7 +146,7 @@ func (x *serialIssuer) Form(ctx context.Context, seq uint64, color int, ranks []
 	if first := s.fault(seq); first != nil {
 		err = first
 	}
-	return nil, err // and not that another rank has left since, which has the group that it wanted
+	return nil, err // even if another rank has left since, which has the group that it wanted
 }
 
 // whileOpen returns a context that also ends when the handle is closed. done releases it.
@@ -170,14 +171,14 @@ func (x *serialIssuer) AbortWith(err error) {
 	s.fail(failure{err: err, abort: true}, true)
 }
 
-// Failed says that the group has failed with err on another rank.
+// Failed reports that the group has failed with err on another rank.
 func (s *Serial) Failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fail(failure{err: err}, false)
 }
 
-// Left says that a rank has left the group after completing collective last.
+// Left reports that a rank has left the group after completing collective last.
 // Collectives up to that one still complete here; later ones fail.
 func (s *Serial) Left(rank int, last uint64) {
 	s.mu.Lock()
@@ -185,11 +186,11 @@ func (s *Serial) Left(rank int, last uint64) {
 	s.fail(failure{err: &RankError{Group: s.name, Rank: rank, Err: ErrClosed}, spare: last + 1}, false)
 }
 
-// fail makes f a failure of the group, if it stops a collective that no failure before
-// it does, and tells the other ranks, if they have to hear it. After Close it does
-// nothing. Called with mu held; gives mu up.
+// fail makes f a failure of the group, if it stops a collective that no earlier failure
+// stops, and reports it to the other ranks if tell is set. After Close it does nothing.
+// Called with mu held; gives mu up.
 func (s *Serial) fail(f failure, tell bool) {
-	if f.spare == 0 { // not by a rank's leaving
+	if f.spare == 0 { // not because a rank leaves
 		s.alarm.Ring()
 	}
 	next := s.done + 1
@@ -197,8 +198,8 @@ func (s *Serial) fail(f failure, tell bool) {
 		next = 0
 	}
 	if n := len(s.faults); n > 0 && s.faults[n-1].spare <= max(f.spare, next) {
-		// The ranks of the groups split from this one need not know that a rank has left:
-		// they have still to hear of an abort.
+		// The ranks of groups split from this one need not know that a rank has left:
+		// they must still learn of an abort.
 		if _, left := WhoLeft(s.name, s.faults[n-1].err); !left || !f.abort || s.closed {
 			return
 		}
@@ -243,7 +244,7 @@ func (s *Serial) fault(seq uint64) error {
 	return nil
 }
 
-// Backend returns what NewSerial was given.
+// Backend returns the argument of NewSerial.
 func (s *Serial) Backend() Backend { return s.backend }
 
 // Watch implements [Watcher].
@@ -262,8 +263,8 @@ func (x *serialIssuer) Start(c Call) Work {
 	return k
 }
 
-// begin lets a backend that can do so begin the collective at once, if it is the next, and reports
-// whether it can wait for its Wait.
+// begin lets a backend that can do so begin the collective at once, if it is the next,
+// and reports whether the rest can be left to its Wait.
 func (s *Serial) begin(seq uint64) (begun bool) {
 	b, ok := s.backend.(Beginner)
 	if !ok {
@@ -300,8 +301,8 @@ func (x *serialIssuer) Perform(ctx context.Context, c Call) (uint64, error) {
 	return k.Seq(), s.await(ctx, k.Seq())
 }
 
-// Seq returns the number of a collective of the group, from 1. ok is false if w is
-// none, but one of another group or one that could not be issued.
+// Seq returns the number of a collective of the group, from 1. ok is false if w belongs
+// to another group or could not be issued.
 func (s *Serial) Seq(w Work) (seq uint64, ok bool) {
 	t, ok := w.(*ticket.Ticket)
 	if !ok || t.Book().Of != ticket.Awaiter((*serialIssuer)(s)) {
@@ -372,8 +373,8 @@ func (x *serialIssuer) Await(ctx context.Context, seq uint64) error {
 	return (*Serial)(x).await(ctx, seq)
 }
 
-// await runs what has been issued up to collective seq, or waits for whoever does,
-// and returns when that is complete or has failed. If ctx ends first, the group fails.
+// await runs the issued collectives up to seq, or waits for the goroutine that does, and
+// returns when seq is complete or has failed. If ctx ends first, the group fails.
 func (s *Serial) await(ctx context.Context, seq uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -383,7 +384,7 @@ func (s *Serial) await(ctx context.Context, seq uint64) error {
 		case err != nil && !inRun:
 			s.said = true
 			return err
-		case err != nil: // the backend may still be in its buffers
+		case err != nil: // the backend may still use its buffers
 			s.park(context.Background(), seq)
 		case !s.running:
 			s.drive(ctx, seq)
@@ -394,14 +395,14 @@ func (s *Serial) await(ctx context.Context, seq uint64) error {
 	return nil
 }
 
-// park waits until collective seq is complete, the group fails or somebody has to
-// drive, or for less. It returns false if ctx ended. Called with mu held; gives mu up.
+// park waits until collective seq is complete, the group fails or a goroutine must drive,
+// or for less. It returns false if ctx ended. Called with mu held; gives mu up.
 func (s *Serial) park(ctx context.Context, seq uint64) bool {
 	return s.waiters.Park(&s.mu, seq, ctx.Done())
 }
 
-// drive runs collectives in order until seq is complete or the group has failed.
-// Called with mu held, when nobody else drives; gives mu up.
+// drive runs collectives in order until seq is complete or the group has failed. Called
+// with mu held, when no other goroutine drives; gives mu up.
 func (s *Serial) drive(ctx context.Context, seq uint64) {
 	s.running = true
 	for s.done < seq && s.fault(s.done+1) == nil {
@@ -424,14 +425,15 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		s.waiters.Wake(next)
 	}
 	s.running = false
-	s.waiters.WakeAll() // somebody else may have to drive
+	s.waiters.WakeAll() // another goroutine may have to drive
 	if s.done < s.issued && s.fault(s.done+1) == nil {
 		s.call()
 	}
 	s.owe()
 }
 
-// serve runs what nobody waits for yet, and tells others what they have waited for long enough.
+// serve runs collectives that no goroutine waits for yet, and sends answers that are owed
+// for long enough.
 func (s *Serial) serve() {
 	for {
 		select {
@@ -444,7 +446,7 @@ func (s *Serial) serve() {
 		owes = owes && s.owed
 		s.owed = false
 		switch {
-		case s.running: // and will see to it
+		case s.running: // that goroutine does the rest
 		case s.done < s.issued:
 			s.drive(context.Background(), s.issued)
 		case owes && len(s.faults) == 0:
@@ -452,13 +454,13 @@ func (s *Serial) serve() {
 			s.unlocked(b.Answer)
 			s.running = false
 			s.waiters.WakeAll()
-			s.owe() // what could not be sent yet
+			s.owe() // the rest could not be sent yet
 		}
 		s.mu.Unlock()
 	}
 }
 
-// Staging implements [Stager] with the backend's, 0 if that has none.
+// Staging implements [Stager] with the backend's Staging, 0 if it has none.
 func (s *Serial) Staging(d DType, n int) int {
 	if b, ok := s.backend.(Stager); ok {
 		return b.Staging(d, n)

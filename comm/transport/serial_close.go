@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Close implements [Group]. What every rank has issued completes if that takes no
-// longer than a second or so.
+// Close implements [Group]. Collectives that every rank has issued complete if that takes no longer
+// than a second or so.
 func (s *Serial) Close() error {
 	s.mu.Lock()
 	again := s.closed
@@ -26,7 +26,7 @@ func (s *Serial) end() error {
 	s.mu.Lock()
 	s.drain()
 	differs := s.unsaid()
-	s.fail(failure{err: s.errClosed()}, false) // the others hear it from Leave
+	s.fail(failure{err: s.errClosed()}, false) // Leave reports it to the others
 	close(s.quit)
 	for s.running || s.busy > 0 {
 		s.park(context.Background(), 0)
@@ -41,13 +41,13 @@ func (s *Serial) end() error {
 	return errors.Join(differs, s.backend.Leave(last))
 }
 
-// drain waits until what every rank has issued is complete, and confirmed. Only time tells that
-// from what some rank has not issued, so that closing takes no agreement. Called with mu held;
-// gives mu up.
+// drain waits until the collectives that every rank has issued are complete and confirmed. Only
+// time distinguishes them from collectives that some rank has not issued, so that closing takes no
+// agreement. Called with mu held; gives mu up.
 func (s *Serial) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), Grace)
 	defer cancel()
-	s.call() // for what was only begun
+	s.call() // for collectives that were only begun
 	for (s.done < s.issued || s.running) && s.fault(s.done+1) == nil && s.park(ctx, s.issued) {
 	}
 	b, ok := s.backend.(Confirmer)
@@ -67,7 +67,7 @@ func (s *Serial) drain() {
 	}
 }
 
-// unsaid returns that ranks have made different calls in this group if no operation has said so.
+// unsaid returns a mismatch of calls in this group that no operation has returned.
 func (s *Serial) unsaid() error {
 	var differs *MismatchError
 	if !s.said && errors.As(s.fault(s.done+1), &differs) && differs.Group == s.name {
@@ -77,11 +77,11 @@ func (s *Serial) unsaid() error {
 }
 
 // owingFor is how long others wait for what this rank owes them if it issues nothing more, and for
-// what it has begun and not waited for.
+// collectives that it has begun and not waited for.
 const owingFor = 10 * time.Millisecond
 
-// owe lets the goroutine of the group look after what the backend owes others. Called with mu held,
-// when nobody drives.
+// owe makes the goroutine of the group send what the backend owes others. Called with mu held, when
+// no goroutine drives.
 func (s *Serial) owe() {
 	if b, ok := s.backend.(Confirmer); ok && len(s.faults) == 0 && b.Owes() {
 		s.later()

@@ -10,16 +10,16 @@ import (
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// Close waits this long for operations that this rank has issued and others may not
-// have, and a broken connection this long for its cause to become known.
+// Grace is how long Close waits for operations that this rank has issued and others may not have,
+// and how long a broken connection waits for its cause to become known.
 const Grace = time.Second
 
-// looks is how often a rank looks for that cause meanwhile. One that was suspended, or has had no
-// processor, finds its time over and has read nothing yet: between two looks it reads.
+// looks is how often a rank checks for that cause meanwhile. A rank that was suspended, or has had
+// no processor, finds its time over and has read nothing yet: between two checks it reads.
 const looks = 20
 
-// explain turns what Run returned for collective seq into the failure of the group.
-// Called with mu held; gives mu up.
+// explain turns the error of Run for collective seq into the failure of the group. Called with mu
+// held; gives mu up.
 func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 	var mismatch *MismatchError
 	var blame *RankError
@@ -36,8 +36,8 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 		return blame
 	}
 	if other := errors.As(err, &blame) && blame.Rank != s.rank; other || errors.Is(err, ErrLost) {
-		// A rank that fails tells why, and then its connections end. Its news travels on
-		// another connection: give it time to come.
+		// A rank that fails reports why, and then its connections end. Its news travels on another
+		// connection: give it time to arrive.
 		patience := Grace
 		if errors.Is(err, ErrEnded) {
 			patience = s.patience()
@@ -52,8 +52,8 @@ func (s *Serial) explain(ctx context.Context, seq uint64, err error) error {
 	return s.Blame(err)
 }
 
-// hear waits for news of why collective seq has failed, and returns that, or nil. Called with mu
-// held; gives mu up.
+// hear waits for news of why collective seq has failed, and returns the reason, or nil. Called with
+// mu held; gives mu up.
 func (s *Serial) hear(ctx context.Context, seq uint64, patience time.Duration) error {
 	for range looks {
 		late, cancel := context.WithTimeout(ctx, patience/looks)
@@ -68,10 +68,10 @@ func (s *Serial) hear(ctx context.Context, seq uint64, patience time.Duration) e
 }
 
 // patience is how long a rank waits for the reason why another one has ended a connection in good
-// order, which is none itself. That one has failed and may still wait for its own reason, and then
-// it tells; or its process has ended, which its control connections tell; or else this rank or that
-// one is cut off since, which is known when a silent host is taken for lost. The limit bounds it as
-// any other wait.
+// order. There are three cases. The other rank has failed, may still wait for its own reason, and
+// then reports it. Or its process has ended, which its control connections show. Or one of the two
+// ranks is cut off since, which is known when a silent host counts as lost. The limit bounds this
+// wait like any other.
 func (s *Serial) patience() time.Duration {
 	most := mesh.Unanswered + Grace
 	if limit := s.Timeout(); limit > 0 {
@@ -80,8 +80,7 @@ func (s *Serial) patience() time.Duration {
 	return max(most, 2*Grace)
 }
 
-// gaveUp is the failure of a rank that stopped waiting in collective seq. Called
-// with mu held.
+// gaveUp is the failure of a rank that stopped waiting in collective seq. Called with mu held.
 func (s *Serial) gaveUp(seq uint64, cause error) error {
 	return s.Blame(fmt.Errorf("waiting for ranks %v in %s: %w", s.backend.Missing(), s.doing(seq), cause))
 }
@@ -94,10 +93,10 @@ func (s *Serial) doing(seq uint64) string {
 	return s.task(seq).Numbered(seq)
 }
 
-// timedOut is the failure of a group that has made no progress in collective seq,
-// unless another rank tells of one. Those that this rank waits for may wait themselves,
-// so all have to be asked what they do. One rank does that: whoever was asked just now
-// waits for what comes of it. Called with mu held; gives mu up.
+// timedOut is the failure of a group that has made no progress in collective seq, unless another
+// rank reports one. The ranks that this one waits for may wait themselves, so all must be asked
+// what they are doing. One rank does that: a rank that was asked just now waits for the result.
+// Called with mu held; gives mu up.
 func (s *Serial) timedOut(ctx context.Context, seq uint64, err error) error {
 	if time.Since(s.asked) < patience {
 		if why := s.hear(ctx, seq, 2*patience); why != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// Signature is the part of a [Call] that has to be the same on every rank.
+// Signature is the part of a [Call] that must be the same on every rank.
 type Signature struct {
 	Kind  Kind
 	Op    Op
@@ -17,8 +17,8 @@ type Signature struct {
 	Root  int
 	Len   int // elements of the full tensor
 	Label string
-	// Counts is a hash of the counts of a gather, 0 in other collectives. It tells
-	// any two lists apart that differ in one place, and almost all others.
+	// Counts is a hash of the counts of a gather, 0 in other collectives. It differs
+	// for any two lists that differ in one place, and almost all others.
 	Counts uint64
 }
 
@@ -75,18 +75,18 @@ const SignatureSize = 64
 //
 //	0 kind | 1 op | 2 dtype | 3 length of label | 4 root | 8 len | 16 hash | 24 label …
 //
-// The hash is that of the counts. A label that does not fit is cut; its own hash,
-// added to the other, keeps it apart from labels that begin alike, and its length
-// is stored as cutLabel.
+// The hash is the hash of the counts. A label that does not fit is cut. Its own
+// hash, added to the other, distinguishes it from labels that begin alike, and its
+// length is stored as cutLabel.
 const (
 	labelAt  = 24
 	maxLabel = SignatureSize - labelAt
 	cutLabel = 0xff
 )
 
-// Put encodes s into b, which has SignatureSize bytes or more. Two signatures
-// are equal exactly if their encodings are (but for collisions of a 64-bit hash,
-// of labels of more than 40 bytes and counts). It does not allocate.
+// Put encodes s into b, which has SignatureSize bytes or more. Two signatures are
+// equal exactly if their encodings are (except for collisions of a 64-bit hash, of
+// labels of more than 40 bytes and counts). It does not allocate.
 func (s Signature) Put(b []byte) {
 	b = b[:SignatureSize]
 	b[0], b[1], b[2], b[3] = byte(s.Kind), byte(s.Op), byte(s.DType), byte(min(len(s.Label), cutLabel))
@@ -101,12 +101,13 @@ func (s Signature) Put(b []byte) {
 	clear(b[labelAt+copy(b[labelAt:], s.Label):])
 }
 
-// EncodedSize returns how many bytes of what Put writes may differ from 0.
+// EncodedSize returns the length of the prefix of the encoding by Put whose bytes
+// may differ from 0.
 func (s *Signature) EncodedSize() int { return labelAt + min(len(s.Label), maxLabel) }
 
-// ParseSignature decodes what [Signature.Put] has encoded. A label that was cut
-// ends in an ellipsis, and its hash is part of the Counts of a gather then. Anything
-// that Put cannot have written is an error.
+// ParseSignature decodes the result of [Signature.Put]. A label that was cut ends in
+// an ellipsis, and its hash is then part of the Counts of a gather. It returns an
+// error for anything that Put cannot have written.
 func ParseSignature(b []byte) (Signature, error) {
 	if len(b) != SignatureSize {
 		return Signature{}, fmt.Errorf("comm: signature of %d bytes, want %d", len(b), SignatureSize)

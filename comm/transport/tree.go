@@ -7,8 +7,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Span is the ranks [lo, hi). A canonical sum can be taken from sums of spans, if
-// these follow each other and the tree has each of them as a subtree.
+// Span is the ranks [Lo, Hi). A canonical sum can be taken from sums of spans, if these follow each
+// other and each is a subtree of the tree.
 type Span struct{ Lo, Hi int }
 
 // Ranks returns how many ranks s has.
@@ -41,7 +41,7 @@ func (s Span) Within(list []Span, of Span) []Span {
 	return Span{mid, s.Hi}.Within(Span{s.Lo, mid}.Within(list, of), of)
 }
 
-// even reports whether the tree over spans has the shape of that over as many ranks.
+// even reports whether the tree over spans has the shape of the tree over as many ranks.
 func even(spans []Span) bool {
 	n, last := spans[0].Ranks(), len(spans)-1
 	for i, s := range spans {
@@ -74,9 +74,9 @@ func (s *scratch[T]) block(i, n int) []T {
 	return s.blocks[i][:n]
 }
 
-// sum sets acc to the canonical sum of srcs, which are sums of spans. It uses the blocks
-// from number free on. load returns the elements of a source that acc is for, if they
-// must be converted in the block of the given number.
+// sum sets acc to the canonical sum of srcs, which are sums of spans. It uses the blocks from
+// number free on. load returns the elements of a source for acc, converted in the block of the
+// given number if necessary.
 func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []Span, free int, load func(src Buffer, block int) []T) {
 	if len(srcs) <= wideSources && even(spans) {
 		s.list = s.list[:0]
@@ -95,8 +95,8 @@ func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []Span, free int, load fu
 	vec.Accumulate(acc, right)
 }
 
-// sumUneven writes the sum of srcs along an uneven tree, times scale, to dst. A block of
-// every source is read before that of dst is written, so dst may be any source.
+// sumUneven writes the sum of srcs along an uneven tree, times scale, to dst. A block of every
+// source is read before the block of dst is written, so dst may be any source.
 func sumUneven[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, spans []Span, scale T) {
 	for lo := 0; lo < len(dst); lo += wideBlock {
 		hi := min(lo+wideBlock, len(dst))

@@ -12,30 +12,30 @@ type Flight struct {
 	Group  string
 	Rank   int
 	Seq    uint64    // its number in the group, from 1
-	Call   string    // what was called, with the label: all-gather float32[4096] "h.3"
+	Call   string    // the call, with the label: all-gather float32[4096] "h.3"
 	Bytes  int       // of the whole tensor
 	Issued time.Time // by this rank
-	// Began is when it was next to move data: all ranks had issued it, where memory is shared; what
-	// was issued before it was complete, over a network.
+	// Began is when it could begin to move data: when all ranks had issued it, in shared memory;
+	// when earlier collectives were complete, over a network.
 	Began time.Time
 	Done  time.Time // the result was there, and the source free
 }
 
-// A Watcher is a [Group] that tells of its collectives. All groups of this module do. NCCL's are
-// over for the host when they are for the device.
+// A Watcher is a [Group] that reports its collectives. All groups of this module do. Collectives of
+// NCCL are complete for the host when they are complete for the device.
 type Watcher interface {
-	// Watch has f called for each collective that this rank issues from now on, when it is complete,
-	// until stop is called: not after that has returned. One that fails is not told of. Calls come from
-	// any goroutine, one at a time, and f may neither wait nor call the group, nor stop. Several may
-	// watch, each by itself. Meanwhile each collective costs some allocations; groups that nobody
-	// watches look at no clock.
+	// Watch calls f for each collective that this rank issues from now on, when it is complete,
+	// until stop returns. Failed collectives are not reported. Calls come from any goroutine, one
+	// at a time. f may neither wait, call the group, nor call stop. Several may watch, each by
+	// itself. While a group is watched, each collective costs some allocations; groups without
+	// watchers read no clock.
 	Watch(f func(Flight)) (stop func())
 }
 
-// Flights tells of the collectives of one handle. The zero value tells nobody. Its methods are safe
-// for concurrent use.
+// Flights reports the collectives of one handle. The zero value has no watchers. Its methods are
+// safe for concurrent use.
 type Flights struct {
-	on atomic.Bool // somebody watches
+	on atomic.Bool // there are watchers
 
 	mu   sync.Mutex
 	last uint64             // number of a watcher
@@ -43,7 +43,7 @@ type Flights struct {
 	open map[uint64]*Flight // those in flight, by number
 }
 
-// A watcher is told of the collectives from a time on.
+// A watcher gets the collectives from a time on.
 type watcher struct {
 	f    func(Flight)
 	from time.Time
@@ -68,7 +68,7 @@ func (w *Flights) Add(f func(Flight)) (stop func()) {
 	}
 }
 
-// Issued notes that the rank of f has issued collective seq.
+// Issued records that the rank of f has issued collective seq.
 func (w *Flights) Issued(f *Base, seq uint64, c *Call) {
 	if !w.on.Load() {
 		return
@@ -79,7 +79,7 @@ func (w *Flights) Issued(f *Base, seq uint64, c *Call) {
 	w.open[seq] = &Flight{Group: f.name, Rank: f.rank, Seq: seq, Call: c.String(), Bytes: c.Bytes(), Issued: now}
 }
 
-// Began notes that collective seq begins to move data.
+// Began records that collective seq begins to move data.
 func (w *Flights) Began(seq uint64) {
 	if !w.on.Load() {
 		return
@@ -92,7 +92,7 @@ func (w *Flights) Began(seq uint64) {
 	}
 }
 
-// Done notes that collective seq is complete, and reports it.
+// Done records that collective seq is complete, and reports it.
 func (w *Flights) Done(seq uint64) {
 	if !w.on.Load() {
 		return
