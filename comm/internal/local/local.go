@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// A waiter of a local group spins, yields and then parks on a channel. It counts for itself:
-// a look is a load of a nanosecond, and to ask a Waiter of package backoff between two of
-// them made small collectives a sixth slower.
+// A waiter of a local group spins, yields and then parks on a channel. It counts by itself: a look
+// is a load of a nanosecond, and calls of a Waiter of package backoff between two looks made small
+// collectives a sixth slower.
 const (
 	spinsFree    = 200 // looks, when there is a processor for every rank
 	spinsCrowded = 20  // looks, when ranks share processors
@@ -54,7 +54,7 @@ type local struct {
 	transport.Base
 	team    *team
 	parent  *local                            // the handle it was split from, nil for the world
-	reducer atomic.Pointer[transport.Reducer] // taken by who reduces on behalf of this rank
+	reducer atomic.Pointer[transport.Reducer] // taken by a goroutine that reduces for this rank
 
 	// Guarded by team.mu.
 	issued uint64 // number of collectives this rank has issued
@@ -158,7 +158,7 @@ func (l *local) issue(c transport.Call) (handle, error) {
 	return l.enter(c, invalid)
 }
 
-// enter is issue with mu held; invalid says what is wrong with c, if anything.
+// enter is issue with mu held; invalid is the error in c, if any.
 func (l *local) enter(c transport.Call, invalid error) (handle, error) {
 	t := l.team
 	if l.closed {
@@ -216,8 +216,8 @@ func (h handle) Wait(ctx context.Context) error {
 				continue
 			}
 		case pending:
-			// Phases change only in a group that has not failed, so a look at
-			// the phase after the failure is final.
+			// Phases change only in a group that has not failed, so the phase read after the
+			// failure is final.
 			if err := h.l.team.failure(); err != nil && h.o.phase(h.seq) == pending {
 				return err
 			}
@@ -240,7 +240,7 @@ func (h handle) help() (worked bool) {
 	o, n := h.o, len(h.l.team.members)
 	r := h.l.reducer.Swap(nil)
 	if r == nil {
-		r = new(transport.Reducer) // first use, or somebody else waits for this rank as well
+		r = new(transport.Reducer) // first use, or another goroutine waits for this rank as well
 	}
 	for k := range n {
 		i := (h.l.Rank() + k) % n
@@ -262,10 +262,10 @@ func (h handle) help() (worked bool) {
 	return worked
 }
 
-// park blocks until the operation changes phase or the group fails; it returns
-// nil if it may have. While the operation is pending the end of ctx is an error,
-// with which the group fails too. It does not block while there is work that nobody
-// has claimed: the others may never come to wait for it.
+// park blocks until the operation changes phase or the group fails; it returns nil if it may have.
+// If ctx ends while the operation is pending, park returns an error, with which the group fails
+// too. It does not block while there is unclaimed work: the other ranks may never come to wait for
+// it.
 func (h handle) park(ctx context.Context) error {
 	t := h.l.team
 	t.mu.Lock()
@@ -277,7 +277,7 @@ func (h handle) park(ctx context.Context) error {
 	}
 	quit := ctx.Done()
 	if phase == ready {
-		quit = nil // other ranks are at work in our buffers, and about to finish
+		quit = nil // other ranks use our buffers, and are about to finish
 	} else {
 		t.observe()
 	}
@@ -293,9 +293,8 @@ func (h handle) park(ctx context.Context) error {
 // Timeout implements limited.
 func (l *local) Timeout() time.Duration { return l.team.timeout }
 
-// sheet allocates values by the hundred. It is for what a caller may keep for ever,
-// such as a Work: that cannot be reused, but it costs an operation no allocation of its
-// own.
+// sheet allocates values by the hundred. It is for values that a caller may keep for ever, such as
+// a Work: they cannot be reused, but an operation needs no separate allocation.
 type sheet[T any] struct{ blank []T }
 
 // next returns a new zero value. It is not safe for concurrent use.

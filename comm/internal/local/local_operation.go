@@ -9,20 +9,20 @@ import (
 // An operation that moves no more bytes than this, over all ranks, is one part.
 const smallBytes = 16 << 10
 
-// phase is where an operation is in its life. Every record goes
-// done -> pending -> ready -> done; a failed group leaves it pending for ever.
+// phase is the state of an operation. Every record goes done -> pending -> ready -> done; a failed
+// group leaves it pending for ever.
 type phase uint64
 
 const (
 	done    phase = iota // complete; the record may already serve another collective
 	pending              // some rank has not issued it: no buffer is touched
-	ready                // all ranks have: whoever waits executes it, nothing can stop it
+	ready                // all ranks have: a rank that waits executes it, nothing can stop it
 )
 
 // operation is the record of one collective, shared by all ranks and reused.
 type operation struct {
 	state atomic.Uint64 // tag and phase; done is stored as 0
-	left  atomic.Int64  // parts not finished; who brings it to 0 retires the record
+	left  atomic.Int64  // parts not finished; the rank that brings it to 0 retires the record
 	lanes []lane        // one per rank
 
 	// Guarded by team.mu while pending, read-only while ready.
@@ -36,8 +36,8 @@ type operation struct {
 	waiters park.Parking // to wake at every change of phase
 }
 
-// lane says what is left to claim of a lane of the division. The padding keeps
-// claims of different lanes off each other's line.
+// lane holds the unclaimed work of a lane of the division. The padding keeps claims of different
+// lanes off each other's line.
 type lane struct {
 	word atomic.Uint64 // tag and number of unclaimed parts
 	_    [56]byte
@@ -47,7 +47,7 @@ func newOperation(n int) *operation {
 	return &operation{lanes: make([]lane, n), Division: transport.NewDivision(n)}
 }
 
-// phase reports how far collective seq is, of which o was made the record.
+// phase returns the state of collective seq, for which o was made the record.
 func (o *operation) phase(seq uint64) phase {
 	s := o.state.Load()
 	if s>>transport.TagShift != seq {

@@ -7,9 +7,8 @@ import (
 	"slices"
 )
 
-// Report says what the ranks of an in-process group have under way. It keeps no
-// record of what is complete, nor of time: that would cost every operation more
-// than the operation costs.
+// Report returns the operations in progress of the ranks of an in-process group. It keeps no record
+// of complete operations, nor of time: that would cost more than the operations.
 func (l *local) Report(context.Context) ([]transport.Status, error) {
 	t := l.team
 	t.mu.Lock()

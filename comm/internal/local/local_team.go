@@ -14,11 +14,11 @@ import (
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
-// team is what the handles of an in-process group share.
+// team is the state that the handles of an in-process group share.
 //
-// Ranks issue in order, so operations become ready in order as well: those that
-// some rank has still to issue are always started+1, started+2, … and sit in a
-// ring by number. Once ready a record is only known to its handles and to live.
+// Ranks issue in order, so operations become ready in order as well. The operations that some rank
+// has still to issue are always started+1, started+2, … and are in a ring by number. A ready record
+// is only known to its handles and to live.
 type team struct {
 	name    string
 	members []*local
@@ -34,7 +34,7 @@ type team struct {
 	free     []*operation            // done
 	children map[*local]struct{}     // open handles of groups split from this one
 	splits   map[splitKey]*splitTeam // split groups that some member has not fetched yet
-	detached bool                    // it does not fail with the group that it was split from
+	detached bool                    // it does not fail with its parent
 	watched  bool                    // some member is, or was
 
 	// See look.
@@ -53,7 +53,7 @@ type splitKey struct {
 // splitTeam is a group made by a split, as long as some member has not fetched its handle.
 type splitTeam struct {
 	team    *team
-	missing int // members that have not
+	missing int // members that have not fetched it
 }
 
 // at returns the record of collective seq, which some rank is about to issue,
@@ -168,10 +168,10 @@ func (t *team) absent(seq uint64) (ranks []int) {
 	return ranks
 }
 
-// lookEvery is how often look looks.
+// lookEvery is the interval of look.
 const lookEvery = time.Second
 
-// observe lets look look after a wait that begins. Called with mu held.
+// observe makes look check a wait that begins. Called with mu held.
 func (t *team) observe() {
 	if t.looking {
 		return
@@ -185,9 +185,9 @@ func (t *team) observe() {
 	}
 }
 
-// look is called every second while somebody waits for a rank that has not issued its part.
-// It fails the group when no rank has issued a part for the timeout. One timer for all
-// makes a wait no slower.
+// look is called every second while a goroutine waits for a rank that has not issued its part. It
+// fails the group when no rank has issued a part for the timeout. One timer for all makes a wait no
+// slower.
 func (t *team) look() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -198,7 +198,7 @@ func (t *team) look() {
 	if t.looking = stuck && t.failure() == nil; !t.looking {
 		return
 	}
-	o := t.at(seq) // pending: whoever waits has issued it
+	o := t.at(seq) // pending: a rank that waits has issued it
 	if arrivals := seq*uint64(len(t.members)) + uint64(o.arrived); arrivals != t.arrivals {
 		t.arrivals = arrivals
 		t.waited.Reset()
@@ -230,7 +230,7 @@ func (l *local) Form(_ context.Context, seq uint64, color int, ranks []int) (tra
 	if s.missing--; s.missing == 0 {
 		delete(t.splits, key)
 	}
-	if l.closed { // it will never be in the group, for which the others may wait there
+	if l.closed { // this rank will never be in the group, and the others may wait for it there
 		s.team.mu.Lock()
 		s.team.fail(l.Blame(transport.ErrClosed))
 		s.team.mu.Unlock()

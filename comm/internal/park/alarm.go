@@ -6,7 +6,7 @@ import "sync"
 type Alarm struct {
 	mu   sync.Mutex
 	rung bool
-	ch   chan struct{} // nil until somebody listens
+	ch   chan struct{} // nil until the first call of Bell
 }
 
 // Ring closes the channel.

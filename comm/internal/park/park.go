@@ -8,11 +8,12 @@ import (
 
 // Baton is held by one goroutine at a time. A free one costs less to take than a channel.
 type Baton struct {
-	users  atomic.Int32  // who holds it, and those who wait
+	users  atomic.Int32  // the holder and the goroutines that wait
 	Handed chan struct{} // has room for one
 }
 
-// Join reports whether the baton is the caller's at once. If not, it is what comes from handed.
+// Join reports whether the caller has the baton at once. If not, it gets the baton by a receive
+// from Handed.
 func (b *Baton) Join() bool { return b.users.Add(1) == 1 }
 
 // Take returns when the caller has the baton.
@@ -22,16 +23,16 @@ func (b *Baton) Take() {
 	}
 }
 
-// Pass gives the baton to who has waited longest, or makes it free.
+// Pass gives the baton to the goroutine that has waited longest, or makes it free.
 func (b *Baton) Pass() {
 	if b.users.Add(-1) > 0 {
 		b.Handed <- struct{}{}
 	}
 }
 
-// Parking is where goroutines wait for a change of what some mutex guards, as by a
-// [sync.Cond], but each for a number of its own and until it may give up. The mutex
-// guards the parking as well.
+// Parking is where goroutines wait for a change of state that a mutex guards. Unlike in a
+// [sync.Cond], each waits for its own number and until it may give up. The mutex guards the parking
+// as well.
 type Parking struct {
 	parked []parked
 	spare  []chan struct{} // empty
@@ -73,7 +74,7 @@ func (p *Parking) Park(mu *sync.Mutex, seq uint64, quit <-chan struct{}) (woken 
 // Waiting reports whether some goroutine is parked.
 func (p *Parking) Waiting() bool { return len(p.parked) > 0 }
 
-// Wake wakes all who wait for a number up to seq.
+// Wake wakes all goroutines that wait for a number up to seq.
 func (p *Parking) Wake(seq uint64) {
 	p.parked = slices.DeleteFunc(p.parked, func(w parked) bool {
 		if w.seq <= seq {
@@ -83,5 +84,5 @@ func (p *Parking) Wake(seq uint64) {
 	})
 }
 
-// WakeAll wakes everybody.
+// WakeAll wakes all goroutines.
 func (p *Parking) WakeAll() { p.Wake(^uint64(0)) }

@@ -6,13 +6,13 @@ import (
 	"unsafe"
 )
 
-// Awaiter is what tickets are for.
+// Awaiter waits for the collectives of tickets.
 type Awaiter interface {
 	Await(ctx context.Context, seq uint64) error
 }
 
 // Ticket is the Work of a collective. A caller may keep it for ever, so it cannot be used again.
-// But it is one byte, beside the tickets before and behind it: operations of 200 ns would leave
+// But it is one byte, next to the tickets before and after it: operations of 200 ns would leave
 // much garbage.
 type Ticket uint8 // its place in the book
 
