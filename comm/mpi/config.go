@@ -10,15 +10,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// Config says how the groups of a job behave. The zero value is useful.
+// Config configures the groups of a job. The zero value is useful.
 type Config struct {
 	// Timeout is how long an operation may make no progress before it fails with
-	// [comm.ErrTimeout]; 0 means what FSDP_TIMEOUT says, or else 10 minutes.
-	// No other variable of package comm counts: MPI finds the ranks.
+	// [comm.ErrTimeout]; 0 means FSDP_TIMEOUT, or else 10 minutes. No other
+	// variable of package comm counts: MPI finds the ranks.
 	Timeout time.Duration
 }
 
-// complete returns c with what it leaves to the environment.
+// complete returns c with unset fields from the environment.
 func (c Config) complete() (Config, error) {
 	if c.Timeout < 0 {
 		return c, fmt.Errorf("mpi: negative timeout %v", c.Timeout)

@@ -1,14 +1,14 @@
 // Package mpi makes process groups over an MPI library, for clusters whose MPI
-// knows the interconnect. It is the one part of comm that needs something to be
-// installed, so it is built on request only, with cgo:
+// supports the interconnect. It is the only part of comm that needs an
+// installed library, so it is built on request only, with cgo:
 //
 //	go build -tags mpi          # Open MPI, found by pkg-config as "ompi"
 //	go build -tags mpi,mpich    # MPICH and its descendants, as "mpich"
 //	mpirun -n 4 ./program
 //
 // PKG_CONFIG_PATH chooses among several installations (Debian: libopenmpi-dev,
-// libmpich-dev). Without the tag, [New] returns [ErrUnavailable]. The program
-// has to be started by the mpirun of the library it was built with; started
+// libmpich-dev). Without the tag, [New] returns [ErrUnavailable]. The mpirun of
+// the library that the program was built with must start the program; started
 // without any it is a job of one rank.
 //
 //	world, err := mpi.New(ctx, mpi.Config{})
@@ -30,10 +30,11 @@
 // A collective happens when every rank has sent its call, and on every rank or
 // on none: calls and the news that a rank will make no more calls travel in
 // order, so all ranks decide alike. Small ones need nothing else and cost one
-// message each way. Transfers are MPI_Iallgather, MPI_Ibcast and, for gathers and
-// reductions, MPI_Isend and MPI_Irecv, of blocks which are summed in the canonical
-// order of package comm while the next are under way: bits are those
-// of every other transport, and it is faster than MPI_Reduce_scatter_block.
+// message each way. Transfers are MPI_Iallgather, MPI_Ibcast and, for gathers
+// and reductions, MPI_Isend and MPI_Irecv of blocks. Blocks are summed in the
+// canonical order of package comm while the next blocks travel. So the bits are
+// the same as over every other transport, and it is faster than
+// MPI_Reduce_scatter_block.
 //
 //	rank 0 ── call #7 ──▶ rank 1        committed: both have sent #7
 //	rank 0 ◀── call #7 ── rank 1
@@ -42,35 +43,36 @@
 //
 // # Threads
 //
-// MPI_THREAD_MULTIPLE is required. Whoever waits for an operation polls the
-// library itself, one goroutine at a time, as handing requests to a thread of
-// MPI's own and back would cost more than most small operations take. It spins,
-// then yields the processor, and sleeps between polls when a rank is late. A
-// goroutine on the thread that initialised MPI listens for bad news while
-// nothing is under way, 200 times a second. Memory is pinned during a transfer.
+// MPI_THREAD_MULTIPLE is required. A goroutine that waits for an operation
+// polls the library itself, one goroutine at a time: passing requests to a
+// thread of MPI and back would cost more than most small operations. It spins,
+// then yields the processor, and sleeps between polls when a rank is late.
+// While no operation is in progress, a goroutine on the thread that initialised
+// MPI checks for bad news 200 times a second. Memory is pinned during a
+// transfer.
 //
 // # Failures
 //
 // Invalid and mismatched calls, Abort, Close, and contexts that end give the
 // errors of package comm, on every rank. A rank that makes no progress for
-// [Config.Timeout] fails the group. A transfer that is under way when a group
-// fails is completed; only if it stays without progress for a second after that
-// it is abandoned, and then its buffers stay pinned and must never be used
-// again, for MPI may still write to them. Progress inside a piece of 64 MiB
-// between two ranks cannot be seen.
+// [Config.Timeout] fails the group. A transfer in progress when a group fails
+// is completed. If it then makes no progress for a second, it is abandoned, and
+// its buffers stay pinned and must never be used again, because MPI may still
+// write to them. Progress inside a piece of 64 MiB between two ranks cannot be
+// seen.
 //
-// A process that dies takes the job with it: mpirun kills the other ranks.
+// A process that dies ends the job: mpirun kills the other ranks.
 //
-// Closing the world waits until the other ranks close theirs, like MPI_Finalize,
-// which it calls. It waits for [Config.Timeout], and for a second if the group
-// has failed; when some rank has not closed by then, or a transfer was
-// abandoned, MPI is not finalized, Close says so, and mpirun will report the
-// exit of this process and end the job.
+// Closing the world waits until the other ranks close theirs, like
+// MPI_Finalize, which it calls. It waits for [Config.Timeout], and for a second
+// if the group has failed. If some rank has not closed by then, or a transfer
+// was abandoned, MPI is not finalized, Close returns that error, and mpirun
+// will report the exit of this process and end the job.
 //
 // # Limits
 //
 // MPI can be initialised once in a process, so New works once. Every rank sends
-// its call to every other: N-1 messages for a collective, which beyond some
-// hundred ranks is felt in small ones. A group keeps 13 KiB for each of its
-// ranks, and 512 KiB for each once it has reduced something large.
+// its call to every other: N-1 messages for a collective, which slows down
+// small collectives beyond some hundred ranks. A group keeps 13 KiB for each of
+// its ranks, and 512 KiB for each once it has reduced a large buffer.
 package mpi

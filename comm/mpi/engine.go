@@ -16,28 +16,29 @@ import (
 )
 
 const (
-	// letterBoxes is how many receipts are posted. Messages that find none wait
-	// in the MPI library, at the price of one more copy.
+	// letterBoxes is how many receives are posted. Messages that find none wait in the
+	// MPI library, at the price of one more copy.
 	letterBoxes = 8
-	// idlePoll is how often messages are looked for while no operation is under way.
+	// idlePoll is the interval of checks for messages while no operation is in progress.
 	idlePoll = 5 * time.Millisecond
-	// eager is how long a rank polls before it begins to sleep: MPI wakes nobody.
+	// eager is how long a rank polls before it begins to sleep: MPI wakes no rank.
 	eager = time.Millisecond
-	// burst is how many tests are made without letting go of the library.
+	// burst is how many tests are made without releasing the library.
 	burst = 128
-	// grace is how long a failed group waits for what should come at once. Of a time
-	// in which this process is stopped, or has no processor, a second counts at most.
+	// grace is how long a failed group waits for messages that should arrive at once.
+	// Time in which this process is stopped, or has no processor, counts as a second at
+	// most.
 	grace = 3 * time.Second
 )
 
-// waiting is how polls follow each other while nothing comes.
+// waiting is the timing of polls while nothing arrives.
 var waiting = backoff.Policy{Eager: eager, Fraction: 16, Longest: idlePoll}
 
 // engine is this process's part in the job: the library, and the messages
 // between the processes.
 //
-// mu is held around every use of the library, except to make communicators,
-// which waits for other processes. Groups must not be called with it held.
+// mu is held around every use of the library, except to make communicators, which waits
+// for other processes. Do not call groups with mu held.
 type engine struct {
 	library
 	timeout time.Duration
@@ -49,8 +50,8 @@ type engine struct {
 	sending   []parcel
 	groups    map[uint64]*group
 	news      []news
-	telling   bool  // a goroutine tells groups their news
-	abandoned bool  // something may be under way for ever in some group
+	telling   bool  // a goroutine is giving groups their news
+	abandoned bool  // some operation may be in progress for ever in some group
 	err       error // of the library; nothing works after it
 
 	outbox struct {
@@ -63,7 +64,7 @@ type engine struct {
 	done chan error    // the answer
 }
 
-// letter is a message to a world rank that has still to be sent.
+// letter is a message to a world rank that is not sent yet.
 type letter struct {
 	to   int
 	body []byte
@@ -75,7 +76,7 @@ type parcel struct {
 	memory   []byte
 }
 
-// news is what a group has to be told without the engine's lock.
+// news is a message that a group must get without the engine's lock.
 type news struct {
 	group *group
 	from  int // rank in the group
@@ -85,10 +86,9 @@ type news struct {
 // begun is set once this process has used its one chance to initialise MPI.
 var begun atomic.Bool
 
-// New initialises MPI and returns this process's handle of the group of all
-// ranks, named "world". It returns when all ranks have called it, and works once
-// in a process. If ctx ends first the process had better exit: MPI offers no way
-// to give up.
+// New initialises MPI and returns this process's handle of the group of all ranks, named
+// "world". It returns when all ranks have called it, and works once in a process. If ctx
+// ends first, the process should exit: MPI offers no way to give up.
 func New(ctx context.Context, cfg Config) (comm.Group, error) {
 	cfg, err := cfg.complete()
 	if err != nil {
@@ -128,7 +128,8 @@ func join(ctx context.Context, cfg Config) (*group, error) {
 	return g, nil
 }
 
-// serve initialises MPI, listens while nobody else does, and finalizes MPI.
+// serve initialises MPI, checks for messages while no other goroutine does, and finalizes
+// MPI.
 func (e *engine) serve(ready chan<- error) {
 	runtime.LockOSThread() // the thread that initialises MPI has to finalize it
 	defer runtime.UnlockOSThread()
@@ -150,7 +151,7 @@ func (e *engine) serve(ready chan<- error) {
 			return
 		}
 		for got, err := true, error(nil); got && err == nil; {
-			got, err = e.poll(1) // what an error means is told to whoever waits
+			got, err = e.poll(1) // goroutines that wait get the error
 		}
 	}
 }
@@ -164,7 +165,7 @@ func (e *engine) start() (err error) {
 	for r := range ranks {
 		ranks[r] = rankInt(r)
 	}
-	// The world takes messages before anybody can send it one.
+	// The world takes messages before any rank can send it one.
 	newGroup(e, nil, worldID, "world", e.rank, ranks).comm = e.world
 	e.receiving = requests(letterBoxes)
 	for i := range e.receiving {
@@ -176,7 +177,7 @@ func (e *engine) start() (err error) {
 	return nil
 }
 
-// end gives everything back that start has taken.
+// end releases everything that start has taken.
 func (e *engine) end() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -189,7 +190,7 @@ func (e *engine) end() error {
 	return errors.Join(errs...)
 }
 
-// post has a message sent to a world rank, soon.
+// post queues a message to a world rank, which is sent soon.
 func (e *engine) post(to rankInt, body []byte) {
 	e.outbox.Lock()
 	e.outbox.letters = append(e.outbox.letters, letter{int(to), body})
@@ -201,8 +202,8 @@ func (e *engine) post(to rankInt, body []byte) {
 	}
 }
 
-// poll moves messages: it sends what has been posted and handles one message that
-// has come, or makes the given number of tests whether one does.
+// poll moves messages: it sends posted ones and handles one message that has arrived, or
+// makes the given number of tests whether one does.
 func (e *engine) poll(tests int) (got bool, err error) {
 	e.mu.Lock()
 	got, err = e.move(tests)
@@ -243,7 +244,7 @@ func (e *engine) move(tests int) (got bool, err error) {
 	return true, err
 }
 
-// flush sends what is in the outbox.
+// flush sends the messages in the outbox.
 func (e *engine) flush() error {
 	e.outbox.Lock()
 	defer e.outbox.Unlock()
@@ -260,7 +261,7 @@ func (e *engine) flush() error {
 	return nil
 }
 
-// reap releases what has been sent.
+// reap releases sent messages.
 func (e *engine) reap() error {
 	open := e.sending[:0]
 	for _, p := range e.sending {
@@ -301,7 +302,7 @@ func (e *engine) accept(from int, b []byte) error {
 	return nil
 }
 
-// tell tells groups their news, in order. One goroutine does at a time.
+// tell gives groups their news, in order. One goroutine does at a time.
 func (e *engine) tell() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -320,8 +321,8 @@ func (e *engine) tell() {
 	e.telling = false
 }
 
-// close ends the job for this process, which has left the world g: it waits for
-// the other ranks to do so and finalizes MPI.
+// close ends the job for this process, which has left the world g: it waits for the other
+// ranks to leave too, and finalizes MPI.
 func (e *engine) close(g *group) error {
 	limit := e.timeout
 	if g.failed() {

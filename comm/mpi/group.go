@@ -24,9 +24,9 @@ const worldID = 1
 
 // group is the backend of one rank's handle of a process group.
 //
-// What other ranks said is written under the engine's lock as their messages
-// arrive. A rank of the group can be one call ahead of this one, not more, for
-// its next call needs this rank's: so there are two letters for each.
+// Messages of other ranks are written under the engine's lock as they arrive. A rank of
+// the group can be one call ahead of this one, not more, because its next call needs this
+// rank's. So there are two letters for each.
 type group struct {
 	engine *engine
 	id     uint64
@@ -39,7 +39,7 @@ type group struct {
 	comm   communicator
 	serial *transport.Serial
 
-	// Of the collective under way; only Run uses it, but for seq.
+	// Of the current collective; only Run uses it, except for seq.
 	seq      atomic.Uint64
 	letters  []byte    // from allocate: a call per rank of a reduce-scatter, else one for all
 	calls    []request // that are sending letters
@@ -56,19 +56,19 @@ type group struct {
 
 	// Written under the engine's lock.
 	heard              []atomic.Uint64 // by rank: number of the last call
-	bodies             [][]byte        // of calls: that of rank r and number s at 2*r + s%2
+	bodies             [][]byte        // of calls: the call of rank r and number s is at 2*r + s%2
 	sizes              []int           // of the bodies
 	silent             []bool          // by rank: it makes no more calls
-	closed             []bool          // by rank: it has closed its handle; this one, too
+	closed             []bool          // by rank: it has closed its handle; also this one
 	abandoned          bool            // a transfer was abandoned here
 	abandonedElsewhere bool            // or on a rank that has left since
 	early              []news          // that came before serial
 	leaver             int             // the first rank that left, -1 if none did before a fault
-	fault              error           // of the group, but not that a rank has closed
+	fault              error           // of the group, except that a rank has closed
 	children           map[*group]struct{}
 }
 
-// newGroup makes the group of the given world ranks. From now on it takes messages.
+// newGroup makes the group of the given world ranks. From now on it receives messages.
 func newGroup(e *engine, parent *group, id uint64, name string, rank int, world []rankInt) *group {
 	n := len(world)
 	g := &group{
@@ -88,7 +88,7 @@ func newGroup(e *engine, parent *group, id uint64, name string, rank int, world 
 	return g
 }
 
-// open makes the handle, which hears what the other ranks have said already.
+// open makes the handle, which gets the earlier messages of the other ranks first.
 func (g *group) open() {
 	s := transport.NewSerial(g.name, g.rank, g.size, g)
 	e := g.engine
@@ -116,7 +116,7 @@ func (g *group) index(world int) int {
 	return slices.Index(g.world, rankInt(world))
 }
 
-// called notes a call of another rank. Called with the engine's lock.
+// called records a call of another rank. Called with the engine's lock.
 func (g *group) called(rank int, m message) error {
 	if want := g.heard[rank].Load() + 1; m.seq != want || m.seq > g.seq.Load()+1 || g.silent[rank] {
 		return fmt.Errorf("it calls collective #%d of group %q, #%d was due", m.seq, g.name, want)
@@ -127,12 +127,12 @@ func (g *group) called(rank int, m message) error {
 	return nil
 }
 
-// ended notes that another rank will make no more calls. Called with the engine's lock.
+// ended records that another rank will make no more calls. Called with the engine's lock.
 func (g *group) ended(rank int, m message) {
 	g.silent[rank] = true
 	switch n := (news{g, rank, m}); {
 	case m.what == stop:
-		g.fallSilent() // so that the others know that this rank will not call, either
+		g.fallSilent() // reports to the others that this rank will not call, either
 	case g.serial == nil:
 		g.early = append(g.early, n)
 	default:
@@ -145,7 +145,7 @@ func (g *group) ended(rank int, m message) {
 	}
 }
 
-// hear tells the handle what another rank has said.
+// hear passes a message of another rank to the handle.
 func (g *group) hear(n news) {
 	if len(n.body) > 0 {
 		cause, err := transport.UnmarshalError(n.body)
@@ -160,7 +160,7 @@ func (g *group) hear(n news) {
 	}
 }
 
-// noteLeaver notes that a rank has left, if that is the first bad news.
+// noteLeaver records that a rank has left, if that is the first bad news.
 func (g *group) noteLeaver(rank int) {
 	g.engine.mu.Lock()
 	defer g.engine.mu.Unlock()
@@ -169,7 +169,7 @@ func (g *group) noteLeaver(rank int) {
 	}
 }
 
-// spread makes err the failure of this handle and of those split from it.
+// spread makes err the failure of this handle and of the handles split from it.
 func (g *group) spread(err error) {
 	g.engine.mu.Lock()
 	if g.fault == nil {
@@ -203,15 +203,16 @@ func (g *group) say(m message) {
 	}
 }
 
-// fallSilent says that this rank makes no more calls, unless it has said so.
+// fallSilent reports that this rank makes no more calls, unless it has done so.
 func (g *group) fallSilent() {
 	if !g.over.Swap(true) {
 		g.say(message{what: stop})
 	}
 }
 
-// Tell implements [transport.Backend]. The children fail before others hear of it: the news comes back
-// from them, and by then the children of this rank must have its own error.
+// Tell implements [transport.Backend]. The children fail before other ranks get the news,
+// because the news comes back from them, and by then the children of this rank must have
+// its own error.
 func (g *group) Tell(err error) {
 	g.over.Store(true)
 	g.spread(err)
@@ -234,7 +235,7 @@ func (g *group) halted() bool {
 	}
 }
 
-// failed reports whether the group has failed otherwise than by closing.
+// failed reports whether the group has failed for another reason than closing.
 func (g *group) failed() bool {
 	g.engine.mu.Lock()
 	defer g.engine.mu.Unlock()
@@ -255,7 +256,7 @@ func (g *group) Missing() (ranks []int) {
 	return ranks
 }
 
-// present lists the ranks that have not left, by what is known here. Called with
+// present lists the ranks that have not left, as far as this rank has learnt. Called with
 // the engine's lock.
 func (g *group) present() (ranks []int) {
 	for r, closed := range g.closed {
@@ -310,12 +311,13 @@ func (g *group) Split(ctx context.Context, seq uint64, color int, ranks []int) (
 	return child.serial, nil
 }
 
-// errHalted is what Run returns when Stop was called; the handle knows why.
+// errHalted is the error of Run after Stop; the handle has the reason.
 var errHalted = errors.New("the group has failed")
 
-// Leave implements [transport.Backend]. That this rank closes the group because of another one must not
-// be what a third hears first: so it says which rank left before, or what the group failed with,
-// whichever came first. Of a failure that came later whoever has told this rank tells the others.
+// Leave implements [transport.Backend]. A third rank must not learn first that this rank
+// closes the group because of another one. So Leave reports which rank left before, or
+// the failure of the group, whichever came first. A later failure is reported by the rank
+// that reported it to this one.
 func (g *group) Leave(last uint64) error {
 	e := g.engine
 	e.mu.Lock()
@@ -357,8 +359,8 @@ func (g *group) Leave(last uint64) error {
 	return errors.Join(errs...)
 }
 
-// dissolve forgets the group once every rank has left it, and frees its
-// communicator if nothing can be under way in it. Called with the engine's lock.
+// dissolve forgets the group once every rank has left it, and frees its communicator if
+// no operation can be in progress in it. Called with the engine's lock.
 func (g *group) dissolve() {
 	if slices.Contains(g.closed, false) {
 		return

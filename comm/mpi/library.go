@@ -29,16 +29,15 @@ import (
 	"unsafe"
 )
 
-// What MPI knows by handles. The C types differ between libraries, so they are
-// opaque here.
+// Handles of MPI objects. The C types differ between libraries, so they are opaque here.
 type (
 	communicator = C.MPI_Comm
 	request      = C.MPI_Request
 	rankInt      = C.int
 )
 
-// parts says where in a tensor of total bytes the ranks' parts are: that of rank r
-// begins at+r*stride bytes after base and has size bytes, or what is left there.
+// parts describes where in a tensor of total bytes the ranks' parts are: the part of rank
+// r begins at+r*stride bytes after base and has size bytes, or the rest of the tensor.
 type parts struct {
 	base                    unsafe.Pointer
 	total, at, stride, size int
@@ -60,7 +59,7 @@ func check(function string, code C.int) error {
 	return fmt.Errorf("mpi: %s: %s", function, C.GoString(&text[0]))
 }
 
-// library is what shim_init found.
+// library is the result of shim_init.
 type library struct {
 	control, world communicator // of the same ranks: for messages, for the world group's data
 	rank, size     int
@@ -85,7 +84,7 @@ func initialize() (library, error) {
 
 func finalize() error { return check("MPI_Finalize", C.shim_finalize()) }
 
-// allocate returns n bytes of memory that Go does not know, aligned to a cache line.
+// allocate returns n bytes of memory outside of the Go heap, aligned to a cache line.
 func allocate(n int) []byte {
 	p := C.shim_alloc(C.size_t(n))
 	if p == nil {
@@ -94,10 +93,10 @@ func allocate(n int) []byte {
 	return unsafe.Slice((*byte)(p), n)
 }
 
-// release frees what allocate has returned.
+// release frees the memory that allocate has returned.
 func release(b []byte) { C.free(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// create makes the communicator of some ranks of parent, all of which call it. It
+// create makes the communicator of some ranks of parent, all of which must call it. It
 // blocks until they have.
 func create(parent communicator, ranks []rankInt, tag int) (made communicator, err error) {
 	err = check("MPI_Comm_create_group", C.shim_create(parent, C.int(len(ranks)), &ranks[0], C.int(tag), &made))
@@ -106,7 +105,7 @@ func create(parent communicator, ranks []rankInt, tag int) (made communicator, e
 
 func free(c communicator) error { return check("MPI_Comm_free", C.shim_free(&c)) }
 
-// listen posts the receipt of a message from anybody, unlisten takes that back.
+// listen posts the receive of a message from any rank, and unlisten cancels it.
 func listen(box []byte, c communicator, r *request) error {
 	return check("MPI_Irecv", C.shim_listen(unsafe.Pointer(&box[0]), C.int(len(box)), c, r))
 }
@@ -118,8 +117,8 @@ func send(msg []byte, to int, c communicator, r *request) error {
 	return check("MPI_Isend", C.shim_send(unsafe.Pointer(&msg[0]), C.int(len(msg)), C.int(to), c, r))
 }
 
-// sendCalls sends the first size bytes of buf, from allocate, to every rank but
-// self, or if stride is not 0 those that begin r*stride later to rank r.
+// sendCalls sends the first size bytes of buf, from allocate, to every rank but self. If
+// stride is not 0, rank r gets the bytes that begin r*stride later.
 func sendCalls(buf []byte, stride, size, self int, to []rankInt, c communicator, rs []request) error {
 	if len(rs) == 0 {
 		return nil
@@ -152,14 +151,14 @@ func requests(n int) []request {
 	return rs
 }
 
-// exchange sends every other one of n ranks its part of out and receives its part
-// of in. All memory is pinned. rs has 2*(n-1) elements.
+// exchange sends each of the other n-1 ranks its part of out and receives its part of in.
+// All memory is pinned. rs has 2*(n-1) elements.
 func exchange(out, in parts, n, self int, c communicator, rs []request) error {
 	return check("MPI_Isend", C.shim_exchange(out.c(), in.c(), C.int(n), C.int(self), c, &rs[0]))
 }
 
-// allGather concatenates the size bytes of src of all ranks in dst; with src nil
-// they are in their places already. All memory is pinned.
+// allGather concatenates the size bytes of src of all ranks in dst; if src is nil, they
+// are already in their places. All memory is pinned.
 func allGather(src, dst unsafe.Pointer, size int, c communicator, r *request) error {
 	return check("MPI_Iallgather", C.shim_allgather(C.uintptr_t(uintptr(src)), C.uintptr_t(uintptr(dst)), C.int(size), c, r))
 }
@@ -173,7 +172,8 @@ func receivePart(p unsafe.Pointer, size, from int, c communicator, r *request) e
 	return check("MPI_Irecv", C.shim_receive_part(C.uintptr_t(uintptr(p)), C.int(size), C.int(from), c, r))
 }
 
-// broadcast copies size bytes from the root's memory to the others'. All is pinned.
+// broadcast copies size bytes from the root's memory to the others' memory. All is
+// pinned.
 func broadcast(buf unsafe.Pointer, size, root int, c communicator, r *request) error {
 	return check("MPI_Ibcast", C.shim_broadcast(C.uintptr_t(uintptr(buf)), C.int(size), C.int(root), c, r))
 }

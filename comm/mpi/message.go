@@ -8,18 +8,17 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// message is what ranks send each other beside the data of large collectives.
-// All messages of two ranks, of whatever group, arrive in the order in which they
-// were sent. Encoded, little-endian:
+// message is any message of two ranks except for the data of large collectives. All messages of two
+// ranks, of any group, arrive in the order in which they were sent. Encoded, little-endian:
 //
 //	0 what | 1 flags | 2 zero | 4 first | 8 group | 16 seq | 24 body
 type message struct {
 	what  what
 	flags byte
-	first int    // left: the rank that left first, by what the sender knows
+	first int    // left: the rank that left first, as far as the sender has learnt
 	group uint64 // id
-	seq   uint64 // call: number of the collective; left: of the last that is complete
-	body  []byte // call: signature and data; failed, left: the failure, as transport.MarshalError has it
+	seq   uint64 // call: number of the collective; left: number of the last complete one
+	body  []byte // call: signature and data; failed, left: the failure, see transport.MarshalError
 }
 
 // what is the kind of a message.
@@ -28,8 +27,8 @@ type what uint8
 const (
 	call   what = iota + 1 // the rank has issued a collective
 	stop                   // the rank will send no more calls
-	failed                 // so will it, as the group has failed
-	left                   // so will it, as it has closed its handle
+	failed                 // likewise, because the group has failed
+	left                   // likewise, because the rank has closed its handle
 )
 
 // abandoned is the flag of left: the rank has abandoned a transfer.
@@ -43,7 +42,7 @@ const (
 	maxLetter = 64 << 10 // of any message: an encoded error is shorter
 )
 
-// put encodes the message but for its body into b.
+// put encodes the message except for its body into b.
 func (m message) put(b []byte) {
 	clear(b[:bodyAt])
 	b[0], b[1] = byte(m.what), m.flags

@@ -31,8 +31,8 @@ func (g *group) Run(ctx context.Context, seq uint64, c *transport.Call) error {
 	return g.transfer(ctx, c)
 }
 
-// share is how many bytes a rank has for each other one in a collective, or for
-// the root in a gather.
+// share is how many bytes a rank has for each other one in a collective, or for the root
+// in a gather.
 func (g *group) share(c *transport.Call, rank int) int {
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit:
@@ -93,8 +93,8 @@ func (g *group) send(ctx context.Context, seq uint64, c *transport.Call) error {
 	return sendCalls(g.letters, stride, size, g.rank, g.world, e.control, g.calls)
 }
 
-// write writes the call into g.letters. With stride 0 there is one letter for
-// all ranks, else that of rank r is at r*stride.
+// write writes the call into g.letters. If stride is 0, there is one letter for all
+// ranks; otherwise the letter of rank r is at r*stride.
 func (g *group) write(seq uint64, c *transport.Call) (stride, size int) {
 	const dataAt = bodyAt + transport.SignatureSize
 	m := message{what: call, group: g.id, seq: seq}
@@ -119,10 +119,10 @@ func (g *group) write(seq uint64, c *transport.Call) (stride, size int) {
 	return maxCall, dataAt + n
 }
 
-// agree waits until every rank has sent its call, which makes the collective
-// happen, or one will not, so that it cannot. A rank that wants to give up says
-// that it makes no more calls, which the others answer with theirs or the same.
-// It may be too late then: the collective happens, and the group fails after it.
+// agree waits until every rank has sent its call, which makes the collective happen, or
+// until one never will, so that it cannot. A rank that wants to give up reports that it
+// makes no more calls, and the others answer with their calls or with the same. It may be
+// too late then: the collective happens, and the group fails after it.
 func (g *group) agree(ctx context.Context, seq uint64) error {
 	var giveUp error
 	halt := g.halt
@@ -148,7 +148,7 @@ func (g *group) agree(ctx context.Context, seq uint64) error {
 			return g.reason(ctx)
 		case refused, giveUp != nil && g.wait.Idle() > grace:
 			if !refused {
-				g.abandon() // what the others decide is not known
+				g.abandon() // the decision of the others is unknown
 			}
 			return giveUp
 		case giveUp == nil:
@@ -187,7 +187,7 @@ func (g *group) count(seq uint64) (arrived int, refused bool) {
 	return arrived, refused
 }
 
-// impatient returns why a collective should be waited for no longer, if so.
+// impatient returns why the rank should stop waiting for a collective, or nil.
 func (g *group) impatient(ctx context.Context) error {
 	switch {
 	case g.halted():
@@ -200,7 +200,7 @@ func (g *group) impatient(ctx context.Context) error {
 	return nil
 }
 
-// reason waits until the handle knows why there are no more calls.
+// reason waits until the handle has the reason why there are no more calls.
 func (g *group) reason(ctx context.Context) error {
 	g.wait.Reset()
 	for !g.halted() && g.wait.Idle() < grace {
@@ -237,7 +237,7 @@ func (g *group) compare(seq uint64) error {
 	return nil
 }
 
-// signature returns what rank has called as number seq.
+// signature returns the signature of call seq of a rank.
 func (g *group) signature(rank int, seq uint64) []byte {
 	if rank == g.rank {
 		return g.letters[bodyAt : bodyAt+transport.SignatureSize]
@@ -253,8 +253,8 @@ func describe(signature []byte) string {
 	return s.String()
 }
 
-// settle waits for requests. If the group fails meanwhile, or ctx ends, they have
-// still a moment, for the other ranks do their part as well.
+// settle waits for requests. If the group fails meanwhile, or ctx ends, they have a
+// moment more, because the other ranks do their part as well.
 func (g *group) settle(ctx context.Context, rs []request) error {
 	e := g.engine
 	g.wait.Reset()
@@ -279,7 +279,7 @@ func (g *group) settle(ctx context.Context, rs []request) error {
 	}
 }
 
-// abandon notes that something may be under way in MPI for ever.
+// abandon records that some operation may be in progress in MPI for ever.
 func (g *group) abandon() {
 	g.engine.mu.Lock()
 	g.abandoned, g.engine.abandoned = true, true

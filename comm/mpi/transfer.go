@@ -13,15 +13,15 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// piece is the most that one MPI call moves between two ranks, in bytes. It keeps
-// counts below 2^31 and lets progress be seen. It is the same on all ranks; tests
-// make it small.
+// piece is the most that one MPI call moves between two ranks, in bytes. It keeps counts
+// below 2^31 and makes progress visible. It is the same on all ranks; tests make it
+// small.
 var piece = 64 << 20
 
 const (
 	// block is how much of each rank's data is summed at a time, in bytes.
 	block = 256 << 10
-	// line is what chunks of an all-reduce are aligned to, in bytes.
+	// line is the alignment of chunks of an all-reduce, in bytes.
 	line = 64
 )
 
@@ -69,7 +69,7 @@ func (g *group) finish(seq uint64, c *transport.Call) error {
 	return nil
 }
 
-// place puts what the ranks have sent into the destination of the root of a gather.
+// place copies the data of the ranks into the destination of the root of a gather.
 func (g *group) place(c *transport.Call, data func(rank int) []byte) {
 	dst := c.Dst.Bytes()
 	for r := range g.size {
@@ -81,7 +81,7 @@ func (g *group) place(c *transport.Call, data func(rank int) []byte) {
 	}
 }
 
-// reduce reduces own and what the other ranks have sent, which is at the given places.
+// reduce reduces own and the data of the other ranks, which is at the given places.
 func (g *group) reduce(dst, own comm.Buffer, op comm.Op, at func(rank int) unsafe.Pointer) error {
 	g.sources = g.sources[:0]
 	for r := range g.size {
@@ -116,8 +116,8 @@ func typed(d comm.DType, p unsafe.Pointer, n int) comm.Buffer {
 	}
 }
 
-// transfer moves what was too large for the calls. All ranks are here and want
-// the same, so it completes, even if the group fails meanwhile.
+// transfer moves data that was too large for the calls. All ranks are here and make the
+// same call, so it completes, even if the group fails meanwhile.
 func (g *group) transfer(ctx context.Context, c *transport.Call) (err error) {
 	dst, src := pointer(c.Dst), pointer(c.Src)
 	for _, p := range []unsafe.Pointer{dst, src} {
@@ -151,8 +151,8 @@ func (g *group) transfer(ctx context.Context, c *transport.Call) (err error) {
 
 func pointer(b comm.Buffer) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b.Bytes())) }
 
-// kept pins the memory of abandoned transfers, for MPI may write to it as long as
-// the process lives.
+// kept pins the memory of abandoned transfers, because MPI may write to it as long as the
+// process lives.
 var kept struct {
 	sync.Mutex
 	pins []*runtime.Pinner
@@ -250,8 +250,8 @@ func (g *group) broadcast(ctx context.Context, buf unsafe.Pointer, n, root int) 
 	return nil
 }
 
-// collect is a gather: the root receives a piece of every rank at a time, in its
-// place; the others send theirs to the root alone.
+// collect is a gather: the root receives a piece of every rank at a time, in its place;
+// the others send their pieces to the root alone.
 func (g *group) collect(ctx context.Context, c *transport.Call) error {
 	if g.rank != c.Root {
 		src, n := pointer(c.Src), bytesOf(c.Src)
@@ -282,7 +282,8 @@ func (g *group) collect(ctx context.Context, c *transport.Call) error {
 	return nil
 }
 
-// receivePieces begins to receive the pieces of all shares that begin at bytes after those.
+// receivePieces begins to receive the pieces of all shares that begin at bytes after
+// their first byte.
 func (g *group) receivePieces(c *transport.Call, at int) error {
 	dst, first, next := pointer(c.Dst), 0, 0
 	for r := range g.size {
@@ -357,12 +358,13 @@ func (g *group) exchangeBlocks(dst, src comm.Buffer, chunk, lo, step int) error 
 	return g.exchange(out, in)
 }
 
-// stage returns the memory for blocks of number i: those of rank r are r*block after it.
+// stage returns the memory for blocks of number i: the blocks of rank r are r*block after
+// it.
 func (g *group) stage(i int) unsafe.Pointer {
 	return unsafe.Pointer(&g.staging[i%2*g.size*block])
 }
 
-// allReduce reduces each rank's chunk of buf there and then gathers the chunks.
+// allReduce reduces each rank's chunk of buf on that rank and then gathers the chunks.
 func (g *group) allReduce(ctx context.Context, buf comm.Buffer, op comm.Op) error {
 	width := buf.DType().Size()
 	chunk := ((bytesOf(buf)-1)/(g.size*line) + 1) * line / width // an Nth or more
