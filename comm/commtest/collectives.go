@@ -17,7 +17,7 @@ var (
 )
 
 // variants lists every form of every collective with n ranks and shards of size elements. Roots
-// take turns: seven types in five sizes are more than there are ranks.
+// take turns: there are more types and sizes than ranks.
 func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
 	add := func(s step) {
 		s.seed = uint64(len(steps)) + uint64(size)<<16
@@ -46,7 +46,7 @@ func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
 	return steps
 }
 
-// variants lists them for the groups of k.
+// variants lists every form for the groups of k.
 func (k kit) variants(size int, dtypes []comm.DType, ops []comm.Op) []step {
 	steps := variants(k.n, size, dtypes, ops)
 	for i := range steps {
@@ -81,8 +81,8 @@ func (k kit) testCollectives(t *testing.T) {
 	})
 }
 
-// testInFlight has many operations under way, waited for in another order on
-// every rank, and twice.
+// testInFlight has many operations in progress, waited for in another order on every rank, and
+// twice.
 func (k kit) testInFlight(t *testing.T) {
 	steps := append(k.variants(3, dtypes, ops), k.variants(4099, floats[:1], ops)...)
 	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
@@ -113,9 +113,8 @@ func runSteps(ctx context.Context, g comm.Group, steps []step, order []int) erro
 	return nil
 }
 
-// testBarrier checks that nobody leaves a barrier before everybody has come. A
-// rank writes its cell before and reads all others after: the race detector
-// checks the rest.
+// testBarrier checks that no rank leaves a barrier before every rank has come. A rank writes its
+// cell before and reads all others after: the race detector checks the rest.
 func (k kit) testBarrier(t *testing.T) {
 	const rounds = 50
 	cells, here := make([]int, k.n), make([]bool, k.n)
@@ -134,7 +133,7 @@ func (k kit) testBarrier(t *testing.T) {
 					return fmt.Errorf("round %d: rank %d is in round %d", round, r, c)
 				}
 			}
-			if err := g.Barrier(ctx); err != nil { // before anybody writes again
+			if err := g.Barrier(ctx); err != nil { // before any rank writes again
 				return err
 			}
 		}

@@ -1,5 +1,5 @@
-// Package commtest is the contract of [comm.Group] as tests, and a wrapper that
-// injects faults.
+// Package commtest contains the contract of [comm.Group] as tests, and a wrapper
+// that injects faults.
 //
 // A backend passes the contract with one call:
 //
@@ -7,16 +7,16 @@
 //		commtest.TestGroup(t, func(t testing.TB, n int) []comm.Group { return comm.Local(n) })
 //	}
 //
-// One whose ranks are processes that somebody else has started passes it with
-// [TestRank], called by every process.
+// A backend whose ranks are processes started elsewhere passes it with [TestRank],
+// called by every process.
 //
-// The kit checks values bit for bit against naive references, in every element
-// type, operator and in-place variant, and for every way in which ranks can
-// disagree or disappear that every rank gets an error that names the culprit.
-// Groups that sum floats in another order than the canonical one, as those of GPUs do,
-// say so by a [Contract].
+// The kit checks values bit for bit against naive references, in every element type,
+// operator and in-place variant. For every way in which ranks can disagree or
+// disappear, it checks that every rank gets an error that names the culprit. Groups
+// that sum floats in another order than the canonical one, as on GPUs, declare it by
+// a [Contract].
 //
-// It uses nothing but the interface, so the ranks it drives may live anywhere.
+// It uses only the interface, so the ranks it drives may be anywhere.
 package commtest
 
 import (
@@ -33,17 +33,17 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// patience is how long the kit lets an operation wait. It is no part of the
+// patience is how long the kit lets an operation wait. It is not part of the
 // contract: it turns a backend that hangs into one that fails.
 const patience = 4 * time.Minute
 
-// Contract is what groups are to keep. The zero value is all of it.
+// Contract selects the rules that groups must keep. The zero value is all of them.
 type Contract struct {
 	// Sizes are the numbers of ranks that [Contract.Test] tries; nil means 1 to 8.
 	Sizes []int
 	// Rounded allows sums and averages of floats that follow another order than the
-	// canonical one, or are rounded at every step. They are right within the bound that
-	// holds for any order. Max and Min are free where a rank has NaN.
+	// canonical one, or are rounded at every step. They must be within the error
+	// bound of any order. Max and Min may be anything if a rank has NaN.
 	Rounded bool
 }
 
@@ -79,10 +79,10 @@ func (c Contract) TestRank(t *testing.T, world comm.Group) {
 	t.Run(fmt.Sprintf("n=%d/rank %d", k.n, world.Rank()), k.run)
 }
 
-// TestGroup checks groups of 1 to 8 ranks. open returns the handles of a fresh
-// group of n ranks, element r for rank r, and the kit closes them. In the end it
-// calls what is to be called then and looks for goroutines left behind, so tests
-// that call TestGroup must not run in parallel with others.
+// TestGroup checks groups of 1 to 8 ranks. open returns the handles of a fresh group
+// of n ranks, element r for rank r, and the kit closes them. In the end it calls the
+// functions in then and checks for leaked goroutines, so tests that call TestGroup
+// must not run in parallel with others.
 func TestGroup(t *testing.T, open func(t testing.TB, n int) []comm.Group, then ...func()) {
 	Contract{}.Test(t, open, then...)
 }
@@ -131,7 +131,7 @@ func (k kit) group(t testing.TB) []comm.Group {
 
 var errOutOfPatience = errors.New("commtest: out of patience")
 
-// tester is what testing.TB and rapid.T have in common.
+// tester is the common part of testing.TB and rapid.T.
 type tester interface {
 	require.TestingT
 	Helper()
@@ -174,8 +174,8 @@ func must(t tester, gs []comm.Group, f func(context.Context, comm.Group) error) 
 	require.NoError(t, context.Cause(stopped))
 }
 
-// blamed requires that all of gs failed because of the given rank, with cause.
-// The cause keeps its identity on the rank it comes from; elsewhere the sentinels
+// blamed requires that all of gs failed because of the given rank, with cause. The
+// cause keeps its identity on the rank it comes from. On other ranks the sentinels
 // do, and its text.
 func blamed(t testing.TB, gs []comm.Group, errs []error, rank int, cause error) {
 	t.Helper()
@@ -191,7 +191,7 @@ func blamed(t testing.TB, gs []comm.Group, errs []error, rank int, cause error) 
 	}
 }
 
-// as calls f with the handle of rank, if that lives in this process.
+// as calls f with the handle of rank, if it is in this process.
 func as(gs []comm.Group, rank int, f func(comm.Group)) {
 	for _, g := range gs {
 		if g.Rank() == rank {
@@ -200,7 +200,7 @@ func as(gs []comm.Group, rank int, f func(comm.Group)) {
 	}
 }
 
-// sum is an ordinary collective, for tests that only care whether it works.
+// sum is an ordinary collective, for tests that only check whether it works.
 func sum(ctx context.Context, g comm.Group) error {
 	x := []float32{float32(g.Rank() + 1)}
 	if err := g.AllReduce(comm.Of(x), comm.Sum).Wait(ctx); err != nil {

@@ -26,7 +26,7 @@ func with(counts []int, r, count int) []int {
 	return counts
 }
 
-// testInvalid has one rank make a bad call: it fails there and everywhere.
+// testInvalid makes a bad call on one rank: it fails there and everywhere.
 func (k kit) testInvalid(t *testing.T) {
 	n, whole := k.n, f32(8*k.n)
 	calls := map[string]func(comm.Group) comm.Work{
@@ -68,10 +68,10 @@ func (k kit) testInvalid(t *testing.T) {
 	}
 }
 
-// testMismatch has one rank call something else: everybody learns who and what.
+// testMismatch makes another call on one rank: the error on every rank names the rank and the call.
 func (k kit) testMismatch(t *testing.T) {
 	if k.n == 1 {
-		return // nobody to disagree with
+		return // no rank to disagree with
 	}
 	type calls = func(comm.Group) []comm.Work
 	one := func(f func(comm.Group) comm.Work) calls {
@@ -117,7 +117,7 @@ func (k kit) testMismatch(t *testing.T) {
 					}
 					return waitAll(ctx, c[which](g))
 				})
-				if name == "root" || strings.HasPrefix(name, "gather ") { // who only gives may be done
+				if name == "root" || strings.HasPrefix(name, "gather ") { // senders may be done
 					errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 				}
 				disagreed(t, odd, errs)
@@ -140,7 +140,7 @@ func waitAll(ctx context.Context, works []comm.Work) (first error) {
 // disagreed requires a MismatchError about the odd rank everywhere.
 func disagreed(t testing.TB, odd int, errs []error) {
 	t.Helper()
-	for r, err := range errs { // by rank, of those that are here
+	for r, err := range errs { // by rank, of the ranks in this process
 		var me *comm.MismatchError
 		require.ErrorAsf(t, err, &me, "rank %d", r)
 		require.Containsf(t, me.Ranks, odd, "rank %d", r)
@@ -175,10 +175,10 @@ func (k kit) testAbort(t *testing.T) {
 	}), last, cause)
 }
 
-// testCancel has rank 0 give up waiting for a rank that does not come.
+// testCancel makes rank 0 give up waiting for a rank that does not come.
 func (k kit) testCancel(t *testing.T) {
 	if k.n == 1 {
-		return // nobody to wait for
+		return // no rank to wait for
 	}
 	gs, cause := k.group(t), errors.New("deadline of the step")
 	last := k.n - 1
@@ -197,7 +197,7 @@ func (k kit) testCancel(t *testing.T) {
 		err := sum(given, g)
 		return errors.Join(err, k.meet(ctx, g.Rank()))
 	})
-	// Between processes the news may come after what the rank has contributed before it
+	// Between processes the news may come after the data that the rank has contributed before it
 	// gave up: then the operation is complete elsewhere. The next one is not.
 	for i, err := range errs {
 		if err != nil || gs[i].Rank() == 0 {
@@ -207,7 +207,7 @@ func (k kit) testCancel(t *testing.T) {
 	blamed(t, gs, each(gs, sum), 0, cause)
 }
 
-// testClose checks what a leaving rank does to the operations of the others.
+// testClose checks the effect of a leaving rank on the operations of the others.
 func (k kit) testClose(t *testing.T) {
 	last := k.n - 1
 	t.Run("fails what needs the rank", func(t *testing.T) {

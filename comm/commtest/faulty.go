@@ -15,31 +15,31 @@ type Call struct {
 	Label string
 }
 
-// Fault is what happens to a Call. The zero value lets it pass. An [Incident] is
-// a fault as data.
+// Fault is the effect on a Call. The zero value lets it pass. An [Incident] is a
+// fault as data.
 type Fault struct {
 	// Err, if not nil, aborts the group with it before the call.
 	Err error
-	// Late holds the call back until the rank's next one has been issued, or
-	// until it is waited for. Barrier and Split, which wait, are never held.
+	// Late holds the call back until the rank's next one has been issued, or until
+	// it is waited for. Barrier and Split, which wait, are never held.
 	Late bool
-	// Drop never issues the call: the rank has gone silent. Waiting for it ends
-	// with the context.
+	// Drop never issues the call, as if the rank did not respond. Waiting for it
+	// ends with the context.
 	Drop bool
 	// Instead, if not nil, changes the arguments of the call, or makes it another
-	// one. A Split that is changed must be made another collective; it gives no
-	// group then.
+	// one. A Split that is changed must become another collective; it then returns
+	// no group.
 	Instead func(transport.Call) transport.Call
-	// Issued, if not nil, is called when the call has been issued. For Barrier and
-	// Split, which wait at once, that is no moment of its own: Waiting is.
+	// Issued, if not nil, is called when the call has been issued. Barrier and Split
+	// wait at once and have no such moment: use Waiting.
 	Issued func()
-	// Waiting, if not nil, is called beside the first Wait, which returns after it
-	// has. Its context ends when the operation does; cancel ends the context that
-	// the operation is waited for with.
+	// Waiting, if not nil, is called concurrently with the first Wait, which returns
+	// after it has. Its context ends when the operation does; cancel ends the
+	// context that the operation is waited for with.
 	Waiting func(ctx context.Context, cancel context.CancelFunc)
 }
 
-// Faulty returns g with faults: decide is asked before every operation. It may
+// Faulty returns g with faults: it calls decide before every operation. decide may
 // block, which delays the operation. Groups split from the result have no faults.
 // The result must be used by one goroutine at a time.
 func Faulty(g comm.Group, decide func(Call) Fault) comm.Group {
@@ -93,7 +93,8 @@ func (f *faulty) Split(ctx context.Context, color, key int) (child comm.Group, e
 	return child, err
 }
 
-// ask has the next call decided and carries out the part that comes before it.
+// ask gets the decision on the next call and carries out the part that comes before
+// it.
 func (f *faulty) ask(c transport.Call) Fault {
 	f.seq++
 	fault := f.decide(Call{f.seq, c.Kind.String(), c.Label()})
@@ -103,7 +104,7 @@ func (f *faulty) ask(c transport.Call) Fault {
 	return fault
 }
 
-// issue issues c, now or later, as it is or not.
+// issue issues c, now or later, changed or not.
 func (f *faulty) issue(c transport.Call) comm.Work {
 	fault := f.ask(c)
 	call := func() comm.Work {
@@ -154,7 +155,7 @@ func (f *faulty) release() {
 	}
 }
 
-// changed returns what is issued in place of c.
+// changed returns the call to issue in place of c.
 func (f Fault) changed(c transport.Call) transport.Call {
 	if f.Instead == nil {
 		return c
@@ -195,7 +196,7 @@ func (dropped) Wait(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// watched is an operation with company while it is waited for.
+// watched is an operation with a function that runs while it is waited for.
 type watched struct {
 	work   comm.Work
 	once   sync.Once
@@ -219,7 +220,7 @@ func (w *watched) Wait(ctx context.Context) (err error) {
 	return err
 }
 
-// late is an operation that is issued when asked for.
+// late is an operation that is issued on request.
 type late struct {
 	issue func() comm.Work
 	work  comm.Work

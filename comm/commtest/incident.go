@@ -12,9 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// Incident is a fault as data: what happens to which rank, at which of its
-// calls, and when. It can be printed, sent to another process and repeated. The
-// zero Incident is none.
+// Incident is a fault as data: the fault, the rank, the call, and the time. It can
+// be printed, sent to another process and repeated. The zero Incident is none.
 type Incident struct {
 	What What
 	When When
@@ -22,35 +21,36 @@ type Incident struct {
 	// At is the call at which it happens; fields that are zero match every call.
 	// An incident happens once.
 	At Call
-	// After is how long it takes: for how long Delay holds the rank up and, while
-	// waiting, how long the rank waits before.
+	// After is a duration: how long Delay holds the rank up and, while waiting, how
+	// long the rank waits before.
 	After time.Duration
 }
 
-// What is a sort of incident.
+// What is a kind of incident.
 type What string
 
-// The incidents. Those that change a call itself happen before it, whatever When says.
+// The incidents. Incidents that change a call itself happen before it, whatever When
+// is.
 const (
 	Delay   What = "delay"   // the rank comes late
-	Drop    What = "drop"    // the rank goes silent: it issues nothing any more
-	Corrupt What = "corrupt" // a bit of what the rank contributes is flipped, for good
+	Drop    What = "drop"    // the rank does not respond: it issues nothing any more
+	Corrupt What = "corrupt" // a bit of the rank's contribution is flipped, for good
 	Invalid What = "invalid" // the rank makes a call that is wrong by itself
 
 	Kill What = "kill" // the process is killed
-	Stop What = "stop" // the process is stopped, as by a debugger, until somebody continues it
+	Stop What = "stop" // the process is stopped, as by a debugger, until it is continued
 	Cut  What = "cut"  // all connections of the process are shut down
-	// Garble writes noise to all connections of the process. Noise that gets into
-	// the payload of an operation under way is only noticed by a checksum.
+	// Garble writes noise to all connections of the process. Only a checksum detects
+	// noise in the payload of an operation in progress.
 	Garble What = "garble"
 
 	Abort  What = "abort"  // the rank aborts the group with ErrInjected
 	Close  What = "close"  // the rank closes its handle
 	Cancel What = "cancel" // the rank gives up waiting
 
-	// The rank calls something else than the others: another collective, another
-	// element type, length, operator, label or root, or two calls the other way
-	// round. What a collective does not have is replaced by another collective.
+	// The rank makes another call than the others: another collective, another
+	// element type, length, operator, label or root, or two calls in reverse order.
+	// If a collective has no such argument, another collective replaces it.
 	WrongKind   What = "wrong kind"
 	WrongType   What = "wrong type"
 	WrongLength What = "wrong length"
@@ -60,7 +60,7 @@ const (
 	WrongOrder  What = "wrong order"
 )
 
-// When is where in the life of a call an incident happens.
+// When is a moment in the life of a call.
 type When string
 
 // The moments.
@@ -78,7 +78,7 @@ func Everything() []What {
 	}
 }
 
-// Mismatch reports whether other ranks see a call that is not theirs.
+// Mismatch reports whether other ranks see a different call.
 func (w What) Mismatch() bool { return strings.HasPrefix(string(w), "wrong ") }
 
 // Moments returns when w can happen.
@@ -126,8 +126,8 @@ func (i Incident) matches(c Call) bool {
 	return (at.Seq == 0 || at.Seq == c.Seq) && (at.Kind == "" || at.Kind == c.Kind) && (at.Label == "" || at.Label == c.Label)
 }
 
-// Plan draws an incident of one of the given sorts for a program of so many
-// calls on n ranks. The same seed gives the same incident.
+// Plan draws an incident of one of the given kinds for a program of calls calls on n
+// ranks. The same seed gives the same incident.
 func Plan(seed uint64, n int, calls uint64, sorts ...What) Incident {
 	rng := rand.New(rand.NewPCG(seed, 0x696e636964656e74))
 	i := Incident{What: sorts[rng.IntN(len(sorts))], Rank: rng.IntN(n), At: Call{Seq: 1 + rng.Uint64N(calls)}}
@@ -139,7 +139,7 @@ func Plan(seed uint64, n int, calls uint64, sorts ...What) Incident {
 	return i
 }
 
-// ErrInjected is what Abort aborts with.
+// ErrInjected is the error that Abort aborts with.
 var ErrInjected = errors.New("injected fault")
 
 // instead returns the call that the rank of a group of n makes in place of c.
@@ -178,9 +178,9 @@ func (w What) instead(c transport.Call, rank, n int) transport.Call {
 	}
 }
 
-// resized returns the call c of a rank with fresh buffers of type d, so many
-// elements longer per shard. In a gather that is only the shard of this rank, and
-// another one gets what is over if it can: a list of the same sum.
+// resized returns the call c of a rank with fresh buffers of type d, more elements
+// longer per shard. In a gather that is only the shard of this rank, and another
+// rank gets the excess if it can: a list of the same sum.
 func resized(c transport.Call, rank, n int, d comm.DType, more int) transport.Call {
 	if d == c.DType() && more == 0 {
 		d = comm.Float32

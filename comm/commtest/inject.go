@@ -10,9 +10,9 @@ import (
 )
 
 // Inject returns g, the handle of one rank, with the incidents that concern the
-// rank. If note is not nil it hears of each right before it happens, which for
-// the end of the process is the last chance to hear. The result must be used by
-// one goroutine at a time.
+// rank. If note is not nil, it is called with each incident right before it happens;
+// when the process ends, that is the last chance. The result must be used by one
+// goroutine at a time.
 func Inject(g comm.Group, note func(Incident), incidents ...Incident) comm.Group {
 	in := &injector{g: g, note: note}
 	for _, i := range incidents {
@@ -28,10 +28,10 @@ type injector struct {
 	g      comm.Group
 	note   func(Incident)
 	due    []Incident // those that have not happened
-	silent bool       // the rank has gone silent
+	silent bool       // the rank does not respond any more
 }
 
-// decide is the decision that [Faulty] asks for.
+// decide is the decide function for [Faulty].
 func (in *injector) decide(c Call) Fault {
 	fault := Fault{Drop: in.silent}
 	for k := 0; k < len(in.due); {
@@ -46,7 +46,7 @@ func (in *injector) decide(c Call) Fault {
 	return fault
 }
 
-// add makes i part of the fault of c, or has it happen now.
+// add makes i part of the fault of c, or makes it happen now.
 func (in *injector) add(f *Fault, i Incident, c Call) {
 	blocks := c.Kind == Barrier || c.Kind == Split
 	switch {
@@ -61,7 +61,7 @@ func (in *injector) add(f *Fault, i Incident, c Call) {
 	}
 }
 
-// before has i happen before the call, or to it.
+// before makes i happen before the call, or to it.
 func (in *injector) before(f *Fault, i Incident) {
 	switch i.What {
 	case Delay:
@@ -110,7 +110,7 @@ func (in *injector) tell(i Incident) {
 	}
 }
 
-// happen has i happen now. What cannot be done on this system aborts the group.
+// happen makes i happen now. If this system cannot do it, the group is aborted.
 func (in *injector) happen(i Incident, cancel context.CancelFunc) {
 	if i.What == Cancel { // only now: who hears of it may let the operation complete
 		cancel()

@@ -2,7 +2,7 @@ package commtest
 
 import "os"
 
-// killSelf ends this process without giving it a chance to say goodbye.
+// killSelf ends this process without a chance to close its handle.
 func killSelf() error {
 	p, err := os.FindProcess(os.Getpid())
 	if err != nil {

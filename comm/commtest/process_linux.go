@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopSelf stops this process. It returns when somebody has continued it: the
-// signal is for this very thread, which would else run on until another one has
-// taken it.
+// stopSelf stops this process. It returns when the process is continued. The signal is for this
+// very thread, which would otherwise run on until another one has taken it.
 func stopSelf() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -45,7 +44,7 @@ func eachConnection(f func(fd int) error) error {
 // cut shuts a connection down in both directions.
 func cut(fd int) error { return ignoreEnd(unix.Shutdown(fd, unix.SHUT_RDWR)) }
 
-// garble sends what no protocol begins a message with.
+// garble sends bytes with which no protocol begins a message.
 func garble(fd int) error {
 	return ignoreEnd(unix.Sendto(fd, bytes.Repeat([]byte{0xa5}, 256), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil))
 }

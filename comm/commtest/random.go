@@ -12,16 +12,16 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// trouble is what one rank does instead of one step of a random program.
+// trouble is the action of one rank in place of one step of a random program.
 type trouble struct {
 	kind string // "" for none
 	rank int
 	at   int // index of the step
 }
 
-// testRandom runs random programs, half of them with trouble on the way. Without,
-// every value is right; with, every operation from there on fails on every rank, but for
-// broadcasts and gathers, which do not need all ranks, and nobody hangs.
+// testRandom runs random programs, half of them with trouble on the way. Without trouble, every
+// value is right. With trouble, every operation from there on fails on every rank, except for
+// broadcasts and gathers, which do not need all ranks, and no rank hangs.
 func (k kit) testRandom(t *testing.T) {
 	kinds := []string{"", "mismatch", "invalid", "abort", "cancel", "close"}
 	if k.n == 1 {
@@ -77,7 +77,7 @@ func stepOf(n int) *rapid.Generator[step] {
 	})
 }
 
-// run is one rank's life in a program that meets trouble x.
+// run is the program of one rank, in which trouble x occurs.
 func (x trouble) run(ctx context.Context, g comm.Group, steps []step, order []int) error {
 	culprit := g.Rank() == x.rank
 	works := make([]comm.Work, len(steps))
@@ -130,8 +130,8 @@ func (x trouble) cause(ctx context.Context, g comm.Group) comm.Work {
 		given, cancel := context.WithCancel(ctx)
 		cancel()
 		w := g.Broadcast(odd, 0)
-		// On other ranks this step has another label: whether they notice that or
-		// this rank gives up first, the operation fails.
+		// On other ranks this step has another label: whether they notice the difference or this
+		// rank gives up first, the operation fails.
 		w.Wait(given)
 		return w
 	}

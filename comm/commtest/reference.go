@@ -10,8 +10,8 @@ import (
 
 // arithmetic is how the reference makes, combines and compares elements of type T.
 type arithmetic[T comm.Elem] struct {
-	// input makes elements [lo, hi) of what rank contributes. Floats differ in
-	// magnitude so much that every other order of summation shows.
+	// input makes elements [lo, hi) of a rank's contribution. Floats differ in magnitude so much
+	// that every other order of summation shows.
 	input func(s step, rank, lo, hi int) []T
 	// reduce combines the sources along the canonical tree and may overwrite them.
 	reduce func(srcs [][]T, op comm.Op) []T
@@ -20,7 +20,7 @@ type arithmetic[T comm.Elem] struct {
 	float floating[T]
 }
 
-// result is what rank must find in its destination: the naive reference.
+// result is the expected destination of rank: the naive reference.
 func (a arithmetic[T]) result(s step, rank, n int) []T {
 	switch s.kind {
 	case AllGather:
@@ -39,7 +39,7 @@ func (a arithmetic[T]) result(s step, rank, n int) []T {
 		return a.input(s, s.root, 0, s.len)
 	case Gather:
 		if rank != s.root {
-			return make([]T, s.seed%2) // what there is stays as it is
+			return make([]T, s.seed%2) // existing contents stay as they are
 		}
 		var all []T
 		for r, count := range s.counts(n) {
@@ -50,7 +50,7 @@ func (a arithmetic[T]) result(s step, rank, n int) []T {
 	return a.reduce(a.sources(s, rank, n), s.op)
 }
 
-// sources returns what the ranks bring to the sum that a rank gets.
+// sources returns the contributions of the ranks to the sum that a rank gets.
 func (a arithmetic[T]) sources(s step, rank, n int) [][]T {
 	lo := 0
 	if s.kind == ReduceScatter {
@@ -146,7 +146,7 @@ func tree[T number](srcs [][]T, op comm.Op) []T {
 	return a
 }
 
-// widened is the arithmetic of 16-bit floats: that of float32, rounded once.
+// widened is the arithmetic of 16-bit floats: float32, rounded once.
 func widened[T comm.BF16 | comm.F16](f format) arithmetic[T] {
 	narrow := func(wide []float32) []T {
 		x := make([]T, len(wide))

@@ -7,10 +7,10 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// floating is what bounds the rounding of elements of type T. It is empty for integers.
+// floating holds the bounds of the rounding of elements of type T. It is empty for integers.
 type floating[T comm.Elem] struct {
 	value   func(T) float64
-	unit    float64 // half a unit in the last place of 1: what one rounding changes, relatively
+	unit    float64 // half a unit in the last place of 1: the relative error of one rounding
 	tiny    float64 // the smallest positive value
 	largest float64
 }
@@ -46,10 +46,10 @@ func (a arithmetic[T]) check(s step, rank, n int, got []T) error {
 	return nil
 }
 
-// bound is how far two ways to reduce element i of srcs may be apart. Adding n numbers, in
-// whatever order, is wrong by no more than n-1 roundings of the sum of their magnitudes
-// (Higham, Accuracy and Stability of Numerical Algorithms, 4.2); an average takes two more,
-// of 1/n and of what is multiplied by it. It is infinite where one order may overflow.
+// bound is how far two ways to reduce element i of srcs may be apart. Adding n numbers, in any
+// order, is wrong by no more than n-1 roundings of the sum of their magnitudes (Higham, Accuracy
+// and Stability of Numerical Algorithms, 4.2); an average takes two more, of 1/n and of the number
+// multiplied by it. It is infinite if one order may overflow.
 func (f floating[T]) bound(op comm.Op, srcs [][]T, i int) float64 {
 	n, sum := float64(len(srcs)), 0.0
 	for _, src := range srcs {

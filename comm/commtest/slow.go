@@ -25,14 +25,14 @@ import (
 //
 // The time passes by itself, as on a network card: a wait is a timer, and nothing
 // runs until it fires. So one machine shows which schedule hides communication
-// behind computation. How late a timer fires where all processors compute is the
-// scheduler's affair.
+// behind computation. If all processors compute, the scheduler decides how late a
+// timer fires.
 //
-// The link has one direction. An all-gather that is issued behind a
-// reduce-scatter waits for it, and so do the collectives of groups that are split
-// from the result. For links that differ, within and between hosts say, split g
-// first and slow down each part. The bytes are those that a rank sends in a ring
-// of N ranks, where the full tensor has B:
+// The link has one direction. An all-gather that is issued behind a reduce-scatter
+// waits for it, and so do the collectives of groups split from the result. For
+// different links, such as within and between hosts, split g first and slow down
+// each part. The bytes are the bytes that a rank sends in a ring of N ranks. The
+// full tensor has B bytes:
 //
 //	AllGather, ReduceScatter     (N-1)/N · B
 //	AllToAll                     (N-1)/N · B
@@ -42,9 +42,9 @@ import (
 //	Split                      an all-gather of 16 bytes per rank
 //	Barrier                              0
 //
-// A rank's link does not know those of the others: where one rank issues late,
-// the others are held up by g, not by the link a second time. What a rank has
-// issued before Close still takes its time, but Close itself takes none.
+// A rank's link is independent of the others: if one rank issues late, the others
+// are held up by g, not by the link a second time. Collectives issued before Close
+// still take their time, but Close itself takes none.
 //
 // Zero bytesPerSecond is no limit. The result is a [comm.Allocator] if g is one.
 func Slow(g comm.Group, bytesPerSecond float64, latency time.Duration) comm.Group {
@@ -69,7 +69,7 @@ type link struct {
 	latency time.Duration
 
 	mu   sync.Mutex
-	free time.Time // when all that has been issued is over
+	free time.Time // when everything issued is over
 }
 
 func perByte(bytesPerSecond float64) float64 {
@@ -79,10 +79,11 @@ func perByte(bytesPerSecond float64) float64 {
 	return min(float64(time.Second)/bytesPerSecond, float64(longest))
 }
 
-// longest is what a transfer takes at most, so that no sum of times overflows.
+// longest is the longest time of a transfer, so that no sum of times overflows.
 const longest = 100 * 365 * 24 * time.Hour
 
-// take keeps the link busy with a transfer of so many bytes, and returns when it is over.
+// take keeps the link busy with a transfer of this many bytes, and returns when it
+// is over.
 func (l *link) take(bytes float64) (over time.Time) {
 	busy := time.Duration(min(math.Round(bytes*l.perByte), float64(longest)))
 	l.mu.Lock()
@@ -189,8 +190,8 @@ type transfer struct {
 	over time.Time // when the link has carried it
 
 	once    sync.Once
-	settled chan struct{} // closed when some Wait has its answer, which is everybody's
-	err     error         // that answer
+	settled chan struct{} // closed when some Wait has the result, which is the result of all
+	err     error         // that result
 }
 
 // Wait implements [comm.Work].
@@ -201,8 +202,8 @@ func (t *transfer) Wait(ctx context.Context) error {
 	return t.pass(ctx)
 }
 
-// pass returns when the link has carried the transfer. The end of ctx before that
-// fails the group, as it does while other ranks are waited for.
+// pass returns when the link has carried the transfer. If ctx ends before, the group
+// fails, as it does while the rank waits for others.
 func (t *transfer) pass(ctx context.Context) error {
 	var gaveUp error
 	if left := time.Until(t.over); left > 0 {
@@ -224,8 +225,8 @@ func (t *transfer) pass(ctx context.Context) error {
 	return t.err
 }
 
-// giveUp fails the group because this rank does not wait for its link any
-// longer, and returns the failure of the group, which may be an earlier one.
+// giveUp fails the group because this rank stops waiting for its link, and returns
+// the failure of the group, which may be an earlier one.
 func (s *slow) giveUp(cause error) error {
 	s.Abort(fmt.Errorf("waiting for its slow link: %w", cause))
 	return s.Group.Barrier(context.Background()) // returns at once: the group has failed

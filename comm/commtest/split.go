@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// parents gathers, within g, the ranks its members have elsewhere.
+// parents gathers, within g, the ranks of its members elsewhere.
 func parents(ctx context.Context, g comm.Group, rank int) ([]int64, error) {
 	all := make([]int64, g.Size())
 	return all, g.AllGather(comm.Of(all), comm.Of([]int64{int64(rank)})).Wait(ctx)
@@ -73,7 +73,7 @@ func (k kit) testSplit(t *testing.T) {
 	})
 }
 
-// testSplitLifetime checks how far failures and closing reach.
+// testSplitLifetime checks which groups failures and closing affect.
 func (k kit) testSplitLifetime(t *testing.T) {
 	halves := func(t testing.TB, gs []comm.Group) []comm.Group {
 		subs := make([]comm.Group, len(gs))
@@ -82,7 +82,7 @@ func (k kit) testSplitLifetime(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return k.meet(ctx, g.Rank()) // nobody disturbs the parent before all have split it
+			return k.meet(ctx, g.Rank()) // no rank disturbs the parent before all have split it
 		})
 		return subs
 	}
@@ -102,14 +102,14 @@ func (k kit) testSplitLifetime(t *testing.T) {
 	})
 	t.Run("abort of a parent that a rank has left fails the children", func(t *testing.T) {
 		if k.n == 1 {
-			return // nobody is left
+			return // no rank is left
 		}
 		gs := k.group(t)
 		subs, cause := halves(t, gs), errors.New("deserted parent aborted")
 		last, aborter := k.n-1, k.n-2
 		as(gs, last, func(g comm.Group) { require.NoError(t, g.Close()) })
 		for i, err := range each(gs, func(ctx context.Context, g comm.Group) error {
-			return errors.Join(sum(ctx, g), k.meet(ctx, g.Rank())) // all ranks have heard of it
+			return errors.Join(sum(ctx, g), k.meet(ctx, g.Rank())) // all ranks have received it
 		}) {
 			require.ErrorIsf(t, err, comm.ErrClosed, "rank %d", gs[i].Rank())
 		}

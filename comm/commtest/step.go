@@ -18,14 +18,14 @@ const (
 	AllToAll      = "all-to-all"
 )
 
-// step is one collective with made-up contents, which every rank can work out
-// for every other, and therefore knows the result.
+// step is one collective with made-up contents. Every rank can compute the contents of every other,
+// and therefore the result.
 type step struct {
 	kind    string
 	dtype   comm.DType
 	op      comm.Op
 	root    int
-	len     int  // of a shard or part, or of the one buffer; in a gather shards have about as much
+	len     int  // of a shard or part, or of the one buffer; about so in a gather
 	inPlace bool // in a gather only the root is
 	seed    uint64
 	rounded bool // sums of floats are right within rounding
@@ -116,7 +116,7 @@ func issue[T comm.Elem](s step, g comm.Group, a arithmetic[T]) (comm.Work, func(
 		counts := s.counts(n)
 		src, dst = guard(a.input(s, rank, 0, counts[rank])), guard(make([]T, len(a.result(s, rank, n))))
 		from, to := named(src.x), comm.Buffer{}
-		if rank == s.root || len(dst.x) > 0 { // else there is none
+		if rank == s.root || len(dst.x) > 0 { // otherwise there is none
 			to = comm.Of(dst.x)
 		}
 		if rank == s.root && s.inPlace {
@@ -138,7 +138,7 @@ func issue[T comm.Elem](s step, g comm.Group, a arithmetic[T]) (comm.Work, func(
 	}
 }
 
-// guarded is a buffer inside memory whose other bytes must stay as they are.
+// guarded is a buffer inside memory whose other bytes must not change.
 type guarded[T comm.Elem] struct{ all, x []T }
 
 const margin = 5 // elements on either side; odd, so that buffers are not well aligned

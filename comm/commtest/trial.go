@@ -7,9 +7,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// Trial is a collective with made-up contents that every rank can work out for
-// every other one: its result is known on every rank, to the last bit, without
-// a word from the others.
+// Trial is a collective with made-up contents that every rank can compute for every other one:
+// every rank can compute the result, to the last bit, without communication.
 type Trial struct {
 	Kind    string // AllGather, ReduceScatter, AllReduce, Broadcast, Gather or AllToAll
 	Type    comm.DType

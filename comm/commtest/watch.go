@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// testWatch checks that a watched group tells of each collective once, in the order of time, and
-// of none before or after.
+// testWatch checks that a watched group reports each collective once, in the order of time, and
+// none before or after.
 func (k kit) testWatch(t *testing.T) {
 	must(t, k.group(t), func(ctx context.Context, g comm.Group) error {
 		w, ok := g.(transport.Watcher)
@@ -57,7 +57,7 @@ func (k kit) testWatch(t *testing.T) {
 	})
 }
 
-// compareFlights checks what was told of n collectives, from the second of g on.
+// compareFlights checks the reports of n collectives, from the second of g on.
 func compareFlights(g comm.Group, seen []transport.Flight, n int) error {
 	slices.SortFunc(seen, func(a, b transport.Flight) int { return cmp.Compare(a.Seq, b.Seq) })
 	if len(seen) != n {
