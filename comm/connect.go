@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
-// withDefaults returns c with defaults filled in, or what is wrong with it.
+// withDefaults returns c with defaults filled in, or an error if it is invalid.
 func (c Config) withDefaults() (Config, error) {
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
@@ -40,9 +40,9 @@ func (c Config) withDefaults() (Config, error) {
 	return c, c.checkTrust()
 }
 
-// Connect joins a job and returns this rank's handle of the group of all ranks,
-// named "world". It returns when all ranks have joined. Closing the handle, with
-// every group split from it, ends this process's part in the job.
+// Connect joins a job and returns this rank's handle of the group of all ranks, named "world". It
+// returns when all ranks have joined. Closing the handle and every group split from it ends this
+// process's part in the job.
 func Connect(ctx context.Context, cfg Config) (Group, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -77,7 +77,7 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 		return nil, explain(err)
 	}
 	g, err := join(ctx, cfg, meet, j)
-	// Rank 0 may take the store away now that everybody has been here.
+	// Rank 0 may close the store now that all ranks have used it.
 	if err = explain(errors.Join(err, done())); err != nil && g != nil {
 		return nil, errors.Join(err, g.Close())
 	}
@@ -118,14 +118,15 @@ func open(ctx context.Context, s *session, cfg Config) (Group, error) {
 			s.memory = d
 		case cfg.Transport == SharedMemory || !errors.As(err, &none):
 			return nil, err
-		case len(none.ranks) > 1 && none.ranks[0] == cfg.Rank: // one of them says it
+		case len(none.ranks) > 1 && none.ranks[0] == cfg.Rank: // one of them logs it
 			cfg.Logger.Warn("comm: slower: sockets take the place of shared memory", "because", none)
 		}
 	}
 	return s.newGroup(ctx, s.world())
 }
 
-// choose returns what makes the groups of a session, over what the ranks of a group have in common.
+// choose returns the function that makes the groups of a session, over memory if all ranks share
+// it.
 func choose(t Transport) func(ctx context.Context, l *link) (Group, error) {
 	return func(ctx context.Context, l *link) (Group, error) {
 		switch {

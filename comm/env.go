@@ -14,9 +14,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// FromEnv returns this process's rank in the job that a launcher has started:
-// it connects as [Connect] does, with what [ConfigFromEnv] finds. A process
-// that no launcher has started is the only rank of a group of its own.
+// FromEnv returns this process's rank in the job that a launcher has started: it connects
+// as [Connect] does, with the result of [ConfigFromEnv]. A process that no launcher has
+// started is the only rank of its own group.
 func FromEnv(ctx context.Context) (Group, error) {
 	cfg, launched, err := ConfigFromEnv()
 	if err != nil {
@@ -28,10 +28,10 @@ func FromEnv(ctx context.Context) (Group, error) {
 	return Connect(ctx, cfg)
 }
 
-// ConfigFromEnv returns the configuration that the environment describes, and
-// whether a launcher has left one: fsdprun, torchrun, Kubeflow, Open MPI, MPICH,
-// Slurm or an Indexed Job of Kubernetes, told apart by the variables that they
-// set. In any case these apply:
+// ConfigFromEnv returns the configuration that the environment describes, and whether a
+// launcher has left one: fsdprun, torchrun, Kubeflow, Open MPI, MPICH, Slurm or an
+// Indexed Job of Kubernetes, recognized by the variables that they set. In any case these
+// apply:
 //
 //	FSDP_RENDEZVOUS    tcp://host:port or file:///dir instead of the launcher's address
 //	FSDP_SECRET        the key that ranks share, in hex or as text
@@ -46,14 +46,15 @@ func FromEnv(ctx context.Context) (Group, error) {
 //	FSDP_TIMEOUT       how long an operation may make no progress: 90s
 //	FSDP_JOIN_TIMEOUT  how long a rank waits for the others to join: 90s
 //
-// A job that has no name, as no launcher has started it, gets one made from the program, its
-// arguments and, unless FSDP_LISTEN is set, its directory: so the ranks of two such jobs that use
-// one port do not take each other for their own. Equal jobs in one directory do; FSDP_JOB tells
-// them apart.
+// A job without a name, because no launcher has started it, gets one from the program,
+// its arguments and, unless FSDP_LISTEN is set, its directory. So the ranks of two such
+// jobs on one port do not take each other for their own. Equal jobs in one directory do;
+// FSDP_JOB distinguishes them.
 //
-// Variables that contradict each other are an error that names them, and says which to unset: a
-// WORLD_SIZE=1 that is left over must not make each task of srun train alone. A secret file that
-// other users can read is a warning on slog.Default(), and so is a name that is nearly one of these.
+// Variables that contradict each other are an error that names them, and says which to
+// unset: a leftover WORLD_SIZE=1 must not make each task of srun train alone. A secret
+// file that other users can read is a warning on slog.Default(), and so is a name that is
+// nearly one of these.
 func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	env, launched, err := launch.Parse(os.Getenv)
 	if err != nil {
@@ -100,8 +101,9 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	return cfg, launched, err
 }
 
-// programName returns a name for a job that has none: the same for processes of one program with
-// the same arguments, in the same directory if that counts, and different for others.
+// programName returns a name for a job that has none: the same for processes of one
+// program with the same arguments and, if directory is set, in the same directory, and
+// different for others.
 func programName(directory bool) (string, error) {
 	parts := os.Args[1:]
 	if directory {

@@ -10,10 +10,11 @@ import (
 )
 
 // Interrupt returns a context that ends when this process is asked to end: by Ctrl-C or SIGTERM, by
-// SIGHUP when its terminal or ssh connection is gone, and by the notices that clusters send before they
-// take a machine away. Kubernetes, spot machines and fsdprun send SIGTERM. Slurm may send SIGUSR1 or SIGUSR2
-// before (--signal=USR1@60), so these count where SLURM_JOB_ID is set; elsewhere they belong to the
-// program. Other signals count if they are given. The cause of the context names the signal.
+// SIGHUP when its terminal or ssh connection is gone, and by the notices that clusters send before
+// they take a machine away. Kubernetes, spot machines and fsdprun send SIGTERM. Slurm may send
+// SIGUSR1 or SIGUSR2 before (--signal=USR1@60), so these count if SLURM_JOB_ID is set; otherwise
+// they belong to the program. The signals in others also count. The cause of the context names the
+// signal.
 //
 //	interrupt, stop := comm.Interrupt(ctx)
 //	defer stop()

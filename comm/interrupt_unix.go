@@ -7,5 +7,5 @@ import (
 	"syscall"
 )
 
-// notices are signals that tell a job of Slurm that its time is nearly up.
+// notices are the signals that Slurm sends to a job whose time is nearly up.
 var notices = []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2}

@@ -8,32 +8,32 @@ import (
 	"time"
 )
 
-// A rank that waits for others to join says so after firstWord, and again and again, so that
-// nobody looks at silence until JoinTimeout ends it.
+// A rank that waits for others to join logs so after firstWord, and again every nextWord, so that
+// users do not see silence until JoinTimeout.
 const (
 	firstWord = 5 * time.Second
 	nextWord  = 30 * time.Second
 
 	defaultJoinTimeout = 5 * time.Minute
 
-	mostNamed = 32 // ranks in a word
+	mostNamed = 32 // ranks named in one message
 )
 
 // joining is a rank on its way into the job.
 type joining struct {
 	cfg       Config
-	next      time.Duration // of waiting, until the next word
+	next      time.Duration // waited time at which the next message is due
 	fail      func(error)   // ends joining
-	strangers *slog.Logger  // hears of those who do not belong here
+	strangers *slog.Logger  // logs unrelated processes
 
 	mu    sync.Mutex
-	what  string       // the others have still to do
+	what  string       // what the others have still to do
 	whom  func() []int // those others
-	cause error        // of the wait, as far as known
+	cause error        // of the wait, if known
 }
 
-// startJoining returns a context that ends after JoinTimeout. Until done is called the rank says
-// whom it waits for.
+// startJoining returns a context that ends after JoinTimeout. Until done is called, the rank logs
+// which ranks it waits for.
 func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joining, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	j = &joining{cfg: cfg, next: min(firstWord, cfg.JoinTimeout/2), fail: cancel, whom: func() []int { return nil }}
@@ -50,7 +50,7 @@ func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joinin
 	return ctx, j, func() { w.stop(); cancel(nil) }
 }
 
-// waitsFor notes what the rank waits for from now on: that others, whom it is asked for, do it.
+// waitsFor sets what the rank waits for: that the ranks that whom returns do what.
 func (j *joining) waitsFor(what string, whom func() []int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -67,14 +67,14 @@ func (j *joining) others() (ranks []int) {
 	return ranks
 }
 
-// note notes why the wait has not ended yet.
+// note records why the wait has not ended yet.
 func (j *joining) note(cause error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.cause = cause
 }
 
-// say tells the user whom this rank waits for and where, if it does.
+// say logs which ranks this rank waits for and where, if it waits for any.
 func (j *joining) say(waited time.Duration) {
 	j.mu.Lock()
 	what, whom, cause := j.what, j.whom(), j.cause

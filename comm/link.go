@@ -13,13 +13,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// member is a group as the control side sees it. The methods are called from
-// goroutines of the mesh and, but for Close, must not block.
+// member is a group as the control side sees it. Goroutines of the mesh call the methods, which
+// must not block, except for Close.
 type member interface {
-	Failed(err error)           // another rank says that the group has failed
+	Failed(err error)           // another rank reports that the group has failed
 	Left(rank int, last uint64) // a rank has left after completing collective last
 	Status() Status
-	Failure() error // why the next collective fails: also that a rank has left, or this one; or nil
+	Failure() error // error of the next collective: also that a rank, or this one, has left; or nil
 	Close() error
 }
 
@@ -36,7 +36,7 @@ type link struct {
 	parent   *link
 	children map[*link]struct{}
 	fault    error         // of the group, if it has failed
-	leavers  map[int]error // and why they have left, see leave
+	leavers  map[int]error // ranks that have left, and why: see leave
 	closed   bool
 	detached bool // it does not fail with its parent
 }
@@ -82,8 +82,8 @@ func (l *link) derive(name string, id uint64, world []int) *link {
 	}
 }
 
-// attach lets m hear what the other ranks say, and have said already. A group
-// whose parent has been closed meanwhile fails with that.
+// attach lets m receive the messages of the other ranks, including earlier ones. A group whose
+// parent has been closed meanwhile fails with that.
 func (l *link) attach(m member) {
 	l.mu.Lock()
 	l.member = m
@@ -105,7 +105,7 @@ func (l *link) attach(m member) {
 			l.spread(fault)
 		}
 		if closed {
-			return // nobody would close it with its parent
+			return // it would not be closed with its parent
 		}
 	}
 	early, gone := l.session.register(l)
@@ -127,15 +127,15 @@ func (l *link) attach(m member) {
 	}
 }
 
-// fail tells all other ranks that the group has failed on this one, with err or with what it has
-// failed with before, and lets this rank's children fail.
+// fail reports to all other ranks that the group has failed on this one, with err or with its
+// earlier failure, and makes this rank's children fail.
 func (l *link) fail(err error) {
 	l.tell(newsFailed, transport.MarshalError(l.name, l.rank, l.blame(err)))
 	l.spread(err)
 }
 
-// blame makes err the failure of the group unless it has failed before, and returns its failure: a
-// rank says one thing to all that ask it. Others leave because of a failure, and their connections
+// blame makes err the failure of the group unless it has failed before, and returns the failure. So
+// a rank reports the same failure to all: others leave because of a failure, and their connections
 // end.
 func (l *link) blame(err error) error {
 	l.mu.Lock()
@@ -146,14 +146,14 @@ func (l *link) blame(err error) error {
 	return l.fault
 }
 
-// failed reports whether the group has failed otherwise than by a rank's leaving.
+// failed reports whether the group has failed for another reason than that a rank left.
 func (l *link) failed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.fault != nil
 }
 
-// tell tells all other ranks of the group.
+// tell sends a message to all other ranks of the group.
 func (l *link) tell(what byte, body []byte) {
 	l.session.mesh.Tell(l.sorted(), newsOf(what, l.id, body))
 }
@@ -166,9 +166,8 @@ func (l *link) sorted() []int {
 	return slices.Sorted(slices.Values(l.ranks))
 }
 
-// spread makes err the failure of this handle and of all below it that are not
-// detached, from below, so that whoever sees the group fail finds its children failed
-// as well.
+// spread makes err the failure of this handle and of all handles below it that are not detached. It
+// begins with the lowest, so a caller that sees the group fail finds its children failed as well.
 func (l *link) spread(err error) {
 	err = l.blame(err)
 	l.mu.Lock()
@@ -188,9 +187,9 @@ func (l *link) spread(err error) {
 	}
 }
 
-// leave tells all other ranks that this one has left after collective last, and closes this rank's
-// children. It says why in the same message: whoever hears of the leaving first, or has heard that
-// the rank to blame left in good order, must not take this one for the reason.
+// leave reports to all other ranks that this one has left after collective last, and closes this
+// rank's children. The same message says why: a rank that learns of the leaving first, or has
+// learnt that the rank to blame left in good order, must not blame this one.
 func (l *link) leave(last uint64) error {
 	l.mu.Lock()
 	if l.closed {
@@ -241,7 +240,7 @@ func (l *link) hear(n news) {
 			return
 		}
 		why, err := transport.UnmarshalError(n.body[8:])
-		if err != nil { // it does not say
+		if err != nil { // the message does not say
 			why = &RankError{Group: l.name, Rank: rank, Err: ErrClosed}
 		}
 		l.mu.Lock()
@@ -265,9 +264,9 @@ func (l *link) hear(n news) {
 	}
 }
 
-// peerLeftParent fails the group if a world rank has left its parent, but not the
-// group. A rank leaves the groups that it has split from a group first, so it has not
-// made this one and never will.
+// peerLeftParent fails the group if a world rank has left its parent, but not the group. A rank
+// leaves the groups that it has split from a group first, so that rank has not made this group and
+// never will.
 func (l *link) peerLeftParent(world int, why error) {
 	rank := slices.Index(l.ranks, world)
 	l.mu.Lock()
@@ -289,9 +288,9 @@ func (l *link) ended(world int, err error) {
 	left = left || l.closed
 	l.mu.Unlock()
 	switch blame := (&RankError{Group: l.name, Rank: rank, Err: err}); {
-	case left: // it was not needed any more, or this rank needs nobody
+	case left: // the rank was not needed any more, or this one needs no other
 	case errors.Is(err, ErrLost) && !l.session.mesh.Relays():
-		l.fail(blame) // others may not have seen it yet, behind a cut link
+		l.fail(blame) // others may not have noticed it yet, behind a cut link
 	default:
 		l.spread(blame)
 	}

@@ -7,8 +7,8 @@ import (
 )
 
 // GatherBytes returns the bytes of every rank, by rank, on every rank. They may
-// have any length; as all are padded to the longest on their way, it suits small
-// things: names, shapes, messages. It is a collective.
+// have any length, but all are padded to the longest for the transfer, so it
+// suits small data: names, shapes, messages. It is a collective.
 func GatherBytes(ctx context.Context, g Group, mine []byte) ([][]byte, error) {
 	n := g.Size()
 	lengths := make([]int64, n)
@@ -31,16 +31,16 @@ func GatherBytes(ctx context.Context, g Group, mine []byte) ([][]byte, error) {
 }
 
 // AllGatherV is an all-gather of shards of different lengths, in place: the
-// counts[r] elements of rank r lie behind those of the ranks before it in dst,
-// on rank r before and on every rank after. counts are the same on every rank
-// and add up to dst.Len.
+// counts[r] elements of rank r follow the elements of the ranks before it in dst,
+// on rank r before and on every rank after. counts are the same on every rank and
+// add up to dst.Len.
 //
 // Nothing is padded or copied: it is a broadcast from every rank that has
 // elements, all in flight together, under the label of dst.
 func AllGatherV(g Group, dst Buffer, counts []int) Work {
 	if reason := countsFault(dst, counts, g.Size()); reason != "" {
 		g.Abort(fmt.Errorf("%w: all-gather %v of %v: %s", ErrInvalid, dst, counts, reason))
-		return g.AllReduce(Of([]byte{}), Max) // fails, with what the group has failed with
+		return g.AllReduce(Of([]byte{}), Max) // fails, with the failure of the group
 	}
 	ws := make(works, 0, len(counts))
 	at := 0
@@ -55,7 +55,8 @@ func AllGatherV(g Group, dst Buffer, counts []int) Work {
 	return ws
 }
 
-// countsFault says what is wrong with the arguments of AllGatherV, "" if nothing.
+// countsFault describes the error in the arguments of AllGatherV, "" if there is
+// none.
 func countsFault(dst Buffer, counts []int, n int) string {
 	if dst.DType().Size() == 0 {
 		return "the buffer has no element type (zero Buffer, or Slice out of range)"
@@ -76,11 +77,11 @@ func countsFault(dst Buffer, counts []int, n int) string {
 	return ""
 }
 
-// works are operations that are one to their caller.
+// works are operations that the caller sees as one.
 type works []Work
 
-// Wait waits for all, after a failure too, as the buffers are in use until then.
-// It returns the first error in the order of issue.
+// Wait waits for all operations, even after a failure, because the buffers are in
+// use until then. It returns the first error in the order of issue.
 func (ws works) Wait(ctx context.Context) (first error) {
 	for _, w := range ws {
 		if err := w.Wait(ctx); first == nil {

@@ -13,33 +13,33 @@ import (
 	"time"
 )
 
-// remote is the Backend of a group whose ranks talk through sockets, one
-// connection, of one lane or several, for every pair that has something to say to each other.
+// remote is the Backend of a group whose ranks communicate through sockets: one connection, of one
+// lane or several, for every pair that exchanges messages.
 //
-// It keeps three rules, which make every disagreement an error and keep a rank
-// that has completed a collective from having to come back to it:
+// It keeps three rules, which make every disagreement an error and ensure that a rank that has
+// completed a collective need not come back to it:
 //
 //   - In every collective a rank sends a frame to its right neighbour before it
 //     waits for anything, and receives one from its left neighbour. If not all
-//     calls are equal, two neighbours differ, and one of them sees it.
-//   - A rank completes a collective only when it knows of every other one, at
+//     calls are equal, two neighbours differ, and one of them notices it.
+//   - A rank completes a collective only when it has learnt of every other rank, at
 //     first or second hand, that it has made the same call.
-//   - When a rank completes a collective it has sent all that it has to send in it.
-//     It receives exactly what it expects.
+//   - When a rank completes a collective, it has sent everything that it has to
+//     send in it. It receives exactly what it expects.
 //
-// Small broadcasts and gathers keep the first and the second rule later, and large broadcasts the
+// Small broadcasts and gathers follow the first and the second rule later, and large broadcasts the
 // second, see "Late answers".
 type remote struct {
 	exchange
 	name       string
 	rank, size int
 	link       *link
-	broken     error // of the first collective that failed; the streams are in no known state
-	begun      bool  // Begin has queued the messages of the collective that comes next
+	broken     error // of the first collective that failed; the state of the streams is unknown
+	begun      bool  // Begin has queued the messages of the next collective
 	failed     error // of Begin
 	reducer    transport.Reducer
 	stage      []byte       // for blocks that are received to be summed
-	sums       [3]subsums   // in it, see "Sums in steps"
+	sums       [3]subsums   // in stage, see "Sums in steps"
 	route      route        // see "Sums by halving"
 	stripe     int          // bytes that are halved at a time
 	hosts      *hosts       // nil if the group treats all ranks alike
@@ -47,10 +47,10 @@ type remote struct {
 	gone       atomic.Int32 // 1 when Leave has begun
 
 	mu   sync.Mutex
-	halt func() // ends what is under way: joining the others, then moving bytes
+	halt func() // ends the current work: joining the others, then moving bytes
 }
 
-// check checks the header or the trailer that has come to p.
+// check checks the header or the trailer that has arrived at p.
 func (r *remote) check(p *port) error {
 	if p.in.heading() {
 		return r.checkFrame(p)
@@ -62,7 +62,7 @@ func (r *remote) check(p *port) error {
 	return r.damaged(p.peer, "payload", fmt.Errorf("its checksum is %08x, that of what came %08x", got, p.in.sum))
 }
 
-// damaged says that something from rank peer to this one is not what was sent.
+// damaged returns the error for data from rank peer that has changed on its way to this one.
 func (r *remote) damaged(peer int, what string, err error) error {
 	during := "before its first collective"
 	if call, perr := transport.ParseSignature(r.frame.call[:]); perr == nil {
@@ -71,7 +71,7 @@ func (r *remote) damaged(peer int, what string, err error) error {
 	return &RankError{Group: r.name, Rank: peer, Err: fmt.Errorf("%s to rank %d %s was %w: %w", what, r.rank, during, ErrDamaged, err)}
 }
 
-// checkFrame checks the header that has come to p.
+// checkFrame checks the header that has arrived at p.
 func (r *remote) checkFrame(p *port) error {
 	next := &p.in.pieces[p.in.next]
 	want, got := *next.of, frame{}
@@ -115,14 +115,14 @@ func (r *remote) head(seq uint64, c *transport.Call) {
 	r.age(seq)
 }
 
-// broke blames the other end if err is the end of a connection.
+// broke blames the peer if err is the end of a connection.
 func (r *remote) broke(err error) error {
 	var lost *lostError
 	if !errors.As(err, &lost) {
 		return err
 	}
 	var op *net.OpError
-	if errors.As(lost.err, &op) && op.Op == "local error" { // so crypto/tls calls what it refuses
+	if errors.As(lost.err, &op) && op.Op == "local error" { // crypto/tls calls refused data so
 		return r.damaged(lost.peer, "stream", lost.err)
 	}
 	lost.self = r.rank
@@ -180,7 +180,7 @@ func (r *remote) Leave(last uint64) error {
 	if r.pump != nil {                    // else it has never been connected
 		r.pump.close(deadline)
 	}
-	for _, p := range r.used { // what has failed may still refer to the caller's memory
+	for _, p := range r.used { // failed pieces may still refer to the caller's memory
 		p.in, p.out = queue{}, queue{}
 	}
 	return err

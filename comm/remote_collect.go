@@ -13,8 +13,8 @@ func (r *remote) collect(ctx context.Context, c *transport.Call) error {
 	return r.collectStraight(ctx, c)
 }
 
-// collectStraight sends from every rank to the root, straight from the source to where that
-// belongs, when all have agreed: they are more than fewRanks, see pairwise.
+// collectStraight sends the source of every rank straight to its place on the root, when all have
+// agreed. There are more than fewRanks, see pairwise.
 func (r *remote) collectStraight(ctx context.Context, c *transport.Call) error {
 	if err := r.agree(ctx); err != nil {
 		return err
@@ -42,10 +42,10 @@ func (r *remote) collectStraight(ctx context.Context, c *transport.Call) error {
 	return r.settle(ctx)
 }
 
-// collectTree passes what the ranks give on along a binomial tree, in messages by which they
-// would agree as in disseminate; the others are late. In the step at distance k those ranks pass on
-// what they have whose distance to the root is an odd multiple of k: what they give themselves and,
-// before it in the stage, what the k-1 ranks to their left do, as far as there are any.
+// collectTree passes the sources of the ranks along a binomial tree, in the messages by which ranks
+// would agree in disseminate; the other messages are late. In the step at distance k a rank passes
+// on its data if its distance to the root is an odd multiple of k: its own source and, before it in
+// the stage, the sources of up to k-1 ranks to its left.
 func (r *remote) collectTree(ctx context.Context, c *transport.Call) error {
 	size, stage := c.Src.DType().Size(), r.staging(c.Bytes())
 	at := len(stage) - len(c.Src.Bytes())
@@ -65,7 +65,7 @@ func (r *remote) collectTree(ctx context.Context, c *transport.Call) error {
 		}
 		at -= from
 	}
-	if r.rank == c.Root { // which comes last in the stage
+	if r.rank == c.Root { // the root is last in the stage
 		later := 0
 		for _, count := range c.Counts[r.rank+1:] {
 			later += size * count

@@ -9,16 +9,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// block is how much of a payload is summed or passed on while the next part
-// comes: it stays in the inner caches.
+// block is how many bytes of a payload are summed or passed on while the next part arrives: they
+// stay in the inner caches.
 const block = 256 << 10
 
-// stretch is how much of its own part a rank copies and sums before it sends it.
+// stretch is how many bytes of its own part a rank copies and sums before it sends them.
 const stretch = 512 << 10
 
-// Rounds tell apart the messages of one collective. An algorithm of several steps
-// numbers them from its own round plus roundSteps, the agreement from roundAgree;
-// the step over k ranks adds k.
+// Rounds distinguish the messages of one collective. An algorithm of several steps numbers them
+// from its own round plus roundSteps, the agreement from roundAgree; the step over k ranks adds k.
 const (
 	roundScatter uint16 = iota
 	roundGather
@@ -28,7 +27,7 @@ const (
 	roundSteps = 1 << 9
 	roundAgree = 1 << 15
 
-	// What does not compile if two of them can be the same in a group of mostRanks.
+	// This does not compile if two rounds can be equal in a group of mostRanks.
 	mostRanks = launch.MaxSize
 	_         = roundAgree - roundSteps - roundHosts - mostRanks
 	_         = 1<<16 - 1 - roundAgree - mostRanks
@@ -98,8 +97,8 @@ func (r *remote) disseminate(ctx context.Context, k int) error {
 	return nil
 }
 
-// gather collects in full the part of every rank, of share elements; own is that
-// of this rank, in full or elsewhere.
+// gather collects the part of every rank, of share elements, in full. own is the part of this rank,
+// in full or elsewhere.
 func (r *remote) gather(ctx context.Context, full, own Buffer, share int) error {
 	switch r.plan(transport.KindAllGather, own.DType().Size()*share) {
 	case doubling:
@@ -117,8 +116,8 @@ func (r *remote) gather(ctx context.Context, full, own Buffer, share int) error 
 	return r.give(ctx, transport.Share(full, r.rank, share).Bytes(), own.Bytes())
 }
 
-// give copies own to dst, unless it is there, and sends it to all others, block by block: it comes
-// from memory once, and is summed once for all.
+// give copies own to dst, unless it is there, and sends it to all others, block by block. So it is
+// read from memory once, and its checksum is computed once for all.
 func (r *remote) give(ctx context.Context, dst, own []byte) error {
 	sum, there := uint32(0), unsafe.SliceData(dst) == unsafe.SliceData(own)
 	for lo := 0; ; lo += stretch {
@@ -147,9 +146,9 @@ func (r *remote) give(ctx context.Context, dst, own []byte) error {
 	}
 }
 
-// gatherDoubling is gather after Bruck: at distance k a rank passes on the parts
-// of itself and the k-1 ranks to its left. They lie in the stage in that order,
-// its own first, each as long as share.
+// gatherDoubling is gather after Bruck: at distance k a rank passes on its own part and the parts
+// of the k-1 ranks to its left. They are in the stage in that order, its own first, each as long as
+// share.
 func (r *remote) gatherDoubling(ctx context.Context, full, own Buffer, share int) error {
 	n := share * own.DType().Size()
 	stage := r.staging(r.size * n)
@@ -193,7 +192,7 @@ func (r *remote) gatherRing(ctx context.Context, full, own Buffer, share int) er
 				return err
 			}
 			switch {
-			case k == r.size-1: // it has been around
+			case k == r.size-1: // it has gone around
 			case lo == 0:
 				r.pass(from, pieces, to, piece{of: r.frame, round: roundGather + roundSteps + uint16(k+1), length: len(b), body: b[:hi]})
 			default:
@@ -234,7 +233,7 @@ func (r *remote) Staging(d DType, n int) int {
 		staged = 2 * r.size * lines(r.size*bytes)
 	}
 	if whole := r.size * bytes; whole <= r.wholeSums() && r.size < manyRanks {
-		staged = max(staged, 2*r.size*lines(whole)) // what small AllReduces gather
+		staged = max(staged, 2*r.size*lines(whole)) // small AllReduces gather that much
 	}
 	return max(staged, leastStage)
 }
@@ -250,8 +249,8 @@ func bufferOf(b []byte, d DType) Buffer {
 	return transport.HostMemory(unsafe.Pointer(unsafe.SliceData(b)), len(b)/d.Size(), d)
 }
 
-// reduceLarge reduces the parts of src, of share elements each, and leaves that of
-// this rank in dst, which may be that part of src.
+// reduceLarge reduces the parts of src, of share elements each, and leaves this rank's part in dst,
+// which may be that part of src.
 func (r *remote) reduceLarge(ctx context.Context, dst, src Buffer, share int, op Op) error {
 	if r.plan(transport.KindReduceScatter, len(src.Bytes())) == halving {
 		return r.halve(ctx, dst, src, share, op)
@@ -259,8 +258,8 @@ func (r *remote) reduceLarge(ctx context.Context, dst, src Buffer, share int, op
 	return r.scatter(ctx, dst, src, share, op)
 }
 
-// scatter is reduceLarge between few ranks. Each rank sends to every owner
-// its part; the owner sums one block of all ranks while the next one comes.
+// scatter is reduceLarge between few ranks. Each rank sends every owner its part. The owner sums
+// one block of all ranks while the next one arrives.
 func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op) error {
 	size := dst.DType().Size()
 	step := min(block/size, max(dst.Len(), 1))
@@ -303,8 +302,8 @@ func (r *remote) scatter(ctx context.Context, dst, src Buffer, share int, op Op)
 	}
 }
 
-// allReduce gathers small tensors and sums them everywhere; of large ones every
-// rank sums a part, in whole cache lines.
+// allReduce gathers small tensors and sums them everywhere. For large tensors every rank sums a
+// part, in whole cache lines.
 func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 	bytes := len(buf.Bytes())
 	if bytes > r.wholeSums() {
@@ -317,8 +316,8 @@ func (r *remote) allReduce(ctx context.Context, buf Buffer, op Op) error {
 	return r.reduceAll(ctx, buf, buf, op)
 }
 
-// gatherSums collects in buf the part of every rank, of share elements; the last ranks may have
-// fewer or none. After halve it stages no more than that, and connects to as few.
+// gatherSums collects the part of every rank, of share elements, in buf; the last ranks may have
+// fewer or none. After halve it stages no more memory than halve, and connects to as few ranks.
 func (r *remote) gatherSums(ctx context.Context, buf Buffer, share int) error {
 	own := transport.Share(buf, r.rank, share)
 	if r.plan(transport.KindReduceScatter, len(buf.Bytes())) != halving {
@@ -331,8 +330,8 @@ func (r *remote) gatherSums(ctx context.Context, buf Buffer, share int) error {
 	return r.gatherRing(ctx, buf, own, share)
 }
 
-// reduceAll reduces what is small, the src of all ranks, to dst: as much of it as belongs to this
-// rank, which is all if dst is as long. Fewer than manyRanks gather it.
+// reduceAll reduces a small src of all ranks to dst: only the share of this rank, or all of it if
+// dst is as long. Fewer than manyRanks gather it.
 func (r *remote) reduceAll(ctx context.Context, dst, src Buffer, op Op) error {
 	if r.size >= manyRanks {
 		return r.reduceSteps(ctx, dst, src, op)
@@ -366,9 +365,9 @@ func (r *remote) broadcast(ctx context.Context, buf Buffer, root int) error {
 	return r.broadcastTree(ctx, b, root)
 }
 
-// broadcastTree passes b on along a binomial tree: those less than k places after the root have b
-// before the step at distance k, and pass it on in that one. In the messages by which ranks would
-// agree as in disseminate the others answer late.
+// broadcastTree passes b along a binomial tree: the ranks less than k places after the root have b
+// before the step at distance k, and pass it on in that step. The other ranks answer late, in the
+// messages by which ranks would agree in disseminate.
 func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
 	passes := func(rank, k int) bool {
 		d := (rank + r.size - root) % r.size
@@ -385,10 +384,10 @@ func (r *remote) broadcastTree(ctx context.Context, b []byte, root int) error {
 	return nil
 }
 
-// broadcastChain passes b on from the root to the right. The last rank closes the ring with an
-// empty message before it waits for anything, so that all neighbours compare their calls, and
-// answers when it has b: then all have made the call. That is late, and until then the root is one
-// broadcast ahead at most.
+// broadcastChain passes b from the root to the right. The last rank closes the ring with an empty
+// message before it waits for anything, so that all neighbours compare their calls. It answers when
+// it has b: then all ranks have made the call. This answer is late, and until it arrives the root
+// is one broadcast ahead at most.
 func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 	to, from := r.right(1), r.left(1)
 	last := to == root
@@ -413,8 +412,8 @@ func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 // nobody is the rank before the first of a chain, and after the last.
 const nobody = -1
 
-// relay receives b and passes it on in blocks, and calls each, if there is one, with the bounds of
-// every block that is here. The header does not wait for payload. To settle is left to the caller.
+// relay receives b and passes it on in blocks. It calls each, if not nil, with the bounds of every
+// block that has arrived. The header does not wait for payload. The caller must settle.
 func (r *remote) relay(ctx context.Context, b []byte, from, to int, each func(lo, hi int) error) error {
 	switch {
 	case to == nobody:

@@ -8,26 +8,24 @@ import (
 	"hash/crc32"
 )
 
-// frame heads every message between two ranks of a socket group. It carries
-// the whole call, so that whoever receives it knows at once whether the sender
-// does the same thing, and can say what it does instead.
+// frame heads every message between two ranks of a socket group. It carries the whole call, so the
+// receiver notices at once whether the sender makes another call, and can report which.
 //
 // On the wire, little-endian:
 //
 //	0 magic | 4 CRC-32C of the rest | 8 group | 16 seq | 24 length (47 bits), summed (1 bit) | 30 round | 32 call
 //
-// The payload follows. Its length is no news to the receiver, who checks it
-// against its own call and never allocates by it. Then comes its checksum, 4 bytes,
-// if payloads are summed and this one is not empty. It is a trailer because a rank
-// that passes blocks on sends the header before it has the payload, and because each
-// block is summed when it is sent, so that it is read from memory once. A block that is passed on
-// keeps the sum it came with.
+// The payload follows. The receiver checks its length against its own call and never allocates by
+// it. Then comes its checksum, 4 bytes, if payloads are summed and this one is not empty. The
+// checksum is a trailer because a rank that passes blocks on sends the header before it has the
+// payload, and because each block is summed when it is sent, so that it is read from memory once. A
+// block that is passed on keeps its original sum.
 type frame struct {
 	group  uint64
 	seq    uint64
 	length int                           // bytes of payload
 	summed bool                          // a checksum follows every payload
-	round  uint16                        // tells the messages of a collective apart
+	round  uint16                        // distinguishes the messages of a collective
 	call   [transport.SignatureSize]byte // encoded Signature
 }
 
@@ -55,7 +53,7 @@ func (f *frame) put(b *[frameSize]byte) {
 	binary.LittleEndian.PutUint32(b[4:], crc32.Checksum(b[8:], castagnoli))
 }
 
-// parse decodes a frame. Bytes that put has not written are an error.
+// parse decodes a frame. It returns an error for bytes that put has not written.
 func (f *frame) parse(b *[frameSize]byte) error {
 	if magic := binary.LittleEndian.Uint32(b[0:]); magic != frameMagic {
 		if version := byte(magic >> 24); magic<<8 == frameMagic<<8&(1<<32-1) && version >= '1' && version <= '9' {
@@ -74,8 +72,7 @@ func (f *frame) parse(b *[frameSize]byte) error {
 	return nil
 }
 
-// compare checks the frame got from rank peer against the one that is due, f, of
-// rank self.
+// compare checks the frame got from rank peer against f, the frame that rank self expects.
 func (f *frame) compare(got *frame, name string, self, peer int) error {
 	broken := func(format string, args ...any) error {
 		return &RankError{Group: name, Rank: peer, Err: fmt.Errorf("broken stream to rank %d: "+format, append([]any{self}, args...)...)}
@@ -106,7 +103,7 @@ func (f *frame) compare(got *frame, name string, self, peer int) error {
 		return broken("%w", err)
 	}
 	calls := [2]string{mine.String(), theirs.String()}
-	if got.seq > f.seq { // had it called the same, it would have sent what is due first
+	if got.seq > f.seq { // with the same call, it would have sent the frame that is due first
 		calls[1] = fmt.Sprintf("something else, and %s as #%d", theirs, got.seq)
 	}
 	ranks := [2]int{self, peer}

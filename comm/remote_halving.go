@@ -12,8 +12,8 @@ import (
 
 // Sums by halving
 //
-// A large reduction of many ranks goes along the canonical tree. A shard is what one rank has in
-// the end; its number is that of the rank.
+// A large reduction of many ranks follows the canonical tree. A shard is the part that one rank has
+// in the end; its number is the number of the rank.
 //
 //	blocks   A block is radix ranks in a row, or what is left at the end: a subtree. Each of its b
 //	         ranks gets from the others their contributions to N/b shards, and sums them.
@@ -21,41 +21,43 @@ import (
 //	         holds, and passes the sums of the rest on to the ranks of the other side that hold
 //	         them from then on.
 //
-// [holder] says which rank of a subtree holds a shard. Between sides of 2^k ranks each that is
-// the same rank, or the one at distance 2^k, and both give away half of what they hold (recursive
+// [holder] returns which rank of a subtree holds a shard. Between sides of 2^k ranks each it is the
+// same rank, or the rank at distance 2^k, and both give away half of their shards (recursive
 // halving, see Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005).
 // All ranks together send N-1 tensors, as if each sent to all. But a rank connects to radix-1 +
-// log2(N/radix) others, and its neighbours. Ranks of a last subtree that is shorter than the one
-// beside it hold more shards each, and so have several partners there: in the worst case, of
-// N = 2^k+1, the last rank has all the others, and each of these one more.
+// log2(N/radix) others, and its neighbours. Ranks of a last subtree that is shorter than its
+// sibling hold more shards each, and so have several partners there: in the worst case, N = 2^k+1,
+// the last rank has all the others as partners, and each of these has one more.
 //
-// Of 16-bit floats contributions travel in blocks and sums, of float32, between them: a
-// sixteenth of the elements.
+// Contributions of 16-bit floats travel as they are within blocks, and sums travel as float32
+// between blocks: a sixteenth of the elements.
 //
 // Stripes. A reduction is cut into stripes, the same elements of every shard, of stripeBytes in
-// all. So what is staged does not grow with N. Contributions to the next stripe are on their way
-// while this one is merged.
+// all. So the staging memory does not grow with N. Contributions to the next stripe travel while
+// the current one is merged.
 //
-// Two ranks that exchange anything do so at one level only: one message in each direction for
-// every stripe, even if it is empty. So the message of a rank for the next stripe tells that it has
-// received what was sent to it for this one, and [exchange.await] counts stripes. What messages are
-// sent from is there twice, for stripes in turn.
+// Two ranks exchange messages at one level only: one message in each direction for every stripe,
+// even if it is empty. So the message of a rank for the next stripe shows that it has received the
+// messages for the current one, and [exchange.await] counts stripes. The buffers that messages are
+// sent from exist twice, for stripes in turn.
 
 const (
-	// Ranks that exchange contributions. Half as many would send twice as many sums, which are
-	// larger than contributions of 16 bits; twice as many would have twice the connections.
+	// Ranks that exchange contributions. With half as many, ranks would send twice as many sums,
+	// which are larger than contributions of 16 bits; with twice as many, they would have twice the
+	// connections.
 	radix = 16
-	// Bytes of a stripe. Messages in a block of ranks are a sixteenth of it, and those of merges
-	// half, a quarter and so on of that: 16 KiB in the last one of 1,024 ranks. A quarter of it
-	// takes a fifth longer where there are many stripes. What is staged is less than for direct
-	// sums of 64 ranks.
+	// Bytes of a stripe. Messages in a block of ranks are a sixteenth of it, and messages of merges
+	// half, a quarter and so on of that: 16 KiB in the last merge of 1,024 ranks. A quarter of it
+	// takes a fifth longer if there are many stripes. It stages less memory than direct sums of 64
+	// ranks.
 	stripeBytes = 16 << 20
-	// Bytes of a shard in a stripe that are not worth a system call: they are put together.
+	// Bytes of a shard in a stripe below which a system call does not pay: they are packed
+	// together.
 	straight = 8 << 10
 )
 
-// holder returns which rank of s holds the sum over s of shard j: j itself if it is in s, and the
-// holder of one of both halves in any case.
+// holder returns the rank of s that holds the sum over s of shard j: j itself if it is in s, and in
+// any case the holder in one of both halves.
 func holder(s transport.Span, j int) int {
 	for s.Ranks() > 1 {
 		mid := s.Middle()
@@ -68,15 +70,15 @@ func holder(s transport.Span, j int) int {
 	return s.Lo
 }
 
-// route is what a rank does for every stripe.
+// route is the part of a rank in every stripe.
 type route struct {
 	once   sync.Once
 	block  transport.Span // the ranks that exchange contributions with this one
-	order  []uint16       // all shards, by who holds them in the block, see set
-	first  []int          // where those of each rank of the block begin in order, and the end
-	mine   []uint16       // those of this rank, in order
+	order  []uint16       // all shards, by their holder in the block, see set
+	first  []int          // where the shards of each rank of the block begin in order, and the end
+	mine   []uint16       // the shards of this rank, in order
 	merges []merge
-	at     []int // where mine begin in the stripe under way, in elements, and the end
+	at     []int // where mine begin in the current stripe, in elements, and the end
 }
 
 // merge is one level of the tree, for a rank.
@@ -89,14 +91,14 @@ type merge struct {
 // partner is a rank of the other side. Numbers are indices of mine.
 type partner struct {
 	rank   int
-	lo, hi int      // whose sums it gets
-	gets   [][2]int // from which on, and up to which, it has sums for this one
+	lo, hi int      // the sums that it gets
+	gets   [][2]int // the ranges of sums that it has for this rank
 }
 
-// set sets rt for rank of n. The shards of a rank are in such an order that those come first
-// that stay in the first merge, of these those that stay in the second and so on. Then those
-// follow that it gives away, by who gets them, in the order of that rank. So whatever a merge
-// keeps, or gives to one rank, is in one piece.
+// set sets rt for rank of n. Of the shards of a rank, the ones that stay in the first merge come
+// first; among these, the ones that stay in the second, and so on. Then follow the shards that it
+// gives away, by receiver, in the order of that rank. So the shards that a merge keeps, or gives to
+// one rank, are in one piece.
 func (rt *route) set(n, rank int) {
 	lo := rank / radix * radix
 	rt.block = transport.Span{Lo: lo, Hi: min(lo+radix, n)}
@@ -137,8 +139,8 @@ func levelsOf(all, block transport.Span) (levels []transport.Span) {
 	}
 }
 
-// compareShards orders shards by who holds them at each level, from the lowest on. Those come first
-// that stay where they are.
+// compareShards orders shards by their holder at each level, from the lowest on. Shards that stay
+// where they are come first.
 func compareShards(levels []transport.Span, a, b int) int {
 	with := -1 // no rank: all have come to where they are
 	for _, s := range levels {
@@ -156,8 +158,8 @@ func compareShards(levels []transport.Span, a, b int) int {
 	return 0
 }
 
-// newMerge returns what rank does when side, which it is in, becomes a part of whole. held are the
-// shards that it holds in side.
+// newMerge returns the work of rank when side, which it is in, becomes a part of whole. held are
+// the shards that it holds in side.
 func newMerge(side, whole transport.Span, rank int, held []uint16) merge {
 	mid := whole.Middle()
 	m := merge{left: side.Lo == whole.Lo, kept: len(held)}
@@ -199,13 +201,13 @@ type stripe struct {
 	lo, hi int
 }
 
-// of returns those of a shard; there are fewer, or none, at the end of the tensor.
+// of returns the elements of a shard in s; there are fewer, or none, at the end of the tensor.
 func (s stripe) of(shard int) Buffer {
 	b := transport.Share(s.src, shard, s.share)
 	return b.Part(min(s.lo, b.Len()), min(s.hi, b.Len()))
 }
 
-// bytes returns how many some shards have in s.
+// bytes returns the number of bytes of some shards in s.
 func (s stripe) bytes(shards []uint16) (n int) {
 	for _, j := range shards {
 		n += len(s.of(int(j)).Bytes())
@@ -221,14 +223,14 @@ func (s stripe) next(step int) stripe {
 // routeStage is the memory of a reduction by halving.
 type routeStage struct {
 	step  int       // elements of each shard in a stripe
-	packs [2][]byte // contributions for others, if they are put together, for stripes in turn
-	got   []byte    // those of the others of the block
+	packs [2][]byte // contributions for others, if they are packed, for stripes in turn
+	got   []byte    // contributions of the others in the block
 	sums  [2]Buffer // of the shards that this rank holds, for stripes in turn
 	room  Buffer    // sums of another subtree
 	bytes int
 }
 
-// memory divides memory, which is nil to know how much, for shards of share elements.
+// memory divides memory for shards of share elements. If memory is nil, it only computes the size.
 func (rt *route) memory(memory []byte, d DType, share, stripeBytes int) (m routeStage) {
 	as := d
 	if d.IsFloat() && d.Size() < 4 {
@@ -259,12 +261,12 @@ func (rt *route) memory(memory []byte, d DType, share, stripeBytes int) (m route
 		m.room = bufferOf(take(rt.merges[0].kept*sum), as)
 	}
 	if wide == most {
-		m.bytes = max(m.bytes, len(rt.order)*wide) // gatherSums takes that
+		m.bytes = max(m.bytes, len(rt.order)*wide) // gatherSums needs that much
 	}
 	return m
 }
 
-// routed returns how this rank takes part in reductions by halving.
+// routed returns this rank's route in reductions by halving.
 func (r *remote) routed() *route {
 	r.route.once.Do(func() { r.route.set(r.size, r.rank) })
 	return &r.route
@@ -314,8 +316,8 @@ func (r *remote) halve(ctx context.Context, dst, src Buffer, share int, op Op) e
 	}
 }
 
-// contribute queues the messages of a stripe in the block. What is for one rank is put together in
-// pack, if there is one; what comes from others goes to got, in the order of ranks.
+// contribute queues the messages of a stripe in the block. It packs the data for one rank in pack,
+// if not nil. Data from other ranks goes to got, in the order of ranks.
 func (r *remote) contribute(rt *route, s stripe, pack, got []byte) {
 	b, i, n := rt.block.Ranks(), r.rank-rt.block.Lo, s.bytes(rt.mine)
 	for k := 1; k < b; k++ {
@@ -332,8 +334,8 @@ func (r *remote) contribute(rt *route, s stripe, pack, got []byte) {
 	}
 }
 
-// sendPacked queues a message with a stripe of some shards, which it copies to pack, and returns
-// the rest of pack.
+// sendPacked copies a stripe of some shards to pack, queues it as a message, and returns the rest
+// of pack.
 func (r *remote) sendPacked(to int, s stripe, list []uint16, pack []byte) (rest []byte) {
 	n, sum := 0, uint32(0)
 	for _, j := range list {
@@ -350,7 +352,7 @@ func (r *remote) sendPacked(to int, s stripe, list []uint16, pack []byte) (rest 
 	return pack[n:]
 }
 
-// from returns where the n bytes are that rank i of the block gets from another one.
+// from returns the place of the n bytes that rank i of the block gets from another one.
 func (rt *route) from(other, i int, got []byte, n int) []byte {
 	if other > i {
 		other--
@@ -358,7 +360,7 @@ func (rt *route) from(other, i int, got []byte, n int) []byte {
 	return got[other*n : (other+1)*n]
 }
 
-// sumBlock sets sums to those of the block, of the shards that this rank holds.
+// sumBlock sets sums to the sums of the block, for the shards that this rank holds.
 func (r *remote) sumBlock(rt *route, s stripe, sums Buffer, got []byte, op Op) {
 	i, n := r.rank-rt.block.Lo, s.bytes(rt.mine)
 	for k, j := range rt.mine {
@@ -376,8 +378,8 @@ func (r *remote) sumBlock(rt *route, s stripe, sums Buffer, got []byte, op Op) {
 	clear(r.reducer.Sources)
 }
 
-// merge sends the sums of a stripe that others hold from now on, and adds those of the other
-// subtree to the rest. k messages of every rank have come then.
+// merge sends the sums of a stripe that other ranks hold from now on, and adds the sums of the
+// other subtree to the rest. k messages of every rank have arrived then.
 func (r *remote) merge(
 	ctx context.Context, rt *route, m *merge, sums, room Buffer, op Op, k int,
 ) error {

@@ -11,24 +11,23 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// hosts is how a group lies on several hosts, one after the other, of which one at
-// least has several ranks. Ranks of a host share memory, so every byte crosses the
-// network once per host, not once per rank, over the connections of all ranks:
+// hosts describes a group on several hosts, with consecutive ranks on each, of which at least one
+// host has several. Ranks of a host share memory, so every byte crosses the network once per host,
+// not once per rank, over the connections of all ranks:
 //
 //	all-gather      own host, from each rank to its mate on every other host, inside that
 //	reduce-scatter  sums inside the host, to the owners, sum of the partial sums
 //	broadcast       from the root along its mates, from these inside their hosts, block by block
 //
-// A gather takes no such steps: it sends no byte twice anyway.
+// A gather needs no such steps: it sends no byte twice anyway.
 //
-// The sums have the bits of the canonical tree: what the ranks of a host sum are the
-// largest subtrees that lie within it. There is one if each host has the same power of
-// two of ranks, and at most 2 log2 of its ranks for any other number. Partial sums of
-// 16-bit floats travel as float32, which is twice the bytes of one contribution. So
-// subtrees of two ranks send their contributions as they are.
+// The sums have the bits of the canonical tree: the ranks of a host sum the largest subtrees within
+// it. There is one if each host has the same power of two of ranks, and at most 2 log2 of its ranks
+// for any other number. Partial sums of 16-bit floats travel as float32, which is twice the bytes
+// of one contribution. So subtrees of two ranks send their contributions as they are.
 type hosts struct {
 	local Group            // the ranks of this host
-	tree  Group            // those of them that are a subtree with this rank; nil if it is one by itself
+	tree  Group            // its ranks that are a subtree with this one; nil if it is one by itself
 	all   []transport.Span // the ranks of every host
 	host  int              // this one
 	rank  int              // this one, in the whole group
@@ -67,9 +66,8 @@ func (h *hosts) mine(index int) transport.Span {
 	return h.sums[index][slices.IndexFunc(h.sums[index], func(s transport.Span) bool { return h.rank < s.Hi })]
 }
 
-// findHosts returns how l lies on hosts, nil if it is better treated as flat. All
-// ranks come to the same result, and none before all are connected: a rank may
-// leave the group as soon as it is made.
+// findHosts returns the hosts of l, nil if it is better treated as flat. All ranks come to the same
+// result, and none before all are connected: a rank may leave the group as soon as it is made.
 func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	all := hostsOf(len(l.ranks), func(r int) string { return l.session.mesh.Host(l.ranks[r]) })
 	able := []int32{0, 1}
@@ -82,8 +80,8 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 			able[0] = 1
 		}
 	}
-	// A host may have no shared memory, or fewer processors than ranks: what is done must not
-	// depend on which.
+	// A host may have no shared memory, or fewer processors than ranks: the decision must be the
+	// same on all hosts.
 	if err := r.Run(ctx, 0, &transport.Call{Kind: transport.KindAllReduce, Op: Min, Dst: Of(able), Src: Of(able)}); err != nil {
 		return nil, err
 	}
@@ -110,8 +108,8 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 	return h, err
 }
 
-// hostsOf returns the ranks of every host, of n in all. It returns nil if there is one
-// host, or one rank on each, or if ranks of a host are not in a row.
+// hostsOf returns the ranks of every host, of n in all. It returns nil if there is one host, or one
+// rank on each, or if ranks of a host are not consecutive.
 func hostsOf(n int, host func(rank int) string) (all []transport.Span) {
 	seen := map[string]bool{}
 	for r := range n {
@@ -153,15 +151,15 @@ func (h *hosts) own() transport.Span { return h.all[h.host] }
 func (h *hosts) after(k int) int  { return (h.host + k) % len(h.all) }
 func (h *hosts) before(k int) int { return (h.host + len(h.all) - k) % len(h.all) }
 
-// mate returns the rank of another host that stands for a rank of host from. Between
-// hosts of the same size each rank has a mate of its own.
+// mate returns the rank of another host that stands for a rank of host from. Between hosts of the
+// same size each rank has its own mate.
 func (h *hosts) mate(host, from, rank int) int {
 	there, here := h.all[host], h.all[from]
 	return there.Lo + (rank-here.Lo)*there.Ranks()/here.Ranks()
 }
 
-// stop ends what the ranks of this host do together. Why, the others will hear in
-// the whole group: for them it is as if a connection had ended.
+// stop ends the operations of the ranks of this host. The others get the reason in the whole group:
+// for them it is as if a connection had ended.
 func (h *hosts) stop() {
 	for _, g := range []Group{h.local, h.tree} {
 		if g != nil {
@@ -170,8 +168,8 @@ func (h *hosts) stop() {
 	}
 }
 
-// suits reports whether a collective of so many bytes is large enough to pay for
-// the agreement that comes first, and sends fewer bytes between hosts.
+// suits reports whether a collective of this many bytes is large enough to pay for the agreement
+// that comes first, and sends fewer bytes between hosts.
 func (h *hosts) suits(kind transport.Kind, op Op, d DType, bytes int) bool {
 	switch kind {
 	case transport.KindBarrier, transport.KindSplit, transport.KindGather, transport.KindAllToAll:
@@ -183,7 +181,7 @@ func (h *hosts) suits(kind transport.Kind, op Op, d DType, bytes int) bool {
 	}
 }
 
-// summing returns what to sum before it travels, an index of hosts.sums.
+// summing returns which spans to sum before they travel: an index of hosts.sums.
 func summing(op Op, d DType) int {
 	switch {
 	case op == Max || op == Min || !d.IsFloat():
@@ -267,16 +265,16 @@ func (r *remote) hostGather(ctx context.Context, full, own Buffer) error {
 // widened is how many elements of each contribution are widened at a time.
 const widened = block / 4
 
-// A partial is what one span sums of the elements that the ranks of a host own: each
-// rank of the span an equal part of them. Where they cannot be cut equally, the parts
-// begin or end with a few elements of other hosts, which go nowhere.
+// A partial is the sum by one span of the elements that the ranks of a host own. Each rank of the
+// span sums an equal part of them. If they cannot be cut equally, the parts begin or end with a few
+// elements of other hosts, which are not used.
 type partial struct {
 	sum    transport.Span
 	lo, n  int // the first element, and the number of each part
 	shares int // elements of each owner
 }
 
-// partial returns what sum does for the owners on a host.
+// partial returns the part of sum for the owners on a host.
 func (h *hosts) partial(sum transport.Span, host, share int) partial {
 	s, all := h.all[host], h.all[len(h.all)-1].Hi*share
 	n := (s.Ranks()*share + sum.Ranks() - 1) / sum.Ranks()
@@ -293,17 +291,17 @@ func (p partial) between(from, owner int) (lo, hi int) {
 	return lo, max(lo, hi)
 }
 
-// partials is the memory of a reduce-scatter by hosts: a sum of every span for the elements
-// that this rank owns, the sums of this rank's span for every host, and a block of this
-// span's contributions, if these have to be widened.
+// partials is the memory of a reduce-scatter by hosts: a sum of every span for the elements that
+// this rank owns, the sums of this rank's span for every host, and a block of this span's
+// contributions, if these must be widened.
 type partials struct {
 	in, out []Buffer // by span, by host
 	block   Buffer
 	bytes   int
 }
 
-// stagingOf divides memory for a share of n elements, which is nil to know how much. Nothing
-// is staged of a contribution of this rank by itself.
+// stagingOf divides memory for a share of n elements. If memory is nil, it only computes the size.
+// A contribution of this rank by itself is not staged.
 func (h *hosts) stagingOf(memory []byte, index, n int, d DType) (s partials) {
 	add := func(list []Buffer, n, ranks int) []Buffer {
 		as := d
@@ -394,8 +392,8 @@ func (r *remote) hostScatter(ctx context.Context, dst, src Buffer, op Op) error 
 	return nil
 }
 
-// sum leaves this rank's part of the sum of the subtree's sources in out, which may be of
-// a wider type. Then it widens them a block at a time.
+// sum leaves this rank's part of the sum of the subtree's sources in out, which may have a wider
+// type: then it widens the sources a block at a time.
 func (h *hosts) sum(ctx context.Context, out, src, wide Buffer, op Op) error {
 	if op == Avg {
 		op = Sum // the average is taken once, at the end
@@ -428,8 +426,8 @@ func widen(dst []float32, src Buffer) {
 	half.Widen(dst, transport.View[F16](src))
 }
 
-// hostReduce is an all-reduce of buf. What is left when every rank has taken the
-// same number of cache lines is too little to travel in steps.
+// hostReduce is an all-reduce of buf. After every rank has taken the same number of cache lines,
+// the rest is too small to travel in steps.
 func (r *remote) hostReduce(ctx context.Context, buf Buffer, op Op) error {
 	line := 64 / buf.DType().Size()
 	share := buf.Len() / r.size / line * line

@@ -13,8 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
-// newRemote makes the group of l over TCP. All its ranks call it. It hears of
-// failures from the beginning, so that no rank waits for one that will not come.
+// newRemote makes the group of l over TCP. All its ranks call it. It receives failures from the
+// beginning, so that no rank waits for one that will not come.
 func newRemote(ctx context.Context, l *link) (Group, error) {
 	cfg := &l.session.cfg
 	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(cfg.Timeout, defaultTimeout), cfg.Summed)
@@ -71,10 +71,10 @@ func (r *remote) join(ctx context.Context, l *link) (err error) {
 	return nil
 }
 
-// waiting is how a rank of l looks for what a pump moves before it sleeps.
+// waiting returns how a rank of l polls for the data that a pump moves before it sleeps.
 func (l *link) waiting(p pump) backoff.Policy {
 	if l.session.mesh.Modelled() {
-		return backoff.Policy{} // time may stand still while somebody looks
+		return backoff.Policy{} // time may stand still while a rank polls
 	}
 	w := backoff.Policy{Eager: eager, Processes: true, Alone: alone}
 	if l.crowded() {
@@ -94,5 +94,5 @@ func (l *link) crowded() bool {
 			neighbours++
 		}
 	}
-	return neighbours > runtime.NumCPU() && !l.session.mesh.Modelled() // whose hosts are not there
+	return neighbours > runtime.NumCPU() && !l.session.mesh.Modelled() // whose hosts do not exist
 }

@@ -11,19 +11,19 @@ import (
 // Lanes
 //
 // Two ranks have one connection or, if one of them listens on several network interfaces, one over
-// each pair of these: lanes. What they say is one stream, of which a chunk goes over the first
-// lane, the next over the second, and so on, around. The kernel keeps many chunks of every lane on
-// the way while one end writes and the other reads in this order, so all carry bytes at the same
-// time. A slower one slows down all, and one that carries nothing any more ends the stream with an
-// error that says which.
+// each pair of these: lanes. Their data is one stream. One chunk of it goes over the first lane,
+// the next over the second, and so on, around. The kernel keeps many chunks of every lane in flight
+// while one end writes and the other reads in this order, so all carry bytes at the same time. A
+// slower lane slows down all. A lane that carries nothing any more ends the stream with an error
+// that names it.
 
 // chunk is how many bytes go over one of several lanes before the next one's turn.
 const chunk = 64 << 10
 
-// turn is how far one direction of a stream is: so many bytes of the chunk on this lane.
+// turn is the position in one direction of a stream: moved bytes of the chunk on this lane.
 type turn struct{ lane, moved int }
 
-// room returns how many of n bytes may go over the lane that is on.
+// room returns how many of n bytes may go over the current lane.
 func (t *turn) room(n, lanes int) int {
 	if lanes > 1 {
 		n = min(n, chunk-t.moved)
@@ -31,7 +31,7 @@ func (t *turn) room(n, lanes int) int {
 	return n
 }
 
-// pass notes that n bytes have gone over it, as many as there is room for at most.
+// pass records that n bytes have gone over the current lane, at most as many as there is room for.
 func (t *turn) pass(n, lanes int) {
 	if lanes == 1 {
 		return

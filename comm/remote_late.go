@@ -11,38 +11,38 @@ import (
 
 // Late answers
 //
-// Of the messages of a small broadcast or gather most are empty. They say that a rank makes the
-// same call, and to write one of them costs as much as the one with the payload. So whoever has one
-// to send, an answer, sends it with what goes to that rank next, and whoever has one to receive
-// does not wait for it: a root returns from a broadcast, and the others from a gather, when they
-// have sent their payload. The stream between two ranks has the same messages in the same order as
-// if nobody were late, and each header is compared with the call that it belongs to. So calls that
-// differ are an error all the same, of a later collective where this one was complete on a rank.
+// Most messages of a small broadcast or gather are empty. They say that a rank makes the same call,
+// and writing one costs as much as writing the message with the payload. So a rank sends such a
+// message, an answer, together with its next message to that rank, and receivers do not wait for
+// answers. A root returns from a broadcast, and the others from a gather, when they have sent their
+// payload. The stream between two ranks has the same messages in the same order as without late
+// answers, and each header is compared with its own call. So calls that differ are still an error,
+// but of a later collective if this one was complete on a rank.
 //
 // An answer is sent, at the latest,
 //
-//   - when the rank waits for longer than it spins: the one that it waits for may do the same;
+//   - when the rank waits for longer than it spins: the rank that it waits for may do the same;
 //   - when its collective is lateAnswer collectives ago;
 //   - when the rank has issued nothing more for a while, see Confirmer, or closes the group.
 //
-// A rank waits for one that is latestAnswer collectives ago, or for all if it cannot send for a
-// second, see stuck. So no rank is further ahead of those that it exchanges messages with, of all
-// others in a tree at most log2 N times as far, and a difference is known at most so many calls
-// later. A rank that closes the group waits for the answers to itself for a while, as it does for
-// what it has issued.
+// A rank waits for an answer that is latestAnswer collectives old, or for all answers if it cannot
+// send for a second, see stuck. So no rank is further ahead of the ranks that it exchanges messages
+// with, and in a tree it is at most log2 N times as far ahead of the others. A difference is known
+// at most that many calls later. A rank that closes the group waits for the answers to itself for a
+// while, as it does for the collectives that it has issued.
 //
-// Connections take small payloads whether the other end reads them or not. What is larger has more
-// than answers: two that both give see it when they are stuck, and in a chain, whose root might be
-// done while somebody sends to it, neighbours exchange headers as in every collective. The last
-// rank of a chain answers its root late.
+// Connections take small payloads whether the other end reads them or not. Larger collectives have
+// more than answers: two ranks that both send notice it when they are stuck, and in a chain, whose
+// root might be done while another rank sends to it, neighbours exchange headers as in every
+// collective. The last rank of a chain answers its root late.
 const (
 	lateAnswer   = 16
 	latestAnswer = 32
-	keptFrames   = latestAnswer + 2 // of the collective under way, and of those of late answers
+	keptFrames   = latestAnswer + 2 // of the current collective, and of late answers
 	noSeq        = math.MaxUint64   // later than all collectives
 )
 
-// sendIf queues b to a rank that needs it, or an answer to one that does not.
+// sendIf queues b to a rank that needs it, or an answer to a rank that does not.
 func (x *exchange) sendIf(needed bool, to int, round uint16, b []byte) {
 	if needed {
 		x.send(to, round, len(b), b)
@@ -51,7 +51,8 @@ func (x *exchange) sendIf(needed bool, to int, round uint16, b []byte) {
 	x.port(to).out.add(piece{of: x.frame, round: round, late: true})
 }
 
-// receiveIf queues where to put what this rank needs of another, or the answer if it needs nothing.
+// receiveIf queues memory for the data that this rank needs from another, or for the answer if it
+// needs none.
 func (x *exchange) receiveIf(needed bool, from int, round uint16, b []byte) {
 	if needed {
 		x.receive(from, round, len(b), b)
@@ -60,8 +61,8 @@ func (x *exchange) receiveIf(needed bool, from int, round uint16, b []byte) {
 	x.port(from).in.add(piece{of: x.frame, round: round, late: true})
 }
 
-// answer lets late answers be sent, to those ranks to which one of a collective up to seq is due.
-// It reports whether there are any.
+// answer releases late answers to the ranks that are due one from a collective up to seq. It
+// reports whether there are any.
 func (x *exchange) answer(seq uint64) (some bool) {
 	for _, p := range x.used {
 		q := &p.out
@@ -73,7 +74,7 @@ func (x *exchange) answer(seq uint64) (some bool) {
 	return some
 }
 
-// expect makes the answers of all collectives up to seq something to wait for. It reports whether
+// expect makes this rank wait for the answers of all collectives up to seq. It reports whether
 // there are any.
 func (x *exchange) expect(seq uint64) (some bool) {
 	for _, p := range x.used {
@@ -89,9 +90,10 @@ func (x *exchange) expect(seq uint64) (some bool) {
 	return some
 }
 
-// stuck is for a rank that has long waited in vain. If it cannot send, as a rank does not read, that
-// one may be the same: both give, as they have made different calls, and only the headers that they
-// do not wait for say so. Now it waits for them, and stuck reports whether there are any.
+// stuck is called by a rank that has waited in vain for long. If it cannot send because a peer does
+// not read, the peer may be in the same state: both send because they have made different calls,
+// and only the headers that they do not wait for show it. stuck makes the rank wait for them, and
+// reports whether there are any.
 func (x *exchange) stuck() bool {
 	full := slices.ContainsFunc(x.used, func(p *port) bool { return !p.out.done() && !p.absent.Load() })
 	return full && x.expect(noSeq)
@@ -110,8 +112,8 @@ func (x *exchange) age(seq uint64) {
 	}
 }
 
-// unheard forgets the answers to a rank that takes nothing more, as it has left, and reports
-// whether that is all there is to send.
+// unheard drops the answers to a rank that has left and takes nothing more, and reports whether
+// there is nothing else to send.
 func (p *port) unheard() bool {
 	q := &p.out
 	for _, left := range q.pieces[q.next:] {
@@ -167,5 +169,5 @@ func (r *remote) Confirm(ctx context.Context) error {
 	case errors.As(err, &lost):
 		return transport.ErrEnded
 	}
-	return nil // whoever has not answered comes too late
+	return nil // answers that have not arrived come too late
 }

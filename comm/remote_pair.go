@@ -5,9 +5,9 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// pairwise reports whether c is one message from every rank to every other, each of which is moved
-// as a whole. Such a collective is begun by queueing all of them, and has nothing else to do until
-// they are there.
+// pairwise reports whether c is one message from every rank to every other, each moved as a whole.
+// Such a collective begins by queueing all of them, and has nothing else to do until they have
+// arrived.
 func (r *remote) pairwise(c *transport.Call) bool {
 	own := len(c.Src.Bytes())
 	switch c.Kind {
@@ -44,7 +44,7 @@ func (r *remote) queue(c *transport.Call) {
 	}
 }
 
-// needs reports whether one rank needs what another one gives in c, or only an answer.
+// needs reports whether rank to needs the data of rank from in c, or only an answer.
 func needs(c *transport.Call, from, to int) bool {
 	switch c.Kind {
 	case transport.KindBroadcast:
@@ -55,7 +55,7 @@ func needs(c *transport.Call, from, to int) bool {
 	return true
 }
 
-// gives returns what this rank sends to another.
+// gives returns the data that this rank sends to another.
 func (r *remote) gives(c *transport.Call, to int) []byte {
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit:
@@ -78,7 +78,7 @@ func (r *remote) gives(c *transport.Call, to int) []byte {
 	return nil
 }
 
-// takes returns where this rank puts what another sends.
+// takes returns the memory for the data that another rank sends.
 func (r *remote) takes(c *transport.Call, from int) []byte {
 	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit, transport.KindAllToAll:
@@ -99,7 +99,7 @@ func (r *remote) takes(c *transport.Call, from int) []byte {
 	return nil
 }
 
-// given returns where what a rank gives belongs on the root of a gather.
+// given returns the place of a rank's data on the root of a gather.
 func given(c *transport.Call, rank int) Buffer {
 	at := 0
 	for _, count := range c.Counts[:rank] {
@@ -108,7 +108,7 @@ func given(c *transport.Call, rank int) Buffer {
 	return c.Dst.Part(at, at+c.Counts[rank])
 }
 
-// finish waits for what was queued, and does what is left of a pairwise collective.
+// finish waits for the queued messages, and does the rest of a pairwise collective.
 func (r *remote) finish(ctx context.Context, c *transport.Call) error {
 	if err := r.settle(ctx); err != nil {
 		return err
@@ -146,10 +146,10 @@ func (r *remote) finish(ctx context.Context, c *transport.Call) error {
 	return nil
 }
 
-// Begin implements [transport.Beginner]: what sockets take of small messages without waiting is sent by
-// whoever issues the collective, and a reader finds the rest in its socket. Where a second
-// goroutine would have to be woken for that, it would cost more than all the rest. Streams have
-// goroutines of their own, which may be in the caller's memory until Run has ended them.
+// Begin implements [transport.Beginner]. The goroutine that issues the collective sends as much of
+// small messages as sockets take without waiting, and a reader finds the rest in its socket. Waking
+// a second goroutine for that would cost more than all the rest. Streams have their own goroutines,
+// which may use the caller's memory until Run has ended them.
 func (r *remote) Begin(seq uint64, c *transport.Call) bool {
 	if _, own := r.pump.(*streams); own {
 		return false
@@ -162,12 +162,12 @@ func (r *remote) Begin(seq uint64, c *transport.Call) bool {
 	r.begun = true
 	if _, err := r.pump.push(r.arrived); err != nil {
 		r.failed = err
-		return false // whoever runs it says so at once
+		return false // the goroutine that runs it returns the error at once
 	}
 	return r.sent()
 }
 
-// sent reports whether all that is queued has been sent, but for late answers.
+// sent reports whether everything queued has been sent, except for late answers.
 func (r *remote) sent() bool {
 	for _, p := range r.used {
 		if !p.out.done() {

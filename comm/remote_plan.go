@@ -8,14 +8,13 @@ type algorithm uint8
 // The algorithms. N is the number of ranks, and a step the time a small message
 // takes.
 const (
-	// Everybody sends to everybody what it needs: one step, N-1 messages each.
+	// Every rank sends to every other what it needs: one step, N-1 messages each.
 	direct algorithm = iota
-	// In step k a rank passes on what it knows to the rank 2^k further: log2 N
-	// steps of one message. Barriers (dissemination), all-gathers (Bruck),
-	// broadcasts and gathers (both).
+	// In step k a rank passes its data on to the rank 2^k further: log2 N steps of one message.
+	// Barriers (dissemination), all-gathers (Bruck), broadcasts and gathers (both).
 	doubling
-	// Ranks pass on to the right what comes from the left, in blocks: N-1 steps,
-	// but every rank talks to two others only.
+	// Ranks pass data from the left on to the right, in blocks: N-1 steps, but every rank exchanges
+	// messages with two others only.
 	ring
 	// Large reductions: ranks in blocks of radix exchange contributions, pairs of blocks halves
 	// of their sums, then pairs of these and so on: 1 + log2 N/radix steps of one message each,
@@ -28,8 +27,8 @@ const (
 	smallMessage = 16 << 10
 	// Ranks up to which N-1 small messages are cheaper than log2 N steps.
 	fewRanks = 4
-	// Ranks from which on a rank should not talk to all others at once: as many
-	// streams into one port lose packets. Small sums are then no slower in steps.
+	// Ranks from which on a rank should not send to all others at once: that many streams into one
+	// port lose packets. Small sums are then no slower in steps.
 	manyRanks = 16
 	// Ranks from which on halving large sums takes no longer than direct ones.
 	halvingRanks = 64
@@ -83,8 +82,8 @@ func plan(kind transport.Kind, n, bytes int, crowded bool) algorithm {
 	return direct
 }
 
-// wholeSums is how large tensors may be that ranks send whole and sum everywhere. Of two ranks each
-// sends as much in two steps.
+// wholeSums is the largest size in bytes of tensors that ranks send whole and sum everywhere. Each
+// of two ranks would send as much in two steps.
 func (r *remote) wholeSums() int {
 	if r.size == 2 {
 		return block

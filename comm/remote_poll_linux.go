@@ -21,9 +21,9 @@ import (
 // poller is the pump of Linux for plain TCP: the goroutine that drives it reads
 // and writes all connections itself, without blocking.
 //
-// To wait for all of them at once without holding a thread (and with it, for
-// milliseconds, a processor that computation could use), it has them in an epoll
-// instance of its own, edge-triggered, and waits for that one in Go's poller.
+// It waits for all connections at once without holding a thread (and with it, for milliseconds, a
+// processor that computation could use). It has them in its own epoll instance, edge-triggered, and
+// waits for that one in Go's poller.
 type poller struct {
 	lines  []line
 	epoll  *os.File
@@ -32,7 +32,7 @@ type poller struct {
 	events [16]unix.EpollEvent
 
 	woken   atomic.Bool
-	mu      sync.Mutex // of lines, but for the driver, and of stop and close
+	mu      sync.Mutex // guards lines, except for the driver, and stop and close
 	stopped bool
 	closed  bool
 }
@@ -47,7 +47,7 @@ type line struct {
 }
 
 const (
-	burst   = 1 << 20   // bytes that one connection moves while others wait, about
+	burst   = 1 << 20   // approximate bytes that one connection moves while others wait
 	longest = 512 << 10 // bytes of a payload that one write sends; with half of it 5 to 10 % slower
 )
 
@@ -97,8 +97,8 @@ func (p *poller) add(lanes []mesh.Lane, of *port) error {
 	return errors.Join(errs...)
 }
 
-// takeDescriptor takes the connection from Go's poller, which would wake a
-// thread at every packet. The connection is closed, also if that fails.
+// takeDescriptor takes the connection from Go's poller, which would wake a thread at every packet.
+// The connection is closed, even if that fails.
 func takeDescriptor(conn net.Conn) (fd int, err error) {
 	c, ok := conn.(*net.TCPConn)
 	if !ok {
@@ -215,14 +215,14 @@ func (l *line) write() (moved bool, err error) {
 	return moved, nil
 }
 
-// call has the kernel fill bufs from a socket, SYS_READV, or send them, SYS_WRITEV. The scheduler
-// is not told: it would take the processor away from a goroutine whose call takes more than 20 µs,
-// as one that copies half a megabyte does, and to have it back costs up to a third of all time. But
-// the socket never blocks, so a call takes no longer than copying, some 60 µs, and that is how long
-// a collection of garbage may have to wait for it. Memory that is not there yet, or in a file,
-// takes longer to touch, here as in any other code.
+// call makes the kernel fill bufs from a socket, SYS_READV, or send them, SYS_WRITEV. It does not
+// notify the scheduler: the scheduler would take the processor away from a goroutine whose call
+// takes more than 20 µs, as copying half a megabyte does, and getting it back costs up to a third
+// of all time. The socket never blocks, so a call takes no longer than copying, about 60 µs. A
+// garbage collection may have to wait that long for it. Memory that is not present yet, or in a
+// file, takes longer to touch, as in any other code.
 func (l *line) call(trap uintptr, fd int, bufs ...[]byte) (n int, err error) {
-	if raceDetector { // which sees what goes through package unix
+	if raceDetector { // it sees accesses through package unix
 		if trap == unix.SYS_READV {
 			return unix.Readv(fd, bufs)
 		}
@@ -291,9 +291,8 @@ func (p *poller) close(deadline time.Time) {
 	_ = p.epoll.Close()
 }
 
-// undelivered reports whether there is something that the other side's kernel
-// has not acknowledged. Closing a connection on which unread bytes have come
-// would throw it away.
+// undelivered reports whether the other side's kernel has not acknowledged some of the data.
+// Closing a connection on which unread bytes have arrived would discard it.
 func (p *poller) undelivered() bool {
 	return slices.ContainsFunc(p.lines, func(l line) bool {
 		return slices.ContainsFunc(l.fds, func(fd int) bool { return !delivered(fd) })
@@ -311,7 +310,7 @@ func (p *poller) silent() error {
 }
 
 // unanswered reports whether the other side's kernel has not answered for [mesh.Unanswered]
-// although something was sent to it, and sent again. One whose process does not read answers.
+// although data was sent to it, and sent again. A kernel whose process does not read still answers.
 func unanswered(fd int) bool {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	return err == nil && info.Unacked > 0 && info.Retransmits > 0 && int64(info.Last_ack_recv) >= mesh.Unanswered.Milliseconds()

@@ -7,48 +7,47 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checksum"
 )
 
-// port is one rank's end of the connection to another: what is to be sent and
-// where to put what is received, in order. It does no input or output itself;
-// a pump does.
+// port is one rank's end of the connection to another: the data to send and the memory for data to
+// receive, in order. It does no input or output itself; a pump does.
 type port struct {
 	peer    int
 	in, out queue
-	waits   atomic.Bool // there are pieces that have to be received
+	waits   atomic.Bool // there are pieces that must be received
 	absent  atomic.Bool // there is no connection yet
 
-	// Bytes read ahead: a header and what came with it, up to a page, cost one read. Nil while
+	// Bytes read ahead: a header and the data behind it, up to a page, cost one read. Nil while
 	// there are none and nothing is expected: then the memory is spare.
 	ahead  []byte
-	lo, hi int // of them, those not used yet
+	lo, hi int // of ahead, the bytes not used yet
 	spare  *[][]byte
 }
 
-// queue is what a collective moves over a connection in one direction.
+// queue is the data of a collective over a connection in one direction.
 type queue struct {
 	summed bool // a checksum follows every payload
 	pieces []piece
 	left   int // bytes of the latest message that are in no piece yet
 	next   int // pieces moved
-	must   int // pieces up to the last one that has to move now, see "Late answers"
+	must   int // pieces up to the last one that must move now, see "Late answers"
 	old    int // pieces of earlier collectives, all of them late
 	moved  int // bytes of the next one, header and trailer included
 
 	head     [frameSize]byte // header that is received
 	heads    []byte          // headers that are sent together
-	sum      uint32          // of the payload under way
+	sum      uint32          // of the current payload
 	summedTo int             // of the body of the next piece
-	tail     [tailSize]byte  // trailer under way
+	tail     [tailSize]byte  // current trailer
 }
 
 // tailSize is the bytes of the trailer of a payload, its checksum, little-endian. See [frame].
 const tailSize = 4
 
 // piece is a part of a message: its header, if it is the first part, memory to send or to fill, and
-// the trailer, if it is the last part and has one. It has moved when all of that has, so nobody
-// passes the last part of a payload on that has been damaged.
+// the trailer, if it is the last part and has one. It has moved when all of these have, so the last
+// part of a damaged payload is not passed on.
 type piece struct {
 	of     *frame // of its collective, for the header; nil if it is not the first part
-	late   bool   // a message without payload that nobody waits for
+	late   bool   // a message without payload that no rank waits for
 	tailed bool
 	round  uint16
 	length int // bytes of the whole message, for the header
@@ -88,7 +87,7 @@ func (q *queue) add(p piece) {
 func (q *queue) idle() bool { return q.next == len(q.pieces) }
 func (q *queue) done() bool { return q.next >= q.must }
 
-// heading reports whether the next bytes are those of a header.
+// heading reports whether the next bytes belong to a header.
 func (q *queue) heading() bool { return q.pieces[q.next].of != nil && q.moved < frameSize }
 
 // bodyMoved returns how many bytes of the body of the next piece have moved, or more in its
@@ -101,7 +100,7 @@ func (q *queue) bodyMoved() int {
 }
 
 // due returns the memory of the next bytes, up to the end of the header, body or trailer, and
-// whether they are of a body.
+// whether they belong to a body.
 func (q *queue) due() (b []byte, body bool) {
 	if q.heading() {
 		return q.head[q.moved:], false
@@ -135,8 +134,8 @@ func (q *queue) reset() {
 	q.pieces, q.next, q.must = q.pieces[:q.old], 0, 0
 }
 
-// headers returns the headers of the next piece and of those behind it, up to the first that a
-// payload follows, and which piece the last of them is of.
+// headers returns the headers of the next piece and of the pieces behind it, up to the first with a
+// payload, and the index of the piece that the last header belongs to.
 func (q *queue) headers() (b []byte, last int) {
 	b, last = q.heads[:0], q.next
 	for i := q.next; i < len(q.pieces) && q.pieces[i].of != nil; i++ {
@@ -153,8 +152,8 @@ func (q *queue) headers() (b []byte, last int) {
 	return b[q.moved:], last
 }
 
-// outgoing returns the memory to send next, in three parts, of which body has at
-// most so many bytes; all are empty if nothing has to be sent.
+// outgoing returns the memory to send next, in three parts. body has at most this many bytes. All
+// are empty if nothing has to be sent.
 func (p *port) outgoing(most int) (head, body, tail []byte) {
 	q := &p.out
 	if q.done() {
@@ -168,7 +167,7 @@ func (p *port) outgoing(most int) (head, body, tail []byte) {
 	lo := min(at, len(next.body))
 	hi := min(lo+most, len(next.body))
 	switch {
-	case !q.summed || hi <= q.summedTo: // not again what was not taken before
+	case !q.summed || hi <= q.summedTo: // do not sum again what was not taken before
 	case next.known:
 		q.sum, q.summedTo = next.sum, len(next.body)
 	default:
@@ -190,8 +189,8 @@ func (p *port) sent(n int) {
 	}
 }
 
-// incoming returns where to put bytes from the connection, of which at least
-// least are due. There is a piece to receive, and everything read ahead is used up.
+// incoming returns memory for bytes from the connection, of which at least least are due. There is
+// a piece to receive, and everything read ahead is used up.
 func (p *port) incoming() (b []byte, least int) {
 	b, body := p.in.due()
 	if !body {
@@ -206,8 +205,8 @@ func (q *queue) trails(n int) bool {
 	return next.tailed && !q.heading() && q.bodyMoved()+n == len(next.body)
 }
 
-// readAhead returns memory for bytes that may follow those that are due: some small messages, which
-// others have sent since this rank looked.
+// readAhead returns memory for bytes that may follow the due ones: some small messages that others
+// have sent since this rank last read.
 func (p *port) readAhead() []byte {
 	p.lo, p.hi = 0, 0
 	if free := *p.spare; p.ahead == nil && len(free) > 0 {
@@ -218,7 +217,7 @@ func (p *port) readAhead() []byte {
 	return p.ahead
 }
 
-// rest gives up memory when nothing is expected.
+// rest releases memory when nothing is expected.
 func (p *port) rest() {
 	if p.lo == p.hi && p.ahead != nil {
 		*p.spare = append(*p.spare, p.ahead)
@@ -226,9 +225,8 @@ func (p *port) rest() {
 	}
 }
 
-// received notes that n bytes have been put to incoming, and what is more than
-// that to readAhead. arrived is called with every header and trailer, when it is
-// complete and before the next byte is taken.
+// received records that n bytes have been put to incoming, and the rest to readAhead. It calls
+// arrived with every header and trailer, when it is complete and before the next byte is taken.
 func (p *port) received(n int, arrived func(*port) error) error {
 	if b, body := p.in.due(); body {
 		own := min(n, len(b))
@@ -254,7 +252,7 @@ func (p *port) absorb(arrived func(*port) error) error {
 	return nil
 }
 
-// take notes that n of the bytes that are due have come.
+// take records that n of the due bytes have arrived.
 func (p *port) take(n int, arrived func(*port) error) error {
 	q := &p.in
 	switch b, body := q.due(); {
@@ -262,7 +260,7 @@ func (p *port) take(n int, arrived func(*port) error) error {
 		q.sum = checksum.Update(q.sum, b[:n])
 		if n == len(b) {
 			next := &q.pieces[q.next]
-			next.known, next.sum = true, q.sum // whoever passes it on need not compute it again
+			next.known, next.sum = true, q.sum // a rank that passes it on need not compute it again
 		}
 	case !body && n == len(b):
 		if err := arrived(p); err != nil {

@@ -16,25 +16,25 @@ import (
 // pump moves bytes between the ports of a rank and their connections. One
 // goroutine at a time drives it; stop may be called by any.
 type pump interface {
-	// push moves what can be moved without waiting, and reports whether that was
-	// anything. It calls arrived with every header and trailer, see port.received.
+	// push moves everything that can be moved without waiting, and reports whether anything has
+	// moved. It calls arrived with every header and trailer, see port.received.
 	push(arrived func(*port) error) (moved bool, err error)
 	// wait returns when there may be something to move, or after d, and reports
 	// whether anything has moved meanwhile.
 	wait(d time.Duration) (moved bool, err error)
-	// add makes lanes the connection of a port, and the pump's, also if that fails.
+	// add makes lanes the connection of a port. They belong to the pump, even if add fails.
 	add(lanes []mesh.Lane, p *port) error
 	// silent returns the error of one of several lanes whose other end has not answered for
-	// [mesh.Unanswered], as far as the system knows.
+	// [mesh.Unanswered], if the system can detect it.
 	silent() error
-	// wake lets wait return. Any goroutine may call it.
+	// wake makes wait return. Any goroutine may call it.
 	wake()
-	// stop lets nothing more be sent, and wait return.
+	// stop prevents further sending, and makes wait return.
 	stop()
 	// quit returns when no piece is being read or written any more, for ever.
 	quit()
-	// close ends the connections when what was sent has arrived, or at the
-	// deadline. It is called once, and after everything else.
+	// close ends the connections when all sent data has arrived, or at the deadline. It is called
+	// once, and after everything else.
 	close(deadline time.Time)
 }
 
@@ -63,44 +63,44 @@ var errStopped = errors.New("stopped")
 const (
 	// The goroutines of streams are not found to have something to do while others look.
 	eagerStreams = 200 * time.Microsecond
-	// Only after this long does it let other processes run as well. Where one processor is idle a
+	// Only after this time does a rank let other processes run as well. If one processor is idle, a
 	// peer may still be on this one, and would wait until this rank sleeps, again and again.
 	alone = 20 * time.Microsecond
-	// A sleeping rank looks up this often.
+	// A sleeping rank checks this often.
 	slice = 20 * time.Millisecond
 )
 
 // exchange drives the ports of one rank through the collectives.
 type exchange struct {
-	listing sync.Mutex          // used changes
-	ports   []*[portsPage]*port // by rank, nil for this one and for those it has not had to do with
-	used    []*port             // the others
+	listing sync.Mutex          // guards changes of used
+	ports   []*[portsPage]*port // by rank, nil for this one and for ranks without a connection
+	used    []*port             // ports that are not nil
 	spare   [][]byte            // memory to read ahead that no port uses
 	wires   wiring
 	pump    pump
 	timeout time.Duration // without progress; 0 for none
 	waiting backoff.Policy
 	waiter  backoff.Waiter
-	frame   *frame // of the collective under way; that of collective s is frames[s mod len]
+	frame   *frame // of the current collective; the frame of collective s is frames[s mod len]
 	frames  [keptFrames]frame
 	arrived func(*port) error
 	stopped atomic.Bool
 }
 
-// portsPage is how many ports are listed together: most ranks of many are not.
+// portsPage is how many ports are listed together: with many ranks, most are not.
 const portsPage = 64
 
-// send queues a message to a rank: a header and the first part of the payload,
-// whose whole length is given. What follows is queued with sendMore.
+// send queues a message to a rank: a header and the first part of the payload, whose whole length
+// is given. sendMore queues the rest.
 func (x *exchange) send(to int, round uint16, length int, part []byte) {
 	x.port(to).out.add(piece{of: x.frame, round: round, length: length, body: part})
 }
 
 func (x *exchange) sendMore(to int, part []byte) { x.port(to).out.add(piece{body: part}) }
 
-// pass queues next, whose body is what the k-th piece from a rank since the last settle has
-// brought, counted as await does, with the checksum it came with: what is damaged in the memory of
-// this rank is noticed by the next one.
+// pass queues next, whose body is the data of the k-th piece from a rank since the last settle,
+// counted as await does, with the checksum of that piece. So the next rank notices if data is
+// damaged in the memory of this one.
 func (x *exchange) pass(from, k, to int, next piece) {
 	in := &x.port(from).in
 	got := &in.pieces[in.old+k-1]
@@ -108,7 +108,7 @@ func (x *exchange) pass(from, k, to int, next piece) {
 	x.port(to).out.add(next)
 }
 
-// receive queues where to put a message from a rank, like send.
+// receive queues memory for a message from a rank, like send.
 func (x *exchange) receive(from int, round uint16, length int, part []byte) {
 	p := x.port(from)
 	p.in.add(piece{of: x.frame, round: round, length: length, body: part})
@@ -127,7 +127,7 @@ func (x *exchange) receiveMore(from int, part []byte) {
 // settle, or all of them.
 func (x *exchange) await(ctx context.Context, k int) error { return x.run(ctx, k, false) }
 
-// settle returns when all that was queued has been received and sent, but for late answers. It is
+// settle returns when everything queued has been received and sent, except for late answers. It is
 // the end of every collective.
 func (x *exchange) settle(ctx context.Context) error {
 	if err := x.run(ctx, 0, true); err != nil {
@@ -141,7 +141,7 @@ func (x *exchange) settle(ctx context.Context) error {
 	return nil
 }
 
-// ready reports whether what await or settle wait for has come.
+// ready reports whether the data that await or settle wait for has arrived.
 func (x *exchange) ready(k int, all bool) bool {
 	for _, p := range x.used {
 		switch {
@@ -178,7 +178,7 @@ func (x *exchange) run(ctx context.Context, k int, all bool) error {
 		case w.Rest():
 			continue
 		case x.answer(noSeq):
-			continue // whoever is waited for may wait for that
+			continue // the other rank may wait for that
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		}

@@ -14,10 +14,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// streams is the portable pump: goroutines that read once, or write once, for the one
-// that drives it. They see only bytes; the ports stay with the driver.
+// streams is the portable pump: goroutines that read once, or write once, for the goroutine that
+// drives it. They see only bytes; the ports belong to the driver.
 type streams struct {
-	mu      sync.Mutex // of list, but for the driver's looks, stopped and done
+	mu      sync.Mutex // guards list, except for reads by the driver, stopped and done
 	list    []*stream
 	stopped bool
 	done    []*job        // finished, and not taken
@@ -77,7 +77,7 @@ func (s *streams) start(j *job) {
 	})
 }
 
-// finished takes the jobs that are.
+// finished takes the finished jobs.
 func (s *streams) finished() []*job {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,7 +140,7 @@ func (s *streams) push(arrived func(*port) error) (moved bool, err error) {
 	return moved, nil
 }
 
-// finish books what j has moved.
+// finish records the bytes that j has moved.
 func (j *job) finish(arrived func(*port) error) error {
 	t := j.of
 	j.busy = false
@@ -161,7 +161,7 @@ func (j *job) finish(arrived func(*port) error) error {
 	return nil
 }
 
-// order begins what can be moved over a stream.
+// order begins the possible transfers over a stream.
 func (s *streams) order(t *stream, arrived func(*port) error) error {
 	if !t.write.busy {
 		if head, body, tail := t.outgoing(portion); len(head)+len(body)+len(tail) > 0 {
@@ -219,7 +219,7 @@ func (t *stream) stop() {
 		if c, ok := plain(l.Conn).(interface{ CloseWrite() error }); ok {
 			_ = c.CloseWrite() // the other side may have ended it
 		}
-		_ = l.SetDeadline(time.Unix(1, 0)) // long ago: whoever reads or writes returns
+		_ = l.SetDeadline(time.Unix(1, 0)) // long ago: readers and writers return
 	}
 }
 
@@ -268,9 +268,9 @@ func (s *streams) close(deadline time.Time) {
 	s.timer.Stop()
 }
 
-// end closes a connection when what was sent has arrived. Closing one on which
-// unread bytes have come would throw that away, so where there is no other way to
-// know, it reads on until the other side ends as well.
+// end closes a connection when all sent data has arrived. Closing a connection on which unread
+// bytes have come would discard that data. So if there is no other way to know, end reads on until
+// the other side ends as well.
 func end(c net.Conn, deadline time.Time) {
 	var rest [4 << 10]byte
 	for err := error(nil); !arrived(c) && (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) && time.Now().Before(deadline); {
@@ -280,7 +280,7 @@ func end(c net.Conn, deadline time.Time) {
 	_ = c.Close()
 }
 
-// arrived reports whether the other side is known to have all that was sent.
+// arrived reports whether the other side is known to have all sent data.
 func arrived(c net.Conn) (yes bool) {
 	_, ok := c.(syscall.Conn)
 	return ok && (!control(c, func(fd int) { yes = delivered(fd) }) || yes)

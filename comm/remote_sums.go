@@ -9,12 +9,12 @@ import (
 
 // Sums in steps
 //
-// A small reduction of manyRanks takes the steps of disseminate. To pass on what every rank gives
-// would take as much memory as there are ranks. So ranks pass on sums: of the largest subtrees of
-// the canonical tree that lie within the ranks whose contributions they have. In the step at
+// A small reduction of manyRanks takes the steps of disseminate. Passing on the contribution of
+// every rank would take as much memory as there are ranks. So ranks pass on sums of the largest
+// subtrees of the canonical tree within the ranks whose contributions they have. In the step at
 // distance k these are the k ranks up to the sender, so both sides know which sums travel: at most
-// 2 log2 N. In the last step the ranks of both sides may overlap. Their sums are enough all the
-// same: a subtree that lies in neither side divides into two.
+// 2 log2 N. In the last step the ranks of both sides may overlap. Their sums are still sufficient:
+// a subtree that is in neither side divides into two.
 //
 // Partial sums of 16-bit floats are float32, as only the last one is rounded.
 
@@ -25,12 +25,12 @@ type subsums struct {
 	each   int // elements
 }
 
-// at returns the sum of the i-th subtree, and all those of the subtrees together.
+// at returns the sum of the i-th subtree, and all returns the sums of all subtrees together.
 func (s *subsums) at(i int) Buffer { return s.memory.Part(i*s.each, (i+1)*s.each) }
 func (s *subsums) all() []byte     { return s.memory.Part(0, len(s.spans)*s.each).Bytes() }
 
-// stepSums returns how many sums a rank of n holds at a time: what it has, what comes and what it
-// makes of both, and one for every level of the tree.
+// stepSums returns how many sums a rank of n holds at a time: its own, the received ones and the
+// results of both, and one for every level of the tree.
 func stepSums(n int) int { return 7 * bits.Len(uint(n-1)) }
 
 // window appends to list the largest subtrees of all n ranks whose ranks are among the k up to
@@ -46,8 +46,8 @@ func window(list []transport.Span, n, rank, k int) []transport.Span {
 	return all.Within(all.Within(list, transport.Span{Lo: 0, Hi: rank + 1}), transport.Span{Lo: n + lo, Hi: n})
 }
 
-// reduceSteps reduces the src of all ranks to dst: as much of it as belongs to this rank, which is
-// all if dst is as long.
+// reduceSteps reduces the src of all ranks to dst: only the share of this rank, or all of it if dst
+// is as long.
 func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error {
 	as := src.DType()
 	if src.DType().IsFloat() && src.DType().Size() < 4 {
@@ -93,7 +93,7 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src Buffer, op Op) error 
 	return nil
 }
 
-// subtree returns the sum of s: one that is known, or else one that it puts together in to. free is
+// subtree returns the sum of s: a known sum, or else one that it puts together in to. free is
 // memory for one sum of every level below.
 func (r *remote) subtree(s transport.Span, known [2]*subsums, to, free Buffer, op Op) Buffer {
 	for _, k := range known {

@@ -9,19 +9,19 @@ import (
 
 // Connections on demand
 //
-// A rank connects to another one when a collective first has something for it, or wants something
-// from it. Algorithms of few steps need some 2 log2 N of the other ranks, and what no collective
-// needs costs nothing. Both ends do so in the same collective. Whoever does goes on with the other
-// ranks until the connection is there: a rank that makes another call than its neighbours must
-// hear so from those it can talk to. A connection that cannot be made fails the collective, as one
-// that breaks does.
+// A rank connects to another one when a collective first sends data to it, or needs data from it.
+// Algorithms of few steps need about 2 log2 N of the other ranks, and connections that no
+// collective needs cost nothing. Both ends connect in the same collective. A rank goes on with the
+// other ranks until the connection is there: a rank that makes another call than its neighbours
+// must learn so from the ranks it can reach. A connection that cannot be made fails the collective,
+// like a connection that breaks.
 
 // wiring makes the connections of one rank.
 type wiring struct {
 	connect func(peer int) ([]mesh.Lane, error) // until stop
 	stop    func()
 	dials   sync.WaitGroup
-	open    int // dials whose outcome has not been taken; of who drives the exchange
+	open    int // dials whose outcome has not been taken; used by the driver of the exchange
 
 	some atomic.Bool // made is not empty
 	mu   sync.Mutex
@@ -35,7 +35,7 @@ type wire struct {
 	err   error
 }
 
-// port returns the end of the connection to a rank, which is made if there is none.
+// port returns the end of the connection to a rank, and begins to connect if there is none.
 func (x *exchange) port(rank int) *port {
 	page := x.ports[rank/portsPage]
 	if page == nil {
@@ -64,7 +64,7 @@ func (x *exchange) port(rank int) *port {
 	return p
 }
 
-// plug gives the connections that have been made since the last time to the pump.
+// plug gives new connections to the pump.
 func (x *exchange) plug() (some bool, err error) {
 	w := &x.wires
 	if w.open == 0 || !w.some.Load() {
@@ -92,7 +92,7 @@ func (w *wiring) take() []wire {
 	return made
 }
 
-// end gives up what is being dialed.
+// end gives up pending dials.
 func (w *wiring) end() {
 	w.stop()
 	w.dials.Wait()

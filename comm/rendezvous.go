@@ -18,11 +18,11 @@ const (
 	fileScheme = "file://"
 )
 
-// rendezvous opens the store where the ranks meet. Rank 0 serves it, if it is
-// not a directory. done is to be called when all ranks have met.
+// rendezvous opens the store where the ranks meet. Rank 0 serves it, unless it is
+// a directory. The caller calls done when all ranks have met.
 func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, done func() error, err error) {
-	// The size of the job is compared later, when the ranks join the mesh: then all of
-	// them hear of a difference.
+	// The size of the job is compared later, when the ranks join the mesh: then
+	// all of them get the error.
 	sc := store.Config{Job: cfg.Job, Secret: cfg.Secret, Rank: cfg.Rank, Log: j.note}
 	if dir, ok := strings.CutPrefix(cfg.Rendezvous, fileScheme); ok && filepath.IsAbs(dir) {
 		meet, err = store.Dir(dir, sc)
@@ -65,8 +65,8 @@ func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, 
 	}, nil
 }
 
-// checkHost makes sure that a rank which listens on loopback only meets the others
-// there. Elsewhere a name need not exist yet: whoever dials tries again.
+// checkHost ensures that a rank that listens on loopback only meets the others
+// there. Elsewhere a name need not exist yet: the rank that dials tries again.
 func checkHost(ctx context.Context, cfg Config) error {
 	addr, tcp := strings.CutPrefix(cfg.Rendezvous, tcpScheme)
 	if !tcp || cfg.Listen != "" {

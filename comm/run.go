@@ -16,15 +16,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// Run calls f on n ranks of a new in-process group, one goroutine each, and
-// returns when all of them have.
+// Run calls f on n ranks of a new in-process group, one goroutine each, and returns when
+// all calls have returned.
 //
-// The context of a rank ends, with the failure as its cause, as soon as any rank
-// fails: returns an error, panics, or exits its goroutine. The group is aborted
-// with it, so that no rank waits for one that is gone. Run then returns the
-// failure that came first, "rank 2: …", not the ones it led to; a panic carries
-// its stack. A rank's handle is closed when its f returns. If some rank has not returned 5 s after
-// a failure, Run says so on [slog.Default].
+// The context of every rank ends, with the failure as its cause, as soon as any rank
+// fails: returns an error, panics, or exits its goroutine. The group is aborted with it,
+// so that no rank waits for one that is gone. Run then returns the first failure, "rank
+// 2: …", not the failures that it led to; a panic carries its stack. A rank's handle is
+// closed when its f returns. If some rank has not returned 5 s after a failure, Run logs
+// it on [slog.Default].
 //
 // In a process that a launcher has started Run calls f once instead, on the rank
 // of the environment, see [FromEnv]. The launcher's number of ranks counts then,
@@ -58,18 +58,18 @@ func run(ctx context.Context, groups []Group, f func(context.Context, Group) err
 	ends := make(chan rankEnd, 2*len(groups)) // a failure and the return of each
 	for _, g := range groups {
 		go func() {
-			err := errExited // what remains if f ends the goroutine
+			err := errExited // remains if f ends the goroutine
 			defer func() {
 				if v := recover(); v != nil {
 					err = panicError(v)
 				}
 				if err != nil {
 					fail := rankFailure{g.Rank(), err}
-					ends <- rankEnd{rankFailure: fail} // first, so that it precedes what it leads to
+					ends <- rankEnd{rankFailure: fail} // first, so that it precedes its consequences
 					cancel(fail.error())
 					g.Abort(err)
 				}
-				// Frees peers that count on a rank which is done.
+				// Frees peers that wait for a rank that has finished.
 				cerr := g.Close()
 				if err != nil {
 					cerr = nil
@@ -82,8 +82,8 @@ func run(ctx context.Context, groups []Group, f func(context.Context, Group) err
 	return rootCause(failures(ends, groups))
 }
 
-// failures returns those of a run in order when all ranks have returned. Meanwhile it warns of
-// ranks that go on though another one has failed.
+// failures returns the failures of a run in order when all ranks have returned. Meanwhile
+// it warns of ranks that go on though another one has failed.
 func failures(ends <-chan rankEnd, groups []Group) (list []rankFailure) {
 	var left []int
 	for _, g := range groups {
@@ -117,7 +117,7 @@ const (
 	lateAgain = time.Minute
 )
 
-// rankEnd is that f has failed on a rank, or that the rank has returned.
+// rankEnd says that f has failed on a rank, or that the rank has returned.
 type rankEnd struct {
 	rankFailure
 	returned bool
@@ -129,7 +129,7 @@ type rankFailure struct {
 	err  error
 }
 
-// error returns the error with the name of the rank, unless it has that already.
+// error returns the error with the name of the rank, unless it contains it already.
 func (f rankFailure) error() error {
 	if name := fmt.Sprintf("rank %d: ", f.rank); !strings.Contains(f.err.Error(), name) {
 		return fmt.Errorf("%s%w", name, f.err)
@@ -137,10 +137,10 @@ func (f rankFailure) error() error {
 	return f.err
 }
 
-// rootCause picks what went wrong from the failures of a run, in order of time.
-// That is the first, unless it only reports what another rank did, and that rank
-// tells by itself: a rank that closes its handle on the way out of a failing f
-// may be overtaken by a peer. (A rank that was merely cancelled tells nothing.)
+// rootCause picks the root cause from the failures of a run, in order of time. It is the
+// first, unless that only reports another rank, and that rank reports its own failure: a
+// rank that closes its handle on the way out of a failing f may be overtaken by a peer.
+// (A rank that was merely cancelled reports nothing.)
 func rootCause(failures []rankFailure) error {
 	if len(failures) == 0 {
 		return nil
@@ -158,7 +158,7 @@ func rootCause(failures []rankFailure) error {
 	return first.error()
 }
 
-// blames returns the other rank that f reports to have failed, if it does.
+// blames returns the other rank that f reports as failed, if it does.
 func blames(f rankFailure) (rank int, ok bool) {
 	var e *RankError
 	if errors.As(f.err, &e) && e.Group == transport.WorldName && e.Rank != f.rank {

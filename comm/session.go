@@ -35,8 +35,8 @@ type session struct {
 
 	mu     sync.Mutex
 	links  map[uint64]*link
-	ended  map[uint64]map[int]struct{} // of groups that this rank has left: world ranks still there
-	early  map[uint64][]news           // about groups that this rank has still to make
+	ended  map[uint64]map[int]struct{} // of groups this rank has left: world ranks still in them
+	early  map[uint64][]news           // about groups that this rank has not made yet
 	held   int                         // bytes in early
 	gone   map[int]error               // world ranks whose process has ended, and how
 	asked  map[uint64]*question        // by number
@@ -46,14 +46,14 @@ type session struct {
 	over   bool                        // the session has ended, or is about to
 }
 
-// sessionConfig is what a session and the transports over it need of a [Config].
+// sessionConfig is the part of a [Config] that a session and the transports over it need.
 type sessionConfig struct {
 	Rank, Size int
 	Timeout    time.Duration // of operations
 	Summed     bool          // payloads over sockets have checksums
 }
 
-// memory is what a session needs of memory that ranks of a host share.
+// memory is the interface of a session to the memory that ranks of a host share.
 type memory interface {
 	// group makes the group of l, all of whose ranks share the memory and call it.
 	group(ctx context.Context, l *link) (Group, error)
@@ -61,7 +61,7 @@ type memory interface {
 	close() error
 }
 
-// network is what a session needs of a [mesh.Mesh].
+// network is the part of a [mesh.Mesh] that a session needs.
 type network interface {
 	SameHost(rank int) bool
 	Host(rank int) string
@@ -99,8 +99,8 @@ const (
 
 const (
 	newsHeader = 9
-	newsCost   = 64       // bytes that a message takes beside its body
-	maxEarly   = 16 << 20 // bytes kept for groups that this rank has still to make; more are lost
+	newsCost   = 64       // bytes that a message takes in addition to its body
+	maxEarly   = 16 << 20 // bytes kept for groups that this rank has not made yet; more are lost
 )
 
 func newSession(cfg sessionConfig) *session {
@@ -113,7 +113,7 @@ func newSession(cfg sessionConfig) *session {
 // Message implements [mesh.Handler].
 func (s *session) Message(from int, msg []byte) {
 	if len(msg) < newsHeader {
-		return // no rank of this version says that
+		return // no rank of this version sends that
 	}
 	id := binary.LittleEndian.Uint64(msg[1:])
 	n := news{msg[0], from, slices.Clone(msg[newsHeader:])}
@@ -145,7 +145,7 @@ func (s *session) Message(from int, msg []byte) {
 	}
 }
 
-// peerLeft notes that a world rank will say no more about a group that this rank has left.
+// peerLeft records that a world rank will send no more about a group that this rank has left.
 func (s *session) peerLeft(id uint64, world int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,8 +156,8 @@ func (s *session) peerLeft(id uint64, world int) {
 	}
 }
 
-// Gone implements [mesh.Handler]: a rank ended in good order, so it has left its
-// groups, or it is closing what it can no longer tell about.
+// Gone implements [mesh.Handler]: a rank ended in good order, so it has left its groups, or it is
+// closing groups that it can no longer report on.
 func (s *session) Gone(rank int) { s.end(rank, ErrClosed) }
 
 // Lost implements [mesh.Handler].
@@ -187,8 +187,8 @@ func (s *session) end(rank int, err error) {
 	}
 }
 
-// send tells a world rank something about a group. Most callers do not mind if
-// the rank is gone: whoever needs it learns so by itself.
+// send sends a world rank a message about a group. Most callers do not mind if the rank is gone: a
+// caller that needs it learns so by itself.
 func (s *session) send(to int, what byte, id uint64, body []byte) error {
 	return s.mesh.Send(to, newsOf(what, id, body))
 }
@@ -201,8 +201,8 @@ func newsOf(what byte, id uint64, body []byte) []byte {
 	return append(msg, body...)
 }
 
-// register lets messages come to l directly, unless some have come before: these
-// are returned, to be heard first. At last it returns which ranks are gone.
+// register lets messages go to l directly, unless some have arrived before: these are returned, to
+// be handled first. In the end it returns which ranks are gone.
 func (s *session) register(l *link) (early []news, gone map[int]error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,7 +217,7 @@ func (s *session) register(l *link) (early []news, gone map[int]error) {
 	return nil, maps.Clone(s.gone)
 }
 
-// takeEarly removes what is kept about a group. Called with mu held.
+// takeEarly removes and returns the messages kept for a group. Called with mu held.
 func (s *session) takeEarly(id uint64) []news {
 	early := s.early[id]
 	delete(s.early, id)
@@ -252,8 +252,8 @@ func (s *session) remove(l *link) error {
 	return s.close()
 }
 
-// abandon ends the session of a rank that has no world group because of err, and
-// returns the reason: err, or what another rank has told before.
+// abandon ends the session of a rank that has no world group because of err, and returns the
+// reason: err, or the failure that another rank has reported before.
 func (s *session) abandon(err error) error {
 	w := s.world()
 	s.mu.Lock()
@@ -295,7 +295,7 @@ func (s *session) close() error {
 		err = s.memory.close()
 	}
 	err = errors.Join(err, s.mesh.Close())
-	for r := range s.cfg.Size { // nothing more is heard of them
+	for r := range s.cfg.Size { // no more messages of theirs are handled
 		s.end(r, ErrClosed)
 	}
 	return err

@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// question is a question of [Report] that has not been answered by all ranks.
-// Guarded by the session's mu, but for answers.
+// question is a question of [Report] that some ranks have not answered. Guarded by the session's
+// mu, except for answers.
 type question struct {
 	open    map[int]struct{} // world ranks that have not answered
 	answers chan answer      // has room for all
@@ -22,8 +22,7 @@ type answer struct {
 	status Status
 }
 
-// answer notes the answer of a world rank, or what there is instead. Only the
-// first one counts.
+// answer records the answer of a world rank, or a substitute. Only the first one counts.
 func (q *question) answer(from int, s Status) {
 	if _, ok := q.open[from]; ok {
 		delete(q.open, from)
@@ -64,8 +63,8 @@ func (l *link) Report(ctx context.Context) ([]Status, error) {
 	return all, nil
 }
 
-// ask puts a question to all ranks of l, of which this one and those that cannot
-// be asked are answered for at once.
+// ask puts a question to all ranks of l. It answers at once for this rank and for ranks that cannot
+// be asked.
 func (l *link) ask() (number uint64, q *question) {
 	q = &question{map[int]struct{}{}, make(chan answer, len(l.ranks))}
 	for _, world := range l.ranks {
@@ -104,7 +103,7 @@ func (s *session) reply(id uint64, n news, status Status) {
 	_ = s.send(n.from, newsAnswer, id, append(n.body, body...))
 }
 
-// answered hands an answer to whoever asked.
+// answered passes an answer to the call of Report that asked.
 func (s *session) answered(n news) {
 	if len(n.body) < 8 {
 		return

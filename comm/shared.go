@@ -17,21 +17,21 @@ import (
 
 // shared is one rank's handle of a group of processes on one host.
 //
-// It works as an in-process group does, with its records in memory that all
-// ranks map: issuing a collective posts this rank's part on the board of the
-// group, and once all ranks have arrived, whoever waits executes it, for every
-// rank. Ranks execute their collectives in order, one goroutine at a time: the turn.
+// It works as an in-process group does, with its records in memory that all ranks map: issuing a
+// collective posts this rank's part on the board of the group. Once all ranks have arrived, a rank
+// that waits executes it, for every rank. Ranks execute their collectives in order, one goroutine
+// at a time: the turn.
 //
 //	issued ≥ published ≥ done        collectives of this rank, by number; those not published are the backlog
 //	             published - 32 ≤    done of every other rank: the slots of the board
 //	             reclaimed      ≤    done of all ranks
 //
-// What the others cannot reach costs a copy. A source outside of the domain is
-// copied when it is published, into memory of this rank's segment that is kept
-// until all ranks have done the collective: at most what is in flight. A
-// destination outside is written by its own rank, but for an all-reduce, which
-// happens in the copy. Tensors of up to a page are copied onto the board, and every
-// rank computes its own result from there: one arrival and nobody waits twice.
+// Memory that the others cannot reach costs a copy. A source outside of the domain is copied when
+// it is published, into memory of this rank's segment that is kept until all ranks have done the
+// collective: at most the collectives in flight. A destination outside is written by its own rank,
+// except for an all-reduce, which happens in the copy. Tensors of up to a page are copied onto the
+// board, and every rank computes its own result from there: a rank arrives once, and no rank waits
+// twice.
 //
 // No Wait needs another rank to wait too. A rank with a private destination reads the
 // sources by itself, when it waits. If that takes long, the source is copied after all,
@@ -48,7 +48,7 @@ type shared struct {
 	alarm   park.Alarm // rung when the group fails
 
 	done  atomic.Uint64         // collectives complete on this rank
-	fault atomic.Pointer[error] // the first failure; what was published before is ready or never
+	fault atomic.Pointer[error] // the first failure; collectives before it are ready or never
 	lost  []atomic.Bool         // ranks whose process has died
 
 	mu        sync.Mutex
@@ -61,17 +61,17 @@ type shared struct {
 	signed    [transport.Kinds]signed // the latest call of each kind
 	closed    bool
 	detached  bool // the board is not ours any more; changed with the turn
-	released  bool // and nobody reads our copies
+	released  bool // and no rank reads our copies
 
-	turn park.Baton // of whoever executes
+	turn park.Baton // of the goroutine that executes
 	// Guarded by turn.
 	work    transport.Division
-	private []bool // ranks that only themselves can write the destination of
+	private []bool // ranks whose destination only they can write
 	need    []int  // parts of every lane that must be finished before this rank is done
 	reducer transport.Reducer
 }
 
-// task is what a rank knows about a collective that it has published.
+// task is a collective that a rank has published.
 type task struct {
 	call   transport.Call
 	copied bool   // the others do not read call.Src
@@ -112,8 +112,8 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	return s, nil
 }
 
-// notMade makes err the failure of a group that could not be made, unless it has
-// one, and returns that.
+// notMade makes err the failure of a group that could not be made, unless it has one, and returns
+// the failure.
 func (s *shared) notMade(err error) error {
 	if s.Failure() == nil {
 		if errors.Is(err, ErrTimeout) {
@@ -192,7 +192,7 @@ func (s *shared) attach(mem []byte) {
 	s.board, s.detached = boardOf(mem, s.Size()), false
 }
 
-// patience returns why there is nothing to wait for any more, or nil.
+// patience returns the reason to stop waiting, or nil.
 func (s *shared) patience(ctx context.Context) error {
 	if err := s.Failure(); err != nil {
 		return err

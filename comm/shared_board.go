@@ -8,18 +8,16 @@ import (
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
-// board is where the ranks of a shared group write for each other: a block in
-// the segment of rank 0, mapped by all. Whatever one rank writes often has a
-// cache line of its own.
+// board is where the ranks of a shared group write for each other: a block in the segment of rank
+// 0, mapped by all. Data that one rank writes often has its own cache line.
 //
 //	head | a line per rank | slot 0 | slot 1 | … | slot 31
 //	slot: word | a lane per rank | a post per rank | a page per rank
 //
-// Collective #k uses slot k mod 32, once all ranks have done #k-32. Nothing in it
-// needs to be cleared: the words carry the number of their collective, and every
-// rank prepares its lane before it arrives. A small collective, in which every
-// rank computes its own result, needs neither word nor lanes: the posts are all
-// there is to it.
+// Collective #k uses slot k mod 32, once all ranks have done #k-32. Nothing in it needs to be
+// cleared: the words carry the number of their collective, and every rank prepares its lane before
+// it arrives. A small collective, in which every rank computes its own result, needs only the
+// posts, neither word nor lanes.
 type board struct {
 	base unsafe.Pointer
 	n    int // ranks
@@ -37,22 +35,22 @@ type boardHead struct {
 	_        [56]byte
 }
 
-// boardLine is what one rank tells all others.
+// boardLine is the data of one rank for all others.
 type boardLine struct {
-	done atomic.Uint64 // collectives complete on the rank, at whose posts it looks no more
+	done atomic.Uint64 // collectives complete on the rank, whose posts it reads no more
 	busy atomic.Uint64 // the collective of which it is executing parts, 0 for none
 	_    [48]byte
 }
 
 // boardLane is a lane of the division of a collective. Both words are tag and count.
 type boardLane struct {
-	claimed  atomic.Uint64 // parts that somebody has begun, in order
+	claimed  atomic.Uint64 // parts that some rank has begun, in order
 	finished atomic.Uint64 // parts that are complete
 	_        [48]byte
 }
 
-// post is one rank's part of a collective: its call, and where its buffers are as
-// offsets in its own segment. The first line is all that is read of most posts.
+// post is one rank's part of a collective: its call, and the offsets of its buffers in its own
+// segment. Only the first line of most posts is read.
 type post struct {
 	seq    atomic.Uint64 // the collective, once the rest is written
 	dst    uint64
@@ -67,7 +65,7 @@ const inlineBytes = 32
 // Flags of a post.
 const (
 	postSmall   = 1 << iota // the source is in inline or, if it is larger, in the page
-	postPrivate             // nobody else can write the destination
+	postPrivate             // no other rank can write the destination
 	postCopy                // the buffer of the all-reduce is a copy
 
 	postFlags = 1<<iota - 1 // all flags
@@ -137,7 +135,7 @@ func (b board) post(seq uint64, rank int) *post {
 	return (*post)(unsafe.Add(b.slot(seq), wordBytes+uintptr(b.n)*laneBytes+uintptr(rank)*postBytes))
 }
 
-// inline returns where a rank puts n bytes of source into collective seq itself.
+// inline returns the memory for n bytes of source that a rank puts into collective seq itself.
 func (b board) inline(seq uint64, rank, n int) unsafe.Pointer {
 	if n <= inlineBytes {
 		return unsafe.Pointer(&b.post(seq, rank).inline)
@@ -145,9 +143,9 @@ func (b board) inline(seq uint64, rank, n int) unsafe.Pointer {
 	return unsafe.Add(b.slot(seq), wordBytes+uintptr(b.n)*(laneBytes+postBytes)+uintptr(rank)*pageBytes)
 }
 
-// cancelled in the word of a collective says that a rank has given it up: it will
-// never be ready. Once all ranks have arrived, nobody can give it up any more. One
-// word decides which of the two comes first.
+// cancelled in the word of a collective says that a rank has given it up: it will never be ready.
+// Once all ranks have arrived, no rank can give it up any more. One word decides which of the two
+// comes first.
 const cancelled = 1 << (transport.TagShift - 1)
 
 // arrive counts this rank's arrival at collective seq, unless it is cancelled.
@@ -175,8 +173,8 @@ func (b board) ready(seq uint64) bool {
 	return b.word(seq).Load() == seq<<transport.TagShift|uint64(b.n)
 }
 
-// cancel makes sure that collective seq, at which this rank has arrived, never
-// gets ready, unless it is.
+// cancel ensures that collective seq, at which this rank has arrived, never gets ready, unless it
+// is.
 func (b board) cancel(seq uint64) {
 	for word := b.word(seq); !b.ready(seq); {
 		if w := word.Load(); w>>transport.TagShift != seq || word.CompareAndSwap(w, w|cancelled) {
@@ -198,7 +196,7 @@ func (b board) met(seq uint64) bool {
 // arrived reports whether a rank's post for collective seq is there.
 func (b board) arrived(seq uint64, rank int) bool { return b.post(seq, rank).seq.Load() == seq }
 
-// claim takes a part of a lane that has so many parts, if one is left.
+// claim takes a part of a lane that has this many parts, if one is left.
 func (b board) claim(seq uint64, rank, parts int) (part int, ok bool) {
 	word := &b.lane(seq, rank).claimed
 	for {
@@ -236,7 +234,7 @@ func (b board) settled() uint64 {
 	return least
 }
 
-// ring wakes who sleeps. The caller has changed what it may wait for.
+// ring wakes sleeping ranks after a change that they may wait for.
 func (b board) ring() {
 	if h := b.head(); h.sleepers.Load() > 0 {
 		h.bell.Add(1)

@@ -20,7 +20,7 @@ type domain struct {
 	waiting  backoff.Policy
 
 	mu        sync.Mutex
-	lingering []*shared // closed here, with memory that others may still look at
+	lingering []*shared // closed here, with memory that others may still read
 }
 
 const (
@@ -29,9 +29,8 @@ const (
 	maxDomain = min(16<<40, math.MaxInt/8)
 )
 
-// newDomain creates this process's segment and exchanges it with the other ranks
-// of the host, all of which call newDomain. The error is a noMemory where the ranks
-// have to do without.
+// newDomain creates this process's segment and exchanges it with the other ranks of the host, all
+// of which call newDomain. The error is a noMemory if the ranks must do without.
 func newDomain(ctx context.Context, s *session) (*domain, error) {
 	var ranks, peers []int
 	for r := range s.cfg.Size {
@@ -58,9 +57,9 @@ func newDomain(ctx context.Context, s *session) (*domain, error) {
 	return d, nil
 }
 
-// createSegment makes this process's segment. It can grow to the memory of the machine, as
-// nobody knows what a program will ask for, and costs no more than addresses: one process
-// has those of all segments. Where they are few, half stays free for everything else.
+// createSegment makes this process's segment. It can grow to the memory of the machine, because the
+// demand of a program is unknown, and costs no more than addresses: one process has the addresses
+// of all segments. If addresses are few, half stay free for everything else.
 func createSegment(ranks int) (*shm.Segment, error) {
 	limit := min(shm.Installed(), maxDomain/ranks)
 	if spare := shm.Spare(); limit > spare/(2*ranks) {
@@ -70,8 +69,8 @@ func createSegment(ranks int) (*shm.Segment, error) {
 	return shm.Create(limit)
 }
 
-// exchange passes this process's segment to the peers and maps theirs. unmapped is
-// why it could not, though they are there.
+// exchange passes this process's segment to the peers and maps theirs. unmapped is the reason if it
+// could not map segments that exist.
 func (d *domain) exchange(ctx context.Context, net network, peers []int) (unmapped, err error) {
 	for _, r := range peers {
 		if err := net.SendFile(r, segmentTag, d.own.File()); err != nil {
@@ -94,8 +93,7 @@ func (d *domain) exchange(ctx context.Context, net network, peers []int) (unmapp
 // group implements memory.
 func (d *domain) group(ctx context.Context, l *link) (Group, error) { return newShared(ctx, l, d) }
 
-// linger frees what s holds in shared memory, now or when no rank looks at it
-// any more.
+// linger frees the shared memory of s, now or when no rank reads it any more.
 func (d *domain) linger(s *shared) {
 	d.mu.Lock()
 	d.lingering = append(d.lingering, s)
@@ -103,7 +101,7 @@ func (d *domain) linger(s *shared) {
 	d.sweep()
 }
 
-// sweep frees what groups that are closed here could not free before.
+// sweep frees the memory that groups closed here could not free before.
 func (d *domain) sweep() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -117,11 +115,11 @@ func (d *domain) sweep() {
 	d.lingering = kept
 }
 
-// close unmaps all memory but what the user has not freed. No group may be in use.
+// close unmaps all memory except memory that the user has not freed. No group may be in use.
 func (d *domain) close() error {
 	var errs []error
 	for _, s := range d.lingering {
-		s.release(true) // nothing is allocated any more that could overwrite it
+		s.release(true) // no new allocation can overwrite it
 	}
 	d.lingering = nil
 	for _, s := range d.segments {

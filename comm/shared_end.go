@@ -59,8 +59,8 @@ func (s *shared) Failed(err error) {
 	s.alarm.Ring()
 }
 
-// Left implements member: what all ranks have issued is ready, and completes
-// without the one that has left.
+// Left implements member: collectives that all ranks have issued are ready, and complete without
+// the rank that has left.
 func (s *shared) Left(rank int, _ uint64) {
 	s.enter(&RankError{Group: s.Name(), Rank: rank, Err: ErrClosed})
 }
@@ -71,8 +71,8 @@ func (s *shared) AbortWith(err error) {
 		return
 	}
 	defer s.alarm.Ring()
-	// A group that a rank has left has failed, but those split from it may go on: they have
-	// still to hear of an abort.
+	// A group that a rank has left has failed, but groups split from it may go on: they must still
+	// learn of an abort.
 	if first := s.enter(err); first || !s.link.failed() {
 		s.link.fail(err)
 	}
@@ -87,15 +87,15 @@ func (s *shared) Close() error {
 	}
 	s.closed = true
 	s.mu.Unlock()
-	s.enter(s.Blame(ErrClosed)) // what is not ready now never will be
+	s.enter(s.Blame(ErrClosed)) // collectives that are not ready now never will be
 	s.turn.Take()
 	s.settle()
 	s.turn.Pass()
 	return s.link.leave(s.done.Load())
 }
 
-// settle completes what all ranks have issued and lets go of the board. Called
-// with the turn held.
+// settle completes the collectives that all ranks have issued and releases the board. Called with
+// the turn held.
 func (s *shared) settle() {
 	if s.detached {
 		return
@@ -108,14 +108,13 @@ func (s *shared) settle() {
 	s.mu.Lock()
 	s.detached = true
 	s.mu.Unlock()
-	s.board.line(s.Rank()).done.Store(^uint64(0)) // this rank looks at no post any more
+	s.board.line(s.Rank()).done.Store(^uint64(0)) // this rank reads no post any more
 	s.board.ring()
 	s.domain.linger(s)
 }
 
-// release frees what the handle holds in shared memory, as far as no rank looks
-// at it any more or in any case, and reports whether that is all. The handle is
-// closed.
+// release frees the shared memory of the handle if no rank reads it any more, or anyway, and
+// reports whether that is all. The handle is closed.
 func (s *shared) release(anyway bool) (all bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

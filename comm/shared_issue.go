@@ -80,7 +80,7 @@ func (s *shared) reclaim() {
 func (s *shared) drop(t *task) {
 	for _, b := range [][]byte{t.staged, t.moved} {
 		if b != nil {
-			_ = s.domain.own.Free(b) // fails only if a user has freed what is not his
+			_ = s.domain.own.Free(b) // fails only if a user has freed memory of others
 		}
 	}
 	t.copied, t.staged, t.moved = false, nil, nil // step has forgotten the call
@@ -91,11 +91,11 @@ func (s *shared) room() bool {
 	if s.published == s.reclaimed+boardSlots {
 		s.reclaim()
 	}
-	return s.published < s.reclaimed+boardSlots // or the other ranks have to come so far
+	return s.published < s.reclaimed+boardSlots // else the other ranks must come so far
 }
 
-// publish posts what has been issued, as far as the board has room. An error is one that this rank
-// has to fail with. Called with mu held.
+// publish posts issued collectives, as far as the board has room. This rank must fail with the
+// error, if any. Called with mu held.
 func (s *shared) publish() (err error) {
 	posted := 0
 	for err == nil && posted < len(s.backlog) && s.Failure() == nil && s.room() {
@@ -131,7 +131,7 @@ func (s *shared) post(c *transport.Call, call *transport.Signature) error {
 	return nil
 }
 
-// offer writes this rank's part of collective seq, which is not small, on the board, but for its
+// offer writes this rank's part of collective seq, which is not small, on the board, except for its
 // number.
 func (s *shared) offer(seq uint64, t *task, call *transport.Signature) error {
 	c, p := &t.call, s.board.post(seq, s.Rank())
@@ -167,8 +167,7 @@ func (s *shared) sign(p *post, call *transport.Signature) (meta uint64) {
 	return d.meta
 }
 
-// postSource says where the others find the source, and copies it if that has to
-// be elsewhere.
+// postSource sets where the others find the source, and copies it if it must be elsewhere.
 func (s *shared) postSource(p *post, t *task) (err error) {
 	c, off := &t.call, uint64(0)
 	at, ok := s.locate(c.Src)
@@ -186,8 +185,8 @@ func (s *shared) postSource(p *post, t *task) (err error) {
 	return err
 }
 
-// keepsSource reports whether no other rank reads the source of c: of a broadcast
-// that is not the root, and of a gather the root if nobody else can write there.
+// keepsSource reports whether no other rank reads the source of c: on ranks of a broadcast other
+// than the root, and on the root of a gather if only the root can write there.
 func (s *shared) keepsSource(c *transport.Call) bool {
 	switch c.Kind {
 	case transport.KindBroadcast:
@@ -217,9 +216,8 @@ func (s *shared) locate(b Buffer) (off int, ok bool) {
 	return s.domain.own.Locate(b.Pointer(), b.Len()*b.DType().Size())
 }
 
-// read makes work the division of collective seq, of which t is this rank's
-// part, from the posts of all ranks. An offset that no rank of this version can
-// have posted is an error.
+// read makes work the division of collective seq, of which t is this rank's part, from the posts of
+// all ranks. It returns an error for an offset that no rank of this version can have posted.
 func (s *shared) read(seq uint64, t *task) error {
 	own := &t.call
 	for r := range s.Size() {

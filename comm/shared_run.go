@@ -6,8 +6,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// Await returns when collective seq is complete on this rank, or can no longer
-// become so. The end of ctx fails the group while some rank has not issued it.
+// Await returns when collective seq is complete on this rank, or can no longer become so. If ctx
+// ends while some rank has not issued seq, the group fails.
 func (s *shared) Await(ctx context.Context, seq uint64) error {
 	if s.done.Load() >= seq {
 		return nil
@@ -24,8 +24,8 @@ func (s *shared) Await(ctx context.Context, seq uint64) error {
 	return nil
 }
 
-// queue waits for the turn. If ctx ends first this rank gives up seq, unless it
-// is ready; the goroutine whose turn it is will then not be long.
+// queue waits for the turn. If ctx ends first, this rank gives up seq, unless it is ready. The
+// goroutine that has the turn then ends soon.
 func (s *shared) queue(ctx context.Context, seq uint64) {
 	select {
 	case <-s.turn.Handed:
@@ -54,8 +54,8 @@ func (s *shared) numbered(seq uint64) string {
 	return own.Numbered(seq)
 }
 
-// step completes collective seq, the next one of this rank. What has been published and is not done
-// is at rest in tasks, for whoever has the turn.
+// step completes collective seq, the next one of this rank. Collectives that are published and not
+// done are in tasks, for the goroutine that has the turn.
 func (s *shared) step(ctx context.Context, seq uint64) error {
 	if s.detached {
 		return s.Failure()
@@ -99,8 +99,8 @@ func (s *shared) attend(ctx context.Context, seq uint64) error {
 	w := s.waiter()
 	defer w.end()
 	for !s.ready(seq) {
-		// What has been published before a failure is ready when the failure can
-		// be seen, or never will be. (If it is small, others may complete it yet.)
+		// A collective published before a failure is ready when the failure can be seen, or never
+		// will be. (If it is small, others may still complete it.)
 		if err := s.Failure(); err != nil && !s.ready(seq) {
 			return err
 		}
@@ -128,8 +128,8 @@ func (s *shared) ready(seq uint64) bool {
 	return s.board.ready(seq)
 }
 
-// overdue does what has to be done from time to time while collective seq is not
-// ready, and returns why the group has to fail, if it has to.
+// overdue does the periodic work while collective seq is not ready, and returns why the group must
+// fail, if it must.
 func (s *shared) overdue(ctx context.Context, seq uint64, w *waiter) error {
 	s.mu.Lock()
 	err := s.publish() // the board may have room now
@@ -166,8 +166,8 @@ func (s *shared) missing(seq uint64) (ranks []int) {
 	return ranks
 }
 
-// compare compares the calls for collective seq of the ranks that have arrived;
-// it is known that the first so many have.
+// compare compares the calls for collective seq of the ranks that have arrived. The first known
+// ranks are known to have arrived.
 func (s *shared) compare(seq uint64, known int) error {
 	first := -1
 	for r := range s.Size() {
@@ -195,8 +195,8 @@ func (p *post) call() string {
 	return sig.String()
 }
 
-// finish executes collective seq, which is ready: until this rank's destination
-// is complete and nobody needs its source.
+// finish executes collective seq, which is ready, until this rank's destination is complete and no
+// rank needs its source.
 func (s *shared) finish(seq uint64, t *task) error {
 	if err := s.read(seq, t); err != nil {
 		return err
@@ -207,7 +207,7 @@ func (s *shared) finish(seq uint64, t *task) error {
 	for i := range s.need {
 		s.need[i] = s.work.Parts[i]
 		if i != s.Rank() && t.copied && t.call.Kind != transport.KindAllReduce {
-			s.need[i] = 0 // has nothing to do with this rank
+			s.need[i] = 0 // this rank does not need it
 		}
 	}
 	line := s.board.line(s.Rank())
@@ -260,8 +260,8 @@ func (s *shared) complete(seq uint64) bool {
 	return true
 }
 
-// help executes one part of collective seq, of this rank's lane if there is one
-// left, and reports whether it did.
+// help executes one part of collective seq, from this rank's lane if one is left there, and reports
+// whether it did.
 func (s *shared) help(seq uint64) bool {
 	for k := range s.Size() {
 		i := (s.Rank() + k) % s.Size()
@@ -287,9 +287,9 @@ func (s *shared) own(i int) bool {
 	return s.private[i] && s.work.Calls[i].Kind != transport.KindAllReduce
 }
 
-// Move copies the source of this rank to where it can stay, for ranks with a
-// private destination that have not read it yet: they may be computing for long.
-// All lanes that this rank can help with have been claimed.
+// Move copies the source of this rank to where it can stay, for ranks with a private destination
+// that have not read it yet, because they may compute for long. All lanes that this rank can help
+// with have been claimed.
 func (s *shared) Move(seq uint64, t *task) {
 	unread := false
 	for i, need := range s.need {
@@ -306,14 +306,14 @@ func (s *shared) Move(seq uint64, t *task) {
 	t.copied = true
 	for i := range s.need {
 		if i != s.Rank() {
-			s.need[i] = s.board.claimed(seq, i) // who claims from here on reads the copy
+			s.need[i] = s.board.claimed(seq, i) // later claims read the copy
 		}
 	}
 }
 
-// ownerDied returns the failure of the group if a rank has died while it executed
-// parts of collective seq, as soon as no other rank is at work in this rank's buffers.
-// None will be later, as all parts are claimed.
+// ownerDied returns the failure of the group if a rank has died while it executed parts of
+// collective seq, as soon as no other rank uses this rank's buffers. None will later, because all
+// parts are claimed.
 func (s *shared) ownerDied(seq uint64) error {
 	died := false
 	for r := range s.lost {

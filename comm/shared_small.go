@@ -7,11 +7,10 @@ import (
 
 // Small collectives
 //
-// Of a small collective every rank copies its source onto the board and computes its own result
-// from there: it arrives once, and nobody waits twice. What the others wait for is the line that
-// its number is in. Each of them looks there all the time, so the line is written at once, when all
-// that goes there is known: between two writes it would have to come back from the core of who
-// looks.
+// In a small collective every rank copies its source onto the board and computes its own result
+// from there: a rank arrives once, and no rank waits twice. The others wait for the line that its
+// number is in, and read it all the time. So the line is written at once, when all its contents are
+// known: between two writes it would have to come back from the core of a reader.
 
 // smallTensor is the size in bytes up to which a collective is small.
 const smallTensor = 4 << 10

@@ -10,8 +10,8 @@ import (
 // Whether the ranks of a host share memory
 //
 // A rank may have no shared memory: an old kernel, a sandbox, a limit of addresses (ulimit -v).
-// Ranks that disagree about it would wait for each other for ever. So all ranks of a host vote, at
-// each step that may fail, and either all share memory or all use sockets.
+// Ranks that disagree would wait for each other for ever. So all ranks of a host vote, at each step
+// that may fail, and either all share memory or all use sockets.
 
 // vote is one rank's word on one step.
 type vote struct {
@@ -24,13 +24,13 @@ const maxReason = 8 << 10
 
 const (
 	stepCreate = iota + 1 // every rank has a segment
-	stepMap               // every rank has mapped those of all
+	stepMap               // every rank has mapped the segments of all
 )
 
 // noMemory says that the ranks of a host share no memory. All of them have the same.
 type noMemory struct {
 	ranks  []int // of the host, in the world, ascending
-	rank   int   // the lowest that cannot
+	rank   int   // the lowest rank that cannot
 	reason string
 }
 
@@ -38,10 +38,10 @@ func (e *noMemory) Error() string {
 	return fmt.Sprintf("ranks %v of one host cannot share memory; rank %d: %s", e.ranks, e.rank, e.reason)
 }
 
-// hearVote notes the vote of a peer.
+// hearVote records the vote of a peer.
 func (s *session) hearVote(v vote, reason string) {
 	if v.step > stepMap {
-		return // no rank of this version says that
+		return // no rank of this version sends that
 	}
 	s.mu.Lock()
 	s.votes[v] = reason
@@ -49,7 +49,7 @@ func (s *session) hearVote(v vote, reason string) {
 	s.ringVotes()
 }
 
-// ringVotes lets agree count again.
+// ringVotes makes agree count again.
 func (s *session) ringVotes() {
 	select {
 	case s.voted <- struct{}{}:
@@ -57,8 +57,8 @@ func (s *session) ringVotes() {
 	}
 }
 
-// agree tells the other given ranks, those of this host, whether this one can take a step, and
-// hears them. It returns nil if all can, a noMemory if one cannot.
+// agree sends the other given ranks, which are on this host, whether this rank can take a step, and
+// collects their votes. It returns nil if all can, a noMemory if one cannot.
 func (s *session) agree(ctx context.Context, step uint64, ranks []int, mine error) error {
 	reason := ""
 	if mine != nil {
@@ -86,7 +86,7 @@ func (s *session) agree(ctx context.Context, step uint64, ranks []int, mine erro
 	}
 }
 
-// count returns the first of the ranks that has not voted, -1 if all have, and what follows then.
+// count returns the first of the ranks that has not voted, or -1 and the result if all have.
 func (s *session) count(step uint64, ranks []int) (open int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,24 +9,24 @@ import (
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
-// A waiter looks at memory that other processes change, and sleeps on the bell of the
-// board, for a while at a time.
+// A waiter polls memory that other processes change, and sleeps on the bell of the board, for a
+// while at a time.
 type waiter struct {
 	backoff.Waiter
 	s     *shared
 	armed bool   // counted as a sleeper, with rung as what to sleep on
 	rung  uint32 // the bell
-	seen  uint64 // how far things were
+	seen  uint64 // latest progress
 }
 
 const (
 	spinTime     = 20 * time.Microsecond // longer than a peer that is just as far takes
 	sharedYields = 200
-	nap          = 10 * time.Millisecond // the longest that a waiter does not look
+	nap          = 10 * time.Millisecond // the longest time that a waiter does not check
 )
 
-// sharedWaiting returns how a waiter looks before it sleeps. Processors differ much in
-// the length of a pause, so it is measured: several times, as others may run meanwhile.
+// sharedWaiting returns how a waiter polls before it sleeps. Processors differ much in the length
+// of a pause, so it is measured: several times, because others may run meanwhile.
 func sharedWaiting(crowded bool) backoff.Policy {
 	if crowded {
 		return backoff.Policy{Eager: eager, Processes: true}
@@ -71,7 +71,7 @@ func (w *waiter) end() {
 	}
 }
 
-// late reports whether progress has been the same for as long as the group allows.
+// late reports whether progress has not changed for the time limit of the group.
 func (w *waiter) late(progress uint64) bool {
 	if progress != w.seen {
 		w.seen = progress
@@ -80,8 +80,8 @@ func (w *waiter) late(progress uint64) bool {
 	return w.Idle() >= w.s.timeout
 }
 
-// timedOut is the failure of a group in which this rank has waited too long for
-// the given others.
+// timedOut returns the failure of a group in which this rank has waited too long for the given
+// others.
 func (s *shared) timedOut(ranks []int, seq uint64, what string) error {
 	return s.blameStraggler(ranks, seq, fmt.Errorf("rank %d waited for ranks %v in %s: %w",
 		s.Rank(), ranks, what, transport.NoProgress(s.timeout)))

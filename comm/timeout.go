@@ -11,21 +11,20 @@ import (
 
 // How long is too long
 //
-// An operation fails when nothing has come from the ranks that it waits for, for the
-// group's limit: [Config].Timeout, FSDP_TIMEOUT. Only time counts in which this process
-// ran, see [backoff.Waiter.Idle]: a job that is stopped as a whole, or the machine of which
-// is suspended, goes on as if nothing had happened. A rank that computes cannot be told from
-// one that hangs, so the limit is minutes. It is the last resort: what is known earlier, and
-// from what, stands under Failures in the documentation of the package. Goroutine ranks keep to
-// the same limit, see team.look.
+// An operation fails if nothing has arrived from the ranks that it waits for within the group's
+// limit: [Config].Timeout, FSDP_TIMEOUT. Only time in which this process ran counts, see
+// [backoff.Waiter.Idle]: a job that is stopped as a whole, or whose machine is suspended, goes on
+// as if nothing had happened. A rank that computes cannot be distinguished from one that hangs, so
+// the limit is minutes. It is the last resort: the section Failures in the documentation of the
+// package lists what is known earlier. Goroutine ranks have the same limit, see team.look.
 
-// defaultTimeout is the limit that nobody has chosen.
+// defaultTimeout is the limit if the user sets none.
 const defaultTimeout = 10 * time.Minute
 
-// tick is how often those look who wait for nothing but the limit.
+// tick is the interval between checks of a wait that only the limit can end.
 const tick = time.Second
 
-// watch calls look with the time that has been waited since it began, again and again until stop.
+// watch calls look with the time waited since it began, again and again until stop.
 type watch struct {
 	look  func(waited time.Duration) // must not come back to the watch
 	often time.Duration
@@ -74,7 +73,7 @@ func withLimit(ctx context.Context, limit time.Duration) (_ context.Context, don
 	return ctx, func() { w.stop(); cancel(nil) }
 }
 
-// eager is how long a rank looks and yields before it sleeps: longer than most waits in training. To
-// wake up takes 50 µs, and once all goroutines of a process have slept, the scheduler's monitor
-// looks every 20 µs for a millisecond, each time at the cost of two switches.
+// eager is how long a rank polls and yields before it sleeps: longer than most waits in training.
+// Waking up takes 50 µs, and once all goroutines of a process have slept, the scheduler's monitor
+// checks every 20 µs for a millisecond, each time at the cost of two switches.
 const eager = time.Millisecond

@@ -12,13 +12,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// Who may join a job: whoever knows its secret. Every job has one, so that there is one way to check.
+// A process may join a job if it has the secret. Every job has one, so that there is one way to
+// check.
 //
 //	given            what the ranks of the job were told
 //	one host         the key of this user, which processes of others cannot read
 //	trusted network  a text that everybody knows
 
-// makeSecret is what to type where a secret is missing.
+// makeSecret is the command to type if a secret is missing.
 const makeSecret = "export FSDP_SECRET=$(head -c 32 /dev/urandom | base64)"
 
 // errNoSecret is the advice of errors about jobs on several hosts.
@@ -28,7 +29,7 @@ var errNoSecret = errors.New("ranks of several hosts share a secret, lest strang
 // keyDir is where the key of this user lies. Tests do without that.
 var keyDir = auth.UserDir
 
-// checkTrust returns what is wrong with the secret of c and what goes with it.
+// checkTrust returns an error if the secret of c, or an option that depends on it, is invalid.
 func (c Config) checkTrust() error {
 	none := len(c.Secret) == 0
 	switch {
@@ -45,8 +46,8 @@ func (c Config) checkTrust() error {
 	return nil
 }
 
-// withSecret returns c with the secret of a job that was given none, and how to explain that it is
-// not the other side's.
+// withSecret returns c with the secret of a job that was given none, and a function that explains
+// errors about a different secret.
 func (c Config) withSecret() (_ Config, explain func(error) error, err error) {
 	explain = func(err error) error { return err }
 	switch {
@@ -71,8 +72,8 @@ func (c Config) withSecret() (_ Config, explain func(error) error, err error) {
 	return c, explain, nil
 }
 
-// Strangers may knock as often as they like, but do not fill the log: of the warnings about them
-// the first few are shown, then one in a while, which counts those that were not.
+// Unrelated processes may connect as often as they like, but do not fill the log: the first few
+// warnings about them are shown, then one in a while, which counts the hidden ones.
 const (
 	warnings     = 10
 	warningEvery = 10 * time.Second

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// World is a group of ranks that are not there: their number, and which of them this one is, for
-// whoever wants to know what a rank of so many would do. It communicates nothing: every collective
+// World is a group of ranks that do not exist: their number, and the place of this rank. Callers
+// use it to compute the part of one rank among many. It communicates nothing: every collective
 // fails with [ErrWorld]. It is a value, and may be used by several goroutines.
 type World struct {
 	Ranks int // at least 1
@@ -54,13 +54,13 @@ func (World) Barrier(context.Context) error { return ErrWorld }
 // Split implements [Group]: it fails.
 func (World) Split(ctx context.Context, color, key int) (Group, error) { return nil, ErrWorld }
 
-// Abort implements [Group]: there is nobody to tell.
+// Abort implements [Group]: there is no rank to inform.
 func (World) Abort(error) {}
 
 // Close implements [Group]: there is nothing to leave.
 func (World) Close() error { return nil }
 
-// noWork is the Work of a collective that nobody takes part in.
+// noWork is the Work of a collective without ranks.
 type noWork struct{}
 
 func (noWork) Wait(context.Context) error { return ErrWorld }
