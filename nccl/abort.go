@@ -10,19 +10,19 @@ import (
 )
 
 const (
-	// patience is how long Abort lets a call in flight come to its end by itself: the
-	// calls of NCCL return within microseconds, unless they wait for other ranks.
+	// patience is how long Abort waits for a call in flight to end by itself: the calls
+	// of NCCL return within microseconds, unless they wait for other ranks.
 	patience = 100 * time.Millisecond
 	// release is how long a call may take to return after its communicator was aborted.
 	release = 10 * time.Second
 )
 
-// Abort stops what the communicator does, makes calls on it return, and frees it. All
-// ranks of a communicator that has failed call it. Streams go on with what follows. It
-// does nothing to a communicator that is closed.
+// Abort stops the work of the communicator, makes calls on it return, and frees it. All
+// ranks of a communicator that has failed must call it. Streams go on with their later
+// work. It does nothing to a communicator that is closed.
 //
-// A call that hangs in NCCL is given a moment to return. Then NCCL is told to abort from
-// the thread of the caller, which is how it lets go of such a call.
+// A call that hangs in NCCL gets a moment to return. Then Abort aborts NCCL from the
+// thread of the caller, which makes NCCL release such a call.
 func (c *Communicator) Abort() error {
 	if c.closed.Swap(true) {
 		return nil
@@ -48,7 +48,7 @@ func (c *Communicator) Abort() error {
 // communicator, so that the call returns. The lock is held.
 func (c *Communicator) wait(ctx context.Context, name string, call func() Result) error {
 	done, early := make(chan Result, 1), c.slot.live()
-	var claimed atomic.Bool // by the call that is about to be made, or by who gives it up before
+	var claimed atomic.Bool // by the call that is about to be made, or by an earlier end of ctx
 	go func() {
 		if claimed.Swap(true) {
 			done <- Success
@@ -94,8 +94,8 @@ func (c *Communicator) wait(ctx context.Context, name string, call func() Result
 	return err
 }
 
-// settle waits for the end of a call that has answered r, which is in progress on a
-// thread of NCCL's if the communicator is a non-blocking one. The lock is held.
+// settle waits for the end of a call that has returned r. On a non-blocking communicator
+// the call is in progress on a thread of NCCL. The lock is held.
 func (c *Communicator) settle(ctx context.Context, name string, r Result) error {
 	for pause := 5 * time.Microsecond; r == InProgress; pause = min(2*pause, time.Millisecond) {
 		select {
@@ -119,13 +119,12 @@ func (c *Communicator) settle(ctx context.Context, name string, r Result) error 
 	return c.result(name, r)
 }
 
-// ended is the error of a call that ctx has ended.
+// ended returns the error of a call that ctx has ended.
 func (c *Communicator) ended(ctx context.Context, name string) error {
 	return fmt.Errorf("nccl: rank %d of %d: %s: %w", c.rank, c.size, name, context.Cause(ctx))
 }
 
-// abort tells NCCL to abort. It is called by whoever has set closed, also without the
-// lock.
+// abort aborts NCCL. The caller has set closed, and need not hold the lock.
 func (c *Communicator) abort() error {
 	if !c.slot.live() {
 		return nil
@@ -137,10 +136,10 @@ func (c *Communicator) abort() error {
 	return c.failure("ncclCommAbort", r, detail)
 }
 
-// discard aborts and frees a communicator that nobody has seen.
+// discard aborts and frees a communicator that no caller has.
 func (c *Communicator) discard() {
 	if !c.closed.Swap(true) {
-		c.abort() // whatever it says: it is the error before that counts
+		c.abort() // ignore its error: the one before counts
 		c.slot.free()
 	}
 }

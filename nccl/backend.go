@@ -10,8 +10,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// backend is the transport.Backend of one rank's handle of a group. It decides what happens in which
-// order; how, its parts know:
+// backend is the transport.Backend of one rank's handle of a group. It decides the order of
+// operations; its parts carry them out:
 //
 //	meeting   compares the calls of all ranks, over the host group
 //	direct    runs a collective in place, in device memory
@@ -23,7 +23,7 @@ type backend struct {
 	name   string
 	cfg    GroupConfig
 	dev    *Device           // the caller's: it outlives the group
-	parent *backend          // that the group was split from, or nil
+	parent *backend          // the group that this one was split from, or nil
 	host   comm.Group        // of the same ranks: carries calls and news. Closed by Leave at the latest
 	serial *transport.Serial // the handle; nil until open has succeeded
 
@@ -40,11 +40,11 @@ type backend struct {
 	tasks sync.WaitGroup // goroutines of the group
 }
 
-// errHalted is why Run returns when Stop was called: the handle knows why that was.
+// errHalted is the error of Run after Stop: the handle has the reason.
 var errHalted = errors.New("the group has failed")
 
-// newBackend returns the backend of a rank of host. parent and communicator are those of a group
-// that was split from another one, else nil.
+// newBackend returns the backend of a rank of host. parent and communicator are nil unless the
+// group was split from another one.
 func newBackend(
 	name string, host comm.Group, dev *Device, cfg GroupConfig, parent *backend, communicator *Communicator,
 ) *backend {
@@ -60,7 +60,7 @@ func newBackend(
 }
 
 // open makes the group ready, together with the other ranks: either all of them are, or none.
-// trouble is a reason why this rank cannot be.
+// trouble is the reason, if any, why this rank cannot be.
 func (b *backend) open(ctx context.Context, trouble error) (*Group, error) {
 	err := trouble
 	if err == nil {
@@ -90,7 +90,7 @@ func (b *backend) wrap(operation string, err error) error {
 	return fmt.Errorf("nccl: rank %d of group %q: %s: %w", b.host.Rank(), b.name, operation, err)
 }
 
-// prepare makes what a rank needs for itself.
+// prepare makes the stream and the events of this rank.
 func (b *backend) prepare() (err error) {
 	if b.launcher.stream, err = b.dev.NewStream(); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (b *backend) prepare() (err error) {
 	return err
 }
 
-// connect makes the communicator. The ranks also compare what has to be equal.
+// connect makes the communicator. The ranks also compare the settings that must be equal.
 func (b *backend) connect(ctx context.Context) error {
 	v, err := Version()
 	if err != nil {
@@ -124,8 +124,8 @@ func (b *backend) connect(ctx context.Context) error {
 	return err
 }
 
-// whileGood returns a context that also ends when the host group fails, Stop is called, or it takes
-// too long. done releases it.
+// whileGood returns a context that also ends when the host group fails, Stop is called, or the
+// timeout ends. done releases it.
 func (b *backend) whileGood(ctx context.Context) (_ context.Context, done func()) {
 	ctx, stop := context.WithTimeoutCause(ctx, b.cfg.Timeout, comm.ErrTimeout)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -165,8 +165,8 @@ func (b *backend) Run(ctx context.Context, seq uint64, c *transport.Call) error 
 	return nil
 }
 
-// broken gives up a collective that NCCL may be at work in: it tells the others, who would wait in
-// vain, and returns when no buffer is touched any more.
+// broken gives up a collective that NCCL may be executing: it reports the failure to the others,
+// who would wait in vain, and returns when no buffer is touched any more.
 func (b *backend) broken(seq uint64, c *transport.Call, err error) error {
 	err = fmt.Errorf("%s: %w", numbered(seq, c), b.reason(err))
 	var remote *comm.RankError
@@ -174,7 +174,7 @@ func (b *backend) broken(seq uint64, c *transport.Call, err error) error {
 	case errors.Is(err, errHalted), errors.As(err, &remote):
 		err = received(err)
 	case errors.Is(err, RemoteError):
-		err = fmt.Errorf("%w: %w", comm.ErrLost, err) // the rank that it comes from may still tell
+		err = fmt.Errorf("%w: %w", comm.ErrLost, err) // that rank may still report a reason
 	default:
 		err = &comm.RankError{Group: b.name, Rank: b.host.Rank(), Err: err}
 		b.serial.Failed(err)
@@ -192,18 +192,18 @@ func numbered(seq uint64, c *transport.Call) string {
 	return fmt.Sprintf("%v #%d", c.Kind, seq)
 }
 
-// Stop implements [transport.Backend]. A rank that waits for the others leaves them.
+// Stop implements [transport.Backend]. If this rank waits for the others, it leaves them.
 func (b *backend) Stop() {
 	b.stop.Do(func() {
 		close(b.halt)
 		if b.meeting.stop() {
-			b.tasks.Go(func() { _ = b.host.Close() }) // Leave gets the answer as well
+			b.tasks.Go(func() { _ = b.host.Close() }) // Leave gets its error as well
 		}
 	})
 }
 
-// Missing implements [transport.Backend]. Only the host group knows who is late, and says so in its
-// errors; and once all ranks have come, NCCL does not tell.
+// Missing implements [transport.Backend]. Only the host group can tell which ranks are late, and
+// its errors name them. Once all ranks have come, NCCL does not report it.
 func (b *backend) Missing() []int { return nil }
 
 // Reach implements [transport.DeviceBackend].
@@ -223,9 +223,9 @@ func (b *backend) Reach(buf comm.Buffer) error {
 
 // Leave implements [transport.Backend].
 //
-// A communicator is destroyed by all ranks together, once nothing is under way in it. If they do
-// not all come it is aborted: then this rank has completed whatever it took part in, and given the
-// others time to do so.
+// All ranks destroy a communicator together, once no operation is in progress in it. If they do not
+// all come, it is aborted: then this rank has completed its operations, and has given the others
+// time to do so.
 func (b *backend) Leave(last uint64) error {
 	errs := []error{b.splits.close()}
 	switch {
@@ -246,7 +246,7 @@ func (b *backend) Leave(last uint64) error {
 	return errors.Join(append(errs, b.release())...)
 }
 
-// release frees what the rank has of its own.
+// release frees the rank's own resources.
 func (b *backend) release() error {
 	if b.launcher.stuck {
 		return fmt.Errorf("nccl: group %q: a stream does not end %v after NCCL was told to abort: its memory is not freed",

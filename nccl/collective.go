@@ -24,12 +24,12 @@ func (c *Communicator) AllReduce(send, recv uintptr, count int, t DataType, op R
 }
 
 // Broadcast copies count elements from send of the root to recv of all ranks. In place,
-// they are the same. Elsewhere than on the root send is not used.
+// they are the same. Ranks other than the root do not use send.
 func (c *Communicator) Broadcast(send, recv uintptr, count int, t DataType, root int, stream uintptr) error {
 	return c.one(Op{Kind: Broadcast, Send: send, Recv: recv, Count: count, Type: t, Peer: root}, stream)
 }
 
-// Reduce reduces count elements at send to recv of the root. Elsewhere recv is not used.
+// Reduce reduces count elements at send to recv of the root. Other ranks do not use recv.
 func (c *Communicator) Reduce(send, recv uintptr, count int, t DataType, op RedOp, root int, stream uintptr) error {
 	return c.one(Op{Kind: Reduce, Send: send, Recv: recv, Count: count, Type: t, Reduce: op, Peer: root}, stream)
 }
@@ -51,7 +51,7 @@ func (c *Communicator) one(op Op, stream uintptr) error {
 }
 
 // Group enqueues operations as one: none of them waits for another, and either all are
-// enqueued or none. All ranks make the same group, as far as they take part.
+// enqueued or none. All ranks that take part make the same group.
 func (c *Communicator) Group(ops []Op, stream uintptr) error {
 	for i := range ops {
 		if o := &ops[i]; o.Kind < AllGather || o.Kind > Recv || o.Count < 0 || o.Peer < 0 || o.Peer >= c.size {
@@ -70,7 +70,7 @@ func (c *Communicator) Group(ops []Op, stream uintptr) error {
 	if r == Success {
 		return nil
 	}
-	at := -1 // in progress: what fails later is all of them
+	at := -1 // in progress: a later failure concerns all of them
 	if r != InProgress {
 		at, _ = c.slot.failed()
 	}

@@ -8,14 +8,14 @@ import (
 	"sync/atomic"
 )
 
-// Communicator is one rank's handle to a communicator of NCCL. Its methods may be
-// called from any goroutine and take turns. What they enqueue runs on a stream of the
-// device: a method returns when the work is in the stream, and its buffers are NCCL's
-// until the stream has come past it.
+// Communicator is one rank's handle to a communicator of NCCL. Its methods may be called
+// from any goroutine and take turns. They enqueue work on a stream of the device. A
+// method returns when the work is in the stream, and its buffers belong to NCCL until the
+// stream has executed it.
 //
 // All ranks must make the same calls in the same order, over all communicators of a
-// device. After an error other than [InvalidArgument] the communicator answers that
-// error to every call, and must be aborted, on all ranks.
+// device. After an error other than [InvalidArgument] the communicator returns that error
+// from every call, and must be aborted, on all ranks.
 type Communicator struct {
 	context    uintptr // of the device, which outlives the communicator
 	cfg        Config
@@ -54,7 +54,7 @@ func NewCommunicator(ctx context.Context, dev *Device, n int, id UniqueID, rank 
 	return c, nil
 }
 
-// check refuses what NCCL's ints cannot hold.
+// check refuses values that NCCL's ints cannot hold.
 func (cfg *Config) check() error {
 	for _, v := range []int{cfg.MinCTAs, cfg.MaxCTAs, cfg.ClusterSize} {
 		if v < 0 || v > math.MaxInt32 {
@@ -116,8 +116,8 @@ func (c *Communicator) Split(ctx context.Context, color, key int, cfg Config) (*
 	return child, nil
 }
 
-// AsyncError returns the error that has befallen the communicator, nil if there is
-// none or if another call is being made, which then reports it. It never waits.
+// AsyncError returns the asynchronous error of the communicator, nil if there is none or
+// if another call is being made, which then reports it. It never waits.
 func (c *Communicator) AsyncError() error {
 	if !c.mu.TryLock() {
 		return nil
@@ -133,8 +133,8 @@ func (c *Communicator) AsyncError() error {
 	return c.result("ncclCommGetAsyncError", r)
 }
 
-// Finalize waits until all that was enqueued is complete. Only Destroy or Abort may
-// follow it. All ranks call it. If ctx ends first, the communicator is aborted.
+// Finalize waits until all enqueued work is complete. Only Destroy or Abort may follow
+// it. All ranks call it. If ctx ends first, the communicator is aborted.
 func (c *Communicator) Finalize(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -144,8 +144,9 @@ func (c *Communicator) Finalize(ctx context.Context) error {
 	return c.wait(ctx, "ncclCommFinalize", c.slot.finalize)
 }
 
-// Destroy frees the communicator, which is to be finalized before. All ranks call it. One
-// that has failed is not destroyed but answers its error, and is to be aborted.
+// Destroy frees the communicator, which must be finalized before. All ranks call it. A
+// communicator that has failed is not destroyed: Destroy returns its error, and it must
+// be aborted.
 func (c *Communicator) Destroy() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,7 +8,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// NCCL's names for those of package comm. A gather and an all-to-all are made of sends and receives.
+// NCCL's names for the constants of package comm. A gather and an all-to-all are made of sends and
+// receives.
 var (
 	types = [...]DataType{
 		comm.Float32: Float32, comm.Float64: Float64, comm.Int32: Int32, comm.Int64: Int64, comm.Uint8: Uint8,
@@ -21,7 +22,7 @@ var (
 	}
 )
 
-// opOf returns what NCCL has to do for c, but for the buffers.
+// opOf returns NCCL's operation for c, without the buffers.
 func opOf(c *transport.Call) Op {
 	return Op{Kind: collectives[c.Kind], Type: types[c.DType()], Reduce: operators[c.Op], Peer: c.Root}
 }
@@ -49,7 +50,7 @@ func (d *direct) run(ctx context.Context, seq uint64, c *transport.Call) error {
 	return d.launcher.await(ctx, start, d.progress.reached)
 }
 
-// plan returns what NCCL has to do for a collective.
+// plan returns NCCL's operations for a collective.
 func (d *direct) plan(c *transport.Call) ([]Op, error) {
 	op := opOf(c)
 	op.Count = c.Src.Len()
@@ -104,8 +105,8 @@ func (d *direct) planAllToAll(c *transport.Call, op Op) ([]Op, error) {
 	return exchanges(nil, op, d.rank, cap(d.ops), n), nil
 }
 
-// exchanges adds to ops the sends of the parts at op.Send, of n elements each, to all other ranks, and the
-// receives of theirs at op.Recv.
+// exchanges appends to ops the sends of the parts at op.Send, of n elements each, to all other
+// ranks, and the receives of their parts at op.Recv.
 func exchanges(ops []Op, op Op, rank, ranks, n int) []Op {
 	send, recv := op, op
 	send.Kind, recv.Kind, send.Count, recv.Count = Send, Recv, n, n

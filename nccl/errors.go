@@ -7,19 +7,20 @@ import (
 	"github.com/gofsdp/gofsdp/internal/device"
 )
 
-// ErrUnavailable is matched by every error which means that there is no NCCL, no
-// CUDA driver or no device on this machine.
+// ErrUnavailable is matched by every error that means that there is no NCCL, no CUDA
+// driver or no device on this machine.
 var ErrUnavailable = device.ErrUnavailable
 
-// LoadError says under which names a library was looked for, and why none was taken.
+// LoadError contains the names under which a library was searched for, and why none was
+// loaded.
 type LoadError = device.LoadError
 
 // ErrClosed is matched by the errors of calls on a communicator that was destroyed
 // or aborted.
 var ErrClosed = errors.New("the communicator is closed")
 
-// Result is ncclResult_t. It is an error, so that errors.Is(err, nccl.RemoteError)
-// tells what NCCL has answered.
+// Result is ncclResult_t. It is an error, so that errors.Is(err, nccl.RemoteError) tests
+// for a result of NCCL.
 type Result int32
 
 // The results of NCCL.
@@ -57,7 +58,7 @@ type Error struct {
 	Rank   int    // of this rank in it
 	Size   int    // its number of ranks, 0 if the call is not about a communicator
 	Result Result
-	Detail string // NCCL's own words; it keeps one text for the whole process
+	Detail string // NCCL's own text; NCCL keeps one text for the whole process
 }
 
 func (e *Error) Error() string {
@@ -78,6 +79,6 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Result }
 
-// fatal tells whether the communicator is of no more use. NCCL promises that a wrong
-// argument has no effect.
+// fatal reports whether the communicator is unusable. NCCL promises that a wrong argument
+// has no effect.
 func (e *Error) fatal() bool { return e.Result != InvalidArgument }

@@ -10,19 +10,19 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// GroupConfig says how a [Group] behaves. The zero value is useful. It is the same on
-// all ranks.
+// GroupConfig configures a [Group]. The zero value is useful. It must be the same on all
+// ranks.
 type GroupConfig struct {
-	// Communicator is what NCCL is asked for. Its Name is also that of the group, "nccl"
-	// if it is empty.
+	// Communicator configures NCCL's communicator. Its Name is also the name of the
+	// group, "nccl" if it is empty.
 	Communicator Config
-	// Timeout is how long a collective may take once every rank has come to it, with
-	// the work of other streams that it waits for; 0 means 5 minutes. How long ranks
-	// wait for each other is the business of the group that this one is made over.
+	// Timeout is how long a collective may take once every rank has come to it, including
+	// the work of other streams that it waits for; 0 means 5 minutes. The group that this
+	// one is made over limits how long ranks wait for each other.
 	Timeout time.Duration
 	// Staging is the number of bytes of pinned host memory, and of device memory, that
 	// hold pieces of host buffers on their way through NCCL; 0 means 8 MiB. They are
-	// allocated when the first host buffer comes.
+	// allocated for the first host buffer.
 	Staging int
 }
 
@@ -31,7 +31,7 @@ const (
 	defaultStaging = 8 << 20
 )
 
-// complete checks c and fills in what is left to the package.
+// complete checks c and fills in defaults.
 func (c GroupConfig) complete() (GroupConfig, error) {
 	if c.Communicator.Share { // a part that ends in an abort would end the whole
 		return c, errors.New("nccl: GroupConfig with Communicator.Share, which would let a group split from another end that, too")
@@ -52,8 +52,8 @@ func (c GroupConfig) complete() (GroupConfig, error) {
 }
 
 // Group is a [comm.Group] whose collectives NCCL executes. Buffers are device memory,
-// made by [transport.OnDevice], which is read and written in place, or host memory, which is
-// copied through pinned memory in pieces. Ranks may differ in that.
+// made by [transport.OnDevice], which is read and written in place, or host memory, which
+// is copied through pinned memory in pieces. Ranks may differ in that.
 //
 //	boot, err := comm.FromEnv(ctx)       // any group: it carries what is not data
 //	dev, err := nccl.OpenDevice(local)   // LocalRank of comm.ConfigFromEnv
@@ -63,35 +63,36 @@ func (c GroupConfig) complete() (GroupConfig, error) {
 //	w := g.ReduceScatter(sum, whole, comm.Sum)
 //	err = g.WaitOn(ctx, compute, w)      // the stream waits, the host does not
 //
-// The contract is that of package comm, but for sums: NCCL adds floats in an order of
-// its own and in their own type, so that sums and averages are right within rounding,
-// and differ from those of other groups in the last bits. An average is the sum of
-// what has been multiplied by 1/n, rounded to the element type: of 16-bit floats, n
-// other than a power of two makes all of it wrong by up to half a unit in the last
-// place. Where a rank has NaN, Max and Min are any rank's value. Integers are exact.
+// The contract is the contract of package comm, except for sums: NCCL adds floats in its
+// own order and in their own type, so sums and averages are right within rounding, and
+// differ from the results of other groups in the last bits. An average is the sum of the
+// elements multiplied by 1/n, rounded to the element type: for 16-bit floats, n other
+// than a power of two makes all of it wrong by up to half a unit in the last place. If a
+// rank has NaN, Max and Min are any rank's value. Integers are exact.
 //
-// All ranks compare their calls before NCCL is asked for anything, so that a mismatch is an error
-// and never a hang. It costs an all-gather of 72 bytes a rank for each collective. This, barriers,
-// and news of failures travel over a group split from boot. When the group fails, each rank aborts
-// its communicator, and no buffer is touched after an operation has returned its error.
+// All ranks compare their calls before NCCL gets any, so that a mismatch is an error and
+// never a hang. It costs an all-gather of 72 bytes per rank for each collective. This
+// all-gather, barriers, and news of failures travel over a group split from boot. When
+// the group fails, each rank aborts its communicator, and no buffer is touched after an
+// operation has returned its error.
 //
-// Collectives of one group run one after the other. Those of different groups of one
-// device are launched in an order that may differ between ranks, and NCCL wants one
-// order: wait for a collective of one group before the next group's is issued. Leave
-// NCCL_LAUNCH_ORDER_IMPLICIT alone, with which orders that differ are a deadlock.
+// Collectives of one group run one after the other. Collectives of different groups of
+// one device are launched in an order that may differ between ranks, and NCCL needs one
+// order: wait for a collective of one group before you issue the next group's. Do not set
+// NCCL_LAUNCH_ORDER_IMPLICIT: with it, different orders are a deadlock.
 type Group struct {
 	comm.Group // a *transport.Serial
 	backend    *backend
 }
 
-// New makes a group of the ranks of boot, each with its own device. It is a collective
-// of boot, which stays the caller's: the group fails when boot fails, and is to be closed
-// before boot and the device are. If a rank cannot join, every rank gets an error that
-// names it.
+// New makes a group of the ranks of boot, each with its own device. It is a collective of
+// boot. boot remains the caller's: the group fails when boot fails, and must be closed
+// before boot and the device. If a rank cannot join, every rank gets an error that names
+// it.
 func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*Group, error) {
 	cfg, invalid := cfg.complete()
 	if over, ok := boot.(*Group); ok {
-		boot = over.backend.host // what is not data needs no NCCL
+		boot = over.backend.host // control messages need no NCCL
 	}
 	host, err := boot.Split(ctx, 0, boot.Rank())
 	if err != nil {
@@ -104,13 +105,14 @@ func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*G
 	return b.open(ctx, invalid)
 }
 
-// Communicator returns the communicator of the group, for operations that the caller gives to a
-// stream of the device: in the same order on all ranks, and not while a collective of the group is
-// under way. It is closed with the group. Who waits for such a stream watches AsyncError and
-// [transport.Failing] of the group, and aborts the communicator when there is a reason to.
+// Communicator returns the communicator of the group, for operations that the caller puts
+// in a stream of the device: in the same order on all ranks, and not during a collective
+// of the group. It is closed with the group. A caller that waits for such a stream checks
+// AsyncError and [transport.Failing] of the group, and aborts the communicator when there
+// is a reason to.
 func (g *Group) Communicator() *Communicator { return g.backend.launcher.communicator }
 
-// Failing makes the group tell of its failures: see [transport.Failing].
+// Failing reports failures of the group: see [transport.Failing].
 func (g *Group) Failing() <-chan struct{} { return transport.Failing(g.Group) }
 
 // Watch implements [transport.Watcher].
@@ -118,9 +120,9 @@ func (g *Group) Watch(f func(transport.Flight)) (stop func()) {
 	return g.Group.(*transport.Serial).Watch(f)
 }
 
-// Fence lets the collectives that are launched from now on wait for what the streams,
-// which are of the group's device, have been given so far. A collective is launched at
-// some time after it is issued.
+// Fence makes later launches of collectives wait for the work that the streams, which are
+// of the group's device, have so far. A collective is launched at some time after it is
+// issued.
 func (g *Group) Fence(streams ...*Stream) error {
 	if err := g.backend.fence.wait(g.backend.launcher.stream, streams); err != nil {
 		return g.backend.wrap("Fence", err)
@@ -128,11 +130,11 @@ func (g *Group) Fence(streams ...*Stream) error {
 	return nil
 }
 
-// WaitOn lets a stream wait for an operation of the group: what s is given after WaitOn
+// WaitOn makes a stream wait for an operation of the group: work that s gets after WaitOn
 // has returned runs when the result is there. It returns once the operation is launched
 // on this rank, or complete if a rank has a host buffer in it. If it has failed, WaitOn
-// returns the error; if it fails later, Wait does, and s goes on. The end of ctx fails
-// nothing but WaitOn.
+// returns the error; if it fails later, Wait does, and s goes on. If ctx ends, only
+// WaitOn fails.
 func (g *Group) WaitOn(ctx context.Context, s *Stream, w comm.Work) error {
 	seq, ok := g.backend.serial.Seq(w)
 	if !ok {

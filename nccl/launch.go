@@ -12,15 +12,14 @@ import (
 // # Giving up
 //
 // A collective is given up when its context ends, when the group fails (halt is closed), or after
-// GroupConfig.Timeout. await notices that between two looks. A call of NCCL that does not return
-// is aborted by look, on another thread, which makes it return. Either way Run goes on to broken,
-// which tells the other ranks and waits, in abort, until the stream has come past all that it was
-// given. Only then does Run return, so that no buffer is touched after an operation has returned
-// its error. A stream that does not end even so is stuck: release frees nothing that it may use,
-// and says so.
+// GroupConfig.Timeout. await notices that between two checks. look, on another thread, aborts a
+// call of NCCL that does not return, which makes it return. Either way Run goes on to broken, which
+// reports to the other ranks and waits, in abort, until the stream has executed all its work. Only
+// then does Run return, so that no buffer is touched after an operation has returned its error. A
+// stream that still does not end is stuck: release frees nothing that it may use, and reports that.
 
-// launcher gives work to NCCL, waits until the stream has come past it, and aborts what does not
-// end. It is used by one goroutine at a time, that of Run or of Leave, but for look.
+// launcher gives work to NCCL, waits until the stream has executed it, and aborts work that does
+// not end. One goroutine at a time uses it, the goroutine of Run or of Leave, except for look.
 type launcher struct {
 	communicator *Communicator   // nil until the group is connected
 	stream       *Stream         // of the collectives and of nothing else; nil until prepared
@@ -35,7 +34,7 @@ type launcher struct {
 func newLauncher(communicator *Communicator, timeout time.Duration, halt <-chan struct{}) *launcher {
 	l := &launcher{communicator: communicator, timeout: timeout, halt: halt, wait: backoff.Waiter{Policy: &waiting}}
 	l.watchdog.timer = time.AfterFunc(moment, l.look)
-	l.watchdog.timer.Stop() // should it run before that, it finds nothing to look after
+	l.watchdog.timer.Stop() // if it runs before that, it finds no call
 	return l
 }
 
@@ -52,7 +51,7 @@ func (l *launcher) launch(ctx context.Context, start time.Time, ops []Op) error 
 	return err
 }
 
-// overdue returns why what has begun at start is waited for no longer, or nil.
+// overdue returns why a collective begun at start is waited for no longer, or nil.
 func (l *launcher) overdue(ctx context.Context, start time.Time) error {
 	select {
 	case <-l.halt:
@@ -67,7 +66,7 @@ func (l *launcher) overdue(ctx context.Context, start time.Time) error {
 	return nil
 }
 
-// await waits until the stream has come to e and NCCL has had no failure.
+// await waits until the stream has reached e and NCCL has had no failure.
 func (l *launcher) await(ctx context.Context, start time.Time, e *Event) error {
 	for l.wait.Reset(); ; {
 		reached, err := e.Query()
@@ -77,7 +76,7 @@ func (l *launcher) await(ctx context.Context, start time.Time, e *Event) error {
 		if !reached && l.wait.Rest() {
 			continue
 		}
-		if err := l.communicator.AsyncError(); err != nil || reached { // a stream also comes past what has failed
+		if err := l.communicator.AsyncError(); err != nil || reached { // a stream also passes failed work
 			return err
 		}
 		if err := l.overdue(ctx, start); err != nil {
@@ -87,11 +86,11 @@ func (l *launcher) await(ctx context.Context, start time.Time, e *Event) error {
 	}
 }
 
-// abort aborts the communicator, and returns when the stream has come past what it was given, so
-// that buffers are the callers' again.
+// abort aborts the communicator, and returns when the stream has executed its work, so that buffers
+// are the callers' again.
 func (l *launcher) abort() {
 	l.aborted = true
-	_ = l.communicator.Abort() // whatever it says, there is an error before
+	_ = l.communicator.Abort() // ignore its error, there is one before
 	if l.stream == nil {
 		return // it was never used
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/device"
 )
 
-// EnvLibrary names the variable that holds the path of libnccl, if it is not to be
-// found as libnccl.so.2.
+// EnvLibrary names the variable that holds the path of libnccl, if the system does not
+// find it as libnccl.so.2.
 const EnvLibrary = "FSDP_NCCL_LIBRARY"
 
 var library = device.Library{
@@ -17,13 +17,13 @@ var library = device.Library{
 	Open: open,
 }
 
-// version is that of the library, once it is loaded.
+// version is the version of the library, once it is loaded.
 var version VersionCode
 
-// Load loads NCCL from path, or if that is empty from where [EnvLibrary] or the system
-// says. Whatever needs NCCL loads it, so that Load is only needed to name a path, and
-// before all else. A library of another path cannot be loaded later. No device is
-// needed, and no CUDA.
+// Load loads NCCL from path. If path is empty, it uses [EnvLibrary] or the system's
+// library. Every function that needs NCCL loads it, so Load is only needed to name a
+// path, and must be called before everything else. A library of another path cannot be
+// loaded later. Load needs no device and no CUDA.
 func Load(path string) error { return library.Load(path) }
 
 // Version returns the version of the library.
@@ -34,7 +34,7 @@ func Version() (VersionCode, error) {
 	return version, nil
 }
 
-// attach loads NCCL and makes the driver of dev known to the shim.
+// attach loads NCCL and passes the driver of dev to the shim.
 func attach(dev *Device) error {
 	if err := Load(""); err != nil {
 		return err
@@ -48,9 +48,9 @@ func attach(dev *Device) error {
 	return library.Attach(setDriver)
 }
 
-// NewUniqueID makes the id of a new communicator. It needs a network interface, which
-// may be the loopback, but no device. The rank that has made it must live until all
-// have joined.
+// NewUniqueID makes the id of a new communicator. It needs a network interface, which may
+// be the loopback, but no device. The rank that has made it must live until all have
+// joined.
 func NewUniqueID() (UniqueID, error) {
 	if err := Load(""); err != nil {
 		return UniqueID{}, err

@@ -16,29 +16,28 @@ import (
 //
 // Before each collective the ranks exchange a record over the host group, and the collective is
 // complete before the next one is compared. So a mismatch is an error that names both sides on
-// every rank before anything is launched, and no rank launches what another one does not.
-// Comparing later, or a hash of several calls at once, was considered and left:
+// every rank before anything is launched, and no rank launches a collective that another one does
+// not. Comparing later, or a hash of several calls at once, was considered and rejected:
 //
-//   - A record also decides what is launched: where one rank has a host buffer, all go in pieces.
-//   - NCCL checks nothing. Kinds that differ wait for each other until the timeout, which names
-//     nobody. With counts that differ a rank may write past the end of another one's buffer, and an
+//   - A record also decides what is launched: if one rank has a host buffer, all use pieces.
+//   - NCCL checks nothing. Different kinds wait for each other until the timeout, which names
+//     no rank. With different counts a rank may write past the end of another one's buffer, and an
 //     error afterwards is of no use.
-//   - What one rank has launched and another one never will ends only by an abort of the
-//     communicator. Today a rank that closes the group, or fails between two collectives, leaves
-//     nothing under way, and whatever every rank had issued is still completed.
+//   - A collective that one rank has launched and another one never will ends only by an abort of
+//     the communicator. Today a rank that closes the group, or fails between two collectives,
+//     leaves nothing in progress, and every collective that all ranks had issued still completes.
 //
-// Several calls that are already issued could share an exchange without losing any of this but the
-// last. Few would: when a small GPT trains with the default prefetch, 9 of its 54 collectives of 5
-// steps find another one behind them when they start. And transport.Serial hands over one call at a
-// time, so that the stream would still be empty between two.
+// Several issued calls could share an exchange and lose only the last advantage. Few would: when a
+// small GPT trains with the default prefetch, 9 of its 54 collectives of 5 steps have another one
+// behind them when they start. And transport.Serial passes on one call at a time, so that the
+// stream would still be empty between two.
 //
-// The cost is one all-gather of 72 bytes a rank for each collective, in however many pieces it is
-// staged, and one more when the group is closed: some 2 µs between ranks of one host, a round trip
+// The cost is one all-gather of 72 bytes per rank for each collective, in however many pieces it is
+// staged, and one more when the group is closed: about 2 µs between ranks of one host, a round trip
 // between hosts, during which the stream is idle. An engine whose ranks compile the same schedule,
-// and compare a hash of it once per pass, needs none of it: it enqueues on a Communicator
-// directly.
+// and compare a hash of it once per pass, does not need it: it enqueues on a Communicator directly.
 
-// A record is what a rank says of itself in a meeting:
+// A record is the message of a rank in a meeting:
 //
 //	byte  0      what the rank is about to do
 //	bytes 8..72  the signature of its call
@@ -62,7 +61,7 @@ type meeting struct {
 	mineBuf, allBuf comm.Buffer
 
 	mu     sync.Mutex
-	inside bool // a call of host is being made that waits for other ranks; never if over
+	inside bool // a call of host that waits for other ranks is being made; never if over
 	over   bool // no other meeting begins
 }
 
@@ -89,9 +88,9 @@ func (m *meeting) exit() {
 	m.inside = false
 }
 
-// stop ends all meetings. It reports whether one is under way that only Close of the host group
-// ends: if that has failed the meeting ends by itself, and groups split from it can still say why
-// they have failed, which they cannot once they are closed with it.
+// stop ends all meetings. It reports whether one is in progress that only Close of the host group
+// ends. If the host group has failed, the meeting ends by itself, and groups split from it can
+// still report why they have failed, which they cannot once they are closed with it.
 func (m *meeting) stop() (waiting bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,7 +98,7 @@ func (m *meeting) stop() (waiting bool) {
 	return m.inside && !closed(transport.Failing(m.host))
 }
 
-// exchange gives all ranks the record of a call of this one, and gets theirs.
+// exchange sends all ranks the record of a call of this one, and receives theirs.
 func (m *meeting) exchange(ctx context.Context, c *transport.Call) error {
 	if !m.enter() {
 		return errHalted
@@ -113,15 +112,15 @@ func (m *meeting) exchange(ctx context.Context, c *transport.Call) error {
 	return m.host.AllGather(m.allBuf, m.mineBuf).Wait(ctx)
 }
 
-// onHost reports whether some of b lies in host memory.
+// onHost reports whether some of b is in host memory.
 func onHost(b comm.Buffer) bool {
 	_, device := b.Device()
 	return !device && b.Len() > 0
 }
 
-// compare looks at what exchange has brought of collective seq of a group. It reports whether a
-// rank has a host buffer, or returns a rank that leaves, or an error, the same on every rank, if
-// ranks have made different calls.
+// compare compares the records of collective seq of a group. It reports whether a rank has a host
+// buffer, or returns a rank that leaves, or an error, the same on every rank, if ranks have made
+// different calls.
 func (m *meeting) compare(group string, seq uint64) (stage bool, left *comm.RankError, err error) {
 	for r := range m.host.Size() {
 		switch m.record(r)[0] {
@@ -140,7 +139,7 @@ func (m *meeting) compare(group string, seq uint64) (stage bool, left *comm.Rank
 	return stage, nil, nil
 }
 
-// mismatch says that rank r has made another call than rank 0.
+// mismatch returns the error for rank r, which has made another call than rank 0.
 func (m *meeting) mismatch(group string, seq uint64, r int) error {
 	err := &comm.MismatchError{Group: group, Seq: seq, Ranks: [2]int{0, r}}
 	for i, rank := range err.Ranks {
@@ -153,8 +152,8 @@ func (m *meeting) mismatch(group string, seq uint64, r int) error {
 	return err
 }
 
-// meet returns when all ranks have come to collective seq and want the same. It reports whether a
-// rank has a host buffer.
+// meet returns when all ranks have come to collective seq and made the same call. It reports
+// whether a rank has a host buffer.
 func (b *backend) meet(ctx context.Context, seq uint64, c *transport.Call) (stage bool, err error) {
 	switch err := b.meeting.exchange(ctx, c); {
 	case errors.Is(err, errHalted):
@@ -170,7 +169,7 @@ func (b *backend) meet(ctx context.Context, seq uint64, c *transport.Call) (stag
 	return stage, err
 }
 
-// missed tells the handle why the ranks have not come together: err, of the host group.
+// missed reports to the handle why the ranks have not met: err, of the host group.
 func (b *backend) missed(ctx context.Context, seq uint64, c *transport.Call, err error) error {
 	err = received(err)
 	var blame *comm.RankError
@@ -191,8 +190,8 @@ func (b *backend) missed(ctx context.Context, seq uint64, c *transport.Call, err
 	return err
 }
 
-// grace is how long a rank that closes the group waits for the others to do so or to want more,
-// before it takes it that they need nothing from it any more.
+// grace is how long a rank that closes the group waits for the others to do so or to issue more.
+// After that it assumes that they need nothing from it.
 var grace = time.Second
 
 // farewell reports whether all ranks leave the group now. It may close the host group.
@@ -208,7 +207,7 @@ func (m *meeting) farewell() bool {
 			return false
 		}
 	case <-timer.C:
-		_ = m.host.Close() // ends the wait; Leave closes it again, for the answer
+		_ = m.host.Close() // ends the wait; Leave closes it again, for its error
 		<-met
 		return false
 	}

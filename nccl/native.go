@@ -15,8 +15,7 @@ import "C"
 
 import "unsafe"
 
-// slot is a communicator in C memory: NCCL writes to it after the call that it is
-// given to.
+// slot is a communicator in C memory, because NCCL writes to it after the call that gets it.
 type slot C.fsdp_nccl_slot
 
 // An Op is handed to C as it is.
@@ -29,7 +28,7 @@ var (
 	_ = [1]struct{}{}[Recv-C.OP_RECV]
 )
 
-// open loads the library at path, or says why it cannot.
+// open loads the library at path, or returns why it cannot.
 func open(path string) (why string, err error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
@@ -101,7 +100,7 @@ func (s *slot) place() (rank, size int, r Result) {
 	return int(me), int(n), r
 }
 
-// abort leaves the failure of s alone, which a call in flight may be writing.
+// abort does not change the failure of s, which a call in flight may be writing.
 func (s *slot) abort() (r Result, detail string) {
 	var f C.fsdp_nccl_failure
 	r = Result(C.fsdp_nccl_abort(s.c(), &f))
@@ -113,8 +112,8 @@ func (s *slot) run(ops []Op, stream uintptr) Result {
 	return Result(C.fsdp_nccl_run(s.c(), first, C.int(len(ops)), C.uintptr_t(stream)))
 }
 
-// failed tells what the last call that failed has said, and which operation of a
-// group it was, or -1.
+// failed returns the text of the last failed call, and the index of the failed operation in its
+// group, or -1.
 func (s *slot) failed() (at int, detail string) {
 	f := &s.c().failure
 	return int(f.at), C.GoString(&f.text[0])

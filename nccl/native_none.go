@@ -2,7 +2,7 @@
 
 package nccl
 
-// In this build NCCL cannot be loaded. Load says so, and nothing below is reached.
+// In this build NCCL cannot be loaded. Load returns an error, and nothing below is reached.
 
 type slot struct{}
 

@@ -5,7 +5,7 @@ import "fmt"
 // VersionCode is NCCL_VERSION_CODE: 23007 is NCCL 2.30.7.
 type VersionCode int
 
-// Floor is the oldest NCCL that the package takes.
+// Floor is the oldest supported version of NCCL.
 const Floor VersionCode = 21800
 
 // String returns the version with dots.
@@ -62,12 +62,12 @@ func (t DataType) String() string {
 	return dataTypes[t].name
 }
 
-// RedOp is ncclRedOp_t, what a reduction does to the elements of all ranks.
+// RedOp is ncclRedOp_t, the operator of a reduction.
 type RedOp int32
 
 // The operators that every communicator has. NCCL adds 16-bit types in 16 bits, in
-// an order of its own. Avg is the sum of x*(1/n), with 1/n rounded to the element
-// type first; integers are divided after the sum.
+// its own order. Avg is the sum of x*(1/n), with 1/n rounded to the element type
+// first; integers are divided after the sum.
 const (
 	Sum RedOp = iota
 	Prod
@@ -76,10 +76,10 @@ const (
 	Avg
 )
 
-// Kind is what an [Op] does.
+// Kind is the kind of an [Op].
 type Kind int32
 
-// The operations. The numbers are those of shim.h.
+// The operations. The numbers are the ones of shim.h.
 const (
 	AllGather Kind = iota + 1
 	ReduceScatter
@@ -100,8 +100,8 @@ func (k Kind) String() string {
 	return kinds[k-1]
 }
 
-// Op is one operation of a [Communicator.Group]. The methods of Communicator say
-// what the fields mean for each kind.
+// Op is one operation of a [Communicator.Group]. The methods of Communicator explain
+// the fields for each kind.
 type Op struct {
 	Kind   Kind
 	Type   DataType
@@ -112,26 +112,26 @@ type Op struct {
 	Count  int     // elements
 }
 
-// Config is what a communicator may be asked for. The zero value leaves every
-// choice to NCCL.
+// Config is the configuration of a communicator. The zero value leaves every choice
+// to NCCL.
 type Config struct {
 	// Name appears in errors and in NCCL's own logs.
 	Name string
-	// NonBlocking makes NCCL start every call on a thread of its own, and the
-	// methods poll it. They can then be given up at any time without the help of
-	// another thread, and NCCL promises that only of such communicators: to abort
-	// beside a call that hangs works as a rule, but NCCL may be freeing what the call
-	// still uses. Each call costs some ten microseconds more.
+	// NonBlocking makes NCCL start every call on its own thread, and the methods
+	// poll it. They can then be given up at any time without another thread. NCCL
+	// promises that only for such communicators: aborting during a call that hangs
+	// usually works, but NCCL may free memory that the call still uses. Each call
+	// costs about ten microseconds more.
 	NonBlocking bool
 	// MinCTAs and MaxCTAs bound the thread blocks, and so the multiprocessors, that
-	// an operation takes from the computation beside it.
+	// an operation takes from concurrent computation.
 	MinCTAs, MaxCTAs int
 	// ClusterSize is the number of thread blocks that share one cluster.
 	ClusterSize int
 	// Net names the network plugin to use.
 	Net string
-	// Share makes the communicators that are split from this one use its channels. It
-	// takes less memory. Operations of parent and children must not overlap, and to
-	// abort one is to abort all of them.
+	// Share makes the communicators that are split from this one use its channels.
+	// It takes less memory. Operations of parent and children must not overlap, and
+	// aborting one aborts all of them.
 	Share bool
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// News. A failure of the group travels over the host group: Tell aborts that with the failure, and
-// listen, or whoever is in a call of the host group, gets it from there on the other ranks. Some
-// groups carry only the text of an error, so the failure is also encoded in it.
+// News. A failure of the group travels over the host group: Tell aborts the host group with the
+// failure, and listen, or a goroutine in a call of the host group, gets it on the other ranks. Some
+// groups carry only the text of an error, so the failure is also encoded in the text.
 
 // sent is a failure on its way to the other ranks.
 type sent struct {
@@ -21,8 +21,8 @@ type sent struct {
 func (s *sent) Error() string { return s.text }
 func (s *sent) Unwrap() error { return s.failure }
 
-// received returns the failure that another rank has sent, if err, of the host group, is that, or
-// else err.
+// received returns the failure that another rank has sent, if err, of the host group, contains one,
+// or else err.
 func received(err error) error {
 	var s *sent
 	if errors.As(err, &s) {
@@ -42,7 +42,7 @@ func (b *backend) Tell(err error) {
 	b.host.Abort(&sent{err, string(transport.MarshalError(b.name, b.host.Rank(), err))})
 }
 
-// listen passes on that the group has failed elsewhere.
+// listen passes on a failure of the group on another rank.
 func (b *backend) listen() {
 	select {
 	case <-transport.Failing(b.host):
@@ -56,5 +56,5 @@ func (b *backend) reason(err error) error {
 	if !closed(transport.Failing(b.host)) {
 		return err
 	}
-	return received(b.host.Barrier(context.Background())) // a failed group answers at once
+	return received(b.host.Barrier(context.Background())) // a failed group returns at once
 }

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// progress is how far the collectives of a group are, for streams that are to wait for one of them.
+// progress is how far the collectives of a group are, for streams that wait for one of them.
 //
-// Only one collective is under way at a time, so one event is enough: it marks the end of the
-// collective launched last, and all before that are complete.
+// Only one collective is in progress at a time, so one event is enough: it marks the end of the
+// collective launched last, and all earlier ones are complete.
 type progress struct {
 	halt <-chan struct{} // the group's: nothing more is launched
 
@@ -17,7 +17,7 @@ type progress struct {
 	reached  *Event        // set before the first collective, recorded with mu held
 	launched uint64        // every collective up to this one is complete, or reached marks its end
 	done     uint64        // every collective up to this one is complete; at most launched
-	changed  chan struct{} // closed when launched grows; nil if nobody waits for that
+	changed  chan struct{} // closed when launched grows; nil if no goroutine waits for it
 }
 
 // launch marks the end of collective seq, all of which is in the stream.
@@ -31,7 +31,7 @@ func (p *progress) launch(seq uint64, s *Stream) error {
 	return nil
 }
 
-// complete says that collective seq is complete.
+// complete records that collective seq is complete.
 func (p *progress) complete(seq uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -39,7 +39,7 @@ func (p *progress) complete(seq uint64) {
 	p.advance(seq)
 }
 
-// advance wakes who waits for a collective. Called with mu held.
+// advance wakes goroutines that wait for a collective. Called with mu held.
 func (p *progress) advance(seq uint64) {
 	p.launched = seq
 	if p.changed != nil {
@@ -48,7 +48,7 @@ func (p *progress) advance(seq uint64) {
 	}
 }
 
-// order lets s wait for collective seq once that is launched. ready is false if it never will be.
+// order makes s wait for collective seq once that is launched. ready is false if it never will be.
 func (p *progress) order(ctx context.Context, seq uint64, s *Stream) (ready bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,13 +85,13 @@ func closed(ch <-chan struct{}) bool {
 	}
 }
 
-// fence lets the collectives wait for other streams.
+// fence makes the collectives wait for other streams.
 type fence struct {
 	mu    sync.Mutex // held while event is in use
 	event *Event     // set before the first use
 }
 
-// wait lets what s is given from now on wait for what the others have been given so far.
+// wait makes later work of s wait for the work that the others have so far.
 func (f *fence) wait(s *Stream, others []*Stream) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// splits are the groups that come of a group. A split has two steps: divide, a part of the
+// splits are the groups split from a group. A split has two steps: divide, a part of the
 // collective, makes host groups and communicators together with all ranks; Split makes a group of
 // each.
 type splits struct {
@@ -21,7 +21,7 @@ type splits struct {
 	children []*backend      // open, by the order of their splits
 }
 
-// part is what the ranks of a split have made together of a new group.
+// part is the common result of the ranks of a split for a new group.
 type part struct {
 	host         comm.Group
 	communicator *Communicator // nil if it could not be made
@@ -57,7 +57,7 @@ func (s *splits) forget(child *backend) {
 	s.children = slices.DeleteFunc(s.children, func(c *backend) bool { return c == child })
 }
 
-// close closes the groups, the youngest first, and what is left of those that never became one.
+// close closes the groups, the youngest first, and the parts that never became a group.
 func (s *splits) close() error {
 	s.mu.Lock()
 	children, parts := slices.Clone(s.children), s.parts
@@ -76,7 +76,7 @@ func (s *splits) close() error {
 	return errors.Join(errs...)
 }
 
-// divide makes the groups of a split, as far as all ranks of this one have a part in it.
+// divide makes the groups of a split, as far as all ranks of this group are needed for it.
 func (b *backend) divide(ctx context.Context, seq uint64, c *transport.Call) error {
 	mine, err := comm.Slice[int64](c.Src)
 	if err != nil {
@@ -102,13 +102,13 @@ func (b *backend) divide(ctx context.Context, seq uint64, c *transport.Call) err
 	p.communicator, err = b.launcher.communicator.Split(limited, color, key, b.cfg.Communicator)
 	done()
 	if p.host != nil {
-		b.splits.put(seq, p) // also after an error, of which the others hear before it is closed
+		b.splits.put(seq, p) // even after an error, which the others get before it is closed
 	}
 	return err
 }
 
-// place returns a color and a key for NCCL, which are 32 bits there, that mean the same as those of
-// rank in pairs, which holds the (color, key) of every rank.
+// place returns a color and a key for NCCL, which has 32 bits for them. They are equivalent to the
+// color and key of rank in pairs, which holds the (color, key) of every rank.
 func place(pairs []int64, rank int) (color, key int) {
 	own := pairs[2*rank : 2*rank+2]
 	if own[0] < 0 {
@@ -126,7 +126,7 @@ func place(pairs []int64, rank int) (color, key int) {
 	return color, key
 }
 
-// Split implements [transport.Backend]. The part that takes all ranks was done by Run.
+// Split implements [transport.Backend]. Run did the part that needs all ranks.
 func (b *backend) Split(ctx context.Context, seq uint64, color int, _ []int) (comm.Group, error) {
 	p := b.splits.take(seq)
 	child := newBackend(fmt.Sprintf("%s/%d", b.name, color), p.host, b.dev, b.cfg, b, p.communicator)

@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// staging runs collectives that have host buffers, through memory of its own: two bays, so that the
+// staging runs collectives that have host buffers, through its own memory: two bays, so that the
 // host fills and empties one while the stream works on the other.
 //
 //	host    fill 0 │ fill 1 │ empty 0, fill 0 │ …
@@ -32,14 +32,14 @@ type bay struct {
 	piece
 }
 
-// piece is what happens to some elements of every part of a tensor.
+// piece is the work on some elements of every part of a tensor.
 type piece struct {
 	in  []span // is copied to the staging memory
 	ops []Op   // works there
 	out []span // is copied from there
 }
 
-// span is a buffer of the caller's and its place in the staging memory, in bytes.
+// span is a buffer of the caller and its place in the staging memory, in bytes.
 type span struct {
 	at  int
 	buf comm.Buffer
@@ -102,8 +102,8 @@ func (s *staging) run(ctx context.Context, c *transport.Call) error {
 	parts, length := s.extent(c)
 	size, half := c.DType().Size(), s.bytes/len(s.bays)
 	step := min(length, max(1, half/(parts*size)))
-	// At least half, which is enough for all but the widest pieces: to grow, a bay frees memory
-	// first, which waits for the device.
+	// At least half, which is enough for all but the widest pieces. Growing frees the memory of a
+	// bay first, which waits for the device.
 	if err := s.reserve(max(parts*step*size, half)); err != nil {
 		return err
 	}
@@ -127,8 +127,8 @@ func (s *staging) run(ctx context.Context, c *transport.Call) error {
 	return nil
 }
 
-// extent returns of how many parts the whole tensor consists, and how many elements the longest of
-// them has.
+// extent returns the number of parts of the whole tensor, and the number of elements of the
+// longest.
 func (s *staging) extent(c *transport.Call) (parts, length int) {
 	switch c.Kind {
 	case transport.KindAllGather:
@@ -184,8 +184,7 @@ func (s *staging) get(h *bay, x span) error {
 
 func (x span) bytes() int { return x.buf.Len() * x.buf.DType().Size() }
 
-// collect waits for the piece that h holds, if any, and copies what came of it to the host's
-// buffers.
+// collect waits for the piece that h holds, if any, and copies its results to the host's buffers.
 func (s *staging) collect(ctx context.Context, start time.Time, h *bay) error {
 	if !h.busy {
 		return nil
@@ -253,8 +252,8 @@ func (s *staging) cut(c *transport.Call, p *piece, base uintptr, lo, hi int) {
 	p.ops = append(p.ops, op)
 }
 
-// cutGather is cut for a gather, where some parts end before others. That of the root goes the same
-// way, but for NCCL.
+// cutGather is cut for a gather, where some parts end before others. The root's own part takes the
+// same way, without NCCL.
 func (s *staging) cutGather(c *transport.Call, p *piece, op Op, lo, hi int) {
 	rank, size, base := s.rank, c.DType().Size(), op.Recv
 	first := 0 // of the part, in dst

@@ -7,22 +7,22 @@ import (
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
-// waiting is how looks at a stream follow each other: at first for together some ten microseconds,
-// then the rarer the longer it has taken.
+// waiting is the timing of checks of a stream: at first for about ten microseconds in all, then the
+// rarer the longer it has taken.
 var waiting = backoff.Policy{
 	Yields: 20, Fraction: 2, Shortest: 5 * time.Microsecond, Longest: 100 * time.Microsecond,
 }
 
-// moment is how long a call of NCCL may take before look looks after it, and settling how long a
-// stream may go on when NCCL was told to abort.
+// moment is how long a call of NCCL may take before look checks it, and settling how long a stream
+// may go on after NCCL was aborted.
 const (
 	moment   = 50 * time.Millisecond
 	settling = 10 * time.Second
 )
 
-// watchdog is about a call of NCCL that is being made. If it does not return, look aborts the
-// communicator, which makes it return, when there is a reason to. A call that is over in a moment
-// costs nothing but setting a timer.
+// watchdog watches a call of NCCL. If the call does not return and there is a reason to give it up,
+// look aborts the communicator, which makes it return. A call that ends within moment costs only
+// setting a timer.
 type watchdog struct {
 	mu    sync.Mutex // held by look while it aborts, for which end waits
 	timer *time.Timer
@@ -48,7 +48,7 @@ func (w *watchdog) end() bool {
 	return w.ended
 }
 
-// look looks after the call that is being made.
+// look checks the current call.
 func (l *launcher) look() {
 	w := &l.watchdog
 	w.mu.Lock()

@@ -1,6 +1,6 @@
 //go:build linux && cgo
 
-// Package cuadapter lets programs that use CUDA through gorgonia.org/cu give its
+// Package cuadapter lets programs that use CUDA through gorgonia.org/cu pass its
 // contexts, streams and device pointers to package nccl.
 //
 //	primary, err := gpu.RetainPrimaryCtx()
@@ -11,8 +11,8 @@
 //	err = g.Fence(stream)                                           // collectives come after it
 //	w := g.AllReduce(cuadapter.Buffer[float32](ptr, n), comm.Sum)
 //
-// The same device is what package fsdp trains on, and kernels launched by cu may work on the shards
-// of a model between its passes, without a wait of the host:
+// Package fsdp trains on the same device, and kernels launched by cu may work on the
+// shards of a model between its passes, without a wait of the host:
 //
 //	model, err := fsdp.Wrap(m, fsdp.Config{Group: boot, Device: &gpu.Device{Device: dev}}) // of package fsdp/gpu
 //	for _, p := range model.Shards() {
@@ -20,13 +20,13 @@
 //		err = kernel.Launch(…, stream, …)                           // on p.Grad.Len() elements
 //	}
 //
-// It is a module of its own, because cu is not for every program: it needs cuda.h to
-// compile and libcuda to link and start, and where there is no device it ends the
-// process as soon as it is imported.
+// It is a separate module, because cu is not for every program: it needs cuda.h to
+// compile and libcuda to link and start. Without a device it ends the process as soon as
+// it is imported.
 //
-// cu compiles with the headers of CUDA 11.8 to 12.9. CUDA 13 gave another meaning to
-// five names that it uses; the directory compat has a cuda.h that takes that back, and
-// is to be found first:
+// cu compiles with the headers of CUDA 11.8 to 12.9. CUDA 13 gave another meaning to five
+// names that it uses. The directory compat has a cuda.h that reverts that, and must come
+// first:
 //
 //	CGO_CFLAGS="-I$PWD/compat -I/usr/local/cuda/include" go build ./...
 //
@@ -45,12 +45,12 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Device opens the device that ctx is a context of. Only its primary context will do,
-// that of [cu.Device.RetainPrimaryCtx], because NCCL uses no other: the streams and
-// modules of a context of [cu.NewContext] are invalid there.
+// Device opens the device that ctx is a context of. ctx must be its primary context, from
+// [cu.Device.RetainPrimaryCtx], because NCCL uses no other: the streams and modules of a
+// context of [cu.NewContext] are invalid there.
 //
-// The caller closes what is returned. It retains the context too, so that cu may release
-// it before.
+// The caller closes the result. It retains the context too, so that cu may release it
+// before.
 func Device(gpu cu.Device, ctx cu.CUContext) (*nccl.Device, error) {
 	ordinal, err := ordinalOf(gpu)
 	if err != nil {
@@ -95,8 +95,7 @@ func Buffer[T comm.Elem](p cu.DevicePtr, n int) comm.Buffer {
 // Stream returns the handle of s, as the collectives of [nccl.Communicator] take it.
 func Stream(s cu.Stream) uintptr { return uintptr(unsafe.Pointer(s.C())) }
 
-// CUStream returns s as a stream of cu, for which the two packages can wait in turn. It
-// remains the caller's to close by s.
+// CUStream returns s as a stream of cu. The caller still closes it by s.
 func CUStream(s *nccl.Stream) cu.Stream {
 	handle := s.Handle()
 	return *(*cu.Stream)(unsafe.Pointer(&handle)) // a CUstream, for which cu has no constructor
