@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// An Activity is the operations of a file system that are under way. A server that is gone does not
-// answer, and a system call cannot be broken off: then the Activity says which one it is, and since when.
-// The zero Activity is ready, and safe for concurrent use.
+// An Activity is the operations in progress of a file system. A server that is gone does not
+// respond, and a system call cannot be interrupted. The Activity then names the operation, and
+// since when it is in progress. The zero Activity is ready, and safe for concurrent use.
 type Activity struct {
 	mu  sync.Mutex
 	ops map[*operation]bool
@@ -20,10 +20,10 @@ type operation struct {
 	begin      time.Time
 }
 
-// On returns fsys, whose operations become part of the activity.
+// On returns fsys, with its operations as part of the activity.
 func (a *Activity) On(fsys FS) FS { return &watchedFS{fsys, a} }
 
-// Forget makes Oldest ignore the operations that are under way.
+// Forget makes Oldest ignore the operations in progress.
 func (a *Activity) Forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -43,7 +43,7 @@ func (a *Activity) Oldest() (what string, begin time.Time) {
 	return what, begin
 }
 
-// begin notes an operation, and returns what ends it.
+// begin records an operation, and returns a function that ends it.
 func (a *Activity) begin(name, path string) (end func()) {
 	op := &operation{name, path, time.Now()}
 	a.mu.Lock()

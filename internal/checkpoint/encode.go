@@ -10,12 +10,12 @@ import (
 )
 
 var (
-	// ErrFormat is the error about a checkpoint of a format older or newer than Format.
+	// ErrFormat is the error for a checkpoint of a format older or newer than Format.
 	ErrFormat = errors.New("another format of checkpoints")
 
-	// ErrDamaged is the error about bytes that are not those that were written.
+	// ErrDamaged is the error for bytes that differ from the written ones.
 	ErrDamaged = errors.New("damaged")
-	// ErrNotFinite is wrapped by errors about values that are NaN or infinite and may not be.
+	// ErrNotFinite is wrapped by errors for values that are NaN or infinite and may not be.
 	ErrNotFinite = errors.New("not finite")
 )
 
@@ -48,10 +48,10 @@ func seal(format int, body []byte) []byte {
 	return append(append(b, body...), "}\n"...)
 }
 
-// Decode parses the bytes of a manifest's file. What it returns holds together: pieces cover each
-// tensor once and lie inside the files that it lists, every piece has its checksums, keys and names
-// are unique and in order, and the names of files lead to no other directory. A file of another
-// version is an ErrFormat, one that has changed since it was written an ErrDamaged.
+// Decode parses the bytes of a manifest's file. The result is consistent: pieces cover each tensor
+// once and are inside the listed files, every piece has its checksums, keys and names are unique
+// and in order, and the names of files lead to no other directory. A file of another version is an
+// ErrFormat, one that has changed since it was written an ErrDamaged.
 func Decode(b []byte) (*Manifest, error) {
 	var envelope struct {
 		Format   *int            `json:"format"`
@@ -67,7 +67,7 @@ func Decode(b []byte) (*Manifest, error) {
 	if format < 1 || format > Format {
 		return nil, fmt.Errorf("manifest: %w: its version is %d, this program reads 1 to %d", ErrFormat, format, Format)
 	}
-	// Comparing all of the file, and not only the checksum, leaves no byte of it out.
+	// Comparing the whole file, and not only the checksum, covers every byte.
 	if !bytes.Equal(b, seal(format, envelope.Manifest)) {
 		return nil, fmt.Errorf("manifest: %w: it is not what its checksum was made of", ErrDamaged)
 	}
@@ -87,7 +87,7 @@ func Decode(b []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// A manifest1 is a Manifest as it is in format 1, in which pieces are JSON.
+// A manifest1 is a Manifest in format 1, in which pieces are JSON.
 type manifest1 struct {
 	Manifest
 	Tensors []tensor1 `json:"tensors,omitempty"`
@@ -98,8 +98,8 @@ type tensor1 struct {
 	Pieces []Piece `json:"pieces,omitempty"`
 }
 
-// decode1 parses a manifest of format 1. Of its rules it checks those about sums, of which others
-// have as many as they need.
+// decode1 parses a manifest of format 1. It checks only that each piece has the right number of
+// sums.
 func decode1(body []byte) (*Manifest, error) {
 	old := new(manifest1)
 	if err := strict(body, old); err != nil {
@@ -122,8 +122,7 @@ func decode1(body []byte) (*Manifest, error) {
 	return &m, nil
 }
 
-// compact returns the JSON of v without white space, the bytes of what v has as JSON left as they
-// are.
+// compact returns the JSON of v without white space. It keeps the bytes of raw JSON in v.
 func compact(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -134,7 +133,7 @@ func compact(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// strict parses JSON of which v knows every field, and nothing behind it.
+// strict parses JSON in which v has every field, with nothing after it.
 func strict(b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// FS is what checkpoints need of a file system. Paths are those of package path/filepath, and
-// errors name them. It is safe for concurrent use. [OS] is the real one; a test puts one in its
-// place that fails, or stops, at any operation.
+// FS is the interface of checkpoints to a file system. Paths are paths of package path/filepath,
+// and errors name them. It is safe for concurrent use. [OS] is the real one; tests replace it by
+// one that fails, or stops, at any operation.
 type FS interface {
 	Mkdir(dir string) error                    // fails if it exists
 	ReadDir(dir string) ([]fs.DirEntry, error) // by name
 	Create(path string) (Handle, error)        // for writing; fails if it exists
-	Open(path string) (Handle, error)          // for reading; what is no file is an ErrDamaged, at once
+	Open(path string) (Handle, error)          // for reading; any non-file is an ErrDamaged, at once
 	Rename(from, to string) error              // in one directory; replaces a file, but no directory that is not empty
-	RemoveAll(path string) error               // of a directory with all that is in it; nothing there is no error
+	RemoveAll(path string) error               // of a directory with all its contents; a missing path is no error
 	SyncDir(dir string) error                  // returns once the names in dir are on disk
-	// Lock takes the lock that the file at path stands for, and makes the file if need be. It does
-	// not wait: whoever holds the lock, in this process or another, is named by a [LockedError].
-	// The lock ends with Close, or with the process. A link is refused, and so is a file with a text
-	// that no Lock has written: neither is changed.
+	// Lock takes the lock of the file at path, and makes the file if need be. It does not wait: a
+	// [LockedError] names the holder of the lock, in this process or another. The lock ends with
+	// Close, or with the process. A link is refused, and so is a file with a text that no Lock has
+	// written: neither is changed.
 	Lock(path, owner string) (io.Closer, error)
 }
 
@@ -32,12 +32,12 @@ type Handle interface {
 	io.ReaderAt
 	io.Closer
 	Size() (int64, error) // bytes
-	Sync() error          // returns once what was written is on disk
+	Sync() error          // returns once written data is on disk
 }
 
-// within does something with a file system, and returns when that is done or ctx ends. A system call
-// cannot be broken off, and with a server that is gone it may last for ever: then it goes on in a
-// goroutine that is left behind, whose result is dropped. The error of do names path, too.
+// within runs do, which uses a file system, and returns when it is done or ctx ends. A system call
+// cannot be interrupted, and if a server is gone it may last for ever. It then goes on in a
+// goroutine that is left behind, and drop gets its result. The error of do names path, too.
 func within[T any](ctx context.Context, path string, do func() (T, error), drop func(T)) (T, error) {
 	var none T
 	if ctx.Err() != nil {

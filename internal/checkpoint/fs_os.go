@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// OS returns the file system of the operating system. Everyone whom the umask allows may read what
-// it makes.
+// OS returns the file system of the operating system. All users that the umask allows may read its
+// files.
 func OS() FS { return osFS{} }
 
 type osFS struct{}
@@ -29,7 +29,7 @@ func (osFS) Create(path string) (Handle, error) {
 	return osFile{f}, nil
 }
 
-// Open does not wait for what is no regular file, such as a FIFO that nobody writes to.
+// Open does not wait for anything but a regular file, such as a FIFO without a writer.
 func (osFS) Open(path string) (Handle, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|nonBlocking, 0)
 	if err != nil {
@@ -45,7 +45,7 @@ func (osFS) Open(path string) (Handle, error) {
 	return osFile{f}, nil
 }
 
-// kindOf says what has the name of a file and is none.
+// kindOf names the kind of a path that is not a regular file.
 func kindOf(mode fs.FileMode) string {
 	switch mode.Type() {
 	case fs.ModeDir:
@@ -61,8 +61,8 @@ func kindOf(mode fs.FileMode) string {
 
 // SyncDir does nothing on Windows, which has no such call: NTFS keeps a log of changes to names, in
 // their order, so that after a power failure the last few may be missing, but never an earlier one.
-// File systems elsewhere that cannot do it either, such as some on networks, say so, and are taken
-// as they are.
+// File systems elsewhere that do not support it either, such as some on networks, return an error,
+// which is ignored.
 func (osFS) SyncDir(dir string) error {
 	if runtime.GOOS == "windows" {
 		return nil

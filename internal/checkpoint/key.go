@@ -5,13 +5,13 @@ import (
 	"strconv"
 )
 
-// Shared is the Owner of a tensor that all ranks share, each holding a part of it.
+// Shared is the Owner of a tensor that all ranks share: each holds a part of it.
 const Shared = -1
 
 // Key names a tensor of the state of a training.
 type Key struct {
 	Param string `json:"param"`           // full name of the parameter or buffer, such as "blocks.0.fc.weight"
-	Entry string `json:"entry,omitempty"` // "" for its value, or what the optimizer keeps for it, such as "exp_avg"
+	Entry string `json:"entry,omitempty"` // "" for its value, or the optimizer's entry for it, such as "exp_avg"
 	Owner int    `json:"owner"`           // Shared, or the rank whose own tensor it is: other ranks have others of the name
 }
 
@@ -28,8 +28,8 @@ func (k Key) Name() string {
 	return name
 }
 
-// Compare orders keys by parameter, then entry, then owner: a value comes before what an optimizer
-// keeps for it.
+// Compare orders keys by parameter, then entry, then owner: a value comes before its optimizer
+// entries.
 func (k Key) Compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Param, other.Param), cmp.Compare(k.Entry, other.Entry), cmp.Compare(k.Owner, other.Owner))
 }

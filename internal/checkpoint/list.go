@@ -13,13 +13,13 @@ import (
 	"strings"
 )
 
-// draftMark is in the name of what does not count: a checkpoint that is being written or removed.
+// draftMark is in the name of a checkpoint that does not count: it is being written or removed.
 const draftMark = ".tmp-"
 
 // ErrUnfinished is why a draft does not count.
 var ErrUnfinished = errors.New("not complete: it is being written or removed, or that was broken off")
 
-// ErrNone is wrapped by the error of [Latest] where there is no whole checkpoint. It is an
+// ErrNone is wrapped by the error of [Latest] if there is no whole checkpoint. It is an
 // [fs.ErrNotExist].
 var ErrNone error = none{}
 
@@ -28,7 +28,7 @@ type none struct{}
 func (none) Error() string { return "no whole checkpoint" }
 func (none) Unwrap() error { return fs.ErrNotExist }
 
-// errAllDamaged is the error of Find where checkpoints were completed, and all of them are damaged
+// errAllDamaged is the error of Find if checkpoints were completed, and all of them are damaged
 // now. It is an ErrDamaged.
 var errAllDamaged error = allDamaged{}
 
@@ -37,16 +37,16 @@ type allDamaged struct{}
 func (allDamaged) Error() string { return "no checkpoint is whole any more" }
 func (allDamaged) Unwrap() error { return ErrDamaged }
 
-// An Entry is something in a job's directory that has the name of a checkpoint.
+// An Entry is a file or directory in a job's directory that has the name of a checkpoint.
 type Entry struct {
 	Path           string
 	Sequence, Step int   // of the save in the directory, and of the training
 	Err            error // why it does not count, or nil if it is whole
 }
 
-// List returns what is in a job's directory in the order of saving, drafts included. Of each it
-// looks at the manifest and at the presence and size of its files, and not at the data. What has
-// other names is passed over.
+// List returns the checkpoints in a job's directory in the order of saving, including drafts. It
+// checks the manifest of each and the presence and size of its files, but not the data. It ignores
+// other names.
 func List(ctx context.Context, fsys FS, dir string) ([]Entry, error) {
 	names, err := readNames(ctx, fsys, dir)
 	if err != nil {
@@ -62,26 +62,25 @@ func List(ctx context.Context, fsys FS, dir string) ([]Entry, error) {
 	return entries, nil
 }
 
-// Latest returns the path of what Find finds.
+// Latest returns the path of the checkpoint that Find finds.
 func Latest(ctx context.Context, fsys FS, dir string) (path string, err error) {
 	f, err := Find(ctx, fsys, dir)
 	return f.Path, err
 }
 
-// A Found is a whole checkpoint, as far as can be told without its data.
+// A Found is a whole checkpoint, as far as that is known without its data.
 type Found struct {
 	Path string
-	// Passed are those that were saved later, and are damaged, the last first. Drafts are not among
-	// them: they never were complete.
+	// Passed are damaged checkpoints that were saved later, the last first. Drafts are not among
+	// them, because they were never complete.
 	Passed []Entry
 }
 
 // Find finds the last whole checkpoint in a job's directory, or dir if that is a whole checkpoint
-// itself. It passes over damaged ones. The error is an [ErrNone] where no save has been completed
-// yet. Where some were, and all of them are damaged, it is an [ErrDamaged] that says why, since
-// starting again in silence would lose the training. A checkpoint that cannot be judged, because it
-// is of another format or cannot be read, is an error, too: an older one would lose part of the
-// training.
+// itself. It skips damaged ones. The error is an [ErrNone] if no save has been completed yet. If
+// some were, and all of them are damaged, it is an [ErrDamaged] that says why, because starting
+// again silently would lose the training. A checkpoint of another format, or one that cannot be
+// read, is an error, too: using an older one would lose part of the training.
 func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 	switch f, err := openFile(ctx, fsys, filepath.Join(dir, ManifestName)); {
 	case err == nil:
@@ -101,7 +100,7 @@ func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 		if !errors.Is(noneErr, ErrNone) && !errors.Is(noneErr, errAllDamaged) {
 			return found, noneErr
 		}
-		// A job that saves here may have removed what we saw, and has completed others before that.
+		// A job that saves here may have removed the ones we saw, and completed others before that.
 		seen := names
 		if names, err = readNames(ctx, fsys, dir); slices.Equal(names, seen) {
 			if errors.Is(err, fs.ErrNotExist) { // its name may be mistyped
@@ -112,7 +111,7 @@ func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 	}
 }
 
-// Before is Find among the checkpoints that were saved before the one at path, which is passed over
+// Before is Find among the checkpoints that were saved before the one at path, which is skipped
 // because of err.
 func Before(ctx context.Context, fsys FS, path string, err error) (Found, error) {
 	dir, base := filepath.Split(path)
@@ -161,8 +160,8 @@ func latest(ctx context.Context, fsys FS, dir string, names []name) (found Found
 	return Found{}, fmt.Errorf("checkpoint: %w in %s", err, dir)
 }
 
-// checkWhole returns why the directory is no whole checkpoint, as far as can be told without its
-// data.
+// checkWhole returns why the directory is not a whole checkpoint, as far as that is known without
+// its data.
 func checkWhole(ctx context.Context, fsys FS, dir string) error {
 	r, err := OpenReader(ctx, fsys, dir)
 	if err != nil {
@@ -171,13 +170,13 @@ func checkWhole(ctx context.Context, fsys FS, dir string) error {
 	return r.Close()
 }
 
-// isDamaged tells whether err is about what there is of a checkpoint, and not about this program or
+// isDamaged reports whether err is about the state of a checkpoint, and not about this program or
 // this machine.
 func isDamaged(err error) bool {
 	return errors.Is(err, ErrUnfinished) || errors.Is(err, ErrDamaged) || errors.Is(err, fs.ErrNotExist)
 }
 
-// A name is that of a checkpoint's directory: "000007-step-1200", or
+// A name is the name of a checkpoint's directory: "000007-step-1200", or
 // "000007-step-1200.tmp-1b3d5f79" while it does not count.
 type name struct {
 	sequence, step int
@@ -191,7 +190,7 @@ func (n name) compare(m name) int {
 	return cmp.Or(cmp.Compare(n.sequence, m.sequence), cmp.Compare(n.step, m.step), cmp.Compare(n.draft, m.draft))
 }
 
-// entry looks at what has the name.
+// entry checks the checkpoint of this name.
 func (n name) entry(ctx context.Context, fsys FS, dir string) Entry {
 	e := Entry{Path: filepath.Join(dir, n.String()), Sequence: n.sequence, Step: n.step, Err: ErrUnfinished}
 	if n.draft == "" {
@@ -211,7 +210,7 @@ func parseName(base string) (n name, ok bool) {
 	sequence, sequenceErr := strconv.Atoi(part[1])
 	step, stepErr := strconv.Atoi(part[2])
 	n = name{sequence: sequence, step: step, draft: part[3]}
-	return n, sequenceErr == nil && stepErr == nil && n.String() == base // no more zeros than there should be
+	return n, sequenceErr == nil && stepErr == nil && n.String() == base // no superfluous zeros
 }
 
 // readNames returns the names of ours in dir, by number. A checkpoint may have been moved elsewhere

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// ErrLocked is what a [LockedError] wraps.
+// ErrLocked is wrapped by a [LockedError].
 var ErrLocked = errors.New("in use by another job")
 
-// A LockedError says who holds a lock.
+// A LockedError names the holder of a lock.
 type LockedError struct {
 	Path  string // of the file that stands for the lock
-	Owner string // what the holder says of itself; empty if it has not come to that yet
+	Owner string // the holder's description of itself; empty if it has not written that yet
 }
 
 func (e *LockedError) Error() string {
@@ -36,10 +36,10 @@ const maxOwner = 1 << 10
 // fileLock is a lock that this process holds, on an open file.
 type fileLock struct{ file *os.File }
 
-// Lock has the system lock an open file, so that it ends with the process, however that ends. The
-// file itself stays for ever: were it removed, one process could hold the lock of the old file and
-// another that of a new one. A link, and a file with a text that no lock has written, is somebody
-// else's: it is refused and stays as it is.
+// Lock makes the system lock an open file, so that the lock ends with the process, however that
+// ends. The file itself stays for ever: if it were removed, one process could hold the lock of the
+// old file and another the lock of a new one. A link, or a file with a text that no lock has
+// written, belongs to others: it is refused and not changed.
 func (osFS) Lock(path, owner string) (io.Closer, error) {
 	f, err := openLock(path)
 	if err != nil {
@@ -53,7 +53,7 @@ func (osFS) Lock(path, owner string) (io.Closer, error) {
 	switch {
 	case err == nil && (len(text) > maxOwner || !ownerPattern.Match(text)):
 		err = &fs.PathError{Op: "lock", Path: path, Err: errors.New("it has a text that no lock has written, and is left as it is")}
-	case !held: // no text is no reason to hide the fact
+	case !held: // reading no text does not change that it is locked
 		err = &LockedError{Path: path, Owner: strings.TrimSpace(string(text))}
 	}
 	if err != nil {
@@ -66,8 +66,8 @@ func (osFS) Lock(path, owner string) (io.Closer, error) {
 	return &fileLock{f}, nil
 }
 
-// openLock opens the file at path, or makes it. O_EXCL follows no link; what exists is opened
-// without a change and compared with what has the name.
+// openLock opens the file at path, or makes it. O_EXCL follows no link. An existing file is opened
+// without a change and compared with the file of that name.
 func openLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o644)
 	if !errors.Is(err, fs.ErrExist) {
@@ -93,8 +93,8 @@ func openLock(path string) (*os.File, error) {
 	return f, nil
 }
 
-// lockOwner is what this process says of itself in a lock, and ownerPattern what a lock may say:
-// that, or what a power failure has left of it.
+// lockOwner describes this process in a lock, and ownerPattern matches the texts that a lock may
+// have: that description, or its remains after a power failure.
 func lockOwner() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -105,7 +105,7 @@ func lockOwner() string {
 
 var ownerPattern = regexp.MustCompile(`^(host [^\n]*, pid \d+, since \S+\n?)?\x00*$`)
 
-// Close gives the lock up. It removes the holder's name first, which would mislead the next reader.
+// Close releases the lock. It removes the holder's name first, which would mislead the next reader.
 func (l *fileLock) Close() error {
 	_ = l.file.Truncate(0)
 	return l.file.Close()

@@ -11,5 +11,5 @@ import (
 const nonBlocking = 0
 
 // tryLock fails: a lock that outlives its holder would be worse than none, and this system has no
-// other that we know.
+// other lock.
 func tryLock(*os.File) (held bool, err error) { return false, errors.ErrUnsupported }

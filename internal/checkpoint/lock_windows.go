@@ -10,8 +10,8 @@ import (
 // nonBlocking is for systems whose FIFOs are files.
 const nonBlocking = 0
 
-// tryLock locks f unless another open file has the lock. Nobody else can read what is locked, so it
-// is one byte far behind the text.
+// tryLock locks f unless another open file has the lock. No other process can read the locked
+// bytes, so the lock is one byte far behind the text.
 func tryLock(f *os.File) (held bool, err error) {
 	raw, err := f.SyscallConn()
 	if err != nil {

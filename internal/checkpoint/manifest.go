@@ -8,27 +8,27 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// Format is the version of the format that this package writes. It reads those before it, too.
+// Format is the version of the format that this package writes. It also reads earlier versions.
 const Format = 2
 
 // ManifestName is the name of the manifest's file in the directory of a checkpoint.
 const ManifestName = "manifest.json"
 
-// ChunkBytes is how much of a piece one checksum is about: to read a part of it, this much is read
-// around its ends.
+// ChunkBytes is the size of the part of a piece that one checksum covers. Reading part of a piece
+// reads whole chunks around its ends.
 const ChunkBytes = 1 << 20
 
-// maxManifest is the size up to which a manifest is written and read, in bytes: room for what some
-// 40,000 ranks save of a GPT of 175e9 parameters with Adam. Tests have a smaller one.
+// maxManifest is the largest size of a manifest that is written or read, in bytes: enough for about
+// 40,000 ranks that save a GPT of 175e9 parameters with Adam. Tests have a smaller one.
 var maxManifest int64 = 128 << 20
 
-// filesPerDir is how many files of ranks lie in one directory at most: those of many thousands are
-// slow on file systems that hosts share. Tests have a smaller one.
+// filesPerDir is the largest number of rank files in one directory: directories of many thousands
+// are slow on file systems that hosts share. Tests have a smaller one.
 var filesPerDir = 1000
 
-// FileName returns the name of file i of n in the directory of a checkpoint, for [WriteShard]. The
-// kind is that of all n: "rank-00001-of-00002.safetensors" is of kind "rank". Of more than 1,000
-// files, each 1,000 have a directory: "00012/rank-12345-of-20000.safetensors".
+// FileName returns the name of file i of n in the directory of a checkpoint, for [WriteShard]. All
+// n have the same kind: "rank-00001-of-00002.safetensors" is of kind "rank". If there are more than
+// 1,000 files, each 1,000 have a directory: "00012/rank-12345-of-20000.safetensors".
 func FileName(kind string, i, n int) string {
 	name := fmt.Sprintf("%s-%05d-of-%05d.safetensors", kind, i, n)
 	if n > filesPerDir {
@@ -37,8 +37,8 @@ func FileName(kind string, i, n int) string {
 	return name
 }
 
-// A Manifest lists what is in a checkpoint. Its file is the last to be written: a checkpoint
-// without one does not count.
+// A Manifest lists the contents of a checkpoint. Its file is written last: a checkpoint without it
+// does not count.
 type Manifest struct {
 	Step    int                        `json:"step"`           // of the training
 	World   int                        `json:"world"`          // number of ranks that wrote it
@@ -47,19 +47,19 @@ type Manifest struct {
 	Tensors []Tensor                   `json:"tensors,omitempty"` // in the order of their keys
 }
 
-// File is a file of a checkpoint, in its directory or in one there.
+// File is a file of a checkpoint, in its directory or in a subdirectory.
 type File struct {
-	Name   string `json:"name"`   // with a slash behind that of a directory: see [FileName]
+	Name   string `json:"name"`   // with a slash after the name of a directory: see [FileName]
 	Size   int64  `json:"size"`   // bytes
-	Header uint32 `json:"header"` // CRC-32C of what is before the data of the first tensor
+	Header uint32 `json:"header"` // CRC-32C of the bytes before the data of the first tensor
 }
 
-// Tensor is a tensor of a checkpoint and where its pieces lie.
+// Tensor is a tensor of a checkpoint and the places of its pieces.
 type Tensor struct {
 	Key
 	DType  safetensors.DType `json:"dtype"`
 	Shape  []int             `json:"shape,omitempty"`
-	Steps  int               `json:"steps,omitempty"`  // updates that the entry of an optimizer has had
+	Steps  int               `json:"steps,omitempty"`  // updates of the optimizer's entry
 	Pieces Pieces            `json:"pieces,omitempty"` // none empty; cover it once
 }
 
@@ -81,12 +81,12 @@ func (t *Tensor) Len() int {
 	return n
 }
 
-// like reports whether pieces of t and of u can be of one tensor.
+// like reports whether pieces of t and of u can belong to one tensor.
 func (t *Tensor) like(u *Tensor) bool {
 	return t.DType == u.DType && t.Steps == u.Steps && slices.Equal(t.Shape, u.Shape)
 }
 
-// kind is what like compares, for messages.
+// kind describes the properties that like compares, for messages.
 func (t *Tensor) kind() string { return fmt.Sprintf("%s %v after %d steps", t.DType, t.Shape, t.Steps) }
 
 // pieceName returns the name of an interval of a tensor, in the headers of files and in messages.

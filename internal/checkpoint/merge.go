@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// A Merger joins what the ranks have written, one after the other. The zero Merger has nothing.
+// A Merger joins the shards of the ranks, one after the other. The zero Merger is empty.
 type Merger struct {
 	files   []File
 	writers []int          // rank of each file
@@ -13,8 +13,8 @@ type Merger struct {
 	tensors map[Key]*joining
 }
 
-// Add adds what a rank has written, nil or zero if that is nothing. Ranks that disagree about a
-// tensor are an error.
+// Add adds the shard of a rank, nil or zero if it is empty. Ranks that disagree about a tensor are
+// an error.
 func (m *Merger) Add(rank int, s *Shard) error {
 	if s == nil {
 		return nil
@@ -46,8 +46,8 @@ func (m *Merger) Add(rank int, s *Shard) error {
 	return nil
 }
 
-// Merged returns the files in the order in which they were added and the tensors in that of their
-// keys. Elements that no rank has written, or more than one, are an error.
+// Merged returns the files in the order in which they were added and the tensors in the order of
+// their keys. Elements that no rank has written, or more than one, are an error.
 func (m *Merger) Merged() ([]File, []Tensor, error) {
 	tensors := sorted(m.tensors)
 	for i := range tensors {
@@ -59,7 +59,7 @@ func (m *Merger) Merged() ([]File, []Tensor, error) {
 	return m.files, tensors, nil
 }
 
-// Merge joins what the ranks have written: shards[r] is that of rank r. It fails as a Merger does.
+// Merge joins the shards of the ranks: shards[r] is the shard of rank r. It fails as a Merger does.
 func Merge(shards []*Shard) ([]File, []Tensor, error) {
 	var m Merger
 	for rank, s := range shards {

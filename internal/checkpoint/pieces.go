@@ -9,11 +9,11 @@ import (
 	"slices"
 )
 
-// Pieces are the pieces of a tensor, by Offset. They stay encoded in memory too, since a checkpoint
-// of many ranks has millions: see [Tensor.All]. A piece has four varints, signed as those of
-// encoding/binary are, and its Sums. The varints say how much greater its Offset is than the end of
-// the piece before, and its Len, File and At than those of that piece. Before the first, these are
-// all 0. In JSON Pieces are a string of base64.
+// Pieces are the pieces of a tensor, by Offset. They stay encoded in memory too, because a
+// checkpoint of many ranks has millions: see [Tensor.All]. A piece has four varints, signed as in
+// encoding/binary, and its Sums. The varints are the differences of its Offset to the end of the
+// piece before, and of its Len, File and At to those fields of that piece. Before the first piece,
+// these are all 0. In JSON, Pieces are a string of base64.
 type Pieces []byte
 
 // Piece is an interval of a tensor in a file.
@@ -41,22 +41,22 @@ func (s Sums) chunk(c int) uint32 { return binary.LittleEndian.Uint32(s[sumBytes
 // set changes the sum of chunk c.
 func (s Sums) set(c int, sum uint32) { binary.LittleEndian.PutUint32(s[sumBytes*c:], sum) }
 
-// count returns how many there are.
+// count returns the number of sums.
 func (s Sums) count() int { return len(s) / sumBytes }
 
-// chunks returns how many checksums a piece of n elements has that are of so many bytes each.
+// chunks returns the number of checksums of a piece of n elements of size bytes each.
 func chunks(n, size int) int {
 	switch {
 	case n < 1:
 		return 0
-	case n <= ChunkBytes && n*size <= ChunkBytes: // the usual one needs no division
+	case n <= ChunkBytes && n*size <= ChunkBytes: // the usual case needs no division
 		return 1
 	default:
 		return (n-1)/(ChunkBytes/size) + 1 // the size divides ChunkBytes
 	}
 }
 
-// add appends p, which has its Sums, to pieces of which before is the last.
+// add appends p, which has its Sums, to pieces. before is the last of them.
 func (list *Pieces) add(before, p *Piece) {
 	b := binary.AppendVarint(*list, int64(p.Offset-before.end()))
 	b = binary.AppendVarint(b, int64(p.Len-before.Len))
@@ -79,14 +79,14 @@ func pack(pieces []Piece) (list Pieces) {
 type walk struct {
 	rest Pieces
 	size int   // bytes of an element
-	p    Piece // where it is; its Sums are the memory of the Pieces
+	p    Piece // the current piece; its Sums are the memory of the Pieces
 }
 
-// errPieces is about Pieces that are none.
+// errPieces is the error for invalid Pieces.
 var errPieces = errors.New("the list of its pieces ends within one")
 
-// next goes to the next piece and reports whether there is one. The error is about bytes that are
-// none. A piece is not checked, but for having the sums that its Len asks for.
+// next goes to the next piece and reports whether there is one. It returns an error for invalid
+// bytes. It only checks that a piece has as many sums as its Len needs.
 func (w *walk) next() (bool, error) {
 	if len(w.rest) == 0 {
 		return false, nil
@@ -123,8 +123,8 @@ func (t *Tensor) walk() walk { return walk{rest: t.Pieces, size: t.DType.Size()}
 // All returns the pieces of t, which Decode or Merge has returned, by Offset.
 func (t *Tensor) All() iter.Seq[Piece] { return t.within(0, t.Len()) }
 
-// within returns the pieces of t in which n elements from offset on lie. It goes through all that
-// come before these, at some 30 ns each.
+// within returns the pieces of t that contain some of n elements from offset on. It goes through
+// all earlier pieces, at about 30 ns each.
 func (t *Tensor) within(offset, n int) iter.Seq[Piece] {
 	return func(yield func(Piece) bool) {
 		for w := t.walk(); ; {
@@ -138,11 +138,11 @@ func (t *Tensor) within(offset, n int) iter.Seq[Piece] {
 	}
 }
 
-// A joining is a tensor to which pieces come one after the other.
+// A joining is a tensor that gets pieces one after the other.
 type joining struct {
 	Tensor
-	rank   int   // the first that has told of it
-	last   Piece // of Pieces
+	rank   int   // the first rank that has reported it
+	last   Piece // the last of Pieces
 	behind bool  // a piece lies before one that came earlier
 }
 

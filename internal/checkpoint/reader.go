@@ -21,21 +21,21 @@ type Reader struct {
 
 	mu    sync.Mutex
 	files map[int]Handle // of manifest.Files, at most maxOpen, opened when they are first needed; nil after Close
-	sound map[int]bool   // files whose headers say what the manifest does
-	held  [][]held       // what files have from the first on: see contents
+	sound map[int]bool   // files whose headers agree with the manifest
+	held  [][]held       // contents of files from the first on: see contents
 	first int
 }
 
 // maxOpen is how many files a Reader keeps open. There are as many as ranks have saved, and a
-// process may open only so many. What is beyond is opened each time.
+// process may open only so many. Further files are opened each time.
 const maxOpen = 64
 
-// scratch has memory for chunks that do not go straight to where they are wanted.
+// scratch has memory for chunks that are not read straight into their destination.
 var scratch = sync.Pool{New: func() any { return new([ChunkBytes]byte) }}
 
-// OpenReader opens the checkpoint in dir. The manifest is checked, and that the files are there and
-// have the sizes that it says; their content is checked as it is read. When ctx ends it returns,
-// also where the file system does not answer: see the package comment.
+// OpenReader opens the checkpoint in dir. It checks the manifest, and that all files exist with the
+// sizes in the manifest; their contents are checked as they are read. It returns when ctx ends,
+// even if the file system does not respond: see the package comment.
 func OpenReader(ctx context.Context, fsys FS, dir string) (*Reader, error) {
 	return within(ctx, dir, func() (*Reader, error) {
 		r, err := open(ctx, fsys, dir)
@@ -46,7 +46,7 @@ func OpenReader(ctx context.Context, fsys FS, dir string) (*Reader, error) {
 	}, func(*Reader) {})
 }
 
-// open is OpenReader for as long as it takes. No file stays open.
+// open is OpenReader without a limit of time. No file stays open.
 func open(ctx context.Context, fsys FS, dir string) (*Reader, error) {
 	if err := littleEndian(); err != nil {
 		return nil, err
@@ -121,7 +121,8 @@ func (r *Reader) file(ctx context.Context, i int) (f Handle, kept bool, err erro
 	return f, kept, nil
 }
 
-// checkHeader checks that the header of a file says what the manifest does, unless that is known.
+// checkHeader checks that the header of a file agrees with the manifest, unless it has been
+// checked.
 func (r *Reader) checkHeader(ctx context.Context, i int) error {
 	r.mu.Lock()
 	sound := r.sound[i]
@@ -138,7 +139,7 @@ func (r *Reader) checkHeader(ctx context.Context, i int) error {
 	return nil
 }
 
-// readFile returns what is in a file.
+// readFile returns the contents of a file.
 func readFile(fsys FS, path string) (b []byte, err error) {
 	f, err := fsys.Open(path)
 	if err != nil {
@@ -156,18 +157,18 @@ func readFile(fsys FS, path string) (b []byte, err error) {
 	return b, safetensors.ReadFull(f, b, 0)
 }
 
-// Manifest returns the checkpoint's list of contents, which the caller leaves as it is.
+// Manifest returns the checkpoint's list of contents, which the caller must not change.
 func (r *Reader) Manifest() *Manifest { return r.manifest }
 
-// Sum returns the CRC-32C of the manifest's file. It tells one checkpoint from another.
+// Sum returns the CRC-32C of the manifest's file. It distinguishes checkpoints.
 func (r *Reader) Sum() uint32 { return r.sum }
 
 // Lookup finds a tensor by its key.
 func (r *Reader) Lookup(k Key) (Tensor, bool) { return r.manifest.Lookup(k) }
 
-// Hold opens the files that n elements of a tensor from offset on are in, as many as there is room
-// for, and checks their headers. They can be read then even if somebody removes the checkpoint,
-// where the file system is one that keeps what is open.
+// Hold opens the files that contain n elements of a tensor from offset on, up to the limit of open
+// files, and checks their headers. They can then be read even if the checkpoint is removed, on file
+// systems that keep open files.
 func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 	t, _ := r.Lookup(k)
 	for p := range t.within(offset, n) {
@@ -178,8 +179,8 @@ func (r *Reader) Hold(ctx context.Context, k Key, offset, n int) error {
 	return nil
 }
 
-// Check holds n elements of a tensor from offset on, and reads and checks the chunks that they lie
-// in, and their values. Nothing is kept of them.
+// Check holds n elements of a tensor from offset on, and reads and checks their chunks and their
+// values. It keeps no data.
 func (r *Reader) Check(ctx context.Context, k Key, offset, n int, v Values) error {
 	if err := r.Hold(ctx, k, offset, n); err != nil {
 		return err
@@ -219,9 +220,9 @@ func (r *Reader) Close() error {
 	return errors.Join(errs...)
 }
 
-// Read reads the elements of a tensor from offset on, as many as there is room for in dst, as
-// elements of type as. It reads the chunks that they lie in and no others, and checks their sums,
-// and the headers of files that were not held. After an error the content of dst is undefined.
+// Read reads the elements of a tensor from offset on, as many as fit in dst, as elements of type
+// as. It reads only the chunks that contain them, and checks their sums, and the headers of files
+// that were not held. After an error the content of dst is undefined.
 func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as safetensors.DType) error {
 	t, ok := r.Lookup(k)
 	if !ok {
@@ -244,7 +245,7 @@ func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as saf
 	return nil
 }
 
-// readPiece is Read inside a piece: from is an element of it.
+// readPiece is Read inside a piece: from is the index of an element in it.
 func (r *Reader) readPiece(ctx context.Context, t *Tensor, p *Piece, from int, dst []byte, as safetensors.DType) error {
 	buffer := scratch.Get().(*[ChunkBytes]byte)
 	defer scratch.Put(buffer)

@@ -17,34 +17,34 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// A Part is what a rank has of a tensor: elements from Offset on, little-endian. A tensor without
-// elements is made known by a Part without any.
+// A Part is a rank's part of a tensor: elements from Offset on, little-endian. A Part without
+// elements declares a tensor without elements.
 type Part struct {
 	Key
 	DType  safetensors.DType
 	Shape  []int // of the whole tensor
-	Steps  int   // updates that the entry of an optimizer has had
+	Steps  int   // updates of the optimizer's entry
 	Offset int   // elements
 	Data   []byte
 	Values Values
 
-	// Write, if it is not nil, stands for Data that is not in memory: it writes Len elements, in
+	// Write, if it is not nil, replaces Data that is not in memory: it writes Len elements, in
 	// portions of any size.
 	Write func(ctx context.Context, w io.Writer) error
 	Len   int
 }
 
-// Values says which values a tensor may have.
+// Values are the values that a tensor may have.
 type Values uint8
 
 const (
 	Finite   Values = iota // neither NaN nor infinity
 	Infinite               // no NaN, such as a mask in a buffer
-	Any                    // all that there are
+	Any                    // all values
 )
 
 // Check returns an error that wraps [ErrNotFinite] if elements of type t have other values. name is
-// that of the tensor, offset the index of the first of the elements there.
+// the name of the tensor, offset the index of the first of the elements in it.
 func (v Values) Check(name string, offset int, t safetensors.DType, b []byte) error {
 	if v == Any {
 		return nil
@@ -60,19 +60,19 @@ func notFinite(name string, n, of, first int, value float64) error {
 	return fmt.Errorf("%s: values that are %w: %d of %d, the first is element %d, %v", name, ErrNotFinite, n, of, first, value)
 }
 
-// A Shard is what one rank has written. The zero Shard is nothing.
+// A Shard describes the data that one rank has written. The zero Shard is empty.
 type Shard struct {
 	File    File     `json:"file"`
 	Special int      `json:"special,omitempty"` // values that are NaN or infinite
 	Tensors []Tensor `json:"tensors,omitempty"` // in the order of their keys, pieces by Offset; File is 0
 }
 
-// WriteShard writes parts to a new file and returns once its content is on disk. The name is one of
-// [FileName]: what directory it has in dir is made if need be. WriteShard goes through the data
-// once, chunk by chunk, tells wrote, which may be nil, how many bytes of data each chunk had, and
-// stops between two of them when ctx ends. Values that a part may not have are an error that wraps
-// [ErrNotFinite]. If there is no data it makes no file, and the Shard's
-// File is zero. What a call that failed has left is of no use.
+// WriteShard writes parts to a new file and returns once its content is on disk. The name comes
+// from [FileName]; its directory in dir is made if need be. WriteShard goes through the data once,
+// chunk by chunk. It calls wrote, which may be nil, with the bytes of data of each chunk, and stops
+// between two chunks when ctx ends. Values that a part may not have are an error that wraps
+// [ErrNotFinite]. If there is no data it makes no file, and the Shard's File is zero. The remains
+// of a failed call are of no use.
 func WriteShard(ctx context.Context, fsys FS, dir, name string, parts []Part, wrote func(bytes int)) (*Shard, error) {
 	tensors, header, blocks, err := plan(parts)
 	if err == nil && len(blocks) > 0 {
@@ -104,8 +104,8 @@ func (s *Shard) Encode() ([]byte, error) {
 	return compact(s)
 }
 
-// DecodeShard is the reverse of Encode. What it returns is as safe to use as what Decode does,
-// except that pieces need not cover their tensors and may overlap.
+// DecodeShard is the reverse of Encode. Its result is as safe to use as a result of Decode, except
+// that pieces need not cover their tensors and may overlap.
 func DecodeShard(b []byte) (*Shard, error) {
 	s := new(Shard)
 	if err := strict(b, s); err != nil {
@@ -117,7 +117,7 @@ func DecodeShard(b []byte) (*Shard, error) {
 	return s, nil
 }
 
-// files returns the list of files that the pieces of s are about: one, or none.
+// files returns the list of files of the pieces of s: one, or none.
 func (s *Shard) files() []File {
 	if s.File == (File{}) {
 		return nil
@@ -140,7 +140,7 @@ type block struct {
 	special int    // values that are NaN or infinite, likewise
 }
 
-// plan lays parts out in a file: a header and, behind it, the blocks. There are none if there is no
+// plan lays parts out in a file: a header followed by the blocks. There are none if there is no
 // data. The tensors have no pieces yet.
 func plan(parts []Part) (tensors map[Key]*joining, header []byte, blocks []block, err error) {
 	if err := littleEndian(); err != nil {
@@ -165,7 +165,7 @@ func plan(parts []Part) (tensors map[Key]*joining, header []byte, blocks []block
 	return tensors, list.Encode(), blocks, nil
 }
 
-// byKey returns the tensors that parts are of, without their pieces.
+// byKey returns the tensors of the parts, without their pieces.
 func byKey(parts []Part) (map[Key]*joining, error) {
 	tensors := make(map[Key]*joining)
 	for i := range parts {
@@ -183,7 +183,7 @@ func byKey(parts []Part) (map[Key]*joining, error) {
 	return tensors, nil
 }
 
-// headerOf returns the header of a file with the data of parts one behind the other.
+// headerOf returns the header of a file with the data of parts, one after the other.
 func headerOf(parts []Part) (*safetensors.Header, error) {
 	tensors := make([]safetensors.Tensor, len(parts))
 	for i, p := range parts {
@@ -218,7 +218,7 @@ func (p *Part) validate() error {
 	return nil
 }
 
-// write writes the elements to w: what is in memory chunk by chunk, until ctx ends.
+// write writes the elements to w. Data in memory is written chunk by chunk, until ctx ends.
 func (p *Part) write(ctx context.Context, w io.Writer) error {
 	if p.Write != nil {
 		return p.Write(ctx, w)
@@ -262,8 +262,8 @@ func writeFile(ctx context.Context, fsys FS, path string, header []byte, blocks 
 	return f.Sync()
 }
 
-// A summer writes a block to a file. A chunk is summed right before it is written, so that memory
-// is read once.
+// A summer writes a block to a file. It sums a chunk right before it writes it, so that memory is
+// read once.
 type summer struct {
 	file  io.Writer
 	sums  Sums
@@ -306,7 +306,7 @@ type specials struct {
 	value           float64
 }
 
-// add counts those in the bytes that come next.
+// add counts special values in the next bytes.
 func (s *specials) add(p []byte) {
 	size := s.dtype.Size()
 	if len(s.rest) > 0 {
@@ -322,7 +322,7 @@ func (s *specials) add(p []byte) {
 	s.rest = append(s.rest, p[whole:]...)
 }
 
-// count counts those in whole elements.
+// count counts special values in whole elements.
 func (s *specials) count(p []byte) {
 	n, first := safetensors.NotFinite(s.dtype, p, false)
 	if n > 0 {
@@ -361,7 +361,7 @@ func writeFull(w io.Writer, b []byte) error {
 // native is the order of bytes of this machine; tests pretend to be on another.
 var native binary.ByteOrder = binary.NativeEndian
 
-// littleEndian refuses memory whose elements are not as those of the format.
+// littleEndian returns an error if elements in memory are not little-endian.
 func littleEndian() error {
 	if native.Uint16([]byte{1, 0}) != 1 {
 		return errors.New("checkpoints have little-endian elements, and this machine has others")

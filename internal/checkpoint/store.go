@@ -14,10 +14,11 @@ import (
 	"slices"
 )
 
-// lockName is the file in a job's directory that stands for the right to save there.
+// lockName is the file in a job's directory whose lock is the right to save there.
 const lockName = "lock"
 
-// errNotLocked is a misuse: without the lock, a Store would remove what another job is writing.
+// errNotLocked reports a misuse: without the lock, a Store would remove the files that another job
+// writes.
 var errNotLocked = errors.New("the directory is not locked")
 
 // A Store saves checkpoints in the directory of a job, for rank 0. It is not safe for concurrent
@@ -27,13 +28,12 @@ type Store struct {
 	dir  string
 	lock io.Closer // nil unless this Store may write
 
-	// drafts are those that have been begun and neither committed nor discarded. Every other
-	// directory of a draft was left by a save that is dead.
+	// drafts are begun and neither committed nor discarded. Every other directory of a draft was
+	// left by a dead save.
 	drafts map[string]*Draft // by Draft.dir
 }
 
-// A Draft is a checkpoint that is being written. It has a name under which nobody takes it for a
-// whole one.
+// A Draft is a checkpoint that is being written. No reader takes its name for a whole checkpoint.
 type Draft struct {
 	dir, final string
 	step       int
@@ -43,12 +43,12 @@ type Draft struct {
 // before it had its name: a rank of a dead job that still writes to one does not write here.
 func (d *Draft) Dir() string { return d.dir }
 
-// A SaveError says that a checkpoint could not be written. The ones before it are as they were.
+// A SaveError says that a checkpoint could not be written. Earlier checkpoints are unchanged.
 type SaveError struct {
 	Path string // of the checkpoint, had it been completed
 	Step int
-	// Visible tells that the checkpoint is whole and has its name, or may have it, and counts. But
-	// it is not known to be on the disk: a power failure may take the name away.
+	// Visible is true if the checkpoint is whole and has, or may have, its name, and counts. But it
+	// may not be on the disk: a power failure may undo the name.
 	Visible bool
 	Err     error
 }
@@ -63,8 +63,8 @@ func (e *SaveError) Error() string {
 
 func (e *SaveError) Unwrap() error { return e.Err }
 
-// Open returns the Store of a directory, which it makes if need be, durably. A checkpoint is not
-// one: [Latest] would not see what is saved in it.
+// Open returns the Store of a directory, which it makes if need be, durably. The directory must not
+// be a checkpoint: [Latest] would not find checkpoints saved in it.
 func Open(fsys FS, dir string) (*Store, error) {
 	if dir == "" {
 		return nil, errors.New("checkpoint: no directory is named")
@@ -79,8 +79,8 @@ func Open(fsys FS, dir string) (*Store, error) {
 }
 
 // MakeDir makes dir and the directories above it, each on disk before the one in it. A process may
-// have died between making one and having it on disk, so the first that exists is synced too, as
-// far as its parent lets us.
+// have died between making one and syncing it, so the first existing directory is synced too, as
+// far as permissions on its parent allow.
 func MakeDir(fsys FS, dir string) error {
 	parent := filepath.Dir(dir)
 	_, err := fsys.ReadDir(dir)
@@ -96,14 +96,14 @@ func MakeDir(fsys FS, dir string) error {
 	if err == nil {
 		err = fsys.SyncDir(parent)
 	}
-	if errors.Is(err, fs.ErrPermission) { // to read one of the two: whoever made dir had more rights
+	if errors.Is(err, fs.ErrPermission) { // to read one of the two: another user made dir
 		return nil
 	}
 	return err
 }
 
-// Lock reserves the directory for this Store until Close. Another job that has it is an error at
-// once, an [ErrLocked] that says where it runs. A job that has died has no lock.
+// Lock reserves the directory for this Store until Close. If another job has it, Lock returns at
+// once an [ErrLocked] that says where that job runs. A job that has died has no lock.
 func (s *Store) Lock(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("checkpoint: locking %s: %w", s.dir, err)
@@ -125,7 +125,7 @@ func (s *Store) Lock(ctx context.Context) error {
 	return nil
 }
 
-// Close gives up the lock. Drafts stay where they are, until the next save that somebody begins.
+// Close releases the lock. Drafts stay in place until the next save begins.
 func (s *Store) Close() error {
 	if s.lock == nil {
 		return nil
@@ -135,9 +135,9 @@ func (s *Store) Close() error {
 	return err
 }
 
-// Begin makes the directory for a checkpoint after a number of steps. It removes what dead saves
-// have left. What cannot be removed is in nobody's way, unless the new directory cannot be made
-// either: then the error says both.
+// Begin makes the directory for a checkpoint after a number of steps. It removes the remains of
+// dead saves. Failures to remove them do no harm, unless the new directory cannot be made either:
+// then the error contains both.
 func (s *Store) Begin(step int) (*Draft, error) {
 	if s.lock == nil {
 		return nil, fmt.Errorf("checkpoint: beginning to save in %s: %w", s.dir, errNotLocked)
@@ -159,15 +159,15 @@ func (s *Store) Begin(step int) (*Draft, error) {
 	return d, nil
 }
 
-// next returns the number of the next checkpoint: greater than that of anything here with a name of
-// ours, whole or not.
+// next returns the number of the next checkpoint: greater than all numbers in names here, of whole
+// checkpoints or not.
 func (s *Store) next() (int, error) {
 	entries, err := s.fsys.ReadDir(s.dir)
 	if err != nil {
 		return 0, err
 	}
 	last := 0
-	for _, e := range entries { // of whatever type: the name is taken
+	for _, e := range entries { // of any type: the name is taken
 		if n, ok := parseName(e.Name()); ok {
 			last = max(last, n.sequence)
 		}
@@ -182,9 +182,9 @@ func (s *Store) next() (int, error) {
 // longer.
 func draftOf(final string) string { return fmt.Sprintf("%s%s%08x", final, draftMark, rand.Uint32()) }
 
-// sweep removes what dead saves and removals have left. That a checkpoint lost its name may not be
-// on disk yet: it must be before the first of its files goes, or a power failure could bring back
-// the name of half a checkpoint.
+// sweep removes the remains of dead saves and removals. A checkpoint's loss of its name may not be
+// on disk yet. It must be before the first of its files is removed, or a power failure could bring
+// back the name of half a checkpoint.
 func (s *Store) sweep() error {
 	names, err := readNames(context.Background(), s.fsys, s.dir)
 	if err != nil {
@@ -211,10 +211,10 @@ func (s *Store) sweep() error {
 	return errors.Join(errs...)
 }
 
-// Commit makes a draft a checkpoint and returns its path. The files that m lists are in its
-// directory and on disk. Up to the rename nobody looks at the draft, so the order in which names
-// appear in it does not matter, and the manifest needs no name of its own before it is complete:
-// one sync of each directory covers them all. The rename is the commit.
+// Commit makes a draft a checkpoint and returns its path. The files that m lists must be in its
+// directory and on disk. Up to the rename no reader uses the draft, so the order in which names
+// appear in it does not matter, and the manifest needs no temporary name: one sync of each
+// directory covers them all. The rename is the commit.
 //
 // If it fails, with a [SaveError], the draft remains to be discarded.
 func (s *Store) Commit(d *Draft, m *Manifest) (path string, err error) {
@@ -225,8 +225,8 @@ func (s *Store) Commit(d *Draft, m *Manifest) (path string, err error) {
 		return "", &SaveError{Path: d.final, Step: d.step, Err: err}
 	}
 	if err := s.fsys.Rename(d.dir, d.final); err != nil {
-		// On a network the reply may have been lost and not the request. Where the draft still is,
-		// nothing has happened.
+		// On a network the reply may have been lost and not the request. If the draft is still
+		// there, nothing has happened.
 		_, gone := s.fsys.ReadDir(d.dir)
 		return "", &SaveError{Path: d.final, Step: d.step, Visible: gone != nil, Err: err}
 	}
@@ -237,7 +237,7 @@ func (s *Store) Commit(d *Draft, m *Manifest) (path string, err error) {
 	return d.final, nil
 }
 
-// complete has all of a draft on disk, and looks whether it is what a reader will want to see.
+// complete puts all of a draft on disk, and checks that a reader would accept it.
 func (s *Store) complete(d *Draft, m *Manifest) error {
 	if m.Step != d.step {
 		return fmt.Errorf("its manifest is of step %d", m.Step)
@@ -261,7 +261,7 @@ func (s *Store) complete(d *Draft, m *Manifest) error {
 	return checkWhole(context.Background(), s.fsys, d.dir)
 }
 
-// put makes a file that is on disk when it returns.
+// put makes a file. It is on disk when put returns.
 func (s *Store) put(path string, data []byte) error {
 	f, err := s.fsys.Create(path)
 	if err != nil {
@@ -274,8 +274,8 @@ func (s *Store) put(path string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// Discard removes a draft. A draft that has been committed, or discarded, is left as it is. What
-// cannot be removed now, a later Begin will try again.
+// Discard removes a draft. A draft that has been committed or discarded is not changed. A later
+// Begin tries again to remove the files that cannot be removed now.
 func (s *Store) Discard(d *Draft) error {
 	if s.drafts[d.dir] != d {
 		return nil
@@ -288,9 +288,9 @@ func (s *Store) Discard(d *Draft) error {
 }
 
 // Retain removes all whole checkpoints but the last k and, unless it is "", the one at the path
-// spare. What is not whole is not removed: it may be
-// of a later format, or unreadable only today, or wanted by someone who asks how it came about. A
-// checkpoint loses its name first, so that half of one is never taken for a whole one.
+// spare. It does not remove other checkpoints: they may be of a later format, unreadable only
+// today, or needed to find out their cause. A checkpoint loses its name first, so that half of one
+// never counts as a whole one.
 func (s *Store) Retain(k int, spare string) error {
 	err := s.retain(k, spare)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// validate checks all that a manifest promises and that can be seen without its files.
+// validate checks all promises of a manifest that can be checked without its files.
 func (m *Manifest) validate() error {
 	if m.Step < 0 || m.World < 1 {
 		return fmt.Errorf("step %d of %d ranks", m.Step, m.World)
@@ -43,8 +43,8 @@ func (m *Manifest) validate() error {
 	return nil
 }
 
-// validateFiles checks that files have names of their own that stay in the checkpoint's directory,
-// or in a directory there, on every system.
+// validateFiles checks that files have distinct names that stay in the checkpoint's directory, or
+// in a subdirectory, on every system.
 func validateFiles(files []File) error {
 	seen := make(map[string]bool, len(files))
 	for _, f := range files {
@@ -63,8 +63,8 @@ func validateFiles(files []File) error {
 	return nil
 }
 
-// isName reports whether a file may have the lower-case name: that of a file, or of a directory and
-// a file in it.
+// isName reports whether a file may have the lower-case name: the name of a file, or of a directory
+// and a file in it.
 func isName(name string) bool {
 	parts := strings.Split(name, "/")
 	return len(parts) <= 2 && !slices.ContainsFunc(parts, func(part string) bool {
@@ -77,7 +77,7 @@ func notInNames(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' && r != '.'
 }
 
-// validateTensors checks tensors, each by itself, and that their keys ascend.
+// validateTensors checks each tensor, and that their keys ascend.
 func validateTensors(tensors []Tensor, files []File) error {
 	for i := range tensors {
 		t := &tensors[i]
@@ -91,8 +91,8 @@ func validateTensors(tensors []Tensor, files []File) error {
 	return nil
 }
 
-// validate checks what t says of itself and that each of its pieces is inside it, and inside its
-// file, and has its checksums.
+// validate checks the fields of t, and that each of its pieces is inside t and inside its file, and
+// has its checksums.
 func (t *Tensor) validate(files []File) error {
 	if t.Param == "" || !utf8.ValidString(t.Param) || !utf8.ValidString(t.Entry) {
 		return fmt.Errorf("%q of parameter %q is no name", t.Entry, t.Param)
@@ -125,7 +125,7 @@ func (t *Tensor) validate(files []File) error {
 	}
 }
 
-// elements returns the number of elements of a tensor, of which the bytes can be counted too.
+// elements returns the number of elements of a tensor, whose bytes also fit an int.
 func elements(dtype safetensors.DType, shape []int) (int, error) {
 	if dtype.Size() < 1 {
 		return 0, fmt.Errorf("elements of type %q are unknown", dtype)
@@ -141,7 +141,7 @@ func elements(dtype safetensors.DType, shape []int) (int, error) {
 }
 
 // covered checks that the pieces of t, which is valid, follow each other from its first element to
-// its last. holder says in messages who holds what is in a file.
+// its last. holder describes a file in messages.
 func (t *Tensor) covered(holder func(file int) string) error {
 	next, file := 0, 0 // where the piece before ends, and its file
 	for p := range t.All() {

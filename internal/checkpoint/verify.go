@@ -15,10 +15,9 @@ import (
 // maxFaults is how many faults Verify lists before it only counts.
 const maxFaults = 20
 
-// Verify reads every byte of every file and checks it: chunks against their sums, and what the
-// files' headers say against the manifest. It tells read, which may be nil, how many bytes of data
-// each chunk had. The error joins all faults, up to a number of them; only the end of ctx makes it
-// stop before.
+// Verify reads every byte of every file and checks it: chunks against their sums, and the files'
+// headers against the manifest. It calls read, which may be nil, with the bytes of data of each
+// chunk. The error joins all faults, up to a number of them; only the end of ctx stops it before.
 func (r *Reader) Verify(ctx context.Context, read func(bytes int)) error {
 	var faults []error
 	more := 0
@@ -60,9 +59,9 @@ type held struct {
 	piece  Piece
 }
 
-// contents lists the pieces of file i in the order in which they lie there. Who asks for one file
-// asks for the next ones soon, and there may be millions of pieces to look through, so a Reader
-// looks for those of some files at once.
+// contents lists the pieces of file i in their order in the file. A caller that asks for one file
+// soon asks for the next ones, and there may be millions of pieces to search, so a Reader searches
+// for the pieces of some files at once.
 func (r *Reader) contents(i int) []held {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -72,7 +71,7 @@ func (r *Reader) contents(i int) []held {
 	return r.held[i-r.first]
 }
 
-// contents lists the pieces of files [from, to), each in the order in which they lie there.
+// contents lists the pieces of files [from, to), each in their order in the file.
 func (m *Manifest) contents(from, to int) [][]held {
 	files := make([][]held, to-from)
 	for i := range m.Tensors {
@@ -89,8 +88,7 @@ func (m *Manifest) contents(from, to int) [][]held {
 	return files
 }
 
-// verifyHeader checks that the header of a file is the one that was written and says of the file
-// what the manifest does.
+// verifyHeader checks that the header of a file is unchanged and agrees with the manifest.
 func (r *Reader) verifyHeader(f Handle, i int) error {
 	file, pieces := &r.manifest.Files[i], r.contents(i)
 	if err := matchHeader(f, file, pieces); err != nil {

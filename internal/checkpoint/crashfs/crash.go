@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// sector is how many bytes a disk writes whole or not at all. It is small, so that the small files
-// of tests have several.
+// sector is the number of bytes that a disk writes whole or not at all. It is small, so that the
+// small files of tests have several.
 const sector = 64
 
-// What Crash leaves for some seeds; all others leave a mixture.
+// The results of Crash for some seeds; all others give a mixture.
 const (
-	Nothing    uint64 = 0 // nothing but what was synced
-	Everything uint64 = 1 // all that was done
+	Nothing    uint64 = 0 // only synced changes
+	Everything uint64 = 1 // all changes
 )
 
-// odds are those of a change to survive. Any 16 seeds in a row, of those that are mixtures, are
-// about each pair for names and data.
+// odds are the odds that a change survives. Any 16 seeds in a row, of those that are mixtures,
+// cover each pair for names and data.
 var odds = [4]float64{0, 0.5, 0.9, 1}
 
-// Crash returns the file system as it is found after a power failure now. f is left as it is: there
-// are many ways to lose power.
+// Crash returns the file system after a power failure now. f is not changed: a power failure has
+// many outcomes.
 func (f *FS) Crash(seed uint64) *FS {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -47,7 +47,7 @@ type disaster struct {
 
 func (d *disaster) keeps(odds float64) bool { return d.rng.Float64() < odds }
 
-// survivor returns what is left of n, all of it on disk.
+// survivor returns the remains of n, all of it on disk.
 func (d *disaster) survivor(n *node) *node {
 	if c, ok := d.copies[n]; ok { // a node may have a new name and an old one
 		return c
@@ -73,8 +73,7 @@ func (d *disaster) survivor(n *node) *node {
 	return c
 }
 
-// contents returns what is left in a file. Its length and its data get to the disk each on their
-// own.
+// contents returns the remains of a file. Its length and its data reach the disk independently.
 func (d *disaster) contents(n *node) []byte {
 	data := slices.Clone(n.data)
 	if fresh := len(data) - len(n.disk); fresh > 0 && !d.keeps(d.data) {

@@ -1,8 +1,8 @@
-// Package crashfs is a file system in memory for tests: it fails when told to, and knows what a
-// power failure would leave of it.
+// Package crashfs is a file system in memory for tests: it fails on request, and can simulate the
+// result of a power failure.
 //
-// Every operation is counted. A [Fault] makes one of them fail, or all from there on, which is what
-// the death of a process looks like from the inside:
+// Every operation is counted. A [Fault] makes one of them fail, or all from there on, as the death
+// of a process looks from the inside:
 //
 //	f := crashfs.New()
 //	f.Kill(17)              // the process does 17 operations more
@@ -12,14 +12,14 @@
 //
 // What survives [FS.Crash] is what POSIX promises, and no more:
 //
-//   - Data that was written and not synced is there or not. The file may be shorter, and what lies
-//     in it may be zeros or garbage, sector by sector.
+//   - Data that was written and not synced is there or not. The file may be shorter, and its
+//     contents may be zeros or garbage, sector by sector.
 //   - A name that was made, changed or removed since the directory was synced is so on disk or not,
-//     each on its own. Only what makes no sense without a change that was lost is lost too. A
+//     independently. Only changes that make no sense without a lost change are lost too. A
 //     rename is whole or not at all. Syncing a file does not sync its name.
 //
-// Real file systems keep more than that, each in its own way. The seed decides between the
-// outcomes: after the same operations, equal ones are the same disaster.
+// Real file systems keep more, each in its own way. The seed decides between the outcomes: after
+// the same operations, equal seeds give the same outcome.
 package crashfs
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
-// ErrKilled is what every operation returns to a process that is dead.
+// ErrKilled is the error of every operation of a dead process.
 var ErrKilled = errors.New("the process is dead")
 
 var (
@@ -59,20 +59,20 @@ func (o Op) String() string { return o.Name + " " + o.Path }
 type Fault struct {
 	At      int           // which, of those selected, counted from 0 when the fault is injected
 	Only    func(Op) bool // selects; nil selects all
-	Err     error         // what the operation says, in an fs.PathError
-	Done    bool          // it is done all the same: a write half, anything else wholly
-	Forever bool          // all selected from there on fail, not only that one
+	Err     error         // the error of the operation, in an fs.PathError
+	Done    bool          // it is done anyway: a write half, anything else wholly
+	Forever bool          // all selected operations from there on fail, not only that one
 }
 
 // FS is a file system as one process sees it. The zero value is of no use, see [New].
 type FS struct {
 	mu    sync.Mutex
 	root  *node
-	locks map[*node]string // who holds it, by the file that stands for it
+	locks map[*node]string // the holder, by the file of the lock
 	ops   []Op
 	fault Fault // a Fault without an Err is none
 	seen  int   // operations that fault.Only has selected
-	half  bool  // the operation under way is a write that fails halfway
+	half  bool  // the current operation is a write that fails halfway
 }
 
 var _ checkpoint.FS = (*FS)(nil)
@@ -98,7 +98,7 @@ func newDir() *node { return &node{names: map[string]*node{}, synced: map[string
 // New returns an empty file system. All paths lead to its one root: "a" and "/a" are the same.
 func New() *FS { return &FS{root: newDir(), locks: make(map[*node]string)} }
 
-// Inject has a fault happen, in place of the one before.
+// Inject makes a fault happen, in place of the one before.
 func (f *FS) Inject(fault Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -121,7 +121,7 @@ func (f *FS) Restart() *FS {
 	return &FS{root: f.root, locks: make(map[*node]string)}
 }
 
-// do counts an operation and has it take effect, unless it is to fail.
+// do counts an operation and applies its effect, unless it must fail.
 func (f *FS) do(name, path string, effect func() error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,7 +144,7 @@ func (f *FS) doLocked(name, path string, effect func() error) error {
 	return &fs.PathError{Op: name, Path: path, Err: err}
 }
 
-// due returns the error of a fault that op meets.
+// due returns the error of a fault that applies to op.
 func (f *FS) due(op Op) error {
 	if f.fault.Err == nil || f.fault.Only != nil && !f.fault.Only(op) {
 		return nil
