@@ -17,23 +17,23 @@ import (
 )
 
 const (
-	// checkTime is how long the check of a connection may take. Whoever dials is more patient: it
-	// may have to wait for a place.
+	// checkTime is how long the check of a connection may take. A rank that dials waits longer,
+	// because it may have to wait for a place.
 	checkTime = 5 * time.Second
 	dialTime  = 3 * checkTime
 )
 
-// What a connection is for, as its hello says.
+// The purpose of a connection, in its hello.
 const (
 	purposeControl = "mesh control"
 	purposeData    = "mesh data"
 	purposeFile    = "mesh file"
 )
 
-// errImpostor is wrapped by the error of dialing a rank where another answers.
+// errImpostor is wrapped by the error of dialing a rank if another one responds.
 var errImpostor = errors.New("another rank answers at its address")
 
-// accept takes connections until Close, and checks them beside each other.
+// accept takes connections until Close, and checks them concurrently.
 func (m *Mesh) accept(l net.Listener) {
 	var shortage store.Shortage
 	failing := false
@@ -72,7 +72,7 @@ func (m *Mesh) cannotAccept(err error) {
 	m.files.fail(err)
 }
 
-// warn logs what happened, unless it did because of Close.
+// warn logs an event, unless Close caused it.
 func (m *Mesh) warn(what string, attributes ...any) {
 	select {
 	case <-m.closing:
@@ -93,7 +93,8 @@ func (m *Mesh) wait(d time.Duration) bool {
 	}
 }
 
-// check finds out who is at the other end of a connection, and either makes use of it or closes it.
+// check finds out which process is at the other end of a connection, and either uses the connection
+// or closes it.
 func (m *Mesh) check(conn net.Conn) {
 	if !m.noteChecking(conn) {
 		_ = conn.Close()
@@ -142,7 +143,7 @@ func (m *Mesh) noteChecking(conn net.Conn) bool {
 	return !m.closed
 }
 
-// admit decides about a process that has proven that it knows the secret.
+// admit decides about a process that has proven that it has the secret.
 func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 	guest, err := decode[visit](theirs.Extra)
 	switch c := m.cfg; {
@@ -167,7 +168,7 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 			return guest, fmt.Errorf("rank %d has no control connection to rank %d", m.cfg.Rank, theirs.Rank)
 		}
 	case purposeData, purposeFile:
-		if m.sparse && !m.open() { // whoever dials has joined, so this rank is about to
+		if m.sparse && !m.open() { // the dialing rank has joined, so this rank is about to
 			return guest, ErrClosed
 		}
 		if !m.knows(theirs.Rank, guest.Nonce) {
@@ -201,16 +202,16 @@ func (m *Mesh) receive(theirs auth.Hello, guest visit, conn net.Conn) error {
 	return m.attach(theirs.Rank, record{process: guest.process, Rank: theirs.Rank, Size: theirs.Size}, conn)
 }
 
-// hello completes a hello with what this process says on all connections.
+// hello completes a hello with the data of this process for all connections.
 func (m *Mesh) hello(h auth.Hello, v visit) auth.Hello {
 	h.Job, h.Rank, h.Size, h.Extra = m.cfg.Job, m.cfg.Rank, m.cfg.Size, encode(v)
 	return h
 }
 
 // dial connects to a rank, again and again until it works, cannot work, or ctx ends. Then the error
-// is the latest failure, if there has been one. ctx may end before the caller's, with the rank. An
-// interface that does not answer is given up, as one by which the other rank is known to live is
-// another.
+// is the latest failure, if there has been one. ctx may end before the caller's, with the rank.
+// dial gives up an interface that does not respond, because the other rank is known to live by
+// another interface.
 func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello, v visit) (net.Conn, error) {
 	spread := rand.N[time.Duration] // so that not all come back at once
 	if m.network != nil {
@@ -259,7 +260,7 @@ func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello,
 	}
 }
 
-// unreached is the error of a dial that nobody has answered.
+// unreached is the error of a dial without a response.
 type unreached struct{ error }
 
 func (u unreached) Unwrap() error { return u.error }
@@ -278,8 +279,8 @@ func (m *Mesh) dialOnce(caller, ctx context.Context, to way, rank int, h auth.He
 			_ = conn.Close() // the first error counts
 		}
 	}()
-	// Whoever has left may have accepted, and said all that it had to say. If not, it hangs up,
-	// unless it is cut off since: then the caller does not wait.
+	// A rank that has left may have accepted, and sent everything before. If not, it closes the
+	// connection, unless it is cut off since: then the caller does not wait.
 	gone := func() bool { return errors.Is(context.Cause(ctx), ErrGone) }
 	left := func() bool { return gone() && caller.Err() == nil }
 	interrupt := context.AfterFunc(ctx, func() {
@@ -309,14 +310,14 @@ func (m *Mesh) dialOnce(caller, ctx context.Context, to way, rank int, h auth.He
 	return secure, nil
 }
 
-// greet proves this rank to the one at the other end of conn, with TLS on top or not, within
-// dialTime. Only seconds count in which this process ran: one that was stopped meanwhile finds the
-// answer, and the other side, for which it has joined, would refuse it the next time.
+// greet proves this rank to the other end of conn, with or without TLS, within dialTime. Only
+// seconds in which this process ran count: a process that was stopped meanwhile finds the answer.
+// The other side, for which it has joined, would refuse it the next time.
 func (m *Mesh) greet(conn, secure net.Conn, hello auth.Hello) (theirs auth.Hello, err error) {
 	var clock sync.WaitGroup
 	answered := make(chan struct{})
 	clock.Go(func() {
-		second := time.NewTicker(time.Second) // drops those that nobody has waited for
+		second := time.NewTicker(time.Second) // drops ticks that were not waited for
 		defer second.Stop()
 		for range dialTime / time.Second {
 			select {
@@ -325,7 +326,7 @@ func (m *Mesh) greet(conn, secure net.Conn, hello auth.Hello) (theirs auth.Hello
 				return
 			}
 		}
-		_ = conn.SetDeadline(time.Unix(1, 0)) // long ago: whoever reads or writes returns
+		_ = conn.SetDeadline(time.Unix(1, 0)) // long ago: readers and writers return
 	})
 	theirs, err = auth.Client(secure, m.cfg.Secret, hello, time.Now().Add(24*time.Hour))
 	close(answered)

@@ -18,7 +18,7 @@ import (
 // interfaces they get as many, in the same order.
 //
 // The higher rank dials. Its Connect may return before the other's is called,
-// for a connection waits, one on each channel, until it is asked for.
+// because a connection waits, one on each channel, until Connect takes it.
 func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) ([]Lane, error) {
 	who, end, err := m.other(rank)
 	if err != nil {
@@ -39,22 +39,22 @@ func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) ([]Lane, e
 	return lanes, nil
 }
 
-// Forget says that Connect will not be called with a channel any more: connections that others have
-// opened on it, or still do, are closed.
+// Forget says that Connect will not be called with a channel any more: connections
+// that others have opened on it, or still open, are closed.
 func (m *Mesh) Forget(channel uint64) { m.conns.forget(channel) }
 
-// Plain reports whether the connections that Connect returns under ctx are TCP as it is, a
-// *net.TCPConn each.
+// Plain reports whether the connections that Connect returns under ctx are
+// unmodified TCP, a *net.TCPConn each.
 func (m *Mesh) Plain(ctx context.Context) bool {
 	return m.client == nil && m.network == nil && ctx.Value(middleKey{}) == nil
 }
 
-// Modelled reports whether the network is not this machine's.
+// Modelled reports whether the network is a model and not this machine's.
 func (m *Mesh) Modelled() bool { return m.network != nil }
 
-// SendFile passes an open file to a rank of this host under a tag, in order with
-// the messages. The caller may close the file at once. Files under one tag
-// arrive in order, too; at most 256 may wait until they are asked for.
+// SendFile passes an open file to a rank of this host under a tag, in order with the
+// messages. The caller may close the file at once. Files under one tag arrive in
+// order, too; at most 256 may wait for calls of File.
 func (m *Mesh) SendFile(to int, tag uint64, f *os.File) error {
 	if m.far(to) {
 		return m.carryFile(to, tag, f)
@@ -77,7 +77,7 @@ func (m *Mesh) SendFile(to int, tag uint64, f *os.File) error {
 	return nil
 }
 
-// carryFile is SendFile to a rank that is not near, over a connection of its own.
+// carryFile is SendFile to a rank that is not near, over a separate connection.
 func (m *Mesh) carryFile(to int, tag uint64, f *os.File) error {
 	who, end, err := m.other(to)
 	if err != nil {
@@ -99,7 +99,7 @@ func (m *Mesh) carryFile(to int, tag uint64, f *os.File) error {
 	return nil
 }
 
-// takeFile receives what carryFile sends.
+// takeFile receives the file that carryFile sends.
 func (m *Mesh) takeFile(from int, conn net.Conn) error {
 	passer, ok := asControl(conn).(filePasser)
 	if !ok {
@@ -118,8 +118,8 @@ func (m *Mesh) takeFile(from int, conn net.Conn) error {
 	return errors.Join(err, conn.Close())
 }
 
-// File waits for the file that rank of this host sends under a tag. A file that
-// came before its sender ended can still be had. The caller closes it.
+// File waits for the file that a rank of this host sends under a tag. File also
+// returns a file that came before its sender ended. The caller closes it.
 func (m *Mesh) File(ctx context.Context, from int, tag uint64) (*os.File, error) {
 	who, end, err := m.other(from)
 	if err != nil {
@@ -137,7 +137,7 @@ func (m *Mesh) File(ctx context.Context, from int, tag uint64) (*os.File, error)
 	return f, nil
 }
 
-// other returns who another rank is, and its end.
+// other returns the record of another rank, and its end.
 func (m *Mesh) other(rank int) (record, *fate, error) {
 	if m.far(rank) {
 		m.relay.mu.Lock()
@@ -151,9 +151,10 @@ func (m *Mesh) other(rank int) (record, *fate, error) {
 	return p.who, &p.fate, nil
 }
 
-// with returns a context that also ends with a rank and with the mesh. done releases it. Where the
-// rank says goodbye meanwhile it ends some time after: a connection that the rank has accepted, and
-// what it has sent there before it left, may still be on the way.
+// with returns a context that also ends with a rank and with the mesh. done releases
+// it. If the rank leaves in good order meanwhile, the context ends some time later:
+// a connection that the rank has accepted, and data that it has sent there before it
+// left, may still be on the way.
 func (m *Mesh) with(ctx context.Context, rank *fate) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	select {

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenUnix opens an abstract socket: a name that no file system knows, so none that a crash could
-// leave behind.
+// listenUnix opens an abstract socket: its name is in no file system, so a crash cannot leave it
+// behind.
 func listenUnix() (net.Listener, string, error) {
 	name := "@gofsdp-" + rand.Text()[:16]
 	l, err := net.Listen("unix", name)
 	return l, name, err
 }
 
-// stranger returns why conn does not lead to a process of user self. The kernel says whose a Unix
-// socket is (SO_PEERCRED, unix(7)), but not the other end of TCP, nor users that this user
-// namespace does not know.
+// stranger returns an error if conn does not lead to a process of user self. The kernel reports the
+// owner of a Unix socket (SO_PEERCRED, unix(7)), but not the other end of TCP, nor users outside of
+// this user namespace.
 func stranger(conn net.Conn, self int) error {
 	local, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -77,8 +77,8 @@ func (s *unixStream) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// keep takes the file out of control data, which is that of one frame: the kernel never returns
-// more at once. It has made the file close-on-exec.
+// keep takes the file out of the control data of one frame: the kernel never returns more at once.
+// It has made the file close-on-exec.
 func (s *unixStream) keep(oob []byte) error {
 	before := len(s.came)
 	messages, err := unix.ParseSocketControlMessage(oob)

@@ -24,17 +24,17 @@ const (
 	frameFile                         // a file, attached to this frame; the body is its tag
 	frameGoodbye                      // closed; nothing follows
 	frameAbort                        // cannot join; the body is a setback; nothing follows
-	frameRoll                         // a part of the list of ranks, or the wish for it
+	frameRoll                         // a part of the list of ranks, or the request for it
 	frameNews                         // to be passed on, see news
-	frameRouted                       // a message for somebody else, see route
+	frameRouted                       // a message for another rank, see route
 )
 
 const (
 	frameHeader = 9
-	checkedHead = 5 // bytes of the header that its checksum is about
+	checkedHead = 5 // bytes of the header that its checksum covers
 )
 
-// fits tells whether n is a length that the body of such a frame can have.
+// fits reports whether the body of such a frame can have n bytes.
 func (k frameKind) fits(n uint32) bool {
 	switch k {
 	case frameMessage, frameAbort, frameRoll:
@@ -51,11 +51,11 @@ func (k frameKind) fits(n uint32) bool {
 	return false
 }
 
-// last tells whether nothing follows such a frame.
+// last reports whether such a frame is the last.
 func (k frameKind) last() bool { return k == frameGoodbye || k == frameAbort }
 
-// mostUnsent returns how many bytes may wait for a peer, with such a frame, in a mesh of many or
-// not.
+// mostUnsent returns how many bytes may wait for a peer, including such a frame. sparse is for a
+// mesh of many ranks.
 func (k frameKind) mostUnsent(sparse bool) int {
 	switch {
 	case k.last():
@@ -80,7 +80,7 @@ func frameSum(head, body []byte) uint32 {
 	return checksum.Update(checksum.Update(0, head[:checkedHead]), body)
 }
 
-// frameReader takes a stream apart.
+// frameReader splits a stream into frames.
 type frameReader struct {
 	in   *bufio.Reader
 	body []byte // of the latest frame that was not large, reused

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// hostIdentity returns what processes that can open each other's abstract sockets have in common:
-// the boot, the network namespace and the user. Where /proc does not tell, it is the name of the
-// host.
+// hostIdentity returns the common properties of processes that can open each other's abstract
+// sockets: the boot, the network namespace and the user. If /proc does not have them, it is the
+// name of the host.
 func hostIdentity(name string) string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

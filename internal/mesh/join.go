@@ -15,7 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
-// Keys in the store, below those of the job.
+// Keys in the store, below the keys of the job.
 const (
 	keySize  = "size"  // record of the rank that said first how many there are
 	keyRank  = "rank-" // record of each rank
@@ -23,13 +23,13 @@ const (
 )
 
 var (
-	// errTwice is wrapped by the error of a rank that another process has taken: no reason for
-	// others to give up.
+	// errTwice is wrapped by the error of a rank that another process has taken. Others need not
+	// give up because of it.
 	errTwice = errors.New("every process needs a rank of its own, and every job a name (FSDP_JOB) and an address")
 )
 
-// Join connects all ranks. It returns when all are connected, or when one rank, not
-// necessarily this one, finds that it cannot join, or ctx ends.
+// Join connects all ranks. It returns when all are connected, or when any rank finds that it cannot
+// join, or ctx ends.
 func Join(ctx context.Context, cfg Config) (*Mesh, error) {
 	cfg, err := cfg.check()
 	if err != nil {
@@ -48,7 +48,7 @@ func Join(ctx context.Context, cfg Config) (*Mesh, error) {
 	return m, nil
 }
 
-// prepare finds out who this process is, and listens.
+// prepare describes this process, and listens.
 func (m *Mesh) prepare() (err error) {
 	if m.cfg.TLS {
 		if m.server, m.client, err = auth.TLS(); err != nil {
@@ -110,9 +110,8 @@ func (m *Mesh) join(ctx context.Context) error {
 	return err
 }
 
-// reason waits for the reason why joining has not ended in time, where that is not known here: one
-// of many ranks that is connected to all its neighbours hears it from others, whose time is up,
-// too.
+// reason waits for the reason why joining has not ended in time, if this rank does not have it: one
+// of many ranks that is connected to all its neighbours gets it from others, whose time is up, too.
 func (m *Mesh) reason() error {
 	m.mu.Lock()
 	linked := m.linked
@@ -138,8 +137,8 @@ func (m *Mesh) fail(err error) {
 	}
 }
 
-// late explains why joining has not ended when it had to. Where the store does not answer either,
-// other ranks may not have been able to.
+// late explains why joining has not ended in time. If the store does not respond either, other
+// ranks may not have been able to join.
 func (m *Mesh) late(cause error) error {
 	err := m.lacking(cause)
 	ctx, cancel := context.WithTimeout(context.Background(), linger)
@@ -150,7 +149,7 @@ func (m *Mesh) late(cause error) error {
 	return err
 }
 
-// lacking says who has not joined.
+// lacking names the ranks that have not joined.
 func (m *Mesh) lacking(cause error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,7 +174,7 @@ func (m *Mesh) lacking(cause error) error {
 	return err
 }
 
-// announce tells the store who and where this rank is, unless another process is there or the job
+// announce stores the record of this rank in the store, unless another process is there or the job
 // has another size.
 func (m *Mesh) announce(ctx context.Context) error {
 	first, err := m.claim(ctx, m.key(keySize))
@@ -196,11 +195,10 @@ func (m *Mesh) announce(ctx context.Context) error {
 	return nil
 }
 
-// key returns the key in the store of something about the job, or one of its ranks.
+// key returns the store key for the job or one of its ranks.
 func (m *Mesh) key(parts ...any) string { return "mesh/" + m.cfg.Job + "/" + fmt.Sprint(parts...) }
 
-// claim stores who and where this rank is unless a record is there, and returns the one that is
-// there now.
+// claim stores the record of this rank unless one is there, and returns the one that is there now.
 func (m *Mesh) claim(ctx context.Context, key string) (record, error) {
 	value, err := m.cfg.Store.Claim(ctx, key, encode(m.self))
 	if err != nil {
@@ -209,8 +207,8 @@ func (m *Mesh) claim(ctx context.Context, key string) (record, error) {
 	return decode[record](value)
 }
 
-// watch waits for the setback of another rank. That the store fails is for those to report who need
-// it.
+// watch waits for the setback of another rank. It ignores failures of the store: callers that need
+// the store report them.
 func (m *Mesh) watch(ctx context.Context) {
 	value, err := m.cfg.Store.Get(ctx, m.key(keyAbort))
 	if err != nil {
@@ -231,14 +229,14 @@ func (m *Mesh) seek(ctx context.Context, rank int) {
 	case err == nil:
 	case ctx.Err() == nil:
 		m.fail(err)
-	case !errors.Is(err, ctx.Err()): // this is what took so long
+	case !errors.Is(err, ctx.Err()): // the cause of the delay
 		m.mu.Lock()
 		m.trouble[rank] = err
 		m.mu.Unlock()
 	}
 }
 
-// find looks a rank up in the store, dials it and attaches the connection.
+// find reads a rank's record in the store, dials the rank and attaches the connection.
 func (m *Mesh) find(ctx context.Context, rank int) error {
 	value, err := m.cfg.Store.Get(ctx, m.key(keyRank, rank))
 	if err != nil {
@@ -259,7 +257,7 @@ func (m *Mesh) find(ctx context.Context, rank int) error {
 	return m.attach(rank, where, conn)
 }
 
-// hint says what is wrong if where is an address that cannot be reached from here.
+// hint explains if where is an address that cannot be reached from here.
 func (m *Mesh) hint(where record) string {
 	addr, err := netip.ParseAddrPort(where.faces()[0].TCP)
 	if err != nil || !addr.Addr().IsLoopback() || where.Host == m.self.Host {
@@ -268,7 +266,7 @@ func (m *Mesh) hint(where record) string {
 	return fmt.Sprintf(" (rank %d listens on loopback, on another host than rank %d: set Listen on all ranks)", where.Rank, m.cfg.Rank)
 }
 
-// attach starts the control connection with a rank, and tells all when it was the last.
+// attach starts the control connection with a rank. If it was the last, attach reports it to all.
 func (m *Mesh) attach(rank int, who record, conn net.Conn) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -292,7 +290,7 @@ func (m *Mesh) attach(rank int, who record, conn net.Conn) error {
 	}
 	for _, p := range m.peers {
 		if p != nil {
-			_ = p.post(frameReady, nil, nil) // if it has ended, its run tells
+			_ = p.post(frameReady, nil, nil) // if it has ended, its run reports it
 		}
 	}
 	m.noteReady(m.cfg.Rank)
@@ -319,8 +317,8 @@ func (m *Mesh) absent() []int {
 	return m.unready()
 }
 
-// unready returns the ranks that have not said that they are connected to all: of many, the root
-// knows it, and the others wait for the root. The caller holds m.mu.
+// unready returns the ranks that have not said that they are connected to all. Of many ranks, the
+// root has this information, and the others wait for the root. The caller holds m.mu.
 func (m *Mesh) unready() (ranks []int) {
 	switch {
 	case m.joined():
@@ -337,8 +335,8 @@ func (m *Mesh) unready() (ranks []int) {
 	return ranks
 }
 
-// between returns the ranks that the root knows on the way from some that it does not know: what
-// those say comes by them. The caller holds m.mu.
+// between returns the ranks that have reported to the root and pass on the reports of some that
+// have not. The caller holds m.mu.
 func (m *Mesh) between(ranks []int) (known []int) {
 	if !m.sparse {
 		return nil
@@ -353,7 +351,7 @@ func (m *Mesh) between(ranks []int) (known []int) {
 	return slices.Compact(known)
 }
 
-// othersReady notes that a rank is connected to all others.
+// othersReady records that a rank is connected to all others.
 func (m *Mesh) othersReady(rank int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -386,8 +384,8 @@ func (m *Mesh) open() bool {
 	}
 }
 
-// ended handles the end of a rank: one that was ready has joined, whatever became of it; without
-// one that was not, nobody can join.
+// ended handles the end of a rank. A rank that was ready has joined, in any case. If it was not, no
+// rank can join.
 func (m *Mesh) ended(p *peer, err error) {
 	var gaveUp *setback
 	switch {
@@ -395,7 +393,7 @@ func (m *Mesh) ended(p *peer, err error) {
 		m.fail(err)
 		return
 	case !p.ready && !m.joined():
-		// It may have given up before it knew of this connection. Then the store has a better
+		// It may have given up before it noticed this connection. Then the store has a better
 		// reason.
 		if !m.wait(linger) {
 			return
@@ -415,7 +413,7 @@ func (m *Mesh) ended(p *peer, err error) {
 	}
 }
 
-// abandon tells the other ranks why this one cannot join, and ends the mesh.
+// abandon reports to the other ranks why this one cannot join, and ends the mesh.
 func (m *Mesh) abandon(ctx context.Context, err error) {
 	gaveUp := &setback{Rank: m.cfg.Rank, Reason: err.Error()}
 	errors.As(err, &gaveUp) // another rank's reason is passed on as it is

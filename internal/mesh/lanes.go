@@ -13,20 +13,20 @@ import (
 )
 
 // maxLanes is how many interfaces a rank may listen on. Two ranks have up to twice as many lanes:
-// one may have many of IPv4, and the other of IPv6.
+// one rank may have many with IPv4, and the other many with IPv6.
 const maxLanes = 16
 
 // Lane is one of the connections between two ranks on a channel. If one of them listens on several
-// interfaces there are as many lanes, each between two interfaces of its own.
+// interfaces there are several lanes, each between two other interfaces.
 type Lane struct {
 	net.Conn
-	Over string // the two interfaces, from that of who has dialed; "" if each rank has one
+	Over string // the two interfaces, the dialing rank's first; "" if each rank has one
 	of   int    // lanes on the channel, 0 for 1
 }
 
 // face is one of several interfaces that a rank listens on.
 type face struct {
-	Name string // as [Config.Listen] has it
+	Name string // as in [Config.Listen]
 	TCP  string // address of the listener, host:port
 }
 
@@ -38,15 +38,16 @@ func (f face) ip() netip.Addr {
 
 func (f face) String() string { return strings.TrimSpace(f.Name + " " + f.TCP) }
 
-// way is where to dial, and from which address of this host; "" leaves that to the system.
+// way is an address to dial, and the address of this host to dial from; "" leaves that to the
+// system.
 type way struct{ network, address, local string }
 
-// pair is the interface of who dials and that of who listens.
+// pair is the interface of the dialing rank and the interface of the listening rank.
 type pair struct{ near, far face }
 
 // pairs returns the interfaces of each lane between two ranks: the first of one with the first of
-// the other and so on, around where one has fewer, those with an IPv4 address first. They are one
-// pair of which only the address to dial is known if neither rank listens on several.
+// the other and so on; the shorter list starts again. Interfaces with an IPv4 address come first.
+// If neither rank listens on several, the result is one pair with only the address to dial.
 func pairs(from, to record) (list []pair, err error) {
 	if len(from.faces()) == 1 && len(to.faces()) == 1 {
 		return []pair{{far: face{TCP: to.TCP}}}, nil
@@ -64,7 +65,7 @@ func pairs(from, to record) (list []pair, err error) {
 	return list, nil
 }
 
-// faces returns where a rank listens.
+// faces returns the interfaces that a rank listens on.
 func (r record) faces() (list []face) {
 	for f := range strings.SplitSeq(r.TCP, ",") {
 		at := strings.LastIndexByte(f, ' ') + 1
@@ -111,7 +112,7 @@ func (m *Mesh) dialLanes(caller, ctx context.Context, who record, channel uint64
 	return lanes, nil
 }
 
-// takeLanes waits for all lanes from a higher rank. The first says how many there are.
+// takeLanes waits for all lanes from a higher rank. The first contains their number.
 func (m *Mesh) takeLanes(ctx context.Context, rank int, channel uint64) (lanes []Lane, err error) {
 	for k := 0; k == 0 || k < lanes[0].of; k++ {
 		l, err := m.conns.take(ctx, label{rank, channel, k})
@@ -124,7 +125,7 @@ func (m *Mesh) takeLanes(ctx context.Context, rank int, channel uint64) (lanes [
 	return lanes, nil
 }
 
-// CloseLanes closes connections that nobody has used.
+// CloseLanes closes unused connections.
 func CloseLanes(lanes []Lane) {
 	for _, l := range lanes {
 		if l.Conn != nil {

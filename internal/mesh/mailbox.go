@@ -8,40 +8,41 @@ import (
 	"sync"
 )
 
-// label says what a thing in a mailbox is: the how-manieth of which rank.
+// label identifies a thing in a mailbox: its rank, id and lane.
 type label struct {
 	rank int
 	id   uint64 // channel of a connection, tag of a file
 	lane int    // on the channel
 }
 
-// errTaken is the error of reserving a place where something waits already.
+// errTaken is the error of reserving a place in which a thing is already waiting.
 var errTaken = errors.New("the one before has not been asked for yet")
 
-// errOver is the error of what comes too late.
+// errOver is the error for a thing that comes too late.
 var errOver = errors.New("nobody asks for it any more")
 
 // maxWaiting is how many things of one rank may wait in a mailbox.
 const maxWaiting = 256
 
-// mailbox keeps what has arrived until somebody asks for it. The zero value is empty.
+// mailbox keeps things that have arrived until they are taken. The zero value is empty.
 type mailbox[T io.Closer] struct {
 	mu     sync.Mutex
 	things map[label][]T       // in the order of arrival; no entry is empty
 	places map[label]struct{}  // reserved for things that are about to arrive
 	count  map[int]int         // things and places, by rank
-	change *change             // ended by the next put, release or fail; nil while nobody waits
-	over   map[uint64]struct{} // ids for which nobody will ask any more
+	change *change             // ended by the next put, release or fail; nil while no call waits
+	over   map[uint64]struct{} // ids that will not be asked for any more
 	closed bool
 }
 
-// change lets those who wait look again. After done is closed, err is why nothing more may come.
+// change makes waiting calls look again. After done is closed, err is why nothing more may come.
 type change struct {
 	done chan struct{}
 	err  error
 }
 
-// reserve keeps a place for a thing that nobody else may then send: put or release must follow.
+// reserve keeps a place for a thing, which only the caller may then send: put or release must
+// follow.
 func (b *mailbox[T]) reserve(l label) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -71,7 +72,7 @@ func (b *mailbox[T]) fail(err error) {
 	b.announce(err)
 }
 
-// announce lets all who wait look again, or fails them. Called with mu held.
+// announce makes all waiting calls look again, or fails them. Called with mu held.
 func (b *mailbox[T]) announce(err error) {
 	if b.change != nil {
 		b.change.err = err
@@ -87,7 +88,7 @@ func (b *mailbox[T]) vacate(l label) {
 	}
 }
 
-// room tells whether another thing with label l may come in.
+// room returns an error if another thing with label l may not come in.
 func (b *mailbox[T]) room(l label) error {
 	_, over := b.over[l.id]
 	switch {
@@ -103,7 +104,7 @@ func (b *mailbox[T]) room(l label) error {
 	return nil
 }
 
-// put adds a thing. With an error it is still the caller's.
+// put adds a thing. If it returns an error, the thing still belongs to the caller.
 func (b *mailbox[T]) put(l label, thing T) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -117,9 +118,9 @@ func (b *mailbox[T]) put(l label, thing T) error {
 	return nil
 }
 
-// take waits for a thing. What has arrived is returned even if ctx has ended. If it has because the
-// rank has left, so is what is about to arrive: the rank may have said all that it had to say on
-// it.
+// take waits for a thing. It returns a thing that has arrived even if ctx has ended. If ctx has
+// ended because the rank has left, take also waits for things that are about to arrive: the rank
+// may have sent all its data on them.
 func (b *mailbox[T]) take(ctx context.Context, l label) (T, error) {
 	ended, over := ctx.Done(), false
 	for {
@@ -144,8 +145,8 @@ func (b *mailbox[T]) take(ctx context.Context, l label) (T, error) {
 	}
 }
 
-// look removes the first thing with label l, or returns whether there is a place reserved for one,
-// and the next change.
+// look removes the first thing with label l, or reports whether there is a place reserved for one,
+// and returns the next change.
 func (b *mailbox[T]) look(l label) (thing T, ok, coming bool, next *change) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -165,7 +166,7 @@ func (b *mailbox[T]) look(l label) (thing T, ok, coming bool, next *change) {
 	return thing, false, coming, b.change
 }
 
-// forget closes what waits with an id, and all that would come.
+// forget closes the things that wait with an id, and all later ones.
 func (b *mailbox[T]) forget(id uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -176,7 +177,7 @@ func (b *mailbox[T]) forget(id uint64) {
 	for l, list := range b.things {
 		if l.id == id {
 			for _, thing := range list {
-				_ = thing.Close() // nobody has used it
+				_ = thing.Close() // it is unused
 			}
 			b.count[l.rank] -= len(list)
 			delete(b.things, l)
@@ -184,14 +185,14 @@ func (b *mailbox[T]) forget(id uint64) {
 	}
 }
 
-// close closes what nobody has asked for, and all that would come.
+// close closes the things that were not taken, and all later ones.
 func (b *mailbox[T]) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.closed = true
 	for _, list := range b.things {
 		for _, thing := range list {
-			_ = thing.Close() // nobody has used it
+			_ = thing.Close() // it is unused
 		}
 	}
 	b.things, b.places = nil, nil

@@ -16,7 +16,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
-// The most bytes of some things.
+// Size limits in bytes.
 const (
 	MaxMessage = 64 << 10 // a control message
 	MaxJob     = 128      // the name of a job, of which store keys are made
@@ -27,11 +27,11 @@ const linger = time.Second // for the others to answer goodbye
 var (
 	// ErrClosed is wrapped by errors of a mesh that this process has closed.
 	ErrClosed = errors.New("this process has left the job")
-	// ErrGone is wrapped by errors of calls that need a rank which has closed its mesh.
+	// ErrGone is wrapped by errors of calls that need a rank that has closed its mesh.
 	ErrGone = errors.New("has left the job")
 )
 
-// Config says how the processes of a job find and trust one another.
+// Config configures how the processes of a job find and trust each other.
 type Config struct {
 	Rank, Size int
 	Store      store.Store  // where ranks publish their addresses, needed until Join returns; the caller closes it
@@ -40,17 +40,17 @@ type Config struct {
 	TLS        bool         // encrypt every TCP connection, see auth.TLS
 	Listen     string       // name, address or network of the interface to listen on, several with commas between; "" for loopback
 	Host       string       // identity of this host, "" to detect it: ranks with the same one pass files to each other
-	Log        *slog.Logger // strangers and refusals; nil for none
+	Log        *slog.Logger // unrelated processes and refusals; nil for none
 	Handler    Handler
-	// Joining, if not nil, is called when joining begins, with what returns the ranks
-	// that have still to come.
+	// Joining, if not nil, is called when joining begins. missing returns the ranks that have still
+	// to come.
 	Joining func(missing func() []int)
 }
 
-// Handler hears what the other ranks say. Its methods are called from one
-// goroutine per peer, in the order of events, and must not block. They are
-// called when all ranks have joined, possibly just before Join returns, and not
-// after Close has begun, but for a call in progress, which Close waits for.
+// Handler gets the messages of the other ranks. Its methods are called from one goroutine per peer,
+// in the order of events, and must not block. They are called when all ranks have joined, possibly
+// just before Join returns, and not after Close has begun, except for a call in progress, which
+// Close waits for.
 type Handler interface {
 	// Message is called with a control message; msg is only valid during the call.
 	Message(from int, msg []byte)
@@ -61,7 +61,7 @@ type Handler interface {
 	Lost(rank int, err error)
 }
 
-// check fills in defaults, or says what is wrong.
+// check fills in defaults, or returns an error.
 func (c Config) check() (Config, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -79,9 +79,8 @@ func (c Config) check() (Config, error) {
 	return c, auth.Check(c.Secret)
 }
 
-// Mesh is one process's connections to others: a control connection to each, or
-// to some if there are many, and data connections on demand. Its methods may be
-// called from any goroutine.
+// Mesh is one process's connections to others: a control connection to each, or to some if there
+// are many, and data connections on demand. Its methods may be called from any goroutine.
 type Mesh struct {
 	cfg       Config
 	self      record
@@ -91,7 +90,7 @@ type Mesh struct {
 	listeners []net.Listener
 	places    auth.Places // of connections that are being checked
 	near      []int       // ranks to which there is a control connection, see "Many ranks"
-	sparse    bool        // they are not all
+	sparse    bool        // near does not have all ranks
 
 	broken   chan error    // holds the first reason why joining is impossible
 	complete chan struct{} // closed when all ranks have joined
@@ -135,7 +134,7 @@ func newMesh(cfg Config) *Mesh {
 	return m
 }
 
-// SameHost reports whether rank runs on this host, so that files can be passed.
+// SameHost reports whether rank runs on this host, so that files can be passed to it.
 func (m *Mesh) SameHost(rank int) bool {
 	if m.far(rank) {
 		return m.roll.field(rank, fieldHost) == m.self.Host && m.roll.field(rank, fieldUnix) != "" && m.self.Unix != ""
@@ -159,7 +158,7 @@ func (m *Mesh) Host(rank int) string {
 	return p.who.Host
 }
 
-// far reports whether a rank is another one to which there is no control connection.
+// far reports whether a rank is another one without a control connection to this one.
 func (m *Mesh) far(rank int) bool {
 	_, near := slices.BinarySearch(m.near, rank)
 	return rank >= 0 && rank < m.cfg.Size && rank != m.cfg.Rank && !near
@@ -178,17 +177,16 @@ func (m *Mesh) peer(rank int) (*peer, error) {
 	return nil, fmt.Errorf("mesh: rank %d has not joined", rank)
 }
 
-// Send queues a control message of at most MaxMessage bytes; it never blocks.
-// An error says that the message will not arrive, as it does once the Handler has
-// heard of the end of the rank; without one it arrives unless the other process
-// ends before.
+// Send queues a control message of at most MaxMessage bytes; it never blocks. An error says that
+// the message will not arrive. That is so once the Handler has got the end of the rank. Without an
+// error it arrives unless the other process ends before.
 func (m *Mesh) Send(to int, msg []byte) error {
 	if len(msg) > MaxMessage {
 		return fmt.Errorf("mesh: message of %d bytes to rank %d, the limit is %d", len(msg), to, MaxMessage)
 	}
 	far := m.far(to)
 	m.relay.mu.Lock()
-	err := m.relay.ended(to) // news of a neighbour's end may come before that of its connection
+	err := m.relay.ended(to) // news of a neighbour's end may come before the end of its connection
 	if err == nil && far {
 		m.route(m.cfg.Rank, to, msg)
 	}
@@ -203,14 +201,14 @@ func (m *Mesh) Send(to int, msg []byte) error {
 	return p.post(frameMessage, msg, nil)
 }
 
-// Close says goodbye and closes all connections within about a second, but for
-// the data connections that Connect has returned. What was sent before arrives.
+// Close leaves in good order and closes all connections within about a second, except for the data
+// connections that Connect has returned. Messages sent before arrive.
 func (m *Mesh) Close() error {
 	m.end(frameGoodbye, nil)
 	return nil
 }
 
-// end takes leave with the given frame, and waits for all goroutines of the mesh.
+// end sends the given last frame, and waits for all goroutines of the mesh.
 func (m *Mesh) end(last frameKind, body []byte) {
 	m.mu.Lock()
 	if !m.closed {
@@ -225,7 +223,7 @@ func (m *Mesh) end(last frameKind, body []byte) {
 			_ = l.Close() // it fails only if it is closed
 		}
 		for conn := range m.checking {
-			_ = conn.Close() // whoever checks it finds out
+			_ = conn.Close() // its check notices it
 		}
 		for _, p := range m.peers {
 			if p != nil {

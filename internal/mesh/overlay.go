@@ -10,16 +10,16 @@ import (
 // Many ranks
 //
 // Up to fullSize ranks have a control connection for every two of them. More have it only at the
-// distances 1, 2, 4, 8 … around the ring of ranks, to both sides: some 2 log2 N each. Over these
+// distances 1, 2, 4, 8 … around the ring of ranks, to both sides: about 2 log2 N each. Over these
 //
 //   - the list of all ranks is collected at rank 0 and spread from there, along the tree in which
 //     the parent of a rank is the rank without its lowest bit;
 //   - a message to one rank goes to the neighbour nearest to it, and so on: log2 N steps;
-//   - news for many ranks are flooded: whoever hears of them for the first time passes them on to
-//     all its neighbours. So do those that say how a rank has ended. They arrive as long as the
-//     ranks that are left are connected at all, whichever have died. As connections keep the
-//     order, a rank hears news in the order of their causes: of a failure before the leaving that
-//     follows from it.
+//   - news for many ranks are flooded: a rank that gets them for the first time passes them on to
+//     all its neighbours. News of how a rank has ended are flooded too. They arrive as long as the
+//     remaining ranks are connected at all, whichever have died. As connections keep the order, a
+//     rank gets news in the order of their causes: a failure before the leaving that follows
+//     from it.
 
 // fullSize is how many ranks may all be connected with each other.
 const fullSize = 16
@@ -47,7 +47,7 @@ func distance(a, b, size int) int {
 // span is the ranks first, first+step … of which there are count.
 type span struct{ first, step, count uint32 }
 
-// spans returns ascending ranks as few spans.
+// spans returns ascending ranks as a minimal list of spans.
 func spans(ranks []int) (list []span) {
 	for i := 0; i < len(ranks); {
 		s := span{uint32(ranks[i]), 1, 1}
@@ -67,16 +67,16 @@ func (s span) has(rank int) bool {
 	return s.step > 0 && d%s.step == 0 && d/s.step < s.count
 }
 
-// newsKind says what news are about.
+// newsKind is the kind of news.
 type newsKind byte
 
 const (
-	newsMessage newsKind = iota + 1 // text is a message of about to those whom it is for
+	newsMessage newsKind = iota + 1 // text is a message of about to the ranks in to
 	newsGone                        // about has left
 	newsLost                        // about has ended otherwise, text says how
 )
 
-// news is what is flooded. Encoded, big-endian:
+// news is flooded. Encoded, big-endian:
 //
 //	bytes  0..4   origin
 //	bytes  4..12  number
@@ -84,8 +84,8 @@ const (
 //	bytes 13..17  about
 //	bytes 17..19  number of spans, 12 bytes each, which follow; then the text
 type news struct {
-	origin int    // who has begun to spread it
-	number uint64 // how many its origin had begun, with this one
+	origin int    // the rank that has begun to spread it
+	number uint64 // how many its origin had begun, including this one
 	kind   newsKind
 	about  int
 	to     []span // of a message
@@ -116,7 +116,7 @@ func (n *news) encode() []byte {
 
 var errNews = errors.New("protocol error: malformed news")
 
-// decodeNews is the inverse of encode, in a job of so many ranks. text is a part of b.
+// decodeNews is the inverse of encode, in a job of size ranks. text is a part of b.
 func decodeNews(b []byte, size int) (n news, err error) {
 	if len(b) < newsHeader {
 		return n, errNews

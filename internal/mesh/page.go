@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// page is the records of some ranks in a row, as a part of the roll. Texts that several have, such
-// as the host, are in it once. Encoded, big-endian:
+// page is the records of some consecutive ranks, as a part of the roll. Texts that several ranks
+// share, such as the host, are in it once. Encoded, big-endian:
 //
 //	bytes 0..4   the first rank
 //	bytes 4..6   number of ranks
@@ -22,8 +22,8 @@ const (
 	pageRanks  = 256 // at most; fewer if their texts are long
 )
 
-// The fields of a record that are in a page: what others need of a rank that is not near, in the
-// order of fields.
+// The fields of a record that are in a page: the fields that others need of a rank that is not
+// near, in the order of fields.
 const (
 	fieldHost = iota
 	fieldName
@@ -38,7 +38,7 @@ func (r *record) fields() [pageFields]string {
 	return [...]string{r.Host, r.Name, strconv.Itoa(r.PID), r.Nonce, r.TCP, r.Unix}
 }
 
-// pagesOf returns pages of records in a row, whose first is that of a rank. Each fits a message.
+// pagesOf returns pages of consecutive records, beginning with rank first. Each fits a message.
 func pagesOf(list []record, first int) []page {
 	if len(list) > pageRanks {
 		return append(pagesOf(list[:pageRanks], first), pagesOf(list[pageRanks:], first+pageRanks)...)
@@ -69,7 +69,7 @@ func pagesOf(list []record, first int) []page {
 
 var errPage = errors.New("protocol error: malformed list of ranks")
 
-// readPage checks a page of a job of so many ranks.
+// readPage checks a page of a job of size ranks.
 func readPage(b []byte, size int) (page, error) {
 	p := page(b)
 	if len(p) < pageHeader || p.count() == 0 || p.first() > size-p.count() || len(p) < p.textsAt() {

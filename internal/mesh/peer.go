@@ -29,12 +29,12 @@ var (
 // filePasser is a control connection inside a host.
 type filePasser interface {
 	io.Reader
-	// hold returns a file of our own for what f is open on, so that the caller may close f.
+	// hold returns our own file for the open file f, so that the caller may close f.
 	hold(f *os.File) (*os.File, error)
 	// send writes a frame with the file attached to it.
 	send(frame []byte, f *os.File) error
 	// arrived returns the first file that has come with the bytes read so far, and forgets it; nil
-	// if there is none. That of the next frame may have come as well.
+	// if there is none. The file of the next frame may have come as well.
 	arrived() *os.File
 }
 
@@ -54,8 +54,8 @@ type peer struct {
 	writing bool          // there is a goroutine that writes
 	sealed  bool          // nothing may be added to queue; the connection is half-closed after it
 	written chan struct{} // closed when nothing more will be written
-	leaves  bool          // this side does
-	fault   error         // what broke the connection, if something else than its end
+	leaves  bool          // this side leaves
+	fault   error         // the error that broke the connection, unless it just ended
 	fate                  // ended is why nothing more will come from the rank
 }
 
@@ -108,7 +108,7 @@ func (p *peer) enqueue(kind frameKind, body []byte, file *os.File) error {
 	return nil
 }
 
-// startWriting lets a goroutine write what there is. The caller holds p.mu.
+// startWriting starts a goroutine that writes the queue. The caller holds p.mu.
 func (p *peer) startWriting() {
 	if !p.writing {
 		p.writing = true
@@ -116,11 +116,11 @@ func (p *peer) startWriting() {
 	}
 }
 
-// farewell queues the last frame and limits the time that is left to the connection.
+// farewell queues the last frame and limits the remaining time of the connection.
 func (p *peer) farewell(kind frameKind, body []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_ = p.enqueue(kind, body, nil) // to one that has ended there is nothing to say
+	_ = p.enqueue(kind, body, nil) // a peer that has ended needs no message
 	p.leaves = true
 	p.seal()
 	if p.fault == nil {
@@ -128,7 +128,7 @@ func (p *peer) farewell(kind frameKind, body []byte) {
 	}
 }
 
-// seal lets nothing more be queued. The caller holds p.mu.
+// seal prevents further queueing. The caller holds p.mu.
 func (p *peer) seal() {
 	if !p.sealed {
 		p.sealed = true
@@ -136,8 +136,8 @@ func (p *peer) seal() {
 	}
 }
 
-// breakOff makes err the reason why the connection ends, and lets the reader see for another while
-// what the other side has said. The caller holds p.mu.
+// breakOff makes err the reason why the connection ends, and lets the reader read for another while
+// the data that the other side has sent. The caller holds p.mu.
 func (p *peer) breakOff(err error, while time.Duration) {
 	if p.fault == nil {
 		p.fault = err
@@ -146,13 +146,13 @@ func (p *peer) breakOff(err error, while time.Duration) {
 	_ = p.conn.SetDeadline(time.Now().Add(while)) // it fails on a closed connection only
 }
 
-// run reads until the rank has ended, and tells the mesh what it hears.
+// run reads until the rank has ended, and passes its frames to the mesh.
 func (p *peer) run() {
 	last := p.read()
 	err := p.finish(last)
 	p.mu.Lock()
 	if errors.Is(last, ErrGone) {
-		p.seal() // what is queued may still be wanted
+		p.seal() // queued frames may still be needed
 		_ = p.conn.SetWriteDeadline(time.Now().Add(linger))
 	} else {
 		p.breakOff(err, 0)
@@ -171,7 +171,7 @@ func (p *peer) run() {
 	}
 }
 
-// finish notes and returns why nothing more will come.
+// finish records and returns why nothing more will come.
 func (p *peer) finish(err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -193,7 +193,7 @@ func (p *peer) finish(err error) error {
 	return err
 }
 
-// explain says in our terms how a connection ended.
+// explain turns the end of a connection into an error of this package.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
@@ -259,7 +259,7 @@ func (m *Mesh) receiveFile(rank int, conn filePasser, tag uint64) error {
 	return nil
 }
 
-// write sends what is queued, and half-closes the connection at the end.
+// write sends the queue, and half-closes the connection at the end.
 func (p *peer) write() {
 	for {
 		batch, last := p.collect()
@@ -290,8 +290,8 @@ func (p *peer) write() {
 	}
 }
 
-// collect takes the frames to send. Where there are none this is the end of the goroutine, and of
-// all writing if nothing may be added.
+// collect takes the frames to send. If there are none, this is the end of the goroutine, and of all
+// writing if nothing may be added.
 func (p *peer) collect() (batch []outgoing, last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -316,8 +316,8 @@ func (o outgoing) drop() {
 	}
 }
 
-// broken handles a failure to write. What the other side has said before it went, a goodbye
-// perhaps, can still be read.
+// broken handles a failure to write. Frames that the other side has sent before it went, perhaps a
+// goodbye, can still be read.
 func (p *peer) broken(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

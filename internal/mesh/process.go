@@ -9,18 +9,18 @@ import (
 	"time"
 )
 
-// process is who runs a rank, as the others are told.
+// process describes the process of a rank to the others.
 type process struct {
 	Host  string // identity of the host: equal for processes that can pass files to each other
 	Name  string // of the host, for people
 	PID   int    // for people, too
 	Start string // for people, too
-	Nonce string // told apart from another process under the same rank
+	Nonce string // distinguishes it from another process under the same rank
 }
 
 func (p process) String() string { return fmt.Sprintf("host %s pid %d", p.Name, p.PID) }
 
-// since is String with the time of the start.
+// since is String with the start time.
 func (p process) since() string { return fmt.Sprintf("%v (started %s)", p, p.Start) }
 
 var start = time.Now().Format(time.RFC3339)
@@ -29,12 +29,12 @@ var start = time.Now().Format(time.RFC3339)
 type record struct {
 	process
 	Rank int
-	Size int    // of the job, as this rank was told
+	Size int    // of the job, as given to this rank
 	TCP  string // address of the listener, host:port; of several "eth0 host:port,eth1 host:port"
 	Unix string // name of the abstract socket, "" where there is none
 }
 
-// visit is what comes with the hello of a connection, beside what every hello holds.
+// visit is the data in the hello of a connection, in addition to the fields of every hello.
 type visit struct {
 	process
 	Channel uint64 // of a data connection
@@ -44,7 +44,7 @@ type visit struct {
 	Over        string `json:",omitempty"`
 }
 
-// setback is the error of a rank that has given up joining, as the other ranks get it.
+// setback is the error of a rank that has given up joining, for the other ranks.
 type setback struct {
 	Rank   int
 	Reason string
@@ -74,7 +74,7 @@ func encode(v any) []byte {
 	return b
 }
 
-// decode is the inverse of encode. It refuses what this package does not write.
+// decode is the inverse of encode. It refuses data that this package does not write.
 func decode[T record | visit | setback](b []byte) (v T, err error) {
 	if err := json.Unmarshal(b, &v); err != nil {
 		return v, fmt.Errorf("malformed %T: %w", v, err)

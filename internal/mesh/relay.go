@@ -8,14 +8,14 @@ import (
 	"sync"
 )
 
-// relay is what a rank of a mesh of many knows of news and of ranks that have ended, see "Many
-// ranks".
+// relay is the state of a rank in a mesh of many about news and about ranks that have ended, see
+// "Many ranks".
 type relay struct {
 	mu     sync.Mutex
 	begun  uint64         // news of this rank's own
 	passed map[int]uint64 // number of the latest news that were passed on, by origin
-	via    map[int]*peer  // who has brought them
-	fates  map[int]*fate  // of ranks that have ended, or whose end somebody waits for
+	via    map[int]*peer  // the neighbours that have brought them
+	fates  map[int]*fate  // of ranks that have ended, or whose end is waited for
 	events []event        // for the Handler
 	work   chan struct{}  // has room for one: there are events
 }
@@ -45,7 +45,7 @@ func (r *relay) fate(rank int) *fate {
 	return r.fates[rank]
 }
 
-// ended returns how a rank has ended, nil where nothing is known of that. The caller holds r.mu.
+// ended returns how a rank has ended, nil if that is not known. The caller holds r.mu.
 func (r *relay) ended(rank int) error {
 	if f := r.fates[rank]; f != nil && f.ended != nil {
 		return fmt.Errorf("mesh: %w", f.ended)
@@ -53,7 +53,7 @@ func (r *relay) ended(rank int) error {
 	return nil
 }
 
-// end notes that a rank has ended. It reports false if that was known. The caller holds r.mu.
+// end records that a rank has ended. It reports false if that was known. The caller holds r.mu.
 func (r *relay) end(rank int, err error) bool {
 	f := r.fate(rank)
 	if f.ended != nil {
@@ -66,7 +66,8 @@ func (r *relay) end(rank int, err error) bool {
 	return true
 }
 
-// message hands a message of a rank to the Handler, unless that has ended. The caller holds r.mu.
+// message passes a message of a rank to the Handler, unless the rank has ended. The caller holds
+// r.mu.
 func (r *relay) message(from int, msg []byte) {
 	if f := r.fates[from]; f == nil || f.ended == nil {
 		r.events = append(r.events, event{about: from, msg: slices.Clone(msg)})
@@ -109,8 +110,8 @@ func (m *Mesh) report() {
 	}
 }
 
-// Tell queues a control message to several ranks, ascending, of which this one may be one. It
-// arrives at those that have not ended.
+// Tell queues a control message to several ranks, ascending, which may include this one. It arrives
+// at the ranks that have not ended.
 func (m *Mesh) Tell(ranks []int, msg []byte) {
 	if m.sparse {
 		m.relay.mu.Lock()
@@ -120,13 +121,13 @@ func (m *Mesh) Tell(ranks []int, msg []byte) {
 	}
 	for _, r := range ranks {
 		if r != m.cfg.Rank {
-			_ = m.Send(r, msg) // of one that has ended all hear
+			_ = m.Send(r, msg) // all learn of a rank that has ended
 		}
 	}
 }
 
-// Relays reports whether what this rank tells, and what it hears of the end of others, comes to all
-// ranks also where connections between some of them are cut.
+// Relays reports whether this rank's messages of Tell, and the news of the end of others, reach all
+// ranks even if connections between some of them are cut.
 func (m *Mesh) Relays() bool { return m.sparse }
 
 // flood begins to spread news. The caller holds m.relay.mu.
@@ -137,11 +138,11 @@ func (m *Mesh) flood(n *news) {
 }
 
 // pass sends encoded news to all neighbours but the one that they came from. The caller holds
-// m.relay.mu, so that all get them in the same order.
+// m.relay.mu, so all get them in the same order.
 func (m *Mesh) pass(body []byte, from *peer) {
 	for _, r := range m.near {
 		if p := m.peers[r]; p != from {
-			_ = p.post(frameNews, body, nil) // of one that has ended all hear
+			_ = p.post(frameNews, body, nil) // all learn of a rank that has ended
 		}
 	}
 }
@@ -160,7 +161,7 @@ func (m *Mesh) hearNews(from *peer, body []byte) error {
 	}
 	r.passed[n.origin], r.via[n.origin] = n.number, from
 	if f := r.fates[n.about]; n.kind == newsLost && f != nil && f.ended != nil {
-		return nil // this rank has told of it already
+		return nil // this rank has spread the news already
 	}
 	m.pass(body, from)
 	switch {
@@ -189,9 +190,9 @@ func (m *Mesh) peerEnded(p *peer, err error) {
 // routed is a message on its way: author and addressee, 4 bytes each, big-endian, and the message.
 const routedHeader = 8
 
-// route sends a message on towards a rank that is no neighbour: back on the way of its news, such as
-// a question, which no rank has passed on that hangs, or else to who is nearest. The caller holds
-// m.relay.mu.
+// route sends a message on towards a rank that is not a neighbour. It takes the way back of that
+// rank's latest news, such as a question, which no hanging rank has passed on, or else goes to the
+// nearest neighbour. The caller holds m.relay.mu.
 func (m *Mesh) route(author, to int, msg []byte) {
 	best, next := distance(m.cfg.Rank, to, m.cfg.Size), (*peer)(nil)
 	for _, r := range m.near {
@@ -212,7 +213,7 @@ func (m *Mesh) route(author, to int, msg []byte) {
 			return
 		}
 	}
-	// It finds another way.
+	// Flooding finds another way.
 	m.flood(&news{kind: newsMessage, about: author, to: spans([]int{to}), text: msg})
 }
 
@@ -238,7 +239,7 @@ func (m *Mesh) hearRouted(body []byte) error {
 	return nil
 }
 
-// relayed handles what only ranks of a mesh of many send.
+// relayed handles frames that only ranks of a mesh of many send.
 func (m *Mesh) relayed(from *peer, kind frameKind, body []byte) error {
 	switch {
 	case !m.sparse:
@@ -249,7 +250,7 @@ func (m *Mesh) relayed(from *peer, kind frameKind, body []byte) error {
 	return m.hearRouted(body)
 }
 
-// hearMessage handles a message of a neighbour's own.
+// hearMessage handles a message from a neighbour itself.
 func (m *Mesh) hearMessage(from *peer, msg []byte) {
 	switch {
 	case !m.open():

@@ -10,14 +10,14 @@ import (
 )
 
 // The roll is the list of all ranks of a mesh of many. Each rank sends its record up the tree when
-// it is connected to all its neighbours, and passes on those that come from below. When the root
-// has all, so that all are connected, it sends them down as pages, in their order;
-// who has them all has joined, and says to its neighbours that it is ready. Whoever hears that and
-// does not have the roll a second later asks that neighbour for it, by an empty part: the way down
-// may lead past a rank that is stopped, and that one alone should be missing.
+// it is connected to all its neighbours, and passes on records from below. When the root has all,
+// so that all are connected, it sends them down as pages, in their order. A rank that has them all
+// has joined, and reports to its neighbours that it is ready. A rank that gets this report and does
+// not have the roll a second later asks that neighbour for it, by an empty part: the way down may
+// lead past a rank that is stopped, and only that rank should be missing.
 //
-// A rank keeps the pages as they are, and looks up in them what it needs. Ranks that are goroutines
-// of one process share them.
+// A rank keeps the pages as they are, and finds in them the fields that it needs. Ranks that are
+// goroutines of one process share them.
 type roll struct {
 	pages []unique.Handle[page] // by their first rank
 	known int                   // ranks in them
@@ -37,7 +37,8 @@ func (r *roll) add(p page) (added bool, err error) {
 	return true, nil
 }
 
-// find returns where the page is, or would be, that begins with a rank.
+// find returns the index of the page that begins with rank first, or the index at which it would
+// be.
 func (r *roll) find(first int) (i int, found bool) {
 	return slices.BinarySearchFunc(r.pages, first, func(h unique.Handle[page], first int) int { return h.Value().first() - first })
 }
@@ -52,7 +53,7 @@ func (r *roll) field(rank, field int) string {
 	return p.field(rank-p.first(), field)
 }
 
-// record returns that of a rank, as far as pages tell. The roll is complete.
+// record returns the record of a rank, as far as pages contain it. The roll is complete.
 func (r *roll) record(rank int) record {
 	pid, _ := strconv.Atoi(r.field(rank, fieldPID)) // for people
 	return record{
@@ -61,7 +62,7 @@ func (r *roll) record(rank int) record {
 	}
 }
 
-// hearRoll handles a part of the roll, or the wish for it.
+// hearRoll handles a part of the roll, or the request for it.
 func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	if !m.sparse {
 		return errors.New("protocol error: a list of ranks")
@@ -86,39 +87,39 @@ func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	return nil
 }
 
-// hearPage keeps a page and passes it down. It comes when the root has heard of all ranks, so this
-// one is connected to its neighbours. The caller holds m.mu.
+// hearPage keeps a page and passes it down. It comes when the root has the records of all ranks, so
+// this one is connected to its neighbours. The caller holds m.mu.
 func (m *Mesh) hearPage(body []byte) error {
 	p, err := readPage(body, m.cfg.Size)
 	if err != nil || !m.linked {
 		return errPage
 	}
 	added, err := m.roll.add(p)
-	if !added { // it has been passed down, or is none
+	if !added { // it has been passed down already, or is invalid
 		return err
 	}
 	for _, r := range m.near {
 		if r != 0 && parent(r) == m.cfg.Rank {
-			_ = m.peers[r].post(frameRoll, body, nil) // if it has ended, its run tells
+			_ = m.peers[r].post(frameRoll, body, nil) // if it has ended, its run reports it
 		}
 	}
 	m.turnPage()
 	return nil
 }
 
-// sendUp sends what has come from below to the parent once all neighbours are connected. The caller
+// sendUp sends the records from below to the parent once all neighbours are connected. The caller
 // holds m.mu.
 func (m *Mesh) sendUp() {
 	if !m.linked {
 		return
 	}
 	for _, body := range m.upward {
-		_ = m.peers[parent(m.cfg.Rank)].post(frameRoll, body, nil) // if it has ended, its run tells
+		_ = m.peers[parent(m.cfg.Rank)].post(frameRoll, body, nil) // if it has ended, run reports it
 	}
 	m.upward = nil
 }
 
-// allLinked notes that all neighbours are connected. The caller holds m.mu.
+// allLinked records that all neighbours are connected. The caller holds m.mu.
 func (m *Mesh) allLinked() {
 	m.linked = true
 	if m.cfg.Rank == 0 {
@@ -129,7 +130,7 @@ func (m *Mesh) allLinked() {
 	m.sendUp()
 }
 
-// enter notes a record at the root. The caller holds m.mu.
+// enter records a record at the root. The caller holds m.mu.
 func (m *Mesh) enter(body []byte) error {
 	who, err := decode[record](body)
 	if err != nil {
@@ -161,12 +162,12 @@ func (m *Mesh) turnPage() {
 		return
 	}
 	for _, r := range m.near {
-		_ = m.peers[r].post(frameReady, nil, nil) // if it has ended, its run tells
+		_ = m.peers[r].post(frameReady, nil, nil) // if it has ended, its run reports it
 	}
 	close(m.complete)
 }
 
-// missRoll asks a neighbour that is ready for the roll if that does not come. The caller holds
+// missRoll asks a neighbour that is ready for the roll if the roll does not come. The caller holds
 // m.mu.
 func (m *Mesh) missRoll(rank int) {
 	if m.asked || m.closed || m.joined() {
@@ -175,7 +176,7 @@ func (m *Mesh) missRoll(rank int) {
 	m.asked = true
 	m.running.Go(func() {
 		if m.wait(linger) && !m.joined() {
-			_ = m.peers[rank].post(frameRoll, nil, nil) // if it has ended, its run tells
+			_ = m.peers[rank].post(frameRoll, nil, nil) // if it has ended, its run reports it
 		}
 	})
 }
@@ -184,7 +185,7 @@ func (m *Mesh) missRoll(rank int) {
 func (m *Mesh) sendRoll(ranks ...int) {
 	for _, p := range m.roll.pages {
 		for _, r := range ranks {
-			_ = m.peers[r].post(frameRoll, []byte(p.Value()), nil) // if it has ended, its run tells
+			_ = m.peers[r].post(frameRoll, []byte(p.Value()), nil) // if it has ended, run reports it
 		}
 	}
 }

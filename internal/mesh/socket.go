@@ -12,10 +12,10 @@ import (
 
 const bufferSize = 4 << 20 // bytes on the way in each direction of a data connection
 
-// Unanswered is when a silent host is taken for lost. A stopped process is not: its kernel answers.
+// Unanswered is when a silent host counts as lost. A stopped process does not: its kernel responds.
 const Unanswered = 20 * time.Second
 
-// listen opens the listeners of m and notes their addresses in m.self.
+// listen opens the listeners of m and records their addresses in m.self.
 func (m *Mesh) listen() error {
 	if m.network != nil {
 		return m.listenModelled()
@@ -43,7 +43,7 @@ func (m *Mesh) listen() error {
 	return nil
 }
 
-// listenModelled is listen on a network that is not this machine's, where [Config.Listen] is an
+// listenModelled is listen on a network that is not this machine's. [Config.Listen] is then an
 // address.
 func (m *Mesh) listenModelled() error {
 	return m.listenEach(func(address string) (string, error) { return address, nil }, m.network.Listen)
@@ -145,8 +145,8 @@ func interfaces() (names []string) {
 	return names
 }
 
-// tune prepares a new connection for its purpose. Of several lanes each says when the other end is
-// silent: that the control connection lives is no sign of another interface.
+// tune prepares a new connection for its purpose. Each of several lanes detects that its other end
+// is silent: a live control connection proves nothing about another interface.
 func tune(conn net.Conn, purpose string, lanes int) {
 	watched := purpose == purposeControl || lanes > 1
 	if c, ok := conn.(interface{ Unanswered(time.Duration) }); ok && watched {
@@ -157,8 +157,8 @@ func tune(conn net.Conn, purpose string, lanes int) {
 		return
 	}
 	if watched {
-		// A host that dies or is cut off says nothing. Where this cannot be set, the system's own
-		// pace must do.
+		// A host that dies or is cut off sends nothing. If this cannot be set, the system's own
+		// intervals apply.
 		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3})
 	}
 	if purpose == purposeControl {
@@ -190,8 +190,8 @@ func asControl(conn net.Conn) controlConn {
 	}
 }
 
-// encrypted is a TLS connection that ends without an alert: sending one may block for 5 s, and the
-// end that nobody can forge is our frame.
+// encrypted is a TLS connection that ends without an alert: sending one may block for 5 s, and our
+// last frame is an end that cannot be forged.
 type encrypted struct {
 	*tls.Conn
 	tcp controlConn

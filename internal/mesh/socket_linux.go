@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enlarge sets the buffers of a TCP socket before it is connected or listens, as TCP agrees on the
-// scale of its window then. The kernel does not go beyond its limit, and does not adapt a buffer
-// that has been set: where the limit is lower, it is better left to itself.
+// enlarge sets the buffers of a TCP socket before it is connected or listens, because TCP agrees on
+// the scale of its window then. The kernel does not exceed its limit, and does not adapt a buffer
+// that has been set: if the limit is lower, enlarge leaves the buffer to the kernel.
 func enlarge(_, _ string, conn syscall.RawConn) error {
 	return conn.Control(func(fd uintptr) {
 		for _, b := range buffers() {
@@ -36,7 +36,7 @@ var buffers = sync.OnceValue(func() (options []int) {
 	return options
 })
 
-// setUserTimeout lets a connection end when what was sent has not been acknowledged for a while
+// setUserTimeout makes a connection end when sent data has not been acknowledged for a while
 // (tcp(7)).
 func setUserTimeout(conn *net.TCPConn) {
 	control(conn, func(fd int) {
@@ -44,8 +44,8 @@ func setUserTimeout(conn *net.TCPConn) {
 	})
 }
 
-// setLossBased takes a congestion control that fills a path inside a host, which never drops; BBR,
-// some hosts' default, paces what needs no pacing.
+// setLossBased selects a congestion control that fills a path inside a host, which never drops;
+// BBR, some hosts' default, paces unnecessarily.
 func setLossBased(conn *net.TCPConn) {
 	control(conn, func(fd int) {
 		for _, name := range []string{"reno", "cubic"} {
@@ -59,7 +59,7 @@ func setLossBased(conn *net.TCPConn) {
 func control(conn *net.TCPConn, f func(fd int)) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return // closed: whoever uses it finds out
+		return // closed: its user notices
 	}
 	_ = raw.Control(func(fd uintptr) { f(int(fd)) })
 }
