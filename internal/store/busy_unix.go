@@ -7,6 +7,6 @@ import (
 	"syscall"
 )
 
-// busy tells whether err is NFS having lost sight of a file that was replaced. Opened again, it is
-// there.
+// busy reports whether err is the error of NFS for a file that was replaced. If the file is opened
+// again, it is there.
 func busy(err error) bool { return errors.Is(err, syscall.ESTALE) }

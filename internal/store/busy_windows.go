@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// busy tells whether err is that somebody else has the file open just now, or replaces it. Windows
-// reports the latter as access denied.
+// busy reports whether err says that another process has the file open just now, or replaces it.
+// Windows reports the latter as access denied.
 func busy(err error) bool {
 	return errors.Is(err, windows.ERROR_SHARING_VIOLATION) || errors.Is(err, windows.ERROR_LOCK_VIOLATION) || errors.Is(err, fs.ErrPermission)
 }

@@ -125,7 +125,7 @@ func (c *client) register() (uint64, *call, error) {
 	return c.last, call, nil
 }
 
-// forget gives up a call; with tell, the server is told to give it up, too.
+// forget gives up a call. If tell is set, the server gives it up too.
 func (c *client) forget(id uint64, tell bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -136,7 +136,7 @@ func (c *client) forget(id uint64, tell bool) {
 	c.abandoned = append(c.abandoned, id)
 	select {
 	case c.cancel <- struct{}{}:
-	default: // the writer will see this one, too
+	default: // the writer handles this one, too
 	}
 }
 
@@ -153,8 +153,8 @@ func (c *client) fail(err error) {
 	_ = c.raw.Close()
 }
 
-// write sends what the calls ask for. Only whole frames are ever written, whichever calls are given
-// up meanwhile.
+// write sends the requests of the calls. It only writes whole frames, whichever calls are given up
+// meanwhile.
 func (c *client) write() {
 	for {
 		var b []byte
@@ -177,7 +177,7 @@ func (c *client) write() {
 	}
 }
 
-// read hands replies to the calls that wait for them.
+// read passes replies to the calls that wait for them.
 func (c *client) read() {
 	r := bufio.NewReader(c.conn)
 	for {
@@ -195,7 +195,7 @@ func (c *client) read() {
 	}
 }
 
-// deliver hands one frame to its call, unless that has been given up.
+// deliver passes one frame to its call, unless that has been given up.
 func (c *client) deliver(f frame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

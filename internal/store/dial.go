@@ -11,9 +11,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// Dial connects to the server at a TCP address. Until ctx ends it waits for one that is not there
-// yet, does not answer or is cut off; a server that is there and is not ours, or does not want us,
-// is an error at once.
+// Dial connects to the server at a TCP address. Until ctx ends it waits for a server that is not
+// there yet, does not respond or is cut off. A server that is there but unrelated, or that refuses
+// this side, is an error at once.
 func Dial(ctx context.Context, addr string, cfg Config) (Store, error) {
 	return dial(ctx, addr, cfg, connectOn(ctx))
 }
@@ -26,8 +26,8 @@ func dial(ctx context.Context, addr string, cfg Config, connect dialFunc) (Store
 	return newClient(addr, conn, raw), nil
 }
 
-// Connect is Dial for a server of Accept, to which this side is mine. who is the server, in errors.
-// raw is what lies below TLS: closing it does not wait for the server.
+// Connect is Dial for a server of Accept. mine is the hello of this side. who names the server in
+// errors. raw is the connection below TLS: closing it does not wait for the server.
 func Connect(ctx context.Context, who, addr string, cfg Config, mine auth.Hello) (conn, raw net.Conn, err error) {
 	return reach(ctx, who, addr, cfg, mine, connectOn(ctx))
 }
@@ -37,7 +37,7 @@ var dialer = &net.Dialer{KeepAliveConfig: keepAlive, Timeout: 10 * time.Second}
 
 type dialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// connectOn returns how to dial on the network of ctx.
+// connectOn returns the function that dials on the network of ctx.
 func connectOn(ctx context.Context) dialFunc {
 	n := NetworkOf(ctx)
 	if n == nil {
@@ -46,7 +46,7 @@ func connectOn(ctx context.Context) dialFunc {
 	return func(ctx context.Context, _, addr string) (net.Conn, error) { return n.Dial(ctx, addr) }
 }
 
-// spreadOn returns how pauses differ on the network of ctx, nil for this machine's.
+// spreadOn returns the function that spreads pauses on the network of ctx, nil for this machine's.
 func spreadOn(ctx context.Context) func(time.Duration) time.Duration {
 	n := NetworkOf(ctx)
 	if n == nil {
@@ -59,10 +59,10 @@ func spreadOn(ctx context.Context) func(time.Duration) time.Duration {
 	}
 }
 
-// reach connects, however often that has to be tried.
+// reach connects, trying as often as necessary.
 func reach(ctx context.Context, who, addr string, cfg Config, mine auth.Hello, connect dialFunc) (conn, raw net.Conn, err error) {
 	retry := backoff{20 * time.Millisecond, time.Second, spreadOn(ctx)}
-	var last error // apart from what giving up brings about
+	var last error // except for errors that giving up causes
 	var shortage Shortage
 	for {
 		conn, raw, err := attempt(ctx, addr, cfg, mine, connect)
@@ -106,7 +106,7 @@ func attempt(ctx context.Context, addr string, cfg Config, mine auth.Hello, conn
 	return conn, wire, nil
 }
 
-// shakeHands makes a connection to whoever listens at addr one to the store.
+// shakeHands makes a connection to the server at addr a connection to the store.
 func shakeHands(raw net.Conn, addr string, cfg Config, mine auth.Hello) (net.Conn, error) {
 	if loop(raw) {
 		return nil, errors.New("nobody listens (the connection has met itself)")
@@ -116,7 +116,7 @@ func shakeHands(raw net.Conn, addr string, cfg Config, mine auth.Hello) (net.Con
 		t := cfg.TLS
 		if host, _, err := net.SplitHostPort(addr); err == nil && t.ServerName == "" {
 			t = t.Clone()
-			t.ServerName = host // what certificates of the user's own are issued for
+			t.ServerName = host // the name in certificates of the user's own
 		}
 		conn = tls.Client(raw, t)
 	}
@@ -124,21 +124,21 @@ func shakeHands(raw net.Conn, addr string, cfg Config, mine auth.Hello) (net.Con
 	return conn, err
 }
 
-// loop tells whether a connection leads to itself: TCP opens one when a port of this host is
-// dialled, nobody listens, and the kernel happens to choose that very port for the near end.
+// loop reports whether a connection leads to itself: TCP opens one if a port of this host is
+// dialled, no process listens, and the kernel happens to choose that very port for the near end.
 func loop(c net.Conn) bool {
 	local, ok := c.LocalAddr().(*net.TCPAddr)
 	return ok && local.String() == c.RemoteAddr().String()
 }
 
-// final tells whether trying again is useless.
+// final reports whether trying again is useless.
 func final(err error) bool {
 	var malformed *net.AddrError
 	return auth.Final(err) || errors.As(err, &malformed)
 }
 
-// reason returns a network error without the address, which the message has already. For an attempt that
-// timed out it names the missing answer.
+// reason returns a network error without the address, which is already in the message. For an
+// attempt that timed out it says that there was no answer.
 func reason(err error) error {
 	var op *net.OpError
 	if !errors.As(err, &op) || op.Op != "dial" {

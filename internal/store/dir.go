@@ -16,9 +16,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
 
-// dir is a Store in a directory, one file for each key. A file appears whole, by a link; where a
-// file system shows it in parts nevertheless, its checksum tells, and it is read again. Nobody is
-// told about changes, so a Get looks again and again.
+// dir is a Store in a directory, with one file for each key. A file appears whole, by a link. If a
+// file system still shows it in parts, its checksum detects that, and the file is read again. There
+// are no notifications of changes, so a Get polls.
 type dir struct {
 	path string
 	seal seal
@@ -27,11 +27,11 @@ type dir struct {
 	done chan struct{} // closed by Close
 }
 
-// Dir returns a store in a directory that all ranks can reach, which is created if need be. Of cfg,
-// Job and Secret matter: what others than holders of the secret put there is an error, not a value.
+// Dir returns a store in a directory that all ranks can reach, which is created if need be. It uses
+// Job and Secret of cfg: a file from a process without the secret is an error, not a value.
 //
-// What is stored stays when all ranks have ended. Jobs may share a directory, but each attempt of a
-// job takes a new name, lest it find what the last one has left.
+// Stored values remain when all ranks have ended. Jobs may share a directory, but each attempt of a
+// job needs a new name, so that it does not find the values of the last one.
 func Dir(path string, cfg Config) (Store, error) {
 	if err := auth.Check(cfg.Secret); err != nil {
 		return nil, fmt.Errorf("store: %w", err)
@@ -64,7 +64,7 @@ func (d *dir) Get(ctx context.Context, key string) (value []byte, err error) {
 
 func (d *dir) Claim(ctx context.Context, key string, value []byte) (holder []byte, err error) {
 	if err = check(key, value); err == nil {
-		// An NFS client may know that the file exists and yet not find it.
+		// An NFS client may report that the file exists and yet not find it.
 		err = d.retry(ctx, absentOrTransient, func() error {
 			holder = value
 			err := d.write(key, value)
@@ -95,7 +95,7 @@ func (d *dir) explain(op, key string, err error) error {
 
 func (d *dir) file(name string) string { return filepath.Join(d.path, name) }
 
-// retry calls f until it returns nil or an error that passes will not cure.
+// retry calls f until it returns nil or an error for which passes is false.
 func (d *dir) retry(ctx context.Context, passes func(error) bool, f func() error) error {
 	pause := backoff{next: 10 * time.Millisecond, max: 500 * time.Millisecond}
 	for {
@@ -123,15 +123,15 @@ func (d *dir) retry(ctx context.Context, passes func(error) bool, f func() error
 	}
 }
 
-// transient errors are those of a file system that is shared: a file replaced while it was read, or
-// not quite there.
+// transient reports whether err is a temporary error of a shared file system: a file was replaced
+// while it was read, or is not complete yet.
 func transient(err error) bool {
 	return errors.Is(err, errTorn) || errors.Is(err, syscall.EINTR) || busy(err)
 }
 
 func absentOrTransient(err error) bool { return errors.Is(err, fs.ErrNotExist) || transient(err) }
 
-// write makes a file of its own and publishes it.
+// write makes a separate file and publishes it.
 func (d *dir) write(key string, value []byte) error {
 	tmp := d.file(".tmp-" + rand.Text())
 	if err := create(tmp, d.seal.encode(key, value)); err != nil {
@@ -171,8 +171,8 @@ func create(name string, b []byte) error {
 	return nil
 }
 
-// read returns the value of key. Whatever a stranger puts there, it neither blocks (a FIFO) nor
-// takes more memory than a value may.
+// read returns the value of key. Whatever an unrelated process puts there, read neither blocks (a
+// FIFO) nor takes more memory than a value may.
 func (d *dir) read(key string) ([]byte, error) {
 	name := d.seal.fileName(key)
 	f, err := os.OpenFile(d.file(name), os.O_RDONLY|syscall.O_NONBLOCK, 0)

@@ -17,8 +17,8 @@ import (
 //
 //	| magic 8 | CRC-32C of the rest 4 | key length 2 | value length 4 | HMAC-SHA256 of job, key and value 32 | key | value |
 //
-// The checksum tells a file that is not all there yet from one that is wrong; the HMAC tells ours
-// from a stranger's. The name, too, depends on job and key: jobs that share a directory do not see
+// The checksum distinguishes an incomplete file from a wrong one. The HMAC distinguishes our files
+// from unrelated ones. The name also depends on job and key: jobs that share a directory do not see
 // each other.
 const (
 	fileMagic  = "FSDPKV 1"
@@ -33,16 +33,16 @@ var (
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 )
 
-// nameLetters are those that every file system takes, and tells apart.
+// nameLetters are characters that every file system accepts and distinguishes.
 const nameLetters = "abcdefghijklmnopqrstuvwxyz0123456789-"
 
-// seal names and encodes the files of a job, and proves whose they are.
+// seal names and encodes the files of a job, and proves that they belong to it.
 type seal struct {
 	key []byte
 	job string
 }
 
-// fileName returns the name of the file of key: enough of the key for a person to know it by, and
+// fileName returns the name of the file of key: enough of the key for people to recognize it, and
 // enough of a hash that no two keys, of this job or another, share a file.
 func (s seal) fileName(key string) string {
 	readable := strings.Map(func(r rune) rune {
@@ -77,7 +77,8 @@ func (s seal) encode(key string, value []byte) []byte {
 	return b
 }
 
-// decode returns the value in the file of a key. The error is errTorn, errOther, or of the proof.
+// decode returns the value in the file of a key. The error is errTorn, errOther, or an error of the
+// proof.
 func (s seal) decode(key string, b []byte) ([]byte, error) {
 	if len(b) < fileHeader || string(b[:len(fileMagic)]) != fileMagic {
 		return nil, errTorn

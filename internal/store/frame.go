@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// code says what a frame asks for or answers.
+// code is the kind of a request or a reply.
 type code byte
 
 // Requests.

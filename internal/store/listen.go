@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// listening is how a server begins to listen. Tests replace its functions.
+// listening holds the functions with which a server begins to listen. Tests replace them.
 type listening struct {
 	open   func(ctx context.Context, network, addr string) (net.Listener, error)
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// listenOn returns how to listen on the network of ctx.
+// listenOn returns the functions for the network of ctx.
 func listenOn(ctx context.Context) listening {
 	if n := NetworkOf(ctx); n != nil {
 		return listening{open: func(ctx context.Context, _, addr string) (net.Listener, error) { return n.Listen(ctx, addr) }}
 	}
-	// Where the address of a dead server could not be reused, Go sets SO_REUSEADDR by itself.
+	// On systems where the address of a dead server could not be reused, Go sets SO_REUSEADDR.
 	config := net.ListenConfig{KeepAliveConfig: keepAlive}
 	return listening{config.Listen, net.DefaultResolver.LookupNetIP}
 }
 
 // wait listens on addr. It waits for a name that does not exist yet, or has only addresses of other
-// hosts: a name service may not have learned yet that this host has it now.
+// hosts: a name service may not have this host's new name yet.
 func (l listening) wait(ctx context.Context, addr string, cfg Config) ([]net.Listener, error) {
 	said := false
 	for retry := (backoff{next: 20 * time.Millisecond, max: time.Second}); ; {

@@ -18,10 +18,10 @@ const (
 	maxWaiting = 4096    // Gets of one client that wait
 )
 
-// keepAlive finds out within half a minute that the host at the other end is gone.
+// keepAlive detects within half a minute that the host at the other end is gone.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
 
-// Server serves whoever knows the secret: a store in memory, or what Accept was given.
+// Server serves clients that have the secret: a store in memory, or the function given to Accept.
 type Server struct {
 	cfg       Config
 	listeners []net.Listener
@@ -36,18 +36,18 @@ type Server struct {
 	tasks sync.WaitGroup        // an accepting goroutine for each listener, and one for each connection
 }
 
-// Admit decides about a client that knows the secret: it returns what the server says of itself, or
-// why the client is refused.
+// Admit decides about a client that has the secret: it returns the server's hello, or why the
+// client is refused.
 type Admit func(theirs auth.Hello) (mine auth.Hello, err error)
 
-// Serving talks over a connection until that ends, and returns what the client has done wrong. raw is
-// what lies below TLS: closing it does not wait for the client.
+// Serving serves a connection until that ends, and returns the client's error, if any. raw is the
+// connection below TLS: closing it does not wait for the client.
 type Serving func(conn, raw net.Conn, theirs auth.Hello) error
 
 // Listen serves a store on a TCP address, such as "127.0.0.1:0". A server may listen where another
-// has just ended. It listens on all addresses of a name that are this host's. Until ctx ends it waits
-// for a name that does not exist yet or has addresses of other hosts, such as the name of a Kubernetes pod
-// that has just started.
+// has just ended. It listens on all addresses of a name that belong to this host. Until ctx ends it
+// waits for a name that does not exist yet or has addresses of other hosts, such as the name of a
+// Kubernetes pod that has just started.
 func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	s, err := start(ctx, addr, cfg, cfg.admit, nil)
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -57,7 +57,8 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	return s, err
 }
 
-// Accept serves what serve says, not a store, to the clients that admit lets in: those of Connect.
+// Accept calls serve, in place of a store, for the clients that admit accepts: the clients of
+// Connect.
 func Accept(ctx context.Context, addr string, cfg Config, admit Admit, serve Serving) (*Server, error) {
 	return start(ctx, addr, cfg, admit, serve)
 }
@@ -77,12 +78,12 @@ func start(ctx context.Context, addr string, cfg Config, admit Admit, serve Serv
 	return s, nil
 }
 
-// Serve serves a store on ln, which the server closes. With an error ln stays open.
+// Serve serves a store on ln, which the server closes. If it returns an error, ln stays open.
 func Serve(ln net.Listener, cfg Config) (*Server, error) {
 	return newServer([]net.Listener{ln}, cfg, cfg.admit, nil)
 }
 
-// newServer serves a store where serve is nil.
+// newServer serves a store if serve is nil.
 func newServer(list []net.Listener, cfg Config, admit Admit, serve Serving) (*Server, error) {
 	if err := auth.Check(cfg.Secret); err != nil {
 		return nil, fmt.Errorf("store: %w", err)
@@ -108,11 +109,11 @@ func (s *Server) store(conn, raw net.Conn, theirs auth.Hello) error {
 	return nil
 }
 
-// Addr is where the server listens, or one of several addresses of its name.
+// Addr returns the address on which the server listens, or one of several addresses of its name.
 func (s *Server) Addr() net.Addr { return s.listeners[0].Addr() }
 
-// Close ends the server and all its connections, and waits until they have ended. What was stored
-// is gone.
+// Close ends the server and all its connections, and waits until they have ended. Stored values are
+// gone.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	conns := s.conns
@@ -146,7 +147,7 @@ func (s *Server) accept(ln net.Listener) {
 		if err == nil {
 			retry.next = 5 * time.Millisecond
 			if !s.places.Take(conn, s.done) {
-				_ = conn.Close() // nobody has said anything on it
+				_ = conn.Close() // no data was sent on it
 				return
 			}
 			s.tasks.Go(func() { s.welcome(conn) })
@@ -159,7 +160,7 @@ func (s *Server) accept(ln net.Listener) {
 	}
 }
 
-// report logs what has not come of closing the server.
+// report logs errors that closing the server has not caused.
 func (s *Server) report(err error) {
 	select {
 	case <-s.done:
@@ -168,7 +169,7 @@ func (s *Server) report(err error) {
 	}
 }
 
-// welcome lives as long as a connection.
+// welcome runs as long as a connection.
 func (s *Server) welcome(raw net.Conn) {
 	defer raw.Close()
 	s.mu.Lock()
@@ -199,7 +200,7 @@ func (s *Server) welcome(raw net.Conn) {
 	}
 }
 
-// admit lets the ranks of the job in.
+// admit accepts the ranks of the job.
 func (c Config) admit(theirs auth.Hello) (auth.Hello, error) {
 	switch {
 	case theirs.Purpose != purpose:
@@ -214,7 +215,7 @@ func (c Config) admit(theirs auth.Hello) (auth.Hello, error) {
 	return c.hello(), nil
 }
 
-// hello is what this side says about itself.
+// hello returns the hello of this side.
 func (c Config) hello() auth.Hello {
 	return auth.Hello{Job: c.Job, Purpose: purpose, Rank: c.Rank, Size: c.Size}
 }

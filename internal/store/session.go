@@ -8,12 +8,13 @@ import (
 	"sync"
 )
 
-// session serves one client. Requests are answered in the order they come, except that a Get
-// without an answer is put aside. A client that does not read its answers is not read from either,
-// and so disturbs only itself.
+// session serves one client. It answers requests in order, except for a Get without an answer,
+// which waits. A client that does not read its answers is not read from either, and so delays only
+// itself.
 //
-// A Get that waits costs an entry in two maps and no goroutine: thousands of ranks wait for thousands
-// of keys. Who sets the key hands the answer to the session, and never writes it: that may take time.
+// A waiting Get costs an entry in two maps and no goroutine: thousands of ranks wait for thousands
+// of keys. A session that sets the key passes the answer to the waiting session, and never writes
+// it, because writing may take time.
 type session struct {
 	server *Server
 	conn   net.Conn
@@ -31,11 +32,11 @@ func newSession(s *Server, conn, raw net.Conn) *session {
 	return &session{server: s, conn: conn, raw: raw, waiting: make(map[uint64]string)}
 }
 
-// run serves until the connection ends, and returns what the client has done wrong. Leaving, in
-// whatever way, is not wrong.
+// run serves until the connection ends, and returns the client's error, if any. A client that
+// leaves, in any way, is no error.
 func (s *session) run() error {
 	defer s.cancelAll()
-	defer s.raw.Close() // first: who writes late answers must not wait for a client that does not read
+	defer s.raw.Close() // first: a writer of late answers must not wait for a client that does not read
 	r := bufio.NewReader(s.conn)
 	for {
 		f, err := readFrame(r)
@@ -99,7 +100,7 @@ func (s *session) get(f frame) error {
 	return s.answer(f.id, value, nil)
 }
 
-// deliver answers a Get of key that has waited, unless the client has given it up.
+// deliver answers a waiting Get of key, unless the client has given it up.
 func (s *session) deliver(id uint64, key string, value []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +156,7 @@ func (s *session) cancelAll() {
 	}
 }
 
-// answer writes a reply. The only errors a request may have are limits.
+// answer writes a reply. A request can only fail because of limits.
 func (s *session) answer(id uint64, value []byte, err error) error {
 	if err != nil {
 		return s.write(frame{id: id, code: replyLimit, value: []byte(err.Error())})

@@ -10,12 +10,12 @@ import (
 // shortageTime is how long calls must fail until waiting longer is useless.
 const shortageTime = 2 * time.Second
 
-// Shortage finds out whether accepting or opening connections keeps failing, as it does in a process
-// that may open no more files. The zero value has seen no failure.
+// Shortage detects whether accepting or opening connections keeps failing, as in a process that may
+// open no more files. The zero value has seen no failure.
 type Shortage struct{ since time.Time }
 
-// Note takes the outcome of a call. It returns nil until calls have failed for 2 s without a success
-// in between, and from then on the error, with advice.
+// Note records the result of a call. It returns nil until calls have failed for 2 s without a
+// success in between, and from then on the error, with advice.
 func (s *Shortage) Note(err error) error {
 	switch {
 	case err == nil:
@@ -36,12 +36,12 @@ func (s *Shortage) NoteFiles(err error) error {
 	return s.Note(err)
 }
 
-// advised is an error that says how to allow more files.
+// advised is an error that explains how to allow more files.
 type advised struct{ error }
 
 func (a advised) Unwrap() error { return a.error }
 
-// Advise adds how to allow more files to an error that says there are too many.
+// Advise adds to an error about too many open files how to allow more.
 func Advise(err error) error {
 	var done advised
 	switch {

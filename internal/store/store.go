@@ -16,39 +16,41 @@ const (
 	MaxTotal = 64 << 20 // bytes of all keys and values of a server
 )
 
-// Errors that callers may tell apart. Those of package auth occur as well, and the cause of an
-// ended context.
+// Errors that callers may test for. Errors of package auth occur as well, and the cause of an ended
+// context.
 var (
 	ErrClosed = errors.New("store is closed")
 	ErrLost   = errors.New("connection to the store lost")
 	ErrLimit  = errors.New("over a limit of the store")
 )
 
-// Store is a small key-value store where the ranks of a job meet. A value stays once it is there.
+// Store is a small key-value store where the ranks of a job meet. A stored value does not change.
 // Keys are bytes, not paths; by convention parts are separated by slashes. All methods may be
 // called concurrently. Values belong to the caller, before and after. A Claim that ends with an
 // error may have happened or not.
 type Store interface {
 	// Get waits until key exists or ctx ends.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Claim stores value under key unless there is one, and returns the one that is there now. A
-	// caller that uses a value of its own, such as its address, sees by it whether the claim is its.
+	// Claim stores value under key unless there is one, and returns the current one. If the
+	// caller's value is unique, such as its address, the result shows whether the caller's claim
+	// succeeded.
 	Claim(ctx context.Context, key string, value []byte) (holder []byte, err error)
-	// Close releases the store on this side; what was stored stays. Calls that wait return ErrClosed.
+	// Close releases the store on this side; stored values remain. Calls that wait return
+	// ErrClosed.
 	Close() error
 }
 
-// Config says who this side is and whom it trusts.
+// Config identifies this side, and the sides that it trusts.
 type Config struct {
 	Job        string      // the run of the program, attempt included; all sides name the same
 	Rank, Size int         // of this process; two sides that both state a Size must agree on it
-	Secret     []byte      // what all sides share, at least auth.MinSecret bytes
+	Secret     []byte      // shared by all sides, at least auth.MinSecret bytes
 	TLS        *tls.Config // the server's or the client's, of auth.TLS or the user's own; nil for none
-	Log        func(error) // told about strangers, refusals and attempts to connect, from any goroutine; nil for nobody
+	Log        func(error) // for unrelated processes, refusals and attempts to connect, from any goroutine; or nil
 	Fail       func(error) // called when a server has been unable to accept connections for 2 s, from any goroutine, again and again; or nil
 }
 
-// log reports err to whoever wants to know.
+// log reports err to Log, if it is set.
 func (c Config) log(err error) {
 	if c.Log != nil {
 		c.Log(err)

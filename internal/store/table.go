@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// table is what a server stores. Values in it are never written to, so they are handed out without
+// table holds the data of a server. Values in it never change, so they are returned without
 // copying.
 type table struct {
 	mu      sync.Mutex
@@ -14,7 +14,7 @@ type table struct {
 	waiting map[string]map[waiter]struct{} // Gets of keys that do not exist; none is empty
 }
 
-// waiter is a Get that has been put aside.
+// waiter is a waiting Get.
 type waiter struct {
 	session *session
 	id      uint64
@@ -24,8 +24,8 @@ func newTable() *table {
 	return &table{values: make(map[string][]byte), waiting: make(map[string]map[waiter]struct{})}
 }
 
-// claim stores value under key unless there is one, and returns the one that is there, with the
-// Gets that have waited for it.
+// claim stores value under key unless there is one, and returns the current one, with the Gets that
+// have waited for it.
 func (t *table) claim(key string, value []byte) (holder []byte, waited map[waiter]struct{}, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,7 +56,7 @@ func (t *table) get(key string, w waiter) (value []byte, ok bool) {
 	return nil, false
 }
 
-// forget lets w no longer wait for key.
+// forget removes w from the Gets that wait for key.
 func (t *table) forget(key string, w waiter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
