@@ -1,14 +1,14 @@
-// Package backoff is how this library waits for what can only be found out by
-// looking: memory that another rank writes, bytes of a socket, a call of a library
-// that does not block. A [Waiter] looks often at first and then less and less:
+// Package backoff waits for events that can only be found by polling: memory that another
+// rank writes, bytes of a socket, a library call that does not block. A [Waiter] polls
+// often at first and then less and less:
 //
 //	spin    look again at once. A peer that is a microsecond away is found without
 //	        the price of a switch; the processor is kept from everybody else.
 //	yield   let others run between looks, who may be what is waited for.
 //	sleep   give the processor back. Waking up takes tens of microseconds.
 //
-// How long each of them lasts is a [Policy]. Whoever has a better way to sleep than
-// a timer, such as a channel or a futex, only asks when it is time to.
+// A [Policy] sets how long each phase lasts. A caller that has a better way to sleep than
+// a timer, such as a channel or a futex, only asks when it is time to sleep.
 package backoff
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
-// Policy says how long a Waiter spins and yields, and how it sleeps. It spins for so
-// many looks and then yields, for so many more or for some time; after that it is
+// Policy sets how long a Waiter spins and yields, and how it sleeps. The Waiter spins for
+// Spins looks, then yields for Yields more looks or for the time Eager; after that it is
 // time to sleep.
 type Policy struct {
 	Spins     int           // looks; after each the processor pauses, for 10 to 100 ns
@@ -29,19 +29,19 @@ type Policy struct {
 	Alone     time.Duration // how long it is eager before it does; see eager
 
 	// A sleep by timer lasts a fraction of the time waited so far, 1/Fraction, but no
-	// less than Shortest and no more than Longest: the looks get rarer, and what is
-	// waited for is found late by no more than that fraction.
+	// less than Shortest and no more than Longest. So looks get rarer, and an event is
+	// found late by no more than that fraction.
 	Fraction          int
 	Shortest, Longest time.Duration
 }
 
 const (
-	// A spinner lets other goroutines run once in so many looks: its peer may need
-	// this very processor.
+	// A spinner lets other goroutines run once in this many looks: its peer may need this
+	// very processor.
 	spinsPerYield = 256
-	// A yield that took longer shows how much others need the processor: sleep.
+	// A longer yield shows that others need the processor: sleep.
 	longYield = time.Millisecond
-	// For so long after that, a waiter that has a time Alone sleeps after it.
+	// For this long after such a yield, a waiter with a time Alone sleeps after Alone.
 	cooldown = 100 * time.Millisecond
 )
 
@@ -52,16 +52,16 @@ type Waiter struct {
 
 	looks  int
 	idle   time.Duration
-	asked  time.Time   // for idle; zero until somebody asks
+	asked  time.Time   // for idle; zero until Idle is first called
 	cooled time.Time   // until then it sleeps early
 	timer  *time.Timer // nil until the first sleep
 }
 
-// longestLook is the most that counts of the time between two looks. A waiter looks more often
-// than that: it was stopped meanwhile, or the machine suspended.
+// longestLook is the longest time between two looks that counts. A waiter looks more
+// often than that. If not, it was stopped meanwhile, or the machine suspended.
 const longestLook = time.Second
 
-// Reset says that what was waited for has come, or a part of it.
+// Reset says that the event, or a part of it, has come.
 func (w *Waiter) Reset() { w.looks, w.idle, w.asked = 0, 0, time.Time{} }
 
 // Rest is called after a look in vain. It spins or yields and returns true, for
@@ -83,11 +83,11 @@ func (w *Waiter) Rest() bool {
 	return true
 }
 
-// eager returns how long the waiter yields. With a time Alone what is waited for has a processor of
-// its own, most likely, and others on this one are strangers: whoever yields to one that computes
-// is back after milliseconds, where a sleeper would be woken at once, and looks use up its part of
-// the processor. So it tries now and then. To two that wait for each other on one processor yields
-// are short.
+// eager returns how long the waiter yields. If Alone is set, the peer probably runs on
+// another processor, and the other threads on this one are unrelated. A waiter that
+// yields to a thread that computes is back after milliseconds, but a sleeper would be
+// woken at once, and looks use up its share of the processor. So it tries only now and
+// then. If two waiters wait for each other on one processor, yields are short.
 func (w *Waiter) eager() time.Duration {
 	p := w.Policy
 	if p.Alone == 0 || w.asked.After(w.cooled) {
@@ -111,7 +111,8 @@ func (w *Waiter) yield() {
 	w.yielded(begin, middle, time.Now())
 }
 
-// yielded notes how long goroutines of this process, and then other processes, have run.
+// yielded records how long goroutines of this process, and then other processes, have
+// run.
 func (w *Waiter) yielded(begin, middle, end time.Time) {
 	if end.Sub(begin) > longYield {
 		w.looks = max(w.looks, w.Policy.Spins+w.Policy.Yields)
@@ -121,10 +122,11 @@ func (w *Waiter) yielded(begin, middle, end time.Time) {
 	}
 }
 
-// Idle returns the time since this was first asked after the last Reset, by Rest and
-// Sleep too. It is for those who give up after some time, and ask at least every second
-// meanwhile: of more than a second between two asks, in which this process has not run, a
-// second counts. So whoever was stopped, and with it perhaps all ranks, goes on to wait.
+// Idle returns the time since it was first called after the last Reset, also by Rest and
+// Sleep. It is for callers that give up after some time, and call it at least every
+// second meanwhile. If more than a second passes between two calls, because this process
+// has not run, it counts as a second. So a process that was stopped, perhaps together
+// with all ranks, continues to wait.
 func (w *Waiter) Idle() time.Duration {
 	now := time.Now()
 	if w.asked.IsZero() {
@@ -136,8 +138,8 @@ func (w *Waiter) Idle() time.Duration {
 	return w.idle
 }
 
-// Progress is Reset for a waiter that has slept well meanwhile: it does not become
-// eager again.
+// Progress is Reset for a waiter that need not become eager again, because it slept until
+// the event came.
 func (w *Waiter) Progress() { w.idle, w.asked = w.Policy.Eager, time.Now() }
 
 // Sleep sleeps by timer, or until one of the channels is closed; nil never is.
