@@ -1,5 +1,5 @@
-// Package auth decides who may talk: the two ends of a connection prove to each other that they
-// hold the same secret, and say who they are, before anything else is said.
+// Package auth authenticates connections: the two ends prove to each other that they hold the same
+// secret, and exchange their identities, before any other data.
 //
 //	mine := auth.Hello{Job: "gpt", Purpose: "store", Rank: 3, Size: 8}
 //	theirs, err := auth.Client(conn, secret, mine, deadline)
@@ -24,28 +24,27 @@
 //	  |     'S' 0          (no proof)                                   |  or: your proof is wrong
 //
 // Every part under the HMAC-SHA256 is preceded by its length. The key is derived from the secret
-// and serves nothing else. Inside TLS the HMAC also covers a value exported from the session (RFC
-// 5705), so that a proof cannot be carried from one TLS connection to another: somebody in the
+// and has no other use. Inside TLS the HMAC also covers a value exported from the session (RFC
+// 5705), so a proof cannot be carried from one TLS connection to another: an attacker in the
 // middle, who has a session with each side, has a proof for neither. The TLS handshake itself is
-// made from nothing but fresh randomness.
+// made only from fresh randomness.
 //
 // # Invariants
 //
-//   - Nothing is believed before it is proven. Hellos travel in the clear, for they hold no secret,
-//     but the one who receives a hello does not look into it before its HMAC has been verified, in
+//   - Nothing is trusted before it is proven. Hellos travel in the clear, because they hold no
+//     secret, but the receiver of a hello does not parse it before its HMAC has been verified, in
 //     constant time.
 //   - A proof is good once, in one direction: each end adds a fresh nonce of 32 bytes (no replay),
-//     and the kind of message is part of what is proven (no reflection).
-//   - The client proves first. A stranger who connects learns nothing computed from the secret that
-//     he could try guesses on. Who is dialed in place of a rank, or without TLS listens on the
-//     network, does: he has one proof, and may try guesses on it at home. A random secret stands
-//     that for ever ([Check] wants 128 bits), a password does not ([Guessable]).
-//   - Both ends learn what went wrong: [ErrSecret], [ErrVersion] and [RefusedError] come out on
-//     both sides, as whoever notices tells the other before it hangs up. The exception is
-//     [ErrStranger]: a stranger is told nothing.
+//     and the proof covers the kind of message (no reflection).
+//   - The client proves first. An unrelated process that connects gets nothing computed from the
+//     secret that it could try guesses on. A process that is dialed in place of a rank, or without
+//     TLS listens on the network, does: it has one proof, and may try guesses on it offline. A
+//     random secret withstands that ([Check] wants 128 bits), a password does not ([Guessable]).
+//   - Both ends learn the error: both sides return [ErrSecret], [ErrVersion] and [RefusedError],
+//     because the side that notices reports it before it closes the connection. The exception is
+//     [ErrStranger]: an unrelated process gets no report.
 //   - Everything is bounded: a message by a fixed buffer that its length is checked against, the
 //     whole by a deadline.
 //
-// The challenge keeps strangers out; it does not hide or protect what is said afterwards. [TLS]
-// does.
+// The challenge keeps unrelated processes out. It does not hide or protect later data; [TLS] does.
 package auth

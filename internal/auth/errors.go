@@ -7,31 +7,30 @@ import (
 	"net"
 )
 
-// What can be wrong, apart from a failing connection. Errors of this package wrap these.
+// Possible errors, apart from a failing connection. Errors of this package wrap these.
 var (
-	// ErrWeak: our own secret is missing, or too short to guard anything.
+	// ErrWeak: our own secret is missing, or too short to protect anything.
 	ErrWeak = errors.New("the secret is too weak")
-	// ErrSecret: its proof does not fit our secret, or ours not its; or somebody in between has
-	// altered a hello.
+	// ErrSecret: the other side's proof does not fit our secret, or ours does not fit its secret;
+	// or a hello was altered on the way.
 	ErrSecret = errors.New("the other side has another secret")
-	// ErrStranger: what it says is not this protocol.
+	// ErrStranger: the other side does not use this protocol.
 	ErrStranger = errors.New("a stranger that does not speak this protocol")
-	// ErrVersion: it is another version of this library.
+	// ErrVersion: the other side has another version of this library.
 	ErrVersion = errors.New("the other side speaks another version of the protocol")
 	// ErrTLS: TLS was asked for and the two sides cannot agree.
 	ErrTLS = errors.New("no TLS agreement with the other side")
 )
 
-// RefusedError is what a client gets when the server knows it for one of its own, but does not want
-// it.
+// RefusedError is the error of a client that holds the secret, but that the server refuses.
 type RefusedError struct {
 	Reason string // what accept said on the other side
 }
 
 func (e *RefusedError) Error() string { return "refused by the other side: " + e.Reason }
 
-// Final tells whether err, of Client, will be the same however often one tries again. Other errors
-// are those of a connection: a server that is not ready, or died.
+// Final reports whether err, of Client, will be the same however often the caller tries again.
+// Other errors are connection errors: a server that is not ready, or died.
 func Final(err error) bool {
 	for _, final := range []error{ErrWeak, ErrSecret, ErrStranger, ErrVersion, ErrTLS} {
 		if errors.Is(err, final) {
@@ -42,7 +41,7 @@ func Final(err error) bool {
 	return errors.As(err, &refused)
 }
 
-// explain makes a typed error of what crypto/tls reports as one of its many.
+// explain turns the many errors of crypto/tls into a typed error.
 func explain(err error) error {
 	var (
 		header tls.RecordHeaderError

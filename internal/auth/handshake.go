@@ -29,8 +29,8 @@ const (
 	maxBody = max(maxHello, maxReason)
 )
 
-// kind is the first byte of a message after the greeting. It is covered by the proof, and as each
-// kind is sent by one side only, it tells the roles apart, too.
+// kind is the first byte of a message after the greeting. The proof covers it. Each kind is sent by
+// one side only, so it also distinguishes the roles.
 type kind byte
 
 const (
@@ -40,12 +40,12 @@ const (
 	kindSecret kind = 'S' // server: your proof is wrong; it carries none itself
 )
 
-// Client proves to the server at the other end of conn that this side knows the secret, makes it
-// prove the same, and exchanges hellos. The hello returned is the server's. When conn is a
-// *tls.Conn, the TLS handshake comes first, if need be.
+// Client proves to the server at the other end of conn that this side has the secret, makes it
+// prove the same, and exchanges hellos. The hello returned is the server's. If conn is a *tls.Conn,
+// the TLS handshake comes first, if need be.
 //
-// The handshake ends by deadline, or after Timeout when that is zero; conn has no deadline
-// afterwards. With an error conn is of no use any more; closing it is left to the caller.
+// The handshake ends by deadline, or after Timeout if deadline is zero; conn has no deadline
+// afterwards. After an error conn is unusable; the caller must close it.
 func Client(conn net.Conn, secret []byte, mine Hello, deadline time.Time) (theirs Hello, err error) {
 	s, err := open(conn, secret, deadline)
 	if err == nil {
@@ -55,11 +55,11 @@ func Client(conn net.Conn, secret []byte, mine Hello, deadline time.Time) (their
 }
 
 // Server is the accepting side of Client. Once the client has proven itself, accept gets its hello
-// and either returns the hello to answer with or refuses. A refusal reaches the client as a
+// and returns the hello to answer with, or an error that refuses. A refusal reaches the client as a
 // *RefusedError with the text of accept's error, and Server returns an error that wraps it.
 //
-// An error of Server after accept agreed means that the client may not know: what accept has noted
-// must be undone.
+// If Server returns an error after accept agreed, the client may not have the answer: the effects
+// of accept must be undone.
 func Server(conn net.Conn, secret []byte, accept func(theirs Hello) (mine Hello, err error), deadline time.Time) (theirs Hello, err error) {
 	s, err := open(conn, secret, deadline)
 	if err == nil {
@@ -105,7 +105,7 @@ func open(conn net.Conn, secret []byte, deadline time.Time) (*session, error) {
 	return s, nil
 }
 
-// end stops the clock and says in err whom the handshake was with.
+// end stops the clock and adds the other side's name to err.
 func (s *session) end(err error) error {
 	_ = s.conn.SetDeadline(time.Time{}) // fails only where the next use of conn fails anyway
 	if err == nil {
@@ -186,7 +186,7 @@ func (s *session) server(accept func(Hello) (Hello, error)) (theirs Hello, err e
 	return theirs, s.send(kindAccept, answer, s.prove(kindAccept, hello, answer))
 }
 
-// refuse tells the client why and returns the error of this side.
+// refuse sends the client the reason and returns the error of this side.
 func (s *session) refuse(theirs Hello, hello []byte, why error) error {
 	body := []byte(text.Cut(why.Error(), maxReason))
 	err := fmt.Errorf("refused rank %d of %d, job %q: %w", theirs.Rank, theirs.Size, theirs.Job, why)
@@ -196,7 +196,7 @@ func (s *session) refuse(theirs Hello, hello []byte, why error) error {
 	return err
 }
 
-// sendGreeting is the first thing either side says.
+// sendGreeting sends the first message of either side.
 func (s *session) sendGreeting(nonce [32]byte) error {
 	b := append([]byte(magic), version)
 	if _, err := s.conn.Write(append(b, nonce[:]...)); err != nil {
@@ -205,9 +205,9 @@ func (s *session) sendGreeting(nonce [32]byte) error {
 	return nil
 }
 
-// readGreeting returns the nonce of the other side. It tells a stranger by his first bytes, but
-// reads the whole greeting of another version: closing a TCP connection with bytes unread would
-// destroy the answer on its way.
+// readGreeting returns the nonce of the other side. It detects an unrelated process by its first
+// bytes, but reads the whole greeting of another version: closing a TCP connection with unread
+// bytes would destroy the answer on its way.
 func (s *session) readGreeting() (nonce [32]byte, err error) {
 	var b [len(magic) + 1 + len(nonce)]byte
 	n, err := io.ReadFull(s.conn, b[:len(magic)])
@@ -226,7 +226,7 @@ func (s *session) readGreeting() (nonce [32]byte, err error) {
 	return [32]byte(b[len(magic)+1:]), nil
 }
 
-// looksLike describes the first bytes of a stranger, of whom there is at least one.
+// looksLike describes the first bytes, at least one, of an unrelated process.
 func looksLike(b []byte) string {
 	const alert, handshake = 0x15, 0x16 // record types of TLS, RFC 8446 section 5.1
 	if b[0] == alert || b[0] == handshake {

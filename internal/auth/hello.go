@@ -7,19 +7,19 @@ import (
 	"math"
 )
 
-// The most bytes that the parts of a Hello may have.
+// The most bytes of the parts of a Hello.
 const (
 	MaxJob     = 256
 	MaxPurpose = 64
 	MaxExtra   = 1 << 10
 )
 
-// Hello is what an end of a connection says about itself. The other end may rely on it: it comes
-// from a holder of the secret, unaltered. It is not secret.
+// Hello describes one end of a connection to the other. The other end may rely on it: it comes from
+// a holder of the secret, unaltered. It is not secret.
 type Hello struct {
 	Job        string // which run of which program; at most MaxJob bytes
 	Purpose    string // what the connection is for; at most MaxPurpose bytes
-	Rank, Size int    // who of how many; both fit 32 bits
+	Rank, Size int    // the rank, and the number of ranks; both fit 32 bits
 	Extra      []byte // anything else that must be agreed on first; at most MaxExtra bytes
 }
 
@@ -27,7 +27,7 @@ type Hello struct {
 // and its bytes. There is exactly one encoding of a hello.
 const maxHello = 4 + 4 + 3*2 + MaxJob + MaxPurpose + MaxExtra
 
-// encode returns the bytes of h, or says which field is too large.
+// encode returns the bytes of h, or an error that names a field that is too large.
 func (h Hello) encode() ([]byte, error) {
 	for _, f := range []struct {
 		name  string

@@ -8,21 +8,22 @@ import (
 	"time"
 )
 
-// Places bounds the connections that have proved nothing yet. When all places are taken, a newcomer
-// gets that of the oldest connection from the address that has the most, as soon as that has had
-// Grace. So strangers who connect and say nothing, however many and however often, neither fill the
-// places nor delay a rank by more than Grace for every 256 of them, and those of one address do not
-// drive out a rank at another. The zero value is ready. Methods may be called concurrently.
+// Places bounds the connections that have not proven themselves. If all places are taken, a new
+// connection gets the place of the oldest connection from the address that has the most, as soon as
+// that has had Grace. So unrelated processes that connect and send nothing, however many and
+// however often, neither fill the places nor delay a rank by more than Grace for every 256 of them,
+// and connections from one address do not drive out a rank at another. The zero value is ready.
+// Methods may be called concurrently.
 type Places struct {
 	mu    sync.Mutex
 	taken []place       // in the order of arrival
-	freed chan struct{} // closed when a place is given back; nil while nobody waits for that
+	freed chan struct{} // closed when a place is given back; nil while no call waits for that
 }
 
 const (
 	// MaxUnproven is how many places there are.
 	MaxUnproven = 256
-	// Grace is the time in which a rank has proved itself, also on a busy host.
+	// Grace is enough time for a rank to prove itself, even on a busy host.
 	Grace = 100 * time.Millisecond
 )
 
@@ -35,7 +36,7 @@ type place struct {
 }
 
 // Take gives conn a place, which Leave gives back. It may close another connection for that. It
-// reports false when stop was closed before.
+// reports false if stop is closed before.
 func (p *Places) Take(conn net.Conn, stop <-chan struct{}) bool {
 	for {
 		freed, wait := p.try(conn)
@@ -69,7 +70,7 @@ func (p *Places) try(conn net.Conn) (freed <-chan struct{}, wait time.Duration) 
 			}
 			return p.freed, wait
 		}
-		_ = p.taken[i].conn.Close() // whoever reads from it finds out
+		_ = p.taken[i].conn.Close() // its reader notices
 		p.remove(i)
 	}
 	p.taken = append(p.taken, place{conn, host(conn), time.Now()})
@@ -94,7 +95,7 @@ func (p *Places) victim() int {
 func (p *Places) remove(i int) { p.taken = append(p.taken[:i], p.taken[i+1:]...) }
 
 // Leave gives the place of conn back. It returns err, which ended the handshake or is nil, unless
-// another connection has got the place: then that is what ended it.
+// another connection has taken the place: then it returns that reason.
 func (p *Places) Leave(conn net.Conn, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

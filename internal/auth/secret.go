@@ -10,10 +10,10 @@ import (
 // MinSecret is the number of bytes a secret must have. It should be random: openssl rand -hex 32.
 const MinSecret = 16
 
-// Public stands for a secret where everybody on the network is trusted.
+// Public replaces a secret if all processes on the network are trusted.
 const Public = "everybody on this network is trusted"
 
-// Check refuses a secret that is missing or short, which guards nothing.
+// Check refuses a secret that is missing or short, which protects nothing.
 func Check(secret []byte) error {
 	if n := len(secret); n < MinSecret {
 		return fmt.Errorf("%w: it has %d bytes, at least %d are needed", ErrWeak, n, MinSecret)
@@ -21,8 +21,8 @@ func Check(secret []byte) error {
 	return nil
 }
 
-// Guessable tells whether secret looks like something that a person made up: few different bytes, or
-// words. A random secret practically never does. It is a warning, not a measure of strength.
+// Guessable reports whether secret looks made up by a person: few different bytes, or words. A
+// random secret practically never does. It is for a warning, and not a measure of strength.
 func Guessable(secret []byte) bool {
 	const enough = 52 // bits; 16 random bytes have 54 if only 11 of them differ
 	counts := map[byte]int{}
@@ -42,7 +42,7 @@ func Guessable(secret []byte) bool {
 }
 
 // Key derives from secret the 32-byte key for one use, by HKDF-SHA256 (RFC 5869). Keys of different
-// uses say nothing about each other or the secret.
+// uses reveal nothing about each other or the secret.
 func Key(secret []byte, use string) ([]byte, error) {
 	key, err := hkdf.Key(sha256.New, secret, nil, "gofsdp "+use, sha256.Size)
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// TLS returns configurations that encrypt a connection, without any files. Only TLS 1.3 is spoken,
-// and sessions are not resumed. The server shows a certificate of a key that is made here, at
-// random, and that nobody knows from before: by itself the TLS session proves nothing about either
-// side. The challenge of [Client] and [Server], which runs inside, proves both to each other and
-// that the session has these two ends (see the package documentation).
+// TLS returns configurations that encrypt a connection, without any files. Only TLS 1.3 is allowed,
+// and sessions are not resumed. The server shows a certificate of a new random key, which no other
+// side can have from before: by itself the TLS session proves nothing about either side. The
+// challenge of [Client] and [Server], which runs inside, proves both to each other and that the
+// session has these two ends (see the package documentation).
 //
-// Recorded traffic stays closed to whoever learns the secret later, as the keys of a session come
+// Recorded traffic stays secret even if the secret leaks later, because the keys of a session come
 // from an ephemeral exchange.
 func TLS() (server, client *tls.Config, err error) {
 	cert, err := certificate()
@@ -31,7 +31,7 @@ func TLS() (server, client *tls.Config, err error) {
 	return server, client, nil
 }
 
-// certificate wraps a new key in the least that X.509 allows. Nobody looks at it.
+// certificate wraps a new key in the least that X.509 allows. No side checks it.
 func certificate() (tls.Certificate, error) {
 	public, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

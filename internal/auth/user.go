@@ -16,10 +16,10 @@ func UserDir() string {
 	return filepath.Join(temporary(), fmt.Sprintf("gofsdp-%d", os.Geteuid()))
 }
 
-// UserKey returns the secret of jobs that have none of their own: 32 random bytes which the
-// processes of one user on this host share, and the name of the file in dir that holds them.
-// Whoever asks first makes it, and dir if need be. A dir that others own or can enter, or that is a
-// link to another, is an error.
+// UserKey returns the secret of jobs without a secret: 32 random bytes that the processes of one
+// user on this host share, and the name of the file in dir that holds them. The first process that
+// asks makes it, and dir if need be. It returns an error if other users own dir or can enter it, or
+// if dir is a link.
 func UserKey(dir string) (key []byte, file string, err error) {
 	if key, err = userKey(dir); err != nil {
 		return nil, "", fmt.Errorf("auth: key of this user: %s: %w", dir, err)
@@ -32,7 +32,7 @@ func userKey(dir string) ([]byte, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	root, err := os.OpenRoot(dir) // what is looked at is what is read, whatever the name leads to next
+	root, err := os.OpenRoot(dir) // so that the checked directory is the one that is read, later too
 	if err != nil {
 		return nil, err
 	}

@@ -4,8 +4,8 @@ package auth
 
 import "os"
 
-// temporary is the directory for temporary files of this user, which Windows keeps others out of.
+// temporary is the directory for temporary files of this user; Windows keeps other users out of it.
 func temporary() string { return os.TempDir() }
 
-// private has nothing to add to that.
+// private need not check more.
 func private(string, *os.Root, int) error { return nil }

@@ -9,11 +9,11 @@ import (
 	"syscall"
 )
 
-// temporary is the same for all processes of a host, whatever their TMPDIR says.
+// temporary is the same for all processes of a host, whatever their TMPDIR is.
 func temporary() string { return "/tmp" }
 
-// private refuses a directory that others than user self own or can enter, or that dir only leads
-// to: whoever made the link chose the directory.
+// private refuses a directory that users other than self own or can enter, or a dir that is only a
+// link to it: the maker of the link chose the directory.
 func private(dir string, root *os.Root, self int) error {
 	named, err := os.Lstat(dir)
 	if err != nil {
