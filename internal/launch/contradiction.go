@@ -11,7 +11,7 @@ type claim struct {
 	launcher   string
 	rank, size int    // -1: not set
 	set        string // "NAME=value NAME=value"
-	unset      string // the variables without which the launcher says nothing
+	unset      string // the variables that identify the launcher
 }
 
 // ContradictionError says that two launchers give this process different places, and that neither
@@ -24,8 +24,8 @@ func (e *ContradictionError) Error() string {
 		a.set, a.launcher, b.set, b.launcher, a.unset, b.launcher, b.unset, a.launcher)
 }
 
-// Outer returns the launcher whose word did not count, how many processes it has started, and the
-// variables without which it says nothing.
+// Outer returns the launcher that was not used, how many processes it has started, and the
+// variables that identify it.
 func (e *ContradictionError) Outer() (launcher string, size int, unset string) {
 	return e.other.launcher, e.other.size, e.other.unset
 }
@@ -54,7 +54,7 @@ func (v *vars) claims() (list []claim, err error) {
 	}
 	add("torchrun", "RANK", "WORLD_SIZE", "RANK WORLD_SIZE")
 	add("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE")
-	if step == "" && v.get("OMPI_COMM_WORLD_RANK") == "" { // both say more
+	if step == "" && v.get("OMPI_COMM_WORLD_RANK") == "" { // both have more information
 		add("PMIx", "PMIX_RANK", "", "PMIX_RANK")
 	}
 	add("MPICH", "PMI_RANK", "PMI_SIZE", "PMI_RANK PMI_SIZE")
@@ -66,10 +66,11 @@ func (v *vars) claims() (list []claim, err error) {
 	return list, v.err
 }
 
-// compare checks that no launcher contradicts the one that has said e in the variables pair.
-// Launchers may differ if the outer one has a single task, in which the ranks were started, or if its
-// tasks have started the ranks, as tasks of srun do that are torchrun or the daemons of mpirun. A job
-// of one rank below several tasks would be as many copies of the job, and is an error.
+// compare checks that no launcher contradicts the one that has set e in the variables pair.
+// Launchers may differ if the outer one has a single task, in which the ranks were started, or if
+// its tasks have started the ranks, such as tasks of srun that are torchrun or the daemons of
+// mpirun. A job of one rank below several tasks would be as many copies of the job, and is an
+// error.
 func (v *vars) compare(e *Env, pair []string) error {
 	list, err := (&vars{get: v.get}).claims()
 	if err != nil {
@@ -89,7 +90,7 @@ func (v *vars) compare(e *Env, pair []string) error {
 		outer := c.launcher != "torchrun" && c.rank >= 0
 		switch {
 		case same, outer && c.size == 1:
-		case c.launcher == "Kubernetes" && c.size < 0 && e.Size == 1: // each pod is a task of its own
+		case c.launcher == "Kubernetes" && c.size < 0 && e.Size == 1: // each pod is a separate task
 		case outer && v.starts(inner.launcher) && (e.Size > 1 || e.Restart > 0): // a job that restarts may shrink
 		default:
 			return &ContradictionError{inner, c}
@@ -101,7 +102,7 @@ func (v *vars) compare(e *Env, pair []string) error {
 	return nil
 }
 
-// starts tells whether the tasks of another launcher may have started the ranks of this one.
+// starts reports whether the tasks of another launcher may have started the ranks of this one.
 func (v *vars) starts(launcher string) bool {
 	switch launcher {
 	case "torchrun":

@@ -1,8 +1,8 @@
 // Package launch finds out which rank of which job a process is, from the
-// environment that whoever started it left behind.
+// environment variables that its launcher has set.
 //
-// Every launcher says the same few things under names of its own. [Parse] tries
-// them in this order; the first that tells both rank and size wins:
+// Every launcher sets the same few values under different names. [Parse] tries
+// them in this order; the first launcher with both rank and size wins:
 //
 //	launcher                   rank                   size                   where rank 0 is
 //	Kubeflow                   PET_NODE_RANK          PET_NNODES             PET_MASTER_* or MASTER_*
@@ -16,24 +16,25 @@
 // The place on the host is LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK, MPI_LOCALRANKID or
 // SLURM_LOCALID, and 0 in a pod of Kubernetes, which is one rank.
 //
-// Where the launcher says that all ranks are on one host, rank 0 is on loopback.
+// If the launcher says that all ranks are on one host, rank 0 is on loopback.
 // MASTER_ADDR and MASTER_PORT override the last column for all of them, and
-// FSDP_RENDEZVOUS overrides those. What is particular to each launcher, and where
-// that is written down, stands at its function in launchers.go.
+// FSDP_RENDEZVOUS overrides those. The functions in launchers.go document the
+// details of each launcher and their sources.
 //
-// A process that was started by itself finds nothing, which is no error. Half a
-// set is one, for a rank that believes to be alone would train a model of its own
-// in silence: RANK without WORLD_SIZE, numbers that are none, a rank beyond the
-// size. The error names the variables and their values.
+// A process that was started by itself finds nothing, which is no error. An
+// incomplete or invalid set is an error: RANK without WORLD_SIZE, values that are
+// not numbers, a rank beyond the size. Otherwise a rank that believes to be alone
+// would silently train a separate model. The error names the variables and their
+// values.
 //
 // Variables of several launchers are compared, see contradiction.go. They may
-// differ where one launcher has started the other: torchrun below srun, say. Else
-// one set is left over from another job, and the [ContradictionError] says which
-// variables to unset.
+// differ if one launcher has started the other, such as torchrun below srun.
+// Otherwise one set is left over from another job, and the [ContradictionError]
+// says which variables to unset.
 //
 // # Settings of this library
 //
-// Beside them, under any launcher and none:
+// In addition, under any launcher and none:
 //
 //	FSDP_RENDEZVOUS   where ranks meet: tcp://host:port, served by rank 0, or a shared file:///dir
 //	FSDP_SECRET       the key that ranks share: 16 bytes at least, in hex or as text
@@ -53,6 +54,7 @@
 //	FSDP_JOINS        from fsdprun: files that say how far a rank is in joining the others
 //	FSDP_SERVICE      the headless service of a Kubernetes job
 //
-// The package reads variables through the function that it is given. Its one piece of state is the
-// number of ranks that this process runs as goroutines, see [Goroutines].
+// The package reads variables through the function that it is given. Its only
+// state is the number of ranks that this process runs as goroutines, see
+// [Goroutines].
 package launch

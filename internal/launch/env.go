@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Env is what a process knows of its place in a job. The zero value of a setting
-// means that nobody chose.
+// Env is the place of a process in a job. The zero value of a setting means that it is
+// not set.
 type Env struct {
-	Source string // who told: "torchrun", "Slurm", …; "" when nobody did
+	Source string // the launcher: "torchrun", "Slurm", …; "" if there is none
 
 	Rank, Size int // 0 <= Rank < Size
 
@@ -39,11 +39,12 @@ type Env struct {
 	TrustNetwork bool // need no secret between hosts
 }
 
-// MaxSize is the most ranks that a job may have: rounds of a collective are numbered by them.
+// MaxSize is the largest number of ranks of a job: rounds of a collective are numbered by
+// them.
 const MaxSize = 1 << 14
 
-// Parse reads the environment. It returns false, with the settings only, where no
-// launcher left a trace. An error names the variables it is about.
+// Parse reads the environment. It returns false, with the settings only, if no launcher
+// has set variables. An error names the variables concerned.
 func Parse(getenv func(string) string) (Env, bool, error) {
 	e, err := find(getenv)
 	found := e.Source != ""
@@ -56,14 +57,14 @@ func Parse(getenv func(string) string) (Env, bool, error) {
 	return e, found, nil
 }
 
-// halfError says that a launcher told rank or size, but not both. Another launcher
-// may tell the whole.
+// halfError says that a launcher set rank or size, but not both. Another launcher may set
+// both.
 type halfError struct{ set, missing string }
 
 func (e *halfError) Error() string { return e.set + " is set, but " + e.missing + " is not" }
 
-// find returns the word of the first launcher that tells rank and size, or an Env
-// without Source.
+// find returns the Env of the first launcher that sets rank and size, or an Env without
+// Source.
 func find(getenv func(string) string) (Env, error) {
 	var half error
 	for _, l := range launchers {
@@ -96,7 +97,7 @@ func find(getenv func(string) string) (Env, error) {
 	return Env{LocalRank: -1, NodeRank: -1}, half
 }
 
-// check tests what holds for every launcher.
+// check tests the conditions that hold for every launcher.
 func (e *Env) check() error {
 	if e.Size < 1 || e.Size > MaxSize {
 		return fmt.Errorf("a job of %d ranks is not between 1 and %d", e.Size, MaxSize)
@@ -119,8 +120,8 @@ func (e *Env) check() error {
 	return nil
 }
 
-// loopback returns Addr. Where all ranks are on this host its name is loopback, which strangers on
-// other hosts do not reach: launchers tell the name of the host.
+// loopback returns Addr. If all ranks are on this host, the host part is loopback, which
+// other hosts cannot reach: launchers set the name of the host.
 func (e *Env) loopback() string {
 	_, port, err := net.SplitHostPort(e.Addr)
 	if e.Nodes != 1 || err != nil {
@@ -129,7 +130,7 @@ func (e *Env) loopback() string {
 	return net.JoinHostPort("127.0.0.1", port)
 }
 
-// vars reads variables, and remembers which ones for the sake of errors.
+// vars reads variables, and records their names for errors.
 type vars struct {
 	get  func(string) string
 	read []string // "NAME=value" of those that were set
@@ -158,7 +159,7 @@ func (v *vars) text(names ...string) string {
 }
 
 // int returns the first of the variables that is set, which must be a whole number
-// without sign, and unset if none is.
+// without sign. If none is set, it returns unset.
 func (v *vars) int(unset int, names ...string) int {
 	for _, name := range names {
 		s := v.text(name)
@@ -175,8 +176,8 @@ func (v *vars) int(unset int, names ...string) int {
 	return unset
 }
 
-// world reads rank and size, and the place on this host if its variables are
-// named. It returns nil if neither rank nor size is set.
+// world reads rank and size, and the place on this host if its variables are named. It
+// returns nil if neither rank nor size is set.
 func (v *vars) world(rank, size string) (*Env, error) {
 	r, s := v.text(rank), v.text(size)
 	v.pair = []string{rank + "=" + r, size + "=" + s}
@@ -191,15 +192,15 @@ func (v *vars) world(rank, size string) (*Env, error) {
 	return &Env{Rank: v.int(0, rank), Size: v.int(0, size), LocalRank: -1, NodeRank: -1}, nil
 }
 
-// local sets the place on this host, which is told whole or not at all.
+// local sets the place on this host, if rank and size are both set.
 func (v *vars) local(e *Env, rank, size int) {
 	if rank >= 0 && size > 0 {
 		e.LocalRank, e.LocalSize = rank, size
 	}
 }
 
-// address returns where rank 0 serves: host and port as the launcher knows them,
-// "" and 0 if it does not, unless the user says otherwise.
+// address returns where rank 0 serves: the launcher's host and port ("" and 0 if it sets
+// none), unless the user's variables override them.
 func (v *vars) address(host string, port int) string {
 	if s := v.text("MASTER_ADDR", "PET_MASTER_ADDR"); s != "" {
 		host = s
@@ -224,11 +225,10 @@ func (v *vars) address(host string, port int) string {
 // hostOnly cuts the zone off an IPv6 address.
 func hostOnly(addr string) string { host, _, _ := strings.Cut(addr, "%"); return host }
 
-// DefaultPort is the port of the rendezvous where the address is told without:
-// PyTorch's.
+// DefaultPort is the port of the rendezvous if the address has none: PyTorch's.
 const DefaultPort = 29500
 
-// jobPort picks a port that all ranks of a job agree on without talking: below the
-// range from which Linux takes ports for outgoing connections, which begins at
+// jobPort picks a port on which all ranks of a job agree without communication. It is
+// below the range from which Linux takes ports for outgoing connections, which begins at
 // 32768.
 func jobPort(hash uint32) int { return 15000 + int(hash%15000) }

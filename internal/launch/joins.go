@@ -6,9 +6,9 @@ import (
 	"os"
 )
 
-// Joins is the variable by which fsdprun learns how far a rank is in joining the others. It is the
-// name of the rank's files without their endings. Fsdprun removes their directory when all ranks of
-// the host have joined.
+// Joins is the variable through which fsdprun learns how far a rank is in joining the others. Its
+// value is the name of the rank's files without their endings. Fsdprun removes their directory when
+// all ranks of the host have joined.
 const Joins = "FSDP_JOINS"
 
 // The endings of the files of a rank.
@@ -18,8 +18,8 @@ const (
 	failed  = ".failed" // it could not join
 )
 
-// Joining tells fsdprun, if name is not "", that this process joins a job. done is to be called with
-// the outcome, also after an error.
+// Joining reports to fsdprun, if name is not "", that this process joins a job. The caller must
+// call done with the outcome, even after an error.
 func Joining(name string) (done func(failure error) error, err error) {
 	if name != "" {
 		err = unlessGone(os.WriteFile(name+joining, nil, 0o600))
@@ -50,13 +50,13 @@ type Join uint8
 // How far a rank is.
 const (
 	JoinUnknown Join = iota // nothing is known
-	JoinNever               // it has not begun to
+	JoinNever               // it has not begun to join
 	JoinWaits               // it waits for the others
 	JoinFailed
 	Joined // once, at least
 )
 
-// ReadJoin returns how far the rank is that was given name in the variable Joins.
+// ReadJoin returns how far the rank is whose variable Joins is name.
 func ReadJoin(name string) (Join, error) {
 	for _, end := range []struct {
 		suffix string

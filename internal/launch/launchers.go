@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// launchers are asked in this order. Those that start others come after them: srun
-// may start mpiexec's daemons, a Kubernetes job may run torchrun.
+// launchers are tried in this order. A launcher that starts others comes after them:
+// srun may start mpiexec's daemons, a Kubernetes job may run torchrun.
 var launchers = []struct {
 	name string
-	read func(*vars) (*Env, error) // nil: left no trace
+	read func(*vars) (*Env, error) // returns nil if the launcher has set no variables
 }{
-	{"Kubeflow", kubeflow}, // says RANK of a host, so it goes before torchrun, which it starts
+	{"Kubeflow", kubeflow}, // sets RANK of a host, so it goes before torchrun, which it starts
 	{"torchrun", torchrun},
 	{"Open MPI", openMPI},
 	{"PMIx", pmix},
@@ -23,12 +23,12 @@ var launchers = []struct {
 	{"Kubernetes", kubernetes},
 }
 
-// torchrun reads what torchrun sets for every process
-// (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables),
-// fsdprun after it, and people by hand. By hand, RANK, WORLD_SIZE, MASTER_ADDR and
+// torchrun reads the variables that torchrun sets for every process
+// (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables), as
+// do fsdprun and people by hand. By hand, RANK, WORLD_SIZE, MASTER_ADDR and
 // MASTER_PORT are enough.
 //
-// Where TORCHELASTIC_USE_AGENT_STORE is True, torchrun's own store listens on
+// If TORCHELASTIC_USE_AGENT_STORE is True, torchrun's own store listens on
 // MASTER_PORT already, and ranks are only its clients
 // (torch/distributed/rendezvous.py); ours meet on the next port.
 func torchrun(v *vars) (*Env, error) {
@@ -54,14 +54,15 @@ func torchrun(v *vars) (*Env, error) {
 	return e, nil
 }
 
-// kubeflow reads what Kubeflow sets for every pod: the arguments of the torchrun
-// that it expects there, as variables with the prefix PET_. Its Trainer sets only
-// those; the older PyTorchJob also sets WORLD_SIZE and, as RANK, the rank of the
-// pod, not of a process
+// kubeflow reads the variables that Kubeflow sets for every pod: the arguments of
+// the torchrun that it expects there, as variables with the prefix PET_. Its Trainer
+// sets only those; the older PyTorchJob also sets WORLD_SIZE and, as RANK, the rank
+// of the pod, not of a process
 // (https://github.com/kubeflow/training-operator/blob/v1.9.0/pkg/controller.v1/pytorch/envvar.go,
 // https://github.com/kubeflow/trainer/blob/v2.0.0/pkg/runtime/framework/plugins/torch/torch.go).
 // A program that is the pod's own command is one rank of one pod each. Below
-// torchrun, which passes the variables on, LOCAL_RANK is set: then its word counts.
+// torchrun, which passes the variables on, LOCAL_RANK is set: then torchrun's
+// variables count.
 func kubeflow(v *vars) (*Env, error) {
 	if v.get("LOCAL_RANK") != "" {
 		return nil, nil
@@ -87,15 +88,15 @@ func kubeflow(v *vars) (*Env, error) {
 	}
 	e.LocalRank, e.LocalSize = 0, 1
 	e.NodeRank, e.Nodes = e.Rank, e.Size
-	e.Job = cmp.Or(v.text("PET_RDZV_ID"), "kubeflow") // its address is the job's own
+	e.Job = cmp.Or(v.text("PET_RDZV_ID"), "kubeflow") // its address belongs to the job
 	e.Addr = v.address("", 0)
 	return e, nil
 }
 
-// openMPI reads what Open MPI's mpirun sets
+// openMPI reads the variables that Open MPI's mpirun sets
 // (https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html), and the
-// name of the job of its PMIx. It does not tell the host of rank 0: unless all
-// ranks are on this one, pass MASTER_ADDR on with mpirun -x.
+// name of the job of its PMIx. It does not set the host of rank 0: unless all ranks
+// are on this host, pass MASTER_ADDR on with mpirun -x.
 func openMPI(v *vars) (*Env, error) {
 	e, err := v.world("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 	if e == nil {
@@ -107,9 +108,9 @@ func openMPI(v *vars) (*Env, error) {
 	return e, nil
 }
 
-// pmix reads the rank that any PMIx server sets (https://docs.openpmix.org). The
-// size is to be asked of the server, so the user has to tell it. Below srun
-// --mpi=pmix, Slurm's own variables say more.
+// pmix reads the rank that any PMIx server sets (https://docs.openpmix.org). Only
+// the server has the size, so the user must set it. Below srun --mpi=pmix, Slurm's
+// own variables have more.
 func pmix(v *vars) (*Env, error) {
 	if v.get("WORLD_SIZE") == "" || v.get("PMIX_RANK") == "" {
 		return nil, nil
@@ -123,11 +124,12 @@ func pmix(v *vars) (*Env, error) {
 	return e, nil
 }
 
-// mpich reads what the process managers of MPICH and Intel MPI set: PMI_RANK and
-// PMI_SIZE of the PMI-1 wire protocol, Hydra's MPI_LOCALRANKID and MPI_LOCALNRANKS
-// (mpich src/pm/hydra/proxy), Cray's PMI_LOCAL_RANK and PMI_LOCAL_SIZE. They tell
-// neither job nor host: pass MASTER_ADDR and MASTER_PORT on with mpiexec -genv.
-// Below srun --mpi=pmi2 they say the same as Slurm's variables, which say more.
+// mpich reads the variables that the process managers of MPICH and Intel MPI set:
+// PMI_RANK and PMI_SIZE of the PMI-1 wire protocol, Hydra's MPI_LOCALRANKID and
+// MPI_LOCALNRANKS (mpich src/pm/hydra/proxy), Cray's PMI_LOCAL_RANK and
+// PMI_LOCAL_SIZE. They set neither job nor host: pass MASTER_ADDR and MASTER_PORT on
+// with mpiexec -genv. Below srun --mpi=pmi2 they agree with Slurm's variables, which
+// have more.
 func mpich(v *vars) (*Env, error) {
 	e, err := v.world("PMI_RANK", "PMI_SIZE")
 	if e == nil {
@@ -145,13 +147,13 @@ func mpich(v *vars) (*Env, error) {
 
 // kubernetes reads the index that an Indexed Job gives to each of its pods
 // (https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode).
-// The number of pods is not told: the manifest sets WORLD_SIZE, or JOB_COMPLETIONS.
-// Without one the pods are taken for independent tasks, which is what most indexed
-// jobs are.
+// Kubernetes does not set the number of pods: the manifest sets WORLD_SIZE, or
+// JOB_COMPLETIONS. Without one of these the pods count as independent tasks, as in
+// most indexed jobs.
 //
 // Pods have the host name job-index and find each other through a headless service
-// (https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/), whose
-// name the manifest sets as FSDP_SERVICE: rank 0 is job-0.service.
+// (https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/). The
+// manifest sets its name as FSDP_SERVICE: rank 0 is job-0.service.
 func kubernetes(v *vars) (*Env, error) {
 	size := "WORLD_SIZE"
 	if v.get(size) == "" {
@@ -192,12 +194,12 @@ func (v *vars) oneHost(e *Env) string {
 	return v.address("127.0.0.1", jobPort(h.Sum32()))
 }
 
-// slurm reads what srun sets for every task
+// slurm reads the variables that srun sets for every task
 // (https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES). The
-// script of sbatch and the shell of salloc see SLURM_PROCID=0 and SLURM_NTASKS,
-// too, but are no rank: only inside a step is there a SLURM_STEP_ID, apart from
-// the reserved ones of the steps that hold script and shell (slurm.h: from
-// 0xfffffff0 up).
+// script of sbatch and the shell of salloc also have SLURM_PROCID=0 and
+// SLURM_NTASKS, but are not ranks. Only a step has a SLURM_STEP_ID, apart from the
+// reserved ones of the steps that hold script and shell (slurm.h: from 0xfffffff0
+// up).
 //
 // Rank 0 is on the first host of the step, as with the default distribution. The
 // port follows from job and step: two steps at once do not collide.
@@ -234,8 +236,8 @@ func slurm(v *vars) (*Env, error) {
 	return e, nil
 }
 
-// slurmStep returns the step of srun that this process belongs to, "" if it is in none, and its
-// number.
+// slurmStep returns the step of srun that this process belongs to, or "" if it is in
+// none, and its number.
 func slurmStep(v *vars) (step string, number uint64, err error) {
 	step = v.text("SLURM_STEP_ID", "SLURM_STEPID")
 	if step == "" {

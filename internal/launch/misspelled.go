@@ -8,7 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// variables are those of this library that a user sets.
+// variables are the variables of this library that a user sets.
 var variables = []string{
 	AllowOlder, Hashes, Joins, Stragglers, Trace,
 	"FSDP_CHECKSUMS", "FSDP_COLUMNS", "FSDP_CUBLASLT_LIBRARY", "FSDP_CUDA_LIBRARY", "FSDP_JOB", "FSDP_JOIN_TIMEOUT",
@@ -16,9 +16,9 @@ var variables = []string{
 	"FSDP_TIMEOUT", "FSDP_TLS", "FSDP_TRANSPORT", "FSDP_TRUST_NETWORK",
 }
 
-// Misspelled returns the names in environ, of "NAME=value", that are no variables of this library
-// but nearly one: FSDP_TRANSPROT. Others of that prefix belong to other programs. Each comes with
-// the one that is most likely meant.
+// Misspelled returns the names in environ, of "NAME=value", that are not variables of this library
+// but nearly one: FSDP_TRANSPROT. Other names with that prefix belong to other programs. Each comes
+// with the variable that is most likely meant.
 func Misspelled(environ []string) (names []string) {
 	const prefix = "FSDP_"
 	known := make([]string, len(variables)) // without the prefix

@@ -6,12 +6,11 @@ import (
 	"sync/atomic"
 )
 
-// Goroutines is how many ranks this process runs as goroutines of comm.Run.
+// Goroutines is the number of ranks that this process runs as goroutines of comm.Run.
 var Goroutines atomic.Int64
 
-// Others says which ranks there are beside the caller's, or "" if it is alone as far as anybody has
-// told. It is for those who have been given no group: without one, each of several ranks would work
-// for itself, and nobody would notice.
+// Others describes the ranks other than the caller's, or returns "" if none are known. It is for
+// callers without a group: without one, each of several ranks would silently work for itself.
 func Others(getenv func(string) string) string {
 	if n := Goroutines.Load(); n > 1 {
 		return fmt.Sprintf("comm.Run has %d ranks in this process", n)

@@ -15,20 +15,20 @@ import (
 	"time"
 )
 
-// AllowOlder is the variable that stands for fsdp's option of the same name.
+// AllowOlder is the variable for fsdp's option of the same name.
 const AllowOlder = "FSDP_ALLOW_OLDER"
 
-// Trace is the variable that stands for fsdp's Config.TraceDir.
+// Trace is the variable for fsdp's Config.TraceDir.
 const Trace = "FSDP_TRACE"
 
-// Hashes is the variable that stands for fsdp's Config.HashDir.
+// Hashes is the variable for fsdp's Config.HashDir.
 const Hashes = "FSDP_HASHES"
 
 // Stragglers is the variable that names a directory for the totals of fsdp's Config.Profile.
 const Stragglers = "FSDP_STRAGGLERS"
 
-// NoRestart is in the text of an error that another start of the same program would end with, too.
-// Fsdprun knows such a failure by it, in what a rank has written last.
+// NoRestart is in the text of an error that another start of the same program would also end with.
+// Fsdprun recognizes such a failure by it, in a rank's last output.
 const NoRestart = "no restart mends this"
 
 // settings reads the variables of this library into e, and checks them.
@@ -128,7 +128,7 @@ func rendezvous(text string, e *Env) error {
 	return nil
 }
 
-// validAddr tells whether addr is host:port.
+// validAddr reports whether addr is host:port.
 func validAddr(addr string) bool {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil || host == "" {
@@ -154,10 +154,10 @@ func nextPort(addr string) string {
 // MinSecret is the number of bytes below which a secret can be guessed.
 const MinSecret = 16
 
-// maxSecret is the most bytes of a file that may be a secret.
+// maxSecret is the largest size of a secret's file, in bytes.
 const maxSecret = 64 << 10
 
-// ReadSecret returns the key in the file that FSDP_SECRET_FILE names, and who may read it.
+// ReadSecret returns the key in the file that FSDP_SECRET_FILE names, and the file's mode.
 func ReadSecret(file string) (key []byte, mode fs.FileMode, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -179,9 +179,8 @@ func ReadSecret(file string) (key []byte, mode fs.FileMode, err error) {
 	return key, info.Mode(), err
 }
 
-// parseSecret returns the key that is written in text, the value of FSDP_SECRET or
-// the content of FSDP_SECRET_FILE: the bytes that it says in hex, or else the text
-// itself, without blanks around.
+// parseSecret returns the key in text, the value of FSDP_SECRET or the content of FSDP_SECRET_FILE:
+// the bytes that it encodes in hex, or else the text itself, without surrounding blanks.
 func parseSecret(text []byte) ([]byte, error) {
 	s := strings.TrimSpace(string(text))
 	key, err := hex.DecodeString(s)

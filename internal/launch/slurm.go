@@ -36,7 +36,7 @@ func NodeList(list string) ([]string, error) {
 	return hosts, nil
 }
 
-// cutItem splits off what stands before the first comma outside of brackets.
+// cutItem splits off the text before the first comma outside of brackets.
 func cutItem(list string) (item, rest string, err error) {
 	open := false
 	for i, c := range list {
@@ -59,7 +59,7 @@ func cutItem(list string) (item, rest string, err error) {
 	return list, "", nil
 }
 
-// expand returns the at most limit names that item stands for. Its brackets match.
+// expand returns the names of an item, at most limit. Its brackets match.
 func expand(item string, limit int) ([]string, error) {
 	if item == "" {
 		return nil, fmt.Errorf("an empty name")
@@ -140,7 +140,7 @@ func taskCounts(list string) ([]int, error) {
 	return counts, nil
 }
 
-// clip shortens what goes into an error.
+// clip shortens text for an error.
 func clip(s string) string {
 	if len(s) > 100 {
 		return s[:100] + "…"
