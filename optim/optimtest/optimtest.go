@@ -6,8 +6,8 @@
 //		optimtest.TestVec(t, func(n int, float64s bool) optim.Vec { return alloc(n, float64s) })
 //	}
 //
-// The kit reaches the elements by Read and Write only. It compares updates with those of
-// [optim.Host] bit for bit.
+// The kit reaches the elements by Read and Write only. It compares updates with the
+// updates of [optim.Host] bit for bit.
 package optimtest
 
 import (
