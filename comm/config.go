@@ -98,10 +98,10 @@ type Config struct {
 	// Job names the job and its attempt, in at most 128 bytes. Processes of other
 	// jobs are refused.
 	Job string
-	// Secret is a key that only the ranks of a job have, of at least 16 random
-	// bytes: a process that listens on the network, or is dialed in place of a
-	// rank, can try guesses. It may be empty on one host: then only ranks of the
-	// same user join, which share a key in /tmp that other users cannot read.
+	// Secret is a key of at least 16 bytes that only the ranks of a job have. It
+	// must be random: a process that listens on the network, or is dialed in place
+	// of a rank, can try guesses. It may be empty on one host: then only ranks of
+	// the same user join, which share a key in /tmp that other users cannot read.
 	Secret Secret
 	// TrustNetwork allows ranks of several hosts without a Secret. Any process
 	// that can reach a rank can then join, and read and write the job's memory.
@@ -133,7 +133,7 @@ type Config struct {
 	// death of a peer is noticed at once, without a timeout.
 	Timeout time.Duration
 	// JoinTimeout is how long a rank waits for all others to join; 0 means 5
-	// minutes. After 5 s, and then every 30 s, it logs the ranks that it waits
+	// minutes. After 5 s, and then every 30 s, the rank logs which ones it waits
 	// for.
 	JoinTimeout time.Duration
 	// Host overrides the identity of this host. Ranks of equal Host share memory.

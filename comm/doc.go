@@ -94,9 +94,9 @@
 //
 // Between hosts every group has its own connections: one between two ranks, or
 // one over each interface in [Config.Listen]. Frames carry the group, the
-// number of the collective and its [transport.Signature]. They go straight from
-// the caller's buffer to the wire and from there into the destination. The rank
-// that owns a result sums it in the canonical order. With 64 ranks or more,
+// number of the collective and its [transport.Signature]. Payloads go straight
+// from the caller's buffer to the wire and from there into the destination. The
+// rank that owns a result sums it in the canonical order. With 64 ranks or more,
 // large sums follow the tree: a rank connects to 15 + log2(N/16) others, more
 // in short last subtrees, and its staging memory does not grow with N. If hosts
 // have several ranks each, with consecutive numbers, collectives are

@@ -8,7 +8,7 @@ type algorithm uint8
 // The algorithms. N is the number of ranks, and a step the time a small message
 // takes.
 const (
-	// Every rank sends to every other what it needs: one step, N-1 messages each.
+	// Every rank sends its data to every other: one step, N-1 messages each.
 	direct algorithm = iota
 	// In step k a rank passes its data on to the rank 2^k further: log2 N steps of one message.
 	// Barriers (dissemination), all-gathers (Bruck), broadcasts and gathers (both).

@@ -139,7 +139,7 @@ func (p *poller) push(arrived func(*port) error) (moved bool, err error) {
 	return moved, nil
 }
 
-// read receives what has come, for at most a burst.
+// read receives available bytes, for at most a burst.
 func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 	if l.in.done() {
 		return false, nil
@@ -183,7 +183,7 @@ func (l *line) read(arrived func(*port) error) (moved bool, err error) {
 	return moved, nil
 }
 
-// write sends what the connection takes, for at most a burst.
+// write sends as much as the connection takes, for at most a burst.
 func (l *line) write() (moved bool, err error) {
 	for total := 0; total < burst; {
 		room := l.sends.room(longest, len(l.fds))

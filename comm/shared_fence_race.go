@@ -7,8 +7,8 @@ import "sync/atomic"
 const raceDetector = true
 
 // The race detector does not see synchronization through mapped memory. For
-// ranks that are goroutines of one process these two make up for it: what a rank
-// did before it arrived happens before what any rank does after they have met.
+// ranks that are goroutines of one process these two make up for it: everything a
+// rank did before it arrived happens before anything a rank does after they have met.
 var fence atomic.Uint64
 
 func raceArrive() { fence.Add(1) }

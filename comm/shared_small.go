@@ -27,7 +27,7 @@ func (s *shared) postSmall(seq uint64, c *transport.Call, call *transport.Signat
 	if src := c.Src.Bytes(); s.sends(c) {
 		to := unsafe.Slice((*byte)(s.board.inline(seq, s.Rank(), len(src))), len(src))
 		lo, hi := 0, 0
-		if c.Kind == transport.KindReduceScatter { // nobody else reads this rank's part
+		if c.Kind == transport.KindReduceScatter { // no other rank reads this rank's part
 			n := len(c.Dst.Bytes())
 			lo, hi = s.Rank()*n, (s.Rank()+1)*n
 		}

@@ -91,7 +91,7 @@ func (in *injector) before(f *Fault, i Incident) {
 	}
 }
 
-// beside returns what happens while the rank waits.
+// beside returns the function that runs while the rank waits.
 func (in *injector) beside(i Incident) func(context.Context, context.CancelFunc) {
 	return func(ctx context.Context, cancel context.CancelFunc) {
 		timer := time.NewTimer(i.After)
@@ -112,7 +112,7 @@ func (in *injector) tell(i Incident) {
 
 // happen makes i happen now. If this system cannot do it, the group is aborted.
 func (in *injector) happen(i Incident, cancel context.CancelFunc) {
-	if i.What == Cancel { // only now: who hears of it may let the operation complete
+	if i.What == Cancel { // only now: a rank that gets the note may let the operation complete
 		cancel()
 	}
 	in.tell(i)

@@ -184,7 +184,7 @@ func (c *Call) gatherFault(rank, n int) string {
 	case len(c.Counts) != n:
 		return fmt.Sprintf("%d counts for %d ranks", len(c.Counts), n)
 	}
-	left, at := math.MaxInt/c.Src.dtype.Size(), 0 // elements before those of rank
+	left, at := math.MaxInt/c.Src.dtype.Size(), 0 // elements before the share of rank
 	for r, count := range c.Counts {
 		if count < 0 || count > left {
 			return fmt.Sprintf("count %d of rank %d", count, r)

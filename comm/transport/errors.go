@@ -34,7 +34,7 @@ var ErrEnded = errors.New("ended by the other rank")
 // same error, including that rank.
 type RankError struct {
 	Group string // name of the group, "world" for the first one
-	Rank  int    // in that group
+	Rank  int    // in the group
 	Err   error  // the failure of the rank
 }
 

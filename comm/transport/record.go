@@ -15,7 +15,7 @@ import (
 // Status is the flight record of one rank: its latest collectives in a group.
 type Status struct {
 	Group     string   // name of the group
-	Rank      int      // in that group
+	Rank      int      // in the group
 	Issued    uint64   // collectives that the rank has issued
 	Completed uint64   // number of collectives, from the first, that are complete on the rank
 	Recent    []Record // the latest collectives, oldest first

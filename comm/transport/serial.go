@@ -46,11 +46,11 @@ type Serial struct {
 
 // The lock of a Serial
 //
-// mu is never held during a wait or a call of the backend, except for Missing and Owes:
-// both may take long, and the backend may come back with bad news. So a method that is
-// called with mu held may give it up on the way and take it again, as Wait of a
-// [sync.Cond] does. That happens in four places, and every method that "gives mu up" gets
-// to one of them:
+// mu is never held during a wait or during a call of the backend, except for calls of
+// Missing and Owes. Waits and calls may take long, and the backend may come back with bad
+// news. So a method that is called with mu held may give it up on the way and take it
+// again, as Wait of a [sync.Cond] does. That happens in four places, and every method
+// that "gives mu up" gets to one of them:
 //
 //	drive     around Backend.Run, by the one goroutine that has set running
 //	begin     around Beginner.Begin, likewise

@@ -40,7 +40,7 @@ type Flights struct {
 	mu   sync.Mutex
 	last uint64             // number of a watcher
 	told map[uint64]watcher // by that
-	open map[uint64]*Flight // those in flight, by number
+	open map[uint64]*Flight // in flight, by number
 }
 
 // A watcher gets the collectives from a time on.
