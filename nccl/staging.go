@@ -137,7 +137,7 @@ func (s *staging) extent(c *transport.Call) (parts, length int) {
 		return s.ranks, c.Dst.Len()
 	case transport.KindGather:
 		return s.ranks, slices.Max(c.Counts)
-	case transport.KindAllToAll: // what is sent, and what is received
+	case transport.KindAllToAll: // parts to send, and parts to receive
 		return 2 * s.ranks, c.Dst.Len() / s.ranks
 	default:
 		return 1, c.Dst.Len()
