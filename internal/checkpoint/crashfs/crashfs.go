@@ -80,11 +80,11 @@ var _ checkpoint.FS = (*FS)(nil)
 // A node is a file or a directory, whatever names it has.
 type node struct {
 	names   map[string]*node // of a directory, as processes see it; nil for a file
-	synced  map[string]*node // what is on disk for certain
+	synced  map[string]*node // on disk for certain
 	changes []change         // from synced to names, the oldest first
 
 	data []byte // of a file, as processes see it
-	disk []byte // what is on disk for certain; a prefix of data, since files only grow
+	disk []byte // on disk for certain; a prefix of data, since files only grow
 }
 
 // A change takes one name from a node, or gives it one, or both.
@@ -376,7 +376,7 @@ func (f *FS) Lock(path, owner string) (io.Closer, error) {
 	case errors.As(err, &locked):
 		return nil, locked
 	default:
-		_ = (&lock{fs: f, node: n}).Close() // it may have been done, but nobody has it
+		_ = (&lock{fs: f, node: n}).Close() // it may have been done, but no caller has it
 		return nil, err
 	}
 }
