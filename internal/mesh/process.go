@@ -25,7 +25,7 @@ func (p process) since() string { return fmt.Sprintf("%v (started %s)", p, p.Sta
 
 var start = time.Now().Format(time.RFC3339)
 
-// record is what a rank publishes in the store.
+// record is the data that a rank publishes in the store.
 type record struct {
 	process
 	Rank int
