@@ -26,8 +26,8 @@ func dial(ctx context.Context, addr string, cfg Config, connect dialFunc) (Store
 	return newClient(addr, conn, raw), nil
 }
 
-// Connect is Dial for a server of Accept. mine is the hello of this side. who names the server in
-// errors. raw is the connection below TLS: closing it does not wait for the server.
+// Connect is Dial for a server of Accept. mine is the hello of this side. Errors name the server by
+// who. raw is the connection below TLS: closing it does not wait for the server.
 func Connect(ctx context.Context, who, addr string, cfg Config, mine auth.Hello) (conn, raw net.Conn, err error) {
 	return reach(ctx, who, addr, cfg, mine, connectOn(ctx))
 }
