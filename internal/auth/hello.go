@@ -17,10 +17,10 @@ const (
 // Hello describes one end of a connection to the other. The other end may rely on it: it comes from
 // a holder of the secret, unaltered. It is not secret.
 type Hello struct {
-	Job        string // which run of which program; at most MaxJob bytes
-	Purpose    string // what the connection is for; at most MaxPurpose bytes
+	Job        string // the run of the program; at most MaxJob bytes
+	Purpose    string // of the connection; at most MaxPurpose bytes
 	Rank, Size int    // the rank, and the number of ranks; both fit 32 bits
-	Extra      []byte // anything else that must be agreed on first; at most MaxExtra bytes
+	Extra      []byte // other data to agree on first; at most MaxExtra bytes
 }
 
 // Layout of an encoded hello: rank and size as 4 bytes each, then every field as 2 bytes of length
