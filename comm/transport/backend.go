@@ -50,9 +50,9 @@ type Beginner interface {
 // methods are called like Run, between collectives.
 type Confirmer interface {
 	Backend
-	// Owes reports whether some rank has not yet been told of complete collectives.
+	// Owes reports whether answers about complete collectives are still to be sent.
 	Owes() bool
-	// Answer tells these ranks, without waiting.
+	// Answer sends these answers, without waiting.
 	Answer()
 	// Confirm returns when the ranks that this one exchanges messages with are known to
 	// agree in their complete collectives, with a *MismatchError if they do not, or when
