@@ -23,9 +23,9 @@
 //
 // A process that was started by itself finds nothing, which is no error. An
 // incomplete or invalid set is an error: RANK without WORLD_SIZE, values that are
-// not numbers, a rank beyond the size. Otherwise a rank that believes to be alone
-// would silently train a separate model. The error names the variables and their
-// values.
+// not numbers, a rank beyond the size. Without the error, a rank that believes to
+// be alone would silently train a separate model. The error names the variables
+// and their values.
 //
 // Variables of several launchers are compared, see contradiction.go. They may
 // differ if one launcher has started the other, such as torchrun below srun.
