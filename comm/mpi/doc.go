@@ -56,7 +56,7 @@
 // Invalid and mismatched calls, Abort, Close, and contexts that end give the
 // errors of package comm, on every rank. A rank that makes no progress for
 // [Config.Timeout] fails the group. A transfer in progress when a group fails
-// is completed. If it then makes no progress for a second, it is abandoned, and
+// is completed. If it then makes no progress for 3 seconds, it is abandoned, and
 // its buffers stay pinned and must never be used again, because MPI may still
 // write to them. Progress inside a piece of 64 MiB between two ranks cannot be
 // seen.
