@@ -84,7 +84,7 @@ arm64: ## test kernels, shared memory and groups on an emulated arm64 (Debian: q
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec "$(CURDIR)/.ci/arm64" ./internal/kernel/... ./internal/half
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec "$(CURDIR)/.ci/arm64" -skip '^TestNoMemory$$' ./internal/shm
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec "$(CURDIR)/.ci/arm64" \
-		-skip 'Contract$$|^TestSameBitsEverywhere$$|^TestSharedGatherCopies$$|^TestHalving(Counts|SameBits|Mismatch)$$|Timeout|^TestSilentRank$$|^TestAddressLimit$$|^TestLanesOfSockets$$' ./comm
+		-skip 'Contract$$|^TestSameBitsEverywhere$$|^TestSharedGatherCopies$$|^TestHalving(Counts|SameBits|Mismatch)$$|Timeout|^TestSilentRank$$|^TestAddressLimit$$|^TestLanesOfSockets$$' ./comm ./comm/transport ./comm/internal/...
 
 MPI ?= openmpi
 mpi: ## test the groups over Open MPI, or MPICH with MPI=mpich (Debian: openmpi-bin libopenmpi-dev pkg-config, or mpich libmpich-dev pkg-config)
