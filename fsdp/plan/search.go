@@ -50,9 +50,9 @@ type Choice struct {
 func (c *Choice) Rate() float64 { return float64(c.Micro*c.Passes) / c.Time.Total }
 
 // Search times every setting of a space. It returns those that fit in memory bytes, the fastest
-// first, and after them those that do not fit, the smallest first. Equal settings keep their order
-// in the space, so the same call has the same result everywhere. pass plans a setting. Search calls
-// it for each setting.
+// first, and after them those that do not fit, the smallest first. Settings that take equally long
+// keep the order of the space, so the same call has the same result everywhere. Search calls pass
+// once for each setting, to plan it.
 func Search(space *Space, memory int, c *Cluster, pass func(Setting) (*Pass, error)) ([]Choice, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
