@@ -76,9 +76,9 @@
 // store that rank 0 serves (or in a directory they all see), prove to each
 // other that they have the job's secret, and keep control connections: one per
 // pair of up to 16 ranks, or from each of N ranks, if there are more, to about
-// 2 log2 N others. Control connections carry news rather than data: that a
-// group failed and why, that a rank left, what a rank was doing last. The end
-// of a control connection reports the death of a process at once.
+// 2 log2 N others. Control connections carry news, not data: the failure of a
+// group with its cause, the departure of a rank, the last operation of a rank.
+// The end of a control connection reports the death of a process at once.
 //
 //	               ranks of one host                  ranks of several hosts
 //	control        unix socket                        TCP, optionally TLS
@@ -128,7 +128,7 @@
 // An operation that is called later fails when it is called. Two delays add to
 // the times above: a second in which a broken connection waits for its cause to
 // become known, and half a second in which a rank that has timed out asks all
-// others what they are doing. One rank asks, and the error of all ranks
+// others for their current operation. One rank asks, and the error of all ranks
 // contains the answer.
 //
 // A group that has failed stays failed; the groups it was split from go on. The

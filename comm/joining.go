@@ -27,8 +27,8 @@ type joining struct {
 	strangers *slog.Logger  // logs unrelated processes
 
 	mu    sync.Mutex
-	what  string       // what the others have still to do
-	whom  func() []int // those others
+	what  string       // the pending step of the other ranks, such as "join"
+	whom  func() []int // ranks with this step pending
 	cause error        // of the wait, if known
 }
 
@@ -50,7 +50,8 @@ func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joinin
 	return ctx, j, func() { w.stop(); cancel(nil) }
 }
 
-// waitsFor sets what the rank waits for: that the ranks that whom returns do what.
+// waitsFor sets the reason why the rank waits: the ranks that whom returns have not yet done the step
+// named by what.
 func (j *joining) waitsFor(what string, whom func() []int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

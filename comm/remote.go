@@ -24,8 +24,8 @@ import (
 //     calls are equal, two neighbours differ, and one of them notices it.
 //   - A rank completes a collective only when it has learnt of every other rank, at
 //     first or second hand, that it has made the same call.
-//   - When a rank completes a collective, it has sent everything that it has to
-//     send in it. It receives exactly what it expects.
+//   - When a rank completes a collective, it has sent all frames of this rank. It
+//     receives exactly the frames that its own call implies.
 //
 // Small broadcasts and gathers follow the first and the second rule later, and large broadcasts the
 // second, see "Late answers".

@@ -95,10 +95,10 @@ type partner struct {
 	gets   [][2]int // the ranges of sums that it has for this rank
 }
 
-// set sets rt for rank of n. Of the shards of a rank, the ones that stay in the first merge come
-// first; among these, the ones that stay in the second, and so on. Then follow the shards that it
-// gives away, by receiver, in the order of that rank. So the shards that a merge keeps, or gives to
-// one rank, are in one piece.
+// set sets rt for rank of n. The shards that a rank keeps in the first merge come first; among these,
+// the shards that it keeps in the second merge, and so on. The shards that it gives away follow, by
+// receiver, in the order of that rank. So the shards that a merge keeps, or gives to one rank, are in
+// one piece.
 func (rt *route) set(n, rank int) {
 	lo := rank / radix * radix
 	rt.block = transport.Span{Lo: lo, Hi: min(lo+radix, n)}

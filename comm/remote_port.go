@@ -167,7 +167,7 @@ func (p *port) outgoing(most int) (head, body, tail []byte) {
 	lo := min(at, len(next.body))
 	hi := min(lo+most, len(next.body))
 	switch {
-	case !q.summed || hi <= q.summedTo: // do not sum again what was not taken before
+	case !q.summed || hi <= q.summedTo: // bytes that were not taken are summed already
 	case next.known:
 		q.sum, q.summedTo = next.sum, len(next.body)
 	default:

@@ -26,7 +26,7 @@ type Incident struct {
 	After time.Duration
 }
 
-// What is a kind of incident.
+// A What names a kind of incident.
 type What string
 
 // The incidents. Incidents that change a call itself happen before it, whatever When

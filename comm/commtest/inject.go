@@ -91,7 +91,7 @@ func (in *injector) before(f *Fault, i Incident) {
 	}
 }
 
-// beside returns the function that runs while the rank waits.
+// beside returns a function that brings the incident about while the rank waits.
 func (in *injector) beside(i Incident) func(context.Context, context.CancelFunc) {
 	return func(ctx context.Context, cancel context.CancelFunc) {
 		timer := time.NewTimer(i.After)

@@ -102,7 +102,7 @@ func TestParkedWaitersWake(t *testing.T) {
 	cause := errors.New("no more")
 	for name, c := range map[string]struct {
 		last func(transport.Group) error // what rank 2 does when the others are parked
-		want error                       // what the others get
+		want error                       // of the other ranks
 	}{
 		"operation": {func(g transport.Group) error { return g.Barrier(context.Background()) }, nil},
 		"abort":     {func(g transport.Group) error { g.Abort(cause); return nil }, cause},

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBaton: one goroutine at a time has it, and whoever waits gets it.
+// TestBaton takes a free baton, waits for a baton that is held, and receives it from Pass.
 func TestBaton(t *testing.T) {
 	b := Baton{Handed: make(chan struct{}, 1)}
 	b.Take()

@@ -312,6 +312,14 @@ func TestBFloat16StridesThatShareACacheSet(t *testing.T) {
 	})
 }
 
+// TestStepsOfFewElements: fewer elements than a step have no steps, as a pointer to one would reach beyond them.
+func TestStepsOfFewElements(t *testing.T) {
+	elements := make([]half.BFloat16, 5)
+	require.Nil(t, steps[float32](elements[:1]))
+	require.Nil(t, steps[float32](elements[:0]))
+	require.Len(t, steps[float32](elements), 2)
+}
+
 // TestBFloat16Blocks takes results in bfloat16 through several blocks of rows and columns.
 func TestBFloat16Blocks(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
