@@ -136,7 +136,8 @@ type Config struct {
 	// minutes. After 5 s, and then every 30 s, the rank logs which ones it waits
 	// for.
 	JoinTimeout time.Duration
-	// Host overrides the identity of this host. Ranks of equal Host share memory.
+	// Host overrides the identity of this host. Ranks with equal identities are on
+	// one host and can share memory; the Transport decides whether they do.
 	Host string
 	// Logger reports ranks that do not join, unrelated processes and refused
 	// connections: the first ten, and then one in 10 s. nil means slog.Default().

@@ -125,8 +125,8 @@ func open(ctx context.Context, s *session, cfg Config) (Group, error) {
 	return s.newGroup(ctx, s.world())
 }
 
-// choose returns the function that makes the groups of a session, over memory if all ranks share
-// it.
+// choose returns the function that makes the groups of a session: over shared memory if all ranks of
+// the group share it, or else over sockets. With SharedMemory the second case is an error.
 func choose(t Transport) func(ctx context.Context, l *link) (Group, error) {
 	return func(ctx context.Context, l *link) (Group, error) {
 		switch {

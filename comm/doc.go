@@ -98,13 +98,13 @@
 // from the caller's buffer to the wire and from there into the destination. The
 // rank that owns a result sums it in the canonical order. With 64 ranks or more,
 // large sums follow the tree: a rank connects to 15 + log2(N/16) others, more
-// in short last subtrees, and its staging memory does not grow with N. If hosts
-// have several ranks each, with consecutive numbers, collectives are
-// hierarchical: a byte of a gather or of a broadcast crosses to a host once.
-// For a sum, a host sends one part for each largest subtree of the canonical
-// tree within it: one, if all hosts have the same power of two of ranks.
-// Partial sums of 16-bit floats are float32, so two ranks send their
-// contributions instead.
+// in short last subtrees, and its staging memory does not grow with N. If the
+// ranks of every host have consecutive numbers, and some host has several,
+// collectives are hierarchical: each byte of an all-gather or of a broadcast is
+// sent to a host once. For a sum, a host sends one part for each largest subtree
+// of the canonical tree within it: one, if all hosts have the same power of two
+// of ranks. Partial sums of 16-bit floats are float32, so a subtree of two ranks
+// sends its two contributions instead.
 //
 // # Failures
 //

@@ -122,7 +122,7 @@ func (r *remote) broke(err error) error {
 		return err
 	}
 	var op *net.OpError
-	if errors.As(lost.err, &op) && op.Op == "local error" { // crypto/tls calls refused data so
+	if errors.As(lost.err, &op) && op.Op == "local error" { // crypto/tls uses this Op for data that it refuses
 		return r.damaged(lost.peer, "stream", lost.err)
 	}
 	lost.self = r.rank
@@ -147,7 +147,7 @@ func (r *remote) Split(ctx context.Context, seq uint64, color int, ranks []int) 
 	return r.link.form(ctx, seq, color, ranks)
 }
 
-// report implements reporter.
+// Report implements [transport.Reporter].
 func (r *remote) Report(ctx context.Context) ([]Status, error) { return r.link.Report(ctx) }
 
 // Tell implements [transport.Backend].

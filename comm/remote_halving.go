@@ -48,8 +48,8 @@ const (
 	radix = 16
 	// Bytes of a stripe. Messages in a block of ranks are a sixteenth of it, and messages of merges
 	// half, a quarter and so on of that: 16 KiB in the last merge of 1,024 ranks. A quarter of it
-	// takes a fifth longer if there are many stripes. It stages less memory than direct sums of 64
-	// ranks.
+	// takes a fifth longer if there are many stripes. The staging memory is less than for direct
+	// sums of 64 ranks.
 	stripeBytes = 16 << 20
 	// Bytes of a shard in a stripe below which a system call does not pay: they are packed
 	// together.

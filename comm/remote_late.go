@@ -26,9 +26,9 @@ import (
 //   - when the rank has issued nothing more for a while, see Confirmer, or closes the group.
 //
 // A rank waits for an answer that is latestAnswer collectives old, or for all answers if it cannot
-// send for a second, see stuck. So no rank is further ahead of the ranks that it exchanges messages
-// with, and in a tree it is at most log2 N times as far ahead of the others. A difference is known
-// at most that many calls later. A rank that closes the group waits for the answers to itself for a
+// send for a second, see stuck. So a rank is at most latestAnswer collectives ahead of the ranks that
+// it exchanges messages with, and in a tree at most log2 N times as many ahead of the others. A
+// difference is known at most that many calls later. A rank that closes the group waits for the answers to itself for a
 // while, as it does for the collectives that it has issued.
 //
 // Connections take small payloads whether the other end reads them or not. Larger collectives have

@@ -30,7 +30,7 @@ func (q *question) answer(from int, s Status) {
 	}
 }
 
-// report asks all ranks of l for their flight records, see [Report].
+// Report asks all ranks of l for their flight records, see [Report].
 func (l *link) Report(ctx context.Context) ([]Status, error) {
 	l.mu.Lock()
 	closed := l.closed

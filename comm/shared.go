@@ -203,7 +203,7 @@ func (s *shared) patience(ctx context.Context) error {
 	return nil
 }
 
-// Form implements [Issuer].
+// Form implements [transport.Issuer].
 func (s *shared) Form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
 	child, err := s.link.form(ctx, seq, color, ranks)
 	if err != nil {

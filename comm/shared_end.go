@@ -65,7 +65,7 @@ func (s *shared) Left(rank int, _ uint64) {
 	s.enter(&RankError{Group: s.Name(), Rank: rank, Err: ErrClosed})
 }
 
-// AbortWith implements [Issuer].
+// AbortWith implements [transport.Issuer].
 func (s *shared) AbortWith(err error) {
 	if s.isClosed() {
 		return

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// Start implements [Issuer].
+// Start implements [transport.Issuer].
 func (s *shared) Start(c transport.Call) Work {
 	k, err := s.issue(&c)
 	if err != nil {
@@ -18,7 +18,7 @@ func (s *shared) Start(c transport.Call) Work {
 	return k
 }
 
-// Perform implements [Issuer].
+// Perform implements [transport.Issuer].
 func (s *shared) Perform(ctx context.Context, c transport.Call) (uint64, error) {
 	k, err := s.issue(&c)
 	if err != nil {
@@ -186,7 +186,8 @@ func (s *shared) postSource(p *post, t *task) (err error) {
 }
 
 // keepsSource reports whether no other rank reads the source of c: on ranks of a broadcast other
-// than the root, and on the root of a gather if only the root can write there.
+// than the root, and on the root of a gather if only the root can write to
+// its destination.
 func (s *shared) keepsSource(c *transport.Call) bool {
 	switch c.Kind {
 	case transport.KindBroadcast:

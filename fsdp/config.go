@@ -221,8 +221,8 @@ const (
 	ByWeights
 	// ByActive makes them means over the ranks that have a batch, see [Sharded.Join], or that run a
 	// Backward together, see [Sharded.JoinCalls]. For a parameter of calls that may be absent, see
-	// [Tape.Optional], only the ranks among them that have used it count. Otherwise it equals
-	// ByRanks.
+	// [Tape.Optional], only the ranks among them that have used it count. Without Join,
+	// JoinCalls and Optional it equals ByRanks.
 	ByActive
 	// ByOne leaves them sums.
 	ByOne

@@ -44,7 +44,8 @@
 // Config.StrategyOf chooses for each unit. Config.GroupOf gives a unit, such as an expert, a
 // separate process group. Config.CutOf decides where a unit may be cut (between rows, or nowhere
 // within a tensor) and how much each of unequal machines gets. Optimizers update the shards that a
-// rank owns. [optim.Muon], the optimizer for matrices, brings them together as planned.
+// rank owns. [optim.Muon], the optimizer for matrices, needs whole matrices: its ranks exchange their
+// parts by the method that should be fastest.
 //
 // # The step is data
 //
@@ -167,8 +168,9 @@
 //
 // # What always holds
 //
-//   - While a call computes, only the units that this call and the next Prefetch calls read are
-//     whole, besides units that are kept: Prefetch+1, if no call reads more than one.
+//   - While a call computes, only its units and the units of the next Prefetch stages are whole,
+//     besides units that are kept. A stage is a run of calls that read the same units. If no call
+//     reads more than one unit, at most Prefetch+1 units are whole.
 //   - The same seed, number of ranks or of virtual ranks, and instruction set give the same bits.
 //     Initial parameters are the same at every number of ranks. Wrap warns if ranks compute with
 //     different instruction sets.

@@ -89,12 +89,13 @@ const (
 	// of other sums. The rounding errors of a rank's gradients are added to the gradients of its
 	// next Backward that reduces, before those are rounded. For that every rank keeps 260 bytes for
 	// each block of the whole model, [Plan].ErrorBytes: the errors, as blocks, which are themselves
-	// off by at most 1/254². Checkpoints do not contain them, because they would take that much for
-	// each rank. Save and SaveAsync drop them, like Load, Import and Freeze. So a training that
-	// continues from a checkpoint has the bits of the training that saved it, but a training that
-	// saves at other steps has other bits. A drop loses the errors of one Backward. Between
-	// replicas (of the hybrid strategies, and under NoShard, which so saves nothing) sums travel in
-	// Float32. If HybridShard has the bits of FullShard in Float32, it has them with Int8.
+	// off by at most 1/254² of the largest magnitude in the block of gradients. Checkpoints do not
+	// contain them, because they would take that much for each rank. Save and SaveAsync drop them,
+	// like Load, Import and Freeze. So a training that continues from a checkpoint has the bits of
+	// the training that saved it, but a training that saves at other steps has other bits. A drop
+	// loses the errors of one Backward. Between replicas (of the hybrid strategies, and under
+	// NoShard, which so saves nothing) sums travel in Float32. If HybridShard has the bits of
+	// FullShard in Float32, it has them with Int8.
 	Int8
 )
 

@@ -27,8 +27,9 @@ import (
 //
 // HybridShard cuts over S = Config.ShardRanks ranks, such as the ranks of a host, and has R = N/S
 // replicas. Most of the traffic stays among the S, and only a piece of P/S is summed over the
-// replicas. SecondaryShard cuts over all N. After forward, each rank keeps 1/S of the gathered
-// parameters, in the type in which they travelled, until backward gathers them among the S ranks.
+// replicas. SecondaryShard cuts over all N. From the first gather of a unit on, each rank keeps 1/S
+// of the gathered parameters, in the type in which they travelled, until backward has gathered them
+// among the S ranks.
 // That saves one gather between hosts for up to P/S of memory in a pass. Under every strategy the
 // gradients of a unit are whole from their first writer to the end of their reduction.
 //

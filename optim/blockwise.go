@@ -23,8 +23,8 @@ const least8 = 4096
 // rows of frequent and rare tokens may differ by more: a [Rule] can keep them in 32 bits.
 //
 // Read returns the decoded numbers. Write rounds to the nearest of these. Numbers that were read
-// become the same bits again if they are written to the same blocks. Writing a slice rounds every
-// block again that the slice is a part of. A number that is not finite turns its block into NaN.
+// become the same bits again if they are written to the same blocks. Writing a slice rounds
+// again every block that the slice overlaps. A number that is not finite turns its block into NaN.
 //
 // Blocks begin at multiples of 256 of an element's index in the whole parameter. So rounding does
 // not depend on how the parameter is cut, except in blocks that a cut goes through: there each side

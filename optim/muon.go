@@ -32,8 +32,9 @@ import (
 // Owner and Gather give the bits of one rank, however a matrix is cut and on any number of ranks;
 // Gram is within rounding of them.
 //
-// Ranks compute on one core each. The buffers around the iteration take twice the memory of the
-// rank's matrices, from the first Step on. A Step whose group fails has changed b.
+// Ranks compute on one core each. The buffers around the iteration take about twice the memory of
+// the rank's matrices, from the first Step on; for Gather they also hold the whole matrices. A Step
+// whose group fails has changed b.
 //
 // A zero Momentum, Steps or Eps means its default; [Zero] means zero.
 type Muon struct {

@@ -193,7 +193,8 @@ func (j *muonJob) gramTime(t *muonTeam, m Machine) float64 {
 	return (rows+small)/m.FLOPS/n + moved/m.Bandwidth
 }
 
-// gatherSmall replaces Owner by Gather if the messages take longer than the work on all ranks.
+// gatherSmall replaces Owner by Gather for all matrices if they take less time so: Gather needs fewer
+// messages, but every rank that has part of a matrix computes it whole.
 func (t *muonTeam) gatherSmall(m Machine) {
 	owned, gathered := 2*float64(t.size-1)*m.Latency, m.Latency*float64(t.places)
 	for i := range t.jobs {

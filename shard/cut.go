@@ -102,9 +102,9 @@ type fitter struct {
 // cut places the parameters of the layout anew.
 //
 // A parameter that fills the shard of a rank between two others needs a shard of whole blocks. So
-// cut tries, for every length of a parameter, shards of at least this length that are multiples of
-// the blocks of all longer parameters. Among these a longer shard always fits if a shorter one
-// does.
+// cut tries, for zero and for every length of a parameter that is cut at blocks, shards of at least
+// this length that are multiples of the alignment and of the blocks of all longer parameters that
+// are not whole. Among these a longer shard always fits if a shorter one does.
 func (f *fitter) cut() error {
 	l := f.l
 	most := math.MaxInt / l.world / l.align * l.align

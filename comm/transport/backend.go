@@ -13,7 +13,8 @@ type Backend interface {
 	// compares the calls of all ranks; a difference is a *MismatchError. A *RankError
 	// blames a rank; for any other error this rank is blamed. An error that blames
 	// another rank, or wraps ErrLost, counts a second later, unless news has brought a
-	// better one. If ctx ends, Run soon returns its cause; without progress for the
+	// better one. Exceptions: a *RankError that wraps ErrDamaged counts at once, and
+	// ErrEnded counts later, because it is not a reason by itself. If ctx ends, Run soon returns its cause; without progress for the
 	// backend's time limit, it returns ErrTimeout. After an error Run is not called
 	// again.
 	Run(ctx context.Context, seq uint64, c *Call) error

@@ -6,7 +6,7 @@ import (
 )
 
 // Base is the part of a [Group] that is the same over every transport: it makes
-// the [Call] of each method. Handles embed it.
+// the [Call] of each method. Handles embed it and add Close.
 type Base struct {
 	issuer     Issuer
 	name       string
@@ -17,9 +17,10 @@ type Base struct {
 func NewBase(i Issuer, name string, rank, size int) Base { return Base{i, name, rank, size} }
 
 // Issuer is the part of a handle that differs between transports: how it issues calls, waits for
-// them and gives them up.
+// them and gives them up. Base calls it from any goroutine and does not validate calls: Start and
+// Perform do, with [Call.Check] for example.
 type Issuer interface {
-	// Start issues c and returns its Work, or [Refused] if c cannot be issued.
+	// Start issues c without blocking and returns its Work, or [Refused] if c cannot be issued.
 	Start(c Call) Work
 	// Perform issues c, waits for it, and returns its number in the group.
 	Perform(ctx context.Context, c Call) (seq uint64, err error)
@@ -94,7 +95,7 @@ func (f *Base) Abort(err error) {
 	f.issuer.AbortWith(f.Blame(err))
 }
 
-// Blame returns the error of a group that failed because of err on this rank.
+// Blame returns the *RankError of this group that names this rank and wraps err.
 func (f *Base) Blame(err error) error { return &RankError{f.name, f.rank, err} }
 
 // errClosed is the failure of a group that this rank has closed.

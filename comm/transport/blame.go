@@ -20,9 +20,11 @@ const (
 	HasLeft = "has left the group"
 )
 
-// Straggler asks all ranks of a group what they are doing and returns which of the given ranks
-// keeps the others waiting in collective seq, or the first of them if that is open. It adds the
-// status of that rank to err.
+// Straggler asks all ranks of a group for their status and returns which of the given ranks keeps the
+// others waiting in collective seq, or the first of them if that is open. ranks has at least one
+// rank. report returns one Status per rank of the group, and must return soon after its context
+// ends, half a second later. Straggler adds the status of the rank to err, or returns err as it is
+// if report fails.
 func Straggler(report func(context.Context) ([]Status, error), ranks []int, seq uint64, err error) (int, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var clock sync.WaitGroup
@@ -67,9 +69,11 @@ func (s Status) lag(seq uint64) uint64 {
 	return ^uint64(0)
 }
 
-// SplitError returns the failure of group name on the given rank when collective seq has formed the
-// group of ranks under color, but err prevented making it. The rank to blame there is also to blame
-// here.
+// SplitError returns the failure of group name if collective seq has formed the group of ranks under
+// color, but making that group has failed with err on the given rank. If err contains a *RankError
+// of group name, or of a group that it was split from, SplitError returns that error. If err
+// contains one of the new group, SplitError blames the same rank, by its number in group name.
+// Otherwise it blames the given rank.
 func SplitError(name string, rank int, seq uint64, color int, ranks []int, err error) error {
 	var blame *RankError
 	if errors.As(err, &blame) {

@@ -105,10 +105,11 @@ func OnDevice[T Elem](addr uintptr, n int) Buffer {
 }
 
 // HostMemory returns the Buffer of n elements of type d at p, for transports that
-// share memory.
+// share memory. The caller keeps the memory valid while the Buffer is in use.
 func HostMemory(p unsafe.Pointer, n int, d DType) Buffer { return Buffer{ptr: p, len: n, dtype: d} }
 
-// At returns b with its elements at p, in memory of the host.
+// At returns b, a Buffer of host memory, with its elements at p instead. The caller
+// keeps them valid, as for [HostMemory].
 func (b Buffer) At(p unsafe.Pointer) Buffer {
 	b.ptr = p
 	return b

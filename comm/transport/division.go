@@ -25,6 +25,9 @@ const (
 // into lanes, and the lanes into parts. It follows from the calls alone, so all ranks
 // divide alike. Lane i suits rank i best: it fills the destination of rank i (a gather is
 // all in the root's lane) or, in an all-reduce, an equal share of the buffer.
+//
+// The caller fills in Calls, which match, and Copies, and then calls Cut. From then on
+// several goroutines may call Run for different parts, each with its own Reducer.
 type Division struct {
 	Calls []Call // by rank
 	Parts []int  // by lane
@@ -59,7 +62,8 @@ func (d *Division) Cut() (parts int) {
 	return parts
 }
 
-// Fetch completes the all-reduce of rank i, whose buffer is a copy, in dst.
+// Fetch completes the all-reduce of rank i, whose buffer is a copy, in dst, when all parts
+// have run.
 func (d *Division) Fetch(i int, dst Buffer) {
 	for k := range d.Calls {
 		lo, hi := d.stripe(k)
@@ -94,7 +98,7 @@ func (d *Division) stripe(i int) (lo, hi int) {
 	return min(i*share, b.len), min((i+1)*share, b.len)
 }
 
-// Run executes one part of lane i.
+// Run executes part number part, from 0, of lane i.
 func (d *Division) Run(i, part int, r *Reducer) {
 	c := &d.Calls[i]
 	switch c.Kind {

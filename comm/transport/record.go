@@ -108,7 +108,8 @@ func (r *Recorder) Issue(seq uint64, call *Signature) {
 	e.seq, e.call, e.at = seq, *call, shm.Ticks()
 }
 
-// Start records that collective seq is being executed.
+// Start records that collective seq is being executed. Unlike the other methods it needs no
+// lock.
 func (r *Recorder) Start(seq uint64) { r.running.Store(seq) }
 
 // Status returns the flight record of the given rank, on which done collectives are

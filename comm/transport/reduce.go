@@ -30,8 +30,10 @@ func Reduce(dst Buffer, srcs []Buffer, op Op, n int) error {
 
 var reducers = sync.Pool{New: func() any { return new(Reducer) }}
 
-// Reducer holds the lists and the scratch memory that one reduction at a time
-// needs, so that none is allocated in steady state.
+// Reducer holds the lists and the scratch memory of reductions, so that none is
+// allocated in steady state. The zero value is ready to use, by one goroutine at a
+// time. The caller sets Sources, at least one, and clears them afterwards. The
+// methods check nothing; the function [Reduce] does.
 type Reducer struct {
 	Sources []Buffer // same type and length, one per rank or span
 	ranks   []Span   // each rank for itself

@@ -88,8 +88,10 @@ func NewSerial(name string, rank, size int, b Backend) *Serial {
 }
 
 // Open runs join, which makes the backend ready together with the other ranks, as
-// collective #0: if the group fails meanwhile, the backend is stopped and join returns,
-// and Close waits for that. If Open returns an error, the group is closed.
+// collective #0. It is called once, before the first collective. If the group fails
+// meanwhile, Open stops the backend, and join must return soon; Close waits for that. Open
+// does not pass ctx on: join must return when it ends. If join fails, Open reports the
+// failure to the other ranks. If Open returns an error, the group is closed.
 func (s *Serial) Open(ctx context.Context, join func() error) error {
 	s.mu.Lock()
 	s.opening, s.running = true, true
@@ -226,7 +228,7 @@ func (s *Serial) unlocked(f func()) {
 	s.waiters.WakeAll()
 }
 
-// Failure returns why the next collective fails, or nil.
+// Failure returns why the first incomplete collective of this rank cannot complete, or nil.
 func (s *Serial) Failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -471,7 +473,9 @@ func (s *Serial) Staging(d DType, n int) int {
 // Failing returns a channel that is closed when the group fails, see the function Failing.
 func (s *Serial) Failing() <-chan struct{} { return s.alarm.Bell() }
 
-// Status returns the flight record of this rank.
+// Status returns the flight record of this rank, the answer to a Report. It also records
+// that a rank has asked: if this rank times out within the next 500 ms, it first waits up
+// to a second for the result of that question.
 func (s *Serial) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -68,10 +68,10 @@ func (s *Serial) hear(ctx context.Context, seq uint64, patience time.Duration) e
 }
 
 // patience is how long a rank waits for the reason why another one has ended a connection in good
-// order. There are three cases. The other rank has failed, may still wait for its own reason, and
-// then reports it. Or its process has ended, which its control connections show. Or one of the two
-// ranks is cut off since, which is known when a silent host counts as lost. The limit bounds this
-// wait like any other.
+// order, because such an end is not a reason itself. There are three cases. The other rank has
+// failed, may still wait for its own reason, and then reports it. Or its process has ended, which its
+// control connections show. Or one of the two ranks has been cut off since, which is known when a
+// silent host counts as lost. The limit bounds this wait, but not below 2*Grace.
 func (s *Serial) patience() time.Duration {
 	most := mesh.Unanswered + Grace
 	if limit := s.Timeout(); limit > 0 {

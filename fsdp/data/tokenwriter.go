@@ -88,10 +88,11 @@ func (w *TokenWriter) fail(err error) error {
 	return w.err
 }
 
-// Close writes the files to the disk and renames them, replacing existing files. After an error it
-// leaves nothing behind, and existing files stay. A killed process may leave a file whose name ends
-// in ".partial". At any time, the file of documents either matches the file of tokens or is
-// missing.
+// Close writes the files to the disk and renames them, replacing existing files. If writing fails,
+// Close leaves nothing behind, and existing files stay. If renaming fails, the old or the new file
+// of tokens stays, and the file of documents may be missing. A killed process may leave files whose
+// names end in ".partial". At any time, the file of documents either matches the file of tokens or
+// is missing.
 func (w *TokenWriter) Close() error {
 	if w.ended {
 		return w.err

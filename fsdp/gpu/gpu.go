@@ -39,9 +39,9 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// Device is a GPU that models compute on. Several models may use it, if a rank calls their methods
-// one after another, and all ranks in the same order. The work of each call follows all earlier
-// work.
+// Device is a GPU that models compute on. Several models may use it, if each rank calls their
+// methods one after another, and all ranks in the same order. A collective of one model then runs
+// after all earlier collectives of the others.
 //
 // For [fsdp.Dry] it may be new(Device): plans need no GPU, nor a library of one.
 type Device struct {

@@ -28,8 +28,9 @@
 //	call w0  h = tanh(x·w0 + b0)           owns w0.w0, w0.b0
 //	call w1  y = h·w1 + b1                 owns w1.w1, w1.b1
 //
-// A call ends before it would use another parameter, if a value made from its own parameters has
-// been through more than one operation other than additions and rearrangements. So x·w + b is one
+// A call takes no further parameter once one of its values, or the value that would use that
+// parameter, has been through more than one operation since the call's own parameters, other than
+// additions and rearrangements. So x·w + b is one
 // call, and so is x·wx + h·wh + b, but relu(x·w0 + b0)·w1 is two. The cut is where the fewest bytes
 // cross, between the last use of one call's parameters and the first use of the next call's
 // parameters.

@@ -19,7 +19,7 @@ import (
 //	Biased   bias [Heads, T, S], added to the scores of every sequence: relative positions, ALiBi
 //	Masked   ints [B, S] that hide the keys where they are zero
 //
-// Four more inputs are a cache, as in package generate: mask, ints [B, P+T], which hides keys of
+// With four more inputs Attention continues from a cache, as in package generate: mask, ints [B, P+T], which hides keys of
 // the cache and new keys where it is zero, positions, ints [B, T], and the keys and the values of
 // the cache, [B, P, KVHeads*HeadDim]. Then the results are the result for x, and the keys and the
 // values of x.

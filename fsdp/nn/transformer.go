@@ -378,9 +378,10 @@ func (m *GPT) NumParams() int {
 }
 
 // FLOPs returns the floating-point operations of forward and backward for one token of a sequence
-// of that length: six for each weight that it is multiplied with, and twelve for each column of
-// each token that it sees. Recomputation to save memory does not count. Tokens that a causal mask
-// hides, half of them, do count (Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
+// of that length: six for each weight that it is multiplied with, and twelve, in each layer, for
+// each column of each token of the sequence. Recomputation to save memory does not count. Tokens
+// that a causal mask hides, half of them, count, too (Chowdhery et al., 2022, arXiv:2204.02311,
+// appendix B).
 func (m *GPT) FLOPs(length int) int {
 	return flops(m.Layers*matrices(m.block())+m.Vocab*m.Dim, m.Layers*m.Dim*length)
 }

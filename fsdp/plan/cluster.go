@@ -95,8 +95,8 @@ const tileRows, tileCols = 128, 256
 // manyWaves is the number of tiles per multiprocessor from which the last tiles no longer matter.
 const manyWaves = 32
 
-// Parse reads a cluster from JSON. The file must have no unknown fields, and every value must make
-// sense.
+// Parse reads a cluster from JSON. Unknown fields are errors, and so is anything after the cluster.
+// A missing field is 0, and every value must make sense: see [Cluster.Check].
 func Parse(file []byte) (*Cluster, error) {
 	c := new(Cluster)
 	d := json.NewDecoder(bytes.NewReader(file))

@@ -41,7 +41,7 @@ const (
 	spinsPerYield = 256
 	// A longer yield shows that others need the processor: sleep.
 	longYield = time.Millisecond
-	// For this long after such a yield, a waiter with a time Alone sleeps after Alone.
+	// For this long after such a yield to other processes, a waiter with a time Alone sleeps after Alone.
 	cooldown = 100 * time.Millisecond
 )
 

@@ -11,7 +11,7 @@ type claim struct {
 	launcher   string
 	rank, size int    // -1: not set
 	set        string // "NAME=value NAME=value"
-	unset      string // the variables that identify the launcher
+	unset      string // the variables to unset so that the launcher is ignored
 }
 
 // ContradictionError says that two launchers give this process different places, and that neither
@@ -25,7 +25,7 @@ func (e *ContradictionError) Error() string {
 }
 
 // Outer returns the launcher that was not used, how many processes it has started, and the
-// variables that identify it.
+// variables to unset so that it is ignored.
 func (e *ContradictionError) Outer() (launcher string, size int, unset string) {
 	return e.other.launcher, e.other.size, e.other.unset
 }

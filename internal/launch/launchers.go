@@ -24,9 +24,9 @@ var launchers = []struct {
 }
 
 // torchrun reads the variables that torchrun sets for every process
-// (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables), as
-// do fsdprun and people by hand. By hand, RANK, WORLD_SIZE, MASTER_ADDR and
-// MASTER_PORT are enough.
+// (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
+// fsdprun sets the same ones, and people set them by hand. By hand, RANK,
+// WORLD_SIZE, MASTER_ADDR and MASTER_PORT are enough.
 //
 // If TORCHELASTIC_USE_AGENT_STORE is True, torchrun's own store listens on
 // MASTER_PORT already, and ranks are only its clients

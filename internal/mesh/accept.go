@@ -311,8 +311,8 @@ func (m *Mesh) dialOnce(caller, ctx context.Context, to way, rank int, h auth.He
 }
 
 // greet proves this rank to the other end of conn, with or without TLS, within dialTime. Only
-// seconds in which this process ran count: a process that was stopped meanwhile finds the answer.
-// The other side, for which it has joined, would refuse it the next time.
+// seconds in which this process ran count, so a process that was stopped meanwhile still reads the
+// answer. It could not dial again: the other side, for which it has joined, would refuse it.
 func (m *Mesh) greet(conn, secure net.Conn, hello auth.Hello) (theirs auth.Hello, err error) {
 	var clock sync.WaitGroup
 	answered := make(chan struct{})

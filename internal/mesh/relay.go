@@ -191,8 +191,8 @@ func (m *Mesh) peerEnded(p *peer, err error) {
 const routedHeader = 8
 
 // route sends a message on towards a rank that is not a neighbour. It takes the way back of that
-// rank's latest news, such as a question, which no hanging rank has passed on, or else goes to the
-// nearest neighbour. The caller holds m.relay.mu.
+// rank's latest news, such as a question, which no hanging rank has passed on. Without news it
+// chooses the neighbour nearest to that rank. The caller holds m.relay.mu.
 func (m *Mesh) route(author, to int, msg []byte) {
 	best, next := distance(m.cfg.Rank, to, m.cfg.Size), (*peer)(nil)
 	for _, r := range m.near {

@@ -75,7 +75,7 @@ func (l *local) Watch(f func(transport.Flight)) (stop func()) {
 // Failing returns a channel that is closed when the group fails, see the function Failing.
 func (l *local) Failing() <-chan struct{} { return l.team.alarm.Bell() }
 
-// AbortWith implements [Issuer].
+// AbortWith implements [transport.Issuer].
 func (l *local) AbortWith(err error) {
 	l.team.mu.Lock()
 	defer l.team.mu.Unlock()
@@ -127,7 +127,7 @@ func (l *local) forget(child *local) {
 	delete(l.team.children, child)
 }
 
-// Start implements [Issuer].
+// Start implements [transport.Issuer].
 func (l *local) Start(c transport.Call) transport.Work {
 	invalid := c.Check(l.Rank(), l.Size())
 	l.team.mu.Lock()
@@ -141,7 +141,7 @@ func (l *local) Start(c transport.Call) transport.Work {
 	return w
 }
 
-// Perform implements [Issuer].
+// Perform implements [transport.Issuer].
 func (l *local) Perform(ctx context.Context, c transport.Call) (uint64, error) {
 	h, err := l.issue(c)
 	if err == nil {

@@ -215,7 +215,7 @@ func (t *team) look() {
 	t.fail(&transport.RankError{Group: t.name, Rank: last, Err: err})
 }
 
-// Form implements [Issuer]: the first rank to ask makes the group for all of them.
+// Form implements [transport.Issuer]: the first rank to ask makes the group for all of them.
 func (l *local) Form(_ context.Context, seq uint64, color int, ranks []int) (transport.Group, error) {
 	t := l.team
 	t.mu.Lock()

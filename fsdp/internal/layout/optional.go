@@ -145,8 +145,8 @@ func (p *Path) schedule(like *program.Model) *program.Model {
 	return m
 }
 
-// Certain reports the calls that every training pass runs, with a use of each output that any pass
-// uses. Facts about their gradients do not depend on the batch.
+// Certain reports, by call, whether every training pass runs the call and uses every output of it
+// that any pass uses. Facts about the gradients of these calls do not depend on the batch.
 func (p *Path) Certain() []bool {
 	always := p.needs(p.Results[0], make([]map[program.Ref]bool, len(p.Calls)))
 	m := p.schedule(&program.Model{})

@@ -51,7 +51,7 @@ const (
 	inFlight    = 8
 	underWay    = 2
 	parcelBytes = 1 << 19
-	smallParts  = 4 // a small tensor is this many times smaller than parcelBytes
+	smallParts  = 4 // a small tensor takes at most 1/smallParts of a parcel, or of a block of memory
 )
 
 // A transfer is tensors under way.

@@ -65,8 +65,9 @@ func mine(l *layout.Layout, t *Tensor) bool {
 // group returns the group of a parameter.
 func group(l *layout.Layout, param int) *layout.Group { return &l.Groups[l.Home[param].Group] }
 
-// distinct returns an error if two tensors have one name: a parameter may have the name of a
-// parameter in a user's group, or of an optimizer's entry for another.
+// distinct returns an error if two tensors have one name: a parameter that is called "w@1" or
+// "momentum_buffer:w" has the name of the tensor of w in a user's group, or of an optimizer's entry
+// for w.
 func distinct(list []Tensor, nameOf func(*Tensor) string) error {
 	seen := make(map[string]struct{}, len(list))
 	for i := range list {
