@@ -95,21 +95,11 @@ type Peers struct {
 	Exact  bool // bits may not depend on the number of ranks: Cheapest does not choose Gram
 }
 
-// MuonVec is a [Vec] whose elements [Muon] can access.
-type MuonVec interface {
-	Vec
-	// Elements returns the memory of the vector.
-	Elements() Host
-}
-
-// Elements implements [MuonVec].
-func (h Host) Elements() Host { return h }
-
 const kindMuon = "Muon"
 
 // New returns Muon over params, with its state at zero. It returns an error that names the
 // parameter if one has no rows and columns, if pieces overlap, are malformed or have no Peers
-// although the rest is missing, if a value does not implement [MuonVec], as on a device, if Blocks
+// although the rest is missing, if a value does not implement [HostVec], as on a device, if Blocks
 // do not divide the rows, if Method is Gram but rows are cut, or if a hyper-parameter is out of
 // range. New is not a collective.
 func (c Muon) New(params []Param) (Optimizer, error) {
@@ -120,7 +110,7 @@ func (c Muon) New(params []Param) (Optimizer, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("optim: muon: %w", err)
 	}
-	values, err := valuesAs[MuonVec]("muon", params)
+	values, err := valuesAs[HostVec]("muon", params)
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +233,7 @@ func (c Muon) jobs(p *Param, i int) (list []muonJob, err error) {
 
 // muon does the updates of Muon.
 type muon struct {
-	values []MuonVec // of the pieces
+	values []HostVec // of the pieces
 	teams  []*muonTeam
 	s      Settings
 }
@@ -262,7 +252,7 @@ func (u *muon) prepare(pieces []piece, absent []bool) error {
 			if t.f64 == nil {
 				t.f64 = newMuonRun[float64](t)
 			}
-			if err := t.f64.directions(u, pieces, absent, func(v Vec) []float64 { return v.(MuonVec).Elements().F64 }); err != nil {
+			if err := t.f64.directions(u, pieces, absent, func(v Vec) []float64 { return v.(HostVec).Elements().F64 }); err != nil {
 				return err
 			}
 			continue
@@ -270,7 +260,7 @@ func (u *muon) prepare(pieces []piece, absent []bool) error {
 		if t.f32 == nil {
 			t.f32 = newMuonRun[float32](t)
 		}
-		if err := t.f32.directions(u, pieces, absent, func(v Vec) []float32 { return v.(MuonVec).Elements().F32 }); err != nil {
+		if err := t.f32.directions(u, pieces, absent, func(v Vec) []float32 { return v.(HostVec).Elements().F32 }); err != nil {
 			return err
 		}
 	}

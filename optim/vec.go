@@ -51,7 +51,14 @@ type Vec interface {
 	Write(from Host) error
 }
 
-// Host is a [Vec] in ordinary memory, with the updates of all optimizers. At most one field is set;
+// HostVec is a [Vec] in ordinary memory, which [Muon] and [Elementwise] access directly.
+type HostVec interface {
+	Vec
+	// Elements returns the memory of the vector.
+	Elements() Host
+}
+
+// Host is a [HostVec] with the updates of all optimizers. At most one field is set;
 // none is for an empty Host.
 type Host struct {
 	F32 []float32
@@ -66,6 +73,9 @@ func (h Host) Float64() bool { return h.F64 != nil }
 
 // Slice implements [Vec]. The caller cannot append to the result.
 func (h Host) Slice(from, to int) Vec { return h.slice(from, to) }
+
+// Elements implements [HostVec].
+func (h Host) Elements() Host { return h }
 
 // Zero implements [Vec].
 func (h Host) Zero() error {

@@ -16,7 +16,7 @@ import (
 // runs no pass. Its vectors have only a length.
 type Dry struct {
 	*host
-	Far     bool // its vectors cannot be accessed directly: none is an optim.MuonVec
+	Far     bool // its vectors cannot be accessed directly: none is an optim.HostVec
 	threads int
 	files   bool
 }
@@ -116,7 +116,7 @@ var (
 	_ optim.AdamVec  = dryVec{}
 	_ optim.Adam8Vec = dryVec{}
 	_ optim.SGDVec   = dryVec{}
-	_ optim.MuonVec  = nearVec{}
+	_ optim.HostVec  = nearVec{}
 )
 
 func (v dryVec) Len() int                     { return v.n }
