@@ -65,6 +65,7 @@
 //	Bits                           8 for AdamW8bit and Adam8bit of bitsandbytes, which have 8 bits
 //	Momentum, Nesterov             momentum, nesterov, with dampening 0 and maximize False
 //	Scale, NSSteps                 adjust_lr_fn, ns_steps of Muon
+//	Numbers                        what else an Elementwise has
 //	FullState.Params[…].Steps      state[…]["step"]
 //	FullState.Params[…].Entries    state[…]["exp_avg"] and so on
 //
@@ -79,6 +80,12 @@
 //	matrices, err := optim.Muon{}.New(hidden)
 //	rest, err := optim.AdamW{}.New(others)
 //	opt, err := optim.Compose(matrices, rest)
+//
+// # Your own optimizer
+//
+// [Elementwise] makes an optimizer from a function with its formula, if the formula treats every
+// element alike. State, loading, comparison between ranks and planning are done for you. An
+// optimizer of another kind implements [Optimizer].
 //
 // # Matrices
 //

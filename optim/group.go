@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // A Group is a set of parameters that an optimizer updates alike, like one of PyTorch's
@@ -18,7 +19,7 @@ type Group struct {
 // Settings are the hyper-parameters of an optimizer for a parameter, with defaults resolved. JSON
 // has PyTorch's names, except for lr_scale: PyTorch's lr is LR times LRScale.
 type Settings struct {
-	Kind        string     `json:"kind"` // "SGD", "Adam", "AdamW" or "Muon"
+	Kind        string     `json:"kind"` // "SGD", "Adam", "AdamW", "Muon", or the kind of an [Elementwise]
 	LR          float64    `json:"lr"`   // of the last Step, 0 before the first
 	LRScale     float64    `json:"lr_scale"`
 	WeightDecay float64    `json:"weight_decay"`
@@ -29,6 +30,7 @@ type Settings struct {
 	Bits        int        `json:"bits,omitzero"`         // of Adam and AdamW: 8 if the state is [Blockwise], or 0
 	Scale       string     `json:"adjust_lr_fn,omitzero"` // of Muon: a [Scale]
 	NSSteps     int        `json:"ns_steps,omitzero"`     // of Muon
+	Numbers     string     `json:"numbers,omitzero"`      // of an [Elementwise], such as "beta1=0.9 beta2=0.99"
 	EMA         float64    `json:"ema,omitzero"`          // decay of [EMA], or 0
 }
 
@@ -46,8 +48,12 @@ func (s *Settings) Facts() []string {
 	case kindMuon:
 		facts = append(facts, fmt.Sprintf("Momentum %v", s.Momentum), fmt.Sprintf("Nesterov %v", s.Nesterov),
 			fmt.Sprintf("Eps %v", s.Eps), fmt.Sprintf("Scale %s", s.Scale), fmt.Sprintf("NSSteps %d", s.NSSteps))
-	default:
+	case kindAdam, kindAdamW:
 		facts = append(facts, fmt.Sprintf("Beta1 %v", s.Betas[0]), fmt.Sprintf("Beta2 %v", s.Betas[1]), fmt.Sprintf("Eps %v", s.Eps))
+	default:
+		for _, number := range strings.Fields(s.Numbers) {
+			facts = append(facts, strings.Replace(number, "=", " ", 1))
+		}
 	}
 	if s.EMA != 0 {
 		facts = append(facts, fmt.Sprintf("EMA %v", s.EMA))
@@ -74,6 +80,9 @@ func (s *Settings) check() error {
 		checkHyper("LR", s.LR, math.Inf(1)),
 		checkHyper("EMA", s.EMA, 1),
 		checkBits(s.Bits))
+	if err == nil {
+		_, err = parseNumbers(s.Numbers)
+	}
 	if err == nil && s.Kind == kindMuon && (s.NSSteps < 1 || s.Scale != MatchAdamW.String() && s.Scale != ByShape.String()) {
 		err = fmt.Errorf("Scale is %s and Steps is %d", s.Scale, s.NSSteps)
 	}
@@ -168,6 +177,8 @@ func (a *part) regroup(of map[string]*Settings) (Settings, error) {
 		switch s := of[name].common(); {
 		case s.Kind != mine.Kind:
 			return mine, fmt.Errorf("parameter %q: its settings are of %s", name, s.Kind)
+		case !sameNames(s.Numbers, mine.Numbers):
+			return mine, fmt.Errorf("parameter %q: the numbers %q cannot take the place of %q", name, s.Numbers, mine.Numbers)
 		case (s.EMA == 0) != (a.settings.common.EMA == 0):
 			return mine, fmt.Errorf("parameter %q: EMA %v cannot take the place of %v: there is an average with EMA only", name, s.EMA, mine.EMA)
 		case (s.Momentum == 0) != (a.settings.common.Momentum == 0) && s.Kind == kindSGD:

@@ -82,7 +82,11 @@ type sgd struct {
 
 func (u *sgd) update(i int, p *piece, lr float64) error {
 	u.step.LR, u.step.WeightDecay, u.step.First = lr, p.weightDecay, p.steps == 1
-	return u.values[i].SGD(p.Grad, p.vecs[0], u.step)
+	var momentum Vec
+	if len(p.vecs) > 0 {
+		momentum = p.vecs[0]
+	}
+	return u.values[i].SGD(p.Grad, momentum, u.step)
 }
 
 func (u *sgd) set(s *Settings) { u.step = SGDStep{Momentum: s.Momentum, Nesterov: s.Nesterov} }

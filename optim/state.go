@@ -42,7 +42,7 @@ type preparer interface {
 type piece struct {
 	Param
 	hyper
-	vecs   [2]Vec       // the state: one for each name that the kind has, zeroed at New
+	vecs   []Vec        // the state: one for each name that the kind has, zeroed at New
 	steps  int          // updates of the state; zero means that the state is zero
 	ema    SGDVec       // the average, or nil
 	usable func() error // Ready without the check for swapped averages, or nil
@@ -86,7 +86,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 	}
 	defer leave(held)
 	for _, p := range params {
-		piece := piece{Param: p, hyper: resolve(rules, p, &s)}
+		piece := piece{Param: p, hyper: resolve(rules, p, &s), vecs: make([]Vec, len(names))}
 		piece.Shape = slices.Clone(p.Shape)
 		for i, name := range names {
 			var err error
