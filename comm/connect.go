@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
@@ -15,7 +16,7 @@ import (
 // withDefaults returns c with defaults filled in, or an error if it is invalid.
 func (c Config) withDefaults() (Config, error) {
 	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
+		c.Timeout = limit.Default
 	}
 	if c.JoinTimeout == 0 {
 		c.JoinTimeout = defaultJoinTimeout

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/gofsdp/gofsdp/comm/internal/limit"
 )
 
 // A rank that waits for others to join logs so after firstWord, and again every nextWord, so that
@@ -38,7 +40,7 @@ func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joinin
 	ctx, cancel := context.WithCancelCause(ctx)
 	j = &joining{cfg: cfg, next: min(firstWord, cfg.JoinTimeout/2), fail: cancel, whom: func() []int { return nil }}
 	j.strangers = slog.New(sparing{cfg.Logger.Handler(), &spared{}})
-	w := startWatch(cfg.JoinTimeout, func(waited time.Duration) {
+	stop := limit.Watch(cfg.JoinTimeout, func(waited time.Duration) {
 		switch {
 		case waited >= cfg.JoinTimeout:
 			cancel(fmt.Errorf("time is up after %v (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)", cfg.JoinTimeout))
@@ -47,7 +49,7 @@ func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joinin
 			j.say(waited)
 		}
 	})
-	return ctx, j, func() { w.stop(); cancel(nil) }
+	return ctx, j, func() { stop(); cancel(nil) }
 }
 
 // waitsFor sets the reason why the rank waits: the ranks that whom returns have not yet done the step

@@ -52,7 +52,7 @@ func TestPlan(t *testing.T) {
 func TestWaitsForOthers(t *testing.T) {
 	for _, n := range []int{2, runtime.NumCPU() + 1} {
 		for _, portable := range []bool{false, true} {
-			want := backoff.Policy{Eager: eager, Processes: true, Alone: alone}
+			want := backoff.Policy{Eager: backoff.Eager, Processes: true, Alone: alone}
 			if n > runtime.NumCPU() {
 				want.Alone = 0
 			}

@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -17,7 +16,7 @@ import (
 // beginning, so that no rank waits for one that will not come.
 func newRemote(ctx context.Context, l *link) (Group, error) {
 	cfg := &l.session.cfg
-	r := newRank(l.name, l.id, l.rank, len(l.ranks), cmp.Or(cfg.Timeout, defaultTimeout), cfg.Summed)
+	r := newRank(l.name, l.id, l.rank, len(l.ranks), cfg.Timeout, cfg.Summed)
 	r.link = l
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -76,7 +75,7 @@ func (l *link) waiting(p pump) backoff.Policy {
 	if l.session.mesh.Modelled() {
 		return backoff.Policy{} // time may stand still while a rank polls
 	}
-	w := backoff.Policy{Eager: eager, Processes: true, Alone: alone}
+	w := backoff.Policy{Eager: backoff.Eager, Processes: true, Alone: alone}
 	if l.crowded() {
 		w.Alone = 0
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/local"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/launch"
@@ -37,7 +38,7 @@ func Run(ctx context.Context, n int, f func(context.Context, Group) error) error
 	if err != nil {
 		return err
 	}
-	groups := local.New(n, cmp.Or(cfg.Timeout, defaultTimeout))
+	groups := local.New(n, cmp.Or(cfg.Timeout, limit.Default))
 	if launched {
 		g, err := Connect(ctx, cfg)
 		if err != nil {

@@ -1,6 +1,7 @@
 package comm
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
@@ -49,7 +51,7 @@ type session struct {
 // sessionConfig is the part of a [Config] that a session and the transports over it need.
 type sessionConfig struct {
 	Rank, Size int
-	Timeout    time.Duration // of operations
+	Timeout    time.Duration // of operations, 0 for the default
 	Summed     bool          // payloads over sockets have checksums
 }
 
@@ -104,6 +106,7 @@ const (
 )
 
 func newSession(cfg sessionConfig) *session {
+	cfg.Timeout = cmp.Or(cfg.Timeout, limit.Default)
 	return &session{
 		cfg: cfg, links: map[uint64]*link{}, ended: map[uint64]map[int]struct{}{}, early: map[uint64][]news{},
 		gone: map[int]error{}, asked: map[uint64]*question{}, votes: map[vote]string{}, voted: make(chan struct{}, 1),

@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/park"
 	"github.com/gofsdp/gofsdp/comm/internal/ticket"
 	"github.com/gofsdp/gofsdp/comm/transport"
@@ -91,7 +91,7 @@ var (
 func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	n := len(l.ranks)
 	s := &shared{
-		link: l, domain: d, timeout: cmp.Or(l.session.cfg.Timeout, defaultTimeout),
+		link: l, domain: d, timeout: l.session.cfg.Timeout,
 		lost: make([]atomic.Bool, n), turn: park.Baton{Handed: make(chan struct{}, 1)},
 		work: transport.NewDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
 	}
@@ -99,7 +99,7 @@ func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
 	s.turn.Take() // Close waits until the ranks have met
 	l.attach(s)
 	d.sweep()
-	ctx, done := withLimit(ctx, s.timeout)
+	ctx, done := limit.Context(ctx, s.timeout)
 	defer done()
 	err := s.meet(ctx)
 	if err != nil {

@@ -29,7 +29,7 @@ const (
 // of a pause, so it is measured: several times, because others may run meanwhile.
 func sharedWaiting(crowded bool) backoff.Policy {
 	if crowded {
-		return backoff.Policy{Eager: eager, Processes: true}
+		return backoff.Policy{Eager: backoff.Eager, Processes: true}
 	}
 	const samples, pauses = 16, 32
 	best := spinTime

@@ -66,9 +66,10 @@ var edges = map[string]string{
 	"internal/safetensors":        "internal/half",
 
 	// Groups of ranks.
-	"comm":                    "comm/internal/local comm/internal/park comm/internal/ticket comm/transport internal/auth internal/backoff internal/checksum internal/half internal/launch internal/mesh internal/shm internal/store internal/text",
+	"comm":                    "comm/internal/limit comm/internal/local comm/internal/park comm/internal/ticket comm/transport internal/auth internal/backoff internal/checksum internal/half internal/launch internal/mesh internal/shm internal/store internal/text",
 	"comm/commtest":           "comm comm/transport",
 	"comm/internal/grouptest": "comm/transport",
+	"comm/internal/limit":     "comm/transport internal/backoff",
 	"comm/internal/local":     "comm/internal/park comm/transport internal/backoff",
 	"comm/internal/park":      "",
 	"comm/internal/ticket":    "",
