@@ -1,6 +1,6 @@
-// Digits is a first program: a small transformer learns to read handwritten digits on two ranks, in
-// some seconds. It has what any training has around its loop: data that ranks share, a screen with the
-// curve of the loss, a checkpoint, an end by Ctrl-C, validation.
+// Digits is a first program: a small transformer learns to read handwritten digits on two ranks. It has
+// the parts of every training: data that the ranks share, a screen with the curve of the loss, a
+// checkpoint, an end by Ctrl-C, and validation. It takes some seconds on two cores, and prints:
 //
 //	$ go run ./examples/digits
 //	…
@@ -8,8 +8,10 @@
 //	…
 //	  450 steps over 28 740 img in 2s: 13.3k img/s
 //
-// After Ctrl-C it goes on from digits.ckpt, on any number of ranks: with -ranks 3, or as processes of
-// a launcher, go run ./fsdp/fsdprun -n 3 ./examples/digits.
+// It writes the checkpoint digits.ckpt in the current directory. After Ctrl-C the same command continues
+// from there, on any number of ranks: with -ranks 3, or as processes of a launcher, go run
+// ./fsdp/fsdprun -n 3 ./examples/digits. At the end of the training it only says that the training is
+// complete, validates again and draws the curve again.
 //
 // The data are 1,797 images of 8 by 8 pixels: the test set of "Optical Recognition of Handwritten
 // Digits" by E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998,
@@ -33,10 +35,10 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// digit is a sample: a row of each file.
+// digit is a sample.
 type digit struct {
-	Pixels []float32 `data:"images"` // 0 to 16
-	Label  int       `data:"labels"`
+	Pixels []float32 // 0 to 16
+	Label  int
 }
 
 // collate makes a batch as nn.ViT takes it: images [n, 1, 8, 8] and labels [n].
@@ -66,7 +68,7 @@ func main() {
 		m := must(fsdp.Wrap(vit, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Layer{})}))
 		defer func() { check(m.Close()) }()
 		opt := must(optim.AdamW{WeightDecay: 0.05}.New(m.Shards()))
-		learn, held := data.Split(must(data.OpenNpy[digit](file("images.npy"), file("labels.npy"))), 360, 1)
+		learn, held := data.Split(data.Of(samples()), 360, 1)
 		batches := must(data.NewLoader(data.Shuffle(learn, 1, 20), collate, data.Config{Group: g, Batch: 64}))
 
 		var at data.Position

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -18,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/gofsdp/gofsdp/fsdp/data"
 )
 
 // interruptVariable makes the test binary the program, which gets a signal when it shows a line
@@ -58,10 +59,10 @@ func steps(t *testing.T, out string) (list []int) {
 	return list
 }
 
-// TestResume trains on two ranks until Ctrl-C, goes on on three, and goes on from the end on one.
+// TestResume trains on two ranks until Ctrl-C, continues on three, and continues from the end on one. The
+// directory has no data.
 func TestResume(t *testing.T) {
 	dir := t.TempDir()
-	require.NoError(t, os.CopyFS(filepath.Join(dir, "examples/digits/testdata"), os.DirFS("testdata")))
 	run := func(ranks, interrupt string) string {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-ranks", ranks)
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), interruptVariable+"="+interrupt)
@@ -84,8 +85,8 @@ func TestResume(t *testing.T) {
 
 	over := run("1", "")
 	require.Empty(t, steps(t, over))
-	require.Contains(t, over, "digits.ckpt is of a run that is over: nothing is trained.")
-	require.NotContains(t, rest, "digits.ckpt is of a run that is over")
+	require.Contains(t, over, "The training is complete: digits.ckpt has step 450 of 450. Delete it to train again.\n")
+	require.NotContains(t, rest, "complete")
 	for _, out := range []string{rest, over} {
 		match := regexp.MustCompile(`accuracy (0\.\d+|1)`).FindStringSubmatch(out)
 		require.NotNil(t, match, out)
@@ -95,11 +96,19 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestFile finds the data from the directory of the example, and from the root.
-func TestFile(t *testing.T) {
-	require.FileExists(t, file("images.npy"))
-	t.Chdir("../..")
-	require.FileExists(t, file("images.npy"))
+// TestSamples compares the samples with the files as data.OpenNpy reads them.
+func TestSamples(t *testing.T) {
+	type row struct {
+		Pixels []float32 `data:"images"`
+		Label  int       `data:"labels"`
+	}
+	files := must(data.OpenNpy[row]("testdata/images.npy", "testdata/labels.npy"))
+	list := samples()
+	require.Len(t, list, files.Len())
+	for i, d := range list {
+		require.Equal(t, must(files.At(i)), row(d))
+	}
+	require.NoError(t, files.Close())
 }
 
 // TestLines counts the lines of code behind the imports.

@@ -1,24 +1,36 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
+	"bytes"
+	_ "embed" // the data are part of the program, so it runs in any directory
 
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 )
 
-// file returns the path of a file of the data, from the root of the repository or from this directory.
-func file(name string) string {
-	path := filepath.Join("testdata", name)
-	if _, err := os.Stat(path); err != nil {
-		path = filepath.Join("examples", "digits", path)
+var (
+	//go:embed testdata/images.npy
+	images []byte // 64 bytes for each image
+	//go:embed testdata/labels.npy
+	labels []byte // one byte for each image
+)
+
+// samples returns the images with their labels. data.OpenNpy reads such files from a disk.
+func samples() (list []digit) {
+	_, pixels, _ := bytes.Cut(images, []byte("\n")) // a line describes the array
+	_, names, _ := bytes.Cut(labels, []byte("\n"))
+	for i, name := range names {
+		d := digit{Pixels: make([]float32, 64), Label: int(name)}
+		for k := range d.Pixels {
+			d.Pixels[k] = float32(pixels[64*i+k])
+		}
+		list = append(list, d)
 	}
-	return path
+	return list
 }
 
-// tellOver says so if a checkpoint is of a run that is over, whose curve is shown again.
+// tellOver says so if the checkpoint is the end of a training.
 func tellOver(mon *monitor.Monitor, done, steps int) {
 	if done == steps {
-		mon.Printf("digits.ckpt is of a run that is over: nothing is trained. Without it another run begins.\n")
+		mon.Printf("The training is complete: digits.ckpt has step %d of %d. Delete it to train again.\n", done, steps)
 	}
 }

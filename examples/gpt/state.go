@@ -15,7 +15,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/data"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
-	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
 // record is what a checkpoint holds of a run beside the model and the optimizer: what it takes to
@@ -135,7 +134,7 @@ func (t *trainer) load(ctx context.Context) error {
 	}
 	t.screen.Printf("resumed after step %d from %s,\n  which %d ranks saved\n", t.opt.Steps(), checkpoint.Path, checkpoint.World)
 	for _, d := range differences(r.Flags, now) {
-		t.screen.Printf("%s\n", lines.Fill("warning: "+d, monitor.LogColumns, "  "))
+		t.screen.Printf("warning: %s\n", d)
 	}
 	t.screen.Printf("\n")
 	return nil

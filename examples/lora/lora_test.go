@@ -11,7 +11,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gofsdp/gofsdp/comm"
-	"github.com/gofsdp/gofsdp/examples/internal/text"
 	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
@@ -20,7 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // TestRun adapts a model that has hardly learned anything; run itself checks that what is frozen
 // stays. Then it compares what the last lines say of memory.
 func TestRun(t *testing.T) {
-	code, prose, err := text.Load()
+	code, prose, err := texts()
 	require.NoError(t, err)
 	var out bytes.Buffer
 	require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {

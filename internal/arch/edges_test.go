@@ -121,22 +121,21 @@ var edges = map[string]string{
 	"fsdp/op":                  "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",
 
 	// Commands and examples.
-	"fsdp/fsdpckpt":          "internal/checkpoint internal/safetensors internal/text optim",
-	"fsdp/fsdpdiff":          "internal/hashes",
-	"fsdp/fsdpplan":          "comm fsdp fsdp/nn fsdp/nn/hf fsdp/plan fsdp/profile internal/calibrate internal/text optim",
-	"fsdp/fsdprun":           "fsdp/profile internal/auth internal/launch internal/perfetto internal/regular internal/store internal/text",
-	"examples/cluster":       "",
-	"examples/digits":        "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
-	"examples/finetune":      "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
-	"examples/fromgraph":     "gorgonia comm fsdp fsdp/graph optim",
-	"examples/gpt":           "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer internal/text optim",
-	"examples/internal/text": "gorgonia fsdp",
-	"examples/lora":          "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
-	"examples/moe":           "gorgonia comm examples/internal/text fsdp fsdp/nn optim",
-	"examples/multimodal":    "gorgonia comm fsdp fsdp/nn fsdp/op optim",
-	"examples/offload":       "gorgonia fsdp fsdp/nn optim",
-	"examples/t5":            "gorgonia comm fsdp fsdp/generate fsdp/metrics fsdp/nn optim",
-	"examples/uneven":        "gorgonia comm fsdp fsdp/metrics fsdp/nn optim",
+	"fsdp/fsdpckpt":       "internal/checkpoint internal/safetensors internal/text optim",
+	"fsdp/fsdpdiff":       "internal/hashes",
+	"fsdp/fsdpplan":       "comm fsdp fsdp/nn fsdp/nn/hf fsdp/plan fsdp/profile internal/calibrate internal/text optim",
+	"fsdp/fsdprun":        "fsdp/profile internal/auth internal/launch internal/perfetto internal/regular internal/store internal/text",
+	"examples/cluster":    "",
+	"examples/digits":     "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
+	"examples/finetune":   "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
+	"examples/fromgraph":  "gorgonia comm fsdp fsdp/graph optim",
+	"examples/gpt":        "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer optim",
+	"examples/lora":       "gorgonia comm fsdp fsdp/data fsdp/nn optim",
+	"examples/moe":        "gorgonia comm fsdp fsdp/data fsdp/nn optim",
+	"examples/multimodal": "gorgonia comm fsdp fsdp/nn fsdp/op optim",
+	"examples/offload":    "gorgonia fsdp fsdp/nn optim",
+	"examples/t5":         "gorgonia comm fsdp fsdp/generate fsdp/metrics fsdp/nn optim",
+	"examples/uneven":     "gorgonia comm fsdp fsdp/metrics fsdp/nn optim",
 
 	// What measures and checks.
 	"internal/calibrate": "gorgonia comm fsdp fsdp/nn fsdp/plan internal/exec internal/peak optim",
@@ -148,7 +147,7 @@ const gorgonia = "gorgonia"
 // overGorgonia lists the packages that may need Gorgonia, directly or through what they import.
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
-	examples/digits examples/finetune examples/fromgraph examples/gpt examples/internal/text examples/lora examples/moe examples/multimodal examples/offload examples/t5 examples/uneven
+	examples/digits examples/finetune examples/fromgraph examples/gpt examples/lora examples/moe examples/multimodal examples/offload examples/t5 examples/uneven
 	fsdp fsdp/data fsdp/fsdpplan fsdp/generate fsdp/gpu fsdp/graph fsdp/internal/accept/kit fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/record fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/calibrate internal/exec internal/exec/exectest internal/gpu internal/gpu/gputest internal/ops
 `)
 
@@ -253,6 +252,18 @@ func checkGorgonia(graph map[string][]string, may []string) (faults []string) {
 func TestEdges(t *testing.T) {
 	for _, fault := range checkEdges(graph(t), edges) {
 		t.Error(fault)
+	}
+}
+
+// TestExamplesCanBeCopied checks that examples need no package that other modules cannot import, so that a
+// copy of an example builds anywhere.
+func TestExamplesCanBeCopied(t *testing.T) {
+	for _, f := range sources(t, func(f *file) bool { return product(f) && strings.HasPrefix(f.dir, "examples/") }) {
+		for _, i := range f.imports() {
+			if dir, ok := own(i); ok && (strings.HasPrefix(dir, "examples/") || slices.Contains(strings.Split(dir, "/"), "internal")) {
+				t.Errorf("%s imports %s", f.path, dir)
+			}
+		}
 	}
 }
 
