@@ -30,7 +30,7 @@ func (f *frame) Backward(step *program.Step, seed uint64) error {
 	return f.run(f.Calls[step.Call].Unit.Backward, step, seed, func(*nccl.Stream) error { return nil })
 }
 
-// run runs a program of a call, and then does something else.
+// run launches the program of a call, and then calls then.
 func (f *frame) run(p *exec.Program, step *program.Step, seed uint64, then func(w *nccl.Stream) error) error {
 	counted, err := f.d.counts.Alloc(step.Work, arena.Work)
 	if err != nil {
@@ -50,7 +50,7 @@ func (f *frame) run(p *exec.Program, step *program.Step, seed uint64, then func(
 	})
 }
 
-// bind says where the operands of a call are. What the call does not use is 0.
+// bind sets the addresses of a call's operands. Operands that the call does not use get address 0.
 func (f *frame) bind(step *program.Step) {
 	b, c := &f.Calls[step.Call], &f.d.call
 	f.fill(&c.Out, b.Out)
@@ -69,7 +69,7 @@ func (f *frame) bind(step *program.Step) {
 	c.Saved = f.addr(b.Saved)
 }
 
-// bindParams says where the parameters of a call and their gradients are.
+// bindParams sets the addresses of a call's parameters and of their gradients.
 func (f *frame) bindParams(step *program.Step) {
 	c := &f.d.call
 	c.Param, c.GradParam = c.Param[:0], c.GradParam[:0]
@@ -97,7 +97,8 @@ func (f *frame) bindParams(step *program.Step) {
 	}
 }
 
-// param returns where parameter i is in a full buffer of elements of type t, or 0 if there is none.
+// param returns the address of parameter i in a full buffer of elements of type t, or 0 if full is
+// 0.
 func (f *group) param(full uintptr, i int, t comm.DType) uintptr {
 	if full == 0 {
 		return 0
@@ -105,7 +106,7 @@ func (f *group) param(full uintptr, i int, t comm.DType) uintptr {
 	return full + uintptr(f.Flat.Offset(i)*t.Size())
 }
 
-// fill sets dst to where the buffers are.
+// fill sets dst to the addresses of the buffers.
 func (f *frame) fill(dst *[]uintptr, ids []int) {
 	*dst = (*dst)[:0]
 	for _, id := range ids {
@@ -113,7 +114,7 @@ func (f *frame) fill(dst *[]uintptr, ids []int) {
 	}
 }
 
-// addr returns where a buffer is, 0 if it is not live.
+// addr returns the address of a buffer, or 0 if it is not live.
 func (f *frame) addr(id int) uintptr {
 	if id < 0 {
 		return 0
@@ -121,7 +122,7 @@ func (f *frame) addr(id int) uintptr {
 	return f.at[id]
 }
 
-// launch launches a kernel with a thread for each of n elements.
+// launch launches a kernel with one thread for each of n elements.
 func (d *Device) launch(s *nccl.Stream, kernel string, n int, args ...uint64) error {
 	f, err := d.engine.Function(kernel)
 	if err != nil || n == 0 {

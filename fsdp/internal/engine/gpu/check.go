@@ -2,11 +2,12 @@ package gpu
 
 import "fmt"
 
-// check proves that no two operations of different streams touch the same memory, one of them to
-// write, unless one of them is over before the other begins. It goes by the waits and events alone,
-// and knows nothing of how they were chosen: each stream has a clock of how far it knows both to be.
+// check proves that two operations of different streams never touch the same memory, one of them
+// writing, unless one has ended before the other begins. The proof uses only the waits and events,
+// not the code that chose them. Each stream has a clock: how far it can be sure that both streams
+// have come.
 func check(ops []operation, events int) error {
-	var clocks [2][2]int // by lane, of each lane: operations that are over when the next one begins
+	var clocks [2][2]int // by lane, for each lane: the number of operations that have ended when the next one begins
 	marks := make([]*[2]int, events)
 	var given [2][]int // by lane: the operations so far
 	for i := range ops {

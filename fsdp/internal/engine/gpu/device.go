@@ -14,24 +14,24 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// Options are what a Device depends on beside the GPU.
+// Options configure a Device.
 type Options struct {
 	Poison  bool          // fill freed buffers with NaN
-	Timeout time.Duration // of collectives that make no progress; 0 means 5 minutes
-	Offload bool          // shards and the state of optimizers are in pinned memory of the host
-	Turns   *Turns        // of all that share the GPU; nil for one alone
+	Timeout time.Duration // limit for collectives that make no progress; 0 means 5 minutes
+	Offload bool          // keep shards and optimizer state in pinned memory of the host
+	Turns   *Turns        // shared by all Devices of one GPU; nil if only one Device uses it
 
-	staging int // bytes of pinned memory through which vectors are read and written; stagingBytes if 0
+	staging int // bytes of pinned memory for reading and writing vectors; stagingBytes if 0
 }
 
-// Turns are the order in which the Devices of one GPU use NCCL, whose communicators must not run at the
-// same time in another order on other ranks. The zero value is ready to use.
+// Turns order the use of NCCL by the Devices of one GPU: all ranks must run the communicators of a
+// GPU in the same order. The zero value is ready to use.
 type Turns struct {
 	mu   sync.Mutex
 	last *Device // that has launched something
 }
 
-// A Device implements engine.Device with a GPU.
+// A Device implements engine.Device on a GPU.
 type Device struct {
 	o        Options
 	gpu      *nccl.Device // the caller's
@@ -44,29 +44,29 @@ type Device struct {
 	events   []*nccl.Event                      // by number in a script
 	frames   map[*frame]bool                    // that are not over
 	call     compute.Call                       // that runs
-	programs map[*exec.Program]*compute.Program // of passes that are open or may be
-	old      []*compute.Program                 // of others
-	garbage  []*block                           // that the streams may not be through with
+	programs map[*exec.Program]*compute.Program // of passes that are open or can be opened again
+	old      []*compute.Program                 // no longer used by a pass
+	garbage  []*block                           // the streams may still use these
 
-	counts *arena.Arena // counts like a host's arena, and has no memory
+	counts *arena.Arena // counts like a host's arena, but has no memory
 	held   int          // bytes of the device that are allocated
-	fixed  int          // of these, what no pass and no shard is the reason of
-	pinned int          // bytes of the host that blocks take
+	fixed  int          // the part of held that belongs to no pass and no shard
+	pinned int          // bytes of the host in pinned blocks
 	blocks map[*block]bool
-	host   *arena.Arena                  // of what is lent
-	lent   map[*arena.Block]*arena.Block // how it is counted
+	host   *arena.Arena                  // the memory that Host returns
+	lent   map[*arena.Block]*arena.Block // the same blocks in counts
 
-	vectors sync.Mutex // held while one of them uses what follows
+	vectors sync.Mutex // guards the fields below
 	stage   staging
 	updates updates
 
 	mu     sync.Mutex
-	given  engine.Place  // the operation that was given to a stream last
-	failed error         // of the first operation that has
+	given  engine.Place  // the last operation given to a stream
+	failed error         // the first error of an operation
 	down   chan struct{} // closed when failed is set
 }
 
-// New returns a device that computes on dev, which stays the caller's and is closed after it.
+// New returns a device that computes on dev. The caller keeps dev, and closes it after the device.
 func New(dev *nccl.Device, o Options) (_ *Device, err error) {
 	d := &Device{
 		o: o, gpu: dev, down: make(chan struct{}), frames: make(map[*frame]bool), programs: make(map[*exec.Program]*compute.Program),
@@ -105,7 +105,8 @@ func New(dev *nccl.Device, o Options) (_ *Device, err error) {
 	return d, nil
 }
 
-// turn lets what the wire is given from now on come after all that another Device's was given.
+// turn makes later operations of the stream wire wait for all earlier ones of the other Devices on
+// this GPU.
 func (d *Device) turn() error {
 	t := d.o.Turns
 	if t == nil {
@@ -123,7 +124,7 @@ func (d *Device) turn() error {
 	return d.wire.Wait(d.joined[1])
 }
 
-// leaveTurns ends the order with what d was given, all of which is over.
+// leaveTurns removes d from the order. All operations of d have ended.
 func (d *Device) leaveTurns() {
 	if t := d.o.Turns; t != nil {
 		t.mu.Lock()
@@ -134,7 +135,7 @@ func (d *Device) leaveTurns() {
 	}
 }
 
-// release closes what New has made. The streams are idle.
+// release closes everything that New created. The streams are idle.
 func (d *Device) release() error {
 	d.leaveTurns()
 	errs := []error{d.links.close()}
@@ -155,8 +156,8 @@ func (d *Device) release() error {
 	return errors.Join(errs...)
 }
 
-// fail ends the device, if err is not nil and nothing has before. It returns why the device has ended.
-// Any goroutine may call it.
+// fail ends the device with err if err is not nil and the device has not ended yet. It returns the
+// reason for which the device ended. Any goroutine may call it.
 func (d *Device) fail(err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -167,8 +168,8 @@ func (d *Device) fail(err error) error {
 	return d.failed
 }
 
-// placed says when a fault of the device has happened. Streams run behind the host, so all that is known is
-// the operation that they were given last.
+// placed adds the place of a fault of the device to err. The streams run behind the host, so the
+// place is only the last operation that they were given.
 func (d *Device) placed(err error) error {
 	var fault *nccl.CUDAError
 	if !errors.As(err, &fault) || !fault.Fault() || d.given.Program == nil {
@@ -180,18 +181,18 @@ func (d *Device) placed(err error) error {
 	return &engine.OpError{Place: d.given, Err: fmt.Errorf("there or before: %w", err)}
 }
 
-// give notes which operation streams are given next.
+// give records the operation that the streams are given next.
 func (d *Device) give(p engine.Place) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.given = p
 }
 
-// err returns why the device has ended, or nil.
+// err returns the reason for which the device ended, or nil.
 func (d *Device) err() error { return d.fail(nil) }
 
-// order lets what stream to is given from now on wait for what from was given so far, updates that were
-// put off included.
+// order makes later operations of stream to wait for all earlier ones of stream from, including
+// pending updates.
 func (d *Device) order(from, to *nccl.Stream) error {
 	e := d.joined[0]
 	if from == d.wire {
@@ -205,11 +206,11 @@ func (d *Device) order(from, to *nccl.Stream) error {
 	return d.fail(to.Wait(e))
 }
 
-// A block is memory that is counted, with undefined contents: of the device, or of the host, where kernels
-// reach it as they do their own.
+// A block is counted memory with undefined contents. It is memory of the device, or pinned memory
+// of the host, which kernels access in the same way.
 type block struct {
 	memory
-	pinned  *nccl.HostMemory // the same if it is of the host, else nil
+	pinned  *nccl.HostMemory // the same memory if it is of the host, else nil
 	counted *arena.Block
 	mark    mark
 }
@@ -221,7 +222,7 @@ type memory interface {
 	Free() error
 }
 
-// alloc returns n bytes of the device that count as of a class.
+// alloc allocates n bytes of the device, counted in a class.
 func (d *Device) alloc(n int, class arena.Class) (*block, error) {
 	m, err := d.gpu.Alloc(n)
 	if err != nil {
@@ -230,7 +231,7 @@ func (d *Device) alloc(n int, class arena.Class) (*block, error) {
 	return d.count(&block{memory: m}, class)
 }
 
-// allocPinned is alloc of memory of the host.
+// allocPinned is like alloc, with memory of the host.
 func (d *Device) allocPinned(n int, class arena.Class) (*block, error) {
 	h, err := d.gpu.AllocHost(n)
 	if err != nil {
@@ -250,7 +251,7 @@ func (d *Device) count(b *block, class arena.Class) (*block, error) {
 	return b, nil
 }
 
-// bytes returns the number of bytes that the device has where a block is.
+// bytes returns the counter for the kind of memory that b has.
 func (d *Device) bytes(b *block) *int {
 	if b.pinned != nil {
 		return &d.pinned
@@ -258,7 +259,7 @@ func (d *Device) bytes(b *block) *int {
 	return &d.held
 }
 
-// free frees a block, or does nothing for nil. Both streams are through with it.
+// free frees a block. It does nothing for nil. Neither stream uses the block any more.
 func (d *Device) free(b *block) error {
 	if b == nil {
 		return nil

@@ -7,13 +7,14 @@ import (
 	compute "github.com/gofsdp/gofsdp/internal/gpu"
 )
 
-// dry is a Device without memory, for plans. What it counts depends on no GPU, and needs none.
+// dry is a Device without memory, for plans. Its counts do not depend on the GPU, and it needs
+// none.
 type dry struct {
 	*engine.Dry
 	scratch map[*exec.Program]int
 }
 
-// NewDry returns a device that counts as a Device does.
+// NewDry returns a device that counts memory like a Device, and allocates none.
 func NewDry() engine.Device {
 	d := &dry{engine.NewDry(engine.HostOptions{Threads: 1}), make(map[*exec.Program]int)}
 	d.Far = true

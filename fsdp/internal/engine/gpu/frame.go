@@ -15,7 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// A frame implements engine.Frame: a pass under way.
+// A frame implements engine.Frame: it is a pass under way.
 type frame struct {
 	*engine.Compiled
 	script *script
@@ -23,12 +23,12 @@ type frame struct {
 	d      *Device
 	s      *shards
 	batch  []exec.Value
-	slab   *slabOf        // nil before the first step, and when the pass is over
-	at     []uintptr      // by buffer: where it is, 0 if it is not live
+	slab   *slabOf        // nil before the first step, and after the pass
+	at     []uintptr      // address of each buffer, 0 if it is not live
 	counts []*arena.Block // by buffer in the slab
-	blocks []*block       // by buffer that outlives the pass
+	blocks []*block       // blocks of the buffers that outlive the pass
 	step   int            // that was entered last
-	issued []int          // steps of one kind whose collectives go in one launch
+	issued []int          // steps of one kind whose collectives share a launch
 }
 
 // Open implements engine.Device.
@@ -39,14 +39,15 @@ func (d *Device) Open(c *engine.Compiled, number int, s engine.Shards, batch []e
 	return f
 }
 
-// follow makes the pass one by c, of whose buffers none is live.
+// follow makes f a pass of c without live buffers.
 func (f *frame) follow(c *engine.Compiled) {
 	n := len(c.Plan.Buffers)
 	f.Compiled, f.script = c, c.Prepared.(*script)
 	f.at, f.counts, f.blocks = make([]uintptr, n), make([]*arena.Block, n), make([]*block, n)
 }
 
-// begin takes memory. What work is given comes after what used the memory before: see end.
+// begin takes memory. Later operations in work run after all operations that used this memory
+// before: see end.
 func (f *frame) begin() (err error) {
 	d := f.d
 	if f.slab, err = d.takeSlab(f.script.bytes); err != nil {
@@ -74,10 +75,11 @@ func (f *frame) upload() error {
 	return nil
 }
 
-// end gives the memory of the pass back. What comes next on work comes after all of it.
+// end gives the memory of the pass back. Later operations in work run after all operations of the
+// pass.
 func (f *frame) end() {
 	delete(f.d.frames, f)
-	_ = f.d.order(f.d.wire, f.d.work) // an error ends the device, and stays
+	_ = f.d.order(f.d.wire, f.d.work) // an error ends the device, which keeps it
 	if f.slab != nil {
 		f.slab.taken = false
 		f.slab = nil
@@ -95,8 +97,8 @@ func (f *frame) drop(id int) {
 	f.counts[id], f.blocks[id] = nil, nil
 }
 
-// issue gives an operation of the script to its stream: after what it waits for, and before what
-// waits for it.
+// issue gives an operation of the script to its stream, with the waits and the event that the
+// script decided.
 func (f *frame) issue(op int, do func(s *nccl.Stream) error) error {
 	if op < 0 {
 		return f.d.err()
@@ -110,7 +112,7 @@ func (f *frame) issue(op int, do func(s *nccl.Stream) error) error {
 	return f.after(op)
 }
 
-// stream returns the one of an operation.
+// stream returns the stream of an operation.
 func (f *frame) stream(op int) *nccl.Stream {
 	if f.script.ops[op].lane == onWire {
 		return f.d.wire
@@ -118,9 +120,10 @@ func (f *frame) stream(op int) *nccl.Stream {
 	return f.d.work
 }
 
-// before lets the stream of an operation wait for what that needs. Passes that are open at once share
-// events: what waits behind the turn for something before it waits for a call of the forward, and these are
-// over, since the host has waited for the loss.
+// before makes the stream of an operation wait for the operation that it needs. Passes that are
+// open at once share events. This is safe: an operation behind the turn that waits for one before
+// the turn waits for a call of the forward. All of these have ended, since the host has waited for
+// the loss.
 func (f *frame) before(op int) error {
 	f.d.give(f.place())
 	if by := f.script.ops[op].after; by >= 0 {
@@ -129,7 +132,7 @@ func (f *frame) before(op int) error {
 	return f.d.err()
 }
 
-// after marks the end of an operation, if another waits for it.
+// after records the end of an operation if another operation waits for it.
 func (f *frame) after(op int) error {
 	if e := f.script.ops[op].event; e >= 0 {
 		return f.fail(f.d.events[e].Record(f.stream(op)))
@@ -137,7 +140,8 @@ func (f *frame) after(op int) error {
 	return f.d.err()
 }
 
-// fail ends the device if err is not nil, in the present step, and returns why it has ended.
+// fail ends the device with an error at the present step if err is not nil. It returns the reason
+// for which the device ended.
 func (f *frame) fail(err error) error {
 	if err == nil {
 		return f.d.err()
@@ -185,7 +189,7 @@ func (f *frame) Enter(at int) error {
 	})
 }
 
-// alloc makes a buffer live: at an offset of the slab, unless it outlives the pass.
+// alloc makes a buffer live: at an offset of the slab, or in a block if it outlives the pass.
 func (f *frame) alloc(id, offset int) (err error) {
 	b := &f.Plan.Buffers[id]
 	if outlives(f.Plan, id) {
@@ -208,7 +212,7 @@ func (f *frame) Leave(at int) {
 	}
 }
 
-// poison fills what a step frees with NaN.
+// poison fills the buffers that a step frees with NaN.
 func (f *frame) poison(w *nccl.Stream, step *program.Step, work int) error {
 	for _, id := range step.Free {
 		if b := &f.Plan.Buffers[id]; f.at[id] != 0 && b.Bytes > 0 {
@@ -243,7 +247,8 @@ func (f *frame) Gather(group int) error {
 	return f.collective(func() (*link, nccl.Op, error) { return g.startGather(full) })
 }
 
-// Wait implements engine.Frame: what reads the parameters waits for their gather.
+// Wait implements engine.Frame. It does not wait: operations that read the parameters wait for
+// their gather.
 func (f *frame) Wait(context.Context, int) error { return f.d.err() }
 
 // Reduce implements engine.Frame.
@@ -261,12 +266,13 @@ func (f *frame) Sync(_ context.Context, group int) error {
 	})
 }
 
-// ScaleGrad implements engine.Frame. Wrap refuses what would need it.
+// ScaleGrad implements engine.Frame. Wrap refuses the configurations that need it.
 func (f *frame) ScaleGrad(int, float64) error {
 	return f.fail(errors.New("gradients of absent calls cannot be weighed on this device"))
 }
 
-// collective gives the collective of the present step to the wire, or leaves it to the one that it joins.
+// collective gives the collective of the present step to the wire. If the step joins the next one,
+// the collective is only enqueued.
 func (f *frame) collective(start func() (*link, nccl.Op, error)) error {
 	if err := f.before(f.script.steps[f.step].run); err != nil {
 		return err
@@ -286,7 +292,7 @@ func (f *frame) collective(start func() (*link, nccl.Op, error)) error {
 	return f.launch()
 }
 
-// launch launches what collective has left, and marks the end.
+// launch launches the enqueued collectives, and marks their end.
 func (f *frame) launch() error {
 	if err := f.d.links.launch(); err != nil {
 		return f.fail(err)
@@ -354,7 +360,7 @@ func (f *frame) read(to []byte, buffer int) error {
 	return f.d.download(to, f.at[buffer])
 }
 
-// Switch implements engine.Frame. The new plan has other offsets: what is live moves to them.
+// Switch implements engine.Frame. The new plan has other offsets, so live buffers are moved.
 func (f *frame) Switch(c *engine.Compiled) {
 	if f.slab == nil { // nothing has begun
 		f.follow(c)
@@ -368,10 +374,11 @@ func (f *frame) Switch(c *engine.Compiled) {
 	}
 }
 
-// move begins the pass anew, behind the steps up to the turn, and moves there what is live of old.
+// move begins the pass again behind the steps up to the turn, and moves the live buffers of old
+// there.
 func (f *frame) move(old *frame) (err error) {
 	d := f.d
-	if err := d.order(d.wire, d.work); err != nil { // which gathers to what is live
+	if err := d.order(d.wire, d.work); err != nil { // wire gathers into live buffers
 		return err
 	}
 	if err := f.begin(); err != nil {
@@ -399,7 +406,7 @@ func (f *frame) move(old *frame) (err error) {
 		}
 		f.counts[to], old.at[id], old.counts[id] = old.counts[id], 0, nil
 	}
-	for id := range f.at { // those that the forward has freed
+	for id := range f.at { // buffers that the forward has freed
 		if f.counts[id] == nil {
 			f.at[id] = 0
 		}
@@ -411,10 +418,10 @@ func (f *frame) move(old *frame) (err error) {
 	return d.order(d.work, d.wire)
 }
 
-// Inherit implements engine.Frame. What was done to gradients since the forward, such as zeroing them, comes
-// before the turn.
+// Inherit implements engine.Frame. Updates of gradients since the forward, such as zeroing them,
+// run before the turn.
 func (f *frame) Inherit() {
-	_ = f.d.launchUpdates() // an error ends the device, and stays
+	_ = f.d.launchUpdates() // an error ends the device, which keeps it
 	for _, id := range f.Plan.Inherited {
 		g := f.s.groups[f.Plan.Buffers[id].Index]
 		f.blocks[id], g.whole = g.whole, nil
@@ -431,7 +438,7 @@ func (f *frame) Bequeath() {
 	f.end()
 }
 
-// Await implements engine.Frame: end lets work wait for the gathers.
+// Await implements engine.Frame. It has nothing to wait for: end makes work wait for the gathers.
 func (f *frame) Await(context.Context) (int, error) { return 0, f.d.err() }
 
 // Settle implements engine.Frame.

@@ -10,11 +10,11 @@ import (
 	"github.com/gofsdp/gofsdp/internal/program"
 )
 
-// alignment is that of buffers in a slab, as of what the driver allocates.
+// alignment of buffers in a slab is the alignment of memory that the driver allocates.
 const alignment = 256
 
-// A script is a pass as the device runs it: where the buffers lie, in one slab, and what each stream
-// is given and waits for.
+// A script is a pass as the device runs it: the offsets of the buffers in one slab, and the
+// operations and waits of each stream.
 type script struct {
 	bytes  int   // of the slab
 	batch  []int // offsets of the batch tensors
@@ -25,12 +25,12 @@ type script struct {
 
 // A scriptStep belongs to a step of the plan.
 type scriptStep struct {
-	alloc              []int // by buffer in Step.Alloc: its offset in the slab
+	alloc              []int // for each buffer in Step.Alloc: its offset in the slab
 	work               int   // offset of scratch memory
-	clear, run, poison int   // operations: gradients that no call writes, that of the step, NaN in what is freed; or -1
+	clear, run, poison int   // operations, or -1: clearing of gradients that no call writes, the step itself, NaN in freed buffers
 }
 
-// newScript lays out a pass, and decides and proves the order of its operations.
+// newScript computes the script of a pass, and proves the order of its operations.
 func newScript(c *engine.Compiled, poison bool) (*script, error) {
 	w := newWriter(c, poison)
 	for i := range c.Plan.Steps {
@@ -46,7 +46,8 @@ func newScript(c *engine.Compiled, poison bool) (*script, error) {
 	return w.script, nil
 }
 
-// outlives tells whether a buffer exists before or after the pass. It is not in the slab.
+// outlives reports whether a buffer exists before or after the pass. Such a buffer is not in the
+// slab.
 func outlives(p *program.Plan, id int) bool {
 	return slices.Contains(p.Inherited, id) || slices.Contains(p.Left, id)
 }
@@ -56,12 +57,12 @@ type scriptWriter struct {
 	*script
 	c      *engine.Compiled
 	poison bool
-	alloc  [][]*arena.Place // by step: of the buffers it allocates, nil for those that outlive the pass
+	alloc  [][]*arena.Place // by step: places of the buffers that it allocates, nil if they outlive the pass
 	work   []*arena.Place   // by step
 	live   []*arena.Place   // by buffer, now
 }
 
-// newWriter returns one that has decided where everything lies.
+// newWriter returns a writer that has decided the offset of every buffer.
 func newWriter(c *engine.Compiled, poison bool) *scriptWriter {
 	w := &scriptWriter{script: new(script), c: c, poison: poison, live: make([]*arena.Place, len(c.Plan.Buffers))}
 	w.place()
@@ -149,8 +150,8 @@ func (w *scriptWriter) add(l lane, name string, touches []touch) int {
 	return len(w.ops) - 1
 }
 
-// joins tells whether a step is a collective that goes in one launch with that of the next step: those of
-// one kind that follow each other do, as of the groups of a unit.
+// joins reports whether step i is a collective that shares a launch with the next step. Successive
+// collectives of one kind do, such as the gathers of a unit.
 func joins(steps []program.Step, i int) bool {
 	switch kind := steps[i].Kind; kind {
 	case program.Gather, program.Reduce, program.Sync:
@@ -159,8 +160,8 @@ func joins(steps []program.Step, i int) bool {
 	return false
 }
 
-// touches returns what the operation of a step touches, and in which stream, or nil if it gives
-// nothing to a stream.
+// touches returns the memory that the operation of a step touches, and its stream. The list is nil
+// if the step issues no operation.
 func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch) {
 	g := step.Group
 	switch step.Kind {
@@ -170,7 +171,7 @@ func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch)
 		return onWire, w.buffer(nil, w.c.Grads[g], true)
 	case program.Drain:
 		return onWire, w.buffer(w.group(nil, grads(g), g, true), w.c.Grads[g], true)
-	case program.Turn: // behind what was done to gradients since the forward
+	case program.Turn: // after the updates of gradients since the forward
 		for g := range w.c.Model.Groups {
 			list = w.group(list, grads(g), g, true)
 		}
@@ -187,7 +188,7 @@ func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch)
 	return onWork, nil
 }
 
-// call appends what a call touches.
+// call appends the memory that a call touches.
 func (w *scriptWriter) call(list []touch, step *program.Step) []touch {
 	b, back := &w.c.Calls[step.Call], step.Kind == program.Backward
 	for k, ids := range [][]int{b.In, b.Out, {b.Saved}, b.GradOut, b.Update, b.GradIn} {
@@ -212,7 +213,7 @@ func (w *scriptWriter) call(list []touch, step *program.Step) []touch {
 	return list
 }
 
-// params appends the parameters of a group where calls find them.
+// params appends the parameters of a group at the place where calls read them.
 func (w *scriptWriter) params(list []touch, g int, write bool) []touch {
 	if w.c.Model.Groups[g].Hold == program.Always {
 		return w.group(list, values(g), g, write)
@@ -225,7 +226,7 @@ func (w *scriptWriter) group(list []touch, s space, g int, write bool) []touch {
 	return append(list, touch{s, 0, math.MaxInt, write, "the shard of group " + w.c.Model.Groups[g].Name})
 }
 
-// buffer appends a buffer of the pass, if it is there.
+// buffer appends a buffer of the pass. It appends nothing for a negative id.
 func (w *scriptWriter) buffer(list []touch, id int, write bool) []touch {
 	if id < 0 {
 		return list

@@ -15,75 +15,77 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// A link is the communicator of a group of several ranks. Its collectives go to the wire in the order
-// of the schedule, on which all ranks agree once a pass: they do not meet before each of them.
+// A link is the communicator of a group of several ranks. Its collectives are issued in the order
+// of the schedule. All ranks agree on the schedule once a pass, so they do not synchronise before
+// each collective.
 type link struct {
 	group comm.Group  // of the mesh
-	role  string      // of that: it names the communicator
-	over  *nccl.Group // of the same ranks: it has the communicator, and carries news of failures
+	role  string      // role of the group; it names the communicator
+	over  *nccl.Group // of the same ranks: it owns the communicator, and carries reports of failures
 	comm  *nccl.Communicator
-	told  uint64 // collectives that a watcher was told of
+	told  uint64 // number of collectives that were reported to a watcher
 }
 
-// links are the communicators of a device, and the watch over what is under way in them.
+// links are the communicators of a device, and a goroutine that watches their collectives.
 //
 // # In flight
 //
-// A collective is in flight from before NCCL is called, which may connect ranks and hang, until the
-// event behind it is reached. While anything is in flight a goroutine looks for errors of NCCL, for
-// failures of the groups, and at the time since something ended last. It ends the device when it
-// finds one. However a device ends, that goroutine tells the other ranks of the links and aborts the
-// communicators. So streams never stay blocked, and no rank waits for one that has given up.
+// A collective is in flight from before the call of NCCL, which may connect ranks and hang, until
+// the event behind it is reached. While any is in flight, a goroutine checks for errors of NCCL,
+// for failures of the groups, and for the time since the last collective ended. It ends the device
+// when it finds a fault. Whatever ends the device, this goroutine reports the failure to the other
+// ranks of the links and aborts the communicators. So no stream stays blocked, and no rank waits
+// for a rank that has given up.
 type links struct {
 	d    *Device
 	ops  []nccl.Op // of one link, enqueued and not launched
-	next *link     // their link
+	next *link     // the link of ops
 
-	checks sync.Mutex // held by check: a communicator answers one at a time
+	checks sync.Mutex // held by check: a communicator must be asked by one goroutine at a time
 
 	mu      sync.Mutex
-	list    []*link // in the order in which they were made
+	list    []*link // in the order of creation
 	tell    func(transport.Flight)
-	told    time.Time      // when the last launch that it was told of was over
-	flights []flight       // in the order of the wire
-	events  []*nccl.Event  // that no flight has
-	wake    chan struct{}  // has room for one: something is in flight
-	quit    chan struct{}  // ends the watch; nil without links
-	watch   sync.WaitGroup // of the watch
-	aborted error          // of aborting communicators
+	told    time.Time      // end of the last launch that was reported
+	flights []flight       // in the order of the stream wire
+	events  []*nccl.Event  // unused ones
+	wake    chan struct{}  // holds one signal: something is in flight
+	quit    chan struct{}  // ends the goroutine that watches; nil without links
+	watch   sync.WaitGroup // of that goroutine
+	aborted error          // the error of aborting communicators
 }
 
 // A flight is a collective that is in flight, or about to be launched.
 type flight struct {
 	link *link
-	at   engine.Place // that it is of, without a program outside of passes
+	at   engine.Place // its place; without a program outside of passes
 	name string       // of the flat group
-	end  *nccl.Event  // behind it; nil if it ends with the flight after it, or is being launched
+	end  *nccl.Event  // behind it; nil before the launch, or if it ends with the next flight
 
-	// What follows is for whoever watches, and zero without.
-	begin  *nccl.Event // before the launch, where end is
+	// The following fields are set only if a watcher is set.
+	begin  *nccl.Event // before the launch; set where end is
 	call   nccl.Op
 	issued time.Time
 }
 
-// defaultTimeout is how long the wire may make no progress while something is in flight.
+// defaultTimeout is how long the stream wire may make no progress while something is in flight.
 const defaultTimeout = 5 * time.Minute
 
-// connect makes the links of meshes that are not there yet. It is a collective of the ranks of each
-// mesh, who are given the same meshes in the same order. If a rank cannot join, all get its error.
+// connect creates the missing links of meshes. It is a collective of the ranks of each mesh, which
+// call it with the same meshes in the same order. If a rank cannot join, all ranks get its error.
 func (l *links) connect(ctx context.Context, meshes []ranks.Mesh) error {
 	err := l.d.await(ctx, l.d.wire) // nothing of another layout may be in flight
 	for _, k := range l.missing(meshes) {
 		if err == nil {
 			err = l.join(ctx, k)
 		} else {
-			k.group.Abort(err) // its ranks would wait for this one
+			k.group.Abort(err) // the other ranks would wait for this one
 		}
 	}
 	return err
 }
 
-// missing returns the links of meshes that are not there yet, without communicators.
+// missing returns new links for the meshes that have none. They have no communicators yet.
 func (l *links) missing(meshes []ranks.Mesh) (list []*link) {
 	for i := range meshes {
 		m := &meshes[i]
@@ -97,7 +99,7 @@ func (l *links) missing(meshes []ranks.Mesh) (list []*link) {
 	return list
 }
 
-// join makes the communicator of a link.
+// join creates the communicator of a link.
 func (l *links) join(ctx context.Context, k *link) (err error) {
 	k.over, err = nccl.New(ctx, k.group, l.d.gpu, nccl.GroupConfig{
 		Communicator: nccl.Config{Name: k.role}, Timeout: l.d.o.Timeout,
@@ -126,33 +128,33 @@ func (l *links) of(g comm.Group) *link {
 	return nil
 }
 
-// types are NCCL's names for what flat groups are made of.
+// types maps element types to NCCL's.
 var types = [...]nccl.DataType{
 	comm.Float32: nccl.Float32, comm.Float64: nccl.Float64, comm.BFloat16: nccl.BFloat16, comm.Float16: nccl.Float16,
 }
 
-// own returns where the n elements of this rank are in those of all, at full.
+// own returns the address of this rank's n elements in the buffer of all ranks at full.
 func (k *link) own(full uintptr, n int, t comm.DType) uintptr {
 	return full + uintptr(k.comm.Rank()*n*t.Size())
 }
 
-// allGather gathers the n elements of each rank, in place in those of all.
+// allGather gathers the n elements of each rank in place in the buffer at full.
 func (k *link) allGather(full uintptr, n int, t comm.DType) nccl.Op {
 	return nccl.Op{Kind: nccl.AllGather, Send: k.own(full, n, t), Recv: full, Count: n, Type: types[t]}
 }
 
-// reduceScatter leaves the sums of this rank's n elements in place of these, among those of all.
+// reduceScatter leaves the sums of this rank's n elements in place in the buffer at full.
 func (k *link) reduceScatter(full uintptr, n int, t comm.DType) nccl.Op {
 	return nccl.Op{Kind: nccl.ReduceScatter, Send: full, Recv: k.own(full, n, t), Count: n, Type: types[t], Reduce: nccl.Sum}
 }
 
-// allReduce replaces n elements by their sums over the ranks, or by their means.
+// allReduce replaces n elements by their sums or means over the ranks.
 func (k *link) allReduce(at uintptr, n int, t comm.DType, by nccl.RedOp) nccl.Op {
 	return nccl.Op{Kind: nccl.AllReduce, Send: at, Recv: at, Count: n, Type: types[t], Reduce: by}
 }
 
-// enqueue takes a collective of a flat group for the next launch. What is enqueued for another link
-// is launched first. Outside of passes at is zero.
+// enqueue adds a collective of a flat group to the next launch. Collectives enqueued for another
+// link are launched first. Outside of passes at is zero.
 func (l *links) enqueue(k *link, c nccl.Op, at engine.Place, name string) error {
 	if l.next != k {
 		if err := l.launch(); err != nil {
@@ -170,7 +172,7 @@ func (l *links) enqueue(k *link, c nccl.Op, at engine.Place, name string) error 
 	return nil
 }
 
-// launch gives what is enqueued to the wire, as one: none of it waits for another.
+// launch gives the enqueued collectives to wire as one NCCL group: none waits for another.
 func (l *links) launch() error {
 	if len(l.ops) == 0 {
 		return l.d.err()
@@ -191,7 +193,7 @@ func (l *links) launch() error {
 		return l.d.fail(err)
 	}
 	if err := k.comm.Group(ops, l.d.wire.Handle()); err != nil {
-		if known := l.d.err(); known != nil { // for which the watch has aborted the call
+		if known := l.d.err(); known != nil { // the watch has aborted the call
 			return known
 		}
 		return l.d.fail(l.blame(k, err))
@@ -199,7 +201,8 @@ func (l *links) launch() error {
 	return l.d.fail(l.mark(false))
 }
 
-// mark marks the end of what is in flight, or for whoever watches where the next launch begins.
+// mark records the end of the collectives in flight. With begin it records the beginning of the
+// next launch, if a watcher is set.
 func (l *links) mark(begin bool) (err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -226,14 +229,15 @@ func (l *links) mark(begin bool) (err error) {
 	return e.Record(l.d.wire)
 }
 
-// close ends the watch and the links, the youngest first. The wire has come past all that it was given.
+// close ends the goroutine that watches, and then the links, the newest first. All operations of
+// wire have ended.
 func (l *links) close() error {
 	if l.quit != nil {
 		close(l.quit)
 		l.watch.Wait()
 	}
 	errs := []error{l.aborted}
-	if n, err := l.over(); err == nil && l.d.err() == nil { // what the watch has not seen
+	if n, err := l.over(); err == nil && l.d.err() == nil { // ended since the last check of the watch
 		errs = append(errs, l.report(n))
 	}
 	for _, k := range slices.Backward(l.list) {
@@ -247,8 +251,8 @@ func (l *links) close() error {
 	return errors.Join(errs...)
 }
 
-// blame returns why a collective of a link has failed with err: what another rank has told, if it was
-// its failure.
+// blame returns the reason for which a collective of a link failed with err. If another rank caused
+// the failure, it is the error which that rank reported.
 func (l *links) blame(k *link, err error) error {
 	if errors.Is(err, nccl.RemoteError) {
 		timer := time.NewTimer(hearsay)
@@ -265,7 +269,7 @@ func (l *links) blame(k *link, err error) error {
 	return l.failure(k, err)
 }
 
-// failure says in which collective a link has failed, the first that is in flight.
+// failure adds the first collective of the link in flight to err.
 func (l *links) failure(k *link, err error) error {
 	err = ranks.Among(k.group, err)
 	l.mu.Lock()
@@ -281,12 +285,12 @@ func (l *links) failure(k *link, err error) error {
 	return &engine.OpError{Place: f.at, Err: err}
 }
 
-// failed reports whether the group of a link has.
+// failed reports whether a group of the link has failed.
 func (k *link) failed() bool {
 	return closed(transport.Failing(k.over)) || closed(transport.Failing(k.group))
 }
 
-// reason returns why it has. A group that has failed answers at once.
+// reason returns why a group of the link has failed. A failed group returns from Barrier at once.
 func (k *link) reason() error {
 	if closed(transport.Failing(k.group)) {
 		return k.group.Barrier(context.Background())

@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// A slabs is the memory of passes. A pass takes the smallest slab that holds it, and gives it back when
-// the last of its operations is given to work: whoever takes it next comes later.
+// slabs are the memory of passes. A pass takes the smallest slab that is large enough. It returns
+// the slab when its last operation is in work: the next user's operations run after it.
 type slabs struct {
 	all   []*slabOf
 	phase arena.Phase
@@ -23,12 +23,12 @@ type slabs struct {
 type slabOf struct {
 	*nccl.Memory
 	taken bool
-	phase arena.Phase // that needed all of it last, but for an eighth
+	phase arena.Phase // kind of the last step that needed at least 7/8 of it
 	step  int         // of that phase
 }
 
-// takeSlab returns a slab of n bytes at least. To make a larger one, those that nobody uses are given
-// up first.
+// takeSlab returns a slab of at least n bytes. Unused slabs are freed before a larger one is
+// allocated.
 func (d *Device) takeSlab(n int) (*slabOf, error) {
 	var best *slabOf
 	for _, s := range d.slabs.all {
@@ -55,7 +55,7 @@ func (d *Device) takeSlab(n int) (*slabOf, error) {
 	return best, nil
 }
 
-// dropSlabs frees the slabs that nobody uses and for which old is true.
+// dropSlabs frees the unused slabs for which old returns true.
 func (d *Device) dropSlabs(old func(*slabOf) bool) error {
 	free := func(s *slabOf) bool { return !s.taken && old(s) }
 	if !slices.ContainsFunc(d.slabs.all, free) {
@@ -76,7 +76,7 @@ func (d *Device) dropSlabs(old func(*slabOf) bool) error {
 	return errors.Join(errs...)
 }
 
-// idle waits until both streams have done what they were given.
+// idle waits until both streams have ended all their operations.
 func (d *Device) idle() error {
 	if err := d.wait(d.wire); err != nil {
 		return err
@@ -84,7 +84,7 @@ func (d *Device) idle() error {
 	return d.wait(d.work)
 }
 
-// discard frees a block when both streams are through with it, at the end of a step. It does nothing
+// discard frees a block at the end of a step, when neither stream uses it any more. It does nothing
 // for nil.
 func (d *Device) discard(b *block) {
 	if b != nil {
@@ -94,7 +94,7 @@ func (d *Device) discard(b *block) {
 	}
 }
 
-// sweep frees blocks that were discarded, and programs that no pass runs any more.
+// sweep frees discarded blocks, and programs that no pass uses any more.
 func (d *Device) sweep() error {
 	if len(d.garbage)+len(d.old) == 0 {
 		return nil
@@ -119,8 +119,8 @@ func (d *Device) Begin(p arena.Phase) {
 	d.counts.Begin(p)
 }
 
-// EndStep implements engine.Device. A slab is given up when the last two steps of its kind have not
-// needed so large a one.
+// EndStep implements engine.Device. It frees a slab if the last two steps of its kind did not need
+// one of its size.
 func (d *Device) EndStep() error {
 	p := d.slabs.phase
 	d.slabs.ended[p]++
@@ -178,7 +178,8 @@ func (d *Device) Apart() bool { return true }
 // Copies implements engine.Device.
 func (d *Device) Copies() bool { return true }
 
-// Work implements engine.Device: the memory that the program plans, and behind it what kernels need.
+// Work implements engine.Device. It returns the memory that the program plans, plus scratch memory
+// of the kernels.
 func (d *Device) Work(p *exec.Program) (int, error) {
 	if d.programs[p] == nil {
 		made, err := d.engine.Compile(p)
@@ -190,7 +191,8 @@ func (d *Device) Work(p *exec.Program) (int, error) {
 	return withScratch(p, d.programs[p].Scratch), nil
 }
 
-// withScratch returns the bytes that a run of a program takes with what kernels need.
+// withScratch returns the bytes that a run of a program takes, including scratch memory of its
+// kernels.
 func withScratch(p *exec.Program, scratch int) int {
 	if scratch > 0 {
 		return aligned(p.Work) + scratch
@@ -198,7 +200,7 @@ func withScratch(p *exec.Program, scratch int) int {
 	return p.Work
 }
 
-// aligned returns where in the memory of a call what kernels need begins, behind n bytes.
+// aligned returns the offset of the kernels' scratch memory behind n bytes of the call.
 func aligned(n int) int { return (n + alignment - 1) / alignment * alignment }
 
 // Prepare implements engine.Device.
@@ -231,7 +233,7 @@ func (d *Device) Keep(passes []*engine.Compiled) {
 // Reserve implements engine.Device.
 func (d *Device) Reserve(c *engine.Compiled, _ func(arena.Class) bool) int { return reserve(c) }
 
-// reserve returns the bytes that a pass takes, all of them outside of files.
+// reserve returns the bytes that a pass takes. All of them are in memory.
 func reserve(c *engine.Compiled) int {
 	n := c.Prepared.(*script).bytes
 	for id, b := range c.Plan.Buffers {
@@ -242,7 +244,7 @@ func reserve(c *engine.Compiled) int {
 	return n
 }
 
-// Finish implements engine.Device. Nothing that this rank does to the groups of the ranks is under way.
+// Finish implements engine.Device. This rank has nothing under way on the groups.
 func (d *Device) Finish() error { return d.err() }
 
 // Wait implements engine.Device.
@@ -253,7 +255,7 @@ func (d *Device) Wait() error {
 	return d.idle()
 }
 
-// Close implements engine.Device. It returns a failure that it is the first to see, as nobody asks after it.
+// Close implements engine.Device. It returns a failure that no earlier call has returned.
 func (d *Device) Close() error {
 	known := d.err() != nil
 	if err := d.settle(); err != nil {

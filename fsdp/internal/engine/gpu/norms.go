@@ -32,8 +32,8 @@ func (d *Device) Squares(vs []optim.Vec, bounds []float64) ([][4]float64, error)
 	return list, err
 }
 
-// measure lets a kernel work on vectors, each with the numbers of a piece, and gives away the results.
-// It waits once, or for more than maxPieces vectors once for so many.
+// measure runs a kernel on vectors, each with the numbers of a piece, and passes each result to
+// result. It waits once for every maxPieces vectors.
 func (d *Device) measure(k kernel, vs []optim.Vec, numbers func(i int) piece, result func(i int, words [4]int64)) error {
 	d.vectors.Lock()
 	defer d.vectors.Unlock()
@@ -50,7 +50,7 @@ func (d *Device) measure(k kernel, vs []optim.Vec, numbers func(i int) piece, re
 	return d.err()
 }
 
-// answer lets a kernel work on vectors, and returns what it says of each.
+// answer runs a kernel on vectors, and returns the result for each.
 func (d *Device) answer(k kernel, vs []optim.Vec, numbers func(i int) piece) ([][4]int64, error) {
 	if err := d.flush(); err != nil {
 		return nil, err

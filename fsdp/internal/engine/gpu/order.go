@@ -16,18 +16,19 @@ func (l lane) String() string {
 	return "work"
 }
 
-// A space is memory in which places are compared: the slab of a pass, or a block of a group.
+// A space is memory with offsets that can be compared: the slab of a pass, or a block of a group.
 type space int
 
 // slab is the memory of the buffers of a pass.
 const slab space = 0
 
-// The blocks of a group: its parameters and gradients here, and whole gradients that outlive a pass.
+// These are the blocks of a group: its shards of parameters and gradients, and whole gradients that
+// outlive a pass.
 func values(group int) space { return space(3*group + 1) }
 func grads(group int) space  { return space(3*group + 2) }
 func wholes(group int) space { return space(3*group + 3) }
 
-// A touch is bytes of a space that an operation reads or writes.
+// A touch is a range of bytes that an operation reads or writes.
 type touch struct {
 	space    space
 	from, to int
@@ -35,23 +36,23 @@ type touch struct {
 	what     string // for messages
 }
 
-// conflicts tells whether two operations that touch a and b must have an order.
+// conflicts reports whether two operations that touch a and b must have an order.
 func (a *touch) conflicts(b *touch) bool {
 	return a.space == b.space && (a.write || b.write) && a.from < b.to && b.from < a.to
 }
 
-// An operation is what a step of a pass gives to one stream. The operations of a pass are given in
-// the order of the list.
+// An operation is the work that a step of a pass gives to one stream. A pass issues its operations
+// in the order of the list.
 type operation struct {
 	lane    lane
 	name    string // for messages
 	touches []touch
-	joins   bool // it is launched with the next operation of its stream
+	joins   bool // it shares a launch with the next operation of its stream
 	after   int  // the operation of the other stream that it waits for, or -1
 	event   int  // recorded after it, or -1
 }
 
-// conflict returns what of a must have an order with b, or nil.
+// conflict returns the first touch of a that conflicts with b, or nil.
 func (a *operation) conflict(b *operation) *touch {
 	for i := range a.touches {
 		for j := range b.touches {
@@ -63,11 +64,11 @@ func (a *operation) conflict(b *operation) *touch {
 	return nil
 }
 
-// order decides which operations wait: for the last one of the other stream that touches the same
-// memory, unless an earlier wait of the same stream was for that or for a later one. It returns the
-// number of events that this takes.
+// order decides which operations wait. An operation waits for the last operation of the other
+// stream that touches the same memory, unless its stream has already waited for that one or for a
+// later one. It returns the number of events needed.
 func order(ops []operation) (events int) {
-	known := [2]int{-1, -1} // by lane: the last operation of the other one that is over
+	known := [2]int{-1, -1} // by lane: the last operation of the other lane that has certainly ended
 	for i := range ops {
 		op := &ops[i]
 		op.after, op.event = -1, -1

@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// shards implements engine.Shards in blocks of the device.
+// shards implements engine.Shards with blocks of the device.
 type shards struct {
 	d      *Device
 	groups []*group
@@ -23,10 +23,10 @@ type shards struct {
 type group struct {
 	*layout.Group
 	d              *Device
-	shard, replica *link  // of the ranks that the group is cut over, and that have the same piece; nil for this one alone
-	peers          *link  // of all that have it; nil for this one alone
+	shard, replica *link  // ranks that hold different pieces, and ranks with the same piece; nil if there is only this rank
+	peers          *link  // all ranks that hold the group; nil if there is only this rank
 	value, grad    *block // ShardBytes each; padding is zero; grad is nil if frozen
-	whole          *block // gradients that passes inside NoSync have left, or nil
+	whole          *block // gradients left by passes inside NoSync, or nil
 	kernels        transfers
 
 	valueVec, gradVec optim.Vec // the same memory; gradVec is nil if frozen
@@ -50,7 +50,7 @@ func (d *Device) NewShards(ctx context.Context, l *layout.Layout, meshes []ranks
 	return s, nil
 }
 
-// alloc allocates the share of g, all zero, and finds its kernels.
+// alloc allocates the zeroed share of g, and loads its kernels.
 func (g *group) alloc() (err error) {
 	if err = g.load(); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (g *group) alloc() (err error) {
 	return nil
 }
 
-// zeros returns n bytes that are zero to what follows in work, of the host if they are pinned.
+// zeros returns n bytes that are zero for later operations in work. They are host memory if pinned.
 func (d *Device) zeros(n int, class arena.Class, pinned bool) (*block, error) {
 	if pinned {
 		b, err := d.allocPinned(n, class)
@@ -85,8 +85,8 @@ func (d *Device) zeros(n int, class arena.Class, pinned bool) (*block, error) {
 	return b, nil
 }
 
-// drop frees blocks, which may be nil, when the streams are through with them. What cannot be freed
-// is lost with the device, which has ended then.
+// drop frees blocks when the streams no longer use them. Nil blocks are skipped. If a block cannot
+// be freed, the device has ended.
 func (d *Device) drop(blocks ...*block) {
 	_ = d.launchUpdates()
 	err := d.settle()
@@ -159,7 +159,7 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 	return s.d.err()
 }
 
-// send gives the wire a collective outside of passes. It does nothing for a nil link.
+// send issues a collective outside of passes. It does nothing for a nil link.
 func (g *group) send(k *link, op nccl.Op) error {
 	if k == nil {
 		return nil
@@ -170,8 +170,8 @@ func (g *group) send(k *link, op nccl.Op) error {
 	return g.d.links.launch()
 }
 
-// outside calls f, which gives the wire something outside of a pass, in the order of work, and
-// waits for it.
+// outside calls f, which issues operations in wire outside of a pass, and waits for them. They are
+// ordered with the operations in work.
 func (g *group) outside(ctx context.Context, f func() error) error {
 	if err := g.d.order(g.d.work, g.d.wire); err != nil {
 		return err
@@ -185,7 +185,7 @@ func (g *group) outside(ctx context.Context, f func() error) error {
 	return g.d.await(ctx, g.d.wire)
 }
 
-// Forget implements engine.Shards: nothing is lost, as nothing travels in blocks.
+// Forget implements engine.Shards. It does nothing: blocks hold no data in transit.
 func (s *shards) Forget() {}
 
 // DropWhole implements engine.Shards.

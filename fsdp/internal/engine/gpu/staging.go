@@ -9,15 +9,15 @@ import (
 // stagingBytes is the size of the pinned memory through which the host reads and writes vectors.
 const stagingBytes = 8 << 20
 
-// A staging is two halves of pinned memory: while a stream copies one, the host fills or empties the
-// other.
+// A staging is two halves of pinned memory. While a stream copies one, the host fills or empties
+// the other.
 type staging struct {
 	half [2]*nccl.HostMemory
-	done [2]*nccl.Event // the stream is through with the half
+	done [2]*nccl.Event // the stream no longer uses the half
 	next int
 }
 
-// newStaging returns one of n bytes in all.
+// newStaging returns a staging of n bytes in all.
 func newStaging(dev *nccl.Device, n int) (s staging, err error) {
 	for i := range s.half {
 		if s.half[i], err = dev.AllocHost(n / 2); err != nil {
@@ -30,7 +30,7 @@ func newStaging(dev *nccl.Device, n int) (s staging, err error) {
 	return s, nil
 }
 
-// free frees what newStaging has made. No stream uses it.
+// free frees the memory of s. No stream uses it.
 func (s *staging) free() error {
 	var errs []error
 	for i := range s.half {
@@ -45,14 +45,15 @@ func (s *staging) free() error {
 	return errors.Join(errs...)
 }
 
-// take returns the next half, which nothing uses any more, and the event that says so from now on.
+// take returns the next half, which is unused, and the event to record after its next use.
 func (d *Device) take(s *staging) (*nccl.HostMemory, *nccl.Event, error) {
 	h, done := s.half[s.next], s.done[s.next]
 	s.next ^= 1
 	return h, done, d.wait(done)
 }
 
-// upload copies from to the device, in the order of work. The caller may change from afterwards.
+// upload copies from to the device, in the order of work. The caller may change from after the
+// return.
 func (d *Device) upload(to uintptr, from []byte) error {
 	for len(from) > 0 {
 		h, done, err := d.take(&d.stage)
@@ -68,10 +69,10 @@ func (d *Device) upload(to uintptr, from []byte) error {
 	return nil
 }
 
-// download copies from the device what is there when work has done all that it was given. The copy
-// of a part to the staging goes on while the one before is taken out of it.
+// download copies from the device after all earlier operations in work. The copy of one part to the
+// staging overlaps with reading the part before.
 func (d *Device) download(to []byte, from uintptr) error {
-	var last []byte // what the half before is for
+	var last []byte // destination of the half before
 	var half *nccl.HostMemory
 	var done *nccl.Event
 	for len(to) > 0 || last != nil {

@@ -10,15 +10,15 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// Watch implements engine.Device. Launches are between two timers from then on. The host notes when it
-// sees the last one of them over, and counts back from there.
+// Watch implements engine.Device. From then on each launch is between two timers. The host notes
+// the time when it sees the last launch ended, and computes the earlier times from the timers.
 func (d *Device) Watch(f func(transport.Flight)) {
 	d.links.mu.Lock()
 	defer d.links.mu.Unlock()
 	d.links.tell = f
 }
 
-// policy is that of the watch, which looks more often for a watcher.
+// policy returns how often the watch checks. It checks more often if a watcher is set.
 func (l *links) policy() *backoff.Policy {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -28,8 +28,9 @@ func (l *links) policy() *backoff.Policy {
 	return &watching
 }
 
-// report tells of the first n in flight, which have just been seen to be over. Those of one launch have
-// moved together, behind those of the launch before: where that was seen late, they take its lateness on.
+// report reports the first n flights, which have just ended. The collectives of one launch run
+// together, after those of the launch before. If the end of the launch before was noticed late,
+// they begin at that late time.
 func (l *links) report(n int) error {
 	now := time.Now()
 	l.mu.Lock()
@@ -60,8 +61,8 @@ func (l *links) report(n int) error {
 	return nil
 }
 
-// told describes a collective that took so long and was over when it was done, as the groups of package
-// comm do. The one before was over then.
+// told describes a collective that took the time took and ended at done, in the way of the groups
+// of package comm. The collective before ended at then.
 func (f *flight) told(then, done time.Time, took time.Duration) transport.Flight {
 	k, c := f.link, f.call
 	s := transport.Signature{Kind: transport.KindAllReduce, DType: comm.DType(slices.Index(types[:], c.Type)), Len: c.Count, Label: f.name}
@@ -76,7 +77,7 @@ func (f *flight) told(then, done time.Time, took time.Duration) transport.Flight
 	}
 	began := done.Add(-took)
 	for _, t := range []time.Time{f.issued, then} {
-		if began.Before(t) { // the host sees the end a little late, and never early
+		if began.Before(t) { // the host notices the end a little late, never early
 			began = t
 		}
 	}

@@ -7,26 +7,27 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// What a group does in the wire before and after its collectives, as the host does it: see there for
-// how a full buffer holds what travels in 16 bits. Full is where the buffer is. A link that is returned
-// is nil if there is nothing to send.
+// This file has the operations of a group in wire before and after its collectives. They match
+// those of the host, where the layout of 16-bit data in a full buffer is explained. Full is the
+// address of the buffer. A returned link is nil if there is nothing to send.
 //
-// Numbers change their type in place: parameters are widened from the second half of the buffer to all
-// of it, gradients narrowed to its first half. Where an element is written, later ones or earlier ones
-// are read. So it is done in rounds, one launch each, which write over nothing but what the rounds
-// before have read. In a round of one block that is also what the block itself has read.
+// Types change in place: parameters are widened from the second half of the buffer to all of it,
+// and gradients are narrowed to its first half. A thread may write over elements that another has
+// still to read. So the work is done in rounds, one launch each, that write only over elements
+// which earlier rounds have read. A round of one block may also write over elements that the block
+// itself has read.
 
-// alone is how many elements one block of threads reads before it writes any: 256 times EACH of
-// kernels/transfer.cu.
+// alone is the number of elements that one block of threads reads before it writes any: 256 × EACH
+// of kernels/transfer.cu.
 const alone = 4096
 
 // transfers are the kernels of a group, nil where it needs none.
 type transfers struct{ narrowParams, narrowGrads, widen, drain *nccl.Function }
 
-// suffixes are the kernels' names of types.
+// suffixes are the suffixes of kernel names by type.
 var suffixes = [...]string{comm.Float32: "_f32", comm.Float64: "_f64", comm.BFloat16: "_bf16", comm.Float16: "_f16"}
 
-// load finds the kernels of g.
+// load loads the kernels of g.
 func (g *group) load() error {
 	for _, k := range []struct {
 		to     **nccl.Function
@@ -50,10 +51,10 @@ func (g *group) load() error {
 	return nil
 }
 
-// startGather prepares the parameters in full, and returns how they are gathered.
+// startGather prepares the parameters in full, and returns the collective that gathers them.
 func (g *group) startGather(full uintptr) (*link, nccl.Op, error) {
 	n := g.Flat.ShardLen()
-	full += uintptr(g.Flat.Len() * (g.Read.Size() - g.Gather.Size())) // 0 but for what is widened
+	full += uintptr(g.Flat.Len() * (g.Read.Size() - g.Gather.Size())) // 0 unless widened
 	own, op := g.own(full, g.Gather), nccl.Op{}
 	if g.shard != nil {
 		op = g.shard.allGather(full, n, g.Gather)
@@ -61,7 +62,7 @@ func (g *group) startGather(full uintptr) (*link, nccl.Op, error) {
 	switch {
 	case g.Gather != g.Compute:
 		return g.shard, op, g.change(g.kernels.narrowParams, own, g.value.Addr(), 0, n, uint64(math.Float32bits(1)))
-	case g.value.pinned != nil: // NCCL sends what is on the device
+	case g.value.pinned != nil: // NCCL sends memory of the device
 		return g.shard, op, g.d.fail(g.d.wire.CopyToDevice(own, g.value.pinned, 0, n*g.Gather.Size()))
 	case g.shard == nil:
 		return nil, op, g.d.fail(g.d.wire.CopyDevice(own, g.value.Addr(), n*g.Gather.Size()))
@@ -70,7 +71,7 @@ func (g *group) startGather(full uintptr) (*link, nccl.Op, error) {
 	return g.shard, op, nil
 }
 
-// finishGather makes what has arrived the parameters.
+// finishGather converts the gathered values to parameters.
 func (g *group) finishGather(full uintptr) error {
 	if g.Gather == g.Read {
 		return nil
@@ -87,8 +88,9 @@ func (g *group) finishGather(full uintptr) error {
 	return nil
 }
 
-// startReduce prepares the gradients in full, times c if they travel in 16 bits, and returns how they
-// are summed over the ranks that share the parameters; if every rank has all of them, over the replicas.
+// startReduce prepares the gradients in full, scaled by c if they are sent in 16 bits. It returns
+// the collective that sums them: over the ranks that share the parameters, or over the replicas if
+// every rank has all of them.
 func (g *group) startReduce(full uintptr, c float32) (*link, nccl.Op, error) {
 	n := g.Flat.Len()
 	if g.Reduce != g.Compute {
@@ -108,7 +110,7 @@ func (g *group) startReduce(full uintptr, c float32) (*link, nccl.Op, error) {
 	return nil, nccl.Op{}, nil
 }
 
-// startSync returns how this rank's range of the gradients is summed over the replicas.
+// startSync returns the collective that sums this rank's range of the gradients over the replicas.
 func (g *group) startSync(full uintptr) (*link, nccl.Op) {
 	return g.replica, g.replica.allReduce(g.own(full, g.Reduce), g.Flat.ShardLen(), g.Reduce, nccl.Sum)
 }
@@ -125,12 +127,12 @@ func (g *group) finishReduce(full uintptr, c float64) error {
 	return g.launch(g.kernels.drain, (n+255)/256, uint64(g.grad.Addr()), uint64(g.own(full, g.Reduce)), uint64(n), bits)
 }
 
-// own returns where this rank's range of a full buffer of any type is.
+// own returns the address of this rank's range in a full buffer of type t.
 func (g *group) own(full uintptr, t comm.DType) uintptr {
 	return full + uintptr(g.Ranks.Place*g.Flat.ShardLen()*t.Size())
 }
 
-// change launches a kernel that changes the type of elements [from, to).
+// change launches a kernel that converts elements [first, last).
 func (g *group) change(f *nccl.Function, to, from uintptr, first, last int, c ...uint64) error {
 	if first == last {
 		return g.d.err()
@@ -139,7 +141,7 @@ func (g *group) change(f *nccl.Function, to, from uintptr, first, last int, c ..
 	return g.launch(f, (last-first+alone-1)/alone, args[:4+copy(args[4:], c)]...)
 }
 
-// launch gives the wire a kernel.
+// launch launches a kernel in wire.
 func (g *group) launch(f *nccl.Function, blocks int, args ...uint64) error {
 	if err := g.d.err(); err != nil {
 		return err

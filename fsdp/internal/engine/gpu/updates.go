@@ -28,8 +28,8 @@ var kernelNames = [kernels]string{"adam", "adam8", "sgd", "scale", "fill", "larg
 type piece struct {
 	vec   [4]uint64  // addresses
 	n     uint64     // elements of each
-	block uint32     // of threads, the first that works on it
-	phase uint32     // of the first element in a block of 8 bits
+	block uint32     // index of the first thread block that works on it
+	phase uint32     // offset of the first element in its block of 8-bit state
 	c     [9]float64 // numbers of the update
 	_     uint64
 }
@@ -41,29 +41,29 @@ const (
 	resultBytes = 32   // of a piece: four words
 )
 
-// Updates are put off until there is a list of them, or something else is asked for: then they are
-// one launch, whatever the number of parameters.
+// Updates are collected into a list, which becomes one launch for any number of parameters. The
+// list is launched when it is full, or when another kind of operation is needed.
 //
-// No order is among the pieces of a launch. So a piece joins a list only if each of its vectors lies
-// behind those that the list has of the same memory. An optimizer goes through parameters in the order
-// in which they lie, and so each of its steps is one list.
+// The pieces of a launch run in no order. So a piece joins a list only if each of its vectors is
+// behind all vectors of the same memory in the list. An optimizer visits parameters in memory
+// order, so each of its steps is one list.
 type updates struct {
 	functions [kernels][2]*nccl.Function // for float32 and float64
-	memory    *nccl.Memory               // of the device: a list, results, and the lists of numbers in 8 bits
+	memory    *nccl.Memory               // of the device: a list, results, and the code tables of 8-bit state
 	stage     staging                    // of lists
 	results   *nccl.HostMemory
 
-	function *nccl.Function // of the list, or nil if there is none
+	function *nccl.Function // of the list, or nil if the list is empty
 	kernel   kernel
-	half     *nccl.HostMemory // where it is
+	half     *nccl.HostMemory // memory of the list
 	done     *nccl.Event
-	n        int    // of its pieces
+	n        int    // number of its pieces
 	blocks   uint32 // of threads
-	number   uint64 // of the list: numbers them
-	answered int    // results of lists before
+	number   uint64 // number of the list
+	answered int    // results of earlier lists
 }
 
-// A mark says how far the pieces of a list have come in a block.
+// A mark is the end of the last piece of a list in a block.
 type mark struct {
 	list uint64
 	end  int // elements
@@ -98,7 +98,7 @@ func (d *Device) newUpdates() (err error) {
 	return errors.Join(err, d.work.Sync())
 }
 
-// free frees what newUpdates has made. The streams are idle.
+// free frees the memory of u. The streams are idle.
 func (u *updates) free() error {
 	err := u.stage.free()
 	if u.results != nil {
@@ -110,12 +110,12 @@ func (u *updates) free() error {
 	return err
 }
 
-// answers and codes return where results are, and the lists of numbers in 8 bits.
+// answers and codes return the addresses of the results and of the code tables for 8-bit state.
 func (u *updates) answers() uintptr { return u.memory.Addr() + uintptr(maxPieces*pieceBytes) }
 func (u *updates) codes() uintptr   { return u.answers() + uintptr(maxPieces*resultBytes) }
 
-// add puts a piece at the end of the list: a kernel is to work on vs, of which the first says the
-// type. The lock is held.
+// add appends a piece to the list. Kernel k will work on vs; the first of vs determines the type.
+// The lock is held.
 func (d *Device) add(k kernel, p piece, vs ...vector) error {
 	u := &d.updates
 	f := u.functions[k][vs[0].float64s()]
@@ -145,7 +145,7 @@ func (d *Device) add(k kernel, p piece, vs ...vector) error {
 	return nil
 }
 
-// fits tells whether vectors lie behind those that the list has of the same memory.
+// fits reports whether the vectors are behind all vectors of the same memory in the list.
 func (u *updates) fits(vs []vector) bool {
 	for _, v := range vs {
 		if v.b.mark.list == u.number && v.from < v.b.mark.end {
@@ -155,7 +155,7 @@ func (u *updates) fits(vs []vector) bool {
 	return true
 }
 
-// blocks returns how many blocks of threads work on a piece.
+// blocks returns the number of thread blocks for a piece.
 func (p *piece) blocks(k kernel) int {
 	if k == adam8Kernel {
 		return (int(p.phase) + int(p.n) + vec.Block8 - 1) / vec.Block8
@@ -163,7 +163,8 @@ func (p *piece) blocks(k kernel) int {
 	return (int(p.n) + span - 1) / span
 }
 
-// flush launches the list. It returns why the device has ended, if it has. The lock is held.
+// flush launches the list. It returns the reason for which the device ended, if it has ended. The
+// lock is held.
 func (d *Device) flush() error {
 	u := &d.updates
 	f := u.function

@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A vector implements optim.Adam8Vec and optim.SGDVec with elements [from, to) of a block. Equal ones
-// are the same elements.
+// A vector implements optim.Adam8Vec and optim.SGDVec with elements [from, to) of a block. Equal
+// vectors are the same elements.
 type vector struct {
 	d        *Device
 	b        *block
@@ -32,10 +32,10 @@ func (v vector) Len() int { return v.to - v.from }
 // Float64 implements optim.Vec.
 func (v vector) Float64() bool { return v.size == 8 }
 
-// float64s is Float64 as an index.
+// float64s returns 1 for float64 and 0 for float32, as an index.
 func (v vector) float64s() int { return v.size/4 - 1 }
 
-// addr returns where the elements are.
+// addr returns the address of the elements.
 func (v vector) addr() uintptr { return v.b.Addr() + uintptr(v.from*v.size) }
 
 // Place implements nccl.Placed.
@@ -66,7 +66,7 @@ func (v vector) Read(to optim.Host) error { return v.move(to, true) }
 // Write implements optim.Vec.
 func (v vector) Write(from optim.Host) error { return v.move(from, false) }
 
-// move copies the elements to h, or those of h to v.
+// move copies the elements to h if read is true, else from h.
 func (v vector) move(h optim.Host, read bool) error {
 	b, err := v.like(h)
 	if err != nil {
@@ -90,7 +90,7 @@ func (v vector) move(h optim.Host, read bool) error {
 	})
 }
 
-// pinned returns the bytes of v if they are in memory of the host.
+// pinned returns the bytes of v if they are host memory.
 func (v vector) pinned() []byte {
 	if v.b.pinned == nil {
 		return nil
@@ -98,7 +98,7 @@ func (v vector) pinned() []byte {
 	return v.b.pinned.Bytes()[v.from*v.size : v.to*v.size]
 }
 
-// do calls f after the updates before.
+// do calls f after all earlier updates.
 func (v vector) do(f func() error) error {
 	v.d.vectors.Lock()
 	defer v.d.vectors.Unlock()
@@ -108,7 +108,7 @@ func (v vector) do(f func() error) error {
 	return f()
 }
 
-// like returns the bytes of h, which must have the length and type of v.
+// like returns the bytes of h. It fails unless h has the length and type of v.
 func (v vector) like(h optim.Host) ([]byte, error) {
 	p, n := unsafe.Pointer(unsafe.SliceData(h.F32)), len(h.F32)
 	if v.Float64() {
@@ -120,10 +120,10 @@ func (v vector) like(h optim.Host) ([]byte, error) {
 	return unsafe.Slice((*byte)(p), n*v.size), nil
 }
 
-// Flush begins the updates that were put off, of all vectors.
+// Flush launches the pending updates of all vectors.
 func (v vector) Flush() error { return v.d.launchUpdates() }
 
-// update puts off an update of v with a piece's numbers. Without elements there is none.
+// update adds an update of v to the list. It does nothing if v has no elements.
 func (v vector) update(k kernel, p piece, others ...optim.Vec) error {
 	if v.Len() == 0 {
 		return v.d.err()
@@ -148,7 +148,7 @@ func (v vector) Adam8(g, first, second optim.Vec, offset int, s optim.AdamStep) 
 	return v.update(adam8Kernel, piece{phase: uint32(offset % vec.Block8), c: adamNumbers(&s)}, g, first, second)
 }
 
-// adamNumbers returns a step as the kernels have it, and package vec.
+// adamNumbers returns a step in the form of the kernels and of package vec.
 func adamNumbers(s *optim.AdamStep) [9]float64 {
 	decay, l2 := 1.0, s.WeightDecay
 	if s.Decoupled {

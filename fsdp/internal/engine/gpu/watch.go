@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// hearsay is how long a rank whose communicator has failed because of another one waits to hear from
-	// that what has happened.
+	// hearsay is how long a rank waits for the report of another rank, if that rank caused the
+	// failure of its communicator.
 	hearsay = 5 * time.Second
-	// settling is how long streams may go on after the communicators were aborted.
+	// settling is how long streams may run after the communicators were aborted.
 	settling = 10 * time.Second
 )
 
-// Policies of looking at what a device does: the host is kept waiting by what await waits for, and not
-// by what the watch sees.
+// These policies say how often the device is polled. The host waits for await, and does not wait
+// for the watch.
 var (
 	waiting = backoff.Policy{
 		Spins: 2000, Eager: 200 * time.Microsecond, Fraction: 16, Shortest: 5 * time.Microsecond, Longest: time.Millisecond,
@@ -29,17 +29,16 @@ var (
 	watching = backoff.Policy{Fraction: 16, Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
 )
 
-// waiters are those of await.
+// waiters are the waiters of await.
 var waiters = sync.Pool{New: func() any { return &backoff.Waiter{Policy: &waiting} }}
 
-// A place is a stream, as far as it has been given something, or an event.
+// A place is an event, or the present end of a stream.
 type place interface{ Query() (done bool, err error) }
 
-// wait is await of what nobody cancels.
+// wait is await without cancellation.
 func (d *Device) wait(p place) error { return d.await(context.Background(), p) }
 
-// await waits until a stream or event has come past what it was given, or the device has ended, or ctx
-// has. Only what is found to have failed ends the device.
+// await waits until p is reached, the device has ended, or ctx has. Only a failure ends the device.
 func (d *Device) await(ctx context.Context, p place) error {
 	w := waiters.Get().(*backoff.Waiter)
 	defer waiters.Put(w)
@@ -48,7 +47,7 @@ func (d *Device) await(ctx context.Context, p place) error {
 			return err
 		}
 		done, err := p.Query()
-		if done && err == nil { // a stream also comes past collectives that have failed
+		if done && err == nil { // a stream also passes failed collectives
 			err = d.links.check()
 		}
 		if done || err != nil {
@@ -64,17 +63,17 @@ func (d *Device) await(ctx context.Context, p place) error {
 	}
 }
 
-// settle waits until both streams, as far as New has made them, have come past all that they were given, also after a failure: then
-// they do because the communicators are aborted.
+// settle waits until both streams have ended all their operations. Streams that New did not create
+// are skipped. After a failure the streams end because the communicators are aborted.
 func (d *Device) settle() error {
 	for _, s := range []*nccl.Stream{d.wire, d.work} {
 		w := backoff.Waiter{Policy: &watching}
 		for s != nil {
 			done, err := s.Query()
 			if err != nil {
-				_ = d.fail(err) // whoever comes next is told
+				_ = d.fail(err) // later calls return it
 			}
-			if done || err != nil { // a device that has failed runs nothing any more
+			if done || err != nil { // a failed device runs nothing any more
 				break
 			}
 			if d.err() == nil {
@@ -88,8 +87,8 @@ func (d *Device) settle() error {
 	return nil
 }
 
-// look watches over the links until close or the end of the device, which aborts them even if close comes
-// at once: NCCL could wait for other ranks to close a communicator that has failed.
+// look watches the links until close, or until the device ends. Then it aborts the links, even if
+// close is called at once: closing a failed communicator could wait for other ranks.
 func (l *links) look() {
 	for l.d.err() == nil && !closed(l.quit) {
 		select {
@@ -107,12 +106,12 @@ func (l *links) look() {
 	}
 }
 
-// more drops what is over, and reports whether anything is in flight. It ends the device when something
-// has failed or nothing is over for too long.
+// more drops the ended flights, and reports whether any is in flight. It ends the device if
+// something has failed, or if nothing has ended for too long.
 func (l *links) more(w *backoff.Waiter) bool {
 	over, err := l.over()
 	if err == nil {
-		err = l.check() // the wire also comes past collectives that have failed
+		err = l.check() // wire also passes failed collectives
 	}
 	if err == nil && over == 0 && w.Idle() > l.d.o.Timeout {
 		err = l.overdue()
@@ -130,7 +129,7 @@ func (l *links) more(w *backoff.Waiter) bool {
 	return l.drop(over) > 0
 }
 
-// over returns how many of those in flight are over.
+// over returns how many flights have ended.
 func (l *links) over() (n int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +146,7 @@ func (l *links) over() (n int, err error) {
 	return n, nil
 }
 
-// drop forgets the first n in flight, and returns how many are left.
+// drop removes the first n flights, and returns how many are left.
 func (l *links) drop(n int) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,7 +179,7 @@ func (l *links) check() error {
 	return nil
 }
 
-// overdue is the failure of the wire to make progress.
+// overdue returns the error for a wire that makes no progress.
 func (l *links) overdue() error {
 	l.mu.Lock()
 	k := l.flights[0].link
@@ -189,7 +188,7 @@ func (l *links) overdue() error {
 	return l.failure(k, &comm.RankError{Group: k.role, Rank: k.comm.Rank(), Err: err})
 }
 
-// abort tells the other ranks why the device has ended, and aborts the communicators.
+// abort reports the reason to the other ranks, and aborts the communicators.
 func (l *links) abort(why error) {
 	l.mu.Lock()
 	list := l.list
