@@ -37,16 +37,16 @@ type Builder struct {
 type graph struct {
 	g       *G.ExprGraph
 	dtype   tensor.Dtype
-	salt    string // makes the names, and so the hashes, of two traces of one module differ
+	salt    string // makes names, and so hashes, differ between two traces of one module
 	specs   []Param
 	params  map[string]*G.Node
 	updates G.Nodes            // by parameter: the new value of a buffer, or nil
-	consts  map[*G.Node]string // constants made by Const and ConstTensor, and what identifies them
-	tensors map[*G.Node]Value  // the values of those made by ConstTensor
-	shared  int                // bytes of constants that another unit has made
+	consts  map[*G.Node]string // constants of Const and ConstTensor, with a text that identifies each
+	tensors map[*G.Node]Value  // values of the ConstTensor constants
+	shared  int                // bytes of constants that another unit has allocated
 	half    bool               // values are computed in bfloat16
 	wide    map[*G.Node]bool   // but for these
-	forms   map[*G.Node]Form   // how values are stored, if not as they are; decided before programs are assembled
+	forms   map[*G.Node]Form   // storage forms that differ from the value's type; decided before programs are assembled
 }
 
 // Graph returns the graph being built.
@@ -59,7 +59,7 @@ func (b *Builder) DType() tensor.Dtype { return b.dtype }
 func (b *Builder) Scope(prefix string) *Builder { return &Builder{b.graph, b.prefix + prefix + "."} }
 
 // Stream returns a number for the random operation of that name in this scope. Operations of one
-// module need different numbers. A module that is used several times has a scope for each use.
+// module need different numbers. A module that is used several times has one scope for each use.
 func (b *Builder) Stream(name string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(b.prefix + name))
@@ -74,8 +74,8 @@ func (b *Builder) Param(name string) (*G.Node, error) {
 	return nil, fmt.Errorf("no parameter %q among those of Params", b.prefix+name)
 }
 
-// Update makes n the value that the buffer of that name takes after a forward in training. Param
-// keeps returning the value from before. n may be any node. No gradient flows through an update.
+// Update makes n the value of the named buffer after a forward in training. Param keeps returning
+// the old value. n may be any node. No gradient flows through an update.
 func (b *Builder) Update(name string, n *G.Node) error {
 	name = b.prefix + name
 	i := slices.IndexFunc(b.specs, func(p Param) bool { return p.Name == name })
@@ -114,9 +114,9 @@ func (b *Builder) scalar(v any, id string) *G.Node {
 
 // ConstTensor returns a constant tensor. t must not be modified afterwards.
 //
-// Gorgonia merges constants of equal name, and tensors that print alike, although it prints only
-// the ends of a long one. So a constant tensor is an input of the graph here, named by a hash of
-// its contents, and those made by gorgonia.NewConstant are refused.
+// Gorgonia merges constants of equal name. It also merges tensors that print alike, although it
+// prints only the ends of a long tensor. So a constant tensor is an input of the graph here, named
+// by a hash of its contents. Constants made by gorgonia.NewConstant are refused.
 func (b *Builder) ConstTensor(t *tensor.Dense) (*G.Node, error) {
 	v, err := FromTensor(t)
 	if err != nil {

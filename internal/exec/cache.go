@@ -7,26 +7,27 @@ import (
 	"unsafe"
 )
 
-// A Cache keeps compiled units, so that identical modules and all ranks of a process share one. The
-// units that were asked for longest ago leave it when all take more than Limit bytes. The zero value
-// is ready. It is safe for concurrent use: whoever asks for a unit that another goroutine compiles
-// waits for that one, all others do not.
+// A Cache keeps compiled units, so that identical modules and all ranks of a process share one
+// unit. If the units take more than Limit bytes, the least recently used ones are dropped. The zero
+// value is ready to use. It is safe for concurrent use: a goroutine that needs a unit which another
+// goroutine is compiling waits for it, and other goroutines do not wait.
 type Cache struct {
 	Limit int // bytes of compiled programs; 0 means 64 MiB
 
 	mu      sync.Mutex
 	entries map[string]*entry
-	recent  list.List // the entries that are compiled, the one used last in front
+	recent  list.List // compiled entries, the most recently used first
 	bytes   int       // of the units in recent
 }
 
-// Shared is the cache of the process, for whoever has none of its own.
+// Shared is the cache of the process, the default for runs without a Cache.
 var Shared = new(Cache)
 
 const defaultLimit = 64 << 20
 
-// entry is a unit that is compiled, or will be when busy is unlocked. It is no channel, since one
-// that was made in a bubble of fake time is not for goroutines outside of it.
+// entry is a unit that is compiled, or is being compiled while busy is locked. It uses a lock and
+// not a channel, since a channel made in a bubble of fake time cannot be used by goroutines outside
+// of it.
 type entry struct {
 	key  identity
 	busy sync.Mutex // locked while the unit is compiled
@@ -35,11 +36,11 @@ type entry struct {
 	at   *list.Element // in recent
 }
 
-// Unit returns the unit of spec for sig, compiling it if there is none yet. module is the value
-// that spec describes. Modules share a unit if they have one type and their fields are equal; what
-// is behind a pointer is not looked at, so that pointers must be the same. A module whose own
-// fields were changed after its unit was compiled gets another. One that holds a function shares
-// with itself only, and only if it is passed as a pointer.
+// Unit returns the unit of spec for sig, and compiles it if the cache does not have it. module is
+// the value that spec describes. Modules share a unit if they have the same type and equal fields.
+// Pointers are compared, and the memory behind them is not. A module whose fields were changed
+// after compilation gets another unit. A module that holds a function shares a unit only with
+// itself, and only if it is passed as a pointer.
 func (c *Cache) Unit(module any, spec *Spec, sig *Signature) (*Unit, error) {
 	key, ok := identify(module, sig)
 	if !ok {
@@ -54,7 +55,7 @@ func (c *Cache) Unit(module any, spec *Spec, sig *Signature) (*Unit, error) {
 	return e.unit, e.err
 }
 
-// lookup returns the entry of key, a new one if there is none.
+// lookup returns the entry of key. It adds a new entry if there is none.
 func (c *Cache) lookup(key identity) (e *entry, found bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +74,7 @@ func (c *Cache) lookup(key identity) (e *entry, found bool) {
 	return e, false
 }
 
-// compile fills a new entry. A failure is not remembered.
+// compile fills a new entry. A failure is not cached.
 func (c *Cache) compile(e *entry, spec *Spec, sig *Signature) {
 	defer func() { // also if Build ends the goroutine
 		c.mu.Lock()
@@ -91,8 +92,8 @@ func (c *Cache) compile(e *entry, spec *Spec, sig *Signature) {
 	e.unit, e.err = Compile(spec, sig)
 }
 
-// evict drops units until the others fit, but never the last. A unit that passes still hold lives on
-// with them.
+// evict drops units until the others fit, but never the last one. Passes that hold a dropped unit
+// keep it alive.
 func (c *Cache) evict() {
 	limit := c.Limit
 	if limit == 0 {
@@ -113,7 +114,7 @@ func (c *Cache) Bytes() int {
 	return c.bytes
 }
 
-// bytes returns what an entry takes whose unit is compiled.
+// bytes returns the memory of an entry whose unit is compiled.
 func (e *entry) bytes() int {
 	const pointer = int(unsafe.Sizeof(uintptr(0)))
 	return e.unit.Bytes + len(e.key.text) + len(e.key.pins)*pointer + int(unsafe.Sizeof(*e)+unsafe.Sizeof(*e.at))

@@ -8,7 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// The kinds of operations on images, and dropout.
+// These are the kinds of operations on images, and dropout.
 const (
 	KindConv        Kind = "convolution"
 	KindConvGradX   Kind = "convolution dx"
@@ -71,7 +71,7 @@ func fitConv(o *Op) error {
 	return nil
 }
 
-// geometry returns that of a convolution.
+// geometry returns the geometry of a convolution.
 func geometry(o *Op) kernel.Conv {
 	a := o.Attrs.(Conv)
 	return kernel.Conv{
@@ -80,14 +80,14 @@ func geometry(o *Op) kernel.Conv {
 	}
 }
 
-// convScratch returns what either type needs.
+// convScratch returns the scratch elements needed for either type.
 func convScratch(f32, f64 func(kernel.Conv) int) func(*Op) int {
 	return func(o *Op) int { return max(f32(geometry(o)), f64(geometry(o))) }
 }
 
 func convFLOPs(o *Op) int { return geometry(o).FLOPs() }
 
-// convSizes are those of the product of patches and filters in a group.
+// convSizes returns the sizes of the product of patches and filters in one group.
 func convSizes(o *Op) (rows, cols, depth int) {
 	g := geometry(o)
 	return g.Batch * g.OutHeight() * g.OutWidth(), g.Out / g.Groups, g.In / g.Groups * g.KernelHeight * g.KernelWidth

@@ -25,41 +25,42 @@
 //
 // # Operations
 //
-// An operation is a Row of one table, with everything that is known about it: shapes, host kernels,
-// a naive reference, gradient, cost. Package ops has the table. An Op is one use of a row. Its
-// kernels write straight into the place planned for them, and running them allocates nothing. Stock
-// operations of Gorgonia run through their own Do and are copied into place: they work everywhere,
-// slowly. Those of native.go have kernels here all the same, as package tensor gets them wrong, or
-// because they are everywhere. Another engine compiles nothing: it reads the instructions of a
-// Program (see Program.All) and chooses its kernels by Op.Kind.
+// An operation is a Row of one table, which holds everything that is known about it: shapes, host
+// kernels, a naive reference, gradient, cost. Package ops has the table. An Op is one use of a row.
+// Its kernels write directly into planned memory, and running them allocates nothing. Stock
+// operations of Gorgonia run through their own Do, and their results are copied: this works for all
+// of them, slowly. The stock operations in native.go have kernels here, because package tensor
+// computes them wrongly or because they are used everywhere. Another engine compiles nothing: it
+// reads the instructions of a Program (see Program.All) and chooses its kernels by Op.Kind.
 //
 // # Storage
 //
-// Gorgonia knows no type of 16 bits. A unit that computes in bfloat16 (Signature.Half) is traced in
-// float32, and each value is then given a Form: bfloat16, float32, or a head of one and a tail of
-// the other. Row.Shapes marks what stays float32: statistics, gradients of parameters, losses. So
-// do values that depend on floats in float32 alone, and single numbers. An operation runs by
-// Row.BF16, or by the kernel for float32 between conversions; either way it computes in float32 and
-// rounds each result once, to nearest even, NaN kept. The form of a value depends on the module
-// alone, not on what is saved. Conversions are instructions like any other, where an operand is in
-// another form than the kernel wants; parameters and inputs may be in either in any unit.
+// Gorgonia has no 16-bit type. A unit that computes in bfloat16 (Signature.Half) is traced in
+// float32, and each value is then given a Form: bfloat16, float32, or a head in bfloat16 and a tail
+// in float32. Some values stay float32: the values marked in Row.Shapes (statistics, gradients of
+// parameters, losses), values that depend only on float32 floats, and most single numbers. An
+// operation runs by Row.BF16, or by the float32 kernel between conversions. Either way it computes
+// in float32 and rounds each result once, to nearest even, and keeps NaN. The form of a value
+// depends on the module alone, not on the saved values. A conversion is an instruction like any
+// other. It is inserted where an operand has another form than the kernel needs. Parameters and
+// inputs may have either form in any unit.
 //
-// # What is saved for backward
+// # Saved values
 //
-// It is decided for each value (see Policy), but three rules always hold. A value that depends on
-// parameters only is never saved, because it would keep unsharded weights alive. A view is never
-// saved, its base is. A random operation draws its numbers from a counter, so computing it again
-// gives the same bits.
+// A Policy decides for each value whether it is saved for backward, but three rules always hold. A
+// value that depends only on parameters is never saved, because it would keep unsharded weights
+// alive. A view is never saved, but its base may be. A random operation draws its numbers from a
+// counter, so computing it again gives the same bits.
 //
 // # Parameters and buffers
 //
-// Parameters that are frozen, and buffers, have no gradient. A Unit says which parameters its
-// backward reads at all, so that the others need not be gathered again. A module updates its
-// buffers by naming their new values, which the forward computes next to the outputs.
+// Frozen parameters and buffers have no gradient. A Unit lists the parameters that its backward
+// reads, so that the others need not be gathered again. A module updates its buffers by naming
+// their new values, which the forward computes next to the outputs.
 //
 // # Sharing, and Gorgonia's defects
 //
 // A Unit is immutable. Equal modules, and all ranks of a process, share one (see Cache). Gorgonia
-// has a number of defects that would corrupt results silently; trace.go and guard.go say which, and
-// how they are avoided.
+// has a number of defects that would corrupt results silently. trace.go and guard.go describe them,
+// and how they are avoided.
 package exec

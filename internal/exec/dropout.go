@@ -18,7 +18,7 @@ type Mask struct {
 
 // Dropout zeroes each element of x with probability rate and divides the others by 1-rate while
 // training; in evaluation it is the identity. The mask is a function of the call's seed, the stream
-// and the element's index, so backward draws the same one again and nothing is kept.
+// and the element's index, so backward draws the same mask again and nothing is saved.
 func Dropout(x *G.Node, rate float64, stream uint32) (*G.Node, error) {
 	if !(rate >= 0 && rate < 1) {
 		return nil, fmt.Errorf("dropout: rate %v is not in [0, 1)", rate)
@@ -26,7 +26,7 @@ func Dropout(x *G.Node, rate float64, stream uint32) (*G.Node, error) {
 	return dropoutRow.Apply(Mask{rate, unused(x, stream)}, x)
 }
 
-// unused returns the first stream from s on that no random operation has in the graph of x.
+// unused returns the first stream ≥ s that no random operation in the graph of x uses.
 func unused(x *G.Node, s uint32) uint32 {
 	if x == nil || x.Graph() == nil {
 		return s

@@ -14,7 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Unary is the attribute of KindUnary: the function, by Gorgonia's name for it.
+// Unary is the attribute of KindUnary: Gorgonia's name of the function.
 type Unary struct {
 	Name string
 	*function
@@ -23,7 +23,7 @@ type Unary struct {
 // String returns the name in parentheses.
 func (u Unary) String() string { return "(" + u.Name + ")" }
 
-// A function is what KindUnary computes.
+// A function is a function that KindUnary computes.
 type function struct {
 	f32    func(y, x []float32)
 	f64    func(y, x []float64)
@@ -31,8 +31,9 @@ type function struct {
 	flops  int
 }
 
-// functions are those of Gorgonia. In float32 exp, ln, tanh, sigmoid and what package vec does
-// besides are as exact as it says; all others are rounded from float64. The sign of 0 is 0.
+// functions are Gorgonia's unary functions. In float32, exp, ln, tanh, sigmoid and the other
+// functions of package vec are as exact as that package documents. All others are rounded from
+// float64. The sign of 0 is 0.
 var functions = map[string]*function{
 	"abs":      {vec.Abs[float32], vec.Abs[float64], math.Abs, 1},
 	"neg":      {negate[float32], negate[float64], func(x float64) float64 { return -x }, 1},
@@ -56,7 +57,7 @@ var functions = map[string]*function{
 	"softplus": each(func(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) }, 3),
 }
 
-// each returns a function that is computed in float64, one element after the other.
+// each returns a function that is computed in float64, element by element.
 func each(f func(float64) float64, flops int) *function {
 	return &function{eachOf[float32](f), eachOf[float64](f), f, flops}
 }
@@ -116,7 +117,8 @@ func nativeUnary(n *G.Node, kids []*G.Node) *Op {
 	return useWith(unaryRow, Unary{name, functions[name]}, n, kids)
 }
 
-// replaceFunction is for those whose slope Gorgonia has wrong: unaryGrad is right.
+// replaceFunction replaces functions for which Gorgonia has a wrong derivative. unaryGrad has the
+// right one.
 func replaceFunction(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	if name := n.Op().String(); name != "invSqrt" && name != "log2" {
 		return nil, nil
@@ -162,7 +164,7 @@ var fromIntRow = &Row{
 	Kernels: Kernels{fromInt[float32], fromInt[float64], fromInt[float64]}, FLOPs: Each(1), Cheap: true, Split: ByElement,
 }
 
-// nativeFromInt converts integers in memory, other than those that Gorgonia computes.
+// nativeFromInt converts integers in memory, except those that Gorgonia computes.
 func nativeFromInt(n *G.Node, kids []*G.Node) *Op {
 	if kids[0].Dtype() != tensor.Int || isHost(kids[0]) {
 		return nil
@@ -189,7 +191,7 @@ func (b Binary) String() string { return "(" + b.Sign + ")" }
 
 func operator(sign string) Binary { return Binary{sign, pairings[sign]} }
 
-// A pairing is what KindBinary computes.
+// A pairing is a binary operation that KindBinary computes.
 type pairing struct {
 	f32    func(z, x, y []float32)
 	f64    func(z, x, y []float64)
@@ -225,7 +227,7 @@ func truth(f func(x, y float64) bool) func(x, y float64) float64 {
 	}
 }
 
-// power is exact for the exponents that there are most of, of squares and of their slopes.
+// power is exact for the most common exponents, as in squares and their derivatives.
 func power[T kernel.Float](z, x, y []T) {
 	for i, exponent := range y {
 		switch exponent {
@@ -263,13 +265,13 @@ func nativeBinary(n *G.Node, kids []*G.Node) *Op {
 	return useWith(binaryRow, operator(sign), n, kids)
 }
 
-// differentiable binary operations, by their signs.
+// arithmetic has the differentiable binary operations, by their signs.
 var arithmetic = map[string]func(a, b *G.Node) (*G.Node, error){
 	"+": G.Add, "-": G.Sub, "⊙": G.HadamardProd, "÷": G.HadamardDiv, "^": G.Pow,
 }
 
-// replaceBinary gives two arguments one shape. Gorgonia takes a vector and a matrix of one row or column
-// for equal, and its gradients do not have the shapes of the arguments then.
+// replaceBinary gives two arguments the same shape. Gorgonia treats a vector and a matrix of one
+// row or column as equal, and then its gradients do not have the shapes of the arguments.
 func replaceBinary(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	sign, _, _ := strings.Cut(n.Op().String(), " ")
 	apply := arithmetic[sign]
@@ -286,8 +288,8 @@ func replaceBinary(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return apply(like[0], like[1])
 }
 
-// numberBlock is how often a single number is written to scratch memory, in the place of an argument
-// as long as the other.
+// numberBlock is how many copies of a single number are written to scratch memory, to stand for an
+// argument of that length.
 const numberBlock = 1024
 
 func runBinary[T kernel.Float](f *Frame, run func(z, x, y []T)) error {
@@ -313,7 +315,7 @@ func runBinary[T kernel.Float](f *Frame, run func(z, x, y []T)) error {
 	return nil
 }
 
-// binaryHalf has arguments in bfloat16 and in float32.
+// binaryHalf runs a binary operation on arguments in bfloat16 and float32.
 func binaryHalf(f *Frame) error {
 	z, scratch, run := Data[half.BFloat16](f.Out.Bytes), Data[float32](f.Scratch), f.pairing().f32
 	block := len(scratch) / 2
@@ -326,7 +328,7 @@ func binaryHalf(f *Frame) error {
 	return nil
 }
 
-// widened returns the elements of argument i from lo on in float32, as many as there is room for.
+// widened returns the elements of argument i from lo on in float32, at most len(room) of them.
 func (f *Frame) widened(i int, room []float32, lo int) []float32 {
 	v := f.In[i]
 	single := Numel(v.Shape) < Numel(f.Op.Shape)

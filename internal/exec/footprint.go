@@ -5,21 +5,21 @@ import (
 	"unsafe"
 )
 
-// footprint returns the bytes of heap memory that p refers to, itself included. It looks at
-// everything, because a stock operation may keep anything.
+// footprint returns the bytes of heap memory reachable from p, including p itself. It looks at all
+// fields, because a stock operation may keep anything.
 func footprint(p any) int {
 	w := walk{seen: make(map[unsafe.Pointer]bool)}
 	w.value(reflect.ValueOf(p))
 	return w.bytes
 }
 
-// walk adds up the memory that values refer to.
+// walk adds up the memory reachable from values.
 type walk struct {
 	seen  map[unsafe.Pointer]bool // allocations, by their address
 	bytes int
 }
 
-// shared are types of pointers to what exists once in a process.
+// shared are pointer types whose targets exist once in a process.
 var shared = map[reflect.Type]bool{
 	reflect.TypeFor[*Row]():                true,
 	reflect.TypeFor[*function]():           true,
@@ -27,7 +27,7 @@ var shared = map[reflect.Type]bool{
 	reflect.TypeOf(reflect.TypeFor[int]()): true, // *reflect.rtype
 }
 
-// value adds what v refers to. The memory of v itself is counted already.
+// value adds the memory that v refers to. The memory of v itself is already counted.
 func (w *walk) value(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -51,7 +51,7 @@ func (w *walk) value(v reflect.Value) {
 			w.value(v.Field(i))
 		}
 	case reflect.Map:
-		if w.first(v, 2*v.Len()*int(v.Type().Key().Size()+v.Type().Elem().Size())) { // half of a table is free
+		if w.first(v, 2*v.Len()*int(v.Type().Key().Size()+v.Type().Elem().Size())) { // half of a map's table is free
 			for it := v.MapRange(); it.Next(); {
 				w.value(it.Key())
 				w.value(it.Value())
@@ -60,7 +60,7 @@ func (w *walk) value(v reflect.Value) {
 	}
 }
 
-// elements adds what the elements of an array or a slice refer to.
+// elements adds the memory that the elements of an array or a slice refer to.
 func (w *walk) elements(v reflect.Value) {
 	switch v.Type().Elem().Kind() {
 	case reflect.Pointer, reflect.Interface, reflect.Slice, reflect.Array, reflect.Struct, reflect.Map:
@@ -70,7 +70,7 @@ func (w *walk) elements(v reflect.Value) {
 	}
 }
 
-// first adds n bytes behind v, and tells whether they are counted for the first time.
+// first adds n bytes behind v, and reports whether they are counted for the first time.
 func (w *walk) first(v reflect.Value, n int) bool {
 	p := v.UnsafePointer()
 	if p == nil || w.seen[p] {
@@ -81,5 +81,5 @@ func (w *walk) first(v reflect.Value, n int) bool {
 	return true
 }
 
-// add adds an allocation of n bytes, in multiples of 16 as the runtime makes small ones.
+// add adds an allocation of n bytes, rounded up to a multiple of 16 as in the runtime.
 func (w *walk) add(n int) { w.bytes += (n + 15) &^ 15 }

@@ -10,13 +10,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// A Form says in which type the floats of a value are stored. The zero Form is the value's own type.
+// A Form is the storage type of the floats of a value. The zero Form is the value's own type.
 type Form struct {
-	Half bool // bfloat16, for a value of type float32,
-	Tail int  // but for so many of its last elements
+	Half bool // bfloat16, for a value of type float32
+	Tail int  // number of last elements that stay float32
 }
 
-// head returns how many of n elements are in bfloat16, and the byte at which the others begin.
+// head returns how many of n elements are in bfloat16, and the byte offset of the others.
 func (f Form) head(n int) (elements, end int) {
 	switch {
 	case !f.Half:
@@ -28,30 +28,30 @@ func (f Form) head(n int) (elements, end int) {
 	}
 }
 
-// bytes returns what n elements take.
+// bytes returns the bytes of n elements.
 func (f Form) bytes(n int, dt tensor.Dtype) int {
 	head, end := f.head(n)
 	return end + (n-head)*int(dt.Size())
 }
 
-// Parts returns the elements of v that are in bfloat16, and behind them those in float32.
+// Parts returns the elements of v in bfloat16, and the elements behind them in float32.
 func (v Value) Parts() (head []half.BFloat16, tail []float32) {
 	n, end := v.Form.head(v.Len())
 	return Data[half.BFloat16](v.Bytes[:2*n]), Data[float32](v.Bytes[end:])
 }
 
-// A lowering says by which kernel an operation runs, and in which forms that has its operands.
+// A lowering is the choice of a kernel for an operation, with the forms of its operands.
 type lowering struct {
 	half bool   // by Row.BF16
 	in   []Form // arguments
-	raw  Form   // the result, as the kernel leaves it
+	raw  Form   // the result, as the kernel writes it
 	out  Form   // the result, as it is stored
 }
 
-// lower decides how op, the operation of n on args, runs. What depends on floats in float32 alone
-// stays so, and so do single numbers of which an argument is, such as sums of losses. Otherwise
-// results are in bfloat16, but for those that Row.Shapes marks, for graph.wide, and for single
-// numbers of operations without a kernel for bfloat16.
+// lower decides how op, the operation of n on args, runs. A result stays float32 if it depends only
+// on float32 floats, or if it is a single number with a float32 argument, such as a sum of losses.
+// Other results are in bfloat16, except those marked in Row.Shapes, those in graph.wide, and single
+// numbers of operations without a bfloat16 kernel.
 func (g *graph) lower(n *G.Node, op *Op, args []*G.Node) lowering {
 	l := lowering{in: make([]Form, len(args))}
 	if !g.half || isHost(n) {
@@ -106,8 +106,8 @@ func (o *Op) halfResult(r rule) Form {
 	return f
 }
 
-// decideForms decides how every value of the unit is stored. It does not depend on what is saved for
-// backward: a value that is computed again is rounded again.
+// decideForms decides the storage of every value of the unit. It does not depend on the saved
+// values: a value that is computed again is rounded again.
 func (c *compiler) decideForms() {
 	c.half = c.sig.Half
 	c.forms = make(map[*G.Node]Form)
@@ -128,8 +128,8 @@ func (c *compiler) decideForms() {
 	c.addForms(c.backward)
 }
 
-// keepWide lists what has to be as exact as float32 is, whatever computes it: the values that buffers
-// take, which would not move by small steps otherwise, and the gradients of parameters.
+// keepWide lists the values that must be exact in float32, whatever operation computes them: new
+// values of buffers, which would not change by small steps otherwise, and gradients of parameters.
 func (c *compiler) keepWide() {
 	c.wide = maps.Clone(c.updating)
 	for _, n := range c.updates {
@@ -142,7 +142,8 @@ func (c *compiler) keepWide() {
 	}
 }
 
-// keepSum lists n, the gradient of a parameter, and what it is the sum of, or moved from.
+// keepSum adds n, the gradient of a parameter, to the list, with its summands and the values that
+// it is moved from.
 func (c *compiler) keepSum(n *G.Node) {
 	if n == nil || n.Op() == nil || isConst(n) || c.wide[n] {
 		return
@@ -160,7 +161,7 @@ func (c *compiler) keepSum(n *G.Node) {
 	}
 }
 
-// addForms decides how nodes, in execution order, are stored.
+// addForms decides the storage of nodes, which are in execution order.
 func (c *compiler) addForms(nodes G.Nodes) {
 	for _, n := range nodes {
 		if _, known := c.forms[n]; known || n.Op() == nil || isConst(n) || isHost(n) {
@@ -205,7 +206,7 @@ func convert(f *Frame) error {
 	return nil
 }
 
-// arg returns the rule of argument i. Arguments that it does not name are like any other.
+// arg returns the rule of argument i. Arguments without a rule are ordinary ones.
 func (r rule) arg(i int) operandRule {
 	if i < len(r.args) {
 		return r.args[i]
@@ -213,10 +214,11 @@ func (r rule) arg(i int) operandRule {
 	return operandRule{}
 }
 
-// isPacked tells whether an argument is the result of an operation that leaves some in float32.
+// isPacked reports whether an argument is the result of an operation that leaves some parts in
+// float32.
 func (o operandRule) isPacked() bool { return o.name == "packed" && !o.isWide }
 
-// anyHalf tells whether the unit has anything to do with bfloat16.
+// anyHalf reports whether any value of the unit is in bfloat16.
 func (s *Signature) anyHalf() bool {
 	return s.Half || slices.Contains(s.HalfParam, true) || slices.ContainsFunc(s.Inputs, func(in Input) bool { return in.Half })
 }

@@ -6,21 +6,21 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
-// Fusion. Element-wise instructions on equally many elements that follow each other run together: the
-// elements are cut in blocks, and all instructions run on a block before the next begins. So what one
-// leaves for the next is in the level-one cache, and the memory of their arguments and results is gone
-// through once. A value that nothing else reads has no planned memory: its block lies in scratch
-// memory, see SpaceBlock. Each element is computed as it would be otherwise, to the bit. Program.All
+// Fusion: successive element-wise instructions on equally many elements run together. The elements
+// are cut into blocks, and all instructions run on one block before the next begins. So a block's
+// intermediate values stay in the level-one cache, and the memory of arguments and results is
+// traversed once. A value that no other instruction reads has no planned memory: its block is in
+// scratch memory, see SpaceBlock. Each element has the same bits as without fusion. Program.All
 // shows single instructions.
 
-// fusedBlock is how many elements a block has. Fewer than fusedLeast are in the cache anyway, where
-// running together saves no time, and blocks are no smaller than values.
+// fusedBlock is the number of elements in a block. Fewer than fusedLeast elements are in the cache
+// anyway, so running them together saves no time, and blocks are no smaller than values.
 const (
 	fusedBlock = 2048
 	fusedLeast = 16 * fusedBlock
 )
 
-// fuse puts instructions together where that is possible.
+// fuse joins instructions where that is possible.
 func (a *assembler) fuse() {
 	uses := a.uses()
 	all := a.code.instrs
@@ -43,8 +43,8 @@ func (a *assembler) fuse() {
 	a.storages = slices.DeleteFunc(a.storages, func(s *arena.Place) bool { return s.Bytes == 0 })
 }
 
-// worthwhile tells whether parts that run together need no more memory than they save: what they read
-// or write lives until the last of them.
+// worthwhile reports whether parts that run together need no more memory than they save: their
+// operands live until the last part.
 func worthwhile(parts []Instr, uses map[*arena.Place]int) bool {
 	inside := make(map[*arena.Place]int)
 	for k := range parts {
@@ -88,7 +88,7 @@ func (in *Instr) operands(yield func(o *Operand) bool) {
 	}
 }
 
-// elementwise tells whether the instruction may run on any range of the elements.
+// elementwise reports whether the instruction may run on any range of the elements.
 func (in *Instr) elementwise() bool {
 	for o := range in.operands {
 		if o.Form.Tail > 0 {
@@ -98,8 +98,8 @@ func (in *Instr) elementwise() bool {
 	return in.Op.Split == ByElement
 }
 
-// follows tells whether next can run together with the instructions before it. What any of two
-// writes has to be the same elements for both, or has nothing to do with the other.
+// follows reports whether next can run together with the instructions before it. If one of two
+// instructions writes memory that the other uses, both must use the same elements of it.
 func follows(before []Instr, next *Instr) bool {
 	n := Numel(next.Out.Shape)
 	if n < fusedLeast || !before[0].elementwise() || !next.elementwise() || before[0].Update != next.Update || n != Numel(before[0].Out.Shape) {
@@ -118,18 +118,18 @@ func follows(before []Instr, next *Instr) bool {
 	return true
 }
 
-// overlaps tells whether two operands have memory in common, while the program is assembled.
+// overlaps reports whether two operands share memory, while the program is assembled.
 func (o *Operand) overlaps(p *Operand) bool {
 	return o.Space == p.Space && o.Index == p.Index && o.work == p.work && o.Offset < p.Offset+p.Bytes && p.Offset < o.Offset+o.Bytes
 }
 
-// join returns the instruction that runs parts together. Memory that they use is in use during all
-// of it.
+// join returns the instruction that runs parts together. The memory of their operands is in use
+// during all of it.
 func (a *assembler) join(parts []Instr, uses map[*arena.Place]int) Instr {
 	last, n := len(parts)-1, Numel(parts[0].Out.Shape)
 	joined := Instr{Op: parts[last].Op, Out: parts[last].Out, Update: parts[last].Update, parts: parts}
 	first, end := parts[0].at, parts[last].at
-	inside, until := make(map[*arena.Place]int), make(map[*arena.Place]int) // operands here, and the last part that has one
+	inside, until := make(map[*arena.Place]int), make(map[*arena.Place]int) // operands in parts, and the last part with each
 	for k := range parts {
 		parts[k].In = slices.Clone(parts[k].In)
 		for o := range parts[k].operands {
@@ -141,7 +141,7 @@ func (a *assembler) join(parts []Instr, uses map[*arena.Place]int) Instr {
 		}
 	}
 	slot := fusedBlock * int(joined.Out.DType.Size())
-	var busy []int // by slot: until which part
+	var busy []int // by slot: the last part that uses it
 	at := make(map[*arena.Place]int)
 	scratch := 0
 	for k := range parts {
@@ -173,12 +173,12 @@ func (a *assembler) join(parts []Instr, uses map[*arena.Place]int) Instr {
 		a.storages = append(a.storages, s)
 		joined.Scratch = Operand{Space: SpaceWork, Bytes: bytes, work: s}
 	}
-	joined.Out.work = nil // its address stands in the part
+	joined.Out.work = nil // the part has its address
 	return joined
 }
 
-// ready makes the frames of the parts of an instruction, the operands of which are resolved. What f
-// says of the run holds for all of them.
+// ready creates the frames for the parts of an instruction, whose operands are resolved. The
+// settings of f for the run apply to all of them.
 func (s *share) ready(in *Instr, f *Frame, operands []Value) {
 	for len(s.frames) < len(in.parts) {
 		s.frames = append(s.frames, Frame{})
@@ -213,7 +213,7 @@ func (s *share) blocks(in *Instr, scratch []byte, operands []Value, lo, hi int) 
 	return nil
 }
 
-// block returns elements lo to hi of all. What is shorter than the results is whole.
+// block returns elements lo to hi of all. Operands shorter than the results are returned whole.
 func (o *Operand) block(all, scratch []byte, lo, hi int) []byte {
 	switch {
 	case o.Space == SpaceBlock:

@@ -9,8 +9,8 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// denied lists the types of stock operations that give wrong results, with the reason and what to
-// use instead.
+// denied lists the types of stock operations that give wrong results, with the reason and a
+// replacement.
 var denied = map[string]string{
 	"gorgonia.BatchNormOp": statefulOp + "nn.BatchNorm",
 	"gorgonia.GroupNormOp": statefulOp + "op.GroupNorm or nn.GroupNorm",
@@ -22,12 +22,12 @@ var denied = map[string]string{
 
 const statefulOp = "it keeps what backward needs in the operation, which calls and ranks share: use "
 
-// refusal returns why the stock operation of n must not be used, or nothing if it may.
+// refusal returns why the stock operation of n must not be used, or "" if it may.
 func refusal(g *G.ExprGraph, n *G.Node) string {
 	op := n.Op()
 	switch typeName(op) {
 	case "gorgonia.sumOp", "gorgonia.maxOp":
-		if isHost(n) && children(g, n)[0].Dims() > 3 { // those of floats are computed here
+		if isHost(n) && children(g, n)[0].Dims() > 3 { // float reductions are computed here
 			return "integers of four or more axes are added up wrongly: convert them to floats first, by ConvType"
 		}
 	case "gorgonia.dtConvOp":
@@ -53,8 +53,8 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 	return denied[typeName(op)]
 }
 
-// isLogSumExp tells whether n is what gorgonia.LogSumExp makes: log(Σ exp(x - m) + m) with m the
-// maximum of x.
+// isLogSumExp reports whether n is an expression of gorgonia.LogSumExp: log(Σ exp(x - m) + m) with
+// m the maximum of x.
 func isLogSumExp(g *G.ExprGraph, n *G.Node) bool {
 	is := func(n *G.Node, typ, op string) bool {
 		return n.Op() != nil && typeName(n.Op()) == "gorgonia."+typ && strings.HasPrefix(n.Op().String(), op)
@@ -74,9 +74,9 @@ func isLogSumExp(g *G.ExprGraph, n *G.Node) bool {
 	return children(g, children(g, e)[0])[1] == terms[1]
 }
 
-// collides tells whether n, the patches that a convolution takes out of an image [B, C, H, W], may
-// be those of another dilation. The hash of n covers everything but the dilation. So Gorgonia takes
-// two such nodes for one if their shapes [B, rows, columns, C·kernel] are equal.
+// collides reports whether n, the patches that a convolution takes out of an image [B, C, H, W],
+// may have the hash of a node with another dilation. The hash covers everything but the dilation.
+// So Gorgonia merges two such nodes if their shapes [B, rows, columns, C·kernel] are equal.
 func collides(g *G.ExprGraph, n *G.Node) bool {
 	var kernel, pad, stride, dilation [2]int
 	_, err := fmt.Sscanf(n.Op().String(), "im2col<(%d,%d), (%d, %d), (%d,%d) (%d, %d)>", &kernel[0], &kernel[1], &pad[0],
@@ -96,7 +96,7 @@ func collides(g *G.ExprGraph, n *G.Node) bool {
 	return false
 }
 
-// guard refuses what Gorgonia would get wrong silently.
+// guard refuses operations that Gorgonia would compute wrongly without an error.
 func (tr *trace) guard() error {
 	for _, n := range order(tr.g, slices.Concat(tr.outs, tr.updates), nil) {
 		if n.Op() == nil {
@@ -118,8 +118,8 @@ func (tr *trace) guard() error {
 	return nil
 }
 
-// guardConst refuses constants that Gorgonia may have merged with others of their name. A scalar
-// under its default name is safe, since the name is its value.
+// guardConst refuses constants that Gorgonia may have merged with others of the same name. A scalar
+// with its default name is safe, since the name is its value.
 func (tr *trace) guardConst(n *G.Node) error {
 	if _, ours := tr.consts[n]; ours || constSize(n) != nil {
 		return nil

@@ -9,16 +9,16 @@ import (
 	"unsafe"
 )
 
-// identity is what a module and a signature are recognised by: equal texts mean equal types and
-// fields, and the same pointers. The text is a snapshot, so a module that has changed since is
-// another.
+// identity identifies a module and a signature: equal texts mean equal types and fields, and the
+// same pointers. The text is a snapshot, so a module that has changed since then has another
+// identity.
 type identity struct {
 	text string
-	pins []unsafe.Pointer // holds what the addresses in text are of, so that nothing else gets them
+	pins []unsafe.Pointer // keeps the memory behind addresses in text alive, so that they are not reused
 }
 
-// identify returns the identity of a module and a signature, unless there is none: the module holds
-// a function, which cannot be compared, and is not behind a pointer that could.
+// identify returns the identity of a module and a signature. There is none if the module holds a
+// function, which cannot be compared, and is not itself behind a pointer.
 func identify(module any, sig *Signature) (id identity, ok bool) {
 	var w identityWriter
 	v := reflect.ValueOf(module)
@@ -38,11 +38,11 @@ func identify(module any, sig *Signature) (id identity, ok bool) {
 	return identity{string(w.text), w.pins}, true
 }
 
-// identityWriter writes values such that different ones have different texts.
+// identityWriter writes values such that different values have different texts.
 type identityWriter struct {
 	text     []byte
 	pins     []unsafe.Pointer
-	function bool // there was a function among them
+	function bool // a function was written
 }
 
 func (w *identityWriter) number(n uint64) { w.text = binary.LittleEndian.AppendUint64(w.text, n) }
@@ -52,7 +52,7 @@ func (w *identityWriter) pointer(p unsafe.Pointer) {
 	w.pins = append(w.pins, p)
 }
 
-// typeOf writes the type of v, or that there is none.
+// typeOf writes the type of v, or a mark if v is invalid.
 func (w *identityWriter) typeOf(v reflect.Value) {
 	if v.IsValid() {
 		w.pointer(reflect.ValueOf(v.Type()).UnsafePointer())
@@ -61,7 +61,7 @@ func (w *identityWriter) typeOf(v reflect.Value) {
 	}
 }
 
-// value writes v, whose type is known from what was written before.
+// value writes v, whose type is already written.
 func (w *identityWriter) value(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Invalid:
@@ -101,7 +101,7 @@ func (w *identityWriter) value(v reflect.Value) {
 	}
 }
 
-// length writes how many elements v has, which for nil are fewer than none.
+// length writes the number of elements of v, or -1 for nil.
 func (w *identityWriter) length(v reflect.Value) {
 	if v.Kind() != reflect.Array && v.IsNil() {
 		w.number(0)
@@ -110,7 +110,7 @@ func (w *identityWriter) length(v reflect.Value) {
 	}
 }
 
-// entries writes those of a map in the order of their texts.
+// entries writes the entries of a map in the order of their texts.
 func (w *identityWriter) entries(v reflect.Value) {
 	var texts []string
 	for it := v.MapRange(); it.Next(); {
@@ -124,7 +124,8 @@ func (w *identityWriter) entries(v reflect.Value) {
 	w.text = append(w.text, strings.Join(texts, "")...)
 }
 
-// funcValue writes where a function and what it has captured lie, as far as that can be found out.
+// funcValue writes the address of a function and of its captured variables, as far as it can be
+// found.
 func (w *identityWriter) funcValue(v reflect.Value) {
 	w.function = w.function || !v.IsNil()
 	if v.CanAddr() {

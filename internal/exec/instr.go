@@ -11,11 +11,12 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
-// A Space is one of the memories that operands lie in; the package comment says who fills each and
+// A Space is one of the memories of operands. The package comment says who fills each of them and
 // how long it lives.
 type Space uint8
 
-// The spaces. Those of a Call have an index: which parameter, input and so on.
+// These are the spaces. The spaces of a Call have an index: the number of the parameter, input and
+// so on.
 const (
 	SpaceWork Space = iota
 	SpaceSaved
@@ -27,7 +28,7 @@ const (
 	SpaceGradParam
 	SpaceUpdate
 	SpaceConst
-	SpaceBlock // between instructions that run together; no memory is planned for the whole of such a value
+	SpaceBlock // between instructions that run together; the value has no planned memory
 	SpaceHost  // Go values outside the plan, of stock operations: index into the run's list
 )
 
@@ -35,19 +36,20 @@ const (
 type Operand struct {
 	Space  Space
 	Index  int // of the memory in its space
-	Offset int // bytes from where that memory begins
+	Offset int // bytes from the beginning of that memory
 	Bytes  int
 	Shape  tensor.Shape
 	DType  tensor.Dtype
 	Form   Form
 
-	work *arena.Place // what Offset is relative to while the program is assembled
-	// Of an instruction that runs block by block: the bytes of an element, if these are as many as the
-	// results, and where in scratch memory the block is, in SpaceBlock.
+	work *arena.Place // base of Offset while the program is assembled
+	// These are set in instructions that run block by block. step is the bytes of an element, if
+	// the operand has as many elements as the results. from is the offset of the block in scratch
+	// memory, in SpaceBlock.
 	step, from int
 }
 
-// at returns the operand for a value of some shape, off bytes into o.
+// at returns an operand of the given shape, off bytes into o.
 func (o Operand) at(off int, shape tensor.Shape) Operand {
 	o.Offset += off
 	o.Shape = shape
@@ -55,8 +57,8 @@ func (o Operand) at(off int, shape tensor.Shape) Operand {
 	return o
 }
 
-// view returns the elements of o from off on under another shape: all of them, or some that are
-// stored in one type.
+// view returns the elements of o from off on under another shape: all elements, or some of one
+// storage type.
 func (o Operand) view(off int, shape tensor.Shape) Operand {
 	n, m := Numel(o.Shape), Numel(shape)
 	head, end := o.Form.head(n)
@@ -75,11 +77,11 @@ func (o Operand) view(off int, shape tensor.Shape) Operand {
 	return o.at(end, shape)
 }
 
-// Head returns how many elements of o are in bfloat16, those before all others, and how many bytes in
-// the others begin.
+// Head returns how many elements of o are in bfloat16, and the byte offset of the others behind
+// them.
 func (o Operand) Head() (elements, end int) { return o.Form.head(Numel(o.Shape)) }
 
-// settle makes Offset what it is now that storages have places.
+// settle computes the final Offset. Storages have their places now.
 func (o *Operand) settle() {
 	if o.work != nil {
 		o.Offset += o.work.Offset
@@ -87,29 +89,30 @@ func (o *Operand) settle() {
 	}
 }
 
-// An Instr is one instruction of a program: an operation, and where its operands lie. It is all
-// that another engine needs to know. Whoever reads it changes nothing that it refers to.
+// An Instr is one instruction of a program: an operation and the addresses of its operands. Another
+// engine needs nothing else. Readers must not change anything that it refers to.
 type Instr struct {
 	Op      *Op // of KindStock if only Gorgonia can run it
 	Out     Operand
 	In      []Operand
-	Scratch Operand // in SpaceWork, that of one thread; Bytes is 0 if there is none
+	Scratch Operand // in SpaceWork, of one thread; Bytes is 0 if there is none
 	Acc     bool    // adds to Out
-	Update  bool    // serves nothing but updates of buffers: left out in evaluation
+	Update  bool    // serves only updates of buffers: skipped in evaluation
 	Half    bool    // runs by Row.BF16
-	Again   bool    // in backward: computes a value that forward has computed
+	Again   bool    // in backward: computes a value again that forward has computed
 
 	stock G.Op    // of KindStock
-	parts []Instr // that run together, see "Fusion"; of the rest Out says how many elements, and Scratch where blocks lie
+	parts []Instr // instructions that run together, see "Fusion"; then Out has the number of elements, and Scratch the memory of blocks
 	at    int     // index of the node that it is for
 }
 
-// A Cost is the least that an instruction takes: arithmetic (see Row.FLOPs), and bytes between it
-// and memory if every argument is read and the result written once, but for those in SpaceBlock.
+// A Cost is the lower bound for an instruction: its arithmetic (see Row.FLOPs), and the bytes it
+// moves if every argument is read and the result is written once. Operands in SpaceBlock are not
+// counted.
 type Cost struct{ FLOPs, Read, Written int }
 
-// Cost returns what the instruction costs. Of a stock operation only the bytes are known: its FLOPs
-// are one for each element of the result, which is too few for a product or a sum.
+// Cost returns the cost of the instruction. For a stock operation only the bytes are known. Its
+// FLOPs are counted as one for each element of the result, which is too few for a product or a sum.
 func (in *Instr) Cost() Cost {
 	c := Cost{FLOPs: in.Op.FLOPs(in.Op)}
 	if in.Out.Space != SpaceBlock {
@@ -130,8 +133,8 @@ func (in *Instr) Cost() Cost {
 	return c
 }
 
-// All returns the instructions in the order in which they run. Those that run together, block by
-// block, are single ones here: each has everything that is between it and others in SpaceBlock.
+// All returns the instructions in the order in which they run. Instructions that run together are
+// listed one by one: values between them are in SpaceBlock.
 func (p *Program) All() iter.Seq[Instr] {
 	return func(yield func(Instr) bool) {
 		for i := range p.instrs {
@@ -144,7 +147,7 @@ func (p *Program) All() iter.Seq[Instr] {
 	}
 }
 
-// singles returns the instructions that run together as instruction i, or that one.
+// singles returns the instructions that run together as instruction i, or instruction i alone.
 func (p *Program) singles(i int) []Instr {
 	if parts := p.instrs[i].parts; parts != nil {
 		return parts
@@ -152,5 +155,5 @@ func (p *Program) singles(i int) []Instr {
 	return p.instrs[i : i+1]
 }
 
-// Consts returns the memory behind SpaceConst, which nobody may change.
+// Consts returns the memory behind SpaceConst, which must not be changed.
 func (p *Program) Consts() []Value { return slices.Clone(p.consts) }

@@ -34,7 +34,7 @@ func transpose[T kernel.Element](run func(c *kernel.Context, y, x []T, l kernel.
 	}
 }
 
-// replaceTranspose makes a view of a transposition that only moves axes of length 1.
+// replaceTranspose replaces a transposition that moves only axes of length 1 by a view.
 func replaceTranspose(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	last := -1
 	for _, axis := range pattern(n.Op()).axes(n.Dims()) {
@@ -59,7 +59,7 @@ var sliceRow = &Row{
 	FLOPs: Each(0), Reads: func(o *Op, _ int) int { return Numel(o.Shape) }, Cheap: true, Moves: true, Split: ByKernel, Diff: 1, Grad: sliceGrads,
 }
 
-// partRow takes a slice that is one piece of memory, at no cost.
+// partRow is a slice that is one piece of memory. It costs nothing.
 var partRow = &Row{Kind: KindView, Attr: View{}, Doc: viewRow.Doc, Shapes: viewRow.Shapes, Kernels: viewRow.Kernels,
 	FLOPs: Each(0), View: true, Diff: 1,
 	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
@@ -83,7 +83,7 @@ var sliceGradRow = &Row{
 	FLOPs: Each(0), Moves: true, Split: ByKernel,
 }
 
-// diagRow is sliceGradRow where it is no gradient.
+// diagRow is sliceGradRow as an operation in its own right.
 var diagRow = func() *Row {
 	r := *sliceGradRow
 	r.Diff, r.Grad = 1, func(o *Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) {
@@ -103,8 +103,8 @@ func sliceGrad[T kernel.Element](f *Frame) error {
 	return nil
 }
 
-// copySlice copies the thread's share of a slice of whole, of some shape, to part, or back, with zeros
-// around it.
+// copySlice copies the thread's share of a slice of whole, which has the given shape, to part. With
+// back it copies part to whole, with zeros around it.
 func copySlice[T kernel.Element](f *Frame, whole, part []T, shape tensor.Shape, back bool) {
 	s := f.Op.Attrs.(Slice)
 	outer, inner := around(shape, s.Axis)
@@ -127,13 +127,13 @@ func copySlice[T kernel.Element](f *Frame, whole, part []T, shape tensor.Shape, 
 	}
 }
 
-// ownRows returns the thread's share of the rows of x, and how many they are.
+// ownRows returns the thread's share of the rows of x, and the number of these rows.
 func ownRows[T kernel.Element](f *Frame, x []T, rows int) ([]T, int) {
 	lo, hi := f.Kernel.Share(rows, 1)
 	return x[lo*len(x)/rows : hi*len(x)/rows], hi - lo
 }
 
-// replaceSlice makes a view of a slice that is one piece of memory.
+// replaceSlice replaces a slice that is one piece of memory by a view.
 func replaceSlice(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	x, op := kids[0], reflect.ValueOf(n.Op()).Elem()
 	if op.FieldByName("Slice").IsNil() {
@@ -150,7 +150,7 @@ func replaceSlice(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return partRow.view(x, View{s.Start * inner}, n.Shape())
 }
 
-// sliceAddRow adds the gradient of a slice to that of what else is made of the same tensor.
+// sliceAddRow adds the gradient of a slice to another gradient of the same tensor.
 var sliceAddRow = &Row{
 	Kind: KindSliceAdd, Attr: Slice{}, Doc: "x, with dy added to the elements of a slice", Shapes: "x, dy -> y [*]",
 	Kernels: Kernels{sliceAdd(vec.Accumulate[float32]), sliceAdd(vec.Accumulate[float64]), sliceAdd(naiveSliceAdd)},
@@ -186,8 +186,7 @@ func naiveSliceAdd(y, x []float64) {
 	}
 }
 
-// addSlices is the replacer that makes one operation of a sum and the gradient of a slice that nothing
-// else needs.
+// addSlices is a replacer. It merges a sum with the gradient of a slice that no other node needs.
 func addSlices(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error) {
 	if typeName(n.Op()) != "gorgonia.elemBinOp" || !strings.HasPrefix(n.Op().String(), "+ ") {
 		return nil, nil
@@ -203,7 +202,7 @@ func addSlices(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Nod
 	return nil, nil
 }
 
-// replaceAt makes a view of an element.
+// replaceAt replaces the access to an element by a view.
 func replaceAt(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	at, shape := 0, kids[0].Shape()
 	list := reflect.ValueOf(n.Op()).FieldByName("coordinates")
@@ -220,7 +219,7 @@ func replaceAt(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return partRow.view(kids[0], View{at}, n.Shape())
 }
 
-// replaceDiag puts the elements into a matrix of zeros, one more than a row apart.
+// replaceDiag puts the elements on the diagonal of a matrix of zeros.
 func replaceDiag(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	size := Numel(kids[0].Shape())
 	y, err := (&Op{Row: diagRow, Attrs: Slice{Step: size + 1}, Shape: tensor.Shape{size * size}}).add(kids...)
@@ -230,8 +229,8 @@ func replaceDiag(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return shaped(y, n.Shape())
 }
 
-// NewSlice returns the elements from lo to hi of x along an axis. Gorgonia takes some of its own
-// slices for one another: see distinctSlices.
+// NewSlice returns the elements from lo to hi of x along an axis. Gorgonia merges some of its own
+// slices by mistake: see distinctNodes.
 func NewSlice(x *G.Node, axis, lo, hi int) (*G.Node, error) {
 	shape := x.Shape().Clone()
 	if axis < 0 || axis >= len(shape) || lo < 0 || hi <= lo || hi > shape[axis] {
@@ -241,7 +240,7 @@ func NewSlice(x *G.Node, axis, lo, hi int) (*G.Node, error) {
 	return (&Op{Row: sliceRow, Attrs: Slice{Axis: axis, Start: lo, Step: 1}, Shape: shape}).add(x)
 }
 
-// around returns how many elements lie before an axis and behind it.
+// around returns the numbers of elements before an axis and behind it.
 func around(shape tensor.Shape, axis int) (outer, inner int) {
 	return Numel(shape[:axis]), Numel(shape[axis+1:])
 }

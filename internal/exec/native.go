@@ -9,10 +9,11 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Some of Gorgonia's operations have kernels here: reductions, because those of package tensor are
-// wrong along an inner axis of four or more, and what modules and differentiation add everywhere, such
-// as element-wise operations and broadcasts, because Gorgonia's own allocate. A module uses them by Gorgonia's functions.
-// Gorgonia's rules of differentiation hold, but for those in replacements.
+// Some of Gorgonia's operations have kernels here. Reductions do, because package tensor computes
+// them wrongly along an inner axis of tensors of four or more axes. Operations that modules and
+// differentiation use everywhere do, such as element-wise operations and broadcasts, because
+// Gorgonia's own allocate. Modules use them through Gorgonia's functions. Gorgonia's rules of
+// differentiation apply, except for the operations in replacements.
 
 // native returns the operation of n, or nil if n runs as a stock operation.
 func native(g *G.ExprGraph, n *G.Node) *Op {
@@ -28,7 +29,8 @@ func native(g *G.ExprGraph, n *G.Node) *Op {
 	return nil
 }
 
-// natives find the operation for a stock operation of that type, or nil if there is none for it.
+// natives return the operation for a stock operation, by its type, or nil if there is no kernel for
+// it.
 var natives = map[string]func(n *G.Node, kids []*G.Node) *Op{
 	"gorgonia.sumOp":    func(n *G.Node, kids []*G.Node) *Op { return useWith(sumRow, along(n.Op()), n, kids) },
 	"gorgonia.maxOp":    func(n *G.Node, kids []*G.Node) *Op { return useWith(maxRow, along(n.Op()), n, kids) },
@@ -49,8 +51,9 @@ func useWith(r *Row, attrs any, n *G.Node, args []*G.Node) *Op {
 	return o
 }
 
-// replacements make what computes the same as a stock operation with these arguments, or nil to leave
-// it: where Gorgonia's rules of differentiation are wrong, or copy what need not be.
+// replacements return a node that computes the same as a stock operation with these arguments, or
+// nil to keep it. They replace operations whose rules of differentiation are wrong in Gorgonia, or
+// which copy without need.
 var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.maxOp":       replaceMax,
 	"gorgonia.elemUnaryOp": replaceFunction,
@@ -73,7 +76,7 @@ var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.randomOp":            replaceRandom,
 }
 
-// replaceMax is for an axis behind the first four. Gorgonia broadcasts only those, by which the
+// replaceMax handles an axis behind the first four. Gorgonia broadcasts only the first four, so its
 // gradient would be wrong.
 func replaceMax(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	if along(n.Op()) < 1<<4 {
@@ -82,7 +85,7 @@ func replaceMax(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return G.ApplyOp(native(n.Graph(), n), kids...)
 }
 
-// replaceAverage makes the mean over the last two axes of an image, which are of length 1 then.
+// replaceAverage returns the mean over the last two axes of an image, which then have length 1.
 func replaceAverage(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	y, err := G.Mean(kids[0], 2, 3)
 	if err != nil {
@@ -91,14 +94,14 @@ func replaceAverage(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return shaped(y, n.Shape())
 }
 
-// replace puts operations with gradients of their own in the place of stock operations.
+// replace replaces stock operations by operations with their own gradients.
 func (tr *trace) replace() error { return tr.rebuild(tr.replacement, tr.outs, tr.updates) }
 
-// A replacer returns what stands for a node whose arguments are kids by now, or nil if nothing else
-// does. made is what stands for the nodes before it, and uses says how often nodes were used.
+// A replacer returns the replacement of a node whose arguments are now kids, or nil to keep the
+// node. made has the replacements of earlier nodes, and uses the number of uses of each node.
 type replacer = func(n *G.Node, kids []*G.Node, made map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error)
 
-// rebuild puts nodes in the place of those that roots need, and makes what depends on them anew.
+// rebuild replaces nodes that roots need, and creates the nodes that depend on them again.
 func (tr *trace) rebuild(with replacer, roots ...G.Nodes) error {
 	made, uses := make(map[*G.Node]*G.Node), make(map[*G.Node]int)
 	list := order(tr.g, slices.Concat(roots...), nil)
@@ -165,9 +168,9 @@ func (tr *trace) replacement(n *G.Node, kids []*G.Node, made map[*G.Node]*G.Node
 	return nil, nil
 }
 
-// contraction returns what n, a Tensordot of args, computes, as a product of matrices.
+// contraction returns n, a Tensordot of args, as a product of matrices.
 func contraction(n *G.Node, args []*G.Node) (*G.Node, error) {
-	// matrix returns x with the axes in front, or behind the others, as [rows, columns].
+	// matrix returns x as [rows, columns], with the given axes in front or behind the others
 	matrix := func(x *G.Node, field string, front bool) (*G.Node, error) {
 		var axes, others []int
 		list := reflect.ValueOf(n.Op()).FieldByName(field)
@@ -208,8 +211,8 @@ func contraction(n *G.Node, args []*G.Node) (*G.Node, error) {
 	return shaped(y, n.Shape())
 }
 
-// constSize returns the number that a SizeOf of Gorgonia's stands for, which is known when a module
-// is traced, or nil if n is something else.
+// constSize returns the value of one of Gorgonia's SizeOf nodes, which is known when a module is
+// traced. It returns nil for other nodes.
 func constSize(n *G.Node) G.Value {
 	if n.Op() == nil || typeName(n.Op()) != "gorgonia.sizeOp" {
 		return nil

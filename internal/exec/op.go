@@ -13,12 +13,12 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// A Frame is what a kernel sees of the run it is part of. It is valid during the call only.
+// A Frame is a kernel's view of the run. It is valid only during the call.
 type Frame struct {
 	Op      *Op
 	Out     Value   // every element must be written, or added to if Acc
 	In      []Value // read only
-	First   int     // which element of the result Out begins with, if the row is split ByElement
+	First   int     // index of the first element of Out in the result, if the row is split ByElement
 	Acc     bool    // add to Out; only ever set for an operation that accumulates
 	Scratch []byte  // Row.Scratch elements of the unit's dtype, or Row.BF16Scratch of float32, contents undefined
 	Kernel  *kernel.Context
@@ -26,29 +26,29 @@ type Frame struct {
 	Train   bool   // false in evaluation: dropout is the identity
 }
 
-// An Op is one use of a row of the table, as a Gorgonia operation: a kind with attributes on
-// arguments of some shapes. Two Ops of one kind with equal attributes, arguments and results
+// An Op is one use of a row of the table, as a Gorgonia operation: a kind with attributes, for
+// arguments of given shapes. Two Ops of one kind with equal attributes, arguments and results
 // compute the same function. It is immutable once it is part of a graph.
 type Op struct {
 	*Row
-	Attrs any            // comparable, of the type that belongs to the kind; nil if it has none
+	Attrs any            // comparable, of the kind's attribute type; nil if it has none
 	Shape tensor.Shape   // of the result
 	In    []tensor.Shape // of the arguments
 
 	ints  []bool       // by argument: whether it holds integers
 	dims  []dim        // of Row.Shapes
-	lead  tensor.Shape // what "..." stands for
+	lead  tensor.Shape // the dimensions that "..." stands for
 	parts []part       // of the result, if it has several
 }
 
-// Apply adds the operation to the graph of its arguments. The result is one vector if the row has
-// several.
+// Apply adds the operation to the graph of its arguments. If the row has several results, they are
+// returned as one vector.
 func (r *Row) Apply(attrs any, in ...*G.Node) (*G.Node, error) {
 	return (&Op{Row: r, Attrs: attrs}).add(in...)
 }
 
 // Gradient adds operation r, which computes gradients of o, to the graph and returns its results.
-// It has the attributes and the dimensions of o. The shapes of its arguments are not looked at,
+// It has the attributes and the dimensions of o. The shapes of its arguments are not checked,
 // because Gorgonia adds and drops dimensions of 1 in gradients.
 func (o *Op) Gradient(r *Row, in ...*G.Node) (G.Nodes, error) {
 	g := &Op{Row: r, Attrs: o.Attrs, dims: o.dims, lead: o.lead}
@@ -65,8 +65,7 @@ func (o *Op) Gradient(r *Row, in ...*G.Node) (G.Nodes, error) {
 	return parts, nil
 }
 
-// add adds o to the graph of its arguments. It finds out what is not set: the dimensions and the
-// shape.
+// add adds o to the graph of its arguments. It computes unset dimensions and shapes.
 func (o *Op) add(in ...*G.Node) (*G.Node, error) {
 	r := parseRule(o.Shapes)
 	err := o.check(r, in)
@@ -86,7 +85,7 @@ func (o *Op) add(in ...*G.Node) (*G.Node, error) {
 	return n, nil
 }
 
-// check compares the element types of the arguments with Row.Shapes, and notes their shapes.
+// check compares the element types of the arguments with Row.Shapes, and records their shapes.
 func (o *Op) check(r rule, in []*G.Node) error {
 	for i, n := range in {
 		a := operandRule{name: fmt.Sprintf("argument %d", i)}
@@ -142,8 +141,7 @@ func (o *Op) ReturnsPtr() bool { return true }
 // CallsExtern implements gorgonia.Op.
 func (o *Op) CallsExtern() bool { return false }
 
-// OverwritesInput implements gorgonia.Op. It tells Gorgonia's machines never to run the op in
-// place.
+// OverwritesInput implements gorgonia.Op. Gorgonia's machines must never run the op in place.
 func (o *Op) OverwritesInput() int { return -1 }
 
 // WriteHash implements gorgonia.Op.
@@ -227,7 +225,7 @@ func (o *Op) run(f *Frame) error {
 	return o.F64(f)
 }
 
-// scratch returns the elements of scratch memory that the kernels need, or that for bfloat16.
+// scratch returns the number of scratch elements for the kernels, or for the bfloat16 kernel.
 func (o *Op) scratch(half bool) int {
 	need := o.Scratch
 	if half {

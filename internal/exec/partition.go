@@ -10,8 +10,8 @@ import (
 // Policy decides which forward values are kept for backward and which are computed again.
 type Policy uint8
 
-// Balanced keeps what is expensive to compute (products, attention, stock operations) and
-// recomputes what is cheap (activations, norms, sums). SaveAll keeps everything that backward uses.
+// Balanced keeps values that are expensive to compute (products, attention, stock operations) and
+// recomputes cheap ones (activations, norms, sums). SaveAll keeps every value that backward uses.
 // RecomputeAll keeps only the inputs of the call and runs its forward again: activation
 // checkpointing (Chen et al., 2016, arXiv:1604.06174).
 const (
@@ -25,8 +25,8 @@ type partition struct {
 	*trace
 	forward, backward G.Nodes // in execution order
 	saved             G.Nodes // computed in forward, used in backward
-	// updating are the values of forward that only updates of buffers need. They are computed in
-	// training only, and never saved.
+	// updating are the forward values that only updates of buffers need. They are computed only in
+	// training, and never saved.
 	updating map[*G.Node]bool
 }
 
@@ -68,8 +68,8 @@ func (tr *trace) partition(policy Policy, grads bool) *partition {
 	return p
 }
 
-// dependsOnInput tells which values change with the inputs of the call. The others depend on
-// parameters and constants only: if they were saved, unsharded weights would stay alive.
+// dependsOnInput returns the values that depend on the inputs of the call. The others depend only
+// on parameters and constants. Saving them would keep unsharded weights alive.
 func (tr *trace) dependsOnInput(nodes G.Nodes) map[*G.Node]bool {
 	depends := make(map[*G.Node]bool)
 	for _, n := range nodes {
@@ -84,9 +84,9 @@ func (tr *trace) dependsOnInput(nodes G.Nodes) map[*G.Node]bool {
 	return depends
 }
 
-// slipIn adds roots, and what they need, to nodes in execution order. The roots are gradients of
-// parameters in backward, or updates of buffers in forward: nothing in the list waits for them.
-// Each comes as soon as its arguments exist, so that these can be dropped early. stop is that of
+// slipIn adds roots, and the nodes they need, to nodes in execution order. The roots are gradients
+// of parameters in backward, or updates of buffers in forward: no node in the list needs them. Each
+// is inserted as soon as its arguments exist, so that these can be dropped early. stop is as in
 // order.
 func slipIn(g *G.ExprGraph, list, roots G.Nodes, stop func(*G.Node) bool) G.Nodes {
 	index := make(map[*G.Node]int)
@@ -116,7 +116,7 @@ func slipIn(g *G.ExprGraph, list, roots G.Nodes, stop func(*G.Node) bool) G.Node
 	return list
 }
 
-// isView tells whether n's value is memory of its argument.
+// isView reports whether n's value is memory of its argument.
 func isView(n *G.Node) bool {
 	if op, ok := n.Op().(*Op); ok {
 		return op.View
@@ -124,8 +124,8 @@ func isView(n *G.Node) bool {
 	return n.Op() != nil && isReshape(n.Op())
 }
 
-// isHost tells whether n's value is not a float tensor, like the sizes that Gorgonia computes in a
-// graph. Such values stay on the Go heap and are cheap.
+// isHost reports whether n's value is not a float tensor, like the sizes that Gorgonia computes in
+// a graph. Such values stay on the Go heap and are cheap.
 func isHost(n *G.Node) bool {
 	dt := n.Dtype()
 	return n.Op() != nil && !isConst(n) && dt != tensor.Float32 && dt != tensor.Float64

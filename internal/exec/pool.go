@@ -15,7 +15,7 @@ type Pool struct{ Kernel, Stride, Pad [2]int }
 // with P = (H + 2·pad - kernel)/stride + 1 rows, and columns likewise.
 func MaxPool(x *G.Node, p Pool) (*G.Node, error) { return maxPoolRow.Apply(p, x) }
 
-// AvgPool returns the means of the windows, to which padding belongs, as zeros.
+// AvgPool returns the means of the windows. Padding counts as zeros.
 func AvgPool(x *G.Node, p Pool) (*G.Node, error) { return avgPoolRow.Apply(p, x) }
 
 var maxPoolRow = &Row{

@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// Product is the attribute of KindProduct: the order in which the axes of the arguments are read,
-// and those of the result are written.
+// Product is the attribute of KindProduct: the orders in which the axes of the arguments are read,
+// and the axes of the result are written.
 type Product struct{ A, B, Y Order }
 
 // Order is the attribute of KindTranspose: axis i of the result is axis Order[i] of the argument.
@@ -39,7 +39,7 @@ func orderOf(axes []int) Order {
 	return Order{kernel.Order(b)}
 }
 
-// axes returns the order of a tensor of that rank as a list.
+// axes returns the order of a tensor of the given rank as a list.
 func (o Order) axes(rank int) []int {
 	list := make([]int, rank)
 	for i := range list {
@@ -48,7 +48,7 @@ func (o Order) axes(rank int) []int {
 	return list
 }
 
-// inverse returns the order that undoes o.
+// inverse returns the inverse permutation of o.
 func (o Order) inverse() Order {
 	list := make([]int, len(o.Order))
 	for i := range list {
@@ -57,14 +57,15 @@ func (o Order) inverse() Order {
 	return orderOf(list)
 }
 
-// swapped returns o with the last two axes of what is read in the place of each other.
+// swapped returns o with the last two axes swapped.
 func (o Order) swapped(rank int) Order {
 	list := o.axes(rank)
 	list[rank-1], list[rank-2] = list[rank-2], list[rank-1]
 	return orderOf(list)
 }
 
-// after returns the order in which a tensor is read whose axes were read in the order first before.
+// after returns the composition of first and o: the order of a tensor that is read in order first
+// and then in order o.
 func (o Order) after(first Order, rank int) Order {
 	list := o.axes(rank)
 	for i, axis := range list {
@@ -73,7 +74,7 @@ func (o Order) after(first Order, rank int) Order {
 	return orderOf(list)
 }
 
-// direct tells whether products take a tensor that is read in order o as it lies in memory.
+// direct reports whether products accept a tensor in order o without a copy.
 func (o Order) direct(rank int) bool { return o.At(rank-1) == rank-1 || o.At(rank-2) == rank-1 }
 
 var productRow = &Row{
@@ -130,7 +131,7 @@ func productGrads(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 	return G.Nodes{da, db}, err
 }
 
-// shaped returns x under another shape, at no cost.
+// shaped returns x under another shape. It costs nothing.
 func shaped(x *G.Node, shape tensor.Shape) (*G.Node, error) {
 	if slices.Equal(x.Shape(), shape) {
 		return x, nil
@@ -138,7 +139,8 @@ func shaped(x *G.Node, shape tensor.Shape) (*G.Node, error) {
 	return NewView(x, 0, shape...)
 }
 
-// product returns a·b, of matrices in the last two axes. It reads what transpositions are of.
+// product returns a·b for matrices in the last two axes. If an argument is a transposition, it
+// reads the argument of the transposition.
 func product(a, b *G.Node, transA, transB bool) (*G.Node, error) {
 	rank := a.Dims()
 	p := Product{}
@@ -179,14 +181,14 @@ func pattern(op G.Op) Order {
 	return orderOf(axes)
 }
 
-// Gorgonia's products, by the number of the operator.
+// These are Gorgonia's products, by the number of the operator.
 const (
 	matVecMul = 1 + iota
 	vecDot
 	outerProduct
 )
 
-// replaceProduct makes a product of matrices of any of Gorgonia's.
+// replaceProduct replaces any of Gorgonia's products by a product of matrices.
 func replaceProduct(n *G.Node, kids []*G.Node) (y *G.Node, err error) {
 	op, a, b := reflect.Indirect(reflect.ValueOf(n.Op())), kids[0], kids[1]
 	size := [2]int{Numel(a.Shape()), Numel(b.Shape())}
@@ -215,8 +217,8 @@ func replaceProduct(n *G.Node, kids []*G.Node) (y *G.Node, err error) {
 	return shaped(y, n.Shape())
 }
 
-// into returns n, a transposition of a product that nothing else needs, as a product that writes its
-// result in that order, or nil if there is none.
+// into merges n, a transposition, into its argument: a product that no other node needs. It returns
+// a product that writes its result in the transposed order, or nil if that is not possible.
 func into(n, y *G.Node) (*G.Node, error) {
 	op, ours := y.Op().(*Op)
 	if !ours || op.Kind != KindProduct {

@@ -15,9 +15,9 @@ import (
 // A Program is a straight line of instructions.
 type Program struct {
 	instrs []Instr
-	hosts  int     // values outside the plan
+	hosts  int     // number of values outside the plan
 	consts []Value // the memory behind SpaceConst
-	// Work is the size in bytes of the scratch memory that a run needs.
+	// Work is the size in bytes of the scratch memory for a run.
 	Work int
 }
 
@@ -25,23 +25,23 @@ type Program struct {
 type assembler struct {
 	*graph
 	code *Program
-	loc  map[*G.Node]Operand // where each value is, once it is known
-	dest map[*G.Node]Operand // where a value must be written
-	acc  map[*G.Node]bool    // whether it is added there
+	loc  map[*G.Node]Operand // address of each value that is already known
+	dest map[*G.Node]Operand // address at which a value must be written
+	acc  map[*G.Node]bool    // whether the value is added at dest
 	tail map[*G.Node][]copyTo
-	// updating are the values that nothing but updates of buffers needs
+	// updating are the values that only updates of buffers need
 	updating map[*G.Node]bool
-	again    map[*G.Node]bool // values that forward has computed too
+	again    map[*G.Node]bool // values that forward has computed already
 	last     map[*G.Node]int  // by base: index in nodes of the last use
-	storages []*arena.Place   // work memory: a value each, or several that are computed in place one after the other
-	at       int              // index in nodes of the one that instructions are for
-	update   bool             // it is one of updating
-	repeats  bool             // it is one of again
-	threads  int              // that have scratch memory each
+	storages []*arena.Place   // work memory: each for one value, or for several that are computed in place one after the other
+	at       int              // index of the node that instructions are emitted for
+	update   bool             // that node is one of updating
+	repeats  bool             // that node is one of again
+	threads  int              // number of threads; each has its own scratch memory
 	apart    bool             // no instructions run together
 }
 
-// copyTo is a place that wants a copy of a value as well, or its sum with what is there.
+// copyTo is an address that also needs a copy of a value, or its sum with the present contents.
 type copyTo struct {
 	to  Operand
 	acc bool
@@ -54,7 +54,7 @@ func newAssembler(g *graph, sig *Signature) *assembler {
 	}
 }
 
-// base returns the node whose memory n's value lies in.
+// base returns the node that owns the memory of n's value.
 func (a *assembler) base(n *G.Node) *G.Node {
 	for n.Op() != nil && isView(n) {
 		n = children(a.g, n)[0]
@@ -63,7 +63,7 @@ func (a *assembler) base(n *G.Node) *G.Node {
 }
 
 // assemble emits the instructions that compute nodes. Values in a.loc exist already, values in
-// a.dest go there, all others go into work memory.
+// a.dest are written there, and all others are in work memory.
 func (a *assembler) assemble(nodes G.Nodes) (*Program, error) {
 	given := make(map[*G.Node]bool, len(a.loc))
 	for n := range a.loc {
@@ -107,7 +107,7 @@ func settle(list []Instr) {
 	}
 }
 
-// emit adds the instructions that compute n, if it takes any.
+// emit adds the instructions that compute n. It may need none.
 func (a *assembler) emit(n *G.Node) error {
 	switch {
 	case isConst(n) || a.consts[n] != "":
@@ -139,7 +139,7 @@ func (a *assembler) emit(n *G.Node) error {
 	return nil
 }
 
-// operation returns the operation of n, and Gorgonia's if only that can run it.
+// operation returns the operation of n, and Gorgonia's operation if only Gorgonia can run it.
 func operation(g *G.ExprGraph, n *G.Node, kids []*G.Node) (*Op, G.Op) {
 	if op := native(g, n); op != nil {
 		return op, nil
@@ -149,7 +149,7 @@ func operation(g *G.ExprGraph, n *G.Node, kids []*G.Node) (*Op, G.Op) {
 	return op, n.Op()
 }
 
-// offset returns the element of its argument that n, a view, begins at.
+// offset returns the index in its argument of the first element of n, a view.
 func offset(n *G.Node) int {
 	if op, ok := n.Op().(*Op); ok {
 		return op.Attrs.(View).Offset
@@ -157,7 +157,7 @@ func offset(n *G.Node) int {
 	return 0
 }
 
-// add adds an instruction for the node that is assembled, with the scratch memory that it needs.
+// add adds an instruction for the current node, with its scratch memory.
 func (a *assembler) add(in Instr) {
 	size := int(in.Out.DType.Size())
 	if in.Half {
@@ -175,7 +175,7 @@ func (a *assembler) add(in Instr) {
 	a.code.instrs = append(a.code.instrs, in)
 }
 
-// as returns o in another form, for the node that is assembled.
+// as returns o in another form, for the current node.
 func (a *assembler) as(o Operand, f Form) Operand {
 	if o.Form == f {
 		return o
@@ -186,7 +186,7 @@ func (a *assembler) as(o Operand, f Form) Operand {
 	return to
 }
 
-// result decides where n's value goes, which op computes of in.
+// result decides the address of n's value, which op computes from in.
 func (a *assembler) result(n *G.Node, op *Op, in []Operand, f Form) Operand {
 	full := Operand{DType: n.Dtype(), Form: f}.at(0, n.Shape())
 	if to, ok := a.dest[n]; ok {
@@ -200,8 +200,7 @@ func (a *assembler) result(n *G.Node, op *Op, in []Operand, f Form) Operand {
 	return a.work(op, in, full, max(a.at, a.last[n]))
 }
 
-// work places a result that is last used at some node in work memory: over the first of in, if that
-// is possible.
+// work places a result in work memory until node last: over the first operand of in if possible.
 func (a *assembler) work(op *Op, in []Operand, full Operand, last int) Operand {
 	full.Space = SpaceWork
 	if op.InPlace {
@@ -214,8 +213,8 @@ func (a *assembler) work(op *Op, in []Operand, full Operand, last int) Operand {
 	return full
 }
 
-// onlyFirst tells whether no other operand reads memory of the first, except the same elements of an
-// operation that works element by element.
+// onlyFirst reports whether no other operand shares memory with the first one, except for the same
+// elements in an element-wise operation.
 func onlyFirst(op *Op, in []Operand) bool {
 	for _, o := range in[1:] {
 		if o.work == in[0].work && (op.Split != ByElement || o.Offset != in[0].Offset || o.Bytes != in[0].Bytes) {
@@ -225,14 +224,14 @@ func onlyFirst(op *Op, in []Operand) bool {
 	return true
 }
 
-// storage returns new work memory, from the node that is assembled to the last that uses it.
+// storage returns new work memory, in use from the current node to node last.
 func (a *assembler) storage(bytes, last int) *arena.Place {
 	s := &arena.Place{Bytes: bytes, First: a.at, Last: last}
 	a.storages = append(a.storages, s)
 	return s
 }
 
-// constant places n, a constant, in the memory of the program.
+// constant places the constant n in the memory of the program.
 func (a *assembler) constant(n *G.Node, full Operand) error {
 	v, isTensor := a.tensors[n]
 	if !isTensor {
@@ -254,11 +253,11 @@ func (a *assembler) constant(n *G.Node, full Operand) error {
 	return nil
 }
 
-// tables are the constant results of operations, by what they are: programs share them, and they
-// live as long as one of these. Whoever compiles has locked tracing.
+// tables are the constant results of operations. Programs share them, and they live as long as one
+// such program. The compiling goroutine holds tracing.
 var tables = make(map[string]weak.Pointer[byte])
 
-// table computes the constant result of op, or takes the memory of an equal one.
+// table computes the constant result of op, or reuses the memory of an equal one.
 func (a *assembler) table(op *Op, v *Value) error {
 	for n, known := range a.tensors {
 		if isTable(n) && n.Op().String() == op.String() && n.Shape().Eq(op.Shape) {
@@ -282,7 +281,7 @@ func (a *assembler) table(op *Op, v *Value) error {
 	return nil
 }
 
-// copy emits a copy of n's value to t.to, or an addition.
+// copy emits a copy of n's value to t.to, or an addition there.
 func (a *assembler) copy(n *G.Node, t copyTo) {
 	in := Instr{Out: t.to.at(0, n.Shape()), Acc: t.acc, Update: t.to.Space == SpaceUpdate}
 	from, row := a.loc[n], copyRow
@@ -296,10 +295,10 @@ func (a *assembler) copy(n *G.Node, t copyTo) {
 	a.add(in)
 }
 
-// op returns the operation of r on n, whose result is of the same shape.
+// op returns the operation of r on n, with a result of the same shape.
 func (r *Row) op(n *G.Node) *Op { return use(r, n.Shape(), n) }
 
-// use returns the operation of a row on arguments for a result of some shape.
+// use returns the operation of a row on arguments, with a result of the given shape.
 func use(r *Row, shape tensor.Shape, args ...*G.Node) *Op {
 	o := &Op{Row: r, Shape: shape.Clone()}
 	for _, n := range args {
@@ -308,5 +307,5 @@ func use(r *Row, shape tensor.Shape, args ...*G.Node) *Op {
 	return o
 }
 
-// align returns the smallest multiple of arena.Align that is not below n.
+// align rounds n up to a multiple of arena.Align.
 func align(n int) int { return (n + arena.Align - 1) / arena.Align * arena.Align }

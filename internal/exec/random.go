@@ -15,25 +15,25 @@ import (
 // KindRandom is an operation without arguments.
 const KindRandom Kind = "random"
 
-// Random is the attribute of KindRandom: from which distribution, by Gorgonia's name for it.
+// Random is the attribute of KindRandom: a distribution, by Gorgonia's name.
 type Random struct {
 	Of     string
 	A, B   float64 // uniform in [A, B); mean and standard deviation; number and probability of trials
-	Stream uint32  // tells the operations of a module apart
+	Stream uint32  // distinguishes the operations of a module
 }
 
-// distributions are Gorgonia's, by its numbers for them.
+// distributions are Gorgonia's distributions, by number.
 var distributions = [...]string{"uniform", "gaussian", "binomial"}
 
-// randomRow draws a function of the call's seed, the stream and the element's index, in evaluation
-// too.
+// randomRow draws numbers that depend on the call's seed, the stream and the element's index, in
+// evaluation too.
 var randomRow = &Row{
 	Kind: KindRandom, Attr: Random{}, Doc: "random numbers, by seed and stream", Shapes: "-> y [...]",
 	Kernels: Kernels{runRandom[float32], runRandom[float64], runRandom[float64]},
 	FLOPs:   func(o *Op) int { return 32 * o.Attrs.(Random).draws() * Numel(o.Shape) }, Cheap: true, Split: ByElement,
 }
 
-// draws returns how many numbers of the stream an element takes.
+// draws returns how many numbers of the stream an element uses.
 func (r Random) draws() int {
 	if r.Of == "binomial" {
 		return int(r.A)
@@ -59,7 +59,7 @@ func runRandom[T kernel.Float](f *Frame) error {
 			y[i] = T(hits)
 		}
 	default:
-		most := max(T(a.A), below(T(a.B))) // numbers near the end may be rounded to it
+		most := max(T(a.A), below(T(a.B))) // numbers near the end may be rounded to B
 		for i := range y {
 			y[i] = min(T(a.A+(a.B-a.A)*s.Float64(first+uint64(i))), most)
 		}
@@ -78,7 +78,7 @@ func below[T kernel.Float](x T) T {
 // mostTrials keeps the counter of a binomial number within its 64 bits.
 const mostTrials = 1 << 20
 
-// stockRandom returns what a stock operation draws from.
+// stockRandom returns the distribution of a stock operation.
 func stockRandom(n *G.Node) Random {
 	op := reflect.ValueOf(n.Op())
 	return Random{
@@ -87,7 +87,7 @@ func stockRandom(n *G.Node) Random {
 	}
 }
 
-// refused returns why there are no such numbers, or nothing if there are.
+// refused returns why the parameters are invalid, or "" if they are valid.
 func (r Random) refused() string {
 	if r.Of == "binomial" && !(r.A >= 1 && r.A <= mostTrials && r.B >= 0 && r.B <= 1) {
 		return fmt.Sprintf("%v trials of probability %v: use 1 to %d trials, and a probability in [0, 1]", r.A, r.B, mostTrials)
@@ -95,8 +95,8 @@ func (r Random) refused() string {
 	return ""
 }
 
-// replaceRandom makes numbers that do not depend on a global generator, as ranks and recomputation
-// need them.
+// replaceRandom returns numbers that do not depend on a global generator, as ranks and
+// recomputation require.
 func replaceRandom(n *G.Node, _ []*G.Node) (*G.Node, error) {
 	var typ G.NodeConsOpt = G.WithType(n.Dtype())
 	if n.Dims() > 0 {

@@ -14,7 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Axes is a set of axes, bit by bit: the attribute of KindSum, KindMax, KindMaxGrad and KindRepeat.
+// Axes is a set of axes, one bit each. It is the attribute of KindSum, KindMax, KindMaxGrad and
+// KindRepeat.
 type Axes uint32
 
 const maxAxes = 32
@@ -63,7 +64,7 @@ var maxGradRow = &Row{
 
 func maxGrad[T kernel.Float](f *Frame) error {
 	dx, x, y, dy := Data[T](f.Out.Bytes), Data[T](f.In[0].Bytes), Data[T](f.In[1].Bytes), Data[T](f.In[2].Bytes)
-	var at, strides [maxAxes]int // of y; 0 along the axes that it does not have
+	var at, strides [maxAxes]int // of y; 0 along the axes that y does not have
 	shape, axes, n := f.Op.Shape, f.Op.Attrs.(Axes), 1
 	for axis := len(shape) - 1; axis >= 0; axis-- {
 		if !axes.has(axis) {
@@ -110,8 +111,8 @@ func naiveMaxGrad(f *Frame) error {
 	return nil
 }
 
-// reduce folds one axis after the other. What is between two of them lies in scratch memory, where
-// a kernel may write over what it reads.
+// reduce folds one axis after the other. Intermediate results are in scratch memory, where a kernel
+// may write over its argument.
 func reduce[T kernel.Float](fold func(y, x []T, outer, n, inner int)) Kernel {
 	return func(f *Frame) error {
 		x, y, shape, axes := Data[T](f.In[0].Bytes), Data[T](f.Out.Bytes), f.Op.In[0], f.Op.Attrs.(Axes)
@@ -140,7 +141,7 @@ func reduce[T kernel.Float](fold func(y, x []T, outer, n, inner int)) Kernel {
 	}
 }
 
-// reduceScratch is what is left of x after the first axis, if that is not the result.
+// reduceScratch is the size of x after the first axis is folded, unless that is the result.
 func reduceScratch(o *Op) int {
 	axes, left := o.Attrs.(Axes), Numel(o.In[0])
 	for axis, n := range o.In[0] {
@@ -155,7 +156,8 @@ func reduceScratch(o *Op) int {
 	return left
 }
 
-// repeatRow has as arguments the value alone: its result has a shape, so nobody asks how often.
+// repeatRow has only the value as argument: its result has a shape, so the number of repetitions is
+// not needed.
 var repeatRow = &Row{
 	Kind: KindRepeat, Attr: Axes(0), Doc: "x, with each element repeated along an axis", Shapes: "x [...] -> y [*]",
 	Kernels: Kernels{repeat(vec.Fill[float32]), repeat(vec.Fill[float64]), naiveRepeat}, BF16: repeat(fillHalf),
@@ -191,7 +193,7 @@ func repeat[T Elem](fill func(y []T, v T)) Kernel {
 	}
 }
 
-// timesRow is repeatRow with a gradient of its own: the sum over the repetitions.
+// timesRow is repeatRow with its own gradient: the sum over the repetitions.
 var timesRow = func() *Row {
 	r := *repeatRow
 	r.Diff, r.Grad = 1, func(o *Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) {

@@ -9,10 +9,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// A Kind names an operation. It is what another engine chooses its kernels by.
+// A Kind names an operation. Other engines choose their kernels by it.
 type Kind string
 
-// The kinds that the compiler itself emits. Those of modules are in package ops.
+// These are the kinds that the compiler itself emits. The kinds of modules are in package ops.
 const (
 	KindAdd        Kind = "add"
 	KindAccumulate Kind = "accumulate"
@@ -43,99 +43,101 @@ const (
 	KindStock Kind = "stock"
 )
 
-// A Row is one row of the table of operations: all that is known about a kind. Whatever asks about
-// an operation (the tracer, the compiler, the runner, other engines, planners, tests) reads it
-// here. Functions take the Op, which has the attributes and the sizes of one use.
+// A Row is one row of the table of operations: everything that is known about a kind. All readers
+// use it: the tracer, the compiler, the runner, other engines, planners and tests. Its functions
+// take the Op, which has the attributes and the sizes of one use.
 type Row struct {
 	Kind Kind
-	// Serial tells rows of one kind apart that compute different functions: those that users make
+	// Serial distinguishes rows of one kind that compute different functions: rows made by users
 	// (op.Custom). Rows of the table have 0.
 	Serial uint64
 	// Doc is the formula of the result.
 	Doc string
-	// Attr is the zero value of the type of Op.Attrs, which can be compared. Nil means no
-	// attributes.
+	// Attr is the zero value of the type of Op.Attrs, which is comparable. Nil means no attributes.
 	Attr any
 	// Shapes names the arguments and results with their shapes, such as
 	//
 	//	x [... in], weight [out in], bias? [out] -> y [... out]
 	//	logits [... n classes], targets int [... n] -> loss [1] | lse [... n]
 	//
-	// A word in brackets is a dimension that is equal wherever it stands, "..." any number of
-	// them. An argument marked ? may be left out, one marked int holds integers, all others
-	// the graph's float type. Several results, divided by |, lie one after the other in one vector:
-	// a Gorgonia operation has one result (see Part). With Shapes empty any floats are accepted,
-	// and the result has the shape of the first. What is marked f32 is float32 where other values
-	// are bfloat16; such results come last. An argument named packed is such a vector. One marked any
-	// comes to Row.BF16 in the form that it is stored in.
+	// A word in brackets is a dimension, which is the same in all its places. "..." is any number
+	// of dimensions. An argument marked ? may be omitted. An argument marked int holds integers,
+	// and all others hold the graph's float type. Several results, divided by |, follow each other
+	// in one vector, since a Gorgonia operation has one result (see Part). If Shapes is empty, any
+	// floats are accepted, and the result has the shape of the first. A value marked f32 is float32
+	// where other values are bfloat16; such results come last. An argument named packed is such a
+	// vector. An argument marked any is passed to Row.BF16 in its stored form.
 	Shapes string
-	// Fit, if not nil, checks what Shapes cannot express. It may set dimensions of results.
+	// Fit, if not nil, checks conditions that Shapes cannot express. It may set dimensions of
+	// results.
 	Fit func(o *Op) error
 	Kernels
 	// FLOPs counts the arithmetic: two for each multiply-add of a product, one for each other
 	// operation or elementary function on an element.
 	FLOPs func(o *Op) int
-	// Product returns the sizes of the matrix products that have the FLOPs: rows and columns of the
+	// Product returns the sizes of the matrix products among the FLOPs: rows and columns of the
 	// result, and the length of the sums. Nil means that there are none.
 	Product func(o *Op) (rows, cols, depth int)
-	// Attention returns the size of a head of an operation whose FLOPs are those of attention, how many
-	// scores all heads have, hidden ones included, and how many products there are of each head. Nil
-	// means that they are not.
+	// Attention returns sizes for an operation whose FLOPs are attention's: the size of a head, the
+	// number of scores of all heads including hidden ones, and the number of products for each
+	// head. Nil means that it is no attention.
 	Attention func(o *Op) (headDim, scores, products int)
-	// Reads returns how many elements of an argument are read at most. Nil means all of them.
+	// Reads returns the greatest number of elements of an argument that are read. Nil means all of
+	// them.
 	Reads func(o *Op, arg int) int
-	// Diff is the number of leading arguments that the result is differentiable with respect to.
+	// Diff is the number of leading arguments with respect to which the result is differentiable.
 	// Integers among them do not count.
 	Diff int
-	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Gradients that
-	// are nil at the end may be left out.
+	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Trailing nil
+	// gradients may be omitted.
 	Grad func(o *Op, in G.Nodes, out, dy *G.Node) (G.Nodes, error)
-	// Check says what is wrong with the integers of an op that has one argument of integers, if
-	// anything, so that a batch can be refused before anything runs on it. The kernels check too.
+	// Check returns an error if the integers of an op with one integer argument are invalid, so
+	// that a batch can be refused before anything runs on it. The kernels check too.
 	Check func(o *Op, v []int) error
-	// Scratch returns the elements of scratch memory that the kernels need. Nil means none.
+	// Scratch returns the number of scratch elements for the kernels. Nil means none.
 	Scratch func(o *Op) int
-	// BF16 is the kernel for values in bfloat16, and BF16Scratch the elements of float32 that it
-	// needs as scratch memory. If BF16 is nil, arguments are widened for the kernel for float32, and
-	// its result is rounded.
+	// BF16 is the kernel for bfloat16 values, and BF16Scratch its number of float32 scratch
+	// elements. If BF16 is nil, arguments are widened for the float32 kernel, and its result is
+	// rounded.
 	BF16        Kernel
 	BF16Scratch func(o *Op) int
 	Split       Split
 
-	// Constant is for results that depend on attributes and shapes only. They are computed when the
-	// first program with them is compiled, and live as long as one does. The kernels get no arguments.
+	// Constant marks results that depend only on attributes and shapes. They are computed when the
+	// first program with them is compiled, and live as long as such a program does. The kernels get
+	// no arguments.
 	Constant bool
 
-	Moves      bool // elements of the result are elements of the arguments, sums of them, or 0
-	Widens     bool // BF16 also leaves results in float32, where Frame.Out is
+	Moves      bool // elements of the result are elements of the arguments, sums of these, or 0
+	Widens     bool // BF16 also writes results in float32, if Frame.Out is float32
 	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep
 	InPlace    bool // the result may be written over argument 0
 	Accumulate bool // the kernels honour Frame.Acc
 }
 
-// Split says how the threads of a rank share an operation. Each calls the kernel, with scratch
-// memory of its own.
+// Split says how the threads of a rank share an operation. Each thread calls the kernel with its
+// own scratch memory.
 type Split uint8
 
 const (
 	// Whole operations run on one thread.
 	Whole Split = iota
-	// ByKernel is for kernels that compute the share of Frame.Kernel alone, such as its rows.
+	// ByKernel marks kernels that compute only the share in Frame.Kernel, such as its rows.
 	ByKernel
-	// ByElement is for operations whose element i depends on the elements i of the arguments that
-	// are as long as the result: frames have a range of these.
+	// ByElement marks operations whose element i depends on the elements i of those arguments that
+	// are as long as the result. Their frames have a range of these elements.
 	ByElement
 )
 
 // A Kernel computes an operation.
 type Kernel = func(*Frame) error
 
-// Kernels are the host kernels for float32 and float64, and the reference that they and those of
-// other engines are compared with: the formula in float64, as it reads.
+// Kernels are the host kernels for float32 and float64, and a reference for them and for the
+// kernels of other engines: the formula in float64, computed literally.
 type Kernels struct{ F32, F64, Naive Kernel }
 
-// Rows returns the rows of the operations that the compiler emits by itself.
+// Rows returns the rows of the operations that the compiler itself emits.
 func Rows() []*Row {
 	return append(imageRows(), addRow, accumulateRow, copyRow, convertRow, zeroRow, outputRow, viewRow,
 		sumRow, maxRow, maxGradRow, repeatRow, unaryRow, binaryRow, fromIntRow, productRow, transposeRow, sliceRow, sliceGradRow, sliceAddRow,
@@ -149,7 +151,7 @@ var addRow = &Row{
 	FLOPs:   Each(1), Cheap: true, Moves: true, InPlace: true, Split: ByElement, BF16: addHalf, BF16Scratch: ElementScratch,
 }
 
-// ElementScratch is the BF16Scratch of operations that compute element by element.
+// ElementScratch is the BF16Scratch of element-wise operations.
 func ElementScratch(*Op) int { return bf16.ElementScratch }
 
 func addHalf(f *Frame) error {
@@ -197,14 +199,14 @@ func naiveAccumulate(f *Frame) error {
 var copyRow = &Row{Kind: KindCopy, Doc: "x", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0), BF16: copyBytes,
 	Split: ByElement}
 
-// outputRow makes an output a node of its own.
+// outputRow gives an output its own node.
 var outputRow = &Row{
 	Kind: KindOutput, Attr: Output{},
 	Doc: "x, as an output of a module", Shapes: "x [...] -> y [...]", Kernels: copies, FLOPs: Each(0), BF16: copyBytes, Split: ByElement,
 	Diff: 1, Grad: func(_ *Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return G.Nodes{dy}, nil },
 }
 
-// Output is the attribute of KindOutput: which output it is.
+// Output is the attribute of KindOutput: the number of the output.
 type Output struct{ Index int }
 
 var copies = Kernels{copyBytes, copyBytes, copyBytes}
@@ -218,13 +220,13 @@ var zeroRow = &Row{
 
 func zero(f *Frame) error { clear(f.Out.Bytes); return nil }
 
-// viewRow takes elements of a vector, or a tensor under another shape, at no cost.
+// viewRow returns elements of a vector, or a tensor under another shape. It costs nothing.
 var viewRow = &Row{
 	Kind: KindView, Attr: View{}, Doc: "the elements of x from an offset on, under another shape", Shapes: "x [...] -> y [*]",
 	Kernels: Kernels{viewed, viewed, viewed}, FLOPs: Each(0), View: true, Diff: 1,
 	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 		if Numel(o.Shape) < Numel(o.In[0]) {
-			return G.Nodes{dy}, nil // the operation that packed x takes it as it is
+			return G.Nodes{dy}, nil // the operation that packed x accepts it as it is
 		}
 		dx, err := o.Row.view(dy, View{}, o.In[0])
 		return G.Nodes{dx}, err
@@ -234,9 +236,9 @@ var viewRow = &Row{
 // View is the attribute of KindView.
 type View struct{ Offset int } // in elements
 
-// NewView returns the elements of x from offset on as a tensor of some shape, at no cost. The
-// gradient of a part of x is handed to x's operation as it is, so only one part of a value may be
-// differentiated.
+// NewView returns the elements of x from offset on as a tensor of the given shape. It costs
+// nothing. The gradient of a part of x is passed to x's operation unchanged, so only one part of a
+// value may be differentiated.
 func NewView(x *G.Node, offset int, shape ...int) (*G.Node, error) {
 	return viewRow.view(x, View{offset}, shape)
 }
@@ -250,12 +252,12 @@ func viewed(f *Frame) error {
 	return nil
 }
 
-// stockRow stands for all operations of Gorgonia's own. They have no kernels here: see stock.go.
+// stockRow stands for all of Gorgonia's own operations. They have no kernels here: see stock.go.
 var stockRow = &Row{Kind: KindStock, Attr: Stock{}, Doc: "an operation of Gorgonia's, run by its own Do",
 	FLOPs: func(o *Op) int { return Numel(o.Shape) }}
 
 // Stock is the attribute of KindStock: the operation's name.
 type Stock struct{ Name string }
 
-// Each returns the FLOPs of an operation that takes n for each element of argument 0.
+// Each returns the FLOPs of an operation with n operations for each element of argument 0.
 func Each(n int) func(*Op) int { return func(o *Op) int { return n * Numel(o.In[0]) } }

@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// A Call is the memory that one run of a unit works on. The caller owns it all.
+// A Call is the memory of one run of a unit. The caller owns all of it.
 type Call struct {
 	Memory[[]byte]
 	Saved []byte // Unit.Saved bytes, the same in forward and backward
@@ -21,19 +21,19 @@ type Call struct {
 	Train bool
 }
 
-// Memory is where the elements of each parameter, input and output of a call lie, in order. GradIn and
-// GradParam may hold nothing where no gradient was asked for. In backward, Param, In and Out may hold
-// nothing where the Unit says that it does not read them.
+// Memory has the elements of each parameter, input and output of a call, in order. GradIn and
+// GradParam may be empty for values without a requested gradient. In backward, Param, In and Out
+// may be empty for values that the Unit does not read there.
 type Memory[T any] struct {
 	Param, In, Out             []T
 	GradOut, GradIn, GradParam []T
-	// Update is where a forward in training puts the new values of buffers, one for each of
+	// Update receives the new values of buffers in a training forward, one for each of
 	// Unit.Updates. It must not be memory in Param, since forward and backward may still read the
-	// old values. In evaluation, and in backward, it may be nil.
+	// old values. It may be nil in evaluation and in backward.
 	Update []T
 }
 
-// Of returns what lies in a space.
+// Of returns the memory of a space.
 func (m *Memory[T]) Of(s Space) []T {
 	switch s {
 	case SpaceParam:
@@ -54,22 +54,22 @@ func (m *Memory[T]) Of(s Space) []T {
 	return nil
 }
 
-// A Runner runs units. It belongs to one rank and is not safe for concurrent use. It has the threads
-// that Team was started with.
+// A Runner runs units. It belongs to one rank and is not safe for concurrent use. Its threads are
+// those of Team.
 type Runner struct {
 	Team     kernel.Team
 	frame    Frame
 	host     []G.Value
-	operands []Value // of the parts of an instruction: results and arguments in order
+	operands []Value // of the parts of an instruction: each result followed by its arguments
 
-	// Of an instruction that all threads run:
+	// The following fields are set while all threads run an instruction.
 	instr *Instr
 	parts []share
 	split func(c *kernel.Context) // runs one
 }
 
-// RunnerBytes returns what each thread of a Runner comes to hold at most for units of one element type,
-// some of which compute in bfloat16 if low is true.
+// RunnerBytes returns the most memory that each thread of a Runner holds for units of one element
+// type. If low is true, some of the units compute in bfloat16.
 func RunnerBytes(dt tensor.Dtype, low bool) int {
 	switch {
 	case dt == tensor.Float64:
@@ -115,12 +115,12 @@ func (r *Runner) run(p *Program, c *Call) error {
 	return nil
 }
 
-// Watch, if it is not nil, is told what every Runner has just run, instructions that run together as
-// one, and how long it took. It is for programs that measure kernels: it is set while nothing runs.
-// Runners of several goroutines call it at the same time.
+// Watch, if not nil, is called after every instruction of every Runner, with the instruction and
+// its duration. Instructions that run together are one list. It is for programs that measure
+// kernels. Set it while nothing runs. Runners in several goroutines call it at the same time.
 var Watch func(list []Instr, took time.Duration)
 
-// started returns the time if somebody wants to know how long instructions take.
+// started returns the time if Watch is set.
 func started() (now time.Time) {
 	if Watch != nil {
 		now = time.Now()
@@ -179,7 +179,7 @@ func (r *Runner) native(p *Program, c *Call, in *Instr) error {
 	}
 }
 
-// divisible tells whether threads share the instruction.
+// divisible reports whether threads share the instruction.
 func (in *Instr) divisible() bool { return in.Op.Split == ByKernel || in.elementwise() }
 
 // run runs the kernel of the instruction.
@@ -190,14 +190,14 @@ func (in *Instr) run(f *Frame) error {
 	return in.Op.run(f)
 }
 
-// share is what one thread runs of an instruction.
+// share is one thread's part of an instruction.
 type share struct {
 	Frame
 	frames []Frame // of the parts of an instruction that runs block by block
 	err    error
 }
 
-// threads returns what each thread has.
+// threads returns the share of each thread.
 func (r *Runner) threads() []share {
 	if r.parts == nil {
 		r.parts, r.split = make([]share, r.Team.Size()), r.runPart
@@ -205,7 +205,7 @@ func (r *Runner) threads() []share {
 	return r.parts
 }
 
-// together runs an instruction, for which the frame is ready, on all threads.
+// together runs an instruction on all threads. Its frame is ready.
 func (r *Runner) together(c *Call, in *Instr) error {
 	for i := range r.threads() {
 		p := &r.parts[i]

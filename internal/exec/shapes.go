@@ -10,17 +10,17 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// rule is Row.Shapes in pieces.
+// rule is Row.Shapes, parsed.
 type rule struct{ args, results []operandRule }
 
 type operandRule struct {
 	name  string
 	isInt bool
-	// isWide has floats in float32 where others are in bfloat16
+	// isWide marks float32 where other values are bfloat16
 	isWide bool
-	// isAny comes in the form that it is stored in
+	// isAny accepts the stored form
 	isAny bool
-	dims  []string // nil if nothing is said
+	dims  []string // nil if not given
 }
 
 func parseRule(s string) rule {
@@ -47,8 +47,8 @@ func parseOperands(s, separator string) (list []operandRule) {
 }
 
 // Dim returns the size of a dimension in Row.Shapes. The operation of a gradient has the dimensions
-// of the one that it is the gradient of. Dim("...") is the product of the dimensions that it stands
-// for, such as a number of rows.
+// of the operation that it differentiates. Dim("...") is the product of the dimensions that it
+// stands for, such as a number of rows.
 func (o *Op) Dim(name string) int {
 	n, known := o.lookup(name)
 	if !known {
@@ -57,7 +57,7 @@ func (o *Op) Dim(name string) int {
 	return n
 }
 
-// dim is a dimension whose size is known. An operation has so few that a list is faster than a map.
+// dim is a dimension of known size. An operation has few of them, so a list is faster than a map.
 type dim struct {
 	name string
 	n    int
@@ -72,11 +72,11 @@ func (o *Op) lookup(name string) (n int, known bool) {
 	return 0, false
 }
 
-// SetDim sets a dimension that is not known yet. Row.Fit may call it for one of the results that
-// follows from others.
+// SetDim sets an unknown dimension. Row.Fit may call it for a dimension of a result that follows
+// from others.
 func (o *Op) SetDim(name string, n int) { o.dims = append(o.dims, dim{name, n}) }
 
-// fit compares the arguments with Row.Shapes and notes the dimensions.
+// fit compares the arguments with Row.Shapes and records the dimensions.
 func (o *Op) fit(r rule) error {
 	o.dims = make([]dim, 0, 4)
 	for i, a := range r.args[:min(len(o.In), len(r.args))] {
@@ -95,8 +95,7 @@ func (o *Op) fit(r rule) error {
 	return o.Fit(o)
 }
 
-// match compares a shape with what is wanted of it, and notes the dimensions that are not known
-// yet.
+// match compares a shape with dims, and records dimensions that were unknown.
 func (o *Op) match(dims []string, s tensor.Shape) bool {
 	if want, open := o.eval(dims); !open {
 		return want.Eq(s)
@@ -133,7 +132,7 @@ func (o *Op) match(dims []string, s tensor.Shape) bool {
 	return true
 }
 
-// size returns what a word in brackets stands for, which may be a number.
+// size returns the value of a word in brackets, which may be a number.
 func (o *Op) size(word string) (n int, known bool) {
 	if n, known = o.lookup(word); known {
 		return n, true
@@ -142,7 +141,7 @@ func (o *Op) size(word string) (n int, known bool) {
 	return n, err == nil
 }
 
-// eval returns the shape that dims stand for. It is open if some of them are not known.
+// eval returns the shape that dims stand for. open is true if some of them are unknown.
 func (o *Op) eval(dims []string) (s tensor.Shape, open bool) {
 	s = make(tensor.Shape, 0, len(dims)+len(o.lead))
 	for _, d := range dims {
@@ -156,7 +155,7 @@ func (o *Op) eval(dims []string) (s tensor.Shape, open bool) {
 	return s, open
 }
 
-// known returns dims with the sizes that are known in place of the words.
+// known returns dims with known sizes in place of words.
 func (o *Op) known(dims []string) (words []string) {
 	for _, d := range dims {
 		s, open := o.eval([]string{d})
@@ -171,7 +170,8 @@ func (o *Op) known(dims []string) (words []string) {
 	return words
 }
 
-// place decides the shape of the result, and where the results lie in it if there are several.
+// place decides the shape of the result. If there are several results, it also decides their
+// offsets.
 func (o *Op) place(r rule) error {
 	total := 0
 	for _, p := range r.results {
@@ -193,13 +193,13 @@ func (o *Op) place(r rule) error {
 	return nil
 }
 
-// part is one of several results that lie in one vector.
+// part is one of several results in one vector.
 type part struct {
 	offset int
 	shape  tensor.Shape
 }
 
-// Part returns result i of an operation that has several, at no cost. Only one may be
+// Part returns result i of an operation with several. It costs nothing. Only one part may be
 // differentiated.
 func Part(packed *G.Node, i int) (*G.Node, error) {
 	p := packed.Op().(*Op).parts[i]

@@ -12,13 +12,13 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// Gorgonia hashes the bounds of a Slice by their lowest eight bits. So it takes two Slices of equal
-// length for one where their beginnings differ by a multiple of 256, such as the thirds of [T, 768],
-// and nobody can see it in the graph. The same goes for SoftMax and LogSoftMax of one value. Where
-// such a pair is possible, the module is built once more with traps in the graph, which count how
-// often Build makes that node.
+// Gorgonia hashes only the lowest eight bits of the bounds of a Slice. So it merges two Slices of
+// equal length whose beginnings differ by a multiple of 256, such as the thirds of [T, 768], and
+// the graph does not show it. It also merges SoftMax and LogSoftMax of one value. If such a pair is
+// possible, the module is built once more with traps in the graph, which count how often Build
+// creates the node.
 
-// distinctNodes refuses a module that makes two nodes which Gorgonia may have taken for one.
+// distinctNodes refuses a module that creates two nodes which Gorgonia may have merged.
 func (tr *trace) distinctNodes(spec *Spec, sig *Signature) error {
 	traps := make(map[*G.Node]*trap)
 	for _, n := range order(tr.g, slices.Concat(tr.outs, tr.updates), nil) {
@@ -52,7 +52,7 @@ func (tr *trace) distinctNodes(spec *Spec, sig *Signature) error {
 
 const softmaxType = "gorgonia.softmaxOp"
 
-// confusable tells whether another Slice or softmax of n's argument could have the hash of n.
+// confusable reports whether another Slice or softmax of n's argument could have the hash of n.
 func confusable(g *G.ExprGraph, n *G.Node) bool {
 	if n.Op() != nil && typeName(n.Op()) == softmaxType {
 		return true
@@ -68,14 +68,15 @@ func confusable(g *G.ExprGraph, n *G.Node) bool {
 	return by.Start() >= 256 || by.End()+256 <= size
 }
 
-// trap is the operation of a node that lies in a graph in the place of all nodes of a hash. Whenever
-// one is added, Gorgonia compares it with the trap first.
+// trap is the operation of a node that replaces all nodes of one hash in a graph. Whenever a node
+// of that hash is added, Gorgonia compares it with the trap first.
 type trap struct {
 	G.Op
 	made int
 }
 
-// set lays t into g. It also makes Gorgonia keep nodes of that hash in a list, of which t is the first.
+// set puts t into g. It also makes Gorgonia keep the nodes of that hash in a list, of which t is
+// the first.
 func (t *trap) set(g *G.ExprGraph, hash uint32) {
 	n := new(G.Node)
 	G.WithOp(t)(n)
@@ -84,8 +85,8 @@ func (t *trap) set(g *G.ExprGraph, hash uint32) {
 	(*(*map[uint32]G.Nodes)(unsafe.Pointer(v.FieldByName("evac").UnsafeAddr())))[hash] = G.Nodes{n}
 }
 
-// Hashcode implements gorgonia.Op. It counts the nodes that are made, not those that are looked up
-// as the arguments of others.
+// Hashcode implements gorgonia.Op. It counts nodes that are created, and does not count nodes that
+// are looked up as arguments of others.
 func (t *trap) Hashcode() uint32 {
 	var pcs [16]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])

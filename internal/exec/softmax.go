@@ -64,7 +64,7 @@ func softmaxGrad[E kernel.Element, T kernel.Float](run func(c *kernel.Context, d
 	}
 }
 
-// replaceSoftmax makes a softmax of Gorgonia's, which is along the last axis if it names none, and
+// replaceSoftmax replaces Gorgonia's softmax. That is along the last axis if no axis is given, and
 // along the first axis of a single column.
 func replaceSoftmax(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	op, s := reflect.ValueOf(n.Op()).Elem(), Softmax{Axis: n.Dims() - 1}
@@ -77,7 +77,7 @@ func replaceSoftmax(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return NewSoftmax(kids[0], s)
 }
 
-// NewSoftmax returns the softmax of x along an axis that it has, or its logarithm.
+// NewSoftmax returns the softmax of x along an existing axis, or its logarithm.
 func NewSoftmax(x *G.Node, s Softmax) (*G.Node, error) {
 	o := &Op{Row: softmaxRow, Attrs: s}
 	if x != nil {

@@ -10,14 +10,14 @@ import (
 )
 
 // typeName returns the name of op's type with its package. Most of Gorgonia's operation types are
-// not exported, so names are all there is to recognise them by.
+// not exported, so they can only be recognised by name.
 func typeName(op G.Op) string { return strings.TrimPrefix(reflect.TypeOf(op).String(), "*") }
 
 func isReshape(op G.Op) bool { return typeName(op) == "gorgonia.reshapeOp" }
 
-// runStock runs a stock operation. Its arguments get fresh headers, because some operations
-// transpose them in place. Its result is copied to out, unless that has no memory: it may alias an
-// argument.
+// runStock runs a stock operation. Its arguments get new headers, because some operations transpose
+// them in place. Its result, which may alias an argument, is copied to out unless out has no
+// memory.
 func runStock(op G.Op, out Value, in []G.Value) (v G.Value, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -64,7 +64,7 @@ func storeBytes(dst Value, src []byte, dt tensor.Dtype) error {
 	return nil
 }
 
-// stockValue wraps v for a stock operation: those want scalars as scalars.
+// stockValue wraps v for a stock operation, which expects scalars as scalars.
 func stockValue(v Value) G.Value {
 	if len(v.Shape) > 0 {
 		return v.Tensor()

@@ -9,10 +9,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// Gorgonia's operations on images. A Conv2d is a product between an Im2Col, reshapes and a
-// transposition, and becomes one operation again. Pooling and Dropout keep what backward needs in the
-// operation, and Dropout draws from a global generator and has a wrong gradient; what stands for them
-// here does not.
+// These are Gorgonia's operations on images. A Conv2d is an Im2Col, reshapes, a product and a
+// transposition, and is turned back into one operation. Gorgonia's pooling and Dropout keep state
+// for backward in the operation. Its Dropout also draws from a global generator and has a wrong
+// gradient. The replacements here do none of this.
 
 // Patches is the attribute of KindPatches and of its gradient: pairs of rows and columns.
 type Patches struct{ Kernel, Pad, Stride, Dilation [2]int }
@@ -64,7 +64,8 @@ func replacePatches(n *G.Node, kids []*G.Node) (*G.Node, error) {
 		pairOf(op, "dilationH", "dilationW")}, kids...)
 }
 
-// convolution returns the convolution that n is the end of, of what stands for its arguments, or nil.
+// convolution returns the convolution whose last node is n, with the replacements of its arguments.
+// It returns nil if n does not end a convolution.
 func (tr *trace) convolution(n *G.Node, made map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error) {
 	if !slices.Equal(pattern(n.Op()).axes(n.Dims()), []int{0, 3, 1, 2}) {
 		return nil, nil
@@ -102,7 +103,7 @@ func (tr *trace) convolution(n *G.Node, made map[*G.Node]*G.Node, uses map[*G.No
 		pairOf(op, "dilationH", "dilationW"), 1})
 }
 
-// stockPool returns what a stock pooling does, and whether there is a kernel for it.
+// stockPool returns the attribute of a stock pooling, and whether there is a kernel for it.
 func stockPool(op G.Op) (p Pool, ok bool) {
 	p = Pool{pairOf(op, "h", "w"), pairOf(op, "strideH", "strideW"), pairOf(op, "padNorth", "padWest")}
 	return p, p.Pad == pairOf(op, "padSouth", "padEast") && 2*p.Pad[0] <= p.Kernel[0] && 2*p.Pad[1] <= p.Kernel[1]

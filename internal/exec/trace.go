@@ -19,16 +19,16 @@ import (
 type trace struct {
 	*Builder
 	in, params, outs, gradOut G.Nodes
-	gradIn, gradParam         G.Nodes // nil where no gradient was asked for or none exists
-	trained                   []bool  // by parameter: whether a gradient is asked for
+	gradIn, gradParam         G.Nodes // nil if no gradient is wanted or none exists
+	trained                   []bool  // by parameter: whether a gradient is wanted
 }
 
 // traceTwice traces the module under two sets of names and compares the graphs.
 //
-// Gorgonia merges nodes whose 32-bit hashes collide without looking at their arguments
-// (equalities.go), which would compute something else without any error. Hashes cover the names of
-// inputs, so nodes that collide in one trace do not in the other, and the graphs differ. The
-// comparison also finds a Build that is not deterministic.
+// Gorgonia merges nodes whose 32-bit hashes collide without comparing their arguments
+// (equalities.go). The graph would then compute something else without any error. Hashes cover the
+// names of inputs, so nodes that collide in one trace do not collide in the other, and the graphs
+// differ. The comparison also finds a Build that is not deterministic.
 func traceTwice(spec *Spec, sig *Signature) (*trace, error) {
 	tr, err := newTrace(spec, sig, "")
 	if err != nil {
@@ -55,7 +55,7 @@ func at(s []string, i int) string {
 	return "no node"
 }
 
-// blankTrace returns the graph that Build adds the module to.
+// blankTrace returns an empty graph, to which Build adds the module.
 func blankTrace(spec *Spec, sig *Signature, salt string) *trace {
 	tr := &trace{Builder: newBuilder(sig.DType, spec.Params, salt)}
 	for _, p := range spec.Params {
@@ -122,7 +122,7 @@ func (tr *trace) build(spec *Spec) (err error) {
 	return nil
 }
 
-// separate makes every output a node of its own, for its gradient to be one.
+// separate gives every output its own node, so that its gradient is separate.
 func (tr *trace) separate() (err error) {
 	for i, o := range tr.outs {
 		if o.Op() == nil || isConst(o) || slices.Contains(tr.outs[:i], o) {
@@ -135,7 +135,7 @@ func (tr *trace) separate() (err error) {
 }
 
 // differentiate adds the gradients of the outputs in sig.GradOut with respect to the parameters and
-// the inputs that want one.
+// inputs that need one.
 func (tr *trace) differentiate(sig *Signature) error {
 	tr.gradIn, tr.gradParam = make(G.Nodes, len(tr.in)), make(G.Nodes, len(tr.params))
 	for _, n := range order(tr.g, tr.outs, nil) {
@@ -179,7 +179,7 @@ func (tr *trace) differentiate(sig *Signature) error {
 	return nil
 }
 
-// wanted returns the inputs and parameters that a gradient is asked for.
+// wanted returns the inputs and parameters that need a gradient.
 func (tr *trace) wanted(sig *Signature) map[*G.Node]bool {
 	wanted := make(map[*G.Node]bool)
 	for i, n := range tr.in {
@@ -197,9 +197,9 @@ func (tr *trace) wanted(sig *Signature) map[*G.Node]bool {
 	return wanted
 }
 
-// seeds makes an input for the gradient of each output that has one. It returns the outputs that
-// depend on wanted nodes, with their gradients, and those nodes. Gorgonia fails for an output that
-// depends on no target, and for a target that no output depends on.
+// seeds creates an input for the gradient of each output that has one. It returns the outputs that
+// depend on wanted nodes, with their gradients, and these wanted nodes. Gorgonia fails for an
+// output that depends on no target, and for a target that no output depends on.
 func (tr *trace) seeds(sig *Signature, wanted map[*G.Node]bool) (outs, gouts G.Nodes, reached map[*G.Node]bool, err error) {
 	tr.gradOut, reached = make(G.Nodes, len(tr.outs)), make(map[*G.Node]bool)
 	for i, o := range tr.outs {
@@ -231,15 +231,15 @@ func backpropagate(outs, gouts, targets G.Nodes) (grads G.Nodes, err error) {
 	return grads, nil
 }
 
-// forgetPlaces makes g look its nodes up again. Gorgonia makes log1p(x) of log(1+x) and removes 1+x
-// from the graph, in BinaryXent for one, but remembers the places of the nodes behind it. By these
-// it takes one node for another.
+// forgetPlaces makes g look its nodes up again. Gorgonia replaces log(1+x) by log1p(x), for example
+// in BinaryXent, and removes 1+x from the graph. But it keeps the old indices of the nodes behind
+// it, and so confuses nodes.
 func forgetPlaces(g *G.ExprGraph) {
 	clear(*(*map[int64]int)(unsafe.Pointer(reflect.ValueOf(g).Elem().FieldByName("byID").UnsafeAddr())))
 }
 
 // squeezed returns s without the dimensions of 1, which Gorgonia's gradients drop and add. (3, 1),
-// (1, 3) and (3) lie in memory alike.
+// (1, 3) and (3) have the same memory layout.
 func squeezed(s tensor.Shape) []int {
 	return slices.DeleteFunc(slices.Clone([]int(s)), func(d int) bool { return d == 1 })
 }
@@ -248,7 +248,7 @@ func squeezed(s tensor.Shape) []int {
 // behind an operation without a gradient is an error: its gradient would be zero.
 func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]bool) (hit map[*G.Node]bool, err error) {
 	hit = make(map[*G.Node]bool)
-	leads := make(map[*G.Node]bool) // to a target, by visited node
+	leads := make(map[*G.Node]bool) // by visited node: whether it leads to a target
 	var visit func(n *G.Node) bool
 	visit = func(n *G.Node) bool {
 		if known, ok := leads[n]; ok {
@@ -276,8 +276,8 @@ func reachable(g *G.ExprGraph, out *G.Node, targets map[*G.Node]bool) (hit map[*
 	return hit, err
 }
 
-// differentiable tells for each argument of op whether it has a gradient. It returns nil if op
-// ought to have a gradient and has none. An operation may say that an argument does not matter to
+// differentiable reports for each argument of op whether it has a gradient. It returns nil if op
+// should have a gradient and has none. An operation may declare that an argument has no effect to
 // first order, as comparisons and operations on sizes do. The gradient of gorgonia.ConvType is
 // rounded to the type converted from.
 func differentiable(op G.Op, arity int) []bool {
@@ -288,7 +288,7 @@ func differentiable(op G.Op, arity int) []bool {
 	return append([]bool{}, sd.DiffWRT(arity)...)
 }
 
-// children returns n's arguments in order. Sizes are not among them: they are known.
+// children returns n's arguments in order. Sizes are left out, since they are known.
 func children(g *G.ExprGraph, n *G.Node) []*G.Node {
 	if constSize(n) != nil || isTable(n) {
 		return nil
@@ -312,13 +312,13 @@ func arguments(g *G.ExprGraph, n *G.Node) []*G.Node {
 
 func isConst(n *G.Node) bool { return constValue(n) != nil || isTable(n) }
 
-// isTable tells whether n is an operation whose result is constant.
+// isTable reports whether n is an operation whose result is constant.
 func isTable(n *G.Node) bool {
 	op, ours := n.Op().(*Op)
 	return ours && op.Constant
 }
 
-// constValue returns the value of a constant, or nil if n is none.
+// constValue returns the value of a constant, or nil if n is not one.
 func constValue(n *G.Node) G.Value {
 	if n.Op() == nil {
 		return nil
@@ -384,8 +384,8 @@ func (tr *trace) roots() G.Nodes {
 	return roots
 }
 
-// order returns the nodes that roots need, arguments before results. It goes no further where stop
-// is true.
+// order returns the nodes that roots need, arguments before results. It does not visit the
+// arguments of nodes for which stop is true.
 func order(g *G.ExprGraph, roots G.Nodes, stop func(*G.Node) bool) G.Nodes {
 	var list G.Nodes
 	seen := make(map[*G.Node]bool)

@@ -11,28 +11,28 @@ import (
 	"gorgonia.org/tensor"
 )
 
-// A Signature is everything besides the module that a Unit depends on.
+// A Signature is everything apart from the module that determines a Unit.
 type Signature struct {
 	DType  tensor.Dtype // of parameters and activations: tensor.Float32 or tensor.Float64
 	Inputs []Input
-	// GradOut tells which outputs have a gradient. Nil compiles the forward alone.
+	// GradOut says which outputs have a gradient. Nil compiles only the forward.
 	GradOut []bool
-	// AccParam tells for which parameters backward adds to the gradient instead of writing it:
-	// another call of the same pass has written it before. Nil means none.
+	// AccParam says for which parameters backward adds to the gradient, which another call of the
+	// same pass has written before. For the others it writes the gradient. Nil means none.
 	AccParam []bool
-	// FrozenParam tells which parameters are not trained. Their gradients are neither computed nor
+	// FrozenParam says which parameters are not trained. Their gradients are neither computed nor
 	// written. Nil means none.
 	FrozenParam []bool
-	// Half has the unit compute and store its values in bfloat16; DType is tensor.Float32 then. See
-	// "Storage" in the package comment. HalfParam tells which parameters come in bfloat16, with Half
-	// or without; nil means none. Their gradients are of type DType all the same.
+	// Half makes the unit compute and store its values in bfloat16; DType is then tensor.Float32.
+	// See "Storage" in the package comment. HalfParam says which parameters are passed in bfloat16,
+	// with or without Half; nil means none. Their gradients still have type DType.
 	Half      bool
 	HalfParam []bool
 	Save      Policy
-	// Threads is how many a Runner of the unit has at most. 0 means 1.
+	// Threads is the largest number of threads of a Runner of the unit. 0 means 1.
 	Threads int
-	// Apart has every instruction run on its own, with planned memory for all values: nothing lies in
-	// SpaceBlock. Engines that run no blocks ask for it.
+	// Apart makes every instruction run on its own, with planned memory for all values: SpaceBlock
+	// is not used. Engines that do not run blocks set it.
 	Apart bool
 }
 
@@ -40,10 +40,10 @@ type Signature struct {
 type Input struct {
 	Shape []int
 	DType tensor.Dtype
-	Grad  bool // its gradient is wanted
-	Acc   bool // and is added to what is there
-	Same  int  // if not 0, it is the same value as input Same-1, which has the gradient of both
-	Half  bool // it is stored in bfloat16, and so is its gradient; DType is tensor.Float32
+	Grad  bool // its gradient is needed
+	Acc   bool // the gradient is added to the present contents
+	Same  int  // if not 0, it is the same value as input Same-1, whose gradient is the sum for both
+	Half  bool // it is stored in bfloat16, and its gradient too; DType is tensor.Float32
 }
 
 // A Unit is a compiled module. It is immutable and may be run by several goroutines at once.
@@ -57,36 +57,36 @@ type Unit struct {
 	Saved    int      // bytes kept from forward to backward
 	KeepIn   []bool   // which inputs backward reads
 	KeepOut  []bool   // which outputs backward reads
-	// ReadParam tells which parameters backward reads, also to compute forward values again. They
-	// must hold what they held in forward: a buffer that is read gets its new value after backward.
+	// ReadParam says which parameters backward reads, including for recomputation. They must have
+	// the same contents as in forward: a buffer that is read gets its new value after backward.
 	ReadParam []bool
-	// HasGrad tells for which parameters backward computes a gradient. The others are frozen, or
+	// HasGrad says for which parameters backward computes a gradient. The others are frozen, or
 	// buffers, or no output with a gradient depends on them. In the last case the gradient is set
 	// to zero, unless it is added to.
 	HasGrad []bool
-	Bytes   int // of memory that the unit takes, with the constants that it was the first to have
+	Bytes   int // of memory that the unit takes, with the constants that it was the first to create
 
 	checks []inputCheck
 	cached atomic.Bool
 }
 
-// Cached tells whether the unit is in a cache, which counts it.
+// Cached reports whether the unit is in a cache, which counts its memory.
 func (u *Unit) Cached() bool { return u.cached.Load() }
 
 // An Update is a new value of a buffer that a forward in training computes.
 type Update struct {
 	Param int          // index in Spec.Params
-	Shape tensor.Shape // that of the parameter
+	Shape tensor.Shape // shape of the parameter
 }
 
-// inputCheck is what an operation demands of some of an input's integers.
+// inputCheck is an operation's condition for some of an input's integers.
 type inputCheck struct {
 	of Operand
 	op *Op
 }
 
-// Check says what is wrong with the integers of input i, if anything. The forward would find it
-// too, in the middle of its run, or, on a device that cannot say so, compute nonsense.
+// Check returns an error if integers of input i are invalid. The forward would also find this, in
+// the middle of its run; a device that cannot report errors would compute nonsense.
 func (u *Unit) Check(i int, v []int) error {
 	for _, c := range u.checks {
 		if c.of.Index != i {
@@ -99,12 +99,12 @@ func (u *Unit) Check(i int, v []int) error {
 	return nil
 }
 
-// ints returns the integers that o has of some memory.
+// ints returns the integers of o in its memory.
 func (o *Operand) ints(memory []byte) []int { return Data[int](memory[o.Offset:][:o.Bytes]) }
 
-// inputChecks lists the demands of the forward's operations on inputs of the module, or on views of
-// them. What they demand of constants is checked at once. Integers that are computed are checked where
-// that is done, on the host.
+// inputChecks lists the conditions that the forward's operations have for inputs of the module, or
+// for views of them. Conditions for constants are checked at once. Computed integers are checked by
+// the operation on the host.
 func (u *Unit) inputChecks() error {
 	for i := range u.Forward.instrs {
 		in := &u.Forward.instrs[i]
@@ -129,9 +129,9 @@ func (u *Unit) inputChecks() error {
 // tracing serialises the use of Gorgonia's graph functions: some write package-level constants.
 var tracing sync.Mutex
 
-// Compile traces and compiles a module. It does not panic. Gorgonia's functions do where they are
-// misused, and operations may, and so does a signature that does not fit the module: the panic
-// becomes an error with the stack.
+// Compile traces and compiles a module. It does not panic. Gorgonia's functions panic when they are
+// misused, and operations may, or a signature may not fit the module: the panic becomes an error
+// with the stack.
 func Compile(spec *Spec, sig *Signature) (u *Unit, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -219,9 +219,9 @@ func (c *compiler) compileForward() (*Program, error) {
 	return a.assemble(c.forward)
 }
 
-// update arranges that the new values of buffers end up in the memory for updates. A value that
-// anything else needs is copied there: that memory does not exist in evaluation, and backward may
-// not read it.
+// update makes the new values of buffers end up in the memory for updates. A value that any other
+// node needs is copied there: that memory does not exist in evaluation, and backward must not read
+// it.
 func (c *compiler) update(a *assembler) {
 	a.updating = c.updating
 	for i, n := range c.updates {
@@ -289,8 +289,8 @@ func (c *compiler) compileBackward() (*Program, error) {
 	return a.assemble(c.backward)
 }
 
-// target arranges that the gradient n ends up at to. It is computed there if possible, else copied.
-// A value that is added to what is there must have no other use: nobody else could read it.
+// target makes the gradient n end up at to. It is computed there if possible, else copied. A value
+// that is added to the contents of to must have no other use, since no other node could read it.
 func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Operand, acc bool, none []copyTo) []copyTo {
 	if n == nil {
 		if !acc {
@@ -313,8 +313,8 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Oper
 	return none
 }
 
-// direct tells whether n's value is computed by an instruction whose result has no place yet, in the
-// form that it has at to.
+// direct reports whether n's value is computed by an instruction whose result has no place yet, in
+// the form that to has.
 func (c *compiler) direct(a *assembler, n *G.Node, to Operand) bool {
 	_, given := a.loc[n]
 	_, taken := a.dest[n]

@@ -12,22 +12,22 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// A Value is a dense row-major tensor in memory owned by somebody else. Its element type is
-// float32, float64 or int.
+// A Value is a dense row-major tensor in memory that it does not own. Its element type is float32,
+// float64 or int.
 type Value struct {
 	Shape tensor.Shape
 	DType tensor.Dtype
 	Bytes []byte // Len() elements, aligned for the element type
-	Form  Form   // of values of float32; zero but in programs that compute in bfloat16
+	Form  Form   // of float32 values; zero except in programs that compute in bfloat16
 }
 
-// Absent stands in a batch for a tensor that is not there. Other tensors of batches have elements.
+// Absent stands for a missing tensor in a batch. Other tensors of batches have elements.
 var Absent = Value{Shape: tensor.Shape{0}, DType: tensor.Int}
 
 // Len returns the number of elements. A scalar, of shape (), has one.
 func (v Value) Len() int { return Numel(v.Shape) }
 
-// elements returns elements lo to hi of v. The shape stays.
+// elements returns elements lo to hi of v. The shape is unchanged.
 func (v Value) elements(lo, hi int) Value {
 	size := len(v.Bytes) / max(1, v.Len())
 	v.Bytes = v.Bytes[lo*size : hi*size : hi*size]
@@ -64,7 +64,7 @@ func Bytes[T Elem](s []T) []byte {
 }
 
 // FromTensor returns t's memory as a Value. t must be dense, row-major, contiguous and of a
-// supported element type; the memory stays t's.
+// supported element type; t keeps the memory.
 func FromTensor(t tensor.Tensor) (Value, error) {
 	d, err := contiguous(t)
 	if err != nil {
@@ -87,8 +87,8 @@ func FromTensor(t tensor.Tensor) (Value, error) {
 	return v, nil
 }
 
-// FromBatch is FromTensor for a tensor of a batch, whose integers may be int64 and int32 as well.
-// Those of int32 are copied, and so are those of int64 where int is shorter.
+// FromBatch is FromTensor for a tensor of a batch, whose integers may also be int64 or int32. int32
+// values are copied, and int64 values too where int is shorter.
 func FromBatch(t tensor.Tensor) (Value, error) {
 	d, err := contiguous(t)
 	switch {
@@ -105,8 +105,8 @@ func FromBatch(t tensor.Tensor) (Value, error) {
 	return FromTensor(d)
 }
 
-// integers copies v, the elements of d. One that int cannot hold becomes one that no operation
-// takes.
+// integers copies v, the elements of d. A value that int cannot hold becomes one that no operation
+// accepts.
 func integers[T int32 | int64](d *tensor.Dense, v []T) Value {
 	list := make([]int, len(v))
 	for i, x := range v {

@@ -1,10 +1,10 @@
-// Package exectest holds compiled modules against numbers: their gradients against central
-// differences, and one element type against another.
+// Package exectest checks the numbers of compiled modules: it compares gradients with central
+// differences, and element types with each other.
 //
-// A Trial runs a module the way a training step does, and in the least forgiving way: memory that a
-// program must write starts out as NaN, the parameters are in another buffer in backward while the
-// first one is NaN, and what a program does not claim to read is not there at all. So a check of
-// the numbers is also a check of what Unit says about its memory.
+// A Trial runs a module like a training step, under the worst conditions: memory that a program
+// must write starts as NaN, the parameters are in another buffer in backward while the first buffer
+// is NaN, and memory that the Unit does not list as read is missing. So a check of the numbers also
+// checks the Unit's statements about its memory.
 //
 //	sig := exectest.Signature(tensor.Float64, []int{3, 4})
 //	trial := exectest.New(t, &exec.Spec{Build: gelu}, sig)
@@ -24,7 +24,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// Start is what the memory of a gradient that is added to holds before.
+// Start is the initial value of a gradient that the program adds to.
 const Start = 1.0
 
 // T is a test: a *testing.T, a *testing.B or a *rapid.T.
@@ -33,13 +33,13 @@ type T interface {
 	Helper()
 }
 
-// A Trial is a compiled module with a value for everything that it reads. Values are float64 here,
-// whatever the element type of the module is; those of integer inputs are whole. They may be
-// changed between runs.
+// A Trial is a compiled module with values for everything that it reads. The values are float64
+// whatever the element type of the module; values of integer inputs are whole. They may be changed
+// between runs.
 type Trial struct {
 	Unit *exec.Unit
 	// Param, In and GradOut hold the elements of each parameter, input and output gradient. An
-	// input with Same set takes those of the input it names.
+	// input with Same set uses the elements of the input that it names.
 	Param, In, GradOut [][]float64
 	Seed               uint64 // of the random numbers of the call
 	Eval               bool   // run in evaluation mode
@@ -48,8 +48,8 @@ type Trial struct {
 	sig  *exec.Signature
 }
 
-// Signature returns a signature with inputs of the given shapes and type dt, whose gradients are
-// wanted, and a gradient of the first output.
+// Signature returns a signature with inputs of the given shapes and type dt, all with gradients,
+// and a gradient of the first output.
 func Signature(dt tensor.Dtype, shapes ...[]int) *exec.Signature {
 	sig := &exec.Signature{DType: dt, GradOut: []bool{true}}
 	for _, s := range shapes {
@@ -101,8 +101,8 @@ func (tr *Trial) As(t T, dt tensor.Dtype) *Trial {
 	return tr.With(t, &sig)
 }
 
-// Half compiles the module of tr to compute in bfloat16, with all floats that it reads stored in it,
-// and the same values.
+// Half compiles the module of tr to compute in bfloat16, with the same values. All floats that it
+// reads are stored in bfloat16.
 func (tr *Trial) Half(t T) *Trial {
 	t.Helper()
 	sig := *tr.sig
@@ -129,7 +129,7 @@ func (tr *Trial) With(t T, sig *exec.Signature) *Trial {
 	return &other
 }
 
-// On compiles the module of tr for a number of threads, on which it runs then.
+// On compiles the module of tr for a number of threads, and later runs use them.
 func (tr *Trial) On(t T, threads int) *Trial {
 	t.Helper()
 	sig, other := *tr.sig, *tr
@@ -148,11 +148,11 @@ func (tr *Trial) Apart(t T) *Trial {
 	return tr.With(t, &sig)
 }
 
-// Results are what a run computed. A gradient that was not asked for is nil.
+// Results are the results of a run. A gradient that was not requested is nil.
 type Results struct{ Out, Update, GradIn, GradParam [][]float64 }
 
-// Call returns the memory of a forward: the values of the trial, and NaN in everything that the
-// program writes. In evaluation there is none for updates.
+// Call returns the memory of a forward: the values of the trial, and NaN in all memory that the
+// program writes. In evaluation there is no memory for updates.
 func (tr *Trial) Call() *exec.Call {
 	u := tr.Unit
 	c := &exec.Call{Saved: nan(u.Saved), Work: nan(u.Forward.Work), Seed: tr.Seed, Train: !tr.Eval}
@@ -177,7 +177,7 @@ func (tr *Trial) Call() *exec.Call {
 	return c
 }
 
-// Turn makes the memory of a forward that has run the memory of its backward.
+// Turn converts the memory of a completed forward to the memory of its backward.
 func (tr *Trial) Turn(c *exec.Call) {
 	u := tr.Unit
 	c.Work, c.Update = nan(u.Backward.Work), nil
@@ -215,15 +215,15 @@ func (tr *Trial) Turn(c *exec.Call) {
 	}
 }
 
-// trained tells whether the gradient of parameter i is asked for.
+// trained reports whether the gradient of parameter i is requested.
 func (tr *Trial) trained(i int) bool {
 	return !tr.spec.Params[i].Buffer && !(i < len(tr.sig.FrozenParam) && tr.sig.FrozenParam[i])
 }
 
-// halfParam tells whether parameter i is stored in bfloat16.
+// halfParam reports whether parameter i is stored in bfloat16.
 func (tr *Trial) halfParam(i int) bool { return i < len(tr.sig.HalfParam) && tr.sig.HalfParam[i] }
 
-// Run runs forward and, if the module was compiled for it, backward.
+// Run runs forward, and backward if the module was compiled for it.
 func (tr *Trial) Run(t T) Results {
 	t.Helper()
 	var r exec.Runner
@@ -297,15 +297,15 @@ func (tr *Trial) loss(t T) (sum float64) {
 	return sum
 }
 
-// CheckFloat32 compares all results in float32 with those in float64, to within tol of 1 plus their
-// size.
+// CheckFloat32 compares all float32 results with the float64 results. They may differ by tol·(1 +
+// |value|).
 func (tr *Trial) CheckFloat32(t T, tol float64) {
 	t.Helper()
 	RequireClose(t, tr.As(t, tensor.Float64).Run(t), tr.As(t, tensor.Float32).Run(t), tol)
 }
 
-// RequireClose requires that two sets of results differ by at most tol of 1 plus their size. With
-// tol 0 they must be the same bits.
+// RequireClose requires that two sets of results differ by at most tol·(1 + |value|). With tol 0
+// they must have the same bits.
 func RequireClose(t T, want, got Results, tol float64) {
 	t.Helper()
 	requireClose(t, "output", want.Out, got.Out, tol)
@@ -329,7 +329,7 @@ func requireClose(t T, what string, want, got [][]float64, tol float64) {
 	}
 }
 
-// nan returns n bytes that read as NaN in all float types.
+// nan returns n bytes that are NaN in all float types.
 func nan(n int) []byte { return slices.Repeat([]byte{0xFF}, n) }
 
 // size returns the bytes of an element.
@@ -363,7 +363,7 @@ func encode(dt tensor.Dtype, low bool, v []float64) []byte {
 	}
 }
 
-// decodeAll returns numbers, of which those where low is true are in bfloat16.
+// decodeAll returns numbers. They are in bfloat16 where low is true.
 func decodeAll(dt tensor.Dtype, low []bool, all [][]byte) [][]float64 {
 	list := make([][]float64, len(all))
 	for i, b := range all {
