@@ -13,11 +13,11 @@ import (
 
 // Attention is the geometry of multi-head scaled dot-product attention (Vaswani et al. 2017,
 // https://arxiv.org/abs/1706.03762): out = softmax(Scale·q·kᵀ + bias)·v for each of Batch·Heads
-// heads, with QLen queries and KLen keys and values of HeadDim columns. Batch may be 0, the other
-// sizes may not.
+// heads, with QLen queries and KLen keys and values of HeadDim columns. Batch may be 0; the other
+// sizes must be positive.
 //
-// Queries, keys, values and outputs are read and written where they lie. Position t of batch b is
-// row b·Len+t of its slice; rows are Stride elements apart, and head h is columns [h·HeadDim,
+// Queries, keys, values and outputs are read and written in place. Position t of batch b is row
+// b·Len+t of its slice; rows are Stride elements apart, and head h is columns [h·HeadDim,
 // (h+1)·HeadDim) of a row. A packed projection qkv [Batch, T, 3·D] is thus q = qkv, k = qkv[D:], v
 // = qkv[2*D:], all with stride 3·D. The slices may be longer than needed; elements that belong to
 // no head are neither read nor written.
@@ -39,19 +39,20 @@ type Attention struct {
 	// Window keys at most. 0 hides none.
 	Window int
 
-	// QStride, KStride, VStride and OutStride are the elements between consecutive positions.
+	// QStride, KStride, VStride and OutStride are the distances, in elements, between consecutive
+	// positions.
 	QStride, KStride, VStride, OutStride int
 }
 
 // queryBlock is the number of queries whose scores are held at once. A larger block makes the
-// matrix products more efficient, a smaller one skips more of the hidden half of a causal mask and
-// keeps the scores in the level-two cache. This one is four tiles of the AVX-512 float32 product
-// high; measured at 256 tokens, it is ahead of 32, 42, 64, 84 and 128.
+// matrix products more efficient. A smaller one skips more of the hidden half of a causal mask and
+// keeps the scores in the level-two cache. 56 is the height of four tiles of the AVX-512 float32
+// product. At 256 tokens it is faster than 32, 42, 64, 84 and 128.
 const queryBlock = 56
 
-// AttentionScratch returns the elements of scratch that [AttentionForward] and [AttentionBackward]
-// need, whichever is more: the scores of one block of queries and their gradient, and with grouped
-// heads copies of its queries and of the gradients of its outputs.
+// AttentionScratch returns the number of scratch elements for [AttentionForward] and
+// [AttentionBackward], whichever needs more: the scores of one block of queries and their gradient.
+// Grouped heads also need copies of the block's queries and of the gradients of its outputs.
 func AttentionScratch(a Attention) int {
 	n := 2 * a.tileRows() * a.scoreStride()
 	if a.group() > 1 {
@@ -60,8 +61,8 @@ func AttentionScratch(a Attention) int {
 	return n
 }
 
-// AttentionBFloat16Scratch returns the same where queries, keys and values are bfloat16: also the
-// sums of the gradients of one head's keys and values, and a row of out and its gradient.
+// AttentionBFloat16Scratch returns the same for bfloat16 queries, keys and values. These also need
+// the sums of the gradients of one head's keys and values, and a row of out and its gradient.
 func AttentionBFloat16Scratch(a Attention) int {
 	n := AttentionScratch(a) + 2*(a.KLen+1)*a.HeadDim
 	if gemm.Tiles() {
@@ -70,9 +71,9 @@ func AttentionBFloat16Scratch(a Attention) int {
 	return n
 }
 
-// scoreStride is the elements between rows of scores, as long as what a block of queries sees. The
-// sixteen beyond keep the rows of a block out of one cache set when KLen is a power of two, worth 5
-// to 10 % at 1024 keys.
+// scoreStride is the distance, in elements, between rows of scores: the number of keys that a block
+// of queries sees, plus a gap. The gap of sixteen keeps the rows of a block out of one cache set
+// when KLen is a power of two. It is worth 5 to 10 % at 1,024 keys.
 func (a Attention) scoreStride() int {
 	if a.Causal && a.Window > 0 {
 		return min(a.KLen, a.Window+queryBlock) + 16
@@ -86,16 +87,16 @@ func (a Attention) kvHeads() int { return cmp.Or(a.KVHeads, a.Heads) }
 // group returns how many heads read one head of keys and values.
 func (a Attention) group() int { return a.Heads / a.kvHeads() }
 
-// tilePositions returns how many queries of each head of a group are a block.
+// tilePositions returns the number of queries of each head of a group in one block.
 func (a Attention) tilePositions() int { return min(a.QLen, max(1, queryBlock/a.group())) }
 
-// tileRows returns the queries of a block.
+// tileRows returns the number of queries in a block.
 func (a Attention) tileRows() int { return a.tilePositions() * a.group() }
 
-// sees returns the keys [lo, hi) that Causal and Window leave to query i.
+// sees returns the range [lo, hi) of keys that Causal and Window leave to query i.
 func (a Attention) sees(i int) (lo, hi int) {
 	hi = a.KLen
-	at := i + a.KLen - a.QLen // of the keys, the one at the place of the query
+	at := i + a.KLen - a.QLen // index of the key at the query's position
 	if a.Causal {
 		hi = max(0, at+1)
 	}
@@ -105,7 +106,8 @@ func (a Attention) sees(i int) (lo, hi int) {
 	return lo, hi
 }
 
-// Pairs counts the pairs of a query and a key of one head of one batch that Causal and Window leave.
+// Pairs returns the number of (query, key) pairs that Causal and Window leave in one head of one
+// batch.
 func (a Attention) Pairs() (n int) {
 	for i := range a.QLen {
 		lo, hi := a.sees(i)
@@ -114,17 +116,16 @@ func (a Attention) Pairs() (n int) {
 	return n
 }
 
-// AttentionForward writes the heads of out [Batch, QLen, OutStride], and the log-sum-exp of each
-// row of scores in lse [Batch, Heads, QLen] for [AttentionBackward].
+// AttentionForward writes the heads of out [Batch, QLen, OutStride]. It saves the log-sum-exp of
+// each row of scores in lse [Batch, Heads, QLen] for [AttentionBackward].
 //
 // keyMask is nil or [Batch, KLen]: a key is visible where it is not 0. bias is nil or [Heads, QLen,
 // KLen], added to the scaled scores (relative positions, ALiBi). A query that sees no key gives out
-// = 0 and lse = -Inf. Keys and values that are hidden must be finite all the same: they may be
-// multiplied by zero.
+// = 0 and lse = -Inf. Hidden keys and values must also be finite: they may be multiplied by zero.
 //
-// Queries, keys, values, outputs and their gradients may be bfloat16, and all the rest is float32
-// then. The weights of the values, and the gradients of scores, are rounded for their products;
-// outputs and gradients are rounded once. Scratch is that of [AttentionBFloat16Scratch].
+// Queries, keys, values, outputs and their gradients may be bfloat16; everything else is then
+// float32. The weights of the values, and the gradients of scores, are rounded for their products.
+// Outputs and gradients are rounded once. Scratch has [AttentionBFloat16Scratch] elements then.
 func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse []T, q, k, v []E, keyMask []int, bias, scratch []T) {
 	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
 	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
@@ -140,8 +141,9 @@ func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse 
 	})
 }
 
-// each calls f for the thread's share of all heads of keys of all batches, batch by batch. A share is
-// made of n units: of single heads, or with n = kvHeads of one head of all batches each.
+// each calls f for the thread's share of all heads of keys of all batches, batch by batch. A share
+// consists of units: there are n of them for each batch, or with n = kvHeads one for each head,
+// with all batches.
 func (o *attention[E, T]) each(n int, f func(b, kv int, seen keySpan)) {
 	lo, hi := o.c.Share(n, 1)
 	heads := o.kvHeads()
@@ -219,14 +221,14 @@ func checkRows(name string, got, rows, stride, width int) {
 	}
 }
 
-// keySpan is what a key mask leaves of a sequence: no key outside [lo, hi) is visible, and inside
-// only with holes is one not.
+// keySpan is the part of a sequence that a key mask leaves: keys outside [lo, hi) are hidden, and
+// some keys inside are hidden only if holes is true.
 type keySpan struct {
 	lo, hi int
 	holes  bool
 }
 
-// visibleKeys finds the span of batch b, so that padding at either end costs nothing.
+// visibleKeys returns the span of batch b, so that padding at either end costs nothing.
 func (o *attention[E, T]) visibleKeys(b int) keySpan {
 	s := keySpan{hi: o.KLen}
 	if o.keyMask == nil {
@@ -245,8 +247,9 @@ func (o *attention[E, T]) visibleKeys(b int) keySpan {
 	return s
 }
 
-// tile is one block of queries of the heads that read the same keys, with the keys that any of them can
-// see. Its rows are query q0 of each head, then the next query of each, and so on.
+// tile is one block of queries of the heads that read the same keys, with the keys that any of
+// these queries can see. Its rows are query q0 of each head, then the next query of each, and so
+// on.
 type tile struct {
 	q0, queries int // queries [q0, q0+queries)
 	head, heads int // of heads [head, head+heads)
@@ -290,8 +293,8 @@ func (o *attention[E, T]) at(t tile, r row, stride int) int {
 // stat returns the index of a row of a tile in lse.
 func (o *attention[E, T]) stat(t tile, r row) int { return (t.batch*o.Heads+r.head)*o.QLen + r.query }
 
-// room returns where rows of a tile may be written, and their stride: in x, which is like q or out, or
-// for a group of heads, which do not lie at one stride, in a slot of the scratch.
+// room returns memory for rows of a tile, and the stride. It is part of x, which has the layout of
+// q or out. For a group of heads, whose rows have no single stride, it is a slot of the scratch.
 func (o *attention[E, T]) room(t tile, slot int, x []E, stride int) (rows []E, ld int) {
 	if t.heads == 1 {
 		return x[o.at(t, t.row(0), stride):], stride
@@ -310,7 +313,7 @@ func (o *attention[E, T]) collect(t tile, slot int, x []E, stride int) (rows []E
 	return rows, ld
 }
 
-// distribute copies the rows of a tile to where they belong in x, if they are not there.
+// distribute copies the rows of a tile to their places in x, unless they are already there.
 func (o *attention[E, T]) distribute(t tile, rows, x []E, stride int) {
 	for i := 0; i < t.queries && t.heads > 1; i++ {
 		n := t.heads * o.HeadDim
@@ -326,8 +329,8 @@ func (o *attention[E, T]) scores(t tile, q []E, ld int) []T {
 	return s
 }
 
-// elements returns the rows of a tile that a product takes, and their stride: those of p, or rounded
-// to the first half of where they are.
+// elements returns the rows of a tile as operands of a product, and their stride. They are the rows
+// of p, or these rows rounded in place: to the first half of their memory.
 func (o *attention[E, T]) elements(t tile, p []T) (rows []E, stride int) {
 	ld, rows := o.scoreStride(), low[E](p)
 	rounded, ok := any(rows).([]half.BFloat16)
@@ -341,7 +344,7 @@ func (o *attention[E, T]) elements(t tile, p []T) (rows []E, stride int) {
 	return rows, 2 * ld
 }
 
-// low returns the memory of s for elements, of which as many or twice as many fit.
+// low returns the memory of s as a slice of E, with at least as many elements.
 func low[E Element, T Float](s []T) []E {
 	if same, ok := any(s).([]E); ok {
 		return same
@@ -349,8 +352,8 @@ func low[E Element, T Float](s []T) []E {
 	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(s))), 2*len(s))
 }
 
-// visible returns a row of a tile's scores, with bias and mask applied to its elements [lo, hi) within
-// reach of the query.
+// visible returns a row of a tile's scores, with bias and mask applied to the elements [lo, hi)
+// within reach of the query.
 func (o *attention[E, T]) visible(t tile, s []T, r row) (lo, hi int, row []T) {
 	row = s[r.i*o.scoreStride():][:t.keys]
 	lo, hi = o.sees(r.query)
@@ -370,8 +373,8 @@ func (o *attention[E, T]) visible(t tile, s []T, r row) (lo, hi int, row []T) {
 	return lo, hi, row
 }
 
-// biasRow returns what a row of a tile has of a [Heads, QLen, KLen] array, from the tile's first key
-// on.
+// biasRow returns the row of a [Heads, QLen, KLen] array for a row of a tile, from the tile's first
+// key on.
 func (o *attention[E, T]) biasRow(bias []T, t tile, r row) []T {
 	at := (r.head*o.QLen + r.query) * o.KLen
 	return bias[at+t.k0 : at+o.KLen]

@@ -8,11 +8,12 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// AttentionBackward is the gradient of [AttentionForward]: it overwrites the heads of dq, dk and
-// dv, which have the strides of q, k and v and may be columns of one packed array, and dbias [Heads,
-// QLen, KLen] unless that is nil. out and lse are what AttentionForward wrote, dout [Batch, QLen,
-// OutStride] is the gradient of out. A query that saw no key has zero gradients. Keys and values have
-// the sum over the heads that read them, and bias that over the batch.
+// AttentionBackward is the gradient of [AttentionForward]. It overwrites the heads of dq, dk and
+// dv, which have the strides of q, k and v and may be columns of one packed array. It also
+// overwrites dbias [Heads, QLen, KLen] unless that is nil. out and lse are the results of
+// AttentionForward, and dout [Batch, QLen, OutStride] is the gradient of out. A query that saw no
+// key has zero gradients. The gradients of keys and values are sums over the heads that read them,
+// and the gradient of bias is a sum over the batch.
 //
 // With P = exp(S - lse) recomputed from the scores S, and D = rowsum(dout∘out):
 //
@@ -54,10 +55,10 @@ type attentionGrad[E Element, T Float] struct {
 	dbias, lse            []T
 }
 
-// keyHead computes the gradients of one head of keys and values, and of the queries of all heads that
-// read it. It goes through the blocks of queries from the last to the first: without a window, the
-// last one sees every key that any of them sees, so it writes all of dk and dv that is not zero, and
-// the others add to a part of it.
+// keyHead computes the gradients of one head of keys and values, and of the queries of all heads
+// that read it. It visits the blocks of queries from the last to the first. Without a window, the
+// last block sees every key that any block sees. So it writes all non-zero elements of dk and dv,
+// and the other blocks add to some of them.
 func (g *attentionGrad[E, T]) keyHead(b, kv int, seen keySpan) {
 	n := g.tilePositions()
 	q0 := (g.QLen - 1) / n * n
@@ -77,7 +78,7 @@ func (g *attentionGrad[E, T]) keyHead(b, kv int, seen keySpan) {
 	g.roundKeys(all)
 }
 
-// clearKeys zeroes a head's dk and dv of the key rows [lo, hi).
+// clearKeys zeroes the rows [lo, hi) of a head's dk and dv.
 func (g *attentionGrad[E, T]) clearKeys(t tile, lo, hi int) {
 	for r := lo; r < hi; r++ {
 		clear(g.dk[r*g.KStride+t.kColumn:][:g.HeadDim])
@@ -85,7 +86,7 @@ func (g *attentionGrad[E, T]) clearKeys(t tile, lo, hi int) {
 	}
 }
 
-// clearSums zeroes what the gradients of a tile's keys and values are added to.
+// clearSums zeroes the sums of the gradients of a tile's keys and values.
 func (g *attentionGrad[E, T]) clearSums(t tile) {
 	dk, dv, kStride, vStride := g.keySums(t)
 	for r := range t.keys {
@@ -94,8 +95,8 @@ func (g *attentionGrad[E, T]) clearSums(t tile) {
 	}
 }
 
-// keySums returns where the gradients of a tile's keys and values are summed, and the strides: where
-// they belong, or in the scratch for bfloat16.
+// keySums returns the memory for the sums of the gradients of a tile's keys and values, and the
+// strides. It is part of dk and dv, or scratch for bfloat16.
 func (g *attentionGrad[E, T]) keySums(t tile) (dk, dv []T, kStride, vStride int) {
 	if dk, ok := any(g.dk).([]T); ok {
 		return dk[t.k(g.KStride):], any(g.dv).([]T)[t.k(g.VStride):], g.KStride, g.VStride
@@ -105,7 +106,7 @@ func (g *attentionGrad[E, T]) keySums(t tile) (dk, dv []T, kStride, vStride int)
 	return sums[t.k0*d:], sums[(g.KLen+t.k0)*d:], d, d
 }
 
-// roundKeys writes the gradients of a tile's keys and values where they belong, if they are not
+// roundKeys writes the gradients of a tile's keys and values to dk and dv, unless they are already
 // there.
 func (g *attentionGrad[E, T]) roundKeys(t tile) {
 	dk, ok := any(g.dk).([]half.BFloat16)
@@ -121,8 +122,7 @@ func (g *attentionGrad[E, T]) roundKeys(t tile) {
 	}
 }
 
-// delta returns the sum of the products of a head's outputs, which begin at an offset, and of their
-// gradients.
+// delta returns the dot product of a head's outputs and their gradients, which begin at index at.
 func (g *attentionGrad[E, T]) delta(at int) T {
 	d := g.HeadDim
 	if out, ok := any(g.out).([]T); ok {
@@ -132,8 +132,8 @@ func (g *attentionGrad[E, T]) delta(at int) T {
 	return T(delta(rows, any(g.out).([]half.BFloat16)[at:], any(g.dout).([]half.BFloat16)[at:], d))
 }
 
-// tileGrad writes dq of one block of queries, and its share of dk and dv: added to beta times what
-// is there.
+// tileGrad writes dq of one block of queries. It adds the block's share of dk and dv to beta times
+// their present values.
 func (g *attentionGrad[E, T]) tileGrad(t tile, beta float64) {
 	ws, lds, d := &g.c.gemm, g.scoreStride(), g.HeadDim
 	k, v := g.k[t.k(g.KStride):], g.v[t.k(g.VStride):]
@@ -156,15 +156,15 @@ func (g *attentionGrad[E, T]) tileGrad(t tile, beta float64) {
 	weights, wld := g.elements(t, p)
 	slopes, sld := g.elements(t, ds)
 	gemm.Gemm(ws, true, false, t.keys, d, t.rows, 1, weights, wld, dout, ldo, beta, dv, vStride)
-	dq, ld := g.room(t, 1, g.dq, g.QStride) // dout is done with
+	dq, ld := g.room(t, 1, g.dq, g.QStride) // dout is no longer needed
 	gemm.Gemm(ws, false, false, t.rows, d, t.keys, g.Scale, slopes, sld, k, g.KStride, 0, dq, ld)
 	g.distribute(t, dq, g.dq, g.QStride)
 	gemm.Gemm(ws, true, false, t.keys, d, t.rows, g.Scale, slopes, sld, q, ldq, beta, dk, kStride)
 }
 
-// softmaxGrad turns a row of scores into probabilities, and the gradient of the probabilities into
-// that of the scores. Only the elements [lo, hi) of both rows are visible; the rest becomes zero. An
-// lse of -Inf (no visible key) gives zeros.
+// softmaxGrad converts a row of scores to probabilities, and the gradient of the probabilities to
+// the gradient of the scores. Only the elements [lo, hi) of both rows are visible; the rest becomes
+// zero. An lse of -Inf (no visible key) gives zeros.
 func softmaxGrad[T Float](p, ds []T, lo, hi int, lse, delta T) {
 	vec.ExpSubSum(p[lo:hi], p[lo:hi], 1, lse)
 	vec.SoftmaxGradRow(ds[lo:hi], p[lo:hi], ds[lo:hi], delta, 1)

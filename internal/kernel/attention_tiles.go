@@ -9,40 +9,43 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// On processors with tiles of bfloat16 (AMX), attention packs the factors of its products once for each
-// head of keys, and reads scores once: package scores turns them into rows of bfloat16, which the next
-// product reads in place. A bias, and a key mask with holes, take the way of attention.go.
+// On processors with bfloat16 tiles (AMX), attention packs the factors of its products once for
+// each head of keys, and reads scores once: package scores converts them to rows of bfloat16, which
+// the next product reads in place. Attention with a bias, or with a key mask with holes, runs the
+// code of attention.go.
 //
-// Forward goes through strips of 32 queries:
+// Forward processes strips of 32 queries:
 //
 //	s [32, keys] = Scale·q·kᵀ    p = softmax(s)    out = p·v
 //
-// Backward goes through strips of 32 keys. Transposed scores have queries along their rows, so that the
+// Backward processes strips of 32 keys. Transposed scores have queries along their rows, so the
 // log-sum-exps are a vector, and all sums over queries are one product:
 //
 //	s [32, queries] = Scale·k·qᵀ    dp = v·doutᵀ    p = exp(s - lse)    ds = p∘(dp - D)
 //	dv = p·dout                     dk = Scale·ds·q
 //
-// ds of [dqKeys] keys are kept, and dq += Scale·dsᵀ·k is summed in float32. With grouped heads the
-// queries of all heads of a group follow each other, and the queries of each head are padded to strips.
+// ds is kept for [dqKeys] keys, and dq += Scale·dsᵀ·k is summed in float32. With grouped heads the
+// queries of all heads of a group follow each other, and the queries of each head are padded to
+// strips.
 
-// dqKeys is for how many keys gradients of scores are kept before they are multiplied for dq.
+// dqKeys is the number of keys whose gradients of scores are kept before they are multiplied for
+// dq.
 const dqKeys = 4 * strip
 
-// strip is the rows of a product of tiles.
+// strip is the number of rows in a product of tiles.
 const strip = scores.MostRows
 
-// usesTiles tells whether a head of a batch is computed with tiles. If so E is bfloat16, T is float32,
-// and an attention[E, T] is one of these types.
+// usesTiles reports whether a head of a batch is computed with tiles. In that case E is bfloat16, T
+// is float32, and attention[E, T] is the type that the tile code takes.
 func usesTiles[E Element, T Float](o *attention[E, T], dbias []T, seen keySpan) bool {
 	_, low := any(o.q).([]half.BFloat16)
 	return low && gemm.Tiles() && o.bias == nil && dbias == nil && !seen.holes
 }
 
-// padded returns n, or the next multiple of a strip.
+// padded rounds n up to a multiple of a strip.
 func padded(n int) int { return (n + strip - 1) / strip * strip }
 
-// gap is how many elements further than needed rows of a strip are apart: see [Attention.scoreStride].
+// gap is the number of unused elements between rows of strips: see [Attention.scoreStride].
 const gap = 32
 
 // tileBuffers are parts of the scratch.
@@ -57,7 +60,7 @@ func (b *tileBuffers) low(n int) []half.BFloat16 {
 	return low[half.BFloat16](b.floats((n + 1) / 2))[:n]
 }
 
-// tilesScratch returns the elements of scratch that attention with tiles takes.
+// tilesScratch returns the number of scratch elements for attention with tiles.
 func tilesScratch(a Attention) int {
 	queries, keys, d := a.group()*padded(a.QLen), padded(a.KLen), a.HeadDim
 	wide := padded(d)
@@ -67,7 +70,7 @@ func tilesScratch(a Attention) int {
 	return max(forward, backward)
 }
 
-// forwardTiles computes the queries of a head of keys.
+// forwardTiles computes the queries that read one head of keys.
 func forwardTiles(o *attention[half.BFloat16, float32], out []half.BFloat16, lse []float32, b, kv int, seen keySpan) {
 	d, w, keys := o.HeadDim, &o.c.gemm, seen.hi
 	buffers := tileBuffers{o.scratch}
@@ -90,8 +93,8 @@ func forwardTiles(o *attention[half.BFloat16, float32], out []half.BFloat16, lse
 	}
 }
 
-// querySpans sets which keys queries from q0 on see, counted from lo, a multiple of a strip. All of
-// them lie in [lo, hi).
+// querySpans sets the spans of keys that the queries from q0 on see. The spans count from lo, a
+// multiple of a strip. All these keys are in [lo, hi).
 func (o *attention[E, T]) querySpans(spans []scores.Span, q0 int, seen keySpan) (lo, hi int) {
 	lo = math.MaxInt
 	for i := range spans {
@@ -107,11 +110,11 @@ func (o *attention[E, T]) querySpans(spans []scores.Span, q0 int, seen keySpan) 
 	return align(spans, lo, hi)
 }
 
-// keySpans sets which queries see keys from k0 on, counted from lo, a multiple of a strip. All of them
-// lie in [lo, hi).
+// keySpans sets the spans of queries that see the keys from k0 on. The spans count from lo, a
+// multiple of a strip. All these queries are in [lo, hi).
 func (o *attention[E, T]) keySpans(spans []scores.Span, k0 int, seen keySpan) (lo, hi int) {
 	lo = math.MaxInt
-	shift := o.KLen - o.QLen // of the key at the place of a query
+	shift := o.KLen - o.QLen // index of the key at a query's position, minus the query's index
 	for i := range spans {
 		key, from, to := k0+i, 0, o.QLen
 		if o.Causal {
@@ -130,8 +133,8 @@ func (o *attention[E, T]) keySpans(spans []scores.Span, k0 int, seen keySpan) (l
 	return align(spans, lo, hi)
 }
 
-// align moves spans to count from the multiple of a strip before lo, which it returns as from. If all
-// spans are empty it returns zeros.
+// align makes spans count from lo rounded down to a multiple of a strip, which it returns as from.
+// If all spans are empty it returns zeros.
 func align(spans []scores.Span, lo, hi int) (from, to int) {
 	if lo > hi {
 		return 0, 0
@@ -141,7 +144,7 @@ func align(spans []scores.Span, lo, hi int) (from, to int) {
 	return lo, hi
 }
 
-// shiftSpans moves spans that are not empty.
+// shiftSpans shifts the spans that are not empty.
 func shiftSpans(spans []scores.Span, by int) {
 	for i, s := range spans {
 		if s.Lo < s.Hi {
@@ -167,7 +170,7 @@ type tileGrads struct {
 	spans                   [dqKeys]scores.Span
 }
 
-// keyHeadTiles computes what keyHead does.
+// keyHeadTiles computes the results of keyHead.
 func keyHeadTiles(g *attentionGrad[half.BFloat16, float32], b, kv int, seen keySpan) {
 	d, n := g.HeadDim, g.group()*padded(g.QLen)
 	buffers := tileBuffers{g.scratch}
@@ -207,7 +210,7 @@ func (t *tileGrads) pack(rows []float32) {
 	}
 }
 
-// keys computes dk and dv of keys k0 to k1, dqKeys at most, and adds their part of dq.
+// keys computes dk and dv of keys k0 to k1, at most dqKeys of them, and adds their part of dq.
 func (t *tileGrads) keys(k0, k1 int, seen keySpan) {
 	d, w := t.HeadDim, &t.c.gemm
 	var lows [dqKeys / strip]int
@@ -236,7 +239,7 @@ func (t *tileGrads) keys(k0, k1 int, seen keySpan) {
 }
 
 // strip computes dk and dv of the keys from i on, and their ds for queries lo to hi. Queries before
-// first see none of them.
+// first see none of these keys.
 func (t *tileGrads) strip(i, k0, lo, hi, first int, spans []scores.Span) {
 	d, w, rows, row := t.HeadDim, &t.c.gemm, len(spans), t.b*t.KLen+i
 	k, v := t.attention.k[row*t.KStride+t.kv*d:], t.attention.v[row*t.VStride+t.kv*d:]
@@ -263,7 +266,7 @@ func (t *tileGrads) strip(i, k0, lo, hi, first int, spans []scores.Span) {
 	}
 }
 
-// roundQueries writes dq where it belongs.
+// roundQueries rounds the sums to dq.
 func (t *tileGrads) roundQueries() {
 	d := t.HeadDim
 	for i := range t.group() {
@@ -274,7 +277,7 @@ func (t *tileGrads) roundQueries() {
 	}
 }
 
-// delta returns the sum of the products of d elements. rows are room for them in float32.
+// delta returns the dot product of d elements. rows is float32 memory for them.
 func delta(rows []float32, out, dout []half.BFloat16, d int) float32 {
 	half.Widen(rows[:d], out)
 	half.Widen(rows[d:2*d], dout)

@@ -6,12 +6,12 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// rowsTogether is how many rows are summed in the type of the elements, before the sums are added up
+// rowsTogether is the number of rows that are summed in the element type before the sums are added
 // in float64.
 const rowsTogether = 32
 
-// columnSums writes to sums the sums over n rows of what term writes to its first argument. part and
-// to are scratch, as long as sums, at most chunk elements.
+// columnSums writes to sums the sum over n rows of the values that term writes to its first
+// argument. part and to are scratch of the length of sums, which is at most chunk.
 func columnSums[T Float](sums, part, to []T, n int, term func(to []T, row int)) {
 	var total [chunk]float64
 	clear(part)
@@ -31,8 +31,8 @@ func columnSums[T Float](sums, part, to []T, n int, term func(to []T, row int)) 
 }
 
 // BatchStats writes the mean and the biased variance of each column of x [n, d] to mean [d] and
-// variance [d], in two passes and relative to the first row, so that a column far from zero keeps its
-// variance. n must be at least 1. scratch holds [ChannelScratch] elements.
+// variance [d]. It makes two passes and subtracts the first row, so that a column far from zero
+// keeps its variance. n must be at least 1. scratch holds [ChannelScratch] elements.
 func BatchStats[T Float](mean, variance, x, scratch []T, n, d int) {
 	check("BatchStats", "mean", len(mean), d)
 	check("BatchStats", "variance", len(variance), d)
@@ -72,8 +72,8 @@ func BatchNorm[T Float](y, x, gain, bias, mean, variance, scratch []T, n, d int,
 	}
 }
 
-// BatchNormGrad is the gradient of [BatchNorm] of statistics that are those of x: it writes dx [n,
-// d], dgain [d] and dbias [d]. With x̂ = (x - mean)·rstd,
+// BatchNormGrad is the gradient of [BatchNorm] if mean and variance are the statistics of x. It
+// writes dx [n, d], dgain [d] and dbias [d]. With x̂ = (x - mean)·rstd,
 //
 //	dbias = Σ dy    dgain = Σ dy·x̂    dx = gain·rstd·(dy - dbias/n - x̂·dgain/n)
 //

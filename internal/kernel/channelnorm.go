@@ -6,11 +6,11 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// chunk is the number of elements of a plane or a row that are worked on at once, at most.
+// chunk is the largest number of elements of a plane or a row that are processed at once.
 const chunk = 512
 
-// ChannelScratch returns the elements of scratch that the kernels for batch norm need: for rows, where
-// the area is 1, and none for planes.
+// ChannelScratch returns the number of scratch elements for the batch norm kernels. Only rows (area
+// 1) need scratch; planes need none.
 func ChannelScratch(channels, area int) int {
 	if area == 1 {
 		return 4 * min(chunk, channels)
@@ -18,8 +18,8 @@ func ChannelScratch(channels, area int) int {
 	return 0
 }
 
-// ChannelStats writes the mean and the biased variance of each channel of x [n, channels, area], of
-// which there is one element at least. With an area of 1 it is [BatchStats].
+// ChannelStats writes the mean and the biased variance of each channel of x [n, channels, area],
+// which has at least one element per channel. With an area of 1 it is [BatchStats].
 func ChannelStats[T Float](mean, variance, x, scratch []T, n, channels, area int) {
 	if area == 1 {
 		BatchStats(mean, variance, x, scratch, n, channels)
@@ -27,7 +27,7 @@ func ChannelStats[T Float](mean, variance, x, scratch []T, n, channels, area int
 	}
 	check("ChannelStats", "x", len(x), n*channels*area)
 	for c := range channels {
-		m, sum := 0.0, 0.0 // the variances of planes are put together as by Chan, Golub and LeVeque (1979)
+		m, sum := 0.0, 0.0 // the variances of planes are combined as in Chan, Golub and LeVeque (1979)
 		for i := range n {
 			mi, vi := vec.MeanVar(x[(i*channels+c)*area:][:area])
 			delta := mi - m
@@ -91,10 +91,10 @@ func planeSums[T Float](x, dy []T, mean, rstd T) (s1, s2 float64) {
 	return s1, s2
 }
 
-// GroupNorm normalises each of some groups of channels of each x [channels, area] of n (Wu and He
-// 2018, https://arxiv.org/abs/1803.08494): y = (x - mean)·rstd·gain + bias, with rstd = 1/sqrt(biased
-// variance + eps) and gain and bias [channels]. It saves mean and rstd in stats [n, groups, 2] for
-// [GroupNormGrad]. y may be x.
+// GroupNorm normalises each group of channels in each of the n tensors x [channels, area] (Wu and
+// He 2018, https://arxiv.org/abs/1803.08494): y = (x - mean)·rstd·gain + bias, with rstd =
+// 1/sqrt(biased variance + eps) and gain and bias [channels]. It saves mean and rstd in stats [n,
+// groups, 2] for [GroupNormGrad]. y may be x.
 func GroupNorm[T Float](c *Context, y, stats, x, gain, bias []T, n, channels, area, groups int, eps float64) {
 	check("GroupNorm", "stats", len(stats), 2*n*groups)
 	check("GroupNorm", "x", len(x), n*channels*area)
@@ -118,8 +118,8 @@ func GroupNorm[T Float](c *Context, y, stats, x, gain, bias []T, n, channels, ar
 	}
 }
 
-// GroupNormGrad is the gradient of [GroupNorm]: it writes dx, dgain and dbias. stats are those that
-// GroupNorm saved. dx may be dy.
+// GroupNormGrad is the gradient of [GroupNorm]: it writes dx, dgain and dbias. GroupNorm has saved
+// stats. dx may be dy.
 func GroupNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy []T, n, channels, area, groups int) {
 	check("GroupNormGrad", "stats", len(stats), 2*n*groups)
 	check("GroupNormGrad", "dx", len(dx), n*channels*area)

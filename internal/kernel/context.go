@@ -16,22 +16,23 @@ type Float interface{ float32 | float64 }
 // Element is the element type of linear layers, attention and embeddings.
 type Element interface{ Float | half.BFloat16 }
 
-// Context is one thread's workspace: the packing buffers of the matrix products. The buffers grow to
-// a fixed maximum on first use. A Context is not safe for concurrent use.
+// Context is one thread's workspace: the packing buffers of the matrix products. The buffers grow
+// to a fixed maximum on first use. A Context is not safe for concurrent use.
 //
-// It also says which part of a kernel the thread computes. Kernels that take one can be split: called
-// once for every part, with equal arguments and at the same time, they compute the whole, and every
-// element as if they were not. With the zero value, a kernel computes all.
+// It also holds the part of a kernel that the thread computes. A kernel that takes a Context can be
+// split: called at the same time for every part with equal arguments, it computes the whole result,
+// and every element has the same bits as without splitting. With the zero value, a kernel computes
+// everything.
 type Context struct {
 	gemm        gemm.Workspace
 	part, parts int // parts 0 means 1
 }
 
-// Part returns which part of a kernel the thread computes, counted from 0.
+// Part returns the number of the part that the thread computes, counted from 0.
 func (c *Context) Part() int { return c.part }
 
-// Share returns the part that the thread computes of n rows or other things: the half-open range
-// begins at a multiple of unit, and the parts differ by one unit at most.
+// Share returns the thread's part of n rows or other items. The half-open range begins at a
+// multiple of unit, and the parts differ by at most one unit.
 func (c *Context) Share(n, unit int) (lo, hi int) {
 	units, parts := (n+unit-1)/unit, max(1, c.parts)
 	return min(n, units*c.part/parts*unit), min(n, units*(c.part+1)/parts*unit)
@@ -40,21 +41,22 @@ func (c *Context) Share(n, unit int) (lo, hi int) {
 // Bytes returns the memory the workspace holds now.
 func (c *Context) Bytes() int { return c.gemm.Bytes() }
 
-// MostBytes returns what a Context comes to hold at most for one element type.
+// MostBytes returns the largest memory of a Context for one element type.
 func MostBytes[T Element]() int { return gemm.MostBytes[T]() }
 
-// NativeBFloat16 tells whether the processor multiplies bfloat16. Products on others widen it to
-// float32, and take a little longer than those of float32.
+// NativeBFloat16 reports whether the processor multiplies bfloat16. On other processors products
+// widen bfloat16 to float32, and take a little longer than float32 products.
 func NativeBFloat16() bool { return gemm.NativeBFloat16() }
 
-// InstructionSets names the sets of instructions that kernels may run on. Two of them give different bits.
-// The last stands for those that have no name.
+// InstructionSets names the instruction sets of the kernels. Results of two sets have different
+// bits. The last entry stands for all sets without a name.
 var InstructionSets = []string{
 	"AVX-512", "AVX-512 with AMX", "AVX2", "NEON", "NEON with BFMMLA", "plain Go on amd64", "plain Go on arm64", "plain Go",
 }
 
-// InstructionSet returns the index in [InstructionSets] of the set that kernels use on this machine. bfloat16
-// includes the products of bfloat16, which may use another one: see package gemm.
+// InstructionSet returns the index in [InstructionSets] of the set that kernels use on this
+// machine. With bfloat16 true, the index includes the set for bfloat16 products, which may differ:
+// see package gemm.
 func InstructionSet(bfloat16 bool) int {
 	name := vec.InstructionSet()
 	if products := gemm.InstructionSet(); bfloat16 && (products == "amx" || products == "neonbf16") {
@@ -70,7 +72,7 @@ func InstructionSet(bfloat16 bool) int {
 	return len(InstructionSets) - 1
 }
 
-// check panics unless a slice has the length its shape demands.
+// check panics unless a slice has the length of its shape.
 func check(kernel, name string, got, want int) {
 	if got != want {
 		panic(fmt.Sprintf("kernel: %s: len(%s) is %d, want %d", kernel, name, got, want))

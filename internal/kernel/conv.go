@@ -11,23 +11,24 @@ import (
 //
 //	y[b,o,i,j] = bias[o] + Σ w[o,c,k,l]·x[b, c, i·Stride + k·Dilation - Pad, j·Stride + l·Dilation - Pad]
 //
-// with zeros around x, and o and c in one group. The pairs are of rows and columns.
+// with zeros around x, and o and c in one group. Each pair is (rows, columns).
 //
 // # How it works
 //
-// The products are those of package gemm. Their large factor, the pixels below each element of the
-// kernel (im2col), never exists as a whole: a few rows of the images are copied once for each
-// column of the kernel, shifted and with their padding, so that an element of the kernel reads all
-// positions of these rows from one place on; from there panels of some columns are packed for the
-// product, or read where they are.
+// Package gemm computes the products. Their large factor, the pixels below each element of the
+// kernel (im2col), is never stored as a whole. A few rows of the images are copied once for each
+// column of the kernel, shifted and with their padding, so that all positions of these rows are
+// contiguous for an element of the kernel. Panels of some columns are packed from the copy for the
+// product, or read in place.
 //
 //	x [C, rows, W] ──lift──▶ [kernel columns, C, rows, columns] ──▶ panels [C·kernel, some columns]
 //
-// Where y is as large as x, an element of the kernel reads x at one offset from y, under a mask: then
-// machines with mask registers copy nothing (see gemm.Taps, and reader).
+// If y is as large as x, an element of the kernel reads x at one offset from y, under a mask.
+// Machines with mask registers then copy nothing (see gemm.Taps, and reader).
 //
-// The gradient of x is a convolution of dy, one for each phase of the stride, that of w a product of
-// the lifted rows with dy. Every element is summed in an order that depends on the geometry alone.
+// The gradient of x is a convolution of dy, one for each phase of the stride. The gradient of w is
+// a product of the lifted rows with dy. Every element is summed in an order that depends only on
+// the geometry.
 type Conv struct {
 	Batch, In, Height, Width       int
 	Out, KernelHeight, KernelWidth int
@@ -35,19 +36,19 @@ type Conv struct {
 	Groups                         int
 }
 
-// How many elements a block of lifted rows and one of panels have, if a row or a panel is not longer
-// alone: both stay in the cache of level two. Rows that are read by taps have as many as panels, and
-// no more than so many taps. Only tests change them.
+// These are the numbers of elements in a block of lifted rows and in a block of panels, unless a
+// single row or panel is longer: both stay in the level-two cache. Rows that are read by taps use
+// the size of panels, and a limit on the number of taps. Only tests change these.
 var (
 	liftedElements = 64 << 10
 	panelElements  = 96 << 10
 	mostTaps       = 2 << 10
 )
 
-// OutHeight returns the rows of y. They may be none.
+// OutHeight returns the number of rows of y. It may be 0.
 func (g Conv) OutHeight() int { return g.rows().n }
 
-// OutWidth returns the columns of y. They may be none.
+// OutWidth returns the number of columns of y. It may be 0.
 func (g Conv) OutWidth() int { return g.columns().n }
 
 func (g Conv) rows() axis    { return g.axis(0, g.Height, g.KernelHeight) }
@@ -61,23 +62,24 @@ func (g Conv) axis(i, size, taps int) axis {
 	return axis{size: size, n: room/g.Stride[i] + 1, stride: g.Stride[i], first: -g.Pad[i], step: g.Dilation[i], taps: taps}
 }
 
-// FLOPs counts two for each multiply-add of the products of one pass over y.
+// FLOPs counts two operations for each multiply-add of the products of one pass over y.
 func (g Conv) FLOPs() int {
 	return 2 * g.Batch * g.Out * g.OutHeight() * g.OutWidth() * g.In / g.Groups * g.KernelHeight * g.KernelWidth
 }
 
-// axis says what positions 0 to n-1 of an output axis read of a source axis: tap t of position i
-// reads i·stride + first + t·step, which is zero outside of [0, size).
+// axis describes which elements of a source axis are read for positions 0 to n-1 of an output axis:
+// tap t of position i reads element i·stride + first + t·step, which is zero outside of [0, size).
 type axis struct{ size, n, stride, first, step, taps int }
 
-// low is the least offset of a tap, and extent how many offsets there are from it on.
+// low is the least offset of a tap, and extent is the number of offsets from low to the greatest.
 func (a axis) low() int    { return a.first + min(0, (a.taps-1)*a.step) }
 func (a axis) extent() int { return max(0, a.taps-1)*max(a.step, -a.step) + 1 }
 
-// phases is how many rows of the source belong to one row of the output, as far as taps reach.
+// phases is the number of source rows for one output row, within the reach of the taps.
 func (a axis) phases() int { return min(a.stride, a.extent()) }
 
-// correlation is what all positions of an output grid read of the planes of some channels.
+// correlation describes which elements of the planes of some channels are read for all positions of
+// an output grid.
 type correlation struct {
 	y, x     axis
 	channels int
@@ -86,19 +88,19 @@ type correlation struct {
 func (k correlation) taps() int  { return k.y.taps * k.x.taps }
 func (k correlation) depth() int { return k.channels * k.taps() }
 
-// inPlace tells whether the planes are what lifting them would give.
+// inPlace reports whether the planes equal their lifted form.
 func (k correlation) inPlace() bool {
 	one := func(a axis) bool { return a.taps == 1 && a.stride == 1 && a.first == 0 && a.n == a.size }
 	return one(k.y) && one(k.x)
 }
 
-// lines is how many lines of a lifted plane some rows of the output need, for each phase.
+// lines is the number of lines of a lifted plane that the given output rows need, for each phase.
 func (k correlation) lines(rows int) int { return rows + (k.y.extent()-1)/k.y.stride }
 
 // plane is the length of a lifted plane.
 func (k correlation) plane(rows int) int { return k.y.phases() * k.lines(rows) * k.x.n }
 
-// block returns how many rows of the output are computed at once.
+// block returns the number of output rows that are computed at once.
 func (k correlation) block() int {
 	if k.inPlace() || k.depth() == 0 || k.x.n == 0 {
 		return max(1, k.y.n)
@@ -107,14 +109,14 @@ func (k correlation) block() int {
 	return even(k.y.n, fit)
 }
 
-// even returns the height of the fewest blocks of n rows in all and at most fit each, but one at
-// least, of which all but the last are equal.
+// even returns the height of the blocks when n rows are cut into the fewest blocks of at most fit
+// rows (at least 1). All blocks but the last are equal.
 func even(n, fit int) int {
 	blocks := (n + max(1, fit) - 1) / max(1, fit)
 	return max(1, (n+blocks-1)/max(1, blocks))
 }
 
-// blocks returns how many blocks there are.
+// blocks returns the number of blocks.
 func (k correlation) blocks() int { return (k.y.n + k.block() - 1) / k.block() }
 
 // rows returns rows lo to hi of a block.
@@ -137,7 +139,8 @@ type planes[T Float] struct {
 	rows, plane int // rows of the output, and the distance of planes
 }
 
-// at returns where tap (i, j) reads for the first position of the block, in the plane of channel 0.
+// at returns the elements that tap (i, j) reads, from the first position of the block on, in the
+// plane of channel 0.
 func (p planes[T]) at(i, j int) []T {
 	if p.plane == 0 {
 		return nil
@@ -150,7 +153,7 @@ func (p planes[T]) at(i, j int) []T {
 	return p.data[j*p.channels*p.plane+line*p.x.n:]
 }
 
-// lift returns the planes for rows lo to hi of the output, of the first n channels of src, in dst.
+// lift returns the planes for output rows lo to hi of the first n channels of src. They are in dst.
 func lift[T Float](k correlation, dst, src []T, n, lo, hi int) planes[T] {
 	k.channels = n
 	p := planes[T]{k, dst, hi - lo, k.plane(hi - lo)}
@@ -183,7 +186,7 @@ func lift[T Float](k correlation, dst, src []T, n, lo, hi int) planes[T] {
 	return p
 }
 
-// shifted copies lines rows of from, of n columns, from row first on and shift columns on.
+// shifted copies lines rows of from, of n columns, beginning at row first and column shift.
 func shifted[T Float](to, from []T, n, lines, first, shift int) {
 	top, bottom := min(lines, max(0, -first)), max(0, min(lines, len(from)/n-first))
 	if bottom <= top {
@@ -207,7 +210,7 @@ func shifted[T Float](to, from []T, n, lines, first, shift int) {
 	}
 }
 
-// pick sets to[i] = from[i·stride + shift], and zero where there is none.
+// pick sets to[i] = from[i·stride + shift], and zero outside of from.
 func pick[T Float](to, from []T, shift, stride int) {
 	lo := min(len(to), max(0, (-shift+stride-1)/stride))
 	hi := lo
@@ -228,7 +231,7 @@ func pick[T Float](to, from []T, shift, stride int) {
 	}
 }
 
-// check panics unless the sizes are sane.
+// check panics unless the sizes are valid.
 func (g Conv) check(kernel string, y, x, w int) {
 	if g.Batch < 0 || min(g.In, g.Out, g.Height, g.Width, g.KernelHeight, g.KernelWidth, g.Groups, g.Stride[0], g.Stride[1], g.Dilation[0],
 		g.Dilation[1]) < 1 || min(g.Pad[0], g.Pad[1]) < 0 || g.In%g.Groups != 0 || g.Out%g.Groups != 0 {

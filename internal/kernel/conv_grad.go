@@ -5,17 +5,17 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// phase is the positions of an axis of x that are start, start + stride, and so on: those that one
-// class of taps, tap, tap + every, and so on, has written to y.
+// phase is the positions start, start + stride, … of an axis of x. In the forward, only the taps
+// tap, tap + every, … read these positions.
 type phase struct {
-	axis              // of what the positions read of dy
+	axis              // which elements of dy the positions read
 	start, tap, every int
 }
 
 // phase returns phase r of axis a of the forward.
 func (a axis) phase(r int) phase {
 	p := phase{start: r, every: a.stride / gcd(a.stride, a.step)}
-	at := r - a.first // tap t reads position (at - t·step)/stride of dy, if that is whole
+	at := r - a.first // tap t reads position (at - t·step)/stride of dy, if that is an integer
 	for p.tap < a.taps && (at-p.tap*a.step)%a.stride != 0 {
 		p.tap++
 	}
@@ -31,7 +31,7 @@ func gcd(a, b int) int {
 	return a
 }
 
-// eachPhase calls f for the phases of x that exist.
+// eachPhase calls f for the non-empty phases of x.
 func (g Conv) eachPhase(f func(y, x phase, k correlation)) {
 	rows, cols := g.rows(), g.columns()
 	for i := range min(rows.stride, rows.size) {
@@ -42,7 +42,7 @@ func (g Conv) eachPhase(f func(y, x phase, k correlation)) {
 	}
 }
 
-// strided tells whether the positions of a phase do not lie together.
+// strided reports whether the positions of a phase are not contiguous.
 func (g Conv) strided() bool { return g.Stride != [2]int{1, 1} }
 
 // ConvGradXScratch returns the elements of scratch that [ConvGradX] needs.
@@ -91,8 +91,8 @@ func ConvGradX[T Float](c *Context, g Conv, dx, dy, w, scratch []T) {
 	}
 }
 
-// swapped sets a [In/Groups, Out/Groups·taps] to the elements of a group's filters w that two phases
-// have.
+// swapped sets a [In/Groups, Out/Groups·taps] to the elements of a group's filters w that belong to
+// two phases.
 func swapped[T Float](g Conv, a, w []T, y, x phase) {
 	i, filter, out := 0, g.filter(), g.Out/g.Groups
 	for c := range g.In / g.Groups {
@@ -112,7 +112,7 @@ func swapped[T Float](g Conv, a, w []T, y, x phase) {
 	}
 }
 
-// spread writes rows r0 to r1 of two phases, in from, to their places in the planes dx.
+// spread writes rows r0 to r1 of two phases, which are in from, to their places in the planes dx.
 func spread[T Float](g Conv, dx, from []T, y, x phase, r0, r1 int) {
 	for c := range g.In / g.Groups {
 		for r := r0; r < r1; r++ {
@@ -125,8 +125,8 @@ func spread[T Float](g Conv, dx, from []T, y, x phase, r0, r1 int) {
 	}
 }
 
-// gradW returns the parts of the scratch of [ConvGradW]: lifted rows, dy in panels, and the gradient
-// as [In, taps, Out/Groups]; the rows of few channels follow.
+// gradW returns the sizes of the parts of the scratch of [ConvGradW]: lifted rows, dy in panels,
+// and the gradient as [In, taps, Out/Groups]. The rows of few channels follow.
 func gradW[T Float](g Conv) (lifted, panels, sums int) {
 	k, nr := g.forward(), gemm.PanelWidth[T]()
 	out := g.Out / g.Groups
@@ -178,7 +178,8 @@ func ConvGradW[T Float](c *Context, g Conv, dw, dy, x, scratch []T, acc bool) {
 	}
 }
 
-// dots adds the products of what the taps read with the only dy of a group, each summed in float64.
+// dots adds the products of the elements that the taps read with the only dy of a group, each
+// summed in float64.
 func (p planes[T]) dots(to, dy []T) {
 	for i := range p.channels * p.taps() {
 		tap := i % p.taps()
@@ -186,11 +187,11 @@ func (p planes[T]) dots(to, dy []T) {
 	}
 }
 
-// fewChannels is the number of channels from which on a product of one tap's rows is fast enough.
-// The rows of all taps of fewer channels are copied into one matrix.
+// fewChannels is the least number of channels for which a product of one tap's rows is fast enough.
+// For fewer channels the rows of all taps are copied into one matrix.
 const fewChannels = 8
 
-// gathered copies what the taps read, as [channels·taps, rows·columns], to dst.
+// gathered copies the elements that the taps read to dst, as [channels·taps, rows·columns].
 func (p planes[T]) gathered(dst []T) []T {
 	n := p.rows * p.x.n
 	for c := range p.channels {
@@ -201,8 +202,8 @@ func (p planes[T]) gathered(dst []T) []T {
 	return dst
 }
 
-// transposed writes the gradient of channels c0 to c1 of a group's filters dw, which from has as
-// [channels, taps, Out/Groups], or adds it.
+// transposed writes the gradient of channels c0 to c1 of a group's filters to dw, or adds it. from
+// has it as [channels, taps, Out/Groups].
 func transposed[T Float](g Conv, dw, from []T, c0, c1 int, acc bool) {
 	out, taps, filter := g.Out/g.Groups, g.KernelHeight*g.KernelWidth, g.filter()
 	for o := range out {
@@ -220,7 +221,7 @@ func transposed[T Float](g Conv, dw, from []T, c0, c1 int, acc bool) {
 }
 
 // ConvGradB computes db [Out], the gradient of [ConvForward] with respect to its bias: the sums of
-// dy [n, Out, area] over its first and its last axis, each in float64.
+// dy [n, Out, area] over the first and the last axis, each in float64.
 func ConvGradB[T Float](c *Context, db, dy []T, n, area int, acc bool) {
 	check("ConvGradB", "dy", len(dy), n*len(db)*area)
 	lo, hi := c.Share(len(db), 1)

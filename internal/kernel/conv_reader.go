@@ -2,15 +2,16 @@ package kernel
 
 import "github.com/gofsdp/gofsdp/internal/kernel/gemm"
 
-// reader multiplies matrices with what a correlation reads, in blocks of rows: by taps where y is as
-// large as the source and the machine has them, else in panels of lifted rows.
+// reader multiplies matrices with the elements that a correlation reads, in blocks of rows. It
+// reads by taps if y is as large as the source and the machine supports taps, else from panels of
+// lifted rows.
 type reader[T Float] struct {
 	correlation
 	byTaps  bool
 	height  int // rows of a block
 	scratch []T
 	taps    gemm.Taps
-	lo, hi  int // the rows that taps are for
+	lo, hi  int // the rows that the taps are set for
 }
 
 func newReader[T Float](k correlation) reader[T] {
@@ -22,16 +23,17 @@ func newReader[T Float](k correlation) reader[T] {
 	return reader[T]{correlation: k, height: even(k.y.n, fit), byTaps: true}
 }
 
-// noTaps has tests compare both ways.
+// noTaps makes tests compare both paths.
 var noTaps = false
 
-// same tells whether the kernel moves one pixel at a time over an image, to one of its size.
+// same reports whether the kernel moves over an image one pixel at a time, and y has the size of
+// the image.
 func (k correlation) same() bool {
 	one := func(a axis) bool { return a.stride == 1 && a.n == a.size }
 	return one(k.y) && one(k.x)
 }
 
-// blocks returns how many blocks there are.
+// blocks returns the number of blocks.
 func (r *reader[T]) blocks() int { return (r.y.n + r.height - 1) / r.height }
 
 // rows returns rows lo to hi of a block.
@@ -47,15 +49,16 @@ func (r *reader[T]) need() int {
 	return r.lifted() + panelsOf[T](r.correlation)
 }
 
-// tapsOf is the number of taps that some rows need in all panels.
+// tapsOf is the number of taps in all panels for the given number of rows.
 func (r *reader[T]) tapsOf(rows int) int {
 	nr := gemm.PanelWidth[T]()
 	return (rows*r.x.n + nr - 1) / nr * r.correlation.taps()
 }
 
-// apply sets out [m, rows·columns], whose rows are ld elements apart, to a [m, depth] times what rows
-// lo to hi of the output read of src, the channels' taps one after the other. With add it is added
-// to. Without taps the sum is zero. Rows that are those of the call before are cheaper.
+// apply sets out [m, rows·columns], whose rows are ld elements apart, to the product of a [m,
+// depth] and the elements of src that output rows lo to hi read: the taps of each channel in turn.
+// With add it adds the product to out. Without taps the product is zero. The call is cheaper if the
+// rows are the same as in the call before.
 func (r *reader[T]) apply(w *gemm.Workspace, m int, a, src []T, lo, hi int, out []T, ld int, add bool) {
 	n := (hi - lo) * r.x.n
 	if r.depth() == 0 {
@@ -110,8 +113,9 @@ func panelsOf[T Float](k correlation) int {
 	return min(most, max(1, panelElements/max(1, k.depth())/nr)*nr) * k.depth()
 }
 
-// apply sets out [m, rows·columns], whose rows are ld elements apart, to a [m, depth] times what the
-// taps of p read, the channels' taps one after the other. With add it is added to.
+// apply sets out [m, rows·columns], whose rows are ld elements apart, to the product of a [m,
+// depth] and the elements that the taps of p read: the taps of each channel in turn. With add it
+// adds the product to out.
 func (p planes[T]) apply(w *gemm.Workspace, m int, a, panels, out []T, ld int, add bool) {
 	nr, k, taps, n := gemm.PanelWidth[T](), p.depth(), p.taps(), p.rows*p.x.n
 	if k == 0 || n == 0 {

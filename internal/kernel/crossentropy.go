@@ -7,17 +7,17 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// classBlock is how many logits are handled at once, so that the passes over a long row (50257
-// classes for GPT-2) meet in the level-one cache.
+// classBlock is the number of logits that are processed at once, so that the passes over a long row
+// (50,257 classes for GPT-2) share the level-one cache.
 const classBlock = 1024
 
 // CrossEntropyScratch returns the elements of scratch that [CrossEntropy] needs: the exponentials
 // of one block of logits.
 func CrossEntropyScratch(classes int) int { return min(classes, classBlock) }
 
-// CrossEntropy returns the mean over the counted rows i of -log softmax(logits[i])[targets[i]], for
-// logits [n, classes], and how many rows were counted: those whose target is not ignore. It saves
-// the log-sum-exp of each counted row in lse [n] (0 in the others) for [CrossEntropyGrad]. With no
+// CrossEntropy returns the mean of -log softmax(logits[i])[targets[i]] over the counted rows i of
+// logits [n, classes], and the number of counted rows: those whose target is not ignore. It saves
+// the log-sum-exp of each counted row in lse [n] (0 in other rows) for [CrossEntropyGrad]. With no
 // counted row the loss is 0. A target that is neither a class nor ignore is an error that names its
 // row and value; lse is then untouched. scratch holds [CrossEntropyScratch] elements.
 func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore int, scratch []T) (loss float64, counted int, err error) {
@@ -45,7 +45,7 @@ func CrossEntropy[T Float](lse, logits []T, targets []int, n, classes, ignore in
 	return loss, counted, nil
 }
 
-// CheckTargets returns the error that [CrossEntropy] would.
+// CheckTargets returns the error that [CrossEntropy] returns for invalid targets.
 func CheckTargets(targets []int, classes, ignore int) error {
 	for i, t := range targets {
 		if t != ignore && (t < 0 || t >= classes) {
@@ -57,8 +57,8 @@ func CheckTargets(targets []int, classes, ignore int) error {
 
 // CrossEntropyGrad is the gradient of [CrossEntropy] with respect to the logits: dlogits[i] =
 // (softmax(logits[i]) - onehot(targets[i]))·dloss/counted, and 0 in ignored rows. lse and counted
-// are what CrossEntropy returned, dloss the gradient of the loss (1 at the end of a model). dlogits
-// may be logits.
+// are results of CrossEntropy, and dloss is the gradient of the loss (1 at the end of a model).
+// dlogits may be logits.
 func CrossEntropyGrad[T Float](dlogits, logits, lse []T, targets []int, n, classes, ignore, counted int, dloss T) {
 	check("CrossEntropyGrad", "lse", len(lse), n)
 	check("CrossEntropyGrad", "targets", len(targets), n)
@@ -81,8 +81,8 @@ func CrossEntropyGrad[T Float](dlogits, logits, lse []T, targets []int, n, class
 	}
 }
 
-// logSumExp returns log Σ exp(x) without overflow. The exponentials go to a block, which leaves the
-// row as it is.
+// logSumExp returns log Σ exp(x) without overflow. It writes the exponentials to block and does not
+// change the row.
 func logSumExp[T Float](x, block []T) float64 {
 	m := vec.Max(x)
 	var sum float64

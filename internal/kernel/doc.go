@@ -1,30 +1,30 @@
 // Package kernel holds the fused host kernels of transformer training: linear layers, norms,
 // activations, attention, embedding, cross-entropy, each with its gradient.
 //
-// A kernel is a pure function over slices the caller owns, generic over float32 and float64. It
-// allocates nothing, starts no goroutine, keeps no reference, and writes every element of its
-// results, so results may start out as garbage. Linear layers, attention and embeddings take bfloat16
-// too, see [Element]; the others have a counterpart in package bf16.
+// A kernel is a pure function over slices that the caller owns, generic over float32 and float64.
+// It allocates nothing, starts no goroutine, keeps no reference, and writes every element of its
+// results, so the results may be uninitialised. Linear layers, attention and embeddings also take
+// bfloat16, see [Element]; the others have a counterpart in package bf16.
 //
-// A kernel runs on the core of its caller. A rank that has several calls it on each of them, by a
-// [Team]: those that take a [Context] compute their share then, and the others are called for ranges
-// of elements or rows.
+// A kernel runs on the thread of its caller. A rank with several threads calls it on each of them
+// through a [Team]. A kernel that takes a [Context] then computes its share; the others are called
+// for ranges of elements or rows.
 //
 // # Conventions
 //
-// Matrices are dense and row-major, and a slice is exactly as long as its shape says; [Attention],
-// which reads packed projections in place, is the one with strides. Shapes are written [rows,
-// columns]; n is the number of rows, that is of tokens. Gradients of a value v are called dv. The
-// gradients of a linear layer's and an embedding's parameters take acc: true adds to what the
-// buffer holds (gradient accumulation, tied weights), false overwrites it.
+// Matrices are dense and row-major, and a slice is exactly as long as its shape; only [Attention],
+// which reads packed projections in place, has strides. Shapes are written [rows, columns]; n is
+// the number of rows, which are tokens. The gradient of a value v is called dv. The gradients of
+// the parameters of linear layers and embeddings take acc: true adds to the present contents
+// (gradient accumulation, tied weights), false overwrites them.
 //
-// Results may not overlap inputs, except where a comment allows it.
+// Results may not overlap inputs, unless a comment allows it.
 //
-// # What is saved for backward
+// # Saved values
 //
 // Kernels save row statistics, never matrices: the mean and reciprocal deviation of a norm, the
-// log-sum-exp of a softmax. Backward recomputes the rest from the inputs. Attention in particular
-// keeps one block of queries by all keys, per call and not per head:
+// log-sum-exp of a softmax. Backward recomputes the rest from the inputs. Attention stores the
+// scores of one block of queries and all keys, per call and not per head:
 //
 //	          keys ──►                     forward, for each block of queries
 //	        ┌───────────────┐                S = scale·Q·Kᵀ + bias      gemm
@@ -39,8 +39,8 @@
 //
 // # Determinism and errors
 //
-// The same inputs on the same instruction set give the same bits, for any number of threads. NaN and infinity propagate. Bad
-// data (an index or target out of range) is an error that names position and value (the caller adds
-// the operation), and then nothing was written. Bad shapes are mistakes of the calling package and
-// panic.
+// The same inputs on the same instruction set give the same bits, for any number of threads. NaN
+// and infinity propagate. Bad data (an index or target out of range) is an error that names
+// position and value; the caller adds the operation. No result is written in that case. Bad shapes
+// are bugs of the calling package and panic.
 package kernel

@@ -20,7 +20,7 @@ func Embedding[T Element](y, table []T, idx []int, rows, d int) error {
 	return nil
 }
 
-// CheckIndices returns the error that [Embedding] would for a table of that many rows.
+// CheckIndices returns the error that [Embedding] returns for invalid indices.
 func CheckIndices(idx []int, rows int) error {
 	for i, r := range idx {
 		if r < 0 || r >= rows {
@@ -32,7 +32,7 @@ func CheckIndices(idx []int, rows int) error {
 }
 
 // EmbeddingGrad is the gradient of [Embedding] with respect to the table: dtable[idx[i], :] +=
-// dy[i, :], in the order of idx. The indices are those Embedding accepted; any other panics.
+// dy[i, :], in the order of idx. It panics for indices that Embedding refuses.
 func EmbeddingGrad[T Float](dtable, dy []T, idx []int, rows, d int, acc bool) {
 	check("EmbeddingGrad", "dy", len(dy), len(idx)*d)
 	check("EmbeddingGrad", "dtable", len(dtable), rows*d)

@@ -27,8 +27,8 @@ func LinearGradX[T Element](c *Context, dx, dy, w []T, n, in, out int) {
 	multiply(c, false, false, dx, dy, w, n, in, out, 0, nil)
 }
 
-// LinearGradW computes the gradient of [Linear] with respect to its weight, dyᵀ·x [out, in], in the
-// type of dy and x, or in float32 if that is bfloat16.
+// LinearGradW computes the gradient of [Linear] with respect to its weight, dyᵀ·x [out, in]. It has
+// the type of dy and x, or float32 if they are bfloat16.
 func LinearGradW[T, G Element](c *Context, dw []G, dy, x []T, n, in, out int, acc bool) {
 	checkLinear("LinearGradW", len(dy), len(x), len(dw), n, in, out)
 	var beta float64
@@ -38,8 +38,8 @@ func LinearGradW[T, G Element](c *Context, dw []G, dy, x []T, n, in, out int, ac
 	multiply(c, true, false, dw, dy, x, out, in, n, beta, nil)
 }
 
-// multiply computes the thread's part of y = op(a)·op(b) + beta·y, for op(a) [m, k] and op(b) [k, n],
-// or of op(a)·op(b) with bias added to every row, unless that is nil.
+// multiply computes the thread's part of y = op(a)·op(b) + beta·y, for op(a) [m, k] and op(b) [k,
+// n]. If bias is not nil, it computes op(a)·op(b) with bias added to every row instead.
 func multiply[T, Y Element](c *Context, transA, transB bool, y []Y, a, b []T, m, n, k int, beta float64, bias []T) {
 	i0, i1, j0, j1 := gemm.Split[T](m, n, c.part, max(1, c.parts))
 	if i0 == i1 || j0 == j1 {
@@ -66,11 +66,11 @@ func multiply[T, Y Element](c *Context, transA, transB bool, y []Y, a, b []T, m,
 	}
 }
 
-// fewRows is the most rows of x for which the rows of W are not packed: a decoder's step takes
-// as long as reading W does. With 8 rows packing is 1.4 times as fast.
+// fewRows is the largest number of rows of x for which the rows of W are not packed: a decoder's
+// step takes as long as reading W. With 8 rows packing is 1.4× faster.
 const fewRows = 2
 
-// few computes rows of x·Wᵀ by dot products. It does not know bfloat16.
+// few computes rows of x·Wᵀ by dot products. It does not support bfloat16.
 func few[T Element](rows, cols, k, ldy int, a, b []T, y any, beta float64, bias []T, j0 int) bool {
 	switch y := y.(type) {
 	case []float32:

@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Loss says what the loss of a row of logits l with target t is. With lse = log Σ exp(l) it is
+// Loss is the loss of a row of logits l with target t. With lse = log Σ exp(l) it is
 //
 //	lse - (1-Smoothing)·l[t] - Smoothing·mean(l) + Z·lse²
 //
@@ -27,7 +27,7 @@ func (l Loss) rest() float64 { return 1 - l.Smoothing }
 // slope is the derivative of lse + Z·lse² with respect to lse.
 func (l Loss) slope(lse float64) float64 { return 1 + 2*l.Z*lse }
 
-// The logits of a linear layer are computed a block at a time, and none are kept:
+// The logits of a linear layer are computed one block at a time, and none are kept:
 //
 //	          classes ──►            forward, for each block of rows
 //	        ┌────┬────┬────┐         for each block of classes
@@ -36,12 +36,13 @@ func (l Loss) slope(lse float64) float64 { return 1 + 2*l.Z*lse }
 //	  ▼     │ 4  │ 5  │ 6  │           s += Σ E,  a += E·w                gemm
 //	        └────┴────┴────┘         lse = m + log s,  dx = a/s - w[target]
 //
-// That is attention without a mask, whose keys and values are the rows of w (see [Attention]), but for
-// blocks over keys: m grows from block to block, and then s and a are scaled down. So forward knows the
-// gradient of x but for a factor by row, and only that of w computes the logits again.
+// This is attention without a mask, whose keys and values are the rows of w (see [Attention]), but
+// with blocks over keys: m grows from block to block, and then s and a are scaled down. So forward
+// computes the gradient of x up to a factor for each row. Only the gradient of w computes the
+// logits again.
 const lossRows, lossClasses = 1024, 1024
 
-// linearLoss is what the kernels share.
+// linearLoss is the state that the kernels share.
 type linearLoss[E Element, T Float] struct {
 	Loss
 	c          *Context
@@ -52,14 +53,13 @@ type linearLoss[E Element, T Float] struct {
 
 	logits []T // [rows, stride], the block
 	stride int
-	sum    []T // [rows, d], where E is not T
+	sum    []T // [rows, d], if E is not T
 	target []T // [rows], logits of targets
 	row    []T // [d]
-	mean   []T // [d], of w; or the sum of rows of x, times their gradients
+	mean   []T // [d], mean of the rows of w; or the sum of the rows of x, times their gradients
 }
 
-// LinearLossScratch returns the elements of scratch that [LinearLoss] and [LinearLossGradW] need, and
-// LinearLossBFloat16Scratch those that they need for bfloat16.
+// LinearLossScratch returns the number of scratch elements for [LinearLoss] and [LinearLossGradW].
 func LinearLossScratch(n, d, classes int) int {
 	return min(n, lossRows)*(min(classes, lossClasses)+1) + 2*d
 }
@@ -91,7 +91,7 @@ func newLinearLoss[E Element, T Float](c *Context, x, w []E, bias []T, targets [
 	return o
 }
 
-// floats returns row i of x [n, d], widened to to if it is of another type.
+// floats returns row i of x [n, d]. If the row has another type, it is widened to to.
 func floats[E Element, T Float](to []T, x []E, i int) []T {
 	d := len(to)
 	if x, same := any(x).([]T); same {
@@ -101,7 +101,7 @@ func floats[E Element, T Float](to []T, x []E, i int) []T {
 	return to
 }
 
-// block computes the logits of rows and columns from i and j on.
+// block computes the logits of rows from i on and columns from j on.
 func (o *linearLoss[E, T]) block(i, rows, j, columns int) {
 	beta := 0.0
 	if o.bias != nil {
@@ -113,8 +113,8 @@ func (o *linearLoss[E, T]) block(i, rows, j, columns int) {
 	gemm.Gemm(&o.c.gemm, false, true, rows, columns, o.d, 1, o.x[i*o.d:], o.d, o.w[j*o.d:], o.d, beta, o.logits, o.stride)
 }
 
-// elements returns the block as a product takes it, and its stride: as it is, or rounded to the first
-// half of where its rows are.
+// elements returns the block as the operand of a product, and its stride: unchanged, or with its
+// rows rounded to the first half of their memory.
 func (o *linearLoss[E, T]) elements(rows, columns int) (block []E, stride int) {
 	if block, same := any(o.logits).([]E); same {
 		return block, o.stride
@@ -127,10 +127,10 @@ func (o *linearLoss[E, T]) elements(rows, columns int) (block []E, stride int) {
 	return any(low).([]E), 2 * o.stride
 }
 
-// LinearLoss computes the thread's share of the losses [n] of the logits x·wᵀ + bias, for x [n, d], w
-// [classes, d] and bias [classes], which may be nil, see [Loss], and their lse [n]. If train is true, dx [n, d] becomes the gradients of the
-// losses with respect to x, and zeros otherwise. A target out of range is an error as that of
-// [CrossEntropy].
+// LinearLoss computes the thread's share of the losses [n] of the logits x·wᵀ + bias, and their lse
+// [n], for x [n, d], w [classes, d] and bias [classes], which may be nil: see [Loss]. If train is
+// true, it sets dx [n, d] to the gradients of the losses with respect to x, otherwise to zeros. A
+// target out of range is an error as in [CrossEntropy].
 func LinearLoss[E Element, T Float](c *Context, dx []E, losses, lse []T, x, w []E, bias []T, targets []int, n, d, classes int, l Loss,
 	train bool, scratch []T) error {
 	check("LinearLoss", "dx", len(dx), n*d)
@@ -196,8 +196,9 @@ func (o *linearLoss[E, T]) rows(i int, dx []E, losses, lse []T, train bool) {
 	}
 }
 
-// finish turns the largest logit and the sum of exponentials of row i, r in its block, into loss and
-// lse, and the sum of rows of w, weighted by the exponentials, into the gradient.
+// finish computes loss and lse of row i from the largest logit and the sum of exponentials. It
+// computes the gradient from the sum of the rows of w, weighted by the exponentials. r is the row's
+// index in its block.
 func (o *linearLoss[E, T]) finish(i, r int, dx []T, loss, lse *T, train bool) {
 	t := o.targets[i]
 	if t == o.Ignore {
@@ -225,8 +226,8 @@ func (o *linearLoss[E, T]) finish(i, r int, dx []T, loss, lse *T, train bool) {
 }
 
 // LinearLossGradW computes the thread's share of the gradients of w [classes, d] and of bias
-// [classes], unless that is nil, from the lse of [LinearLoss] and the gradients of the losses. With acc
-// it adds to that of w.
+// [classes], unless that is nil, from the lse of [LinearLoss] and the gradients of the losses. With
+// acc it adds to the gradient of w.
 func LinearLossGradW[E Element, T Float](c *Context, dw, dbias []T, x, w []E, bias []T, targets []int, lse, dlosses []T, n, d, classes int,
 	l Loss, acc bool, scratch []T) {
 	check("LinearLossGradW", "dw", len(dw), classes*d)
@@ -275,7 +276,8 @@ func LinearLossGradW[E Element, T Float](c *Context, dw, dbias []T, x, w []E, bi
 	}
 }
 
-// slopes turns logits of classes from j on into their gradients, without the part of the smoothing.
+// slopes converts the logits of classes from j on to their gradients, without the part of the
+// smoothing.
 func (o *linearLoss[E, T]) slopes(row []T, target, j int, lse, dloss T) {
 	if target == o.Ignore {
 		clear(row)
@@ -288,8 +290,8 @@ func (o *linearLoss[E, T]) slopes(row []T, target, j int, lse, dloss T) {
 	}
 }
 
-// RowLosses computes the losses [n] of logits [n, classes], see [Loss], and their lse [n]. scratch
-// holds [CrossEntropyScratch] elements. A target out of range is an error as that of [CrossEntropy].
+// RowLosses computes the losses [n] of logits [n, classes] and their lse [n]: see [Loss]. scratch
+// holds [CrossEntropyScratch] elements. A target out of range is an error as in [CrossEntropy].
 func RowLosses[T Float](losses, lse, logits []T, targets []int, n, classes int, l Loss, scratch []T) error {
 	check("RowLosses", "losses", len(losses), n)
 	check("RowLosses", "lse", len(lse), n)
@@ -361,7 +363,7 @@ func MeanLossGrad[T Float](dlosses []T, targets []int, ignore int, dloss T) {
 	}
 }
 
-// counted returns how many targets count.
+// counted returns the number of targets that are not ignore.
 func counted(targets []int, ignore int) (n int) {
 	for _, t := range targets {
 		if t != ignore {

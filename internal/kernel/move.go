@@ -1,6 +1,6 @@
 package kernel
 
-// CopyRows copies rows of a width, which begin at multiples of to and from.
+// CopyRows copies rows of the given width. They begin at multiples of to in y, and of from in x.
 func CopyRows[T Element](y, x []T, rows, width, to, from int) {
 	if width == 1 {
 		for i := range rows {
@@ -13,12 +13,12 @@ func CopyRows[T Element](y, x []T, rows, width, to, from int) {
 	}
 }
 
-// square is the edge of the squares in which [Transpose] goes through two axes: what it reads of one
-// and writes of the other stays in the level-one cache.
+// square is the edge of the squares in which [Transpose] visits two axes, so that the elements read
+// and written stay in the level-one cache.
 const square = 16
 
-// Transpose writes to y the elements of x in the order in which the layout reads them. Threads share
-// the longest axis of y.
+// Transpose writes the elements of x to y in the order in which the layout reads them. Threads
+// share the longest axis of y.
 func Transpose[T Element](c *Context, y, x []T, l Layout) {
 	check("Transpose", "x", len(x), numel(l.Shape))
 	check("Transpose", "y", len(y), len(x))
@@ -52,15 +52,15 @@ func Transpose[T Element](c *Context, y, x []T, l Layout) {
 	m.move(0, lo*m.to[longest], lo*m.from[longest])
 }
 
-// mover moves elements along axes whose lengths and distances in y and x it has. That of the last
-// axis in y is 1.
+// mover moves elements along axes. It has their lengths and their strides in y and x. The stride of
+// the last axis in y is 1.
 type mover[T Element] struct {
 	y, x        []T
 	axes        int
 	n, to, from [MaxAxes]int
 }
 
-// move moves what lies along the axes from one on, of which the first elements are at to and from.
+// move moves the elements along axis and all later axes, whose first elements are at to and from.
 func (m *mover[T]) move(axis, to, from int) {
 	last := m.axes - 1
 	switch {
@@ -82,7 +82,7 @@ func (m *mover[T]) move(axis, to, from int) {
 	}
 }
 
-// squares is move for an axis that is the last of x and not of y: it goes through both in squares.
+// squares is move for an axis that is the last of x and not of y: it visits both axes in squares.
 func (m *mover[T]) squares(axis, to, from int) {
 	if last := m.axes - 1; axis < last-1 { // the axes in between come first
 		n, a, b := m.n[axis+1], m.to[axis+1], m.from[axis+1]

@@ -7,8 +7,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// The naive twins: each kernel written as its formula reads, in float64, with the arguments of the
-// kernel. They are the reference that kernels of every engine are compared with. They may allocate.
+// These are the naive twins: each computes the formula of a kernel literally, in float64, with the
+// arguments of the kernel. They are the reference for the kernels of every engine. They may
+// allocate.
 
 // NaiveLinear is the twin of [Linear].
 func NaiveLinear(_ *Context, y, x, w, b []float64, n, in, out int) {
@@ -40,7 +41,7 @@ func NaiveLinearGradB(db, dy []float64, n, out int, acc bool) {
 	naiveSums(db, 1, out, n, acc, func(_, o, i int) float64 { return dy[i*out+o] })
 }
 
-// naiveSums writes to y [rows, columns] the sums of k terms, or adds them.
+// naiveSums writes the sums of k terms to y [rows, columns], or adds them.
 func naiveSums(y []float64, rows, columns, k int, acc bool, term func(i, j, l int) float64) {
 	for i := range rows {
 		for j := range columns {
@@ -112,7 +113,7 @@ func NaiveRMSNormGrad(dx, dgain, x, gain, rstd, dy []float64, n, d int) {
 }
 
 // naiveNormGradRow computes dx = rstd·(g - mean(g) - x̂·mean(g·x̂)) of a row, with g = dy·gain, and
-// adds to dgain and dbias. The norm has no mean, and the middle term is absent, if dbias is nil.
+// adds to dgain and dbias. If dbias is nil, the norm has no mean and the middle term is absent.
 func naiveNormGradRow(dx, dgain, dbias, x, gain, dy []float64, mean, rstd float64) {
 	d := len(gain)
 	var meanG, meanGX float64
@@ -326,7 +327,7 @@ func NaiveEmbeddingGrad(dtable, dy []float64, idx []int, _, d int, acc bool) {
 	}
 }
 
-// NaiveRope is the twin of [Rope]: the product of pairs with matrices of rotation.
+// NaiveRope is the twin of [Rope]: it multiplies pairs with rotation matrices.
 func NaiveRope(y, x, table []float64, positions []int, n, d, first, t int, r Rotary, inverse bool) {
 	copy(y, x[:n*d])
 	for i := range n {
@@ -351,7 +352,7 @@ func NaiveRope(y, x, table []float64, positions []int, n, d, first, t int, r Rot
 	}
 }
 
-// The twins of the activations, and of their gradients.
+// These are the twins of the activations and of their gradients.
 var (
 	NaiveSiLU     = naiveEach(func(x float64) float64 { return x * naiveSigmoid(x) })
 	NaiveSiLUGrad = naiveSlope(func(x float64) float64 {
@@ -449,7 +450,7 @@ func NaiveDropout(y, x []float64, seed, base uint64, rate float64) {
 	}
 }
 
-// NaiveSumAxis is the twin of [SumAxis], and NaiveMaxAxis that of [MaxAxis].
+// NaiveSumAxis is the twin of [SumAxis], and NaiveMaxAxis is the twin of [MaxAxis].
 var (
 	NaiveSumAxis = naiveFold(func(a, b float64) float64 { return a + b })
 	NaiveMaxAxis = naiveFold(math.Max)

@@ -2,7 +2,7 @@ package kernel
 
 import "math"
 
-// naiveConv calls f for every product of the convolution g: the indices in y, x and w.
+// naiveConv calls f for every product of the convolution g, with the indices in y, x and w.
 func naiveConv(g Conv, f func(y, x, w int)) {
 	in, out, rows, cols := g.In/g.Groups, g.Out/g.Groups, g.OutHeight(), g.OutWidth()
 	for i := range g.Batch * g.Out * rows * cols {
@@ -52,7 +52,8 @@ func NaiveConvGradB(_ *Context, db, dy []float64, _, area int, acc bool) {
 	}
 }
 
-// naivePatches calls f for every element of the patches of g that lies in x: the indices in both.
+// naivePatches calls f for every element of the patches of g that is inside x, with the indices in
+// both.
 func naivePatches(g Conv, f func(y, x int)) {
 	rows, cols, kernel := g.OutHeight(), g.OutWidth(), g.KernelHeight*g.KernelWidth
 	for i := range g.Batch * rows * cols * g.In * kernel {
@@ -77,7 +78,8 @@ func NaivePatchesGrad(_ *Context, g Conv, dx, dy []float64) {
 	naivePatches(g, func(i, j int) { dx[j] += dy[i] })
 }
 
-// naivePool calls f for every element of the windows of p over some planes: the indices in y and x.
+// naivePool calls f for every element of the windows of p over some planes, with the indices in y
+// and x.
 func naivePool(p Pool, planes int, f func(y, x int)) {
 	rows, cols := p.OutHeight(), p.OutWidth()
 	for i := range planes * rows * cols {
@@ -153,8 +155,8 @@ func NaiveChannelNormGrad(dx, dgain, dbias, x, gain, mean, variance, dy, _ []flo
 	copy(dx, planesLast(to, n, area, channels))
 }
 
-// eachGroup calls f for each row of a group norm, with the gains, and if it is not nil the biases, of
-// its elements.
+// eachGroup calls f for each row of a group norm, with the gains of its elements, and their biases
+// if bias is not nil.
 func eachGroup(gain, bias []float64, n, area, groups int, f func(row, lo, hi int, gain, bias []float64)) {
 	width := len(gain) / groups * area
 	gains, biases := make([]float64, width), make([]float64, width)

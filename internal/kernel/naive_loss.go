@@ -48,7 +48,7 @@ func NaiveRowLosses(losses, lse, logits []float64, targets []int, n, classes int
 		}
 		lse[i] = math.Log(sum)
 		for j, v := range row { // the cross-entropy of softmax and the smoothed targets
-			if q := naiveTarget(j, t, classes, l); q > 0 { // or else v may be -Inf
+			if q := naiveTarget(j, t, classes, l); q > 0 { // otherwise v may be -Inf
 				losses[i] += q * (lse[i] - v)
 			}
 		}
@@ -88,7 +88,7 @@ func naiveOnes(n int) []float64 {
 	return x
 }
 
-// naiveShares returns what each of n pairs counts.
+// naiveShares returns the weight of each of n pairs in the mean.
 func naiveShares(w []float64, n int) []float64 {
 	shares, sum := naiveOnes(n), 0.0
 	if w != nil {

@@ -24,8 +24,8 @@ func LayerNorm[T Float](y, stats, x, gain, bias []T, n, d int, eps float64) {
 	}
 }
 
-// LayerNormGrad is the gradient of [LayerNorm]: it writes dx [n, d], dgain [d] and dbias [d]. stats
-// are those that LayerNorm saved. dx may be dy.
+// LayerNormGrad is the gradient of [LayerNorm]: it writes dx [n, d], dgain [d] and dbias [d].
+// LayerNorm has saved stats. dx may be dy.
 func LayerNormGrad[T Float](dx, dgain, dbias, x, gain, stats, dy []T, n, d int) {
 	check("LayerNormGrad", "stats", len(stats), 2*n)
 	check("LayerNormGrad", "dgain", len(dgain), d)
@@ -53,8 +53,8 @@ func RMSNorm[T Float](y, rstd, x, gain []T, n, d int, eps float64) {
 	}
 }
 
-// RMSNormGrad is the gradient of [RMSNorm]: it writes dx [n, d] and dgain [d]. rstd is what RMSNorm
-// saved. dx may be dy.
+// RMSNormGrad is the gradient of [RMSNorm]: it writes dx [n, d] and dgain [d]. RMSNorm has saved
+// rstd. dx may be dy.
 func RMSNormGrad[T Float](dx, dgain, x, gain, rstd, dy []T, n, d int) {
 	check("RMSNormGrad", "rstd", len(rstd), n)
 	check("RMSNormGrad", "dgain", len(dgain), d)

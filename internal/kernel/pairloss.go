@@ -2,8 +2,8 @@ package kernel
 
 import "github.com/gofsdp/gofsdp/internal/kernel/vec"
 
-// Losses of pairs are means, weighted by w unless that is nil. With weights whose sum is 0 they are 0,
-// and so are their gradients.
+// Losses of pairs are means, weighted by w unless that is nil. If the weights sum to 0, the loss
+// and its gradients are 0.
 
 // MeanSquares returns the mean of (y - t)². scratch holds [PairLossScratch] elements.
 func MeanSquares[T Float](y, t, w, scratch []T) T {
@@ -30,7 +30,7 @@ func checkPairs[T Float](name string, x, t, w []T) {
 	}
 }
 
-// total is what the sum of n pairs is divided by.
+// total returns the divisor for the sum of n pairs.
 func total[T Float](w []T, n int) float64 {
 	if w == nil {
 		return float64(max(1, n))
@@ -54,7 +54,7 @@ func MeanSquaresGrad[T Float](dy, y, t, w []T, dloss T) {
 	scaleSlopes(dy, w, 2*dloss)
 }
 
-// scaleSlopes turns the slopes of pairs into those of their mean, times c.
+// scaleSlopes converts the derivatives of pairs to the derivatives of their mean, times c.
 func scaleSlopes[T Float](dx, w []T, c T) {
 	if w != nil {
 		vec.Mul(dx, dx, w)
@@ -62,8 +62,8 @@ func scaleSlopes[T Float](dx, w []T, c T) {
 	vec.Scale(dx, quotient(c, total(w, len(dx))))
 }
 
-// MeanBinary returns the mean of the cross-entropies of probabilities σ(x) with those in t, in nats:
-// log(1 + eˣ) - t·x, without overflow. scratch holds [PairLossScratch] elements.
+// MeanBinary returns the mean cross-entropy of the probabilities σ(x) with the probabilities t, in
+// nats: log(1 + eˣ) - t·x, without overflow. scratch holds [PairLossScratch] elements.
 func MeanBinary[T Float](x, t, w, scratch []T) T {
 	checkPairs("MeanBinary", x, t, w)
 	var sum float64
@@ -87,8 +87,8 @@ func MeanBinary[T Float](x, t, w, scratch []T) T {
 	return T(quotient(sum, total(w, len(x))))
 }
 
-// addLog1p adds log(1+x) to y for x >= 0, as log(u) + (x-(u-1))/u where u is 1+x as it is rounded: that
-// is right where x is small too. u and v are scratch, and x is overwritten.
+// addLog1p adds log(1+x) to y for x >= 0, as log(u) + (x-(u-1))/u where u is the rounded 1+x: this
+// is also exact for small x. u and v are scratch, and x is overwritten.
 func addLog1p[T Float](y, x, u, v []T) {
 	vec.Fill(u, 1)
 	vec.Fill(v, -1)

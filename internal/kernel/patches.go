@@ -1,8 +1,8 @@
 package kernel
 
-// Patches sets y [Batch, rows, columns, In·KernelHeight·KernelWidth] to the pixels that the places of
-// the kernel of g see in x [Batch, In, Height, Width], and zeros outside (im2col). Out and Groups do
-// not matter.
+// Patches sets y [Batch, rows, columns, In·KernelHeight·KernelWidth] to the pixels of x [Batch, In,
+// Height, Width] under each position of the kernel of g, with zeros outside of x (im2col). Out and
+// Groups are not used.
 func Patches[T Float](c *Context, g Conv, y, x []T) {
 	rows, cols, depth := g.rows(), g.columns(), g.In*g.KernelHeight*g.KernelWidth
 	check("Patches", "y", len(y), g.Batch*rows.n*cols.n*depth)
@@ -25,8 +25,8 @@ func Patches[T Float](c *Context, g Conv, y, x []T) {
 	}
 }
 
-// PatchesGrad sets dx, the gradient of [Patches], to the sums of the elements of dy where they come
-// from (col2im).
+// PatchesGrad sets dx, the gradient of [Patches], to the sums of the elements of dy for each pixel
+// (col2im).
 func PatchesGrad[T Float](c *Context, g Conv, dx, dy []T) {
 	rows, cols, depth := g.rows(), g.columns(), g.In*g.KernelHeight*g.KernelWidth
 	check("PatchesGrad", "dy", len(dy), g.Batch*rows.n*cols.n*depth)

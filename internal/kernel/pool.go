@@ -6,10 +6,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Pool is the geometry of pooling: each of n planes x [Height, Width] becomes y [rows, columns], of
-// which element (i, j) is made of the elements of x in a window of Kernel, the first of them (i·Stride
-// - Pad, j·Stride - Pad). The pairs are of rows and columns. Windows reach into the plane: Pad is at
-// most half of Kernel.
+// Pool is the geometry of pooling: each of n planes x [Height, Width] becomes y [rows, columns].
+// Element (i, j) is computed from a window of Kernel elements of x that begins at (i·Stride - Pad,
+// j·Stride - Pad). Each pair is (rows, columns). Every window overlaps the plane: Pad is at most
+// half of Kernel.
 type Pool struct {
 	Height, Width       int
 	Kernel, Stride, Pad [2]int
@@ -23,19 +23,19 @@ func (p Pool) axis(i, size int) axis {
 	return axis{size: size, n: room/p.Stride[i] + 1, stride: p.Stride[i], first: -p.Pad[i], step: 1, taps: p.Kernel[i]}
 }
 
-// OutHeight returns the rows of y. They may be none.
+// OutHeight returns the number of rows of y. It may be 0.
 func (p Pool) OutHeight() int { return p.axis(0, p.Height).n }
 
-// OutWidth returns the columns of y. They may be none.
+// OutWidth returns the number of columns of y. It may be 0.
 func (p Pool) OutWidth() int { return p.axis(1, p.Width).n }
 
-// window returns what of the source position i of the output reads: the range [lo, hi).
+// window returns the range [lo, hi) of the source that position i of the output reads.
 func (a axis) window(i int) (lo, hi int) {
 	first := i*a.stride + a.first
 	return max(0, first), min(a.size, first+a.taps)
 }
 
-// check panics unless the sizes are sane, and returns the number of planes.
+// check panics unless the sizes are valid, and returns the number of planes.
 func (p Pool) check(kernel string, y, x int) (planes int) {
 	area, image := p.OutHeight()*p.OutWidth(), p.Height*p.Width
 	if min(p.Height, p.Width, p.Kernel[0], p.Kernel[1], p.Stride[0], p.Stride[1]) < 1 || min(p.Pad[0], p.Pad[1]) < 0 ||
@@ -48,12 +48,13 @@ func (p Pool) check(kernel string, y, x int) (planes int) {
 	return planes
 }
 
-// halves tells whether windows are two by two elements, side by side.
+// halves reports whether windows are adjacent squares of 2 × 2 elements.
 func (p Pool) halves() bool {
 	return p.Kernel == [2]int{2, 2} && p.Stride == [2]int{2, 2} && p.Pad == [2]int{}
 }
 
-// wholeRows tells whether windows are rows of the plane, as they are where it is one window.
+// wholeRows reports whether windows are whole rows of the plane. They are if the plane is one
+// window.
 func (p Pool) wholeRows() bool { return p.Kernel[1] == p.Width && p.Pad[1] == 0 }
 
 // share returns the planes of x and of y that the thread works on.
@@ -63,7 +64,7 @@ func share[T Float](c *Context, p Pool, planes int, x, y []T) (xs, ys []T) {
 	return x[lo*image : hi*image], y[lo*area : hi*area]
 }
 
-// MaxPool sets y to the largest element of each window, NaN where there is one.
+// MaxPool sets y to the largest element of each window, and to NaN if the window has one.
 func MaxPool[T Float](c *Context, p Pool, y, x []T) {
 	x, y = share(c, p, p.check("MaxPool", len(y), len(x)), x, y)
 	rows, cols := p.axis(0, p.Height), p.axis(1, p.Width)
@@ -82,9 +83,9 @@ func MaxPool[T Float](c *Context, p Pool, y, x []T) {
 	}
 }
 
-// eachHalves calls f for ranges i to j of n elements of y whose windows are halves, and the first
-// element of x that belongs to them: for all at once where rows of x belong to windows without
-// exception, else for each plane.
+// eachHalves calls f for ranges i to j of n elements of y, with the index of the first element of x
+// in their windows. The windows are halves. It is called once for all elements if every row of x
+// belongs to windows, else once for each plane.
 func (p Pool) eachHalves(n int, f func(i, j, at int)) {
 	area, image := p.OutHeight()*p.OutWidth(), p.Height*p.Width
 	if p.Height%2 == 0 {
@@ -95,7 +96,7 @@ func (p Pool) eachHalves(n int, f func(i, j, at int)) {
 	}
 }
 
-// largest returns the largest element of a window of a plane, NaN if there is one.
+// largest returns the largest element of a window of a plane, or NaN if the window has one.
 func largest[T Float](x []T, width, top, bottom, left, right int) T {
 	m := x[top*width+left]
 	for r := top; r < bottom; r++ {
@@ -106,8 +107,8 @@ func largest[T Float](x []T, width, top, bottom, left, right int) T {
 	return m
 }
 
-// place returns where the largest element of a window of a plane is, the first of those that are
-// equal, or the first NaN. Where it is cannot be predicted, so that there is one branch for it alone.
+// place returns the index of the largest element of a window of a plane: the first of equal ones,
+// or the first NaN. The position is unpredictable, so the code has only one branch for it.
 func place[T Float](x []T, width, top, bottom, left, right int) int {
 	m := largest(x, width, top, bottom, left, right)
 	for r := top; ; r++ {
@@ -119,8 +120,8 @@ func place[T Float](x []T, width, top, bottom, left, right int) int {
 	}
 }
 
-// MaxPoolGrad sets dx, the gradient of [MaxPool], to the sum of the elements of dy at the place of
-// the largest element of their windows, the first of those that are equal.
+// MaxPoolGrad sets dx, the gradient of [MaxPool]. Each element of dy is added at the largest
+// element of its window, the first of equal ones.
 func MaxPoolGrad[T Float](c *Context, p Pool, dx, x, dy []T) {
 	planes := p.check("MaxPoolGrad", len(dy), len(x))
 	check("MaxPoolGrad", "dx", len(dx), len(x))
@@ -145,8 +146,8 @@ func MaxPoolGrad[T Float](c *Context, p Pool, dx, x, dy []T) {
 	}
 }
 
-// AvgPool sets y to the mean of each window, to which padding belongs, as zeros. Windows of whole rows
-// are summed in float64.
+// AvgPool sets y to the mean of each window. Padding counts as zeros. Windows of whole rows are
+// summed in float64.
 func AvgPool[T Float](c *Context, p Pool, y, x []T) {
 	x, y = share(c, p, p.check("AvgPool", len(y), len(x)), x, y)
 	rows, cols, size := p.axis(0, p.Height), p.axis(1, p.Width), T(p.Kernel[0]*p.Kernel[1])

@@ -2,11 +2,11 @@ package kernel
 
 import "github.com/gofsdp/gofsdp/internal/kernel/gemm"
 
-// MaxAxes is how many axes a tensor has at most.
+// MaxAxes is the largest number of axes of a tensor.
 const MaxAxes = 32
 
-// An Order is a permutation of axes, one byte for each: axis i of what is read is axis Order[i] of
-// the tensor in memory. An empty one leaves them as they are.
+// An Order is a permutation of axes, one byte for each: axis i as it is read is axis Order[i] of
+// the tensor in memory. An empty Order is the identity.
 type Order string
 
 // At returns the axis in memory of axis i.
@@ -17,13 +17,13 @@ func (o Order) At(i int) int {
 	return int(o[i])
 }
 
-// A Layout is a tensor in memory, row-major, whose axes are read in some order.
+// A Layout is a row-major tensor in memory whose axes are read in some order.
 type Layout struct {
 	Shape []int
 	Order Order
 }
 
-// Axis returns the length of axis i of what is read, and the distance of its elements.
+// Axis returns the length of axis i as it is read, and the stride of its elements.
 func (l Layout) Axis(i int) (n, stride int) {
 	at := l.Order.At(i)
 	stride = 1
@@ -41,14 +41,15 @@ func (l Layout) Matrix() (m Matrix) {
 	return m
 }
 
-// Matrix says where the elements of a matrix lie: one of the distances between rows and between
-// columns is 1.
+// Matrix is the layout of a matrix in memory: the stride between rows or the stride between columns
+// is 1.
 type Matrix struct{ Rows, Columns, down, right int }
 
-// Transposed returns the matrix with rows for columns.
+// Transposed returns the transposed matrix.
 func (m Matrix) Transposed() Matrix { return Matrix{m.Columns, m.Rows, m.right, m.down} }
 
-// Stored tells whether a matrix is stored transposed, and the leading dimension that it has there.
+// Stored reports whether a matrix is stored transposed, and returns its leading dimension in
+// memory.
 func (m Matrix) Stored() (trans bool, ld int) {
 	if m.right == 1 && (m.down >= m.Columns || m.Rows == 1) {
 		return false, max(m.down, m.Columns)
@@ -56,9 +57,10 @@ func (m Matrix) Stored() (trans bool, ld int) {
 	return true, max(m.right, m.Rows)
 }
 
-// Product computes the products y = a·b of the matrices in the last two axes of what is read of a
-// [..., m, k] and b [..., k, n] and written to y [..., m, n], or adds them. The last axis in memory
-// of each must be one of those two. Threads share the matrices, or each of them where there are few.
+// Product computes the products y = a·b of matrices, or adds them to y. The matrices are the last
+// two axes of a [..., m, k], b [..., k, n] and y [..., m, n], as the layouts read them. The last
+// axis in memory of each must be one of its last two. Threads share the matrices, or share each
+// matrix if there are few.
 func Product[T, Y Element](c *Context, y []Y, a, b []T, yl, al, bl Layout, acc bool) {
 	check("Product", "y", len(y), numel(yl.Shape))
 	check("Product", "a", len(a), numel(al.Shape))
@@ -91,7 +93,7 @@ func Product[T, Y Element](c *Context, y []Y, a, b []T, yl, al, bl Layout, acc b
 	}
 }
 
-// lead returns where the matrix of index i over the leading axes begins.
+// lead returns the offset of the matrix with index i over the leading axes.
 func (l Layout) lead(i int) (at int) {
 	for axis := len(l.Shape) - 3; axis >= 0; axis-- {
 		n, stride := l.Axis(axis)

@@ -3,7 +3,7 @@ package kernel
 import "github.com/gofsdp/gofsdp/internal/kernel/vec"
 
 // SumAxis writes to y [outer, inner] the sums of x [outer, n, inner] over the middle axis, n > 0,
-// added one after the other. y may be the beginning of x.
+// added in order. y may be the beginning of x.
 func SumAxis[T Float](y, x []T, outer, n, inner int) {
 	checkAxis("SumAxis", len(y), len(x), outer, n, inner)
 	if inner > 1 {
@@ -20,7 +20,7 @@ func SumAxis[T Float](y, x []T, outer, n, inner int) {
 }
 
 // MaxAxis writes to y [outer, inner] the largest of x [outer, n, inner] over the middle axis, n >
-// 0, NaN where any is. y may be the beginning of x.
+// 0, or NaN if there is one. y may be the beginning of x.
 func MaxAxis[T Float](y, x []T, outer, n, inner int) {
 	checkAxis("MaxAxis", len(y), len(x), outer, n, inner)
 	foldRows(y, x, n, inner, func(dst, row []T) {
@@ -30,8 +30,8 @@ func MaxAxis[T Float](y, x []T, outer, n, inner int) {
 	})
 }
 
-// foldRows copies the first of each n rows of x to y, and folds the others into it. A row of y ends
-// before any row of x begins that is still to be read, even if y begins where x does.
+// foldRows copies the first of each n rows of x to y, and folds the others into it. Each row of y
+// ends before the rows of x that are still to be read, even if y begins where x begins.
 func foldRows[T Float](y, x []T, n, inner int, fold func(dst, row []T)) {
 	for len(y) > 0 {
 		dst := y[:inner]

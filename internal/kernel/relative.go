@@ -6,19 +6,20 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Relative says which bias a query gives a key by the distance between them, as T5 does (Raffel et
-// al., 2020, arXiv:1910.10683, section 2.1). The queries are the last of the keys.
+// Relative is a bias for the score of a query and a key that depends on their distance, as in T5
+// (Raffel et al., 2020, arXiv:1910.10683, section 2.1). The queries are at the last positions of
+// the keys.
 type Relative struct {
 	Queries, Keys, Heads int
 	Buckets              int // rows of the table
-	MaxDistance          int // from which on all distances share a bucket
+	MaxDistance          int // distances from here on share a bucket
 	Causal               bool
 }
 
-// Bucket returns the row of the table for a key that stands offset tokens behind the query. If
-// Causal those behind it share a bucket with offset 0, otherwise they have the second half of the
-// table. Half of the buckets are for one distance each, the others for ranges that grow
-// exponentially: computed in float32, as the files of T5 were trained.
+// Bucket returns the row of the table for a key that is offset tokens after the query. If Causal,
+// all keys after the query share a bucket with offset 0; otherwise they use the second half of the
+// table. Half of the buckets are for one distance each. The others are for ranges that grow
+// exponentially, computed in float32 as in T5's training.
 func (r Relative) Bucket(offset int) int {
 	buckets, first, distance := r.Buckets, 0, -offset
 	if !r.Causal {
@@ -35,7 +36,7 @@ func (r Relative) Bucket(offset int) int {
 	return first + min(exact+int(ratio*float32(buckets-exact)), buckets-1)
 }
 
-// RelativeScratch returns the elements of scratch of the two kernels.
+// RelativeScratch returns the number of scratch elements for the two kernels.
 func RelativeScratch(r Relative) int { return r.Queries + r.Keys - 1 }
 
 // RelativeBias writes bias [Heads, Queries, Keys], whose element for a query, a key and a head is
@@ -54,7 +55,7 @@ func RelativeBias[T Float](bias, table []T, r Relative, scratch []T) {
 	}
 }
 
-// NaiveRelativeBias is [RelativeBias] as its comment reads.
+// NaiveRelativeBias is the twin of [RelativeBias]: its formula, computed literally.
 func NaiveRelativeBias(bias, table []float64, r Relative, _ []float64) {
 	for h := range r.Heads {
 		for q := range r.Queries {
@@ -66,7 +67,7 @@ func NaiveRelativeBias(bias, table []float64, r Relative, _ []float64) {
 }
 
 // RelativeBiasGrad is the gradient of [RelativeBias]: dtable[Bucket(offset), head] is the sum of
-// dbias where it stands, first over the queries, for each offset.
+// dbias over all pairs with that bucket, first over the queries for each offset.
 func RelativeBiasGrad[T Float](dtable, dbias []T, r Relative, acc bool, scratch []T) {
 	check("RelativeBiasGrad", "dbias", len(dbias), r.Heads*r.Queries*r.Keys)
 	check("RelativeBiasGrad", "dtable", len(dtable), r.Buckets*r.Heads)
@@ -85,7 +86,7 @@ func RelativeBiasGrad[T Float](dtable, dbias []T, r Relative, acc bool, scratch 
 	}
 }
 
-// NaiveRelativeBiasGrad is [RelativeBiasGrad], one element after the other.
+// NaiveRelativeBiasGrad is the twin of [RelativeBiasGrad]: it adds element by element.
 func NaiveRelativeBiasGrad(dtable, dbias []float64, r Relative, acc bool, _ []float64) {
 	if !acc {
 		clear(dtable)

@@ -6,18 +6,18 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Rotary says which columns of a row are turned by [Rope], and in which pairs. The row begins with
-// Heads heads of HeadDim columns. Of each head the first Dims, an even number, are turned.
+// Rotary says which columns of a row [Rope] rotates, and how they are paired. The row begins with
+// Heads heads of HeadDim columns. The first Dims columns of each head are rotated; Dims is even.
 type Rotary struct {
 	Heads, HeadDim, Dims int
 	Interleaved          bool // columns 2i and 2i+1 are a pair; else columns i and i + Dims/2
 }
 
-// Rope turns pairs of columns of x [n, d] by angles that depend on the row's position: rotary
-// embeddings (Su et al. 2021, https://arxiv.org/abs/2104.09864). Row p of table [rows, Dims] holds the
-// cosines of the Dims/2 angles of position p and then the sines. positions [n] are in [0, rows), see
-// [CheckIndices]. If they are nil, those of the rows are first, first+1, … modulo t. inverse turns
-// back, which is the gradient. y may be x.
+// Rope rotates pairs of columns of x [n, d] by angles that depend on the row's position: rotary
+// embeddings (Su et al. 2021, https://arxiv.org/abs/2104.09864). Row p of table [rows, Dims] holds
+// the cosines of the Dims/2 angles of position p, followed by the sines. positions [n] are in [0,
+// rows), see [CheckIndices]. If positions is nil, the rows have positions first, first+1, … modulo
+// t. inverse rotates back, which is the gradient. y may be x.
 func Rope[T Float](y, x, table []T, positions []int, n, d, first, t int, r Rotary, inverse bool) {
 	check("Rope", "x", len(x), n*d)
 	check("Rope", "y", len(y), n*d)
@@ -37,7 +37,7 @@ func Rope[T Float](y, x, table []T, positions []int, n, d, first, t int, r Rotar
 	}
 }
 
-// turn turns the columns x of a head.
+// turn rotates the columns x of a head.
 func turn[T Float](y, x, angles []T, interleaved, inverse bool) {
 	k := len(x) / 2
 	cos, sin := angles[:k], angles[k:]
@@ -64,7 +64,7 @@ func turnNeighbours[T Float](y, x, cos, sin []T, inverse bool) {
 	}
 }
 
-// pairs returns neighbours of x.
+// pairs returns the elements of x as pairs of neighbours.
 func pairs[T Float](x []T) [][2]T {
 	return unsafe.Slice((*[2]T)(unsafe.Pointer(unsafe.SliceData(x))), len(x)/2)
 }

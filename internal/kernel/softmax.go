@@ -7,7 +7,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// softmaxColumns is how many columns are handled at once where they do not lie in rows.
+// softmaxColumns is the number of columns that are processed at once if they are not contiguous.
 const softmaxColumns = 256
 
 // Softmax writes to y [outer, n, inner] the softmax of x over the middle axis, or its logarithm. A
@@ -35,7 +35,7 @@ func Softmax[E Element, T Float](c *Context, y, x []E, outer, n, inner int, log 
 	}
 }
 
-// SoftmaxScratch returns the elements of scratch that [Softmax] and [SoftmaxGrad] need.
+// SoftmaxScratch returns the number of scratch elements for [Softmax] and [SoftmaxGrad].
 func SoftmaxScratch(n, inner int) int {
 	if inner > 1 {
 		return 4 * min(inner, softmaxColumns)
@@ -43,8 +43,8 @@ func SoftmaxScratch(n, inner int) int {
 	return 2 * n
 }
 
-// eachColumns calls f with where up to softmaxColumns columns begin, and how many they are, for the
-// thread's share.
+// eachColumns calls f for the thread's share of the columns, with the index of the first of w
+// columns, at most softmaxColumns.
 func eachColumns(c *Context, outer, n, inner int, f func(at, w int)) {
 	groups := (inner + softmaxColumns - 1) / softmaxColumns
 	lo, hi := c.Share(outer*groups, 1)
@@ -133,7 +133,7 @@ func softmaxGradOf[E Element, T Float](dx, y, dy []E, n, inner, w int, log bool,
 	}
 }
 
-// widened returns x, in buf if it is not of type T.
+// widened returns x as a slice of T: x itself, or its values in buf.
 func widened[E Element, T Float](x []E, buf []T) []T {
 	if x, ok := any(x).([]T); ok {
 		return x
@@ -142,7 +142,7 @@ func widened[E Element, T Float](x []E, buf []T) []T {
 	return buf[:len(x)]
 }
 
-// target returns y, or as much of buf if y is not of type T.
+// target returns y, or a part of buf of the same length if y is not of type T.
 func target[E Element, T Float](y []E, buf []T) []T {
 	if y, ok := any(y).([]T); ok {
 		return y
@@ -150,7 +150,7 @@ func target[E Element, T Float](y []E, buf []T) []T {
 	return buf[:len(y)]
 }
 
-// narrowed rounds row to y, if y is not of its type and so not its [target].
+// narrowed rounds row to y, if y is not of type T and so is not its own [target].
 func narrowed[E Element, T Float](y []E, row []T) {
 	if y, ok := any(y).([]half.BFloat16); ok {
 		half.Narrow(y[:len(row)], any(row).([]float32))

@@ -10,27 +10,27 @@ import (
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
-// A Team is the threads that one rank computes on: the goroutine that calls [Team.Run], and those
-// that [Team.Start] adds. The zero value is a team of one, without a goroutine. Whoever has called
-// Start calls [Team.Close].
+// A Team is the threads of one rank: the goroutine that calls [Team.Run], and the goroutines that
+// [Team.Start] adds. The zero value is a team of one, without goroutines. After Start, call
+// [Team.Close].
 //
-// A kernel is split into as many parts as there are threads, see [Context.Share]. Each thread has a
-// part of its own, so that it finds in its caches what it has computed before. The goroutine that
-// calls Run goes on with the parts that nobody has begun: it waits only for threads that run, never
-// for one that is to wake up.
+// A kernel is split into one part for each thread, see [Context.Share]. Each thread always has the
+// same part, so that its caches hold its earlier results. The goroutine that calls Run takes over
+// the parts that no thread has begun: it waits only for running threads, and never for a thread to
+// wake up.
 type Team struct {
 	main    Context
 	others  []*thread
 	run     func(c *Context) // in this turn; nil ends the threads
-	turn    atomic.Uint32    // how often Run was called
-	ended   atomic.Int32     // parts that others have finished in this turn
+	turn    atomic.Uint32    // number of calls of Run
+	ended   atomic.Int32     // parts that other threads have finished in this turn
 	failure atomic.Value     // panicked, of another thread
 	waiter  backoff.Waiter
 	running sync.WaitGroup
 }
 
-// thread is a goroutine of a team. The calling goroutine takes its part in its place if it is the
-// first to count claimed up to the turn.
+// thread is a goroutine of a team. The calling goroutine computes its part if it is the first to
+// raise claimed to the number of the turn.
 type thread struct {
 	Context
 	claimed atomic.Uint32
@@ -39,17 +39,18 @@ type thread struct {
 	_       [64]byte // the next thread's memory is in another cache line
 }
 
-// panicked is what a part panicked with, and where.
+// panicked is the value that a part panicked with, and the stack.
 type panicked struct {
 	value any
 	stack []byte
 }
 
-// turning is how threads wait for a turn. Kernels follow each other within microseconds, and waking up
-// takes tens of them, so a thread sleeps only between passes and the like.
+// turning is how threads wait for a turn. Kernels follow each other within microseconds, and waking
+// up takes tens of microseconds. So a thread sleeps only in longer breaks, such as between passes.
 var turning = backoff.Policy{Spins: 2000, Eager: 300 * time.Microsecond, Processes: true}
 
-// ending is how Run waits for threads that have begun their parts. A sleep would last a millisecond.
+// ending is how Run waits for threads that have begun their parts. A sleep would take a
+// millisecond.
 var ending = backoff.Policy{Spins: 2000, Eager: 10 * time.Millisecond, Processes: true, Fraction: 8, Longest: time.Millisecond}
 
 // Start makes t a team of n threads. It is called once, before Run.
@@ -66,14 +67,14 @@ func (t *Team) Start(n int) {
 // Size returns the number of threads.
 func (t *Team) Size() int { return 1 + len(t.others) }
 
-// Context returns that of the goroutine that calls Run, for kernels that are not split.
+// Context returns the Context of the goroutine that calls Run, for kernels that are not split.
 func (t *Team) Context() *Context {
 	t.main.part, t.main.parts = 0, 0
 	return &t.main
 }
 
-// Run calls f with a Context for each part, at the same time, and returns when all are done. If one
-// panics, it panics, then too when all are done.
+// Run calls f at the same time with a Context for each part, and returns when all calls have
+// returned. If one panics, Run panics after all have returned.
 func (t *Team) Run(f func(c *Context)) {
 	t.main.part, t.main.parts = 0, t.Size()
 	if len(t.others) == 0 {
@@ -124,7 +125,7 @@ func (t *Team) await(n int) {
 	}
 }
 
-// Close ends the threads. The team is one of a single thread then.
+// Close ends the threads. The team then has a single thread.
 func (t *Team) Close() {
 	if len(t.others) > 0 {
 		t.begin(nil)
@@ -133,10 +134,10 @@ func (t *Team) Close() {
 	}
 }
 
-// claim makes the part of h in a turn the caller's, unless it is taken.
+// claim takes the part of h in a turn for the caller, unless it is taken.
 func (h *thread) claim(turn uint32) bool { return h.claimed.CompareAndSwap(turn-1, turn) }
 
-// serve runs the part of h in every turn that it is awake for.
+// serve runs the part of h in every turn for which it is awake.
 func (t *Team) serve(h *thread) {
 	waiter := backoff.Waiter{Policy: &turning}
 	for seen := uint32(0); ; {
