@@ -111,7 +111,8 @@ func exchanges(ops []Op, op Op, rank, ranks, n int) []Op {
 	send, recv := op, op
 	send.Kind, recv.Kind, send.Count, recv.Count = Send, Recv, n, n
 	for r := range ranks {
-		if send.Peer, recv.Peer = r, r; r != rank {
+		send.Peer, recv.Peer = r, r
+		if r != rank {
 			ops = append(ops, send, recv)
 		}
 		send.Send += uintptr(n * op.Type.Size())

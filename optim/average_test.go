@@ -85,7 +85,8 @@ func TestEMAFollows(t *testing.T) {
 			if absent {
 				continue
 			}
-			if updates++; step < begin {
+			updates++
+			if step < begin {
 				continue
 			}
 			now := wide(with.value)

@@ -64,7 +64,8 @@ func (r *reference[T]) step(g []T, rows, cols int, lr float64) {
 	u := make([]T, len(g))
 	for i, x := range g {
 		r.b[i] += (1 - mu) * (x - r.b[i])
-		if u[i] = r.b[i]; !r.NoNesterov {
+		u[i] = r.b[i]
+		if !r.NoNesterov {
 			u[i] = x + mu*(r.b[i]-x)
 		}
 	}
@@ -445,7 +446,8 @@ func TestMuonPlanSharesTheWork(t *testing.T) {
 			require.NoError(t, err)
 			most, all = max(most, plan.Mine), plan.FLOPs
 		}
-		if one = max(one, all); world > 1 {
+		one = max(one, all)
+		if world > 1 {
 			require.Equal(t, one, all, "each matrix once")
 			require.Less(t, most, 1.1*all/float64(world), "%d ranks", world)
 		}

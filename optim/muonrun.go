@@ -103,7 +103,8 @@ func momentum[T float32 | float64](u, g, b []T, mu T, nesterov bool) {
 	for i, x := range g {
 		m := b[i] + (1-mu)*(x-b[i])
 		b[i] = m
-		if u[i] = m; nesterov {
+		u[i] = m
+		if nesterov {
 			u[i] = x + mu*(m-x)
 		}
 	}

@@ -60,12 +60,14 @@ func (c Cut) New(params []Param, world, align int) (*Layout, error) {
 		if c.Block == nil {
 			continue
 		}
-		if f.blocks[i] = max(c.Block(p), 1); c.Block(p) < 0 {
+		f.blocks[i] = max(c.Block(p), 1)
+		if c.Block(p) < 0 {
 			return nil, fmt.Errorf("shard: parameter %q: blocks of %d elements", p.Name, c.Block(p))
 		}
 	}
 	for r := range f.shares {
-		if f.shares[r] = 1; c.Weights != nil {
+		f.shares[r] = 1
+		if c.Weights != nil {
 			f.shares[r] = c.Weights[r] / slices.Max(c.Weights)
 		}
 	}

@@ -193,7 +193,8 @@ func TestShareCountsTargets(t *testing.T) {
 		var r row
 		for k := range 12 {
 			r.x = append(r.x, (i*5+k*k)%29)
-			if r.y = append(r.y, (i*3+k)%29); k < 12-answer {
+			r.y = append(r.y, (i*3+k)%29)
+			if k < 12-answer {
 				r.y[k] = nn.IgnoreTarget
 			}
 		}

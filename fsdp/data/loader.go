@@ -316,7 +316,8 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 				yield(nil, fmt.Errorf("data: rank %d: %w", l.rank, err))
 				return
 			}
-			if l.stepEnds = s.last; s.last {
+			l.stepEnds = s.last
+			if s.last {
 				l.consumed = s.end
 			}
 			forget := func() {}

@@ -189,7 +189,8 @@ func (d *documents[E]) fit(length int) (order, first []int, err error) {
 	}
 	for i := range n {
 		size := d.starts[i+1] - d.starts[i]
-		if samples[i] = -1; size == 0 {
+		samples[i] = -1
+		if size == 0 {
 			continue
 		}
 		if size > length {

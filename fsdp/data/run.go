@@ -117,7 +117,8 @@ func (r *run[T]) take(ctx context.Context, first int) error {
 			return err
 		}
 		r.slots.queue = append(r.slots.queue[:0], r.slots.queue[1:]...)
-		if r.slots.taken = append(r.slots.taken, s); s.err != nil {
+		r.slots.taken = append(r.slots.taken, s)
+		if s.err != nil {
 			return s.err
 		}
 		r.step = append(r.step, s.batch.tensors)

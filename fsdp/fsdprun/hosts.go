@@ -62,7 +62,8 @@ func (l *launcher) identity() (store.Config, auth.Hello, error) {
 		if err != nil {
 			return cfg, auth.Hello{}, err
 		}
-		if cfg.TLS = client; l.node == 0 {
+		cfg.TLS = client
+		if l.node == 0 {
 			cfg.TLS = server
 		}
 	}
@@ -204,7 +205,8 @@ func (h *holder) run() {
 			linger = time.After(goodbye)
 		}
 		if at := h.wake(); !at.Equal(armed) {
-			if armed, timer = at, nil; !at.IsZero() {
+			armed, timer = at, nil
+			if !at.IsZero() {
 				timer = h.after(at.Sub(h.now))
 			}
 		}

@@ -41,7 +41,8 @@ func (l *launcher) readTotals(r *rank) {
 	for _, name := range files {
 		text, rerr := os.ReadFile(name)
 		t := new(profile.Totals)
-		if err = errors.Join(err, rerr, os.Remove(name)); rerr == nil {
+		err = errors.Join(err, rerr, os.Remove(name))
+		if rerr == nil {
 			err = errors.Join(err, json.Unmarshal(text, t))
 		}
 		if t.Cores > 0 { // a rank that is pinned, or has a GOMAXPROCS of its own, sees only its share

@@ -64,7 +64,8 @@ func falls(t *testing.T, model fsdp.Model, batch []fsdp.Tensor, rate, part float
 		require.NoError(t, s.Backward(t.Context()))
 		require.NoError(t, opt.Step(rate))
 		s.ZeroGrad()
-		if last = loss; i == 0 {
+		last = loss
+		if i == 0 {
 			first = loss
 		}
 	}
@@ -245,7 +246,8 @@ func TestAutoencoderExample(t *testing.T) {
 					require.NoError(t, s.Backward(ctx))
 					require.NoError(t, opt.Step(1))
 					s.ZeroGrad()
-					if last[g.Rank()] = loss; i == 0 {
+					last[g.Rank()] = loss
+					if i == 0 {
 						first[g.Rank()] = loss
 					}
 				}

@@ -19,7 +19,8 @@ import (
 func noisy(dt tensor.Dtype, given [][]fsdp.Tensor) (m *net, random G.Nodes) {
 	m = newNet(dt)
 	x, y := m.input("x", 4, 6), m.input("y", 4, 3)
-	if random = (G.Nodes{G.GaussianRandomNode(m.g, dt, 0, 0.5, 4, 6), G.BinomialRandomNode(m.g, dt, 1, 0.5, 4, 5)}); given != nil {
+	random = (G.Nodes{G.GaussianRandomNode(m.g, dt, 0, 0.5, 4, 6), G.BinomialRandomNode(m.g, dt, 1, 0.5, 4, 5)})
+	if given != nil {
 		random = G.Nodes{m.input("noise", 4, 6), m.input("kept", 4, 5)}
 		m.inputShapes, m.given = m.inputShapes[:2], given
 	}

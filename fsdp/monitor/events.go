@@ -157,7 +157,8 @@ func keptEvents(r *bufio.Reader, step int) (head, end int64, err error) {
 		if stepOfEvent(data) > uint64(step) {
 			return head, end, nil
 		}
-		if end += int64(recordHead + len(data) + recordTail); head == 0 {
+		end += int64(recordHead + len(data) + recordTail)
+		if head == 0 {
 			head = end
 		}
 	}

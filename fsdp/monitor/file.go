@@ -110,7 +110,8 @@ func keptLines(r *bufio.Reader, step, heads int, stepOf func(line []byte, number
 		if at > step {
 			return head, end, nil
 		}
-		if end += int64(len(line)); number == heads {
+		end += int64(len(line))
+		if number == heads {
 			head = end
 		}
 	}

@@ -160,7 +160,8 @@ func (w *csvFile) Write(r *Row) error {
 	b := append(strconv.AppendInt(w.row[:0], int64(r.Step), 10), ',')
 	b = appendTime(b, r.Time)
 	for i := 2; i < len(w.names); i++ {
-		if b = append(b, ','); w.filled[i] {
+		b = append(b, ',')
+		if w.filled[i] {
 			b = strconv.AppendFloat(b, w.cells[i], 'g', -1, 64)
 		}
 	}

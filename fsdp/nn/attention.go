@@ -262,7 +262,8 @@ func (m *Attention) turn(heads int, positions *gorgonia.Node) func(*gorgonia.Nod
 			return x, nil
 		}
 		r := m.Rotary
-		if r.Heads, r.HeadDim = heads, m.width(1); positions == nil {
+		r.Heads, r.HeadDim = heads, m.width(1)
+		if positions == nil {
 			r.Context = 0 // as many as there are
 		}
 		return op.Rope(x, positions, r)

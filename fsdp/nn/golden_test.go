@@ -138,7 +138,8 @@ func (g golden) test(t *testing.T) {
 					Strategy: strategy, Wrap: fsdp.WrapTypes(&nn.Layer{}), Poison: true, Precision: fsdp.Precision{Compute: fsdp.Float64},
 				}
 				if strategy >= fsdp.HybridShard {
-					if cfg.ShardRanks = ranks / 2; ranks%2 != 0 {
+					cfg.ShardRanks = ranks / 2
+					if ranks%2 != 0 {
 						continue
 					}
 				}

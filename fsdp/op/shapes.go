@@ -100,7 +100,8 @@ func (r *rule) parseReads(reads []string) error {
 	for _, o := range r.results {
 		kept = named(o) || kept
 	}
-	if r.packed = place(kept); len(unknown) > 0 {
+	r.packed = place(kept)
+	if len(unknown) > 0 {
 		return fmt.Errorf("%q of Reads is not in Shapes", unknown[0])
 	}
 	return nil
@@ -135,7 +136,8 @@ func (r *rule) gradShapes() string {
 			args = append(args, o.String())
 		}
 		if i < r.floats {
-			if o.name = "d" + o.name; r.floats > 1 {
+			o.name = "d" + o.name
+			if r.floats > 1 {
 				o.mark = "f32"
 			}
 			grads = append(grads, o.String())

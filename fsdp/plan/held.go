@@ -41,7 +41,8 @@ func (p *Pass) Holders(op int) (list []Holder) {
 	for i := range p.Groups {
 		g := &p.Groups[i]
 		m := Memory{Shard: g.Held}
-		if owned += g.Owned; p.Owned > 0 {
+		owned += g.Owned
+		if p.Owned > 0 {
 			m.State = int(float64(owned)/float64(p.Owned)*float64(live.State)) - given
 			given += m.State
 		}

@@ -124,7 +124,8 @@ func (c *Cluster) clock(ranks, threads, touched int) clock {
 		if r.Ranks > 1 {
 			continue
 		}
-		if many = append(many, r); r.Threads <= 1 {
+		many = append(many, r)
+		if r.Threads <= 1 {
 			alone = append(alone, r)
 		}
 	}

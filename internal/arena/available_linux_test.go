@@ -78,7 +78,8 @@ func TestLimitIDs(t *testing.T) {
 			"proc/meminfo": "MemAvailable: 1 kB", "proc/sys/kernel/random/boot_id": boot, "proc/self/cgroup": "0::/pod/a\n",
 			"sys/fs/cgroup/pod/memory.max": "5", "sys/fs/cgroup/pod/a/memory.max": "5", "sys/fs/cgroup/pod/b/memory.max": "5",
 		} {
-			if path = filepath.Join(root, path); text != "" {
+			path = filepath.Join(root, path)
+			if text != "" {
 				require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 				require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 			}

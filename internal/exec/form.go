@@ -151,7 +151,8 @@ func (c *compiler) keepSum(n *G.Node) {
 	kids := children(c.g, n)
 	switch op, _ := operation(c.g, n, kids); {
 	case !isView(n):
-		if c.wide[n] = true; op.Moves {
+		c.wide[n] = true
+		if op.Moves {
 			for _, k := range kids {
 				c.keepSum(k)
 			}

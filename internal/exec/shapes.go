@@ -146,7 +146,8 @@ func (o *Op) eval(dims []string) (s tensor.Shape, open bool) {
 	s = make(tensor.Shape, 0, len(dims)+len(o.lead))
 	for _, d := range dims {
 		n, known := o.size(d)
-		if open = open || !known; d == "..." {
+		open = open || !known
+		if d == "..." {
 			s = append(s, o.lead...)
 		} else {
 			s = append(s, n)

@@ -49,7 +49,8 @@ func generate(shape []int, f func(at []int) float64) array {
 func (a array) at(at ...int) float64 {
 	i := 0
 	for axis, n := range a.shape {
-		if i *= n; n > 1 {
+		i *= n
+		if n > 1 {
 			i += at[axis]
 		}
 	}

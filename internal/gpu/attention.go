@@ -145,7 +145,8 @@ func attentionBackward(joined, biased bool) lowering {
 			delta: []any{delta, a.rest[0], a.rest[1], int32(a.Heads), int32(a.d), int32(a.tq), uint64(n)},
 			bias:  tail(in.Out, a.Heads*a.tq*a.tk), biased: biased,
 		}
-		if g.q, g.k, g.v = a.split(in.Out); a.columns > 0 {
+		g.q, g.k, g.v = a.split(in.Out)
+		if a.columns > 0 {
 			return b.flashGrad(a, g)
 		}
 		return b.attentionGrad(a, g)

@@ -196,7 +196,8 @@ func (r *Report) passes(a, b *Run, s, t *Step) error {
 	var found []Difference
 	for i := range as {
 		d, same := differ(as[i], bs[i])
-		if r.Same += same; d != nil {
+		r.Same += same
+		if d != nil {
 			d.Step, d.Micro = s.Number, i
 			found = append(found, *d)
 		}

@@ -222,7 +222,8 @@ func pick[T Float](to, from []T, shift, stride int) {
 	if lo == hi {
 		return
 	}
-	if to, from = to[lo:hi], from[lo*stride+shift:]; stride == 1 {
+	to, from = to[lo:hi], from[lo*stride+shift:]
+	if stride == 1 {
 		copy(to, from)
 		return
 	}

@@ -98,7 +98,8 @@ func naiveShares(w []float64, n int) []float64 {
 		sum += v
 	}
 	for i := range shares {
-		if shares[i] /= sum; sum == 0 {
+		shares[i] /= sum
+		if sum == 0 {
 			shares[i] = 0
 		}
 	}

@@ -23,7 +23,8 @@ type Relative struct {
 func (r Relative) Bucket(offset int) int {
 	buckets, first, distance := r.Buckets, 0, -offset
 	if !r.Causal {
-		if buckets /= 2; offset > 0 {
+		buckets /= 2
+		if offset > 0 {
 			first, distance = buckets, offset
 		}
 	}

@@ -68,7 +68,8 @@ func softmaxOf[E Element, T Float](y, x []E, n, inner, w int, log bool, scratch 
 		vec.Accumulate(sum, e)
 	}
 	for i, s := range sum {
-		if sum[i] = 1 / s; log {
+		sum[i] = 1 / s
+		if log {
 			m[i] += T(math.Log(float64(s)))
 		}
 	}

@@ -126,7 +126,8 @@ func taskCounts(list string) ([]int, error) {
 		k := uint64(1)
 		if repeated && err == nil {
 			digits, closed := strings.CutSuffix(times, ")")
-			if k, err = strconv.ParseUint(digits, 10, 31); !closed {
+			k, err = strconv.ParseUint(digits, 10, 31)
+			if !closed {
 				err = strconv.ErrSyntax
 			}
 		}

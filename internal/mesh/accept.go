@@ -44,7 +44,8 @@ func (m *Mesh) accept(l net.Listener) {
 			if !failing {
 				m.warn("mesh: cannot accept connections", "error", err)
 			}
-			if failing = true; lasting != nil {
+			failing = true
+			if lasting != nil {
 				m.cannotAccept(lasting)
 			}
 			if !m.wait(100 * time.Millisecond) { // too many open files, probably: that takes a while

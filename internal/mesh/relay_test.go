@@ -129,7 +129,8 @@ func TestMany(t *testing.T) {
 			file, err := os.Open(os.DevNull)
 			require.NoError(t, err)
 			defer file.Close()
-			if err = ranks[0].SendFile(7, 1, file); name != "host" {
+			err = ranks[0].SendFile(7, 1, file)
+			if name != "host" {
 				require.ErrorContains(t, err, "no file can be passed to rank 7")
 				return
 			}

@@ -71,7 +71,8 @@ type form struct{ joined, biased bool }
 
 // args returns the number of arguments that take gradients.
 func (p form) args() (n int) {
-	if n = 3; p.joined {
+	n = 3
+	if p.joined {
 		n = 1
 	}
 	if p.biased {
@@ -195,7 +196,8 @@ func split[E kernel.Element](p form, a kernel.Attention, x []E) (q, k, v []E) {
 // operands finds q, k and v, the bias, and the arguments behind them.
 func operands[E kernel.Element, T kernel.Float](p form, a kernel.Attention, f *exec.Frame) (q, k, v []E, bias []T, rest []exec.Value) {
 	n := p.args()
-	if rest = f.In[n:]; p.biased {
+	rest = f.In[n:]
+	if p.biased {
 		bias = exec.Data[T](f.In[n-1].Bytes)
 	}
 	if !p.joined {

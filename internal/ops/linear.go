@@ -57,7 +57,8 @@ func linearGrads(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 		return nil, err
 	}
 	dw, err := o.Gradient(linearGradW, dy, in[0])
-	if grads = append(grads, dw...); err != nil || len(in) < 3 {
+	grads = append(grads, dw...)
+	if err != nil || len(in) < 3 {
 		return grads, err
 	}
 	db, err := o.Gradient(linearGradB, dy)

@@ -94,7 +94,8 @@ type Arg struct {
 func (w *Writer) Slice(t Track, name string, begin, end time.Time, args ...Arg) {
 	w.part = number(number(w.part[:0], 9, 1), 11, w.uuid(t))
 	for _, a := range args {
-		if w.inner = text(w.inner[:0], 10, a.Name); a.Text != "" {
+		w.inner = text(w.inner[:0], 10, a.Name)
+		if a.Text != "" {
 			w.inner = text(w.inner, 6, a.Text)
 		} else {
 			w.inner = number(w.inner, 4, uint64(a.Int))

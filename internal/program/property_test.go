@@ -229,7 +229,8 @@ func freedInTime(p *Program) error {
 	for i, op := range back {
 		for _, g := range finds(p, op) {
 			q := &p.Model.Groups[g]
-			if read[g] = i; q.Hold == Use && (units == nil || units[len(units)-1] != q.unit()) {
+			read[g] = i
+			if q.Hold == Use && (units == nil || units[len(units)-1] != q.unit()) {
 				units = append(units, q.unit())
 			}
 		}

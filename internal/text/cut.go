@@ -41,7 +41,8 @@ func Wider(s string, columns int) (lines []string) {
 	for line := range strings.Lines(s) {
 		at := 0
 		for _, r := range strings.TrimSuffix(line, "\n") {
-			if at++; r == '\t' {
+			at++
+			if r == '\t' {
 				at = (at + 7) / 8 * 8
 			}
 		}

@@ -239,7 +239,8 @@ func (e *Engine) Absent(v Variant, n *Needs) (*Compiled, error) {
 		return c, nil
 	}
 	c := e.newCompiled(v)
-	if c.Absent = true; n != nil {
+	c.Absent = true
+	if n != nil {
 		c.Needs = n
 	}
 	if err := e.schedule(c, &program.Sizes{Group: e.layout.Sizes()}); err != nil {
@@ -291,7 +292,8 @@ func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*C
 	if err == nil {
 		said, err = e.team.Tell(ctx, ans.Leader, said)
 	}
-	if t = (told{}); err == nil {
+	t = (told{})
+	if err == nil {
 		err = json.Unmarshal(said, &t)
 	}
 	if err == nil && t.Hash != c.Hash {

@@ -247,7 +247,8 @@ func (f *hostFrame) Seed(scale float64) error {
 func (f *hostFrame) Gather(group int) error {
 	f.h.open[f.flights] = struct{}{}
 	g, full, second := f.s.groups[group], f.data(f.Params[group]), f.data(f.Second[group])
-	if f.again[group] = second != nil; second != nil {
+	f.again[group] = second != nil
+	if second != nil {
 		f.gather[group] = g.startAgain(full, second)
 	} else {
 		f.gather[group] = g.startGather(full)

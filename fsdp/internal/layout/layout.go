@@ -109,7 +109,8 @@ func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, erro
 	if k.Gather != 0 {
 		g.Gather, g.Round = k.Gather, k.Reduce
 	}
-	if g.Reduce = g.Round; o.Late {
+	g.Reduce = g.Round
+	if o.Late {
 		g.Reduce = g.Compute
 	}
 	if several && k != (Kind{}) {
@@ -227,7 +228,8 @@ func (l *Layout) ErrorBytes() (n int) {
 func (l *Layout) ShardBytes() (n int) {
 	for i := range l.Groups {
 		g := &l.Groups[i]
-		if n += g.ShardBytes(); !g.Kind.Frozen {
+		n += g.ShardBytes()
+		if !g.Kind.Frozen {
 			n += g.ShardBytes()
 		}
 	}

@@ -67,7 +67,8 @@ func (e *LostError) Unwrap() error { return e.Err }
 func (a *Agreement) Agree(ctx context.Context, q *Ask, err error) (Answer, error) {
 	n := a.group.Size()
 	own := fill(q, a.group.Rank(), n, err != nil)
-	if a.send = append(a.send[:0], own[:]...); n == 1 && err != nil {
+	a.send = append(a.send[:0], own[:]...)
+	if n == 1 && err != nil {
 		return Answer{}, err
 	}
 	a.send = append(a.send, make([]int64, a.Votes)...)

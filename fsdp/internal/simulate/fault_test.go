@@ -105,7 +105,8 @@ func (j *job) undisturbed(from, left time.Duration) time.Duration {
 		if !held {
 			left -= end - at
 		}
-		if at = end; left == 0 {
+		at = end
+		if left == 0 {
 			return at
 		}
 	}

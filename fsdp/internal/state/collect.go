@@ -167,7 +167,8 @@ func (c *collector) parcels(list []Tensor) (parcels [][]Tensor) {
 			if bytes += size; n > 0 && (alone || bytes > c.pack) {
 				break
 			}
-			if n++; alone {
+			n++
+			if alone {
 				break
 			}
 		}
@@ -310,7 +311,8 @@ func (c *collector) start(tensors []Tensor) transfer {
 	}
 	var whole, part []byte
 	if p.inPlace() {
-		if part = p.parts[0]; c.gets() {
+		part = p.parts[0]
+		if c.gets() {
 			whole = p.wholes[0]
 		}
 		if c.root == Everywhere {

@@ -131,7 +131,8 @@ func (s *Store) versions(group, owner int, words []int64, step int) [][]int {
 	var order []layout.Member
 	for rank := range s.world() {
 		m := g.Member(rank)
-		if m.Set = 0; g.Kind.Buffer && g.Ranks.Own != nil {
+		m.Set = 0
+		if g.Kind.Buffer && g.Ranks.Own != nil {
 			m.Leader = g.Ranks.Own.Table[rank].Leader
 		}
 		if owner != checkpoint.Shared && m.Leader != owner {

@@ -160,7 +160,8 @@ func (e *exporter) divide(about map[string]string) error {
 	at := 0
 	for i := range e.sets {
 		set := &e.sets[i]
-		if set.name = filepath.Base(e.path); len(e.sets) > 1 {
+		set.name = filepath.Base(e.path)
+		if len(e.sets) > 1 {
 			ext := filepath.Ext(set.name)
 			set.name = fmt.Sprintf("%s-%05d-of-%05d%s", strings.TrimSuffix(set.name, ext), i+1, len(e.sets), ext)
 		}

@@ -72,7 +72,8 @@ func (s *Store) FullOptim(ctx context.Context, opt optim.Optimizer, o *Options) 
 	if c.gets() {
 		groups = groupsOf(opt, list, (*Tensor).Parameter)
 	}
-	if list = entriesOf(list); c.gets() {
+	list = entriesOf(list)
+	if c.gets() {
 		if err = distinct(list, (*Tensor).Name); err == nil {
 			err = w.prepare(o.Into, list, own)
 		}
@@ -100,7 +101,8 @@ type wholes struct {
 // must be a state of the same optimizer: tensors that it lacks get new memory, and nothing else may
 // be different.
 func (w *wholes) prepare(into *optim.FullState, list []Tensor, own []Piece) error {
-	if w.full = into; into == nil {
+	w.full = into
+	if into == nil {
 		w.full = &optim.FullState{}
 	}
 	if w.full.Params == nil {
@@ -159,7 +161,8 @@ func overlap(memory [][]byte) bool {
 // room returns the memory for a tensor.
 func (w *wholes) room(t *Tensor) []byte {
 	mem := w.old[0]
-	if w.old = w.old[1:]; mem != nil {
+	w.old = w.old[1:]
+	if mem != nil {
 		return mem
 	}
 	p := w.full.Params[t.Parameter()]

@@ -118,7 +118,8 @@ func (m *matching) want(list []Tensor, at []int) {
 			m.compare(&m.have[at[i]], t)
 			continue
 		}
-		if at[i] = -1; t.Entry == "" && t.Len() == 0 {
+		at[i] = -1
+		if t.Entry == "" && t.Len() == 0 {
 			continue
 		}
 		missing = append(missing, k.Name())

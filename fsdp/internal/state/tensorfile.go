@@ -162,7 +162,8 @@ func (r *tensorReader) readAt(ctx context.Context, b []byte, at int64) error {
 		}
 		part := b[done:min(len(b), done+scratchBytes)]
 		n, err := r.file.ReadAt(part, at+int64(done))
-		if done += n; n == len(part) {
+		done += n
+		if n == len(part) {
 			continue
 		}
 		if err == nil || err == io.EOF {

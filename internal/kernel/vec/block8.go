@@ -151,7 +151,8 @@ func newTree8(signed bool) *tree8 {
 		}
 		for j := range n {
 			x := unit * ((edge(j) + edge(j+1)) / 2)
-			if list = append(list, x); signed {
+			list = append(list, x)
+			if signed {
 				list = append(list, -x)
 			}
 		}

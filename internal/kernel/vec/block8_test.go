@@ -230,7 +230,8 @@ func TestCodes8(t *testing.T) {
 			numbers = append(numbers, float32(rng.NormFloat64()*math.Pow(10, -7*rng.Float64())))
 		}
 		for _, x := range numbers {
-			if x = min(x, 1); tree.signed {
+			x = min(x, 1)
+			if tree.signed {
 				x = max(x, -1)
 			} else {
 				x = max(x, -x)

@@ -108,7 +108,8 @@ func (s *sum8) tree(dst []float32, src []byte, n int, room [][room8]float32) {
 	}
 	mid := 1 << (bits.Len(uint(n-1)) - 1)
 	s.tree(dst, src, mid, room)
-	if src = src[mid*s.part:]; n-mid == 1 {
+	src = src[mid*s.part:]
+	if n-mid == 1 {
 		s.table.decodeAdd8(dst, src[:bytes])
 		return
 	}
@@ -173,7 +174,8 @@ func (r *wire8) encode(dst *[Bytes8]byte, x *[Block8]float32) {
 	absmax, codes := MaxAbs(x[:]), dst[4:]
 	scale, inverse := min(absmax/most8, huge8), most8/absmax
 	if !(absmax >= tiny8 && absmax <= math.MaxFloat32) {
-		if scale, inverse = 0, 0; !(absmax < tiny8) {
+		scale, inverse = 0, 0
+		if !(absmax < tiny8) {
 			scale = float32(math.NaN())
 		}
 	}

@@ -106,7 +106,8 @@ func (r *reader) descriptor(b []byte) {
 		}
 	}
 	require.NotContains(r.t, r.rows, uuid, "two tracks have this number")
-	if r.rows[uuid] = row; parent == 0 {
+	r.rows[uuid] = row
+	if parent == 0 {
 		return
 	}
 	require.Contains(r.t, r.processes, parent)

@@ -261,7 +261,8 @@ func TestOptimizersHoldTheModel(t *testing.T) {
 		entries[i].Data = &hookedVec{entries[i].Data, try}
 	}
 	for method, call := range optimizerCalls(hooked, opt, entries) {
-		if at = method; method == "EMA" {
+		at = method
+		if method == "EMA" {
 			continue
 		}
 		before := tried

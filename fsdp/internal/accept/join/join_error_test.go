@@ -257,7 +257,8 @@ func TestJoinDataFails(t *testing.T) {
 			passes := 0
 			for batch, err := range m.Join(reading, data) {
 				require.NoError(t, last, "an error is the last thing")
-				if last = err; err == nil {
+				last = err
+				if err == nil {
 					passes++
 					last = kit.TrainStep(ctx, m, batch)
 					if late && last != nil {

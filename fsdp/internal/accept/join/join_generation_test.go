@@ -164,7 +164,8 @@ func TestJoinGenerates(t *testing.T) {
 							if i < n {
 								source, begin := prompt(r, i)
 								states := translate(state, source.Float64s(), begin.Float64s())
-								if longest = max(longest, len(states)); r == g.Rank() {
+								longest = max(longest, len(states))
+								if r == g.Rank() {
 									want = append(want, states...)
 								}
 								lengths[len(states)] = true
@@ -210,7 +211,8 @@ func TestJoinProgramsDiffer(t *testing.T) {
 					require.NoError(t, err)
 					what := "decode"
 					if g.Rank() == odd {
-						if what = name; batch != nil {
+						what = name
+						if batch != nil {
 							batch = map[string][]fsdp.Tensor{"encode": {source}, "step": batch, "": {source, state, state}}[name]
 						}
 					}

@@ -298,7 +298,8 @@ func TestJoinLossScale(t *testing.T) {
 			require.NoError(t, kit.TrainStep(ctx, m, batch, fsdp.Scale(scaler.Scale())))
 			finite, err := m.Unscale(ctx, scaler)
 			require.NoError(t, err)
-			if found = append(found, finite); finite {
+			found = append(found, finite)
+			if finite {
 				require.NoError(t, opt.Step(1e-9))
 				require.NotEqual(t, before, kit.StateBits(t, ctx, m))
 			} else {
@@ -403,7 +404,8 @@ func TestJoinTwoModels(t *testing.T) {
 				require.Equal(t, batch, b)
 				out, err := teacher.Eval(ctx, b...)
 				require.NoError(t, err)
-				if passes++; len(b) > 0 {
+				passes++
+				if len(b) > 0 {
 					b = []fsdp.Tensor{b[0], out[1]}
 				}
 				require.NoError(t, kit.TrainStep(ctx, student, b))

@@ -168,7 +168,8 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 				require.NoError(t, m.Close())
 				return false, err
 			}) {
-				if fails = fails || err != nil; err != nil {
+				fails = fails || err != nil
+				if err != nil {
 					require.ErrorContains(t, err, kit.ErrOops.Error())
 					if r != faulty {
 						require.ErrorContains(t, err, fmt.Sprintf("rank %d", faulty))
@@ -303,7 +304,8 @@ func TestJoinCallsMistakes(t *testing.T) {
 				err := kit.TrainStep(ctx, m, kit.UnevenBatch(0, g.Rank()))
 				require.NoError(t, err)
 				if g.Rank() == 1 {
-					if err = c.odd(ctx, m); name == "ends" {
+					err = c.odd(ctx, m)
+					if name == "ends" {
 						require.NoError(t, err)
 						return
 					}

@@ -427,7 +427,8 @@ func TestCheckerIsStrict(t *testing.T) {
 		for s := fsdp.FullShard; s <= fsdp.SecondaryShard; s++ {
 			t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {
 				cfg := f.config(1)
-				if cfg.Strategy = s; s >= fsdp.HybridShard {
+				cfg.Strategy = s
+				if s >= fsdp.HybridShard {
 					cfg.ShardRanks = 2
 				}
 				kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) { f.requireStrictPasses(t, ctx, f.watch(g, cfg)) })

@@ -75,7 +75,8 @@ func TestGoldenJoin(t *testing.T) {
 
 // wrap wraps the model of a case, and returns its batches by number.
 func (want goldenJoin) wrap(t *testing.T, g comm.Group, name string, cfg fsdp.Config) (*fsdp.Sharded, func(n int) []fsdp.Tensor) {
-	if cfg.Divide = fsdp.ByRanks; strings.Contains(name, "effective") {
+	cfg.Divide = fsdp.ByRanks
+	if strings.Contains(name, "effective") {
 		cfg.Divide = fsdp.ByActive
 	}
 	if strings.Contains(name, "gpt") {

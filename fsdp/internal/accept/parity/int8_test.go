@@ -251,7 +251,8 @@ func TestTraffic8(t *testing.T) {
 					root8, block8 := root/256*65, block/256*65
 					forward, backward := c.Pass(world, layers, prefetch, root8, block8)
 					shards, _ := c.Over(world)
-					if backward.Bytes += c.Sum(world, root) + layers*c.Sum(world, block); reduce == fsdp.Int8 {
+					backward.Bytes += c.Sum(world, root) + layers*c.Sum(world, block)
+					if reduce == fsdp.Int8 {
 						backward.Bytes -= (root - root8 + layers*(block-block8)) / shards * (shards - 1)
 					}
 					backward.Bytes -= c.Sum(world, root8) + layers*c.Sum(world, block8)
@@ -299,7 +300,8 @@ func TestInt8BesideOthers(t *testing.T) {
 					for i, got := range floats32(grad) {
 						sent := make([]float32, world)
 						for r := range sent {
-							if sent[r] = exact(r)[i]; name == "a.w" {
+							sent[r] = exact(r)[i]
+							if name == "a.w" {
 								sent[r] = inBlocks(exact(r))[i]
 							}
 						}

@@ -38,7 +38,8 @@ func drawDeal(t *rapid.T, dir string) *deal {
 // wrap wraps the model on a rank.
 func (d *deal) wrap(t require.TestingT, g comm.Group) *fsdp.Sharded {
 	cfg := d.Knobs.config
-	if cfg.Group = g; d.Knobs.allocate {
+	cfg.Group = g
+	if d.Knobs.allocate {
 		cfg.Group = kit.NewMemoryGroup(g)
 	}
 	p := d.precision

@@ -185,7 +185,8 @@ func (w workload) train(t require.TestingT, k knobSet) kit.Bits {
 	records := make([]kit.Record, w.world)
 	kit.OnRanks(t, w.world, func(ctx context.Context, g comm.Group) {
 		cfg := k.config
-		if cfg.Group = g; k.allocate {
+		cfg.Group = g
+		if k.allocate {
 			cfg.Group = kit.NewMemoryGroup(g)
 		}
 		p := w.precision

@@ -70,7 +70,8 @@ func drawOptional(t *rapid.T) *optionalRun {
 		k.Knobs = kit.DrawKnobs(t, o.World)
 		k.ShardRanks = rapid.SampledFrom(kit.PowersIn(o.World)).Draw(t, "ranks of a shard")
 		k.InFlight = rapid.SampledFrom([]int{0, 300, 700}).Draw(t, "bytes in flight")
-		if k.Ignored = rapid.Bool().Draw(t, "ignored"); o.Grouped > 0 {
+		k.Ignored = rapid.Bool().Draw(t, "ignored")
+		if o.Grouped > 0 {
 			k.Wrap, k.Ignored = "each", false
 		}
 	}
@@ -80,7 +81,8 @@ func drawOptional(t *rapid.T) *optionalRun {
 			p := optionalPass{}
 			for r := range o.World {
 				p.Weight = append(p.Weight, float64(rapid.IntRange(1, 3).Draw(t, "weight")))
-				if p.Batch = append(p.Batch, nil); r == 0 || rapid.IntRange(0, 4).Draw(t, "batch") > 0 {
+				p.Batch = append(p.Batch, nil)
+				if r == 0 || rapid.IntRange(0, 4).Draw(t, "batch") > 0 {
 					p.Batch[r] = rapid.SliceOfN(rapid.Bool(), 2+optionalBits, 2+optionalBits).Draw(t, "there")
 				}
 			}
@@ -154,7 +156,8 @@ func (o *optionalRun) model(there []bool) fsdp.Model {
 			case n.Kind == "halves":
 				v = t.Call(name, kit.Halves(kit.ShapeDim), a).At(n.In[1] % 2)
 			default:
-				if v = t.Call(name, &kit.Dense{Dim: kit.ShapeDim}, a); first == "" {
+				v = t.Call(name, &kit.Dense{Dim: kit.ShapeDim}, a)
+				if first == "" {
 					first = name
 				}
 			}
@@ -315,7 +318,8 @@ func (o *optionalRun) pass(t require.TestingT, p *optionalPass, states, grads []
 				have, might := 0.0, 0.0
 				for r := range each {
 					if !o.apart(name, from, r) && p.Batch[r] != nil {
-						if might++; each[r][name] != nil {
+						might++
+						if each[r][name] != nil {
 							have++
 						}
 					}

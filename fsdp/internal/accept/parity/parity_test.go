@@ -398,7 +398,8 @@ func concatenated(t *testing.T, batches [][]fsdp.Tensor) []fsdp.Tensor {
 	all := make([]fsdp.Tensor, len(batches[0]))
 	for i := range all {
 		var err error
-		if all[i], err = tensor.Concat(0, batches[0][i], column(batches[1:], i)...); len(batches) == 1 {
+		all[i], err = tensor.Concat(0, batches[0][i], column(batches[1:], i)...)
+		if len(batches) == 1 {
 			all[i], err = batches[0][i], nil
 		}
 		require.NoError(t, err)

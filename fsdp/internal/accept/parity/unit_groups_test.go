@@ -303,7 +303,8 @@ func TestUnitGroupsStayApart(t *testing.T) {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			whole := g
 			cfg := kit.GroupedBy(t, ctx, g, unit, 2)
-			if cfg.Ignored = ignored; alone { // the other group does not exist
+			cfg.Ignored = ignored
+			if alone { // the other group does not exist
 				part, err := g.Split(ctx, g.Rank()/2, g.Rank())
 				require.NoError(t, err)
 				cfg.Group, cfg.GroupOf = part, nil

@@ -239,7 +239,8 @@ func TestVirtualRanksGoOnElsewhere(t *testing.T) {
 	for _, w := range []way{{ranks: 2}, {ranks: 1}, {ranks: 4, noSync: true}, {ranks: 8}} {
 		kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
 			got := v.train(t, ctx, g, w, 3, 6, dir)
-			if got["norms"] = append(want["norms"][:3:3], got["norms"]...); g.Rank() == 0 {
+			got["norms"] = append(want["norms"][:3:3], got["norms"]...)
+			if g.Rank() == 0 {
 				kit.RequireSameBits(t, want, got, w)
 			}
 		})

@@ -83,7 +83,8 @@ func TestWritersCompareCopies(t *testing.T) {
 			disk := crashfs.New()
 			kit.OnRanks(t, c.world, func(ctx context.Context, g comm.Group) {
 				cfg := c.cfg
-				if cfg.Group = g; !c.eight {
+				cfg.Group = g
+				if !c.eight {
 					cfg.Precision = kit.Float64s
 				}
 				m := kit.Wrap(t, kit.Shapes["chain"], cfg)

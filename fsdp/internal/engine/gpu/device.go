@@ -115,7 +115,8 @@ func (d *Device) turn() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	before := t.last
-	if t.last = d; before == nil || before == d {
+	t.last = d
+	if before == nil || before == d {
 		return nil
 	}
 	if err := d.joined[1].Record(before.wire); err != nil {

@@ -71,7 +71,8 @@ func drawCompiled(t *rapid.T) *engine.Compiled {
 			Saved: bytes.Draw(t, "saved"), Work: bytes.Draw(t, "work"), BackWork: bytes.Draw(t, "back work"),
 		}
 		for j, r := range call.In {
-			if z.KeepIn[j] = rapid.Bool().Draw(t, "keep"); i > 0 && m.Trained()[r.Call] {
+			z.KeepIn[j] = rapid.Bool().Draw(t, "keep")
+			if i > 0 && m.Trained()[r.Call] {
 				z.GradIn[j] = sizes.Call[r.Call].Out[0]
 			}
 		}

@@ -78,7 +78,8 @@ func (g *group) finishGather(full uintptr) error {
 	}
 	n := g.Flat.Len()
 	for from, to := 0, 0; from < n; from = to {
-		if to = (from + n) / 2; n-from <= alone {
+		to = (from + n) / 2
+		if n-from <= alone {
 			to = n
 		}
 		if err := g.change(g.kernels.widen, full, full+uintptr(2*n), from, to); err != nil {
