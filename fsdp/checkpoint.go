@@ -32,6 +32,10 @@ import (
 // error on all, and the training may continue. If optimizers of ranks differ for a parameter, such
 // as in the bits of moments or in the number of steps, that is an error on all ranks, too. From the
 // first Save until Close a lock keeps other jobs, and other models of this job, from saving in dir.
+// If dir has checkpoints that this training has neither saved nor loaded, the first Save there is a
+// warning on rank 0, and KeepLast does not remove them. A training that has loaded a checkpoint is
+// the training that saved it.
+//
 // Save does not change the training, with one exception: gradients that travel as [Int8] lose their
 // pending rounding errors. The training and a training that loads the checkpoint then continue with
 // the same bits.
@@ -87,6 +91,10 @@ func saveOptions(opts []StateOption) *state.Options {
 // saving prepares for Save, and returns the description of the model for a checkpoint.
 func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, state.Meta) {
 	s.saver.Side = func(ctx context.Context) (state.Team, error) { return newSideTeam(ctx, s.team) }
+	s.saver.Strange = func(dir, last string, err error) {
+		cmp.Or(s.cfg.Logger, slog.Default()).Warn("fsdp: Save in a directory with checkpoints that this training has neither saved nor loaded: "+
+			"Load the last one, or give each training another directory. KeepLast does not remove them", "directory", dir, "last", last, "error", err)
+	}
 	err := s.saver.Settle(ctx)
 	if err == nil {
 		err = s.mayWith("Save", opt)
@@ -165,6 +173,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 		return nil, err
 	}
 	s.forwards = l.About.Forwards
+	s.saver.Took(&l.About)
 	s.files.hashes.At(l.Step)
 	return &Checkpoint{Path: l.Path, Step: l.Step, World: l.World, about: l.About}, nil
 }

@@ -167,8 +167,8 @@ func AtStep(step int) StateOption {
 	return stateOption("AtStep", func(o *state.Options) { o.Step = step })
 }
 
-// KeepLast removes older checkpoints once this one is complete, so that k are left, this one
-// included.
+// KeepLast removes older checkpoints of this training once this one is complete, so that k are left,
+// this one included.
 func KeepLast(k int) StateOption {
 	return stateOption("KeepLast", func(o *state.Options) { o.Keep = k })
 }

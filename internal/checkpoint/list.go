@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -42,6 +43,8 @@ type Entry struct {
 	Path           string
 	Sequence, Step int   // of the save in the directory, and of the training
 	Err            error // why it does not count, or nil if it is whole
+
+	Meta map[string]json.RawMessage // of the manifest, if it is whole
 }
 
 // List returns the checkpoints in a job's directory in the order of saving, including drafts. It
@@ -71,6 +74,7 @@ func Latest(ctx context.Context, fsys FS, dir string) (path string, err error) {
 // A Found is a whole checkpoint, as far as that is known without its data.
 type Found struct {
 	Path string
+	Meta map[string]json.RawMessage // of the manifest
 	// Passed are damaged checkpoints that were saved later, the last first. Drafts are not among
 	// them, because they were never complete.
 	Passed []Entry
@@ -84,10 +88,14 @@ type Found struct {
 func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 	switch f, err := openFile(ctx, fsys, filepath.Join(dir, ManifestName)); {
 	case err == nil:
-		if err := errors.Join(f.Close(), checkWhole(ctx, fsys, dir)); err != nil {
+		if err := f.Close(); err != nil {
+			return Found{}, fmt.Errorf("checkpoint: %w", err)
+		}
+		meta, err := checkWhole(ctx, fsys, dir)
+		if err != nil {
 			return Found{}, fmt.Errorf("checkpoint: %s does not count: %w", dir, err)
 		}
-		return Found{Path: dir}, nil
+		return Found{Path: dir, Meta: meta}, nil
 	case !errors.Is(err, fs.ErrNotExist):
 		return Found{}, fmt.Errorf("checkpoint: %w", err)
 	}
@@ -136,7 +144,7 @@ func latest(ctx context.Context, fsys FS, dir string, names []name) (found Found
 	for _, n := range slices.Backward(names) {
 		switch e := n.entry(ctx, fsys, dir); {
 		case e.Err == nil:
-			found.Path = e.Path
+			found.Path, found.Meta = e.Path, e.Meta
 			return found, nil
 		case !isDamaged(e.Err):
 			return Found{}, fmt.Errorf("checkpoint: %s is the latest, unless it is damaged, which cannot be told: %w", e.Path, e.Err)
@@ -160,14 +168,14 @@ func latest(ctx context.Context, fsys FS, dir string, names []name) (found Found
 	return Found{}, fmt.Errorf("checkpoint: %w in %s", err, dir)
 }
 
-// checkWhole returns why the directory is not a whole checkpoint, as far as that is known without
-// its data.
-func checkWhole(ctx context.Context, fsys FS, dir string) error {
+// checkWhole returns the metadata of the manifest, or why the directory is not a whole checkpoint,
+// as far as that is known without its data.
+func checkWhole(ctx context.Context, fsys FS, dir string) (map[string]json.RawMessage, error) {
 	r, err := OpenReader(ctx, fsys, dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return r.Close()
+	return r.Manifest().Meta, r.Close()
 }
 
 // isDamaged reports whether err is about the state of a checkpoint, and not about this program or
@@ -194,7 +202,7 @@ func (n name) compare(m name) int {
 func (n name) entry(ctx context.Context, fsys FS, dir string) Entry {
 	e := Entry{Path: filepath.Join(dir, n.String()), Sequence: n.sequence, Step: n.step, Err: ErrUnfinished}
 	if n.draft == "" {
-		e.Err = checkWhole(ctx, fsys, e.Path)
+		e.Meta, e.Err = checkWhole(ctx, fsys, e.Path)
 	}
 	return e
 }

@@ -258,7 +258,8 @@ func (s *Store) complete(d *Draft, m *Manifest) error {
 			return err
 		}
 	}
-	return checkWhole(context.Background(), s.fsys, d.dir)
+	_, err = checkWhole(context.Background(), s.fsys, d.dir)
+	return err
 }
 
 // put makes a file. It is on disk when put returns.
@@ -287,19 +288,19 @@ func (s *Store) Discard(d *Draft) error {
 	return nil
 }
 
-// Retain removes all whole checkpoints but the last k and, unless it is "", the one at the path
-// spare. It does not remove other checkpoints: they may be of a later format, unreadable only
-// today, or needed to find out their cause. A checkpoint loses its name first, so that half of one
-// never counts as a whole one.
-func (s *Store) Retain(k int, spare string) error {
-	err := s.retain(k, spare)
+// Retain removes all whole checkpoints that ours accepts, but the last k of them and, unless it is
+// "", the one at the path spare. It does not remove other checkpoints: they may be of another
+// training, of a later format, unreadable only today, or needed to find out their cause. A
+// checkpoint loses its name first, so that half of one never counts as a whole one.
+func (s *Store) Retain(k int, spare string, ours func(Entry) bool) error {
+	err := s.retain(k, spare, ours)
 	if err != nil {
 		return fmt.Errorf("checkpoint: removing all but the last %d in %s: %w", k, s.dir, err)
 	}
 	return nil
 }
 
-func (s *Store) retain(k int, spare string) error {
+func (s *Store) retain(k int, spare string, ours func(Entry) bool) error {
 	if s.lock == nil {
 		return errNotLocked
 	}
@@ -312,7 +313,7 @@ func (s *Store) retain(k int, spare string) error {
 	}
 	var whole []string
 	for _, e := range entries {
-		if e.Err == nil {
+		if e.Err == nil && ours(e) {
 			whole = append(whole, e.Path)
 		}
 	}

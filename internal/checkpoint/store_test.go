@@ -71,8 +71,10 @@ func save(fsys checkpoint.FS, dir string, step, keep int) (path string, err erro
 	if err != nil {
 		return "", errors.Join(err, s.Discard(d))
 	}
-	return path, s.Retain(keep, "")
+	return path, s.Retain(keep, "", all)
 }
+
+func all(checkpoint.Entry) bool { return true }
 
 // load returns the step of the latest checkpoint, every byte of which it has checked.
 func load(fsys checkpoint.FS, dir string) (step int, err error) {
@@ -223,12 +225,12 @@ func TestMisuse(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Begin(1)
 	require.ErrorContains(t, err, "not locked")
-	require.ErrorContains(t, s.Retain(1, ""), "not locked")
+	require.ErrorContains(t, s.Retain(1, "", all), "not locked")
 	require.NoError(t, s.Lock(ctx))
 	require.NoError(t, s.Lock(ctx), "it has it")
 	_, err = s.Begin(-1)
 	require.ErrorContains(t, err, "negative")
-	require.Error(t, s.Retain(0, ""))
+	require.Error(t, s.Retain(0, "", all))
 	d, err := s.Begin(1)
 	require.NoError(t, err)
 	require.NoError(t, s.Close())

@@ -12,6 +12,9 @@ import (
 
 // Meta is the part of a checkpoint's manifest that is not about tensors.
 type Meta struct {
+	// Run identifies the training, see lineage. Earlier versions did not write it.
+	Run string `json:"run,omitempty"`
+
 	Seed           uint64 `json:"seed"`
 	Forwards       int    `json:"forwards"`                  // training passes: they key dropout
 	OptimizerSteps *int   `json:"optimizer_steps,omitempty"` // nil if there was no optimizer

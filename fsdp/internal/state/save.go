@@ -31,7 +31,7 @@ type writing struct {
 	team  Team
 	fs    checkpoint.FS
 	files *Files
-	locks *locks            // of rank 0
+	saver *Saver            // its locks are of rank 0
 	store *checkpoint.Store // likewise
 	draft *checkpoint.Draft // likewise
 	path  string            // of the draft, then of the checkpoint; likewise
@@ -54,7 +54,7 @@ type writing struct {
 func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.Optimizer, o *Options, about Meta, reserve func(n int) error) (*writing, error) {
 	var w *writing
 	err := s.prepare(ctx, 0, func() (err error) {
-		if w, err = s.newWriting(dir, opt, o, about, &v.locks); err == nil && reserve != nil {
+		if w, err = s.newWriting(dir, opt, o, about, v); err == nil && reserve != nil {
 			err = reserve(w.room())
 		}
 		return err
@@ -86,8 +86,9 @@ func oneOrNone(opt optim.Optimizer) string {
 	return "an optimizer"
 }
 
-func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Meta, locks *locks) (*writing, error) {
-	w := &writing{dtype: s.Compute, fs: s.Files.on(o.FS), files: s.Files, locks: locks, step: o.Step, keep: o.Keep, about: about}
+func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Meta, saver *Saver) (*writing, error) {
+	w := &writing{dtype: s.Compute, fs: s.Files.on(o.FS), files: s.Files, saver: saver, step: o.Step, keep: o.Keep, about: about}
+	w.about.Run = saver.lineage.name()
 	_, err := s.Files.Left()
 	switch {
 	case o.Err != nil:
@@ -278,7 +279,11 @@ func (w *writing) begin(ctx context.Context) (err error) {
 	if w.team.Group().Rank() != 0 || w.fault != nil {
 		return w.fault
 	}
-	if w.store, err = w.locks.open(ctx, w.fs, w.dir); err == nil {
+	known := w.saver.locks[w.dir] != nil
+	if w.store, err = w.saver.locks.open(ctx, w.fs, w.dir); err == nil {
+		if !known {
+			w.saver.meet(ctx, w.fs, w.dir)
+		}
 		w.draft, err = w.store.Begin(w.step)
 	}
 	if err == nil {
@@ -323,7 +328,7 @@ func (w *writing) commit(shards, extra [][]byte) (path string, err error) {
 	}
 	spare, err := w.lastFinite()
 	if err == nil {
-		err = w.store.Retain(w.keep, spare)
+		err = w.store.Retain(w.keep, spare, func(e checkpoint.Entry) bool { return w.saver.lineage.has(e.Meta) })
 	}
 	if err != nil {
 		return path, fmt.Errorf("%s is complete, but others are left: %w", path, err)
@@ -339,16 +344,8 @@ func (w *writing) lastFinite() (path string, err error) {
 	}
 	entries, err := checkpoint.List(context.Background(), w.fs, w.dir)
 	for _, e := range slices.Backward(entries) {
-		if e.Err != nil {
-			continue
-		}
-		r, err := checkpoint.OpenReader(context.Background(), w.fs, e.Path)
-		if err != nil {
-			return "", err
-		}
-		about, err := parseMeta(r.Manifest().Meta, r.Manifest().World)
-		if err = errors.Join(err, r.Close()); err != nil || about.NotFinite == 0 {
-			return e.Path, err
+		if e.Err == nil && w.saver.lineage.has(e.Meta) && e.Meta["not_finite"] == nil {
+			return e.Path, nil
 		}
 	}
 	return "", err

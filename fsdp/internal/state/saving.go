@@ -2,10 +2,14 @@ package state
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -14,10 +18,63 @@ import (
 type Saver struct {
 	// Side makes a Team for saving while the training goes on. It is a collective.
 	Side func(ctx context.Context) (Team, error)
+	// Strange is called on rank 0 at the first save in a directory whose last whole checkpoint is of
+	// another training, or cannot be found because of err.
+	Strange func(dir, last string, err error)
 
-	locks locks
-	side  Team    // nil before the first SaveAsync
-	last  *Saving // likewise
+	lineage lineage
+	locks   locks
+	side    Team    // nil before the first SaveAsync
+	last    *Saving // likewise
+}
+
+// A lineage tells the checkpoints of one training from the checkpoints of another in the same
+// directory. A training draws its name at random, saves it with each checkpoint, and takes over the
+// name of a checkpoint that it loads. So a resumed training has the name of the first one. Only
+// rank 0 writes and compares names.
+type lineage struct {
+	last string          // the name to save, or "" before it is known
+	all  map[string]bool // names that this process has saved or loaded, "" for a checkpoint without a name
+}
+
+// Took notes that a checkpoint was loaded.
+func (v *Saver) Took(m *Meta) {
+	v.lineage.last = m.Run
+	v.lineage.add(m.Run)
+}
+
+func (l *lineage) add(name string) {
+	if l.all == nil {
+		l.all = make(map[string]bool)
+	}
+	l.all[name] = true
+}
+
+// name returns the name to save.
+func (l *lineage) name() string {
+	if l.last == "" {
+		l.last = fmt.Sprintf("%016x", rand.Uint64())
+		l.add(l.last)
+	}
+	return l.last
+}
+
+// has reports whether a whole checkpoint with this metadata is of this training.
+func (l *lineage) has(meta map[string]json.RawMessage) bool {
+	var name string
+	if text := meta["run"]; text != nil && json.Unmarshal(text, &name) != nil {
+		return false
+	}
+	return l.all[name]
+}
+
+// meet calls Strange if the last whole checkpoint in dir is of another training.
+func (v *Saver) meet(ctx context.Context, fsys checkpoint.FS, dir string) {
+	found, err := checkpoint.Find(ctx, fsys, dir)
+	if v.Strange == nil || errors.Is(err, checkpoint.ErrNone) || err == nil && v.lineage.has(found.Meta) {
+		return
+	}
+	v.Strange(dir, found.Path, err)
 }
 
 // Save writes a checkpoint.

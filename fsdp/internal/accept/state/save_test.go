@@ -130,6 +130,8 @@ func TestCrashDuringSave(t *testing.T) {
 			require.True(t, !done || step == 2)
 			steps[step]++
 			f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
+			_, err := f.Load(t.Context(), kit.Ckpt, f.Opt, kit.OnFS(after)) // KeepLast is about the same training
+			require.NoError(t, err)
 			require.NoError(t, f.SaveStep(t.Context(), kit.Ckpt, 3, kit.OnFS(after), fsdp.KeepLast(1)))
 			require.Len(t, entries(t, after, kit.Ckpt), 1)
 			require.Equal(t, 3, requireLatest(t, kit.Ckpt, kit.OnFS(after)))
