@@ -64,7 +64,8 @@
 // job.pftrace, which https://ui.perfetto.dev opens. If hosts do not share DIR,
 // cat can join their files. With -hashes DIR each rank writes hashes of its
 // computation there. The command fsdpdiff uses them to find where two runs
-// begin to differ.
+// begin to differ. If a log, a trace or hashes cannot be written, as on a full
+// disk, the exit status is not 0, even if all ranks exit with 0.
 //
 // With -stragglers each rank measures its operations, at a cost of some
 // microseconds a step, see fsdp's Config.Profile. When the ranks have ended,

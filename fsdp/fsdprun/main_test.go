@@ -203,6 +203,14 @@ var scripts = map[string]func(launch.Env) int{
 		fmt.Fprintln(os.Stderr, "fsdp: rank 0: Load:", launch.NoRestart+": checkpoint 2")
 		return 6
 	},
+	// Rank 1 can write no trace, and its program drops the error of Close.
+	"unrecorded": func(e launch.Env) int {
+		if e.Rank == 1 {
+			launch.Unrecorded(e.Rank, "the trace is", syscall.ENOSPC)
+			fmt.Fprint(os.Stderr, strings.Repeat("more\n", 2*tailLines))
+		}
+		return 0
+	},
 	// The same before another failure, long before it or not.
 	"damaged before": func(e launch.Env) int {
 		fmt.Fprintln(os.Stderr, launch.NoRestart)
@@ -770,6 +778,14 @@ func TestRestartAfterOtherFailures(t *testing.T) {
 		require.Zero(t, <-r.status, &r.err)
 		require.Len(t, r.rests, 1)
 	}
+}
+
+// TestUnrecorded ends with an error if hashes or traces are not complete, even if no rank fails.
+func TestUnrecorded(t *testing.T) {
+	status, r := finish(t, "unrecorded", "-n", "2")
+	require.Equal(t, exitError, status)
+	require.Contains(t, r.err.String(), "[1] fsdp: rank 1: the trace is not recorded any more: no space left on device: free some space, or choose another directory\n")
+	require.Contains(t, r.err.String(), "fsdprun: hashes or a trace of rank 1 are not complete, see its standard error\n")
 }
 
 // TestTrace joins what ranks have written, but for the end that one of them did not come to.

@@ -137,12 +137,12 @@ func (l *launcher) openLog(number, count int) (*os.File, error) {
 	return regular.Open(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
 }
 
-// unlogged records that the log of a rank has lost its end.
-func (l *launcher) unlogged(number int, err error) {
+// incomplete records why a file of a rank has lost its end: the job ends with an error.
+func (l *launcher) incomplete(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.lost == nil {
-		l.lost = fmt.Errorf("-log-dir: the log of rank %d is not complete: %w", number, err)
+		l.lost = err
 	}
 }
 
@@ -170,6 +170,9 @@ func (l *launcher) read(r *rank, stream int, pipe *os.File) {
 	lines := splitter{emit: func(line []byte, progress bool) {
 		if stream == stderr && !progress {
 			r.tail.add(line)
+			if launch.IsUnrecorded(line) {
+				l.incomplete(fmt.Errorf("hashes or a trace of rank %d are not complete, see its standard error", r.number))
+			}
 		}
 		if l.show(r.number) {
 			l.screen.print(stream, r.number, line, progress)
@@ -183,7 +186,7 @@ func (l *launcher) read(r *rank, stream int, pipe *os.File) {
 		if logging && n > 0 {
 			if _, err := r.log.Write(buf[:n]); err != nil {
 				l.screen.say("rank %d: log: %v", r.number, err)
-				l.unlogged(r.number, err)
+				l.incomplete(fmt.Errorf("-log-dir: the log of rank %d is not complete: %w", r.number, err))
 				logging = false
 			}
 		}

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -30,6 +31,19 @@ const Stragglers = "FSDP_STRAGGLERS"
 // NoRestart is in the text of an error that another start of the same program would also end with.
 // Fsdprun recognizes such a failure by it, in a rank's last output.
 const NoRestart = "no restart mends this"
+
+// unrecorded is in the line of Unrecorded.
+const unrecorded = "not recorded any more"
+
+// Unrecorded reports on standard error that hashes or a trace end early: a full disk must not go
+// unnoticed in a program that ignores the error of Close. It does not use the program's log, as
+// fsdprun recognizes the line, see IsUnrecorded.
+func Unrecorded(rank int, what string, err error) {
+	fmt.Fprintf(os.Stderr, "fsdp: rank %d: %s %s: %v: free some space, or choose another directory\n", rank, what, unrecorded, err)
+}
+
+// IsUnrecorded reports whether a line of a rank's standard error is from Unrecorded.
+func IsUnrecorded(line []byte) bool { return bytes.Contains(line, []byte(unrecorded)) }
 
 // settings reads the variables of this library into e, and checks them.
 func settings(v *vars, e *Env) error {

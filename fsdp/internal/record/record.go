@@ -3,9 +3,7 @@
 package record
 
 import (
-	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -175,12 +173,11 @@ func (f *File) Step(s *engine.Step, l *layout.Layout, shards engine.Shards) {
 	}
 }
 
-// fail keeps the first error, and warns at once that the record ends: programs may ignore the error
-// of Close.
+// fail keeps the first error, and reports at once that the record ends.
 func (f *File) fail(err error) {
 	if f.err == nil && err != nil {
 		f.err = err
-		slog.Warn("fsdp: hashes are not recorded any more", "rank", f.place, "step", f.step, "error", err)
+		launch.Unrecorded(f.place, fmt.Sprintf("from step %d on hashes are", f.step), err)
 	}
 }
 
@@ -189,5 +186,6 @@ func (f *File) Close() error {
 	if f == nil {
 		return nil
 	}
-	return errors.Join(f.err, f.file.Close())
+	f.fail(f.file.Close())
+	return f.err
 }

@@ -1,14 +1,11 @@
 package record
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -141,18 +138,39 @@ func TestWhatIsRecorded(t *testing.T) {
 	}
 }
 
-// TestCloseReturnsTheFirstError also of vectors that cannot be read. A warning says so at once, and once.
+// TestCloseReturnsTheFirstError also of vectors that cannot be read. Standard error has it at once, and once.
 func TestCloseReturnsTheFirstError(t *testing.T) {
 	gone := errors.New("gone")
-	var log bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	defer slog.SetDefault(before)
-	defer func() {
-		require.Equal(t, 1, strings.Count(log.String(), "hashes are not recorded any more"))
-		require.Contains(t, log.String(), "error=gone")
-	}()
+	written := captureStderr(t)
 	require.ErrorIs(t, recordedRun(t, t.TempDir(), func(v []float32) optim.Vec { return far{optim.Host{F32: v}, gone} }), gone)
+	require.Equal(t, "fsdp: rank 1: from step 0 on hashes are not recorded any more: gone: free some space, or choose another directory\n", written())
+}
+
+// TestCloseReportsItsError: some file systems say only then that the disk is full.
+func TestCloseReportsItsError(t *testing.T) {
+	written := captureStderr(t)
+	f, err := Open(t.TempDir(), comm.Local(1)[0], 1)
+	require.NoError(t, err)
+	require.NoError(t, f.file.Close())
+	require.ErrorIs(t, f.Close(), os.ErrClosed)
+	require.Contains(t, written(), "fsdp: rank 0: from step 0 on hashes are not recorded any more")
+}
+
+// captureStderr collects standard error until the test ends.
+func captureStderr(t *testing.T) (written func() string) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	require.NoError(t, err)
+	before := os.Stderr
+	os.Stderr = file
+	t.Cleanup(func() {
+		os.Stderr = before
+		require.NoError(t, file.Close())
+	})
+	return func() string {
+		text, err := os.ReadFile(file.Name())
+		require.NoError(t, err)
+		return string(text)
+	}
 }
 
 // TestNoFile: where nothing is recorded, nothing happens.

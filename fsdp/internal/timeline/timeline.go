@@ -10,9 +10,7 @@ package timeline
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,6 +29,7 @@ import (
 
 // A File is the trace of one rank and model. Step is for the rank's goroutine, Flight for any.
 type File struct {
+	place  int           // of this rank in the group
 	offset time.Duration // of this rank's clock
 
 	rank                 perfetto.Track
@@ -41,7 +40,7 @@ type File struct {
 	file       *os.File   // nil after Close
 	w          *perfetto.Writer
 	lanes      map[string][]lane // by group
-	failed     bool              // a warning has reported it
+	err        error             // the first
 	half       string            // of the pass under way: forward, backward or evaluation
 	number     int               // of the pass
 	begin, end time.Time         // of the half of the pass, so far
@@ -71,7 +70,7 @@ func Open(ctx context.Context, dir string, g comm.Group, model int) (*File, erro
 	if err != nil {
 		return nil, err
 	}
-	f := &File{file: file, offset: o, w: perfetto.NewWriter(file, n.number), lanes: make(map[string][]lane)}
+	f := &File{place: g.Rank(), file: file, offset: o, w: perfetto.NewWriter(file, n.number), lanes: make(map[string][]lane)}
 	f.rank = f.w.Process(int(n.number), n.name)
 	f.passes, f.calls, f.waits = f.w.Row(f.rank, "passes"), f.w.Row(f.rank, "calls"), f.w.Row(f.rank, "waits")
 	f.memory = f.w.Bytes(f.rank, "memory")
@@ -174,9 +173,14 @@ func (f *File) endPass() {
 	if f.half != "" {
 		f.slice(f.passes, fmt.Sprintf("%s %d", f.half, f.number), f.begin, f.end)
 	}
-	if err := f.w.Flush(); err != nil && !f.failed { // Close returns it, too
-		f.failed = true
-		slog.Warn("fsdp: the trace is not recorded any more", "file", f.file.Name(), "error", err)
+	f.fail(f.w.Flush())
+}
+
+// fail keeps the first error, and reports at once that the trace ends.
+func (f *File) fail(err error) {
+	if f.err == nil && err != nil {
+		f.err = err
+		launch.Unrecorded(f.place, "the trace is", err)
 	}
 }
 
@@ -215,7 +219,7 @@ func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.endPass()
-	err := errors.Join(f.w.Flush(), f.file.Close())
+	f.fail(f.file.Close())
 	f.file = nil
-	return err
+	return f.err
 }

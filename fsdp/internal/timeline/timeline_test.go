@@ -65,3 +65,20 @@ func TestFiles(t *testing.T) {
 	}
 	require.Len(t, processes, len(files))
 }
+
+// TestCloseReportsAnError of writing, on standard error, too: programs may drop the error of Close.
+func TestCloseReportsAnError(t *testing.T) {
+	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	require.NoError(t, err)
+	before := os.Stderr
+	os.Stderr = stderr
+	defer func() { os.Stderr = before }()
+	f, err := Open(t.Context(), t.TempDir(), comm.Local(1)[0], 1)
+	require.NoError(t, err)
+	require.NoError(t, f.file.Close())
+	require.ErrorIs(t, f.Close(), os.ErrClosed)
+	require.NoError(t, stderr.Close())
+	text, err := os.ReadFile(stderr.Name())
+	require.NoError(t, err)
+	require.Equal(t, 1, bytes.Count(text, []byte("fsdp: rank 0: the trace is not recorded any more: ")), "%s", text)
+}
