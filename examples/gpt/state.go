@@ -124,7 +124,7 @@ func (t *trainer) load(ctx context.Context) error {
 	if err := checkpoint.Extra(positionName, &at); err != nil {
 		return err
 	}
-	at.Source = t.batches.Position().Source // other text is a warning below
+	at.Source, at.Sum = t.batches.Position().Source, "" // other text is a warning below
 	if err := t.batches.Resume(at); err != nil {
 		return err
 	}

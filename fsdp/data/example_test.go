@@ -62,7 +62,7 @@ func Example() {
 	}
 	// Output:
 	// 42 of 42 steps; learned: true
-	// {Samples:336 Source:Shuffle(Windows(1800 × uint8, length 17, step 16), seed 1, 3 epochs)}
+	// {Samples:336 Source:Shuffle(Windows(1800 × uint8, length 17, step 16), seed 1, 3 epochs) Sum:c465b88c}
 }
 
 // Samples are structs, and the batch has a tensor of each of their fields.
@@ -157,7 +157,7 @@ func ExampleLoader_Resume() {
 	// Output:
 	// [0 1] [4 5] on rank 0
 	// [2 3] [6 7] on rank 1
-	// {Samples:8 Source:Func(15 samples)}
+	// {Samples:8 Source:Func(15 samples) Sum:d1a72658}
 	// [8 9] [12 13] on rank 0
 	// [10] [14] on rank 1
 	// [11] none on rank 2

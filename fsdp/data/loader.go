@@ -13,6 +13,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/provenance"
+	"github.com/gofsdp/gofsdp/internal/checksum"
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
@@ -72,6 +73,8 @@ type Loader[T any] struct {
 	step       [][]fsdp.Tensor // this rank's batches of the step that was yielded last
 	running    bool
 	checked    bool // the first samples are read again, see readAgain
+	summed     bool // sum is known
+	sum        string
 
 	slots   slots[T]
 	counted counters
@@ -190,6 +193,10 @@ type Position struct {
 	Samples int `json:"samples"`
 	// Source describes the source.
 	Source string `json:"source"`
+	// Sum is a checksum of some samples, each made a batch: the first, the middle one and the last,
+	// or, if the source is endless, the last of the first 65,536. It is empty in positions of earlier
+	// versions, and if one of these samples cannot be read.
+	Sum string `json:"sum,omitempty"`
 }
 
 // Position returns the position after the step that was yielded last. Within a step of several
@@ -197,18 +204,46 @@ type Position struct {
 // count. The position is the same on every rank unless the loop ends with an error, such as a
 // failure of another rank or the end of the context. Then [fsdp.Sharded.Join] may have kept back a
 // batch that counts here: save the position that the last step in the loop body had.
-func (l *Loader[T]) Position() Position { return Position{l.consumed, describe(l.src)} }
+//
+// The first call reads the samples of Sum.
+func (l *Loader[T]) Position() Position { return Position{l.consumed, describe(l.src), l.checksum()} }
+
+// checksum returns the Sum of positions.
+func (l *Loader[T]) checksum() string {
+	if l.summed {
+		return l.sum
+	}
+	l.summed = true
+	r, sum := run[T]{Loader: l}, uint32(0)
+	last := l.src.Len() - 1
+	if last == Endless-1 {
+		last = 1<<16 - 1
+	}
+	for _, i := range [...]int{0, last / 2, last} {
+		s := &slot[T]{lo: i, hi: i + 1}
+		if r.read(s) != nil || r.combine(s) != nil {
+			return "" // the loop reads the sample again, and returns the error
+		}
+		for _, t := range s.batch.tensors {
+			sum = checksum.Update(sum, fmt.Append(nil, t.Dtype(), t.Shape()))
+			sum = checksum.Update(sum, memoryOf(t))
+		}
+	}
+	l.sum = fmt.Sprintf("%08x", sum)
+	return l.sum
+}
 
 // Resume goes to a position that any number of ranks has reached. Each rank must call it. It
 // returns an error for a position of another source. A caller that is certain that both have the
-// same samples in the same order may change Position.Source.
+// same samples in the same order may change Position.Source. If the sources have the same
+// description, but Position.Sum differs, rank 0 warns.
 func (l *Loader[T]) Resume(p Position) error {
 	var err error
 	switch here := describe(l.src); {
 	case l.running:
 		err = errRunning
 	case p.Source != here:
-		err = fmt.Errorf("the position is in %s, and this loader reads %s", p.Source, here)
+		err = fmt.Errorf("the position is in %s, and this loader reads %s: give it the source of the saved training, or begin without Resume", p.Source, here)
 	case p.Samples < 0 || p.Samples > l.src.Len():
 		err = fmt.Errorf("the position is after %d samples, and there are %s", p.Samples, count(l.src.Len()))
 	}
@@ -216,6 +251,12 @@ func (l *Loader[T]) Resume(p Position) error {
 		return fmt.Errorf("data: rank %d: Resume: %w", l.rank, err)
 	}
 	l.consumed = p.Samples
+	if p.Sum != "" && l.rank == 0 {
+		if sum := l.checksum(); sum != "" && sum != p.Sum {
+			slog.Warn("data: Resume: some samples are not those of the saved training, though the sources have the same description: "+
+				"give the loader the same files and functions. Clear Position.Sum if the change is meant", "source", p.Source)
+		}
+	}
 	return nil
 }
 

@@ -344,7 +344,8 @@ func TestGoesOn(t *testing.T) {
 	n, err = drive(l, t.Context(), nil)
 	require.NoError(t, err)
 	require.Equal(t, 5, n)
-	require.Equal(t, Position{100, "Func(100 samples)"}, l.Position())
+	require.Equal(t, 100, l.Position().Samples)
+	require.Equal(t, "Func(100 samples)", l.Position().Source)
 	require.Equal(t, 10, l.Steps())
 	n, err = drive(l, t.Context(), nil)
 	require.NoError(t, err)
@@ -470,9 +471,9 @@ func TestLoaderRefuses(t *testing.T) {
 
 	l, err := NewLoader(numbers(3), column, Config{Group: group, Batch: 2})
 	require.NoError(t, err)
-	require.EqualError(t, l.Resume(Position{2, "Func(4 samples)"}),
-		"data: rank 1: Resume: the position is in Func(4 samples), and this loader reads Func(3 samples)")
-	require.EqualError(t, l.Resume(Position{4, "Func(3 samples)"}), "data: rank 1: Resume: the position is after 4 samples, and there are 3 samples")
+	require.EqualError(t, l.Resume(Position{Samples: 2, Source: "Func(4 samples)"}),
+		"data: rank 1: Resume: the position is in Func(4 samples), and this loader reads Func(3 samples): give it the source of the saved training, or begin without Resume")
+	require.EqualError(t, l.Resume(Position{Samples: 4, Source: "Func(3 samples)"}), "data: rank 1: Resume: the position is after 4 samples, and there are 3 samples")
 	for range l.Batches(t.Context()) {
 		_, err := drive(l, t.Context(), nil)
 		require.EqualError(t, err, "data: rank 1: Batches: a loop over Batches is under way")

@@ -110,7 +110,7 @@ var edges = map[string]string{
 	"fsdp/internal/record":     "comm fsdp/internal/engine fsdp/internal/layout internal/checksum internal/exec internal/hashes internal/launch internal/program optim",
 	"fsdp/internal/simulate":   "",
 	"fsdp/internal/timeline":   "comm comm/transport fsdp/internal/engine internal/launch internal/perfetto internal/program internal/regular",
-	"fsdp/data":                "gorgonia fsdp fsdp/internal/provenance internal/caught internal/half internal/launch internal/rng internal/safetensors internal/text",
+	"fsdp/data":                "gorgonia fsdp fsdp/internal/provenance internal/caught internal/checksum internal/half internal/launch internal/rng internal/safetensors internal/text",
 	"fsdp/graph":               "gorgonia fsdp internal/caught internal/exec",
 	"fsdp/generate":            "gorgonia fsdp",
 	"fsdp/metrics":             "gorgonia comm internal/exec",
