@@ -3,11 +3,10 @@ package comm
 import (
 	"context"
 	"fmt"
-	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"math"
-	"sync"
 	"testing"
-	"time"
+
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 )
 
 // BenchmarkLocal prints, for two ranks, the bytes of the full tensor per second
@@ -43,12 +42,12 @@ func BenchmarkLocal(b *testing.B) {
 				share := written[name] * bytes / n
 				best, bestCopy := math.Inf(1), math.Inf(1)
 				for b.Loop() {
-					best = min(best, timeRanks(gs, rounds, func(g Group) {
+					best = min(best, grouptest.TimeRanks(gs, rounds, func(g Group) {
 						if err := kinds[name](g, full[g.Rank()], shard[g.Rank()]).Wait(context.Background()); err != nil {
 							b.Error(err)
 						}
 					}))
-					bestCopy = min(bestCopy, timeRanks(gs, rounds, func(g Group) {
+					bestCopy = min(bestCopy, grouptest.TimeRanks(gs, rounds, func(g Group) {
 						copy(full[g.Rank()].Bytes()[:share], spare[g.Rank()].Bytes())
 					}))
 				}
@@ -59,19 +58,4 @@ func BenchmarkLocal(b *testing.B) {
 			})
 		}
 	}
-}
-
-// timeRanks returns the seconds per call when every rank makes that many calls.
-func timeRanks(gs []Group, calls int, f func(Group)) float64 {
-	var ranks sync.WaitGroup
-	start := time.Now()
-	for _, g := range gs {
-		ranks.Go(func() {
-			for range calls {
-				f(g)
-			}
-		})
-	}
-	ranks.Wait()
-	return time.Since(start).Seconds() / float64(calls)
 }

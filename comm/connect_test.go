@@ -16,6 +16,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/comm/commtest"
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
@@ -24,7 +25,7 @@ var secret = []byte("known to all ranks and nobody else")
 // connect connects n ranks that live in this process, each with its own
 // configuration, and returns their handles and errors by rank.
 func connect(t testing.TB, n int, change func(*comm.Config)) ([]comm.Group, []error) {
-	addr := "tcp://" + comm.FreeAddr(t)
+	addr := "tcp://" + grouptest.FreeAddr(t)
 	gs, errs := make([]comm.Group, n), make([]error, n)
 	var ranks sync.WaitGroup
 	for r := range n {
@@ -55,7 +56,7 @@ func TestConnectContract(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var world []comm.Group
 			done := func() {
-				for _, err := range each(world, func(g comm.Group) error { return g.Close() }) {
+				for _, err := range grouptest.PerRank(world, func(g comm.Group) error { return g.Close() }) {
 					require.NoError(t, err)
 				}
 			}
@@ -67,7 +68,7 @@ func TestConnectContract(t *testing.T) {
 					require.NoError(tb, errors.Join(errs...))
 				}
 				fresh := make([]comm.Group, n)
-				for _, err := range each(world, func(g comm.Group) (err error) {
+				for _, err := range grouptest.PerRank(world, func(g comm.Group) (err error) {
 					fresh[g.Rank()], err = g.Split(tb.Context(), 0, g.Rank())
 					return err
 				}) {
@@ -79,23 +80,12 @@ func TestConnectContract(t *testing.T) {
 	}
 }
 
-// each calls f with every handle at once and returns the errors.
-func each(gs []comm.Group, f func(comm.Group) error) []error {
-	errs := make([]error, len(gs))
-	var ranks sync.WaitGroup
-	for i, g := range gs {
-		ranks.Go(func() { errs[i] = f(g) })
-	}
-	ranks.Wait()
-	return errs
-}
-
 // TestSameBitsEverywhere checks that a reduction has the same bits in a process,
 // in shared memory, over TCP and over hosts of every size.
 func TestSameBitsEverywhere(t *testing.T) {
 	sum := func(gs []comm.Group) [][]byte {
 		out := make([][]byte, len(gs))
-		for _, err := range each(gs, func(g comm.Group) error {
+		for _, err := range grouptest.PerRank(gs, func(g comm.Group) error {
 			var all []byte
 			sizes := []int{1, 5, 1000, 70001, 1 << 20}
 			if g.Size() == 2 {
@@ -187,7 +177,7 @@ func TestConnectSaysForWhomItWaits(t *testing.T) {
 	for rank, want := range map[int]string{0: "ranks [1 2] to join", 1: "ranks [0] to serve the rendezvous"} {
 		t.Run(fmt.Sprint(rank), func(t *testing.T) {
 			t.Parallel()
-			addr := "tcp://" + comm.FreeAddr(t)
+			addr := "tcp://" + grouptest.FreeAddr(t)
 			var told bytes.Buffer
 			_, err := comm.Connect(t.Context(), comm.Config{
 				Rank: rank, Size: 3, Rendezvous: addr, Job: t.Name(), Secret: secret,
@@ -209,7 +199,7 @@ func TestTimeoutNamesTheMissing(t *testing.T) {
 			t.Parallel()
 			gs, errs := connect(t, 3, func(c *comm.Config) { c.Transport, c.Timeout = transport, 2*time.Second })
 			require.NoError(t, errors.Join(errs...))
-			for r, err := range each(gs[:2], func(g comm.Group) error {
+			for r, err := range grouptest.PerRank(gs[:2], func(g comm.Group) error {
 				x := comm.Of(make([]float32, 1000)).Named("h.3")
 				return g.AllReduce(x, comm.Sum).Wait(context.Background())
 			}) {
@@ -223,7 +213,7 @@ func TestTimeoutNamesTheMissing(t *testing.T) {
 			status, err := comm.Report(t.Context(), gs[2])
 			require.NoError(t, err)
 			require.EqualValues(t, status[2].Issued+1, status[0].Issued)
-			for _, err := range each(gs, func(g comm.Group) error { return g.Close() }) {
+			for _, err := range grouptest.PerRank(gs, func(g comm.Group) error { return g.Close() }) {
 				require.NoError(t, err)
 			}
 		})

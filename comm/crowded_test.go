@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 )
 
 // BenchmarkCrowded has several ranks of this process share one or two processors.
@@ -28,7 +30,7 @@ func BenchmarkCrowded(b *testing.B) {
 					var all pace
 					for b.Loop() {
 						gs, paces, errs := Local(n), make([]pace, n), make([]error, n)
-						timeRanks(gs, 1, func(g Group) { paces[g.Rank()], errs[g.Rank()] = c.run(g) })
+						grouptest.TimeRanks(gs, 1, func(g Group) { paces[g.Rank()], errs[g.Rank()] = c.run(g) })
 						if err := errors.Join(errs...); err != nil {
 							b.Fatal(err)
 						}

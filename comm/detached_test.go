@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 )
 
 // TestDetached aborts a group: a detached group of the same ranks goes on, an
@@ -35,7 +36,7 @@ func TestDetached(t *testing.T) {
 			var left, summed sync.WaitGroup
 			left.Add(n)
 			summed.Add(n)
-			errs := each(groups(t), func(g comm.Group) error {
+			errs := grouptest.PerRank(groups(t), func(g comm.Group) error {
 				detached, err := g.Split(ctx, comm.Detached, g.Rank())
 				require.NoError(t, err)
 				ordinary, err := g.Split(ctx, 0, g.Rank())

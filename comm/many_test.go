@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/internal/store"
 )
 
@@ -82,7 +83,7 @@ func (s strand) Write(b []byte) (int, error) {
 // each of them fails, in all its groups, and names it. A group that does not depend on it goes on.
 func TestDeathOfOneOfMany(t *testing.T) {
 	const n, victim = 20, 9
-	addr := "tcp://" + comm.FreeAddr(t)
+	addr := "tcp://" + grouptest.FreeAddr(t)
 	cables := make([]cable, n)
 	worlds, halves, safe, errs := make([]comm.Group, n), make([]comm.Group, n), make([]comm.Group, n), make([]error, n)
 	all := func(f func(r int) error) {

@@ -312,59 +312,12 @@ func TestHostsSendLess(t *testing.T) {
 	}
 }
 
-// sameBits runs one collective on both groups, compares the bits, and returns how
-// many ranks of gs went by hosts.
+// sameBits is [grouptest.SameBits], and returns how many ranks of gs went by hosts.
 func sameBits(t testing.TB, gs, local []Group, kind transport.Kind, d DType, op Op, elements int) (byHosts int) {
 	t.Helper()
-	n := len(gs)
-	run := func(g Group) ([]byte, error) {
-		rng := rand.New(rand.NewPCG(uint64(g.Rank()), 7))
-		buffer := func(elements int) Buffer {
-			b := bufferOf(make([]byte, elements*d.Size()+8), d).Part(0, elements)
-			for i := range b.Len() {
-				x := float32(rng.NormFloat64() * 1e3)
-				switch d {
-				case Float32:
-					transport.View[float32](b)[i] = x
-				case Float64:
-					transport.View[float64](b)[i] = rng.NormFloat64()
-				case BFloat16:
-					Narrow(transport.View[BF16](b)[i:i+1], []float32{x})
-				case Float16:
-					Narrow(transport.View[F16](b)[i:i+1], []float32{x})
-				default:
-					b.Bytes()[i*d.Size()] = byte(i * (g.Rank() + 3))
-				}
-			}
-			return b
-		}
-		out, ctx := buffer(elements), context.Background()
-		switch kind {
-		case transport.KindAllGather:
-			return out.Bytes(), g.AllGather(out, buffer(elements/n)).Wait(ctx)
-		case transport.KindReduceScatter:
-			dst := buffer(elements / n)
-			return dst.Bytes(), g.ReduceScatter(dst, out, op).Wait(ctx)
-		case transport.KindAllReduce:
-			return out.Bytes(), g.AllReduce(out, op).Wait(ctx)
-		default:
-			return out.Bytes(), g.Broadcast(out, n/2).Wait(ctx)
-		}
-	}
-	results, errs := make([][]byte, 2*n), make([]error, 2*n)
-	var ranks sync.WaitGroup
-	for i, g := range slices.Concat(gs, local) {
-		ranks.Go(func() { results[i], errs[i] = run(g) })
-	}
-	ranks.Wait()
-	require.NoError(t, errors.Join(errs...))
-	for r, g := range gs {
-		require.True(t, bytes.Equal(results[n+r], results[r]), "%v %v %v of %d elements on rank %d of %d", kind, d, op, elements, r, n)
-		if _, ok := g.(*transport.Serial); !ok {
-			continue
-		}
-		c := transport.Call{Kind: kind, Op: op, Dst: transport.HostMemory(nil, elements, d), Src: transport.HostMemory(nil, elements, d)}
-		if h := remoteOf(g).hosts; h != nil && h.suits(c.Kind, c.Op, d, elements*d.Size()) {
+	grouptest.SameBits(t, gs, local, kind, d, op, elements)
+	for _, g := range gs {
+		if h := remoteOf(g).hosts; h != nil && h.suits(kind, op, d, elements*d.Size()) {
 			byHosts++
 		}
 	}

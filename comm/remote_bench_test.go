@@ -3,9 +3,10 @@ package comm
 import (
 	"context"
 	"fmt"
-	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"math"
 	"testing"
+
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 )
 
 // BenchmarkRemote prints, for two ranks over loopback, the bytes of the full
@@ -36,7 +37,7 @@ func BenchmarkRemote(b *testing.B) {
 				best := [3]float64{math.Inf(1), math.Inf(1), math.Inf(1)}
 				for b.Loop() {
 					for i, gs := range pumps {
-						best[i] = min(best[i], timeRanks(gs, rounds, func(g Group) {
+						best[i] = min(best[i], grouptest.TimeRanks(gs, rounds, func(g Group) {
 							if err := kinds[name](g, full[g.Rank()], shard[g.Rank()]).Wait(context.Background()); err != nil {
 								b.Error(err)
 							}

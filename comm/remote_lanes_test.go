@@ -42,7 +42,7 @@ func loopback(n int) (ips []string) {
 
 // listening connects ranks on hosts of their own, each of which listens as told.
 func listening(t *testing.T, ctx context.Context, listen ...string) ([]Group, []error) {
-	addr := FreeAddr(t)
+	addr := grouptest.FreeAddr(t)
 	gs, errs := make([]Group, len(listen)), make([]error, len(listen))
 	var ranks sync.WaitGroup
 	for r := range gs {

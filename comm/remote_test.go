@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/auth"
 	"github.com/gofsdp/gofsdp/internal/mesh"
@@ -31,13 +32,13 @@ type Wiring struct {
 // sockets is a network of sessions in this process, with data connections over
 // loopback.
 type sockets struct {
-	wires
+	grouptest.Wires
 	*switchboard
 }
 
 func (s sockets) Connect(_ context.Context, rank int, channel uint64) (lanes []mesh.Lane, err error) {
 	for k := range max(1, s.Lanes) {
-		conn, err := s.plug(s.rank, rank, channel, k)
+		conn, err := s.plug(s.Rank, rank, channel, k)
 		lanes = append(lanes, mesh.Lane{Conn: conn})
 		if err != nil {
 			return lanes, err
@@ -129,14 +130,12 @@ func RemoteGroups(t testing.TB, n int, w Wiring) []Group {
 func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
 	gs, errs := make([]Group, n), make([]error, n)
 	board := &switchboard{Wiring: w, ready: map[string]net.Conn{}}
-	sessions := wired(n)
-	for r, s := range sessions {
-		s.cfg.Timeout = w.Timeout
-		if w.Unsummed {
-			s.cfg.Summed = false
-		}
-		s.mesh = sockets{wires{r, sessions}, board}
-	}
+	sessions := grouptest.Wired(n, func(wires grouptest.Wires) *session {
+		s := newSession(sessionConfig{Rank: wires.Rank, Size: n, Timeout: w.Timeout, Summed: !w.Unsummed})
+		s.mesh = sockets{wires, board}
+		s.newGroup = newRemote
+		return s
+	})
 	var ranks sync.WaitGroup
 	for r, s := range sessions {
 		ranks.Go(func() { gs[r], errs[r] = newRemote(context.Background(), s.world()) })

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -16,63 +15,25 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// wires is a network of sessions in this process: what one sends another hears
-// at once, in the same goroutine.
-type wires struct {
-	rank     int
-	sessions []*session
-}
-
-func (w wires) SameHost(int) bool { return true }
-func (w wires) Host(int) string   { return "here" }
-
-func (w wires) Send(to int, msg []byte) error {
-	if len(msg) > mesh.MaxMessage {
-		return fmt.Errorf("message of %d bytes", len(msg))
-	}
-	w.sessions[to].Message(w.rank, slices.Clone(msg))
-	return nil
-}
-
-func (w wires) Tell(ranks []int, msg []byte) {
-	for _, r := range ranks {
-		if r != w.rank {
-			_ = w.sessions[w.rank].mesh.Send(r, msg) // through what a test has put before it
-		}
-	}
-}
-
-func (w wires) Relays() bool { return false }
-
-func (w wires) Connect(context.Context, int, uint64) ([]mesh.Lane, error) {
-	return nil, errors.New("no connections here")
-}
-
-func (w wires) Forget(uint64)              {}
-func (w wires) Plain(context.Context) bool { return true }
-func (w wires) Modelled() bool             { return false }
-
-func (w wires) SendFile(int, uint64, *os.File) error { return errors.New("no files here") }
-
-func (w wires) File(context.Context, int, uint64) (*os.File, error) {
-	return nil, errors.New("no files here")
-}
-
-func (w wires) Close() error { return nil }
-
 // wired returns n sessions in this process that hear each other.
 func wired(n int) []*session {
-	sessions := make([]*session, n)
-	for r := range sessions {
-		sessions[r] = newSession(sessionConfig{Rank: r, Size: n, Summed: true})
-		sessions[r].mesh = wires{r, sessions}
-		sessions[r].newGroup = choose(Auto)
-	}
-	return sessions
+	return grouptest.Wired(n, func(w grouptest.Wires) *session {
+		s := newSession(sessionConfig{Rank: w.Rank, Size: n, Summed: true})
+		s.mesh = w
+		return s
+	})
+}
+
+// lose makes messages of a session to some ranks get lost.
+func lose(s *session, to func(rank int) bool) {
+	w := s.mesh.(grouptest.Wires)
+	w.Lost = to
+	s.mesh = w
 }
 
 // lent is a Backend that borrows the collectives of a local group.
@@ -192,7 +153,7 @@ func TestReportNeedsNoPatience(t *testing.T) {
 
 		var all []Status
 		late := links[2]
-		sessions[2].mesh = deafTo{sessions[2].mesh, 0} // it does not answer any more
+		lose(sessions[2], func(to int) bool { return to == 0 }) // it does not answer any more
 		go func() { all, _ = late.Report(context.Background()) }()
 		synctest.Wait()
 		require.Nil(t, all)
@@ -425,7 +386,7 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte{1, 2, 0, 0})
 	f.Fuzz(func(t *testing.T, script []byte) {
 		s := wired(3)[0]
-		s.mesh = silence{}
+		lose(s, func(int) bool { return true })
 		open := func(id uint64) (*link, *transport.Serial) {
 			l := s.world().derive("g", id, []int{0, 1, 2})
 			g := transport.NewSerial("g", 0, 3, &stuck{halt: make(chan struct{})})
@@ -456,13 +417,6 @@ func FuzzMessage(f *testing.F) {
 		require.Empty(t, s.ended)
 	})
 }
-
-// silence is a network on which nobody hears.
-type silence struct{ wires }
-
-func (silence) Tell([]int, []byte)     {}
-func (silence) Send(int, []byte) error { return nil }
-func (silence) Close() error           { return nil }
 
 // stuck is a Backend whose collectives never complete.
 type stuck struct {

@@ -12,14 +12,15 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/transport"
-	"github.com/stretchr/testify/require"
 )
 
 // host is a network of sessions in this process that can pass files.
 type host struct {
-	wires
+	grouptest.Wires
 	files *sync.Map // chan *os.File by [3]int{from, to, tag}
 }
 
@@ -33,26 +34,28 @@ func (h host) SendFile(to int, tag uint64, f *os.File) error {
 	if err != nil {
 		return err
 	}
-	h.box(h.rank, to, tag) <- os.NewFile(uintptr(fd), f.Name())
+	h.box(h.Rank, to, tag) <- os.NewFile(uintptr(fd), f.Name())
 	return nil
 }
 
 func (h host) File(ctx context.Context, from int, tag uint64) (*os.File, error) {
 	select {
-	case f := <-h.box(from, h.rank, tag):
+	case f := <-h.box(from, h.Rank, tag):
 		return f, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 }
 
-// housed is wired for sessions that share memory, each through mappings of its own.
+// housed returns n sessions in this process that share memory, each through mappings of its own.
 func housed(n int) []*session {
-	sessions, files := wired(n), new(sync.Map)
-	for _, s := range sessions {
-		s.mesh = host{s.mesh.(wires), files}
-	}
-	return sessions
+	files := new(sync.Map)
+	return grouptest.Wired(n, func(w grouptest.Wires) *session {
+		s := newSession(sessionConfig{Rank: w.Rank, Size: n})
+		s.mesh = host{w, files}
+		s.newGroup = func(ctx context.Context, l *link) (Group, error) { return s.memory.group(ctx, l) }
+		return s
+	})
 }
 
 // SharedGroups returns a group of n ranks in this process that share memory.
@@ -216,12 +219,6 @@ func (c *copyBack) Wait(ctx context.Context) error {
 	return err
 }
 
-func closeGroups(t testing.TB, gs []Group) {
-	for _, err := range grouptest.PerRank(gs, func(g Group) error { return g.Close() }) {
-		require.NoError(t, err)
-	}
-}
-
 // More operations than the board has slots wait in line, in any order.
 func TestSharedRunAhead(t *testing.T) {
 	const ahead = 5 * boardSlots
@@ -246,7 +243,7 @@ func TestSharedRunAhead(t *testing.T) {
 	}) {
 		require.NoError(t, err)
 	}
-	closeGroups(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestSharedSmall compares collectives with those of a local group, of the sizes at which a source is
@@ -257,13 +254,13 @@ func TestSharedSmall(t *testing.T) {
 		for _, bytes := range []int{0, 4, inlineBytes, inlineBytes + 4, smallTensor / n, smallTensor, smallTensor + 4} {
 			elements := bytes / 4
 			for _, op := range []Op{Sum, Avg, Max, Min} {
-				sameBits(t, gs, local, transport.KindAllReduce, Float32, op, elements)
-				sameBits(t, gs, local, transport.KindReduceScatter, Float32, op, n*elements)
+				grouptest.SameBits(t, gs, local, transport.KindAllReduce, Float32, op, elements)
+				grouptest.SameBits(t, gs, local, transport.KindReduceScatter, Float32, op, n*elements)
 			}
-			sameBits(t, gs, local, transport.KindBroadcast, Float32, Sum, elements)
-			sameBits(t, gs, local, transport.KindAllGather, Float32, Sum, n*elements)
+			grouptest.SameBits(t, gs, local, transport.KindBroadcast, Float32, Sum, elements)
+			grouptest.SameBits(t, gs, local, transport.KindAllGather, Float32, Sum, n*elements)
 		}
-		closeGroups(t, gs)
+		grouptest.CloseRanks(t, gs)
 	}
 }
 
@@ -285,7 +282,7 @@ func TestSharedSourceMoves(t *testing.T) {
 	require.Equal(t, byte(7), dst[0].Bytes()[5])
 	require.Equal(t, byte(7), dst[1].Bytes()[5])
 	require.NoError(t, gs[0].(Allocator).Free(mem))
-	closeGroups(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // A source that was moved is freed although the collective fails: here because rank 2
@@ -319,7 +316,7 @@ func TestSharedMovedSourceIsFreed(t *testing.T) {
 		board.finish(seq, 2, parts)
 	}
 	require.NoError(t, gs[0].(Allocator).Free(src))
-	closeGroups(t, gs)
+	grouptest.CloseRanks(t, gs)
 	live, _ := gs[0].(*shared).domain.own.Live()
 	require.Zero(t, live)
 }
@@ -340,7 +337,7 @@ func TestSharedEarlyWaiter(t *testing.T) {
 	require.NoError(t, w0.Wait(t.Context()))
 	require.Equal(t, byte(2), dst[1][3+1<<19]) // rank 1 has not waited yet
 	require.NoError(t, w1.Wait(t.Context()))
-	closeGroups(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // In steady state a collective allocates nothing but its handle, and its copies
@@ -379,7 +376,7 @@ func TestSharedAllocations(t *testing.T) {
 	allocs := testing.AllocsPerRun(runs, f)
 	other.Wait()
 	require.LessOrEqual(t, allocs, float64(4*n))
-	closeGroups(t, gs)
+	grouptest.CloseRanks(t, gs)
 	for _, g := range gs {
 		allocated, _ := g.(*shared).domain.own.Live()
 		require.Zero(t, allocated)
@@ -405,7 +402,7 @@ func TestSharedGatherCopies(t *testing.T) {
 				}
 				mem, err := gs[r].(Allocator).Alloc(4 * elements)
 				require.NoError(t, err)
-				return bufferOf(mem, Float32)
+				return transport.HostMemory(unsafe.Pointer(&mem[0]), elements, Float32)
 			}
 			dst, works := alloc(1, n*length, private.dst), make([]Work, n)
 			for r, g := range gs {
@@ -431,7 +428,7 @@ func TestSharedGatherCopies(t *testing.T) {
 			for _, w := range works {
 				require.NoError(t, w.Wait(t.Context()))
 			}
-			closeGroups(t, gs)
+			grouptest.CloseRanks(t, gs)
 		})
 	}
 }
@@ -447,7 +444,7 @@ func TestSharedAstray(t *testing.T) {
 	liar.board.post(1, 1).dst = 1 << 62
 	err = gs[0].AllReduce(Of(x.Bytes()), Sum).Wait(t.Context())
 	require.EqualError(t, err, `comm: rank 1 of group "world": posted a buffer outside of its memory for all-reduce #1`)
-	closeGroups(t, gs)
+	grouptest.CloseRanks(t, gs)
 }
 
 // TestSharedMissing makes a group to which one rank does not come.
@@ -459,7 +456,7 @@ func TestSharedMissing(t *testing.T) {
 		g := gs[r].(*shared)
 		g.link.session.cfg.Timeout = 2 * time.Second
 		ranks.Go(func() {
-			_, err := newShared(context.Background(), g.link.split(1, 0, []int{1, 2, 0}), g.domain)
+			_, err := newShared(context.Background(), g.link.derive(transport.ChildName(g.Name(), 0), 9, []int{1, 2, 0}), g.domain)
 			errs[r] = transport.SplitError(transport.WorldName, r, 1, 0, []int{1, 2, 0}, err)
 		})
 	}
@@ -479,7 +476,7 @@ func TestSharedCloseWhileMeeting(t *testing.T) {
 	gs := SharedGroups(t, 2)
 	g := gs[0].(*shared)
 	ended := make(chan error, 1)
-	child := g.link.split(1, 0, []int{0, 1})
+	child := g.link.derive(transport.ChildName(g.Name(), 0), 9, []int{0, 1})
 	go func() {
 		_, err := newShared(context.Background(), child, g.domain)
 		ended <- err

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -14,27 +13,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/internal/auth"
 )
-
-// FreeAddr returns a loopback address where nobody listens but who is told of it: until the test
-// ends a connection keeps the kernel from giving the port to another process.
-func FreeAddr(t testing.TB) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	there, err := net.Dial("tcp", ln.Addr().String())
-	require.NoError(t, err)
-	here, err := ln.Accept()
-	require.NoError(t, err)
-	require.NoError(t, ln.Close())
-	t.Cleanup(func() { require.NoError(t, errors.Join(there.Close(), here.Close())) })
-	return ln.Addr().String()
-}
 
 // meet connects two ranks, each with a configuration of its own, and leaves again. When one cannot
 // join, the other gives up as soon as refused has returned.
 func meet(t *testing.T, change func(*Config), refused ...func()) (errs [2]error) {
-	addr := FreeAddr(t)
+	addr := grouptest.FreeAddr(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var ranks sync.WaitGroup

@@ -68,7 +68,7 @@ var edges = map[string]string{
 	// Groups of ranks.
 	"comm":                    "comm/internal/limit comm/internal/local comm/internal/park comm/internal/ticket comm/transport internal/auth internal/backoff internal/checksum internal/half internal/launch internal/mesh internal/shm internal/store internal/text",
 	"comm/commtest":           "comm comm/transport",
-	"comm/internal/grouptest": "comm/transport",
+	"comm/internal/grouptest": "comm/transport internal/mesh",
 	"comm/internal/limit":     "comm/transport internal/backoff",
 	"comm/internal/local":     "comm/internal/park comm/transport internal/backoff",
 	"comm/internal/park":      "",

@@ -2,23 +2,27 @@
 package grouptest
 
 import (
+	"errors"
+	"net"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm/transport"
-	"github.com/stretchr/testify/require"
 )
 
 // Floats returns a buffer of n elements.
 func Floats(n int) transport.Buffer { return transport.Of(make([]float32, n)).Named("h.3") }
 
-// PerRank calls f as every rank and returns the errors. Inside a synctest bubble
-// a rank that hangs is a deadlock, which fails the test at once.
-func PerRank(gs []transport.Group, f func(transport.Group) error) []error {
-	errs := make([]error, len(gs))
+// PerRank calls f as every rank, with what the rank has, such as its handle, and returns the errors.
+// Inside a synctest bubble a rank that hangs is a deadlock, which fails the test at once.
+func PerRank[T any](all []T, f func(T) error) []error {
+	errs := make([]error, len(all))
 	var ranks sync.WaitGroup
-	for r, g := range gs {
-		ranks.Go(func() { errs[r] = f(g) })
+	for r, x := range all {
+		ranks.Go(func() { errs[r] = f(x) })
 	}
 	ranks.Wait()
 	return errs
@@ -27,9 +31,34 @@ func PerRank(gs []transport.Group, f func(transport.Group) error) []error {
 // CloseRanks closes the handles of all ranks, at the same time.
 func CloseRanks(t testing.TB, gs []transport.Group) {
 	t.Helper()
+	require.NoError(t, errors.Join(PerRank(gs, transport.Group.Close)...))
+}
+
+// TimeRanks returns the seconds per call when every rank makes that many calls.
+func TimeRanks(gs []transport.Group, calls int, f func(transport.Group)) float64 {
 	var ranks sync.WaitGroup
+	start := time.Now()
 	for _, g := range gs {
-		ranks.Go(func() { require.NoError(t, g.Close()) })
+		ranks.Go(func() {
+			for range calls {
+				f(g)
+			}
+		})
 	}
 	ranks.Wait()
+	return time.Since(start).Seconds() / float64(calls)
+}
+
+// FreeAddr returns a loopback address at which only the test listens: until the test ends, a
+// connection keeps the kernel from giving the port to another process.
+func FreeAddr(t testing.TB) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	there, err := net.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	here, err := ln.Accept()
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+	t.Cleanup(func() { require.NoError(t, errors.Join(there.Close(), here.Close())) })
+	return ln.Addr().String()
 }

@@ -1,0 +1,108 @@
+package comm
+
+import (
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/transport"
+)
+
+// hearer is a member that keeps what it is told.
+type hearer struct {
+	mu   sync.Mutex
+	errs []error
+}
+
+func (h *hearer) Failed(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.errs = append(h.errs, err)
+}
+
+func (h *hearer) Left(int, uint64) {}
+func (h *hearer) Status() Status   { return Status{} }
+func (h *hearer) Failure() error   { return errors.Join(h.errs...) }
+func (h *hearer) Close() error     { return nil }
+
+// TestLeaverMisses has a rank leave a group of which another one makes children: those
+// in which it should be and never was have failed.
+func TestLeaverMisses(t *testing.T) {
+	sessions := wired(3)
+	here, there := sessions[0].world(), sessions[1].world()
+	here.attach(new(hearer))
+	there.attach(new(hearer))
+	var before, after, known, without hearer
+	here.split(1, 0, []int{0, 1}).attach(&before)
+	here.split(2, 0, []int{0, 2}).attach(&without)
+	here.split(3, 0, []int{0, 1}).attach(&known)
+	made := there.split(3, 0, []int{0, 1})
+	made.attach(new(hearer))
+	require.NoError(t, made.leave(7))
+	require.NoError(t, there.leave(3))
+	here.split(4, 0, []int{0, 1}).attach(&after)
+	want := []error{&RankError{Group: transport.WorldName, Rank: 1, Err: ErrClosed}}
+	require.Equal(t, want, before.errs)
+	require.Equal(t, want, after.errs)
+	require.Empty(t, known.errs)
+	require.Empty(t, without.errs)
+}
+
+// TestLeaverTellsWhy has rank 1 leave a group because of rank 2, before rank 0 hears of that, or
+// when it has heard that rank 2 left in good order: rank 0 names rank 2, and why.
+func TestLeaverTellsWhy(t *testing.T) {
+	for name, c := range map[string]struct {
+		relays bool
+		strike func(gs []Group, sessions []*session)
+		why    string
+	}{
+		"failure": {false, func(gs []Group, _ []*session) { gs[2].Abort(errDisk) }, "disk full"},
+		"leaving": {false, func(gs []Group, _ []*session) { _ = gs[2].Close() }, "group closed"},
+		"loss":    {true, func(_ []Group, sessions []*session) { sessions[1].Lost(2, errDisk) }, "process lost: disk full"},
+		"loss of one that left": {true, func(_ []Group, sessions []*session) {
+			_ = sessions[2].send(0, newsLeft, worldID, leftAfter(1))
+			sessions[1].Lost(2, errDisk)
+		}, "process lost: disk full"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gs := SerialGroups(3)
+			sessions := make([]*session, 3)
+			for r, g := range gs {
+				sessions[r] = g.(*transport.Serial).Backend().(*lent).session
+				if c.relays {
+					w := sessions[r].mesh.(grouptest.Wires)
+					w.Relayed = true
+					sessions[r].mesh = w
+				}
+			}
+			detached := gs[0].(*transport.Serial).Backend().(*lent).link.split(1, Detached, []int{0, 1})
+			var beside hearer
+			detached.attach(&beside) // rank 1 never makes it
+			lose(sessions[2], func(to int) bool { return to == 0 })
+			w := gs[0].AllReduce(Of([]float32{1}), Sum)
+			c.strike(gs, sessions)
+			want := `comm: rank 2 of group "world": ` + c.why
+			require.EqualError(t, gs[1].Barrier(t.Context()), want)
+			require.NoError(t, gs[1].Close())
+			require.EqualError(t, w.Wait(t.Context()), want)
+			require.EqualError(t, errors.Join(beside.errs...), want)
+			require.NoError(t, errors.Join(gs[0].Close(), gs[2].Close()))
+		})
+	}
+}
+
+// TestAttachToClosed makes a child of a handle that is being closed.
+func TestAttachToClosed(t *testing.T) {
+	world := wired(2)[0].world()
+	world.attach(new(hearer))
+	require.NoError(t, world.leave(0))
+	child := world.split(1, 0, []int{0, 1})
+	var h hearer
+	child.attach(&h)
+	require.Equal(t, []error{&RankError{Group: transport.WorldName, Rank: 0, Err: ErrClosed}}, h.errs)
+	require.Empty(t, world.session.links, "nobody would remove it")
+	require.NoError(t, child.leave(0))
+}

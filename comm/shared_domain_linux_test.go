@@ -1,0 +1,37 @@
+package comm
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+)
+
+// wrongFile is a host on which a rank gets something else than the memory of rank 0.
+type wrongFile struct{ network }
+
+func (w wrongFile) File(ctx context.Context, from int, tag uint64) (*os.File, error) {
+	f, err := w.network.File(ctx, from, tag)
+	if err != nil || from != 0 {
+		return f, err
+	}
+	if err := f.Close(); err != nil {
+		return nil, err
+	}
+	return os.Open(os.DevNull)
+}
+
+// TestUnmapped: what one rank cannot map, no rank uses.
+func TestUnmapped(t *testing.T) {
+	sessions := housed(3)
+	sessions[2].mesh = wrongFile{sessions[2].mesh}
+	for _, err := range grouptest.PerRank(sessions, func(s *session) error {
+		_, err := newDomain(t.Context(), s)
+		return err
+	}) {
+		require.ErrorContains(t, err, "ranks [0 1 2] of one host cannot share memory; rank 2: memory of rank 0: shm: opening a segment")
+	}
+}
