@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
@@ -87,8 +88,8 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 
 // join returns the world group when all ranks have it.
 func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group, error) {
-	s := newSession(sessionConfig{Rank: cfg.Rank, Size: cfg.Size, Timeout: cfg.Timeout, Summed: cfg.sumsWire()})
-	s.newGroup = choose(cfg.Transport)
+	s := session.New(session.Config{Rank: cfg.Rank, Size: cfg.Size, Timeout: cfg.Timeout, Summed: cfg.sumsWire()})
+	s.NewGroup = choose(cfg.Transport)
 	joined, err := mesh.Join(ctx, mesh.Config{
 		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: cfg.Job, Secret: cfg.Secret, TLS: cfg.TLS,
 		Listen: cfg.Listen, Host: cfg.Host, Log: j.strangers, Handler: s,
@@ -97,11 +98,11 @@ func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group,
 	if err != nil {
 		return nil, err
 	}
-	s.mesh = joined
+	s.Mesh = joined
 	j.waitsFor("make the group", j.others)
 	g, err := open(ctx, s, cfg)
 	if err != nil {
-		return nil, s.abandon(err)
+		return nil, s.Abandon(err)
 	}
 	if err := g.Barrier(ctx); err != nil {
 		return nil, errors.Join(err, g.Close())
@@ -110,31 +111,31 @@ func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group,
 }
 
 // open makes the world group.
-func open(ctx context.Context, s *session, cfg Config) (Group, error) {
+func open(ctx context.Context, s *session.Session, cfg Config) (Group, error) {
 	if cfg.Transport != TCP {
 		d, err := newDomain(ctx, s)
-		var none *noMemory
+		var none *session.NoMemory
 		switch {
 		case err == nil:
-			s.memory = d
+			s.Memory = d
 		case cfg.Transport == SharedMemory || !errors.As(err, &none):
 			return nil, err
-		case len(none.ranks) > 1 && none.ranks[0] == cfg.Rank: // one of them logs it
+		case len(none.Ranks) > 1 && none.Ranks[0] == cfg.Rank: // one of them logs it
 			cfg.Logger.Warn("comm: slower: sockets take the place of shared memory", "because", none)
 		}
 	}
-	return s.newGroup(ctx, s.world())
+	return s.NewGroup(ctx, s.World())
 }
 
 // choose returns the function that makes the groups of a session: over shared memory if all ranks of
 // the group share it, or else over sockets. With SharedMemory the second case is an error.
-func choose(t Transport) func(ctx context.Context, l *link) (Group, error) {
-	return func(ctx context.Context, l *link) (Group, error) {
+func choose(t Transport) func(ctx context.Context, l *session.Link) (Group, error) {
+	return func(ctx context.Context, l *session.Link) (Group, error) {
 		switch {
-		case l.session.shares(l.ranks):
-			return l.session.memory.group(ctx, l)
+		case l.Session.Shares(l.Ranks):
+			return l.Session.Memory.Group(ctx, l)
 		case t == SharedMemory:
-			return nil, fmt.Errorf("group %q spans several hosts, which share no memory", l.name)
+			return nil, fmt.Errorf("group %q spans several hosts, which share no memory", l.Name)
 		}
 		return newRemote(ctx, l)
 	}

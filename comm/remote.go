@@ -5,12 +5,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"github.com/gofsdp/gofsdp/comm/transport"
 	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gofsdp/gofsdp/comm/internal/session"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // remote is the Backend of a group whose ranks communicate through sockets: one connection, of one
@@ -33,7 +35,7 @@ type remote struct {
 	exchange
 	name       string
 	rank, size int
-	link       *link
+	link       *session.Link
 	broken     error // of the first collective that failed; the state of the streams is unknown
 	begun      bool  // Begin has queued the messages of the next collective
 	failed     error // of Begin
@@ -144,14 +146,14 @@ func (r *remote) Missing() (ranks []int) {
 
 // Split implements [transport.Backend].
 func (r *remote) Split(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
-	return r.link.form(ctx, seq, color, ranks)
+	return r.link.Form(ctx, seq, color, ranks)
 }
 
 // Report implements [transport.Reporter].
 func (r *remote) Report(ctx context.Context) ([]Status, error) { return r.link.Report(ctx) }
 
 // Tell implements [transport.Backend].
-func (r *remote) Tell(err error) { r.link.fail(err) }
+func (r *remote) Tell(err error) { r.link.Fail(err) }
 
 // Stop implements [transport.Backend].
 func (r *remote) Stop() {
@@ -174,9 +176,9 @@ func (r *remote) interrupt() {
 func (r *remote) Leave(last uint64) error {
 	r.gone.Store(1)
 	deadline := time.Now().Add(transport.Grace)
-	err := r.link.leave(last)
+	err := r.link.Leave(last)
 	r.wires.end()
-	r.link.session.mesh.Forget(r.link.id) // others may have connected for what has failed
+	r.link.Session.Mesh.Forget(r.link.ID) // others may have connected for what has failed
 	if r.pump != nil {                    // else it has never been connected
 		r.pump.close(deadline)
 	}

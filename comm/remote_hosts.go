@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/text"
@@ -68,15 +69,15 @@ func (h *hosts) mine(index int) transport.Span {
 
 // findHosts returns the hosts of l, nil if it is better treated as flat. All ranks come to the same
 // result, and none before all are connected: a rank may leave the group as soon as it is made.
-func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
-	all := hostsOf(len(l.ranks), func(r int) string { return l.session.mesh.Host(l.ranks[r]) })
+func (r *remote) findHosts(ctx context.Context, l *session.Link) (*hosts, error) {
+	all := hostsOf(len(l.Ranks), func(r int) string { return l.Session.Mesh.Host(l.Ranks[r]) })
 	able := []int32{0, 1}
-	if l.crowded() {
+	if crowded(l) {
 		able[1] = 0
 	}
 	var h *hosts
 	if all != nil {
-		if h = newHosts(l.name, l.rank, all); l.session.shares(l.ranks[all[h.host].Lo:all[h.host].Hi]) {
+		if h = newHosts(l.Name, l.Rank, all); l.Session.Shares(l.Ranks[all[h.host].Lo:all[h.host].Hi]) {
 			able[0] = 1
 		}
 	}
@@ -90,8 +91,8 @@ func (r *remote) findHosts(ctx context.Context, l *link) (*hosts, error) {
 		return nil, nil
 	}
 	form := func(name string, s transport.Span) (Group, error) {
-		inside := l.derive(name, text.Hash(fmt.Sprintf("%x %s", l.id, name)), l.ranks[s.Lo:s.Hi])
-		g, err := l.session.memory.group(ctx, inside)
+		inside := l.Derive(name, text.Hash(fmt.Sprintf("%x %s", l.ID, name)), l.Ranks[s.Lo:s.Hi])
+		g, err := l.Session.Memory.Group(ctx, inside)
 		return g, h.outside(r.name, err)
 	}
 	var err error

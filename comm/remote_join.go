@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/mesh"
@@ -14,19 +15,19 @@ import (
 
 // newRemote makes the group of l over TCP. All its ranks call it. It receives failures from the
 // beginning, so that no rank waits for one that will not come.
-func newRemote(ctx context.Context, l *link) (Group, error) {
-	cfg := &l.session.cfg
-	r := newRank(l.name, l.id, l.rank, len(l.ranks), cfg.Timeout, cfg.Summed)
+func newRemote(ctx context.Context, l *session.Link) (Group, error) {
+	cfg := &l.Session.Config
+	r := newRank(l.Name, l.ID, l.Rank, len(l.Ranks), cfg.Timeout, cfg.Summed)
 	r.link = l
 	joining, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	r.halt = func() { cancel(errStopped) }
 	dialing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	r.wires.stop = stop
-	r.wires.connect = func(peer int) ([]mesh.Lane, error) { return l.session.mesh.Connect(dialing, l.ranks[peer], l.id) }
-	s := transport.NewSerial(l.name, l.rank, len(l.ranks), r)
+	r.wires.connect = func(peer int) ([]mesh.Lane, error) { return l.Session.Mesh.Connect(dialing, l.Ranks[peer], l.ID) }
+	s := transport.NewSerial(l.Name, l.Rank, len(l.Ranks), r)
 	err := s.Open(ctx, func() error {
-		l.attach(s)
+		l.Attach(s)
 		return r.join(joining, l)
 	})
 	if err != nil {
@@ -48,12 +49,12 @@ func newRank(name string, id uint64, rank, size int, timeout time.Duration, summ
 }
 
 // join returns when all ranks are here.
-func (r *remote) join(ctx context.Context, l *link) (err error) {
-	if r.pump, err = newPump(l.session.mesh.Plain(ctx)); err != nil {
+func (r *remote) join(ctx context.Context, l *session.Link) (err error) {
+	if r.pump, err = newPump(l.Session.Mesh.Plain(ctx)); err != nil {
 		r.pump = nil
 		return fmt.Errorf("connections of group %q: %w", r.name, store.Advise(err))
 	}
-	r.waiting = l.waiting(r.pump)
+	r.waiting = waiting(l, r.pump)
 	r.mu.Lock()
 	cancel := r.halt
 	r.halt = func() { cancel(); r.interrupt() }
@@ -71,12 +72,12 @@ func (r *remote) join(ctx context.Context, l *link) (err error) {
 }
 
 // waiting returns how a rank of l polls for the data that a pump moves before it sleeps.
-func (l *link) waiting(p pump) backoff.Policy {
-	if l.session.mesh.Modelled() {
+func waiting(l *session.Link, p pump) backoff.Policy {
+	if l.Session.Mesh.Modelled() {
 		return backoff.Policy{} // time may stand still while a rank polls
 	}
 	w := backoff.Policy{Eager: backoff.Eager, Processes: true, Alone: alone}
-	if l.crowded() {
+	if crowded(l) {
 		w.Alone = 0
 	}
 	if _, own := p.(*streams); own {
@@ -86,12 +87,12 @@ func (l *link) waiting(p pump) backoff.Policy {
 }
 
 // crowded reports whether ranks of the group share processors of this host.
-func (l *link) crowded() bool {
+func crowded(l *session.Link) bool {
 	neighbours := 0
-	for _, world := range l.ranks {
-		if l.session.mesh.Host(world) == l.session.mesh.Host(l.ranks[l.rank]) {
+	for _, world := range l.Ranks {
+		if l.Session.Mesh.Host(world) == l.Session.Mesh.Host(l.Ranks[l.Rank]) {
 			neighbours++
 		}
 	}
-	return neighbours > runtime.NumCPU() && !l.session.mesh.Modelled() // whose hosts do not exist
+	return neighbours > runtime.NumCPU() && !l.Session.Mesh.Modelled() // whose hosts do not exist
 }

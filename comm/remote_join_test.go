@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
 // blocked is a network that makes no data connections, or fails to.
 type blocked struct {
-	network
+	session.Network
 	trying *sync.WaitGroup // done at the first attempt
 	once   *sync.Once
 	err    error
@@ -33,10 +34,10 @@ func (b blocked) Connect(ctx context.Context, _ int, _ uint64) ([]mesh.Lane, err
 
 // splitting has three ranks split a group whose rank 2 can connect to nobody, calls
 // strike when it tries, and returns the groups, which have failed, and what Split gave.
-func splitting(t *testing.T, gs []Group, sessions []*session, refused error, strike func([]Group, []*session, context.CancelFunc)) []error {
+func splitting(t *testing.T, gs []Group, sessions []*session.Session, refused error, strike func([]Group, []*session.Session, context.CancelFunc)) []error {
 	trying := new(sync.WaitGroup)
 	trying.Add(1)
-	sessions[2].mesh = blocked{sessions[2].mesh, trying, new(sync.Once), refused}
+	sessions[2].Mesh = blocked{sessions[2].Mesh, trying, new(sync.Once), refused}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	errs := make([]error, 3)
@@ -60,15 +61,15 @@ func splitting(t *testing.T, gs []Group, sessions []*session, refused error, str
 // to know at once, by the name of the group that was split, and for good.
 func TestJoinFails(t *testing.T) {
 	for name, c := range map[string]struct {
-		strike func([]Group, []*session, context.CancelFunc)
+		strike func([]Group, []*session.Session, context.CancelFunc)
 		blamed int
 		is     error
 	}{
-		"abort":  {func(gs []Group, _ []*session, _ context.CancelFunc) { gs[1].Abort(errDisk) }, 1, nil},
-		"close":  {func(gs []Group, _ []*session, _ context.CancelFunc) { _ = gs[1].Close() }, 1, ErrClosed},
-		"leave":  {func(gs []Group, _ []*session, _ context.CancelFunc) { _ = gs[2].Close() }, 2, ErrClosed},
-		"cancel": {func(_ []Group, _ []*session, cancel context.CancelFunc) { cancel() }, 1, context.Canceled},
-		"lost":   {func(_ []Group, s []*session, _ context.CancelFunc) { s[0].Lost(2, errors.New("reset")) }, 2, ErrLost},
+		"abort":  {func(gs []Group, _ []*session.Session, _ context.CancelFunc) { gs[1].Abort(errDisk) }, 1, nil},
+		"close":  {func(gs []Group, _ []*session.Session, _ context.CancelFunc) { _ = gs[1].Close() }, 1, ErrClosed},
+		"leave":  {func(gs []Group, _ []*session.Session, _ context.CancelFunc) { _ = gs[2].Close() }, 2, ErrClosed},
+		"cancel": {func(_ []Group, _ []*session.Session, cancel context.CancelFunc) { cancel() }, 1, context.Canceled},
+		"lost":   {func(_ []Group, s []*session.Session, _ context.CancelFunc) { s[0].Lost(2, errors.New("reset")) }, 2, ErrLost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gs, sessions := remoteGroups(t, 3, Wiring{})
@@ -97,7 +98,7 @@ func TestJoinSilent(t *testing.T) {
 		loseTCP(sessions[r], func(to int) bool { return to == 2 })
 	}
 	loseTCP(sessions[2], func(int) bool { return true })
-	errs := splitting(t, gs, sessions, nil, func([]Group, []*session, context.CancelFunc) {})
+	errs := splitting(t, gs, sessions, nil, func([]Group, []*session.Session, context.CancelFunc) {})
 	for _, err := range errs[:2] {
 		var blame *RankError
 		require.ErrorAs(t, err, &blame)
@@ -111,16 +112,16 @@ func TestJoinSilent(t *testing.T) {
 }
 
 // loseTCP makes messages of a session to some ranks get lost.
-func loseTCP(s *session, to func(rank int) bool) {
-	w := s.mesh.(sockets)
+func loseTCP(s *session.Session, to func(rank int) bool) {
+	w := s.Mesh.(sockets)
 	w.Lost = to
-	s.mesh = w
+	s.Mesh = w
 }
 
 // TestJoinRefused has a rank whose connections fail for no reason that anybody tells.
 func TestJoinRefused(t *testing.T) {
 	gs, sessions := remoteGroups(t, 3, Wiring{})
-	errs := splitting(t, gs, sessions, errDisk, func([]Group, []*session, context.CancelFunc) {})
+	errs := splitting(t, gs, sessions, errDisk, func([]Group, []*session.Session, context.CancelFunc) {})
 	for _, err := range errs {
 		require.ErrorIs(t, err, ErrLost)
 		require.ErrorContains(t, err, errDisk.Error())
@@ -182,7 +183,7 @@ func TestConnectFailsLate(t *testing.T) {
 	gs, sessions := remoteGroups(t, n, Wiring{})
 	trying := new(sync.WaitGroup)
 	trying.Add(1)
-	sessions[2].mesh = blocked{sessions[2].mesh, trying, new(sync.Once), errDisk}
+	sessions[2].Mesh = blocked{sessions[2].Mesh, trying, new(sync.Once), errDisk}
 	errs := make([]error, n)
 	var ranks sync.WaitGroup
 	for r, g := range gs {

@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 )
 
 // TestGiversAreAhead has ranks give in broadcasts and gathers before any other rank has called

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/auth"
 	"github.com/gofsdp/gofsdp/internal/mesh"
@@ -121,24 +122,27 @@ func (w Wiring) pair() (a, b net.Conn, err error) {
 	return a, b, nil
 }
 
+// worldID is the id of the group of all ranks.
+const worldID = 1
+
 // RemoteGroups returns a group of n ranks over loopback sockets.
 func RemoteGroups(t testing.TB, n int, w Wiring) []Group {
 	gs, _ := remoteGroups(t, n, w)
 	return gs
 }
 
-func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session) {
+func remoteGroups(t testing.TB, n int, w Wiring) ([]Group, []*session.Session) {
 	gs, errs := make([]Group, n), make([]error, n)
 	board := &switchboard{Wiring: w, ready: map[string]net.Conn{}}
-	sessions := grouptest.Wired(n, func(wires grouptest.Wires) *session {
-		s := newSession(sessionConfig{Rank: wires.Rank, Size: n, Timeout: w.Timeout, Summed: !w.Unsummed})
-		s.mesh = sockets{wires, board}
-		s.newGroup = newRemote
+	sessions := grouptest.Wired(n, func(wires grouptest.Wires) *session.Session {
+		s := session.New(session.Config{Rank: wires.Rank, Size: n, Timeout: w.Timeout, Summed: !w.Unsummed})
+		s.Mesh = sockets{wires, board}
+		s.NewGroup = newRemote
 		return s
 	})
 	var ranks sync.WaitGroup
 	for r, s := range sessions {
-		ranks.Go(func() { gs[r], errs[r] = newRemote(context.Background(), s.world()) })
+		ranks.Go(func() { gs[r], errs[r] = newRemote(context.Background(), s.World()) })
 	}
 	ranks.Wait()
 	for _, err := range errs {

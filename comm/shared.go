@@ -10,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/park"
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/internal/ticket"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/shm"
@@ -38,7 +39,7 @@ import (
 // for that rank to read, and is free.
 type shared struct {
 	transport.Base
-	link    *link
+	link    *session.Link
 	domain  *domain
 	memory  []byte // of the board, on rank 0
 	board   board
@@ -82,22 +83,22 @@ type task struct {
 var (
 	_ Group              = (*shared)(nil)
 	_ Allocator          = (*shared)(nil)
-	_ member             = (*shared)(nil)
+	_ session.Member     = (*shared)(nil)
 	_ transport.Reporter = (*shared)(nil)
 	_ transport.Watcher  = (*shared)(nil)
 )
 
 // newShared makes the group of l, all of whose ranks are in d and call newShared.
-func newShared(ctx context.Context, l *link, d *domain) (Group, error) {
-	n := len(l.ranks)
+func newShared(ctx context.Context, l *session.Link, d *domain) (Group, error) {
+	n := len(l.Ranks)
 	s := &shared{
-		link: l, domain: d, timeout: l.session.cfg.Timeout,
+		link: l, domain: d, timeout: l.Session.Config.Timeout,
 		lost: make([]atomic.Bool, n), turn: park.Baton{Handed: make(chan struct{}, 1)},
 		work: transport.NewDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
 	}
-	s.Base = transport.NewBase(s, l.name, l.rank, n)
+	s.Base = transport.NewBase(s, l.Name, l.Rank, n)
 	s.turn.Take() // Close waits until the ranks have met
-	l.attach(s)
+	l.Attach(s)
 	d.sweep()
 	ctx, done := limit.Context(ctx, s.timeout)
 	defer done()
@@ -141,7 +142,7 @@ func (s *shared) meet(ctx context.Context) (err error) {
 	if err := s.Failure(); err != nil { // then the memory may be gone
 		return err
 	}
-	key, host := s.link.id, s.domain.segments[s.link.ranks[0]]
+	key, host := s.link.ID, s.domain.segments[s.link.Ranks[0]]
 	if host == nil {
 		return fmt.Errorf("rank 0 is not on this host")
 	}
@@ -205,7 +206,7 @@ func (s *shared) patience(ctx context.Context) error {
 
 // Form implements [transport.Issuer].
 func (s *shared) Form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
-	child, err := s.link.form(ctx, seq, color, ranks)
+	child, err := s.link.Form(ctx, seq, color, ranks)
 	if err != nil {
 		s.fail(transport.SplitError(s.Name(), s.Rank(), seq, color, ranks, err))
 		return nil, s.Failure()

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
@@ -30,29 +31,29 @@ const (
 )
 
 // newDomain creates this process's segment and exchanges it with the other ranks of the host, all
-// of which call newDomain. The error is a noMemory if the ranks must do without.
-func newDomain(ctx context.Context, s *session) (*domain, error) {
+// of which call newDomain. The error is a [session.NoMemory] if the ranks must do without.
+func newDomain(ctx context.Context, s *session.Session) (*domain, error) {
 	var ranks, peers []int
-	for r := range s.cfg.Size {
-		if r == s.cfg.Rank || s.mesh.SameHost(r) {
+	for r := range s.Config.Size {
+		if r == s.Config.Rank || s.Mesh.SameHost(r) {
 			ranks = append(ranks, r)
 		}
-		if r != s.cfg.Rank && s.mesh.SameHost(r) {
+		if r != s.Config.Rank && s.Mesh.SameHost(r) {
 			peers = append(peers, r)
 		}
 	}
 	own, err := createSegment(len(ranks))
-	d := &domain{own: own, segments: map[int]*shm.Segment{s.cfg.Rank: own}}
+	d := &domain{own: own, segments: map[int]*shm.Segment{s.Config.Rank: own}}
 	d.waiting = sharedWaiting(len(ranks) > runtime.NumCPU())
-	if err = s.agree(ctx, stepCreate, ranks, err); err != nil {
-		return nil, errors.Join(err, d.close())
+	if err = s.Agree(ctx, session.StepCreate, ranks, err); err != nil {
+		return nil, errors.Join(err, d.Close())
 	}
-	unmapped, err := d.exchange(ctx, s.mesh, peers)
+	unmapped, err := d.exchange(ctx, s.Mesh, peers)
 	if err == nil {
-		err = s.agree(ctx, stepMap, ranks, unmapped)
+		err = s.Agree(ctx, session.StepMap, ranks, unmapped)
 	}
 	if err != nil {
-		return nil, errors.Join(err, d.close())
+		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
 }
@@ -71,7 +72,7 @@ func createSegment(ranks int) (*shm.Segment, error) {
 
 // exchange passes this process's segment to the peers and maps theirs. unmapped is the reason if it
 // could not map segments that exist.
-func (d *domain) exchange(ctx context.Context, net network, peers []int) (unmapped, err error) {
+func (d *domain) exchange(ctx context.Context, net session.Network, peers []int) (unmapped, err error) {
 	for _, r := range peers {
 		if err := net.SendFile(r, segmentTag, d.own.File()); err != nil {
 			return nil, fmt.Errorf("passing shared memory to rank %d: %w", r, err)
@@ -90,8 +91,10 @@ func (d *domain) exchange(ctx context.Context, net network, peers []int) (unmapp
 	return unmapped, nil
 }
 
-// group implements memory.
-func (d *domain) group(ctx context.Context, l *link) (Group, error) { return newShared(ctx, l, d) }
+// Group implements [session.Memory].
+func (d *domain) Group(ctx context.Context, l *session.Link) (Group, error) {
+	return newShared(ctx, l, d)
+}
 
 // linger frees the shared memory of s, now or when no rank reads it any more.
 func (d *domain) linger(s *shared) {
@@ -115,8 +118,8 @@ func (d *domain) sweep() {
 	d.lingering = kept
 }
 
-// close unmaps all memory except memory that the user has not freed. No group may be in use.
-func (d *domain) close() error {
+// Close unmaps all memory except memory that the user has not freed. No group may be in use.
+func (d *domain) Close() error {
 	var errs []error
 	for _, s := range d.lingering {
 		s.release(true) // no new allocation can overwrite it

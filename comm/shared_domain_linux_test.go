@@ -8,13 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 )
 
 // wrongFile is a host on which a rank gets something else than the memory of rank 0.
-type wrongFile struct{ network }
+type wrongFile struct{ session.Network }
 
 func (w wrongFile) File(ctx context.Context, from int, tag uint64) (*os.File, error) {
-	f, err := w.network.File(ctx, from, tag)
+	f, err := w.Network.File(ctx, from, tag)
 	if err != nil || from != 0 {
 		return f, err
 	}
@@ -27,8 +28,8 @@ func (w wrongFile) File(ctx context.Context, from int, tag uint64) (*os.File, er
 // TestUnmapped: what one rank cannot map, no rank uses.
 func TestUnmapped(t *testing.T) {
 	sessions := housed(3)
-	sessions[2].mesh = wrongFile{sessions[2].mesh}
-	for _, err := range grouptest.PerRank(sessions, func(s *session) error {
+	sessions[2].Mesh = wrongFile{sessions[2].Mesh}
+	for _, err := range grouptest.PerRank(sessions, func(s *session.Session) error {
 		_, err := newDomain(t.Context(), s)
 		return err
 	}) {

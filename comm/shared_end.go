@@ -17,7 +17,7 @@ func (s *shared) Failure() error {
 func (s *shared) fail(err error) {
 	defer s.alarm.Ring()
 	if s.enter(err) {
-		s.link.fail(err)
+		s.link.Fail(err)
 	}
 }
 
@@ -53,13 +53,13 @@ func (s *shared) isClosed() bool {
 	return s.closed
 }
 
-// Failed implements member.
+// Failed implements [session.Member].
 func (s *shared) Failed(err error) {
 	s.enter(err)
 	s.alarm.Ring()
 }
 
-// Left implements member: collectives that all ranks have issued are ready, and complete without
+// Left implements [session.Member]: collectives that all ranks have issued are ready, and complete without
 // the rank that has left.
 func (s *shared) Left(rank int, _ uint64) {
 	s.enter(&RankError{Group: s.Name(), Rank: rank, Err: ErrClosed})
@@ -73,8 +73,8 @@ func (s *shared) AbortWith(err error) {
 	defer s.alarm.Ring()
 	// A group that a rank has left has failed, but groups split from it may go on: they must still
 	// learn of an abort.
-	if first := s.enter(err); first || !s.link.failed() {
-		s.link.fail(err)
+	if first := s.enter(err); first || !s.link.Failed() {
+		s.link.Fail(err)
 	}
 }
 
@@ -91,7 +91,7 @@ func (s *shared) Close() error {
 	s.turn.Take()
 	s.settle()
 	s.turn.Pass()
-	return s.link.leave(s.done.Load())
+	return s.link.Leave(s.done.Load())
 }
 
 // settle completes the collectives that all ranks have issued and releases the board. Called with

@@ -3,10 +3,11 @@ package comm
 import (
 	"context"
 	"fmt"
-	"github.com/gofsdp/gofsdp/comm/internal/ticket"
-	"github.com/gofsdp/gofsdp/comm/transport"
 	"slices"
 	"unsafe"
+
+	"github.com/gofsdp/gofsdp/comm/internal/ticket"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // Start implements [transport.Issuer].
@@ -232,7 +233,7 @@ func (s *shared) read(seq uint64, t *task) error {
 			}
 			continue
 		}
-		peer := s.domain.segments[s.link.ranks[r]]
+		peer := s.domain.segments[s.link.Ranks[r]]
 		c.Dst, c.Src = c.Dst.At(nil), c.Src.At(nil)
 		src, ok := peer.Bytes(int(p.src.Load()), c.Src.Len()*c.Src.DType().Size())
 		if !ok {
@@ -262,7 +263,7 @@ func (s *shared) reread(seq uint64) {
 		if r == s.Rank() {
 			continue
 		}
-		if b, ok := s.domain.segments[s.link.ranks[r]].Bytes(int(p.src.Load()), c.Src.Len()*c.Src.DType().Size()); ok {
+		if b, ok := s.domain.segments[s.link.Ranks[r]].Bytes(int(p.src.Load()), c.Src.Len()*c.Src.DType().Size()); ok {
 			c.Src = c.Src.At(unsafe.Pointer(unsafe.SliceData(b)))
 		}
 	}

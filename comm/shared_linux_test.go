@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
@@ -48,12 +49,12 @@ func (h host) File(ctx context.Context, from int, tag uint64) (*os.File, error) 
 }
 
 // housed returns n sessions in this process that share memory, each through mappings of its own.
-func housed(n int) []*session {
+func housed(n int) []*session.Session {
 	files := new(sync.Map)
-	return grouptest.Wired(n, func(w grouptest.Wires) *session {
-		s := newSession(sessionConfig{Rank: w.Rank, Size: n})
-		s.mesh = host{w, files}
-		s.newGroup = func(ctx context.Context, l *link) (Group, error) { return s.memory.group(ctx, l) }
+	return grouptest.Wired(n, func(w grouptest.Wires) *session.Session {
+		s := session.New(session.Config{Rank: w.Rank, Size: n})
+		s.Mesh = host{w, files}
+		s.NewGroup = func(ctx context.Context, l *session.Link) (Group, error) { return s.Memory.Group(ctx, l) }
 		return s
 	})
 }
@@ -67,8 +68,8 @@ func SharedGroups(t testing.TB, n int) []Group {
 		ranks.Go(func() {
 			d, err := newDomain(context.Background(), s)
 			if errs[r] = err; err == nil {
-				s.memory = d
-				gs[r], errs[r] = newShared(context.Background(), s.world(), d)
+				s.Memory = d
+				gs[r], errs[r] = newShared(context.Background(), s.World(), d)
 			}
 		})
 	}
@@ -454,9 +455,9 @@ func TestSharedMissing(t *testing.T) {
 	var ranks sync.WaitGroup
 	for r := range errs {
 		g := gs[r].(*shared)
-		g.link.session.cfg.Timeout = 2 * time.Second
+		g.link.Session.Config.Timeout = 2 * time.Second
 		ranks.Go(func() {
-			_, err := newShared(context.Background(), g.link.derive(transport.ChildName(g.Name(), 0), 9, []int{1, 2, 0}), g.domain)
+			_, err := newShared(context.Background(), g.link.Derive(transport.ChildName(g.Name(), 0), 9, []int{1, 2, 0}), g.domain)
 			errs[r] = transport.SplitError(transport.WorldName, r, 1, 0, []int{1, 2, 0}, err)
 		})
 	}
@@ -476,13 +477,13 @@ func TestSharedCloseWhileMeeting(t *testing.T) {
 	gs := SharedGroups(t, 2)
 	g := gs[0].(*shared)
 	ended := make(chan error, 1)
-	child := g.link.derive(transport.ChildName(g.Name(), 0), 9, []int{0, 1})
+	child := g.link.Derive(transport.ChildName(g.Name(), 0), 9, []int{0, 1})
 	go func() {
 		_, err := newShared(context.Background(), child, g.domain)
 		ended <- err
 	}()
 	for there := false; !there; runtime.Gosched() {
-		_, _, _, there = g.domain.own.Lookup(child.id)
+		_, _, _, there = g.domain.own.Lookup(child.ID)
 	}
 	grouptest.CloseRanks(t, gs)
 	require.ErrorIs(t, <-ended, ErrClosed)

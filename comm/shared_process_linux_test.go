@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
@@ -28,7 +29,7 @@ import (
 type pair struct {
 	rank  int
 	conn  *net.UnixConn
-	heard *session
+	heard *session.Session
 	files chan *os.File
 	write sync.Mutex
 	over  chan struct{} // closed when the other process has ended
@@ -113,14 +114,14 @@ func joinPair(t testing.TB, rank int, file *os.File, timeout time.Duration) Grou
 	conn, err := net.FileConn(file)
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
-	s := newSession(sessionConfig{Rank: rank, Size: 2, Timeout: timeout})
+	s := session.New(session.Config{Rank: rank, Size: 2, Timeout: timeout})
 	p := &pair{rank: rank, conn: conn.(*net.UnixConn), heard: s, files: make(chan *os.File, 1), over: make(chan struct{})}
-	s.mesh = p
+	s.Mesh = p
 	go p.listen()
 	d, err := newDomain(context.Background(), s)
 	require.NoError(t, err)
-	s.memory = d
-	g, err := newShared(context.Background(), s.world(), d)
+	s.Memory = d
+	g, err := newShared(context.Background(), s.World(), d)
 	require.NoError(t, err)
 	return g
 }
@@ -162,7 +163,7 @@ var roles = map[string]func(t *testing.T, g Group){
 	"flags": func(t *testing.T, g Group) { flags(t, g) },
 	"hang": func(t *testing.T, g Group) {
 		require.NoError(t, g.Barrier(t.Context()))
-		<-g.(*shared).link.session.mesh.(*pair).over
+		<-g.(*shared).link.Session.Mesh.(*pair).over
 	},
 }
 

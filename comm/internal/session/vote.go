@@ -1,4 +1,4 @@
-package comm
+package session
 
 import (
 	"context"
@@ -23,24 +23,24 @@ type vote struct {
 const maxReason = 8 << 10
 
 const (
-	stepCreate = iota + 1 // every rank has a segment
-	stepMap               // every rank has mapped the segments of all
+	StepCreate = iota + 1 // every rank has a segment
+	StepMap               // every rank has mapped the segments of all
 )
 
-// noMemory says that the ranks of a host share no memory. All of them have the same.
-type noMemory struct {
-	ranks  []int // of the host, in the world, ascending
-	rank   int   // the lowest rank that cannot
-	reason string
+// NoMemory says that the ranks of a host share no memory. All of them have the same.
+type NoMemory struct {
+	Ranks  []int // of the host, in the world, ascending
+	Rank   int   // the lowest rank that cannot
+	Reason string
 }
 
-func (e *noMemory) Error() string {
-	return fmt.Sprintf("ranks %v of one host cannot share memory; rank %d: %s", e.ranks, e.rank, e.reason)
+func (e *NoMemory) Error() string {
+	return fmt.Sprintf("ranks %v of one host cannot share memory; rank %d: %s", e.Ranks, e.Rank, e.Reason)
 }
 
 // hearVote records the vote of a peer.
-func (s *session) hearVote(v vote, reason string) {
-	if v.step > stepMap {
+func (s *Session) hearVote(v vote, reason string) {
+	if v.step > StepMap {
 		return // no rank of this version sends that
 	}
 	s.mu.Lock()
@@ -50,23 +50,23 @@ func (s *session) hearVote(v vote, reason string) {
 }
 
 // ringVotes makes agree count again.
-func (s *session) ringVotes() {
+func (s *Session) ringVotes() {
 	select {
 	case s.voted <- struct{}{}:
 	default:
 	}
 }
 
-// agree sends the other given ranks, which are on this host, whether this rank can take a step, and
-// collects their votes. It returns nil if all can, a noMemory if one cannot.
-func (s *session) agree(ctx context.Context, step uint64, ranks []int, mine error) error {
+// Agree sends the other given ranks, which are on this host, whether this rank can take a step, and
+// collects their votes. It returns nil if all can, a NoMemory if one cannot.
+func (s *Session) Agree(ctx context.Context, step uint64, ranks []int, mine error) error {
 	reason := ""
 	if mine != nil {
 		reason = text.Cut(mine.Error(), maxReason)
 	}
-	s.hearVote(vote{step, s.cfg.Rank}, reason)
+	s.hearVote(vote{step, s.Config.Rank}, reason)
 	for _, r := range ranks {
-		if r == s.cfg.Rank {
+		if r == s.Config.Rank {
 			continue
 		}
 		if err := s.send(r, newsMemory, step, []byte(reason)); err != nil {
@@ -87,7 +87,7 @@ func (s *session) agree(ctx context.Context, step uint64, ranks []int, mine erro
 }
 
 // count returns the first of the ranks that has not voted, or -1 and the result if all have.
-func (s *session) count(step uint64, ranks []int) (open int, err error) {
+func (s *Session) count(step uint64, ranks []int) (open int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range ranks {
@@ -97,7 +97,7 @@ func (s *session) count(step uint64, ranks []int) (open int, err error) {
 		case !ok:
 			return r, nil
 		case reason != "" && err == nil:
-			err = &noMemory{ranks, r, reason}
+			err = &NoMemory{ranks, r, reason}
 		}
 	}
 	return -1, err

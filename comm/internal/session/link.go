@@ -1,4 +1,4 @@
-package comm
+package session
 
 import (
 	"context"
@@ -13,30 +13,30 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// member is a group as the control side sees it. Goroutines of the mesh call the methods, which
+// Member is a group as the control side sees it. Goroutines of the mesh call the methods, which
 // must not block, except for Close.
-type member interface {
+type Member interface {
 	Failed(err error)           // another rank reports that the group has failed
 	Left(rank int, last uint64) // a rank has left after completing collective last
-	Status() Status
+	Status() transport.Status
 	Failure() error // error of the next collective: also that a rank, or this one, has left; or nil
 	Close() error
 }
 
-// link is the control side of one rank's handle of a group.
-type link struct {
-	session *session
-	id      uint64
-	name    string
-	rank    int   // of this process in the group
-	ranks   []int // world rank of every rank
+// Link is the control side of one rank's handle of a group.
+type Link struct {
+	Session *Session
+	ID      uint64
+	Name    string
+	Rank    int   // of this process in the group
+	Ranks   []int // world rank of every rank
 
 	mu       sync.Mutex
-	member   member // nil until attached
-	parent   *link
-	children map[*link]struct{}
+	member   Member // nil until attached
+	parent   *Link
+	children map[*Link]struct{}
 	fault    error         // of the group, if it has failed
-	leavers  map[int]error // ranks that have left, and why: see leave
+	leavers  map[int]error // ranks that have left, and why: see Leave
 	closed   bool
 	detached bool // it does not fail with its parent
 }
@@ -44,47 +44,47 @@ type link struct {
 // worldID is the id of the group that all ranks are in.
 const worldID = 1
 
-// world makes the link of the group of all ranks.
-func (s *session) world() *link {
-	ranks := make([]int, s.cfg.Size)
+// World makes the link of the group of all ranks.
+func (s *Session) World() *Link {
+	ranks := make([]int, s.Config.Size)
 	for r := range ranks {
 		ranks[r] = r
 	}
-	return &link{
-		session: s, id: worldID, name: transport.WorldName, rank: s.cfg.Rank, ranks: ranks,
-		children: map[*link]struct{}{}, leavers: map[int]error{},
+	return &Link{
+		Session: s, ID: worldID, Name: transport.WorldName, Rank: s.Config.Rank, Ranks: ranks,
+		children: map[*Link]struct{}{}, leavers: map[int]error{},
 	}
 }
 
 // split makes the link of the group that collective seq of l has formed under
 // color, of the given ranks of l.
-func (l *link) split(seq uint64, color int, ranks []int) *link {
+func (l *Link) split(seq uint64, color int, ranks []int) *Link {
 	world := make([]int, len(ranks))
 	for i, r := range ranks {
-		world[i] = l.ranks[r]
+		world[i] = l.Ranks[r]
 	}
-	child := l.derive(transport.ChildName(l.name, color), text.Hash(fmt.Sprintf("%x/%d/%d", l.id, seq, color)), world)
-	child.detached = color == Detached
+	child := l.Derive(transport.ChildName(l.Name, color), text.Hash(fmt.Sprintf("%x/%d/%d", l.ID, seq, color)), world)
+	child.detached = color == transport.Detached
 	return child
 }
 
-// form makes the group that collective seq of l has formed under color.
-func (l *link) form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
-	return l.session.newGroup(ctx, l.split(seq, color, ranks))
+// Form makes the group that collective seq of l has formed under color.
+func (l *Link) Form(ctx context.Context, seq uint64, color int, ranks []int) (transport.Group, error) {
+	return l.Session.NewGroup(ctx, l.split(seq, color, ranks))
 }
 
-// derive makes the link of a group of some of l's ranks, given by world rank,
+// Derive makes the link of a group of some of l's ranks, given by world rank,
 // that ends with l.
-func (l *link) derive(name string, id uint64, world []int) *link {
-	return &link{
-		session: l.session, id: id, name: name, ranks: world, rank: slices.Index(world, l.ranks[l.rank]),
-		parent: l, children: map[*link]struct{}{}, leavers: map[int]error{},
+func (l *Link) Derive(name string, id uint64, world []int) *Link {
+	return &Link{
+		Session: l.Session, ID: id, Name: name, Ranks: world, Rank: slices.Index(world, l.Ranks[l.Rank]),
+		parent: l, children: map[*Link]struct{}{}, leavers: map[int]error{},
 	}
 }
 
-// attach lets m receive the messages of the other ranks, including earlier ones. A group whose
+// Attach lets m receive the messages of the other ranks, including earlier ones. A group whose
 // parent has been closed meanwhile fails with that.
-func (l *link) attach(m member) {
+func (l *Link) Attach(m Member) {
 	l.mu.Lock()
 	l.member = m
 	l.mu.Unlock()
@@ -99,7 +99,7 @@ func (l *link) attach(m member) {
 		}
 		p.mu.Unlock()
 		if closed && fault == nil {
-			fault = &RankError{Group: p.name, Rank: p.rank, Err: ErrClosed}
+			fault = &transport.RankError{Group: p.Name, Rank: p.Rank, Err: transport.ErrClosed}
 		}
 		if fault != nil {
 			l.spread(fault)
@@ -108,8 +108,8 @@ func (l *link) attach(m member) {
 			return // it would not be closed with its parent
 		}
 	}
-	early, gone := l.session.register(l)
-	for ; len(early) > 0; early, gone = l.session.register(l) {
+	early, gone := l.Session.register(l)
+	for ; len(early) > 0; early, gone = l.Session.register(l) {
 		for _, n := range early {
 			l.hear(n)
 		}
@@ -122,22 +122,22 @@ func (l *link) attach(m member) {
 		leavers := maps.Clone(p.leavers)
 		p.mu.Unlock()
 		for r, why := range leavers {
-			l.peerLeftParent(p.ranks[r], why)
+			l.peerLeftParent(p.Ranks[r], why)
 		}
 	}
 }
 
-// fail reports to all other ranks that the group has failed on this one, with err or with its
+// Fail reports to all other ranks that the group has failed on this one, with err or with its
 // earlier failure, and makes this rank's children fail.
-func (l *link) fail(err error) {
-	l.tell(newsFailed, transport.MarshalError(l.name, l.rank, l.blame(err)))
+func (l *Link) Fail(err error) {
+	l.tell(newsFailed, transport.MarshalError(l.Name, l.Rank, l.blame(err)))
 	l.spread(err)
 }
 
 // blame makes err the failure of the group unless it has failed before, and returns the failure. So
 // a rank reports the same failure to all: others leave because of a failure, and their connections
 // end.
-func (l *link) blame(err error) error {
+func (l *Link) blame(err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.fault == nil {
@@ -146,33 +146,33 @@ func (l *link) blame(err error) error {
 	return l.fault
 }
 
-// failed reports whether the group has failed for another reason than that a rank left.
-func (l *link) failed() bool {
+// Failed reports whether the group has failed for another reason than that a rank left.
+func (l *Link) Failed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.fault != nil
 }
 
 // tell sends a message to all other ranks of the group.
-func (l *link) tell(what byte, body []byte) {
-	l.session.mesh.Tell(l.sorted(), newsOf(what, l.id, body))
+func (l *Link) tell(what byte, body []byte) {
+	l.Session.Mesh.Tell(l.sorted(), newsOf(what, l.ID, body))
 }
 
 // sorted returns the world ranks of the group in ascending order.
-func (l *link) sorted() []int {
-	if slices.IsSorted(l.ranks) {
-		return l.ranks
+func (l *Link) sorted() []int {
+	if slices.IsSorted(l.Ranks) {
+		return l.Ranks
 	}
-	return slices.Sorted(slices.Values(l.ranks))
+	return slices.Sorted(slices.Values(l.Ranks))
 }
 
 // spread makes err the failure of this handle and of all handles below it that are not detached. It
 // begins with the lowest, so a caller that sees the group fail finds its children failed as well.
-func (l *link) spread(err error) {
+func (l *Link) spread(err error) {
 	err = l.blame(err)
 	l.mu.Lock()
 	m := l.member
-	children := make([]*link, 0, len(l.children))
+	children := make([]*Link, 0, len(l.children))
 	for c := range l.children {
 		if !c.detached {
 			children = append(children, c)
@@ -187,10 +187,10 @@ func (l *link) spread(err error) {
 	}
 }
 
-// leave reports to all other ranks that this one has left after collective last, and closes this
+// Leave reports to all other ranks that this one has left after collective last, and closes this
 // rank's children. The same message says why: a rank that learns of the leaving first, or has
 // learnt that the rank to blame left in good order, must not blame this one.
-func (l *link) leave(last uint64) error {
+func (l *Link) Leave(last uint64) error {
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
@@ -198,7 +198,7 @@ func (l *link) leave(last uint64) error {
 	}
 	l.closed = true
 	own := l.member
-	var members []member
+	var members []Member
 	for c := range l.children {
 		members = append(members, c.member)
 	}
@@ -211,7 +211,7 @@ func (l *link) leave(last uint64) error {
 	closing.Wait()
 	body := binary.LittleEndian.AppendUint64(nil, last)
 	if why := own.Failure(); why != nil {
-		body = append(body, transport.MarshalError(l.name, l.rank, why)...)
+		body = append(body, transport.MarshalError(l.Name, l.Rank, why)...)
 	}
 	l.tell(newsLeft, body)
 	if p := l.parent; p != nil {
@@ -219,12 +219,12 @@ func (l *link) leave(last uint64) error {
 		delete(p.children, l)
 		p.mu.Unlock()
 	}
-	return errors.Join(append(errs, l.session.remove(l))...)
+	return errors.Join(append(errs, l.Session.remove(l))...)
 }
 
 // hear handles a message from another rank.
-func (l *link) hear(n news) {
-	rank := slices.Index(l.ranks, n.from)
+func (l *Link) hear(n news) {
+	rank := slices.Index(l.Ranks, n.from)
 	if rank < 0 {
 		return // not of this group
 	}
@@ -233,7 +233,7 @@ func (l *link) hear(n news) {
 		if failure, err := transport.UnmarshalError(n.body); err == nil {
 			l.spread(failure)
 		} else {
-			l.spread(&RankError{Group: l.name, Rank: rank, Err: err})
+			l.spread(&transport.RankError{Group: l.Name, Rank: rank, Err: err})
 		}
 	case newsLeft:
 		if len(n.body) < 8 {
@@ -241,7 +241,7 @@ func (l *link) hear(n news) {
 		}
 		why, err := transport.UnmarshalError(n.body[8:])
 		if err != nil { // the message does not say
-			why = &RankError{Group: l.name, Rank: rank, Err: ErrClosed}
+			why = &transport.RankError{Group: l.Name, Rank: rank, Err: transport.ErrClosed}
 		}
 		l.mu.Lock()
 		l.leavers[rank] = why
@@ -249,26 +249,26 @@ func (l *link) hear(n news) {
 		children := slices.Collect(maps.Keys(l.children))
 		l.mu.Unlock()
 		if closed {
-			l.session.peerLeft(l.id, n.from)
+			l.Session.peerLeft(l.ID, n.from)
 		}
 		for _, c := range children {
 			c.peerLeftParent(n.from, why)
 		}
-		if first, left := transport.WhoLeft(l.name, why); left {
+		if first, left := transport.WhoLeft(l.Name, why); left {
 			l.member.Left(first, binary.LittleEndian.Uint64(n.body))
 		} else {
 			l.spread(why)
 		}
 	case newsAsk:
-		l.session.reply(l.id, n, l.member.Status())
+		l.Session.reply(l.ID, n, l.member.Status())
 	}
 }
 
 // peerLeftParent fails the group if a world rank has left its parent, but not the group. A rank
 // leaves the groups that it has split from a group first, so that rank has not made this group and
 // never will.
-func (l *link) peerLeftParent(world int, why error) {
-	rank := slices.Index(l.ranks, world)
+func (l *Link) peerLeftParent(world int, why error) {
+	rank := slices.Index(l.Ranks, world)
 	l.mu.Lock()
 	_, left := l.leavers[rank]
 	l.mu.Unlock()
@@ -278,8 +278,8 @@ func (l *link) peerLeftParent(world int, why error) {
 }
 
 // ended handles the end of the process of a world rank.
-func (l *link) ended(world int, err error) {
-	rank := slices.Index(l.ranks, world)
+func (l *Link) ended(world int, err error) {
+	rank := slices.Index(l.Ranks, world)
 	if rank < 0 {
 		return
 	}
@@ -287,10 +287,10 @@ func (l *link) ended(world int, err error) {
 	_, left := l.leavers[rank]
 	left = left || l.closed
 	l.mu.Unlock()
-	switch blame := (&RankError{Group: l.name, Rank: rank, Err: err}); {
+	switch blame := (&transport.RankError{Group: l.Name, Rank: rank, Err: err}); {
 	case left: // the rank was not needed any more, or this one needs no other
-	case errors.Is(err, ErrLost) && !l.session.mesh.Relays():
-		l.fail(blame) // others may not have noticed it yet, behind a cut link
+	case errors.Is(err, transport.ErrLost) && !l.Session.Mesh.Relays():
+		l.Fail(blame) // others may not have noticed it yet, behind a cut link
 	default:
 		l.spread(blame)
 	}

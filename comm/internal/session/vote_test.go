@@ -1,4 +1,4 @@
-package comm
+package session
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // TestAgree: all ranks of a host hear of the lowest that cannot take a step, or of one that is
@@ -13,15 +14,15 @@ import (
 func TestAgree(t *testing.T) {
 	ranks := []int{0, 1, 2, 3}
 	sessions := wired(4)
-	for step, unable := range map[uint64][]int{stepCreate: {2, 1}, stepMap: nil} {
-		for _, err := range grouptest.PerRank(sessions, func(s *session) error {
+	for step, unable := range map[uint64][]int{StepCreate: {2, 1}, StepMap: nil} {
+		for _, err := range grouptest.PerRank(sessions, func(s *Session) error {
 			var mine error
 			for _, r := range unable {
-				if r == s.cfg.Rank {
+				if r == s.Config.Rank {
 					mine = errDisk
 				}
 			}
-			return s.agree(t.Context(), step, ranks, mine)
+			return s.Agree(t.Context(), step, ranks, mine)
 		}) {
 			if unable == nil {
 				require.NoError(t, err)
@@ -31,12 +32,12 @@ func TestAgree(t *testing.T) {
 		}
 	}
 	sessions = wired(4)
-	for _, err := range grouptest.PerRank(sessions, func(s *session) error {
-		if s.cfg.Rank == 3 {
+	for _, err := range grouptest.PerRank(sessions, func(s *Session) error {
+		if s.Config.Rank == 3 {
 			return nil
 		}
-		s.Lost(3, ErrLost)
-		return s.agree(t.Context(), stepCreate, ranks, nil)
+		s.Lost(3, transport.ErrLost)
+		return s.Agree(t.Context(), StepCreate, ranks, nil)
 	})[:3] {
 		require.EqualError(t, err, "shared memory of rank 3: process lost")
 	}

@@ -1,4 +1,7 @@
-package comm
+// Package session is the control side of groups of processes: one [Session] per process, with a [Link]
+// for each of its groups. It passes on who has failed and who has left, collects flight records, and
+// lets the ranks of a host vote on whether they share memory. The transports over it move the data.
+package session
 
 import (
 	"cmp"
@@ -17,7 +20,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
-// session is one process's part in a job: the mesh of connections to the other
+// Session is one process's part in a job: the mesh of connections to the other
 // processes, and all groups that this process is in.
 //
 // News travel as control messages of the mesh, addressed to a group by its id:
@@ -29,14 +32,16 @@ import (
 //	             newsAsk:    number of the question, 8 bytes
 //	             newsAnswer: number of the question, then the Status as JSON
 //	             newsMemory: with a step as the id, why the sender cannot take it, see vote
-type session struct {
-	cfg      sessionConfig
-	mesh     network
-	memory   memory                                            // shared with the other ranks of this host, nil if there is none
-	newGroup func(ctx context.Context, l *link) (Group, error) // makes the group of l over the transport that suits its ranks
+type Session struct {
+	Config Config
+	// Set before the first group is made.
+	Mesh   Network
+	Memory Memory // shared with the other ranks of this host, nil if there is none
+	// NewGroup makes the group of l over the transport that suits its ranks.
+	NewGroup func(ctx context.Context, l *Link) (transport.Group, error)
 
 	mu     sync.Mutex
-	links  map[uint64]*link
+	links  map[uint64]*Link
 	ended  map[uint64]map[int]struct{} // of groups this rank has left: world ranks still in them
 	early  map[uint64][]news           // about groups that this rank has not made yet
 	held   int                         // bytes in early
@@ -48,23 +53,23 @@ type session struct {
 	over   bool                        // the session has ended, or is about to
 }
 
-// sessionConfig is the part of a [Config] that a session and the transports over it need.
-type sessionConfig struct {
+// Config is the part of the Config of package comm that a session and the transports over it need.
+type Config struct {
 	Rank, Size int
 	Timeout    time.Duration // of operations, 0 for the default
 	Summed     bool          // payloads over sockets have checksums
 }
 
-// memory is the interface of a session to the memory that ranks of a host share.
-type memory interface {
-	// group makes the group of l, all of whose ranks share the memory and call it.
-	group(ctx context.Context, l *link) (Group, error)
-	// close unmaps it when no group is in use.
-	close() error
+// Memory is the interface of a session to the memory that ranks of a host share.
+type Memory interface {
+	// Group makes the group of l, all of whose ranks share the memory and call it.
+	Group(ctx context.Context, l *Link) (transport.Group, error)
+	// Close unmaps it when no group is in use.
+	Close() error
 }
 
-// network is the part of a [mesh.Mesh] that a session needs.
-type network interface {
+// Network is the part of a [mesh.Mesh] that a session needs.
+type Network interface {
 	SameHost(rank int) bool
 	Host(rank int) string
 	Send(to int, msg []byte) error
@@ -80,8 +85,8 @@ type network interface {
 }
 
 var (
-	_ network      = (*mesh.Mesh)(nil)
-	_ mesh.Handler = (*session)(nil)
+	_ Network      = (*mesh.Mesh)(nil)
+	_ mesh.Handler = (*Session)(nil)
 )
 
 // news is a control message about a group.
@@ -105,16 +110,17 @@ const (
 	maxEarly   = 16 << 20 // bytes kept for groups that this rank has not made yet; more are lost
 )
 
-func newSession(cfg sessionConfig) *session {
+// New returns a session without a network.
+func New(cfg Config) *Session {
 	cfg.Timeout = cmp.Or(cfg.Timeout, limit.Default)
-	return &session{
-		cfg: cfg, links: map[uint64]*link{}, ended: map[uint64]map[int]struct{}{}, early: map[uint64][]news{},
+	return &Session{
+		Config: cfg, links: map[uint64]*Link{}, ended: map[uint64]map[int]struct{}{}, early: map[uint64][]news{},
 		gone: map[int]error{}, asked: map[uint64]*question{}, votes: map[vote]string{}, voted: make(chan struct{}, 1),
 	}
 }
 
 // Message implements [mesh.Handler].
-func (s *session) Message(from int, msg []byte) {
+func (s *Session) Message(from int, msg []byte) {
 	if len(msg) < newsHeader {
 		return // no rank of this version sends that
 	}
@@ -142,14 +148,14 @@ func (s *session) Message(from int, msg []byte) {
 	case ended && n.what == newsLeft:
 		s.peerLeft(id, n.from)
 	case ended && n.what == newsAsk:
-		s.reply(id, n, Status{Err: transport.HasLeft})
+		s.reply(id, n, transport.Status{Err: transport.HasLeft})
 	case n.what == newsAsk:
-		s.reply(id, n, Status{Err: transport.NotHere})
+		s.reply(id, n, transport.Status{Err: transport.NotHere})
 	}
 }
 
 // peerLeft records that a world rank will send no more about a group that this rank has left.
-func (s *session) peerLeft(id uint64, world int) {
+func (s *Session) peerLeft(id uint64, world int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if others, ok := s.ended[id]; ok {
@@ -161,24 +167,24 @@ func (s *session) peerLeft(id uint64, world int) {
 
 // Gone implements [mesh.Handler]: a rank ended in good order, so it has left its groups, or it is
 // closing groups that it can no longer report on.
-func (s *session) Gone(rank int) { s.end(rank, ErrClosed) }
+func (s *Session) Gone(rank int) { s.end(rank, transport.ErrClosed) }
 
 // Lost implements [mesh.Handler].
-func (s *session) Lost(rank int, err error) {
-	if !errors.Is(err, ErrLost) {
-		err = fmt.Errorf("%w: %w", ErrLost, err)
+func (s *Session) Lost(rank int, err error) {
+	if !errors.Is(err, transport.ErrLost) {
+		err = fmt.Errorf("%w: %w", transport.ErrLost, err)
 	}
 	s.end(rank, err)
 }
 
 // end notes that the process of a world rank has ended.
-func (s *session) end(rank int, err error) {
+func (s *Session) end(rank int, err error) {
 	s.mu.Lock()
 	s.gone[rank] = err
 	links := slices.Collect(maps.Values(s.links))
 	ended := slices.Collect(maps.Keys(s.ended))
 	for _, q := range s.asked {
-		q.answer(rank, Status{Err: fmt.Sprintf("does not answer: %v", err)})
+		q.answer(rank, transport.Status{Err: fmt.Sprintf("does not answer: %v", err)})
 	}
 	s.mu.Unlock()
 	s.ringVotes()
@@ -192,8 +198,8 @@ func (s *session) end(rank int, err error) {
 
 // send sends a world rank a message about a group. Most callers do not mind if the rank is gone: a
 // caller that needs it learns so by itself.
-func (s *session) send(to int, what byte, id uint64, body []byte) error {
-	return s.mesh.Send(to, newsOf(what, id, body))
+func (s *Session) send(to int, what byte, id uint64, body []byte) error {
+	return s.Mesh.Send(to, newsOf(what, id, body))
 }
 
 // newsOf returns a control message about a group.
@@ -206,22 +212,22 @@ func newsOf(what byte, id uint64, body []byte) []byte {
 
 // register lets messages go to l directly, unless some have arrived before: these are returned, to
 // be handled first. In the end it returns which ranks are gone.
-func (s *session) register(l *link) (early []news, gone map[int]error) {
+func (s *Session) register(l *Link) (early []news, gone map[int]error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if early = s.takeEarly(l.id); len(early) > 0 {
+	if early = s.takeEarly(l.ID); len(early) > 0 {
 		return early, nil
 	}
 	if !l.closed { // by its parent
-		s.links[l.id] = l
+		s.links[l.ID] = l
 	}
 	return nil, maps.Clone(s.gone)
 }
 
 // takeEarly removes and returns the messages kept for a group. Called with mu held.
-func (s *session) takeEarly(id uint64) []news {
+func (s *Session) takeEarly(id uint64) []news {
 	early := s.early[id]
 	delete(s.early, id)
 	for _, n := range early {
@@ -231,20 +237,20 @@ func (s *session) takeEarly(id uint64) []news {
 }
 
 // remove forgets a group that this rank has left. The last one ends the session.
-func (s *session) remove(l *link) error {
+func (s *Session) remove(l *Link) error {
 	l.mu.Lock()
 	s.mu.Lock()
-	delete(s.links, l.id)
-	s.takeEarly(l.id)
+	delete(s.links, l.ID)
+	s.takeEarly(l.ID)
 	others := map[int]struct{}{}
-	for r, world := range l.ranks {
+	for r, world := range l.Ranks {
 		_, left := l.leavers[r]
-		if _, gone := s.gone[world]; r != l.rank && !left && !gone {
+		if _, gone := s.gone[world]; r != l.Rank && !left && !gone {
 			others[world] = struct{}{}
 		}
 	}
 	if len(others) > 0 {
-		s.ended[l.id] = others
+		s.ended[l.ID] = others
 	}
 	last := len(s.links) == 0
 	s.mu.Unlock()
@@ -255,29 +261,29 @@ func (s *session) remove(l *link) error {
 	return s.close()
 }
 
-// abandon ends the session of a rank that has no world group because of err, and returns the
+// Abandon ends the session of a rank that has no world group because of err, and returns the
 // reason: err, or the failure that another rank has reported before.
-func (s *session) abandon(err error) error {
-	w := s.world()
+func (s *Session) Abandon(err error) error {
+	w := s.World()
 	s.mu.Lock()
-	for _, n := range s.takeEarly(w.id) {
+	for _, n := range s.takeEarly(w.ID) {
 		if first, uerr := transport.UnmarshalError(n.body); n.what == newsFailed && uerr == nil {
 			err = first
 			break
 		}
 	}
 	s.mu.Unlock()
-	w.fail(err)
+	w.Fail(err)
 	return errors.Join(err, s.close())
 }
 
-// shares reports whether all of the given world ranks share memory with this one.
-func (s *session) shares(world []int) bool {
-	if s.memory == nil {
+// Shares reports whether all of the given world ranks share memory with this one.
+func (s *Session) Shares(world []int) bool {
+	if s.Memory == nil {
 		return false
 	}
 	for _, r := range world {
-		if r != s.cfg.Rank && !s.mesh.SameHost(r) {
+		if r != s.Config.Rank && !s.Mesh.SameHost(r) {
 			return false
 		}
 	}
@@ -285,7 +291,7 @@ func (s *session) shares(world []int) bool {
 }
 
 // close ends this process's part in the job.
-func (s *session) close() error {
+func (s *Session) close() error {
 	s.mu.Lock()
 	over := s.over
 	s.over = true
@@ -294,12 +300,12 @@ func (s *session) close() error {
 		return nil
 	}
 	var err error
-	if s.memory != nil {
-		err = s.memory.close()
+	if s.Memory != nil {
+		err = s.Memory.Close()
 	}
-	err = errors.Join(err, s.mesh.Close())
-	for r := range s.cfg.Size { // no more messages of theirs are handled
-		s.end(r, ErrClosed)
+	err = errors.Join(err, s.Mesh.Close())
+	for r := range s.Config.Size { // no more messages of theirs are handled
+		s.end(r, transport.ErrClosed)
 	}
 	return err
 }

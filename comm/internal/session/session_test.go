@@ -1,4 +1,4 @@
-package comm
+package session
 
 import (
 	"bytes"
@@ -14,31 +14,38 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/limit"
+	"github.com/gofsdp/gofsdp/comm/internal/local"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 )
 
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var errDisk = errors.New("disk full")
+
 // wired returns n sessions in this process that hear each other.
-func wired(n int) []*session {
-	return grouptest.Wired(n, func(w grouptest.Wires) *session {
-		s := newSession(sessionConfig{Rank: w.Rank, Size: n, Summed: true})
-		s.mesh = w
+func wired(n int) []*Session {
+	return grouptest.Wired(n, func(w grouptest.Wires) *Session {
+		s := New(Config{Rank: w.Rank, Size: n, Summed: true})
+		s.Mesh = w
 		return s
 	})
 }
 
 // lose makes messages of a session to some ranks get lost.
-func lose(s *session, to func(rank int) bool) {
-	w := s.mesh.(grouptest.Wires)
+func lose(s *Session, to func(rank int) bool) {
+	w := s.Mesh.(grouptest.Wires)
 	w.Lost = to
-	s.mesh = w
+	s.Mesh = w
 }
 
 // lent is a Backend that borrows the collectives of a local group.
 type lent struct {
-	*link
+	*Link
 	group transport.Issuer
 	ctx   context.Context // ends at Stop
 	stop  context.CancelFunc
@@ -48,20 +55,20 @@ type lent struct {
 // desk lends the ranks of a new group the same local group.
 type desk struct {
 	mu     sync.Mutex
-	groups map[uint64][]Group // by id of the link
+	groups map[uint64][]transport.Group // by id of the link
 }
 
 // lend makes a Serial over a local group, connected by l.
-func (d *desk) lend(l *link) *transport.Serial {
+func (d *desk) lend(l *Link) *transport.Serial {
 	d.mu.Lock()
-	if d.groups[l.id] == nil {
-		d.groups[l.id] = Local(len(l.ranks))
+	if d.groups[l.ID] == nil {
+		d.groups[l.ID] = local.New(len(l.Ranks), limit.Default)
 	}
-	b := &lent{link: l, group: d.groups[l.id][l.rank].(transport.Issuer), desk: d}
+	b := &lent{Link: l, group: d.groups[l.ID][l.Rank].(transport.Issuer), desk: d}
 	d.mu.Unlock()
 	b.ctx, b.stop = context.WithCancel(context.Background())
-	s := transport.NewSerial(l.name, l.rank, len(l.ranks), b)
-	l.attach(s)
+	s := transport.NewSerial(l.Name, l.Rank, len(l.Ranks), b)
+	l.Attach(s)
 	return s
 }
 
@@ -74,19 +81,19 @@ func (b *lent) Run(ctx context.Context, _ uint64, c *transport.Call) error {
 
 func (b *lent) Missing() []int { return nil }
 
-func (b *lent) Split(_ context.Context, seq uint64, color int, ranks []int) (Group, error) {
-	return b.desk.lend(b.link.split(seq, color, ranks)), nil
+func (b *lent) Split(_ context.Context, seq uint64, color int, ranks []int) (transport.Group, error) {
+	return b.desk.lend(b.Link.split(seq, color, ranks)), nil
 }
 
-func (b *lent) Tell(err error)          { b.fail(err) }
+func (b *lent) Tell(err error)          { b.Fail(err) }
 func (b *lent) Stop()                   { b.stop() }
-func (b *lent) Leave(last uint64) error { b.stop(); return b.leave(last) }
+func (b *lent) Leave(last uint64) error { b.stop(); return b.Link.Leave(last) }
 
 // SerialGroups returns a group of Serials on sessions of their own.
-func SerialGroups(n int) (gs []Group) {
-	d := &desk{groups: map[uint64][]Group{}}
+func SerialGroups(n int) (gs []transport.Group) {
+	d := &desk{groups: map[uint64][]transport.Group{}}
 	for _, s := range wired(n) {
-		gs = append(gs, d.lend(s.world()))
+		gs = append(gs, d.lend(s.World()))
 	}
 	return gs
 }
@@ -94,11 +101,11 @@ func SerialGroups(n int) (gs []Group) {
 // TestReport asks for the flight records of ranks that wait for the last one.
 func TestReport(t *testing.T) {
 	gs := SerialGroups(3)
-	works := make([]Work, 2)
+	works := make([]transport.Work, 2)
 	for r := range works {
-		works[r] = gs[r].AllReduce(Of([]float32{1}).Named("h.3"), Sum)
+		works[r] = gs[r].AllReduce(transport.Of([]float32{1}).Named("h.3"), transport.Sum)
 	}
-	all, err := Report(context.Background(), gs[2])
+	all, err := transport.Report(context.Background(), gs[2])
 	require.NoError(t, err)
 	require.Len(t, all, 3)
 	for r, s := range all {
@@ -111,12 +118,12 @@ func TestReport(t *testing.T) {
 	require.Equal(t, `all-reduce float32[1] sum "h.3"`, all[0].Recent[0].Call)
 	require.Contains(t, all[0].String(), `rank 0: 0 of 1 collectives complete, last all-reduce float32[1] sum "h.3" #1`)
 	require.Empty(t, all[2].Recent)
-	gs[0].(*transport.Serial).Backend().(*lent).session.Lost(2, errors.New("connection reset"))
-	all, err = Report(context.Background(), gs[0])
+	gs[0].(*transport.Serial).Backend().(*lent).Session.Lost(2, errors.New("connection reset"))
+	all, err = transport.Report(context.Background(), gs[0])
 	require.NoError(t, err)
 	require.Contains(t, all[2].String(), "rank 2: does not answer: process lost: connection reset")
 	for _, w := range works {
-		require.ErrorIs(t, w.Wait(context.Background()), ErrLost)
+		require.ErrorIs(t, w.Wait(context.Background()), transport.ErrLost)
 	}
 	for _, g := range gs {
 		require.NoError(t, g.Close())
@@ -128,15 +135,15 @@ func TestReport(t *testing.T) {
 func TestReportNeedsNoPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sessions := wired(4)
-		links := make([]*link, 4)
+		links := make([]*Link, 4)
 		for r := range 3 { // rank 3 has still to make the group
-			links[r] = sessions[r].world()
-			links[r].attach(&ear{link: links[r]})
+			links[r] = sessions[r].World()
+			links[r].Attach(&ear{link: links[r]})
 		}
 		keep(sessions[1])
-		require.NoError(t, links[1].leave(7))
+		require.NoError(t, links[1].Leave(7))
 		ask := func(want ...string) {
-			var all []Status
+			var all []transport.Status
 			go func() { all, _ = links[0].Report(context.Background()) }()
 			synctest.Wait()
 			require.Len(t, all, 4)
@@ -151,17 +158,17 @@ func TestReportNeedsNoPatience(t *testing.T) {
 		ask("", "has left the group", "", "does not answer: process lost: no route")
 		require.Empty(t, sessions[0].asked)
 
-		var all []Status
+		var all []transport.Status
 		late := links[2]
 		lose(sessions[2], func(to int) bool { return to == 0 }) // it does not answer any more
 		go func() { all, _ = late.Report(context.Background()) }()
 		synctest.Wait()
 		require.Nil(t, all)
-		require.NoError(t, late.leave(0))
+		require.NoError(t, late.Leave(0))
 		synctest.Wait()
-		require.Contains(t, all[0].Err, ErrClosed.Error())
+		require.Contains(t, all[0].Err, transport.ErrClosed.Error())
 		_, err := late.Report(context.Background())
-		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorIs(t, err, transport.ErrClosed)
 	})
 }
 
@@ -170,9 +177,9 @@ func TestReportWithLongLabels(t *testing.T) {
 	gs := SerialGroups(2)
 	label := strings.Repeat("\x00é<", 1<<18)
 	for range recorded {
-		gs[1].AllReduce(Of([]float32{1}).Named(label), Sum)
+		gs[1].AllReduce(transport.Of([]float32{1}).Named(label), transport.Sum)
 	}
-	all, err := Report(context.Background(), gs[0])
+	all, err := transport.Report(context.Background(), gs[0])
 	require.NoError(t, err)
 	require.Empty(t, all[1].Err)
 	require.Len(t, all[1].Recent, recorded)
@@ -184,7 +191,7 @@ func TestReportWithLongLabels(t *testing.T) {
 
 // ear is a member that notes what it hears.
 type ear struct {
-	link  *link
+	link  *Link
 	onEar func()
 	close func() error
 
@@ -204,21 +211,21 @@ func (e *ear) note(what string) {
 
 func (e *ear) Failed(err error)           { e.note(err.Error()) }
 func (e *ear) Left(rank int, last uint64) { e.note(fmt.Sprintf("%d left after %d", rank, last)) }
-func (e *ear) Status() Status             { return Status{} }
+func (e *ear) Status() transport.Status   { return transport.Status{} }
 func (e *ear) Failure() error             { return nil }
 
 func (e *ear) Close() error {
 	if e.close != nil {
 		return e.close()
 	}
-	return e.link.leave(0)
+	return e.link.Leave(0)
 }
 
 // keep adds a group to a session, which then does not end with the others.
-func keep(s *session) {
-	l := s.world()
-	l.id = 99
-	l.attach(&ear{link: l})
+func keep(s *Session) {
+	l := s.World()
+	l.ID = 99
+	l.Attach(&ear{link: l})
 }
 
 // leftAfter is the body of a message about a rank that has left.
@@ -230,13 +237,13 @@ func TestNewsInOrder(t *testing.T) {
 	s, id := sessions[0], uint64(worldID)
 	require.NoError(t, sessions[1].send(0, newsLeft, id, leftAfter(3)))
 	require.NoError(t, sessions[2].send(0, newsLeft, id, leftAfter(4)))
-	failure := &RankError{Group: transport.WorldName, Rank: 2, Err: errDisk}
-	l := s.world()
+	failure := &transport.RankError{Group: transport.WorldName, Rank: 2, Err: errDisk}
+	l := s.World()
 	e := &ear{link: l, onEar: func() {
 		require.NoError(t, sessions[2].send(0, newsFailed, id, transport.MarshalError(transport.WorldName, 2, failure)))
 		s.Lost(2, errors.New("reset"))
 	}}
-	l.attach(e)
+	l.Attach(e)
 	require.Equal(t, []string{"1 left after 3", "2 left after 4", failure.Error()}, e.heard)
 	require.Empty(t, s.early)
 	require.Zero(t, s.held)
@@ -246,11 +253,11 @@ func TestNewsInOrder(t *testing.T) {
 // failure.
 func TestOneReason(t *testing.T) {
 	sessions := wired(4)
-	l, other := sessions[0].world(), sessions[1].world()
+	l, other := sessions[0].World(), sessions[1].World()
 	mine, theirs := &ear{link: l}, &ear{link: other}
-	l.attach(mine)
-	other.attach(theirs)
-	reason := &RankError{Group: transport.WorldName, Rank: 3, Err: errDisk}
+	l.Attach(mine)
+	other.Attach(theirs)
+	reason := &transport.RankError{Group: transport.WorldName, Rank: 3, Err: errDisk}
 	require.NoError(t, sessions[3].send(0, newsFailed, worldID, transport.MarshalError(transport.WorldName, 3, reason)))
 	sessions[0].Lost(2, errors.New("reset"))
 	require.Equal(t, []string{reason.Error()}, theirs.heard)
@@ -261,13 +268,13 @@ func TestOneReason(t *testing.T) {
 // must not keep the session.
 func TestParentEndsDuringAttach(t *testing.T) {
 	s := wired(2)[0]
-	parent := s.world()
-	parent.attach(&ear{link: parent})
+	parent := s.World()
+	parent.Attach(&ear{link: parent})
 	parent.spread(errDisk)
 	child := parent.split(1, 0, []int{0, 1})
 	e := &ear{link: child}
-	e.onEar = func() { require.NoError(t, parent.leave(1)) }
-	child.attach(e)
+	e.onEar = func() { require.NoError(t, parent.Leave(1)) }
+	child.Attach(e)
 	require.Equal(t, []string{errDisk.Error()}, e.heard)
 	require.Empty(t, s.links)
 	require.True(t, s.over)
@@ -277,17 +284,17 @@ func TestParentEndsDuringAttach(t *testing.T) {
 func TestLeaveClosesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := wired(2)[0]
-		parent := s.world()
-		parent.attach(&ear{link: parent})
+		parent := s.World()
+		parent.Attach(&ear{link: parent})
 		for color := range 5 {
 			child := parent.split(1, color, []int{0, 1})
-			child.attach(&ear{link: child, close: func() error {
+			child.Attach(&ear{link: child, close: func() error {
 				time.Sleep(time.Second)
-				return child.leave(0)
+				return child.Leave(0)
 			}})
 		}
 		begin := time.Now()
-		require.NoError(t, parent.leave(1))
+		require.NoError(t, parent.Leave(1))
 		require.Equal(t, time.Second, time.Since(begin))
 		require.Empty(t, s.links)
 	})
@@ -298,7 +305,7 @@ func TestLeaveClosesAtOnce(t *testing.T) {
 func TestSplitsAreForgotten(t *testing.T) {
 	gs := SerialGroups(3)
 	for i := range 60 {
-		subs, errs := make([]Group, 3), make([]error, 3)
+		subs, errs := make([]transport.Group, 3), make([]error, 3)
 		var ranks sync.WaitGroup
 		for r, g := range gs {
 			ranks.Go(func() { subs[r], errs[r] = g.Split(context.Background(), i%2, 0) })
@@ -314,15 +321,15 @@ func TestSplitsAreForgotten(t *testing.T) {
 		}
 	}
 	for _, g := range gs {
-		l := g.(*transport.Serial).Backend().(*lent).link
+		l := g.(*transport.Serial).Backend().(*lent).Link
 		require.Empty(t, l.children)
-		require.Len(t, l.session.links, 1)
-		require.Empty(t, l.session.ended)
-		require.Empty(t, l.session.early)
-		require.Zero(t, l.session.held)
+		require.Len(t, l.Session.links, 1)
+		require.Empty(t, l.Session.ended)
+		require.Empty(t, l.Session.early)
+		require.Zero(t, l.Session.held)
 	}
 	// A rank that dies before it leaves is not waited for, either.
-	s := gs[0].(*transport.Serial).Backend().(*lent).session
+	s := gs[0].(*transport.Serial).Backend().(*lent).Session
 	keep(s)
 	require.NoError(t, gs[0].Close())
 	require.Len(t, s.ended, 1)
@@ -334,9 +341,9 @@ func TestSplitsAreForgotten(t *testing.T) {
 	// One whose goodbye was on its way to the handle when that was closed has left.
 	s = wired(2)[0]
 	keep(s)
-	l := s.world()
-	l.attach(&ear{link: l})
-	require.NoError(t, l.leave(0))
+	l := s.World()
+	l.Attach(&ear{link: l})
+	require.NoError(t, l.Leave(0))
 	require.Len(t, s.ended, 1)
 	l.hear(news{newsLeft, 1, leftAfter(0)})
 	require.Empty(t, s.ended)
@@ -359,13 +366,13 @@ func TestEarlyIsBounded(t *testing.T) {
 // whatever they fail with themselves.
 func TestAbandon(t *testing.T) {
 	sessions := wired(3)
-	require.EqualError(t, sessions[1].abandon(errDisk), "disk full")
-	want := (&RankError{Group: transport.WorldName, Rank: 1, Err: errDisk}).Error()
-	require.EqualError(t, sessions[0].abandon(errors.New("rank 1 has left the job")), want)
+	require.EqualError(t, sessions[1].Abandon(errDisk), "disk full")
+	want := (&transport.RankError{Group: transport.WorldName, Rank: 1, Err: errDisk}).Error()
+	require.EqualError(t, sessions[0].Abandon(errors.New("rank 1 has left the job")), want)
 	delete(sessions[2].early, worldID) // as if only what rank 0 says had come
 	sessions[0].over = false
-	require.NoError(t, sessions[0].send(2, newsFailed, worldID, transport.MarshalError(transport.WorldName, 0, &RankError{Group: transport.WorldName, Rank: 1, Err: errDisk})))
-	require.EqualError(t, sessions[2].abandon(errors.New("rank 0 has left the job")), want)
+	require.NoError(t, sessions[0].send(2, newsFailed, worldID, transport.MarshalError(transport.WorldName, 0, &transport.RankError{Group: transport.WorldName, Rank: 1, Err: errDisk})))
+	require.EqualError(t, sessions[2].Abandon(errors.New("rank 0 has left the job")), want)
 }
 
 // FuzzMessage has ranks say anything, about a group that is there, one that is made
@@ -377,7 +384,7 @@ func FuzzMessage(f *testing.F) {
 		msg[1] = byte(len(msg) - 2)
 		return msg
 	}
-	failure := transport.MarshalError(transport.WorldName, 1, ErrLost)
+	failure := transport.MarshalError(transport.WorldName, 1, transport.ErrLost)
 	f.Add(slices.Concat(say(1, newsFailed, 1, failure), say(2, newsLeft, 1, leftAfter(3))))
 	f.Add(slices.Concat(say(2, newsLeft, 1, append(leftAfter(3), failure...)), say(1, newsLeft, 2, append(leftAfter(3), failure...))))
 	f.Add(slices.Concat(say(1, newsAsk, 1, leftAfter(1)), say(2, newsAnswer, 1, append(leftAfter(1), `{"Err":"x"}`...))))
@@ -387,16 +394,16 @@ func FuzzMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, script []byte) {
 		s := wired(3)[0]
 		lose(s, func(int) bool { return true })
-		open := func(id uint64) (*link, *transport.Serial) {
-			l := s.world().derive("g", id, []int{0, 1, 2})
+		open := func(id uint64) (*Link, *transport.Serial) {
+			l := s.World().Derive("g", id, []int{0, 1, 2})
 			g := transport.NewSerial("g", 0, 3, &stuck{halt: make(chan struct{})})
-			l.attach(g)
+			l.Attach(g)
 			return l, g
 		}
 		_, now := open(1)
 		old, gone := open(3)
 		require.NoError(t, gone.Close())
-		require.NoError(t, old.leave(0))
+		require.NoError(t, old.Leave(0))
 		s.asked[1] = &question{map[int]struct{}{1: {}, 2: {}}, make(chan answer, 2)}
 		for len(script) >= 2 {
 			from, n := int(script[0]), min(int(script[1]), len(script)-2)

@@ -1,4 +1,4 @@
-package comm
+package session
 
 import (
 	"errors"
@@ -23,28 +23,28 @@ func (h *hearer) Failed(err error) {
 	h.errs = append(h.errs, err)
 }
 
-func (h *hearer) Left(int, uint64) {}
-func (h *hearer) Status() Status   { return Status{} }
-func (h *hearer) Failure() error   { return errors.Join(h.errs...) }
-func (h *hearer) Close() error     { return nil }
+func (h *hearer) Left(int, uint64)         {}
+func (h *hearer) Status() transport.Status { return transport.Status{} }
+func (h *hearer) Failure() error           { return errors.Join(h.errs...) }
+func (h *hearer) Close() error             { return nil }
 
 // TestLeaverMisses has a rank leave a group of which another one makes children: those
 // in which it should be and never was have failed.
 func TestLeaverMisses(t *testing.T) {
 	sessions := wired(3)
-	here, there := sessions[0].world(), sessions[1].world()
-	here.attach(new(hearer))
-	there.attach(new(hearer))
+	here, there := sessions[0].World(), sessions[1].World()
+	here.Attach(new(hearer))
+	there.Attach(new(hearer))
 	var before, after, known, without hearer
-	here.split(1, 0, []int{0, 1}).attach(&before)
-	here.split(2, 0, []int{0, 2}).attach(&without)
-	here.split(3, 0, []int{0, 1}).attach(&known)
+	here.split(1, 0, []int{0, 1}).Attach(&before)
+	here.split(2, 0, []int{0, 2}).Attach(&without)
+	here.split(3, 0, []int{0, 1}).Attach(&known)
 	made := there.split(3, 0, []int{0, 1})
-	made.attach(new(hearer))
-	require.NoError(t, made.leave(7))
-	require.NoError(t, there.leave(3))
-	here.split(4, 0, []int{0, 1}).attach(&after)
-	want := []error{&RankError{Group: transport.WorldName, Rank: 1, Err: ErrClosed}}
+	made.Attach(new(hearer))
+	require.NoError(t, made.Leave(7))
+	require.NoError(t, there.Leave(3))
+	here.split(4, 0, []int{0, 1}).Attach(&after)
+	want := []error{&transport.RankError{Group: transport.WorldName, Rank: 1, Err: transport.ErrClosed}}
 	require.Equal(t, want, before.errs)
 	require.Equal(t, want, after.errs)
 	require.Empty(t, known.errs)
@@ -56,33 +56,33 @@ func TestLeaverMisses(t *testing.T) {
 func TestLeaverTellsWhy(t *testing.T) {
 	for name, c := range map[string]struct {
 		relays bool
-		strike func(gs []Group, sessions []*session)
+		strike func(gs []transport.Group, sessions []*Session)
 		why    string
 	}{
-		"failure": {false, func(gs []Group, _ []*session) { gs[2].Abort(errDisk) }, "disk full"},
-		"leaving": {false, func(gs []Group, _ []*session) { _ = gs[2].Close() }, "group closed"},
-		"loss":    {true, func(_ []Group, sessions []*session) { sessions[1].Lost(2, errDisk) }, "process lost: disk full"},
-		"loss of one that left": {true, func(_ []Group, sessions []*session) {
+		"failure": {false, func(gs []transport.Group, _ []*Session) { gs[2].Abort(errDisk) }, "disk full"},
+		"leaving": {false, func(gs []transport.Group, _ []*Session) { _ = gs[2].Close() }, "group closed"},
+		"loss":    {true, func(_ []transport.Group, sessions []*Session) { sessions[1].Lost(2, errDisk) }, "process lost: disk full"},
+		"loss of one that left": {true, func(_ []transport.Group, sessions []*Session) {
 			_ = sessions[2].send(0, newsLeft, worldID, leftAfter(1))
 			sessions[1].Lost(2, errDisk)
 		}, "process lost: disk full"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gs := SerialGroups(3)
-			sessions := make([]*session, 3)
+			sessions := make([]*Session, 3)
 			for r, g := range gs {
-				sessions[r] = g.(*transport.Serial).Backend().(*lent).session
+				sessions[r] = g.(*transport.Serial).Backend().(*lent).Session
 				if c.relays {
-					w := sessions[r].mesh.(grouptest.Wires)
+					w := sessions[r].Mesh.(grouptest.Wires)
 					w.Relayed = true
-					sessions[r].mesh = w
+					sessions[r].Mesh = w
 				}
 			}
-			detached := gs[0].(*transport.Serial).Backend().(*lent).link.split(1, Detached, []int{0, 1})
+			detached := gs[0].(*transport.Serial).Backend().(*lent).Link.split(1, transport.Detached, []int{0, 1})
 			var beside hearer
-			detached.attach(&beside) // rank 1 never makes it
+			detached.Attach(&beside) // rank 1 never makes it
 			lose(sessions[2], func(to int) bool { return to == 0 })
-			w := gs[0].AllReduce(Of([]float32{1}), Sum)
+			w := gs[0].AllReduce(transport.Of([]float32{1}), transport.Sum)
 			c.strike(gs, sessions)
 			want := `comm: rank 2 of group "world": ` + c.why
 			require.EqualError(t, gs[1].Barrier(t.Context()), want)
@@ -96,13 +96,13 @@ func TestLeaverTellsWhy(t *testing.T) {
 
 // TestAttachToClosed makes a child of a handle that is being closed.
 func TestAttachToClosed(t *testing.T) {
-	world := wired(2)[0].world()
-	world.attach(new(hearer))
-	require.NoError(t, world.leave(0))
+	world := wired(2)[0].World()
+	world.Attach(new(hearer))
+	require.NoError(t, world.Leave(0))
 	child := world.split(1, 0, []int{0, 1})
 	var h hearer
-	child.attach(&h)
-	require.Equal(t, []error{&RankError{Group: transport.WorldName, Rank: 0, Err: ErrClosed}}, h.errs)
-	require.Empty(t, world.session.links, "nobody would remove it")
-	require.NoError(t, child.leave(0))
+	child.Attach(&h)
+	require.Equal(t, []error{&transport.RankError{Group: transport.WorldName, Rank: 0, Err: transport.ErrClosed}}, h.errs)
+	require.Empty(t, world.Session.links, "nobody would remove it")
+	require.NoError(t, child.Leave(0))
 }

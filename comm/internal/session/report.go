@@ -1,4 +1,4 @@
-package comm
+package session
 
 import (
 	"context"
@@ -6,10 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// question is a question of [Report] that some ranks have not answered. Guarded by the session's
+// question is a question of [transport.Report] that some ranks have not answered. Guarded by the session's
 // mu, except for answers.
 type question struct {
 	open    map[int]struct{} // world ranks that have not answered
@@ -19,43 +20,43 @@ type question struct {
 // answer is a rank's answer.
 type answer struct {
 	from   int // world rank
-	status Status
+	status transport.Status
 }
 
 // answer records the answer of a world rank, or a substitute. Only the first one counts.
-func (q *question) answer(from int, s Status) {
+func (q *question) answer(from int, s transport.Status) {
 	if _, ok := q.open[from]; ok {
 		delete(q.open, from)
 		q.answers <- answer{from, s}
 	}
 }
 
-// Report asks all ranks of l for their flight records, see [Report].
-func (l *link) Report(ctx context.Context) ([]Status, error) {
+// Report asks all ranks of l for their flight records, see [transport.Report].
+func (l *Link) Report(ctx context.Context) ([]transport.Status, error) {
 	l.mu.Lock()
 	closed := l.closed
 	l.mu.Unlock()
 	if closed {
-		return nil, &RankError{Group: l.name, Rank: l.rank, Err: ErrClosed}
+		return nil, &transport.RankError{Group: l.Name, Rank: l.Rank, Err: transport.ErrClosed}
 	}
 	number, q := l.ask()
 	defer func() {
-		l.session.mu.Lock()
-		delete(l.session.asked, number)
-		l.session.mu.Unlock()
+		l.Session.mu.Lock()
+		delete(l.Session.asked, number)
+		l.Session.mu.Unlock()
 	}()
-	all := make([]Status, len(l.ranks))
-	rankOf := make(map[int]int, len(l.ranks))
-	for r, world := range l.ranks {
-		all[r] = Status{Group: l.name, Rank: r, Err: "does not answer"}
+	all := make([]transport.Status, len(l.Ranks))
+	rankOf := make(map[int]int, len(l.Ranks))
+	for r, world := range l.Ranks {
+		all[r] = transport.Status{Group: l.Name, Rank: r, Err: "does not answer"}
 		rankOf[world] = r
 	}
-	for range l.ranks {
+	for range l.Ranks {
 		select {
 		case a := <-q.answers:
 			r := rankOf[a.from]
 			all[r] = a.status
-			all[r].Group, all[r].Rank = l.name, r
+			all[r].Group, all[r].Rank = l.Name, r
 		case <-ctx.Done():
 			return all, nil
 		}
@@ -65,23 +66,23 @@ func (l *link) Report(ctx context.Context) ([]Status, error) {
 
 // ask puts a question to all ranks of l. It answers at once for this rank and for ranks that cannot
 // be asked.
-func (l *link) ask() (number uint64, q *question) {
-	q = &question{map[int]struct{}{}, make(chan answer, len(l.ranks))}
-	for _, world := range l.ranks {
+func (l *Link) ask() (number uint64, q *question) {
+	q = &question{map[int]struct{}{}, make(chan answer, len(l.Ranks))}
+	for _, world := range l.Ranks {
 		q.open[world] = struct{}{}
 	}
-	s := l.session
+	s := l.Session
 	s.mu.Lock()
 	s.asking++
 	number = s.asking
 	s.asked[number] = q
 	for world, err := range s.gone {
-		q.answer(world, Status{Err: fmt.Sprintf("does not answer: %v", err)})
+		q.answer(world, transport.Status{Err: fmt.Sprintf("does not answer: %v", err)})
 	}
 	s.mu.Unlock()
 	own := l.member.Status()
 	s.mu.Lock()
-	q.answer(l.ranks[l.rank], own)
+	q.answer(l.Ranks[l.Rank], own)
 	s.mu.Unlock()
 	l.tell(newsAsk, binary.LittleEndian.AppendUint64(nil, number))
 	return number, q
@@ -91,7 +92,7 @@ func (l *link) ask() (number uint64, q *question) {
 const maxRecordText = 256
 
 // reply answers a question of another rank about a group.
-func (s *session) reply(id uint64, n news, status Status) {
+func (s *Session) reply(id uint64, n news, status transport.Status) {
 	for i := range status.Recent {
 		r := &status.Recent[i]
 		r.Call = text.Cut(r.Call, maxRecordText)
@@ -104,13 +105,13 @@ func (s *session) reply(id uint64, n news, status Status) {
 }
 
 // answered passes an answer to the call of Report that asked.
-func (s *session) answered(n news) {
+func (s *Session) answered(n news) {
 	if len(n.body) < 8 {
 		return
 	}
-	var status Status
+	var status transport.Status
 	if err := json.Unmarshal(n.body[8:], &status); err != nil {
-		status = Status{Err: fmt.Sprintf("answer not understood: %v", err)}
+		status = transport.Status{Err: fmt.Sprintf("answer not understood: %v", err)}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
