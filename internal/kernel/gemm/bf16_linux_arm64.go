@@ -4,8 +4,8 @@ package gemm
 
 import "golang.org/x/sys/unix"
 
-// hasBF16 tells whether the processor has FEAT_BF16: bit 14 of the second word of its capabilities,
-// which is auxiliary value 26.
+// hasBF16 reports whether the processor has FEAT_BF16: bit 14 of the second word of its
+// capabilities, which is auxiliary value 26.
 func hasBF16() bool {
 	values, err := unix.Auxv()
 	if err != nil {

@@ -2,5 +2,6 @@
 
 package gemm
 
-// hasBF16 tells whether the processor has FEAT_BF16, of which only Linux is asked.
+// hasBF16 reports whether the processor has FEAT_BF16. It is false, since only Linux has a way to
+// find out.
 func hasBF16() bool { return false }

@@ -6,12 +6,13 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// sumRows returns the rows of a block of float32 sums, for results in bfloat16 that need such a block.
+// sumRows returns the rows of a block of float32 sums, for bfloat16 results that need such a block.
 // columns is the width of the block.
 func sumRows(columns int) int { return min(512, 512*384/columns) }
 
-// runRounded computes op(A)*op(B), plus beta*C or the row bias, into C in bfloat16. Every element is
-// rounded once: more than one group of ranges of k, and C to be added, take sums in float32, for a block of C.
+// runRounded computes op(A)*op(B), plus beta*C or the row bias, into C in bfloat16. Every element
+// is rounded once. So a block of C is summed in float32 if there is more than one group of ranges
+// of k, or if C is added.
 func runRounded[T Element](whole product[T, float32], beta float32, bias, c []half.BFloat16, ldc int) {
 	if whole.m == 0 || whole.n == 0 {
 		return
@@ -60,7 +61,7 @@ func round[P Float](dst []half.BFloat16, src []P, ld, rows, cols int) {
 	}
 }
 
-// gatherPairs packs pairs as they are.
+// gatherPairs packs pairs without changing them.
 func gatherPairs(dst []float32, src []half.BFloat16, line, step, rows, k, width int) {
 	for p := 0; p < k; p += 2 {
 		for r := range rows {
@@ -73,7 +74,7 @@ func gatherPairs(dst []float32, src []half.BFloat16, line, step, rows, k, width 
 	}
 }
 
-// gatherWide packs widened elements, the second of a pair first, and no subnormal ones.
+// gatherWide packs widened elements, the second of a pair first. Subnormal elements become zero.
 func gatherWide(dst []float32, src []half.BFloat16, line, step, rows, k, width int) {
 	for p := range k + k%2 {
 		for r := range rows {
@@ -86,8 +87,8 @@ func gatherWide(dst []float32, src []half.BFloat16, line, step, rows, k, width i
 	}
 }
 
-// mulWideGo is the register kernel in Go for widened elements, packed as for [mulGo]. It gives the
-// bits of the assembly, see [fused].
+// mulWideGo is the register kernel in Go for widened elements, packed as for [mulGo]. Its results
+// have the bits of the assembly, see [fused].
 func mulWideGo(t *tile[float32]) {
 	for j := 0; j < t.cols; j += 4 {
 		var acc [16]float32
@@ -108,8 +109,8 @@ func mulWideGo(t *tile[float32]) {
 	}
 }
 
-// wide4x4 sets acc[4*i+j] = sum_p a[4*p+i]*b[4*p+j] as [mul4x4] does, but for widened elements. Where
-// all factors are plain, ordinary arithmetic is what [fused] computes.
+// wide4x4 sets acc[4*i+j] = sum_p a[4*p+i]*b[4*p+j] like [mul4x4], but for widened elements. If all
+// factors are plain, ordinary arithmetic gives the result of [fused].
 func wide4x4(acc *[16]float32, a, b []float32) {
 	for h := 0; h < 4; h += 2 {
 		var c00, c01, c02, c03, c10, c11, c12, c13 float32
@@ -136,10 +137,11 @@ func wide4x4(acc *[16]float32, a, b []float32) {
 	}
 }
 
-// plain tells whether f, a widened bfloat16, is zero or within 2^-50 and 2^63. A product of two is
-// exact, of 16 bits, and if not zero within 2^-100 and 2^126. Added to any z of 24 bits that is not
-// subnormal it gives no subnormal number either: so small is a sum only if z is about as large as
-// the product, and then both are multiples of 2^-126.
+// plain reports whether f, a widened bfloat16, is zero or has a magnitude between 2^-50 and 2^63.
+// The product of two such numbers is exact, with 16 bits. If it is not zero, it is between 2^-100
+// and 2^126. Its sum with any z of 24 bits that is not subnormal is not subnormal either: the sum
+// can be that small only if z is about as large as the product, and then both are multiples of
+// 2^-126.
 func plain(f float32) bool {
 	b := math.Float32bits(f) << 1
 	return b-(127-50)<<24 < 113<<24 || b == 0
@@ -149,17 +151,17 @@ const smallestNormal = 0x1p-126
 
 var negativeZero = float32(math.Copysign(0, -1))
 
-// fused returns x*y + z, rounded once, with subnormal operands and results zeros of their sign. A
-// result is subnormal if it would be, rounded to 24 bits at any exponent.
+// fused returns x*y + z, rounded once. Subnormal operands and results count as zeros of their sign.
+// A result is subnormal if it would be subnormal after rounding to 24 bits at any exponent.
 func fused(x, y, z float32) float32 {
 	product, addend := float64(flush(x))*float64(flush(y)), float64(flush(z)) // exact
 	sum := product + addend
 	if math.IsInf(sum, 0) || math.IsNaN(sum) {
 		return float32(sum)
 	}
-	// Rounding to odd keeps the second rounding from seeing a tie that is none: see Boldo and
-	// Melquiond, "Emulation of FMA and correctly rounded sums" (IEEE Transactions on Computers 57(4),
-	// 2008, https://doi.org/10.1109/TC.2007.70819). The error of the sum is that of Knuth's two-sum.
+	// Rounding to odd keeps the second rounding from seeing a false tie: see Boldo and Melquiond,
+	// "Emulation of FMA and correctly rounded sums" (IEEE Transactions on Computers 57(4), 2008,
+	// https://doi.org/10.1109/TC.2007.70819). Knuth's two-sum computes the error of the sum.
 	other := sum - product
 	lost := (product - (sum - other)) + (addend - other)
 	if bits := math.Float64bits(sum); lost != 0 && bits&1 == 0 {

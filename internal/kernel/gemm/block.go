@@ -6,14 +6,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// view is an operand seen with k as its second index: A as [m, k], B as [n, k]. Element (r, p) is
+// view is an operand with k as its second index: A as [m, k], B as [n, k]. Element (r, p) is
 // data[r*line+p*step]; one of line and step is 1.
 type view[T Element] struct {
 	data       []T
 	line, step int
 }
 
-// operand views a matrix whose rows, ld elements apart, run along k or, with crossed, across it.
+// operand returns the view of a matrix whose rows are ld elements apart. The rows run along k or,
+// with crossed, across it.
 func operand[T Element](crossed bool, data []T, ld int) view[T] {
 	if crossed {
 		return view[T]{data, 1, ld}
@@ -21,7 +22,7 @@ func operand[T Element](crossed bool, data []T, ld int) view[T] {
 	return view[T]{data, ld, 1}
 }
 
-// from returns the storage from element (r, p) on: nothing where that element does not exist
+// from returns the storage from element (r, p) on. It is empty if that element does not exist
 // because k is 0.
 func (v view[T]) from(r, p int) []T { return v.data[min(r*v.line+p*v.step, len(v.data)):] }
 
@@ -39,17 +40,18 @@ type addend[T Float] struct {
 //	out[i*ldout+j] = alpha * sum_p a[i*aline+p*astep] * b[(j/nr)*bpanel+p*bstep+j%nr]
 //	                 (+ beta * in[i*ldin+j])
 //
-// With taps, which only a kernel that knows them is given, row p of b is read as [Tap] says: the
-// first from element bstep on, and bpanel is how many taps a panel has. What the next plane has there
-// is prefetched.
+// With taps, row p of b is read as described in [Tap]: the first row begins at element bstep, and
+// bpanel is the number of taps of a panel. The kernel prefetches the elements of the next plane.
+// Only a kernel that supports taps is called with them.
 //
-// With rounded, which only a kernel that rounds knows, the sum goes there, rounded, and not to out.
-// A kernel of tiles uses a scratch of mr rows of nr columns. For every 32 elements of k it also requests
-// three cache lines, aheadLine bytes apart. The first request is for ahead. Each step moves the address
-// by aheadStep bytes, and each panel of nr columns begins aheadPanel bytes after the panel before.
+// With rounded, the sum is rounded and written there, and not to out. Only a kernel that rounds is
+// called with it. A kernel of tiles uses a scratch of mr rows of nr columns. For every 32 elements
+// of k it also requests three cache lines, aheadLine bytes apart. The first request is for ahead.
+// Each step moves the address by aheadStep bytes, and each panel of nr columns begins aheadPanel
+// bytes after the panel before.
 //
-// Strides are in elements. The last term is present, and in is read, only if read is set. A kernel
-// may load all nr elements of a row of b however few columns remain. The assembly knows this
+// Strides are in elements. If read is set, the last term is added, and in is read. A kernel may
+// load all nr elements of a row of b even if fewer columns remain. The assembly depends on this
 // layout; a test compares the offsets.
 type tile[T Float] struct {
 	rows, cols, k                    int
@@ -72,59 +74,60 @@ type tile[T Float] struct {
 	alpha, beta                      T
 }
 
-// engine is a register kernel with the packing routines and the block sizes that suit it. It
-// multiplies elements of type T in steps of type P: a float is a step of its own; of bfloat16 a step
-// is a pair that follows each other along k, the first in the lower half, or one element, widened,
-// the second of a pair before the first. Either way a last pair is filled up with a zero.
+// engine is a register kernel with matching packing routines and block sizes. It multiplies
+// elements of type T in steps of type P. For floats a step is one element. For bfloat16 a step is a
+// pair of neighbours along k, the first in the lower half, or it is one widened element, the second
+// of a pair before the first. Either way an incomplete last pair is filled with a zero.
 type engine[T Element, P Float] struct {
 	mr, nr int // tile of C in registers
 	kc, nc int // block of B: kc×nc elements stay in L2, a strip of A, mr×kc, in L1; nc is a multiple of nr
 	lanes  int // rows that one call of transpose packs; divides nr
 	across int // rows that one call of interleave packs, if more than lanes; divides nr
-	quad   int // transpose takes k in multiples of this, and interleave of pair; 0: there are neither
+	quad   int // transpose takes k in multiples of quad, and interleave in multiples of pair; 0: there is neither
 	pair   int // elements that have to be packed together
-	steps  int // that a pair takes
+	steps  int // number of steps for a pair
 
-	// inPlace says that mul takes A at any stride, and B where pair is 1. Without it both are
-	// always packed: aline is 1 and bstep nr.
+	// inPlace reports that mul accepts A at any stride, and B where pair is 1. Otherwise both are
+	// always packed: aline is 1 and bstep is nr.
 	inPlace bool
 
-	// tiles says that mul takes rows of A of any even stride, and astep is not used: packed A has
-	// rows, too.
+	// tiles reports that mul reads rows of A of any even stride and ignores astep: packed A also
+	// consists of rows.
 	tiles bool
 
-	// deep is for how many ranges of k a block of B is packed at most, then of fewer columns: nc is
-	// for one range. 0 means 1.
+	// deep is the largest number of ranges of k for which a block of B is packed. Such a block has
+	// fewer columns: nc is for one range. 0 means 1.
 	deep int
 
 	// mul computes one strip of tiles.
 	mul func(t *tile[P])
-	// transpose sets dst[p*width+r] = src[r*ld+p], interleave dst[p*width+r] = src[p*ld+r], for p <
-	// k and r < rows <= lanes, or across. What they leave in dst[p*width+r] for rows <= r < lanes,
-	// or across, is undefined. Instead of dst[p*width+r] the elements of a pair have its steps.
+	// transpose sets dst[p*width+r] = src[r*ld+p] for p < k and r < rows <= lanes. interleave sets
+	// dst[p*width+r] = src[p*ld+r] for p < k and r < rows <= across. The other elements up to
+	// lanes, or across, are undefined. In place of dst[p*width+r], the steps of a pair are written
+	// together.
 	transpose, interleave func(dst []P, src []T, ld, rows, k, width int)
-	// gather does what both do, for any strides and any k.
+	// gather does the same as both, for any strides and any k.
 	gather func(dst []P, src []T, line, step, rows, k, width int)
-	// uncross turns the output of the other three routines into rows of A for tiles: dst[r*ld+p] =
+	// uncross converts the output of the other three routines to rows of A for tiles: dst[r*ld+p] =
 	// src[p*width+r] for p < steps, a whole number of tiles, and r < rows. It may write up to the
 	// next multiple of 4 rows.
 	uncross func(dst, src []P, width, steps, rows, ld int)
-	// rounds says that mul can write bfloat16, taps that it reads B by taps.
+	// rounds reports that mul can write bfloat16, and taps that mul can read B by taps.
 	rounds, taps bool
 }
 
 // depth returns the number of steps of k elements.
 func (e *engine[T, P]) depth(k int) int { return (k + e.pair - 1) / e.pair * e.steps }
 
-// mostColumns is how many columns a block has at most.
+// mostColumns is the largest number of columns of a block.
 const mostColumns = 1024
 
-// split cuts a length into the fewest parts of at most some limit, equal to within one unit,
-// longest first.
+// split divides a length into the fewest parts of at most a limit. The parts are equal to within
+// one unit, the longest first.
 type split struct{ length, unit, parts int }
 
-// newSplit cuts length into parts of at most limit, a multiple of unit. There is always one part,
-// if an empty one.
+// newSplit divides length into parts of at most limit, a multiple of unit. There is always at least
+// one part, which may be empty.
 func newSplit(length, limit, unit int) split {
 	return split{length, unit, max(1, (length+limit-1)/limit)}
 }
@@ -147,13 +150,13 @@ func (s split) bounds(i int) (lo, hi int) {
 	return min(lo*s.unit, s.length), min(hi*s.unit, s.length)
 }
 
-// packing is how many multiply-adds packing an element takes as long as, about.
+// packing is about how many multiply-adds take as long as packing one element.
 const packing = 16
 
 // Split divides the product of an m×k and a k×n matrix between callers that work at the same time,
-// each with a Workspace of its own. It returns the rows and the columns of C that one of them
-// computes. It cuts between register tiles, and in such a way that the slowest caller is soonest
-// done: cutting columns has each of them pack A, cutting rows B.
+// each with its own Workspace. It returns the rows and columns of C that one caller computes. It
+// cuts between register tiles, so that the slowest caller ends as early as possible: if columns are
+// cut, every caller packs A, and if rows are cut, every caller packs B.
 func Split[T Element](m, n, part, parts int) (i0, i1, j0, j1 int) {
 	if parts == 1 {
 		return 0, m, 0, n
@@ -176,7 +179,7 @@ func Split[T Element](m, n, part, parts int) (i0, i1, j0, j1 int) {
 	return i0, i1, j0, j1
 }
 
-// product is one call: its sizes and operands, and the decisions that hold for all blocks.
+// product is one call: its sizes and operands, and the decisions for all blocks.
 type product[T Element, P Float] struct {
 	*engine[T, P]
 	*buffers[P]
@@ -188,18 +191,18 @@ type product[T Element, P Float] struct {
 	ldc            int
 	rounded        rounded
 	packsA, packsB bool
-	panels         int  // elements of a panel of b, if that is in panels; else 0
-	taps           Taps // by which b is read, if there are any
+	panels         int  // elements of a panel of b if b is in panels; else 0
+	taps           Taps // for reading b by taps, if any
 }
 
-// rounded is the result in bfloat16, where it is wanted so: C has the sums over all ranges of k but
-// the last then, and need not exist if there is only one group of them.
+// rounded is the result in bfloat16, if it is wanted. C then holds the sums over all ranges of k
+// but the last, and need not exist if there is only one group of ranges.
 type rounded struct {
 	data []half.BFloat16
 	ld   int
 }
 
-// ranges cuts k into ranges, and the ranges into groups for which B is packed at once.
+// ranges divides k into ranges, and the ranges into groups. B is packed once for each group.
 func (x *product[T, P]) ranges() (ranges, groups split) {
 	ranges = newSplit(x.k, x.kc, x.pair)
 	deep := max(1, x.deep)
@@ -209,7 +212,7 @@ func (x *product[T, P]) ranges() (ranges, groups split) {
 	return ranges, newSplit(ranges.parts, deep, 1)
 }
 
-// width returns how many columns a block of B has at most.
+// width returns the largest number of columns of a block of B.
 func (x *product[T, P]) width() int {
 	if x.deep == 0 {
 		return x.nc
@@ -243,9 +246,9 @@ func (x *product[T, P]) run() {
 	x.tile = tile[P]{} // keep none of the caller's memory alive
 }
 
-// mustPackA decides whether A is packed. Rows along k are mr streams that prefetch well, and are
-// read in place, unless their distance puts them all into the same set of L1. Rows across k touch a
-// line, and often a page, per element of k: few columns do not repay a copy, many do.
+// mustPackA decides whether A is packed. Rows along k are mr streams that prefetch well. They are
+// read in place, unless their distance puts all of them into the same set of L1. Rows across k
+// touch a cache line, and often a page, for each element of k: a copy pays only for many columns.
 func (x *product[T, P]) mustPackA() bool {
 	const l1Way = 4096 // bytes after which addresses share a set: 64 sets of 64 bytes
 	switch {
@@ -260,12 +263,12 @@ func (x *product[T, P]) mustPackA() bool {
 	}
 }
 
-// mustPackB decides whether B is packed. Packing also makes the load of a whole row of nr safe.
+// mustPackB decides whether B is packed. Packing also makes it safe to load a whole row of nr.
 func (x *product[T, P]) mustPackB() bool {
 	return !x.inPlace || x.pair > 1 || x.b.line != 1 || x.m > 4*x.mr
 }
 
-// group is some ranges of k that follow each other, for which B is packed at once.
+// group is successive ranges of k for which B is packed together.
 type group struct {
 	split          // k, cut into all ranges
 	first, end int // those in the group
@@ -311,7 +314,8 @@ func (x *product[T, P]) columns(j0, j1 int, g group) {
 	}
 }
 
-// steps returns the steps in the memory of s, whose elements need no packing: none if s is shorter than a step.
+// steps returns the steps in the memory of s, whose elements need no packing. It returns nil if s
+// is shorter than a step.
 func steps[P Float, T Element](s []T) []P {
 	n := len(s) * int(unsafe.Sizeof(*new(T))) / int(unsafe.Sizeof(*new(P)))
 	if n == 0 {
@@ -320,8 +324,8 @@ func steps[P Float, T Element](s []T) []P {
 	return unsafe.Slice((*P)(unsafe.Pointer(unsafe.SliceData(s))), n)
 }
 
-// strips multiplies every strip of rows of A with the columns j0 to j1, of which the tile has B for
-// all of the group.
+// strips multiplies every strip of rows of A with the columns j0 to j1. The tile has B for these
+// columns and for the whole group.
 func (x *product[T, P]) strips(j0, j1 int, g group) {
 	t := &x.tile
 	p0, p1 := g.all()
@@ -344,7 +348,7 @@ func (x *product[T, P]) strips(j0, j1 int, g group) {
 		sums = grow(&x.sums, x.mr*t.cols)
 	}
 	b, rows := t.b, newSplit(x.m, x.mr, 1)
-	from, end := 0, 0 // rows of A that are packed for tiles
+	from, end := 0, 0 // rows of A that are already packed for tiles
 	for ic := range rows.parts {
 		i0, i1 := rows.bounds(ic)
 		switch {
@@ -407,16 +411,17 @@ func (x *product[T, P]) operands(i0, j0, r int, last bool, sums []P) {
 	}
 }
 
-// strip returns how many rows of A are packed together.
+// strip returns the number of rows of A that are packed together.
 func (e *engine[T, P]) strip() int { return (e.mr + e.lanes - 1) / e.lanes * e.lanes }
 
-// pack copies rows r0 to r1 of v, elements p0 to p1 of each, into panels of width rows, each k-major:
-// dst[(r/width)*width*k + p*width + r%width]. A last panel that is not full has undefined gaps.
+// pack copies rows r0 to r1 of v, elements p0 to p1 of each, into panels of width rows, each
+// k-major: dst[(r/width)*width*k + p*width + r%width]. The gaps of an incomplete last panel are
+// undefined.
 func (x *product[T, P]) pack(dst []P, v view[T], r0, r1, p0, p1, width int) {
 	x.packPanels(dst, v, r0, r1, p0, p1, width, width*x.depth(p1-p0))
 }
 
-// packPanels is pack for panels that begin panel elements after each other.
+// packPanels is pack with panel elements from one panel to the next.
 func (x *product[T, P]) packPanels(dst []P, v view[T], r0, r1, p0, p1, width, panel int) {
 	most := max(1, p1-p0)
 	if v.line == 1 && x.tiles {

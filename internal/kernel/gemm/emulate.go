@@ -6,8 +6,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// EmulateTiles computes products of bfloat16 with tiles in Go until restore is called. They have the bits
-// of AMX and need a thousand times its time. Only tests call it, and no other product may run meanwhile.
+// EmulateTiles makes products of bfloat16 run with tiles in Go until restore is called. The results
+// have the bits of AMX and take a thousand times as long. Only tests call it, and no other product
+// may run meanwhile.
 func EmulateTiles() (restore func()) {
 	best := active
 	active = tilesInGo()
@@ -42,8 +43,9 @@ func mulTilesGo(t *tile[float32]) {
 	}
 }
 
-// tileSum returns what TDPBF16PS adds to an element for the pairs of a row of A and a column of B: the
-// sum of the first ones and of the second ones, added.
+// tileSum returns the value that TDPBF16PS adds to an element for the pairs of a row of A and a
+// column of B: the sum of the products of first elements plus the sum of the products of second
+// elements.
 func tileSum(a, b []float32, bstep int) float32 {
 	var even, odd float32
 	for p, x := range a {
@@ -54,8 +56,8 @@ func tileSum(a, b []float32, bstep int) float32 {
 	return fused(1, even, odd)
 }
 
-// multiplyAdd is [fused] for widened bfloat16 x and y. Where both are plain, ordinary arithmetic has the
-// same result.
+// multiplyAdd is [fused] for widened bfloat16 x and y. If both are plain, ordinary arithmetic has
+// the same result.
 func multiplyAdd(x, y, sum float32) float32 {
 	if plain(x) && plain(y) {
 		return sum + float32(x*y)

@@ -14,13 +14,14 @@ type isa struct {
 	bf16 engine[half.BFloat16, float32]
 }
 
-// active is what products run on: the best that this machine has. Only tests change it.
+// active is the instruction set of products: the best that this machine has. Only tests change it.
 var active = supported()[0]
 
 // InstructionSet returns the name of the instruction set of products: amx, avx512bf16, avx512, avx2, neonbf16, neon or go.
 func InstructionSet() string { return active.name }
 
-// NativeBFloat16 tells whether the processor multiplies bfloat16. Others widen it to float32.
+// NativeBFloat16 reports whether the processor multiplies bfloat16. Other processors widen it to
+// float32.
 func NativeBFloat16() bool { return active.bf16.steps < active.bf16.pair }
 
 // engineOf returns the active engine for elements of type T, whose sums are of type P.
@@ -37,7 +38,7 @@ func engineOf[T Element, P Float]() *engine[T, P] {
 	panic(fmt.Sprintf("gemm: products of %T are not summed in %T", *new(T), *new(P)))
 }
 
-// sizesOf returns the register tile for elements of type T, and the columns of a block.
+// sizesOf returns the register tile for elements of type T, and the number of columns of a block.
 func sizesOf[T Element]() (mr, nr, nc int) {
 	switch any(*new(T)).(type) {
 	case float32:

@@ -12,10 +12,10 @@ import (
 
 //go:generate go run ./asm
 
-// supported lists the instruction sets this machine has, best first. avx512bf16 and avx512 multiply
-// bfloat16 to the same bits. VDPBF16PS does two multiply-adds where one of float32 is done, on AMD's
-// processors as often, but on Intel's half as often and one after the other: there widened factors are
-// 1.4 to 1.5 times as fast.
+// supported lists the instruction sets of this machine, best first. avx512bf16 and avx512 multiply
+// bfloat16 to the same bits. VDPBF16PS does two multiply-adds in place of one in float32. AMD's
+// processors run it at the same rate as the float32 instruction. Intel's run it at half the rate
+// and one after the other, so widened factors are 1.4 to 1.5× faster there.
 func supported() []isa {
 	var sets []isa
 	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW {
@@ -37,7 +37,7 @@ func supported() []isa {
 	return append(sets, portable())
 }
 
-// vendor returns the name that the maker of the processor gave it.
+// vendor returns the vendor string of the processor.
 func vendor() string {
 	var name [12]byte
 	cpuidVendor(&name)
@@ -113,7 +113,8 @@ func avx2() isa {
 	}
 }
 
-// interleaveBF16 is interleaveBF16AVX2, which reads 8 elements of every row, as far as there are 8.
+// interleaveBF16 calls interleaveBF16AVX2, which reads 8 elements of every row, for as long as 8
+// remain.
 func interleaveBF16(dst []float32, src []half.BFloat16, ld, rows, k, width int) {
 	whole := k
 	if rows < 8 {
@@ -127,7 +128,7 @@ func interleaveBF16(dst []float32, src []half.BFloat16, ld, rows, k, width int) 
 	}
 }
 
-// The routines below are in the generated assembly; engine says what they do.
+// The routines below are in the generated assembly; engine documents them.
 
 func mulF32AVX512(t *tile[float32])
 func mulF64AVX512(t *tile[float64])

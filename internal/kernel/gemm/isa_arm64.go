@@ -8,7 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// supported lists the instruction sets this machine has, best first.
+// supported lists the instruction sets of this machine, best first.
 func supported() []isa {
 	if hasBF16() {
 		return []isa{neonbf16(), neon(), portable()}
@@ -27,7 +27,7 @@ func neonbf16() isa {
 	return set
 }
 
-// interleaveFours is interleaveBF16NEONBF16, which reads 8 elements of every row.
+// interleaveFours calls interleaveBF16NEONBF16, which reads 8 elements of every row.
 func interleaveFours(dst []float32, src []half.BFloat16, ld, rows, k, width int) {
 	if rows == 8 {
 		interleaveBF16NEONBF16(dst, src, ld, rows, k, width)
@@ -36,7 +36,7 @@ func interleaveFours(dst []float32, src []half.BFloat16, ld, rows, k, width int)
 	}
 }
 
-// gatherFours packs elements in fours: dst[(p/4)*2*width+2*r] and the next are those of row r.
+// gatherFours packs elements in fours: dst[(p/4)*2*width+2*r] and the next one belong to row r.
 func gatherFours(dst []float32, src []half.BFloat16, line, step, rows, k, width int) {
 	for p := 0; p < (k+3)&^3; p += 2 {
 		for r := range rows {
@@ -70,7 +70,7 @@ func neon() isa {
 	}
 }
 
-// The routines below are in the generated assembly; engine says what they do.
+// The routines below are in the generated assembly; engine documents them.
 
 func mulF32NEON(t *tile[float32])
 func mulF64NEON(t *tile[float64])

@@ -2,15 +2,15 @@ package gemm
 
 import "fmt"
 
-// Panels are a factor B that its owner packs as the register kernel reads it, for products that take
-// it from more than one matrix: element (p, j) of B, k×n, is panels[(j/w)*w*k + p*w + j%w], with w
-// the width of a panel.
+// Panels are a factor B that the caller packs in the layout of the register kernel, for products
+// that gather B from several places: element (p, j) of B, k×n, is panels[(j/w)*w*k + p*w + j%w],
+// with w the width of a panel.
 
 // PanelWidth returns the columns of a panel.
 func PanelWidth[T Float]() int { return engineOf[T, T]().nr }
 
-// Interleave sets dst[p*width+r] = src[p*ld+r] for p < k and r < n. What it leaves in dst[p*width+r]
-// for n <= r < PanelWidth is undefined; n is at most that.
+// Interleave sets dst[p*width+r] = src[p*ld+r] for p < k and r < n, with n at most PanelWidth.
+// Elements dst[p*width+r] for n <= r < PanelWidth are undefined.
 func Interleave[T Float](dst, src []T, ld, n, k, width int) {
 	if k <= 0 || n <= 0 {
 		return
@@ -27,8 +27,8 @@ func Interleave[T Float](dst, src []T, ld, n, k, width int) {
 	}
 }
 
-// Transpose sets dst[p*width+r] = src[r*ld+p] for p < k and r < n, with width a PanelWidth. What it
-// leaves in dst[p*width+r] for n <= r < PanelWidth is undefined; n is at most that.
+// Transpose sets dst[p*width+r] = src[r*ld+p] for p < k and r < n, with n at most PanelWidth, and
+// width the PanelWidth. Elements dst[p*width+r] for n <= r < PanelWidth are undefined.
 func Transpose[T Float](dst, src []T, ld, n, k, width int) {
 	if k <= 0 || n <= 0 {
 		return
@@ -50,8 +50,8 @@ func Transpose[T Float](dst, src []T, ld, n, k, width int) {
 	}
 }
 
-// GemmPanels computes C = A*B + beta*C, for A m×k with rows lda elements apart, and B in panels, of
-// which the last is whole too. Other than that it is [Gemm].
+// GemmPanels computes C = A*B + beta*C like [Gemm], for A m×k with rows lda elements apart, and B
+// in panels. The last panel must be whole too.
 func GemmPanels[T Float](w *Workspace, m, n, k int, a []T, lda int, panels []T, beta float64, c []T, ldc int) {
 	checkMatrix("A", false, m, k, len(a), lda)
 	checkMatrix("C", false, m, n, len(c), ldc)

@@ -17,7 +17,7 @@ func portableEngine[T Float](kc int) engine[T, T] {
 }
 
 // mulGo is the register kernel in Go. A and B are packed in panels of four, so it always computes
-// whole 4×4 tiles and writes what lies inside C.
+// whole 4×4 tiles, and writes the elements inside C.
 func mulGo[T Float](t *tile[T]) {
 	for j := 0; j < t.cols; j += 4 {
 		var acc [16]T
@@ -38,8 +38,8 @@ func mulGo[T Float](t *tile[T]) {
 	}
 }
 
-// mul4x4 sets acc[4*i+j] = sum_p a[4*p+i]*b[4*p+j], in two halves: eight sums and the six factors
-// they need fit the 16 registers of amd64, sixteen sums would not.
+// mul4x4 sets acc[4*i+j] = sum_p a[4*p+i]*b[4*p+j], in two halves: eight sums and their six factors
+// fit the 16 registers of amd64, and sixteen sums would not.
 func mul4x4[T Float](acc *[16]T, a, b []T) {
 	for h := 0; h < 4; h += 2 {
 		var c00, c01, c02, c03, c10, c11, c12, c13 T

@@ -5,27 +5,28 @@ import (
 	"unsafe"
 )
 
-// Tap is where a row of B lies for one panel of columns: the panel's elements of the row are those
-// of a slice from some place on, and zero in columns that are masked. The slice need not have those.
+// Tap describes a row of B for one panel of columns. The elements of the row are those of a slice
+// from some index on, and zero in masked columns. The slice need not contain the elements of masked
+// columns.
 type Tap struct {
-	step, turn int // in bytes: to the place of the next row, and to the next tap, the first after the last
+	step, turn int // in bytes: to the next row, and to the next tap (from the last tap to the first)
 	mask       uint64
 }
 
-// Taps is a factor B that is not packed, but read where its owner has it: planes of elements, each
-// of which is read by N taps, one after the other. So row c·N+t is what tap t reads of plane c.
+// Taps is a factor B that is not packed, but read from planes of elements. N taps read each plane
+// in turn, so row c·N+t of B is plane c as tap t reads it.
 type Taps struct {
-	Table []Tap // N of each panel
+	Table []Tap // N for each panel
 	N     int
 	Plane int // the distance of planes, in elements
-	First int // what tap 0 reads first of a plane, for column 0: an offset, in elements
+	First int // offset in a plane, in elements, of the first element that tap 0 reads for column 0
 }
 
-// HasTaps tells whether [GemmTaps] can be used for elements of type T.
+// HasTaps reports whether [GemmTaps] supports elements of type T.
 func HasTaps[T Float]() bool { return engineOf[T, T]().taps }
 
-// NewTap returns tap t of n, all columns masked. The next one, be it of the next plane, reads step
-// elements further on.
+// NewTap returns tap t of n, with all columns masked. The next tap, which may be in the next plane,
+// reads step elements further on.
 func NewTap[T Float](t, n, step int) Tap {
 	turn := 1
 	if t == n-1 {
@@ -34,15 +35,15 @@ func NewTap[T Float](t, n, step int) Tap {
 	return Tap{step: step * int(unsafe.Sizeof(*new(T))), turn: turn * int(unsafe.Sizeof(Tap{}))}
 }
 
-// TapElements returns how many elements of type T have room for n taps.
+// TapElements returns the number of elements of type T whose memory holds n taps.
 func TapElements[T Float](n int) int { return n * int(unsafe.Sizeof(Tap{})/unsafe.Sizeof(*new(T))) }
 
-// TapsIn returns n taps in the memory of s. What they are is undefined.
+// TapsIn returns n undefined taps in the memory of s.
 func TapsIn[T Float](s []T, n int) []Tap {
 	return unsafe.Slice((*Tap)(unsafe.Pointer(unsafe.SliceData(s[:TapElements[T](n)]))), n)
 }
 
-// Unmask has tap t read columns lo to hi, if there are any.
+// Unmask makes tap t read columns lo to hi, if the range is not empty.
 func Unmask[T Float](b Taps, t, lo, hi int) {
 	for nr := PanelWidth[T](); lo < hi; lo = (lo/nr + 1) * nr {
 		n := min(hi-lo, nr-lo%nr)
@@ -50,7 +51,7 @@ func Unmask[T Float](b Taps, t, lo, hi int) {
 	}
 }
 
-// offset returns where tap t reads a plane for column 0, in elements of size bytes.
+// offset returns the offset in a plane that tap t reads for column 0. Elements have size bytes.
 func (b Taps) offset(t, size int) int {
 	at := 0
 	for _, tap := range b.Table[:t] {
@@ -59,9 +60,9 @@ func (b Taps) offset(t, size int) int {
 	return b.First + at/size
 }
 
-// GemmTaps computes C = A*B + beta*C, for A m×k with rows lda elements apart, and B read by taps from
-// data on. Other than that it is [Gemm]. The masks are the caller's responsibility: nobody checks
-// that data has what taps read.
+// GemmTaps computes C = A*B + beta*C like [Gemm], for A m×k with rows lda elements apart, and B
+// read by taps from data on. The caller is responsible for the masks: GemmTaps does not check that
+// data contains the elements that taps read.
 func GemmTaps[T Float](w *Workspace, m, n, k int, a []T, lda int, data []T, taps Taps, beta float64, c []T, ldc int) {
 	checkMatrix("A", false, m, k, len(a), lda)
 	checkMatrix("C", false, m, n, len(c), ldc)

@@ -7,8 +7,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// Tiles multiply matrices in registers of two dimensions, as AMX does: a tile of A has rows along k,
-// and a tile of B has pairs of elements along k as the other kernels for bfloat16 have them.
+// Tiles multiply matrices in two-dimensional registers, as AMX does: a tile of A has rows along k,
+// and a tile of B has pairs of elements along k, as in the other bfloat16 kernels.
 
 // tileEngine returns an engine of tiles around a register kernel, for packing routines of pairs.
 func tileEngine(mul func(t *tile[float32])) engine[half.BFloat16, float32] {
@@ -22,18 +22,18 @@ func tileEngine(mul func(t *tile[float32])) engine[half.BFloat16, float32] {
 // [GemmTiles] panic.
 func Tiles() bool { return active.bf16.tiles }
 
-// TilePanel returns the elements of a panel of B for tiles: 32 columns of k elements, filled up with
-// zeros to a multiple of 32.
+// TilePanel returns the number of elements in a panel of B for tiles: 32 columns of k elements,
+// filled with zeros to a multiple of 32.
 func TilePanel(k int) int {
 	return (k + 2*tilePairs - 1) / (2 * tilePairs) * 2 * tilePairs * tileColumns
 }
 
-// tileColumns is how many columns a panel has.
+// tileColumns is the number of columns of a panel.
 const tileColumns = 32
 
-// PackTiles packs B, k×n, for [GemmTiles]: panels of 32 columns, each panel elements after the one
-// before. B is stored as for [Gemm]. A panel longer than TilePanel(k) has room for more elements along
-// k. The columns of the last panel beyond n are undefined.
+// PackTiles packs B, k×n, for [GemmTiles]: panels of 32 columns, with panel elements from one to
+// the next. B is stored as for [Gemm]. A panel longer than TilePanel(k) has room for more elements
+// along k. The columns of the last panel beyond n are undefined.
 func PackTiles(w *Workspace, dst []half.BFloat16, panel int, transB bool, n, k int, b []half.BFloat16, ldb int) {
 	checkMatrix("B", transB, k, n, len(b), ldb)
 	checkPanels(len(dst), panel, n, k)
@@ -41,8 +41,8 @@ func PackTiles(w *Workspace, dst []half.BFloat16, panel int, transB bool, n, k i
 	x.packPanels(steps[float32](dst), x.b, 0, n, 0, k, x.nr, panel*x.steps/x.pair)
 }
 
-// GemmTiles is [Gemm] for B in panels from [PackTiles]. With panels[j/32*panel+p*32:] for panels it
-// takes columns from j on and elements of k from p on, multiples of 32.
+// GemmTiles is [Gemm] with B in panels from [PackTiles]. Pass panels[j/32*panel+p*32:] to use
+// columns from j on and elements of k from p on, both multiples of 32.
 func GemmTiles[C Element](w *Workspace, transA bool, m, n, k int, alpha float64, a []half.BFloat16, lda int,
 	panels []half.BFloat16, panel int, beta float64, c []C, ldc int) {
 	checkMatrix("A", transA, m, k, len(a), lda)
@@ -59,7 +59,7 @@ func GemmTiles[C Element](w *Workspace, transA bool, m, n, k int, alpha float64,
 	}
 }
 
-// checkPanels panics unless panels for n columns and k elements lie in a slice.
+// checkPanels panics unless panels for n columns and k elements are inside a slice.
 func checkPanels(length, panel, n, k int) {
 	need := TilePanel(k)
 	if !Tiles() || n < 0 || k < 0 || n > 0 && (panel < need || length < (n-1)/tileColumns*panel+need) {
@@ -67,12 +67,12 @@ func checkPanels(length, panel, n, k int) {
 	}
 }
 
-// rowGap is how many steps further than needed rows of packed A are apart: rows that are a power of
-// two apart share few sets of a cache.
+// rowGap is the number of unused steps between rows of packed A: rows a power of two apart would
+// share few sets of a cache.
 const rowGap = 16
 
 // mustPackRows decides whether A is packed for tiles. Rows along k are read in place, at any even
-// stride, unless all of them share their sets of L1, which cannot hold the strip then. If half of them
+// stride, unless all of them share sets of L1, which then cannot hold the strip. If half of them
 // share sets, reading them from L2 is 5 % faster than packing.
 func (x *product[T, P]) mustPackRows() bool {
 	const way = 4096 // bytes after which addresses share a set of L1
@@ -89,10 +89,11 @@ const (
 	deepCrossed  = 2
 )
 
-// acrossAtOnce is how many elements of k of all panels are packed at once where they lie in rows across k.
+// acrossAtOnce is the number of elements of k, of all panels, that are packed together if B has
+// rows across k.
 const acrossAtOnce = 64
 
-// atOnce returns how many rows of A are packed at once for tiles.
+// atOnce returns the number of rows of A that are packed together for tiles.
 func (x *product[T, P]) atOnce() int {
 	if x.a.step == 1 {
 		return x.mr
@@ -117,11 +118,11 @@ func (x *product[T, P]) fetch(next, end, lo int) {
 	t.aheadPanel = stride * t.k / tilePairs
 }
 
-// cacheLine is how many bytes a line of the caches has.
+// cacheLine is the number of bytes in a cache line.
 const cacheLine = 64
 
-// packRows copies rows r0 to r1 of A, elements p0 to p1 of each: dst[(r-r0)*ld + p] are steps, of which
-// the last ones are filled up with zeros, and ld is rowGap more than the steps.
+// packRows copies rows r0 to r1 of A, elements p0 to p1 of each: dst[(r-r0)*ld + p] are steps, the
+// last ones filled with zeros, and ld is rowGap more than the number of steps.
 func (x *product[T, P]) packRows(dst []P, r0, r1, p0, p1 int) {
 	ld, each := x.depth(p1-p0)+rowGap, x.pair/x.steps // elements in a step
 	if x.a.step == 1 {
@@ -148,7 +149,7 @@ func elements[T Element, P Float](s []P) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(s))), n)
 }
 
-// gatherTiles packs pairs as they are, and zeros up to the end of a tile.
+// gatherTiles packs pairs without changing them, and zeros up to the end of a tile.
 func gatherTiles(dst []float32, src []half.BFloat16, line, step, rows, k, width int) {
 	for p := (k + 1) / 2; p%tilePairs != 0; p++ {
 		clear(dst[p*width:][:rows])
@@ -165,5 +166,5 @@ func uncross(dst, src []float32, width, pairs, rows, ld int) {
 	}
 }
 
-// tilePairs is how many pairs along k a tile has.
+// tilePairs is the number of pairs along k in a tile.
 const tilePairs = 16

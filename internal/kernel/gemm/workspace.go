@@ -2,32 +2,32 @@ package gemm
 
 import "unsafe"
 
-// Workspace holds the packing buffers of one caller. The zero value is ready to use; the buffers
+// Workspace holds the packing buffers of one caller. The zero value is ready to use. The buffers
 // grow as products need them, up to a fixed maximum (about 1 MiB for each element type used), and
-// are kept. A Workspace must not be used by two calls at the same time, and not be copied once
-// used.
+// are kept. A Workspace must not be used by two calls at the same time, and must not be copied
+// after use.
 type Workspace struct {
 	f32 buffers[float32]
 	f64 buffers[float64]
 }
 
-// buffers are the packed operands, and where results in bfloat16 are summed, for the types whose
-// sums are of type P, and the kernel argument, here because passing it through a func value would
-// otherwise allocate it anew in every call.
+// buffers are the memory for types whose sums are of type P: the packed operands, the sums of
+// bfloat16 results, and the kernel argument. The argument is here because passing it through a func
+// value would otherwise allocate it in every call.
 type buffers[P Float] struct {
 	apack, bpack []P
 	sums         []P // of a strip of C
 	block        []P // of a block of C
-	bias         []P // of the columns of a block
+	bias         []P // for the columns of a block
 	scratch      []P // of a kernel of tiles
-	crossed      []P // rows of A for tiles, before they are rows
+	crossed      []P // rows of A for tiles, before they are transposed
 	tile         tile[P]
 }
 
 // Bytes returns the memory the workspace holds, in bytes.
 func (w *Workspace) Bytes() int { return w.f32.bytes() + w.f64.bytes() }
 
-// MostBytes returns what the buffers of an element type come to take at most, in bytes.
+// MostBytes returns the largest size, in bytes, of the buffers for one element type.
 func MostBytes[T Element]() int {
 	switch any(*new(T)).(type) {
 	case float32:
@@ -66,7 +66,8 @@ func buffersOf[P Float](w *Workspace) *buffers[P] {
 	return any(&w.f64).(*buffers[P])
 }
 
-// grow returns n elements of *s, which it replaces if it is too short. What they hold is undefined.
+// grow returns n elements of *s, which it replaces if it is too short. Their contents are
+// undefined.
 func grow[P Float](s *[]P, n int) []P {
 	if cap(*s) < n {
 		*s = make([]P, n)
