@@ -7,42 +7,42 @@ func ReLU[T Float](y, x []T) { each2("ReLU", table[T]().relu, y, x) }
 func ReLUGrad[T Float](dx, x, dy []T) { each3("ReLUGrad", table[T]().reluGrad, dx, x, dy) }
 
 // SiLU sets y = x·σ(x) = x/(1 + e⁻ˣ), the sigmoid linear unit or swish
-// (https://arxiv.org/abs/1702.03118). In float32 the result is within 2e-7·max(1, |x|) of that.
+// (https://arxiv.org/abs/1702.03118). In float32 the error is at most 2e-7·max(1, |x|).
 func SiLU[T Float](y, x []T) { each2("SiLU", table[T]().silu, y, x) }
 
-// SiLUGrad sets dx = dy·(σ(x) + x·σ(x)·(1 - σ(x))). In float32 the factor of dy is within
-// 3e-7·max(1, |x|) of that.
+// SiLUGrad sets dx = dy·(σ(x) + x·σ(x)·(1 - σ(x))). In float32 the error of the factor of dy is at
+// most 3e-7·max(1, |x|).
 func SiLUGrad[T Float](dx, x, dy []T) { each3("SiLUGrad", table[T]().siluGrad, dx, x, dy) }
 
-// TanhGrad sets dx = dy·(1 - tanh²x). In float32 the factor of dy is within 3e-7 of that.
+// TanhGrad sets dx = dy·(1 - tanh²x). In float32 the error of the factor of dy is at most 3e-7.
 func TanhGrad[T Float](dx, x, dy []T) { each3("TanhGrad", table[T]().tanhGrad, dx, x, dy) }
 
-// SigmoidGrad sets dx = dy·σ(x)·(1 - σ(x)). In float32 the factor of dy is within 2e-7 of that.
+// SigmoidGrad sets dx = dy·σ(x)·(1 - σ(x)). In float32 the error of the factor of dy is at most
+// 2e-7.
 func SigmoidGrad[T Float](dx, x, dy []T) { each3("SigmoidGrad", table[T]().sigmoidGrad, dx, x, dy) }
 
 // GELUErf sets y = x·Φ(x) = x/2·(1 + erf(x/√2)), the Gaussian error linear unit
-// (https://arxiv.org/abs/1606.08415). In float32 the result is within 1e-7·max(1, |x|) of that, and
-// within 7 units in the last place for |x| <= 12: the left tail keeps its digits.
+// (https://arxiv.org/abs/1606.08415). In float32 the error is at most 1e-7·max(1, |x|), and at most
+// 7 units in the last place for |x| <= 12: the left tail keeps its digits.
 func GELUErf[T Float](y, x []T) { each2("GELUErf", table[T]().geluErf, y, x) }
 
 // GELUErfGrad sets dx = dy·(Φ(x) + x·φ(x)), φ being the density of the standard normal
-// distribution. In float32 the factor of dy is within 2.5e-7·max(1, |x|) of that, and 1 or 0 at
-// ±Inf.
+// distribution. In float32 the error of the factor of dy is at most 2.5e-7·max(1, |x|), and the
+// factor is 1 or 0 at ±Inf.
 func GELUErfGrad[T Float](dx, x, dy []T) { each3("GELUErfGrad", table[T]().geluErfGrad, dx, x, dy) }
 
 // GELUTanh sets y = x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³): the approximation of [GELUErf]
-// that GPT-2 and T5 v1.1 were trained with. In float32 the result is within 2e-7·max(1, |x|) of
-// that.
+// that GPT-2 and T5 v1.1 were trained with. In float32 the error is at most 2e-7·max(1, |x|).
 func GELUTanh[T Float](y, x []T) { each2("GELUTanh", table[T]().geluTanh, y, x) }
 
-// GELUTanhGrad sets dx = dy times the derivative of [GELUTanh] at x. In float32 that factor is
-// within 3e-7·max(1, |x|) of the exact one.
+// GELUTanhGrad sets dx = dy times the derivative of [GELUTanh] at x. In float32 the error of that
+// factor is at most 3e-7·max(1, |x|).
 func GELUTanhGrad[T Float](dx, x, dy []T) { each3("GELUTanhGrad", table[T]().geluTanhGrad, dx, x, dy) }
 
 // A Gate is the activation of a gated linear unit.
 type Gate uint8
 
-// The gates. They are the functions of these names.
+// These are the gates. Each is the function of its name.
 const (
 	GateSiLU Gate = iota
 	GateGELUErf

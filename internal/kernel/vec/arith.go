@@ -8,9 +8,8 @@ func Add[T Float](dst, a, b []T) { each3("Add", table[T]().add, dst, a, b) }
 // Accumulate adds a to dst.
 func Accumulate[T Float](dst, a []T) { each3("Accumulate", table[T]().add, dst, dst, a) }
 
-// AddScaled adds c · x to dst. The product is rounded and then the sum, not both at once: AddScaled
-// is [ScaleTo] followed by [Accumulate] in one pass, to the bit, and with c = 1 it is Accumulate
-// alone.
+// AddScaled adds c · x to dst. The product is rounded before the sum: AddScaled has the same bits
+// as [ScaleTo] followed by [Accumulate], in one pass, and with c = 1 it is Accumulate.
 func AddScaled[T Float](dst, x []T, c T) {
 	k := table[T]()
 	each2("AddScaled", func(dst, x []T) { k.addScaled(dst, x, c) }, dst, x)
@@ -31,9 +30,9 @@ func Fill[T Float](dst []T, v T) {
 	each1(func(dst []T) { k.fill(dst, v) }, dst)
 }
 
-// ColSum adds the sum of the rows of x [rows, cols] to dst [cols]; the caller clears dst where it
-// wants the sum alone. Rows are added in groups of eight, a balanced tree within each group, so the
-// order depends on rows only.
+// ColSum adds the sum of the rows of x [rows, cols] to dst [cols]; the caller clears dst if it
+// needs only the sum. Rows are added in groups of eight, with a balanced tree in each group, so the
+// order depends only on rows.
 func ColSum[T Float](dst, x []T, rows, cols int) {
 	if rows < 0 || cols < 0 || len(dst) != cols || len(x) != rows*cols {
 		panic(fmt.Sprintf("vec: ColSum: matrix of %d elements and vector of %d for shape [%d, %d]", len(x), len(dst), rows, cols))

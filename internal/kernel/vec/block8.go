@@ -9,34 +9,34 @@ import (
 
 // # Numbers in 8 bits
 //
-// A block of float32 numbers is kept as the largest magnitude in it and, for each number, the code
-// of its ratio to that: an index of 256 values between -1 or 0 and 1. The values are those of
+// A block of float32 numbers is stored as its largest magnitude and, for each number, the code of
+// its ratio to that magnitude: an index into 256 values between -1 or 0 and 1. The values come from
 // dynamic tree quantization (https://arxiv.org/abs/2110.02861, section 1.3): zero, one, and the
-// middles of equal intervals of every decade, of which each has twice as many as the next smaller
-// one. In units of 10^(i-6), for decades i = 0 … 6 and j = 0 … n-1:
+// middles of equal intervals of every decade. Each decade has twice as many intervals as the next
+// smaller one. In units of 10^(i-6), for decades i = 0 … 6 and j = 0 … n-1:
 //
 //	signed     n = 2^i       ±(0.1 + 0.9·(2j+1)/2n), 0, 1     as many on both sides, but for 1
 //	unsigned   n = 2^(i+1)     0.1 + 0.9·(2j+1)/2n,  0, 1
 //
-// Codes are by ascending value.
+// Codes are sorted by value.
 
-// Block8 is the number of elements of a whole block. The paper has 2048; 256 costs 1.5 % more
-// memory than one byte an element, and what a block with one large number in it loses concerns
-// fewer others. The optimizers of bitsandbytes have 256, too.
+// Block8 is the number of elements in a whole block. The paper uses 2,048. 256 costs 1.5 % more
+// memory than one byte an element, and a large number in a block reduces the precision of fewer
+// others. The optimizers of bitsandbytes use 256, too.
 const Block8 = 256
 
-// Blocks8 is a vector of float32 in 8 bits for each element, a part of a larger one: blocks begin
-// where the index in that is a multiple of [Block8], so the first and the last may be shorter.
-// Zeroed memory is zeros.
+// Blocks8 is a vector of float32 with 8 bits for each element. It is part of a larger vector:
+// blocks begin where the index in that vector is a multiple of [Block8], so the first and the last
+// block may be shorter. Zeroed memory is zeros.
 type Blocks8 struct {
-	absmax   []float32 // of each block; NaN if an element is not finite, which spoils the block
-	codes    []uint8   // as many as elements
+	absmax   []float32 // of each block; NaN if an element is not finite, which makes the whole block NaN
+	codes    []uint8   // one for each element
 	phase    int       // index of the first element in its block
 	unsigned bool
 }
 
-// Words8 returns how many float32 the n elements from offset on take, in which [NewBlocks8] can
-// keep them.
+// Words8 returns the number of float32 words in which [NewBlocks8] can store the n elements from
+// offset on.
 func Words8(offset, n int) int { return blocks8(offset, n) + (n+3)/4 }
 
 func blocks8(offset, n int) int {
@@ -46,8 +46,8 @@ func blocks8(offset, n int) int {
 	return (offset%Block8 + n + Block8 - 1) / Block8
 }
 
-// NewBlocks8 returns the n elements from offset on that are in words: the magnitudes, and then the
-// codes.
+// NewBlocks8 returns the n elements from offset on that are stored in words: the magnitudes
+// followed by the codes.
 func NewBlocks8(words []float32, offset, n int, unsigned bool) Blocks8 {
 	same("NewBlocks8", len(words), Words8(offset, n))
 	at := blocks8(offset, n)
@@ -55,7 +55,7 @@ func NewBlocks8(words []float32, offset, n int, unsigned bool) Blocks8 {
 	return Blocks8{absmax: words[:at], codes: codes[:n], phase: offset % Block8, unsigned: unsigned}
 }
 
-// block returns the elements [from, to) that are block i.
+// block returns the range [from, to) of elements in block i.
 func (q *Blocks8) block(i int) (from, to int) {
 	return max(0, i*Block8-q.phase), min(len(q.codes), (i+1)*Block8-q.phase)
 }
@@ -72,8 +72,8 @@ func (q *Blocks8) Load(dst []float32, first int) {
 	}
 }
 
-// Store sets the elements to those of src, each to the nearest one that its block has. What Load
-// returned for the same blocks stays as it is, to the bit.
+// Store sets the elements to src, each rounded to the nearest value of its block. Values that Load
+// has returned for the same blocks are stored without change, to the bit.
 func (q *Blocks8) Store(src []float32) {
 	same("Store", len(src), len(q.codes))
 	t := q.tree()
@@ -84,8 +84,8 @@ func (q *Blocks8) Store(src []float32) {
 	}
 }
 
-// Adam8 is [Adam] with moments in 8 bits, of which v is unsigned. Each block is widened, updated
-// and narrowed by itself.
+// Adam8 is [Adam] with moments in 8 bits; v is unsigned. Each block is widened, updated and
+// narrowed by itself.
 func Adam8(p, g []float32, m, v Blocks8, h AdamHyper) {
 	same("Adam8", len(p), len(g), len(m.codes), len(v.codes))
 	k, c := table[float32](), newAdamStep[float32](h)
@@ -104,13 +104,13 @@ func Adam8(p, g []float32, m, v Blocks8, h AdamHyper) {
 	}
 }
 
-// rooms8 has memory for the moments of a block.
+// rooms8 is memory for the moments of a block.
 var rooms8 = sync.Pool{New: func() any { return new([2][Block8]float32) }}
 
-// A tree8 is a list of 256 values, and what finds the nearest of them at once. Of all float32 with
-// the same upper 16 bits the nearest values are two at most, as only one middle between neighbours
-// fits among them. So those bits find a code in a table, and the lower 16 bits carry into it beyond
-// the middle:
+// A tree8 is a list of 256 values, and a table that finds the nearest of them in one step. All
+// float32 numbers with the same upper 16 bits have at most two nearest values, since at most one
+// middle between neighbours is among these numbers. So the upper bits select a code in a table, and
+// the lower 16 bits carry into it beyond the middle:
 //
 //	find      code                          (65535 - lower bits of the middle)
 //	x       +                                lower bits of x, inverted if it is negative
@@ -133,8 +133,8 @@ var (
 	unsigned8 = sync.OnceValue(func() *tree8 { return newTree8(false) })
 )
 
-// newTree8 makes the list with the roundings of PyTorch's linspace, so its values are those of
-// bitsandbytes to the bit.
+// newTree8 computes the list with the roundings of PyTorch's linspace, so its values have the bits
+// of bitsandbytes.
 func newTree8(signed bool) *tree8 {
 	list := []float32{0, 1}
 	for i := range 7 {
@@ -167,17 +167,17 @@ func newTree8(signed bool) *tree8 {
 	return t
 }
 
-// fill makes the table for the numbers on one side of zero, which has a code. Of numbers in the
-// middle it takes the one closer to zero.
+// fill computes the table for the numbers on one side of zero, which has a code. A number in the
+// middle goes to the value closer to zero.
 func (t *tree8) fill(code, step int) {
 	for upper := range uint32(1 << 15) {
-		middle := uint32(1<<16 - 1) // its lower bits, of which none are larger if it is further away
+		middle := uint32(1<<16 - 1) // the lower bits; none are larger if the middle is further away
 		last := code
 		if next := code + step; next >= 0 && next < len(t.values) {
 			exact := math.Abs(float64(t.values[code])+float64(t.values[next])) / 2
 			bits := math.Float32bits(float32(exact))
 			if float64(math.Float32frombits(bits)) > exact {
-				bits-- // the last number that is not beyond it
+				bits-- // the last number that is not beyond the middle
 			}
 			if bits>>16 == upper {
 				middle, code = bits&(1<<16-1), next
@@ -191,9 +191,9 @@ func (t *tree8) fill(code, step int) {
 	}
 }
 
-// Codes8 returns what finds numbers and codes elsewhere than here: of signed and then of unsigned
-// numbers the values by code, and the smallest ratio that each code is for. Of the first code that is
-// minus infinity.
+// Codes8 returns the tables with which other packages convert numbers and codes: for signed and
+// then for unsigned numbers, the values by code, and the smallest ratio for each code. The smallest
+// ratio of the first code is minus infinity.
 func Codes8() (lists [4][256]float32) {
 	for i, t := range []*tree8{signed8(), unsigned8()} {
 		lists[2*i] = t.values
@@ -202,13 +202,13 @@ func Codes8() (lists [4][256]float32) {
 	return lists
 }
 
-// from returns the smallest number that each code is for.
+// from returns the smallest number for each code.
 func (t *tree8) from() (list [256]float32) {
 	list[0] = float32(math.Inf(-1))
 	for c := 1; c < len(list); c++ {
 		exact := (float64(t.values[c-1]) + float64(t.values[c])) / 2
 		x := float32(exact)
-		switch { // of the middle it is the one closer to zero
+		switch { // a number in the middle goes to the value closer to zero
 		case float64(x) < exact, exact > 0 && float64(x) == exact:
 			x = math.Nextafter32(x, float32(math.Inf(1)))
 		}
@@ -229,7 +229,7 @@ func (t *tree8) load(dst []float32, codes []uint8, absmax float32) {
 	}
 }
 
-// store sets codes to those of src, and returns the largest magnitude.
+// store sets codes to the codes of src, and returns the largest magnitude.
 func (t *tree8) store(codes []uint8, src []float32) (absmax float32) {
 	absmax = MaxAbs(src)
 	t.encode(codes, src, absmax)
@@ -239,7 +239,7 @@ func (t *tree8) store(codes []uint8, src []float32) (absmax float32) {
 	return absmax
 }
 
-// encode sets codes to those of src for a magnitude.
+// encode sets codes to the codes of src for a magnitude.
 func (t *tree8) encode(codes []uint8, src []float32, absmax float32) {
 	if absmax == 0 || !(absmax <= math.MaxFloat32) {
 		clear(codes)
@@ -258,9 +258,9 @@ func (t *tree8) encode(codes []uint8, src []float32, absmax float32) {
 	}
 }
 
-// restore is store for numbers that may have been loaded. Where the largest magnitude was negative,
-// its code was that of a smaller one, as no code means -1: then the magnitude is sought with which
-// all numbers come out as they are. room has the length of src.
+// restore is store for numbers that may have been loaded. If the largest magnitude belonged to a
+// negative number, its code was for a smaller magnitude, as no code means -1. restore then searches
+// for the magnitude that reproduces all numbers. room has the length of src.
 func (t *tree8) restore(codes []uint8, src, room []float32) (absmax float32) {
 	absmax = t.store(codes, src)
 	if !t.signed || absmax == 0 || !(absmax <= math.MaxFloat32) {

@@ -1,8 +1,8 @@
 // Package vec holds the row and element-wise primitives of training: sums, activations, softmax,
-// norms, optimizer steps, dropout. Go's compiler does not vectorise loops, so each float32 primitive
-// runs as AVX-512 or AVX2 assembly on amd64 and NEON on arm64; the float64 ones do wherever plain
-// arithmetic is enough, and call package math where it is not. NEON has been run under emulation
-// only, where it gives right results, and not been timed.
+// norms, optimizer steps, dropout. Go's compiler does not vectorise loops, so each float32
+// primitive runs as AVX-512 or AVX2 assembly on amd64 and NEON on arm64. The float64 primitives do
+// so where plain arithmetic is enough, and call package math otherwise. NEON has run only under
+// emulation: its results are right there, and it has not been timed.
 //
 // # Shape of the package
 //
@@ -14,23 +14,23 @@
 //	                               ├─► addF32NEON     neon_arm64.s   ┘ by the program in asm/
 //	                               └─► addGo          portable*.go
 //
-// The portable kernels are one plain loop each. They are the definition of every primitive: the
-// assembly is tested against them, and they run where there is no assembly (other architectures,
-// old processors, the build tag purego).
+// The portable kernels are one plain loop each. They define every primitive: the assembly is tested
+// against them, and they run where there is no assembly (other architectures, old processors, the
+// build tag purego).
 //
 // # Rules
 //
-//   - All slices of a call have the same length unless said otherwise; any other use panics, since
-//     it can only be a mistake inside this module. Length 0 is legal. No alignment is needed, 64
-//     bytes is fastest.
-//   - A destination may be exactly one of the sources of the same call unless said otherwise.
+//   - All slices of a call have the same length unless a comment says otherwise. Any other use
+//     panics, since it can only be a mistake inside this module. Length 0 is legal. No alignment is
+//     needed; 64 bytes is fastest.
+//   - A destination may be one of the sources of the same call unless a comment says otherwise.
 //     Slices that overlap in another way give undefined values.
-//   - Same input and same instruction set give the same bits; two instruction sets differ by
-//     rounding, but not in [Squares]. An element-wise result depends on its own inputs only, never
-//     on its position, so that a vector may be cut anywhere. The order of a reduction depends on
-//     the length only; the result of [Squares] does not depend on any order.
-//   - NaN and Inf travel: a NaN in an input is a NaN in every result that depends on it, except
-//     where a comment says so.
+//   - The same input and the same instruction set give the same bits. Two instruction sets differ by
+//     rounding, except in [Squares]. An element-wise result depends only on its own inputs, never on
+//     its position, so a vector may be cut anywhere. The order of a reduction depends only on the
+//     length; the result of [Squares] does not depend on any order.
+//   - NaN and Inf propagate: a NaN in an input is a NaN in every result that depends on it, unless
+//     a comment says otherwise.
 //   - Calls allocate nothing (but see [TreeSum]), start no goroutines, and are safe to use
 //     concurrently on disjoint memory.
 package vec

@@ -5,13 +5,13 @@ import (
 	"math"
 )
 
-// Dropout sets y[i] = x[i]/(1-rate) for the elements that are kept and 0 for the others. Element i
-// is dropped with probability rate in [0, 1), and whether it is depends on seed and base+i only:
-// the same call on dy is the backward, no mask is stored, and a tensor may be processed in parts. A
-// dropped NaN becomes 0.
+// Dropout sets y[i] = x[i]/(1-rate) for kept elements and 0 for dropped ones. Element i is dropped
+// with probability rate in [0, 1). The decision depends only on seed and base+i: the same call on
+// dy is the backward, no mask is stored, and a tensor may be processed in parts. A dropped NaN
+// becomes 0.
 //
-// The choice is a 32-bit hash of the low half of base+i under two keys made of seed and the high
-// half; it is compared with rate·2³², so rates are exact to 2⁻³².
+// The decision compares a 32-bit hash with rate·2³², so rates are exact to 2⁻³². The hash is
+// computed from the low half of base+i, with two keys made of seed and the high half.
 func Dropout[T Float](y, x []T, seed, base uint64, rate float64) {
 	same("Dropout", len(y), len(x))
 	if !(rate >= 0 && rate < 1) {
@@ -37,9 +37,9 @@ func mix64(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// hash32 is what the kernels compute in every lane, h being the sum of counter and first key. Two
-// multiply-xorshift rounds mix it; the second key enters between them, so that different seeds are
-// not shifts of one sequence.
+// hash32 is the hash that the kernels compute in every lane. h is the sum of counter and first key.
+// Two multiply-xorshift rounds mix it; the second key enters between them, so that different seeds
+// are not shifts of one sequence.
 func hash32(h, key uint32) uint32 {
 	h = (h ^ h>>16) * 0x7FEB352D
 	h ^= key

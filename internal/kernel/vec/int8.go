@@ -7,39 +7,39 @@ import (
 	"unsafe"
 )
 
-// # Numbers that travel in 8 bits
+// # Numbers sent in 8 bits
 //
-// A block of Block8 numbers travels as their scale, a float32, and a signed byte for each:
+// A block of Block8 numbers is sent as a scale, a float32, and a signed byte for each number:
 //
 //	scale   the largest magnitude / 127, at most huge8; NaN if a number is not finite, which spoils the block
 //	code    number · 127/magnitude, to nearest, ties to even: -127 … 127
 //
-// Scale and codes lie together, so blocks are to be cut anywhere and put side by side like elements, and
-// what is decoded from the end of its own memory never overtakes what is still to be read. Magnitudes
-// below tiny8 travel as zeros, so that no inverse overflows. Each operation is rounded by itself: the
-// bits are the same on all machines.
+// The scale is stored with its codes, so a list of blocks can be cut and joined between any two
+// blocks like elements. Decoding from the end of the same memory never overwrites data that is
+// still to be read. Magnitudes below tiny8 are sent as zeros, so that no inverse overflows. Each
+// operation is rounded separately: the bits are the same on all machines.
 
-// Bytes8 is the number of bytes in which a block of [Block8] numbers travels.
+// Bytes8 is the number of bytes in which a block of [Block8] numbers is sent.
 const Bytes8 = 4 + Block8
 
 const (
 	most8 = 127
 	tiny8 = 0x1p-100
-	huge8 = 0x1.020406p121 // the largest scale whose multiple by 127 is finite
-	// Added to a small float32 and taken away again, it rounds to an integer, ties to even; the lowest
-	// byte of the sum is that integer.
+	huge8 = 0x1.020406p121 // the largest scale for which 127 · scale is finite
+	// Adding round8 to a small float32 rounds it to an integer, ties to even, and the lowest byte
+	// of the sum is that integer. Subtracting round8 again gives the rounded float32.
 	round8 = 0x1.8p23
 )
 
-// Encode8 writes blocks of src to dst: [Bytes8] for each [Block8] elements, of which src has a multiple.
-// dst may begin where src does.
+// Encode8 writes blocks of src to dst: [Bytes8] bytes for each [Block8] elements. The length of src
+// is a multiple of Block8. dst may begin where src begins.
 func Encode8(dst []byte, src []float32) {
 	each8("Encode8", table[float32]().encode8, dst, src)
 }
 
-// EncodeError8 is Encode8 of src plus the error that an earlier one has left, and leaves its own: what
-// was to be encoded less what was, in as many blocks as dst has. Zeroed memory is no error; nor is there
-// one of a block that is not finite.
+// EncodeError8 is Encode8 of src plus the error in left, the rounding error of an earlier call. It
+// replaces left by its own error: the value to encode minus the encoded value, in as many blocks as
+// dst has. Zeroed memory means no error. A block that is not finite has no error either.
 func EncodeError8(dst []byte, src []float32, left []byte) {
 	same("EncodeError8", len(dst), len(left))
 	k := table[float32]()
@@ -55,8 +55,8 @@ func Decode8(dst []float32, src []byte) {
 	each8("Decode8", func(src []byte, dst []float32) { k.decode8(dst, src) }, src, dst)
 }
 
-// DecodeSum8 sets dst to the sum, in the order of [TreeSum], of the numbers of n lists of blocks, which
-// lie in src one behind the other.
+// DecodeSum8 sets dst to the sum of the numbers of n lists of blocks, in the order of [TreeSum].
+// The lists follow each other in src.
 func DecodeSum8(dst []float32, src []byte, n int) {
 	blocks := len(dst) / Block8
 	same("DecodeSum8", len(dst), blocks*Block8)
@@ -87,7 +87,7 @@ func each8(op string, f func(wire []byte, x []float32), wire []byte, x []float32
 	}
 }
 
-// room8 is how many numbers of a sum are added up at a time, which the innermost cache holds.
+// room8 is the number of numbers that are summed at a time. They fit the innermost cache.
 const room8 = 4 * Block8
 
 // A sum8 is a sum of lists of blocks.
@@ -123,7 +123,7 @@ type wire8 struct{ x, e, sum [Block8]float32 }
 
 var wires8 = sync.Pool{New: func() any { return new(wire8) }}
 
-// The portable kernels use others, which may be assembly.
+// The portable kernels call other kernels, which may be assembly.
 
 func encode8Go(dst []byte, src []float32) {
 	r := wires8.Get().(*wire8)
@@ -202,7 +202,7 @@ func decodeBlock8(dst *[Block8]float32, src *[Bytes8]byte) {
 	table[float32]().scaleTo(dst[:], dst[:], scale)
 }
 
-// rounds8 is round8 for each number of a block, and codes8 the numbers of the codes.
+// rounds8 is round8 for each number of a block, and codes8 is the number for each code.
 var rounds8, codes8 = func() (rounds [Block8]float32, codes [256]float32) {
 	for i := range rounds {
 		rounds[i], codes[i] = round8, float32(int8(i))

@@ -2,10 +2,10 @@ package vec
 
 import "fmt"
 
-// piece is the most elements of a slice that a kernel is given at once (only [ColSum] gives eight
-// whole rows). Assembly cannot be preempted, so the longest kernel call bounds how long a garbage
-// collection waits for this goroutine: at 20 GB/s and 28 bytes an element (Adam), 32 Ki elements
-// are 46 µs.
+// piece is the largest number of elements that a kernel is given at once; [ColSum] gives eight
+// whole rows. Assembly cannot be preempted, so the longest kernel call bounds the time that a
+// garbage collection waits for this goroutine: at 20 GB/s and 28 bytes an element (Adam), 32 Ki
+// elements are 46 µs.
 const piece = 1 << 15
 
 // kernels is one instruction set's implementation of every primitive on elements of type T. A
@@ -51,7 +51,8 @@ type kernels[T Float] struct {
 	momentum, nesterov func(p, g, buf []T, c sgdStep[T])
 	dropout            func(y, x []T, from, key, threshold uint32, scale T)
 
-	// Whole blocks that travel in 8 bits, which the table of float64 has as well. The second adds.
+	// Kernels of whole blocks sent in 8 bits, which the table of float64 also has. The second one
+	// adds.
 	encode8             func(dst []byte, src []float32)
 	encodeError8        func(dst []byte, src []float32, left []byte)
 	decode8, decodeAdd8 func(dst []float32, src []byte)
@@ -65,7 +66,7 @@ type isa struct {
 	low  lowKernels
 }
 
-// active is what everything runs on: the best that this machine has. Only tests change it.
+// active is the instruction set in use: the best that this machine has. Only tests change it.
 var active isa
 
 // InstructionSet returns the name of the instruction set of this package: avx512, avx2, neon or portable.
@@ -89,8 +90,8 @@ func same(op string, n int, lens ...int) {
 	}
 }
 
-// each1 calls f on consecutive pieces of a; each2 and each3 on the same pieces of several slices,
-// after [same].
+// each1 calls f on consecutive pieces of a. each2 and each3 call f on the same pieces of several
+// slices, after [same].
 func each1[T Float](f func(a []T), a []T) {
 	for i := 0; i < len(a); i += piece {
 		f(a[i:min(i+piece, len(a))])

@@ -6,7 +6,7 @@ import "golang.org/x/sys/cpu"
 
 //go:generate go run ./asm
 
-// supported lists the instruction sets this machine has, best first.
+// supported lists the instruction sets of this machine, best first.
 func supported() []isa {
 	var sets []isa
 	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW && cpu.X86.HasBMI2 {

@@ -1,8 +1,8 @@
 package vec
 
 // NormRow sets y = (x-mean)·rstd·gain + bias. A nil bias is zero. With the mean and
-// 1/√(variance+eps) of x it is a row of LayerNorm (https://arxiv.org/abs/1607.06450), with mean 0
-// and 1/√(mean of x² + eps) one of RMSNorm (https://arxiv.org/abs/1910.07467).
+// 1/√(variance+eps) of x it is a row of LayerNorm (https://arxiv.org/abs/1607.06450). With mean 0
+// and 1/√(mean of x² + eps) it is a row of RMSNorm (https://arxiv.org/abs/1910.07467).
 func NormRow[T Float](y, x, gain, bias []T, mean, rstd T) {
 	k := table[T]()
 	if bias == nil {
@@ -19,7 +19,7 @@ func NormRow[T Float](y, x, gain, bias []T, mean, rstd T) {
 // NormGradRow is the backward of a LayerNorm row with the statistics of its forward. With x̂ =
 // (x-mean)·rstd and g = gain·dy:
 //
-//	dgain += dy·x̂    dbias += dy (nil: not wanted)    dx = rstd·(g - mean(g) - x̂·mean(g·x̂))
+//	dgain += dy·x̂    dbias += dy (nil: not computed)    dx = rstd·(g - mean(g) - x̂·mean(g·x̂))
 //
 // dx may be x or dy, but not dgain or dbias.
 func NormGradRow[T Float](dx, dgain, dbias, x, gain, dy []T, mean, rstd T) {

@@ -1,7 +1,7 @@
 package vec
 
 // AdamHyper holds the numbers of one Adam step. They are float64 whatever the element type, so that
-// 1-beta and the bias corrections of long runs lose nothing before the one rounding to that type.
+// 1-beta and the bias corrections of long runs are exact before the one rounding to that type.
 type AdamHyper struct {
 	LR                  float64 // learning rate
 	Beta1, Beta2        float64 // decay rates of the two moments
@@ -9,8 +9,8 @@ type AdamHyper struct {
 	WeightDecay         float64
 	BiasCorrection1     float64 // 1 - Beta1^t at step t, counted from 1
 	BiasCorrection2Sqrt float64 // √(1 - Beta2^t)
-	GradScale           float64 // the gradient is GradScale·g: clipping and unscaling without a pass of their own
-	Decoupled           bool    // AdamW: the decay shrinks p itself instead of being added to the gradient
+	GradScale           float64 // the gradient is GradScale·g: clipping and unscaling without another pass
+	Decoupled           bool    // AdamW: the decay shrinks p directly and is not added to the gradient
 }
 
 // adamStep is [AdamHyper] in the form the kernels use.
@@ -42,7 +42,7 @@ func newAdamStep[T Float](h AdamHyper) adamStep[T] {
 //	v = Beta2·v + (1-Beta2)·g²
 //	p = p - LR/BiasCorrection1 · m / (√v/BiasCorrection2Sqrt + Eps)
 //
-// It writes p, m and v, which may not be the same memory; g is read only. Arithmetic is in the
+// It writes p, m and v, which must be different memory, and only reads g. Arithmetic is in the
 // element type.
 func Adam[T Float](p, g, m, v []T, h AdamHyper) {
 	same("Adam", len(p), len(g), len(m), len(v))
@@ -59,7 +59,7 @@ type SGDHyper struct {
 	LR, Momentum, WeightDecay float64
 	GradScale                 float64 // the gradient is GradScale·g
 	Nesterov                  bool
-	First                     bool // the first step: the momentum buffer starts as the gradient, whatever it held
+	First                     bool // the first step: the momentum buffer is set to the gradient, and its old contents are ignored
 }
 
 // sgdStep is [SGDHyper] in the form the kernels use.
@@ -72,7 +72,7 @@ type sgdStep[T Float] struct{ rate, momentum, l2, gradScale T }
 //	buf = Momentum·buf + g                   (First: buf = g)
 //	p   = p - LR·buf     (Nesterov: p - LR·(g + Momentum·buf); without momentum: p - LR·g)
 //
-// It writes p and buf; g is read only. buf must be nil if and only if Momentum is 0.
+// It writes p and buf, and only reads g. buf must be nil if and only if Momentum is 0.
 func SGD[T Float](p, g, buf []T, h SGDHyper) {
 	k := table[T]()
 	c := sgdStep[T]{T(h.LR), T(h.Momentum), T(h.WeightDecay), T(h.GradScale)}

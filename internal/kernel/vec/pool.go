@@ -5,16 +5,16 @@ import (
 	"unsafe"
 )
 
-// MaxPairs sets y [rows, cols] to the largest elements of the windows of two by two that lie side by
-// side in x, whose rows are ld elements apart, as Go does: NaN where there is one, and 0 above -0. y
+// MaxPairs sets y [rows, cols] to the largest elements of adjacent 2 × 2 windows of x, whose rows
+// are ld elements apart. As in Go, the result is NaN if the window has one, and 0 is above -0. y
 // must not overlap x.
 func MaxPairs[T Float](y, x []T, cols, ld int) {
 	eachPairs("MaxPairs", y, x, cols, ld, func(y []T, at, rows int) { table[T]().maxPairs(y, x[at:], cols, ld, rows) })
 }
 
-// MaxPairsGrad sets the windows of dx, which is like x of [MaxPairs], to dy at their largest element,
-// and to 0 elsewhere. Of several the first one counts, row by row; a NaN is larger than any number.
-// dx must not overlap x or dy.
+// MaxPairsGrad sets the windows of dx, which has the layout of x in [MaxPairs], to dy at their
+// largest element, and to 0 elsewhere. The first of equal elements counts, row by row; a NaN is
+// larger than any number. dx must not overlap x or dy.
 func MaxPairsGrad[T Float](dx, x, dy []T, cols, ld int) {
 	same("MaxPairsGrad", len(x), len(dx))
 	eachPairs("MaxPairsGrad", dy, x, cols, ld, func(dy []T, at, rows int) {
@@ -22,7 +22,7 @@ func MaxPairsGrad[T Float](dx, x, dy []T, cols, ld int) {
 	})
 }
 
-// eachPairs calls f for some rows of y at a time, and where those of x begin.
+// eachPairs calls f for some rows of y at a time, with the offset of the matching rows of x.
 func eachPairs[T Float](op string, y, x []T, cols, ld int, f func(y []T, at, rows int)) {
 	if len(y) == 0 {
 		return
@@ -46,12 +46,12 @@ func maxPairsGo[T Float](y, x []T, cols, ld, rows int) {
 	}
 }
 
-// twos returns the first n pairs of elements of x, whose bounds need one check.
+// twos returns the first n pairs of elements of x. Their bounds are checked once.
 func twos[T Float](x []T, n int) [][2]T {
 	return unsafe.Slice((*[2]T)(unsafe.Pointer(unsafe.SliceData(x[:2*n]))), n)
 }
 
-// maxPairsGradGo has no branches but for NaN: they would be mispredicted most of the time.
+// maxPairsGradGo branches only for NaN: other branches would be mispredicted most of the time.
 func maxPairsGradGo[T Float](dx, x, dy []T, cols, ld, rows int) {
 	for i := range rows {
 		above, below, to := twos(x[2*i*ld:], cols), twos(x[(2*i+1)*ld:], cols), dx[2*i*ld:]

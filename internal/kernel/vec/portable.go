@@ -2,8 +2,8 @@ package vec
 
 import "math"
 
-// The portable kernels define what every primitive computes. They work in float64 and round once at
-// the end where that costs nothing, which makes the float32 ones a reference for the assembly.
+// The portable kernels define the result of every primitive. They compute in float64 and round once
+// at the end where that costs nothing. So the float32 kernels are a reference for the assembly.
 
 func portable() isa {
 	return isa{"portable", portableKernels[float32](), portableKernels[float64](), lowKernels{}}

@@ -40,8 +40,9 @@ func MaxAbs[T Float](x []T) T {
 	return m
 }
 
-// MeanVar returns the mean of x and its biased variance, Σ(x-mean)²/len(x), both in float64 and by
-// two passes, so that a large mean costs no digits of the variance. No elements give NaN.
+// MeanVar returns the mean of x and its biased variance, Σ(x-mean)²/len(x), both in float64 and in
+// two passes, so that a large mean does not reduce the precision of the variance. For no elements
+// it returns NaN.
 func MeanVar[T Float](x []T) (mean, variance float64) {
 	n := float64(len(x))
 	mean = Sum(x) / n

@@ -1,8 +1,8 @@
 package vec
 
-// Rotate turns the points (x, y) by the angles of which cos and sin are given: a = x·cos - y·sin and
-// b = x·sin + y·cos. The roles of x and y, and of a and b, swapped turn them back. a may be x, and b
-// may be y.
+// Rotate rotates the points (x, y) by angles given by cos and sin: a = x·cos - y·sin and b = x·sin
+// + y·cos. Call it with x and y swapped, and a and b swapped, to rotate back. a may be x, and b may
+// be y.
 func Rotate[T Float](a, b, x, y, cos, sin []T) {
 	n := len(a)
 	same("Rotate", n, len(b), len(x), len(y), len(cos), len(sin))

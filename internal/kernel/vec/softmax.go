@@ -3,10 +3,10 @@ package vec
 import "math"
 
 // ExpSubSum sets y = exp(scale·x - m) and returns the sum of y, accumulated in float64. It is the
-// middle of a softmax whose m is the maximum of scale·x (rows too long for [SoftmaxRow]) or their
-// log-sum-exp (recomputing probabilities). An m of -Inf says that every x is -Inf, and gives zeros.
-// In float32 exp is within 1.2 units in the last place; results below the normal numbers are
-// denormal or 0.
+// middle of a softmax. m is the maximum of scale·x (for rows too long for [SoftmaxRow]) or their
+// log-sum-exp (to recompute probabilities). If m is -Inf, every x is -Inf, and the result is zeros.
+// In float32 the error of exp is at most 1.2 units in the last place; results below the normal
+// numbers are denormal or 0.
 func ExpSubSum[T Float](y, x []T, scale, m T) T {
 	if math.IsInf(float64(m), -1) {
 		same("ExpSubSum", len(y), len(x))
@@ -19,8 +19,8 @@ func ExpSubSum[T Float](y, x []T, scale, m T) T {
 }
 
 // SoftmaxRow sets y = softmax(scale·x) over the whole slice and returns log Σ exp(scale·x).
-// Elements of -Inf get probability 0; if there is nothing else, y is all zeros and the result -Inf.
-// scale must be positive.
+// Elements of -Inf get probability 0. If all elements are -Inf, y is all zeros and the result is
+// -Inf. scale must be positive.
 func SoftmaxRow[T Float](y, x []T, scale T) (lse T) {
 	if !(scale > 0) {
 		panic("vec: SoftmaxRow: scale is not positive")

@@ -2,17 +2,17 @@ package vec
 
 import "sync"
 
-// fanIn is how many sources one kernel call adds, all held in registers.
+// fanIn is the number of sources that one kernel call adds, all held in registers.
 const fanIn = 8
 
-// TreeSum sets dst = scale · Σ srcs in the canonical order of this library, a balanced binary
-// tree over the index:
+// TreeSum sets dst = scale · Σ srcs in the canonical order of this library, a balanced binary tree
+// over the index:
 //
 //	sum(lo, hi) = sum(lo, mid) + sum(mid, hi)    mid = lo + the largest power of two below hi-lo
 //
-// Up to eight sources take one pass over memory; more take scratch memory, of a block for every
-// eight, which is reused. A scale of 1 changes nothing. dst may be any of the sources. There must
-// be at least one, and all have the length of dst.
+// Up to eight sources take one pass over memory. More sources need scratch memory, one block for
+// every eight, which is reused. A scale of 1 changes nothing. dst may be any of the sources. There
+// must be at least one source, and all have the length of dst.
 func TreeSum[T Float](dst []T, srcs [][]T, scale T) {
 	if len(srcs) == 0 {
 		panic("vec: TreeSum: no sources")
@@ -33,20 +33,20 @@ func TreeSum[T Float](dst []T, srcs [][]T, scale T) {
 	}
 }
 
-// treeBlock is how many elements of every eight sources are summed before the next ones: eight
+// treeBlock is the number of elements of eight sources that are summed before the next eight: eight
 // such sums fit the inner caches.
 const treeBlock = 1024
 
 // treeScratch is the memory for the sums of every eight sources. It is reused: a reduction is one
-// call per part of a tensor, and the parts grow in number with the sources, so that memory made
-// anew would be garbage quadratic in the sources.
+// call for each part of a tensor, and the number of parts grows with the sources. Without reuse the
+// garbage would be quadratic in the sources.
 type treeScratch[T Float] struct {
 	memory []T   // blocks of treeBlock
 	sums   [][]T // the parts of them in use
 }
 
-// treeScratches holds *treeScratch[T]. A program reduces one T nearly always; scratch of another
-// one is dropped.
+// treeScratches holds *treeScratch[T]. A program nearly always reduces one T; scratch of another
+// type is dropped.
 var treeScratches sync.Pool
 
 // treeSumMany sums every eight sources into a block of scratch and then the blocks. A tree over
