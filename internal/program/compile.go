@@ -7,24 +7,24 @@ import (
 
 // Options select a schedule.
 type Options struct {
-	// Prefetch is the number of stages whose groups are gathered ahead of the one that computes.
+	// Prefetch is the number of stages whose groups are gathered ahead of the computing stage.
 	Prefetch int
-	// Eval compiles the forward pass alone.
+	// Eval compiles only the forward pass.
 	Eval bool
-	// NoSync leaves the reductions out: the full gradients stay for a later pass.
+	// NoSync omits the reductions: the full gradients are kept for a later pass.
 	NoSync bool
-	// Pending says that an earlier pass has left full gradients, to which this one adds.
+	// Pending says that an earlier pass has left full gradients. This pass adds to them.
 	Pending bool
-	// InFlight limits the bytes of collectives that have been issued and not waited for. A gather
-	// is issued ahead only within the limit; what cannot be put off first waits for others, and
-	// goes alone if it is more than the limit by itself. 0 means no limit.
+	// InFlight limits the bytes of issued collectives that have not been waited for. A gather is
+	// issued ahead only within the limit. A collective that is needed now first waits for others.
+	// If it exceeds the limit by itself, it is issued alone. 0 means no limit.
 	InFlight int
-	// Reads tells for each call, in order of its parameters, which of them its backward reads. Nil
-	// means all, for a call or for the model.
+	// Reads says for each call, in the order of its parameters, which of them its backward reads.
+	// Nil means all, for a call or for the model.
 	Reads [][]bool
 }
 
-// reads returns what is known of call c.
+// reads returns Reads for call c.
 func (o *Options) reads(c int) []bool {
 	if o.Reads == nil {
 		return nil
@@ -52,7 +52,7 @@ func (o *Options) check(m *Model) error {
 	return nil
 }
 
-// Compile returns the program of one pass: forward and backward, or forward alone.
+// Compile returns the program of one pass: forward and backward, or only forward.
 func Compile(m *Model, o Options) (*Program, error) {
 	if err := m.check(); err != nil {
 		return nil, err
@@ -68,16 +68,16 @@ func Compile(m *Model, o Options) (*Program, error) {
 	return c.p, nil
 }
 
-// place is one forward or backward of a call, in the order of the pass.
+// place is the forward or the backward of one call, in the order of the pass.
 type place struct {
 	call     int
 	backward bool
 	reads    []int // groups that must be gathered for it
-	next     []int // of each of them, the next place that reads it, or the number of places
+	next     []int // for each of these groups: the next place that reads it, or the number of places
 	trains   []int // groups whose gradients it writes
 }
 
-// state is what the compiler knows of a group at the place it has come to.
+// state is the compiler's state of a group at the current place.
 type state struct {
 	resident, waited bool
 	lastGrad         int // last place that writes its gradients, or -1
@@ -86,10 +86,10 @@ type state struct {
 type compiler struct {
 	p     *Program
 	list  []place
-	ends  []int // of the stages: runs of places that read the same units
+	ends  []int // ends of the stages: runs of places that read the same units
 	state []state
 
-	fetched   int   // places whose groups have been gathered: all that have run, and those ahead
+	fetched   int   // places whose groups have been gathered: all earlier places, and the prefetched ones
 	inFlight  int   // bytes
 	gathering []int // groups with a gather in flight, in the order of issue
 	reducing  []int // groups with the first half of a reduction in flight: the sum over the replicas is not yet issued
@@ -113,8 +113,8 @@ func (c *compiler) places() {
 	}
 }
 
-// stages cuts the list into runs that read the same units. Places that read none belong to the
-// stage after them: they run while its groups are on their way. Only the last stage may have no
+// stages cuts the list into runs of places that read the same units. Places that read no unit
+// belong to the next stage: they run while its groups are gathered. Only the last stage may have no
 // units at all.
 func (c *compiler) stages() {
 	kept := make(map[string]bool)
@@ -134,8 +134,9 @@ func (c *compiler) stages() {
 	}
 }
 
-// units returns the units of the groups that may have to be gathered for p. A unit that is kept counts
-// where it is first read: another group of it, of other types say, makes no stage of its own.
+// units returns the units of the groups that may have to be gathered for p. A kept unit counts only
+// at its first reader: another group of it, for example with other types, does not begin a new
+// stage.
 func (c *compiler) units(p *place, kept map[string]bool) []string {
 	var units []string
 	for _, g := range p.reads {
@@ -171,10 +172,10 @@ func (c *compiler) uses() {
 	}
 }
 
-// emit writes the operations. Before each place it gathers what the window holds, as far as the
-// limit allows; after it, it frees what the next place's window does not hold: never more is
-// resident than one window and what is kept. The window goes from the place to the horizon of its
-// stage.
+// emit writes the operations. Before each place it gathers the groups of the window, as far as the
+// limit allows. After each place it frees the groups outside of the next place's window: no more
+// than one window and the kept groups are ever resident. The window extends from the place to the
+// horizon of its stage.
 func (c *compiler) emit() {
 	turned, stage := c.p.Options.Eval, 0
 	for i, p := range c.list {
@@ -209,9 +210,9 @@ func (c *compiler) horizon(stage int) int {
 	return c.ends[last]
 }
 
-// gatherUntil gathers what the places before end read, in order of first use. It stops at the first
-// group that does not fit and that place i can do without: no group overtakes one that is needed
-// before it.
+// gatherUntil gathers the groups that the places before end read, in the order of first use. It
+// stops at the first group that does not fit, unless place i needs it: no group overtakes one that
+// is needed earlier.
 func (c *compiler) gatherUntil(end, i int) {
 	for ; c.fetched < end; c.fetched++ {
 		for _, g := range c.list[c.fetched].reads {
@@ -229,14 +230,15 @@ func (c *compiler) gatherUntil(end, i int) {
 	}
 }
 
-// fits tells whether a collective of group g may be issued besides those in flight.
+// fits reports whether a collective of group g may be issued in addition to those in flight.
 func (c *compiler) fits(g int) bool {
 	limit := c.p.Options.InFlight
 	return limit == 0 || c.inFlight+c.p.Model.Groups[g].Bytes <= limit
 }
 
-// issue issues a collective of group g. If it does not fit, it first waits for what is in flight:
-// for reductions, whose results no computation needs, then for gathers, the oldest first.
+// issue issues a collective of group g. If it does not fit, it first waits for collectives in
+// flight: for reductions, whose results no computation needs, and then for gathers, the oldest
+// first.
 func (c *compiler) issue(k Kind, g int) {
 	if !c.fits(g) {
 		c.sync()
@@ -266,8 +268,8 @@ func (c *compiler) compute(p place) {
 	}
 }
 
-// freeBeyond frees, after place p, the groups that no place before end reads, but those that are
-// held for a later one. Only groups that p has read can be among them.
+// freeBeyond frees, after place p, the groups that no place before end reads, except groups that
+// are kept for a later place. Only groups that p has read can be freed here.
 func (c *compiler) freeBeyond(end int, p place) {
 	for j, g := range p.reads {
 		held := c.p.Model.Groups[g].Hold == Keep && p.next[j] < len(c.list)
@@ -278,10 +280,10 @@ func (c *compiler) freeBeyond(end int, p place) {
 	}
 }
 
-// reduce issues the reductions of the groups whose gradients are complete after place i. Those of
-// one place are in flight at a time: they are drained when the next are due, with the computation
-// of a whole unit between. Those with replicas take two such rounds, one for each half, with full
-// gradients of one unit more in memory.
+// reduce issues the reductions of the groups whose gradients are complete after place i. Only the
+// reductions of one place are in flight at a time. They are drained when the next are issued, so
+// they overlap with the computation of a whole unit. Groups with replicas need two such rounds, one
+// for each half, and keep the full gradients of one more unit in memory.
 func (c *compiler) reduce(i int) {
 	var due []int
 	for _, g := range c.list[i].trains {
@@ -304,7 +306,7 @@ func (c *compiler) reduce(i int) {
 }
 
 // sync issues the second half of the reductions in flight, over the replicas. It comes one place
-// after the first half, which has had time to arrive.
+// after the first half, so that the first half has had time to complete.
 func (c *compiler) sync() {
 	for _, g := range c.reducing {
 		c.add(Sync, g, -1)

@@ -2,7 +2,7 @@ package program
 
 import "github.com/gofsdp/gofsdp/internal/arena"
 
-// MostLive returns the most bytes of some classes that are live at once.
+// MostLive returns the largest number of bytes of the given classes that are live at once.
 func (p *Plan) MostLive(counts func(arena.Class) bool) int {
 	live, most := 0, 0
 	add := func(ids []int, sign int) {

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// A Model is what the schedule needs to know of a model. It is the same on every rank.
+// A Model is the part of a model that determines the schedule. It is the same on every rank.
 type Model struct {
 	Inputs  int     // batch tensors
 	Calls   []Call  // in the order of the forward pass
 	Params  []Param // of all calls, each once
 	Groups  []Group
 	Results []Ref // of the model; the first is the loss when training
-	Losses  int   // of the Results any of the first so many may be the loss of a pass; 0 is 1
+	Losses  int   // number of first Results that may be the loss of a pass; 0 means 1
 }
 
 // A Ref names a value: output Out of call Call, or batch tensor Out if Call is Batch.
@@ -21,10 +21,10 @@ type Ref struct{ Call, Out int }
 // Batch is the Call of a Ref to a batch tensor.
 const Batch = -1
 
-// None is the Call of a result that a pass does not have.
+// None is the Call of a result that is missing in a pass.
 const None = -2
 
-// A Call is one use of a module, the granule of computation.
+// A Call is one use of a module, the smallest unit of computation.
 type Call struct {
 	Name   string
 	In     []Ref
@@ -38,23 +38,23 @@ type Param struct {
 }
 
 // A Group is a set of parameters that is gathered, freed and reduced together: one flat buffer. The
-// groups of a unit are scheduled together, though each is gathered and freed only where it is of
-// use itself: a unit with frozen and trained parameters has a group for each kind.
+// groups of a unit are scheduled together, but each is gathered and freed only where it is used: a
+// unit with frozen and trained parameters has a group for each kind.
 type Group struct {
 	Name   string
-	Unit   string // "" if the group is a unit of its own
+	Unit   string // "" if the group is its own unit
 	Hold   Hold
 	Frozen bool // its parameters get no gradient
 	Bytes  int  // of a gather or reduction, for Options.InFlight
 
-	Shards   int // ranks that its parameters are cut over; 0 is 1
-	Replicas int // ranks that hold the same piece, over which gradients are summed once more; 0 is 1
-	// Second is the number of ranks over which a pass keeps what it has gathered cut, so that later
-	// gathers of the pass are over these ranks. 0 is none: all gathers are over the Shards.
+	Shards   int // number of ranks that its parameters are sharded over; 0 means 1
+	Replicas int // number of ranks with the same piece, over which gradients are also summed; 0 means 1
+	// Second is the number of ranks over which a pass keeps gathered parameters sharded, so that
+	// its later gathers are over these ranks. 0 means none: all gathers are over the Shards.
 	Second int
 }
 
-// unit returns the name that the groups of a unit share.
+// unit returns the common name of the groups of a unit.
 func (g *Group) unit() string {
 	if g.Unit != "" {
 		return g.Unit
@@ -62,24 +62,25 @@ func (g *Group) unit() string {
 	return g.Name
 }
 
-// twice tells whether gradients are reduced over the shards first and then over the replicas.
+// twice reports whether gradients are reduced over the shards first and then over the replicas.
 func (g *Group) twice() bool { return g.Shards > 1 && g.Replicas > 1 }
 
-// Hold says how long the full parameters of a group are there once they have been gathered.
+// Hold says how long the full parameters of a group are kept after they have been gathered.
 type Hold uint8
 
-// The holds, from the least memory to the least traffic.
+// These are the holds, from the least memory to the least traffic.
 const (
-	// Use frees them as soon as no call of this stage and of the prefetched ones needs them
-	// (ZeRO-3).
+	// Use frees the parameters as soon as no call of this stage and of the prefetched stages needs
+	// them (ZeRO-3).
 	Use Hold = iota
-	// Keep frees them after their last use in the pass (ZeRO-2, and the root unit of ZeRO-3).
+	// Keep frees the parameters after their last use in the pass (ZeRO-2, and the root unit of
+	// ZeRO-3).
 	Keep
-	// Always needs no gather at all: every rank has them (DDP).
+	// Always needs no gather: every rank has all parameters (DDP).
 	Always
 )
 
-// distinct returns the groups of the given parameters in ascending order, each once.
+// distinct returns the groups of the given parameters in ascending order, without repetition.
 func (m *Model) distinct(params []int, want func(g *Group) bool) []int {
 	var list []int
 	for _, p := range params {
@@ -96,7 +97,7 @@ func (m *Model) trains(c int) []int {
 	return m.distinct(m.Calls[c].Params, func(g *Group) bool { return !g.Frozen })
 }
 
-// reads returns the groups that call c finds gathered, in forward or in backward. reads tells which
+// reads returns the groups that call c needs gathered, in forward or in backward. reads says which
 // of its parameters backward reads; nil means all.
 func (m *Model) reads(c int, backward bool, reads []bool) []int {
 	params := m.Calls[c].Params
@@ -111,9 +112,8 @@ func (m *Model) reads(c int, backward bool, reads []bool) []int {
 	return m.distinct(params, func(g *Group) bool { return g.Hold != Always })
 }
 
-// check reports the first reference in the model that leads nowhere, and parameters that one call
-// lists twice: their two gradients would be written to the same memory in an order that nobody
-// decided.
+// check returns an error for the first invalid reference in the model. It also refuses a call that
+// lists a parameter twice: the order of the two writes to its gradient would be undefined.
 func (m *Model) check() error {
 	if len(m.Results) == 0 {
 		return fmt.Errorf("program: model has no results")
@@ -152,7 +152,8 @@ func (m *Model) check() error {
 	return nil
 }
 
-// Ends returns the results that a pass computes: all in an evaluation, the loss in training.
+// Ends returns the results that a pass computes: all results in an evaluation, the loss in
+// training.
 func (m *Model) Ends(eval bool) []Ref {
 	if eval {
 		return m.Results
@@ -160,7 +161,7 @@ func (m *Model) Ends(eval bool) []Ref {
 	return m.Results[:max(1, m.Losses)]
 }
 
-// NeedsForward tells which calls the given results depend on.
+// NeedsForward reports for each call whether the given results depend on it.
 func (m *Model) NeedsForward(results []Ref) []bool {
 	need := make([]bool, len(m.Calls))
 	for _, r := range results {
@@ -180,9 +181,9 @@ func (m *Model) NeedsForward(results []Ref) []bool {
 	return need
 }
 
-// NeedsBackward tells which calls run backward: those that the loss depends on and that have
-// parameters to train, or inputs that depend on such. A frozen prefix of the model is not among
-// them.
+// NeedsBackward reports for each call whether it runs backward: the loss depends on it, and it has
+// parameters to train or inputs that depend on trained parameters. The calls of a frozen prefix do
+// not run backward.
 func (m *Model) NeedsBackward() []bool {
 	need := m.NeedsForward(m.Ends(false))
 	trained := m.Trained()
@@ -192,8 +193,8 @@ func (m *Model) NeedsBackward() []bool {
 	return need
 }
 
-// Trained tells which calls' outputs depend on parameters that are trained, so that a gradient with
-// respect to them is of use.
+// Trained reports for each call whether its outputs depend on trained parameters, so that their
+// gradient is needed.
 func (m *Model) Trained() []bool {
 	trained := make([]bool, len(m.Calls))
 	for c, call := range m.Calls {
@@ -207,9 +208,9 @@ func (m *Model) Trained() []bool {
 
 func (m *Model) frozen(p int) bool { return m.Groups[m.Params[p].Group].Frozen }
 
-// First tells for each call, in order of its parameters, whether its backward is the first to write
-// the gradient of that parameter in a pass. The others add to it. It is false for frozen
-// parameters.
+// First reports for each call, in the order of its parameters, whether its backward is the first in
+// a pass to write the gradient of that parameter. Later calls add to the gradient. It is false for
+// frozen parameters.
 func (m *Model) First() [][]bool {
 	written := make([]bool, len(m.Params))
 	first := make([][]bool, len(m.Calls))

@@ -8,14 +8,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
-// Sizes are the bytes of everything a pass allocates, for the batch shapes of one rank.
+// Sizes are the bytes of all allocations of a pass, for the batch shapes of one rank.
 type Sizes struct {
 	Group []GroupSizes
-	Call  []CallSizes // nil for a rank that takes part in the collectives without computing
+	Call  []CallSizes // nil for a rank that joins the collectives without computing
 }
 
-// GroupSizes are the bytes of a group's full buffers, padding included, and what of them travels,
-// which is less if it does in a narrower type.
+// GroupSizes are the bytes of a group's full buffers, including padding, and the bytes that are
+// sent. These are fewer if a narrower type is sent.
 type GroupSizes struct {
 	Params, Grads         int
 	ParamsWire, GradsWire int
@@ -25,12 +25,12 @@ type GroupSizes struct {
 // CallSizes describe one call. They may be zero for a call that does not run.
 type CallSizes struct {
 	Out             []int  // bytes of each output
-	GradIn          []int  // bytes of the gradient of each input; 0 where there is none
+	GradIn          []int  // bytes of the gradient of each input; 0 if there is none
 	KeepIn, KeepOut []bool // what backward reads
 	Saved           int    // bytes kept from forward to backward
-	Spill           bool   // what its backward reads, saved or kept, is of class arena.Spilled
+	Spill           bool   // the values that its backward reads, saved or kept, have the class arena.Spilled
 	Update          []int  // bytes of each new value of a buffer
-	KeepUpdate      []bool // whether backward reads the value before, which then takes the new one's place; nil means none
+	KeepUpdate      []bool // whether backward reads the old value, whose place the new value then takes later; nil means never
 	Work, BackWork  int    // scratch bytes of forward and backward
 }
 
@@ -39,18 +39,18 @@ func (s *CallSizes) keepsUpdate(o int) bool { return s.KeepUpdate != nil && s.Ke
 // BufferKind says what a buffer holds.
 type BufferKind uint8
 
-// The buffers of a pass.
+// These are the kinds of buffers in a pass.
 const (
 	GroupParams BufferKind = iota // full parameters of group Index
 	GroupGrads                    // full gradients of group Index
 	CallOut                       // output Out of call Index
 	CallGradOut                   // gradient of that output
-	CallSaved                     // what call Index keeps for its backward
+	CallSaved                     // values that call Index saves for its backward
 	CallUpdate                    // new value Out of a buffer that call Index computes
-	GroupSecond                   // this rank's piece of what group Index has gathered, to gather it again
+	GroupSecond                   // this rank's piece of the gathered group Index, for gathering it again
 )
 
-// A Buffer is memory that a pass allocates and frees, perhaps more than once.
+// A Buffer is memory that a pass allocates and frees, possibly more than once.
 type Buffer struct {
 	Kind       BufferKind
 	Index, Out int
@@ -59,12 +59,12 @@ type Buffer struct {
 }
 
 // A Step is an operation with the buffers to allocate before it and to free after it, as indices
-// into Plan.Buffers, and the bytes of scratch memory it needs while it runs.
+// into Plan.Buffers, and the bytes of scratch memory during it.
 type Step struct {
 	Op
 	Alloc, Free []int
 	Work        int
-	Second      int // ranks of a second copy that it gathers, or waits for; 0 if it is the first
+	Second      int // number of ranks of the second copy that it gathers or waits for; 0 for the first gather
 }
 
 // A Plan is a program with its buffers.
@@ -72,10 +72,10 @@ type Plan struct {
 	Program   *Program
 	Buffers   []Buffer
 	Steps     []Step
-	Inherited []int // buffers that are there before the first step: gradients that an earlier pass has left
-	Left      []int // buffers that are there after the last: gradients that are not reduced
+	Inherited []int // buffers that exist before the first step: gradients that an earlier pass has left
+	Left      []int // buffers that exist after the last step: gradients that are not reduced
 	Turn      int   // index into Steps of the Turn, or the number of steps in an evaluation
-	Peak      int   // most bytes of buffers that are live at once
+	Peak      int   // largest number of bytes of buffers that are live at once
 
 	sizes *Sizes
 	index map[key]int
@@ -106,8 +106,8 @@ func (p *Plan) Bytes() int {
 	return n
 }
 
-// With returns the program with another model of the same calls and groups: that of a pass in which
-// some calls are absent. These have no inputs, and no sizes.
+// With returns the program for another model with the same calls and groups, for a pass in which
+// some calls are absent. Absent calls have no inputs and no sizes.
 func (p *Program) With(m *Model) *Program {
 	q := *p
 	q.Model = m
@@ -150,13 +150,13 @@ func NewPlan(p *Program, s *Sizes) (*Plan, error) {
 type planner struct {
 	plan    *Plan
 	sizes   *Sizes
-	last    map[int]int // buffer -> step after which it is free; only for values and their gradients
+	last    map[int]int // buffer -> step after which it is freed; only for values and their gradients
 	loss    Ref
 	ran     []bool // whether a call's backward is part of the pass
-	gathers []int  // by group: those to come
+	gathers []int  // by group: the gathers still to come
 }
 
-// pending adds the gradients that an earlier pass has left: those that this pass would write too.
+// pending adds the gradients that an earlier pass has left and that this pass also writes.
 func (b *planner) pending() {
 	p := b.plan.Program
 	if !p.Options.Pending {
@@ -176,7 +176,7 @@ func (b *planner) pending() {
 	}
 }
 
-// left notes that gradients stay, if the pass does not reduce.
+// left records that gradients are kept, if the pass does not reduce.
 func (b *planner) left(id int) {
 	if b.plan.Program.Options.NoSync {
 		b.plan.Left = append(b.plan.Left, id)
@@ -214,7 +214,8 @@ func (b *planner) visit(i int, op Op) {
 	}
 }
 
-// second adds the piece that the first Wait of a group keeps for later gathers. The last one frees it.
+// second adds the piece that the first Wait of a group keeps for later gathers. The last Wait frees
+// it.
 func (b *planner) second(i, g int) {
 	ranks := b.plan.Program.Model.Groups[g].Second
 	id := b.plan.Lookup(GroupSecond, g, 0)
@@ -250,8 +251,8 @@ func (b *planner) forward(i, c int) {
 	}
 }
 
-// classOf returns the class of an output: that of activations, unless the backward of a call that
-// spills keeps it.
+// classOf returns the class of an output. It is the class of activations, unless the backward of a
+// spilling call keeps the output.
 func (b *planner) classOf(out Ref) arena.Class {
 	for c, call := range b.plan.Program.Model.Calls {
 		for j, r := range call.In {
@@ -299,7 +300,7 @@ func (b *planner) backwardOf(i, c int) {
 	b.free(i, b.plan.Lookup(CallSaved, c, 0))
 }
 
-// backward tells whether the pass runs the backward of call c.
+// backward reports whether the pass runs the backward of call c.
 func (b *planner) backward(c int) bool {
 	if b.ran == nil {
 		b.ran = make([]bool, len(b.plan.Program.Model.Calls))
@@ -312,21 +313,21 @@ func (b *planner) backward(c int) bool {
 	return b.ran[c]
 }
 
-// read extends the life of a value to step i.
+// read extends the lifetime of a value to step i.
 func (b *planner) read(i int, kind BufferKind, r Ref) {
 	if id := b.plan.Lookup(kind, r.Call, r.Out); r.Call != Batch && id >= 0 {
 		b.last[id] = i
 	}
 }
 
-// alloc allocates a buffer before step i. The same buffer may come again.
+// alloc allocates a buffer before step i. A buffer may be allocated several times.
 func (b *planner) alloc(i int, buf Buffer) int {
 	id := b.add(buf)
 	b.plan.Steps[i].Alloc = append(b.plan.Steps[i].Alloc, id)
 	return id
 }
 
-// add returns the index of buf, which may be there already.
+// add returns the index of buf. It adds buf if it is new.
 func (b *planner) add(buf Buffer) int {
 	k := key{buf.Kind, buf.Index, buf.Out}
 	id, ok := b.plan.index[k]
@@ -344,8 +345,8 @@ func (b *planner) free(i, id int) {
 	}
 }
 
-// freeAfterLast frees values and their gradients after their last use. The loss is held until the
-// turn; the results of an evaluation are left to whoever runs the plan.
+// freeAfterLast frees values and their gradients after their last use. The loss is kept until the
+// turn; the caller frees the results of an evaluation.
 func (b *planner) freeAfterLast() {
 	p := b.plan.Program
 	if p.Options.Eval {
@@ -363,11 +364,11 @@ func (b *planner) freeAfterLast() {
 	}
 }
 
-// Traffic returns the bytes that a rank sends in the pass. Of a group of B bytes that travel, cut
-// over S ranks with R replicas, a gather and a reduce-scatter send B·(S-1)/S each, a gather from the
-// second pieces over T ranks sends B·(T-1)/T, and the
-// all-reduce of the piece over the replicas, for which B may be another, sends 2·B/S·(R-1)/R: what the algorithms that send
-// least do (Chan et al., 2007).
+// Traffic returns the bytes that a rank sends in the pass. For a group of B bytes on the wire,
+// sharded over S ranks with R replicas, a gather and a reduce-scatter send B·(S-1)/S each. A gather
+// from the second pieces over T ranks sends B·(T-1)/T. The all-reduce of the piece over the
+// replicas sends 2·B/S·(R-1)/R, possibly with another B. These are the optimal algorithms (Chan et
+// al., 2007).
 func (p *Plan) Traffic() int {
 	sent := 0
 	for i, op := range p.Program.Ops {

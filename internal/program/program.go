@@ -7,16 +7,16 @@ import (
 	"io"
 )
 
-// Kind is what an operation does.
+// Kind is the kind of an operation.
 type Kind uint8
 
-// The operations of a program. Gather, Reduce and Sync are collectives: every rank issues them in
-// the same order.
+// These are the operations of a program. Gather, Reduce and Sync are collectives: every rank issues
+// them in the same order.
 const (
 	Gather   Kind = iota // issue the all-gather of the group's parameters
 	Wait                 // wait for it: the parameters are now full
 	Forward              // run the call's forward
-	Turn                 // the loss is known; what follows is backward
+	Turn                 // the loss is known; backward begins
 	Free                 // drop the full parameters
 	Backward             // run the call's backward
 	Reduce               // issue the reduce-scatter of the group's gradients, or their all-reduce
@@ -37,7 +37,7 @@ func (k Kind) String() string {
 // An Op is one operation, on group Group or call Call.
 type Op struct {
 	Kind        Kind
-	Group, Call int // the one that the kind does not use is -1
+	Group, Call int // the index that the kind does not use is -1
 }
 
 // A Program is one pass over a model.
@@ -47,7 +47,7 @@ type Program struct {
 	Ops     []Op
 }
 
-// Describe writes the program as text, one operation a line with the names of groups and calls.
+// Describe writes the program as text, one operation per line with the names of groups and calls.
 func (p *Program) Describe(w io.Writer) {
 	for _, op := range p.Ops {
 		fmt.Fprintln(w, p.Text(op))
@@ -91,8 +91,8 @@ type Counts struct {
 	Syncs   int // all-reduces over more than one rank
 }
 
-// seconds returns for every operation that gathers, or waits for that, over how many ranks a second
-// copy is gathered. It is 0 for the first gather of a group, and for groups without such a copy.
+// seconds returns, for every gather and its wait, the number of ranks over which the second copy is
+// gathered. It is 0 for the first gather of a group, and for groups without a second copy.
 func (p *Program) seconds() []int {
 	list, gathers := make([]int, len(p.Ops)), make([]int, len(p.Model.Groups))
 	for i, op := range p.Ops {
@@ -106,7 +106,7 @@ func (p *Program) seconds() []int {
 	return list
 }
 
-// Gathers counts the all-gathers of each group that more than one rank takes part in.
+// Gathers counts the all-gathers of each group with more than one rank.
 func (p *Program) Gathers() []int {
 	list, second := make([]int, len(p.Model.Groups)), p.seconds()
 	for i, op := range p.Ops {
@@ -117,7 +117,7 @@ func (p *Program) Gathers() []int {
 	return list
 }
 
-// Counts counts the collectives that more than one rank takes part in.
+// Counts counts the collectives over more than one rank.
 func (p *Program) Counts() Counts {
 	var n Counts
 	for _, gathers := range p.Gathers() {

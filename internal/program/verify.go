@@ -5,17 +5,17 @@ import (
 	"slices"
 )
 
-// Verify checks a program against the rules of fully sharded training and reports the first that is
-// broken:
+// Verify checks a program against the rules of fully sharded training and reports the first
+// violation:
 //
-//   - nothing computes without its parameters, nothing is gathered that no call reads;
-//   - no parameters outstay the last call that reads them, and no more units are resident besides
-//     those that are kept than Prefetch+1 calls can need;
-//   - every call that the pass needs runs once, forwards before the turn and after their inputs,
-//     backwards after those of all calls that read their outputs;
+//   - no call runs without its parameters, and no group is gathered that no call reads;
+//   - parameters are freed after the last call that reads them, and apart from kept units, no more
+//     units are resident than Prefetch+1 calls can need;
+//   - every call that the pass needs runs once: forwards before the turn and after their inputs,
+//     backwards after the backwards of all calls that read their outputs;
 //   - every gradient is first written by the call that Model.First names, and reduced exactly once,
 //     when it is complete (with NoSync never), over shards and then replicas;
-//   - no more is in flight than the limit allows, and nothing is left over.
+//   - the bytes in flight stay within the limit, and nothing is left at the end.
 func Verify(p *Program) error {
 	v := &verifier{
 		p: p, groups: make([]groupState, len(p.Model.Groups)), needed: p.Model.NeedsBackward(),
@@ -36,7 +36,7 @@ func Verify(p *Program) error {
 type groupState struct {
 	gathered, full bool // a gather was issued; it was waited for
 	used           bool // a call has read the full parameters
-	written        bool // the buffer of full gradients holds something
+	written        bool // the buffer of full gradients has been written
 	reduced        bool // its reduction was issued
 	synced         bool // its sum over the replicas was issued
 	drained        bool
@@ -49,10 +49,10 @@ type verifier struct {
 	needed            []bool // which calls run backward when training
 	first             [][]bool
 	begun             []bool // by parameter: its gradient has been written
-	forward, backward []int  // how often each call ran
+	forward, backward []int  // number of runs of each call
 	turned            bool
 
-	resident map[string]int // groups of a unit that are gathered and not kept
+	resident map[string]int // number of gathered groups of a unit that is not kept
 	limit    int            // units that may be resident
 	inFlight int            // bytes
 }
@@ -69,13 +69,13 @@ func (v *verifier) lastReads() {
 	}
 }
 
-// reads returns the groups that a forward or backward finds gathered.
+// reads returns the groups that a forward or backward needs gathered.
 func (p *Program) reads(op Op) []int {
 	return p.Model.reads(op.Call, op.Kind == Backward, p.Options.reads(op.Call))
 }
 
-// maxResident returns how many units may be resident at once, besides those that are kept:
-// Prefetch+1 times those of the call that reads most.
+// maxResident returns the largest number of units that may be resident at once, without kept units:
+// Prefetch+1 times the number of units of the call that reads most.
 func (p *Program) maxResident() int {
 	widest := 1
 	for c := range p.Model.Calls {
@@ -127,7 +127,7 @@ func (v *verifier) step(i int, op Op) error {
 	return nil
 }
 
-// gather checks the number of units that are resident with one group more.
+// gather checks the number of resident units with one more group.
 func (v *verifier) gather(q *Group) error {
 	if v.count(q, 1); len(v.resident) > v.limit {
 		return fmt.Errorf("%d units are resident, at most %d may be", len(v.resident), v.limit)
@@ -145,7 +145,7 @@ func (v *verifier) count(q *Group, n int) {
 	}
 }
 
-// issue checks the bytes in flight with one collective more.
+// issue checks the bytes in flight with one more collective.
 func (v *verifier) issue(q *Group) error {
 	before, limit := v.inFlight, v.p.Options.InFlight
 	v.inFlight += q.Bytes
