@@ -6,7 +6,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// The activations, by numbers that kernels/activation.cu has too.
+// These are the activations, with the numbers of kernels/activation.cu.
 const (
 	actGELU int32 = iota
 	actGELUTanh
@@ -37,7 +37,7 @@ var activationKinds = map[exec.Kind]lowering{
 	ops.KindScale:         scale,
 }
 
-// lots returns how many threads a kernel over n elements has that is made by kernels/map.h.
+// lots returns the number of threads for a kernel of kernels/map.h over n elements.
 func (b *builder) lots(n int) int {
 	if b.kind == "bf16" {
 		return parts(n, 8)

@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// attentionKinds are softmax(scale·q·kᵀ + bias)·v, of q, k and v joined or each by itself.
+// attentionKinds are softmax(scale·q·kᵀ + bias)·v, with q, k and v packed or separate.
 var attentionKinds = map[exec.Kind]lowering{
 	ops.KindAttention:         attentionForward(true, false),
 	ops.KindAttentionGrad:     attentionBackward(true, false),
@@ -21,7 +21,7 @@ var attentionKinds = map[exec.Kind]lowering{
 	ops.KindSDPABiasGrad:      attentionBackward(false, true),
 }
 
-// attention is an instruction: its geometry, and where its arguments lie.
+// attention is an instruction: its geometry and the addresses of its arguments.
 type attention struct {
 	ops.Attention
 	joined           bool
@@ -31,7 +31,7 @@ type attention struct {
 	q, k, v          address
 	bias, mask       any            // an address, or null
 	rest             []exec.Operand // arguments of a gradient: packed, dy
-	columns          int            // of a head, for kernels with tensor cores; 0 for those of any size
+	columns          int            // of a head, for kernels with tensor cores; 0 for the kernels of any size
 }
 
 func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) *attention {
@@ -51,7 +51,7 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) *atte
 		args = args[3:]
 	}
 	if a.Window = min(a.Window, a.tq+a.tk); a.Window == 0 {
-		a.Window = a.tq + a.tk // more than there is to hide
+		a.Window = a.tq + a.tk // no key is that far away
 	}
 	if biased {
 		a.bias, args = at(args[0]), args[1:]
@@ -63,8 +63,8 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) *atte
 	return a
 }
 
-// split returns where q, k and v, or their gradients, begin in one operand: as columns, or one after the
-// other.
+// split returns the addresses of q, k and v, or of their gradients, in one operand: as columns, or
+// one after the other.
 func (a *attention) split(o exec.Operand) (q, k, v address) {
 	atK, atV := a.Heads*a.d, (a.Heads+a.KVHeads)*a.d
 	if !a.joined {
@@ -76,17 +76,17 @@ func (a *attention) split(o exec.Operand) (q, k, v address) {
 // size returns the bytes of a value that the kernels read and write.
 func (b *builder) size() int { return map[string]int{"bf16": 2, "f32": 4, "f64": 8}[b.kind] }
 
-// padded returns of how many columns the kernels with tensor cores take heads of values of some type to be,
-// or 0 if they do not take them.
+// padded returns the number of columns to which the kernels with tensor cores pad the heads, or 0
+// if they do not support the values.
 func (a *attention) padded(kind string) int {
 	offsets := a.q.offset | a.k.offset | a.v.offset
 	for _, o := range a.rest {
 		offsets |= o.Offset
 	}
 	switch {
-	case kind != "bf16" || a.d%8 != 0 || offsets%16 != 0: // they copy 16 bytes at once
+	case kind != "bf16" || a.d%8 != 0 || offsets%16 != 0: // the kernels copy 16 bytes at once
 		return 0
-	case a.Scale < 1e-30 || max(a.batch, a.Heads) > mostBlocks: // they are y and z of a grid
+	case a.Scale < 1e-30 || max(a.batch, a.Heads) > mostBlocks: // batch and heads are y and z of a grid
 		return 0
 	case a.d <= 64:
 		return 64
@@ -96,21 +96,21 @@ func (a *attention) padded(kind string) int {
 	return 0
 }
 
-// stats counts the rows of scores.
+// stats returns the number of rows of scores.
 func (a *attention) stats() int { return a.batch * a.Heads * a.tq }
 
-// shape returns the arguments of a kernel that say what the geometry is.
+// shape returns the kernel arguments for the geometry.
 func (a *attention) shape() []any {
 	i := func(n int) int32 { return int32(n) }
 	return []any{i(a.Heads), i(a.Heads / a.KVHeads), i(a.d), i(a.tq), i(a.tk), i(a.qs), i(a.ks), a.Causal, i(a.Window), a.Scale}
 }
 
-// warps launches a kernel for any geometry, with a warp for each of n rows.
+// warps launches a kernel for any geometry, with one warp for each of n rows.
 func (b *builder) warps(kernel string, n int, args ...any) error {
 	return b.launch(kernel, [3]int{parts(n, 8), 1, 1}, [3]int{256, 1, 1}, 0, args...)
 }
 
-// flash launches a kernel with tensor cores. 128 rows of a head are a block.
+// flash launches a kernel with tensor cores. A block processes 128 rows of a head.
 func (b *builder) flash(a *attention, operation string, grid [3]int, shared int, args ...any) error {
 	name := fmt.Sprintf("flash%d_%s", a.columns, operation)
 	f, err := b.engine.Function(name)
@@ -153,17 +153,17 @@ func attentionBackward(joined, biased bool) lowering {
 	}
 }
 
-// gradients are what the kernels of a backward read and write.
+// gradients are the operands of the kernels of a backward.
 type gradients struct {
 	q, k, v, bias address
 	biased        bool
-	delta, read   []any // arguments of the first kernel; and of the others, behind what they write
+	delta, read   []any // arguments of the first kernel; and arguments of the others, after their results
 }
 
-// arguments returns those of a kernel that writes some gradients.
+// arguments returns the arguments of a kernel that writes the given gradients.
 func (g gradients) arguments(of ...any) []any { return append(of, g.read...) }
 
-// attentionGrad adds the kernels of any size.
+// attentionGrad adds the kernels for any size.
 func (b *builder) attentionGrad(a *attention, g gradients) error {
 	n, rows, pairs := a.stats(), a.batch*a.KVHeads*a.tk, a.Heads*a.tq*a.tk
 	err := cmp.Or(

@@ -16,7 +16,7 @@ import (
 // A lowering adds the steps of an instruction.
 type lowering func(b *builder, in *exec.Instr) error
 
-// families are the tables of lowerings, each beside its kernels.
+// families are the tables of lowerings, one for each kernel file.
 var families = []map[exec.Kind]lowering{
 	activationKinds,
 	attentionKinds,
@@ -45,23 +45,24 @@ func lower(k exec.Kind) lowering {
 	return nil
 }
 
-// Supports tells whether there are kernels for a kind of operation.
+// Supports reports whether there are kernels for a kind of operation.
 func Supports(k exec.Kind) bool { return lower(k) != nil }
 
-// A builder puts a program together.
+// A builder assembles a program.
 type builder struct {
 	*Program
 	op      *exec.Op // of the instruction that is lowered
 	update  bool     // of its steps
-	scratch int      // that it has taken
-	kind    string   // how its values are stored: f32, f64, bf16
+	scratch int      // scratch bytes that the instruction has taken
+	kind    string   // storage type of its values: f32, f64, bf16
 }
 
-// Compile compiles a program, whose instructions do not run in blocks (exec.Signature.Apart). An
+// Compile compiles a program whose instructions do not run in blocks (exec.Signature.Apart). An
 // operation without kernels is an error that names it. The caller frees the program.
 func (e *Engine) Compile(p *exec.Program) (*Program, error) { return e.Assemble(p.All(), p.Consts()) }
 
-// Scratch returns the Scratch that a program has on any device. It needs none.
+// Scratch returns the Scratch of a compiled program, which is the same on any device. It needs no
+// device.
 func Scratch(p *exec.Program) (int, error) {
 	made, err := (&Engine{LossScratch: lossScratch}).Compile(p)
 	if err != nil {
@@ -70,12 +71,12 @@ func Scratch(p *exec.Program) (int, error) {
 	return made.Scratch, nil
 }
 
-// Assemble is Compile for a list of instructions, and the values in exec.SpaceConst.
+// Assemble is Compile for a list of instructions, with the values of exec.SpaceConst.
 func (e *Engine) Assemble(list iter.Seq[exec.Instr], consts []exec.Value) (_ *Program, err error) {
 	b := &builder{Program: &Program{engine: e}}
 	defer func() {
 		if err != nil {
-			_ = b.Free() // what there is of it; err says more
+			_ = b.Free() // frees the incomplete program; err is more important
 		}
 	}()
 	for _, v := range consts {
@@ -109,7 +110,7 @@ func (b *builder) add(in *exec.Instr) error {
 	return l(b, in)
 }
 
-// constant returns memory that holds bytes, or nil without a device.
+// constant returns memory with the given bytes, or nil without a device.
 func (e *Engine) constant(data []byte) (*device.Memory, error) {
 	if e.dev == nil {
 		return nil, nil
@@ -135,7 +136,7 @@ func (e *Engine) fill(m *device.Memory, data []byte) error {
 	return errors.Join(err, e.upload.Sync(), h.Free())
 }
 
-// temp returns n bytes of scratch memory, which the steps of the instruction have to themselves.
+// temp returns n bytes of scratch memory for the steps of the instruction.
 func (b *builder) temp(n int) address {
 	a := address{space: spaceScratch, offset: b.scratch}
 	b.scratch += (n + arena.Align - 1) / arena.Align * arena.Align
@@ -143,34 +144,35 @@ func (b *builder) temp(n int) address {
 	return a
 }
 
-// at returns where an operand lies.
+// at returns the address of an operand.
 func at(o exec.Operand) address { return address{o.Space, o.Index, o.Offset} }
 
-// tail returns where the last n elements of an operand lie, those that Row.Shapes marks f32.
+// tail returns the address of the last n elements of an operand, which Row.Shapes marks f32.
 func tail(o exec.Operand, n int) address {
 	return at(o).plus(o.Bytes - n*int(o.DType.Size()))
 }
 
-// Arguments of a kernel beside values and addresses.
+// These are arguments of a kernel other than values and addresses.
 type (
 	seed  struct{} // u64
 	train struct{} // int: 1 in training, 0 in evaluation
 )
 
-// each launches a kernel with a thread for each of n elements. Of the family_operation names the
-// builder knows the type.
+// each launches a kernel with one thread for each of n elements. The builder adds the type to a
+// name of the form family_operation.
 func (b *builder) each(kernel string, n int, args ...any) error {
 	return b.threads(kernel+"_"+b.kind, n, args...)
 }
 
-// threads is each for a kernel of that very name.
+// threads is each for a kernel with exactly this name.
 func (b *builder) threads(kernel string, n int, args ...any) error {
 	return b.launch(kernel, [3]int{(n + 255) / 256, 1, 1}, [3]int{256, 1, 1}, 0, args...)
 }
 
-// launch adds a kernel. Arguments are an address, an exec.Operand (its address), int32, uint32, int64,
-// uint64, float32, float64, bool (an int), seed or train. A float64 is given to kernels of f64 as it
-// is and to others as a float, as W<E> is: write float32(x) or double(x) for one or the other.
+// launch adds a kernel. Arguments are an address, an exec.Operand (its address), int32, uint32,
+// int64, uint64, float32, float64, bool (an int), seed or train. A float64 is passed as double to
+// f64 kernels and as float to others, like W<E>. Write float32(x) or double(x) to choose one of
+// them.
 func (b *builder) launch(kernel string, grid, block [3]int, shared int, args ...any) error {
 	if grid[0] > math.MaxInt32 || max(grid[1], grid[2]) > mostBlocks {
 		return fmt.Errorf("kernel %s: a grid of %v blocks, which no device takes", kernel, grid)
@@ -197,13 +199,13 @@ func (b *builder) launch(kernel string, grid, block [3]int, shared int, args ...
 	return nil
 }
 
-// mostBlocks is how many blocks a grid has at most in y and in z.
+// mostBlocks is the largest number of blocks of a grid in y and in z.
 const mostBlocks = math.MaxUint16
 
-// double is a float64 that stays one.
+// double is a float64 that is passed as a double.
 type double float64
 
-// argument returns an argument and its bytes, 0 for one that a kernel cannot take.
+// argument returns an argument and its size in bytes. The size is 0 if a kernel cannot take it.
 func (b *builder) argument(a any) (v argument, size int) {
 	value := func(bits uint64, size int) (argument, int) { return argument{value: bits}, size }
 	switch a := a.(type) {
@@ -241,7 +243,7 @@ func (b *builder) argument(a any) (v argument, size int) {
 	return v, 0
 }
 
-// null is the address of what was left out.
+// null is the address of an omitted argument.
 const null = uint64(0)
 
 // step adds an action.

@@ -32,7 +32,8 @@ func zero(b *builder, in *exec.Instr) error {
 	return nil
 }
 
-// convert changes the form of a value: of each part that is in one type before and after.
+// convert changes the form of a value. It launches one kernel for each part that has one type
+// before and one after.
 func convert(b *builder, in *exec.Instr) error {
 	x, y := in.In[0], in.Out
 	xn, xTail := x.Head()

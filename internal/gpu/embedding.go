@@ -8,7 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// embeddingKinds take rows of tables by index.
+// embeddingKinds read rows of tables by index.
 var embeddingKinds = map[exec.Kind]lowering{
 	ops.KindEmbedding:     embedding,
 	ops.KindEmbeddingGrad: embeddingGrad,
@@ -18,13 +18,13 @@ var embeddingKinds = map[exec.Kind]lowering{
 	exec.KindLookupGrad:   lookupGrad,
 }
 
-// A table is rows of d elements, or several such tables: outer.
+// A table is rows of d elements. There may be several such tables: outer.
 type table struct{ outer, rows, d int }
 
 func tableOf(o *exec.Op) table { return table{1, o.Dim("rows"), o.Dim("d")} }
 
-// tableAlong returns a value of n elements as tables whose rows are along the axis of a lookup, for
-// which there is another value of some shape.
+// tableAlong returns a value of n elements as tables whose rows run along the axis of a lookup. The
+// shape of another value of the lookup determines the axis.
 func tableAlong(o *exec.Op, n int) table {
 	axis := int(o.Attrs.(exec.Axis))
 	outer, d := exec.Numel(o.Shape[:axis]), exec.Numel(o.Shape[axis+1:])
@@ -37,7 +37,7 @@ func lookup(b *builder, in *exec.Instr) error {
 	return b.lookup(in, tableAlong(in.Op, exec.Numel(in.In[0].Shape)))
 }
 
-// lookup copies the rows of argument 0 that argument 1 names, in as large words as there are.
+// lookup copies the rows of argument 0 that argument 1 names, in the largest possible words.
 func (b *builder) lookup(in *exec.Instr, t table) error {
 	n, size := exec.Numel(in.In[1].Shape), elementSize(in.Out)
 	word := wordOf(t.d*size, in.Out, in.In[0])
@@ -51,8 +51,8 @@ func lookupGrad(b *builder, in *exec.Instr) error {
 	return b.lookupGrad(in, tableAlong(in.Op, exec.Numel(in.Out.Shape)))
 }
 
-// lookupGrad sorts the tokens by the rows that they name, 8 bits of these at a time. So each row has
-// one block that adds what belongs to it, in order.
+// lookupGrad sorts the tokens by row, 8 bits at a time. So each row has one block that adds its
+// gradients in order.
 func (b *builder) lookupGrad(in *exec.Instr, t table) error {
 	if !in.Acc {
 		b.zero(at(in.Out), in.Out.Bytes)
@@ -91,17 +91,18 @@ func positionsGrad(b *builder, in *exec.Instr) error {
 	return b.columns(b.kind, at(in.Out), at(in.In[0]), in.Op.Dim("B"), n, n, in.Acc)
 }
 
-// rows launches a kernel with a block for each row, in x, and each 256 elements of it, in y.
+// rows launches a kernel with one block for each row, in x, and for each 256 elements of a row, in
+// y.
 func (b *builder) rows(kernel string, rows, n int, args ...any) error {
 	threads := min(256, (n+31)/32*32)
 	return b.launch(kernel, [3]int{rows, (n + threads - 1) / threads, 1}, [3]int{threads, 1, 1}, 0, args...)
 }
 
-// elementSize returns the bytes of an element of a value in one type.
+// elementSize returns the bytes of an element of a value with one type.
 func elementSize(o exec.Operand) int { return o.Bytes / exec.Numel(o.Shape) }
 
-// wordOf returns the bytes of the largest words, of 16 at most, that rows of n bytes consist of which
-// begin where some operands do.
+// wordOf returns the size in bytes of the largest words, at most 16, that divide rows of n bytes
+// and the addresses of the operands.
 func wordOf(n int, operands ...exec.Operand) int {
 	all := n | 16
 	for _, o := range operands {

@@ -2,18 +2,18 @@
 //
 //	exec.Program ──Compile──▶ Program: launches of kernels, products, copies ──Run──▶ a stream
 //
-// Compile looks at nothing but the instructions: every kind of operation has a lowering, which says
-// by which launches an instruction runs. Operands become addresses when a program runs: the caller
-// says where the memory of each space lies, as with package exec on the host. A run allocates
-// nothing, waits for nothing and reads nothing back.
+// Compile reads only the instructions: every kind of operation has a lowering, which lists the
+// launches of an instruction. Operands become addresses when a program runs: the caller passes the
+// memory of each space, as with package exec on the host. A run allocates nothing, waits for
+// nothing and reads nothing back.
 //
-// Kernels are deterministic: every sum has one order, which depends on shapes and on where operands lie
-// in the memory of their space. They read and write what the host kernels do, in the same forms (see
-// "Storage" in package exec), so that a value is the same number within rounding. Integers are of 64
-// bits.
+// Kernels are deterministic: every sum has one order, which depends on shapes and on the offsets of
+// operands in the memory of their space. They read and write the same values as the host kernels,
+// in the same forms (see "Storage" in package exec). A result is the same number up to rounding.
+// Integers have 64 bits.
 //
-// Everything here is for one goroutine at a time. Errors of kernels are found by later calls of the
-// device.
+// Use everything here from one goroutine at a time. Later calls of the device return the errors of
+// kernels.
 package gpu
 
 import (
@@ -25,11 +25,11 @@ import (
 	"github.com/gofsdp/gofsdp/internal/gpu/kernels"
 )
 
-// An Engine has what the programs of a device share: its kernels, and the plans of products. Its
+// An Engine holds the common state of the programs of a device: kernels, and plans of products. Its
 // programs run on one stream at a time. Without a device it compiles programs that cannot run.
 type Engine struct {
-	// LossScratch is how many bytes the logits may take of which a linear layer's loss is computed at
-	// once. Programs compiled from then on keep to it.
+	// LossScratch limits the bytes of logits that are computed at once for the loss of a linear
+	// layer. It applies to programs compiled later.
 	LossScratch int
 
 	dev       *device.Device            // or nil
@@ -37,10 +37,10 @@ type Engine struct {
 	functions map[string]*device.Function
 	upload    *device.Stream // of constants
 	products  products
-	run       run // the one that is being given to a stream
+	run       run // the program that is being issued to a stream
 }
 
-// lossScratch is the LossScratch of those who do not set it.
+// lossScratch is the default of LossScratch.
 const lossScratch = 256 << 20
 
 // New returns an engine. Kernels are loaded when the first program needs them.
@@ -54,8 +54,8 @@ func New(dev *device.Device) (*Engine, error) {
 	}, nil
 }
 
-// Close unloads the kernels and closes the plans. No program may be running, and all are freed. What
-// cannot be closed stays, for another Close.
+// Close unloads the kernels and closes the plans. No program may be running, and all must have been
+// freed. If something cannot be closed, Close can be called again.
 func (e *Engine) Close() error {
 	errs := []error{e.products.close()}
 	clear(e.functions)
@@ -76,8 +76,8 @@ func (e *Engine) Close() error {
 	return errors.Join(errs...)
 }
 
-// Function returns the kernel of a name, which begins with that of its family. It is nil without a
-// device.
+// Function returns the kernel with a name, which begins with the name of its family. It is nil
+// without a device.
 func (e *Engine) Function(name string) (*device.Function, error) {
 	if f := e.functions[name]; f != nil || e.dev == nil {
 		return f, nil

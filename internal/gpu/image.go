@@ -16,7 +16,7 @@ var imageKinds = map[exec.Kind]lowering{
 	exec.KindAvgPoolGrad: image("image_avgpooldx"),
 }
 
-// geometry returns the arguments that kernels/image.cu calls so. n is what they count.
+// geometry returns the arguments that kernels/image.cu calls geometry. n is the number of elements.
 func geometry(o *exec.Op, n int) []any {
 	channels := o.Dim("C")
 	c, out, k := exec.Conv{Dilation: [2]int{1, 1}, Groups: 1}, channels, [2]int{}
@@ -38,7 +38,7 @@ func geometry(o *exec.Op, n int) []any {
 	return list
 }
 
-// image returns the lowering of an operation with a thread for each element of the result.
+// image returns the lowering of an operation with one thread for each element of the result.
 func image(kernel string) lowering {
 	return func(b *builder, in *exec.Instr) error {
 		n, args := exec.Numel(in.Out.Shape), []any{in.Out}
@@ -57,8 +57,8 @@ func conv(b *builder, in *exec.Instr) error {
 	return b.each("image_conv", n, append([]any{in.Out, in.In[0], in.In[1], bias}, geometry(in.Op, n)...)...)
 }
 
-// imageSums returns the lowering of an operation with a block for each element of the result, a sum over
-// the batch.
+// imageSums returns the lowering of an operation with one block for each element of the result, a
+// sum over the batch.
 func imageSums(kernel string) lowering {
 	return func(b *builder, in *exec.Instr) error {
 		args := []any{in.Out}

@@ -21,10 +21,10 @@ var linearKinds = map[exec.Kind]lowering{
 	ops.KindLinearLossGradWB: linearLossGradW,
 }
 
-// linearDims returns the rows of x, and the elements of a row of x and y.
+// linearDims returns the number of rows of x, and the lengths of the rows of x and y.
 func linearDims(o *exec.Op) (n, in, out int) { return o.Dim("..."), o.Dim("in"), o.Dim("out") }
 
-// optional returns where argument i lies, or nil if it was left out.
+// optional returns the address of argument i, or nil if it was omitted.
 func optional(in *exec.Instr, i int) *address {
 	if i >= len(in.In) {
 		return nil
@@ -62,8 +62,8 @@ func linearGradB(b *builder, in *exec.Instr) error {
 	return b.columns(b.kind, at(in.Out), at(in.In[0]), n, out, out, in.Acc)
 }
 
-// columns writes or adds the sums of the columns of a matrix of a kind, whose rows are ld elements apart.
-// Those of many rows are sums of sums.
+// columns writes or adds the column sums of a matrix, whose rows are ld elements apart. The sums of
+// many rows are computed in two stages.
 func (b *builder) columns(kind string, to, from address, rows, cols, ld int, add bool) error {
 	kernel, each := "linear_columns_", 1
 	if kind != "f64" && cols%8 == 0 && ld%8 == 0 && from.offset%16 == 0 {
@@ -85,8 +85,8 @@ func (b *builder) columns(kind string, to, from address, rows, cols, ld int, add
 	return sum(b.wideKind(), to, sums, chunks, cols, 1, add)
 }
 
-// head is a linear layer whose logits are computed some rows at a time, from rows of x [n, d], weight
-// [classes, d] and a bias, and then turned into their gradients where they are.
+// head is a linear layer whose logits are computed some rows at a time, from rows of x [n, d],
+// weight [classes, d] and a bias. The logits are then replaced by their gradients.
 type head struct {
 	*builder
 	kernel.Loss
@@ -94,7 +94,7 @@ type head struct {
 	x, weight, targets address
 	bias               *address
 	logits             address // of the first row
-	stride             int     // from a row to the next, in wide elements
+	stride             int     // from one row to the next, in wide elements
 	rows               int     // at once
 	element, wideSize  int     // bytes
 	first, count       int     // the rows that are computed now
@@ -108,7 +108,7 @@ func newHead(b *builder, in *exec.Instr, bias int) *head {
 		element: b.size(), wideSize: b.wide().Size(),
 	}
 	const tile = 128
-	h.stride = (h.classes + 7) / 8 * 8 // so that every row lies well
+	h.stride = (h.classes + 7) / 8 * 8 // aligns every row
 	h.rows = max(1, b.engine.LossScratch/(h.stride*h.wideSize))
 	if h.rows > tile {
 		h.rows -= h.rows % tile
@@ -118,7 +118,7 @@ func newHead(b *builder, in *exec.Instr, bias int) *head {
 	return h
 }
 
-// each computes the logits of some rows after the other, and does something with each.
+// each computes the logits of some rows at a time, and calls do for each part.
 func (h *head) each(do func() error) error {
 	for h.first = 0; h.first < h.n; h.first += h.count {
 		h.count = min(h.rows, h.n-h.first)
@@ -136,10 +136,10 @@ func (h *head) each(do func() error) error {
 	return nil
 }
 
-// row returns where the first of the rows is in a matrix with rows of some bytes.
+// row returns the address of the current rows in a matrix. bytes is the size of a row.
 func (h *head) row(of address, bytes int) address { return of.plus(h.first * bytes) }
 
-// launch adds a kernel with a block for each of the rows.
+// launch adds a kernel with one block for each of the rows.
 func (h *head) launch(kernel string, args ...any) error {
 	return h.builder.launch(kernel+"_"+h.kind, [3]int{h.count, 1, 1}, [3]int{256, 1, 1}, 0, args...)
 }

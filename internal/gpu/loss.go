@@ -20,7 +20,7 @@ var lossKinds = map[exec.Kind]lowering{
 	ops.KindBCEGrad:          pairLossGrad("loss_binary", 1),
 }
 
-// rowLosses writes the losses of rows of logits, and their lse behind them.
+// rowLosses writes the losses of rows of logits, followed by their lse.
 func rowLosses(b *builder, in *exec.Instr) error {
 	n := exec.Numel(in.In[1].Shape)
 	return b.rowLosses(tail(in.Out, 2*n), tail(in.Out, n), in, in.Op.Attrs.(kernel.Loss))
@@ -35,7 +35,7 @@ func rowLossesGrad(b *builder, in *exec.Instr) error {
 	return b.slopes(in, in.In[3], 1, in.Op.Attrs.(kernel.Loss))
 }
 
-// slopes writes the gradients of logits, for losses whose own are step apart.
+// slopes writes the gradients of logits. The gradients of the losses are step apart.
 func (b *builder) slopes(in *exec.Instr, dlosses any, step uint32, l kernel.Loss) error {
 	n := exec.Numel(in.In[1].Shape)
 	return b.launch("loss_slopes_"+b.kind, [3]int{n, 1, 1}, [3]int{256, 1, 1}, 0,
@@ -73,8 +73,8 @@ func meanLossGrad(b *builder, in *exec.Instr) error {
 	return b.each("loss_spread", n, in.Out, in.In[0], share, uint64(n), int64(ignore))
 }
 
-// countedMean writes the mean of losses whose target counts, or, for losses null, what the gradient of
-// each of them is if d is that of the mean.
+// countedMean writes the mean of the losses whose target counts. If losses is null, it writes the
+// gradient of each loss, where d is the gradient of the mean.
 func (b *builder) countedMean(to address, losses any, targets exec.Operand, ignore int, d any) error {
 	n := exec.Numel(targets.Shape)
 	parts, blocks := b.parts(n)
@@ -84,7 +84,7 @@ func (b *builder) countedMean(to address, losses any, targets exec.Operand, igno
 	return b.mean(to, parts, blocks, 0, d, 1)
 }
 
-// wideKind returns how the results are stored that Row.Shapes marks f32.
+// wideKind returns the storage type of the results that Row.Shapes marks f32.
 func (b *builder) wideKind() string {
 	if b.kind == "bf16" {
 		return "f32"
@@ -92,7 +92,7 @@ func (b *builder) wideKind() string {
 	return b.kind
 }
 
-// parts returns memory for the sums over n elements of so many blocks.
+// parts returns memory for the partial sums of blocks over n elements, and the number of blocks.
 func (b *builder) parts(n int) (address, int) {
 	blocks := min((n+1023)/1024, 512)
 	return b.temp(16 * blocks), blocks
@@ -109,7 +109,7 @@ func pairLoss(name string) lowering {
 	}
 }
 
-// pairLossGrad returns that of its gradient, whose slopes lack a factor.
+// pairLossGrad returns the lowering of its gradient. The derivatives lack the given factor.
 func pairLossGrad(name string, factor float64) lowering {
 	return func(b *builder, in *exec.Instr) error {
 		share, n, w := b.temp(8), exec.Numel(in.In[0].Shape), orNull(in, 3)
@@ -120,7 +120,8 @@ func pairLossGrad(name string, factor float64) lowering {
 	}
 }
 
-// pairs writes the mean, or the share of a pair in it, times d·factor, if x is null.
+// pairs writes the mean. If x is null, it writes the share of each pair in the mean, times
+// d·factor.
 func (b *builder) pairs(name string, to address, x, t, w any, n int, d any, factor float64) error {
 	if x == any(null) && w == any(null) {
 		return b.mean(to, to, 0, n, d, factor)
@@ -132,7 +133,7 @@ func (b *builder) pairs(name string, to address, x, t, w any, n int, d any, fact
 	return b.mean(to, parts, blocks, 0, d, factor)
 }
 
-// orNull returns an argument, or null if it was left out.
+// orNull returns an argument, or null if it was omitted.
 func orNull(in *exec.Instr, i int) any {
 	if i < len(in.In) {
 		return in.In[i]

@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// movementKinds put elements elsewhere.
+// movementKinds copy elements to other positions.
 var movementKinds = map[exec.Kind]lowering{
 	exec.KindTranspose: transpose,
 	exec.KindSlice:     slice,
@@ -19,10 +19,11 @@ var movementKinds = map[exec.Kind]lowering{
 	exec.KindConcat:    concat,
 }
 
-// A part of a value is count runs of elements, which begin apart, in each pitch of them.
+// A part of a value is count runs of elements in each pitch elements. The first run begins at
+// start, and the runs are apart elements apart.
 type part struct{ count, run, pitch, start, apart int }
 
-// partOf returns the slice of a value of some shape that another is, of n elements.
+// partOf returns the part that a slice with n elements is of a value with the given shape.
 func partOf(s exec.Slice, shape tensor.Shape, n int) part {
 	outer, inner := exec.Numel(shape[:s.Axis]), exec.Numel(shape[s.Axis+1:])
 	p := part{1, n / outer, shape[s.Axis] * inner, s.Start * inner, shape[s.Axis] * inner}
@@ -32,13 +33,14 @@ func partOf(s exec.Slice, shape tensor.Shape, n int) part {
 	return p
 }
 
-// words returns the part in words of some bytes, for elements of a size.
+// words returns the part in words of word bytes, for elements of size bytes.
 func (p part) words(word, size int) []any {
 	in := func(n int) any { return uint64(n * size / word) }
 	return []any{uint64(p.count), in(p.run), in(p.pitch), in(p.start), in(p.apart)}
 }
 
-// part launches a kernel between a whole and its part, for the n elements of one of them.
+// part launches a kernel that copies between a whole and its part. n is the number of elements of
+// one of them.
 func (b *builder) part(kernel string, n int, p part, to, from exec.Operand) error {
 	size := elementSize(to)
 	word := wordOf((p.run|p.pitch|p.start|p.apart)*size, to, from)
@@ -77,11 +79,11 @@ func concat(b *builder, in *exec.Instr) error {
 	return nil
 }
 
-// An axis of a transposition has a length, and distances of its elements in x and y.
+// An axis of a transposition has a length, and strides of its elements in x and y.
 type axis struct{ n, from, to int }
 
-// axesOf returns the axes of y in a transposition of x, of which none has length 1 and none only
-// continues the one before.
+// axesOf returns the axes of y in a transposition of x. It omits axes of length 1, and merges an
+// axis with the one before if it continues that.
 func axesOf(shape tensor.Shape, o exec.Order) (list []axis) {
 	l, to := kernel.Layout{Shape: shape, Order: o.Order}, exec.Numel(shape)
 	for i := range shape {
@@ -98,8 +100,8 @@ func axesOf(shape tensor.Shape, o exec.Order) (list []axis) {
 	return list
 }
 
-// transpose moves squares of the axes that are the last in x and in y, or, if that is the same axis,
-// words of it.
+// transpose moves squares of the last axis of x and the last axis of y. If these are the same axis,
+// it moves words.
 func transpose(b *builder, in *exec.Instr) error {
 	axes, size := axesOf(in.Op.In[0], in.Op.Attrs.(exec.Order)), elementSize(in.Out)
 	if len(axes) > 8 {

@@ -43,7 +43,7 @@ func norm(b *builder, in *exec.Instr) error {
 func normGrad(b *builder, in *exec.Instr) error {
 	n, d, k := normOf(in.Op)
 	x, gain, stats, dy := in.In[0], in.In[1], tail(in.In[2], n*k), in.In[3]
-	const blocks, widest = 512, 512 // most of a sum, and threads of the widest
+	const blocks, widest = 512, 512 // largest number of blocks of a sum, and of threads of a block
 	each := parts(n, blocks)        // rows of a block
 	size := b.wide().Size()         // of the sums
 	sums := b.temp(parts(n, each) * k * d * size)
@@ -66,10 +66,10 @@ func normGrad(b *builder, in *exec.Instr) error {
 	return b.columns(b.wideKind(), tail(in.Out, k*d), sums, parts(n, each), k*d, k*d, false)
 }
 
-// parts returns how many parts of a size make n.
+// parts returns the number of parts of the given size in n.
 func parts(n, size int) int { return (n + size - 1) / size }
 
-// aligned tells whether all operands can be accessed by 16 bytes.
+// aligned reports whether all operands are aligned to 16 bytes.
 func aligned(list ...exec.Operand) bool {
 	for _, o := range list {
 		if o.Offset%16 != 0 {

@@ -14,7 +14,8 @@ var planeKinds = map[exec.Kind]lowering{
 	ops.KindGroupNormGrad: groupNormGrad,
 }
 
-// imageDims returns the batch, the channels, and the elements of a channel.
+// imageDims returns the batch size, the number of channels, and the number of elements of a
+// channel.
 func imageDims(o *exec.Op) (n, channels, area uint64) {
 	return uint64(o.Dim("B")), uint64(o.Dim("C")), uint64(o.Dim("..."))
 }

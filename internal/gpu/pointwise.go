@@ -7,14 +7,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// pointwiseKinds are the element-wise operations of Gorgonia.
+// pointwiseKinds are Gorgonia's element-wise operations.
 var pointwiseKinds = map[exec.Kind]lowering{
 	exec.KindUnary:   unary,
 	exec.KindBinary:  binary,
 	exec.KindFromInt: fromInt,
 }
 
-// The names of the operations, in the order that kernels/pointwise.cu has them in.
+// These are the names of the operations, in the order of kernels/pointwise.cu.
 var (
 	functions = []string{
 		"abs", "neg", "sqrt", "square", "cube", "inv", "invSqrt", "exp", "ln", "tanh", "sigmoid", "sign", "ceil", "floor", "sin",
@@ -23,7 +23,7 @@ var (
 	pairings = []string{"+", "-", "⊙", "÷", "^", "<", ">", "<=", ">=", "==", "!=", "min", "max"}
 )
 
-// errUnknown is of a function that is not among them.
+// errUnknown is the error for a function without a kernel.
 var errUnknown = errors.New("there is no kernel for this function")
 
 func unary(b *builder, in *exec.Instr) error {

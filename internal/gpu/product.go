@@ -10,18 +10,19 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// products is what the products of an engine share. They are computed by cuBLASLt, in the memory of
-// the workspace: an engine's programs run on one stream at a time.
+// products is the common state of the products of an engine. cuBLASLt computes them in the memory
+// of the workspace: an engine's programs run on one stream at a time.
 type products struct {
 	handle    *blaslt.Handle
 	plans     map[blaslt.Product]*blaslt.Plan
 	workspace *device.Memory
 }
 
-// workspaceBytes is what NVIDIA recommends for Hopper.
+// workspaceBytes is NVIDIA's recommendation for Hopper.
 const workspaceBytes = 32 << 20
 
-// plan returns the plan of a product, a new one if it is the first of its kind, or nil without a device.
+// plan returns the plan of a product. It makes a new plan for the first product of its kind, and
+// returns nil without a device.
 func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
 	if e.dev == nil {
 		return nil, nil
@@ -49,7 +50,7 @@ func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
 	return p, err
 }
 
-// close closes what there is, and keeps what it cannot close.
+// close closes everything, and keeps the objects that it cannot close.
 func (c *products) close() error {
 	var errs []error
 	for x, p := range c.plans {
@@ -79,18 +80,18 @@ func (c *products) close() error {
 // A product is D = op(A)·op(B), or D += op(A)·op(B).
 type product struct {
 	engine  *Engine
-	shape   blaslt.Product // Align is what offsets allow
+	shape   blaslt.Product // Align is the alignment that the offsets allow
 	plan    *blaslt.Plan
 	d, a, b address
 	bias    address
-	spare   address // for a bias that lies badly
+	spare   address // for a bias that is not aligned
 	add     bool
 }
 
 func (p *product) issue(s *device.Stream, r *run) error {
 	at := blaslt.Operands{A: r.at(p.a), B: r.at(p.b), D: r.at(p.d), Workspace: p.engine.products.workspace.Addr()}
 	plan := p.plan
-	if n := alignment(int(at.A | at.B | at.D)); n < p.shape.Align { // the kernels for others do not take it
+	if n := alignment(int(at.A | at.B | at.D)); n < p.shape.Align { // kernels for larger alignments do not accept it
 		x, err := p.shape, error(nil)
 		x.Align = n
 		if plan, err = p.engine.plan(x); err != nil {
@@ -109,23 +110,23 @@ func (p *product) issue(s *device.Stream, r *run) error {
 	return plan.Run(s, at, p.add)
 }
 
-// alignment returns the largest power of 2 that divides n, but no more than kernels make use of.
+// alignment returns the largest power of 2 that divides n, up to the largest that kernels use.
 func alignment(n int) int {
 	n |= productAlign
 	return n & -n
 }
 
-// productAlign is the alignment beyond which nothing gets faster: that of an access.
+// productAlign is the alignment beyond which no kernel is faster: the size of an access.
 const productAlign = 16
 
 // factors are the operands of a product.
 type factors struct {
 	d, a, b address
-	bias    *address // of the type of d, a row that is added to each
+	bias    *address // a row of the type of d, added to each row of d
 	add     bool     // to d
 }
 
-// product adds the product of factors of the instruction's type.
+// product adds a product with factors of the instruction's type.
 func (b *builder) product(x blaslt.Product, f factors) (err error) {
 	x.In = b.element()
 	p := &product{engine: b.engine, d: f.d, a: f.a, b: f.b, add: f.add}
@@ -154,7 +155,7 @@ func (b *builder) element() blaslt.Type {
 	return map[string]blaslt.Type{"f32": blaslt.F32, "f64": blaslt.F64, "bf16": blaslt.BF16}[b.kind]
 }
 
-// wide returns the type of what Row.Shapes marks f32.
+// wide returns the type of values that Row.Shapes marks f32.
 func (b *builder) wide() blaslt.Type {
 	if b.kind == "f64" {
 		return blaslt.F64
@@ -162,12 +163,11 @@ func (b *builder) wide() blaslt.Type {
 	return blaslt.F32
 }
 
-// lead is a leading axis of the factors of products: its length, and the elements from a matrix to the
-// next.
+// lead is a leading axis of the factors of products: its length, and the strides between matrices.
 type lead struct{ n, d, a, b int }
 
-// multiply adds the products of exec.KindProduct: as one batch, or as several if no two distances
-// between matrices describe where they lie.
+// multiply adds the products of exec.KindProduct: as one batch, or as several if no two strides
+// describe the positions of all matrices.
 func multiply(b *builder, in *exec.Instr) error {
 	p := in.Op.Attrs.(exec.Product)
 	layout := func(shape []int, o exec.Order) kernel.Layout { return kernel.Layout{Shape: shape, Order: o.Order} }
@@ -194,7 +194,8 @@ func multiply(b *builder, in *exec.Instr) error {
 	return b.spread(x, f, leads)
 }
 
-// leading returns the leading axes, the longest first. Those that lie in all three as one axis are one.
+// leading returns the leading axes, the longest first. Axes that are one axis in all three operands
+// are merged.
 func leading(y, a, b kernel.Layout) (list []lead) {
 	for i := range len(y.Shape) - 2 {
 		n, d := y.Axis(i)
@@ -210,7 +211,7 @@ func leading(y, a, b kernel.Layout) (list []lead) {
 	return list
 }
 
-// joins tells whether l, and an axis of n in it, are one axis.
+// joins reports whether l, and an axis of length n inside it, are one axis.
 func (l lead) joins(n, d, a, b int) bool { return l.d == n*d && l.a == n*a && l.b == n*b }
 
 // spread adds a product for each index of the leading axes.

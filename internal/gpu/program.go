@@ -10,15 +10,16 @@ import (
 
 // A Program is a program of package exec, compiled for a device.
 type Program struct {
-	Scratch int // bytes of scratch memory that a run needs, beside exec.Program.Work
+	Scratch int // bytes of scratch memory for a run, in addition to exec.Program.Work
 
 	engine *Engine
 	steps  []step
 	consts []*device.Memory // by index of exec.SpaceConst
 }
 
-// A Call is the memory that a run works on, as exec.Call: addresses in the memory of the device, each
-// aligned to 256 bytes or as parts of what is. Those that the program has no use for may be 0.
+// A Call is the memory of a run, like exec.Call: addresses in the memory of the device. Each is
+// aligned to 256 bytes, or is part of aligned memory. Addresses that the program does not use may
+// be 0.
 type Call struct {
 	exec.Memory[uintptr]
 	Saved, Work, Scratch uintptr
@@ -26,11 +27,11 @@ type Call struct {
 	Train                bool
 }
 
-// A step is what a program gives to the stream at once.
+// A step is one action that a program issues to the stream.
 type step struct {
 	action
-	op     *exec.Op // that it is part of
-	update bool     // left out in evaluation
+	op     *exec.Op // the operation that it belongs to
+	update bool     // skipped in evaluation
 }
 
 // An action is a launch, a copy, a product.
@@ -38,17 +39,17 @@ type action interface {
 	issue(s *device.Stream, r *run) error
 }
 
-// run is a program that is being given to a stream.
+// run is a program that is being issued to a stream.
 type run struct {
 	*Call
 	consts []*device.Memory
 	values [maxArguments]uint64
 }
 
-// maxArguments is how many arguments a kernel has at most.
+// maxArguments is the largest number of arguments of a kernel.
 const maxArguments = 32
 
-// Run gives the program to a stream.
+// Run issues the program to a stream.
 func (p *Program) Run(s *device.Stream, c *Call) error {
 	r := &p.engine.run
 	r.Call, r.consts = c, p.consts
@@ -77,7 +78,7 @@ func (p *Program) Free() error {
 	return errors.Join(errs...)
 }
 
-// An address is where an operand lies, or some bytes into it.
+// An address is the address of an operand, or an offset into it.
 type address struct {
 	space  exec.Space
 	index  int
@@ -93,7 +94,7 @@ func (a address) plus(n int) address {
 	return a
 }
 
-// at returns where an address is in this run.
+// at returns the value of an address in this run.
 func (r *run) at(a address) uintptr {
 	var base uintptr
 	switch a.space {
@@ -119,8 +120,8 @@ type launch struct {
 	args        []argument
 }
 
-// An argument of a kernel is known when it is compiled, or an address, the seed, or whether the run is
-// in training (1) or evaluation (0).
+// An argument of a kernel is a constant, an address, the seed, or whether the run is in training
+// (1) or evaluation (0).
 type argument struct {
 	kind  argumentKind
 	value uint64 // its bits

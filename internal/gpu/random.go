@@ -26,7 +26,7 @@ func random(b *builder, in *exec.Instr) error {
 	case "binomial":
 		return b.each("random_binomial", n, in.Out, uint64(n), seed{}, stream, uint64(a.A), double(a.B))
 	}
-	most := math.Nextafter(a.B, math.Inf(-1)) // numbers near the end may be rounded to it
+	most := math.Nextafter(a.B, math.Inf(-1)) // numbers near the end may be rounded to B
 	if in.Out.DType == tensor.Float32 {
 		most = float64(math.Nextafter32(float32(a.B), float32(math.Inf(-1))))
 	}

@@ -21,13 +21,14 @@ var reduceKinds = map[exec.Kind]lowering{
 	},
 }
 
-// A span is axes that lie next to each other, and are folded or not.
+// A span is successive axes, which are all folded or all kept.
 type span struct {
 	n      int
 	folded bool
 }
 
-// spansOf returns the axes of a shape in spans, which take turns. Axes of length 1 are of either kind.
+// spansOf returns the axes of a shape as spans that alternate between folded and kept. Axes of
+// length 1 may join either kind.
 func spansOf(shape tensor.Shape, axes exec.Axes) (list []span) {
 	for axis, n := range shape {
 		folded := axes>>axis&1 == 1
@@ -67,12 +68,12 @@ func (b *builder) reduce(name string, in *exec.Instr) error {
 	return nil
 }
 
-// fold writes to y [outer inner] what x [outer n inner] is, folded. Where there are too few results for
-// all of a device, pieces of the axis are folded first.
+// fold writes x [outer n inner], folded over n, to y [outer inner]. If there are too few results to
+// occupy a device, pieces of the axis are folded first.
 func (b *builder) fold(name string, y, x address, outer, n, inner, size int) error {
 	const (
 		longest = 1 << 14 // elements that a block folds to one
-		threads = 1 << 16 // that a device has work for
+		threads = 1 << 16 // threads that occupy a device
 	)
 	results, pieces, columns := outer*inner, 1, inner >= 32 || n < 32
 	switch {
@@ -127,8 +128,8 @@ func repeat(b *builder, in *exec.Instr) error {
 	return b.threads(kernel, n, in.Out, in.In[0], uint64(n), uint64(inner), uint64(run))
 }
 
-// softmax launches a kernel with a block for each row, or, if the axis is not the last, a thread for each
-// column.
+// softmax launches a kernel with one block for each row. If the axis is not the last, it has one
+// thread for each column.
 func (b *builder) softmax(name string, in *exec.Instr, operands ...any) error {
 	s := in.Op.Attrs.(exec.Softmax)
 	n, inner := in.Op.Shape[s.Axis], exec.Numel(in.Op.Shape[s.Axis+1:])

@@ -6,11 +6,12 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// relativeKinds are the bias for the distance of a query and a key.
+// relativeKinds are the bias that depends on the distance of a query and a key.
 var relativeKinds = map[exec.Kind]lowering{ops.KindRelative: relative, ops.KindRelativeGrad: relativeGrad}
 
-// buckets returns the row of the table for each distance, that of the last query and the first key first,
-// as a constant, and how many heads, queries and keys there are.
+// buckets returns a constant with the row of the table for each distance, beginning with the
+// distance of the last query and the first key. It also returns the numbers of heads, queries and
+// keys.
 func (b *builder) buckets(in *exec.Instr) (list address, heads, queries, keys int, err error) {
 	a := in.Op.Attrs.(ops.Relative)
 	r := kernel.Relative{Buckets: in.Op.Dim("buckets"), MaxDistance: a.MaxDistance, Causal: a.Causal}

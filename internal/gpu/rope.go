@@ -9,10 +9,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// ropeKinds turn pairs of columns.
+// ropeKinds rotate pairs of columns.
 var ropeKinds = map[exec.Kind]lowering{ops.KindRope: rope(1), ops.KindRopeGrad: rope(-1)}
 
-// rope turns pairs of columns by sign times the angles of their positions.
+// rope rotates pairs of columns by sign times the angles of their positions.
 func rope(sign float64) lowering {
 	return func(b *builder, in *exec.Instr) error {
 		r, d, n := in.Op.Attrs.(kernel.Rotary), in.Op.Dim("d"), exec.Numel(in.Out.Shape)
@@ -22,7 +22,7 @@ func rope(sign float64) lowering {
 		}
 		args := []any{in.Out, in.In[0], in.In[1], positions, int32(d), int32(in.Op.Dim("T")),
 			int32(cmp.Or(r.Heads, d/r.HeadDim)), int32(r.HeadDim), int32(r.Dims), r.Interleaved, sign}
-		unit := 16 // columns of which either all are turned or none: 8 pairs that are half a head apart
+		unit := 16 // columns that are rotated together: 8 pairs, half a head apart
 		if r.Interleaved {
 			unit = 8
 		}
