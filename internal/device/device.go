@@ -24,7 +24,7 @@ import (
 	"sync"
 )
 
-// Device is a GPU with its primary context, the one that NCCL and the CUDA runtime use. Several
+// Device is a GPU with its primary context, which NCCL and the CUDA runtime also use. Several
 // Devices may be open for one GPU.
 type Device struct {
 	ordinal int
@@ -36,13 +36,14 @@ type Device struct {
 
 	mu     sync.Mutex
 	open   bool
-	counts [kinds]count // of what was made here and is not closed
+	counts [kinds]count // objects of this Device that are not closed
 }
 
-// count is a number of objects and what they hold.
+// count is a number of objects and their bytes.
 type count struct{ objects, bytes int }
 
-// Open opens the GPU of an ordinal, counted from 0. Which one a rank opens: see package nccl.
+// Open opens the GPU with an ordinal, counted from 0. Package nccl describes which GPU a rank
+// opens.
 func Open(ordinal int) (*Device, error) {
 	n, err := Count()
 	if err != nil {
@@ -69,7 +70,7 @@ func Open(ordinal int) (*Device, error) {
 	return d, nil
 }
 
-// measure asks for the attributes of d.
+// measure queries the attributes of d.
 func (d *Device) measure() error {
 	for _, attribute := range []struct {
 		number C.int
@@ -89,7 +90,7 @@ func (d *Device) measure() error {
 	return nil
 }
 
-// result returns the error of what the driver's function op returned for d.
+// result converts the result of the driver's function op to an error.
 func (d *Device) result(op string, r C.driver_result) error {
 	if r == 0 {
 		return nil
@@ -100,24 +101,23 @@ func (d *Device) result(op string, r C.driver_result) error {
 // Ordinal returns the number of the GPU in this process.
 func (d *Device) Ordinal() int { return d.ordinal }
 
-// Name returns what the GPU is called, "NVIDIA H200".
+// Name returns the name of the GPU, such as "NVIDIA H200".
 func (d *Device) Name() string { return d.name }
 
-// Multiprocessors returns how many there are.
+// Multiprocessors returns the number of multiprocessors.
 func (d *Device) Multiprocessors() int { return d.multiprocessors }
 
-// Capability returns the compute capability: 9, 0 of an H200.
+// Capability returns the compute capability, such as 9, 0 for an H200.
 func (d *Device) Capability() (major, minor int) { return d.major, d.minor }
 
-// SharedPerBlock returns how many bytes of shared memory a block can have, if its kernel asks for
-// them by [Function.SetShared].
+// SharedPerBlock returns the largest size in bytes of a block's shared memory, which its kernel
+// requests by [Function.SetShared].
 func (d *Device) SharedPerBlock() int { return d.shared }
 
 // Context returns the CUcontext.
 func (d *Device) Context() uintptr { return uintptr(d.context) }
 
-// Memory returns how many bytes of the GPU's memory are free, for all its users, and how many
-// there are.
+// Memory returns the free bytes of the GPU's memory, over all its users, and the total.
 func (d *Device) Memory() (free, total int, err error) {
 	if err := d.enter(query, 0); err != nil {
 		return 0, 0, err
@@ -130,8 +130,8 @@ func (d *Device) Memory() (free, total int, err error) {
 	return int(f), int(t), nil
 }
 
-// Close gives the primary context back. While something that d made is not closed it only returns
-// an error that counts what there is.
+// Close releases the primary context. If objects of d are not closed, it does nothing but return an
+// error that counts them.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,7 +148,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// left says what of d is not closed.
+// left lists the objects of d that are not closed.
 func (d *Device) left() (list []string) {
 	for k, c := range d.counts {
 		switch {
@@ -162,8 +162,8 @@ func (d *Device) left() (list []string) {
 	return list
 }
 
-// enter counts an object that is about to be made. It fails if d is closed, and from now on d
-// cannot be.
+// enter counts an object before it is created. It fails if d is closed. While objects are counted,
+// d cannot be closed.
 func (d *Device) enter(k kind, bytes int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -175,7 +175,7 @@ func (d *Device) enter(k kind, bytes int) error {
 	return nil
 }
 
-// leave uncounts an object that is closed, or could not be made.
+// leave removes an object from the count, after it was closed or could not be created.
 func (d *Device) leave(k kind, bytes int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

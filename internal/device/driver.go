@@ -26,7 +26,7 @@ import (
 	"unsafe"
 )
 
-// builtIn tells whether this build can load libraries at all.
+// builtIn reports whether this build can load libraries at all.
 const builtIn = true
 
 var driver = Library{
@@ -35,10 +35,10 @@ var driver = Library{
 	Open: load,
 }
 
-// textBytes is the room for what the loader or the driver has to say.
+// textBytes is the size of the buffer for messages of the loader or the driver.
 const textBytes = 512
 
-// Load loads the CUDA driver, see [Library.Load]: it is only for those who have a path to give.
+// Load loads the CUDA driver, see [Library.Load]. Only callers with a path need it.
 func Load(path string) error { return driver.Load(path) }
 
 // load loads a library and initializes it.
@@ -49,13 +49,13 @@ func load(path string) (why string, err error) {
 	if C.driver_open(name, &text[0], textBytes) != 0 {
 		return C.GoString(&text[0]), nil
 	}
-	if err := result("cuInit", C.driver_init()); err != nil { // no device, or another kernel module
+	if err := result("cuInit", C.driver_init()); err != nil { // no device, or a kernel module of another version
 		return "", fmt.Errorf("the CUDA driver %s is %w: %w", path, ErrUnavailable, err)
 	}
 	return "", nil
 }
 
-// result returns the error of what the driver's function op returned.
+// result converts the result of the driver's function op to an error.
 func result(op string, r C.driver_result) error {
 	if r == 0 {
 		return nil
@@ -69,7 +69,7 @@ func result(op string, r C.driver_result) error {
 }
 
 // Symbol returns the address of a function of the driver, by its name with version, or 0 if there
-// is none. It is for other libraries that have to set a context in a C call of theirs.
+// is none. It is for other libraries that must set a context in their own C calls.
 func Symbol(name string) uintptr {
 	if Load("") != nil {
 		return 0
@@ -79,7 +79,7 @@ func Symbol(name string) uintptr {
 	return uintptr(C.driver_symbol(s))
 }
 
-// Version returns the version of CUDA that the driver is for: 13000 for 13.0.
+// Version returns the CUDA version of the driver: 13000 for 13.0.
 func Version() (int, error) {
 	if err := Load(""); err != nil {
 		return 0, err

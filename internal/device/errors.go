@@ -10,14 +10,13 @@ import (
 // system's libcuda.so.1.
 const EnvCUDA = "FSDP_CUDA_LIBRARY"
 
-// ErrUnavailable is matched by every error that means that this machine has no such library or
-// device.
+// ErrUnavailable is matched by every error for a library or device that this machine does not have.
 var ErrUnavailable = errors.New("not available on this machine")
 
-// ErrClosed is matched by the errors of calls on what was freed or closed before.
+// ErrClosed is matched by the errors of calls on objects that were freed or closed before.
 var ErrClosed = errors.New("closed already")
 
-// LoadError says where a library was looked for. It matches [ErrUnavailable].
+// LoadError lists the places where a library was searched. It matches [ErrUnavailable].
 type LoadError struct {
 	What  string   // "the CUDA driver"
 	Tried []string // a name and the loader's answer: "libcuda.so.1: cannot open shared object file"
@@ -44,8 +43,8 @@ type Error struct {
 	Text string // the driver's name and description of it
 }
 
-// Fault tells whether something has failed that a stream was given before, and with it the device: the call
-// that returned the error is not to blame.
+// Fault reports whether the device has failed because of an earlier operation in a stream. The call
+// that returned the error did not cause it.
 func (e *Error) Fault() bool {
 	const uncorrectable, illegalAddress, timeout, assert, stack, launchFailed = 214, 700, 702, 710, 714, 719
 	switch e.Code {

@@ -20,16 +20,16 @@ import (
 	"time"
 )
 
-// Event marks a place in a stream: what it was given before, and nothing after.
+// Event marks a position in a stream: after all operations issued before it.
 type Event struct {
 	object
 	timing bool
 }
 
-// NewEvent makes an event that orders streams, and cannot tell the time.
+// NewEvent creates an event that orders streams and has no time.
 func (d *Device) NewEvent() (*Event, error) { return d.newEvent(false) }
 
-// NewTimer makes an event that also knows when its place was reached.
+// NewTimer creates an event that also records the time at which its position was reached.
 func (d *Device) NewTimer() (*Event, error) { return d.newEvent(true) }
 
 func (d *Device) newEvent(timing bool) (*Event, error) {
@@ -47,11 +47,11 @@ func (d *Device) newEvent(timing bool) (*Event, error) {
 	return e, nil
 }
 
-// Handle returns the CUevent, or 0 of an event that is closed.
+// Handle returns the CUevent, or 0 if the event is closed.
 func (e *Event) Handle() uintptr { return e.number() }
 
-// Record marks the end of what s has been given so far. A stream that waits for an earlier place of
-// the event still waits for that.
+// Record marks the present end of s. A stream that waits for an earlier position of the event still
+// waits for that position.
 func (e *Event) Record(s *Stream) error {
 	if err := e.use(); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (e *Event) Record(s *Stream) error {
 	return e.result("cuEventRecord", C.driver_event_record(e.device.context, e.handle, s.handle))
 }
 
-// Query tells whether the place that was marked last is reached. It is, if none ever was marked.
+// Query reports whether the last recorded position is reached. It returns true if there is none.
 func (e *Event) Query() (done bool, err error) {
 	if err := e.use(); err != nil {
 		return false, err
@@ -73,7 +73,7 @@ func (e *Event) Query() (done bool, err error) {
 	return e.done("cuEventQuery", C.driver_event_query(e.device.context, e.handle))
 }
 
-// Sync blocks a thread until the place that was marked last is reached.
+// Sync blocks a thread until the last recorded position is reached.
 func (e *Event) Sync() error {
 	if err := e.use(); err != nil {
 		return err
@@ -81,8 +81,8 @@ func (e *Event) Sync() error {
 	return e.result("cuEventSynchronize", C.driver_event_sync(e.device.context, e.handle))
 }
 
-// Elapsed returns the time from the place that since marks to that of e. Both are timers of one
-// device that were reached.
+// Elapsed returns the time from since to e. Both must be timers of one device, and both must have
+// been reached.
 func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 	if err := e.use(); err != nil {
 		return 0, err

@@ -6,14 +6,15 @@ import (
 	"sync"
 )
 
-// Library is one that a process loads when it first needs it, and never closes again: a driver keeps
-// threads of its own.
+// Library is a shared library that a process loads on first use, and never unloads: a driver keeps
+// its own threads.
 type Library struct {
 	What     string   // "the CUDA driver"
-	Names    []string // that the system may know it by, the best one first
-	Variable string   // of the environment, which may name its file instead
+	Names    []string // file names to try, the best one first
+	Variable string   // environment variable with the path of the library
 	Hint     string   // what to install or set
-	// Open loads the library at a path. It says why it cannot, or returns an error that ends the search.
+	// Open loads the library at a path. It returns why the library cannot be loaded, or an error
+	// that ends the search.
 	Open func(path string) (why string, err error)
 
 	mu       sync.Mutex
@@ -21,9 +22,9 @@ type Library struct {
 	attached bool
 }
 
-// Load loads the library from path. An empty path means what the variable says, or else the first of the
-// names that the system has. A library of another path cannot be loaded later. After an error it may be
-// tried again.
+// Load loads the library from path. If path is empty, it uses the path in the variable, or else the
+// first name that the system finds. After that, no other path can be loaded. After an error the
+// call may be repeated.
 func (l *Library) Load(path string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +64,7 @@ func (l *Library) load(path string) error {
 	return missing
 }
 
-// Attach loads the library, if need be, and gives set the address of cuCtxSetCurrent, once.
+// Attach loads the library if necessary, and passes the address of cuCtxSetCurrent to set, once.
 func (l *Library) Attach(set func(setCurrent uintptr)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 // Memory is memory of a device.
 type Memory struct{ object }
 
-// Alloc allocates n bytes, aligned to 256, with undefined contents. n may be 0: the address is 0
-// then.
+// Alloc allocates n bytes, aligned to 256, with undefined contents. n may be 0: the address is then
+// 0.
 func (d *Device) Alloc(n int) (*Memory, error) {
 	if n < 0 {
 		return nil, fmt.Errorf("device %d: cannot allocate %d bytes", d.ordinal, n)
@@ -43,13 +43,13 @@ func (d *Device) Alloc(n int) (*Memory, error) {
 	return m, nil
 }
 
-// Addr returns the address of the first byte, or 0 of memory that is freed.
+// Addr returns the address of the first byte, or 0 if the memory is freed.
 func (m *Memory) Addr() uintptr { return m.number() }
 
 // Len returns the number of bytes.
 func (m *Memory) Len() int { return m.bytes }
 
-// Free frees the memory. Streams must be through with all work on it.
+// Free frees the memory. No stream may still use it.
 func (m *Memory) Free() error {
 	return m.destroy("cuMemFree", func(context, handle C.driver_handle) C.driver_result {
 		if handle == 0 {
@@ -59,8 +59,8 @@ func (m *Memory) Free() error {
 	})
 }
 
-// HostMemory is pinned memory of the host, the only host memory that streams copy: it stays where
-// it is, and Go's garbage collector knows nothing of it.
+// HostMemory is pinned memory of the host, the only host memory that streams copy: it does not
+// move, and Go's garbage collector does not manage it.
 type HostMemory struct{ object }
 
 // AllocHost allocates n bytes of pinned host memory, with undefined contents.
@@ -84,7 +84,7 @@ func (d *Device) AllocHost(n int) (*HostMemory, error) {
 	return h, nil
 }
 
-// Bytes returns the memory itself, nil once it is freed. The slice must not be used after Free.
+// Bytes returns the memory as a slice, or nil after Free. The slice must not be used after Free.
 func (h *HostMemory) Bytes() []byte {
 	if h.number() == 0 {
 		return nil
@@ -92,13 +92,13 @@ func (h *HostMemory) Bytes() []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&h.handle)), h.bytes) // C memory, a number to Go
 }
 
-// Addr returns the address of the first byte, or 0 of memory that is freed.
+// Addr returns the address of the first byte, or 0 if the memory is freed.
 func (h *HostMemory) Addr() uintptr { return h.number() }
 
 // Len returns the number of bytes.
 func (h *HostMemory) Len() int { return h.bytes }
 
-// Free frees the memory. Streams must be through with all work on it.
+// Free frees the memory. No stream may still use it.
 func (h *HostMemory) Free() error {
 	return h.destroy("cuMemFreeHost", func(context, handle C.driver_handle) C.driver_result {
 		if handle == 0 {
@@ -108,7 +108,7 @@ func (h *HostMemory) Free() error {
 	})
 }
 
-// span returns the address of h[off:off+n], of which a stream is to copy.
+// span returns the address of h[off:off+n] for a copy by a stream.
 func (h *HostMemory) span(off, n int) (C.uintptr_t, error) {
 	if err := h.use(); err != nil {
 		return 0, err

@@ -31,13 +31,13 @@ import (
 // Module is a set of kernels that a device has loaded.
 type Module struct{ object }
 
-// LoadModule loads PTX text, which the driver compiles for the device, or a cubin. The error of
-// text that does not compile says what the compiler says.
+// LoadModule loads PTX text, which the driver compiles for the device, or a cubin. If the text does
+// not compile, the error has the compiler's message.
 func (d *Device) LoadModule(image []byte) (*Module, error) {
 	if len(image) == 0 {
 		return nil, fmt.Errorf("device %d: a module of no bytes", d.ordinal)
 	}
-	text := append(bytes.Clone(image), 0) // text ends in zero; a cubin knows its length
+	text := append(bytes.Clone(image), 0) // text ends in zero; a cubin contains its length
 	var log [4096]C.char
 	m := new(Module)
 	err := m.create(d, module, 0, "cuModuleLoadDataEx", func(context C.driver_handle) C.driver_result {
@@ -67,7 +67,7 @@ type Function struct {
 	sizes  []int // of the parameters, in bytes; nil if the driver does not know
 }
 
-// Function returns the kernel of a name.
+// Function returns the kernel with a name.
 func (m *Module) Function(name string) (*Function, error) {
 	if err := m.use(); err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (m *Module) Function(name string) (*Function, error) {
 	return f, nil
 }
 
-// measure asks for the sizes of the parameters. The driver tells them since CUDA 12.4.
+// measure queries the sizes of the parameters. Drivers report them since CUDA 12.4.
 func (f *Function) measure() error {
 	sizes := []int{}
 	for {
@@ -94,7 +94,7 @@ func (f *Function) measure() error {
 		switch {
 		case r == C.DRIVER_NOT_SUPPORTED:
 			return nil
-		case r == C.DRIVER_INVALID_VALUE: // that was the last
+		case r == C.DRIVER_INVALID_VALUE: // that was the last parameter
 			f.sizes = sizes
 			return nil
 		case r != 0:
@@ -104,12 +104,12 @@ func (f *Function) measure() error {
 	}
 }
 
-// Params returns the sizes of the kernel's parameters in bytes, or nil if the driver does not know
-// them, as those before CUDA 12.4. The slice is not to be changed.
+// Params returns the sizes of the kernel's parameters in bytes, or nil if the driver does not
+// report them (before CUDA 12.4). The slice must not be changed.
 func (f *Function) Params() []int { return f.sizes }
 
-// SetShared lets a block of the kernel have up to n bytes of dynamic shared memory. Without it the
-// most is 48 KiB less what the kernel declares itself.
+// SetShared allows up to n bytes of dynamic shared memory for a block of the kernel. The default
+// limit is 48 KiB minus the static shared memory of the kernel.
 func (f *Function) SetShared(n int) error {
 	if err := f.module.use(); err != nil {
 		return err
@@ -123,12 +123,13 @@ func (f *Function) SetShared(n int) error {
 	return nil
 }
 
-// Launch runs the kernel on a grid of blocks of threads, with shared bytes of dynamic shared
-// memory for each block.
+// Launch runs the kernel on a grid of blocks of threads, with shared bytes of dynamic shared memory
+// for each block.
 //
 // Arguments are int32, uint32, int64, uint64, float32, float64, a *Memory, or a uintptr, which is
-// an address in device memory. int is refused: kernels have no such type. Where the driver
-// knows the kernel's parameters, from CUDA 12.4 on, number and sizes are compared with them.
+// an address in device memory. int is refused: kernels have no such type. From CUDA 12.4 on the
+// driver reports the kernel's parameters, and Launch compares the number and sizes of the arguments
+// with them.
 func (f *Function) Launch(s *Stream, grid, block [3]int, shared int, args ...any) error {
 	if most := C.DRIVER_MAX_ARGUMENTS; len(args) > most {
 		return f.refuse("%d arguments, at most %d can be", len(args), most)
@@ -150,8 +151,8 @@ func (f *Function) Launch(s *Stream, grid, block [3]int, shared int, args ...any
 	return f.LaunchArgs(s, grid, block, shared, values[:len(args)])
 }
 
-// LaunchArgs is Launch for those who have compared the arguments with Params: values are the bits of
-// the arguments, in the first bytes of each. It allocates nothing.
+// LaunchArgs is Launch for callers that have compared the arguments with Params: values are the
+// bits of the arguments, in the first bytes of each. It allocates nothing.
 func (f *Function) LaunchArgs(s *Stream, grid, block [3]int, shared int, values []uint64) error {
 	if err := f.module.use(); err != nil {
 		return err
@@ -178,12 +179,12 @@ func (f *Function) LaunchArgs(s *Stream, grid, block [3]int, shared int, values 
 	return nil
 }
 
-// refuse returns the error of a launch that the driver is not asked for.
+// refuse returns the error for an invalid launch.
 func (f *Function) refuse(format string, args ...any) error {
 	return fmt.Errorf("device %d: kernel %s: "+format, append([]any{f.module.device.ordinal, f.name}, args...)...)
 }
 
-// extent tells whether sizes are those of a grid or a block.
+// extent reports whether sizes are valid for a grid or a block.
 func extent(n [3]int) (e C.driver_extent, ok bool) {
 	for _, n := range n {
 		if n < 1 || n > math.MaxInt32 {
@@ -193,8 +194,8 @@ func extent(n [3]int) (e C.driver_extent, ok bool) {
 	return C.driver_extent{x: C.uint(n[0]), y: C.uint(n[1]), z: C.uint(n[2])}, true
 }
 
-// argument returns the bits of an argument and how many bytes they are, none if a kernel cannot
-// take it. Values lie in the first bytes: all machines with CUDA are little-endian.
+// argument returns the bits of an argument and its size in bytes. The size is 0 if a kernel cannot
+// take it. Values are in the first bytes: all machines with CUDA are little-endian.
 func argument(a any) (bits uint64, size int) {
 	switch a := a.(type) {
 	case int32:

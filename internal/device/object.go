@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 )
 
-// kind is what an object is.
+// kind is the kind of an object.
 type kind int
 
 const (
@@ -19,7 +19,7 @@ const (
 	stream
 	event
 	module
-	query // of the device itself, while it runs
+	query // a query of the device itself, while it runs
 	kinds
 )
 
@@ -27,7 +27,7 @@ func (k kind) String() string {
 	return [kinds]string{"memory", "pinned host memory", "stream", "event", "module", "query"}[k]
 }
 
-// object is something of a device that is made once and closed once.
+// object is something of a device that is created once and closed once.
 type object struct {
 	device *Device
 	kind   kind
@@ -36,7 +36,7 @@ type object struct {
 	open   atomic.Bool
 }
 
-// create makes the object by the driver's function op.
+// create creates the object by the driver's function op.
 func (o *object) create(d *Device, k kind, bytes int, op string, call func(context C.driver_handle) C.driver_result) error {
 	if err := d.enter(k, bytes); err != nil {
 		return err
@@ -50,7 +50,7 @@ func (o *object) create(d *Device, k kind, bytes int, op string, call func(conte
 	return nil
 }
 
-// destroy closes the object by the driver's function op. What the driver refuses to close stays
+// destroy closes the object by the driver's function op. If the driver refuses, the object stays
 // open.
 func (o *object) destroy(op string, call func(context, handle C.driver_handle) C.driver_result) error {
 	if !o.open.CompareAndSwap(true, false) {
@@ -79,7 +79,7 @@ func (o *object) closed() error {
 	return fmt.Errorf("device %d: %v is %w", o.device.ordinal, o.kind, ErrClosed)
 }
 
-// number returns the handle, or 0 of what is closed.
+// number returns the handle, or 0 if the object is closed.
 func (o *object) number() uintptr {
 	if !o.open.Load() {
 		return 0

@@ -21,17 +21,17 @@ import "C"
 
 import "fmt"
 
-// Stream runs copies, kernels and collectives one after the other, beside the host and other
-// streams. It is not ordered with CUDA's default stream.
+// Stream runs copies, kernels and collectives one after the other, concurrently with the host and
+// other streams. It is not ordered with CUDA's default stream.
 //
-// What fails while it runs is found by a later call: Sync, Query, or any other.
+// A later call returns the error of an operation that failed: Sync, Query, or any other.
 type Stream struct{ object }
 
 // NewStream makes a stream of the lowest priority.
 func (d *Device) NewStream() (*Stream, error) { return d.newStream(0) }
 
-// NewUrgentStream makes a stream of the highest priority: where blocks of several streams wait for
-// a multiprocessor, its blocks get it first.
+// NewUrgentStream creates a stream of the highest priority: if blocks of several streams wait for a
+// multiprocessor, its blocks run first.
 func (d *Device) NewUrgentStream() (*Stream, error) {
 	if err := d.enter(query, 0); err != nil {
 		return nil, err
@@ -55,14 +55,14 @@ func (d *Device) newStream(priority C.int) (*Stream, error) {
 	return s, nil
 }
 
-// Handle returns the CUstream, or 0 of a stream that is closed.
+// Handle returns the CUstream, or 0 if the stream is closed.
 func (s *Stream) Handle() uintptr { return s.number() }
 
 // Device returns the device that made s.
 func (s *Stream) Device() *Device { return s.device }
 
-// Sync blocks a thread until everything that s was given is done. It cannot be cancelled: to be
-// able to give up, poll Query instead.
+// Sync blocks a thread until all operations in s have ended. It cannot be cancelled; poll Query if
+// you need that.
 func (s *Stream) Sync() error {
 	if err := s.use(); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (s *Stream) Sync() error {
 	return s.result("cuStreamSynchronize", C.driver_stream_sync(s.device.context, s.handle))
 }
 
-// Query tells whether everything that s was given is done.
+// Query reports whether all operations in s have ended.
 func (s *Stream) Query() (done bool, err error) {
 	if err := s.use(); err != nil {
 		return false, err
@@ -78,7 +78,7 @@ func (s *Stream) Query() (done bool, err error) {
 	return s.done("cuStreamQuery", C.driver_stream_query(s.device.context, s.handle))
 }
 
-// done tells what the answer of a query means.
+// done interprets the result of a query.
 func (o *object) done(op string, r C.driver_result) (bool, error) {
 	if r == C.DRIVER_NOT_READY {
 		return false, nil
@@ -86,8 +86,8 @@ func (o *object) done(op string, r C.driver_result) (bool, error) {
 	return r == 0, o.result(op, r)
 }
 
-// Wait lets what s is given from now on wait for the place that e marks now, in a stream of any
-// device. An event that was never recorded marks the beginning of everything.
+// Wait makes later operations in s wait for the position that e marks now, in a stream of any
+// device. An event that was never recorded causes no wait.
 func (s *Stream) Wait(e *Event) error {
 	if err := s.use(); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (s *Stream) Wait(e *Event) error {
 	return s.result("cuStreamWaitEvent", C.driver_stream_wait(s.device.context, s.handle, e.handle))
 }
 
-// Close closes s at once. What it was given still runs, and needs its memory.
+// Close closes s at once. Its operations still run, and need their memory.
 func (s *Stream) Close() error {
 	return s.destroy("cuStreamDestroy", func(context, handle C.driver_handle) C.driver_result {
 		return C.driver_stream_destroy(context, handle)
@@ -152,7 +152,7 @@ func (s *Stream) Set(dst uintptr, value byte, n int) error {
 		C.driver_set(s.device.context, C.driver_address(dst), C.uchar(value), C.size_t(n), s.handle))
 }
 
-// operation tells whether s can do something with n bytes, and whether there is anything to do.
+// operation reports whether s can run an operation on n bytes, and whether there is anything to do.
 func (s *Stream) operation(n int) (run bool, err error) {
 	if err := s.use(); err != nil {
 		return false, err

@@ -4,10 +4,10 @@ package device
 
 import "time"
 
-// builtIn is false in a program without cgo, or for another system than Linux: no Library loads.
+// builtIn is false in a program without cgo, or for a system other than Linux: no Library loads.
 const builtIn = false
 
-// unavailable is the answer of everything there.
+// unavailable returns the error of every call there.
 func unavailable() error { return Load("") }
 
 // Load returns an error: this program cannot load a driver.
