@@ -1,13 +1,12 @@
 //go:build linux && cgo
 
-// Package gputest runs single instructions on the doubles of package gpudouble, in the least
-// forgiving way: every operand is an allocation of its own, so that an access beyond it is found;
-// it is aligned to 32 bytes and no more, as parameters are; memory that must be written starts out
-// as NaN, and so does scratch memory; and blocks and warps in reversed order must give the same
-// bits.
+// Package gputest runs single instructions on the doubles of package gpudouble, under the worst
+// conditions. Every operand is its own allocation, so that an access beyond it is found. Operands
+// are aligned only to 32 bytes, like parameters. Result and scratch memory starts as NaN. Blocks
+// and warps in reversed order must give the same bits.
 //
-// Where [device.EnvCUDA] names a driver they run on its GPU, without what only doubles see, and a
-// second run must give the same bits.
+// If [device.EnvCUDA] names a driver, they run on its GPU, without the checks that only doubles
+// make, and a second run must give the same bits.
 package gputest
 
 import (
@@ -29,7 +28,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// aligned is where an allocation is aligned to no more than parameters are.
+// aligned is the least alignment of parameters in an allocation.
 const aligned = 32
 
 // A Machine is an engine on device 0.
@@ -39,12 +38,12 @@ type Machine struct {
 	Stream         *device.Stream
 	CUDA, CUBLASLT *gpudouble.Control // nil on a GPU
 	Offset         int                // of operands in their allocations, which begin at multiples of 256: 32
-	Shift          int                // of arguments that are floats: elements into memory that begins there, as views are
+	Shift          int                // of float arguments: elements into the memory at which they begin, as for views
 	test           testing.TB
 }
 
-// New returns a machine that is closed at the end of the test. Nothing may be left then, and
-// nothing may have been misused.
+// New returns a machine that is closed at the end of the test. It fails the test if objects are
+// left or the driver was misused.
 func New(t testing.TB) *Machine {
 	t.Helper()
 	m := &Machine{Offset: aligned, test: t}
@@ -77,8 +76,8 @@ type T interface {
 	Helper()
 }
 
-// Run runs an instruction on the values of f and returns its result, which begins as f.Out. If
-// alias, the result lies where argument 0 does.
+// Run runs an instruction on the values of f and returns its result, which starts as f.Out. If
+// alias, the result is written over argument 0.
 func (m *Machine) Run(t T, in exec.Instr, f *exec.Frame, alias bool) exec.Value {
 	t.Helper()
 	out, err := m.Try(t, in, f, alias)
@@ -86,7 +85,7 @@ func (m *Machine) Run(t T, in exec.Instr, f *exec.Frame, alias bool) exec.Value 
 	return out
 }
 
-// Try is Run where the engine may fail.
+// Try is Run for instructions that may fail.
 func (m *Machine) Try(t T, in exec.Instr, f *exec.Frame, alias bool) (exec.Value, error) {
 	t.Helper()
 	u := &upload{Machine: m, t: t}
@@ -116,7 +115,8 @@ func (m *Machine) Try(t T, in exec.Instr, f *exec.Frame, alias bool) (exec.Value
 	return out, err
 }
 
-// shift returns the offset of an argument. One that is several results begins where memory does.
+// shift returns the offset of an argument. An argument that packs several results begins where its
+// memory begins.
 func (m *Machine) shift(v exec.Value) int {
 	if v.DType == tensor.Int || v.Form.Tail > 0 {
 		return 0
@@ -131,7 +131,7 @@ type upload struct {
 	memory []*device.Memory
 }
 
-// copy returns the address of a copy of data in memory of its own, some bytes into it.
+// copy returns the address of a copy of data in a new allocation, at an offset.
 func (u *upload) copy(data []byte, offset int) uintptr {
 	if len(data) == 0 {
 		return 0
@@ -148,7 +148,7 @@ func (u *upload) copy(data []byte, offset int) uintptr {
 	return d.Addr() + uintptr(offset)
 }
 
-// read returns what n bytes of the device are when all is done.
+// read returns n bytes of the device after all operations have ended.
 func (u *upload) read(from uintptr, n int, op *exec.Op) []byte {
 	h, err := u.Device.AllocHost(n)
 	require.NoError(u.t, err)
@@ -165,13 +165,12 @@ func (u *upload) free() {
 	}
 }
 
-// nan returns n bytes that read as NaN in all float types.
+// nan returns n bytes that are NaN in all float types.
 func nan(n int) []byte { return slices.Repeat([]byte{0xFF}, n) }
 
-// Check runs an instruction in every way in which it may run: in order and reversed, in place, and
-// added to what is there. Each result must be that of the reference in float64 to within tol of 1
-// plus its size, and all must be the same bits. f is as it is before the instruction runs on the
-// host.
+// Check runs an instruction in every way: in order and reversed, in place, and added to the present
+// contents. Each result must be within tol·(1 + |value|) of the float64 reference, and all must
+// have the same bits. f is as it is before the instruction runs on the host.
 func (m *Machine) Check(t T, in exec.Instr, f *exec.Frame, tol float64) {
 	t.Helper()
 	accs := []bool{in.Acc}
@@ -199,7 +198,7 @@ func (m *Machine) Check(t T, in exec.Instr, f *exec.Frame, tol float64) {
 	}
 }
 
-// reversed runs f with blocks and warps in reversed order, where they are executed one by one.
+// reversed runs f with blocks and warps in reversed order, if they are executed one by one.
 func (m *Machine) reversed(f func()) {
 	if m.CUDA == nil {
 		f()
@@ -208,8 +207,8 @@ func (m *Machine) reversed(f func()) {
 	m.CUDA.Reversed(m.test, f)
 }
 
-// bits returns the bits of the elements of v, of NaN those of one: which NaN comes out of two
-// depends on the order in which a compiler has them added, and says nothing.
+// bits returns the bits of the elements of v, with one NaN for all: the NaN of two operands depends
+// on the order in which the compiler adds them, and means nothing.
 func bits(v exec.Value) []uint64 {
 	list := make([]uint64, 0, v.Len())
 	for _, x := range Floats(v) {
@@ -238,7 +237,7 @@ func fill(v exec.Value) {
 	}
 }
 
-// Reference returns what the naive kernel computes of the values of f.
+// Reference returns the result of the naive kernel for the values of f.
 func Reference(t T, in exec.Instr, f *exec.Frame) []float64 {
 	t.Helper()
 	ref := exec.Frame{Op: in.Op, Acc: f.Acc, Kernel: new(kernel.Context), Seed: f.Seed, Train: f.Train}
@@ -277,7 +276,7 @@ func Floats(v exec.Value) []float64 {
 	return list
 }
 
-// compare requires that a result is what the reference says.
+// compare requires that a result equals the reference within tol.
 func compare(t T, in exec.Instr, want []float64, got exec.Value, tol float64) {
 	t.Helper()
 	for i, x := range Floats(got) {

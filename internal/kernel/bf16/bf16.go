@@ -1,16 +1,16 @@
-// Package bf16 holds the kernels of package kernel for operands and results in bfloat16, but for
-// linear layers, attention and embeddings, which are generic there.
+// Package bf16 holds the kernels of package kernel for bfloat16 operands and results, except linear
+// layers, attention and embeddings, which are generic there.
 //
-// What lies between the products is computed in float32: operands are widened to scratch, a block or
-// a row at a time, so that it stays in the level-one cache, and results are rounded once, from
-// there. So a result is that of the kernel for float32, rounded, to the bit, on every instruction
-// set. Parameters and statistics of norms, log-sum-exps and gradients of parameters are float32:
+// All arithmetic is in float32: operands are widened to scratch, one block or row at a time so that
+// it stays in the level-one cache, and results are rounded once. So a result has the bits of the
+// rounded result of the float32 kernel, on every instruction set. Parameters and statistics of
+// norms, log-sum-exps and gradients of parameters are float32:
 //
 //	x, y, dx, dy     gain, bias, dgain, dbias     stats, rstd, lse, scratch
 //	bfloat16         float32                      float32
 //
-// Conventions are those of package kernel. A scratch is exactly as long as the function beside its
-// kernel says.
+// The conventions of package kernel apply. For each kernel, a function returns the length of its
+// scratch.
 package bf16
 
 import (
@@ -21,14 +21,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// wideBlock is how many elements are widened at once.
+// wideBlock is the number of elements that are widened at once.
 const wideBlock = 1024
 
 // ElementScratch is the scratch of [Unary], [Binary] and [Dropout].
 const ElementScratch = 2 * wideBlock
 
-// Unary computes y = f(x) element by element. y may be x. low, unless it is nil, is f for bfloat16, and
-// returns false where it has not computed anything: see package vec.
+// Unary computes y = f(x) element by element. y may be x. If low is not nil, it is f for bfloat16,
+// and returns false if it has not computed anything: see package vec.
 func Unary(low func(y, x []half.BFloat16) bool, f func(y, x []float32), y, x []half.BFloat16, scratch []float32) {
 	check("Unary", "y", len(y), len(x))
 	check("Unary", "scratch", len(scratch), ElementScratch)
@@ -45,7 +45,7 @@ func Unary(low func(y, x []half.BFloat16) bool, f func(y, x []float32), y, x []h
 }
 
 // Binary computes z = f(x, y) element by element: an activation's gradient dx from x and dy, or a
-// sum. z may be x or y. low is as for [Unary].
+// sum. z may be x or y. low is as in [Unary].
 func Binary(low func(z, x, y []half.BFloat16) bool, f func(z, x, y []float32), z, x, y []half.BFloat16, scratch []float32) {
 	check("Binary", "y", len(y), len(x))
 	check("Binary", "z", len(z), len(x))
@@ -123,7 +123,7 @@ func Rope(y, x []half.BFloat16, table []float32, positions []int, n, d, first, t
 	}
 }
 
-// Dropout is [kernel.Dropout], of which it drops the same elements.
+// Dropout is [kernel.Dropout], and drops the same elements.
 func Dropout(y, x []half.BFloat16, seed, base uint64, rate float64, scratch []float32) {
 	check("Dropout", "y", len(y), len(x))
 	check("Dropout", "scratch", len(scratch), ElementScratch)
@@ -186,7 +186,7 @@ func RMSNormGrad(dx []half.BFloat16, dgain []float32, x []half.BFloat16, gain, r
 	})
 }
 
-// normGradRows calls grad for every row of x and dy, which turns that of dy into that of dx.
+// normGradRows calls grad for every row of x and dy. grad replaces the row of dy by the row of dx.
 func normGradRows(dx []half.BFloat16, dgain []float32, x, dy []half.BFloat16, n, d int, scratch []float32,
 	grad func(i int, row, drow []float32)) {
 	clear(dgain)
@@ -213,7 +213,7 @@ func LinearGradB(db []float32, dy []half.BFloat16, n, out int, acc bool, scratch
 	if vec.ColSumBFloat16(db, dy, n, out, scratch) {
 		return
 	}
-	for i := 0; i < n; i += 8 { // as many rows as ColSum adds at once
+	for i := 0; i < n; i += 8 { // the number of rows that ColSum adds at once
 		rows := min(8, n-i)
 		half.Widen(scratch, dy[i*out:(i+rows)*out])
 		vec.ColSum(db, scratch[:rows*out], rows, out)
@@ -280,7 +280,7 @@ func CrossEntropyGrad(dlogits, logits []half.BFloat16, lse []float32, targets []
 	}
 }
 
-// check panics unless a slice has the length its shape demands.
+// check panics unless a slice has the length of its shape.
 func check(name, slice string, got, want int) {
 	if got != want {
 		panic(fmt.Sprintf("bf16: %s: len(%s) is %d, want %d", name, slice, got, want))

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// form is an instruction with all registers 0, and its operands as GNU's assembler writes them: T is
-// the arrangement of the vectors, 4s or 2d, and E its element. Registers are the destination in bits
-// 0 to 4, the first source in bits 5 to 9 and the second in bits 16 to 20; there, subtracted from 64,
-// is also the distance of a shift.
+// form is an instruction with all registers 0, and its operands in GNU syntax: T is the arrangement
+// of the vectors, 4s or 2d, and E its element. Registers are the destination in bits 0 to 4, the
+// first source in bits 5 to 9 and the second in bits 16 to 20. The distance of a shift, subtracted
+// from 64, is also in bits 16 to 20.
 type form struct {
 	word     uint32
 	operands string
@@ -53,10 +53,10 @@ var forms = map[string]form{
 	"shll":         {0x2e613800, "v%d.4s, v%d.4h, #16"},
 }
 
-// Op returns an instruction as the word that Go's assembler takes, with what GNU's assembler calls
-// it as a comment. Its vectors are of elements of 32 bits or, if it is one of floating-point numbers,
-// of 64; registers, and the distance of a shift, are in the order of that text, the destination first. A name ends in " element" if the last operand is the
-// first element of a register.
+// Op returns an instruction as a word for Go's assembler, with its GNU syntax as a comment. Its
+// vectors have elements of 32 bits, or of bits for floating-point instructions. Registers, and the
+// distance of a shift, are in the order of that text, the destination first. A name ends in "
+// element" if the last operand is the first element of a register.
 func Op(name string, bits int, registers ...int) string {
 	f, ok := forms[name]
 	if !ok || len(registers) != strings.Count(f.operands, "%d") {

@@ -1,16 +1,16 @@
 //go:build linux && cgo
 
-// Nvrtc writes the PTX of kernels in CUDA C++, which NVIDIA's run-time compiler makes of it. Neither
-// a GPU nor a driver nor the CUDA toolkit is needed, but the library alone, which is loaded from
-// FSDP_NVRTC:
+// Nvrtc writes the PTX of kernels in CUDA C++ with NVIDIA's run-time compiler. It needs no GPU, no
+// driver and no CUDA toolkit, only the library, which is loaded from FSDP_NVRTC:
 //
 //	pip install --no-deps --target DIR nvidia-cuda-nvrtc-cu11==11.8.89
 //	export LD_LIBRARY_PATH=DIR/nvidia/cuda_nvrtc/lib FSDP_NVRTC=libnvrtc.so.11.2
 //	go generate ./internal/gpu/kernels
 //
-// It is to be of CUDA 11.8: the driver takes text of its own version and of older ones only, and this
-// one says 7.8, which every driver since 520 takes. Each text carries the hash of its sources. Without
-// the library the hashes are only compared: text that is not of its sources is an error.
+// It must be the library of CUDA 11.8: a driver accepts text of its own version and of older ones.
+// The text of 11.8 has version 7.8, which every driver since 520 accepts. Each text carries the
+// hash of its sources. Without the library the command only compares hashes: text whose hash
+// differs is an error.
 package main
 
 import (
@@ -25,10 +25,10 @@ import (
 	"strings"
 )
 
-// release is the version of NVRTC that the texts are made by.
+// release is the version of NVRTC that compiles the texts.
 const release = "11.8"
 
-// options are those of the compiler.
+// options are the compiler's options.
 var options = []string{"--gpu-architecture=compute_80", "--std=c++17", "-default-device"}
 
 func main() {
@@ -38,8 +38,8 @@ func main() {
 	}
 }
 
-// run compiles the sources of the working directory by a library, or compares hashes if there is
-// none.
+// run compiles the sources of the working directory with a library. Without a library it compares
+// hashes.
 func run(library string) error {
 	sources, err := read("*.cu")
 	if err != nil {
@@ -63,7 +63,7 @@ func run(library string) error {
 
 var include = regexp.MustCompile(`(?m)^#include "(.*)"`)
 
-// included returns the headers that a source includes, themselves or by others.
+// included returns the headers that a source includes, directly or through other headers.
 func included(s source, headers []source) (list []source) {
 	for _, m := range include.FindAllSubmatch(s.text, -1) {
 		for _, h := range headers {
@@ -113,7 +113,7 @@ func update(library string, s source, headers []source) error {
 	return os.WriteFile(name, append([]byte(first), ptx...), 0o644)
 }
 
-// first returns the first line of a text: what it is of.
+// first returns the first line of a text, which has the hash of its sources.
 func first(s source, headers []source) string {
 	h := sha256.New()
 	for _, s := range append([]source{s}, headers...) {

@@ -2,4 +2,4 @@
 
 package main
 
-func main() {} // nothing can be loaded, and whoever has cgo compares the hashes
+func main() {} // without cgo no library can be loaded; builds with cgo compare the hashes

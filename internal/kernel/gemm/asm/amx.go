@@ -22,9 +22,9 @@ func amxSource() []byte {
 	return out.Bytes()
 }
 
-// printConfigs defines what LDTILECFG loads, for 1 to 32 rows of A: the tiles 0 to 3 are C, two by
-// two, 4 and 5 are A, and 6 and 7 are B. The rows of A beyond 16 are in the lower tiles. These have
-// one row at least.
+// printConfigs defines the data for LDTILECFG, for 1 to 32 rows of A: the tiles 0 to 3 are C, two
+// by two, 4 and 5 are A, and 6 and 7 are B. The rows of A beyond 16 are in the lower tiles, which
+// have at least one row.
 func printConfigs(out *bytes.Buffer) {
 	for rows := 1; rows <= 32; rows++ {
 		var config [64]byte
@@ -40,7 +40,7 @@ func printConfigs(out *bytes.Buffer) {
 	fmt.Fprint(out, "GLOBL configs<>(SB), RODATA|NOPTR, $2048\n")
 }
 
-// reversed returns bytes from the last to the first, as a number is written.
+// reversed returns bytes from the last to the first, in the order of written numbers.
 func reversed(b []byte) []byte {
 	r := make([]byte, len(b))
 	for i := range b {
@@ -214,10 +214,10 @@ func encoded(text string, code ...int) string {
 	return strings.Join(list, "; ") + " /* " + text + " */"
 }
 
-// vex returns VEX.128.pp.0F38.W0 opcode /r of a tile and memory at base + index + displacement, see
-// Intel's manual, volume 2, section 2.3. An empty index is none.
+// vex returns VEX.128.pp.0F38.W0 opcode /r for a tile and memory at base + index + displacement,
+// see Intel's manual, volume 2, section 2.3. An empty index means none.
 func vex(text string, pp, opcode, reg int, base, index string, displacement int) string {
-	b, x := registers[base], registers["SP"] // SP as an index is none
+	b, x := registers[base], registers["SP"] // SP as an index means none
 	if index != "" {
 		x = registers[index]
 	}
@@ -228,8 +228,7 @@ func vex(text string, pp, opcode, reg int, base, index string, displacement int)
 	return encoded(text, code...)
 }
 
-// vexTiles returns VEX.128.pp.0F38.W0 opcode /r of the tiles that are ModRM:reg, VEX.vvvv and
-// ModRM:r/m.
+// vexTiles returns VEX.128.pp.0F38.W0 opcode /r for the tiles in ModRM:reg, VEX.vvvv and ModRM:r/m.
 func vexTiles(text string, pp, opcode, reg, vvvv, rm int) string {
 	return encoded(text, 0xc4, 0xe2, (^vvvv&15)<<3|pp, opcode, 3<<6|reg<<3|rm)
 }

@@ -2,10 +2,10 @@ package main
 
 import "fmt"
 
-// evex returns an instruction on registers of 512 bits as the bytes that Go's assembler takes, since
-// it does not know the name: EVEX.512.pp.0F38.W0 opcode /r of Intel's manual (volume 2, section
-// 2.7.1), from the registers that are ModRM:r/m and EVEX.vvvv to ModRM:reg. The upper bits of
-// their numbers, and all of vvvv, are inverted.
+// evex returns an instruction on 512-bit registers as bytes for Go's assembler, which does not know
+// its name: EVEX.512.pp.0F38.W0 opcode /r of Intel's manual (volume 2, section 2.7.1), from the
+// registers in ModRM:r/m and EVEX.vvvv to ModRM:reg. The upper bits of their numbers, and all of
+// vvvv, are inverted.
 func evex(pp, opcode uint32, rm, vvvv, reg int) string {
 	bit := func(register, i int) uint32 { return uint32(^register>>i) & 1 }
 	prefix := uint32(0x62) |
@@ -17,7 +17,7 @@ func evex(pp, opcode uint32, rm, vvvv, reg int) string {
 }
 
 // vdpbf16ps returns the instruction that adds to every float32 of vector sum the dot product of the
-// pairs of bfloat16 there in vectors a and b.
+// corresponding bfloat16 pairs in vectors a and b.
 func vdpbf16ps(b, a, sum int) string {
 	return evex(ppF3, 0x52, b, a, sum) + fmt.Sprintf(" /* VDPBF16PS Z%d, Z%d, Z%d */", b, a, sum)
 }

@@ -43,9 +43,9 @@ func printLayout(out *bytes.Buffer) {
 //	in the loop on k  CX k left   BX row of B   R8 to R12 A in rows 0, 3, 6, 9 and 12
 //	after it          CX columns here  BX mask  R8 out  R9 in  R10 ldout  R11 ldin  R14 columns left
 //
-// There is one body for each number of rows, so that a strip costs what its rows cost, and one more
-// that reads B by taps, where that is known: AX is the panel's first tap then, and R13 the one of the
-// row, and R14 the distance of planes in the loop on k.
+// There is one body for each number of rows, so that a strip costs only its rows. There is one more
+// that reads B by taps, if the target supports them: then AX is the panel's first tap, R13 is the
+// tap of the row, and R14 is the stride of planes in the loop on k.
 func (r routine) mul() {
 	if r.pairs {
 		fmt.Fprint(r.out, "\nTEXT dot<>(SB), NOSPLIT, $0-8\n")
@@ -81,9 +81,9 @@ func (r routine) strips(kind string) {
 	}
 }
 
-// flush prints the register kernel for bfloat16 around one that would keep subnormals: with bits
-// 15, flush to zero, and 6, denormals are zeros, of the control register set for as long. Nothing
-// preempts assembly, so no other goroutine sees them.
+// flush prints the register kernel for bfloat16 around a kernel that would keep subnormals: it sets
+// bits 15 (flush to zero) and 6 (denormals are zeros) of the control register, and restores them.
+// Nothing preempts assembly, so no other goroutine sees them.
 func (r routine) flush() {
 	kernel := "·mulF32" + strings.ToUpper(r.name)
 	if r.dots {
@@ -101,13 +101,13 @@ func (r routine) flush() {
 type strip struct {
 	routine
 	rows int
-	taps string // the prefix of its labels where B is read by taps
+	taps string // the prefix of its labels if B is read by taps
 }
 
 // at makes a label of this body.
 func (s strip) at(name string) string { return fmt.Sprintf("%s%s%d", s.taps, name, s.rows) }
 
-// print prints a turn for every panel of B: sums over k, and what C makes of them.
+// print prints an iteration for every panel of B: sums over k, and their conversion to C.
 func (s strip) print() {
 	s.label(s.at("rows"))
 	s.p("MOVQ tile_a(DI), R8")
@@ -153,7 +153,7 @@ func (s strip) print() {
 	s.p("RET")
 }
 
-// zero names the narrowest register whose clearing clears vector i: its encoding is shorter.
+// zero returns the narrowest register whose clearing clears vector i: its encoding is shorter.
 func (s strip) zero(i int) string {
 	if i < 16 {
 		return fmt.Sprintf("X%d", i)
@@ -161,8 +161,8 @@ func (s strip) zero(i int) string {
 	return s.v(i)
 }
 
-// prefetch prints the request for the tile of C, which comes from afar: it has until the end of the
-// sums to arrive.
+// prefetch prints the request for the tile of C, which is far from the core: it has until the end
+// of the sums to arrive.
 func (s strip) prefetch() {
 	if s.dots {
 		s.p("MOVQ tile_rounded(DI), BX; TESTQ BX, BX; JZ %s", s.at("out"))
@@ -180,8 +180,8 @@ func (s strip) prefetch() {
 	}
 }
 
-// loop prints the sums over k of a tile one or two vectors wide: in each turn a column of A times a
-// row of B.
+// loop prints the sums over k of a tile one or two vectors wide: each iteration multiplies a column
+// of A by a row of B.
 func (s strip) loop(name string, halves int) {
 	s.p("PCALIGN $32")
 	s.label(s.at(name))
@@ -216,7 +216,7 @@ func (s strip) loop(name string, halves int) {
 	s.p("DECQ CX; JNZ %s", s.at(name))
 }
 
-// multiplyAdd returns the instruction that adds the products of vectors b and a to those of sum.
+// multiplyAdd returns the instruction that adds the product of vectors b and a to sum.
 func (s strip) multiplyAdd(b, a, sum int) string {
 	if s.pairs {
 		return vdpbf16ps(b, a, sum)
@@ -224,8 +224,8 @@ func (s strip) multiplyAdd(b, a, sum int) string {
 	return fmt.Sprintf("VFMADD231P%s %s, %s, %s", s.letter, s.v(b), s.v(a), s.v(sum))
 }
 
-// store prints the way from the sums to C: times alpha, plus beta times the addend, in the columns
-// that exist.
+// store prints the update of C from the sums: times alpha, plus beta times the addend, in the
+// columns that exist.
 func (s strip) store() {
 	s.p("MOVQ tile_out(DI), R8; LEAQ (R8)(R15*%d), R8; MOVQ tile_ldout(DI), R10; SHLQ $%d, R10", s.size, s.log)
 	s.p("MOVQ tile_in(DI), R9; LEAQ (R9)(R15*%d), R9; MOVQ tile_ldin(DI), R11; SHLQ $%d, R11", s.size, s.log)
@@ -243,7 +243,7 @@ func (s strip) store() {
 		s.plain(", K1", ", K2")
 		return
 	}
-	// Masked stores are slow on some processors: a full tile does without.
+	// Masked stores are slow on some processors: a full tile does not use them.
 	s.p("CMPQ R14, $%d; JLT %s", 2*s.lanes(), s.at("edge"))
 	s.plain("", "")
 	s.p("JMP %s", s.at("next"))
@@ -271,7 +271,7 @@ func (s strip) plain(mask0, mask1 string) {
 	}
 }
 
-// round prints the stores of rounded sums, where such are wanted. The sums are no subnormal numbers.
+// round prints the stores of rounded sums, if they are wanted. The sums are not subnormal.
 func (s strip) round(mask0, mask1 string) {
 	s.p("MOVQ tile_rounded(DI), BX; TESTQ BX, BX; JZ %s", s.at("floats"))
 	s.p("LEAQ (BX)(R15*2), R8; MOVQ tile_ldrounded(DI), R10; SHLQ $1, R10")

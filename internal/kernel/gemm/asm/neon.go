@@ -7,15 +7,15 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/neon"
 )
 
-// The register tile of NEON is four vectors wide: 6×16 float32 or 6×8 float64. Sum (i, h) lies in
+// The register tile of NEON is four vectors wide: 6×16 float32 or 6×8 float64. Sum (i, h) is in
 // register 4*i+h, a row of B in 24 to 27, and elements of A in 28 to 31 in turn. The processor
-// multiplies a vector by an element of another, so nothing is broadcast: an element of A is loaded
-// as such, at any stride, into the first lane of its register. For four vectors and six rows that
-// makes 36 instructions for 24 multiply-adds of a vector, of which 8 are loads.
+// multiplies a vector by an element of another, so nothing is broadcast: an element of A is loaded,
+// at any stride, into the first lane of its register. Four vectors and six rows take 36
+// instructions: 24 multiply-adds of a vector, 8 loads and 4 others.
 //
-// With BFMMLA the tile is 8×8. Register 4*i+j has the four sums of rows 2i and 2i+1 and columns 2j and
-// 2j+1, and an element of A or B is four bfloat16 that follow each other along k, of which a register
-// holds two. That makes 24 instructions for 16 such products, each of 16 multiply-adds.
+// With BFMMLA the tile is 8×8. Register 4*i+j has the four sums of rows 2i and 2i+1 and columns 2j
+// and 2j+1. An element of A or B is four bfloat16 that are neighbours along k; a register holds two
+// such elements. This takes 24 instructions for 16 such products, each of 16 multiply-adds.
 
 // neonRoutine prints the routines for an element type.
 type neonRoutine struct {
@@ -23,7 +23,7 @@ type neonRoutine struct {
 	vectors int // in a row of the tile
 }
 
-// of is an instruction of the element type that Go's assembler does not know.
+// of returns an instruction of the element type that Go's assembler does not know.
 func (r neonRoutine) of(name string, registers ...int) string {
 	return neon.Op(name, 8*r.size, registers...)
 }
@@ -121,9 +121,9 @@ func (r neonRoutine) loops(rows int, at func(string) string) {
 	}
 }
 
-// fours prints the sums over k of pairs of rows, and how they become rows: of the sums of a pair of
-// rows and two pairs of columns the lower halves are a vector of the first row, the upper ones of the
-// second. An element of A or B is two steps of the tile.
+// fours prints the sums over k of pairs of rows, and their conversion to rows: for a pair of rows
+// and two pairs of columns, the lower halves of the sums are a vector of the first row, and the
+// upper halves are a vector of the second. An element of A or B is two steps of the tile.
 func (r neonRoutine) fours(name string, pairs int) {
 	r.p("LSR $1, R6")
 	r.p("PCALIGN $16")
@@ -145,8 +145,8 @@ func (r neonRoutine) fours(name string, pairs int) {
 	}
 }
 
-// loop prints the sums over k of a tile some vectors wide: in each turn a column of A times a row of
-// B.
+// loop prints the sums over k of a tile some vectors wide: each iteration multiplies a column of A
+// by a row of B.
 func (r neonRoutine) loop(name string, rows, vectors int) {
 	r.p("PCALIGN $16")
 	r.label(name)
@@ -179,8 +179,8 @@ func (r neonRoutine) save(i int, address string) {
 	}
 }
 
-// store prints the way from the sums to C: times alpha, plus beta times the addend. A tile that is
-// not full goes through memory, to edge.
+// store prints the update of C from the sums: times alpha, plus beta times the addend. A tile that
+// is not full goes through memory, to edge.
 func (r neonRoutine) store(rows int, at func(string) string) {
 	alpha, beta := r.a, r.a+1
 	r.p("MOVD tile_out(R0), R8; ADD R5<<%d, R8; MOVD tile_ldout(R0), R10; LSL $%d, R10", r.log, r.log)
@@ -234,8 +234,8 @@ func (r neonRoutine) edge() {
 	r.p("RET")
 }
 
-// flush prints the register kernel for bfloat16 around the one for float32: with bit 24 of the
-// control register set for as long, subnormal numbers are zeros.
+// flush prints the register kernel for bfloat16 around the float32 kernel: it sets bit 24 of the
+// control register, which makes subnormal numbers zeros, and restores it.
 func (r neonRoutine) flush() {
 	kernel := "·mulF32NEON"
 	if r.target.dots {
@@ -250,7 +250,7 @@ func (r neonRoutine) flush() {
 }
 
 // head prints the entry of a packing routine: R0 dst, R1 src, R2 ld, R3 rows, R4 k, R5 width,
-// strides in bytes. Of pairs R4 is the number, and the vector split is their upper halves.
+// strides in bytes. For pairs R4 is their number, and the vector split is their upper halves.
 func (r neonRoutine) head(kind string) {
 	params, log := fmt.Sprintf("dst, src []float%d", 8*r.size), r.log
 	if r.pairs {
@@ -268,8 +268,8 @@ func (r neonRoutine) head(kind string) {
 	}
 }
 
-// packed prints the store of a packed vector. A pair is two: the second element, which is added
-// first, and the first.
+// packed prints the store of a packed vector. A pair becomes two: the second element, which is
+// added first, and the first.
 func (r neonRoutine) packed(i int) {
 	if r.pairs {
 		r.p("VAND V%d.B16, V%d.B16, V14.B16; FMOVQ F14, (R0); ADD R5, R0", split, i)
@@ -278,8 +278,8 @@ func (r neonRoutine) packed(i int) {
 	r.p("FMOVQ F%d, (R0); ADD R5, R0", i)
 }
 
-// transpose prints dst[p*width+r] = src[r*ld+p] for r < rows <= lanes, k a multiple of the elements,
-// or pairs, in a vector. Rows that are missing are the first one again.
+// transpose prints dst[p*width+r] = src[r*ld+p] for r < rows <= lanes, k a multiple of the
+// elements, or pairs, in a vector. The first row is used again for missing rows.
 func (r neonRoutine) transpose() {
 	r.head("transpose")
 	if r.pairs {
@@ -310,8 +310,8 @@ func (r neonRoutine) transpose() {
 	r.p("RET")
 }
 
-// interleave prints dst[p*width+r] = src[p*ld+r] for r < rows <= lanes, by a loop for each number of
-// rows. Of bfloat16 p counts pairs of rows.
+// interleave prints dst[p*width+r] = src[p*ld+r] for r < rows <= lanes, with a loop for each number
+// of rows. For bfloat16 p counts pairs of rows.
 func (r neonRoutine) interleave() {
 	r.head("interleave")
 	if r.pairs {
@@ -323,7 +323,7 @@ func (r neonRoutine) interleave() {
 	for rows := 1; rows <= r.lanes(); rows++ {
 		r.label(fmt.Sprint("copy", rows))
 		if r.pairs {
-			for _, from := range []string{"R7", "R1"} { // the second of a pair first
+			for _, from := range []string{"R7", "R1"} { // the second element of a pair first
 				r.part(rows, 2, from)
 				r.p("%s; FMOVQ F0, (R0); ADD R5, R0; ADD R2, %s", neon.Op("shll", 32, 0, 0), from)
 			}
@@ -336,7 +336,7 @@ func (r neonRoutine) interleave() {
 	}
 }
 
-// part prints the load of some elements, not more than a vector's, to vector 0.
+// part prints the load of some elements, at most a vector, to vector 0.
 func (r neonRoutine) part(count, size int, from string) {
 	letter := func(bytes int) string { return map[int]string{2: "H", 4: "S", 8: "D", 16: "Q"}[bytes] }
 	first := 1
@@ -353,8 +353,8 @@ func (r neonRoutine) part(count, size int, from string) {
 	}
 }
 
-// transposeFours is transpose where an element is four bfloat16, k a multiple of eight, rows up to
-// eight, two at a time.
+// transposeFours is transpose for elements of four bfloat16, with k a multiple of eight and up to
+// eight rows, two at a time.
 func (r neonRoutine) transposeFours() {
 	r.head("transpose")
 	r.p("MOVD R4, R9")
@@ -371,7 +371,7 @@ func (r neonRoutine) transposeFours() {
 	r.p("RET")
 }
 
-// interleaveFours is interleave where an element is four bfloat16, for eight rows, k a multiple of
+// interleaveFours is interleave for elements of four bfloat16, for eight rows, with k a multiple of
 // four.
 func (r neonRoutine) interleaveFours() {
 	r.head("interleave")

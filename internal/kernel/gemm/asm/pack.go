@@ -3,7 +3,7 @@ package main
 import "fmt"
 
 // head prints the entry of a packing routine: DI dst, SI src, BX ld, CX k, DX width, strides in
-// bytes, R11 rows. Of pairs CX is the number, and the vector split is their upper halves.
+// bytes, R11 rows. For pairs CX is their number, and the vector split is their upper halves.
 func (r routine) head(kind string) {
 	params, log := fmt.Sprintf("dst, src []float%d", 8*r.size), r.log
 	if r.pairs {
@@ -24,7 +24,7 @@ func (r routine) head(kind string) {
 // split is the vector with ones in the upper halves of 32 bits.
 const split = 15
 
-// ones prints how split is set, where pairs are split.
+// ones prints the code that sets split, if pairs are split.
 func (r routine) ones() {
 	switch {
 	case !r.pairs || r.dots:
@@ -37,7 +37,7 @@ func (r routine) ones() {
 	r.p("VPSLLD $16, %[1]s, %[1]s", r.v(split))
 }
 
-// packed prints the store of a packed vector. A pair that is split is two: the second element, which
+// packed prints the store of a packed vector. A split pair becomes two: the second element, which
 // the dot product adds first, and the first.
 func (r routine) packed(i int) {
 	if r.pairs && !r.dots {
@@ -50,9 +50,9 @@ func (r routine) packed(i int) {
 // transpose prints dst[p*width+r] = src[r*ld+p] for r < rows <= lanes, k a multiple of the g
 // elements, or pairs, in 16 bytes.
 //
-// A turn takes g columns. Row r goes into 16-byte lane r/g of register r%g, straight from memory:
-// the load does the part of the transposition that crosses lanes, which is the slow part for
-// shuffles. What remains is a g×g transpose inside every lane. Rows that are missing leave zeros.
+// An iteration takes g columns. Row r is loaded into 16-byte lane r/g of register r%g, directly
+// from memory: the load does the part of the transposition that crosses lanes, which is slow with
+// shuffles. A g×g transpose inside every lane remains. Missing rows leave zeros.
 func (r routine) transpose() {
 	g := 16 / r.size
 	r.head("transpose")
@@ -120,9 +120,10 @@ func (r routine) shuffle4() {
 }
 
 // interleave prints dst[p*width+r] = src[p*ld+r] for r < rows <= lanes: a masked load and a whole
-// store for every p. The rows of src are far apart, where hardware does not prefetch. Of bfloat16 p
-// counts pairs of rows, and without mask registers lanes elements of each row are read. Where pairs
-// stay together there may be twice as many rows, as many elements of bfloat16 as a cache line has.
+// store for every p. The rows of src are far apart, so hardware does not prefetch them. For
+// bfloat16 p counts pairs of rows, and without mask registers lanes elements of each row are read.
+// If pairs are kept together, there may be twice as many rows, up to the bfloat16 elements of a
+// cache line.
 func (r routine) interleave() {
 	r.head("interleave")
 	switch {

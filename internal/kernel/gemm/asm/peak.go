@@ -7,8 +7,8 @@ import (
 
 const peakFile = "peak_amd64.s"
 
-// peakSource returns loops of n turns for the instruction sets of amd64. A turn is as many
-// multiply-adds as there are sums, more than a core has under way, and touches nothing but
+// peakSource returns loops of n iterations for the instruction sets of amd64. An iteration is one
+// multiply-add for each sum; there are more sums than a core has in flight. It touches only
 // registers. The loop of AMX multiplies zeros.
 func peakSource() []byte {
 	out := new(bytes.Buffer)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// An arg is a parameter, or a field of one that is a struct.
+// An arg is a parameter, or a field of a struct parameter.
 type arg struct {
 	name, kind string
 	offset     int
@@ -48,7 +48,7 @@ func (f *function) args() []arg {
 	return list
 }
 
-// isSlice tells whether the parameter is a slice of elements.
+// isSlice reports whether the parameter is a slice of elements.
 func (a arg) isSlice() bool { return a.kind == "[]T" || a.kind == "[]L" }
 
 // param returns a parameter.
@@ -61,7 +61,7 @@ func (f *function) param(name string) arg {
 	panic(name)
 }
 
-// String is the operand of a parameter, of a slice its pointer.
+// String returns the operand for a parameter. For a slice it is the pointer.
 func (a arg) String() string {
 	if strings.HasPrefix(a.kind, "[]") {
 		return fmt.Sprintf("%s_base+%d(FP)", a.name, a.offset)
@@ -69,22 +69,22 @@ func (a arg) String() string {
 	return fmt.Sprintf("%s+%d(FP)", a.name, a.offset)
 }
 
-// end is the offset behind the last parameter.
+// end returns the offset behind the last parameter.
 func (f *function) end() int {
 	args := f.args()
 	last := args[len(args)-1]
 	return last.offset + f.size(last.kind)
 }
 
-// size is that of a parameter in bytes.
+// size returns the size of a parameter in bytes.
 func (f *function) size(kind string) int {
 	return map[string]int{"T": f.bits / 8, "uint32": 4, "float64": 8, "int": 8, "[]T": 24, "[]L": 24, "[]byte": 24, "[][]T": 24}[kind]
 }
 
-// results is the offset of the first result.
+// results returns the offset of the first result.
 func (f *function) results() int { return align(f.end(), 8) }
 
-// frame is the size of parameters and results. A result is one T, or one or two float64.
+// frame returns the size of parameters and results. A result is one T, or one or two float64.
 func (f *function) frame() int {
 	switch f.result {
 	case "":

@@ -6,9 +6,9 @@ import (
 )
 
 // A body is the inside of a loop: a straight line of vector instructions on values that are
-// assigned once. It is recorded first and gets its registers afterwards, when the last use of every
-// value is known. It works on `width` vectors side by side (each node is written out that many
-// times), which hides the latency of one behind the others.
+// assigned once. It is recorded first and gets its registers later, when the last use of every
+// value is known. It works on `width` vectors at a time (each node is written out that many times),
+// which hides the latency of one vector behind the others.
 type body struct {
 	*function
 	width  int
@@ -16,23 +16,23 @@ type body struct {
 	nodes  []node
 }
 
-// A value is what an instruction reads or writes: registers (one for each vector of the body, or a
-// single one that all share) or a constant in memory.
+// A value is an operand or a result of an instruction: registers (one for each vector of the body,
+// or a single one that all share) or a constant in memory.
 type value struct {
 	regs   []int
 	mem    string
 	pinned bool // its registers belong to the function, not to the body
-	last   int  // index of the last node that reads it, or makes it if none does
+	last   int  // index of the last node that reads it, or of the node that makes it if none reads it
 }
 
-// A node is an instruction, or a few.
+// A node is one or a few instructions.
 type node struct {
-	dst  *value // nil if it produces none
+	dst  *value // nil if it has no result
 	args []*value
 	late bool // dst is written before all args are read, so they cannot share registers
 	emit func(u int)
 
-	addend *value // NEON: the one of args, the last, that dst starts from
+	addend *value // NEON: the last of args, to which dst adds
 }
 
 // record appends a node and returns its result.
@@ -46,7 +46,7 @@ func (b *body) record(n node) *value {
 	return n.dst
 }
 
-// schedule gives registers to the values of the body and writes its instructions.
+// schedule assigns registers to the values of the body and writes its instructions.
 func (b *body) schedule() {
 	free := b.groups()
 	for i, n := range b.nodes {
@@ -63,7 +63,7 @@ func (b *body) schedule() {
 			if len(free) == 0 {
 				panic("out of registers in " + b.symbol())
 			}
-			n.dst.regs = free[len(free)-1] // the one released last, if any: fused counts on it
+			n.dst.regs = free[len(free)-1] // the one released last, if any: fused relies on it
 			free = free[:len(free)-1]
 		}
 		for u := range b.width {
@@ -101,10 +101,10 @@ func (b *body) groups() (free [][]int) {
 	return free
 }
 
-// at names the operand for vector u.
+// at returns the operand for vector u.
 func (b *body) at(v *value, u int) string { return b.sized(v, u, b.isa.letter) }
 
-// sized is at with the register under another name: X, Y and Z are its low 16, 32 and 64 bytes.
+// sized is at with another name of the register: X, Y and Z are its low 16, 32 and 64 bytes.
 func (b *body) sized(v *value, u int, letter string) string {
 	if v.regs == nil {
 		return v.mem
@@ -115,9 +115,9 @@ func (b *body) sized(v *value, u int, letter string) string {
 	return fmt.Sprint(letter, v.regs[u])
 }
 
-// op writes one instruction. Operands are in the order of Go's assembler: the destination last, and
-// before it the operands of the processor's manual in reverse. A constant operand turns into an
-// embedded broadcast on AVX-512.
+// op writes one instruction. Operands are in the order of Go's assembler: the destination comes
+// last, and the other operands of the processor's manual come before it in reverse. On AVX-512 a
+// constant operand becomes an embedded broadcast.
 func (b *body) op(u int, mnemonic string, args ...any) {
 	var operands []string
 	for _, a := range args {
@@ -157,17 +157,17 @@ func (b *body) and(x, y *value) *value { return b.binary("VAND"+b.suffix, x, y) 
 func (b *body) or(x, y *value) *value  { return b.binary("VOR"+b.suffix, x, y) }
 func (b *body) sqrt(x *value) *value   { return b.unary("VSQRT"+b.suffix, x) }
 
-// min and max return y if either is NaN: with a constant x, a NaN stays.
+// min and max return y if either is NaN: if x is a constant, a NaN is kept.
 func (b *body) min(x, y *value) *value { return b.binary("VMIN"+b.suffix, x, y) }
 func (b *body) max(x, y *value) *value { return b.binary("VMAX"+b.suffix, x, y) }
 
-// fma is x·y + z, fms x·y - z, fnma z - x·y, each rounded once.
+// fma is x·y + z, fms is x·y - z, fnma is z - x·y, each rounded once.
 func (b *body) fma(x, y, z *value) *value  { return b.fused("VFMADD", x, y, z) }
 func (b *body) fms(x, y, z *value) *value  { return b.fused("VFMSUB", x, y, z) }
 func (b *body) fnma(x, y, z *value) *value { return b.fused("VFNMADD", x, y, z) }
 
-// fused picks the form of the instruction by the operand whose register the result took over: the
-// processor overwrites one of the three. Of y and z one may be in memory.
+// fused picks the form of the instruction by the operand whose register the result has taken: the
+// processor overwrites one of the three operands. One of y and z may be in memory.
 func (b *body) fused(mnemonic string, x, y, z *value) *value {
 	if b.isa.neon {
 		return b.neonFused(mnemonic, x, y, z)
@@ -249,7 +249,7 @@ func (b *body) load(slice string) *value {
 	}})
 }
 
-// store writes v to the place of a slice that load reads.
+// store writes v to the same position of a slice as load reads.
 func (b *body) store(slice string, v *value) {
 	if b.isLow(slice) {
 		b.storeLow(slice, v)
@@ -270,8 +270,8 @@ func (b *body) store(slice string, v *value) {
 	}})
 }
 
-// storeLow is store to bfloat16. It rounds to nearest even as package half does: it adds 0x7fff to the
-// bits, and one more if the upper half is odd. A NaN keeps its upper half and becomes quiet.
+// storeLow is store to bfloat16. It rounds to nearest even as package half does: it adds 0x7fff to
+// the bits, and one more if the upper half is odd. A NaN keeps its upper half and becomes quiet.
 func (b *body) storeLow(slice string, v *value) {
 	odd := b.binary("VPANDD", b.unary("VPSRLD", v, "$16"), b.word(1))
 	sum := b.binary("VPADDD", b.binary("VPADDD", odd, b.word(0x7fff)), v)
@@ -292,8 +292,8 @@ func (b *body) storeLow(slice string, v *value) {
 	}})
 }
 
-// present is v with the elements beyond the end of the slices replaced by fill, nil meaning 0 (the
-// only one in a widened function).
+// present is v with the elements beyond the end of the slices replaced by fill. A nil fill means 0;
+// a widened function supports only that.
 func (b *body) present(v, fill *value) *value {
 	if !b.masked {
 		return v
@@ -304,7 +304,7 @@ func (b *body) present(v, fill *value) *value {
 		case b.isa.neon:
 			b.neonPresent(u, v, fill, d)
 		case b.widened && !b.isa.wide:
-			b.line("VPMOVSXDQ X%d, %s", b.isa.mask, b.at(d, u)) // the mask is that of float32
+			b.line("VPMOVSXDQ X%d, %s", b.isa.mask, b.at(d, u)) // the mask is for float32
 			b.op(u, "VANDPD", v, d, d)
 		case fill == nil && b.isa.wide:
 			b.op(u, "VMOVA"+b.suffix+".Z", v, "K1", d)
@@ -318,7 +318,7 @@ func (b *body) present(v, fill *value) *value {
 	}})
 }
 
-// Predicates of keepIf, as the immediates of VCMPPS.
+// These are predicates of keepIf, as the immediates of VCMPPS.
 const (
 	equal          = 0
 	less           = 1
@@ -328,7 +328,7 @@ const (
 	notLessOrEqual = 6
 )
 
-// keepIf is v where `x predicate y` holds, and 0 elsewhere.
+// keepIf is v if `x predicate y` holds, else 0.
 func (b *body) keepIf(predicate int, x, y, v *value) *value {
 	d := &value{}
 	return b.record(node{dst: d, args: []*value{x, y, v}, late: true, emit: func(u int) {
@@ -348,7 +348,7 @@ func (b *body) keepIf(predicate int, x, y, v *value) *value {
 	}})
 }
 
-// ifNegative is x where the sign bit of s is set, and y elsewhere.
+// ifNegative is x if the sign bit of s is set, else y.
 func (b *body) ifNegative(s, x, y *value) *value {
 	d := &value{}
 	return b.record(node{dst: d, args: []*value{s, x, y}, late: true, emit: func(u int) {

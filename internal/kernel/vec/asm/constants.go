@@ -15,8 +15,8 @@ type constants struct {
 
 func newConstants(isa isa) *constants { return &constants{isa: isa, tables: map[string]string{}} }
 
-// word returns the address of a 32-bit constant; for AVX2 and NEON, which have no broadcasting
-// operands, of a register full of it.
+// word returns the address of a 32-bit constant. For AVX2 and NEON, which have no broadcasting
+// operands, it is a register full of the constant.
 func (c *constants) word(bits uint32) string {
 	if !slices.Contains(c.words, bits) {
 		c.words = append(c.words, bits)
@@ -27,7 +27,7 @@ func (c *constants) word(bits uint32) string {
 	return fmt.Sprintf("k%08x<>(SB)", bits)
 }
 
-// iota returns the address of the integers from..., each of the given bits.
+// iota returns the address of the integers from, from+1, … with the given number of bits.
 func (c *constants) iota(bits, from int) string {
 	name := fmt.Sprintf("iota%d", bits)
 	c.tables[name] = ""
@@ -41,8 +41,8 @@ func (c *constants) iota(bits, from int) string {
 	return fmt.Sprintf("%s<>+%d(SB)", name, from*bits/8)
 }
 
-// order returns the address of the numbers of eight pairs of elements: "evens" has those of even
-// places first, "halves" is its inverse.
+// order returns the address of a permutation of eight pairs of elements: "evens" puts the elements
+// at even positions first, and "halves" is its inverse.
 func (c *constants) order(name string) string {
 	list := map[string][8]int{"evens": {0, 2, 4, 6, 1, 3, 5, 7}, "halves": {0, 4, 1, 5, 2, 6, 3, 7}}[name]
 	var s strings.Builder

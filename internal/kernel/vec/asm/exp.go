@@ -13,15 +13,15 @@ var expCoefficients = []float64{
 	1, 1.00000003654, 0.499999920323, 0.166664191907, 0.0416682317992, 0.00837489834401, 0.00138367421264,
 }
 
-// ln 2 in two parts: the upper one has so few digits that its product with an integer below 2¹¹ is
-// exact.
+// These are ln 2 in two parts: the upper one has so few digits that its product with an integer
+// below 2¹¹ is exact.
 const (
 	ln2Upper = 0.693359375
 	ln2Lower = math.Ln2 - ln2Upper
 )
 
-// exp is e^(x+extra) for |x| < 150 and a tiny extra, nil meaning 0: 2ⁿ·eʳ with n the integer next
-// to x/ln 2. Results beyond the range of float32 become 0, denormal or infinite as they should.
+// exp is e^(x+extra) for |x| < 150 and a tiny extra; nil means 0. It is 2ⁿ·eʳ with n the integer
+// next to x/ln 2. Results beyond the range of float32 are 0, denormal or infinite, correctly.
 func (b *body) exp(x, extra *value) *value {
 	n := b.round(b.mul(x, b.constant(1/math.Ln2)))
 	r := b.fnma(n, b.constant(ln2Upper), x)
@@ -32,7 +32,8 @@ func (b *body) exp(x, extra *value) *value {
 	return b.timesPower(b.poly(r, expCoefficients...), n)
 }
 
-// limited clamps x to where exp is neither 0 nor infinite, and a little more. NaN stays.
+// limited clamps x to a range slightly wider than the range in which exp is neither 0 nor infinite.
+// NaN is kept.
 func (b *body) limited(x *value) *value { return b.max(b.register(-105), b.min(b.register(90), x)) }
 
 // round is the nearest integer.
@@ -46,9 +47,9 @@ func (b *body) round(x *value) *value {
 	return b.unary("VROUNDPS", x, "$0")
 }
 
-// timesPower is p·2ⁿ for p near 1 and an integral n with |n| < 250. Without the instruction for it,
-// half of n is added to the exponent of p and the other half multiplied, so that only the last
-// operation can leave the range of normal numbers.
+// timesPower is p·2ⁿ for p near 1 and an integral n with |n| < 250. If the instruction set has no
+// instruction for it, half of n is added to the exponent of p and the other half is multiplied, so
+// that only the last operation can leave the range of normal numbers.
 func (b *body) timesPower(p, n *value) *value {
 	if b.isa.wide {
 		return b.binary("VSCALEFPS", p, n)
@@ -63,19 +64,19 @@ func (b *body) timesPower(p, n *value) *value {
 }
 
 // tailCoefficients approximate Φ(-a)·exp(a²/2) = t·(c[0] + c[1]·t + …) with t = 1/(1 + tailScale·a)
-// for 0 ≤ a ≤ 14.5, with a relative error of 2.4e-8 (minimax by Remez' exchange; the form is that
-// of Hastings, Approximations for Digital Computers, 1955).
+// for 0 ≤ a ≤ 14.5, with a relative error of 2.4e-8 (minimax by Remez' exchange; the form is from
+// Hastings, Approximations for Digital Computers, 1955).
 var tailCoefficients = []float64{
 	0.1077206568, 0.1075428733, 0.1018106145, 0.0720495819, 0.1078257099, -0.06921090114, 0.1697862935, -0.1264859337, 0.0289611167,
 }
 
 const tailScale = 0.27
 
-// A gate is an activation that a gated linear unit may have.
+// A gate is the activation of a gated linear unit.
 type gate struct {
 	name, index string // index is the constant of package vec
 	value       func(b *body, x *value) *value
-	// slope is the derivative. y returns the activation from what both need.
+	// slope is the derivative. y returns the activation and reuses common values.
 	slope func(b *body, x *value) (slope *value, y func() *value)
 }
 
@@ -130,7 +131,7 @@ func reluSlope(b *body, x *value) (slope *value, y func() *value) {
 	return b.keepIf(notLessOrEqual, x, b.zero(), b.register(1)), func() *value { return reluValue(b, x) }
 }
 
-// sigmoidSlope is that of bell.
+// sigmoidSlope returns the derivative by bell.
 func sigmoidSlope(b *body, x *value) (slope *value, y func() *value) {
 	one := b.register(1)
 	e := b.exp(b.limited(b.sub(b.zero(), b.and(x, b.word(absBits)))), nil)
@@ -159,8 +160,8 @@ func activations() []kernel {
 	return list
 }
 
-// kernels are the activation, unless it is among the arithmetic or the functions, and those of the
-// gated linear unit.
+// kernels are the kernels of the activation, unless it is among the arithmetic or the functions,
+// and the kernels of the gated linear unit.
 func (g gate) kernels(unroll [2]int) []kernel {
 	name := strings.ToLower(g.name[:4]) + g.name[4:]
 	plain := []kernel{
@@ -219,8 +220,8 @@ func (b *body) sigmoid(x *value) *value {
 	return b.div(one, b.add(e, one))
 }
 
-// bell is the slope of the sigmoid, e/(1+e)² with e = e^-|x|: s - s² would lose the digits of what is
-// left where s is near 1.
+// bell is the derivative of the sigmoid, e/(1+e)² with e = e^-|x|: s - s² would cancel where s is
+// near 1.
 func (b *body) bell(x *value) *value {
 	one := b.register(1)
 	e := b.exp(b.limited(b.sub(b.zero(), b.and(x, b.word(absBits)))), nil)
@@ -252,8 +253,8 @@ var logCoefficients = []float64{
 	0.3333333171, -0.2500082103, 0.2000122688, -0.1662335736, 0.1420175792, -0.1316018216, 0.1276157753, -0.07634497755,
 }
 
-// logarithm takes x as 2ⁿ·(1+f) with √½ ≤ 1+f < √2. Denormal numbers are made normal first. The exponent
-// becomes a number by way of the bits of 2²³+n.
+// logarithm writes x as 2ⁿ·(1+f) with √½ ≤ 1+f < √2. Denormal numbers are made normal first. The
+// exponent is converted by way of the bits of 2²³+n.
 func logarithm(b *body) {
 	const mantissa, magic, bias = "$23", 1 << 23, 192
 	x := b.load("x")
@@ -270,14 +271,14 @@ func logarithm(b *body) {
 	y = b.fma(n, b.constant(ln2Lower), y)
 	y = b.add(b.fnma(square, b.constant(0.5), y), f)
 	y = b.fma(n, b.constant(ln2Upper), y)
-	y = b.fma(b.sqrt(b.min(b.register(1), x)), b.zero(), y) // NaN of NaN and of negative numbers
+	y = b.fma(b.sqrt(b.min(b.register(1), x)), b.zero(), y) // NaN for NaN and for negative numbers
 	y = b.ifNegative(b.sub(b.register(math.MaxFloat32), x), x, y)
 	b.store("y", b.ifNegative(b.sub(b.and(x, b.word(absBits)), b.constant(0x1p-149)), b.constant(negInf), y))
 }
 
-// normal returns a = |x|, no more than 15 (where Φ(-a) is 0 in float32), exp(-a²/2), and
-// Φ(-a)·exp(a²/2). The exponent is exact: the rounding error of the square goes into the
-// exponential too, or it would grow with a² in the left tail.
+// normal returns a = |x|, at most 15 (where Φ(-a) is 0 in float32), exp(-a²/2), and
+// Φ(-a)·exp(a²/2). The exponent is exact: the rounding error of the square is added to the
+// exponential too, since it would otherwise grow with a² in the left tail.
 func (b *body) normal(x *value) (a, density, tail *value) {
 	one := b.register(1)
 	a = b.min(b.register(15), b.and(x, b.word(absBits)))
@@ -288,7 +289,7 @@ func (b *body) normal(x *value) (a, density, tail *value) {
 	return a, b.exp(b.mul(square, b.constant(-0.5)), extra), tail
 }
 
-// mirrored is q for negative x and 1-q for the others.
+// mirrored is q for negative x, else 1-q.
 func (b *body) mirrored(x, q *value) *value { return b.ifNegative(x, q, b.sub(b.register(1), q)) }
 
 // The tanh form of GELU is x·σ(2u), σ(z) = 1/(1+e⁻ᶻ), 2u = x·(tanhA + tanhB·x²).

@@ -13,7 +13,7 @@ type isa struct {
 	letter string // of its registers
 	bytes  int    // in a register
 	regs   int    // registers for values
-	mask   int    // AVX2: the register of the remainder's mask
+	mask   int    // AVX2: the register with the mask of the remainder
 	wide   bool   // AVX-512: mask registers, embedded broadcasts
 	neon   bool   // of arm64, see neon.go
 }
@@ -25,24 +25,24 @@ var (
 
 // A kernel describes a function of package vec for every instruction set and element type.
 type kernel struct {
-	name    string            // of the field of the table; a trailing number is an index into it
-	at      string            // the field of the table, if it is not of that name
-	params  string            // Go parameter list, T being the element type; the first slice gives the number of elements
+	name    string            // name of the field of the table; a trailing number is an index into it
+	at      string            // the field of the table, if its name differs
+	params  string            // Go parameter list, where T is the element type; the first slice has the number of elements
 	result  string            // Go type, or empty
-	unroll  [2]int            // vectors side by side with 32 registers, of AVX-512 and NEON, and on AVX2
-	only32  bool              // float64 is left to the portable kernel
-	widened bool              // calculates in float64 whatever the element type
-	slices  []string          // the slices that the body works on, if not those of the parameters
+	unroll  [2]int            // vectors at a time with the 32 registers of AVX-512 and NEON, and on AVX2
+	only32  bool              // the portable kernel does float64
+	widened bool              // computes in float64 whatever the element type
+	slices  []string          // the slices that the body works on, if not the parameters' slices
 	setup   func(f *function) // sets the pointers of slices
 	body    func(b *body)
 	finish  func(f *function) // after the loop: stores the result
-	write   func(f *function) // all of it, in place of a loop over a body
-	x86     bool              // NEON is left to the portable kernel
+	write   func(f *function) // writes the whole function, in place of a loop over a body
+	x86     bool              // NEON has only the portable kernel
 	locals  int               // bytes of its stack frame
 	low     []string          // the slices of the body that have bfloat16, see [lows]
 }
 
-// field is the expression of the kernel in a table.
+// field returns the expression of the kernel in a table.
 func (k kernel) field() string {
 	if k.at != "" {
 		return k.at
@@ -55,9 +55,9 @@ func (k kernel) field() string {
 
 // A function is one kernel for one instruction set and element type, while it is written.
 //
-// Registers: AX is the index of the element, CX how many are left, BX a temporary, and every slice
-// of the body has one of pointerRegs. Vector registers from pin upwards hold what lives through the
-// whole loop, the lower ones belong to the body.
+// Registers: AX is the index of the element, CX is the number of elements left, BX is a temporary,
+// and every slice of the body has one of pointerRegs. Vector registers from pin upwards hold values
+// for the whole loop; the lower ones belong to the body.
 type function struct {
 	kernel
 	isa     isa
@@ -100,7 +100,7 @@ func (f *function) declaration() string {
 
 func (f *function) elem() string { return fmt.Sprint("float", f.bits) }
 
-// typed replaces the type parameter T of a parameter list, and L, which is bfloat16.
+// typed replaces the type parameter T of a parameter list, and replaces L by bfloat16.
 func typed(params, elem string) string {
 	words := strings.Fields(params)
 	for i, w := range words {
@@ -117,7 +117,7 @@ func typed(params, elem string) string {
 	return strings.Join(words, " ")
 }
 
-// lanes is the number of elements in a register.
+// lanes returns the number of elements in a register.
 func (f *function) lanes() int {
 	if f.suffix == "PD" {
 		return f.isa.bytes / 8
@@ -136,7 +136,7 @@ func (f *function) line(format string, args ...any) {
 	fmt.Fprintf(&f.out, "\t"+format+"\n", args...)
 }
 
-// instruction writes one instruction by its name on x86.
+// instruction writes one instruction by its x86 name.
 func (f *function) instruction(mnemonic string, operands []string) {
 	if f.isa.neon {
 		f.neonOp(mnemonic, operands)
@@ -218,7 +218,7 @@ func (f *function) prologue() {
 	f.line("XORL AX, AX")
 }
 
-// tailMask selects the CX elements that are left, or as many of them as fit into one register.
+// tailMask selects the CX remaining elements, up to the number that fits one register.
 func (f *function) tailMask() {
 	if f.isa.wide {
 		f.line("MOVQ  $-1, BX")
@@ -251,7 +251,7 @@ func (f *function) sliceNames() (names []string) {
 	return names
 }
 
-// pointer is the register of a slice of the body.
+// pointer returns the register for a slice of the body.
 func (f *function) pointer(slice string) string {
 	i := slices.Index(f.sliceNames(), slice)
 	if f.isa.neon {
@@ -260,7 +260,7 @@ func (f *function) pointer(slice string) string {
 	return pointerRegs[i]
 }
 
-// address is where the u-th vector of this turn of the loop lies in a slice.
+// address returns the address of the u-th vector of a slice in the current iteration.
 func (f *function) address(slice string, u int) string {
 	if f.isa.neon {
 		return fmt.Sprintf("%d(%s)", u*f.lanes()*f.bits/8, f.pointer(slice))
@@ -276,7 +276,7 @@ func (f *function) address(slice string, u int) string {
 	return at
 }
 
-// isLow tells whether a slice of the body has bfloat16.
+// isLow reports whether a slice of the body has bfloat16.
 func (f *function) isLow(slice string) bool { return slices.Contains(f.low, slice) }
 
 // hold reserves n registers for the whole function.
@@ -318,7 +318,7 @@ func (f *function) scalar(name string) *value {
 	})
 }
 
-// constant is a float32 constant in memory, register the same in a register of its own.
+// constant is a float32 constant in memory, and register is the same in a register.
 func (f *function) constant(x float64) *value { return f.word(math.Float32bits(float32(x))) }
 
 func (f *function) register(x float64) *value {
@@ -348,8 +348,8 @@ func (f *function) clear(reg int) {
 	fmt.Fprintf(&f.start, "\tVXORPS X%d, X%d, X%d\n", reg, reg, reg)
 }
 
-// accumulator is one register for each vector of the loop, initially 0 or, if not nil, the given
-// value.
+// accumulator is one register for each vector of the loop. It starts as 0, or as initial if that is
+// not nil.
 func (f *function) accumulator(name string, initial *value) *value {
 	return f.hold(name, f.width(), func(v *value) {
 		for _, r := range v.regs {
@@ -365,13 +365,13 @@ func (f *function) accumulator(name string, initial *value) *value {
 	})
 }
 
-// fold combines the registers of an accumulator, then the halves of the one that remains, until its
-// lowest element holds all; it returns that register. The order is a balanced tree.
+// fold combines the registers of an accumulator, and then the halves of the last one, until its
+// lowest element holds the result; it returns that register. The order is a balanced tree.
 func (f *function) fold(name, mnemonic string, bits int) int {
 	return f.foldTo(name, mnemonic, bits, 0)
 }
 
-// foldTo is fold with a register of its own to work in.
+// foldTo is fold with a given temporary register.
 func (f *function) foldTo(name, mnemonic string, bits, t int) int {
 	regs := f.pinned[name].regs
 	for n := len(regs); n > 1; n /= 2 {
@@ -412,8 +412,8 @@ func (f *function) returns(result string, offset, register, bits int) {
 	f.line("%s %s%d, %s+%d(FP)", mnemonic, letter, register, result, offset)
 }
 
-// extract128 is the instruction for the upper half of a Y register: registers above 15 need the
-// newer one.
+// extract128 returns the instruction for the upper half of a Y register: registers above 15 need
+// the newer one.
 func (f *function) extract128() string {
 	if f.isa.wide {
 		return "VEXTRACTF32X4"

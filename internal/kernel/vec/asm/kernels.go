@@ -9,14 +9,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/neon"
 )
 
-// all lists the kernels. Light loops work on four vectors at once, heavy ones on as many as the
+// all lists the kernels. Light loops work on four vectors at once, and heavy ones on as many as the
 // registers allow.
 func all() []kernel {
 	return slices.Concat(arithmetic(), comparisons(), treeSums(), reductions(), activations(), functions(), rows(), optimizers(), pools(), wires())
 }
 
-// lows lists the kernels for bfloat16, which only AVX-512 has. They compute in float32 as the kernels of
-// the same names do, and round results once.
+// lows lists the kernels for bfloat16, which only AVX-512 has. They compute in float32 like the
+// kernels of the same names, and round results once.
 func lows() (list []kernel) {
 	for _, k := range all() {
 		wanted := k.name == "add" || slices.ContainsFunc(gates, func(g gate) bool {
@@ -84,7 +84,7 @@ func arithmetic() []kernel {
 			b.store("dst", b.scalar("v"))
 		}},
 		{name: "relu", params: "y, x []T", unroll: [2]int{4, 4}, body: func(b *body) {
-			if x := b.load("x"); b.isa.neon { // whose maximum of 0 and -0 is 0
+			if x := b.load("x"); b.isa.neon { // its maximum of 0 and -0 is 0
 				b.store("y", b.keepIf(notLess, x, b.zero(), x))
 			} else {
 				b.store("y", b.max(b.zero(), x))
@@ -96,7 +96,7 @@ func arithmetic() []kernel {
 	}
 }
 
-// comparisons are 1 where they hold, else 0.
+// comparisons are 1 if they hold, else 0.
 func comparisons() (list []kernel) {
 	for name, predicate := range map[string]int{"less": less, "lessOrEqual": lessOrEqual, "equal": equal, "notEqual": notEqual} {
 		list = append(list, kernel{name: name, params: "dst, a, b []T", unroll: [2]int{4, 2}, only32: true, body: func(b *body) {
@@ -107,8 +107,8 @@ func comparisons() (list []kernel) {
 	return list
 }
 
-// lesser is the minimum of x and y, NaN where either is. The instruction of x86 returns y for a NaN
-// and for two zeros: both orders together have the NaN, and the sign of a negative zero.
+// lesser is the minimum of x and y, and NaN if either is NaN. The x86 instruction returns y for a
+// NaN and for two zeros. Both orders together give the NaN, and the sign of a negative zero.
 func (b *body) lesser(x, y *value) *value {
 	if b.isa.neon {
 		return b.min(x, y)
@@ -116,7 +116,7 @@ func (b *body) lesser(x, y *value) *value {
 	return b.or(b.min(x, y), b.min(y, x))
 }
 
-// treeSums are the sums of 2 to 8 sources, and the one of 8 rows that ColSum uses.
+// treeSums are the sums of 2 to 8 sources, and the sum of 8 rows for ColSum.
 func treeSums() (list []kernel) {
 	var names []string
 	for n := 1; n <= 8; n++ {
@@ -220,16 +220,16 @@ func reductions() []kernel {
 	}
 }
 
-// absBits masks the sign away. What remains orders like an unsigned integer, and every NaN lies
-// above infinity: an integer maximum never loses one, as the floating-point maximum of the
-// processor would.
+// absBits masks the sign. The result orders like an unsigned integer, and every NaN is above
+// infinity. So an integer maximum never loses a NaN, unlike the floating-point maximum of the
+// processor.
 const (
 	absBits = 0x7FFFFFFF
 	infBits = 0x7F800000
 	signBit = 1 << 31
 )
 
-// finishMaximum returns the maximum, or a NaN if one was met.
+// finishMaximum returns the maximum, or NaN if there was one.
 func finishMaximum(f *function) {
 	if f.isa.neon {
 		f.neonNumber(f.fold("abs", "VPMAXUD", 32), f.fold("max", "VMAXPS", 32))
@@ -304,7 +304,7 @@ func rows() []kernel {
 	}
 }
 
-// dropout follows hash32 of package vec, in every lane.
+// dropout computes hash32 of package vec in every lane.
 func dropout(b *body) {
 	xorshift := func(h *value, by string) *value {
 		return b.binary(b.xor(), h, b.unary("VPSRLD", h, by))
@@ -317,7 +317,7 @@ func dropout(b *body) {
 	b.store("y", b.keepAtLeast(h, b.scalar("threshold"), b.mul(b.load("x"), b.scalar("scale"))))
 }
 
-// xor is the integer instruction, whose name differs between the instruction sets.
+// xor returns the integer instruction, whose name differs between the instruction sets.
 func (b *body) xor() string {
 	if b.isa.wide {
 		return "VPXORD"
@@ -325,7 +325,7 @@ func (b *body) xor() string {
 	return "VPXOR"
 }
 
-// keepAtLeast is v where the unsigned integer h is at least t, and 0 elsewhere.
+// keepAtLeast is v if the unsigned integer h is at least t, else 0.
 func (b *body) keepAtLeast(h, t, v *value) *value {
 	d := &value{}
 	return b.record(node{dst: d, args: []*value{h, t, v}, late: true, emit: func(u int) {
@@ -340,7 +340,7 @@ func (b *body) keepAtLeast(h, t, v *value) *value {
 			b.op(u, "VMOVAPS.Z", v, k, d)
 			return
 		}
-		b.op(u, "VPMAXUD", t, h, d) // AVX2 compares signed integers only, but h = max(h, t) says the same
+		b.op(u, "VPMAXUD", t, h, d) // AVX2 compares signed integers only, but h = max(h, t) is equivalent
 		b.op(u, "VPCMPEQD", h, d, d)
 		b.op(u, "VANDPS", v, d, d)
 	}})

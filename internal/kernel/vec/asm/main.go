@@ -4,9 +4,9 @@
 //	avx512_amd64.s   avx2_amd64.s   kernels_amd64.go
 //	neon_arm64.s                    kernels_arm64.go
 //
-// It is run by go generate in the directory of that package. A kernel is described once, as a
-// calculation on vectors (see kernels.go); the instruction sets and the two element types, the
-// loop, the masked remainder, the registers and the stack frame are the business of this program.
+// go generate runs it in the directory of that package. A kernel is described once, as a
+// calculation on vectors (see kernels.go). This program adds the instruction sets, the two element
+// types, the loop, the masked remainder, the registers and the stack frame.
 package main
 
 import (

@@ -7,24 +7,24 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/neon"
 )
 
-// The backend for NEON, which differs from AVX2 in more than names:
+// This is the backend for NEON, which differs from AVX2 in more than names:
 //
-//   - An operand cannot be in memory: constants come from a table into neonScratch.
-//   - A multiply-add overwrites its addend, always.
-//   - There are no masks. Behind the loop on blocks there is one on single vectors, and the remainder
-//     is done element by element, as the first lane of vectors.
+//   - An operand cannot be in memory: constants are loaded from a table into neonScratch.
+//   - A multiply-add always overwrites its addend.
+//   - There are no masks. The loop over blocks is followed by a loop over single vectors, and the
+//     remainder is computed element by element, in the first lane of vectors.
 //
-// Registers: R1 is how many elements are left, R2 to R10 are the addresses of the slices' elements,
-// R11 that of the constants, R12 and R14 are temporaries, R13 is the index of the element where it
-// is needed.
+// Registers: R1 is the number of elements left, R2 to R10 are the addresses of the slices'
+// elements, R11 is the address of the constants, R12 and R14 are temporaries, and R13 is the index
+// of the element if it is needed.
 var neonISA = isa{name: "NEON", letter: "V", bytes: 16, regs: neonScratch, neon: true}
 
 const neonScratch = 31
 
 var neonPointers = []string{"R2", "R3", "R4", "R5", "R6", "R7", "R8", "R9", "R10"}
 
-// neonNames are instructions of AVX2 on NEON: the name for package neon or, with an arrangement, that
-// of Go's assembler, whose operands have the same order on both.
+// neonNames maps instructions of AVX2 to NEON: to a name of package neon or, with an arrangement,
+// to a name of Go's assembler, whose operands have the same order on both.
 var neonNames = map[string]string{
 	"VADDP": "fadd", "VSUBP": "fsub", "VMULP": "fmul", "VDIVP": "fdiv", "VSQRTP": "fsqrt",
 	"VMAXP": "fmax", "VMINP": "fmin", "VFMADD231P": "fmla", "VFNMADD231P": "fmls", "VROUNDP": "frintn",
@@ -64,10 +64,11 @@ func (f *function) neonOp(mnemonic string, operands []string) {
 // neonBits is the size of an element in a register.
 func (f *function) neonBits() int { return 8 * f.isa.bytes / f.lanes() }
 
-// neonMove is the move of bytes between memory and the low part of a vector register.
+// neonMove returns the instruction that moves bytes between memory and the low part of a vector
+// register.
 func neonMove(bytes int) string { return map[int]string{4: "FMOVS", 8: "FMOVD", 16: "FMOVQ"}[bytes] }
 
-// neonText is the text of the function.
+// neonText returns the text of the function.
 func (f *function) neonText() string {
 	f.neonLoops()
 	loop := f.out.String()
@@ -130,7 +131,7 @@ func (f *function) neonLoops() {
 	f.line("RET")
 }
 
-// neonConstants loads the operands of a node that are in memory, but an addend, to neonScratch.
+// neonConstants loads the operands of a node that are in memory, except an addend, to neonScratch.
 func (b *body) neonConstants(n node) {
 	for _, v := range n.args {
 		if v.mem != "" && v != n.addend {
@@ -140,7 +141,7 @@ func (b *body) neonConstants(n node) {
 	}
 }
 
-// overwrites tells whether node i may overwrite its addend: it is the last to read it.
+// overwrites reports whether node i may overwrite its addend: it must be the last to read it.
 func (b *body) overwrites(i int, n node) bool {
 	z := n.addend
 	return z.last == i && !z.pinned && z.regs != nil && n.args[0] != z && n.args[1] != z
@@ -167,7 +168,7 @@ func (b *body) neonFused(mnemonic string, x, y, z *value) *value {
 	}})
 }
 
-// reg is the number of the register of v for vector u.
+// reg returns the number of the register of v for vector u.
 func (b *body) reg(v *value, u int) int {
 	if len(v.regs) == 1 {
 		u = 0
@@ -214,7 +215,8 @@ func (b *body) neonPresent(u int, v, fill, d *value) {
 	b.line("VMOV V%d.S[0], V%d.S[0]", b.reg(v, u), b.reg(d, u))
 }
 
-// neonKeepIf keeps v by a predicate, or clears it by the opposite of one that holds for NaN.
+// neonKeepIf keeps v by a predicate. If the predicate is true for NaN, it clears v by the opposite
+// predicate.
 func (b *body) neonKeepIf(predicate, u int, x, y, v, d *value) {
 	name := map[int]string{
 		equal: "fcmeq", less: "fcmgt", lessOrEqual: "fcmge", notEqual: "fcmeq", notLess: "fcmgt", notLessOrEqual: "fcmge",
@@ -274,7 +276,7 @@ func (f *function) neonRows(rows []string) {
 	}
 }
 
-// neonBroadcast is a parameter in every lane.
+// neonBroadcast puts a parameter in every lane.
 func (f *function) neonBroadcast(from string, bits int, v *value) {
 	lane := map[int]string{32: "S", 64: "D"}[bits]
 	fmt.Fprintf(&f.start, "\tFMOV%s %s, F%d; VDUP V%d.%s[0], V%d.%s%d\n", lane, from, v.regs[0], v.regs[0], lane, v.regs[0], lane, 128/bits)

@@ -2,9 +2,9 @@ package main
 
 import "fmt"
 
-// pools work on windows of two by two elements. Of a vector of windows the elements lie in two
-// vectors for each of their rows; within 16 bytes a shuffle tells the left ones from the right ones.
-// Windows are in another order then, in which dy is brought first, and which storing undoes.
+// pools work on windows of 2 × 2 elements. The elements of a vector of windows are two vectors for
+// each of their rows. A shuffle within 16 bytes separates the left elements from the right ones.
+// This changes the order of the windows: dy is permuted to that order first, and storing undoes it.
 func pools() []kernel {
 	return []kernel{
 		{name: "maxPairs", params: "y, x []T, cols, ld, rows int", only32: true, x86: true, write: func(f *function) {
@@ -16,8 +16,9 @@ func pools() []kernel {
 	}
 }
 
-// pairRows prints the loop over rows of windows, and over the vectors of each. DI is the place of the
-// slice of windows, SI and DX those of the two rows of x, R11 and R12 of dx.
+// pairRows prints the loop over rows of windows, and over the vectors of each. DI is the address in
+// the slice of windows, SI and DX are the addresses of the two rows of x, and R11 and R12 of the
+// two rows of dx.
 func (f *function) pairRows(windows, order string, body func(masked bool)) {
 	f.line("MOVQ %s, DI; MOVQ %s, SI", f.param(windows), f.param("x"))
 	f.line("MOVQ %s, R8; SHLQ $2, R8; LEAQ (SI)(R8*1), DX", f.param("ld"))
@@ -39,9 +40,9 @@ func (f *function) pairRows(windows, order string, body func(masked bool)) {
 	f.line("DECQ R10; JNZ row")
 }
 
-// pairMasks sets the masks of the windows behind the last whole vector of a row, and of the two
-// vectors of a row of theirs, in mask registers 1 to 3 or in vectors 13 to 15. With AVX-512 vector 31
-// is the order of windows, and 30 has all bits set.
+// pairMasks sets the masks for the windows behind the last whole vector of a row, and for the two
+// vectors of their elements, in mask registers 1 to 3 or in vectors 13 to 15. With AVX-512 vector
+// 31 is the order of windows, and 30 has all bits set.
 func (f *function) pairMasks(order string) {
 	f.line("MOVQ R9, CX; ANDQ $%d, CX", f.lanes()-1)
 	if f.isa.wide {
@@ -78,14 +79,14 @@ func (f *function) loadPairs(masked bool) {
 	}
 }
 
-// split sets vector left to the elements of even places of vectors from and from+1, and the next to
-// those of odd ones.
+// split sets vector left to the elements at even positions of vectors from and from+1, and the next
+// vector to the elements at odd positions.
 func (f *function) split(from, left int) {
 	f.line("VSHUFPS $0x88, %s, %s, %s", f.reg(from+1), f.reg(from), f.reg(left))
 	f.line("VSHUFPS $0xDD, %s, %s, %s", f.reg(from+1), f.reg(from), f.reg(left+1))
 }
 
-// permute brings the windows of vector i in the order that pairRows was told.
+// permute permutes the windows of vector i to the order given to pairRows.
 func (f *function) permute(i int) {
 	if f.isa.wide {
 		f.line("VPERMPD Z%[1]d, Z31, Z%[1]d", i)
@@ -94,7 +95,7 @@ func (f *function) permute(i int) {
 	}
 }
 
-// larger sets vector a to the larger elements of a and b as Go does, by vectors 8 to 10. The
+// larger sets vector a to the larger elements of a and b as in Go, using vectors 8 to 10. The
 // instruction returns its second operand for a NaN and for two zeros.
 func (f *function) larger(a, b int) {
 	f.line("VMAXPS %s, %s, %s; VMAXPS %s, %s, %s", f.reg(a), f.reg(b), f.reg(8), f.reg(b), f.reg(a), f.reg(9))
@@ -115,8 +116,8 @@ func (f *function) maxPairs(masked bool) {
 	f.move(masked, 1, f.reg(4), "(DI)(AX*4)", false)
 }
 
-// maxPairsGrad follows the largest element so far, in vector 4: mask register 3+i, or vector 8+i, is
-// where the i-th of the next three is larger, or the first NaN.
+// maxPairsGrad keeps the largest element so far in vector 4. Mask register 3+i, or vector 8+i,
+// marks the elements where the i-th of the next three is larger, or is the first NaN.
 func (f *function) maxPairsGrad(masked bool) {
 	f.loadPairs(masked)
 	f.split(0, 4)
@@ -134,7 +135,7 @@ func (f *function) maxPairsGrad(masked bool) {
 		f.line("VCMPPS $6, %s, %s, %s; VCMPPS $7, %s, %s, %s; VANDPS %s, %s, %s", largest, next, m, largest, largest, t, t, m, m)
 		f.line("VBLENDVPS %s, %s, %s, %s", m, next, largest, largest)
 	}
-	for i := 3; i >= 1; i-- { // the last one that is larger takes dy
+	for i := 3; i >= 1; i-- { // the last larger one takes dy
 		if f.isa.wide {
 			f.line("VMOVAPS.Z Z8, K%d, Z%d; KNOTW K%d, K7; VMOVAPS.Z Z8, K7, Z8", 3+i, i, 3+i)
 		} else {

@@ -5,17 +5,17 @@ import (
 	"math"
 )
 
-// wires are the kernels of numbers that travel in 8 bits, which package vec describes. AX is the index
-// of an element in its block, and CX how many blocks are left.
+// wires are the kernels of numbers sent in 8 bits, which package vec describes. AX is the index of
+// an element in its block, and CX is the number of blocks left.
 //
-//	vectors 0 to 3   largest magnitudes; then, in all lanes, the first is of the block
+//	vectors 0 to 3   largest magnitudes; later the block's magnitude in all lanes of the first
 //	vectors 4 to 7   elements, one after the other
 //	vectors 8 to 10  127/magnitude, the scale of the block, the scale of the errors that were left
 //	vectors 12, 13   temporaries
 //	vector 15        the mask of the sign
 //
-// Elements that are a sum, and the codes of a block that may lie behind its own elements, are kept in
-// the stack frame.
+// The stack frame holds elements that are sums, and the codes of a block that may be behind its own
+// elements.
 func wires() []kernel {
 	return []kernel{
 		{name: "encode8", params: "dst []byte, src []T", only32: true, x86: true, write: (*function).encode8},
@@ -53,7 +53,7 @@ func (f *function) encodeError8() {
 	})
 	f.scale8("")
 	f.clear8()
-	f.codes8("coded", "DI", "SP", func(u int) { // what is left takes the place of the elements
+	f.codes8("coded", "DI", "SP", func(u int) { // the error takes the place of the elements
 		x, t := f.reg(13), f.reg(12)
 		f.line("VCVTDQ2PS %s, %s; VMULPS %s, %s, %s; VMOVUPS %s, %s", f.reg(4+u), t, f.reg(9), t, t, f.at8(u, "SP", 4), x)
 		f.line("VSUBPS %s, %s, %s; VMOVUPS %s, %s", t, x, x, x, f.at8(u, "SP", 4))
@@ -69,8 +69,8 @@ func (f *function) encodeError8() {
 	f.nextBlock8(map[string]int{"DI": 4 + block8, "SI": 4 * block8, "DX": 4 + block8})
 }
 
-// decode8 reads the codes, or a copy of them, as they may lie where their numbers will be. When it adds
-// they do not.
+// decode8 reads the codes. Without add it reads a copy of them, as the codes may be where the
+// numbers will be written.
 func (f *function) decode8(add bool) {
 	f.blocks8([]string{"dst", "src"}, []string{"DI", "SI"}, "dst")
 	f.line("VBROADCASTSS (SI), %s", f.reg(9))
@@ -105,7 +105,7 @@ func (f *function) blocks8(slices, registers []string, floats string) {
 	f.out.WriteString("\nblock:\n")
 }
 
-// nextBlock8 ends it, and says how many bytes each pointer goes on.
+// nextBlock8 ends the loop. Each pointer advances by its number of bytes in steps.
 func (f *function) nextBlock8(steps map[string]int) {
 	f.out.WriteString("\nnext:\n")
 	for _, pointer := range []string{"DI", "SI", "DX"} {
@@ -117,7 +117,7 @@ func (f *function) nextBlock8(steps map[string]int) {
 	f.out.WriteString("\ndone:\n")
 }
 
-// at8 is the address of vector u of the four at element AX, of which each takes size bytes.
+// at8 returns the address of vector u of the four at element AX. Each element takes size bytes.
 func (f *function) at8(u int, pointer string, size int) string {
 	return fmt.Sprintf("%d(%s)(AX*%d)", u*f.lanes()*size, pointer, size)
 }
@@ -137,7 +137,7 @@ func (f *function) clear8() {
 	}
 }
 
-// magnitude8 finds the largest of what load leaves in vectors 4 to 7.
+// magnitude8 computes the largest magnitude of the elements that load puts in vectors 4 to 7.
 func (f *function) magnitude8(label string, load func(u int)) {
 	f.clear8()
 	f.fours8(label, func() {
@@ -148,8 +148,8 @@ func (f *function) magnitude8(label string, load func(u int)) {
 	})
 }
 
-// scale8 sets vectors 8 and 9 by the largest magnitude, which vectors 0 to 3 have, or goes to where the
-// block is spoiled.
+// scale8 sets vectors 8 and 9 from the largest magnitude, which is in vectors 0 to 3. If it is not
+// finite, it jumps to the code for a spoiled block.
 func (f *function) scale8(suffix string) {
 	f.pinned["magnitude"] = &value{regs: []int{0, 1, 2, 3}}
 	r := f.foldTo("magnitude", "VPMAXUD", 32, 4)
@@ -161,8 +161,8 @@ func (f *function) scale8(suffix string) {
 	f.line("VBROADCASTSS X8, %s; VBROADCASTSS X9, %s", f.reg(8), f.reg(9))
 }
 
-// codes8 writes a block, of elements at from. rest is told when vector 4+u has a code for each of vector
-// u of the four.
+// codes8 writes a block from the elements at from. It calls rest for each vector u of the four,
+// when vector 4+u has its codes.
 func (f *function) codes8(label, to, from string, rest func(u int)) {
 	f.fours8(label, func() {
 		for u := range 4 {
@@ -182,8 +182,8 @@ func (f *function) codes8(label, to, from string, rest func(u int)) {
 	f.line("VMOVSS X9, (%s)", to)
 }
 
-// widen8 sets vector 4+u to the numbers of codes, which begin so many bytes behind a pointer, times the
-// scale in another vector.
+// widen8 sets vector 4+u to the numbers of codes, times the scale in another vector. The codes
+// begin behind bytes after the pointer.
 func (f *function) widen8(u int, behind, pointer string, scale int) {
 	if behind != "" {
 		behind += "+"
