@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"path"
 	"reflect"
 	"slices"
 )
 
 // A config is config.json during parsing. Every key is asked for once. err keeps the first error.
 type config struct {
+	within  string // path to the object: "rope_scaling.", or "" for the whole file
+	skip    []string
 	keys    map[string]json.RawMessage
 	asked   map[string]bool
 	ignored []string
@@ -64,6 +67,7 @@ func (c *config) nested(key string, read func(c *config)) {
 	}
 	inner, err := parseConfig(c.keys[key])
 	if err == nil {
+		inner.within, inner.skip = c.within+key+".", c.skip
 		read(inner)
 		err = inner.end()
 	}
@@ -136,14 +140,25 @@ func (c *config) training(keys ...string) {
 	}
 }
 
-// end returns the first error. A key that has a value and was not asked for is an error, too.
+// end returns the first error. A key that was not asked for is an error, too, unless its value is
+// null or false, or the caller of Open skips it.
 func (c *config) end() error {
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
-		if !c.asked[key] && c.has(key) {
-			c.fail("%s %s is not known, and may change what the model computes: remove the key if it does not", key, short(c.keys[key]))
+		if c.asked[key] || !c.has(key) || string(c.keys[key]) == "false" || matches(c.skip, c.within+key) {
+			continue
 		}
+		c.fail("%s %s is not known, and may change what the model computes: if it does not, skip it by hf.Open(dir, %q)",
+			key, short(c.keys[key]), c.within+key)
 	}
 	return c.err
+}
+
+// matches reports whether a name matches one of the patterns.
+func matches(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		ok, err := path.Match(pattern, name)
+		return ok && err == nil // open has checked the patterns
+	})
 }
 
 // short returns a value for a message.

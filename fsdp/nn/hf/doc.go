@@ -31,8 +31,11 @@
 // # Refused settings
 //
 // Every key of config.json that changes the model's computation is used, or is an error that names
-// it. So is any key that this package does not know, and any size that differs from the tensors.
-// Tensors that must be the same, such as a tied head, and are not, are errors, too. Keys that
-// change nothing, or only training, are skipped. Model.Ignored lists the keys that have an effect
-// on training, such as the rates of dropout, which the model does not get.
+// it. So is any size that differs from the tensors. Tensors that must be the same, such as a tied
+// head, and are not, are errors, too. Keys that change nothing, or only training, are skipped.
+// Model.Ignored lists the keys that have an effect on training, such as the rates of dropout, which
+// the model does not get.
+//
+// An unknown key is an error, unless it is null or false, and so is a tensor that the model lacks.
+// Further arguments of Open are patterns of keys and tensors that it skips.
 package hf

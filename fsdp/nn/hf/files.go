@@ -72,6 +72,28 @@ func weights(dir string) (string, error) {
 	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
 }
 
+// The files of an adapter of PEFT.
+const adapterConfig, adapterWeights = "adapter_config.json", "adapter_model.safetensors"
+
+// noAdapter returns an error for a directory with an adapter, which Open would ignore.
+func noAdapter(dir string) error {
+	text, err := os.ReadFile(filepath.Join(dir, adapterConfig))
+	if err != nil {
+		return nil // there is none
+	}
+	var adapter struct {
+		Base string `json:"base_model_name_or_path"`
+	}
+	if err := json.Unmarshal(text, &adapter); err != nil {
+		return fmt.Errorf("%s: %w", adapterConfig, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, configFile)); err == nil {
+		return fmt.Errorf("there are a model and %s, so it is unknown whether the adapter belongs to it: move the adapter's files to their own directory",
+			adapterConfig)
+	}
+	return fmt.Errorf("it has an adapter of PEFT and no model: open the directory of its base model, %q", adapter.Base)
+}
+
 // oneTraining returns an error if a directory has weights and an index of other weights, as it is
 // unknown which of them belong to the model. Newer weights in another format are a warning.
 func oneTraining(dir string) error {

@@ -9,6 +9,7 @@ import (
 	"iter"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -55,6 +56,7 @@ type Model struct {
 	prefix string         // of the names of tensors
 	gamma  bool           // norms have the names of TensorFlow, as in the first files of BERT
 	dir    string         // opened directory, or ""
+	skip   []string       // patterns of keys and of tensors
 	kept   []string       // files in dir that Save copies
 }
 
@@ -80,20 +82,32 @@ var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, v
 // Open reads config.json and the names of the tensors in a directory. An error names the key, the
 // file or the setting that is wrong or not supported. Open is not a collective; all ranks open the
 // same directory.
-func Open(dir string) (*Model, error) {
-	m, err := open(filepath.Clean(dir))
+//
+// Open returns an error for unknown keys of config.json, and Load for tensors that the model lacks.
+// Keys and tensors that match a pattern of skip are accepted and have no effect. Patterns are those
+// of [path.Match], such as "rope_scaling.note" for a key in an object, or "vision_tower.*".
+func Open(dir string, skip ...string) (*Model, error) {
+	m, err := open(filepath.Clean(dir), skip)
 	if err != nil {
 		return nil, fmt.Errorf("hf: %s: %w", dir, err)
 	}
 	return m, nil
 }
 
-func open(dir string) (*Model, error) {
+func open(dir string, skip []string) (*Model, error) {
+	for _, pattern := range skip {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
+		}
+	}
+	if err := noAdapter(dir); err != nil {
+		return nil, err
+	}
 	text, err := os.ReadFile(filepath.Join(dir, configFile))
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{dir: dir}
+	m := &Model{dir: dir, skip: skip}
 	if err := m.parse(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", configFile, err)
 	}
@@ -137,6 +151,7 @@ func (m *Model) parse(text []byte) error {
 	if err != nil {
 		return err
 	}
+	c.skip = m.skip
 	kinds := make(map[string]*architecture)
 	for _, a := range architectures {
 		kinds[a.kind] = a
@@ -157,7 +172,7 @@ func (m *Model) parse(text []byte) error {
 	m.Model = m.arch.open(c)
 	c.ignore("is_decoder") // it has no meaning for models that have not asked
 	if m.Ignored = c.ignored; c.end() != nil {
-		return c.err
+		return fmt.Errorf("%w (model_type %s)", c.err, m.arch.kind)
 	}
 	if m.as, m.was, err = describe(m.Model); err != nil {
 		return err
@@ -170,9 +185,9 @@ func (m *Model) parse(text []byte) error {
 }
 
 // ReadConfig returns the model that the text of a config.json describes. It needs no weights:
-// [fsdp.Dry] can plan the model.
-func ReadConfig(text []byte) (fsdp.Model, error) {
-	m := new(Model)
+// [fsdp.Dry] can plan the model. It accepts keys that match a pattern of skip, see [Open].
+func ReadConfig(text []byte, skip ...string) (fsdp.Model, error) {
+	m := &Model{skip: skip}
 	if err := m.parse(text); err != nil {
 		return nil, fmt.Errorf("hf: %s: %w", configFile, err)
 	}
@@ -227,9 +242,9 @@ func floats(v any) any {
 // its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters keep their
 // initial values, which change nothing.
 func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
-	path, err := "", errors.New("hf: Load: no directory was opened: the model is one that New has made")
+	file, err := "", errors.New("hf: Load: no directory was opened: the model is one that New has made")
 	if m.dir != "" {
-		path, err = weights(m.dir)
+		file, err = weights(m.dir)
 	}
 	copies := make(map[string]bool)
 	for name := range m.arch.copies(m.Model) {
@@ -237,9 +252,13 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	}
 	opts := append(m.options(), failing(err), fsdp.AllowMissing(nn.IsAdapter),
 		fsdp.AllowExtra(func(name string) bool {
-			return copies[name] || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
+			return copies[name] || matches(m.skip, name) || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
 		}))
-	return s.Import(ctx, path, opts...)
+	err = s.Import(ctx, file, opts...)
+	if wrong := (*fsdp.StateError)(nil); errors.As(err, &wrong) && len(wrong.Extra) > 0 {
+		return fmt.Errorf("hf: Load: %w: if a tensor is no part of the model, skip it by hf.Open(dir, %q)", err, wrong.Extra[0])
+	}
+	return err
 }
 
 // toGamma renames norms as in TensorFlow.

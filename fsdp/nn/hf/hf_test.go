@@ -450,12 +450,12 @@ func TestOpenErrors(t *testing.T) {
 		{`{"model_type": "gpt2", "n_inner": 7}`, "config.json: n_inner 7 is not supported, only 3072"},
 		{`{"model_type": "gpt2", "scale_attn_weights": false}`, "config.json: scale_attn_weights false is not supported, only true"},
 		{`{"model_type": "gpt2", "activation_function": "swish"}`, `config.json: activation_function "swish" is not supported, only ["gelu" `},
-		{`{"model_type": "gpt2", "quantization_config": {"bits": 4}}`, `config.json: quantization_config {"bits":4} is not known, and may change what the model computes: remove the key if it does not`},
+		{`{"model_type": "gpt2", "quantization_config": {"bits": 4}}`, `config.json: quantization_config {"bits":4} is not known, and may change what the model computes: if it does not, skip it by hf.Open(dir, "quantization_config") (model_type gpt2)`},
 		{`{"model_type": "gpt2", "is_encoder_decoder": true}`, `config.json: is_encoder_decoder true is not supported, only false`},
 		{`{"model_type": "gpt2", "pruned_heads": {"0": [1]}}`, `config.json: pruned_heads {"0":[1]} is not supported`},
 		{llama(`"rope_scaling": {"type": "yarn", "factor": 2}`), `config.json: rope_scaling.type "yarn" is not supported`},
 		{llama(`"rope_parameters": {"rope_type": "dynamic"}`), `config.json: rope_parameters.rope_type "dynamic" is not supported`},
-		{llama(`"rope_parameters": {"rope_type": "default", "mscale": 2}`), `config.json: rope_parameters.mscale 2 is not known`},
+		{llama(`"rope_parameters": {"rope_type": "default", "mscale": 2}`), `config.json: rope_parameters.mscale 2 is not known, and may change what the model computes: if it does not, skip it by hf.Open(dir, "rope_parameters.mscale")`},
 		{llama(`"rope_parameters": 3`), `config.json: rope_parameters.`},
 		{llama(`"rope_parameters": {"rope_type": "llama3"}`), `config.json: rope_parameters.original_max_position_embeddings is missing`},
 		{llama(`"partial_rotary_factor": 0.5`), `config.json: partial_rotary_factor 0.5 is not supported, only 1`},
@@ -487,6 +487,8 @@ func TestOpenErrors(t *testing.T) {
 		{map[string]string{}, "config.json: no such file"},
 		{map[string]string{"config.json": config, "pytorch_model.bin": ""}, "neither model.safetensors nor model.safetensors.index.json is there, but pytorch_model.bin, which is not read: save_pretrained of transformers converts it"},
 		{map[string]string{"config.json": config, "model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"}, "model.safetensors is a pointer of Git LFS in place of the file: git lfs pull fetches it"},
+		{map[string]string{"adapter_config.json": `{"base_model_name_or_path": "org/base"}`}, `it has an adapter of PEFT and no model: open the directory of its base model, "org/base"`},
+		{map[string]string{"config.json": config, "adapter_config.json": "{}"}, "there are a model and adapter_config.json, so it is unknown whether the adapter belongs to it: move the adapter's files to their own directory"},
 		{map[string]string{"config.json": config, "model.gguf": ""}, "neither model.safetensors nor model.safetensors.index.json is there: other formats are not supported"},
 		{map[string]string{"config.json": config, "model.safetensors": "x"}, "model.safetensors: safetensors: "},
 		{map[string]string{"config.json": config, "model.safetensors.index.json": "x"}, "model.safetensors.index.json: invalid character"},
@@ -588,7 +590,7 @@ func TestHarmlessKeys(t *testing.T) {
 	for _, key := range []string{
 		`"unsloth_fixed": true`, `"unsloth_version": "2025.3.19"`, `"model_name": "unsloth/Llama-3.2-1B"`, `"neftune_noise_alpha": 5`,
 		`"_flash_attn_2_enabled": true`, `"attn_implementation": "sdpa"`, `"gradient_checkpointing": true`, `"cache_implementation": "static"`,
-		`"cross_attention_hidden_size": null`, `"quantization_config": null`, `"unheard_of": null`,
+		`"cross_attention_hidden_size": null`, `"quantization_config": null`, `"unheard_of": null`, `"unheard_of": false`, `"rope_scaling": {"type": "default", "unheard_of": false}`,
 	} {
 		got, err := hf.ReadConfig([]byte(llama(key)))
 		require.NoError(t, err)
