@@ -5,7 +5,7 @@ import (
 	"math"
 	"strings"
 
-	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // Adam is the configuration of Adam (https://arxiv.org/abs/1412.6980) with L2 regularisation: the
@@ -30,7 +30,7 @@ type Adam struct {
 
 // New returns Adam over params, with its state at zero. It returns an error that names the
 // parameter or the field if pieces overlap or are malformed, if a value does not implement
-// [AdamVec], or if a hyper-parameter is out of range. New retains only the memory and the functions
+// [vec.AdamVec], or if a hyper-parameter is out of range. New retains only the memory and the functions
 // in params.
 func (c Adam) New(params []Param) (Optimizer, error) { return c.new(kindAdam, params) }
 
@@ -53,43 +53,6 @@ type AdamW struct {
 // New returns AdamW over params, as [Adam.New] does.
 func (c AdamW) New(params []Param) (Optimizer, error) { return Adam(c).new(kindAdamW, params) }
 
-// AdamVec is a [Vec] with the update of [Adam] and [AdamW].
-type AdamVec interface {
-	Vec
-	// Adam updates the elements (the parameter p) and the moments m and v from gradient g by the
-	// formulas of [Adam] and [AdamW]. g, m and v have the length, type and implementation of p. The
-	// four share no memory. If there are no elements, Adam does nothing.
-	Adam(g, m, v Vec, s AdamStep) error
-}
-
-// AdamStep holds the numbers for update t of a parameter by an [AdamVec].
-type AdamStep struct {
-	LR, WeightDecay     float64
-	Beta1, Beta2, Eps   float64
-	BiasCorrection1     float64 // 1 - Beta1^t
-	BiasCorrection2Sqrt float64 // √(1 - Beta2^t)
-	Decoupled           bool    // AdamW
-}
-
-// Adam implements [AdamVec].
-func (h Host) Adam(g, m, v Vec, s AdamStep) error {
-	grad, first, second := g.(Host), m.(Host), v.(Host)
-	if h.F64 != nil {
-		vec.Adam(h.F64, grad.F64, first.F64, second.F64, s.hyper())
-	} else {
-		vec.Adam(h.F32, grad.F32, first.F32, second.F32, s.hyper())
-	}
-	return nil
-}
-
-func (s *AdamStep) hyper() vec.AdamHyper {
-	return vec.AdamHyper{
-		LR: s.LR, Beta1: s.Beta1, Beta2: s.Beta2, Eps: s.Eps, WeightDecay: s.WeightDecay,
-		BiasCorrection1: s.BiasCorrection1, BiasCorrection2Sqrt: s.BiasCorrection2Sqrt,
-		GradScale: 1, Decoupled: s.Decoupled,
-	}
-}
-
 // new makes Adam or AdamW.
 func (c Adam) new(kind string, params []Param) (Optimizer, error) {
 	s := Settings{
@@ -104,7 +67,7 @@ func (c Adam) new(kind string, params []Param) (Optimizer, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("optim: %s: %w", name, err)
 	}
-	values, err := valuesAs[AdamVec](name, params)
+	values, err := valuesAs[vec.AdamVec](name, params)
 	if err != nil {
 		return nil, err
 	}
@@ -124,8 +87,8 @@ func orDefault(v, def float64) float64 {
 
 // adam does the updates of Adam and AdamW.
 type adam struct {
-	values []AdamVec // of the pieces
-	step   AdamStep  // with the corrections for t, which is nearly always the same for the next piece
+	values []vec.AdamVec // of the pieces
+	step   vec.AdamStep  // with the corrections for t, which is nearly always the same for the next piece
 	t      int
 }
 
@@ -138,12 +101,12 @@ func (a *adam) update(i int, p *piece, lr float64) error {
 	}
 	s.LR, s.WeightDecay = lr, p.weightDecay
 	if m, ok := p.vecs[0].(*Blockwise); ok {
-		return p.Value.(Adam8Vec).Adam8(p.Grad, m.words, p.vecs[1].(*Blockwise).words, p.Offset, *s)
+		return p.Value.(vec.Adam8Vec).Adam8(p.Grad, m.words, p.vecs[1].(*Blockwise).words, p.Offset, *s)
 	}
 	return a.values[i].Adam(p.Grad, p.vecs[0], p.vecs[1], *s)
 }
 
 func (a *adam) set(s *Settings) {
-	a.step = AdamStep{Beta1: s.Betas[0], Beta2: s.Betas[1], Eps: s.Eps, Decoupled: s.Kind == kindAdamW}
+	a.step = vec.AdamStep{Beta1: s.Betas[0], Beta2: s.Betas[1], Eps: s.Eps, Decoupled: s.Kind == kindAdamW}
 	a.t = 0 // the corrections were computed from other betas
 }

@@ -3,6 +3,8 @@ package optim
 import (
 	"errors"
 	"fmt"
+
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // emaName is the state entry of averages.
@@ -32,7 +34,7 @@ const emaName = "ema"
 //	err = optim.Swap(opt)
 //
 // EMA returns an error and changes nothing if decay is not between 0 and 1, if the optimizer
-// already keeps averages, if a value does not implement [SGDVec], whose update makes the average,
+// already keeps averages, if a value does not implement [vec.SGDVec], whose update makes the average,
 // or if memory cannot be allocated.
 func EMA(o Optimizer, decay float64) error {
 	own, ok := o.(*optimizer)
@@ -46,7 +48,7 @@ func EMA(o Optimizer, decay float64) error {
 		return fmt.Errorf("optim: %w", err)
 	}
 	defer leave(own.guards)
-	lists := make([][]SGDVec, len(own.parts))
+	lists := make([][]vec.SGDVec, len(own.parts))
 	for i, part := range own.parts {
 		var err error
 		if lists[i], err = part.averages(); err != nil {
@@ -61,7 +63,7 @@ func EMA(o Optimizer, decay float64) error {
 
 // averages allocates the average of every piece. The average of an updated piece begins with its
 // value.
-func (a *part) averages() (list []SGDVec, err error) {
+func (a *part) averages() (list []vec.SGDVec, err error) {
 	if a.settings.common.EMA != 0 {
 		return nil, errors.New("it keeps averages already")
 	}
@@ -74,7 +76,7 @@ func (a *part) averages() (list []SGDVec, err error) {
 		if err != nil {
 			return nil, err
 		}
-		e, ok := v.(SGDVec)
+		e, ok := v.(vec.SGDVec)
 		if !ok {
 			return nil, fmt.Errorf("parameter %q: a value of type %T has no update of SGD, which makes the average", p.Name, p.Value)
 		}
@@ -89,7 +91,7 @@ func (a *part) averages() (list []SGDVec, err error) {
 }
 
 // average makes the part keep its averages in the vectors of list.
-func (a *part) average(list []SGDVec, decay float64) {
+func (a *part) average(list []vec.SGDVec, decay float64) {
 	s := a.settings.common
 	s.EMA = decay
 	a.settings, a.names = newSettings(s), append(a.names[:len(a.names):len(a.names)], emaName)
@@ -115,7 +117,7 @@ func (a *part) follow(p *piece) error {
 		return copyVec(p.ema, p.Value)
 	}
 	// SGD with this gradient and decay is e - (decay-1)·(p + (-1)·e).
-	return p.ema.SGD(p.Value, nil, SGDStep{LR: a.settings.common.EMA - 1, WeightDecay: -1})
+	return p.ema.SGD(p.Value, nil, vec.SGDStep{LR: a.settings.common.EMA - 1, WeightDecay: -1})
 }
 
 // ErrSwapped is the error of an optimizer that cannot step, load or save because [Swap] has
@@ -184,7 +186,7 @@ func exchange(a, b Vec) error {
 	for at := 0; at < n; at += block {
 		end := min(at+block, n)
 		from, to := a.Slice(at, end), b.Slice(at, end)
-		u, v := x.slice(0, end-at), y.slice(0, end-at)
+		u, v := sliceHost(x, 0, end-at), sliceHost(y, 0, end-at)
 		if err := errors.Join(from.Read(u), to.Read(v)); err != nil {
 			return err
 		}

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	kernel "github.com/gofsdp/gofsdp/internal/kernel/vec"
+
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // least8 is the number of elements from which a parameter follows the optimizer's Bits, as in
@@ -39,26 +41,6 @@ type Blockwise struct {
 	begin, end int // elements of the piece in this Vec
 }
 
-// Adam8Vec is an [AdamVec] with the update of [Adam] and [AdamW] for 8-bit moments.
-type Adam8Vec interface {
-	AdamVec
-	// Adam8 is Adam with 8-bit moments m and v, in the format of [Blockwise], for the elements from
-	// offset on of a parameter. m and v are vectors of float32. They contain 4 bytes for each block
-	// that p overlaps, its largest magnitude, and then one byte for each element, its code, padded
-	// to a multiple of 4 bytes. m has codes of numbers of both signs, v codes of non-negative
-	// numbers.
-	Adam8(g, m, v Vec, offset int, s AdamStep) error
-}
-
-// Adam8 implements [Adam8Vec].
-func (h Host) Adam8(g, m, v Vec, offset int, s AdamStep) error {
-	n := len(h.F32)
-	first := vec.NewBlocks8(m.(Host).F32, offset, n, false)
-	second := vec.NewBlocks8(v.(Host).F32, offset, n, true)
-	vec.Adam8(h.F32, g.(Host).F32, first, second, s.hyper())
-	return nil
-}
-
 // checkBits returns an error unless state can have this number of bits per element; 0 means the
 // type of the value.
 func checkBits(bits int) error {
@@ -77,11 +59,11 @@ func (p Param) newEntry(name string, bits int) (Vec, error) {
 	case bits == 0 || n == 0:
 		return p.newState(n)
 	}
-	if _, ok := p.Value.(Adam8Vec); !ok {
+	if _, ok := p.Value.(vec.Adam8Vec); !ok {
 		return nil, fmt.Errorf("parameter %q: a value of type %T has no such update, it is no %v",
-			p.Name, p.Value, reflect.TypeFor[Adam8Vec]())
+			p.Name, p.Value, reflect.TypeFor[vec.Adam8Vec]())
 	}
-	words, err := p.newState(vec.Words8(p.Offset, n))
+	words, err := p.newState(kernel.Words8(p.Offset, n))
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +128,7 @@ func (b *Blockwise) Write(from Host) error {
 	return b.words.Write(words)
 }
 
-// Words returns the memory of the whole piece, in the format of an [Adam8Vec].
+// Words returns the memory of the whole piece, in the format of [vec.Adam8Vec].
 func (b *Blockwise) Words() Vec { return b.words }
 
 // Over returns the same elements in words, into which the result of Words was copied.
@@ -157,15 +139,15 @@ func (b *Blockwise) Over(words Vec) *Blockwise {
 }
 
 // blocks returns the whole piece in host memory.
-func (b *Blockwise) blocks() (vec.Blocks8, Host, error) {
+func (b *Blockwise) blocks() (kernel.Blocks8, Host, error) {
 	words, near := b.words.(Host)
 	if !near {
 		words = newHost(b.words.Len(), false)
 		if err := b.words.Read(words); err != nil {
-			return vec.Blocks8{}, words, err
+			return kernel.Blocks8{}, words, err
 		}
 	}
-	return vec.NewBlocks8(words.F32, b.offset, b.n, b.unsigned), words, nil
+	return kernel.NewBlocks8(words.F32, b.offset, b.n, b.unsigned), words, nil
 }
 
 // fits returns an error unless h has the length and type of b.
@@ -173,5 +155,5 @@ func (b *Blockwise) fits(h Host) error {
 	if len(h.F32) == b.Len() && h.F64 == nil {
 		return nil
 	}
-	return fmt.Errorf("optim: copy between %d elements of float32 in 8 bits and %d of %s", b.Len(), h.Len(), dtype(h))
+	return fmt.Errorf("optim: copy between %d elements of float32 in 8 bits and %d of %s", b.Len(), h.Len(), vec.TypeName(h))
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/vec"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -52,12 +53,12 @@ func TestBitsErrors(t *testing.T) {
 		config
 		params []optim.Param
 	}{
-		"optim: adamw: field Bits is 4: must be 8, or 0 for those of the value":                                                  {optim.AdamW{Bits: 4}, f32},
-		"optim: adam: rule 0: field Bits is 16: must be 8, or 0 for those of the value":                                          {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(16)}}}, f32},
-		"optim: sgd: rule 0: field Bits is of Adam and AdamW":                                                                    {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
-		`optim: adam: exp_avg of parameter "a": its value is float64, and Bits 8 is for float32`:                                 {optim.Adam{Bits: 8}, f64},
-		`optim: adam: exp_avg of parameter "b": its value is float64, and Bits 8 is for float32`:                                 {optim.Adam{Bits: 8}, elsewhere},
-		`optim: adam: exp_avg of parameter "a": a value of type optim_test.onlyAdam has no such update, it is no optim.Adam8Vec`: {optim.Adam{Bits: 8}, far},
+		"optim: adamw: field Bits is 4: must be 8, or 0 for those of the value":                                                {optim.AdamW{Bits: 4}, f32},
+		"optim: adam: rule 0: field Bits is 16: must be 8, or 0 for those of the value":                                        {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(16)}}}, f32},
+		"optim: sgd: rule 0: field Bits is of Adam and AdamW":                                                                  {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
+		`optim: adam: exp_avg of parameter "a": its value is float64, and Bits 8 is for float32`:                               {optim.Adam{Bits: 8}, f64},
+		`optim: adam: exp_avg of parameter "b": its value is float64, and Bits 8 is for float32`:                               {optim.Adam{Bits: 8}, elsewhere},
+		`optim: adam: exp_avg of parameter "a": a value of type optim_test.onlyAdam has no such update, it is no vec.Adam8Vec`: {optim.Adam{Bits: 8}, far},
 	} {
 		_, err := c.New(c.params)
 		require.EqualError(t, err, want)
@@ -65,7 +66,7 @@ func TestBitsErrors(t *testing.T) {
 }
 
 // onlyAdam is a Vec without the update for 8 bits.
-type onlyAdam struct{ optim.AdamVec }
+type onlyAdam struct{ vec.AdamVec }
 
 // TestEightBitsFollow compares 200 steps with those of state in 32 bits: of least squares whose
 // gradients are of different magnitudes within a block.

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // Elementwise is the configuration of an optimizer of your own whose update treats every element
@@ -64,7 +66,7 @@ type Elements[T float32 | float64] struct {
 }
 
 // New returns the optimizer over params, with its state at zero. It returns an error that names the
-// parameter or the field if pieces overlap or are malformed, if a value is no [HostVec], as on a
+// parameter or the field if pieces overlap or are malformed, if a value is no [vec.Addressable], as on a
 // device, if there is no update for its type, if a name or number is invalid, or if an update of
 // random numbers depends on where they are cut. New retains only the memory and the functions in
 // params.
@@ -77,7 +79,7 @@ func (c Elementwise) New(params []Param) (Optimizer, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("optim: %s: %w", kind, err)
 	}
-	values, err := valuesAs[HostVec](kind, params)
+	values, err := valuesAs[vec.Addressable](kind, params)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +180,7 @@ func tryCut[T float32 | float64](update func(Elements[T]), states int, numbers m
 
 // elementwise does the updates of an Elementwise.
 type elementwise struct {
-	values []HostVec // of the pieces
+	values []vec.Addressable // of the pieces
 	f32    func(Elements[float32])
 	f64    func(Elements[float64])
 	step32 Elements[float32]
@@ -186,11 +188,11 @@ type elementwise struct {
 }
 
 func (u *elementwise) update(i int, p *piece, lr float64) error {
-	value, grad := u.values[i].Elements(), p.Grad.(HostVec).Elements()
+	value, grad := u.values[i].Elements(), p.Grad.(vec.Addressable).Elements()
 	if u.values[i].Float64() {
 		s := &u.step64
 		for k, v := range p.vecs {
-			s.State[k] = v.(HostVec).Elements().F64
+			s.State[k] = v.(vec.Addressable).Elements().F64
 		}
 		s.Value, s.Grad, s.LR, s.WeightDecay, s.Steps = value.F64, grad.F64, lr, p.weightDecay, p.steps
 		u.f64(*s)
@@ -198,7 +200,7 @@ func (u *elementwise) update(i int, p *piece, lr float64) error {
 	}
 	s := &u.step32
 	for k, v := range p.vecs {
-		s.State[k] = v.(HostVec).Elements().F32
+		s.State[k] = v.(vec.Addressable).Elements().F32
 	}
 	s.Value, s.Grad, s.LR, s.WeightDecay, s.Steps = value.F32, grad.F32, lr, p.weightDecay, p.steps
 	u.f32(*s)

@@ -183,7 +183,7 @@ func TestElementwiseErrors(t *testing.T) {
 		{edit(func(c *optim.Elementwise) { c.Numbers["beta1"] = math.NaN() }), f32, `field Numbers: "beta1" = NaN`},
 		{edit(func(c *optim.Elementwise) { c.WeightDecay = -1 }), f32, "optim: lion: WeightDecay is -1"},
 		{edit(func(c *optim.Elementwise) { c.Rules = []optim.Rule{{}} }), f32, "optim: lion: rule 0: no Match"},
-		{newLion(0.5), []optim.Param{{Name: "w", Shape: []int{2}, Value: unreachable{}, Grad: unreachable{}}}, "it is no optim.HostVec"},
+		{newLion(0.5), []optim.Param{{Name: "w", Shape: []int{2}, Value: unreachable{}, Grad: unreachable{}}}, "it is no vec.Addressable"},
 		{edit(func(c *optim.Elementwise) {
 			c.Float32 = func(u optim.Elements[float32]) { // the largest gradient of the piece scales the step
 				var most float32

@@ -9,6 +9,8 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/shard"
+
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // Muon is the configuration of Muon (Keller Jordan, https://kellerjordan.github.io/posts/muon), for
@@ -99,7 +101,7 @@ const kindMuon = "Muon"
 
 // New returns Muon over params, with its state at zero. It returns an error that names the
 // parameter if one has no rows and columns, if pieces overlap, are malformed or have no Peers
-// although the rest is missing, if a value does not implement [HostVec], as on a device, if Blocks
+// although the rest is missing, if a value does not implement [vec.Addressable], as on a device, if Blocks
 // do not divide the rows, if Method is Gram but rows are cut, or if a hyper-parameter is out of
 // range. New is not a collective.
 func (c Muon) New(params []Param) (Optimizer, error) {
@@ -110,7 +112,7 @@ func (c Muon) New(params []Param) (Optimizer, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("optim: muon: %w", err)
 	}
-	values, err := valuesAs[HostVec]("muon", params)
+	values, err := valuesAs[vec.Addressable]("muon", params)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +235,7 @@ func (c Muon) jobs(p *Param, i int) (list []muonJob, err error) {
 
 // muon does the updates of Muon.
 type muon struct {
-	values []HostVec // of the pieces
+	values []vec.Addressable // of the pieces
 	teams  []*muonTeam
 	s      Settings
 }
@@ -252,7 +254,7 @@ func (u *muon) prepare(pieces []piece, absent []bool) error {
 			if t.f64 == nil {
 				t.f64 = newMuonRun[float64](t)
 			}
-			if err := t.f64.directions(u, pieces, absent, func(v Vec) []float64 { return v.(HostVec).Elements().F64 }); err != nil {
+			if err := t.f64.directions(u, pieces, absent, func(v Vec) []float64 { return v.(vec.Addressable).Elements().F64 }); err != nil {
 				return err
 			}
 			continue
@@ -260,7 +262,7 @@ func (u *muon) prepare(pieces []piece, absent []bool) error {
 		if t.f32 == nil {
 			t.f32 = newMuonRun[float32](t)
 		}
-		if err := t.f32.directions(u, pieces, absent, func(v Vec) []float32 { return v.(HostVec).Elements().F32 }); err != nil {
+		if err := t.f32.directions(u, pieces, absent, func(v Vec) []float32 { return v.(vec.Addressable).Elements().F32 }); err != nil {
 			return err
 		}
 	}

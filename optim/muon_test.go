@@ -387,7 +387,7 @@ func TestMuonErrors(t *testing.T) {
 	}{
 		{optim.Muon{}, []optim.Param{param(3)}, `parameter "w": shape [3] is no matrix`},
 		{optim.Muon{}, []optim.Param{piece}, `parameter "w": elements [0:8] of 16 are here, and no Peers have the others`},
-		{optim.Muon{}, []optim.Param{far}, `parameter "w": a value of type optim_test.unreachable has no such update, it is no optim.HostVec`},
+		{optim.Muon{}, []optim.Param{far}, `parameter "w": a value of type optim_test.unreachable has no such update, it is no vec.Addressable`},
 		{optim.Muon{}, []optim.Param{param(4, 4), other}, `parameter "x": its type is not that of the others`},
 		{optim.Muon{Method: optim.Gram}, []optim.Param{cut}, `parameter "w": Gram needs`},
 		{optim.Muon{Method: optim.Gram}, []optim.Param{param(2, 3)}, `parameter "w": Gram needs at least as many rows as columns`},

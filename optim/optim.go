@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/optim/vec"
 	"github.com/gofsdp/gofsdp/shard"
 )
 
@@ -22,7 +23,7 @@ type Param struct {
 	Name   string // full name of the parameter
 	Shape  []int  // shape of the whole parameter
 	Offset int    // position of the first element of Value in the parameter, row-major
-	Value  Vec    // updated by Step: an [AdamVec] for Adam and AdamW, an [SGDVec] for SGD
+	Value  Vec    // updated by Step: a [vec.AdamVec] for Adam and AdamW, a [vec.SGDVec] for SGD
 	Grad   Vec    // read by Step
 
 	// Absent, if not nil, is called once in every Step. It reports whether the piece has no
@@ -190,7 +191,7 @@ func (p Param) newState(n int) (Vec, error) {
 		return nil, fmt.Errorf("parameter %q: Alloc returned a buffer that is both float32 and float64", p.Name)
 	case v.Len() != n || v.Float64() != p.Value.Float64():
 		return nil, fmt.Errorf("parameter %q: Alloc returned %d elements of %s, not %d of %s",
-			p.Name, v.Len(), dtype(v), n, dtype(p.Value))
+			p.Name, v.Len(), vec.TypeName(v), n, vec.TypeName(p.Value))
 	}
 	if err := v.Zero(); err != nil {
 		return nil, fmt.Errorf("parameter %q: %w", p.Name, err)
@@ -212,7 +213,7 @@ func (p Param) check() error {
 	case n > 0 && reflect.TypeOf(p.Value) != reflect.TypeOf(p.Grad):
 		return fmt.Errorf("parameter %q: value is a %T, gradient a %T", p.Name, p.Value, p.Grad)
 	case n > 0 && p.Value.Float64() != p.Grad.Float64():
-		return fmt.Errorf("parameter %q: value is %s, gradient %s", p.Name, dtype(p.Value), dtype(p.Grad))
+		return fmt.Errorf("parameter %q: value is %s, gradient %s", p.Name, vec.TypeName(p.Value), vec.TypeName(p.Grad))
 	}
 	_, err := p.checkInterval()
 	return err

@@ -3,7 +3,7 @@ package optim
 import (
 	"fmt"
 
-	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // SGD is the configuration of stochastic gradient descent with momentum
@@ -22,48 +22,15 @@ type SGD struct {
 	Rules       []Rule  // exceptions for some parameters
 }
 
-// SGDVec is a [Vec] with the update of [SGD].
-type SGDVec interface {
-	Vec
-	// SGD updates the elements (the parameter p) and the momentum b from gradient g by the formulas
-	// of [SGD]. b is nil if Momentum is zero. g and b have the length, type and implementation of
-	// p. The three share no memory. If there are no elements, SGD does nothing.
-	SGD(g, b Vec, s SGDStep) error
-}
-
-// SGDStep holds the numbers of one update by an [SGDVec]. [EMA] uses negative LR and WeightDecay.
-type SGDStep struct {
-	LR, WeightDecay float64
-	Momentum        float64
-	Nesterov        bool
-	First           bool // the parameter's own first update: b = g, whatever b held
-}
-
-// SGD implements [SGDVec].
-func (h Host) SGD(g, b Vec, s SGDStep) error {
-	grad := g.(Host)
-	buf, _ := b.(Host) // empty without momentum
-	hyper := vec.SGDHyper{
-		LR: s.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: 1,
-		Nesterov: s.Nesterov, First: s.First,
-	}
-	if h.F64 != nil {
-		vec.SGD(h.F64, grad.F64, buf.F64, hyper)
-	} else {
-		vec.SGD(h.F32, grad.F32, buf.F32, hyper)
-	}
-	return nil
-}
-
 // New returns SGD over params, with its state at zero. It returns an error that names the parameter
-// or the field if pieces overlap or are malformed, if a value does not implement [SGDVec], or if a
+// or the field if pieces overlap or are malformed, if a value does not implement [vec.SGDVec], or if a
 // hyper-parameter is out of range. New retains only the memory and the functions in params.
 func (c SGD) New(params []Param) (Optimizer, error) {
 	s := Settings{Kind: kindSGD, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: c.Momentum, Nesterov: c.Nesterov}
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("optim: sgd: %w", err)
 	}
-	values, err := valuesAs[SGDVec]("sgd", params)
+	values, err := valuesAs[vec.SGDVec]("sgd", params)
 	if err != nil {
 		return nil, err
 	}
@@ -76,8 +43,8 @@ func (c SGD) New(params []Param) (Optimizer, error) {
 
 // sgd does the updates of SGD.
 type sgd struct {
-	values []SGDVec // of the pieces
-	step   SGDStep
+	values []vec.SGDVec // of the pieces
+	step   vec.SGDStep
 }
 
 func (u *sgd) update(i int, p *piece, lr float64) error {
@@ -89,4 +56,4 @@ func (u *sgd) update(i int, p *piece, lr float64) error {
 	return u.values[i].SGD(p.Grad, momentum, u.step)
 }
 
-func (u *sgd) set(s *Settings) { u.step = SGDStep{Momentum: s.Momentum, Nesterov: s.Nesterov} }
+func (u *sgd) set(s *Settings) { u.step = vec.SGDStep{Momentum: s.Momentum, Nesterov: s.Nesterov} }

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // part holds the pieces of an optimizer that one kind of update is for, with their hyper-parameters
@@ -44,7 +46,7 @@ type piece struct {
 	hyper
 	vecs   []Vec        // the state: one for each name that the kind has, zeroed at New
 	steps  int          // updates of the state; zero means that the state is zero
-	ema    SGDVec       // the average, or nil
+	ema    vec.SGDVec   // the average, or nil
 	usable func() error // Ready without the check for swapped averages, or nil
 }
 
@@ -337,7 +339,7 @@ func (r *refill) add(dst Vec, sources []Entry) error {
 		case !slices.Equal(e.Shape, p.Shape):
 			return fmt.Errorf("shape %v, parameter has %v", e.Shape, p.Shape)
 		case e.Data.Float64() != p.Value.Float64():
-			return fmt.Errorf("state is %s, parameter %s", dtype(e.Data), dtype(p.Value))
+			return fmt.Errorf("state is %s, parameter %s", vec.TypeName(e.Data), vec.TypeName(p.Value))
 		case e.Steps != r.steps:
 			return fmt.Errorf("elements [%d:%d] have had %d steps, others of this piece %d", from, to, e.Steps, r.steps)
 		}

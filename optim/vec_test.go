@@ -8,6 +8,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/optim/optimtest"
+	"github.com/gofsdp/gofsdp/optim/vec"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -68,19 +69,19 @@ type trained struct{ *remote }
 
 func (r trained) Slice(from, to int) optim.Vec { return trained{r.remote.Slice(from, to).(*remote)} }
 
-func (r trained) Adam(g, m, v optim.Vec, s optim.AdamStep) error {
+func (r trained) Adam(g, m, v optim.Vec, s vec.AdamStep) error {
 	return r.device.issue(func() {
 		_ = r.elements.Adam(g.(trained).elements, m.(trained).elements, v.(trained).elements, s)
 	})
 }
 
-func (r trained) Adam8(g, m, v optim.Vec, offset int, s optim.AdamStep) error {
+func (r trained) Adam8(g, m, v optim.Vec, offset int, s vec.AdamStep) error {
 	return r.device.issue(func() {
 		_ = r.elements.Adam8(g.(trained).elements, m.(trained).elements, v.(trained).elements, offset, s)
 	})
 }
 
-func (r trained) SGD(g, b optim.Vec, s optim.SGDStep) error {
+func (r trained) SGD(g, b optim.Vec, s vec.SGDStep) error {
 	return r.device.issue(func() {
 		if b == nil {
 			_ = r.elements.SGD(g.(trained).elements, nil, s)
@@ -226,18 +227,18 @@ func TestUpdateOutOfReachIsMissing(t *testing.T) {
 	p.Value, p.Grad = d.alloc(4, false), d.alloc(4, false)
 	for kind, c := range map[string]config{"sgd": optim.SGD{}, "adam": optim.Adam{}, "adamw": optim.AdamW{}} {
 		_, err := c.New([]optim.Param{whole("v", newTensor(2, false))[0], p})
-		require.ErrorContains(t, err, fmt.Sprintf(`optim: %s: parameter "w": a value of type *optim_test.remote has no such update, it is no optim.`, kind))
+		require.ErrorContains(t, err, fmt.Sprintf(`optim: %s: parameter "w": a value of type *optim_test.remote has no such update, it is no vec.`, kind))
 	}
 }
 
 func TestNewErrorsOutOfReach(t *testing.T) {
 	lost := errors.New("the device is lost")
 	for want, edit := range map[string]func(d *device, p *optim.Param){
-		`parameter "w": value is a optim_test.trained, gradient a optim.Host`: func(_ *device, p *optim.Param) {
+		`parameter "w": value is a optim_test.trained, gradient a vec.Host`: func(_ *device, p *optim.Param) {
 			p.Grad = newTensor(4, false).value
 		},
 		`parameter "w": a value of type optim_test.trained needs Alloc`: func(_ *device, p *optim.Param) { p.Alloc = nil },
-		`parameter "w": Alloc returned a optim.Host, its value is a optim_test.trained`: func(_ *device, p *optim.Param) {
+		`parameter "w": Alloc returned a vec.Host, its value is a optim_test.trained`: func(_ *device, p *optim.Param) {
 			p.Alloc = func(n int) (optim.Vec, error) { return newTensor(n, false).value, nil }
 		},
 		`parameter "w": Alloc returned a <nil>`: func(_ *device, p *optim.Param) {
@@ -313,7 +314,7 @@ func (c counting) Len() int {
 }
 
 // Adam does nothing else.
-func (c counting) Adam(g, m, v optim.Vec, _ optim.AdamStep) error {
+func (c counting) Adam(g, m, v optim.Vec, _ vec.AdamStep) error {
 	c.updates++
 	return nil
 }

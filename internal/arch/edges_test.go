@@ -82,8 +82,9 @@ var edges = map[string]string{
 	"nccl":                    "comm comm/transport internal/backoff internal/device",
 
 	// The library.
-	"optim":           "comm internal/kernel/gemm internal/kernel/vec shard",
-	"optim/optimtest": "optim",
+	"optim/vec":       "internal/kernel/vec",
+	"optim":           "comm internal/kernel/gemm internal/kernel/vec optim/vec shard",
+	"optim/optimtest": "optim optim/vec",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/provenance fsdp/internal/ranks fsdp/internal/record fsdp/internal/state fsdp/internal/timeline fsdp/plan fsdp/profile " +
 		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/program internal/rng internal/text optim shard",
 	"fsdp/gpu":                     "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
@@ -99,11 +100,11 @@ var edges = map[string]string{
 	"fsdp/internal/accept/kit": "gorgonia comm comm/transport fsdp fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/state fsdp/nn internal/blaslt " +
 		"internal/checkpoint internal/gpudouble internal/half internal/mapped nccl optim shard",
 	"fsdp/internal/engine": "gorgonia comm comm/transport fsdp/internal/layout fsdp/internal/ranks fsdp/plan internal/arena internal/exec internal/half " +
-		"internal/kernel/vec internal/mapped internal/ops internal/program optim shard",
+		"internal/kernel/vec internal/mapped internal/ops internal/program optim optim/vec shard",
 	"fsdp/internal/engine/fardevice": "comm/transport fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/exec " +
-		"internal/program optim",
+		"internal/program optim optim/vec",
 	"fsdp/internal/engine/gpu": "comm comm/transport fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/backoff internal/exec " +
-		"internal/gpu internal/half internal/kernel/vec internal/program nccl optim",
+		"internal/gpu internal/half internal/kernel/vec internal/program nccl optim optim/vec",
 	"fsdp/internal/state":      "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/checksum internal/launch internal/safetensors internal/text optim shard",
 	"fsdp/internal/layout":     "comm internal/kernel/vec internal/program shard",
 	"fsdp/internal/provenance": "",

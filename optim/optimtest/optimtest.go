@@ -17,13 +17,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // lengths include none, one, no multiple of any register, and more than one block of a copy.
 var lengths = []int{0, 1, 37, 1<<16 + 1}
 
 // TestVec checks that the vectors that alloc returns keep the contract of [optim.Vec] and, if they
-// implement them, the contracts of [optim.AdamVec], [optim.Adam8Vec] and [optim.SGDVec]. alloc
+// implement them, the contracts of [vec.AdamVec], [vec.Adam8Vec] and [vec.SGDVec]. alloc
 // returns n elements of float32 or float64, with any contents, in new memory of one device.
 func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 	for _, float64s := range []bool{false, true} {
@@ -158,17 +159,17 @@ func (k *kit) operands(t *testing.T, count int) (hosts []optim.Host, vecs []opti
 
 // adam checks the update of Adam and AdamW, several in a row.
 func (k *kit) adam(t *testing.T) {
-	if _, ok := k.alloc(k.n, k.float64s).(optim.AdamVec); !ok {
+	if _, ok := k.alloc(k.n, k.float64s).(vec.AdamVec); !ok {
 		return
 	}
 	h, v := k.operands(t, 4)
-	for _, s := range []optim.AdamStep{
+	for _, s := range []vec.AdamStep{
 		{LR: 0.1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, BiasCorrection1: 0.1, BiasCorrection2Sqrt: 0.5},
 		{LR: 0.2, WeightDecay: 0.1, Beta1: 0.5, Beta2: 0.9, Eps: 1e-3, BiasCorrection1: 0.75, BiasCorrection2Sqrt: 0.9},
 		{LR: 0.2, WeightDecay: 0.1, Beta1: 0, Beta2: 0, BiasCorrection1: 1, BiasCorrection2Sqrt: 1, Decoupled: true},
 	} {
 		require.NoError(t, h[0].Adam(h[1], h[2], h[3], s))
-		require.NoError(t, v[0].(optim.AdamVec).Adam(v[1], v[2], v[3], s))
+		require.NoError(t, v[0].(vec.AdamVec).Adam(v[1], v[2], v[3], s))
 		k.same(t, h, v)
 	}
 }
@@ -176,7 +177,7 @@ func (k *kit) adam(t *testing.T) {
 // adam8 checks the update of Adam and AdamW with moments in 8 bits, by optimizers of pieces that
 // begin inside a block.
 func (k *kit) adam8(t *testing.T) {
-	if _, ok := k.alloc(k.n, k.float64s).(optim.Adam8Vec); !ok || k.float64s {
+	if _, ok := k.alloc(k.n, k.float64s).(vec.Adam8Vec); !ok || k.float64s {
 		return
 	}
 	all := []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(8)}}
@@ -207,18 +208,18 @@ func (k *kit) adam8(t *testing.T) {
 
 // sgd checks the update of SGD with and without momentum, several in a row.
 func (k *kit) sgd(t *testing.T) {
-	if _, ok := k.alloc(k.n, k.float64s).(optim.SGDVec); !ok {
+	if _, ok := k.alloc(k.n, k.float64s).(vec.SGDVec); !ok {
 		return
 	}
 	h, v := k.operands(t, 3)
-	for _, s := range []optim.SGDStep{
+	for _, s := range []vec.SGDStep{
 		{LR: 0.1, WeightDecay: 0.1},
 		{LR: -0.1, WeightDecay: -1}, // as optim.EMA has it
 		{LR: 0.1, Momentum: 0.9, First: true},
 		{LR: 0.1, Momentum: 0.9, WeightDecay: 0.1},
 		{LR: 0.1, Momentum: 0.5, Nesterov: true},
 	} {
-		p := v[0].(optim.SGDVec)
+		p := v[0].(vec.SGDVec)
 		if s.Momentum == 0 {
 			require.NoError(t, h[0].SGD(h[1], nil, s))
 			require.NoError(t, p.SGD(v[1], nil, s))

@@ -10,13 +10,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // Dry is a Host without memory, for plans: it counts the memory that a Host would allocate, and
 // runs no pass. Its vectors have only a length.
 type Dry struct {
 	*host
-	Far     bool // its vectors cannot be accessed directly: none is an optim.HostVec
+	Far     bool // its vectors cannot be accessed directly: none is an vec.Addressable
 	threads int
 	files   bool
 }
@@ -113,10 +114,10 @@ type dryVec struct {
 }
 
 var (
-	_ optim.AdamVec  = dryVec{}
-	_ optim.Adam8Vec = dryVec{}
-	_ optim.SGDVec   = dryVec{}
-	_ optim.HostVec  = nearVec{}
+	_ vec.AdamVec     = dryVec{}
+	_ vec.Adam8Vec    = dryVec{}
+	_ vec.SGDVec      = dryVec{}
+	_ vec.Addressable = nearVec{}
 )
 
 func (v dryVec) Len() int                     { return v.n }
@@ -126,9 +127,9 @@ func (v dryVec) Zero() error                  { return nil }
 func (v dryVec) Read(optim.Host) error        { return errDry }
 func (v dryVec) Write(optim.Host) error       { return errDry }
 
-func (v dryVec) Adam(_, _, _ optim.Vec, _ optim.AdamStep) error         { return errDry }
-func (v dryVec) Adam8(_, _, _ optim.Vec, _ int, _ optim.AdamStep) error { return errDry }
-func (v dryVec) SGD(_, _ optim.Vec, _ optim.SGDStep) error              { return errDry }
+func (v dryVec) Adam(_, _, _ optim.Vec, _ vec.AdamStep) error         { return errDry }
+func (v dryVec) Adam8(_, _, _ optim.Vec, _ int, _ vec.AdamStep) error { return errDry }
+func (v dryVec) SGD(_, _ optim.Vec, _ vec.SGDStep) error              { return errDry }
 
 // A nearVec is a dryVec of a host.
 type nearVec struct{ dryVec }

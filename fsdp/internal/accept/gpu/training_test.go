@@ -100,12 +100,12 @@ func TestGPURefusesMuon(t *testing.T) {
 		hidden, _ := kit.HiddenMatrices(m.Shards())
 		_, err := optim.Muon{}.New(hidden)
 		require.ErrorContains(t, err, `optim: muon: parameter "blocks.0.`)
-		require.ErrorContains(t, err, "it is no optim.HostVec")
+		require.ErrorContains(t, err, "it is no vec.Addressable")
 		_, err = fsdp.Dry(kit.TinyGPT(1), fsdp.Config{Device: new(gpu.Device)}, func(params []optim.Param) (optim.Optimizer, error) {
 			hidden, _ := kit.HiddenMatrices(params)
 			return optim.Muon{}.New(hidden)
 		}, fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext))
-		require.ErrorContains(t, err, "it is no optim.HostVec")
+		require.ErrorContains(t, err, "it is no vec.Addressable")
 		require.NoError(t, m.Close())
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // shards implements engine.Shards.
@@ -16,10 +17,10 @@ type shards struct {
 }
 
 // Value implements engine.Shards.
-func (s *shards) Value(group int) optim.Vec { return s.d.vec(s.host.Value(group)) }
+func (s *shards) Value(group int) optim.Vec { return s.d.vector(s.host.Value(group)) }
 
 // Grad implements engine.Shards.
-func (s *shards) Grad(group int) optim.Vec { return s.d.vec(s.host.Grad(group)) }
+func (s *shards) Grad(group int) optim.Vec { return s.d.vector(s.host.Grad(group)) }
 
 // Alloc implements engine.Shards.
 func (s *shards) Alloc(group, n int) (v optim.Vec, err error) {
@@ -30,7 +31,7 @@ func (s *shards) Alloc(group, n int) (v optim.Vec, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.d.vec(v), nil
+	return s.d.vector(v), nil
 }
 
 // Average implements engine.Shards.
@@ -67,48 +68,48 @@ func (s *shards) Forget() { s.d.do(s.host.Forget) }
 // Free implements engine.Shards.
 func (s *shards) Free() { s.d.do(s.host.Free) }
 
-// A vec is a vector whose memory only the queue of the device reaches.
-type vec struct {
+// A vector is memory that only the queue of the device reaches.
+type vector struct {
 	d    *Device
 	host optim.Host
 }
 
-// vec returns v, which is nil or of the Host, as a vector of the device.
-func (d *Device) vec(v optim.Vec) optim.Vec {
+// vector returns v, which is nil or of the Host, as a vector of the device.
+func (d *Device) vector(v optim.Vec) optim.Vec {
 	if v == nil {
 		return nil
 	}
-	return &vec{d, v.(optim.Host)}
+	return &vector{d, v.(optim.Host)}
 }
 
 // near returns the vectors as the Host knows them.
 func near(vs []optim.Vec) []optim.Vec {
 	list := make([]optim.Vec, len(vs))
 	for i, v := range vs {
-		list[i] = v.(*vec).host
+		list[i] = v.(*vector).host
 	}
 	return list
 }
 
 // Len implements optim.Vec.
-func (v *vec) Len() int { return v.host.Len() }
+func (v *vector) Len() int { return v.host.Len() }
 
 // Float64 implements optim.Vec.
-func (v *vec) Float64() bool { return v.host.Float64() }
+func (v *vector) Float64() bool { return v.host.Float64() }
 
 // Slice implements optim.Vec.
-func (v *vec) Slice(from, to int) optim.Vec { return v.d.vec(v.host.Slice(from, to)) }
+func (v *vector) Slice(from, to int) optim.Vec { return v.d.vector(v.host.Slice(from, to)) }
 
 // Zero implements optim.Vec.
-func (v *vec) Zero() error { return v.d.issue(v.host.Zero) }
+func (v *vector) Zero() error { return v.d.issue(v.host.Zero) }
 
 // Read implements optim.Vec.
-func (v *vec) Read(to optim.Host) error {
+func (v *vector) Read(to optim.Host) error {
 	return v.d.call(func() error { return v.host.Read(to) })
 }
 
 // Write implements optim.Vec.
-func (v *vec) Write(from optim.Host) error {
+func (v *vector) Write(from optim.Host) error {
 	if len(v.host.F32) != len(from.F32) || len(v.host.F64) != len(from.F64) {
 		return errOther
 	}
@@ -116,23 +117,23 @@ func (v *vec) Write(from optim.Host) error {
 	return v.d.issue(func() error { return v.host.Write(from) })
 }
 
-// Adam implements optim.AdamVec.
-func (v *vec) Adam(grad, first, second optim.Vec, s optim.AdamStep) error {
+// Adam implements vec.AdamVec.
+func (v *vector) Adam(grad, first, second optim.Vec, s vec.AdamStep) error {
 	with := near([]optim.Vec{grad, first, second})
 	return v.d.issue(func() error { return v.host.Adam(with[0], with[1], with[2], s) })
 }
 
-// Adam8 implements optim.Adam8Vec.
-func (v *vec) Adam8(grad, first, second optim.Vec, offset int, s optim.AdamStep) error {
+// Adam8 implements vec.Adam8Vec.
+func (v *vector) Adam8(grad, first, second optim.Vec, offset int, s vec.AdamStep) error {
 	with := near([]optim.Vec{grad, first, second})
 	return v.d.issue(func() error { return v.host.Adam8(with[0], with[1], with[2], offset, s) })
 }
 
-// SGD implements optim.SGDVec.
-func (v *vec) SGD(grad, momentum optim.Vec, s optim.SGDStep) error {
-	g, m := grad.(*vec).host, optim.Vec(nil)
+// SGD implements vec.SGDVec.
+func (v *vector) SGD(grad, momentum optim.Vec, s vec.SGDStep) error {
+	g, m := grad.(*vector).host, optim.Vec(nil)
 	if momentum != nil {
-		m = momentum.(*vec).host
+		m = momentum.(*vector).host
 	}
 	return v.d.issue(func() error { return v.host.SGD(g, m, s) })
 }

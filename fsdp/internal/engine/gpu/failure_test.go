@@ -12,6 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/nccl"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // use does what vectors can do, over several halves of a staging, and returns the first error.
@@ -33,9 +34,9 @@ func use(d *Device, n int) (err error) {
 		func() error { return v[1].Write(host) },
 		v[2].Zero,
 		func() error {
-			return p.Adam(v[1], v[2], v[3], optim.AdamStep{BiasCorrection1: 1, BiasCorrection2Sqrt: 1})
+			return p.Adam(v[1], v[2], v[3], vec.AdamStep{BiasCorrection1: 1, BiasCorrection2Sqrt: 1})
 		},
-		func() error { return p.SGD(v[1], nil, optim.SGDStep{}) },
+		func() error { return p.SGD(v[1], nil, vec.SGDStep{}) },
 		func() error { return p.Read(host) },
 		func() error { _, err := d.MaxAbs(v[:]); return err },
 		func() error { _, err := d.Squares(v[:], []float64{1, 1, 1, 1}); return err },

@@ -7,9 +7,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/nccl"
 	"github.com/gofsdp/gofsdp/optim"
+	optimvec "github.com/gofsdp/gofsdp/optim/vec"
 )
 
-// A vector implements optim.Adam8Vec and optim.SGDVec with elements [from, to) of a block. Equal
+// A vector implements optimvec.Adam8Vec and optimvec.SGDVec with elements [from, to) of a block. Equal
 // vectors are the same elements.
 type vector struct {
 	d        *Device
@@ -138,18 +139,18 @@ func (v vector) update(k kernel, p piece, others ...optim.Vec) error {
 	return v.d.add(k, p, all[:1+len(others)]...)
 }
 
-// Adam implements optim.AdamVec.
-func (v vector) Adam(g, first, second optim.Vec, s optim.AdamStep) error {
+// Adam implements optimvec.AdamVec.
+func (v vector) Adam(g, first, second optim.Vec, s optimvec.AdamStep) error {
 	return v.update(adamKernel, piece{c: adamNumbers(&s)}, g, first, second)
 }
 
-// Adam8 implements optim.Adam8Vec.
-func (v vector) Adam8(g, first, second optim.Vec, offset int, s optim.AdamStep) error {
+// Adam8 implements optimvec.Adam8Vec.
+func (v vector) Adam8(g, first, second optim.Vec, offset int, s optimvec.AdamStep) error {
 	return v.update(adam8Kernel, piece{phase: uint32(offset % vec.Block8), c: adamNumbers(&s)}, g, first, second)
 }
 
 // adamNumbers returns a step in the form of the kernels and of package vec.
-func adamNumbers(s *optim.AdamStep) [9]float64 {
+func adamNumbers(s *optimvec.AdamStep) [9]float64 {
 	decay, l2 := 1.0, s.WeightDecay
 	if s.Decoupled {
 		decay, l2 = 1-s.LR*s.WeightDecay, 0
@@ -159,8 +160,8 @@ func adamNumbers(s *optim.AdamStep) [9]float64 {
 	}
 }
 
-// SGD implements optim.SGDVec.
-func (v vector) SGD(g, b optim.Vec, s optim.SGDStep) error {
+// SGD implements optimvec.SGDVec.
+func (v vector) SGD(g, b optim.Vec, s optimvec.SGDStep) error {
 	p := piece{c: [9]float64{s.LR, s.Momentum, s.WeightDecay}}
 	if s.Momentum == 0 {
 		return v.update(sgdKernel, p, g)

@@ -17,6 +17,7 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 	"github.com/gofsdp/gofsdp/optim"
 	"github.com/gofsdp/gofsdp/optim/optimtest"
+	optimvec "github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // room returns vectors of d, whose memory is freed at the end of the test.
@@ -110,16 +111,16 @@ func apply(t rapid.TB, d *Device, vs [4]optim.Vec, from, to int, rng *rand.Rand)
 	case 0:
 		require.NoError(t, m.Zero())
 	case 1, 2:
-		s := optim.AdamStep{
+		s := optimvec.AdamStep{
 			LR: rng.Float64(), WeightDecay: rng.Float64(), Beta1: rng.Float64(), Beta2: rng.Float64(), Eps: 1e-8,
 			BiasCorrection1: 0.5, BiasCorrection2Sqrt: 0.1, Decoupled: rng.IntN(2) == 0,
 		}
-		require.NoError(t, p.(optim.AdamVec).Adam(g, m, v, s))
+		require.NoError(t, p.(optimvec.AdamVec).Adam(g, m, v, s))
 	case 3:
-		s := optim.SGDStep{LR: rng.Float64(), Momentum: rng.Float64(), Nesterov: rng.IntN(2) == 0, First: rng.IntN(2) == 0}
-		require.NoError(t, p.(optim.SGDVec).SGD(g, m, s))
+		s := optimvec.SGDStep{LR: rng.Float64(), Momentum: rng.Float64(), Nesterov: rng.IntN(2) == 0, First: rng.IntN(2) == 0}
+		require.NoError(t, p.(optimvec.SGDVec).SGD(g, m, s))
 	case 4:
-		require.NoError(t, p.(optim.SGDVec).SGD(g, nil, optim.SGDStep{LR: -rng.Float64(), WeightDecay: -1}))
+		require.NoError(t, p.(optimvec.SGDVec).SGD(g, nil, optimvec.SGDStep{LR: -rng.Float64(), WeightDecay: -1}))
 	case 5:
 		c := rng.NormFloat64()
 		if h, ok := g.(optim.Host); ok {
@@ -199,7 +200,7 @@ func TestPlace(t *testing.T) {
 	v, g := alloc(5, false), alloc(5, false)
 	require.NoError(t, v.Zero())
 	require.NoError(t, g.Write(optim.Host{F32: []float32{1, 2, 3, 4, 5}}))
-	require.NoError(t, v.(optim.SGDVec).SGD(g, nil, optim.SGDStep{LR: -1})) // put off
+	require.NoError(t, v.(optimvec.SGDVec).SGD(g, nil, optimvec.SGDStep{LR: -1})) // put off
 	at, s, err := v.Slice(1, 3).(nccl.Placed).Place()
 	require.NoError(t, err)
 	require.NoError(t, s.Set(at, 0, 8))
@@ -219,7 +220,7 @@ func TestOneMemory(t *testing.T) {
 	require.NoError(t, other.Write(optim.Host{F32: make([]float32, 10)}))
 	low, high := all.Slice(0, 10), all.Slice(10, 20).(vector)
 	for _, grad := range []optim.Vec{low, other} {
-		require.NoError(t, high.SGD(grad, nil, optim.SGDStep{LR: 1}))
+		require.NoError(t, high.SGD(grad, nil, optimvec.SGDStep{LR: 1}))
 		require.Equal(t, 1, d.updates.n, "they share no launch")
 	}
 	require.NoError(t, high.Flush())

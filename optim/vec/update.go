@@ -1,0 +1,94 @@
+package vec
+
+import kernel "github.com/gofsdp/gofsdp/internal/kernel/vec"
+
+// AdamVec is a [Vec] with the update of optim.Adam and optim.AdamW.
+type AdamVec interface {
+	Vec
+	// Adam updates the elements (the parameter p) and the moments m and v from gradient g by the
+	// formulas of optim.Adam and optim.AdamW. g, m and v have the length, type and
+	// implementation of p. The four share no memory. If there are no elements, Adam does
+	// nothing.
+	Adam(g, m, v Vec, s AdamStep) error
+}
+
+// AdamStep holds the numbers for update t of a parameter by an [AdamVec].
+type AdamStep struct {
+	LR, WeightDecay     float64
+	Beta1, Beta2, Eps   float64
+	BiasCorrection1     float64 // 1 - Beta1^t
+	BiasCorrection2Sqrt float64 // √(1 - Beta2^t)
+	Decoupled           bool    // AdamW
+}
+
+// Adam implements [AdamVec].
+func (h Host) Adam(g, m, v Vec, s AdamStep) error {
+	grad, first, second := g.(Host), m.(Host), v.(Host)
+	if h.F64 != nil {
+		kernel.Adam(h.F64, grad.F64, first.F64, second.F64, s.hyper())
+	} else {
+		kernel.Adam(h.F32, grad.F32, first.F32, second.F32, s.hyper())
+	}
+	return nil
+}
+
+func (s *AdamStep) hyper() kernel.AdamHyper {
+	return kernel.AdamHyper{
+		LR: s.LR, Beta1: s.Beta1, Beta2: s.Beta2, Eps: s.Eps, WeightDecay: s.WeightDecay,
+		BiasCorrection1: s.BiasCorrection1, BiasCorrection2Sqrt: s.BiasCorrection2Sqrt,
+		GradScale: 1, Decoupled: s.Decoupled,
+	}
+}
+
+// Adam8Vec is an [AdamVec] with the update of optim.Adam and optim.AdamW for 8-bit moments.
+type Adam8Vec interface {
+	AdamVec
+	// Adam8 is Adam with 8-bit moments m and v, in the format of optim.Blockwise, for the elements from
+	// offset on of a parameter. m and v are vectors of float32. They contain 4 bytes for each block
+	// that p overlaps, its largest magnitude, and then one byte for each element, its code, padded
+	// to a multiple of 4 bytes. m has codes of numbers of both signs, v codes of non-negative
+	// numbers.
+	Adam8(g, m, v Vec, offset int, s AdamStep) error
+}
+
+// Adam8 implements [Adam8Vec].
+func (h Host) Adam8(g, m, v Vec, offset int, s AdamStep) error {
+	n := len(h.F32)
+	first := kernel.NewBlocks8(m.(Host).F32, offset, n, false)
+	second := kernel.NewBlocks8(v.(Host).F32, offset, n, true)
+	kernel.Adam8(h.F32, g.(Host).F32, first, second, s.hyper())
+	return nil
+}
+
+// SGDVec is a [Vec] with the update of optim.SGD.
+type SGDVec interface {
+	Vec
+	// SGD updates the elements (the parameter p) and the momentum b from gradient g by the formulas
+	// of optim.SGD. b is nil if Momentum is zero. g and b have the length, type and implementation of
+	// p. The three share no memory. If there are no elements, SGD does nothing.
+	SGD(g, b Vec, s SGDStep) error
+}
+
+// SGDStep holds the numbers of one update by an [SGDVec]. EMA of package optim uses negative LR and WeightDecay.
+type SGDStep struct {
+	LR, WeightDecay float64
+	Momentum        float64
+	Nesterov        bool
+	First           bool // the parameter's own first update: b = g, whatever b held
+}
+
+// SGD implements [SGDVec].
+func (h Host) SGD(g, b Vec, s SGDStep) error {
+	grad := g.(Host)
+	buf, _ := b.(Host) // empty without momentum
+	hyper := kernel.SGDHyper{
+		LR: s.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: 1,
+		Nesterov: s.Nesterov, First: s.First,
+	}
+	if h.F64 != nil {
+		kernel.SGD(h.F64, grad.F64, buf.F64, hyper)
+	} else {
+		kernel.SGD(h.F32, grad.F32, buf.F32, hyper)
+	}
+	return nil
+}
