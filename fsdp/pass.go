@@ -303,7 +303,8 @@ func (p *Pass) Discard(ctx context.Context) error {
 // absent result is nil, see [Tape.Optional]. The batch is the same as for Forward, targets
 // included: if only predictions are needed, any valid targets will do, such as nn.IgnoreTarget. A
 // loss that is NaN or infinite is returned like any other. The first one is a warning that names
-// the batch tensor, or the first call with a bad parameter on this rank, where the NaN began.
+// the batch tensor, or the first call with a bad parameter on this rank, where the NaN began. If it
+// began elsewhere, the next Eval with such a loss is a warning that names the first call.
 func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 	return s.EvalProgram(ctx, "", batch...)
 }
@@ -325,6 +326,7 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 		return nil, err
 	}
 	results := make([]Tensor, len(p.Path.Results))
+	p.Search = s.life.watch.search && name == ""
 	err = p.Eval(ctx, func(i int, shape []int) []byte {
 		v := newValue(s.cfg.Precision.master(), shape)
 		results[i] = v.Tensor()

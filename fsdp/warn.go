@@ -30,6 +30,8 @@ type watch struct {
 	asked   bool // an optimizer has asked whether it may step
 	dropped int  // ZeroGrads of gradients before that
 
+	search bool // evaluations search for the call in which a NaN begins
+
 	summed bool // since ZeroGrad there was a Backward with neither Share nor Scale
 	scaled bool // since ZeroGrad there was a ScaleGrads
 }
@@ -155,9 +157,11 @@ func (w *watch) batch(s *Sharded, p *engine.Pass, batch []Tensor) {
 	}
 }
 
-// eval warns of a loss of an evaluation that is NaN or infinite. It is about this rank's batch, so this rank warns.
+// eval warns of a loss of an evaluation that is NaN or infinite. It is about this rank's batch, so
+// this rank warns. If neither the batch nor a parameter of this rank has the NaN, the next
+// evaluations search for the call in which it begins. None pays for that before.
 func (w *watch) eval(s *Sharded, p *engine.Pass, results []Tensor) {
-	const message = "the loss of an Eval is not finite"
+	const message, again = "the loss of an Eval is not finite", "the loss of an Eval is not finite again"
 	loss := 0.0
 	if r := results[0]; r != nil && r.Shape().TotalSize() == 1 {
 		switch v := r.Data().(type) {
@@ -167,18 +171,28 @@ func (w *watch) eval(s *Sharded, p *engine.Pass, results []Tensor) {
 			loss = v[0]
 		}
 	}
-	if loss-loss == 0 || w.warned[message] {
+	if loss-loss == 0 || w.warned[message] && !w.search {
 		return
 	}
-	from, _ := p.Origin()
+	from := ""
+	if w.search {
+		from = strings.TrimPrefix(origin(s, p), ": ")
+	} else {
+		from, _ = p.Origin()
+	}
 	for i := 0; from == "" && i < len(p.Model.Calls); i++ {
 		if bad := spoiled(s, p.Model.Calls[i].Params); bad != "" {
 			from = fmt.Sprintf("call %s: parameter %s is not finite", p.Model.Calls[i].Name, bad)
 		}
 	}
+	text := message
+	if w.warned[message] {
+		text = again
+	}
+	w.search = from == ""
 	logger := cmp.Or(s.cfg.Logger, slog.Default()).With("rank", s.team.Rank())
-	w.warn(logger, message, "pass", p.Number, "loss", loss, "origin",
-		cmp.Or(from, "not in the batch or this rank's parameters: a Forward and Backward of this batch return an error that names the first such call"))
+	w.warn(logger, text, "pass", p.Number, "loss", loss, "origin",
+		cmp.Or(from, "not in the batch or this rank's parameters: Eval this batch again, and a second warning names the first such call"))
 }
 
 // backward is called after a Backward, with whether it had Share or Scale.

@@ -27,9 +27,14 @@ type Pass struct {
 	Scale  float64   // gradient of the loss
 	Loss   float64   // of this rank
 	Shares []float64 // by word of Layout.Votes: additional factors for gradients; nil is 1
+	Search bool      // an evaluation looks for the Origin of its loss after each call, before it frees the results
 
 	e     *Engine
 	frame Frame
+	first struct { // call whose result is not finite, of a Search
+		text string
+		call int
+	}
 }
 
 // A Step is the operation that has just been done.
@@ -104,14 +109,16 @@ func (p *Pass) Forward(ctx context.Context) (err error) {
 // Origin returns where the NaN or infinity of a loss began, and the index of the call, or -1: in
 // the batch, or in the first call with such a result. It reads the batch and the results that
 // backward needs, so a training whose losses are finite pays nothing for it. An evaluation has
-// freed its results.
+// freed its results, and returns the call that a Search has found.
 func (p *Pass) Origin() (text string, call int) {
 	for i, v := range p.Batch[:min(len(p.Batch), p.Path.Inputs)] {
 		if n, text := special(v.Bytes, v.DType, false, v.Shape); n > 0 {
 			return fmt.Sprintf("%s has %s", p.Path.Input(i), text), -1
 		}
 	}
-	if p.Compiled.Eval {
+	if p.Compiled.Eval && p.first.text != "" {
+		return p.first.text, p.first.call
+	} else if p.Compiled.Eval {
 		return "", -1
 	}
 	live := make([]bool, len(p.Plan.Buffers))
@@ -124,25 +131,40 @@ func (p *Pass) Origin() (text string, call int) {
 		}
 	}
 	for i := range p.Calls {
-		for out, id := range p.Calls[i].Out {
-			u := p.Calls[i].Unit
-			if u == nil || id < 0 || !live[id] {
-				continue
-			}
-			b := make([]byte, p.Plan.Buffers[id].Bytes)
-			if p.frame.Result(id, b) != nil { // a device that has failed returns the error again
-				return "", -1
-			}
-			size := int(u.DType.Size())
-			if u.OutHalf[out] {
-				size = 2
-			}
-			if n, text := special(b[:size*exec.Numel(u.OutShape[out])], u.DType, u.OutHalf[out], u.OutShape[out]); n > 0 {
-				return fmt.Sprintf("the first call whose result is not finite is %s: it has %s", p.Model.Calls[i].Name, text), i
-			}
+		text, err := p.specialResult(i, func(id int) bool { return live[id] })
+		if err != nil { // a device that has failed returns the error again
+			break
+		}
+		if text != "" {
+			return text, i
 		}
 	}
 	return "", -1
+}
+
+// specialResult describes the first result of a call that is not finite, among those that are live.
+func (p *Pass) specialResult(call int, live func(id int) bool) (string, error) {
+	u := p.Calls[call].Unit
+	if u == nil {
+		return "", nil
+	}
+	for out, id := range p.Calls[call].Out {
+		if id < 0 || !live(id) {
+			continue
+		}
+		b := make([]byte, p.Plan.Buffers[id].Bytes)
+		if err := p.frame.Result(id, b); err != nil {
+			return "", err
+		}
+		size := int(u.DType.Size())
+		if u.OutHalf[out] {
+			size = 2
+		}
+		if n, text := special(b[:size*exec.Numel(u.OutShape[out])], u.DType, u.OutHalf[out], u.OutShape[out]); n > 0 {
+			return fmt.Sprintf("the first call whose result is not finite is %s: it has %s", p.Model.Calls[call].Name, text), nil
+		}
+	}
+	return "", nil
 }
 
 // special counts the elements of a tensor that are NaN or infinite, and describes the first one and
@@ -363,7 +385,7 @@ func (p *Pass) execute(ctx context.Context, i int, step *program.Step) (err erro
 	if err := p.frame.Enter(i); err != nil {
 		return err
 	}
-	if p.e.o.Trace == nil {
+	if p.e.o.Trace == nil && !p.Search {
 		return p.operate(ctx, step)
 	}
 	begin := time.Now()
@@ -372,6 +394,16 @@ func (p *Pass) execute(ctx context.Context, i int, step *program.Step) (err erro
 	}
 	if err := p.frame.Follow(); err != nil {
 		return err
+	}
+	if p.Search && step.Kind == program.Forward && p.Computes(step.Op) && p.first.text == "" {
+		text, err := p.specialResult(step.Call, func(int) bool { return true })
+		if err != nil {
+			return err
+		}
+		p.first.text, p.first.call = text, step.Call
+	}
+	if p.e.o.Trace == nil {
+		return nil
 	}
 	live := p.e.dev.Stats().Total
 	p.e.o.Trace(&Step{
