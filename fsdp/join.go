@@ -140,10 +140,7 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more
 		return false, busy
 	}
 	defer leave(s)
-	q := ranks.Ask{Call: o.policy.call(), Absent: !more}
-	if from := provenance.Of(*batch); from.Ranks == s.team.Size() {
-		q.Source = from.Source
-	}
+	q := ranks.Ask{Call: o.policy.call(), Absent: !more, Source: sourceOf(s, *batch)}
 	another, err := o.exchange(ctx, s, &q, err)
 	if err != nil {
 		return false, err
@@ -154,6 +151,30 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more
 		s.turn.absent = true
 	}
 	return another, nil
+}
+
+// sourceOf describes the data that a loader divides among all ranks, if it has made the batch; else
+// it returns "".
+func sourceOf(s *Sharded, batch []Tensor) string {
+	if from := provenance.Of(batch); from.Ranks == s.team.Size() {
+		return from.Source
+	}
+	return ""
+}
+
+// compareSources is called by a pass and returns an error on every rank if loaders give the ranks
+// samples of different sources. The first Forward outside of Join compares them; Join does it itself.
+// err is why this rank cannot run the pass, or nil.
+func compareSources(ctx context.Context, s *Sharded, q ranks.Ask, v engine.Variant, batch []Tensor, err error) error {
+	if s.compared || v.Eval || len(s.loops) > 0 || s.life.calls != nil || s.team.Size() == 1 {
+		return nil
+	}
+	q.Source = sourceOf(s, batch)
+	q.Absent = q.Source == "" // it has nothing to compare
+	err = s.agree(ctx, q, err)
+	s.requests-- // the call is still the same
+	s.compared = err == nil
+	return err
 }
 
 func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, err error) (bool, error) {

@@ -36,7 +36,8 @@ type pass struct {
 // GPU holds a copy of it. With Config.Poison it also refuses parameters that have changed. The next
 // pass discards a forward whose Backward never comes, unless Hold has put it aside.
 //
-// Batches may differ in shape from rank to rank and from step to step.
+// Batches may differ in shape from rank to rank and from step to step. If a data.Loader divides the
+// samples among the ranks, and ranks give it different sources, the first Forward is an error.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
 	if err := enter(s, "Forward"); err != nil {
 		return 0, err
@@ -353,6 +354,9 @@ func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batc
 	q.NoSync, q.Past = v.NoSync, &s.life.updates
 	v.Pending = v.Pending && s.life.calls == nil // others may change it before the Backward, which decides
 	c, values, err := prepareForward(s, q.Call, v, batch)
+	if err := compareSources(ctx, s, q, v, batch, err); err != nil {
+		return nil, errors.Join(err, s.discard(ctx, s.life.takeLast()))
+	}
 	if s.life.calls != nil {
 		if err := takeTurns(ctx, s, q.Call, c, err); err != nil {
 			return nil, err

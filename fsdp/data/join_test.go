@@ -242,8 +242,9 @@ func TestShareCountsTargets(t *testing.T) {
 }
 
 // TestDifferentData gives ranks different orders, positions and steps: they would train on some samples twice
-// and on others never. The first iteration of Join is an error that names both, and without Join the first Backward
-// with Share. Samples of a rank's own are none, and a rank without a sample has nothing to compare.
+// and on others never. The first iteration of Join is an error that names both, or without Join the first Forward.
+// If a program makes a batch of the tensors, the first Backward with Share is. Samples of a rank's own are none, and
+// a rank without a sample has nothing to compare.
 func TestDifferentData(t *testing.T) {
 	windows := data.Windows([]byte(strings.Repeat("all happy families are alike; ", 5)), 7, 6)
 	for _, c := range []struct {
@@ -253,13 +254,16 @@ func TestDifferentData(t *testing.T) {
 		at    int
 		want  string
 
-		without bool // Join
+		without  bool // Join and Share
+		unpacked bool // the batch, without Join
 	}{
 		{seed: 1, batch: 4},
 		{seed: 2, batch: 4, own: true},
 		{seed: 1, batch: 1},
 		{seed: 2, batch: 4, want: "rank 0 reads Shuffle.*seed 1, 1 epochs. from sample 0 on in steps of 4, rank 1 reads .*seed 2, 1 epochs.*so give all ranks the same files, seed, position and batch size"},
-		{seed: 2, batch: 4, without: true, want: "rank 0 runs Backward as call 2 with Share of .Shuffle.*seed 1, 1 epochs. from sample 0 on in steps of 4.*seed 2, 1 epochs"},
+		{seed: 2, batch: 4, without: true, want: "Forward: ranks disagree: rank 0 reads Shuffle.*seed 1, 1 epochs. from sample 0 on in steps of 4, rank 1 reads .*seed 2, 1 epochs.*so give all ranks the same files, seed, position and batch size"},
+		{seed: 1, batch: 4, without: true},
+		{seed: 2, batch: 4, unpacked: true, want: "rank 0 runs Backward as call 2 with Share of .Shuffle.*seed 1, 1 epochs. from sample 0 on in steps of 4.*seed 2, 1 epochs"},
 		{seed: 1, batch: 5, want: "in steps of 4.* in steps of 5"},
 		{seed: 1, batch: 4, at: 4, want: "from sample 0 on.*from sample 4 on"},
 	} {
@@ -281,14 +285,19 @@ func TestDifferentData(t *testing.T) {
 				require.NoError(t, loader.Resume(p))
 			}
 			batches := loader.Batches(ctx)
-			if !c.without {
+			if !c.without && !c.unpacked {
 				batches = m.Join(ctx, batches)
 			}
 			for batch, err := range batches {
+				if c.unpacked {
+					batch = []fsdp.Tensor{batch[0], batch[1]}
+				}
 				if err == nil {
 					_, err = m.Forward(ctx, batch...)
 				}
-				if err == nil {
+				if err == nil && c.without {
+					err = m.Backward(ctx)
+				} else if err == nil {
 					err = m.Backward(ctx, loader.Share())
 				}
 				if err != nil {
@@ -296,7 +305,7 @@ func TestDifferentData(t *testing.T) {
 					require.Regexp(t, c.want, err.Error())
 					return nil
 				}
-				require.True(t, c.want == "" || c.without)
+				require.Empty(t, c.want)
 			}
 			require.Empty(t, c.want)
 			return nil

@@ -181,7 +181,7 @@ func (l *Loader[T]) StepEnds() bool { return l.stepEnds }
 //	err = m.Backward(ctx, loader.Share())
 //
 // If ranks read different sources, from different positions or in steps of different sizes, this
-// Backward returns an error on all of them, as does [fsdp.Sharded.Join] before it.
+// Backward returns an error on all of them, as do [fsdp.Sharded.Join] and the first Forward before it.
 func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...).Source(l.name) }
 
 // A Position is the progress of the ranks in a source. Save it with a checkpoint:
@@ -361,12 +361,10 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 			if s.last {
 				l.consumed = s.end
 			}
-			forget := func() {}
 			if i == 0 && l.name != "" {
-				forget = provenance.Set(batch, provenance.Provenance{Source: l.name, Ranks: l.size})
+				batch = provenance.Set(batch, provenance.Provenance{Source: l.name, Ranks: l.size})
 			}
-			more := yield(batch, nil)
-			if forget(); !more {
+			if !yield(batch, nil) {
 				return
 			}
 		}

@@ -107,7 +107,7 @@ var edges = map[string]string{
 		"internal/gpu internal/half internal/kernel/vec internal/program nccl optim optim/vec",
 	"fsdp/internal/state":      "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/checksum internal/launch internal/safetensors internal/text optim shard",
 	"fsdp/internal/layout":     "comm internal/kernel/vec internal/program shard",
-	"fsdp/internal/provenance": "",
+	"fsdp/internal/provenance": "gorgonia",
 	"fsdp/internal/ranks":      "comm comm/transport internal/caught",
 	"fsdp/internal/record":     "comm fsdp/internal/engine fsdp/internal/layout internal/checksum internal/exec internal/hashes internal/launch internal/program optim",
 	"fsdp/internal/simulate":   "",

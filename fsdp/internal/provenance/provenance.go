@@ -1,8 +1,10 @@
-// Package provenance lets a loader of package data say where a batch comes from, so that Join of package
-// fsdp can compare it between ranks. The two meet only in the caller's loop.
+// Package provenance lets a loader of package data say where a batch comes from, so that package
+// fsdp can compare it between ranks. The two meet only in the caller's loop. The note travels with
+// the batch, behind its last tensor in the capacity of the slice. A program that makes another slice
+// loses it, and then nothing is compared.
 package provenance
 
-import "sync"
+import "gorgonia.org/tensor"
 
 // A Provenance is where batches come from.
 type Provenance struct {
@@ -10,24 +12,26 @@ type Provenance struct {
 	Ranks  int    // that share out the samples
 }
 
-// known holds the Provenance of batches by the address of their first tensor.
-var known sync.Map
-
-// Set notes where a batch comes from until forget is called.
-func Set[T any](batch []T, o Provenance) (forget func()) {
-	if len(batch) == 0 {
-		return func() {}
-	}
-	known.Store(&batch[0], o)
-	return func() { known.Delete(&batch[0]) }
+// note is a tensor only to fit into a batch.
+type note struct {
+	tensor.Tensor
+	Provenance
 }
 
-// Of returns where a batch comes from, or nothing.
-func Of[T any](batch []T) (o Provenance) {
-	if len(batch) > 0 {
-		if v, ok := known.Load(&batch[0]); ok {
-			o = v.(Provenance)
+// Set returns the batch with a note. An empty batch gets none.
+func Set(batch []tensor.Tensor, p Provenance) []tensor.Tensor {
+	if len(batch) == 0 {
+		return batch
+	}
+	return append(batch, &note{Provenance: p})[:len(batch)]
+}
+
+// Of returns the note of a batch, or nothing.
+func Of(batch []tensor.Tensor) (p Provenance) {
+	if n := len(batch); n < cap(batch) {
+		if note, ok := batch[:n+1][n].(*note); ok {
+			p = note.Provenance
 		}
 	}
-	return o
+	return p
 }

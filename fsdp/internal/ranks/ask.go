@@ -21,7 +21,7 @@ type Ask struct {
 	Loops    []int   // iterations, from 1, of the loops of Join around the call, outer first
 	NoSync   bool    // a training pass, or a part of it, inside NoSync
 	Schedule uint64  // hash of the pass that is to run, of 63 bits; 0 if there is none
-	Source   string  // of Join, in place of a schedule: the data, the same on all ranks that give it
+	Source   string  // in place of a schedule: the data, the same on all ranks that give it
 	Absent   bool    // the rank has no batch: any schedule will do
 	Round    bool    // of JoinCalls: ranks may have different schedules, and the Leader's is run
 	First    int     // rank that leads if it is not Absent, or else the next one that is not
