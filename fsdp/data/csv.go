@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/text"
 )
 
 // OpenCSV opens a file of comma-separated values as [encoding/csv] reads them, quoted line breaks
@@ -121,7 +123,11 @@ func columnsOf(t reflect.Type, header []string) (list []columns, err error) {
 		case star != f.list:
 			return nil, fmt.Errorf("%v: the tag of an array or a slice ends in a star, and no other", f)
 		case len(c.from) == 0:
-			return nil, fmt.Errorf("%v: no such column among %q", f, header)
+			meant := "the tag data:\"NAME\" of a field names its column"
+			if near := text.Nearest(f.name, header); near != "" {
+				meant = fmt.Sprintf("is %q meant? If so, give the field the tag `data:%q`", near, near)
+			}
+			return nil, fmt.Errorf("%v: no such column among %q: %s", f, header, meant)
 		case !f.holds(len(c.from)):
 			return nil, fmt.Errorf("%v: there are %d such columns", f, len(c.from))
 		}
@@ -142,6 +148,9 @@ func (c columns) fill(x reflect.Value, record []string) (at int, err error) {
 			one = v.Index(i)
 		}
 		if err := set(one, record[at]); err != nil {
+			if number := (*strconv.NumError)(nil); errors.As(err, &number) {
+				err = fmt.Errorf("%q is no %v (%w): correct the file, or give the field another type", record[at], one.Type(), number.Err)
+			}
 			return at, err
 		}
 	}

@@ -104,10 +104,10 @@ func TestCSV(t *testing.T) {
 		fmt.Sprintf("%v %v %q %v %v %v", got.Label, got.Pixels, got.Name, got.Tags, got.Good, got.Score))
 	require.Zero(t, got.hidden)
 	for i, want := range []string{
-		1: `:4: column "Label": strconv.ParseInt: parsing "128": value out of range`,
-		2: `:8: column "tag b": strconv.ParseUint: parsing "": invalid syntax`,
-		3: `:9: column "pixel0": strconv.ParseFloat: parsing "1e40": value out of range`,
-		4: `:10: column "good": strconv.ParseBool: parsing "maybe": invalid syntax`,
+		1: `:4: column "Label": "128" is no int8 (value out of range): correct the file, or give the field another type`,
+		2: `:8: column "tag b": "" is no uint16 (invalid syntax): correct the file, or give the field another type`,
+		3: `:9: column "pixel0": "1e40" is no float32 (value out of range): correct the file, or give the field another type`,
+		4: `:10: column "good": "maybe" is no bool (invalid syntax): correct the file, or give the field another type`,
 	} {
 		if want != "" {
 			_, err := src.At(i)
@@ -126,7 +126,14 @@ func TestCSVRefuses(t *testing.T) {
 		err := open(path)
 		require.EqualError(t, err, "data: "+path+": "+want)
 	}
-	refuse("b,c\n1,2", "int `data:\"A\"`: no such column among [\"b\" \"c\"]", openers["CSV"])
+	refuse("b,c\n1,2", "int `data:\"A\"`: no such column among [\"b\" \"c\"]: the tag data:\"NAME\" of a field names its column", openers["CSV"])
+	refuse("label\n1", "int `data:\"lable\"`: no such column among [\"label\"]: is \"label\" meant? If so, give the field the tag `data:\"label\"`",
+		func(path string) error {
+			_, err := OpenCSV[struct {
+				A int `data:"lable"`
+			}](path)
+			return err
+		})
 	refuse("A,A\n1,2", `two columns have the name "A"`, openers["CSV"])
 	refuse("A\n\n", "no record behind the names of the columns", openers["CSV"])
 	refuse("A,b\n1,2\n3", "record on line 3: wrong number of fields", openers["CSV"])

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,6 +88,14 @@ func closeAll(inputs []*input) error {
 // compressed has the name extensions of files that cannot be read from the middle.
 var compressed = []string{".gz", ".bz2", ".xz", ".zst", ".zip"}
 
+// kindOf names the kind of something that is no regular file.
+func kindOf(mode fs.FileMode) string {
+	if mode.IsDir() {
+		return "a directory"
+	}
+	return "a device, pipe or socket"
+}
+
 // openInput opens a file. It returns an error if the file is empty.
 func openInput(path string) (*input, error) {
 	if slices.Contains(compressed, strings.ToLower(filepath.Ext(path))) {
@@ -97,7 +106,7 @@ func openInput(path string) (*input, error) {
 		return nil, fmt.Errorf("data: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("data: %s is no regular file", path)
+		return nil, fmt.Errorf("data: %s is no regular file, but %v: give the path of a file with samples", path, kindOf(info.Mode()))
 	}
 	file, err := os.Open(path)
 	if err != nil {

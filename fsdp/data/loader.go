@@ -131,7 +131,7 @@ func (l *Loader[T]) check() error {
 	case l.rank < 0 || l.rank >= l.size:
 		return fmt.Errorf("the group has %d ranks", l.size)
 	case l.config.Batch < 1 || l.config.Batch > math.MaxInt32:
-		return fmt.Errorf("want a Batch of 1 to %d samples, it is %d", math.MaxInt32, l.config.Batch)
+		return fmt.Errorf("want a Config.Batch of 1 to %d samples, those of a step on all ranks, it is %d", math.MaxInt32, l.config.Batch)
 	case l.config.VirtualRanks < 0 || l.config.VirtualRanks%l.size != 0:
 		return fmt.Errorf("VirtualRanks is %d: want a multiple of the %d ranks", l.config.VirtualRanks, l.size)
 	case l.config.VirtualRanks > 0 && l.config.Micro > 0:
@@ -148,9 +148,9 @@ func (l *Loader[T]) check() error {
 	}
 	switch n := l.src.Len(); {
 	case n == 0:
-		return fmt.Errorf("%s has no samples", describe(l.src))
+		return fmt.Errorf("%s has no samples: check what the source reads", describe(l.src))
 	case l.Steps() == 0:
-		return fmt.Errorf("DropPartial leaves out all of %s: it has %d samples, and a step %d", describe(l.src), n, l.config.Batch)
+		return fmt.Errorf("DropPartial leaves out all of %s: it has %d samples, and a step %d: lower Config.Batch", describe(l.src), n, l.config.Batch)
 	}
 	return nil
 }
@@ -245,7 +245,7 @@ func (l *Loader[T]) Resume(p Position) error {
 	case p.Source != here:
 		err = fmt.Errorf("the position is in %s, and this loader reads %s: give it the source of the saved training, or begin without Resume", p.Source, here)
 	case p.Samples < 0 || p.Samples > l.src.Len():
-		err = fmt.Errorf("the position is after %d samples, and there are %s", p.Samples, count(l.src.Len()))
+		err = fmt.Errorf("the position is after %d samples, and there are %s: give the loader the source of the saved training, or begin without Resume", p.Samples, count(l.src.Len()))
 	}
 	if err != nil {
 		return fmt.Errorf("data: rank %d: Resume: %w", l.rank, err)

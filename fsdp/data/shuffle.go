@@ -45,7 +45,7 @@ func repeated[T any](src Source[T], epochs int, name string, number func(epoch, 
 	case src == nil:
 		err = errNil
 	case epochs < 1:
-		err = fmt.Errorf("%d epochs", epochs)
+		err = fmt.Errorf("%d epochs: want 1 or more, or Endless", epochs)
 	case src.Len() == Endless:
 		err = errors.New("the source has no end, so it cannot begin again")
 	case src.Len() == 0 && epochs == Endless:
