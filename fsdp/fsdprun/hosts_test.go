@@ -224,7 +224,7 @@ func TestHostGivesUp(t *testing.T) {
 	require.Equal(t, exitError, run(append(flags(1), "no-such-program"), system{err: &err, out: io.Discard}))
 	require.NotContains(t, err.String(), "cannot tell host 0")
 	require.Equal(t, exitError, <-first.status)
-	const why = "host 1 has given up: no-such-program: no such file, directory or command"
+	const why = "host 1 has given up: no-such-program: no such file, directory or command: build the program first, or give its package, such as ./examples/digits"
 	require.Contains(t, first.err.String(), "fsdprun: "+why+"\n")
 	require.Contains(t, first.err.String(), "within 2s there was no host 1; "+why+"\n")
 

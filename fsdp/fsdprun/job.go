@@ -117,7 +117,7 @@ func (l *launcher) prepare(environ []string) (temporary string, err error) {
 			return "", fmt.Errorf("-log-dir: %w", err)
 		}
 	}
-	if err := l.prepareTrace(); err != nil {
+	if err := l.prepareRecords(); err != nil {
 		return "", err
 	}
 	if err := l.prepareTotals(); err != nil {

@@ -788,6 +788,18 @@ func TestUnrecorded(t *testing.T) {
 	require.Contains(t, r.err.String(), "fsdprun: hashes or a trace of rank 1 are not complete, see its standard error\n")
 }
 
+// TestRecordsNeedDirectories before any rank starts.
+func TestRecordsNeedDirectories(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, flag := range []string{"-trace", "-hashes"} {
+		status, r := finish(t, "trace", "-n", "2", flag, file)
+		require.Equal(t, exitError, status)
+		require.Contains(t, r.err.String(), "fsdprun: "+flag+": mkdir "+file+": not a directory: give a directory that can be written\n")
+		require.Empty(t, r.out.String())
+	}
+}
+
 // TestTrace joins what ranks have written, but for the end that one of them did not come to.
 // Another job gets another directory.
 func TestTrace(t *testing.T) {

@@ -35,7 +35,7 @@ func resolve(ctx context.Context, args []string, environ []string) (command []st
 		return append([]string{path}, args[1:]...), "", nil
 	}
 	if isPath := strings.HasPrefix(args[0], ".") || filepath.IsAbs(args[0]); isPath || !strings.Contains(args[0], "/") {
-		return nil, "", fmt.Errorf("%s: no such file, directory or command", args[0])
+		return nil, "", fmt.Errorf("%s: no such file, directory or command: build the program first, or give its package, such as ./examples/digits", args[0])
 	}
 	return build(ctx, ".", args[:1], args[1:], environ)
 }

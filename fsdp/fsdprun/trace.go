@@ -20,17 +20,22 @@ func (c *config) traces() ([]string, error) {
 	return fs.Glob(os.DirFS(c.traceDir), "rank-*.pftrace")
 }
 
-// prepareTrace makes the directory of traces. On host 0 it must have no traces yet, so that all
-// joined traces belong to this job.
-func (c *config) prepareTrace() error {
+// prepareRecords makes the directories of traces and hashes. On host 0 the first must have no traces
+// yet, so that all joined traces belong to this job.
+func (c *config) prepareRecords() error {
+	for _, d := range [...]struct{ flag, dir string }{{"-trace", c.traceDir}, {"-hashes", c.hashDir}} {
+		if d.dir == "" {
+			continue
+		}
+		if err := os.MkdirAll(d.dir, 0o777); err != nil {
+			return fmt.Errorf("%s: %w: give a directory that can be written", d.flag, err)
+		}
+	}
 	if c.traceDir == "" {
 		return nil
 	}
-	if err := os.MkdirAll(c.traceDir, 0o777); err != nil {
-		return fmt.Errorf("-trace: %w", err)
-	}
 	if files, err := c.traces(); err != nil || len(files) > 0 && c.node == 0 {
-		return errors.Join(err, fmt.Errorf("-trace %s has traces already, of another job", c.traceDir))
+		return errors.Join(err, fmt.Errorf("-trace %s has traces already, of another job: give each job a directory of its own", c.traceDir))
 	}
 	return nil
 }
