@@ -9,6 +9,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/session"
+	"github.com/gofsdp/gofsdp/comm/internal/sharedmem"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
@@ -113,7 +114,7 @@ func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group,
 // open makes the world group.
 func open(ctx context.Context, s *session.Session, cfg Config) (Group, error) {
 	if cfg.Transport != TCP {
-		d, err := newDomain(ctx, s)
+		d, err := sharedmem.New(ctx, s)
 		var none *session.NoMemory
 		switch {
 		case err == nil:

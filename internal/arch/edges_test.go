@@ -66,13 +66,14 @@ var edges = map[string]string{
 	"internal/safetensors":        "internal/half",
 
 	// Groups of ranks.
-	"comm":                    "comm/internal/limit comm/internal/local comm/internal/park comm/internal/session comm/internal/ticket comm/transport internal/auth internal/backoff internal/checksum internal/half internal/launch internal/mesh internal/shm internal/store internal/text",
+	"comm":                    "comm/internal/limit comm/internal/local comm/internal/session comm/internal/sharedmem comm/transport internal/auth internal/backoff internal/checksum internal/half internal/launch internal/mesh internal/store internal/text",
 	"comm/commtest":           "comm comm/transport",
 	"comm/internal/grouptest": "comm/transport internal/mesh",
 	"comm/internal/limit":     "comm/transport internal/backoff",
 	"comm/internal/local":     "comm/internal/park comm/transport internal/backoff",
 	"comm/internal/park":      "",
 	"comm/internal/session":   "comm/internal/limit comm/transport internal/mesh internal/text",
+	"comm/internal/sharedmem": "comm/internal/limit comm/internal/park comm/internal/session comm/internal/ticket comm/transport internal/backoff internal/shm",
 	"comm/internal/ticket":    "",
 	"comm/transport":          "comm/internal/park comm/internal/ticket internal/half internal/kernel/vec internal/mesh internal/shm internal/text",
 	"comm/mpi":                "comm comm/transport internal/backoff internal/launch",

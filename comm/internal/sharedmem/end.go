@@ -1,8 +1,10 @@
-package comm
+package sharedmem
 
 import (
 	"context"
 	"errors"
+
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // Failure returns the error that the group has failed with, or nil.
@@ -28,8 +30,8 @@ func (s *shared) Failing() <-chan struct{} { return s.alarm.Bell() }
 func (s *shared) enter(err error) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var blame *RankError
-	if errors.As(err, &blame) && blame.Group == s.Name() && errors.Is(err, ErrLost) && blame.Rank >= 0 && blame.Rank < s.Size() {
+	var blame *transport.RankError
+	if errors.As(err, &blame) && blame.Group == s.Name() && errors.Is(err, transport.ErrLost) && blame.Rank >= 0 && blame.Rank < s.Size() {
 		s.lost[blame.Rank].Store(true)
 	}
 	if s.Failure() != nil {
@@ -62,7 +64,7 @@ func (s *shared) Failed(err error) {
 // Left implements [session.Member]: collectives that all ranks have issued are ready, and complete without
 // the rank that has left.
 func (s *shared) Left(rank int, _ uint64) {
-	s.enter(&RankError{Group: s.Name(), Rank: rank, Err: ErrClosed})
+	s.enter(&transport.RankError{Group: s.Name(), Rank: rank, Err: transport.ErrClosed})
 }
 
 // AbortWith implements [transport.Issuer].
@@ -78,7 +80,7 @@ func (s *shared) AbortWith(err error) {
 	}
 }
 
-// Close implements [Group].
+// Close implements [transport.Group].
 func (s *shared) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -87,7 +89,7 @@ func (s *shared) Close() error {
 	}
 	s.closed = true
 	s.mu.Unlock()
-	s.enter(s.Blame(ErrClosed)) // collectives that are not ready now never will be
+	s.enter(s.Blame(transport.ErrClosed)) // collectives that are not ready now never will be
 	s.turn.Take()
 	s.settle()
 	s.turn.Pass()

@@ -1,4 +1,6 @@
-package comm
+// Package sharedmem is the transport between processes of one host. [New] maps the memory that they
+// share; the groups of a [Domain] move data and sum in it.
+package sharedmem
 
 import (
 	"context"
@@ -9,13 +11,14 @@ import (
 	"sync"
 
 	"github.com/gofsdp/gofsdp/comm/internal/session"
+	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 	"github.com/gofsdp/gofsdp/internal/shm"
 )
 
-// domain is the memory that the ranks of one host share: a segment of each,
+// Domain is the memory that the ranks of one host share: a segment of each,
 // mapped by all. A process has one; all its groups use it.
-type domain struct {
+type Domain struct {
 	own      *shm.Segment
 	segments map[int]*shm.Segment // by world rank, own among them
 	waiting  backoff.Policy
@@ -30,9 +33,9 @@ const (
 	maxDomain = min(16<<40, math.MaxInt/8)
 )
 
-// newDomain creates this process's segment and exchanges it with the other ranks of the host, all
-// of which call newDomain. The error is a [session.NoMemory] if the ranks must do without.
-func newDomain(ctx context.Context, s *session.Session) (*domain, error) {
+// New creates this process's segment and exchanges it with the other ranks of the host, all of which
+// call New. The error is a [session.NoMemory] if the ranks must do without.
+func New(ctx context.Context, s *session.Session) (*Domain, error) {
 	var ranks, peers []int
 	for r := range s.Config.Size {
 		if r == s.Config.Rank || s.Mesh.SameHost(r) {
@@ -43,8 +46,8 @@ func newDomain(ctx context.Context, s *session.Session) (*domain, error) {
 		}
 	}
 	own, err := createSegment(len(ranks))
-	d := &domain{own: own, segments: map[int]*shm.Segment{s.Config.Rank: own}}
-	d.waiting = sharedWaiting(len(ranks) > runtime.NumCPU())
+	d := &Domain{own: own, segments: map[int]*shm.Segment{s.Config.Rank: own}}
+	d.waiting = waiting(len(ranks) > runtime.NumCPU())
 	if err = s.Agree(ctx, session.StepCreate, ranks, err); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -72,7 +75,7 @@ func createSegment(ranks int) (*shm.Segment, error) {
 
 // exchange passes this process's segment to the peers and maps theirs. unmapped is the reason if it
 // could not map segments that exist.
-func (d *domain) exchange(ctx context.Context, net session.Network, peers []int) (unmapped, err error) {
+func (d *Domain) exchange(ctx context.Context, net session.Network, peers []int) (unmapped, err error) {
 	for _, r := range peers {
 		if err := net.SendFile(r, segmentTag, d.own.File()); err != nil {
 			return nil, fmt.Errorf("passing shared memory to rank %d: %w", r, err)
@@ -92,12 +95,12 @@ func (d *domain) exchange(ctx context.Context, net session.Network, peers []int)
 }
 
 // Group implements [session.Memory].
-func (d *domain) Group(ctx context.Context, l *session.Link) (Group, error) {
+func (d *Domain) Group(ctx context.Context, l *session.Link) (transport.Group, error) {
 	return newShared(ctx, l, d)
 }
 
 // linger frees the shared memory of s, now or when no rank reads it any more.
-func (d *domain) linger(s *shared) {
+func (d *Domain) linger(s *shared) {
 	d.mu.Lock()
 	d.lingering = append(d.lingering, s)
 	d.mu.Unlock()
@@ -105,7 +108,7 @@ func (d *domain) linger(s *shared) {
 }
 
 // sweep frees the memory that groups closed here could not free before.
-func (d *domain) sweep() {
+func (d *Domain) sweep() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	kept := d.lingering[:0]
@@ -119,7 +122,7 @@ func (d *domain) sweep() {
 }
 
 // Close unmaps all memory except memory that the user has not freed. No group may be in use.
-func (d *domain) Close() error {
+func (d *Domain) Close() error {
 	var errs []error
 	for _, s := range d.lingering {
 		s.release(true) // no new allocation can overwrite it

@@ -1,4 +1,4 @@
-package comm
+package sharedmem
 
 import (
 	"fmt"
@@ -20,14 +20,14 @@ type waiter struct {
 }
 
 const (
-	spinTime     = 20 * time.Microsecond // longer than a peer that is just as far takes
-	sharedYields = 200
-	nap          = 10 * time.Millisecond // the longest time that a waiter does not check
+	spinTime = 20 * time.Microsecond // longer than a peer that is just as far takes
+	yields   = 200
+	nap      = 10 * time.Millisecond // the longest time that a waiter does not check
 )
 
-// sharedWaiting returns how a waiter polls before it sleeps. Processors differ much in the length
+// waiting returns how a waiter polls before it sleeps. Processors differ much in the length
 // of a pause, so it is measured: several times, because others may run meanwhile.
-func sharedWaiting(crowded bool) backoff.Policy {
+func waiting(crowded bool) backoff.Policy {
 	if crowded {
 		return backoff.Policy{Eager: backoff.Eager, Processes: true}
 	}
@@ -40,7 +40,7 @@ func sharedWaiting(crowded bool) backoff.Policy {
 		}
 		best = min(best, time.Since(begin))
 	}
-	return backoff.Policy{Spins: int(spinTime * pauses / max(best, 1)), Yields: sharedYields, Processes: true}
+	return backoff.Policy{Spins: int(spinTime * pauses / max(best, 1)), Yields: yields, Processes: true}
 }
 
 func (s *shared) waiter() waiter {
@@ -93,5 +93,5 @@ func (s *shared) blameStraggler(ranks []int, seq uint64, err error) error {
 		return s.Blame(err)
 	}
 	rank, err := transport.Straggler(s.Report, ranks, seq, err)
-	return &RankError{Group: s.Name(), Rank: rank, Err: err}
+	return &transport.RankError{Group: s.Name(), Rank: rank, Err: err}
 }

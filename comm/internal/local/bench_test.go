@@ -1,4 +1,4 @@
-package comm
+package local
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // BenchmarkLocal prints, for two ranks, the bytes of the full tensor per second
@@ -15,12 +16,16 @@ import (
 // with it (best of the rounds).
 func BenchmarkLocal(b *testing.B) {
 	const n = 2
-	kinds := map[string]func(g Group, full, shard Buffer) Work{
-		"AllGather":     func(g Group, full, shard Buffer) Work { return g.AllGather(full, shard) },
-		"ReduceScatter": func(g Group, full, shard Buffer) Work { return g.ReduceScatter(shard, full, Sum) },
-		"AllReduce":     func(g Group, full, _ Buffer) Work { return g.AllReduce(full, Sum) },
-		"Broadcast":     func(g Group, full, _ Buffer) Work { return g.Broadcast(full, 0) },
-		"Gather": func(g Group, full, shard Buffer) Work {
+	kinds := map[string]func(g transport.Group, full, shard transport.Buffer) transport.Work{
+		"AllGather": func(g transport.Group, full, shard transport.Buffer) transport.Work { return g.AllGather(full, shard) },
+		"ReduceScatter": func(g transport.Group, full, shard transport.Buffer) transport.Work {
+			return g.ReduceScatter(shard, full, transport.Sum)
+		},
+		"AllReduce": func(g transport.Group, full, _ transport.Buffer) transport.Work {
+			return g.AllReduce(full, transport.Sum)
+		},
+		"Broadcast": func(g transport.Group, full, _ transport.Buffer) transport.Work { return g.Broadcast(full, 0) },
+		"Gather": func(g transport.Group, full, shard transport.Buffer) transport.Work {
 			return g.Gather(full, shard, []int{shard.Len(), shard.Len()}, 0)
 		},
 	}
@@ -29,12 +34,12 @@ func BenchmarkLocal(b *testing.B) {
 	for _, name := range []string{"AllGather", "ReduceScatter", "AllReduce", "Broadcast", "Gather"} {
 		for _, bytes := range []int{16, 64 << 10, 1 << 20, 16 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", name, bytes), func(b *testing.B) {
-				gs := Local(n)
-				var full, shard, spare [n]Buffer
+				gs := groups(n)
+				var full, shard, spare [n]transport.Buffer
 				for r := range n {
 					full[r], shard[r] = grouptest.Floats(bytes/4), grouptest.Floats(bytes/4/n)
 					spare[r] = grouptest.Floats(bytes / 4)
-					for _, b := range []Buffer{full[r], shard[r], spare[r]} {
+					for _, b := range []transport.Buffer{full[r], shard[r], spare[r]} {
 						clear(b.Bytes()) // give it pages: memory never written is one page of zeros
 					}
 				}
@@ -42,12 +47,12 @@ func BenchmarkLocal(b *testing.B) {
 				share := written[name] * bytes / n
 				best, bestCopy := math.Inf(1), math.Inf(1)
 				for b.Loop() {
-					best = min(best, grouptest.TimeRanks(gs, rounds, func(g Group) {
+					best = min(best, grouptest.TimeRanks(gs, rounds, func(g transport.Group) {
 						if err := kinds[name](g, full[g.Rank()], shard[g.Rank()]).Wait(context.Background()); err != nil {
 							b.Error(err)
 						}
 					}))
-					bestCopy = min(bestCopy, grouptest.TimeRanks(gs, rounds, func(g Group) {
+					bestCopy = min(bestCopy, grouptest.TimeRanks(gs, rounds, func(g transport.Group) {
 						copy(full[g.Rank()].Bytes()[:share], spare[g.Rank()].Bytes())
 					}))
 				}

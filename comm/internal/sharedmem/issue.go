@@ -1,4 +1,4 @@
-package comm
+package sharedmem
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 )
 
 // Start implements [transport.Issuer].
-func (s *shared) Start(c transport.Call) Work {
+func (s *shared) Start(c transport.Call) transport.Work {
 	k, err := s.issue(&c)
 	if err != nil {
 		return transport.Refused(err)
@@ -40,7 +40,7 @@ func (s *shared) issue(c *transport.Call) (*ticket.Ticket, error) {
 	s.mu.Lock()
 	err := s.Failure()
 	if s.closed {
-		err = s.Blame(ErrClosed)
+		err = s.Blame(transport.ErrClosed)
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -201,7 +201,7 @@ func (s *shared) keepsSource(c *transport.Call) bool {
 }
 
 // copySource copies src into new memory of this rank's segment.
-func (s *shared) copySource(to *[]byte, src Buffer) (off uint64, err error) {
+func (s *shared) copySource(to *[]byte, src transport.Buffer) (off uint64, err error) {
 	from := src.Bytes()
 	b, err := s.domain.own.AllocDirty(len(from))
 	if err != nil {
@@ -214,7 +214,7 @@ func (s *shared) copySource(to *[]byte, src Buffer) (off uint64, err error) {
 }
 
 // locate returns where b is in this rank's segment, if it is there.
-func (s *shared) locate(b Buffer) (off int, ok bool) {
+func (s *shared) locate(b transport.Buffer) (off int, ok bool) {
 	return s.domain.own.Locate(b.Pointer(), b.Len()*b.DType().Size())
 }
 
@@ -253,7 +253,7 @@ func (s *shared) read(seq uint64, t *task) error {
 }
 
 func (s *shared) badOffset(rank int, c *transport.Call, seq uint64) error {
-	return &RankError{Group: s.Name(), Rank: rank, Err: fmt.Errorf("posted a buffer outside of its memory for %s", c.Numbered(seq))}
+	return &transport.RankError{Group: s.Name(), Rank: rank, Err: fmt.Errorf("posted a buffer outside of its memory for %s", c.Numbered(seq))}
 }
 
 // reread follows sources that have been moved since read.

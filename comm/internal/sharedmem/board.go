@@ -1,4 +1,4 @@
-package comm
+package sharedmem
 
 import (
 	"sync/atomic"

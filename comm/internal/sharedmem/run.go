@@ -1,8 +1,9 @@
-package comm
+package sharedmem
 
 import (
 	"context"
 	"fmt"
+
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
@@ -180,7 +181,7 @@ func (s *shared) compare(seq uint64, known int) error {
 		}
 		a, b := s.board.post(seq, first), s.board.post(seq, r)
 		if !a.alike(b) {
-			return &MismatchError{Group: s.Name(), Seq: seq, Ranks: [2]int{first, r}, Calls: [2]string{a.call(), b.call()}}
+			return &transport.MismatchError{Group: s.Name(), Seq: seq, Ranks: [2]int{first, r}, Calls: [2]string{a.call(), b.call()}}
 		}
 	}
 	return nil

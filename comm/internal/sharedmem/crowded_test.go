@@ -1,4 +1,4 @@
-package comm
+package sharedmem
 
 import (
 	"context"
@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/limit"
+	"github.com/gofsdp/gofsdp/comm/internal/local"
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // BenchmarkCrowded has several ranks of this process share one or two processors.
@@ -29,8 +32,8 @@ func BenchmarkCrowded(b *testing.B) {
 					turnsPerNanosecond() // measured before there are ranks to disturb it
 					var all pace
 					for b.Loop() {
-						gs, paces, errs := Local(n), make([]pace, n), make([]error, n)
-						grouptest.TimeRanks(gs, 1, func(g Group) { paces[g.Rank()], errs[g.Rank()] = c.run(g) })
+						gs, paces, errs := local.New(n, limit.Default), make([]pace, n), make([]error, n)
+						grouptest.TimeRanks(gs, 1, func(g transport.Group) { paces[g.Rank()], errs[g.Rank()] = c.run(g) })
 						if err := errors.Join(errs...); err != nil {
 							b.Fatal(err)
 						}
@@ -91,12 +94,12 @@ func (p *pace) Report(b *testing.B) {
 
 // run is one rank: it works alone, then works and meets, and agrees with the others
 // on how long that has taken.
-func (c *crowd) run(g Group) (pace, error) {
+func (c *crowd) run(g transport.Group) (pace, error) {
 	turns := turnsFor(c.others)
 	if g.Rank() == 0 {
 		turns = turnsFor(c.first)
 	}
-	whole, part := Of(make([]uint8, 64)), Of(make([]uint8, 64/g.Size()))
+	whole, part := transport.Of(make([]uint8, 64)), transport.Of(make([]uint8, 64/g.Size()))
 	issued, returned := make([]int64, c.rounds), make([]int64, c.rounds)
 	without, err := c.together(g, func(int) error { spin(turns); return nil })
 	if err != nil {
@@ -119,7 +122,7 @@ func (c *crowd) run(g Group) (pace, error) {
 		return pace{}, err
 	}
 	for _, x := range [][]int64{issued, returned} {
-		if err := g.AllReduce(Of(x), Max).Wait(context.Background()); err != nil {
+		if err := g.AllReduce(transport.Of(x), transport.Max).Wait(context.Background()); err != nil {
 			return pace{}, err
 		}
 	}
@@ -131,7 +134,7 @@ func (c *crowd) run(g Group) (pace, error) {
 
 // together calls f for every round and returns the seconds per round, from the first
 // rank's beginning to the last one's end.
-func (c *crowd) together(g Group, f func(k int) error) (float64, error) {
+func (c *crowd) together(g transport.Group, f func(k int) error) (float64, error) {
 	if err := g.Barrier(context.Background()); err != nil {
 		return 0, err
 	}
@@ -142,7 +145,7 @@ func (c *crowd) together(g Group, f func(k int) error) (float64, error) {
 		}
 	}
 	span := []int64{-begun, time.Now().UnixNano()}
-	err := g.AllReduce(Of(span), Max).Wait(context.Background())
+	err := g.AllReduce(transport.Of(span), transport.Max).Wait(context.Background())
 	return float64(span[0]+span[1]) / 1e9 / float64(c.rounds), err
 }
 

@@ -1,4 +1,4 @@
-package comm
+package sharedmem
 
 import (
 	"context"
@@ -40,7 +40,7 @@ import (
 type shared struct {
 	transport.Base
 	link    *session.Link
-	domain  *domain
+	domain  *Domain
 	memory  []byte // of the board, on rank 0
 	board   board
 	timeout time.Duration
@@ -81,15 +81,15 @@ type task struct {
 }
 
 var (
-	_ Group              = (*shared)(nil)
-	_ Allocator          = (*shared)(nil)
-	_ session.Member     = (*shared)(nil)
-	_ transport.Reporter = (*shared)(nil)
-	_ transport.Watcher  = (*shared)(nil)
+	_ transport.Group     = (*shared)(nil)
+	_ transport.Allocator = (*shared)(nil)
+	_ session.Member      = (*shared)(nil)
+	_ transport.Reporter  = (*shared)(nil)
+	_ transport.Watcher   = (*shared)(nil)
 )
 
 // newShared makes the group of l, all of whose ranks are in d and call newShared.
-func newShared(ctx context.Context, l *session.Link, d *domain) (Group, error) {
+func newShared(ctx context.Context, l *session.Link, d *Domain) (transport.Group, error) {
 	n := len(l.Ranks)
 	s := &shared{
 		link: l, domain: d, timeout: l.Session.Config.Timeout,
@@ -117,7 +117,7 @@ func newShared(ctx context.Context, l *session.Link, d *domain) (Group, error) {
 // the failure.
 func (s *shared) notMade(err error) error {
 	if s.Failure() == nil {
-		if errors.Is(err, ErrTimeout) {
+		if errors.Is(err, transport.ErrTimeout) {
 			err = s.blameStraggler(s.others(), 0, err)
 		} else {
 			err = s.Blame(err)
@@ -205,7 +205,7 @@ func (s *shared) patience(ctx context.Context) error {
 }
 
 // Form implements [transport.Issuer].
-func (s *shared) Form(ctx context.Context, seq uint64, color int, ranks []int) (Group, error) {
+func (s *shared) Form(ctx context.Context, seq uint64, color int, ranks []int) (transport.Group, error) {
 	child, err := s.link.Form(ctx, seq, color, ranks)
 	if err != nil {
 		s.fail(transport.SplitError(s.Name(), s.Rank(), seq, color, ranks, err))
@@ -214,22 +214,22 @@ func (s *shared) Form(ctx context.Context, seq uint64, color int, ranks []int) (
 	return child, nil
 }
 
-// Alloc implements [Allocator].
+// Alloc implements [transport.Allocator].
 func (s *shared) Alloc(n int) ([]byte, error) { return s.domain.own.Alloc(n) }
 
-// Free implements [Allocator].
+// Free implements [transport.Allocator].
 func (s *shared) Free(b []byte) error { return s.domain.own.Free(b) }
 
 // Watch implements [transport.Watcher].
 func (s *shared) Watch(f func(transport.Flight)) (stop func()) { return s.watch.Add(f) }
 
-func (s *shared) Status() Status {
+func (s *shared) Status() transport.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rec.Status(s.Name(), s.Rank(), s.done.Load())
 }
 
-func (s *shared) Report(ctx context.Context) ([]Status, error) { return s.link.Report(ctx) }
+func (s *shared) Report(ctx context.Context) ([]transport.Status, error) { return s.link.Report(ctx) }
 
 // Timeout returns the limit of operations, see the function Timeout.
 func (s *shared) Timeout() time.Duration { return s.timeout }

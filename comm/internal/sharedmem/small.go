@@ -1,8 +1,9 @@
-package comm
+package sharedmem
 
 import (
-	"github.com/gofsdp/gofsdp/comm/transport"
 	"unsafe"
+
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // Small collectives
@@ -94,7 +95,7 @@ func (s *shared) compute(seq uint64, c *transport.Call) {
 }
 
 // source returns the source of a rank, of n elements, in collective seq.
-func (s *shared) source(seq uint64, rank int, c *transport.Call, n int) Buffer {
+func (s *shared) source(seq uint64, rank int, c *transport.Call, n int) transport.Buffer {
 	if rank == s.Rank() {
 		return c.Src
 	}

@@ -1,4 +1,4 @@
-package comm
+package sharedmem
 
 import (
 	"context"
@@ -13,11 +13,16 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/comm/internal/limit"
+	"github.com/gofsdp/gofsdp/comm/internal/local"
 	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // host is a network of sessions in this process that can pass files.
 type host struct {
@@ -54,19 +59,19 @@ func housed(n int) []*session.Session {
 	return grouptest.Wired(n, func(w grouptest.Wires) *session.Session {
 		s := session.New(session.Config{Rank: w.Rank, Size: n})
 		s.Mesh = host{w, files}
-		s.NewGroup = func(ctx context.Context, l *session.Link) (Group, error) { return s.Memory.Group(ctx, l) }
+		s.NewGroup = func(ctx context.Context, l *session.Link) (transport.Group, error) { return s.Memory.Group(ctx, l) }
 		return s
 	})
 }
 
 // SharedGroups returns a group of n ranks in this process that share memory.
-func SharedGroups(t testing.TB, n int) []Group {
-	sessions, gs := housed(n), make([]Group, n)
+func SharedGroups(t testing.TB, n int) []transport.Group {
+	sessions, gs := housed(n), make([]transport.Group, n)
 	errs := make([]error, n)
 	var ranks sync.WaitGroup
 	for r, s := range sessions {
 		ranks.Go(func() {
-			d, err := newDomain(context.Background(), s)
+			d, err := New(context.Background(), s)
 			if errs[r] = err; err == nil {
 				s.Memory = d
 				gs[r], errs[r] = newShared(context.Background(), s.World(), d)
@@ -82,7 +87,7 @@ func SharedGroups(t testing.TB, n int) []Group {
 // on some such memory: collective k of a rank takes the place of dst if bit 0 of
 // mix>>(2·k) is set, and of src if bit 1 is.
 type allocated struct {
-	Group
+	transport.Group
 	mix func(rank int) uint32
 }
 
@@ -91,19 +96,19 @@ func (a *allocated) Watch(f func(transport.Flight)) (stop func()) {
 }
 
 // AllocatedGroups is SharedGroups for groups that use allocated memory only.
-func AllocatedGroups(t testing.TB, n int) []Group {
+func AllocatedGroups(t testing.TB, n int) []transport.Group {
 	return wrap(SharedGroups(t, n), func(int) uint32 { return 3 })
 }
 
 // MixedGroups is SharedGroups for groups that use all kinds of memory by turns.
-func MixedGroups(t testing.TB, n int) []Group {
+func MixedGroups(t testing.TB, n int) []transport.Group {
 	var next atomic.Uint32
 	return wrap(SharedGroups(t, n), func(rank int) uint32 { return hash(next.Add(1) * uint32(2*rank+1)) })
 }
 
 func hash(x uint32) uint32 { return x * 2654435761 >> 13 }
 
-func wrap(gs []Group, mix func(int) uint32) []Group {
+func wrap(gs []transport.Group, mix func(int) uint32) []transport.Group {
 	for r, g := range gs {
 		gs[r] = &allocated{g, mix}
 	}
@@ -111,11 +116,11 @@ func wrap(gs []Group, mix func(int) uint32) []Group {
 }
 
 // replace returns a copy of b in allocated memory.
-func (g *allocated) replace(b Buffer) Buffer {
+func (g *allocated) replace(b transport.Buffer) transport.Buffer {
 	if b.DType().Size() == 0 {
 		return b
 	}
-	mem, err := g.Group.(Allocator).Alloc(len(b.Bytes()))
+	mem, err := g.Group.(transport.Allocator).Alloc(len(b.Bytes()))
 	if err != nil { // the group is closed
 		return b
 	}
@@ -125,13 +130,13 @@ func (g *allocated) replace(b Buffer) Buffer {
 }
 
 // overlaps reports whether a and b share memory.
-func overlaps(a, b Buffer) bool {
+func overlaps(a, b transport.Buffer) bool {
 	x, y := uintptr(a.Pointer()), uintptr(b.Pointer())
 	return a.Len() > 0 && b.Len() > 0 && x < y+uintptr(len(b.Bytes())) && y < x+uintptr(len(a.Bytes()))
 }
 
 // both replaces two buffers, one of which may be a part of the other.
-func (g *allocated) both(large, small Buffer) (l, s Buffer) {
+func (g *allocated) both(large, small transport.Buffer) (l, s transport.Buffer) {
 	mix := g.mix(g.Rank())
 	if overlaps(large, small) {
 		l = g.replace(large)
@@ -148,37 +153,37 @@ func (g *allocated) both(large, small Buffer) (l, s Buffer) {
 	return l, s
 }
 
-func (g *allocated) AllGather(dst, src Buffer) Work {
+func (g *allocated) AllGather(dst, src transport.Buffer) transport.Work {
 	d, s := g.both(dst, src)
 	return g.work(g.Group.AllGather(d, s), dst, d, s, src)
 }
 
-func (g *allocated) ReduceScatter(dst, src Buffer, op Op) Work {
+func (g *allocated) ReduceScatter(dst, src transport.Buffer, op transport.Op) transport.Work {
 	s, d := g.both(src, dst)
 	return g.work(g.Group.ReduceScatter(d, s, op), dst, d, s, src)
 }
 
-func (g *allocated) AllReduce(buf Buffer, op Op) Work {
-	b, _ := g.both(buf, Buffer{})
+func (g *allocated) AllReduce(buf transport.Buffer, op transport.Op) transport.Work {
+	b, _ := g.both(buf, transport.Buffer{})
 	return g.work(g.Group.AllReduce(b, op), buf, b, b, buf)
 }
 
-func (g *allocated) Broadcast(buf Buffer, root int) Work {
-	b, _ := g.both(buf, Buffer{})
+func (g *allocated) Broadcast(buf transport.Buffer, root int) transport.Work {
+	b, _ := g.both(buf, transport.Buffer{})
 	return g.work(g.Group.Broadcast(b, root), buf, b, b, buf)
 }
 
-func (g *allocated) Gather(dst, src Buffer, counts []int, root int) Work {
+func (g *allocated) Gather(dst, src transport.Buffer, counts []int, root int) transport.Work {
 	d, s := g.both(dst, src)
 	return g.work(g.Group.Gather(d, s, counts, root), dst, d, s, src)
 }
 
-func (g *allocated) AllToAll(dst, src Buffer) Work {
+func (g *allocated) AllToAll(dst, src transport.Buffer) transport.Work {
 	d, s := g.both(dst, src)
 	return g.work(g.Group.AllToAll(d, s), dst, d, s, src)
 }
 
-func (g *allocated) Split(ctx context.Context, color, key int) (Group, error) {
+func (g *allocated) Split(ctx context.Context, color, key int) (transport.Group, error) {
 	sub, err := g.Group.Split(ctx, color, key)
 	if sub == nil || err != nil {
 		return nil, err
@@ -186,15 +191,15 @@ func (g *allocated) Split(ctx context.Context, color, key int) (Group, error) {
 	return &allocated{sub, g.mix}, nil
 }
 
-func (g *allocated) work(w Work, dst, at, src, from Buffer) Work {
+func (g *allocated) work(w transport.Work, dst, at, src, from transport.Buffer) transport.Work {
 	return &copyBack{Work: w, g: g, dst: dst, at: at, src: src, from: from}
 }
 
 // copyBack brings the result to where it was asked for.
 type copyBack struct {
-	Work
+	transport.Work
 	g                  *allocated
-	dst, at, src, from Buffer
+	dst, at, src, from transport.Buffer
 	once               sync.Once
 }
 
@@ -204,7 +209,7 @@ func (c *copyBack) Wait(ctx context.Context) error {
 		if err == nil && c.dst.Pointer() != c.at.Pointer() {
 			copy(c.dst.Bytes(), c.at.Bytes())
 		}
-		a, disjoint := c.g.Group.(Allocator), !overlaps(c.at, c.src) && c.at.Pointer() != c.src.Pointer()
+		a, disjoint := c.g.Group.(transport.Allocator), !overlaps(c.at, c.src) && c.at.Pointer() != c.src.Pointer()
 		if disjoint && c.src.Pointer() != c.from.Pointer() {
 			clear(c.src.Bytes()) // nobody may need it any more
 			err = errors.Join(err, a.Free(c.src.Bytes()))
@@ -224,11 +229,11 @@ func (c *copyBack) Wait(ctx context.Context) error {
 func TestSharedRunAhead(t *testing.T) {
 	const ahead = 5 * boardSlots
 	gs := SharedGroups(t, 3)
-	for _, err := range grouptest.PerRank(gs, func(g Group) error {
-		x, works := make([]int32, ahead), make([]Work, ahead)
+	for _, err := range grouptest.PerRank(gs, func(g transport.Group) error {
+		x, works := make([]int32, ahead), make([]transport.Work, ahead)
 		for i := range x {
 			x[i] = int32(i)
-			works[i] = g.AllReduce(Of(x[i:i+1]), Sum)
+			works[i] = g.AllReduce(transport.Of(x[i:i+1]), transport.Sum)
 		}
 		for i := range works {
 			if err := works[ahead-1-i].Wait(context.Background()); err != nil {
@@ -251,15 +256,15 @@ func TestSharedRunAhead(t *testing.T) {
 // elsewhere: nowhere, in the post, in the page, or where all ranks execute parts.
 func TestSharedSmall(t *testing.T) {
 	for n := 1; n <= 4; n++ {
-		gs, local := SharedGroups(t, n), Local(n)
+		gs, local := SharedGroups(t, n), local.New(n, limit.Default)
 		for _, bytes := range []int{0, 4, inlineBytes, inlineBytes + 4, smallTensor / n, smallTensor, smallTensor + 4} {
 			elements := bytes / 4
-			for _, op := range []Op{Sum, Avg, Max, Min} {
-				grouptest.SameBits(t, gs, local, transport.KindAllReduce, Float32, op, elements)
-				grouptest.SameBits(t, gs, local, transport.KindReduceScatter, Float32, op, n*elements)
+			for _, op := range []transport.Op{transport.Sum, transport.Avg, transport.Max, transport.Min} {
+				grouptest.SameBits(t, gs, local, transport.KindAllReduce, transport.Float32, op, elements)
+				grouptest.SameBits(t, gs, local, transport.KindReduceScatter, transport.Float32, op, n*elements)
 			}
-			grouptest.SameBits(t, gs, local, transport.KindBroadcast, Float32, Sum, elements)
-			grouptest.SameBits(t, gs, local, transport.KindAllGather, Float32, Sum, n*elements)
+			grouptest.SameBits(t, gs, local, transport.KindBroadcast, transport.Float32, transport.Sum, elements)
+			grouptest.SameBits(t, gs, local, transport.KindAllGather, transport.Float32, transport.Sum, n*elements)
 		}
 		grouptest.CloseRanks(t, gs)
 	}
@@ -271,18 +276,18 @@ func TestSharedSmall(t *testing.T) {
 func TestSharedSourceMoves(t *testing.T) {
 	const n = 1 << 16
 	gs := SharedGroups(t, 2)
-	mem, err := gs[0].(Allocator).Alloc(4 * n)
+	mem, err := gs[0].(transport.Allocator).Alloc(4 * n)
 	require.NoError(t, err)
-	src, dst := Of(mem), [2]Buffer{Of(make([]byte, 8*n)), Of(make([]byte, 8*n))}
+	src, dst := transport.Of(mem), [2]transport.Buffer{transport.Of(make([]byte, 8*n)), transport.Of(make([]byte, 8*n))}
 	mem[5] = 7
 	w0 := gs[0].AllGather(dst[0], src)
-	w1 := gs[1].AllGather(dst[1], Of(make([]byte, 4*n)))
+	w1 := gs[1].AllGather(dst[1], transport.Of(make([]byte, 4*n)))
 	require.NoError(t, w0.Wait(t.Context()))
 	mem[5] = 8 // the source is this rank's again
 	require.NoError(t, w1.Wait(t.Context()))
 	require.Equal(t, byte(7), dst[0].Bytes()[5])
 	require.Equal(t, byte(7), dst[1].Bytes()[5])
-	require.NoError(t, gs[0].(Allocator).Free(mem))
+	require.NoError(t, gs[0].(transport.Allocator).Free(mem))
 	grouptest.CloseRanks(t, gs)
 }
 
@@ -291,32 +296,32 @@ func TestSharedSourceMoves(t *testing.T) {
 func TestSharedMovedSourceIsFreed(t *testing.T) {
 	const n, seq, parts = 1 << 16, 1, 3
 	gs := SharedGroups(t, 3)
-	src, err := gs[0].(Allocator).Alloc(n)
+	src, err := gs[0].(transport.Allocator).Alloc(n)
 	require.NoError(t, err)
 	src[5] = 7
-	works, dst := make([]Work, 3), make([][]byte, 3)
+	works, dst := make([]transport.Work, 3), make([][]byte, 3)
 	for r, g := range gs {
 		dst[r] = make([]byte, 3*n)
 		own := make([]byte, n)
 		if r == 0 {
 			own = src
 		}
-		works[r] = g.AllGather(Of(dst[r]), Of(own))
+		works[r] = g.AllGather(transport.Of(dst[r]), transport.Of(own))
 	}
 	board := gs[2].(*shared).board
 	for range parts {
 		_, ok := board.claim(seq, 2, parts)
 		require.True(t, ok)
 	}
-	gs[0].(*shared).Failed(&RankError{Group: transport.WorldName, Rank: 2, Err: ErrLost})
-	require.ErrorIs(t, works[0].Wait(t.Context()), ErrLost)
+	gs[0].(*shared).Failed(&transport.RankError{Group: transport.WorldName, Rank: 2, Err: transport.ErrLost})
+	require.ErrorIs(t, works[0].Wait(t.Context()), transport.ErrLost)
 	src[5] = 8 // the source is this rank's again
 	require.NoError(t, works[1].Wait(t.Context()))
 	require.Equal(t, byte(7), dst[1][5])
 	for range parts { // so that rank 2 can close
 		board.finish(seq, 2, parts)
 	}
-	require.NoError(t, gs[0].(Allocator).Free(src))
+	require.NoError(t, gs[0].(transport.Allocator).Free(src))
 	grouptest.CloseRanks(t, gs)
 	live, _ := gs[0].(*shared).domain.own.Live()
 	require.Zero(t, live)
@@ -328,13 +333,13 @@ func TestSharedEarlyWaiter(t *testing.T) {
 	var dst, src [2][]byte
 	for r, g := range gs {
 		var err error
-		dst[r], err = g.(Allocator).Alloc(1 << 20)
+		dst[r], err = g.(transport.Allocator).Alloc(1 << 20)
 		require.NoError(t, err)
-		src[r], err = g.(Allocator).Alloc(1 << 19)
+		src[r], err = g.(transport.Allocator).Alloc(1 << 19)
 		require.NoError(t, err)
 		src[r][3] = byte(r + 1)
 	}
-	w0, w1 := gs[0].AllGather(Of(dst[0]), Of(src[0])), gs[1].AllGather(Of(dst[1]), Of(src[1]))
+	w0, w1 := gs[0].AllGather(transport.Of(dst[0]), transport.Of(src[0])), gs[1].AllGather(transport.Of(dst[1]), transport.Of(src[1]))
 	require.NoError(t, w0.Wait(t.Context()))
 	require.Equal(t, byte(2), dst[1][3+1<<19]) // rank 1 has not waited yet
 	require.NoError(t, w1.Wait(t.Context()))
@@ -346,12 +351,12 @@ func TestSharedEarlyWaiter(t *testing.T) {
 func TestSharedAllocations(t *testing.T) {
 	const warm, runs, n = 20, 100, 2 // the segments grow to what is in flight at most
 	gs := SharedGroups(t, n)
-	program := func(g Group) func() {
+	program := func(g transport.Group) func() {
 		whole, shard, counts := grouptest.Floats(n*3000), grouptest.Floats(3000), []int{3000, 3000}
 		return func() {
-			ws := [...]Work{
-				g.AllGather(whole, shard), g.ReduceScatter(shard, whole, Avg),
-				g.AllReduce(whole, Sum), g.Broadcast(shard, n-1), g.Gather(whole, shard, counts, 0), g.Gather(whole, shard, counts, 1),
+			ws := [...]transport.Work{
+				g.AllGather(whole, shard), g.ReduceScatter(shard, whole, transport.Avg),
+				g.AllReduce(whole, transport.Sum), g.Broadcast(shard, n-1), g.Gather(whole, shard, counts, 0), g.Gather(whole, shard, counts, 1),
 			}
 			for _, w := range ws {
 				if err := w.Wait(context.Background()); err != nil {
@@ -397,15 +402,15 @@ func TestSharedGatherCopies(t *testing.T) {
 				held, _ := gs[r].(*shared).domain.own.Live()
 				return held
 			}
-			alloc := func(r, elements int, private bool) Buffer {
+			alloc := func(r, elements int, private bool) transport.Buffer {
 				if private {
 					return grouptest.Floats(elements)
 				}
-				mem, err := gs[r].(Allocator).Alloc(4 * elements)
+				mem, err := gs[r].(transport.Allocator).Alloc(4 * elements)
 				require.NoError(t, err)
-				return transport.HostMemory(unsafe.Pointer(&mem[0]), elements, Float32)
+				return transport.HostMemory(unsafe.Pointer(&mem[0]), elements, transport.Float32)
 			}
-			dst, works := alloc(1, n*length, private.dst), make([]Work, n)
+			dst, works := alloc(1, n*length, private.dst), make([]transport.Work, n)
 			for r, g := range gs {
 				src := alloc(r, length, private.src)
 				for i, x := 0, transport.View[float32](src); i < length; i++ {
@@ -437,13 +442,13 @@ func TestSharedGatherCopies(t *testing.T) {
 // Buffers that a rank cannot have posted are an error, not a fault.
 func TestSharedAstray(t *testing.T) {
 	gs := SharedGroups(t, 2)
-	mem, err := gs[1].(Allocator).Alloc(1 << 16)
+	mem, err := gs[1].(transport.Allocator).Alloc(1 << 16)
 	require.NoError(t, err)
 	x := grouptest.Floats(1 << 14)
-	gs[1].AllReduce(Of(mem), Sum)
+	gs[1].AllReduce(transport.Of(mem), transport.Sum)
 	liar := gs[1].(*shared)
 	liar.board.post(1, 1).dst = 1 << 62
-	err = gs[0].AllReduce(Of(x.Bytes()), Sum).Wait(t.Context())
+	err = gs[0].AllReduce(transport.Of(x.Bytes()), transport.Sum).Wait(t.Context())
 	require.EqualError(t, err, `comm: rank 1 of group "world": posted a buffer outside of its memory for all-reduce #1`)
 	grouptest.CloseRanks(t, gs)
 }
@@ -463,10 +468,10 @@ func TestSharedMissing(t *testing.T) {
 	}
 	ranks.Wait()
 	for _, err := range errs {
-		var blame *RankError
+		var blame *transport.RankError
 		require.ErrorAs(t, err, &blame)
 		require.Equal(t, 2, blame.Rank)
-		require.ErrorIs(t, err, ErrTimeout)
+		require.ErrorIs(t, err, transport.ErrTimeout)
 		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 1: has still to make the group")
 	}
 	grouptest.CloseRanks(t, gs)
@@ -486,5 +491,5 @@ func TestSharedCloseWhileMeeting(t *testing.T) {
 		_, _, _, there = g.domain.own.Lookup(child.ID)
 	}
 	grouptest.CloseRanks(t, gs)
-	require.ErrorIs(t, <-ended, ErrClosed)
+	require.ErrorIs(t, <-ended, transport.ErrClosed)
 }

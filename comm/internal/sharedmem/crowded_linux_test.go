@@ -1,9 +1,11 @@
-package comm
+package sharedmem
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
 // BenchmarkCrowdedProcesses is [BenchmarkCrowded] for two processes that share
@@ -29,7 +31,7 @@ func crowdRole(i int) string { return "crowd: " + crowds[i].name }
 
 func init() {
 	for i, c := range crowds {
-		roles[crowdRole(i)] = func(t *testing.T, g Group) {
+		roles[crowdRole(i)] = func(t *testing.T, g transport.Group) {
 			_, err := c.run(g)
 			require.NoError(t, err)
 		}

@@ -1,10 +1,8 @@
 //go:build race
 
-package comm
+package sharedmem
 
 import "sync/atomic"
-
-const raceDetector = true
 
 // The race detector does not see synchronization through mapped memory. For
 // ranks that are goroutines of one process these two make up for it: everything a

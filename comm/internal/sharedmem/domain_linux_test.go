@@ -1,4 +1,4 @@
-package comm
+package sharedmem
 
 import (
 	"context"
@@ -30,7 +30,7 @@ func TestUnmapped(t *testing.T) {
 	sessions := housed(3)
 	sessions[2].Mesh = wrongFile{sessions[2].Mesh}
 	for _, err := range grouptest.PerRank(sessions, func(s *session.Session) error {
-		_, err := newDomain(t.Context(), s)
+		_, err := New(t.Context(), s)
 		return err
 	}) {
 		require.ErrorContains(t, err, "ranks [0 1 2] of one host cannot share memory; rank 2: memory of rank 0: shm: opening a segment")

@@ -1,4 +1,4 @@
-package comm
+package sharedmem
 
 import (
 	"bufio"
@@ -110,7 +110,7 @@ func (p *pair) listen() {
 }
 
 // joinPair returns this process's handle of the group of a pair.
-func joinPair(t testing.TB, rank int, file *os.File, timeout time.Duration) Group {
+func joinPair(t testing.TB, rank int, file *os.File, timeout time.Duration) transport.Group {
 	conn, err := net.FileConn(file)
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
@@ -118,7 +118,7 @@ func joinPair(t testing.TB, rank int, file *os.File, timeout time.Duration) Grou
 	p := &pair{rank: rank, conn: conn.(*net.UnixConn), heard: s, files: make(chan *os.File, 1), over: make(chan struct{})}
 	s.Mesh = p
 	go p.listen()
-	d, err := newDomain(context.Background(), s)
+	d, err := New(context.Background(), s)
 	require.NoError(t, err)
 	s.Memory = d
 	g, err := newShared(context.Background(), s.World(), d)
@@ -128,7 +128,7 @@ func joinPair(t testing.TB, rank int, file *os.File, timeout time.Duration) Grou
 
 // fork starts this test binary as rank 1, playing a role, and returns the handle
 // of rank 0.
-func fork(t testing.TB, role string, timeout time.Duration) (Group, *exec.Cmd) {
+func fork(t testing.TB, role string, timeout time.Duration) (transport.Group, *exec.Cmd) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
 	theirs := os.NewFile(uintptr(fds[1]), "theirs")
@@ -142,14 +142,14 @@ func fork(t testing.TB, role string, timeout time.Duration) (Group, *exec.Cmd) {
 }
 
 // roles are what rank 1 does.
-var roles = map[string]func(t *testing.T, g Group){
-	"collectives": func(t *testing.T, g Group) { everyKind(t, g) },
-	"die": func(t *testing.T, g Group) {
+var roles = map[string]func(t *testing.T, g transport.Group){
+	"collectives": func(t *testing.T, g transport.Group) { everyKind(t, g) },
+	"die": func(t *testing.T, g transport.Group) {
 		require.NoError(t, g.Barrier(t.Context()))
 		die()
 	},
 	// Claims a part of the first collective, arrives, and dies with it.
-	"die at work": func(t *testing.T, g Group) {
+	"die at work": func(t *testing.T, g transport.Group) {
 		s, x := g.(*shared), grouptest.Floats(1<<20)
 		s.mu.Lock()
 		c, seq := transport.Call{Kind: transport.KindAllReduce, Dst: x, Src: x}, s.published+1
@@ -160,8 +160,8 @@ var roles = map[string]func(t *testing.T, g Group){
 		s.board.arrive(seq)
 		die()
 	},
-	"flags": func(t *testing.T, g Group) { flags(t, g) },
-	"hang": func(t *testing.T, g Group) {
+	"flags": func(t *testing.T, g transport.Group) { flags(t, g) },
+	"hang": func(t *testing.T, g transport.Group) {
 		require.NoError(t, g.Barrier(t.Context()))
 		<-g.(*shared).link.Session.Mesh.(*pair).over
 	},
@@ -181,7 +181,7 @@ func TestSharedChild(t *testing.T) {
 }
 
 // everyKind runs all collectives, on all kinds of memory and in several sizes.
-func everyKind(t testing.TB, g Group) {
+func everyKind(t testing.TB, g transport.Group) {
 	n, r := g.Size(), g.Rank()
 	for _, size := range []int{1, 500, 1 << 16} {
 		for kind := range 4 {
@@ -195,27 +195,27 @@ func everyKind(t testing.TB, g Group) {
 			for i := range shard {
 				shard[i] = float32(r*size + i)
 			}
-			require.NoError(t, g.AllGather(Of(whole), Of(shard)).Wait(t.Context()))
+			require.NoError(t, g.AllGather(transport.Of(whole), transport.Of(shard)).Wait(t.Context()))
 			for i := range whole {
 				require.Equal(t, float32(i), whole[i])
 			}
-			require.NoError(t, g.ReduceScatter(Of(shard), Of(whole), Sum).Wait(t.Context()))
+			require.NoError(t, g.ReduceScatter(transport.Of(shard), transport.Of(whole), transport.Sum).Wait(t.Context()))
 			for i := range shard {
 				require.Equal(t, float32(n*(r*size+i)), shard[i])
 			}
-			require.NoError(t, g.AllReduce(Of(whole), Avg).Wait(t.Context()))
+			require.NoError(t, g.AllReduce(transport.Of(whole), transport.Avg).Wait(t.Context()))
 			require.Equal(t, float32(n*size-1), whole[n*size-1])
 			whole[0] = float32(r + 7)
-			require.NoError(t, g.Broadcast(Of(whole), 1).Wait(t.Context()))
+			require.NoError(t, g.Broadcast(transport.Of(whole), 1).Wait(t.Context()))
 			require.Equal(t, float32(8), whole[0])
 		}
 	}
 }
 
-func alloc(t testing.TB, g Group, n int) []float32 {
-	b, err := g.(Allocator).Alloc(4 * n)
+func alloc(t testing.TB, g transport.Group, n int) []float32 {
+	b, err := g.(transport.Allocator).Alloc(4 * n)
 	require.NoError(t, err)
-	return transport.View[float32](transport.HostMemory(Of(b).Pointer(), n, Float32))
+	return transport.View[float32](transport.HostMemory(transport.Of(b).Pointer(), n, transport.Float32))
 }
 
 func TestSharedProcesses(t *testing.T) {
@@ -232,9 +232,9 @@ func TestSharedDeath(t *testing.T) {
 			if role == "die" {
 				require.NoError(t, g.Barrier(t.Context()))
 			}
-			err := g.AllReduce(grouptest.Floats(1<<20), Sum).Wait(t.Context())
-			require.ErrorIs(t, err, ErrLost)
-			var re *RankError
+			err := g.AllReduce(grouptest.Floats(1<<20), transport.Sum).Wait(t.Context())
+			require.ErrorIs(t, err, transport.ErrLost)
+			var re *transport.RankError
 			require.ErrorAs(t, err, &re)
 			require.Equal(t, 1, re.Rank)
 			require.Error(t, child.Wait())
@@ -247,7 +247,7 @@ func TestSharedTimeout(t *testing.T) {
 	g, child := fork(t, "hang", 2*time.Second)
 	require.NoError(t, g.Barrier(t.Context()))
 	err := g.AllGather(grouptest.Floats(8), grouptest.Floats(4)).Wait(t.Context())
-	require.ErrorIs(t, err, ErrTimeout)
+	require.ErrorIs(t, err, transport.ErrTimeout)
 	require.ErrorContains(t, err, `comm: rank 1 of group "world": rank 0 waited for ranks [1] in all-gather #2 "h.3": no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); `+
 		`rank 1: 1 of 1 collectives complete, last barrier #1 complete`)
 	require.NoError(t, child.Process.Kill())
@@ -259,13 +259,13 @@ const flagRounds = 20000
 
 // flags times five batches of 4-byte all-reduces and returns the median of the
 // microseconds that one takes.
-func flags(t testing.TB, g Group) float64 {
+func flags(t testing.TB, g transport.Group) float64 {
 	x, times := []int32{1}, []float64{}
 	for range 5 {
 		require.NoError(t, g.Barrier(context.Background()))
 		start := time.Now()
 		for range flagRounds {
-			if err := g.AllReduce(Of(x), Max).Wait(context.Background()); err != nil {
+			if err := g.AllReduce(transport.Of(x), transport.Max).Wait(context.Background()); err != nil {
 				require.NoError(t, err)
 			}
 		}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package sharedmem
+
+func raceArrive() {}
+func raceMeet()   {}
