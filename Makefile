@@ -21,7 +21,7 @@ run: ## train a GPT on the Go standard library's source with 2 ranks
 test: ## run all tests of the library
 	$(GO) test -timeout 30m ./...
 
-# All of it takes 25 minutes on two cores, comm and accept/parity most of them. A slice has every third test of these two packages, and
+# All of it takes 25 minutes on two cores, comm, its TCP and accept/parity most of them. A slice has every third test of these packages, and
 # every third of the other packages. There properties are drawn 20 times, as their random cases seldom differ in what runs together.
 SLICE ?=
 ifneq ($(SLICE),)
@@ -31,11 +31,11 @@ race: ## run all tests under the race detector: SLICE=0, 1 or 2 for a third of t
 ifeq ($(SLICE),)
 	$(GO) test -race -timeout 40m ./...
 else
-	for package in ./comm ./fsdp/internal/accept/parity; do \
+	for package in ./comm ./comm/internal/tcp ./fsdp/internal/accept/parity; do \
 		list=$$($(GO) test -race -list '^(Test|Example)' $$package | awk '/^(Test|Example)/ && n++ % 3 == $(SLICE)' | paste -sd '|') && \
 		test -n "$$list" && $(GO) test -race -timeout 40m $$package -run "^($$list)$$" || exit 1; \
 	done
-	list=$$($(GO) list ./... | awk '!/gofsdp\/(comm|fsdp\/internal\/accept\/parity)$$/ && n++ % 3 == $(SLICE)') && \
+	list=$$($(GO) list ./... | awk '!/gofsdp\/(comm|comm\/internal\/tcp|fsdp\/internal\/accept\/parity)$$/ && n++ % 3 == $(SLICE)') && \
 		test -n "$$list" && $(GO) test -race -timeout 40m $$list
 endif
 	@$(workshop) race

@@ -10,6 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/internal/sharedmem"
+	"github.com/gofsdp/gofsdp/comm/internal/tcp"
 	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/internal/mesh"
 	"github.com/gofsdp/gofsdp/internal/store"
@@ -138,6 +139,6 @@ func choose(t Transport) func(ctx context.Context, l *session.Link) (Group, erro
 		case t == SharedMemory:
 			return nil, fmt.Errorf("group %q spans several hosts, which share no memory", l.Name)
 		}
-		return newRemote(ctx, l)
+		return tcp.New(ctx, l)
 	}
 }

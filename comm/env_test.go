@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
 // bare removes what a launcher of the tests may have left in the environment.
@@ -168,7 +170,7 @@ func TestConnectRefuses(t *testing.T) {
 	}{
 		{func(c *Config) { c.Size = 0 }, "no rank 0 in a job of 0"},
 		{func(c *Config) { c.Rank = 1 }, "no rank 1 in a job of 1"},
-		{func(c *Config) { c.Size = mostRanks + 1 }, "a job of 16385 ranks, at most 16384 are allowed"},
+		{func(c *Config) { c.Size = launch.MaxSize + 1 }, "a job of 16385 ranks, at most 16384 are allowed"},
 		{func(c *Config) { c.Timeout = -1 }, "negative"},
 		{func(c *Config) { c.Job, c.Rendezvous = strings.Repeat("x", 300), "tcp://127.0.0.1:1" }, "FSDP_JOB in it, has 300 bytes, at most 128 are allowed"},
 		{func(c *Config) { c.Transport = 9 }, "Transport(9)"},

@@ -66,7 +66,7 @@ var edges = map[string]string{
 	"internal/safetensors":        "internal/half",
 
 	// Groups of ranks.
-	"comm":                    "comm/internal/limit comm/internal/local comm/internal/session comm/internal/sharedmem comm/transport internal/auth internal/backoff internal/checksum internal/half internal/launch internal/mesh internal/store internal/text",
+	"comm":                    "comm/internal/limit comm/internal/local comm/internal/session comm/internal/sharedmem comm/internal/tcp comm/transport internal/auth internal/launch internal/mesh internal/store internal/text",
 	"comm/commtest":           "comm comm/transport",
 	"comm/internal/grouptest": "comm/transport internal/mesh",
 	"comm/internal/limit":     "comm/transport internal/backoff",
@@ -74,6 +74,7 @@ var edges = map[string]string{
 	"comm/internal/park":      "",
 	"comm/internal/session":   "comm/internal/limit comm/transport internal/mesh internal/text",
 	"comm/internal/sharedmem": "comm/internal/limit comm/internal/park comm/internal/session comm/internal/ticket comm/transport internal/backoff internal/shm",
+	"comm/internal/tcp":       "comm/internal/session comm/transport internal/backoff internal/checksum internal/half internal/launch internal/mesh internal/store internal/text",
 	"comm/internal/ticket":    "",
 	"comm/transport":          "comm/internal/park comm/internal/ticket internal/half internal/kernel/vec internal/mesh internal/shm internal/text",
 	"comm/mpi":                "comm comm/transport internal/backoff internal/launch",
@@ -311,7 +312,7 @@ func TestRulesRefuse(t *testing.T) {
 	require.Contains(t, checkGorgonia(g, overGorgonia), "needs Gorgonia: internal/kernel -> internal/ops -> gorgonia")
 	g = with("internal/launch", "internal/ops") // allowed or not: comm comes to need Gorgonia
 	require.Contains(t, checkGorgonia(g, overGorgonia),
-		"needs Gorgonia: comm -> internal/launch -> internal/ops -> gorgonia")
+		"needs Gorgonia: comm -> comm/internal/tcp -> internal/launch -> internal/ops -> gorgonia")
 
 	require.Contains(t, checkEdges(with("more", "comm"), edges), "more has no row")
 	less := maps.Clone(good)

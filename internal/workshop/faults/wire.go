@@ -101,7 +101,7 @@ func abort(c net.Conn) {
 	_, _ = c.(*net.TCPConn).CloseRead(), c.(*net.TCPConn).CloseWrite()
 }
 
-// The frames of comm, see comm/remote_frame.go, and the records of TLS.
+// The frames of comm, see comm/internal/tcp/frame.go, and the records of TLS.
 const (
 	frameMagic  = "COP5"
 	frameBytes  = 96
