@@ -23,8 +23,8 @@ import (
 // rank writes its shards into a separate file. One of several replicas writes. All ranks must see
 // dir. Gradients are not saved, so it is best called after ZeroGrad.
 //
-//	err := m.Save(ctx, "ckpt", opt, fsdp.KeepLast(3), fsdp.Extra("scaler", scaler.State()))
-//	c, err := m.Load(ctx, "ckpt", opt) // on any number of ranks
+//	err := m.Save(ctx, "ckpt", opt, &fsdp.SaveOptions{KeepLast: 3, Extra: map[string]any{"scaler": scaler.State()}})
+//	c, err := m.Load(ctx, "ckpt", opt, nil) // on any number of ranks
 //	err = c.Extra("scaler", &state)
 //
 // A checkpoint gets its name once all of it is on disk. A crash at any time, or a full disk, leaves
@@ -45,21 +45,19 @@ import (
 // after half of it, or 30 s. The next Save is refused until that operation has ended.
 //
 // Values that are NaN or infinite are an error that names the rank and the tensor, and nothing is saved:
-// a training that has diverged does not replace its last good checkpoint. See AllowNotFinite.
+// a training that has diverged does not replace its last good checkpoint. See SaveOptions.AllowNotFinite.
 //
 // If several ranks have the same parameters (NoShard, HybridShard, Config.Ignored), Save compares
 // checksums of them and of the optimizer's state. If replicas have diverged, such as by damaged
 // memory or different processors, that is an error that names the tensor and the ranks, and nothing
 // is saved. Buffers that differ between ranks are a warning, see AverageBuffers.
-//
-// Options: AtStep, KeepLast, Extra, RankExtra, AllowNotFinite.
-func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) error {
+func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts *SaveOptions) error {
 	if err := enter(s, "Save"); err != nil {
 		return err
 	}
 	defer leave(s)
 	st, about := s.saving(ctx, opt)
-	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, saveOptions(opts), about))
+	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, opts.state(ctx), about))
 }
 
 // SaveAsync is Save that writes while the training continues: it copies this rank's data and
@@ -70,22 +68,17 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 // failed and no Wait has returned the error, the next Save returns it instead of saving, and so
 // does Close. A pass that fails does not stop the write: it is completed as long as no rank is
 // gone.
-func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Saving, error) {
+func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts *SaveOptions) (*Saving, error) {
 	if err := enter(s, "SaveAsync"); err != nil {
 		return nil, err
 	}
 	defer leave(s)
 	st, about := s.saving(ctx, opt)
-	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, saveOptions(opts), about)
+	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, opts.state(ctx), about)
 	if err != nil {
 		return nil, st.end(err)
 	}
 	return &Saving{v, s.team.Rank()}, nil
-}
-
-// saveOptions applies the options of Save.
-func saveOptions(opts []StateOption) *state.Options {
-	return state.NewOptions(opts, "AtStep", "KeepLast", "Extra", "RankExtra", "AllowNotFinite")
 }
 
 // saving prepares for Save, and returns the description of the model for a checkpoint.
@@ -129,7 +122,7 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // An optimizer of another kind than the saved one does not fit, unless AllowMissing and AllowExtra
 // accept that no entry is loaded. If other settings differ, such as betas or weight decay, the
 // optimizer keeps its current ones, and rank 0 logs a warning to Config.Logger or [slog.Default].
-// TakeSettings takes the saved ones. Checkpoints of earlier versions do not have settings, and
+// RestoreHyperparameters takes the saved ones. Checkpoints of earlier versions do not have settings, and
 // nothing is compared. The learning rate is an argument of every Step: the schedule continues with
 // Steps, and the checkpoint has the last rate, see [optim.Settings]. State in 8 bits is saved as
 // the float32 numbers that it stands for. 8-bit and 32-bit optimizers can load each other's state,
@@ -148,9 +141,7 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 //
 // Load drops the gradients, and a Forward that waits for its Backward. It fails while a pass is put
 // aside by Hold.
-//
-// Options: Rename, AllowMissing, AllowExtra, AllowNotFinite, AllowOlder, TakeSettings.
-func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts ...StateOption) (*Checkpoint, error) {
+func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts *LoadOptions) (*Checkpoint, error) {
 	if err := enter(s, "Load"); err != nil {
 		return nil, err
 	}
@@ -160,7 +151,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 		err = s.saver.Await(ctx) // it may be about to become the latest
 	}
 	st := s.store(ranks.Ask{Call: "Load"}, err)
-	l, err := st.PlanLoad(ctx, dir, opt, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "AllowNotFinite", "AllowOlder", "TakeSettings"))
+	l, err := st.PlanLoad(ctx, dir, opt, opts.state(ctx))
 	if err != nil {
 		return nil, st.end(err)
 	}

@@ -144,23 +144,23 @@
 // the last checkpoint, on any number of ranks, with any strategy and units. On the same number of
 // ranks and with the same configuration, a training continues bit for bit:
 //
-//	c, err := m.Load(ctx, "ckpt", opt)
+//	c, err := m.Load(ctx, "ckpt", opt, nil)
 //	switch {
 //	case errors.Is(err, fsdp.ErrNoCheckpoint): // the first run
 //	case err == nil:
 //		err = c.Extra("data", &position)
 //	}
 //	…
-//	v, err := m.SaveAsync(ctx, "ckpt", opt, fsdp.KeepLast(3), fsdp.Extra("data", position))
+//	v, err := m.SaveAsync(ctx, "ckpt", opt, &fsdp.SaveOptions{KeepLast: 3, Extra: map[string]any{"data": position}})
 //
 // A checkpoint has the parameters, the buffers of every rank, the state of the optimizer and its
 // counts, and the number of passes, which with Config.Seed keys dropout. It has no gradients, so
 // save after ZeroGrad and not between Forward and Backward. Save drops the rounding errors of
 // gradients that travel as [Int8]. A checkpoint has nothing that only the user knows, such as the
-// position in the data and the loss scale: [Extra] and [RankExtra] add it. It has neither the model
+// position in the data and the loss scale: [SaveOptions] add it. It has neither the model
 // nor its Config, which the program has. Errors that can be found in advance are found before
 // anything changes. A model that is only partly loaded is never trained on. See Load and
-// [AllowOlder] for damaged checkpoints.
+// [LoadOptions] for damaged checkpoints.
 //
 // [Sharded.Export] writes one file for other programs, and [Sharded.Import] reads their files.
 // [Sharded.FullState] and [Sharded.FullOptimState] return the same state in memory, whole, as one

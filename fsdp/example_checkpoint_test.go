@@ -33,7 +33,7 @@ func ExampleSharded_SaveAsync() {
 				return err
 			}
 			next := 0 // sequence of the data
-			switch c, err := m.Load(ctx, dir, opt); {
+			switch c, err := m.Load(ctx, dir, opt, nil); {
 			case errors.Is(err, fsdp.ErrNoCheckpoint): // the first run
 			case err != nil:
 				return err
@@ -60,7 +60,7 @@ func ExampleSharded_SaveAsync() {
 				m.ZeroGrad()
 				next += g.Size()
 				if opt.Steps()%10 == 0 {
-					saving, err = m.SaveAsync(ctx, dir, opt, fsdp.KeepLast(2), fsdp.Extra("next sequence", next))
+					saving, err = m.SaveAsync(ctx, dir, opt, &fsdp.SaveOptions{KeepLast: 2, Extra: map[string]any{"next sequence": next}})
 					if err != nil {
 						return err
 					}

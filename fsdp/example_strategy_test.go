@@ -134,7 +134,7 @@ func ExampleSharded_Any() {
 			m.ZeroGrad()
 			pressed := interrupt.Err() != nil || g.Rank() == 1 && opt.Steps() == 3 // as if somebody had pressed Ctrl-C
 			if over, err := m.Any(ctx, pressed); over || err != nil {
-				return errors.Join(err, m.Save(ctx, dir, opt))
+				return errors.Join(err, m.Save(ctx, dir, opt, nil))
 			}
 		}
 		return nil
@@ -260,7 +260,7 @@ func ExampleSharded_AverageBuffers() {
 			return err
 		}
 		show := func(when string) error {
-			state, err := m.FullState(ctx)
+			state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			if err != nil {
 				return err
 			}

@@ -212,7 +212,7 @@ func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, er
 //	for batch, err := range m.Join(ctx, data) {
 //		… // a step
 //		if over, err := m.Any(ctx, interrupt.Err() != nil); over || err != nil {
-//			return errors.Join(err, m.Save(ctx, dir, opt))
+//			return errors.Join(err, m.Save(ctx, dir, opt, nil))
 //		}
 //	}
 //

@@ -83,7 +83,7 @@ func TestWrapHasNoMemory(t *testing.T) {
 func TestLatestEndsWithTheTimeout(t *testing.T) {
 	disk := crashfs.New()
 	f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
-	require.NoError(t, f.SaveStep(t.Context(), kit.Ckpt, 1, kit.OnFS(disk)))
+	require.NoError(t, f.SaveStep(kit.OnFS(t.Context(), disk), kit.Ckpt, 1))
 	require.NoError(t, f.Close())
 	t.Setenv("FSDP_TIMEOUT", "10ms")
 	back := make(chan struct{})

@@ -38,22 +38,24 @@ func TestExportImport(t *testing.T) {
 						cfg.Precision, cfg.Poison, cfg.Seed = precision, true, 3
 						m := kit.Wrap(t, kit.StateModel, cfg)
 						fsdp.PoisonPadding(m)
-						before, err := m.FullState(ctx)
+						before, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
 						opt := kit.FiveUpdates(t, m.Shards(), fullNames(before, g.Rank()), kit.StateOptimizers[kind])
-						values, err := m.FullState(ctx)
+						values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
-						full, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+						full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
 						own := path // of rank 0; that of the others does not matter
 						if g.Rank() > 0 {
 							own = "elsewhere"
 						}
 						live := m.Memory().Live
-						require.NoError(t, m.Export(ctx, own, append(kit.AsGPT2(), fsdp.WithOptimizer(opt), fsdp.Metadata(map[string]string{"a": "b"}))...))
+						to, from := kit.ToGPT2(), kit.FromGPT2()
+						to.Optimizer, to.Metadata, from.Optimizer = opt, map[string]string{"a": "b"}, opt
+						require.NoError(t, m.Export(ctx, own, to))
 						require.Equal(t, live, m.Memory().Live)
-						require.NoError(t, m.Import(ctx, path, append(kit.AsGPT2(), fsdp.WithOptimizer(opt))...))
-						again, err := m.FullState(ctx)
+						require.NoError(t, m.Import(ctx, path, from))
+						again, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
 						for name := range again {
 							if name != "bn.mean" { // that of rank 0 now
@@ -76,9 +78,11 @@ func TestExportImport(t *testing.T) {
 						fsdp.PoisonPadding(m)
 						opt, err := kit.StateOptimizers[kind](m.Shards())
 						require.NoError(t, err)
-						require.NoError(t, m.Import(ctx, path, append(kit.AsGPT2(), fsdp.WithOptimizer(opt))...))
+						from := kit.FromGPT2()
+						from.Optimizer = opt
+						require.NoError(t, m.Import(ctx, path, from))
 						kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
-						got, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+						got, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
 						kit.RequireSameState(t, state, got)
 					})
@@ -190,7 +194,7 @@ func TestFullStateIsThatOfOneProcess(t *testing.T) {
 						}
 						m := kit.Wrap(t, kit.StateModel, cfg)
 						fsdp.PoisonPadding(m)
-						before, err := m.FullState(ctx)
+						before, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
 						opt := kit.FiveUpdates(t, m.Shards(), fullNames(before, g.Rank()), kit.StateOptimizers[kind])
 
@@ -209,7 +213,7 @@ func TestFullStateIsThatOfOneProcess(t *testing.T) {
 						if g.Rank() == root {
 							given = want
 						}
-						require.NoError(t, m.SetFullOptim(ctx, root, next, given))
+						require.NoError(t, m.SetFullOptim(ctx, root, next, given, nil))
 						checkFull(t, ctx, g, m, next, (root+1)%world, values, want)
 						require.NoError(t, m.Close())
 					})
@@ -228,22 +232,22 @@ func anySlice(v optim.Host) any {
 
 // checkFull collects values and state on all ranks and on one, and compares them.
 func checkFull(t require.TestingT, ctx context.Context, g comm.Group, m *fsdp.Sharded, opt optim.Optimizer, root int, values kit.Bits, want *optim.FullState) {
-	all, err := m.FullState(ctx)
+	all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	kit.RequireSameBits(t, values, kit.BitsOf(all))
 	require.NoError(t, m.SetFull(ctx, root, map[int]kit.Params{root: all}[g.Rank()]), "what FullState returns, SetFull takes")
-	again, err := m.FullState(ctx)
+	again, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	kit.RequireSameBits(t, values, kit.BitsOf(again))
-	state, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+	state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	kit.RequireSameState(t, want, state)
 	for _, p := range state.Params {
 		clear(p.Shape) // it is the caller's
 	}
-	one, err := m.FullState(ctx, fsdp.OnlyOn(root))
+	one, err := m.FullState(ctx, &fsdp.StateDictOptions{Rank: root})
 	require.NoError(t, err)
-	state, err = m.FullOptimState(ctx, opt, fsdp.OnlyOn(root), fsdp.Extra("rank", g.Rank()))
+	state, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: root})
 	require.NoError(t, err)
 	if g.Rank() != root {
 		require.Nil(t, one)
@@ -252,5 +256,4 @@ func checkFull(t require.TestingT, ctx context.Context, g comm.Group, m *fsdp.Sh
 	}
 	kit.RequireSameBits(t, values, kit.BitsOf(one))
 	kit.RequireSameState(t, want, state)
-	require.Equal(t, map[string]any{"rank": root}, state.Extra)
 }

@@ -19,19 +19,22 @@ import (
 // everywhere as a root means all ranks.
 const everywhere = state.Everywhere
 
-// FullState returns the whole parameters and buffers by name: on every rank, or on one rank with
-// [OnlyOn]. The other ranks then get nil and need no memory for it. The tensors belong to the
+// FullState returns the whole parameters and buffers by name: on rank 0 or another, or on all, see
+// [StateDictOptions]. The other ranks get nil and need no memory for it. The tensors belong to the
 // caller; a scalar is a tensor of shape (1).
 //
 // Parameters of units with separate groups differ from group to group. The first rank of each group
 // is part of their names: "experts.up@0", "experts.up@2". Buffers are this rank's.
-func (s *Sharded) FullState(ctx context.Context, opts ...StateOption) (map[string]*tensor.Dense, error) {
+func (s *Sharded) FullState(ctx context.Context, opts *StateDictOptions) (map[string]*tensor.Dense, error) {
 	if err := enter(s, "FullState"); err != nil {
 		return nil, err
 	}
 	defer leave(s)
-	o := state.NewOptions(opts, "OnlyOn", "OnEveryRank")
-	st := s.store(ranks.Ask{Call: "FullState", Detail: with("OnlyOn", o.Root)}, s.may("FullState"))
+	o := opts.state(ctx)
+	if o.Err == nil && o.Into != nil {
+		o.Err = errors.New("StateDictOptions.Into is for FullOptimState")
+	}
+	st := s.store(ranks.Ask{Call: "FullState", Detail: with("Rank", o.Root)}, s.may("FullState"))
 	all := make(map[string]*tensor.Dense)
 	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.master(), all, (*state.Tensor).Name))
 	if err != nil || !here {
@@ -50,22 +53,20 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 }
 
 // FullOptimState returns the whole state of an optimizer of [Sharded.Shards] by parameter name, as
-// one process would have it: on rank 0, on another with [OnlyOn], or with [OnEveryRank] on all.
-// Ranks that do not get it return nil and need no memory for it. Every rank gives its optimizer. If
+// one process would have it: on rank 0 or another, or on all, see [StateDictOptions]. Ranks that do
+// not get it return nil and need no memory for it. Every rank gives its optimizer. If
 // ranks that share a parameter keep different entries for it, or have made different numbers of
 // updates, it fails on all ranks, and the error names the parameter, the ranks and the counts.
 //
-// Names are the same as in [Sharded.FullState]. The result of a rank has the values that [Extra]
-// gives on that rank, and the settings of its optimizer. [Into] reuses the memory of an earlier
-// result.
-func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts ...StateOption) (*optim.FullState, error) {
+// Names are the same as in [Sharded.FullState]. The result of a rank has the settings of its
+// optimizer. Its Extra is for the caller's values.
+func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts *StateDictOptions) (*optim.FullState, error) {
 	if err := enter(s, "FullOptimState"); err != nil {
 		return nil, err
 	}
 	defer leave(s)
-	o := state.NewOptions(opts, "OnlyOn", "OnEveryRank", "Extra", "Into")
-	o.RootElse(0)
-	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: with("OnlyOn", o.Root)}, s.mayWith("FullOptimState", opt))
+	o := opts.state(ctx)
+	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: with("Rank", o.Root)}, s.mayWith("FullOptimState", opt))
 	full, err := st.FullOptim(ctx, opt, o)
 	return full, st.end(err)
 }
@@ -238,21 +239,21 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 // root need memory for at most two.
 //
 // State that does not fit is a *StateError on every rank, which names all mismatches, and changes
-// nothing. [Rename], [AllowMissing] and [AllowExtra] make exceptions, by names such as
+// nothing. Rename, AllowMissing and AllowExtra of the options make exceptions, by names such as
 // "exp_avg:wte.weight". The entries of one parameter are present together or not at all. If they
 // may be missing, the optimizer keeps its current ones. Another kind of optimizer in full.Groups is
-// an error, too. Other settings are a warning, and [TakeSettings] takes them. full.Extra is not
+// an error, too. Other settings are a warning, and RestoreHyperparameters takes them. full.Extra is not
 // sent: the caller sends it to other ranks if they need it.
 //
 // If an optimizer refuses state that fits, which optimizers of package optim do not, the model is
 // unusable until a SetFullOptim, Load or Import succeeds.
-func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts ...StateOption) error {
+func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts *LoadOptions) error {
 	if err := enter(s, "SetFullOptim"); err != nil {
 		return err
 	}
 	defer leave(s)
 	st := s.store(ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}, s.mayWith("SetFullOptim", opt))
-	plan, err := st.PlanSetOptim(ctx, root, opt, full, state.NewOptions(opts, "Rename", "AllowMissing", "AllowExtra", "TakeSettings"))
+	plan, err := st.PlanSetOptim(ctx, root, opt, full, opts.inMemory(ctx))
 	if err != nil {
 		return st.end(err)
 	}
@@ -274,21 +275,21 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 // rank returns, the old file remains. An Export that was killed leaves a file named after the path,
 // which the next Export to that path removes.
 //
-// [Rename], [Transpose], [Join] and [LeaveOut] give names and layouts, [As] the type. Values that
-// are NaN, infinite or beyond the range of that type are an error, see [AllowNotFinite].
-// [WithOptimizer] adds the state of an optimizer, with names such as "exp_avg:wte.weight",
-// transposed as its parameter is. [Metadata] adds text. [SplitAt] and [Beside] write more files:
-// they replace old files one after the other when all are on disk, the index last. Parameters of
-// units with separate groups are named as in [Sharded.FullState].
+// Rename, Transpose, Concat and Exclude of the options give names and layouts, DType the type.
+// Values that are NaN, infinite or beyond the range of that type are an error, see AllowNotFinite.
+// Optimizer adds the state of an optimizer, with names such as "exp_avg:wte.weight", transposed as
+// its parameter is. Metadata adds text. MaxFileSize and ExtraFiles write more files: they replace
+// old files one after the other when all are on disk, the index last. Parameters of units with
+// separate groups are named as in [Sharded.FullState].
 //
 // Buffers are rank 0's. If they differ between ranks that is a warning, see AverageBuffers.
 // Replicas of parameters that have diverged are an error, as in [Sharded.Save].
-func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) error {
+func (s *Sharded) Export(ctx context.Context, path string, opts *ExportOptions) error {
 	if err := enter(s, "Export"); err != nil {
 		return err
 	}
 	defer leave(s)
-	o := state.NewOptions(opts, "As", "Rename", "Transpose", "Join", "LeaveOut", "SplitAt", "Beside", "WithOptimizer", "Metadata", "AllowNotFinite")
+	o := opts.state(ctx)
 	st := s.store(ranks.Ask{Call: "Export"}, s.mayWith("Export", o.Optimizer))
 	return st.end(st.Export(ctx, path, o))
 }
@@ -299,26 +300,26 @@ func (s *Sharded) Export(ctx context.Context, path string, opts ...StateOption) 
 // transposed in the file, the range that covers them. Any float type is converted to the type of
 // the computation.
 //
-// [Rename], [Transpose] and [Join] say how the model's parameters appear in the file. Names, shapes
-// and types are checked first. Any mismatch is a *StateError on every rank, which names all of
-// them, and changes nothing; [AllowMissing] and [AllowExtra] make exceptions. A later error, such
-// as a NaN that [AllowNotFinite] does not accept, leaves the model with a part of the values. The
-// model then refuses passes, steps and Save until an Import or Load succeeds, and the optimizer
-// until one with it does.
+// Rename, Transpose and Concat of the options say how the model's parameters appear in the file.
+// Names, shapes and types are checked first. Any mismatch is a *StateError on every rank, which
+// names all of them, and changes nothing; AllowMissing and AllowExtra make exceptions. A later
+// error, such as a NaN that AllowNotFinite does not accept, leaves the model with a part of the
+// values. The model then refuses passes, steps and Save until an Import or Load succeeds, and the
+// optimizer until one with it does.
 //
-// [WithOptimizer] also reads the state of an optimizer, written by an Export with that option.
+// Optimizer also reads the state of an optimizer, written by an Export with that option.
 // Without it such state is ignored. Its settings are compared as in [Sharded.Load]. The entries of
 // one parameter are present together or not at all. If they may be missing, the optimizer keeps its
 // current ones. In the file the number of its steps has the name "optimizer".
 //
 // Buffers of all ranks get the values of the file. Import drops the gradients, and a Forward that
 // waits for its Backward. It fails while a pass is put aside by Hold.
-func (s *Sharded) Import(ctx context.Context, path string, opts ...StateOption) error {
+func (s *Sharded) Import(ctx context.Context, path string, opts *ImportOptions) error {
 	if err := enter(s, "Import"); err != nil {
 		return err
 	}
 	defer leave(s)
-	o := state.NewOptions(opts, "Rename", "Transpose", "Join", "AllowMissing", "AllowExtra", "AllowNotFinite", "WithOptimizer", "TakeSettings")
+	o := opts.state(ctx)
 	st := s.store(ranks.Ask{Call: "Import"}, mayReplace(s, "Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
 	if err != nil {

@@ -1,219 +1,230 @@
 package fsdp
 
 import (
+	"context"
+	"errors"
 	"fmt"
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A StateOption changes one of the methods that move the state of a training in or out: FullState,
-// FullOptimState, SetFullOptim, Export, Import, Save, SaveAsync, Load. Each names the options it
-// takes; any other is an error on every rank. Unless an option says otherwise, all ranks give the
-// same ones.
-type StateOption func(*state.Options)
-
-// OnlyOn gives the result to one rank. The other ranks get nil, and need no memory for it.
-func OnlyOn(rank int) StateOption {
-	return stateOption("OnlyOn", func(o *state.Options) { o.Root = rank })
+// SaveOptions are options of [Sharded.Save] and [Sharded.SaveAsync]. All ranks give the same ones,
+// except for Extra, of which rank 0's is saved, and RankExtra.
+type SaveOptions struct {
+	// Step is the number of the saved step. 0 means the number of the optimizer's steps.
+	Step int
+	// KeepLast, if positive, removes older checkpoints of this training once this one is complete, so that this many
+	// are left, this one included. 0 keeps all.
+	KeepLast int
+	// Extra has values to save with the model, under names of the user's choice: the state of a
+	// loss scaler, the position in the data, a configuration. They are encoded as JSON. Rank 0's
+	// values are saved. [Checkpoint.Extra] returns them.
+	Extra map[string]any
+	// RankExtra is Extra for values that differ from rank to rank: every rank's values are saved.
+	RankExtra map[string]any
+	// AllowNotFinite selects tensors whose values may be NaN or infinite. Without it, such values
+	// are an error, since a training with them has diverged. Buffers may be infinite, as masks are,
+	// but not NaN. A Save with KeepLast that writes such values also keeps the last checkpoint
+	// before it that has none.
+	AllowNotFinite func(name string) bool
 }
 
-// OnEveryRank gives the result to every rank, each of which needs the memory for it.
-func OnEveryRank() StateOption {
-	return stateOption("OnEveryRank", func(o *state.Options) { o.Root = state.Everywhere })
-}
-
-// Into gives FullOptimState the memory of an earlier result of this rank, which gets the new
-// contents and is returned. Memory that has its pages is several times as fast as new memory. old
-// may be nil, as at the first call, and on ranks that get no result. Tensors that old lacks get new
-// memory. If old has other tensors, sizes or types, or shares memory with the optimizer, that is an
-// error on every rank, and changes nothing. After any other error its contents are undefined.
-//
-//	full, err = m.FullOptimState(ctx, opt, fsdp.Into(full))
-func Into(old *optim.FullState) StateOption {
-	return stateOption("Into", func(o *state.Options) { o.Into = old })
-}
-
-// Rename gives the name that a parameter of the model has in the file or state, such as
-// "transformer.wte.weight" for "wte.weight". It must be one-to-one.
-func Rename(f func(name string) string) StateOption {
-	return stateOption("Rename", func(o *state.Options) { o.Rename = f })
-}
-
-// Transpose selects parameters, by their name in the model, that are transposed in the file: a
-// matrix [out, in] of the model is [in, out] there, as in GPT-2's files. They must have two
-// dimensions.
-func Transpose(match func(name string) bool) StateOption {
-	return stateOption("Transpose", func(o *state.Options) { o.Transpose = match })
-}
-
-// A Part is one of the tensors in a file that are joined to a parameter: a number of its rows.
-type Part struct {
-	Name string // in the file
-	Rows int    // of its first dimension
-}
-
-// Join gives the tensors in the file that are joined to a parameter, one below the other. For
-// example, the tensors of queries, keys and values are joined to a parameter that has them all.
-// Their rows add up to the rows of the parameter. An empty list leaves the parameter one tensor.
-// Rename is not asked for a joined parameter, and Transpose selects all of its parts. It cannot be
-// given with WithOptimizer.
-func Join(parts func(name string) []Part) StateOption {
-	return stateOption("Join", func(o *state.Options) {
-		o.Join = func(name string) (list []state.Part) {
-			for _, p := range parts(name) {
-				list = append(list, state.Part(p))
-			}
-			return list
-		}
+func (o *SaveOptions) state(ctx context.Context) *state.Options {
+	if o == nil {
+		o = &SaveOptions{}
+	}
+	return state.NewOptions(ctx, state.Options{
+		Step: o.Step, KeepLast: o.KeepLast, Extra: o.Extra, RankExtra: o.RankExtra, AllowNotFinite: o.AllowNotFinite,
 	})
 }
 
-// LeaveOut selects parameters, by their name in the model, that Export does not write. It cannot be
-// given with WithOptimizer.
-func LeaveOut(match func(name string) bool) StateOption {
-	return stateOption("LeaveOut", func(o *state.Options) { o.LeaveOut = match })
+// LoadOptions are options of [Sharded.Load] and [Sharded.SetFullOptim]. All ranks give the same
+// ones.
+type LoadOptions struct {
+	// Rename returns the name that a parameter of the model has in the checkpoint or state, such as
+	// "transformer.wte.weight" for "wte.weight". It must be one-to-one.
+	Rename func(name string) string
+	// AllowMissing selects tensors, by their name in the checkpoint or state, that may be missing
+	// there: they keep their value. Without it, anything missing is an error. For a tensor in which
+	// ranks differ, such as "experts.up@2", it is also asked for the name without the rank.
+	AllowMissing func(name string) bool
+	// AllowExtra selects tensors of the checkpoint or state, by their name there, that the model
+	// may lack: they are ignored. Without it, any unused tensor is an error, except an optimizer's
+	// state if no optimizer is given. Like AllowMissing, it is asked for names with and without a
+	// rank.
+	AllowExtra func(name string) bool
+	// AllowNotFinite selects tensors, by their name in the checkpoint, whose values may be NaN or
+	// infinite. Without it, Load returns an error for such values. For Load only.
+	AllowNotFinite func(name string) bool
+	// AllowOlder decides whether Load may take an older checkpoint if the last one is damaged. With
+	// nil, Load takes one if the damage shows in the manifest, or in the names and sizes of files,
+	// and returns an error if it shows in the data. For Load only.
+	//
+	//	new(true)    takes the last checkpoint of which nothing is damaged that any rank needs.
+	//	             All of that is read and checked before anything changes, so it is read twice
+	//	new(false)   takes no other than the last: any damage is an error
+	//
+	// If the directory that Load is given is a checkpoint itself, there is no other. With nil, the
+	// variable FSDP_ALLOW_OLDER, true or false, decides; fsdprun -older sets it.
+	AllowOlder *bool
+	// RestoreHyperparameters gives the optimizer the settings of the loaded state (betas, decay,
+	// momentum and others of [optim.Settings]) in place of its own, parameter by parameter, except
+	// Bits, which belong to its memory. Without it the optimizer keeps its own, and rank 0 warns if
+	// they differ. The learning rate comes with every Step: the last one of the state is then in
+	// [optim.Groups]. It is an error if the state has no settings, like the state of an earlier
+	// version, or if the optimizer is not from package optim.
+	RestoreHyperparameters bool
 }
 
-// SplitAt has Export write several files of at most this number of bytes of tensors, if there are
-// more in all. Each has at least one parameter: "model-00001-of-00003.safetensors" for
-// "model.safetensors", and an index in the same directory, "model.safetensors.index.json", for
-// Import. Files that an earlier Export with SplitAt has left under such names, and that this one
-// does not replace, are removed.
-func SplitAt(bytes int64) StateOption {
-	return stateOption("SplitAt", func(o *state.Options) {
-		if o.SplitAt = bytes; bytes < 1 {
-			o.Err = fmt.Errorf("SplitAt(%d): want a number of bytes", bytes)
-		}
+func (o *LoadOptions) state(ctx context.Context) *state.Options {
+	if o == nil {
+		o = &LoadOptions{}
+	}
+	return state.NewOptions(ctx, state.Options{
+		Rename: o.Rename, AllowMissing: o.AllowMissing, AllowExtra: o.AllowExtra, AllowNotFinite: o.AllowNotFinite, AllowOlder: o.AllowOlder,
+		RestoreHyperparameters: o.RestoreHyperparameters,
 	})
 }
 
-// Beside has Export write small files into the directory of its file, such as a configuration, by
-// name. Rank 0's files are written. Rank 0 makes the directory and its parents.
-func Beside(files map[string][]byte) StateOption {
-	return stateOption("Beside", func(o *state.Options) { o.Beside = files })
+// inMemory is state for a state that is in memory, of which there is no older one.
+func (o *LoadOptions) inMemory(ctx context.Context) *state.Options {
+	s := o.state(ctx)
+	if s.AllowNotFinite != nil || s.AllowOlder != nil {
+		s.Err = errors.New("LoadOptions.AllowNotFinite and AllowOlder are for Load: this method reads no checkpoint")
+	}
+	return s
 }
 
-// AllowMissing selects tensors, by their name in the file or state, that may be missing there: they
-// keep their value. Without it, anything missing is an error. For a tensor in which ranks differ,
-// such as "experts.up@2", it is also asked for the name without the rank.
-func AllowMissing(match func(name string) bool) StateOption {
-	return stateOption("AllowMissing", func(o *state.Options) { o.AllowMissing = match })
+// ExportOptions are options of [Sharded.Export]. All ranks give the same ones, except for
+// ExtraFiles and Metadata, of which rank 0's are written.
+type ExportOptions struct {
+	// DType is the type in which parameters are written: Float32, Float64, BFloat16 or Float16, as
+	// in new(fsdp.BFloat16). nil means the master type, see [Precision].
+	DType *DType
+	// Rename returns the name that a parameter of the model has in the file, such as
+	// "transformer.wte.weight" for "wte.weight". It must be one-to-one.
+	Rename func(name string) string
+	// Transpose selects parameters, by their name in the model, that are transposed in the file: a
+	// matrix [out, in] of the model is [in, out] there, as in GPT-2's files. They must have two
+	// dimensions.
+	Transpose func(name string) bool
+	// Concat returns the tensors of the file that are joined to a parameter, one below the other.
+	// For example, the tensors of queries, keys and values are joined to a parameter that has them
+	// all. Their rows add up to the rows of the parameter. An empty list leaves the parameter one
+	// tensor. Rename is not asked for a joined parameter, and Transpose selects all of its parts.
+	// It cannot be given with Optimizer.
+	Concat func(name string) []Part
+	// Exclude selects parameters, by their name in the model, that are not written. It cannot be
+	// given with Optimizer.
+	Exclude func(name string) bool
+	// MaxFileSize, if positive, writes several files of at most this number of bytes of tensors, if
+	// there are more in all. Each has at least one parameter: "model-00001-of-00003.safetensors"
+	// for "model.safetensors", and an index in the same directory, "model.safetensors.index.json",
+	// for Import. Files that an earlier Export with MaxFileSize has left under such names, and that
+	// this one does not replace, are removed.
+	MaxFileSize int64
+	// ExtraFiles are small files to write into the directory of the file, such as a configuration,
+	// by name. Rank 0 makes the directory and its parents.
+	ExtraFiles map[string][]byte
+	// Optimizer, if set, is an optimizer whose state is written too, in the master type (see
+	// [Precision]).
+	Optimizer optim.Optimizer
+	// Metadata is text for the header of the file.
+	Metadata map[string]string
+	// AllowNotFinite selects tensors, by their name in the file, whose values may be NaN or
+	// infinite. Without it, such values are an error, since a training with them has diverged.
+	// Buffers may be infinite, as masks are, but not NaN.
+	AllowNotFinite func(name string) bool
 }
 
-// AllowExtra selects tensors of the file or state, by their name there, that the model may lack:
-// they are ignored. Without it, any unused tensor is an error, except an optimizer's state if no
-// optimizer is given. Like AllowMissing, it is asked for names with and without a rank.
-func AllowExtra(match func(name string) bool) StateOption {
-	return stateOption("AllowExtra", func(o *state.Options) { o.AllowExtra = match })
+func (o *ExportOptions) state(ctx context.Context) *state.Options {
+	if o == nil {
+		o = &ExportOptions{}
+	}
+	s := state.Options{
+		Rename: o.Rename, Transpose: o.Transpose, Concat: o.Concat, Exclude: o.Exclude, MaxFileSize: o.MaxFileSize, ExtraFiles: o.ExtraFiles,
+		Optimizer: o.Optimizer, Metadata: o.Metadata, AllowNotFinite: o.AllowNotFinite,
+	}
+	if t := o.DType; t != nil && *t > Float16 {
+		s.Err = fmt.Errorf("ExportOptions.DType is %v: want Float32, Float64, BFloat16 or Float16, or nil for the type of the masters", *t)
+	} else if t != nil {
+		s.DType = t.comm()
+	}
+	return state.NewOptions(ctx, s)
 }
 
-// AllowNotFinite selects tensors, by their name in the file or state, whose values may be NaN or
-// infinite. Without it, Save, Export, Load and Import return an error for such values, since a training
-// with them has diverged. Buffers may be infinite, as masks are, but not NaN. A Save with KeepLast that
-// writes such values also keeps the last checkpoint before it that has none.
-func AllowNotFinite(match func(name string) bool) StateOption {
-	return stateOption("AllowNotFinite", func(o *state.Options) { o.AllowNotFinite = match })
+// ImportOptions are options of [Sharded.Import]. All ranks give the same ones.
+type ImportOptions struct {
+	// Rename, Transpose and Concat say how the model's parameters appear in the file, as in
+	// [ExportOptions].
+	Rename    func(name string) string
+	Transpose func(name string) bool
+	Concat    func(name string) []Part
+	// AllowMissing, AllowExtra and AllowNotFinite select tensors, by their name in the file, that
+	// may be missing there, that the model may lack, and whose values may be NaN or infinite, as in
+	// [LoadOptions].
+	AllowMissing   func(name string) bool
+	AllowExtra     func(name string) bool
+	AllowNotFinite func(name string) bool
+	// Optimizer, if set, is an optimizer whose state is read too.
+	Optimizer optim.Optimizer
+	// RestoreHyperparameters gives it the settings of the loaded state, as in [LoadOptions].
+	RestoreHyperparameters bool
 }
 
-// AllowOlder decides whether Load may take an older checkpoint if the last one is damaged. Without
-// it, Load takes one if the damage shows in the manifest, or in the names and sizes of files, and
-// returns an error if it shows in the data.
-//
-//	AllowOlder(true)    takes the last checkpoint of which nothing is damaged that any rank needs.
-//	                    All of that is read and checked before anything changes, so it is read twice
-//	AllowOlder(false)   takes no other than the last: any damage is an error
-//
-// If the directory that Load is given is a checkpoint itself, there is no other. Without the
-// option, the variable FSDP_ALLOW_OLDER, true or false, decides; fsdprun -older sets it.
-func AllowOlder(allow bool) StateOption {
-	return stateOption("AllowOlder", func(o *state.Options) { o.Older = &allow })
-}
-
-// As gives the type in which parameters are written: Float32, Float64, BFloat16 or Float16. The
-// default is the master type, see [Precision].
-func As(t DType) StateOption {
-	return stateOption("As", func(o *state.Options) {
-		if t > Float16 {
-			o.Err = fmt.Errorf("As(%v): want Float32, Float64, BFloat16 or Float16", t)
-			return
-		}
-		o.As = t.comm()
+func (o *ImportOptions) state(ctx context.Context) *state.Options {
+	if o == nil {
+		o = &ImportOptions{}
+	}
+	return state.NewOptions(ctx, state.Options{
+		Rename: o.Rename, Transpose: o.Transpose, Concat: o.Concat, AllowMissing: o.AllowMissing, AllowExtra: o.AllowExtra, AllowNotFinite: o.AllowNotFinite,
+		Optimizer: o.Optimizer, RestoreHyperparameters: o.RestoreHyperparameters,
 	})
 }
 
-// WithOptimizer writes or reads the state of an optimizer too, in the master type (see [Precision]).
-func WithOptimizer(opt optim.Optimizer) StateOption {
-	return stateOption("WithOptimizer", func(o *state.Options) { o.Optimizer = opt })
+// StateDictOptions are options of [Sharded.FullState] and [Sharded.FullOptimState]. All ranks give
+// the same ones, except for Into.
+type StateDictOptions struct {
+	// Rank is the rank that gets the result. The other ranks get nil, and need no memory for it.
+	Rank int
+	// AllRanks gives the result to every rank, each of which needs the memory for it.
+	AllRanks bool
+	// Into, if set, gives FullOptimState the memory of an earlier result of this rank, which gets
+	// the new contents and is returned. Memory that has its pages is several times as fast as new
+	// memory. It may be nil, as at the first call, and on ranks that get no result. Tensors that it
+	// lacks get new memory. If it has other tensors, sizes or types, or shares memory with the
+	// optimizer, that is an error on every rank, and changes nothing. After any other error its
+	// contents are undefined.
+	//
+	//	full, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Into: full})
+	Into *optim.FullState
 }
 
-// TakeSettings gives the optimizer the settings of the loaded state (betas, decay, momentum and
-// others of [optim.Settings]) in place of its own, parameter by parameter, except Bits, which
-// belong to its memory. Without it the optimizer keeps its own, and rank 0 warns if they differ.
-// The learning rate comes with every Step: the last one of the state is then in [optim.Groups]. It
-// is an error if the state has no settings, like the state of an earlier version, or if the
-// optimizer is not from package optim.
-func TakeSettings() StateOption {
-	return stateOption("TakeSettings", func(o *state.Options) { o.TakeSettings = true })
-}
-
-// Metadata adds text to the header of a file. Rank 0's text is written.
-func Metadata(text map[string]string) StateOption {
-	return stateOption("Metadata", func(o *state.Options) { o.Metadata = text })
-}
-
-// AtStep gives the number of the saved step, in place of the optimizer's.
-func AtStep(step int) StateOption {
-	return stateOption("AtStep", func(o *state.Options) { o.Step = step })
-}
-
-// KeepLast removes older checkpoints of this training once this one is complete, so that k are left,
-// this one included.
-func KeepLast(k int) StateOption {
-	return stateOption("KeepLast", func(o *state.Options) { o.Keep = k })
-}
-
-// Extra saves v with the model under a name of the user's choice: the state of a loss scaler, the
-// position in the data, a configuration. It is encoded as JSON. Rank 0's value is saved. A name
-// given twice is an error.
-func Extra(name string, v any) StateOption {
-	return stateOption("Extra", func(o *state.Options) { set(o, "Extra", &o.Extra, name, v) })
-}
-
-// RankExtra is Extra for values that differ from rank to rank: every rank's v is saved.
-func RankExtra(name string, v any) StateOption {
-	return stateOption("RankExtra", func(o *state.Options) { set(o, "RankExtra", &o.RankExtra, name, v) })
-}
-
-func stateOption(name string, apply func(*state.Options)) StateOption {
-	return func(o *state.Options) {
-		o.Given = append(o.Given, name)
-		apply(o)
+func (o *StateDictOptions) state(ctx context.Context) *state.Options {
+	if o == nil {
+		o = &StateDictOptions{}
 	}
+	s := state.Options{Root: o.Rank, Into: o.Into}
+	if o.AllRanks {
+		if s.Root = everywhere; o.Rank != 0 {
+			s.Err = fmt.Errorf("StateDictOptions.Rank is %d and AllRanks is set: give only one of them", o.Rank)
+		}
+	}
+	return state.NewOptions(ctx, s)
 }
 
-// set puts the value of an option into m. A name given twice is an error, since one value would be
-// lost.
-func set(o *state.Options, option string, m *map[string]any, name string, v any) {
-	if *m == nil {
-		*m = make(map[string]any)
-	}
-	if _, twice := (*m)[name]; twice {
-		o.Err = fmt.Errorf("%s(%q) is given twice", option, name)
-	}
-	(*m)[name] = v
-}
+// A Part is one of the tensors in a file that are joined to a parameter: its Name in the file, and
+// the number of Rows of its first dimension.
+type Part = state.Part
 
 // A StateError says that a file or state does not fit the model or its optimizer. Nothing has been
-// changed, on any rank. Names are as in the file or state, in its order or the model's.
-type StateError struct {
-	Where    string   // the file, checkpoint or state
-	Missing  []string // in the model, not in the state
-	Extra    []string // in the state, not in the model
-	Reshaped []string // with another shape, as "name [shape there] -> [shape here]"
-	Kinds    []string // optimizers of another kind, as "AdamW -> SGD of w, b and 7 more"
-}
-
-// Error implements error. It lists a few names of each kind: a model has thousands, and one wrong
-// prefix renames them all.
-func (e *StateError) Error() string { return (*state.Mismatch)(e).Error() }
+// changed, on any rank. Its fields are lists of text, with names as in the file or state, in its
+// order or the model's:
+//
+//	Where      the file, checkpoint or state
+//	Missing    tensors of the model that the state lacks
+//	Extra      tensors of the state that the model lacks
+//	Reshaped   tensors of another shape, as "name [shape there] -> [shape here]"
+//	Kinds      optimizers of another kind, as "AdamW -> SGD of w, b and 7 more"
+type StateError = state.Mismatch

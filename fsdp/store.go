@@ -67,15 +67,7 @@ func (st *store) end(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("fsdp: rank %d: %s: %w", st.Rank(), st.ask.Call, public(err))
-}
-
-// public returns err in the form that users of this package get.
-func public(err error) error {
-	if unfit, ok := err.(*state.Mismatch); ok {
-		return (*StateError)(unfit)
-	}
-	return err
+	return fmt.Errorf("fsdp: rank %d: %s: %w", st.Rank(), st.ask.Call, err)
 }
 
 // Group implements state.Team.
@@ -98,7 +90,7 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	if err == nil {
 		err = context.Cause(ctx)
 	}
-	_, all := st.Team.Agree(ctx, &q, public(err))
+	_, all := st.Team.Agree(ctx, &q, err)
 	if err == nil {
 		all = withoutRank(s, q.Call, all)
 	}
@@ -120,7 +112,7 @@ func (st *store) Fail(err error) error {
 // state's.
 func (st *store) differ(settings []string) {
 	if len(settings) > 0 && st.Rank() == 0 {
-		cmp.Or(st.s.cfg.Logger, slog.Default()).Warn("fsdp: "+st.ask.Call+": the optimizer keeps settings that its state was not made with; TakeSettings takes those of the state",
+		cmp.Or(st.s.cfg.Logger, slog.Default()).Warn("fsdp: "+st.ask.Call+": the optimizer keeps settings that its state was not made with; RestoreHyperparameters takes those of the state",
 			"state -> optimizer", settings)
 	}
 }
@@ -288,7 +280,7 @@ func with(option string, rank int) string {
 	if rank == everywhere {
 		return ""
 	}
-	return fmt.Sprintf(" with %s(%d)", option, rank)
+	return fmt.Sprintf(" with %s %d", option, rank)
 }
 
 // rewordedError is an error in other words.

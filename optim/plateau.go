@@ -34,8 +34,7 @@ type PlateauScaler struct {
 	state  PlateauState
 }
 
-// PlateauState is the state of a [PlateauScaler] in a checkpoint, as JSON: fsdp.Extra("plateau",
-// plateau.State()).
+// PlateauState is the state of a [PlateauScaler], as JSON in a checkpoint: SaveOptions.Extra has it.
 type PlateauState struct {
 	Scale   float64
 	Best    float64 // best measure so far, if Began

@@ -73,7 +73,7 @@ func main() {
 
 		var at data.Position
 		var shown monitor.State
-		if c, err := m.Load(ctx, "digits.ckpt", opt); !errors.Is(err, fsdp.ErrNoCheckpoint) {
+		if c, err := m.Load(ctx, "digits.ckpt", opt, nil); !errors.Is(err, fsdp.ErrNoCheckpoint) {
 			check(err)
 			check(errors.Join(c.Extra("data", &at), c.Extra("monitor", &shown)))
 			check(batches.Resume(at))
@@ -92,7 +92,7 @@ func main() {
 				break
 			}
 		}
-		check(m.Save(ctx, "digits.ckpt", opt, fsdp.Extra("data", batches.Position()), fsdp.Extra("monitor", mon.State())))
+		check(m.Save(ctx, "digits.ckpt", opt, &fsdp.SaveOptions{Extra: map[string]any{"data": batches.Position(), "monitor": mon.State()}}))
 
 		accuracy := &metrics.Accuracy{}
 		for batch, err := range m.Join(ctx, must(data.NewLoader(held, collate, data.Config{Group: g, Batch: 128})).Batches(ctx)) {

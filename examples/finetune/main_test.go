@@ -53,7 +53,7 @@ func directory(t *testing.T, name string) string {
 	dir := filepath.Join(t.TempDir(), name)
 	m, err := hf.New(models[name])
 	require.NoError(t, err)
-	alone(t, m.Model, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir) })
+	alone(t, m.Model, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir, nil) })
 	for _, file := range []string{"tokenizer.json", "tokenizer_config.json"} {
 		text, err := os.ReadFile(filepath.Join(words, name, file))
 		require.NoError(t, err)
@@ -73,7 +73,7 @@ func state(t *testing.T, dir string) (params map[string]*tensor.Dense, logits []
 		if logits, err = logitsOf(ctx, s); err != nil {
 			return err
 		}
-		params, err = s.FullState(ctx)
+		params, err = s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		return err
 	})
 	return params, logits
@@ -178,7 +178,7 @@ func TestAdapters(t *testing.T) {
 				if err := tuner.tune(ctx); err != nil {
 					return err
 				}
-				all, err := tuner.FullState(ctx)
+				all, err := tuner.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				if err != nil {
 					return err
 				}

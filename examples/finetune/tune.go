@@ -224,7 +224,7 @@ func (t *tuner) save(ctx context.Context) error {
 	if err := t.model.Merge(ctx, t.Sharded); err != nil {
 		return err
 	}
-	if err := t.model.Save(ctx, t.Sharded, t.to); err != nil {
+	if err := t.model.Save(ctx, t.Sharded, t.to, nil); err != nil {
 		return err
 	}
 	fmt.Fprintf(t.out, "written to %s\n", t.to)

@@ -61,11 +61,11 @@ func (t *trainer) printPlan() error {
 // printBits prints a hash of all parameters, of the optimizer's state and of the last losses. It is the
 // same on all numbers of ranks that divide -virtual.
 func (t *trainer) printBits(ctx context.Context) error {
-	params, err := t.model.FullState(ctx)
+	params, err := t.model.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	if err != nil {
 		return err
 	}
-	state, err := t.model.FullOptimState(ctx, t.opt)
+	state, err := t.model.FullOptimState(ctx, t.opt, nil)
 	if err != nil || t.group.Rank() != 0 {
 		return err
 	}

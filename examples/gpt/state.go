@@ -105,7 +105,7 @@ func (t *trainer) hasCheckpoint(ctx context.Context) (bool, error) {
 
 // load goes on from the newest checkpoint. It may be of any number of ranks.
 func (t *trainer) load(ctx context.Context) error {
-	checkpoint, err := t.model.Load(ctx, t.saveDir, t.opt)
+	checkpoint, err := t.model.Load(ctx, t.saveDir, t.opt, nil)
 	if err != nil {
 		return fmt.Errorf("a model of %v: %w", t.vocab, err)
 	}
@@ -158,7 +158,7 @@ func (t *trainer) save(ctx context.Context) error {
 		return t.saves.err
 	}
 	begin, step := time.Now(), t.opt.Steps()
-	s, err := t.model.SaveAsync(ctx, t.saveDir, t.opt, fsdp.KeepLast(t.keep), fsdp.Extra(recordName, t.record()), fsdp.Extra(positionName, t.batches.Position()))
+	s, err := t.model.SaveAsync(ctx, t.saveDir, t.opt, &fsdp.SaveOptions{KeepLast: t.keep, Extra: map[string]any{recordName: t.record(), positionName: t.batches.Position()}})
 	if err != nil {
 		return fmt.Errorf("saving after step %d: %w", step, err)
 	}
@@ -224,10 +224,10 @@ func (t *trainer) saveLast(ctx context.Context) error {
 // importWeights gives the model the weights of a file. With GPT-2's names all but the head's may
 // have a prefix.
 func (t *trainer) importWeights(ctx context.Context) error {
-	err := t.model.Import(ctx, t.importFrom, nn.FromGPT2("")...)
+	err := t.model.Import(ctx, t.importFrom, nn.FromGPT2(""))
 	var state *fsdp.StateError
 	if errors.As(err, &state) && slices.ContainsFunc(state.Extra, func(name string) bool { return strings.HasPrefix(name, prefix) }) {
-		err = t.model.Import(ctx, t.importFrom, nn.FromGPT2(prefix)...)
+		err = t.model.Import(ctx, t.importFrom, nn.FromGPT2(prefix))
 	}
 	if err != nil {
 		return err
@@ -241,8 +241,9 @@ const prefix = "transformer."
 
 // export writes the weights to a file, with what their shapes do not tell.
 func (t *trainer) export(ctx context.Context) error {
-	about := map[string]string{"heads": fmt.Sprint(t.heads), "step": fmt.Sprint(t.opt.Steps())}
-	if err := t.model.Export(ctx, t.exportTo, append(nn.ToGPT2(""), fsdp.Metadata(about))...); err != nil {
+	opts := nn.ToGPT2("")
+	opts.Metadata = map[string]string{"heads": fmt.Sprint(t.heads), "step": fmt.Sprint(t.opt.Steps())}
+	if err := t.model.Export(ctx, t.exportTo, opts); err != nil {
 		return err
 	}
 	t.screen.Printf("  weights: %s\n", t.exportTo)

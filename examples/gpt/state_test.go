@@ -227,7 +227,7 @@ func TestSentencePiece(t *testing.T) {
 func TestResumeWithoutPosition(t *testing.T) {
 	job := savingJob(t)("-save", t.TempDir(), "-resume")
 	asRank(t, job, func(ctx context.Context, tr *trainer) error {
-		return tr.model.Save(ctx, tr.saveDir, tr.opt, fsdp.Extra(recordName, tr.record()))
+		return tr.model.Save(ctx, tr.saveDir, tr.opt, &fsdp.SaveOptions{Extra: map[string]any{recordName: tr.record()}})
 	})
 	require.ErrorContains(t, run(t.Context(), job, io.Discard, io.Discard), `Extra "data": not in the checkpoint`)
 }
@@ -266,7 +266,9 @@ func TestExportAndImport(t *testing.T) {
 
 	asRank(t, job("-import", plain), func(ctx context.Context, tr *trainer) error {
 		require.NoError(t, tr.restore(ctx))
-		return tr.model.Export(ctx, prefixed, append(nn.ToGPT2("transformer."), fsdp.As(fsdp.Float64))...)
+		opts := nn.ToGPT2("transformer.")
+		opts.DType = new(fsdp.Float64)
+		return tr.model.Export(ctx, prefixed, opts)
 	})
 	require.InDelta(t, trained, unchanged("-import", prefixed), 1e-3)
 

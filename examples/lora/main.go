@@ -185,7 +185,7 @@ func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen
 	if err := r.report(ctx, m, "after"); err != nil {
 		return nil, err
 	}
-	return m.FullState(ctx)
+	return m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 }
 
 // windows returns a loader of windows of a text in random order. held chooses the last twentieth of the

@@ -20,6 +20,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
 	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
@@ -63,7 +64,7 @@ func TestRun(t *testing.T) {
 		if err := r.write(ctx); err != nil {
 			return err
 		}
-		full, err := r.model.FullState(ctx)
+		full, err := r.model.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		if g.Rank() == 0 {
 			weights = full
 		}

@@ -93,9 +93,9 @@
 // A [Position] is the number of samples that all ranks have consumed. Save it with a checkpoint.
 // Any number of ranks can resume from it:
 //
-//	err := m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position()))
+//	err := m.Save(ctx, dir, opt, &fsdp.SaveOptions{Extra: map[string]any{"data": loader.Position()}})
 //	…
-//	saved, err := m.Load(ctx, dir, opt)
+//	saved, err := m.Load(ctx, dir, opt, nil)
 //	var position data.Position
 //	err = saved.Extra("data", &position)
 //	err = loader.Resume(position)

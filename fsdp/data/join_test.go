@@ -38,7 +38,7 @@ func TestSameTraining(t *testing.T) {
 			loader, err := data.NewLoader(windows, data.TokensAndTargets[byte](6), c)
 			require.NoError(t, err)
 			if resume {
-				saved, err := m.Load(ctx, dir, opt)
+				saved, err := m.Load(ctx, dir, opt, nil)
 				require.NoError(t, err)
 				var p data.Position
 				require.NoError(t, saved.Extra("data", &p))
@@ -56,10 +56,10 @@ func TestSameTraining(t *testing.T) {
 				require.NoError(t, opt.Step(0.5))
 				m.ZeroGrad()
 				if loader.Position().Samples == 10 {
-					require.NoError(t, m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position())))
+					require.NoError(t, m.Save(ctx, dir, opt, &fsdp.SaveOptions{Extra: map[string]any{"data": loader.Position()}}))
 				}
 			}
-			state, err := m.FullState(ctx)
+			state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			lock.Lock()
 			defer lock.Unlock()

@@ -186,7 +186,7 @@ func (l *Loader[T]) Share() fsdp.BackwardOption { return fsdp.Share(l.step...).S
 
 // A Position is the progress of the ranks in a source. Save it with a checkpoint:
 //
-//	err := m.Save(ctx, dir, opt, fsdp.Extra("data", loader.Position()))
+//	err := m.Save(ctx, dir, opt, &fsdp.SaveOptions{Extra: map[string]any{"data": loader.Position()}})
 type Position struct {
 	// Samples is the number of samples that all ranks together have consumed: all samples before
 	// this one.

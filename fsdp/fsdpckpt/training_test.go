@@ -114,10 +114,10 @@ func requireSameBytes(t *testing.T, want, got map[string][]byte) {
 
 // state is all that a Load brings back: values and the optimizer's state, by name.
 func state(t *testing.T, ctx context.Context, s *fsdp.Sharded, opt optim.Optimizer) map[string][]byte {
-	full, err := s.FullState(ctx)
+	full, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	all := bits(full)
-	o, err := s.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+	o, err := s.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for _, e := range o.Entries() {
 		all[e.Name+":"+e.Param] = append(littleEndian(e.Data.(optim.Host).F32), byte(e.Steps), byte(o.Steps))
@@ -134,9 +134,9 @@ func TestTrainedGPT(t *testing.T) {
 	onRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		s, opt := wrapped(t, ctx, g, gpt, 0)
 		train(t, ctx, s, opt, g.Rank(), 3)
-		require.NoError(t, s.Save(ctx, ckpt, opt, fsdp.Extra("epoch", 7)))
-		require.NoError(t, s.Export(ctx, exported, fsdp.WithOptimizer(opt)))
-		full, err := s.FullState(ctx)
+		require.NoError(t, s.Save(ctx, ckpt, opt, &fsdp.SaveOptions{Extra: map[string]any{"epoch": 7}}))
+		require.NoError(t, s.Export(ctx, exported, &fsdp.ExportOptions{Optimizer: opt}))
+		full, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		all := state(t, ctx, s, opt)
 		if g.Rank() == 0 {
@@ -161,8 +161,7 @@ func TestTrainedGPT(t *testing.T) {
 
 	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		s, opt := wrapped(t, ctx, g, gpt, 0)
-		require.NoError(t, s.Import(ctx, filepath.Join(dir, "prefixed.safetensors"), fsdp.WithOptimizer(opt),
-			fsdp.Rename(func(name string) string { return "m." + name })))
+		require.NoError(t, s.Import(ctx, filepath.Join(dir, "prefixed.safetensors"), &fsdp.ImportOptions{Optimizer: opt, Rename: func(name string) string { return "m." + name }}))
 		requireSameBytes(t, want, state(t, ctx, s, opt))
 		require.NoError(t, s.Close())
 	})
@@ -177,8 +176,8 @@ func TestTrainedExperts(t *testing.T) {
 	onRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		s, opt := wrapped(t, ctx, g, normed{}, 2)
 		train(t, ctx, s, opt, g.Rank(), 2)
-		require.NoError(t, s.Save(ctx, ckpt, opt, fsdp.RankExtra("rank", g.Rank())))
-		require.NoError(t, s.Export(ctx, exported, fsdp.WithOptimizer(opt)))
+		require.NoError(t, s.Save(ctx, ckpt, opt, &fsdp.SaveOptions{RankExtra: map[string]any{"rank": g.Rank()}}))
+		require.NoError(t, s.Export(ctx, exported, &fsdp.ExportOptions{Optimizer: opt}))
 		want[g.Rank()] = state(t, ctx, s, opt)
 		require.NoError(t, s.Close())
 	})

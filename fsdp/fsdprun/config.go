@@ -62,7 +62,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.StringVar(&c.timeout, "timeout", "", "for how long an operation may make no progress, such as 90s")
 	f.StringVar(&c.joinTimeout, "join-timeout", "", "for how long ranks and hosts wait for each other, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "how many times to start again after a failure")
-	f.BoolVar(&c.older, "older", false, "a damaged checkpoint may be passed over for an older one:\nwhat fsdp.AllowOlder(true) allows, where a program does not say")
+	f.BoolVar(&c.older, "older", false, "a damaged checkpoint may be passed over for an older one:\nwhat fsdp.LoadOptions{AllowOlder: new(true)} allows, where a program does not say")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
 	f.StringVar(&c.logDir, "log-dir", "", "directory for rank-0.log, rank-1.log, …")

@@ -44,7 +44,7 @@ func trainUntilInterrupted(dir string) error {
 		if !over || err != nil {
 			return over, err
 		}
-		if err := m.Save(ctx, dir, nil); err != nil {
+		if err := m.Save(ctx, dir, nil, nil); err != nil {
 			return true, err
 		}
 		latest, err := fsdp.LatestCheckpoint(dir)

@@ -48,10 +48,10 @@
 //
 // Save [Monitor.State] with a checkpoint, and pass it to the monitor that resumes from there:
 //
-//	err := m.Save(ctx, dir, opt, fsdp.Extra("monitor", mon.State()))
+//	err := m.Save(ctx, dir, opt, &fsdp.SaveOptions{Extra: map[string]any{"monitor": mon.State()}})
 //	…
 //	var state monitor.State
-//	c, err := m.Load(ctx, dir, opt)
+//	c, err := m.Load(ctx, dir, opt, nil)
 //	err = c.Extra("monitor", &state)
 //	mon, err := monitor.New(monitor.Config{State: state, …})
 //

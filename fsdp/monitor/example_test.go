@@ -105,7 +105,7 @@ func ExampleMonitor_State() {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "log.csv")
-	var saved monitor.State // of a checkpoint: m.Save(…, fsdp.Extra("monitor", mon.State())) and Checkpoint.Extra
+	var saved monitor.State // of a checkpoint: the value SaveOptions.Extra["monitor"], as Checkpoint.Extra returns it
 	for _, last := range []int{5, 6} {
 		mon, err := monitor.New(monitor.Config{State: saved, Writers: []monitor.Writer{monitor.CSV(path)}})
 		if err != nil {

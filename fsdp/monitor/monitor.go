@@ -341,10 +341,10 @@ func (m *Monitor) Done() (share float64) {
 }
 
 // State returns the state from which a resumed run continues as if without interruption: the curve,
-// averages, counts and position in the files. It is the same on every rank, as [fsdp.Extra]
+// averages, counts and position in the files. It is the same on every rank, as [fsdp.SaveOptions].Extra
 // requires:
 //
-//	m.Save(ctx, dir, opt, fsdp.Extra("monitor", mon.State()))
+//	m.Save(ctx, dir, opt, &fsdp.SaveOptions{Extra: map[string]any{"monitor": mon.State()}})
 //
 // With Config.Every, it lacks the values and units of steps since the last row: save after a row.
 func (m *Monitor) State() State { return m.state.clone() }

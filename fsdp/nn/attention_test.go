@@ -205,14 +205,14 @@ func TestAttentionForms(t *testing.T) {
 			in := inputsOf(m, 0, 1)
 			in = in[:len(in)-1]
 			plain := wrap(t, calling(&m, len(in)))
-			state, err := plain.FullState(t.Context())
+			state, err := plain.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			require.InDeltaSlice(t, (&formula{Attention: m, params: state}).evaluate(in), eval(t, plain, in...), 1e-12)
 
 			adapted := m
 			adapted.LoRA = nn.LoRA{Rank: 2, Alpha: 3}
 			tuned := wrap(t, calling(&adapted, len(in)))
-			state, err = tuned.FullState(t.Context())
+			state, err = tuned.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			require.NoError(t, adapted.LoRA.Merge(state))
 			require.NoError(t, plain.SetFull(t.Context(), 0, state))
@@ -264,7 +264,7 @@ func TestAttentionGradients(t *testing.T) {
 			m.LoRA.Rank = 1
 			alone := wrap(t, attending(m))
 			checkGradients(t, alone, inputsOf(m, 0, 1)...)
-			state, err := alone.FullState(t.Context())
+			state, err := alone.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			want, err := alone.FullGrads(t.Context())
 			require.NoError(t, err)
@@ -317,7 +317,7 @@ func single(v *tensor.Dense) *tensor.Dense {
 func TestAttentionPrecisions(t *testing.T) {
 	for name, m := range attentions {
 		t.Run(name, func(t *testing.T) {
-			state, err := wrap(t, attending(m)).FullState(t.Context())
+			state, err := wrap(t, attending(m)).FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			run := func(compute fsdp.DType, threads int) (loss float64, grads map[string]*tensor.Dense) {
 				s, err := fsdp.Wrap(attending(m), fsdp.Config{Precision: fsdp.Precision{Compute: compute}, Threads: threads, Poison: true})

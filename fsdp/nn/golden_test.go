@@ -169,7 +169,7 @@ func (g golden) loss(t *testing.T, p fsdp.Precision, weights, file numbers) floa
 	s, err := fsdp.Wrap(g.model, fsdp.Config{Precision: p, Poison: true})
 	require.NoError(t, err)
 	defer s.Close()
-	state, err := s.FullState(t.Context())
+	state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for name, v := range weights.of(t, g, "", state) {
 		for i, x := range v.Float64s() {
@@ -200,7 +200,7 @@ func (g golden) train(t *testing.T, ctx context.Context, cfg fsdp.Config, weight
 		return err
 	}
 	defer s.Close()
-	like, err := s.FullState(ctx)
+	like, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	if err != nil {
 		return err
 	}
@@ -253,7 +253,7 @@ func (g golden) train(t *testing.T, ctx context.Context, cfg fsdp.Config, weight
 	if err := near("losses", file["losses"].Float64s(), losses); err != nil {
 		return err
 	}
-	stepped, err := s.FullState(ctx)
+	stepped, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	return errors.Join(err, allNear("parameters", file.of(t, g, "stepped.", like), stepped))
 }
 

@@ -26,10 +26,10 @@ import (
 //
 // The prefix precedes every name except the head's: it is empty for the files of the gpt2 models
 // themselves, and "transformer." for files that GPT2LMHeadModel saves.
-func ToGPT2(prefix string) []fsdp.StateOption {
-	return []fsdp.StateOption{
-		fsdp.Rename(func(name string) string { return gpt2Name(prefix, name) }),
-		fsdp.Transpose(isGPT2Transposed),
+func ToGPT2(prefix string) *fsdp.ExportOptions {
+	return &fsdp.ExportOptions{
+		Rename:    func(name string) string { return gpt2Name(prefix, name) },
+		Transpose: isGPT2Transposed,
 	}
 }
 
@@ -39,11 +39,12 @@ func ToGPT2(prefix string) []fsdp.StateOption {
 //	&nn.GPT{
 //		Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12, Act: nn.GELUTanh, Tied: true,
 //	}
-func FromGPT2(prefix string) []fsdp.StateOption {
-	return append(ToGPT2(prefix), fsdp.AllowExtra(func(name string) bool {
+func FromGPT2(prefix string) *fsdp.ImportOptions {
+	to := ToGPT2(prefix)
+	return &fsdp.ImportOptions{Rename: to.Rename, Transpose: to.Transpose, AllowExtra: func(name string) bool {
 		name, ok := strings.CutPrefix(name, prefix)
 		return ok && gpt2Mask.MatchString(name)
-	}))
+	}}
 }
 
 // gpt2Names has GPT-2's names of the parts of a block.

@@ -74,7 +74,7 @@ func TestLoRAOfGPT(t *testing.T) {
 	lora := nn.LoRA{Rank: 3, Alpha: 4}
 	batch := []fsdp.Tensor{ints([]int{2, 4}, 0, 1, 2, 3, 4, 5, 6, 0), ints([]int{2, 4}, 1, 2, 3, 4, 5, 6, 0, 1)}
 	plain := wrap(t, gpt(nn.LoRA{}))
-	base, err := plain.FullState(t.Context())
+	base, err := plain.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 
 	fresh := wrap(t, gpt(lora))
@@ -89,7 +89,7 @@ func TestLoRAOfGPT(t *testing.T) {
 	tuned := adapted(t, base, lora, batch)
 	require.Less(t, eval(t, tuned, batch...)[0], eval(t, plain, batch...)[0])
 	checkGradients(t, tuned, batch...)
-	all, err := tuned.FullState(t.Context())
+	all, err := tuned.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	adapters := 0
 	for name, v := range all {
@@ -204,7 +204,7 @@ func TestLoRAOfModels(t *testing.T) {
 			require.NoError(t, opt.Step(0.5))
 			adapted.ZeroGrad()
 		}
-		state, err := adapted.FullState(t.Context())
+		state, err := adapted.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		for name, v := range state {
 			if nn.IsAdapter(name) {

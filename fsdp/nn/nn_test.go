@@ -167,7 +167,7 @@ func TestCommentListsModules(t *testing.T) {
 func gptNames(t *testing.T, m *nn.GPT) (list []string) {
 	s, err := fsdp.Wrap(m, fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{})})
 	require.NoError(t, err)
-	state, err := s.FullState(t.Context())
+	state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for name, v := range state {
 		list = append(list, fmt.Sprint(name, v.Shape()))

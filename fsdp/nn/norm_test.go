@@ -51,7 +51,7 @@ func checkGradients(t *testing.T, s *fsdp.Sharded, batch ...fsdp.Tensor) {
 
 // state returns the values of one parameter or buffer.
 func state(t *testing.T, s *fsdp.Sharded, name string) []float64 {
-	all, err := s.FullState(t.Context())
+	all, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	require.Contains(t, all, name)
 	return all[name].Float64s()

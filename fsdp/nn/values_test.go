@@ -31,7 +31,7 @@ func TestBlockIsItsParts(t *testing.T) {
 			return t.Call("add2", &nn.Add{}, x, t.Call("mlp", mlp, t.Call("ln2", &nn.LayerNorm{Dim: 8, Eps: block.Eps}, x)))
 		})
 		whole, split := wrap(t, calling(&block, 1)), wrap(t, parts)
-		state, err := whole.FullState(t.Context())
+		state, err := whole.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		for _, p := range split.Shards() {
 			name := strings.TrimPrefix(strings.TrimPrefix(p.Name, "attn."), "mlp.")
@@ -206,7 +206,7 @@ func TestInitialValues(t *testing.T) {
 	m := &nn.GPT{Vocab: 64, Context: 64, Layers: layers, Dim: 64, Heads: 2}
 	s, err := fsdp.Wrap(m, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}, Seed: 1})
 	require.NoError(t, err)
-	state, err := s.FullState(t.Context())
+	state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for name, v := range state {
 		mean, std := spread(v.Float64s())
@@ -228,7 +228,7 @@ func TestInitialValues(t *testing.T) {
 	}
 	own, err := fsdp.Wrap(calling(&nn.Attention{Dim: 64, Heads: 2, Std: 0.5}, 1), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	require.NoError(t, err)
-	state, err = own.FullState(t.Context())
+	state, err = own.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for _, name := range []string{"m.qkv.weight", "m.proj.weight"} {
 		_, std := spread(state[name].Float64s())

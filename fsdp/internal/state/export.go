@@ -20,7 +20,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// An exporter is files that rank 0 writes: the tensors, as they arrive, and the files of Beside.
+// An exporter is files that rank 0 writes: the tensors, as they arrive, and the files of ExtraFiles.
 // They have other names until all are complete.
 type exporter struct {
 	s       *Store
@@ -142,7 +142,7 @@ func (e *exporter) describe(list []Tensor, steps int) error {
 	return e.divide(about)
 }
 
-// divide makes the headers of the files: of one file, or of the number that SplitAt requires. A
+// divide makes the headers of the files: of one file, or of the number that MaxFileSize requires. A
 // tensor that is larger than that has a separate file, and the tensors of one parameter are in one.
 func (e *exporter) divide(about map[string]string) error {
 	var size int64
@@ -150,7 +150,7 @@ func (e *exporter) divide(about map[string]string) error {
 	for i := range e.tensors {
 		t := &e.tensors[i]
 		bytes := int64(t.Len()) * int64(e.dtype(t).Size())
-		if last := &e.sets[len(e.sets)-1]; e.o.SplitAt > 0 && size > 0 && size+bytes > e.o.SplitAt {
+		if last := &e.sets[len(e.sets)-1]; e.o.MaxFileSize > 0 && size > 0 && size+bytes > e.o.MaxFileSize {
 			last.end, size = i, 0
 			e.sets = append(e.sets, tensorSet{})
 		}
@@ -185,8 +185,8 @@ func (e *exporter) inFile(t *Tensor) safetensors.Tensor {
 
 // dtype returns the type in which a tensor is written.
 func (e *exporter) dtype(t *Tensor) comm.DType {
-	if t.Entry == "" && e.o.As != 0 {
-		return e.o.As
+	if t.Entry == "" && e.o.DType != 0 {
+		return e.o.DType
 	}
 	return e.s.Compute
 }
@@ -199,14 +199,14 @@ func (e *exporter) create() (err error) {
 	if e.path == "" {
 		return errNoFile
 	}
-	if e.o.Beside != nil {
+	if e.o.ExtraFiles != nil {
 		if err := checkpoint.MakeDir(e.o.FS, filepath.Dir(e.path)); err != nil {
 			return err
 		}
 	}
 	e.remove(regexp.MustCompile("^(" + e.ours() + `)\.tmp-[0-9a-f]{8}$`))
-	for _, name := range slices.Sorted(maps.Keys(e.o.Beside)) {
-		if _, err := e.begin(name, e.o.Beside[name]); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(e.o.ExtraFiles)) {
+		if _, err := e.begin(name, e.o.ExtraFiles[name]); err != nil {
 			return err
 		}
 	}
@@ -231,7 +231,7 @@ func (e *exporter) begin(name string, text []byte) (f *newFile, err error) {
 	f = &newFile{path: filepath.Join(filepath.Dir(e.path), name)}
 	twice := slices.ContainsFunc(e.files, func(o *newFile) bool { return o.path == f.path })
 	if twice || !plain(name) {
-		return nil, fmt.Errorf("option Beside: %q is no name for a file beside %s", name, e.path)
+		return nil, fmt.Errorf("option ExtraFiles: %q is no name for a file beside %s", name, e.path)
 	}
 	temp := fmt.Sprintf("%s.tmp-%08x", f.path, rand.Uint32())
 	if f.handle, err = e.o.FS.Create(temp); err != nil {
@@ -261,11 +261,11 @@ func (e *exporter) ours() string {
 	base := filepath.Base(e.path)
 	ext := filepath.Ext(base)
 	names := []string{regexp.QuoteMeta(base)}
-	if e.o.SplitAt > 0 {
+	if e.o.MaxFileSize > 0 {
 		names = append(names, regexp.QuoteMeta(base+indexSuffix),
 			regexp.QuoteMeta(strings.TrimSuffix(base, ext))+`-\d{5}-of-\d{5}`+regexp.QuoteMeta(ext))
 	}
-	for name := range e.o.Beside {
+	for name := range e.o.ExtraFiles {
 		names = append(names, regexp.QuoteMeta(name))
 	}
 	return strings.Join(names, "|")
@@ -340,7 +340,7 @@ func (e *exporter) write(at int, t *Tensor, whole []byte) error {
 		case !errors.Is(err, checkpoint.ErrNotFinite):
 			return fmt.Errorf("writing tensor %s: %w", to.Name, err)
 		case w.values.Check(to.Name, 0, from, whole[:n]) == nil:
-			return fmt.Errorf("%w: values of %v in the model that are beyond the range of %v, see option As", err, from, to.DType)
+			return fmt.Errorf("%w: values of %v in the model that are beyond the range of %v, see option DType", err, from, to.DType)
 		default:
 			return fmt.Errorf("%w: the training has diverged; option AllowNotFinite writes them", err)
 		}
@@ -382,8 +382,8 @@ func (e *exporter) commit() error {
 	if err != nil {
 		return err
 	}
-	if e.o.SplitAt > 0 {
-		if e.o.Beside != nil {
+	if e.o.MaxFileSize > 0 {
+		if e.o.ExtraFiles != nil {
 			if err := e.o.FS.Mkdir(filepath.Dir(e.path)); err != nil && !errors.Is(err, fs.ErrExist) {
 				return err
 			}

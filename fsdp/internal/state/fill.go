@@ -38,7 +38,7 @@ func (f *Filling) prepare(o *Options) (err error) {
 func (f *Filling) match(where string, list []Tensor) (err error) {
 	f.m.naming, f.m.compute, f.m.counted = f.n, f.s.Compute, f.steps != nil
 	if f.opt != nil {
-		f.regrouping, err = f.s.regroup(f.opt, f.groups, f.n, f.m.options.TakeSettings)
+		f.regrouping, err = f.s.regroup(f.opt, f.groups, f.n, f.m.options.RestoreHyperparameters)
 	}
 	if err == nil {
 		_, err = f.m.match(where, list, f.opt != nil, f.others)

@@ -1,10 +1,10 @@
 package state
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -19,70 +19,81 @@ import (
 // Everywhere as a root means all ranks.
 const Everywhere = -1
 
-// Options are the values of a method's options.
+// Options are the options of a method. A method ignores those that its own options do not have.
 type Options struct {
-	Given []string // names of the options
-	Err   error    // error of one of them
-	FS    checkpoint.FS
+	FS  checkpoint.FS
+	Err error // why the call must fail on every rank, or nil
 
-	Root             int // of OnlyOn, or Everywhere
-	Into             *optim.FullState
-	Rename           func(name string) string
-	Transpose        func(name string) bool // or nil for none
-	Join             func(name string) []Part
-	LeaveOut         func(name string) bool // or nil for none
-	SplitAt          int64                  // bytes, or 0: never
-	Beside           map[string][]byte
-	AllowMissing     func(name string) bool // or nil
-	AllowExtra       func(name string) bool // or nil
-	AllowNotFinite   func(name string) bool // or nil
-	As               comm.DType             // or 0 for the type of the computation
-	Optimizer        optim.Optimizer
-	Metadata         map[string]string
-	Step             int   // of AtStep, or -1
-	Keep             int   // of KeepLast, or 0: all
-	Older            *bool // of AllowOlder, or nil
-	TakeSettings     bool
-	Extra, RankExtra map[string]any
+	Root                   int // rank that gets a result, or Everywhere
+	Into                   *optim.FullState
+	Rename                 func(name string) string
+	Transpose              func(name string) bool // or nil for none
+	Concat                 func(name string) []Part
+	Exclude                func(name string) bool // or nil for none
+	MaxFileSize            int64                  // bytes, or 0: never
+	ExtraFiles             map[string][]byte
+	AllowMissing           func(name string) bool // or nil
+	AllowExtra             func(name string) bool // or nil
+	AllowNotFinite         func(name string) bool // or nil
+	DType                  comm.DType             // or 0 for the type of the masters
+	Optimizer              optim.Optimizer
+	Metadata               map[string]string
+	Step                   int   // or 0: the optimizer's
+	KeepLast               int   // or 0: all
+	AllowOlder             *bool // or nil
+	RestoreHyperparameters bool
+	Extra, RankExtra       map[string]any
 }
 
 // A Part is a tensor of a file that is a part of a parameter: some of its rows.
 type Part struct {
-	Name string
-	Rows int
+	Name string // in the file
+	Rows int    // of its first dimension
 }
 
-// NewOptions applies the options of a method, which takes some of them.
-func NewOptions[F ~func(*Options)](opts []F, takes ...string) *Options {
-	o := &Options{FS: checkpoint.OS(), Root: Everywhere, Step: -1}
-	for _, opt := range opts {
-		if opt != nil {
-			opt(o)
-		}
-	}
-	if o.given("OnlyOn") && o.given("OnEveryRank") {
-		o.Err = errors.New("options OnlyOn and OnEveryRank contradict each other")
-	}
-	for _, name := range o.Given {
-		if !slices.Contains(takes, name) {
-			o.Err = fmt.Errorf("option %s is not for this method, which takes %v", name, takes)
-			return o
-		}
-	}
-	if o.given("WithOptimizer") && o.Optimizer == nil {
-		o.Err = errors.New("WithOptimizer: the optimizer is nil")
-	}
-	if o.given("WithOptimizer") && (o.given("Join") || o.given("LeaveOut")) {
-		o.Err = errors.New("options Join and LeaveOut cannot be given with WithOptimizer")
-	}
-	return o
+type contextKey int
+
+const (
+	keyFS contextKey = iota
+	keyErr
+)
+
+// WithFS has the methods that get the context use another file system than the system's.
+func WithFS(ctx context.Context, fsys checkpoint.FS) context.Context {
+	return context.WithValue(ctx, keyFS, fsys)
 }
 
-// RootElse sets the root if no option names one.
-func (o *Options) RootElse(root int) {
-	if !o.given("OnlyOn") && !o.given("OnEveryRank") {
-		o.Root = root
+// WithError has a method that gets the context fail on every rank, because this rank's caller could
+// not prepare it. A nil error changes nothing.
+func WithError(ctx context.Context, err error) context.Context {
+	if err == nil {
+		return ctx
 	}
+	return context.WithValue(ctx, keyErr, err)
+}
+
+// NewOptions checks options that do not depend on the model, and adds the settings of the context.
+// The caller may have set Err.
+func NewOptions(ctx context.Context, o Options) *Options {
+	o.FS = checkpoint.OS()
+	if fsys, ok := ctx.Value(keyFS).(checkpoint.FS); ok {
+		o.FS = fsys
+	}
+	if err, ok := ctx.Value(keyErr).(error); ok {
+		o.Err = err
+	}
+	switch {
+	case o.Err != nil:
+	case o.Step < 0:
+		o.Err = fmt.Errorf("option Step is %d: steps count from 0", o.Step)
+	case o.KeepLast < 0:
+		o.Err = fmt.Errorf("option KeepLast is %d: want a number of checkpoints, or 0 for all", o.KeepLast)
+	case o.MaxFileSize < 0:
+		o.Err = fmt.Errorf("option MaxFileSize is %d: want a number of bytes, or 0 for one file", o.MaxFileSize)
+	case o.Optimizer != nil && (o.Concat != nil || o.Exclude != nil):
+		o.Err = errors.New("options Concat and Exclude cannot be given with Optimizer: give the state of the optimizer a file of its own")
+	}
+	return &o
 }
 
 // values returns the values that a tensor of this name may have. Masks in buffers are often
@@ -97,31 +108,47 @@ func (o *Options) values(name string, buffer bool) checkpoint.Values {
 	return checkpoint.Finite
 }
 
-func (o *Options) given(name string) bool { return slices.Contains(o.Given, name) }
+// given lists the options that naming compares between ranks.
+func (o *Options) given() (names []string) {
+	for _, option := range []struct {
+		name string
+		set  bool
+	}{
+		{"AllowExtra", o.AllowExtra != nil}, {"AllowMissing", o.AllowMissing != nil}, {"AllowNotFinite", o.AllowNotFinite != nil},
+		{"Concat", o.Concat != nil}, {"Exclude", o.Exclude != nil}, {"ExtraFiles", o.ExtraFiles != nil}, {"Metadata", o.Metadata != nil},
+		{"Optimizer", o.Optimizer != nil}, {"Rename", o.Rename != nil}, {"RestoreHyperparameters", o.RestoreHyperparameters},
+		{"Transpose", o.Transpose != nil},
+	} {
+		if option.set {
+			names = append(names, option.name)
+		}
+	}
+	return names
+}
 
 // settleOlder reads the environment if AllowOlder is not given.
 func (o *Options) settleOlder() error {
 	text := os.Getenv(launch.AllowOlder)
-	if o.Older != nil || text == "" {
+	if o.AllowOlder != nil || text == "" {
 		return nil
 	}
 	older, err := strconv.ParseBool(text)
 	if err != nil {
 		return fmt.Errorf("%s=%s is neither true nor false", launch.AllowOlder, text)
 	}
-	o.Older = &older
+	o.AllowOlder = &older
 	return nil
 }
 
 // anyOlder reports whether an older checkpoint is allowed for any damage of the last one, and
 // noOlder whether none is.
-func (o *Options) anyOlder() bool { return o.Older != nil && *o.Older }
-func (o *Options) noOlder() bool  { return o.Older != nil && !*o.Older }
+func (o *Options) anyOlder() bool { return o.AllowOlder != nil && *o.AllowOlder }
+func (o *Options) noOlder() bool  { return o.AllowOlder != nil && !*o.AllowOlder }
 
-// root returns an error unless OnlyOn names one of world ranks.
+// root returns an error unless the result is for one of world ranks, or for all.
 func (o *Options) root(world int) error {
-	if o.Err == nil && o.given("OnlyOn") && (o.Root < 0 || o.Root >= world) {
-		return fmt.Errorf("OnlyOn(%d): there are %d ranks", o.Root, world)
+	if o.Err == nil && o.Root != Everywhere && (o.Root < 0 || o.Root >= world) {
+		return fmt.Errorf("option Rank is %d: there are %d ranks", o.Root, world)
 	}
 	return o.Err
 }
@@ -141,7 +168,7 @@ type appearance struct {
 	leftOut    bool
 }
 
-// naming asks Rename, Transpose, Join and LeaveOut. Names must be one-to-one, and only matrices may
+// naming asks Rename, Transpose, Concat and Exclude. Names must be one-to-one, and only matrices may
 // be transposed.
 func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 	if o.Err != nil {
@@ -149,11 +176,11 @@ func (o *Options) naming(l *layout.Layout) (n *naming, err error) {
 	}
 	n = &naming{}
 	var b strings.Builder
-	fmt.Fprintf(&b, "options %s\nAs %v\nSplitAt %d\n", slices.Sorted(slices.Values(o.Given)), o.As, o.SplitAt)
-	if o.Older != nil {
-		fmt.Fprintf(&b, "AllowOlder(%t)\n", *o.Older)
+	fmt.Fprintf(&b, "options %s\nDType %v\nMaxFileSize %d\n", o.given(), o.DType, o.MaxFileSize)
+	if o.AllowOlder != nil {
+		fmt.Fprintf(&b, "AllowOlder %t\n", *o.AllowOlder)
 	}
-	err = ranks.Guarded("option Rename, Transpose, Join or LeaveOut", func() error {
+	err = ranks.Guarded("option Rename, Transpose, Concat or Exclude", func() error {
 		model := make(map[string]string) // names in the model by names there
 		for i := range l.Model.Params {
 			p := &l.Model.Params[i]
@@ -183,26 +210,26 @@ func (o *Options) appearance(name string, shape []int) (a appearance, err error)
 	if o.Rename != nil {
 		a.name = o.Rename(name)
 	}
-	a.leftOut = o.LeaveOut != nil && o.LeaveOut(name)
+	a.leftOut = o.Exclude != nil && o.Exclude(name)
 	a.transposed = o.Transpose != nil && o.Transpose(name)
 	if a.transposed && len(shape) != 2 {
 		return a, fmt.Errorf("option Transpose selects %s %v, which has not two dimensions", name, shape)
 	}
-	if o.Join == nil {
+	if o.Concat == nil {
 		return a, nil
 	}
-	if a.parts = o.Join(name); len(a.parts) == 0 {
+	if a.parts = o.Concat(name); len(a.parts) == 0 {
 		return a, nil
 	}
 	rows := 0
 	for _, p := range a.parts {
 		if p.Rows < 0 {
-			return a, fmt.Errorf("option Join gives %s a part of %d rows", name, p.Rows)
+			return a, fmt.Errorf("option Concat gives %s a part of %d rows", name, p.Rows)
 		}
 		rows += p.Rows
 	}
 	if len(shape) == 0 || rows != shape[0] {
-		return a, fmt.Errorf("option Join makes %s %v of %d rows: %v", name, shape, rows, a.parts)
+		return a, fmt.Errorf("option Concat makes %s %v of %d rows: %v", name, shape, rows, a.parts)
 	}
 	return a, nil
 }
@@ -224,7 +251,7 @@ func (a *appearance) names() (names []string) {
 // option returns the option that has named it.
 func (a *appearance) option() string {
 	if a.parts != nil {
-		return "Join"
+		return "Concat"
 	}
 	return "Rename"
 }

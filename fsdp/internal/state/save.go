@@ -87,7 +87,7 @@ func oneOrNone(opt optim.Optimizer) string {
 }
 
 func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Meta, saver *Saver) (*writing, error) {
-	w := &writing{dtype: s.Compute, fs: s.Files.on(o.FS), files: s.Files, saver: saver, step: o.Step, keep: o.Keep, about: about}
+	w := &writing{dtype: s.Compute, fs: s.Files.on(o.FS), files: s.Files, saver: saver, step: o.Step, keep: o.KeepLast, about: about}
 	w.about.Run = saver.lineage.name()
 	_, err := s.Files.Left()
 	switch {
@@ -97,10 +97,6 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 		return nil, err
 	case dir == "":
 		return nil, errNoDirectory
-	case o.given("AtStep") && o.Step < 0:
-		return nil, fmt.Errorf("AtStep(%d): steps count from 0", o.Step)
-	case o.given("KeepLast") && o.Keep < 1:
-		return nil, fmt.Errorf("KeepLast(%d): want at least 1", o.Keep)
 	}
 	if w.dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
@@ -114,11 +110,10 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 		steps := opt.Steps()
 		w.about.OptimizerSteps = &steps
 		w.about.OptimizerGroups = groupsOf(opt, values(s.Layout), (*Tensor).Parameter)
-		if w.step < 0 {
+		if w.step == 0 {
 			w.step = steps
 		}
 	}
-	w.step = max(w.step, 0)
 	if w.about.Extra, err = encodeExtras("Extra", o.Extra); err != nil {
 		return nil, err
 	}

@@ -140,7 +140,7 @@ func (f *Spreading) match(entries []Tensor, text []byte, n *naming, o *Options) 
 	f.steps = sh.Steps
 	m := &matching{options: o, naming: n, compute: f.s.Compute, counted: true, have: sh.Have, key: n.fileKey}
 	var err error
-	if f.regrouping, err = f.s.regroup(f.opt, sh.Groups, n, o.TakeSettings); err != nil {
+	if f.regrouping, err = f.s.regroup(f.opt, sh.Groups, n, o.RestoreHyperparameters); err != nil {
 		return err
 	}
 	at, err := m.match(fmt.Sprintf("the optimizer's state on rank %d", f.root), entries, true, f.others)

@@ -91,9 +91,7 @@ func TestMovers(t *testing.T) {
 		require.NoError(t, comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
 			shapes := [][]int{{31, 3}, {7}, {5, 11}, {}}
 			s := newStocked(t, g, plainLayout(t, 3, g.Rank(), shapes...), out)
-			none := NewOptions[func(*Options)](nil)
-			with := NewOptions[func(*Options)](nil)
-			with.Optimizer = s.opt
+			none, with := NewOptions(ctx, Options{Root: Everywhere}), NewOptions(ctx, Options{Optimizer: s.opt})
 
 			s.fill()
 			var saver Saver

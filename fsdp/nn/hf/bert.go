@@ -14,7 +14,7 @@ import (
 // bert is nn.BERT.
 var bert = &architecture{
 	kind: "bert", class: "BertForMaskedLM", base: "bert.", open: openBERT, config: configBERT,
-	options: func(model fsdp.Model, prefix string) []fsdp.StateOption {
+	options: func(model fsdp.Model, prefix string) *fsdp.ExportOptions {
 		m := model.(*nn.BERT)
 		return bertRules.options(prefix, sizes{q: m.Dim, kv: m.Dim})
 	},
@@ -92,7 +92,7 @@ func configBERT(model fsdp.Model) (map[string]any, error) {
 // vit is nn.ViT.
 var vit = &architecture{
 	kind: "vit", class: "ViTForImageClassification", base: "vit.", open: openViT, config: configViT,
-	options: func(model fsdp.Model, prefix string) []fsdp.StateOption {
+	options: func(model fsdp.Model, prefix string) *fsdp.ExportOptions {
 		m := model.(*nn.ViT)
 		return vitRules.options(prefix, sizes{q: m.Dim, kv: m.Dim})
 	},

@@ -11,7 +11,7 @@
 //	s, err := fsdp.Wrap(m.Model, cfg)
 //	err = m.Load(ctx, s)
 //	…
-//	err = m.Save(ctx, s, newDir)
+//	err = m.Save(ctx, s, newDir, nil)
 //
 // To save a model that was made here, use [New] in place of Open.
 //

@@ -31,7 +31,7 @@ func Example() {
 		if err != nil {
 			return err
 		}
-		return m.Save(ctx, s, dir, fsdp.As(fsdp.BFloat16))
+		return m.Save(ctx, s, dir, &fsdp.ExportOptions{DType: new(fsdp.BFloat16)})
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -51,7 +51,7 @@ func Example() {
 		if gpt := m.Model.(*nn.GPT); g.Rank() == 0 {
 			fmt.Println(gpt.Layers, "layer of", gpt.Dim, "channels")
 		}
-		return m.Save(ctx, s, filepath.Join(parent, "again"), fsdp.SplitAt(1500))
+		return m.Save(ctx, s, filepath.Join(parent, "again"), &fsdp.ExportOptions{MaxFileSize: 1500})
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -137,7 +137,7 @@ func TestT5Again(t *testing.T) {
 		if err := g.compare(ctx, s); err != nil {
 			return err
 		}
-		return m.Save(ctx, s, saved, fsdp.As(fsdp.Float32))
+		return m.Save(ctx, s, saved, &fsdp.ExportOptions{DType: new(fsdp.Float32)})
 	})
 	require.Equal(t, tensors(t, again), tensors(t, saved))
 	require.Equal(t, keys(t, again), keys(t, saved))
@@ -202,7 +202,7 @@ func addCopy(t *testing.T, path, name, of string, same bool) {
 func TestChangedSettings(t *testing.T) {
 	save := func(t *testing.T, m *hf.Model) (map[string]any, fsdp.Model) {
 		dir := filepath.Join(t.TempDir(), "saved")
-		onRanks(t, 2, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir) })
+		onRanks(t, 2, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir, nil) })
 		again, err := hf.Open(dir)
 		require.NoError(t, err)
 		return keys(t, dir), again.Model
@@ -219,7 +219,7 @@ func TestChangedSettings(t *testing.T) {
 
 	llama.Window = 3 // which Mistral has
 	onRanks(t, 1, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error {
-		require.ErrorContains(t, m.Save(ctx, s, t.TempDir()), "hf: Save: the model was changed: it is mistral, and was llama")
+		require.ErrorContains(t, m.Save(ctx, s, t.TempDir(), nil), "hf: Save: the model was changed: it is mistral, and was llama")
 		return nil
 	})
 

@@ -13,7 +13,7 @@ import (
 var gpt2 = architecture{
 	kind: "gpt2", class: "GPT2LMHeadModel", base: "transformer.",
 	open: openGPT2, config: configGPT2,
-	options: func(_ fsdp.Model, prefix string) []fsdp.StateOption { return nn.ToGPT2(prefix) },
+	options: func(_ fsdp.Model, prefix string) *fsdp.ExportOptions { return nn.ToGPT2(prefix) },
 	shapes: func(model fsdp.Model) []shape {
 		m := model.(*nn.GPT)
 		vocab, dim1, layers := dim{"vocab_size", m.Vocab}, dim{"n_embd", m.Dim}, dim{"n_layer", m.Layers}

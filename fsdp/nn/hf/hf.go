@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -68,13 +69,13 @@ type architecture struct {
 	pair bool // an encoder and a decoder
 
 	open    func(c *config) fsdp.Model
-	config  func(m fsdp.Model) (map[string]any, error)           // nil for a model of another kind
-	options func(m fsdp.Model, prefix string) []fsdp.StateOption // how its parameters appear in transformers
-	shapes  func(m fsdp.Model) []shape                           // of tensors in transformers
-	copies  func(m fsdp.Model) map[string]string                 // further tensors that a file may have, and their originals
-	untie   func(m fsdp.Model) bool                              // gives m its own head if config.json leaves that to the files; or nil
-	extra   func(m fsdp.Model, name string) bool                 // whether a file may have a tensor that is no parameter; name is without prefix
-	adapted func(m fsdp.Model) (lora nn.LoRA, linear []string)   // the layers that LoRA adapts
+	config  func(m fsdp.Model) (map[string]any, error)            // nil for a model of another kind
+	options func(m fsdp.Model, prefix string) *fsdp.ExportOptions // how its parameters appear in transformers
+	shapes  func(m fsdp.Model) []shape                            // of tensors in transformers
+	copies  func(m fsdp.Model) map[string]string                  // further tensors that a file may have, and their originals
+	untie   func(m fsdp.Model) bool                               // gives m its own head if config.json leaves that to the files; or nil
+	extra   func(m fsdp.Model, name string) bool                  // whether a file may have a tensor that is no parameter; name is without prefix
+	adapted func(m fsdp.Model) (lora nn.LoRA, linear []string)    // the layers that LoRA adapts
 }
 
 var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, vit, t5}
@@ -250,11 +251,13 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	for name := range m.arch.copies(m.Model) {
 		copies[strings.ReplaceAll(name, "~", m.prefix)] = true
 	}
-	opts := append(m.options(), failing(err), fsdp.AllowMissing(nn.IsAdapter),
-		fsdp.AllowExtra(func(name string) bool {
+	names := m.options()
+	err = s.Import(state.WithError(ctx, err), file, &fsdp.ImportOptions{
+		Rename: names.Rename, Transpose: names.Transpose, Concat: names.Concat, AllowMissing: nn.IsAdapter,
+		AllowExtra: func(name string) bool {
 			return copies[name] || matches(m.skip, name) || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
-		}))
-	err = s.Import(ctx, file, opts...)
+		},
+	})
 	if wrong := (*fsdp.StateError)(nil); errors.As(err, &wrong) && len(wrong.Extra) > 0 {
 		return fmt.Errorf("hf: Load: %w: if a tensor is no part of the model, skip it by hf.Open(dir, %q)", err, wrong.Extra[0])
 	}
@@ -265,38 +268,26 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 var toGamma = strings.NewReplacer("LayerNorm.weight", "LayerNorm.gamma", "LayerNorm.bias", "LayerNorm.beta")
 
 // options returns how parameters appear in the files.
-func (m *Model) options() []fsdp.StateOption {
+func (m *Model) options() *fsdp.ExportOptions {
 	opts := m.arch.options(m.Model, m.prefix)
-	if !m.gamma {
-		return opts
+	if rename := opts.Rename; m.gamma {
+		opts.Rename = func(name string) string { return toGamma.Replace(rename(name)) }
 	}
-	return append(opts, func(o *state.Options) {
-		rename := o.Rename
-		o.Rename = func(name string) string { return toGamma.Replace(rename(name)) }
-	})
-}
-
-// failing turns an error of this rank into an error of all ranks.
-func failing(err error) fsdp.StateOption {
-	return func(o *state.Options) {
-		if err != nil {
-			o.Err = err
-		}
-	}
+	return opts
 }
 
 // Save writes s, which is m.Model wrapped, to a directory, which rank 0 creates with its parents:
 // config.json, the weights, and the files of the tokenizer and of generation from the opened
-// directory. It takes these options of [fsdp.Sharded.Export]:
+// directory. It takes these options of [fsdp.Sharded.Export] and sets the others:
 //
-//	fsdp.As              the type of the weights; without it, the type of the computation
-//	fsdp.SplitAt         bytes of a file, from which on there are several and an index
-//	fsdp.Metadata        text in the header
-//	fsdp.AllowNotFinite  tensors with values that are NaN or infinite
+//	DType            the type of the weights; nil means the type of the masters
+//	MaxFileSize      bytes of a file, from which on there are several and an index
+//	Metadata         text in the header
+//	AllowNotFinite   tensors with values that are NaN or infinite
 //
 // Each file takes its place when all are on disk. Save does not write the adapters of LoRA. It
 // refuses trained adapters until Merge has added them to the weights.
-func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts ...fsdp.StateOption) error {
+func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsdp.ExportOptions) error {
 	for name := range m.adapters() {
 		up := name + loraB
 		err := s.Full(ctx, []string{up}, func(params map[string]*tensor.Dense) error {
@@ -309,19 +300,21 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts ...f
 			return err
 		}
 	}
-	own := state.NewOptions(opts, "As", "SplitAt", "Metadata", "AllowNotFinite")
-	beside, err := m.beside(own)
-	opts = slices.Concat(opts, m.options(), []fsdp.StateOption{
-		fsdp.LeaveOut(nn.IsAdapter), fsdp.Beside(beside), failing(errors.Join(own.Err, err)),
-	})
-	if own.SplitAt == 0 {
-		opts = append(opts, fsdp.SplitAt(1<<62)) // an existing index must not stay
+	if opts == nil {
+		opts = &fsdp.ExportOptions{}
 	}
-	return s.Export(ctx, filepath.Join(dir, weightsFile), opts...)
+	files, err := m.beside(opts.DType)
+	if opts.Rename != nil || opts.Transpose != nil || opts.Concat != nil || opts.Exclude != nil || opts.ExtraFiles != nil || opts.Optimizer != nil {
+		err = errors.New("hf: Save sets Rename, Transpose, Concat, Exclude and ExtraFiles itself, and writes no Optimizer: call Export to choose them")
+	}
+	to := m.options()
+	to.DType, to.Metadata, to.AllowNotFinite, to.Exclude, to.ExtraFiles = opts.DType, opts.Metadata, opts.AllowNotFinite, nn.IsAdapter, files
+	to.MaxFileSize = cmp.Or(opts.MaxFileSize, 1<<62) // an existing index must not stay
+	return s.Export(state.WithError(ctx, err), filepath.Join(dir, weightsFile), to)
 }
 
 // beside returns the small files for a directory.
-func (m *Model) beside(o *state.Options) (map[string][]byte, error) {
+func (m *Model) beside(dtype *fsdp.DType) (map[string][]byte, error) {
 	files := make(map[string][]byte)
 	for _, name := range m.kept {
 		text, err := os.ReadFile(filepath.Join(m.dir, name))
@@ -336,8 +329,8 @@ func (m *Model) beside(o *state.Options) (map[string][]byte, error) {
 	}
 	delete(keys, "torch_dtype") // the old name of dtype
 	delete(keys, "dtype")
-	if o.As != 0 {
-		keys["dtype"] = o.As.String()
+	if dtype != nil {
+		keys["dtype"] = dtype.String()
 	}
 	text, err := json.MarshalIndent(keys, "", "  ")
 	files[configFile] = append(text, '\n')

@@ -197,7 +197,7 @@ func TestDirectories(t *testing.T) {
 					if err := g.compare(ctx, s); err != nil {
 						return err
 					}
-					return m.Save(ctx, s, saved, fsdp.As(dtype), fsdp.SplitAt(9000))
+					return m.Save(ctx, s, saved, &fsdp.ExportOptions{DType: new(dtype), MaxFileSize: 9000})
 				})
 				require.Equal(t, want, tensors(t, saved))
 				require.Equal(t, keys(t, dir), keys(t, saved))
@@ -211,7 +211,7 @@ func TestDirectories(t *testing.T) {
 					if err := g.compare(ctx, s); err != nil {
 						return err
 					}
-					return again.Save(ctx, s, saved, fsdp.As(dtype)) // over itself, as one file
+					return again.Save(ctx, s, saved, &fsdp.ExportOptions{DType: new(dtype)}) // over itself, as one file
 				})
 				require.Equal(t, want, tensors(t, saved))
 				require.NoFileExists(t, filepath.Join(saved, "model.safetensors.index.json"))
@@ -245,7 +245,9 @@ func TestNew(t *testing.T) {
 				dir := filepath.Join(t.TempDir(), "saved")
 				m, err := hf.New(model)
 				require.NoError(t, err)
-				onRanks(t, 2, model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error { return m.Save(ctx, s, dir, fsdp.As(as)) })
+				onRanks(t, 2, model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
+					return m.Save(ctx, s, dir, &fsdp.ExportOptions{DType: new(as)})
+				})
 				require.Equal(t, as.String(), keys(t, dir)["dtype"])
 				for key, want := range map[string]string{"embd_pdrop": "0.0", "attention_probs_dropout_prob": "0.0", "dropout_rate": "0.0"} {
 					if number, ok := keys(t, dir)[key]; ok {
@@ -260,7 +262,7 @@ func TestNew(t *testing.T) {
 					if err := again.Load(ctx, s); err != nil {
 						return err
 					}
-					return again.Save(ctx, s, dir, fsdp.As(as))
+					return again.Save(ctx, s, dir, &fsdp.ExportOptions{DType: new(as)})
 				})
 				require.Equal(t, want, tensors(t, dir))
 			}
@@ -303,7 +305,7 @@ func TestLoRA(t *testing.T) {
 		if err := g.compare(ctx, s); err != nil {
 			return err
 		}
-		if err := m.Save(ctx, s, saved); err != nil { // they have not trained
+		if err := m.Save(ctx, s, saved, nil); err != nil { // they have not trained
 			return err
 		}
 		opt, err := optim.AdamW{}.New(s.Shards())
@@ -322,7 +324,7 @@ func TestLoRA(t *testing.T) {
 			}
 			s.ZeroGrad()
 		}
-		require.ErrorContains(t, m.Save(ctx, s, saved), "hf: the adapter of blocks.0.qkv has trained: call Merge first")
+		require.ErrorContains(t, m.Save(ctx, s, saved, nil), "hf: the adapter of blocks.0.qkv has trained: call Merge first")
 		now := golden{batch: g.batch, compute: fsdp.Float32}
 		if now.logits, err = logitsOf(ctx, s, g.batch); err != nil {
 			return err
@@ -336,7 +338,7 @@ func TestLoRA(t *testing.T) {
 		if group.Rank() == 0 {
 			trained = now
 		}
-		return m.Save(ctx, s, saved)
+		return m.Save(ctx, s, saved, nil)
 	}))
 	require.NotEqual(t, tensors(t, dir), tensors(t, saved))
 	plain, err := hf.Open(saved)
@@ -360,7 +362,7 @@ func TestMergeAll(t *testing.T) {
 			require.NoError(t, err)
 			dir := filepath.Join(t.TempDir(), "saved")
 			onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
-				was, err := s.FullState(ctx)
+				was, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				if err != nil {
 					return err
 				}
@@ -378,7 +380,7 @@ func TestMergeAll(t *testing.T) {
 				if err := m.Merge(ctx, s); err != nil {
 					return err
 				}
-				is, err := s.FullState(ctx)
+				is, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				if err != nil {
 					return err
 				}
@@ -388,7 +390,7 @@ func TestMergeAll(t *testing.T) {
 						require.NotEqual(t, was[layer+"weight"].Float32s(), is[layer+"weight"].Float32s(), name)
 					}
 				}
-				return m.Save(ctx, s, dir)
+				return m.Save(ctx, s, dir, nil)
 			})
 			again, err := hf.Open(dir)
 			require.NoError(t, err)
@@ -537,8 +539,8 @@ func TestLoadErrors(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "model.safetensors")))
 	onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 		require.ErrorContains(t, m.Load(ctx, s), "neither model.safetensors")
-		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "config.json", "below")), "below")
-		require.ErrorContains(t, m.Save(ctx, s, dir, fsdp.KeepLast(1)), "option KeepLast is not for this method")
+		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "config.json", "below"), nil), "below")
+		require.ErrorContains(t, m.Save(ctx, s, dir, &fsdp.ExportOptions{Exclude: nn.IsAdapter}), "hf: Save sets Rename, Transpose, Concat, Exclude and ExtraFiles itself")
 		return nil
 	})
 }
@@ -575,7 +577,7 @@ func TestGamma(t *testing.T) {
 		if err := g.compare(ctx, s); err != nil {
 			return err
 		}
-		return m.Save(ctx, s, saved, fsdp.As(fsdp.Float32))
+		return m.Save(ctx, s, saved, &fsdp.ExportOptions{DType: new(fsdp.Float32)})
 	})
 	want := tensors(t, dir)
 	delete(want, "bert.pooler.dense.bias")
@@ -608,7 +610,7 @@ func TestIgnored(t *testing.T) {
 	require.NoError(t, err)
 	first, second := filepath.Join(t.TempDir(), "a"), filepath.Join(t.TempDir(), "b")
 	onRanks(t, 1, made.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
-		if err := made.Save(ctx, s, first); err != nil {
+		if err := made.Save(ctx, s, first, nil); err != nil {
 			return err
 		}
 		require.NoError(t, os.WriteFile(filepath.Join(first, "tokenizer.json"), []byte("{}"), 0o600))
@@ -616,7 +618,7 @@ func TestIgnored(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return m.Save(ctx, s, second)
+		return m.Save(ctx, s, second, nil)
 	})
 	text, err := os.ReadFile(filepath.Join(second, "tokenizer.json"))
 	require.NoError(t, err)

@@ -23,7 +23,7 @@ func newLlama(kind, class string) *architecture {
 		kind: kind, class: class, base: "model.",
 		open:   func(c *config) fsdp.Model { return openLlama(c, kind) },
 		config: func(m fsdp.Model) (map[string]any, error) { return configLlama(m, kind) },
-		options: func(model fsdp.Model, prefix string) []fsdp.StateOption {
+		options: func(model fsdp.Model, prefix string) *fsdp.ExportOptions {
 			m := model.(*nn.Llama)
 			head := cmp.Or(m.HeadDim, m.Dim/m.Heads)
 			return llamaRules.options(prefix, sizes{m.Heads * head, cmp.Or(m.KVHeads, m.Heads) * head, m.Hidden})

@@ -44,10 +44,10 @@ type sizes struct {
 }
 
 // options returns the options that follow the rules.
-func (list rules) options(prefix string, s sizes) []fsdp.StateOption {
-	return []fsdp.StateOption{
-		fsdp.Rename(func(name string) string { return list.names(prefix, name)[0] }),
-		fsdp.Join(func(name string) []fsdp.Part {
+func (list rules) options(prefix string, s sizes) *fsdp.ExportOptions {
+	return &fsdp.ExportOptions{
+		Rename: func(name string) string { return list.names(prefix, name)[0] },
+		Concat: func(name string) []fsdp.Part {
 			names := list.names(prefix, name)
 			if len(names) == 1 || nn.IsAdapter(name) {
 				return nil
@@ -61,7 +61,7 @@ func (list rules) options(prefix string, s sizes) []fsdp.StateOption {
 				parts = append(parts, fsdp.Part{Name: name, Rows: rows[i]})
 			}
 			return parts
-		}),
+		},
 	}
 }
 

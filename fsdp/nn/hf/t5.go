@@ -13,7 +13,7 @@ import (
 // t5 is nn.T5.
 var t5 = &architecture{
 	kind: "t5", class: "T5ForConditionalGeneration", pair: true, open: openT5, config: configT5,
-	options: func(model fsdp.Model, prefix string) []fsdp.StateOption {
+	options: func(model fsdp.Model, prefix string) *fsdp.ExportOptions {
 		m := model.(*nn.T5)
 		width := m.Heads * cmp.Or(m.HeadDim, m.Dim/m.Heads)
 		list := t5Rules

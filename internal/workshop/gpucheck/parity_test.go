@@ -83,7 +83,7 @@ func train(t *testing.T, model fsdp.Model, cfg fsdp.Config) trained {
 		m.ZeroGrad()
 		r.losses = append(r.losses, loss)
 	}
-	all, err := m.FullState(ctx, fsdp.OnEveryRank())
+	all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	r.weights = make(map[string][]float64)
 	for name, v := range all {

@@ -31,7 +31,7 @@ func TestCurve(t *testing.T) {
 	g := newTrainer(t, z, nil)
 	defer g.end()
 	g.warmup = scale().curveSteps / 5
-	require.NoError(t, g.model.Export(t.Context(), weights))
+	require.NoError(t, g.model.Export(t.Context(), weights, nil))
 	begin := time.Now()
 	ours := g.run(scale().curveSteps).Losses
 	fmt.Printf("  %v: %v\n", g, time.Since(begin).Round(time.Millisecond))

@@ -44,12 +44,12 @@ var lifeStates = []struct {
 	{"mixed", breakOff, evaluates},
 	{"half", func(t *testing.T, ctx context.Context, l *kit.Lived) {
 		breakOff(t, ctx, l)
-		_, err := l.Load(ctx, l.Dir, nil)
+		_, err := l.Load(ctx, l.Dir, nil, nil)
 		require.NoError(t, err)
 	}, steps},
 	{"refused", func(t *testing.T, ctx context.Context, l *kit.Lived) {
 		bad := &kit.Stubborn{Optimizer: l.Opt, Refuse: "l0.w"}
-		require.ErrorContains(t, l.SetFullOptim(ctx, 0, bad, l.State), kit.ErrStubborn.Error())
+		require.ErrorContains(t, l.SetFullOptim(ctx, 0, bad, l.State, nil), kit.ErrStubborn.Error())
 	}, evaluates},
 	{"former", func(t *testing.T, ctx context.Context, l *kit.Lived) {
 		_, err := l.Freeze(ctx, nil, nil)
@@ -87,7 +87,7 @@ var lifeReasons = []struct{ name, text string }{
 
 // breakOff has a Load break off when a part of the parameters has changed.
 func breakOff(t *testing.T, ctx context.Context, l *kit.Lived) {
-	_, err := l.Load(ctx, l.Dir, l.Opt, kit.OnFS(&kit.Unreadable{FS: checkpoint.OS(), Rank: 1}))
+	_, err := l.Load(kit.OnFS(ctx, &kit.Unreadable{FS: checkpoint.OS(), Rank: 1}), l.Dir, l.Opt, nil)
 	require.ErrorIs(t, err, kit.ErrDiskFull)
 }
 
@@ -115,8 +115,8 @@ func TestLife(t *testing.T) {
 	}
 	fmt.Fprintln(w)
 	whole := newLived(t, t.TempDir())
-	require.NoError(t, whole.Save(t.Context(), whole.Dir, whole.Opt))
-	require.NoError(t, whole.Export(t.Context(), filepath.Join(whole.Dir, "model"), fsdp.WithOptimizer(whole.Opt)))
+	require.NoError(t, whole.Save(t.Context(), whole.Dir, whole.Opt, nil))
+	require.NoError(t, whole.Export(t.Context(), filepath.Join(whole.Dir, "model"), &fsdp.ExportOptions{Optimizer: whole.Opt}))
 	for _, m := range kit.LifeMethods {
 		fmt.Fprint(w, m.Name)
 		for _, s := range lifeStates {
@@ -147,9 +147,9 @@ func newLived(t *testing.T, dir string) *kit.Lived {
 	g := comm.Local(1)[0]
 	l := &kit.Lived{Filler: kit.NewFiller(t, t.Context(), g), Group: g, Dir: dir}
 	var err error
-	l.Values, err = l.FullState(t.Context())
+	l.Values, err = l.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
-	l.State, err = l.FullOptimState(t.Context(), l.Opt, fsdp.OnEveryRank())
+	l.State, err = l.FullOptimState(t.Context(), l.Opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	return l
 }

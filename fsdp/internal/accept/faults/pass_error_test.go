@@ -62,7 +62,7 @@ func TestIntegersOfABatch(t *testing.T) {
 		require.ErrorContains(t, err, "embedding: index 13 at position 4 is outside the table of 13 rows")
 		loss := kit.ForwardBackward(t, t.Context(), s, batch)
 		kit.Updater(t, s, 1)(t.Context())
-		state, err := s.FullState(t.Context())
+		state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		require.NoError(t, s.Close())
 		return loss, state
@@ -219,7 +219,7 @@ func TestErrorInsideAPass(t *testing.T) {
 						require.ErrorContains(t, m.Backward(ctx), "element 3 is 1000")
 						_, clip := m.ClipGradNorm(ctx, 1)
 						require.ErrorContains(t, clip, "element 3 is 1000")
-						_, state := m.FullState(ctx)
+						_, state := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.ErrorContains(t, state, "element 3 is 1000")
 					}
 					return err
@@ -355,7 +355,10 @@ func TestRanksDoDifferentThings(t *testing.T) {
 	}}
 	backward := action{"Backward", func(ctx context.Context, m *fsdp.Sharded, _ int) error { return m.Backward(ctx) }}
 	clip := action{"ClipGradNorm", func(ctx context.Context, m *fsdp.Sharded, _ int) error { _, err := m.ClipGradNorm(ctx, 1); return err }}
-	state := action{"FullState", func(ctx context.Context, m *fsdp.Sharded, _ int) error { _, err := m.FullState(ctx); return err }}
+	state := action{"FullState", func(ctx context.Context, m *fsdp.Sharded, _ int) error {
+		_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		return err
+	}}
 	for _, pair := range [][2]action{{forward, eval}, {backward, clip}, {forward, backward}, {state, forward}, {clip, state}} {
 		for world := 2; world <= 3; world++ {
 			t.Run(fmt.Sprintf("%s and %s/%d ranks", pair[0].name, pair[1].name, world), func(t *testing.T) {
@@ -639,7 +642,7 @@ func TestContextEndsInsideAPass(t *testing.T) {
 				if err := m.Backward(ctx); err != nil {
 					return err
 				}
-				_, err := m.FullState(ctx) // a rank that was done already is told now
+				_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
 				return err
 			}) {
 				require.ErrorContains(t, err, gone.Error(), "stopped after %s", plan.Schedule[stop])

@@ -201,7 +201,7 @@ func TestStateAndGradsDoNotMix(t *testing.T) {
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		var err error
 		if g.Rank() == 0 {
-			_, err = m.FullState(ctx)
+			_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		} else {
 			_, err = m.FullGrads(ctx)
 		}

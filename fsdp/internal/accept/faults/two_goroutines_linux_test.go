@@ -22,21 +22,21 @@ import (
 // TestCloseWhileStateMoves closes the model, whose shards lie in files that are mapped, while another
 // goroutine saves, exports or collects it: Close is refused, and the method ends as if nothing had been.
 func TestCloseWhileStateMoves(t *testing.T) {
-	for method, call := range map[string]func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error{
-		"Save": func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error {
-			return m.Save(ctx, path, nil, fs)
+	for method, call := range map[string]func(ctx context.Context, m *fsdp.Sharded, path string) error{
+		"Save": func(ctx context.Context, m *fsdp.Sharded, path string) error {
+			return m.Save(ctx, path, nil, nil)
 		},
-		"Export": func(ctx context.Context, m *fsdp.Sharded, path string, fs fsdp.StateOption) error {
-			return m.Export(ctx, path, fs)
+		"Export": func(ctx context.Context, m *fsdp.Sharded, path string) error {
+			return m.Export(ctx, path, nil)
 		},
 	} {
 		t.Run(method, func(t *testing.T) {
 			m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{OffloadDir: t.TempDir()})
 			tried := 0
-			require.NoError(t, call(t.Context(), m, filepath.Join(t.TempDir(), "x"), kit.OnFS(&kit.HookedFS{FS: checkpoint.OS(), BeforeCreate: func(string) {
+			require.NoError(t, call(kit.OnFS(t.Context(), &kit.HookedFS{FS: checkpoint.OS(), BeforeCreate: func(string) {
 				tried++
 				require.EqualError(t, m.Close(), "fsdp: rank 0: Close: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
-			}})))
+			}}), m, filepath.Join(t.TempDir(), "x")))
 			require.NotZero(t, tried)
 			require.NoError(t, m.Close())
 		})
@@ -50,23 +50,23 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		ctx := context.Background()
 		m := kit.Wrap(r, kit.Shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: kit.Float64s, Logger: slog.New(slog.DiscardHandler)})
-		disk := kit.OnFS(crashfs.New())
+		disk := kit.OnFS(ctx, crashfs.New())
 		params := m.Shards()
 		opt, err := optim.SGD{Momentum: 0.5}.New(params)
 		require.NoError(r, err)
 		require.NoError(r, optim.EMA(opt, 0.5))
-		entries, err := m.FullOptimState(ctx, opt)
+		entries, err := m.FullOptimState(ctx, opt, nil)
 		require.NoError(r, err)
 		methods := []func() error{
 			func() error { return kit.ErrorOf(m.Forward(ctx, kit.ShapeBatch(0)...)) },
 			func() error { return m.Backward(ctx) },
 			func() error { return kit.ErrorOf(m.Eval(ctx, kit.ShapeBatch(0)...)) },
-			func() error { return m.Save(ctx, kit.Ckpt, opt, disk) },
-			func() error { return kit.ErrorOf(m.SaveAsync(ctx, kit.Ckpt, opt, disk)) },
-			func() error { return kit.ErrorOf(m.Load(ctx, kit.Ckpt, opt, disk)) },
-			func() error { return m.SetFullOptim(ctx, 0, opt, entries) },
-			func() error { return m.Export(ctx, filepath.Join(dir, "x")) },
-			func() error { return kit.ErrorOf(m.FullState(ctx)) },
+			func() error { return m.Save(disk, kit.Ckpt, opt, nil) },
+			func() error { return kit.ErrorOf(m.SaveAsync(disk, kit.Ckpt, opt, nil)) },
+			func() error { return kit.ErrorOf(m.Load(disk, kit.Ckpt, opt, nil)) },
+			func() error { return m.SetFullOptim(ctx, 0, opt, entries, nil) },
+			func() error { return m.Export(ctx, filepath.Join(dir, "x"), nil) },
+			func() error { return kit.ErrorOf(m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})) },
 			func() error { return kit.ErrorOf(m.FullGrads(ctx)) },
 			func() error { return kit.ErrorOf(m.ClipGradNorm(ctx, 1)) },
 			func() error { return kit.ErrorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },

@@ -79,7 +79,7 @@ func TestUpdatesDiffer(t *testing.T) {
 					return err
 				}
 				require.NoError(t, trained(usual, once(0.001)))
-				require.NoError(t, m.Save(ctx, dir, usual))
+				require.NoError(t, m.Save(ctx, dir, usual, nil))
 				mine, err := opt(m.Shards())
 				require.NoError(t, err)
 				if name != "kind" {
@@ -92,7 +92,7 @@ func TestUpdatesDiffer(t *testing.T) {
 				for range 2 { // it stays
 					require.EqualError(t, trained(mine, once(0.001)), want)
 				}
-				_, err = m.Load(ctx, dir, usual)
+				_, err = m.Load(ctx, dir, usual, nil)
 				require.NoError(t, err)
 				require.NoError(t, trained(usual, once(0.001)))
 				require.NoError(t, trained(usual, once(0.001)))
@@ -174,17 +174,17 @@ func TestTwoGoroutines(t *testing.T) {
 					"ParamNorms":        func() error { return kit.ErrorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
 					"SyncGrads":         func() error { return m.SyncGrads(ctx) },
 					"NoSync":            func() error { return m.NoSync(func() error { return nil }) },
-					"FullState":         func() error { return kit.ErrorOf(m.FullState(ctx)) },
-					"FullOptimState":    func() error { return kit.ErrorOf(m.FullOptimState(ctx, opt)) },
+					"FullState":         func() error { return kit.ErrorOf(m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})) },
+					"FullOptimState":    func() error { return kit.ErrorOf(m.FullOptimState(ctx, opt, nil)) },
 					"FullGrads":         func() error { return kit.ErrorOf(m.FullGrads(ctx)) },
 					"Full":              func() error { return m.Full(ctx, nil, nil) },
 					"SetFull":           func() error { return m.SetFull(ctx, 0, nil) },
-					"SetFullOptim":      func() error { return m.SetFullOptim(ctx, 0, opt, nil) },
-					"Export":            func() error { return m.Export(ctx, dir+"/x.safetensors") },
-					"Import":            func() error { return m.Import(ctx, dir+"/x.safetensors") },
-					"Save":              func() error { return m.Save(ctx, dir, opt) },
-					"SaveAsync":         func() error { return kit.ErrorOf(m.SaveAsync(ctx, dir, opt)) },
-					"Load":              func() error { return kit.ErrorOf(m.Load(ctx, dir, opt)) },
+					"SetFullOptim":      func() error { return m.SetFullOptim(ctx, 0, opt, nil, nil) },
+					"Export":            func() error { return m.Export(ctx, dir+"/x.safetensors", nil) },
+					"Import":            func() error { return m.Import(ctx, dir+"/x.safetensors", nil) },
+					"Save":              func() error { return m.Save(ctx, dir, opt, nil) },
+					"SaveAsync":         func() error { return kit.ErrorOf(m.SaveAsync(ctx, dir, opt, nil)) },
+					"Load":              func() error { return kit.ErrorOf(m.Load(ctx, dir, opt, nil)) },
 					"AverageBuffers":    func() error { return m.AverageBuffers(ctx) },
 					"Freeze":            func() error { return kit.ErrorOf(m.Freeze(ctx, nil, opt)) },
 					"Plan":              func() error { return kit.ErrorOf(m.Plan(kit.ShapeBatch(0)...)) },
@@ -313,19 +313,19 @@ func TestOptimizersWithoutMemory(t *testing.T) {
 func TestCollectiveOnOneRank(t *testing.T) {
 	for method, call := range map[string]func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error{
 		"Save": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return m.Save(ctx, kit.Ckpt, opt, kit.OnFS(crashfs.New()))
+			return m.Save(kit.OnFS(ctx, crashfs.New()), kit.Ckpt, opt, nil)
 		},
 		"Load": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return kit.ErrorOf(m.Load(ctx, kit.Ckpt, opt, kit.OnFS(crashfs.New())))
+			return kit.ErrorOf(m.Load(kit.OnFS(ctx, crashfs.New()), kit.Ckpt, opt, nil))
 		},
 		"FullState": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
-			return kit.ErrorOf(m.FullState(ctx))
+			return kit.ErrorOf(m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}))
 		},
 		"FullOptimState": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return kit.ErrorOf(m.FullOptimState(ctx, opt))
+			return kit.ErrorOf(m.FullOptimState(ctx, opt, nil))
 		},
 		"Export": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
-			return m.Export(ctx, kit.Ckpt, kit.OnFS(crashfs.New()))
+			return m.Export(kit.OnFS(ctx, crashfs.New()), kit.Ckpt, nil)
 		},
 		"ClipGradNorm": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
 			return kit.ErrorOf(m.ClipGradNorm(ctx, 1))
@@ -375,7 +375,7 @@ func TestMissedMethods(t *testing.T) {
 			kit.ForwardBackward(t, t.Context(), m, kit.ShapeBatch(0))
 			before, err := m.FullGrads(t.Context())
 			require.NoError(t, err)
-			require.NoError(t, m.Save(t.Context(), kit.Ckpt, nil, kit.OnFS(&kit.HookedFS{FS: crashfs.New(), BeforeCreate: func(string) { call(m, opt) }})))
+			require.NoError(t, m.Save(kit.OnFS(t.Context(), &kit.HookedFS{FS: crashfs.New(), BeforeCreate: func(string) { call(m, opt) }}), kit.Ckpt, nil, nil))
 			require.EqualError(t, kit.ErrorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier "+method+
 				" has done nothing: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 			after, err := m.FullGrads(t.Context())

@@ -97,7 +97,7 @@ func trainAndSave(ctx context.Context, g comm.Group, cfg fsdp.Config, dir string
 		_, err = m.Eval(ctx, kit.TinyBatch(2, g.Rank(), 2, kit.TinyContext)...)
 	}
 	if err == nil {
-		err = m.Save(ctx, dir, opt)
+		err = m.Save(ctx, dir, opt, nil)
 	}
 	return err, nil
 }

@@ -47,7 +47,7 @@ func move(t *testing.T, from, to string, steps int) (losses []float64) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m, opt := moving(t, g)
 		if from != "" {
-			_, err := m.Load(ctx, from, opt)
+			_, err := m.Load(ctx, from, opt, nil)
 			require.NoError(t, err)
 		}
 		for step := range steps {
@@ -60,8 +60,8 @@ func move(t *testing.T, from, to string, steps int) (losses []float64) {
 			require.NoError(t, opt.Step(1e-2), "step %d", step)
 			m.ZeroGrad()
 		}
-		require.NoError(t, m.Save(ctx, to, opt))
-		require.NoError(t, m.Export(ctx, filepath.Join(to, "model.safetensors"), fsdp.WithOptimizer(opt)))
+		require.NoError(t, m.Save(ctx, to, opt, nil))
+		require.NoError(t, m.Export(ctx, filepath.Join(to, "model.safetensors"), &fsdp.ExportOptions{Optimizer: opt}))
 		require.NoError(t, m.Close())
 	})
 	return losses
@@ -121,7 +121,7 @@ func TestGPUState(t *testing.T) {
 				m.ZeroGrad()
 			}
 			want, state := kit.StateBits(t, ctx, m), kit.StateOfAll(t, ctx, m, opt)
-			full, err := m.FullState(ctx)
+			full, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(9, g.Rank(), 2, kit.TinyContext))
 			require.NoError(t, opt.Step(1e-2))

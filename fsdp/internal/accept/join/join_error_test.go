@@ -328,7 +328,7 @@ func TestJoinBodiesDiffer(t *testing.T) {
 		who, what  string
 	}{
 		"leaves": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
-			return kit.ErrorOf(m.FullState(ctx))
+			return kit.ErrorOf(m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}))
 		}, left, "and runs FullState as call"},
 		"leaves for a Forward": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return forward(ctx, m, kit.ShapeBatch(0))

@@ -150,7 +150,7 @@ func TestJoinGenerates(t *testing.T) {
 				opt := kit.Momentum(t, w.m.Shards())
 				for range 2 {
 					state := kit.Record{}
-					tensors, err := w.m.FullState(ctx)
+					tensors, err := w.m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					for name, v := range tensors {
 						state[name] = kit.Elements(v)

@@ -259,7 +259,7 @@ func (d *defined) eval(has func(rank int) bool, seed int) {
 }
 
 func (d *defined) state(rank int) kit.Record {
-	state, err := d.ranks[rank].FullState(context.Background())
+	state, err := d.ranks[rank].FullState(context.Background(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(d.t, err)
 	return kit.RecordOf(state)
 }

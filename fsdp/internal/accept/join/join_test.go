@@ -101,7 +101,7 @@ func TestJoin(t *testing.T) {
 					require.NoError(t, opt.Step(0.1))
 					ref.ZeroGrad()
 				}
-				want, err := ref.FullState(t.Context())
+				want, err := ref.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				kit.OnRanks(t, len(data), func(ctx context.Context, g comm.Group) {
 					m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: kit.Float64s, Divide: divide, Wrap: kit.Blocks, Seed: 3, Poison: true})
@@ -133,7 +133,7 @@ func TestJoin(t *testing.T) {
 						require.NoError(t, err)
 					}
 					require.Equal(t, iterations, passes)
-					got, err := m.FullState(ctx)
+					got, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					for name := range want {
 						require.InDeltaSlice(t, kit.Elements(want[name]), kit.Elements(got[name]), 1e-12, name)

@@ -219,9 +219,9 @@ func TestJoinCallsRefuse(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				l := &kit.Lived{Filler: kit.NewFiller(t, ctx, g), Group: g, Dir: t.TempDir()}
 				var err error
-				l.Values, err = l.FullState(ctx)
+				l.Values, err = l.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
-				l.State, err = l.FullOptimState(ctx, l.Opt)
+				l.State, err = l.FullOptimState(ctx, l.Opt, nil)
 				require.NoError(t, err)
 				before := kit.StateBits(t, ctx, l.Sharded)
 				var got error
@@ -322,7 +322,7 @@ func TestJoinCallsMistakes(t *testing.T) {
 				require.ErrorContains(t, err, c.want[g.Rank()])
 				if name != "ends" {
 					m.ZeroGrad()
-					_, err := m.FullState(ctx)
+					_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					if name == "has made a step" { // which no method undoes
 						require.ErrorContains(t, err, c.want[g.Rank()])
 						return

@@ -150,7 +150,7 @@ func (e errand) trains() bool { return e.Kind == "train" || e.Kind == "quiet" }
 
 // wholeParams gives the model whole numbers.
 func wholeParams(t require.TestingT, ctx context.Context, m *fsdp.Sharded) {
-	params, err := m.FullState(ctx)
+	params, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for i, name := range kit.SortedKeys(params) {
 		params[name] = integers(50+i, params[name].Shape()...)

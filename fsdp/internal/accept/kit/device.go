@@ -1,7 +1,8 @@
 package kit
 
 import (
-	"github.com/gofsdp/gofsdp/fsdp"
+	"context"
+
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine/fardevice"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
@@ -50,8 +51,8 @@ func KeepPasses(bytes int) (restore func()) {
 	return func() { engine.KeepBytes = before }
 }
 
-// OnFS has the methods of a state use another file system than the system's.
-func OnFS(fsys checkpoint.FS) fsdp.StateOption { return func(o *state.Options) { o.FS = fsys } }
+// OnFS has the methods that get the context use another file system than the system's.
+func OnFS(ctx context.Context, fsys checkpoint.FS) context.Context { return state.WithFS(ctx, fsys) }
 
 // A mute file system does not answer when a file is opened on one rank.
 type Mute struct {

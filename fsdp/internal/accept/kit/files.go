@@ -58,12 +58,18 @@ func ParseFile(t require.TestingT, path string) (tensors map[string]*FileTensor,
 	return tensors, about
 }
 
-// AsGPT2 are options of a file with names and layouts of its own.
-func AsGPT2() []fsdp.StateOption {
-	return []fsdp.StateOption{
-		fsdp.Rename(func(name string) string { return "h." + strings.ReplaceAll(name, ".w", ".weight") }),
-		fsdp.Transpose(func(name string) bool { return name == "b.w" || name == "experts.up" }),
+// ToGPT2 returns options that export a file with names and layouts of its own.
+func ToGPT2() *fsdp.ExportOptions {
+	return &fsdp.ExportOptions{
+		Rename:    func(name string) string { return "h." + strings.ReplaceAll(name, ".w", ".weight") },
+		Transpose: func(name string) bool { return name == "b.w" || name == "experts.up" },
 	}
+}
+
+// FromGPT2 returns options that import such a file.
+func FromGPT2() *fsdp.ImportOptions {
+	to := ToGPT2()
+	return &fsdp.ImportOptions{Rename: to.Rename, Transpose: to.Transpose}
 }
 
 // ErrDiskFull is the error of file systems that fail.

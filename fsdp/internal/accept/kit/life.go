@@ -52,25 +52,29 @@ var LifeMethods = []struct {
 	}},
 	{"JoinCalls", func(ctx context.Context, l *Lived) error { return l.JoinCalls(ctx, func() error { return nil }) }},
 	{"SetFull", func(ctx context.Context, l *Lived) error { return l.SetFull(ctx, 0, l.Values) }},
-	{"FullState", func(ctx context.Context, l *Lived) error { return ErrorOf(l.FullState(ctx)) }},
-	{"FullOptimState", func(ctx context.Context, l *Lived) error { return ErrorOf(l.FullOptimState(ctx, l.Opt)) }},
-	{"Export", func(ctx context.Context, l *Lived) error {
-		return l.Export(ctx, filepath.Join(l.Dir, "other"), fsdp.WithOptimizer(l.Opt))
+	{"FullState", func(ctx context.Context, l *Lived) error {
+		return ErrorOf(l.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}))
 	}},
-	{"Save", func(ctx context.Context, l *Lived) error { return l.Save(ctx, filepath.Join(l.Dir, "saved"), l.Opt) }},
+	{"FullOptimState", func(ctx context.Context, l *Lived) error { return ErrorOf(l.FullOptimState(ctx, l.Opt, nil)) }},
+	{"Export", func(ctx context.Context, l *Lived) error {
+		return l.Export(ctx, filepath.Join(l.Dir, "other"), &fsdp.ExportOptions{Optimizer: l.Opt})
+	}},
+	{"Save", func(ctx context.Context, l *Lived) error {
+		return l.Save(ctx, filepath.Join(l.Dir, "saved"), l.Opt, nil)
+	}},
 	{"SaveAsync", func(ctx context.Context, l *Lived) error {
-		s, err := l.SaveAsync(ctx, filepath.Join(l.Dir, "saved"), l.Opt)
+		s, err := l.SaveAsync(ctx, filepath.Join(l.Dir, "saved"), l.Opt, nil)
 		if err == nil {
 			err = s.Wait(ctx)
 		}
 		return err
 	}},
-	{"Load", func(ctx context.Context, l *Lived) error { return ErrorOf(l.Load(ctx, l.Dir, l.Opt)) }},
-	{"Load, no optimizer", func(ctx context.Context, l *Lived) error { return ErrorOf(l.Load(ctx, l.Dir, nil)) }},
+	{"Load", func(ctx context.Context, l *Lived) error { return ErrorOf(l.Load(ctx, l.Dir, l.Opt, nil)) }},
+	{"Load, no optimizer", func(ctx context.Context, l *Lived) error { return ErrorOf(l.Load(ctx, l.Dir, nil, nil)) }},
 	{"Import", func(ctx context.Context, l *Lived) error {
-		return l.Import(ctx, filepath.Join(l.Dir, "model"), fsdp.WithOptimizer(l.Opt))
+		return l.Import(ctx, filepath.Join(l.Dir, "model"), &fsdp.ImportOptions{Optimizer: l.Opt})
 	}},
-	{"SetFullOptim", func(ctx context.Context, l *Lived) error { return l.SetFullOptim(ctx, 0, l.Opt, l.State) }},
+	{"SetFullOptim", func(ctx context.Context, l *Lived) error { return l.SetFullOptim(ctx, 0, l.Opt, l.State, nil) }},
 	{"Freeze", func(ctx context.Context, l *Lived) error { return ErrorOf(l.Freeze(ctx, nil, l.Opt)) }},
 	{"Step", func(_ context.Context, l *Lived) error { return l.Opt.Step(0.1) }},
 	{"Plan", func(_ context.Context, l *Lived) error { return ErrorOf(l.Plan(ShapeBatch(0)...)) }},

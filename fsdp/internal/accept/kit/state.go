@@ -22,7 +22,7 @@ import (
 
 // StateOfAll returns the whole state of an optimizer by name, on every rank.
 func StateOfAll(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) Bits {
-	full, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+	full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	all := make(Bits)
 	for _, e := range full.Entries() {
@@ -262,7 +262,7 @@ func (f *Filler) RequireTakenUp(t require.TestingT, ctx context.Context, dir str
 	var err error
 	f.Opt, err = optim.AdamW{}.New(f.Shards())
 	require.NoError(t, err)
-	_, err = f.Load(ctx, dir, f.Opt)
+	_, err = f.Load(ctx, dir, f.Opt, nil)
 	require.NoError(t, err)
 	f.Require(t, 1)
 	require.NoError(t, f.Opt.Step(0.1))
@@ -322,18 +322,28 @@ func (f *Filler) Require(t require.TestingT, v float64) {
 }
 
 // SaveStep fills with the number of a step and saves it.
-func (f *Filler) SaveStep(ctx context.Context, dir string, step int, opts ...fsdp.StateOption) error {
+func (f *Filler) SaveStep(ctx context.Context, dir string, step int, opts ...fsdp.SaveOptions) error {
 	f.Fill(float64(step))
-	return f.Save(ctx, dir, f.Opt, append(opts, fsdp.AtStep(step))...)
+	return f.Save(ctx, dir, f.Opt, atStep(step, opts))
+}
+
+// atStep returns the options, of which there are at most one, with a step.
+func atStep(step int, opts []fsdp.SaveOptions) *fsdp.SaveOptions {
+	var o fsdp.SaveOptions
+	if len(opts) > 0 {
+		o = opts[0]
+	}
+	o.Step = step
+	return &o
 }
 
 // SaveAs is SaveStep, or SaveAsync and Wait.
-func (f *Filler) SaveAs(ctx context.Context, asynchronous bool, dir string, step int, opts ...fsdp.StateOption) error {
+func (f *Filler) SaveAs(ctx context.Context, asynchronous bool, dir string, step int, opts ...fsdp.SaveOptions) error {
 	if !asynchronous {
 		return f.SaveStep(ctx, dir, step, opts...)
 	}
 	f.Fill(float64(step))
-	v, err := f.SaveAsync(ctx, dir, f.Opt, append(opts, fsdp.AtStep(step))...)
+	v, err := f.SaveAsync(ctx, dir, f.Opt, atStep(step, opts))
 	if err != nil {
 		return err
 	}

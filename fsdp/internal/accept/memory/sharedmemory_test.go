@@ -172,7 +172,7 @@ func useOnce(ctx context.Context, g comm.Group) error {
 		if _, err := m.Eval(ctx, kit.GoodBatch(g.Rank())...); err != nil {
 			return err
 		}
-		_, err := m.FullState(ctx) // a rank that was done already is told now
+		_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
 		return err
 	}
 	return errors.Join(use(), m.Close())
@@ -214,7 +214,7 @@ func TestClosedModel(t *testing.T) {
 				require.EqualError(t, err, fmt.Sprintf(closed, "Eval"))
 				_, err = m.ClipGradNorm(ctx, 1)
 				require.EqualError(t, err, fmt.Sprintf(closed, "ClipGradNorm"))
-				_, err = m.FullState(ctx)
+				_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.EqualError(t, err, fmt.Sprintf(closed, "FullState"))
 				_, err = m.FullGrads(ctx)
 				require.EqualError(t, err, fmt.Sprintf(closed, "FullGrads"))
@@ -252,7 +252,10 @@ func TestGroupClosedBeforeModel(t *testing.T) {
 		_, err := m.Forward(ctx, kit.GoodBatch(0)...)
 		return err
 	}
-	state := func(ctx context.Context, m *fsdp.Sharded) error { _, err := m.FullState(ctx); return err }
+	state := func(ctx context.Context, m *fsdp.Sharded) error {
+		_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		return err
+	}
 	for i, after := range []string{"Wrap", "Wrap", "Forward", "Forward", "Backward", "Backward"} {
 		order := []func(context.Context, *fsdp.Sharded) error{forward, state}
 		if i%2 == 1 {

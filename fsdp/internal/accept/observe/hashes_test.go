@@ -36,7 +36,7 @@ func (r recorded) train(t *testing.T, from, to int) string {
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		if from > 0 {
-			_, err := m.Load(ctx, r.resume, opt)
+			_, err := m.Load(ctx, r.resume, opt, nil)
 			require.NoError(t, err)
 		}
 		for step := from; step < to; step++ {
@@ -63,7 +63,7 @@ func (r recorded) train(t *testing.T, from, to int) string {
 			m.ZeroGrad()
 		}
 		if from == 0 && r.resume != "" {
-			require.NoError(t, m.Save(ctx, r.resume, opt))
+			require.NoError(t, m.Save(ctx, r.resume, opt, nil))
 		}
 		require.NoError(t, m.Close())
 	})

@@ -55,7 +55,7 @@ func TestAnyEndsJoin(t *testing.T) {
 				over, err = m.Any(ctx, passes == 3 && g.Rank() == says)
 				require.NoError(t, err)
 				if over {
-					require.NoError(t, m.Save(ctx, dir, opt))
+					require.NoError(t, m.Save(ctx, dir, opt, nil))
 					break
 				}
 			}
@@ -167,7 +167,7 @@ func TestParamNorms(t *testing.T) {
 				cfg.Group, cfg.Wrap = g, kit.Blocks
 				cfg.Frozen = func(name string) bool { return name == "wte.weight" }
 				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-				state, err := m.FullState(ctx, fsdp.OnEveryRank())
+				state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				l2, err := m.ParamNorms(ctx, fsdp.L2Norm)
 				require.NoError(t, err)

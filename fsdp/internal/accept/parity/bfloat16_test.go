@@ -28,7 +28,7 @@ func TestWide(t *testing.T) {
 				cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
 				cfg.Precision = fsdp.Precision{Compute: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(`^b$`))}
 				m := kit.Wrap(t, bares, cfg)
-				masters, err := m.FullState(ctx)
+				masters, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				for range 2 {
 					out, err := m.Eval(ctx, kit.Ones(bareLen))
@@ -63,7 +63,7 @@ func TestWideAgain(t *testing.T) {
 		m := kit.Wrap(t, again, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(name))}})
 		out, err := m.Eval(t.Context(), kit.Ones(bareLen))
 		require.NoError(t, err)
-		masters, err := m.FullState(t.Context())
+		masters, err := m.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		for _, got := range out[1:] {
 			require.Equal(t, floats32(masters["a.w"]), floats32(got), name)
@@ -119,9 +119,9 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 				require.NoError(t, opt.Step(1e-2))
 				m.ZeroGrad()
 			}
-			require.NoError(t, m.Save(ctx, filepath.Join(dir, "saved"), opt))
-			require.NoError(t, m.Export(ctx, file, fsdp.WithOptimizer(opt)))
-			whole, err := m.FullOptimState(ctx, opt)
+			require.NoError(t, m.Save(ctx, filepath.Join(dir, "saved"), opt, nil))
+			require.NoError(t, m.Export(ctx, file, &fsdp.ExportOptions{Optimizer: opt}))
+			whole, err := m.FullOptimState(ctx, opt, nil)
 			require.NoError(t, err)
 			if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 				params, state = b, whole
@@ -133,12 +133,12 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
 				if from == "Load" {
-					_, err = m.Load(ctx, filepath.Join(dir, "saved"), opt)
+					_, err = m.Load(ctx, filepath.Join(dir, "saved"), opt, nil)
 				} else {
-					err = m.Import(ctx, file, fsdp.WithOptimizer(opt))
+					err = m.Import(ctx, file, &fsdp.ImportOptions{Optimizer: opt})
 				}
 				require.NoError(t, err)
-				got, err := m.FullOptimState(ctx, opt)
+				got, err := m.FullOptimState(ctx, opt, nil)
 				require.NoError(t, err)
 				if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 					kit.RequireSameBits(t, params, b, from)

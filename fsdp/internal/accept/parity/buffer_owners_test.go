@@ -143,7 +143,7 @@ func TestSetFullOwnsItsBuffers(t *testing.T) {
 				}
 				return nil
 			}
-			state, err := m.FullState(ctx)
+			state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, errors.Join(err, double(state)))
 			if how == "SetFull" {
 				err = m.SetFull(ctx, 1, map[int]map[string]*tensor.Dense{1: state}[g.Rank()])

@@ -38,12 +38,12 @@ func TestEMAResumes(t *testing.T) {
 				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 					m, opt := averaging(t, g, cfg)
 					makeSteps(t, m, opt, 0, 3)
-					require.NoError(t, m.Save(ctx, filepath.Join(dir, "ckpt"), opt))
+					require.NoError(t, m.Save(ctx, filepath.Join(dir, "ckpt"), opt, nil))
 					file := filepath.Join(dir, "file")
-					require.NoError(t, m.Export(ctx, file, fsdp.WithOptimizer(opt)))
-					full, err := m.FullOptimState(ctx, opt)
+					require.NoError(t, m.Export(ctx, file, &fsdp.ExportOptions{Optimizer: opt}))
+					full, err := m.FullOptimState(ctx, opt, nil)
 					require.NoError(t, err)
-					values, err := m.FullState(ctx)
+					values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					state := kit.StateOfAll(t, ctx, m, opt)
 					for _, name := range []string{"a.w", "a.b", "b.w"} {
@@ -55,12 +55,12 @@ func TestEMAResumes(t *testing.T) {
 						again, next := averaging(t, g, cfg)
 						switch carrier {
 						case "file":
-							require.NoError(t, again.Import(ctx, file, fsdp.WithOptimizer(next)))
+							require.NoError(t, again.Import(ctx, file, &fsdp.ImportOptions{Optimizer: next}))
 						case "full":
 							require.NoError(t, again.SetFull(ctx, 0, values))
-							require.NoError(t, again.SetFullOptim(ctx, 0, next, full))
+							require.NoError(t, again.SetFullOptim(ctx, 0, next, full, nil))
 						default:
-							_, err := again.Load(ctx, filepath.Join(dir, carrier), next)
+							_, err := again.Load(ctx, filepath.Join(dir, carrier), next, nil)
 							require.NoError(t, err)
 						}
 						kit.RequireSameBits(t, state, kit.StateOfAll(t, ctx, again, next), carrier)
@@ -84,18 +84,18 @@ func TestEMAOtherRanks(t *testing.T) {
 			require.NoError(t, optim.EMA(opt, 0.75))
 			if want == nil {
 				makeSteps(t, m, opt, 0, 3)
-				require.NoError(t, m.Save(ctx, dir, opt))
+				require.NoError(t, m.Save(ctx, dir, opt, nil))
 				want = kit.StateOfAll(t, ctx, m, opt)
 			} else {
-				_, err := m.Load(ctx, dir, opt)
+				_, err := m.Load(ctx, dir, opt, nil)
 				require.NoError(t, err)
 			}
 			kit.RequireSameBits(t, want, kit.StateOfAll(t, ctx, m, opt), world)
 
 			bare, plain := eight(t, g, fsdp.Config{}, optim.AdamW{})
-			_, err := bare.Load(ctx, dir, plain)
+			_, err := bare.Load(ctx, dir, plain, nil)
 			require.ErrorContains(t, err, "ema")
-			_, err = bare.Load(ctx, dir, nil)
+			_, err = bare.Load(ctx, dir, nil, nil)
 			require.NoError(t, err, "the parameters alone")
 			require.NoError(t, bare.Close())
 			require.NoError(t, m.Close())
@@ -110,20 +110,20 @@ func TestEMABeginsLate(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m, opt := eight(t, g, fsdp.Config{}, optim.AdamW{})
 		makeSteps(t, m, opt, 0, 2)
-		require.NoError(t, m.Save(ctx, dir, opt))
+		require.NoError(t, m.Save(ctx, dir, opt, nil))
 		require.NoError(t, m.Close())
 		m, opt = averaging(t, g, fsdp.Config{})
-		_, err := m.Load(ctx, dir, opt)
+		_, err := m.Load(ctx, dir, opt, nil)
 		require.ErrorContains(t, err, "ema")
 		m, opt = eight(t, g, fsdp.Config{}, optim.AdamW{})
-		_, err = m.Load(ctx, dir, opt)
+		_, err = m.Load(ctx, dir, opt, nil)
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, 0.75))
 		require.NoError(t, optim.Swap(opt))
 		require.NoError(t, optim.Swap(opt))
-		values, err := m.FullState(ctx, fsdp.OnEveryRank())
+		values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
-		full, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+		full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		for name, v := range values {
 			require.Equal(t, v.Float32s(), full.Params[name].Entries["ema"].F32, name)
@@ -153,9 +153,9 @@ func TestSwapEvaluates(t *testing.T) {
 			return kit.Elements(out[0])
 		}
 		before := evaluate(m)
-		values, err := m.FullState(ctx)
+		values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
-		full, err := m.FullOptimState(ctx, opt)
+		full, err := m.FullOptimState(ctx, opt, nil)
 		require.NoError(t, err)
 		if g.Rank() == 0 {
 			for name, p := range full.Params {
@@ -168,17 +168,17 @@ func TestSwapEvaluates(t *testing.T) {
 		require.Equal(t, evaluate(other), evaluate(m))
 		require.NotEqual(t, before, evaluate(m))
 		for _, err := range []error{
-			m.Save(ctx, dir, opt), kit.ErrorOf(m.Load(ctx, dir, opt)), kit.ErrorOf(m.FullOptimState(ctx, opt)), m.SetFullOptim(ctx, 0, opt, full),
-			m.Export(ctx, filepath.Join(dir, "file"), fsdp.WithOptimizer(opt)), kit.ErrorOf(m.Freeze(ctx, nil, opt)),
+			m.Save(ctx, dir, opt, nil), kit.ErrorOf(m.Load(ctx, dir, opt, nil)), kit.ErrorOf(m.FullOptimState(ctx, opt, nil)), m.SetFullOptim(ctx, 0, opt, full, nil),
+			m.Export(ctx, filepath.Join(dir, "file"), &fsdp.ExportOptions{Optimizer: opt}), kit.ErrorOf(m.Freeze(ctx, nil, opt)),
 		} {
 			require.ErrorIs(t, err, optim.ErrSwapped)
 		}
-		require.NoError(t, m.Export(ctx, filepath.Join(dir, "averages")))
-		require.NoError(t, m.Save(ctx, dir, nil))
+		require.NoError(t, m.Export(ctx, filepath.Join(dir, "averages"), nil))
+		require.NoError(t, m.Save(ctx, dir, nil, nil))
 		swapped := evaluate(m)
 		for method, err := range map[string]error{
-			"Load": kit.ErrorOf(m.Load(ctx, dir, nil)), "SetFull": m.SetFull(ctx, 0, values), "Freeze": kit.ErrorOf(m.Freeze(ctx, nil, nil)),
-			"Import": m.Import(ctx, filepath.Join(dir, "averages")),
+			"Load": kit.ErrorOf(m.Load(ctx, dir, nil, nil)), "SetFull": m.SetFull(ctx, 0, values), "Freeze": kit.ErrorOf(m.Freeze(ctx, nil, nil)),
+			"Import": m.Import(ctx, filepath.Join(dir, "averages"), nil),
 			"Full":   m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(1)),
 		} {
 			require.ErrorIs(t, err, optim.ErrSwapped, method)
@@ -220,13 +220,13 @@ func TestSwapAfterLoad(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, optim.EMA(opt, 0.5))
 			if resumed {
-				require.NoError(t, kit.ErrorOf(m.Load(ctx, dir, opt)))
+				require.NoError(t, kit.ErrorOf(m.Load(ctx, dir, opt, nil)))
 				require.NoError(t, optim.Swap(opt))
 				require.NoError(t, kit.ErrorOf(m.Eval(ctx, kit.ShapeBatch(3)...)))
 			} else {
 				kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(0))
 				require.NoError(t, opt.Step(0.1))
-				require.NoError(t, m.Save(ctx, dir, opt))
+				require.NoError(t, m.Save(ctx, dir, opt, nil))
 			}
 			require.NoError(t, m.Close())
 		}

@@ -116,7 +116,7 @@ func (want goldenJoin) train(t *testing.T, ctx context.Context, g comm.Group, na
 		require.InDelta(t, want.GradNorm[step], norm, tol*norm)
 		require.NoError(t, opt.Step(o.lr))
 		m.ZeroGrad()
-		state, err := m.FullState(ctx)
+		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		squares, sum := 0.0, 0.0
 		for _, v := range state {
@@ -128,7 +128,7 @@ func (want goldenJoin) train(t *testing.T, ctx context.Context, g comm.Group, na
 		step++
 	}
 	require.Len(t, want.GradNorm, step)
-	state, err := m.FullState(ctx)
+	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	requireStats(t, want.Params, state, tol, nil)
 }

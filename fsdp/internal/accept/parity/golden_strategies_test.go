@@ -67,7 +67,7 @@ func (want goldenPair) train(t *testing.T, ctx context.Context, g comm.Group, na
 		m.ZeroGrad()
 	}
 	if want.Params != nil {
-		got, err := m.FullState(ctx)
+		got, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		requireStats(t, want.Params, got, prec.tol, func(p string) bool { // see trainGolden
 			return prec.typ == fsdp.Float32 && strings.Contains(name, "adam") && strings.HasSuffix(p, "qkv.bias")

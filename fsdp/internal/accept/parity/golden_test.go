@@ -312,7 +312,7 @@ func trainGolden(t *testing.T, ctx context.Context, g comm.Group, family string,
 		m.ZeroGrad()
 		done := fmt.Sprint(step + 1)
 		if params, ok := want.Params[done]; ok {
-			got, err := m.FullState(ctx)
+			got, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			// The key third of qkv.bias has a gradient that is zero but for rounding, which Adam scales up
 			// to full steps; in float32 that tensor is noise.

@@ -57,7 +57,7 @@ func TestForwardSeesBlocks(t *testing.T) {
 				cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
 				cfg.Precision = fsdp.Precision{Gather: fsdp.Int8, Full: onlyFull}
 				m := kit.Wrap(t, bareBlocks(640), cfg)
-				want, err := m.FullState(ctx)
+				want, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				out, err := m.Eval(ctx, kit.Ones(640))
 				require.NoError(t, err)
@@ -77,7 +77,7 @@ func TestForwardSeesBlocks(t *testing.T) {
 func TestVectorsAreNoBlocks(t *testing.T) {
 	kit.Needs(t, kit.EightBits)
 	m := kit.Wrap(t, bareBlocks(640), fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
-	state, err := m.FullState(t.Context())
+	state, err := m.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	out, err := m.Eval(t.Context(), kit.Ones(640))
 	require.NoError(t, err)
@@ -161,16 +161,18 @@ func TestInt8AfterLoad(t *testing.T) {
 		})
 		return states[0]
 	}
-	save := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error { return m.Save(ctx, dir, opt) }
+	save := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+		return m.Save(ctx, dir, opt, nil)
+	}
 	async := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-		v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt)
+		v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt, nil)
 		if err == nil {
 			err = v.Wait(ctx)
 		}
 		return err
 	}
 	load := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-		return kit.ErrorOf(m.Load(ctx, dir, opt))
+		return kit.ErrorOf(m.Load(ctx, dir, opt, nil))
 	}
 	want := run(0, saved, save)
 	kit.RequireSameBits(t, want, run(0, saved, async))
@@ -281,7 +283,7 @@ func TestInt8BesideOthers(t *testing.T) {
 				cfg := cfg
 				cfg.Group, cfg.Precision = g, fsdp.Precision{TypesOf: types}
 				m := kit.Wrap(t, bares, cfg)
-				state, err := m.FullState(ctx)
+				state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				out, err := m.Eval(ctx, kit.Ones(bareLen))
 				require.NoError(t, err)

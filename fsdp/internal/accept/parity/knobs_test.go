@@ -233,7 +233,7 @@ func (w workload) steps(t require.TestingT, ctx context.Context, m *fsdp.Sharded
 		require.NoError(t, opt.Step(1e-2))
 		m.ZeroGrad()
 	}
-	state, err := m.FullState(ctx)
+	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	rec.Add("parameter", state)
 	return rec
@@ -295,7 +295,7 @@ func distract(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch []
 	require.NoError(t, err)
 	_, err = m.Plan(batch...)
 	require.NoError(t, err)
-	_, err = m.FullState(ctx)
+	_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 }
 

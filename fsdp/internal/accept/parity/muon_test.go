@@ -67,7 +67,7 @@ func trainMuon(t require.TestingT, world int, muon optim.Muon, cfg fsdp.Config) 
 
 // muonBits returns the parameters and the state of an optimizer.
 func muonBits(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) kit.Bits {
-	state, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+	state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	b := kit.StateBits(t, ctx, m)
 	for name, p := range state.Params {
@@ -114,9 +114,9 @@ func TestMuonCheckpoints(t *testing.T) {
 			if save {
 				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 				require.NoError(t, opt.Step(0.1))
-				require.NoError(t, m.Save(ctx, kit.Ckpt, opt, kit.OnFS(fsys), fsdp.AtStep(1)))
+				require.NoError(t, m.Save(kit.OnFS(ctx, fsys), kit.Ckpt, opt, &fsdp.SaveOptions{Step: 1}))
 			} else {
-				_, err := m.Load(ctx, kit.Ckpt, opt, kit.OnFS(fsys))
+				_, err := m.Load(kit.OnFS(ctx, fsys), kit.Ckpt, opt, nil)
 				require.NoError(t, err)
 			}
 			if b := muonBits(t, ctx, m, opt); g.Rank() == 0 {

@@ -67,14 +67,14 @@ func TestEightBitsResume(t *testing.T) {
 				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 					m, opt := eight(t, g, kit.Spreads[i].Config(4), eightBits)
 					makeSteps(t, m, opt, 0, 3)
-					require.NoError(t, m.Save(ctx, filepath.Join(dir, "sync"), opt))
-					v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt)
+					require.NoError(t, m.Save(ctx, filepath.Join(dir, "sync"), opt, nil))
+					v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt, nil)
 					require.NoError(t, err)
 					file := filepath.Join(dir, "file")
-					require.NoError(t, m.Export(ctx, file, fsdp.WithOptimizer(opt)))
-					full, err := m.FullOptimState(ctx, opt)
+					require.NoError(t, m.Export(ctx, file, &fsdp.ExportOptions{Optimizer: opt}))
+					full, err := m.FullOptimState(ctx, opt, nil)
 					require.NoError(t, err)
-					values, err := m.FullState(ctx)
+					values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					state := kit.StateOfAll(t, ctx, m, opt)
 					makeSteps(t, m, opt, 3, 5)
@@ -84,12 +84,12 @@ func TestEightBitsResume(t *testing.T) {
 						again, next := eight(t, g, kit.Spreads[i].Config(4), eightBits)
 						switch carrier {
 						case "file":
-							require.NoError(t, again.Import(ctx, file, fsdp.WithOptimizer(next)))
+							require.NoError(t, again.Import(ctx, file, &fsdp.ImportOptions{Optimizer: next}))
 						case "full":
 							require.NoError(t, again.SetFull(ctx, 0, values))
-							require.NoError(t, again.SetFullOptim(ctx, 0, next, full))
+							require.NoError(t, again.SetFullOptim(ctx, 0, next, full, nil))
 						default:
-							_, err := again.Load(ctx, filepath.Join(dir, carrier), next)
+							_, err := again.Load(ctx, filepath.Join(dir, carrier), next, nil)
 							require.NoError(t, err)
 						}
 						kit.RequireSameBits(t, state, kit.StateOfAll(t, ctx, again, next), carrier)
@@ -117,7 +117,7 @@ func TestEightBitsOtherRanks(t *testing.T) {
 			if at == 0 {
 				makeSteps(t, m, opt, 0, 3)
 			} else {
-				_, err := m.Load(ctx, dir, opt)
+				_, err := m.Load(ctx, dir, opt, nil)
 				require.NoError(t, err)
 			}
 			all := kit.StateOfAll(t, ctx, m, opt)
@@ -141,16 +141,16 @@ func TestEightBitsOtherRanks(t *testing.T) {
 					require.InDelta(t, math.Float32frombits(uint32(want)), math.Float32frombits(uint32(x)), 0.01)
 				}
 				wideModel, wide := eight(t, g, cfg, optim.AdamW{})
-				_, err := wideModel.Load(ctx, dir, wide)
+				_, err := wideModel.Load(ctx, dir, wide, nil)
 				require.NoError(t, err)
 				kit.RequireSameBits(t, before, kit.StateOfAll(t, ctx, wideModel, wide), "8 bits in 32")
 				again, next := eight(t, g, cfg, eightBits)
-				full, err := wideModel.FullOptimState(ctx, wide)
+				full, err := wideModel.FullOptimState(ctx, wide, nil)
 				require.NoError(t, err)
-				require.NoError(t, again.SetFullOptim(ctx, 0, next, full))
+				require.NoError(t, again.SetFullOptim(ctx, 0, next, full, nil))
 				kit.RequireSameBits(t, all, kit.StateOfAll(t, ctx, again, next), "32 bits in 8")
 			}
-			require.NoError(t, m.Save(ctx, dir, opt))
+			require.NoError(t, m.Save(ctx, dir, opt, nil))
 			require.NoError(t, m.Close()) // and gives up the directory
 			if g.Rank() == 0 {
 				now = all
@@ -198,12 +198,14 @@ func TestEightBitsOnOneRank(t *testing.T) {
 	dir := t.TempDir()
 	for call, collect := range map[string]func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error{
 		"FullOptimState": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			_, err := m.FullOptimState(ctx, opt)
+			_, err := m.FullOptimState(ctx, opt, nil)
 			return err
 		},
-		"Save": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error { return m.Save(ctx, dir, opt) },
+		"Save": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			return m.Save(ctx, dir, opt, nil)
+		},
 		"SaveAsync": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			_, err := m.SaveAsync(ctx, dir, opt)
+			_, err := m.SaveAsync(ctx, dir, opt, nil)
 			return err
 		},
 	} {
@@ -237,7 +239,7 @@ func TestEightBitsMemory(t *testing.T) {
 			before := m.Memory().Live
 			opt, err := optim.AdamW{Bits: bits}.New(m.Shards())
 			require.NoError(t, err)
-			v, err := m.SaveAsync(ctx, filepath.Join(dir, []string{"wide", "narrow"}[i]), opt)
+			v, err := m.SaveAsync(ctx, filepath.Join(dir, []string{"wide", "narrow"}[i]), opt, nil)
 			require.NoError(t, err)
 			require.NoError(t, v.Wait(ctx))
 			plans[i], err = m.Plan(kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext)...)

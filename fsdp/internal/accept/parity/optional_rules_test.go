@@ -67,7 +67,7 @@ func TestOptionalLeavesAlone(t *testing.T) {
 			require.NoError(t, err)
 			look := func() kit.Bits {
 				all := kit.StateBits(t, ctx, m)
-				full, err := m.FullOptimState(ctx, opt)
+				full, err := m.FullOptimState(ctx, opt, nil)
 				require.NoError(t, err)
 				if full != nil {
 					for _, e := range full.Entries() {

@@ -349,7 +349,7 @@ func (c parityCell) train(t *testing.T) kit.Record {
 		grads, err := m.FullGrads(ctx)
 		require.NoError(t, err)
 		require.Empty(t, grads, "ZeroGrad leaves no gradients")
-		state, err := m.FullState(ctx)
+		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		records[r].Add("parameter", state)
 		require.NoError(t, m.Close())
@@ -387,7 +387,7 @@ func (c parityCell) alone(t *testing.T) kit.Record {
 		require.NoError(t, opt.Step(c.rate()))
 		m.ZeroGrad()
 	}
-	state, err := m.FullState(ctx)
+	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	rec.Add("parameter", state)
 	return rec
@@ -428,7 +428,7 @@ func (c parityCell) emulate(t *testing.T) kit.Record {
 	m := kit.Wrap(t, c.Model, c.single())
 	e := &emulation{parityCell: c, grads: make(map[string]*tensor.Dense), present: make(map[string]bool)}
 	var err error
-	e.state, err = m.FullState(ctx)
+	e.state, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	opt := kit.Momentum(t, e.params(m.Shards()))
 	losses := make([][]float64, c.world)

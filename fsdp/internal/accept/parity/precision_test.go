@@ -70,7 +70,7 @@ func TestForwardSeesRoundedParameters(t *testing.T) {
 					cfg := cfg
 					cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
 					exact := kit.Wrap(t, bares, cfg)
-					want, err := exact.FullState(ctx)
+					want, err := exact.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					cfg.Precision.Gather = typ
 					m := kit.Wrap(t, bares, cfg)
@@ -407,7 +407,7 @@ func TestFullDecides(t *testing.T) {
 		Gather: fsdp.BFloat16,
 		Full:   func(c fsdp.CallInfo, p fsdp.Param) bool { return c.Name == "b" && strings.HasPrefix(p.Name, "b.") },
 	}})
-	state, err := m.FullState(t.Context())
+	state, err := m.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	out, err := m.Eval(t.Context(), kit.Ones(bareLen))
 	require.NoError(t, err)
@@ -423,7 +423,7 @@ func TestIgnoredAreNotRounded(t *testing.T) {
 			Group: g, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
 			Ignored: func(name string) bool { return name == "b.w" },
 		})
-		state, err := m.FullState(ctx)
+		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		out, err := m.Eval(ctx, kit.Ones(bareLen))
 		require.NoError(t, err)

@@ -215,7 +215,7 @@ func (n *naive) do(d *deed) (seen []kit.Record, refusal string) {
 			return nil, areHeld
 		}
 		n.last = nil
-		state, err := n.ranks[0].FullState(ctx)
+		state, err := n.ranks[0].FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(n.t, err)
 		each(func(r int, m *fsdp.Sharded) kit.Record {
 			require.NoError(n.t, m.SetFull(ctx, 0, d.given(state)))
@@ -289,7 +289,7 @@ func (n *naive) update() {
 
 // state returns the parameters and buffers of a rank.
 func (n *naive) state(rank int) kit.Record {
-	state, err := n.ranks[rank].FullState(context.Background())
+	state, err := n.ranks[rank].FullState(context.Background(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(n.t, err)
 	return kit.RecordOf(state)
 }
@@ -370,7 +370,9 @@ func (a *actor) do(ctx context.Context, d *deed) (seen kit.Record, err error) {
 	case "grads", "state":
 		look := m.FullGrads
 		if d.Kind == "state" {
-			look = func(ctx context.Context) (map[string]*tensor.Dense, error) { return m.FullState(ctx) }
+			look = func(ctx context.Context) (map[string]*tensor.Dense, error) {
+				return m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			}
 		}
 		tensors, err := look(ctx)
 		return kit.RecordOf(tensors), err
@@ -468,7 +470,7 @@ func (a *actor) set(ctx context.Context, d *deed) error {
 			return nil
 		}, fsdp.WriteBack(root))
 	}
-	state, err := a.m.FullState(ctx)
+	state, err := a.m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(a.t, err)
 	return a.m.SetFull(ctx, root, given(state))
 }

@@ -314,7 +314,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 			return kit.Calls(kit.Call("a", kit.Having(params...)))
 		}
 		requireFrom := func(m *fsdp.Sharded, name string, first float64) {
-			all, err := m.FullState(ctx, fsdp.OnEveryRank())
+			all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			for i, v := range all["a."+name].Data().([]float64) {
 				require.Equal(t, first+float64(i), v, name)
@@ -322,13 +322,13 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 		}
 		cfg := fsdp.Config{Group: g, Precision: kit.Float64s}
 		saved := kit.Wrap(t, model("x", "y"), cfg)
-		require.NoError(t, saved.Save(ctx, dir, nil))
+		require.NoError(t, saved.Save(ctx, dir, nil, nil))
 		require.NoError(t, saved.Close())
 		require.NotZero(t, asked["x"]+asked["y"])
 
 		clear(asked)
 		m := kit.Wrap(t, model("x", "y"), cfg)
-		_, err := m.Load(ctx, dir, nil)
+		_, err := m.Load(ctx, dir, nil, nil)
 		require.NoError(t, err)
 		requireFrom(m, "x", 0)
 		requireFrom(m, "y", 0)
@@ -336,7 +336,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 		require.NoError(t, m.Close())
 
 		m = kit.Wrap(t, model("x", "y", "z"), cfg)
-		_, err = m.Load(ctx, dir, nil, fsdp.AllowMissing(func(name string) bool { return name == "a.z" }))
+		_, err = m.Load(ctx, dir, nil, &fsdp.LoadOptions{AllowMissing: func(name string) bool { return name == "a.z" }})
 		require.NoError(t, err)
 		requireFrom(m, "z", 0)
 		requireFrom(m, "y", 0)
@@ -360,7 +360,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 			}
 		}
 		requireFrom(m, "x", 5)
-		all, err := m.FullState(ctx, fsdp.OnEveryRank())
+		all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		y := all["a.y"].Data().([]float64)
 		written := 0
@@ -383,7 +383,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 					require.NoError(t, rescale(p.Value, 2))
 				}
 			}
-			_, err = m.FullState(ctx)
+			_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.ErrorContains(t, err, "parameter a.x: a value was computed from an initial value before that was drawn")
 			require.NoError(t, m.Close())
 		}

@@ -138,7 +138,7 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) k
 				return nil
 			}, fsdp.WriteBack(g.Size()-1)))
 		case 2:
-			state, err := m.FullState(ctx)
+			state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			for name, v := range state {
 				values := elements32(v)

@@ -101,10 +101,10 @@ func TestCheckpointsUnderOtherCuts(t *testing.T) {
 			if save {
 				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 				require.NoError(t, opt.Step(0.1))
-				require.NoError(t, m.Save(ctx, kit.Ckpt, opt, kit.OnFS(fsys), fsdp.AtStep(1)))
+				require.NoError(t, m.Save(kit.OnFS(ctx, fsys), kit.Ckpt, opt, &fsdp.SaveOptions{Step: 1}))
 				return
 			}
-			_, err = m.Load(ctx, kit.Ckpt, opt, kit.OnFS(fsys))
+			_, err = m.Load(kit.OnFS(ctx, fsys), kit.Ckpt, opt, nil)
 			require.NoError(t, err)
 			m.ZeroGrad()
 			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(1, g.Rank(), 2, kit.TinyContext))

@@ -165,7 +165,7 @@ func TestUnitGroupErrors(t *testing.T) {
 		require.NoError(t, m.SetFull(ctx, 1, state))
 		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 
-		all, err := m.FullState(ctx)
+		all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		all["l1.w@5"] = all["l1.w@0"]
 		require.ErrorContains(t, m.SetFull(ctx, 1, all), `the model has no parameter "l1.w@5"`)
@@ -173,7 +173,7 @@ func TestUnitGroupErrors(t *testing.T) {
 		delete(all, "l1.w@5")
 		all["l1.w@0"], all["l1.w@1"] = all["l1.w@1"], all["l1.w@0"]
 		require.NoError(t, m.SetFull(ctx, 1, all))
-		now, err := m.FullState(ctx)
+		now, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		kit.RequireSameBits(t, kit.BitsOf(all), kit.BitsOf(now))
 	})
@@ -213,7 +213,7 @@ func TestFailureInOneUnitGroup(t *testing.T) {
 				err = m.Backward(ctx)
 			}
 			if err == nil {
-				_, err = m.FullState(ctx) // a rank that was done already is told now
+				_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
 			}
 			return errors.Join(err, m.Close())
 		}) {

@@ -76,7 +76,7 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 	require.NoError(t, err)
 	if from > 0 {
-		_, err := m.Load(ctx, dir, opt)
+		_, err := m.Load(ctx, dir, opt, nil)
 		require.NoError(t, err)
 	}
 	var norms []uint64
@@ -108,11 +108,11 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 		m.ZeroGrad()
 	}
 	if from == 0 && dir != "" {
-		require.NoError(t, m.Save(ctx, dir, opt))
+		require.NoError(t, m.Save(ctx, dir, opt, nil))
 	}
 	all := kit.StateBits(t, ctx, m)
 	all["norms"] = norms
-	full, err := m.FullOptimState(ctx, opt)
+	full, err := m.FullOptimState(ctx, opt, nil)
 	require.NoError(t, err)
 	if g.Rank() == 0 {
 		for _, e := range full.Entries() {
@@ -468,10 +468,10 @@ func TestVirtualRanksSavedMidStep(t *testing.T) {
 		for k := range 2 + before {
 			kit.ForwardBackward(t, t.Context(), m, sightedBatch(k, true))
 		}
-		require.NoError(t, m.Save(t.Context(), kit.Ckpt, nil, kit.OnFS(fsys), fsdp.AtStep(1)))
+		require.NoError(t, m.Save(kit.OnFS(t.Context(), fsys), kit.Ckpt, nil, &fsdp.SaveOptions{Step: 1}))
 		require.NoError(t, m.Close())
 		m = kit.Wrap(t, &sighted{dropout: true}, cfg)
-		_, err := m.Load(t.Context(), kit.Ckpt, nil, kit.OnFS(fsys))
+		_, err := m.Load(kit.OnFS(t.Context(), fsys), kit.Ckpt, nil, nil)
 		require.NoError(t, err)
 		for k := range 2 {
 			list = append(list, kit.ForwardBackward(t, t.Context(), m, sightedBatch(10+k, true)))

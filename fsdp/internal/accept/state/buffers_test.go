@@ -60,7 +60,7 @@ func runningBatch(step, rank int) []fsdp.Tensor { return []fsdp.Tensor{kit.Float
 func twiceOf(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Config) (*fsdp.Sharded, []*replica) {
 	cfg.Group, cfg.Precision, cfg.Poison = g, kit.Float64s, true
 	m := kit.Wrap(t, kit.Twice, cfg)
-	state, err := m.FullState(ctx)
+	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	replicas := make([]*replica, g.Size())
 	for r := range replicas {
@@ -71,7 +71,7 @@ func twiceOf(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Con
 
 // requireBuffers compares this rank's buffers.
 func requireBuffers(t require.TestingT, ctx context.Context, m *fsdp.Sharded, want *replica) {
-	state, err := m.FullState(ctx)
+	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	require.InDelta(t, want.mean, kit.Elements(state["r.mean"])[0], 1e-15)
 	require.Equal(t, []float64{want.count}, kit.Elements(state["r.count"]))
@@ -173,7 +173,7 @@ func TestBuffersAreNoParameters(t *testing.T) {
 		require.Equal(t, 1, plan.Gathers)
 		require.Equal(t, 1, plan.Reduces)
 		kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{x})
-		state, err := m.FullState(ctx)
+		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		mean := kit.Elements(state["r.mean"])[0]
 		require.NotEqual(t, float64(kit.Rounded(float32(mean), fsdp.BFloat16)), mean)
@@ -185,7 +185,7 @@ func TestBuffersAreNoParameters(t *testing.T) {
 			kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
 		}
 		kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{x})
-		state, err = m.FullState(ctx)
+		state, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		require.Equal(t, 4., kit.Elements(state["r.count"])[0])
 	})

@@ -111,7 +111,7 @@ func twoSaved(t *testing.T, dir string) (paths []string) {
 const (
 	hopeless = "no restart mends this: "
 	remedy   = "000001-step-1 is older, and whole as far as can be told without its data: " +
-		"AllowOlder(true), fsdprun -older or FSDP_ALLOW_OLDER=true takes it"
+		"LoadOptions{AllowOlder: new(true)}, fsdprun -older or FSDP_ALLOW_OLDER=true takes it"
 )
 
 // TestDamage damages the last of two checkpoints. What is found before anything changes leaves the
@@ -127,10 +127,10 @@ func TestDamage(t *testing.T) {
 				var log bytes.Buffer
 				f := kit.LoggingFiller(t, ctx, g, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn})))
 				defer f.Close()
-				load := func(dir string, opts ...fsdp.StateOption) error {
+				load := func(dir string, older *bool) error {
 					log.Reset()
 					f.Fill(5)
-					loaded, err := f.Load(ctx, dir, f.Opt, opts...)
+					loaded, err := f.Load(ctx, dir, f.Opt, &fsdp.LoadOptions{AllowOlder: older})
 					if err != nil {
 						return err
 					}
@@ -152,19 +152,19 @@ func TestDamage(t *testing.T) {
 				}
 				switch c.shows {
 				case noDamage:
-					refused(load(dir))
-					refused(load(dir, fsdp.AllowOlder(true)))
-					refused(load(dir, fsdp.AllowOlder(false)))
+					refused(load(dir, nil))
+					refused(load(dir, new(true)))
+					refused(load(dir, new(false)))
 				case atOnce:
-					require.NoError(t, load(dir))
-					require.NoError(t, load(dir, fsdp.AllowOlder(true)))
-					refused(load(dir, fsdp.AllowOlder(false)), hopeless, remedy)
+					require.NoError(t, load(dir, nil))
+					require.NoError(t, load(dir, new(true)))
+					refused(load(dir, new(false)), hopeless, remedy)
 				default:
-					refused(load(dir), hopeless, remedy)
-					require.NoError(t, load(dir, fsdp.AllowOlder(true)))
-					refused(load(dir, fsdp.AllowOlder(false)), hopeless, remedy)
+					refused(load(dir, nil), hopeless, remedy)
+					require.NoError(t, load(dir, new(true)))
+					refused(load(dir, new(false)), hopeless, remedy)
 				}
-				refused(load(paths[1]))
+				refused(load(paths[1], nil))
 				if c.shows == read {
 					requireMixed(t, ctx, f, g)
 				} else {
@@ -172,8 +172,8 @@ func TestDamage(t *testing.T) {
 					kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
 					require.NoError(t, f.Opt.Step(0.1))
 				}
-				refused(load(paths[1], fsdp.AllowOlder(true)))
-				first, err := f.Load(ctx, paths[0], f.Opt)
+				refused(load(paths[1], new(true)))
+				first, err := f.Load(ctx, paths[0], f.Opt, nil)
 				require.NoError(t, err)
 				require.Equal(t, 1, first.Step)
 				f.Require(t, 1)
@@ -204,11 +204,11 @@ func TestDamageEverywhere(t *testing.T) {
 				_, err := fsdp.LatestCheckpoint(dir)
 				require.ErrorContains(t, err, hopeless+"checkpoint: no checkpoint is whole any more in "+dir)
 			}
-			for _, option := range []fsdp.StateOption{nil, fsdp.AllowOlder(true), fsdp.AllowOlder(false)} {
+			for _, older := range []*bool{nil, new(true), new(false)} {
 				for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 					f := kit.NewFiller(t, ctx, g)
 					defer f.Close()
-					_, err := f.Load(ctx, dir, f.Opt, option)
+					_, err := f.Load(ctx, dir, f.Opt, &fsdp.LoadOptions{AllowOlder: older})
 					return err
 				}) {
 					require.ErrorContains(t, err, hopeless)
@@ -239,7 +239,7 @@ func TestAllowOlderSkipsMore(t *testing.T) {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			f := kit.NewFiller(t, ctx, g)
 			defer f.Close()
-			c, err := f.Load(ctx, dir, f.Opt)
+			c, err := f.Load(ctx, dir, f.Opt, nil)
 			switch value {
 			case "maybe":
 				require.ErrorContains(t, err, "FSDP_ALLOW_OLDER=maybe is neither true nor false")
@@ -262,8 +262,8 @@ func TestAllowOlderIsAgreed(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		_, err := f.Load(ctx, dir, f.Opt, fsdp.AllowOlder(g.Rank() == 0))
-		require.ErrorContains(t, err, "ranks disagree about the arguments of Load: rank 0 has \"AllowOlder(true)\", rank 1 has \"AllowOlder(false)\"")
+		_, err := f.Load(ctx, dir, f.Opt, &fsdp.LoadOptions{AllowOlder: new(g.Rank() == 0)})
+		require.ErrorContains(t, err, "ranks disagree about the arguments of Load: rank 0 has \"AllowOlder true\", rank 1 has \"AllowOlder false\"")
 	})
 }
 
@@ -271,7 +271,7 @@ func TestAllowOlderIsAgreed(t *testing.T) {
 func TestLoadEndsWithItsContext(t *testing.T) {
 	disk := crashfs.New()
 	f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
-	require.NoError(t, f.SaveStep(t.Context(), kit.Ckpt, 1, kit.OnFS(disk)))
+	require.NoError(t, f.SaveStep(kit.OnFS(t.Context(), disk), kit.Ckpt, 1))
 	require.NoError(t, f.Close())
 	for muted := range 2 {
 		back := make(chan struct{})
@@ -285,7 +285,7 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Millisecond, stop)
 			defer cancel()
-			_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(fsys))
+			_, err := f.Load(kit.OnFS(ctx, fsys), kit.Ckpt, f.Opt, nil)
 			require.ErrorContains(t, err, stop.Error())
 		})
 		close(back)
@@ -300,7 +300,7 @@ func TestWarningWithoutLogger(t *testing.T) {
 	damages["missing"].do(t, paths[1])
 	f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
 	defer f.Close()
-	_, err := f.Load(t.Context(), dir, f.Opt)
+	_, err := f.Load(t.Context(), dir, f.Opt, nil)
 	require.NoError(t, err)
 	require.Equal(t, 1, strings.Count(log(), "Load passes over a damaged checkpoint"))
 }

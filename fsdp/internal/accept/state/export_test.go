@@ -52,13 +52,15 @@ func TestExportTypes(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "model.safetensors")
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.StateModel, fsdp.Config{Group: g, Seed: 3})
-			before, err := m.FullState(ctx)
+			before, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
-			require.NoError(t, m.Export(ctx, path, append(kit.AsGPT2(), fsdp.As(as))...))
+			to := kit.ToGPT2()
+			to.DType = new(as)
+			require.NoError(t, m.Export(ctx, path, to))
 			tensors, _ := kit.ParseFile(t, path)
 			require.Equal(t, map[fsdp.DType]string{fsdp.Float32: "F32", fsdp.Float64: "F64", fsdp.BFloat16: "BF16", fsdp.Float16: "F16"}[as], tensors["h.a.weight"].DType)
-			require.NoError(t, m.Import(ctx, path, kit.AsGPT2()...))
-			after, err := m.FullState(ctx)
+			require.NoError(t, m.Import(ctx, path, kit.FromGPT2()))
+			after, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			for name, v := range before {
 				for i, x := range kit.Elements(v) {
@@ -87,8 +89,8 @@ func TestExportMixedTypes(t *testing.T) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Precision: kit.Float64s})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
-		require.NoError(t, m.SetFullOptim(ctx, 0, opt, fullAdam()))
-		require.NoError(t, m.Export(ctx, path, fsdp.As(fsdp.BFloat16), fsdp.WithOptimizer(opt)))
+		require.NoError(t, m.SetFullOptim(ctx, 0, opt, fullAdam(), nil))
+		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{DType: new(fsdp.BFloat16), Optimizer: opt}))
 		tensors, _ := kit.ParseFile(t, path)
 		require.Len(t, tensors, 9)
 		for name, x := range tensors {
@@ -108,12 +110,12 @@ func TestTransposeLarge(t *testing.T) {
 		model := kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", shape[0], shape[1])))))
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, model, fsdp.Config{Group: g, Seed: 3})
-			want, err := m.FullState(ctx)
+			want, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			for _, as := range []fsdp.DType{fsdp.Float32, fsdp.Float64} {
 				for _, turn := range []bool{true, false} {
-					transpose := fsdp.Transpose(func(string) bool { return turn })
-					require.NoError(t, m.Export(ctx, path, transpose, fsdp.As(as)))
+					transpose := func(string) bool { return turn }
+					require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Transpose: transpose, DType: new(as)}))
 					if g.Rank() == 0 {
 						tensors, _ := kit.ParseFile(t, path)
 						data := kit.Elements(want["a.w"])
@@ -123,8 +125,8 @@ func TestTransposeLarge(t *testing.T) {
 						require.Equal(t, data, tensors["a.w"].Data)
 					}
 					next := kit.Wrap(t, model, fsdp.Config{Group: g, Seed: 4})
-					require.NoError(t, next.Import(ctx, path, transpose))
-					got, err := next.FullState(ctx)
+					require.NoError(t, next.Import(ctx, path, &fsdp.ImportOptions{Transpose: transpose}))
+					got, err := next.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					require.Equal(t, kit.Elements(want["a.w"]), kit.Elements(got["a.w"]))
 				}
@@ -139,13 +141,13 @@ func TestExportReplaces(t *testing.T) {
 	path := filepath.Join(dir, "model.safetensors")
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.StateModel, fsdp.Config{Group: g})
-		require.NoError(t, m.Export(ctx, path))
+		require.NoError(t, m.Export(ctx, path, nil))
 		first, err := os.ReadFile(path)
 		require.NoError(t, err)
 		require.NoError(t, g.Barrier(ctx))
 		for failAt := 1; ; failAt++ {
 			fsys := &failingFS{FS: checkpoint.OS(), left: failAt}
-			err := m.Export(ctx, path, kit.OnFS(fsys), fsdp.As(fsdp.BFloat16))
+			err := m.Export(kit.OnFS(ctx, fsys), path, &fsdp.ExportOptions{DType: new(fsdp.BFloat16)})
 			done := err == nil
 			if g.Rank() == 0 { // the other's file system is not used
 				require.Equal(t, fsys.left > 0, done, "%v", err)
@@ -289,7 +291,7 @@ func TestExportToSlowDisk(t *testing.T) {
 				n := 0
 				m := kit.Wrap(t, kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 512, 600), kit.Weight("b", 7)))), fsdp.Config{Group: reducing{g, &n}})
 				n = 0
-				assert.NoError(t, m.Export(t.Context(), filepath.Join(dir, "model"), kit.OnFS(slow)))
+				assert.NoError(t, m.Export(kit.OnFS(t.Context(), slow), filepath.Join(dir, "model"), nil))
 				assert.Greater(t, n, 50)
 				assert.NoError(t, m.Close())
 			})
@@ -303,41 +305,46 @@ func TestExportToSlowDisk(t *testing.T) {
 // TestExportErrors checks what every rank hears of what can be known before anything is written.
 func TestExportErrors(t *testing.T) {
 	for name, c := range map[string]struct {
-		opts func(rank int, opt optim.Optimizer) []fsdp.StateOption
+		opts func(rank int, opt optim.Optimizer) *fsdp.ExportOptions
 		path string
 		want string
 	}{
-		"no type":      {func(int, optim.Optimizer) []fsdp.StateOption { return []fsdp.StateOption{fsdp.As(9)} }, "x", "As(DType(9)): want Float32"},
-		"two types":    {func(r int, _ optim.Optimizer) []fsdp.StateOption { return []fsdp.StateOption{fsdp.As(fsdp.DType(r))} }, "x", `ranks disagree about the options: rank 0 has "As float32", rank 1 has "As float64"`},
-		"wrong option": {func(int, optim.Optimizer) []fsdp.StateOption { return []fsdp.StateOption{fsdp.KeepLast(1)} }, "x", "option KeepLast is not for this method"},
-		"names not distinct": {func(int, optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.Rename(func(string) string { return "w" })}
+		"no type": {func(int, optim.Optimizer) *fsdp.ExportOptions { return &fsdp.ExportOptions{DType: new(fsdp.DType(9))} }, "x", "ExportOptions.DType is DType(9): want Float32, Float64"},
+		"two types": {func(r int, _ optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{DType: new(fsdp.DType(r))}
+		}, "x", `ranks disagree about the options: rank 0 has "DType float32", rank 1 has "DType float64"`},
+		"negative size": {func(int, optim.Optimizer) *fsdp.ExportOptions { return &fsdp.ExportOptions{MaxFileSize: -1} }, "x", "option MaxFileSize is -1: want a number of bytes"},
+		"names not distinct": {func(int, optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{Rename: func(string) string { return "w" }}
 		}, "x", `Rename gives both a.w and a.b the name "w"`},
-		"transposed vector": {func(int, optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.Transpose(func(n string) bool { return n == "a.b" })}
+		"transposed vector": {func(int, optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{Transpose: func(n string) bool { return n == "a.b" }}
 		}, "x", "Transpose selects a.b [7], which has not two dimensions"},
-		"name of an entry": {func(_ int, opt optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt), fsdp.Rename(func(n string) string {
+		"name of an entry": {func(_ int, opt optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{Optimizer: opt, Rename: func(n string) string {
 				if n == "a.b" {
 					return "exp_avg:a.w"
 				}
 				return n
-			})}
+			}}
 		}, "x", `the state would have two tensors named "exp_avg:a.w"`},
-		"reserved metadata": {func(int, optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.Metadata(map[string]string{"gofsdp.optimizer": ""})}
+		"reserved metadata": {func(int, optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{Metadata: map[string]string{"gofsdp.optimizer": ""}}
 		}, "x", `the name "gofsdp.optimizer" is taken`},
-		"no optimizer on one rank": {func(r int, opt optim.Optimizer) []fsdp.StateOption {
+		"no optimizer on one rank": {func(r int, opt optim.Optimizer) *fsdp.ExportOptions {
 			if r == 1 {
 				opt = nil
 			}
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt)}
-		}, "x", "WithOptimizer: the optimizer is nil"},
-		"option on one rank": {func(r int, opt optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt)}[:r]
-		}, "x", `ranks disagree about the options: rank 0 has "options []", rank 1 has "options [WithOptimizer]"`},
-		"no directory": {func(int, optim.Optimizer) []fsdp.StateOption { return nil }, filepath.Join("no", "such", "file"), "such"},
-		"no path":      {func(int, optim.Optimizer) []fsdp.StateOption { return nil }, "", "no file is named"},
+			return &fsdp.ExportOptions{Optimizer: opt}
+		}, "x", `ranks disagree about the options: rank 0 has "options [Optimizer]", rank 1 has "options []"`},
+		"options on one rank": {func(r int, opt optim.Optimizer) *fsdp.ExportOptions {
+			if r == 0 {
+				return nil
+			}
+			return &fsdp.ExportOptions{Optimizer: opt}
+		}, "x", `ranks disagree about the options: rank 0 has "options []", rank 1 has "options [Optimizer]"`},
+		"no directory": {func(int, optim.Optimizer) *fsdp.ExportOptions { return nil }, filepath.Join("no", "such", "file"), "such"},
+		"no path":      {func(int, optim.Optimizer) *fsdp.ExportOptions { return nil }, "", "no file is named"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -349,7 +356,7 @@ func TestExportErrors(t *testing.T) {
 				if path != "" {
 					path = filepath.Join(dir, path)
 				}
-				failed := m.Export(ctx, path, c.opts(g.Rank(), opt)...)
+				failed := m.Export(ctx, path, c.opts(g.Rank(), opt))
 				kit.StateBits(t, ctx, m)
 				return failed
 			}) {
@@ -380,7 +387,7 @@ func TestExportSweeps(t *testing.T) {
 	require.NoError(t, os.Mkdir(path+".tmp-00000000", 0o700))
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-		require.NoError(t, m.Export(ctx, path))
+		require.NoError(t, m.Export(ctx, path, nil))
 	})
 	want := append(others, "model.safetensors", "model.safetensors.tmp-00000000")
 	entries, err := os.ReadDir(dir)

@@ -55,17 +55,17 @@ func TestSaveRefusesNotFinite(t *testing.T) {
 					kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 						f := kit.NewFiller(t, ctx, g)
 						defer f.Close()
-						save := func(step int, opts ...fsdp.StateOption) error {
-							opts = append(opts, fsdp.AtStep(step), kit.OnFS(disk), fsdp.KeepLast(1))
+						save := func(step int, allow func(string) bool) error {
+							opts, ctx := &fsdp.SaveOptions{Step: step, KeepLast: 1, AllowNotFinite: allow}, kit.OnFS(ctx, disk)
 							if !asynchronous {
-								return f.Save(ctx, kit.Ckpt, f.Opt, opts...)
+								return f.Save(ctx, kit.Ckpt, f.Opt, opts)
 							}
-							v, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, opts...)
+							v, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, opts)
 							require.NoError(t, err)
 							return v.Wait(ctx)
 						}
 						f.Fill(1)
-						require.NoError(t, save(1))
+						require.NoError(t, save(1, nil))
 						name := ""
 						if g.Rank() == 1 && state {
 							e := f.Opt.State()[0]
@@ -74,18 +74,18 @@ func TestSaveRefusesNotFinite(t *testing.T) {
 						} else if g.Rank() == 1 {
 							name = spoil(t, f.Sharded, x)
 						}
-						err := save(2)
+						err := save(2, nil)
 						for _, part := range []string{"rank 1", "rank-00001-of-00003", name, "not finite", fmt.Sprint(x), "AllowNotFinite"} {
 							require.ErrorContains(t, err, part)
 						}
 						require.NoError(t, g.Barrier(ctx))
 						if g.Rank() == 0 {
 							require.Len(t, entries(t, disk, kit.Ckpt), 1)
-							require.Equal(t, 1, requireLatest(t, kit.Ckpt, kit.OnFS(disk)))
+							require.Equal(t, 1, requireLatest(t, disk, kit.Ckpt))
 						}
 						require.NoError(t, g.Barrier(ctx))
-						require.NoError(t, save(3, fsdp.AllowNotFinite(anyTensor)))
-						require.NoError(t, save(4, fsdp.AllowNotFinite(anyTensor)))
+						require.NoError(t, save(3, anyTensor))
+						require.NoError(t, save(4, anyTensor))
 						if g.Rank() == 0 {
 							var steps []int
 							for _, e := range entries(t, disk, kit.Ckpt) {
@@ -95,7 +95,7 @@ func TestSaveRefusesNotFinite(t *testing.T) {
 						}
 						require.NoError(t, g.Barrier(ctx))
 						f.Fill(5)
-						require.NoError(t, save(5))
+						require.NoError(t, save(5, nil))
 						if g.Rank() == 0 {
 							require.Len(t, entries(t, disk, kit.Ckpt), 1)
 						}
@@ -114,23 +114,23 @@ func TestLoadRefusesNotFinite(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+		require.NoError(t, f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 1))
 		f.Fill(2)
 		name := ""
 		if g.Rank() == 1 {
 			name = spoil(t, f.Sharded, math.NaN())
 		}
-		require.NoError(t, f.Save(ctx, kit.Ckpt, f.Opt, fsdp.AtStep(2), kit.OnFS(disk), fsdp.AllowNotFinite(anyTensor)))
+		require.NoError(t, f.Save(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, &fsdp.SaveOptions{Step: 2, AllowNotFinite: anyTensor}))
 
-		_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
-		for _, part := range []string{"rank 1", name, "not finite", "NaN", "000002-step-2", "000001-step-1 is older", "AllowOlder(true)", "no restart mends this"} {
+		_, err := f.Load(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, nil)
+		for _, part := range []string{"rank 1", name, "not finite", "NaN", "000002-step-2", "000001-step-1 is older", "AllowOlder: new(true)", "no restart mends this"} {
 			require.ErrorContains(t, err, part)
 		}
-		c, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk), fsdp.AllowOlder(true))
+		c, err := f.Load(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, &fsdp.LoadOptions{AllowOlder: new(true)})
 		require.NoError(t, err)
 		require.Equal(t, 1, c.Step)
 		f.Require(t, 1)
-		c, err = f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk), fsdp.AllowNotFinite(anyTensor))
+		c, err = f.Load(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, &fsdp.LoadOptions{AllowNotFinite: anyTensor})
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step)
 	})
@@ -147,7 +147,7 @@ func TestExportRefusesNotFinite(t *testing.T) {
 		"NaN":                {math.NaN(), fsdp.Float64, []string{"NaN", "diverged", "AllowNotFinite"}},
 		"NaN as float16":     {math.NaN(), fsdp.Float16, []string{"NaN", "diverged", "AllowNotFinite"}},
 		"infinity":           {math.Inf(-1), fsdp.Float64, []string{"-Inf", "diverged"}},
-		"beyond float16":     {65520, fsdp.Float16, []string{"+Inf", "beyond the range of F16", "option As"}},
+		"beyond float16":     {65520, fsdp.Float16, []string{"+Inf", "beyond the range of F16", "option DType"}},
 		"beyond bfloat16":    {-3.4e38, fsdp.BFloat16, []string{"-Inf", "beyond the range of BF16"}},
 		"beyond float32":     {1e39, fsdp.Float32, []string{"+Inf", "beyond the range of F32"}},
 		"largest of float16": {65504, fsdp.Float16, nil},
@@ -158,12 +158,12 @@ func TestExportRefusesNotFinite(t *testing.T) {
 				f := kit.NewFiller(t, ctx, g)
 				defer f.Close()
 				f.Fill(1)
-				require.NoError(t, f.Export(ctx, path))
+				require.NoError(t, f.Export(ctx, path, nil))
 				param := ""
 				if g.Rank() == 1 {
 					param = spoil(t, f.Sharded, c.x)
 				}
-				err := f.Export(ctx, path, fsdp.As(c.as))
+				err := f.Export(ctx, path, &fsdp.ExportOptions{DType: new(c.as)})
 				if c.want == nil {
 					require.NoError(t, err)
 					return
@@ -172,7 +172,7 @@ func TestExportRefusesNotFinite(t *testing.T) {
 					require.ErrorContains(t, err, part)
 				}
 				require.NoError(t, g.Barrier(ctx))
-				require.NoError(t, f.Import(ctx, path))
+				require.NoError(t, f.Import(ctx, path, nil))
 				for _, p := range f.Shards() {
 					for _, x := range kit.Numbers(t, p.Value) {
 						require.Equal(t, 1.0, x)
@@ -181,11 +181,11 @@ func TestExportRefusesNotFinite(t *testing.T) {
 				if g.Rank() == 1 {
 					spoil(t, f.Sharded, c.x)
 				}
-				require.NoError(t, f.Export(ctx, path, fsdp.As(c.as), fsdp.AllowNotFinite(anyTensor)))
-				err = f.Import(ctx, path)
+				require.NoError(t, f.Export(ctx, path, &fsdp.ExportOptions{DType: new(c.as), AllowNotFinite: anyTensor}))
+				err = f.Import(ctx, path, nil)
 				require.ErrorContains(t, err, "not finite")
 				require.ErrorContains(t, err, path)
-				require.NoError(t, f.Import(ctx, path, fsdp.AllowNotFinite(anyTensor)))
+				require.NoError(t, f.Import(ctx, path, &fsdp.ImportOptions{AllowNotFinite: anyTensor}))
 			})
 		})
 	}
@@ -232,12 +232,12 @@ func TestStepRefusesNotFinite(t *testing.T) {
 			files, err := os.ReadDir(dir)
 			require.NoError(t, err)
 			require.Len(t, files, 2, "only the lock and the first checkpoint are there")
-			c, err := l.Load(ctx, dir, l.Opt)
+			c, err := l.Load(ctx, dir, l.Opt, nil)
 			require.NoError(t, err)
 			require.Equal(t, 1, c.Step)
 			l.Filler.Require(t, 1)
 			require.NoError(t, l.Refuse(ctx, g.Rank(), x))
-			require.NoError(t, l.Save(ctx, dir, l.Opt))
+			require.NoError(t, l.Save(ctx, dir, l.Opt, nil))
 		})
 	}
 }
@@ -250,7 +250,7 @@ func TestStepRefusedByAll(t *testing.T) {
 		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
 		require.ErrorContains(t, f.Refuse(ctx, g.Rank(), math.NaN(), 0, 1), "not finite")
-		require.NoError(t, f.Save(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk)))
+		require.NoError(t, f.Save(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, nil))
 		f.ZeroGrad()
 		if f.Refuse(ctx, g.Rank(), math.NaN(), 1) != nil {
 			for _, p := range f.Shards() {

@@ -48,14 +48,11 @@ func TestInto(t *testing.T) {
 			var left *optim.FullState
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				m := kit.Wrap(t, largeModel, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
-				options := []fsdp.StateOption{fsdp.Extra("rank", g.Rank())}
-				if everywhere {
-					options = append(options, fsdp.OnEveryRank())
-				}
-				first, err := m.FullOptimState(ctx, drawnState(t, m, 1), options...)
+				options := &fsdp.StateDictOptions{AllRanks: everywhere}
+				first, err := m.FullOptimState(ctx, drawnState(t, m, 1), options)
 				require.NoError(t, err)
 				opt := drawnState(t, m, 2)
-				want, err := m.FullOptimState(ctx, opt, options...)
+				want, err := m.FullOptimState(ctx, opt, options)
 				require.NoError(t, err)
 				require.Equal(t, everywhere || g.Rank() == 0, want != nil, "rank 0 is who gets it")
 				if g.Rank() == 0 && earlier != nil {
@@ -65,7 +62,8 @@ func TestInto(t *testing.T) {
 				if first != nil {
 					at = memoryOf(first)
 				}
-				got, err := m.FullOptimState(ctx, opt, append(options, fsdp.Into(first))...)
+				options.Into = first
+				got, err := m.FullOptimState(ctx, opt, options)
 				require.NoError(t, err)
 				if want == nil {
 					require.Nil(t, got)
@@ -123,7 +121,7 @@ func allocatedInto(t *testing.T, ctx context.Context, g comm.Group, m *fsdp.Shar
 	require.NoError(t, g.Barrier(ctx))
 	runtime.ReadMemStats(&before)
 	require.NoError(t, g.Barrier(ctx))
-	full, err := m.FullOptimState(ctx, opt, fsdp.Into(old))
+	full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Into: old})
 	require.NoError(t, err)
 	require.NoError(t, g.Barrier(ctx))
 	runtime.ReadMemStats(&after)
@@ -163,21 +161,21 @@ func TestIntoErrors(t *testing.T) {
 				kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 					m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 					opt := drawnState(t, m, 1)
-					full, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(root))
+					full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: root})
 					require.NoError(t, err)
 					if full != nil {
 						c.change(full)
 					}
-					got, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(root), fsdp.Into(full))
+					got, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: root, Into: full})
 					if c.want != "" {
 						require.ErrorContains(t, err, c.want)
 						require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", root))
 					} else if require.NoError(t, err); g.Rank() == root {
 						require.Same(t, full, got)
 					}
-					want, err := m.FullOptimState(ctx, drawnState(t, m, 1), fsdp.OnlyOn(root))
+					want, err := m.FullOptimState(ctx, drawnState(t, m, 1), &fsdp.StateDictOptions{Rank: root})
 					require.NoError(t, err)
-					after, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(root))
+					after, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: root})
 					require.NoError(t, err, "the model can be used")
 					require.Equal(t, want, after)
 					if got != nil {
@@ -195,7 +193,7 @@ func TestIntoOptimizersMemory(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		opt := drawnState(t, m, 1)
-		full, err := m.FullOptimState(ctx, opt)
+		full, err := m.FullOptimState(ctx, opt, nil)
 		require.NoError(t, err)
 		if full != nil {
 			for _, e := range opt.State() {
@@ -204,7 +202,7 @@ func TestIntoOptimizersMemory(t *testing.T) {
 				}
 			}
 		}
-		_, err = m.FullOptimState(ctx, opt, fsdp.Into(full))
+		_, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Into: full})
 		require.ErrorContains(t, err, "option Into: tensors of the earlier state share memory, with each other or with the optimizer")
 		require.ErrorContains(t, err, "rank 0: ")
 	})

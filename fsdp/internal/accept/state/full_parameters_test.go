@@ -172,7 +172,7 @@ func TestFullErrors(t *testing.T) {
 // under another.
 func TestSetFull(t *testing.T) {
 	source := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Seed: 9})
-	weights, err := source.FullState(t.Context())
+	weights, err := source.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	want := kit.BitsOf(weights)
 	for _, world := range []int{1, 2, 3, 4} {

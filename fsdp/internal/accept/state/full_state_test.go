@@ -27,7 +27,7 @@ func TestFullOptimStateAfterTraining(t *testing.T) {
 			require.NoError(t, opt.Step(0.1))
 			m.ZeroGrad()
 		}
-		state, err := m.FullOptimState(ctx, opt, fsdp.OnEveryRank())
+		state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		return state
 	}
@@ -65,11 +65,11 @@ func TestFullStateHasOwnBuffers(t *testing.T) {
 		m := kit.Wrap(t, kit.Statistics, fsdp.Config{Group: g, Precision: kit.Float64s})
 		_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 		require.NoError(t, err)
-		state, err := m.FullState(ctx)
+		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		all[g.Rank()] = kit.Elements(state["bn.running_mean"])
 		for root := range world {
-			state, err := m.FullState(ctx, fsdp.OnlyOn(root))
+			state, err := m.FullState(ctx, &fsdp.StateDictOptions{Rank: root})
 			require.NoError(t, err)
 			if g.Rank() == root {
 				only[root] = kit.Elements(state["bn.running_mean"])
@@ -93,9 +93,9 @@ func TestFullStateNeedsLittleMemory(t *testing.T) {
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		m.ResetPeak()
-		_, err = m.FullState(ctx, fsdp.OnlyOn(1))
+		_, err = m.FullState(ctx, &fsdp.StateDictOptions{Rank: 1})
 		require.NoError(t, err)
-		_, err = m.FullOptimState(ctx, opt, fsdp.OnlyOn(1))
+		_, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
 		require.NoError(t, err)
 		require.LessOrEqual(t, m.Memory().Peak-m.Memory().Live, 4<<20, "of 14 MB")
 	})
@@ -106,8 +106,8 @@ func TestFullStateNeedsLittleMemory(t *testing.T) {
 func TestFullStateErrors(t *testing.T) {
 	const wrong = 2 // the rank that makes the mistake
 	type collecting func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error
-	state := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, opts ...fsdp.StateOption) error {
-		_, err := m.FullOptimState(ctx, opt, opts...)
+	state := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, opts fsdp.StateDictOptions) error {
+		_, err := m.FullOptimState(ctx, opt, &opts)
 		return err
 	}
 	only := func(rank int, f collecting) collecting {
@@ -115,7 +115,7 @@ func TestFullStateErrors(t *testing.T) {
 			if r == rank {
 				return f(ctx, m, opt, r)
 			}
-			return state(ctx, m, opt)
+			return state(ctx, m, opt, fsdp.StateDictOptions{})
 		}
 	}
 	foreign := func(param optim.Param) optim.Optimizer {
@@ -129,42 +129,43 @@ func TestFullStateErrors(t *testing.T) {
 		want string
 	}{
 		"rank out of range": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			_, err := m.FullState(ctx, fsdp.OnlyOn(3))
+			_, err := m.FullState(ctx, &fsdp.StateDictOptions{Rank: 3})
 			return err
-		}, "FullState: OnlyOn(3): there are 3 ranks"},
+		}, "FullState: option Rank is 3: there are 3 ranks"},
 		"negative rank": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			return state(ctx, m, opt, fsdp.OnlyOn(-1))
-		}, "FullOptimState: OnlyOn(-1): there are 3 ranks"},
+			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: -1})
+		}, "FullOptimState: option Rank is -1: there are 3 ranks"},
 		"roots differ": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error {
-			return state(ctx, m, opt, fsdp.OnlyOn(rank/2))
-		}, "rank 2 runs FullOptimState as call 1 with OnlyOn(1)"},
-		"option of another method": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			return state(ctx, m, opt, fsdp.As(fsdp.BFloat16))
-		}), "option As is not for this method, which takes [OnlyOn OnEveryRank Extra Into]"},
+			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: rank / 2})
+		}, "rank 2 runs FullOptimState as call 1 with Rank 1"},
+		"memory of another method": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
+			_, err := m.FullState(ctx, &fsdp.StateDictOptions{Into: &optim.FullState{}})
+			return err
+		}), "StateDictOptions.Into is for FullOptimState"},
 		"no optimizer on one rank": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			return state(ctx, m, nil)
+			return state(ctx, m, nil, fsdp.StateDictOptions{})
 		}), "the optimizer is nil"},
 		"two roots": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			return state(ctx, m, opt, fsdp.OnlyOn(1), fsdp.OnEveryRank())
-		}, "options OnlyOn and OnEveryRank contradict each other"},
+			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: 1, AllRanks: true})
+		}, "StateDictOptions.Rank is 1 and AllRanks is set: give only one of them"},
 		"another method on one rank": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			_, err := m.FullState(ctx)
+			_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			return err
 		}), "ranks disagree: "},
 		"an optimizer of another model": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			return state(ctx, m, foreign(optim.Param{Name: "z", Shape: []int{2}}))
+			return state(ctx, m, foreign(optim.Param{Name: "z", Shape: []int{2}}), fsdp.StateDictOptions{})
 		}), `the optimizer has exp_avg of "z", which is no parameter of the model`},
 		"another shape": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			return state(ctx, m, foreign(optim.Param{Name: "a.b", Shape: []int{2}}))
+			return state(ctx, m, foreign(optim.Param{Name: "a.b", Shape: []int{2}}), fsdp.StateDictOptions{})
 		}), "the optimizer has exp_avg of a.b [2], the model's is [7]"},
 		"another interval": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			return state(ctx, m, foreign(optim.Param{Name: "b.w", Shape: []int{5, 11}, Offset: 3}))
+			return state(ctx, m, foreign(optim.Param{Name: "b.w", Shape: []int{5, 11}, Offset: 3}), fsdp.StateDictOptions{})
 		}), "the optimizer has elements [3:5] of b.w, which is not what this rank has of it"},
 		"another number of steps": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			next, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			require.NoError(t, next.Adopt(7, nil))
-			return state(ctx, m, next)
+			return state(ctx, m, next, fsdp.StateDictOptions{})
 		}), "the optimizer has made 0 steps on rank 0, 7 on rank 2"},
 		"another number of updates": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			next, err := optim.AdamW{}.New(m.Shards())
@@ -174,12 +175,12 @@ func TestFullStateErrors(t *testing.T) {
 				entries[i].Steps = 3
 			}
 			require.NoError(t, next.Adopt(0, entries))
-			return state(ctx, m, next)
+			return state(ctx, m, next, fsdp.StateDictOptions{})
 		}), "parameter b.w: rank 1 keeps exp_avg after 0 updates, exp_avg_sq after 0 updates, rank 2 exp_avg after 3 updates, exp_avg_sq after 3 updates"},
 		"other entries": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			next, err := optim.SGD{}.New(m.Shards())
 			require.NoError(t, err)
-			return state(ctx, m, next)
+			return state(ctx, m, next, fsdp.StateDictOptions{})
 		}), "parameter b.w: rank 1 keeps exp_avg after 0 updates, exp_avg_sq after 0 updates, rank 2 nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -188,7 +189,7 @@ func TestFullStateErrors(t *testing.T) {
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
 				failed := c.call(ctx, m, opt, g.Rank())
-				require.NoError(t, state(ctx, m, opt), "the model can be used")
+				require.NoError(t, state(ctx, m, opt, fsdp.StateDictOptions{}), "the model can be used")
 				require.NoError(t, g.Barrier(ctx)) // a rank that leaves would tell the others
 				return failed
 			}) {
@@ -213,10 +214,10 @@ func TestFullStateNamesAreDistinct(t *testing.T) {
 		}})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
-		err = m.SetFullOptim(ctx, 0, opt, &optim.FullState{})
+		err = m.SetFullOptim(ctx, 0, opt, &optim.FullState{}, nil)
 		require.ErrorContains(t, err, `SetFullOptim: the state would have two tensors named "exp_avg:a.b.up@0"`)
 		require.ErrorContains(t, m.SetFull(ctx, 0, nil), `the state would have two tensors named "a.b.up@0"`)
-		_, err = m.FullState(ctx)
+		_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		return err
 	}) {
 		require.ErrorContains(t, err, `FullState: the state would have two tensors named "a.b.up@0"`)

@@ -22,23 +22,23 @@ func TestFormerOptimizer(t *testing.T) {
 		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
 		require.NoError(t, f.SaveStep(ctx, dir, 1))
-		full, err := f.FullOptimState(ctx, f.Opt, fsdp.OnEveryRank())
+		full, err := f.FullOptimState(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		file := filepath.Join(dir, "model.safetensors")
-		require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.Opt)))
+		require.NoError(t, f.Export(ctx, file, &fsdp.ExportOptions{Optimizer: f.Opt}))
 
 		_, err = f.Freeze(ctx, nil, nil)
 		require.NoError(t, err)
 		composed, err := optim.Compose(f.Opt)
 		require.NoError(t, err)
 		for _, former := range []optim.Optimizer{f.Opt, composed} {
-			_, asyncErr := f.SaveAsync(ctx, dir, former)
-			_, stateErr := f.FullOptimState(ctx, former, fsdp.OnEveryRank())
-			_, loadErr := f.Load(ctx, dir, former)
+			_, asyncErr := f.SaveAsync(ctx, dir, former, nil)
+			_, stateErr := f.FullOptimState(ctx, former, &fsdp.StateDictOptions{AllRanks: true})
+			_, loadErr := f.Load(ctx, dir, former, nil)
 			_, freezeErr := f.Freeze(ctx, nil, former)
 			for _, err := range []error{
-				f.Save(ctx, dir, former), asyncErr, stateErr, loadErr, freezeErr, f.SetFullOptim(ctx, 0, former, full),
-				f.Export(ctx, file+"2", fsdp.WithOptimizer(former)), f.Import(ctx, file, fsdp.WithOptimizer(former)), former.Step(0.1),
+				f.Save(ctx, dir, former, nil), asyncErr, stateErr, loadErr, freezeErr, f.SetFullOptim(ctx, 0, former, full, nil),
+				f.Export(ctx, file+"2", &fsdp.ExportOptions{Optimizer: former}), f.Import(ctx, file, &fsdp.ImportOptions{Optimizer: former}), former.Step(0.1),
 			} {
 				require.ErrorContains(t, err, "made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards")
 			}
@@ -54,11 +54,11 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 	const why = "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"
 	for name, breakOff := range map[string]func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error{
 		"Load": func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error {
-			_, err := f.Load(ctx, dir, f.Opt, kit.OnFS(bad))
+			_, err := f.Load(kit.OnFS(ctx, bad), dir, f.Opt, nil)
 			return err
 		},
 		"Import": func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error {
-			return f.Import(ctx, file, fsdp.WithOptimizer(f.Opt), kit.OnFS(bad))
+			return f.Import(kit.OnFS(ctx, bad), file, &fsdp.ImportOptions{Optimizer: f.Opt})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -68,13 +68,13 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 				f := kit.NewFiller(t, ctx, g)
 				defer f.Close()
 				require.NoError(t, f.SaveStep(ctx, dir, 1))
-				require.NoError(t, f.Export(ctx, file, fsdp.WithOptimizer(f.Opt)))
+				require.NoError(t, f.Export(ctx, file, &fsdp.ExportOptions{Optimizer: f.Opt}))
 				for _, repair := range []func(){
 					func() {
-						_, err := f.Load(ctx, dir, f.Opt)
+						_, err := f.Load(ctx, dir, f.Opt, nil)
 						require.NoError(t, err)
 					},
-					func() { require.NoError(t, f.Import(ctx, file, fsdp.WithOptimizer(f.Opt))) },
+					func() { require.NoError(t, f.Import(ctx, file, &fsdp.ImportOptions{Optimizer: f.Opt})) },
 					func() {
 						var err error
 						f.Opt, err = optim.AdamW{}.New(f.Shards())
@@ -84,21 +84,21 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 					bad := &kit.Unreadable{FS: checkpoint.OS(), Rank: g.Rank()}
 					require.ErrorContains(t, breakOff(ctx, f, dir, file, bad), kit.ErrDiskFull.Error())
 					requireMixed(t, ctx, f, g)
-					_, err := f.Load(ctx, dir, nil)
+					_, err := f.Load(ctx, dir, nil, nil)
 					require.NoError(t, err)
 					require.ErrorContains(t, f.Opt.Step(0.1), why)
-					require.ErrorContains(t, f.Save(ctx, dir, f.Opt), why)
-					require.ErrorContains(t, f.Export(ctx, file+"2", fsdp.WithOptimizer(f.Opt)), why)
-					_, err = f.FullOptimState(ctx, f.Opt, fsdp.OnEveryRank())
+					require.ErrorContains(t, f.Save(ctx, dir, f.Opt, nil), why)
+					require.ErrorContains(t, f.Export(ctx, file+"2", &fsdp.ExportOptions{Optimizer: f.Opt}), why)
+					_, err = f.FullOptimState(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
 					require.ErrorContains(t, err, why)
 					_, err = f.Freeze(ctx, nil, f.Opt)
 					require.ErrorContains(t, err, why)
-					require.NoError(t, f.Save(ctx, filepath.Join(dir, "without"), nil))
+					require.NoError(t, f.Save(ctx, filepath.Join(dir, "without"), nil, nil))
 					repair()
 					kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
 					require.NoError(t, f.Opt.Step(0.1))
 					f.ZeroGrad()
-					_, err = f.FullOptimState(ctx, f.Opt, fsdp.OnEveryRank())
+					_, err = f.FullOptimState(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 				}
 			})
@@ -127,7 +127,7 @@ func TestLoadIsSlow(t *testing.T) {
 			if g.Rank() == slow {
 				disk.beats = w.beats
 			}
-			_, err := f.Load(ctx, dir, f.Opt, kit.OnFS(disk))
+			_, err := f.Load(kit.OnFS(ctx, disk), dir, f.Opt, nil)
 			require.NoError(t, err)
 		})
 	}

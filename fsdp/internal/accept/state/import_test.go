@@ -28,7 +28,7 @@ func TestImportErrors(t *testing.T) {
 	all := func(string) bool { return true }
 	for name, c := range map[string]struct {
 		change func(f file)
-		opts   func(opt optim.Optimizer, rank int) []fsdp.StateOption
+		opts   func(opt optim.Optimizer, rank int) *fsdp.ImportOptions
 		path   string
 		want   string
 		fits   *fsdp.StateError // what the error says, but for the file
@@ -37,26 +37,26 @@ func TestImportErrors(t *testing.T) {
 		"extra":     {change: func(f file) { f["z"] = inFile(1); f["y"] = inFile(2) }, want: "extra ", fits: &fsdp.StateError{Extra: []string{"y", "z"}}},
 		"reshaped":  {change: func(f file) { f["b.w"] = inFile(11, 5) }, want: "reshaped b.w [11 5] -> [5 11]", fits: &fsdp.StateError{Reshaped: []string{"b.w [11 5] -> [5 11]"}}},
 		"all wrong": {change: func(f file) { f["x.w"], f["a.b"] = f["a.w"], inFile(8); delete(f, "a.w") }, want: "missing a.w, see AllowMissing; extra x.w, see AllowExtra; reshaped a.b [8] -> [7]"},
-		"transposed": {opts: func(optim.Optimizer, int) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.Transpose(func(n string) bool { return n == "b.w" })}
+		"transposed": {opts: func(optim.Optimizer, int) *fsdp.ImportOptions {
+			return &fsdp.ImportOptions{Transpose: func(n string) bool { return n == "b.w" }}
 		}, want: "reshaped b.w [5 11] -> [11 5]"},
-		"renamed": {opts: func(optim.Optimizer, int) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.Rename(func(n string) string { return "x." + n }), fsdp.AllowExtra(all)}
+		"renamed": {opts: func(optim.Optimizer, int) *fsdp.ImportOptions {
+			return &fsdp.ImportOptions{Rename: func(n string) string { return "x." + n }, AllowExtra: all}
 		}, want: "missing x.a.w, x.a.b, x.b.w", fits: &fsdp.StateError{Missing: []string{"x.a.w", "x.a.b", "x.b.w"}}},
-		"name of an entry": {opts: func(opt optim.Optimizer, _ int) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt), fsdp.Rename(func(n string) string { return strings.Replace(n, "a.b", "exp_avg:b.w", 1) }), fsdp.AllowMissing(all), fsdp.AllowExtra(all)}
+		"name of an entry": {opts: func(opt optim.Optimizer, _ int) *fsdp.ImportOptions {
+			return &fsdp.ImportOptions{Optimizer: opt, Rename: func(n string) string { return strings.Replace(n, "a.b", "exp_avg:b.w", 1) }, AllowMissing: all, AllowExtra: all}
 		}, want: `Import: the state would have two tensors named "exp_avg:b.w"`},
-		"no state of an optimizer": {opts: func(opt optim.Optimizer, _ int) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt)}
+		"no state of an optimizer": {opts: func(opt optim.Optimizer, _ int) *fsdp.ImportOptions {
+			return &fsdp.ImportOptions{Optimizer: opt}
 		}, want: "missing exp_avg:a.w, exp_avg_sq:a.w, exp_avg:a.b, exp_avg_sq:a.b, exp_avg:b.w and 2 more"},
-		"half of an entry": {change: func(f file) { f["exp_avg:a.b"] = inFile(7) }, opts: func(opt optim.Optimizer, _ int) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt), fsdp.AllowMissing(all)}
+		"half of an entry": {change: func(f file) { f["exp_avg:a.b"] = inFile(7) }, opts: func(opt optim.Optimizer, _ int) *fsdp.ImportOptions {
+			return &fsdp.ImportOptions{Optimizer: opt, AllowMissing: all}
 		}, want: "missing exp_avg_sq:a.b, optimizer"},
-		"allowed on one rank": {change: func(f file) { delete(f, "a.b") }, opts: func(_ optim.Optimizer, rank int) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.AllowMissing(func(string) bool { return rank == 1 })}
+		"allowed on one rank": {change: func(f file) { delete(f, "a.b") }, opts: func(_ optim.Optimizer, rank int) *fsdp.ImportOptions {
+			return &fsdp.ImportOptions{AllowMissing: func(string) bool { return rank == 1 }}
 		}, want: "missing a.b"},
-		"AllowMissing panics": {change: func(f file) { delete(f, "a.b") }, opts: func(_ optim.Optimizer, rank int) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.AllowMissing(func(string) bool { panic("nothing allowed today") })}
+		"AllowMissing panics": {change: func(f file) { delete(f, "a.b") }, opts: func(_ optim.Optimizer, rank int) *fsdp.ImportOptions {
+			return &fsdp.ImportOptions{AllowMissing: func(string) bool { panic("nothing allowed today") }}
 		}, want: "nothing allowed today"},
 		"no file":     {path: "nosuchfile", want: "nosuchfile"},
 		"a directory": {path: ".", want: "rank 0: Import: "},
@@ -81,11 +81,11 @@ func TestImportErrors(t *testing.T) {
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
 				before := kit.StateBits(t, ctx, m)
-				var opts []fsdp.StateOption
+				var opts *fsdp.ImportOptions
 				if c.opts != nil {
 					opts = c.opts(opt, g.Rank())
 				}
-				failed := m.Import(ctx, path, opts...)
+				failed := m.Import(ctx, path, opts)
 				kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
 				require.NoError(t, opt.Step(0))
 				return failed
@@ -115,13 +115,13 @@ func TestImportOtherFiles(t *testing.T) {
 	makeFile(t, second, smallFile(), map[string]string{"another": "one"})
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-		return m.Import(ctx, []string{first, second}[g.Rank()])
+		return m.Import(ctx, []string{first, second}[g.Rank()], nil)
 	}) {
 		require.ErrorContains(t, err, "ranks disagree")
 	}
 	for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-		return m.Import(ctx, []string{first, "nowhere"}[g.Rank()])
+		return m.Import(ctx, []string{first, "nowhere"}[g.Rank()], nil)
 	}) {
 		require.ErrorContains(t, err, "nowhere", "rank %d", r)
 		require.ErrorContains(t, err, "rank 1", "rank %d", r)
@@ -133,8 +133,8 @@ func TestImportOfCheckpoints(t *testing.T) {
 	dir := t.TempDir()
 	m := kit.Wrap(t, smallModel, fsdp.Config{})
 	defer m.Close()
-	require.NoError(t, m.Save(t.Context(), dir, nil))
-	require.ErrorContains(t, m.Import(t.Context(), dir), dir+" is a directory of checkpoints, which Load reads, and not a file of Export")
+	require.NoError(t, m.Save(t.Context(), dir, nil, nil))
+	require.ErrorContains(t, m.Import(t.Context(), dir, nil), dir+" is a directory of checkpoints, which Load reads, and not a file of Export")
 }
 
 // TestImportOptions reads a file of another program with other names, something missing and
@@ -151,12 +151,10 @@ func TestImportOptions(t *testing.T) {
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			require.NoError(t, opt.Step(0))
-			before, err := m.FullState(ctx)
+			before, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
-			require.NoError(t, m.Import(ctx, path, fsdp.WithOptimizer(opt),
-				fsdp.AllowMissing(func(name string) bool { return name == "a.b" || name == "optimizer" || strings.Contains(name, ":") }),
-				fsdp.AllowExtra(func(name string) bool { return name == "over" })))
-			after, err := m.FullState(ctx)
+			require.NoError(t, m.Import(ctx, path, &fsdp.ImportOptions{Optimizer: opt, AllowMissing: func(name string) bool { return name == "a.b" || name == "optimizer" || strings.Contains(name, ":") }, AllowExtra: func(name string) bool { return name == "over" }}))
+			after, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			require.Equal(t, kit.Elements(before["a.b"]), kit.Elements(after["a.b"]))
 			for _, name := range []string{"a.w", "b.w"} {
@@ -175,17 +173,17 @@ func TestImportDropsGradients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
-		require.NoError(t, m.Export(ctx, path))
+		require.NoError(t, m.Export(ctx, path, nil))
 		want := kit.StateBits(t, ctx, m)
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 		require.NoError(t, err)
 		p := m.Hold()
-		require.ErrorContains(t, m.Import(ctx, path), "put aside by Hold")
+		require.ErrorContains(t, m.Import(ctx, path, nil), "put aside by Hold")
 		require.NoError(t, p.Discard(ctx))
 		_, err = m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 		require.NoError(t, err)
-		require.NoError(t, m.Import(ctx, path))
+		require.NoError(t, m.Import(ctx, path, nil))
 		require.Empty(t, kit.GradsOf(t, ctx, m))
 		require.Error(t, m.Backward(ctx))
 		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
@@ -201,26 +199,26 @@ func TestImportBreaksOff(t *testing.T) {
 		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
 		opt, err := optim.SGD{}.New(m.Shards())
 		require.NoError(t, err)
-		require.NoError(t, m.Export(ctx, path))
+		require.NoError(t, m.Export(ctx, path, nil))
 		want := kit.StateBits(t, ctx, m)
 		fsys := &failingFS{FS: checkpoint.OS()}
 		if g.Rank() == 1 {
 			fsys.left = 6 // after Open and the header
 		}
-		err = m.Import(ctx, path, kit.OnFS(fsys))
+		err = m.Import(kit.OnFS(ctx, fsys), path, nil)
 		require.ErrorContains(t, err, "rank 1")
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "elements [")
 		require.ErrorContains(t, err, kit.ErrDiskFull.Error())
 		for _, refused := range []error{
-			forwardError(ctx, m, g.Rank()), m.Export(ctx, path+"2"), fullError(ctx, m),
+			forwardError(ctx, m, g.Rank()), m.Export(ctx, path+"2", nil), fullError(ctx, m),
 		} {
 			require.ErrorContains(t, refused, "an Import of "+path+" has broken off")
 		}
 		if len(m.Shards()) > 0 {
 			require.ErrorContains(t, opt.Step(1), "an Import of "+path+" has broken off")
 		}
-		require.NoError(t, m.Import(ctx, path))
+		require.NoError(t, m.Import(ctx, path, nil))
 		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		require.NoError(t, opt.Step(1))
@@ -234,7 +232,7 @@ func forwardError(ctx context.Context, m *fsdp.Sharded, rank int) error {
 }
 
 func fullError(ctx context.Context, m *fsdp.Sharded) error {
-	_, err := m.FullState(ctx)
+	_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	return err
 }
 
@@ -255,10 +253,10 @@ func TestImportReadsItsOwn(t *testing.T) {
 			var read, calls [4]int64
 			kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 				m := kit.Wrap(t, c.model, fsdp.Config{Group: g})
-				transpose := fsdp.Transpose(func(string) bool { return c.transposed })
-				require.NoError(t, m.Export(ctx, path, transpose))
+				transpose := func(string) bool { return c.transposed }
+				require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Transpose: transpose}))
 				fsys := &countingFS{FS: checkpoint.OS(), bytes: &read[g.Rank()], calls: &calls[g.Rank()]}
-				require.NoError(t, m.Import(ctx, path, transpose, kit.OnFS(fsys)))
+				require.NoError(t, m.Import(kit.OnFS(ctx, fsys), path, &fsdp.ImportOptions{Transpose: transpose}))
 			})
 			info, err := os.Stat(path)
 			require.NoError(t, err)
@@ -304,11 +302,11 @@ func TestImportWithoutOptimizer(t *testing.T) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
-		require.NoError(t, m.Export(ctx, path, fsdp.WithOptimizer(opt)))
-		require.NoError(t, m.Import(ctx, path))
+		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Optimizer: opt}))
+		require.NoError(t, m.Import(ctx, path, nil))
 		other := kit.Wrap(t, kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 31, 3))))), fsdp.Config{Group: g})
 		var unfit *fsdp.StateError
-		require.ErrorAs(t, other.Import(ctx, path), &unfit)
+		require.ErrorAs(t, other.Import(ctx, path, nil), &unfit)
 		require.Equal(t, []string{"a.b", "b.w"}, unfit.Extra)
 	})
 }

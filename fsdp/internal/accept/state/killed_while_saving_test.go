@@ -33,7 +33,7 @@ func TestKilledWhileSaving(t *testing.T) {
 		saved := killAfter(t, dir, 1+random.IntN(120))
 		step := 0
 		if _, err := fsdp.LatestCheckpoint(dir); !errors.Is(err, fsdp.ErrNoCheckpoint) {
-			step = requireLatest(t, dir)
+			step = requireLatest(t, checkpoint.OS(), dir)
 		}
 		require.GreaterOrEqual(t, step, max(saved, last))
 		last = step
@@ -78,14 +78,14 @@ func TestSaveUntilKilled(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := kit.NewFiller(t, ctx, g)
 		first := 0
-		if c, err := f.Load(ctx, dir, f.Opt); err == nil {
+		if c, err := f.Load(ctx, dir, f.Opt, nil); err == nil {
 			first = c.Step
 			f.Require(t, float64(first))
 		} else {
 			require.ErrorIs(t, err, fsdp.ErrNoCheckpoint)
 		}
 		for step := first + 1; ; step++ {
-			require.NoError(t, f.SaveAs(ctx, step%2 == 0, dir, step, fsdp.KeepLast(2), kit.OnFS(tellingFS{checkpoint.OS()})))
+			require.NoError(t, f.SaveAs(kit.OnFS(ctx, tellingFS{checkpoint.OS()}), step%2 == 0, dir, step, fsdp.SaveOptions{KeepLast: 2}))
 			if g.Rank() == 0 {
 				fmt.Println("saved", step)
 			}

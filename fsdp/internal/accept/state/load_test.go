@@ -39,7 +39,7 @@ func TestReshard(t *testing.T) {
 			m := kit.NewResharder(t, g, i, fsdp.Float64, 5, nil)
 			defer m.Close()
 			require.InDeltaSlice(t, want[:half], m.Train(t, ctx, 0, half), 1e-12)
-			require.NoError(t, m.Save(ctx, dirs[i], m.Opt))
+			require.NoError(t, m.Save(ctx, dirs[i], m.Opt, nil))
 		})
 	}
 	for i, from := range worlds {
@@ -47,7 +47,7 @@ func TestReshard(t *testing.T) {
 			kit.OnRanks(t, to, func(ctx context.Context, g comm.Group) {
 				m := kit.NewResharder(t, g, i+j+1, fsdp.Float64, 77, nil)
 				defer m.Close()
-				c, err := m.Load(ctx, dirs[i], m.Opt)
+				c, err := m.Load(ctx, dirs[i], m.Opt, nil)
 				require.NoError(t, err)
 				require.Equal(t, []int{half, from, half}, []int{c.Step, c.World, m.Opt.Steps()})
 				require.InDeltaSlice(t, want[half:], m.Train(t, ctx, half, steps), 1e-12, "from %d to %d ranks", from, to)
@@ -64,7 +64,7 @@ func TestReshardPrecision(t *testing.T) {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			m := kit.NewResharder(t, g, 0, types[0], 5, nil)
 			m.Train(t, ctx, 0, 3)
-			require.NoError(t, m.Save(ctx, dir, m.Opt))
+			require.NoError(t, m.Save(ctx, dir, m.Opt, nil))
 			if losses := m.Train(t, ctx, 3, 6); g.Rank() == 0 {
 				want = losses
 			}
@@ -72,7 +72,7 @@ func TestReshardPrecision(t *testing.T) {
 		})
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := kit.NewResharder(t, g, 1, types[1], 77, nil)
-			_, err := m.Load(ctx, dir, m.Opt)
+			_, err := m.Load(ctx, dir, m.Opt, nil)
 			require.NoError(t, err)
 			require.InDeltaSlice(t, want, m.Train(t, ctx, 3, 6), 1e-5, "%v", types)
 		})
@@ -91,7 +91,7 @@ func TestReshardFrozen(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.NewResharder(t, g, 0, fsdp.Float64, 5, freeze("l0"))
 		m.Train(t, ctx, 0, 3)
-		require.NoError(t, m.Save(ctx, dir, m.Opt))
+		require.NoError(t, m.Save(ctx, dir, m.Opt, nil))
 		state := kit.StateBits(t, ctx, m.Sharded)
 		if losses := m.Train(t, ctx, 3, 6); g.Rank() == 0 {
 			want, saved = losses, state
@@ -99,21 +99,20 @@ func TestReshardFrozen(t *testing.T) {
 	})
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.NewResharder(t, g, 1, fsdp.Float64, 77, freeze("l0"))
-		_, err := m.Load(ctx, dir, m.Opt)
+		_, err := m.Load(ctx, dir, m.Opt, nil)
 		require.NoError(t, err)
 		require.InDeltaSlice(t, want, m.Train(t, ctx, 3, 6), 1e-12)
 	})
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.NewResharder(t, g, 0, fsdp.Float64, 77, freeze("l3"))
 		before := kit.StateBits(t, ctx, m.Sharded)
-		_, err := m.Load(ctx, dir, m.Opt)
+		_, err := m.Load(ctx, dir, m.Opt, nil)
 		var unfit *fsdp.StateError
 		require.ErrorAs(t, err, &unfit)
 		require.Equal(t, []string{"exp_avg:l0.w", "exp_avg_sq:l0.w"}, unfit.Missing)
 		require.Equal(t, []string{"exp_avg:l3.w", "exp_avg_sq:l3.w"}, unfit.Extra)
 		kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m.Sharded))
-		_, err = m.Load(ctx, dir, m.Opt, fsdp.AllowMissing(func(name string) bool { return strings.HasSuffix(name, ":l0.w") }),
-			fsdp.AllowExtra(func(name string) bool { return strings.HasSuffix(name, ":l3.w") }))
+		_, err = m.Load(ctx, dir, m.Opt, &fsdp.LoadOptions{AllowMissing: func(name string) bool { return strings.HasSuffix(name, ":l0.w") }, AllowExtra: func(name string) bool { return strings.HasSuffix(name, ":l3.w") }})
 		require.NoError(t, err)
 		kit.RequireSameBits(t, saved, kit.StateBits(t, ctx, m.Sharded))
 		for _, e := range m.Opt.State() {
@@ -121,7 +120,7 @@ func TestReshardFrozen(t *testing.T) {
 		}
 		require.Equal(t, 3, m.Opt.Steps())
 		m.Train(t, ctx, 3, 4)
-		_, err = m.Load(ctx, dir, nil) // parameters only
+		_, err = m.Load(ctx, dir, nil, nil) // parameters only
 		require.NoError(t, err)
 		kit.RequireSameBits(t, saved, kit.StateBits(t, ctx, m.Sharded))
 		require.Equal(t, 4, m.Opt.Steps())
@@ -147,8 +146,7 @@ func TestResumeBits(t *testing.T) {
 				r := newResumer(t, g, c.cfg)
 				r.train(t, ctx, 7, func() {
 					if r.Position == 4 {
-						require.NoError(t, r.m.Save(ctx, dir, r.opt, fsdp.Extra("training", r.resumed), fsdp.Extra("scaler", r.scaler.State()),
-							fsdp.RankExtra("seen", r.seen)))
+						require.NoError(t, r.m.Save(ctx, dir, r.opt, &fsdp.SaveOptions{Extra: map[string]any{"training": r.resumed, "scaler": r.scaler.State()}, RankExtra: map[string]any{"seen": r.seen}}))
 					}
 				})
 				wantLosses[g.Rank()], wantState[g.Rank()] = r.losses[4:], kit.StateBits(t, ctx, r.m)
@@ -156,7 +154,7 @@ func TestResumeBits(t *testing.T) {
 			kit.OnRanks(t, c.ranks, func(ctx context.Context, g comm.Group) {
 				r := newResumer(t, g, c.cfg)
 				var scaler optim.LossScaleState
-				c, err := r.m.Load(ctx, dir, r.opt)
+				c, err := r.m.Load(ctx, dir, r.opt, nil)
 				require.NoError(t, err)
 				require.NoError(t, c.Extra("training", &r.resumed))
 				require.NoError(t, c.Extra("scaler", &scaler))
@@ -221,14 +219,14 @@ func TestLoadBuffers(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Statistics, fsdp.Config{Group: g, Precision: kit.Float64s})
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
-		require.NoError(t, m.Save(ctx, dir, nil, fsdp.AtStep(9)))
+		require.NoError(t, m.Save(ctx, dir, nil, &fsdp.SaveOptions{Step: 9}))
 		saved[g.Rank()] = kit.StateBits(t, ctx, m)
 	})
 	require.NotEqual(t, saved[0]["bn.running_mean"], saved[2]["bn.running_mean"])
 	for _, n := range []int{1, 2, 3, 4} {
 		kit.OnRanks(t, n, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.Statistics, fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach(), Seed: 3})
-			c, err := m.Load(ctx, dir, nil)
+			c, err := m.Load(ctx, dir, nil, nil)
 			require.NoError(t, err)
 			require.Equal(t, 9, c.Step)
 			got := kit.StateBits(t, ctx, m)
@@ -243,16 +241,16 @@ func TestAllowBuffers(t *testing.T) {
 	dir := t.TempDir()
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Statistics, fsdp.Config{Group: g, Precision: kit.Float64s})
-		require.NoError(t, m.Save(ctx, dir, nil))
+		require.NoError(t, m.Save(ctx, dir, nil, nil))
 		require.NoError(t, m.Close())
 		m = kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s})
 		for _, ranks := range []bool{false, true} {
-			_, err := m.Load(ctx, dir, nil, fsdp.AllowExtra(func(name string) bool {
+			_, err := m.Load(ctx, dir, nil, &fsdp.LoadOptions{AllowExtra: func(name string) bool {
 				return name == "l4.w" || strings.HasPrefix(name, "bn.") && (!strings.Contains(name, "running") || strings.Contains(name, "@") == ranks)
-			}))
+			}})
 			require.NoError(t, err)
 		}
-		_, err := m.Load(ctx, dir, nil, fsdp.AllowExtra(func(name string) bool { return strings.HasSuffix(name, "@1") }))
+		_, err := m.Load(ctx, dir, nil, &fsdp.LoadOptions{AllowExtra: func(name string) bool { return strings.HasSuffix(name, "@1") }})
 		var unfit *fsdp.StateError
 		require.ErrorAs(t, err, &unfit)
 		require.Contains(t, unfit.Extra, "bn.running_mean@0")
@@ -283,21 +281,21 @@ func TestLoadExperts(t *testing.T) {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m, opt := train(ctx, g, ranks, fsdp.FullShard, 5)
 			step(ctx, m, opt, g.Rank())
-			require.NoError(t, m.Save(ctx, dir, opt))
+			require.NoError(t, m.Save(ctx, dir, opt, nil))
 			step(ctx, m, opt, g.Rank())
 			saved[g.Rank()] = kit.StateBits(t, ctx, m)
 		})
 		require.NotEqual(t, saved[0]["l1.w@0"], saved[0]["l1.w@2"])
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m, opt := train(ctx, g, ranks, fsdp.ShardGradOp, 78)
-			_, err := m.Load(ctx, dir, opt)
+			_, err := m.Load(ctx, dir, opt, nil)
 			require.NoError(t, err)
 			step(ctx, m, opt, g.Rank())
 			kit.RequireSameBits(t, saved[g.Rank()], kit.StateBits(t, ctx, m))
 		})
 		for _, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
 			m, opt := train(ctx, g, 3-ranks, fsdp.FullShard, 5)
-			_, err := m.Load(ctx, dir, opt)
+			_, err := m.Load(ctx, dir, opt, nil)
 			return err
 		}) {
 			var unfit *fsdp.StateError
@@ -331,23 +329,23 @@ func TestLoadNames(t *testing.T) {
 		m := kit.Wrap(t, chainNamed("l", kit.ShapeDim), fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
 		opt, err := optim.SGD{Momentum: 0.5}.New(m.Shards())
 		require.NoError(t, err)
-		require.NoError(t, m.Save(ctx, dir, opt))
+		require.NoError(t, m.Save(ctx, dir, opt, nil))
 		if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 			saved = b
 		}
 	})
-	toL := fsdp.Rename(func(name string) string { return "l" + strings.TrimPrefix(name, "layer.") })
+	toL := &fsdp.LoadOptions{Rename: func(name string) string { return "l" + strings.TrimPrefix(name, "layer.") }}
 	all := func(string) bool { return true }
 	for name, c := range map[string]struct {
 		model   kit.Model
 		plain   bool // SGD without momentum
 		none    bool // no optimizer
-		opts    []fsdp.StateOption
+		opts    *fsdp.LoadOptions
 		want    *fsdp.StateError
 		message string
 	}{
-		"renamed":              {model: chainNamed("layer.", kit.ShapeDim), opts: []fsdp.StateOption{toL}},
-		"renamed, alone":       {model: chainNamed("layer.", kit.ShapeDim), opts: []fsdp.StateOption{toL}, none: true},
+		"renamed":              {model: chainNamed("layer.", kit.ShapeDim), opts: toL},
+		"renamed, alone":       {model: chainNamed("layer.", kit.ShapeDim), opts: toL, none: true},
 		"without an optimizer": {model: chainNamed("l", kit.ShapeDim), none: true},
 		"not renamed": {model: chainNamed("layer.", kit.ShapeDim), none: true, want: &fsdp.StateError{
 			Missing: []string{"layer.0.w", "layer.1.w", "layer.2.w", "layer.3.w"}, Extra: []string{"l0.w", "l1.w", "l2.w", "l3.w"}}},
@@ -355,12 +353,10 @@ func TestLoadNames(t *testing.T) {
 			Reshaped: []string{"l0.w [5 5] -> [6 6]", "l1.w [5 5] -> [6 6]", "l2.w [5 5] -> [6 6]", "l3.w [5 5] -> [6 6]"}}},
 		"another optimizer": {model: chainNamed("l", kit.ShapeDim), plain: true, want: &fsdp.StateError{
 			Extra: []string{"momentum_buffer:l0.w", "momentum_buffer:l1.w", "momentum_buffer:l2.w", "momentum_buffer:l3.w"}}},
-		"all is allowed": {model: chainNamed("other", kit.ShapeDim+1), opts: []fsdp.StateOption{fsdp.AllowMissing(all), fsdp.AllowExtra(all)}},
-		"two of one name": {model: chainNamed("l", kit.ShapeDim), opts: []fsdp.StateOption{fsdp.Rename(func(string) string { return "l0.w" })},
+		"all is allowed": {model: chainNamed("other", kit.ShapeDim+1), opts: &fsdp.LoadOptions{AllowMissing: all, AllowExtra: all}},
+		"two of one name": {model: chainNamed("l", kit.ShapeDim), opts: &fsdp.LoadOptions{Rename: func(string) string { return "l0.w" }},
 			message: `Rename gives both l0.w and l1.w the name "l0.w"`},
-		"a panic": {model: chainNamed("l", kit.ShapeDim), opts: []fsdp.StateOption{fsdp.Rename(func(string) string { panic("no idea") })}, message: "no idea"},
-		"another method's option": {model: chainNamed("l", kit.ShapeDim), opts: []fsdp.StateOption{fsdp.KeepLast(3)},
-			message: "option KeepLast is not for this method, which takes [Rename AllowMissing AllowExtra AllowNotFinite AllowOlder TakeSettings]"},
+		"a panic": {model: chainNamed("l", kit.ShapeDim), opts: &fsdp.LoadOptions{Rename: func(string) string { panic("no idea") }}, message: "no idea"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
@@ -376,7 +372,7 @@ func TestLoadNames(t *testing.T) {
 					require.NoError(t, err)
 				}
 				before := kit.StateBits(t, ctx, m)
-				_, err = m.Load(ctx, dir, opt, c.opts...)
+				_, err = m.Load(ctx, dir, opt, c.opts)
 				var unfit *fsdp.StateError
 				switch {
 				case c.want != nil:
@@ -413,20 +409,20 @@ func TestLoadWithoutState(t *testing.T) {
 		m := kit.NewResharder(t, g, 0, fsdp.Float64, 1, nil)
 		plain, err := optim.SGD{}.New(m.Shards())
 		require.NoError(t, err)
-		require.NoError(t, m.Save(ctx, dir, nil, fsdp.AtStep(2)))
-		_, err = m.Load(ctx, dir, plain)
+		require.NoError(t, m.Save(ctx, dir, nil, &fsdp.SaveOptions{Step: 2}))
+		_, err = m.Load(ctx, dir, plain, nil)
 		require.ErrorContains(t, err, "missing optimizer")
-		_, err = m.Load(ctx, dir, m.Opt)
+		_, err = m.Load(ctx, dir, m.Opt, nil)
 		require.ErrorContains(t, err, "missing exp_avg:l0.w, exp_avg_sq:l0.w")
 		m.Train(t, ctx, 0, 1)
-		_, err = m.Load(ctx, dir, m.Opt, fsdp.AllowMissing(func(string) bool { return true }))
+		_, err = m.Load(ctx, dir, m.Opt, &fsdp.LoadOptions{AllowMissing: func(string) bool { return true }})
 		require.NoError(t, err)
 		require.Equal(t, 1, m.Opt.Steps())
 		require.NoError(t, plain.Step(0.1))
-		require.NoError(t, m.Save(ctx, dir, plain))
+		require.NoError(t, m.Save(ctx, dir, plain, nil))
 		again, err := optim.SGD{}.New(m.Shards())
 		require.NoError(t, err)
-		_, err = m.Load(ctx, dir, again)
+		_, err = m.Load(ctx, dir, again, nil)
 		require.NoError(t, err)
 		require.Equal(t, 1, again.Steps())
 	})
@@ -439,18 +435,18 @@ func TestLoadDropsGradients(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.NewResharder(t, g, 0, fsdp.Float64, 1, nil)
 		batch := kit.BatchPart(0, g, fsdp.Float64)
-		require.NoError(t, m.Save(ctx, dir, m.Opt))
+		require.NoError(t, m.Save(ctx, dir, m.Opt, nil))
 		kit.ForwardBackward(t, ctx, m.Sharded, batch)
 		require.NoError(t, m.NoSync(func() error { kit.ForwardBackward(t, ctx, m.Sharded, batch); return nil }))
 		_, err := m.Forward(ctx, batch...)
 		require.NoError(t, err)
 		held := m.Hold()
-		_, err = m.Load(ctx, dir, m.Opt)
+		_, err = m.Load(ctx, dir, m.Opt, nil)
 		require.ErrorContains(t, err, "1 passes put aside by Hold are waiting for their Backward")
 		require.NoError(t, held.Discard(ctx))
 		_, err = m.Forward(ctx, batch...)
 		require.NoError(t, err)
-		_, err = m.Load(ctx, dir, m.Opt)
+		_, err = m.Load(ctx, dir, m.Opt, nil)
 		require.NoError(t, err)
 		require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward")
 		require.Empty(t, kit.GradsOf(t, ctx, m.Sharded))
@@ -465,7 +461,7 @@ func TestNoCheckpoint(t *testing.T) {
 	dir := t.TempDir()
 	for _, dir := range []string{dir, filepath.Join(dir, "missing")} {
 		for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-			_, err := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s}).Load(ctx, dir, nil)
+			_, err := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s}).Load(ctx, dir, nil, nil)
 			return err
 		}) {
 			require.ErrorIs(t, err, fsdp.ErrNoCheckpoint)
@@ -524,7 +520,7 @@ func TestLoadStrangeManifests(t *testing.T) {
 	all := func(string) bool { return true }
 	for name, c := range map[string]struct {
 		change func(m *checkpoint.Manifest)
-		opts   []fsdp.StateOption
+		opts   *fsdp.LoadOptions
 		want   string
 	}{
 		"half of a state": {func(m *checkpoint.Manifest) {
@@ -533,7 +529,7 @@ func TestLoadStrangeManifests(t *testing.T) {
 					m.Tensors[i].Entry = "exp_avg_xx"
 				}
 			}
-		}, []fsdp.StateOption{fsdp.AllowMissing(all), fsdp.AllowExtra(all)}, "missing exp_avg_sq:l1.w"},
+		}, &fsdp.LoadOptions{AllowMissing: all, AllowExtra: all}, "missing exp_avg_sq:l1.w"},
 		"integers": {func(m *checkpoint.Manifest) {
 			for i := range m.Tensors {
 				if m.Tensors[i].Param == "l3.w" && m.Tensors[i].Entry == "" {
@@ -563,7 +559,7 @@ func TestLoadStrangeManifests(t *testing.T) {
 			remake(t, dir, c.change)
 			for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
 				f := kit.NewFiller(t, ctx, g)
-				_, err := f.Load(ctx, dir, f.Opt, c.opts...)
+				_, err := f.Load(ctx, dir, f.Opt, c.opts)
 				return err
 			}) {
 				require.ErrorContains(t, err, c.want)
@@ -582,7 +578,7 @@ func TestLoadFormat1(t *testing.T) {
 	r, err := checkpoint.OpenReader(t.Context(), checkpoint.OS(), dir)
 	require.NoError(t, err)
 	require.NoError(t, errors.Join(r.Verify(t.Context(), nil), r.Close()))
-	require.Equal(t, 1, requireLatest(t, dir))
+	require.Equal(t, 1, requireLatest(t, checkpoint.OS(), dir))
 }
 
 // TestLoadArguments gives ranks arguments that do not agree, and disks with other checkpoints.
@@ -590,7 +586,7 @@ func TestLoadArguments(t *testing.T) {
 	disks := []*crashfs.FS{crashfs.New(), crashfs.New()}
 	for i, disk := range disks {
 		f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
-		require.NoError(t, f.SaveStep(t.Context(), kit.Ckpt, 1, kit.OnFS(disk), fsdp.Extra("disk", i)))
+		require.NoError(t, f.SaveStep(kit.OnFS(t.Context(), disk), kit.Ckpt, 1, fsdp.SaveOptions{Extra: map[string]any{"disk": i}}))
 		require.NoError(t, f.Close())
 	}
 	for name, c := range map[string]struct {
@@ -598,19 +594,19 @@ func TestLoadArguments(t *testing.T) {
 		want string
 	}{
 		"disks": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disks[rank]))
+			_, err := f.Load(kit.OnFS(ctx, disks[rank]), kit.Ckpt, f.Opt, nil)
 			return err
 		}, "ranks disagree about the manifest in " + filepath.Join(kit.Ckpt, "000001-step-1")},
 		"not on all disks": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS([]*crashfs.FS{disks[0], crashfs.New()}[rank]))
+			_, err := f.Load(kit.OnFS(ctx, []*crashfs.FS{disks[0], crashfs.New()}[rank]), kit.Ckpt, f.Opt, nil)
 			return err
 		}, "rank 1: "},
 		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			_, err := f.Load(ctx, "", f.Opt, kit.OnFS(disks[0]))
+			_, err := f.Load(kit.OnFS(ctx, disks[0]), "", f.Opt, nil)
 			return err
 		}, "no directory is named"},
 		"directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			_, err := f.Load(ctx, []string{kit.Ckpt, kit.Ckpt + "2"}[rank], f.Opt, kit.OnFS(disks[0]))
+			_, err := f.Load(kit.OnFS(ctx, disks[0]), []string{kit.Ckpt, kit.Ckpt + "2"}[rank], f.Opt, nil)
 			return err
 		}, "ranks disagree about the arguments of Load: rank 0 has \"directory "},
 		"optimizer": {func(ctx context.Context, f *kit.Filler, rank int) error {
@@ -618,16 +614,15 @@ func TestLoadArguments(t *testing.T) {
 			if rank == 1 {
 				opt = nil
 			}
-			_, err := f.Load(ctx, kit.Ckpt, opt, kit.OnFS(disks[0]))
+			_, err := f.Load(kit.OnFS(ctx, disks[0]), kit.Ckpt, opt, nil)
 			return err
 		}, `rank 0 has "an optimizer", rank 1 has "no optimizer"`},
 		"names": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disks[0]), fsdp.Rename(func(name string) string { return name[rank:] }))
+			_, err := f.Load(kit.OnFS(ctx, disks[0]), kit.Ckpt, f.Opt, &fsdp.LoadOptions{Rename: func(name string) string { return name[rank:] }})
 			return err
 		}, "ranks disagree about the arguments of Load"},
 		"what may be missing": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disks[0]), fsdp.Rename(func(name string) string { return "x" + name }),
-				fsdp.AllowMissing(func(string) bool { return true }), fsdp.AllowExtra(func(string) bool { return rank == 0 }))
+			_, err := f.Load(kit.OnFS(ctx, disks[0]), kit.Ckpt, f.Opt, &fsdp.LoadOptions{Rename: func(name string) string { return "x" + name }, AllowMissing: func(string) bool { return true }, AllowExtra: func(string) bool { return rank == 0 }})
 			return err
 		}, "does not fit the model: extra l0.w, exp_avg:l0.w"},
 	} {

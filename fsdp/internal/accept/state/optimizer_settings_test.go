@@ -26,26 +26,30 @@ import (
 
 // carriers are ways in which the state of an optimizer passes to another: each returns what gives
 // it.
-var carriers = map[string]func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(to optim.Optimizer, opts ...fsdp.StateOption) error{
-	"Load": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(optim.Optimizer, ...fsdp.StateOption) error {
-		require.NoError(t, m.Save(ctx, dir, from))
-		return func(to optim.Optimizer, opts ...fsdp.StateOption) error {
-			_, err := m.Load(ctx, dir, to, opts...)
+var carriers = map[string]func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(to optim.Optimizer, opts *fsdp.LoadOptions) error{
+	"Load": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(optim.Optimizer, *fsdp.LoadOptions) error {
+		require.NoError(t, m.Save(ctx, dir, from, nil))
+		return func(to optim.Optimizer, opts *fsdp.LoadOptions) error {
+			_, err := m.Load(ctx, dir, to, opts)
 			return err
 		}
 	},
-	"Import": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(optim.Optimizer, ...fsdp.StateOption) error {
+	"Import": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, dir string) func(optim.Optimizer, *fsdp.LoadOptions) error {
 		path := filepath.Join(dir, "model.safetensors")
-		require.NoError(t, m.Export(ctx, path, fsdp.WithOptimizer(from)))
-		return func(to optim.Optimizer, opts ...fsdp.StateOption) error {
-			return m.Import(ctx, path, append(opts, fsdp.WithOptimizer(to))...)
+		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Optimizer: from}))
+		return func(to optim.Optimizer, opts *fsdp.LoadOptions) error {
+			from := &fsdp.ImportOptions{Optimizer: to}
+			if opts != nil {
+				from.AllowMissing, from.AllowExtra, from.RestoreHyperparameters = opts.AllowMissing, opts.AllowExtra, opts.RestoreHyperparameters
+			}
+			return m.Import(ctx, path, from)
 		}
 	},
-	"SetFullOptim": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, _ string) func(optim.Optimizer, ...fsdp.StateOption) error {
-		full, err := m.FullOptimState(ctx, from)
+	"SetFullOptim": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, _ string) func(optim.Optimizer, *fsdp.LoadOptions) error {
+		full, err := m.FullOptimState(ctx, from, nil)
 		require.NoError(t, err)
-		return func(to optim.Optimizer, opts ...fsdp.StateOption) error {
-			return m.SetFullOptim(ctx, 0, to, full, opts...)
+		return func(to optim.Optimizer, opts *fsdp.LoadOptions) error {
+			return m.SetFullOptim(ctx, 0, to, full, opts)
 		}
 	},
 }
@@ -56,7 +60,7 @@ func TestSettings(t *testing.T) {
 	all := func(string) bool { return true }
 	for name, c := range map[string]struct {
 		to      func([]optim.Param) (optim.Optimizer, error)
-		options []fsdp.StateOption
+		options *fsdp.LoadOptions
 		said    string // by the logger
 		kinds   []string
 		err     string
@@ -64,14 +68,14 @@ func TestSettings(t *testing.T) {
 	}{
 		"alike": {to: saved.New, taken: true},
 		"other numbers": {to: optim.AdamW{WeightDecay: 0.01, Beta2: 0.95, Eps: 1e-6}.New,
-			said: `: the optimizer keeps settings that its state was not made with; TakeSettings takes those of the state" ` +
+			said: `: the optimizer keeps settings that its state was not made with; RestoreHyperparameters takes those of the state" ` +
 				`"state -> optimizer"="[weight decay 0.1 -> 0.01 of a.w, b.w Eps 1e-08 -> 1e-06 of a.w, a.b, b.w weight decay 0 -> 0.01 of a.b]"`},
-		"taken":         {to: optim.AdamW{WeightDecay: 0.01, Eps: 1e-6}.New, options: []fsdp.StateOption{fsdp.TakeSettings()}, taken: true},
+		"taken":         {to: optim.AdamW{WeightDecay: 0.01, Eps: 1e-6}.New, options: &fsdp.LoadOptions{RestoreHyperparameters: true}, taken: true},
 		"another kind":  {to: optim.Adam{}.New, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "does not fit the model: another optimizer: AdamW -> Adam of a.w, a.b, b.w"},
-		"not to be had": {to: optim.Adam{}.New, options: []fsdp.StateOption{fsdp.TakeSettings()}, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "another optimizer"},
+		"not to be had": {to: optim.Adam{}.New, options: &fsdp.LoadOptions{RestoreHyperparameters: true}, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "another optimizer"},
 		"other entries": {to: optim.SGD{Momentum: 0.5}.New, kinds: []string{"AdamW -> SGD of a.w, a.b, b.w"},
 			err: "does not fit the model: another optimizer: AdamW -> SGD of a.w, a.b, b.w; missing momentum_buffer:a.w, momentum_buffer:a.b, momentum_buffer:b.w, see AllowMissing; extra exp_avg:"},
-		"begins anew": {to: optim.SGD{Momentum: 0.5}.New, options: []fsdp.StateOption{fsdp.AllowMissing(all), fsdp.AllowExtra(all)}},
+		"begins anew": {to: optim.SGD{Momentum: 0.5}.New, options: &fsdp.LoadOptions{AllowMissing: all, AllowExtra: all}},
 		"somebody else's": {to: func(list []optim.Param) (optim.Optimizer, error) {
 			opt, err := optim.Adam{}.New(list)
 			return &kit.Stubborn{Optimizer: opt, Refuse: "none"}, err
@@ -79,7 +83,7 @@ func TestSettings(t *testing.T) {
 		"somebody else's, taken": {to: func(list []optim.Param) (optim.Optimizer, error) {
 			opt, err := saved.New(list)
 			return &kit.Stubborn{Optimizer: opt, Refuse: "none"}, err
-		}, options: []fsdp.StateOption{fsdp.TakeSettings()}, err: "option TakeSettings: "},
+		}, options: &fsdp.LoadOptions{RestoreHyperparameters: true}, err: "option RestoreHyperparameters: "},
 	} {
 		for carrier, carry := range carriers {
 			for _, logs := range []bool{false, true} {
@@ -99,7 +103,7 @@ func TestSettings(t *testing.T) {
 						to, err := c.to(m.Shards())
 						require.NoError(t, err)
 						before := optim.Groups(to)
-						err = give(to, c.options...)
+						err = give(to, c.options)
 						if c.err != "" {
 							require.ErrorContains(t, err, c.err)
 							require.Equal(t, before, optim.Groups(to))
@@ -151,7 +155,7 @@ func TestSettingsOfOlderState(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		from := kit.FiveUpdates(t, m.Shards(), func(name string) string { return name }, optim.AdamW{}.New)
-		require.NoError(t, m.Save(ctx, dir, from))
+		require.NoError(t, m.Save(ctx, dir, from, nil))
 		if g.Rank() == 0 {
 			path, err := fsdp.LatestCheckpoint(dir)
 			require.NoError(t, err)
@@ -160,19 +164,19 @@ func TestSettingsOfOlderState(t *testing.T) {
 		require.NoError(t, g.Barrier(ctx))
 		to, err := optim.Adam{Eps: 1}.New(m.Shards())
 		require.NoError(t, err)
-		_, err = m.Load(ctx, dir, to, fsdp.TakeSettings())
-		require.ErrorContains(t, err, "option TakeSettings: the state does not tell the settings that it was made with")
+		_, err = m.Load(ctx, dir, to, &fsdp.LoadOptions{RestoreHyperparameters: true})
+		require.ErrorContains(t, err, "option RestoreHyperparameters: the state does not tell the settings that it was made with")
 		require.Zero(t, to.Steps())
-		_, err = m.Load(ctx, dir, to)
+		_, err = m.Load(ctx, dir, to, nil)
 		require.NoError(t, err)
 		require.Equal(t, 5, to.Steps())
 
-		full, err := m.FullOptimState(ctx, from)
+		full, err := m.FullOptimState(ctx, from, nil)
 		require.NoError(t, err)
 		if full != nil {
 			full.Groups = nil
 		}
-		require.NoError(t, m.SetFullOptim(ctx, 0, to, full))
+		require.NoError(t, m.SetFullOptim(ctx, 0, to, full, nil))
 	})
 	require.Empty(t, said.String())
 }
@@ -200,7 +204,7 @@ func TestGroupsOfExperts(t *testing.T) {
 		m := kit.Wrap(t, kit.StateModel, kit.StateLayouts(world)["experts of 2 ranks, order 1"](t, ctx, g))
 		opt, err := kit.StateOptimizers["AdamW"](m.Shards())
 		require.NoError(t, err)
-		full, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(1))
+		full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
 		require.NoError(t, err)
 		if g.Rank() != 1 {
 			return
@@ -247,11 +251,11 @@ func TestSettingsOfSeveral(t *testing.T) {
 			opt := build(m.Shards(), 0.25, 0.5)
 			if want != nil {
 				opt = build(m.Shards(), 0, 0.75)
-				_, err := m.Load(ctx, dir, opt, fsdp.TakeSettings())
+				_, err := m.Load(ctx, dir, opt, &fsdp.LoadOptions{RestoreHyperparameters: true})
 				require.NoError(t, err)
 			}
 			require.NoError(t, opt.Step(0.01))
-			require.NoError(t, m.Save(ctx, dir, opt))
+			require.NoError(t, m.Save(ctx, dir, opt, nil))
 			if want != nil {
 				require.Equal(t, want, optim.Groups(opt))
 			}

@@ -43,11 +43,11 @@ func TestSaveBesideAnotherTraining(t *testing.T) {
 					}
 					f := kit.LoggingFiller(t, ctx, g, logger)
 					if load {
-						_, err := f.Load(ctx, dir, f.Opt)
+						_, err := f.Load(ctx, dir, f.Opt, nil)
 						require.NoError(t, err)
 					}
 					for _, step := range steps {
-						require.NoError(t, f.SaveAs(ctx, c.asynchronous, dir, step, fsdp.KeepLast(keep)))
+						require.NoError(t, f.SaveAs(ctx, c.asynchronous, dir, step, fsdp.SaveOptions{KeepLast: keep}))
 					}
 					require.NoError(t, f.Close())
 				})

@@ -48,7 +48,7 @@ func TestOwnOptimizer(t *testing.T) {
 			opt, err := newLion(m.Shards())
 			require.NoError(t, err)
 			if from > 0 {
-				_, err := m.Load(ctx, dir, opt)
+				_, err := m.Load(ctx, dir, opt, nil)
 				require.NoError(t, err)
 			}
 			for step := from; step < to; step++ {
@@ -60,8 +60,8 @@ func TestOwnOptimizer(t *testing.T) {
 				require.NoError(t, opt.Step(0.01))
 				m.ZeroGrad()
 			}
-			require.NoError(t, m.Save(ctx, dir, opt))
-			full, err := m.FullState(ctx)
+			require.NoError(t, m.Save(ctx, dir, opt, nil))
+			full, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			if g.Rank() == 0 {
 				whole = make(map[string][]float32)

@@ -16,6 +16,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -49,19 +50,20 @@ func TestReadsHaveADeadline(t *testing.T) {
 										models[g.Rank()] = m
 										opt, err := optim.AdamW{}.New(m.Shards())
 										require.NoError(t, err)
-										use := kit.OnFS(disk)
+										var use checkpoint.FS = disk
 										if g.Rank() == 0 {
-											use = kit.OnFS(stopped)
+											use = stopped
 										}
 										call := func(ctx context.Context) error {
+											ctx = kit.OnFS(ctx, use)
 											if method == "Import" {
-												return m.Import(ctx, kit.Ckpt+".safetensors", use, fsdp.WithOptimizer(opt))
+												return m.Import(ctx, kit.Ckpt+".safetensors", &fsdp.ImportOptions{Optimizer: opt})
 											}
-											_, err := m.Load(ctx, kit.Ckpt, opt, use)
+											_, err := m.Load(ctx, kit.Ckpt, opt, nil)
 											return err
 										}
-										require.NoError(t, m.Save(t.Context(), kit.Ckpt, opt, kit.OnFS(disk)))
-										require.NoError(t, m.Export(t.Context(), kit.Ckpt+".safetensors", kit.OnFS(disk), fsdp.WithOptimizer(opt)))
+										require.NoError(t, m.Save(kit.OnFS(t.Context(), disk), kit.Ckpt, opt, nil))
+										require.NoError(t, m.Export(kit.OnFS(t.Context(), disk), kit.Ckpt+".safetensors", &fsdp.ExportOptions{Optimizer: opt}))
 										good := ownNumbers(t, m, opt)
 										if g.Rank() == 0 {
 											stopped.seen = 0

@@ -104,16 +104,16 @@ func TestWritersCompareCopies(t *testing.T) {
 				}
 				step()
 				writers := map[string]func() error{
-					"Save": func() error { return m.Save(ctx, kit.Ckpt, opt, kit.OnFS(disk), fsdp.KeepLast(1)) },
+					"Save": func() error { return m.Save(kit.OnFS(ctx, disk), kit.Ckpt, opt, &fsdp.SaveOptions{KeepLast: 1}) },
 					"SaveAsync": func() error {
-						v, err := m.SaveAsync(ctx, kit.Ckpt, opt, kit.OnFS(disk), fsdp.KeepLast(1))
+						v, err := m.SaveAsync(kit.OnFS(ctx, disk), kit.Ckpt, opt, &fsdp.SaveOptions{KeepLast: 1})
 						if err != nil {
 							return err
 						}
 						return v.Wait(ctx)
 					},
 					"Export": func() error {
-						return m.Export(ctx, kit.Ckpt+".safetensors", kit.OnFS(disk), fsdp.WithOptimizer(opt))
+						return m.Export(kit.OnFS(ctx, disk), kit.Ckpt+".safetensors", &fsdp.ExportOptions{Optimizer: opt})
 					},
 				}
 				refused := func() {
@@ -144,18 +144,18 @@ func TestWritersCompareCopies(t *testing.T) {
 				require.Len(t, entries, 1)
 				_, err = disk.Open(kit.Ckpt + ".safetensors")
 				require.Error(t, err)
-				_, err = m.Load(ctx, kit.Ckpt, opt, kit.OnFS(disk))
+				_, err = m.Load(kit.OnFS(ctx, disk), kit.Ckpt, opt, nil)
 				require.NoError(t, err)
 				require.Equal(t, good, ownNumbers(t, m, opt))
 				step()
 				require.NoError(t, writers["Save"]())
 				refused()
-				params, err := m.FullState(ctx, fsdp.OnlyOn(1))
+				params, err := m.FullState(ctx, &fsdp.StateDictOptions{Rank: 1})
 				require.NoError(t, err)
-				state, err := m.FullOptimState(ctx, opt, fsdp.OnlyOn(1))
+				state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
 				require.NoError(t, err)
 				require.NoError(t, m.SetFull(ctx, 1, params))
-				require.NoError(t, m.SetFullOptim(ctx, 1, opt, state))
+				require.NoError(t, m.SetFullOptim(ctx, 1, opt, state, nil))
 				require.NoError(t, writers["Save"]())
 				require.NoError(t, m.Close())
 			})
@@ -178,8 +178,8 @@ func TestWritersWarnOfBuffers(t *testing.T) {
 			}
 			log.Reset()
 			for range 2 {
-				require.NoError(t, m.Save(ctx, kit.Ckpt, nil, kit.OnFS(disk)))
-				require.NoError(t, m.Export(ctx, kit.Ckpt+".safetensors", kit.OnFS(disk)))
+				require.NoError(t, m.Save(kit.OnFS(ctx, disk), kit.Ckpt, nil, nil))
+				require.NoError(t, m.Export(kit.OnFS(ctx, disk), kit.Ckpt+".safetensors", nil))
 			}
 			if averaged {
 				require.Empty(t, log.String())

@@ -24,10 +24,10 @@ import (
 
 // requireLatest loads the latest checkpoint on one rank and returns its step, which everything in
 // it must be.
-func requireLatest(t require.TestingT, dir string, opts ...fsdp.StateOption) int {
+func requireLatest(t require.TestingT, fsys checkpoint.FS, dir string) int {
 	f := kit.NewFiller(t, context.Background(), comm.Local(1)[0])
 	defer f.Close()
-	c, err := f.Load(context.Background(), dir, f.Opt, opts...)
+	c, err := f.Load(kit.OnFS(context.Background(), fsys), dir, f.Opt, nil)
 	require.NoError(t, err)
 	f.Require(t, float64(c.Step))
 	return c.Step
@@ -61,18 +61,18 @@ func TestSaveFaults(t *testing.T) {
 				kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 					f := kit.NewFiller(t, ctx, g)
 					defer f.Close()
-					require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+					require.NoError(t, f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 1))
 					require.NoError(t, g.Barrier(ctx))
 					if g.Rank() == 0 {
 						disk.Inject(c.fault)
 					}
 					require.NoError(t, g.Barrier(ctx))
-					err := f.SaveAs(ctx, asynchronous, kit.Ckpt, 2, kit.OnFS(&kit.HookedFS{FS: disk, BeforeCreate: func(path string) {
+					err := f.SaveAs(kit.OnFS(ctx, &kit.HookedFS{FS: disk, BeforeCreate: func(path string) {
 						if strings.HasPrefix(filepath.Base(path), "rank-") { // the first that fails stops who is not there yet
 							writing.Done()
 							writing.Wait()
 						}
-					}}))
+					}}), asynchronous, kit.Ckpt, 2)
 					for _, part := range c.want {
 						require.ErrorContains(t, err, part)
 					}
@@ -82,15 +82,15 @@ func TestSaveFaults(t *testing.T) {
 					require.NoError(t, g.Barrier(ctx))
 					if g.Rank() == 0 {
 						disk.Inject(crashfs.Fault{})
-						require.Equal(t, 1, requireLatest(t, kit.Ckpt, kit.OnFS(disk)))
+						require.Equal(t, 1, requireLatest(t, disk, kit.Ckpt))
 						require.Len(t, entries(t, disk, kit.Ckpt), 1, "the draft is gone")
 					}
 					f.Require(t, 2)
 					kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
 					require.NoError(t, f.Opt.Step(0.01))
-					require.NoError(t, f.SaveAs(ctx, asynchronous, kit.Ckpt, 3, kit.OnFS(disk)))
+					require.NoError(t, f.SaveAs(kit.OnFS(ctx, disk), asynchronous, kit.Ckpt, 3))
 				})
-				require.Equal(t, 3, requireLatest(t, kit.Ckpt, kit.OnFS(disk)))
+				require.Equal(t, 3, requireLatest(t, disk, kit.Ckpt))
 			})
 		}
 	}
@@ -111,13 +111,13 @@ func TestCrashDuringSave(t *testing.T) {
 		disk := crashfs.New()
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			f := kit.NewFiller(t, ctx, g)
-			require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+			require.NoError(t, f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 1))
 			require.NoError(t, g.Barrier(ctx))
 			if g.Rank() == 0 {
 				disk.Kill(ops)
 			}
 			require.NoError(t, g.Barrier(ctx))
-			err := f.SaveStep(ctx, kit.Ckpt, 2, kit.OnFS(disk), fsdp.KeepLast(1))
+			err := f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 2, fsdp.SaveOptions{KeepLast: 1})
 			if g.Rank() == 0 {
 				done = err == nil
 			}
@@ -125,16 +125,16 @@ func TestCrashDuringSave(t *testing.T) {
 		})
 		for seed := range uint64(6) {
 			after := disk.Crash(seed)
-			step := requireLatest(t, kit.Ckpt, kit.OnFS(after))
+			step := requireLatest(t, after, kit.Ckpt)
 			require.Contains(t, []int{1, 2}, step, "after %d operations, seed %d", ops, seed)
 			require.True(t, !done || step == 2)
 			steps[step]++
 			f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
-			_, err := f.Load(t.Context(), kit.Ckpt, f.Opt, kit.OnFS(after)) // KeepLast is about the same training
+			_, err := f.Load(kit.OnFS(t.Context(), after), kit.Ckpt, f.Opt, nil) // KeepLast is about the same training
 			require.NoError(t, err)
-			require.NoError(t, f.SaveStep(t.Context(), kit.Ckpt, 3, kit.OnFS(after), fsdp.KeepLast(1)))
+			require.NoError(t, f.SaveStep(kit.OnFS(t.Context(), after), kit.Ckpt, 3, fsdp.SaveOptions{KeepLast: 1}))
 			require.Len(t, entries(t, after, kit.Ckpt), 1)
-			require.Equal(t, 3, requireLatest(t, kit.Ckpt, kit.OnFS(after)))
+			require.Equal(t, 3, requireLatest(t, after, kit.Ckpt))
 			require.NoError(t, f.Close())
 		}
 	}
@@ -147,7 +147,7 @@ func TestUnsharedDirectory(t *testing.T) {
 	disks := []*crashfs.FS{crashfs.New(), crashfs.New()}
 	host, _ := os.Hostname()
 	for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
-		return kit.NewFiller(t, ctx, g).Save(ctx, kit.Ckpt, nil, kit.OnFS(disks[g.Rank()/2]))
+		return kit.NewFiller(t, ctx, g).Save(kit.OnFS(ctx, disks[g.Rank()/2]), kit.Ckpt, nil, nil)
 	}) {
 		require.ErrorContains(t, err, "rank 2")
 		require.ErrorContains(t, err, fmt.Sprintf("checkpoints need a file system that all ranks share: host %q does not see", host))
@@ -179,7 +179,7 @@ func TestTwoJobs(t *testing.T) {
 		require.NoError(t, f.SaveStep(ctx, dir, 4))
 		require.NoError(t, f.Close())
 	})
-	require.Equal(t, 4, requireLatest(t, dir))
+	require.Equal(t, 4, requireLatest(t, checkpoint.OS(), dir))
 }
 
 // requireMixed checks that nothing goes on with parameters of which only a part was loaded.
@@ -191,8 +191,8 @@ func requireMixed(t *testing.T, ctx context.Context, f *kit.Filler, g comm.Group
 	_, err = f.Eval(ctx, kit.ShapeBatch(g.Rank())...)
 	require.ErrorContains(t, err, why)
 	require.ErrorContains(t, f.Opt.Step(0.1), why)
-	require.ErrorContains(t, f.Save(ctx, t.TempDir(), nil), why)
-	_, err = f.SaveAsync(ctx, t.TempDir(), nil)
+	require.ErrorContains(t, f.Save(ctx, t.TempDir(), nil, nil), why)
+	_, err = f.SaveAsync(ctx, t.TempDir(), nil, nil)
 	require.ErrorContains(t, err, why)
 }
 
@@ -207,23 +207,23 @@ func TestSaveArguments(t *testing.T) {
 		want string
 	}{
 		"step": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.AtStep(rank))
+			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{Step: rank})
 		}, `ranks disagree about the arguments of Save: rank 0 has "step 0", rank 1 has "step 1"`},
 		"negative step": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.AtStep(rank-2))
-		}, "AtStep(-2): steps count from 0"},
+			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{Step: rank - 2})
+		}, "option Step is -2: steps count from 0"},
 		"keep": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.KeepLast(0))
-		}, "KeepLast(0): want at least 1"},
+			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{KeepLast: -1})
+		}, "option KeepLast is -1: want a number of checkpoints"},
 		"directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, filepath.Join(dir, fmt.Sprint(rank)), f.Opt)
+			return f.Save(ctx, filepath.Join(dir, fmt.Sprint(rank)), f.Opt, nil)
 		}, "ranks disagree about the arguments of Save: rank 0 has \"directory "},
-		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, "", f.Opt) }, "no directory is named"},
+		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, "", f.Opt, nil) }, "no directory is named"},
 		"optimizer on one rank": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
-				return f.Save(ctx, dir, nil, fsdp.AtStep(1))
+				return f.Save(ctx, dir, nil, &fsdp.SaveOptions{Step: 1})
 			}
-			return f.Save(ctx, dir, f.Opt)
+			return f.Save(ctx, dir, f.Opt, nil)
 		}, `rank 0 has "no optimizer", rank 1 has "an optimizer"`},
 		"of other pieces": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			pieces := f.Shards()
@@ -231,15 +231,15 @@ func TestSaveArguments(t *testing.T) {
 			p.Offset, p.Value, p.Grad = p.Offset+1, p.Value.Slice(1, p.Value.Len()), p.Grad.Slice(1, p.Grad.Len())
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
-			return f.Save(ctx, dir, opt)
+			return f.Save(ctx, dir, opt, nil)
 		}, "which is not what this rank has of it: make it of Sharded.Shards as they are"},
-		"another model's": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, dir, foreign) },
+		"another model's": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, dir, foreign, nil) },
 			`the optimizer has momentum_buffer of "x", which is no parameter of the model`},
 		"another model's, without state": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			p := optim.Param{Name: "x", Shape: []int{2}, Value: optim.Host{F32: make([]float32, 2)}, Grad: optim.Host{F32: make([]float32, 2)}}
 			opt, err := optim.SGD{}.New([]optim.Param{p})
 			require.NoError(t, err)
-			return f.Save(ctx, dir, opt)
+			return f.Save(ctx, dir, opt, nil)
 		}, `the optimizer updates "x", which is no parameter of the model`},
 		"of equal shards": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			pieces := f.Shards()
@@ -248,32 +248,26 @@ func TestSaveArguments(t *testing.T) {
 			}
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
-			return f.Save(ctx, dir, opt)
+			return f.Save(ctx, dir, opt, nil)
 		}, "somewhere else, such as in another Sharded of the model: make it of this one's Shards"},
 		"one waits": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
-				return f.Save(ctx, dir, f.Opt)
+				return f.Save(ctx, dir, f.Opt, nil)
 			}
-			_, err := f.SaveAsync(ctx, dir, f.Opt)
+			_, err := f.SaveAsync(ctx, dir, f.Opt, nil)
 			return err
 		}, `rank 0 has "call of Save", rank 1 has "call of SaveAsync"`},
 		"extra": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.Extra("f", func() {}))
+			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{Extra: map[string]any{"f": func() {}}})
 		}, `Extra("f"): json: unsupported type: func()`},
 		"extra of one rank": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.RankExtra("c", map[bool]any{true: 1, false: make(chan int)}[rank == 0]))
+			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{RankExtra: map[string]any{"c": map[bool]any{true: 1, false: make(chan int)}[rank == 0]}})
 		}, `RankExtra("c"): json: unsupported type: chan int`},
-		"extra twice": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.Extra("a", 1), fsdp.RankExtra("a", 1), fsdp.Extra("a", 2))
-		}, `Extra("a") is given twice`},
-		"option": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.As(fsdp.BFloat16))
-		}, "option As is not for this method, which takes [AtStep KeepLast Extra RankExtra AllowNotFinite]"},
 		"method": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
-				return f.Save(ctx, dir, f.Opt)
+				return f.Save(ctx, dir, f.Opt, nil)
 			}
-			_, err := f.Load(ctx, dir, f.Opt)
+			_, err := f.Load(ctx, dir, f.Opt, nil)
 			return err
 		}, "ranks disagree: "},
 	} {
@@ -283,10 +277,10 @@ func TestSaveArguments(t *testing.T) {
 				require.ErrorContains(t, c.save(ctx, f, g.Rank()), c.want)
 				kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
 				require.NoError(t, f.Close())
-				require.ErrorContains(t, f.Save(ctx, dir, f.Opt), "the model is closed")
-				_, err := f.SaveAsync(ctx, dir, f.Opt)
+				require.ErrorContains(t, f.Save(ctx, dir, f.Opt, nil), "the model is closed")
+				_, err := f.SaveAsync(ctx, dir, f.Opt, nil)
 				require.ErrorContains(t, err, "the model is closed")
-				_, err = f.Load(ctx, dir, f.Opt)
+				_, err = f.Load(ctx, dir, f.Opt, nil)
 				require.ErrorContains(t, err, "the model is closed")
 			})
 			list, err := os.ReadDir(dir)
@@ -301,14 +295,14 @@ func TestExtras(t *testing.T) {
 	dir := t.TempDir()
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := kit.NewFiller(t, ctx, g)
-		opts := []fsdp.StateOption{fsdp.Extra("rank", g.Rank()), fsdp.Extra("name", "tiny")}
+		opts := &fsdp.SaveOptions{Extra: map[string]any{"rank": g.Rank(), "name": "tiny"}}
 		if g.Rank() == 1 {
-			opts = append(opts, fsdp.RankExtra("position", 1<<60+1))
+			opts.RankExtra = map[string]any{"position": 1<<60 + 1}
 		}
-		require.NoError(t, f.Save(ctx, dir, nil, opts...))
+		require.NoError(t, f.Save(ctx, dir, nil, opts))
 	})
 	f := kit.NewFiller(t, t.Context(), comm.Local(1)[0])
-	c, err := f.Load(t.Context(), dir, nil)
+	c, err := f.Load(t.Context(), dir, nil, nil)
 	require.NoError(t, err)
 	latest, err := fsdp.LatestCheckpoint(dir)
 	require.NoError(t, err)
@@ -335,7 +329,7 @@ func TestKeepLast(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := kit.NewFiller(t, ctx, g)
 		for step := range 6 {
-			require.NoError(t, f.SaveStep(ctx, dir, step, fsdp.KeepLast(2)))
+			require.NoError(t, f.SaveStep(ctx, dir, step, fsdp.SaveOptions{KeepLast: 2}))
 		}
 		require.NoError(t, f.SaveStep(ctx, dir, 6))
 		require.NoError(t, f.Close())
@@ -365,7 +359,7 @@ func TestReplicasSaveOnce(t *testing.T) {
 			cfg := c.cfg
 			cfg.Group, cfg.Precision = g, kit.Float64s
 			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
-			require.NoError(t, m.Save(ctx, dir, nil))
+			require.NoError(t, m.Save(ctx, dir, nil, nil))
 		})
 		latest, err := fsdp.LatestCheckpoint(dir)
 		require.NoError(t, err)
@@ -395,7 +389,7 @@ func TestSaveInJoin(t *testing.T) {
 		require.NoError(t, err)
 		first := 0
 		if from != "" {
-			c, err := m.Load(ctx, from, opt)
+			c, err := m.Load(ctx, from, opt, nil)
 			require.NoError(t, err)
 			first = c.Step
 		}
@@ -416,7 +410,7 @@ func TestSaveInJoin(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		b := run(ctx, g, "", 5, func(m *fsdp.Sharded, opt optim.Optimizer, step int) {
 			if step == 4 {
-				require.NoError(t, m.Save(ctx, dir, opt))
+				require.NoError(t, m.Save(ctx, dir, opt, nil))
 			}
 		})
 		if g.Rank() == 0 {
@@ -443,8 +437,8 @@ func TestSaveLeavesThePass(t *testing.T) {
 			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
 			require.NoError(t, err)
 			if save {
-				require.NoError(t, m.Save(ctx, kit.Ckpt, nil, kit.OnFS(disk)))
-				v, err := m.SaveAsync(ctx, kit.Ckpt, nil, kit.OnFS(disk))
+				require.NoError(t, m.Save(kit.OnFS(ctx, disk), kit.Ckpt, nil, nil))
+				v, err := m.SaveAsync(kit.OnFS(ctx, disk), kit.Ckpt, nil, nil)
 				require.NoError(t, err)
 				require.NoError(t, v.Wait(ctx))
 			}
@@ -472,7 +466,7 @@ func TestSaveContext(t *testing.T) {
 			ctx, cancel = context.WithCancelCause(ctx)
 			disk = &kit.HookedFS{FS: disk, BeforeCreate: func(string) { cancel(gone) }}
 		}
-		return f.Save(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
+		return f.Save(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, nil)
 	}) {
 		require.ErrorContains(t, err, gone.Error())
 	}

@@ -83,9 +83,9 @@ func saveBesideFailure(t *testing.T, at int) int {
 		}}
 		m := kit.Wrap(t, kit.TinyGPT(1), cfg)
 		opt := kit.AdamAndMomentum(t, m)
-		require.NoError(t, m.Save(ctx, "ckpt", opt, kit.OnFS(disk), fsdp.AtStep(1)))
+		require.NoError(t, m.Save(kit.OnFS(ctx, disk), "ckpt", opt, &fsdp.SaveOptions{Step: 1}))
 		require.NoError(t, g.Barrier(ctx))
-		saving, err := m.SaveAsync(ctx, "ckpt", opt, kit.OnFS(haltingFS{disk, halt}), fsdp.AtStep(2))
+		saving, err := m.SaveAsync(kit.OnFS(ctx, haltingFS{disk, halt}), "ckpt", opt, &fsdp.SaveOptions{Step: 2})
 		require.NoError(t, err)
 		if at >= 0 {
 			<-reached
@@ -105,7 +105,7 @@ func saveBesideFailure(t *testing.T, at int) int {
 	<-failed
 	kit.OnRanks(t, 1, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
-		c, err := m.Load(ctx, "ckpt", nil, kit.OnFS(disk))
+		c, err := m.Load(kit.OnFS(ctx, disk), "ckpt", nil, nil)
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step, "operation %d", at)
 	})

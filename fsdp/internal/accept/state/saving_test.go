@@ -55,10 +55,10 @@ func TestSaveAsyncIsSave(t *testing.T) {
 					var snapshot int
 					for step := range 3 {
 						r.Train(t, ctx, step, step+1)
-						extra := fsdp.RankExtra("rank", g.Rank())
+						extra := &fsdp.SaveOptions{RankExtra: map[string]any{"rank": g.Rank()}}
 						require.NoError(t, m.Save(ctx, filepath.Join(dir, "sync"), opt, extra))
 						before := m.Memory()
-						v, err := m.SaveAsync(ctx, filepath.Join(dir, "async"), opt, extra, kit.OnFS(gates[step]))
+						v, err := m.SaveAsync(kit.OnFS(ctx, gates[step]), filepath.Join(dir, "async"), opt, extra)
 						require.NoError(t, err)
 						done, total := v.Progress()
 						require.Zero(t, done)
@@ -84,7 +84,7 @@ func TestSaveAsyncIsSave(t *testing.T) {
 						done, total = v.Progress()
 						require.Equal(t, total, done)
 						require.NotEmpty(t, v.Path())
-						_, err = m.Load(ctx, v.Path(), opt) // goes back to where it was saved
+						_, err = m.Load(ctx, v.Path(), opt, nil) // goes back to where it was saved
 						require.NoError(t, err)
 					}
 					require.NoError(t, m.Close())
@@ -123,16 +123,16 @@ func TestSaveWaits(t *testing.T) {
 		asked bool // with Wait before
 	}{
 		"Save": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error {
-			return f.SaveStep(ctx, kit.Ckpt, 3, kit.OnFS(disk))
+			return f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 3)
 		}, true, false},
 		"SaveAsync": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error {
-			return f.SaveAs(ctx, true, kit.Ckpt, 3, kit.OnFS(disk))
+			return f.SaveAs(kit.OnFS(ctx, disk), true, kit.Ckpt, 3)
 		}, true, false},
 		"Save after Wait": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error {
-			return f.SaveStep(ctx, kit.Ckpt, 3, kit.OnFS(disk))
+			return f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 3)
 		}, false, true},
 		"Load": {func(ctx context.Context, f *kit.Filler, disk checkpoint.FS) error {
-			c, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
+			c, err := f.Load(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, nil)
 			if err == nil {
 				require.Equal(t, 1, c.Step)
 			}
@@ -147,10 +147,10 @@ func TestSaveWaits(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				f := kit.NewFiller(t, ctx, g)
 				defer f.Close()
-				require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+				require.NoError(t, f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 1))
 				require.NoError(t, g.Barrier(ctx))
 				f.Fill(2)
-				v, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, kit.OnFS(gate), fsdp.AtStep(2))
+				v, err := f.SaveAsync(kit.OnFS(ctx, gate), kit.Ckpt, f.Opt, &fsdp.SaveOptions{Step: 2})
 				require.NoError(t, err)
 				ended, cancel := context.WithCancel(ctx)
 				cancel()
@@ -174,9 +174,9 @@ func TestSaveWaits(t *testing.T) {
 					return
 				}
 				if name == "Load" {
-					require.ErrorContains(t, f.SaveStep(ctx, kit.Ckpt, 3, kit.OnFS(disk)), "Save: SaveAsync at step 2: ")
+					require.ErrorContains(t, f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 3), "Save: SaveAsync at step 2: ")
 				}
-				require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 4, kit.OnFS(disk)))
+				require.NoError(t, f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 4))
 			})
 		})
 	}
@@ -191,7 +191,7 @@ func TestCloseWaitsForSaving(t *testing.T) {
 		f := kit.NewFiller(t, ctx, g)
 		f.Fill(7)
 		brief, cancel := context.WithCancel(ctx)
-		_, err := f.SaveAsync(brief, kit.Ckpt, f.Opt, kit.OnFS(gate), fsdp.AtStep(7))
+		_, err := f.SaveAsync(kit.OnFS(brief, gate), kit.Ckpt, f.Opt, &fsdp.SaveOptions{Step: 7})
 		require.NoError(t, err)
 		cancel() // it was that of the copy
 		var opening sync.WaitGroup
@@ -202,7 +202,7 @@ func TestCloseWaitsForSaving(t *testing.T) {
 		opening.Wait()
 		require.NoError(t, g.Barrier(ctx), "the group is open")
 	})
-	require.Equal(t, 7, requireLatest(t, kit.Ckpt, kit.OnFS(disk)))
+	require.Equal(t, 7, requireLatest(t, disk, kit.Ckpt))
 }
 
 // TestLoadWaitsForSaving loads what is still being written.
@@ -212,16 +212,16 @@ func TestLoadWaitsForSaving(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
-		require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+		require.NoError(t, f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 1))
 		f.Fill(2)
-		_, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, kit.OnFS(gate), fsdp.AtStep(2))
+		_, err := f.SaveAsync(kit.OnFS(ctx, gate), kit.Ckpt, f.Opt, &fsdp.SaveOptions{Step: 2})
 		require.NoError(t, err)
 		f.Fill(3)
 		var opening sync.WaitGroup
 		if g.Rank() == 1 {
 			opening.Go(func() { close(gate.open) })
 		}
-		c, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
+		c, err := f.Load(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, nil)
 		require.NoError(t, err)
 		require.Equal(t, 2, c.Step)
 		f.Require(t, 2)
@@ -240,9 +240,9 @@ func TestRankDiesWhileSaving(t *testing.T) {
 	told.Add(2)
 	err := comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
 		f := kit.NewFiller(t, ctx, g)
-		require.NoError(t, f.SaveStep(ctx, kit.Ckpt, 1, kit.OnFS(disk)))
+		require.NoError(t, f.SaveStep(kit.OnFS(ctx, disk), kit.Ckpt, 1))
 		f.Fill(2)
-		v, err := f.SaveAsync(ctx, kit.Ckpt, f.Opt, kit.OnFS(gates[g.Rank()/2]), fsdp.AtStep(2))
+		v, err := f.SaveAsync(kit.OnFS(ctx, gates[g.Rank()/2]), kit.Ckpt, f.Opt, &fsdp.SaveOptions{Step: 2})
 		require.NoError(t, err)
 		waiting.Done()
 		if g.Rank() == 2 {
@@ -258,11 +258,11 @@ func TestRankDiesWhileSaving(t *testing.T) {
 		told.Done()
 		told.Wait() // before another rank leaves, too
 		require.ErrorContains(t, err, "rank 2")
-		require.ErrorIs(t, f.Save(context.Background(), kit.Ckpt, nil), gone)
+		require.ErrorIs(t, f.Save(context.Background(), kit.Ckpt, nil, nil), gone)
 		return f.Close()
 	})
 	require.ErrorIs(t, err, gone)
-	require.Equal(t, 1, requireLatest(t, kit.Ckpt, kit.OnFS(disk.Restart())))
+	require.Equal(t, 1, requireLatest(t, disk.Restart(), kit.Ckpt))
 }
 
 // TestSnapshotFits makes a snapshot of another size, and looks for it in the plan.
@@ -274,13 +274,13 @@ func TestSnapshotFits(t *testing.T) {
 		require.NoError(t, err)
 		batch := kit.TinyBatch(0, g.Rank(), 2, 3)
 		kit.ForwardBackward(t, ctx, m, batch)
-		v, err := m.SaveAsync(ctx, kit.Ckpt, opt, kit.OnFS(disk))
+		v, err := m.SaveAsync(kit.OnFS(ctx, disk), kit.Ckpt, opt, nil)
 		require.NoError(t, err)
 		require.NoError(t, v.Wait(ctx))
 		_, err = m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "h.") }, opt)
 		require.NoError(t, err)
 		before := m.Memory().Live
-		v, err = m.SaveAsync(ctx, kit.Ckpt, nil, kit.OnFS(disk)) // of another size
+		v, err = m.SaveAsync(kit.OnFS(ctx, disk), kit.Ckpt, nil, nil) // of another size
 		require.NoError(t, err)
 		_, total := v.Progress()
 		require.Less(t, m.Memory().Live, before)
@@ -310,16 +310,16 @@ func TestSaveOverTransports(t *testing.T) {
 				defer m.Close()
 				m.Train(t, ctx, 0, 2)
 				want := kit.StateBits(t, ctx, m.Sharded)
-				v, err := m.SaveAsync(ctx, kit.Ckpt, m.Opt, kit.OnFS(disk))
+				v, err := m.SaveAsync(kit.OnFS(ctx, disk), kit.Ckpt, m.Opt, nil)
 				require.NoError(t, err)
 				m.Train(t, ctx, 2, 5)
-				_, err = m.Load(ctx, kit.Ckpt, m.Opt, kit.OnFS(disk))
+				_, err = m.Load(kit.OnFS(ctx, disk), kit.Ckpt, m.Opt, nil)
 				require.NoError(t, err)
 				require.NoError(t, v.Wait(ctx))
 				kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m.Sharded))
-				require.NoError(t, m.Save(ctx, kit.Ckpt, m.Opt, kit.OnFS(disk)))
+				require.NoError(t, m.Save(kit.OnFS(ctx, disk), kit.Ckpt, m.Opt, nil))
 
-				v, err = m.SaveAsync(ctx, kit.Ckpt, m.Opt, kit.OnFS(gate))
+				v, err = m.SaveAsync(kit.OnFS(ctx, gate), kit.Ckpt, m.Opt, nil)
 				require.NoError(t, err)
 				begun.Done()
 				begun.Wait()
@@ -331,7 +331,7 @@ func TestSaveOverTransports(t *testing.T) {
 				told.Done()
 				told.Wait() // before another rank leaves, too
 				require.ErrorContains(t, err, "rank 2")
-				require.ErrorContains(t, m.Save(ctx, kit.Ckpt, m.Opt, kit.OnFS(disk)), "rank 2")
+				require.ErrorContains(t, m.Save(kit.OnFS(ctx, disk), kit.Ckpt, m.Opt, nil), "rank 2")
 			})
 		})
 	}

@@ -21,9 +21,9 @@ import (
 
 // inParts are options of a file in which parameters of smallModel are several tensors: a.w [31, 3]
 // is three, one of them empty, and b.w [5, 11] is two that lie transposed.
-func inParts() []fsdp.StateOption {
-	return []fsdp.StateOption{
-		fsdp.Join(func(name string) []fsdp.Part {
+func inParts() *fsdp.ExportOptions {
+	return &fsdp.ExportOptions{
+		Concat: func(name string) []fsdp.Part {
 			switch name {
 			case "a.w":
 				return []fsdp.Part{{Name: "q", Rows: 10}, {Name: "none", Rows: 0}, {Name: "k", Rows: 21}}
@@ -31,10 +31,16 @@ func inParts() []fsdp.StateOption {
 				return []fsdp.Part{{Name: "up", Rows: 2}, {Name: "gate", Rows: 3}}
 			}
 			return nil
-		}),
-		fsdp.Transpose(func(name string) bool { return name == "b.w" }),
-		fsdp.Rename(func(name string) string { return "x." + name }),
+		},
+		Transpose: func(name string) bool { return name == "b.w" },
+		Rename:    func(name string) string { return "x." + name },
 	}
+}
+
+// fromParts are options that import such a file.
+func fromParts() *fsdp.ImportOptions {
+	to := inParts()
+	return &fsdp.ImportOptions{Concat: to.Concat, Transpose: to.Transpose, Rename: to.Rename}
 }
 
 // weightMap is where an index has tensors.
@@ -56,10 +62,6 @@ func TestParts(t *testing.T) {
 			t.Run(fmt.Sprintf("%d ranks, at %d", world, split), func(t *testing.T) {
 				dir := t.TempDir()
 				path := filepath.Join(dir, "model.safetensors")
-				var opts []fsdp.StateOption
-				if split > 0 {
-					opts = append(opts, fsdp.SplitAt(split))
-				}
 				index := path
 				if split > 0 && split < 1<<20 {
 					index = path + ".index.json"
@@ -68,11 +70,11 @@ func TestParts(t *testing.T) {
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Seed: 5})
 					was := kit.StateBits(t, ctx, m)
-					require.NoError(t, m.Export(ctx, path, slices.Concat(inParts(), opts, []fsdp.StateOption{
-						fsdp.Beside(map[string][]byte{"config.json": fmt.Append(nil, g.Rank())}),
-					})...))
+					to := inParts()
+					to.MaxFileSize, to.ExtraFiles = split, map[string][]byte{"config.json": fmt.Append(nil, g.Rank())}
+					require.NoError(t, m.Export(ctx, path, to))
 					next := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Seed: 6})
-					require.NoError(t, next.Import(ctx, index, inParts()...))
+					require.NoError(t, next.Import(ctx, index, fromParts()))
 					kit.RequireSameBits(t, was, kit.StateBits(t, ctx, next))
 					if g.Rank() == 0 {
 						want = was
@@ -117,19 +119,19 @@ func requireParts(t *testing.T, dir, index string, want kit.Bits) {
 func TestPartsReadTheirOwn(t *testing.T) {
 	model := kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 3000, 100)), kit.Initial(kit.Weight("v", 1000, 100)))))
 	path := filepath.Join(t.TempDir(), "model.safetensors")
-	join := fsdp.Join(func(name string) []fsdp.Part {
+	join := func(name string) []fsdp.Part {
 		if name == "a.v" {
 			return nil
 		}
 		return []fsdp.Part{{Name: "q", Rows: 1000}, {Name: "k", Rows: 500}, {Name: "v", Rows: 1500}}
-	})
+	}
 	var read, calls [4]int64
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, model, fsdp.Config{Group: g})
-		require.NoError(t, m.Export(ctx, path, join, fsdp.SplitAt(1_200_000), fsdp.As(fsdp.BFloat16)))
-		require.NoError(t, m.Export(ctx, path, join, fsdp.SplitAt(600_000), fsdp.As(fsdp.BFloat16)))
+		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Concat: join, MaxFileSize: 1_200_000, DType: new(fsdp.BFloat16)}))
+		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Concat: join, MaxFileSize: 600_000, DType: new(fsdp.BFloat16)}))
 		fsys := &countingFS{FS: checkpoint.OS(), bytes: &read[g.Rank()], calls: &calls[g.Rank()]}
-		require.NoError(t, m.Import(ctx, path+".index.json", join, kit.OnFS(fsys)))
+		require.NoError(t, m.Import(kit.OnFS(ctx, fsys), path+".index.json", &fsdp.ImportOptions{Concat: join}))
 	})
 	for r := range read {
 		require.InDelta(t, 400_000*2/4, read[r], 3000, "rank %d: its share of bfloat16, two headers and the index", r)
@@ -154,7 +156,7 @@ func TestSplitReplaces(t *testing.T) {
 			{400, []string{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"}},
 			{1 << 20, []string{"model.safetensors"}},
 		} {
-			require.NoError(t, m.Export(ctx, path, fsdp.SplitAt(c.at)))
+			require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{MaxFileSize: c.at}))
 			if g.Rank() == 0 {
 				left, err := filepath.Glob(filepath.Join(dir, "*"))
 				require.NoError(t, err)
@@ -178,7 +180,7 @@ func TestSplitFails(t *testing.T) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		for failAt := 1; ; failAt++ {
 			fsys := &failingFS{FS: checkpoint.OS(), left: failAt}
-			err := m.Export(ctx, path, fsdp.SplitAt(400), fsdp.Beside(map[string][]byte{"b": nil}), kit.OnFS(fsys))
+			err := m.Export(kit.OnFS(ctx, fsys), path, &fsdp.ExportOptions{MaxFileSize: 400, ExtraFiles: map[string][]byte{"b": nil}})
 			if g.Rank() == 0 {
 				temps, _ := filepath.Glob(filepath.Join(dir, "*.tmp-*"))
 				require.Empty(t, temps)
@@ -201,48 +203,49 @@ func TestSplitFails(t *testing.T) {
 // TestPartsErrors checks what every rank hears of options and indices that do not fit, and that
 // nothing has changed.
 func TestPartsErrors(t *testing.T) {
-	join := func(parts ...fsdp.Part) fsdp.StateOption {
-		return fsdp.Join(func(name string) []fsdp.Part {
+	join := func(parts ...fsdp.Part) *fsdp.ImportOptions {
+		return &fsdp.ImportOptions{Concat: func(name string) []fsdp.Part {
 			if name != "a.w" {
 				return nil
 			}
 			return parts
-		})
+		}}
 	}
 	const whole = `{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m"}}`
 	for name, c := range map[string]struct {
 		index string
-		opts  func(opt optim.Optimizer) []fsdp.StateOption
+		opts  func(opt optim.Optimizer) *fsdp.ImportOptions
 		want  string
 	}{
-		"too few rows": {whole, func(optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 30})}
+		"too few rows": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
+			return join(fsdp.Part{Name: "q", Rows: 30})
 		},
-			"option Join makes a.w [31 3] of 30 rows: [{q 30}]"},
-		"negative": {whole, func(optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 32}, fsdp.Part{Name: "k", Rows: -1})}
-		}, "option Join gives a.w a part of -1 rows"},
-		"twice": {whole, func(optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 30}, fsdp.Part{Name: "q", Rows: 1})}
-		}, `option Join gives both a.w and a.w the name "q"`},
-		"optimizer": {whole, func(opt optim.Optimizer) []fsdp.StateOption { return append(inParts(), fsdp.WithOptimizer(opt)) },
-			"options Join and LeaveOut cannot be given with WithOptimizer"},
-		"parts missing": {whole, func(optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{join(fsdp.Part{Name: "q", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})}
+			"option Concat makes a.w [31 3] of 30 rows: [{q 30}]"},
+		"negative": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
+			return join(fsdp.Part{Name: "q", Rows: 32}, fsdp.Part{Name: "k", Rows: -1})
+		}, "option Concat gives a.w a part of -1 rows"},
+		"twice": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
+			return join(fsdp.Part{Name: "q", Rows: 30}, fsdp.Part{Name: "q", Rows: 1})
+		}, `option Concat gives both a.w and a.w the name "q"`},
+		"optimizer": {whole, func(opt optim.Optimizer) *fsdp.ImportOptions {
+			o := fromParts()
+			o.Optimizer = opt
+			return o
+		},
+			"options Concat and Exclude cannot be given with Optimizer"},
+		"parts missing": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
+			return join(fsdp.Part{Name: "q", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})
 		}, "does not fit the model: missing q, k, see AllowMissing; extra a.w"},
-		"part reshaped": {whole, func(optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{join(fsdp.Part{Name: "a.w", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})}
+		"part reshaped": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
+			return join(fsdp.Part{Name: "a.w", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})
 		}, "does not fit the model: missing k, see AllowMissing; reshaped a.w [31 3] -> [30 3]"},
-		"no JSON":      {`{"weight_map": `, nil, "model.safetensors.index.json: unexpected EOF"},
-		"no map":       {`{"metadata": {}}`, nil, "model.safetensors.index.json: there is no weight_map"},
-		"elsewhere":    {`{"weight_map": {"a.w": "../m"}}`, nil, `tensor "a.w" is in "../m", which is no file beside the index`},
-		"directory":    {`{"weight_map": {"a.w": "."}}`, nil, `tensor "a.w" is in ".", which is no file beside the index`},
-		"no such file": {`{"weight_map": {"a.w": "n"}}`, nil, "n: no such file"},
-		"not in file":  {`{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m", "c.w": "m"}}`, nil, `tensor "c.w" is not in m, where the index has it`},
-		"not in index": {`{"weight_map": {"a.w": "m", "a.b": "m"}}`, nil, `tensor "b.w" is in m, but the index has it in ""`},
-		"left out": {whole, func(optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.LeaveOut(func(string) bool { return true })}
-		}, "option LeaveOut is not for this method"},
+		"no JSON":        {`{"weight_map": `, nil, "model.safetensors.index.json: unexpected EOF"},
+		"no map":         {`{"metadata": {}}`, nil, "model.safetensors.index.json: there is no weight_map"},
+		"elsewhere":      {`{"weight_map": {"a.w": "../m"}}`, nil, `tensor "a.w" is in "../m", which is no file beside the index`},
+		"directory":      {`{"weight_map": {"a.w": "."}}`, nil, `tensor "a.w" is in ".", which is no file beside the index`},
+		"no such file":   {`{"weight_map": {"a.w": "n"}}`, nil, "n: no such file"},
+		"not in file":    {`{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m", "c.w": "m"}}`, nil, `tensor "c.w" is not in m, where the index has it`},
+		"not in index":   {`{"weight_map": {"a.w": "m", "a.b": "m"}}`, nil, `tensor "b.w" is in m, but the index has it in ""`},
 		"index is right": {whole, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -255,11 +258,11 @@ func TestPartsErrors(t *testing.T) {
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
 				before := kit.StateBits(t, ctx, m)
-				var opts []fsdp.StateOption
+				var opts *fsdp.ImportOptions
 				if c.opts != nil {
 					opts = c.opts(opt)
 				}
-				err = m.Import(ctx, path, opts...)
+				err = m.Import(ctx, path, opts)
 				if c.want == "" {
 					require.NoError(t, err)
 					return
@@ -271,17 +274,17 @@ func TestPartsErrors(t *testing.T) {
 	}
 }
 
-// TestLeaveOut exports a part of the model, and Beside says which names it does not take.
-func TestLeaveOut(t *testing.T) {
+// TestExclude exports a part of the model, and ExtraFiles says which names it does not take.
+func TestExclude(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-		require.NoError(t, m.Export(ctx, path, fsdp.LeaveOut(func(name string) bool { return name == "a.w" })))
+		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Exclude: func(name string) bool { return name == "a.w" }}))
 		for _, name := range []string{"../x", "", "model.safetensors", "."} {
-			err := m.Export(ctx, path, fsdp.Beside(map[string][]byte{name: nil}))
-			require.ErrorContains(t, err, fmt.Sprintf("option Beside: %q is no name for a file beside", name))
+			err := m.Export(ctx, path, &fsdp.ExportOptions{ExtraFiles: map[string][]byte{name: nil}})
+			require.ErrorContains(t, err, fmt.Sprintf("option ExtraFiles: %q is no name for a file beside", name))
 		}
-		require.ErrorContains(t, m.Export(ctx, path, fsdp.SplitAt(0)), "SplitAt(0): want a number of bytes")
+		require.ErrorContains(t, m.Export(ctx, path, &fsdp.ExportOptions{MaxFileSize: -1}), "option MaxFileSize is -1: want a number of bytes")
 	})
 	tensors, _ := kit.ParseFile(t, path)
 	require.Equal(t, []string{"a.b", "b.w"}, kit.SortedKeys(tensors))

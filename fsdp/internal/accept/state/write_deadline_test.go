@@ -134,17 +134,17 @@ func TestWritesHaveADeadline(t *testing.T) {
 									call := func(ctx context.Context) error {
 										switch method {
 										case "Save":
-											return m.Save(ctx, path, opt, kit.OnFS(disk))
+											return m.Save(kit.OnFS(ctx, disk), path, opt, nil)
 										case "Export":
-											return m.Export(ctx, path, kit.OnFS(disk))
+											return m.Export(kit.OnFS(ctx, disk), path, nil)
 										}
-										v, err := m.SaveAsync(ctx, path, opt, kit.OnFS(disk))
+										v, err := m.SaveAsync(kit.OnFS(ctx, disk), path, opt, nil)
 										if err != nil {
 											return err
 										}
 										return v.Wait(ctx)
 									}
-									require.NoError(t, m.Save(t.Context(), path+"before", opt, kit.OnFS(disk)))
+									require.NoError(t, m.Save(kit.OnFS(t.Context(), disk), path+"before", opt, nil))
 									if g.Rank() == 0 {
 										disk.stop()
 									}

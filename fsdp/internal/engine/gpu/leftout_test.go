@@ -96,7 +96,7 @@ func (x *training) rank(ctx context.Context, g comm.Group) (out []string, err er
 	if g.Rank() == 0 {
 		x.end = x.waits()
 	}
-	state, err := m.FullState(ctx)
+	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	for _, name := range slices.Sorted(maps.Keys(state)) {
 		out = append(out, fmt.Sprint(name, state[name].Data()))
 	}

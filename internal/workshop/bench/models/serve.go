@@ -84,9 +84,9 @@ func open(ctx context.Context, j job) (subject, error) {
 		return nil, err
 	}
 	if j.Way == 0 && !j.Half {
-		err = m.Export(ctx, j.Weights)
+		err = m.Export(ctx, j.Weights, nil)
 	} else {
-		err = m.Import(ctx, j.Weights)
+		err = m.Import(ctx, j.Weights, nil)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())

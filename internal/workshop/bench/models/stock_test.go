@@ -21,7 +21,7 @@ func TestStockLlama(t *testing.T) {
 	model, err := fsdp.Wrap(&m, exact)
 	require.NoError(t, err)
 	defer model.Close()
-	weights, err := model.FullState(t.Context())
+	weights, err := model.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	require.NoError(t, stock.SetFull(t.Context(), 0, weights))
 

@@ -128,14 +128,14 @@ func states() (list []measurement) {
 		do   func(ctx context.Context, t *trainer, dir string) error
 	}{
 		{"state whole on rank 0", func(ctx context.Context, t *trainer, _ string) error {
-			_, err := t.model.FullOptimState(ctx, t.opt, fsdp.OnlyOn(0))
+			_, err := t.model.FullOptimState(ctx, t.opt, nil)
 			return err
 		}},
 		{"state saved", func(ctx context.Context, t *trainer, dir string) error {
-			return t.model.Save(ctx, dir, t.opt, fsdp.KeepLast(1))
+			return t.model.Save(ctx, dir, t.opt, &fsdp.SaveOptions{KeepLast: 1})
 		}},
 		{"state loaded", func(ctx context.Context, t *trainer, dir string) error {
-			_, err := t.model.Load(ctx, dir, t.opt)
+			_, err := t.model.Load(ctx, dir, t.opt, nil)
 			return err
 		}},
 	} {
@@ -149,7 +149,7 @@ func states() (list []measurement) {
 				if err := all[r].step(ctx); err != nil {
 					return err
 				}
-				return all[r].model.Save(ctx, to, all[r].opt)
+				return all[r].model.Save(ctx, to, all[r].opt, nil)
 			})
 			return func() (float64, error) {
 				begin := time.Now()

@@ -130,11 +130,11 @@ func (c *stateCheckpoints) removeCheckpoints(ctx context.Context) error {
 }
 
 func (c *stateCheckpoints) save(ctx context.Context, _ func()) error {
-	return c.held.Save(ctx, c.checkpoints(), c.held.opt)
+	return c.held.Save(ctx, c.checkpoints(), c.held.opt, nil)
 }
 
 func (c *stateCheckpoints) saveAsync(ctx context.Context, lap func()) error {
-	saving, err := c.held.SaveAsync(ctx, c.checkpoints(), c.held.opt)
+	saving, err := c.held.SaveAsync(ctx, c.checkpoints(), c.held.opt, nil)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (c *stateCheckpoints) saveAsync(ctx context.Context, lap func()) error {
 }
 
 func (c *stateCheckpoints) export(ctx context.Context, _ func()) error {
-	return c.held.Export(ctx, c.exported())
+	return c.held.Export(ctx, c.exported(), nil)
 }
 
 // loading is a trial that fills h, which is nil on ranks that do nothing, with values and, if asked
@@ -169,10 +169,10 @@ func (c *stateCheckpoints) loading(row *stateRow, h *stateHolder, state bool, lo
 }
 
 func (c *stateCheckpoints) load(ctx context.Context, h *stateHolder) error {
-	_, err := h.Load(ctx, c.checkpoints(), h.opt)
+	_, err := h.Load(ctx, c.checkpoints(), h.opt, nil)
 	return err
 }
 
 func (c *stateCheckpoints) imported(ctx context.Context, h *stateHolder) error {
-	return h.Import(ctx, c.exported())
+	return h.Import(ctx, c.exported(), nil)
 }

@@ -39,9 +39,9 @@ func (r *stateRank) consolidate(ctx context.Context) (err error) {
 	var trials []*stateTrial
 	var theirs []*stateRow // on rank 0, on every rank, and by ZeroRedundancyOptimizer
 	for _, all := range []bool{false, true} {
-		who, to, gather := "rank 0: ", fsdp.OnlyOn(0), peer.gather
+		who, gather := "rank 0: ", peer.gather
 		if all {
-			who, to, gather = "every rank: ", fsdp.OnEveryRank(), peer.allGather
+			who, gather = "every rank: ", peer.allGather
 		}
 		each := row(state, 0, who+"broadcast a tensor")
 		trials = append(trials, r.consolidation(each, func(ctx context.Context) (*optim.FullState, error) { return r.broadcastParts(ctx, parts, all) }))
@@ -50,9 +50,9 @@ func (r *stateRank) consolidate(ctx context.Context) (err error) {
 		}
 		trials = append(trials,
 			r.consolidation(row(state, gather, who+"FullOptimState"), func(ctx context.Context) (*optim.FullState, error) {
-				return r.held.FullOptimState(ctx, r.held.opt, to)
+				return r.held.FullOptimState(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all})
 			}),
-			r.again(row(state, 0, who+"the same, Into"), to))
+			r.again(row(state, 0, who+"the same, Into"), all))
 		for _, row := range rows[len(rows)-3:] {
 			row.against = []*stateRow{each}
 		}
@@ -92,13 +92,13 @@ func (r *stateRank) consolidate(ctx context.Context) (err error) {
 }
 
 // again is the trial of FullOptimState in the memory of an earlier result.
-func (r *stateRank) again(row *stateRow, to fsdp.StateOption) *stateTrial {
+func (r *stateRank) again(row *stateRow, all bool) *stateTrial {
 	var old *optim.FullState
 	t := r.consolidation(row, func(ctx context.Context) (*optim.FullState, error) {
-		return r.held.FullOptimState(ctx, r.held.opt, to, fsdp.Into(old))
+		return r.held.FullOptimState(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all, Into: old})
 	})
 	t.prepare = func(ctx context.Context) (err error) {
-		old, err = r.held.FullOptimState(ctx, r.held.opt, to)
+		old, err = r.held.FullOptimState(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all})
 		return err
 	}
 	finish := t.finish
@@ -152,7 +152,7 @@ func (r *stateRank) parameters(row *stateRow) *stateTrial {
 	return &stateTrial{
 		rows: []*stateRow{row},
 		run: func(ctx context.Context, _ func()) (err error) {
-			full, err = r.held.FullState(ctx, fsdp.OnlyOn(0))
+			full, err = r.held.FullState(ctx, nil)
 			return err
 		},
 		finish: func(first bool) error {

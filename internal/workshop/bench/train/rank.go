@@ -75,7 +75,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, text string) (err e
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
 	if j.Export {
-		if err := trainers[0].model.Export(ctx, j.Weights); err != nil {
+		if err := trainers[0].model.Export(ctx, j.Weights, nil); err != nil {
 			return err
 		}
 	}

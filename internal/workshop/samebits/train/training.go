@@ -50,10 +50,10 @@ func run(ctx context.Context, g comm.Group, o options) (err error) {
 	if err := t.train(ctx, o.steps-half); err != nil {
 		return err
 	}
-	if err := t.model.Save(ctx, o.save, t.opt); err != nil {
+	if err := t.model.Save(ctx, o.save, t.opt, nil); err != nil {
 		return err
 	}
-	return t.model.Export(ctx, o.export)
+	return t.model.Export(ctx, o.export, nil)
 }
 
 // wrap makes the model and the optimizer.
@@ -85,7 +85,7 @@ func (t *training) change(ctx context.Context) error {
 	if !t.resume {
 		return nil
 	}
-	if err := t.model.Save(ctx, t.save, t.opt); err != nil {
+	if err := t.model.Save(ctx, t.save, t.opt, nil); err != nil {
 		return err
 	}
 	if err := t.model.Close(); err != nil {
@@ -97,7 +97,7 @@ func (t *training) change(ctx context.Context) error {
 	if err := t.wrap(ctx); err != nil {
 		return err
 	}
-	_, err := t.model.Load(ctx, t.save, t.opt)
+	_, err := t.model.Load(ctx, t.save, t.opt, nil)
 	return err
 }
 
