@@ -1,18 +1,17 @@
 // Package arena hands out the large buffers of one rank and counts every byte of them.
 //
 // Parameters, gradients and activations of a training step live for a known stretch of a known
-// schedule, so the same few buffers can serve every step. An Arena keeps freed blocks and gives
-// them out again: once the steps repeat it asks the runtime for little or nothing. It counts what
-// is live by Class and remembers the peak, so that a test can hold the counted peak against the one
-// that was planned.
+// schedule, so the same few buffers can serve every step. An Arena keeps freed blocks and reuses
+// them: once the steps repeat, it asks the runtime for little or nothing. It counts live bytes by
+// Class and records the peak, so that a test can compare the counted peak with the planned one.
 //
 //	a := arena.New(arena.Sources{})
 //	b, err := a.Alloc(1<<20, arena.Gathered) // 64-byte aligned, contents undefined
 //	defer a.Free(b)
 //
-// Memory comes from the Go heap unless [Sources] names another place: memory that the other ranks
-// can reach for what ranks send to each other, files for what is too much for RAM. They never mix:
-// a block is only given out again to a class that comes from the same place.
+// Memory comes from the Go heap unless [Sources] names another source: memory that other ranks can
+// access, for data that ranks send to each other, or files, for data that does not fit in RAM.
+// Sources never mix: a block is only reused for classes with the same source.
 //
 //	                            Collective    Shard    Spill
 //	gathered, gradient              x
@@ -35,19 +34,20 @@ import (
 // register.
 const Align = 64
 
-// Class says what a block is used for: what it counts as, and where its memory comes from.
+// Class is the purpose of a block. It decides how the block is counted and where its memory comes
+// from.
 type Class uint8
 
-// The classes of memory of a sharded training step.
+// These are the classes of memory of a sharded training step.
 const (
-	Shard      Class = iota // the rank's share of parameters and gradients, as long as the model
-	State                   // what the optimizer keeps for it, as long as the model; never sent
+	Shard      Class = iota // the rank's share of parameters and gradients, for the lifetime of the model
+	State                   // the optimizer state for this share, for the lifetime of the model; never sent
 	Gathered                // full parameters of a group while it computes
 	Gradient                // full gradients of a group until they are reduced
 	Activation              // values passed between calls, and their gradients
-	Saved                   // what a call keeps from its forward for its backward
-	Spilled                 // the part of it that was moved out of RAM
-	Work                    // scratch of the call that runs now
+	Saved                   // values that a call saves in its forward for its backward
+	Spilled                 // the part of Saved that was moved out of RAM
+	Work                    // scratch of the running call
 	Snapshot                // a copy of the rank's share, for SaveAsync
 	Classes                 // number of classes
 )
@@ -68,22 +68,23 @@ type Limit struct {
 	Name string
 }
 
-// A Source is where memory comes from.
+// A Source provides memory.
 type Source interface {
-	// Alloc returns n > 0 bytes, aligned to Align at least.
+	// Alloc returns n > 0 bytes, aligned to at least Align.
 	Alloc(n int) ([]byte, error)
-	// Free takes back what Alloc returned, all of it. It may be called when the memory does not
-	// exist any more.
+	// Free takes back all of a slice that Alloc returned. It may be called when the memory no
+	// longer exists.
 	Free(b []byte) error
 }
 
-// Sources says where the memory of an arena comes from. A field that is nil means the Go heap.
+// Sources are the sources of an arena's memory. A nil field means the Go heap.
 type Sources struct {
-	// Collective gives what ranks send each other: Shard, Gathered and Gradient.
+	// Collective provides the memory of data that ranks send each other: Shard, Gathered and
+	// Gradient.
 	Collective Source
-	// Shard gives Shard, in place of Collective, and State.
+	// Shard provides the memory of Shard, in place of Collective, and of State.
 	Shard Source
-	// Spill gives Spilled and Snapshot.
+	// Spill provides the memory of Spilled and Snapshot.
 	Spill Source
 }
 
@@ -92,15 +93,15 @@ type Block struct {
 	Data  []byte
 	whole []byte // the allocation behind Data, at least as long; nil in a dry arena
 	size  int    // of the allocation in bytes
-	asked int    // bytes that were asked for
+	asked int    // requested bytes
 	class Class
 	pool  *pool
-	phase Phase // that freed the block last
+	phase Phase // phase that last freed the block
 	step  int   // of that phase
 }
 
-// Stats counts bytes. Live and Peak count what was asked for; Reserved also counts freed blocks
-// kept for reuse.
+// Stats counts bytes. Live and Peak count requested bytes; Reserved also counts freed blocks kept
+// for reuse.
 type Stats struct {
 	Live     [Classes]int
 	Total    int // sum of Live
@@ -110,17 +111,17 @@ type Stats struct {
 
 // An Arena allocates blocks.
 type Arena struct {
-	// Poison fills freed blocks with 0xFF bytes, which read as NaN in every float type: a use after
+	// Poison fills freed blocks with 0xFF bytes, which are NaN in every float type: a use after
 	// free then shows.
 	Poison bool
 
 	heap  *pool
-	of    [Classes]*pool      // that a class comes from: heap, or one of a source
+	of    [Classes]*pool      // source of each class: heap, or the pool of a Source
 	pools []*pool             // each once
-	live  map[*Block]struct{} // handed out; nil once closed
+	live  map[*Block]struct{} // allocated blocks; nil after Close
 	stats Stats
 	phase Phase
-	steps [phases]int // ended so far, by phase
+	steps [phases]int // number of steps ended, by phase
 }
 
 // A pool is the free blocks of one source.
@@ -129,8 +130,8 @@ type pool struct {
 	free   []*Block // sorted by size
 }
 
-// Phase is a kind of step with a working set of its own. Blocks age by the steps of the phase that
-// used them last, so that a long evaluation does not cost the training its buffers.
+// Phase is a kind of step with its own working set. Blocks age by the steps of the phase that used
+// them last, so that a long evaluation does not free the buffers of the training.
 type Phase uint8
 
 // The phases.
@@ -153,8 +154,8 @@ func New(s Sources) *Arena {
 	return a
 }
 
-// Dry returns an empty arena that counts as a does, of blocks without memory. It shows what steps
-// will come to reserve before they run.
+// Dry returns an empty arena that counts like a, for blocks without memory. It shows the bytes that
+// steps will reserve before they run.
 func (a *Arena) Dry() *Arena {
 	d := &Arena{live: make(map[*Block]struct{})}
 	for _, p := range a.pools {
@@ -179,7 +180,7 @@ func (nowhere) Alloc(int) ([]byte, error) { return nil, nil }
 // Free implements Source.
 func (nowhere) Free([]byte) error { return nil }
 
-// draw has the given classes come from a source, if there is one.
+// draw makes a source provide the given classes, unless it is nil.
 func (a *Arena) draw(from Source, classes ...Class) {
 	if from == nil {
 		return
@@ -191,14 +192,14 @@ func (a *Arena) draw(from Source, classes ...Class) {
 	}
 }
 
-// errClosed is why a closed arena gives no memory.
+// errClosed is the error of allocations from a closed arena.
 var errClosed = errors.New("the arena is closed")
 
 // Alloc returns a block of n bytes with undefined contents. It fails if the source of the class
-// does, or after Close.
+// fails, or after Close.
 func (a *Arena) Alloc(n int, class Class) (*Block, error) {
 	p := a.of[class]
-	if n == 0 { // no source has to know what nothing is
+	if n == 0 { // sources need not handle 0 bytes
 		p = a.heap
 	}
 	b, err := a.take(p, n)
@@ -250,7 +251,7 @@ func (p *pool) put(b *Block) {
 	p.free[i] = b
 }
 
-// drop gives the free blocks for which old is true back to the source.
+// drop returns the free blocks for which old is true to the source.
 func (p *pool) drop(old func(*Block) bool) (bytes int, err error) {
 	kept := p.free[:0]
 	for _, b := range p.free {
@@ -268,7 +269,7 @@ func (p *pool) drop(old func(*Block) bool) (bytes int, err error) {
 	return bytes, err
 }
 
-// poison fills memory that is free: numbers of 32 and 64 bits are NaN there.
+// poison fills free memory: numbers of 32 and 64 bits are NaN there.
 var poison = []byte{0xFF}
 
 // Free takes b back. Freeing nil, or anything after Close, is a no-op; freeing a block twice is a
@@ -292,19 +293,18 @@ func (a *Arena) Free(b *Block) {
 	b.pool.put(b)
 }
 
-// Begin says of which phase the steps are that follow.
+// Begin sets the phase of the following steps.
 func (a *Arena) Begin(p Phase) { a.phase = p }
 
-// EndStep ends a step of the current phase and drops the free blocks of that phase that its last
-// two steps have not used, so that a change of batch shape does not keep the memory of the old
-// shape. An error is the first of each source that did not take a block back; the block is dropped
-// all the same.
+// EndStep ends a step of the current phase. It drops the free blocks of that phase that its last
+// two steps have not used, so that the memory of an old batch shape is not kept. It returns the
+// first error of each source that refused a block; the block is dropped anyway.
 func (a *Arena) EndStep() error {
 	a.steps[a.phase]++
 	return a.drop(func(b *Block) bool { return b.phase == a.phase && a.steps[a.phase]-b.step > 2 })
 }
 
-// drop gives free blocks back to where they came from.
+// drop returns free blocks to their sources.
 func (a *Arena) drop(old func(*Block) bool) error {
 	var failed error
 	for _, p := range a.pools {
@@ -318,8 +318,8 @@ func (a *Arena) drop(old func(*Block) bool) error {
 	return nil
 }
 
-// Close gives all memory back, that of live blocks too. It looks at none of it, so it may come
-// after the source has gone. No more blocks can be allocated. Closing again does nothing.
+// Close frees all memory, including live blocks. It does not access the memory, so it may be called
+// after the source is gone. No more blocks can be allocated. Closing again does nothing.
 func (a *Arena) Close() error {
 	for b := range a.live {
 		b.pool.put(b)
@@ -332,16 +332,16 @@ func (a *Arena) Close() error {
 // Stats returns the current counts.
 func (a *Arena) Stats() Stats { return a.stats }
 
-// ResetPeak sets the peak to what is live now.
+// ResetPeak sets the peak to the bytes that are live now.
 func (a *Arena) ResetPeak() { a.stats.Peak = a.stats.Total }
 
-// goHeap is the source of what only this rank touches.
+// goHeap is the source of memory that only this rank uses.
 type goHeap struct{}
 
 // Alloc implements Source. It also takes n = 0.
 func (goHeap) Alloc(n int) (b []byte, err error) {
 	defer func() {
-		if r := recover(); r != nil { // more than any machine has: make panics
+		if r := recover(); r != nil { // make panics for more than any machine has
 			err = fmt.Errorf("%v", r)
 		}
 	}()
@@ -351,5 +351,5 @@ func (goHeap) Alloc(n int) (b []byte, err error) {
 	return raw[skip : skip+n : skip+n], nil
 }
 
-// Free implements Source: the garbage collector finds out by itself.
+// Free implements Source. It does nothing: the garbage collector frees the memory.
 func (goHeap) Free([]byte) error { return nil }

@@ -14,9 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits returns the bounds of the memory that this process can still allocate: memory and swap space of the
-// host, its control groups, and its address space. The kernel kills processes that exceed them. A control group
-// that leaves enough bytes may leave more than the limit says: files in its memory are not counted then.
+// Limits returns the bounds of the memory that this process can still allocate: memory and swap
+// space of the host, its control groups, and its address space. The kernel kills processes that
+// exceed them. A control group that leaves enough bytes may leave even more than its limit says,
+// since cached files in its memory are not subtracted in that case.
 func Limits(enough int) []Limit {
 	list := limits("/", enough)
 	var l unix.Rlimit
@@ -26,10 +27,10 @@ func Limits(enough int) []Limit {
 	return list
 }
 
-// process is the ID of limits that only this process has.
+// process is the ID of limits that apply only to this process.
 var process = rand.Uint64()
 
-// id returns the ID of a limit of this host, which processes in other containers find, too.
+// id returns the ID of a limit of this host. Processes in other containers compute the same ID.
 func id(root string, parts ...any) uint64 {
 	boot, err := os.ReadFile(filepath.Join(root, "proc/sys/kernel/random/boot_id"))
 	if err != nil { // another host might have the same parts
@@ -61,7 +62,7 @@ func limits(root string, enough int) (list []Limit) {
 		} else if fields[1] != "" {
 			continue
 		}
-		for dir := fields[2]; ; dir = filepath.Dir(dir) { // inside a container only the root is there
+		for dir := fields[2]; ; dir = filepath.Dir(dir) { // inside a container only the root exists
 			path := filepath.Join(root, base, dir, most)
 			var stat unix.Stat_t // of the group's directory, whose path differs between containers
 			if n, err := number(path); err == nil && unix.Stat(filepath.Dir(path), &stat) == nil {
@@ -80,8 +81,8 @@ func limits(root string, enough int) (list []Limit) {
 	return list
 }
 
-// cached returns the bytes of files that the kernel keeps for a control group and the groups below, and drops
-// when they need memory. Its counts have a prefix in version 1.
+// cached returns the bytes of cached files of a control group and its children, which the kernel
+// drops when memory is needed. In version 1 the counts have a prefix.
 func cached(dir, below string) (bytes int) {
 	text, _ := os.ReadFile(filepath.Join(dir, "memory.stat"))
 	for line := range strings.Lines(string(text)) {
@@ -93,7 +94,7 @@ func cached(dir, below string) (bytes int) {
 	return bytes
 }
 
-// number reads a file with one number; "max" is none.
+// number reads a file with one number. "max" is an error.
 func number(path string) (int, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hugePage is the bytes of a huge page on all machines that are measured here.
+// hugePage is the bytes of a huge page on all machines measured here.
 const hugePage = 2 << 20
 
-// hugePages asks Linux for huge pages where b has whole ones, before they are touched: a block is
-// read by rows and by columns, and a page of 4 KiB has one or two rows of a matrix.
-// It is a hint: a kernel without huge pages, or with none left, gives small ones.
+// hugePages asks Linux for huge pages for the whole ones in b, before they are touched. A block is
+// read by rows and by columns, and a page of 4 KiB has only one or two rows of a matrix. This is a
+// hint: a kernel without huge pages, or with none left, provides small ones.
 func hugePages(b []byte) {
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) & (hugePage - 1))
 	if whole := (len(b) - skip) / hugePage * hugePage; whole > 0 {

@@ -5,17 +5,17 @@ import (
 	"slices"
 )
 
-// A Place is a piece of memory that is in use from one step to another of something that is planned
-// ahead. Pack sets its Offset.
+// A Place is a piece of memory that is in use from one step of a plan to another. Pack sets its
+// Offset.
 type Place struct {
 	Bytes       int
 	First, Last int // steps; it is in use in both
 	Offset      int
 }
 
-// Pack gives every place an offset, a multiple of align, such that no two overlap that are in use at
-// the same time. It returns the size of the whole. The largest comes first, and each lies as low as
-// it fits (greedy by size: Pisarchyk & Lee, 2020, arXiv:2001.03288).
+// Pack gives every place an offset, a multiple of align, such that places in use at the same time
+// do not overlap. It returns the total size. It places the largest first, each at the lowest offset
+// that fits (greedy by size: Pisarchyk & Lee, 2020, arXiv:2001.03288).
 func Pack(all []*Place, align int) int {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(a, b *Place) int {

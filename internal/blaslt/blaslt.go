@@ -33,11 +33,11 @@ var library = device.Library{
 	Open: open,
 }
 
-// Load loads cuBLASLt, see [device.Library.Load]: it is only for those who have a path to give. No
-// device is needed.
+// Load loads cuBLASLt, see [device.Library.Load]. Only callers with a path need it. It needs no
+// device.
 func Load(path string) error { return library.Load(path) }
 
-// open loads the library at path, or says why it cannot.
+// open loads the library at path, or returns why it cannot.
 func open(path string) (why string, err error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
@@ -56,7 +56,7 @@ func Version() (int, error) {
 	return int(C.blaslt_version()), nil
 }
 
-// attach loads the library and makes the driver known to it.
+// attach loads the library and passes it the driver.
 func attach() error {
 	return library.Attach(func(f uintptr) { C.blaslt_driver(C.uintptr_t(f)) })
 }
@@ -93,7 +93,7 @@ func New(dev *device.Device) (*Handle, error) {
 	return h, nil
 }
 
-// Close closes h. While it has plans it only returns an error that counts them.
+// Close closes h. If plans are open, it does nothing but return an error that counts them.
 func (h *Handle) Close() error {
 	if h.closed.Load() {
 		return fmt.Errorf("blaslt: the handle is %w", device.ErrClosed)
@@ -108,17 +108,16 @@ func (h *Handle) Close() error {
 	return nil
 }
 
-// Plan is a product that is ready to be run.
+// Plan is a product that is ready to run.
 type Plan struct {
 	handle  *Handle
 	product Product // with its defaults
 	plan    *C.blaslt_plan
 
-	mu sync.Mutex // of the bias, whose address a run writes to the plan
+	mu sync.Mutex // guards the bias, whose address a run writes to the plan
 }
 
-// Plan finds what computes a product. cuBLASLt may know several ways: the plan takes the one that
-// it puts first.
+// Plan prepares a product. If cuBLASLt offers several algorithms, the plan uses the first.
 func (h *Handle) Plan(x Product) (*Plan, error) {
 	if h.closed.Load() {
 		return nil, fmt.Errorf("blaslt: no plan of a handle that is %w", device.ErrClosed)
@@ -130,14 +129,14 @@ func (h *Handle) Plan(x Product) (*Plan, error) {
 	p := &Plan{handle: h, product: x}
 	described := describe(&x)
 	if err := result(C.blaslt_plan_make(h.context, h.handle, &described, &p.plan)); err != nil {
-		_ = result(C.blaslt_plan_end(p.plan)) // the first error says more
+		_ = result(C.blaslt_plan_end(p.plan)) // the first error is more important
 		return nil, fmt.Errorf("%w: %v", err, x)
 	}
 	h.plans.Add(1)
 	return p, nil
 }
 
-// describe returns a product in the terms of cuBLASLt.
+// describe returns a product in cuBLASLt's terms.
 func describe(x *Product) C.blaslt_product {
 	types := [...]C.int{F32: C.LT_R_32F, F64: C.LT_R_64F, BF16: C.LT_R_16BF}
 	y := C.blaslt_product{
@@ -160,11 +159,11 @@ func flag(b bool) C.int {
 	return 0
 }
 
-// Workspace returns the bytes of workspace that a run needs.
+// Workspace returns the bytes of workspace for a run.
 func (p *Plan) Workspace() int { return int(C.blaslt_plan_workspace(p.plan)) }
 
-// Run lets the stream, of the same device, compute the product: D = op(A)·op(B), or with
-// accumulate D += op(A)·op(B). Without it D is only written.
+// Run makes the stream, which must be of the same device, compute the product: D = op(A)·op(B), or
+// with accumulate D += op(A)·op(B). Without accumulate D is only written.
 func (p *Plan) Run(s *device.Stream, at Operands, accumulate bool) error {
 	stream := s.Handle()
 	if stream == 0 || p.plan == nil {
@@ -182,7 +181,7 @@ func (p *Plan) Run(s *device.Stream, at Operands, accumulate bool) error {
 	return result(C.blaslt_plan_run(p.plan, &o, flag(accumulate), C.uintptr_t(stream)))
 }
 
-// Close closes p. Products that streams have not computed yet are.
+// Close closes p. Streams still compute the products that were issued.
 func (p *Plan) Close() error {
 	if p.plan == nil {
 		return fmt.Errorf("blaslt: the plan is %w", device.ErrClosed)

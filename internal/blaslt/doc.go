@@ -1,8 +1,8 @@
 // Package blaslt computes matrix products on a GPU by cuBLASLt, NVIDIA's library.
 //
-// The library is loaded when it is first needed, by declarations of our own, as package device
-// loads the driver: without it, or in a program without cgo or not for Linux, everything answers an
-// error that matches [device.ErrUnavailable].
+// The library is loaded on first use, with our own declarations, like the driver in package device.
+// Without it, or in a program without cgo or not for Linux, every call returns an error that
+// matches [device.ErrUnavailable].
 //
 //	h, err := blaslt.New(dev)
 //	p, err := h.Plan(blaslt.Product{In: blaslt.F32, Out: blaslt.F32, Rows: n, Cols: out, Depth: in, TransB: true})
@@ -10,9 +10,10 @@
 //	err = p.Close()
 //	err = h.Close()
 //
-// Matrices are row-major. A plan looks up once what computes a product; a run only passes it on,
-// and allocates nothing.
+// Matrices are row-major. A plan selects the algorithm once; a run only issues it, and allocates
+// nothing.
 //
-// Everything may be used by several goroutines, but for Close, which nothing else may run beside. Nothing has a finalizer: plans are closed before their handle, and that before its
-// device.
+// Everything may be used by several goroutines, except Close, which must not run at the same time
+// as anything else. Nothing has a finalizer: plans must be closed before their handle, and a handle
+// before its device.
 package blaslt

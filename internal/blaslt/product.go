@@ -9,7 +9,7 @@ const EnvLibrary = "FSDP_CUBLASLT_LIBRARY"
 // Type is a type of elements.
 type Type uint8
 
-// The types of elements.
+// These are the types of elements.
 const (
 	F32 Type = iota
 	F64
@@ -22,26 +22,26 @@ func (t Type) String() string { return [...]string{"float32", "float64", "bfloat
 // Size returns the bytes of an element.
 func (t Type) Size() int { return [...]int{4, 8, 2}[t] }
 
-// BiasAlign is what the address of a bias is a multiple of.
+// BiasAlign divides the address of a bias.
 const BiasAlign = 16
 
-// Product is the product D = op(A)·op(B), of batches of row-major matrices. It is comparable: plans
-// may be kept by it.
+// Product is the product D = op(A)·op(B) of batches of row-major matrices. It is comparable and can
+// be the key of a map of plans.
 type Product struct {
 	In, Out           Type // of A and B, and of D: the same, or BF16 and F32
 	Rows, Cols, Depth int  // D is [Rows, Cols], op(A) [Rows, Depth], op(B) [Depth, Cols]
-	TransA, TransB    bool // whether A lies as [Depth, Rows], and B as [Cols, Depth]
-	LDA, LDB, LDD     int  // elements from a row to the next as they lie, 0 for rows without gaps
+	TransA, TransB    bool // whether A is stored as [Depth, Rows], and B as [Cols, Depth]
+	LDA, LDB, LDD     int  // elements from one row to the next in memory, 0 for rows without gaps
 
-	Batch                     int // how many products, 0 for one
-	StrideA, StrideB, StrideD int // elements from a matrix of a batch to the next
+	Batch                     int // number of products, 0 for one
+	StrideA, StrideB, StrideD int // elements from one matrix of a batch to the next
 
-	Bias      bool // whether a vector [Cols] of the type of D is added to each row: of a single product, not of F64
-	Align     int  // bytes that the addresses of A, B and D are multiples of: a power of 2, 0 for 256
-	Workspace int  // bytes that a run may use beside its matrices
+	Bias      bool // whether a vector [Cols] of the type of D is added to each row; only for a single product, and not for F64
+	Align     int  // alignment in bytes of the addresses of A, B and D: a power of 2, 0 for 256
+	Workspace int  // bytes that a run may use in addition to its matrices
 }
 
-// normal returns x with the defaults in the place of zeros, or an error if there is no such product.
+// normal returns x with defaults in place of zeros, or an error if x is invalid.
 func (x Product) normal() (Product, error) {
 	given := x
 	a, b := x.Depth, x.Cols
@@ -80,7 +80,7 @@ func orElse(n, instead int) int {
 	return n
 }
 
-// String writes the product down with its shapes and types.
+// String formats the product with its shapes and types.
 func (x Product) String() string {
 	trans := func(name string, t bool) string {
 		if t {
@@ -92,14 +92,14 @@ func (x Product) String() string {
 		trans("A", x.TransA), x.Rows, x.Depth, trans("B", x.TransB), x.Depth, x.Cols, x.In)
 }
 
-// Operands are the addresses of what a run reads and writes. Nothing of them may overlap.
+// Operands are the addresses of a run's matrices. They must not overlap.
 type Operands struct {
 	A, B, D   uintptr
 	Bias      uintptr
 	Workspace uintptr // a multiple of 256, of [Plan.Workspace] bytes, for one stream at a time
 }
 
-// check returns an error if a run cannot take the operands.
+// check returns an error if the operands are invalid for a run.
 func (o Operands) check(x *Product, workspace int) error {
 	switch {
 	case o.A == 0 || o.B == 0 || o.D == 0 || (o.A|o.B|o.D)%uintptr(x.Align) != 0:
@@ -112,11 +112,11 @@ func (o Operands) check(x *Product, workspace int) error {
 	return nil
 }
 
-// Error is an answer of cuBLASLt other than success.
+// Error is a status of cuBLASLt other than success.
 type Error struct {
 	Op   string // the function: "cublasLtMatmul"
 	Code int    // the cublasStatus_t; if Op is cuCtxSetCurrent, the CUresult
-	Text string // what the library says of it
+	Text string // the library's text for it
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (status %d)", e.Op, e.Text, e.Code) }

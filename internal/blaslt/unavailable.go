@@ -24,7 +24,7 @@ func (h *Handle) Close() error { return unavailable() }
 // Plan returns an error: there is no handle.
 func (h *Handle) Plan(x Product) (*Plan, error) { return nil, unavailable() }
 
-// Plan is a product that is ready to be run. There is none.
+// Plan is a product that is ready to run. There is none.
 type Plan struct{ _ int }
 
 // Workspace returns 0: there is no plan.

@@ -1,12 +1,12 @@
-// Package calibrate measures what a step takes on the cores of this machine, as rates of a
-// plan.Cluster. It trains small models and notes how long every operation of the engine takes, with
-// the kernels, the transport and the caches that a real training has:
+// Package calibrate measures the times of a step on the cores of this machine, as rates of a
+// plan.Cluster. It trains small models and records how long every operation of the engine takes,
+// with the kernels, the transport and the caches of real training:
 //
 //	models, from 32 to 768 channels ──train──▶ samples ──fit──▶ a rate for each operation
 //	on one rank, on all, and on one            (FLOPs, bytes, scores; seconds)
 //	of as many threads as there are cores
 //
-// What is not measured is what lies between hosts.
+// The network between hosts is not measured.
 package calibrate
 
 import (
@@ -27,11 +27,11 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A Calibration gathers samples. It is for one goroutine, in a process that does nothing else.
+// A Calibration collects samples. It is for one goroutine, in a process that does nothing else.
 type Calibration struct {
 	Ranks      int    // of the host, at least 1
-	Threads    int    // of one rank, measured beside one; those that there are cores for
-	Transport  string // of them, one of Transports
+	Threads    int    // of one rank, measured in addition to one thread; as many as there are cores
+	Transport  string // transport of the ranks, one of Transports
 	Precisions []fsdp.Precision
 
 	subjects []subject
@@ -39,7 +39,7 @@ type Calibration struct {
 	rounds   int
 }
 
-// New returns a calibration of so many ranks over a transport.
+// New returns a calibration for the given number of ranks over a transport.
 func New(ranks int, transport string) *Calibration {
 	return &Calibration{
 		Ranks: ranks, Threads: runtime.NumCPU(), Transport: transport, Precisions: []fsdp.Precision{{}, fsdp.BF16()},
@@ -47,13 +47,13 @@ func New(ranks int, transport string) *Calibration {
 	}
 }
 
-// A sample is what was measured: an operation of some size.
+// A sample is a measured operation and its sizes.
 type sample struct {
 	op                   string
 	wide                 bool
 	ranks, threads       int
 	flops, bytes, scores int
-	touched              int // bytes that a rank touches in a step, of what no kernel does
+	touched              int // bytes that a rank accesses in a step outside of kernels
 }
 
 // A subject is a model with the shape of its batch on a rank.
@@ -67,7 +67,7 @@ func gpt(layers, dim, heads, context, rows, vocab int) subject {
 	return subject{&nn.GPT{Vocab: vocab, Context: context, Layers: layers, Dim: dim, Heads: heads}, vocab, rows, context}
 }
 
-// blocks makes a unit of each block.
+// blocks makes each block a unit.
 func (s subject) blocks() fsdp.Policy {
 	if _, ok := s.model.(*nn.Llama); ok {
 		return fsdp.WrapTypes(&nn.Layer{})
@@ -75,30 +75,30 @@ func (s subject) blocks() fsdp.Policy {
 	return fsdp.WrapTypes(&nn.Block{})
 }
 
-// subjects are the models, from small to large: of different widths, lengths and sizes of heads, so
-// that no two of an operation's features grow together.
+// subjects are the models, from small to large. They differ in width, length and head size, so that
+// no two features of an operation grow together.
 var subjects = []subject{
 	gpt(2, 32, 2, 32, 2, 64), gpt(2, 64, 2, 64, 4, 128), gpt(2, 64, 4, 128, 1, 512), gpt(2, 96, 3, 96, 3, 96), gpt(2, 128, 2, 256, 2, 256),
 	gpt(2, 128, 4, 64, 8, 256), gpt(2, 256, 8, 64, 2, 1024), gpt(2, 256, 4, 256, 2, 512), gpt(2, 384, 6, 256, 4, 256), gpt(1, 512, 8, 128, 4, 512),
 	gpt(1, 768, 12, 256, 2, 256), gpt(1, 256, 2, 192, 2, 256),
-	gpt(4, 768, 12, 64, 1, 256), // whose parameters no cache holds, as those of real ones
+	gpt(4, 768, 12, 64, 1, 256), // its parameters exceed all caches, as in real models
 	{&nn.GPT{Vocab: 256, Context: 64, Layers: 1, Dim: 64, Heads: 2, Tied: true, FusedLoss: true, Dropout: 0.1}, 256, 4, 64},
 	{&nn.GPT{Vocab: 1024, Context: 128, Layers: 1, Dim: 256, Heads: 4, Tied: true, FusedLoss: true, Dropout: 0.1}, 1024, 2, 128},
 	{&nn.Llama{Vocab: 256, Layers: 1, Dim: 64, Heads: 4, KVHeads: 2, Hidden: 192}, 256, 4, 64},
 	{&nn.Llama{Vocab: 512, Layers: 1, Dim: 256, Heads: 4, KVHeads: 2, Hidden: 768}, 512, 2, 128},
 }
 
-// ways are those in which models are trained, each in another one in each round.
+// ways are the configurations for training; each round uses another one for each model.
 var ways = []fsdp.Config{{}, {Prefetch: fsdp.NoPrefetch}, {Strategy: fsdp.NoShard}, {Strategy: fsdp.ShardGradOp}}
 
-// A round trains each model for some time, and for some steps at least.
+// A round trains each model for at least some time and some steps.
 const (
 	enough   = 100 * time.Millisecond
 	minSteps = 3
 )
 
-// Round trains every model once in every way and takes samples. It takes some ten seconds on two
-// cores. More rounds make what disturbs one count less.
+// Round trains every model once in every way and takes samples. It takes about ten seconds on two
+// cores. More rounds reduce the effect of disturbances.
 func (c *Calibration) Round(ctx context.Context) error {
 	crews := []struct{ ranks, threads int }{{1, 1}}
 	if c.Ranks > 1 {
@@ -152,14 +152,14 @@ func Each(n int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// A recorder takes the samples of a training.
+// A recorder records the samples of a training.
 type recorder struct {
 	calibration    *Calibration
 	ranks, threads int
 
 	mu      sync.Mutex
 	on      bool
-	kernels time.Duration // since the last event, which says something if there is one rank
+	kernels time.Duration // since the last event; meaningful for one rank only
 }
 
 // take adds a sample.
@@ -172,8 +172,8 @@ func (r *recorder) take(s sample, took time.Duration) {
 	}
 }
 
-// instruction is [exec.Watch]. Instructions that run together take as much of the time as they have
-// of the arithmetic.
+// instruction is [exec.Watch]. For instructions that run together, the time is divided in
+// proportion to their arithmetic.
 func (r *recorder) instruction(list []exec.Instr, took time.Duration) {
 	r.mu.Lock()
 	r.kernels += took
@@ -188,11 +188,11 @@ func (r *recorder) instruction(list []exec.Instr, took time.Duration) {
 	}
 }
 
-// sampleOf returns a sample of an instruction, which may run together with others.
+// sampleOf returns the sample of an instruction, which may run together with others.
 func sampleOf(in *exec.Instr, together bool) sample {
 	cost := in.Cost()
 	s := sample{op: string(in.Op.Kind), wide: !in.Half, bytes: cost.Read + cost.Written}
-	if in.Op.Product != nil || in.Op.Attention != nil || together { // of others it grows with the bytes
+	if in.Op.Product != nil || in.Op.Attention != nil || together { // the time of others grows with the bytes
 		s.flops = cost.FLOPs
 	}
 	if in.Op.Attention != nil {
@@ -233,7 +233,8 @@ func (r *recorder) rank(ctx context.Context, g comm.Group, cfg fsdp.Config, s su
 		if i > 0 {
 			continue
 		}
-		// The first step fills caches, so it does not count. The first rank says how many follow.
+		// The first step fills caches, so it does not count. The first rank decides how many
+		// follow.
 		count := []int64{int64(max(minSteps, enough/time.Since(begin)))}
 		if err := g.Broadcast(comm.Of(count), 0).Wait(ctx); err != nil {
 			return err
@@ -246,7 +247,7 @@ func (r *recorder) rank(ctx context.Context, g comm.Group, cfg fsdp.Config, s su
 	return m.Close()
 }
 
-// A tracer takes the samples of a rank's passes.
+// A tracer records the samples of a rank's passes.
 type tracer struct {
 	*recorder
 	pass   *plan.Pass
@@ -257,7 +258,7 @@ type tracer struct {
 	touched int // bytes in a step
 }
 
-// plan says what the events will be of.
+// plan describes the coming events.
 func (t *tracer) plan(p *plan.Pass) {
 	t.pass, t.groups, t.fresh = p, make(map[string]*plan.Group), make(map[string]bool)
 	t.touched = p.Ops[p.Peak()].Live.Total()
@@ -266,7 +267,7 @@ func (t *tracer) plan(p *plan.Pass) {
 	}
 }
 
-// step makes a step.
+// step runs one training step.
 func (t *tracer) step(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, batch []fsdp.Tensor) error {
 	t.events = 0
 	begin := time.Now()
@@ -308,7 +309,7 @@ func (t *tracer) event(e fsdp.Event) {
 	switch e.Kind {
 	case "forward", "backward":
 		clear(t.fresh)
-		if t.ranks == 1 { // of several the kernels are mixed up
+		if t.ranks == 1 { // with several ranks the kernels are mixed
 			t.take(s, e.Duration-kernels)
 		}
 	case "gather", "reduce", "sync":

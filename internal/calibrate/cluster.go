@@ -19,7 +19,8 @@ import (
 )
 
 // Transports are the ways in which ranks of one host exchange data, by name: goroutines of a
-// process, or processes over shared memory or TCP. Ranks are measured in one process in any case.
+// process, or processes over shared memory or TCP. Calibration always runs the ranks in one
+// process.
 var Transports = map[string]comm.Transport{"goroutines": comm.Auto, "shm": comm.SharedMemory, "tcp": comm.TCP}
 
 // Groups returns the handles of n ranks in this process over a transport.
@@ -31,7 +32,7 @@ func Groups(ctx context.Context, n int, transport string) (groups []comm.Group, 
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir) // ranks have met; files that stay do no harm
+	defer os.RemoveAll(dir) // the ranks have met; leftover files do no harm
 	groups = make([]comm.Group, n)
 	err = Each(n, func(i int) (err error) {
 		groups[i], err = comm.Connect(ctx, comm.Config{
@@ -42,8 +43,8 @@ func Groups(ctx context.Context, n int, transport string) (groups []comm.Group, 
 	return groups, err
 }
 
-// Cluster returns what the samples so far make of this machine. memory is what a rank has, in
-// bytes. Hosts have a network of 10 Gb/s between them, which is not measured.
+// Cluster returns a cluster of this machine, computed from the samples so far. memory is the memory
+// of a rank, in bytes. The network between hosts is assumed to have 10 Gb/s; it is not measured.
 func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
 	cpu := processor()
 	cluster := &plan.Cluster{
@@ -64,7 +65,7 @@ func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
 	d, s := &cluster.Device, &cluster.Software
 	cluster.Rates, d.Bandwidth = list, 1/find(list, "add", 'B')
 	product, attention := 1/find(list, "linear", 'F'), 1/find(list, "attention", 'F')
-	d.PeakWide, d.Peak = product, product // unless it is known better
+	d.PeakWide, d.Peak = product, product // unless a better number is known
 	if k, ok := peak.Kernels()[false]; ok {
 		d.PeakWide = max(product, k.Rate(1))
 	}
@@ -79,7 +80,7 @@ func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
 	return cluster
 }
 
-// find returns what an operation in float32 on one rank takes for each FLOP or byte.
+// find returns the time of a float32 operation on one rank for each FLOP or byte.
 func find(list []plan.Rate, op string, of rune) float64 {
 	const least = 1e-15 // if it was not measured
 	i := slices.IndexFunc(list, func(r plan.Rate) bool { return r.Op == op && r.Wide && r.Ranks == 1 && r.Threads <= 1 })
@@ -93,25 +94,24 @@ func find(list []plan.Rate, op string, of rune) float64 {
 	}
 }
 
-// processor returns what Linux calls the first processor.
+// processor returns Linux's name of the first processor.
 func processor() string {
-	text, _ := os.ReadFile("/proc/cpuinfo") // is only there on Linux
+	text, _ := os.ReadFile("/proc/cpuinfo") // exists only on Linux
 	if m := regexp.MustCompile(`(?m)^model name\s*: (.*)$`).FindSubmatch(text); m != nil {
 		return strings.TrimSpace(string(m[1]))
 	}
 	return runtime.GOARCH
 }
 
-// lastCache returns the last cache before memory that the first processor has, or nil where nobody
-// says.
+// lastCache returns the last cache before memory of the first processor, or nil if it is unknown.
 func lastCache() (last *plan.Cache) {
-	const dir = "/sys/devices/system/cpu/cpu0/cache/index%d/%s" // is only there on Linux
+	const dir = "/sys/devices/system/cpu/cpu0/cache/index%d/%s" // exists only on Linux
 	for i := 0; ; i++ {                                         // from the first level to the last
 		size, err := os.ReadFile(fmt.Sprintf(dir, i, "size"))
 		if err != nil {
 			return last
 		}
-		cores, _ := os.ReadFile(fmt.Sprintf(dir, i, "shared_cpu_map")) // a bit for each
+		cores, _ := os.ReadFile(fmt.Sprintf(dir, i, "shared_cpu_map")) // one bit for each core
 		kb, sharing := 0, 0
 		for _, r := range string(cores) {
 			digit, _ := strconv.ParseUint(string(r), 16, 64) // 0 for commas
@@ -123,10 +123,10 @@ func lastCache() (last *plan.Cache) {
 	}
 }
 
-// Memory returns the bytes of RAM that this machine has for each of so many ranks, or 0 where
-// nobody says.
+// Memory returns the bytes of RAM for each of the given number of ranks on this machine, or 0 if
+// the total is unknown.
 func Memory(ranks int) int {
-	text, _ := os.ReadFile("/proc/meminfo") // is only there on Linux
+	text, _ := os.ReadFile("/proc/meminfo") // exists only on Linux
 	var kb int
 	if m := regexp.MustCompile(`(?m)^MemTotal:\s*(.*) kB$`).FindSubmatch(text); m != nil {
 		fmt.Sscan(string(m[1]), &kb)

@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 )
 
-// Kernels gathers what instructions take on a device that nothing else uses, one at a time. The
-// zero value has none.
+// Kernels collects the times of instructions on an otherwise idle device, one at a time. The zero
+// value is empty.
 type Kernels struct{ samples map[sample][]float64 }
 
 // Add adds a run of an instruction.
@@ -18,8 +18,8 @@ func (k *Kernels) Add(in *exec.Instr, took time.Duration) {
 	k.add(sampleOf(in, false), took)
 }
 
-// AddWork adds a run of work that is no instruction: the update, or the work of a rank for an
-// operation on a group, by the names that [plan.Rate] lists.
+// AddWork adds a run of work that is not an instruction: the update, or a rank's work for an
+// operation on a group, by the names in [plan.Rate].
 func (k *Kernels) AddWork(w plan.Work, took time.Duration) {
 	k.add(sample{op: w.Op, wide: w.Wide, flops: w.FLOPs, bytes: w.Bytes}, took)
 }
@@ -32,9 +32,9 @@ func (k *Kernels) add(s sample, took time.Duration) {
 	k.samples[s] = append(k.samples[s], took.Seconds())
 }
 
-// Cluster returns a cluster of such devices: with a rate for each operation that was added, and
-// with all else as another one has it, which the sources say. If the update was added, its rate
-// replaces Software.Step.
+// Cluster returns a cluster of such devices. It has a rate for each operation that was added, and
+// everything else from like, which the sources mention. If the update was added, its rate replaces
+// Software.Step.
 func (k *Kernels) Cluster(name, device string, memory int, like *plan.Cluster) *plan.Cluster {
 	c := *like
 	c.Name, c.Device.Name, c.Device.Memory = name, device, memory

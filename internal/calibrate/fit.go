@@ -10,15 +10,15 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 )
 
-// A point is a sample with what it takes usually, in seconds.
+// A point is a sample with its usual time in seconds.
 type point struct {
 	sample
 	seconds float64
 	kept    float64 // see plan.Cluster.Kept
 }
 
-// middle returns the mean of the samples without a share at both ends: what disturbs a machine
-// makes some of them very slow.
+// middle returns the mean of the samples without a share at both ends: disturbances of the machine
+// make some of them very slow.
 func middle(list []float64, share float64) float64 {
 	s := slices.Sorted(slices.Values(list))
 	cut := int(share * float64(len(s)))
@@ -30,20 +30,20 @@ func middle(list []float64, share float64) float64 {
 	return max(sum/float64(len(s)), 1e-9)
 }
 
-// meets tells whether ranks wait for each other in the sample.
+// meets reports whether ranks wait for each other in the sample.
 func (s *sample) meets() bool {
 	kind := strings.TrimSuffix(s.op, plan.AtOnce)
 	return s.ranks > 1 && slices.Contains([]string{"wait", "reduce", "sync", "drain", "pass", "update"}, kind)
 }
 
-// rates fits a rate for each operation, type, and number of ranks and threads, and two of those
-// that were measured in the cache and beyond it.
+// rates fits a rate for each operation, type, and number of ranks and threads. It fits two rates
+// for operations that were measured both in the cache and beyond it.
 func rates(samples map[sample][]float64, c *plan.Cluster) (list []plan.Rate) {
-	points := make(map[sample][]point) // by what they are of
+	points := make(map[sample][]point) // by operation
 	for s, seconds := range samples {
 		of := sample{op: s.op, wide: s.wide, ranks: s.ranks, threads: s.threads}
 		share := 0.25
-		if s.meets() { // what makes one rank slow now and then is part of every step of the others
+		if s.meets() { // a rank that is slow now and then delays every step of the others
 			share = 0.1
 		}
 		points[of] = append(points[of], point{s, middle(seconds, share), c.Kept(s.ranks, s.touched)})
@@ -71,7 +71,7 @@ func rates(samples map[sample][]float64, c *plan.Cluster) (list []plan.Rate) {
 	return list
 }
 
-// apart tells whether some points are in the cache, and some mostly beyond it.
+// apart reports whether some points are in the cache, and some mostly beyond it.
 func apart(points []point) bool {
 	in := slices.ContainsFunc(points, func(p point) bool { return p.kept == 1 })
 	return in && slices.ContainsFunc(points, func(p point) bool { return p.kept < 0.5 })
@@ -89,13 +89,13 @@ func compare(a, b sample) int {
 		cmp.Compare(a.flops, b.flops), cmp.Compare(a.bytes, b.bytes), cmp.Compare(a.scores, b.scores), cmp.Compare(a.touched, b.touched))
 }
 
-// terms are those of a [plan.Rate] beyond the cache, and those of one in it: fixed, by FLOPs, by
+// terms is the number of terms of a [plan.Rate], beyond the cache and in it: fixed, by FLOPs, by
 // bytes and by scores.
 const terms = 8
 
-// fit returns the terms, none of which is negative, that explain the points with the least squares
-// of errors. An error counts by the time to the power of 3/4: relative errors of large operations
-// count a little more, as steps consist of them. One term after the other is minimised.
+// fit returns the non-negative terms that explain the points with the least sum of squared errors.
+// An error is weighted by the time to the power of 3/4: relative errors of large operations count a
+// little more, as steps consist of these. It minimises one term after the other.
 func fit(points []point) (x [terms]float64) {
 	var a [terms][terms]float64
 	var b, scale [terms]float64
@@ -105,7 +105,7 @@ func fit(points []point) (x [terms]float64) {
 		}
 	}
 	for _, p := range points {
-		f, weight := p.features(), math.Pow(max(p.seconds, 1e-9), -1.5) // a share of a run may be less than the clock shows
+		f, weight := p.features(), math.Pow(max(p.seconds, 1e-9), -1.5) // a share of a run may be shorter than the clock's resolution
 		for i := range f {
 			if scale[i] > 0 {
 				f[i] /= scale[i]
@@ -138,7 +138,7 @@ func fit(points []point) (x [terms]float64) {
 	return x
 }
 
-// features returns what the terms are multiplied with.
+// features returns the factors of the terms.
 func (p *point) features() (f [terms]float64) {
 	for i, v := range [...]float64{1, float64(p.flops), float64(p.bytes), float64(p.scores)} {
 		f[i], f[i+terms/2] = (1-p.kept)*v, p.kept*v

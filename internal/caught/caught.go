@@ -1,4 +1,4 @@
-// Package caught makes errors of panics in the user's code: one line that says where, without a
+// Package caught converts panics in the user's code to errors: one line with the place, without a
 // stack.
 package caught
 
@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Panic, when deferred, makes an error of a panic: what panicked, at which line, and with what,
-// which the error wraps if it is an error itself.
+// Panic, when deferred, converts a panic to an error with the failed function, the line and the
+// value of the panic. If the value is an error, it is wrapped.
 func Panic(err *error, what string) {
 	switch r := recover().(type) {
 	case nil:
@@ -20,9 +20,9 @@ func Panic(err *error, what string) {
 	}
 }
 
-// site returns the line of the user's own code that the panic being recovered from came through:
-// the innermost that is neither Go's, nor Gorgonia's, nor of this library's functions that users
-// call and that call them. If there is none, it is the innermost that is not Go's.
+// site returns the line of the user's own code that the recovered panic passed through: the
+// innermost line outside of Go, of Gorgonia, and of the functions of this library that users call
+// and that call them. If there is none, it is the innermost line outside of Go.
 func site() string {
 	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])

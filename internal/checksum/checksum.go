@@ -2,11 +2,12 @@ package checksum
 
 import "hash/crc32"
 
-// piece is the most bytes that assembly, which cannot be preempted, is given at once: some µs.
+// piece is the largest number of bytes that assembly, which cannot be preempted, is given at once:
+// a few µs.
 const piece = 256 << 10
 
-// Update returns the checksum of some bytes followed by p; sum is that of those bytes, 0 for none.
-// It does not allocate.
+// Update returns the checksum of some bytes followed by p. sum is the checksum of these bytes, 0
+// for none. It does not allocate.
 func Update(sum uint32, p []byte) uint32 {
 	for len(p) > piece {
 		sum = update(sum, p[:piece])
@@ -15,8 +16,8 @@ func Update(sum uint32, p []byte) uint32 {
 	return update(sum, p)
 }
 
-// Copy copies src to dst, which has the same length and no byte in common with it, and returns
-// Update(sum, src), in the time of the copy where memory is what it takes.
+// Copy copies src to dst and returns Update(sum, src). The slices must have the same length and
+// must not overlap. If memory bandwidth is the limit, it takes only the time of the copy.
 func Copy(sum uint32, dst, src []byte) uint32 {
 	for len(src) > piece {
 		sum = copyUpdate(sum, dst[:piece], src[:piece])
@@ -27,7 +28,7 @@ func Copy(sum uint32, dst, src []byte) uint32 {
 
 func updateGo(sum uint32, p []byte) uint32 { return crc32.Update(sum, crc32.IEEETable, p) }
 
-// copyUpdateGo sums what is still in the inner caches from the copy.
+// copyUpdateGo computes the checksum of data that the copy has left in the inner caches.
 func copyUpdateGo(sum uint32, dst, src []byte) uint32 {
 	const inner = 16 << 10
 	for len(src) > 0 {
@@ -38,11 +39,11 @@ func copyUpdateGo(sum uint32, dst, src []byte) uint32 {
 	return sum
 }
 
-// Join returns the checksum of some bytes followed by n others, whose checksum is next; sum is that
-// of the first. It takes some hundred multiplications, whatever n.
+// Join returns the checksum of some bytes followed by n others. sum is the checksum of the first
+// bytes, and next of the others. It takes a few hundred multiplications for any n.
 func Join(sum, next uint32, n int) uint32 {
-	// A byte of zeros multiplies the polynomial of what came before by x⁸; power is x to the 8, 16,
-	// 32, … modulo the polynomial of the checksum, whose bits are reflected: x⁰ is the highest.
+	// A byte of zeros multiplies the polynomial before it by x⁸. power is x to the 8, 16, 32, …
+	// modulo the polynomial of the checksum, whose bits are reflected: x⁰ is the highest.
 	for power := uint32(1) << (31 - 8); n > 0; n >>= 1 {
 		if n&1 == 1 {
 			sum = multiply(sum, power)
@@ -52,7 +53,7 @@ func Join(sum, next uint32, n int) uint32 {
 	return sum ^ next
 }
 
-// multiply returns the product of two polynomials modulo that of the checksum.
+// multiply returns the product of two polynomials modulo the polynomial of the checksum.
 func multiply(a, b uint32) (product uint32) {
 	for ; a != 0; a <<= 1 {
 		if a>>31 == 1 {

@@ -11,19 +11,20 @@ import (
 
 // Folding
 //
-// Bits are the coefficients of a polynomial, the first of memory the highest power of x, and its
-// checksum is the remainder by the polynomial P of the CRC. So bytes may be replaced by others
-// with the same remainder further on: those at a distance of D bits are the halves of each 16 bytes
-// times x^(D+64) and x^D modulo P, by carry-less products, and are added there by exclusive or. Four
-// such folds of 64 bytes run beside each other until 16 bytes are left, whose remainder is that of all.
-// See Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel
-// 2009; the powers there are 32 less, as the constants have 32 bits of 64 and bits are reflected.
+// Bits are the coefficients of a polynomial. The first bit in memory belongs to the highest power
+// of x. The checksum is the remainder modulo the polynomial P of the CRC. So bytes may be replaced
+// by later bytes with the same remainder: the halves of each 16 bytes are multiplied by x^(D+64)
+// and x^D modulo P, by carry-less products, and added by exclusive or to the bytes D bits further
+// on. Four such folds of 64 bytes run in parallel until 16 bytes are left, whose remainder is the
+// result. See Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+// Instruction, Intel 2009. The powers here are 32 less, as the constants have 32 bits of 64 and
+// bits are reflected.
 
-// stride is the bytes that the loop folds at once.
+// stride is the number of bytes that the loop folds at once.
 const stride = 256
 
-// powers are those that fold by a stride, by three, two and one register of 64 bytes, and by three,
-// two and one of its quarters.
+// powers are the factors that fold by a stride, by three, two and one register of 64 bytes, and by
+// three, two and one quarter of a register.
 var powers = func() (k [7][2]uint64) {
 	for i, bytes := range []int{stride, 192, 128, 64, 48, 32, 16} {
 		k[i] = [2]uint64{power(8*bytes + 32), power(8*bytes - 32)}
@@ -52,7 +53,7 @@ func update(sum uint32, p []byte) uint32 {
 	return updateGo(finish(&rest), p[n:])
 }
 
-// past is from how many bytes on it pays to copy past the caches.
+// past is the number of bytes from which on it pays to copy past the caches.
 const past = 128 << 10
 
 func copyUpdate(sum uint32, dst, src []byte) uint32 {
@@ -66,7 +67,7 @@ func copyUpdate(sum uint32, dst, src []byte) uint32 {
 	return updateGo(finish(&rest), src[n:])
 }
 
-// finish returns the checksum of what was folded into rest.
+// finish returns the checksum of the bytes folded into rest.
 func finish(rest *[16]byte) (sum uint32) {
 	for _, b := range rest { // in a call of updateGo they would escape
 		sum = sum>>8 ^ crc32.IEEETable[byte(sum)^b]
@@ -74,13 +75,13 @@ func finish(rest *[16]byte) (sum uint32) {
 	return ^sum
 }
 
-// fold folds n bytes, a multiple of stride and not 0, into rest. state is the remainder of what
-// comes before.
+// fold folds n bytes, a positive multiple of stride, into rest. state is the remainder of the bytes
+// before.
 //
 //go:noescape
 func fold(rest *[16]byte, p *byte, n int, state uint32, powers *[7][2]uint64)
 
-// foldCopy is fold of src, which it copies to dst, on a boundary of 64 bytes.
+// foldCopy is fold of src. It also copies src to dst, which is aligned to 64 bytes.
 //
 //go:noescape
 func foldCopy(rest *[16]byte, dst, src *byte, n int, state uint32, powers *[7][2]uint64)

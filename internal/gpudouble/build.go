@@ -28,21 +28,21 @@ var sources embed.FS
 // Libraries are the files of the doubles.
 type Libraries struct{ CUDA, NCCL, CUBLASLT string }
 
-// A library is made of the sources in some folders and of control.c.
+// A library is built from the sources in some folders and from control.c.
 type library struct {
 	file    string
 	folders []string
 }
 
-// builds are the libraries that this process has asked for, by their flags.
+// builds are the libraries that this process has requested, by their flags.
 var builds struct {
 	sync.Mutex
 	made map[string]Libraries
 }
 
-// Build compiles the doubles with cc, that of libnccl with flags, such as a -D for an old version.
-// The libraries stay in a cache directory of the user's, by a hash of sources, flags, compiler and
-// processor: most processes find theirs there.
+// Build compiles the doubles with cc, and libnccl with additional flags, such as a -D for an old
+// version. The libraries are kept in the user's cache directory, by a hash of sources, flags,
+// compiler and processor: most processes find them there.
 func Build(t testing.TB, flags ...string) Libraries {
 	t.Helper()
 	builds.Lock()
@@ -74,16 +74,16 @@ func Build(t testing.TB, flags ...string) Libraries {
 	return libs
 }
 
-// The cache is a directory with one directory for each hash. Whoever builds holds the lock file, so
-// that test programs that start together build once. What nobody has used for a while is removed
-// when something is built.
+// The cache is a directory with one directory for each hash. The builder holds the lock file, so
+// test programs that start together build once. A build removes directories that have not been used
+// for a while.
 const (
 	cacheName = "gofsdp-doubles"
 	unused    = 5 * 24 * time.Hour
 )
 
-// cached returns the path of a library with these flags, which build makes in a directory if need
-// be.
+// cached returns the path of a library with these flags. If it is missing, build creates it in a
+// directory.
 func cached(l library, flags []string, build func(l library, dir string, flags []string) error) (string, error) {
 	key, err := hash(l, flags)
 	if err != nil {
@@ -112,8 +112,8 @@ func cached(l library, flags []string, build func(l library, dir string, flags [
 	return filepath.Join(dir, l.file), build(l, dir, flags)
 }
 
-// cacheDir returns the cache: the user's, or one for temporary files if the user has no home to write
-// to.
+// cacheDir returns the cache: the user's, or a temporary one if the user has no writable home
+// directory.
 func cacheDir() (string, error) {
 	if user, err := os.UserCacheDir(); err == nil {
 		dir := filepath.Join(user, cacheName)
@@ -125,8 +125,8 @@ func cacheDir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o700)
 }
 
-// hash names a library by everything that it depends on. What the compiler would do with an empty
-// file tells its version and the processor.
+// hash names a library by everything that it depends on. The compiler's commands for an empty file
+// include its version and the processor.
 func hash(l library, flags []string) (string, error) {
 	sum := sha256.New()
 	machine, err := exec.Command("cc", "-###", "-march=native", "-S", "-o", "-", "-x", "c", os.DevNull).CombinedOutput()
@@ -150,7 +150,7 @@ func hash(l library, flags []string) (string, error) {
 	return fmt.Sprintf("%x", sum.Sum(nil)[:16]), nil
 }
 
-// sweep removes what is in the cache and was last used before a time.
+// sweep removes entries of the cache that were last used before a time.
 func sweep(cache string, before time.Time) error {
 	entries, err := os.ReadDir(cache)
 	for _, entry := range entries {
@@ -165,8 +165,8 @@ func sweep(cache string, before time.Time) error {
 	return err
 }
 
-// compilers are the flags by folder. The machine is what tests spend their time in. Its arithmetic
-// is that of the instructions: products and sums are not contracted.
+// compilers are the flags by folder. Tests spend most of their time in the PTX machine, so it is
+// optimised. Its arithmetic follows the instructions: products and sums are not contracted.
 var compilers = map[string][]string{
 	"cuda":     {"-O1"},
 	"nccl":     {"-O1"},
@@ -175,7 +175,7 @@ var compilers = map[string][]string{
 		"-fno-strict-aliasing"},
 }
 
-// build makes a library in a directory that appears when it is complete.
+// build creates a library in a directory, which appears when it is complete.
 func build(l library, dir string, flags []string) error {
 	work, err := os.MkdirTemp(filepath.Dir(dir), "building")
 	if err != nil {

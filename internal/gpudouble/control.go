@@ -39,13 +39,13 @@ import (
 	"unsafe"
 )
 
-// Control is the side door of a double that this process has loaded.
+// Control controls a double that this process has loaded.
 type Control struct {
 	path                            string
 	fail, calls, live, report, wait unsafe.Pointer
 }
 
-// Open returns the side door of the double at path, which is loaded.
+// Open returns the Control of the double at path, which must be loaded.
 func Open(t testing.TB, path string) *Control {
 	t.Helper()
 	c := &Control{path: path}
@@ -67,21 +67,21 @@ func (c *Control) symbol(name string) unsafe.Pointer {
 	return C.find(p, n)
 }
 
-// Fail lets the nth call of a function from now on, counted from 1, return code. Functions have
-// the names that the documentation has: cuMemAlloc, not cuMemAlloc_v2. An nth of 0 forgets what has
-// not happened yet.
+// Fail makes the nth call of a function from now on, counted from 1, return code. Functions have
+// their documented names: cuMemAlloc, not cuMemAlloc_v2. An nth of 0 cancels a failure that has not
+// happened yet.
 func (c *Control) Fail(function string, nth, code int) {
 	s := C.CString(function)
 	defer C.free(unsafe.Pointer(s))
 	C.call_fail(c.fail, s, C.long(nth), C.int(code))
 }
 
-// Calls returns how often a function was called.
+// Calls returns the number of calls of a function.
 func (c *Control) Calls(function string) int { return c.number(c.calls, function) }
 
-// Live returns how many there are of something: "memory", "bytes" of it, "host" (pinned memory),
-// "stream", "event", "module", "context" of the double of libcuda. Its "instructions" are those
-// that kernels have executed, counted for each lane.
+// Live returns the number of live objects of a kind: "memory", "bytes" of it, "host" (pinned
+// memory), "stream", "event", "module", "context" of the double of libcuda. Its "instructions" are
+// the instructions that kernels have executed, counted for each lane.
 func (c *Control) Live(what string) int { return c.number(c.live, what) }
 
 func (c *Control) number(f unsafe.Pointer, name string) int {
@@ -90,8 +90,8 @@ func (c *Control) number(f unsafe.Pointer, name string) int {
 	return int(C.call_number(f, s))
 }
 
-// Reports returns, once, what was done wrong and the real library would have answered with an
-// error, with wrong data, or with a crash.
+// Reports returns each misuse once. For these the real library would have returned an error or
+// wrong data, or would have crashed.
 func (c *Control) Reports() (list []string) {
 	var text [512]C.char
 	for C.call_report(c.report, &text[0], C.size_t(len(text))) != 0 {
@@ -100,12 +100,12 @@ func (c *Control) Reports() (list []string) {
 	return list
 }
 
-// Delay lets every operation of a stream wait for a random time before it runs, at most max.
+// Delay makes every operation of a stream wait before it runs, for a random time of at most max.
 func (c *Control) Delay(max time.Duration, seed int) {
 	C.call_delay(c.wait, C.uint(max.Microseconds()), C.uint(seed))
 }
 
-// Pause holds a stream of the double of libcuda back before its next operation, until Resume.
+// Pause stops a stream of the double of libcuda before its next operation, until Resume.
 func (c *Control) Pause(t testing.TB, stream uintptr) { t.Helper(); c.pause(t, stream, 1) }
 
 // Resume ends Pause.
@@ -118,17 +118,17 @@ func (c *Control) pause(t testing.TB, stream uintptr, paused int) {
 	}
 }
 
-// Schedule says which streams of a device run first where no event does.
+// Schedule says which streams of a device run first if no event orders them.
 type Schedule int
 
 const (
-	// AtOnce is for streams that run at once.
+	// AtOnce makes streams run concurrently.
 	AtOnce Schedule = iota
-	// UrgentLate runs one stream at a time, always in the same order: those of the highest priority no
-	// sooner than another stream or the host waits for them.
+	// UrgentLate runs one stream at a time, always in the same order. Streams of the highest
+	// priority run only when another stream or the host waits for them.
 	UrgentLate
-	// UrgentEarly runs those of the highest priority as soon as they can, and the others no sooner than
-	// somebody waits for them.
+	// UrgentEarly runs streams of the highest priority as soon as possible, and the others only
+	// when something waits for them.
 	UrgentEarly
 )
 
@@ -144,9 +144,9 @@ func (c *Control) Scheduled(t testing.TB, s Schedule, f func()) {
 	f()
 }
 
-// Omit leaves out the nth wait for an event, counted from 1, that streams of a device are given from now on:
-// those of the highest priority, or the others. 0 leaves out none, and -1 changes nothing. It returns how many
-// they were given so far.
+// Omit skips the nth wait for an event, counted from 1, that streams of a device are given from now
+// on: only the streams of the highest priority, or only the others. 0 skips none, and -1 changes
+// nothing. It returns the number of waits so far.
 func (c *Control) Omit(device int, urgent bool, nth int) int {
 	which := C.int(0)
 	if urgent {
@@ -155,23 +155,23 @@ func (c *Control) Omit(device int, urgent bool, nth int) int {
 	return int(C.call_omit(c.symbol("double_omit"), C.int(device), which, C.long(nth)))
 }
 
-// Check is what the machine that executes PTX checks besides addresses and alignment, or how it
-// runs.
+// Check is an additional check of the PTX machine, apart from addresses and alignment, or a way of
+// running.
 type Check uint
 
 const (
-	// Races finds two warps at the same shared memory, one of them writing, without a barrier
-	// between.
+	// Races finds two warps that access the same shared memory, one of them writing, without a
+	// barrier between.
 	Races Check = 1 << iota
 	// Unset finds shared memory that is read before it is written.
 	Unset
 	// Reverse runs blocks, the warps of each and the lanes of a store in the opposite order.
-	// Results have to be the same bits.
+	// Results must have the same bits.
 	Reverse
 )
 
-// Checks sets the checks of kernels that start from now on, until the end of the test. Nobody has
-// to: Races and Unset are on.
+// Checks sets the checks for kernels that start from now on, until the end of the test. By default
+// Races and Unset are on.
 func (c *Control) Checks(t testing.TB, checks Check) {
 	t.Helper()
 	before := c.checks(t, checks)
@@ -187,7 +187,7 @@ func (c *Control) Reversed(t testing.TB, f func()) {
 	f()
 }
 
-// checks sets the checks and returns those before.
+// checks sets the checks and returns the previous ones.
 func (c *Control) checks(t testing.TB, checks Check) Check {
 	t.Helper()
 	set := c.symbol("double_ptx")
@@ -197,7 +197,7 @@ func (c *Control) checks(t testing.TB, checks Check) Check {
 	return Check(C.call_ptx(set, C.uint(checks)))
 }
 
-// Clean lets the test fail if at its end something of what lives is left, or something was misused.
+// Clean fails the test if at its end objects of these kinds are live, or something was misused.
 func (c *Control) Clean(t testing.TB, lives ...string) {
 	t.Helper()
 	if lives == nil {

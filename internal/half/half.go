@@ -14,7 +14,7 @@ type Float16 uint16
 // Float is a 16-bit format.
 type Float interface{ BFloat16 | Float16 }
 
-// Parts of a float32.
+// These are the parts of a float32.
 const (
 	signBit = 1 << 31
 	infBits = 0xff << 23
@@ -23,7 +23,8 @@ const (
 // Float32 returns the value of x.
 func (x BFloat16) Float32() float32 { return math.Float32frombits(uint32(x) << 16) }
 
-// String formats the value of x with as few digits as tell it from other float32.
+// String formats the value of x with the fewest digits that distinguish it from other float32
+// values.
 func (x BFloat16) String() string { return format(x.Float32()) }
 
 // ToBFloat16 returns the value nearest to f.
@@ -33,15 +34,15 @@ func ToBFloat16(f float32) BFloat16 {
 	if b&^signBit > infBits {
 		return BFloat16(b>>16 | quiet)
 	}
-	// Half a unit in the last place, less one bit where the tie has to go down. A carry into the
-	// exponent is what rounding up to the next power of two, or to infinity, means.
+	// This adds half a unit in the last place, minus one bit if a tie rounds down. A carry into the
+	// exponent is correct: it rounds up to the next power of two, or to infinity.
 	return BFloat16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// Where a Float16 lies among float32.
+// These describe a Float16 as a float32.
 const (
-	shift16  = 23 - 10          // its fraction is so many bits shorter
-	rebias16 = (127 - 15) << 23 // its exponents are so much lower
+	shift16  = 23 - 10          // its fraction is shorter by this number of bits
+	rebias16 = (127 - 15) << 23 // its exponents are lower by this number
 	inf16    = 0x1f << 10
 	normal16 = 1 << 10 // the first that is not subnormal
 )
@@ -56,12 +57,13 @@ func (x Float16) Float32() float32 {
 		return math.Float32frombits(sign | m<<shift16 + rebias16)
 	case m == inf16:
 		return math.Float32frombits(sign | infBits)
-	default: // NaN, made quiet, as the processor's own conversion does
+	default: // NaN, made quiet, as in the processor's own conversion
 		return math.Float32frombits(sign | m<<shift16 | infBits | 1<<22)
 	}
 }
 
-// String formats the value of x with as few digits as tell it from other float32.
+// String formats the value of x with the fewest digits that distinguish it from other float32
+// values.
 func (x Float16) String() string { return format(x.Float32()) }
 
 // ToFloat16 returns the value nearest to f.
@@ -69,7 +71,7 @@ func ToFloat16(f float32) Float16 {
 	const (
 		tooLarge  = (16 + 127) << 23  // 2^16: everything from here on is infinite
 		smallest  = (-14 + 127) << 23 // 2^-14: everything below is subnormal
-		roundHalf = 0x3f000000        // 0.5, whose last place is 2^-24, as that of all subnormals
+		roundHalf = 0x3f000000        // 0.5, whose last place is 2^-24, like the last place of all subnormals
 		quiet     = 1 << 9
 	)
 	b := math.Float32bits(f)

@@ -4,7 +4,7 @@ package half
 
 import "golang.org/x/sys/cpu"
 
-// supported lists the instruction sets this machine has, best first.
+// supported lists the instruction sets of this machine, best first.
 func supported() []isa {
 	p := portable()
 	if !cpu.X86.HasAVX2 || !cpu.X86.HasF16C {
@@ -26,7 +26,7 @@ func supported() []isa {
 	return []isa{bf16, avx2, p}
 }
 
-// step is how many elements the assembly for AVX2 converts in one turn of its loop.
+// step is the number of elements that the AVX2 assembly converts in one iteration.
 const step = 16
 
 // widenWithRest and narrowWithRest are kernels for any number of elements, from one for multiples

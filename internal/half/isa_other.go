@@ -2,5 +2,5 @@
 
 package half
 
-// supported lists the instruction sets this machine has, best first.
+// supported lists the instruction sets of this machine, best first.
 func supported() []isa { return []isa{portable()} }

@@ -1,8 +1,8 @@
 package half
 
-// Widen sets elements of dst to the values of those of src. Like copy it converts as many as both
-// have, and returns how many. src may be the second half of the memory of dst, of twice as many
-// bytes.
+// Widen sets the elements of dst to the values of src. Like copy, it converts as many elements as
+// both slices have, and returns their number. src may be the second half of the memory of dst,
+// which has twice as many bytes.
 func Widen[T Float](dst []float32, src []T) int {
 	n := min(len(dst), len(src))
 	switch src := any(src[:n]).(type) {
@@ -14,12 +14,12 @@ func Widen[T Float](dst []float32, src []T) int {
 	return n
 }
 
-// Narrow rounds elements of src to those of dst. Like copy it converts as many as both have, and
-// returns how many. dst may be the first half of the memory of src, of half as many bytes.
+// Narrow rounds elements of src to dst. Like copy, it converts as many elements as both slices
+// have, and returns their number. dst may be the first half of the memory of src, which has twice
+// as many bytes.
 func Narrow[T Float](dst []T, src []float32) int { return NarrowScaled(dst, src, 1) }
 
-// NarrowScaled is [Narrow] of c · src: the products are rounded to float32 first, as if they had
-// been stored in between.
+// NarrowScaled is [Narrow] of c · src: the products are first rounded to float32.
 func NarrowScaled[T Float](dst []T, src []float32, c float32) int {
 	n := min(len(dst), len(src))
 	switch dst := any(dst).(type) {
@@ -31,13 +31,13 @@ func NarrowScaled[T Float](dst []T, src []float32, c float32) int {
 	return n
 }
 
-// piece is the most elements that a kernel is given at once: assembly cannot be preempted, so its
-// longest call bounds how long a garbage collection waits for this goroutine.
+// piece is the largest number of elements that a kernel is given at once: assembly cannot be
+// preempted, so its longest call bounds how long a garbage collection waits for this goroutine.
 const piece = 1 << 15
 
-// A widening sets dst[i] to the value of src[i], and a narrowing to the rounded c·src[i], for every
-// element of src. They read an element, or a few, before they write it or any later one, and begin
-// with the first.
+// A widening sets dst[i] to the value of src[i], and a narrowing sets it to the rounded c·src[i],
+// for every element of src. They visit elements in ascending order, and read one or a few elements
+// before they write these or later ones.
 type (
 	widening[T Float]  func(dst []float32, src []T)
 	narrowing[T Float] func(dst []T, src []float32, c float32)
@@ -68,10 +68,10 @@ type isa struct {
 	narrowFloat16  narrowing[Float16]
 }
 
-// active is what everything runs on: the best that this machine has. Only tests change it.
+// active is the instruction set in use: the best that this machine has. Only tests change it.
 var active = supported()[0]
 
-// portable converts one element after the other, as the methods do.
+// portable converts one element after the other, like the methods.
 func portable() isa {
 	return isa{
 		name: "portable",
@@ -98,8 +98,8 @@ func portable() isa {
 	}
 }
 
-// times is c·f, and f itself if c is 1: not every processor keeps the payload of a NaN through a
-// product.
+// times returns c·f, and f itself if c is 1: some processors do not keep the payload of a NaN
+// through a product.
 func times(c, f float32) float32 {
 	if c == 1 {
 		return f

@@ -9,31 +9,32 @@ import (
 	"strings"
 )
 
-// A Report says where two runs part.
+// A Report describes where two runs diverge.
 type Report struct {
-	Steps int // that are the same, from the first that both have
+	Steps int // number of equal steps, from the first step that both runs have
 	First int // the number of that step
-	Same  int // hashes compared that are the same, in all
-	// Unlike says why passes are not compared, only parameters and gradients; or "".
+	Same  int // number of equal hashes that were compared
+	// Unlike says why only parameters and gradients are compared, and not passes; or "".
 	Unlike string
-	// Ends says where the runs end, if one has steps that the other lacks or a record was cut off; or "".
+	// Ends says where the runs end, if one has steps that the other lacks or a record was cut off;
+	// or "".
 	Ends string
-	// Differences are those of the first step that has any, the first first. One is one parameter, or
-	// the first result of a micro-batch that differs.
+	// Differences are the differences of the first step that has any, in order. Each is a
+	// parameter, or the first result that differs in a micro-batch.
 	Differences []Difference
 }
 
-// A Difference is a hash that two runs do not share.
+// A Difference is a hash that differs between two runs.
 type Difference struct {
 	Step, Micro int // Micro is the micro-batch of the step, -1 for parameters and gradients
 	Kind        Kind
 	Name        string
-	From        int    // tensor, output or input
-	A, B        string // the ranks that have it in each run, and what they have
-	at          int    // place in the pass
+	From        int    // number of the tensor, output or input
+	A, B        string // for each run: the ranks that have it, and their hashes
+	at          int    // index in the pass
 }
 
-// String names what differs.
+// String describes the difference.
 func (d *Difference) String() string {
 	switch d.Kind {
 	case Param:
@@ -49,8 +50,8 @@ func (d *Difference) String() string {
 	}
 }
 
-// Compare reads two runs until they differ or one ends. A run that begins at a later step is
-// compared from there.
+// Compare reads two runs until they differ or one ends. If a run begins at a later step, the
+// comparison begins there.
 func Compare(a, b *Run) (*Report, error) {
 	r := &Report{First: -1}
 	for len(r.Differences) == 0 {
@@ -77,7 +78,7 @@ func Compare(a, b *Run) (*Report, error) {
 	return r, nil
 }
 
-// end compares the ends of two runs that are the same until one ends.
+// end compares the ends of two runs that are equal until one ends.
 func (r *Report) end(a, b *Run) error {
 	x, err := a.finish()
 	if err != nil {
@@ -120,8 +121,8 @@ func (r *Report) step(a, b *Run, s, t *Step) error {
 	return r.pieces(a, b, s, t, Grad)
 }
 
-// trim leaves the passes of ranks that both runs have, if one of them ends with the step, perhaps in
-// its middle. It reports whether there are others.
+// trim keeps only the passes of ranks that both runs have, if one of the runs ends with this step,
+// possibly in the middle. It reports whether passes were removed.
 func trim(s, t *Step) (cut bool) {
 	if !s.Last && !t.Last || len(s.Passes) != len(t.Passes) || s.Passes[0][0].Virtual >= 0 || t.Passes[0][0].Virtual >= 0 {
 		return false
@@ -162,7 +163,7 @@ func (r *Report) pieces(a, b *Run, s, t *Step, k Kind) error {
 	return nil
 }
 
-// owned says what ranks have of a parameter, but for pieces that the other run has, too.
+// owned describes the ranks' pieces of a parameter, without the pieces that the other run has too.
 func owned(list, other []piece) string {
 	var parts []string
 	for _, p := range list {
@@ -176,9 +177,9 @@ func owned(list, other []piece) string {
 	return strings.Join(parts, ", ")
 }
 
-// passes compares the micro-batches of a step: those of the same virtual rank, else of the same rank
-// and place. Of runs on other numbers of ranks without virtual ranks, those of a rank follow each
-// other, and rank follows rank.
+// passes compares the micro-batches of a step: those with the same virtual rank, else those with
+// the same rank and index. For runs on other numbers of ranks without virtual ranks, it takes the
+// micro-batches of rank 0, then those of rank 1, and so on.
 func (r *Report) passes(a, b *Run, s, t *Step) error {
 	as, bs := s.micros(), t.micros()
 	byRank := a.Ranks == b.Ranks && as[0].Virtual < 0 && bs[0].Virtual < 0
@@ -207,8 +208,8 @@ func (r *Report) passes(a, b *Run, s, t *Step) error {
 	return nil
 }
 
-// differ returns the first result that two passes do not share, or nil, and how many they share
-// before it.
+// differ returns the first result in which two passes differ, or nil, and the number of equal
+// results before it.
 func differ(a, b micro) (d *Difference, same int) {
 	x, y := a.results(), b.results()
 	for i := range max(len(x), len(y)) {
@@ -230,7 +231,7 @@ func differ(a, b micro) (d *Difference, same int) {
 	return nil, len(x)
 }
 
-// results are the entries of a pass that its rank has computed alone, and its batch.
+// results are the entries of a pass that its rank computed alone, and its batch.
 func (p *Pass) results() (list []Entry) {
 	for _, e := range p.Entries {
 		if e.Kind == Batch || e.Kind == Forward || e.Kind == Backward {

@@ -1,5 +1,5 @@
-// Package hashes records what a rank computes as hashes, one file for each rank, and finds where two
-// runs part: the first step, micro-batch, call and parameter.
+// Package hashes records the results of a rank as hashes, one file for each rank, and finds where
+// two runs diverge: the first step, micro-batch, call and parameter.
 //
 //	gofsdp hashes 1 rank 0 of 2
 //	pass 7 step 3 virtual -1                            of no virtual rank
@@ -10,7 +10,7 @@
 //	grad 0 1024 4096 e41b90d6 "blocks.0.fc.weight"      after the sum over the ranks
 //	end
 //
-// A hash is the CRC-32 of the bytes. That of a parameter follows from those of its pieces, so runs on
-// different numbers of ranks are compared, too. A record that has lost its end, as of a rank that
-// was killed, is good up to the last whole pass.
+// A hash is the CRC-32 of the bytes. The hash of a parameter can be computed from the hashes of its
+// pieces, so runs on different numbers of ranks can be compared too. If a record has lost its end,
+// because the rank was killed, it is valid up to the last whole pass.
 package hashes

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A Pass is what a rank has recorded of a pass.
+// A Pass is a rank's record of a pass.
 type Pass struct {
 	Head
 	Entries []Entry
@@ -19,7 +19,7 @@ type Pass struct {
 type Reader struct {
 	Rank, Ranks int
 
-	// Cut is true at the end of a record that ends in the middle of a pass, or of a line.
+	// Cut is true at the end of a record that ends in the middle of a pass or of a line.
 	Cut bool
 
 	s    *bufio.Scanner
@@ -27,7 +27,7 @@ type Reader struct {
 	open map[int]*Pass // by number
 }
 
-// longest is the most bytes of a line of a record.
+// longest is the greatest length of a line of a record, in bytes.
 const longest = 1 << 20
 
 // NewReader reads the first line of a record.
@@ -56,7 +56,7 @@ func (r *Reader) next() (string, error) {
 	return r.s.Text(), nil
 }
 
-// Next returns the next pass that was written to its end, or io.EOF.
+// Next returns the next complete pass, or io.EOF.
 func (r *Reader) Next() (*Pass, error) {
 	var p *Pass
 	for {
@@ -84,7 +84,7 @@ func (r *Reader) Next() (*Pass, error) {
 	}
 }
 
-// pass returns the pass that a line begins or goes on with.
+// pass returns the pass that a line begins or continues.
 func (r *Reader) pass(line string) (*Pass, error) {
 	var h Head
 	if _, err := fmt.Sscanf(line+"\n", pass, &h.Number, &h.Step, &h.Virtual); err != nil {
@@ -101,7 +101,7 @@ func (r *Reader) pass(line string) (*Pass, error) {
 	return p, nil
 }
 
-// wrong returns what is wrong with the line just read. The last one may have lost its end.
+// wrong returns the error for the line just read. The last line may have lost its end.
 func (r *Reader) wrong(line string, err error) error {
 	at := r.line
 	if _, last := r.next(); last != nil {

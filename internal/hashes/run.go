@@ -21,14 +21,15 @@ type Run struct {
 
 	files []*os.File
 	ranks []*Reader
-	ahead []*Pass // by rank: read, and of a later step; nil at the end
+	ahead []*Pass // by rank: a pass of a later step, already read; nil at the end
 	last  []int   // by rank: the last step that was read, -1 for none
 }
 
-// Suffix is that of the files of a run.
+// Suffix is the suffix of the files of a run.
 const Suffix = ".hashes"
 
-// Runs lists the directories with records in dir, which is ".", and below it.
+// Runs lists the directories with records, relative to dir: dir itself is ".", and the others are
+// below it.
 func Runs(dir string) (list []string, err error) {
 	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, e fs.DirEntry, err error) error {
 		if at := path.Dir(name); err == nil && path.Ext(name) == Suffix && !slices.Contains(list, at) {
@@ -40,7 +41,7 @@ func Runs(dir string) (list []string, err error) {
 	return list, err
 }
 
-// Open opens the records in a directory. The caller closes the run, also after an error.
+// Open opens the records in a directory. The caller closes the run, even after an error.
 func Open(dir string) (r *Run, err error) {
 	r = &Run{Name: dir}
 	names, err := fs.Glob(os.DirFS(dir), "*"+Suffix)
@@ -94,8 +95,8 @@ func (r *Run) advance(rank int) (err error) {
 	return nil
 }
 
-// An ending says where a run ends: with the step that all ranks have, unless one of them has been cut
-// off, or others have later ones.
+// An ending describes the end of a run. The run ends with the step that all ranks have, unless one
+// of them was cut off, or others have later steps.
 type ending struct {
 	step, rank int // of the rank that ends first
 	longest    int // step of the rank that ends last
@@ -121,7 +122,7 @@ func (r *Run) finish() (e ending, err error) {
 	return e, nil
 }
 
-// String says where the run ends.
+// String describes the end of the run.
 func (e ending) String() string {
 	switch {
 	case e.cut:
@@ -132,11 +133,11 @@ func (e ending) String() string {
 	return fmt.Sprintf("ends with step %d", e.step)
 }
 
-// A Step is what all ranks have recorded between two updates.
+// A Step is the records of all ranks between two updates.
 type Step struct {
 	Number int
 	Passes [][]*Pass // by rank
-	Last   bool      // a rank has recorded nothing after it
+	Last   bool      // a rank has recorded nothing after this step
 }
 
 // Next returns the next step in which each rank has a pass, or io.EOF.
@@ -172,8 +173,8 @@ type piece struct {
 	rank int
 }
 
-// pieces returns what ranks have recorded of parameters in the step, by name: of each the last of
-// its pieces, in the order of elements.
+// pieces returns the ranks' pieces of each parameter in the step, by name and in the order of
+// elements. For each piece it keeps the last hash.
 func (s *Step) pieces(k Kind) map[string][]piece {
 	all := make(map[string][]piece)
 	for rank, passes := range s.Passes {
@@ -199,8 +200,8 @@ func (s *Step) pieces(k Kind) map[string][]piece {
 	return all
 }
 
-// whole joins the pieces of a parameter, of which replicas have the same, and returns how many
-// elements they have. Where pieces are missing or replicas differ, it stops.
+// whole joins the pieces of a parameter, where replicas have the same pieces, and returns the
+// number of elements. It stops at missing pieces and at differing replicas.
 func whole(list []piece) (sum uint32, n int) {
 	prior := Entry{}
 	for _, p := range list {

@@ -6,7 +6,7 @@ import (
 	"io"
 )
 
-// A Kind says what was hashed. In a step they are computed in this order.
+// A Kind is the kind of a hashed value. In a step the kinds are computed in this order.
 type Kind uint8
 
 // The kinds.
@@ -26,25 +26,25 @@ func (k Kind) String() string { return [...]string{"param", "batch", "forward", 
 type Entry struct {
 	Kind Kind
 	Name string // of the parameter or call
-	// From is the number of a tensor of a batch, an output or an input, and To is 0. Of a piece of a
-	// parameter they are its elements.
+	// From is the number of a tensor of a batch, an output or an input, and To is 0. For a piece of
+	// a parameter they are its range of elements.
 	From, To int
 	Bytes    int
 	Sum      uint32
 }
 
-// A Head says which training pass of a rank entries are of.
+// A Head says to which training pass of a rank entries belong.
 type Head struct {
-	Number int // of all passes of the rank, from 1
+	Number int // number of the pass among all passes of the rank, from 1
 	Step   int // updates before it
-	// Virtual is the virtual rank whose batch it is, see fsdp's Config.VirtualRanks, or -1.
+	// Virtual is the virtual rank of the batch, see fsdp's Config.VirtualRanks, or -1.
 	Virtual int
 }
 
-// A Writer writes the record of one rank. The first error of writing is that of Flush.
+// A Writer writes the record of one rank. Flush returns the first error of writing.
 type Writer struct{ w *bufio.Writer }
 
-// NewWriter returns a Writer of the record of a rank among ranks.
+// NewWriter returns a Writer for the record of a rank among ranks.
 func NewWriter(w io.Writer, rank, ranks int) *Writer {
 	b := bufio.NewWriterSize(w, 1<<16)
 	fmt.Fprintf(b, title, rank, ranks)
@@ -58,7 +58,7 @@ const (
 	end   = "end\n"
 )
 
-// Pass says of which pass the entries that follow are. Others may come between those of one.
+// Pass begins the entries of a pass. Entries of other passes may come between them.
 func (w *Writer) Pass(h Head) { fmt.Fprintf(w.w, pass, h.Number, h.Step, h.Virtual) }
 
 // Entry adds an entry.

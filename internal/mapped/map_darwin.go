@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserve makes file n bytes long, all of which have a place on the disk and read as zero.
+// reserve makes file n bytes long. All bytes are allocated on the disk and read as zero.
 func reserve(file *os.File, n int) error {
 	raw, err := file.SyscallConn()
 	if err != nil {

@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserve makes file n bytes long, all of which have a place on the disk and read as zero.
+// reserve makes file n bytes long. All bytes are allocated on the disk and read as zero.
 func reserve(file *os.File, n int) error {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return err
 	}
 	err = unix.EINTR
-	for errors.Is(err, unix.EINTR) { // the runtime preempts with signals; what is reserved by then stays
+	for errors.Is(err, unix.EINTR) { // the runtime preempts with signals; bytes reserved so far stay reserved
 		if ctl := raw.Control(func(fd uintptr) { err = unix.Fallocate(int(fd), 0, 0, int64(n)) }); ctl != nil {
 			return ctl
 		}
@@ -25,7 +25,7 @@ func reserve(file *os.File, n int) error {
 	return os.NewSyscallError("fallocate", err)
 }
 
-// fill does what reserve does by writing zeros.
+// fill is reserve by writing zeros.
 func fill(file *os.File, n int) error {
 	zeros := make([]byte, min(n, 1<<20))
 	for at := 0; at < n; at += len(zeros) {

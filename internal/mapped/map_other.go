@@ -6,7 +6,7 @@ import "os"
 
 const supported = false
 
-// errFull is what the system would say if a disk were full.
+// errFull is the system's error for a full disk.
 var errFull = ErrUnsupported
 
 func freeBytes(string) int { return 0 }

@@ -11,20 +11,19 @@ import (
 
 const supported = true
 
-// errFull is what the system says when a disk is full.
+// errFull is the system's error for a full disk.
 var errFull error = unix.ENOSPC
 
-// freeBytes returns what a process without privileges can still write in dir.
+// freeBytes returns the bytes that a process without privileges can still write in dir.
 func freeBytes(dir string) int {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil || st.Blocks == 0 || st.Bsize <= 0 {
-		return math.MaxInt // the file system does not say: ask for it and see
+		return math.MaxInt // the file system does not report it: try the allocation
 	}
 	return int(min(uint64(st.Bavail), math.MaxInt/uint64(st.Bsize)) * uint64(st.Bsize))
 }
 
-// mmap maps n bytes of file, which this process reads and writes from front to back more often than
-// not.
+// mmap maps n bytes of file, which this process mostly reads and writes from front to back.
 func mmap(file *os.File, n int) ([]byte, error) {
 	raw, err := file.SyscallConn()
 	if err != nil {
@@ -39,7 +38,7 @@ func mmap(file *os.File, n int) ([]byte, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("mmap", err)
 	}
-	_ = unix.Madvise(mem, unix.MADV_SEQUENTIAL) // a hint: more is read at a time, and goes sooner
+	_ = unix.Madvise(mem, unix.MADV_SEQUENTIAL) // a hint: more is read at a time, and is dropped sooner
 	return mem, nil
 }
 

@@ -1,33 +1,32 @@
-// Package mapped is memory that lives in files, for what is too much for RAM.
+// Package mapped provides memory in files, for data that does not fit in RAM.
 //
-// A [Files] gives out blocks that are mapped from files of one directory. They are read and written
-// like any other memory. The kernel keeps in RAM what is in use, writes the rest to the disk and
-// reads it back when it is touched: what a rank can hold ends at the disk, and what it needs at
-// once decides how fast it is. A [Files] is an [arena.Source]:
+// [Files] allocates blocks that are mapped from files of one directory. They are read and written
+// like any other memory. The kernel keeps used pages in RAM, writes the others to the disk and
+// reads them back on access. So the disk limits the size of a rank's memory, and the size of its
+// working set decides the speed. A [Files] is an [arena.Source]:
 //
 //	f, err := mapped.Open("/scratch")            // a private directory in /scratch
 //	a := arena.New(arena.Sources{Shard: f, Spill: f})
 //	...
 //	err = errors.Join(a.Close(), f.Close())
 //
-// The kernel does not know what comes next, but the schedule of a training step does, and says so
-// by [Files.WillNeed]: read-ahead begins, the call does not wait for it.
+// The kernel cannot predict the next access, but the schedule of a training step can. It calls
+// [Files.WillNeed]: read-ahead begins, and the call does not wait for it.
 //
-// # What always holds
+// # Invariants
 //
-//   - A block has its place on the disk before it is given out. A disk that is full is a
-//     [SpaceError] of Alloc and not a signal in the middle of a pass. (File systems that copy on
-//     write, such as btrfs and ZFS, cannot promise that much.)
-//   - A file has no name while it is in use: however the process ends, its space is free again, and
-//     no more than an empty directory is left.
-//   - Blocks of 64 KiB and more have a file of their own and begin with a page. Smaller ones share
-//     files of 1 MiB, begin at [arena.Align], and stay where they are: WillNeed does nothing for
-//     them.
+//   - The disk space of a block is allocated before the block is returned. If the disk is full,
+//     Alloc returns a [SpaceError], and no signal arrives in the middle of a pass. (File systems
+//     that copy on write, such as btrfs and ZFS, cannot guarantee this.)
+//   - A file in use has no name: when the process ends, in any way, its space is freed, and at most
+//     an empty directory is left.
+//   - Blocks of 64 KiB and more have their own file and begin with a page. Smaller ones share files
+//     of 1 MiB, begin at [arena.Align], and stay in RAM: WillNeed does nothing for them.
 //
-// A disk that fails to read a page back is, as for every mapped file, a signal that ends the
-// process. A directory of tmpfs is RAM, and nothing is won by files in it.
+// If a disk fails to read a page back, a signal ends the process, as for every mapped file. A
+// directory in tmpfs is RAM, and files in it save nothing.
 //
-// The package works on Linux and macOS. Elsewhere Open returns [ErrUnsupported].
+// The package works on Linux and macOS. On other systems Open returns [ErrUnsupported].
 package mapped
 
 import (
@@ -41,20 +40,20 @@ import (
 )
 
 const (
-	smallBytes = 64 << 10 // blocks below share files
-	sharedSize = 1 << 20  // of a file that blocks share
+	smallBytes = 64 << 10 // smaller blocks share files
+	sharedSize = 1 << 20  // size of a file that blocks share
 )
 
-// ErrUnsupported is wrapped by the error of Open where files cannot be mapped in the way this
-// package needs. It is an [errors.ErrUnsupported].
+// ErrUnsupported is wrapped by the error of Open on systems without the required mapped files. It
+// is an [errors.ErrUnsupported].
 var ErrUnsupported = fmt.Errorf("no mapped files on this system: %w", errors.ErrUnsupported)
 
-// A SpaceError says that the disk has no place for a block.
+// A SpaceError means that the disk has no space for a block.
 type SpaceError struct {
-	Dir  string // where the place was asked for
+	Dir  string // directory of the file
 	Size int    // bytes asked for
 	Free int    // bytes that were free
-	Err  error  // what the system said: its code for a full disk, for a quota, for a limit on files
+	Err  error  // the system's error for a full disk, a quota or a limit on files
 }
 
 func (e *SpaceError) Error() string {
@@ -63,27 +62,27 @@ func (e *SpaceError) Error() string {
 
 func (e *SpaceError) Unwrap() error { return e.Err }
 
-// Files gives out blocks of memory that live in the files of a directory. It is not safe for
-// concurrent use; the blocks are as any memory.
+// Files allocates blocks of memory in the files of a directory. Its methods are not safe for
+// concurrent use. The blocks are ordinary memory.
 type Files struct {
 	dir    string        // private to this Files, and empty: the files in use have no names
-	maps   []*mapping    // by address; nil once closed
-	live   map[*byte]int // bytes of every block that is out, by its first byte
-	shared *mapping      // the one that small blocks are cut from now, or nil
+	maps   []*mapping    // sorted by address; nil after Close
+	live   map[*byte]int // bytes of every allocated block, by its first byte
+	shared *mapping      // the mapping for new small blocks, or nil
 }
 
 var _ arena.Source = (*Files)(nil)
 
 // A mapping is a file in memory.
 type mapping struct {
-	mem    []byte // all of it, whole pages
+	mem    []byte // the whole mapping, in pages
 	shared bool   // by small blocks
-	cut    int    // bytes of mem that were given out once, and are not again
-	live   int    // blocks that are out; at 0 the mapping ends
+	cut    int    // bytes of mem that were allocated once; they are not reused
+	live   int    // number of allocated blocks; the mapping ends at 0
 }
 
-// Open makes a private directory in dir, which must exist and be named, for files that live until
-// Close.
+// Open creates a private directory in dir, which must exist, for files that live until Close. dir
+// must not be empty.
 func Open(dir string) (*Files, error) {
 	if dir == "" {
 		return nil, errors.New("mapped: no directory is named for the files")
@@ -117,10 +116,10 @@ func (f *Files) Alloc(n int) ([]byte, error) {
 	return b, nil
 }
 
-// errClosed is why closed files give no memory.
+// errClosed is the error of allocations after Close.
 var errClosed = errors.New("mapped: the files are closed")
 
-// room returns a mapping with n bytes that have not been cut.
+// room returns a mapping with n unused bytes.
 func (f *Files) room(n int) (*mapping, error) {
 	if n >= smallBytes {
 		return f.newMapping(n)
@@ -138,8 +137,8 @@ func (f *Files) room(n int) (*mapping, error) {
 // newMapping maps a new file of at least n bytes.
 func (f *Files) newMapping(n int) (*mapping, error) {
 	if free := freeBytes(f.dir); n > free {
-		// Asking for it would fill the disk before it fails, at the cost of everybody else who
-		// writes there.
+		// Without this check the allocation would fill the disk before it fails, at the cost of all
+		// other writers.
 		return nil, &SpaceError{Dir: f.dir, Size: n, Free: free, Err: errFull}
 	}
 	file, err := nameless(f.dir)
@@ -161,7 +160,7 @@ func (f *Files) newMapping(n int) (*mapping, error) {
 	return m, nil
 }
 
-// nameless returns a new file in dir whose space is free again once it is neither open nor mapped.
+// nameless returns a new file in dir whose space is freed when it is neither open nor mapped.
 func nameless(dir string) (*os.File, error) {
 	file, err := os.CreateTemp(dir, "block-")
 	if err != nil {
@@ -176,7 +175,7 @@ func nameless(dir string) (*os.File, error) {
 // up rounds n up to a multiple of align, a power of two.
 func up(n, align int) int { return (n + align - 1) &^ (align - 1) }
 
-// find returns the mapping that p points into, or where it would be in maps.
+// find returns the index of the mapping that p points into, or the index at which it would be.
 func (f *Files) find(p *byte) (i int, ok bool) {
 	return slices.BinarySearchFunc(f.maps, uintptr(unsafe.Pointer(p)), func(m *mapping, p uintptr) int {
 		switch begin := uintptr(unsafe.Pointer(unsafe.SliceData(m.mem))); {
@@ -189,8 +188,8 @@ func (f *Files) find(p *byte) (i int, ok bool) {
 	})
 }
 
-// Free implements [arena.Source]. Anything but a block that is out is an error, as is everything
-// after Close.
+// Free implements [arena.Source]. It returns an error if b is not an allocated block, and after
+// Close.
 func (f *Files) Free(b []byte) error {
 	if f.maps == nil {
 		return errClosed
@@ -212,7 +211,7 @@ func (f *Files) Free(b []byte) error {
 	return unmap(m.mem)
 }
 
-// WillNeed begins to read b, a block or a part of one, back into RAM, if it is not there. It does
+// WillNeed begins to read b, a block or a part of one, back into RAM if it is not there. It does
 // not wait for the disk.
 func (f *Files) WillNeed(b []byte) error {
 	pages, err := f.pages(b)
@@ -225,7 +224,8 @@ func (f *Files) WillNeed(b []byte) error {
 	return nil
 }
 
-// pages returns the whole pages of b's file that hold b; none, if other blocks may be on them.
+// pages returns the whole pages of b's file that hold b. It returns none if other blocks may be on
+// them.
 func (f *Files) pages(b []byte) ([]byte, error) {
 	if f.maps == nil {
 		return nil, errClosed
@@ -249,8 +249,8 @@ func (f *Files) pages(b []byte) ([]byte, error) {
 	}
 }
 
-// Close ends all mappings, those of live blocks too, which must not be touched any more, and
-// removes the directory. Closing again does nothing.
+// Close ends all mappings and removes the directory. Live blocks must not be accessed any more.
+// Closing again does nothing.
 func (f *Files) Close() error {
 	if f.maps == nil {
 		return nil

@@ -51,8 +51,8 @@ var relu, reluGrad = activation(KindReLU, KindReLUGrad, "max(x, 0)", 1,
 	kernel.ReLU, kernel.ReLU, kernel.NaiveReLU, vec.ReLUBFloat16,
 	kernel.ReLUGrad, kernel.ReLUGrad, kernel.NaiveReLUGrad, vec.ReLUGradBFloat16)
 
-// activation returns the rows of an element-wise operation of n FLOPs and of its gradient, a
-// function of x and dy. The functions for bfloat16 may be nil, see [bf16.Unary].
+// activation returns the rows of an element-wise operation with n FLOPs and of its gradient, a
+// function of x and dy. The bfloat16 functions may be nil, see [bf16.Unary].
 func activation(kind, gradKind exec.Kind, doc string, n int,
 	f32 func(y, x []float32), f64, naive func(y, x []float64), f16 func(y, x []half.BFloat16) bool,
 	grad32 func(dx, x, dy []float32), grad64, gradNaive func(dx, x, dy []float64), grad16 func(dx, x, dy []half.BFloat16) bool,
@@ -130,8 +130,7 @@ func runScale[T kernel.Float](run func(y []T, c T, x []T)) exec.Kernel {
 	}
 }
 
-// again is the gradient of an operation that is linear and its own transpose: the same operation on
-// dy.
+// again is the gradient of a linear operation that is its own transpose: the same operation on dy.
 func again(o *exec.Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return o.Gradient(o.Row, dy) }
 
 // Dropout is op.Dropout.

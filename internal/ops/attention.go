@@ -19,24 +19,24 @@ type Attention struct {
 	Heads   int     // of queries
 	KVHeads int     // of keys and values, a divisor of Heads: head h reads head h/(Heads/KVHeads); 0 means Heads
 	Causal  bool    // hide from query i the keys j > i + Tk - Tq
-	Window  int     // hide from it those j <= i + Tk - Tq - Window too; 0 hides none
+	Window  int     // also hide from it the keys j <= i + Tk - Tq - Window; 0 hides none
 	Scale   float64 // of the scores; 0 means 1/√Dh
 }
 
-// SelfAttention is [SDPA] of q, k and v that are joined in qkv [B, T, (Heads+2*KVHeads)*Dh], whose last
-// dimension is the heads of each, one after the other: [B, T, Heads*Dh].
+// SelfAttention is [SDPA] for q, k and v packed in qkv [B, T, (Heads+2*KVHeads)*Dh]: the last
+// dimension has the heads of q, then of k, then of v. The result is [B, T, Heads*Dh].
 func SelfAttention(qkv, mask, bias *G.Node, a Attention) (*G.Node, error) {
 	return a.apply(attention, attentionBias, mask, bias, qkv)
 }
 
-// SDPA returns softmax(Scale·q·kᵀ + bias)·v of each head, for q [B, Tq, Heads*Dh] and k and v [B, Tk,
-// KVHeads*Dh]: [B, Tq, Heads*Dh]. mask, nil or ints [B, Tk], hides the keys where it is zero; a query
-// that sees no key gives zeros. bias is nil or [Heads, Tq, Tk], for all of the batch.
+// SDPA returns softmax(Scale·q·kᵀ + bias)·v of each head, for q [B, Tq, Heads*Dh] and k and v [B,
+// Tk, KVHeads*Dh]: [B, Tq, Heads*Dh]. mask, nil or ints [B, Tk], hides the keys where it is zero. A
+// query that sees no key gives zeros. bias is nil or [Heads, Tq, Tk], the same for the whole batch.
 func SDPA(q, k, v, mask, bias *G.Node, a Attention) (*G.Node, error) {
 	return a.apply(sdpa, sdpaBias, mask, bias, q, k, v)
 }
 
-// apply applies the row for what there is: without a bias or with one.
+// apply applies the row for the arguments: row without a bias, or biased.
 func (a Attention) apply(row, biased *exec.Row, mask, bias *G.Node, in ...*G.Node) (*G.Node, error) {
 	if bias != nil {
 		row, in = biased, append(in, bias)
@@ -48,7 +48,7 @@ func (a Attention) apply(row, biased *exec.Row, mask, bias *G.Node, in ...*G.Nod
 	return first(row.Apply(a, in...))
 }
 
-// The kinds of attention over joined operands with a bias.
+// These are the kinds of attention over packed operands with a bias.
 const (
 	KindAttentionBias     exec.Kind = "attention bias"
 	KindAttentionBiasGrad exec.Kind = "attention bias grad"
@@ -65,11 +65,11 @@ var (
 	sdpaBiasGrad      = form{biased: true}.grad(KindSDPABiasGrad)
 )
 
-// form says what the arguments of an attention are: q, k and v joined in one or each by itself, and a
-// bias or none.
+// form describes the arguments of an attention: q, k and v packed or separate, with or without a
+// bias.
 type form struct{ joined, biased bool }
 
-// args returns the number of arguments that take gradients.
+// args returns the number of arguments that have gradients.
 func (p form) args() (n int) {
 	n = 3
 	if p.joined {
@@ -81,7 +81,8 @@ func (p form) args() (n int) {
 	return n
 }
 
-// rule returns the shapes that fit p, of those for q, k and v each by itself and a bias.
+// rule returns the shapes for p, composed from the shapes of separate or packed q, k and v, and of
+// a bias.
 func (p form) rule(apart, joined, bias, rest string) string {
 	if !p.biased {
 		bias = ""
@@ -122,9 +123,9 @@ func (p form) grad(kind exec.Kind) *exec.Row {
 	}, 10)
 }
 
-// with fills in what forward and backward have in common. They take so many FLOPs for each column of
-// all heads and each pair of a query and a key that it sees. What a mask hides is not known when an op
-// is made.
+// with sets the fields that forward and backward have in common. flops is the number of FLOPs for
+// each column of all heads and each visible pair of a query and a key. Keys hidden by a mask count,
+// as the mask is unknown when an op is made.
 func (p form) with(r exec.Row, flops int) *exec.Row {
 	r.Attr, r.Split = Attention{}, exec.ByKernel
 	r.Scratch = func(o *exec.Op) int { return kernel.AttentionScratch(p.geometry(o)) }
@@ -140,7 +141,7 @@ func (p form) with(r exec.Row, flops int) *exec.Row {
 	return &r
 }
 
-// fit checks that widths divide into heads, and sets those of the results.
+// fit checks that widths divide into heads, and sets the widths of the results.
 func (p form) fit(o *exec.Op) error {
 	a := o.Attrs.(Attention)
 	switch {
@@ -161,13 +162,13 @@ func (p form) fit(o *exec.Op) error {
 		return fmt.Errorf("q is %v and k is %v, want %d and %d heads of equal width", o.In[0], o.In[1], a.Heads, a.KVHeads)
 	}
 	o.SetDim("heads", a.Heads)
-	if heads := o.Dim("heads"); heads != a.Heads { // as bias has it
+	if heads := o.Dim("heads"); heads != a.Heads { // the number of heads in bias
 		return fmt.Errorf("bias is %v, want %d heads", o.In[p.args()-1], a.Heads)
 	}
 	return nil
 }
 
-// geometry returns that of the kernels.
+// geometry returns the geometry for the kernels.
 func (p form) geometry(o *exec.Op) kernel.Attention {
 	a, width := o.Attrs.(Attention), o.Dim("H*Dh")
 	g := kernel.Attention{
@@ -184,7 +185,8 @@ func (p form) geometry(o *exec.Op) kernel.Attention {
 	return g
 }
 
-// split cuts x, which has q, k and v or their gradients, in three. Joined, they lie in columns of it.
+// split divides x, which has q, k and v or their gradients, into the three. If packed, they are
+// columns of x.
 func split[E kernel.Element](p form, a kernel.Attention, x []E) (q, k, v []E) {
 	atK, atV := a.Heads*a.HeadDim, (a.Heads+a.KVHeads)*a.HeadDim
 	if !p.joined {
@@ -193,7 +195,7 @@ func split[E kernel.Element](p form, a kernel.Attention, x []E) (q, k, v []E) {
 	return x, x[atK:], x[atV:]
 }
 
-// operands finds q, k and v, the bias, and the arguments behind them.
+// operands returns q, k and v, the bias, and the arguments after them.
 func operands[E kernel.Element, T kernel.Float](p form, a kernel.Attention, f *exec.Frame) (q, k, v []E, bias []T, rest []exec.Value) {
 	n := p.args()
 	rest = f.In[n:]
@@ -207,12 +209,12 @@ func operands[E kernel.Element, T kernel.Float](p form, a kernel.Attention, f *e
 	return q, k, v, bias, rest
 }
 
-// last returns the last n elements of a value, which may be of another type than those before.
+// last returns the last n elements of a value, whose type may differ from the elements before.
 func last[T kernel.Float](v exec.Value, n int) []T {
 	return exec.Data[T](v.Bytes[len(v.Bytes)-n*int(unsafe.Sizeof(T(0))):])
 }
 
-// maskOf returns the last argument, or nil if it was left out.
+// maskOf returns the last argument, or nil if it was omitted.
 func maskOf(rest []exec.Value) []int {
 	if len(rest) == 0 {
 		return nil

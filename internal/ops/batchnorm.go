@@ -17,9 +17,9 @@ func BatchNorm(x, gain, bias, runningMean, runningVar *G.Node, eps, momentum flo
 	if !(momentum > 0 && momentum <= 1) {
 		return nil, nil, nil, fmt.Errorf("batch norm: momentum %v is not in (0, 1]", momentum)
 	}
-	// The statistics are an operation of their own, which is kept for backward, so that the cheap
-	// rest can be computed again without the running ones. Their gradient with respect to x is part
-	// of that of the rest.
+	// The statistics are a separate operation whose result is kept for backward. So the cheap rest
+	// can be computed again without the running statistics. Their gradient with respect to x is
+	// part of the gradient of the rest.
 	stats, err := batchStats.Apply(BatchStats{momentum}, x, runningMean, runningVar)
 	if err != nil {
 		return nil, nil, nil, err

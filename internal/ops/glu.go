@@ -15,8 +15,8 @@ import (
 // Gated is the attribute of gated linear units: the activation of the gate.
 type Gated struct{ Act vec.Gate }
 
-// GLU returns act(gate)·up, element by element. If up is nil, the rows of gate [..., 2*d] hold the
-// gate and then what it scales, and the result is [..., d].
+// GLU returns act(gate)·up, element by element. If up is nil, each row of gate [..., 2*d] holds the
+// gate followed by the values that it scales, and the result is [..., d].
 func GLU(act vec.Gate, gate, up *G.Node) (*G.Node, error) {
 	if up == nil {
 		return packedGLU.Apply(Gated{act}, gate)
@@ -68,7 +68,7 @@ var packedGLUGrad = &exec.Row{
 	FLOPs: func(o *exec.Op) int { return gateFLOPs(o) * exec.Numel(o.Shape) }, InPlace: true, Split: exec.ByKernel,
 }
 
-// gateFLOPs returns those of an element of a gated linear unit.
+// gateFLOPs returns the FLOPs for an element of a gated linear unit.
 func gateFLOPs(o *exec.Op) int {
 	return [...]int{vec.GateSiLU: 5, vec.GateGELUErf: 6, vec.GateGELUTanh: 10, vec.GateReLU: 2, vec.GateSigmoid: 5}[act(o)]
 }

@@ -18,7 +18,8 @@ func MaxPool2D(x *G.Node, p exec.Pool) (*G.Node, error) { return exec.MaxPool(x,
 // AvgPool2D is op.AvgPool2D.
 func AvgPool2D(x *G.Node, p exec.Pool) (*G.Node, error) { return exec.AvgPool(x, p) }
 
-// imageDims returns the batch, the channels, and the elements of a channel.
+// imageDims returns the batch size, the number of channels, and the number of elements of a
+// channel.
 func imageDims(o *exec.Op) (n, channels, area int) { return o.Dim("B"), o.Dim("C"), o.Dim("...") }
 
 func channelScratch(o *exec.Op) int { return kernel.ChannelScratch(o.Dim("C"), o.Dim("...")) }

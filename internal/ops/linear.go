@@ -44,13 +44,13 @@ func product(o *exec.Op) int {
 	return 2 * n * in * out
 }
 
-// linearSizes are those of the products of a linear map, of its gradient with respect to x, and with
-// respect to the weight.
+// These are the sizes of the products of a linear map, of its gradient with respect to x, and of
+// its gradient with respect to the weight.
 func linearSizes(o *exec.Op) (rows, cols, depth int)  { n, in, out := linearDims(o); return n, out, in }
 func linearXSizes(o *exec.Op) (rows, cols, depth int) { n, in, out := linearDims(o); return n, in, out }
 func linearWSizes(o *exec.Op) (rows, cols, depth int) { n, in, out := linearDims(o); return out, in, n }
 
-// linearGrads returns the gradients of x, weight and bias, the arguments in.
+// linearGrads returns the gradients of the arguments in: x, weight and bias.
 func linearGrads(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 	grads, err := o.Gradient(linearGradX, dy, in[1])
 	if err != nil {
@@ -80,8 +80,8 @@ var addLinear = &exec.Row{
 	},
 }
 
-// runProduct runs a kernel on the arguments from first on. The one before is what the product is
-// added to.
+// runProduct runs a kernel on the arguments from first on. If first > 0, the product is added to
+// argument 0.
 func runProduct[T kernel.Element](run func(c *kernel.Context, y, a, b []T, n, in, out int), first int) exec.Kernel {
 	return func(f *exec.Frame) error {
 		if first > 0 {

@@ -41,7 +41,7 @@ func checkLoss(l kernel.Loss) error {
 	return nil
 }
 
-// meanOf returns the mean of losses, a part of packed.
+// meanOf returns the mean of the losses, which are part number part of packed.
 func meanOf(packed *G.Node, part int, err error, targets *G.Node, l kernel.Loss) (*G.Node, error) {
 	if err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func linearLossGrads(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error
 	return G.Nodes{dx[0], grads[0], nil, grads[1]}, nil
 }
 
-// lossSizes are those of a product of logits.
+// lossSizes returns the sizes of a product of logits.
 func lossSizes(o *exec.Op) (rows, cols, depth int) {
 	_, n, classes := lossOf(o)
 	return n, classes, o.Dim("d")

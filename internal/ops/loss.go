@@ -35,7 +35,7 @@ var crossEntropy = &exec.Row{
 	},
 }
 
-// lossDims returns the number of rows, that of classes and the target that does not count.
+// lossDims returns the number of rows, the number of classes and the target that does not count.
 func lossDims(o *exec.Op) (n, classes, ignore int) {
 	return o.Dim("...") * o.Dim("n"), o.Dim("classes"), o.Attrs.(Ignore).Target
 }
@@ -81,7 +81,7 @@ func crossEntropyGradHalf(f *exec.Frame) error {
 	return nil
 }
 
-// counted returns how many targets count.
+// counted returns the number of targets that count.
 func counted(targets []int, ignore int) (n int) {
 	for _, t := range targets {
 		if t != ignore {

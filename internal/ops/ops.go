@@ -3,11 +3,10 @@
 //
 // Table has a row for every operation and for every gradient (see exec.Row): shapes, host kernels,
 // a naive reference, cost, gradient. The functions of this package add an operation to the graph of
-// its arguments and return its result. Package fsdp/op shows them to users, and documents them.
+// its arguments and return its result. Package fsdp/op exports and documents them.
 //
-// To add an operation, declare its Row and those of its gradients, and list them in Table: the
-// tests of this package then compare its kernels with its reference, and refuse a row that leaves
-// something out.
+// To add an operation, declare its Row and the Rows of its gradients, and list them in Table: the
+// tests of this package then compare its kernels with its reference, and refuse an incomplete row.
 package ops
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
-// The kinds of operations.
+// These are the kinds of operations.
 const (
 	KindLinear           exec.Kind = "linear"
 	KindAddLinear        exec.Kind = "add linear"
@@ -84,8 +83,8 @@ const (
 	KindBCEGrad          exec.Kind = "binary cross-entropy grad"
 )
 
-// Table returns the rows of all operations, those of the compiler included. Those that users make
-// (op.Custom) have rows of their own, without a reference to compare them with.
+// Table returns the rows of all operations, including the compiler's. Operations made by users
+// (op.Custom) have their own rows, without a reference for comparison.
 func Table() []*exec.Row {
 	return slices.Concat(exec.Rows(), []*exec.Row{
 		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
@@ -103,10 +102,10 @@ func kernels(f32, f64, naive exec.Kernel) exec.Kernels {
 	return exec.Kernels{F32: f32, F64: f64, Naive: naive}
 }
 
-// arg returns argument i of f, all of which is of one type.
+// arg returns argument i of f, which has one type.
 func arg[T kernel.Element](f *exec.Frame, i int) []T { return exec.Data[T](f.In[i].Bytes) }
 
-// optional returns argument i, or nil if it was left out.
+// optional returns argument i, or nil if it was omitted.
 func optional[T kernel.Float](f *exec.Frame, i int) []T {
 	if i >= len(f.In) {
 		return nil
@@ -114,7 +113,7 @@ func optional[T kernel.Float](f *exec.Frame, i int) []T {
 	return arg[T](f, i)
 }
 
-// ints returns argument i of f, which holds integers, or nil if it was left out.
+// ints returns argument i of f, which holds integers, or nil if it was omitted.
 func ints(f *exec.Frame, i int) []int {
 	if i >= len(f.In) {
 		return nil
@@ -122,7 +121,7 @@ func ints(f *exec.Frame, i int) []int {
 	return exec.Data[int](f.In[i].Bytes)
 }
 
-// result returns the memory of f's result, all of which is of one type.
+// result returns the memory of f's result, which has one type.
 func result[T kernel.Element](f *exec.Frame) []T { return exec.Data[T](f.Out.Bytes) }
 
 // wide returns the scratch memory of a kernel for bfloat16.
@@ -131,7 +130,7 @@ func wide(f *exec.Frame) []float32 { return exec.Data[float32](f.Scratch) }
 // low returns argument i of f in bfloat16.
 func low(f *exec.Frame, i int) []half.BFloat16 { return arg[half.BFloat16](f, i) }
 
-// first returns the first result of an operation that has several.
+// first returns the first result of an operation with several results.
 func first(packed *G.Node, err error) (*G.Node, error) {
 	if err != nil {
 		return nil, err

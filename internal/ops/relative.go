@@ -48,7 +48,7 @@ var relative = &exec.Row{
 	Grad: func(o *exec.Op, _ G.Nodes, _, dy *G.Node) (G.Nodes, error) { return o.Gradient(relativeGrad, dy) },
 }
 
-// relativeOf returns the geometry of the kernels.
+// relativeOf returns the geometry for the kernels.
 func relativeOf(o *exec.Op) kernel.Relative {
 	a := o.Attrs.(Relative)
 	return kernel.Relative{

@@ -15,16 +15,16 @@ import (
 
 // Angles is the attribute of KindAngles.
 type Angles struct {
-	Rows, Dims int     // of the table; 0 rows means as many as x has positions
-	Base       float64 // pair i turns by Base^(-2i/Dims) a position,
+	Rows, Dims int     // of the table; 0 rows means the number of positions of x
+	Base       float64 // pair i rotates by Base^(-2i/Dims) per position,
 	Factor     float64 // slower by this,
-	// but not where a turn takes fewer than Original/High positions, and only in part where it takes
-	// fewer than Original/Low. With Original 0 it is all pairs.
+	// but not if a full rotation takes fewer than Original/High positions, and only partly if it
+	// takes fewer than Original/Low. With Original 0 this applies to all pairs.
 	Low, High float64
 	Original  int
 }
 
-// Rope is op.Rope: by which angles, and which columns. 0 heads are all.
+// Rope is op.Rope. by has the angles, and of has the columns; 0 heads means all.
 func Rope(x, positions *G.Node, by Angles, of kernel.Rotary) (*G.Node, error) {
 	by.Dims = of.Dims
 	table, err := angles.Apply(by, x)
@@ -123,7 +123,7 @@ func fitRope(o *exec.Op) error {
 	return nil
 }
 
-// heads returns which columns are turned.
+// heads returns the columns that are rotated.
 func heads(o *exec.Op) kernel.Rotary {
 	r := o.Attrs.(kernel.Rotary)
 	r.Heads = cmp.Or(r.Heads, o.Dim("d")/r.HeadDim)

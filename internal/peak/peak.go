@@ -1,6 +1,6 @@
-// Package peak measures how many floating point operations a second cores do at most: in a loop of
-// nothing but independent multiply-adds of vectors in registers. Steps of training are compared
-// with that, in the same run, as a core's frequency is not known otherwise.
+// Package peak measures the largest number of floating point operations per second of the cores: in
+// a loop of independent vector multiply-adds in registers. Training steps are compared with it in
+// the same run, as there is no other way to know a core's frequency.
 package peak
 
 import (
@@ -11,20 +11,20 @@ import (
 
 // A Kernel is a loop of multiply-adds in registers.
 type Kernel struct {
-	Name string                 // what it multiplies, and how
+	Name string                 // the type and the instruction
 	ops  float64                // of a turn
-	loop func(n int, x float32) // n turns, of multiply-adds of x
+	loop func(n int, x float32) // n iterations of multiply-adds of x
 }
 
-// bursts of turns take about a millisecond each. The fastest counts: whatever disturbs a burst
-// makes it slower.
+// bursts of iterations take about a millisecond each. The fastest counts: disturbances only make a
+// burst slower.
 const (
 	bursts = 20
 	turns  = 1 << 16
 )
 
-// Rate returns the floating point operations that a core does in a second while so many cores
-// compute. It takes some 20 ms.
+// Rate returns the floating point operations per second of one core while the given number of cores
+// compute. It takes about 20 ms.
 func (k Kernel) Rate(cores int) float64 {
 	rates := make([]float64, cores)
 	var wait sync.WaitGroup

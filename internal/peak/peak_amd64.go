@@ -10,7 +10,8 @@ import (
 
 //go:generate go run ../kernel/gemm/asm -peak
 
-// Kernels returns the fastest kernels that this machine has, by whether they multiply bfloat16.
+// Kernels returns the fastest kernels of this machine: under true for bfloat16, under false for
+// float32.
 func Kernels() map[bool]Kernel {
 	list := make(map[bool]Kernel)
 	switch x := cpu.X86; {

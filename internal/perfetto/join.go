@@ -8,11 +8,11 @@ import (
 	"io"
 )
 
-// mostPacket is more than any packet of a [Writer] has.
+// mostPacket is larger than any packet of a [Writer].
 const mostPacket = 1 << 20
 
-// Join writes the packets of a file to w. The last one of a file whose writer was killed may be cut
-// short: it is left out.
+// Join writes the packets of a file to w. If the writer of the file was killed, its last packet may
+// be incomplete and is omitted.
 func Join(w io.Writer, file io.Reader) error {
 	r := bufio.NewReader(file)
 	var packet []byte

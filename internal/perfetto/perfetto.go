@@ -1,8 +1,7 @@
-// Package perfetto writes traces that https://ui.perfetto.dev and its trace processor open.
+// Package perfetto writes traces for https://ui.perfetto.dev and its trace processor.
 //
-// A trace is a protocol buffer: packets one after another, so that files joined end to end are a
-// trace of all of them. Few fields are needed (numbers from protos/perfetto/trace, Apache 2.0, of
-// the Perfetto project):
+// A trace is a protocol buffer: one packet after another, so that concatenated files are one trace.
+// Few fields are needed (numbers from protos/perfetto/trace, Apache 2.0, of the Perfetto project):
 //
 //	Trace            packet 1
 //	TracePacket      timestamp 8 (ns), trusted_packet_sequence_id 10, track_event 11, track_descriptor 60
@@ -22,12 +21,12 @@ import (
 // A Track is a row of the picture, by number.
 type Track uint64
 
-// A Writer writes a trace to a file of its own. It keeps the first error of that, after which it
-// writes nothing. It is for one goroutine.
+// A Writer writes a trace to one file. It keeps the first error, and writes nothing after it. It is
+// for one goroutine.
 type Writer struct {
 	w        *bufio.Writer
 	err      error
-	sequence uint64 // of packets: another one in each file of a trace
+	sequence uint64 // of packets: different for each file of a trace
 	tracks   Track
 
 	packet, part, inner []byte // reused
@@ -47,21 +46,21 @@ func (w *Writer) Flush() error {
 	return w.err
 }
 
-// Process makes a group of tracks. pid numbers it among all files of the trace.
+// Process creates a group of tracks. pid is its number among all files of the trace.
 func (w *Writer) Process(pid int, name string) Track {
 	w.inner = number(w.inner[:0], 1, uint64(pid))
 	w.inner = text(w.inner, 6, name)
 	return w.track(func(b []byte) []byte { return message(number(b, 11, 3), 3, w.inner) })
 }
 
-// Row makes a track of a process for slices, below those made before.
+// Row creates a track of a process for slices, below earlier tracks.
 func (w *Writer) Row(process Track, name string) Track {
 	return w.track(func(b []byte) []byte {
 		return number(number(text(b, 2, name), 5, w.uuid(process)), 12, uint64(w.tracks))
 	})
 }
 
-// Bytes makes a track of a process for a number of bytes that changes.
+// Bytes creates a track of a process for a number of bytes that changes.
 func (w *Writer) Bytes(process Track, name string) Track {
 	const sizeBytes = 3
 	w.inner = number(w.inner[:0], 3, sizeBytes)
@@ -79,18 +78,18 @@ func (w *Writer) track(fill func([]byte) []byte) Track {
 	return w.tracks
 }
 
-// uuid numbers a track among all files of the trace.
+// uuid returns the number of a track among all files of the trace.
 func (w *Writer) uuid(t Track) uint64 { return w.sequence<<32 | uint64(t) }
 
-// An Arg is shown with a slice: a name, and a text or else a number.
+// An Arg is shown with a slice: a name with a text or a number.
 type Arg struct {
 	Name string
 	Text string
 	Int  int
 }
 
-// Slice writes what went on from begin to end. Slices of a track lie beside each other or inside
-// one another, and an outer one is written before those in it.
+// Slice writes an activity from begin to end. Slices of a track are disjoint or nested, and an
+// outer slice must be written before its inner ones.
 func (w *Writer) Slice(t Track, name string, begin, end time.Time, args ...Arg) {
 	w.part = number(number(w.part[:0], 9, 1), 11, w.uuid(t))
 	for _, a := range args {
@@ -108,7 +107,7 @@ func (w *Writer) Slice(t Track, name string, begin, end time.Time, args ...Arg) 
 	w.write(end.UnixNano(), 11)
 }
 
-// Count writes what the number of a track was from a time on.
+// Count writes a new value of a track's number, valid from a time on.
 func (w *Writer) Count(t Track, at time.Time, n int) {
 	w.part = number(number(number(w.part[:0], 9, 4), 11, w.uuid(t)), 30, uint64(n))
 	w.write(at.UnixNano(), 11)
@@ -130,7 +129,7 @@ func (w *Writer) write(at int64, field int) {
 	}
 }
 
-// Fields of protocol buffers (https://protobuf.dev/programming-guides/encoding).
+// These are fields of protocol buffers (https://protobuf.dev/programming-guides/encoding).
 const (
 	varint    = 0
 	delimited = 2

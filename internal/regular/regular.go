@@ -1,6 +1,6 @@
-// Package regular opens files by names that others can choose or predict, such as rank-0.log in a
-// directory that several users may write to. A symbolic link of that name would have a program write to
-// the file that it leads to.
+// Package regular opens files whose names others can choose or predict, such as rank-0.log in a
+// directory that several users may write to. A symbolic link of that name would make a program
+// write to the target of the link.
 //
 //	f, err := regular.Open("logs/rank-0.log", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 //	// open logs/rank-0.log: it is a symbolic link: remove it, or name another directory
@@ -14,8 +14,8 @@ import (
 	"path/filepath"
 )
 
-// Open is os.OpenFile of a path whose last element is no symbolic link. A file that takes the place of
-// another one meanwhile is an error, too.
+// Open is os.OpenFile for a path whose last element is not a symbolic link. It also returns an
+// error if the file is replaced meanwhile.
 func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	before, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) && flag&os.O_CREATE != 0 {
@@ -44,8 +44,8 @@ func Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// Earlier makes a directory earlier-1, earlier-2, … beside path in which no file has its name, and returns
-// the path of that name there.
+// Earlier creates a directory earlier-1, earlier-2, … in the directory of path. It chooses the
+// first that has no file of the same name, and returns the path of that name there.
 func Earlier(path string) (to string, err error) {
 	for n := 1; ; n++ {
 		to := filepath.Join(filepath.Dir(path), fmt.Sprintf("earlier-%d", n), filepath.Base(path))
@@ -58,8 +58,8 @@ func Earlier(path string) (to string, err error) {
 	}
 }
 
-// PutAside moves a file with content to where Earlier says, and returns that and its bytes. It leaves
-// anything else, such as a link, for Open to refuse, and returns "".
+// PutAside moves a non-empty file to the path that Earlier returns. It returns that path and the
+// size. It leaves anything else, such as a link, for Open to refuse, and returns "".
 func PutAside(path string) (to string, bytes int64, err error) {
 	info, err := os.Lstat(path)
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {

@@ -2,8 +2,8 @@ package rng
 
 import "math/bits"
 
-// Constants of Philox4x32 (table 2 of the paper): two odd multipliers, and the Weyl increments of
-// the key schedule (the golden ratio and √3-1 in 32 bits).
+// These are the constants of Philox4x32 (table 2 of the paper): two odd multipliers, and the Weyl
+// increments of the key schedule (the golden ratio and √3-1 in 32 bits).
 const (
 	mul0, mul1   = 0xD2511F53, 0xCD9E8D57
 	weyl0, weyl1 = 0x9E3779B9, 0xBB67AE85

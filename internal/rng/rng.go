@@ -1,9 +1,9 @@
 // Package rng is a counter-based random generator: element i of a stream is a pure function of
 // (seed, name, i).
 //
-// Sharded initialisation needs exactly that. A rank that owns elements [lo, hi) of a parameter asks
-// for those elements and nothing else; any other way of cutting the parameter, on any number of
-// ranks, yields the same numbers, and no generator state has to be kept, advanced or sent.
+// Sharded initialisation needs this property. A rank that owns elements [lo, hi) of a parameter
+// computes only these elements. Any other division of the parameter, on any number of ranks, gives
+// the same numbers, and no generator state has to be kept, advanced or sent.
 //
 //	w := rng.New(seed, "h.3.mlp.fc.weight")
 //	rng.FillNormal(shard, w, lo, 0, 0.02) // shard[j] = element lo+j
@@ -21,7 +21,7 @@
 // bits).
 //
 // This mapping never changes: runs are reproduced from a seed alone. [Stream.Uint64] and
-// [Stream.Float64] give the same bits on every machine. [Stream.Normal] goes through math.Log and
+// [Stream.Float64] give the same bits on every machine. [Stream.Normal] uses math.Log and
 // math.Sincos, which may differ in the last bit between processor architectures.
 package rng
 
@@ -72,8 +72,8 @@ func (s Stream) Normal(i uint64) float64 {
 	return odd
 }
 
-// FillNormal sets dst[j] = mean + std·s.Normal(first+j), rounded once to T. It costs half of what
-// len(dst) calls of [Stream.Normal] do.
+// FillNormal sets dst[j] = mean + std·s.Normal(first+j), rounded once to T. It takes half the time
+// of len(dst) calls of [Stream.Normal].
 func FillNormal[T float32 | float64](dst []T, s Stream, first uint64, mean, std float64) {
 	for j := 0; j < len(dst); {
 		i := first + uint64(j)

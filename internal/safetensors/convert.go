@@ -8,20 +8,21 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// block is how many elements are converted at once: few enough to stay in the innermost cache.
+// block is the number of elements that are converted at once. They fit the innermost cache.
 const block = 1024
 
-// A converter holds a block of elements on its way through float32.
+// A converter holds a block of elements as float32 during a conversion.
 type converter struct {
 	wide [block]float32
 	f16  [block]half.Float16
 	bf16 [block]half.BFloat16
 }
 
-// Convert sets the elements of dst to those of src in another floating-point type, [F64], [F32],
-// [F16] or [BF16]. It rounds to nearest, ties to even, and once, also from F64 to 16 bits. What is
-// too large becomes infinity, and NaN stays NaN. Elements of one type are copied bit by bit. Both
-// slices are whole elements, as many in one as in the other; otherwise they may not overlap.
+// Convert converts the elements of src to another floating-point type, [F64], [F32], [F16] or
+// [BF16], and writes them to dst. It rounds once, to nearest, ties to even, also from F64 to 16
+// bits. Values that are too large become infinity, and NaN stays NaN. If the types are equal,
+// elements are copied bit by bit. Both slices must hold the same number of whole elements. They may
+// overlap only if the types are equal.
 func Convert(dst []byte, to DType, src []byte, from DType) error {
 	for _, t := range []DType{to, from} {
 		if t != F64 && t != F32 && t != F16 && t != BF16 {
@@ -46,8 +47,8 @@ func Convert(dst []byte, to DType, src []byte, from DType) error {
 	return nil
 }
 
-// load sets c.wide to the elements of src, or to what gives the same once it is rounded to the
-// other type.
+// load sets c.wide to the elements of src, or to values that round to the same result in the other
+// type.
 func (c *converter) load(src []byte, from, to DType) {
 	wide := c.wide[:len(src)/from.Size()]
 	switch from {
@@ -89,8 +90,8 @@ func (c *converter) store(dst []byte, to DType) {
 	}
 }
 
-// widen and narrow go through x, as bytes may lie anywhere and numbers in memory may have the other
-// byte order.
+// widen and narrow go through x, because bytes may be unaligned and numbers in memory may have the
+// other byte order.
 func widen[T half.Float](wide []float32, x []T, src []byte) {
 	for i := range x {
 		x[i] = T(binary.LittleEndian.Uint16(src[2*i:]))
@@ -105,11 +106,11 @@ func narrow[T half.Float](dst []byte, x []T, wide []float32) {
 	}
 }
 
-// roundToOdd returns x if it is a float32, and else the one of its two neighbours whose last bit is
-// 1. Rounding that to 16 bits gives what rounding x does: it lies on the same side of every tie,
-// and on a tie only if x does. Rounding to nearest twice does not, as the first time may end on a
-// tie. NaN stays NaN. See Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved
-// algorithms using rounding to odd", https://doi.org/10.1109/TC.2007.70819.
+// roundToOdd returns x if it is a float32. Otherwise it returns the neighbour of x whose last bit
+// is 1. Rounding that neighbour to 16 bits gives the same result as rounding x: both are on the
+// same side of every tie. Rounding to nearest twice could differ, as the first rounding may end on
+// a tie. NaN stays NaN. See Boldo and Melquiond, "Emulation of FMA and correctly rounded sums:
+// proved algorithms using rounding to odd", https://doi.org/10.1109/TC.2007.70819.
 func roundToOdd(x float64) float32 {
 	f := float32(x)
 	if float64(f) == x {

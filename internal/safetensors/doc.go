@@ -1,5 +1,5 @@
-// Package safetensors is the file format in which models are exchanged: names, types and shapes of
-// tensors in a header of JSON, and behind it their elements, one tensor after the other.
+// Package safetensors implements the file format in which models are exchanged: names, types and
+// shapes of tensors in a JSON header, followed by their elements, one tensor after the other.
 //
 //	byte 0      8                             8+N                                     end of the file
 //	     ├─ N ──┼─ {"wte.weight": …}  spaces ─┼─ wte.weight ─┼─ ln.weight ─┼─ ln.bias ─┤
@@ -12,11 +12,11 @@
 //	 "ln.weight":    {"dtype": "F32",  "shape": [768],        "data_offsets": [77194752, 77197824]}}
 //
 // Numbers are little-endian, tensors are row-major, and data_offsets count bytes from DataStart. A
-// scalar has the shape [], and a tensor without elements is as good as any other. The format is
-// that of Hugging Face (https://github.com/huggingface/safetensors, Apache License 2.0); this
-// package is written from its description and shares no code with it.
+// scalar has the shape [], and a tensor may have no elements. The format is Hugging Face's
+// (https://github.com/huggingface/safetensors, Apache License 2.0); this package is written from
+// its description and shares no code with it.
 //
-// This package is about headers. A [Header] says where every tensor lies, and its user reads and
+// This package handles headers. A [Header] has the place of every tensor, and its user reads and
 // writes the data:
 //
 //	h, err := safetensors.ReadHeader(file, size)
@@ -24,33 +24,33 @@
 //	_, err = file.ReadAt(data, t.Offset) // t.Size bytes, or a part of them
 //	err = safetensors.Convert(floats, safetensors.F32, data, t.DType)
 //
-// and, of a file that is written,
+// To write a file:
 //
 //	slices.SortStableFunc(tensors, safetensors.Order)
 //	h, err := safetensors.NewHeader(tensors, nil)
 //	_, err = file.Write(h.Encode())
 //	for _, t := range h.Tensors { … } // t.Size bytes each, one behind the other
 //
-// # What a header promises
+// # Guarantees of a header
 //
-// [ReadHeader] takes files from anywhere. It needs no more memory than a small multiple of the
-// header, which is at most 100 MB and never longer than the file, and what it returns holds without
-// a look at the data:
+// [ReadHeader] accepts files from untrusted sources. It needs a small multiple of the memory of the
+// header, which is at most 100 MB and never longer than the file. It guarantees, without reading
+// the data:
 //
-//   - Names and metadata are valid UTF-8, and no name is there twice.
-//   - Shapes are at most 64 long, as NumPy's, and the bytes of a tensor are those of its type and
-//     shape. None of it overflows.
+//   - Names and metadata are valid UTF-8, and names are unique.
+//   - Shapes have at most 64 dimensions, as in NumPy, and the size of a tensor follows from its
+//     type and shape. Nothing overflows.
 //   - The tensors cover everything from DataStart to the end of the file: no holes, no overlaps,
 //     nothing behind.
 //
-// Where the description leaves room it takes the strict side. Python's library (0.8) reads, and
-// this package refuses: two tensors of one name, of which Python returns the last; members of a
-// tensor other than the three; "__metadata__" that is null; space before the JSON, and anything but
-// spaces behind it; types smaller than a byte (F4, F6), which Python's library for NumPy cannot
-// load either.
+// If the description is unclear, this package is strict. It refuses the following, which Python's
+// library (0.8) reads: two tensors of one name (Python returns the last); tensors with other
+// members than the three; a "__metadata__" that is null; space before the JSON, and characters
+// other than spaces after it; types smaller than a byte (F4, F6), which Python's library for NumPy
+// cannot load either.
 //
-// [NewHeader] makes nothing that [ReadHeader] would refuse. As Python's library does when it
-// writes, it also keeps every tensor at a multiple of the size of its elements, so that it can be
-// used in place in a mapped file; files of others need not have that. Data starts at a multiple of
+// [NewHeader] never makes a header that [ReadHeader] refuses. Like Python's library when it writes,
+// it also keeps every tensor at a multiple of the size of its elements, so that it can be used in
+// place in a mapped file. Files of other programs need not be aligned. Data starts at a multiple of
 // 64 bytes, a cache line and the widest vector.
 package safetensors

@@ -8,8 +8,8 @@ import (
 // DType is the type of the elements of a tensor, by its name in files.
 type DType string
 
-// The floating-point types that training uses. There are more in files; DType.Size knows all of
-// them.
+// These are the floating-point types used in training. Files may have other types, which DType.Size
+// also supports.
 const (
 	F64  DType = "F64"
 	F32  DType = "F32"
@@ -17,7 +17,7 @@ const (
 	BF16 DType = "BF16" // the upper half of an F32
 )
 
-// elementBits are the sizes of all elements that the format knows.
+// elementBits has the element size of every type of the format.
 var elementBits = map[DType]int{
 	"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 	"BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -26,15 +26,15 @@ var elementBits = map[DType]int{
 	"U64": 64, "I64": 64, F64: 64, "C64": 64,
 }
 
-// Size returns the bytes of an element, or 0 if the type is unknown or no whole number of bytes.
+// Size returns the bytes of an element. It returns 0 if the type is unknown or is not a whole
+// number of bytes.
 func (t DType) Size() int { return elementBits[t] / 8 }
 
-// IsFloat tells whether elements can be converted to those of other such types.
+// IsFloat reports whether the elements can be converted to other types for which it is true.
 func (t DType) IsFloat() bool { return t == F64 || t == F32 || t == F16 || t == BF16 }
 
-// maxRank is the most dimensions that a shape can have. The format has no limit, NumPy has this
-// one. A limit there must be, or shapes of ones would make of a header several times its size in
-// memory.
+// maxRank is the largest number of dimensions of a shape. The format has no limit; this is NumPy's.
+// Without a limit, shapes of ones would take several times the size of the header in memory.
 const maxRank = 64
 
 // bytesOf returns the size of a tensor.
@@ -47,8 +47,8 @@ func bytesOf(t DType, shape []int) (int64, error) {
 	case len(shape) > maxRank:
 		return 0, fmt.Errorf("%d dimensions, more than %d", len(shape), maxRank)
 	}
-	// Dimensions of 0 are left out of the product: what does not fit because of the others has
-	// strides that do not, either.
+	// Dimensions of 0 are left out of the product: if the others overflow, the strides would
+	// overflow too.
 	size, empty := int64(t.Size()), false
 	for _, n := range shape {
 		switch {

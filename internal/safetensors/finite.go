@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// An exponent has the bits of the exponents of all elements in 8 bytes, the lowest bit of each, and
-// the bits of their signs. NaN and infinity are the values whose exponent has all bits set: adding the
-// lowest bit then carries into the sign.
+// An exponent is a set of masks over 8 bytes of elements: all exponent bits, the lowest exponent
+// bit of each element, and the sign bits. NaN and infinity have all exponent bits set, so adding
+// the lowest bit carries into the sign.
 type exponent struct{ mask, low, sign uint64 }
 
 var exponents = map[DType]exponent{
@@ -18,8 +18,8 @@ var exponents = map[DType]exponent{
 }
 
 // NotFinite counts the elements of b that are NaN or, unless infinite is true, infinite. It returns
-// the index of the first of them. The elements of other types than [F64], [F32], [F16] and [BF16]
-// are finite. It reads 7 GB/s and more.
+// the index of the first of them. Elements of types other than [F64], [F32], [F16] and [BF16] are
+// finite. It reads at least 7 GB/s.
 func NotFinite(t DType, b []byte, infinite bool) (n, first int) {
 	e, ok := exponents[t]
 	if !ok || !suspicious(e, b) {
@@ -36,7 +36,7 @@ func NotFinite(t DType, b []byte, infinite bool) (n, first int) {
 	return n, first
 }
 
-// suspicious tells whether any element of b is NaN or infinite.
+// suspicious reports whether any element of b is NaN or infinite.
 func suspicious(e exponent, b []byte) bool {
 	var signs uint64
 	mask, low := e.mask, e.low
@@ -61,6 +61,6 @@ func Float(t DType, b []byte) float64 {
 		return math.Float64frombits(binary.LittleEndian.Uint64(b))
 	}
 	var wide [4]byte
-	_ = Convert(wide[:], F32, b[:t.Size()], t) // of floats it has no error
+	_ = Convert(wide[:], F32, b[:t.Size()], t) // has no error for floats
 	return float64(math.Float32frombits(binary.LittleEndian.Uint32(wide[:])))
 }

@@ -12,16 +12,16 @@ import (
 	"unicode/utf8"
 )
 
-// Limits and names of the format.
+// These are limits and names of the format.
 const (
 	maxHeader    = 100_000_000 // bytes of JSON
 	metadataName = "__metadata__"
 	prefix       = 8  // bytes of the length
-	align        = 64 // bytes, of DataStart in what this package writes
+	align        = 64 // alignment in bytes of DataStart in files that this package writes
 )
 
-// Tensor is a tensor of a file and where its data lies: Size bytes, Offset bytes from the start of
-// the file.
+// Tensor is a tensor of a file and the place of its data: Size bytes, Offset bytes from the start
+// of the file.
 type Tensor struct {
 	Name         string
 	DType        DType
@@ -29,24 +29,24 @@ type Tensor struct {
 	Offset, Size int64
 }
 
-// Header is what a file says of itself. It comes from [ReadHeader] or [NewHeader] and is not to be
-// changed.
+// Header is the contents of a file's header. It comes from [ReadHeader] or [NewHeader] and must not
+// be changed.
 type Header struct {
 	Tensors   []Tensor          // by Offset; a tensor begins where the one before it ends
 	Metadata  map[string]string // nil if there is none
-	DataStart int64             // bytes from the start of the file: where the first tensor begins
+	DataStart int64             // offset in the file at which the first tensor begins
 
 	names map[string]bool // of Tensors
 }
 
-// Order is an order of tensors that [NewHeader] accepts, for slices.SortStableFunc: those of larger
-// elements first. Every size is a power of two, so whatever the shapes are, each tensor begins at a
-// multiple of the size of its elements.
+// Order is an order of tensors that [NewHeader] accepts, for slices.SortStableFunc: larger element
+// types first. Every size is a power of two, so for any shapes each tensor begins at a multiple of
+// the size of its elements.
 func Order(a, b Tensor) int { return cmp.Compare(b.DType.Size(), a.DType.Size()) }
 
 // NewHeader returns the header of a file with these tensors, one behind the other in this order. It
-// assigns Offset and Size, in a copy. A tensor that would not begin at a multiple of the size of
-// its elements is an error: sort by [Order] first where types are mixed.
+// assigns Offset and Size in a copy. It returns an error if a tensor would not begin at a multiple
+// of the size of its elements: sort mixed types by [Order] first.
 func NewHeader(tensors []Tensor, metadata map[string]string) (*Header, error) {
 	h := &Header{Tensors: append([]Tensor(nil), tensors...), names: make(map[string]bool, len(tensors))}
 	if err := h.setMetadata(metadata); err != nil {
@@ -86,7 +86,7 @@ func (h *Header) setMetadata(metadata map[string]string) error {
 	return nil
 }
 
-// place lets tensor i begin at offset, which still counts from DataStart.
+// place sets the offset of tensor i, which still counts from DataStart.
 func (h *Header) place(i int, offset int64) (err error) {
 	t := &h.Tensors[i]
 	if t.Size, err = bytesOf(t.DType, t.Shape); err != nil {
@@ -107,7 +107,7 @@ func (h *Header) place(i int, offset int64) (err error) {
 	return nil
 }
 
-// add makes a tensor known by its name.
+// add adds the name of a tensor, which must be new.
 func (h *Header) add(name string) error {
 	if name == metadataName {
 		return errors.New("the name stands for the metadata")
@@ -120,9 +120,9 @@ func (h *Header) add(name string) error {
 }
 
 // Encode returns the beginning of a file: the length of the JSON, the JSON, and spaces up to a
-// multiple of 64 bytes, where data is to start. For a header from [NewHeader] that is at DataStart.
-// For one that was read it may be elsewhere, as others choose other spaces; the tensors lie alike
-// behind it.
+// multiple of 64 bytes, where the data starts. For a header from [NewHeader] this is DataStart. For
+// a header that was read it may differ, since other programs pad differently. The tensors have the
+// same positions relative to it.
 func (h *Header) Encode() []byte {
 	text := h.json()
 	b := make([]byte, 0, roundUp(prefix+len(text)))

@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// ReadHeader reads the header of a file of size bytes. It takes nothing on trust, see the package
-// comment: an error says which rule of the format the file breaks and where.
+// ReadHeader reads the header of a file of size bytes. It checks everything, see the package
+// comment: an error names the rule of the format that the file breaks, and the place.
 func ReadHeader(r io.ReaderAt, size int64) (*Header, error) {
 	h, err := readHeader(r, size)
 	if err != nil {
@@ -39,7 +39,7 @@ func readHeader(r io.ReaderAt, size int64) (*Header, error) {
 	return h, nil
 }
 
-// readJSON reads what lies between the length and the data.
+// readJSON reads the bytes between the length and the data.
 func readJSON(r io.ReaderAt, size int64) ([]byte, error) {
 	if size < prefix {
 		return nil, fmt.Errorf("the file has %d bytes, too few for the length of a header", size)
@@ -62,7 +62,8 @@ func readJSON(r io.ReaderAt, size int64) ([]byte, error) {
 	}
 }
 
-// ReadFull fills b from offset. A reader that ends earlier is an error even where nothing was read.
+// ReadFull fills b from offset. It returns an error if the reader ends earlier, even if nothing was
+// read.
 func ReadFull(r io.ReaderAt, b []byte, offset int64) error {
 	_, err := io.ReadFull(io.NewSectionReader(r, offset, int64(len(b))), b)
 	if errors.Is(err, io.EOF) {
@@ -71,7 +72,7 @@ func ReadFull(r io.ReaderAt, b []byte, offset int64) error {
 	return err
 }
 
-// parse takes tensors and metadata from the JSON. Offsets still count from DataStart.
+// parse reads tensors and metadata from the JSON. Offsets still count from DataStart.
 func (h *Header) parse(text []byte) error {
 	if !utf8.Valid(text) {
 		return errors.New("the header is not valid UTF-8")
@@ -120,7 +121,7 @@ func (h *Header) parseMetadata(s *scanner) error {
 	})
 }
 
-// parseTensor takes one tensor, and checks what can be said of it alone.
+// parseTensor reads one tensor, and checks everything that does not depend on others.
 func (h *Header) parseTensor(s *scanner, name string) error {
 	if err := h.add(name); err != nil {
 		return err
@@ -145,10 +146,10 @@ func (h *Header) parseTensor(s *scanner, name string) error {
 	return nil
 }
 
-// fields are the members of a tensor, each there once, in any order.
+// fields are the members of a tensor. Each occurs once, in any order.
 var fields = []string{"dtype", "shape", "data_offsets"}
 
-// parse takes DType and Shape, and the data_offsets.
+// parse reads DType, Shape and the data_offsets.
 func (t *Tensor) parse(s *scanner) (offsets []int64, err error) {
 	seen := make([]bool, len(fields))
 	err = s.object(func(field string) error {
@@ -196,8 +197,8 @@ func (t *Tensor) parse(s *scanner) (offsets []int64, err error) {
 // cover sorts the tensors and checks that they cover the size bytes of data, each once. Offsets
 // count from DataStart.
 func (h *Header) cover(size int64) error {
-	// An empty tensor lies before the one that begins where it does. Among empty ones the file's
-	// order stays.
+	// An empty tensor comes before a tensor that begins at the same offset. Empty ones keep the
+	// file's order.
 	slices.SortStableFunc(h.Tensors, func(a, b Tensor) int {
 		return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Size, b.Size))
 	})

@@ -7,22 +7,22 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner reads the JSON of a header: objects, arrays, strings and whole numbers, where the
-// format has them. Package encoding/json would take more than the format allows: of two members of
-// one name it keeps the last, of half a surrogate pair it makes another character, and of a missing
-// number 0. Since no value can be of a kind that is not asked for, nesting is as deep as the
-// caller's and no deeper.
+// A scanner reads the JSON of a header: objects, arrays, strings and whole numbers, in the places
+// where the format has them. Package encoding/json would accept more than the format allows: it
+// keeps the last of two members of one name, replaces half of a surrogate pair by another
+// character, and reads a missing number as 0. The caller asks for the kind of each value, so
+// nesting is never deeper than the caller's.
 type scanner struct {
 	text []byte // valid UTF-8
 	at   int    // what comes next
 }
 
-// wrong returns an error that says where the scanner is.
+// wrong returns an error with the position of the scanner.
 func (s *scanner) wrong(what string) error {
 	return fmt.Errorf("%s at byte %d of the file", what, prefix+s.at)
 }
 
-// object reads an object. It calls member behind each name, to read the value.
+// object reads an object. After each name it calls member to read the value.
 func (s *scanner) object(member func(name string) error) error {
 	return s.list('{', '}', func() error {
 		name, err := s.string()
@@ -79,7 +79,7 @@ func (s *scanner) expect(c byte) error {
 	return s.wrong(fmt.Sprintf("%q, want %q", s.text[s.at], c))
 }
 
-// accept passes c if it comes next, behind white space of any amount.
+// accept skips white space, and then skips c if it comes next.
 func (s *scanner) accept(c byte) bool {
 	s.space()
 	if s.at == len(s.text) || s.text[s.at] != c {
@@ -105,7 +105,7 @@ func (s *scanner) rest() error {
 	return nil
 }
 
-// number reads a whole number, not negative, that fits a signed integer of so many bits.
+// number reads a non-negative whole number that fits a signed integer of the given number of bits.
 func (s *scanner) number(bits int) (int64, error) {
 	s.space()
 	start := s.at
@@ -130,7 +130,7 @@ func (s *scanner) string() (string, error) {
 	if err := s.expect('"'); err != nil {
 		return "", err
 	}
-	var done []byte // what lies before start, without escapes
+	var done []byte // the string before start, without escapes
 	for start := s.at; s.at < len(s.text); {
 		switch c := s.text[s.at]; {
 		case c == '"':
@@ -154,11 +154,11 @@ func (s *scanner) string() (string, error) {
 	return "", s.wrong("the header ends within a string")
 }
 
-// escapes are the characters that a backslash and a letter stand for.
+// escapes are the characters for a backslash and a letter.
 var escapes = map[byte]rune{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// escape reads the character that begins with a backslash. Beyond the first 65536 it takes two, a
-// surrogate pair.
+// escape reads the character that begins with a backslash. A character beyond the first 65,536
+// consists of two escapes, a surrogate pair.
 func (s *scanner) escape() (rune, error) {
 	if s.at+1 < len(s.text) {
 		if r, ok := escapes[s.text[s.at+1]]; ok {

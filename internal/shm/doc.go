@@ -1,8 +1,8 @@
-// Package shm is memory that several processes of one host map.
+// Package shm provides memory that several processes of one host map.
 //
-// Every process creates one [Segment], hands its file to the others, and maps
-// theirs. It allocates in its own segment only; what it allocates, the others
-// reach at the same offset of their mapping, at another address:
+// Every process creates one [Segment], passes its file to the others, and maps theirs. It allocates
+// only in its own segment. The others access an allocation at the same offset of their mapping, at
+// another address:
 //
 //	own, err := shm.Create(64 << 30)     // address space: memory is taken by Alloc
 //	b, err := own.Alloc(1 << 20)         // zeroed, present in this process
@@ -11,17 +11,16 @@
 //	theirs, err := shm.Open(file)
 //	b, ok := theirs.Bytes(off, 1<<20)    // the same memory
 //
-// A segment has no name in any file system: it is gone when the last process
-// that maps it is, however that ends. Memory is reserved before it is used, so
-// that a machine without memory is an error of Alloc and not a signal later, and
-// the file is sealed so that no process can shrink it under another.
+// A segment has no name in any file system: it is freed when the last process that maps it ends, in
+// any way. Memory is reserved before it is used, so on a machine without free memory Alloc returns
+// an error, and no signal arrives later. The file is sealed so that no process can shrink it.
 //
 //	0        header: layout, bell, directory (see [Segment.Publish])
 //	8 KiB    heap, grown from below
-//	limit    end of the mapping; nothing is behind it but addresses
+//	limit    end of the mapping; only addresses follow
 //
-// Processes wait for one another with [Wait] and [Wake] on a word of a segment,
-// which the kernel identifies by file and offset, not by address.
+// Processes wait for one another with [Wait] and [Wake] on a word of a segment, which the kernel
+// identifies by file and offset, not by address.
 //
-// The package works on Linux. Elsewhere Create and Open return [ErrUnsupported].
+// The package works on Linux. On other systems Create and Open return [ErrUnsupported].
 package shm

@@ -8,13 +8,12 @@ const (
 	growBytes = 256 << 10 // memory is reserved in pieces of this size, or larger
 )
 
-// heap decides which ranges of a segment are in use. It is first fit over an
-// ordered list, which keeps the segment low and, with the few and similar sizes
-// of training, free of splinters.
+// heap records which ranges of a segment are in use. It is first fit over an ordered list. This
+// keeps the segment small and, with the few similar sizes of training, free of fragments.
 type heap struct {
-	free       []span // in order, never adjacent, below top
+	free       []span // sorted, never adjacent, below top
 	live       []span // allocations, in order
-	top, limit int    // memory is reserved below top, and can be up to limit
+	top, limit int    // memory is reserved below top, and can be reserved up to limit
 }
 
 // span is a range of offsets.
@@ -62,7 +61,7 @@ func (h *heap) take(n int) (off int, ok bool) {
 	return 0, false
 }
 
-// room returns what has to be reserved for an allocation of n bytes, from top on.
+// room returns the range to reserve for an allocation of n bytes, from top on.
 func (h *heap) room(n int) (lo, hi int, ok bool) {
 	if n > h.limit {
 		return 0, 0, false
@@ -96,7 +95,7 @@ func (h *heap) give(off int) bool {
 	return true
 }
 
-// find returns where the allocation at off is in live, or would be.
+// find returns the index in live of the allocation at off, or the index at which it would be.
 func (h *heap) find(off int) (k int, ok bool) {
 	return slices.BinarySearchFunc(h.live, off, func(s span, off int) int { return s.lo - off })
 }

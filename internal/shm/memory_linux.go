@@ -74,11 +74,11 @@ func mmap(fd, n int) ([]byte, error) {
 
 func unmap(mem []byte) error { return os.NewSyscallError("munmap", unix.Munmap(mem)) }
 
-// reserve gives the bytes [lo, hi) memory, or says that there is none, and maps
-// it into this process: page faults would cost more than most transfers.
+// reserve allocates memory for the bytes [lo, hi), or returns an error if there is none. It maps
+// the memory into this process: page faults would cost more than most transfers.
 func reserve(file *os.File, mem []byte, lo, hi int) error {
-	// The kernel would rather end processes than refuse. What others take at the
-	// same time it cannot be asked about, so this is no guarantee.
+	// The kernel would kill processes rather than refuse the memory. Other processes may allocate
+	// at the same time, so this check is no guarantee.
 	if spare := available(); int64(hi-lo) > spare {
 		return fmt.Errorf("%w: the machine has %d bytes left", unix.ENOMEM, spare)
 	}
@@ -104,7 +104,7 @@ func reserve(file *os.File, mem []byte, lo, hi int) error {
 	return nil
 }
 
-// available returns the bytes that the machine can give without swapping.
+// available returns the bytes that the machine has without swapping.
 func available() int64 {
 	text, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -118,7 +118,7 @@ func available() int64 {
 	return kib << 10
 }
 
-// touch maps the pages of mem, whose contents stay.
+// touch maps the pages of mem without changing their contents.
 func touch(mem []byte) {
 	for {
 		err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
@@ -130,11 +130,11 @@ func touch(mem []byte) {
 		}
 	}
 	for i := 0; i < len(mem); i += pageBytes {
-		atomic.AddUint32((*uint32)(unsafe.Pointer(&mem[i])), 0) // a write, whoever else writes there
+		atomic.AddUint32((*uint32)(unsafe.Pointer(&mem[i])), 0) // a write that does not disturb other writers
 	}
 }
 
-// Installed returns the bytes of memory that this machine has.
+// Installed returns the bytes of memory of this machine.
 func Installed() int {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
@@ -143,8 +143,8 @@ func Installed() int {
 	return int(min(uint64(info.Totalram)*uint64(info.Unit), math.MaxInt))
 }
 
-// Spare returns the bytes of addresses that this process may still map, as far as
-// ulimit -v (RLIMIT_AS) says.
+// Spare returns the bytes of address space that this process may still map within ulimit -v
+// (RLIMIT_AS).
 func Spare() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur > math.MaxInt {

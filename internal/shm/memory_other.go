@@ -15,8 +15,9 @@ func unmap([]byte) error { return ErrUnsupported }
 
 func reserve(*os.File, []byte, int, int) error { return ErrUnsupported }
 
-// Installed returns the bytes of memory that segments could have: none.
+// Installed returns the bytes of memory available to segments: none.
 func Installed() int { return 0 }
 
-// Spare returns the bytes of addresses that this process may still map: nobody counts.
+// Spare returns the bytes of address space that this process may still map. It is unlimited, since
+// segments do not exist here.
 func Spare() int { return math.MaxInt }

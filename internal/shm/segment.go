@@ -10,11 +10,11 @@ import (
 	"unsafe"
 )
 
-// ErrUnsupported is wrapped by the errors of Create and Open where processes
-// cannot share memory in the way this package needs.
+// ErrUnsupported is wrapped by the errors of Create and Open on systems without the required shared
+// memory.
 var ErrUnsupported = errors.New("shm: no shared memory on this system")
 
-// layout identifies a segment and the version of what it holds.
+// layout identifies a segment and the version of its layout.
 const layout = 0x67_6f_66_73_64_70_00_01
 
 const (
@@ -22,34 +22,34 @@ const (
 	entries     = (headerBytes - 64) / 16
 )
 
-// header is what a segment begins with.
+// header is the beginning of a segment.
 type header struct {
 	layout    atomic.Uint64
-	bell      atomic.Uint32 // rung by every Publish
+	bell      atomic.Uint32 // raised by every Publish
 	_         [52]byte
 	directory [entries]entry
 }
 
-// entry of the directory. An entry with key 0 is free.
+// entry is an entry of the directory. An entry with key 0 is free.
 type entry struct {
 	key, off atomic.Uint64
 }
 
-// A header that does not fit does not compile.
+// The next line does not compile if the header is too large.
 const _ = uint(headerBytes - unsafe.Sizeof(header{}))
 
-// Segment is a piece of memory that several processes map. The process that has
-// created it allocates in it; its methods are safe for concurrent use.
+// Segment is a piece of memory that several processes map. The process that created it allocates in
+// it. Its methods are safe for concurrent use.
 type Segment struct {
-	mem  []byte   // all of the mapping, most of it without memory yet
+	mem  []byte   // the whole mapping, most of it without memory yet
 	file *os.File // nil in a segment of another process, and after Close
 
 	mu      sync.Mutex
 	heap    heap
-	closing bool // Close has been called, but memory is allocated
+	closing bool // Close was called while memory is allocated
 }
 
-// Create makes a segment that can grow up to about limit bytes.
+// Create creates a segment that can grow up to about limit bytes.
 func Create(limit int) (*Segment, error) {
 	limit = up(max(min(limit, math.MaxInt-pageBytes), 2*headerBytes), pageBytes)
 	file, mem, err := create(limit)
@@ -65,8 +65,8 @@ func Create(limit int) (*Segment, error) {
 	return s, nil
 }
 
-// Open maps the segment of another process. The file may be closed afterwards.
-// A file that is no segment, or that could shrink, is refused.
+// Open maps the segment of another process. The file may be closed afterwards. It refuses a file
+// that is not a segment, or that could shrink.
 func Open(file *os.File) (*Segment, error) {
 	mem, err := open(file)
 	if err != nil {
@@ -86,8 +86,8 @@ func (s *Segment) base() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData
 // File returns the file to pass to other processes. The segment keeps it.
 func (s *Segment) File() *os.File { return s.file }
 
-// Alloc returns n bytes of memory, zeroed, aligned to 64 bytes or, from a page
-// on, to a page. In a segment of another process there is nothing to allocate.
+// Alloc returns n bytes of zeroed memory, aligned to 64 bytes, or to a page if it is a page or
+// more. It fails for a segment of another process.
 func (s *Segment) Alloc(n int) ([]byte, error) {
 	b, fresh, err := s.alloc(n)
 	if !fresh {
@@ -96,7 +96,7 @@ func (s *Segment) Alloc(n int) ([]byte, error) {
 	return b, err
 }
 
-// AllocDirty is Alloc for memory that may hold anything.
+// AllocDirty is Alloc for memory with undefined contents.
 func (s *Segment) AllocDirty(n int) ([]byte, error) {
 	b, _, err := s.alloc(n)
 	return b, err
@@ -122,13 +122,13 @@ func (s *Segment) alloc(n int) (b []byte, fresh bool, err error) {
 		if off, ok = s.heap.take(n); !ok {
 			return nil, false, fmt.Errorf("shm: heap of %d bytes is inconsistent", s.heap.top)
 		}
-		fresh = off >= lo // else it begins in memory that was free, but used before
+		fresh = off >= lo // otherwise it begins in memory that was used and freed
 	}
 	return s.mem[off : off+n : off+max(n, 1)], fresh, nil
 }
 
-// Free gives back what Alloc has returned, or a part of it that begins at the
-// same place. Memory that is not allocated, or not any more, is an error.
+// Free frees memory that Alloc returned, or a part of it that begins at the same address. It
+// returns an error if the memory is not allocated.
 func (s *Segment) Free(b []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +142,7 @@ func (s *Segment) Free(b []byte) error {
 	return nil
 }
 
-// Live returns the number of bytes that are allocated, and of those reserved.
+// Live returns the numbers of allocated and of reserved bytes.
 func (s *Segment) Live() (allocated, reserved int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,7 +152,7 @@ func (s *Segment) Live() (allocated, reserved int) {
 	return allocated, s.heap.top
 }
 
-// Offset returns where b begins in the segment, and whether all of it lies there.
+// Offset returns the offset of b in the segment, and whether all of b is inside.
 func (s *Segment) Offset(b []byte) (off int, ok bool) {
 	return s.Locate(unsafe.Pointer(unsafe.SliceData(b)), len(b))
 }
@@ -166,7 +166,7 @@ func (s *Segment) Locate(p unsafe.Pointer, n int) (off int, ok bool) {
 	return int(d), true
 }
 
-// Bytes returns the n bytes from off, and whether they lie in the segment.
+// Bytes returns the n bytes from off, and whether they are inside the segment.
 func (s *Segment) Bytes(off, n int) ([]byte, bool) {
 	if off < 0 || n < 0 || off > len(s.mem) || n > len(s.mem)-off {
 		return nil, false
@@ -174,9 +174,9 @@ func (s *Segment) Bytes(off, n int) ([]byte, bool) {
 	return s.mem[off : off+n : off+n], true
 }
 
-// Publish makes off known under a key other than 0 to all processes that map the
-// segment. It is for the few words that processes need to find each other:
-// hundreds of keys fit at a time.
+// Publish makes off available under a key other than 0 to all processes that map the segment. It is
+// for the few words by which processes find each other: there is room for hundreds of keys at a
+// time.
 func (s *Segment) Publish(key uint64, off int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +193,7 @@ func (s *Segment) Publish(key uint64, off int) error {
 	return fmt.Errorf("shm: directory of %d entries is full", entries)
 }
 
-// Retract ends what Publish has begun.
+// Retract removes a key of Publish.
 func (s *Segment) Retract(key uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,8 +205,8 @@ func (s *Segment) Retract(key uint64) {
 	}
 }
 
-// Lookup returns what has been published under a key. Otherwise bell and rung are
-// what to [Wait] for before looking again.
+// Lookup returns the offset published under a key. If there is none, the caller can [Wait] for bell
+// to change from rung, and look again.
 func (s *Segment) Lookup(key uint64) (off int, bell *atomic.Uint32, rung uint32, ok bool) {
 	h := s.header()
 	rung = h.bell.Load()
@@ -218,9 +218,9 @@ func (s *Segment) Lookup(key uint64) (off int, bell *atomic.Uint32, rung uint32,
 	return 0, &h.bell, rung, false
 }
 
-// Close ends the use of the segment. What has been allocated in it stays valid
-// until it is freed; all other memory of the mapping is gone at once, or when the
-// last allocation is. Processes that have opened the segment keep theirs.
+// Close ends the use of the segment. Allocations stay valid until they are freed. All other memory
+// of the mapping is freed at once, or with the last allocation. Processes that have opened the
+// segment keep their mappings.
 func (s *Segment) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Wait returns at once: there are no segments, so nobody has a word to wait for.
+// Wait returns at once: there are no segments on this system.
 func Wait(_ *atomic.Uint32, _ uint32, _ time.Duration) {}
 
-// Wake does nothing: nobody waits.
+// Wake does nothing: there are no waiters.
 func Wake(_ *atomic.Uint32) {}
 
 // Yield lets another goroutine run.

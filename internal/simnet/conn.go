@@ -9,44 +9,45 @@ import (
 	"time"
 )
 
-// stream is what the two ends of a connection share.
+// stream is the shared state of the two ends of a connection.
 type stream struct{ mu sync.Mutex }
 
-// Conn is one end of a connection. One goroutine may read and one write, and any may do the rest.
+// Conn is one end of a connection. One goroutine may read and one may write. Any goroutine may call
+// the other methods.
 type Conn struct {
 	*stream
 	host, far     *Host
 	peer          *Conn
 	local, remote net.Addr
-	key           uint64 // of the bytes that leave here
+	key           uint64 // of the bytes sent by this end
 
-	// What follows is guarded by the stream's mu.
-	in         []segment // on the way to this end, or here and not read
+	// The following fields are guarded by the stream's mu.
+	in         []segment // in transit to this end, or arrived and not read
 	held       int       // bytes in it
-	sent       uint64    // segments that have left here
-	free       time.Time // when the last of them has left
+	sent       uint64    // number of segments that this end has sent
+	free       time.Time // time when the last of them was sent
 	fault      error     // ends both directions
-	met        *Met      // by whoever reads or writes, if there is a fault that is to be met
+	met        *Met      // the fault to be noticed by the next read or write, if any
 	closed     bool      // by this end
-	ended      bool      // nothing more leaves here
+	ended      bool      // this end sends nothing more
 	unanswered time.Duration
 	read       side
 	write      side
 }
 
-// segment is what one Write has sent.
+// segment is the data of one Write.
 type segment struct {
 	at   time.Time
 	data []byte
-	last bool      // the other end has ended its direction
-	rude bool      // and throws away what comes
-	said time.Time // when its process says that, which is stopped until then; zero if it was not
+	last bool      // the other end has closed its direction
+	rude bool      // and discards incoming data
+	said time.Time // when its process, which is stopped, will send it; zero if it was not stopped
 }
 
-// side is one direction as seen from an end.
+// side is one direction of an end.
 type side struct {
 	deadline time.Time
-	changed  chan struct{} // has room for one; nil until somebody waits
+	changed  chan struct{} // holds one signal; nil until a goroutine waits
 }
 
 func (s *side) wake() {
@@ -55,7 +56,7 @@ func (s *side) wake() {
 	}
 }
 
-// wait gives mu up until the side is woken, or a time, if it is not zero.
+// wait releases mu until the side is woken, or until a time if that is not zero.
 func (s *side) wait(mu *sync.Mutex, until time.Time) {
 	if s.changed == nil {
 		s.changed = make(chan struct{}, 1)
@@ -75,10 +76,11 @@ func (s *side) wait(mu *sync.Mutex, until time.Time) {
 	timer.Stop()
 }
 
-// apart is how far from what happens to other connections at the same time it happens to this one.
+// apart returns an offset that separates events of this connection from simultaneous events of
+// others.
 func (c *Conn) apart() time.Duration { return c.host.net.delay(c.key, ^uint64(0)) }
 
-// earlier returns the earlier of two times, of which zero is never.
+// earlier returns the earlier of two times, where zero means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -86,7 +88,8 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// broken returns when to look again, if that is known, or why neither direction works.
+// broken returns the error if the connection has failed. Otherwise it returns the time at which to
+// check again, if that is known.
 func (c *Conn) broken(s *side, now time.Time) (look time.Time, err error) {
 	switch {
 	case c.closed:
@@ -197,7 +200,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	}
 }
 
-// send puts a segment on its way.
+// send sends a segment.
 func (c *Conn) send(s segment) {
 	now, data := time.Now(), s.data
 	slow, flip := time.Duration(0), false
@@ -227,13 +230,13 @@ func (c *Conn) send(s segment) {
 	c.peer.held += len(data)
 	c.peer.read.wake()
 	if gone := c.peer.closed || c.peer.fault != nil; gone && len(data) > 0 && silentSince(c.host, c.far, now).IsZero() {
-		// The kernel there says that nobody reads that.
+		// The kernel of the other host answers that no process reads the data.
 		c.fault = os.NewSyscallError("write", syscall.ECONNRESET)
 		c.wakeLocked()
 	}
 }
 
-// CloseWrite ends what leaves here.
+// CloseWrite closes the direction from this end.
 func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -266,7 +269,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// shut ends the connection for the other end, rudely where something has come that nobody will
+// shut closes the connection for the other end. It is rude if data has arrived that will not be
 // read.
 func (c *Conn) shut() {
 	if c.fault == nil {
@@ -275,12 +278,12 @@ func (c *Conn) shut() {
 	c.in, c.held = nil, 0
 }
 
-// unread reports whether bytes have come here.
+// unread reports whether data has arrived and was not read.
 func (c *Conn) unread() bool {
 	return len(c.in) > 0 && !c.in[0].last && !time.Now().Before(through(c.far, c.host, c.in[0].at))
 }
 
-// die is Close by the kernel of a process that has ended.
+// die closes the connection as the kernel does when a process has ended.
 func (c *Conn) die() {
 	c.mu.Lock()
 	if !c.closed {
@@ -307,7 +310,7 @@ func (c *Conn) cut(met *Met) {
 	c.peer.reset(syscall.ECONNRESET)
 }
 
-// unsay forgets what the process has still to say: it was stopped, and has ended.
+// unsay discards data that a stopped process had still to send: the process has ended.
 func (c *Conn) unsay() {
 	now, in := time.Now(), c.peer.in
 	for k := len(in) - 1; k >= 0 && in[k].said.After(now); k-- {
@@ -316,7 +319,7 @@ func (c *Conn) unsay() {
 	}
 }
 
-// reset makes err the end of this end.
+// reset sets the error of this end.
 func (c *Conn) reset(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -338,7 +341,7 @@ func (c *Conn) wakeBoth() {
 	c.wakeLocked()
 }
 
-// Unanswered makes d the time after which a host that is cut off is taken for lost.
+// Unanswered sets the time after which a host that is cut off counts as lost.
 func (c *Conn) Unanswered(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// listener is where a host accepts connections.
+// listener accepts connections of a host.
 type listener struct {
 	host *Host
 	port uint16
-	came chan struct{} // has room for one: there are connections
+	came chan struct{} // holds one signal: there are connections
 	done chan struct{} // closed by Close
 
 	mu     sync.Mutex
@@ -60,7 +60,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements [net.Listener]. Connections that nobody has accepted are reset.
+// Close implements [net.Listener]. Connections that were not accepted are reset.
 func (l *listener) Close() error {
 	l.mu.Lock()
 	closed, queue := l.closed, l.queue

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Window is the most bytes of a connection that have been written at one end and not been read at
+// Window is the largest number of bytes of a connection that are written at one end and not read at
 // the other.
 const Window = 4 << 20
 
@@ -22,8 +22,8 @@ const Window = 4 << 20
 type Config struct {
 	Seed      uint64
 	Latency   time.Duration // one way
-	Jitter    time.Duration // at most so much more
-	Bandwidth float64       // of a connection each way, bytes/s; 0 for no limit
+	Jitter    time.Duration // greatest additional latency
+	Bandwidth float64       // of each direction of a connection, bytes/s; 0 for no limit
 }
 
 // Net is a network of hosts. Its methods may be called concurrently.
@@ -33,25 +33,25 @@ type Net struct {
 
 	mu    sync.Mutex
 	hosts map[string]*Host
-	pairs map[[2]*Host]*pair // faults of what the first sends to the second
+	pairs map[[2]*Host]*pair // faults of data that the first host sends to the second
 	conns int                // opened so far
 }
 
-// pair is what is wrong from one host to another.
+// pair is the faults in the direction from one host to another.
 type pair struct {
 	slow  time.Duration // more latency
 	until time.Time     // so long
-	flips []*Met        // of writes to come
+	flips []*Met        // for later writes
 }
 
-// Met is when something that is wrong between two hosts has first been met. Its methods may be
-// called concurrently.
+// Met is the time at which a fault between two hosts was first noticed. Its methods may be called
+// concurrently.
 type Met struct {
 	mu sync.Mutex
 	at time.Time
 }
 
-// At returns that time, the zero time if it has not been met.
+// At returns that time, or the zero time if the fault has not been noticed.
 func (m *Met) At() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -71,7 +71,7 @@ func New(cfg Config) *Net {
 	return &Net{cfg: cfg, hosts: map[string]*Host{}, pairs: map[[2]*Host]*pair{}}
 }
 
-// Host returns the host at an IP address, on which one process runs.
+// Host returns the host at an IP address. It runs one process.
 func (n *Net) Host(ip string) *Host {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -83,14 +83,14 @@ func (n *Net) Host(ip string) *Host {
 	return h
 }
 
-// Conns returns how many connections have been opened.
+// Conns returns the number of connections opened so far.
 func (n *Net) Conns() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.conns
 }
 
-// Open returns how many connections are open at one end or both.
+// Open returns the number of connections that are open at one or both ends.
 func (n *Net) Open() (open int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -102,8 +102,8 @@ func (n *Net) Open() (open int) {
 	return (open + 1) / 2
 }
 
-// Cut resets all connections that are open between two hosts. It is met at once where one of them
-// has to be watched, see [Conn.Unanswered], or else when one of them is next read or written.
+// Cut resets all open connections between two hosts. The cut is noticed at once if one of them is
+// watched, see [Conn.Unanswered], otherwise at the next read or write of one of them.
 func (n *Net) Cut(a, b *Host) (cut int, met *Met) {
 	met = new(Met)
 	for _, c := range a.conns() {
@@ -115,13 +115,13 @@ func (n *Net) Cut(a, b *Host) (cut int, met *Met) {
 	return cut, met
 }
 
-// Delay lets everything that two hosts send each other take longer, for a time.
+// Delay makes all data between two hosts take longer, for a time.
 func (n *Net) Delay(a, b *Host, by, during time.Duration) {
 	n.change(a, b, func(p *pair) { p.slow, p.until = by, time.Now().Add(during) })
 	n.change(b, a, func(p *pair) { p.slow, p.until = by, time.Now().Add(during) })
 }
 
-// Flip flips a bit of what a next writes to b, by which it is met.
+// Flip flips a bit of the next data that a writes to b. That write notices the flip.
 func (n *Net) Flip(a, b *Host) (met *Met) {
 	met = new(Met)
 	n.change(a, b, func(p *pair) { p.flips = append(p.flips, met) })
@@ -140,7 +140,7 @@ func (n *Net) change(a, b *Host, f func(*pair)) {
 	f(p)
 }
 
-// troubles returns how much longer what a writes to b takes, and whether a bit of it is flipped.
+// troubles returns the additional delay of data from a to b, and whether a bit of it is flipped.
 func (n *Net) troubles(a, b *Host, now time.Time) (slow time.Duration, flip bool) {
 	if !n.faulty.Load() {
 		return 0, false
@@ -161,7 +161,7 @@ func (n *Net) troubles(a, b *Host, now time.Time) (slow time.Duration, flip bool
 	return slow, flip
 }
 
-// delay is the latency of the i-th thing on the way that key stands for.
+// delay returns the latency of the i-th event of the sequence key.
 func (n *Net) delay(key, i uint64) time.Duration {
 	d := n.cfg.Latency
 	if n.cfg.Jitter > 0 {
@@ -170,7 +170,7 @@ func (n *Net) delay(key, i uint64) time.Duration {
 	return d
 }
 
-// Host is a host with one process on it: a network as that process sees it.
+// Host is a host with one process: the network as that process sees it.
 type Host struct {
 	net *Net
 	ip  netip.Addr
@@ -186,7 +186,7 @@ type Host struct {
 	cutOff    []time.Time        // from, until, from, until, …
 }
 
-// Listen listens on address, the host of which is this one.
+// Listen listens on address, which must be on this host.
 func (h *Host) Listen(_ context.Context, address string) (net.Listener, error) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -211,7 +211,7 @@ func (h *Host) Listen(_ context.Context, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// nextPort returns a port that nobody has had. The caller holds h.mu.
+// nextPort returns an unused port. The caller holds h.mu.
 func (h *Host) nextPort() uint16 {
 	if h.port++; h.port == 0 {
 		h.port = 20000
@@ -249,14 +249,14 @@ func (h *Host) Dial(ctx context.Context, address string) (net.Conn, error) {
 	}
 	if err != nil {
 		if c != nil {
-			_ = c.Close() // nobody has used it
+			_ = c.Close() // it was never used
 		}
 		return nil, err
 	}
 	return c, nil
 }
 
-// travel waits until something has got from one host to another.
+// travel waits for the time that data takes from one host to another.
 func (h *Host) travel(ctx context.Context, to *Host, d time.Duration) error {
 	slow := h.net.slowness(h, to)
 	for at := time.Now().Add(d + slow); ; {
@@ -265,7 +265,7 @@ func (h *Host) travel(ctx context.Context, to *Host, d time.Duration) error {
 		if wait <= 0 {
 			return nil
 		}
-		timer := time.NewTimer(min(wait, time.Second)) // one may be cut off meanwhile
+		timer := time.NewTimer(min(wait, time.Second)) // one host may be cut off meanwhile
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -275,7 +275,7 @@ func (h *Host) travel(ctx context.Context, to *Host, d time.Duration) error {
 	}
 }
 
-// slowness is troubles for what has no bytes to flip.
+// slowness is troubles without flips, for events without data.
 func (n *Net) slowness(a, b *Host) time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -285,7 +285,7 @@ func (n *Net) slowness(a, b *Host) time.Duration {
 	return 0
 }
 
-// meet makes the connection that from has dialed, and returns the end of that.
+// meet creates the connection that from has dialed, and returns from's end.
 func (h *Host) meet(from *Host, port uint16, key uint64) (*Conn, error) {
 	h.mu.Lock()
 	l := h.listeners[port]
@@ -324,7 +324,7 @@ func (h *Host) failure(op string, err error) error {
 	return &net.OpError{Op: op, Net: "tcp", Addr: h.at(0), Err: os.NewSyscallError(op, err)}
 }
 
-// hold notes an end that is open on h, and drop that it is not any more.
+// hold records an end that is open on h. drop removes it.
 func (h *Host) hold(c *Conn) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -361,10 +361,10 @@ func (h *Host) Chance(of ...uint64) uint64 {
 	return c
 }
 
-// Kill ends the process on h: what it still does reaches nobody.
+// Kill ends the process on h: its later messages reach no other host.
 func (h *Host) Kill() {
 	h.mu.Lock()
-	h.dead.Store(true) // from here on nothing is said, on whatever connection
+	h.dead.Store(true) // from here on nothing is sent on any connection
 	h.stalled = time.Time{}
 	listeners := h.listeners
 	h.listeners = map[uint16]*listener{}
@@ -377,7 +377,7 @@ func (h *Host) Kill() {
 	}
 }
 
-// Kill ends the processes on all hosts at once: none hears of the end of another.
+// Kill ends the processes on all hosts at once: none of them notices the end of another.
 func (n *Net) Kill() {
 	n.mu.Lock()
 	hosts := slices.Collect(maps.Values(n.hosts))
@@ -392,8 +392,7 @@ func (n *Net) Kill() {
 	}
 }
 
-// Stall stops the process on h for a time: nothing that comes is read, and nothing that it says is
-// sent.
+// Stall stops the process on h for a time: it reads no data, and sends none.
 func (h *Host) Stall(d time.Duration) {
 	h.mu.Lock()
 	if until := time.Now().Add(d); until.After(h.stalled) {
@@ -414,10 +413,11 @@ func (h *Host) Isolate(d time.Duration) {
 	}
 }
 
-// resend is when TCP tries again after a way is open.
+// resend is the time after which TCP sends again when the path is open.
 const resend = 200 * time.Millisecond
 
-// through returns when something arrives that would at a time, were neither host cut off.
+// through returns the arrival time of data that would arrive at a time if neither host were cut
+// off.
 func through(a, b *Host, at time.Time) time.Time {
 	for _, h := range [...]*Host{a, b, a} {
 		h.mu.Lock()
@@ -431,8 +431,8 @@ func through(a, b *Host, at time.Time) time.Time {
 	return at
 }
 
-// silentSince returns since when nothing comes through between two hosts at a time, or will not
-// begin to; the zero time if something does.
+// silentSince returns the time since which nothing passes between two hosts at a time. It returns
+// the zero time if data passes.
 func silentSince(a, b *Host, now time.Time) (since time.Time) {
 	for _, h := range [...]*Host{a, b} {
 		h.mu.Lock()
@@ -446,14 +446,15 @@ func silentSince(a, b *Host, now time.Time) (since time.Time) {
 	return since
 }
 
-// awake returns until when the process on h is stopped; a time that has passed if it is not.
+// awake returns the time until which the process on h is stopped. That time has passed if it is not
+// stopped.
 func (h *Host) awake() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.stalled
 }
 
-// signal wakes whoever waits on ch, which has room for one.
+// signal wakes the goroutine that waits on ch, which has room for one signal.
 func signal(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:

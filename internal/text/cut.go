@@ -1,4 +1,5 @@
-// Package text bounds text: bytes that travel to other processes, and lines that people read.
+// Package text limits the length of text: bytes that are sent to other processes, and lines for
+// people.
 package text
 
 import (
@@ -6,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Cut returns s if it has at most n bytes, else the longest beginning of s that has,
-// without a part of a rune at its end: UTF-8 that is cut is still UTF-8.
+// Cut returns s if it has at most n bytes, else its longest beginning of at most n bytes that ends
+// with a whole rune: valid UTF-8 stays valid.
 func Cut(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -19,10 +20,10 @@ func Cut(s string, n int) string {
 	return s[:end]
 }
 
-// Fill breaks a line at spaces where it has more than so many columns. What follows a break begins
-// with indent. A word that is longer than that is not broken.
+// Fill breaks a line at spaces if it is longer than columns. Lines after a break begin with indent.
+// A word that is longer is not broken.
 func Fill(line string, columns int, indent string) string {
-	width, end := 0, 0 // end is the last space that may be broken at
+	width, end := 0, 0 // end is the last space at which the line may be broken
 	for i, r := range line {
 		if r == ' ' && width <= columns {
 			end = i
@@ -35,8 +36,8 @@ func Fill(line string, columns int, indent string) string {
 	return strings.TrimRight(line[:end], " ") + "\n" + Fill(indent+strings.TrimLeft(line[end:], " "), columns, indent)
 }
 
-// Wider returns the lines of s that take more than so many columns of a terminal, where a tab leads
-// to the next multiple of 8.
+// Wider returns the lines of s that take more than the given number of columns of a terminal, where
+// a tab advances to the next multiple of 8.
 func Wider(s string, columns int) (lines []string) {
 	for line := range strings.Lines(s) {
 		at := 0

@@ -1,7 +1,8 @@
 package text
 
-// Nearest returns the one of some names that was most likely meant by a word that is none of them:
-// words of three to five letters have one edit, longer ones two. It returns "" if there is no such name.
+// Nearest returns the name that a misspelled word most likely means: at most one edit away for
+// words of three to five letters, and at most two for longer words. It returns "" if there is no
+// such name.
 func Nearest(word string, names []string) (nearest string) {
 	fewest := 1
 	if len(word) > 2 {
@@ -18,8 +19,8 @@ func Nearest(word string, names []string) (nearest string) {
 	return nearest
 }
 
-// edits returns how many letters have to be put in, left out, changed, or exchanged with the next
-// one to turn a into b (Damerau 1964, where no letter is edited twice).
+// edits returns the number of letters to insert, delete, change, or swap with the next to turn a
+// into b (Damerau 1964, where no letter is edited twice).
 func edits(a, b string) int {
 	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Numbered writes one thing, or several: "rank 3", "ranks 0-2,5".
+// Numbered formats one or several numbers: "rank 3", "ranks 0-2,5".
 func Numbered(what string, numbers []int) string {
 	if len(numbers) > 1 {
 		what += "s"
@@ -13,7 +13,7 @@ func Numbered(what string, numbers []int) string {
 	return what + " " + spans(numbers)
 }
 
-// spans writes ascending numbers as 0-2,5.
+// spans formats ascending numbers as 0-2,5.
 func spans(numbers []int) string {
 	var list []string
 	for i := 0; i < len(numbers); {

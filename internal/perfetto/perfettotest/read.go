@@ -1,4 +1,4 @@
-// Package perfettotest reads traces as package perfetto writes them.
+// Package perfettotest reads the traces of package perfetto.
 package perfettotest
 
 import (
@@ -18,7 +18,7 @@ type Row struct {
 	Counts        []Count // by time
 }
 
-// A Slice is what went on from Begin to End, in nanoseconds.
+// A Slice is an activity from Begin to End, in nanoseconds.
 type Slice struct {
 	Name       string
 	Begin, End int64
@@ -26,14 +26,14 @@ type Slice struct {
 	Args       map[string]any // int or string
 }
 
-// A Count is what a number was from a time on.
+// A Count is a value of a number from a time on.
 type Count struct {
 	At int64
 	N  int
 }
 
-// Read returns the rows of a file, in the order in which they were made. Tracks that are not known,
-// ends without a beginning and beginnings without an end fail the test.
+// Read returns the rows of a file, in the order of their creation. Unknown tracks, ends without a
+// beginning and beginnings without an end fail the test.
 func Read(t testing.TB, path string) []*Row {
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
