@@ -222,11 +222,11 @@ func (m *member) fill() []byte {
 	return bytesOf(x)
 }
 
-var twoGroups = &program.Program{Model: &program.Model{Groups: []program.Group{{Name: "a"}, {Name: "b"}}}}
+var threeGroups = &program.Program{Model: &program.Model{Groups: []program.Group{{Name: "a"}, {Name: "b"}, {Name: "c"}}}}
 
 // opOf is the operation of pass 7 on the number-th flat group.
 func opOf(kind program.Kind, number int) engine.Place {
-	return engine.Place{Pass: 7, Program: twoGroups, Op: program.Op{Kind: kind, Group: number, Call: -1}}
+	return engine.Place{Pass: 7, Program: threeGroups, Op: program.Op{Kind: kind, Group: number, Call: -1}}
 }
 
 // TestLaunchTogether: the groups of a unit are one launch.
