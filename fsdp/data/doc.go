@@ -41,6 +41,7 @@
 //	Mix                several sources by weight, each in an order of its own
 //	Bucket             batches of like length, which need little padding
 //	Pack, PackWhole    documents one after the other, cut into windows, or whole
+//	Truncate           samples with some targets, cut; those without a target are left out
 //
 // Bucket, Pack and PackWhole need the lengths of samples. [Measure] makes a source of lengths, and
 // the functions that reorder samples reorder their lengths in the same way.
@@ -50,7 +51,8 @@
 //
 // # Batches
 //
-// A [Collate] function makes the tensors of a batch. [TokensAndTargets] is for language models. For
+// A [Collate] function makes the tensors of a batch. [TokensAndTargets] is for language models,
+// [TokensAndLabels] for those that learn only some tokens, such as the answers of conversations. For
 // other models, write a function of a few lines:
 //
 //	func collate(b *data.Batch, samples []digit) error {

@@ -90,26 +90,27 @@ var passedOver = []string{
 
 // openPieces reads a SentencePiece model in a directory, and the files next to it. It returns
 // missing if there is none.
-func openPieces(dir string, missing error) (*Tokenizer, error) {
+func openPieces(dir string, missing error) (*Tokenizer, settings, error) {
 	for _, name := range []string{"tokenizer.model", "spiece.model"} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		file, err := parsePieces(b)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, nil, fmt.Errorf("%s: %w", name, err)
 		}
 		t, err := file.tokenizer()
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, nil, fmt.Errorf("%s: %w", name, err)
 		}
-		return t, t.beside(dir, file)
+		c, err := t.beside(dir, file)
+		return t, c, err
 	}
-	return nil, fmt.Errorf("%w, and neither tokenizer.model nor spiece.model is there; save_pretrained of a fast tokenizer writes it", missing)
+	return nil, nil, fmt.Errorf("%w, and neither tokenizer.model nor spiece.model is there; save_pretrained of a fast tokenizer writes it", missing)
 }
 
 // readJSON reads a value, if the file is there.
@@ -128,17 +129,17 @@ func readJSON[T any](dir, name string) (v T, err error) {
 }
 
 // beside applies the files next to a SentencePiece model, as transformers does.
-func (t *Tokenizer) beside(dir string, file *pieceFile) error {
+func (t *Tokenizer) beside(dir string, file *pieceFile) (settings, error) {
 	config, err1 := readJSON[settings](dir, "tokenizer_config.json")
 	special, err2 := readJSON[settings](dir, "special_tokens_map.json")
 	numbers, err3 := readJSON[map[string]int](dir, "added_tokens.json")
 	model, err4 := readJSON[settings](dir, "config.json")
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
-		return err
+		return nil, err
 	}
 	k, err := classOf(config, model)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c := make(settings)
 	for key, name := range k.names {
@@ -149,7 +150,7 @@ func (t *Tokenizer) beside(dir string, file *pieceFile) error {
 	maps.Copy(c, config)
 	for key, value := range special {
 		if !slices.Contains(tokenKeys, key) && !slices.Contains(listKeys, key) {
-			return fmt.Errorf("special_tokens_map.json: %s %.80s is not known", key, value)
+			return nil, fmt.Errorf("special_tokens_map.json: %s %.80s is not known", key, value)
 		}
 		if absent(config[key]) {
 			c[key] = value
@@ -163,9 +164,9 @@ func (t *Tokenizer) beside(dir string, file *pieceFile) error {
 		err = t.set(c, k, &file.normal)
 	}
 	if err != nil {
-		return fmt.Errorf("tokenizer_config.json: %w", err)
+		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	return nil
+	return c, nil
 }
 
 // classOf returns the class that the files name.

@@ -30,7 +30,9 @@ type Tokenizer struct {
 	ids     map[string]int
 	tokens  map[int]string
 	special map[int]bool
+	chat    chatTemplate
 	twice   sync.Once // warns of a text that begins with the tokens that the template adds
+	endless sync.Once // warns of answers without a token at their end
 }
 
 // A model turns a word into tokens.
@@ -68,52 +70,62 @@ func Open(dir string) (*Tokenizer, error) {
 }
 
 func open(dir string) (*Tokenizer, error) {
+	t, c, err := openFiles(dir)
+	if err == nil {
+		err = t.readTemplate(dir, c)
+	}
+	return t, err
+}
+
+// openFiles reads everything but the chat template. It also returns tokenizer_config.json, with the
+// settings that other files add to it.
+func openFiles(dir string) (*Tokenizer, settings, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return openPieces(dir, err)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	t, err := parse(text)
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer.json: %w", err)
+		return nil, nil, fmt.Errorf("tokenizer.json: %w", err)
 	}
 	text, err = os.ReadFile(filepath.Join(dir, "tokenizer_config.json"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return t, nil
+		return t, nil, nil
 	}
+	var c settings
 	if err == nil {
-		err = t.configure(text)
+		c, err = t.configure(text)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("tokenizer_config.json: %w", err)
+		return nil, nil, fmt.Errorf("tokenizer_config.json: %w", err)
 	}
-	return t, nil
+	return t, c, nil
 }
 
 // configure reads the names of special tokens, and checks that the template adds the requested
 // tokens.
-func (t *Tokenizer) configure(text []byte) error {
-	var c settings
+func (t *Tokenizer) configure(text []byte) (c settings, err error) {
 	if err := json.Unmarshal(text, &c); err != nil {
-		return err
+		return nil, err
 	}
 	if err := t.name(c); err != nil {
-		return err
+		return nil, err
 	}
 	bos, err1 := read(c, "add_bos_token", (*bool)(nil))
 	eos, err2 := read(c, "add_eos_token", (*bool)(nil))
 	if err := errors.Join(err1, err2); err != nil {
-		return err
+		return nil, err
 	}
 	if has := len(t.before) > 0 && t.before[0] == t.BOS; bos != nil && t.BOS >= 0 && *bos != has {
-		return fmt.Errorf("add_bos_token is %t, but the post_processor of tokenizer.json says %t", *bos, has)
+		return nil, fmt.Errorf("add_bos_token is %t, but the post_processor of tokenizer.json says %t", *bos, has)
 	}
 	if has := len(t.after) > 0 && t.after[len(t.after)-1] == t.EOS; eos != nil && t.EOS >= 0 && *eos != has {
-		return fmt.Errorf("add_eos_token is %t, but the post_processor of tokenizer.json says %t", *eos, has)
+		return nil, fmt.Errorf("add_eos_token is %t, but the post_processor of tokenizer.json says %t", *eos, has)
 	}
-	return nil
+	return c, nil
 }
 
 // Encode returns the tokens of a text, with the template's tokens around it. Bytes that are not
@@ -135,25 +147,28 @@ func (t *Tokenizer) Encode(text string) []int {
 func (t *Tokenizer) EncodePlain(text string) []int { return t.appendPlain(nil, text) }
 
 func (t *Tokenizer) appendPlain(ids []int, text string) []int {
-	text = lossy([]byte(text))
-	at := 0
-	cut(text, t.raw, func(part string, token *added) {
+	first := true
+	cut(lossy([]byte(text)), t.raw, func(part string, token *added) {
+		ids = t.appendPart(ids, part, token, first)
+		first = false
+	})
+	return ids
+}
+
+// appendPart appends the tokens of a part of a text: of an added token, or of text between them.
+func (t *Tokenizer) appendPart(ids []int, part string, token *added, first bool) []int {
+	if token != nil {
+		return append(ids, token.ID)
+	}
+	cut(t.normalize(part), t.normal, func(part string, token *added) {
 		if token != nil {
 			ids = append(ids, token.ID)
 		} else {
-			first := at == 0
-			cut(t.normalize(part), t.normal, func(part string, token *added) {
-				if token != nil {
-					ids = append(ids, token.ID)
-				} else {
-					for _, w := range t.split([]word{{part, first}}) {
-						ids = t.model.encode(ids, w.text)
-					}
-				}
-				first = false
-			})
+			for _, w := range t.split([]word{{part, first}}) {
+				ids = t.model.encode(ids, w.text)
+			}
 		}
-		at += len(part)
+		first = false
 	})
 	return ids
 }

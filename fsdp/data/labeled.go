@@ -1,0 +1,121 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+)
+
+// Labeled is a sequence of tokens of which only some are targets, such as a conversation of which the
+// answers are to be learnt: see EncodeChat of package tokenizer.
+type Labeled struct {
+	Tokens []int
+	Target []bool // of each token: whether the model learns to write it
+}
+
+// targets returns the number of targets among the first length tokens. The first token is never one,
+// as nothing comes before it.
+func (l *Labeled) targets(length int) (n int) {
+	for i := 1; i < min(length, len(l.Target)); i++ {
+		if l.Target[i] {
+			n++
+		}
+	}
+	return n
+}
+
+// Truncated is a source of samples that have at most so many tokens: see [Truncate].
+type Truncated struct {
+	*source[Labeled]
+	Cut     []int // samples of the other source that have lost tokens at their end
+	Dropped []int // samples of the other source that are left out: they would have no target
+	Targets int   // in all samples
+}
+
+// Truncate cuts the samples of a source after length tokens. It leaves out samples without a target in
+// the rest, which would only cost time, and logs how many there are. It reads all samples once, and
+// keeps 8 bytes for each. It is an error if no sample is left.
+func Truncate(src Source[Labeled], length int) *Truncated {
+	t := &Truncated{}
+	kept, err := t.read(src, length)
+	name := fmt.Sprintf("Truncate(%s, length %d) with %d targets", describe(src), length, t.Targets)
+	t.source = newSource(name, len(kept), err, func(i int) (Labeled, error) {
+		l, err := src.At(kept[i])
+		n := min(length, len(l.Tokens))
+		return Labeled{l.Tokens[:n:n], l.Target[:n:n]}, err
+	})
+	if len(t.Dropped) > 0 && err == nil {
+		slog.Warn("data: samples without a target are left out: raise the length if they were cut", "length", length,
+			"samples", src.Len(), "cut", len(t.Cut), "left out", len(t.Dropped), "the first", t.Dropped[:min(3, len(t.Dropped))])
+	}
+	return t
+}
+
+// read finds the samples that are kept.
+func (t *Truncated) read(src Source[Labeled], length int) (kept []int, err error) {
+	switch s, _ := src.(interface{ refused() error }); {
+	case src == nil:
+		return nil, errNil
+	case s != nil && s.refused() != nil:
+		return nil, s.refused()
+	case src.Len() == Endless:
+		return nil, errors.New("the samples have no end")
+	case length < 2:
+		return nil, fmt.Errorf("the length is %d, want at least 2: a token and its target", length)
+	}
+	for i := range src.Len() {
+		l, err := src.At(i)
+		if err == nil && len(l.Tokens) != len(l.Target) {
+			err = fmt.Errorf("there are %d tokens, and Target has %d elements", len(l.Tokens), len(l.Target))
+		}
+		if err != nil {
+			return nil, fmt.Errorf("sample %d: %w", i, err)
+		}
+		if len(l.Tokens) > length {
+			t.Cut = append(t.Cut, i)
+		}
+		n := l.targets(length)
+		if n == 0 {
+			t.Dropped = append(t.Dropped, i)
+			continue
+		}
+		t.Targets += n
+		kept = append(kept, i)
+	}
+	if len(kept) == 0 {
+		return nil, fmt.Errorf("none of %d samples has a target among its first %d tokens: raise the length, or check the answers", src.Len(), length)
+	}
+	return kept, nil
+}
+
+// TokensAndLabels returns the Collate function of language models that learn only some tokens. It makes
+// tokens, ints [len(samples), width], and targets of the same shape, the tokens that follow them. Targets
+// that are not to be learnt do not count, nor does the padding after shorter samples. If width is nil,
+// the longest sample decides.
+//
+// The batch has the number of its targets, so [Loader.Share] weighs it right: the gradients of a step are
+// those of the mean over all its targets, on any number of ranks and micro batches.
+func TokensAndLabels(width Width) Collate[Labeled] {
+	return func(b *Batch, samples []Labeled) error {
+		inputs := func(l Labeled) []int { return l.Tokens[:max(0, len(l.Tokens)-1)] }
+		for i, l := range samples {
+			if len(l.Tokens) < 2 || len(l.Tokens) != len(l.Target) {
+				return &rowError{i, fmt.Errorf("there are %d tokens, and Target has %d elements: want at least 2 of each", len(l.Tokens), len(l.Target))}
+			}
+		}
+		columns, err := Pad(b, samples, inputs, width, 0)
+		if err != nil {
+			return err
+		}
+		targets := Tensor[int](b, len(samples), columns)
+		for i, l := range samples {
+			row := targets[i*columns : (i+1)*columns]
+			for k := range row {
+				if row[k] = ignoreTarget; k+1 < len(l.Tokens) && l.Target[k+1] {
+					row[k] = l.Tokens[k+1]
+				}
+			}
+		}
+		return nil
+	}
+}
