@@ -113,7 +113,7 @@ func TestLabeledTraining(t *testing.T) {
 					m.ZeroGrad()
 				}
 			}
-			state, err := m.FullState(ctx)
+			state, err := m.FullState(ctx, nil)
 			require.NoError(t, err)
 			lock.Lock()
 			defer lock.Unlock()

@@ -24,7 +24,8 @@
 //	vit, for classes of images      nn.ViT
 //	t5, of all versions             nn.T5
 //
-// Weights of float32, float64, bfloat16 and float16 become the type of the computation. Joined
+// Weights of float32, float64, bfloat16 and float16 become the type of the computation. Save writes
+// them in the type that they had, with the files of the tokenizer and of generation. Joined
 // parameters, such as queries, keys and values, are joined from the tensors of the file. Matrices
 // that the file has transposed are transposed. A tied head has no tensor of its own.
 //

@@ -51,7 +51,7 @@ func Example() {
 		if gpt := m.Model.(*nn.GPT); g.Rank() == 0 {
 			fmt.Println(gpt.Layers, "layer of", gpt.Dim, "channels")
 		}
-		return m.Save(ctx, s, filepath.Join(parent, "again"), &fsdp.ExportOptions{MaxFileSize: 1500})
+		return m.Save(ctx, s, filepath.Join(parent, "again"), &fsdp.ExportOptions{MaxFileSize: 750})
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -22,6 +22,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
 const (
@@ -56,6 +57,7 @@ type Model struct {
 	was    map[string]any // keys of config.json for Model when it was made
 	prefix string         // of the names of tensors
 	gamma  bool           // norms have the names of TensorFlow, as in the first files of BERT
+	dtype  *fsdp.DType    // of the opened weights, or nil
 	dir    string         // opened directory, or ""
 	skip   []string       // patterns of keys and of tensors
 	kept   []string       // files in dir that Save copies
@@ -122,8 +124,16 @@ func open(dir string, skip []string) (*Model, error) {
 		}
 		m.gamma = m.gamma || strings.HasSuffix(name, "LayerNorm.gamma")
 	}
-	if err := weights.check(m.prefix, m.arch.shapes(m.Model)); err != nil {
+	shapes := m.arch.shapes(m.Model)
+	if err := weights.check(m.prefix, shapes); err != nil {
 		return nil, err
+	}
+	first, _, err := weights.tensor(strings.ReplaceAll(shapes[0].tensor, "~", m.prefix))
+	if err != nil {
+		return nil, err
+	}
+	if dtype, ok := dtypes[first.DType]; ok {
+		m.dtype = &dtype
 	}
 	head := m.arch.copies(m.Model)[headWeight]
 	if other, err := weights.differ(m.prefix, headWeight, head); err != nil {
@@ -144,6 +154,11 @@ func open(dir string, skip []string) (*Model, error) {
 		}
 	}
 	return m, nil
+}
+
+// dtypes are the types of weights that Save can write.
+var dtypes = map[safetensors.DType]fsdp.DType{
+	safetensors.F32: fsdp.Float32, safetensors.F64: fsdp.Float64, safetensors.BF16: fsdp.BFloat16, safetensors.F16: fsdp.Float16,
 }
 
 // parse makes the model that config.json describes.
@@ -280,7 +295,8 @@ func (m *Model) options() *fsdp.ExportOptions {
 // config.json, the weights, and the files of the tokenizer and of generation from the opened
 // directory. It takes these options of [fsdp.Sharded.Export] and sets the others:
 //
-//	DType            the type of the weights; nil means the type of the masters
+//	DType            the type of the weights; nil means the type in the opened directory or, for a
+//	                 model of New, the type of the masters
 //	MaxFileSize      bytes of a file, from which on there are several and an index
 //	Metadata         text in the header
 //	AllowNotFinite   tensors with values that are NaN or infinite
@@ -303,12 +319,13 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsd
 	if opts == nil {
 		opts = &fsdp.ExportOptions{}
 	}
-	files, err := m.beside(opts.DType)
+	dtype := cmp.Or(opts.DType, m.dtype)
+	files, err := m.beside(dtype)
 	if opts.Rename != nil || opts.Transpose != nil || opts.Concat != nil || opts.Exclude != nil || opts.ExtraFiles != nil || opts.Optimizer != nil {
 		err = errors.New("hf: Save sets Rename, Transpose, Concat, Exclude and ExtraFiles itself, and writes no Optimizer: call Export to choose them")
 	}
 	to := m.options()
-	to.DType, to.Metadata, to.AllowNotFinite, to.Exclude, to.ExtraFiles = opts.DType, opts.Metadata, opts.AllowNotFinite, nn.IsAdapter, files
+	to.DType, to.Metadata, to.AllowNotFinite, to.Exclude, to.ExtraFiles = dtype, opts.Metadata, opts.AllowNotFinite, nn.IsAdapter, files
 	to.MaxFileSize = cmp.Or(opts.MaxFileSize, 1<<62) // an existing index must not stay
 	return s.Export(state.WithError(ctx, err), filepath.Join(dir, weightsFile), to)
 }

@@ -73,3 +73,37 @@ func TestSkip(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, want.(*nn.Llama), m)
 }
+
+// TestHandOver saves a model in the type of the weights that were opened, with the files of its tokenizer
+// and of generation, whatever type the training computed in.
+func TestHandOver(t *testing.T) {
+	const dir = "testdata/llama" // bfloat16
+	from := t.TempDir()
+	require.NoError(t, os.CopyFS(from, os.DirFS(dir)))
+	beside := []string{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "special_tokens_map.json"}
+	for _, name := range beside {
+		require.NoError(t, os.WriteFile(filepath.Join(from, name), []byte(name), 0o600))
+	}
+	for _, compute := range []fsdp.DType{fsdp.Float32, fsdp.Float64} {
+		m, err := hf.Open(from)
+		require.NoError(t, err)
+		same, wide := filepath.Join(t.TempDir(), "same"), filepath.Join(t.TempDir(), "wide")
+		onRanks(t, 2, m.Model, compute, func(ctx context.Context, s *fsdp.Sharded) error {
+			if err := m.Load(ctx, s); err != nil {
+				return err
+			}
+			if err := m.Save(ctx, s, same, nil); err != nil {
+				return err
+			}
+			return m.Save(ctx, s, wide, &fsdp.ExportOptions{DType: new(fsdp.Float32)})
+		})
+		require.Equal(t, tensors(t, from), tensors(t, same))
+		require.Equal(t, "bfloat16", keys(t, same)["dtype"])
+		require.Equal(t, "float32", keys(t, wide)["dtype"])
+		for _, name := range beside {
+			text, err := os.ReadFile(filepath.Join(same, name))
+			require.NoError(t, err)
+			require.Equal(t, name, string(text))
+		}
+	}
+}
