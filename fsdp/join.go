@@ -166,15 +166,17 @@ func sourceOf(s *Sharded, batch []Tensor) string {
 // samples of different sources. The first Forward outside of Join compares them; Join does it itself.
 // err is why this rank cannot run the pass, or nil.
 func compareSources(ctx context.Context, s *Sharded, q ranks.Ask, v engine.Variant, batch []Tensor, err error) error {
-	if s.compared || v.Eval || len(s.loops) > 0 || s.life.calls != nil || s.team.Size() == 1 {
+	if s.life.compared || v.Eval || len(s.loops) > 0 || s.life.calls != nil || s.team.Size() == 1 {
 		return nil
 	}
 	q.Source = sourceOf(s, batch)
 	q.Absent = q.Source == "" // it has nothing to compare
-	err = s.agree(ctx, q, err)
+	if err := s.agree(ctx, q, err); err != nil {
+		return err
+	}
 	s.requests-- // the call is still the same
-	s.compared = err == nil
-	return err
+	s.life.compared = true
+	return nil
 }
 
 func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, err error) (bool, error) {

@@ -49,6 +49,7 @@ type life struct {
 	}
 
 	drawn    bool // initial values are
+	compared bool // the sources of batches are, see compareSources
 	grads    gradients
 	sound    atomic.Bool // the gradients in the shards are known to be finite
 	updates  updates

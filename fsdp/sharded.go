@@ -54,7 +54,6 @@ type Sharded struct {
 	}
 
 	noSync   bool  // inside NoSync
-	compared bool  // the sources of batches were, see compareSources
 	turn     turn  // in the loops of Join under way
 	loops    []int // iterations of these, outer first
 	requests int   // collective calls so far, including calls on which ranks could not agree
