@@ -274,7 +274,7 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 		return 0, s.end(s.team.Fail(fmt.Errorf("Mean: %w", err)))
 	}
 	if sums[1] == 0 {
-		return 0, s.end(errors.New("Mean: the weights of all ranks are 0"))
+		return 0, s.end(errors.New("Mean: the weights of all ranks are 0: leave out the weight, or give a rank a positive one"))
 	}
 	return sums[0] / sums[1], nil
 }

@@ -58,7 +58,7 @@ type life struct {
 }
 
 var (
-	errClosed = errors.New("the model is closed")
+	errClosed = errors.New("the model is closed: call Close after the last use, or Wrap again")
 	errFormer = errors.New("the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
 	errHalf   = errors.New("the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards")
 	errCalls  = errors.New("inside JoinCalls ranks run Forward, Backward and Eval, each its own, and replay those of others: " +
@@ -273,9 +273,9 @@ func (l *life) may(method string, unreduced int) error {
 	case l.mixed != nil && !t.mixed:
 		return l.mixed
 	case len(l.held) > 0 && !t.held && t.last:
-		return fmt.Errorf("%d passes put aside by Hold are waiting for their Backward", len(l.held))
+		return fmt.Errorf("%d passes put aside by Hold are waiting for their Backward: call Backward or Discard of each first", len(l.held))
 	case (l.last != nil || len(l.held) > 0) && !t.last:
-		return errors.New("a Forward waits for its Backward: parameters must not change in between")
+		return errors.New("a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval in place of Forward")
 	case unreduced > 0 && unreduced < l.passes && !t.unreduced:
 		return fmt.Errorf("of the %d micro-batches that Config.VirtualRanks makes of a step on each rank %d have run: run the others, or ZeroGrad",
 			l.passes, unreduced)

@@ -118,7 +118,7 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	calls := s.life.calls != nil
 	switch {
 	case p == nil, calls && p.Absent && !p.declined:
-		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold")
+		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it: call Forward first, and see Hold for several")
 	case calls && !p.declined && p.NoSync != s.noSync:
 		return errors.New("inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside: others may be replaying the Forward")
 	}
@@ -226,15 +226,15 @@ func (p *pass) check(s *Sharded) error {
 	cfg := &s.cfg
 	switch {
 	case !cfg.Precision.finite(p.Scale):
-		return fmt.Errorf("Scale is %v", p.Scale)
+		return fmt.Errorf("Scale is %v: want a finite number", p.Scale)
 	case cfg.Divide == ByWeights && math.IsNaN(p.weight):
 		return errors.New("Config.Divide is ByWeights: give Backward a Weight")
 	case !(p.weight >= 0) || math.IsInf(p.weight, 0):
-		return fmt.Errorf("Weight is %v", p.weight)
+		return fmt.Errorf("Weight is %v: want a finite number from 0 on", p.weight)
 	case math.IsNaN(p.Loss) || math.IsInf(p.Loss, 0):
 		return fmt.Errorf("the loss of pass %d is %v%s", p.Number, p.Loss, origin(s, p.Pass))
 	case cfg.Divide != ByWeights && p.weight != 1:
-		return fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v", cfg.Divide)
+		return fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v: leave out Weight, or change Divide", cfg.Divide)
 	}
 	return nil
 }
@@ -422,7 +422,7 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 func batchValues(s *Sharded, program string, batch []Tensor) ([]exec.Value, error) {
 	p, computed := s.layout.Model.Paths[program], s.cfg.Precision.Compute.tensor()
 	if len(batch) != p.Inputs {
-		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d", len(batch), p.Inputs)
+		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d: give it what the model's Forward takes, targets included", len(batch), p.Inputs)
 	}
 	values := make([]exec.Value, len(batch), len(batch)+p.Conditions)
 	for i, t := range batch {
@@ -438,7 +438,7 @@ func batchValues(s *Sharded, program string, batch []Tensor) ([]exec.Value, erro
 			return nil, fmt.Errorf("%s: %w", p.Input(i), err)
 		}
 		if v.DType != tensor.Int && v.DType != computed {
-			return nil, fmt.Errorf("%s is %v: the model computes in %v", p.Input(i), v.DType, computed)
+			return nil, fmt.Errorf("%s is %v: the model computes in %v, so give it that, or int for tokens and classes, or change Config.Precision", p.Input(i), v.DType, computed)
 		}
 		values[i] = v
 	}

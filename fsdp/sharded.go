@@ -135,7 +135,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	if s.cfg.HashDir != "" {
 		s.files.hashes, err = record.Open(s.cfg.HashDir, s.cfg.Group, s.team.Model)
 		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 3}, err); err != nil {
-			return fmt.Errorf("Config.HashDir: %w", err)
+			return fmt.Errorf("Config.HashDir: %w: give each run a directory of its own", err)
 		}
 	}
 	if s.cfg.TraceDir != "" {
@@ -144,7 +144,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 			err = s.team.Watch(s.files.trace.Flight)
 		}
 		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 4}, err); err != nil {
-			return fmt.Errorf("Config.TraceDir: %w", err)
+			return fmt.Errorf("Config.TraceDir: %w: give a directory in which this process may write", err)
 		}
 	}
 	s.team.Votes = s.layout.Votes.Words

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // draftMark is in the name of a checkpoint that does not count: it is being written or removed.
@@ -96,6 +97,8 @@ func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 			return Found{}, fmt.Errorf("checkpoint: %s does not count: %w", dir, err)
 		}
 		return Found{Path: dir, Meta: meta}, nil
+	case errors.Is(err, syscall.ENOTDIR):
+		return Found{}, fmt.Errorf("checkpoint: %s is a file, and a checkpoint is a directory: Import reads files: %w", dir, err)
 	case !errors.Is(err, fs.ErrNotExist):
 		return Found{}, fmt.Errorf("checkpoint: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"syscall"
 )
 
 // lockName is the file in a job's directory whose lock is the right to save there.
@@ -73,7 +74,11 @@ func Open(fsys FS, dir string) (*Store, error) {
 		return nil, errors.Join(fmt.Errorf("checkpoint: %s is a checkpoint: name the directory that it is in", dir), f.Close())
 	}
 	if err := MakeDir(fsys, filepath.Clean(dir)); err != nil {
-		return nil, fmt.Errorf("checkpoint: making the directory for checkpoints: %w", err)
+		advice := ""
+		if errors.Is(err, syscall.ENOTDIR) {
+			advice = ": a file has this name, choose another"
+		}
+		return nil, fmt.Errorf("checkpoint: making the directory for checkpoints: %w%s", err, advice)
 	}
 	return &Store{fsys: fsys, dir: dir, drafts: make(map[string]*Draft)}, nil
 }

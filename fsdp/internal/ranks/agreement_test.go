@@ -179,6 +179,7 @@ func TestTurns(t *testing.T) {
 
 // TestExplain has two ranks ask for different things, and reads what both are told.
 func TestExplain(t *testing.T) {
+	const alike = ": all ranks make the same calls in the same order, with the same arguments"
 	ask := func(call string, loops ...int) Ask { return Ask{Call: call, Number: 8, Loops: loops} }
 	round := func(loops ...int) Ask { return Ask{Call: "JoinCalls", Number: 8, Loops: loops, Round: true} }
 	backward := ask("Backward")
@@ -189,11 +190,11 @@ func TestExplain(t *testing.T) {
 		asks [2]Ask
 		want string
 	}{
-		{[2]Ask{ask("Forward"), backward}, "rank 0 runs Forward as call 8, rank 1 runs Backward as call 8 with 3 inside NoSync"},
+		{[2]Ask{ask("Forward"), backward}, "rank 0 runs Forward as call 8, rank 1 runs Backward as call 8 with 3 inside NoSync" + alike},
 		{[2]Ask{backward, other}, "rank 0 runs Backward as call 8 with 3 inside NoSync by schedule 0000000000000007, " +
-			"rank 1 runs Backward as call 8 with 3 inside NoSync by schedule 0000000000000008"},
-		{[2]Ask{ask("Join", 1), ask("Forward")}, "rank 0 runs Join as call 8, rank 1 runs Forward as call 8"},
-		{[2]Ask{ask("Join", 1), ask("Join with RefuseUneven", 1)}, "rank 0 runs Join as call 8, rank 1 runs Join with RefuseUneven as call 8"},
+			"rank 1 runs Backward as call 8 with 3 inside NoSync by schedule 0000000000000008" + alike},
+		{[2]Ask{ask("Join", 1), ask("Forward")}, "rank 0 runs Join as call 8, rank 1 runs Forward as call 8" + alike},
+		{[2]Ask{ask("Join", 1), ask("Join with RefuseUneven", 1)}, "rank 0 runs Join as call 8, rank 1 runs Join with RefuseUneven as call 8" + alike},
 		{[2]Ask{ask("Forward", 4), ask("Join", 5)}, "rank 0 runs Forward as call 8, and rank 1 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call Forward with the empty batch, too"},
 		{[2]Ask{ask("Join", 5), ask("Backward", 4)}, "rank 1 runs Backward as call 8, and rank 0 has gone on to the next iteration of Join without it: " +
@@ -204,7 +205,7 @@ func TestExplain(t *testing.T) {
 			"the loop body must make the same calls on every rank: call Eval with the empty batch, too"},
 		{[2]Ask{ask("Join", 5), round(4)}, "rank 1 runs JoinCalls as call 8, and rank 0 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call JoinCalls there, too"},
-		{[2]Ask{round(), ask("Save")}, "rank 0 runs JoinCalls as call 8, rank 1 runs Save as call 8"},
+		{[2]Ask{round(), ask("Save")}, "rank 0 runs JoinCalls as call 8, rank 1 runs Save as call 8" + alike},
 		{[2]Ask{ask("Forward", 4), ask("Forward")}, "rank 1 has left the loop of Join in whose iteration 4 rank 0 runs Forward as call 8, " +
 			"and runs Forward as call 8: leave the loop in the same iteration on every rank"},
 		{[2]Ask{ask("Save"), ask("Join", 2)}, "rank 0 has left the loop of Join in whose iteration 2 rank 1 runs Join as call 8, " +
@@ -215,7 +216,7 @@ func TestExplain(t *testing.T) {
 			"and runs Join as call 8: leave the loop in the same iteration on every rank"},
 		{[2]Ask{ask("Eval", 3), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 6 rank 1 runs Eval as call 8, " +
 			"and runs Eval as call 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Eval", 3), ask("Eval", 5)}, "rank 0 runs Eval as call 8 in iteration [3] of Join, rank 1 runs Eval as call 8 in iteration [5] of Join"},
+		{[2]Ask{ask("Eval", 3), ask("Eval", 5)}, "rank 0 runs Eval as call 8 in iteration [3] of Join, rank 1 runs Eval as call 8 in iteration [5] of Join" + alike},
 	} {
 		for _, err := range each(2, func(a *Agreement, r int) error {
 			_, err := a.Agree(context.Background(), &c.asks[r], nil)
@@ -244,7 +245,7 @@ func TestSame(t *testing.T) {
 	texts := []string{"a\nb\nc\n", "a\nb\nc\n", "a\nB\nc\n", "a\n"}
 	errs := each(4, func(a *Agreement, r int) error { return a.Same(context.Background(), "model", texts[r]) })
 	for _, err := range errs {
-		require.EqualError(t, err, `ranks disagree about the model: rank 0 has "b", rank 2 has "B"`)
+		require.EqualError(t, err, `ranks disagree about the model: rank 0 has "b", rank 2 has "B": give all ranks the same`)
 	}
 	for _, err := range each(3, func(a *Agreement, r int) error { return a.Same(context.Background(), "model", texts[0]) }) {
 		require.NoError(t, err)

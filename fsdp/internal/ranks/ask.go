@@ -159,7 +159,7 @@ func explain(x, y asked) string {
 	default:
 		first, other = fmt.Sprintf("%s by schedule %016x", first, x.Schedule), fmt.Sprintf("%s by schedule %016x", other, y.Schedule)
 	}
-	return fmt.Sprintf("rank %d runs %s, rank %d runs %s", x.rank, first, y.rank, other)
+	return fmt.Sprintf("rank %d runs %s, rank %d runs %s: all ranks make the same calls in the same order, with the same arguments", x.rank, first, y.rank, other)
 }
 
 // joins reports whether q is the exchange before an iteration of Join.

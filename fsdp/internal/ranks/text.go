@@ -36,7 +36,7 @@ func (a *Agreement) Same(ctx context.Context, what, text string) error {
 		i++
 	}
 	first, other := parting(line(x, i), line(y, i))
-	return fmt.Errorf("ranks disagree about the %s: rank 0 has %q, rank %d has %q", what, first, d.rank, other)
+	return fmt.Errorf("ranks disagree about the %s: rank 0 has %q, rank %d has %q: give all ranks the same", what, first, d.rank, other)
 }
 
 // difference is the texts of two ranks whose numbers differ.

@@ -47,7 +47,7 @@ func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o
 	return l, nil
 }
 
-var errNoDirectory = errors.New("no directory is named")
+var errNoDirectory = errors.New("no directory is named: give it the one of the checkpoints")
 
 func (l *Loading) plan(ctx context.Context, dir string, o *Options) error {
 	s := l.s
@@ -103,7 +103,7 @@ func (l *Loading) find(ctx context.Context, search func(context.Context) (checkp
 		}
 		found, err := search(ctx)
 		if errors.Is(err, checkpoint.ErrNone) { // the other ranks must get it as ErrNone
-			none, err = err.Error(), nil
+			none, err = err.Error()+": check the path; before the first Save there is none, which is fsdp.ErrNoCheckpoint", nil
 		}
 		l.Path, l.Passed = found.Path, append(l.Passed, found.Passed...)
 		return err

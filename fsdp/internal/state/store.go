@@ -113,10 +113,14 @@ func (m *Mismatch) Error() string {
 	fmt.Fprintf(&b, "%s does not fit the model", m.Where)
 	sep := ": "
 	for _, kind := range []struct {
-		label string
-		names []string
-		see   string
-	}{{"another optimizer:", m.Kinds, ""}, {"missing", m.Missing, "AllowMissing"}, {"extra", m.Extra, "AllowExtra"}, {"reshaped", m.Reshaped, ""}} {
+		label  string
+		names  []string
+		advice string
+	}{
+		{"another optimizer:", m.Kinds, ": make the saved kind, or accept no entry by AllowMissing and AllowExtra"},
+		{"missing", m.Missing, ", see AllowMissing"}, {"extra", m.Extra, ", see AllowExtra"},
+		{"reshaped", m.Reshaped, ": give the model the sizes that it was saved with"},
+	} {
 		if len(kind.names) == 0 {
 			continue
 		}
@@ -125,9 +129,7 @@ func (m *Mismatch) Error() string {
 		if more := len(kind.names) - most; more > 0 {
 			fmt.Fprintf(&b, " and %d more", more)
 		}
-		if kind.see != "" {
-			fmt.Fprintf(&b, ", see %s", kind.see)
-		}
+		b.WriteString(kind.advice)
 		sep = "; "
 	}
 	return b.String()

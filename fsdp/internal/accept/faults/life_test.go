@@ -73,16 +73,16 @@ func evaluates(ctx context.Context, l *kit.Lived) bool {
 
 // lifeReasons are the errors of these states, and their names in the table.
 var lifeReasons = []struct{ name, text string }{
-	{"none", "Backward without a Forward before it, or its Backward has run, or another pass has discarded it, see Hold"},
-	{"held", "1 passes put aside by Hold are waiting for their Backward"},
-	{"waits", "a Forward waits for its Backward: parameters must not change in between"},
+	{"none", "Backward without a Forward before it, or its Backward has run, or another pass has discarded it: call Forward first, and see Hold for several"},
+	{"held", "1 passes put aside by Hold are waiting for their Backward: call Backward or Discard of each first"},
+	{"waits", "a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval in place of Forward"},
 	{"unreduced", "the gradients of 1 passes inside NoSync are not reduced: run a Backward outside, SyncGrads or ZeroGrad first"},
 	{"mixed", "has broken off: parameters are not whole until a Load or Import succeeds"},
 	{"half", "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"},
 	{"refused", "a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds"},
 	{"former", "the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards, and let it Adopt what Freeze returned"},
 	{"broken", "cable pulled"},
-	{"closed", "the model is closed"},
+	{"closed", "the model is closed: call Close after the last use, or Wrap again"},
 }
 
 // breakOff has a Load break off when a part of the parameters has changed.

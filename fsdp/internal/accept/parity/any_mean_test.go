@@ -99,7 +99,7 @@ func TestMean(t *testing.T) {
 					}
 					got, err := m.Mean(ctx, x[rank], mine...)
 					if all == 0 {
-						require.EqualError(t, err, fmt.Sprintf("fsdp: rank %d: Mean: the weights of all ranks are 0", rank))
+						require.EqualError(t, err, fmt.Sprintf("fsdp: rank %d: Mean: the weights of all ranks are 0: leave out the weight, or give a rank a positive one", rank))
 						continue
 					}
 					require.NoError(t, err)
