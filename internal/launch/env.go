@@ -61,7 +61,9 @@ func Parse(getenv func(string) string) (Env, bool, error) {
 // both.
 type halfError struct{ set, missing string }
 
-func (e *halfError) Error() string { return e.set + " is set, but " + e.missing + " is not: set both, or neither" }
+func (e *halfError) Error() string {
+	return e.set + " is set, but " + e.missing + " is not: set both, or neither"
+}
 
 // find returns the Env of the first launcher that sets rank and size, or an Env without
 // Source.
