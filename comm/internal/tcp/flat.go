@@ -9,10 +9,6 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// block is how many bytes of a payload are summed or passed on while the next part arrives: they
-// stay in the inner caches.
-const block = 256 << 10
-
 // stretch is how many bytes of its own part a rank copies and sums before it sends them.
 const stretch = 512 << 10
 

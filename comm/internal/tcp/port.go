@@ -7,6 +7,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checksum"
 )
 
+// block is how many bytes of a payload are summed or passed on while the next part arrives: they
+// stay in the inner caches.
+const block = 256 << 10
+
 // port is one rank's end of the connection to another: the data to send and the memory for data to
 // receive, in order. It does no input or output itself; a pump does.
 type port struct {
