@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/comm/internal/tree"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
@@ -35,8 +36,8 @@ var reducers = sync.Pool{New: func() any { return new(Reducer) }}
 // time. The caller sets Sources, at least one, and clears them afterwards. The
 // methods check nothing; the function [Reduce] does.
 type Reducer struct {
-	Sources []Buffer // same type and length, one per rank or span
-	ranks   []Span   // each rank for itself
+	Sources []Buffer    // same type and length, one per rank or span
+	ranks   []tree.Span // each rank for itself
 	f32     scratch[float32]
 	f64     scratch[float64]
 }
@@ -52,7 +53,7 @@ func (r *Reducer) Reduce(dst Buffer, op Op) {
 // Avg multiplies by 1/n. The sums before it are reductions with Sum.
 func (r *Reducer) ReduceScaled(dst Buffer, op Op, n int) {
 	for i := len(r.ranks); i < len(r.Sources); i++ {
-		r.ranks = append(r.ranks, Span{i, i + 1})
+		r.ranks = append(r.ranks, tree.Span{Lo: i, Hi: i + 1})
 	}
 	r.ReduceSpans(dst, op, n, r.ranks[:len(r.Sources)])
 }
@@ -61,7 +62,7 @@ func (r *Reducer) ReduceScaled(dst Buffer, op Op, n int) {
 // together. If dst is of 16-bit floats, sources may be of float32. Sums of several ranks
 // must be, because only the last one is rounded. Such a sum is a dst of float32 whose
 // sources are 16-bit floats; it is not scaled.
-func (r *Reducer) ReduceSpans(dst Buffer, op Op, n int, spans []Span) {
+func (r *Reducer) ReduceSpans(dst Buffer, op Op, n int, spans []tree.Span) {
 	switch dst.dtype {
 	case Float32:
 		switch r.Sources[0].dtype {
@@ -93,7 +94,7 @@ type number interface {
 }
 
 // reduceFloat sums in the canonical tree order.
-func reduceFloat[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, op Op, n int, spans []Span) {
+func reduceFloat[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, op Op, n int, spans []tree.Span) {
 	scale := T(1)
 	if op == Avg {
 		scale /= T(n)
@@ -156,7 +157,7 @@ func combine[T number](acc, x []T, op Op) {
 
 // reduceHalf reduces in float32 and rounds once. A block of every source is read
 // before the block of dst is written, so dst may be any source.
-func reduceHalf[T half.Float](r *Reducer, dst Buffer, op Op, n int, spans []Span) {
+func reduceHalf[T half.Float](r *Reducer, dst Buffer, op Op, n int, spans []tree.Span) {
 	for lo := 0; lo < dst.len; lo += wideBlock {
 		hi := min(lo+wideBlock, dst.len)
 		acc := r.f32.block(0, hi-lo)
@@ -169,7 +170,7 @@ func reduceHalf[T half.Float](r *Reducer, dst Buffer, op Op, n int, spans []Span
 }
 
 // sumHalves reduces sources of 16-bit floats and does not round. It does not scale either.
-func sumHalves[T half.Float](r *Reducer, dst []float32, op Op, spans []Span) {
+func sumHalves[T half.Float](r *Reducer, dst []float32, op Op, spans []tree.Span) {
 	for lo := 0; lo < len(dst); lo += wideBlock {
 		reduceWidened[T](r, dst[lo:min(lo+wideBlock, len(dst))], lo, op, spans)
 	}
@@ -177,7 +178,7 @@ func sumHalves[T half.Float](r *Reducer, dst []float32, op Op, spans []Span) {
 
 // reduceWidened sets acc, which has wideBlock elements or fewer, to op over the elements
 // of the sources from number lo on.
-func reduceWidened[T half.Float](r *Reducer, acc []float32, lo int, op Op, spans []Span) {
+func reduceWidened[T half.Float](r *Reducer, acc []float32, lo int, op Op, spans []tree.Span) {
 	hi := lo + len(acc)
 	load := func(src Buffer, block int) []float32 {
 		if src.dtype == Float32 {

@@ -18,6 +18,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/local"
+	"github.com/gofsdp/gofsdp/comm/internal/tree"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/backoff"
 )
@@ -327,7 +328,7 @@ func sameBits(t testing.TB, gs, local []transport.Group, kind transport.Kind, d 
 }
 
 func TestHostsOf(t *testing.T) {
-	for names, want := range map[string][]transport.Span{
+	for names, want := range map[string][]tree.Span{
 		"aabb": {{Lo: 0, Hi: 2}, {Lo: 2, Hi: 4}}, "aaabbb": {{Lo: 0, Hi: 3}, {Lo: 3, Hi: 6}}, "aabbb": {{Lo: 0, Hi: 2}, {Lo: 2, Hi: 5}}, "abbc": {{Lo: 0, Hi: 1}, {Lo: 1, Hi: 3}, {Lo: 3, Hi: 4}},
 		"abab": nil, "abcd": nil, "aaaa": nil, "aabbaa": nil, "a": nil,
 	} {

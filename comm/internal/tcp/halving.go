@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/comm/internal/tree"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/checksum"
 )
@@ -58,7 +59,7 @@ const (
 
 // holder returns the rank of s that holds the sum over s of shard j: j itself if it is in s, and in
 // any case the holder in one of both halves.
-func holder(s transport.Span, j int) int {
+func holder(s tree.Span, j int) int {
 	for s.Ranks() > 1 {
 		mid := s.Middle()
 		if at := (j - s.Lo) % s.Ranks(); (at+s.Ranks())%s.Ranks() < mid-s.Lo {
@@ -73,10 +74,10 @@ func holder(s transport.Span, j int) int {
 // route is the part of a rank in every stripe.
 type route struct {
 	once   sync.Once
-	block  transport.Span // the ranks that exchange contributions with this one
-	order  []uint16       // all shards, by their holder in the block, see set
-	first  []int          // where the shards of each rank of the block begin in order, and the end
-	mine   []uint16       // the shards of this rank, in order
+	block  tree.Span // the ranks that exchange contributions with this one
+	order  []uint16  // all shards, by their holder in the block, see set
+	first  []int     // where the shards of each rank of the block begin in order, and the end
+	mine   []uint16  // the shards of this rank, in order
 	merges []merge
 	at     []int // where mine begin in the current stripe, in elements, and the end
 }
@@ -101,8 +102,8 @@ type partner struct {
 // one piece.
 func (rt *route) set(n, rank int) {
 	lo := rank / radix * radix
-	rt.block = transport.Span{Lo: lo, Hi: min(lo+radix, n)}
-	levels := levelsOf(transport.Span{Lo: 0, Hi: n}, rt.block)
+	rt.block = tree.Span{Lo: lo, Hi: min(lo+radix, n)}
+	levels := levelsOf(tree.Span{Lo: 0, Hi: n}, rt.block)
 	rt.order = make([]uint16, n)
 	for j := range rt.order {
 		rt.order[j] = uint16(j)
@@ -124,7 +125,7 @@ func (rt *route) set(n, rank int) {
 }
 
 // levelsOf returns the subtrees of all that contain block, from block on.
-func levelsOf(all, block transport.Span) (levels []transport.Span) {
+func levelsOf(all, block tree.Span) (levels []tree.Span) {
 	for s := all; ; {
 		levels = append(levels, s)
 		if s == block {
@@ -141,7 +142,7 @@ func levelsOf(all, block transport.Span) (levels []transport.Span) {
 
 // compareShards orders shards by their holder at each level, from the lowest on. Shards that stay
 // where they are come first.
-func compareShards(levels []transport.Span, a, b int) int {
+func compareShards(levels []tree.Span, a, b int) int {
 	with := -1 // no rank: all have come to where they are
 	for _, s := range levels {
 		switch p, q := holder(s, a), holder(s, b); {
@@ -160,12 +161,12 @@ func compareShards(levels []transport.Span, a, b int) int {
 
 // newMerge returns the work of rank when side, which it is in, becomes a part of whole. held are
 // the shards that it holds in side.
-func newMerge(side, whole transport.Span, rank int, held []uint16) merge {
+func newMerge(side, whole tree.Span, rank int, held []uint16) merge {
 	mid := whole.Middle()
 	m := merge{left: side.Lo == whole.Lo, kept: len(held)}
-	other := transport.Span{Lo: whole.Lo, Hi: mid}
+	other := tree.Span{Lo: whole.Lo, Hi: mid}
 	if m.left {
-		other = transport.Span{Lo: mid, Hi: whole.Hi}
+		other = tree.Span{Lo: mid, Hi: whole.Hi}
 	}
 	of := func(rank int) *partner {
 		i := slices.IndexFunc(m.partners, func(p partner) bool { return p.rank == rank })

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/comm/internal/session"
+	"github.com/gofsdp/gofsdp/comm/internal/tree"
 	"github.com/gofsdp/gofsdp/comm/transport"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/text"
@@ -27,13 +28,13 @@ import (
 // for any other number. Partial sums of 16-bit floats travel as float32, which is twice the bytes
 // of one contribution. So subtrees of two ranks send their contributions as they are.
 type hosts struct {
-	local transport.Group  // the ranks of this host
-	tree  transport.Group  // its ranks that are a subtree with this one; nil if it is one by itself
-	all   []transport.Span // the ranks of every host
-	host  int              // this one
-	rank  int              // this one, in the whole group
-	names []string         // of local and tree, where they are not the same
-	sums  [3][]transport.Span
+	local transport.Group // the ranks of this host
+	tree  transport.Group // its ranks that are a subtree with this one; nil if it is one by itself
+	all   []tree.Span     // the ranks of every host
+	host  int             // this one
+	rank  int             // this one, in the whole group
+	names []string        // of local and tree, where they are not the same
+	sums  [3][]tree.Span
 }
 
 // Indices of hosts.sums: the spans that are summed before they travel, or sent as they are
@@ -45,17 +46,17 @@ const (
 )
 
 // newHosts returns hosts without groups. There are two hosts or more.
-func newHosts(name string, rank int, all []transport.Span) *hosts {
-	h := &hosts{all: all, rank: rank, host: slices.IndexFunc(all, func(s transport.Span) bool { return rank < s.Hi })}
+func newHosts(name string, rank int, all []tree.Span) *hosts {
+	h := &hosts{all: all, rank: rank, host: slices.IndexFunc(all, func(s tree.Span) bool { return rank < s.Hi })}
 	h.sums[byHost] = all
-	h.sums[bySubtree] = transport.Subtrees(nil, transport.Span{Lo: 0, Hi: all[len(all)-1].Hi}, all)
+	h.sums[bySubtree] = tree.Subtrees(nil, tree.Span{Lo: 0, Hi: all[len(all)-1].Hi}, all)
 	for _, s := range h.sums[bySubtree] {
 		if s.Ranks() > 2 {
 			h.sums[byHalf] = append(h.sums[byHalf], s)
 			continue
 		}
 		for r := s.Lo; r < s.Hi; r++ {
-			h.sums[byHalf] = append(h.sums[byHalf], transport.Span{Lo: r, Hi: r + 1})
+			h.sums[byHalf] = append(h.sums[byHalf], tree.Span{Lo: r, Hi: r + 1})
 		}
 	}
 	h.names = []string{fmt.Sprintf("%s on host %d", name, h.host), fmt.Sprintf("%s, subtree of rank %d", name, h.mine(bySubtree).Lo)}
@@ -63,8 +64,8 @@ func newHosts(name string, rank int, all []transport.Span) *hosts {
 }
 
 // mine returns the span that this rank is in.
-func (h *hosts) mine(index int) transport.Span {
-	return h.sums[index][slices.IndexFunc(h.sums[index], func(s transport.Span) bool { return h.rank < s.Hi })]
+func (h *hosts) mine(index int) tree.Span {
+	return h.sums[index][slices.IndexFunc(h.sums[index], func(s tree.Span) bool { return h.rank < s.Hi })]
 }
 
 // findHosts returns the hosts of l, nil if it is better treated as flat. All ranks come to the same
@@ -90,7 +91,7 @@ func (r *remote) findHosts(ctx context.Context, l *session.Link) (*hosts, error)
 	if able[0] == 0 {
 		return nil, nil
 	}
-	form := func(name string, s transport.Span) (transport.Group, error) {
+	form := func(name string, s tree.Span) (transport.Group, error) {
 		inside := l.Derive(name, text.Hash(fmt.Sprintf("%x %s", l.ID, name)), l.Ranks[s.Lo:s.Hi])
 		g, err := l.Session.Memory.Group(ctx, inside)
 		return g, h.outside(r.name, err)
@@ -111,7 +112,7 @@ func (r *remote) findHosts(ctx context.Context, l *session.Link) (*hosts, error)
 
 // hostsOf returns the ranks of every host, of n in all. It returns nil if there is one host, or one
 // rank on each, or if ranks of a host are not consecutive.
-func hostsOf(n int, host func(rank int) string) (all []transport.Span) {
+func hostsOf(n int, host func(rank int) string) (all []tree.Span) {
 	seen := map[string]bool{}
 	for r := range n {
 		if r > 0 && host(r) == host(r-1) {
@@ -122,7 +123,7 @@ func hostsOf(n int, host func(rank int) string) (all []transport.Span) {
 			return nil
 		}
 		seen[host(r)] = true
-		all = append(all, transport.Span{Lo: r, Hi: r + 1})
+		all = append(all, tree.Span{Lo: r, Hi: r + 1})
 	}
 	if len(all) == 1 || len(all) == n {
 		return nil
@@ -146,7 +147,7 @@ func (h *hosts) outside(group string, err error) error {
 }
 
 // own returns the ranks of this host.
-func (h *hosts) own() transport.Span { return h.all[h.host] }
+func (h *hosts) own() tree.Span { return h.all[h.host] }
 
 // after and before return the host that is k places after this one, and before it.
 func (h *hosts) after(k int) int  { return (h.host + k) % len(h.all) }
@@ -236,7 +237,7 @@ func (r *remote) hostGather(ctx context.Context, full, own transport.Buffer) err
 	if err := r.await(ctx, 0); err != nil { // start the wires
 		return err
 	}
-	of := func(s transport.Span) transport.Buffer { return full.Part(s.Lo*own.Len(), s.Hi*own.Len()) }
+	of := func(s tree.Span) transport.Buffer { return full.Part(s.Lo*own.Len(), s.Hi*own.Len()) }
 	if err := h.local.AllGather(of(h.own()), own).Wait(ctx); err != nil {
 		return err
 	}
@@ -270,13 +271,13 @@ const widened = block / 4
 // span sums an equal part of them. If they cannot be cut equally, the parts begin or end with a few
 // elements of other hosts, which are not used.
 type partial struct {
-	sum    transport.Span
+	sum    tree.Span
 	lo, n  int // the first element, and the number of each part
 	shares int // elements of each owner
 }
 
 // partial returns the part of sum for the owners on a host.
-func (h *hosts) partial(sum transport.Span, host, share int) partial {
+func (h *hosts) partial(sum tree.Span, host, share int) partial {
 	s, all := h.all[host], h.all[len(h.all)-1].Hi*share
 	n := (s.Ranks()*share + sum.Ranks() - 1) / sum.Ranks()
 	return partial{sum, min(s.Lo*share, all-n*sum.Ranks()), n, share}
@@ -453,7 +454,7 @@ func (r *remote) hostReduce(ctx context.Context, buf transport.Buffer, op transp
 // from each of them inside its host.
 func (r *remote) hostBroadcast(ctx context.Context, buf transport.Buffer, root int) error {
 	h := r.hosts
-	home := slices.IndexFunc(h.all, func(s transport.Span) bool { return root < s.Hi })
+	home := slices.IndexFunc(h.all, func(s tree.Span) bool { return root < s.Hi })
 	mate := func(host int) int { return h.mate(host, home, root) }
 	size := buf.DType().Size()
 	inside := func(lo, hi int) error {

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/comm/internal/tree"
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
@@ -21,7 +22,7 @@ import (
 
 // subsums is the sums of some subtrees, ascending, one after the other in memory.
 type subsums struct {
-	spans  []transport.Span
+	spans  []tree.Span
 	memory transport.Buffer
 	each   int // elements
 }
@@ -36,15 +37,15 @@ func stepSums(n int) int { return 7 * bits.Len(uint(n-1)) }
 
 // window appends to list the largest subtrees of all n ranks whose ranks are among the k up to
 // rank.
-func window(list []transport.Span, n, rank, k int) []transport.Span {
-	all, lo := transport.Span{Lo: 0, Hi: n}, rank+1-k
+func window(list []tree.Span, n, rank, k int) []tree.Span {
+	all, lo := tree.Span{Lo: 0, Hi: n}, rank+1-k
 	switch {
 	case k >= n:
 		return append(list, all)
 	case lo >= 0:
-		return all.Within(list, transport.Span{Lo: lo, Hi: rank + 1})
+		return all.Within(list, tree.Span{Lo: lo, Hi: rank + 1})
 	}
-	return all.Within(all.Within(list, transport.Span{Lo: 0, Hi: rank + 1}), transport.Span{Lo: n + lo, Hi: n})
+	return all.Within(all.Within(list, tree.Span{Lo: 0, Hi: rank + 1}), tree.Span{Lo: n + lo, Hi: n})
 }
 
 // reduceSteps reduces the src of all ranks to dst: only the share of this rank, or all of it if dst
@@ -60,7 +61,7 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src transport.Buffer, op 
 	for _, s := range []*subsums{have, got, next} {
 		s.each, s.memory, free = n, free.Part(0, 2*levels*n), free.Part(2*levels*n, free.Len())
 	}
-	have.spans = append(have.spans[:0], transport.Span{Lo: r.rank, Hi: r.rank + 1})
+	have.spans = append(have.spans[:0], tree.Span{Lo: r.rank, Hi: r.rank + 1})
 	if own := have.at(0); own.DType() == src.DType() {
 		transport.Move(own, src)
 	} else {
@@ -96,15 +97,15 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src transport.Buffer, op 
 
 // subtree returns the sum of s: a known sum, or else one that it puts together in to. free is
 // memory for one sum of every level below.
-func (r *remote) subtree(s transport.Span, known [2]*subsums, to, free transport.Buffer, op transport.Op) transport.Buffer {
+func (r *remote) subtree(s tree.Span, known [2]*subsums, to, free transport.Buffer, op transport.Op) transport.Buffer {
 	for _, k := range known {
 		if i := slices.Index(k.spans, s); i >= 0 {
 			return k.at(i)
 		}
 	}
 	mid, n := s.Middle(), to.Len()
-	left := r.subtree(transport.Span{Lo: s.Lo, Hi: mid}, known, to, free, op)
-	right := r.subtree(transport.Span{Lo: mid, Hi: s.Hi}, known, free.Part(0, n), free.Part(n, free.Len()), op)
+	left := r.subtree(tree.Span{Lo: s.Lo, Hi: mid}, known, to, free, op)
+	right := r.subtree(tree.Span{Lo: mid, Hi: s.Hi}, known, free.Part(0, n), free.Part(n, free.Len()), op)
 	r.reducer.Sources = append(r.reducer.Sources[:0], left, right)
 	r.reducer.Reduce(to, op)
 	clear(r.reducer.Sources)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/gofsdp/gofsdp/comm/internal/tree"
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
@@ -19,13 +20,13 @@ func TestWindow(t *testing.T) {
 		n := rapid.OneOf(rapid.IntRange(2, 40), rapid.IntRange(2, mostRanks)).Draw(t, "ranks")
 		rank := rapid.IntRange(0, n-1).Draw(t, "rank")
 		levels := bits.Len(uint(n - 1))
-		var build func(s transport.Span, of []transport.Span) (free int) // sums of one level each
-		build = func(s transport.Span, of []transport.Span) int {
+		var build func(s tree.Span, of []tree.Span) (free int) // sums of one level each
+		build = func(s tree.Span, of []tree.Span) int {
 			if slices.Contains(of, s) {
 				return 0
 			}
 			require.Greater(t, s.Ranks(), 1)
-			return max(build(transport.Span{Lo: s.Lo, Hi: s.Middle()}, of), 1+build(transport.Span{Lo: s.Middle(), Hi: s.Hi}, of))
+			return max(build(tree.Span{Lo: s.Lo, Hi: s.Middle()}, of), 1+build(tree.Span{Lo: s.Middle(), Hi: s.Hi}, of))
 		}
 		for k := 1; k < n; k *= 2 {
 			own, other := window(nil, n, rank, k), window(nil, n, (rank+n-k)%n, k)
@@ -40,17 +41,17 @@ func TestWindow(t *testing.T) {
 			}
 			require.Equal(t, k, ranks)
 		}
-		require.Equal(t, []transport.Span{{Lo: 0, Hi: n}}, window(nil, n, rank, n))
+		require.Equal(t, []tree.Span{{Lo: 0, Hi: n}}, window(nil, n, rank, n))
 	})
 }
 
 // TestSumsOfSubtrees sums inside random hosts first, and compares with the sum of all ranks.
 func TestSumsOfSubtrees(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var all []transport.Span
+		var all []tree.Span
 		n := 0
 		for _, ranks := range rapid.SliceOfN(rapid.IntRange(1, 11), 1, 5).Draw(t, "hosts") {
-			all = append(all, transport.Span{Lo: n, Hi: n + ranks})
+			all = append(all, tree.Span{Lo: n, Hi: n + ranks})
 			n += ranks
 		}
 		d := rapid.SampledFrom([]transport.DType{transport.Float32, transport.Float64, transport.BFloat16, transport.Float16}).Draw(t, "type")

@@ -4,45 +4,12 @@ import (
 	"math/bits"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/comm/internal/tree"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Span is the ranks [Lo, Hi). A canonical sum can be taken from sums of spans, if these follow each
-// other and each is a subtree of the tree.
-type Span struct{ Lo, Hi int }
-
-// Ranks returns how many ranks s has.
-func (s Span) Ranks() int { return s.Hi - s.Lo }
-
-// Middle returns where the canonical tree divides s, which has two ranks or more.
-func (s Span) Middle() int { return s.Lo + 1<<(bits.Len(uint(s.Ranks()-1))-1) }
-
-// Subtrees appends to list the largest subtrees of s that begin and end within the
-// same one of hosts.
-func Subtrees(list []Span, s Span, hosts []Span) []Span {
-	for _, h := range hosts {
-		if s.Lo < h.Lo && h.Lo < s.Hi {
-			mid := s.Middle()
-			return Subtrees(Subtrees(list, Span{s.Lo, mid}, hosts), Span{mid, s.Hi}, hosts)
-		}
-	}
-	return append(list, s)
-}
-
-// Within appends to list the largest subtrees of s whose ranks are all in of.
-func (s Span) Within(list []Span, of Span) []Span {
-	switch {
-	case of.Lo <= s.Lo && s.Hi <= of.Hi:
-		return append(list, s)
-	case s.Hi <= of.Lo || of.Hi <= s.Lo:
-		return list
-	}
-	mid := s.Middle()
-	return Span{mid, s.Hi}.Within(Span{s.Lo, mid}.Within(list, of), of)
-}
-
 // even reports whether the tree over spans has the shape of the tree over as many ranks.
-func even(spans []Span) bool {
+func even(spans []tree.Span) bool {
 	n, last := spans[0].Ranks(), len(spans)-1
 	for i, s := range spans {
 		if s.Ranks() > n || s.Ranks() < n && i < last {
@@ -77,7 +44,7 @@ func (s *scratch[T]) block(i, n int) []T {
 // sum sets acc to the canonical sum of srcs, which are sums of spans. It uses the blocks from
 // number free on. load returns the elements of a source for acc, converted in the block of the
 // given number if necessary.
-func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []Span, free int, load func(src Buffer, block int) []T) {
+func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []tree.Span, free int, load func(src Buffer, block int) []T) {
 	if len(srcs) <= wideSources && even(spans) {
 		s.list = s.list[:0]
 		for i, src := range srcs {
@@ -87,8 +54,8 @@ func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []Span, free int, load fu
 		clear(s.list) // the memory is the caller's, do not keep it alive
 		return
 	}
-	mid := Span{spans[0].Lo, spans[len(spans)-1].Hi}.Middle()
-	cut := slices.IndexFunc(spans, func(s Span) bool { return s.Lo == mid })
+	mid := tree.Span{Lo: spans[0].Lo, Hi: spans[len(spans)-1].Hi}.Middle()
+	cut := slices.IndexFunc(spans, func(s tree.Span) bool { return s.Lo == mid })
 	s.sum(acc, srcs[:cut], spans[:cut], free, load)
 	right := s.block(free, len(acc))
 	s.sum(right, srcs[cut:], spans[cut:], free+1, load)
@@ -97,7 +64,7 @@ func (s *scratch[T]) sum(acc []T, srcs []Buffer, spans []Span, free int, load fu
 
 // sumUneven writes the sum of srcs along an uneven tree, times scale, to dst. A block of every
 // source is read before the block of dst is written, so dst may be any source.
-func sumUneven[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, spans []Span, scale T) {
+func sumUneven[T float32 | float64](s *scratch[T], dst []T, srcs []Buffer, spans []tree.Span, scale T) {
 	for lo := 0; lo < len(dst); lo += wideBlock {
 		hi := min(lo+wideBlock, len(dst))
 		acc := s.block(0, hi-lo)
