@@ -61,7 +61,7 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 }
 
 // SaveAsync is Save that writes while the training continues: it copies this rank's data and
-// returns, and the optimizer may step at once. The copy takes memory, or files if Config.OffloadDir
+// returns, and the optimizer may step at once. The copy takes memory, or files if Config.Offload.Dir
 // is set. The memory is kept for the next SaveAsync until Close. ctx bounds the copy only.
 //
 // One checkpoint is written at a time: the next Save, SaveAsync or Load waits for it. If it has

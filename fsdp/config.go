@@ -14,13 +14,12 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/profile"
 	"github.com/gofsdp/gofsdp/internal/launch"
-	"github.com/gofsdp/gofsdp/shard"
 )
 
 // Config configures Wrap. The zero value shards fully (ZeRO-3) over one rank, in one unit, in
 // float32, with one unit gathered ahead. Every rank must use the same values, except for Group,
-// GroupOf's groups, Threads, OffloadDir, Offload, Spill, Poison, Trace, Profile and Logger; Wrap
-// checks that. TraceDir and HashDir are set on all ranks or on none.
+// the groups of Unit, Threads, Offload, Activations.Offload, Poison, Observers and Logger; Wrap
+// checks that. A TraceDir and a HashDir are given on all ranks or on none.
 type Config struct {
 	// Group is the process group to train on. nil means one rank, and is a warning if a launcher or
 	// comm.Run has started several. No other code may use its collectives while a method of Sharded
@@ -33,43 +32,29 @@ type Config struct {
 	// data that ranks exchange in a pass. Group may then be any group: it carries the agreement of
 	// ranks, and checkpoints. Either all ranks have a Device, each a different one, or none has.
 	// The caller closes it after [Sharded.Close]. Every operation of the model must have kernels:
-	// stock operations of Gorgonia have none, and the first pass names them. Threads and OffloadDir
+	// stock operations of Gorgonia have none, and the first pass names them. Threads and Offload.Dir
 	// are for the processor. NCCL sums over ranks: the sums are the same in every run over the same
 	// ranks, and within rounding of the sums of other groups.
 	Device Device
 
 	// Strategy decides what is cut over the ranks, and when parameters are whole.
 	Strategy Strategy
-	// StrategyOf, if set, decides for each unit. The unit's Strategy field has the default. See
-	// KeepBelow.
-	StrategyOf func(u UnitInfo) Strategy
 	// ShardRanks is the number of consecutive ranks, such as the ranks of one host, over which
 	// HybridShard and HybridGradOp cut parameters, and SecondaryShard its second copy. To cut over
 	// other ranks, order the ranks of Group by Split. These strategies need it, and it must divide
 	// the number of ranks. If it is a power of two, hybrid strategies have the bits of the others;
 	// SecondaryShard always has.
 	ShardRanks int
-	// GroupOf, if set, may return a separate process group for a unit, or nil. This rank must be
-	// part of that group, over which the unit is sharded. Ranks in different groups have different
-	// parameters under the same names, with different initial values, such as the experts of a
-	// mixture. All ranks of such a group must return it for the unit, and all groups of a unit must
-	// have the same size. Gradients are summed over the group and still divided by all ranks of
-	// Config.Group: they are the gradients of the mean loss of all.
-	GroupOf func(u UnitInfo) comm.Group
-	// CutOf, if set, decides for each unit where its parameters may be cut, and which part each
-	// rank gets: shard.Cut{Block: shard.Whole} leaves every parameter whole on one rank,
-	// shard.Cut{Block: shard.Rows(1)} cuts between rows, Weights suit machines of unequal memory.
-	// All shards of a group have the same length, so ranks that own less have padding: see
-	// [Plan].CutBytes. Nothing else depends on it: results have the same bits, and checkpoints load
-	// under any other cut.
-	CutOf func(u UnitInfo) shard.Cut
+	// Unit, if set, may change the strategy, the process group and the cut of each unit. See
+	// [KeepBelow].
+	Unit func(u *UnitConfig)
 
-	// Wrap groups the parameters into units; nil puts all of them into the root unit.
-	Wrap Policy
+	// WrapPolicy groups the parameters into units; nil puts all of them into the root unit.
+	WrapPolicy Policy
 	// Precision of parameters, gradients and computation.
 	Precision Precision
-	// Divide is the divisor of the summed gradients, unless Backward has a [Share].
-	Divide Divide
+	// GradAverage is the divisor of the summed gradients, unless Backward has a [Share].
+	GradAverage GradAverage
 	// VirtualRanks, if set, makes a training the same, to the last bit, on any number of ranks that
 	// divides it: the training on VirtualRanks ranks. A step is then VirtualRanks/ranks
 	// micro-batches on each rank. The package comment lists the numbers and features that it
@@ -101,67 +86,157 @@ type Config struct {
 	// their gradients are summed by all-reduce. Neither is rounded to 16 bits. Nil selects none.
 	Ignored func(name string) bool
 
-	// Checkpoint selects calls that keep only their inputs for backward and recompute the rest
-	// (activation checkpointing): least memory, a third more computation. Nil selects none.
-	Checkpoint Policy
-	// Keep selects calls that keep everything their backward uses: most memory, and nothing is
-	// computed twice. Nil selects none. Calls that neither Checkpoint nor Keep selects keep
-	// expensive results, such as products, and recompute cheap ones, such as activations.
-	Keep Policy
-	// Spill selects calls that keep the data for their backward in files under OffloadDir. Nil
-	// selects none. As long as RAM has room for the files, a pass takes no longer than without
-	// Spill, while Checkpoint takes 1.2 times as long. Without room, the system writes the files to
-	// the disk and reads them back in every pass. So Spill pays for calls whose computation takes
-	// longer than the disk takes for their data. Calls that Checkpoint selects too spill only their
-	// inputs.
-	Spill Policy
-	// OffloadDir, if set, is a directory for files that are mapped into memory in place of RAM:
-	// shards of parameters and gradients, the optimizer's state, and what Spill selects. The system
-	// writes back and drops what is not in use, so a model may be larger than memory. The files
-	// have no names, so a rank that is killed leaves at most an empty directory; ranks may share
-	// OffloadDir. A full disk is an error of Wrap, of making an optimizer, or of the pass that
-	// spills. Linux and macOS only.
-	OffloadDir string
-	// Offload puts shards of parameters and gradients and the optimizer's state in pinned memory of
-	// the host instead of Device's. Device reads and writes them there whenever it gathers, reduces
-	// or updates, so each step takes the time of the bus. The host needs that much memory, which
-	// cannot be swapped. Parameters that every rank has whole stay on the device. Results have the
-	// same bits.
-	Offload bool
+	// Activations says what calls keep for backward, and where.
+	Activations Activations
+	// Offload moves shards and the optimizer's state out of the memory that computes.
+	Offload Offload
 
 	// Seed of the initial parameters, of dropout and of random nodes.
 	Seed uint64
 	// Poison fills freed buffers with NaN, so that a use after free shows. It costs a pass over
 	// that memory: for tests.
 	Poison bool
-	// Trace, if set, is called after every operation of a pass, on the rank's own goroutine. On a
-	// GPU the host then waits for each operation except collectives, which continue.
-	Trace func(Event)
-	// TraceDir, if set, is a directory in which each rank writes rank-0.pftrace, …: its operations
-	// and waits, the collectives in flight, and its memory, on the clock of rank 0. Perfetto
-	// (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace does. ""
-	// means the value of FSDP_TRACE. A pass takes some 100 bytes for each operation, and is written
-	// at its end. After a write error the trace ends, and Close returns the error. The groups in
-	// use are watched: see [transport.Watcher]. On a GPU the device times the collectives, and
-	// calls are recorded as with Trace.
-	TraceDir string
-	// HashDir, if set, is a directory in which each rank writes rank-0.hashes, …: hashes of
-	// parameters, batches, results of calls and gradients in training passes. The command fsdpdiff
-	// finds the first step, call and parameter in which two runs differ. "" means the value of
-	// FSDP_HASHES. Wrap fails if the files already exist. Close returns write errors. Later starts
-	// of a job, and further models of a process, write to separate directories in it.
-	HashDir string
-	// Profile, if set, counts the time of this model's operations, so that it can report which rank
-	// delays the others and how the run differs from the plan: see package profile. Each model and
-	// rank has a separate one. To compare ranks, all must have one. If FSDP_STRAGGLERS names a
-	// directory, as under fsdprun -stragglers, Wrap makes one that leaves its totals there. A step
-	// takes some microseconds longer. With Device the host waits for each operation, as with Trace.
-	Profile *profile.Profile
+	// Observers record passes: see [TraceFunc], [TraceDir], [HashDir] and [Profile].
+	Observers []Observer
 	// Logger, if set, gets the decisions of Wrap and Freeze (units, strategies and memory), and
 	// warnings of likely mistakes: parameters that the loss does not depend on, fields that select
 	// nothing or less than they name, and damaged checkpoints that Load skips. Without it, rank 0
 	// gives the warnings to [slog.Default].
 	Logger *slog.Logger
+
+	observe observers // withDefaults sets it to Observers
+}
+
+// Activations are policies that say what calls keep for backward. Calls that neither Recompute nor
+// Save selects keep expensive results, such as products, and recompute cheap ones, such as
+// activations. No policy changes a result.
+type Activations struct {
+	// Recompute selects calls that keep only their inputs for backward and recompute the rest
+	// (activation checkpointing): least memory, a third more computation. Nil selects none.
+	Recompute Policy
+	// Save selects calls that keep everything their backward uses: most memory, and nothing is
+	// computed twice. Nil selects none.
+	Save Policy
+	// Offload selects calls that keep the data for their backward in files under Config.Offload.Dir.
+	// Nil selects none. As long as RAM has room for the files, a pass takes no longer than without
+	// it, while Recompute takes 1.2 times as long. Without room, the system writes the files to the
+	// disk and reads them back in every pass. So Offload pays for calls whose computation takes
+	// longer than the disk takes for their data. Calls that Recompute selects too offload only
+	// their inputs.
+	Offload Policy
+}
+
+// String returns the fields that are set.
+func (a Activations) String() string { return setFields(a) }
+
+// Offload says where shards of parameters and gradients and the optimizer's state are, if not in
+// the memory that computes. Results have the same bits.
+type Offload struct {
+	// Dir, if set, is a directory for files that are mapped into memory in place of RAM: shards of
+	// parameters and gradients, the optimizer's state, and what Activations.Offload selects. The
+	// system writes back and drops what is not in use, so a model may be larger than memory. The
+	// files have no names, so a rank that is killed leaves at most an empty directory; ranks may
+	// share Dir. A full disk is an error of Wrap, of making an optimizer, or of the pass that
+	// writes. Linux and macOS only. Not with Config.Device.
+	Dir string
+	// Pinned puts shards of parameters and gradients and the optimizer's state in pinned memory of
+	// the host instead of Config.Device's. Device reads and writes them there whenever it gathers,
+	// reduces or updates, so each step takes the time of the bus. The host needs that much memory,
+	// which cannot be swapped. Parameters that every rank has whole stay on the device.
+	Pinned bool
+}
+
+// String returns the fields that are set.
+func (o Offload) String() string { return setFields(o) }
+
+// An Observer records the passes of a model: a [TraceFunc], a [TraceDir], a [HashDir] or what
+// [Profile] returns. Config.Observers may have several functions, and at most one of each other
+// kind.
+type Observer interface {
+	attach(o *observers) error
+}
+
+// A TraceFunc is called after every operation of a pass, on the rank's own goroutine. On a GPU the
+// host then waits for each operation except collectives, which continue.
+type TraceFunc func(Event)
+
+// A TraceDir is a directory in which each rank writes rank-0.pftrace, …: its operations and waits,
+// the collectives in flight, and its memory, on the clock of rank 0. Perfetto
+// (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace does. Without one,
+// the variable FSDP_TRACE names it. A pass takes some 100 bytes for each operation, and is written at
+// its end. After a write error the trace ends, and Close returns the error. The groups in use are
+// watched: see [transport.Watcher]. On a GPU the device times the collectives, and calls are recorded
+// as with a TraceFunc.
+type TraceDir string
+
+// A HashDir is a directory in which each rank writes rank-0.hashes, …: hashes of parameters, batches,
+// results of calls and gradients in training passes. The command fsdpdiff finds the first step, call
+// and parameter in which two runs differ. Without one, the variable FSDP_HASHES names it. Wrap fails
+// if the files already exist. Close returns write errors. Later starts of a job, and further models
+// of a process, write to separate directories in it.
+type HashDir string
+
+// Profile returns an observer that counts the time of this model's operations in p, so that p can
+// report which rank delays the others and how the run differs from the plan: see package profile.
+// Each model and rank has a separate one. To compare ranks, all must have one. If FSDP_STRAGGLERS
+// names a directory, as under fsdprun -stragglers, Wrap makes one that leaves its totals there. A step
+// takes some microseconds longer. With Config.Device the host waits for each operation, as with a
+// TraceFunc.
+func Profile(p *profile.Profile) Observer { return profiling{p} }
+
+type profiling struct{ *profile.Profile }
+
+// observers are the observers of a model by kind.
+type observers struct {
+	trace    []TraceFunc
+	traceDir string
+	hashDir  string
+	profile  *profile.Profile
+}
+
+func (f TraceFunc) attach(o *observers) error {
+	if f != nil {
+		o.trace = append(o.trace, f)
+	}
+	return nil
+}
+
+func (d TraceDir) attach(o *observers) error { return once(&o.traceDir, string(d), "TraceDir") }
+func (d HashDir) attach(o *observers) error  { return once(&o.hashDir, string(d), "HashDir") }
+
+func (p profiling) attach(o *observers) error { return once(&o.profile, p.Profile, "Profile") }
+
+// once sets what a model has one of.
+func once[T comparable](to *T, v T, kind string) error {
+	var none T
+	if *to != none && v != none {
+		return fmt.Errorf("Config.Observers has two of the kind %s, want one", kind)
+	}
+	*to = v
+	return nil
+}
+
+// observed returns the observers of the configuration and of the environment.
+func (c *Config) observed() (o observers, err error) {
+	for i, v := range c.Observers {
+		if v == nil {
+			return o, fmt.Errorf("Config.Observers[%d] is nil", i)
+		}
+		if err := v.attach(&o); err != nil {
+			return o, err
+		}
+	}
+	o.traceDir = cmp.Or(o.traceDir, os.Getenv(launch.Trace))
+	o.hashDir = cmp.Or(o.hashDir, os.Getenv(launch.Hashes))
+	if o.profile == nil && os.Getenv(launch.Stragglers) != "" {
+		o.profile = profile.New()
+	}
+	return o, nil
+}
+
+// any reports whether an observer gets the operations of passes.
+func (o *observers) any() bool {
+	return o.trace != nil || o.traceDir != "" || o.hashDir != "" || o.profile != nil
 }
 
 // A Device is the GPU that a rank computes on instead of the processor. Only package fsdp/gpu has
@@ -183,13 +258,13 @@ func setFields(s any) string {
 	v := reflect.ValueOf(s)
 	for i := range v.NumField() {
 		f := v.Field(i)
-		if f.IsZero() {
+		if f.IsZero() || !v.Type().Field(i).IsExported() {
 			continue
 		}
 		text := "set"
 		if g, ok := f.Interface().(comm.Group); ok {
 			text = fmt.Sprintf("rank %d of %d", g.Rank(), g.Size())
-		} else if k := f.Kind(); k != reflect.Func && k != reflect.Pointer && k != reflect.Interface {
+		} else if k := f.Kind(); k != reflect.Func && k != reflect.Pointer && k != reflect.Interface && k != reflect.Slice {
 			text = fmt.Sprint(f)
 		}
 		set = append(set, v.Type().Field(i).Name+": "+text)
@@ -200,7 +275,7 @@ func setFields(s any) string {
 // NoPrefetch as Config.Prefetch gathers each unit when it is needed.
 const NoPrefetch = -1
 
-// Divide is the divisor of the ranks' summed gradients. With [Share], which most trainings should
+// GradAverage is the divisor of the ranks' summed gradients. With [Share], which most trainings should
 // use, both ByRanks and ByOne are right:
 //
 //	Backward with Share      ByRanks or ByOne: the mean over the step's targets, or rows
@@ -208,12 +283,12 @@ const NoPrefetch = -1
 //	                         ByActive: the mean over ranks that have a batch
 //	Backward with Weight     ByWeights: the mean of the ranks' losses by these weights
 //	Backward with Scale      ByOne: the sum of the losses, each times its factor
-type Divide uint8
+type GradAverage uint8
 
 // The divisors.
 const (
 	// ByRanks makes gradients means over all ranks of Config.Group.
-	ByRanks Divide = iota
+	ByRanks GradAverage = iota
 	// ByWeights makes them means weighted by the numbers that each rank gives to Backward by
 	// [Weight], such as the number of its tokens. If each rank's loss is the mean over its own
 	// tokens, the result is the gradient of the mean over all tokens of a Backward. Several
@@ -229,17 +304,17 @@ const (
 )
 
 // String returns the divisor's name.
-func (d Divide) String() string {
+func (d GradAverage) String() string {
 	names := [...]string{"ByRanks", "ByWeights", "ByActive", "ByOne"}
 	if int(d) < len(names) {
 		return names[d]
 	}
-	return fmt.Sprintf("Divide(%d)", uint8(d))
+	return fmt.Sprintf("GradAverage(%d)", uint8(d))
 }
 
 // factor returns the factor for sums of gradients.
 func (c *Config) factor() float64 {
-	if c.Divide == ByOne {
+	if c.GradAverage == ByOne {
 		return 1
 	}
 	return 1 / float64(c.virtualRanks())
@@ -253,7 +328,7 @@ func (c *Config) virtualRanks() int { return max(c.VirtualRanks, c.Group.Size())
 // Float16 it is a power of two near 1/√N, so that neither they nor their sum easily leave its
 // range; otherwise it is 1.
 func (c *Config) before(g *layout.Group) float32 {
-	if g.Round != comm.Float16 || c.Divide == ByOne {
+	if g.Round != comm.Float16 || c.GradAverage == ByOne {
 		return 1
 	}
 	n, pre := c.virtualRanks(), 1
@@ -284,34 +359,28 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Threads == 0 {
 		c.Threads = 1
 	}
-	if c.TraceDir == "" {
-		c.TraceDir = os.Getenv(launch.Trace)
-	}
-	if c.HashDir == "" {
-		c.HashDir = os.Getenv(launch.Hashes)
-	}
-	if c.Profile == nil && os.Getenv(launch.Stragglers) != "" {
-		c.Profile = profile.New()
+	if c.observe, err = c.observed(); err != nil {
+		return c, err
 	}
 	switch {
 	case c.Threads < 0 || c.Threads > mostThreads:
 		return c, fmt.Errorf("Config.Threads is %d: want a number of cores, at most %d, or 0", c.Threads, mostThreads)
 	case c.Strategy >= strategies:
 		return c, fmt.Errorf("Config.Strategy is %v: want one of %v to %v", c.Strategy, FullShard, strategies-1)
-	case c.Divide > ByOne:
-		return c, fmt.Errorf("Config.Divide is %v: want ByRanks, ByWeights, ByActive or ByOne", c.Divide)
+	case c.GradAverage > ByOne:
+		return c, fmt.Errorf("Config.GradAverage is %v: want ByRanks, ByWeights, ByActive or ByOne", c.GradAverage)
 	case c.InFlight < 0:
 		return c, fmt.Errorf("Config.InFlight is %d: want a number of bytes, or 0", c.InFlight)
 	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:
 		return c, fmt.Errorf("Config.ShardRanks is %d, which does not divide the %d ranks", c.ShardRanks, c.Group.Size())
 	case c.Device != nil && c.Threads > 1:
 		return c, fmt.Errorf("Config.Threads is %d, but Config.Device computes", c.Threads)
-	case c.Device != nil && c.OffloadDir != "":
-		return c, fmt.Errorf("Config.OffloadDir is %q, but memory of Config.Device cannot lie in files", c.OffloadDir)
-	case c.Offload && c.Device == nil:
-		return c, errors.New("Config.Offload is set, but there is no Config.Device that would be relieved")
-	case c.Spill != nil && c.OffloadDir == "":
-		return c, errors.New("Config.Spill selects calls, but Config.OffloadDir names no directory")
+	case c.Device != nil && c.Offload.Dir != "":
+		return c, fmt.Errorf("Config.Offload.Dir is %q, but memory of Config.Device cannot lie in files", c.Offload.Dir)
+	case c.Offload.Pinned && c.Device == nil:
+		return c, errors.New("Config.Offload.Pinned is set, but there is no Config.Device that would be relieved")
+	case c.Activations.Offload != nil && c.Offload.Dir == "":
+		return c, errors.New("Config.Activations.Offload selects calls, but Config.Offload.Dir names no directory")
 	}
 	if err = c.checkVirtual(); err != nil {
 		return c, err
@@ -347,8 +416,8 @@ func virtualModel(c *Config, tr *trace, units []*unit) error {
 	if c.VirtualRanks == 0 {
 		return nil
 	}
-	if c.Divide == ByActive && tr.path().Varies() {
-		return errors.New("Config.VirtualRanks: calls of the model may be absent, see Tape.Optional, and Config.Divide is ByActive: " +
+	if c.GradAverage == ByActive && tr.path().Varies() {
+		return errors.New("Config.VirtualRanks: calls of the model may be absent, see Tape.Optional, and Config.GradAverage is ByActive: " +
 			"which batches of a step have used a parameter is not known before its last")
 	}
 	for _, p := range tr.params {
@@ -360,7 +429,7 @@ func virtualModel(c *Config, tr *trace, units []*unit) error {
 		hybrid := u.strategy.cut() == layout.Some && c.ShardRanks > 1 && c.ShardRanks < c.Group.Size()
 		switch {
 		case u.group != nil:
-			return fmt.Errorf("Config.VirtualRanks: unit %s has a group of its own by Config.GroupOf, whose parameters depend on the ranks", u.Name)
+			return fmt.Errorf("Config.VirtualRanks: unit %s has a group of its own by Config.Unit, whose parameters depend on the ranks", u.Name)
 		case hybrid && c.ShardRanks&(c.ShardRanks-1) != 0:
 			return fmt.Errorf("Config.VirtualRanks: %v over %d ranks sums in another order: want a power of two as Config.ShardRanks", u.strategy, c.ShardRanks)
 		}

@@ -7,7 +7,7 @@
 // complete. The training loop stays the user's:
 //
 //	err := comm.Run(ctx, ranks, func(ctx context.Context, g comm.Group) error {
-//		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+//		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 //		defer m.Close()
 //		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 //		for batch, err := range m.Join(ctx, data) {
@@ -41,10 +41,9 @@
 // everything, ShardGradOp keeps parameters whole during a pass, NoShard copies everything to every
 // rank (DDP). The hybrid strategies cut over the ranks of a host, for example, and copy from host
 // to host. SecondaryShard gathers twice, but only once from other hosts (hpZ of ZeRO++).
-// Config.StrategyOf chooses for each unit. Config.GroupOf gives a unit, such as an expert, a
-// separate process group. Config.CutOf decides where a unit may be cut (between rows, or nowhere
-// within a tensor) and how much each of unequal machines gets. Optimizers update the shards that a
-// rank owns. [optim.Muon], the optimizer for matrices, needs whole matrices: its ranks exchange their
+// Config.Unit chooses for each unit. It can also give a unit, such as an expert, a separate process
+// group, and decide where a unit may be cut (between rows, or nowhere within a tensor) and how much
+// each of unequal machines gets. Optimizers update the shards that a rank owns. [optim.Muon], the optimizer for matrices, needs whole matrices: its ranks exchange their
 // parts by the method that should be fastest.
 //
 // # The step is data
@@ -55,14 +54,14 @@
 // place of memory) does not change one bit of its result, including the norm of
 // [Sharded.ClipGradNorm]. There are two exceptions, which round the sum over the ranks in another
 // order: ShardRanks that is not a power of two, and gradients that travel in 16 bits under a hybrid
-// strategy. With Config.HashDir ranks record hashes of their computation, and the command fsdpdiff
+// strategy. With a HashDir of Config.Observers ranks record hashes of their computation, and the command fsdpdiff
 // finds the first difference between two trainings.
 //
 // # Gradients
 //
 // Each rank's loss should be a mean over its batch. With [Share] the gradients of a step equal the
 // gradients of all its batches as one batch, on one rank. Batches may be of unequal size, have
-// targets that do not count, or be several on a rank. Without Share, Config.Divide decides. Its
+// targets that do not count, or be several on a rank. Without Share, Config.GradAverage decides. Its
 // default weighs all ranks alike. Backward adds to the existing gradients until [Sharded.ZeroGrad].
 // Inside [Sharded.NoSync] it does so without communication, and needs memory for whole gradients.
 // [Sharded.Hold] puts a forward aside, so that several forwards may run before their backwards. A
@@ -115,7 +114,7 @@
 //	all strategies, wrapping, prefetch         hybrid over a number that is no power of two: refused
 //	Float32, Float64, BFloat16, Reduce in 16   hybrid with Reduce in 16 bits, which rounds twice: refused
 //	bits, which then travels in 32 if V > N
-//	Frozen, Ignored, Checkpoint, Threads       GroupOf, buffers of the model: refused
+//	Frozen, Ignored, Activations, Threads      groups of units, buffers of the model: refused
 //	ByRanks, the mean over V; ByOne; ByActive  ByWeights with gradients that travel as Float16: refused
 //	and ByWeights, over all of a step          ByActive with calls that may be absent: refused
 //	Join, where virtual ranks have no batch;   Forward in JoinCalls, Hold: refused
@@ -187,17 +186,17 @@
 //     kind, numbers and learning rate, [Sharded.ZeroGrad] and [Sharded.ScaleGrads]. Ranks compare
 //     them before the next Forward, Eval or Backward, and a difference is an error on all.
 //     Optimizers outside package optim cannot be compared. Parameters in separate groups
-//     (Config.GroupOf) may differ. Loading a checkpoint removes a difference.
+//     (Config.Unit) may differ. Loading a checkpoint removes a difference.
 //
 // # Memory
 //
 // Ranks send each other shards, gathered parameters and gradients. These live in memory of the
 // group if it is a [comm.Allocator]: ranks on one host then read and write it in place. Optimizer
-// state, activations and scratch live on the Go heap. Config.OffloadDir puts shards, optimizer
-// state and the data selected by Config.Spill into files instead. All of it is kept for the next
+// state, activations and scratch live on the Go heap. Config.Offload.Dir puts shards, optimizer
+// state and the data selected by Config.Activations.Offload into files instead. All of it is kept for the next
 // step until [Sharded.Close] frees it.
 //
-// With Config.Device all of it lives in the memory of a GPU. With Config.Offload, shards and
+// With Config.Device all of it lives in the memory of a GPU. With Config.Offload.Pinned, shards and
 // optimizer state live in pinned memory of the host: see package fsdp/gpu.
 //
 // [Dry] plans a training without ranks, memory or random numbers, on a [comm.World] of any size.
@@ -205,7 +204,7 @@
 // unit meanwhile. If memory is short, [Fits] reports the data that takes it, and the changes that
 // save most. [Tune] finds the fastest settings.
 //
-// Config.Profile counts the time of operations while a training runs. Package fsdp/profile reports
+// A Profile in Config.Observers counts the time of operations while a training runs. Package fsdp/profile reports
 // from it which rank or link the others wait for, and the differences from the plan.
 //
 // [Plan] predicts the memory and [Sharded.Memory] reports it, both to the byte. [Plan.Resident]

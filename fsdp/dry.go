@@ -38,7 +38,7 @@ func Floats(dims ...int) Shape { return Shape{dims, false} }
 // Dry returns the plan that [Sharded.Plan] would give once the model is wrapped and has the
 // optimizer that newOptimizer makes, such as the New of an [optim.AdamW]. nil means no optimizer.
 // Nothing is allocated, drawn or sent: cfg.Group may be a [comm.World], any number of ranks that do
-// not exist, and so may the results of cfg.GroupOf. A model of 175 billion parameters takes a tenth
+// not exist, and so may the groups that cfg.Unit gives. A model of 175 billion parameters takes a tenth
 // of a second and some 30 MB.
 //
 //	p, err := fsdp.Dry(model, fsdp.Config{Group: comm.World{Ranks: 128}, Wrap: …}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
@@ -92,7 +92,7 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 // of 8 bits is planned for every model that has an optimizer: it is another update rule if the
 // optimizer is SGD or Muon, not AdamW.
 //
-// If the pass fits, Fits also plans it with Keep: WrapEach(), under which backward computes nothing
+// If the pass fits, Fits also plans it with Activations.Save: WrapEach(), under which backward computes nothing
 // twice. If that fits too, Fits reports it to cfg.Logger, if there is one.
 func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) error {
 	if cfg.Group == nil {
@@ -109,17 +109,17 @@ func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (opti
 	return nil
 }
 
-// proposeKeep reports to cfg.Logger that memory allows Keep, unless Keep saves no computation.
+// proposeKeep reports to cfg.Logger that memory allows Activations.Save, unless it saves no computation.
 func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) {
-	if cfg.Logger == nil || cfg.Keep != nil {
+	if cfg.Logger == nil || cfg.Activations.Save != nil {
 		return
 	}
-	text := "fsdp: memory allows Keep: WrapEach()"
-	if cfg.Checkpoint != nil {
-		text += " in place of Checkpoint"
+	text := "fsdp: memory allows Activations.Save: WrapEach()"
+	if cfg.Activations.Recompute != nil {
+		text += " in place of Recompute"
 	}
 	keep := cfg
-	keep.Keep, keep.Checkpoint = WrapEach(), nil
+	keep.Activations.Save, keep.Activations.Recompute = WrapEach(), nil
 	p, err := dry(m, keep, newOptimizer, batch)
 	if err != nil || p.Pass.Fits(bytes) != nil || p.Pass.Cost().Bytes >= now.Cost().Bytes {
 		return // an error such as of a policy that accepts one call only: Fits is about cfg
@@ -151,7 +151,7 @@ func alone(s *Sharded, model *layout.Model) (*arrangement, error) {
 // processes silently. All ranks have the same model, and none has allocated shards yet.
 func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 	need, largest := 0, ""
-	if s.cfg.Device == nil && s.cfg.OffloadDir == "" {
+	if s.cfg.Device == nil && s.cfg.Offload.Dir == "" {
 		if a, err := alone(s, model); err == nil { // or arrange returns the error
 			need = a.layout.ShardBytes()
 			largest = slices.MaxFunc(a.layout.Groups, func(x, y layout.Group) int { return cmp.Compare(x.ShardBytes(), y.ShardBytes()) }).Name
@@ -204,7 +204,7 @@ func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 		if l := shared[n.ID]; need > 0 && l.need > l.left {
 			err = fmt.Errorf("group %s: with it, the largest, parameters and gradients of this rank take %s, and %s on the %d ranks that share this memory, "+
 				"without activations and the optimizer's state (AdamW: as much again), and there are %s: %s. "+
-				"FullShard on more hosts needs less on each, Config.OffloadDir keeps shards in files, and fsdp.Fits plans a whole pass",
+				"FullShard on more hosts needs less on each, Config.Offload.Dir keeps shards in files, and fsdp.Fits plans a whole pass",
 				largest, bytesText(need), bytesText(l.need), l.ranks, bytesText(l.left), n.Name)
 			break
 		}
@@ -255,19 +255,19 @@ func changes(cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, erro
 		set(&c.cfg)
 		list = append(list, c)
 	}
-	if n := cfg.Group.Size(); cfg.GroupOf == nil {
+	if n := cfg.Group.Size(); cfg.Unit == nil {
 		try(fmt.Sprintf("training on %d ranks", 2*n), func(c *Config) {
 			c.Group = comm.World{Ranks: 2 * n, Place: cfg.Group.Rank()}
 			c.ShardRanks *= 2
 		})
-		if cfg.StrategyOf == nil && cfg.Strategy != FullShard {
+		if cfg.Strategy != FullShard {
 			try("Strategy: FullShard", func(c *Config) { c.Strategy, c.ShardRanks = FullShard, 0 })
 		}
 	}
-	try("Wrap: WrapEach()", func(c *Config) { c.Wrap = WrapEach() })
-	try("Checkpoint: WrapEach()", func(c *Config) { c.Checkpoint, c.Keep = WrapEach(), nil })
-	if cfg.Keep != nil {
-		try("no Keep", func(c *Config) { c.Keep = nil })
+	try("WrapPolicy: WrapEach()", func(c *Config) { c.WrapPolicy = WrapEach() })
+	try("Activations.Recompute: WrapEach()", func(c *Config) { c.Activations.Recompute, c.Activations.Save = WrapEach(), nil })
+	if cfg.Activations.Save != nil {
+		try("no Activations.Save", func(c *Config) { c.Activations.Save = nil })
 	}
 	if cfg.Prefetch != NoPrefetch {
 		try("Prefetch: NoPrefetch", func(c *Config) { c.Prefetch = NoPrefetch })
@@ -276,10 +276,10 @@ func changes(cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, erro
 		try("Precision: BF16()", func(c *Config) { c.Precision = BF16() })
 	}
 	switch {
-	case cfg.Device != nil && !cfg.Offload:
-		try("Offload", func(c *Config) { c.Offload = true })
-	case cfg.Device == nil && cfg.OffloadDir == "":
-		try("OffloadDir (on a GPU Offload)", func(c *Config) { c.OffloadDir = "files" }) // of which a plan makes none
+	case cfg.Device != nil && !cfg.Offload.Pinned:
+		try("Offload.Pinned", func(c *Config) { c.Offload.Pinned = true })
+	case cfg.Device == nil && cfg.Offload.Dir == "":
+		try("Offload.Dir (on a GPU Offload.Pinned)", func(c *Config) { c.Offload.Dir = "files" }) // of which a plan makes none
 	}
 	if newOptimizer != nil {
 		list = append(list, change{"optim.AdamW{Bits: 8} (rounds differently)", cfg, optim.AdamW{Bits: 8}.New, batch})
@@ -330,7 +330,7 @@ func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.V
 	return values, nil
 }
 
-// Tune returns cfg with the fastest units, strategy, Prefetch, Checkpoint and Keep for a step on a
+// Tune returns cfg with the fastest units, strategy, Prefetch and Activations for a step on a
 // cluster, among the settings that fit in this number of bytes, and all the choices it had. It
 // plans each of them by [Dry], which takes a tenth of a second or less. It does not change a field
 // that cfg sets. Its choice changes no bit of a step's result, unless gradients travel in 16 bits
@@ -396,13 +396,13 @@ func space(cfg *Config, c *plan.Cluster) *plan.Space {
 	if k := c.PerHost; k > 1 && k < n && n%k == 0 && k&(k-1) == 0 && !twice {
 		s.Strategies, s.ShardRanks = append(s.Strategies, s.Hybrid...), []int{k}
 	}
-	if cfg.Wrap != nil {
+	if cfg.WrapPolicy != nil {
 		s.Wraps = []string{given}
 	}
-	if cfg.Checkpoint != nil || cfg.Keep != nil {
+	if cfg.Activations.Recompute != nil || cfg.Activations.Save != nil {
 		s.Checkpoints = []string{given}
 	}
-	if cfg.Strategy != FullShard || cfg.StrategyOf != nil || cfg.ShardRanks != 0 || cfg.GroupOf != nil || cfg.CutOf != nil {
+	if cfg.Strategy != FullShard || cfg.Unit != nil || cfg.ShardRanks != 0 {
 		s.Strategies, s.Hybrid = []string{given}, nil
 	}
 	if n == 1 {
@@ -420,11 +420,11 @@ func space(cfg *Config, c *plan.Cluster) *plan.Space {
 // chosen returns cfg with a setting.
 func chosen(cfg Config, s plan.Setting) Config {
 	if s.Wrap != given {
-		cfg.Wrap = tunedWraps[s.Wrap]
+		cfg.WrapPolicy = tunedWraps[s.Wrap]
 	}
 	if s.Checkpoint != given {
 		c := tunedCheckpoints[s.Checkpoint]
-		cfg.Checkpoint, cfg.Keep = c.checkpoint, c.keep
+		cfg.Activations.Recompute, cfg.Activations.Save = c.checkpoint, c.keep
 	}
 	if s.Strategy != given {
 		cfg.Strategy, cfg.ShardRanks = tunedStrategies[s.Strategy], s.ShardRanks

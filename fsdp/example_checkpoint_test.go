@@ -23,7 +23,7 @@ func ExampleSharded_SaveAsync() {
 	defer os.RemoveAll(dir)
 	train := func(ranks, steps int) error {
 		return comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) error {
-			m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+			m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 			if err != nil {
 				return err
 			}

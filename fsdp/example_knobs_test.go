@@ -27,7 +27,7 @@ func ExampleConfig_virtualRanks() {
 	norms := make(map[float64]int) // after 3 steps
 	for _, ranks := range []int{1, 2, 4} {
 		err := comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) error {
-			m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), VirtualRanks: virtual})
+			m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), VirtualRanks: virtual})
 			if err != nil {
 				return err
 			}
@@ -72,7 +72,7 @@ func ExampleConfig_virtualRanks() {
 // sum.
 func ExampleSharded_NoSync() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil {
 			return err
 		}
@@ -127,7 +127,7 @@ func ExamplePrecision() {
 		return fsdp.BFloat16, fsdp.Float32
 	}
 	for _, p := range []fsdp.Precision{fsdp.BF16(), int8, mixed} {
-		cfg := fsdp.Config{Group: comm.World{Ranks: 8}, Wrap: fsdp.WrapTypes(&nn.Block{}), Precision: p}
+		cfg := fsdp.Config{Group: comm.World{Ranks: 8}, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Precision: p}
 		plan, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, fsdp.Ints(1, 1024), fsdp.Ints(1, 1024))
 		if err != nil {
 			log.Fatal(err)
@@ -339,7 +339,7 @@ func ExampleSharded_Full() {
 // Units that are too small to be worth gathering twice stay whole for the pass.
 func ExampleKeepBelow() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), StrategyOf: fsdp.KeepBelow(1000)})
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Unit: fsdp.KeepBelow(1000)})
 		if err != nil {
 			return err
 		}
@@ -377,7 +377,7 @@ func ExampleConfig_traceDir() {
 	}
 	defer os.RemoveAll(dir)
 	err = comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), TraceDir: dir})
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Observers: []fsdp.Observer{fsdp.TraceDir(dir)}})
 		if err != nil {
 			return err
 		}

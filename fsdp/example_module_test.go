@@ -59,7 +59,7 @@ func (m *Gates) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 }
 
 func ExampleModule() {
-	m, err := fsdp.Wrap(&Gates{Dim: 4}, fsdp.Config{Wrap: fsdp.WrapEach()})
+	m, err := fsdp.Wrap(&Gates{Dim: 4}, fsdp.Config{WrapPolicy: fsdp.WrapEach()})
 	if err != nil {
 		log.Fatal(err)
 	}

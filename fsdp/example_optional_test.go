@@ -25,7 +25,7 @@ func ExampleTape_Optional() {
 	const dim = 4
 	ones := func() fsdp.Tensor { return tensor.Ones(tensor.Float32, 2, dim) }
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(&Towers{dim}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+		m, err := fsdp.Wrap(&Towers{dim}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach()})
 		if err != nil {
 			return err
 		}

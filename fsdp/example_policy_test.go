@@ -40,7 +40,7 @@ func ExampleWrapAny() {
 		{"all but the ends", fsdp.WrapAllBut(ends)},
 		{"the decoder in one, blocks apart elsewhere", fsdp.WrapAny(decoder, blocks)},
 	} {
-		m, err := fsdp.Wrap(&Speller{Letters: 30, Length: 8, Dim: 16, Layers: 2}, fsdp.Config{Wrap: c.policy})
+		m, err := fsdp.Wrap(&Speller{Letters: 30, Length: 8, Dim: 16, Layers: 2}, fsdp.Config{WrapPolicy: c.policy})
 		if err != nil {
 			log.Fatal(err)
 		}

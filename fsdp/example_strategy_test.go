@@ -25,7 +25,7 @@ func ExampleStrategy() {
 	model.Layers = 4
 	err := comm.Run(context.Background(), 4, func(_ context.Context, g comm.Group) error {
 		for _, strategy := range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp, fsdp.HybridShard, fsdp.SecondaryShard, fsdp.NoShard} {
-			m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), Strategy: strategy, ShardRanks: 2})
+			m, err := fsdp.Wrap(model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Strategy: strategy, ShardRanks: 2})
 			if err != nil {
 				return err
 			}
@@ -58,7 +58,7 @@ func ExampleStrategy() {
 // ranks that have a batch.
 func ExampleSharded_Join() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), Divide: fsdp.ByActive})
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), GradAverage: fsdp.ByActive})
 		if err != nil {
 			return err
 		}
@@ -195,7 +195,7 @@ func ExampleSharded_Mean() {
 // Rank 0 generates until it has counted far enough, while rank 1 validates. Neither knows of the other.
 func ExampleSharded_JoinCalls() {
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil {
 			return err
 		}
@@ -298,11 +298,11 @@ func inOrder(ctx context.Context, g comm.Group, f func()) error {
 }
 
 // Where the pieces of a block's matrices begin under different cuts, and what they cost.
-func ExampleConfig_cutOf() {
+func ExampleUnitConfig() {
 	err := comm.Run(context.Background(), 2, func(_ context.Context, g comm.Group) error {
 		for _, cut := range []shard.Cut{{}, {Block: shard.Rows(8)}, {Block: shard.Whole}, {Weights: []float64{2, 1}}} {
 			m, err := fsdp.Wrap(counter(), fsdp.Config{
-				Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), CutOf: func(fsdp.UnitInfo) shard.Cut { return cut },
+				Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Unit: func(u *fsdp.UnitConfig) { u.Cut = cut },
 			})
 			if err != nil {
 				return err
@@ -346,7 +346,7 @@ func Example_muon() {
 		return 1
 	}}
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil {
 			return err
 		}

@@ -35,7 +35,7 @@ func counting(start, rows, cols int) (tokens, targets *tensor.Dense) {
 func ExampleWrap() {
 	model := &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2}
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		m, err := fsdp.Wrap(model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil {
 			return err
 		}
@@ -91,7 +91,7 @@ func ExampleWrap() {
 // Units by name: the calls that match alike are one unit, here all blocks together; the rest is the root group.
 func ExampleWrapNames() {
 	model := &nn.GPT{Vocab: 10, Context: 8, Layers: 4, Dim: 16, Heads: 2}
-	m, err := fsdp.Wrap(model, fsdp.Config{Wrap: fsdp.WrapNames(regexp.MustCompile(`^(wte|blocks)`))})
+	m, err := fsdp.Wrap(model, fsdp.Config{WrapPolicy: fsdp.WrapNames(regexp.MustCompile(`^(wte|blocks)`))})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func ExampleWrapNames() {
 func ExampleSharded_Plan() {
 	err := comm.Run(context.Background(), 4, func(_ context.Context, g comm.Group) error {
 		model := &nn.GPT{Vocab: 1000, Context: 64, Layers: 6, Dim: 64, Heads: 4}
-		m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		m, err := fsdp.Wrap(model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil || g.Rank() > 0 {
 			return err
 		}
@@ -155,7 +155,7 @@ func ExampleDry() {
 	model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: 96, Dim: 12288, Heads: 96, Tied: true}
 	blocks := fsdp.WrapTypes(&nn.Block{})
 	plan, err := fsdp.Dry(model, fsdp.Config{
-		Group: comm.World{Ranks: 128}, Wrap: blocks, Checkpoint: blocks, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+		Group: comm.World{Ranks: 128}, WrapPolicy: blocks, Activations: fsdp.Activations{Recompute: blocks}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
 	}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
 	if err != nil {
 		log.Fatal(err)
@@ -174,7 +174,7 @@ func ExampleDry() {
 // Why does a model of 13 billion parameters not fit on 8 GPUs of 40 GB, and what would help?
 func ExampleFits() {
 	model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: 40, Dim: 5120, Heads: 40}
-	err := fsdp.Fits(40e9, model, fsdp.Config{Group: comm.World{Ranks: 8}, Wrap: fsdp.WrapEach(), Precision: fsdp.BF16()},
+	err := fsdp.Fits(40e9, model, fsdp.Config{Group: comm.World{Ranks: 8}, WrapPolicy: fsdp.WrapEach(), Precision: fsdp.BF16()},
 		optim.AdamW{}.New, fsdp.Ints(4, 2048), fsdp.Ints(4, 2048))
 	var misfit *plan.Misfit
 	if !errors.As(err, &misfit) {
@@ -186,8 +186,8 @@ func ExampleFits() {
 	}
 	// Output:
 	// backward blocks.38 63.8 GB
-	// Checkpoint: WrapEach() saves 29.1 GB
-	// OffloadDir (on a GPU Offload) saves 26.2 GB
+	// Activations.Recompute: WrapEach() saves 29.1 GB
+	// Offload.Dir (on a GPU Offload.Pinned) saves 26.2 GB
 	// half the batch saves 16.9 GB
 	// training on 16 ranks saves 13.1 GB
 	// optim.AdamW{Bits: 8} (rounds differently) saves 9.8 GB

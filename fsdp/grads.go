@@ -225,7 +225,7 @@ func l2(ctx context.Context, e *engine.Engine, l *layout.Layout, all comm.Group,
 // GradNorms returns the norm of the gradient of each parameter by name, on every rank, for logging.
 // Parameters without a gradient are left out. The norm of a gradient that is not finite is not
 // finite. For any number of parameters it costs two collectives besides the flag of the call, of 8
-// and of 32 bytes a parameter, and two more for each group of Config.GroupOf.
+// and of 32 bytes a parameter, and two more for each group of Config.Unit.
 func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
 	return normsOf(ctx, s, "GradNorms", kind, func(group, p int) optim.Vec {
 		if !s.engine.Present()[p] {

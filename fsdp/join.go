@@ -32,7 +32,7 @@ import (
 // results. Backward adds nothing to the sums except gradients left by NoSync, and keeps the part of
 // the sums that this rank owns. Clipping, loss scales and optimizers run as on the other ranks, so
 // the slice of the model that only this rank owns continues to learn. With [Share] the gradients
-// are means over the data of the ranks; without it Config.Divide decides. The loop ends on all
+// are means over the data of the ranks; without it Config.GradAverage decides. The loop ends on all
 // ranks in the same place.
 //
 // The loop body must make the same collective calls on every rank, whether it has a batch or not.
@@ -475,7 +475,7 @@ func StopAtShortest() JoinOption { return func(o *joinOptions) { o.policy = stop
 // Dummy gives a rank that has run out this batch instead of nil. Forward computes as if it were one
 // of the rank's own batches, with statistics and random numbers, but Backward adds nothing to the
 // sums. Dummy is for loop bodies that read the batch, and for models whose passes should take as
-// long on every rank. In Divide it counts as no batch.
+// long on every rank. In GradAverage it counts as no batch.
 func Dummy(batch ...Tensor) JoinOption { return func(o *joinOptions) { o.dummy = batch } }
 
 // RefuseUneven makes it an error if some ranks have a batch left and others have none. Every rank

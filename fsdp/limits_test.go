@@ -62,7 +62,7 @@ func TestWrapHasNoMemory(t *testing.T) {
 					return
 				}
 				parts := []string{fmt.Sprintf("fsdp: rank %d: ", g.Rank()), "group root: with it, the largest, parameters and gradients of this rank take ",
-					fmt.Sprintf("on the %d ranks that share this memory", c.alike), host, "Config.OffloadDir", "fsdp.Fits"}
+					fmt.Sprintf("on the %d ranks that share this memory", c.alike), host, "Config.Offload.Dir", "fsdp.Fits"}
 				if !c.who(g.Rank()) {
 					require.ErrorAs(t, err, new(*fsdp.PeerError))
 				}
@@ -75,7 +75,7 @@ func TestWrapHasNoMemory(t *testing.T) {
 	}
 	defer fsdp.WithLimits(func(int) []arena.Limit { return []arena.Limit{one(1, 0)} })()
 	kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
-		require.NoError(t, kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, OffloadDir: t.TempDir()}).Close())
+		require.NoError(t, kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Offload: fsdp.Offload{Dir: t.TempDir()}}).Close())
 	})
 }
 

@@ -27,8 +27,8 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 		value any
 	}{
 		{"Precision.Compute", cfg.Precision.Compute}, {"Precision.Gather", cfg.Precision.Gather}, {"Precision.Reduce", cfg.Precision.Reduce},
-		{"Divide", cfg.Divide}, {"Prefetch", cfg.Prefetch}, {"InFlight", cfg.InFlight}, {"ShardRanks", cfg.ShardRanks}, {"Seed", cfg.Seed}, {"VirtualRanks", cfg.VirtualRanks},
-		{"TraceDir is set:", cfg.TraceDir != ""}, {"HashDir is set:", cfg.HashDir != ""},
+		{"GradAverage", cfg.GradAverage}, {"Prefetch", cfg.Prefetch}, {"InFlight", cfg.InFlight}, {"ShardRanks", cfg.ShardRanks}, {"Seed", cfg.Seed}, {"VirtualRanks", cfg.VirtualRanks},
+		{"TraceDir is set:", cfg.observe.traceDir != ""}, {"HashDir is set:", cfg.observe.hashDir != ""},
 		{"Device is set:", cfg.Device != nil},
 	} {
 		fmt.Fprintf(&b, "Config.%s %v\n", field.name, field.value)
@@ -43,7 +43,7 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 		fmt.Fprintf(&b, "parameter %s %v: %s\n", p.Name, p.Shape, facts[i])
 	}
 	for i, c := range tr.calls {
-		fmt.Fprintf(&b, "call %s: Checkpoint %t, Keep %t, Wide %t\n",
+		fmt.Fprintf(&b, "call %s: Recompute %t, Save %t, Wide %t\n",
 			c.name, tr.save[i] == exec.RecomputeAll, tr.save[i] == exec.SaveAll, tr.wide[i])
 		fmt.Fprintf(&b, "call %s %v of %s\n", c.name, c.in, describe(c.module))
 	}
@@ -194,10 +194,10 @@ func (a *arrangement) idleFields(tr *trace) (idle []idleField) {
 		idleField
 		set, found bool
 	}{
-		{idleField{"Wrap", whole, calls}, a.cfg.Wrap != nil, slices.ContainsFunc(a.units, func(u *unit) bool { return !u.Root })},
-		{idleField{"Checkpoint", nothing, calls}, a.cfg.Checkpoint != nil, slices.Contains(tr.save, exec.RecomputeAll)},
-		{idleField{"Keep", nothing, calls}, a.cfg.Keep != nil, slices.Contains(tr.save, exec.SaveAll)},
-		{idleField{"Spill", nothing, calls}, a.cfg.Spill != nil, slices.Contains(tr.spill, true)},
+		{idleField{"WrapPolicy", whole, calls}, a.cfg.WrapPolicy != nil, slices.ContainsFunc(a.units, func(u *unit) bool { return !u.Root })},
+		{idleField{"Activations.Recompute", nothing, calls}, a.cfg.Activations.Recompute != nil, slices.Contains(tr.save, exec.RecomputeAll)},
+		{idleField{"Activations.Save", nothing, calls}, a.cfg.Activations.Save != nil, slices.Contains(tr.save, exec.SaveAll)},
+		{idleField{"Activations.Offload", nothing, calls}, a.cfg.Activations.Offload != nil, slices.Contains(tr.spill, true)},
 		{idleField{"Precision.Wide", nothing, calls}, a.cfg.Precision.Wide != nil, slices.Contains(tr.wide, true)},
 		{idleField{"Frozen", nothing, params}, a.cfg.Frozen != nil, any(func(k layout.Kind) bool { return k.Frozen && !k.Buffer })},
 		{idleField{"Ignored", nothing, params}, a.cfg.Ignored != nil, any(func(k layout.Kind) bool { return k.Ignored })},

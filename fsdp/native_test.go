@@ -20,7 +20,7 @@ func TestNativeOrWidened(t *testing.T) {
 		defer fsdp.Native(native)()
 		for _, p := range []fsdp.Precision{{}, fsdp.BF16(), kit.Float64s} {
 			var said bytes.Buffer
-			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Precision: p, Wrap: kit.Blocks, Logger: slog.New(slog.NewTextHandler(&said, nil))})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Precision: p, WrapPolicy: kit.Blocks, Logger: slog.New(slog.NewTextHandler(&said, nil))})
 			plan, err := m.Plan(kit.GoodBatch(0)...)
 			require.NoError(t, err)
 			half := p.Compute == fsdp.BFloat16

@@ -74,7 +74,7 @@ func TestExportImport(t *testing.T) {
 						return
 					}
 					kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-						m := kit.Wrap(t, kit.StateModel, fsdp.Config{Group: g, Precision: precision, Seed: 99, Wrap: fsdp.WrapEach()})
+						m := kit.Wrap(t, kit.StateModel, fsdp.Config{Group: g, Precision: precision, Seed: 99, WrapPolicy: fsdp.WrapEach()})
 						fsdp.PoisonPadding(m)
 						opt, err := kit.StateOptimizers[kind](m.Shards())
 						require.NoError(t, err)

@@ -65,7 +65,7 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 }
 
 // Backward runs the backward pass of the last Forward. It adds the mean of the gradients over the
-// ranks (see [Share] and Config.Divide) to the gradients in the shards that each rank owns. If the
+// ranks (see [Share] and Config.GradAverage) to the gradients in the shards that each rank owns. If the
 // loss of any rank is not finite, it fails on every rank and changes no gradient. The error names
 // the batch, or the first call and parameter, in which the NaN or infinity began. After an error
 // the Forward is discarded: the next call is another Forward. If all parameters are frozen it does
@@ -131,7 +131,7 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	}
 	var c *engine.Compiled
 	p.Scale, p.weight, p.share, p.scaled = 1, 1, nil, false
-	if s.cfg.Divide == ByWeights {
+	if s.cfg.GradAverage == ByWeights {
 		p.weight = math.NaN()
 	}
 	for _, o := range opts {
@@ -227,14 +227,14 @@ func (p *pass) check(s *Sharded) error {
 	switch {
 	case !cfg.Precision.finite(p.Scale):
 		return fmt.Errorf("Scale is %v: want a finite number", p.Scale)
-	case cfg.Divide == ByWeights && math.IsNaN(p.weight):
-		return errors.New("Config.Divide is ByWeights: give Backward a Weight")
+	case cfg.GradAverage == ByWeights && math.IsNaN(p.weight):
+		return errors.New("Config.GradAverage is ByWeights: give Backward a Weight")
 	case !(p.weight >= 0) || math.IsInf(p.weight, 0):
 		return fmt.Errorf("Weight is %v: want a finite number from 0 on", p.weight)
 	case math.IsNaN(p.Loss) || math.IsInf(p.Loss, 0):
 		return fmt.Errorf("the loss of pass %d is %v%s", p.Number, p.Loss, origin(s, p.Pass))
-	case cfg.Divide != ByWeights && p.weight != 1:
-		return fmt.Errorf("Weight is for Config.Divide = ByWeights, which is %v: leave out Weight, or change Divide", cfg.Divide)
+	case cfg.GradAverage != ByWeights && p.weight != 1:
+		return fmt.Errorf("Weight is for Config.GradAverage = ByWeights, which is %v: leave out Weight, or change GradAverage", cfg.GradAverage)
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ type Plan struct {
 	Native        bool        // the processor multiplies that type; if not, products widen it and take longer than Float32
 	Groups        []GroupPlan // the root unit first, if it has parameters
 	ShardBytes    int         // this rank's parameters and gradients, padding included
-	CutBytes      int         // of ShardBytes: padding due to Config.CutOf, beyond equal shards
+	CutBytes      int         // of ShardBytes: padding due to Config.Unit, beyond equal shards
 	ErrorBytes    int         // of rounding errors of gradients that travel as Int8, which every rank keeps whole
 	StateBytes    int         // of the optimizers that were made so far
 	SnapshotBytes int         // of the copy that SaveAsync made, which is kept
@@ -37,7 +37,7 @@ type Plan struct {
 	PassBytes     int         // most at once: gathered parameters, gradients, activations, scratch
 
 	// The same bytes by place. The two need not be largest at the same time.
-	MappedBytes int // most at once in files (Config.OffloadDir)
+	MappedBytes int // most at once in files (Config.Offload.Dir)
 	RAMBytes    int // most at once elsewhere
 
 	// RAM that is needed once a few passes have run.
@@ -73,7 +73,7 @@ type GroupPlan struct {
 	Params   int      // parameters
 	Len      int      // their elements
 	Bytes    int      // of the whole group, padding included
-	Padding  int      // elements besides Len that belong to no parameter, if Config.CutOf cuts its unit
+	Padding  int      // elements besides Len that belong to no parameter, if Config.Unit cuts its unit
 	Frozen   bool     // it has no gradients
 	Buffers  bool     // it has buffers, not parameters
 	Ranks    int      // that it is cut over
@@ -155,16 +155,16 @@ func planOf(s *Sharded, batch []exec.Value) (*Plan, error) {
 	}
 	p.compute(c)
 	lasting := plan.Memory{Shard: p.ErrorBytes + p.VirtualBytes, State: p.StateBytes}
-	if s.cfg.Offload {
+	if s.cfg.Offload.Pinned {
 		lasting.State = 0
 	}
 	held := make([]int, len(s.layout.Groups))
 	for i := range held {
 		g := &s.layout.Groups[i]
 		switch {
-		case !s.cfg.Offload && !g.Kind.Frozen:
+		case !s.cfg.Offload.Pinned && !g.Kind.Frozen:
 			held[i] = 2 * g.ShardBytes()
-		case !s.cfg.Offload || g.Near():
+		case !s.cfg.Offload.Pinned || g.Near():
 			held[i] = g.ShardBytes()
 		}
 		lasting.Shard += held[i]
@@ -277,7 +277,7 @@ func (p *Plan) String() string {
 		what  string
 	}{
 		{p.ShardBytes, "parameters and gradients"},
-		{p.CutBytes, "of these padding, as Config.CutOf cuts units"},
+		{p.CutBytes, "of these padding, as Config.Unit cuts units"},
 		{p.ErrorBytes, "of gradients, lost in travelling and kept"},
 		{p.StateBytes, "optimizer state"},
 		{p.SnapshotBytes, "snapshot"},
@@ -373,7 +373,7 @@ func writeGroups(w io.Writer, groups []GroupPlan) {
 // Memory counts the bytes that this rank holds now.
 type Memory struct {
 	Live     int // parameters, gradients, optimizer state and buffers in use
-	Mapped   int // of these, in files (Config.OffloadDir), in RAM where it has room
+	Mapped   int // of these, in files (Config.Offload.Dir), in RAM where it has room
 	Peak     int // most live at once since the last ResetPeak, or the beginning
 	Reserved int // live, and freed buffers kept for the next step
 	Programs int // besides these: compiled programs and their schedules
@@ -426,7 +426,7 @@ func newOperation(s *engine.Step) profile.Operation {
 
 // attach gives the profile, if there is one, its model.
 func attach(s *Sharded) error {
-	if s.cfg.Profile == nil {
+	if s.cfg.observe.profile == nil {
 		return nil
 	}
 	to := profile.Target{Group: s.cfg.Group, Model: s.team.Model}
@@ -435,14 +435,14 @@ func attach(s *Sharded) error {
 		to.Threads = s.cfg.Threads
 	}
 	var err error
-	if s.cfg.TraceDir != "" {
-		to.Trace, to.Number, err = timeline.Beside(s.cfg.TraceDir, s.cfg.Group, s.team.Model)
+	if s.cfg.observe.traceDir != "" {
+		to.Trace, to.Number, err = timeline.Beside(s.cfg.observe.traceDir, s.cfg.Group, s.team.Model)
 	}
 	if err != nil {
 		return err
 	}
 	if to.Host, err = os.Hostname(); err != nil {
-		return fmt.Errorf("Config.Profile: %w", err)
+		return fmt.Errorf("Profile of Config.Observers: %w", err)
 	}
 	if dir := os.Getenv(launch.Stragglers); dir != "" {
 		env, _, err := launch.Parse(os.Getenv)
@@ -451,8 +451,8 @@ func attach(s *Sharded) error {
 		}
 		to.Path = filepath.Join(dir, fmt.Sprintf("rank-%d.%d.%d.json", env.Rank, to.Group.Rank(), to.Model))
 	}
-	if err := s.cfg.Profile.Attach(to); err != nil {
-		return fmt.Errorf("Config.Profile: %w", err)
+	if err := s.cfg.observe.profile.Attach(to); err != nil {
+		return fmt.Errorf("Profile of Config.Observers: %w", err)
 	}
 	return nil
 }
@@ -462,5 +462,5 @@ func detach(s *Sharded) error {
 	if s.arrangement == nil { // Wrap has failed
 		return nil
 	}
-	return s.cfg.Profile.Close()
+	return s.cfg.observe.profile.Close()
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
-// A Policy selects calls of a model. As Config.Wrap it groups parameters. Calls with the same name
+// A Policy selects calls of a model. As Config.WrapPolicy it groups parameters. Calls with the same name
 // form a unit, whose parameters are gathered, freed and reduced together. Calls with the name "" go
 // to the root unit, which stays whole from its first use in a pass to its last. As
-// Config.Checkpoint, Config.Keep or Config.Spill it selects the calls that it gives a name.
+// Config.Activations.Recompute, Config.Activations.Save or Config.Activations.Offload it selects the calls that it gives a name.
 //
 // It returns a name for each call, in order. It must be a pure function: every rank applies it.
 type Policy func(calls []CallInfo) []string

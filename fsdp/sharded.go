@@ -45,8 +45,8 @@ type Sharded struct {
 	saver  state.Saver  // Save and SaveAsync
 	copied *arena.Block // by SaveAsync
 	files  struct {
-		trace  *timeline.File // of Config.TraceDir, or nil
-		hashes *record.File   // of Config.HashDir, or nil
+		trace  *timeline.File // of a TraceDir, or nil
+		hashes *record.File   // of a HashDir, or nil
 
 		dropped runtime.Cleanup // releases the remains
 
@@ -132,19 +132,19 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err != nil {
 		return err
 	}
-	if s.cfg.HashDir != "" {
-		s.files.hashes, err = record.Open(s.cfg.HashDir, s.cfg.Group, s.team.Model)
+	if s.cfg.observe.hashDir != "" {
+		s.files.hashes, err = record.Open(s.cfg.observe.hashDir, s.cfg.Group, s.team.Model)
 		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 3}, err); err != nil {
-			return fmt.Errorf("Config.HashDir: %w: give each run a directory of its own", err)
+			return fmt.Errorf("HashDir of Config.Observers: %w: give each run a directory of its own", err)
 		}
 	}
-	if s.cfg.TraceDir != "" {
-		if s.files.trace, err = timeline.Open(ctx, s.cfg.TraceDir, s.cfg.Group, s.team.Model); err == nil {
+	if s.cfg.observe.traceDir != "" {
+		if s.files.trace, err = timeline.Open(ctx, s.cfg.observe.traceDir, s.cfg.Group, s.team.Model); err == nil {
 			s.engine.Device().Watch(s.files.trace.Flight)
 			err = s.team.Watch(s.files.trace.Flight)
 		}
 		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 4}, err); err != nil {
-			return fmt.Errorf("Config.TraceDir: %w: give a directory in which this process may write", err)
+			return fmt.Errorf("TraceDir of Config.Observers: %w: give a directory in which this process may write", err)
 		}
 	}
 	s.team.Votes = s.layout.Votes.Words
@@ -173,7 +173,7 @@ func prepare(s *Sharded, m Model, dry bool) (model *layout.Model, err error) {
 	if err := callPolicies(&s.cfg, s.trace); err != nil {
 		return nil, err
 	}
-	if s.cfg.Device != nil && s.cfg.Divide == ByActive && s.trace.path().Varies() {
+	if s.cfg.Device != nil && s.cfg.GradAverage == ByActive && s.trace.path().Varies() {
 		return nil, errors.New("calls of the model may be absent, see Tape.Optional: Config.Device cannot divide their gradients ByActive, as the processor does")
 	}
 	if s.units, err = decideUnits(&s.cfg, s.trace); err != nil {
@@ -193,12 +193,12 @@ func prepare(s *Sharded, m Model, dry bool) (model *layout.Model, err error) {
 func newDevice(cfg *Config, dry bool) (engine.Device, error) {
 	if cfg.Device == nil {
 		d, err := engine.Default(cfg.Group.Rank(), hostOptions(cfg), dry)
-		if err != nil && cfg.OffloadDir != "" {
-			err = fmt.Errorf("Config.OffloadDir: %w", err)
+		if err != nil && cfg.Offload.Dir != "" {
+			err = fmt.Errorf("Config.Offload.Dir: %w", err)
 		}
 		return d, err
 	}
-	d, err := cfg.Device.Engine(engine.DeviceOptions{Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload})
+	d, err := cfg.Device.Engine(engine.DeviceOptions{Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload.Pinned})
 	if err != nil {
 		return nil, fmt.Errorf("Config.Device: %w", err)
 	}
@@ -207,7 +207,7 @@ func newDevice(cfg *Config, dry bool) (engine.Device, error) {
 
 // hostOptions returns the configuration of the host's memory and threads.
 func hostOptions(cfg *Config) engine.HostOptions {
-	o := engine.HostOptions{Dir: cfg.OffloadDir, Poison: cfg.Poison, Threads: cfg.Threads}
+	o := engine.HostOptions{Dir: cfg.Offload.Dir, Poison: cfg.Poison, Threads: cfg.Threads}
 	if shared, ok := cfg.Group.(comm.Allocator); ok {
 		o.Collective = shared
 	}
@@ -225,12 +225,13 @@ func engineOptions(s *Sharded) engine.Options {
 		half := cfg.Precision.Compute == BFloat16 && !tr.wide[i]
 		o.Modules = append(o.Modules, engine.Module{Key: c.module, Spec: spec(c.module, c.local), Half: half})
 	}
-	if trace, prof := cfg.Trace, cfg.Profile; trace != nil || prof != nil || cfg.TraceDir != "" || cfg.HashDir != "" {
+	if seen := cfg.observe; seen.any() {
 		o.Trace = func(step *engine.Step) {
-			prof.Record(newOperation(step))
+			seen.profile.Record(newOperation(step))
 			s.files.hashes.Step(step, s.layout, s.engine.Shards())
-			if s.files.trace.Step(step); trace != nil {
-				trace(newEvent(s.team.Rank(), step))
+			s.files.trace.Step(step)
+			for _, f := range seen.trace {
+				f(newEvent(s.team.Rank(), step))
 			}
 		}
 	}
@@ -403,7 +404,7 @@ func zeroGrad(s *Sharded) {
 //
 // A model that is dropped without Close is freed when the garbage collector finds that neither the Sharded
 // nor an [optim.Param] of it is referred to. If it has more than memory of the Go heap, which is the case with
-// Config.Threads above 1, Device, OffloadDir, HashDir, TraceDir or shared memory of the group, that is a
+// Config.Threads above 1, Device, Offload.Dir, a HashDir, a TraceDir or shared memory of the group, that is a
 // warning: the collector may come late, and slices of an [optim.Vec] must not be used from then on.
 func (s *Sharded) Close() error {
 	if err := enter(s, "Close"); err != nil {
@@ -455,9 +456,9 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 	if err == nil {
 		err = context.Cause(ctx)
 	}
-	begin := s.cfg.Profile.Now()
+	begin := s.cfg.observe.profile.Now()
 	ans, all := s.team.Agree(ctx, q, err)
-	s.cfg.Profile.Agreed(q.Call, begin, s.cfg.Profile.Now())
+	s.cfg.observe.profile.Agreed(q.Call, begin, s.cfg.observe.profile.Now())
 	if all == nil {
 		return ans, nil
 	}

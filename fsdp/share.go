@@ -23,7 +23,7 @@ func Scale(c float64) BackwardOption {
 	return func(p *pass) { p.Scale, p.scaled = p.Scale*c, true }
 }
 
-// Weight gives this rank's batch a weight under Config.Divide = ByWeights, such as its number of
+// Weight gives this rank's batch a weight under Config.GradAverage = ByWeights, such as its number of
 // tokens. It may be zero, but not on all ranks. For the mean over all tokens of several Backwards
 // use [Share]. A pass without a batch, see [Sharded.Join], has no weight, whatever is given.
 func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
@@ -41,7 +41,7 @@ func Weight(w float64) BackwardOption { return func(p *pass) { p.weight = w } }
 // first dimension of its tensors. The loss must be a mean over them. Then masked targets, uneven
 // ranks and micro-batches do not change the gradients of a step.
 //
-// Config.Divide must be ByRanks or ByOne, which give the same result. [Scale] multiplies the loss
+// Config.GradAverage must be ByRanks or ByOne, which give the same result. [Scale] multiplies the loss
 // as without Share. The ranks exchange one number in each Backward.
 func Share(step ...[]Tensor) BackwardOption {
 	return func(p *pass) { p.share = &share{batches: step} }
@@ -71,8 +71,8 @@ func (p *pass) measure(s *Sharded) error {
 	switch {
 	case s.life.calls != nil:
 		return errors.New("Share is for steps of all ranks, and inside JoinCalls each rank makes passes of its own")
-	case s.cfg.Divide == ByWeights, s.cfg.Divide == ByActive:
-		return fmt.Errorf("Share divides by what counts in the step, and Config.Divide is %v: leave out one of them", s.cfg.Divide)
+	case s.cfg.GradAverage == ByWeights, s.cfg.GradAverage == ByActive:
+		return fmt.Errorf("Share divides by what counts in the step, and Config.GradAverage is %v: leave out one of them", s.cfg.GradAverage)
 	case p.tensors != nil && !p.dummy && !slices.ContainsFunc(h.batches, p.has):
 		return fmt.Errorf("the batch of the Forward is not among the %d that Share has: give Share the batches of the step, "+
 			"or call Share of a data.Loader before the next batch is asked for", len(h.batches))
@@ -163,7 +163,7 @@ func (p *pass) divide(ctx context.Context, s *Sharded) error {
 		p.Scale = 0
 		return nil
 	}
-	if p.Scale *= p.share.own / sum[0]; s.cfg.Divide == ByRanks {
+	if p.Scale *= p.share.own / sum[0]; s.cfg.GradAverage == ByRanks {
 		p.Scale *= float64(s.cfg.virtualRanks()) // by which the sum is divided
 	}
 	return nil
@@ -177,7 +177,7 @@ func (p *pass) weigh(ctx context.Context, s *Sharded) error {
 	if p.share != nil {
 		return p.divide(ctx, s)
 	}
-	if s.cfg.Divide != ByWeights && s.cfg.Divide != ByActive {
+	if s.cfg.GradAverage != ByWeights && s.cfg.GradAverage != ByActive {
 		return nil
 	}
 	if s.life.passes > 0 {
@@ -189,7 +189,7 @@ func (p *pass) weigh(ctx context.Context, s *Sharded) error {
 		return s.end(err)
 	}
 	sum := []float64{p.weight}
-	if s.cfg.Divide == ByActive {
+	if s.cfg.GradAverage == ByActive {
 		sum = append(sum, p.Tally(p.weight)...)
 	}
 	if err := s.team.Sum(ctx, sum); err != nil {

@@ -236,7 +236,7 @@ type remains struct {
 // A model all of whose memory is the collector's has none.
 func releaseDropped(s *Sharded) {
 	c := &s.cfg
-	if _, shared := c.Group.(comm.Allocator); shared || c.Threads > 1 || c.Device != nil || c.OffloadDir != "" || c.HashDir != "" || c.TraceDir != "" {
+	if _, shared := c.Group.(comm.Allocator); shared || c.Threads > 1 || c.Device != nil || c.Offload.Dir != "" || c.observe.hashDir != "" || c.observe.traceDir != "" {
 		s.files.dropped = runtime.AddCleanup(s, func(r remains) { go r.release() }, // which may wait
 			remains{s.team.Rank(), s.engine.Device(), s.files.hashes, s.files.trace, c.Logger})
 	}

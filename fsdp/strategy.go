@@ -3,7 +3,10 @@ package fsdp
 import (
 	"fmt"
 
+	"github.com/gofsdp/gofsdp/comm"
+
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // A Strategy decides which parts of a unit are cut over the ranks, and when its parameters are
@@ -104,26 +107,41 @@ func (s Strategy) cut() layout.Cut {
 // overSome reports whether the strategy cuts something over Config.ShardRanks.
 func (s Strategy) overSome() bool { return s.cut() == layout.Some || s == SecondaryShard }
 
-// UnitInfo describes a unit to the functions of a Config.
-type UnitInfo struct {
-	Name     string   // that the Wrap policy gave it, or "root"
-	Root     bool     // the unit of all parameters that the policy gave none
-	Params   []Param  // with full names
-	Strategy Strategy // of the unit if nothing else decides
+// A UnitConfig describes a unit to Config.Unit, which may change the last three fields.
+type UnitConfig struct {
+	Name   string  // that the wrap policy gave it, or "root"
+	Root   bool    // the unit of all parameters that the policy gave none
+	Params []Param // with full names
+
+	// Strategy is what Config.Strategy means for the unit.
+	Strategy Strategy
+	// Group, if set, is a separate process group. This rank must be part of that group, over which
+	// the unit is sharded. Ranks in different groups have different parameters under the same
+	// names, with different initial values, such as the experts of a mixture. All ranks of such a
+	// group must give it for the unit, and all groups of a unit must have the same size. Gradients
+	// are summed over the group and still divided by all ranks of Config.Group: they are the
+	// gradients of the mean loss of all.
+	Group comm.Group
+	// Cut decides where parameters may be cut, and which part each rank gets:
+	// shard.Cut{Block: shard.Whole} leaves every parameter whole on one rank,
+	// shard.Cut{Block: shard.Rows(1)} cuts between rows, Weights suit machines of unequal memory.
+	// All shards of a group have the same length, so ranks that own less have padding: see
+	// [Plan].CutBytes. Nothing else depends on it: results have the same bits, and checkpoints load
+	// under any other cut.
+	Cut shard.Cut
 }
 
 // Len returns the number of parameter elements.
-func (u UnitInfo) Len() int { return countElements(u.Params) }
+func (u *UnitConfig) Len() int { return countElements(u.Params) }
 
-// KeepBelow returns a Config.StrategyOf that keeps units of fewer than n elements whole from their
-// first use in a pass to their last: their memory costs less than gathering them twice costs time.
+// KeepBelow returns a Config.Unit that keeps units of fewer than n elements whole from their first
+// use in a pass to their last: their memory costs less than gathering them twice costs time.
 // DeepSpeed calls n the persistence threshold.
-func KeepBelow(n int) func(UnitInfo) Strategy {
-	return func(u UnitInfo) Strategy {
+func KeepBelow(n int) func(*UnitConfig) {
+	return func(u *UnitConfig) {
 		if u.Len() < n {
-			return u.Strategy.kept()
+			u.Strategy = u.Strategy.kept()
 		}
-		return u.Strategy
 	}
 }
 

@@ -253,10 +253,10 @@ func (t *Tape) use(what string, in ...Ref) bool {
 // results may be; Eval then returns nil for them. The result of [Tape.Zeros] may be added in place
 // of an absent value, such as the loss of a task.
 //
-// Gradients are divided as Config.Divide says. A parameter that no rank has used, in all Backwards
+// Gradients are divided as Config.GradAverage says. A parameter that no rank has used, in all Backwards
 // since ZeroGrad, has no gradient on any rank, and optimizers do not change it. A parameter that
 // several calls share is used if any of them is present. Parameters of a separate group
-// (Config.GroupOf) count in that group alone. In the exchange before a Backward, and in others,
+// (Config.Unit) count in that group alone. In the exchange before a Backward, and in others,
 // ranks send a word of 8 bytes for each parameter that may be absent, or for each of its groups. If
 // ranks call two models of one group in different orders, a mismatch of sizes may then fail the
 // group.

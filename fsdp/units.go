@@ -23,7 +23,7 @@ const rootName = "root"
 
 // unit is a set of parameters that is scheduled together, with the decisions of the configuration.
 type unit struct {
-	UnitInfo
+	UnitConfig
 	members  []int         // parameters of the model
 	kinds    []layout.Kind // of the members
 	strategy Strategy
@@ -34,7 +34,7 @@ type unit struct {
 
 // decideUnits applies the policies of cfg to the model.
 func decideUnits(cfg *Config, tr *trace) ([]*unit, error) {
-	names, err := cfg.Wrap.apply("Wrap", tr)
+	names, err := cfg.WrapPolicy.apply("WrapPolicy", tr)
 	if err != nil {
 		return nil, err
 	}
@@ -42,16 +42,16 @@ func decideUnits(cfg *Config, tr *trace) ([]*unit, error) {
 	if err != nil {
 		return nil, err
 	}
-	root := &unit{UnitInfo: UnitInfo{Name: rootName, Root: true}}
+	root := &unit{UnitConfig: UnitConfig{Name: rootName, Root: true}}
 	units := []*unit{root}
 	byName := map[string]*unit{"": root}
 	for i, c := range tr.calls {
 		if names[i] == rootName {
-			return nil, fmt.Errorf("policy Config.Wrap named the unit of call %q %q, which is the name of the root unit", c.name, rootName)
+			return nil, fmt.Errorf("policy Config.WrapPolicy named the unit of call %q %q, which is the name of the root unit", c.name, rootName)
 		}
 		u := byName[names[i]]
 		if u == nil && len(c.owned) > 0 {
-			u = &unit{UnitInfo: UnitInfo{Name: names[i]}}
+			u = &unit{UnitConfig: UnitConfig{Name: names[i]}}
 			byName[names[i]], units = u, append(units, u)
 		}
 		for _, p := range c.owned {
@@ -102,15 +102,18 @@ func paramKinds(cfg *Config, tr *trace) (kinds []layout.Kind, err error) {
 
 // decide asks the configuration for the unit's strategy and group.
 func (u *unit) decide(cfg *Config) (err error) {
-	defer caught.Panic(&err, "Config.StrategyOf, GroupOf or CutOf")
+	defer caught.Panic(&err, "Config.Unit")
 	u.Strategy = cfg.Strategy
 	if u.Root {
 		u.Strategy = u.Strategy.kept()
 	}
-	if u.strategy = u.Strategy; cfg.StrategyOf != nil {
-		if u.strategy = cfg.StrategyOf(u.UnitInfo); u.strategy >= strategies {
-			return fmt.Errorf("Config.StrategyOf returned %v: to change nothing, return the unit's Strategy", u.strategy)
-		}
+	u.strategy = u.Strategy
+	asked := u.UnitConfig
+	if cfg.Unit != nil {
+		cfg.Unit(&asked)
+	}
+	if u.strategy = asked.Strategy; u.strategy >= strategies {
+		return fmt.Errorf("Config.Unit set Strategy to %v: to change nothing, leave it", u.strategy)
 	}
 	named := u.strategy
 	if named == cfg.Strategy.kept() { // the strategy that the root unit gets for Config.Strategy
@@ -123,18 +126,13 @@ func (u *unit) decide(cfg *Config) (err error) {
 	if u.strategy == SecondaryShard && cfg.Device != nil {
 		return errors.New("SecondaryShard is for the processor: Config.Device keeps no second copy of parameters")
 	}
-	if cfg.GroupOf != nil {
-		u.group = cfg.GroupOf(u.UnitInfo)
-	}
-	if u.group == cfg.Group {
+	if u.group = asked.Group; u.group == cfg.Group {
 		u.group = nil
 	}
 	if u.group != nil && u.strategy != FullShard && u.strategy != ShardGradOp {
-		return fmt.Errorf("Config.GroupOf gives a group of its own, over which %v is not possible: want FullShard or ShardGradOp", named)
+		return fmt.Errorf("Config.Unit gives a group of its own, over which %v is not possible: want FullShard or ShardGradOp", named)
 	}
-	if cfg.CutOf != nil {
-		u.cutAt(cfg.CutOf(u.UnitInfo))
-	}
+	u.cutAt(asked.Cut)
 	return nil
 }
 
@@ -230,7 +228,7 @@ func warnOfGathers(s *Sharded) {
 		}
 	}
 	if units > 0 {
-		logger.Warn("fsdp: a pass gathers some units many times, as calls of other units come between their calls: give these calls one unit in Config.Wrap "+
+		logger.Warn("fsdp: a pass gathers some units many times, as calls of other units come between their calls: give these calls one unit in Config.WrapPolicy "+
 			"or leave them to the root unit, or keep the units whole during a pass by ShardGradOp", "unit", s.layout.Groups[most].Name,
 			"gathers", gathers[most], "units", units, "gathers of all", all)
 	}
@@ -265,7 +263,7 @@ func meet(ctx context.Context, team *ranks.Team, units []*unit) ([]*layout.Own, 
 	if err != nil {
 		abortOwn(units, err)
 	}
-	ans, err := team.Agree(ctx, &ranks.Ask{Call: "the meeting of the ranks of a group of GroupOf", Round: true, Schedule: state.Hash(alike...)}, err)
+	ans, err := team.Agree(ctx, &ranks.Ask{Call: "the meeting of the ranks of a group of Config.Unit", Round: true, Schedule: state.Hash(alike...)}, err)
 	if err != nil {
 		return nil, err
 	}
@@ -286,7 +284,7 @@ func tell(ctx context.Context, team *ranks.Team, own []*layout.Own) error {
 	for _, o := range own {
 		mine = append(mine, int64(o.Leader), int64(o.Rank))
 	}
-	all, err := team.Each(ctx, "ranks of groups of GroupOf", mine)
+	all, err := team.Each(ctx, "ranks of groups of Config.Unit", mine)
 	if err != nil {
 		return err
 	}
@@ -317,7 +315,7 @@ func callPolicies(cfg *Config, tr *trace) (err error) {
 	for i, p := range []struct {
 		name   string
 		policy Policy
-	}{{"Checkpoint", cfg.Checkpoint}, {"Keep", cfg.Keep}, {"Spill", cfg.Spill}, {"Precision.Wide", cfg.Precision.Wide}} {
+	}{{"Activations.Recompute", cfg.Activations.Recompute}, {"Activations.Save", cfg.Activations.Save}, {"Activations.Offload", cfg.Activations.Offload}, {"Precision.Wide", cfg.Precision.Wide}} {
 		if chosen[i], err = p.policy.apply(p.name, tr); err != nil {
 			return err
 		}
@@ -325,13 +323,13 @@ func callPolicies(cfg *Config, tr *trace) (err error) {
 	tr.save = make([]exec.Policy, len(tr.calls)) // exec.Balanced
 	tr.spill, tr.wide = make([]bool, len(tr.calls)), make([]bool, len(tr.calls))
 	for i, c := range tr.calls {
-		checkpoint, keep := chosen[0][i] != "", chosen[1][i] != ""
+		recompute, save := chosen[0][i] != "", chosen[1][i] != ""
 		switch {
-		case checkpoint && keep:
-			return fmt.Errorf("call %q is selected by both Config.Checkpoint and Config.Keep", c.name)
-		case checkpoint:
+		case recompute && save:
+			return fmt.Errorf("call %q is selected by both Config.Activations.Recompute and Save", c.name)
+		case recompute:
 			tr.save[i] = exec.RecomputeAll
-		case keep:
+		case save:
 			tr.save[i] = exec.SaveAll
 		}
 		tr.spill[i] = chosen[2][i] != ""

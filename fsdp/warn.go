@@ -103,8 +103,8 @@ func (w *watch) update(s *Sharded, param int, u optim.Update) {
 	if p.steps == patience && passes >= patience && !w.scaled {
 		w.warn(logger, "no ZeroGrad between steps: each step has applied the gradients of all passes before it again", "steps", p.steps, "passes", passes)
 	}
-	if ranks := s.cfg.virtualRanks(); s.cfg.Divide == ByOne && ranks > 1 && w.summed && !w.scaled {
-		w.warn(logger, "Config.Divide is ByOne, and Backward has neither Share nor Scale: gradients are sums over the ranks, "+
+	if ranks := s.cfg.virtualRanks(); s.cfg.GradAverage == ByOne && ranks > 1 && w.summed && !w.scaled {
+		w.warn(logger, "Config.GradAverage is ByOne, and Backward has neither Share nor Scale: gradients are sums over the ranks, "+
 			"as many times their mean. Give Backward Share, or Scale(1) if sums are meant", "ranks", ranks)
 	}
 }

@@ -46,27 +46,27 @@ func TestWarnings(t *testing.T) {
 		cfg   fsdp.Config
 		want  string // of what is said, or nothing is
 	}{
-		"nothing to say": {kit.TinyGPT(1), fsdp.Config{Wrap: blocks}, ""},
-		"no blocks":      {aside(false), fsdp.Config{Wrap: blocks}, `Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Block among="[fc (*nn.Linear)`},
+		"nothing to say": {kit.TinyGPT(1), fsdp.Config{WrapPolicy: blocks}, ""},
+		"no blocks":      {aside(false), fsdp.Config{WrapPolicy: blocks}, `Config.WrapPolicy selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Block among="[fc (*nn.Linear)`},
 		"frozen":         {kit.TinyGPT(1), fsdp.Config{Frozen: none}, `Config.Frozen selects nothing among="[wte.weight`},
 		"ignored":        {kit.TinyGPT(1), fsdp.Config{Ignored: none}, `Config.Ignored selects nothing among="[wte.weight`},
-		"checkpoint":     {aside(false), fsdp.Config{Checkpoint: blocks}, `Config.Checkpoint selects nothing: no call is a *nn.Block among="[fc (*nn.Linear)`},
+		"checkpoint":     {aside(false), fsdp.Config{Activations: fsdp.Activations{Recompute: blocks}}, `Config.Activations.Recompute selects nothing: no call is a *nn.Block among="[fc (*nn.Linear)`},
 		"wide":           {aside(false), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: kit.Never}}, `Config.Precision.Wide selects nothing among="[fc (*nn.Linear)`},
-		"no such name":   {aside(false), fsdp.Config{Wrap: kit.Never}, `which is whole during a pass among="[fc (*nn.Linear)`},
-		"a part": {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Attention{})},
-			"Config.Wrap selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Attention, " +
+		"no such name":   {aside(false), fsdp.Config{WrapPolicy: kit.Never}, `which is whole during a pass among="[fc (*nn.Linear)`},
+		"a part": {kit.TinyGPT(1), fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Attention{})},
+			"Config.WrapPolicy selects nothing: all parameters are in the root unit, which is whole during a pass: no call is a *nn.Attention, " +
 				"but it is a part of blocks.0 (*nn.Block), with parameter blocks.0.qkv.weight: select the type of the call, or call the part on the Tape among="},
-		"a part of a part": {kit.Translating, fsdp.Config{Keep: fsdp.WrapTypes(&kit.DecoderLayer{}, &nn.Linear{})},
-			"Config.Keep: no call is a *nn.Linear, but it is a part of encoder.0 (*nn.Block) and 4 more, " +
+		"a part of a part": {kit.Translating, fsdp.Config{Activations: fsdp.Activations{Save: fsdp.WrapTypes(&kit.DecoderLayer{}, &nn.Linear{})}},
+			"Config.Activations.Save: no call is a *nn.Linear, but it is a part of encoder.0 (*nn.Block) and 4 more, " +
 				"with parameter encoder.0.qkv.weight: select the type of the call, or call the part on the Tape among="},
-		"one of two types":  {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(&kit.DecoderLayer{}, &nn.Block{}, &kit.DecoderLayer{})}, `Config.Wrap: no call is a *kit.DecoderLayer among=`},
-		"a nil module":      {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapTypes(nil, &nn.Block{})}, `Config.Wrap: WrapTypes was given a nil module among=`},
-		"one of any":        {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, kit.Never)}, `Config.Wrap: policy 3 of WrapAny selects nothing among=`},
-		"none of any":       {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(kit.Never, kit.Never)}, `a pass: policy 1 of WrapAny selects nothing; policy 2 of WrapAny selects nothing among=`},
-		"all but none":      {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(kit.Never)}, `Config.Wrap: the policy of WrapAllBut selects nothing among=`},
-		"all but all":       {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAllBut(fsdp.WrapEach())}, `which is whole during a pass among=`},
-		"any, same and nil": {kit.TinyGPT(1), fsdp.Config{Wrap: fsdp.WrapAny(blocks, nil, blocks, fsdp.WrapAllBut(nil))}, ""},
-		"one by one": {kit.TinyGPT(1), fsdp.Config{Wrap: func(calls []fsdp.CallInfo) (names []string) {
+		"one of two types":  {kit.TinyGPT(1), fsdp.Config{WrapPolicy: fsdp.WrapTypes(&kit.DecoderLayer{}, &nn.Block{}, &kit.DecoderLayer{})}, `Config.WrapPolicy: no call is a *kit.DecoderLayer among=`},
+		"a nil module":      {kit.TinyGPT(1), fsdp.Config{WrapPolicy: fsdp.WrapTypes(nil, &nn.Block{})}, `Config.WrapPolicy: WrapTypes was given a nil module among=`},
+		"one of any":        {kit.TinyGPT(1), fsdp.Config{WrapPolicy: fsdp.WrapAny(blocks, nil, kit.Never)}, `Config.WrapPolicy: policy 3 of WrapAny selects nothing among=`},
+		"none of any":       {kit.TinyGPT(1), fsdp.Config{WrapPolicy: fsdp.WrapAny(kit.Never, kit.Never)}, `a pass: policy 1 of WrapAny selects nothing; policy 2 of WrapAny selects nothing among=`},
+		"all but none":      {kit.TinyGPT(1), fsdp.Config{WrapPolicy: fsdp.WrapAllBut(kit.Never)}, `Config.WrapPolicy: the policy of WrapAllBut selects nothing among=`},
+		"all but all":       {kit.TinyGPT(1), fsdp.Config{WrapPolicy: fsdp.WrapAllBut(fsdp.WrapEach())}, `which is whole during a pass among=`},
+		"any, same and nil": {kit.TinyGPT(1), fsdp.Config{WrapPolicy: fsdp.WrapAny(blocks, nil, blocks, fsdp.WrapAllBut(nil))}, ""},
+		"one by one": {kit.TinyGPT(1), fsdp.Config{WrapPolicy: func(calls []fsdp.CallInfo) (names []string) {
 			for i := range calls {
 				names = append(names, fsdp.WrapAny(blocks, kit.Never)(calls[i:i+1])...)
 			}

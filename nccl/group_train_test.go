@@ -18,7 +18,7 @@ import (
 // train returns the losses of a few steps of a small model.
 func train(ctx context.Context, g comm.Group) (losses []float64, err error) {
 	model := &nn.GPT{Vocab: 11, Context: 8, Layers: 2, Dim: 16, Heads: 2}
-	m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+	m, err := fsdp.Wrap(model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ const (
 	// Gram leaves the rows on their ranks. Each rank multiplies its rows with each other. One rank
 	// sums the small matrices of columns by columns and iterates them in float64. Every rank
 	// multiplies its rows with the result. Gram needs at least as many rows as columns, each row
-	// whole on one rank, as shard.Rows(1) in fsdp.Config.CutOf leaves them, and no replicas. It
+	// whole on one rank, as shard.Rows(1) in fsdp.Config.Unit leaves them, and no replicas. It
 	// pays if there are many more rows than columns.
 	Gram
 	// Gather sends the matrix to all ranks that have part of it. Each of them computes it whole. It
@@ -161,7 +161,7 @@ func (t *muonTeam) plan(method Method, m Machine) error {
 		possible := t.size == t.places && j.rows >= j.cols && !j.cutsRows(t.places)
 		switch {
 		case method == Gram && !possible:
-			return fmt.Errorf("parameter %q: Gram needs at least as many rows as columns, and each row on one rank: see shard.Rows and fsdp.Config.CutOf", j.name)
+			return fmt.Errorf("parameter %q: Gram needs at least as many rows as columns, and each row on one rank: see shard.Rows and fsdp.Config.Unit", j.name)
 		case method == Cheapest && possible && !exact && j.gramTime(t, m) < j.ownerTime(t, m):
 			j.method = Gram
 		case method == Cheapest:

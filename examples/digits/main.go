@@ -65,7 +65,7 @@ func main() {
 	defer stop()
 	check(comm.Run(context.Background(), *ranks, func(ctx context.Context, g comm.Group) error {
 		vit := &nn.ViT{Height: 8, Width: 8, Patch: 8, Channels: 1, Classes: 10, Layers: 2, Dim: 64, Heads: 4, Dropout: 0.2, Hidden: 128}
-		m := must(fsdp.Wrap(vit, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Layer{})}))
+		m := must(fsdp.Wrap(vit, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Layer{})}))
 		defer func() { check(m.Close()) }()
 		opt := must(optim.AdamW{WeightDecay: 0.05}.New(m.Shards()))
 		learn, held := data.Split(data.Of(samples()), 360, 1)

@@ -60,7 +60,7 @@ func newTuner(ctx context.Context, c config, text corpus, g comm.Group, out io.W
 	if err := text.split(c.context); err != nil {
 		return nil, err
 	}
-	sharding := fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(block), Seed: seed}
+	sharding := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(block), Seed: seed}
 	if c.lora > 0 {
 		sharding.Frozen = func(name string) bool { return !nn.IsAdapter(name) }
 	}

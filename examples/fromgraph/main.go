@@ -81,7 +81,7 @@ func run(ctx context.Context, g comm.Group, w io.Writer) error {
 
 // sharded trains the model over the ranks of g and returns the mean loss of each step.
 func sharded(ctx context.Context, g comm.Group, m *net, model fsdp.Model) (mean []float64, err error) {
-	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach()})
 	if err != nil {
 		return nil, err
 	}

@@ -259,7 +259,7 @@ func (c *config) model() *nn.GPT {
 // sharding returns how the model is sharded: each transformer block is gathered, and freed, by
 // itself.
 func (c *config) sharding() fsdp.Config {
-	s := fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: c.prefetch, Seed: c.seed, VirtualRanks: c.virtual}
+	s := fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Prefetch: c.prefetch, Seed: c.seed, VirtualRanks: c.virtual}
 	if c.prefetch == 0 {
 		s.Prefetch = fsdp.NoPrefetch
 	}

@@ -168,7 +168,7 @@ type training struct {
 // stage shards a model, gives it weights, which only rank 0 needs to have, trains it and returns
 // its weights.
 func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen func(string) bool, from map[string]*tensor.Dense, t training) (weights map[string]*tensor.Dense, err error) {
-	m, err := fsdp.WrapContext(ctx, model, fsdp.Config{Group: r.group, Wrap: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen, Seed: 1})
+	m, err := fsdp.WrapContext(ctx, model, fsdp.Config{Group: r.group, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen, Seed: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -316,7 +316,7 @@ type footprint struct {
 func (r *rank) footprint(ctx context.Context, frozen func(string) bool) (f footprint, err error) {
 	var events []fsdp.Event
 	m, err := fsdp.WrapContext(ctx, &wide, fsdp.Config{
-		Group: r.group, Wrap: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen, Trace: func(e fsdp.Event) { events = append(events, e) },
+		Group: r.group, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen, Observers: []fsdp.Observer{fsdp.TraceFunc(func(e fsdp.Event) { events = append(events, e) })},
 	})
 	if err != nil {
 		return f, err

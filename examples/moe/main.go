@@ -1,7 +1,7 @@
 // Moe shows process groups: it trains a language model whose feed-forward layers are experts for domains of
 // text (DEMix: Gururangan et al., 2021, arXiv:2108.05036). Ranks 0 and 1 learn Go code, ranks 2 and 3 the
 // English of its comments. All ranks share the trunk, which is sharded over all four. The experts of a domain
-// are sharded over its two ranks, a process group that Config.GroupOf names. The rank of a token decides
+// are sharded over its two ranks, a process group that Config.Unit names. The rank of a token decides
 // which experts it meets, so no token travels.
 //
 // It takes about 20 seconds on two cores, and prints the losses of both groups of experts on both texts, the
@@ -127,12 +127,11 @@ func run(ctx context.Context, g comm.Group, domains [][]byte, steps int, out io.
 	defer func() { err = errors.Join(err, experts.Close()) }()
 	m, err := fsdp.WrapContext(ctx, &demix{layers: 3, dim: 96, heads: 4}, fsdp.Config{
 		Group: g, Seed: 1,
-		Wrap: fsdp.WrapNames(regexp.MustCompile(`^blocks\.\d+(\.expert)?`)), // units blocks.i and blocks.i.expert
-		GroupOf: func(u fsdp.UnitInfo) comm.Group {
+		WrapPolicy: fsdp.WrapNames(regexp.MustCompile(`^blocks\.\d+(\.expert)?`)), // units blocks.i and blocks.i.expert
+		Unit: func(u *fsdp.UnitConfig) {
 			if isExpert(u.Name) {
-				return experts
+				u.Group = experts // not all ranks
 			}
-			return nil // all ranks
 		},
 	})
 	if err != nil {

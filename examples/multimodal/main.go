@@ -113,7 +113,7 @@ func train(ctx context.Context, ranks, epochs int, p fsdp.Precision) (losses []f
 // run trains one rank on its parts of the data.
 func run(ctx context.Context, g comm.Group, epochs int, p fsdp.Precision) (losses []float64, err error) {
 	m, err := fsdp.WrapContext(ctx, &captioner{layers: 2, dim: 32, heads: 4}, fsdp.Config{
-		Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}, &nn.Layer{}), Precision: p, Seed: 1,
+		Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}, &nn.Layer{}), Precision: p, Seed: 1,
 	})
 	if err != nil {
 		return nil, err

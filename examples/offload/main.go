@@ -59,11 +59,11 @@ func run(ctx context.Context, w io.Writer, model *nn.GPT, rows int, dir string) 
 		cfg  fsdp.Config
 	}{
 		{"all in RAM", fsdp.Config{}},
-		{"blocks recomputed", fsdp.Config{Checkpoint: blocks}},
-		{"state in files", fsdp.Config{OffloadDir: dir}},
-		{"and activations", fsdp.Config{OffloadDir: dir, Spill: blocks}},
+		{"blocks recomputed", fsdp.Config{Activations: fsdp.Activations{Recompute: blocks}}},
+		{"state in files", fsdp.Config{Offload: fsdp.Offload{Dir: dir}}},
+		{"and activations", fsdp.Config{Offload: fsdp.Offload{Dir: dir}, Activations: fsdp.Activations{Offload: blocks}}},
 	} {
-		c.cfg.Wrap = blocks
+		c.cfg.WrapPolicy = blocks
 		r, err := train(ctx, model, c.cfg, batch(model, rows))
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)

@@ -169,7 +169,7 @@ func newRank(ctx context.Context, g comm.Group, c config, data corpus, out io.Wr
 	if len(data.train) == 0 {
 		return nil, fmt.Errorf("no functions have comments of at most %d tokens", c.target)
 	}
-	m, err := fsdp.WrapContext(ctx, c.t5(), fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Layer{}), Seed: 1})
+	m, err := fsdp.WrapContext(ctx, c.t5(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Layer{}), Seed: 1})
 	return &rank{config: c, group: g, data: data, words: words, out: out, model: m}, err
 }
 

@@ -88,7 +88,7 @@ func run(ctx context.Context, g comm.Group, join bool, epochs int, out io.Writer
 		out = io.Discard
 	}
 	r := &rank{group: g, join: join, out: out}
-	cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), Seed: 1, Trace: r.see}
+	cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Seed: 1, Observers: []fsdp.Observer{fsdp.TraceFunc(r.see)}}
 	if r.model, err = fsdp.WrapContext(ctx, &speller{layers: 1, dim: 64, heads: 4}, cfg); err != nil {
 		return err
 	}

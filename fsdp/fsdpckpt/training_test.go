@@ -60,15 +60,14 @@ func (normed) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 
 // wrapped wraps a model whose experts are cut over groups of so many ranks, none if 0.
 func wrapped(t *testing.T, ctx context.Context, g comm.Group, m fsdp.Model, experts int) (*fsdp.Sharded, optim.Optimizer) {
-	cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Seed: 3}
+	cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Seed: 3}
 	if experts > 0 {
 		own, err := g.Split(ctx, g.Rank()/experts, g.Rank())
 		require.NoError(t, err)
-		cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group {
+		cfg.Unit = func(u *fsdp.UnitConfig) {
 			if u.Name == "expert" {
-				return own
+				u.Group = own
 			}
-			return nil
 		}
 	}
 	s, err := fsdp.Wrap(m, cfg)

@@ -66,14 +66,14 @@ func (q *query) hybrid(ranks int) bool {
 // config returns the configuration of a setting.
 func (q *query) config(ranks int, s plan.Setting) fsdp.Config {
 	cfg := fsdp.Config{
-		Group: comm.World{Ranks: ranks}, Wrap: wraps[s.Wrap], Strategy: strategies[s.Strategy], ShardRanks: s.ShardRanks,
+		Group: comm.World{Ranks: ranks}, WrapPolicy: wraps[s.Wrap], Strategy: strategies[s.Strategy], ShardRanks: s.ShardRanks,
 		Prefetch: s.Prefetch, Precision: precisions[q.precision], Threads: q.threads,
 	}
 	switch s.Checkpoint {
 	case "full":
-		cfg.Checkpoint = blocks(1)
+		cfg.Activations.Recompute = blocks(1)
 	case "none":
-		cfg.Keep = blocks(1)
+		cfg.Activations.Save = blocks(1)
 	}
 	return cfg
 }

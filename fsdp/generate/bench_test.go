@@ -16,7 +16,7 @@ import (
 func BenchmarkDecode(b *testing.B) {
 	const past = 512
 	gpt := &nn.GPT{Vocab: 256, Context: 2 * past, Layers: 12, Dim: 768, Heads: 12}
-	m, err := fsdp.Wrap(gpt, fsdp.Config{Wrap: fsdp.WrapEach()})
+	m, err := fsdp.Wrap(gpt, fsdp.Config{WrapPolicy: fsdp.WrapEach()})
 	require.NoError(b, err)
 	defer m.Close()
 	prompt := make([]int, past)

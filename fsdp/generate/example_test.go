@@ -17,7 +17,7 @@ func Example() {
 	llama := &nn.Llama{Vocab: 256, Context: 64, Layers: 2, Dim: 32, Heads: 4, KVHeads: 2, Hidden: 64}
 	prompts := [][][]int{{{84, 111}, {79, 114, 32}}, {{84}}}
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(llama, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+		m, err := fsdp.Wrap(llama, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach()})
 		if err != nil {
 			return err
 		}

@@ -46,7 +46,7 @@ var models = map[string]model{
 
 // wrap returns m on a rank, to be closed, with weights so large that its texts are not all the same.
 func wrap(t *testing.T, g comm.Group, m model, c fsdp.Config) *fsdp.Sharded {
-	c.Group, c.Wrap, c.Seed = g, fsdp.WrapEach(), 3
+	c.Group, c.WrapPolicy, c.Seed = g, fsdp.WrapEach(), 3
 	s, err := fsdp.Wrap(m, c)
 	require.NoError(t, err)
 	require.NoError(t, s.Full(t.Context(), nil, func(params map[string]*tensor.Dense) error {

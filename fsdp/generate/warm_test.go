@@ -21,7 +21,7 @@ func TestNothingIsCompiledAgain(t *testing.T) {
 	gpt := &nn.Llama{Vocab: 5, Layers: 32, Dim: 4, Heads: 2, KVHeads: 1, Hidden: 1}
 	size := gpt.Cache()
 	require.NoError(t, comm.Run(t.Context(), 1, func(ctx context.Context, g comm.Group) error {
-		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach()})
 		require.NoError(t, err)
 		defer m.Close()
 		for round := range 2 {

@@ -26,7 +26,7 @@ func Example() {
 		log.Fatal(err) // without a GPU: what was tried
 	}
 	m, err := fsdp.Wrap(&nn.GPT{Vocab: 50304, Context: 1024, Layers: 12, Dim: 768, Heads: 12}, fsdp.Config{
-		Group: group, Device: dev, Wrap: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+		Group: group, Device: dev, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.Precision{Compute: fsdp.BFloat16},
 	})
 	if err != nil {
 		log.Fatal(err)

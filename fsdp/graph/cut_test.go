@@ -29,7 +29,7 @@ func callsOf(t require.TestingT, m fsdp.Model, precision fsdp.DType) (lines []st
 		}
 		return make([]string, len(calls))
 	}
-	s := wrap(t, m, fsdp.Config{Wrap: policy, Precision: fsdp.Precision{Compute: precision}})
+	s := wrap(t, m, fsdp.Config{WrapPolicy: policy, Precision: fsdp.Precision{Compute: precision}})
 	require.NoError(t, s.Close())
 	return lines, modules
 }
@@ -272,7 +272,7 @@ func TestEqualsOneModule(t *testing.T) {
 		batch := fill(tensor.Float64, 9, 1, 3, 4)
 		run := func(m fsdp.Model, units fsdp.Policy) (loss float64, grads map[string][]float64) {
 			grads = make(map[string][]float64)
-			s, err := fsdp.Wrap(m, fsdp.Config{Wrap: units, Poison: true, Precision: fsdp.Precision{Compute: fsdp.Float64}})
+			s, err := fsdp.Wrap(m, fsdp.Config{WrapPolicy: units, Poison: true, Precision: fsdp.Precision{Compute: fsdp.Float64}})
 			require.NoError(t, err)
 			defer s.Close()
 			ctx := context.Background()

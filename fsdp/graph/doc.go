@@ -3,7 +3,7 @@
 // [Model] takes the nodes that a program passes to Gorgonia's own machines and solvers:
 //
 //	model, err := graph.Model(cost, gorgonia.Nodes{x, y}, m.learnables())
-//	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()}) // but see Calls for recurrent nets
+//	s, err := fsdp.Wrap(model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach()}) // but see Calls for recurrent nets
 //	loss, err := s.Forward(ctx, xTensor, yTensor)
 //	err = s.Backward(ctx)
 //
@@ -22,7 +22,7 @@
 //
 // The graph is cut into calls of few parameters each, so that the wrap policies can group them. The
 // cuts do not depend on the policies: to gather several calls together, give them one name in
-// Config.Wrap.
+// Config.WrapPolicy.
 //
 //	graph    y = tanh(x·w0 + b0)·w1 + b1
 //	call w0  h = tanh(x·w0 + b0)           owns w0.w0, w0.b0
@@ -41,7 +41,7 @@
 //
 // So [fsdp.WrapEach] suits nets whose layers follow each other, and not recurrent nets. There each
 // time step uses every parameter, so a pass would gather every unit once for each step, forward and
-// backward. For recurrent nets leave Config.Wrap nil, which gathers all parameters once, or give
+// backward. For recurrent nets leave Config.WrapPolicy nil, which gathers all parameters once, or give
 // all calls of a recurrent layer one name. Wrap warns of units that a pass gathers more than 4
 // times.
 //

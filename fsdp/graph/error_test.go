@@ -100,7 +100,7 @@ func TestIgnoresGradients(t *testing.T) {
 	_, err := G.Grad(graded.cost, graded.learn...)
 	require.NoError(t, err)
 	G.Must(G.Square(graded.pred))
-	cfg := fsdp.Config{Wrap: fsdp.WrapEach()}
+	cfg := fsdp.Config{WrapPolicy: fsdp.WrapEach()}
 	require.Equal(t, train(t, plain, plain.model(t), 1, 2, 0.1, cfg), train(t, graded, graded.model(t), 1, 2, 0.1, cfg))
 	a, _ := callsOf(t, plain.model(t), fsdp.Float64)
 	b, _ := callsOf(t, graded.model(t), fsdp.Float64)
@@ -233,7 +233,7 @@ func TestIntegers(t *testing.T) {
 	cost := G.Must(G.Mul(three, sum))
 	model, err := graph.Model(cost, G.Nodes{x}, G.Nodes{w, v})
 	require.NoError(t, err)
-	s := wrap(t, model, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
+	s := wrap(t, model, fsdp.Config{WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	loss, err := s.Forward(t.Context(), tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]int{1, 2, 3, 4})))
 	require.NoError(t, err)
 	require.InDelta(t, 3*(1*0+16*2+81*6+256*12), loss, 1e-9) // three times the sum of x⁴·(x² - x)

@@ -34,7 +34,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	err = comm.Run(context.Background(), 2, func(ctx context.Context, group comm.Group) error {
-		s, err := fsdp.Wrap(model, fsdp.Config{Group: group, Wrap: fsdp.WrapEach()})
+		s, err := fsdp.Wrap(model, fsdp.Config{Group: group, WrapPolicy: fsdp.WrapEach()})
 		if err != nil {
 			return err
 		}

@@ -237,7 +237,7 @@ func TestAutoencoderExample(t *testing.T) {
 			}
 			model, first, last := m.model(t), make([]float64, ranks), make([]float64, ranks)
 			onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-				s := wrap(t, model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
+				s := wrap(t, model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
 				opt, err := optim.SGD{}.New(s.Shards())
 				require.NoError(t, err)
 				for i := range 60 {

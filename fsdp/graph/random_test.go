@@ -39,7 +39,7 @@ func TestRandomNodes(t *testing.T) {
 			m, random := noisy(dt, nil)
 			model, err := graph.Model(m.cost, m.inputs, m.learn, graph.Results(random...))
 			require.NoError(t, err)
-			cfg := fsdp.Config{Wrap: fsdp.WrapEach(), Seed: 7, Poison: true}
+			cfg := fsdp.Config{WrapPolicy: fsdp.WrapEach(), Seed: 7, Poison: true}
 			drawn := make([][]fsdp.Tensor, ranks)
 			onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
@@ -81,7 +81,7 @@ func TestRandomNodesOfUnevenRanks(t *testing.T) {
 	model := m.model(t)
 	losses := func(batches [ranks]int) (losses [ranks][]float64) {
 		onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-			s := wrap(t, model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
+			s := wrap(t, model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
 			pass := func(batch []fsdp.Tensor) {
 				loss, err := s.Forward(ctx, batch...)
 				require.NoError(t, err)

@@ -421,8 +421,8 @@ func TestTrainsInBFloat16(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", name, ranks), func(t *testing.T) {
 				m := build(tensor.Float32)
 				model := m.model(t)
-				wide := train(t, m, model, ranks, 5, 0.1, fsdp.Config{Wrap: fsdp.WrapEach()})
-				half := train(t, m, model, ranks, 5, 0.1, fsdp.Config{Wrap: fsdp.WrapEach(), Poison: true, Precision: fsdp.BF16()})
+				wide := train(t, m, model, ranks, 5, 0.1, fsdp.Config{WrapPolicy: fsdp.WrapEach()})
+				half := train(t, m, model, ranks, 5, 0.1, fsdp.Config{WrapPolicy: fsdp.WrapEach(), Poison: true, Precision: fsdp.BF16()})
 				for i := range wide {
 					require.NotEqual(t, wide[i].losses, half[i].losses)
 					requireClose(t, wide[i].losses, half[i].losses, 0.02, "losses of step %d", i)
@@ -440,7 +440,7 @@ func TestTrainsInBFloat16(t *testing.T) {
 // losses and every gradient that Gorgonia's machine gives.
 func requireLikeTapeMachine(t *testing.T, m *net, model fsdp.Model, ranks int, tolerance float64) {
 	const steps, rate = 5, 0.1
-	got := train(t, m, model, ranks, steps, rate, fsdp.Config{Wrap: fsdp.WrapEach(), Poison: true})
+	got := train(t, m, model, ranks, steps, rate, fsdp.Config{WrapPolicy: fsdp.WrapEach(), Poison: true})
 	for i, want := range tapeMachine(t, m, ranks, steps, rate) {
 		requireClose(t, want.losses, got[i].losses, tolerance, "losses of step %d", i)
 		require.Len(t, got[i].grads, len(want.grads))
@@ -458,10 +458,10 @@ func TestRecurrentNetsWarn(t *testing.T) {
 		cfg  fsdp.Config
 		want string
 	}{
-		{"WrapEach", fsdp.Config{Wrap: fsdp.WrapEach()}, `give these calls one unit in Config.Wrap or leave them to the root unit, or keep the units whole during a pass by ShardGradOp" ` +
+		{"WrapEach", fsdp.Config{WrapPolicy: fsdp.WrapEach()}, `give these calls one unit in Config.WrapPolicy or leave them to the root unit, or keep the units whole during a pass by ShardGradOp" ` +
 			`rank=0 unit=wx_o gathers=8 units=5 "gathers of all"=38`},
 		{"nil", fsdp.Config{}, ""},
-		{"ShardGradOp", fsdp.Config{Wrap: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp}, ""},
+		{"ShardGradOp", fsdp.Config{WrapPolicy: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			model, said := lstm(tensor.Float32).model(t), make([]bytes.Buffer, 2)

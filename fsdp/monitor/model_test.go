@@ -102,7 +102,7 @@ func TestFrozenParametersSaveOperations(t *testing.T) {
 	// The weights of the blocks and the head have no gradients, and neither has the first block's input.
 	needed := all - 2*(2*12*64*64+64*64) - 2*3*64*64
 	require.InEpsilon(t, needed, flops(fsdp.Config{Frozen: adapters}), 0.02)
-	require.InEpsilon(t, needed, flops(fsdp.Config{Frozen: adapters, Keep: blocks}), 0.02)
-	require.InEpsilon(t, needed, flops(fsdp.Config{Frozen: adapters, Checkpoint: blocks}), 0.02)
+	require.InEpsilon(t, needed, flops(fsdp.Config{Frozen: adapters, Activations: fsdp.Activations{Save: blocks}}), 0.02)
+	require.InEpsilon(t, needed, flops(fsdp.Config{Frozen: adapters, Activations: fsdp.Activations{Recompute: blocks}}), 0.02)
 	require.InEpsilon(t, all/3, flops(fsdp.Config{Frozen: func(string) bool { return true }}), 0.02, "forward alone")
 }

@@ -25,7 +25,7 @@ func TestProfile(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
 		prof := profile.New()
-		m, err := fsdp.Wrap(&nn.GPT{Vocab: 10, Context: length, Layers: 1, Dim: 16, Heads: 2}, fsdp.Config{Group: g, Profile: prof, TraceDir: dir})
+		m, err := fsdp.Wrap(&nn.GPT{Vocab: 10, Context: length, Layers: 1, Dim: 16, Heads: 2}, fsdp.Config{Group: g, Observers: []fsdp.Observer{fsdp.Profile(prof), fsdp.TraceDir(dir)}})
 		if err != nil {
 			return err
 		}

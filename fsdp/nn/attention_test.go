@@ -271,7 +271,7 @@ func TestAttentionGradients(t *testing.T) {
 			for ranks := 1; ranks <= 4; ranks++ {
 				require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
 					s, err := fsdp.Wrap(attending(m), fsdp.Config{
-						Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, Wrap: fsdp.WrapEach(), Poison: true,
+						Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, WrapPolicy: fsdp.WrapEach(), Poison: true,
 					})
 					if err != nil {
 						return err

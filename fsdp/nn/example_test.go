@@ -50,7 +50,7 @@ func (m *Classifier) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 
 // A module of one's own, composed of modules of this package and of stock Gorgonia operations, in a model.
 func Example() {
-	m, err := fsdp.Wrap(&Classifier{Dim: 4, Classes: 3}, fsdp.Config{Wrap: fsdp.WrapTypes(&SquaredReLU{})})
+	m, err := fsdp.Wrap(&Classifier{Dim: 4, Classes: 3}, fsdp.Config{WrapPolicy: fsdp.WrapTypes(&SquaredReLU{})})
 	if err != nil {
 		log.Fatal(err)
 	}

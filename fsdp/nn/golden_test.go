@@ -135,7 +135,7 @@ func (g golden) test(t *testing.T) {
 		for strategy := fsdp.FullShard; strategy <= fsdp.SecondaryShard; strategy++ {
 			for ranks := 1; ranks <= 4; ranks++ {
 				cfg := fsdp.Config{
-					Strategy: strategy, Wrap: fsdp.WrapTypes(&nn.Layer{}), Poison: true, Precision: fsdp.Precision{Compute: fsdp.Float64},
+					Strategy: strategy, WrapPolicy: fsdp.WrapTypes(&nn.Layer{}), Poison: true, Precision: fsdp.Precision{Compute: fsdp.Float64},
 				}
 				if strategy >= fsdp.HybridShard {
 					cfg.ShardRanks = ranks / 2

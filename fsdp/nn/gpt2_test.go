@@ -34,7 +34,7 @@ var gpt2Masks = []string{"h.0.attn.bias", "h.0.attn.masked_bias", "h.1.attn.bias
 func onRanks(t *testing.T, n int, m fsdp.Model, compute fsdp.DType, f func(ctx context.Context, s *fsdp.Sharded) error) {
 	require.NoError(t, comm.Run(t.Context(), n, func(ctx context.Context, g comm.Group) error {
 		s, err := fsdp.Wrap(m, fsdp.Config{
-			Group: g, Wrap: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.Precision{Compute: compute}, Poison: true, Seed: 1,
+			Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.Precision{Compute: compute}, Poison: true, Seed: 1,
 		})
 		if err != nil {
 			return err

@@ -51,7 +51,7 @@ func notAdapter(name string) bool { return !nn.IsAdapter(name) }
 // for some steps.
 func adapted(t *testing.T, base map[string]*tensor.Dense, l nn.LoRA, batch []fsdp.Tensor) *fsdp.Sharded {
 	s, err := fsdp.Wrap(gpt(l), fsdp.Config{
-		Precision: fsdp.Precision{Compute: fsdp.Float64}, Wrap: fsdp.WrapTypes(&nn.Block{}), Frozen: notAdapter, Poison: true,
+		Precision: fsdp.Precision{Compute: fsdp.Float64}, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Frozen: notAdapter, Poison: true,
 	})
 	require.NoError(t, err)
 	require.NoError(t, s.SetFull(t.Context(), 0, base))
@@ -117,7 +117,7 @@ func TestLoRAOfGPT(t *testing.T) {
 func TestLoRAMemory(t *testing.T) {
 	tokens := ints([]int{64, 4}, make([]int, 256)...)
 	plan := func(m *nn.GPT, frozen func(string) bool) *fsdp.Plan {
-		s, err := fsdp.Wrap(m, fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen})
+		s, err := fsdp.Wrap(m, fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen})
 		require.NoError(t, err)
 		_, err = optim.AdamW{}.New(s.Shards())
 		require.NoError(t, err)

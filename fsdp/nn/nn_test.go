@@ -165,7 +165,7 @@ func TestCommentListsModules(t *testing.T) {
 
 // gptNames lists the parameters of a wrapped GPT.
 func gptNames(t *testing.T, m *nn.GPT) (list []string) {
-	s, err := fsdp.Wrap(m, fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{})})
+	s, err := fsdp.Wrap(m, fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 	require.NoError(t, err)
 	state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)

@@ -120,7 +120,7 @@ func TestBatchNormTraining(t *testing.T) {
 		}
 		return names
 	}
-	for name, cfg := range map[string]fsdp.Config{"balanced": {}, "checkpoint": {Checkpoint: all}, "keep": {Keep: all}} {
+	for name, cfg := range map[string]fsdp.Config{"balanced": {}, "checkpoint": {Activations: fsdp.Activations{Recompute: all}}, "keep": {Activations: fsdp.Activations{Save: all}}} {
 		t.Run(name, func(t *testing.T) {
 			cfg.Precision.Compute, cfg.Poison = fsdp.Float64, true
 			s, err := fsdp.Wrap(batchNormed(&nn.BatchNorm{Dim: 3, Momentum: 0.25}), cfg)
@@ -179,7 +179,7 @@ func TestBatchNormOnRanks(t *testing.T) {
 	}
 	err := comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
 		s, err := fsdp.Wrap(batchNormed(&nn.BatchNorm{Dim: 3, Momentum: 1}), fsdp.Config{
-			Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, Wrap: fsdp.WrapEach(),
+			Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, WrapPolicy: fsdp.WrapEach(),
 		})
 		if err != nil {
 			return err

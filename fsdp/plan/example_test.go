@@ -15,7 +15,7 @@ import (
 func Example() {
 	blocks := fsdp.WrapTypes(&nn.Block{})
 	p, err := fsdp.Dry(&nn.GPT{Vocab: 50304, Context: 2048, Layers: 96, Dim: 12288, Heads: 96}, fsdp.Config{
-		Group: comm.World{Ranks: 128}, Wrap: blocks, Checkpoint: blocks, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+		Group: comm.World{Ranks: 128}, WrapPolicy: blocks, Activations: fsdp.Activations{Recompute: blocks}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
 	}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
 	if err != nil {
 		log.Fatal(err)

@@ -7,7 +7,7 @@ import (
 )
 
 // Memory is the memory of a rank at one time, in bytes, by use. It leaves out files
-// (fsdp.Config.OffloadDir) and, on a GPU, the memory of the host (fsdp.Config.Offload).
+// (fsdp.Config.Offload.Dir) and, on a GPU, the memory of the host (fsdp.Config.Offload).
 type Memory struct {
 	Shard      int // parameters and gradients of the rank
 	State      int // state of the optimizer

@@ -111,7 +111,7 @@ func TestCostIsThePlans(t *testing.T) {
 
 func dry(t require.TestingT, ranks int, wrap fsdp.Policy) *fsdp.Plan {
 	shape := fsdp.Ints(4, 64)
-	p, err := fsdp.Dry(&nn.GPT{Vocab: 1000, Context: 64, Layers: 4, Dim: 256, Heads: 4}, fsdp.Config{Group: comm.World{Ranks: ranks}, Wrap: wrap},
+	p, err := fsdp.Dry(&nn.GPT{Vocab: 1000, Context: 64, Layers: 4, Dim: 256, Heads: 4}, fsdp.Config{Group: comm.World{Ranks: ranks}, WrapPolicy: wrap},
 		optim.AdamW{}.New, shape, shape)
 	require.NoError(t, err)
 	return p

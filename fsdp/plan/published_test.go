@@ -79,7 +79,7 @@ func (r *row) pass(t testing.TB) *plan.Pass {
 		m = &nn.Llama{Vocab: r.vocab, Layers: r.layers, Dim: r.hidden, Heads: r.heads, KVHeads: r.kvHeads, Hidden: r.ffn, Tied: r.tied}
 		block = fsdp.WrapTypes(&nn.Layer{})
 	}
-	cfg := fsdp.Config{Group: comm.World{Ranks: r.gpus}, Wrap: block, Precision: fsdp.Precision{Compute: fsdp.BFloat16, Reduce: fsdp.Float32}}
+	cfg := fsdp.Config{Group: comm.World{Ranks: r.gpus}, WrapPolicy: block, Precision: fsdp.Precision{Compute: fsdp.BFloat16, Reduce: fsdp.Float32}}
 	if r.wireGrads == 2 {
 		cfg.Precision.Reduce = fsdp.BFloat16
 	}
@@ -91,9 +91,9 @@ func (r *row) pass(t testing.TB) *plan.Pass {
 	}
 	switch r.checkpointing {
 	case "full":
-		cfg.Checkpoint = block
+		cfg.Activations.Recompute = block
 	case "none":
-		cfg.Keep = block
+		cfg.Activations.Save = block
 	}
 	shape := fsdp.Ints(r.micro, r.seq)
 	p, err := fsdp.Dry(m, cfg, optim.AdamW{}.New, shape, shape)

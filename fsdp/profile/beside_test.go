@@ -33,7 +33,7 @@ func (parts) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 
 // dry plans it.
 func dry(t *testing.T) *plan.Pass {
-	p, err := fsdp.Dry(parts{}, fsdp.Config{Group: comm.World{Ranks: 16}, Wrap: fsdp.WrapEach()}, optim.AdamW{}.New, fsdp.Ints(4, 512), fsdp.Ints(4, 512))
+	p, err := fsdp.Dry(parts{}, fsdp.Config{Group: comm.World{Ranks: 16}, WrapPolicy: fsdp.WrapEach()}, optim.AdamW{}.New, fsdp.Ints(4, 512), fsdp.Ints(4, 512))
 	require.NoError(t, err)
 	return p.Pass
 }
@@ -126,5 +126,5 @@ func TestWriteTrace(t *testing.T) {
 	require.Equal(t, "rank 0, predicted for h100", rows[0].Process)
 	require.Equal(t, at(0, 3e3*p.Time(c, 1).Total).UnixNano(), rows[plan.Communicating].Slices[0].Begin, "where the last pass begins")
 	_, err = replay(t, p, c, profile.Target{}).AddTrace(p, c)
-	require.ErrorContains(t, err, "no Config.TraceDir")
+	require.ErrorContains(t, err, "no TraceDir in Config.Observers")
 }

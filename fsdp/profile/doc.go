@@ -2,7 +2,7 @@
 // other ranks wait for, and which operations take more time or memory than predicted.
 //
 //	prof := profile.New()
-//	m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Profile: prof, …})
+//	m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Observers: []fsdp.Observer{fsdp.Profile(prof)}, …})
 //	…
 //	report, err := prof.Stragglers(ctx) // all ranks, between two passes
 //	fmt.Println(report)
@@ -37,13 +37,13 @@
 // is slow because of the part in which it exceeds the others most: calls, transfers, or the time
 // between operations, such as batches and optimizers. If the ranks are even, all wait for
 // transfers: slow links. The causes are less certain for ranks of several own groups
-// (Config.GroupOf), and inside JoinCalls.
+// (Config.Unit), and inside JoinCalls.
 //
 // # Predicted and real passes
 //
 // A comparison pairs each operation with the same one in a plan that is played on a cluster. It
 // names the operations with the largest deviations, and compares the peak memory.
-// [Profile.AddTrace] adds the predicted pass to the traces of Config.TraceDir, at the beginning of
+// [Profile.AddTrace] adds the predicted pass to the traces of the model's TraceDir, at the beginning of
 // the last real one:
 //
 //	rank 0                       calls    ▏forward blocks.0▕ ▏forward blocks.1▕

@@ -18,7 +18,7 @@ import (
 func Example() {
 	err := comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {
 		prof := profile.New()
-		m, err := fsdp.Wrap(&nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2}, fsdp.Config{Group: g, Profile: prof})
+		m, err := fsdp.Wrap(&nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2}, fsdp.Config{Group: g, Observers: []fsdp.Observer{fsdp.Profile(prof)}})
 		if err != nil {
 			return err
 		}
@@ -52,7 +52,7 @@ func Example() {
 // surprise.
 func ExampleProfile_Beside() {
 	prof := profile.New()
-	m, err := fsdp.Wrap(&nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2}, fsdp.Config{Profile: prof})
+	m, err := fsdp.Wrap(&nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2}, fsdp.Config{Observers: []fsdp.Observer{fsdp.Profile(prof)}})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -34,14 +34,14 @@ func WriteTrace(to io.Writer, p *plan.Pass, t *plan.Timeline, process string, nu
 	return w.Flush()
 }
 
-// Traced reports whether the model has a Config.TraceDir.
+// Traced reports whether the model has a TraceDir.
 func (p *Profile) Traced() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.to.Trace != ""
 }
 
-// AddTrace writes the pass, as predicted for a cluster, into Config.TraceDir, next to the last real
+// AddTrace writes the pass, as predicted for a cluster, into the model's TraceDir, next to the last real
 // one. Perfetto shows both in files that are joined as fsdprun -trace does. Only rank 0 may call
 // it, as all files follow its clock. It returns the name of the file. Another call replaces the
 // file.
@@ -51,7 +51,7 @@ func (p *Profile) AddTrace(pass *plan.Pass, c *plan.Cluster) (path string, err e
 	p.mu.Unlock()
 	switch {
 	case to.Trace == "":
-		return "", errors.New("profile: AddTrace: the model has no Config.TraceDir")
+		return "", errors.New("profile: AddTrace: the model has no TraceDir in Config.Observers")
 	case begin.IsZero():
 		return "", errNoPass
 	}

@@ -204,7 +204,8 @@ func sampleOf(in *exec.Instr, together bool) sample {
 // rank trains on one rank.
 func (r *recorder) rank(ctx context.Context, g comm.Group, cfg fsdp.Config, s subject) error {
 	t := &tracer{recorder: r}
-	cfg.Group, cfg.Wrap, cfg.Trace = g, s.blocks(), t.event
+	cfg.Group, cfg.WrapPolicy = g, s.blocks()
+	cfg.Observers = []fsdp.Observer{fsdp.TraceFunc(t.event)}
 	m, err := fsdp.WrapContext(ctx, s.model, cfg)
 	if err != nil {
 		return err

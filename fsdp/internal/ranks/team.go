@@ -131,7 +131,7 @@ func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error)
 	}
 	first := []int64{int64(t.Rank())}
 	if err := own.AllReduce(comm.Of(first).Named("first rank"), comm.Min).Wait(ctx); err != nil {
-		return 0, fmt.Errorf("meeting the ranks of a group of GroupOf: %w", err)
+		return 0, fmt.Errorf("meeting the ranks of a group of Config.Unit: %w", err)
 	}
 	t.own[own] = int(first[0])
 	return int(first[0]), t.watchOne(own)

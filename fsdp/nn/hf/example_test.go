@@ -41,7 +41,7 @@ func Example() {
 		if err != nil {
 			return err
 		}
-		s, err := fsdp.Wrap(m.Model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		s, err := fsdp.Wrap(m.Model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 		if err != nil {
 			return err
 		}

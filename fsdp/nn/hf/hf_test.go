@@ -137,7 +137,7 @@ func logitsOf(ctx context.Context, s *fsdp.Sharded, batch []fsdp.Tensor) (logits
 // onRanks runs f with a model wrapped on n ranks.
 func onRanks(t *testing.T, n int, m fsdp.Model, compute fsdp.DType, f func(ctx context.Context, s *fsdp.Sharded) error) {
 	require.NoError(t, comm.Run(t.Context(), n, func(ctx context.Context, g comm.Group) error {
-		s, err := fsdp.Wrap(m, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: compute}, Poison: true, Seed: 1})
+		s, err := fsdp.Wrap(m, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: compute}, Poison: true, Seed: 1})
 		if err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@
 //	PyTorch     PyTorch's attention by FlashAttention and by cuDNN, and its linear layers
 //	Rates       kernels of operations and of shards, and the update, at the sizes of a GPT of 1.5B
 //	Step        a step of training over device memory
-//	Training    steps of a GPT of 1.5B by default, with Config.Keep, and by PyTorch's FSDP2
+//	Training    steps of a GPT of 1.5B by default, with Config.Activations.Save, and by PyTorch's FSDP2
 //
 // If there is no PyTorch, a line reports it. "-test.run Rates -cluster h200.json -like h200" writes
 // the rates to a file for "fsdpplan -cluster h200.json"; all else is copied from the cluster h200.

@@ -40,7 +40,7 @@ func TestParity(t *testing.T) {
 			{"float32", fsdp.Precision{}, 1e-5},
 			{"bfloat16", fsdp.BF16(), 0.01}, // of numbers with 8 bits, whose sums have other orders
 		} {
-			cfg := fsdp.Config{Group: m, Wrap: fsdp.WrapTypes(x.unit), Precision: p.precision}
+			cfg := fsdp.Config{Group: m, WrapPolicy: fsdp.WrapTypes(x.unit), Precision: p.precision}
 			want := train(t, x.model, cfg)
 			cfg.Device = &gpu.Device{Device: m.dev}
 			got := train(t, x.model, cfg)

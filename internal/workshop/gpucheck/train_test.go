@@ -142,9 +142,9 @@ func describeModel(parameters int, z size) string {
 	return fmt.Sprintf("GPT of %.4gM, %d x %d", float64(parameters)/1e6, z.Batch, z.Context)
 }
 
-// config returns the configuration of all trainings. keep is Config.Keep.
+// config returns the configuration of all trainings. keep is Config.Activations.Save.
 func config(keep fsdp.Policy) fsdp.Config {
-	return fsdp.Config{Device: new(gpu.Device), Wrap: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.BF16(), Keep: keep}
+	return fsdp.Config{Device: new(gpu.Device), WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Precision: fsdp.BF16(), Activations: fsdp.Activations{Save: keep}}
 }
 
 // A trainer trains on GPU 0.
@@ -160,7 +160,7 @@ type trainer struct {
 	apart  map[string][]float64 // of phases that are waited for, when they were over
 }
 
-// newTrainer returns a trainer whose Config.Keep is keep.
+// newTrainer returns a trainer whose Config.Activations.Save is keep.
 func newTrainer(t *testing.T, z size, keep fsdp.Policy) *trainer {
 	g := &trainer{t: t, z: z}
 	var err error

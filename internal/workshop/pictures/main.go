@@ -44,7 +44,7 @@ func main() {
 func dry(model *nn.GPT, ranks, rows int, s fsdp.Strategy) (*fsdp.Plan, error) {
 	blocks := fsdp.WrapTypes(&nn.Block{})
 	return fsdp.Dry(model, fsdp.Config{
-		Group: comm.World{Ranks: ranks}, Wrap: blocks, Checkpoint: blocks, Strategy: s, Precision: fsdp.BF16(), Prefetch: 1,
+		Group: comm.World{Ranks: ranks}, WrapPolicy: blocks, Activations: fsdp.Activations{Recompute: blocks}, Strategy: s, Precision: fsdp.BF16(), Prefetch: 1,
 	}, optim.AdamW{}.New, fsdp.Ints(rows, 1024), fsdp.Ints(rows, 1024))
 }
 

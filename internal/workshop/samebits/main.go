@@ -10,6 +10,8 @@
 // Where a public name has changed since, -renamed says how:
 //
 //	go -C internal/workshop run ./samebits -base main~3 -renamed Recompute=Checkpoint
+//
+// If the base has train with the same flags, -own compiles the base's source instead.
 package main
 
 import (
@@ -50,6 +52,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	base := f.String("base", "", "`commit` to compare the working tree with")
 	only := f.String("run", "", "only configurations whose names match this regular `expression`")
 	renamed := f.String("renamed", "", "public names that have changed since the base, as `new=old,new=old`")
+	own := f.Bool("own", false, "compile train of the base from the base's source: for changes that -renamed cannot say")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -74,8 +77,10 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := work.Graft(old, trainer, *renamed); err != nil {
-		return err
+	if !*own {
+		if err := work.Graft(old, trainer, *renamed); err != nil {
+			return err
+		}
 	}
 	b := &bench{dir: dir, bins: [2]string{filepath.Join(dir, "base"), filepath.Join(dir, "work")}}
 	for i, t := range []revision.Tree{old, work} {

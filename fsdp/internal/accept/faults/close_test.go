@@ -71,7 +71,7 @@ func TestCloseAfterTheGroup(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/files %t", name, dir != ""), func(t *testing.T) {
 				kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 					strict := kit.NewStrictGroup(g)
-					m := kit.Wrap(t, kit.TinyGPT(6), fsdp.Config{Group: strict, Wrap: kit.Blocks, Prefetch: 4, OffloadDir: dir})
+					m := kit.Wrap(t, kit.TinyGPT(6), fsdp.Config{Group: strict, WrapPolicy: kit.Blocks, Prefetch: 4, Offload: fsdp.Offload{Dir: dir}})
 					batch := kit.TinyBatch(0, g.Rank(), 2, 5)
 					_, err := m.Forward(ctx, batch...)
 					require.NoError(t, err)
@@ -93,8 +93,8 @@ func TestCloseAfterTheGroup(t *testing.T) {
 // TestCloseInsideAPass fails one rank after every operation of a pass in turn, while others are
 // held. Every rank that closes its model then has waited for what it began, reductions included.
 func TestCloseInsideAPass(t *testing.T) {
-	cfg := fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: kit.Float64s}
-	plan, err := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Wrap: fsdp.WrapEach(), Prefetch: 2, Precision: kit.Float64s}).Plan(kit.ShapeBatch(0)...)
+	cfg := fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, WrapPolicy: fsdp.WrapEach(), Prefetch: 2, Precision: kit.Float64s}
+	plan, err := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{WrapPolicy: fsdp.WrapEach(), Prefetch: 2, Precision: kit.Float64s}).Plan(kit.ShapeBatch(0)...)
 	require.NoError(t, err)
 	waited := 0 // works in flight on the rank that fails
 	for stop := range 2 * len(plan.Schedule) {
@@ -104,11 +104,11 @@ func TestCloseInsideAPass(t *testing.T) {
 			cfg.Group = strict
 			left := stop
 			if g.Rank() == 3 {
-				cfg.Trace = func(fsdp.Event) {
+				cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(fsdp.Event) {
 					if left--; left < 0 {
 						panic("no more")
 					}
-				}
+				}))
 			}
 			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 			var err error
@@ -142,7 +142,7 @@ func TestCloseUnmapsAtLast(t *testing.T) {
 	for _, dir := range kit.Memories(t) {
 		gone := make(chan struct{})
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, Wrap: kit.Blocks, Prefetch: 2, OffloadDir: dir})
+			m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Prefetch: 2, Offload: fsdp.Offload{Dir: dir}})
 			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
 			require.NoError(t, err)
 			require.NoError(t, g.Barrier(ctx))
@@ -173,17 +173,17 @@ func TestTwoLayersOfUnitGroups(t *testing.T) {
 			if g.Rank() == 0 {
 				require.NoError(t, map[string]comm.Group{"rows": rows, "columns": columns}[broken].Close())
 			}
-			_, err = fsdp.WrapContext(ctx, kit.Shapes["chain"], fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), GroupOf: func(u fsdp.UnitInfo) comm.Group {
+			_, err = fsdp.WrapContext(ctx, kit.Shapes["chain"], fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Unit: kit.GroupOf(func(u fsdp.UnitConfig) comm.Group {
 				if u.Name == "l0" {
 					return rows
 				}
 				return columns
-			}})
+			})})
 			done.Done()
 			done.Wait() // a rank that leaves would tell the others
 			return err
 		}) {
-			require.ErrorContains(t, err, "meeting the ranks of a group of GroupOf", broken)
+			require.ErrorContains(t, err, "meeting the ranks of a group of Config.Unit", broken)
 			require.ErrorContains(t, err, comm.ErrClosed.Error())
 		}
 	}
@@ -292,12 +292,12 @@ func TestDropped(t *testing.T) {
 	batch := []fsdp.Tensor{tensor.New(tensor.WithShape(1, 4), tensor.Of(tensor.Int)), tensor.New(tensor.WithShape(1, 4), tensor.Of(tensor.Int))}
 	for name, cfg := range map[string]fsdp.Config{
 		"threads":           {Threads: 3},
-		"files":             {OffloadDir: t.TempDir()},
-		"threads and files": {Threads: 2, OffloadDir: t.TempDir(), HashDir: t.TempDir(), TraceDir: t.TempDir()},
+		"files":             {Offload: fsdp.Offload{Dir: t.TempDir()}},
+		"threads and files": {Threads: 2, Offload: fsdp.Offload{Dir: t.TempDir()}, Observers: []fsdp.Observer{fsdp.HashDir(t.TempDir()), fsdp.TraceDir(t.TempDir())}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const models, ranks = 4, 2
-			cfg.Wrap, cfg.Prefetch = fsdp.WrapEach(), 2
+			cfg.WrapPolicy, cfg.Prefetch = fsdp.WrapEach(), 2
 			before, heap := goleak.IgnoreCurrent(), kit.HeapBytes()
 			drop := dropped{slog.DiscardHandler, make(chan string, models*ranks)}
 			cfg.Logger = slog.New(drop)
@@ -327,8 +327,8 @@ func TestDropped(t *testing.T) {
 			require.Empty(t, drop.warnings)
 			goleak.VerifyNone(t, before)
 			require.Less(t, kit.HeapBytes()-heap, 4<<20)
-			if cfg.OffloadDir != "" {
-				left, err := filepath.Glob(filepath.Join(cfg.OffloadDir, "*"))
+			if cfg.Offload.Dir != "" {
+				left, err := filepath.Glob(filepath.Join(cfg.Offload.Dir, "*"))
 				require.NoError(t, err)
 				require.Empty(t, left)
 			}

@@ -17,7 +17,7 @@ import (
 // TestFarDevice trains on it, and has passes fail there, whose errors the caller gets late.
 func TestFarDevice(t *testing.T) {
 	kit.Needs(t, kit.OwnOperations)
-	model, cfg := kit.TinyGPT(2), fsdp.Config{Wrap: kit.Blocks, Poison: true}
+	model, cfg := kit.TinyGPT(2), fsdp.Config{WrapPolicy: kit.Blocks, Poison: true}
 	model.Dropout = 0.1
 	want := kit.Train(t, model, 3, 3, 2, cfg)
 	defer kit.UseFarDevice()()

@@ -57,7 +57,7 @@ var badTokens = map[string]badBatch{
 // bits.
 func TestIntegersOfABatch(t *testing.T) {
 	step := func(batch []fsdp.Tensor) (float64, map[string]*tensor.Dense) {
-		s := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks})
+		s := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{WrapPolicy: kit.Blocks})
 		_, err := s.Forward(t.Context(), converted[int32](with(0, 4, kit.TinyVocab))...)
 		require.ErrorContains(t, err, "embedding: index 13 at position 4 is outside the table of 13 rows")
 		loss := kit.ForwardBackward(t, t.Context(), s, batch)
@@ -111,7 +111,7 @@ func TestBadBatches(t *testing.T) {
 	model, want := kit.TinyGPT(1), map[int]kit.Bits{}
 	model.Dropout = 0.1
 	for world := 1; world <= 3; world++ {
-		want[world] = kit.Train(t, model, world, 2, 1, fsdp.Config{Wrap: kit.Blocks, Poison: true})
+		want[world] = kit.Train(t, model, world, 2, 1, fsdp.Config{WrapPolicy: kit.Blocks, Poison: true})
 	}
 	bad := maps.Clone(badBatches)
 	maps.Copy(bad, badTokens)
@@ -120,7 +120,7 @@ func TestBadBatches(t *testing.T) {
 			for _, all := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%d ranks/all %t", name, world, all), func(t *testing.T) {
 					kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-						m := kit.Wrap(t, model, fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
+						m := kit.Wrap(t, model, fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Poison: true})
 						batch := c.batch
 						if !all && g.Rank() != world-1 {
 							batch = kit.GoodBatch(g.Rank())
@@ -204,7 +204,7 @@ func TestErrorInsideAPass(t *testing.T) {
 		} {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
 				for r, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-					m := kit.Wrap(t, picky, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s})
+					m := kit.Wrap(t, picky, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s})
 					batch := kit.ShapeBatch(g.Rank())
 					if g.Rank() == world-1 {
 						kit.Elements(batch[0])[3] = 1000
@@ -266,7 +266,7 @@ func TestPanicInsideBackward(t *testing.T) {
 	})
 	for world := 1; world <= 2; world++ {
 		for _, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-			m := kit.Wrap(t, prone, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s})
+			m := kit.Wrap(t, prone, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s})
 			batch := kit.ShapeBatch(g.Rank())
 			if g.Rank() == 0 {
 				kit.Elements(batch[0])[3] = 1000
@@ -287,7 +287,7 @@ func TestBatchModified(t *testing.T) {
 	for world := 1; world <= 2; world++ {
 		for tensors := range 2 {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 				for _, hold := range []bool{false, true} {
 					batch := kit.GoodBatch(g.Rank())
 					_, err := m.Forward(ctx, batch...)
@@ -320,7 +320,7 @@ func TestBatchModified(t *testing.T) {
 func TestParameterModified(t *testing.T) {
 	for world := 1; world <= 2; world++ {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Poison: true})
 			_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
 			name := ""
@@ -430,7 +430,7 @@ func TestLossNotFinite(t *testing.T) {
 func TestGradientNotFinite(t *testing.T) {
 	for world := 1; world <= 3; world++ {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 			for _, p := range m.Shards() { // exactly one rank owns element 5
 				if i := 5 - p.Offset; p.Name == "blocks.0.qkv.weight" && i >= 0 && i < p.Grad.Len() {
@@ -489,11 +489,11 @@ func TestScaleMustBeANumber(t *testing.T) {
 // TestPassesAreCounted: passes are numbered from 1, whatever else is called between them.
 func TestPassesAreCounted(t *testing.T) {
 	var passes []int
-	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Trace: func(e fsdp.Event) {
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Observers: []fsdp.Observer{fsdp.TraceFunc(func(e fsdp.Event) {
 		if e.Kind == "forward" && e.Call == "wte" {
 			passes = append(passes, e.Pass)
 		}
-	}})
+	})}})
 	for range 2 {
 		kit.ForwardBackward(t, t.Context(), m, kit.GoodBatch(0))
 		_, err := m.ClipGradNorm(t.Context(), 1)
@@ -619,21 +619,21 @@ func TestContextEndsBeforeAPass(t *testing.T) {
 // operation in turn, and checks that no rank hangs and all learn why.
 func TestContextEndsInsideAPass(t *testing.T) {
 	gone := errors.New("time for lunch")
-	plan, err := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks}).Plan(kit.GoodBatch(0)...)
+	plan, err := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{WrapPolicy: kit.Blocks}).Plan(kit.GoodBatch(0)...)
 	require.NoError(t, err)
 	for world := 1; world <= 3; world++ {
 		for stop := range len(plan.Schedule) - 1 {
 			for _, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
-				cfg := fsdp.Config{Group: g, Wrap: kit.Blocks}
+				cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks}
 				if g.Rank() == world-1 {
 					var cancel context.CancelCauseFunc
 					ctx, cancel = context.WithCancelCause(ctx)
 					left := stop
-					cfg.Trace = func(fsdp.Event) {
+					cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(fsdp.Event) {
 						if left--; left < 0 {
 							cancel(gone)
 						}
-					}
+					}))
 				}
 				m := kit.Wrap(t, kit.TinyGPT(1), cfg)
 				if _, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...); err != nil {
@@ -659,7 +659,7 @@ func TestRankLeavesEarly(t *testing.T) {
 		for _, after := range []string{"Wrap", "Forward", "Backward"} {
 			errs := make([]error, world)
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 				if after != "Wrap" {
 					_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 					require.NoError(t, err)

@@ -48,7 +48,7 @@ func TestDiscardWaitsForGathers(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		late := &lateGroup{Group: g}
-		m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: late, Precision: kit.Float64s, Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: 2})
+		m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: late, Precision: kit.Float64s, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Prefetch: 2})
 		b := kit.TinyBatch(0, g.Rank(), 2, 5)
 		want, err := m.Eval(ctx, b...)
 		require.NoError(t, err)
@@ -75,7 +75,7 @@ func TestDiscardWaitsForGathers(t *testing.T) {
 // TestRefusedBackwardCanGoOn skips the steps whose loss is not finite, as a user would.
 func TestRefusedBackwardCanGoOn(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Prefetch: 3, Wrap: fsdp.WrapEach()})
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Prefetch: 3, WrapPolicy: fsdp.WrapEach()})
 		good := kit.ShapeBatch(g.Rank())
 		kit.ForwardBackward(t, ctx, m, good)
 		want := kit.GradBits(t, ctx, m)
@@ -184,7 +184,7 @@ func TestPanicsOfTheUser(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		cfg := fsdp.Config{Group: g}
 		if g.Rank() == 1 {
-			cfg.Trace = func(fsdp.Event) { panic("no trace") }
+			cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(fsdp.Event) { panic("no trace") }))
 		}
 		m := kit.Wrap(t, kit.TinyGPT(1), cfg)
 		_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
@@ -219,12 +219,12 @@ func TestKeep(t *testing.T) {
 		return kit.GradBits(t, ctx, m), m.Memory().Peak
 	}
 	want, balanced := grads(fsdp.Config{})
-	kept, most := grads(fsdp.Config{Keep: fsdp.WrapEach()})
-	again, least := grads(fsdp.Config{Checkpoint: fsdp.WrapEach()})
+	kept, most := grads(fsdp.Config{Activations: fsdp.Activations{Save: fsdp.WrapEach()}})
+	again, least := grads(fsdp.Config{Activations: fsdp.Activations{Recompute: fsdp.WrapEach()}})
 	kit.RequireSameBits(t, want, kept)
 	kit.RequireSameBits(t, want, again)
 	require.Greater(t, most, balanced)
 	require.Less(t, least, balanced)
-	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Keep: fsdp.WrapEach(), Checkpoint: fsdp.WrapTypes(&nn.Block{})})
+	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Activations: fsdp.Activations{Save: fsdp.WrapEach(), Recompute: fsdp.WrapTypes(&nn.Block{})}})
 	require.ErrorContains(t, err, `call "blocks.0" is selected by both`)
 }

@@ -20,7 +20,7 @@ import (
 func TestWithoutGroup(t *testing.T) {
 	log := kit.CaptureDefault(t)
 	alone := func(g comm.Group) error {
-		cfg := fsdp.Config{Wrap: kit.Blocks}
+		cfg := fsdp.Config{WrapPolicy: kit.Blocks}
 		if g != nil {
 			cfg.Group = g
 		}
@@ -54,7 +54,7 @@ func TestWithoutGroup(t *testing.T) {
 // TestStepWithoutGradients: ZeroGrad before Step trains nothing.
 func TestStepWithoutGradients(t *testing.T) {
 	log := kit.CaptureDefault(t)
-	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{WrapPolicy: kit.Blocks})
 	defer m.Close()
 	opt, err := optim.SGD{}.New(m.Shards())
 	require.NoError(t, err)
@@ -186,7 +186,7 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 		}
 	}
 	frozen := func(string) bool { return true }
-	sums := fsdp.Config{Divide: fsdp.ByOne}
+	sums := fsdp.Config{GradAverage: fsdp.ByOne}
 	type picks = []func(optim.Param) bool
 	for name, c := range map[string]struct {
 		cfg  fsdp.Config
@@ -206,7 +206,7 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 		"rate 0":           {fsdp.Config{}, rate(func(int) float64 { return 0 }), picks{all}, `optimizers step with a learning rate of 0, which trains nothing" "steps in a row"=3`},
 		"warmup":           {fsdp.Config{}, rate(func(i int) float64 { return float64(i) }), picks{all}, ""},
 		"all frozen":       {fsdp.Config{Frozen: frozen}, usual, nil, "Backward has nothing to do: all parameters are frozen.* parameters=17"},
-		"sums":             {sums, usual, picks{all}, "Config.Divide is ByOne, and Backward has neither Share nor Scale.* ranks=2"},
+		"sums":             {sums, usual, picks{all}, "Config.GradAverage is ByOne, and Backward has neither Share nor Scale.* ranks=2"},
 		"sums that scale":  {sums, given(fsdp.Scale(0.5)), picks{all}, ""},
 		"sums, as is said": {sums, given(fsdp.Scale(1)), picks{all}, ""},
 	} {

@@ -31,7 +31,7 @@ func TestCloseWhileStateMoves(t *testing.T) {
 		},
 	} {
 		t.Run(method, func(t *testing.T) {
-			m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{OffloadDir: t.TempDir()})
+			m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Offload: fsdp.Offload{Dir: t.TempDir()}})
 			tried := 0
 			require.NoError(t, call(kit.OnFS(t.Context(), &kit.HookedFS{FS: checkpoint.OS(), BeforeCreate: func(string) {
 				tried++
@@ -49,7 +49,7 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(r *rapid.T) {
 		ctx := context.Background()
-		m := kit.Wrap(r, kit.Shapes["chain"], fsdp.Config{OffloadDir: dir, Precision: kit.Float64s, Logger: slog.New(slog.DiscardHandler)})
+		m := kit.Wrap(r, kit.Shapes["chain"], fsdp.Config{Offload: fsdp.Offload{Dir: dir}, Precision: kit.Float64s, Logger: slog.New(slog.DiscardHandler)})
 		disk := kit.OnFS(ctx, crashfs.New())
 		params := m.Shards()
 		opt, err := optim.SGD{Momentum: 0.5}.New(params)

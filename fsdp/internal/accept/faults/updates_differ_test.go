@@ -141,13 +141,13 @@ func TestTwoGoroutines(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		var in, out chan struct{}
 		m := kit.Chain64(t, g, func(c *fsdp.Config) {
-			c.Trace = func(e fsdp.Event) {
+			c.Observers = append(c.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 				if in != nil && e.Kind == "forward" {
 					close(in)
 					<-out
 					in = nil
 				}
-			}
+			}))
 		})
 		params := m.Shards()
 		opt, err := optim.SGD{Momentum: 0.5}.New(params)
@@ -287,7 +287,7 @@ func (h *hookedVec) Slice(from, to int) optim.Vec { return &hookedVec{h.Vec.Slic
 
 // TestOptimizersWithoutMemory uses optimizers whose memory Freeze or Close has given back.
 func TestOptimizersWithoutMemory(t *testing.T) {
-	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{OffloadDir: t.TempDir(), Precision: kit.Float64s})
+	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Offload: fsdp.Offload{Dir: t.TempDir()}, Precision: kit.Float64s})
 	makes := func() (params []optim.Param, opt optim.Optimizer, entries []optim.Entry) {
 		opt, err := optim.SGD{Momentum: 0.5}.New(m.Shards())
 		require.NoError(t, err)

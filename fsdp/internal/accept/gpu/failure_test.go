@@ -72,7 +72,7 @@ func trainAndSave(ctx context.Context, g comm.Group, cfg fsdp.Config, dir string
 		return fmt.Errorf("rank %d: %w", g.Rank(), err), nil
 	}
 	defer func() { closing = errors.Join(closing, dev.Close()) }()
-	cfg.Group, cfg.Device, cfg.Wrap = g, dev, kit.Blocks
+	cfg.Group, cfg.Device, cfg.WrapPolicy = g, dev, kit.Blocks
 	m, err := fsdp.Wrap(kit.TinyGPT(1), cfg)
 	if err != nil {
 		return err, nil

@@ -112,7 +112,7 @@ func TestGPUBatchIsCopied(t *testing.T) {
 	onGPU(t, func() {
 		var want kit.Bits
 		for _, spoiled := range []bool{false, true} {
-			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{WrapPolicy: kit.Blocks})
 			batch := kit.GoodBatch(0)
 			_, err := m.Forward(t.Context(), batch...)
 			require.NoError(t, err)

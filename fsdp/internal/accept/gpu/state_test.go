@@ -32,7 +32,7 @@ func onDoubles(t *testing.T, f func()) {
 // moving is the training of a GPT whose state moves between devices: AdamW, of which one parameter is
 // in 8 bits, and averages.
 func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
-	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
+	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 	narrow := optim.Rule{Match: func(p optim.Param) bool { return strings.HasPrefix(p.Name, "wte") }, Bits: new(8)}
 	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay(), narrow}}.New(m.Shards())
 	require.NoError(t, err)
@@ -153,14 +153,14 @@ func TestGPUState(t *testing.T) {
 // holds less.
 func TestGPUOffload(t *testing.T) {
 	cuda := kit.CleanGPU(t)
-	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Offload: true})
+	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Offload: fsdp.Offload{Pinned: true}})
 	require.ErrorContains(t, err, "Config.Offload is set, but there is no Config.Device")
 	for _, precision := range []fsdp.Precision{{}, fsdp.BF16()} {
 		var want [2]kit.Bits
 		var bytes [2]int
 		for i, offload := range []bool{false, true} {
 			onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
-				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: kit.Blocks, Precision: precision})
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Device: dev, Offload: fsdp.Offload{Pinned: offload}, WrapPolicy: kit.Blocks, Precision: precision})
 				update := kit.Updater(t, m, 0.5)
 				for step := range 3 {
 					kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))

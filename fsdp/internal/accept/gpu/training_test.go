@@ -75,9 +75,9 @@ func TestGPUTrains(t *testing.T) {
 		{2, fsdp.Config{Poison: true}, 1e-5},
 		{2, fsdp.Config{Strategy: fsdp.NoShard}, 1e-5},
 		{4, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Prefetch: 2}, 1e-5},
-		{3, fsdp.Config{CutOf: kit.CutAll(shard.Cut{Block: shard.Whole}), Poison: true}, 1e-5},
+		{3, fsdp.Config{Unit: kit.CutAll(shard.Cut{Block: shard.Whole}), Poison: true}, 1e-5},
 	} {
-		v.cfg.Wrap = kit.Blocks
+		v.cfg.WrapPolicy = kit.Blocks
 		t.Run(fmt.Sprint(v.ranks, v.cfg), func(t *testing.T) {
 			want := trainedLosses(t, v.ranks, steps, v.cfg)
 			var got [][]float64
@@ -115,7 +115,7 @@ func TestGPUDry(t *testing.T) {
 	kit.CleanGPU(t)
 	rows, cols := 2, kit.TinyContext
 	for _, cfg := range []fsdp.Config{
-		{}, {Wrap: kit.Blocks, Precision: fsdp.BF16(), Checkpoint: kit.Blocks}, {Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: true},
+		{}, {WrapPolicy: kit.Blocks, Precision: fsdp.BF16(), Activations: fsdp.Activations{Recompute: kit.Blocks}}, {WrapPolicy: kit.Blocks, Strategy: fsdp.ShardGradOp, Prefetch: 2, Offload: fsdp.Offload{Pinned: true}},
 	} {
 		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			cfg := cfg
@@ -129,7 +129,7 @@ func TestGPUDry(t *testing.T) {
 			plan, err := m.Plan(kit.TinyBatch(0, g.Rank(), rows, cols)...)
 			require.NoError(t, err)
 			require.Equal(t, plan, dry)
-			if first := plan.Pass.Ops[0].Live; cfg.Offload {
+			if first := plan.Pass.Ops[0].Live; cfg.Offload.Pinned {
 				require.Zero(t, first.Shard+first.State, "it is in memory of the host")
 			} else {
 				require.Equal(t, plan.ShardBytes, first.Shard)
@@ -142,10 +142,10 @@ func TestGPUDry(t *testing.T) {
 // TestGPUFits advises Offload, which takes what lasts from the GPU but what its calls read in
 // place.
 func TestGPUFits(t *testing.T) {
-	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, Wrap: kit.Blocks}, fsdp.Ints(2, kit.TinyContext)
+	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, WrapPolicy: kit.Blocks}, fsdp.Ints(2, kit.TinyContext)
 	err := fsdp.Fits(1000, kit.TinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
 	require.ErrorContains(t, err, ": Offload saves ")
-	cfg.Offload = true
+	cfg.Offload.Pinned = true
 	err = fsdp.Fits(1000, kit.TinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
 	require.NotContains(t, err.Error(), "Offload")
 	require.NotContains(t, err.Error(), "of this rank")
@@ -160,7 +160,7 @@ func TestGPUFits(t *testing.T) {
 func TestConfigDevice(t *testing.T) {
 	kit.CleanGPU(t)
 	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
-		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, WrapPolicy: kit.Blocks})
 		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 		require.NoError(t, m.Close())
 	})
@@ -168,8 +168,8 @@ func TestConfigDevice(t *testing.T) {
 	require.NoError(t, err)
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Threads: 2})
 	require.ErrorContains(t, err, "Config.Threads is 2, but Config.Device computes")
-	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, OffloadDir: "/tmp"})
-	require.ErrorContains(t, err, `Config.OffloadDir is "/tmp", but memory of Config.Device cannot lie in files`)
+	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Offload: fsdp.Offload{Dir: "/tmp"}})
+	require.ErrorContains(t, err, `Config.Offload.Dir is "/tmp", but memory of Config.Device cannot lie in files`)
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	require.ErrorContains(t, err, "Config.Precision is {Gather: int8")
 	require.ErrorContains(t, err, "Config.Device has no kernels of int8")
@@ -199,7 +199,7 @@ func TestGPUModelsInTurns(t *testing.T) {
 		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			var all [models]*fsdp.Sharded
 			begin := func(i int) {
-				all[i] = kit.Wrap(t, kit.TinyGPT(1+i), fsdp.Config{Group: g, Device: dev, Wrap: kit.Blocks})
+				all[i] = kit.Wrap(t, kit.TinyGPT(1+i), fsdp.Config{Group: g, Device: dev, WrapPolicy: kit.Blocks})
 			}
 			forward := func(i, step int) {
 				_, err := all[i].Forward(ctx, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext)...)
@@ -253,7 +253,7 @@ func TestGPUFaultsLater(t *testing.T) {
 		},
 	} {
 		restore := kit.UseGPU()
-		ctx, m := t.Context(), kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks})
+		ctx, m := t.Context(), kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{WrapPolicy: kit.Blocks})
 		restore()
 		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, 0, 2, kit.TinyContext))
 		const illegalAddress = 700
@@ -270,7 +270,7 @@ func TestGPUFails(t *testing.T) {
 	training := func() error {
 		restore := kit.UseGPU()
 		defer restore()
-		m, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.BF16()})
+		m, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{WrapPolicy: kit.Blocks, Precision: fsdp.BF16()})
 		if err != nil {
 			return err
 		}
@@ -315,7 +315,7 @@ func TestGPUZeroBetween(t *testing.T) {
 	for _, offload := range []bool{false, true} {
 		t.Run(fmt.Sprint("offload ", offload), func(t *testing.T) {
 			onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
-				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, Offload: offload, Wrap: kit.Blocks})
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, Offload: fsdp.Offload{Pinned: offload}, WrapPolicy: kit.Blocks})
 				batch := kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext)
 				kit.ForwardBackward(t, ctx, m, batch)
 				want := kit.GradBits(t, ctx, m)
@@ -334,7 +334,7 @@ func TestGPUZeroBetween(t *testing.T) {
 func TestGPULeaves(t *testing.T) {
 	kit.CleanGPU(t)
 	onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
-		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, WrapPolicy: kit.Blocks})
 		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 		if g.Rank() == 1 {
 			require.NoError(t, m.Close())
@@ -399,12 +399,12 @@ func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state kit.Bits
 func TestGPUDelays(t *testing.T) {
 	var losses [2][]float64
 	var want kit.Bits
-	onGPU(t, func() { losses, want = crossed(t, fsdp.Config{Wrap: kit.Blocks}) })
+	onGPU(t, func() { losses, want = crossed(t, fsdp.Config{WrapPolicy: kit.Blocks}) })
 	onGPU(t, func() {
 		cuda := kit.CleanGPU(t)
 		cuda.Delay(100*time.Microsecond, 1)
 		defer cuda.Delay(0, 0)
-		late, got := crossed(t, fsdp.Config{Wrap: kit.Blocks, Prefetch: 3, Poison: true})
+		late, got := crossed(t, fsdp.Config{WrapPolicy: kit.Blocks, Prefetch: 3, Poison: true})
 		require.Equal(t, losses, late)
 		kit.RequireSameBits(t, want, got)
 	})

@@ -50,8 +50,8 @@ var errLeft = errors.New("done early")
 // run trains 4, 2, 0 batches in pairs of passes. The fault is in the second iteration.
 func (w *trouble) run(ctx context.Context, name string) error {
 	fault, i := troubles[name], 0
-	cfg := fsdp.Config{Group: w.g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
-	cfg.Trace = func(e fsdp.Event) {
+	cfg := fsdp.Config{Group: w.g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
+	cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 		switch kind, cancels := strings.CutPrefix(fault.kind, "cancel "); {
 		case !w.faulty || i != 1 || e.Kind != kind:
 		case cancels:
@@ -59,7 +59,7 @@ func (w *trouble) run(ctx context.Context, name string) error {
 		default:
 			panic(kit.ErrOops)
 		}
-	}
+	}))
 	m, err := fsdp.WrapContext(ctx, kit.Shapes["chain"], cfg)
 	if err != nil {
 		return err

@@ -138,14 +138,14 @@ func TestJoinGenerates(t *testing.T) {
 			kit.OnRanks(t, len(prompts), func(ctx context.Context, g comm.Group) {
 				w := &interpreter{t: t, rank: g.Rank(), groups: map[string]bool{}}
 				cfg := cfg
-				cfg.Group, cfg.Wrap, cfg.Precision, cfg.Seed, cfg.Divide = g, fsdp.WrapEach(), kit.Float64s, 4, fsdp.ByActive
-				cfg.Trace = func(e fsdp.Event) {
+				cfg.Group, cfg.WrapPolicy, cfg.Precision, cfg.Seed, cfg.GradAverage = g, fsdp.WrapEach(), kit.Float64s, 4, fsdp.ByActive
+				cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 					if e.Kind == "forward" { // what it is gathered for, where it is
 						w.groups[e.Call[:len("enc.0")]] = true
 					} else if e.Group != "" {
 						w.groups[e.Group] = true
 					}
-				}
+				}))
 				w.m = kit.Wrap(t, translator{}, cfg)
 				opt := kit.Momentum(t, w.m.Shards())
 				for range 2 {
@@ -204,7 +204,7 @@ func TestJoinProgramsDiffer(t *testing.T) {
 	for _, name := range []string{"encode", "step", ""} {
 		for odd := range 2 {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, translator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s})
+				m := kit.Wrap(t, translator{}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s})
 				source, state := prompt(0, 0)
 				data := kit.Batches(1-g.Rank(), func(int) []fsdp.Tensor { return []fsdp.Tensor{state, source} })
 				for batch, err := range m.Join(ctx, data) {

@@ -20,7 +20,7 @@ func TestJoinOffload(t *testing.T) {
 	run := func(t *testing.T, change func(c *fsdp.Config, dir string)) (state kit.Bits) {
 		dir := t.TempDir()
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
-			cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, Divide: fsdp.ByActive, Poison: true}
+			cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, GradAverage: fsdp.ByActive, Poison: true}
 			change(&cfg, dir)
 			m := kit.Wrap(t, kit.DropoutGPT(), cfg)
 			update := kit.Updater(t, m, 0.5)

@@ -24,7 +24,7 @@ import (
 type unevenRun struct {
 	Model    string
 	World    int
-	Divide   fsdp.Divide
+	Divide   fsdp.GradAverage
 	Grouped  int // ranks that share one unit, 0 if all do
 	Every    int // iterations between updates
 	NoSync   bool
@@ -62,7 +62,7 @@ func drawUneven(t *rapid.T) *unevenRun {
 	u := &unevenRun{
 		Model:  rapid.SampledFrom(slices.Sorted(maps.Keys(groupedUnit))).Draw(t, "model"),
 		World:  rapid.IntRange(1, 8).Draw(t, "world"),
-		Divide: rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByActive, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
+		Divide: rapid.SampledFrom([]fsdp.GradAverage{fsdp.ByRanks, fsdp.ByActive, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
 		Every:  rapid.IntRange(1, 3).Draw(t, "every"), NoSync: rapid.Bool().Draw(t, "no sync"), Clip: rapid.Bool().Draw(t, "clip"),
 		Scale: rapid.SampledFrom([]float64{1, 1024}).Draw(t, "scale"),
 	}
@@ -223,7 +223,7 @@ func (d *defined) forward(turn *unevenTurn, has func(rank int) bool, seed int) f
 			return
 		}
 		for from, g := range grads {
-			c := map[fsdp.Divide]float64{
+			c := map[fsdp.GradAverage]float64{
 				fsdp.ByRanks: 1 / float64(d.World), fsdp.ByActive: 1 / active, fsdp.ByWeights: turn.Weights[from] / total, fsdp.ByOne: 1,
 			}[d.Divide]
 			for name, v := range g {
@@ -321,18 +321,16 @@ func (u *unevenRun) train(t require.TestingT, ctx context.Context, g comm.Group,
 		g = &kit.StrictGroup{Group: g, Book: book}
 	}
 	cfg := k.Config()
-	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, u.Divide, k.InFlight, kit.Freezable[u.Epochs[0].Frozen]
+	cfg.Group, cfg.GradAverage, cfg.InFlight, cfg.Frozen = g, u.Divide, k.InFlight, kit.Freezable[u.Epochs[0].Frozen]
 	if k.Ignored {
 		cfg.Ignored = func(name string) bool { return len(name)%3 == 1 }
 	}
 	if u.Grouped > 0 {
-		cfg.GroupOf = kit.GroupedBy(t, ctx, g, groupedUnit[u.Model], u.Grouped).GroupOf
-		cfg.StrategyOf = func(i fsdp.UnitInfo) fsdp.Strategy {
+		cfg.Unit = kit.Units(kit.GroupedBy(t, ctx, g, groupedUnit[u.Model], u.Grouped).Unit, cfg.Unit, func(i *fsdp.UnitConfig) {
 			if i.Name == groupedUnit[u.Model] {
-				return fsdp.FullShard
+				i.Strategy = fsdp.FullShard
 			}
-			return i.Strategy
-		}
+		})
 	}
 	l := &learner{unevenRun: u, t: t, g: g, m: kit.Wrap(t, kit.ScriptModel(u.Model), cfg)}
 	var err error

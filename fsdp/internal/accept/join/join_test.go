@@ -65,7 +65,7 @@ import (
 // TestJoin trains ranks with different numbers of batches of different shapes against one process
 // that adds up the gradients of those that have one.
 func TestJoin(t *testing.T) {
-	for _, divide := range []fsdp.Divide{fsdp.ByRanks, fsdp.ByActive} {
+	for _, divide := range []fsdp.GradAverage{fsdp.ByRanks, fsdp.ByActive} {
 		for _, data := range [][]string{ // of each rank, in which iterations it has a batch
 			{"xxx", "", "xxxxx"}, {"xx", "xx", "xx"}, {"", "", "x"}, {"", "", ""}, {"xxxx"}, {"x", "xxxxxxx"}, {"x.xx", "..x", ".x.."},
 		} {
@@ -76,7 +76,7 @@ func TestJoin(t *testing.T) {
 					iterations = max(iterations, len(d))
 				}
 				batch := func(rank, i int) []fsdp.Tensor { return kit.TinyBatch(i, rank, 1+(i+rank)%2, 3+i%2) }
-				ref := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Precision: kit.Float64s, Divide: fsdp.ByOne, Seed: 3})
+				ref := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Precision: kit.Float64s, GradAverage: fsdp.ByOne, Seed: 3})
 				opt, err := optim.SGD{Momentum: 0.9}.New(ref.Shards())
 				require.NoError(t, err)
 				for i := range iterations {
@@ -104,7 +104,7 @@ func TestJoin(t *testing.T) {
 				want, err := ref.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				kit.OnRanks(t, len(data), func(ctx context.Context, g comm.Group) {
-					m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: kit.Float64s, Divide: divide, Wrap: kit.Blocks, Seed: 3, Poison: true})
+					m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: kit.Float64s, GradAverage: divide, WrapPolicy: kit.Blocks, Seed: 3, Poison: true})
 					opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 					require.NoError(t, err)
 					mine := func(yield func([]fsdp.Tensor, error) bool) {
@@ -167,7 +167,7 @@ func TestJoinedIsWeightless(t *testing.T) {
 	epochs := [][]int{{3, 1, 0, 2}, {0, 2, 2, 1}}
 	for _, p := range kit.ParityPrecisions {
 		kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
-			cfg.Wrap, cfg.Precision, cfg.Divide = kit.Blocks, fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce}, fsdp.ByWeights
+			cfg.WrapPolicy, cfg.Precision, cfg.GradAverage = kit.Blocks, fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce}, fsdp.ByWeights
 			run := func(joins bool) [4]kit.Bits {
 				var seen [4]kit.Bits
 				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
@@ -219,7 +219,7 @@ func TestOneRankGoesOn(t *testing.T) {
 	}
 	run := func(world int) (state kit.Bits) {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := kit.Chain64(t, g, func(c *fsdp.Config) { c.Divide = fsdp.ByOne })
+			m := kit.Chain64(t, g, func(c *fsdp.Config) { c.GradAverage = fsdp.ByOne })
 			opt := kit.Momentum(t, m.Shards())
 			count := 0
 			if g.Rank() == world-1 {
@@ -317,7 +317,7 @@ func TestJoinLearns(t *testing.T) {
 	for _, name := range []string{"chain", "an unused call", "an unused parameter", "recurrence"} {
 		for _, frozen := range kit.Freezable {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.Shapes[name], fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Frozen: frozen, Divide: fsdp.ByActive, Precision: kit.Float64s, Poison: true})
+				m := kit.Wrap(t, kit.Shapes[name], fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Frozen: frozen, GradAverage: fsdp.ByActive, Precision: kit.Float64s, Poison: true})
 				one := kit.Wrap(t, kit.Shapes[name], fsdp.Config{Frozen: frozen, Precision: kit.Float64s})
 				require.NoError(t, unevenly(ctx, m, 0, 2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
 					kit.ForwardBackward(t, ctx, one, kit.UnevenBatch(i, 0))
@@ -358,7 +358,7 @@ func TestJoinLearnsAgain(t *testing.T) {
 		return []fsdp.Tensor{kit.Floats(2*i, rows[i], kit.ShapeDim), kit.Floats(2*i+1, rows[i], kit.ShapeDim)}
 	}
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, changing, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Divide: fsdp.ByActive, Precision: kit.Float64s, Poison: true})
+		m := kit.Wrap(t, changing, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), GradAverage: fsdp.ByActive, Precision: kit.Float64s, Poison: true})
 		var held *fsdp.Pass
 		i := 0
 		for b, err := range m.Join(ctx, kit.Batches(len(rows)*g.Rank(), batch)) {
@@ -424,11 +424,11 @@ func TestJoinMemory(t *testing.T) {
 			var events [2][]fsdp.Event
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap, cfg.Prefetch, cfg.Precision = g, fsdp.WrapEach(), prefetch, kit.Float64s
-				cfg.Trace = func(e fsdp.Event) {
+				cfg.Group, cfg.WrapPolicy, cfg.Prefetch, cfg.Precision = g, fsdp.WrapEach(), prefetch, kit.Float64s
+				cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 					require.Equal(t, g.Rank() == 0, e.Absent)
 					events[g.Rank()] = append(events[g.Rank()], e)
-				}
+				}))
 				m := kit.Wrap(t, kit.Shapes["recurrence"], cfg)
 				opt := kit.Momentum(t, m.Shards())
 				require.NoError(t, unevenly(ctx, m, 0, 2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
@@ -582,11 +582,11 @@ func TestJoinPolicies(t *testing.T) {
 // forwards compute, and their statistics move.
 func TestJoinDummy(t *testing.T) {
 	counts := []int{3, 0, 1}
-	for _, divide := range []fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByActive, fsdp.ByOne} {
+	for _, divide := range []fsdp.GradAverage{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByActive, fsdp.ByOne} {
 		var runs [2]kit.Bits
 		for i := range runs {
 			kit.OnRanks(t, len(counts), func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: kit.Float64s, Divide: divide, Wrap: kit.Blocks, Poison: true})
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: kit.Float64s, GradAverage: divide, WrapPolicy: kit.Blocks, Poison: true})
 				var opts []fsdp.JoinOption
 				if i == 1 {
 					opts = append(opts, fsdp.Dummy(kit.TinyBatch(99, 9, 2, 5)...))
@@ -632,7 +632,7 @@ func TestJoinDummy(t *testing.T) {
 // one schedule does for all.
 func TestDummiesShareASchedule(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: kit.Blocks})
 		for i := range 4 {
 			data := kit.Batches(1-g.Rank(), func(int) []fsdp.Tensor { return kit.TinyBatch(i, 0, 1, 3) })
 			for batch, err := range m.Join(ctx, data, fsdp.Dummy(kit.TinyBatch(0, 0, 1+i, 3)...)) {

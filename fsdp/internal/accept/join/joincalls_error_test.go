@@ -105,7 +105,7 @@ func TestJoinCallsFail(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/rank %d, call %d", name, faulty, at), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						errs := onDoomedRanks(t, func(ctx context.Context, cancel context.CancelCauseFunc, g comm.Group) (bool, error) {
-							m := kit.Wrap(t, wholeTranslator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true})
+							m := kit.Wrap(t, wholeTranslator{}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true})
 							err := doomed(ctx, m, g.Rank(), func(i int) error {
 								if i == at && g.Rank() == faulty {
 									return fall.do(ctx, m, cancel)
@@ -158,10 +158,10 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 	run := func(t *testing.T, faulty int, trace func(cancel context.CancelCauseFunc, e fsdp.Event), decide func(commtest.Call) commtest.Fault) (fails bool) {
 		synctest.Test(t, func(t *testing.T) {
 			for r, err := range onDoomedRanks(t, func(ctx context.Context, cancel context.CancelCauseFunc, g comm.Group) (bool, error) {
-				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
+				cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
 				if g.Rank() == faulty {
 					cfg.Group = commtest.Faulty(g, decide)
-					cfg.Trace = func(e fsdp.Event) { trace(cancel, e) }
+					cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) { trace(cancel, e) }))
 				}
 				m := kit.Wrap(t, wholeTranslator{}, cfg)
 				err := doomed(ctx, m, g.Rank(), func(int) error { return nil })
@@ -368,13 +368,13 @@ func TestJoinCallsLeftBehind(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		began, returned, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 		m := kit.Chain64(t, g, func(c *fsdp.Config) {
-			c.Trace = func(e fsdp.Event) {
+			c.Observers = append(c.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 				if e.Kind == "forward" && g.Rank() == 1 && returned != nil {
 					close(began)
 					<-returned
 					returned = nil
 				}
-			}
+			}))
 		})
 		require.NoError(t, m.JoinCalls(ctx, func() error {
 			if g.Rank() == 0 {

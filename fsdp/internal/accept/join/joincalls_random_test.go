@@ -114,7 +114,7 @@ func drawErrands(world, times, most int, draw func(n int) int) [][][]errand {
 }
 
 // run runs e and returns what it sees. Weight is for ByWeights, and a scale otherwise.
-func (e errand) run(ctx context.Context, m *fsdp.Sharded, divide fsdp.Divide) ([]float64, error) {
+func (e errand) run(ctx context.Context, m *fsdp.Sharded, divide fsdp.GradAverage) ([]float64, error) {
 	batch := wholeBatch(e.Seed)
 	opt := fsdp.Scale(e.Weight)
 	if divide == fsdp.ByWeights {
@@ -161,7 +161,7 @@ func wholeParams(t require.TestingT, ctx context.Context, m *fsdp.Sharded) {
 // mix is what ranks do in JoinCalls at random, and under which setting.
 type mix struct {
 	World   int
-	Divide  fsdp.Divide
+	Divide  fsdp.GradAverage
 	Errands [][][]errand
 	kit.Setting
 }
@@ -177,7 +177,7 @@ type mixed struct {
 func drawMix(t *rapid.T) *mix {
 	x := &mix{
 		World:  rapid.IntRange(1, 8).Draw(t, "world"),
-		Divide: rapid.SampledFrom([]fsdp.Divide{fsdp.ByOne, fsdp.ByOne, fsdp.ByRanks, fsdp.ByActive, fsdp.ByWeights}).Draw(t, "divide"),
+		Divide: rapid.SampledFrom([]fsdp.GradAverage{fsdp.ByOne, fsdp.ByOne, fsdp.ByRanks, fsdp.ByActive, fsdp.ByWeights}).Draw(t, "divide"),
 	}
 	x.Knobs = kit.DrawKnobs(t, x.World)
 	x.ShardRanks = rapid.SampledFrom(kit.PowersIn(x.World)).Draw(t, "ranks of a shard")
@@ -194,12 +194,12 @@ func (x *mix) play(t require.TestingT, ctx context.Context, g comm.Group) (got m
 		g = &kit.StrictGroup{Group: g, Book: book}
 	}
 	cfg := x.Config()
-	cfg.Group, cfg.Divide, cfg.InFlight = g, x.Divide, x.InFlight
-	cfg.Trace = func(e fsdp.Event) {
+	cfg.Group, cfg.GradAverage, cfg.InFlight = g, x.Divide, x.InFlight
+	cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 		if e.Kind == "backward" && !e.Absent && (len(got.passes) == 0 || got.passes[len(got.passes)-1] != e.Pass) {
 			got.passes = append(got.passes, e.Pass)
 		}
-	}
+	}))
 	m := kit.Wrap(t, wholeTranslator{}, cfg)
 	wholeParams(t, ctx, m)
 	opt, err := optim.SGD{}.New(m.Shards())
@@ -267,7 +267,7 @@ func (x *mix) check(t require.TestingT) {
 	want := kit.Record{}
 	for r, list := range own {
 		for i, g := range list {
-			c := map[fsdp.Divide]float64{fsdp.ByRanks: 1 / float64(x.World), fsdp.ByOne: 1}[x.Divide]
+			c := map[fsdp.GradAverage]float64{fsdp.ByRanks: 1 / float64(x.World), fsdp.ByOne: 1}[x.Divide]
 			if sum := together[got[r].passes[i]]; c == 0 && sum > 0 {
 				c = 1 / sum
 			}
@@ -303,7 +303,7 @@ func TestJoinCallsNeverHangs(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			begin := time.Now()
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, wholeTranslator{}, fsdp.Config{Group: g, Wrap: kit.EveryOther, Precision: kit.Float64s})
+				m := kit.Wrap(t, wholeTranslator{}, fsdp.Config{Group: g, WrapPolicy: kit.EveryOther, Precision: kit.Float64s})
 				for i := range all {
 					fails, how := (i/3)%(4*world), i%3 // rank, if there is one, and in which way
 					err := m.JoinCalls(ctx, func() error {

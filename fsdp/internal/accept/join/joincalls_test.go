@@ -57,7 +57,7 @@ func TestJoinCallsTakeTurns(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		var order []string // own passes
 		passes := 0
-		m := kit.Wrap(t, translator{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Trace: func(e fsdp.Event) {
+		m := kit.Wrap(t, translator{}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Observers: []fsdp.Observer{fsdp.TraceFunc(func(e fsdp.Event) {
 			if e.Pass > passes {
 				passes = e.Pass
 				if e.Absent {
@@ -66,7 +66,7 @@ func TestJoinCallsTakeTurns(t *testing.T) {
 					order = append(order, "x")
 				}
 			}
-		}})
+		})}})
 		require.NoError(t, m.JoinCalls(ctx, func() error {
 			for i := range []int{3, 1, 4}[g.Rank()] {
 				source, state := prompt(g.Rank(), i)
@@ -166,7 +166,7 @@ func TestJoinCallsBeamSearch(t *testing.T) {
 	kit.EveryStrategy(t, len(jobs), func(t *testing.T, cfg fsdp.Config) {
 		kit.OnRanks(t, len(jobs), func(ctx context.Context, g comm.Group) {
 			cfg := cfg
-			cfg.Group, cfg.Wrap, cfg.Precision, cfg.Seed = g, fsdp.WrapEach(), kit.Float64s, 4
+			cfg.Group, cfg.WrapPolicy, cfg.Precision, cfg.Seed = g, fsdp.WrapEach(), kit.Float64s, 4
 			m := kit.Wrap(t, translator{}, cfg)
 			one := kit.Wrap(t, translator{}, fsdp.Config{Precision: kit.Float64s, Seed: 4})
 			want := jobs[g.Rank()](ctx, t, one)
@@ -217,7 +217,7 @@ func TestJoinCallsTrains(t *testing.T) {
 		}
 		return kit.StateBits(t, ctx, m)
 	}
-	sum := func(c *fsdp.Config) { c.Divide = fsdp.ByOne }
+	sum := func(c *fsdp.Config) { c.GradAverage = fsdp.ByOne }
 	want := train(t, t.Context(), kit.Chain64(t, nil, sum), nil, false)
 	for _, join := range []bool{false, true} {
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
@@ -239,7 +239,7 @@ func TestJoinCallsInJoin(t *testing.T) {
 	for world := 1; world <= 3; world++ {
 		for _, dummy := range []bool{false, true} {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := kit.Chain64(t, g, func(c *fsdp.Config) { c.Divide = fsdp.ByActive })
+				m := kit.Chain64(t, g, func(c *fsdp.Config) { c.GradAverage = fsdp.ByActive })
 				var opts []fsdp.JoinOption
 				if dummy {
 					opts = append(opts, fsdp.Dummy(kit.UnevenBatch(9, 9)...))
@@ -296,7 +296,7 @@ func TestJoinCallsEndsAForward(t *testing.T) {
 func TestJoinCallsInGroups(t *testing.T) {
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		cfg := kit.GroupedBy(t, ctx, g, groupedUnit["recurrence"], 2)
-		cfg.Divide = fsdp.ByOne
+		cfg.GradAverage = fsdp.ByOne
 		m := kit.Wrap(t, kit.Shapes["recurrence"], cfg)
 		run := func(i int, weight float64) (seen []float64) {
 			out, err := m.Eval(ctx, kit.UnevenBatch(i, g.Rank())...)
@@ -345,7 +345,7 @@ func TestJoinCallsLearns(t *testing.T) {
 		return []fsdp.Tensor{kit.Floats(seed, n, kit.ShapeDim), kit.Floats(seed+1, n, kit.ShapeDim)}
 	}
 	kit.OnRanks(t, len(rows), func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, changing, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Divide: fsdp.ByOne, Precision: kit.Float64s, Poison: true})
+		m := kit.Wrap(t, changing, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), GradAverage: fsdp.ByOne, Precision: kit.Float64s, Poison: true})
 		one := kit.Wrap(t, changing, fsdp.Config{Precision: kit.Float64s})
 		for r := range rows {
 			for i := range rows[r] {
@@ -369,7 +369,7 @@ func TestJoinCallsCountsOwnPasses(t *testing.T) {
 	run := func(others int, fails error) (losses []uint64) {
 		dir := t.TempDir()
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
-			cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true}
+			cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Poison: true}
 			m := kit.Wrap(t, kit.DropoutGPT(), cfg)
 			count := 2
 			if g.Rank() > 0 {

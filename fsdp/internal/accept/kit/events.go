@@ -36,16 +36,16 @@ func Watch(cfg fsdp.Config, reads func(call, param string) bool) *Watched {
 	case fsdp.NoPrefetch:
 		w.prefetch = 0
 	}
-	inner := cfg.Wrap
+	inner := cfg.WrapPolicy
 	if inner == nil {
 		inner = func(calls []fsdp.CallInfo) []string { return make([]string, len(calls)) }
 	}
-	w.Cfg.Wrap = func(calls []fsdp.CallInfo) []string {
+	w.Cfg.WrapPolicy = func(calls []fsdp.CallInfo) []string {
 		names := inner(calls)
 		w.learn(calls, names)
 		return names
 	}
-	w.Cfg.Trace = func(e fsdp.Event) { w.Events = append(w.Events, e) }
+	w.Cfg.Observers = append(w.Cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) { w.Events = append(w.Events, e) }))
 	return w
 }
 
@@ -92,7 +92,7 @@ func (w *Watched) Planned(t require.TestingT, p *fsdp.Plan) {
 	w.Plan = make(map[string]fsdp.GroupPlan)
 	for _, g := range p.Groups {
 		w.Plan[g.Name] = g
-		if g.Name == "root" && w.Cfg.StrategyOf == nil {
+		if g.Name == "root" && w.Cfg.Unit == nil {
 			require.NotContains(t, []fsdp.Strategy{fsdp.FullShard, fsdp.HybridShard}, g.Strategy, "the root unit is kept")
 		}
 	}

@@ -104,7 +104,7 @@ var Never = fsdp.WrapNames(regexp.MustCompile("^never$"))
 
 // Tiny64 wraps a tiny GPT in float64.
 func Tiny64(t require.TestingT, g comm.Group) *fsdp.Sharded {
-	return Wrap(t, TinyGPT(2), fsdp.Config{Group: g, Wrap: Blocks, Precision: Float64s, Poison: true})
+	return Wrap(t, TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: Blocks, Precision: Float64s, Poison: true})
 }
 
 // DropoutGPT is a tiny GPT that drops a lot.

@@ -355,7 +355,7 @@ func Vector(data ...float64) fsdp.Tensor {
 
 // Chain64 wraps the chain of dense modules, each in a unit of its own.
 func Chain64(t require.TestingT, g comm.Group, change ...func(*fsdp.Config)) *fsdp.Sharded {
-	cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: Float64s, Poison: true}
+	cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: Float64s, Poison: true}
 	for _, f := range change {
 		f(&cfg)
 	}

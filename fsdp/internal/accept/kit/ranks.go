@@ -124,7 +124,7 @@ func HeapBytes() int {
 // StepAllocatesLittle bounds what a step allocates on the Go heap.
 func StepAllocatesLittle(t *testing.T, threads int) {
 	ctx := context.Background()
-	m := Wrap(t, TinyGPT(3), fsdp.Config{Wrap: Blocks, Threads: threads})
+	m := Wrap(t, TinyGPT(3), fsdp.Config{WrapPolicy: Blocks, Threads: threads})
 	defer func() { require.NoError(t, m.Close()) }()
 	batch := TinyBatch(0, 0, 2, 5)
 	step := func() {

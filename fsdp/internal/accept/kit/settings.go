@@ -18,9 +18,42 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// CutAll returns a Config.CutOf that is the same for all units.
-func CutAll(c shard.Cut) func(fsdp.UnitInfo) shard.Cut {
-	return func(fsdp.UnitInfo) shard.Cut { return c }
+// CutAll returns a Config.Unit that cuts all units alike.
+func CutAll(c shard.Cut) func(*fsdp.UnitConfig) {
+	return func(u *fsdp.UnitConfig) { u.Cut = c }
+}
+
+// StrategyOf returns a Config.Unit that sets the strategy of each unit.
+func StrategyOf(f func(u fsdp.UnitConfig) fsdp.Strategy) func(*fsdp.UnitConfig) {
+	return func(u *fsdp.UnitConfig) { u.Strategy = f(*u) }
+}
+
+// GroupOf returns a Config.Unit that sets the process group of each unit, or none.
+func GroupOf(f func(u fsdp.UnitConfig) comm.Group) func(*fsdp.UnitConfig) {
+	return func(u *fsdp.UnitConfig) { u.Group = f(*u) }
+}
+
+// CutOf returns a Config.Unit that sets the cut of each unit.
+func CutOf(f func(u fsdp.UnitConfig) shard.Cut) func(*fsdp.UnitConfig) {
+	return func(u *fsdp.UnitConfig) { u.Cut = f(*u) }
+}
+
+// Units returns a Config.Unit that calls several, except for nil.
+func Units(list ...func(*fsdp.UnitConfig)) func(*fsdp.UnitConfig) {
+	return func(u *fsdp.UnitConfig) {
+		for _, f := range list {
+			if f != nil {
+				f(u)
+			}
+		}
+	}
+}
+
+// UnitGroup returns the group that a configuration gives a unit of this name.
+func UnitGroup(cfg fsdp.Config, name string) comm.Group {
+	u := fsdp.UnitConfig{Name: name}
+	cfg.Unit(&u)
+	return u.Group
 }
 
 // Blocks is the policy of most tests.
@@ -59,10 +92,10 @@ func DrawnPolicy(t *rapid.T, label string, calls int) fsdp.Policy {
 // DrawnKnobs is a configuration that only differs in what must not change the result.
 func DrawnKnobs(t *rapid.T, label string, calls int) fsdp.Config {
 	return fsdp.Config{
-		Prefetch:   rapid.SampledFrom([]int{fsdp.NoPrefetch, 0, 1, 2, 3, 9}).Draw(t, label+" prefetch"),
-		Wrap:       DrawnPolicy(t, label+" wrap", calls),
-		Checkpoint: DrawnPolicy(t, label+" checkpoint", calls),
-		Poison:     rapid.Bool().Draw(t, label+" poison"),
+		Prefetch:    rapid.SampledFrom([]int{fsdp.NoPrefetch, 0, 1, 2, 3, 9}).Draw(t, label+" prefetch"),
+		WrapPolicy:  DrawnPolicy(t, label+" wrap", calls),
+		Activations: fsdp.Activations{Recompute: DrawnPolicy(t, label+" checkpoint", calls)},
+		Poison:      rapid.Bool().Draw(t, label+" poison"),
 	}
 }
 
@@ -181,14 +214,16 @@ func HiddenMatrices(params []optim.Param) (hidden, rest []optim.Param) {
 
 // Offloads are configurations that differ in where memory lies.
 var Offloads = map[string]func(c *fsdp.Config, dir string){
-	"shards": func(c *fsdp.Config, dir string) { c.OffloadDir = dir },
+	"shards": func(c *fsdp.Config, dir string) { c.Offload.Dir = dir },
 	"shards and activations": func(c *fsdp.Config, dir string) {
-		c.OffloadDir, c.Spill, c.Keep = dir, fsdp.WrapEach(), fsdp.WrapEach()
+		c.Offload.Dir, c.Activations.Offload, c.Activations.Save = dir, fsdp.WrapEach(), fsdp.WrapEach()
 	},
-	"shards and checkpoints": func(c *fsdp.Config, dir string) { c.OffloadDir, c.Spill, c.Checkpoint = dir, Blocks, Blocks },
+	"shards and checkpoints": func(c *fsdp.Config, dir string) {
+		c.Offload.Dir, c.Activations.Offload, c.Activations.Recompute = dir, Blocks, Blocks
+	},
 	"on one rank only": func(c *fsdp.Config, dir string) {
 		if c.Group.Rank() == 0 {
-			c.OffloadDir, c.Spill = dir, Blocks
+			c.Offload.Dir, c.Activations.Offload = dir, Blocks
 		}
 	},
 }
@@ -220,9 +255,9 @@ func DrawKnobs(t *rapid.T, world int) Knobs {
 // Config returns the configuration that has the knobs.
 func (k Knobs) Config() fsdp.Config {
 	cfg := fsdp.Config{Strategy: k.Strategy, ShardRanks: k.ShardRanks, Prefetch: k.Prefetch, Precision: Float64s, Poison: true, Seed: 5}
-	cfg.Wrap = map[string]fsdp.Policy{"each": fsdp.WrapEach(), "two": EveryOther}[k.Wrap]
+	cfg.WrapPolicy = map[string]fsdp.Policy{"each": fsdp.WrapEach(), "two": EveryOther}[k.Wrap]
 	if k.Checkpoint {
-		cfg.Checkpoint = fsdp.WrapEach()
+		cfg.Activations.Recompute = fsdp.WrapEach()
 	}
 	return cfg
 }
@@ -248,12 +283,12 @@ func GroupedBy(t require.TestingT, ctx context.Context, g comm.Group, unit strin
 	own, err := g.Split(ctx, g.Rank()/ranks, g.Rank())
 	require.NoError(t, err)
 	return fsdp.Config{
-		Group: g, Wrap: fsdp.WrapEach(), Precision: Float64s, Poison: true, Seed: 5,
-		GroupOf: func(u fsdp.UnitInfo) comm.Group {
+		Group: g, WrapPolicy: fsdp.WrapEach(), Precision: Float64s, Poison: true, Seed: 5,
+		Unit: GroupOf(func(u fsdp.UnitConfig) comm.Group {
 			if u.Name == unit {
 				return own
 			}
 			return nil
-		},
+		}),
 	}
 }

@@ -136,7 +136,7 @@ func StateLayouts(world int) map[string]func(t require.TestingT, ctx context.Con
 			continue
 		}
 		layouts[strategy.String()] = func(_ require.TestingT, _ context.Context, g comm.Group) fsdp.Config {
-			cfg := fsdp.Config{Group: g, Strategy: strategy, Wrap: fsdp.WrapEach()}
+			cfg := fsdp.Config{Group: g, Strategy: strategy, WrapPolicy: fsdp.WrapEach()}
 			if hybrid {
 				cfg.ShardRanks = world / 2
 			}
@@ -151,12 +151,12 @@ func StateLayouts(world int) map[string]func(t require.TestingT, ctx context.Con
 			layouts[fmt.Sprintf("experts of %d ranks, order %d", ranks, order)] = func(t require.TestingT, ctx context.Context, g comm.Group) fsdp.Config {
 				own, err := g.Split(ctx, g.Rank()/ranks, order*g.Rank())
 				require.NoError(t, err)
-				return fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), GroupOf: func(u fsdp.UnitInfo) comm.Group {
+				return fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Unit: GroupOf(func(u fsdp.UnitConfig) comm.Group {
 					if u.Name == "experts" {
 						return own
 					}
 					return nil
-				}}
+				})}
 			}
 		}
 	}
@@ -176,17 +176,17 @@ var Spreads = []struct {
 	Name   string
 	Config func(n int) fsdp.Config
 }{
-	{"full, each", func(int) fsdp.Config { return fsdp.Config{Wrap: fsdp.WrapEach()} }},
+	{"full, each", func(int) fsdp.Config { return fsdp.Config{WrapPolicy: fsdp.WrapEach()} }},
 	{"hybrid, two units", func(n int) fsdp.Config {
 		ranks := n
 		if n%2 == 0 {
 			ranks = n / 2
 		}
-		return fsdp.Config{Wrap: EveryOther, Strategy: fsdp.HybridShard, ShardRanks: ranks}
+		return fsdp.Config{WrapPolicy: EveryOther, Strategy: fsdp.HybridShard, ShardRanks: ranks}
 	}},
 	{"grad op, root", func(int) fsdp.Config { return fsdp.Config{Strategy: fsdp.ShardGradOp} }},
 	{"replicated, ignored", func(int) fsdp.Config {
-		return fsdp.Config{Wrap: fsdp.WrapEach(), Strategy: fsdp.NoShard, Ignored: func(name string) bool { return name == "l1.w" }}
+		return fsdp.Config{WrapPolicy: fsdp.WrapEach(), Strategy: fsdp.NoShard, Ignored: func(name string) bool { return name == "l1.w" }}
 	}},
 }
 

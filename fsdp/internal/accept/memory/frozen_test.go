@@ -157,7 +157,7 @@ var frozenModels = map[string]frozenModel{
 // frozen.
 func (f *frozenModel) config(prefetch int) fsdp.Config {
 	return fsdp.Config{
-		Wrap: fsdp.WrapEach(), Prefetch: prefetch, Precision: kit.Float64s, Poison: true, Seed: 3,
+		WrapPolicy: fsdp.WrapEach(), Prefetch: prefetch, Precision: kit.Float64s, Poison: true, Seed: 3,
 		Frozen: func(name string) bool { return !f.trained(name) },
 	}
 }
@@ -201,7 +201,7 @@ func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
 							own := f.config(prefetch)
 							own.Strategy, own.ShardRanks = cfg.Strategy, cfg.ShardRanks
 							f.requirePasses(t, ctx, g, own)
-							if own.StrategyOf = keepOdd[own.Strategy]; own.StrategyOf != nil && prefetch == 1 {
+							if own.Unit = keepOdd[own.Strategy]; own.Unit != nil && prefetch == 1 {
 								f.requirePasses(t, ctx, g, own)
 							}
 						}
@@ -213,18 +213,17 @@ func TestFrozenUnitsAreFreedInBackward(t *testing.T) {
 }
 
 // keepOdd has choices by which l1, l3 and l5 are kept and the others are not.
-var keepOdd = map[fsdp.Strategy]func(fsdp.UnitInfo) fsdp.Strategy{
+var keepOdd = map[fsdp.Strategy]func(*fsdp.UnitConfig){
 	fsdp.FullShard:   oddOnes(fsdp.ShardGradOp),
 	fsdp.HybridShard: oddOnes(fsdp.HybridGradOp),
 }
 
 // oddOnes returns a choice of a strategy for the units with odd numbers.
-func oddOnes(s fsdp.Strategy) func(fsdp.UnitInfo) fsdp.Strategy {
-	return func(u fsdp.UnitInfo) fsdp.Strategy {
+func oddOnes(s fsdp.Strategy) func(*fsdp.UnitConfig) {
+	return func(u *fsdp.UnitConfig) {
 		if u.Name[len(u.Name)-1]%2 == 1 {
-			return s
+			u.Strategy = s
 		}
-		return u.Strategy
 	}
 }
 

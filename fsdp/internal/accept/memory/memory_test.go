@@ -21,9 +21,9 @@ import (
 // TestShardingDividesMemory checks that what a rank keeps shrinks with the number of ranks, up to
 // padding.
 func TestShardingDividesMemory(t *testing.T) {
-	whole := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Wrap: kit.Blocks}).Memory().Live
+	whole := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{WrapPolicy: kit.Blocks}).Memory().Live
 	kit.OnRanks(t, 4, func(_ context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 		padding := 3 * 2 * 4 * 16 // groups, value and gradient, bytes, alignment of a shard in elements
 		require.InDelta(t, whole/4, m.Memory().Live, float64(padding))
 	})
@@ -106,7 +106,7 @@ slow: stock operations of Gorgonia's, with the bytes they move
 // TestPlanCountsElements compares a plan's groups with its totals.
 func TestPlanCountsElements(t *testing.T) {
 	kit.OnRanks(t, 4, func(_ context.Context, g comm.Group) {
-		plan, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks}).Plan(kit.TinyBatch(0, 0, 1, 3)...)
+		plan, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks}).Plan(kit.TinyBatch(0, 0, 1, 3)...)
 		require.NoError(t, err)
 		elements := 0
 		for _, g := range plan.Groups {
@@ -130,9 +130,9 @@ func TestPlanCountsFLOPs(t *testing.T) {
 		return float64(plan.FLOPs)
 	}
 	formula := float64(m.FLOPs(length) * rows * length)
-	whole := flops(fsdp.Config{Keep: kit.Blocks})
+	whole := flops(fsdp.Config{Activations: fsdp.Activations{Save: kit.Blocks}})
 	require.InEpsilon(t, formula, whole, 0.05)
-	again := flops(fsdp.Config{Checkpoint: kit.Blocks}) / whole
+	again := flops(fsdp.Config{Activations: fsdp.Activations{Recompute: kit.Blocks}}) / whole
 	require.Greater(t, again, 1.2)
 	require.Less(t, again, 1.34)
 }
@@ -151,11 +151,11 @@ func TestWrappingLowersThePeak(t *testing.T) {
 		})
 		return n
 	}
-	root, units := peak(fsdp.Config{}), peak(fsdp.Config{Wrap: kit.Blocks})
+	root, units := peak(fsdp.Config{}), peak(fsdp.Config{WrapPolicy: kit.Blocks})
 	require.Less(t, 2*units, root)
-	require.LessOrEqual(t, peak(fsdp.Config{Wrap: kit.Blocks, Prefetch: fsdp.NoPrefetch}), units)
-	require.Less(t, units, peak(fsdp.Config{Wrap: kit.Blocks, Prefetch: 4}))
-	require.Less(t, peak(fsdp.Config{Wrap: kit.Blocks, Checkpoint: kit.Blocks}), units)
+	require.LessOrEqual(t, peak(fsdp.Config{WrapPolicy: kit.Blocks, Prefetch: fsdp.NoPrefetch}), units)
+	require.Less(t, units, peak(fsdp.Config{WrapPolicy: kit.Blocks, Prefetch: 4}))
+	require.Less(t, peak(fsdp.Config{WrapPolicy: kit.Blocks, Activations: fsdp.Activations{Recompute: kit.Blocks}}), units)
 }
 
 // TestSteadyState checks that the memory kept from the runtime stops growing after the first steps,
@@ -164,7 +164,7 @@ func TestSteadyState(t *testing.T) {
 	for name, cols := range map[string][]int{"one shape": {5}, "two shapes": {5, 3}} {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, Wrap: kit.Blocks})
+				m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 				update := kit.Updater(t, m, 1)
 				var reserved int
 				for step := range 14 {
@@ -183,7 +183,7 @@ func TestSteadyState(t *testing.T) {
 // TestOldShapesAreForgotten checks that buffers of a big batch are given back when only small ones
 // follow.
 func TestOldShapesAreForgotten(t *testing.T) {
-	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Wrap: kit.Blocks})
+	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{WrapPolicy: kit.Blocks})
 	for range 4 {
 		kit.ForwardBackward(t, t.Context(), m, kit.TinyBatch(0, 0, 1, 2))
 	}
@@ -201,21 +201,21 @@ func TestOldShapesAreForgotten(t *testing.T) {
 func TestReservedIsPlanned(t *testing.T) {
 	for name, cfg := range map[string]fsdp.Config{
 		"full":       {},
-		"kept":       {Strategy: fsdp.ShardGradOp, Keep: kit.Blocks},
+		"kept":       {Strategy: fsdp.ShardGradOp, Activations: fsdp.Activations{Save: kit.Blocks}},
 		"whole":      {Strategy: fsdp.NoShard},
 		"hybrid":     {Strategy: fsdp.HybridShard, ShardRanks: 2},
 		"secondary":  {Strategy: kit.LastStrategy, ShardRanks: 2, Precision: fsdp.Precision{Gather: fsdp.BFloat16}},
-		"checkpoint": {Prefetch: 3, Checkpoint: kit.Blocks},
+		"checkpoint": {Prefetch: 3, Activations: fsdp.Activations{Recompute: kit.Blocks}},
 		"frozen":     {Frozen: func(name string) bool { return strings.HasPrefix(name, "blocks.1.") }},
 		"narrow":     {Precision: fsdp.Precision{Reduce: fsdp.BFloat16, Gather: fsdp.BFloat16}},
 		"computes":   {Precision: fsdp.BF16()},
-		"offload":    {OffloadDir: t.TempDir(), Spill: kit.Blocks},
+		"offload":    {Offload: fsdp.Offload{Dir: t.TempDir()}, Activations: fsdp.Activations{Offload: kit.Blocks}},
 		"threads":    {Threads: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap = g, kit.Blocks
+				cfg.Group, cfg.WrapPolicy = g, kit.Blocks
 				m := kit.Wrap(t, kit.TinyGPT(3), cfg)
 				update := kit.Updater(t, m, 1)
 				batch := kit.TinyBatch(0, g.Rank(), 3, 5)
@@ -226,7 +226,7 @@ func TestReservedIsPlanned(t *testing.T) {
 					update(ctx)
 				}
 				require.GreaterOrEqual(t, plan.ReservedBytes, plan.RAMBytes)
-				if cfg.OffloadDir == "" {
+				if cfg.Offload.Dir == "" {
 					require.Equal(t, plan.ReservedBytes, m.Memory().Reserved)
 				}
 				require.Greater(t, plan.Resident(), plan.ReservedBytes)
@@ -257,7 +257,7 @@ func TestProgramsAreCounted(t *testing.T) {
 		layers int
 		run    func(*fsdp.Sharded, []fsdp.Tensor) error
 	}{{1, eval}, {12, eval}, {1, plan}, {12, plan}} {
-		m := kit.Wrap(t, kit.TinyGPT(c.layers), fsdp.Config{Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(c.layers), fsdp.Config{WrapPolicy: kit.Blocks})
 		var heap, counted int
 		for rows := range 30 {
 			if rows == 10 { // what is made once has been made
@@ -277,7 +277,7 @@ func TestProgramsAreCounted(t *testing.T) {
 func TestDroppedPassesChangeNoBit(t *testing.T) {
 	run := func(crowded bool) (states [2]kit.Bits) {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 			update := kit.Updater(t, m, 1)
 			for step := range 6 {
 				_, err := m.Forward(ctx, kit.TinyBatch(step, g.Rank(), 2+g.Rank(), 2+step%3)...)

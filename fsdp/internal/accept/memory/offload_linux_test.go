@@ -109,11 +109,11 @@ func trainLarge(r largeRun, dir string) error {
 	var report [largeRanks]string
 	var inFiles [largeRanks]int
 	err := comm.Run(context.Background(), largeRanks, func(ctx context.Context, g comm.Group) error {
-		cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, OffloadDir: dir}
+		cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Offload: fsdp.Offload{Dir: dir}}
 		if r.keep {
-			cfg.Keep = fsdp.WrapEach()
+			cfg.Activations.Save = fsdp.WrapEach()
 			if dir != "" {
-				cfg.Spill = fsdp.WrapEach()
+				cfg.Activations.Offload = fsdp.WrapEach()
 			}
 		}
 		m, err := fsdp.WrapContext(ctx, r.model, cfg)
@@ -193,9 +193,9 @@ func trainOnFullDisk(dir string) error {
 	const small, ample = 16 << 10, 64 << 20
 	model := &nn.GPT{Vocab: 16, Context: 32, Layers: 2, Dim: 128, Heads: 4}
 	return comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-		cfg := fsdp.Config{Group: g, Wrap: kit.Blocks}
+		cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks}
 		if g.Rank() == 0 {
-			cfg.OffloadDir, cfg.Spill = dir, kit.Blocks
+			cfg.Offload.Dir, cfg.Activations.Offload = dir, kit.Blocks
 		}
 		at := func(bytes uint64) error { // for both, at a time when neither allocates
 			return errors.Join(g.Barrier(ctx), limit(bytes), g.Barrier(ctx))
@@ -270,8 +270,8 @@ func TestOffloadReadsAhead(t *testing.T) {
 		require.Eventually(t, func() bool { in, of := inRAM(t, x); return in > of/2 }, kit.Patience, time.Millisecond, what)
 		seen = append(seen, what)
 	}
-	cfg := fsdp.Config{Wrap: kit.Blocks, Prefetch: fsdp.NoPrefetch, OffloadDir: "/var/tmp"} // where /tmp is RAM, this is not
-	cfg.Trace = func(e fsdp.Event) {
+	cfg := fsdp.Config{WrapPolicy: kit.Blocks, Prefetch: fsdp.NoPrefetch, Offload: fsdp.Offload{Dir: "/var/tmp"}} // where /tmp is RAM, this is not
+	cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 		for next, here := range before {
 			if e.Kind == "forward" && e.Call == here && len(seen) < len(before) {
 				comes("value of "+next, values[next])
@@ -280,7 +280,7 @@ func TestOffloadReadsAhead(t *testing.T) {
 		if e.Kind == "reduce" && grads[e.Group] != nil {
 			comes("gradient of "+e.Group, grads[e.Group])
 		}
-	}
+	}))
 	m := kit.Wrap(t, &nn.GPT{Vocab: 16, Context: 8, Layers: 3, Dim: 128, Heads: 4}, cfg)
 	defer func() { require.NoError(t, m.Close()) }()
 	var all [][]float32

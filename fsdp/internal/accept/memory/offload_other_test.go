@@ -18,10 +18,10 @@ import (
 func TestOffloadUnsupported(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1), fsdp.Config{Group: g, OffloadDir: dir})
+		_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1), fsdp.Config{Group: g, Offload: fsdp.Offload{Dir: dir}})
 		return err
 	}) {
 		require.ErrorIs(t, err, mapped.ErrUnsupported)
-		require.ErrorContains(t, err, "Config.OffloadDir: mapped: files in "+dir)
+		require.ErrorContains(t, err, "Config.Offload.Dir: mapped: files in "+dir)
 	}
 }

@@ -23,13 +23,13 @@ import (
 
 // offloaded are configurations to be had with and without files.
 var offloaded = map[string]fsdp.Config{
-	"FullShard":   {Wrap: kit.Blocks},
-	"ShardGradOp": {Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp},
-	"NoShard":     {Wrap: kit.Blocks, Strategy: fsdp.NoShard},
-	"HybridShard": {Wrap: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 1},
-	"bf16":        {Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}},
-	"computes":    {Wrap: fsdp.WrapEach(), Precision: fsdp.BF16()},
-	"poison":      {Prefetch: 2, Wrap: fsdp.WrapEach(), Poison: true},
+	"FullShard":   {WrapPolicy: kit.Blocks},
+	"ShardGradOp": {WrapPolicy: kit.Blocks, Strategy: fsdp.ShardGradOp},
+	"NoShard":     {WrapPolicy: kit.Blocks, Strategy: fsdp.NoShard},
+	"HybridShard": {WrapPolicy: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 1},
+	"bf16":        {WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}},
+	"computes":    {WrapPolicy: fsdp.WrapEach(), Precision: fsdp.BF16()},
+	"poison":      {Prefetch: 2, WrapPolicy: fsdp.WrapEach(), Poison: true},
 }
 
 // variedRun trains with all that may happen between steps: an evaluation, passes inside NoSync,
@@ -71,7 +71,7 @@ func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) kit.Bit
 	for name, b := range kit.StateBits(t, ctx, m) {
 		seen[name] = b
 	}
-	if cfg.OffloadDir != "" {
+	if cfg.Offload.Dir != "" {
 		require.Positive(t, m.Memory().Mapped)
 	} else {
 		require.Zero(t, m.Memory().Mapped)
@@ -120,21 +120,21 @@ func requireEmpty(t require.TestingT, dir string) {
 func TestOffloadIsCounted(t *testing.T) {
 	kit.Needs(t, kit.Processor)
 	plans := make(map[string]*fsdp.Plan)
-	spill := func(c *fsdp.Config) { c.Spill = fsdp.WrapEach() }
+	spill := func(c *fsdp.Config) { c.Activations.Offload = fsdp.WrapEach() }
 	for name, turn := range map[string]func(*fsdp.Config){
 		"shards":      func(*fsdp.Config) {},
 		"activations": spill,
-		"kept":        func(c *fsdp.Config) { spill(c); c.Keep = fsdp.WrapEach() },
-		"checkpoints": func(c *fsdp.Config) { spill(c); c.Checkpoint = kit.Blocks },
-		"nothing":     func(c *fsdp.Config) { c.OffloadDir = "" },
+		"kept":        func(c *fsdp.Config) { spill(c); c.Activations.Save = fsdp.WrapEach() },
+		"checkpoints": func(c *fsdp.Config) { spill(c); c.Activations.Recompute = kit.Blocks },
+		"nothing":     func(c *fsdp.Config) { c.Offload.Dir = "" },
 	} {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			var m *fsdp.Sharded
 			inFiles, elsewhere := 0, 0
-			cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, OffloadDir: t.TempDir(), Trace: func(fsdp.Event) {
+			cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Offload: fsdp.Offload{Dir: t.TempDir()}, Observers: []fsdp.Observer{fsdp.TraceFunc(func(fsdp.Event) {
 				now := m.Memory()
 				inFiles, elsewhere = max(inFiles, now.Mapped), max(elsewhere, now.Live-now.Mapped)
-			}}
+			})}}
 			turn(&cfg)
 			m = kit.Wrap(t, kit.TinyGPT(4), cfg)
 			update := kit.Updater(t, m, 1)
@@ -190,13 +190,13 @@ func TestOffloadDirRefused(t *testing.T) {
 			for rank, err := range kit.ErrorsOf(t, world, func(ctx context.Context, g comm.Group) error {
 				cfg := fsdp.Config{Group: g}
 				if g.Rank() == bad {
-					cfg.OffloadDir = dir
+					cfg.Offload.Dir = dir
 				}
 				_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1), cfg)
 				return err
 			}) {
 				require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", rank))
-				require.ErrorContains(t, err, "Config.OffloadDir: mapped: making a directory: ")
+				require.ErrorContains(t, err, "Config.Offload.Dir: mapped: making a directory: ")
 				require.ErrorContains(t, err, dir)
 				if rank == bad {
 					require.ErrorIs(t, err, want)
@@ -208,8 +208,8 @@ func TestOffloadDirRefused(t *testing.T) {
 			}
 		}
 	}
-	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Spill: kit.Blocks})
-	require.EqualError(t, err, "fsdp: rank 0: Config.Spill selects calls, but Config.OffloadDir names no directory")
+	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Activations: fsdp.Activations{Offload: kit.Blocks}})
+	require.EqualError(t, err, "fsdp: rank 0: Config.Activations.Offload selects calls, but Config.Offload.Dir names no directory")
 }
 
 // TestOffloadNeedsRoom: a model that the disk has no place for is refused by every rank before
@@ -219,7 +219,7 @@ func TestOffloadNeedsRoom(t *testing.T) {
 	huge := kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 1<<20, 1<<24))))
 	dir := t.TempDir()
 	for rank, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		_, err := fsdp.WrapContext(ctx, huge, fsdp.Config{Group: g, OffloadDir: dir})
+		_, err := fsdp.WrapContext(ctx, huge, fsdp.Config{Group: g, Offload: fsdp.Offload{Dir: dir}})
 		return err
 	}) {
 		require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: group root: allocating 35184372088832 bytes of shard memory: mapped: no place", rank))
@@ -239,17 +239,17 @@ func TestOffloadAfterFailure(t *testing.T) {
 	kit.Needs(t, kit.Processor)
 	dir := t.TempDir()
 	kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1+g.Rank()), fsdp.Config{Group: g, OffloadDir: dir})
+		_, err := fsdp.WrapContext(ctx, kit.TinyGPT(1+g.Rank()), fsdp.Config{Group: g, Offload: fsdp.Offload{Dir: dir}})
 		return err
 	})
 	requireEmpty(t, dir)
 	for _, traced := range []string{"backward", "nothing"} {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, OffloadDir: dir, Spill: kit.Blocks, Wrap: kit.Blocks, Trace: func(e fsdp.Event) {
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Offload: fsdp.Offload{Dir: dir}, Activations: fsdp.Activations{Offload: kit.Blocks}, WrapPolicy: kit.Blocks, Observers: []fsdp.Observer{fsdp.TraceFunc(func(e fsdp.Event) {
 				if e.Rank == 1 && e.Kind == traced {
 					panic("no more")
 				}
-			}})
+			})}})
 			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 3)...)
 			require.NoError(t, err)
 			if traced == "backward" {

@@ -135,9 +135,9 @@ func TestResidentJob(t *testing.T) {
 // by how much the process has grown.
 func (j residentJob) train(t *testing.T, ctx context.Context, g comm.Group, grown func(comm.Group) int) {
 	model := &nn.GPT{Vocab: 256, Context: 32, Layers: 8, Dim: 256, Heads: 4}
-	cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, Strategy: j.Strategy}
+	cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Strategy: j.Strategy}
 	if j.Recompute {
-		cfg.Checkpoint = kit.Blocks
+		cfg.Activations.Recompute = kit.Blocks
 	}
 	m := kit.Wrap(t, model, cfg)
 	opt, err := optim.AdamW{}.New(m.Shards())

@@ -23,19 +23,19 @@ func TestGroupMemory(t *testing.T) {
 	kit.Needs(t, kit.Processor)
 	knobs := map[string]fsdp.Config{
 		"root only":       {},
-		"blocks":          {Wrap: kit.Blocks},
-		"each":            {Wrap: fsdp.WrapEach(), Prefetch: 2},
-		"no prefetch":     {Wrap: kit.Blocks, Prefetch: fsdp.NoPrefetch},
-		"prefetch 3":      {Wrap: kit.Blocks, Prefetch: 3},
-		"poison":          {Wrap: kit.Blocks, Poison: true},
-		"poison, float64": {Wrap: kit.Blocks, Poison: true, Prefetch: 2, Precision: kit.Float64s},
-		"checkpoint":      {Wrap: kit.Blocks, Checkpoint: kit.Blocks, Poison: true},
-		"keep":            {Wrap: kit.Blocks, Keep: fsdp.WrapEach(), Poison: true},
-		"ShardGradOp":     {Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp, Poison: true},
-		"NoShard":         {Wrap: kit.Blocks, Strategy: fsdp.NoShard, Poison: true},
-		"bfloat16":        {Wrap: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}, Poison: true},
-		"computes":        {Wrap: kit.Blocks, Precision: fsdp.BF16(), Poison: true},
-		"frozen":          {Wrap: kit.Blocks, Frozen: func(name string) bool { return name == "blocks.0.qkv.weight" }, Poison: true},
+		"blocks":          {WrapPolicy: kit.Blocks},
+		"each":            {WrapPolicy: fsdp.WrapEach(), Prefetch: 2},
+		"no prefetch":     {WrapPolicy: kit.Blocks, Prefetch: fsdp.NoPrefetch},
+		"prefetch 3":      {WrapPolicy: kit.Blocks, Prefetch: 3},
+		"poison":          {WrapPolicy: kit.Blocks, Poison: true},
+		"poison, float64": {WrapPolicy: kit.Blocks, Poison: true, Prefetch: 2, Precision: kit.Float64s},
+		"checkpoint":      {WrapPolicy: kit.Blocks, Activations: fsdp.Activations{Recompute: kit.Blocks}, Poison: true},
+		"keep":            {WrapPolicy: kit.Blocks, Activations: fsdp.Activations{Save: fsdp.WrapEach()}, Poison: true},
+		"ShardGradOp":     {WrapPolicy: kit.Blocks, Strategy: fsdp.ShardGradOp, Poison: true},
+		"NoShard":         {WrapPolicy: kit.Blocks, Strategy: fsdp.NoShard, Poison: true},
+		"bfloat16":        {WrapPolicy: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}, Poison: true},
+		"computes":        {WrapPolicy: kit.Blocks, Precision: fsdp.BF16(), Poison: true},
+		"frozen":          {WrapPolicy: kit.Blocks, Frozen: func(name string) bool { return name == "blocks.0.qkv.weight" }, Poison: true},
 	}
 	for name, cfg := range knobs {
 		for world := 1; world <= 3; world++ {
@@ -94,7 +94,7 @@ func TestGroupMemoryIsGivenBackEarly(t *testing.T) {
 	kit.Needs(t, kit.Processor)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		mem := kit.NewMemoryGroup(g)
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: mem, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: mem, WrapPolicy: kit.Blocks})
 		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		require.Zero(t, mem.Frees)
 		for range 4 { // forwards alone have no gradients
@@ -113,7 +113,7 @@ func TestGroupMemoryRefusesBlock(t *testing.T) {
 	kit.Needs(t, kit.Processor)
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) (err error) {
 		mem := kit.NewMemoryGroup(g)
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: mem, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: mem, WrapPolicy: kit.Blocks})
 		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		if g.Rank() == 1 {
 			mem.FailFree = errors.New("I do not want it")
@@ -158,7 +158,7 @@ func TestNoGroupMemory(t *testing.T) {
 
 // useOnce makes, uses and closes a model.
 func useOnce(ctx context.Context, g comm.Group) error {
-	m, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
+	m, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 	if err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func TestSetFullWithoutMemory(t *testing.T) {
 	kit.Needs(t, kit.Processor)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		mem := kit.NewMemoryGroup(g)
-		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: mem, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: mem, WrapPolicy: kit.Blocks})
 		if g.Rank() == 1 {
 			mem.FailAlloc = mem.Allocs + 1
 		}
@@ -201,7 +201,7 @@ func TestSetFullWithoutMemory(t *testing.T) {
 func TestClosedModel(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		for _, g := range []comm.Group{g, kit.NewMemoryGroup(g)} {
-			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Poison: true})
 			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 			require.NoError(t, m.Close())
 			require.NoError(t, m.Close(), "again")
@@ -232,7 +232,7 @@ func TestCloseWaitsForGathers(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		mem := kit.NewMemoryGroup(g)
-		m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: mem, Wrap: kit.Blocks, Prefetch: 2})
+		m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: mem, WrapPolicy: kit.Blocks, Prefetch: 2})
 		_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 		require.NoError(t, err)
 		flying := func(w *kit.MemoryWork) bool { return !w.Waited }
@@ -263,7 +263,7 @@ func TestGroupClosedBeforeModel(t *testing.T) {
 		}
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			mem := kit.NewMemoryGroup(g)
-			m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: mem, Wrap: kit.Blocks, Prefetch: 2, Poison: true})
+			m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: mem, WrapPolicy: kit.Blocks, Prefetch: 2, Poison: true})
 			if after == "Forward" {
 				_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 				require.NoError(t, err)

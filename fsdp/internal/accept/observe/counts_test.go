@@ -35,7 +35,7 @@ func TestCounts(t *testing.T) {
 func requireCounts(t *testing.T, world int, c kit.Cut, layers, prefetch int, checkpoint fsdp.Policy) {
 	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 		counting := &kit.CountingGroup{Group: g, Tally: &kit.Tally{}}
-		cfg := fsdp.Config{Group: counting, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Prefetch: prefetch, Checkpoint: checkpoint}
+		cfg := fsdp.Config{Group: counting, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Prefetch: prefetch, Activations: fsdp.Activations{Recompute: checkpoint}}
 		if prefetch == 0 {
 			cfg.Prefetch = fsdp.NoPrefetch
 		}
@@ -69,7 +69,7 @@ func TestCountsOfAccumulation(t *testing.T) {
 		t.Run(c.String(), func(t *testing.T) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				counting := &kit.CountingGroup{Group: g, Tally: &kit.Tally{}}
-				m := kit.Wrap(t, kit.TinyGPT(layers), fsdp.Config{Group: counting, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks})
+				m := kit.Wrap(t, kit.TinyGPT(layers), fsdp.Config{Group: counting, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks})
 				batch := kit.TinyBatch(0, g.Rank(), 1, 2)
 				plan, err := m.Plan(batch...)
 				require.NoError(t, err)
@@ -115,7 +115,7 @@ func TestCountsOfFrozen(t *testing.T) {
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					counting := &kit.CountingGroup{Group: g, Tally: &kit.Tally{}}
 					m := kit.Wrap(t, kit.TinyGPT(layers), fsdp.Config{
-						Group: counting, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks,
+						Group: counting, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks,
 						Frozen: func(name string) bool {
 							var block int
 							n, _ := fmt.Sscanf(name, "blocks.%d.", &block)
@@ -151,7 +151,7 @@ func TestTraffic16(t *testing.T) {
 				batch := kit.TinyBatch(0, g.Rank(), 1, 2)
 				sent := func(p fsdp.Precision) int {
 					counting := &kit.CountingGroup{Group: g, Tally: &kit.Tally{}}
-					m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: counting, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Precision: p})
+					m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: counting, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Precision: p})
 					plan, err := m.Plan(batch...)
 					require.NoError(t, err)
 					counting.Take()
@@ -178,7 +178,7 @@ func TestLiveMemory(t *testing.T) {
 	for world := 1; world <= 4; world++ {
 		for _, c := range kit.Cuts(world) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks})
+				m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks})
 				_, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
 				plan, err := m.Plan(kit.GoodBatch(0)...)
@@ -223,7 +223,7 @@ func TestPeak(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%v/%d ranks", name, c, world), func(t *testing.T) {
 					kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 						m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{
-							Group: g, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Precision: precision, Poison: true,
+							Group: g, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Precision: precision, Poison: true,
 							Frozen: func(name string) bool { return name == "blocks.1.qkv.weight" },
 						})
 						kit.RequirePeaks(t, ctx, m, g.Rank())

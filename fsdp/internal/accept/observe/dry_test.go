@@ -51,10 +51,10 @@ func drawnStrategy(t *rapid.T, cfg fsdp.Config, world int) fsdp.Config {
 // with groups of their own, of the ranks that share a color.
 func drawnOptions(t *rapid.T, cfg fsdp.Config, calls int, dir string) (_ fsdp.Config, colors int) {
 	if keep := rapid.Bool().Draw(t, "keep"); keep {
-		cfg.Keep, cfg.Checkpoint = kit.DrawnPolicy(t, "keep", calls), nil
+		cfg.Activations.Save, cfg.Activations.Recompute = kit.DrawnPolicy(t, "keep", calls), nil
 	}
 	if rapid.Bool().Draw(t, "files") {
-		cfg.OffloadDir, cfg.Spill = dir, kit.DrawnPolicy(t, "spill", calls)
+		cfg.Offload.Dir, cfg.Activations.Offload = dir, kit.DrawnPolicy(t, "spill", calls)
 	}
 	if rapid.Bool().Draw(t, "ignored") {
 		cfg.Ignored = func(name string) bool { return name == "wpe.weight" || name == "blocks.0.fc.weight" }
@@ -67,12 +67,12 @@ func drawnOptions(t *rapid.T, cfg fsdp.Config, calls int, dir string) (_ fsdp.Co
 
 // withGroups gives units with blocks groups of their own.
 func withGroups(cfg fsdp.Config, own comm.Group) fsdp.Config {
-	cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group {
+	cfg.Unit = kit.GroupOf(func(u fsdp.UnitConfig) comm.Group {
 		if u.Root {
 			return nil
 		}
 		return own
-	}
+	})
 	return cfg
 }
 
@@ -141,7 +141,7 @@ func TestDryOfATrillion(t *testing.T) {
 	}{{96, 12288, 96, 128, 175e9}, {96, 12288, 96, 100_000, 175e9}, {128, 25600, 160, 1024, 1009e9}} {
 		model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: c.layers, Dim: c.dim, Heads: c.heads, Tied: true}
 		p, err := fsdp.Dry(model, fsdp.Config{
-			Group: comm.World{Ranks: c.ranks}, Wrap: kit.Blocks, Checkpoint: kit.Blocks, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+			Group: comm.World{Ranks: c.ranks}, WrapPolicy: kit.Blocks, Activations: fsdp.Activations{Recompute: kit.Blocks}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
 		}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
 		require.NoError(t, err)
 		require.InEpsilon(t, c.params, p.Params, 0.01)
@@ -161,20 +161,22 @@ func TestFits(t *testing.T) {
 		"training on 8 ranks": func(c *fsdp.Config, _ *[]fsdp.Shape) {
 			c.Group, c.ShardRanks = comm.World{Ranks: 8, Place: 1}, 2*c.ShardRanks
 		},
-		"Strategy: FullShard":                       func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Strategy, c.ShardRanks = fsdp.FullShard, 0 },
-		"Wrap: WrapEach()":                          func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Wrap = fsdp.WrapEach() },
-		"Checkpoint: WrapEach()":                    func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Checkpoint, c.Keep = fsdp.WrapEach(), nil },
-		"no Keep":                                   func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Keep = nil },
+		"Strategy: FullShard":    func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Strategy, c.ShardRanks = fsdp.FullShard, 0 },
+		"WrapPolicy: WrapEach()": func(c *fsdp.Config, _ *[]fsdp.Shape) { c.WrapPolicy = fsdp.WrapEach() },
+		"Activations.Recompute: WrapEach()": func(c *fsdp.Config, _ *[]fsdp.Shape) {
+			c.Activations.Recompute, c.Activations.Save = fsdp.WrapEach(), nil
+		},
+		"no Activations.Save":                       func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Activations.Save = nil },
 		"Prefetch: NoPrefetch":                      func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Prefetch = fsdp.NoPrefetch },
 		"Precision: BF16()":                         func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Precision = fsdp.BF16() },
-		"OffloadDir (on a GPU Offload)":             func(c *fsdp.Config, _ *[]fsdp.Shape) { c.OffloadDir = t.TempDir() },
+		"Offload.Dir (on a GPU Offload.Pinned)":     func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Offload.Dir = t.TempDir() },
 		"optim.AdamW{Bits: 8} (rounds differently)": func(*fsdp.Config, *[]fsdp.Shape) { newOptimizer = optim.AdamW{Bits: 8}.New },
 		"half the batch":                            func(_ *fsdp.Config, batch *[]fsdp.Shape) { *batch = halves },
 	}
 	taken := make(map[string]bool)
 	for _, cfg := range []fsdp.Config{
-		{}, {Wrap: kit.Blocks, Prefetch: 2, Keep: kit.Blocks}, {Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp}, {Wrap: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 2},
-		{Wrap: kit.Blocks, Checkpoint: kit.Blocks, Precision: fsdp.BF16(), Prefetch: fsdp.NoPrefetch},
+		{}, {WrapPolicy: kit.Blocks, Prefetch: 2, Activations: fsdp.Activations{Save: kit.Blocks}}, {WrapPolicy: kit.Blocks, Strategy: fsdp.ShardGradOp}, {WrapPolicy: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 2},
+		{WrapPolicy: kit.Blocks, Activations: fsdp.Activations{Recompute: kit.Blocks}, Precision: fsdp.BF16(), Prefetch: fsdp.NoPrefetch},
 	} {
 		cfg.Group = comm.World{Ranks: 4, Place: 1}
 		base, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shapes...)
@@ -216,18 +218,18 @@ func TestKeepIsProposed(t *testing.T) {
 		require.NoError(t, err)
 		return p.Pass.Ops[p.Pass.Peak()].Live.Total()
 	}
-	some := fsdp.Config{Wrap: kit.Blocks, Prefetch: 1}
+	some := fsdp.Config{WrapPolicy: kit.Blocks, Prefetch: 1}
 	all, full := some, some
-	all.Keep, full.Checkpoint = fsdp.WrapEach(), kit.Blocks
+	all.Activations.Save, full.Activations.Recompute = fsdp.WrapEach(), kit.Blocks
 	require.Greater(t, peak(all), peak(some))
 	for _, x := range []struct {
 		cfg      fsdp.Config
 		memory   int
 		proposal string // of Fits
 	}{
-		{some, peak(all), `msg="fsdp: memory allows Keep: WrapEach(): backward would recompute nothing" rank=0 takes="` + plan.Bytes(peak(all)) + `" now="` + plan.Bytes(peak(some))},
+		{some, peak(all), `msg="fsdp: memory allows Activations.Save: WrapEach(): backward would recompute nothing" rank=0 takes="` + plan.Bytes(peak(all)) + `" now="` + plan.Bytes(peak(some))},
 		{some, peak(all) - 1, ""},
-		{full, peak(all), "Keep: WrapEach() in place of Checkpoint: backward"},
+		{full, peak(all), "Activations.Save: WrapEach() in place of Recompute: backward"},
 		{full, peak(all) - 1, ""},
 		{all, peak(all), ""},
 	} {
@@ -239,8 +241,8 @@ func TestKeepIsProposed(t *testing.T) {
 
 		cfg, choices, err := fsdp.Tune(model, some, c, x.memory, optim.AdamW{}.New, shape, shape)
 		require.NoError(t, err)
-		require.Equal(t, x.memory == peak(all), cfg.Keep != nil, choices[0].Setting)
-		require.Nil(t, cfg.Checkpoint)
+		require.Equal(t, x.memory == peak(all), cfg.Activations.Save != nil, choices[0].Setting)
+		require.Nil(t, cfg.Activations.Recompute)
 	}
 }
 
@@ -279,7 +281,7 @@ func TestTuneOfATrillion(t *testing.T) {
 	cfg, choices, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: 1024}, Precision: fsdp.Precision{Compute: fsdp.BFloat16}},
 		c, c.Device.Memory, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
 	require.NoError(t, err)
-	require.NotNil(t, cfg.Wrap)
+	require.NotNil(t, cfg.WrapPolicy)
 	require.Equal(t, fsdp.FullShard, cfg.Strategy, "nothing else fits")
 	best := choices[0]
 	for _, other := range choices[1:] {
@@ -331,7 +333,7 @@ func TestTuneChangesNoBit(t *testing.T) {
 func TestTuneKeepsWhatIsSet(t *testing.T) {
 	shape := fsdp.Ints(2, kit.TinyContext)
 	given := fsdp.Config{
-		Group: comm.World{Ranks: 4}, Wrap: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp, Prefetch: 2, Checkpoint: kit.Blocks,
+		Group: comm.World{Ranks: 4}, WrapPolicy: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp, Prefetch: 2, Activations: fsdp.Activations{Recompute: kit.Blocks},
 	}
 	cfg, choices, err := fsdp.Tune(kit.TinyGPT(2), given, plan.Clusters()["h100"], 1<<40, nil, shape, shape)
 	require.NoError(t, err)
@@ -362,7 +364,7 @@ func TestTuneFindsSecondCopies(t *testing.T) {
 	want := kit.Train(t, model, world, 2, 0.5, fsdp.Config{})
 	c := plan.Clusters()["epyc-2"]
 	c.Between.Bandwidth /= 1e3
-	given := fsdp.Config{Group: comm.World{Ranks: world}, Wrap: kit.Blocks, Prefetch: 1, Checkpoint: kit.Blocks}
+	given := fsdp.Config{Group: comm.World{Ranks: world}, WrapPolicy: kit.Blocks, Prefetch: 1, Activations: fsdp.Activations{Recompute: kit.Blocks}}
 	found := make(map[fsdp.Strategy]bool)
 	for memory := 1 << 40; ; {
 		cfg, choices, err := fsdp.Tune(model, given, c, memory, optim.AdamW{}.New, shape, shape)

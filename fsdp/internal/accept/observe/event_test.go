@@ -59,7 +59,7 @@ func TestJustInTime(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/prefetch %d/checkpoint %t", name, prefetch, checkpoint != nil), func(t *testing.T) {
 					model := kit.TinyGPT(4)
 					model.Tied = true
-					cfg := fsdp.Config{Wrap: policy, Prefetch: prefetch, Checkpoint: checkpoint, Poison: true}
+					cfg := fsdp.Config{WrapPolicy: policy, Prefetch: prefetch, Activations: fsdp.Activations{Recompute: checkpoint}, Poison: true}
 					requireStepsAsPlanned(t, model, 2, cfg)
 				})
 			}
@@ -75,12 +75,12 @@ func TestJustInTimeAtRandom(t *testing.T) {
 		model.Tied = rapid.Bool().Draw(t, "tied")
 		cfg := kit.DrawnKnobs(t, "", model.Layers+4)
 		kept := rapid.SliceOfN(rapid.Bool(), 5, 5).Draw(t, "kept")
-		cfg.StrategyOf = func(u fsdp.UnitInfo) fsdp.Strategy {
+		cfg.Unit = kit.StrategyOf(func(u fsdp.UnitConfig) fsdp.Strategy {
 			if kept[len(u.Name)%5] || u.Root {
 				return fsdp.ShardGradOp
 			}
 			return u.Strategy
-		}
+		})
 		requireStepsAsPlanned(t, model, rapid.IntRange(1, 3).Draw(t, "world"), cfg)
 	})
 }
@@ -90,7 +90,7 @@ func TestJustInTimeAtRandom(t *testing.T) {
 func TestUnitsAtOnce(t *testing.T) {
 	for prefetch, depth := range map[int]int{fsdp.NoPrefetch: 0, 0: 1, 2: 2, 3: 3} {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			w := kit.Watch(fsdp.Config{Group: g, Wrap: kit.Blocks, Prefetch: prefetch}, gptReads)
+			w := kit.Watch(fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Prefetch: prefetch}, gptReads)
 			m := kit.Wrap(t, kit.TinyGPT(8), w.Cfg)
 			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(0))
 			whole, most := 0, 0
@@ -115,7 +115,7 @@ func TestUnitsAtOnce(t *testing.T) {
 func TestOneRankGathersNothing(t *testing.T) {
 	for name, narrow := range map[string]bool{"float32": false, "bfloat16": true} {
 		t.Run(name, func(t *testing.T) {
-			cfg := fsdp.Config{Wrap: kit.Blocks}
+			cfg := fsdp.Config{WrapPolicy: kit.Blocks}
 			if narrow {
 				cfg.Precision.Gather = fsdp.BFloat16
 			}
@@ -132,7 +132,7 @@ func TestOneRankGathersNothing(t *testing.T) {
 
 // TestEvents checks the fields of an event.
 func TestEvents(t *testing.T) {
-	w := kit.Watch(fsdp.Config{Wrap: kit.Blocks}, gptReads)
+	w := kit.Watch(fsdp.Config{WrapPolicy: kit.Blocks}, gptReads)
 	m := kit.Wrap(t, kit.TinyGPT(1), w.Cfg)
 	batch := kit.TinyBatch(0, 0, 1, 3)
 	kit.ForwardBackward(t, t.Context(), m, batch)

@@ -31,7 +31,7 @@ func (r recorded) train(t *testing.T, from, to int) string {
 	dir := filepath.Join(t.TempDir(), "hashes")
 	kit.OnRanks(t, r.ranks, func(ctx context.Context, g comm.Group) {
 		cfg := r.cfg
-		cfg.Group, cfg.Wrap, cfg.HashDir = g, kit.Blocks, dir
+		cfg.Group, cfg.WrapPolicy, cfg.Observers = g, kit.Blocks, []fsdp.Observer{fsdp.HashDir(dir)}
 		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestHashDir(t *testing.T) {
 	a := recorded{ranks: 2}.train(t, 0, 4)
 	for name, cfg := range map[string]fsdp.Config{
 		"whole":        {Strategy: fsdp.NoShard},
-		"checkpointed": {Checkpoint: kit.Blocks, Prefetch: 3},
+		"checkpointed": {Activations: fsdp.Activations{Recompute: kit.Blocks}, Prefetch: 3},
 	} {
 		r := compareHashes(t, a, recorded{ranks: 2, cfg: cfg}.train(t, 0, 4))
 		require.Equal(t, 4, r.Steps, "%s: %v", name, r.Differences)
@@ -120,8 +120,8 @@ func TestHashDir(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) { // no directory
 		file := filepath.Join(t.TempDir(), "file")
 		require.NoError(t, os.WriteFile(file, nil, 0o666))
-		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, HashDir: file})
-		require.ErrorContains(t, err, "Config.HashDir: ")
+		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Observers: []fsdp.Observer{fsdp.HashDir(file)}})
+		require.ErrorContains(t, err, "HashDir of Config.Observers: ")
 		require.ErrorContains(t, err, "not a directory")
 	})
 }

@@ -104,7 +104,7 @@ func TestStragglers(t *testing.T) {
 						ms = c.ms(g.Rank())
 					}
 					prof := profile.New()
-					m := kit.Wrap(t, burningModel(2), fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Profile: prof, Strategy: fsdp.FullShard})
+					m := kit.Wrap(t, burningModel(2), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Observers: []fsdp.Observer{fsdp.Profile(prof)}, Strategy: fsdp.FullShard})
 					for pass := range passes {
 						if c.rest != nil {
 							time.Sleep(c.rest(g.Rank()))
@@ -143,7 +143,7 @@ func TestProfileFile(t *testing.T) {
 	t.Setenv("FSDP_STRAGGLERS", dir)
 	var all []*profile.Totals
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 		for pass := range 3 {
 			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(pass, g.Rank(), 2, 4))
 		}
@@ -165,8 +165,8 @@ func TestProfileFile(t *testing.T) {
 	require.Len(t, r.Ranks, 2)
 
 	prof := profile.New()
-	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Profile: prof})
-	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Profile: prof})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Observers: []fsdp.Observer{fsdp.Profile(prof)}})
+	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Observers: []fsdp.Observer{fsdp.Profile(prof)}})
 	require.ErrorContains(t, err, "Config.Profile: the profile is another model's")
 	require.NoError(t, m.Close())
 }
@@ -180,7 +180,7 @@ func TestBeside(t *testing.T) {
 	cluster.Software.Product = 1e-9
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		prof := profile.New()
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, TraceDir: dir, Profile: prof, Strategy: fsdp.FullShard})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Observers: []fsdp.Observer{fsdp.TraceDir(dir), fsdp.Profile(prof)}, Strategy: fsdp.FullShard})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		batch := kit.TinyBatch(0, g.Rank(), 2, 4)

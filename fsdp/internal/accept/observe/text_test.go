@@ -19,7 +19,6 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/fsdp/profile"
 	"github.com/gofsdp/gofsdp/optim"
-	"github.com/gofsdp/gofsdp/shard"
 )
 
 // requirePrinted checks the text of v, by fmt and in logs.
@@ -51,19 +50,20 @@ func TestConfigAsText(t *testing.T) {
 			secret string
 		}{comm.Local(4)[1], "12345"},
 		Device:   new(gpu.Device),
-		Strategy: fsdp.HybridShard, StrategyOf: fsdp.KeepBelow(9), ShardRanks: 2, GroupOf: func(fsdp.UnitInfo) comm.Group { return nil },
-		CutOf:     func(fsdp.UnitInfo) shard.Cut { return shard.Cut{} },
-		Wrap:      fsdp.WrapAny(fsdp.WrapEach(), fsdp.WrapNames(regexp.MustCompile("."))),
-		Precision: fsdp.Precision{Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { return true }},
-		Divide:    fsdp.ByWeights, VirtualRanks: 8, Prefetch: fsdp.NoPrefetch, InFlight: 1 << 20, Threads: 2, Frozen: names, Ignored: names,
-		Checkpoint: fsdp.WrapEach(), Keep: fsdp.WrapEach(), Spill: fsdp.WrapEach(), OffloadDir: "/scratch/a b", Offload: true,
-		Seed: 7, Poison: true, Trace: func(fsdp.Event) {}, TraceDir: "traces", HashDir: "hashes", Profile: profile.New(), Logger: slog.Default(),
+		Strategy: fsdp.HybridShard, Unit: fsdp.KeepBelow(9), ShardRanks: 2,
+		WrapPolicy:  fsdp.WrapAny(fsdp.WrapEach(), fsdp.WrapNames(regexp.MustCompile("."))),
+		Precision:   fsdp.Precision{Gather: fsdp.BFloat16, Full: func(fsdp.CallInfo, fsdp.Param) bool { return true }},
+		GradAverage: fsdp.ByWeights, VirtualRanks: 8, Prefetch: fsdp.NoPrefetch, InFlight: 1 << 20, Threads: 2, Frozen: names, Ignored: names,
+		Activations: fsdp.Activations{Recompute: fsdp.WrapEach(), Save: fsdp.WrapEach(), Offload: fsdp.WrapEach()}, Offload: fsdp.Offload{Dir: "/scratch/a b", Pinned: true},
+		Seed: 7, Poison: true, Observers: []fsdp.Observer{fsdp.TraceFunc(func(fsdp.Event) {}), fsdp.TraceDir("traces"), fsdp.HashDir("hashes"), fsdp.Profile(profile.New())}, Logger: slog.Default(),
 	}
-	want := "Config{Group: rank 1 of 4, Device: set, Strategy: HybridShard, StrategyOf: set, ShardRanks: 2, GroupOf: set, CutOf: set, Wrap: set, " +
-		"Precision: {Gather: bfloat16, Full: set}, Divide: ByWeights, VirtualRanks: 8, Prefetch: -1, InFlight: 1048576, Threads: 2, Frozen: set, Ignored: set, " +
-		"Checkpoint: set, Keep: set, Spill: set, OffloadDir: /scratch/a b, Offload: true, Seed: 7, Poison: true, Trace: set, TraceDir: traces, HashDir: hashes, Profile: set, Logger: set}"
+	want := "Config{Group: rank 1 of 4, Device: set, Strategy: HybridShard, ShardRanks: 2, Unit: set, WrapPolicy: set, " +
+		"Precision: {Gather: bfloat16, Full: set}, GradAverage: ByWeights, VirtualRanks: 8, Prefetch: -1, InFlight: 1048576, Threads: 2, Frozen: set, Ignored: set, " +
+		"Activations: {Recompute: set, Save: set, Offload: set}, Offload: {Dir: /scratch/a b, Pinned: true}, Seed: 7, Poison: true, Observers: set, Logger: set}"
 	for i := range reflect.TypeFor[fsdp.Config]().NumField() {
-		require.Contains(t, want, reflect.TypeFor[fsdp.Config]().Field(i).Name+": ")
+		if f := reflect.TypeFor[fsdp.Config]().Field(i); f.IsExported() {
+			require.Contains(t, want, f.Name+": ")
+		}
 	}
 	requirePrinted(t, want, cfg)
 	requirePrinted(t, want, &cfg)
@@ -86,7 +86,7 @@ func TestEventAsText(t *testing.T) {
 func TestShardedAsText(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(30), fsdp.Config{Group: g, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(30), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 		_, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, 3))

@@ -22,8 +22,8 @@ func TestTraceDir(t *testing.T) {
 	const ranks, steps = 3, 3
 	events := make([][]fsdp.Event, ranks)
 	kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-		cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, TraceDir: dir, Strategy: fsdp.FullShard}
-		cfg.Trace = func(e fsdp.Event) { events[g.Rank()] = append(events[g.Rank()], e) }
+		cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Observers: []fsdp.Observer{fsdp.TraceDir(dir)}, Strategy: fsdp.FullShard}
+		cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) { events[g.Rank()] = append(events[g.Rank()], e) }))
 		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		var batches [][]fsdp.Tensor
 		for step := range steps {
@@ -146,18 +146,18 @@ func TestTraceDirRefused(t *testing.T) {
 		if g.Rank() == 0 {
 			dir = t.TempDir()
 		}
-		_, errs[g.Rank()] = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, TraceDir: dir})
+		_, errs[g.Rank()] = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Observers: []fsdp.Observer{fsdp.TraceDir(dir)}})
 	})
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		dir := file
 		if g.Rank() == 0 {
 			dir = t.TempDir()
 		}
-		_, errs[2+g.Rank()] = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, TraceDir: dir})
+		_, errs[2+g.Rank()] = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Observers: []fsdp.Observer{fsdp.TraceDir(dir)}})
 	})
-	require.ErrorContains(t, errs[0], "Config.TraceDir is set: true")
-	require.ErrorContains(t, errs[1], "Config.TraceDir is set: true")
-	require.ErrorContains(t, errs[2], "Config.TraceDir: rank 1: ")
+	require.ErrorContains(t, errs[0], "TraceDir is set: true")
+	require.ErrorContains(t, errs[1], "TraceDir is set: true")
+	require.ErrorContains(t, errs[2], "TraceDir of Config.Observers: rank 1: ")
 	require.ErrorContains(t, errs[3], "file")
 }
 
@@ -167,9 +167,9 @@ func TestTraceDirRefused(t *testing.T) {
 func TestTraceDirOfTwo(t *testing.T) {
 	dir := t.TempDir()
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, TraceDir: filepath.Join(dir, "first"), Strategy: fsdp.FullShard}
+		cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Observers: []fsdp.Observer{fsdp.TraceDir(filepath.Join(dir, "first"))}, Strategy: fsdp.FullShard}
 		first := kit.Wrap(t, kit.TinyGPT(2), cfg)
-		cfg.TraceDir = filepath.Join(dir, "second")
+		cfg.Observers = append(cfg.Observers, fsdp.TraceDir(filepath.Join(dir, "second")))
 		second := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		step := func(m *fsdp.Sharded) {
 			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 4)...)

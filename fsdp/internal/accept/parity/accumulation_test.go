@@ -35,7 +35,7 @@ var deeds = []string{"backward", "backward", "hold", "hold", "held backward", "h
 type history struct {
 	Model  string
 	World  int
-	Divide fsdp.Divide
+	Divide fsdp.GradAverage
 	Deeds  []deed
 	Knobs  [2]kit.Knobs
 }
@@ -44,7 +44,7 @@ func drawHistory(t *rapid.T) history {
 	h := history{
 		Model:  rapid.SampledFrom([]string{"chain", "recurrence", "tied across groups", "an unused parameter"}).Draw(t, "model"),
 		World:  rapid.IntRange(1, 4).Draw(t, "world"),
-		Divide: rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
+		Divide: rapid.SampledFrom([]fsdp.GradAverage{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
 	}
 	for i := range h.Knobs {
 		h.Knobs[i] = kit.DrawKnobs(t, h.World)
@@ -90,7 +90,7 @@ func (l *ledger) backward(h *history, d *deed, grads []map[string][]float64) {
 		sum += w
 	}
 	for r, g := range grads {
-		kit.AddTo(l.pending, g, d.Scale*map[fsdp.Divide]float64{
+		kit.AddTo(l.pending, g, d.Scale*map[fsdp.GradAverage]float64{
 			fsdp.ByRanks: 1 / float64(h.World), fsdp.ByWeights: d.Weights[r] / sum, fsdp.ByOne: 1,
 		}[h.Divide])
 	}
@@ -108,7 +108,7 @@ func (l *ledger) sync() {
 // returns the last.
 func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k kit.Knobs, grads [4][]map[string][]float64) kit.Bits {
 	cfg := k.Config()
-	cfg.Group, cfg.Divide = g, h.Divide
+	cfg.Group, cfg.GradAverage = g, h.Divide
 	m := kit.Wrap(t, kit.Shapes[h.Model], cfg)
 	shards := m.Memory().Live
 	book := &ledger{grads: map[string][]float64{}, pending: map[string][]float64{}}
@@ -354,12 +354,12 @@ func TestPassIsOver(t *testing.T) {
 // TestWeights checks the errors of Weight, and that they cost nothing but the pass.
 func TestWeights(t *testing.T) {
 	for name, c := range map[string]struct {
-		divide fsdp.Divide
+		divide fsdp.GradAverage
 		weight func(rank int) float64
 		want   string
 	}{
-		"of ByRanks":  {fsdp.ByRanks, func(int) float64 { return 2 }, "Weight is for Config.Divide = ByWeights, which is By"},
-		"of ByOne":    {fsdp.ByOne, func(int) float64 { return 0 }, "Weight is for Config.Divide = ByWeights, which is By"},
+		"of ByRanks":  {fsdp.ByRanks, func(int) float64 { return 2 }, "Weight is for Config.GradAverage = ByWeights, which is By"},
+		"of ByOne":    {fsdp.ByOne, func(int) float64 { return 0 }, "Weight is for Config.GradAverage = ByWeights, which is By"},
 		"of one rank": {fsdp.ByRanks, func(r int) float64 { return float64(1 + r) }, "rank 1: "},
 		"all zero":    {fsdp.ByWeights, func(int) float64 { return 0 }, "the mean of the ranks' weights is 0"},
 		"negative":    {fsdp.ByWeights, func(r int) float64 { return float64(1 - 2*r) }, "Weight is -1"},
@@ -368,11 +368,11 @@ func TestWeights(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m, batch := kit.Chain64(t, g, func(c2 *fsdp.Config) { c2.Divide = c.divide }), kit.ShapeBatch(g.Rank())
+				m, batch := kit.Chain64(t, g, func(c2 *fsdp.Config) { c2.GradAverage = c.divide }), kit.ShapeBatch(g.Rank())
 				if c.divide == fsdp.ByWeights {
 					_, err := m.Forward(ctx, batch...)
 					require.NoError(t, err)
-					require.ErrorContains(t, m.Backward(ctx), "Config.Divide is ByWeights: give Backward a Weight")
+					require.ErrorContains(t, m.Backward(ctx), "Config.GradAverage is ByWeights: give Backward a Weight")
 					kit.ForwardBackward(t, ctx, m, batch, fsdp.Weight(1))
 				} else {
 					kit.ForwardBackward(t, ctx, m, batch)
@@ -429,7 +429,7 @@ func TestTokensAsWeights(t *testing.T) {
 	want := kit.GradsOf(t, t.Context(), one)
 	for _, unit := range []float64{1, 1000} {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Precision: kit.Float64s, Divide: fsdp.ByWeights, Wrap: kit.Blocks})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Precision: kit.Float64s, GradAverage: fsdp.ByWeights, WrapPolicy: kit.Blocks})
 			rows, first := g.Rank()+1, g.Rank()*(g.Rank()+1)/2
 			a, b := kit.Tokens(0, kit.TinyVocab, rows, 4), kit.Tokens(0, kit.TinyVocab, rows, 4)
 			copy(a.Ints(), x.Ints()[4*first:])

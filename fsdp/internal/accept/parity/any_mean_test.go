@@ -164,7 +164,7 @@ func TestParamNorms(t *testing.T) {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap = g, kit.Blocks
+				cfg.Group, cfg.WrapPolicy = g, kit.Blocks
 				cfg.Frozen = func(name string) bool { return name == "wte.weight" }
 				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
@@ -215,7 +215,7 @@ func TestNormsOfUnitGroupsByName(t *testing.T) {
 func TestNormsTakeTwoCollectives(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		counter := &kit.CountingGroup{Group: g, Tally: &kit.Tally{}}
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: counter, Wrap: fsdp.WrapEach()})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: counter, WrapPolicy: fsdp.WrapEach()})
 		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		counter.Take()
 		require.NoError(t, kit.ErrorOf(m.Any(ctx, true)))

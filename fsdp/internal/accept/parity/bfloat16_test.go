@@ -25,7 +25,7 @@ func TestWide(t *testing.T) {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
+				cfg.Group, cfg.WrapPolicy = g, fsdp.WrapEach()
 				cfg.Precision = fsdp.Precision{Compute: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(`^b$`))}
 				m := kit.Wrap(t, bares, cfg)
 				masters, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
@@ -81,7 +81,7 @@ func TestComputingInHalfTakesHalf(t *testing.T) {
 		p.Full = func(fsdp.CallInfo, fsdp.Param) bool { return false }
 		var plan *fsdp.Plan
 		kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
-			m := kit.Wrap(t, bigger, fsdp.Config{Group: g, Precision: p, Wrap: kit.Blocks})
+			m := kit.Wrap(t, bigger, fsdp.Config{Group: g, Precision: p, WrapPolicy: kit.Blocks})
 			got, err := m.Plan(kit.Tokens(1, 256, rows, 32), kit.Tokens(2, 256, rows, 32))
 			require.NoError(t, err)
 			if g.Rank() == 0 {
@@ -111,7 +111,7 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 		var params kit.Bits
 		var state *optim.FullState
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Precision: types[0]})
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Precision: types[0]})
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			for step := range 3 {
@@ -129,7 +129,7 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 		})
 		for _, from := range []string{"Load", "Import"} {
 			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Strategy: fsdp.ShardGradOp, Wrap: fsdp.WrapEach(), Precision: types[1], Seed: 9})
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Strategy: fsdp.ShardGradOp, WrapPolicy: fsdp.WrapEach(), Precision: types[1], Seed: 9})
 				opt, err := optim.AdamW{}.New(m.Shards())
 				require.NoError(t, err)
 				if from == "Load" {
@@ -190,7 +190,7 @@ func TestAdaptersInHalf(t *testing.T) {
 	base := func(name string) bool { return !strings.Contains(name, "lora") }
 	var want kit.Bits
 	kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
-		cfg.Wrap, cfg.Precision, cfg.Frozen = fsdp.WrapEach(), fsdp.BF16(), base
+		cfg.WrapPolicy, cfg.Precision, cfg.Frozen = fsdp.WrapEach(), fsdp.BF16(), base
 		var got kit.Bits
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			cfg := cfg
@@ -219,7 +219,7 @@ func TestAdaptersInHalf(t *testing.T) {
 
 // TestLossIsFinite guards the others: NaN would be equal to itself as bits.
 func TestLossIsFinite(t *testing.T) {
-	m := kit.Wrap(t, bigger, fsdp.Config{Precision: fsdp.BF16(), Wrap: kit.Blocks, Poison: true})
+	m := kit.Wrap(t, bigger, fsdp.Config{Precision: fsdp.BF16(), WrapPolicy: kit.Blocks, Poison: true})
 	update, losses := kit.Updater(t, m, 1), []float64(nil)
 	for range 4 {
 		losses = append(losses, kit.ForwardBackward(t, t.Context(), m, []fsdp.Tensor{kit.Tokens(1, 256, 4, 32), kit.Tokens(2, 256, 4, 32)}))

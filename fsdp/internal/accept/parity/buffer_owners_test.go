@@ -71,7 +71,7 @@ func TestCollectivesOwnTheirBuffers(t *testing.T) {
 	const world = 4
 	for _, p := range kit.ParityPrecisions {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-			cfg.Wrap, cfg.Precision = fsdp.WrapEach(), fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce}
+			cfg.WrapPolicy, cfg.Precision = fsdp.WrapEach(), fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce}
 			for _, prefetch := range []int{fsdp.NoPrefetch, 3} {
 				cfg.Prefetch = prefetch
 				cfg.Ignored = func(name string) bool { return prefetch > 0 && name == "l2.w" }
@@ -131,7 +131,7 @@ func TestSetFullOwnsItsBuffers(t *testing.T) {
 	for _, how := range []string{"SetFull", "Full"} {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			strict := kit.NewStrictGroup(g)
-			m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: strict, Precision: kit.Float64s, Wrap: kit.Blocks, Prefetch: 2})
+			m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: strict, Precision: kit.Float64s, WrapPolicy: kit.Blocks, Prefetch: 2})
 			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
 			require.NoError(t, err)
 			require.Positive(t, strict.Book.Open, "gathers for the backward")

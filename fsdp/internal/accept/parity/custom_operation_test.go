@@ -97,14 +97,14 @@ func TestCustomParity(t *testing.T) {
 func TestCustomKnobs(t *testing.T) {
 	kit.Needs(t, kit.OwnOperations)
 	knobs := map[string]func(*fsdp.Config){
-		"checkpoint": func(c *fsdp.Config) { c.Checkpoint = fsdp.WrapEach() },
-		"keep":       func(c *fsdp.Config) { c.Keep = fsdp.WrapEach() },
+		"checkpoint": func(c *fsdp.Config) { c.Activations.Recompute = fsdp.WrapEach() },
+		"keep":       func(c *fsdp.Config) { c.Activations.Save = fsdp.WrapEach() },
 		"threads":    func(c *fsdp.Config) { c.Threads = 3 },
 	}
 	run := func(cfg fsdp.Config) (state kit.Bits) {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			cfg := cfg
-			cfg.Group, cfg.Wrap, cfg.Poison = g, fsdp.WrapEach(), true
+			cfg.Group, cfg.WrapPolicy, cfg.Poison = g, fsdp.WrapEach(), true
 			m := kit.Wrap(t, bentModel.Model, cfg)
 			update := kit.Updater(t, m, 1)
 			for step := range 3 {
@@ -168,7 +168,7 @@ func TestCustomFails(t *testing.T) {
 					m := kit.Wrap(t, kit.Around(&kit.Module{Graph: func(_ *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 						y, err := fickle.Apply(in[0])
 						return gorgonia.Nodes{y}, err
-					}}), fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s})
+					}}), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s})
 					_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 					return errors.Join(err, m.Backward(ctx), m.Backward(ctx)) // a rank that was done already is told now
 				})

@@ -20,17 +20,17 @@ import (
 func TestKnobsDoNotChangeBits(t *testing.T) {
 	model := kit.TinyGPT(3)
 	model.Dropout = 0.1
-	base := fsdp.Config{Wrap: kit.Blocks, Seed: 7}
+	base := fsdp.Config{WrapPolicy: kit.Blocks, Seed: 7}
 	knobs := map[string]func(*fsdp.Config){
 		"again":             func(*fsdp.Config) {},
 		"no prefetch":       func(c *fsdp.Config) { c.Prefetch = fsdp.NoPrefetch },
 		"prefetch 2":        func(c *fsdp.Config) { c.Prefetch = 2 },
 		"prefetch 3":        func(c *fsdp.Config) { c.Prefetch = 3 },
 		"poison":            func(c *fsdp.Config) { c.Poison = true },
-		"checkpoint blocks": func(c *fsdp.Config) { c.Checkpoint = kit.Blocks },
-		"checkpoint all":    func(c *fsdp.Config) { c.Checkpoint = fsdp.WrapEach() },
-		"keep all":          func(c *fsdp.Config) { c.Keep = fsdp.WrapEach() },
-		"traced":            func(c *fsdp.Config) { c.Trace = func(fsdp.Event) {} },
+		"checkpoint blocks": func(c *fsdp.Config) { c.Activations.Recompute = kit.Blocks },
+		"checkpoint all":    func(c *fsdp.Config) { c.Activations.Recompute = fsdp.WrapEach() },
+		"keep all":          func(c *fsdp.Config) { c.Activations.Save = fsdp.WrapEach() },
+		"traced":            func(c *fsdp.Config) { c.Observers = append(c.Observers, fsdp.TraceFunc(func(fsdp.Event) {})) },
 	}
 	for world := 1; world <= 3; world++ {
 		want := kit.Train(t, model, world, 20, 0.5, base)
@@ -47,7 +47,7 @@ func TestKnobsDoNotChangeBits(t *testing.T) {
 // TestProcessorsDoNotChangeBits trains with 1 to 4 processors.
 func TestProcessorsDoNotChangeBits(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
-	cfg := fsdp.Config{Wrap: kit.Blocks}
+	cfg := fsdp.Config{WrapPolicy: kit.Blocks}
 	want := kit.Train(t, kit.TinyGPT(2), 3, 20, 0.5, cfg)
 	for procs := 1; procs <= 4; procs++ {
 		runtime.GOMAXPROCS(procs)
@@ -61,7 +61,7 @@ func TestThreadsDoNotChangeBits(t *testing.T) {
 	kit.Needs(t, kit.Processor)
 	model := &nn.GPT{Vocab: 70, Context: kit.TinyContext, Layers: 2, Dim: 96, Heads: 4, Dropout: 0.1}
 	for _, compute := range []fsdp.DType{fsdp.Float32, fsdp.Float64, fsdp.BFloat16} {
-		base := fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.Precision{Compute: compute}}
+		base := fsdp.Config{WrapPolicy: kit.Blocks, Precision: fsdp.Precision{Compute: compute}}
 		run := func(world int, threads func(rank int) int) kit.Bits {
 			states := make([]kit.Bits, world)
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -110,7 +110,7 @@ func TestWrappingDoesNotChangeBits(t *testing.T) {
 		want := kit.Train(t, model, world, 20, 0.5, fsdp.Config{})
 		for name, policy := range kit.WrapPolicies {
 			t.Run(fmt.Sprintf("%s/%d ranks", name, world), func(t *testing.T) {
-				kit.RequireSameBits(t, want, kit.Train(t, model, world, 20, 0.5, fsdp.Config{Wrap: policy}))
+				kit.RequireSameBits(t, want, kit.Train(t, model, world, 20, 0.5, fsdp.Config{WrapPolicy: policy}))
 			})
 		}
 	}
@@ -122,7 +122,7 @@ func TestParametersDoNotDependOnSharding(t *testing.T) {
 	want := kit.Train(t, kit.TinyGPT(2), 1, 0, 1, fsdp.Config{Seed: 3})
 	for name, policy := range kit.WrapPolicies {
 		for world := 1; world <= 5; world++ {
-			kit.RequireSameBits(t, want, kit.Train(t, kit.TinyGPT(2), world, 0, 1, fsdp.Config{Seed: 3, Wrap: policy}), name, ", ranks: ", world)
+			kit.RequireSameBits(t, want, kit.Train(t, kit.TinyGPT(2), world, 0, 1, fsdp.Config{Seed: 3, WrapPolicy: policy}), name, ", ranks: ", world)
 		}
 	}
 	require.NotEqual(t, want, kit.Train(t, kit.TinyGPT(2), 1, 0, 1, fsdp.Config{Seed: 4}), "another seed")

@@ -33,7 +33,7 @@ func TestEMAResumes(t *testing.T) {
 				}
 				dir, cfg := t.TempDir(), kit.Spreads[i].Config(4)
 				if where == "files" {
-					cfg.OffloadDir = t.TempDir()
+					cfg.Offload.Dir = t.TempDir()
 				}
 				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 					m, opt := averaging(t, g, cfg)
@@ -80,7 +80,7 @@ func TestEMAOtherRanks(t *testing.T) {
 	dir, want := t.TempDir(), kit.Bits(nil)
 	for _, world := range []int{1, 3, 2} {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m, opt := eight(t, g, fsdp.Config{Wrap: fsdp.WrapEach()}, optim.AdamW{})
+			m, opt := eight(t, g, fsdp.Config{WrapPolicy: fsdp.WrapEach()}, optim.AdamW{})
 			require.NoError(t, optim.EMA(opt, 0.75))
 			if want == nil {
 				makeSteps(t, m, opt, 0, 3)
@@ -251,7 +251,7 @@ func TestRanksAverageDifferently(t *testing.T) {
 // has those of the others.
 func TestEMAFreezes(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m, opt := averaging(t, g, fsdp.Config{Wrap: fsdp.WrapEach()})
+		m, opt := averaging(t, g, fsdp.Config{WrapPolicy: fsdp.WrapEach()})
 		makeSteps(t, m, opt, 0, 2)
 		want := kit.StateOfAll(t, ctx, m, opt)
 		kept, err := m.Freeze(ctx, func(name string) bool { return name == "a.b" }, opt)

@@ -120,7 +120,7 @@ func TestFreezing(t *testing.T) {
 		for _, world := range []int{1, 2, 3, 4} {
 			want := steps.reference(t, world, make)
 			kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-				cfg.Wrap = kit.Blocks
+				cfg.WrapPolicy = kit.Blocks
 				kit.RequireSameBits(t, want, steps.train(t, world, make, cfg), name)
 			})
 		}
@@ -149,7 +149,7 @@ func TestFreezeIsAFreshWrap(t *testing.T) {
 	for _, world := range []int{1, 3} {
 		for i, frozen := range someFrozen {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Frozen: frozen}
+				cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Frozen: frozen}
 				fresh := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				cfg.Frozen = someFrozen[(i+1)%len(someFrozen)]
 				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
@@ -183,7 +183,7 @@ func TestFreezeIsAFreshWrap(t *testing.T) {
 // TestFreezeErrors checks that errors reach every rank and change nothing, so that training goes on
 // to the same bits.
 func TestFreezeErrors(t *testing.T) {
-	cfg := fsdp.Config{Wrap: kit.Blocks}
+	cfg := fsdp.Config{WrapPolicy: kit.Blocks}
 	want := kit.Train(t, kit.TinyGPT(2), 3, 2, 1, cfg)
 	one := func(name string) bool { return name == "lnf.bias" }
 	for name, c := range map[string]struct {
@@ -239,7 +239,7 @@ func TestFreezeErrors(t *testing.T) {
 // TestFreezeDiscardsTheForward checks that the last forward has no backward after Freeze.
 func TestFreezeDiscardsTheForward(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Poison: true})
 		_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 		require.NoError(t, err)
 		_, err = m.Freeze(ctx, someFrozen[1], nil)
@@ -257,7 +257,7 @@ func TestEverythingFrozen(t *testing.T) {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap = g, kit.Blocks
+				cfg.Group, cfg.WrapPolicy = g, kit.Blocks
 				trained := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				want := kit.ForwardBackward(t, ctx, trained, kit.GoodBatch(g.Rank()))
 				cfg.Frozen = all
@@ -310,7 +310,7 @@ func (o prefixed) State() []optim.Entry {
 // a line was lost in silence.
 func TestFreezeKeepsNames(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 		require.NoError(t, err)
 		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
@@ -337,7 +337,7 @@ func TestFreezeKeepsNames(t *testing.T) {
 // before anything moves.
 func TestFreezeComparesState(t *testing.T) {
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
-		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, opt.Adopt(g.Rank(), nil))

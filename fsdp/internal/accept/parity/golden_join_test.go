@@ -75,9 +75,9 @@ func TestGoldenJoin(t *testing.T) {
 
 // wrap wraps the model of a case, and returns its batches by number.
 func (want goldenJoin) wrap(t *testing.T, g comm.Group, name string, cfg fsdp.Config) (*fsdp.Sharded, func(n int) []fsdp.Tensor) {
-	cfg.Divide = fsdp.ByRanks
+	cfg.GradAverage = fsdp.ByRanks
 	if strings.Contains(name, "effective") {
-		cfg.Divide = fsdp.ByActive
+		cfg.GradAverage = fsdp.ByActive
 	}
 	if strings.Contains(name, "gpt") {
 		return wrapGolden(t, "gpt_untied_erf", g, fsdp.Float64, cfg), func(n int) []fsdp.Tensor {
@@ -85,7 +85,7 @@ func (want goldenJoin) wrap(t *testing.T, g comm.Group, name string, cfg fsdp.Co
 			return []fsdp.Tensor{tokens, targets}
 		}
 	}
-	cfg.Group, cfg.Precision, cfg.Wrap, cfg.Poison = g, kit.Float64s, fsdp.WrapEach(), true
+	cfg.Group, cfg.Precision, cfg.WrapPolicy, cfg.Poison = g, kit.Float64s, fsdp.WrapEach(), true
 	m := kit.Wrap(t, goldenMLP, cfg)
 	goldenInit(t, goldenMLPOrder, m.Shards())
 	return m, goldenMLPBatch

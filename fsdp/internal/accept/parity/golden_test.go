@@ -158,8 +158,8 @@ var precisions = []precision{{"f64", fsdp.Float64, 1e-10}, {"f32", fsdp.Float32,
 // wrapGolden wraps a golden model over g.
 func wrapGolden(t *testing.T, family string, g comm.Group, typ fsdp.DType, cfg fsdp.Config) *fsdp.Sharded {
 	cfg.Group, cfg.Precision.Compute = g, typ
-	if cfg.Wrap == nil {
-		cfg.Wrap = fsdp.WrapTypes(&nn.Block{})
+	if cfg.WrapPolicy == nil {
+		cfg.WrapPolicy = fsdp.WrapTypes(&nn.Block{})
 	}
 	cfg.Poison = true
 	m, err := fsdp.Wrap(newGoldenModel(family), cfg)

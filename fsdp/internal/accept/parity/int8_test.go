@@ -54,7 +54,7 @@ func TestForwardSeesBlocks(t *testing.T) {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
+				cfg.Group, cfg.WrapPolicy = g, fsdp.WrapEach()
 				cfg.Precision = fsdp.Precision{Gather: fsdp.Int8, Full: onlyFull}
 				m := kit.Wrap(t, bareBlocks(640), cfg)
 				want, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
@@ -76,7 +76,7 @@ func TestForwardSeesBlocks(t *testing.T) {
 // so.
 func TestVectorsAreNoBlocks(t *testing.T) {
 	kit.Needs(t, kit.EightBits)
-	m := kit.Wrap(t, bareBlocks(640), fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
+	m := kit.Wrap(t, bareBlocks(640), fsdp.Config{WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	state, err := m.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	out, err := m.Eval(t.Context(), kit.Ones(640))
@@ -96,7 +96,7 @@ func TestSumsOfBlocks(t *testing.T) {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Reduce: fsdp.Int8, Full: onlyFull}
+				cfg.Group, cfg.WrapPolicy, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Reduce: fsdp.Int8, Full: onlyFull}
 				m := kit.Wrap(t, bareBlocks(n), cfg)
 				lost := make([][]float32, world)
 				for pass := range 3 {
@@ -142,7 +142,7 @@ func TestInt8AfterLoad(t *testing.T) {
 	run := func(first, n int, then ...func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error) kit.Bits {
 		states := make([]kit.Bits, world)
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}})
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			steps := func(first, n int) {
@@ -192,7 +192,7 @@ func TestInt8Memory(t *testing.T) {
 			if i%2 == 1 {
 				p.TypesOf = others
 			}
-			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Precision: p, Poison: true})
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Precision: p, Poison: true})
 			plan, err := m.Plan(kit.GoodBatch(0)...)
 			require.NoError(t, err)
 			blocks := 0
@@ -242,7 +242,7 @@ func TestTraffic8(t *testing.T) {
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					counting := labeledGroup{&kit.CountingGroup{Group: g, Tally: &kit.Tally{}}}
 					m := kit.Wrap(t, kit.TinyGPT(layers), fsdp.Config{
-						Group: counting, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Prefetch: prefetch,
+						Group: counting, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Prefetch: prefetch,
 						Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: reduce, Full: func(fsdp.CallInfo, fsdp.Param) bool { return false }},
 					})
 					batch := kit.TinyBatch(0, g.Rank(), 1, 2)
@@ -343,7 +343,7 @@ func TestTraffic8BesideOthers(t *testing.T) {
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					counting := labeledGroup{&kit.CountingGroup{Group: g, Tally: &kit.Tally{}}}
 					m := kit.Wrap(t, kit.TinyGPT(layers), fsdp.Config{
-						Group: counting, Wrap: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Prefetch: prefetch,
+						Group: counting, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks, Prefetch: prefetch,
 						Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: types, Full: func(fsdp.CallInfo, fsdp.Param) bool { return false }},
 					})
 					batch := kit.TinyBatch(0, g.Rank(), 1, 2)

@@ -27,7 +27,7 @@ func drawDeal(t *rapid.T, dir string) *deal {
 	if rapid.Bool().Draw(t, "statistics") {
 		d.ParityModel = kit.ParityModel{Name: "statistics", Model: kit.Statistics, Typed: fsdp.WrapEach(), Batch: kit.ParityModels[2].Batch}
 	}
-	d.divide = rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByOne}).Draw(t, "divide evenly")
+	d.divide = rapid.SampledFrom([]fsdp.GradAverage{fsdp.ByRanks, fsdp.ByOne}).Draw(t, "divide evenly")
 	d.Knobs = d.drawKnobs(t, "", dir)
 	for range d.world {
 		d.Calls = append(d.Calls, rapid.SliceOfN(rapid.SampledFrom([]string{"eval", "train", "train", "quiet", "drop"}), 0, 4).Draw(t, "calls"))
@@ -44,7 +44,7 @@ func (d *deal) wrap(t require.TestingT, g comm.Group) *fsdp.Sharded {
 	}
 	p := d.precision
 	cfg.Precision = fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce, Full: travelsFull}
-	cfg.Divide, cfg.Frozen, cfg.Seed = d.divide, d.frozen, uint64(d.seed)
+	cfg.GradAverage, cfg.Frozen, cfg.Seed = d.divide, d.frozen, uint64(d.seed)
 	return kit.Wrap(t, d.Model, cfg)
 }
 

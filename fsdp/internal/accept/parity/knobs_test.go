@@ -28,7 +28,7 @@ type workload struct {
 	precision kit.ParityPrecision
 	types     func(fsdp.CallInfo, fsdp.Param) (gather, reduce fsdp.DType) // or nil
 	backwards string                                                      // as in parityBackwards
-	divide    fsdp.Divide
+	divide    fsdp.GradAverage
 	frozen    func(name string) bool
 	limit     float64 // of the gradient norm
 	clip      fsdp.Norm
@@ -74,7 +74,7 @@ func drawWorkload(t *rapid.T) workload {
 		world:       rapid.SampledFrom([]int{1, 2, 3, 4, 6}).Draw(t, "world"),
 		precision:   rapid.SampledFrom(precisions).Draw(t, "precision"),
 		backwards:   rapid.SampledFrom(parityBackwards).Draw(t, "backwards"),
-		divide:      rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
+		divide:      rapid.SampledFrom([]fsdp.GradAverage{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
 		frozen:      someNames(t, "frozen"),
 		limit:       rapid.SampledFrom([]float64{1e-3, 1e6}).Draw(t, "limit"),
 		clip:        rapid.SampledFrom([]fsdp.Norm{fsdp.L2Norm, fsdp.InfNorm}).Draw(t, "norm"),
@@ -111,41 +111,41 @@ func (w workload) drawKnobs(t *rapid.T, label, dir string) knobSet {
 	switch rapid.IntRange(0, 2).Draw(t, label+"strategy of each unit") {
 	case 1:
 		list := rapid.SliceOfN(rapid.SampledFrom(strategies), 5, 5).Draw(t, label+"strategies")
-		c.StrategyOf = func(u fsdp.UnitInfo) fsdp.Strategy { return list[u.Len()%len(list)] }
+		c.Unit = kit.StrategyOf(func(u fsdp.UnitConfig) fsdp.Strategy { return list[u.Len()%len(list)] })
 	case 2:
-		c.StrategyOf = fsdp.KeepBelow(rapid.IntRange(0, 500).Draw(t, label+"keep below"))
+		c.Unit = fsdp.KeepBelow(rapid.IntRange(0, 500).Draw(t, label+"keep below"))
 	}
 	if seed := rapid.IntRange(0, 9).Draw(t, label+"cut"); seed > 4 {
-		c.CutOf = cutAtRandom(seed)
+		c.Unit = kit.Units(c.Unit, kit.CutOf(cutAtRandom(seed)))
 	}
 	c.Prefetch = rapid.SampledFrom([]int{fsdp.NoPrefetch, 1, 2, 3, 9}).Draw(t, label+"prefetch")
 	c.InFlight = rapid.SampledFrom([]int{0, 1, 2000, 10000}).Draw(t, label+"bytes in flight")
-	c.Wrap = namesInTurn(t, label+"wrap", "", "a", "b", "c")
+	c.WrapPolicy = namesInTurn(t, label+"wrap", "", "a", "b", "c")
 	c.Poison = rapid.Bool().Draw(t, label+"poison")
 	c.Threads = rapid.IntRange(0, 3).Draw(t, label+"threads")
 	if rapid.Bool().Draw(t, label+"trace") {
-		c.Trace = func(fsdp.Event) {}
+		c.Observers = append(c.Observers, fsdp.TraceFunc(func(fsdp.Event) {}))
 	}
 	if !narrow {
 		c.Ignored = someNames(t, label+"ignored")
 	}
 	switch save := namesInTurn(t, label+"save", "", "some"); rapid.IntRange(0, 2).Draw(t, label+"what to save") {
 	case 1:
-		c.Checkpoint = save
+		c.Activations.Recompute = save
 	case 2:
-		c.Keep = save
+		c.Activations.Save = save
 	}
 	if dir != "" && rapid.Bool().Draw(t, label+"offload") {
-		c.OffloadDir = dir
-		c.Spill = namesInTurn(t, label+"spill", "", "some")
+		c.Offload.Dir = dir
+		c.Activations.Offload = namesInTurn(t, label+"spill", "", "some")
 	}
 	return k
 }
 
-// cutAtRandom returns a Config.CutOf that cuts some units at rows, others at odd blocks, others
+// cutAtRandom returns a Config.Unit that cuts some units at rows, others at odd blocks, others
 // nowhere.
-func cutAtRandom(seed int) func(fsdp.UnitInfo) shard.Cut {
-	return func(u fsdp.UnitInfo) shard.Cut {
+func cutAtRandom(seed int) func(fsdp.UnitConfig) shard.Cut {
+	return func(u fsdp.UnitConfig) shard.Cut {
 		switch kit.U24(u.Len(), seed) % 4 {
 		case 0:
 			return shard.Cut{Block: shard.Whole}
@@ -191,7 +191,7 @@ func (w workload) train(t require.TestingT, k knobSet) kit.Bits {
 		}
 		p := w.precision
 		cfg.Precision = fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce, TypesOf: w.types, Full: travelsFull}
-		cfg.Divide, cfg.Frozen, cfg.Seed = w.divide, w.frozen, uint64(w.seed)
+		cfg.GradAverage, cfg.Frozen, cfg.Seed = w.divide, w.frozen, uint64(w.seed)
 		m := kit.Wrap(t, w.Model, cfg)
 		records[g.Rank()] = w.steps(t, ctx, m, k, g.Rank())
 		require.NoError(t, m.Close())
@@ -325,14 +325,14 @@ func TestShardRanks(t *testing.T) {
 	}
 	want := w.train(t, knobSet{})
 	if kit.LastStrategy == fsdp.SecondaryShard {
-		secondary := knobSet{config: fsdp.Config{Strategy: kit.LastStrategy, ShardRanks: 3, Wrap: kit.Blocks}}
+		secondary := knobSet{config: fsdp.Config{Strategy: kit.LastStrategy, ShardRanks: 3, WrapPolicy: kit.Blocks}}
 		kit.RequireSameBits(t, want, w.train(t, secondary), "SecondaryShard over 3")
 	}
 	for _, s := range []fsdp.Strategy{fsdp.HybridShard, fsdp.HybridGradOp} {
 		for _, ranks := range []int{1, 2, 6} {
-			kit.RequireSameBits(t, want, w.train(t, knobSet{config: fsdp.Config{Strategy: s, ShardRanks: ranks, Wrap: kit.Blocks}}), s, " over ", ranks)
+			kit.RequireSameBits(t, want, w.train(t, knobSet{config: fsdp.Config{Strategy: s, ShardRanks: ranks, WrapPolicy: kit.Blocks}}), s, " over ", ranks)
 		}
-		got := w.train(t, knobSet{config: fsdp.Config{Strategy: s, ShardRanks: 3, Wrap: kit.Blocks}})
+		got := w.train(t, knobSet{config: fsdp.Config{Strategy: s, ShardRanks: 3, WrapPolicy: kit.Blocks}})
 		differ := 0
 		for name, list := range want {
 			for i := range list {

@@ -56,7 +56,7 @@ func TestManyRanks(t *testing.T) {
 			require.NoError(t, err, method)
 			bytes[method], g.bytes = g.bytes, 0
 		}
-		m, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Divide: fsdp.ByWeights})
+		m, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, GradAverage: fsdp.ByWeights})
 		after("Wrap", err)
 		for batch, err := range m.Join(ctx, kit.Batches(1, func(int) []fsdp.Tensor { return kit.GoodBatch(0) })) {
 			after("Join", err)
@@ -90,12 +90,12 @@ func TestManyRanks(t *testing.T) {
 func TestManyRanksOfOwnGroups(t *testing.T) {
 	said := func(ranks, layers int) int {
 		g, own := &crowd{Group: comm.Local(1)[0], size: ranks}, &crowd{Group: comm.Local(1)[0], size: 8}
-		m, err := fsdp.Wrap(kit.TinyGPT(layers), fsdp.Config{Group: g, Wrap: kit.Blocks, GroupOf: func(u fsdp.UnitInfo) comm.Group {
+		m, err := fsdp.Wrap(kit.TinyGPT(layers), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.GroupOf(func(u fsdp.UnitConfig) comm.Group {
 			if u.Root {
 				return nil
 			}
 			return own
-		}})
+		})})
 		require.NoError(t, err)
 		require.NoError(t, m.Close())
 		return g.bytes
@@ -112,13 +112,13 @@ func TestGroupsThatSomeRanksShare(t *testing.T) {
 		result := make([][]map[string][]float64, 4)
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			cfg := kit.GroupedBy(t, ctx, g, "l1", 2)
-			first := cfg.GroupOf(fsdp.UnitInfo{Name: "l1"})
+			first := kit.UnitGroup(cfg, "l1")
 			second, err := g.Split(ctx, g.Rank()/2, g.Rank())
 			require.NoError(t, err)
 			if !apart || g.Rank() < 2 {
 				second = first
 			}
-			cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group { return map[string]comm.Group{"l1": first, "l3": second}[u.Name] }
+			cfg.Unit = kit.GroupOf(func(u fsdp.UnitConfig) comm.Group { return map[string]comm.Group{"l1": first, "l3": second}[u.Name] })
 			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 			kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 			result[g.Rank()] = []map[string][]float64{kit.GradsOf(t, ctx, m)}
@@ -147,7 +147,7 @@ func BenchmarkWrapOfManyRanks(b *testing.B) {
 				b.StopTimer()
 				before := inUse()
 				b.StartTimer()
-				m, err := fsdp.Wrap(model, fsdp.Config{Group: g, Wrap: kit.Blocks})
+				m, err := fsdp.Wrap(model, fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 				b.StopTimer()
 				after := inUse()
 				require.NoError(b, err)

@@ -75,7 +75,7 @@ func TestModelShapes(t *testing.T) {
 				for policy, wrapping := range policies {
 					for _, checkpoint := range []fsdp.Policy{nil, fsdp.WrapEach()} {
 						kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-							m := kit.Wrap(t, shape, fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: wrapping, Checkpoint: checkpoint, Poison: true, Seed: 5})
+							m := kit.Wrap(t, shape, fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: wrapping, Activations: fsdp.Activations{Recompute: checkpoint}, Poison: true, Seed: 5})
 							update := kit.Updater(t, m, math.Inf(1))
 							batch := kit.ShapeBatch(g.Rank())
 							plan, err := m.Plan(batch...)
@@ -108,7 +108,7 @@ func TestModelShapes(t *testing.T) {
 func TestGPTDifferences(t *testing.T) {
 	for world := 1; world <= 3; world++ {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, &nn.GPT{Vocab: 7, Context: 4, Layers: 1, Dim: 4, Heads: 2, Tied: true}, fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach(), Poison: true})
+			m := kit.Wrap(t, &nn.GPT{Vocab: 7, Context: 4, Layers: 1, Dim: 4, Heads: 2, Tied: true}, fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach(), Poison: true})
 			batch := []fsdp.Tensor{kit.Tokens(g.Rank(), 7, 2, 3), kit.Tokens(g.Rank()+9, 7, 2, 3)}
 			kit.ForwardBackward(t, ctx, m, batch)
 			requireDifferences(t, ctx, m, g, batch)
@@ -119,7 +119,7 @@ func TestGPTDifferences(t *testing.T) {
 // TestOneCallOrMany compares a chain of calls with the same chain in one module, bit for bit.
 func TestOneCallOrMany(t *testing.T) {
 	run := func(m kit.Model) (float64, map[string]*tensor.Dense) {
-		s := kit.Wrap(t, m, fsdp.Config{Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
+		s := kit.Wrap(t, m, fsdp.Config{Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
 		for _, p := range s.Shards() {
 			kit.Edit(t, p.Value, func(i int, _ float64) float64 { return kit.Value(i+p.Offset, int(p.Name[len(p.Name)-3])) })
 		}
@@ -147,7 +147,7 @@ func TestOneCallOrMany(t *testing.T) {
 // caller.
 func TestSeveralResults(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.Shapes["several outputs"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach(), Poison: true})
+		m := kit.Wrap(t, kit.Shapes["several outputs"], fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach(), Poison: true})
 		batch := kit.ShapeBatch(g.Rank())
 		first, err := m.Eval(ctx, batch...)
 		require.NoError(t, err)

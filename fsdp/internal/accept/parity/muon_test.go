@@ -46,7 +46,7 @@ func trainMuon(t require.TestingT, world int, muon optim.Muon, cfg fsdp.Config) 
 	all := make([]kit.Bits, world)
 	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 		cfg := cfg
-		cfg.Group, cfg.Wrap = g, kit.Blocks
+		cfg.Group, cfg.WrapPolicy = g, kit.Blocks
 		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		opt, err := muonFor(muon, m.Shards())
 		require.NoError(t, err)
@@ -91,11 +91,11 @@ func TestMuonKnobs(t *testing.T) {
 		"gather":       {optim.Gather, fsdp.Config{}},
 		"grad op":      {optim.Owner, fsdp.Config{Strategy: fsdp.ShardGradOp}},
 		"hybrid":       {optim.Owner, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2}},
-		"hybrid whole": {optim.Gather, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, CutOf: kit.CutAll(shard.Cut{Block: shard.Whole})}},
+		"hybrid whole": {optim.Gather, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Unit: kit.CutAll(shard.Cut{Block: shard.Whole})}},
 		"no shard":     {optim.Owner, fsdp.Config{Strategy: fsdp.NoShard}},
-		"rows":         {optim.Owner, fsdp.Config{CutOf: kit.CutAll(shard.Cut{Block: shard.Rows(1)})}},
-		"whole":        {optim.Owner, fsdp.Config{CutOf: kit.CutAll(shard.Cut{Block: shard.Whole})}},
-		"weights":      {optim.Owner, fsdp.Config{CutOf: kit.CutAll(shard.Cut{Weights: []float64{1, 0, 3, 1}})}},
+		"rows":         {optim.Owner, fsdp.Config{Unit: kit.CutAll(shard.Cut{Block: shard.Rows(1)})}},
+		"whole":        {optim.Owner, fsdp.Config{Unit: kit.CutAll(shard.Cut{Block: shard.Whole})}},
+		"weights":      {optim.Owner, fsdp.Config{Unit: kit.CutAll(shard.Cut{Weights: []float64{1, 0, 3, 1}})}},
 	} {
 		kit.RequireSameBits(t, want, trainMuon(t, 4, optim.Muon{WeightDecay: 0.1, Method: c.method}, c.cfg), name)
 	}
@@ -108,7 +108,7 @@ func TestMuonCheckpoints(t *testing.T) {
 	fsys := crashfs.New()
 	run := func(ranks int, save bool, cut shard.Cut) (all kit.Bits) {
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, CutOf: kit.CutAll(cut), Seed: uint64(ranks)})
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.CutAll(cut), Seed: uint64(ranks)})
 			opt, err := muonFor(optim.Muon{}, m.Shards())
 			require.NoError(t, err)
 			if save {
@@ -167,7 +167,7 @@ func TestMuonOnOneRank(t *testing.T) {
 	} {
 		passed := make(chan struct{}) // rank 0, whose pass the loss of rank 1 would end
 		err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
-			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Wrap: kit.Blocks})
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 			opt, err := muonFor(optim.Muon{Method: optim.Owner}, m.Shards())
 			require.NoError(t, err)
 			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
@@ -195,7 +195,7 @@ func TestMuonShare(t *testing.T) {
 	for _, world := range []int{8, 16} {
 		var muon *optim.MuonPlan
 		elements := 0
-		plan, err := fsdp.Dry(&nn.GPT{Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12}, fsdp.Config{Group: comm.World{Ranks: world}, Wrap: kit.Blocks}, func(params []optim.Param) (optim.Optimizer, error) {
+		plan, err := fsdp.Dry(&nn.GPT{Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12}, fsdp.Config{Group: comm.World{Ranks: world}, WrapPolicy: kit.Blocks}, func(params []optim.Param) (optim.Optimizer, error) {
 			hidden, rest := kit.HiddenMatrices(params)
 			for _, p := range rest {
 				elements += 2 * p.Value.Len()

@@ -97,18 +97,18 @@ func measure(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Gr
 func layouts(world int) map[string]fsdp.Config {
 	list := map[string]fsdp.Config{
 		"one unit":      {},
-		"blocks":        {Wrap: kit.Blocks},
-		"each":          {Wrap: fsdp.WrapEach()},
-		"two of each":   {Wrap: kit.EveryOther, Strategy: fsdp.ShardGradOp},
-		"NoShard":       {Wrap: kit.Blocks, Strategy: fsdp.NoShard},
-		"mixed":         {Wrap: fsdp.WrapEach(), StrategyOf: func(u fsdp.UnitInfo) fsdp.Strategy { return fsdp.Strategy(len(u.Name) % 3) }},
-		"ignored norms": {Wrap: kit.Blocks, Ignored: func(name string) bool { return strings.Contains(name, "ln") }},
+		"blocks":        {WrapPolicy: kit.Blocks},
+		"each":          {WrapPolicy: fsdp.WrapEach()},
+		"two of each":   {WrapPolicy: kit.EveryOther, Strategy: fsdp.ShardGradOp},
+		"NoShard":       {WrapPolicy: kit.Blocks, Strategy: fsdp.NoShard},
+		"mixed":         {WrapPolicy: fsdp.WrapEach(), Unit: kit.StrategyOf(func(u fsdp.UnitConfig) fsdp.Strategy { return fsdp.Strategy(len(u.Name) % 3) })},
+		"ignored norms": {WrapPolicy: kit.Blocks, Ignored: func(name string) bool { return strings.Contains(name, "ln") }},
 		"all ignored":   {Ignored: func(name string) bool { return true }},
-		"some full":     {Wrap: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Full: func(_ fsdp.CallInfo, p fsdp.Param) bool { return len(p.Shape) < 2 }}},
+		"some full":     {WrapPolicy: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Full: func(_ fsdp.CallInfo, p fsdp.Param) bool { return len(p.Shape) < 2 }}},
 	}
 	for ranks := 1; ranks <= world; ranks++ {
 		if world%ranks == 0 {
-			list[fmt.Sprint("HybridShard over ", ranks)] = fsdp.Config{Wrap: fsdp.WrapEach(), Strategy: fsdp.HybridShard, ShardRanks: ranks}
+			list[fmt.Sprint("HybridShard over ", ranks)] = fsdp.Config{WrapPolicy: fsdp.WrapEach(), Strategy: fsdp.HybridShard, ShardRanks: ranks}
 		}
 	}
 	return list
@@ -190,7 +190,7 @@ func TestNormsOfTrainedParameters(t *testing.T) {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap, cfg.Precision = g, kit.Blocks, kit.Float64s
+				cfg.Group, cfg.WrapPolicy, cfg.Precision = g, kit.Blocks, kit.Float64s
 				cfg.Frozen = frozen
 				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
@@ -304,7 +304,7 @@ func TestNormsNotFinite(t *testing.T) {
 			kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
-					cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), kit.Float64s
+					cfg.Group, cfg.WrapPolicy, cfg.Precision = g, fsdp.WrapEach(), kit.Float64s
 					m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 					kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 					setGrads(t, m, func(name string, i int) float64 {

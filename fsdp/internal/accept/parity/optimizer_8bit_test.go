@@ -112,7 +112,7 @@ func TestEightBitsOtherRanks(t *testing.T) {
 	for at, world := range []int{1, 3, 2} {
 		var now kit.Bits
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			cfg := fsdp.Config{Wrap: fsdp.WrapEach()}
+			cfg := fsdp.Config{WrapPolicy: fsdp.WrapEach()}
 			m, opt := eight(t, g, cfg, eightBits)
 			if at == 0 {
 				makeSteps(t, m, opt, 0, 3)
@@ -164,7 +164,7 @@ func TestEightBitsOtherRanks(t *testing.T) {
 // handed over, and makes the same blocks of what is cut as before.
 func TestEightBitsFreeze(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m, opt := eight(t, g, fsdp.Config{Wrap: fsdp.WrapEach()}, eightBits)
+		m, opt := eight(t, g, fsdp.Config{WrapPolicy: fsdp.WrapEach()}, eightBits)
 		makeSteps(t, m, opt, 0, 2)
 		want := kit.StateOfAll(t, ctx, m, opt)
 		kept, err := m.Freeze(ctx, func(name string) bool { return name == "a.b" }, opt)
@@ -266,7 +266,7 @@ func TestEightBitsTrain(t *testing.T) {
 	model := &nn.GPT{Vocab: kit.TinyVocab, Context: kit.TinyContext, Layers: 2, Dim: 32, Heads: 2}
 	train := func(bits int, strategy fsdp.Strategy, world int) (last float64) {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-			cfg := fsdp.Config{Group: g, Wrap: kit.Blocks, Strategy: strategy, Seed: 5}
+			cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Strategy: strategy, Seed: 5}
 			if strategy == fsdp.HybridShard {
 				cfg.ShardRanks = 1
 			}

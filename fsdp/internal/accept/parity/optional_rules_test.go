@@ -61,7 +61,7 @@ func TestOptionalLeavesAlone(t *testing.T) {
 	kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			cfg := cfg
-			cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), kit.Float64s
+			cfg.Group, cfg.WrapPolicy, cfg.Precision = g, fsdp.WrapEach(), kit.Float64s
 			m := kit.Wrap(t, &sighted{}, cfg)
 			opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
 			require.NoError(t, err)
@@ -124,12 +124,12 @@ func TestOptionalLeavesAlone(t *testing.T) {
 func TestOptionalCost(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		absent := make(map[string]int)
-		cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
-		cfg.Trace = func(e fsdp.Event) {
+		cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
+		cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 			if e.Absent {
 				absent[e.Kind+" "+e.Call]++
 			}
-		}
+		}))
 		m := kit.Wrap(t, &sighted{}, cfg)
 		plans := make([]*fsdp.Plan, 2)
 		for i, image := range []bool{false, true} {
@@ -146,7 +146,7 @@ func TestOptionalCost(t *testing.T) {
 			x := t.Call("text", &kit.Dense{Dim: kit.ShapeDim}, in[0])
 			x = t.Call("end", &kit.Dense{Dim: kit.ShapeDim}, x)
 			return []fsdp.Ref{t.Call("distance", kit.Distance, x, in[1])}, nil
-		}), fsdp.Config{Group: g, Strategy: fsdp.NoShard, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
+		}), fsdp.Config{Group: g, Strategy: fsdp.NoShard, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
 		p, err := plain.Plan(sightedBatch(1, false)[:2]...)
 		require.NoError(t, err)
 		require.Equal(t, p.FLOPs, plans[0].FLOPs)
@@ -160,7 +160,7 @@ func TestOptionalCost(t *testing.T) {
 		} else {
 			require.Empty(t, absent)
 		}
-		still := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Strategy: fsdp.NoShard, Precision: kit.Float64s, Wrap: fsdp.WrapEach(), Frozen: func(name string) bool {
+		still := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Strategy: fsdp.NoShard, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach(), Frozen: func(name string) bool {
 			return strings.HasPrefix(name, "eye") || strings.HasPrefix(name, "mix") // whose gradients would be whole for a moment
 		}})
 		q, err := still.Plan(sightedBatch(1, false)...)
@@ -173,7 +173,7 @@ func TestOptionalCost(t *testing.T) {
 // TestOptionalEval evaluates on ranks of which one has an image, alone inside JoinCalls, and trains there.
 func TestOptionalEval(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true})
+		m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true})
 		for seed := range 3 {
 			image := seed == g.Rank()
 			out, err := m.Eval(ctx, sightedBatch(seed, image)...)
@@ -206,7 +206,7 @@ func TestOptionalVirtualRanks(t *testing.T) {
 	var want kit.Bits
 	for _, ranks := range []int{4, 2, 1} {
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, &sighted{dropout: true}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, VirtualRanks: 4, Seed: 3})
+			m := kit.Wrap(t, &sighted{dropout: true}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, VirtualRanks: 4, Seed: 3})
 			update := kit.Updater(t, m, 0.1)
 			for step := range 3 {
 				for pass := range 4 / ranks {
@@ -231,10 +231,10 @@ func TestOptionalPrecision(t *testing.T) {
 	kit.Needs(t, kit.ActiveRanks)
 	for _, p := range kit.ParityPrecisions {
 		var want kit.Bits
-		for _, cfg := range []fsdp.Config{{Wrap: fsdp.WrapEach()}, {Strategy: fsdp.ShardGradOp, Checkpoint: fsdp.WrapEach()}} {
+		for _, cfg := range []fsdp.Config{{WrapPolicy: fsdp.WrapEach()}, {Strategy: fsdp.ShardGradOp, Activations: fsdp.Activations{Recompute: fsdp.WrapEach()}}} {
 			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Poison, cfg.Divide = g, true, fsdp.ByActive
+				cfg.Group, cfg.Poison, cfg.GradAverage = g, true, fsdp.ByActive
 				cfg.Precision = fsdp.Precision{Compute: p.Compute, Gather: p.Gather, Reduce: p.Reduce}
 				m := kit.Wrap(t, &sighted{dropout: true}, cfg)
 				update := kit.Updater(t, m, 0.1)
@@ -282,7 +282,7 @@ func TestOptionalIsSaid(t *testing.T) {
 	says("At(1) of a value that is not the output of a call", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
 		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, t.Optional(in[0])).Or(t.Zeros("none", 1)).At(1)}
 	})
-	_, err := fsdp.Wrap(&sighted{}, fsdp.Config{Device: noDevice{}, Divide: fsdp.ByActive})
+	_, err := fsdp.Wrap(&sighted{}, fsdp.Config{Device: noDevice{}, GradAverage: fsdp.ByActive})
 	require.ErrorContains(t, err, "Config.Device cannot divide their gradients ByActive")
 	for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Precision: kit.Float64s})
@@ -340,7 +340,7 @@ func TestOptionalManyPasses(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true, Divide: fsdp.ByActive})
+			m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true, GradAverage: fsdp.ByActive})
 			update := kit.Updater(t, m, 1)
 			all, mine := rand.New(rand.NewPCG(1, 0)), rand.New(rand.NewPCG(2, uint64(g.Rank())))
 			done := 0
@@ -376,10 +376,10 @@ func TestOptionalFaults(t *testing.T) {
 			require.NoError(t, comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {
 				ctx, cancel := context.WithCancelCause(ctx)
 				defer cancel(nil)
-				cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
+				cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true}
 				if g.Rank() == faulty {
 					cfg.Group = commtest.Faulty(g, decide)
-					cfg.Trace = func(e fsdp.Event) { trace(cancel, e) }
+					cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) { trace(cancel, e) }))
 				}
 				m := kit.Wrap(t, &sighted{}, cfg)
 				for i := range 2 {

@@ -23,7 +23,7 @@ import (
 type optionalRun struct {
 	Nodes    []optionalNode
 	World    int
-	Divide   fsdp.Divide
+	Divide   fsdp.GradAverage
 	Grouped  int // ranks that share the unit of one call, 0 if all do
 	Frozen   int
 	NoSync   bool
@@ -50,7 +50,7 @@ const optionalBits = 2
 func drawOptional(t *rapid.T) *optionalRun {
 	o := &optionalRun{
 		World:  rapid.IntRange(1, 8).Draw(t, "world"),
-		Divide: rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByActive, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
+		Divide: rapid.SampledFrom([]fsdp.GradAverage{fsdp.ByRanks, fsdp.ByActive, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
 		Frozen: rapid.IntRange(0, 3).Draw(t, "frozen"), NoSync: rapid.Bool().Draw(t, "no sync"), Clip: rapid.Bool().Draw(t, "clip"),
 	}
 	if o.World%2 == 0 && rapid.IntRange(0, 3).Draw(t, "groups") == 0 {
@@ -196,18 +196,16 @@ type optionalSeen []kit.Record
 // train trains one rank and returns what it sees, beginning with the parameters before.
 func (o *optionalRun) train(t require.TestingT, ctx context.Context, g comm.Group, k kit.Setting) (seen optionalSeen) {
 	cfg := k.Config()
-	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, o.Divide, k.InFlight, o.frozen
+	cfg.Group, cfg.GradAverage, cfg.InFlight, cfg.Frozen = g, o.Divide, k.InFlight, o.frozen
 	if k.Ignored {
 		cfg.Ignored = func(name string) bool { return len(name)%2 == 1 }
 	}
 	if unit := o.grouped(); unit != "" {
-		cfg.GroupOf = kit.GroupedBy(t, ctx, g, unit, o.Grouped).GroupOf
-		cfg.StrategyOf = func(i fsdp.UnitInfo) fsdp.Strategy {
+		cfg.Unit = kit.Units(kit.GroupedBy(t, ctx, g, unit, o.Grouped).Unit, cfg.Unit, func(i *fsdp.UnitConfig) {
 			if i.Name == unit {
-				return fsdp.FullShard
+				i.Strategy = fsdp.FullShard
 			}
-			return i.Strategy
-		}
+		})
 	}
 	m := kit.Wrap(t, o.model(nil), cfg)
 	opt, err := kit.ScriptOptimizer(m.Shards())
@@ -324,7 +322,7 @@ func (o *optionalRun) pass(t require.TestingT, p *optionalPass, states, grads []
 						}
 					}
 				}
-				kit.AddTo(grads[to], kit.Record{name: v}, map[fsdp.Divide]float64{
+				kit.AddTo(grads[to], kit.Record{name: v}, map[fsdp.GradAverage]float64{
 					fsdp.ByRanks: 1 / float64(o.World), fsdp.ByActive: might / have / active, fsdp.ByWeights: p.Weight[from] / weights, fsdp.ByOne: 1,
 				}[o.Divide])
 			}

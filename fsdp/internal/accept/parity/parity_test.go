@@ -90,7 +90,7 @@ var parityBackwards = []string{"s", "n", "sss", "nss", "sns", "ssn", "nns", "nsn
 type parityExtra struct {
 	name            string
 	frozen, ignored *regexp.Regexp
-	divide          fsdp.Divide
+	divide          fsdp.GradAverage
 }
 
 var parityExtras = []parityExtra{
@@ -247,7 +247,7 @@ func requireRecord(t require.TestingT, want, got kit.Record, tolerance float64) 
 // config is the cell's configuration.
 func (c parityCell) config(g comm.Group) fsdp.Config {
 	return fsdp.Config{
-		Group: g, Strategy: c.strategy, ShardRanks: c.ranks, Wrap: c.policy, Prefetch: c.prefetch, Divide: c.extra.divide,
+		Group: g, Strategy: c.strategy, ShardRanks: c.ranks, WrapPolicy: c.policy, Prefetch: c.prefetch, GradAverage: c.extra.divide,
 		Precision: fsdp.Precision{Compute: c.precision.Compute, Gather: c.precision.Gather, Reduce: c.precision.Reduce, Full: travelsFull},
 		Frozen:    selects(c.extra.frozen), Ignored: selects(c.extra.ignored), Seed: 3, Poison: true,
 	}
@@ -618,7 +618,7 @@ func TestUnitOfWeights(t *testing.T) {
 	gradients := func(precision fsdp.Precision, weights ...float64) (grads kit.Record) {
 		kit.OnRanks(t, len(weights), func(ctx context.Context, g comm.Group) {
 			c := parityCell{ParityModel: kit.ParityModels[1]}
-			m := kit.Wrap(t, c.Model, fsdp.Config{Group: g, Precision: precision, Divide: fsdp.ByWeights})
+			m := kit.Wrap(t, c.Model, fsdp.Config{Group: g, Precision: precision, GradAverage: fsdp.ByWeights})
 			_, err := m.Forward(ctx, c.Batch(2*g.Rank(), 2)...)
 			require.NoError(t, err)
 			require.NoError(t, m.Backward(ctx, fsdp.Weight(weights[g.Rank()])))

@@ -38,7 +38,7 @@ func TestEncoderDecoderPolicies(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			require.Equal(t, c.units, unitsOf(t, kit.Translating, c.policy))
-			cfg := fsdp.Config{Wrap: c.policy, Checkpoint: c.policy, Poison: true}
+			cfg := fsdp.Config{WrapPolicy: c.policy, Activations: fsdp.Activations{Recompute: c.policy}, Poison: true}
 			kit.RequireSameBits(t, want, kit.Train(t, kit.Translating, 2, 3, 0.5, cfg))
 		})
 	}
@@ -46,7 +46,7 @@ func TestEncoderDecoderPolicies(t *testing.T) {
 
 // unitsOf returns the names of the units that a policy makes of a model of tokens and targets.
 func unitsOf(t *testing.T, m fsdp.Model, p fsdp.Policy) (names []string) {
-	plan, err := kit.Wrap(t, m, fsdp.Config{Wrap: p}).Plan(kit.TinyBatch(0, 0, 1, 3)...)
+	plan, err := kit.Wrap(t, m, fsdp.Config{WrapPolicy: p}).Plan(kit.TinyBatch(0, 0, 1, 3)...)
 	require.NoError(t, err)
 	for _, g := range plan.Groups {
 		names = append(names, g.Name)
@@ -59,8 +59,8 @@ func unitsOf(t *testing.T, m fsdp.Model, p fsdp.Policy) (names []string) {
 func TestPolicyOfAnotherLength(t *testing.T) {
 	two := func([]fsdp.CallInfo) []string { return []string{"a", "b"} }
 	for _, p := range []fsdp.Policy{two, fsdp.WrapAny(fsdp.WrapEach(), two), fsdp.WrapAllBut(two)} {
-		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Wrap: p})
-		require.EqualError(t, err, "fsdp: rank 0: policy Config.Wrap returned 2 names for 5 calls")
+		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{WrapPolicy: p})
+		require.EqualError(t, err, "fsdp: rank 0: policy Config.WrapPolicy returned 2 names for 5 calls")
 	}
 	require.Equal(t, []string{"x"}, fsdp.WrapAny(kit.Never, fsdp.WrapEach())([]fsdp.CallInfo{{Name: "x"}}), "without Wrap")
 }

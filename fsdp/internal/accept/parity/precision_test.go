@@ -68,7 +68,7 @@ func TestForwardSeesRoundedParameters(t *testing.T) {
 			kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
-					cfg.Group, cfg.Wrap = g, fsdp.WrapEach()
+					cfg.Group, cfg.WrapPolicy = g, fsdp.WrapEach()
 					exact := kit.Wrap(t, bares, cfg)
 					want, err := exact.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
@@ -112,7 +112,7 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 		}
 		var want kit.Bits
 		kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
-			cfg.Precision, cfg.Wrap = p, kit.Blocks
+			cfg.Precision, cfg.WrapPolicy = p, kit.Blocks
 			if p.Reduce != fsdp.Float32 && p.Reduce != fsdp.Int8 && cfg.ShardRanks > 0 {
 				return // rounded twice
 			}
@@ -122,7 +122,7 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 			}
 			kit.RequireSameBits(t, want, got)
 		})
-		require.NotEqual(t, want, kit.Train(t, kit.TinyGPT(2), 4, 3, 0.5, fsdp.Config{Wrap: kit.Blocks}), "it is not float32")
+		require.NotEqual(t, want, kit.Train(t, kit.TinyGPT(2), 4, 3, 0.5, fsdp.Config{WrapPolicy: kit.Blocks}), "it is not float32")
 	}
 }
 
@@ -131,7 +131,7 @@ func TestHalfHalvesTraffic(t *testing.T) {
 	plan := func(p fsdp.Precision, s fsdp.Strategy) (traffic int) {
 		p.Full = func(fsdp.CallInfo, fsdp.Param) bool { return false }
 		kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: p, Wrap: kit.Blocks, Strategy: s})
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: p, WrapPolicy: kit.Blocks, Strategy: s})
 			plan, err := m.Plan(kit.GoodBatch(0)...)
 			require.NoError(t, err)
 			if g.Rank() == 0 {
@@ -168,7 +168,7 @@ func TestSumsInHalf(t *testing.T) {
 				}
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
-					cfg.Group, cfg.Wrap, cfg.Precision.Reduce = g, fsdp.WrapEach(), typ
+					cfg.Group, cfg.WrapPolicy, cfg.Precision.Reduce = g, fsdp.WrapEach(), typ
 					m := kit.Wrap(t, bares, cfg)
 					kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{kit.Filled(bareLen, x(g.Rank()))})
 					grads, err := m.FullGrads(ctx)
@@ -216,7 +216,7 @@ func TestLossScaling(t *testing.T) {
 		kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				cfg := cfg
-				cfg.Group, cfg.Wrap, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Gather: fsdp.Float16, Reduce: fsdp.Float16}
+				cfg.Group, cfg.WrapPolicy, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Gather: fsdp.Float16, Reduce: fsdp.Float16}
 				m := kit.Wrap(t, bares, cfg)
 				opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
 				require.NoError(t, err)
@@ -338,9 +338,9 @@ func TestUnderflow(t *testing.T) {
 // TestSumOfManyRanksStaysFinite sums gradients whose sum is out of float16's range, but whose mean
 // is not.
 func TestSumOfManyRanksStaysFinite(t *testing.T) {
-	for divide, finite := range map[fsdp.Divide]bool{fsdp.ByRanks: true, fsdp.ByWeights: true, fsdp.ByOne: false} {
+	for divide, finite := range map[fsdp.GradAverage]bool{fsdp.ByRanks: true, fsdp.ByWeights: true, fsdp.ByOne: false} {
 		kit.OnRanks(t, 8, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, bares, fsdp.Config{Group: g, Divide: divide, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
+			m := kit.Wrap(t, bares, fsdp.Config{Group: g, GradAverage: divide, Precision: fsdp.Precision{Reduce: fsdp.Float16}})
 			var opts []fsdp.BackwardOption
 			if divide == fsdp.ByWeights {
 				opts = append(opts, fsdp.Weight(2))
@@ -403,7 +403,7 @@ func TestPrecisionErrors(t *testing.T) {
 // TestFullDecides checks that Precision.Full takes the place of Param.Full, and sees calls and
 // parameters by full name.
 func TestFullDecides(t *testing.T) {
-	m := kit.Wrap(t, bares, fsdp.Config{Wrap: fsdp.WrapEach(), Precision: fsdp.Precision{
+	m := kit.Wrap(t, bares, fsdp.Config{WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{
 		Gather: fsdp.BFloat16,
 		Full:   func(c fsdp.CallInfo, p fsdp.Param) bool { return c.Name == "b" && strings.HasPrefix(p.Name, "b.") },
 	}})

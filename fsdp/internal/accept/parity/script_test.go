@@ -40,7 +40,7 @@ func drawScript(t *rapid.T) *script {
 	s := &script{history: history{
 		Model:  rapid.SampledFrom([]string{"statistics", "statistics", "recurrence", "tied across groups", "an unused call"}).Draw(t, "model"),
 		World:  rapid.IntRange(1, 4).Draw(t, "world"),
-		Divide: rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
+		Divide: rapid.SampledFrom([]fsdp.GradAverage{fsdp.ByRanks, fsdp.ByWeights, fsdp.ByOne}).Draw(t, "divide"),
 	}}
 	s.narrow, s.half = rapid.IntRange(0, 4).Draw(t, "narrow") == 0, rapid.Bool().Draw(t, "half")
 	for i := range s.settings {
@@ -495,7 +495,7 @@ func (s *script) play(t require.TestingT, ctx context.Context, g comm.Group, k k
 		g = &kit.StrictGroup{Group: g, Book: book}
 	}
 	cfg := k.Config()
-	cfg.Group, cfg.Divide, cfg.InFlight, cfg.Frozen = g, s.Divide, k.InFlight, kit.Freezable[0]
+	cfg.Group, cfg.GradAverage, cfg.InFlight, cfg.Frozen = g, s.Divide, k.InFlight, kit.Freezable[0]
 	switch {
 	case s.narrow && s.half:
 		cfg.Precision = fsdp.BF16()

@@ -118,9 +118,9 @@ func TestDropout(t *testing.T) {
 
 // TestEvaluationLeavesTrainingAlone interleaves a training with everything that is not a step.
 func TestEvaluationLeavesTrainingAlone(t *testing.T) {
-	want := kit.Train(t, kit.DropoutGPT(), 2, 3, 1, fsdp.Config{Wrap: kit.Blocks})
+	want := kit.Train(t, kit.DropoutGPT(), 2, 3, 1, fsdp.Config{WrapPolicy: kit.Blocks})
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 		update := kit.Updater(t, m, 1)
 		aside := func() {
 			_, err := m.Eval(ctx, kit.TinyBatch(99, g.Rank(), 1, 4)...)
@@ -142,7 +142,7 @@ func TestEvaluationLeavesTrainingAlone(t *testing.T) {
 // TestForwardTwice checks that a forward without its backward leaves nothing behind.
 func TestForwardTwice(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Poison: true})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Poison: true})
 		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		want, live := kit.GradBits(t, ctx, m), m.Memory().Live
 		m.ZeroGrad()
@@ -163,13 +163,13 @@ func TestTwoModelsInOneGroup(t *testing.T) {
 	models := []fsdp.Model{kit.TinyGPT(1), kit.DropoutGPT()}
 	var want []kit.Bits
 	for _, m := range models {
-		want = append(want, kit.Train(t, m, 2, 4, 1, fsdp.Config{Wrap: kit.Blocks}))
+		want = append(want, kit.Train(t, m, 2, 4, 1, fsdp.Config{WrapPolicy: kit.Blocks}))
 	}
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		var both []*fsdp.Sharded
 		var updates []func(context.Context)
 		for _, model := range models {
-			m := kit.Wrap(t, model, fsdp.Config{Group: g, Wrap: kit.Blocks})
+			m := kit.Wrap(t, model, fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 			both, updates = append(both, m), append(updates, kit.Updater(t, m, 1))
 		}
 		for step := range 4 {
@@ -426,7 +426,7 @@ func TestPolicies(t *testing.T) {
 		"WrapAny":            {"even", "odd"},
 		"WrapAllBut":         {"root", "wte", "wpe", "lnf", "head"},
 	} {
-		plan, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Wrap: kit.WrapPolicies[name]}).Plan(kit.GoodBatch(0)...)
+		plan, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{WrapPolicy: kit.WrapPolicies[name]}).Plan(kit.GoodBatch(0)...)
 		require.NoError(t, err)
 		var got []string
 		for _, g := range plan.Groups {

@@ -44,9 +44,9 @@ func TestShare(t *testing.T) {
 			}
 		}
 		cfg := fsdp.Config{
-			Wrap: kit.Blocks, Precision: kit.Float64s, Seed: 3,
-			Divide:   rapid.SampledFrom([]fsdp.Divide{fsdp.ByRanks, fsdp.ByOne}).Draw(t, "divide"),
-			Strategy: rapid.SampledFrom([]fsdp.Strategy{fsdp.FullShard, fsdp.NoShard}).Draw(t, "strategy"),
+			WrapPolicy: kit.Blocks, Precision: kit.Float64s, Seed: 3,
+			GradAverage: rapid.SampledFrom([]fsdp.GradAverage{fsdp.ByRanks, fsdp.ByOne}).Draw(t, "divide"),
+			Strategy:    rapid.SampledFrom([]fsdp.Strategy{fsdp.FullShard, fsdp.NoShard}).Draw(t, "strategy"),
 		}
 		noSync := rapid.Bool().Draw(t, "NoSync")
 		var want map[string]*tensor.Dense
@@ -132,20 +132,20 @@ func TestShareByRows(t *testing.T) {
 // the model can be used on.
 func TestShareRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
-		divide fsdp.Divide
+		divide fsdp.GradAverage
 		opts   func(batch []fsdp.Tensor) []fsdp.BackwardOption
 		want   string
 	}{
 		"weights": {fsdp.ByWeights, func(b []fsdp.Tensor) []fsdp.BackwardOption {
 			return []fsdp.BackwardOption{fsdp.Share(b), fsdp.Weight(2)}
 		},
-			"Share divides by what counts in the step, and Config.Divide is ByWeights: leave out one of them"},
+			"Share divides by what counts in the step, and Config.GradAverage is ByWeights: leave out one of them"},
 		"active": {fsdp.ByActive, func(b []fsdp.Tensor) []fsdp.BackwardOption { return []fsdp.BackwardOption{fsdp.Share(b)} },
-			"Share divides by what counts in the step, and Config.Divide is ByActive: leave out one of them"},
+			"Share divides by what counts in the step, and Config.GradAverage is ByActive: leave out one of them"},
 		"a weight": {fsdp.ByRanks, func(b []fsdp.Tensor) []fsdp.BackwardOption {
 			return []fsdp.BackwardOption{fsdp.Share(b), fsdp.Weight(2)}
 		},
-			"Weight is for Config.Divide = ByWeights, which is ByRanks"},
+			"Weight is for Config.GradAverage = ByWeights, which is ByRanks"},
 		"another step": {fsdp.ByRanks, func([]fsdp.Tensor) []fsdp.BackwardOption {
 			return []fsdp.BackwardOption{fsdp.Share(kit.Masked(1), kit.Masked(2))}
 		}, "the batch of the Forward is not among the 2 that Share has: give Share the batches of the step, " +
@@ -156,7 +156,7 @@ func TestShareRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Divide: c.divide})
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, GradAverage: c.divide})
 				batch := kit.Masked(1, 3)
 				_, err := m.Forward(ctx, batch...)
 				require.NoError(t, err)

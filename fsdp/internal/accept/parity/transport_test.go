@@ -73,7 +73,7 @@ func journeys(t *testing.T) (list []journey) {
 		journey{"frozen, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: frozen}, false},
 		journey{"ignored", all, fsdp.Config{Ignored: func(name string) bool { return name == "l2.w" }, Prefetch: 3}, false},
 		journey{"group of its own", all, fsdp.Config{Precision: narrow}, true},
-		journey{"files", all, fsdp.Config{OffloadDir: dirs[len(dirs)-1]}, false},
+		journey{"files", all, fsdp.Config{Offload: fsdp.Offload{Dir: dirs[len(dirs)-1]}}, false},
 	)
 }
 
@@ -82,12 +82,12 @@ func journeys(t *testing.T) (list []journey) {
 // before the last. It returns all there is to see of losses, norms, gradients and parameters.
 func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) kit.Bits {
 	cfg, seen := j.cfg, make(kit.Bits)
-	cfg.Group, cfg.Wrap, cfg.Seed, cfg.Poison = g, fsdp.WrapEach(), 5, true
+	cfg.Group, cfg.WrapPolicy, cfg.Seed, cfg.Poison = g, fsdp.WrapEach(), 5, true
 	if j.own {
 		own, err := g.Split(ctx, g.Rank()%max(1, g.Size()/2), -g.Rank())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, own.Close()) }()
-		cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group { return map[string]comm.Group{"l1": own}[u.Name] }
+		cfg.Unit = kit.GroupOf(func(u fsdp.UnitConfig) comm.Group { return map[string]comm.Group{"l1": own}[u.Name] })
 	}
 	see := func(what string, x float64) { seen[what] = append(seen[what], math.Float64bits(x)) }
 	m := kit.Wrap(t, landscape, cfg)
@@ -382,16 +382,16 @@ func dieAt(t *testing.T, handles []comm.Group, kind string, die func(comm.Group)
 	kit.OnGroups(t, handles, func(ctx context.Context, g comm.Group) {
 		cfg := fsdp.Config{
 			Group: watch.watched(g, "all", g.Rank()), Strategy: fsdp.HybridShard, ShardRanks: 2,
-			Wrap: fsdp.WrapEach(), Precision: kit.Float64s,
+			WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s,
 		}
 		if g.Rank() == deathVictim {
-			cfg.Trace = func(e fsdp.Event) {
+			cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 				if e.Pass == 2 && e.Kind == kind {
 					groups = watch.awaitStuck(deathVictim)
 					die(g)
 					panic("dead")
 				}
-			}
+			}))
 		}
 		m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 		var err error

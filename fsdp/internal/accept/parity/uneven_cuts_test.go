@@ -21,9 +21,9 @@ func TestCutsAreKept(t *testing.T) {
 	weights := []float64{2, 0, 1}
 	owned := make([]int, 3)
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		whole := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, CutOf: kit.CutAll(shard.Cut{Block: shard.Whole})})
-		rows := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, CutOf: kit.CutAll(shard.Cut{Block: shard.Rows(1)})})
-		uneven := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, CutOf: kit.CutAll(shard.Cut{Weights: weights})})
+		whole := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.CutAll(shard.Cut{Block: shard.Whole})})
+		rows := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.CutAll(shard.Cut{Block: shard.Rows(1)})})
+		uneven := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.CutAll(shard.Cut{Weights: weights})})
 		for _, p := range whole.Shards() {
 			if n := p.Value.Len(); n > 0 {
 				require.Equal(t, shard.Param{Shape: p.Shape}.Len(), n, p.Name)
@@ -39,11 +39,11 @@ func TestCutsAreKept(t *testing.T) {
 		}
 		plan, err := uneven.Plan(kit.TinyBatch(0, 0, 2, kit.TinyContext)...)
 		require.NoError(t, err)
-		equal, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks}).Plan(kit.TinyBatch(0, 0, 2, kit.TinyContext)...)
+		equal, err := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks}).Plan(kit.TinyBatch(0, 0, 2, kit.TinyContext)...)
 		require.NoError(t, err)
 		require.Positive(t, plan.CutBytes)
 		require.Equal(t, plan.ShardBytes-equal.ShardBytes, plan.CutBytes)
-		require.Contains(t, plan.String(), "of these padding, as Config.CutOf cuts units")
+		require.Contains(t, plan.String(), "of these padding, as Config.Unit cuts units")
 		require.NotContains(t, equal.String(), "CutOf")
 	})
 	require.Zero(t, owned[1])
@@ -55,25 +55,25 @@ func TestCutsAreKept(t *testing.T) {
 func TestWeightsDoNotChangeBits(t *testing.T) {
 	model := kit.TinyGPT(2)
 	for name, cfg := range map[string]fsdp.Config{
-		"full":   {CutOf: kit.CutAll(shard.Cut{Weights: []float64{3, 1, 0, 2}})},
-		"blocks": {CutOf: kit.CutAll(shard.Cut{Weights: []float64{3, 1, 0, 2}, Block: shard.Rows(1)})},
-		"hybrid": {CutOf: kit.CutAll(shard.Cut{Weights: []float64{1, 3}}), Strategy: fsdp.HybridShard, ShardRanks: 2},
-		"none":   {CutOf: kit.CutAll(shard.Cut{Weights: []float64{1, 3}}), Strategy: fsdp.NoShard},
+		"full":   {Unit: kit.CutAll(shard.Cut{Weights: []float64{3, 1, 0, 2}})},
+		"blocks": {Unit: kit.CutAll(shard.Cut{Weights: []float64{3, 1, 0, 2}, Block: shard.Rows(1)})},
+		"hybrid": {Unit: kit.CutAll(shard.Cut{Weights: []float64{1, 3}}), Strategy: fsdp.HybridShard, ShardRanks: 2},
+		"none":   {Unit: kit.CutAll(shard.Cut{Weights: []float64{1, 3}}), Strategy: fsdp.NoShard},
 	} {
-		cfg.Wrap = kit.Blocks
-		kit.RequireSameBits(t, kit.Train(t, model, 4, 0, 1, fsdp.Config{Wrap: kit.Blocks}), kit.Train(t, model, 4, 0, 1, cfg), name, ": drawn")
-		kit.RequireSameBits(t, kit.Train(t, model, 4, 5, 0.5, fsdp.Config{Wrap: kit.Blocks}), kit.Train(t, model, 4, 5, 0.5, cfg), name)
+		cfg.WrapPolicy = kit.Blocks
+		kit.RequireSameBits(t, kit.Train(t, model, 4, 0, 1, fsdp.Config{WrapPolicy: kit.Blocks}), kit.Train(t, model, 4, 0, 1, cfg), name, ": drawn")
+		kit.RequireSameBits(t, kit.Train(t, model, 4, 5, 0.5, fsdp.Config{WrapPolicy: kit.Blocks}), kit.Train(t, model, 4, 5, 0.5, cfg), name)
 	}
 	states := make([][2]kit.Bits, 4)
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		for i, cut := range []shard.Cut{{}, {Block: shard.Whole, Weights: []float64{1, 2}}} {
 			cfg := kit.GroupedBy(t, ctx, g, "l1", 2)
-			cfg.CutOf = func(u fsdp.UnitInfo) shard.Cut {
+			cfg.Unit = kit.CutOf(func(u fsdp.UnitConfig) shard.Cut {
 				if u.Name == "l1" {
 					return cut
 				}
 				return shard.Cut{}
-			}
+			})
 			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 			update := kit.Updater(t, m, 1)
 			for range 3 {
@@ -95,7 +95,7 @@ func TestCheckpointsUnderOtherCuts(t *testing.T) {
 	resume := func(ranks int, save bool, c shard.Cut) kit.Bits {
 		var state kit.Bits
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, Seed: uint64(ranks), CutOf: kit.CutAll(c)})
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Seed: uint64(ranks), Unit: kit.CutAll(c)})
 			opt, err := optim.AdamW{}.New(m.Shards())
 			require.NoError(t, err)
 			if save {
@@ -130,11 +130,11 @@ func TestCheckpointsUnderOtherCuts(t *testing.T) {
 // Ranks that cut elsewhere, and weights for other ranks than a unit's, are errors that say so.
 func TestCutsDiffer(t *testing.T) {
 	kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
-		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, CutOf: kit.CutAll(shard.Cut{Block: shard.Rows(1 + g.Rank())})})
+		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Unit: kit.CutAll(shard.Cut{Block: shard.Rows(1 + g.Rank())})})
 		require.ErrorContains(t, err, "cut at blocks of [")
 	})
 	kit.OnRanks(t, 2, func(_ context.Context, g comm.Group) {
-		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, CutOf: kit.CutAll(shard.Cut{Weights: []float64{1, 2, 3}})})
+		_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Unit: kit.CutAll(shard.Cut{Weights: []float64{1, 2, 3}})})
 		require.ErrorContains(t, err, "group root: shard: 3 weights for 2 ranks")
 	})
 }

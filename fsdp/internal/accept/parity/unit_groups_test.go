@@ -33,12 +33,12 @@ func TestUnitGroups(t *testing.T) {
 	const world = 4
 	for _, ranks := range []int{1, 2, 4} {
 		for _, strategy := range []fsdp.Strategy{fsdp.FullShard, fsdp.ShardGradOp} {
-			for divide, divisor := range map[fsdp.Divide]float64{fsdp.ByRanks: world, fsdp.ByOne: 1} {
+			for divide, divisor := range map[fsdp.GradAverage]float64{fsdp.ByRanks: world, fsdp.ByOne: 1} {
 				t.Run(fmt.Sprintf("%d ranks/%v/%d", ranks, strategy, divide), func(t *testing.T) {
 					states := make([]kit.Params, world)
 					kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 						cfg := kit.GroupedBy(t, ctx, g, "l1", ranks)
-						cfg.Strategy, cfg.Divide = strategy, divide
+						cfg.Strategy, cfg.GradAverage = strategy, divide
 						m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 						var err error
 						states[g.Rank()], err = kit.OwnState(ctx, m)
@@ -86,7 +86,7 @@ func TestUnitGroupsTrain(t *testing.T) {
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			cfg := kit.GroupedBy(t, ctx, g, "l2", max(ranks, 1))
 			if ranks == 0 {
-				cfg.GroupOf = func(fsdp.UnitInfo) comm.Group { return g }
+				cfg.Unit = kit.GroupOf(func(fsdp.UnitConfig) comm.Group { return g })
 			}
 			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 			update := kit.Updater(t, m, 0.01)
@@ -117,24 +117,24 @@ func TestUnitGroupErrors(t *testing.T) {
 		"sizes differ": {func(ctx context.Context, g comm.Group, cfg *fsdp.Config) {
 			own, err := g.Split(ctx, g.Rank()/2, 0) // 2 and 1 of 3
 			require.NoError(t, err)
-			cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group { return own }
+			cfg.Unit = kit.GroupOf(func(u fsdp.UnitConfig) comm.Group { return own })
 		}, "in a group of "},
 		"only one": {func(ctx context.Context, g comm.Group, cfg *fsdp.Config) {
 			if g.Rank() == 1 {
-				cfg.GroupOf = nil
+				cfg.Unit = nil
 			}
 		}, "in a group of 1"},
 		"NoShard": {func(_ context.Context, g comm.Group, cfg *fsdp.Config) {
 			cfg.Strategy = fsdp.NoShard
-		}, "unit l1: Config.GroupOf gives a group of its own, over which NoShard is not possible: want FullShard or ShardGradOp"},
+		}, "unit l1: Config.Unit gives a group of its own, over which NoShard is not possible: want FullShard or ShardGradOp"},
 		"HybridShard": {func(_ context.Context, g comm.Group, cfg *fsdp.Config) {
 			cfg.Strategy, cfg.ShardRanks = fsdp.HybridShard, 1
 		}, "over which HybridShard is not possible"},
 		"panic": {func(_ context.Context, g comm.Group, cfg *fsdp.Config) {
 			if g.Rank() == 2 {
-				cfg.GroupOf = func(fsdp.UnitInfo) comm.Group { panic("no groups today") }
+				cfg.Unit = kit.GroupOf(func(fsdp.UnitConfig) comm.Group { panic("no groups today") })
 			}
-		}, "Config.StrategyOf, GroupOf or CutOf panicked at "},
+		}, "Config.Unit panicked at "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
@@ -184,28 +184,28 @@ func TestUnitGroupErrors(t *testing.T) {
 // told as well. The groups know nothing of each other.
 func TestFailureInOneUnitGroup(t *testing.T) {
 	gone := errors.New("time for lunch")
-	plan, err := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s, Wrap: fsdp.WrapEach()}).Plan(kit.ShapeBatch(0)...)
+	plan, err := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()}).Plan(kit.ShapeBatch(0)...)
 	require.NoError(t, err)
 	for stop := range len(plan.Schedule) - 1 {
 		own := slices.Concat(comm.Local(2), comm.Local(2))
 		for _, err := range kit.ErrorsOf(t, 4, func(ctx context.Context, g comm.Group) error {
 			defer own[g.Rank()].Close()
-			cfg := fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), Precision: kit.Float64s}
-			cfg.GroupOf = func(u fsdp.UnitInfo) comm.Group {
+			cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s}
+			cfg.Unit = kit.GroupOf(func(u fsdp.UnitConfig) comm.Group {
 				if u.Name == "l1" {
 					return own[g.Rank()]
 				}
 				return nil
-			}
+			})
 			if g.Rank() == 0 {
 				var cancel context.CancelCauseFunc
 				ctx, cancel = context.WithCancelCause(ctx)
 				left := stop
-				cfg.Trace = func(fsdp.Event) {
+				cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(fsdp.Event) {
 					if left--; left < 0 {
 						cancel(gone)
 					}
-				}
+				}))
 			}
 			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 			_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
@@ -230,14 +230,14 @@ func TestBrokenUnitGroup(t *testing.T) {
 	for _, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
 		cfg := kit.GroupedBy(t, ctx, g, "l1", 1)
 		if g.Rank() == 1 {
-			require.NoError(t, cfg.GroupOf(fsdp.UnitInfo{Name: "l1"}).Close())
+			require.NoError(t, kit.UnitGroup(cfg, "l1").Close())
 		}
 		_, err := fsdp.WrapContext(ctx, kit.Shapes["chain"], cfg)
 		done.Done()
 		done.Wait() // a rank that leaves would tell the others
 		return err
 	}) {
-		require.ErrorContains(t, err, "unit l1: meeting the ranks of a group of GroupOf")
+		require.ErrorContains(t, err, "unit l1: meeting the ranks of a group of Config.Unit")
 		require.ErrorContains(t, err, "rank 1")
 	}
 }
@@ -257,7 +257,7 @@ func TestUnitGroupsOutliveTheModel(t *testing.T) {
 			}
 			require.NoError(t, m.Close())
 		}
-		require.NoError(t, cfg.GroupOf(fsdp.UnitInfo{Name: "l1"}).Barrier(ctx))
+		require.NoError(t, kit.UnitGroup(cfg, "l1").Barrier(ctx))
 	})
 }
 
@@ -307,7 +307,7 @@ func TestUnitGroupsStayApart(t *testing.T) {
 			if alone { // the other group does not exist
 				part, err := g.Split(ctx, g.Rank()/2, g.Rank())
 				require.NoError(t, err)
-				cfg.Group, cfg.GroupOf = part, nil
+				cfg.Group, cfg.Unit = part, nil
 			}
 			m := kit.Wrap(t, model, cfg)
 			if alone { // but it had the same parameters

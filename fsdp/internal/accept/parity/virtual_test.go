@@ -86,7 +86,7 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 		for batch, err := range m.Join(ctx, fsdp.Batches(v.batches(g, w, step)...)) {
 			require.NoError(t, err)
 			var opts []fsdp.BackwardOption
-			if cfg.Divide == fsdp.ByWeights {
+			if cfg.GradAverage == fsdp.ByWeights {
 				opts = append(opts, fsdp.Weight(float64(w.leaf(g, k, passes))+0.1))
 			}
 			run := func() error { kit.ForwardBackward(t, ctx, m, batch, opts...); return nil }
@@ -140,7 +140,7 @@ func (v *virtual) on(t require.TestingT, w way, steps int) (all kit.Bits) {
 func TestVirtualRanks(t *testing.T) {
 	kit.Needs(t, kit.CanonicalSums)
 	for _, n := range []int{6, 8, 12} {
-		v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: kit.Blocks}}
+		v := &virtual{ranks: n, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
 		want := v.on(t, way{ranks: n}, 3)
 		for _, w := range v.ways() {
 			kit.RequireSameBits(t, want, v.on(t, w, 3), n, w)
@@ -155,23 +155,23 @@ func TestVirtualRanksWithEverything(t *testing.T) {
 	some := func(step, v int) bool { return kit.U24(step, v)%3 == 0 }
 	types := kit.TypesByName(fsdp.Int8, fsdp.BFloat16, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, fsdp.Float16}})
 	for name, v := range map[string]*virtual{
-		"no shard":         {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.NoShard}},
-		"ignored":          {cfg: fsdp.Config{Wrap: kit.Blocks, Ignored: func(name string) bool { return name == "lnf.weight" }}},
-		"hybrid":           {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 1}},
-		"checkpointed":     {cfg: fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.ShardGradOp, Checkpoint: kit.Blocks, Threads: 2}},
-		"frozen":           {cfg: fsdp.Config{Wrap: kit.Blocks, Frozen: regexp.MustCompile(`^wte|attn`).MatchString}},
-		"sums":             {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByOne}},
-		"bfloat16":         {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.BF16()}},
-		"bfloat16 on wire": {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: wire(fsdp.BFloat16)}},
-		"float16 on wire":  {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: wire(fsdp.Float16)}},
-		"types of each":    {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.Precision{TypesOf: types}}},
-		"float64":          {cfg: fsdp.Config{Wrap: kit.Blocks, Precision: fsdp.Precision{Compute: fsdp.Float64}}},
-		"uneven":           {cfg: fsdp.Config{Wrap: kit.Blocks}, none: some},
+		"no shard":         {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Strategy: fsdp.NoShard}},
+		"ignored":          {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Ignored: func(name string) bool { return name == "lnf.weight" }}},
+		"hybrid":           {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 1}},
+		"checkpointed":     {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Strategy: fsdp.ShardGradOp, Activations: fsdp.Activations{Recompute: kit.Blocks}, Threads: 2}},
+		"frozen":           {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Frozen: regexp.MustCompile(`^wte|attn`).MatchString}},
+		"sums":             {cfg: fsdp.Config{WrapPolicy: kit.Blocks, GradAverage: fsdp.ByOne}},
+		"bfloat16":         {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: fsdp.BF16()}},
+		"bfloat16 on wire": {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: wire(fsdp.BFloat16)}},
+		"float16 on wire":  {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: wire(fsdp.Float16)}},
+		"types of each":    {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: fsdp.Precision{TypesOf: types}}},
+		"float64":          {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: fsdp.Precision{Compute: fsdp.Float64}}},
+		"uneven":           {cfg: fsdp.Config{WrapPolicy: kit.Blocks}, none: some},
 		"uneven bfloat16":  {cfg: fsdp.Config{Precision: wire(fsdp.BFloat16)}, none: some},
-		"weights":          {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByWeights}},
-		"uneven weights":   {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByWeights, Precision: wire(fsdp.BFloat16)}, none: some},
-		"active":           {cfg: fsdp.Config{Wrap: kit.Blocks, Divide: fsdp.ByActive}, none: some},
-		"one has a batch":  {cfg: fsdp.Config{Wrap: kit.Blocks}, none: func(step, v int) bool { return v != step%4 }},
+		"weights":          {cfg: fsdp.Config{WrapPolicy: kit.Blocks, GradAverage: fsdp.ByWeights}},
+		"uneven weights":   {cfg: fsdp.Config{WrapPolicy: kit.Blocks, GradAverage: fsdp.ByWeights, Precision: wire(fsdp.BFloat16)}, none: some},
+		"active":           {cfg: fsdp.Config{WrapPolicy: kit.Blocks, GradAverage: fsdp.ByActive}, none: some},
+		"one has a batch":  {cfg: fsdp.Config{WrapPolicy: kit.Blocks}, none: func(step, v int) bool { return v != step%4 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v.ranks = 4
@@ -182,7 +182,7 @@ func TestVirtualRanksWithEverything(t *testing.T) {
 		})
 	}
 	t.Run("hybrid over 2", func(t *testing.T) {
-		v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
+		v := &virtual{ranks: 8, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
 		want := v.on(t, way{ranks: 8}, 2)
 		v.cfg.Strategy, v.cfg.ShardRanks = fsdp.HybridShard, 2
 		for _, w := range []way{{ranks: 8}, {ranks: 4}, {ranks: 4, noSync: true}, {ranks: 2}} {
@@ -194,7 +194,7 @@ func TestVirtualRanksWithEverything(t *testing.T) {
 // TestVirtualRanksOverTransports trains on groups as processes have them.
 func TestVirtualRanksOverTransports(t *testing.T) {
 	kit.Needs(t, kit.CanonicalSums)
-	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	v := &virtual{ranks: 8, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
 	want := v.on(t, way{ranks: 1}, 2)
 	for name, change := range kit.Transports {
 		for _, w := range []way{{ranks: 2}, {ranks: 4, noSync: true}} {
@@ -211,12 +211,12 @@ func TestVirtualRanksOverTransports(t *testing.T) {
 func TestVirtualRanksChangeNothing(t *testing.T) {
 	kit.Needs(t, kit.CanonicalSums)
 	const n = 3
-	v := &virtual{ranks: n, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	v := &virtual{ranks: n, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
 	got := v.on(t, way{ranks: n}, 5)
 	kit.OnRanks(t, n, func(ctx context.Context, g comm.Group) {
 		model := kit.TinyGPT(2)
 		model.Dropout = 0.1
-		m := kit.Wrap(t, model, fsdp.Config{Group: g, Wrap: kit.Blocks, Seed: 7})
+		m := kit.Wrap(t, model, fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Seed: 7})
 		update := kit.Updater(t, m, 0.5)
 		for step := range 5 {
 			kit.ForwardBackward(t, ctx, m, v.batches(g, way{}, step)[0])
@@ -232,7 +232,7 @@ func TestVirtualRanksChangeNothing(t *testing.T) {
 // 4.
 func TestVirtualRanksGoOnElsewhere(t *testing.T) {
 	kit.Needs(t, kit.CanonicalSums)
-	v := &virtual{ranks: 8, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	v := &virtual{ranks: 8, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
 	dir := t.TempDir()
 	want := v.on(t, way{ranks: 4}, 6)
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) { v.train(t, ctx, g, way{ranks: 4}, 0, 3, dir) })
@@ -258,7 +258,7 @@ func TestVirtualRanksMemory(t *testing.T) {
 			}
 			v := &virtual{ranks: w.ranks * passes}
 			kit.OnRanks(t, w.ranks, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, VirtualRanks: v.ranks})
+				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, VirtualRanks: v.ranks})
 				batch := kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext)
 				var plan *fsdp.Plan
 				step := func() (err error) {
@@ -276,7 +276,7 @@ func TestVirtualRanksMemory(t *testing.T) {
 				}
 				require.Equal(t, plan.Peak(), m.Memory().Peak, "%d passes, %v", passes, w)
 				if !noSync {
-					dry, err := fsdp.Dry(kit.TinyGPT(2), fsdp.Config{Group: comm.World{Ranks: w.ranks}, Wrap: kit.Blocks, VirtualRanks: v.ranks}, nil,
+					dry, err := fsdp.Dry(kit.TinyGPT(2), fsdp.Config{Group: comm.World{Ranks: w.ranks}, WrapPolicy: kit.Blocks, VirtualRanks: v.ranks}, nil,
 						fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext))
 					require.NoError(t, err)
 					require.Equal(t, plan.Peak(), dry.Peak())
@@ -302,11 +302,11 @@ func TestVirtualRanksRefused(t *testing.T) {
 		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 3}, "Config.VirtualRanks is 3: want a multiple of the 2 ranks"},
 		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: -2}, "Config.VirtualRanks is -2: want a multiple of the 2 ranks"},
 		{3, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks: want a power of two of ranks, or of micro-batches on each, which are 3"},
-		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
-			"Config.Divide is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, GradAverage: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
+			"Config.GradAverage is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, and NCCL, which Config.Device uses, has another"},
-		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Wrap: kit.Blocks, GroupOf: func(fsdp.UnitInfo) comm.Group { return own }},
-			"has a group of its own by Config.GroupOf, whose parameters depend on the ranks"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, WrapPolicy: kit.Blocks, Unit: kit.GroupOf(func(fsdp.UnitConfig) comm.Group { return own })},
+			"has a group of its own by Config.Unit, whose parameters depend on the ranks"},
 		{6, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 6, Strategy: fsdp.HybridShard, ShardRanks: 3},
 			"over 3 ranks sums in another order: want a power of two as Config.ShardRanks"},
 		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.BFloat16}},
@@ -318,7 +318,7 @@ func TestVirtualRanksRefused(t *testing.T) {
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Int8, nil)}},
 			"parameter wte.weight: Config.Precision.TypesOf returned float32 and int8: Config.VirtualRanks: what gradients lose as int8"},
 		{1, kit.Twice, fsdp.Config{VirtualRanks: 2}, "Config.VirtualRanks: the model has buffers, such as "},
-		{2, &sighted{}, fsdp.Config{VirtualRanks: 2, Divide: fsdp.ByActive}, "calls of the model may be absent, see Tape.Optional, and Config.Divide is ByActive"},
+		{2, &sighted{}, fsdp.Config{VirtualRanks: 2, GradAverage: fsdp.ByActive}, "calls of the model may be absent, see Tape.Optional, and Config.GradAverage is ByActive"},
 	} {
 		for _, err := range kit.ErrorsOf(t, c.ranks, func(_ context.Context, g comm.Group) error {
 			cfg := c.cfg
@@ -348,9 +348,9 @@ func TestVirtualRanksThawed(t *testing.T) {
 // TestVirtualRanksOutOfTurn: what cannot come in the middle of a step says so, and changes nothing.
 func TestVirtualRanksOutOfTurn(t *testing.T) {
 	kit.Needs(t, kit.CanonicalSums)
-	v := &virtual{ranks: 4, cfg: fsdp.Config{Wrap: kit.Blocks}}
+	v := &virtual{ranks: 4, cfg: fsdp.Config{WrapPolicy: kit.Blocks}}
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks, VirtualRanks: v.ranks})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, VirtualRanks: v.ranks})
 		defer m.Close()
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
@@ -511,11 +511,11 @@ func TestVirtualRanksWeighted(t *testing.T) {
 	kit.Needs(t, kit.CanonicalSums)
 	const n = 4
 	none := func(_, v int) bool { return v == 2 }
-	for _, divide := range []fsdp.Divide{fsdp.ByWeights, fsdp.ByActive} {
+	for _, divide := range []fsdp.GradAverage{fsdp.ByWeights, fsdp.ByActive} {
 		gradients := func(ranks, leaves int) (grads kit.Bits) {
 			v, w := &virtual{ranks: n, none: none}, way{ranks: ranks}
 			kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Divide: divide, VirtualRanks: leaves})
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, GradAverage: divide, VirtualRanks: leaves})
 				defer m.Close()
 				k := 0
 				for batch, err := range m.Join(ctx, fsdp.Batches(v.batches(g, w, 0)...)) {
@@ -542,7 +542,7 @@ func TestVirtualRanksWeighted(t *testing.T) {
 			}
 		}
 	}
-	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Divide: fsdp.ByWeights, VirtualRanks: 2})
+	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{GradAverage: fsdp.ByWeights, VirtualRanks: 2})
 	defer m.Close()
 	batch := kit.TinyBatch(0, 0, 1, 3)
 	kit.ForwardBackward(t, t.Context(), m, batch, fsdp.Weight(0))

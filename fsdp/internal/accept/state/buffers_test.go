@@ -81,8 +81,8 @@ func requireBuffers(t require.TestingT, ctx context.Context, m *fsdp.Sharded, wa
 // recomputations are what may not change what a backward sees of a buffer.
 var recomputations = map[string]fsdp.Config{
 	"balanced":  {},
-	"recompute": {Checkpoint: fsdp.WrapEach()},
-	"keep":      {Keep: fsdp.WrapEach()},
+	"recompute": {Activations: fsdp.Activations{Recompute: fsdp.WrapEach()}},
+	"keep":      {Activations: fsdp.Activations{Save: fsdp.WrapEach()}},
 	"frozen":    {Frozen: func(string) bool { return true }},
 }
 
@@ -93,7 +93,7 @@ func TestBuffers(t *testing.T) {
 	for name, knobs := range recomputations {
 		for _, world := range []int{1, 2, 3, 4} {
 			kit.EveryStrategy(t, world, func(t *testing.T, cfg fsdp.Config) {
-				cfg.Checkpoint, cfg.Keep, cfg.Frozen, cfg.Wrap = knobs.Checkpoint, knobs.Keep, knobs.Frozen, fsdp.WrapEach()
+				cfg.Activations.Recompute, cfg.Activations.Save, cfg.Frozen, cfg.WrapPolicy = knobs.Activations.Recompute, knobs.Activations.Save, knobs.Frozen, fsdp.WrapEach()
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					m, ranks := twiceOf(t, ctx, g, cfg)
 					plan, err := m.Plan(runningBatch(0, 0)...)

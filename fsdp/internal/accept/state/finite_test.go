@@ -266,7 +266,7 @@ func TestStepRefusedByAll(t *testing.T) {
 // TestNotFiniteLossNamesItsOrigin says of a loss that is NaN in which batch, parameter or call it began.
 func TestNotFiniteLossNamesItsOrigin(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
 		defer func() { require.NoError(t, m.Close()) }()
 		batch := kit.ShapeBatch(g.Rank())
 		kit.Elements(batch[1])[3] = math.NaN()
@@ -281,7 +281,7 @@ func TestNotFiniteLossNamesItsOrigin(t *testing.T) {
 
 		require.NoError(t, m.Close())
 
-		m = kit.Wrap(t, &nn.GPT{Vocab: 11, Context: 4, Layers: 3, Dim: 8, Heads: 2}, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})})
+		m = kit.Wrap(t, &nn.GPT{Vocab: 11, Context: 4, Layers: 3, Dim: 8, Heads: 2}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 		const name = "blocks.1.fc.weight"
 		require.NoError(t, m.Full(ctx, []string{name}, func(p map[string]*tensor.Dense) error {
 			p[name].Float32s()[3] = float32(math.NaN())
@@ -318,7 +318,7 @@ func TestNotFiniteEvalWarns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				var log bytes.Buffer
-				m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Logger: slog.New(slog.NewTextHandler(&log, nil)), Wrap: fsdp.WrapEach()})
+				m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Logger: slog.New(slog.NewTextHandler(&log, nil)), WrapPolicy: fsdp.WrapEach()})
 				defer m.Close()
 				batch := kit.ShapeBatch(g.Rank())
 				_, err := m.Eval(ctx, batch...)
@@ -372,7 +372,7 @@ func TestNotFiniteGradientNamesItsOrigin(t *testing.T) {
 		return kit.Regress(t, in, t.Call("d", &kit.Dense{Dim: kit.ShapeDim}, x)), nil
 	})
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, net, fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
+		m := kit.Wrap(t, net, fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
 		defer m.Close()
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		_, err := m.ClipGradNorm(ctx, 1)

@@ -47,7 +47,7 @@ func TestInto(t *testing.T) {
 		for _, everywhere := range []bool{false, true} {
 			var left *optim.FullState
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m := kit.Wrap(t, largeModel, fsdp.Config{Group: g, Wrap: fsdp.WrapEach()})
+				m := kit.Wrap(t, largeModel, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach()})
 				options := &fsdp.StateDictOptions{AllRanks: everywhere}
 				first, err := m.FullOptimState(ctx, drawnState(t, m, 1), options)
 				require.NoError(t, err)

@@ -38,7 +38,7 @@ var odds kit.Model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 
 // oddConfig is a configuration for odds.
 func oddConfig(g comm.Group, cfg fsdp.Config) fsdp.Config {
-	cfg.Group, cfg.Wrap, cfg.Precision, cfg.Seed = g, fsdp.WrapEach(), kit.Float64s, 5
+	cfg.Group, cfg.WrapPolicy, cfg.Precision, cfg.Seed = g, fsdp.WrapEach(), kit.Float64s, 5
 	return cfg
 }
 
@@ -180,7 +180,7 @@ func TestSetFull(t *testing.T) {
 			for root := range world {
 				kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 					cfg := cfg
-					cfg.Group, cfg.Wrap, cfg.Precision.Gather = g, kit.Blocks, fsdp.BFloat16
+					cfg.Group, cfg.WrapPolicy, cfg.Precision.Gather = g, kit.Blocks, fsdp.BFloat16
 					cfg.Frozen = func(name string) bool { return name == "wte.weight" }
 					cfg.Ignored = func(name string) bool { return name == "lnf.bias" }
 					m := kit.Wrap(t, kit.TinyGPT(2), cfg)

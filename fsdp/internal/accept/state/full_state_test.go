@@ -206,12 +206,12 @@ func TestFullStateNamesAreDistinct(t *testing.T) {
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		own, err := g.Split(ctx, g.Rank(), 0)
 		require.NoError(t, err)
-		m := kit.Wrap(t, model, fsdp.Config{Group: g, Wrap: fsdp.WrapEach(), GroupOf: func(u fsdp.UnitInfo) comm.Group {
+		m := kit.Wrap(t, model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Unit: kit.GroupOf(func(u fsdp.UnitConfig) comm.Group {
 			if u.Name == "a" {
 				return own
 			}
 			return nil
-		}})
+		})})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		err = m.SetFullOptim(ctx, 0, opt, &optim.FullState{}, nil)

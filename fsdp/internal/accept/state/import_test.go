@@ -172,7 +172,7 @@ func TestImportOptions(t *testing.T) {
 func TestImportDropsGradients(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
 		require.NoError(t, m.Export(ctx, path, nil))
 		want := kit.StateBits(t, ctx, m)
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
@@ -196,7 +196,7 @@ func TestImportDropsGradients(t *testing.T) {
 func TestImportBreaksOff(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
+		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
 		opt, err := optim.SGD{}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, m.Export(ctx, path, nil))

@@ -135,8 +135,8 @@ func TestResumeBits(t *testing.T) {
 		cfg   fsdp.Config
 	}{
 		{1, fsdp.Config{}},
-		{3, fsdp.Config{Wrap: kit.Blocks}},
-		{4, fsdp.Config{Wrap: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Gather: fsdp.BFloat16}}},
+		{3, fsdp.Config{WrapPolicy: kit.Blocks}},
+		{4, fsdp.Config{WrapPolicy: kit.Blocks, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Gather: fsdp.BFloat16}}},
 		{2, fsdp.Config{Strategy: fsdp.NoShard}},
 	} {
 		t.Run(fmt.Sprintf("%d ranks, %v", c.ranks, c.cfg.Strategy), func(t *testing.T) {
@@ -225,7 +225,7 @@ func TestLoadBuffers(t *testing.T) {
 	require.NotEqual(t, saved[0]["bn.running_mean"], saved[2]["bn.running_mean"])
 	for _, n := range []int{1, 2, 3, 4} {
 		kit.OnRanks(t, n, func(ctx context.Context, g comm.Group) {
-			m := kit.Wrap(t, kit.Statistics, fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach(), Seed: 3})
+			m := kit.Wrap(t, kit.Statistics, fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach(), Seed: 3})
 			c, err := m.Load(ctx, dir, nil, nil)
 			require.NoError(t, err)
 			require.Equal(t, 9, c.Step)
@@ -326,7 +326,7 @@ func TestLoadNames(t *testing.T) {
 	dir := t.TempDir()
 	var saved kit.Bits
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, chainNamed("l", kit.ShapeDim), fsdp.Config{Group: g, Precision: kit.Float64s, Wrap: fsdp.WrapEach()})
+		m := kit.Wrap(t, chainNamed("l", kit.ShapeDim), fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
 		opt, err := optim.SGD{Momentum: 0.5}.New(m.Shards())
 		require.NoError(t, err)
 		require.NoError(t, m.Save(ctx, dir, opt, nil))

@@ -63,7 +63,7 @@ func TestWritersCompareCopies(t *testing.T) {
 		param, entry string
 		want         string // in the errors; "" if there are no copies
 	}{
-		"replicated parameter": {3, fsdp.Config{Strategy: fsdp.NoShard, Wrap: fsdp.WrapEach()}, false, 1, "l1.w", "",
+		"replicated parameter": {3, fsdp.Config{Strategy: fsdp.NoShard, WrapPolicy: fsdp.WrapEach()}, false, 1, "l1.w", "",
 			"parameter l1.w differs between ranks 0,2 and rank 1;"},
 		"replicated optimizer": {2, fsdp.Config{Strategy: fsdp.NoShard}, false, 0, "l3.w", "exp_avg",
 			"exp_avg of parameter l3.w differs between rank 0 and rank 1;"},
@@ -71,7 +71,7 @@ func TestWritersCompareCopies(t *testing.T) {
 			"exp_avg of parameter l0.w differs between rank 0 and rank 1;"},
 		"hybrid": {4, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2}, false, 3, "l3.w", "exp_avg_sq",
 			"exp_avg_sq of parameter l3.w differs between rank 1 and rank 3;"},
-		"a part": {4, fsdp.Config{Strategy: fsdp.HybridGradOp, ShardRanks: 2, Wrap: fsdp.WrapEach()}, false, 0, "l0.w", "",
+		"a part": {4, fsdp.Config{Strategy: fsdp.HybridGradOp, ShardRanks: 2, WrapPolicy: fsdp.WrapEach()}, false, 0, "l0.w", "",
 			"parameter l0.w[0:16] differs between rank 0 and rank 2;"},
 		"ignored": {2, fsdp.Config{Ignored: func(name string) bool { return name == "l2.w" }}, false, 1, "l2.w", "",
 			"parameter l2.w differs between rank 0 and rank 1;"},

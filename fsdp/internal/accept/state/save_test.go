@@ -350,8 +350,8 @@ func TestReplicasSaveOnce(t *testing.T) {
 		cfg   fsdp.Config
 		files int // a rank that writes nothing has none
 	}{
-		{fsdp.Config{Strategy: fsdp.NoShard, Wrap: fsdp.WrapEach()}, 4},
-		{fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: fsdp.WrapEach()}, 4},
+		{fsdp.Config{Strategy: fsdp.NoShard, WrapPolicy: fsdp.WrapEach()}, 4},
+		{fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, WrapPolicy: fsdp.WrapEach()}, 4},
 		{fsdp.Config{Strategy: fsdp.NoShard}, 1},
 	} {
 		dir := t.TempDir()
@@ -383,7 +383,7 @@ func TestSaveInJoin(t *testing.T) {
 	dir := t.TempDir()
 	var want, got kit.Bits
 	run := func(ctx context.Context, g comm.Group, from string, to int, save func(m *fsdp.Sharded, opt optim.Optimizer, step int)) kit.Bits {
-		m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, Wrap: kit.Blocks, Divide: fsdp.ByActive})
+		m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, GradAverage: fsdp.ByActive})
 		defer m.Close()
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
@@ -433,7 +433,7 @@ func TestSaveLeavesThePass(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		var want kit.Bits
 		for _, save := range []bool{false, true} {
-			m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, Wrap: kit.Blocks, Prefetch: 2, Poison: true})
+			m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Prefetch: 2, Poison: true})
 			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 5)...)
 			require.NoError(t, err)
 			if save {

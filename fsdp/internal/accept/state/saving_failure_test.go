@@ -76,11 +76,11 @@ func saveBesideFailure(t *testing.T, at int) int {
 	}
 	kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 		fail := false
-		cfg := fsdp.Config{Group: g, Trace: func(fsdp.Event) {
+		cfg := fsdp.Config{Group: g, Observers: []fsdp.Observer{fsdp.TraceFunc(func(fsdp.Event) {
 			if fail && g.Rank() == 0 {
 				panic("no more")
 			}
-		}}
+		})}}
 		m := kit.Wrap(t, kit.TinyGPT(1), cfg)
 		opt := kit.AdamAndMomentum(t, m)
 		require.NoError(t, m.Save(kit.OnFS(ctx, disk), "ckpt", opt, &fsdp.SaveOptions{Step: 1}))

@@ -48,7 +48,7 @@ func TestSaveAsyncIsSave(t *testing.T) {
 				}
 				kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 					cfg := kit.Spreads[i].Config(4)
-					cfg.Group, cfg.Precision, cfg.OffloadDir, cfg.Poison = g, kit.Float64s, offload, true
+					cfg.Group, cfg.Precision, cfg.Offload.Dir, cfg.Poison = g, kit.Float64s, offload, true
 					m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 					opt := kit.AdamAndMomentum(t, m)
 					r := &kit.Resharder{Sharded: m, Group: g, Opt: opt, Compute: fsdp.Float64}
@@ -269,7 +269,7 @@ func TestRankDiesWhileSaving(t *testing.T) {
 func TestSnapshotFits(t *testing.T) {
 	disk := crashfs.New()
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
-		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Wrap: kit.Blocks})
+		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 		opt, err := optim.AdamW{}.New(m.Shards())
 		require.NoError(t, err)
 		batch := kit.TinyBatch(0, g.Rank(), 2, 3)

@@ -73,7 +73,7 @@ func (x *training) rank(ctx context.Context, g comm.Group) (out []string, err er
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	cfg := x.cfg
-	cfg.Group, cfg.Device, cfg.Wrap = g, onGPU{dev}, fsdp.WrapTypes(&nn.Block{})
+	cfg.Group, cfg.Device, cfg.WrapPolicy = g, onGPU{dev}, fsdp.WrapTypes(&nn.Block{})
 	m, err := fsdp.Wrap(&nn.GPT{Vocab: 13, Context: 4, Layers: 3, Dim: 8, Heads: 2}, cfg)
 	if err != nil {
 		return nil, err

@@ -37,7 +37,7 @@ type trainer struct {
 
 func newTrainer(ctx context.Context, s size, g comm.Group) (*trainer, error) {
 	gpt := &nn.GPT{Vocab: vocab, Context: s.context, Layers: s.layers, Dim: s.dim, Heads: s.heads}
-	m, err := fsdp.WrapContext(ctx, gpt, fsdp.Config{Group: g, Wrap: fsdp.WrapNames(regexp.MustCompile(`^blocks\.\d+`))})
+	m, err := fsdp.WrapContext(ctx, gpt, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapNames(regexp.MustCompile(`^blocks\.\d+`))})
 	if err != nil {
 		return nil, err
 	}

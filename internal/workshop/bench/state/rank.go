@@ -67,7 +67,7 @@ func Serve(ctx context.Context, w io.Writer, text string) (err error) {
 
 // hold has the model on the ranks of g.
 func (r *stateRank) hold(ctx context.Context, g comm.Group) (*stateHolder, error) {
-	m, err := fsdp.WrapContext(ctx, r.model, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&stateBlock{})})
+	m, err := fsdp.WrapContext(ctx, r.model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&stateBlock{})})
 	if err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func newJoiner(s size) (*joiner, error) {
 	j := &joiner{}
 	var err error
 	j.contestant, err = newRanks(comm.Local(2), func(g comm.Group) (func() error, error) {
-		watch, cfg := &stopwatch{Group: g}, fsdp.Config{Group: g, Wrap: fsdp.WrapTypes(&nn.Block{})}
+		watch, cfg := &stopwatch{Group: g}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})}
 		if g.Rank() == 1 {
 			cfg.Group = watch
 		}

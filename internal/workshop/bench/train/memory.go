@@ -24,19 +24,19 @@ type memoryRow struct {
 var byBlocks = fsdp.WrapTypes(&nn.Block{})
 
 var memoryRows = []memoryRow{
-	{name: "NoShard (DDP)", ranks: []int{2}, cfg: fsdp.Config{Strategy: fsdp.NoShard, Wrap: byBlocks}},
+	{name: "NoShard (DDP)", ranks: []int{2}, cfg: fsdp.Config{Strategy: fsdp.NoShard, WrapPolicy: byBlocks}},
 	{name: "FullShard in one unit", ranks: []int{2}},
-	{name: "FullShard by blocks", ranks: []int{2}, cfg: fsdp.Config{Wrap: byBlocks}},
+	{name: "FullShard by blocks", ranks: []int{2}, cfg: fsdp.Config{WrapPolicy: byBlocks}},
 	{
 		name: "the same, frozen base", ranks: []int{2}, adapters: 8,
-		cfg: fsdp.Config{Wrap: byBlocks, Frozen: func(name string) bool { return !nn.IsAdapter(name) }},
+		cfg: fsdp.Config{WrapPolicy: byBlocks, Frozen: func(name string) bool { return !nn.IsAdapter(name) }},
 	},
 	{name: "every strategy by blocks"},
-	{name: "FullShard", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Wrap: byBlocks}},
-	{name: "ShardGradOp", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Strategy: fsdp.ShardGradOp, Wrap: byBlocks}},
-	{name: "HybridShard over 2", ranks: []int{4, 8}, cfg: fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Wrap: byBlocks}},
-	{name: "HybridShard over 4", ranks: []int{8}, cfg: fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 4, Wrap: byBlocks}},
-	{name: "NoShard", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Strategy: fsdp.NoShard, Wrap: byBlocks}},
+	{name: "FullShard", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{WrapPolicy: byBlocks}},
+	{name: "ShardGradOp", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Strategy: fsdp.ShardGradOp, WrapPolicy: byBlocks}},
+	{name: "HybridShard over 2", ranks: []int{4, 8}, cfg: fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, WrapPolicy: byBlocks}},
+	{name: "HybridShard over 4", ranks: []int{8}, cfg: fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 4, WrapPolicy: byBlocks}},
+	{name: "NoShard", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Strategy: fsdp.NoShard, WrapPolicy: byBlocks}},
 }
 
 // memory prints the bytes of a rank, as planned and as counted in a step with AdamW: first what a

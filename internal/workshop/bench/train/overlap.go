@@ -88,13 +88,13 @@ func newLane(s size, precision fsdp.Precision, prefetch int, bandwidth float64, 
 	l := &lane{}
 	var err error
 	l.contestant, err = newRanks(comm.Local(2), func(g comm.Group) (func() error, error) {
-		cfg := fsdp.Config{Group: commtest.Slow(g, bandwidth, latency), Wrap: fsdp.WrapTypes(&nn.Block{}), Precision: precision, Prefetch: prefetch}
+		cfg := fsdp.Config{Group: commtest.Slow(g, bandwidth, latency), WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Precision: precision, Prefetch: prefetch}
 		if g.Rank() == 0 {
-			cfg.Trace = func(e fsdp.Event) {
+			cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 				if e.Kind == "wait" || e.Kind == "drain" || e.Kind == "sync" {
 					l.waiting += e.Duration
 				}
-			}
+			}))
 		}
 		t, err := newTrainer(context.Background(), s, cfg, s.Batch/2)
 		if err != nil {

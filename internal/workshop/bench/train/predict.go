@@ -148,7 +148,7 @@ func (p *prediction) round(ctx context.Context) error {
 
 // config is that of a setting, but for the group.
 func (p *prediction) config(s *setting) fsdp.Config {
-	return fsdp.Config{Wrap: fsdp.WrapTypes(&nn.Block{}), Prefetch: s.prefetch, Threads: s.threads, Precision: p.precision}
+	return fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Prefetch: s.prefetch, Threads: s.threads, Precision: p.precision}
 }
 
 // link is a group whose speed changes between steps. Nothing that a step needs is split from it.
@@ -166,11 +166,11 @@ func (p *prediction) train(ctx context.Context, s *setting) error {
 		cfg := p.config(s)
 		cfg.Group = l
 		if g.Rank() == 0 {
-			cfg.Trace = func(e fsdp.Event) {
+			cfg.Observers = append(cfg.Observers, fsdp.TraceFunc(func(e fsdp.Event) {
 				if now != nil {
 					now.kinds[e.Kind] += e.Duration
 				}
-			}
+			}))
 		}
 		t, err := newTrainer(ctx, s.size, cfg, s.Batch/s.ranks)
 		if err != nil {

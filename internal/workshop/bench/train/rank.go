@@ -59,7 +59,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, text string) (err e
 	}
 	trainers := make([]*trainer, len(groups))
 	c, err := newRanks(groups, func(g comm.Group) (func() error, error) {
-		cfg := fsdp.Config{Group: g, Wrap: byBlocks, Precision: precision, Threads: j.Threads, Keep: fsdp.WrapEach()}
+		cfg := fsdp.Config{Group: g, WrapPolicy: byBlocks, Precision: precision, Threads: j.Threads, Activations: fsdp.Activations{Save: fsdp.WrapEach()}}
 		if j.NoShard {
 			cfg.Strategy = fsdp.NoShard
 		}

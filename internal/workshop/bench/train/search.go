@@ -148,12 +148,12 @@ func config(s plan.Setting) fsdp.Config {
 		cfg.Prefetch = fsdp.NoPrefetch
 	}
 	blocks := fsdp.WrapTypes(&nn.Block{})
-	cfg.Wrap = map[string]fsdp.Policy{"blocks": blocks, "calls": fsdp.WrapEach(), "2 blocks": pairs}[s.Wrap]
+	cfg.WrapPolicy = map[string]fsdp.Policy{"blocks": blocks, "calls": fsdp.WrapEach(), "2 blocks": pairs}[s.Wrap]
 	switch s.Checkpoint {
 	case "full":
-		cfg.Checkpoint = blocks
+		cfg.Activations.Recompute = blocks
 	case "none":
-		cfg.Keep = fsdp.WrapEach()
+		cfg.Activations.Save = fsdp.WrapEach()
 	}
 	cfg.Strategy = map[string]fsdp.Strategy{"FullShard": fsdp.FullShard, "ShardGradOp": fsdp.ShardGradOp, "NoShard": fsdp.NoShard}[s.Strategy]
 	return cfg

@@ -35,10 +35,10 @@ func (o *options) optimizer(params []optim.Param) (optim.Optimizer, error) {
 // not nil.
 func (o *options) config(g, experts comm.Group) (c fsdp.Config, err error) {
 	c = fsdp.Config{
-		Group: g, Seed: 7, Wrap: calls(`^blocks\.\d+`),
-		ShardRanks: o.shardRanks, Prefetch: o.prefetch, InFlight: o.inFlight, OffloadDir: o.offload,
+		Group: g, Seed: 7, WrapPolicy: calls(`^blocks\.\d+`),
+		ShardRanks: o.shardRanks, Prefetch: o.prefetch, InFlight: o.inFlight, Offload: fsdp.Offload{Dir: o.offload},
 		Frozen: matching(o.frozen), Ignored: matching(o.ignored),
-		Checkpoint: calls(o.recompute), Keep: calls(o.keep), Spill: calls(o.spill),
+		Activations: fsdp.Activations{Recompute: calls(o.recompute), Save: calls(o.keep), Offload: calls(o.spill)},
 	}
 	if c.Strategy, err = named(o.strategy, fsdp.FullShard, fsdp.SecondaryShard); err != nil {
 		return c, err
@@ -57,17 +57,16 @@ func (o *options) config(g, experts comm.Group) (c fsdp.Config, err error) {
 		}
 	}
 	if o.keepBelow > 0 {
-		c.StrategyOf = fsdp.KeepBelow(o.keepBelow)
+		c.Unit = fsdp.KeepBelow(o.keepBelow)
 	}
 	if o.byRows {
-		c.Divide = fsdp.ByWeights
+		c.GradAverage = fsdp.ByWeights
 	}
 	if experts != nil {
-		c.GroupOf = func(u fsdp.UnitInfo) comm.Group {
+		c.Unit = func(u *fsdp.UnitConfig) {
 			if u.Name == "blocks.1" {
-				return experts
+				u.Group = experts
 			}
-			return nil
 		}
 	}
 	return c, nil
