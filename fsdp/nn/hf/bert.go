@@ -34,9 +34,9 @@ var bert = &architecture{
 	extra: func(_ fsdp.Model, name string) bool { // heads that the model lacks
 		return strings.HasPrefix(name, "pooler.") || strings.HasPrefix(name, "cls.seq_relationship.") || name == "embeddings.position_ids"
 	},
-	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
+	adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
 		m := model.(*nn.BERT)
-		return m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
+		return &m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
 	},
 }
 
@@ -108,9 +108,9 @@ var vit = &architecture{
 	},
 	copies: func(fsdp.Model) map[string]string { return nil },
 	extra:  func(_ fsdp.Model, name string) bool { return strings.HasPrefix(name, "pooler.") },
-	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
+	adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
 		m := model.(*nn.ViT)
-		return m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
+		return &m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
 	},
 }
 

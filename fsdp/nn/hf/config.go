@@ -15,6 +15,7 @@ import (
 type config struct {
 	within  string // path to the object: "rope_scaling.", or "" for the whole file
 	skip    []string
+	adapter bool // the file is adapter_config.json
 	keys    map[string]json.RawMessage
 	asked   map[string]bool
 	ignored []string
@@ -146,6 +147,9 @@ func (c *config) end() error {
 	for _, key := range slices.Sorted(maps.Keys(c.keys)) {
 		if c.asked[key] || !c.has(key) || string(c.keys[key]) == "false" || matches(c.skip, c.within+key) {
 			continue
+		}
+		if c.adapter {
+			c.fail("%s %s is not supported", key, short(c.keys[key]))
 		}
 		c.fail("%s %s is not known, and may change what the model computes: if it does not, skip it by hf.Open(dir, %q)",
 			key, short(c.keys[key]), c.within+key)

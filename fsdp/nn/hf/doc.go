@@ -29,6 +29,20 @@
 // parameters, such as queries, keys and values, are joined from the tensors of the file. Matrices
 // that the file has transposed are transposed. A tied head has no tensor of its own.
 //
+// # Adapters
+//
+// A directory of PEFT has an adapter (LoRA) of a model in another directory. OpenAdapter reads one, and
+// SaveAdapter writes the trained adapters of a model for PEFT and for programs that serve models:
+//
+//	m, err := hf.Open(dir)
+//	err = m.OpenAdapter(adapterDir) // or set the LoRA of m.Model, for a new one
+//	s, err := fsdp.Wrap(m.Model, fsdp.Config{Frozen: func(name string) bool { return !nn.IsAdapter(name) }})
+//	err = m.Load(ctx, s)
+//	…
+//	err = m.SaveAdapter(ctx, s, newAdapterDir)
+//
+// Merge adds the adapters to the weights, for Save.
+//
 // # Refused settings
 //
 // Every key of config.json that changes the model's computation is used, or is an error that names

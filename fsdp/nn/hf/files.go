@@ -91,7 +91,7 @@ func noAdapter(dir string) error {
 		return fmt.Errorf("there are a model and %s, so it is unknown whether the adapter belongs to it: move the adapter's files to their own directory",
 			adapterConfig)
 	}
-	return fmt.Errorf("it has an adapter of PEFT and no model: open the directory of its base model, %q", adapter.Base)
+	return fmt.Errorf("it has an adapter of PEFT and no model: open the directory of its base model, %q, and call OpenAdapter before Wrap", adapter.Base)
 }
 
 // oneTraining returns an error if a directory has weights and an index of other weights, as it is

@@ -25,9 +25,9 @@ var gpt2 = architecture{
 	},
 	copies: func(m fsdp.Model) map[string]string { return tied(m.(*nn.GPT).Tied, "~wte.weight") },
 	extra:  func(_ fsdp.Model, name string) bool { return gpt2Mask.MatchString(name) },
-	adapted: func(m fsdp.Model) (nn.LoRA, []string) {
+	adapted: func(m fsdp.Model) (*nn.LoRA, []string) {
 		gpt := m.(*nn.GPT)
-		return gpt.LoRA, layers("blocks", gpt.Layers, "qkv", "proj", "fc", "out")
+		return &gpt.LoRA, layers("blocks", gpt.Layers, "qkv", "proj", "fc", "out")
 	},
 }
 

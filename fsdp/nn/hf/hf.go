@@ -60,7 +60,9 @@ type Model struct {
 	dtype  *fsdp.DType    // of the opened weights, or nil
 	dir    string         // opened directory, or ""
 	skip   []string       // patterns of keys and of tensors
-	kept   []string       // files in dir that Save copies
+
+	adapter map[string]matrix // of OpenAdapter, or nil
+	kept    []string          // files in dir that Save copies
 }
 
 // An architecture is a kind of model, here and in transformers.
@@ -77,7 +79,7 @@ type architecture struct {
 	copies  func(m fsdp.Model) map[string]string                  // further tensors that a file may have, and their originals
 	untie   func(m fsdp.Model) bool                               // gives m its own head if config.json leaves that to the files; or nil
 	extra   func(m fsdp.Model, name string) bool                  // whether a file may have a tensor that is no parameter; name is without prefix
-	adapted func(m fsdp.Model) (lora nn.LoRA, linear []string)    // the layers that LoRA adapts
+	adapted func(m fsdp.Model) (lora *nn.LoRA, linear []string)   // the layers that LoRA adapts
 }
 
 var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, vit, t5}
@@ -255,8 +257,8 @@ func floats(v any) any {
 }
 
 // Load loads the weights in the opened directory into s, which is m.Model wrapped. Every rank reads
-// its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters keep their
-// initial values, which change nothing.
+// its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters get the values of
+// OpenAdapter, or keep their initial values, which change nothing.
 func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	file, err := "", errors.New("hf: Load: no directory was opened: the model is one that New has made")
 	if m.dir != "" {
@@ -276,7 +278,10 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	if wrong := (*fsdp.StateError)(nil); errors.As(err, &wrong) && len(wrong.Extra) > 0 {
 		return fmt.Errorf("hf: Load: %w: if a tensor is no part of the model, skip it by hf.Open(dir, %q)", err, wrong.Extra[0])
 	}
-	return err
+	if err != nil || m.adapter == nil {
+		return err
+	}
+	return m.loadAdapter(ctx, s)
 }
 
 // toGamma renames norms as in TensorFlow.
@@ -410,7 +415,7 @@ func (m *Model) adapters() iter.Seq2[string, nn.LoRA] {
 	return func(yield func(string, nn.LoRA) bool) {
 		lora, linear := m.arch.adapted(m.Model)
 		for _, name := range linear {
-			if lora.Rank == 0 || !yield(name, lora) {
+			if lora.Rank == 0 || !yield(name, *lora) {
 				return
 			}
 		}

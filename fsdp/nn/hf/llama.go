@@ -40,13 +40,13 @@ func newLlama(kind, class string) *architecture {
 		},
 		copies: func(m fsdp.Model) map[string]string { return tied(m.(*nn.Llama).Tied, "~embed_tokens.weight") },
 		extra:  func(_ fsdp.Model, name string) bool { return llamaAngles.MatchString(name) },
-		adapted: func(model fsdp.Model) (nn.LoRA, []string) {
+		adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
 			m := model.(*nn.Llama)
 			parts := []string{"attn.qkv", "attn.proj", "mlp.fc", "mlp.out"}
 			if m.QKNorm {
 				parts = []string{"attn.q", "attn.k", "attn.v", "attn.proj", "mlp.fc", "mlp.out"}
 			}
-			return m.LoRA, layers("layers", m.Layers, parts...)
+			return &m.LoRA, layers("layers", m.Layers, parts...)
 		},
 	}
 }

@@ -53,11 +53,11 @@ var t5 = &architecture{
 	extra: func(_ fsdp.Model, name string) bool {
 		return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight" // old files have it, and nothing reads it
 	},
-	adapted: func(model fsdp.Model) (nn.LoRA, []string) {
+	adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
 		m := model.(*nn.T5)
 		parts := []string{"attn.qkv", "attn.proj", "mlp.fc", "mlp.out"}
 		cross := []string{"cross.q", "cross.k", "cross.v", "cross.proj"}
-		return m.LoRA, append(layers("encoder.layers", m.Encoder, parts...), layers("decoder.layers", m.Decoder, append(cross, parts...)...)...)
+		return &m.LoRA, append(layers("encoder.layers", m.Encoder, parts...), layers("decoder.layers", m.Decoder, append(cross, parts...)...)...)
 	},
 }
 
