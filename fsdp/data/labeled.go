@@ -6,15 +6,15 @@ import (
 	"log/slog"
 )
 
-// Labeled is a sequence of tokens of which only some are targets, such as a conversation of which the
-// answers are to be learnt: see EncodeChat of package tokenizer.
+// Labeled is a sequence of tokens of which only some are targets, such as a conversation of which
+// the answers are to be learnt: see EncodeChat of package tokenizer.
 type Labeled struct {
 	Tokens []int
 	Target []bool // of each token: whether the model learns to write it
 }
 
-// targets returns the number of targets among the first length tokens. The first token is never one,
-// as nothing comes before it.
+// targets returns the number of targets among the first length tokens. The first token is never
+// one, as nothing comes before it.
 func (l *Labeled) targets(length int) (n int) {
 	for i := 1; i < min(length, len(l.Target)); i++ {
 		if l.Target[i] {
@@ -32,9 +32,9 @@ type Truncated struct {
 	Targets int   // in all samples
 }
 
-// Truncate cuts the samples of a source after length tokens. It leaves out samples without a target in
-// the rest, which would only cost time, and logs how many there are. It reads all samples once, and
-// keeps 8 bytes for each. It is an error if no sample is left.
+// Truncate cuts the samples of a source after length tokens. It leaves out samples without a target
+// in the rest, which would only cost time, and logs how many there are. It reads all samples once,
+// and keeps 8 bytes for each. It is an error if no sample is left.
 func Truncate(src Source[Labeled], length int) *Truncated {
 	t := &Truncated{}
 	kept, err := t.read(src, length)
@@ -88,13 +88,13 @@ func (t *Truncated) read(src Source[Labeled], length int) (kept []int, err error
 	return kept, nil
 }
 
-// TokensAndLabels returns the Collate function of language models that learn only some tokens. It makes
-// tokens, ints [len(samples), width], and targets of the same shape, the tokens that follow them. Targets
-// that are not to be learnt do not count, nor does the padding after shorter samples. If width is nil,
-// the longest sample decides.
+// TokensAndLabels returns the Collate function of language models that learn only some tokens. It
+// makes tokens, ints [len(samples), width], and targets of the same shape, the tokens that follow
+// them. Targets that are not to be learnt do not count, nor does the padding after shorter samples.
+// If width is nil, the longest sample decides.
 //
-// The batch has the number of its targets, so [Loader.Share] weighs it right: the gradients of a step are
-// those of the mean over all its targets, on any number of ranks and micro batches.
+// The batch has the number of its targets, so [Loader.Share] weighs it right: the gradients of a
+// step are those of the mean over all its targets, on any number of ranks and micro batches.
 func TokensAndLabels(width Width) Collate[Labeled] {
 	return func(b *Batch, samples []Labeled) error {
 		inputs := func(l Labeled) []int { return l.Tokens[:max(0, len(l.Tokens)-1)] }

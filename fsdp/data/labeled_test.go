@@ -88,8 +88,8 @@ func TestTokensAndLabels(t *testing.T) {
 	}
 }
 
-// TestLabeledTraining: the gradients of a step are those of the mean over its targets, however ranks and
-// micro batches share them: the training is the same.
+// TestLabeledTraining: the gradients of a step are those of the mean over its targets, however
+// ranks and micro batches share them: the training is the same.
 func TestLabeledTraining(t *testing.T) {
 	src := data.Repeat(labeledSource("abCDEFG", "abC", "abcdefgH", "aB", "abcdEF", "abCdEf"), 3)
 	train := func(ranks, micro int) (weights map[string][]float64) {

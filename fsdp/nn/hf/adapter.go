@@ -21,9 +21,9 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// An adapter of PEFT has two matrices for each module of the model that it adapts. Modules that are one
-// layer here, such as queries, keys and values, have one adapter here, which has one lora_a. The two ways
-// compute the same:
+// An adapter of PEFT has two matrices for each module of the model that it adapts. Modules that are
+// one layer here, such as queries, keys and values, have one adapter here, which has one lora_a.
+// The two ways compute the same:
 //
 //	from here to PEFT   every module gets the lora_a of the layer, and its own rows of lora_b
 //	from PEFT to here   the layer's lora_a has the lora_A of all its modules, one below the other, and its
@@ -60,9 +60,9 @@ func (m *Model) modules(layer string, rows int) (list []module) {
 const peftA, peftB = ".lora_A.weight", ".lora_B.weight"
 
 // SaveAdapter writes the adapters of s, which is m.Model wrapped with LoRA, to a directory of PEFT:
-// adapter_config.json and adapter_model.safetensors, in float32. Python's peft reads it, and so do programs
-// that serve models with adapters. It is an error if other parameters train as well, as the directory has
-// no place for them.
+// adapter_config.json and adapter_model.safetensors, in float32. Python's peft reads it, and so do
+// programs that serve models with adapters. It is an error if other parameters train as well, as
+// the directory has no place for them.
 func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) error {
 	var names []string
 	for layer := range m.adapters() {
@@ -206,13 +206,13 @@ func encode(matrices map[string]matrix) ([]byte, error) {
 	return file, nil
 }
 
-// OpenAdapter reads the adapter of PEFT in a directory: it sets the LoRA of Model, so it comes before Wrap,
-// and Load gives the adapters their values. Adapters of all linear layers of the layers are read, or of some
-// of them. Other methods of PEFT than LoRA are errors that name them.
+// OpenAdapter reads the adapter of PEFT in a directory: it sets the LoRA of Model, so it comes
+// before Wrap, and Load gives the adapters their values. Adapters of all linear layers of the
+// layers are read, or of some of them. Other methods of PEFT than LoRA are errors that name them.
 //
-// Modules that are one layer here, such as queries, keys and values, have different matrices lora_A in PEFT.
-// So the Rank of the model is that of the adapter times the largest number of such modules: 3 for Llama. The
-// model computes the same. A further training may use the whole Rank.
+// Modules that are one layer here, such as queries, keys and values, have different matrices lora_A
+// in PEFT. So the Rank of the model is the r of the adapter times the largest number of such
+// modules: 3 for Llama. The model computes the same. A further training may use the whole Rank.
 func (m *Model) OpenAdapter(dir string) error {
 	if err := m.openAdapter(dir); err != nil {
 		return fmt.Errorf("hf: %s: %w", dir, err)
@@ -324,8 +324,8 @@ func decode(path string) (map[string]matrix, error) {
 	return all, nil
 }
 
-// loadAdapter gives the adapters the values of the opened one. Layers without one get zeros, which compute
-// nothing and do not train.
+// loadAdapter gives the adapters the values of the opened one. Layers without one get zeros, which
+// compute nothing and do not train.
 func (m *Model) loadAdapter(ctx context.Context, s *fsdp.Sharded) error {
 	var names []string
 	for layer := range m.adapters() {

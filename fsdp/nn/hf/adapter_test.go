@@ -41,8 +41,8 @@ func withAdapter(t *testing.T, ranks int, base, adapter string, f func(ctx conte
 	}))
 }
 
-// TestAdapters: a model with an adapter of PEFT computes the same as in Python, before and after the adapter
-// is written and read again, and merged.
+// TestAdapters: a model with an adapter of PEFT computes the same as in Python, before and after
+// the adapter is written and read again, and merged.
 func TestAdapters(t *testing.T) {
 	for name, base := range adapters {
 		t.Run(name, func(t *testing.T) {
@@ -70,8 +70,8 @@ func TestAdapters(t *testing.T) {
 	}
 }
 
-// TestAdapterErrors refuses other methods of PEFT by name, adapters that do not fit, and parameters that an
-// adapter has no place for.
+// TestAdapterErrors refuses other methods of PEFT by name, adapters that do not fit, and parameters
+// that an adapter has no place for.
 func TestAdapterErrors(t *testing.T) {
 	edited := func(key string, value any) string {
 		dir := t.TempDir()

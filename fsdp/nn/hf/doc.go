@@ -31,8 +31,9 @@
 //
 // # Adapters
 //
-// A directory of PEFT has an adapter (LoRA) of a model in another directory. OpenAdapter reads one, and
-// SaveAdapter writes the trained adapters of a model for PEFT and for programs that serve models:
+// A directory of PEFT has an adapter (LoRA) of a model in another directory. OpenAdapter reads one,
+// and SaveAdapter writes the trained adapters of a model for PEFT and for programs that serve
+// models:
 //
 //	m, err := hf.Open(dir)
 //	err = m.OpenAdapter(adapterDir) // or set the LoRA of m.Model, for a new one

@@ -89,8 +89,8 @@ var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, v
 // same directory.
 //
 // Open returns an error for unknown keys of config.json, and Load for tensors that the model lacks.
-// Keys and tensors that match a pattern of skip are accepted and have no effect. Patterns are those
-// of [path.Match], such as "rope_scaling.note" for a key in an object, or "vision_tower.*".
+// Keys and tensors that match a pattern of skip are accepted and have no effect. Patterns have the
+// syntax of [path.Match], such as "rope_scaling.note" for a key in an object, or "vision_tower.*".
 func Open(dir string, skip ...string) (*Model, error) {
 	m, err := open(filepath.Clean(dir), skip)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 // A published is a config.json with the keys of a public model, and the reason if it is refused.
 type published struct{ Model, Refused string }
 
-// TestPublished reads files with the keys that public models have. A file of another architecture, or
-// with a setting that is not supported, is an error that names the architecture and the setting.
+// TestPublished reads files with the keys that public models have. A file of another architecture,
+// or with a setting that is not supported, is an error that names the architecture and the setting.
 func TestPublished(t *testing.T) {
 	text, err := os.ReadFile("testdata/published.json")
 	require.NoError(t, err)
@@ -74,8 +74,8 @@ func TestSkip(t *testing.T) {
 	require.Equal(t, want.(*nn.Llama), m)
 }
 
-// TestHandOver saves a model in the type of the weights that were opened, with the files of its tokenizer
-// and of generation, whatever type the training computed in.
+// TestHandOver saves a model in the type of the weights that were opened, with the files of its
+// tokenizer and of generation, whatever type the training computed in.
 func TestHandOver(t *testing.T) {
 	const dir = "testdata/llama" // bfloat16
 	from := t.TempDir()

@@ -12,12 +12,12 @@ type span struct{ start, end int }
 
 // EncodeChat returns the tokens of a conversation by the chat template, and which of them belong to
 // answers: to messages of the assistant, up to and including the token that ends the answer. A
-// training that counts only these targets learns to answer and to stop. The tokens are those of
-// transformers' apply_chat_template; no other special tokens are put around them.
+// training that counts only these targets learns to answer and to stop. Transformers'
+// apply_chat_template returns the same tokens. No other special tokens are put around them.
 //
-// If the template marks answers by {% generation %}, the marks decide, as in transformers. Otherwise
-// an answer begins where the prompt for generation ends. A conversation without an answer is an
-// error, and so is an answer that the template leaves out.
+// If the template marks answers by {% generation %}, the marks decide, as in transformers.
+// Otherwise an answer begins where the prompt for generation ends. A conversation without an answer
+// is an error, and so is an answer that the template leaves out.
 func (t *Tokenizer) EncodeChat(c Chat) (ids []int, answer []bool, err error) {
 	ids, answer, err = t.encodeChat(&c)
 	if err != nil {
@@ -56,8 +56,8 @@ func (t *Tokenizer) encodeChat(c *Chat) (ids []int, answer []bool, err error) {
 	return ids, answer, nil
 }
 
-// A textPart is an added token in a text, or the text between two of them. Its tokens do not depend on
-// the rest of the text.
+// A textPart is an added token in a text, or the text between two of them. Its tokens do not depend
+// on the rest of the text.
 type textPart struct {
 	text  string
 	token *added
@@ -74,8 +74,8 @@ func (t *Tokenizer) parts(text string) (list []textPart) {
 	return list
 }
 
-// tokenAt returns the number of tokens before a place in a text. A token around the place counts if the
-// place is the end of a span, so the token is a part of any span that has a part of its text.
+// tokenAt returns the number of tokens before a place in a text. A token around the place counts if
+// the place is the end of a span, so the token is a part of any span that has a part of its text.
 func (t *Tokenizer) tokenAt(parts []textPart, at int, end bool) int {
 	n := 0
 	for _, p := range parts {
@@ -189,8 +189,8 @@ func (t *Tokenizer) answer(c *Chat, text string, i int) (s span, err error) {
 	return s, nil
 }
 
-// end returns the length of the end of an answer, up to and including its first special token, or the
-// last one.
+// end returns the length of the end of an answer, up to and including its first special token, or
+// the last one.
 func (t *Tokenizer) end(text string, last bool) int {
 	n, at := 0, 0
 	cut(text, t.raw, func(part string, token *added) {

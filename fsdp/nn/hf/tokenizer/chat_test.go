@@ -39,8 +39,8 @@ func chatGoldens(t require.TestingT) (special map[string]json.RawMessage, list [
 	return file.Special, file.Templates
 }
 
-// withTemplate opens a tokenizer of testdata with more special tokens and a chat template, which is in
-// tokenizer_config.json or a file of its own.
+// withTemplate opens a tokenizer of testdata with more special tokens and a chat template, which is
+// in tokenizer_config.json or a file of its own.
 func withTemplate(t *testing.T, special json.RawMessage, g chatGolden, template string, own bool) *tokenizer.Tokenizer {
 	text, err := os.ReadFile(filepath.Join("testdata", g.Tokenizer, "tokenizer.json"))
 	require.NoError(t, err)
@@ -65,8 +65,8 @@ func withTemplate(t *testing.T, special json.RawMessage, g chatGolden, template 
 	return tok
 }
 
-// TestChatTemplates compares texts, tokens and the tokens of answers with transformers: by templates that
-// mark the answers, and by the same ones without marks.
+// TestChatTemplates compares texts, tokens and the tokens of answers with transformers: by
+// templates that mark the answers, and by the same ones without marks.
 func TestChatTemplates(t *testing.T) {
 	special, list := chatGoldens(t)
 	for _, g := range list {

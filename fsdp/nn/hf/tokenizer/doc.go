@@ -20,10 +20,10 @@
 //
 // # Conversations
 //
-// Models for chats have a chat template, in chat_template.jinja or tokenizer_config.json, which writes
-// a conversation as text. ApplyChatTemplate returns the text, for generation. EncodeChat returns the
-// tokens for training, and which of them belong to answers. Package data makes batches in which only
-// these count:
+// Models for chats have a chat template, in chat_template.jinja or tokenizer_config.json, which
+// writes a conversation as text. ApplyChatTemplate returns the text, for generation. EncodeChat
+// returns the tokens for training, and which of them belong to answers. Package data makes batches
+// in which only these count:
 //
 //	lines, err := data.OpenJSON[tokenizer.Chat]("train.jsonl") // {"messages": [{"role": "user", …}, …]}
 //	chats := data.Map(lines, func(c tokenizer.Chat) (l data.Labeled, err error) {
@@ -33,10 +33,10 @@
 //	rows := data.Truncate(chats, 512) // reports rows that have no answer within 512 tokens
 //	loader, err := data.NewLoader(data.Shuffle(rows, seed, epochs), data.TokensAndLabels(data.MultipleOf(64)), config)
 //
-// Texts and tokens are those of transformers' apply_chat_template, except that null in a message or in
-// the arguments of a tool, where a template prints it, is an empty text and not None. Some templates
-// print the date of today: set their variable, such as date_string, in Chat.Kwargs to have the same
-// rows every day.
+// Texts and tokens equal those that transformers' apply_chat_template returns, except that null in
+// a message or in the arguments of a tool, where a template prints it, is an empty text and not
+// None. Some templates print the date of today: set their variable, such as date_string, in
+// Chat.Kwargs to have the same rows every day.
 //
 // # SentencePiece
 //

@@ -10,10 +10,10 @@ const markStart, markEnd = "\U0010FFF0", "\U0010FFF1"
 
 var unmarked = strings.NewReplacer(markStart, "", markEnd, "")
 
-// plainTags returns a template without text outside of tags: text becomes expressions, {{ "text" }}. The
-// spaces and line breaks that Jinja removes around tags are gone, by the settings of transformers, trim_blocks
-// and lstrip_blocks. So the template renders the same under any settings. The tags of generation blocks
-// become expressions of their marks, and comments are gone.
+// plainTags returns a template without text outside of tags: text becomes expressions, {{ "text"
+// }}. The spaces and line breaks that Jinja removes around tags are gone, by the settings of
+// transformers, trim_blocks and lstrip_blocks. So the template renders the same under any settings.
+// The tags of generation blocks become expressions of their marks, and comments are gone.
 func plainTags(source string) (string, error) {
 	source = strings.TrimSuffix(strings.ReplaceAll(source, "\r\n", "\n"), "\n")
 	var out strings.Builder

@@ -57,8 +57,8 @@ func decodeValue(d *json.Decoder) (jinja.Value, error) {
 	return list, nil
 }
 
-// indented matches a filter that the library renders in another way than Jinja: it sorts the members of
-// objects and escapes characters. A function does the work.
+// indented matches a filter that the library renders in another way than Jinja: it sorts the
+// members of objects and escapes characters. A function does the work.
 var indented = regexp.MustCompile(`(\w[\w.]*)\s*\|\s*tojson\(\s*indent\s*=\s*(\d+)\s*\)`)
 
 const indentName = "tojson_with_indent"
