@@ -5,7 +5,7 @@
 //	fsdpdiff A B
 //
 // A and B are directories that ranks have filled, with fsdprun -hashes DIR,
-// FSDP_HASHES=DIR or fsdp.Config.HashDir. A second start of the job has its own
+// FSDP_HASHES=DIR or fsdp.HashDir among Config.Observers. A second start of the job has its own
 // run in start-2, and the second model of a process in model-2. Each is
 // compared with the run of the same name. Runs may use different numbers of
 // ranks and different strategies:

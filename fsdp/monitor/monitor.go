@@ -55,7 +55,7 @@ type Config struct {
 	// the rank or link that the others have waited for since the last time. This is another
 	// exchange of all ranks, unless Agreed is set. With Cluster, it shows time and memory next to
 	// the prediction of Plan for that cluster, and the operation that differs most. If the model
-	// has a Config.TraceDir, the predicted pass is added there, next to the real one. See package
+	// has an fsdp.TraceDir, the predicted pass is added there, next to the real one. See package
 	// profile.
 	Profile *profile.Profile
 	Cluster *plan.Cluster

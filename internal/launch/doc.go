@@ -48,8 +48,8 @@
 //	FSDP_TRANSPORT    auto, shm or tcp
 //	FSDP_CHECKSUMS    auto, off or on: which data between ranks has checksums
 //	FSDP_ALLOW_OLDER  true or false: what fsdp's option AllowOlder says, read by Load
-//	FSDP_TRACE        a directory for traces of what ranks do: fsdp's Config.TraceDir
-//	FSDP_HASHES       a directory for hashes of what ranks compute: fsdp's Config.HashDir
+//	FSDP_TRACE        a directory for traces of what ranks do: fsdp.TraceDir in Config.Observers
+//	FSDP_HASHES       a directory for hashes of what ranks compute: fsdp.HashDir in Config.Observers
 //	FSDP_STRAGGLERS   a directory for totals of what ranks do: fsdp's Config.Profile
 //	FSDP_JOINS        from fsdprun: files that say how far a rank is in joining the others
 //	FSDP_SERVICE      the headless service of a Kubernetes job

@@ -19,10 +19,10 @@ import (
 // AllowOlder is the variable for fsdp's option of the same name.
 const AllowOlder = "FSDP_ALLOW_OLDER"
 
-// Trace is the variable for fsdp's Config.TraceDir.
+// Trace is the variable for fsdp.TraceDir in Config.Observers.
 const Trace = "FSDP_TRACE"
 
-// Hashes is the variable for fsdp's Config.HashDir.
+// Hashes is the variable for fsdp.HashDir in Config.Observers.
 const Hashes = "FSDP_HASHES"
 
 // Stragglers is the variable that names a directory for the totals of fsdp's Config.Profile.
