@@ -283,9 +283,6 @@ func (s *Sharded) String() string {
 	}
 }
 
-// Rank returns the number of this rank in Config.Group.
-func (s *Sharded) Rank() int { return s.team.Rank() }
-
 // LogValue implements [slog.LogValuer]: it is String.
 func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s)) }
 

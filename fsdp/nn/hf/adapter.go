@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -61,8 +62,8 @@ const peftA, peftB = ".lora_A.weight", ".lora_B.weight"
 
 // SaveAdapter writes the adapters of s, which is m.Model wrapped with LoRA, to a directory of PEFT:
 // adapter_config.json and adapter_model.safetensors, in float32. Python's peft reads it, and so do
-// programs that serve models with adapters. It is an error if other parameters train as well, as
-// the directory has no place for them.
+// programs that serve models with adapters. Every rank writes the files, so all hosts have them. It
+// is an error if other parameters train as well, as the directory has no place for them.
 func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) error {
 	var names []string
 	for layer := range m.adapters() {
@@ -78,9 +79,6 @@ func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) er
 		}
 	}
 	return s.Full(ctx, names, func(params map[string]*tensor.Dense) error {
-		if s.Rank() != 0 {
-			return nil
-		}
 		if err := m.writeAdapter(dir, params); err != nil {
 			return fmt.Errorf("hf: SaveAdapter: %w", err)
 		}
@@ -133,8 +131,12 @@ func (m *Model) writeAdapter(dir string, params map[string]*tensor.Dense) error 
 	return nil
 }
 
-// replace writes a file that takes its place when it is on disk.
+// replace writes a file that takes its place when it is on disk, unless another rank has written
+// it.
 func replace(path string, text []byte) (err error) {
+	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, text) {
+		return nil
+	}
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {
 		return err
