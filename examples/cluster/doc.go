@@ -57,11 +57,11 @@
 //	$ scontrol requeue 2
 //	$ scancel --signal=TERM 2
 //	interrupted after step 5
-//	step 5  saved 000001-step-5: 411 kB/rank in 0.07s, 5.92 MB/s;
+//	step 5  saved 000001-step-5: 411 kB/rank; …
 //	resumed after step 5 from ckpt-2/000001-step-5,
 //	interrupted after step 13
 //	…
-//	step 400  saved 000011-step-400: 411 kB/rank in 0.07s, 5.56 MB/s;
+//	step 400  saved 000011-step-400: 411 kB/rank; …
 //	its weights are those of the run without a break
 //
 // "make netns" runs mpi.sh on such hosts, and "make kube-check" gives the manifests to the checks of

@@ -16,9 +16,11 @@ func TestParseDefaults(t *testing.T) {
 	c, err := parse(nil, io.Discard)
 	require.NoError(t, err)
 	require.Equal(t, 2, c.ranks)
+	c, err = parse([]string{"-gpu"}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, 1, c.ranks)
 	require.Zero(t, c.steps)
-	require.Equal(t, defaultTime, c.budget)
-	require.True(t, c.check)
+	require.Equal(t, 2*time.Minute, c.budget)
 }
 
 func TestParse(t *testing.T) {
@@ -31,8 +33,8 @@ func TestParse(t *testing.T) {
 }
 
 func TestEverySizeIsValid(t *testing.T) {
-	for _, s := range sizes {
-		_, err := parse([]string{"-size", s.name}, io.Discard)
+	for name := range sizes {
+		_, err := parse([]string{"-size", name}, io.Discard)
 		require.NoError(t, err)
 	}
 }
@@ -47,24 +49,23 @@ func TestParseErrors(t *testing.T) {
 		{[]string{"-layers", "-1"}, "-layers -1: want at least 1"},
 		{[]string{"-heads", "-1"}, "-heads -1: want at least 1"},
 		{[]string{"-context", "1"}, "-context 1: want at least 2"},
-		{[]string{"-ranks", "0"}, "-ranks 0: want at least 1"},
+		{[]string{"-ranks", "-1"}, "-ranks -1: want at least 1"},
 		{[]string{"-ranks", "4", "-batch", "3"}, "-batch 3: want at least a sequence for each of 4 ranks"},
 		{[]string{"-ranks", "2", "-virtual", "3"}, "-virtual 3: want a multiple of the 2 ranks"},
 		{[]string{"-virtual", "32"}, "-batch 16: want at least a sequence for each of 32 ranks"},
-		{[]string{"-nosync"}, "-nosync: want -virtual too"},
 		{[]string{"-dropout", "1"}, "-dropout 1: want a rate in [0, 1)"},
 		{[]string{"-lr", "NaN"}, "-lr NaN: want a rate in (0, 1)"},
 		{[]string{"-warmup", "1"}, "-warmup 1: want a share in [0, 1)"},
 		{[]string{"-time", "-1s"}, "-time -1s: want a positive duration"},
-		{[]string{"-steps", "-1"}, "-steps -1: want 1 or more"},
-		{[]string{"-save-every", "-1"}, "-save-every -1: want 0 or more"},
+		{[]string{"-steps", "-1"}, "-steps -1: want at least 0"},
+		{[]string{"-save-every", "-1"}, "-save-every -1: want at least 0"},
 		{[]string{"-keep", "0"}, "-keep 0: want at least 1"},
 		{[]string{"-resume"}, "-resume: want -save too"},
 		{[]string{"-holdout", "1"}, "-holdout 1: want at least 2"},
 		{[]string{"-interrupted", "256"}, "-interrupted 256: want an exit status in [0, 255]"},
-		{[]string{"-prompt", ""}, `-prompt "" has no tokens`},
+		{[]string{"-prompt", ""}, `-prompt "": want at least a letter`},
 		{[]string{"-tokenizer", "no/such"}, "-tokenizer no/such: tokenizer: no/such: open no/such/tokenizer.json: "},
-		{[]string{"-tokenizer", "../../fsdp/nn/hf/tokenizer/testdata/bert"}, "no token ends a text: want eos_token in ../../fsdp/nn/hf/tokenizer/testdata/bert/tokenizer_config.json"},
+		{[]string{"-tokenizer", "../../fsdp/nn/hf/tokenizer/testdata/bert"}, "no token ends a text: want eos_token in tokenizer_config.json of ../../fsdp/nn/hf/tokenizer/testdata/bert"},
 		{[]string{"-temperature", "-1"}, "-temperature -1: want a number in [0, 100]"},
 		{[]string{"-export", "no/such/directory/file"}, "-export no/such/directory/file: "},
 		{[]string{"-steps", "x"}, "invalid value"},
@@ -74,7 +75,7 @@ func TestParseErrors(t *testing.T) {
 		require.ErrorIs(t, err, errUsage, "%v", c.args)
 		require.ErrorContains(t, err, c.want)
 	}
-	_, err := parse([]string{"-ranks", "0", "-lr", "2"}, io.Discard)
+	_, err := parse([]string{"-ranks", "-1", "-lr", "2"}, io.Discard)
 	require.ErrorContains(t, err, "-ranks")
 	require.ErrorContains(t, err, "-lr", "all mistakes are named at once")
 }
@@ -89,7 +90,7 @@ func TestHelp(t *testing.T) {
 
 func TestSchedule(t *testing.T) {
 	for _, c := range []config{{steps: 1000, lr: 1, warmup: 0.1}, {budget: time.Minute, lr: 1, warmup: 0.1}} {
-		lr := c.schedule()
+		lr := c.rate
 		require.Positive(t, lr(0))
 		require.InDelta(t, 0.5, lr(0.05), 0.01)
 		require.InDelta(t, 1, lr(0.1), 1e-9)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"math"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
+	"github.com/gofsdp/gofsdp/fsdp/nn/hf/tokenizer"
 	lines "github.com/gofsdp/gofsdp/internal/text"
 )
 
@@ -76,13 +78,12 @@ func TestRun(t *testing.T) {
 	position := 0
 	for _, part := range []string{
 		"corpus\n", "16 files,", "4 files,", "held out",
-		"check: 2 ranks equal 1 rank: largest gradient difference ",
 		"plan\n", "groups 3, ranks 2\n", "\n  2 × blocks.* ", "optimizer state", "\n\n",
 		"step  1/40  loss 5.", "tok/s", "/rank", "left",
 		"step 20  validation loss ", "step 40/40  loss ",
 		"loss in nats per byte", "⠒⠒ train  ● validation", "┤", "0 steps",
 		"result\n", "40 steps over 10 240 tok in ", "memory per rank: ", "validation loss: ", "bits/byte",
-		"sample at temperature 0.7\nfunc ", " bytes in ", " in all\n",
+		"sample at temperature 0.7\nfunc ", " in all\n",
 	} {
 		at := strings.Index(out[position:], part)
 		require.GreaterOrEqual(t, at, 0, "%q is missing or out of place in\n%s", part, out)
@@ -95,17 +96,6 @@ func TestRun(t *testing.T) {
 	require.Less(t, losses[7], 3.0)
 }
 
-// TestMuon is below AdamW's losses all along, and reaches what it ends with in fewer steps.
-func TestMuon(t *testing.T) {
-	adamW := validations(t, output(t, smallJob(t)))
-	muon := validations(t, output(t, smallJob(t, "-muon")))
-	require.Len(t, muon, 8)
-	for i := range muon {
-		require.Less(t, muon[i], adamW[i], "AdamW %v, Muon %v", adamW, muon)
-	}
-	require.Less(t, muon[6], adamW[7])
-}
-
 // gpt2 is a little tokenizer: bytes and some pairs of them.
 const gpt2 = "../../fsdp/nn/hf/tokenizer/testdata/gpt2"
 
@@ -113,8 +103,7 @@ const gpt2 = "../../fsdp/nn/hf/tokenizer/testdata/gpt2"
 func TestTokenizer(t *testing.T) {
 	job := smallJob(t, "-tokenizer", gpt2+"/tokenizer.json")
 	out := output(t, job)
-	for _, part := range []string{" tokens of context\n", "256 tokens of text; 40 steps\n", "loss in nats per token", "40 steps over 10 240 tok in ",
-		"check: 2 ranks equal 1 rank"} {
+	for _, part := range []string{" tokens of context\n", "256 tokens of text; 40 steps\n", "loss in nats per token", "40 steps over 10 240 tok in "} {
 		require.Contains(t, out, part)
 	}
 	m := regexp.MustCompile(`result(?s:.*)validation loss: (\S+) nats/token, (\S+) nats/byte, (\S+) bits/byte`).FindStringSubmatch(out)
@@ -138,7 +127,9 @@ func TestTokenizer(t *testing.T) {
 		tokens[i] = int(token)
 	}
 	files := 0
-	for file := range strings.SplitSeq(c.vocab.tokenizer.DecodeAll(tokens), "<|endoftext|>") {
+	tok, err := tokenizer.Open(gpt2)
+	require.NoError(t, err)
+	for file := range strings.SplitSeq(tok.DecodeAll(tokens), "<|endoftext|>") {
 		files++
 		require.True(t, file == "" || strings.HasPrefix(file, "func f"), file)
 	}
@@ -147,9 +138,8 @@ func TestTokenizer(t *testing.T) {
 
 // TestRunInBFloat16 trains as well as in float32.
 func TestRunInBFloat16(t *testing.T) {
-	wide := validations(t, output(t, smallJob(t, "-check=false")))
+	wide := validations(t, output(t, smallJob(t)))
 	out := output(t, smallJob(t, "-bf16"))
-	require.Contains(t, out, "check: 2 ranks equal 1 rank: largest gradient difference ")
 	require.Regexp(t, "groups [0-9]+, ranks 2, bfloat16 (natively|widened)\n", out)
 	half := validations(t, out)
 	require.NotEqual(t, wide, half)
@@ -160,9 +150,8 @@ func TestRunInBFloat16(t *testing.T) {
 // hang on roundings: the losses differ by less than 0.5 %.
 func TestRunInInt8(t *testing.T) {
 	job := smallJob(t, "-lr", "0.001", "-steps", "200")
-	wide := validations(t, output(t, append(job, "-check=false")))
+	wide := validations(t, output(t, job))
 	out := output(t, append(job, "-int8"))
-	require.Contains(t, out, "check: 2 ranks equal 1 rank: largest gradient difference ")
 	small := validations(t, out)
 	require.NotEqual(t, wide, small)
 	require.Len(t, small, len(wide))
@@ -180,18 +169,18 @@ func TestMemoryIsAsPlanned(t *testing.T) {
 	require.NotContains(t, out, "sample")
 }
 
-// TestRunsAreReproducible checks that flags that must not matter do not: not to a bit for the
-// schedule, and not beyond rounding for the number of ranks.
+// TestRunsAreReproducible checks that a run has the same bits again, and on other numbers of ranks the same
+// losses up to rounding.
 func TestRunsAreReproducible(t *testing.T) {
-	job := smallJob(t, "-steps", "8", "-check=false")
+	job := smallJob(t, "-steps", "8")
 	job[1] = smallJob(t)[1]
 	result := func(more ...string) ([]float64, string) {
 		out := output(t, append(job, more...))
-		sample := out[strings.Index(out, "sample at"):strings.LastIndex(out, "(")]
+		sample := out[strings.Index(out, "sample at"):strings.LastIndex(out, "\n\n")]
 		return validations(t, out), sample
 	}
 	losses, sample := result()
-	again, sampleAgain := result("-prefetch", "0")
+	again, sampleAgain := result()
 	require.Equal(t, losses, again)
 	require.Equal(t, sample, sampleAgain)
 	for _, ranks := range []string{"1", "3"} {
@@ -266,8 +255,7 @@ func TestInterruptWhileJoining(t *testing.T) {
 	watch.Wait()
 }
 
-// TestSample compares what two ranks write with what whole forwards say, byte for byte, beyond the
-// context: then the last half of it is seen.
+// TestSample compares the text that two ranks write with whole forwards, byte for byte, beyond the context.
 func TestSample(t *testing.T) {
 	for _, more := range [][]string{{}, {"-tokenizer", gpt2}} {
 		testSample(t, smallJob(t, append(more, "-temperature", "0")...))
@@ -302,30 +290,32 @@ func testSample(t *testing.T, job []string) {
 func learn(t *testing.T, ctx context.Context, tr *trainer, steps int) {
 	for batch, err := range tr.batches.Batches(ctx) {
 		require.NoError(t, err)
-		_, _, err := tr.step(ctx, batch, 0.01)
-		require.NoError(t, err)
+		require.NoError(t, tr.pass(ctx, batch))
+		require.NoError(t, tr.step(ctx, 0.01))
 		if tr.opt.Steps() == steps {
 			return
 		}
 	}
 }
 
-// bitsOf returns the hash that a run with -virtual ends with.
+// bitsOf returns the weights that a run exports.
 func bitsOf(t *testing.T, args []string) string {
-	m := regexp.MustCompile(`\n  bits of [0-9]+ virtual ranks: ([0-9a-f]{16})\n`).FindStringSubmatch(output(t, args))
-	require.NotNil(t, m)
-	return m[1]
+	file := filepath.Join(t.TempDir(), "weights")
+	output(t, append(args, "-export", file))
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
 // TestVirtualRanks: with -virtual a training ends with the same bits on any number of ranks, also where
 // that changes at a checkpoint.
 func TestVirtualRanks(t *testing.T) {
 	few := func(more ...string) []string {
-		return smallJob(t, append([]string{"-check=false", "-dropout", "0.1", "-steps", "8", "-sample-bytes", "0", "-batch", "15"}, more...)...)
+		return smallJob(t, append([]string{"-dropout", "0.1", "-steps", "8", "-sample-bytes", "0", "-batch", "15"}, more...)...)
 	}
 	for virtual, ways := range map[string][][]string{
-		"8": {{"-ranks", "1"}, {"-ranks", "2", "-nosync"}, {"-ranks", "4"}, {"-ranks", "8"}},
-		"6": {{"-ranks", "2"}, {"-ranks", "3", "-nosync"}, {"-ranks", "6"}},
+		"8": {{"-ranks", "1"}, {"-ranks", "2"}, {"-ranks", "4"}, {"-ranks", "8"}},
+		"6": {{"-ranks", "2"}, {"-ranks", "3"}, {"-ranks", "6"}},
 	} {
 		want := bitsOf(t, few("-virtual", virtual, "-ranks", virtual))
 		for _, way := range ways {
@@ -346,43 +336,25 @@ func TestVirtualRanks(t *testing.T) {
 	require.NotEqual(t, want, bitsOf(t, few("-virtual", "8", "-seed", "2")))
 }
 
-// likeliest returns the n bytes, and the rest of a token, that a model goes on with, each token by a
-// forward of all that it sees.
+// likeliest returns the n bytes, and the rest of a token, with which a model continues a prompt. Each token
+// takes a forward of all tokens that the model sees.
 func likeliest(t *testing.T, ctx context.Context, tr *trainer, prompt string, n int) string {
-	seen, written := tr.vocab.encode(prompt), []int(nil)
+	all, written := tr.vocab.encode(prompt), []int(nil)
+	seen := all[max(0, len(all)-tr.context/2):]
 	for len(tr.vocab.decode(written)) < n {
 		if len(seen) >= tr.context {
 			seen = seen[len(seen)-tr.context/2:]
 		}
 		tokens := tensor.New(tensor.WithShape(1, len(seen)), tensor.WithBacking(slices.Clone(seen)))
-		out, err := tr.model.Eval(ctx, tokens, tokens) // the loss is not looked at
+		out, err := tr.model.Eval(ctx, tokens, tokens) // the loss is not used
 		require.NoError(t, err)
-		all := out[1].Data().([]float32)
-		last := all[len(all)-tr.vocab.size():]
+		logits := out[1].Data().([]float32)
+		last := logits[len(logits)-tr.vocab.size:]
 		next := slices.Index(last, slices.Max(last))
-		if next == tr.vocab.end() {
+		if next == tr.vocab.end {
 			break
 		}
-		seen, written = append(seen, next), append(written, next)
+		seen, written = append(slices.Clone(seen), next), append(written, next)
 	}
 	return tr.vocab.decode(written)
-}
-
-func TestCompare(t *testing.T) {
-	grads := func(values ...float32) map[string]*tensor.Dense {
-		return map[string]*tensor.Dense{"w": tensor.New(tensor.WithShape(len(values)), tensor.WithBacking(values))}
-	}
-	c := compare(grads(1, -4, 2), grads(1, -4.00001, 2))
-	require.Equal(t, 3, c.elements)
-	require.Equal(t, 4.0, c.largest)
-	require.InDelta(t, 1e-5, c.diff, 1e-6)
-	line, err := c.verdict(2, 1e-5)
-	require.NoError(t, err)
-	require.Equal(t, "check: 2 ranks equal 1 rank: largest gradient difference 1.0e-05\n       over 3 elements (largest gradient 4.0e+00)", line)
-
-	nan := float32(math.NaN())
-	for _, other := range []map[string]*tensor.Dense{grads(1, -4.001, 2), grads(1, nan, 2), grads(1, -4), {}} {
-		_, err := compare(grads(1, -4, 2), other).verdict(2, 1e-5)
-		require.ErrorContains(t, err, "2 ranks differ from 1 rank")
-	}
 }

@@ -26,7 +26,7 @@ import (
 // savingJob returns a function that makes the flags of a job of twelve steps, all of which are
 // logged, and more flags. The text is the same for all.
 func savingJob(t *testing.T) func(more ...string) []string {
-	job := smallJob(t, "-check=false", "-steps", "12", "-batch", "6", "-eval-every", "4", "-save-every", "5", "-sample-bytes", "0")
+	job := smallJob(t, "-steps", "12", "-batch", "6", "-eval-every", "4", "-save-every", "5", "-sample-bytes", "0")
 	return func(more ...string) []string { return slices.Concat(job, more) }
 }
 
@@ -115,10 +115,10 @@ func TestSave(t *testing.T) {
 	out := output(t, job("-save", dir, "-save-every", "1", "-keep", "2", "-resume"))
 	require.Contains(t, out, "starting anew: ")
 	require.Equal(t, []string{"11", "12"}, checkpoints(t, dir))
-	require.Len(t, regexp.MustCompile(`step \d+  saved \d{6}-step-\d+: \S+ kB/rank in \S+s, \S+ .?B/s;\n  training stood still for `).FindAllString(out, -1), 12)
+	require.Len(t, regexp.MustCompile(`step \d+  saved \d{6}-step-\d+: \S+ kB/rank; training waited for `).FindAllString(out, -1), 12)
 
 	err := run(t.Context(), job("-save", dir), io.Discard, io.Discard)
-	require.ErrorContains(t, err, "has checkpoints of another run: go on from them with -resume, or -save to another directory")
+	require.ErrorContains(t, err, "has checkpoints of another run: continue from them with -resume, or -save to another directory")
 
 	latest, err := fsdp.LatestCheckpoint(dir)
 	require.NoError(t, err)
@@ -162,7 +162,7 @@ func TestFailedSave(t *testing.T) {
 	}{
 		{spoilt: "step 3  saved", fails: "step 6  not saved: ", last: "step 12"},
 		{spoilt: "step  1/12", fails: "step 3  not saved: ", last: "step 3"},
-		{spoilt: "step  5/12", fails: "step 6  not saved: ", last: "step 6", begun: true},
+		{spoilt: "step  5/12", fails: "step 6  not saved: ", last: "step 12", begun: true},
 	} {
 		dir := filepath.Join(t.TempDir(), "checkpoints")
 		job := savingJob(t)("-save", dir, "-save-every", "3", "-resume")
@@ -189,8 +189,8 @@ func TestResumeWithOtherFlags(t *testing.T) {
 	require.Contains(t, out, "warning: -lr is 0.02, it was 0.01\nwarning: -seed is 7, it was 1\nwarning: -steps is 13, it was 12\n")
 	require.Contains(t, out, "step 13/13")
 	require.Contains(t, output(t, append(savingJob(t)("-save", dir, "-resume", "-max-bytes", "2000"), "-steps", "14")),
-		"warning: -data is text of ")
-	for _, c := range [][]string{{"-heads", "4", "the model has 2 heads, this one has 4"}, {"-layers", "3", "blocks.2."}, {"-context", "16", "wpe.weight"}} {
+		"warning: -data is CRC-32 ")
+	for _, c := range [][]string{{"-heads", "4", "it is a model of heads 2, want 4"}, {"-layers", "3", "blocks.2."}, {"-context", "16", "wpe.weight"}} {
 		err := run(t.Context(), job("-save", dir, "-resume", c[0], c[1]), io.Discard, io.Discard)
 		require.ErrorContains(t, err, c[2])
 	}
@@ -206,10 +206,11 @@ func TestResumeWithAnotherTokenizer(t *testing.T) {
 	output(t, saved)
 	require.NotContains(t, output(t, append(saved, "-resume", "-tokenizer", other)), "warning", "a copy is the same")
 
-	require.NoError(t, os.WriteFile(filepath.Join(other, "tokenizer.json"), append(text, '\n'), 0o600))
+	swapped := strings.Replace(string(text), `"!":1,"\"":2`, `"!":2,"\"":1`, 1)
+	require.NoError(t, os.WriteFile(filepath.Join(other, "tokenizer.json"), []byte(swapped), 0o600))
 	err = run(t.Context(), append(saved, "-resume", "-tokenizer", other), io.Discard, io.Discard)
 	require.ErrorContains(t, err, filepath.Join(dir, ""))
-	require.Regexp(t, `: the model has learned (\d+) tokens with checksum [0-9a-f]{8}, this one has (\d+) tokens with checksum [0-9a-f]{8}, see -tokenizer`, err.Error())
+	require.Regexp(t, `: it is a model of tokenizer (\d+) tokens with checksum [0-9a-f]{8}, want (\d+) tokens with checksum [0-9a-f]{8}`, err.Error())
 	err = run(t.Context(), job("-save", dir, "-resume"), io.Discard, io.Discard)
 	require.ErrorContains(t, err, "a model of bytes: ")
 	require.ErrorContains(t, err, "wte.weight")
@@ -219,15 +220,15 @@ func TestResumeWithAnotherTokenizer(t *testing.T) {
 func TestSentencePiece(t *testing.T) {
 	v, err := openVocabulary("../../fsdp/nn/hf/tokenizer/testdata/pieces")
 	require.NoError(t, err)
-	require.Equal(t, "460 tokens with checksum 8f65ed75", v.String())
-	require.Equal(t, 2, v.end())
+	require.Regexp(t, "^460 tokens with checksum ", v.name)
+	require.Equal(t, 2, v.end)
 }
 
 // TestResumeWithoutPosition refuses a checkpoint of the time when none had a position in the data.
 func TestResumeWithoutPosition(t *testing.T) {
 	job := savingJob(t)("-save", t.TempDir(), "-resume")
 	asRank(t, job, func(ctx context.Context, tr *trainer) error {
-		return tr.model.Save(ctx, tr.saveDir, tr.opt, &fsdp.SaveOptions{Extra: map[string]any{recordName: tr.record()}})
+		return tr.model.Save(ctx, tr.saveDir, tr.opt, &fsdp.SaveOptions{Extra: map[string]any{recordName: record{tr.flags(), tr.mon.State()}}})
 	})
 	require.ErrorContains(t, run(t.Context(), job, io.Discard, io.Discard), `Extra "data": not in the checkpoint`)
 }
@@ -248,35 +249,19 @@ func asRank(t *testing.T, args []string, f func(context.Context, *trainer) error
 	}))
 }
 
-// TestExportAndImport passes weights from a run to the next.
-func TestExportAndImport(t *testing.T) {
-	job, dir := savingJob(t), t.TempDir()
-	plain, prefixed := filepath.Join(dir, "plain"), filepath.Join(dir, "prefixed")
-	out := output(t, job("-export", plain))
-	require.Contains(t, out, "weights: "+plain)
-	trained := losses(t, out)["12  validation"]
-
-	// A step with hardly a learning rate, on other batches: the weights stay as they are.
-	unchanged := func(more ...string) float64 {
-		out := output(t, job(append(more, "-steps", "1", "-lr", "1e-12", "-seed", "2")...))
-		return losses(t, out)["1  validation"]
-	}
-	require.InDelta(t, trained, unchanged("-import", plain), 1e-3)
-	require.Greater(t, unchanged(), trained+0.5)
-
-	asRank(t, job("-import", plain), func(ctx context.Context, tr *trainer) error {
+// TestExport compares the file with the weights of the last checkpoint.
+func TestExport(t *testing.T) {
+	dir := t.TempDir()
+	job, file := savingJob(t)("-save", dir, "-resume"), filepath.Join(dir, "weights")
+	require.Contains(t, output(t, append(job, "-export", file)), "weights: "+file)
+	asRank(t, job, func(ctx context.Context, tr *trainer) error {
 		require.NoError(t, tr.restore(ctx))
-		opts := nn.ToGPT2("transformer.")
-		opts.DType = new(fsdp.Float64)
-		return tr.model.Export(ctx, prefixed, opts)
+		want, err := tr.model.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		require.NoError(t, err)
+		require.NoError(t, tr.model.Import(ctx, file, nn.FromGPT2("")))
+		got, err := tr.model.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+		return nil
 	})
-	require.InDelta(t, trained, unchanged("-import", prefixed), 1e-3)
-
-	for _, c := range [][]string{
-		{plain, "-dim", "16", "wte.weight [256 32] -> [256 16]"}, {prefixed, "-layers", "3", "transformer.h.2.ln_1.weight"},
-		{filepath.Join(dir, "none"), "-layers", "2", "none"},
-	} {
-		err := run(t.Context(), job("-import", c[0], c[1], c[2]), io.Discard, io.Discard)
-		require.ErrorContains(t, err, c[3])
-	}
 }

@@ -4,21 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
 	"strings"
+	"unicode/utf8"
+
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/data"
+	"github.com/gofsdp/gofsdp/fsdp/generate"
 	"github.com/gofsdp/gofsdp/fsdp/metrics"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// clip is the L2 norm that gradients are scaled down to.
-const clip = 1.0
-
-// trainer is one rank's part of a training. Every rank runs the same code; what differs is its rows
-// of each batch, and that only the screen of rank 0 is seen.
+// trainer is one rank's part of a training. Every rank runs the same code. Ranks differ in their rows of
+// each batch, and only rank 0 has a screen that is seen.
 type trainer struct {
 	config
 	text   *corpus
@@ -26,18 +29,20 @@ type trainer struct {
 	model  *fsdp.Sharded
 	opt    optim.Optimizer
 	screen *monitor.Screen
+	mon    *monitor.Monitor
 
-	mon *monitor.Monitor
+	batches, held *loader // to train on and to evaluate on
+	loss          float64 // sum over the rows of this rank in the current step
+	rows          int     // number of these rows
 
-	batches, held *loader      // to train and to evaluate on
-	losses        metrics.Mean // of this rank in a step
-	tokens        int          // likewise
-	begun         int          // the step that these are of
-	saves         saves
+	saving     *fsdp.Saving // checkpoint that is being written, or nil
+	savingStep int          // its step
+	saved      int          // step of the last complete checkpoint
+	saveErr    error        // of the last checkpoint that has ended
 }
 
-// train trains, evaluates and samples as one of c.ranks ranks. When interrupt ends on any rank, all
-// of them stop training after the same step, and it is not over. With -interrupted that is all.
+// train trains, evaluates and samples as one of the ranks. When interrupt ends on any rank, all of them stop
+// after the same step, and the training is not over. With -interrupted the program then ends.
 func train(ctx, interrupt context.Context, c config, text *corpus, g comm.Group, screen *monitor.Screen) (over bool, err error) {
 	t, err := newTrainer(ctx, c, text, g, screen)
 	if err != nil {
@@ -61,7 +66,7 @@ func newTrainer(ctx context.Context, c config, text *corpus, g comm.Group, scree
 	if err != nil {
 		return nil, err
 	}
-	opt, err := c.optimizer(m.Shards())
+	opt, err := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}.New(m.Shards())
 	if err != nil {
 		return nil, err
 	}
@@ -75,44 +80,32 @@ func newTrainer(ctx context.Context, c config, text *corpus, g comm.Group, scree
 	return t, t.watch(monitor.State{})
 }
 
-// optimizer makes AdamW of all parameters, or with -muon of those outside of the blocks' matrices.
-// Queries, keys and values of each head are matrices of their own.
-func (c *config) optimizer(params []optim.Param) (optim.Optimizer, error) {
-	adamW := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}
-	if !c.muon {
-		return adamW.New(params)
-	}
-	var matrices, rest []optim.Param
-	for _, p := range params {
-		if strings.HasPrefix(p.Name, "blocks.") && len(p.Shape) == 2 {
-			matrices = append(matrices, p)
-		} else {
-			rest = append(rest, p)
-		}
-	}
-	muon, err := optim.Muon{WeightDecay: 0.1, Blocks: func(p optim.Param) int {
-		if strings.HasSuffix(p.Name, ".qkv.weight") {
-			return 3 * c.heads
-		}
-		return 1
-	}}.New(matrices)
+// watch begins to show the run, or continues from the state in a checkpoint.
+func (t *trainer) watch(from monitor.State) error {
+	plan, err := t.plan()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	others, err := adamW.New(rest)
-	if err != nil {
-		return nil, err
-	}
-	return optim.Compose(muon, others)
+	t.mon, err = monitor.New(monitor.Config{
+		Group: t.group, Steps: t.steps, Budget: t.budget, FLOPs: t.config.model().FLOPs(t.context), Model: t.model, Plan: plan,
+		Out: t.screen, CurveUnit: "nats per " + t.vocab.unit, State: from,
+	})
+	return err
 }
 
-// run prints the plan, then trains until the run is over or interrupted, and saves what it has come
-// to.
+// plan returns the plan of a pass on a rank with the most rows.
+func (t *trainer) plan() (*fsdp.Plan, error) {
+	parts := max(t.ranks, t.virtual)
+	rows := (t.batch + parts - 1) / parts
+	like := tensor.New(tensor.WithShape(rows, t.context), tensor.Of(tensor.Int)) // tokens, and targets
+	return t.model.Plan(like, like)
+}
+
+// run prints the plan, trains until the run is over or interrupted, and saves the result.
 func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 	if err := t.printPlan(); err != nil {
 		return false, err
 	}
-	lr := t.schedule()
 	done := t.mon.Done()
 	if done == 1 {
 		return true, nil
@@ -121,101 +114,80 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		loss, over, err := t.step(ctx, batch, lr(done))
-		if err != nil {
+		rate := t.rate(done)
+		if err := t.pass(ctx, batch); err != nil {
 			return false, fmt.Errorf("step %d: %w", t.opt.Steps()+1, err)
 		}
-		if !over {
+		if !t.batches.StepEnds() { // with -virtual a step has several batches
 			continue
+		}
+		if err := t.step(ctx, rate); err != nil {
+			return false, fmt.Errorf("step %d: %w", t.opt.Steps()+1, err)
 		}
 		interrupted, err := t.model.Any(ctx, interrupt.Err() != nil)
 		if err != nil {
 			return false, err
 		}
-		if err := t.mon.Step(ctx, t.tokens, monitor.Values{"loss": loss, "lr": lr(done)}); err != nil {
+		if err := t.mon.Step(ctx, t.rows*t.context, monitor.Values{"loss": t.loss / float64(t.rows), "lr": rate}); err != nil {
 			return false, err
 		}
+		t.loss, t.rows = 0, 0
 		if interrupted {
 			t.screen.Printf("interrupted after step %d\n", t.opt.Steps())
 			return false, t.saveLast(ctx)
 		}
 		before := done
-		done = t.mon.Done()
-		if err := t.pause(ctx, before, done); err != nil {
-			return false, err
-		}
-		if done == 1 {
+		if done = t.mon.Done(); done == 1 {
 			break
+		}
+		if t.due(t.evalEvery, before, done) {
+			if err := t.validate(ctx); err != nil {
+				return false, err
+			}
+		}
+		t.reportSave(ctx)
+		if t.saveDir != "" && t.due(t.saveEvery, before, done) {
+			if err := t.save(ctx); err != nil {
+				return false, err
+			}
 		}
 	}
 	return true, t.saveLast(ctx)
 }
 
-// pause evaluates and saves, where that is due, when the share of the run that is over has grown.
-func (t *trainer) pause(ctx context.Context, before, done float64) error {
-	if t.due(t.evalEvery, before, done) {
-		if err := t.validate(ctx); err != nil {
-			return err
-		}
-	}
-	t.look(ctx)
-	if t.saveDir != "" && t.due(t.saveEvery, before, done) {
-		return t.save(ctx)
-	}
-	return nil
-}
-
-// step makes one update with a batch, or with all micro-batches of a step. Then it is over, and loss is
-// that of this rank's rows before the update, or with -virtual of all rows.
-func (t *trainer) step(ctx context.Context, batch []fsdp.Tensor, lr float64) (loss float64, over bool, err error) {
-	over = t.batches.StepEnds()
-	pass := func() error { return t.pass(ctx, batch) }
-	if t.noSync && !over {
-		err = t.model.NoSync(pass)
-	} else {
-		err = pass()
-	}
-	if err != nil || !over {
-		return 0, false, err
-	}
-	if _, err := t.model.ClipGradNorm(ctx, clip); err != nil {
-		return 0, false, err
-	}
-	if err := t.opt.Step(lr); err != nil {
-		return 0, false, err
-	}
-	t.model.ZeroGrad()
-	of := t.group
-	if t.virtual == 0 {
-		of = nil // the monitor asks the other ranks
-	}
-	_, err = metrics.Set{"loss": &t.losses}.Reduce(ctx, of)
-	return t.losses.Value(), true, err
-}
-
-// pass adds the gradients of a batch.
+// pass adds the gradients of a batch. With Share they are those of the mean over the whole step, also if some
+// ranks have one row more.
 func (t *trainer) pass(ctx context.Context, batch []fsdp.Tensor) error {
+	if t.noSync() && !t.batches.StepEnds() {
+		return t.model.NoSync(func() error { return t.forwardBackward(ctx, batch) })
+	}
+	return t.forwardBackward(ctx, batch)
+}
+
+func (t *trainer) forwardBackward(ctx context.Context, batch []fsdp.Tensor) error {
 	loss, err := t.model.Forward(ctx, batch...)
 	if err != nil {
 		return err
 	}
-	if t.begun != t.opt.Steps()+1 {
-		t.begun, t.tokens = t.opt.Steps()+1, 0
-		t.losses.Reset()
-	}
-	t.tokens += data.Rows(batch) * t.context
-	if err := t.losses.Add(loss, float64(data.Rows(batch))); err != nil {
-		return err
-	}
-	// The share makes the gradient the mean over the step when some ranks have one row more.
+	t.loss += loss * float64(data.Rows(batch))
+	t.rows += data.Rows(batch)
 	return t.model.Backward(ctx, t.batches.Share())
 }
 
-// due says whether it is time for what is done every so many steps, or with 0 eight times in a run.
-func (t *trainer) due(every int, before, done float64) bool {
-	if done == 1 {
-		return false // the last time is not part of the training
+// step updates the parameters.
+func (t *trainer) step(ctx context.Context, rate float64) error {
+	if _, err := t.model.ClipGradNorm(ctx, 1); err != nil {
+		return err
 	}
+	if err := t.opt.Step(rate); err != nil {
+		return err
+	}
+	t.model.ZeroGrad()
+	return nil
+}
+
+// due reports whether to do something that happens every so many steps, or, with 0, eight times in a run.
+func (t *trainer) due(every int, before, done float64) bool {
 	if every > 0 {
 		return t.opt.Steps()%every == 0
 	}
@@ -223,52 +195,47 @@ func (t *trainer) due(every int, before, done float64) bool {
 	return int(before*parts+rounding) < int(done*parts+rounding)
 }
 
-// validate evaluates the model, and shows the result.
+// validate computes the mean loss over the held-out windows, without dropout, and shows it.
 func (t *trainer) validate(ctx context.Context) error {
-	loss, err := t.evaluate(ctx)
-	if err != nil {
-		return fmt.Errorf("evaluation after step %d: %w", t.opt.Steps(), err)
-	}
-	return t.mon.Eval(ctx, 1, monitor.Values{"loss": loss, "bits_per_byte": t.bits(loss)})
-}
-
-// evaluate returns the mean loss over the tokens of the evaluation's windows, in nats, without
-// dropout.
-func (t *trainer) evaluate(ctx context.Context) (float64, error) {
 	if err := t.held.Rewind(); err != nil {
-		return 0, err
+		return err
 	}
 	loss := &metrics.Mean{}
 	for batch, err := range t.held.Batches(ctx) {
 		if err != nil {
-			return 0, err
+			return err
 		}
 		out, err := t.model.Eval(ctx, batch...)
 		if err != nil {
-			return 0, err
+			return fmt.Errorf("evaluation after step %d: %w", t.opt.Steps(), err)
 		}
 		if err := loss.AddTensor(out[0], float64(data.Rows(batch))); err != nil { // a model's first result is its loss
-			return 0, err
+			return err
 		}
 	}
-	_, err := metrics.Set{"loss": loss}.Reduce(ctx, t.group)
-	return loss.Value(), err
+	if _, err := (metrics.Set{"loss": loss}).Reduce(ctx, t.group); err != nil {
+		return err
+	}
+	return t.mon.Eval(ctx, 1, monitor.Values{"loss": loss.Value(), "bits_per_byte": t.bits(loss.Value())})
 }
 
-// finish evaluates once more, prints the curve and the summary, exports the weights and prints a
-// sample.
+// bits returns the bits per byte for a loss in nats per token.
+func (t *trainer) bits(loss float64) float64 { return loss / math.Ln2 / t.text.bytesPerToken() }
+
+// finish evaluates once more, prints the curve and a summary, exports the weights and prints a sample.
 func (t *trainer) finish(ctx context.Context) error {
 	if err := t.validate(ctx); err != nil {
 		return err
 	}
-	if err := t.printResult(); err != nil {
+	loss, _ := t.mon.Last("validation/loss")
+	if err := t.mon.Close(); err != nil {
 		return err
 	}
-	if t.virtual > 0 {
-		if err := t.printBits(ctx); err != nil {
-			return err
-		}
+	text := fmt.Sprintf("%.4f nats/byte, %.4f bits/byte", loss/t.text.bytesPerToken(), t.bits(loss))
+	if t.config.tokens != "" {
+		text = fmt.Sprintf("%.4f nats/token, %s", loss, text)
 	}
+	t.screen.Printf("  validation loss: %s\n", text)
 	if t.exportTo != "" {
 		if err := t.export(ctx); err != nil {
 			return err
@@ -277,5 +244,65 @@ func (t *trainer) finish(ctx context.Context) error {
 	if t.sampleBytes == 0 {
 		return nil
 	}
-	return t.printSample(ctx)
+	t.screen.Printf("\n%s at temperature %v\n%s", t.screen.Title("sample"), t.temperature, t.screen.Title(t.prompt))
+	out := monitor.Filter{W: t.screen}
+	err := t.sample(ctx, t.prompt, t.sampleBytes, func(text string) { out.Write([]byte(text)) }) // a screen reports no errors
+	t.screen.Printf("\n")
+	return err
+}
+
+// printPlan prints the memory and traffic of the training before it begins.
+func (t *trainer) printPlan() error {
+	p, err := t.plan()
+	if err != nil {
+		return err
+	}
+	steps := "steps for " + monitor.Duration(t.budget)
+	if t.steps > 0 {
+		steps = monitor.Count(t.steps) + " steps"
+	}
+	if t.virtual > 0 {
+		steps += fmt.Sprintf("; as on %d ranks", t.virtual)
+	}
+	t.screen.Printf("%s\n%d layers of %d channels and %d heads, %d %ss of context\n", t.screen.Title("plan"), t.layers, t.dim, t.heads, t.context, t.vocab.unit)
+	t.screen.Printf("%d sequences a step, %s %ss of text; %s\n%v\n\n", t.batch, monitor.Count(t.batch*t.context), t.vocab.unit, steps, p)
+	return nil
+}
+
+// sample continues a prompt until it has written n bytes or the end of a file, and passes the text to emit on
+// rank 0. It is a collective, since evaluating gathers the parameters: the other ranks take part without a
+// prompt. Each stretch continues from the last half of the context.
+func (t *trainer) sample(ctx context.Context, prompt string, n int, emit func(string)) error {
+	g, err := generate.New(t.model, t.config.model().Cache(), generate.Config{})
+	if err != nil {
+		return err
+	}
+	all := t.vocab.encode(prompt)
+	shown := len(t.vocab.decode(all))
+	end := shown + n
+	for stretch := range 1 + 2*n/t.context {
+		var prompts [][]int
+		from, seen := len(all), all[max(0, len(all)-t.context/2):]
+		if t.group.Rank() == 0 && shown < end {
+			prompts = [][]int{seen}
+		}
+		seed := rand.New(rand.NewPCG(t.seed, uint64(stretch))).Uint64()
+		o := generate.Options{MaxTokens: t.context - len(seen), Stop: []int{t.vocab.end}, Temperature: t.temperature, Seed: seed}
+		for token, err := range g.Stream(ctx, prompts, o) {
+			if err != nil {
+				return err
+			}
+			all = append(all, token.Token)
+			if text := t.vocab.decode(all); len(text) > shown && !strings.HasSuffix(text, string(utf8.RuneError)) { // no part of a character
+				emit(text[shown:])
+				if shown = len(text); shown >= end {
+					break
+				}
+			}
+		}
+		if len(all)-from < o.MaxTokens { // the end of a file
+			end = shown
+		}
+	}
+	return nil
 }

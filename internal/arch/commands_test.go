@@ -21,6 +21,7 @@ var parsed = map[string]string{
 	"digits":     "the tests of its package run it",
 	"finetune":   "it needs the files of a model",
 	"fromgraph":  "it has no flags, and the tests of its package run it",
+	"gpt":        "it needs a GPU, and the tests of its package run it on doubles",
 	"lora":       "it has no flags, and the tests of its package run it",
 	"moe":        "it has no flags, and the tests of its package run it",
 	"multimodal": "the tests of its package run it",
@@ -54,7 +55,7 @@ func TestCommands(t *testing.T) {
 				if _, err := os.Stat(program); err != nil {
 					shell(t, "go build -o "+program+" ./examples/"+name)
 				}
-				if name == "gpt" {
+				if name == "gpt" && !strings.Contains(rest, "-gpu") {
 					rest = strings.NewReplacer("-save ckpt", "-save "+filepath.Join(t.TempDir(), "ckpt"), "~/notes", "examples/gpt").Replace(rest)
 					shell(t, program+rest+short)
 					return

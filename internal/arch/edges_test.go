@@ -134,7 +134,7 @@ var edges = map[string]string{
 	"examples/digits":     "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
 	"examples/finetune":   "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":  "gorgonia comm fsdp fsdp/graph optim",
-	"examples/gpt":        "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer optim",
+	"examples/gpt":        "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/gpu fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer nccl optim",
 	"examples/lora":       "gorgonia comm fsdp fsdp/data fsdp/nn optim",
 	"examples/moe":        "gorgonia comm fsdp fsdp/data fsdp/nn optim",
 	"examples/multimodal": "gorgonia comm fsdp fsdp/nn fsdp/op optim",

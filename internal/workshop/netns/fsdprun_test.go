@@ -42,7 +42,7 @@ type stretch struct{ from, ranks int }
 
 // training are flags of gpt: it takes a moment to start, and trains until it is interrupted.
 const training = "-data data -holdout 5 -layers 2 -dim 32 -heads 2 -context 32 -batch 12 -steps 100000 -warmup 0 " +
-	"-eval-bytes 512 -eval-every 1000000 -sample-bytes 0 -check=false -keep 100000 -resume"
+	"-eval-bytes 512 -eval-every 1000000 -sample-bytes 0 -keep 100000 -resume"
 
 // train starts a training on three hosts.
 func train(t *testing.T, flags ...string) *cluster {

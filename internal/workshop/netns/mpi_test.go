@@ -25,7 +25,7 @@ func TestOpenMPI(t *testing.T) {
 	dir := t.TempDir()
 	gpt := filepath.Join(dir, "gpt")
 	must(t, "go -C", root, "build -o", gpt, "./examples/gpt")
-	job := []string{"-data", root + "/comm", "-size", "tiny", "-steps", "500", "-check=false", "-sample-bytes", "0", "-export"}
+	job := []string{"-data", root + "/comm", "-size", "tiny", "-steps", "500", "-sample-bytes", "0", "-export"}
 
 	calm := exec.Command(gpt, append(job, dir+"/calm", "-ranks", "4")...)
 	out, err := calm.CombinedOutput()

@@ -117,7 +117,7 @@ say() {
 # submit starts a training of 400 steps that writes its weights to a file.
 submit() { # name
 	say sbatch --parsable --ntasks-per-node=2 --job-name="$1" slurm.sbatch -data text -size tiny -steps 400 \
-		-sample-bytes 0 -check=false -export "$1.safetensors"
+		-sample-bytes 0 -export "$1.safetensors"
 }
 
 # trains tells whether a job makes steps after so many times that it went on.

@@ -25,7 +25,7 @@ const (
 	train = "train"
 
 	// The example's own defaults are for people who watch.
-	tiny = "-size tiny -steps 4 -batch 5 -check=false -sample-bytes 0 -eval-bytes 1 -plain -data $DIR/../../../text -holdout 2"
+	tiny = "-size tiny -steps 4 -batch 5 -sample-bytes 0 -eval-bytes 1 -plain -data $DIR/../../../text -holdout 2"
 )
 
 // configurations are all that is compared.
