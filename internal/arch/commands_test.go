@@ -19,6 +19,7 @@ const short = " -max-bytes 100000 -layers 1 -dim 16 -heads 2 -context 16 -batch 
 // parsed has the reasons why the flags of other examples are only parsed, by -h after them.
 var parsed = map[string]string{
 	"digits":     "the tests of its package run it",
+	"extending":  "the tests of its package run it",
 	"finetune":   "it needs the files of a model",
 	"fromgraph":  "it has no flags, and the tests of its package run it",
 	"gpt":        "it needs a GPU, and the tests of its package run it on doubles",
