@@ -67,10 +67,10 @@ func TestReadmeProgram(t *testing.T) {
 	require.Regexp(t, `^step +1/60  loss 2\.3(?s:.*)\nstep 60/60  loss 0\.1\d+ (?s:.*)  60 steps over 3 840 tok in `, run(dir, program))
 }
 
-// pages returns the README and all documents, by path.
+// pages returns the README and all documents, by path, also those for developers.
 func pages(t *testing.T) map[string]string {
 	pages := make(map[string]string)
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "internal/*.md", "internal/experiments/*.md"} {
 		paths, err := filepath.Glob(filepath.Join(root, pattern))
 		require.NoError(t, err)
 		for _, path := range paths {

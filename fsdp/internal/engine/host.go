@@ -19,7 +19,7 @@ import (
 // collectives and the optimizer are the same, and so are the bits. The system decides which part of
 // it is in RAM. The schedule informs the system of the next accesses (see readAhead), but not of
 // memory that is no longer needed, as package mapped could: that made passes longer, see
-// internal/EXPERIMENTS.md.
+// internal/experiments/memory.md.
 //
 // The threads refer to the Host. The Host refers to no Engine, so the collector finds a dropped
 // model all the same.

@@ -82,7 +82,7 @@ func (f *hostFrame) free(id int) {
 
 // readAhead has the system read pages for which step at of a pass does not wait: the shards of the
 // next gather or call of that kind while this one is under way, and the gradients to which a
-// reduction will be added. internal/EXPERIMENTS.md has the savings.
+// reduction will be added. internal/experiments/memory.md has the savings.
 func (f *hostFrame) readAhead(at int) {
 	if f.h.files == nil {
 		return

@@ -15,7 +15,7 @@
 //
 // Models are BPE (Sennrich et al., 2016, arXiv:1508.07909) of bytes or of characters with bytes as
 // a fallback, WordPiece, and Unigram (Kudo, 2018, arXiv:1804.10959). If a file has a setting that
-// this package does not support, Open returns an error that names it. internal/EXPERIMENTS.md has
+// this package does not support, Open returns an error that names it. internal/experiments has
 // comparisons and the reasons against the existing packages.
 //
 // # Conversations
