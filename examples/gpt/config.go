@@ -40,6 +40,7 @@ type config struct {
 	prompt                      string
 	sampleBytes                 int
 	temperature                 float64
+	log                         string // directory of records of the run; "" for none
 	plain                       bool
 }
 
@@ -122,6 +123,7 @@ func (c *config) define(f *flag.FlagSet) (size *string) {
 	f.StringVar(&c.prompt, "prompt", "func ", "`text` that the sample begins with")
 	f.IntVar(&c.sampleBytes, "sample-bytes", 600, "length of the sample in `bytes`; 0 for none")
 	f.Float64Var(&c.temperature, "temperature", 0.7, "of sampling: 0 always takes the likeliest token")
+	f.StringVar(&c.log, "log", "", "record the run in this `directory`: log.jsonl, run.svg and a file\nfor TensorBoard")
 	f.BoolVar(&c.plain, "plain", false, "print log lines even to a terminal")
 	return size
 }

@@ -6,6 +6,7 @@
 //	go run ./examples/gpt -data ~/notes -size medium -time 10m
 //	go run ./examples/gpt -ranks 4 -layers 8 -dim 256 -heads 8 -context 256
 //	go run ./examples/gpt -virtual 8 -steps 200   # to the last bit as on 8 ranks, or on 1 or 4
+//	go run ./examples/gpt -log run                # writes run/run.svg, run/log.jsonl and events for TensorBoard
 //
 // With -gpu it trains on a GPU, in bfloat16 with -bf16. Without a GPU it names the libraries that it has
 // tried to load, and ends with status 1:

@@ -68,7 +68,7 @@ func (t *trainer) restore(ctx context.Context) error {
 	case found[0] == 1:
 		return fmt.Errorf("%s has checkpoints of another run: continue from them with -resume, or -save to another directory", t.saveDir)
 	}
-	return nil
+	return t.watch(monitor.State{})
 }
 
 // load continues from the newest checkpoint, which any number of ranks may have saved.

@@ -228,6 +228,7 @@ func TestSentencePiece(t *testing.T) {
 func TestResumeWithoutPosition(t *testing.T) {
 	job := savingJob(t)("-save", t.TempDir(), "-resume")
 	asRank(t, job, func(ctx context.Context, tr *trainer) error {
+		require.NoError(t, tr.restore(ctx))
 		return tr.model.Save(ctx, tr.saveDir, tr.opt, &fsdp.SaveOptions{Extra: map[string]any{recordName: record{tr.flags(), tr.mon.State()}}})
 	})
 	require.ErrorContains(t, run(t.Context(), job, io.Discard, io.Discard), `Extra "data": not in the checkpoint`)
@@ -264,4 +265,24 @@ func TestExport(t *testing.T) {
 		require.Equal(t, want, got)
 		return nil
 	})
+}
+
+// TestLog: the records of a run that was interrupted and resumed have each step once.
+func TestLog(t *testing.T) {
+	dir := t.TempDir()
+	logs := filepath.Join(dir, "log")
+	job := savingJob(t)("-save", filepath.Join(dir, "saved"), "-resume", "-log", logs)
+	interrupted(t, job, "step  6/12")
+	output(t, job)
+	text, err := os.ReadFile(filepath.Join(logs, "log.jsonl"))
+	require.NoError(t, err)
+	var steps []string
+	for _, m := range regexp.MustCompile(`"step":(\d+),"time":"[^"]*","loss"`).FindAllStringSubmatch(string(text), -1) {
+		steps = append(steps, m[1])
+	}
+	require.Equal(t, []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12"}, steps)
+	picture, err := os.ReadFile(filepath.Join(logs, "run.svg"))
+	require.NoError(t, err)
+	require.Contains(t, string(picture), ">12</text>")
+	require.NoDirExists(t, filepath.Join(logs, "earlier-1"))
 }

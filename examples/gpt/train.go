@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"unicode/utf8"
 
@@ -74,10 +75,8 @@ func newTrainer(ctx context.Context, c config, text *corpus, g comm.Group, scree
 	if t.batches, err = text.batches(g, c); err != nil {
 		return nil, err
 	}
-	if t.held, err = text.heldBatches(g, c); err != nil {
-		return nil, err
-	}
-	return t, t.watch(monitor.State{})
+	t.held, err = text.heldBatches(g, c)
+	return t, err
 }
 
 // watch begins to show the run, or continues from the state in a checkpoint.
@@ -86,9 +85,13 @@ func (t *trainer) watch(from monitor.State) error {
 	if err != nil {
 		return err
 	}
+	var writers []monitor.Writer
+	if t.log != "" {
+		writers = []monitor.Writer{monitor.JSONLines(filepath.Join(t.log, "log.jsonl")), monitor.SVG(filepath.Join(t.log, "run.svg")), monitor.TensorBoard(t.log)}
+	}
 	t.mon, err = monitor.New(monitor.Config{
 		Group: t.group, Steps: t.steps, Budget: t.budget, FLOPs: t.config.model().FLOPs(t.context), Model: t.model, Plan: plan,
-		Out: t.screen, CurveUnit: "nats per " + t.vocab.unit, State: from,
+		Out: t.screen, CurveUnit: "nats per " + t.vocab.unit, State: from, Writers: writers,
 	})
 	return err
 }

@@ -11,8 +11,8 @@ import (
 // curve is a chart of losses over steps. The scale is logarithmic if all losses are positive.
 // Otherwise the first steps of a training would flatten all later ones.
 type curve struct {
-	train      []Point // drawn as a line, points that share a column averaged
-	validation []Point // drawn as marks
+	train      []Point // smoothed to a line, with the range of the points behind it
+	validation []Point // marks with a dotted line
 	name, unit string  // name and unit of the losses
 	width      int     // total number of columns
 	height     int     // number of rows of the plot
@@ -32,12 +32,21 @@ const margin = 8
 // chapter 21).
 var dotBits = [dotsY][dotsX]rune{{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}
 
-const mark = '●'
+const (
+	mark  = '●'
+	faint = '·' // a cell that only the range reaches
+)
+
+// cell is a character and its style.
+type cell struct {
+	r     rune
+	style string
+}
 
 // plot is a curve under construction: its cells[y][x], from the top left, and the ranges of its
 // axes.
 type plot struct {
-	cells      [][]rune
+	cells      [][]cell
 	cols, rows int  // cells
 	last       int  // step at the right edge; the left edge is step 0
 	log        bool // lo and hi are logarithms
@@ -53,13 +62,15 @@ func (c curve) String() string {
 	if p.cols < 1 || p.rows < 1 {
 		return ""
 	}
-	train := average(c.train, p.x)
-	if !p.scale(slices.Concat(train, c.validation)) {
+	line := average(smooth(c.train), p.x)
+	if !p.scale(slices.Concat(line, c.train, c.validation)) {
 		return ""
 	}
-	p.line(train)
+	p.shade(c.train)
+	p.line(c.validation, yellow, 3)
+	p.line(line, cyan, 1)
 	for _, v := range c.validation {
-		p.cells[p.y(v)/dotsY][p.x(v)/dotsX] = mark
+		p.cells[p.y(v)/dotsY][p.x(v)/dotsX] = cell{mark, yellow}
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%*s%s: %s  %s validation\n", margin-1, c.name, p.about(c.unit),
@@ -69,6 +80,22 @@ func (c curve) String() string {
 	}
 	p.axis(&b)
 	return b.String()
+}
+
+// smooth returns points with means of their neighborhoods: a fortieth of all points to each side, fewer near
+// the beginning, where losses fall fast.
+func smooth(points []Point) []Point {
+	sums := make([]float64, len(points)+1)
+	for i, q := range points {
+		sums[i+1] = sums[i] + q.Loss
+	}
+	means := make([]Point, len(points))
+	for i, q := range points {
+		w := min(i, len(points)/40)
+		from, to := i-w, min(i+w+1, len(points))
+		means[i] = Point{q.Step, (sums[to] - sums[from]) / float64(to-from)}
+	}
+	return means
 }
 
 // average returns one point for each column of dots with points: the first step and the mean loss
@@ -111,9 +138,9 @@ func (p *plot) scale(points []Point) bool {
 	if p.hi-p.lo < 1e-3 { // a flat curve goes through the middle
 		p.lo, p.hi = p.lo-1e-3, p.hi+1e-3
 	}
-	p.cells = make([][]rune, p.rows)
+	p.cells = make([][]cell, p.rows)
 	for y := range p.cells {
-		p.cells[y] = []rune(strings.Repeat(" ", p.cols))
+		p.cells[y] = slices.Repeat([]cell{{r: ' '}}, p.cols)
 	}
 	return true
 }
@@ -154,42 +181,62 @@ func (p *plot) y(q Point) int {
 	return int(math.Round((p.hi - p.height(q.Loss)) / (p.hi - p.lo) * float64(p.rows*dotsY-1)))
 }
 
-// line draws points, which are in order of their steps, and connects them.
-func (p *plot) line(points []Point) {
-	for i, q := range points {
-		from := points[max(0, i-1)]
-		p.segment(p.x(from), p.y(from), p.x(q), p.y(q))
+// shade fills the cells between the lowest and the highest point of each column.
+func (p *plot) shade(points []Point) {
+	for len(points) > 0 {
+		x, n := p.x(points[0])/dotsX, 0
+		top, bottom := p.rows, 0
+		for ; n < len(points) && p.x(points[n])/dotsX == x; n++ {
+			y := p.y(points[n]) / dotsY
+			top, bottom = min(top, y), max(bottom, y)
+		}
+		for y := top; y <= bottom; y++ {
+			p.cells[y][x] = cell{faint, dim}
+		}
+		points = points[n:]
 	}
 }
 
-// segment sets the dots from (x0, y0) to (x1, y1), x0 <= x1.
-func (p *plot) segment(x0, y0, x1, y1 int) {
+// line draws points, which are in order of their steps, and connects them by every so many dots.
+func (p *plot) line(points []Point, style string, every int) {
+	for i, q := range points {
+		from := points[max(0, i-1)]
+		p.segment(p.x(from), p.y(from), p.x(q), p.y(q), style, every)
+	}
+}
+
+// segment sets the dots from (x0, y0) to (x1, y1), x0 <= x1. A line does not share cells with another one.
+func (p *plot) segment(x0, y0, x1, y1 int, style string, every int) {
 	n := max(x1-x0, y1-y0, y0-y1, 1)
-	for i := range n + 1 {
+	for i := 0; i <= n; i += every {
 		x := x0 + (x1-x0)*i/n
 		y := y0 + (y1-y0)*i/n
-		cell := &p.cells[y/dotsY][x/dotsX]
-		if *cell == ' ' {
-			*cell = 0x2800
+		c := &p.cells[y/dotsY][x/dotsX]
+		if c.style != style {
+			*c = cell{0x2800, style}
 		}
-		*cell |= dotBits[y%dotsY][x%dotsX]
+		c.r |= dotBits[y%dotsY][x%dotsX]
 	}
 }
 
 // row writes a row of cells. Every third row has a label: the loss at the middle of the row.
-func (p *plot) row(b *strings.Builder, y int, cells []rune, color bool) {
+func (p *plot) row(b *strings.Builder, y int, cells []cell, color bool) {
 	if y%3 == 0 || y == p.rows-1 && y%3 == 2 {
 		middle := (float64(y) + 0.5) / float64(p.rows)
 		fmt.Fprintf(b, "%*s ┤", margin-2, label(p.loss(p.hi-middle*(p.hi-p.lo))))
 	} else {
 		fmt.Fprintf(b, "%*s│", margin-1, "")
 	}
-	for _, run := range runs(strings.TrimRight(string(cells), " ")) {
-		style := cyan
-		if strings.ContainsRune(run, mark) {
-			style = yellow
+	for len(cells) > 0 && cells[len(cells)-1].r == ' ' {
+		cells = cells[:len(cells)-1]
+	}
+	for len(cells) > 0 {
+		var text strings.Builder
+		style := cells[0].style
+		for ; len(cells) > 0 && cells[0].style == style; cells = cells[1:] {
+			text.WriteRune(cells[0].r)
 		}
-		b.WriteString(paint(color, style, run))
+		b.WriteString(paint(color, style, text.String()))
 	}
 	b.WriteByte('\n')
 }
@@ -207,23 +254,6 @@ func label(v float64) string {
 		return strconv.FormatFloat(v, 'f', 3, 64)
 	}
 	return strconv.FormatFloat(v, 'f', 2, 64)
-}
-
-// runs cuts s into marks and the text between them.
-func runs(s string) []string {
-	var list []string
-	for s != "" {
-		i := strings.IndexRune(s, mark)
-		switch {
-		case i < 0:
-			return append(list, s)
-		case i > 0:
-			list = append(list, s[:i])
-		}
-		list = append(list, string(mark))
-		s = s[i+len(string(mark)):]
-	}
-	return list
 }
 
 // axis writes the axis of the steps, with the first, the middle and the last step.

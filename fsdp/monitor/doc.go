@@ -18,8 +18,8 @@
 //	███▉░░░░░░░░░░░   412/2000  loss 2.124  left 1m42s  41.2k tok/s  MFU 61.3%  33.9 MB/rank  lr 0.0028
 //
 // If the output is not a terminal, rank 0 shows about twenty such lines in a run, and at least one
-// every ten minutes. Close draws the curve of the loss, with the points of [Monitor.Eval], and a
-// summary of the run. Print other text through [Monitor.Screen], which is an io.Writer for loggers,
+// every ten minutes. Close draws the smoothed curve of the loss with its range, the curve of
+// [Monitor.Eval], and a summary of the run. [SVG] draws the same as a picture, with speed and memory. Print other text through [Monitor.Screen], which is an io.Writer for loggers,
 // too. The text appears above the line.
 //
 // # Exchanges

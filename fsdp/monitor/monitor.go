@@ -483,6 +483,9 @@ func (m *Monitor) result() {
 		m.screen.Printf(": %s", Rate(rate, m.cfg.Unit))
 	}
 	m.screen.Printf("\n")
+	if what, best, ok := s.best(); ok {
+		m.screen.Printf("  %s validation %s: %.4f at step %d\n", what, m.cfg.Curve, best.Loss, best.Step)
+	}
 	switch {
 	case m.memory > 0 && m.planned > 0:
 		m.screen.Printf("  memory per rank: %s at most, %s planned\n", Bytes(m.memory), Bytes(m.planned))

@@ -175,6 +175,7 @@ const (
 	eraseRight = "\x1b[K"
 	reset      = "\x1b[0m"
 	bold       = "\x1b[1m"
+	dim        = "\x1b[2m"
 	cyan       = "\x1b[36m"
 	yellow     = "\x1b[33m"
 )

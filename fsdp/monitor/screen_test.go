@@ -172,7 +172,7 @@ func TestThin(t *testing.T) {
 
 // plain takes the colours out of s.
 func plain(s string) string {
-	return strings.NewReplacer(reset, "", cyan, "", yellow, "").Replace(s)
+	return strings.NewReplacer(reset, "", cyan, "", yellow, "", dim, "").Replace(s)
 }
 
 // show draws p as Step does.

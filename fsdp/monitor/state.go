@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -38,6 +39,19 @@ func (s *State) clone() State {
 	c := *s
 	c.Train, c.Validation = slices.Clone(thin(s.Train, curvePoints)), slices.Clone(thin(s.Validation, curvePoints))
 	return c
+}
+
+// best returns the best validation, if there are two or more: the lowest value, or the highest if the values of
+// training have risen, as accuracies do.
+func (s *State) best() (what string, best Point, ok bool) {
+	if len(s.Validation) < 2 {
+		return "", Point{}, false
+	}
+	order := func(a, b Point) int { return cmp.Compare(a.Loss, b.Loss) }
+	if line := smooth(s.Train); len(line) > 1 && line[len(line)-1].Loss > line[0].Loss {
+		return "highest", slices.MaxFunc(s.Validation, order), true
+	}
+	return "lowest", slices.MinFunc(s.Validation, order), true
 }
 
 // finite reports whether v can be drawn, averaged and saved as JSON.

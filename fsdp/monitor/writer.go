@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A Writer records the rows of a run, on rank 0: see [JSONLines], [CSV] and [TensorBoard]. The
+// A Writer records the rows of a run, on rank 0: see [JSONLines], [CSV], [TensorBoard] and [SVG]. The
 // Monitor calls its methods on its own goroutine.
 type Writer interface {
 	// Open begins at a step. A resumed run repeats the steps after it: their old rows are moved to

@@ -57,7 +57,7 @@ func TestCommands(t *testing.T) {
 					shell(t, "go build -o "+program+" ./examples/"+name)
 				}
 				if name == "gpt" && !strings.Contains(rest, "-gpu") {
-					rest = strings.NewReplacer("-save ckpt", "-save "+filepath.Join(t.TempDir(), "ckpt"), "~/notes", "examples/gpt").Replace(rest)
+					rest = strings.NewReplacer("-save ckpt", "-save "+filepath.Join(t.TempDir(), "ckpt"), "-log run", "-log "+t.TempDir(), "~/notes", "examples/gpt").Replace(rest)
 					shell(t, program+rest+short)
 					return
 				}

@@ -1,8 +1,11 @@
-// Command pictures draws the pictures of the README from plans:
+// Command pictures draws the pictures of the README:
 //
-//	docs/memory.svg   the memory of a rank on 1, 2, 4 and 8 ranks, FullShard and copies of everything (DDP)
-//	docs/step.svg     a step of FullShard: computation and communication overlap
+//	docs/memory.svg    the memory of a rank on 1, 2, 4 and 8 ranks, FullShard and copies of everything (DDP)
+//	docs/step.svg      a step of FullShard: computation and communication overlap
+//	docs/training.svg  a training, from the record in the metadata of the picture itself. The record was made by
+//	                   go run ./examples/gpt -size tiny -steps 600 -log run, which writes run/run.svg.
 //
+// The first two come from plans.
 // "go generate" of this package writes them.
 package main
 
@@ -12,6 +15,7 @@ import (
 	_ "embed"
 	"fmt"
 	"log"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +23,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/monitor"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/optim"
@@ -37,6 +42,13 @@ func main() {
 		if err != nil {
 			log.Fatalf("pictures: %s: %v", name, err)
 		}
+	}
+	run := monitor.SVG(filepath.Join(os.Args[1], "training.svg"))
+	if err := run.Open(math.MaxInt); err != nil { // read the record
+		log.Fatalf("pictures: %v", err)
+	}
+	if err := run.Close(); err != nil { // draw it again
+		log.Fatalf("pictures: %v", err)
 	}
 }
 
