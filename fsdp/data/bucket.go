@@ -11,12 +11,14 @@ import (
 	"sync"
 
 	"github.com/gofsdp/gofsdp/internal/caught"
+	"github.com/gofsdp/gofsdp/internal/phase"
 	"github.com/gofsdp/gofsdp/internal/rng"
 )
 
 // Measure reads all samples of src, on all cores, and returns the source of f(sample), in memory: 8
-// bytes a sample. It measures lengths, which [Bucket] and [Pack] need beforehand. A function that
-// reorders the samples reorders the lengths in the same way:
+// bytes a sample. If this takes more than a second, rank 0 logs the progress to [slog.Default]. It
+// measures lengths, which [Bucket] and [Pack] need beforehand. A function that reorders the samples
+// reorders the lengths in the same way:
 //
 //	lengths := data.Measure(src, func(words []int) int { return len(words) })
 //	src, lengths = data.Shuffle(src, 1, 10), data.Shuffle(lengths, 1, 10)
@@ -54,6 +56,8 @@ func hashOf(lengths []int) uint32 {
 
 func measure[T any](src Source[T], f func(T) int) ([]int, error) {
 	values := make([]int, src.Len())
+	progress := phase.Begin("data: measuring samples", len(values))
+	defer progress.End()
 	workers := runtime.GOMAXPROCS(0)
 	errs := make([]error, workers) // the first error of each part
 	var group sync.WaitGroup
@@ -62,6 +66,7 @@ func measure[T any](src Source[T], f func(T) int) ([]int, error) {
 		group.Go(func() {
 			for i := lo; i < hi && errs[w] == nil; i++ {
 				errs[w] = one(src, i, func(sample T) { values[i] = f(sample) })
+				progress.Add(1)
 			}
 		})
 	}

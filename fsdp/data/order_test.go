@@ -1,11 +1,15 @@
 package data
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -275,4 +279,17 @@ func TestOrdersRefuse(t *testing.T) {
 	})
 	_, err = Bucket(numbers(9), later, 1, 3, 1).At(4)
 	require.EqualError(t, err, "the length of sample 3: lost")
+}
+
+// TestMeasureShowsProgress: a slow Measure logs how much is done.
+func TestMeasureShowsProgress(t *testing.T) {
+	var b bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&b, nil)))
+	defer slog.SetDefault(before)
+	synctest.Test(t, func(t *testing.T) {
+		all(t, Measure(numbers(1), func(i int) int { time.Sleep(1500 * time.Millisecond); return i }))
+	})
+	require.Contains(t, b.String(), `msg="data: measuring samples" done=0 of=1 for=1s`)
+	require.Contains(t, b.String(), "done=1 of=1 took=1.5s")
 }

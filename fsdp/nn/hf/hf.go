@@ -22,6 +22,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/phase"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
@@ -260,6 +261,7 @@ func floats(v any) any {
 // its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters get the values of
 // OpenAdapter, or keep their initial values, which change nothing.
 func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
+	defer phase.Begin("hf: loading the weights of "+m.dir, 0).End()
 	file, err := "", errors.New("hf: Load: no directory was opened: the model is one that New has made")
 	if m.dir != "" {
 		file, err = weights(m.dir)
@@ -309,6 +311,7 @@ func (m *Model) options() *fsdp.ExportOptions {
 // Each file takes its place when all are on disk. Save does not write the adapters of LoRA. It
 // refuses trained adapters until Merge has added them to the weights.
 func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsdp.ExportOptions) error {
+	defer phase.Begin("hf: saving the weights to "+dir, 0).End()
 	for name := range m.adapters() {
 		up := name + loraB
 		err := s.Full(ctx, []string{up}, func(params map[string]*tensor.Dense) error {
