@@ -9,7 +9,7 @@
 //	err := comm.Run(ctx, ranks, func(ctx context.Context, g comm.Group) error {
 //		m, err := fsdp.Wrap(gpt, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 //		defer m.Close()
-//		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+//		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 //		for batch, err := range m.Join(ctx, data) {
 //			loss, err := m.Forward(ctx, batch...)
 //			err = m.Backward(ctx, fsdp.Share(batch))
@@ -162,8 +162,8 @@
 // [LoadOptions] for damaged checkpoints.
 //
 // [Sharded.Export] writes one file for other programs, and [Sharded.Import] reads their files.
-// [Sharded.FullState] and [Sharded.FullOptimState] return the same state in memory, whole, as one
-// process would have it. [Sharded.SetFull] and [Sharded.SetFullOptim] are the reverse.
+// [Sharded.StateDict] and [Sharded.OptimStateDict] return the same state in memory, whole, as one
+// process would have it. [Sharded.LoadStateDict] and [Sharded.LoadOptimStateDict] are the reverse.
 //
 // # What always holds
 //

@@ -73,7 +73,7 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 		return nil, err
 	}
 	if newOptimizer != nil {
-		if _, err := newOptimizer(s.Shards()); err != nil {
+		if _, err := newOptimizer(s.Params()); err != nil {
 			return nil, err
 		}
 	}

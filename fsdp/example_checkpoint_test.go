@@ -28,7 +28,7 @@ func ExampleSharded_SaveAsync() {
 				return err
 			}
 			defer m.Close()
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			if err != nil {
 				return err
 			}

@@ -32,7 +32,7 @@ func ExampleConfig_virtualRanks() {
 				return err
 			}
 			defer m.Close()
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			if err != nil {
 				return err
 			}
@@ -149,7 +149,7 @@ func ExampleSharded_Unscale() {
 		log.Fatal(err)
 	}
 	defer m.Close()
-	opt, err := optim.AdamW{}.New(m.Shards())
+	opt, err := optim.AdamW{}.New(m.Params())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func ExampleSharded_Freeze() {
 		log.Fatal(err)
 	}
 	defer m.Close()
-	opt, err := optim.AdamW{}.New(m.Shards())
+	opt, err := optim.AdamW{}.New(m.Params())
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func ExampleSharded_Freeze() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if opt, err = (optim.AdamW{}).New(m.Shards()); err != nil {
+	if opt, err = (optim.AdamW{}).New(m.Params()); err != nil {
 		log.Fatal(err)
 	}
 	if err := opt.Adopt(3, entries); err != nil {
@@ -303,14 +303,14 @@ func ExampleSharded_ParamNorms() {
 }
 
 // One rank changes a parameter that no rank has whole, and all have the result.
-func ExampleSharded_Full() {
+func ExampleSharded_Summon() {
 	err := comm.Run(context.Background(), 3, func(ctx context.Context, g comm.Group) error {
 		m, err := fsdp.Wrap(counter(), fsdp.Config{Group: g})
 		if err != nil {
 			return err
 		}
 		defer m.Close()
-		err = m.Full(ctx, []string{"lnf.weight"}, func(params map[string]*tensor.Dense) error {
+		err = m.Summon(ctx, []string{"lnf.weight"}, func(params map[string]*tensor.Dense) error {
 			if g.Rank() == 0 {
 				params["lnf.weight"].Float32s()[15] = 0.5
 			}
@@ -319,7 +319,7 @@ func ExampleSharded_Full() {
 		if err != nil {
 			return err
 		}
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			if p.Name == "lnf.weight" && p.Offset+p.Value.Len() == 16 {
 				last := optim.Host{F32: make([]float32, 2)}
 				if err := p.Value.Slice(p.Value.Len()-2, p.Value.Len()).Read(last); err != nil {

@@ -72,7 +72,7 @@ func ExampleModule() {
 	if err := m.Backward(ctx); err != nil {
 		log.Fatal(err)
 	}
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		fmt.Println(p.Name, p.Shape, p.Grad.Len(), "gradients")
 	}
 	fmt.Printf("loss %.2f\n", loss)

@@ -110,7 +110,7 @@ func ExampleSharded_Any() {
 			return err
 		}
 		defer m.Close()
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		if err != nil {
 			return err
 		}
@@ -260,7 +260,7 @@ func ExampleSharded_AverageBuffers() {
 			return err
 		}
 		show := func(when string) error {
-			state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			if err != nil {
 				return err
 			}
@@ -312,7 +312,7 @@ func ExampleUnitConfig() {
 				return err
 			}
 			owned := 0
-			for _, p := range m.Shards() {
+			for _, p := range m.Params() {
 				if p.Name == "blocks.0.fc.weight" && g.Rank() == 1 {
 					fmt.Printf("rank 1 has %4d elements of %s %v, from %4d on, ", p.Value.Len(), p.Name, p.Shape, p.Offset)
 				}
@@ -351,7 +351,7 @@ func Example_muon() {
 			return err
 		}
 		var hidden, others []optim.Param
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			if strings.HasPrefix(p.Name, "blocks.") && len(p.Shape) == 2 {
 				hidden = append(hidden, p)
 			} else {

@@ -40,7 +40,7 @@ func ExampleWrap() {
 			return err
 		}
 		defer m.Close()
-		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards()) // state for this rank's share only
+		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params()) // state for this rank's share only
 		if err != nil {
 			return err
 		}

@@ -19,7 +19,7 @@ import (
 //
 //	frozen := func(name string) bool { return !strings.HasPrefix(name, "head") }
 //	entries, err := m.Freeze(ctx, frozen, opt)
-//	next, err := optim.AdamW{}.New(m.Shards())
+//	next, err := optim.AdamW{}.New(m.Params())
 //	err = next.Adopt(opt.Steps(), entries)
 //	opt = next
 //

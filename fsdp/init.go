@@ -19,7 +19,7 @@ import (
 // parameter, in row-major order, to dst. Each rank asks only for the elements it owns, in pieces,
 // so an element must be a function of its index. Then the model is the same at every world size,
 // and no rank ever holds a whole parameter. The first use of the values, such as a Forward, calls it, unless
-// Load, Import or SetFull has replaced the parameter before.
+// Load, Import or LoadStateDict has replaced the parameter before.
 type Init func(r Stream, first int, dst []float64)
 
 // A Stream gives random numbers by index, keyed by the seed of the configuration and the

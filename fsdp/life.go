@@ -59,14 +59,14 @@ type life struct {
 
 var (
 	errClosed = errors.New("the model is closed: call Close after the last use, or Wrap again")
-	errFormer = errors.New("the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards, and let it Adopt what Freeze returned")
-	errHalf   = errors.New("the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards")
+	errFormer = errors.New("the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Params, and let it Adopt what Freeze returned")
+	errHalf   = errors.New("the optimizer is not whole until it is loaded again, or made anew of Sharded.Params")
 	errCalls  = errors.New("inside JoinCalls ranks run Forward, Backward and Eval, each its own, and replay those of others: " +
 		"what all ranks must do alike, such as steps, clipping and saving, comes before JoinCalls or after it, and plain loops do in place of Join")
 	errBusy = errors.New("another goroutine is in a method of this Sharded, which is for one goroutine at a time")
 	// errOptimMixed is for parameters, too: a caller who has changed a part of an optimizer must
 	// notice.
-	errOptimMixed = errors.New("a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds")
+	errOptimMixed = errors.New("a LoadOptimStateDict has broken off: the optimizers are not whole until a LoadOptimStateDict, Load or Import succeeds")
 )
 
 // A methodLock is held while a method of a model, or of an optimizer of its pieces, is at work: see enter.
@@ -233,32 +233,32 @@ type tolerance struct {
 // tolerances has the tolerance of each method. may checks for a refusal in the order of the fields
 // of tolerance. internal/accept/faults/testdata/life.txt lists the results.
 var tolerances = map[string]tolerance{
-	"Forward":        {held: true, unreduced: true, last: true, calls: true, draws: true},
-	"Backward":       {held: true, unreduced: true, last: true, calls: true},
-	"Eval":           {held: true, unreduced: true, last: true, calls: true, draws: true},
-	"ClipGradNorm":   {mixed: true, held: true, last: true},
-	"Unscale":        {mixed: true, held: true, last: true},
-	"GradNorms":      {mixed: true, held: true, last: true},
-	"FullGrads":      {mixed: true, held: true, last: true},
-	"SyncGrads":      {mixed: true, held: true, unreduced: true, last: true},
-	"Any":            {mixed: true, held: true, unreduced: true, last: true},
-	"Mean":           {mixed: true, held: true, unreduced: true, last: true},
-	"ParamNorms":     {mixed: true, held: true, unreduced: true, last: true, draws: true},
-	"AverageBuffers": {mixed: true, held: true, unreduced: true, last: true, draws: true},
-	"Full":           {mixed: true, held: true, unreduced: true, last: true, draws: true},
-	"Join":           {mixed: true, held: true, unreduced: true, last: true, draws: true},
-	"JoinCalls":      {mixed: true, held: true, unreduced: true, last: true, draws: true},
-	"SetFull":        {mixed: true, unreduced: true, last: true},
-	"FullState":      {held: true, unreduced: true, last: true, draws: true},
-	"FullOptimState": {held: true, unreduced: true, last: true},
-	"Export":         {held: true, unreduced: true, last: true, draws: true},
-	"Save":           {held: true, unreduced: true, last: true, draws: true},
-	"Load":           {mixed: true, unreduced: true, last: true},
-	"Import":         {mixed: true, unreduced: true, last: true},
-	"SetFullOptim":   {mixed: true, held: true, unreduced: true, last: true},
-	"Freeze":         {last: true, draws: true},
-	"Plan":           {broken: true, mixed: true, held: true, unreduced: true, last: true, calls: true},
-	"Step":           {broken: true},
+	"Forward":            {held: true, unreduced: true, last: true, calls: true, draws: true},
+	"Backward":           {held: true, unreduced: true, last: true, calls: true},
+	"Eval":               {held: true, unreduced: true, last: true, calls: true, draws: true},
+	"ClipGradNorm":       {mixed: true, held: true, last: true},
+	"Unscale":            {mixed: true, held: true, last: true},
+	"GradNorms":          {mixed: true, held: true, last: true},
+	"FullGrads":          {mixed: true, held: true, last: true},
+	"SyncGrads":          {mixed: true, held: true, unreduced: true, last: true},
+	"Any":                {mixed: true, held: true, unreduced: true, last: true},
+	"Mean":               {mixed: true, held: true, unreduced: true, last: true},
+	"ParamNorms":         {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"AverageBuffers":     {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"Summon":             {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"Join":               {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"JoinCalls":          {mixed: true, held: true, unreduced: true, last: true, draws: true},
+	"LoadStateDict":      {mixed: true, unreduced: true, last: true},
+	"StateDict":          {held: true, unreduced: true, last: true, draws: true},
+	"OptimStateDict":     {held: true, unreduced: true, last: true},
+	"Export":             {held: true, unreduced: true, last: true, draws: true},
+	"Save":               {held: true, unreduced: true, last: true, draws: true},
+	"Load":               {mixed: true, unreduced: true, last: true},
+	"Import":             {mixed: true, unreduced: true, last: true},
+	"LoadOptimStateDict": {mixed: true, held: true, unreduced: true, last: true},
+	"Freeze":             {last: true, draws: true},
+	"Plan":               {broken: true, mixed: true, held: true, unreduced: true, last: true, calls: true},
+	"Step":               {broken: true},
 }
 
 // may returns an error if a method cannot be called now. unreduced is the number of passes whose
@@ -340,7 +340,7 @@ func (l *life) settled(opt bool) {
 	}
 }
 
-// settledOpt records that the optimizers are whole again, and the parameters if only a SetFullOptim
+// settledOpt records that the optimizers are whole again, and the parameters if only a LoadOptimStateDict
 // had made them mixed.
 func (l *life) settledOpt() {
 	if errors.Is(l.mixed, errOptimMixed) {

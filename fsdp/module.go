@@ -49,7 +49,7 @@ type Param struct {
 	// Buffer says that this is no parameter but named state that is not trained, such as the
 	// running statistics of a norm. Every rank has its own, whole; Build may give it a new value
 	// with [Builder.Update]. It never travels, keeps the master type (see [Precision]), and is part of
-	// FullState.
+	// StateDict.
 	Buffer bool
 
 	parts []reflect.Type // of its module that have it: see Prefix

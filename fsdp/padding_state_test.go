@@ -38,12 +38,12 @@ func TestExportImport(t *testing.T) {
 						cfg.Precision, cfg.Poison, cfg.Seed = precision, true, 3
 						m := kit.Wrap(t, kit.StateModel, cfg)
 						fsdp.PoisonPadding(m)
-						before, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+						before, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
-						opt := kit.FiveUpdates(t, m.Shards(), fullNames(before, g.Rank()), kit.StateOptimizers[kind])
-						values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+						opt := kit.FiveUpdates(t, m.Params(), fullNames(before, g.Rank()), kit.StateOptimizers[kind])
+						values, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
-						full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+						full, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
 						own := path // of rank 0; that of the others does not matter
 						if g.Rank() > 0 {
@@ -55,7 +55,7 @@ func TestExportImport(t *testing.T) {
 						require.NoError(t, m.Export(ctx, own, to))
 						require.Equal(t, live, m.Memory().Live)
 						require.NoError(t, m.Import(ctx, path, from))
-						again, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+						again, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
 						for name := range again {
 							if name != "bn.mean" { // that of rank 0 now
@@ -76,13 +76,13 @@ func TestExportImport(t *testing.T) {
 					kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 						m := kit.Wrap(t, kit.StateModel, fsdp.Config{Group: g, Precision: precision, Seed: 99, WrapPolicy: fsdp.WrapEach()})
 						fsdp.PoisonPadding(m)
-						opt, err := kit.StateOptimizers[kind](m.Shards())
+						opt, err := kit.StateOptimizers[kind](m.Params())
 						require.NoError(t, err)
 						from := kit.FromGPT2()
 						from.Optimizer = opt
 						require.NoError(t, m.Import(ctx, path, from))
 						kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
-						got, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+						got, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
 						kit.RequireSameState(t, state, got)
 					})
@@ -194,9 +194,9 @@ func TestFullStateIsThatOfOneProcess(t *testing.T) {
 						}
 						m := kit.Wrap(t, kit.StateModel, cfg)
 						fsdp.PoisonPadding(m)
-						before, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+						before, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.NoError(t, err)
-						opt := kit.FiveUpdates(t, m.Shards(), fullNames(before, g.Rank()), kit.StateOptimizers[kind])
+						opt := kit.FiveUpdates(t, m.Params(), fullNames(before, g.Rank()), kit.StateOptimizers[kind])
 
 						alone := whole(before, frozen)
 						single := kit.FiveUpdates(t, alone, func(name string) string { return name }, kit.StateOptimizers[kind])
@@ -207,13 +207,13 @@ func TestFullStateIsThatOfOneProcess(t *testing.T) {
 						}
 
 						checkFull(t, ctx, g, m, opt, root, values, want)
-						next, err := kit.StateOptimizers[kind](m.Shards())
+						next, err := kit.StateOptimizers[kind](m.Params())
 						require.NoError(t, err)
 						var given *optim.FullState
 						if g.Rank() == root {
 							given = want
 						}
-						require.NoError(t, m.SetFullOptim(ctx, root, next, given, nil))
+						require.NoError(t, m.LoadOptimStateDict(ctx, root, next, given, nil))
 						checkFull(t, ctx, g, m, next, (root+1)%world, values, want)
 						require.NoError(t, m.Close())
 					})
@@ -232,22 +232,22 @@ func anySlice(v optim.Host) any {
 
 // checkFull collects values and state on all ranks and on one, and compares them.
 func checkFull(t require.TestingT, ctx context.Context, g comm.Group, m *fsdp.Sharded, opt optim.Optimizer, root int, values kit.Bits, want *optim.FullState) {
-	all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	all, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	kit.RequireSameBits(t, values, kit.BitsOf(all))
-	require.NoError(t, m.SetFull(ctx, root, map[int]kit.Params{root: all}[g.Rank()]), "what FullState returns, SetFull takes")
-	again, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	require.NoError(t, m.LoadStateDict(ctx, root, map[int]kit.Params{root: all}[g.Rank()]), "what StateDict returns, LoadStateDict takes")
+	again, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	kit.RequireSameBits(t, values, kit.BitsOf(again))
-	state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	kit.RequireSameState(t, want, state)
 	for _, p := range state.Params {
 		clear(p.Shape) // it is the caller's
 	}
-	one, err := m.FullState(ctx, &fsdp.StateDictOptions{Rank: root})
+	one, err := m.StateDict(ctx, &fsdp.StateDictOptions{Rank: root})
 	require.NoError(t, err)
-	state, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: root})
+	state, err = m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Rank: root})
 	require.NoError(t, err)
 	if g.Rank() != root {
 		require.Nil(t, one)

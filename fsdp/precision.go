@@ -14,7 +14,7 @@ import (
 // Precision says in which types a model computes and communicates. [BF16] suits most training in 16
 // bits. The rank that owns a parameter always keeps it, its gradient and the state of its optimizer
 // in the master type: Float64 if Compute is Float64, else Float32. The optimizer updates these
-// masters, and FullState and checkpoints hold them, so a checkpoint loads under any precision.
+// masters, and StateDict and checkpoints hold them, so a checkpoint loads under any precision.
 // Batches, results and losses are of the master type, too.
 //
 // Parameters that travel in fewer bits than Compute has are widened when they arrive. That saves

@@ -26,7 +26,7 @@ import (
 // Sharded is one rank's handle of a wrapped model. The methods that take a context are collective:
 // every rank of the group calls the same ones in the same order, except for passes inside
 // JoinCalls. A Sharded is for one goroutine at a time: a method that is called while another
-// goroutine is in a method returns an error. ZeroGrad, ScaleGrads, Hold and Shards return no error.
+// goroutine is in a method returns an error. ZeroGrad, ScaleGrads, Hold and Params return no error.
 // They do nothing then, and the next method returns the error.
 //
 // Errors that ranks find before a pass starts, such as a batch of the wrong shape, a token out of
@@ -58,7 +58,7 @@ type Sharded struct {
 	loops    []int // iterations of these, outer first
 	requests int   // collective calls so far, including calls on which ranks could not agree
 	forwards int   // training passes begun so far: keys dropout
-	lists    int   // calls of Shards so far
+	lists    int   // calls of Params so far
 }
 
 // An arrangement is the result of applying the configuration to the model. It does not change:
@@ -286,14 +286,14 @@ func (s *Sharded) String() string {
 // LogValue implements [slog.LogValuer]: it is String.
 func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s)) }
 
-// Shards returns the pieces of the trained parameters that this rank owns, with their gradients,
+// Params returns the pieces of the trained parameters that this rank owns, with their gradients,
 // for an optimizer. The memory is the model's: values may be written between passes, and both are
 // valid until Freeze or Close. A parameter of which this rank owns nothing has an empty piece,
 // after the others, so that all ranks can compare their optimizers. If optimizers differ between
 // ranks in kind, numbers, learning rate or steps, the next pass returns an error.
 //
 // Initial values are drawn at their first use, such as a Forward, and are NaN before. A program may
-// write values before that, and they stay. To read or scale initial values, call [Sharded.Full]
+// write values before that, and they stay. To read or scale initial values, call [Sharded.Summon]
 // first.
 //
 // A parameter that no Backward since ZeroGrad has reached has no gradient, and an optimizer does
@@ -301,14 +301,14 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 // passes inside NoSync are not in the shards until they are reduced. An optimizer refuses to step
 // before that, between a Forward and its Backward, and after Freeze and Close. On a rank with a
 // gradient that is NaN or infinite it also refuses, and changes nothing. Unless all ranks refuse,
-// the step is then applied in part: Forward, Eval, Save, Export, FullState, FullOptimState and
+// the step is then applied in part: Forward, Eval, Save, Export, StateDict, OptimStateDict and
 // Freeze return an error on every rank until a Load or Import. A ClipGradNorm before the Step finds
 // such a gradient on every rank.
 //
 // The state of an optimizer made of these pieces is in the same memory as the shards. It is counted
 // with them until Freeze or Close, even when the optimizer is no longer in use.
-func (s *Sharded) Shards() []optim.Param {
-	if !enterOrNote(s, "Shards") {
+func (s *Sharded) Params() []optim.Param {
+	if !enterOrNote(s, "Params") {
 		return nil
 	}
 	defer leave(s)
@@ -390,7 +390,7 @@ func zeroGrad(s *Sharded) {
 }
 
 // Close frees the memory of parameters, gradients and buffers. Collective methods return an error
-// afterwards. Do not use the result of Shards or step an optimizer made of it: the memory may be
+// afterwards. Do not use the result of Params or step an optimizer made of it: the memory may be
 // unmapped. Closing again does nothing.
 //
 // Close is not a collective. After a Forward without a Backward it waits for the gathers under way.

@@ -19,22 +19,22 @@ import (
 // everywhere as a root means all ranks.
 const everywhere = state.Everywhere
 
-// FullState returns the whole parameters and buffers by name: on rank 0 or another, or on all, see
+// StateDict returns the whole parameters and buffers by name: on rank 0 or another, or on all, see
 // [StateDictOptions]. The other ranks get nil and need no memory for it. The tensors belong to the
 // caller; a scalar is a tensor of shape (1).
 //
 // Parameters of units with separate groups differ from group to group. The first rank of each group
 // is part of their names: "experts.up@0", "experts.up@2". Buffers are this rank's.
-func (s *Sharded) FullState(ctx context.Context, opts *StateDictOptions) (map[string]*tensor.Dense, error) {
-	if err := enter(s, "FullState"); err != nil {
+func (s *Sharded) StateDict(ctx context.Context, opts *StateDictOptions) (map[string]*tensor.Dense, error) {
+	if err := enter(s, "StateDict"); err != nil {
 		return nil, err
 	}
 	defer leave(s)
 	o := opts.state(ctx)
 	if o.Err == nil && o.Into != nil {
-		o.Err = errors.New("StateDictOptions.Into is for FullOptimState")
+		o.Err = errors.New("StateDictOptions.Into is for OptimStateDict")
 	}
-	st := s.store(ranks.Ask{Call: "FullState", Detail: with("Rank", o.Root)}, s.may("FullState"))
+	st := s.store(ranks.Ask{Call: "StateDict", Detail: with("Rank", o.Root)}, s.may("StateDict"))
 	all := make(map[string]*tensor.Dense)
 	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.master(), all, (*state.Tensor).Name))
 	if err != nil || !here {
@@ -52,21 +52,21 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 	}
 }
 
-// FullOptimState returns the whole state of an optimizer of [Sharded.Shards] by parameter name, as
+// OptimStateDict returns the whole state of an optimizer of [Sharded.Params] by parameter name, as
 // one process would have it: on rank 0 or another, or on all, see [StateDictOptions]. Ranks that do
 // not get it return nil and need no memory for it. Every rank gives its optimizer. If
 // ranks that share a parameter keep different entries for it, or have made different numbers of
 // updates, it fails on all ranks, and the error names the parameter, the ranks and the counts.
 //
-// Names are the same as in [Sharded.FullState]. The result of a rank has the settings of its
+// Names are the same as in [Sharded.StateDict]. The result of a rank has the settings of its
 // optimizer. Its Extra is for the caller's values.
-func (s *Sharded) FullOptimState(ctx context.Context, opt optim.Optimizer, opts *StateDictOptions) (*optim.FullState, error) {
-	if err := enter(s, "FullOptimState"); err != nil {
+func (s *Sharded) OptimStateDict(ctx context.Context, opt optim.Optimizer, opts *StateDictOptions) (*optim.FullState, error) {
+	if err := enter(s, "OptimStateDict"); err != nil {
 		return nil, err
 	}
 	defer leave(s)
 	o := opts.state(ctx)
-	st := s.store(ranks.Ask{Call: "FullOptimState", Detail: with("Rank", o.Root)}, s.mayWith("FullOptimState", opt))
+	st := s.store(ranks.Ask{Call: "OptimStateDict", Detail: with("Rank", o.Root)}, s.mayWith("OptimStateDict", opt))
 	full, err := st.FullOptim(ctx, opt, o)
 	return full, st.end(err)
 }
@@ -100,23 +100,23 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 
 func paramOf(t *state.Tensor) string { return t.Param }
 
-// Full calls f with the whole values of the parameters and buffers of these names, or of all if
+// Summon calls f with the whole values of the parameters and buffers of these names, or of all if
 // there are none, on every rank. With WriteBack, the changes that f makes on that rank become the
-// values on all ranks; otherwise changes are lost. If f fails on any rank, Full fails on every rank
+// values on all ranks; otherwise changes are lost. If f fails on any rank, Summon fails on every rank
 // and changes nothing. f must not call collective methods of s. WriteBack discards a Forward that
 // waits for its Backward, and fails while a pass is put aside by Hold.
-func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...FullOption) error {
-	if err := enter(s, "Full"); err != nil {
+func (s *Sharded) Summon(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...SummonOption) error {
+	if err := enter(s, "Summon"); err != nil {
 		return err
 	}
 	defer leave(s)
-	o := fullOptions{root: everywhere}
+	o := summonOptions{root: everywhere}
 	for _, opt := range opts {
 		if opt != nil {
 			opt(&o)
 		}
 	}
-	err := s.may("Full")
+	err := s.may("Summon")
 	if err == nil {
 		err = known(s.layout, names)
 	}
@@ -131,7 +131,7 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 		}
 	}
 	all := make(map[string]*tensor.Dense)
-	r := ranks.Ask{Call: "Full", Detail: with("WriteBack", o.root), Schedule: state.Hash(names...)}
+	r := ranks.Ask{Call: "Summon", Detail: with("WriteBack", o.root), Schedule: state.Hash(names...)}
 	st := s.store(r, err)
 	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
 		return st.end(err)
@@ -149,32 +149,32 @@ func (s *Sharded) Full(ctx context.Context, names []string, f func(params map[st
 	return s.set(ctx, r, err, o.root, all)
 }
 
-// A FullOption changes Full.
-type FullOption func(*fullOptions)
+// A SummonOption changes Summon.
+type SummonOption func(*summonOptions)
 
-type fullOptions struct {
+type summonOptions struct {
 	root  int
 	write bool
 }
 
 // WriteBack copies the values that the rank has when the function returns to all ranks.
-func WriteBack(rank int) FullOption {
-	return func(o *fullOptions) { *o = fullOptions{root: rank, write: true} }
+func WriteBack(rank int) SummonOption {
+	return func(o *summonOptions) { *o = summonOptions{root: rank, write: true} }
 }
 
-// SetFull gives parameters and buffers the values that rank root has in params, such as weights
+// LoadStateDict gives parameters and buffers the values that rank root has in params, such as weights
 // that only that rank has loaded. It ignores params on other ranks. It works parameter by
 // parameter, so that only root needs memory for all. Names that the model does not have, other
 // shapes and other types are an error on every rank, and change nothing. Parameters that are
-// missing in params keep their value. Names are the same as in [Sharded.FullState], whose result it
+// missing in params keep their value. Names are the same as in [Sharded.StateDict], whose result it
 // takes. It discards a Forward that waits for its Backward, and fails while a pass is put aside by
 // Hold.
-func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tensor.Dense) error {
-	if err := enter(s, "SetFull"); err != nil {
+func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string]*tensor.Dense) error {
+	if err := enter(s, "LoadStateDict"); err != nil {
 		return err
 	}
 	defer leave(s)
-	err := s.set(ctx, ranks.Ask{Call: "SetFull", Detail: fromRank(root)}, nil, root, params)
+	err := s.set(ctx, ranks.Ask{Call: "LoadStateDict", Detail: fromRank(root)}, nil, root, params)
 	if err == nil {
 		s.life.updates.clear()
 	}
@@ -184,7 +184,7 @@ func (s *Sharded) SetFull(ctx context.Context, root int, params map[string]*tens
 // set agrees to r and gives the model root's params.
 func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
-		err = mayReplace(s, "SetFull", nil)
+		err = mayReplace(s, "LoadStateDict", nil)
 	}
 	st := s.store(r, err)
 	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.master(), list, params) }, func(name string) []byte {
@@ -228,13 +228,13 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 	}
 	name := slices.Min(slices.Collect(maps.Keys(left)))
 	if _, ok := l.Model.Index[name]; ok {
-		return fmt.Errorf("parameter %s belongs to a unit with a process group of its own: its values differ from rank to rank, and have the names of FullState", name)
+		return fmt.Errorf("parameter %s belongs to a unit with a process group of its own: its values differ from rank to rank, and have the names of StateDict", name)
 	}
 	return unknown(l, name)
 }
 
-// SetFullOptim gives the optimizers of all ranks the full state that rank root has; it ignores full
-// on other ranks. The state comes from [Sharded.FullOptimState] or from another program, made by
+// LoadOptimStateDict gives the optimizers of all ranks the full state that rank root has; it ignores full
+// on other ranks. The state comes from [Sharded.OptimStateDict] or from another program, made by
 // any number of ranks, in float32 or float64. It works tensor by tensor, so that ranks other than
 // root need memory for at most two.
 //
@@ -246,13 +246,13 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 // sent: the caller sends it to other ranks if they need it.
 //
 // If an optimizer refuses state that fits, which optimizers of package optim do not, the model is
-// unusable until a SetFullOptim, Load or Import succeeds.
-func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts *LoadOptions) error {
-	if err := enter(s, "SetFullOptim"); err != nil {
+// unusable until a LoadOptimStateDict, Load or Import succeeds.
+func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts *LoadOptions) error {
+	if err := enter(s, "LoadOptimStateDict"); err != nil {
 		return err
 	}
 	defer leave(s)
-	st := s.store(ranks.Ask{Call: "SetFullOptim", Detail: fromRank(root)}, s.mayWith("SetFullOptim", opt))
+	st := s.store(ranks.Ask{Call: "LoadOptimStateDict", Detail: fromRank(root)}, s.mayWith("LoadOptimStateDict", opt))
 	plan, err := st.PlanSetOptim(ctx, root, opt, full, opts.inMemory(ctx))
 	if err != nil {
 		return st.end(err)
@@ -260,7 +260,7 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 	defer plan.Close()
 	if err := st.end(plan.Run(ctx)); err != nil {
 		s.life.mixed = fmt.Errorf("%w: %w", errOptimMixed, err)
-		s.life.mixingOpt("a SetFullOptim", s.lists)
+		s.life.mixingOpt("a LoadOptimStateDict", s.lists)
 		return err
 	}
 	s.life.settledOpt()
@@ -280,7 +280,7 @@ func (s *Sharded) SetFullOptim(ctx context.Context, root int, opt optim.Optimize
 // Optimizer adds the state of an optimizer, with names such as "exp_avg:wte.weight", transposed as
 // its parameter is. Metadata adds text. MaxFileSize and ExtraFiles write more files: they replace
 // old files one after the other when all are on disk, the index last. Parameters of units with
-// separate groups are named as in [Sharded.FullState].
+// separate groups are named as in [Sharded.StateDict].
 //
 // Buffers are rank 0's. If they differ between ranks that is a warning, see AverageBuffers.
 // Replicas of parameters that have diverged are an error, as in [Sharded.Save].

@@ -39,7 +39,7 @@ func (o *SaveOptions) state(ctx context.Context) *state.Options {
 	})
 }
 
-// LoadOptions are options of [Sharded.Load] and [Sharded.SetFullOptim]. All ranks give the same
+// LoadOptions are options of [Sharded.Load] and [Sharded.LoadOptimStateDict]. All ranks give the same
 // ones.
 type LoadOptions struct {
 	// Rename returns the name that a parameter of the model has in the checkpoint or state, such as
@@ -183,21 +183,21 @@ func (o *ImportOptions) state(ctx context.Context) *state.Options {
 	})
 }
 
-// StateDictOptions are options of [Sharded.FullState] and [Sharded.FullOptimState]. All ranks give
+// StateDictOptions are options of [Sharded.StateDict] and [Sharded.OptimStateDict]. All ranks give
 // the same ones, except for Into.
 type StateDictOptions struct {
 	// Rank is the rank that gets the result. The other ranks get nil, and need no memory for it.
 	Rank int
 	// AllRanks gives the result to every rank, each of which needs the memory for it.
 	AllRanks bool
-	// Into, if set, gives FullOptimState the memory of an earlier result of this rank, which gets
+	// Into, if set, gives OptimStateDict the memory of an earlier result of this rank, which gets
 	// the new contents and is returned. Memory that has its pages is several times as fast as new
 	// memory. It may be nil, as at the first call, and on ranks that get no result. Tensors that it
 	// lacks get new memory. If it has other tensors, sizes or types, or shares memory with the
 	// optimizer, that is an error on every rank, and changes nothing. After any other error its
 	// contents are undefined.
 	//
-	//	full, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Into: full})
+	//	full, err = m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Into: full})
 	Into *optim.FullState
 }
 

@@ -23,7 +23,7 @@ func train(ctx context.Context, g comm.Group) (losses []float64, err error) {
 		return nil, err
 	}
 	defer m.Close()
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	if err != nil {
 		return nil, err
 	}

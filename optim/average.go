@@ -26,7 +26,7 @@ const emaName = "ema"
 // for example if it was loaded from state without averages, the averages begin with the current
 // values. So an average can leave out the beginning of a training.
 //
-//	opt, err := optim.AdamW{}.New(m.Shards())
+//	opt, err := optim.AdamW{}.New(m.Params())
 //	err = optim.EMA(opt, 0.999)
 //	… // training
 //	err = optim.Swap(opt)

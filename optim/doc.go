@@ -32,7 +32,7 @@
 // state written by 8 ranks loads on 3 ranks, or on one.
 //
 // A [FullState] is the state of all ranks as whole tensors by parameter name. Nothing in it depends
-// on the number of ranks. FullOptimState and SetFullOptim of package fsdp collect and distribute
+// on the number of ranks. OptimStateDict and LoadOptimStateDict of package fsdp collect and distribute
 // it. [FullState.Entries] lists it for Restore and Adopt of any rank of any number of ranks. Each
 // rank takes the entries that it needs:
 //

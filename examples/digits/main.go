@@ -67,7 +67,7 @@ func main() {
 		vit := &nn.ViT{Height: 8, Width: 8, Patch: 8, Channels: 1, Classes: 10, Layers: 2, Dim: 64, Heads: 4, Dropout: 0.2, Hidden: 128}
 		m := must(fsdp.Wrap(vit, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Layer{})}))
 		defer func() { check(m.Close()) }()
-		opt := must(optim.AdamW{WeightDecay: 0.05}.New(m.Shards()))
+		opt := must(optim.AdamW{WeightDecay: 0.05}.New(m.Params()))
 		learn, held := data.Split(data.Of(samples()), 360, 1)
 		batches := must(data.NewLoader(data.Shuffle(learn, 1, 20), collate, data.Config{Group: g, Batch: 64}))
 

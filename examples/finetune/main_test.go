@@ -73,7 +73,7 @@ func state(t *testing.T, dir string) (params map[string]*tensor.Dense, logits []
 		if logits, err = logitsOf(ctx, s); err != nil {
 			return err
 		}
-		params, err = s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		params, err = s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		return err
 	})
 	return params, logits
@@ -178,7 +178,7 @@ func TestAdapters(t *testing.T) {
 				if err := tuner.tune(ctx); err != nil {
 					return err
 				}
-				all, err := tuner.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				all, err := tuner.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				if err != nil {
 					return err
 				}
@@ -197,7 +197,7 @@ func TestAdapters(t *testing.T) {
 			require.ElementsMatch(t, keys(base), keys(merged), "a plain model")
 			var logits []float32
 			alone(t, withAdapters(models[name], c.lora), func(ctx context.Context, s *fsdp.Sharded) error {
-				if err := s.SetFull(ctx, 0, adapted); err != nil {
+				if err := s.LoadStateDict(ctx, 0, adapted); err != nil {
 					return err
 				}
 				logits, err = logitsOf(ctx, s)

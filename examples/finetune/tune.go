@@ -73,7 +73,7 @@ func newTuner(ctx context.Context, c config, text corpus, g comm.Group, out io.W
 	}
 	t := &tuner{config: c, corpus: text, Sharded: s, group: g, out: out, model: m}
 	if err = m.Load(ctx, s); err == nil {
-		t.opt, err = (optim.AdamW{}).New(s.Shards())
+		t.opt, err = (optim.AdamW{}).New(s.Params())
 	}
 	if err == nil {
 		t.learn, err = t.loader(t.train, data.Endless)

@@ -86,7 +86,7 @@ func sharded(ctx context.Context, g comm.Group, m *net, model fsdp.Model) (mean 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	opt, err := optim.SGD{}.New(s.Shards())
+	opt, err := optim.SGD{}.New(s.Params())
 	if err != nil {
 		return nil, err
 	}

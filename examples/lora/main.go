@@ -173,7 +173,7 @@ func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	if err := m.SetFull(ctx, 0, from); err != nil {
+	if err := m.LoadStateDict(ctx, 0, from); err != nil {
 		return nil, err
 	}
 	fmt.Fprintln(r.out, title)
@@ -185,7 +185,7 @@ func (r *rank) stage(ctx context.Context, title string, model fsdp.Model, frozen
 	if err := r.report(ctx, m, "after"); err != nil {
 		return nil, err
 	}
-	return m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	return m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 }
 
 // windows returns a loader of windows of a text in random order. held chooses the last twentieth of the
@@ -202,7 +202,7 @@ func (r *rank) windows(text []byte, held bool) (*data.Loader[[]byte], error) {
 
 // train trains m, each rank on its part of the batches.
 func (r *rank) train(ctx context.Context, m *fsdp.Sharded, t training) error {
-	opt, err := optim.AdamW{Rules: []optim.Rule{optim.NoDecay()}}.New(m.Shards())
+	opt, err := optim.AdamW{Rules: []optim.Rule{optim.NoDecay()}}.New(m.Params())
 	if err != nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (r *rank) footprint(ctx context.Context, frozen func(string) bool) (f footp
 		return f, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	if _, err := (optim.AdamW{}).New(m.Shards()); err != nil {
+	if _, err := (optim.AdamW{}).New(m.Params()); err != nil {
 		return f, err
 	}
 	row := tensor.New(tensor.WithShape(1, wide.Context), tensor.Of(tensor.Int))

@@ -161,7 +161,7 @@ func windows(text []byte, rank int, held bool) (*data.Loader[[]byte], error) {
 
 // train trains m on the text of a rank's own domain.
 func train(ctx context.Context, m *fsdp.Sharded, rank, steps int, text []byte) error {
-	opt, err := optim.AdamW{Rules: []optim.Rule{optim.NoDecay()}}.New(m.Shards())
+	opt, err := optim.AdamW{Rules: []optim.Rule{optim.NoDecay()}}.New(m.Params())
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func report(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer, d
 // compare prints what every rank has of the trunk and of experts, and checks which are equal.
 func compare(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer) error {
 	sums, total, own := [2]hash.Hash32{crc32.NewIEEE(), crc32.NewIEEE()}, 0, 0 // sums of trunk and experts
-	err := m.Full(ctx, nil, func(params map[string]*tensor.Dense) error {      // with the experts of this rank's domain
+	err := m.Summon(ctx, nil, func(params map[string]*tensor.Dense) error {    // with the experts of this rank's domain
 		for _, name := range slices.Sorted(maps.Keys(params)) {
 			part := 0
 			if isExpert(name) {
@@ -240,7 +240,7 @@ func compare(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		own += p.Value.Len()
 	}
 	mine := []int64{int64(own), int64(sums[0].Sum32()), int64(sums[1].Sum32())}

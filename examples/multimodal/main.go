@@ -119,7 +119,7 @@ func run(ctx context.Context, g comm.Group, epochs int, p fsdp.Precision) (losse
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	if err != nil {
 		return nil, err
 	}

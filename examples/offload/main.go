@@ -94,7 +94,7 @@ func train(ctx context.Context, model *nn.GPT, cfg fsdp.Config, batch []fsdp.Ten
 		err = cmp.Or(err, m.Close())
 		debug.FreeOSMemory() // for the next one to be measured
 	}()
-	opt, err := optim.AdamW{}.New(m.Shards())
+	opt, err := optim.AdamW{}.New(m.Params())
 	if err != nil {
 		return r, err
 	}

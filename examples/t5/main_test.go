@@ -64,7 +64,7 @@ func TestRun(t *testing.T) {
 		if err := r.write(ctx); err != nil {
 			return err
 		}
-		full, err := r.model.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		full, err := r.model.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		if g.Rank() == 0 {
 			weights = full
 		}
@@ -85,7 +85,7 @@ func TestRun(t *testing.T) {
 			r, err := newRank(ctx, g, small, handful(), &out)
 			require.NoError(t, err)
 			defer r.model.Close()
-			require.NoError(t, r.model.SetFull(ctx, 0, weights))
+			require.NoError(t, r.model.LoadStateDict(ctx, 0, weights))
 			mine := r.mine(r.data.held)
 			texts, err := r.comments(ctx, mine)
 			require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 
 // train goes through this rank's functions some times, and after each through those held out.
 func (r *rank) train(ctx context.Context) error {
-	opt, err := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}.New(r.model.Shards())
+	opt, err := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}.New(r.model.Params())
 	if err != nil {
 		return err
 	}

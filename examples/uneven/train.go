@@ -14,7 +14,7 @@ import (
 // train goes through each rank's share of the numbers some times, and after each through its share
 // of those held out.
 func (r *rank) train(ctx context.Context, heldOut, numbers []int, epochs int) error {
-	opt, err := optim.AdamW{Rules: []optim.Rule{optim.NoDecay()}}.New(r.model.Shards())
+	opt, err := optim.AdamW{Rules: []optim.Rule{optim.NoDecay()}}.New(r.model.Params())
 	if err != nil {
 		return err
 	}

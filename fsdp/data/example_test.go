@@ -23,7 +23,7 @@ func Example() {
 			return err
 		}
 		defer m.Close()
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		if err != nil {
 			return err
 		}

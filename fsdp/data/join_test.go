@@ -31,7 +31,7 @@ func TestSameTraining(t *testing.T) {
 				fsdp.Config{Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, Seed: 3})
 			require.NoError(t, err)
 			defer m.Close()
-			opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+			opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 			require.NoError(t, err)
 			c := c
 			c.Group = g
@@ -59,7 +59,7 @@ func TestSameTraining(t *testing.T) {
 					require.NoError(t, m.Save(ctx, dir, opt, &fsdp.SaveOptions{Extra: map[string]any{"data": loader.Position()}}))
 				}
 			}
-			state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			lock.Lock()
 			defer lock.Unlock()

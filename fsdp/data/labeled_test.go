@@ -99,7 +99,7 @@ func TestLabeledTraining(t *testing.T) {
 				fsdp.Config{Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, Seed: 3})
 			require.NoError(t, err)
 			defer m.Close()
-			opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+			opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 			require.NoError(t, err)
 			loader, err := data.NewLoader(src, data.TokensAndLabels(nil), data.Config{Group: g, Batch: 6, Micro: micro})
 			require.NoError(t, err)
@@ -113,7 +113,7 @@ func TestLabeledTraining(t *testing.T) {
 					m.ZeroGrad()
 				}
 			}
-			state, err := m.FullState(ctx, nil)
+			state, err := m.StateDict(ctx, nil)
 			require.NoError(t, err)
 			lock.Lock()
 			defer lock.Unlock()

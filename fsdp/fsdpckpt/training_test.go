@@ -72,7 +72,7 @@ func wrapped(t *testing.T, ctx context.Context, g comm.Group, m fsdp.Model, expe
 	}
 	s, err := fsdp.Wrap(m, cfg)
 	require.NoError(t, err)
-	opt, err := optim.AdamW{}.New(s.Shards())
+	opt, err := optim.AdamW{}.New(s.Params())
 	require.NoError(t, err)
 	return s, opt
 }
@@ -113,10 +113,10 @@ func requireSameBytes(t *testing.T, want, got map[string][]byte) {
 
 // state is all that a Load brings back: values and the optimizer's state, by name.
 func state(t *testing.T, ctx context.Context, s *fsdp.Sharded, opt optim.Optimizer) map[string][]byte {
-	full, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	full, err := s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	all := bits(full)
-	o, err := s.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+	o, err := s.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for _, e := range o.Entries() {
 		all[e.Name+":"+e.Param] = append(littleEndian(e.Data.(optim.Host).F32), byte(e.Steps), byte(o.Steps))
@@ -124,7 +124,7 @@ func state(t *testing.T, ctx context.Context, s *fsdp.Sharded, opt optim.Optimiz
 	return all
 }
 
-// TestTrainedGPT trains on 3 ranks, saves and merges. The merged file has the values of FullState and
+// TestTrainedGPT trains on 3 ranks, saves and merges. The merged file has the values of StateDict and
 // of Export, and Import reads it.
 func TestTrainedGPT(t *testing.T) {
 	dir := t.TempDir()
@@ -135,7 +135,7 @@ func TestTrainedGPT(t *testing.T) {
 		train(t, ctx, s, opt, g.Rank(), 3)
 		require.NoError(t, s.Save(ctx, ckpt, opt, &fsdp.SaveOptions{Extra: map[string]any{"epoch": 7}}))
 		require.NoError(t, s.Export(ctx, exported, &fsdp.ExportOptions{Optimizer: opt}))
-		full, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		full, err := s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		all := state(t, ctx, s, opt)
 		if g.Rank() == 0 {

@@ -49,7 +49,7 @@ func wrap(t *testing.T, g comm.Group, m model, c fsdp.Config) *fsdp.Sharded {
 	c.Group, c.WrapPolicy, c.Seed = g, fsdp.WrapEach(), 3
 	s, err := fsdp.Wrap(m, c)
 	require.NoError(t, err)
-	require.NoError(t, s.Full(t.Context(), nil, func(params map[string]*tensor.Dense) error {
+	require.NoError(t, s.Summon(t.Context(), nil, func(params map[string]*tensor.Dense) error {
 		for _, p := range params {
 			if x, is := p.Data().([]float64); is && p.Dims() == 2 {
 				for i := range x {
@@ -503,7 +503,7 @@ func TestNoProbabilities(t *testing.T) {
 			require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
 				m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
 				defer m.Close()
-				for _, p := range m.Shards() {
+				for _, p := range m.Params() {
 					if p.Name == "head.weight" {
 						for i := range p.Value.(optim.Host).F64 {
 							p.Value.(optim.Host).F64[i] = value

@@ -133,7 +133,7 @@ func TestCopiesViews(t *testing.T) {
 		model, err := graph.Model(G.Must(G.Sum(G.Must(G.Mul(x, w)))), G.Nodes{x}, G.Nodes{w})
 		require.NoError(t, err)
 		s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
-		state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+		state, err := s.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		require.Equal(t, v.Materialize().Data(), state["w.w"].Data())
 		require.NoError(t, s.Close())

@@ -39,12 +39,12 @@ func Example() {
 			return err
 		}
 		defer s.Close()
-		opt, err := optim.SGD{}.New(s.Shards())
+		opt, err := optim.SGD{}.New(s.Params())
 		if err != nil {
 			return err
 		}
 		if group.Rank() == 0 {
-			for _, p := range s.Shards() {
+			for _, p := range s.Params() {
 				fmt.Println(p.Name, p.Shape)
 			}
 		}

@@ -55,7 +55,7 @@ func digits(dt tensor.Dtype, drop bool) *net {
 // falls trains the model on one batch and requires its loss to fall to a part of what it was.
 func falls(t *testing.T, model fsdp.Model, batch []fsdp.Tensor, rate, part float64) {
 	s := wrap(t, model, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
-	opt, err := optim.SGD{}.New(s.Shards())
+	opt, err := optim.SGD{}.New(s.Params())
 	require.NoError(t, err)
 	first, last := 0.0, 0.0
 	for i := range 60 {
@@ -238,7 +238,7 @@ func TestAutoencoderExample(t *testing.T) {
 			model, first, last := m.model(t), make([]float64, ranks), make([]float64, ranks)
 			onRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 				s := wrap(t, model, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{Compute: fsdp.Float64}})
-				opt, err := optim.SGD{}.New(s.Shards())
+				opt, err := optim.SGD{}.New(s.Params())
 				require.NoError(t, err)
 				for i := range 60 {
 					loss, err := s.Forward(ctx, m.pixels(0, g.Rank())...)
@@ -251,7 +251,7 @@ func TestAutoencoderExample(t *testing.T) {
 						first[g.Rank()] = loss
 					}
 				}
-				full, err := s.FullState(ctx, nil)
+				full, err := s.StateDict(ctx, nil)
 				require.NoError(t, err)
 				for name, v := range full { // nil but on rank 0
 					trained[name[strings.LastIndex(name, ".")+1:]] = v

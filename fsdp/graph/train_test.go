@@ -367,7 +367,7 @@ func train(t *testing.T, m *net, model fsdp.Model, ranks, steps int, rate float6
 		cfg := cfg
 		cfg.Group = g
 		s := wrap(t, model, cfg)
-		opt, err := optim.SGD{}.New(s.Shards())
+		opt, err := optim.SGD{}.New(s.Params())
 		require.NoError(t, err)
 		for step := range steps {
 			loss, err := s.Forward(ctx, m.batch(step, g.Rank())...)

@@ -27,7 +27,7 @@ func TestModel(t *testing.T) {
 			return err
 		}
 		defer m.Close()
-		if _, err := (optim.AdamW{}).New(m.Shards()); err != nil {
+		if _, err := (optim.AdamW{}).New(m.Params()); err != nil {
 			return err
 		}
 		tokens := tensor.New(tensor.WithShape(1, length), tensor.Of(tensor.Int))

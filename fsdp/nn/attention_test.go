@@ -205,17 +205,17 @@ func TestAttentionForms(t *testing.T) {
 			in := inputsOf(m, 0, 1)
 			in = in[:len(in)-1]
 			plain := wrap(t, calling(&m, len(in)))
-			state, err := plain.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+			state, err := plain.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			require.InDeltaSlice(t, (&formula{Attention: m, params: state}).evaluate(in), eval(t, plain, in...), 1e-12)
 
 			adapted := m
 			adapted.LoRA = nn.LoRA{Rank: 2, Alpha: 3}
 			tuned := wrap(t, calling(&adapted, len(in)))
-			state, err = tuned.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+			state, err = tuned.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			require.NoError(t, adapted.LoRA.Merge(state))
-			require.NoError(t, plain.SetFull(t.Context(), 0, state))
+			require.NoError(t, plain.LoadStateDict(t.Context(), 0, state))
 			require.InDeltaSlice(t, eval(t, tuned, in...), eval(t, plain, in...), 1e-12)
 		})
 	}
@@ -264,7 +264,7 @@ func TestAttentionGradients(t *testing.T) {
 			m.LoRA.Rank = 1
 			alone := wrap(t, attending(m))
 			checkGradients(t, alone, inputsOf(m, 0, 1)...)
-			state, err := alone.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+			state, err := alone.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			want, err := alone.FullGrads(t.Context())
 			require.NoError(t, err)
@@ -277,7 +277,7 @@ func TestAttentionGradients(t *testing.T) {
 						return err
 					}
 					defer s.Close()
-					if err := s.SetFull(ctx, 0, state); err != nil {
+					if err := s.LoadStateDict(ctx, 0, state); err != nil {
 						return err
 					}
 					if _, err := s.Forward(ctx, inputsOf(m, g.Rank(), ranks)...); err != nil {
@@ -317,7 +317,7 @@ func single(v *tensor.Dense) *tensor.Dense {
 func TestAttentionPrecisions(t *testing.T) {
 	for name, m := range attentions {
 		t.Run(name, func(t *testing.T) {
-			state, err := wrap(t, attending(m)).FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+			state, err := wrap(t, attending(m)).StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			run := func(compute fsdp.DType, threads int) (loss float64, grads map[string]*tensor.Dense) {
 				s, err := fsdp.Wrap(attending(m), fsdp.Config{Precision: fsdp.Precision{Compute: compute}, Threads: threads, Poison: true})
@@ -332,7 +332,7 @@ func TestAttentionPrecisions(t *testing.T) {
 						batch[i] = single(v.(*tensor.Dense))
 					}
 				}
-				require.NoError(t, s.SetFull(t.Context(), 0, params))
+				require.NoError(t, s.LoadStateDict(t.Context(), 0, params))
 				loss, err = s.Forward(t.Context(), batch...)
 				require.NoError(t, err)
 				require.NoError(t, s.Backward(t.Context()))

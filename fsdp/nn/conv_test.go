@@ -40,7 +40,7 @@ func TestImagesInBFloat16(t *testing.T) {
 	loss := func(cfg fsdp.Config) (first, last float64) {
 		s, err := fsdp.Wrap(model(images), cfg)
 		require.NoError(t, err)
-		opt, err := optim.AdamW{}.New(s.Shards())
+		opt, err := optim.AdamW{}.New(s.Params())
 		require.NoError(t, err)
 		x := tensor.New(tensor.WithShape(2, 2, 6, 6), tensor.Of(tensor.Float32))
 		for i, v := range floats(2, 2, 6, 6).Float64s() {

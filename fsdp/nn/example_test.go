@@ -64,7 +64,7 @@ func Example() {
 	if err := m.Backward(ctx); err != nil {
 		log.Fatal(err)
 	}
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		fmt.Println(p.Name, p.Shape)
 	}
 	fmt.Printf("loss %.1f\n", loss)

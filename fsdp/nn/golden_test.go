@@ -169,14 +169,14 @@ func (g golden) loss(t *testing.T, p fsdp.Precision, weights, file numbers) floa
 	s, err := fsdp.Wrap(g.model, fsdp.Config{Precision: p, Poison: true})
 	require.NoError(t, err)
 	defer s.Close()
-	state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	state, err := s.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for name, v := range weights.of(t, g, "", state) {
 		for i, x := range v.Float64s() {
 			state[name].Float32s()[i] = float32(x)
 		}
 	}
-	require.NoError(t, s.SetFull(t.Context(), 0, state))
+	require.NoError(t, s.LoadStateDict(t.Context(), 0, state))
 	batch := file.batch(0, 1)
 	for i, b := range batch {
 		if v := b.(*tensor.Dense); v.Dtype() == tensor.Float64 { // images
@@ -200,11 +200,11 @@ func (g golden) train(t *testing.T, ctx context.Context, cfg fsdp.Config, weight
 		return err
 	}
 	defer s.Close()
-	like, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	like, err := s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	if err != nil {
 		return err
 	}
-	if err := s.SetFull(ctx, 0, weights.of(t, g, "", like)); err != nil {
+	if err := s.LoadStateDict(ctx, 0, weights.of(t, g, "", like)); err != nil {
 		return err
 	}
 	rank, ranks := cfg.Group.Rank(), cfg.Group.Size()
@@ -218,7 +218,7 @@ func (g golden) train(t *testing.T, ctx context.Context, cfg fsdp.Config, weight
 	if err := near("logits", logits[rank*n:(rank+1)*n], out[1].Data().([]float64)); err != nil {
 		return err
 	}
-	opt, err := optim.AdamW{Beta1: 0.9, Beta2: 0.99, Eps: 1e-6, WeightDecay: 0.1}.New(s.Shards())
+	opt, err := optim.AdamW{Beta1: 0.9, Beta2: 0.99, Eps: 1e-6, WeightDecay: 0.1}.New(s.Params())
 	if err != nil {
 		return err
 	}
@@ -253,7 +253,7 @@ func (g golden) train(t *testing.T, ctx context.Context, cfg fsdp.Config, weight
 	if err := near("losses", file["losses"].Float64s(), losses); err != nil {
 		return err
 	}
-	stepped, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	stepped, err := s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	return errors.Join(err, allNear("parameters", file.of(t, g, "stepped.", like), stepped))
 }
 

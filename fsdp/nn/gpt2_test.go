@@ -124,11 +124,11 @@ func TestGPT2Prefix(t *testing.T) {
 		if err := s.Export(ctx, path, nn.ToGPT2(prefix)); err != nil {
 			return err
 		}
-		was, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		was, err := s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		if err != nil {
 			return err
 		}
-		for _, p := range s.Shards() {
+		for _, p := range s.Params() {
 			if err := p.Value.Zero(); err != nil {
 				return err
 			}
@@ -136,7 +136,7 @@ func TestGPT2Prefix(t *testing.T) {
 		if err := s.Import(ctx, path, nn.FromGPT2(prefix)); err != nil {
 			return err
 		}
-		is, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		is, err := s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		for name, v := range was {
 			if !slices.Equal(v.Float32s(), is[name].Float32s()) {
 				return fmt.Errorf("%s has changed", name)

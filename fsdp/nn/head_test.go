@@ -18,7 +18,7 @@ func gradients(t *testing.T, s *fsdp.Sharded, batch []fsdp.Tensor) (loss float64
 	require.NoError(t, err)
 	require.NoError(t, s.Backward(t.Context()))
 	grads = make(map[string][]float64)
-	for _, p := range s.Shards() {
+	for _, p := range s.Params() {
 		grads[p.Name] = make([]float64, p.Grad.Len())
 		require.NoError(t, p.Grad.Read(optim.Host{F64: grads[p.Name]}))
 	}

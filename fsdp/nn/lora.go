@@ -30,7 +30,7 @@ import (
 //	model := &nn.GPT{…, LoRA: nn.LoRA{Rank: 8, Alpha: 16}}
 //	base := func(name string) bool { return !nn.IsAdapter(name) }
 //	m, err := fsdp.Wrap(model, fsdp.Config{Frozen: base})
-//	err = m.SetFull(ctx, 0, pretrained)
+//	err = m.LoadStateDict(ctx, 0, pretrained)
 //
 // The zero value is no adapter.
 type LoRA struct {

@@ -54,8 +54,8 @@ func adapted(t *testing.T, base map[string]*tensor.Dense, l nn.LoRA, batch []fsd
 		Precision: fsdp.Precision{Compute: fsdp.Float64}, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Frozen: notAdapter, Poison: true,
 	})
 	require.NoError(t, err)
-	require.NoError(t, s.SetFull(t.Context(), 0, base))
-	opt, err := optim.SGD{}.New(s.Shards())
+	require.NoError(t, s.LoadStateDict(t.Context(), 0, base))
+	opt, err := optim.SGD{}.New(s.Params())
 	require.NoError(t, err)
 	for range 3 {
 		_, err := s.Forward(t.Context(), batch...)
@@ -74,22 +74,22 @@ func TestLoRAOfGPT(t *testing.T) {
 	lora := nn.LoRA{Rank: 3, Alpha: 4}
 	batch := []fsdp.Tensor{ints([]int{2, 4}, 0, 1, 2, 3, 4, 5, 6, 0), ints([]int{2, 4}, 1, 2, 3, 4, 5, 6, 0, 1)}
 	plain := wrap(t, gpt(nn.LoRA{}))
-	base, err := plain.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	base, err := plain.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 
 	fresh := wrap(t, gpt(lora))
-	for _, p := range fresh.Shards() {
+	for _, p := range fresh.Params() {
 		if nn.IsAdapter(p.Name) {
 			require.NoError(t, p.Value.Zero()) // wrap has drawn lora_b, too
 		}
 	}
-	require.NoError(t, fresh.SetFull(t.Context(), 0, base))
+	require.NoError(t, fresh.LoadStateDict(t.Context(), 0, base))
 	require.Equal(t, eval(t, plain, batch...), eval(t, fresh, batch...))
 
 	tuned := adapted(t, base, lora, batch)
 	require.Less(t, eval(t, tuned, batch...)[0], eval(t, plain, batch...)[0])
 	checkGradients(t, tuned, batch...)
-	all, err := tuned.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	all, err := tuned.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	adapters := 0
 	for name, v := range all {
@@ -108,7 +108,7 @@ func TestLoRAOfGPT(t *testing.T) {
 	require.NoError(t, lora.Merge(all))
 	require.ElementsMatch(t, slices.Collect(maps.Keys(base)), slices.Collect(maps.Keys(all)))
 	want := eval(t, tuned, batch...)
-	require.NoError(t, plain.SetFull(t.Context(), 0, all))
+	require.NoError(t, plain.LoadStateDict(t.Context(), 0, all))
 	require.InDeltaSlice(t, want, eval(t, plain, batch...), 1e-12)
 }
 
@@ -119,7 +119,7 @@ func TestLoRAMemory(t *testing.T) {
 	plan := func(m *nn.GPT, frozen func(string) bool) *fsdp.Plan {
 		s, err := fsdp.Wrap(m, fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Frozen: frozen})
 		require.NoError(t, err)
-		_, err = optim.AdamW{}.New(s.Shards())
+		_, err = optim.AdamW{}.New(s.Params())
 		require.NoError(t, err)
 		p, err := s.Plan(tokens, tokens)
 		require.NoError(t, err)
@@ -195,7 +195,7 @@ func TestLoRAOfModels(t *testing.T) {
 			Precision: fsdp.Precision{Compute: fsdp.Float64}, Frozen: notAdapter, Poison: true,
 		})
 		require.NoError(t, err)
-		opt, err := optim.SGD{}.New(adapted.Shards())
+		opt, err := optim.SGD{}.New(adapted.Params())
 		require.NoError(t, err)
 		for range 3 {
 			_, err = adapted.Forward(t.Context(), c.batch...)
@@ -204,7 +204,7 @@ func TestLoRAOfModels(t *testing.T) {
 			require.NoError(t, opt.Step(0.5))
 			adapted.ZeroGrad()
 		}
-		state, err := adapted.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+		state, err := adapted.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		for name, v := range state {
 			if nn.IsAdapter(name) {
@@ -213,7 +213,7 @@ func TestLoRAOfModels(t *testing.T) {
 		}
 		require.NoError(t, lora.Merge(state))
 		plain := wrap(t, c.model(nn.LoRA{}))
-		require.NoError(t, plain.SetFull(t.Context(), 0, state))
+		require.NoError(t, plain.LoadStateDict(t.Context(), 0, state))
 		require.InDeltaSlice(t, eval(t, adapted, c.batch...), eval(t, plain, c.batch...), 1e-12, name)
 	}
 }

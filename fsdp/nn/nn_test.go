@@ -39,7 +39,7 @@ func calling(m fsdp.Module, n int) model {
 func wrap(t *testing.T, m fsdp.Model) *fsdp.Sharded {
 	s, err := fsdp.Wrap(m, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}, Poison: true})
 	require.NoError(t, err)
-	for _, p := range s.Shards() {
+	for _, p := range s.Params() {
 		values := make([]float64, p.Value.Len())
 		for i := range values {
 			h := fnv.New32a()
@@ -53,7 +53,7 @@ func wrap(t *testing.T, m fsdp.Model) *fsdp.Sharded {
 
 // set gives a parameter its values.
 func set(t *testing.T, s *fsdp.Sharded, name string, values ...float64) {
-	for _, p := range s.Shards() {
+	for _, p := range s.Params() {
 		if p.Name == name {
 			require.NoError(t, p.Value.Write(optim.Host{F64: values[p.Offset:]}))
 		}
@@ -167,7 +167,7 @@ func TestCommentListsModules(t *testing.T) {
 func gptNames(t *testing.T, m *nn.GPT) (list []string) {
 	s, err := fsdp.Wrap(m, fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 	require.NoError(t, err)
-	state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	state, err := s.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for name, v := range state {
 		list = append(list, fmt.Sprint(name, v.Shape()))

@@ -29,7 +29,7 @@ func checkGradients(t *testing.T, s *fsdp.Sharded, batch ...fsdp.Tensor) {
 	grads, err := s.FullGrads(t.Context())
 	require.NoError(t, err)
 	require.NotEmpty(t, grads)
-	for _, p := range s.Shards() {
+	for _, p := range s.Params() {
 		g, trained := grads[p.Name]
 		if !trained {
 			continue
@@ -51,7 +51,7 @@ func checkGradients(t *testing.T, s *fsdp.Sharded, batch ...fsdp.Tensor) {
 
 // state returns the values of one parameter or buffer.
 func state(t *testing.T, s *fsdp.Sharded, name string) []float64 {
-	all, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	all, err := s.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	require.Contains(t, all, name)
 	return all[name].Float64s()
@@ -150,7 +150,7 @@ func TestBatchNormEvaluation(t *testing.T) {
 	s := wrap(t, calling(&nn.BatchNorm{Dim: 2, Eps: 0.5}, 1))
 	set(t, s, "m.weight", 3, 4)
 	set(t, s, "m.bias", 5, 6)
-	require.NoError(t, s.SetFull(t.Context(), 0, map[string]*tensor.Dense{
+	require.NoError(t, s.LoadStateDict(t.Context(), 0, map[string]*tensor.Dense{
 		"m.running_mean": vector(1, -1), "m.running_var": vector(1.5, 8.5),
 	}))
 	x := tensor.New(tensor.WithShape(1, 2), tensor.WithBacking([]float64{2, 2}))
@@ -185,7 +185,7 @@ func TestBatchNormOnRanks(t *testing.T) {
 			return err
 		}
 		defer s.Close()
-		err = s.SetFull(ctx, 0, map[string]*tensor.Dense{"fc.weight": tensor.New(tensor.WithShape(3, 3), tensor.WithBacking([]float64{1, 0, 0, 0, 1, 0, 0, 0, 1}))})
+		err = s.LoadStateDict(ctx, 0, map[string]*tensor.Dense{"fc.weight": tensor.New(tensor.WithShape(3, 3), tensor.WithBacking([]float64{1, 0, 0, 0, 1, 0, 0, 0, 1}))})
 		if err != nil {
 			return err
 		}

@@ -31,9 +31,9 @@ func TestBlockIsItsParts(t *testing.T) {
 			return t.Call("add2", &nn.Add{}, x, t.Call("mlp", mlp, t.Call("ln2", &nn.LayerNorm{Dim: 8, Eps: block.Eps}, x)))
 		})
 		whole, split := wrap(t, calling(&block, 1)), wrap(t, parts)
-		state, err := whole.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+		state, err := whole.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
-		for _, p := range split.Shards() {
+		for _, p := range split.Params() {
 			name := strings.TrimPrefix(strings.TrimPrefix(p.Name, "attn."), "mlp.")
 			require.Contains(t, state, "m."+name)
 			require.NoError(t, p.Value.Write(optim.Host{F64: state["m."+name].Float64s()[p.Offset:]}))
@@ -89,7 +89,7 @@ func TestGatedMLP(t *testing.T) {
 		}
 	}
 	adapted := wrap(t, calling(&nn.MLP{Dim: 2, Hidden: 1, Act: nn.SiLU, Gated: true, NoBias: true, LoRA: nn.LoRA{Rank: 1}}, 1))
-	for _, p := range adapted.Shards() {
+	for _, p := range adapted.Params() {
 		if p.Name == "m.fc.lora_b" {
 			require.Equal(t, 2, p.Value.Len())
 		}
@@ -114,7 +114,7 @@ func TestTiedLinear(t *testing.T) {
 		x := t.Call("wte", &nn.Embedding{Rows: 3, Dim: 2}, in[0])
 		return t.Call("head", &nn.Linear{In: 2, Out: 3, NoBias: true, Tied: "wte.weight"}, x)
 	}))
-	require.Len(t, s.Shards(), 1)
+	require.Len(t, s.Params(), 1)
 	set(t, s, "wte.weight", 1, 2, 3, 4, 5, 6)
 	require.Equal(t, []float64{11, 25, 39}, eval(t, s, ints([]int{1}, 1)))
 }
@@ -206,7 +206,7 @@ func TestInitialValues(t *testing.T) {
 	m := &nn.GPT{Vocab: 64, Context: 64, Layers: layers, Dim: 64, Heads: 2}
 	s, err := fsdp.Wrap(m, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}, Seed: 1})
 	require.NoError(t, err)
-	state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	state, err := s.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for name, v := range state {
 		mean, std := spread(v.Float64s())
@@ -228,7 +228,7 @@ func TestInitialValues(t *testing.T) {
 	}
 	own, err := fsdp.Wrap(calling(&nn.Attention{Dim: 64, Heads: 2, Std: 0.5}, 1), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	require.NoError(t, err)
-	state, err = own.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	state, err = own.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for _, name := range []string{"m.qkv.weight", "m.proj.weight"} {
 		_, std := spread(state[name].Float64s())

@@ -82,7 +82,7 @@ func Example() {
 			return err
 		}
 		defer m.Close()
-		opt, err := optim.SGD{}.New(m.Shards())
+		opt, err := optim.SGD{}.New(m.Params())
 		if err != nil {
 			return err
 		}

@@ -210,7 +210,7 @@ func (r *recorder) rank(ctx context.Context, g comm.Group, cfg fsdp.Config, s su
 	if err != nil {
 		return err
 	}
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@
 // shards of a model between its passes, without a wait of the host:
 //
 //	model, err := fsdp.Wrap(m, fsdp.Config{Group: boot, Device: &gpu.Device{Device: dev}}) // of package fsdp/gpu
-//	for _, p := range model.Shards() {
+//	for _, p := range model.Params() {
 //		ptr, stream, err := cuadapter.Vec(p.Grad)
 //		err = kernel.Launch(…, stream, …)                           // on p.Grad.Len() elements
 //	}

@@ -196,7 +196,7 @@ func (s *Store) differences(ctx context.Context, list []Tensor, suspects []int, 
 	}
 	return fmt.Errorf("replicas have diverged: %s; nothing was written, and earlier files are kept: "+
 		"the memory of a rank is damaged, or ranks have different processors or settings; load the last checkpoint, or give all "+
-		"ranks the values of one by SetFull and SetFullOptim; units of FullShard have no replicas", first)
+		"ranks the values of one by LoadStateDict and LoadOptimStateDict; units of FullShard have no replicas", first)
 }
 
 // difference describes which ranks have which copies of a tensor.

@@ -6,8 +6,8 @@
 //	Piece       this rank's part of a tensor: an interval of elements, and their memory
 //	inventory   the entries that the optimizers of all ranks keep, merged on rank 0
 //	matching    whether a file, checkpoint or full state fits, and the meaning of the options
-//	collector   ranks to one rank, or to all: FullState, FullOptimState, Export, Full, Freeze
-//	spread      one rank to all: SetFull, SetFullOptim
+//	collector   ranks to one rank, or to all: StateDict, OptimStateDict, Export, Full, Freeze
+//	spread      one rank to all: LoadStateDict, LoadOptimStateDict
 //	filling     a file, or several, to the ranks, each reading its parts: Load, Import
 //	writer      the ranks to a checkpoint, each writing its parts: Save, SaveAsync
 //

@@ -12,7 +12,7 @@ import (
 )
 
 // A state must fit the model and its optimizer. The rules are the same for every state: a
-// checkpoint for Load, a file for Import, the full state of an optimizer for SetFullOptim.
+// checkpoint for Load, a file for Import, the full state of an optimizer for LoadOptimStateDict.
 //
 //	names         are the state's: the model's after Rename, "exp_avg:wte.weight" for an
 //	              entry of an optimizer, "experts.up@2" if ranks differ

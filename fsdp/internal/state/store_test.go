@@ -135,7 +135,7 @@ func TestMovers(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, set.Run(ctx))
 			set.Close()
-			s.require("SetFull and SetFullOptim")
+			s.require("LoadStateDict and LoadOptimStateDict")
 
 			to := newStocked(t, g, cutLayout(t, layout.Whole, 3, g.Rank(), shapes...), out)
 			m, err := s.PlanMove(ctx, s.opt)

@@ -25,7 +25,7 @@ type Tensor struct {
 // Len returns the number of elements of the whole.
 func (t *Tensor) Len() int { return shard.Param{Shape: t.Shape}.Len() }
 
-// Parameter returns the name of the parameter that the tensor is about, as FullState has it.
+// Parameter returns the name of the parameter that the tensor is about, as StateDict has it.
 func (t *Tensor) Parameter() string {
 	return checkpoint.Key{Param: t.Param, Owner: t.Owner}.Name()
 }
@@ -124,7 +124,7 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 		}
 		at := owned[p] - 1
 		if at < 0 || list[at].Offset != e.Offset || list[at].Vec.Len() != e.Data.Len() {
-			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which is not what this rank has of it: make it of Sharded.Shards as they are",
+			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which is not what this rank has of it: make it of Sharded.Params as they are",
 				e.Offset, e.Offset+e.Data.Len(), e.Param)
 		}
 		piece := Piece{Tensor: list[at].Tensor, Offset: e.Offset, Vec: e.Data}

@@ -314,7 +314,7 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsd
 	defer phase.Begin("hf: saving the weights to "+dir, 0).End()
 	for name := range m.adapters() {
 		up := name + loraB
-		err := s.Full(ctx, []string{up}, func(params map[string]*tensor.Dense) error {
+		err := s.Summon(ctx, []string{up}, func(params map[string]*tensor.Dense) error {
 			if !zero(params[up]) {
 				return fmt.Errorf("hf: the adapter of %s has trained: call Merge first, which adds it to the weight", name)
 			}
@@ -394,7 +394,7 @@ func (m *Model) keysNow() (map[string]any, error) {
 func (m *Model) Merge(ctx context.Context, s *fsdp.Sharded) error {
 	for name, lora := range m.adapters() {
 		down, up := name+loraA, name+loraB
-		err := s.Full(ctx, []string{name + ".weight", down, up}, func(params map[string]*tensor.Dense) error {
+		err := s.Summon(ctx, []string{name + ".weight", down, up}, func(params map[string]*tensor.Dense) error {
 			a, b := params[down], params[up]
 			if err := lora.Merge(params); err != nil {
 				return err

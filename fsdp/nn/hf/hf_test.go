@@ -308,7 +308,7 @@ func TestLoRA(t *testing.T) {
 		if err := m.Save(ctx, s, saved, nil); err != nil { // they have not trained
 			return err
 		}
-		opt, err := optim.AdamW{}.New(s.Shards())
+		opt, err := optim.AdamW{}.New(s.Params())
 		if err != nil {
 			return err
 		}
@@ -362,7 +362,7 @@ func TestMergeAll(t *testing.T) {
 			require.NoError(t, err)
 			dir := filepath.Join(t.TempDir(), "saved")
 			onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
-				was, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				was, err := s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				if err != nil {
 					return err
 				}
@@ -374,13 +374,13 @@ func TestMergeAll(t *testing.T) {
 					}
 				}
 				require.Positive(t, ups)
-				if err := s.SetFull(ctx, 0, was); err != nil {
+				if err := s.LoadStateDict(ctx, 0, was); err != nil {
 					return err
 				}
 				if err := m.Merge(ctx, s); err != nil {
 					return err
 				}
-				is, err := s.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				is, err := s.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				if err != nil {
 					return err
 				}

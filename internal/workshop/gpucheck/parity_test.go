@@ -70,7 +70,7 @@ func train(t *testing.T, model fsdp.Model, cfg fsdp.Config) trained {
 	m, err := fsdp.WrapContext(ctx, model, cfg)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()
-	opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+	opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 	require.NoError(t, err)
 	var r trained
 	for step := range scale().paritySteps {
@@ -83,7 +83,7 @@ func train(t *testing.T, model fsdp.Model, cfg fsdp.Config) trained {
 		m.ZeroGrad()
 		r.losses = append(r.losses, loss)
 	}
-	all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	all, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	r.weights = make(map[string][]float64)
 	for name, v := range all {

@@ -170,7 +170,7 @@ func newTrainer(t *testing.T, z size, keep fsdp.Policy) *trainer {
 	cfg.Device = &gpu.Device{Device: g.dev}
 	g.model, err = fsdp.WrapContext(t.Context(), z.gpt(), cfg)
 	require.NoError(t, err)
-	g.opt, err = optim.AdamW{Beta2: 0.95, WeightDecay: 0.1}.New(g.model.Shards())
+	g.opt, err = optim.AdamW{Beta2: 0.95, WeightDecay: 0.1}.New(g.model.Params())
 	require.NoError(t, err)
 	return g
 }
@@ -182,7 +182,7 @@ func (g *trainer) end() {
 
 // parameters is how many there are.
 func (g *trainer) parameters() (n int) {
-	for _, p := range g.model.Shards() {
+	for _, p := range g.model.Params() {
 		n += p.Value.Len()
 	}
 	return n
@@ -239,7 +239,7 @@ var phases = []struct {
 
 // wait waits until the GPU has done all that it was given.
 func (g *trainer) wait() {
-	require.NoError(g.t, g.model.Shards()[0].Value.Slice(0, 1).Read(optim.Host{F32: make([]float32, 1)}))
+	require.NoError(g.t, g.model.Params()[0].Value.Slice(0, 1).Read(optim.Host{F32: make([]float32, 1)}))
 }
 
 // split says how long the phases of steps take that wait for the GPU after each.

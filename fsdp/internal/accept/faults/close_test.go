@@ -59,7 +59,7 @@ func TestCloseAfterTheGroup(t *testing.T) {
 			require.NoError(t, held.Discard(ctx), "there is nobody to tell any more")
 			return err
 		},
-		"SetFull": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error { return m.SetFull(ctx, 0, nil) },
+		"LoadStateDict": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error { return m.LoadStateDict(ctx, 0, nil) },
 		"Freeze": func(ctx context.Context, m *fsdp.Sharded, b []fsdp.Tensor) error {
 			_, err := m.Freeze(ctx, nil, nil)
 			return err
@@ -194,7 +194,7 @@ func TestTwoLayersOfUnitGroups(t *testing.T) {
 func TestFreezeWithSomeOptimizers(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Chain64(t, g)
-		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+		opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 		require.NoError(t, err)
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		require.NoError(t, opt.Step(0.1))

@@ -30,8 +30,8 @@ func TestFarDevice(t *testing.T) {
 // TestFarVec holds the vectors of its shards to the contract of optim.Vec.
 func TestFarVec(t *testing.T) {
 	defer kit.UseFarDevice()()
-	wide := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s}).Shards()[0]
-	narrow := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{}).Shards()[0]
+	wide := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s}).Params()[0]
+	narrow := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{}).Params()[0]
 	optimtest.TestVec(t, func(n int, float64s bool) optim.Vec {
 		p := narrow
 		if float64s {

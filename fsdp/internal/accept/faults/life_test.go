@@ -49,7 +49,7 @@ var lifeStates = []struct {
 	}, steps},
 	{"refused", func(t *testing.T, ctx context.Context, l *kit.Lived) {
 		bad := &kit.Stubborn{Optimizer: l.Opt, Refuse: "l0.w"}
-		require.ErrorContains(t, l.SetFullOptim(ctx, 0, bad, l.State, nil), kit.ErrStubborn.Error())
+		require.ErrorContains(t, l.LoadOptimStateDict(ctx, 0, bad, l.State, nil), kit.ErrStubborn.Error())
 	}, evaluates},
 	{"former", func(t *testing.T, ctx context.Context, l *kit.Lived) {
 		_, err := l.Freeze(ctx, nil, nil)
@@ -78,9 +78,9 @@ var lifeReasons = []struct{ name, text string }{
 	{"waits", "a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval in place of Forward"},
 	{"unreduced", "the gradients of 1 passes inside NoSync are not reduced: run a Backward outside, SyncGrads or ZeroGrad first"},
 	{"mixed", "has broken off: parameters are not whole until a Load or Import succeeds"},
-	{"half", "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"},
-	{"refused", "a SetFullOptim has broken off: the optimizers are not whole until a SetFullOptim, Load or Import succeeds"},
-	{"former", "the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards, and let it Adopt what Freeze returned"},
+	{"half", "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Params"},
+	{"refused", "a LoadOptimStateDict has broken off: the optimizers are not whole until a LoadOptimStateDict, Load or Import succeeds"},
+	{"former", "the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Params, and let it Adopt what Freeze returned"},
 	{"broken", "cable pulled"},
 	{"closed", "the model is closed: call Close after the last use, or Wrap again"},
 }
@@ -147,9 +147,9 @@ func newLived(t *testing.T, dir string) *kit.Lived {
 	g := comm.Local(1)[0]
 	l := &kit.Lived{Filler: kit.NewFiller(t, t.Context(), g), Group: g, Dir: dir}
 	var err error
-	l.Values, err = l.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	l.Values, err = l.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
-	l.State, err = l.FullOptimState(t.Context(), l.Opt, &fsdp.StateDictOptions{AllRanks: true})
+	l.State, err = l.OptimStateDict(t.Context(), l.Opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	return l
 }

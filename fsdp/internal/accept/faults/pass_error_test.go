@@ -62,7 +62,7 @@ func TestIntegersOfABatch(t *testing.T) {
 		require.ErrorContains(t, err, "embedding: index 13 at position 4 is outside the table of 13 rows")
 		loss := kit.ForwardBackward(t, t.Context(), s, batch)
 		kit.Updater(t, s, 1)(t.Context())
-		state, err := s.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+		state, err := s.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		require.NoError(t, s.Close())
 		return loss, state
@@ -219,7 +219,7 @@ func TestErrorInsideAPass(t *testing.T) {
 						require.ErrorContains(t, m.Backward(ctx), "element 3 is 1000")
 						_, clip := m.ClipGradNorm(ctx, 1)
 						require.ErrorContains(t, clip, "element 3 is 1000")
-						_, state := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+						_, state := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 						require.ErrorContains(t, state, "element 3 is 1000")
 					}
 					return err
@@ -324,7 +324,7 @@ func TestParameterModified(t *testing.T) {
 			_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
 			name := ""
-			if p := m.Shards()[0]; g.Rank() == world-1 {
+			if p := m.Params()[0]; g.Rank() == world-1 {
 				name = p.Name
 				require.NoError(t, p.Value.Slice(0, 1).Write(optim.Host{F32: []float32{3}}))
 			}
@@ -355,8 +355,8 @@ func TestRanksDoDifferentThings(t *testing.T) {
 	}}
 	backward := action{"Backward", func(ctx context.Context, m *fsdp.Sharded, _ int) error { return m.Backward(ctx) }}
 	clip := action{"ClipGradNorm", func(ctx context.Context, m *fsdp.Sharded, _ int) error { _, err := m.ClipGradNorm(ctx, 1); return err }}
-	state := action{"FullState", func(ctx context.Context, m *fsdp.Sharded, _ int) error {
-		_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state := action{"StateDict", func(ctx context.Context, m *fsdp.Sharded, _ int) error {
+		_, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		return err
 	}}
 	for _, pair := range [][2]action{{forward, eval}, {backward, clip}, {forward, backward}, {state, forward}, {clip, state}} {
@@ -432,7 +432,7 @@ func TestGradientNotFinite(t *testing.T) {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
-			for _, p := range m.Shards() { // exactly one rank owns element 5
+			for _, p := range m.Params() { // exactly one rank owns element 5
 				if i := 5 - p.Offset; p.Name == "blocks.0.qkv.weight" && i >= 0 && i < p.Grad.Len() {
 					kit.Edit(t, p.Grad.Slice(i, i+1), func(int, float64) float64 { return math.Inf(-1) })
 				}
@@ -642,7 +642,7 @@ func TestContextEndsInsideAPass(t *testing.T) {
 				if err := m.Backward(ctx); err != nil {
 					return err
 				}
-				_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
+				_, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
 				return err
 			}) {
 				require.ErrorContains(t, err, gone.Error(), "stopped after %s", plan.Schedule[stop])

@@ -119,16 +119,16 @@ func TestGradientsOfTheUser(t *testing.T) {
 	ctx, b := t.Context(), kit.ShapeBatch(0)
 	kit.ForwardBackward(t, ctx, m, b)
 	var want []float64
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		want = append(want, kit.Numbers(t, p.Grad)...)
 	}
 	m.ZeroGrad()
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		kit.Edit(t, p.Grad, func(int, float64) float64 { return 1 })
 	}
 	kit.ForwardBackward(t, ctx, m, b)
 	i := 0
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		for _, g := range kit.Numbers(t, p.Grad) {
 			require.InDelta(t, 1+want[i], g, 1e-12)
 			i++
@@ -140,7 +140,7 @@ func TestGradientsOfTheUser(t *testing.T) {
 // refused, and they are left alone.
 func TestClipOverflow(t *testing.T) {
 	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
-	grad := m.Shards()[0].Grad.Slice(0, 2)
+	grad := m.Params()[0].Grad.Slice(0, 2)
 	require.NoError(t, grad.Write(optim.Host{F64: []float64{3e200, 4e200}}))
 	norm, err := m.ClipGradNorm(t.Context(), 1)
 	require.NoError(t, err)
@@ -160,7 +160,7 @@ func TestClipOverflow(t *testing.T) {
 // TestClipUnderflow: squares that are below float64 count as well.
 func TestClipUnderflow(t *testing.T) {
 	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
-	grad := m.Shards()[0].Grad.Slice(0, 2)
+	grad := m.Params()[0].Grad.Slice(0, 2)
 	require.NoError(t, grad.Write(optim.Host{F64: []float64{3e-200, 4e-200}}))
 	norm, err := m.ClipGradNorm(t.Context(), 1)
 	require.NoError(t, err)
@@ -201,11 +201,11 @@ func TestStateAndGradsDoNotMix(t *testing.T) {
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		var err error
 		if g.Rank() == 0 {
-			_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			_, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		} else {
 			_, err = m.FullGrads(ctx)
 		}
-		require.ErrorContains(t, err, "rank 0 runs FullState")
+		require.ErrorContains(t, err, "rank 0 runs StateDict")
 		require.ErrorContains(t, err, "rank 1 runs FullGrads")
 	})
 }

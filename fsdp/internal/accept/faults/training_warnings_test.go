@@ -56,7 +56,7 @@ func TestStepWithoutGradients(t *testing.T) {
 	log := kit.CaptureDefault(t)
 	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{WrapPolicy: kit.Blocks})
 	defer m.Close()
-	opt, err := optim.SGD{}.New(m.Shards())
+	opt, err := optim.SGD{}.New(m.Params())
 	require.NoError(t, err)
 	step := func(between func()) {
 		_, err := m.Forward(t.Context(), kit.TinyBatch(0, 0, 1, 4)...)
@@ -115,7 +115,7 @@ func loop(t *testing.T, model fsdp.Model, cfg fsdp.Config, steps int, step func(
 		defer m.Close()
 		var opts []optim.Optimizer
 		for _, p := range pick {
-			params := slices.DeleteFunc(m.Shards(), func(q optim.Param) bool { return !p(q) })
+			params := slices.DeleteFunc(m.Params(), func(q optim.Param) bool { return !p(q) })
 			opt, err := optim.SGD{}.New(params)
 			require.NoError(t, err)
 			opts = append(opts, opt)
@@ -247,7 +247,7 @@ func TestRuleMatchesNothing(t *testing.T) {
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
 		defer m.Close()
 		rules := []optim.Rule{optim.NoDecay(), {Match: optim.MatchName(regexp.MustCompile("bais$")), WeightDecay: new(0.0)}}
-		_, err := optim.AdamW{Rules: rules}.New(m.Shards())
+		_, err := optim.AdamW{Rules: rules}.New(m.Params())
 		require.NoError(t, err)
 	})
 	require.Equal(t, 1, strings.Count(log(), "\n"), log())

@@ -51,11 +51,11 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 		ctx := context.Background()
 		m := kit.Wrap(r, kit.Shapes["chain"], fsdp.Config{Offload: fsdp.Offload{Dir: dir}, Precision: kit.Float64s, Logger: slog.New(slog.DiscardHandler)})
 		disk := kit.OnFS(ctx, crashfs.New())
-		params := m.Shards()
+		params := m.Params()
 		opt, err := optim.SGD{Momentum: 0.5}.New(params)
 		require.NoError(r, err)
 		require.NoError(r, optim.EMA(opt, 0.5))
-		entries, err := m.FullOptimState(ctx, opt, nil)
+		entries, err := m.OptimStateDict(ctx, opt, nil)
 		require.NoError(r, err)
 		methods := []func() error{
 			func() error { return kit.ErrorOf(m.Forward(ctx, kit.ShapeBatch(0)...)) },
@@ -64,19 +64,19 @@ func TestTwoGoroutinesAtRandom(t *testing.T) {
 			func() error { return m.Save(disk, kit.Ckpt, opt, nil) },
 			func() error { return kit.ErrorOf(m.SaveAsync(disk, kit.Ckpt, opt, nil)) },
 			func() error { return kit.ErrorOf(m.Load(disk, kit.Ckpt, opt, nil)) },
-			func() error { return m.SetFullOptim(ctx, 0, opt, entries, nil) },
+			func() error { return m.LoadOptimStateDict(ctx, 0, opt, entries, nil) },
 			func() error { return m.Export(ctx, filepath.Join(dir, "x"), nil) },
-			func() error { return kit.ErrorOf(m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})) },
+			func() error { return kit.ErrorOf(m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})) },
 			func() error { return kit.ErrorOf(m.FullGrads(ctx)) },
 			func() error { return kit.ErrorOf(m.ClipGradNorm(ctx, 1)) },
 			func() error { return kit.ErrorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
 			func() error { return kit.ErrorOf(m.Plan(kit.ShapeBatch(0)...)) },
 			func() error { return kit.ErrorOf(m.Freeze(ctx, nil, nil)) },
 			func() error { return m.NoSync(func() error { return m.Backward(ctx) }) },
-			func() error { m.ZeroGrad(); m.ScaleGrads(0.5); m.Shards(); return nil },
+			func() error { m.ZeroGrad(); m.ScaleGrads(0.5); m.Params(); return nil },
 			func() error { return m.Hold().Discard(ctx) },
 			func() error {
-				return m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(0))
+				return m.Summon(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(0))
 			},
 			func() error { return m.Close() },
 			func() error { opt.State(); return nil },

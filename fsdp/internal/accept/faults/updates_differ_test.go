@@ -69,7 +69,7 @@ func TestUpdatesDiffer(t *testing.T) {
 				if g.Rank() == 1 {
 					opt, step = c.opt, c.step
 				}
-				usual, err := adamw(m.Shards())
+				usual, err := adamw(m.Params())
 				require.NoError(t, err)
 				trained := func(opt optim.Optimizer, step stepping) error {
 					err := kit.TrainStep(ctx, m, kit.ShapeBatch(g.Rank()))
@@ -80,7 +80,7 @@ func TestUpdatesDiffer(t *testing.T) {
 				}
 				require.NoError(t, trained(usual, once(0.001)))
 				require.NoError(t, m.Save(ctx, dir, usual, nil))
-				mine, err := opt(m.Shards())
+				mine, err := opt(m.Params())
 				require.NoError(t, err)
 				if name != "kind" {
 					require.NoError(t, mine.Restore(1, usual.State()))
@@ -107,7 +107,7 @@ func TestUpdatesDiffer(t *testing.T) {
 func TestUpdatesMayComeInAnyOrder(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s})
-		params := m.Shards()
+		params := m.Params()
 		at := slices.IndexFunc(params, func(p optim.Param) bool { return strings.HasPrefix(p.Name, "l2") })
 		require.NotEqual(t, -1, at)
 		one, err := optim.SGD{}.New(params[at : at+1])
@@ -149,7 +149,7 @@ func TestTwoGoroutines(t *testing.T) {
 				}
 			}))
 		})
-		params := m.Shards()
+		params := m.Params()
 		opt, err := optim.SGD{Momentum: 0.5}.New(params)
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, 0.5))
@@ -168,28 +168,28 @@ func TestTwoGoroutines(t *testing.T) {
 				<-begun
 				dir := t.TempDir()
 				for method, call := range map[string]func() error{
-					"Any":               func() error { return kit.ErrorOf(m.Any(ctx, false)) },
-					"Mean":              func() error { return kit.ErrorOf(m.Mean(ctx, 1)) },
-					"GradNorms":         func() error { return kit.ErrorOf(m.GradNorms(ctx, fsdp.L2Norm)) },
-					"ParamNorms":        func() error { return kit.ErrorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
-					"SyncGrads":         func() error { return m.SyncGrads(ctx) },
-					"NoSync":            func() error { return m.NoSync(func() error { return nil }) },
-					"FullState":         func() error { return kit.ErrorOf(m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})) },
-					"FullOptimState":    func() error { return kit.ErrorOf(m.FullOptimState(ctx, opt, nil)) },
-					"FullGrads":         func() error { return kit.ErrorOf(m.FullGrads(ctx)) },
-					"Full":              func() error { return m.Full(ctx, nil, nil) },
-					"SetFull":           func() error { return m.SetFull(ctx, 0, nil) },
-					"SetFullOptim":      func() error { return m.SetFullOptim(ctx, 0, opt, nil, nil) },
-					"Export":            func() error { return m.Export(ctx, dir+"/x.safetensors", nil) },
-					"Import":            func() error { return m.Import(ctx, dir+"/x.safetensors", nil) },
-					"Save":              func() error { return m.Save(ctx, dir, opt, nil) },
-					"SaveAsync":         func() error { return kit.ErrorOf(m.SaveAsync(ctx, dir, opt, nil)) },
-					"Load":              func() error { return kit.ErrorOf(m.Load(ctx, dir, opt, nil)) },
-					"AverageBuffers":    func() error { return m.AverageBuffers(ctx) },
-					"Freeze":            func() error { return kit.ErrorOf(m.Freeze(ctx, nil, opt)) },
-					"Plan":              func() error { return kit.ErrorOf(m.Plan(kit.ShapeBatch(0)...)) },
-					"JoinCalls":         func() error { return m.JoinCalls(ctx, nil) },
-					"Discard of a Pass": func() error { return held.Discard(ctx) },
+					"Any":                func() error { return kit.ErrorOf(m.Any(ctx, false)) },
+					"Mean":               func() error { return kit.ErrorOf(m.Mean(ctx, 1)) },
+					"GradNorms":          func() error { return kit.ErrorOf(m.GradNorms(ctx, fsdp.L2Norm)) },
+					"ParamNorms":         func() error { return kit.ErrorOf(m.ParamNorms(ctx, fsdp.L2Norm)) },
+					"SyncGrads":          func() error { return m.SyncGrads(ctx) },
+					"NoSync":             func() error { return m.NoSync(func() error { return nil }) },
+					"StateDict":          func() error { return kit.ErrorOf(m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})) },
+					"OptimStateDict":     func() error { return kit.ErrorOf(m.OptimStateDict(ctx, opt, nil)) },
+					"FullGrads":          func() error { return kit.ErrorOf(m.FullGrads(ctx)) },
+					"Summon":             func() error { return m.Summon(ctx, nil, nil) },
+					"LoadStateDict":      func() error { return m.LoadStateDict(ctx, 0, nil) },
+					"LoadOptimStateDict": func() error { return m.LoadOptimStateDict(ctx, 0, opt, nil, nil) },
+					"Export":             func() error { return m.Export(ctx, dir+"/x.safetensors", nil) },
+					"Import":             func() error { return m.Import(ctx, dir+"/x.safetensors", nil) },
+					"Save":               func() error { return m.Save(ctx, dir, opt, nil) },
+					"SaveAsync":          func() error { return kit.ErrorOf(m.SaveAsync(ctx, dir, opt, nil)) },
+					"Load":               func() error { return kit.ErrorOf(m.Load(ctx, dir, opt, nil)) },
+					"AverageBuffers":     func() error { return m.AverageBuffers(ctx) },
+					"Freeze":             func() error { return kit.ErrorOf(m.Freeze(ctx, nil, opt)) },
+					"Plan":               func() error { return kit.ErrorOf(m.Plan(kit.ShapeBatch(0)...)) },
+					"JoinCalls":          func() error { return m.JoinCalls(ctx, nil) },
+					"Discard of a Pass":  func() error { return held.Discard(ctx) },
 					"Join": func() (err error) {
 						for _, err = range m.Join(ctx, fsdp.Batches()) {
 						}
@@ -234,7 +234,7 @@ func optimizerCalls(params []optim.Param, opt optim.Optimizer, entries []optim.E
 func TestOptimizersHoldTheModel(t *testing.T) {
 	m := kit.Chain64(t, comm.Local(1)[0])
 	kit.ForwardBackward(t, t.Context(), m, kit.ShapeBatch(0))
-	params := m.Shards()
+	params := m.Params()
 	other, err := optim.SGD{Momentum: 0.5}.New(params)
 	require.NoError(t, err)
 	require.NoError(t, optim.EMA(other, 0.5))
@@ -289,10 +289,10 @@ func (h *hookedVec) Slice(from, to int) optim.Vec { return &hookedVec{h.Vec.Slic
 func TestOptimizersWithoutMemory(t *testing.T) {
 	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Offload: fsdp.Offload{Dir: t.TempDir()}, Precision: kit.Float64s})
 	makes := func() (params []optim.Param, opt optim.Optimizer, entries []optim.Entry) {
-		opt, err := optim.SGD{Momentum: 0.5}.New(m.Shards())
+		opt, err := optim.SGD{Momentum: 0.5}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, 0.5))
-		return m.Shards(), opt, opt.State()
+		return m.Params(), opt, opt.State()
 	}
 	params, opt, entries := makes()
 	require.NoError(t, kit.ErrorOf(m.Freeze(t.Context(), nil, opt)))
@@ -318,11 +318,11 @@ func TestCollectiveOnOneRank(t *testing.T) {
 		"Load": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
 			return kit.ErrorOf(m.Load(kit.OnFS(ctx, crashfs.New()), kit.Ckpt, opt, nil))
 		},
-		"FullState": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
-			return kit.ErrorOf(m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}))
+		"StateDict": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
+			return kit.ErrorOf(m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true}))
 		},
-		"FullOptimState": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			return kit.ErrorOf(m.FullOptimState(ctx, opt, nil))
+		"OptimStateDict": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			return kit.ErrorOf(m.OptimStateDict(ctx, opt, nil))
 		},
 		"Export": func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer) error {
 			return m.Export(kit.OnFS(ctx, crashfs.New()), kit.Ckpt, nil)
@@ -344,7 +344,7 @@ func TestCollectiveOnOneRank(t *testing.T) {
 			require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
 				m := kit.Chain64(t, g)
 				defer m.Close()
-				opt, err := optim.AdamW{}.New(m.Shards())
+				opt, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				require.NoError(t, kit.TrainStep(ctx, m, kit.ShapeBatch(g.Rank())))
 				if g.Rank() == 1 {
@@ -364,13 +364,13 @@ func TestMissedMethods(t *testing.T) {
 	for method, call := range map[string]func(m *fsdp.Sharded, opt optim.Optimizer){
 		"ZeroGrad":   func(m *fsdp.Sharded, _ optim.Optimizer) { m.ZeroGrad() },
 		"ScaleGrads": func(m *fsdp.Sharded, _ optim.Optimizer) { m.ScaleGrads(2) },
-		"Shards":     func(m *fsdp.Sharded, _ optim.Optimizer) { require.Nil(t, m.Shards()) },
+		"Params":     func(m *fsdp.Sharded, _ optim.Optimizer) { require.Nil(t, m.Params()) },
 		"Hold":       func(m *fsdp.Sharded, _ optim.Optimizer) { m.Hold() },
 		"State":      func(_ *fsdp.Sharded, opt optim.Optimizer) { require.Nil(t, opt.State()) },
 	} {
 		t.Run(method, func(t *testing.T) {
 			m := kit.Chain64(t, comm.Local(1)[0])
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			kit.ForwardBackward(t, t.Context(), m, kit.ShapeBatch(0))
 			before, err := m.FullGrads(t.Context())

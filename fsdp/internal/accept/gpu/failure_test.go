@@ -78,7 +78,7 @@ func trainAndSave(ctx context.Context, g comm.Group, cfg fsdp.Config, dir string
 		return err, nil
 	}
 	defer func() { closing = m.Close() }()
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	for step := 0; step < 2 && err == nil; step++ {
 		if _, err = m.Forward(ctx, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext)...); err == nil {
 			err = m.Backward(ctx)

@@ -34,7 +34,7 @@ func onDoubles(t *testing.T, f func()) {
 func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
 	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 	narrow := optim.Rule{Match: func(p optim.Param) bool { return strings.HasPrefix(p.Name, "wte") }, Bits: new(8)}
-	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay(), narrow}}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay(), narrow}}.New(m.Params())
 	require.NoError(t, err)
 	require.NoError(t, optim.EMA(opt, 0.9))
 	return m, opt
@@ -121,7 +121,7 @@ func TestGPUState(t *testing.T) {
 				m.ZeroGrad()
 			}
 			want, state := kit.StateBits(t, ctx, m), kit.StateOfAll(t, ctx, m, opt)
-			full, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			full, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(9, g.Rank(), 2, kit.TinyContext))
 			require.NoError(t, opt.Step(1e-2))
@@ -129,7 +129,7 @@ func TestGPUState(t *testing.T) {
 			if g.Rank() != 1 {
 				full = nil
 			}
-			require.NoError(t, m.SetFull(ctx, 1, full))
+			require.NoError(t, m.LoadStateDict(ctx, 1, full))
 			kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 			require.NoError(t, m.Close())
 

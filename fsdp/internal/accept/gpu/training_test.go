@@ -97,7 +97,7 @@ func TestGPURefusesMuon(t *testing.T) {
 	onGPU(t, func() {
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
 		kit.ForwardBackward(t, t.Context(), m, kit.TinyBatch(0, 0, 2, kit.TinyContext))
-		hidden, _ := kit.HiddenMatrices(m.Shards())
+		hidden, _ := kit.HiddenMatrices(m.Params())
 		_, err := optim.Muon{}.New(hidden)
 		require.ErrorContains(t, err, `optim: muon: parameter "blocks.0.`)
 		require.ErrorContains(t, err, "it is no vec.Addressable")
@@ -124,7 +124,7 @@ func TestGPUDry(t *testing.T) {
 			require.NoError(t, err)
 			cfg.Group, cfg.Device = g, dev
 			m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-			_, err = optim.AdamW{}.New(m.Shards())
+			_, err = optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			plan, err := m.Plan(kit.TinyBatch(0, g.Rank(), rows, cols)...)
 			require.NoError(t, err)
@@ -274,7 +274,7 @@ func TestGPUFails(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		for step := 0; step < 2 && err == nil; step++ {
 			if _, err = m.Forward(context.Background(), kit.TinyBatch(step, 0, 1, 2)...); err == nil {
 				err = m.Backward(context.Background())
@@ -341,7 +341,7 @@ func TestGPULeaves(t *testing.T) {
 		}
 		require.NoError(t, g.Barrier(ctx))
 		if g.Rank() == 0 {
-			p := m.Shards()[0]
+			p := m.Params()[0]
 			require.NoError(t, p.Value.Zero())
 			require.NoError(t, p.Value.Read(optim.Host{F32: make([]float32, p.Value.Len())}))
 			require.NoError(t, m.Close())
@@ -357,7 +357,7 @@ func crossed(t *testing.T, cfg fsdp.Config) (losses [2][]float64, state kit.Bits
 		cfg := cfg
 		cfg.Group = g
 		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+		opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, 0.9))
 		batch := func(i int) []fsdp.Tensor { return kit.TinyBatch(i, g.Rank(), 2, kit.TinyContext) }

@@ -328,8 +328,8 @@ func TestJoinBodiesDiffer(t *testing.T) {
 		who, what  string
 	}{
 		"leaves": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
-			return kit.ErrorOf(m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}))
-		}, left, "and runs FullState as call"},
+			return kit.ErrorOf(m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true}))
+		}, left, "and runs StateDict as call"},
 		"leaves for a Forward": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return forward(ctx, m, kit.ShapeBatch(0))
 		}, left, "leave the loop in the same iteration on every rank"},

@@ -147,10 +147,10 @@ func TestJoinGenerates(t *testing.T) {
 					}
 				}))
 				w.m = kit.Wrap(t, translator{}, cfg)
-				opt := kit.Momentum(t, w.m.Shards())
+				opt := kit.Momentum(t, w.m.Params())
 				for range 2 {
 					state := kit.Record{}
-					tensors, err := w.m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+					tensors, err := w.m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					for name, v := range tensors {
 						state[name] = kit.Elements(v)

@@ -132,7 +132,7 @@ func (u *unevenRun) define(t require.TestingT, initial []kit.Params) [][]sight {
 	d := &defined{unevenRun: u, t: t, seen: make([][]sight, u.World)}
 	for r := range u.World {
 		d.ranks = append(d.ranks, kit.Wrap(t, kit.ScriptModel(u.Model), fsdp.Config{Precision: kit.Float64s}))
-		require.NoError(t, d.ranks[r].SetFull(context.Background(), 0, initial[r]))
+		require.NoError(t, d.ranks[r].LoadStateDict(context.Background(), 0, initial[r]))
 		d.grads, d.velocity = append(d.grads, kit.Record{}), append(d.velocity, kit.Record{})
 	}
 	for e := range u.Epochs {
@@ -259,7 +259,7 @@ func (d *defined) eval(has func(rank int) bool, seed int) {
 }
 
 func (d *defined) state(rank int) kit.Record {
-	state, err := d.ranks[rank].FullState(context.Background(), &fsdp.StateDictOptions{AllRanks: true})
+	state, err := d.ranks[rank].StateDict(context.Background(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(d.t, err)
 	return kit.RecordOf(state)
 }
@@ -297,7 +297,7 @@ func (d *defined) update() {
 			}
 			next[name] = kit.TensorOf(values[name])
 		}
-		require.NoError(d.t, d.ranks[r].SetFull(context.Background(), 0, next))
+		require.NoError(d.t, d.ranks[r].LoadStateDict(context.Background(), 0, next))
 		d.grads[r] = kit.Record{}
 	}
 }
@@ -334,7 +334,7 @@ func (u *unevenRun) train(t require.TestingT, ctx context.Context, g comm.Group,
 	}
 	l := &learner{unevenRun: u, t: t, g: g, m: kit.Wrap(t, kit.ScriptModel(u.Model), cfg)}
 	var err error
-	l.opt, err = kit.ScriptOptimizer(l.m.Shards())
+	l.opt, err = kit.ScriptOptimizer(l.m.Params())
 	require.NoError(t, err)
 	l.loss, err = optim.LossScale{Init: u.Scale}.New()
 	require.NoError(t, err)

@@ -77,7 +77,7 @@ func TestJoin(t *testing.T) {
 				}
 				batch := func(rank, i int) []fsdp.Tensor { return kit.TinyBatch(i, rank, 1+(i+rank)%2, 3+i%2) }
 				ref := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Precision: kit.Float64s, GradAverage: fsdp.ByOne, Seed: 3})
-				opt, err := optim.SGD{Momentum: 0.9}.New(ref.Shards())
+				opt, err := optim.SGD{Momentum: 0.9}.New(ref.Params())
 				require.NoError(t, err)
 				for i := range iterations {
 					active := 0
@@ -101,11 +101,11 @@ func TestJoin(t *testing.T) {
 					require.NoError(t, opt.Step(0.1))
 					ref.ZeroGrad()
 				}
-				want, err := ref.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+				want, err := ref.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				kit.OnRanks(t, len(data), func(ctx context.Context, g comm.Group) {
 					m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Precision: kit.Float64s, GradAverage: divide, WrapPolicy: kit.Blocks, Seed: 3, Poison: true})
-					opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+					opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 					require.NoError(t, err)
 					mine := func(yield func([]fsdp.Tensor, error) bool) {
 						for i := range data[g.Rank()] {
@@ -133,7 +133,7 @@ func TestJoin(t *testing.T) {
 						require.NoError(t, err)
 					}
 					require.Equal(t, iterations, passes)
-					got, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+					got, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					for name := range want {
 						require.InDeltaSlice(t, kit.Elements(want[name]), kit.Elements(got[name]), 1e-12, name)
@@ -220,7 +220,7 @@ func TestOneRankGoesOn(t *testing.T) {
 	run := func(world int) (state kit.Bits) {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m := kit.Chain64(t, g, func(c *fsdp.Config) { c.GradAverage = fsdp.ByOne })
-			opt := kit.Momentum(t, m.Shards())
+			opt := kit.Momentum(t, m.Params())
 			count := 0
 			if g.Rank() == world-1 {
 				count = steps
@@ -285,7 +285,7 @@ func TestJoinMidWindow(t *testing.T) {
 func TestJoinLossScale(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Regression, fsdp.Config{Group: g})
-		opt := kit.Momentum(t, m.Shards())
+		opt := kit.Momentum(t, m.Params())
 		scaler, err := optim.LossScale{Init: 0x1p126, Backoff: 0x1p-20, Interval: 1}.New()
 		require.NoError(t, err)
 		big := func(int) []fsdp.Tensor {
@@ -430,7 +430,7 @@ func TestJoinMemory(t *testing.T) {
 					events[g.Rank()] = append(events[g.Rank()], e)
 				}))
 				m := kit.Wrap(t, kit.Shapes["recurrence"], cfg)
-				opt := kit.Momentum(t, m.Shards())
+				opt := kit.Momentum(t, m.Params())
 				require.NoError(t, unevenly(ctx, m, 0, 2*g.Rank(), func(i int, batch []fsdp.Tensor) error {
 					idle, whole := m.Memory().Live, 0
 					m.ResetPeak()

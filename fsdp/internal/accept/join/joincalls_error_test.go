@@ -219,9 +219,9 @@ func TestJoinCallsRefuse(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				l := &kit.Lived{Filler: kit.NewFiller(t, ctx, g), Group: g, Dir: t.TempDir()}
 				var err error
-				l.Values, err = l.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				l.Values, err = l.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
-				l.State, err = l.FullOptimState(ctx, l.Opt, nil)
+				l.State, err = l.OptimStateDict(ctx, l.Opt, nil)
 				require.NoError(t, err)
 				before := kit.StateBits(t, ctx, l.Sharded)
 				var got error
@@ -239,7 +239,7 @@ func TestJoinCallsRefuse(t *testing.T) {
 					return nil
 				}))
 				switch method.Name {
-				case "Forward", "Backward", "Eval", "EvalProgram", "Plan", "NoSync", "Shards", "ZeroGrad", "ScaleGrads", "String", "LogValue", "Memory", "ResetPeak", "Hold, Discard":
+				case "Forward", "Backward", "Eval", "EvalProgram", "Plan", "NoSync", "Params", "ZeroGrad", "ScaleGrads", "String", "LogValue", "Memory", "ResetPeak", "Hold, Discard":
 					require.NoError(t, got)
 				default:
 					if g.Rank() == 1 {
@@ -279,7 +279,7 @@ func TestJoinCallsMistakes(t *testing.T) {
 			"rank 0 adds to the gradients of 2 passes, rank 1 to no gradients: every rank must do the same with ZeroGrad",
 		}},
 		"has made a step": {func(ctx context.Context, m *fsdp.Sharded) error {
-			opt, err := optim.SGD{}.New(m.Shards())
+			opt, err := optim.SGD{}.New(m.Params())
 			if err != nil {
 				return err
 			}
@@ -322,7 +322,7 @@ func TestJoinCallsMistakes(t *testing.T) {
 				require.ErrorContains(t, err, c.want[g.Rank()])
 				if name != "ends" {
 					m.ZeroGrad()
-					_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+					_, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					if name == "has made a step" { // which no method undoes
 						require.ErrorContains(t, err, c.want[g.Rank()])
 						return

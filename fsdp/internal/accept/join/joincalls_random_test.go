@@ -150,12 +150,12 @@ func (e errand) trains() bool { return e.Kind == "train" || e.Kind == "quiet" }
 
 // wholeParams gives the model whole numbers.
 func wholeParams(t require.TestingT, ctx context.Context, m *fsdp.Sharded) {
-	params, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	params, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	for i, name := range kit.SortedKeys(params) {
 		params[name] = integers(50+i, params[name].Shape()...)
 	}
-	require.NoError(t, m.SetFull(ctx, 0, params))
+	require.NoError(t, m.LoadStateDict(ctx, 0, params))
 }
 
 // mix is what ranks do in JoinCalls at random, and under which setting.
@@ -202,7 +202,7 @@ func (x *mix) play(t require.TestingT, ctx context.Context, g comm.Group) (got m
 	}))
 	m := kit.Wrap(t, wholeTranslator{}, cfg)
 	wholeParams(t, ctx, m)
-	opt, err := optim.SGD{}.New(m.Shards())
+	opt, err := optim.SGD{}.New(m.Params())
 	require.NoError(t, err)
 	for _, errands := range x.Errands {
 		require.NoError(t, m.JoinCalls(ctx, func() error {

@@ -43,19 +43,19 @@ var LifeMethods = []struct {
 	{"FullGrads", func(ctx context.Context, l *Lived) error { return ErrorOf(l.FullGrads(ctx)) }},
 	{"SyncGrads", func(ctx context.Context, l *Lived) error { return l.SyncGrads(ctx) }},
 	{"AverageBuffers", func(ctx context.Context, l *Lived) error { return l.AverageBuffers(ctx) }},
-	{"Full", func(ctx context.Context, l *Lived) error { return l.Full(ctx, nil, noop) }},
-	{"Full, WriteBack", func(ctx context.Context, l *Lived) error { return l.Full(ctx, nil, noop, fsdp.WriteBack(0)) }},
+	{"Summon", func(ctx context.Context, l *Lived) error { return l.Summon(ctx, nil, noop) }},
+	{"Full, WriteBack", func(ctx context.Context, l *Lived) error { return l.Summon(ctx, nil, noop, fsdp.WriteBack(0)) }},
 	{"Join", func(ctx context.Context, l *Lived) (err error) {
 		for _, err = range l.Join(ctx, fsdp.Batches()) {
 		}
 		return err
 	}},
 	{"JoinCalls", func(ctx context.Context, l *Lived) error { return l.JoinCalls(ctx, func() error { return nil }) }},
-	{"SetFull", func(ctx context.Context, l *Lived) error { return l.SetFull(ctx, 0, l.Values) }},
-	{"FullState", func(ctx context.Context, l *Lived) error {
-		return ErrorOf(l.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}))
+	{"LoadStateDict", func(ctx context.Context, l *Lived) error { return l.LoadStateDict(ctx, 0, l.Values) }},
+	{"StateDict", func(ctx context.Context, l *Lived) error {
+		return ErrorOf(l.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true}))
 	}},
-	{"FullOptimState", func(ctx context.Context, l *Lived) error { return ErrorOf(l.FullOptimState(ctx, l.Opt, nil)) }},
+	{"OptimStateDict", func(ctx context.Context, l *Lived) error { return ErrorOf(l.OptimStateDict(ctx, l.Opt, nil)) }},
 	{"Export", func(ctx context.Context, l *Lived) error {
 		return l.Export(ctx, filepath.Join(l.Dir, "other"), &fsdp.ExportOptions{Optimizer: l.Opt})
 	}},
@@ -74,13 +74,13 @@ var LifeMethods = []struct {
 	{"Import", func(ctx context.Context, l *Lived) error {
 		return l.Import(ctx, filepath.Join(l.Dir, "model"), &fsdp.ImportOptions{Optimizer: l.Opt})
 	}},
-	{"SetFullOptim", func(ctx context.Context, l *Lived) error { return l.SetFullOptim(ctx, 0, l.Opt, l.State, nil) }},
+	{"LoadOptimStateDict", func(ctx context.Context, l *Lived) error { return l.LoadOptimStateDict(ctx, 0, l.Opt, l.State, nil) }},
 	{"Freeze", func(ctx context.Context, l *Lived) error { return ErrorOf(l.Freeze(ctx, nil, l.Opt)) }},
 	{"Step", func(_ context.Context, l *Lived) error { return l.Opt.Step(0.1) }},
 	{"Plan", func(_ context.Context, l *Lived) error { return ErrorOf(l.Plan(ShapeBatch(0)...)) }},
 	{"NoSync", func(_ context.Context, l *Lived) error { return l.NoSync(func() error { return nil }) }},
-	{"Shards", func(_ context.Context, l *Lived) error {
-		if l.Shards() == nil {
+	{"Params", func(_ context.Context, l *Lived) error {
+		if l.Params() == nil {
 			return errNoShards
 		}
 		return nil

@@ -69,7 +69,7 @@ func ForwardBackward(t require.TestingT, ctx context.Context, m *fsdp.Sharded, b
 
 // Updater returns a function that makes one update of m with AdamW after clipping to limit.
 func Updater(t require.TestingT, m *fsdp.Sharded, limit float64) func(context.Context) {
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	require.NoError(t, err)
 	return func(ctx context.Context) {
 		_, err := m.ClipGradNorm(ctx, limit)

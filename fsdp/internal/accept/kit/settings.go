@@ -141,7 +141,7 @@ func (r DrawnRun) Run(t require.TestingT, cfg fsdp.Config, actions []DrawnAction
 		m := Wrap(t, r.Model, cfg)
 		update := Updater(t, m, 0.5)
 		state := 0 // bytes of the optimizer: two numbers for each that this rank owns
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			state += 2 * p.Value.Len() * map[fsdp.DType]int{fsdp.Float32: 4, fsdp.Float64: 8, fsdp.BFloat16: 4}[r.DType]
 		}
 		for step, shapes := range r.Shapes {
@@ -194,7 +194,7 @@ func DrawnTypes(t *rapid.T, compute fsdp.DType) func(fsdp.CallInfo, fsdp.Param) 
 func Refreeze(t require.TestingT, ctx context.Context, m *fsdp.Sharded, frozen func(string) bool, opt optim.Optimizer, make func([]optim.Param) (optim.Optimizer, error)) optim.Optimizer {
 	entries, err := m.Freeze(ctx, frozen, opt)
 	require.NoError(t, err)
-	next, err := make(m.Shards())
+	next, err := make(m.Params())
 	require.NoError(t, err)
 	require.NoError(t, next.Adopt(opt.Steps(), entries))
 	return next

@@ -22,7 +22,7 @@ import (
 
 // StateOfAll returns the whole state of an optimizer by name, on every rank.
 func StateOfAll(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) Bits {
-	full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+	full, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	all := make(Bits)
 	for _, e := range full.Entries() {
@@ -38,7 +38,7 @@ func StateOfAll(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt op
 func (f *Filler) Refuse(ctx context.Context, rank int, x float64, ranks ...int) error {
 	ForwardBackward(f.t, ctx, f.Sharded, ShapeBatch(rank))
 	if slices.Contains(ranks, rank) {
-		for _, p := range f.Shards() {
+		for _, p := range f.Params() {
 			Edit(f.t, p.Grad, func(int, float64) float64 { return x })
 		}
 	}
@@ -229,7 +229,7 @@ func NewResharder(t require.TestingT, g comm.Group, layout int, compute fsdp.DTy
 // AdamAndMomentum updates l2 with momentum, and the rest with AdamW.
 func AdamAndMomentum(t require.TestingT, m *fsdp.Sharded) optim.Optimizer {
 	var matrices, others []optim.Param
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		if strings.HasPrefix(p.Name, "l2.") {
 			others = append(others, p)
 		} else {
@@ -260,7 +260,7 @@ func (r *Resharder) Train(t require.TestingT, ctx context.Context, from, to int)
 // RequireTakenUp checks that a new optimizer takes up what was saved.
 func (f *Filler) RequireTakenUp(t require.TestingT, ctx context.Context, dir string) {
 	var err error
-	f.Opt, err = optim.AdamW{}.New(f.Shards())
+	f.Opt, err = optim.AdamW{}.New(f.Params())
 	require.NoError(t, err)
 	_, err = f.Load(ctx, dir, f.Opt, nil)
 	require.NoError(t, err)
@@ -288,7 +288,7 @@ func NewFiller(t require.TestingT, ctx context.Context, g comm.Group) *Filler {
 func LoggingFiller(t require.TestingT, ctx context.Context, g comm.Group, logger *slog.Logger) *Filler {
 	// One unit: each of three ranks has a part of it.
 	m := Wrap(t, Shapes["chain"], fsdp.Config{Group: g, Precision: Float64s, Logger: logger})
-	opt, err := optim.AdamW{}.New(m.Shards())
+	opt, err := optim.AdamW{}.New(m.Params())
 	require.NoError(t, err)
 	ForwardBackward(t, ctx, m, ShapeBatch(g.Rank()))
 	require.NoError(t, opt.Step(0.01))
@@ -299,7 +299,7 @@ func LoggingFiller(t require.TestingT, ctx context.Context, g comm.Group, logger
 // Fill sets everything to v.
 func (f *Filler) Fill(v float64) {
 	set := func(int, float64) float64 { return v }
-	for _, p := range f.Shards() {
+	for _, p := range f.Params() {
 		Edit(f.t, p.Value, set)
 	}
 	for _, e := range f.Opt.State() {
@@ -309,7 +309,7 @@ func (f *Filler) Fill(v float64) {
 
 // Require checks that everything is v.
 func (f *Filler) Require(t require.TestingT, v float64) {
-	for _, p := range f.Shards() {
+	for _, p := range f.Params() {
 		for i, x := range Numbers(t, p.Value) {
 			require.Equal(t, v, x, "%s[%d]", p.Name, i)
 		}
@@ -371,6 +371,6 @@ func (o *Stubborn) Adopt(steps int, entries []optim.Entry) error {
 // its own, those of that group.
 func OwnState(ctx context.Context, m *fsdp.Sharded) (Params, error) {
 	own := Params{}
-	err := m.Full(ctx, nil, func(all Params) error { maps.Copy(own, all); return nil })
+	err := m.Summon(ctx, nil, func(all Params) error { maps.Copy(own, all); return nil })
 	return own, err
 }

@@ -100,7 +100,7 @@ func RequireSameBits(t require.TestingT, want, got Bits, msg ...any) {
 
 // StateBits returns the bits of all parameters.
 func StateBits(t require.TestingT, ctx context.Context, m *fsdp.Sharded) Bits {
-	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	return BitsOf(state)
 }

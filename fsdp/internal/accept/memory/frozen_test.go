@@ -257,7 +257,7 @@ func (f *frozenModel) requirePasses(t require.TestingT, ctx context.Context, g c
 		require.Equal(t, w.Shards()+w.Bytes(grads), m.Memory().Live)
 	}
 	require.Empty(t, grads)
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		require.True(t, f.trained(p.Name), p.Name)
 	}
 	require.NoError(t, m.Close())
@@ -410,7 +410,7 @@ func TestAllFrozen(t *testing.T) {
 		f := frozenModel{model: chain(plainLayer), trained: func(string) bool { return false }}
 		w := f.watch(g, f.config(0))
 		m := kit.Wrap(t, f.model, w.Cfg)
-		require.Empty(t, m.Shards())
+		require.Empty(t, m.Params())
 		kit.ForwardBackward(t, ctx, m, frozenBatch(0, g.Rank()))
 		require.NotContains(t, strings.Join(kit.Schedule(w.Events), "\n"), "backward")
 		require.Empty(t, kit.GradBits(t, ctx, m))

@@ -120,7 +120,7 @@ func trainLarge(r largeRun, dir string) error {
 		if err != nil {
 			return err
 		}
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		if err != nil {
 			return err
 		}
@@ -146,7 +146,7 @@ func trainLarge(r largeRun, dir string) error {
 			return fmt.Errorf("the loss of rank %d went from %v to %v", g.Rank(), first, last)
 		}
 		h := fnv.New64a()
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			for _, x := range p.Value.(optim.Host).F32 {
 				b := math.Float32bits(x)
 				_, _ = h.Write([]byte{byte(b), byte(b >> 8), byte(b >> 16), byte(b >> 24)})
@@ -211,7 +211,7 @@ func trainOnFullDisk(dir string) error {
 		if err := errors.Join(err, at(small)); err != nil {
 			return err
 		}
-		if _, err := (optim.AdamW{}).New(m.Shards()); g.Rank() == 0 {
+		if _, err := (optim.AdamW{}).New(m.Params()); g.Rank() == 0 {
 			if err := full("optimizer", 0, err); err != nil {
 				return err
 			}
@@ -284,7 +284,7 @@ func TestOffloadReadsAhead(t *testing.T) {
 	m := kit.Wrap(t, &nn.GPT{Vocab: 16, Context: 8, Layers: 3, Dim: 128, Heads: 4}, cfg)
 	defer func() { require.NoError(t, m.Close()) }()
 	var all [][]float32
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		if unit, ok := strings.CutSuffix(p.Name, ".fc.weight"); ok {
 			values[unit], grads[unit] = p.Value.(optim.Host).F32, p.Grad.(optim.Host).F32
 		}

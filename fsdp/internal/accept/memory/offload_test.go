@@ -39,7 +39,7 @@ func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) kit.Bit
 	model := kit.TinyGPT(2)
 	model.Dropout = 0.1
 	m := kit.Wrap(t, model, cfg)
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	require.NoError(t, err)
 	seen := make(kit.Bits)
 	note := func(x float64) { seen["losses"] = append(seen["losses"], math.Float64bits(x)) }
@@ -49,7 +49,7 @@ func variedRun(t require.TestingT, ctx context.Context, cfg fsdp.Config) kit.Bit
 			entries, err := m.Freeze(ctx, func(name string) bool { return strings.HasPrefix(name, "blocks.0") }, opt)
 			require.NoError(t, err)
 			steps := opt.Steps()
-			opt, err = optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+			opt, err = optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 			require.NoError(t, err)
 			require.NoError(t, opt.Adopt(steps, entries))
 		}

@@ -140,7 +140,7 @@ func (j residentJob) train(t *testing.T, ctx context.Context, g comm.Group, grow
 		cfg.Activations.Recompute = kit.Blocks
 	}
 	m := kit.Wrap(t, model, cfg)
-	opt, err := optim.AdamW{}.New(m.Shards())
+	opt, err := optim.AdamW{}.New(m.Params())
 	require.NoError(t, err)
 	batch := []fsdp.Tensor{kit.Tokens(g.Rank(), 256, 4, 32), kit.Tokens(g.Rank()+2, 256, 4, 32)}
 	plan, err := m.Plan(batch...)

@@ -172,7 +172,7 @@ func useOnce(ctx context.Context, g comm.Group) error {
 		if _, err := m.Eval(ctx, kit.GoodBatch(g.Rank())...); err != nil {
 			return err
 		}
-		_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
+		_, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
 		return err
 	}
 	return errors.Join(use(), m.Close())
@@ -187,8 +187,8 @@ func TestSetFullWithoutMemory(t *testing.T) {
 		if g.Rank() == 1 {
 			mem.FailAlloc = mem.Allocs + 1
 		}
-		err := m.SetFull(ctx, 0, nil)
-		require.Regexp(t, `fsdp: rank \d: SetFull: (rank 1: )?allocating \d+ bytes of gathered memory: `+kit.ErrMemoryFull.Error(), err)
+		err := m.LoadStateDict(ctx, 0, nil)
+		require.Regexp(t, `fsdp: rank \d: LoadStateDict: (rank 1: )?allocating \d+ bytes of gathered memory: `+kit.ErrMemoryFull.Error(), err)
 		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		kit.StateBits(t, ctx, m)
 		require.NoError(t, m.Close())
@@ -214,11 +214,11 @@ func TestClosedModel(t *testing.T) {
 				require.EqualError(t, err, fmt.Sprintf(closed, "Eval"))
 				_, err = m.ClipGradNorm(ctx, 1)
 				require.EqualError(t, err, fmt.Sprintf(closed, "ClipGradNorm"))
-				_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
-				require.EqualError(t, err, fmt.Sprintf(closed, "FullState"))
+				_, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				require.EqualError(t, err, fmt.Sprintf(closed, "StateDict"))
 				_, err = m.FullGrads(ctx)
 				require.EqualError(t, err, fmt.Sprintf(closed, "FullGrads"))
-				require.Empty(t, m.Shards())
+				require.Empty(t, m.Params())
 				m.ZeroGrad()
 			}
 			require.NoError(t, g.Barrier(ctx))
@@ -253,7 +253,7 @@ func TestGroupClosedBeforeModel(t *testing.T) {
 		return err
 	}
 	state := func(ctx context.Context, m *fsdp.Sharded) error {
-		_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		_, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		return err
 	}
 	for i, after := range []string{"Wrap", "Wrap", "Forward", "Forward", "Backward", "Backward"} {

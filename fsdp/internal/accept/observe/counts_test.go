@@ -179,7 +179,7 @@ func TestLiveMemory(t *testing.T) {
 		for _, c := range kit.Cuts(world) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Strategy: c.Strategy, ShardRanks: c.Ranks})
-				_, err := optim.AdamW{}.New(m.Shards())
+				_, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				plan, err := m.Plan(kit.GoodBatch(0)...)
 				require.NoError(t, err)

@@ -109,7 +109,7 @@ func TestDryIsThePlanOfWrap(t *testing.T) {
 			require.NoError(t, err)
 			m := kit.Wrap(t, r.Model, there)
 			if makers[name] != nil {
-				_, err = makers[name](m.Shards())
+				_, err = makers[name](m.Params())
 				require.NoError(t, err)
 			}
 			plan, err := m.Plan(kit.TinyBatch(0, g.Rank(), rows, cols)...)

@@ -33,7 +33,7 @@ func (r recorded) train(t *testing.T, from, to int) string {
 		cfg := r.cfg
 		cfg.Group, cfg.WrapPolicy, cfg.Observers = g, kit.Blocks, []fsdp.Observer{fsdp.HashDir(dir)}
 		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		if from > 0 {
 			_, err := m.Load(ctx, r.resume, opt, nil)

@@ -181,7 +181,7 @@ func TestBeside(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		prof := profile.New()
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Observers: []fsdp.Observer{fsdp.TraceDir(dir), fsdp.Profile(prof)}, Strategy: fsdp.FullShard})
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		batch := kit.TinyBatch(0, g.Rank(), 2, 4)
 		for range 4 {

@@ -87,7 +87,7 @@ func TestShardedAsText(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(30), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
-		_, err := optim.AdamW{}.New(m.Shards())
+		_, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, 3))
 		what := fmt.Sprintf("rank %d of 2: parameters 26432, units 31, ", g.Rank())

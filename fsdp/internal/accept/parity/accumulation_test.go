@@ -175,7 +175,7 @@ func (h *history) run(t require.TestingT, ctx context.Context, g comm.Group, k k
 		case "state":
 			kit.StateBits(t, ctx, m)
 		case "full":
-			require.NoError(t, m.Full(ctx, nil, func(params map[string]*tensor.Dense) error { return nil }))
+			require.NoError(t, m.Summon(ctx, nil, func(params map[string]*tensor.Dense) error { return nil }))
 		}
 		if book.passes > 0 {
 			_, err := m.FullGrads(ctx)

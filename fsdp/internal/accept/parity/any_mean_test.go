@@ -43,7 +43,7 @@ func TestAnyEndsJoin(t *testing.T) {
 	for says := range 3 {
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := kit.Chain64(t, g)
-			opt, err := optim.SGD{}.New(m.Shards())
+			opt, err := optim.SGD{}.New(m.Params())
 			require.NoError(t, err)
 			passes, over := 0, false
 			for batch, err := range m.Join(ctx, kit.Batches(2*g.Rank(), func(i int) []fsdp.Tensor { return kit.UnevenBatch(i, g.Rank()) })) {
@@ -167,7 +167,7 @@ func TestParamNorms(t *testing.T) {
 				cfg.Group, cfg.WrapPolicy = g, kit.Blocks
 				cfg.Frozen = func(name string) bool { return name == "wte.weight" }
 				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-				state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				l2, err := m.ParamNorms(ctx, fsdp.L2Norm)
 				require.NoError(t, err)
@@ -187,7 +187,7 @@ func TestParamNorms(t *testing.T) {
 func TestNormsOfUnitGroupsByName(t *testing.T) {
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			kit.Edit(t, p.Value, func(i int, _ float64) float64 {
 				if p.Name == "l1.w" {
 					return mild(fmt.Sprint("expert", g.Rank()/2), p.Offset+i)

@@ -28,7 +28,7 @@ func TestWide(t *testing.T) {
 				cfg.Group, cfg.WrapPolicy = g, fsdp.WrapEach()
 				cfg.Precision = fsdp.Precision{Compute: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(`^b$`))}
 				m := kit.Wrap(t, bares, cfg)
-				masters, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				masters, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				for range 2 {
 					out, err := m.Eval(ctx, kit.Ones(bareLen))
@@ -63,7 +63,7 @@ func TestWideAgain(t *testing.T) {
 		m := kit.Wrap(t, again, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: fsdp.WrapNames(regexp.MustCompile(name))}})
 		out, err := m.Eval(t.Context(), kit.Ones(bareLen))
 		require.NoError(t, err)
-		masters, err := m.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+		masters, err := m.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		for _, got := range out[1:] {
 			require.Equal(t, floats32(masters["a.w"]), floats32(got), name)
@@ -112,7 +112,7 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 		var state *optim.FullState
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Precision: types[0]})
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			for step := range 3 {
 				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
@@ -121,7 +121,7 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 			}
 			require.NoError(t, m.Save(ctx, filepath.Join(dir, "saved"), opt, nil))
 			require.NoError(t, m.Export(ctx, file, &fsdp.ExportOptions{Optimizer: opt}))
-			whole, err := m.FullOptimState(ctx, opt, nil)
+			whole, err := m.OptimStateDict(ctx, opt, nil)
 			require.NoError(t, err)
 			if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 				params, state = b, whole
@@ -130,7 +130,7 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 		for _, from := range []string{"Load", "Import"} {
 			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 				m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Strategy: fsdp.ShardGradOp, WrapPolicy: fsdp.WrapEach(), Precision: types[1], Seed: 9})
-				opt, err := optim.AdamW{}.New(m.Shards())
+				opt, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				if from == "Load" {
 					_, err = m.Load(ctx, filepath.Join(dir, "saved"), opt, nil)
@@ -138,7 +138,7 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 					err = m.Import(ctx, file, &fsdp.ImportOptions{Optimizer: opt})
 				}
 				require.NoError(t, err)
-				got, err := m.FullOptimState(ctx, opt, nil)
+				got, err := m.OptimStateDict(ctx, opt, nil)
 				require.NoError(t, err)
 				if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
 					kit.RequireSameBits(t, params, b, from)

@@ -20,7 +20,7 @@ func everything(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.
 	cfg.Group = g
 	m := kit.Wrap(t, kit.Statistics, cfg)
 	make := optim.AdamW{WeightDecay: 0.1}.New
-	opt, err := make(m.Shards())
+	opt, err := make(m.Params())
 	require.NoError(t, err)
 	scaler, err := optim.LossScale{Init: 8}.New()
 	require.NoError(t, err)
@@ -48,7 +48,7 @@ func everything(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.
 		require.NoError(t, opt.Step(1e-2))
 		m.ZeroGrad()
 		forward(4*step + 3) // discarded
-		require.NoError(t, m.Full(ctx, []string{"l1.w"}, func(p kit.Params) error {
+		require.NoError(t, m.Summon(ctx, []string{"l1.w"}, func(p kit.Params) error {
 			clear(kit.Elements(p["l1.w"])[:step+1])
 			return nil
 		}, fsdp.WriteBack(g.Size()-1)))
@@ -128,7 +128,7 @@ func TestUnitGroupsOwnTheirBuffers(t *testing.T) {
 // over first.
 func TestSetFullOwnsItsBuffers(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
-	for _, how := range []string{"SetFull", "Full"} {
+	for _, how := range []string{"LoadStateDict", "Summon"} {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			strict := kit.NewStrictGroup(g)
 			m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Group: strict, Precision: kit.Float64s, WrapPolicy: kit.Blocks, Prefetch: 2})
@@ -143,12 +143,12 @@ func TestSetFullOwnsItsBuffers(t *testing.T) {
 				}
 				return nil
 			}
-			state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, errors.Join(err, double(state)))
-			if how == "SetFull" {
-				err = m.SetFull(ctx, 1, map[int]map[string]*tensor.Dense{1: state}[g.Rank()])
+			if how == "LoadStateDict" {
+				err = m.LoadStateDict(ctx, 1, map[int]map[string]*tensor.Dense{1: state}[g.Rank()])
 			} else {
-				err = m.Full(ctx, nil, double, fsdp.WriteBack(1))
+				err = m.Summon(ctx, nil, double, fsdp.WriteBack(1))
 			}
 			require.NoError(t, err)
 			strict.Book.Require(t)

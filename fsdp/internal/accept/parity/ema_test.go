@@ -41,9 +41,9 @@ func TestEMAResumes(t *testing.T) {
 					require.NoError(t, m.Save(ctx, filepath.Join(dir, "ckpt"), opt, nil))
 					file := filepath.Join(dir, "file")
 					require.NoError(t, m.Export(ctx, file, &fsdp.ExportOptions{Optimizer: opt}))
-					full, err := m.FullOptimState(ctx, opt, nil)
+					full, err := m.OptimStateDict(ctx, opt, nil)
 					require.NoError(t, err)
-					values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+					values, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					state := kit.StateOfAll(t, ctx, m, opt)
 					for _, name := range []string{"a.w", "a.b", "b.w"} {
@@ -57,8 +57,8 @@ func TestEMAResumes(t *testing.T) {
 						case "file":
 							require.NoError(t, again.Import(ctx, file, &fsdp.ImportOptions{Optimizer: next}))
 						case "full":
-							require.NoError(t, again.SetFull(ctx, 0, values))
-							require.NoError(t, again.SetFullOptim(ctx, 0, next, full, nil))
+							require.NoError(t, again.LoadStateDict(ctx, 0, values))
+							require.NoError(t, again.LoadOptimStateDict(ctx, 0, next, full, nil))
 						default:
 							_, err := again.Load(ctx, filepath.Join(dir, carrier), next, nil)
 							require.NoError(t, err)
@@ -121,9 +121,9 @@ func TestEMABeginsLate(t *testing.T) {
 		require.NoError(t, optim.EMA(opt, 0.75))
 		require.NoError(t, optim.Swap(opt))
 		require.NoError(t, optim.Swap(opt))
-		values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		values, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
-		full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+		full, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		for name, v := range values {
 			require.Equal(t, v.Float32s(), full.Params[name].Entries["ema"].F32, name)
@@ -139,7 +139,7 @@ func TestSwapEvaluates(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		frozen := func(c *fsdp.Config) { c.Frozen = func(name string) bool { return name == "l1.w" } }
 		m, other := kit.Chain64(t, g, frozen), kit.Chain64(t, g)
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, 0.5))
 		for i := range 4 {
@@ -153,9 +153,9 @@ func TestSwapEvaluates(t *testing.T) {
 			return kit.Elements(out[0])
 		}
 		before := evaluate(m)
-		values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		values, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
-		full, err := m.FullOptimState(ctx, opt, nil)
+		full, err := m.OptimStateDict(ctx, opt, nil)
 		require.NoError(t, err)
 		if g.Rank() == 0 {
 			for name, p := range full.Params {
@@ -163,12 +163,12 @@ func TestSwapEvaluates(t *testing.T) {
 			}
 			require.NotContains(t, full.Params, "l1.w")
 		}
-		require.NoError(t, other.SetFull(ctx, 0, values))
+		require.NoError(t, other.LoadStateDict(ctx, 0, values))
 		require.NoError(t, optim.Swap(opt))
 		require.Equal(t, evaluate(other), evaluate(m))
 		require.NotEqual(t, before, evaluate(m))
 		for _, err := range []error{
-			m.Save(ctx, dir, opt, nil), kit.ErrorOf(m.Load(ctx, dir, opt, nil)), kit.ErrorOf(m.FullOptimState(ctx, opt, nil)), m.SetFullOptim(ctx, 0, opt, full, nil),
+			m.Save(ctx, dir, opt, nil), kit.ErrorOf(m.Load(ctx, dir, opt, nil)), kit.ErrorOf(m.OptimStateDict(ctx, opt, nil)), m.LoadOptimStateDict(ctx, 0, opt, full, nil),
 			m.Export(ctx, filepath.Join(dir, "file"), &fsdp.ExportOptions{Optimizer: opt}), kit.ErrorOf(m.Freeze(ctx, nil, opt)),
 		} {
 			require.ErrorIs(t, err, optim.ErrSwapped)
@@ -177,9 +177,9 @@ func TestSwapEvaluates(t *testing.T) {
 		require.NoError(t, m.Save(ctx, dir, nil, nil))
 		swapped := evaluate(m)
 		for method, err := range map[string]error{
-			"Load": kit.ErrorOf(m.Load(ctx, dir, nil, nil)), "SetFull": m.SetFull(ctx, 0, values), "Freeze": kit.ErrorOf(m.Freeze(ctx, nil, nil)),
+			"Load": kit.ErrorOf(m.Load(ctx, dir, nil, nil)), "LoadStateDict": m.LoadStateDict(ctx, 0, values), "Freeze": kit.ErrorOf(m.Freeze(ctx, nil, nil)),
 			"Import": m.Import(ctx, filepath.Join(dir, "averages"), nil),
-			"Full":   m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(1)),
+			"Summon": m.Summon(ctx, nil, func(map[string]*tensor.Dense) error { return nil }, fsdp.WriteBack(1)),
 		} {
 			require.ErrorIs(t, err, optim.ErrSwapped, method)
 			require.ErrorContains(t, err, method)
@@ -216,7 +216,7 @@ func TestSwapAfterLoad(t *testing.T) {
 	kit.OnRanks(t, 16, func(ctx context.Context, g comm.Group) {
 		for _, resumed := range []bool{false, true} {
 			m := kit.Chain64(t, g)
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			require.NoError(t, optim.EMA(opt, 0.5))
 			if resumed {
@@ -237,7 +237,7 @@ func TestSwapAfterLoad(t *testing.T) {
 func TestRanksAverageDifferently(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Chain64(t, g)
-		opt, err := optim.SGD{}.New(m.Shards())
+		opt, err := optim.SGD{}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(opt, []float64{0.5, 0.75}[g.Rank()]))
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(0))
@@ -256,7 +256,7 @@ func TestEMAFreezes(t *testing.T) {
 		want := kit.StateOfAll(t, ctx, m, opt)
 		kept, err := m.Freeze(ctx, func(name string) bool { return name == "a.b" }, opt)
 		require.NoError(t, err)
-		next, err := eightBits.New(m.Shards())
+		next, err := eightBits.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, optim.EMA(next, 0.75))
 		require.NoError(t, next.Adopt(opt.Steps(), kept))

@@ -51,7 +51,7 @@ func (p phases) reference(t require.TestingT, world int, make func([]optim.Param
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g})
 		var frozen func(string) bool
 		opts := []optim.Optimizer{}
-		list := absentWhere(m.Shards(), &frozen)
+		list := absentWhere(m.Params(), &frozen)
 		opt, err := make(list)
 		require.NoError(t, err)
 		opts = append(opts, opt)
@@ -82,7 +82,7 @@ func (p phases) train(t require.TestingT, world int, make func([]optim.Param) (o
 		cfg := cfg
 		cfg.Group, cfg.Frozen = g, someFrozen[p[0]]
 		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-		opt, err := make(m.Shards())
+		opt, err := make(m.Params())
 		require.NoError(t, err)
 		for step, phase := range p {
 			if step > 0 && phase != p[step-1] {
@@ -153,7 +153,7 @@ func TestFreezeIsAFreshWrap(t *testing.T) {
 				fresh := kit.Wrap(t, kit.TinyGPT(2), cfg)
 				cfg.Frozen = someFrozen[(i+1)%len(someFrozen)]
 				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-				opt, err := optim.AdamW{}.New(m.Shards())
+				opt, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 				require.NoError(t, opt.Step(0))
@@ -167,11 +167,11 @@ func TestFreezeIsAFreshWrap(t *testing.T) {
 				require.Equal(t, fresh.Memory().Live, m.Memory().Live)
 				require.Empty(t, kit.GradsOf(t, ctx, m), "gradients are dropped")
 				var names, wantNames []string
-				for _, p := range m.Shards() {
+				for _, p := range m.Params() {
 					require.True(t, p.Absent())
 					names = append(names, p.Name)
 				}
-				for _, p := range fresh.Shards() {
+				for _, p := range fresh.Params() {
 					wantNames = append(wantNames, p.Name)
 				}
 				require.Equal(t, wantNames, names)
@@ -210,7 +210,7 @@ func TestFreezeErrors(t *testing.T) {
 				cfg := cfg
 				cfg.Group = g
 				m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-				opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+				opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 				require.NoError(t, err)
 				live := m.Memory().Live
 				for step := range 2 {
@@ -271,7 +271,7 @@ func TestEverythingFrozen(t *testing.T) {
 					require.Equal(t, plan.Peak(), m.Memory().Peak)
 					require.NoError(t, m.NoSync(func() error { kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank())); return nil }))
 					require.NoError(t, m.SyncGrads(ctx))
-					require.Empty(t, m.Shards())
+					require.Empty(t, m.Params())
 					require.Empty(t, kit.GradsOf(t, ctx, m))
 					norm, err := m.ClipGradNorm(ctx, 1)
 					require.NoError(t, err)
@@ -311,7 +311,7 @@ func (o prefixed) State() []optim.Entry {
 func TestFreezeKeepsNames(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
-		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+		opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 		require.NoError(t, err)
 		kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		require.NoError(t, opt.Step(0.1))
@@ -338,7 +338,7 @@ func TestFreezeKeepsNames(t *testing.T) {
 func TestFreezeComparesState(t *testing.T) {
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, opt.Adopt(g.Rank(), nil))
 		before := kit.StateBits(t, ctx, m)

@@ -87,7 +87,7 @@ func (want goldenJoin) wrap(t *testing.T, g comm.Group, name string, cfg fsdp.Co
 	}
 	cfg.Group, cfg.Precision, cfg.WrapPolicy, cfg.Poison = g, kit.Float64s, fsdp.WrapEach(), true
 	m := kit.Wrap(t, goldenMLP, cfg)
-	goldenInit(t, goldenMLPOrder, m.Shards())
+	goldenInit(t, goldenMLPOrder, m.Params())
 	return m, goldenMLPBatch
 }
 
@@ -99,7 +99,7 @@ func (want goldenJoin) train(t *testing.T, ctx context.Context, g comm.Group, na
 	if strings.Contains(name, "adamw") {
 		o = goldenOptimizers["adamw_wd0.1"]
 	}
-	opt, err := o.build(m.Shards())
+	opt, err := o.build(m.Params())
 	require.NoError(t, err)
 	losses := want.Losses[g.Rank()]
 	step := 0
@@ -116,7 +116,7 @@ func (want goldenJoin) train(t *testing.T, ctx context.Context, g comm.Group, na
 		require.InDelta(t, want.GradNorm[step], norm, tol*norm)
 		require.NoError(t, opt.Step(o.lr))
 		m.ZeroGrad()
-		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		squares, sum := 0.0, 0.0
 		for _, v := range state {
@@ -128,7 +128,7 @@ func (want goldenJoin) train(t *testing.T, ctx context.Context, g comm.Group, na
 		step++
 	}
 	require.Len(t, want.GradNorm, step)
-	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	requireStats(t, want.Params, state, tol, nil)
 }

@@ -50,7 +50,7 @@ func TestGoldenStrategies(t *testing.T) {
 func (want goldenPair) train(t *testing.T, ctx context.Context, g comm.Group, name string, l placement) {
 	o, prec := goldenSetting(t, name)
 	m := wrapGolden(t, "gpt_untied_erf", g, prec.typ, fsdp.Config{Strategy: l.strategy, ShardRanks: l.ranks})
-	opt, err := o.build(m.Shards())
+	opt, err := o.build(m.Params())
 	require.NoError(t, err)
 	want.requireUnits(t, m)
 	each := len(want.Losses[0]) / len(want.GradNorm) // backwards for an update
@@ -67,7 +67,7 @@ func (want goldenPair) train(t *testing.T, ctx context.Context, g comm.Group, na
 		m.ZeroGrad()
 	}
 	if want.Params != nil {
-		got, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		got, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		requireStats(t, want.Params, got, prec.tol, func(p string) bool { // see trainGolden
 			return prec.typ == fsdp.Float32 && strings.Contains(name, "adam") && strings.HasSuffix(p, "qkv.bias")

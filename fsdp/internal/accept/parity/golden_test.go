@@ -164,7 +164,7 @@ func wrapGolden(t *testing.T, family string, g comm.Group, typ fsdp.DType, cfg f
 	cfg.Poison = true
 	m, err := fsdp.Wrap(newGoldenModel(family), cfg)
 	require.NoError(t, err)
-	goldenInit(t, goldenFamily(t, family)["f64"].ParamOrder, m.Shards())
+	goldenInit(t, goldenFamily(t, family)["f64"].ParamOrder, m.Params())
 	return m
 }
 
@@ -296,7 +296,7 @@ func TestGoldenTraining(t *testing.T) {
 
 func trainGolden(t *testing.T, ctx context.Context, g comm.Group, family string, prec precision, name string, o goldenOptimizer, want goldenTraining) {
 	m := wrapGolden(t, family, g, prec.typ, fsdp.Config{})
-	opt, err := o.build(m.Shards())
+	opt, err := o.build(m.Params())
 	require.NoError(t, err)
 	for step := range want.Loss {
 		loss := goldenStep(t, ctx, m, g, step)
@@ -312,7 +312,7 @@ func trainGolden(t *testing.T, ctx context.Context, g comm.Group, family string,
 		m.ZeroGrad()
 		done := fmt.Sprint(step + 1)
 		if params, ok := want.Params[done]; ok {
-			got, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			got, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			// The key third of qkv.bias has a gradient that is zero but for rounding, which Adam scales up
 			// to full steps; in float32 that tensor is noise.

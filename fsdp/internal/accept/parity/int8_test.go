@@ -57,7 +57,7 @@ func TestForwardSeesBlocks(t *testing.T) {
 				cfg.Group, cfg.WrapPolicy = g, fsdp.WrapEach()
 				cfg.Precision = fsdp.Precision{Gather: fsdp.Int8, Full: onlyFull}
 				m := kit.Wrap(t, bareBlocks(640), cfg)
-				want, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				want, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				out, err := m.Eval(ctx, kit.Ones(640))
 				require.NoError(t, err)
@@ -77,7 +77,7 @@ func TestForwardSeesBlocks(t *testing.T) {
 func TestVectorsAreNoBlocks(t *testing.T) {
 	kit.Needs(t, kit.EightBits)
 	m := kit.Wrap(t, bareBlocks(640), fsdp.Config{WrapPolicy: fsdp.WrapEach(), Precision: fsdp.Precision{Gather: fsdp.Int8}})
-	state, err := m.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	out, err := m.Eval(t.Context(), kit.Ones(640))
 	require.NoError(t, err)
@@ -143,7 +143,7 @@ func TestInt8AfterLoad(t *testing.T) {
 		states := make([]kit.Bits, world)
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Precision: fsdp.Precision{Gather: fsdp.Int8, Reduce: fsdp.Int8}})
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			steps := func(first, n int) {
 				for step := first; step < first+n; step++ {
@@ -283,7 +283,7 @@ func TestInt8BesideOthers(t *testing.T) {
 				cfg := cfg
 				cfg.Group, cfg.Precision = g, fsdp.Precision{TypesOf: types}
 				m := kit.Wrap(t, bares, cfg)
-				state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err)
 				out, err := m.Eval(ctx, kit.Ones(bareLen))
 				require.NoError(t, err)

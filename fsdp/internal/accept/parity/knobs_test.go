@@ -211,7 +211,7 @@ func (w workload) train(t require.TestingT, k knobSet) kit.Bits {
 // steps trains one rank.
 func (w workload) steps(t require.TestingT, ctx context.Context, m *fsdp.Sharded, k knobSet, rank int) kit.Record {
 	rec := make(kit.Record)
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	require.NoError(t, err)
 	for step := range 2 {
 		rec["loss"] = append(rec["loss"], w.accumulate(t, ctx, m, k, step, rank)...)
@@ -233,7 +233,7 @@ func (w workload) steps(t require.TestingT, ctx context.Context, m *fsdp.Sharded
 		require.NoError(t, opt.Step(1e-2))
 		m.ZeroGrad()
 	}
-	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	rec.Add("parameter", state)
 	return rec
@@ -295,7 +295,7 @@ func distract(t require.TestingT, ctx context.Context, m *fsdp.Sharded, batch []
 	require.NoError(t, err)
 	_, err = m.Plan(batch...)
 	require.NoError(t, err)
-	_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	_, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 }
 

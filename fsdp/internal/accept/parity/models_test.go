@@ -33,7 +33,7 @@ func meanLoss(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.G
 // lossAt returns the mean loss with h added to element i of a parameter, which the rank that owns
 // it does for the while.
 func lossAt(t require.TestingT, ctx context.Context, m *fsdp.Sharded, g comm.Group, batch []fsdp.Tensor, name string, i int, h float64) float64 {
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		if at := i - p.Offset; p.Name == name && at >= 0 && at < p.Value.Len() {
 			old := kit.CopyOf(t, p.Value)
 			defer func() { require.NoError(t, p.Value.Write(old)) }()
@@ -120,7 +120,7 @@ func TestGPTDifferences(t *testing.T) {
 func TestOneCallOrMany(t *testing.T) {
 	run := func(m kit.Model) (float64, map[string]*tensor.Dense) {
 		s := kit.Wrap(t, m, fsdp.Config{Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
-		for _, p := range s.Shards() {
+		for _, p := range s.Params() {
 			kit.Edit(t, p.Value, func(i int, _ float64) float64 { return kit.Value(i+p.Offset, int(p.Name[len(p.Name)-3])) })
 		}
 		loss := kit.ForwardBackward(t, t.Context(), s, kit.ShapeBatch(0))

@@ -48,7 +48,7 @@ func trainMuon(t require.TestingT, world int, muon optim.Muon, cfg fsdp.Config) 
 		cfg := cfg
 		cfg.Group, cfg.WrapPolicy = g, kit.Blocks
 		m := kit.Wrap(t, kit.TinyGPT(2), cfg)
-		opt, err := muonFor(muon, m.Shards())
+		opt, err := muonFor(muon, m.Params())
 		require.NoError(t, err)
 		for step := range 3 {
 			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
@@ -67,7 +67,7 @@ func trainMuon(t require.TestingT, world int, muon optim.Muon, cfg fsdp.Config) 
 
 // muonBits returns the parameters and the state of an optimizer.
 func muonBits(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) kit.Bits {
-	state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	b := kit.StateBits(t, ctx, m)
 	for name, p := range state.Params {
@@ -109,7 +109,7 @@ func TestMuonCheckpoints(t *testing.T) {
 	run := func(ranks int, save bool, cut shard.Cut) (all kit.Bits) {
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.CutAll(cut), Seed: uint64(ranks)})
-			opt, err := muonFor(optim.Muon{}, m.Shards())
+			opt, err := muonFor(optim.Muon{}, m.Params())
 			require.NoError(t, err)
 			if save {
 				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
@@ -138,7 +138,7 @@ func TestMuonInOwnGroups(t *testing.T) {
 	states := make([]kit.Bits, 4)
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
-		matrices := slices.DeleteFunc(m.Shards(), func(p optim.Param) bool { return len(p.Shape) < 2 })
+		matrices := slices.DeleteFunc(m.Params(), func(p optim.Param) bool { return len(p.Shape) < 2 })
 		opt, err := optim.Muon{}.New(matrices)
 		require.NoError(t, err)
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
@@ -168,7 +168,7 @@ func TestMuonOnOneRank(t *testing.T) {
 		passed := make(chan struct{}) // rank 0, whose pass the loss of rank 1 would end
 		err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
 			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
-			opt, err := muonFor(optim.Muon{Method: optim.Owner}, m.Shards())
+			opt, err := muonFor(optim.Muon{Method: optim.Owner}, m.Params())
 			require.NoError(t, err)
 			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 			if g.Rank() == 1 {

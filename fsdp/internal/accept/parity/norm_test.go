@@ -33,7 +33,7 @@ func mild(name string, i int) float64 { return gradient(name, i) / math.Pow(10, 
 
 // setGrads writes gradients into the shards.
 func setGrads(t require.TestingT, m *fsdp.Sharded, f func(name string, i int) float64) {
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		kit.Edit(t, p.Grad, func(i int, _ float64) float64 { return f(p.Name, p.Offset+i) })
 	}
 }
@@ -162,7 +162,7 @@ func TestNormsDoNotDependOnLayout(t *testing.T) {
 func requireExact(t require.TestingT, ctx context.Context, n norms, m *fsdp.Sharded, f func(string, int) float64, dtype fsdp.DType) {
 	var all []float64
 	names := make(map[string]bool)
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		names[p.Name] = true
 		var own []float64
 		for i := range p.Grad.Len() {

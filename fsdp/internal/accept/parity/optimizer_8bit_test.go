@@ -45,7 +45,7 @@ func makeSteps(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, from, t
 func eight(t require.TestingT, g comm.Group, cfg fsdp.Config, c optim.AdamW) (*fsdp.Sharded, optim.Optimizer) {
 	cfg.Group, cfg.Poison = g, true
 	m := kit.Wrap(t, eightModel, cfg)
-	params := m.Shards()
+	params := m.Params()
 	for i := range params {
 		params[i].Absent = nil // there are no passes here
 	}
@@ -72,9 +72,9 @@ func TestEightBitsResume(t *testing.T) {
 					require.NoError(t, err)
 					file := filepath.Join(dir, "file")
 					require.NoError(t, m.Export(ctx, file, &fsdp.ExportOptions{Optimizer: opt}))
-					full, err := m.FullOptimState(ctx, opt, nil)
+					full, err := m.OptimStateDict(ctx, opt, nil)
 					require.NoError(t, err)
-					values, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+					values, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					state := kit.StateOfAll(t, ctx, m, opt)
 					makeSteps(t, m, opt, 3, 5)
@@ -86,8 +86,8 @@ func TestEightBitsResume(t *testing.T) {
 						case "file":
 							require.NoError(t, again.Import(ctx, file, &fsdp.ImportOptions{Optimizer: next}))
 						case "full":
-							require.NoError(t, again.SetFull(ctx, 0, values))
-							require.NoError(t, again.SetFullOptim(ctx, 0, next, full, nil))
+							require.NoError(t, again.LoadStateDict(ctx, 0, values))
+							require.NoError(t, again.LoadOptimStateDict(ctx, 0, next, full, nil))
 						default:
 							_, err := again.Load(ctx, filepath.Join(dir, carrier), next, nil)
 							require.NoError(t, err)
@@ -124,7 +124,7 @@ func TestEightBitsOtherRanks(t *testing.T) {
 			cuts := make(map[int]bool)
 			for r := range world {
 				own := []int64{0}
-				for _, p := range m.Shards() {
+				for _, p := range m.Params() {
 					if p.Name == "b.w" {
 						own[0] = int64(p.Offset / 256)
 					}
@@ -145,9 +145,9 @@ func TestEightBitsOtherRanks(t *testing.T) {
 				require.NoError(t, err)
 				kit.RequireSameBits(t, before, kit.StateOfAll(t, ctx, wideModel, wide), "8 bits in 32")
 				again, next := eight(t, g, cfg, eightBits)
-				full, err := wideModel.FullOptimState(ctx, wide, nil)
+				full, err := wideModel.OptimStateDict(ctx, wide, nil)
 				require.NoError(t, err)
-				require.NoError(t, again.SetFullOptim(ctx, 0, next, full, nil))
+				require.NoError(t, again.LoadOptimStateDict(ctx, 0, next, full, nil))
 				kit.RequireSameBits(t, all, kit.StateOfAll(t, ctx, again, next), "32 bits in 8")
 			}
 			require.NoError(t, m.Save(ctx, dir, opt, nil))
@@ -169,7 +169,7 @@ func TestEightBitsFreeze(t *testing.T) {
 		want := kit.StateOfAll(t, ctx, m, opt)
 		kept, err := m.Freeze(ctx, func(name string) bool { return name == "a.b" }, opt)
 		require.NoError(t, err)
-		next, err := eightBits.New(m.Shards())
+		next, err := eightBits.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, next.Adopt(opt.Steps(), kept))
 		got := kit.StateOfAll(t, ctx, m, next)
@@ -187,7 +187,7 @@ func TestEightBitsOnOneRank(t *testing.T) {
 		if g.Rank() == 1 {
 			c.Rules = []optim.Rule{{Match: func(p optim.Param) bool { return p.Name == "wte.weight" }, Bits: new(8)}}
 		}
-		opt, err := c.New(m.Shards())
+		opt, err := c.New(m.Params())
 		require.NoError(t, err)
 		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
 		require.NoError(t, opt.Step(0.1))
@@ -197,8 +197,8 @@ func TestEightBitsOnOneRank(t *testing.T) {
 	})
 	dir := t.TempDir()
 	for call, collect := range map[string]func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error{
-		"FullOptimState": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
-			_, err := m.FullOptimState(ctx, opt, nil)
+		"OptimStateDict": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
+			_, err := m.OptimStateDict(ctx, opt, nil)
 			return err
 		},
 		"Save": func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer) error {
@@ -237,7 +237,7 @@ func TestEightBitsMemory(t *testing.T) {
 		for i, bits := range []int{0, 8} {
 			m := kit.Wrap(t, model, fsdp.Config{Group: g})
 			before := m.Memory().Live
-			opt, err := optim.AdamW{Bits: bits}.New(m.Shards())
+			opt, err := optim.AdamW{Bits: bits}.New(m.Params())
 			require.NoError(t, err)
 			v, err := m.SaveAsync(ctx, filepath.Join(dir, []string{"wide", "narrow"}[i]), opt, nil)
 			require.NoError(t, err)
@@ -249,7 +249,7 @@ func TestEightBitsMemory(t *testing.T) {
 		}
 		large := 0 // elements of this rank that are in 8 bits
 		m := kit.Wrap(t, model, fsdp.Config{Group: g})
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			if n := p.Shape[0] * p.Shape[len(p.Shape)-1]; len(p.Shape) == 2 && n >= 4096 {
 				large += p.Value.Len()
 			}
@@ -272,7 +272,7 @@ func TestEightBitsTrain(t *testing.T) {
 			}
 			m := kit.Wrap(t, model, cfg)
 			rules := []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(bits)}}
-			opt, err := optim.AdamW{WeightDecay: 0.1, Rules: rules}.New(m.Shards())
+			opt, err := optim.AdamW{WeightDecay: 0.1, Rules: rules}.New(m.Params())
 			require.NoError(t, err)
 			for step := range 60 {
 				loss := kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step%4, 0, 2, kit.TinyContext))

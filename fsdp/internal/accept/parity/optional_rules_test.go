@@ -63,11 +63,11 @@ func TestOptionalLeavesAlone(t *testing.T) {
 			cfg := cfg
 			cfg.Group, cfg.WrapPolicy, cfg.Precision = g, fsdp.WrapEach(), kit.Float64s
 			m := kit.Wrap(t, &sighted{}, cfg)
-			opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+			opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 			require.NoError(t, err)
 			look := func() kit.Bits {
 				all := kit.StateBits(t, ctx, m)
-				full, err := m.FullOptimState(ctx, opt, nil)
+				full, err := m.OptimStateDict(ctx, opt, nil)
 				require.NoError(t, err)
 				if full != nil {
 					for _, e := range full.Entries() {

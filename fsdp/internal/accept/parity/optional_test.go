@@ -208,7 +208,7 @@ func (o *optionalRun) train(t require.TestingT, ctx context.Context, g comm.Grou
 		})
 	}
 	m := kit.Wrap(t, o.model(nil), cfg)
-	opt, err := kit.ScriptOptimizer(m.Shards())
+	opt, err := kit.ScriptOptimizer(m.Params())
 	require.NoError(t, err)
 	look := func(of func(context.Context, *fsdp.Sharded) (kit.Params, error)) {
 		all, err := of(ctx, m)
@@ -298,7 +298,7 @@ func (o *optionalRun) pass(t require.TestingT, p *optionalPass, states, grads []
 			for name, v := range states[r] {
 				state[name] = kit.TensorOf(v)
 			}
-			require.NoError(t, m.SetFull(ctx, 0, state))
+			require.NoError(t, m.LoadStateDict(ctx, 0, state))
 			batch := optionalBatch(seed(r), []bool{true, true, there[2], there[3]})
 			loss = kit.ForwardBackward(t, ctx, m, batch)
 			each[r] = kit.GradsOf(t, ctx, m)

@@ -330,7 +330,7 @@ func (c parityCell) train(t *testing.T) kit.Record {
 		r := g.Rank()
 		records[r] = make(kit.Record)
 		m := kit.Wrap(t, c.Model, c.config(g))
-		opt := kit.Momentum(t, m.Shards())
+		opt := kit.Momentum(t, m.Params())
 		for step := range paritySteps {
 			for i := range c.backwards {
 				var opts []fsdp.BackwardOption
@@ -349,7 +349,7 @@ func (c parityCell) train(t *testing.T) kit.Record {
 		grads, err := m.FullGrads(ctx)
 		require.NoError(t, err)
 		require.Empty(t, grads, "ZeroGrad leaves no gradients")
-		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		records[r].Add("parameter", state)
 		require.NoError(t, m.Close())
@@ -365,7 +365,7 @@ func (c parityCell) train(t *testing.T) kit.Record {
 func (c parityCell) alone(t *testing.T) kit.Record {
 	ctx, rec := t.Context(), make(kit.Record)
 	m := kit.Wrap(t, c.Model, c.single())
-	opt := kit.Momentum(t, m.Shards())
+	opt := kit.Momentum(t, m.Params())
 	scale := 1.0
 	if c.extra.divide == fsdp.ByOne {
 		scale = float64(c.world)
@@ -387,7 +387,7 @@ func (c parityCell) alone(t *testing.T) kit.Record {
 		require.NoError(t, opt.Step(c.rate()))
 		m.ZeroGrad()
 	}
-	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	rec.Add("parameter", state)
 	return rec
@@ -428,12 +428,12 @@ func (c parityCell) emulate(t *testing.T) kit.Record {
 	m := kit.Wrap(t, c.Model, c.single())
 	e := &emulation{parityCell: c, grads: make(map[string]*tensor.Dense), present: make(map[string]bool)}
 	var err error
-	e.state, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	e.state, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
-	opt := kit.Momentum(t, e.params(m.Shards()))
+	opt := kit.Momentum(t, e.params(m.Params()))
 	losses := make([][]float64, c.world)
 	for step := range paritySteps {
-		require.NoError(t, m.SetFull(ctx, 0, e.gathered()))
+		require.NoError(t, m.LoadStateDict(ctx, 0, e.gathered()))
 		e.zeroGrad()
 		for first := 0; first < len(c.backwards); {
 			last := first // of those that are reduced together

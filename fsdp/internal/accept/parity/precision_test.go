@@ -70,7 +70,7 @@ func TestForwardSeesRoundedParameters(t *testing.T) {
 					cfg := cfg
 					cfg.Group, cfg.WrapPolicy = g, fsdp.WrapEach()
 					exact := kit.Wrap(t, bares, cfg)
-					want, err := exact.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+					want, err := exact.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					cfg.Precision.Gather = typ
 					m := kit.Wrap(t, bares, cfg)
@@ -218,7 +218,7 @@ func TestLossScaling(t *testing.T) {
 				cfg := cfg
 				cfg.Group, cfg.WrapPolicy, cfg.Precision = g, fsdp.WrapEach(), fsdp.Precision{Gather: fsdp.Float16, Reduce: fsdp.Float16}
 				m := kit.Wrap(t, bares, cfg)
-				opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+				opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 				require.NoError(t, err)
 				scaler, err := optim.LossScale{Init: 1 << 20, Interval: 2}.New()
 				require.NoError(t, err)
@@ -407,7 +407,7 @@ func TestFullDecides(t *testing.T) {
 		Gather: fsdp.BFloat16,
 		Full:   func(c fsdp.CallInfo, p fsdp.Param) bool { return c.Name == "b" && strings.HasPrefix(p.Name, "b.") },
 	}})
-	state, err := m.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	out, err := m.Eval(t.Context(), kit.Ones(bareLen))
 	require.NoError(t, err)
@@ -423,7 +423,7 @@ func TestIgnoredAreNotRounded(t *testing.T) {
 			Group: g, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
 			Ignored: func(name string) bool { return name == "b.w" },
 		})
-		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		out, err := m.Eval(ctx, kit.Ones(bareLen))
 		require.NoError(t, err)

@@ -215,10 +215,10 @@ func (n *naive) do(d *deed) (seen []kit.Record, refusal string) {
 			return nil, areHeld
 		}
 		n.last = nil
-		state, err := n.ranks[0].FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		state, err := n.ranks[0].StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(n.t, err)
 		each(func(r int, m *fsdp.Sharded) kit.Record {
-			require.NoError(n.t, m.SetFull(ctx, 0, d.given(state)))
+			require.NoError(n.t, m.LoadStateDict(ctx, 0, d.given(state)))
 			return nil
 		})
 	case "freeze":
@@ -289,7 +289,7 @@ func (n *naive) update() {
 
 // state returns the parameters and buffers of a rank.
 func (n *naive) state(rank int) kit.Record {
-	state, err := n.ranks[rank].FullState(context.Background(), &fsdp.StateDictOptions{AllRanks: true})
+	state, err := n.ranks[rank].StateDict(context.Background(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(n.t, err)
 	return kit.RecordOf(state)
 }
@@ -306,7 +306,7 @@ func (n *naive) set(rank int, values kit.Record, chosen func(name string) bool) 
 			given[name] = tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(v)))
 		}
 	}
-	require.NoError(n.t, n.ranks[rank].SetFull(context.Background(), 0, given))
+	require.NoError(n.t, n.ranks[rank].LoadStateDict(context.Background(), 0, given))
 }
 
 // actor plays a script on one rank.
@@ -371,7 +371,7 @@ func (a *actor) do(ctx context.Context, d *deed) (seen kit.Record, err error) {
 		look := m.FullGrads
 		if d.Kind == "state" {
 			look = func(ctx context.Context) (map[string]*tensor.Dense, error) {
-				return m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				return m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			}
 		}
 		tensors, err := look(ctx)
@@ -393,7 +393,7 @@ func (a *actor) do(ctx context.Context, d *deed) (seen kit.Record, err error) {
 			return seen, err
 		}
 		steps := a.opt.Steps()
-		a.opt, err = kit.ScriptOptimizer(m.Shards())
+		a.opt, err = kit.ScriptOptimizer(m.Params())
 		require.NoError(a.t, err)
 		return seen, a.opt.Adopt(steps, entries)
 	}
@@ -463,16 +463,16 @@ func (a *actor) set(ctx context.Context, d *deed) error {
 		return out
 	}
 	if d.Kind == "write back" {
-		return a.m.Full(ctx, nil, func(p kit.Params) error {
+		return a.m.Summon(ctx, nil, func(p kit.Params) error {
 			out := given(p)
 			clear(p) // what is left would be given to all, buffers included
 			maps.Copy(p, out)
 			return nil
 		}, fsdp.WriteBack(root))
 	}
-	state, err := a.m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := a.m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(a.t, err)
-	return a.m.SetFull(ctx, root, given(state))
+	return a.m.LoadStateDict(ctx, root, given(state))
 }
 
 // settle ends all forwards and requires that nothing but the shards, and gradients that are not
@@ -507,7 +507,7 @@ func (s *script) play(t require.TestingT, ctx context.Context, g comm.Group, k k
 	}
 	a := &actor{script: s, t: t, g: g, m: kit.Wrap(t, kit.ScriptModel(s.Model), cfg)}
 	var err error
-	a.opt, err = kit.ScriptOptimizer(a.m.Shards())
+	a.opt, err = kit.ScriptOptimizer(a.m.Params())
 	require.NoError(t, err)
 	all := make(kit.Bits)
 	for i := range s.Deeds {

@@ -50,7 +50,7 @@ func TestAccumulation(t *testing.T) {
 		first := kit.GradsOf(t, ctx, m)
 		m.ZeroGrad()
 		require.Empty(t, kit.GradsOf(t, ctx, m), "no parameter has a gradient")
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			require.True(t, p.Absent())
 			require.Equal(t, make([]float64, p.Grad.Len()), kit.Numbers(t, p.Grad))
 		}
@@ -194,7 +194,7 @@ func TestRanksWithoutParameters(t *testing.T) {
 	owned := make([]int, world)
 	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Regression, fsdp.Config{Group: g, Precision: kit.Float64s})
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			owned[g.Rank()] += p.Value.Len()
 		}
 		update := kit.Updater(t, m, 1)
@@ -223,9 +223,9 @@ func TestInitAsksForWhatIsOwned(t *testing.T) {
 			}
 			m := kit.Wrap(t, kit.Calls(kit.Call("big", big)), fsdp.Config{Group: g})
 			require.Empty(t, asked[g.Rank()], "before the first use")
-			require.NoError(t, m.Full(ctx, nil, func(map[string]*tensor.Dense) error { return nil }))
+			require.NoError(t, m.Summon(ctx, nil, func(map[string]*tensor.Dense) error { return nil }))
 			owned := 0
-			for _, p := range m.Shards() {
+			for _, p := range m.Params() {
 				if !strings.HasSuffix(p.Name, ".w") {
 					continue
 				}
@@ -258,9 +258,9 @@ func TestInits(t *testing.T) {
 	values := func(init fsdp.Init) []float64 {
 		m := kit.Wrap(t, kit.Calls(kit.Call("a", kit.Having(fsdp.Param{Name: "w", Shape: []int{n}, Init: init}))), fsdp.Config{Precision: kit.Float64s, Seed: 1})
 		defer func() { require.NoError(t, m.Close()) }()
-		require.True(t, math.IsNaN(kit.Numbers(t, m.Shards()[0].Value)[0]) || init == nil, "not drawn yet")
-		require.NoError(t, m.Full(t.Context(), nil, func(map[string]*tensor.Dense) error { return nil }))
-		return kit.Numbers(t, m.Shards()[0].Value)
+		require.True(t, math.IsNaN(kit.Numbers(t, m.Params()[0].Value)[0]) || init == nil, "not drawn yet")
+		require.NoError(t, m.Summon(t.Context(), nil, func(map[string]*tensor.Dense) error { return nil }))
+		return kit.Numbers(t, m.Params()[0].Value)
 	}
 	moments := func(x []float64) (mean, variance float64) {
 		for _, v := range x {
@@ -295,7 +295,7 @@ func TestInits(t *testing.T) {
 	require.ElementsMatch(t, seen(first), []float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 }
 
-// TestInitialValuesAreDrawnLate: elements that Load, SetFull or the program has replaced before the first use are
+// TestInitialValuesAreDrawnLate: elements that Load, LoadStateDict or the program has replaced before the first use are
 // never drawn, and the others are.
 func TestInitialValuesAreDrawnLate(t *testing.T) {
 	dir := t.TempDir()
@@ -314,7 +314,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 			return kit.Calls(kit.Call("a", kit.Having(params...)))
 		}
 		requireFrom := func(m *fsdp.Sharded, name string, first float64) {
-			all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			all, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			for i, v := range all["a."+name].Data().([]float64) {
 				require.Equal(t, first+float64(i), v, name)
@@ -352,15 +352,15 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 			}
 			return tensor.New(tensor.WithShape(100), tensor.WithBacking(x))
 		}
-		require.NoError(t, m.SetFull(ctx, 0, map[string]*tensor.Dense{"a.x": hundred(5)}))
-		for _, p := range m.Shards() {
+		require.NoError(t, m.LoadStateDict(ctx, 0, map[string]*tensor.Dense{"a.x": hundred(5)}))
+		for _, p := range m.Params() {
 			if p.Name == "a.y" && p.Value.Len() > 0 {
 				require.True(t, math.IsNaN(kit.Numbers(t, p.Value)[0]))
 				require.NoError(t, p.Value.Slice(0, 1).Write(optim.Host{F64: []float64{200 + float64(p.Offset)}}))
 			}
 		}
 		requireFrom(m, "x", 5)
-		all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		all, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		y := all["a.y"].Data().([]float64)
 		written := 0
@@ -378,12 +378,12 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 
 		for _, cfg := range []fsdp.Config{{Group: g}, {Group: g, Precision: kit.Float64s}} {
 			m = kit.Wrap(t, model("x"), cfg)
-			for _, p := range m.Shards() {
+			for _, p := range m.Params() {
 				if p.Value.Len() > 0 && g.Rank() == 1 { // it scales values that are not drawn yet
 					require.NoError(t, rescale(p.Value, 2))
 				}
 			}
-			_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			_, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.ErrorContains(t, err, "parameter a.x: a value was computed from an initial value before that was drawn")
 			require.NoError(t, m.Close())
 		}

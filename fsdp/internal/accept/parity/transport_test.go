@@ -91,7 +91,7 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) k
 	}
 	see := func(what string, x float64) { seen[what] = append(seen[what], math.Float64bits(x)) }
 	m := kit.Wrap(t, landscape, cfg)
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	require.NoError(t, err)
 	for step := range 3 {
 		at := fmt.Sprintf("step %d: ", step)
@@ -133,12 +133,12 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) k
 		case 0:
 			require.NoError(t, m.AverageBuffers(ctx))
 		case 1:
-			require.NoError(t, m.Full(ctx, []string{"l0.w"}, func(p kit.Params) error {
+			require.NoError(t, m.Summon(ctx, []string{"l0.w"}, func(p kit.Params) error {
 				elements32(p["l0.w"])[3] += float32(g.Rank())
 				return nil
 			}, fsdp.WriteBack(g.Size()-1)))
 		case 2:
-			state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			for name, v := range state {
 				values := elements32(v)
@@ -149,7 +149,7 @@ func (j journey) travel(t require.TestingT, ctx context.Context, g comm.Group) k
 					delete(state, name)
 				}
 			}
-			require.NoError(t, m.SetFull(ctx, 1, state))
+			require.NoError(t, m.LoadStateDict(ctx, 1, state))
 		}
 	}
 	for name, b := range kit.StateBits(t, ctx, m) {

@@ -24,17 +24,17 @@ func TestCutsAreKept(t *testing.T) {
 		whole := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.CutAll(shard.Cut{Block: shard.Whole})})
 		rows := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.CutAll(shard.Cut{Block: shard.Rows(1)})})
 		uneven := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Unit: kit.CutAll(shard.Cut{Weights: weights})})
-		for _, p := range whole.Shards() {
+		for _, p := range whole.Params() {
 			if n := p.Value.Len(); n > 0 {
 				require.Equal(t, shard.Param{Shape: p.Shape}.Len(), n, p.Name)
 			}
 		}
-		for _, p := range rows.Shards() {
+		for _, p := range rows.Params() {
 			row := shard.Rows(1)(shard.Param{Shape: p.Shape})
 			require.Zero(t, p.Offset%row, p.Name)
 			require.Zero(t, p.Value.Len()%row, p.Name)
 		}
-		for _, p := range uneven.Shards() {
+		for _, p := range uneven.Params() {
 			owned[g.Rank()] += p.Value.Len()
 		}
 		plan, err := uneven.Plan(kit.TinyBatch(0, 0, 2, kit.TinyContext)...)
@@ -96,7 +96,7 @@ func TestCheckpointsUnderOtherCuts(t *testing.T) {
 		var state kit.Bits
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Seed: uint64(ranks), Unit: kit.CutAll(c)})
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			if save {
 				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))

@@ -21,7 +21,7 @@ import (
 // aloneWith returns the gradients of a rank's batch on one rank, in a model with these parameters.
 func aloneWith(t require.TestingT, ctx context.Context, state kit.Params, rank int) map[string][]float64 {
 	m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
-	require.NoError(t, m.SetFull(ctx, 0, state))
+	require.NoError(t, m.LoadStateDict(ctx, 0, state))
 	kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(rank))
 	return kit.GradsOf(t, ctx, m)
 }
@@ -108,7 +108,7 @@ func TestUnitGroupsTrain(t *testing.T) {
 	}
 }
 
-// TestUnitGroupErrors checks what Wrap and SetFull refuse.
+// TestUnitGroupErrors checks what Wrap and LoadStateDict refuse.
 func TestUnitGroupErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(ctx context.Context, g comm.Group, cfg *fsdp.Config)
@@ -152,28 +152,28 @@ func TestUnitGroupErrors(t *testing.T) {
 		want := kit.StateBits(t, ctx, m)
 		state, err := kit.OwnState(ctx, m)
 		require.NoError(t, err)
-		err = m.SetFull(ctx, 1, state)
+		err = m.LoadStateDict(ctx, 1, state)
 		require.ErrorContains(t, err, "parameter l1.w belongs to a unit with a process group of its own")
-		err = m.Full(ctx, []string{"l1.w"}, func(kit.Params) error { return nil }, fsdp.WriteBack(0))
+		err = m.Summon(ctx, []string{"l1.w"}, func(kit.Params) error { return nil }, fsdp.WriteBack(0))
 		require.ErrorContains(t, err, "parameter l1.w belongs to a unit with a process group of its own")
-		require.NoError(t, m.Full(ctx, []string{"l1.w"}, func(p kit.Params) error {
+		require.NoError(t, m.Summon(ctx, []string{"l1.w"}, func(p kit.Params) error {
 			require.Equal(t, kit.BitsOf(state)["l1.w"], kit.BitsOf(p)["l1.w"])
 			return nil
 		}))
 		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 		delete(state, "l1.w")
-		require.NoError(t, m.SetFull(ctx, 1, state))
+		require.NoError(t, m.LoadStateDict(ctx, 1, state))
 		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 
-		all, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		all, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		all["l1.w@5"] = all["l1.w@0"]
-		require.ErrorContains(t, m.SetFull(ctx, 1, all), `the model has no parameter "l1.w@5"`)
+		require.ErrorContains(t, m.LoadStateDict(ctx, 1, all), `the model has no parameter "l1.w@5"`)
 		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 		delete(all, "l1.w@5")
 		all["l1.w@0"], all["l1.w@1"] = all["l1.w@1"], all["l1.w@0"]
-		require.NoError(t, m.SetFull(ctx, 1, all))
-		now, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		require.NoError(t, m.LoadStateDict(ctx, 1, all))
+		now, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		kit.RequireSameBits(t, kit.BitsOf(all), kit.BitsOf(now))
 	})
@@ -213,7 +213,7 @@ func TestFailureInOneUnitGroup(t *testing.T) {
 				err = m.Backward(ctx)
 			}
 			if err == nil {
-				_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
+				_, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true}) // a rank that was done already is told now
 			}
 			return errors.Join(err, m.Close())
 		}) {
@@ -266,7 +266,7 @@ func TestUnitGroupsOutliveTheModel(t *testing.T) {
 func TestFreezeWithUnitGroups(t *testing.T) {
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
-		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+		opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 		require.NoError(t, err)
 		kit.ForwardBackward(t, ctx, m, kit.ShapeBatch(g.Rank()))
 		require.NoError(t, opt.Step(0.1))
@@ -312,7 +312,7 @@ func TestUnitGroupsStayApart(t *testing.T) {
 			m := kit.Wrap(t, model, cfg)
 			if alone { // but it had the same parameters
 				state := states[whole.Rank()/2*2]
-				require.NoError(t, m.SetFull(ctx, 0, state))
+				require.NoError(t, m.LoadStateDict(ctx, 0, state))
 			}
 			_, err := m.Forward(ctx, kit.ShapeBatch(whole.Rank())...)
 			require.NoError(t, err)

@@ -73,7 +73,7 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 	model.Dropout = 0.1
 	cfg.Group, cfg.VirtualRanks, cfg.Seed = g, v.ranks, 7
 	m := kit.Wrap(t, model, cfg)
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	require.NoError(t, err)
 	if from > 0 {
 		_, err := m.Load(ctx, dir, opt, nil)
@@ -112,7 +112,7 @@ func (v *virtual) train(t require.TestingT, ctx context.Context, g comm.Group, w
 	}
 	all := kit.StateBits(t, ctx, m)
 	all["norms"] = norms
-	full, err := m.FullOptimState(ctx, opt, nil)
+	full, err := m.OptimStateDict(ctx, opt, nil)
 	require.NoError(t, err)
 	if g.Rank() == 0 {
 		for _, e := range full.Entries() {
@@ -352,7 +352,7 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, VirtualRanks: v.ranks})
 		defer m.Close()
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		sync, whole := v.batches(g, way{}, 0), v.batches(g, way{noSync: true}, 0)
 		inside := func(f func() error) error { return m.NoSync(f) }

@@ -60,7 +60,7 @@ func runningBatch(step, rank int) []fsdp.Tensor { return []fsdp.Tensor{kit.Float
 func twiceOf(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Config) (*fsdp.Sharded, []*replica) {
 	cfg.Group, cfg.Precision, cfg.Poison = g, kit.Float64s, true
 	m := kit.Wrap(t, kit.Twice, cfg)
-	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	replicas := make([]*replica, g.Size())
 	for r := range replicas {
@@ -71,7 +71,7 @@ func twiceOf(t require.TestingT, ctx context.Context, g comm.Group, cfg fsdp.Con
 
 // requireBuffers compares this rank's buffers.
 func requireBuffers(t require.TestingT, ctx context.Context, m *fsdp.Sharded, want *replica) {
-	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	require.InDelta(t, want.mean, kit.Elements(state["r.mean"])[0], 1e-15)
 	require.Equal(t, []float64{want.count}, kit.Elements(state["r.count"]))
@@ -156,7 +156,7 @@ func TestBuffersAreNoParameters(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Twice, fsdp.Config{Group: g, Precision: fsdp.Precision{Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16}})
 		names := map[string]bool{}
-		for _, p := range m.Shards() {
+		for _, p := range m.Params() {
 			names[p.Name] = true
 		}
 		require.NotContains(t, names, "r.mean")
@@ -173,7 +173,7 @@ func TestBuffersAreNoParameters(t *testing.T) {
 		require.Equal(t, 1, plan.Gathers)
 		require.Equal(t, 1, plan.Reduces)
 		kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{x})
-		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		mean := kit.Elements(state["r.mean"])[0]
 		require.NotEqual(t, float64(kit.Rounded(float32(mean), fsdp.BFloat16)), mean)
@@ -185,13 +185,13 @@ func TestBuffersAreNoParameters(t *testing.T) {
 			kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m))
 		}
 		kit.ForwardBackward(t, ctx, m, []fsdp.Tensor{x})
-		state, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		state, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		require.Equal(t, 4., kit.Elements(state["r.count"])[0])
 	})
 }
 
-// TestAverageBuffers checks the means, that parameters stay as they are, and what SetFull and Full
+// TestAverageBuffers checks the means, that parameters stay as they are, and what LoadStateDict and Full
 // make of buffers.
 func TestAverageBuffers(t *testing.T) {
 	for _, world := range []int{1, 2, 3, 4} {
@@ -209,12 +209,12 @@ func TestAverageBuffers(t *testing.T) {
 				require.NoError(t, m.AverageBuffers(ctx))
 				requireBuffers(t, ctx, m, &replica{mean: mean, count: 2, w: ranks[0].w})
 				kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
-				require.NoError(t, m.Full(ctx, []string{"r.mean"}, func(p kit.Params) error {
+				require.NoError(t, m.Summon(ctx, []string{"r.mean"}, func(p kit.Params) error {
 					kit.Elements(p["r.mean"])[0] = float64(g.Rank())
 					return nil
 				}, fsdp.WriteBack(world-1)))
 				requireBuffers(t, ctx, m, &replica{mean: float64(world - 1), count: 2, w: ranks[0].w})
-				require.NoError(t, m.SetFull(ctx, 0, kit.Params{"r.count": tensor.New(tensor.FromScalar(5.))}))
+				require.NoError(t, m.LoadStateDict(ctx, 0, kit.Params{"r.count": tensor.New(tensor.FromScalar(5.))}))
 				requireBuffers(t, ctx, m, &replica{mean: float64(world - 1), count: 5, w: ranks[0].w})
 				kit.RequireIdle(t, ctx, m, runningBatch(0, 0))
 			})

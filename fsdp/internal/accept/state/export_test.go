@@ -52,7 +52,7 @@ func TestExportTypes(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "model.safetensors")
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.StateModel, fsdp.Config{Group: g, Seed: 3})
-			before, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			before, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			to := kit.ToGPT2()
 			to.DType = new(as)
@@ -60,7 +60,7 @@ func TestExportTypes(t *testing.T) {
 			tensors, _ := kit.ParseFile(t, path)
 			require.Equal(t, map[fsdp.DType]string{fsdp.Float32: "F32", fsdp.Float64: "F64", fsdp.BFloat16: "BF16", fsdp.Float16: "F16"}[as], tensors["h.a.weight"].DType)
 			require.NoError(t, m.Import(ctx, path, kit.FromGPT2()))
-			after, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			after, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			for name, v := range before {
 				for i, x := range kit.Elements(v) {
@@ -87,9 +87,9 @@ func TestExportMixedTypes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Precision: kit.Float64s})
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
-		require.NoError(t, m.SetFullOptim(ctx, 0, opt, fullAdam(), nil))
+		require.NoError(t, m.LoadOptimStateDict(ctx, 0, opt, fullAdam(), nil))
 		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{DType: new(fsdp.BFloat16), Optimizer: opt}))
 		tensors, _ := kit.ParseFile(t, path)
 		require.Len(t, tensors, 9)
@@ -110,7 +110,7 @@ func TestTransposeLarge(t *testing.T) {
 		model := kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", shape[0], shape[1])))))
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, model, fsdp.Config{Group: g, Seed: 3})
-			want, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			want, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			for _, as := range []fsdp.DType{fsdp.Float32, fsdp.Float64} {
 				for _, turn := range []bool{true, false} {
@@ -126,7 +126,7 @@ func TestTransposeLarge(t *testing.T) {
 					}
 					next := kit.Wrap(t, model, fsdp.Config{Group: g, Seed: 4})
 					require.NoError(t, next.Import(ctx, path, &fsdp.ImportOptions{Transpose: transpose}))
-					got, err := next.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+					got, err := next.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 					require.Equal(t, kit.Elements(want["a.w"]), kit.Elements(got["a.w"]))
 				}
@@ -350,7 +350,7 @@ func TestExportErrors(t *testing.T) {
 			dir := t.TempDir()
 			for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 				m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-				opt, err := optim.AdamW{}.New(m.Shards())
+				opt, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				path := c.path
 				if path != "" {

@@ -28,7 +28,7 @@ func anyTensor(string) bool { return true }
 // spoil gives the last element that this rank owns another value, and returns the name of its parameter.
 func spoil(t require.TestingT, m *fsdp.Sharded, x float64) string {
 	name := ""
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		if p.Value.Len() > 0 {
 			kit.Edit(t, p.Value, func(i int, old float64) float64 {
 				if i == p.Value.Len()-1 {
@@ -173,7 +173,7 @@ func TestExportRefusesNotFinite(t *testing.T) {
 				}
 				require.NoError(t, g.Barrier(ctx))
 				require.NoError(t, f.Import(ctx, path, nil))
-				for _, p := range f.Shards() {
+				for _, p := range f.Params() {
 					for _, x := range kit.Numbers(t, p.Value) {
 						require.Equal(t, 1.0, x)
 					}
@@ -205,7 +205,7 @@ func TestStepRefusesNotFinite(t *testing.T) {
 			require.Equal(t, g.Rank() != 1, err == nil)
 			name := ""
 			if g.Rank() == 1 {
-				for _, p := range l.Shards() {
+				for _, p := range l.Params() {
 					if p.Grad.Len() > 0 {
 						name = p.Name // of the last call
 					}
@@ -219,7 +219,7 @@ func TestStepRefusesNotFinite(t *testing.T) {
 			tried := 0
 			for _, m := range kit.LifeMethods {
 				switch m.Name {
-				case "Forward", "Eval", "EvalProgram", "FullState", "FullOptimState", "Export", "Save", "SaveAsync", "Freeze":
+				case "Forward", "Eval", "EvalProgram", "StateDict", "OptimStateDict", "Export", "Save", "SaveAsync", "Freeze":
 					tried++
 					err := m.Call(ctx, l)
 					for _, part := range []string{"rank 1 refused its step because the gradient of " + name, "is not finite", "rank 0 did not refuse", "load the last checkpoint", "ClipGradNorm before Step"} {
@@ -253,7 +253,7 @@ func TestStepRefusedByAll(t *testing.T) {
 		require.NoError(t, f.Save(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, nil))
 		f.ZeroGrad()
 		if f.Refuse(ctx, g.Rank(), math.NaN(), 1) != nil {
-			for _, p := range f.Shards() {
+			for _, p := range f.Params() {
 				kit.Edit(t, p.Grad, func(int, float64) float64 { return 0 })
 			}
 			require.NoError(t, f.Opt.Step(0.01))
@@ -283,7 +283,7 @@ func TestNotFiniteLossNamesItsOrigin(t *testing.T) {
 
 		m = kit.Wrap(t, &nn.GPT{Vocab: 11, Context: 4, Layers: 3, Dim: 8, Heads: 2}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapTypes(&nn.Block{})})
 		const name = "blocks.1.fc.weight"
-		require.NoError(t, m.Full(ctx, []string{name}, func(p map[string]*tensor.Dense) error {
+		require.NoError(t, m.Summon(ctx, []string{name}, func(p map[string]*tensor.Dense) error {
 			p[name].Float32s()[3] = float32(math.NaN())
 			return nil
 		}, fsdp.WriteBack(0)))

@@ -19,7 +19,7 @@ var largeModel = kit.Calls(kit.Call("a", kit.Having(kit.Initial(kit.Weight("w", 
 
 // drawnState returns an optimizer with a state that a seed decides, whatever the number of ranks.
 func drawnState(t require.TestingT, m *fsdp.Sharded, seed int) optim.Optimizer {
-	opt, err := optim.AdamW{WeightDecay: float64(seed)}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: float64(seed)}.New(m.Params())
 	require.NoError(t, err)
 	entries := opt.State()
 	for i, e := range entries {
@@ -49,10 +49,10 @@ func TestInto(t *testing.T) {
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 				m := kit.Wrap(t, largeModel, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach()})
 				options := &fsdp.StateDictOptions{AllRanks: everywhere}
-				first, err := m.FullOptimState(ctx, drawnState(t, m, 1), options)
+				first, err := m.OptimStateDict(ctx, drawnState(t, m, 1), options)
 				require.NoError(t, err)
 				opt := drawnState(t, m, 2)
-				want, err := m.FullOptimState(ctx, opt, options)
+				want, err := m.OptimStateDict(ctx, opt, options)
 				require.NoError(t, err)
 				require.Equal(t, everywhere || g.Rank() == 0, want != nil, "rank 0 is who gets it")
 				if g.Rank() == 0 && earlier != nil {
@@ -63,7 +63,7 @@ func TestInto(t *testing.T) {
 					at = memoryOf(first)
 				}
 				options.Into = first
-				got, err := m.FullOptimState(ctx, opt, options)
+				got, err := m.OptimStateDict(ctx, opt, options)
 				require.NoError(t, err)
 				if want == nil {
 					require.Nil(t, got)
@@ -121,7 +121,7 @@ func allocatedInto(t *testing.T, ctx context.Context, g comm.Group, m *fsdp.Shar
 	require.NoError(t, g.Barrier(ctx))
 	runtime.ReadMemStats(&before)
 	require.NoError(t, g.Barrier(ctx))
-	full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Into: old})
+	full, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Into: old})
 	require.NoError(t, err)
 	require.NoError(t, g.Barrier(ctx))
 	runtime.ReadMemStats(&after)
@@ -161,21 +161,21 @@ func TestIntoErrors(t *testing.T) {
 				kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 					m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 					opt := drawnState(t, m, 1)
-					full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: root})
+					full, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Rank: root})
 					require.NoError(t, err)
 					if full != nil {
 						c.change(full)
 					}
-					got, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: root, Into: full})
+					got, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Rank: root, Into: full})
 					if c.want != "" {
 						require.ErrorContains(t, err, c.want)
 						require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", root))
 					} else if require.NoError(t, err); g.Rank() == root {
 						require.Same(t, full, got)
 					}
-					want, err := m.FullOptimState(ctx, drawnState(t, m, 1), &fsdp.StateDictOptions{Rank: root})
+					want, err := m.OptimStateDict(ctx, drawnState(t, m, 1), &fsdp.StateDictOptions{Rank: root})
 					require.NoError(t, err)
-					after, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: root})
+					after, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Rank: root})
 					require.NoError(t, err, "the model can be used")
 					require.Equal(t, want, after)
 					if got != nil {
@@ -193,7 +193,7 @@ func TestIntoOptimizersMemory(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		opt := drawnState(t, m, 1)
-		full, err := m.FullOptimState(ctx, opt, nil)
+		full, err := m.OptimStateDict(ctx, opt, nil)
 		require.NoError(t, err)
 		if full != nil {
 			for _, e := range opt.State() {
@@ -202,7 +202,7 @@ func TestIntoOptimizersMemory(t *testing.T) {
 				}
 			}
 		}
-		_, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Into: full})
+		_, err = m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Into: full})
 		require.ErrorContains(t, err, "option Into: tensors of the earlier state share memory, with each other or with the optimizer")
 		require.ErrorContains(t, err, "rank 0: ")
 	})

@@ -53,7 +53,7 @@ func TestFullShowsAll(t *testing.T) {
 				want := kit.StateBits(t, ctx, m)
 				live := m.Memory().Live
 				var kept kit.Params
-				require.NoError(t, m.Full(ctx, nil, func(p kit.Params) error {
+				require.NoError(t, m.Summon(ctx, nil, func(p kit.Params) error {
 					kit.RequireSameBits(t, want, kit.BitsOf(p))
 					require.Equal(t, tensor.Shape{kit.ShapeDim, kit.ShapeDim}, p["l0.w"].Shape())
 					for _, v := range p {
@@ -66,7 +66,7 @@ func TestFullShowsAll(t *testing.T) {
 				require.Equal(t, live, m.Memory().Live)
 				require.Equal(t, 77., kit.Elements(kept["l1.w"])[0])
 				names := []string{"scaled.scalar", "l1.w", "l1.w"}
-				require.NoError(t, m.Full(ctx, names, func(p kit.Params) error {
+				require.NoError(t, m.Summon(ctx, names, func(p kit.Params) error {
 					kit.RequireSameBits(t, kit.Bits{"scaled.scalar": want["scaled.scalar"], "l1.w": want["l1.w"]}, kit.BitsOf(p), "nothing was written back")
 					return nil
 				}, nil))
@@ -84,7 +84,7 @@ func TestWriteBack(t *testing.T) {
 				m := kit.Wrap(t, odds, oddConfig(g, cfg))
 				want := kit.StateBits(t, ctx, m)
 				for root := range world {
-					require.NoError(t, m.Full(ctx, []string{"l0.w", "l1.w", "scaled.scalar", "scaled.one"}, func(p kit.Params) error {
+					require.NoError(t, m.Summon(ctx, []string{"l0.w", "l1.w", "scaled.scalar", "scaled.one"}, func(p kit.Params) error {
 						for i := range kit.Elements(p["l0.w"]) {
 							kit.Elements(p["l0.w"])[i] = kit.Value(i, g.Rank())
 						}
@@ -116,7 +116,7 @@ func TestFullErrors(t *testing.T) {
 	type attempt struct {
 		names []string
 		f     func(p kit.Params) error
-		opts  []fsdp.FullOption
+		opts  []fsdp.SummonOption
 	}
 	for name, c := range map[string]struct {
 		odd  func(a *attempt) // what the last rank does
@@ -147,16 +147,16 @@ func TestFullErrors(t *testing.T) {
 				m := kit.Wrap(t, odds, oddConfig(g, fsdp.Config{}))
 				want := kit.StateBits(t, ctx, m)
 				for _, root := range []int{2, 0} { // the odd one writes, or another
-					a := attempt{nil, spoil, []fsdp.FullOption{fsdp.WriteBack(root)}}
+					a := attempt{nil, spoil, []fsdp.SummonOption{fsdp.WriteBack(root)}}
 					if c.all || g.Rank() == 2 {
 						c.odd(&a)
 					}
-					err := m.Full(ctx, a.names, a.f, a.opts...)
+					err := m.Summon(ctx, a.names, a.f, a.opts...)
 					if name == "other root" && root == 0 {
 						require.ErrorContains(t, err, "with WriteBack(1)")
 						continue
 					}
-					require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Full: ", g.Rank()))
+					require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Summon: ", g.Rank()))
 					if name != "other root" {
 						require.ErrorContains(t, err, c.want)
 					}
@@ -172,7 +172,7 @@ func TestFullErrors(t *testing.T) {
 // under another.
 func TestSetFull(t *testing.T) {
 	source := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Seed: 9})
-	weights, err := source.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	weights, err := source.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
 	want := kit.BitsOf(weights)
 	for _, world := range []int{1, 2, 3, 4} {
@@ -191,15 +191,15 @@ func TestSetFull(t *testing.T) {
 					} else if g.Rank() == root+1 {
 						mine = kit.Params{"nobody": nil} // nobody looks
 					}
-					require.NoError(t, m.SetFull(ctx, root, mine))
+					require.NoError(t, m.LoadStateDict(ctx, root, mine))
 					before["wpe.weight"] = want["wpe.weight"]
 					kit.RequireSameBits(t, before, kit.StateBits(t, ctx, m), "others keep their value")
 					if g.Rank() == root {
 						mine = weights
 					}
-					require.NoError(t, m.SetFull(ctx, root, mine))
+					require.NoError(t, m.LoadStateDict(ctx, root, mine))
 					kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
-					require.NoError(t, m.SetFull(ctx, root, nil), "nothing to set")
+					require.NoError(t, m.LoadStateDict(ctx, root, nil), "nothing to set")
 					kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 					kit.RequireIdle(t, ctx, m, kit.GoodBatch(g.Rank()))
 				})
@@ -234,12 +234,12 @@ func TestSetFullErrors(t *testing.T) {
 			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 				m := kit.Wrap(t, odds, oddConfig(g, fsdp.Config{}))
 				want := kit.StateBits(t, ctx, m)
-				err := m.SetFull(ctx, c.root(g.Rank()), values(c.change))
+				err := m.LoadStateDict(ctx, c.root(g.Rank()), values(c.change))
 				require.ErrorContains(t, err, c.want)
-				require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: SetFull: ", g.Rank()))
+				require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: LoadStateDict: ", g.Rank()))
 				kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 				kit.RequireIdle(t, ctx, m, kit.ShapeBatch(g.Rank()))
-				require.NoError(t, m.SetFull(ctx, 1, values(func(kit.Params) {})))
+				require.NoError(t, m.LoadStateDict(ctx, 1, values(func(kit.Params) {})))
 				require.NotEqual(t, want, kit.StateBits(t, ctx, m))
 			})
 		})
@@ -256,12 +256,12 @@ func TestFullBetweenPasses(t *testing.T) {
 		m.ZeroGrad()
 		_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 		require.NoError(t, err)
-		require.NoError(t, m.Full(ctx, nil, func(kit.Params) error { return nil }))
+		require.NoError(t, m.Summon(ctx, nil, func(kit.Params) error { return nil }))
 		require.NoError(t, m.Backward(ctx))
 		kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m))
 		for _, change := range []func() error{
-			func() error { return m.Full(ctx, nil, func(kit.Params) error { return nil }, fsdp.WriteBack(1)) },
-			func() error { return m.SetFull(ctx, 0, nil) },
+			func() error { return m.Summon(ctx, nil, func(kit.Params) error { return nil }, fsdp.WriteBack(1)) },
+			func() error { return m.LoadStateDict(ctx, 0, nil) },
 		} {
 			_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 			require.NoError(t, err)
@@ -274,8 +274,8 @@ func TestFullBetweenPasses(t *testing.T) {
 			require.NoError(t, held.Discard(ctx))
 		}
 		require.NoError(t, m.Close())
-		require.ErrorContains(t, m.Full(ctx, nil, func(kit.Params) error { return nil }), "the model is closed")
-		require.ErrorContains(t, m.SetFull(ctx, 0, nil), "the model is closed")
+		require.ErrorContains(t, m.Summon(ctx, nil, func(kit.Params) error { return nil }), "the model is closed")
+		require.ErrorContains(t, m.LoadStateDict(ctx, 0, nil), "the model is closed")
 		require.ErrorContains(t, m.AverageBuffers(ctx), "the model is closed")
 	})
 }

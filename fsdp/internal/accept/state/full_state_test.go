@@ -20,14 +20,14 @@ func TestFullOptimStateAfterTraining(t *testing.T) {
 	const world, steps = 3, 5
 	train := func(ctx context.Context, g comm.Group, batch func(step int) []fsdp.Tensor) *optim.FullState {
 		m := kit.Tiny64(t, g)
-		opt, err := optim.SGD{Momentum: 0.9}.New(m.Shards())
+		opt, err := optim.SGD{Momentum: 0.9}.New(m.Params())
 		require.NoError(t, err)
 		for step := range steps {
 			kit.ForwardBackward(t, ctx, m, batch(step))
 			require.NoError(t, opt.Step(0.1))
 			m.ZeroGrad()
 		}
-		state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+		state, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		return state
 	}
@@ -65,11 +65,11 @@ func TestFullStateHasOwnBuffers(t *testing.T) {
 		m := kit.Wrap(t, kit.Statistics, fsdp.Config{Group: g, Precision: kit.Float64s})
 		_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 		require.NoError(t, err)
-		state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		all[g.Rank()] = kit.Elements(state["bn.running_mean"])
 		for root := range world {
-			state, err := m.FullState(ctx, &fsdp.StateDictOptions{Rank: root})
+			state, err := m.StateDict(ctx, &fsdp.StateDictOptions{Rank: root})
 			require.NoError(t, err)
 			if g.Rank() == root {
 				only[root] = kit.Elements(state["bn.running_mean"])
@@ -90,12 +90,12 @@ func TestFullStateNeedsLittleMemory(t *testing.T) {
 	model := kit.Calls(kit.Call("a", kit.Having(params...)))
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, model, fsdp.Config{Group: g})
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		m.ResetPeak()
-		_, err = m.FullState(ctx, &fsdp.StateDictOptions{Rank: 1})
+		_, err = m.StateDict(ctx, &fsdp.StateDictOptions{Rank: 1})
 		require.NoError(t, err)
-		_, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
+		_, err = m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
 		require.NoError(t, err)
 		require.LessOrEqual(t, m.Memory().Peak-m.Memory().Live, 4<<20, "of 14 MB")
 	})
@@ -107,7 +107,7 @@ func TestFullStateErrors(t *testing.T) {
 	const wrong = 2 // the rank that makes the mistake
 	type collecting func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error
 	state := func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, opts fsdp.StateDictOptions) error {
-		_, err := m.FullOptimState(ctx, opt, &opts)
+		_, err := m.OptimStateDict(ctx, opt, &opts)
 		return err
 	}
 	only := func(rank int, f collecting) collecting {
@@ -129,19 +129,19 @@ func TestFullStateErrors(t *testing.T) {
 		want string
 	}{
 		"rank out of range": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			_, err := m.FullState(ctx, &fsdp.StateDictOptions{Rank: 3})
+			_, err := m.StateDict(ctx, &fsdp.StateDictOptions{Rank: 3})
 			return err
-		}, "FullState: option Rank is 3: there are 3 ranks"},
+		}, "StateDict: option Rank is 3: there are 3 ranks"},
 		"negative rank": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: -1})
-		}, "FullOptimState: option Rank is -1: there are 3 ranks"},
+		}, "OptimStateDict: option Rank is -1: there are 3 ranks"},
 		"roots differ": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error {
 			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: rank / 2})
-		}, "rank 2 runs FullOptimState as call 1 with Rank 1"},
+		}, "rank 2 runs OptimStateDict as call 1 with Rank 1"},
 		"memory of another method": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			_, err := m.FullState(ctx, &fsdp.StateDictOptions{Into: &optim.FullState{}})
+			_, err := m.StateDict(ctx, &fsdp.StateDictOptions{Into: &optim.FullState{}})
 			return err
-		}), "StateDictOptions.Into is for FullOptimState"},
+		}), "StateDictOptions.Into is for OptimStateDict"},
 		"no optimizer on one rank": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
 			return state(ctx, m, nil, fsdp.StateDictOptions{})
 		}), "the optimizer is nil"},
@@ -149,7 +149,7 @@ func TestFullStateErrors(t *testing.T) {
 			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: 1, AllRanks: true})
 		}, "StateDictOptions.Rank is 1 and AllRanks is set: give only one of them"},
 		"another method on one rank": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			_, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			return err
 		}), "ranks disagree: "},
 		"an optimizer of another model": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
@@ -162,13 +162,13 @@ func TestFullStateErrors(t *testing.T) {
 			return state(ctx, m, foreign(optim.Param{Name: "b.w", Shape: []int{5, 11}, Offset: 3}), fsdp.StateDictOptions{})
 		}), "the optimizer has elements [3:5] of b.w, which is not what this rank has of it"},
 		"another number of steps": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			next, err := optim.AdamW{}.New(m.Shards())
+			next, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			require.NoError(t, next.Adopt(7, nil))
 			return state(ctx, m, next, fsdp.StateDictOptions{})
 		}), "the optimizer has made 0 steps on rank 0, 7 on rank 2"},
 		"another number of updates": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			next, err := optim.AdamW{}.New(m.Shards())
+			next, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			entries := next.State()
 			for i := range entries {
@@ -178,7 +178,7 @@ func TestFullStateErrors(t *testing.T) {
 			return state(ctx, m, next, fsdp.StateDictOptions{})
 		}), "parameter b.w: rank 1 keeps exp_avg after 0 updates, exp_avg_sq after 0 updates, rank 2 exp_avg after 3 updates, exp_avg_sq after 3 updates"},
 		"other entries": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			next, err := optim.SGD{}.New(m.Shards())
+			next, err := optim.SGD{}.New(m.Params())
 			require.NoError(t, err)
 			return state(ctx, m, next, fsdp.StateDictOptions{})
 		}), "parameter b.w: rank 1 keeps exp_avg after 0 updates, exp_avg_sq after 0 updates, rank 2 nothing"},
@@ -186,7 +186,7 @@ func TestFullStateErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for r, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
 				m := kit.Wrap(t, kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 31, 3), kit.Weight("b", 7))), kit.Call("b", kit.Having(kit.Weight("w", 5, 11)))), fsdp.Config{Group: g})
-				opt, err := optim.AdamW{}.New(m.Shards())
+				opt, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				failed := c.call(ctx, m, opt, g.Rank())
 				require.NoError(t, state(ctx, m, opt, fsdp.StateDictOptions{}), "the model can be used")
@@ -212,15 +212,15 @@ func TestFullStateNamesAreDistinct(t *testing.T) {
 			}
 			return nil
 		})})
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
-		err = m.SetFullOptim(ctx, 0, opt, &optim.FullState{}, nil)
-		require.ErrorContains(t, err, `SetFullOptim: the state would have two tensors named "exp_avg:a.b.up@0"`)
-		require.ErrorContains(t, m.SetFull(ctx, 0, nil), `the state would have two tensors named "a.b.up@0"`)
-		_, err = m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		err = m.LoadOptimStateDict(ctx, 0, opt, &optim.FullState{}, nil)
+		require.ErrorContains(t, err, `LoadOptimStateDict: the state would have two tensors named "exp_avg:a.b.up@0"`)
+		require.ErrorContains(t, m.LoadStateDict(ctx, 0, nil), `the state would have two tensors named "a.b.up@0"`)
+		_, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		return err
 	}) {
-		require.ErrorContains(t, err, `FullState: the state would have two tensors named "a.b.up@0"`)
+		require.ErrorContains(t, err, `StateDict: the state would have two tensors named "a.b.up@0"`)
 	}
 }
 

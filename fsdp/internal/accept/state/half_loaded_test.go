@@ -22,7 +22,7 @@ func TestFormerOptimizer(t *testing.T) {
 		f := kit.NewFiller(t, ctx, g)
 		defer f.Close()
 		require.NoError(t, f.SaveStep(ctx, dir, 1))
-		full, err := f.FullOptimState(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
+		full, err := f.OptimStateDict(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		file := filepath.Join(dir, "model.safetensors")
 		require.NoError(t, f.Export(ctx, file, &fsdp.ExportOptions{Optimizer: f.Opt}))
@@ -33,14 +33,14 @@ func TestFormerOptimizer(t *testing.T) {
 		require.NoError(t, err)
 		for _, former := range []optim.Optimizer{f.Opt, composed} {
 			_, asyncErr := f.SaveAsync(ctx, dir, former, nil)
-			_, stateErr := f.FullOptimState(ctx, former, &fsdp.StateDictOptions{AllRanks: true})
+			_, stateErr := f.OptimStateDict(ctx, former, &fsdp.StateDictOptions{AllRanks: true})
 			_, loadErr := f.Load(ctx, dir, former, nil)
 			_, freezeErr := f.Freeze(ctx, nil, former)
 			for _, err := range []error{
-				f.Save(ctx, dir, former, nil), asyncErr, stateErr, loadErr, freezeErr, f.SetFullOptim(ctx, 0, former, full, nil),
+				f.Save(ctx, dir, former, nil), asyncErr, stateErr, loadErr, freezeErr, f.LoadOptimStateDict(ctx, 0, former, full, nil),
 				f.Export(ctx, file+"2", &fsdp.ExportOptions{Optimizer: former}), f.Import(ctx, file, &fsdp.ImportOptions{Optimizer: former}), former.Step(0.1),
 			} {
-				require.ErrorContains(t, err, "made before Freeze, and other parameters are frozen now: make a new one of Sharded.Shards")
+				require.ErrorContains(t, err, "made before Freeze, and other parameters are frozen now: make a new one of Sharded.Params")
 			}
 		}
 		f.RequireTakenUp(t, ctx, dir)
@@ -51,7 +51,7 @@ func TestFormerOptimizer(t *testing.T) {
 // but not with the optimizer of which only a part was loaded, until that is loaded again or there
 // is a new one.
 func TestHalfLoadedOptimizer(t *testing.T) {
-	const why = "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Shards"
+	const why = "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Params"
 	for name, breakOff := range map[string]func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error{
 		"Load": func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error {
 			_, err := f.Load(kit.OnFS(ctx, bad), dir, f.Opt, nil)
@@ -77,7 +77,7 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 					func() { require.NoError(t, f.Import(ctx, file, &fsdp.ImportOptions{Optimizer: f.Opt})) },
 					func() {
 						var err error
-						f.Opt, err = optim.AdamW{}.New(f.Shards())
+						f.Opt, err = optim.AdamW{}.New(f.Params())
 						require.NoError(t, err)
 					},
 				} {
@@ -89,7 +89,7 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 					require.ErrorContains(t, f.Opt.Step(0.1), why)
 					require.ErrorContains(t, f.Save(ctx, dir, f.Opt, nil), why)
 					require.ErrorContains(t, f.Export(ctx, file+"2", &fsdp.ExportOptions{Optimizer: f.Opt}), why)
-					_, err = f.FullOptimState(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
+					_, err = f.OptimStateDict(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
 					require.ErrorContains(t, err, why)
 					_, err = f.Freeze(ctx, nil, f.Opt)
 					require.ErrorContains(t, err, why)
@@ -98,7 +98,7 @@ func TestHalfLoadedOptimizer(t *testing.T) {
 					kit.ForwardBackward(t, ctx, f.Sharded, kit.ShapeBatch(g.Rank()))
 					require.NoError(t, f.Opt.Step(0.1))
 					f.ZeroGrad()
-					_, err = f.FullOptimState(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
+					_, err = f.OptimStateDict(ctx, f.Opt, &fsdp.StateDictOptions{AllRanks: true})
 					require.NoError(t, err)
 				}
 			})

@@ -78,7 +78,7 @@ func TestImportErrors(t *testing.T) {
 			}
 			errs := kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
 				m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-				opt, err := optim.AdamW{}.New(m.Shards())
+				opt, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				before := kit.StateBits(t, ctx, m)
 				var opts *fsdp.ImportOptions
@@ -148,13 +148,13 @@ func TestImportOptions(t *testing.T) {
 	for _, precision := range []fsdp.Precision{{}, kit.Float64s} {
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Precision: precision})
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			require.NoError(t, opt.Step(0))
-			before, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			before, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			require.NoError(t, m.Import(ctx, path, &fsdp.ImportOptions{Optimizer: opt, AllowMissing: func(name string) bool { return name == "a.b" || name == "optimizer" || strings.Contains(name, ":") }, AllowExtra: func(name string) bool { return name == "over" }}))
-			after, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			after, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			require.Equal(t, kit.Elements(before["a.b"]), kit.Elements(after["a.b"]))
 			for _, name := range []string{"a.w", "b.w"} {
@@ -197,7 +197,7 @@ func TestImportBreaksOff(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
-		opt, err := optim.SGD{}.New(m.Shards())
+		opt, err := optim.SGD{}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, m.Export(ctx, path, nil))
 		want := kit.StateBits(t, ctx, m)
@@ -215,7 +215,7 @@ func TestImportBreaksOff(t *testing.T) {
 		} {
 			require.ErrorContains(t, refused, "an Import of "+path+" has broken off")
 		}
-		if len(m.Shards()) > 0 {
+		if len(m.Params()) > 0 {
 			require.ErrorContains(t, opt.Step(1), "an Import of "+path+" has broken off")
 		}
 		require.NoError(t, m.Import(ctx, path, nil))
@@ -232,7 +232,7 @@ func forwardError(ctx context.Context, m *fsdp.Sharded, rank int) error {
 }
 
 func fullError(ctx context.Context, m *fsdp.Sharded) error {
-	_, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	_, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	return err
 }
 
@@ -300,7 +300,7 @@ func TestImportWithoutOptimizer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Optimizer: opt}))
 		require.NoError(t, m.Import(ctx, path, nil))

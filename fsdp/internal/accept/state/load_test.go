@@ -187,7 +187,7 @@ type resumed struct{ Position int }
 func newResumer(t require.TestingT, g comm.Group, cfg fsdp.Config) *resumer {
 	cfg.Group, cfg.Seed, cfg.Poison = g, 11, true
 	m := kit.Wrap(t, kit.DropoutGPT(), cfg)
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	require.NoError(t, err)
 	scaler, err := optim.LossScale{Init: 1 << 10, Interval: 3}.New()
 	require.NoError(t, err)
@@ -269,7 +269,7 @@ func TestLoadExperts(t *testing.T) {
 			cfg := kit.GroupedBy(t, ctx, g, "l1", ranks)
 			cfg.Strategy, cfg.Seed = strategy, seed
 			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			return m, opt
 		}
@@ -327,7 +327,7 @@ func TestLoadNames(t *testing.T) {
 	var saved kit.Bits
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, chainNamed("l", kit.ShapeDim), fsdp.Config{Group: g, Precision: kit.Float64s, WrapPolicy: fsdp.WrapEach()})
-		opt, err := optim.SGD{Momentum: 0.5}.New(m.Shards())
+		opt, err := optim.SGD{Momentum: 0.5}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, m.Save(ctx, dir, opt, nil))
 		if b := kit.StateBits(t, ctx, m); g.Rank() == 0 {
@@ -368,7 +368,7 @@ func TestLoadNames(t *testing.T) {
 					if c.plain {
 						momentum = 0
 					}
-					opt, err = optim.SGD{Momentum: momentum}.New(m.Shards())
+					opt, err = optim.SGD{Momentum: momentum}.New(m.Params())
 					require.NoError(t, err)
 				}
 				before := kit.StateBits(t, ctx, m)
@@ -407,7 +407,7 @@ func TestLoadWithoutState(t *testing.T) {
 	dir := t.TempDir()
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.NewResharder(t, g, 0, fsdp.Float64, 1, nil)
-		plain, err := optim.SGD{}.New(m.Shards())
+		plain, err := optim.SGD{}.New(m.Params())
 		require.NoError(t, err)
 		require.NoError(t, m.Save(ctx, dir, nil, &fsdp.SaveOptions{Step: 2}))
 		_, err = m.Load(ctx, dir, plain, nil)
@@ -420,7 +420,7 @@ func TestLoadWithoutState(t *testing.T) {
 		require.Equal(t, 1, m.Opt.Steps())
 		require.NoError(t, plain.Step(0.1))
 		require.NoError(t, m.Save(ctx, dir, plain, nil))
-		again, err := optim.SGD{}.New(m.Shards())
+		again, err := optim.SGD{}.New(m.Params())
 		require.NoError(t, err)
 		_, err = m.Load(ctx, dir, again, nil)
 		require.NoError(t, err)

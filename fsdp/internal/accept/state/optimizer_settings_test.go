@@ -45,11 +45,11 @@ var carriers = map[string]func(t *testing.T, ctx context.Context, m *fsdp.Sharde
 			return m.Import(ctx, path, from)
 		}
 	},
-	"SetFullOptim": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, _ string) func(optim.Optimizer, *fsdp.LoadOptions) error {
-		full, err := m.FullOptimState(ctx, from, nil)
+	"LoadOptimStateDict": func(t *testing.T, ctx context.Context, m *fsdp.Sharded, from optim.Optimizer, _ string) func(optim.Optimizer, *fsdp.LoadOptions) error {
+		full, err := m.OptimStateDict(ctx, from, nil)
 		require.NoError(t, err)
 		return func(to optim.Optimizer, opts *fsdp.LoadOptions) error {
-			return m.SetFullOptim(ctx, 0, to, full, opts)
+			return m.LoadOptimStateDict(ctx, 0, to, full, opts)
 		}
 	},
 }
@@ -98,9 +98,9 @@ func TestSettings(t *testing.T) {
 							cfg.Logger = slog.New(slog.NewTextHandler(map[bool]io.Writer{true: &other, false: io.Discard}[g.Rank() == 0], &slog.HandlerOptions{Level: slog.LevelWarn}))
 						}
 						m := kit.Wrap(t, smallModel, cfg)
-						from := kit.FiveUpdates(t, m.Shards(), func(name string) string { return name }, saved.New)
+						from := kit.FiveUpdates(t, m.Params(), func(name string) string { return name }, saved.New)
 						give := carry(t, ctx, m, from, dir)
-						to, err := c.to(m.Shards())
+						to, err := c.to(m.Params())
 						require.NoError(t, err)
 						before := optim.Groups(to)
 						err = give(to, c.options)
@@ -154,7 +154,7 @@ func TestSettingsOfOlderState(t *testing.T) {
 	defer log.SetOutput(os.Stderr)
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-		from := kit.FiveUpdates(t, m.Shards(), func(name string) string { return name }, optim.AdamW{}.New)
+		from := kit.FiveUpdates(t, m.Params(), func(name string) string { return name }, optim.AdamW{}.New)
 		require.NoError(t, m.Save(ctx, dir, from, nil))
 		if g.Rank() == 0 {
 			path, err := fsdp.LatestCheckpoint(dir)
@@ -162,7 +162,7 @@ func TestSettingsOfOlderState(t *testing.T) {
 			forgetSettings(t, path)
 		}
 		require.NoError(t, g.Barrier(ctx))
-		to, err := optim.Adam{Eps: 1}.New(m.Shards())
+		to, err := optim.Adam{Eps: 1}.New(m.Params())
 		require.NoError(t, err)
 		_, err = m.Load(ctx, dir, to, &fsdp.LoadOptions{RestoreHyperparameters: true})
 		require.ErrorContains(t, err, "option RestoreHyperparameters: the state does not tell the settings that it was made with")
@@ -171,12 +171,12 @@ func TestSettingsOfOlderState(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 5, to.Steps())
 
-		full, err := m.FullOptimState(ctx, from, nil)
+		full, err := m.OptimStateDict(ctx, from, nil)
 		require.NoError(t, err)
 		if full != nil {
 			full.Groups = nil
 		}
-		require.NoError(t, m.SetFullOptim(ctx, 0, to, full, nil))
+		require.NoError(t, m.LoadOptimStateDict(ctx, 0, to, full, nil))
 	})
 	require.Empty(t, said.String())
 }
@@ -202,9 +202,9 @@ func TestGroupsOfExperts(t *testing.T) {
 	const world = 4
 	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.StateModel, kit.StateLayouts(world)["experts of 2 ranks, order 1"](t, ctx, g))
-		opt, err := kit.StateOptimizers["AdamW"](m.Shards())
+		opt, err := kit.StateOptimizers["AdamW"](m.Params())
 		require.NoError(t, err)
-		full, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
+		full, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
 		require.NoError(t, err)
 		if g.Rank() != 1 {
 			return
@@ -248,9 +248,9 @@ func TestSettingsOfSeveral(t *testing.T) {
 	for _, n := range []int{16, 2, 16} {
 		kit.OnRanks(t, n, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-			opt := build(m.Shards(), 0.25, 0.5)
+			opt := build(m.Params(), 0.25, 0.5)
 			if want != nil {
-				opt = build(m.Shards(), 0, 0.75)
+				opt = build(m.Params(), 0, 0.75)
 				_, err := m.Load(ctx, dir, opt, &fsdp.LoadOptions{RestoreHyperparameters: true})
 				require.NoError(t, err)
 			}

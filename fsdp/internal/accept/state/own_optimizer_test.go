@@ -45,7 +45,7 @@ func TestOwnOptimizer(t *testing.T) {
 			}
 			m := kit.Wrap(t, kit.TinyGPT(2), cfg)
 			defer m.Close()
-			opt, err := newLion(m.Shards())
+			opt, err := newLion(m.Params())
 			require.NoError(t, err)
 			if from > 0 {
 				_, err := m.Load(ctx, dir, opt, nil)
@@ -61,7 +61,7 @@ func TestOwnOptimizer(t *testing.T) {
 				m.ZeroGrad()
 			}
 			require.NoError(t, m.Save(ctx, dir, opt, nil))
-			full, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+			full, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			if g.Rank() == 0 {
 				whole = make(map[string][]float32)

@@ -48,7 +48,7 @@ func TestReadsHaveADeadline(t *testing.T) {
 										var log bytes.Buffer
 										m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, VirtualRanks: 2, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 										models[g.Rank()] = m
-										opt, err := optim.AdamW{}.New(m.Shards())
+										opt, err := optim.AdamW{}.New(m.Params())
 										require.NoError(t, err)
 										var use checkpoint.FS = disk
 										if g.Rank() == 0 {

@@ -31,7 +31,7 @@ func flip(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, param, entry
 			return
 		}
 	}
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		if p.Name == param && entry == "" {
 			kit.Edit(t, p.Value, first)
 			return
@@ -42,7 +42,7 @@ func flip(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer, param, entry
 
 // ownNumbers returns this rank's elements of the parameters and of the optimizer's state.
 func ownNumbers(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer) (all [][]float64) {
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		all = append(all, kit.Numbers(t, p.Value))
 	}
 	for _, e := range opt.State() {
@@ -53,7 +53,7 @@ func ownNumbers(t require.TestingT, m *fsdp.Sharded, opt optim.Optimizer) (all [
 
 // TestWritersCompareCopies damages parameters and optimizer state of one rank. If other ranks have replicas,
 // Save, SaveAsync and Export return an error on every rank that names tensor and ranks, write nothing, and
-// keep the good checkpoint. Loading it mends the replicas, and so do SetFull and SetFullOptim.
+// keep the good checkpoint. Loading it mends the replicas, and so do LoadStateDict and LoadOptimStateDict.
 func TestWritersCompareCopies(t *testing.T) {
 	for name, c := range map[string]struct {
 		world        int
@@ -92,7 +92,7 @@ func TestWritersCompareCopies(t *testing.T) {
 				if c.eight {
 					maker.Bits = 8
 				}
-				opt, err := maker.New(m.Shards())
+				opt, err := maker.New(m.Params())
 				require.NoError(t, err)
 				step := func() {
 					for range max(1, cfg.VirtualRanks/c.world) {
@@ -127,7 +127,7 @@ func TestWritersCompareCopies(t *testing.T) {
 							continue
 						}
 						require.ErrorContains(t, err, method[:4])
-						for _, part := range []string{c.want, "nothing was written", "load the last checkpoint", "SetFullOptim", "FullShard have no replicas"} {
+						for _, part := range []string{c.want, "nothing was written", "load the last checkpoint", "LoadOptimStateDict", "FullShard have no replicas"} {
 							require.ErrorContains(t, err, part)
 						}
 					}
@@ -150,12 +150,12 @@ func TestWritersCompareCopies(t *testing.T) {
 				step()
 				require.NoError(t, writers["Save"]())
 				refused()
-				params, err := m.FullState(ctx, &fsdp.StateDictOptions{Rank: 1})
+				params, err := m.StateDict(ctx, &fsdp.StateDictOptions{Rank: 1})
 				require.NoError(t, err)
-				state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
+				state, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Rank: 1})
 				require.NoError(t, err)
-				require.NoError(t, m.SetFull(ctx, 1, params))
-				require.NoError(t, m.SetFullOptim(ctx, 1, opt, state, nil))
+				require.NoError(t, m.LoadStateDict(ctx, 1, params))
+				require.NoError(t, m.LoadOptimStateDict(ctx, 1, opt, state, nil))
 				require.NoError(t, writers["Save"]())
 				require.NoError(t, m.Close())
 			})

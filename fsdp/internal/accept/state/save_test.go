@@ -226,13 +226,13 @@ func TestSaveArguments(t *testing.T) {
 			return f.Save(ctx, dir, f.Opt, nil)
 		}, `rank 0 has "no optimizer", rank 1 has "an optimizer"`},
 		"of other pieces": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			pieces := f.Shards()
+			pieces := f.Params()
 			p := &pieces[0]
 			p.Offset, p.Value, p.Grad = p.Offset+1, p.Value.Slice(1, p.Value.Len()), p.Grad.Slice(1, p.Grad.Len())
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
 			return f.Save(ctx, dir, opt, nil)
-		}, "which is not what this rank has of it: make it of Sharded.Shards as they are"},
+		}, "which is not what this rank has of it: make it of Sharded.Params as they are"},
 		"another model's": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, dir, foreign, nil) },
 			`the optimizer has momentum_buffer of "x", which is no parameter of the model`},
 		"another model's, without state": {func(ctx context.Context, f *kit.Filler, rank int) error {
@@ -242,7 +242,7 @@ func TestSaveArguments(t *testing.T) {
 			return f.Save(ctx, dir, opt, nil)
 		}, `the optimizer updates "x", which is no parameter of the model`},
 		"of equal shards": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			pieces := f.Shards()
+			pieces := f.Params()
 			for i := range pieces {
 				pieces[i].Value = optim.Host{F64: make([]float64, pieces[i].Value.Len())}
 			}
@@ -385,7 +385,7 @@ func TestSaveInJoin(t *testing.T) {
 	run := func(ctx context.Context, g comm.Group, from string, to int, save func(m *fsdp.Sharded, opt optim.Optimizer, step int)) kit.Bits {
 		m := kit.Wrap(t, kit.DropoutGPT(), fsdp.Config{Group: g, WrapPolicy: kit.Blocks, GradAverage: fsdp.ByActive})
 		defer m.Close()
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		first := 0
 		if from != "" {

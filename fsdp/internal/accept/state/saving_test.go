@@ -270,7 +270,7 @@ func TestSnapshotFits(t *testing.T) {
 	disk := crashfs.New()
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
-		opt, err := optim.AdamW{}.New(m.Shards())
+		opt, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		batch := kit.TinyBatch(0, g.Rank(), 2, 3)
 		kit.ForwardBackward(t, ctx, m, batch)

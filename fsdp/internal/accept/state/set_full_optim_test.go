@@ -55,7 +55,7 @@ func TestSetFullOptimErrors(t *testing.T) {
 		"entry missing": {change: func(f *optim.FullState) { delete(f.Params["a.b"].Entries, "exp_avg") }, want: "missing exp_avg:a.b"},
 		"an entry may be missing, but not alone": {func(f *optim.FullState) { delete(f.Params["a.b"].Entries, "exp_avg") },
 			func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, _ int) error {
-				return m.SetFullOptim(ctx, root, opt, full, &fsdp.LoadOptions{AllowMissing: all})
+				return m.LoadOptimStateDict(ctx, root, opt, full, &fsdp.LoadOptions{AllowMissing: all})
 			}, "missing exp_avg:a.b"},
 		"extra parameter": {change: func(f *optim.FullState) { f.Params["z"] = f.Params["a.b"] }, want: "extra exp_avg:z, exp_avg_sq:z"},
 		"extra entry":     {change: func(f *optim.FullState) { f.Params["a.b"].Entries["max"] = f.Params["a.b"].Entries["exp_avg"] }, want: "extra max:a.b"},
@@ -80,38 +80,38 @@ func TestSetFullOptimErrors(t *testing.T) {
 			f.Params["b.w"] = p
 		}, want: "of parameter b.w after 0 updates, which is not zero"},
 		"nil": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ *optim.FullState, _ int) error {
-			return m.SetFullOptim(ctx, root, opt, nil, nil)
+			return m.LoadOptimStateDict(ctx, root, opt, nil, nil)
 		}, want: "the full state is nil"},
 		"no optimizer on one rank": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, rank int) error {
 			if rank == 2 {
 				opt = nil
 			}
-			return m.SetFullOptim(ctx, root, opt, full, nil)
+			return m.LoadOptimStateDict(ctx, root, opt, full, nil)
 		}, want: "the optimizer is nil"},
 		"root out of range": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, _ int) error {
-			return m.SetFullOptim(ctx, 3, opt, full, nil)
+			return m.LoadOptimStateDict(ctx, 3, opt, full, nil)
 		}, want: "rank 3 is not one of the 3 ranks"},
 		"roots differ": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, rank int) error {
-			return m.SetFullOptim(ctx, rank, opt, full, nil)
+			return m.LoadOptimStateDict(ctx, rank, opt, full, nil)
 		}, want: "from rank 0"},
 		"renamed on one rank": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, rank int) error {
-			return m.SetFullOptim(ctx, root, opt, full, &fsdp.LoadOptions{Rename: func(name string) string { return name[:1+rank/2] + name[1:] }})
+			return m.LoadOptimStateDict(ctx, root, opt, full, &fsdp.LoadOptions{Rename: func(name string) string { return name[:1+rank/2] + name[1:] }})
 		}, want: "ranks disagree about the options"},
 		"renamed differently": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, rank int) error {
-			return m.SetFullOptim(ctx, root, opt, full, &fsdp.LoadOptions{Rename: func(name string) string { return fmt.Sprint(name, rank) }})
+			return m.LoadOptimStateDict(ctx, root, opt, full, &fsdp.LoadOptions{Rename: func(name string) string { return fmt.Sprint(name, rank) }})
 		}, want: `ranks disagree about the options: rank 0 has "parameter a.w is`},
 		"Rename panics": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, rank int) error {
-			return m.SetFullOptim(ctx, root, opt, full, &fsdp.LoadOptions{Rename: func(name string) string { panic("no names today") }})
+			return m.LoadOptimStateDict(ctx, root, opt, full, &fsdp.LoadOptions{Rename: func(name string) string { panic("no names today") }})
 		}, want: "no names today"},
 		"allowed on one rank": {func(f *optim.FullState) { delete(f.Params, "b.w") },
 			func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, full *optim.FullState, rank int) error {
-				return m.SetFullOptim(ctx, root, opt, full, &fsdp.LoadOptions{AllowMissing: func(string) bool { return rank == 2 }})
+				return m.LoadOptimStateDict(ctx, root, opt, full, &fsdp.LoadOptions{AllowMissing: func(string) bool { return rank == 2 }})
 			}, "missing exp_avg:b.w, exp_avg_sq:b.w"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for r, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {
 				m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-				opt, err := optim.AdamW{}.New(m.Shards())
+				opt, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				full := fullAdam()
 				if c.change != nil {
@@ -121,13 +121,13 @@ func TestSetFullOptimErrors(t *testing.T) {
 				if c.call != nil {
 					failed = c.call(ctx, m, opt, full, g.Rank())
 				} else {
-					failed = m.SetFullOptim(ctx, root, opt, full, nil)
+					failed = m.LoadOptimStateDict(ctx, root, opt, full, nil)
 				}
 				var e *fsdp.StateError
 				if strings.Contains(c.want, "missing") && name != "allowed on one rank" {
 					require.ErrorAs(t, failed, &e)
 				}
-				state, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+				state, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 				require.NoError(t, err, "the model can be used")
 				require.Zero(t, state.Steps)
 				for name, p := range state.Params {
@@ -148,7 +148,7 @@ func TestSetFullOptimOptions(t *testing.T) {
 	for _, precision := range []fsdp.Precision{{}, kit.Float64s} {
 		kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Precision: precision})
-			opt, err := optim.AdamW{}.New(m.Shards())
+			opt, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)
 			var given *optim.FullState
 			if g.Rank() == 2 {
@@ -160,8 +160,8 @@ func TestSetFullOptimOptions(t *testing.T) {
 				}
 				given.Params["x.a.b"].Entries["exp_avg"] = optim.Host{F64: v.F64} // two types
 			}
-			require.NoError(t, m.SetFullOptim(ctx, 2, opt, given, &fsdp.LoadOptions{Rename: func(name string) string { return "x." + name }, AllowMissing: func(name string) bool { return strings.HasSuffix(name, ":x.b.w") }, AllowExtra: func(name string) bool { return strings.HasSuffix(name, ":y") }}))
-			got, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+			require.NoError(t, m.LoadOptimStateDict(ctx, 2, opt, given, &fsdp.LoadOptions{Rename: func(name string) string { return "x." + name }, AllowMissing: func(name string) bool { return strings.HasSuffix(name, ":x.b.w") }, AllowExtra: func(name string) bool { return strings.HasSuffix(name, ":y") }}))
+			got, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 			require.NoError(t, err)
 			require.Equal(t, 9, got.Steps)
 			for name, want := range fullAdam().Params {
@@ -184,17 +184,17 @@ func TestSetFullOptimOptions(t *testing.T) {
 func TestSetFullOptimBreaksOff(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-		inner, err := optim.AdamW{}.New(m.Shards())
+		inner, err := optim.AdamW{}.New(m.Params())
 		require.NoError(t, err)
 		opt := &kit.Stubborn{Optimizer: inner, Refuse: map[int]string{2: "b.w"}[g.Rank()]}
-		err = m.SetFullOptim(ctx, 0, opt, fullAdam(), nil)
+		err = m.LoadOptimStateDict(ctx, 0, opt, fullAdam(), nil)
 		require.ErrorContains(t, err, kit.ErrStubborn.Error())
-		_, err = m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
-		require.ErrorContains(t, err, "SetFullOptim has broken off")
-		require.ErrorContains(t, opt.Step(1), "SetFullOptim has broken off")
+		_, err = m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+		require.ErrorContains(t, err, "LoadOptimStateDict has broken off")
+		require.ErrorContains(t, opt.Step(1), "LoadOptimStateDict has broken off")
 		opt.Refuse = ""
-		require.NoError(t, m.SetFullOptim(ctx, 0, opt, fullAdam(), nil))
-		got, err := m.FullOptimState(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
+		require.NoError(t, m.LoadOptimStateDict(ctx, 0, opt, fullAdam(), nil))
+		got, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		kit.RequireSameState(t, fullAdam(), got)
 		require.Equal(t, []string{"a.b", "a.w", "b.w"}, slices.Sorted(maps.Keys(got.Params)))

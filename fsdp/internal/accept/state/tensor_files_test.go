@@ -255,7 +255,7 @@ func TestPartsErrors(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, []byte(c.index), 0o600))
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 				m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
-				opt, err := optim.AdamW{}.New(m.Shards())
+				opt, err := optim.AdamW{}.New(m.Params())
 				require.NoError(t, err)
 				before := kit.StateBits(t, ctx, m)
 				var opts *fsdp.ImportOptions

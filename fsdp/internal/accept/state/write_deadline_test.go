@@ -129,7 +129,7 @@ func TestWritesHaveADeadline(t *testing.T) {
 									var log bytes.Buffer
 									m := kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Group: g, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 									models[g.Rank()] = m
-									opt, err := optim.AdamW{}.New(m.Shards())
+									opt, err := optim.AdamW{}.New(m.Params())
 									require.NoError(t, err)
 									call := func(ctx context.Context) error {
 										switch method {

@@ -79,7 +79,7 @@ func (x *training) rank(ctx context.Context, g comm.Group) (out []string, err er
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	opt, err := optim.AdamW{}.New(m.Shards())
+	opt, err := optim.AdamW{}.New(m.Params())
 	for i := 0; i < 2 && err == nil; i++ {
 		if g.Rank() == 0 && i == 1 {
 			x.begin = x.waits()
@@ -96,7 +96,7 @@ func (x *training) rank(ctx context.Context, g comm.Group) (out []string, err er
 	if g.Rank() == 0 {
 		x.end = x.waits()
 	}
-	state, err := m.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+	state, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 	for _, name := range slices.Sorted(maps.Keys(state)) {
 		out = append(out, fmt.Sprint(name, state[name].Data()))
 	}

@@ -21,9 +21,9 @@ func TestStockLlama(t *testing.T) {
 	model, err := fsdp.Wrap(&m, exact)
 	require.NoError(t, err)
 	defer model.Close()
-	weights, err := model.FullState(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+	weights, err := model.StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
 	require.NoError(t, err)
-	require.NoError(t, stock.SetFull(t.Context(), 0, weights))
+	require.NoError(t, stock.LoadStateDict(t.Context(), 0, weights))
 
 	want, err := model.Forward(t.Context(), batch, batch)
 	require.NoError(t, err)

@@ -41,7 +41,7 @@ func newTrainer(ctx context.Context, s size, g comm.Group) (*trainer, error) {
 	if err != nil {
 		return nil, err
 	}
-	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Shards())
+	opt, err := optim.AdamW{WeightDecay: 0.1}.New(m.Params())
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func states() (list []measurement) {
 		do   func(ctx context.Context, t *trainer, dir string) error
 	}{
 		{"state whole on rank 0", func(ctx context.Context, t *trainer, _ string) error {
-			_, err := t.model.FullOptimState(ctx, t.opt, nil)
+			_, err := t.model.OptimStateDict(ctx, t.opt, nil)
 			return err
 		}},
 		{"state saved", func(ctx context.Context, t *trainer, dir string) error {

@@ -49,8 +49,8 @@ func (r *stateRank) consolidate(ctx context.Context) (err error) {
 			trials = append(trials, r.consolidation(row(state, peer.broadcast, who+"broadcast a rank"), r.broadcast))
 		}
 		trials = append(trials,
-			r.consolidation(row(state, gather, who+"FullOptimState"), func(ctx context.Context) (*optim.FullState, error) {
-				return r.held.FullOptimState(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all})
+			r.consolidation(row(state, gather, who+"OptimStateDict"), func(ctx context.Context) (*optim.FullState, error) {
+				return r.held.OptimStateDict(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all})
 			}),
 			r.again(row(state, 0, who+"the same, Into"), all))
 		for _, row := range rows[len(rows)-3:] {
@@ -91,14 +91,14 @@ func (r *stateRank) consolidate(ctx context.Context) (err error) {
 	return r.reportConsolidation(rows, peer)
 }
 
-// again is the trial of FullOptimState in the memory of an earlier result.
+// again is the trial of OptimStateDict in the memory of an earlier result.
 func (r *stateRank) again(row *stateRow, all bool) *stateTrial {
 	var old *optim.FullState
 	t := r.consolidation(row, func(ctx context.Context) (*optim.FullState, error) {
-		return r.held.FullOptimState(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all, Into: old})
+		return r.held.OptimStateDict(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all, Into: old})
 	})
 	t.prepare = func(ctx context.Context) (err error) {
-		old, err = r.held.FullOptimState(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all})
+		old, err = r.held.OptimStateDict(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: all})
 		return err
 	}
 	finish := t.finish
@@ -146,13 +146,13 @@ func (r *stateRank) checkFull(full *optim.FullState) error {
 	return nil
 }
 
-// parameters is the trial of FullState.
+// parameters is the trial of StateDict.
 func (r *stateRank) parameters(row *stateRow) *stateTrial {
 	var full map[string]*tensor.Dense
 	return &stateTrial{
 		rows: []*stateRow{row},
 		run: func(ctx context.Context, _ func()) (err error) {
-			full, err = r.held.FullState(ctx, nil)
+			full, err = r.held.StateDict(ctx, nil)
 			return err
 		},
 		finish: func(first bool) error {

@@ -71,7 +71,7 @@ func (r *stateRank) hold(ctx context.Context, g comm.Group) (*stateHolder, error
 	if err != nil {
 		return nil, err
 	}
-	h := &stateHolder{Sharded: m, params: m.Shards()}
+	h := &stateHolder{Sharded: m, params: m.Params()}
 	if h.opt, err = (optim.AdamW{}).New(h.params); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}

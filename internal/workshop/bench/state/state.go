@@ -26,11 +26,11 @@
 //	rank 0
 //	  broadcast a tensor           0.230            0.246            0.381           0.401
 //	  broadcast a rank             0.322 (0.62)     0.408 (0.60)     0.518 (0.64)    0.731 (0.52)
-//	  FullOptimState               0.141 (1.35)     0.148 (1.63)     0.238 (1.38)    0.299 (1.20)
+//	  OptimStateDict               0.141 (1.35)     0.148 (1.63)     0.238 (1.38)    0.299 (1.20)
 //	  the same, Into               0.033 (5.75)     0.044 (6.10)     0.073 (4.05)    0.108 (3.55)
 //	every rank
 //	  broadcast a tensor           0.310            0.540            0.481           1.085
-//	  FullOptimState               0.160 (1.99)     0.341 (1.55)     0.334 (1.42)    0.803 (1.63)
+//	  OptimStateDict               0.160 (1.99)     0.341 (1.55)     0.334 (1.42)    0.803 (1.63)
 //	  the same, Into               0.042 (7.27)     0.096 (5.77)     0.092 (5.21)    0.237 (7.44)
 //	transport, into new memory     0.150 (1.32)     0.158 (1.56)     0.240 (1.32)    0.273 (1.53)
 //	transport, into warm memory    0.020 (9.73)     0.024 (10.5)     0.034 (10.4)    0.044 (9.43)
@@ -42,14 +42,14 @@
 // and the other ranks throw theirs away. A memcpy of as many bytes into new memory, on one rank and
 // without any communication, is 1.3 to 1.7 times as fast; on the same machine with nobody else 1.2
 // to 1.4. Only into memory that has its pages is it 11 to 14 times as fast (10 to 12), and there
-// FullOptimState runs at 0.4 to 0.6 of what the transport can: a copy of less than 1 MiB goes through
+// OptimStateDict runs at 0.4 to 0.6 of what the transport can: a copy of less than 1 MiB goes through
 // the caches, which the experts' 147 KB do twice, and 6,528 names are looked up.
 //
 // Against the broadcasts of PyTorch (2.15, gloo over loopback) in the same turns: the same parts,
 // straight to the same places, in processes whose malloc keeps its memory, so that PyTorch waits for
-// no new pages where FullOptimState does. ZeroRedundancyOptimizer.consolidate_state_dict divides the
+// no new pages where OptimStateDict does. ZeroRedundancyOptimizer.consolidate_state_dict divides the
 // parameters itself, and broadcasts what each rank has pickled. In brackets how many times as long as
-// FullOptimState they take, into new memory and with Into:
+// OptimStateDict they take, into new memory and with Into:
 //
 //	seconds                        dense, 2 ranks      dense, 4 ranks      moe, 2 ranks        moe, 4 ranks
 //	rank 0: a tensor               0.272 (2.1, 8.7)    0.686 (4.5, 15.4)   1.146 (4.9, 15.8)   3.141 (10.2, 25.0)
@@ -61,7 +61,7 @@
 // ZeRO's is beaten 65 times and more everywhere.
 //
 // Over TCP, before small tensors were looked up faster, moe on 4 ranks: 2.07 s by a broadcast a
-// tensor, 1.69 by one a rank, 0.66 (3.13) by FullOptimState; on every rank 4.02, and 2.51 (1.53), or
+// tensor, 1.69 by one a rank, 0.66 (3.13) by OptimStateDict; on every rank 4.02, and 2.51 (1.53), or
 // 1.43 (2.91) with Into. On 2 ranks 1.04, 1.73, 0.98 (1.12); 1.32, 1.46 (0.99), 0.66 (1.99).
 //
 // # Larger tensors

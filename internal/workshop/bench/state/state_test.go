@@ -35,8 +35,8 @@ func TestState(t *testing.T) {
 	rows := strings.Split(strings.TrimSpace(out.String()), "\n")
 	names := []string{
 		"0.1M: 2 blocks", "  AdamW state",
-		"    rank 0: broadcast a tensor ", "    rank 0: broadcast a rank ", "    rank 0: FullOptimState ", "    rank 0: the same, Into ",
-		"    every rank: broadcast a tensor ", "    every rank: FullOptimState ", "    every rank: the same, Into ",
+		"    rank 0: broadcast a tensor ", "    rank 0: broadcast a rank ", "    rank 0: OptimStateDict ", "    rank 0: the same, Into ",
+		"    every rank: broadcast a tensor ", "    every rank: OptimStateDict ", "    every rank: the same, Into ",
 		"    transport, into new memory ", "    transport, into warm memory ", "    parameters, gather ", "    copy, into new memory ", "    copy, into warm memory ",
 		"  files of",
 		"    plain write ", "    plain write, fsync ", "    Save ", "    SaveAsync, training waits ", "    SaveAsync, until on disk ",
@@ -84,7 +84,7 @@ func TestStateBroadcast(t *testing.T) {
 				require.NoError(t, r.checkFull(each))
 			}
 		}
-		want, err := r.held.FullOptimState(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: true})
+		want, err := r.held.OptimStateDict(ctx, r.held.opt, &fsdp.StateDictOptions{AllRanks: true})
 		if err == nil && g.Rank() == 0 {
 			want.Groups = nil // which no message has
 			require.Equal(t, want, got)

@@ -89,7 +89,7 @@ func newTrainer(ctx context.Context, s size, cfg fsdp.Config, rows int) (*traine
 	if err != nil {
 		return nil, err
 	}
-	opt, err := optimizer.New(m.Shards())
+	opt, err := optimizer.New(m.Params())
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,7 @@ func (t *training) wrap(ctx context.Context) error {
 	if t.model, err = fsdp.WrapContext(ctx, t.options.model(), cfg); err != nil {
 		return err
 	}
-	t.opt, err = t.optimizer(t.model.Shards())
+	t.opt, err = t.optimizer(t.model.Params())
 	return err
 }
 
@@ -77,7 +77,7 @@ func (t *training) change(ctx context.Context) error {
 			return err
 		}
 		steps := t.opt.Steps()
-		if t.opt, err = t.optimizer(t.model.Shards()); err != nil {
+		if t.opt, err = t.optimizer(t.model.Params()); err != nil {
 			return err
 		}
 		return t.opt.Adopt(steps, entries)
