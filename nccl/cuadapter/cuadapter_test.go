@@ -81,7 +81,7 @@ func TestTraining(t *testing.T) {
 	_, err = m.Forward(t.Context(), tokens, tokens)
 	require.NoError(t, err)
 	require.NoError(t, m.Backward(t.Context()))
-	for _, p := range m.Shards() {
+	for _, p := range m.Params() {
 		ptr, stream, err := Vec(p.Grad)
 		require.NoError(t, err)
 		require.NoError(t, cu.MemsetD8Async(ptr, 0, int64(4*p.Grad.Len()), stream))

@@ -201,7 +201,7 @@ var wrapDifferences = map[string]struct {
 		[]string{"parameter blocks.0.qkv.weight", "trained, in unit", "full, in unit"}},
 	"type":         {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{}, {Precision: fsdp.Precision{Compute: fsdp.Float64}}}, []string{"float32", "float64"}},
 	"wrap":         {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{WrapPolicy: kit.Blocks}, {WrapPolicy: fsdp.WrapEach()}}, []string{"parameter wte.weight [13 8]: trained, in unit root", "trained, in unit wte"}},
-	"checkpoint":   {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{}, {Activations: fsdp.Activations{Recompute: kit.Blocks}}}, []string{"call blocks.0: ", "Checkpoint false", "Checkpoint true"}},
+	"checkpoint":   {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{}, {Activations: fsdp.Activations{Recompute: kit.Blocks}}}, []string{"call blocks.0: ", "Recompute false", "Recompute true"}},
 	"another call": {[2]fsdp.Model{kit.TinyGPT(1), &nn.GPT{Vocab: kit.TinyVocab, Context: kit.TinyContext, Layers: 1, Dim: 8, Heads: 2, Dropout: 0.1}}, [2]fsdp.Config{}, []string{"Dropout:0.1"}},
 }
 
