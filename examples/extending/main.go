@@ -137,7 +137,7 @@ func train(ctx context.Context, g comm.Group, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	opt, err := optim.Elementwise{Kind: "Lion", State: []string{"exp_avg"}, Float32: lion}.New(m.Shards())
+	opt, err := optim.Elementwise{Kind: "Lion", State: []string{"exp_avg"}, Float32: lion}.New(m.Params())
 	if err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func train(ctx context.Context, g comm.Group, out io.Writer) (err error) {
 			fmt.Fprintf(out, "step %3d  loss %.4f\n", opt.Steps(), loss)
 		}
 	}
-	return m.Full(ctx, nil, func(params map[string]*tensor.Dense) error {
+	return m.Summon(ctx, nil, func(params map[string]*tensor.Dense) error {
 		_, err := fmt.Fprintf(out, "weights %.2f\n", params["weighted.weight"].Float32s())
 		return err
 	})

@@ -257,10 +257,10 @@ func TestExport(t *testing.T) {
 	require.Contains(t, output(t, append(job, "-export", file)), "weights: "+file)
 	asRank(t, job, func(ctx context.Context, tr *trainer) error {
 		require.NoError(t, tr.restore(ctx))
-		want, err := tr.model.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		want, err := tr.model.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		require.NoError(t, tr.model.Import(ctx, file, nn.FromGPT2("")))
-		got, err := tr.model.FullState(ctx, &fsdp.StateDictOptions{AllRanks: true})
+		got, err := tr.model.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 		return nil

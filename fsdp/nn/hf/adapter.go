@@ -72,13 +72,13 @@ func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) er
 	if len(names) == 0 {
 		return errors.New("hf: SaveAdapter: the model has no adapters: set its LoRA before Wrap")
 	}
-	for _, p := range s.Shards() {
+	for _, p := range s.Params() {
 		if !nn.IsAdapter(p.Name) {
 			return fmt.Errorf("hf: SaveAdapter: %s trains as well, and an adapter has no place for it: "+
 				"freeze it by Config.Frozen, or call Merge and Save", p.Name)
 		}
 	}
-	return s.Full(ctx, names, func(params map[string]*tensor.Dense) error {
+	return s.Summon(ctx, names, func(params map[string]*tensor.Dense) error {
 		if err := m.writeAdapter(dir, params); err != nil {
 			return fmt.Errorf("hf: SaveAdapter: %w", err)
 		}
@@ -333,7 +333,7 @@ func (m *Model) loadAdapter(ctx context.Context, s *fsdp.Sharded) error {
 	for layer := range m.adapters() {
 		names = append(names, layer+loraA, layer+loraB)
 	}
-	err := s.Full(ctx, names, func(params map[string]*tensor.Dense) error {
+	err := s.Summon(ctx, names, func(params map[string]*tensor.Dense) error {
 		for layer := range m.adapters() {
 			a, b := matrixOf(params[layer+loraA]), matrixOf(params[layer+loraB])
 			clear(a.values)
