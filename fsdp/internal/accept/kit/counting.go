@@ -10,15 +10,15 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// Tally counts what a rank communicates: collectives over more than one rank, of parameters and
-// gradients, and the bytes that it must send in them.
+// Tally counts a rank's communication: collectives of parameters and gradients over more than one
+// rank, and the bytes that the rank must send in them.
 type Tally struct {
 	Gathers, Reduces, AllReduces int
 	Bytes                        int
 }
 
-// CountingGroup counts, in itself and in the groups that are split from it. Agreements between the
-// ranks move integers.
+// CountingGroup counts its own collectives and those in groups that are split from it. Agreements
+// between the ranks send integers.
 type CountingGroup struct {
 	comm.Group
 	*Tally
@@ -74,7 +74,7 @@ type Cut struct {
 	Ranks    int
 }
 
-// Cuts returns the ways to cut over a number of ranks.
+// Cuts returns the ways to shard over a number of ranks.
 func Cuts(world int) []Cut {
 	list := []Cut{{fsdp.FullShard, 0}, {fsdp.ShardGradOp, 0}, {fsdp.NoShard, 0}}
 	for ranks := 1; ranks <= world; ranks++ {
@@ -88,7 +88,8 @@ func Cuts(world int) []Cut {
 // String implements fmt.Stringer.
 func (c Cut) String() string { return fmt.Sprintf("%v %d", c.Strategy, c.Ranks) }
 
-// Over returns the number of ranks that a parameter is cut over, and of its replicas.
+// Over returns the number of ranks that a parameter is sharded over, and the number of its
+// replicas.
 func (c Cut) Over(world int) (shards, replicas int) {
 	switch c.Strategy {
 	case fsdp.NoShard:
@@ -103,7 +104,7 @@ func (c Cut) twice() bool {
 	return c.Strategy == fsdp.FullShard || c.Strategy == fsdp.HybridShard || c.Strategy == fsdp.SecondaryShard
 }
 
-// again returns over how many ranks backward gathers.
+// again returns the number of ranks over which backward gathers.
 func (c Cut) again(world int) int {
 	if shards, _ := c.Over(world); c.Strategy != fsdp.SecondaryShard {
 		return shards
@@ -111,8 +112,8 @@ func (c Cut) again(world int) int {
 	return c.Ranks
 }
 
-// Pass returns what a pass over a chain of blocks between the calls of a root unit takes, by the
-// formulas in the documentation of Strategy. root and block are the bytes of a unit.
+// Pass returns the communication of a pass over a chain of blocks between the calls of a root unit,
+// by the formulas in the documentation of Strategy. root and block are the bytes of a unit.
 func (c Cut) Pass(world, blocks, prefetch, root, block int) (forward, backward Tally) {
 	shards, replicas := c.Over(world)
 	again := 0
@@ -142,7 +143,7 @@ func (c Cut) Sum(world, bytes int) int {
 
 // RequirePeaks runs passes of all kinds.
 func RequirePeaks(t require.TestingT, ctx context.Context, m *fsdp.Sharded, rank int) {
-	between := m.Memory().Live // of shards and whatever is kept between two steps
+	between := m.Memory().Live // shards and everything else that is kept between two steps
 	pass := func(label string, beside int) {
 		batch := TinyBatch(0, rank, 2, 3)
 		plan, err := m.Plan(batch...)
@@ -177,7 +178,7 @@ func RequirePeaks(t require.TestingT, ctx context.Context, m *fsdp.Sharded, rank
 	m.ZeroGrad()
 	require.Equal(t, between, m.Memory().Live)
 
-	// two forwards put aside, and a pass beside them
+	// two forwards put aside, and another pass meanwhile
 	var held []*fsdp.Pass
 	for i := range 2 {
 		_, err := m.Forward(ctx, TinyBatch(i, rank, 1+i, 3)...)

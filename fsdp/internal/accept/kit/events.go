@@ -11,17 +11,17 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// Watched is a configuration whose events are recorded, with what a test can know from outside of
-// the groups of the model.
+// Watched is a configuration whose events are recorded, with everything that a test can know about
+// the groups of the model from outside.
 type Watched struct {
 	Cfg      fsdp.Config
 	prefetch int // depth
 	Events   []fsdp.Event
 
-	// reads tells whether the backward of a call reads a parameter, which is known by its full name.
+	// reads reports whether the backward of a call reads a parameter, given by its full name
 	reads func(call, param string) bool
 
-	Params map[string][]string       // by call: full names, those tied to others by the name that owns them
+	Params map[string][]string       // by call: full names; a tied parameter has the name of its owner
 	Home   map[string]string         // by parameter: its group
 	unit   map[string]string         // by group
 	Plan   map[string]fsdp.GroupPlan // by group
@@ -49,8 +49,8 @@ func Watch(cfg fsdp.Config, reads func(call, param string) bool) *Watched {
 	return w
 }
 
-// learn works out which group every parameter is in: the trained and the frozen ones of a unit are
-// two.
+// learn finds the group of every parameter: the trained and the frozen parameters of a unit are two
+// groups.
 func (w *Watched) learn(calls []fsdp.CallInfo, units []string) {
 	w.Params, w.Home, w.unit = make(map[string][]string), make(map[string]string), make(map[string]string)
 	units = slices.Clone(units)
@@ -112,9 +112,9 @@ type place struct {
 	run      int             // that it belongs to
 }
 
-// Places finds the computations in a trace, what each reads, and the runs: computations one after
-// the other that read the same units. Groups that are kept since an earlier computation do not
-// count for that, and a computation that reads nothing else belongs to the run after it.
+// Places finds the computations in a trace, the groups that each reads, and the runs: successive
+// computations that read the same units. Groups kept since an earlier computation do not count for
+// this, and a computation that reads no others belongs to the next run.
 func (w *Watched) Places(events []fsdp.Event) []place {
 	var places []place
 	var units []string // of each place
@@ -154,8 +154,8 @@ func (w *Watched) Places(events []fsdp.Event) []place {
 }
 
 // WholeAt returns the groups that are whole while place i computes: those that it and the rest of
-// its run read, those of the next runs as deep as the prefetch, and of what is kept what was read
-// before and will be again.
+// its run read, those of the next runs within the prefetch depth, and the kept groups that were
+// read before and will be read again.
 func (w *Watched) WholeAt(places []place, i int) map[string]bool {
 	whole := make(map[string]bool)
 	for j := i; j < len(places); j++ {
@@ -169,9 +169,9 @@ func (w *Watched) WholeAt(places []place, i int) map[string]bool {
 	return whole
 }
 
-// Check holds the events of a pass against the rules of fully sharded training. While a call
-// computes, exactly the groups of its window are whole, and those that are kept. A group is freed
-// directly after the computation that read it last, before anything else happens. So nothing is
+// Check compares the events of a pass with the rules of fully sharded training. While a call
+// computes, exactly the groups of its window and the kept groups are whole. A group is freed
+// directly after the last computation that reads it, before anything else happens. So nothing is
 // gathered without use, or freed late.
 func (w *Watched) Check(events []fsdp.Event) error {
 	places, next := w.Places(events), 0
@@ -219,8 +219,8 @@ func (w *Watched) Check(events []fsdp.Event) error {
 }
 
 // CheckReductions checks that every gradient is reduced once, directly after the last computation
-// that adds to it, then over the replicas if there are shards and replicas, and then drained, and
-// that nothing else is. In a pass that does not reduce there is none of it.
+// that adds to it, then summed over the replicas if there are shards and replicas, and then
+// drained. Nothing else may be reduced. A pass without reductions must have none of these events.
 func (w *Watched) CheckReductions(events []fsdp.Event, reduces bool) error {
 	due := make(map[string]int) // by group: the last event that adds to its gradient
 	for i, e := range events {
@@ -270,14 +270,14 @@ func Schedule(events []fsdp.Event) []string {
 	return lines
 }
 
-// CheckFrees checks the promise about units in backward as it is written. A group is freed directly
-// after its last use, under every strategy. Of the units that are not kept, in the order of
-// backward, unit i is freed before unit i+1+prefetch is gathered, the next that the window has no
-// room for. What is kept is not gathered in backward.
+// CheckFrees checks the documented rule about units in backward. A group is freed directly after
+// its last use, under every strategy. Among the units that are not kept, in the order of backward,
+// unit i is freed before unit i+1+prefetch is gathered, the next that does not fit the window. Kept
+// units are not gathered in backward.
 func (w *Watched) CheckFrees(events []fsdp.Event) error {
 	back := events[slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" }):]
-	used, freed := make(map[string]int), make(map[string]int) // by group: when last
-	gathered := make(map[string]int)                          // by unit: when first
+	used, freed := make(map[string]int), make(map[string]int) // by group: last event
+	gathered := make(map[string]int)                          // by unit: first event
 	var units []string
 	for i, e := range back {
 		switch unit := w.unit[e.Group]; e.Kind {
@@ -333,7 +333,7 @@ func (w *Watched) Shards() (bytes int) {
 	return bytes
 }
 
-// Bytes returns those of some groups that are whole.
+// Bytes returns the bytes of the given whole groups.
 func (w *Watched) Bytes(groups map[string]bool) (bytes int) {
 	for group := range groups {
 		bytes += w.Plan[group].Bytes
@@ -341,8 +341,8 @@ func (w *Watched) Bytes(groups map[string]bool) (bytes int) {
 	return bytes
 }
 
-// Seconds returns the bytes of second copies that are live at event i: of groups that are gathered
-// twice, from the first wait to the last.
+// Seconds returns the bytes of second copies that are live at event i: those of groups that are
+// gathered twice, from the first wait to the last.
 func (w *Watched) Seconds(events []fsdp.Event, i int) (bytes int) {
 	for group, p := range w.Plan {
 		var waits []int
@@ -358,7 +358,7 @@ func (w *Watched) Seconds(events []fsdp.Event, i int) (bytes int) {
 	return bytes
 }
 
-// Late returns events as they would be if what is frozen were freed at the end of backward.
+// Late returns the events with frees of frozen groups moved to the end of backward.
 func (w *Watched) Late(events []fsdp.Event) []fsdp.Event {
 	turn := slices.IndexFunc(events, func(e fsdp.Event) bool { return e.Kind == "turn" })
 	list, frees, more := slices.Clone(events[:turn]), []fsdp.Event(nil), 0

@@ -30,11 +30,11 @@ func TinyBatch(step, rank, rows, cols int) []fsdp.Tensor {
 	return []fsdp.Tensor{Tokens(seed, TinyVocab, rows, cols), Tokens(seed+1, TinyVocab, rows, cols)}
 }
 
-// GoodBatch is a batch that every tiny GPT takes.
+// GoodBatch is a batch that every tiny GPT accepts.
 func GoodBatch(rank int) []fsdp.Tensor { return TinyBatch(0, rank, 2, 3) }
 
 // Around returns a model that calls mid between an embedding and a head, so that other calls have
-// parameters.
+// parameters too.
 func Around(mid fsdp.Module) Model {
 	return func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("wte", &nn.Embedding{Rows: TinyVocab, Dim: 8}, in[0])
@@ -43,8 +43,8 @@ func Around(mid fsdp.Module) Model {
 	}
 }
 
-// DecoderLayer is a block and what it then reads of the encoder's result: x + sigmoid(q·memᵀ)·mem
-// for x and mem [rows, columns, dim], where q is linear in x.
+// DecoderLayer is a block that also reads the encoder's result: x + sigmoid(q·memᵀ)·mem for x and
+// mem [rows, columns, dim], where q is linear in x.
 type DecoderLayer struct{ dim, heads int }
 
 func (m *DecoderLayer) block() *nn.Block { return &nn.Block{Dim: m.dim, Heads: m.heads} }
@@ -81,8 +81,8 @@ func (m *DecoderLayer) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.No
 	return gorgonia.Nodes{sum}, err
 }
 
-// Translating is an encoder and a decoder as those of T5: one embedding for both, every layer of the
-// decoder reads what the encoder has made, and the head is tied to the embedding.
+// Translating is an encoder and a decoder like T5's: one embedding for both, every layer of the
+// decoder reads the encoder's result, and the head is tied to the embedding.
 var Translating = Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	const dim, heads = 8, 2
 	words := t.Call("tokens", &nn.Embedding{Rows: TinyVocab, Dim: dim}, in[0])
@@ -114,7 +114,7 @@ func DropoutGPT() *nn.GPT {
 	return m
 }
 
-// Masked returns rows of tokens with targets, of which each row has its own number that count.
+// Masked returns rows of tokens with targets. rows are the numbers of targets that count in each.
 func Masked(rows ...int) []fsdp.Tensor {
 	const width = 6
 	var x, y []int

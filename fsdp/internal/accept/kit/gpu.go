@@ -17,11 +17,11 @@ import (
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
-// gpus is how many devices the doubles have: a rank of a group takes that of its number.
+// gpus is the number of devices of the doubles. Rank i of a group uses device i.
 const gpus = 16
 
-// UseGPU has the models that are wrapped from here on compute on the doubles of GPUs, until restore.
-// Those that keep something in files compute on the host.
+// UseGPU makes models that are wrapped from here on compute on the doubles of GPUs, until restore.
+// Models that keep data in files compute on the host.
 func UseGPU() (restore func()) {
 	if err := loadDoubles(); err != nil {
 		panic(err)
@@ -62,8 +62,8 @@ type own struct {
 
 func (o *own) Close() error { return o.end() }
 
-// unclosed has the ends of devices whose models nobody has closed.
-var unclosed sync.Map // of func() error by *nccl.Device
+// unclosed has the cleanup functions of devices whose models are not closed.
+var unclosed sync.Map // func() error by *nccl.Device
 
 // loadDoubles builds and loads the doubles.
 func loadDoubles() (err error) {
@@ -75,9 +75,9 @@ func loadDoubles() (err error) {
 	return errors.Join(nccl.Load(libs.NCCL), blaslt.Load(libs.CUBLASLT))
 }
 
-// CleanGPU loads the doubles, and lets the test fail if at its end something of them is left, or was
-// misused. It first ends what earlier tests have left, which would else go at any time. No model that UseGPU has
-// given a device is open. It returns the side door of the driver.
+// CleanGPU loads the doubles, and fails the test if at its end objects are left or something was
+// misused. It first cleans up after earlier tests, whose objects would otherwise be freed at any
+// time. No model on a device of UseGPU may be open. It returns the Control of the driver.
 func CleanGPU(t testing.TB) *gpudouble.Control {
 	if err := loadDoubles(); err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func CleanGPU(t testing.TB) *gpudouble.Control {
 	return cuda
 }
 
-// noTest stands for a test before there is any.
+// noTest stands for a test before there is one.
 type noTest struct{ testing.TB }
 
 func (noTest) Helper()                      {}

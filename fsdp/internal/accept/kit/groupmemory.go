@@ -10,21 +10,21 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// MemoryGroup is a group that has memory to give: a [comm.Allocator]. It knows what is out and
-// which of it operations use, and fails when it is told to. Memory is full of NaN when it comes and
-// when it has gone.
+// MemoryGroup is a group that provides memory: a [comm.Allocator]. It records the allocated memory
+// and the operations that use it, and fails on request. Memory is full of NaN when it is allocated
+// and after it is freed.
 type MemoryGroup struct {
 	comm.Group
 	Out       [][]byte
-	Sizes     map[int]bool // that were asked for
+	Sizes     map[int]bool // requested sizes
 	Allocs    int
 	Frees     int
-	FailAlloc int // which Alloc fails, counted from 1
+	FailAlloc int // number of the Alloc that fails, counted from 1
 	FailFree  error
 	Working   []*MemoryWork
-	gone      bool         // the group is closed: nobody should write to what is out
+	gone      bool         // the group is closed: allocated memory must not be written
 	Seen      int          // collectives whose buffers were all in this memory
-	Strangers map[int]bool // lengths in bytes of buffers that were not
+	Strangers map[int]bool // lengths in bytes of buffers that were not in this memory
 }
 
 // MemoryWork is a collective that uses memory of a MemoryGroup.
@@ -46,7 +46,7 @@ func NewMemoryGroup(g comm.Group) *MemoryGroup {
 	return &MemoryGroup{Group: g, Sizes: map[int]bool{}, Strangers: map[int]bool{}}
 }
 
-// Errors of a MemoryGroup that is told to fail.
+// These are errors of a MemoryGroup that fails on request.
 var (
 	ErrMemoryFull = errors.New("no room in the group's memory")
 	errMemoryGone = errors.New("the memory has gone")
@@ -91,8 +91,7 @@ func (g *MemoryGroup) Free(b []byte) error {
 	return g.FailFree
 }
 
-// What memory is full of when it is nobody's: bytes that read as NaN, and bytes that fsdp does not
-// write.
+// Unowned memory is filled with these: bytes that are NaN, and bytes that fsdp does not write.
 const (
 	nan       = 0xFF
 	Untouched = 0x55
@@ -104,7 +103,7 @@ func fill(b []byte, with byte) {
 	}
 }
 
-// within tells whether all of b lies in o.
+// within reports whether all of b is inside o.
 func within(b, o []byte) bool {
 	lo := uintptr(unsafe.Pointer(unsafe.SliceData(b))) - uintptr(unsafe.Pointer(unsafe.SliceData(o)))
 	return len(b) <= len(o) && lo <= uintptr(len(o)-len(b))
@@ -140,8 +139,8 @@ func (g *MemoryGroup) Broadcast(buf comm.Buffer, root int) comm.Work {
 	return g.watch(g.Group.Broadcast(buf, root), buf)
 }
 
-// fewWords are the labels of exchanges about the model. They are small, and live on the stack or
-// the Go heap.
+// fewWords are the labels of exchanges about the model. They are small, and are on the stack or the
+// Go heap.
 var fewWords = []string{"agreement", "gradient norm", "lengths of bytes", "bytes"}
 
 func (g *MemoryGroup) watch(w comm.Work, buffers ...comm.Buffer) comm.Work {

@@ -14,7 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Lived is a model in some state, on one rank, and what its methods are called with.
+// Lived is a model in some state, on one rank, with the arguments of its methods.
 type Lived struct {
 	*Filler
 	Group  comm.Group
@@ -25,7 +25,7 @@ type Lived struct {
 
 // LifeMethods are all methods of Sharded, and Step of an optimizer.
 var LifeMethods = []struct {
-	Name string // a method's, and what else tells two calls apart
+	Name string // a method's name, with a suffix if there are several calls of it
 	Call func(ctx context.Context, l *Lived) error
 }{
 	{"Forward", func(ctx context.Context, l *Lived) error { return ErrorOf(l.Forward(ctx, ShapeBatch(0)...)) }},

@@ -7,8 +7,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Main runs the tests of a package and requires that they leave no goroutine. If FSDP_TEST_DEVICE is "far" or "gpu", their
-// models compute on that device in place of the processor. It leaves out examples whose need the device does not meet.
+// Main runs the tests of a package and requires that no goroutines are left. If FSDP_TEST_DEVICE is
+// "far" or "gpu", their models compute on that device in place of the processor. It skips examples
+// that need features the device lacks.
 func Main(m *testing.M, examples map[string]Need) {
 	if _, ok := missing[device]; !ok {
 		panic("FSDP_TEST_DEVICE is " + device + ", want far or gpu")
@@ -20,7 +21,7 @@ func Main(m *testing.M, examples map[string]Need) {
 	case "far":
 		UseFarDevice()
 	case "gpu":
-		os.Setenv("FSDP_DOUBLE_NCCL_TREE", "1") // sums over ranks as the host adds: strategies have the same bits
+		os.Setenv("FSDP_DOUBLE_NCCL_TREE", "1") // sums over ranks add in the host's order: strategies have the same bits
 		UseGPU()
 		os.Exit(m.Run()) // models that tests do not close have goroutines there
 	}

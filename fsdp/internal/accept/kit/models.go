@@ -34,13 +34,13 @@ type Model func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error)
 // Forward implements fsdp.Model.
 func (m Model) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) { return m(t, in) }
 
-// running is y = x ⊙ w · (1 + mean) for x [n], with the running mean of x that it keeps, and a
-// count of its forwards:
+// running is y = x ⊙ w · (1 + mean) for x [n]. It keeps the running mean of x and a count of its
+// forwards:
 //
 //	mean = (mean + mean(x))/2
 //	count = count + 1
 //
-// after y, so that y and its gradient are those of the old mean.
+// These are updated after y, so y and its gradient use the old mean.
 type running struct{ n int }
 
 func (m *running) Params() []fsdp.Param {
@@ -96,7 +96,7 @@ var Statistics Model = func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 	return Regress(t, in, x), nil
 }
 
-// Batches are n batches of a rank.
+// Batches returns n batches of a rank.
 func Batches(n int, batch func(i int) []fsdp.Tensor) iter.Seq2[[]fsdp.Tensor, error] {
 	return func(yield func([]fsdp.Tensor, error) bool) {
 		for i := range n {
@@ -189,7 +189,7 @@ func product(rows, dim int) *Module {
 	}}
 }
 
-// Halves returns tanh(x·w) and sigmoid(x·w) as two outputs, and a third that nothing uses.
+// Halves returns tanh(x·w) and sigmoid(x·w) as two outputs, and a third output that is not used.
 func Halves(dim int) *Module {
 	return &Module{[]fsdp.Param{{Name: "w", Shape: []int{dim, dim}, Init: fsdp.Normal(0.5)}}, func(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 		w, err := b.Param("w")
@@ -290,7 +290,7 @@ var Shapes = map[string]Model{
 	},
 }
 
-// Graph is Build with its inputs in a slice, as Module has it.
+// Graph is Build with its inputs in a slice, as in Module.
 func (m *Dense) Graph(b *fsdp.Builder, in []*gorgonia.Node) (gorgonia.Nodes, error) {
 	return m.Build(b, in...)
 }
@@ -353,7 +353,7 @@ func Vector(data ...float64) fsdp.Tensor {
 	return tensor.New(tensor.WithShape(len(data)), tensor.WithBacking(data))
 }
 
-// Chain64 wraps the chain of dense modules, each in a unit of its own.
+// Chain64 wraps the chain of dense modules, each in its own unit.
 func Chain64(t require.TestingT, g comm.Group, change ...func(*fsdp.Config)) *fsdp.Sharded {
 	cfg := fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: Float64s, Poison: true}
 	for _, f := range change {

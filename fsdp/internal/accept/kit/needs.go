@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// A Need is something that a test needs and that a device in place of the processor may not have.
+// A Need is something that a test needs and that a device in place of the processor may lack.
 type Need string
 
-// These are the needs of tests. The processor has them all.
+// These are the needs of tests. The processor meets all of them.
 const (
 	HostMemory       Need = "what is allocated, and in RAM, is memory of the process"
 	Processor        Need = "the processor computes, with its threads, files and memory"
@@ -28,8 +28,9 @@ const (
 // device is the device in place of the processor, or "".
 var device = os.Getenv("FSDP_TEST_DEVICE")
 
-// missing has the needs that a device does not meet. A far device is late, and nobody else reaches its memory. Doubles of
-// GPUs have NCCL's collectives, which wait in streams and add in an order of their own.
+// missing has the needs that a device does not meet. A far device is late, and callers cannot
+// access its memory. The doubles of GPUs use NCCL's collectives, which wait in streams and add in
+// another order.
 var missing = map[string][]Need{
 	"":    nil,
 	"far": {HostMemory},
@@ -48,7 +49,8 @@ func Needs(t testing.TB, needs ...Need) {
 	}
 }
 
-// skipExamples adds the examples whose needs the device does not meet to those that -skip names. Examples cannot call Needs.
+// skipExamples adds the examples that need features the device lacks to the -skip flag. Examples
+// cannot call Needs.
 func skipExamples(examples map[string]Need) error {
 	flag.Parse()
 	skip := flag.Lookup("test.skip")

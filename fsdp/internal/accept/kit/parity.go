@@ -8,7 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A ParityModel is a model with its batches and what a policy by type selects.
+// A ParityModel is a model with its batches and the selection of a policy by type.
 type ParityModel struct {
 	Name  string
 	Model fsdp.Model
@@ -16,7 +16,7 @@ type ParityModel struct {
 	Batch func(seed, rows int) []fsdp.Tensor
 }
 
-// ParityModels have prime dimensions throughout, so that hardly any parameter is cut evenly.
+// ParityModels have prime dimensions throughout, so that hardly any parameter is sharded evenly.
 var ParityModels = []ParityModel{
 	{
 		"mlp", Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
@@ -36,7 +36,7 @@ var ParityModels = []ParityModel{
 		},
 	},
 	{
-		// A parameter of two units, a call that is called again, and a parameter that nothing uses.
+		// A parameter of two units, a repeated call, and an unused parameter.
 		"odd", Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 			plain, twice := &Dense{Dim: 5}, &Dense{5, true}
 			tied := &Module{[]fsdp.Param{Weight("own", 5, 5), {Name: "w", Shape: []int{5, 5}, Tied: "a.w"}}, plain.Graph}
@@ -53,16 +53,16 @@ var ParityModels = []ParityModel{
 	},
 }
 
-// A ParityPrecision is a set of element types, with the tolerance against one process relative to
-// the largest element of a tensor: 0 where that rounds so differently that the comparison says
-// nothing.
+// A ParityPrecision is a set of element types, with the tolerance of the comparison with one
+// process, relative to the largest element of a tensor. The tolerance is 0 if that process rounds
+// so differently that the comparison is meaningless.
 type ParityPrecision struct {
 	Name                    string
 	Compute, Gather, Reduce fsdp.DType
 	Tolerance               float64
 }
 
-// Master returns the type of parameters and gradients where they do not travel.
+// Master returns the type of parameters and gradients outside of communication.
 func (p ParityPrecision) Master() fsdp.DType {
 	if p.Compute == fsdp.BFloat16 {
 		return fsdp.Float32

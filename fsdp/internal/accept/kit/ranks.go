@@ -19,15 +19,15 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// GroupsCarryPasses tells whether the collectives of passes go through Config.Group, where tests
-// see them: on GPUs they are NCCL's.
+// GroupsCarryPasses reports whether the collectives of passes use Config.Group, where tests see
+// them. On GPUs they use NCCL.
 var GroupsCarryPasses = device != "gpu"
 
-// LastStrategy is the last one that there is: a GPU keeps no second copy of parameters.
+// LastStrategy is the last supported strategy: a GPU keeps no second copy of parameters.
 var LastStrategy = map[bool]fsdp.Strategy{true: fsdp.SecondaryShard, false: fsdp.HybridGradOp}[GroupsCarryPasses]
 
-// Patience bounds every test with several ranks: what would hang becomes an error. A loaded
-// machine, the race detector and doubles take their time.
+// Patience bounds every test with several ranks: a hang becomes an error. Loaded machines, the race
+// detector and doubles need this much time.
 const Patience = 20 * time.Minute
 
 // OnRanks runs f on n ranks and requires that none fails.
@@ -40,8 +40,8 @@ func OnRanks(t require.TestingT, n int, f func(ctx context.Context, g comm.Group
 	}))
 }
 
-// ErrorsOf runs f on n ranks and returns the error of each. It requires that there are n, and that
-// none is for want of time.
+// ErrorsOf runs f on n ranks and returns the error of each. It requires that every rank fails, and
+// not by a timeout.
 func ErrorsOf(t *testing.T, n int, f func(ctx context.Context, g comm.Group) error) []error {
 	errs := make([]error, n)
 	OnRanks(t, n, func(ctx context.Context, g comm.Group) { errs[g.Rank()] = f(ctx, g) })
@@ -79,8 +79,8 @@ func Updater(t require.TestingT, m *fsdp.Sharded, limit float64) func(context.Co
 	}
 }
 
-// Train makes steps updates of a new model on n ranks and returns the bits of its parameters, which
-// it requires to be the same on every rank.
+// Train makes steps updates of a new model on n ranks and returns the bits of its parameters. It
+// requires that they are the same on every rank.
 func Train(t require.TestingT, model fsdp.Model, n, steps int, limit float64, cfg fsdp.Config) Bits {
 	states := make([]Bits, n)
 	OnRanks(t, n, func(ctx context.Context, g comm.Group) {
@@ -111,17 +111,17 @@ func TrainStep(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor, opts .
 // ErrorOf returns the error of a call with two results.
 func ErrorOf[T any](_ T, err error) error { return err }
 
-// HeapBytes returns the bytes of the Go heap that are in use.
+// HeapBytes returns the bytes of the Go heap in use.
 func HeapBytes() int {
 	var s runtime.MemStats
-	for range 2 { // what sync.Pool has goes in the second
+	for range 2 { // the second collection frees the contents of sync.Pool
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&s)
 	return int(s.HeapAlloc)
 }
 
-// StepAllocatesLittle bounds what a step allocates on the Go heap.
+// StepAllocatesLittle bounds the allocations of a step on the Go heap.
 func StepAllocatesLittle(t *testing.T, threads int) {
 	ctx := context.Background()
 	m := Wrap(t, TinyGPT(3), fsdp.Config{WrapPolicy: Blocks, Threads: threads})
@@ -153,8 +153,8 @@ func StepAllocatesLittle(t *testing.T, threads int) {
 	require.Less(t, (after.TotalAlloc-before.TotalAlloc)/steps, uint64(2048), "bytes a step")
 }
 
-// CaptureDefault makes slog.Default write to a buffer until the test ends. It is read when the ranks
-// have returned: handlers write one after the other, but nothing guards reading.
+// CaptureDefault makes slog.Default write to a buffer until the test ends. Read the buffer after
+// the ranks have returned: handlers write one after the other, but reading is not synchronised.
 func CaptureDefault(t *testing.T) (written func() string) {
 	var log bytes.Buffer
 	before := slog.Default()
@@ -183,7 +183,7 @@ func GradsOf(t require.TestingT, ctx context.Context, m *fsdp.Sharded) map[strin
 	return out
 }
 
-// Memories are where shards may lie: on the heap, or in files where there are any.
+// Memories are the places for shards: the heap, and files if the system supports them.
 func Memories(t *testing.T) []string {
 	dir := t.TempDir()
 	files, err := mapped.Open(dir)

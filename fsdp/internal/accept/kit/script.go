@@ -8,17 +8,16 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// ErrOops is what goes wrong.
+// ErrOops is the error that is injected.
 var ErrOops = errors.New("the disk is full")
 
-// UnevenBatch is a batch of a rank, which goes by its seed. The number of rows is another from rank
-// to rank.
+// UnevenBatch is a batch of a rank for a seed. The number of rows differs between ranks.
 func UnevenBatch(seed, rank int) []fsdp.Tensor {
 	rows := 2 + (seed+rank)%3
 	return []fsdp.Tensor{Floats(100*seed+2*rank, rows, ShapeDim), Floats(100*seed+2*rank+1, rows, ShapeDim)}
 }
 
-// A Setting is knobs and more of them.
+// A Setting is knobs and other settings.
 type Setting struct {
 	Knobs
 	InFlight int
@@ -34,7 +33,7 @@ const (
 	ScriptLength = 24 // deeds
 )
 
-// Freezable are choices of what is frozen.
+// Freezable are choices of frozen parameters.
 var Freezable = []func(name string) bool{
 	func(string) bool { return false },
 	func(name string) bool {

@@ -72,8 +72,8 @@ var WrapPolicies = map[string]fsdp.Policy{
 	"WrapAllBut":         fsdp.WrapAllBut(Blocks),
 }
 
-// EveryOther puts calls in two units in turn, so that neighbours are in different units and distant
-// calls in the same.
+// EveryOther assigns calls alternately to two units, so that neighbours are in different units and
+// distant calls in the same.
 func EveryOther(calls []fsdp.CallInfo) []string {
 	names := make([]string, len(calls))
 	for i := range calls {
@@ -82,14 +82,13 @@ func EveryOther(calls []fsdp.CallInfo) []string {
 	return names
 }
 
-// DrawnPolicy is a random assignment of calls to units: any number of them, of calls next to each
-// other or not.
+// DrawnPolicy is a random assignment of calls to any number of units, adjacent or not.
 func DrawnPolicy(t *rapid.T, label string, calls int) fsdp.Policy {
 	names := rapid.SliceOfN(rapid.SampledFrom([]string{"", "a", "b", "c", "d"}), calls, calls).Draw(t, label)
 	return func([]fsdp.CallInfo) []string { return names }
 }
 
-// DrawnKnobs is a configuration that only differs in what must not change the result.
+// DrawnKnobs is a random configuration of the settings that must not change the result.
 func DrawnKnobs(t *rapid.T, label string, calls int) fsdp.Config {
 	return fsdp.Config{
 		Prefetch:    rapid.SampledFrom([]int{fsdp.NoPrefetch, 0, 1, 2, 3, 9}).Draw(t, label+" prefetch"),
@@ -99,11 +98,11 @@ func DrawnKnobs(t *rapid.T, label string, calls int) fsdp.Config {
 	}
 }
 
-// DrawnAction is something to do besides the steps that must not change them.
+// DrawnAction is an action between steps that must not change them.
 type DrawnAction struct{ Eval, Measure bool }
 
-// DrawnRun is what a run of the metamorphic test does: a model, and for every step and rank the
-// shape of the batch.
+// DrawnRun is a run of the metamorphic test: a model, and the shape of the batch for every step and
+// rank.
 type DrawnRun struct {
 	Model  *nn.GPT
 	World  int
@@ -132,7 +131,7 @@ func DrawRun(t *rapid.T) DrawnRun {
 }
 
 // Run trains under a configuration, with actions between the steps, and returns the bits of the
-// parameters. On the way it holds the counted memory against the plan.
+// parameters. It also compares the counted memory with the plan.
 func (r DrawnRun) Run(t require.TestingT, cfg fsdp.Config, actions []DrawnAction) Bits {
 	var result Bits
 	OnRanks(t, r.World, func(ctx context.Context, g comm.Group) {
@@ -140,7 +139,7 @@ func (r DrawnRun) Run(t require.TestingT, cfg fsdp.Config, actions []DrawnAction
 		cfg.Group, cfg.Precision.Compute = g, r.DType
 		m := Wrap(t, r.Model, cfg)
 		update := Updater(t, m, 0.5)
-		state := 0 // bytes of the optimizer: two numbers for each that this rank owns
+		state := 0 // bytes of the optimizer: two numbers for each number that this rank owns
 		for _, p := range m.Params() {
 			state += 2 * p.Value.Len() * map[fsdp.DType]int{fsdp.Float32: 4, fsdp.Float64: 8, fsdp.BFloat16: 4}[r.DType]
 		}
@@ -180,7 +179,7 @@ func DrawnTypes(t *rapid.T, compute fsdp.DType) func(fsdp.CallInfo, fsdp.Param) 
 	if compute == fsdp.Float32 {
 		choice = append(choice, fsdp.Float16)
 	}
-	if GroupsCarryPasses { // only over processors anything travels in 8 bits
+	if GroupsCarryPasses { // 8-bit types are sent only between processors
 		choice = append(choice, fsdp.Int8)
 	}
 	list := rapid.SliceOfN(rapid.SampledFrom(choice), 8, 8).Draw(t, "types by length of the name")
@@ -190,7 +189,7 @@ func DrawnTypes(t *rapid.T, compute fsdp.DType) func(fsdp.CallInfo, fsdp.Param) 
 	}
 }
 
-// Refreeze freezes anew and returns the next optimizer.
+// Refreeze freezes other parameters and returns the next optimizer.
 func Refreeze(t require.TestingT, ctx context.Context, m *fsdp.Sharded, frozen func(string) bool, opt optim.Optimizer, make func([]optim.Param) (optim.Optimizer, error)) optim.Optimizer {
 	entries, err := m.Freeze(ctx, frozen, opt)
 	require.NoError(t, err)
@@ -212,7 +211,7 @@ func HiddenMatrices(params []optim.Param) (hidden, rest []optim.Param) {
 	return hidden, rest
 }
 
-// Offloads are configurations that differ in where memory lies.
+// Offloads are configurations that differ in the place of memory.
 var Offloads = map[string]func(c *fsdp.Config, dir string){
 	"shards": func(c *fsdp.Config, dir string) { c.Offload.Dir = dir },
 	"shards and activations": func(c *fsdp.Config, dir string) {
@@ -228,7 +227,7 @@ var Offloads = map[string]func(c *fsdp.Config, dir string){
 	},
 }
 
-// Knobs may not change one bit.
+// Knobs are settings that must not change one bit.
 type Knobs struct {
 	Strategy   fsdp.Strategy
 	ShardRanks int
@@ -262,7 +261,8 @@ func (k Knobs) Config() fsdp.Config {
 	return cfg
 }
 
-// EveryStrategy runs f under every strategy over world ranks; the hybrid ones over half of them.
+// EveryStrategy runs f under every strategy over world ranks, and the hybrid ones over half of
+// them.
 func EveryStrategy(t *testing.T, world int, f func(t *testing.T, cfg fsdp.Config)) {
 	for s := fsdp.FullShard; s <= LastStrategy; s++ {
 		if hybrid := s >= fsdp.HybridShard; !hybrid || world%2 == 0 {
@@ -277,8 +277,8 @@ func EveryStrategy(t *testing.T, world int, f func(t *testing.T, cfg fsdp.Config
 	}
 }
 
-// GroupedBy returns a configuration of shapes in which one unit is sharded over groups of ranks
-// next to each other.
+// GroupedBy returns a configuration of Shapes in which one unit is sharded over groups of adjacent
+// ranks.
 func GroupedBy(t require.TestingT, ctx context.Context, g comm.Group, unit string, ranks int) fsdp.Config {
 	own, err := g.Split(ctx, g.Rank()/ranks, g.Rank())
 	require.NoError(t, err)

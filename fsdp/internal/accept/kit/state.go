@@ -33,8 +33,8 @@ func StateOfAll(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt op
 	return all
 }
 
-// Refuse makes a training step in which the gradients of some ranks become x, so that their optimizers refuse
-// it, and returns the error of Step.
+// Refuse makes a training step in which the gradients of some ranks become x, so that their
+// optimizers refuse it, and returns the error of Step.
 func (f *Filler) Refuse(ctx context.Context, rank int, x float64, ranks ...int) error {
 	ForwardBackward(f.t, ctx, f.Sharded, ShapeBatch(rank))
 	if slices.Contains(ranks, rank) {
@@ -45,12 +45,12 @@ func (f *Filler) Refuse(ctx context.Context, rank int, x float64, ranks ...int) 
 	return f.Opt.Step(0.01)
 }
 
-// expertRows is a prime, so that experts are cut unevenly.
+// expertRows is a prime, so that experts are sharded unevenly.
 const expertRows = 23
 
-// StateModel has parameters of every sort, none of which is ever computed with: prime shapes, a
-// scalar, a tied weight, experts, parameters so small that most ranks have nothing of them, and a
-// buffer.
+// StateModel has parameters of every sort: prime shapes, a scalar, a tied weight, experts,
+// parameters so small that most ranks own no part of them, and a buffer. It never computes with
+// them.
 var StateModel = Calls(
 	Call("a", Having(Initial(Weight("w", 7, 3)), Initial(Weight("b", 7)))),
 	Call("b", Having(Initial(Weight("w", 5, 11)), Initial(Weight("s")))),
@@ -60,7 +60,7 @@ var StateModel = Calls(
 	Call("d", Having(Initial(Weight("one", 1)))),
 )
 
-// StateOptimizers keep nothing, one entry or two for a parameter, for some of them or all.
+// StateOptimizers keep zero, one or two entries for a parameter, for some parameters or all.
 var StateOptimizers = map[string]func([]optim.Param) (optim.Optimizer, error){
 	"SGD":      optim.SGD{}.New,
 	"momentum": optim.SGD{Momentum: 0.9, WeightDecay: 0.01}.New,
@@ -89,8 +89,8 @@ var StateOptimizers = map[string]func([]optim.Param) (optim.Optimizer, error){
 }
 
 // FiveUpdates makes an optimizer of the pieces and five updates. The gradients are integers that
-// depend on nothing but the step, the parameter's name in a full state and the element. One
-// parameter never has one, and another only every other time.
+// depend only on the step, the parameter's name in a full state and the element. One parameter
+// never has a gradient, and another only in every second step.
 func FiveUpdates(t require.TestingT, pieces []optim.Param, name func(string) string, make func([]optim.Param) (optim.Optimizer, error)) optim.Optimizer {
 	step := 0
 	for i := range pieces {
@@ -118,11 +118,11 @@ func RequireSameState(t require.TestingT, want, got *optim.FullState) {
 	for name, w := range want.Params {
 		g := got.Params[name]
 		require.Equal(t, w.Steps, g.Steps, name)
-		require.Equal(t, w.Entries, g.Entries, name) // no NaN is in it
+		require.Equal(t, w.Entries, g.Entries, name) // it has no NaN
 	}
 }
 
-// StateLayouts are ways to lay a model out over ranks.
+// StateLayouts are ways to lay out a model over ranks.
 func StateLayouts(world int) map[string]func(t require.TestingT, ctx context.Context, g comm.Group) fsdp.Config {
 	layouts := map[string]func(t require.TestingT, ctx context.Context, g comm.Group) fsdp.Config{
 		"one unit": func(_ require.TestingT, _ context.Context, g comm.Group) fsdp.Config { return fsdp.Config{Group: g} },
@@ -257,7 +257,7 @@ func (r *Resharder) Train(t require.TestingT, ctx context.Context, from, to int)
 	return losses
 }
 
-// RequireTakenUp checks that a new optimizer takes up what was saved.
+// RequireTakenUp checks that a new optimizer loads the saved state.
 func (f *Filler) RequireTakenUp(t require.TestingT, ctx context.Context, dir string) {
 	var err error
 	f.Opt, err = optim.AdamW{}.New(f.Params())
@@ -271,8 +271,8 @@ func (f *Filler) RequireTakenUp(t require.TestingT, ctx context.Context, dir str
 // Ckpt is a directory of a file system in memory.
 var Ckpt, _ = filepath.Abs("ckpt")
 
-// Filler is a model whose parameters and optimizer hold one number each time it is saved, so that a
-// mixture of two checkpoints would show.
+// Filler is a model whose parameters and optimizer all hold one number each time it is saved, so
+// that a mixture of two checkpoints would be detected.
 type Filler struct {
 	*fsdp.Sharded
 	Opt optim.Optimizer
@@ -350,10 +350,10 @@ func (f *Filler) SaveAs(ctx context.Context, asynchronous bool, dir string, step
 	return v.Wait(ctx)
 }
 
-// Stubborn is an optimizer that takes no state of one parameter.
+// Stubborn is an optimizer that refuses the state of one parameter.
 type Stubborn struct {
 	optim.Optimizer
-	Refuse string // it, or "" for none
+	Refuse string // its name, or "" for none
 }
 
 // ErrStubborn is the error of a Stubborn optimizer.
@@ -367,8 +367,8 @@ func (o *Stubborn) Adopt(steps int, entries []optim.Entry) error {
 	return o.Optimizer.Adopt(steps, entries)
 }
 
-// OwnState returns the whole parameters and buffers that this rank uses: of a unit with a group of
-// its own, those of that group.
+// OwnState returns the whole parameters and buffers that this rank uses. For a unit sharded over a
+// group, they are the group's.
 func OwnState(ctx context.Context, m *fsdp.Sharded) (Params, error) {
 	own := Params{}
 	err := m.Summon(ctx, nil, func(all Params) error { maps.Copy(own, all); return nil })

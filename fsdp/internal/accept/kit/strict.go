@@ -12,27 +12,27 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-// A StrictGroup holds one rank to the contract of comm.Group, where a group that is fast forgives a
-// lot: from the call of a collective until Wait returns, what will be received is there for nobody
-// to read or write, and what is sent must stay as it is. It calculates on copies, fills the
-// destination with NaN at the call, and delivers in Wait.
+// A StrictGroup enforces the contract of comm.Group on one rank, which fast groups do not: from the
+// call of a collective until Wait returns, the destination must not be read or written, and the
+// source must not change. It computes on copies, fills the destination with NaN at the call, and
+// delivers the result in Wait.
 type StrictGroup struct {
 	comm.Group
 	Book *StrictBook
 }
 
-// StrictBook is what a StrictGroup, and those that were split off, have seen.
+// StrictBook is the record of a StrictGroup and of the groups split from it.
 type StrictBook struct {
-	Wrong []string // what breaks the contract
-	Open  int      // works that nobody has waited for
+	Wrong []string // violations of the contract
+	Open  int      // collectives without a Wait
 	Works int
-	Fault error // of every Wait from when it is set
+	Fault error // error of every Wait once it is set
 }
 
 // NewStrictGroup returns a StrictGroup over g with an empty book.
 func NewStrictGroup(g comm.Group) *StrictGroup { return &StrictGroup{g, &StrictBook{}} }
 
-// Failing makes the group tell of its failures: see [transport.Failing].
+// Failing makes the group report its failures: see [transport.Failing].
 func (g *StrictGroup) Failing() <-chan struct{} { return transport.Failing(g.Group) }
 
 // Require requires that the contract was kept, and that no work is in flight.
@@ -68,7 +68,7 @@ func (g *StrictGroup) start(kind string, dst, src comm.Buffer, begin func(dst, s
 	return w
 }
 
-// Wait checks that nobody has touched the buffers and delivers.
+// Wait checks that the buffers were not touched, and delivers the result.
 func (w *strictWork) Wait(ctx context.Context) error {
 	if w.waited {
 		return w.err
@@ -121,7 +121,7 @@ func (g *StrictGroup) Split(ctx context.Context, color, key int) (comm.Group, er
 	return &StrictGroup{part, g.Book}, nil
 }
 
-// duplicate returns a buffer like b in other memory.
+// duplicate returns a copy of b in other memory.
 func duplicate(b comm.Buffer) comm.Buffer {
 	switch b.DType() {
 	case comm.Float64:

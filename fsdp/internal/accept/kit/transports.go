@@ -12,7 +12,7 @@ import (
 )
 
 // Transports are ways to connect, each a change of the configuration. Those that share memory are
-// only where that is possible.
+// listed only if the system supports it.
 var Transports = map[string]func(*comm.Config){
 	"sockets": func(c *comm.Config) { c.Transport = comm.TCP },
 }
@@ -34,8 +34,8 @@ func Connect(t *testing.T, world int, change func(*comm.Config)) []comm.Group {
 	return groups
 }
 
-// OnGroups calls f with every handle at once. A rank on which the test fails takes its group along,
-// so that no other waits for it.
+// OnGroups calls f with every handle at once. If the test fails on a rank, it aborts the rank's
+// group, so that the other ranks do not wait for it.
 func OnGroups(t *testing.T, groups []comm.Group, f func(ctx context.Context, g comm.Group)) {
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()

@@ -23,8 +23,8 @@ func Tokens(seed, vocab, rows, cols int) *tensor.Dense {
 	return tensor.New(tensor.WithShape(rows, cols), tensor.WithBacking(data))
 }
 
-// Bits are the elements of named tensors as bit patterns, so that equal means equal to the last
-// bit.
+// Bits are the elements of named tensors as bit patterns, so that equality means equality to the
+// last bit.
 type Bits map[string][]uint64
 
 // BitsOf returns the bits of a state.
@@ -67,14 +67,14 @@ func CopyOf(t require.TestingT, v optim.Vec) optim.Host {
 // Numbers returns the elements of v as float64.
 func Numbers(t require.TestingT, v optim.Vec) []float64 { return AsFloat64(CopyOf(t, v)) }
 
-// Edit sets every element of v to f of it.
+// Edit replaces every element x of v by f(i, x).
 func Edit(t require.TestingT, v optim.Vec, f func(i int, x float64) float64) {
 	h := CopyOf(t, v)
 	SetEach(h, f)
 	require.NoError(t, v.Write(h))
 }
 
-// SetEach is Edit of ordinary memory.
+// SetEach is Edit for ordinary memory.
 func SetEach(v optim.Host, f func(i int, x float64) float64) {
 	for i, x := range v.F32 {
 		v.F32[i] = float32(f(i, float64(x)))
@@ -151,7 +151,7 @@ func Initial(p fsdp.Param) fsdp.Param {
 	return p
 }
 
-// Hash32 is the integer hash that all golden inputs come from.
+// Hash32 is the integer hash that generates all golden inputs.
 func Hash32(i, s uint32) uint32 {
 	x := i*0x9E3779B1 + s*0x85EBCA77 + 0x165667B1
 	x ^= x >> 15
@@ -161,13 +161,14 @@ func Hash32(i, s uint32) uint32 {
 	return x ^ x>>15
 }
 
-// U24 returns an integer of 24 bits, a function of an index and a seed, as the golden files have them.
+// U24 returns a 24-bit integer, a function of an index and a seed, as in the golden files.
 func U24(i, s int) int { return int(Hash32(uint32(i), uint32(s)) >> 8) }
 
 // Value returns U24 as a number in [-1, 1).
 func Value(i, s int) float64 { return float64(U24(i, s)-8388608) / 8388608 }
 
-// TypesByName returns a Precision.TypesOf: types by name of a parameter, those of all for the others.
+// TypesByName returns a Precision.TypesOf with types by name of a parameter, and gather and reduce
+// for the others.
 func TypesByName(gather, reduce fsdp.DType, names map[string][2]fsdp.DType) func(fsdp.CallInfo, fsdp.Param) (fsdp.DType, fsdp.DType) {
 	return func(_ fsdp.CallInfo, p fsdp.Param) (fsdp.DType, fsdp.DType) {
 		if t, ok := names[p.Name]; ok {
@@ -186,7 +187,8 @@ func TensorOf(v []float64) *tensor.Dense {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slices.Clone(v)))
 }
 
-// RequireWithin compares numbers to a fraction of their size, or of 1.
+// RequireWithin requires that numbers agree within a fraction of their size, or of 1 if they are
+// smaller.
 func RequireWithin(t require.TestingT, want, got []float64, tol float64, where string) {
 	require.Len(t, got, len(want), where)
 	for i, x := range want {
@@ -202,7 +204,7 @@ func PowersIn(n int) (list []int) {
 	return append(list, n)
 }
 
-// A Record is what training has shown: named numbers.
+// A Record is the results of a training as named numbers.
 type Record map[string][]float64
 
 // RecordOf returns the elements of tensors.
@@ -221,7 +223,7 @@ func (r Record) Add(heading string, tensors map[string]*tensor.Dense) {
 	}
 }
 
-// InType returns a batch with its floats as a model takes them that computes in the type.
+// InType returns a batch with its floats in the type of a model's computation.
 func InType(batch []fsdp.Tensor, typ fsdp.DType) []fsdp.Tensor {
 	for i, v := range batch {
 		if wide, ok := v.Data().([]float64); ok && typ != fsdp.Float64 {
@@ -259,7 +261,7 @@ func Filled(n int, f func(i int) float32) *tensor.Dense {
 // Ones returns a float32 tensor [n] of ones.
 func Ones(n int) *tensor.Dense { return Filled(n, func(int) float32 { return 1 }) }
 
-// Rounded returns v after a journey in type t.
+// Rounded returns v rounded to type t and converted back.
 func Rounded(v float32, t fsdp.DType) float32 {
 	out := []float32{0}
 	switch t {
@@ -277,7 +279,7 @@ func Rounded(v float32, t fsdp.DType) float32 {
 	return out[0]
 }
 
-// Params is what Full gives its function.
+// Params is the argument that Full passes to its function.
 type Params = map[string]*tensor.Dense
 
 // ClearAll sets all elements to zero.
