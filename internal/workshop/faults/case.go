@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm/commtest"
 )
 
-// Case is a world, a program and what goes wrong in it. It travels as JSON.
+// Case is a world, a program and its faults. It is sent as JSON.
 type Case struct {
 	Seed   uint64
 	Number int
@@ -22,18 +22,18 @@ type Case struct {
 	Moment     string
 	Bytes      int // of the full tensor of the target
 
-	Incident commtest.Incident // rank and numbers are those of the group of the program
-	Lag      commtest.Incident // of another rank, behind the incident
+	Incident commtest.Incident // rank and numbers are counted in the group of the program
+	Lag      commtest.Incident // of another rank, after the incident
 
-	// Suspend is for how long all processes are stopped when the incident, a delay,
-	// has begun: longer than the limit of no progress.
+	// Suspend is how long all processes are stopped after the incident, a delay, has begun. It is
+	// longer than the limit of no progress.
 	Suspend time.Duration
 
-	// Steps, if not 0, replaces the program by so many random collectives.
+	// Steps, if not 0, replaces the program by this number of random collectives.
 	Steps int
 }
 
-// The moments of a case. All but the last two are moments of an incident.
+// These are the moments of a case. All but the last two are moments of an incident.
 const (
 	momentBefore  = "before"
 	momentIssued  = "issued"
@@ -45,22 +45,22 @@ const (
 var (
 	transports  = []string{"local", "shm", "tcp", "auto"}
 	worlds      = []int{2, 3, 4, 8}
-	sizes       = []int{4, 4, 4, 64 << 10, 64 << 10, 64 << 10, 4 << 20} // the dear one less often
+	sizes       = []int{4, 4, 4, 64 << 10, 64 << 10, 64 << 10, 4 << 20} // the expensive one less often
 	collectives = []string{
 		commtest.AllGather, commtest.ReduceScatter, commtest.AllReduce, commtest.Broadcast, commtest.Gather,
 		commtest.Barrier, commtest.Split,
 	}
 )
 
-// sorts are the incidents of the matrix: all whose consequence is certain. What
-// flips in memory no group can see.
+// sorts are the incidents of the matrix: all whose consequence is certain. A group cannot detect a
+// flip in memory.
 var sorts = []commtest.What{
 	commtest.Kill, commtest.Stop, commtest.Cut, commtest.Garble, commtest.Abort, commtest.Close, commtest.Cancel,
 	commtest.Delay, commtest.Drop, commtest.Invalid, commtest.WrongKind, commtest.WrongType, commtest.WrongLength,
 	commtest.WrongOp, commtest.WrongLabel, commtest.WrongRoot, commtest.WrongOrder,
 }
 
-// endsProcess reports whether w is about a whole process, not about a handle.
+// endsProcess reports whether w affects a whole process, and not one handle.
 func endsProcess(w commtest.What) bool {
 	switch w {
 	case commtest.Kill, commtest.Stop, commtest.Cut, commtest.Garble:
@@ -69,7 +69,7 @@ func endsProcess(w commtest.What) bool {
 	return false
 }
 
-// silent reports whether only time can tell that w has happened.
+// silent reports whether w can only be detected by a timeout.
 func silent(w commtest.What) bool { return w == commtest.Stop || w == commtest.Drop }
 
 // moments returns the moments of a case with w.
@@ -86,8 +86,8 @@ func moments(w commtest.What) []string {
 	}
 }
 
-// caseOf returns a case by its number. Incidents and transports take turns, so
-// that any run of cases has all of them; the rest is drawn.
+// caseOf returns a case by its number. Incidents and transports alternate, so that any range of
+// cases has all of them; the rest is drawn.
 func caseOf(seed uint64, number int) Case {
 	rng := rand.New(rand.NewPCG(seed, uint64(number)))
 	what := sorts[number%len(sorts)]
@@ -107,14 +107,14 @@ func caseOf(seed uint64, number int) Case {
 	}
 	given := c.Collective == commtest.Broadcast || c.Collective == commtest.Gather
 	if given && (c.Moment == momentWaiting || what == commtest.Cancel) {
-		c.Collective = collectives[rng.IntN(3)] // who only gives does not wait, so there is nothing to catch
+		c.Collective = collectives[rng.IntN(3)] // a rank that only sends does not wait, so there is no wait to interrupt
 	}
 	c.arrange(what, rng.IntN(c.members()))
 	return c
 }
 
-// suspensionOf returns a case by its number in which all processes are stopped for a while, as
-// those of a laptop are that is closed.
+// suspensionOf returns a case by its number in which all processes are stopped for a while, like
+// those of a closed laptop.
 func suspensionOf(seed uint64, number int) Case {
 	c := Case{Seed: seed, Number: number, Transport: transports[1+number%3], Suspend: 6 * time.Second}
 	rng := rand.New(rand.NewPCG(seed, uint64(number)))
@@ -134,7 +134,7 @@ func suspensions(seed uint64, n int) (list []Case) {
 	return list
 }
 
-// arrange sets the incident that happens to rank.
+// arrange sets the incident of a rank.
 func (c *Case) arrange(what commtest.What, rank int) {
 	i := commtest.Incident{What: what, When: commtest.Before, Rank: rank, At: commtest.Call{Seq: 1}}
 	switch c.Moment {
@@ -160,8 +160,8 @@ func (c *Case) arrange(what commtest.What, rank int) {
 	}
 }
 
-// members is the size of the group of the program: a group that is split from a
-// world of more than three spares the last rank.
+// members is the size of the group of the program: a group split from a world of more than three
+// ranks omits the last rank.
 func (c *Case) members() int {
 	if c.Sub && c.Ranks > 3 {
 		return c.Ranks - 1
@@ -169,7 +169,8 @@ func (c *Case) members() int {
 	return c.Ranks
 }
 
-// place is where a rank of the world is in the group of the program, -1 for nowhere.
+// place is the rank in the group of the program for a rank of the world, or -1 if it is not a
+// member.
 func (c *Case) place(world int) int {
 	switch {
 	case !c.Sub:
@@ -181,7 +182,7 @@ func (c *Case) place(world int) int {
 	}
 }
 
-// world is where a rank of the group of the program is in the world.
+// world is the rank in the world for a rank of the group of the program.
 func (c *Case) world(place int) int {
 	if c.Sub {
 		return c.members() - 1 - place
@@ -189,14 +190,14 @@ func (c *Case) world(place int) int {
 	return place
 }
 
-// culprit is the rank of the world to which the incident happens.
+// culprit is the rank of the world with the incident.
 func (c *Case) culprit() int { return c.world(c.Incident.Rank) }
 
-// breaks reports whether the incident is sure to break connections.
+// breaks reports whether the incident certainly breaks connections.
 func (c *Case) breaks() bool {
 	switch c.Incident.What {
 	case commtest.Cut, commtest.Garble:
-		// A rank that waits at an incident may see its operation end before.
+		// The operation of a rank that waits at an incident may end before.
 		return c.Steps == 0 || c.Incident.When != commtest.Waiting
 	}
 	return false
@@ -217,8 +218,7 @@ func (c *Case) trial(kind string, seq int) commtest.Trial {
 	return t
 }
 
-// limit is the limit of no progress of the groups. Where the culprit is not
-// silent it must play no part.
+// limit is the limit of no progress of the groups. It must not matter unless the culprit is silent.
 func (c *Case) limit() time.Duration {
 	if c.Suspend > 0 {
 		return c.Suspend / 2
@@ -229,7 +229,7 @@ func (c *Case) limit() time.Duration {
 	return 20*time.Second + spare
 }
 
-// deadline is how long after the incident every rank must know.
+// deadline is the time after the incident in which every rank must detect it.
 func (c *Case) deadline() time.Duration {
 	if silent(c.Incident.What) {
 		return c.limit() + 1500*time.Millisecond + spare
@@ -237,11 +237,10 @@ func (c *Case) deadline() time.Duration {
 	return 2*time.Second + spare
 }
 
-// spare is added to all limits, which are for a machine that does nothing else. Tests run beside
-// others.
+// spare is added to all limits, which assume an idle machine. Tests run while others do.
 var spare time.Duration
 
-// command runs c again.
+// command returns the command that runs c again.
 func (c *Case) command() string {
 	if c.Steps > 0 {
 		return fmt.Sprintf("go -C internal/workshop run ./faults -seed %d -round %d -transport %s", c.Seed, c.Number, c.Transport)
@@ -252,7 +251,7 @@ func (c *Case) command() string {
 	return fmt.Sprintf("go -C internal/workshop run ./faults -seed %d -case %d", c.Seed, c.Number)
 }
 
-// String says what c is in a line.
+// String describes c in a line.
 func (c Case) String() string {
 	group := "world"
 	if c.Sub {

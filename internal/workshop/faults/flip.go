@@ -29,19 +29,19 @@ type flip struct {
 	sums  comm.Checksums
 }
 
-// path is a way for payloads.
+// path is a path of payloads.
 type path string
 
 const (
 	pathPoll   path = "tcp"      // the pump of Linux
-	pathStream path = "portable" // that of other systems
-	pathTLS    path = "tls"      // what flips is encrypted
+	pathStream path = "portable" // the pump of other systems
+	pathTLS    path = "tls"      // encrypted data flips
 	pathHosts  path = "auto"     // two pretended hosts
 )
 
 var (
 	paths      = []path{pathPoll, pathStream, pathTLS, pathHosts}
-	flipWorlds = []int{2, 2, 2, 3, 3, 4, 6, 16} // of 16 on, payloads travel around a ring
+	flipWorlds = []int{2, 2, 2, 3, 3, 4, 6, 16} // from 16 ranks on, payloads travel around a ring
 	flipSizes  = []int{4, 4, 100, 5000, 5000, 64 << 10, 64 << 10, 600 << 10}
 	flipTypes  = []comm.DType{comm.Float32, comm.Float32, comm.BFloat16, comm.Float16, comm.Float64}
 	flipKinds  = []string{commtest.AllGather, commtest.ReduceScatter, commtest.AllReduce, commtest.Broadcast, commtest.Gather}
@@ -77,7 +77,7 @@ func (f flip) String() string {
 	return fmt.Sprintf("%s, %d ranks, color %d, %v, bits %#x at byte %d", f.path, f.ranks, f.color, f.trial, f.mask, f.at)
 }
 
-// flipLimit is how long after the call that met the damage every rank must know.
+// flipLimit is the time in which every rank must detect the damage after the call that received it.
 const flipLimit = 5 * time.Second
 
 // flipper runs flips.
@@ -137,7 +137,7 @@ func (p *flipper) world(ctx context.Context, f flip) ([]comm.Group, error) {
 	return world, err
 }
 
-// run runs f and returns what was wrong, "" if nothing, and what the ranks were told.
+// run runs f and returns what was wrong, "" if nothing, and the errors of the ranks.
 func (p *flipper) run(ctx context.Context, f flip) (wrong, told string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -170,7 +170,7 @@ func (p *flipper) run(ctx context.Context, f flip) (wrong, told string) {
 	return wrong, told
 }
 
-// strike has all ranks make the call, and judges how that ends.
+// strike makes all ranks call the collective, and checks how it ends.
 func (f flip) strike(ctx context.Context, group []comm.Group, w *wire, wrong *string) (told string) {
 	errs := make([]error, f.ranks)
 	bad := onRanks(group, func(r int, g comm.Group) error {
@@ -181,7 +181,7 @@ func (f flip) strike(ctx context.Context, group []comm.Group, w *wire, wrong *st
 				return fmt.Errorf("rank %d completed with wrong values: %w", r, err)
 			}
 		}
-		for began := time.Now(); errs[r] == nil && time.Since(began) < flipLimit+spare; { // the others know before this rank
+		for began := time.Now(); errs[r] == nil && time.Since(began) < flipLimit+spare; { // the others detect it before this rank
 			errs[r] = g.AllReduce(comm.Of(make([]float32, 1)), comm.Sum).Wait(ctx)
 		}
 		return nil
@@ -204,7 +204,7 @@ func (f flip) strike(ctx context.Context, group []comm.Group, w *wire, wrong *st
 	return fmt.Sprint(errs[0])
 }
 
-// flaw says what is wrong with what a rank was told, "" if nothing.
+// flaw returns what is wrong with the error of a rank, "" if nothing.
 func (f flip) flaw(err error, w *wire) string {
 	var blame *comm.RankError
 	if !errors.As(err, &blame) {

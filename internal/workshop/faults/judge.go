@@ -10,14 +10,14 @@ import (
 	"github.com/gofsdp/gofsdp/comm/commtest"
 )
 
-// judge compares how the program ended on this rank with what the case promises.
+// judge compares the end of the program on this rank with the expectation of the case.
 func (r *rank) judge(err error) {
 	if flaw := r.flaw(err); flaw != "" {
 		r.complain("%s: %v", flaw, err)
 	}
 }
 
-// flaw says what is wrong with err as the end of the program, "" if nothing.
+// flaw returns what is wrong with err as the end of the program, "" if nothing.
 func (r *rank) flaw(err error) string {
 	what := r.c.Incident.What
 	culprit := r.id == r.c.culprit()
@@ -32,12 +32,12 @@ func (r *rank) flaw(err error) string {
 	case err == nil && r.group == nil:
 		return "" // spared
 	case err == nil && r.c.Steps > 0 && (what == commtest.WrongOrder || r.c.Incident.When == commtest.Waiting):
-		return "" // there was no other call to change places with, or nothing to wait for
+		return "" // there was no other call to swap with, or nothing to wait for
 	case err == nil:
 		return "the incident was not noticed"
 	case what == commtest.Drop && culprit:
 		return ""
-	case what == commtest.Stop && culprit: // continued when the others had given it up
+	case what == commtest.Stop && culprit: // it continued after the others had given it up
 		if !errors.As(err, &blame) {
 			return "no rank is blamed"
 		}
@@ -59,7 +59,7 @@ func (r *rank) flawedMismatch(err error, m *comm.MismatchError) string {
 	case m.Calls[0] == m.Calls[1]:
 		return "equal calls"
 	case m.Seq != r.c.Incident.At.Seq && r.c.Steps == 0:
-		// The barrier that precedes the program is #1.
+		// The barrier before the program is #1.
 		if m.Seq != r.c.Incident.At.Seq+r.offset() {
 			return fmt.Sprintf("should be about collective #%d", r.c.Incident.At.Seq+r.offset())
 		}
@@ -67,16 +67,16 @@ func (r *rank) flawedMismatch(err error, m *comm.MismatchError) string {
 	return ""
 }
 
-// offset is how many collectives of the group precede the program.
+// offset is the number of collectives of the group before the program.
 func (r *rank) offset() uint64 {
 	n := uint64(1) // the barrier of join
 	if !r.c.Sub && r.c.Transport != "local" {
-		n++ // the one of Connect
+		n++ // the barrier of Connect
 	}
 	return n
 }
 
-// sentinels are what the error of an incident wraps.
+// sentinels are the errors that the error of an incident wraps.
 var sentinels = map[commtest.What]error{
 	commtest.Kill: comm.ErrLost, commtest.Cut: comm.ErrLost, commtest.Stop: comm.ErrTimeout, commtest.Drop: comm.ErrTimeout,
 	commtest.Close: comm.ErrClosed, commtest.Cancel: context.Canceled, commtest.Invalid: comm.ErrInvalid,
@@ -84,7 +84,7 @@ var sentinels = map[commtest.What]error{
 
 func (r *rank) flawedBlame(err error, blame *comm.RankError) string {
 	what := r.c.Incident.What
-	if what == commtest.Drop && r.c.Transport == "local" { // who waits gives up
+	if what == commtest.Drop && r.c.Transport == "local" { // the waiting rank gives up
 		if !errors.Is(err, context.DeadlineExceeded) {
 			return "should be the deadline"
 		}
@@ -97,7 +97,7 @@ func (r *rank) flawedBlame(err error, blame *comm.RankError) string {
 		return "should give the reason of the abort"
 	}
 	if what == commtest.Cut || what == commtest.Garble {
-		return "" // both ends of a broken connection blame the other one
+		return "" // both ends of a broken connection blame each other
 	}
 	want := r.c.Incident.Rank
 	if blame.Group == "world" {

@@ -1,5 +1,5 @@
-// The faults command breaks process groups in every way it knows and checks that
-// every rank gets to know, in time and by name.
+// The faults command breaks process groups in many ways and checks that every rank detects it, in
+// time and with the right name.
 //
 //	go -C internal/workshop run ./faults                 the fault matrix: exit status 1 if a case fails
 //	go -C internal/workshop run ./faults -case 1234      one case again, with all that its ranks say
@@ -11,43 +11,42 @@
 //
 // # The matrix
 //
-// A case is a world of ranks that runs a short program of collectives in which
-// one incident happens (see [commtest.Incident]):
+// A case is a world of ranks that runs a short program of collectives in which one incident happens
+// (see [commtest.Incident]):
 //
 //	incident    kill stop cut garble, abort close cancel delay drop invalid, seven sorts of mismatch
 //	moment      before a call, issued, waiting with others missing, several in flight, after
 //	collective  all-gather reduce-scatter all-reduce broadcast barrier split
-//	group       the world, or one split from it that spares a rank
+//	group       the world, or one split from it that omits a rank
 //	size        4 B, 64 KiB, 4 MiB
 //	transport   local, shm, tcp, and auto with ranks that pretend to be on two hosts
 //	world       2, 3, 4, 8 ranks
 //
-// Case number i of a seed is always the same. Its ranks are processes, but for
-// the local transport, where they are goroutines of one. A case passes if on
-// every rank that is still there
+// Case number i of a seed is always the same. Its ranks are processes, except for the local
+// transport, where they are goroutines of one process. A case passes if on every remaining rank
 //
 //   - the error comes in time: after the limit of no progress if the culprit is
 //     silent, and at once otherwise,
 //   - it is a RankError that names the culprit and wraps the right sentinel, or a
 //     MismatchError that names it among the two,
-//   - operations that did complete have the right values,
+//   - operations that completed have the right values,
 //   - everything issued later fails with the same error,
 //   - Report answers, Close returns within two seconds, and neither goroutines
 //     nor files are left,
 //
-// and if what the incident should not touch still works: the other ranks of a
-// delay, and the world around a group that failed for its own reasons.
+// and if everything that the incident should not affect still works: the other ranks of a delay,
+// and the world around a group that failed alone.
 //
 // # Strangers
 //
-// After the matrix three jobs start while strangers hold 500 silent connections, renew them, or, if
-// root runs this, try from a process of another user to join and to connect to the ranks' sockets.
-// All ranks have to join within two seconds, the other user has to be refused, and the ranks have to
-// warn of it.
+// After the matrix three jobs start while unrelated processes hold 500 silent connections, renew
+// them, or, if root runs this, try from a process of another user to join and to connect to the
+// ranks' sockets. All ranks must join within two seconds, the other user must be refused, and the
+// ranks must log a warning.
 //
 // # The payload flips
 //
-// Somebody in the middle of the TCP connections of a group flips up to 32 bits of a payload:
+// A process in the middle of the TCP connections of a group flips up to 32 bits of a payload:
 //
 //	path        both pumps of TCP, TLS, and auto on two pretended hosts
 //	collective  all-gather reduce-scatter all-reduce broadcast gather, of five element types
@@ -55,13 +54,13 @@
 //	size        4 B to 600 KiB, and any byte of the payload
 //
 // The ranks are goroutines. A case passes if every rank gets an error that wraps ErrDamaged and
-// names the sender, the receiver, the group and the collective, at once, and no operation
-// completes with wrong values.
+// names the sender, the receiver, the group and the collective, at once, and no operation completes
+// with wrong values.
 //
 // # The suspensions
 //
-// All processes of a case with a delay are stopped for twice the limit of no progress, and continued.
-// They have to go on, and to end with the right values.
+// All processes of a case with a delay are stopped for twice the limit of no progress, and
+// continued. They must go on, and end with the right values.
 //
 // # The processes
 //
@@ -76,8 +75,8 @@
 //	  |                                      | later calls, Report, Close, leaks
 //	  | <-- finished ----------------------- |
 //
-// Messages are lines of JSON over pipes. Workers serve many cases; those that an
-// incident has spoilt are replaced.
+// Messages are lines of JSON over pipes. Workers serve many cases; those damaged by an incident are
+// replaced.
 package main
 
 import (
@@ -152,7 +151,8 @@ func main() {
 	}
 }
 
-// serves reports whether this process was a worker or a stranger of another one.
+// serves reports whether this process was a worker or an unrelated process of another faults
+// command.
 func serves() bool {
 	if os.Getenv(workerVariable) != "" {
 		work(os.Stdin, os.Stdout)
@@ -165,8 +165,8 @@ func serves() bool {
 	return addr != ""
 }
 
-// selection returns those of the first n cases that are on the transport and about the incident, ""
-// for any.
+// selection returns those of the first n cases that match the transport and the incident. ""
+// matches any.
 func selection(seed uint64, n int, transport, what string) (list []Case) {
 	for i := range n {
 		c := caseOf(seed, i)
@@ -177,7 +177,7 @@ func selection(seed uint64, n int, transport, what string) (list []Case) {
 	return list
 }
 
-// end ends the workers and returns how much of that failed.
+// end ends the workers and returns the number of failures.
 func end(run *runner) (failed int) {
 	begin := time.Now()
 	if err := run.close(); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm/commtest"
 )
 
-// matrix runs cases, several at a time, prints what comes out and returns how
-// many failed. verbose tells all about each.
+// matrix runs cases, several at a time, prints the results and returns the number of failures. With
+// verbose it prints everything about each.
 func matrix(ctx context.Context, run *runner, out io.Writer, cases []Case, verbose bool) (failed int) {
 	var mu sync.Mutex
 	table := newTable()
@@ -45,14 +45,14 @@ func matrix(ctx context.Context, run *runner, out io.Writer, cases []Case, verbo
 	return failed
 }
 
-// outcome is how a case ended that is not one of the matrix.
+// outcome is the result of a case outside of the matrix.
 type outcome struct {
-	sort, what  string // for the sum, and in full
-	wrong, told string // "" if the case passes, and the error that was expected
+	sort, what  string // for the summary, and in full
+	wrong, told string // "" if the case passes, and the expected error
 }
 
-// series runs the cases of a kind one by one, prints those that fail, or verbosely all, and what
-// comes out, and returns how many failed.
+// series runs the cases of a kind one by one, prints failures (with verbose, all cases) and a
+// summary, and returns the number of failures.
 func series(ctx context.Context, out io.Writer, kind string, seed uint64, first, last int, verbose bool, run func(i int) outcome) (failed int) {
 	begin, cases := time.Now(), map[string]int{}
 	i := first
@@ -75,7 +75,7 @@ func series(ctx context.Context, out io.Writer, kind string, seed uint64, first,
 	return failed
 }
 
-// each runs cases as slots become free. It returns when all that began have ended.
+// each runs cases as slots become free. It returns when all started cases have ended.
 func (r *runner) each(ctx context.Context, cases []Case, finished func(verdict)) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -92,7 +92,7 @@ func (r *runner) each(ctx context.Context, cases []Case, finished func(verdict))
 	}
 }
 
-// print writes how a case ended, and verbosely what its ranks were told.
+// print writes the result of a case. With verbose it adds the errors of its ranks.
 func (v verdict) print(out io.Writer, verbose bool) {
 	state := "ok"
 	if len(v.Wrong) > 0 {
@@ -150,9 +150,8 @@ func (t *table) add(v verdict) {
 	}
 }
 
-// print writes a row for every incident and transport: cases, failures, and the
-// median and the longest time until the last rank knew, in seconds, and in which
-// case that was.
+// print writes a row for every incident and transport: cases, failures, the median and the longest
+// time until the last rank detected the incident, in seconds, and the case with the longest.
 func (t *table) print(out io.Writer) {
 	fmt.Fprintf(out, "%-14s %-9s %6s %6s %9s %9s %6s\n", "incident", "transport", "cases", "failed", "median s", "worst s", "case")
 	for _, what := range sorts {

@@ -19,7 +19,7 @@ type pool struct {
 	idle []*worker
 }
 
-// worker is a process that plays ranks.
+// worker is a process that runs ranks.
 type worker struct {
 	cmd    *exec.Cmd
 	orders io.WriteCloser
@@ -27,11 +27,11 @@ type worker struct {
 	gone   chan struct{} // closed when the process has ended
 
 	mu   sync.Mutex
-	hear func(report) // what it says goes here
-	lost func()       // and that it says nothing any more
+	hear func(report) // receives its reports
+	lost func()       // called when it ends
 }
 
-// take returns an idle worker, or a new one, which from now on is heard.
+// take returns an idle worker, or a new one, and sets the receivers of its reports.
 func (p *pool) take(hear func(report), lost func()) (*worker, error) {
 	p.mu.Lock()
 	var w *worker
@@ -100,7 +100,7 @@ func startWorker(dir string) (*worker, error) {
 	return w, nil
 }
 
-// read hands on what the worker says until it ends.
+// read passes on the worker's reports until it ends.
 func (w *worker) read(out io.Reader) {
 	decoder := json.NewDecoder(out)
 	for {
@@ -115,7 +115,7 @@ func (w *worker) read(out io.Reader) {
 			hear(r)
 		}
 	}
-	_ = w.cmd.Wait() // how it ended is the case's business: it may have to be killed
+	_ = w.cmd.Wait() // its exit status does not matter: it may have been killed
 	close(w.gone)
 	w.mu.Lock()
 	lost := w.lost
@@ -131,18 +131,18 @@ func (w *worker) listen(hear func(report), lost func()) {
 	w.hear, w.lost = hear, lost
 }
 
-// say sends an order. One that does not arrive is noticed by the end of the worker.
+// say sends an order. If it does not arrive, the worker has ended, which is noticed.
 func (w *worker) say(o order) { _ = json.NewEncoder(w.orders).Encode(o) }
 
-// kill ends the process and waits for that.
+// kill ends the process and waits for its end.
 func (w *worker) kill() {
 	_ = w.cmd.Process.Kill() // it may have ended
 	_ = w.orders.Close()
 	<-w.gone
 }
 
-// head keeps the beginning of what a worker writes to its standard error: a
-// panic, or the stacks of one that hangs.
+// head keeps the beginning of a worker's standard error: a panic, or the stacks of a hanging
+// worker.
 type head struct {
 	mu   sync.Mutex
 	text []byte

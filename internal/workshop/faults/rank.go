@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm/commtest"
 )
 
-// rank plays one rank of a case.
+// rank runs one rank of a case.
 type rank struct {
 	c   Case
 	id  int // in the world
@@ -18,30 +18,30 @@ type rank struct {
 	say func(report)
 	stages
 
-	world, group comm.Group // group runs the program; nil on the rank that it spares
-	wrong        []string   // what should not have been
+	world, group comm.Group // group runs the program; nil on a rank that is not a member
+	wrong        []string   // failures of checks
 	ops          int        // operations complete
-	bytes        int64      // that they were about
+	bytes        int64      // bytes of the operations
 
-	entered time.Time // the last call that waits began
-	knew    time.Time // the first error came
+	entered time.Time // beginning of the last call that waits
+	knew    time.Time // time of the first error
 }
 
-// stages are what a rank waits for: channels that are closed when
+// stages are the channels that a rank waits for. Each is closed when
 type stages struct {
 	begin  chan struct{} // every rank has joined
 	struck chan struct{} // the incident has happened
-	finish chan struct{} // every rank has told how its program ended
-	end    chan struct{} // every rank has checked what is left
+	finish chan struct{} // every rank has reported the end of its program
+	end    chan struct{} // every rank has checked for leftovers
 }
 
-// report is what a worker says to the parent.
+// report is a worker's message to the parent.
 type report struct {
-	What  string // joined, struck, told, checked, closed; the worker says ended
+	What  string // joined, struck, told, checked, closed; the worker sends ended
 	Rank  int    // in the world
 	At    time.Time
-	Took  time.Duration `json:",omitempty"` // the call that gave the first error
-	Err   string        `json:",omitempty"` // how the program ended
+	Took  time.Duration `json:",omitempty"` // duration of the call that returned the first error
+	Err   string        `json:",omitempty"` // the end of the program
 	Wrong []string      `json:",omitempty"`
 	Ops   int           `json:",omitempty"`
 	Bytes int64         `json:",omitempty"`
@@ -52,7 +52,7 @@ func (r *rank) complain(format string, args ...any) {
 	r.wrong = append(r.wrong, fmt.Sprintf("rank %d: ", r.id)+fmt.Sprintf(format, args...))
 }
 
-// tell says that the rank has come to the end of a stage, and what was wrong in it.
+// tell reports that the rank has ended a stage, and the failures in it.
 func (r *rank) tell(what string, err error) {
 	t := report{What: what, Rank: r.id, At: time.Now(), Wrong: r.wrong, Ops: r.ops, Bytes: r.bytes}
 	if err != nil {
@@ -65,8 +65,8 @@ func (r *rank) tell(what string, err error) {
 	r.wrong, r.ops, r.bytes = nil, 0, 0
 }
 
-// wait calls f, which may wait for other ranks, and takes the time of the first
-// that fails: what a rank computes between its calls is not the group's time.
+// wait calls f, which may wait for other ranks, and measures the time of the first call that fails:
+// the time that a rank computes between its calls is not the group's.
 func (r *rank) wait(f func() error) error {
 	if r.knew.IsZero() {
 		r.entered = time.Now()
@@ -78,7 +78,7 @@ func (r *rank) wait(f func() error) error {
 	return err
 }
 
-// play plays the case. open gives the handle of the world.
+// play runs the case. open returns the handle of the world.
 func (r *rank) play(open func(context.Context) (comm.Group, error)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -103,7 +103,7 @@ func (r *rank) play(open func(context.Context) (comm.Group, error)) {
 	r.tell("closed", nil)
 }
 
-// join makes the groups, which have to work at first.
+// join creates the groups, which must work at first.
 func (r *rank) join(ctx context.Context, open func(context.Context) (comm.Group, error)) (err error) {
 	if r.world, err = open(ctx); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (r *rank) join(ctx context.Context, open func(context.Context) (comm.Group,
 func (r *rank) act(ctx context.Context) error {
 	if r.group == nil {
 		if endsProcess(r.c.Incident.What) && r.c.Incident.What != commtest.Stop {
-			return r.wait(func() error { return r.world.Barrier(ctx) }) // where nobody else comes
+			return r.wait(func() error { return r.world.Barrier(ctx) }) // no other rank joins it
 		}
 		return nil
 	}
@@ -133,14 +133,14 @@ func (r *rank) act(ctx context.Context) error {
 	defer close(over)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // a rank that has gone silent waits for that
+	go func() { // a rank that has become silent waits for it
 		select {
 		case <-r.finish:
 			cancel()
 		case <-over:
 		}
 	}()
-	if r.c.Transport == "local" && silent(r.c.Incident.What) { // whose own limit is too long for a case
+	if r.c.Transport == "local" && silent(r.c.Incident.What) { // its own limit is too long for a case
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeout(ctx, r.c.limit())
 		defer stop()
@@ -160,7 +160,7 @@ func (r *rank) act(ctx context.Context) error {
 	return r.program(ctx, g)
 }
 
-// lag comes late where that is due: some time after the incident.
+// lag delays this rank, if it must, until some time after the incident.
 func (r *rank) lag(c commtest.Call) (none commtest.Fault) {
 	if c.Seq != r.c.Lag.At.Seq {
 		return none
@@ -173,9 +173,9 @@ func (r *rank) lag(c commtest.Call) (none commtest.Fault) {
 	return none
 }
 
-// program is the target, alone or among others, and three sums in which the
-// incident shows at the latest. Ranks that share memory need their connections
-// so little that the news of a broken one may take more of them.
+// program is the target, alone or among others, followed by three sums in which the incident is
+// detected at the latest. Ranks that share memory rarely use their connections, so the report of a
+// broken one may take more sums.
 func (r *rank) program(ctx context.Context, g comm.Group) error {
 	first := []string{r.c.Collective}
 	if r.c.Moment == momentFlight {
@@ -209,7 +209,7 @@ func firstError(waits []func() error) (first error) {
 	return first
 }
 
-// issue issues a collective and returns what waits for it and checks it.
+// issue issues a collective and returns a function that waits for it and checks it.
 func (r *rank) issue(ctx context.Context, g comm.Group, kind string, seq int) (wait func() error) {
 	var err error
 	switch kind {
@@ -233,7 +233,7 @@ func (r *rank) issue(ctx context.Context, g comm.Group, kind string, seq int) (w
 	return func() error { return err }
 }
 
-// trial issues t and returns what waits for it and checks the values.
+// trial issues t and returns a function that waits for it and checks the values.
 func (r *rank) trial(ctx context.Context, g comm.Group, t commtest.Trial) (wait func() error) {
 	w, check := t.Issue(g)
 	return func() error {
@@ -249,15 +249,15 @@ func (r *rank) trial(ctx context.Context, g comm.Group, t commtest.Trial) (wait 
 	}
 }
 
-// differs reports whether this rank makes a call that is not the program's, which may be complete
-// here before it fails.
+// differs reports whether this rank makes a call that differs from the program's. Such a call may
+// complete here before it fails.
 func (r *rank) differs() bool { return r.c.Incident.What.Mismatch() && r.id == r.c.culprit() }
 
-// ramble runs random collectives, of which up to six are in flight, and then
-// waits for every rank: as in program, until the news of a broken connection is here.
+// ramble runs random collectives, up to six in flight, and then waits for every rank: as in
+// program, until the report of a broken connection has arrived.
 func (r *rank) ramble(ctx context.Context, g comm.Group) error {
 	rng := rand.New(rand.NewPCG(r.c.Seed, uint64(r.c.Number)))
-	own := rand.New(rand.NewPCG(r.c.Seed, uint64(r.id))) // ranks need not wait alike
+	own := rand.New(rand.NewPCG(r.c.Seed, uint64(r.id))) // ranks need not wait in the same way
 	for left := r.c.Steps; left > 0; {
 		batch := 1 + rng.IntN(min(6, left))
 		var waits []func() error
@@ -278,8 +278,8 @@ func (r *rank) ramble(ctx context.Context, g comm.Group) error {
 	}
 }
 
-// afterwards checks what remains true when every rank knows. err is what this
-// rank was told.
+// afterwards checks what remains true after every rank has detected the incident. err is the error
+// of this rank.
 func (r *rank) afterwards(ctx context.Context, err error) {
 	what := r.c.Incident.What
 	if r.group != nil && err != nil {
@@ -297,13 +297,13 @@ func (r *rank) afterwards(ctx context.Context, err error) {
 	}
 }
 
-// grace is what an operation that cannot fail, or has failed already, may take.
+// grace is the limit for an operation that cannot fail, or has already failed.
 const grace = 5 * time.Second
 
 // later requires that later operations fail like the first, without waiting.
 func (r *rank) later(ctx context.Context, first error) {
 	if r.c.Incident.What == commtest.Drop && r.id == r.c.culprit() {
-		return // it was told nothing
+		return // it has no error
 	}
 	given, cancel := context.WithTimeout(ctx, grace+spare)
 	defer cancel()
@@ -319,7 +319,7 @@ func (r *rank) later(ctx context.Context, first error) {
 	}
 }
 
-// checkReport requires an answer from every rank that is there.
+// checkReport requires an answer from every remaining rank.
 func (r *rank) checkReport(ctx context.Context) {
 	given, cancel := context.WithTimeout(ctx, grace+spare)
 	defer cancel()

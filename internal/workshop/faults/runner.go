@@ -16,8 +16,8 @@ type runner struct {
 	slots chan struct{} // one for every case at a time
 }
 
-// newRunner makes a runner of so many cases at a time. All files of its cases are in a directory of
-// its own.
+// newRunner creates a runner with the given number of cases at a time. All files of its cases are
+// in one new directory.
 func newRunner(parallel int) (*runner, error) {
 	dir, err := os.MkdirTemp("", "gofsdp-faults-")
 	if err != nil {
@@ -28,16 +28,16 @@ func newRunner(parallel int) (*runner, error) {
 
 func (r *runner) close() error { return errors.Join(r.pool.close(), os.RemoveAll(r.pool.dir)) }
 
-// verdict is how a case ended.
+// verdict is the result of a case.
 type verdict struct {
 	Case   Case
-	Wrong  []string      // nothing, if the case passes
+	Wrong  []string      // empty if the case passes
 	Struck bool          // the incident happened
-	Detect time.Duration // from the incident until the last rank knew
-	Told   []string      // what the ranks were told, by rank of the world
-	Ops    int           // operations complete, over all ranks
+	Detect time.Duration // from the incident until the last rank detected it
+	Told   []string      // errors of the ranks, by rank of the world
+	Ops    int           // completed operations of all ranks
 	Bytes  int64
-	Usage  []usage // of the workers that are left
+	Usage  []usage // of the remaining workers
 }
 
 // trial is a case under way.
@@ -49,19 +49,19 @@ type trial struct {
 
 	struck time.Time               // the incident
 	leaky  bool                    // a worker has left something behind
-	seen   map[string]map[int]bool // ranks by what they have said
+	seen   map[string]map[int]bool // ranks by their reports
 	dead   map[int]bool            // workers that have ended
 }
 
-// event is something that a worker said, or its end.
+// event is a report of a worker, or its end.
 type event struct {
 	worker int
 	report report
 	end    bool
 }
 
-// How long the stages of a case may take on a busy machine. Whether an error
-// came in time is another question.
+// These are limits for the stages of a case on a busy machine. They do not decide whether an error
+// came in time.
 const (
 	joinTime  = 30 * time.Second
 	checkTime = 30 * time.Second
@@ -89,7 +89,7 @@ func (r *runner) run(ctx context.Context, c Case) (v verdict) {
 	return t.v
 }
 
-// start hands the ranks out to workers.
+// start assigns the ranks to workers.
 func (t *trial) start(p *pool, dir string) error {
 	n := t.c.Ranks
 	if t.c.Transport == "local" {
@@ -118,10 +118,10 @@ func (t *trial) start(p *pool, dir string) error {
 	return nil
 }
 
-// stages leads the ranks through the case.
+// stages runs the ranks through the stages of the case.
 func (t *trial) stages(ctx context.Context) error {
 	culprit, what := t.c.culprit(), t.c.Incident.What
-	mute := -1 // who tells nothing before it may go on
+	mute := -1 // the rank that cannot report before it may continue
 	if what == commtest.Kill || silent(what) {
 		mute = culprit
 	}
@@ -159,7 +159,7 @@ func (t *trial) stages(ctx context.Context) error {
 	return t.await(ctx, "ended", gone, checkTime)
 }
 
-// suspend stops all ranks for a while, when the incident has happened, if the case wants that.
+// suspend stops all ranks for a while after the incident, if the case requires it.
 func (t *trial) suspend(ctx context.Context) error {
 	if t.c.Suspend == 0 {
 		return nil
@@ -180,7 +180,7 @@ func (t *trial) suspend(ctx context.Context) error {
 			return err
 		}
 	}
-	time.Sleep(t.c.Suspend) // there is nothing to see meanwhile
+	time.Sleep(t.c.Suspend) // nothing can happen meanwhile
 	for _, w := range t.workers {
 		if err := resume(w.cmd.Process); err != nil {
 			return err
@@ -189,12 +189,12 @@ func (t *trial) suspend(ctx context.Context) error {
 	return nil
 }
 
-// await returns when all ranks but one have said what.
+// await returns when all ranks except one have sent a given report.
 func (t *trial) await(ctx context.Context, what string, but int, limit time.Duration) error {
 	limit += spare
 	n := t.c.Ranks
 	if what == "ended" {
-		n = len(t.workers) // which is said once by each
+		n = len(t.workers) // each sends it once
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -224,7 +224,7 @@ func (t *trial) await(ctx context.Context, what string, but int, limit time.Dura
 	}
 }
 
-// take notes what a worker said.
+// take records a report of a worker.
 func (t *trial) take(e event) {
 	r := e.report
 	switch {
@@ -246,7 +246,7 @@ func (t *trial) take(e event) {
 			t.v.Detect = max(t.v.Detect, min(r.At.Sub(t.struck), r.Took))
 		}
 	case r.What == "ended" && len(r.Wrong) > 0:
-		t.leaky = true // the next case should not inherit it
+		t.leaky = true // the next case must not inherit it
 	case r.What == "ended":
 		t.v.Usage = append(t.v.Usage, r.Usage)
 	}
@@ -259,7 +259,7 @@ func (t *trial) take(e event) {
 	t.seen[r.What][r.Rank] = true
 }
 
-// timing checks that the incident happened and that all ranks knew in time.
+// timing checks that the incident happened and that all ranks detected it in time.
 func (t *trial) timing() {
 	switch {
 	case !t.v.Struck && t.c.Steps == 0 && t.c.Incident.What != "":
@@ -269,15 +269,15 @@ func (t *trial) timing() {
 	}
 }
 
-// proceed lets the ranks go on.
+// proceed lets the ranks continue.
 func (t *trial) proceed() {
 	for _, w := range t.workers {
 		w.say(order{})
 	}
 }
 
-// stacks returns the file that holds what the goroutines of the processes of the given ranks do,
-// which ends them.
+// stacks ends the processes of the given ranks, and returns the file with the stacks of their
+// goroutines.
 func (t *trial) stacks(ranks []int) string {
 	f, err := os.CreateTemp("", "gofsdp-faults-stacks-")
 	if err != nil {
@@ -296,7 +296,7 @@ func (t *trial) stacks(ranks []int) string {
 	return f.Name()
 }
 
-// stop gives the workers back, or ends those that cannot be used again.
+// stop returns the workers to the pool, or ends those that cannot be used again.
 func (t *trial) stop(p *pool, spoilt bool) {
 	for i, w := range t.workers {
 		fit := !spoilt && !t.leaky && t.seen["ended"][i]

@@ -24,8 +24,8 @@ func asUser(cmd *exec.Cmd, uid uint32) error {
 	return nil
 }
 
-// dumpStacks ends a process with the stacks of its goroutines on standard error. One that has ended
-// has none.
+// dumpStacks ends a process and makes it write the stacks of its goroutines to standard error. It
+// does nothing if the process has ended.
 func dumpStacks(p *os.Process) {
 	_ = p.Signal(syscall.SIGCONT)
 	_ = p.Signal(syscall.SIGQUIT)

@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm/commtest"
 )
 
-// soaker runs one random job after the other, always in the same processes as
-// far as those survive: what a job leaves behind adds up.
+// soaker runs one random job after the other, in the same processes as long as these survive:
+// leftovers of jobs add up.
 type soaker struct {
 	run       *runner
 	seed      uint64
@@ -22,18 +22,18 @@ type soaker struct {
 
 	rounds, incidents, ops int
 	bytes                  int64
-	detect                 time.Duration // the worst of those that need not wait for a limit
-	first, most            usage         // of workers: after warming up, and ever
+	detect                 time.Duration // the slowest detection without a timeout
+	first, most            usage         // of workers: after warming up, and the largest
 	files                  []string      // of jobs, at the beginning
 }
 
-// warm is the number of rounds after which a process should hold all it will ever need.
+// warm is the number of rounds after which a process should hold everything that it will ever need.
 const warm = 30
 
-// growth is how much memory may come and go, in bytes: the garbage of a few rounds.
+// growth is the memory that may come and go, in bytes: the garbage of a few rounds.
 const growth = 192 << 20
 
-// soak runs rounds for the given time and returns how many failed.
+// soak runs rounds for the given time and returns the number of failures.
 func (s *soaker) soak(ctx context.Context, length time.Duration) (failed int) {
 	begin, last := time.Now(), time.Now()
 	s.files = s.leftovers()
@@ -70,16 +70,16 @@ func roundOf(seed uint64, number int, transport string) Case {
 	}
 	c.Incident = commtest.Plan(rng.Uint64(), c.members(), uint64(c.Steps), sorts...)
 	if c.Incident.What == commtest.Garble || c.Transport == "local" && endsProcess(c.Incident.What) {
-		c.Incident.What = commtest.Abort // noise in a payload under way is not noticed
+		c.Incident.What = commtest.Abort // noise in a payload in transit is not noticed
 	}
 	if c.Sub && endsProcess(c.Incident.What) && c.Incident.When == commtest.Waiting {
-		// The rank that the group spares waits for the end of the process: it has to come.
+		// The rank outside of the group waits for the end of the process: it must come.
 		c.Incident.When, c.Incident.After = commtest.Issued, 0
 	}
 	return c
 }
 
-// note adds up v, and makes what a process holds too much of a failure.
+// note adds v to the results. It reports a failure if a process holds too much.
 func (s *soaker) note(v *verdict) {
 	s.ops += v.Ops
 	s.bytes += v.Bytes
@@ -110,11 +110,11 @@ func larger(a, b usage) usage {
 	}
 }
 
-// leftovers lists what dead processes may have left behind. Memory that they share has no files.
+// leftovers lists files that dead processes may have left. Shared memory has no files.
 func (s *soaker) leftovers() []string {
 	files, err := filepath.Glob(filepath.Join(s.run.pool.dir, "*"))
 	if err != nil {
-		panic(err) // the pattern is right
+		panic(err) // the pattern is valid
 	}
 	return files
 }

@@ -20,7 +20,8 @@ import (
 )
 
 // Strangers are processes that do not belong to a job and try to join it, or keep it from starting.
-// A siege is what they do between the moment at which rank 0 listens and the start of the others.
+// A siege is their action between the moment at which rank 0 listens and the start of the other
+// ranks.
 type siege struct {
 	name string
 	lay  func(s *scene) error
@@ -34,16 +35,16 @@ var sieges = []siege{
 
 const (
 	besieged  = 3               // ranks of a job
-	entryTime = 5 * time.Second // for all of them to join: some tenths of it, where nothing else runs
+	entryTime = 5 * time.Second // for all of them to join; an idle machine needs some tenths of it
 	// otherUID is a user that runs nothing else.
 	otherUID         = 64173
 	strangerVariable = "GOFSDP_FAULTS_STRANGER" // host:port of the store that a child attacks
 )
 
-// errNotRun is wrapped by the error of a siege that this process cannot lay.
+// errNotRun is wrapped by the error of a siege that this process cannot run.
 var errNotRun = errors.New("not run")
 
-// strangers lays all sieges, one after the other, and returns how many the ranks did not stand.
+// strangers runs all sieges, one after the other, and returns how many made the ranks fail.
 func strangers(ctx context.Context, out io.Writer) (failed int) {
 	for _, g := range sieges {
 		took, err := g.run(ctx)
@@ -65,12 +66,12 @@ type scene struct {
 	ctx    context.Context
 	addr   string       // of the store
 	shown  *alarm       // warnings
-	joined func() error // what a stranger does when the ranks have joined; nil for nothing
+	joined func() error // action of a stranger after the ranks have joined; nil for none
 	end    []func()
 	crowd  sync.WaitGroup
 }
 
-// alarm notes that something was logged.
+// alarm records whether something was logged.
 type alarm struct {
 	slog.Handler
 	rung chan struct{}
@@ -86,7 +87,7 @@ func (a *alarm) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// run returns after which time the ranks that came into the siege had joined.
+// run returns the time that the ranks took to join during the siege.
 func (g siege) run(ctx context.Context) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTime+spare)
 	defer cancel()
@@ -131,7 +132,7 @@ func (g siege) run(ctx context.Context) (took time.Duration, err error) {
 	return took, err
 }
 
-// over ends what the strangers do.
+// over ends the actions of the strangers.
 func (s *scene) over() {
 	for _, f := range s.end {
 		f()
@@ -139,8 +140,8 @@ func (s *scene) over() {
 	s.crowd.Wait()
 }
 
-// findPort finds a port for rank 0 to listen on. A connection, until the end, keeps the kernel from
-// giving it to another process.
+// findPort finds a port for rank 0 to listen on. A connection that is kept until the end stops the
+// kernel from giving the port to another process.
 func (s *scene) findPort() error {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -151,7 +152,7 @@ func (s *scene) findPort() error {
 	if err != nil {
 		return errors.Join(err, ln.Close())
 	}
-	s.end = append(s.end, func() { _ = there.Close() }) // nobody has said anything on it
+	s.end = append(s.end, func() { _ = there.Close() }) // nothing was sent on it
 	here, err := ln.Accept()
 	if err == nil {
 		s.end = append(s.end, func() { _ = here.Close() })
@@ -159,7 +160,7 @@ func (s *scene) findPort() error {
 	return errors.Join(err, ln.Close())
 }
 
-// judge returns what is wrong when the ranks have joined, or failed to.
+// judge checks the result after the ranks have joined, or failed to.
 func (s *scene) judge(took time.Duration, err error) error {
 	if err != nil {
 		return err
@@ -180,7 +181,7 @@ func (s *scene) judge(took time.Duration, err error) error {
 	}
 }
 
-// dial connects to the store, which may not be there yet.
+// dial connects to the store, which may not exist yet.
 func (s *scene) dial() (net.Conn, error) {
 	for {
 		conn, err := (&net.Dialer{}).DialContext(s.ctx, "tcp", s.addr)
@@ -190,8 +191,8 @@ func (s *scene) dial() (net.Conn, error) {
 	}
 }
 
-// hold opens so many connections, says nothing on them, and with renew opens another one for each
-// that is closed.
+// hold opens the given number of connections and sends nothing. With renew it opens another one for
+// each that is closed.
 func (s *scene) hold(connections int, renew bool) error {
 	for range connections {
 		conn, err := s.dial()
@@ -211,7 +212,7 @@ func (s *scene) hold(connections int, renew bool) error {
 	return nil
 }
 
-// occupy keeps a connection until it is closed on the other side, or the siege ends.
+// occupy keeps a connection until the other side closes it, or the siege ends.
 func (s *scene) occupy(conn net.Conn) {
 	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
 	_, _ = conn.Read(make([]byte, 1))
@@ -235,7 +236,7 @@ func (s *scene) otherUser() error {
 	}
 	program, err := os.ReadFile(self)
 	if err == nil {
-		// The other user cannot reach what go run has built.
+		// The other user has no access to the output of go run.
 		err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(cmd.Path, program, 0o755), os.Chmod(cmd.Path, 0o755))
 	}
 	if err != nil {
@@ -249,7 +250,7 @@ func (s *scene) otherUser() error {
 	}
 	s.end = append(s.end, func() {
 		_ = in.Close()                                            // ends it
-		_ = cmd.Wait()                                            // how, has been heard
+		_ = cmd.Wait()                                            // its result was already received
 		_ = os.RemoveAll(fmt.Sprintf("/tmp/gofsdp-%d", otherUID)) // the key of that user
 	})
 	heard := bufio.NewScanner(out)
@@ -272,8 +273,8 @@ func (s *scene) otherUser() error {
 	return expect("refused")
 }
 
-// attack is what a process of another user does: it tries to join as a rank, and when the real
-// ranks have joined, to connect to the sockets between them. It says how that went.
+// attack is the action of a process of another user: it tries to join as a rank. After the real
+// ranks have joined, it tries to connect to the sockets between them. It reports the results.
 func attack(addr string) {
 	_, err := comm.Connect(context.Background(), comm.Config{
 		Rank: 1, Size: besieged, Rendezvous: "tcp://" + addr, Job: "besieged", JoinTimeout: joinTime, Logger: slog.New(slog.DiscardHandler),
@@ -296,7 +297,7 @@ func knock(sockets []string) string {
 		if err != nil {
 			return err.Error()
 		}
-		_ = conn.SetDeadline(time.Now().Add(4 * time.Second)) // sooner than strangers of the same user are turned out
+		_ = conn.SetDeadline(time.Now().Add(4 * time.Second)) // before the ranks would close connections of the same user
 		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			return fmt.Sprintf("socket %s: %v", name, err)
 		}
@@ -306,10 +307,10 @@ func knock(sockets []string) string {
 }
 
 // ownSockets returns the names of the Unix sockets that ranks in this process listen on. Only Linux
-// has any, see proc_pid_net(5).
+// has them, see proc_pid_net(5).
 func ownSockets() (names []string) {
 	own := map[string]bool{}
-	files, _ := filepath.Glob("/proc/self/fd/*") // the pattern is right
+	files, _ := filepath.Glob("/proc/self/fd/*") // the pattern is valid
 	for _, f := range files {
 		if to, err := os.Readlink(f); err == nil { // it may be closed by now
 			own[to] = true

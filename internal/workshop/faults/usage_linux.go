@@ -7,12 +7,12 @@ import (
 	"runtime"
 )
 
-// usage is what a process holds.
+// usage is the resources of a process.
 type usage struct {
 	Files      int // open
 	Goroutines int
 	Maps       int // mappings of memory
-	Shared     int // of them, those that other processes can have, too
+	Shared     int // the part that may be shared with other processes
 	Resident   int // bytes
 }
 
@@ -21,7 +21,7 @@ func (u usage) String() string {
 		u.Files, u.Goroutines, u.Maps, u.Shared, u.Resident>>20)
 }
 
-// usageNow measures this process. What it cannot find out is 0.
+// usageNow measures this process. Values that it cannot find are 0.
 func usageNow() (u usage) {
 	if list, err := os.ReadDir("/proc/self/fd"); err == nil {
 		u.Files = len(list)

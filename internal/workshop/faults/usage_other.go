@@ -4,8 +4,8 @@ package main
 
 import "runtime"
 
-// usage is what a process holds.
+// usage is the resources of a process.
 type usage struct{ Files, Goroutines, Maps, Shared, Resident int }
 
-// usageNow measures this process as far as that is the same everywhere.
+// usageNow measures the resources that exist on all systems.
 func usageNow() usage { return usage{Goroutines: runtime.NumGoroutine()} }

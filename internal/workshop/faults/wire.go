@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// wire is somebody in the middle of the TCP connections of a group, who damages one payload.
+// wire is in the middle of the TCP connections of a group, and damages one payload.
 type wire struct {
-	tls bool // all there is to see is records
-	// stream hides that a connection is TCP, which has the portable pump used.
+	tls bool // only records are visible
+	// stream hides that a connection is TCP, so that the portable pump is used
 	stream bool
 
 	mu       sync.Mutex
@@ -24,7 +24,7 @@ type wire struct {
 	running  sync.WaitGroup
 }
 
-// arm lets the first payload that begins from now on be damaged.
+// arm damages the first payload that begins from now on.
 func (w *wire) arm() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,7 +45,7 @@ func (w *wire) middle(self, peer int, conn net.Conn) net.Conn {
 	ways.Go(func() { w.pass(conn, theirs, &stream{from: peer, to: self, tls: w.tls}) })
 	w.running.Go(func() {
 		ways.Wait()
-		_, _ = conn.Close(), theirs.Close() // whoever needs them has ended them
+		_, _ = conn.Close(), theirs.Close() // their users have ended them
 	})
 	if w.stream {
 		return opaque{mine}
@@ -56,7 +56,7 @@ func (w *wire) middle(self, peer int, conn net.Conn) net.Conn {
 // opaque hides that a connection is TCP.
 type opaque struct{ net.Conn }
 
-// NetConn is how the connection is found in which ends can be told.
+// NetConn returns the connection, so that its direction can be closed.
 func (o opaque) NetConn() net.Conn { return o.Conn }
 
 // loopback returns both ends of a connection.
@@ -75,14 +75,14 @@ func loopback() (a, b net.Conn, err error) {
 	return a, b, nil
 }
 
-// pass passes on what comes, until one side ends.
+// pass copies data until one side ends.
 func (w *wire) pass(src, dst net.Conn, s *stream) {
 	b := make([]byte, 64<<10)
 	for {
 		n, err := src.Read(b)
 		s.feed(b[:n], w)
 		if _, werr := dst.Write(b[:n]); werr != nil {
-			_ = src.(*net.TCPConn).CloseRead() // the sender has to notice, too
+			_ = src.(*net.TCPConn).CloseRead() // the sender must notice, too
 			return
 		}
 		if err == io.EOF {
@@ -101,7 +101,7 @@ func abort(c net.Conn) {
 	_, _ = c.(*net.TCPConn).CloseRead(), c.(*net.TCPConn).CloseWrite()
 }
 
-// The frames of comm, see comm/internal/tcp/frame.go, and the records of TLS.
+// These describe the frames of comm, see comm/remote_frame.go, and the records of TLS.
 const (
 	frameMagic  = "COP5"
 	frameBytes  = 96
@@ -110,19 +110,19 @@ const (
 	recordData  = 23 // type of a record that holds data
 )
 
-// stream is one direction of a connection: it tells payloads from the rest.
+// stream is one direction of a connection. It separates payloads from the rest.
 type stream struct {
 	from, to int
 	tls      bool
 	head     [frameBytes]byte
 	have     int // bytes of head
-	left     int // bytes of the payload that have not come
+	left     int // bytes of the payload still to come
 	skip     int // bytes that follow it
 	victim   bool
-	pos, at  int // of the payload: the next byte, and the one to damage
+	pos, at  int // in the payload: the next byte, and the byte to damage
 }
 
-// feed goes through bytes in the order of the connection, and damages them where that is due.
+// feed reads bytes in the order of the connection, and damages the selected payload.
 func (s *stream) feed(b []byte, w *wire) {
 	for len(b) > 0 {
 		n := 1
@@ -143,7 +143,7 @@ func (s *stream) feed(b []byte, w *wire) {
 	}
 }
 
-// heading looks at the bytes of a header that are there.
+// heading reads the available bytes of a header.
 func (s *stream) heading(w *wire) {
 	if s.tls {
 		if s.have == recordBytes {

@@ -19,8 +19,8 @@ import (
 // workerVariable is set in the environment of workers.
 const workerVariable = "GOFSDP_FAULTS_WORKER"
 
-// order is what the parent says to a worker: to play ranks of a case or, without
-// ranks, that those it plays may go on.
+// order is a message of the parent to a worker: run these ranks of a case or, without ranks, let
+// the running ones continue.
 type order struct {
 	Case   *Case  `json:",omitempty"`
 	Ranks  []int  `json:",omitempty"` // one, or all of a local world
@@ -48,7 +48,7 @@ func work(in io.Reader, out io.Writer) {
 		for {
 			var o order
 			if err := decoder.Decode(&o); err != nil {
-				os.Exit(0) // the parent is done, or dead: nothing may outlive it
+				os.Exit(0) // the parent has ended: nothing may outlive it
 			}
 			orders <- o
 		}
@@ -58,7 +58,7 @@ func work(in io.Reader, out io.Writer) {
 	}
 }
 
-// serve plays the ranks of one order, and looks for what they leave behind.
+// serve runs the ranks of one order, and checks for leftovers.
 func serve(o order, more <-chan order, say func(report)) {
 	st := stages{make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})}
 	var ranks sync.WaitGroup
@@ -96,7 +96,7 @@ func serve(o order, more <-chan order, say func(report)) {
 	say(ended)
 }
 
-// config is how the rank finds the others.
+// config returns the configuration by which the rank finds the others.
 func (r *rank) config() comm.Config {
 	cfg := comm.Config{
 		Rank: r.id, Size: r.c.Ranks, LocalRank: -1, Rendezvous: "file://" + r.dir,

@@ -1,16 +1,16 @@
-// Package fardevice is an engine.Device for tests that makes use of all the freedom that the
-// interface leaves: no caller reaches the memory of a shard, an operation is done some time after
-// the method has returned, and its failure comes out later. No library code imports it.
+// Package fardevice is an engine.Device for tests that uses all the freedom of the interface: no
+// caller can access the memory of a shard, an operation runs some time after the method has
+// returned, and its failure is reported later. No library code imports it.
 //
-// A Device wraps a Host. All that touches memory goes through one queue, which a goroutine executes
-// in order. The goroutine lives while the queue is not empty, so that a model that nobody closes
-// leaves none behind.
+// A Device wraps a Host. All accesses to memory go through one queue, which a goroutine executes in
+// order. The goroutine lives only while the queue is not empty, so a model that is not closed
+// leaves no goroutine.
 //
 // # After a failure
 //
-// The first operation that fails, or panics, is the end of the device. What is queued behind it is
-// left out, and every later method that has an error returns the failure. Only what must end runs:
-// the wait for collectives in flight, counts, and Close.
+// The first operation that fails, or panics, ends the device. Operations queued behind it are
+// skipped, and every later method with an error result returns the failure. Only operations that
+// must end still run: the wait for collectives in flight, counts, and Close.
 package fardevice
 
 import (
@@ -36,17 +36,17 @@ type Device struct {
 	mu     sync.Mutex
 	queue  []task
 	busy   bool  // a goroutine executes the queue
-	failed error // of the first task that has
+	failed error // of the first task that failed
 }
 
-// A task is executed in its turn. failed is the failure of an earlier one, or nil. The task returns
+// A task is executed in order. failed is the failure of an earlier one, or nil. The task returns
 // its own.
 type task func(failed error) error
 
-// New returns a device that computes on h, which is its own now.
+// New returns a device that computes on h, and takes ownership of h.
 func New(h *engine.Host) *Device { return &Device{host: h} }
 
-// add puts a task at the end of the queue. It returns the failure that is known already.
+// add appends a task to the queue. It returns a failure that is already known.
 func (d *Device) add(t task) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +58,7 @@ func (d *Device) add(t task) error {
 	return d.failed
 }
 
-// execute runs tasks until there is none.
+// execute runs tasks until the queue is empty.
 func (d *Device) execute() {
 	d.mu.Lock()
 	for len(d.queue) > 0 {
@@ -100,10 +100,10 @@ func (d *Device) issueOp(at engine.Place, f func() error) error {
 	})
 }
 
-// do queues what cannot fail.
+// do queues an operation that cannot fail.
 func (d *Device) do(f func()) { _ = d.issue(func() error { f(); return nil }) }
 
-// call executes f after all before, and waits for it. The error of f is the caller's alone.
+// call executes f after all earlier tasks, and waits for it. Only the caller gets the error of f.
 func (d *Device) call(f func() error) error {
 	done := make(chan error, 1)
 	_ = d.add(func(failed error) error {
@@ -116,7 +116,7 @@ func (d *Device) call(f func() error) error {
 	return <-done
 }
 
-// always is call of what runs after a failure, too.
+// always is call for functions that also run after a failure.
 func (d *Device) always(f func()) {
 	done := make(chan struct{})
 	_ = d.add(func(error) error { f(); close(done); return nil })

@@ -12,7 +12,7 @@ type frame struct {
 	d    *Device
 	c    *engine.Compiled
 	host engine.Frame
-	at   engine.Place // of the step that was entered last
+	at   engine.Place // place of the last step that was entered
 }
 
 // issue queues an operation of the present step.
