@@ -22,11 +22,11 @@ import (
 // prober is the package that is compiled at both commits.
 const prober = "internal/workshop/bench/probe"
 
-// sameSpeed is by how much medians of the same speed may differ.
+// sameSpeed is the largest relative difference of medians that count as the same speed.
 const sameSpeed = 0.03
 
-// against builds the probe at another commit and in the working tree and has both measure the same,
-// in turns.
+// against builds the probe at another commit and in the working tree and measures the same with
+// both, in turns.
 func against(ctx context.Context, w io.Writer, args []string) (err error) {
 	f := flag.NewFlagSet("bench against", flag.ContinueOnError)
 	base := f.String("base", "", "`commit` to compare the working tree with")
@@ -112,8 +112,8 @@ func compare(w io.Writer, base, work asker, rounds int, filter *regexp.Regexp) e
 	return err
 }
 
-// alternate returns the seconds of both in each round. They take turns in going first; a round
-// before warms them up.
+// alternate returns the seconds of both in each round. They alternate in going first; an earlier
+// round warms them up.
 func alternate(name string, both [2]asker, rounds int) (times [2][]float64, err error) {
 	for round := -1; round < rounds; round++ {
 		for turn := range both {

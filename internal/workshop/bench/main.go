@@ -1,23 +1,22 @@
-// Bench measures this library. Its subcommands compare what is measured with something else in the
-// same run, in turns: machines are noisy, so look at the ratios, and run again before believing
-// one.
+// Bench measures this library. Its subcommands compare measurements with something else in the same
+// run, in turns: machines are noisy, so look at the ratios, and run again before believing one.
 //
-//	bench train     steps of a GPT on one and two cores, beside PyTorch and the processor's peak
-//	bench models    passes of whole models on one core, beside PyTorch
+//	bench train     steps of a GPT on one and two cores, against PyTorch and the processor's peak
+//	bench models    passes of whole models on one core, against PyTorch
 //	bench overlap   how much communication over a slow link is hidden
-//	bench formats   steps and the time to a loss over a slow link by the types in which parameters and gradients travel
-//	bench plan      steps of a GPT beside what package plan says of them
-//	bench search    what fsdp.Tune chooses beside the fastest of many settings, on random models
-//	bench join      what Join costs with even data, and what a rank without a batch takes
-//	bench memory    what a rank holds with DDP, in one unit, by blocks, and under each strategy
-//	bench state     optimizer state made whole, and checkpoints, beside PyTorch, plain copies and files
-//	bench comm      the collectives, beside Gloo, Open MPI, MPICH and memcpy
-//	bench growth    what a rank costs as their number grows: open files, goroutines, memory, time to join
-//	bench against   steps, collectives and checkpoints beside those of another commit
+//	bench formats   steps and the time to a loss over a slow link, by the types of sent parameters and gradients
+//	bench plan      steps of a GPT, compared with the predictions of package plan
+//	bench search    the choice of fsdp.Tune, compared with the fastest of many settings, on random models
+//	bench join      the cost of Join with even data, and the time of a rank without a batch
+//	bench memory    memory of a rank with DDP, in one unit, by blocks, and under each strategy
+//	bench state     consolidation of optimizer state, and checkpoints, against PyTorch, plain copies and files
+//	bench comm      the collectives, against Gloo, Open MPI, MPICH and memcpy
+//	bench growth    cost of a rank as their number grows: open files, goroutines, memory, time to join
+//	bench against   steps, collectives and checkpoints, compared with another commit
 //
-// Each has flags: see bench train -h and so on. The comments of the packages train, models, state and
-// comm have figures that were measured, with machine and date. For train, overlap, join and state two
-// quiet cores take minutes, for memory half of one.
+// Each has flags: see bench train -h and so on. The comments of the packages train, models, state
+// and comm have measured figures, with machine and date. train, overlap, join and state take
+// minutes on two quiet cores, and memory takes half a minute.
 package main
 
 import (
@@ -86,8 +85,7 @@ func run(w io.Writer, args []string) error {
 	}
 }
 
-// interruptible runs a subcommand that has processes to end and files to remove when it is
-// interrupted.
+// interruptible runs a subcommand that must end processes and remove files when it is interrupted.
 func interruptible(f func(context.Context, io.Writer, []string) error, w io.Writer, args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

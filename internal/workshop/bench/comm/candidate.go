@@ -13,15 +13,15 @@ import (
 // to the driver's socket.
 type candidate struct {
 	name     string
-	tcp      bool // marked where the loopback is not prepared
+	tcp      bool // marked if the loopback is not prepared
 	maxWorld int  // for libraries that poll: 0 is no limit
 	program  string
 	ranks    func(world int) int       // connections to expect, nil for one per rank of the world
-	variants func(op string) []string  // alternatives for op, the fastest counts; nil: op
+	variants func(op string) []string  // alternatives for op, of which the fastest counts; nil: op
 	command  func(s start) []*exec.Cmd // the processes
 }
 
-// start says how to start a candidate.
+// start has the arguments for starting a candidate.
 type start struct {
 	shop    *workshop
 	program string // path of the peer program
@@ -54,7 +54,7 @@ func candidateNames() []string {
 	return names
 }
 
-// connections returns how many ranks are going to connect.
+// connections returns the number of ranks that will connect.
 func (c *candidate) connections(world int) int {
 	if c.ranks != nil {
 		return c.ranks(world)
@@ -62,7 +62,8 @@ func (c *candidate) connections(world int) int {
 	return world
 }
 
-// calls returns the names under which to measure op, none if the candidate has no such operation.
+// calls returns the names under which op is measured. There are none if the candidate has no such
+// operation.
 func (c *candidate) calls(op string) []string {
 	if c.variants != nil {
 		return c.variants(op)
@@ -78,10 +79,10 @@ func wanted(names []string) []candidate {
 	return slices.DeleteFunc(slices.Clone(candidates), func(c candidate) bool { return !slices.Contains(names, c.name) })
 }
 
-// startLocal starts one process that all ranks are goroutines of.
+// startLocal starts one process, with all ranks as goroutines.
 func startLocal(s start) []*exec.Cmd { return []*exec.Cmd{s.ours()} }
 
-// startOurs starts one process for each rank, which together use as many threads as the machine has
+// startOurs starts one process for each rank. Together they use as many threads as the machine has
 // cores.
 func startOurs(how ...string) func(start) []*exec.Cmd {
 	return func(s start) []*exec.Cmd {
@@ -102,8 +103,8 @@ func (s start) ours(how ...string) *exec.Cmd {
 	return exec.Command(s.shop.self, append(args, how...)...)
 }
 
-// startOpenMPI uses the ob1 layer over the given byte transfer layers. Ranks are not bound to
-// cores, as ours are not.
+// startOpenMPI uses the ob1 layer over the given byte transfer layers. Its ranks are not bound to
+// cores, like ours.
 func startOpenMPI(btl string) func(start) []*exec.Cmd {
 	return func(s start) []*exec.Cmd {
 		cmd := exec.Command(s.shop.programs["ompirun"], "-np", strconv.Itoa(s.ranks),
@@ -122,7 +123,7 @@ func startMPICH(transports string) func(start) []*exec.Cmd {
 			s.program, s.socket, strconv.Itoa(s.max))
 		cmd.Env = append(cmd.Environ(), "UCX_TLS="+transports, "UCX_LOG_LEVEL=error")
 		if strings.HasPrefix(transports, "tcp") {
-			// Or it takes a shortcut through memory.
+			// Otherwise it would use shared memory.
 			cmd.Env = append(cmd.Env, "UCX_NET_DEVICES=lo", "MPIR_CVAR_NOLOCAL=1")
 		}
 		return []*exec.Cmd{cmd}
@@ -137,8 +138,8 @@ func startGloo(s start) []*exec.Cmd {
 	return list
 }
 
-// glooVariants are the algorithms that Gloo has for a reduction to all. Its gather is not measured,
-// nor is its broadcast from roots that change.
+// glooVariants are Gloo's algorithms for an all-reduce. Its gather is not measured, and neither is
+// its broadcast from changing roots.
 func glooVariants(op string) []string {
 	switch op {
 	case "all-reduce", "flag":
@@ -157,7 +158,7 @@ func startMemcpy(s start) []*exec.Cmd {
 	return list
 }
 
-// onlyAllGather is for memcpy, which writes in every rank what an all-gather has to write.
+// onlyAllGather is for memcpy, which writes the bytes that an all-gather writes on every rank.
 func onlyAllGather(op string) []string {
 	if op == "all-gather" {
 		return []string{op}

@@ -19,9 +19,9 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// Growth has ever more ranks join over TCP, all in this process, and prints to w what a rank costs.
-// In turn it counts after joining, after collectives that need few of the other ranks, and after a
-// reduction, in which each of fewer than 64 ranks sends to every other one.
+// Growth makes increasing numbers of ranks join over TCP, all in this process, and prints to w the
+// cost of a rank. It counts after joining, after collectives that need few of the other ranks, and
+// after a reduction, in which each of fewer than 64 ranks sends to every other one.
 func Growth(ctx context.Context, w io.Writer, args []string) error {
 	flags := flag.NewFlagSet("bench growth", flag.ContinueOnError)
 	worlds := flags.String("worlds", "2,16,64,256", "comma-separated numbers of ranks")
@@ -86,15 +86,15 @@ func grow(ctx context.Context, w io.Writer, n int, reduce bool) (err error) {
 // few runs collectives for which a rank needs few others.
 func few(ctx context.Context, g comm.Group) error {
 	failed := []error{g.Barrier(ctx)}
-	for _, share := range []int{4, 8 << 10} { // elements: one travels by doubling, one around the ring
+	for _, share := range []int{4, 8 << 10} { // elements: one is sent by doubling, one around the ring
 		full := make([]float32, share*g.Size())
 		failed = append(failed, g.AllGather(comm.Of(full), comm.Of(make([]float32, share))).Wait(ctx), g.Broadcast(comm.Of(full), 0).Wait(ctx))
 	}
 	return errors.Join(failed...)
 }
 
-// joinAll returns the handles of n ranks. A connection until then keeps the kernel from giving the
-// port on which they meet to another process.
+// joinAll returns the handles of n ranks. A connection keeps the kernel from giving the port on
+// which they meet to another process meanwhile.
 func joinAll(ctx context.Context, n int) ([]comm.Group, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -105,7 +105,7 @@ func joinAll(ctx context.Context, n int) ([]comm.Group, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	defer there.Close() // nobody says anything on it
+	defer there.Close() // nothing is sent on it
 	here, err := l.Accept()
 	if err = errors.Join(err, l.Close()); err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func each(groups []comm.Group, f func(comm.Group) error) error {
 	return errors.Join(errs...)
 }
 
-// timeBarrier returns what a barrier takes, the best of some.
+// timeBarrier returns the time of a barrier, the best of several.
 func timeBarrier(ctx context.Context, groups []comm.Group) (best time.Duration, err error) {
 	best = time.Hour
 	for range 5 {
@@ -148,14 +148,14 @@ func timeBarrier(ctx context.Context, groups []comm.Group) (best time.Duration, 
 	return best, err
 }
 
-// counted is what this process holds.
+// counted is the resources of this process.
 type counted struct{ files, goroutines, bytes int }
 
-// count counts after a collection of garbage: memory of Go's, stacks included.
+// count counts after a garbage collection. Memory is Go's, including stacks.
 func count() counted {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	open, _ := os.ReadDir("/proc/self/fd") // none where there is no such directory
+	open, _ := os.ReadDir("/proc/self/fd") // none if there is no such directory
 	return counted{len(open), runtime.NumGoroutine(), int(m.HeapAlloc + m.StackInuse)}
 }

@@ -1,30 +1,30 @@
-// Package comm measures the collectives of this library beside those of Gloo, Open MPI and MPICH,
-// interleaved in one run, and prints the ratios beside their targets.
+// Package comm measures the collectives of this library and of Gloo, Open MPI and MPICH,
+// interleaved in one run, and compares the ratios with their targets.
 //
 //	bench comm [-worlds 2,4] [-ops all-gather,flag] [-max 64M] [-rounds 7]
 //	           [-candidates local,gloo] [-json file]
 //
 // All candidates of a world size are started together. For every operation and tensor size each of
-// them runs one batch of about 40 ms in every round, in turn, while the ranks of the others sit
+// them runs one batch of about 40 ms in every round, in turn, while the ranks of the others are
 // blocked in a read from the driver:
 //
 //	driver ── "run all-gather 65536 800" ──> every rank of one candidate  (a Unix socket each)
 //	       <── "ok 0.0391" ─────────────────                              slowest rank counts
 //
-// The result is the median over rounds of the time of one operation. Bytes are those of the full
-// tensor: the output of an all-gather or gather, the input of a reduce-scatter. GB/s is that
-// divided by the time. Before a candidate is timed at an operation and a size it has to get a test
-// pattern right.
+// The result is the median over rounds of the time of one operation. Bytes are the bytes of the
+// full tensor: the output of an all-gather or gather, the input of a reduce-scatter. GB/s are these
+// bytes divided by the time. Before a candidate is timed at an operation and a size, its result for
+// a test pattern must be right.
 //
 // The peers are small programs of ours (directory peers), built here with the compilers of the
-// machine; what is not installed is left out, with a message. As root on Linux everything runs in a
-// network namespace whose loopback has quickack routes and reno, because Gloo is otherwise at the
-// mercy of delayed acknowledgements: 250 ms for 1 MiB.
+// machine. Peers that are not installed are skipped, with a message. As root on Linux everything
+// runs in a network namespace whose loopback has quickack routes and reno, because Gloo otherwise
+// suffers from delayed acknowledgements: 250 ms for 1 MiB.
 //
 // Machines are noisy: look at the ratios, and run again before believing a miss.
 //
-// With 2 ranks on two cores of an AMD EPYC (2026-11-21), on a machine that did other work as well,
-// times as fast, the geometric mean over 4 KiB to 64 MiB:
+// With 2 ranks on two cores of an AMD EPYC (2026-11-21), on a machine with other load, N times as
+// fast, geometric mean over 4 KiB to 64 MiB:
 //
 //	                                   all-gather  reduce-scatter  all-reduce  broadcast   4-byte flag
 //	shared memory / Open MPI's               1.56            4.45        4.25       5.37   0.64 (2026-11-23: 0.25 us against 0.16)
@@ -48,7 +48,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
-// options is what a run measures.
+// options are the options of a run.
 type options struct {
 	worlds     []int
 	ops        []string
@@ -58,18 +58,18 @@ type options struct {
 	json       string   // file to write, or ""
 }
 
-// Run measures what args, the command line behind the subcommand, say, and prints tables to w.
+// Run measures as args say, the command line after the subcommand, and prints tables to w.
 func Run(ctx context.Context, w io.Writer, args []string) error {
 	opts, err := parseOptions(args, os.Stderr)
 	if err != nil {
 		return err
 	}
-	// Network namespaces and the order to die with the parent belong to threads.
+	// Network namespaces, and the signal at the parent's death, belong to threads.
 	runtime.LockOSThread()
 	return run(ctx, w, opts)
 }
 
-// parseOptions reads the command line and refuses what cannot be measured.
+// parseOptions reads the command line and refuses invalid measurements.
 func parseOptions(args []string, usage io.Writer) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("bench comm", flag.ContinueOnError)

@@ -8,13 +8,13 @@ import (
 	"slices"
 )
 
-// A batch is to take batchSeconds, at least one operation and at most maxIterations.
+// A batch should take batchSeconds, with at least one operation and at most maxIterations.
 const (
 	batchSeconds  = 0.04
 	maxIterations = 1_000_000
 )
 
-// cell is what is measured of every candidate.
+// cell is an operation and a size that every candidate is measured at.
 type cell struct {
 	World int    `json:"world"`
 	Op    string `json:"op"`
@@ -68,15 +68,15 @@ func (f *fleet) close() {
 	}
 }
 
-// runner is a session that takes part in a cell, with what calibration has found.
+// runner is a session in a cell, with the results of calibration.
 type runner struct {
 	*session
 	batch command
 	times []float64 // seconds of one operation, by round
 }
 
-// measure returns the times of all candidates that can do the cell, by name. Only the end of ctx is
-// an error.
+// measure returns the times of all candidates that support the cell, by name. It returns an error
+// only when ctx ends.
 func (f *fleet) measure(ctx context.Context, c cell, rounds int) (map[string][]float64, error) {
 	var runners []*runner
 	for _, s := range slices.Clone(f.sessions) {
@@ -89,7 +89,7 @@ func (f *fleet) measure(ctx context.Context, c cell, rounds int) (map[string][]f
 		}
 	}
 	for round := range rounds {
-		// Not always in the same order: the one before may leave the caches hot or cold.
+		// The order changes: an earlier runner may leave the caches hot or cold.
 		for i := range runners {
 			r := runners[(i+round)%len(runners)]
 			if !slices.Contains(f.sessions, r.session) {
@@ -106,15 +106,15 @@ func (f *fleet) measure(ctx context.Context, c cell, rounds int) (map[string][]f
 	}
 	times := map[string][]float64{}
 	for _, r := range runners {
-		if len(r.times) == rounds { // and not dropped on the way
+		if len(r.times) == rounds { // and it was not dropped meanwhile
 			times[r.name] = r.times
 		}
 	}
 	return times, nil
 }
 
-// judge deals with the failure of a session: a refusal is noted, anything else drops it. The end of
-// ctx is returned.
+// judge handles the failure of a session: it notes a refusal, and drops the session for any other
+// error. It returns the error when ctx ends.
 func (f *fleet) judge(ctx context.Context, s *session, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -127,9 +127,9 @@ func (f *fleet) judge(ctx context.Context, s *session, err error) error {
 	return nil
 }
 
-// calibrate checks the candidate at c and returns the batch to measure, that of its fastest
-// variant. A command of no iterations means that the candidate cannot do c. A refusal is returned
-// only if no variant is right.
+// calibrate checks the candidate at c and returns a batch of its fastest variant. A command without
+// iterations means that the candidate does not support c. A refusal is returned only if no variant
+// is right.
 func (s *session) calibrate(ctx context.Context, c cell) (best command, err error) {
 	fastest := math.Inf(1)
 	for _, call := range s.calls(c.Op) {
@@ -172,8 +172,8 @@ func (s *session) calibrateCall(ctx context.Context, call string, bytes int) (co
 	}
 }
 
-// iterations returns how many make a batch after n of them took the given seconds. Times of few are
-// not trusted: the result is at most 16 times n.
+// iterations returns the number of operations in a batch, given that n of them took the given
+// seconds. Times of few are not trusted: the result is at most 16 times n.
 func iterations(n int, seconds float64) int {
 	want := float64(maxIterations)
 	if seconds > 0 {

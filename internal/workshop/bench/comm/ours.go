@@ -11,11 +11,11 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// RankCommand as the first argument makes the program a rank of ours, or all ranks of an in-process
-// group: what it calls then is Serve.
+// RankCommand as the first argument makes the program one of our ranks, or all ranks of an
+// in-process group: it calls Serve.
 const RankCommand = "comm-rank"
 
-// ourRank is what the driver tells a process of ours.
+// ourRank is the driver's argument for one of our processes.
 type ourRank struct {
 	socket     string // of the driver
 	size       int
@@ -23,11 +23,11 @@ type ourRank struct {
 	rank       int // or -1 for all ranks, as goroutines
 	rendezvous string
 	transport  string
-	registered bool // tensors live in memory of the group
+	registered bool // tensors are in memory of the group
 }
 
-// Serve is the whole life of a process of ours: it opens its group and answers commands until the
-// driver hangs up.
+// Serve runs one of our processes: it opens its group and answers commands until the driver hangs
+// up.
 func Serve(args []string) error {
 	var o ourRank
 	flags := flag.NewFlagSet(RankCommand, flag.ContinueOnError)
@@ -54,7 +54,7 @@ func (o ourRank) serveLocal() error {
 		go func() {
 			err := o.answer(g, tensor(o.max), tensor(o.max/o.size))
 			if err != nil {
-				g.Abort(err) // or the others wait for this rank
+				g.Abort(err) // otherwise the others would wait for this rank
 			}
 			failures <- err
 		}()
@@ -102,7 +102,7 @@ func (o ourRank) answer(g comm.Group, full, shard []float32) error {
 	return serveRank(conn, g, full, shard)
 }
 
-// tensor returns memory that has its pages already.
+// tensor returns memory whose pages are already mapped.
 func tensor(bytes int) []float32 {
 	s := make([]float32, bytes/elementSize)
 	fill(s, 0, 1)

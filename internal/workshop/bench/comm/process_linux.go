@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// own puts the process into a group of its own, so that an interrupt from the terminal is the
-// driver's affair, and makes it die with the driver.
+// own puts the process into a new group, so that only the driver receives an interrupt from the
+// terminal, and makes it die with the driver.
 func own(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
@@ -22,10 +22,10 @@ func killGroup(p *os.Process) { unix.Kill(-p.Pid, unix.SIGKILL) }
 
 func killProcess(pid int) { unix.Kill(pid, unix.SIGKILL) }
 
-// enterNamespace moves this thread, and with it all processes that it is going to start, into a
-// network namespace with a loopback that does justice to everybody: acknowledgements are not
-// delayed, congestion control is reno. The namespace is gone when the last of the processes is. The
-// thread must be locked.
+// enterNamespace moves this thread, and with it all processes that it will start, into a network
+// namespace with a loopback that is fair to all candidates: acknowledgements are not delayed, and
+// congestion control is reno. The namespace ends with the last of the processes. The thread must be
+// locked.
 func enterNamespace() error {
 	ip, err := exec.LookPath("ip")
 	if err != nil {

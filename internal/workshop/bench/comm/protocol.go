@@ -8,15 +8,16 @@ import (
 	"strings"
 )
 
-// The operations, and the sizes of their tensors: from smallest in factors of 16 up to the largest,
-// which counts too. A barrier has no tensor and a flag has one element; both are said to be of one
-// element. In turns every rank is the root of one broadcast or gather after the other, so none
-// begins before its root has the one before: a loop from one root tells how fast that sends.
+// These are the operations, and the sizes of their tensors: from smallest in factors of 16 up to
+// the largest, which is included. A barrier has no tensor and a flag has one element; both count as
+// one element. "In turns" means that every rank is the root of one broadcast or gather in turn. So
+// none begins before its root has received the one before, whereas a loop from one root measures
+// how fast that root sends.
 var operations = []string{
 	"barrier", "flag", "all-gather", "reduce-scatter", "all-reduce", "broadcast", "broadcast" + inTurns, "gather", "gather" + inTurns,
 }
 
-// inTurns is the end of the names of operations whose root changes.
+// inTurns is the suffix of operations whose root changes.
 const inTurns = "-in-turns"
 
 const (
@@ -39,7 +40,7 @@ func sizes(op string, largest int) []int {
 
 // command is one line from the driver to a rank; see peers/peer.h for the other end in C.
 type command struct {
-	check      bool   // run the test pattern once and look at the result
+	check      bool   // run the test pattern once and check the result
 	op         string // an operation, perhaps with a variant: flag/ring
 	bytes      int    // of the full tensor
 	iterations int    // 1 for a check
@@ -81,7 +82,7 @@ func parseCommand(line string) (command, error) {
 	return c, nil
 }
 
-// parseHello reads the first line of a rank.
+// parseHello parses the first line of a rank.
 func parseHello(line string) (rank, pid int, err error) {
 	fields := strings.Fields(line)
 	if len(fields) == 3 && fields[0] == "hello" {
@@ -95,8 +96,8 @@ func parseHello(line string) (rank, pid int, err error) {
 	return 0, 0, fmt.Errorf("not a greeting: %.80q", line)
 }
 
-// refusal is the answer of a rank that is well, but could not do what it was told or found the
-// result wrong.
+// refusal is the answer of a rank that works, but does not support the command or found the result
+// wrong.
 type refusal struct{ text string }
 
 func (r refusal) Error() string { return r.text }
@@ -116,7 +117,7 @@ func parseReply(line string) (seconds float64, err error) {
 	return 0, fmt.Errorf("not an answer: %.80q", line)
 }
 
-// refused tells whether err leaves the rank it comes from usable.
+// refused reports whether the rank that returned err can still be used.
 func refused(err error) bool {
 	var r refusal
 	return errors.As(err, &r)

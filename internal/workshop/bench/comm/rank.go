@@ -16,7 +16,7 @@ import (
 // period of the test pattern, as in peers/peer.h.
 const period = 61
 
-// rank is a rank of ours with its tensors.
+// rank is one of our ranks with its tensors.
 type rank struct {
 	group       comm.Group
 	full, shard []float32
@@ -76,7 +76,7 @@ func (r *rank) do(ctx context.Context, c command) (float64, error) {
 	return time.Since(start).Seconds(), nil
 }
 
-// operation returns one collective on a full tensor of n elements, nil if there is no such.
+// operation returns one collective on a full tensor of n elements, or nil if it is unknown.
 func (r *rank) operation(op string, n int) func(context.Context) error {
 	g, full, shard := r.group, comm.Of(r.full[:n]), comm.Of(r.shard[:n/r.group.Size()])
 	flag := comm.Of(r.full[:1])
@@ -108,7 +108,7 @@ func (r *rank) operation(op string, n int) func(context.Context) error {
 	return nil
 }
 
-// check runs one collective on the test pattern and looks at the result.
+// check runs one collective on the test pattern and checks the result.
 func (r *rank) check(ctx context.Context, op string, n int, collective func(context.Context) error) error {
 	rank, size := r.group.Rank(), r.group.Size()
 	op = strings.TrimSuffix(op, inTurns) // it is the first turn
@@ -116,7 +116,7 @@ func (r *rank) check(ctx context.Context, op string, n int, collective func(cont
 	fill(full, 0, float32(rank+1))
 	fill(shard, first, 1)
 	if op == "gather" {
-		clear(full) // or it would look right on the root
+		clear(full) // otherwise the result would already be right on the root
 	}
 	if err := collective(ctx); err != nil {
 		return err

@@ -12,11 +12,11 @@ import (
 
 const column = 11 // characters of a column
 
-// table prints the medians of a world while they come in, one table per operation.
+// table prints the medians of a world as they arrive, one table per operation.
 type table struct {
 	w     io.Writer
 	names []string
-	// Behind the names of candidates that were not measured as they should be.
+	// text behind the names of candidates that were not measured properly
 	marks map[string]string
 	shown []string // columns of the current operation
 }
@@ -71,7 +71,7 @@ func (t *table) row(c cell, times map[string][]float64) {
 	fmt.Fprintln(t.w)
 }
 
-// sizeName writes bytes as 4K or 64M.
+// sizeName formats bytes as 4K or 64M.
 func sizeName(bytes int) string {
 	switch {
 	case bytes >= 1<<20 && bytes%(1<<20) == 0:
@@ -82,7 +82,7 @@ func sizeName(bytes int) string {
 	return fmt.Sprintf("%dB", bytes)
 }
 
-// verdicts prints the ratios of a world beside their targets.
+// verdicts prints the ratios of a world and their targets.
 func (t *table) verdicts(world int, list []verdict) {
 	if len(list) == 0 {
 		return
@@ -103,7 +103,7 @@ func (t *table) verdicts(world int, list []verdict) {
 	fmt.Fprintf(t.w, "%d of %d targets met\n", met, set)
 }
 
-// record is a run as it is written to a file.
+// record is a run in its file format.
 type record struct {
 	Machine  string    `json:"machine"`
 	Cores    int       `json:"cores"`
@@ -113,7 +113,7 @@ type record struct {
 	Verdicts []verdict `json:"verdicts"`
 }
 
-// sample is all that was measured of a cell.
+// sample is all measurements of a cell.
 type sample struct {
 	cell
 	Seconds map[string][]float64 `json:"seconds"` // of one operation, by candidate and round

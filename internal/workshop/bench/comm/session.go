@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// A candidate that does not answer for patience is hung. One that is told to go has grace.
+// A candidate that does not answer within patience hangs. After it is told to end, it has grace.
 const (
 	patience = 60 * time.Second
 	grace    = 3 * time.Second
@@ -66,15 +66,15 @@ func launch(shop *workshop, c candidate, world int) (*session, error) {
 		}
 		s.procs = append(s.procs, p)
 		go func() {
-			cmd.Wait() // how it ended shows in what it printed
+			cmd.Wait() // its output shows how it ended
 			close(p.exited)
-			s.listener.Close() // nobody waits for ranks that cannot come
+			s.listener.Close() // ends the wait for ranks that cannot come
 		}()
 	}
 	return s, nil
 }
 
-// connect waits until all ranks have said hello. If they do not, the session is over.
+// connect waits until all ranks have said hello. If they do not, it ends the session.
 func (s *session) connect(ctx context.Context) (err error) {
 	defer func() {
 		s.listener.Close()
@@ -114,8 +114,8 @@ func (s *session) connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// do gives the command to all ranks and returns the seconds of the slowest. After an error that is
-// no refusal the session is of no further use.
+// do sends the command to all ranks and returns the seconds of the slowest. After an error other
+// than a refusal the session cannot be used any more.
 func (s *session) do(ctx context.Context, c command) (slowest float64, err error) {
 	s.setDeadline(time.Now().Add(patience))
 	defer context.AfterFunc(ctx, func() { s.setDeadline(time.Unix(1, 0)) })()
@@ -144,7 +144,7 @@ func (s *session) setDeadline(t time.Time) {
 	}
 }
 
-// lost says that a rank does not answer, and what its process has printed.
+// lost returns the error of a rank that does not answer, with the output of its process.
 func (s *session) lost(ctx context.Context, rank int, c command, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -154,7 +154,7 @@ func (s *session) lost(ctx context.Context, rank int, c command, err error) erro
 	case errors.Is(err, io.EOF):
 		err = errors.New("hung up")
 	}
-	for _, p := range s.procs { // it may be about to say why
+	for _, p := range s.procs { // it may be about to print the reason
 		p.wait(grace)
 	}
 	return fmt.Errorf("%s: rank %d: %v: %w%s", s.name, rank, c, err, s.output())
@@ -181,7 +181,7 @@ func (s *session) hangUp() {
 	}
 }
 
-// close ends the session: ranks that are idle leave by themselves, what remains is killed.
+// close ends the session: idle ranks end by themselves, and the others are killed.
 func (s *session) close() {
 	s.hangUp()
 	deadline := time.Now().Add(grace)
@@ -194,7 +194,7 @@ func (s *session) close() {
 	}
 	for _, p := range s.ranks {
 		if p != nil {
-			killProcess(p.pid) // a launcher may have put it into a group of its own
+			killProcess(p.pid) // a launcher may have put it into its own group
 		}
 	}
 	for _, p := range s.procs {
@@ -215,7 +215,7 @@ func (p *process) wait(d time.Duration) bool {
 	}
 }
 
-// tail keeps the end of what a process prints.
+// tail keeps the end of a process's output.
 type tail struct {
 	mu   sync.Mutex
 	text []byte

@@ -11,13 +11,13 @@ import (
 // results holds the seconds of one operation in each round, by cell and candidate.
 type results map[cell]map[string][]float64
 
-// target is how many times as fast as an anchor a candidate has to be: the geometric mean over
-// tensor sizes of anchor time by candidate time. Of several anchors the fastest counts, size by
-// size.
+// target is the required speed of a candidate relative to an anchor: the geometric mean over tensor
+// sizes of anchor time divided by candidate time. If there are several anchors, the fastest counts,
+// size by size.
 type target struct {
 	world     int
 	candidate string
-	against   string // what the anchors are called together
+	against   string // common name of the anchors
 	anchors   []string
 	least     int                // bytes of the smallest tensor that counts
 	only      int                // the one size that counts, or 0
@@ -31,8 +31,7 @@ var (
 	wall = []string{"memcpy"}
 )
 
-// targets leave some 15 to 35 percent of slack below what prototypes reached; shared machines need
-// it.
+// targets are some 15 to 35 percent below the speed of prototypes, which shared machines need.
 var targets = []target{
 	{2, "local", "Open MPI shm", ompi, 0, 0, factors(0.6, 1.4, 3, 2.2, 1.2)},
 	{4, "local", "Open MPI shm", ompi, 0, 0, factors(1, 1.8, 5, 2.5, 2)},
@@ -59,12 +58,12 @@ type verdict struct {
 	Candidate string  `json:"candidate"`
 	Against   string  `json:"against"`
 	Ratio     float64 `json:"ratio"`  // anchor time by candidate time, of the medians
-	Best      float64 `json:"best"`   // of the best rounds, the least disturbed
-	Target    float64 `json:"target"` // 0: there is none, the ratio is for information
-	Sizes     int     `json:"sizes"`  // how many are in the mean
+	Best      float64 `json:"best"`   // of the best rounds, which were disturbed least
+	Target    float64 `json:"target"` // 0: no target, the ratio is for information
+	Sizes     int     `json:"sizes"`  // number of sizes in the mean
 }
 
-// String returns PASS or miss, or nothing where there is no target.
+// String returns PASS or miss, or "" if there is no target.
 func (v verdict) String() string {
 	switch {
 	case v.Target == 0:
@@ -75,8 +74,8 @@ func (v verdict) String() string {
 	return "miss"
 }
 
-// judgeTargets returns the verdicts for a world, operation by operation, leaving out what was not
-// measured.
+// judgeTargets returns the verdicts for a world, operation by operation, without operations that
+// were not measured.
 func judgeTargets(r results, world int, ops []string) []verdict {
 	var list []verdict
 	for _, t := range targets {
@@ -104,8 +103,8 @@ func (t target) describe() string {
 	return t.against
 }
 
-// ratios returns anchor time by candidate time for all sizes of op that count and were measured of
-// both; pick makes one time of those of all rounds.
+// ratios returns anchor time divided by candidate time for all sizes of op that count and were
+// measured for both. pick reduces the times of all rounds to one.
 func (t target) ratios(r results, op string, pick func([]float64) float64) []float64 {
 	var list []float64
 	for c, times := range r {

@@ -14,12 +14,12 @@ import (
 //go:embed peers
 var peers embed.FS
 
-// workshop is where peers are built and run: two directories that close removes with everything in
-// them.
+// workshop is the place where peers are built and run: two directories that close removes with
+// their contents.
 type workshop struct {
 	self          string            // this program
 	dir           string            // sources, programs, sockets
-	shared        string            // for shared memory: below /dev/shm if there is one
+	shared        string            // for shared memory: below /dev/shm if that exists
 	programs      map[string]string // paths by name: peers, and the launchers ompirun and mpichrun
 	max           int               // bytes of the largest tensor
 	plainLoopback bool              // the loopback is not prepared for TCP
@@ -53,15 +53,15 @@ func (s *workshop) close() error {
 	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
-// recipe says how to make a peer program.
+// recipe describes how to build a peer program.
 type recipe struct {
 	name      string
 	source    string
-	compilers []string // the first one installed is taken
+	compilers []string // the first installed one is used
 	flags     []string
 	launcher  string // name of its launcher in workshop.programs, or ""
 	launchers []string
-	install   string // what provides all this on Debian
+	install   string // the Debian packages for it
 }
 
 var warnings = []string{"-O3", "-march=native", "-Wall", "-Wextra"}
@@ -75,8 +75,8 @@ var recipes = []recipe{
 	{name: "memcpy", source: "memcpy.c", compilers: []string{"cc"}, install: "gcc"},
 }
 
-// prepare builds the peers that opts needs and returns the candidates that can run. It says on w
-// what is missing.
+// prepare builds the peers for opts and returns the candidates that can run. It lists missing
+// programs on w.
 func (s *workshop) prepare(ctx context.Context, w io.Writer, opts options) []candidate {
 	var able []candidate
 	failed := map[string]bool{}
@@ -137,7 +137,7 @@ func firstOf(names []string) (path string, err error) {
 	return "", err
 }
 
-// firstLines cuts text after n lines.
+// firstLines returns the first n lines of text.
 func firstLines(text []byte, n int) []byte {
 	for i, b := range text {
 		if b == '\n' {

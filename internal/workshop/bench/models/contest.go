@@ -16,14 +16,14 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/process"
 )
 
-// A contest has leastTurns at least. Short passes are run many at a time, so that there are manyTurns
-// or a few times as many. A way that does not answer for patience is hung.
+// A contest has at least leastTurns turns. Several short passes are run at a time, so that there
+// are manyTurns or a few times as many. A way that does not answer within patience hangs.
 const (
 	leastTurns, manyTurns = 3, 10
 	patience              = 5 * time.Minute
 )
 
-// candidate is a way of a contest, in a process.
+// candidate is a way of a contest, in its own process.
 type candidate struct {
 	name        string
 	torch, half bool // PyTorch's; in bfloat16
@@ -34,7 +34,7 @@ type candidate struct {
 	tolerance   float64 // of the loss
 }
 
-// job is what a process is told.
+// job is the argument of a process.
 type job struct {
 	Contest string
 	Way     int     // of ours
@@ -44,7 +44,7 @@ type job struct {
 	Inputs  []input // of an operation
 }
 
-// hold has the ways of c take turns for some seconds.
+// hold runs the ways of c in turns for some seconds.
 func hold(ctx context.Context, c contest, o options) (list []*candidate, err error) {
 	dir, err := os.MkdirTemp(o.dir, "contest")
 	if err != nil {
@@ -98,7 +98,7 @@ func startTorch(ctx context.Context, c contest, j job, o options) (*candidate, e
 	})
 }
 
-// start starts a process, which has done one pass then.
+// start starts a process, and returns after its first pass.
 func start(ctx context.Context, c *candidate, j job, command func(context.Context, string) *exec.Cmd) (*candidate, error) {
 	if c.half = j.Half; c.half {
 		c.name += ", bfloat16"
@@ -119,7 +119,7 @@ func start(ctx context.Context, c *candidate, j job, command func(context.Contex
 	return c, nil
 }
 
-// pass runs n passes and notes what one of them took.
+// pass runs n passes and records the time of one.
 func (c *candidate) pass(n int) error {
 	defer time.AfterFunc(patience, c.cancel).Stop()
 	text, err := c.process.Ask(fmt.Sprint(n))
@@ -136,7 +136,7 @@ func (c *candidate) pass(n int) error {
 	return nil
 }
 
-// compare compares what the last passes of two ways found.
+// compare compares the results of the last passes of two ways.
 func (c *candidate) compare(first *candidate) error {
 	loss, norm := c.tolerance, 1e-3
 	if c.half {
@@ -155,8 +155,8 @@ func (c *candidate) close() {
 	c.process.Stop()
 }
 
-// takeTurns runs passes of each candidate in turn, in an order that is another one every time, so
-// that a busy machine disturbs all alike. The pass before warms up.
+// takeTurns runs passes of each candidate in turn, in a different order every time, so that a busy
+// machine disturbs all alike. An earlier pass warms up.
 func takeTurns(list []*candidate, seconds float64) error {
 	first := list[0]
 	for _, next := range list {

@@ -12,24 +12,25 @@ import (
 //go:embed peers
 var scripts embed.FS
 
-// contest is a function that is said in several ways.
+// contest is a function that is implemented in several ways.
 type contest struct {
 	name, doc string
 	flops     float64 // of a forward and its backward, or 0
 	batch     []fsdp.Tensor
-	ways      []way     // of ours; the first is what others are compared with
-	op        operation // is what the only way is, unless that has a model
-	script    string    // of PyTorch's, in peers
-	variants  []string  // that the script knows
+	ways      []way     // our ways; the others are compared with the first
+	op        operation // the operation of the only way, unless that has a model
+	script    string    // PyTorch's script, in peers
+	variants  []string  // variants of the script
 }
 
-// way is one of ours.
+// way is one of our ways.
 type way struct {
 	name  string
 	model fsdp.Model
 }
 
-// tolerance is how far losses of c may be apart. For an operation these are norms, of Dropout too.
+// tolerance is the largest difference of losses of c. For an operation these are norms, also for
+// Dropout.
 func (c contest) tolerance() float64 {
 	if c.op.build != nil {
 		return 1e-3
@@ -79,12 +80,12 @@ func mlp(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
 	return t.Call("head", &nn.Head{Dim: 512, Classes: 10}, x, in[1])
 }
 
-// floats returns numbers between -1 and 1 that are a function of their position.
+// floats returns numbers between -1 and 1 that depend on their position.
 func floats(shape ...int) *tensor.Dense {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(fill(tensor.Shape(shape).TotalSize(), 0, float)))
 }
 
-// ints returns numbers below some bound that are a function of their position.
+// ints returns numbers below a bound that depend on their position.
 func ints(below int, shape ...int) *tensor.Dense {
 	v := fill(tensor.Shape(shape).TotalSize(), 0, func(i int) int { return integer(i, below) })
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(v))
@@ -99,7 +100,7 @@ func fill[T any](n, start int, f func(i int) T) []T {
 	return v
 }
 
-// integer returns a number below some bound that looks random.
+// integer returns a number below a bound that looks random.
 func integer(i, below int) int {
 	h := uint32(i) * 2654435761
 	h = (h ^ h>>16) * 2246822519

@@ -39,7 +39,7 @@ func digits(stock bool) model {
 	}
 }
 
-const digitsFLOPs = 2 * 32 * (2*9*32*28*28 + 3*9*32*64*14*14 + 3*64*49*128 + 3*128*10) // no gradient of the images
+const digitsFLOPs = 2 * 32 * (2*9*32*28*28 + 3*9*32*64*14*14 + 3*64*49*128 + 3*128*10) // without the gradient of the images
 
 // stockConv is a convolution with ReLU and pooling by Gorgonia's operations.
 type stockConv struct{ in, out int }
@@ -67,8 +67,8 @@ func (m *stockConv) Build(b *fsdp.Builder, in ...*G.Node) (G.Nodes, error) {
 	return G.Nodes{y}, err
 }
 
-// residual is a block of a ResNet (He et al., 2015, arXiv:1512.03385) on images [B, 64, 32, 32], behind
-// a convolution of their three colours, and a dense layer over their means.
+// residual is a block of a ResNet (He et al., 2015, arXiv:1512.03385) on images [B, 64, 32, 32],
+// between a convolution of their three colours and a dense layer over their means.
 func residual(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
 	conv := func(name string, from int, x fsdp.Ref) fsdp.Ref {
 		x = t.Call(name, &nn.Conv2d{In: from, Out: 64, Kernel: three, Conv: side, NoBias: true}, x)

@@ -30,19 +30,19 @@ func gpt(dim int) *nn.GPT {
 	return &nn.GPT{Vocab: decoderVocab, Context: decoderLength, Layers: decoderLayers, Dim: dim, Heads: dim / 64}
 }
 
-// llama has two heads of queries for one of keys, and as many weights in a layer as gpt.
+// llama has two query heads for each key head, and as many weights in a layer as gpt.
 func llama(dim int) *nn.Llama {
 	return &nn.Llama{Vocab: decoderVocab, Layers: decoderLayers, Dim: dim, Heads: dim / 64, KVHeads: dim / 128, Hidden: 3 * dim}
 }
 
-// llamas is llama and the same of stock operations.
+// llamas compares llama with the same model of stock operations.
 func llamas(dim int) contest {
 	c := decoder(fmt.Sprint("llama", dim), llama(dim), "llama.py", "joined", "apart")
 	c.ways = append(c.ways, way{"stock operations", &stockLlama{*llama(dim)}})
 	return c
 }
 
-// bert is of two layers, on what decoders are; the mask hides nothing.
+// bert has two layers and the input of decoders; the mask hides nothing.
 func bert() contest {
 	m := &nn.BERT{Vocab: decoderVocab, Context: decoderLength, Layers: decoderLayers, Dim: 512, Heads: 8, Hidden: 2048}
 	tokens := ints(decoderVocab, decoderBatch, decoderLength)

@@ -1,32 +1,32 @@
-// Package models measures forward and backward of whole models and of single operations on one core:
-// this library beside PyTorch, in turns.
+// Package models measures forward and backward of whole models and of single operations on one
+// core: this library and PyTorch, in turns.
 //
 //	bench models [-run REGEXP] [-torch python] [-seconds 20] [-bfloat16]
 //	bench models -run ^op/       operations alone
 //	bench models -run '^[^/]+$'  models alone
 //
-// A contest is one function, said in several ways: by modules of this library, by stock operations
-// of Gorgonia, and by PyTorch. Each way is a process that stands still while it is not its turn:
+// A contest is one function, implemented in several ways: by modules of this library, by stock
+// operations of Gorgonia, and by PyTorch. Each way is a process that is stopped between its turns:
 //
 //	driver ── "3" ───────────────────────> a way     three passes, forward and backward
 //	       <── "0.60 1.21 2.7449 0.3152" ──          the seconds of each, the loss, and the norm of all gradients
 //
 // All have the same weights, which the first of them draws, and the same batch; the driver compares
-// losses and norms. Parameters stay as they are. "of the first" is how many times as fast as the
-// first row a row is, "ours" how many times as fast the first row is as PyTorch: medians of the
-// ratios of neighbours. FLOPs are counted by hand where a contest says so. Last is a table with a row
-// for each contest, which compares with the fastest of PyTorch's ways.
+// losses and norms. Parameters do not change. "of the first" is the speed of a row relative to the
+// first row, and "ours" is the speed of the first row relative to PyTorch: medians of the ratios of
+// neighbours. FLOPs are counted by hand where a contest says so. The last table has a row for each
+// contest, which compares with PyTorch's fastest way.
 //
-// An operation is run as a module is, by package exec: it has planned memory for its result and for
-// the gradients of all arguments, which it gets from that of the result. PyTorch has autograd.grad.
+// Package exec runs an operation like a module: its result and the gradients of all arguments have
+// planned memory. PyTorch uses autograd.grad.
 //
 // To add a contest, append it to contests, and put the same model into directory peers, under the
 // same names of parameters (see peers/peer.py). An operation is a line in ops.go and in peers/ops.py.
 //
 // Real-time priority keeps other programs away: chrt -r 10.
 //
-// On a core of an AMD EPYC with AVX-512, beside a load of 1, with PyTorch 2.15 whose MKL takes the
-// way for Intel's processors (2026-11-23; the peak of the core is 118 GFLOP/s):
+// On a core of an AMD EPYC with AVX-512, beside a load of 1, with PyTorch 2.15 whose MKL uses the
+// code for Intel's processors (2026-11-23; the peak of the core is 118 GFLOP/s):
 //
 //	gpt256: 2 layers, 4 sequences of 128 tokens
 //	                                  ms a pass (min..max, n)  GFLOP/s of the first   ours
@@ -57,7 +57,8 @@
 //	  nn                                60.2 (58.4..65.0, 10)     87.5        1.00x
 //	  PyTorch                           65.8 (63.9..74.8, 10)     80.0        0.91x  1.10x
 //
-// The nets of convolutions beside a load of 7, which has PyTorch's passes of digits vary:
+// The convolutional nets were measured with a load of 7, which makes PyTorch's passes of digits
+// vary:
 //
 //	digits: 32 and 64 channels of 3x3, a dense layer of 128, 32 images of 28x28
 //	  nn                                11.6 (11.0..14.2, 10)     68.9        1.00x
@@ -85,7 +86,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/torch"
 )
 
-// options are what the command line says.
+// options are the options of the command line.
 type options struct {
 	only    *regexp.Regexp
 	torch   *torch.Torch // or nil
@@ -94,7 +95,7 @@ type options struct {
 	dir     string // for files
 }
 
-// Run measures what args, the command line behind the subcommand, say, and prints tables to w.
+// Run measures as args say, the command line after the subcommand, and prints tables to w.
 func Run(ctx context.Context, w io.Writer, args []string) (err error) {
 	f := flag.NewFlagSet("bench models", flag.ContinueOnError)
 	only := f.String("run", "", "only contests whose names match this regular `expression`")

@@ -8,8 +8,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// operation is one operation of package op. Those of a contest are of a model of 512 channels on four
-// sequences of 512 tokens, or of images as a ResNet has them.
+// operation is one operation of package op. The sizes are those of a model of 512 channels on four
+// sequences of 512 tokens, or of a ResNet's images.
 type operation struct {
 	in    []input
 	build func(in G.Nodes) (*G.Node, error)
@@ -18,10 +18,10 @@ type operation struct {
 // input is an argument of an operation.
 type input struct {
 	Shape []int
-	Below int  // of integers: what they are smaller than
-	Fixed bool // it takes no gradient
-	Full  bool // it is in float32 in passes in bfloat16
-	param bool // it is a parameter of a module: the library has its gradient in float32 in any case
+	Below int  // bound of integers
+	Fixed bool // it has no gradient
+	Full  bool // it stays float32 in bfloat16 passes
+	param bool // it is a parameter of a module: the library always has its gradient in float32
 }
 
 func value(shape ...int) input            { return input{Shape: shape} }
@@ -43,11 +43,11 @@ func single(name string, in []input, build func(in G.Nodes) (*G.Node, error), va
 // opPrefix begins the names of contests of operations.
 const opPrefix = "op/"
 
-// channels are those of a row, and heads those of an attention.
+// channels is the length of a row, and heads is the number of heads of an attention.
 const channels, heads = 512, 8
 
-// operations are the contests of single operations. Those of images have variants of PyTorch with
-// channels last; "written out" is without the function that PyTorch has for it.
+// operations are the contests of single operations. Operations on images have variants of PyTorch
+// with channels last; "written out" does not use PyTorch's function for it.
 var operations = func() []contest {
 	const rows, hidden, vocab, batch, length, last = 2048, 2048, 8192, 4, 512, "channels last"
 	tokens, images, wide := value(batch, length, channels), value(8, 64, 56, 56), value(rows, hidden)

@@ -53,8 +53,8 @@ func summary(c contest, list []*candidate) string {
 	return row
 }
 
-// summarise prints the table of all contests: what the first of our ways takes, and how many times
-// as fast it is as the fastest of PyTorch's.
+// summarise prints the table of all contests: the time of our first way, and its speed relative to
+// PyTorch's fastest way.
 func summarise(w io.Writer, rows []string) {
 	const line = "%-44s %7s %8s  %5s %5s %5s %8s %5s\n"
 	fmt.Fprintf(w, "\n"+line, "", "forward", "backward", "times", "PyTorch", "", "bfloat16", "times")

@@ -18,7 +18,7 @@ import (
 // RankCommand is the subcommand by which Run starts this program again, as one of our ways.
 const RankCommand = "models-rank"
 
-// subject is what a process runs passes of.
+// subject is the function whose passes a process runs.
 type subject interface {
 	Forward(context.Context) error
 	Backward(context.Context) error
@@ -27,8 +27,8 @@ type subject interface {
 	Close() error
 }
 
-// Serve is a way of a contest, as text says. For every line of in, a number of passes, it runs so
-// many and answers on out with the seconds that their forwards and backwards took, the loss and the
+// Serve runs a way of a contest, as text describes. For every line of in, a number of passes, it
+// runs these passes and writes to out the seconds of their forwards and backwards, the loss and the
 // norm of the gradients.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, text string) (err error) {
 	var j job

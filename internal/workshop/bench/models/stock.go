@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// stockLlama is nn.Llama whose layers and last norm are written with Gorgonia's operations alone, as
-// a user may write them, under the same names of parameters.
+// stockLlama is nn.Llama with layers and a last norm written only with Gorgonia's operations, as a
+// user may write them, with the same parameter names.
 type stockLlama struct{ of nn.Llama }
 
 // Forward implements fsdp.Model.
@@ -26,7 +26,7 @@ func (m *stockLlama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: of.Dim, Classes: of.Vocab}, x, in[1])}, nil
 }
 
-// stockLayer maps x [B, T, Dim] to as much.
+// stockLayer maps x [B, T, Dim] to a result of the same shape.
 type stockLayer struct{ Dim, Heads, KVHeads, Hidden int }
 
 // Params implements fsdp.Module.
@@ -40,7 +40,7 @@ func (m *stockLayer) Params() []fsdp.Param {
 	}
 }
 
-// Build implements fsdp.Module. Gorgonia's errors come as panics, which fsdp makes errors again.
+// Build implements fsdp.Module. Gorgonia's errors are panics, which fsdp converts back to errors.
 func (m *stockLayer) Build(b *fsdp.Builder, in ...*G.Node) (G.Nodes, error) {
 	var w []*G.Node
 	for _, p := range m.Params() {
@@ -61,8 +61,8 @@ func (m *stockLayer) Build(b *fsdp.Builder, in ...*G.Node) (G.Nodes, error) {
 	return G.Nodes{reshape(x, shape...)}, nil
 }
 
-// attend attends with qkv [batch*length, ...], the heads of queries that read one of keys below each
-// other.
+// attend computes attention of qkv [batch*length, ...]. The query heads that read one key head are
+// stacked.
 func (m *stockLayer) attend(b *fsdp.Builder, qkv *G.Node, batch, length int) *G.Node {
 	head, group := m.Dim/m.Heads, m.Heads/m.KVHeads
 	qkv = reshape(qkv, batch, length, m.Heads+2*m.KVHeads, head)

@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// compiled is an operation with memory for all that it reads and writes. Its arguments are parameters
-// and inputs of a module, as in a model.
+// compiled is an operation with memory for all its operands and results. Its arguments are
+// parameters and inputs of a module, as in a model.
 type compiled struct {
 	low  bool // in bfloat16
 	unit *exec.Unit
@@ -37,7 +37,7 @@ func (o *operation) compile(low bool) (*exec.Unit, error) {
 	return exec.Compile(spec, sig)
 }
 
-// module builds the module that is the operation.
+// module builds the module of the operation.
 func (o *operation) module(b *exec.Builder, inputs []*G.Node) (G.Nodes, error) {
 	var arguments G.Nodes
 	for i, in := range o.in {
@@ -55,7 +55,7 @@ func (o *operation) module(b *exec.Builder, inputs []*G.Node) (G.Nodes, error) {
 	return G.Nodes{y}, err
 }
 
-// open compiles an operation and fills its memory with numbers, the same as ops.py does.
+// open compiles an operation and fills its memory with the same numbers as ops.py.
 func (o *operation) open(low bool) (*compiled, error) {
 	u, err := o.compile(low)
 	if err != nil {
@@ -81,7 +81,8 @@ func (o *operation) open(low bool) (*compiled, error) {
 	return c, nil
 }
 
-// numbers returns the elements of argument i, which is unlike the others of an operation.
+// numbers returns the elements of argument i, which differ from the other arguments of an
+// operation.
 func (in input) numbers(i int, low bool) []byte {
 	n, start := exec.Numel(in.Shape), i*7919
 	switch {

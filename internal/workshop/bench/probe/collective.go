@@ -40,7 +40,7 @@ func collectives() (list []measurement) {
 	return list
 }
 
-// collective returns a round of so many collectives, one after the other.
+// collective returns a round of the given number of collectives, one after the other.
 func collective(ctx context.Context, dir string, t comm.Transport, bytes, times int,
 	do func(g comm.Group, full, shard comm.Buffer) comm.Work) (func() (float64, error), error) {
 	groups := comm.Local(ranks)

@@ -11,7 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// stateCheckpoints measures checkpoints of values and state beside plain files of as many bytes.
+// stateCheckpoints measures checkpoints of values and state, compared with plain files of the same
+// size.
 type stateCheckpoints struct {
 	*stateRank
 	half *stateHolder // the model on the first half of the ranks, nil on the others
@@ -41,7 +42,7 @@ func (r *stateRank) checkpoint(ctx context.Context) (err error) {
 	return r.reportCheckpoints(rows)
 }
 
-// trials returns what is measured, and its rows in the order of the report.
+// trials returns the measurements, and their rows in the order of the report.
 func (c *stateCheckpoints) trials() (rows []*stateRow, trials []*stateTrial) {
 	peer := stateFilePeers[statePeerOf{c.Model, c.Size}]
 	values, all := 4*c.model.params(), 12*c.model.params()
@@ -83,7 +84,7 @@ func remove(path string) func(context.Context) error {
 	return func(context.Context) error { return os.RemoveAll(path) }
 }
 
-// writeFile writes what this rank has to a file, and nothing else.
+// writeFile writes the bytes of this rank to a file, and nothing else.
 func (c *stateCheckpoints) writeFile(_ context.Context, lap func()) error {
 	f, err := os.Create(c.plain())
 	if err != nil {
@@ -98,7 +99,7 @@ func (c *stateCheckpoints) writeFile(_ context.Context, lap func()) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// readFile reads it back to where it was.
+// readFile reads the file back to the same memory.
 func (c *stateCheckpoints) readFile(context.Context, func()) error {
 	f, err := os.Open(c.plain())
 	if err != nil {
@@ -146,8 +147,8 @@ func (c *stateCheckpoints) export(ctx context.Context, _ func()) error {
 	return c.held.Export(ctx, c.exported(), nil)
 }
 
-// loading is a trial that fills h, which is nil on ranks that do nothing, with values and, if asked
-// for, state.
+// loading is a trial that fills h with values and, if asked for, state. h is nil on ranks that do
+// nothing.
 func (c *stateCheckpoints) loading(row *stateRow, h *stateHolder, state bool, load func(context.Context, *stateHolder) error) *stateTrial {
 	if h == nil {
 		return &stateTrial{rows: []*stateRow{row}, run: func(context.Context, func()) error { return nil }}

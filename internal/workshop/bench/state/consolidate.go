@@ -17,8 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// consolidate measures ways to have the state of the optimizer whole, and what the transport and
-// memory allow.
+// consolidate measures ways to consolidate the optimizer state, and the limits of the transport and
+// of memory.
 func (r *stateRank) consolidate(ctx context.Context) (err error) {
 	peer := statePeers[statePeerOf{r.Model, r.Size}]
 	values, state := 4*r.model.params(), 8*r.model.params()
@@ -131,7 +131,7 @@ func (r *stateRank) consolidation(row *stateRow, how func(context.Context) (*opt
 	}
 }
 
-// checkFull checks every number of a state that is whole.
+// checkFull checks every number of a consolidated state.
 func (r *stateRank) checkFull(full *optim.FullState) error {
 	n := 0
 	for _, e := range full.Entries() {
@@ -179,7 +179,7 @@ func (r *stateRank) parameters(row *stateRow) *stateTrial {
 	}
 }
 
-// A statePart is a part of a tensor that a rank has.
+// A statePart is a part of a tensor, and the rank that has it.
 type statePart struct {
 	stateHeader
 	Rank int
@@ -205,10 +205,10 @@ func (r *stateRank) listParts(ctx context.Context) (list []statePart, err error)
 	return list, err
 }
 
-// broadcastParts broadcasts one tensor after the other, of which all ranks know who has which
-// elements: each part of it goes from the rank that has it to all others. Those who keep the state
-// receive it where it belongs, the others always in the same memory. There is no faster way to do it
-// by broadcasts that wait for each other.
+// broadcastParts broadcasts one tensor after the other. All ranks know which rank has which
+// elements: each part is sent from its rank to all others. Ranks that keep the state receive it at
+// its final place; the others always receive into the same memory. Broadcasts that wait for each
+// other cannot be faster.
 func (r *stateRank) broadcastParts(ctx context.Context, parts []statePart, all bool) (*optim.FullState, error) {
 	own := make(map[[2]string][]float32)
 	for _, e := range r.held.opt.State() {
@@ -240,7 +240,7 @@ func (r *stateRank) broadcastParts(ctx context.Context, parts []statePart, all b
 	return full, nil
 }
 
-// wholeOf returns the elements of a tensor in a full state, new ones if it is not there.
+// wholeOf returns the elements of a tensor in a full state. It adds the tensor if it is missing.
 func wholeOf(full *optim.FullState, param, name string, shape []int, steps int) []float32 {
 	p, ok := full.Params[param]
 	if !ok {
@@ -255,13 +255,13 @@ func wholeOf(full *optim.FullState, param, name string, shape []int, steps int) 
 	return whole.F32
 }
 
-// broadcast is how torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict does it:
-// one rank after the other puts all that it has into one message and broadcasts that. Rank 0 keeps
-// it and the others, which need a place for it all the same, throw it away. In the end rank 0 joins
-// by name what it has got and its own.
+// broadcast does what torch.distributed.optim.ZeroRedundancyOptimizer.consolidate_state_dict does:
+// each rank in turn packs all its state into one message and broadcasts it. Rank 0 keeps the
+// messages. The others, which also need memory for them, discard them. In the end rank 0 joins all
+// pieces by name.
 //
-// Nothing here is slower than it must be: a message is a header and the numbers as they are, copied
-// once, and ranks that throw messages away have them all in the same memory.
+// Nothing is slower than necessary: a message is a header and the unchanged numbers, copied once,
+// and ranks that discard messages use the same memory for all of them.
 func (r *stateRank) broadcast(ctx context.Context) (*optim.FullState, error) {
 	all := r.held.opt.State()
 	var m stateMessage
@@ -307,7 +307,7 @@ func join(steps int, pieces []optim.Entry) (*optim.FullState, error) {
 // stateMessage is the state of one rank.
 type stateMessage struct {
 	header  []byte    // JSON of the entries without their numbers
-	numbers []float32 // of all entries, one behind the other
+	numbers []float32 // of all entries, one after the other
 }
 
 // stateHeader is an entry without its numbers.
@@ -345,7 +345,7 @@ func (m *stateMessage) broadcast(ctx context.Context, g comm.Group, root int) er
 	return g.Broadcast(comm.Of(m.numbers), root).Wait(ctx)
 }
 
-// unpack returns the entries, whose numbers are those of the message.
+// unpack returns the entries, whose numbers are in the message.
 func (m *stateMessage) unpack() ([]optim.Entry, error) {
 	var headers []stateHeader
 	if err := json.Unmarshal(m.header, &headers); err != nil {
@@ -359,7 +359,7 @@ func (m *stateMessage) unpack() ([]optim.Entry, error) {
 	return entries, nil
 }
 
-// resize returns n elements, those of s if it has room.
+// resize returns n elements. It reuses s if that is large enough.
 func resize[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)
@@ -367,9 +367,8 @@ func resize[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// rawCopy is a trial that moves as many bytes as the state has, from warm memory of all ranks, all
-// of it, to rank 0, and does nothing else: whole there into memory that is new, as a result's is,
-// or warm.
+// rawCopy is a trial that only moves as many bytes as the state has, from warm memory of all ranks
+// to rank 0: into new memory, as for a result, or into warm memory.
 func (r *stateRank) rawCopy(row *stateRow, fresh bool, move func(ctx context.Context, dst, src []float32) error) *stateTrial {
 	n := row.bytes / 4 / r.Size
 	var src, dst []float32
@@ -402,8 +401,8 @@ func (r *stateRank) rawCopy(row *stateRow, fresh bool, move func(ctx context.Con
 	}
 }
 
-// transportPiece is how many numbers of a rank transport moves at a time: a few MB, which is where
-// the transports are fastest.
+// transportPiece is the number of elements of a rank that transport moves at a time: a few MB, at
+// which the transports are fastest.
 const transportPiece = 1 << 20
 
 // transport collects src of all ranks in dst of rank 0.

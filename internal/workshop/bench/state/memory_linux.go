@@ -6,11 +6,11 @@ import (
 	"os"
 )
 
-// memoryWatch knows how many bytes of memory the process had when it began.
+// memoryWatch has the memory of the process at its beginning.
 type memoryWatch struct{ before float64 }
 
-// watchMemory begins to watch. Writing 5 to clear_refs sets the peak VmHWM to what is resident now
-// (man 5 proc).
+// watchMemory begins to watch. Writing 5 to clear_refs resets the peak VmHWM to the present
+// resident memory (man 5 proc).
 func watchMemory() memoryWatch {
 	if os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) != nil {
 		return memoryWatch{-1}
@@ -18,8 +18,8 @@ func watchMemory() memoryWatch {
 	return memoryWatch{statusBytes("VmRSS")}
 }
 
-// rise returns by how many bytes resident memory has risen at its peak, or -1 if that is unknown.
-// Memory that ranks share counts in each.
+// rise returns the increase of peak resident memory in bytes, or -1 if it is unknown. Memory shared
+// by ranks counts in each.
 func (m memoryWatch) rise() float64 {
 	peak := statusBytes("VmHWM")
 	if m.before < 0 || peak < 0 {

@@ -2,7 +2,7 @@
 
 package state
 
-// memoryWatch knows nothing here: no portable call tells the peak since a given time.
+// memoryWatch does nothing here: no portable call returns the peak since a given time.
 type memoryWatch struct{}
 
 func watchMemory() memoryWatch { return memoryWatch{} }

@@ -27,15 +27,15 @@ type stateRank struct {
 	out   io.Writer
 }
 
-// stateHolder is a model on some ranks with its optimizer, both filled with numbers that tell where
-// they belong.
+// stateHolder is a model on some ranks with its optimizer, both filled with numbers that depend on
+// their position.
 type stateHolder struct {
 	*fsdp.Sharded
 	params []optim.Param
 	opt    optim.Optimizer
 }
 
-// Serve is the whole life of the rank that text describes. Rank 0 prints to w.
+// Serve runs the rank that text describes. Rank 0 prints to w.
 func Serve(ctx context.Context, w io.Writer, text string) (err error) {
 	r := stateRank{out: w}
 	if err := json.Unmarshal([]byte(text), &r.stateJob); err != nil {
@@ -46,7 +46,7 @@ func Serve(ctx context.Context, w io.Writer, text string) (err error) {
 	}
 	r.group, err = comm.Connect(ctx, comm.Config{
 		Rank: r.Rank, Size: r.Size, Rendezvous: "file://" + r.Dir, Job: "bench-state", Transport: r.Transport,
-		Timeout: 10 * time.Minute, // of a rank that waits while others write to a slow disk
+		Timeout: 10 * time.Minute, // a rank may wait while others write to a slow disk
 	})
 	if err != nil {
 		return err
@@ -112,8 +112,8 @@ func (b *stateBlock) Params() []fsdp.Param {
 	return list
 }
 
-// fill gives all values and all state their numbers, and the optimizer a step that may have made
-// them.
+// fill sets all values and all state to their numbers, and sets the optimizer's step to a matching
+// one.
 func (h *stateHolder) fill() error {
 	for _, p := range h.params {
 		fillState(p.Name, p.Offset, p.Value.(optim.Host).F32)
@@ -140,7 +140,7 @@ func (h *stateHolder) forget(state bool) {
 	}
 }
 
-// check returns an error unless values and state are as fill leaves them.
+// check returns an error unless values and state are as set by fill.
 func (h *stateHolder) check() error {
 	for _, p := range h.params {
 		if err := checkState(p.Name, p.Offset, p.Value.(optim.Host).F32); err != nil {
@@ -169,7 +169,7 @@ func (h *stateHolder) memory(yield func([]byte) bool) {
 	}
 }
 
-// stateSalt tells tensors apart.
+// stateSalt distinguishes tensors.
 func stateSalt(name string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(name))
@@ -198,18 +198,18 @@ func checkState(name string, first int, got []float32) error {
 	return nil
 }
 
-// stateTrial is something that all ranks do at once, and that is timed. What it makes is new memory
-// every time, as it is where it is done once: what was there before has gone back to the system.
+// stateTrial is an operation that all ranks do at once, and that is timed. Results are in new
+// memory every time, as for an operation that is done once: earlier memory has been returned to the
+// system.
 type stateTrial struct {
-	// Run calls lap where one ends and the next goes on.
+	// run calls lap between rows
 	rows    []*stateRow
-	prepare func(context.Context) error                 // if not nil, goes before and is not timed
+	prepare func(context.Context) error                 // if not nil, runs before and is not timed
 	run     func(ctx context.Context, lap func()) error // of the whole rank
-	finish  func(first bool) error                      // if not nil, comes after and is not timed
+	finish  func(first bool) error                      // if not nil, runs after and is not timed
 }
 
-// measure runs the trials in turn, in each round, and once before to check the results and to have
-// what is made only once.
+// measure runs the trials in turn, in each round. A run before checks the results and warms up.
 func (r *stateRank) measure(ctx context.Context, trials []*stateTrial) error {
 	for round := -1; round < r.Rounds; round++ {
 		for _, t := range trials {
@@ -229,7 +229,7 @@ func (r *stateRank) measure(ctx context.Context, trials []*stateTrial) error {
 }
 
 // try runs a trial once. It returns the seconds of the slowest rank up to the end of each row, and
-// by how many bytes the memory of each rank rose.
+// the increase in memory of each rank.
 func (r *stateRank) try(ctx context.Context, t *stateTrial, first bool) (seconds, rises []float64, err error) {
 	if t.prepare != nil {
 		if err := t.prepare(ctx); err != nil {

@@ -16,10 +16,11 @@ type stateRow struct {
 	name    string
 	bytes   int         // that are moved
 	peer    float64     // PyTorch's figure, in the unit of the column; 0 if there is none
-	against []*stateRow // to which the ratios of bytes a second are, by column
+	against []*stateRow // rows for the ratios of bytes per second, by column
 	times   []time.Duration
 	foreign bool // of another process, whose memory is unknown
-	// Memory of rank 0, and of the worst other rank: the most of all rounds; -1 if unknown.
+	// Memory of rank 0, and of the other rank with the most: the largest of all rounds; -1 if
+	// unknown.
 	rise [2]float64
 }
 
@@ -33,7 +34,7 @@ func (r *stateRow) add(seconds float64, rises []float64) {
 	}
 }
 
-// speed returns the ratio of bytes a second: the median over rounds.
+// speed returns the ratio of bytes per second: the median over rounds.
 func (r *stateRow) speed(to *stateRow) float64 {
 	return stats.Ratio(to.times, r.times) * float64(r.bytes) / float64(to.bytes)
 }
@@ -44,13 +45,13 @@ type statePeerOf struct {
 	ranks int
 }
 
-// statePeer are PyTorch's seconds until the state is whole on rank 0, over gloo:
-// ZeroRedundancyOptimizer's broadcasts, and what they are with one conversion of its own put right;
-// all_gather of each unit; and sends to rank 0.
+// statePeer are PyTorch's seconds until the state is consolidated on rank 0, over gloo:
+// ZeroRedundancyOptimizer's broadcasts, the same with one of its conversions corrected, all_gather
+// of each unit, and sends to rank 0.
 type statePeer struct{ broadcast, fixed, allGather, gather float64 }
 
 // statePeers were measured on a machine of 2 cores, with Torch on the CPU. In the all-gather of
-// 300M ranks other than 0 kept nothing, where ours have the whole state.
+// 300M, ranks other than 0 kept nothing; ours have the whole state.
 var statePeers = map[statePeerOf]statePeer{
 	{"30M", 2}:  {2.88, 0.34, 0.218, 0.117},
 	{"30M", 4}:  {4.28, 0.60, 0.435, 0.145},
@@ -59,7 +60,7 @@ var statePeers = map[statePeerOf]statePeer{
 }
 
 // stateFilePeer are PyTorch's MB/s of values and state: torch.distributed.checkpoint with fsync,
-// loading what is in the page cache, and plain files there.
+// loading from the page cache, and plain files there.
 type stateFilePeer struct{ write, save, read, load float64 }
 
 var stateFilePeers = map[statePeerOf]stateFilePeer{
@@ -89,7 +90,7 @@ func (r *stateRank) reportConsolidation(rows []*stateRow, peer statePeer) error 
 func (r *stateRank) reportCheckpoints(rows []*stateRow) error {
 	var b strings.Builder
 	stateTable(&b, "  files of parameters and state", []string{"of plain"}, "PyTorch MB/s", rows)
-	fmt.Fprintf(&b, "  plain: each of %d processes its part, from and to the same memory; what is saved is compared with fsync\n\n", r.Size)
+	fmt.Fprintf(&b, "  plain: each of %d processes its part, from and to the same memory; saves are compared with fsync\n\n", r.Size)
 	_, err := io.WriteString(r.out, b.String())
 	return err
 }
@@ -112,7 +113,7 @@ func stateTable(w io.Writer, title string, against []string, peer string, rows [
 	}
 }
 
-// memory describes how memory rose.
+// memory describes the increase in memory.
 func (r *stateRow) memory() string {
 	if r.foreign || r.rise[0] < 0 {
 		return "-"

@@ -1,7 +1,7 @@
-// Package state measures what becomes of the state of a training. It starts processes as ranks:
-// AdamW's state is made whole, on rank 0 and on every rank, by broadcasts and by what the library
-// does, beside what the transport and a plain copy take; and checkpoints are written and read
-// beside plain files, in a directory that is removed afterwards.
+// Package state measures the handling of training state. It starts processes as ranks. They
+// consolidate AdamW's state, on rank 0 and on every rank, by broadcasts and by the library, and
+// compare the times with the transport and a plain copy. They also write and read checkpoints, and
+// compare them with plain files, in a directory that is removed afterwards.
 //
 //	bench state [-models dense,moe,30M,300M] [-ranks 2,4] [-rounds 7] [-tcp] [-dir directory] [-torch python]
 //
@@ -11,15 +11,15 @@
 //
 // # Thousands of tensors
 //
-// Dense and moe are what the request names (FairScale #595): the blocks of a model of 2.2 billion
-// parameters, and blocks of 32 experts, narrower so that they fit. They are measured against one
-// broadcast a tensor, each part from the rank that has it straight to where it belongs, and against
-// one broadcast a rank, which is how FairScale did it before, without what pickling took there.
+// Dense and moe are the models of the request (FairScale #595): the blocks of a model of 2.2
+// billion parameters, and blocks of 32 experts, narrower so that they fit. They are compared with
+// one broadcast per tensor, each part from its rank directly to its place, and with one broadcast
+// per rank. FairScale used the latter before, with additional time for pickling.
 //
-// Two cores of an AMD EPYC with AVX-512 in a virtual machine that others used, too (2026-11-22, load
-// 20 to 33, real-time priority, shared memory, medians of 5 rounds, in turns; most lie between 0.8
-// and 1.5 of the median). In brackets how many times as fast as one broadcast a tensor by this
-// library, with the result on the same ranks:
+// Two cores of an AMD EPYC with AVX-512 in a virtual machine that others used, too (2026-11-22,
+// load 20 to 33, real-time priority, shared memory, medians of 5 rounds, in turns; most lie between
+// 0.8 and 1.5 of the median). The numbers in brackets are speeds relative to one broadcast per
+// tensor by this library, with the result on the same ranks:
 //
 //	seconds                        dense, 2 ranks   dense, 4 ranks   moe, 2 ranks    moe, 4 ranks
 //	tensors of state, MB           1,056, 278       1,056, 278       6,528, 463      6,528, 463
@@ -37,28 +37,29 @@
 //	memcpy into new memory         0.143 (1.53)     0.164 (1.74)     0.250 (1.28)    0.282 (1.58)
 //	memcpy into warm memory        0.016 (13.6)     0.018 (14.2)     0.028 (10.7)    0.030 (13.6)
 //
-// Ratios are medians of those of single rounds. Ten times these broadcasts is not reached, and
-// cannot be: they take some 20 µs each over shared memory, put every part straight where it belongs,
-// and the other ranks throw theirs away. A memcpy of as many bytes into new memory, on one rank and
-// without any communication, is 1.3 to 1.7 times as fast; on the same machine with nobody else 1.2
-// to 1.4. Only into memory that has its pages is it 11 to 14 times as fast (10 to 12), and there
-// OptimStateDict runs at 0.4 to 0.6 of what the transport can: a copy of less than 1 MiB goes through
-// the caches, which the experts' 147 KB do twice, and 6,528 names are looked up.
+// Ratios are medians over single rounds. 10× these broadcasts is not reached, and cannot be: a
+// broadcast takes about 20 µs over shared memory and puts every part directly in its place, and the
+// other ranks discard the parts. A memcpy of as many bytes into new memory, on one rank and without
+// communication, is 1.3 to 1.7× as fast, and 1.2 to 1.4× on the same machine without other load.
+// Only a memcpy into mapped memory is 11 to 14× as fast (10 to 12×). There OptimStateDict reaches
+// 0.4 to 0.6 of the transport's speed: copies below 1 MiB go through the caches, the experts' 147
+// KB do so twice, and 6,528 names are looked up.
 //
-// Against the broadcasts of PyTorch (2.15, gloo over loopback) in the same turns: the same parts,
-// straight to the same places, in processes whose malloc keeps its memory, so that PyTorch waits for
-// no new pages where OptimStateDict does. ZeroRedundancyOptimizer.consolidate_state_dict divides the
-// parameters itself, and broadcasts what each rank has pickled. In brackets how many times as long as
-// OptimStateDict they take, into new memory and with Into:
+// The next table has the broadcasts of PyTorch (2.15, gloo over loopback) in the same turns: the
+// same parts, directly to the same places, in processes whose malloc keeps its memory, so that
+// PyTorch does not wait for new pages, unlike OptimStateDict.
+// ZeroRedundancyOptimizer.consolidate_state_dict divides the parameters itself, and broadcasts the
+// pickled state of each rank. The numbers in brackets are the times relative to OptimStateDict,
+// into new memory and with Into:
 //
 //	seconds                        dense, 2 ranks      dense, 4 ranks      moe, 2 ranks        moe, 4 ranks
 //	rank 0: a tensor               0.272 (2.1, 8.7)    0.686 (4.5, 15.4)   1.146 (4.9, 15.8)   3.141 (10.2, 25.0)
 //	every rank: a tensor           0.314 (2.1, 7.2)    0.583 (1.7, 6.3)    1.240 (3.3, 12.3)   3.042 (3.6, 14.0)
 //	rank 0: ZeRO                   10.1 (68, 290)      18.7 (124, 423)     14.9 (65, 214)      23.3 (79, 231)
 //
-// So ten times one broadcast a tensor, as users have them in PyTorch, is reached on rank 0 for the
-// mixture of experts on 4 ranks, and with Into for it on 2 and for dense on 4; not for dense on 2.
-// ZeRO's is beaten 65 times and more everywhere.
+// So OptimStateDict is 10× as fast as PyTorch's broadcasts per tensor on rank 0 for the mixture of
+// experts on 4 ranks, and with Into also on 2 ranks and for dense on 4 ranks, but not for dense on
+// 2 ranks. It is at least 65× as fast as ZeRO's everywhere.
 //
 // Over TCP, before small tensors were looked up faster, moe on 4 ranks: 2.07 s by a broadcast a
 // tensor, 1.69 by one a rank, 0.66 (3.13) by OptimStateDict; on every rank 4.02, and 2.51 (1.53), or
@@ -66,10 +67,10 @@
 //
 // # Larger tensors
 //
-// On the same machine (2026-11-21): processes, shared memory, new memory for the result. "Broadcast"
-// is one a rank, as in PyTorch's ZeroRedundancyOptimizer, in Go. PyTorch's own figures are of another
-// day on the same kind of machine, and 83 to 88 % of its broadcast are a conversion in Python. Small
-// tensors did not travel together yet:
+// On the same machine (2026-11-21): processes, shared memory, new memory for the result.
+// "Broadcast" is one broadcast per rank, as in PyTorch's ZeroRedundancyOptimizer, in Go. PyTorch's
+// own figures are from another day on the same kind of machine, and a conversion in Python takes 83
+// to 88 % of its broadcast. At that time small tensors were not sent together:
 //
 //	seconds (MB/s)         30M, 2 ranks    30M, 4 ranks    300M, 2 ranks   300M, 4 ranks
 //	broadcast              0.242 (1044)    0.295 (855)     4.32 (559)      4.36 (555)      the result on rank 0
@@ -80,7 +81,7 @@
 //	PyTorch: all-gather    0.218           0.435           3.56            6.34            the result on rank 0
 //	PyTorch: to rank 0     0.117           0.145           1.83            2.16
 //
-// The all-gather of 300M on 4 ranks fills four times the memory of that broadcast.
+// The all-gather of 300M on 4 ranks fills 4× the memory of the broadcast.
 //
 // # Checkpoints
 //
@@ -109,21 +110,20 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// RankCommand is the first argument of a process that is a rank and not the driver: what it calls
-// is Serve, with the second.
+// RankCommand is the first argument of a process that is a rank: it calls Serve with the second
+// argument.
 const RankCommand = "state-rank"
 
-// stateModel is a stack of transformer blocks, whose parameters and AdamW state are moved about and
-// never trained. With experts each block has so many two-layer networks in place of one.
+// stateModel is a stack of transformer blocks, whose parameters and AdamW state are moved and never
+// trained. With experts each block has this number of two-layer networks in place of one.
 type stateModel struct {
 	name                 string
 	layers, dim, experts int
 	ranksOnly            bool // no checkpoints are measured
 }
 
-// dense and moe have the tensors of large models, and are as narrow as it takes to have them on one
-// machine: the 44 blocks of a model of 2.2 billion parameters, which are 2048 wide, and 24 blocks
-// of 32 experts.
+// dense and moe have the tensors of large models, and are narrow enough for one machine: the 44
+// blocks of a model of 2.2 billion parameters, which are 2,048 wide, and 24 blocks of 32 experts.
 var stateModels = []stateModel{
 	{"0.1M", 2, 64, 1, false},
 	{"0.1M-moe", 2, 64, 2, true},
@@ -138,7 +138,7 @@ func (m stateModel) params() int {
 	return m.layers * (4*m.dim*m.dim + 8*m.dim + m.experts*(8*m.dim*m.dim+5*m.dim))
 }
 
-// tensors returns the number of tensors that they are.
+// tensors returns the number of tensors.
 func (m stateModel) tensors() int { return m.layers * (8 + 4*m.experts) }
 
 func stateModelOf(name string) (stateModel, error) {
@@ -149,28 +149,28 @@ func stateModelOf(name string) (stateModel, error) {
 	return stateModels[i], nil
 }
 
-// stateOptions is what is measured.
+// stateOptions are the options of a measurement.
 type stateOptions struct {
 	models []string
 	ranks  []int
 	rounds int
-	dir    string // where checkpoints are written and removed, "" for that of temporary files
-	tcp    bool   // ranks talk over TCP, not shared memory
+	dir    string // directory for checkpoints, which are removed; "" for the temporary directory
+	tcp    bool   // ranks use TCP, not shared memory
 	torch  string // python with PyTorch, "" for none
 }
 
-// stateJob is what a rank is told: the ranks of one job measure one model, and free everything by
-// ending.
+// stateJob is the argument of a rank: the ranks of one job measure one model, and free everything
+// by ending.
 type stateJob struct {
 	Model      string
 	Rank, Size int
 	Rounds     int
 	Transport  comm.Transport
-	Dir        string // empty at first: where ranks meet, and write
+	Dir        string // empty at first: directory in which ranks meet, and write
 	Torch      string
 }
 
-// Run measures what args, the command line behind the subcommand, say, and prints tables to w.
+// Run measures as args say, the command line after the subcommand, and prints tables to w.
 func Run(ctx context.Context, w io.Writer, args []string) (err error) {
 	f := flag.NewFlagSet("bench state", flag.ContinueOnError)
 	models := f.String("models", "dense,moe,30M,300M", "comma-separated models")
@@ -179,7 +179,7 @@ func Run(ctx context.Context, w io.Writer, args []string) (err error) {
 	f.IntVar(&o.rounds, "rounds", 7, "interleaved rounds")
 	f.BoolVar(&o.tcp, "tcp", false, "let the processes talk over TCP, not shared memory")
 	f.StringVar(&o.torch, "torch", "", "`python` with PyTorch, whose broadcasts and ZeroRedundancyOptimizer are measured, too")
-	f.StringVar(&o.dir, "dir", "", "directory for the checkpoints (default that of temporary files)")
+	f.StringVar(&o.dir, "dir", "", "directory for the checkpoints (default: the directory for temporary files)")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func states(ctx context.Context, w io.Writer, o stateOptions) error {
 	return nil
 }
 
-// stateRun runs a job in a directory of its own.
+// stateRun runs a job in its own directory.
 func stateRun(ctx context.Context, w io.Writer, o stateOptions, job stateJob) (err error) {
 	dir, err := os.MkdirTemp(o.dir, "bench-state-")
 	if err != nil {
@@ -233,8 +233,8 @@ func stateRun(ctx context.Context, w io.Writer, o stateOptions, job stateJob) (e
 	return stateProcesses(ctx, w, job)
 }
 
-// stateGrace is what ranks have to end by themselves after one has failed. It tells the others,
-// unless they have not met yet.
+// stateGrace is the time in which ranks must end after one has failed. That rank informs the
+// others, unless they have not met yet.
 const stateGrace = 10 * time.Second
 
 // stateProcesses runs the ranks of a job and returns the errors of all.
@@ -265,7 +265,7 @@ func stateProcesses(ctx context.Context, w io.Writer, job stateJob) error {
 	return errors.Join(errs...)
 }
 
-// command returns the process of a rank. Like fsdprun's it has its share of the cores.
+// command returns the process of a rank. It has its share of the cores, as with fsdprun.
 func (j stateJob) command(ctx context.Context, self string, w io.Writer) (*exec.Cmd, error) {
 	text, err := json.Marshal(j)
 	if err != nil {

@@ -17,15 +17,16 @@ import (
 //go:embed peers/consolidate.py
 var torchScript string
 
-// torch is a process of PyTorch, beside a rank, with as much state. It makes that whole when the
-// ranks do. A nil torch is none.
+// torch is a PyTorch process for a rank, with the same amount of state. It consolidates the state
+// when the ranks do. A nil torch is none.
 type torch struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// startTorch starts the process of this rank, and waits until it has met those of the others.
+// startTorch starts the process of this rank, and waits until it has met the processes of the
+// others.
 func (r *stateRank) startTorch(ctx context.Context, parts []statePart) (*torch, error) {
 	if r.Torch == "" {
 		return nil, nil
@@ -41,7 +42,7 @@ func (r *stateRank) startTorch(ctx context.Context, parts []statePart) (*torch, 
 	t := &torch{cmd: exec.CommandContext(ctx, r.Torch, "-W", "ignore", "-c", torchScript)}
 	t.cmd.Stderr = os.Stderr
 	t.cmd.Env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "CUDA_VISIBLE_DEVICES=", "OMP_NUM_THREADS=1",
-		// Freed memory is kept, as ours is for Into: nothing waits for new pages.
+		// Freed memory is kept, as with Into: no run waits for new pages.
 		"GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=17179869184")
 	if t.in, err = t.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -60,7 +61,7 @@ func (r *stateRank) startTorch(ctx context.Context, parts []statePart) (*torch, 
 	return t, nil
 }
 
-// ask has the process do something.
+// ask makes the process run a command.
 func (t *torch) ask(command string) error {
 	if _, err := io.WriteString(t.in, command+"\n"); err != nil {
 		return fmt.Errorf("PyTorch: %w", err)

@@ -1,5 +1,5 @@
-// Package stats is what the benchmarks make of their samples. A sample is a time or a ratio; single
-// ones of a busy machine say little, so what is reported is a median.
+// Package stats summarises the samples of the benchmarks. A sample is a time or a ratio. Single
+// samples of a busy machine say little, so the benchmarks report medians.
 package stats
 
 import (
@@ -12,15 +12,14 @@ import (
 	"time"
 )
 
-// Median returns the middle of the samples, of which there is one at least, or the mean of the two
-// in the middle.
+// Median returns the median of at least one sample.
 func Median[T ~int64 | ~float64](samples []T) T {
 	s := slices.Sorted(slices.Values(samples))
 	n := len(s)
 	return (s[(n-1)/2] + s[n/2]) / 2
 }
 
-// Geomean returns the geometric mean of ratios, of which there is one at least.
+// Geomean returns the geometric mean of at least one ratio.
 func Geomean(ratios []float64) float64 {
 	sum := 0.0
 	for _, r := range ratios {
@@ -41,8 +40,7 @@ func ratios[T ~int64 | ~float64](samples, to []T) []float64 {
 // Ratio returns the median of the ratios of samples that were taken one after the other.
 func Ratio[T ~int64 | ~float64](samples, to []T) float64 { return Median(ratios(samples, to)) }
 
-// RatioSpread describes these ratios: their median, and the least and the greatest of the half in
-// the middle.
+// RatioSpread describes these ratios: their median, and the quartiles.
 func RatioSpread[T ~int64 | ~float64](samples, to []T) string {
 	s := slices.Sorted(slices.Values(ratios(samples, to)))
 	return fmt.Sprintf("%.3f (%.3f..%.3f)", Median(s), s[len(s)/4], s[(3*len(s)-1)/4])
@@ -59,7 +57,7 @@ func Spread(times []time.Duration) string {
 	return fmt.Sprintf("%.1f (%.1f..%.1f, %d)", Ms(Median(times)), Ms(slices.Min(times)), Ms(slices.Max(times)), len(times))
 }
 
-// Load returns how many processes have wanted a core in the last minute, or 0 if nobody says.
+// Load returns the average number of runnable processes in the last minute, or 0 if it is unknown.
 func Load() float64 {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -70,8 +68,9 @@ func Load() float64 {
 	return one
 }
 
-// Others returns a function that says which share of the cores' time other processes have had since,
-// or 0 if nobody says. Unlike the load it does not count what was stopped meanwhile.
+// Others returns a function that returns the share of the cores' time that other processes have
+// used since, or 0 if it is unknown. Unlike the load it does not count processes that were stopped
+// meanwhile.
 func Others() (share func() float64) {
 	before, mine := used()
 	return func() float64 {
@@ -91,8 +90,8 @@ func Others() (share func() float64) {
 // Places in the first line of /proc/stat.
 const idle, waiting = 3, 4
 
-// used returns what cores have done so far, as in the first line of /proc/stat, and what this process
-// had of it.
+// used returns the times of the cores so far, as in the first line of /proc/stat, and the time of
+// this process.
 func used() (cores [8]float64, own float64) {
 	text, _ := os.ReadFile("/proc/stat") // is only there on Linux
 	line, _, _ := strings.Cut(string(text), "\n")

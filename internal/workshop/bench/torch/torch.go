@@ -1,5 +1,5 @@
-// Package torch is PyTorch as the benchmarks run it: in a virtual environment, at its best on a
-// processor. MKL takes its way for AVX-512 on any processor, and malloc keeps what is freed.
+// Package torch runs PyTorch for the benchmarks: in a virtual environment, with the best settings
+// for a CPU. MKL uses its AVX-512 code on any processor, and malloc keeps freed memory.
 package torch
 
 import (
@@ -18,11 +18,11 @@ type Torch struct {
 	env    []string
 }
 
-// mklShim has MKL take its way for AVX-512 on processors that are not Intel's: a step of a GPT on
-// one core of Zen 4 is 1.2 times as fast.
+// mklShim makes MKL use its AVX-512 code on processors of other makers than Intel: a step of a GPT
+// on one core of Zen 4 is 1.2× as fast.
 const mklShim = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
 
-// New prepares a python with PyTorch, with files in dir, and says on w what it is.
+// New prepares a Python with PyTorch, with files in dir, and prints its version to w.
 func New(ctx context.Context, w io.Writer, python, dir string) (*Torch, error) {
 	t := &Torch{python: python}
 	t.env = append(os.Environ(), "GLOO_SOCKET_IFNAME=lo", "CUDA_VISIBLE_DEVICES=",
@@ -46,7 +46,7 @@ func New(ctx context.Context, w io.Writer, python, dir string) (*Torch, error) {
 	return t, err
 }
 
-// Command returns what runs a script on some threads. job is its argument.
+// Command returns a command that runs a script on some threads. job is its argument.
 func (t *Torch) Command(ctx context.Context, threads int, script, job string) *exec.Cmd {
 	c := exec.CommandContext(ctx, t.python, "-W", "ignore", script, job)
 	c.Env = append(t.env, fmt.Sprint("OMP_NUM_THREADS=", threads))

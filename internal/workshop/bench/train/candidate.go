@@ -14,17 +14,17 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/process"
 )
 
-// A candidate that does not answer for patience is hung. One that is to end has grace.
+// A candidate that does not answer within patience hangs. After it is told to end, it has grace.
 const (
 	patience = 5 * time.Minute
 	grace    = 20 * time.Second
 )
 
-// candidate is a way to train, by processes that stand still between turns.
+// candidate is a way to train, in processes that are stopped between turns.
 type candidate struct {
 	way
 	processes []*process.Process
-	cancel    context.CancelFunc // ends them at once
+	cancel    context.CancelFunc // ends the processes at once
 	times     []time.Duration    // of a step, in each turn
 	loss      float64            // of the last step
 }

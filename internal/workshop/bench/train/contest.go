@@ -15,20 +15,20 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
-// A table has leastTurns at least. Short steps are run many at a time, so that there are manyTurns
-// or a few times as many.
+// A table has at least leastTurns turns. Several short steps are run at a time, so that there are
+// manyTurns or a few times as many.
 const leastTurns, manyTurns = 3, 10
 
-// contest is the ways of a table, which train a size in turns.
+// contest is the ways of a table, which train a model of one size in turns.
 type contest struct {
 	size
 	precision precision
 	list      []*candidate
-	kernels   map[bool]peak.Kernel // by whether they are those of bfloat16
+	kernels   map[bool]peak.Kernel // under true for bfloat16
 	rates     map[load][]float64   // of a core, in each turn
 }
 
-// load is what a core computes at most, and how many do so at once.
+// load is the peak kernel of a core, and how many cores run it at once.
 type load struct {
 	bfloat16 bool
 	cores    int
@@ -36,7 +36,7 @@ type load struct {
 
 func (c *candidate) load() load { return load{c.Precision != float32s, c.cores()} }
 
-// hold has the ways train s in turns for some seconds, and prints a table.
+// hold makes the ways train s in turns for some seconds, and prints a table.
 func hold(ctx context.Context, w io.Writer, s size, p precision, ways []way, t *peer, seconds float64) (err error) {
 	c := &contest{size: s, precision: p, kernels: peak.Kernels(), rates: make(map[load][]float64)}
 	dir, err := os.MkdirTemp("", "train")
@@ -59,9 +59,9 @@ func hold(ctx context.Context, w io.Writer, s size, p precision, ways []way, t *
 	return nil
 }
 
-// start starts all candidates. The first of them draws the weights that PyTorch's begin with. Ours
-// start one after the other, as ranks that look for each other keep a core busy and may have
-// real-time priority. PyTorch's load for seconds, so they do that at once.
+// start starts all candidates. The first draws the weights, which PyTorch's candidates start with
+// too. Ours start one after the other, as ranks that connect keep a core busy and may have
+// real-time priority. PyTorch's candidates load for seconds, so they start together.
 func (c *contest) start(ctx context.Context, ways []way, t *peer, dir string) error {
 	var slow []*candidate
 	for i, w := range ways {
@@ -82,9 +82,9 @@ func (c *contest) start(ctx context.Context, ways []way, t *peer, dir string) er
 	})
 }
 
-// takeTurns runs steps of each candidate in turn, in an order that is another one every time, so
-// that a busy machine disturbs all alike. One step before warms up. What cores can do is measured
-// in every turn too.
+// takeTurns runs steps of each candidate in turn, in a different order every time, so that a busy
+// machine disturbs all alike. One earlier step warms up. The peak of the cores is measured in every
+// turn too.
 func (c *contest) takeTurns(seconds float64) error {
 	var first time.Duration
 	for i, next := range c.list {
@@ -115,7 +115,7 @@ func (c *contest) takeTurns(seconds float64) error {
 	return nil
 }
 
-// measurePeaks measures what cores can do under the loads of all candidates.
+// measurePeaks measures the peak of the cores under the loads of all candidates.
 func (c *contest) measurePeaks() {
 	done := make(map[load]bool)
 	for _, next := range c.list {
@@ -128,7 +128,8 @@ func (c *contest) measurePeaks() {
 }
 
 // compare compares the losses after the first turn: candidates that do not train the same model on
-// the same data in the same way have others. Later ones differ by more than the first roundings.
+// the same data in the same way have other losses. Later losses differ by more than the first
+// roundings.
 func (c *contest) compare(turn int) error {
 	for _, next := range c.list {
 		tolerance := 1e-3
@@ -142,8 +143,9 @@ func (c *contest) compare(turn int) error {
 	return nil
 }
 
-// report prints a row for each candidate: the median of its steps and their range, and ratios to
-// the first, and to PyTorch's the ratio of the fastest of ours on as many cores, both of turns.
+// report prints a row for each candidate: the median of its steps and their range, the ratio to the
+// first, and for PyTorch the ratio to the fastest of ours on as many cores. Ratios are taken turn
+// by turn.
 func (c *contest) report(w io.Writer) {
 	fmt.Fprintf(w, "\n%s, %s: %d layers, %d channels, %d heads, %d x %d tokens, %.1f GFLOP a step\n",
 		c.name, c.precision, c.Layers, c.Dim, c.Heads, c.Batch, c.Context, c.flops()/1e9)

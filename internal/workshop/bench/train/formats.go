@@ -15,7 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
-// formats are types in which parameters and gradients travel, and which of the list each is compared with.
+// formats are types of sent parameters and gradients, each with the entry that it is compared with.
 var formats = []struct {
 	name string
 	fsdp.Precision
@@ -36,22 +36,23 @@ type journey struct {
 	prefetch  int
 	bandwidth float64
 	text      []byte  // to be learned, byte by byte
-	loss      float64 // at which training ends: the mean of the last smooth steps
+	loss      float64 // training ends at this mean loss of the last smooth steps
 	most      int     // steps
 }
 
-// smooth is over how many steps losses are averaged. A turn is a number of steps.
+// smooth is the number of steps over which losses are averaged. turn is the number of steps of a
+// turn.
 const smooth, turn = 20, 3
 
-// traveler is a format on the way.
+// traveler is a format during the training.
 type traveler struct {
 	*lane
 	losses []float64
 	there  bool
 }
 
-// travel trains on two ranks with each format whose name matches, in turns and with the same data, until
-// the loss is there, and prints the time of a step and of all.
+// travel trains on two ranks with each format whose name matches, in turns and with the same data,
+// until the loss is reached. It prints the time of a step and the total time.
 func travel(w io.Writer, j journey, match *regexp.Regexp) error {
 	if len(j.text) <= j.Context {
 		return fmt.Errorf("a text of %d bytes: want more than the %d of a sequence", len(j.text), j.Context)

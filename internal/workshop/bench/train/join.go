@@ -22,21 +22,21 @@ const (
 	plainLoop joinMode = iota
 	joinEven
 	joinAlone
-	joinCalls // inside Join, whose flags it has too
+	joinCalls // inside Join, with its flags too
 	joinModes
 	joinFlags   joinMode = -1 // no step, only the exchanges of many iterations
-	joinNothing joinMode = -2 // likewise, of many JoinCalls without a call
+	joinNothing joinMode = -2 // the exchanges of many JoinCalls without a call
 )
 
-// exchanges is how many these two time.
+// exchanges is the number of exchanges that these two measure.
 const exchanges = 200
 
 func (m joinMode) String() string {
 	return [...]string{"plain loop", "Join, both have batches", "Join, rank 1 has none", "JoinCalls in Join"}[m]
 }
 
-// joining prints for each size what Join costs on two ranks: where both have batches, beside the
-// plain loop, and where one has none.
+// joining prints for each size the cost of Join on two ranks: if both have batches, compared with
+// the plain loop, and if one has none.
 func joining(w io.Writer, list []size, rounds int, seconds float64) error {
 	for _, s := range list {
 		if err := joiningOf(w, s, rounds, seconds); err != nil {
@@ -52,7 +52,7 @@ func joiningOf(w io.Writer, s size, rounds int, seconds float64) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, j.close()) }()
-	for mode := joinNothing; mode < joinModes; mode++ { // compiles, and teaches rank 1 the schedule
+	for mode := joinNothing; mode < joinModes; mode++ { // compiles, and lets rank 1 learn the schedule
 		if _, err := j.time(mode); err != nil {
 			return err
 		}
@@ -67,7 +67,7 @@ func joiningOf(w io.Writer, s size, rounds int, seconds float64) (err error) {
 	return nil
 }
 
-// joiner is a model on two ranks that runs steps in all modes: they differ in nothing else.
+// joiner is a model on two ranks that runs steps in all modes, with no other difference.
 type joiner struct {
 	*contestant
 	mode  joinMode                   // of the step that both ranks run next
@@ -164,8 +164,8 @@ func (j *joiner) time(mode joinMode) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
-// race runs a step in each mode, in an order that is another one every time, for some seconds. What
-// a step leaves behind, such as garbage and caches, is then no single mode's.
+// race runs a step in each mode, in a different order every time, for some seconds. So the garbage
+// and caches of a step do not always affect the same mode.
 func (j *joiner) race(seed uint64, seconds float64) error {
 	order := []joinMode{plainLoop, joinEven, joinAlone, joinCalls}
 	rnd := rand.New(rand.NewPCG(seed, 0))
@@ -192,8 +192,8 @@ func (j *joiner) race(seed uint64, seconds float64) error {
 	return err
 }
 
-// report prints a row for each mode, and what an exchange of flags takes that nobody is late for,
-// alone and as JoinCalls. That is what they cost; the rows have it in the noise of a step.
+// report prints a row for each mode, and the time of an exchange of flags without late ranks, alone
+// and as JoinCalls. That is the real cost; in the rows it is hidden in the noise of a step.
 func (j *joiner) report(w io.Writer, s size) {
 	fmt.Fprintf(w, "%s: %d layers, %d channels, 2 ranks with %d sequences of %d bytes\n", s.name, s.Layers, s.Dim, s.Batch/2, s.Context)
 	fmt.Fprintf(w, "  %-26s %28s %10s %15s %10s\n", "", "ms a step (min..max, n)", "of plain", "rank 1 busy ms", "of plain")
@@ -208,8 +208,8 @@ func (j *joiner) report(w io.Writer, s size) {
 	fmt.Fprintf(w, "  an exchange of flags takes %.1f µs, %.4f%% of a step; JoinCalls without a call %.1f µs, %.4f%%\n", flag*1e6, 100*flag/step, calls*1e6, 100*calls/step)
 }
 
-// stopwatch is a group that adds up how long its rank waits, which is also when ranks of one
-// process move bytes.
+// stopwatch is a group that adds up the waiting time of its rank. In this time ranks of one process
+// also move bytes.
 type stopwatch struct {
 	comm.Group
 	waited time.Duration

@@ -39,8 +39,8 @@ var memoryRows = []memoryRow{
 	{name: "NoShard", ranks: []int{1, 2, 4, 8}, cfg: fsdp.Config{Strategy: fsdp.NoShard, WrapPolicy: byBlocks}},
 }
 
-// memory prints the bytes of a rank, as planned and as counted in a step with AdamW: first what a
-// first look compares, then every strategy and number of ranks. It is an error if plan and count
+// memory prints the bytes of a rank, as planned and as counted in a step with AdamW: first the
+// usual comparison, then every strategy and number of ranks. It returns an error if plan and count
 // differ.
 func memory(w io.Writer, s size) error {
 	fmt.Fprintf(w, "%s: %d layers, %d channels; MB of a rank in a step with AdamW,\n", s.name, s.Layers, s.Dim)

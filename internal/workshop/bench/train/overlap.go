@@ -13,7 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
-// latency is what a collective takes over the slow link besides its bytes.
+// latency is the time of a collective over the slow link without its bytes.
 const latency = 50 * time.Microsecond
 
 // lane is a prefetch depth on a link.
@@ -31,10 +31,10 @@ func (l *lane) loss() float64 { return (l.trainers[0].loss + l.trainers[1].loss)
 // wait returns the time of a step that rank 0 waits.
 func (l *lane) wait() time.Duration { return l.waiting / time.Duration(len(l.times)) }
 
-// overlap trains on two ranks over a link of a stated bandwidth and prints how much of the
-// communication each prefetch depth leaves exposed: the time that a rank waits in a pass, less what
-// it waits in the same schedule over a link without a limit, where it waits for the other rank
-// only, as a share of the time that the link is busy.
+// overlap trains on two ranks over a link of a given bandwidth and prints how much of the
+// communication each prefetch depth leaves exposed. The exposed time is the waiting time of a rank
+// in a pass, minus its waiting time in the same schedule over an unlimited link, where it waits
+// only for the other rank. It is printed as a share of the time that the link is busy.
 func overlap(w io.Writer, s size, bandwidth float64, rounds int, seconds float64) error {
 	depths := []int{fsdp.NoPrefetch, 1, 2}
 	var slow, free []*lane
@@ -72,7 +72,7 @@ func overlap(w io.Writer, s size, bandwidth float64, rounds int, seconds float64
 	return nil
 }
 
-// run runs steps for some seconds, after one that does not count if it is the first time.
+// run runs steps for some seconds. The first time it runs one step more, which does not count.
 func (l *lane) run(seconds float64, first bool) error {
 	if first {
 		if err := l.step(); err != nil {

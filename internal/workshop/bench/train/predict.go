@@ -19,8 +19,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
-// Plan calibrates this machine, or reads what a calibration wrote, trains, and prints how long
-// steps take beside what package plan says.
+// Plan calibrates this machine, or reads a calibration, trains, and compares the times of steps
+// with the predictions of package plan.
 func Plan(ctx context.Context, w io.Writer, args []string) error {
 	c := newCommand("bench plan")
 	low := c.flags.Bool("bfloat16", false, "compute in bfloat16")
@@ -70,9 +70,9 @@ type prediction struct {
 	precision   fsdp.Precision
 	calibration *calibrate.Calibration
 	cluster     *plan.Cluster  // instead of the calibration, if there is one
-	others      func() float64 // share of the cores that others have
+	others      func() float64 // share of the cores that other processes use
 	settings    []*setting
-	probe       *setting // for what waiting for a slow link costs, see late
+	probe       *setting // for the cost of waiting for a slow link, see late
 }
 
 // setting is a model, and a number of ranks and a prefetch depth, over some links.
@@ -83,15 +83,15 @@ type setting struct {
 	links           []*ring
 }
 
-// ring is a link of so many bytes/s, without a limit if it is 0.
+// ring is a link of the given bytes/s, or without a limit if it is 0.
 type ring struct {
 	bandwidth float64
 	times     []time.Duration
-	kinds     map[string]time.Duration // that rank 0 takes for operations of a kind, in all steps
+	kinds     map[string]time.Duration // time of rank 0 for operations of a kind, in all steps
 	steps     int
 }
 
-// most names the kind of operations for which a prediction is off most, and by how many
+// most returns the kind of operations with the largest error of prediction, and the error in
 // milliseconds.
 func (r *ring) most(dry *fsdp.Plan, t *plan.Timeline) (kind string, off float64) {
 	kinds := make(map[string]float64)
@@ -99,7 +99,7 @@ func (r *ring) most(dry *fsdp.Plan, t *plan.Timeline) (kind string, off float64)
 		kinds[k] = -d.Seconds() / float64(r.steps)
 	}
 	for _, e := range t.Events {
-		if e.Stream == plan.Computing && e.Op >= 0 && dry.Pass.Ops[e.Op].Kind != plan.Turn { // where ranks agree, which no operation is
+		if e.Stream == plan.Computing && e.Op >= 0 && dry.Pass.Ops[e.Op].Kind != plan.Turn { // agreements between ranks are not operations
 			kinds[dry.Pass.Ops[e.Op].Kind.String()] += e.End - e.Begin
 		}
 	}
@@ -111,7 +111,7 @@ func (r *ring) most(dry *fsdp.Plan, t *plan.Timeline) (kind string, off float64)
 	return kind, 1e3 * off
 }
 
-// add adds the settings of a size, or those of one depth of prefetching.
+// add adds the settings of a size, or only the settings with one prefetch depth.
 func (p *prediction) add(s size, only int) {
 	if only == 0 {
 		p.settings = append(p.settings, &setting{s, 1, 1, 1, rings(0)}, &setting{s, 1, 1, 2, rings(0)})
@@ -146,7 +146,7 @@ func (p *prediction) round(ctx context.Context) error {
 	return nil
 }
 
-// config is that of a setting, but for the group.
+// config returns the configuration of a setting, without the group.
 func (p *prediction) config(s *setting) fsdp.Config {
 	return fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Prefetch: s.prefetch, Threads: s.threads, Precision: p.precision}
 }
@@ -203,9 +203,9 @@ func (p *prediction) train(ctx context.Context, s *setting) error {
 	return c.close()
 }
 
-// late returns by how many seconds a rank that waits for the slow link goes on late: its timer is
-// late, and while it waited others had the core and its caches. It is what makes the probe over the
-// link as slow as it is, when all else is predicted.
+// late returns by how many seconds a rank that waits for the slow link continues late: its timer is
+// late, and meanwhile other threads used the core and its caches. It is the difference between the
+// probe's time over the link and the prediction of everything else.
 func (p *prediction) late(c *plan.Cluster) (late float64, err error) {
 	free, slow := p.probe.links[0], p.probe.links[1]
 	want := (stats.Median(slow.times) - stats.Median(free.times)).Seconds()
@@ -254,7 +254,7 @@ func (p *prediction) report(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "who waits for the slow link goes on %.2f ms late\n", 1e3*late)
+	fmt.Fprintf(w, "a rank that waits for the slow link continues %.2f ms late\n", 1e3*late)
 	fmt.Fprintf(w, "%-8s %5s %7s %9s %10s %13s %24s %7s\n", "", "ranks", "threads", "prefetch", "MB/s", "predicted ms", "measured ms (quartiles)", "error")
 	var errs []float64
 	for _, s := range p.settings {

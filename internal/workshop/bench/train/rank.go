@@ -21,18 +21,18 @@ const RankCommand = "train-rank"
 // weights is the file with the initial weights, in the directory of a contest.
 const weights = "weights.safetensors"
 
-// job is what a process is told, ours or PyTorch's: its part of a way to train a size.
+// job is the argument of a process, ours or PyTorch's: its part of a way to train a size.
 type job struct {
 	size
 	way
-	Process int    // which of those of the way
+	Process int    // number of the process in the way
 	Meet    string // where they meet
 	Weights string // the file with the initial weights
-	Export  bool   // it is to be written by this process
+	Export  bool   // this process must write the file
 }
 
-// Serve trains as text says. For every line of in, a number of steps, it runs so many and answers
-// on out with the seconds that they took and the loss before the last of them.
+// Serve trains as text describes. For every line of in, a number of steps, it runs these steps and
+// writes to out their time in seconds and the loss before the last.
 func Serve(ctx context.Context, in io.Reader, out io.Writer, text string) (err error) {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {

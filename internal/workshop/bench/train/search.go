@@ -86,12 +86,12 @@ func (t *try) String() string {
 	return fmt.Sprintf("%s by %s, prefetch %d, checkpoint %s", s.Strategy, s.Wrap, s.Prefetch, s.Checkpoint)
 }
 
-// finalists are those of many settings that are compared in the end, beside the choice and the
-// defaults: of so many the fastest is fast by chance, too.
+// finalists is how many settings are compared in the end, in addition to the choice and the
+// defaults: among many settings, the fastest is partly fast by chance.
 const finalists = 4
 
-// run tries every setting that Tune has for some steps, and then the fastest, the choice and the
-// defaults in turns.
+// run tries every setting of Tune for some steps, and then the fastest, the choice and the defaults
+// in turns.
 func (h *hunt) run(ctx context.Context, rounds int, seconds float64) error {
 	shape := fsdp.Ints(h.Batch/2, h.Context)
 	tune := func(cfg fsdp.Config) (fsdp.Config, []plan.Choice, error) {
@@ -109,7 +109,7 @@ func (h *hunt) run(ctx context.Context, rounds int, seconds float64) error {
 		return err
 	}
 	for _, c := range choices[1:] {
-		if c.Prefetch > 1 || c.Wrap == "4 blocks" { // a small model has next to no other steps with these
+		if c.Prefetch > 1 || c.Wrap == "4 blocks" { // small models have almost no other steps with these
 			continue
 		}
 		if err := h.open(ctx, c.Setting, config(c.Setting)); err != nil {
@@ -159,7 +159,7 @@ func config(s plan.Setting) fsdp.Config {
 	return cfg
 }
 
-// pairs makes a unit of two blocks each.
+// pairs puts two blocks each into a unit.
 func pairs(calls []fsdp.CallInfo) []string {
 	names, first, blocks := make([]string, len(calls)), "", 0
 	for i, c := range calls {

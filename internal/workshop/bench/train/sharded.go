@@ -31,8 +31,8 @@ type contestant struct {
 	times []time.Duration
 }
 
-// newRanks returns a contestant whose step runs, on every one of some ranks at once, what start
-// returns for it.
+// newRanks returns a contestant. Its step runs the function that start returned for each rank, on
+// all ranks at once.
 func newRanks(groups []comm.Group, start func(comm.Group) (step func() error, err error)) (*contestant, error) {
 	steps := make([]func() error, len(groups))
 	err := calibrate.Each(len(groups), func(i int) (err error) {
@@ -80,7 +80,7 @@ func (s size) model() *nn.GPT {
 	return &nn.GPT{Vocab: s.Vocab, Context: s.Context, Layers: s.Layers, Dim: s.Dim, Heads: s.Heads, LoRA: nn.LoRA{Rank: s.adapters}}
 }
 
-// optimizer is what all train with.
+// optimizer is the optimizer of all.
 var optimizer = optim.AdamW{Beta2: 0.95, WeightDecay: 0.1}
 
 // newTrainer wraps the model on one rank, for a batch of some rows.

@@ -1,5 +1,5 @@
-// Package train measures training steps of a GPT: this library on one and on two cores, beside
-// PyTorch and what the processor can do at most, in turns.
+// Package train measures training steps of a GPT: this library on one and on two cores, PyTorch,
+// and the peak of the processor, in turns.
 //
 //	bench train [-size tiny,small,medium] [-run REGEXP] [-torch python [-compile]] [-seconds 30]
 //	bench overlap [-size tiny,small] [-rounds 3] [-seconds 4] [-bandwidth 400]
@@ -8,8 +8,8 @@
 //	bench memory
 //
 // With PyTorch all tables take 7 minutes on two quiet cores, without it half as long, and medium
-// takes 16 GB of memory. Every way to train is one process or two, which stand still while it is
-// not their turn:
+// takes 16 GB of memory. Every way to train is one process or two, which are stopped between their
+// turns:
 //
 //	driver ── "3" ────────────> all processes of a way     three steps
 //	       <── "4.81 2.7449" ──                            their seconds, of the slowest, and the loss
@@ -18,14 +18,14 @@
 // step is forward, backward, clipping and AdamW on a batch that is the same for all; two ranks
 // share it. Tokens per second count the whole batch. GFLOP/s are those of a core. They count 6N +
 // 12·L·d·T floating point operations per token, N without the embedding tables, and nothing for
-// recomputation. The peak is measured in the same turns, see package peak. "of 1 rank" is how many
-// times as fast as the first row a row is, "ours" how many times as fast the fastest of ours on as
-// many cores: medians of the ratios of neighbours.
+// recomputation. The peak is measured in the same turns, see package peak. "of 1 rank" is the speed
+// of a row relative to the first row, and "ours" is the speed of our fastest on as many cores
+// relative to the row: medians of the ratios of neighbours.
 //
 // PyTorch's model is the same (directory peers), with scaled_dot_product_attention and the fused
-// AdamW. MKL takes its way for AVX-512 on any processor (a shim that cc builds), and malloc keeps
-// what is freed, which is as good as tcmalloc. In bfloat16 "PyTorch" has parameters, gradients and
-// AdamW's state in bfloat16, and autocast those in float32. Both need AVX512_BF16 to be fast.
+// AdamW. MKL uses its AVX-512 code on any processor (by a shim that cc builds), and malloc keeps
+// freed memory, which is as fast as tcmalloc. In bfloat16 "PyTorch" has parameters, gradients and
+// AdamW's state in bfloat16, and autocast has them in float32. Both need AVX512_BF16 to be fast.
 // torch.compile takes half a minute for each row, so only -compile adds its rows.
 //
 // Real-time priority keeps other programs away: chrt -r 10. It should be round-robin, as with chrt
@@ -104,8 +104,8 @@
 //	10m4s in all, load 2.5
 //	the peak of a core: float32 FMA of AVX-512 118, bfloat16 VDPBF16PS 236
 //
-// How much communication is hidden on a slow link (2026-11-21). "exposed" is the share of the
-// link's time that a rank waits for:
+// The next table shows how much communication over a slow link is hidden (2026-11-21). "exposed" is
+// the share of the link's time that a rank waits for:
 //
 //	small on 2 ranks over a link of 400 MB/s and 50µs a collective: communication that is not hidden behind computation
 //	  prefetch     ms a step without link   MB sent  link busy ms  waiting ms   without link   exposed
@@ -114,9 +114,8 @@
 //	  2                435.8        411.9      58.0         145.8        36.7           10.7       18%
 //
 // There, too: with even data Join costs 0.1 % of a step of 11 ms, by the medians of paired steps,
-// and the exchange of flags takes 2 µs. A rank without a batch is busy for 4 to 8 % of the time
-// that a step takes it otherwise. JoinCalls costs one more exchange of that kind, at its end
-// (2026-11-22).
+// and the exchange of flags takes 2 µs. A rank without a batch is busy for 4 to 8 % of the time of
+// a normal step. JoinCalls costs one more exchange of that kind, at its end (2026-11-22).
 package train
 
 import (
@@ -135,7 +134,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/workshop/bench/stats"
 )
 
-// Run measures steps as args, the command line behind the subcommand, say, and prints tables to w.
+// Run measures steps as args say, the command line after the subcommand, and prints tables to w.
 func Run(ctx context.Context, w io.Writer, args []string) error {
 	f := flag.NewFlagSet("bench train", flag.ContinueOnError)
 	names := f.String("size", "tiny,small,medium", "comma-separated sizes")
@@ -198,16 +197,16 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	return err
 }
 
-// processor returns what Linux calls the first processor.
+// processor returns Linux's name of the first processor.
 func processor() string {
-	text, _ := os.ReadFile("/proc/cpuinfo") // is only there on Linux
+	text, _ := os.ReadFile("/proc/cpuinfo") // exists only on Linux
 	if m := regexp.MustCompile(`(?m)^model name\s*: (.*)$`).FindSubmatch(text); m != nil {
 		return string(m[1])
 	}
 	return runtime.GOARCH
 }
 
-// Join measures what Join costs with even data, and a rank without a batch.
+// Join measures the cost of Join with even data, and with a rank without a batch.
 func Join(w io.Writer, args []string) error {
 	c := newCommand("bench join")
 	if err := c.flags.Parse(args); err != nil {
@@ -239,8 +238,8 @@ func Overlap(w io.Writer, args []string) error {
 	return nil
 }
 
-// Formats trains over a slow link by the types in which parameters and gradients travel, on two
-// goroutine ranks, and measures the time of a step and that to a loss.
+// Formats trains over a slow link with several types of sent parameters and gradients, on two
+// goroutine ranks, and measures the time of a step and the time to a loss.
 func Formats(w io.Writer, args []string) error {
 	f := flag.NewFlagSet("bench formats", flag.ContinueOnError)
 	names := f.String("size", "small", "comma-separated sizes")
@@ -280,8 +279,8 @@ func Formats(w io.Writer, args []string) error {
 	return nil
 }
 
-// Memory prints what a rank holds under each sharding strategy, planned and counted. It measures no
-// time.
+// Memory prints the memory of a rank under each sharding strategy, planned and counted. It measures
+// no time.
 func Memory(w io.Writer, args []string) error {
 	if err := flag.NewFlagSet("bench memory", flag.ContinueOnError).Parse(args); err != nil {
 		return err
@@ -289,7 +288,7 @@ func Memory(w io.Writer, args []string) error {
 	return memory(w, sizes[0])
 }
 
-// command is the command line of what trains in rounds.
+// command is the command line of a subcommand that trains in rounds.
 type command struct {
 	flags   *flag.FlagSet
 	names   string

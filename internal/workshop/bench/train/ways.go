@@ -29,8 +29,8 @@ func (s size) flops() float64 {
 	return float64(s.tokens()) * float64(6*n+12*s.Layers*s.Dim*s.Context)
 }
 
-// way is a way to train: so many processes of so many ranks of so many threads. PyTorch has one
-// rank in a process.
+// way is a way to train, with a number of processes, of ranks in each and of threads in each.
+// PyTorch has one rank in a process.
 type way struct {
 	name                      string
 	torch                     bool
@@ -43,7 +43,7 @@ type way struct {
 
 func (w way) cores() int { return w.Processes * w.Ranks * w.Threads }
 
-// precision is what a way computes in.
+// precision is the types of a way.
 type precision string
 
 const (
@@ -52,13 +52,13 @@ const (
 	autocast  precision = "autocast" // PyTorch's products of bfloat16 from parameters of float32
 )
 
-// precisions has what we compute in. Each is measured in all our ways.
+// precisions has our types. Each is measured in all our ways.
 var precisions = map[precision]fsdp.Precision{
 	float32s:  {},
 	bfloat16s: fsdp.BF16(),
 }
 
-// ours are our ways, each of them in all precisions. The first is what others are compared with.
+// ours are our ways, each in all precisions. The others are compared with the first.
 var ours = []way{
 	{name: "1 rank", Processes: 1, Ranks: 1, Threads: 1},
 	{name: "1 rank, 2 threads", Processes: 1, Ranks: 1, Threads: 2},
@@ -84,8 +84,8 @@ var torches = []way{
 	{name: "PyTorch FSDP2", Processes: 2, Threads: 1, Precision: bfloat16s},
 }
 
-// lineup returns the ways of one table: the first of ours in float32, which others are compared
-// with, and those of a precision whose names match.
+// lineup returns the ways of one table: the first of ours in float32, which the others are compared
+// with, and the ways of a precision whose names match.
 func lineup(p precision, t *peer, match *regexp.Regexp) []way {
 	first := ours[0]
 	first.Precision = float32s
