@@ -165,8 +165,8 @@ func (b *backend) Run(ctx context.Context, seq uint64, c *transport.Call) error 
 	return nil
 }
 
-// broken gives up a collective that NCCL may be executing: it reports the failure to the others,
-// who would wait in vain, and returns when no buffer is touched any more.
+// broken gives up a collective that NCCL may be executing: it reports the failure to the other
+// ranks, which would wait in vain, and returns when no buffer is touched any more.
 func (b *backend) broken(seq uint64, c *transport.Call, err error) error {
 	err = fmt.Errorf("%s: %w", numbered(seq, c), b.reason(err))
 	var remote *comm.RankError

@@ -51,9 +51,9 @@ func (c GroupConfig) complete() (GroupConfig, error) {
 	return c, nil
 }
 
-// Group is a [comm.Group] whose collectives NCCL executes. Buffers are device memory,
-// made by [transport.OnDevice], which is read and written in place, or host memory, which
-// is copied through pinned memory in pieces. Ranks may differ in that.
+// Group is a [comm.Group] whose collectives NCCL executes. Buffers are device memory, made by
+// [transport.OnDevice], which is read and written in place, or host memory, which is copied through
+// pinned memory in pieces. Ranks may differ in this.
 //
 //	boot, err := comm.FromEnv(ctx)       // any group: it carries what is not data
 //	dev, err := nccl.OpenDevice(local)   // LocalRank of comm.ConfigFromEnv

@@ -19,7 +19,7 @@ import (
 // every rank before anything is launched, and no rank launches a collective that another one does
 // not. Comparing later, or a hash of several calls at once, was considered and rejected:
 //
-//   - A record also decides what is launched: if one rank has a host buffer, all use pieces.
+//   - A record also decides the launch: if one rank has a host buffer, all use pieces.
 //   - NCCL checks nothing. Different kinds wait for each other until the timeout, which names
 //     no rank. With different counts a rank may write past the end of another one's buffer, and an
 //     error afterwards is of no use.

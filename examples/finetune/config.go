@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// config is what the flags say.
+// config is the parsed flags.
 type config struct {
 	from, to string   // directories of models
 	data     []string // files
@@ -17,7 +17,7 @@ type config struct {
 
 	ranks, lora           int // lora is the rank of the adapters; 0 trains everything
 	bf16                  bool
-	steps, batch, context int // batch is of one rank; context 0 means what the model takes, up to defaultContext
+	steps, batch, context int // batch is of one rank; context 0 means the model's context, at most defaultContext
 	lr, warmup            float64
 
 	prompt      string
@@ -52,7 +52,7 @@ func (c *config) define(f *flag.FlagSet) {
 	f.Func("data", "train on this `file`; may be repeated", func(path string) error { c.data = append(c.data, path); return nil })
 	f.StringVar(&c.field, "field", "text", "`key` of the text in the objects of a .jsonl file")
 	f.StringVar(&c.to, "out", "", "write the model to this `directory`")
-	f.IntVar(&c.ranks, "ranks", 2, "`ranks` to shard over: goroutines, or what a launcher starts")
+	f.IntVar(&c.ranks, "ranks", 2, "`ranks` to shard over: goroutines, or processes of a launcher")
 	f.IntVar(&c.lora, "lora", 0, "train adapters of this `rank`, with the model itself frozen\n(default 0, which trains everything)")
 	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on processors with AVX512_BF16")
 	f.IntVar(&c.steps, "steps", 100, "training steps")
@@ -65,7 +65,7 @@ func (c *config) define(f *flag.FlagSet) {
 	f.Float64Var(&c.temperature, "temperature", 0, "of the writing: 0 always takes the likeliest token")
 }
 
-// validate says what is wrong with the flags, all of it at once.
+// validate returns all faults of the flags at once.
 func (c *config) validate() error {
 	var errs []error
 	want := func(ok bool, format string, args ...any) {

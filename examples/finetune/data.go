@@ -43,7 +43,7 @@ func load(c config) (*corpus, error) {
 	return d, nil
 }
 
-// encode returns the tokens of a text, with those that stand before it.
+// encode returns the tokens of a text, with the tokens that the tokenizer puts first.
 func (d *corpus) encode(text string) []int {
 	ids := d.words.Encode(text)
 	if n := len(ids); n > 0 && ids[n-1] == d.words.EOS {
@@ -52,7 +52,7 @@ func (d *corpus) encode(text string) []int {
 	return ids
 }
 
-// split holds tokens out, so many that there is a window of context tokens in them.
+// split holds out enough tokens for a window of context tokens.
 func (d *corpus) split(context int) error {
 	n := max(int(heldOut*float64(len(d.train))), context+1)
 	cut := len(d.train) - n

@@ -16,7 +16,7 @@
 // With -lora the model itself is frozen: it has no gradients and no optimizer state, and keeps its
 // bits. Adapters of rank R and alpha 2R are on all linear layers of the blocks. They are added to
 // the weights before these are written, so that the directory has a plain model. Weights are
-// written in float32, beside the files of the tokenizer.
+// written in float32, with the files of the tokenizer.
 //
 // SmolLM2-135M-Instruct, from weights of 4 bits, on this repository's README of 2026-11-23: half a
 // minute on two cores.

@@ -108,7 +108,7 @@ func prepare(model fsdp.Model, lora int) (block fsdp.Module, cache generate.Size
 	return nil, cache, 0, fmt.Errorf("%T does not go on from text: want a model such as GPT-2 or Llama", model)
 }
 
-// run trains, with a look at what the model knows before and after, and writes it.
+// run trains, reports on the model before and after, and writes it.
 func (t *tuner) run(ctx context.Context) error {
 	like := tensor.New(tensor.WithShape(t.batch, t.context), tensor.Of(tensor.Int)) // tokens, and targets
 	plan, err := t.Plan(like, like)
@@ -168,7 +168,7 @@ func (t *tuner) step(ctx context.Context, batch []fsdp.Tensor, lr float64) (loss
 	return loss, t.opt.Step(lr)
 }
 
-// report prints the loss on what is held out, and what the model writes after the prompt.
+// report prints the loss on held-out text, and the model's continuation of the prompt.
 func (t *tuner) report(ctx context.Context, when string) error {
 	if err := t.test.Rewind(); err != nil {
 		return err
@@ -231,7 +231,7 @@ func (t *tuner) save(ctx context.Context) error {
 	return nil
 }
 
-// loader returns batches of so many windows of a text, at random places.
+// loader returns batches of the given number of windows of a text, at random places.
 func (t *tuner) loader(tokens []int, windows int) (*data.Loader[[]int], error) {
 	all := data.Shuffle(data.Windows(tokens, t.context+1, 1), seed, data.Endless)
 	return data.NewLoader(data.Range(all, 0, windows), data.TokensAndTargets[int](t.context), data.Config{Group: t.group, Batch: t.batch * t.group.Size()})

@@ -35,7 +35,7 @@ type function struct {
 // corpus is what there is to learn from, and the functions of files that are held out.
 type corpus struct{ train, held []function }
 
-// holdOut is the share of files that are held out: one in so many.
+// holdOut is the share of files that are held out: one in every n.
 const holdOut = 20
 
 // read returns the functions in a tree of Go files, without tests, in an order that is always the same. What occurs a second time, such as for another system, is left out.

@@ -1,8 +1,9 @@
 // T5 learns to say what functions do. A small model like T5 1.1 (Raffel et al., 2020,
-// arXiv:1910.10683), sharded over ranks, reads names and sources of functions of the Go distribution,
-// as words in lower case, and writes the first sentences of their comments, without the name. What it
-// writes about functions of files that were held out is compared with their comments by ROUGE-L, beside
-// what two need no model for: a sentence that is said of all, and the words of the name.
+// arXiv:1910.10683), sharded over ranks, reads names and sources of functions of the Go
+// distribution, as words in lower case, and writes the first sentences of their comments, without
+// the name. Its texts about functions of held-out files are compared with their comments by
+// ROUGE-L, and so are two baselines without a model: a sentence that is said of all, and the words
+// of the name.
 //
 //	go run ./examples/t5
 //	go run ./examples/t5 -ranks 3 -layers 1 -dim 32 -vocab 512 -source 16 -target 15 -epochs 1
@@ -13,9 +14,10 @@
 // plain loop inside JoinCalls, and package generate does the same. Functions and sentences of like
 // lengths make a batch, whose lengths are multiples of 8, so that a few compiled programs serve all.
 //
-// It learns to read: most of what it says below fits the name. But it also learns much by heart, as 11472
-// functions are few: it ends at 2.4 nats for those and 3.9 for others. On 3670 steps, which take two
-// idle cores of an AMD EPYC about five minutes, and took this run, on a share of them, 27 (2026-11-23):
+// It learns to read: most of the sentences below fit the name. But it also learns much by heart, as
+// 11472 functions are few: it ends at 2.4 nats for those and 3.9 for others. On 3670 steps, which
+// take two idle cores of an AMD EPYC about five minutes, and took this run, on a share of them, 27
+// (2026-11-23):
 //
 //	$ go run ./examples/t5
 //	11472 functions to learn from, 883 held out; 1556224 parameters on 2 ranks
@@ -89,7 +91,7 @@ func main() {
 	flag.IntVar(&c.dim, "dim", 128, "`channels` of the model")
 	flag.IntVar(&c.heads, "heads", 4, "`number` of attention heads")
 	flag.IntVar(&c.vocab, "vocab", 3000, "`number` of tokens: the most frequent words")
-	flag.IntVar(&c.source, "source", 40, "`tokens` of a function that are read; what is longer is cut")
+	flag.IntVar(&c.source, "source", 40, "`tokens` of a function that are read; longer ones are cut")
 	flag.IntVar(&c.target, "target", 15, "`tokens` of the longest sentence; functions with longer ones are left out")
 	flag.IntVar(&c.rows, "rows", 16, "`functions` in a batch of a rank")
 	flag.IntVar(&c.epochs, "epochs", 10, "`passes` through the data")
@@ -173,5 +175,5 @@ func newRank(ctx context.Context, g comm.Group, c config, data corpus, out io.Wr
 	return &rank{config: c, group: g, data: data, words: words, out: out, model: m}, err
 }
 
-// mine returns those of the functions that are this rank's: those of its files.
+// mine returns the functions of this rank's files.
 func (r *rank) mine(all []function) []function { return share(all, r.group.Rank(), r.group.Size()) }

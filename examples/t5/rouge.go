@@ -1,8 +1,8 @@
 package main
 
-// rougeL returns ROUGE-L of a text (Lin, 2004, https://aclanthology.org/W04-1013): the harmonic mean
-// of the shares that the longest common subsequence has of the words of the text and of those of the
-// reference, in [0, 1]. Case and punctuation do not count, and names are words each.
+// rougeL returns ROUGE-L of a text (Lin, 2004, https://aclanthology.org/W04-1013): the harmonic
+// mean of two shares: the longest common subsequence in the words of the text, and in the words of
+// the reference. It is in [0, 1]. Case and punctuation do not count, and names are words each.
 func rougeL(text, reference string) float64 {
 	a, b := split(text), split(reference)
 	if len(a)+len(b) == 0 {
@@ -13,7 +13,7 @@ func rougeL(text, reference string) float64 {
 
 // common returns the length of the longest common subsequence of a and b.
 func common(a, b []string) int {
-	best := make([]int, len(b)+1) // best[j] is that of what was seen of a and b[:j]
+	best := make([]int, len(b)+1) // best[j] is the length for the words of a so far and b[:j]
 	for _, w := range a {
 		diagonal := 0
 		for j, v := range b {

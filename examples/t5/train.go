@@ -72,7 +72,7 @@ func (r *rank) step(ctx context.Context, opt optim.Optimizer, lr float64, batch 
 	return loss, nil
 }
 
-// validate adds the loss of this rank's part of what is held out.
+// validate adds the loss of this rank's part of the held-out data.
 func (r *rank) validate(ctx context.Context, loss *metrics.Mean) error {
 	return r.model.JoinCalls(ctx, func() error {
 		for batch := range tensors(group(r.mine(r.data.held), r.rows), r.rows) {

@@ -14,14 +14,14 @@ type vocabulary struct {
 	tokenOf map[string]int
 }
 
-// end ends a comment, and is what the decoder starts with, as in T5. It also stands between the name of
-// a function and its source.
+// end ends a comment, and is the decoder's first input, as in T5. It also stands between the name
+// of a function and its source.
 const end = 0
 
 // word matches a word of text or code. Names in camel case have several.
 var word = regexp.MustCompile(`[A-Z]+[a-z]*|[a-z]+|[0-9]+`)
 
-// split returns the words of a text in lower case, of which those of code and of comments are the same.
+// split returns the words of a text in lower case. Code and comments share their words.
 func split(text string) []string {
 	list := word.FindAllString(text, -1)
 	for i, w := range list {

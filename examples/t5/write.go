@@ -64,7 +64,7 @@ func typical(all []function) (comment string) {
 	return comment
 }
 
-// comments returns what the model says of functions, which may be none.
+// comments returns the model's comments on functions. There may be no functions.
 func (r *rank) comments(ctx context.Context, fs []function) ([]string, error) {
 	g, err := generate.New(r.model, r.t5().Cache(), generate.Config{Batch: 16})
 	if err != nil {

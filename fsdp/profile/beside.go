@@ -43,8 +43,8 @@ func (p *Pair) add(q Pair) { p.Predicted, p.Measured = p.Predicted+q.Predicted, 
 
 // Beside compares the passes of this rank with a planned pass, Plan.Pass of package fsdp for the
 // same batch, on a cluster. Make the plan after the optimizer, as otherwise its memory lacks the
-// optimizer's state. Beside returns an error if an operation of the plan has not run: the plan is
-// of other settings, or a pass begins inside NoSync.
+// optimizer's state. It returns an error if an operation of the plan has not run: the plan is of
+// other settings, or a pass begins inside NoSync.
 func (p *Profile) Beside(pass *plan.Pass, c *plan.Cluster) (*Comparison, error) {
 	t := p.Totals()
 	if t.Passes == 0 {

@@ -9,11 +9,11 @@ import (
 )
 
 // Places bounds the connections that have not proven themselves. If all places are taken, a new
-// connection gets the place of the oldest connection from the address that has the most, as soon as
-// that has had Grace. So unrelated processes that connect and send nothing, however many and
-// however often, neither fill the places nor delay a rank by more than Grace for every 256 of them,
-// and connections from one address do not drive out a rank at another. The zero value is ready.
-// Methods may be called concurrently.
+// connection gets the place of another one: the oldest from the address with the most connections,
+// after its Grace. So unrelated processes that connect and send nothing, however many and however
+// often, neither fill the places nor delay a rank by more than Grace for every 256 of them, and
+// connections from one address do not drive out a rank at another. The zero value is ready. Methods
+// may be called concurrently.
 type Places struct {
 	mu    sync.Mutex
 	taken []place       // in the order of arrival
@@ -35,7 +35,7 @@ type place struct {
 	since time.Time
 }
 
-// Take gives conn a place, which Leave gives back. It may close another connection for that. It
+// Take gives conn a place, which Leave gives back. It may close another connection first. It
 // reports false if stop is closed before.
 func (p *Places) Take(conn net.Conn, stop <-chan struct{}) bool {
 	for {

@@ -72,7 +72,7 @@ func Latest(ctx context.Context, fsys FS, dir string) (path string, err error) {
 	return f.Path, err
 }
 
-// A Found is a whole checkpoint, as far as that is known without its data.
+// A Found is a checkpoint that is whole except possibly for its data, which was not read.
 type Found struct {
 	Path string
 	Meta map[string]json.RawMessage // of the manifest
@@ -171,8 +171,8 @@ func latest(ctx context.Context, fsys FS, dir string, names []name) (found Found
 	return Found{}, fmt.Errorf("checkpoint: %w in %s", err, dir)
 }
 
-// checkWhole returns the metadata of the manifest, or why the directory is not a whole checkpoint,
-// as far as that is known without its data.
+// checkWhole returns the metadata of the manifest, or why the directory is not a whole checkpoint.
+// It does not read the data.
 func checkWhole(ctx context.Context, fsys FS, dir string) (map[string]json.RawMessage, error) {
 	r, err := OpenReader(ctx, fsys, dir)
 	if err != nil {

@@ -26,8 +26,8 @@ type Reader struct {
 	first int
 }
 
-// maxOpen is how many files a Reader keeps open. There are as many as ranks have saved, and a
-// process may open only so many. Further files are opened each time.
+// maxOpen is how many files a Reader keeps open. There is one for each rank that has saved, and a
+// process may open only a limited number. Further files are opened each time.
 const maxOpen = 64
 
 // scratch has memory for chunks that are not read straight into their destination.

@@ -50,8 +50,8 @@ func (d *Device) newEvent(timing bool) (*Event, error) {
 // Handle returns the CUevent, or 0 if the event is closed.
 func (e *Event) Handle() uintptr { return e.number() }
 
-// Record marks the present end of s. A stream that waits for an earlier position of the event still
-// waits for that position.
+// Record marks the present end of s. A stream that waits for an earlier position of the event is
+// not affected.
 func (e *Event) Record(s *Stream) error {
 	if err := e.use(); err != nil {
 		return err

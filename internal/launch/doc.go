@@ -39,7 +39,7 @@
 //	FSDP_RENDEZVOUS   where ranks meet: tcp://host:port, served by rank 0, or a shared file:///dir
 //	FSDP_SECRET       the key that ranks share: 16 bytes at least, in hex or as text
 //	FSDP_SECRET_FILE  a file that holds it
-//	FSDP_JOB          a name that tells the job from others, beside that of the launcher
+//	FSDP_JOB          a name of the job, in addition to the launcher's
 //	FSDP_TLS          1 to encrypt connections
 //	FSDP_TRUST_NETWORK 1 to need no secret between hosts
 //	FSDP_LISTEN       the network interfaces or addresses on which ranks listen
@@ -47,10 +47,10 @@
 //	FSDP_JOIN_TIMEOUT for how long a rank waits for the others to join
 //	FSDP_TRANSPORT    auto, shm or tcp
 //	FSDP_CHECKSUMS    auto, off or on: which data between ranks has checksums
-//	FSDP_ALLOW_OLDER  true or false: what fsdp's option AllowOlder says, read by Load
-//	FSDP_TRACE        a directory for traces of what ranks do: fsdp.TraceDir in Config.Observers
-//	FSDP_HASHES       a directory for hashes of what ranks compute: fsdp.HashDir in Config.Observers
-//	FSDP_STRAGGLERS   a directory for totals of what ranks do: fsdp's Config.Profile
+//	FSDP_ALLOW_OLDER  true or false: the value of fsdp's option AllowOlder, read by Load
+//	FSDP_TRACE        a directory for traces of the ranks: fsdp's Config.TraceDir
+//	FSDP_HASHES       a directory for hashes of the ranks' results: fsdp's Config.HashDir
+//	FSDP_STRAGGLERS   a directory for the ranks' total times: fsdp's Config.Profile
 //	FSDP_JOINS        from fsdprun: files that say how far a rank is in joining the others
 //	FSDP_SERVICE      the headless service of a Kubernetes job
 //

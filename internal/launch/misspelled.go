@@ -17,7 +17,7 @@ var variables = []string{
 }
 
 // Misspelled returns the names in environ, of "NAME=value", that are not variables of this library
-// but nearly one: FSDP_TRANSPROT. Other names with that prefix belong to other programs. Each comes
+// but nearly one: FSDP_TRANSPROT. Other names with the prefix belong to other programs. Each comes
 // with the variable that is most likely meant.
 func Misspelled(environ []string) (names []string) {
 	const prefix = "FSDP_"

@@ -170,7 +170,7 @@ func (n *Net) delay(key, i uint64) time.Duration {
 	return d
 }
 
-// Host is a host with one process: the network as that process sees it.
+// Host is a host with one process: its view of the network.
 type Host struct {
 	net *Net
 	ip  netip.Addr

@@ -137,7 +137,7 @@ func (p *flipper) world(ctx context.Context, f flip) ([]comm.Group, error) {
 	return world, err
 }
 
-// run runs f and returns what was wrong, "" if nothing, and the errors of the ranks.
+// run runs f and returns the failure, or "", and the errors of the ranks.
 func (p *flipper) run(ctx context.Context, f flip) (wrong, told string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -204,7 +204,7 @@ func (f flip) strike(ctx context.Context, group []comm.Group, w *wire, wrong *st
 	return fmt.Sprint(errs[0])
 }
 
-// flaw returns what is wrong with the error of a rank, "" if nothing.
+// flaw returns the fault in the error of a rank, or "".
 func (f flip) flaw(err error, w *wire) string {
 	var blame *comm.RankError
 	if !errors.As(err, &blame) {

@@ -17,7 +17,7 @@ func (r *rank) judge(err error) {
 	}
 }
 
-// flaw returns what is wrong with err as the end of the program, "" if nothing.
+// flaw returns the reason why err is a wrong end of the program, or "".
 func (r *rank) flaw(err error) string {
 	what := r.c.Incident.What
 	culprit := r.id == r.c.culprit()

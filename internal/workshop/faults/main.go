@@ -165,7 +165,7 @@ func serves() bool {
 	return addr != ""
 }
 
-// selection returns those of the first n cases that match the transport and the incident. ""
+// selection returns the cases, among the first n, that match the transport and the incident. ""
 // matches any.
 func selection(seed uint64, n int, transport, what string) (list []Case) {
 	for i := range n {

@@ -278,8 +278,8 @@ func (r *rank) ramble(ctx context.Context, g comm.Group) error {
 	}
 }
 
-// afterwards checks what remains true after every rank has detected the incident. err is the error
-// of this rank.
+// afterwards checks the guarantees after every rank has detected the incident. err is the error of
+// this rank.
 func (r *rank) afterwards(ctx context.Context, err error) {
 	what := r.c.Incident.What
 	if r.group != nil && err != nil {

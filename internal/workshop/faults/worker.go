@@ -36,7 +36,7 @@ func work(in io.Reader, out io.Writer) {
 		mu.Lock()
 		defer mu.Unlock()
 		if err := encoder.Encode(r); err != nil {
-			os.Exit(3) // nobody listens
+			os.Exit(3) // no goroutine listens
 		}
 	}
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {

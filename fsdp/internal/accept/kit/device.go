@@ -44,7 +44,7 @@ func (c closing) Close() error {
 	return c.Device.Close()
 }
 
-// KeepPasses has engines keep compiled passes of so many bytes, until restore.
+// KeepPasses makes engines keep compiled passes of the given number of bytes, until restore.
 func KeepPasses(bytes int) (restore func()) {
 	before := engine.KeepBytes
 	engine.KeepBytes = bytes

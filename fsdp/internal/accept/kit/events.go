@@ -153,9 +153,9 @@ func (w *Watched) Places(events []fsdp.Event) []place {
 	return places
 }
 
-// WholeAt returns the groups that are whole while place i computes: those that it and the rest of
-// its run read, those of the next runs within the prefetch depth, and the kept groups that were
-// read before and will be read again.
+// WholeAt returns the groups that are whole while place i computes: the groups of its run from it
+// on, the groups of the next runs within the prefetch depth, and the kept groups that were read
+// before and will be read again.
 func (w *Watched) WholeAt(places []place, i int) map[string]bool {
 	whole := make(map[string]bool)
 	for j := i; j < len(places); j++ {
@@ -341,8 +341,8 @@ func (w *Watched) Bytes(groups map[string]bool) (bytes int) {
 	return bytes
 }
 
-// Seconds returns the bytes of second copies that are live at event i: those of groups that are
-// gathered twice, from the first wait to the last.
+// Seconds returns the bytes of second copies that are live at event i: of groups that are gathered
+// twice, from the first wait to the last.
 func (w *Watched) Seconds(events []fsdp.Event, i int) (bytes int) {
 	for group, p := range w.Plan {
 		var waits []int

@@ -25,8 +25,8 @@
 //
 // Real-time priority keeps other programs away: chrt -r 10.
 //
-// On a core of an AMD EPYC with AVX-512, beside a load of 1, with PyTorch 2.15 whose MKL uses the
-// code for Intel's processors (2026-11-23; the peak of the core is 118 GFLOP/s):
+// On a core of an AMD EPYC with AVX-512, with a load of 1 and PyTorch 2.15 whose MKL uses the code
+// for Intel's processors (2026-11-23; the peak of the core is 118 GFLOP/s):
 //
 //	gpt256: 2 layers, 4 sequences of 128 tokens
 //	                                  ms a pass (min..max, n)  GFLOP/s of the first   ours

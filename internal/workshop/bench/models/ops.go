@@ -8,8 +8,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// operation is one operation of package op. The sizes are those of a model of 512 channels on four
-// sequences of 512 tokens, or of a ResNet's images.
+// operation is one operation of package op. The sizes fit a model of 512 channels on four sequences
+// of 512 tokens, or a ResNet's images.
 type operation struct {
 	in    []input
 	build func(in G.Nodes) (*G.Node, error)
