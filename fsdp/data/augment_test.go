@@ -62,22 +62,22 @@ func TestSharedGenerator(t *testing.T) {
 		collate Collate[int]
 		want    string
 	}{
-		"map": {Map(numbers(60), func(i int) (int, error) { return 2*i + rand.IntN(2), nil }), column, "samples are others when they are read again"},
+		"map": {Map(numbers(60), func(i int) (int, error) { return 2*i + rand.IntN(2), nil }), column, "samples change when they are read again"},
 		"collate": {numbers(60), func(b *Batch, samples []int) error {
 			Column(b, samples, func(i int) float32 { return rand.Float32() })
 			return nil
-		}, "the collate function makes another batch of the same samples"},
+		}, "the collate function returns different batches for the same samples"},
 		"width": {numbers(60), func(b *Batch, _ []int) error {
 			calls++
 			Tensor[int](b, calls%2+1)
 			return nil
-		}, "the collate function makes another batch"},
+		}, "the collate function returns different batches"},
 		"read once": {Func(60, func(i int) (int, error) {
 			if calls++; calls > 15 {
 				return 0, errors.New("used up")
 			}
 			return i, nil
-		}), column, "a sample is an error when it is read again"},
+		}), column, "reading a sample again returns an error"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			calls = 0

@@ -61,7 +61,7 @@ func Tensor[E Element](b *Batch, shape ...int) []E {
 	n := 1
 	for _, d := range shape {
 		if d < 0 || d > 0 && n > math.MaxInt/d {
-			panic(fmt.Sprintf("there is no tensor of shape %v", slices.Clone(shape)))
+			panic(fmt.Sprintf("invalid tensor shape %v", slices.Clone(shape)))
 		}
 		n *= d
 	}
@@ -94,7 +94,7 @@ func Stack[T any, E Element](b *Batch, samples []T, field func(T) []E, shape ...
 	for i, sample := range samples {
 		values := field(sample)
 		if len(values) != width {
-			return &rowError{i, fmt.Errorf("there are %d elements, want %d for shape %v", len(values), width, full[1:])}
+			return &rowError{i, fmt.Errorf("got %d elements, want %d for shape %v", len(values), width, full[1:])}
 		}
 		copy(out[i*width:], values)
 	}
@@ -123,7 +123,7 @@ func Widths(widths ...int) Width {
 				return w, nil
 			}
 		}
-		return 0, fmt.Errorf("there are %d elements, want at most %v", longest, widths)
+		return 0, fmt.Errorf("got %d elements, want at most %v", longest, widths)
 	}
 }
 
@@ -151,7 +151,7 @@ func Pad[T any, E Element](b *Batch, samples []T, field func(T) []E, width Width
 	if width != nil {
 		var err error
 		if columns, err = width(longest); err == nil && columns < longest {
-			err = fmt.Errorf("there are %d elements, the width is %d", longest, columns)
+			err = fmt.Errorf("got %d elements, more than the width of %d", longest, columns)
 		}
 		if err != nil {
 			return 0, &rowError{row, err}
@@ -193,12 +193,12 @@ type Token interface {
 func TokensAndTargets[E Token](context int) Collate[[]E] {
 	return func(b *Batch, samples [][]E) error {
 		if context < 1 {
-			return fmt.Errorf("TokensAndTargets: the context is %d", context)
+			return fmt.Errorf("TokensAndTargets: context %d: must be positive", context)
 		}
 		tokens, targets := Tensor[int](b, len(samples), context), Tensor[int](b, len(samples), context)
 		for i, window := range samples {
 			if len(window) < 2 || len(window) > context+1 {
-				return &rowError{i, fmt.Errorf("there are %d tokens, want 2 to %d", len(window), context+1)}
+				return &rowError{i, fmt.Errorf("got %d tokens, want 2 to %d", len(window), context+1)}
 			}
 			row, next := tokens[i*context:(i+1)*context], targets[i*context:(i+1)*context]
 			n := len(window) - 1

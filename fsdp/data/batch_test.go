@@ -65,16 +65,16 @@ func TestCollate(t *testing.T) {
 // TestCollateRefuses checks that errors name the row.
 func TestCollateRefuses(t *testing.T) {
 	b := new(Batch)
-	require.EqualError(t, Stack(b, records, wordsOf), "row 1: there are 1 elements, want 3 for shape [3]")
-	require.EqualError(t, Stack(b, records, wordsOf, 2), "row 0: there are 3 elements, want 2 for shape [2]")
+	require.EqualError(t, Stack(b, records, wordsOf), "row 1: got 1 elements, want 3 for shape [3]")
+	require.EqualError(t, Stack(b, records, wordsOf, 2), "row 0: got 3 elements, want 2 for shape [2]")
 	_, err := Pad(b, records, wordsOf, Widths(1, 2), 0)
-	require.EqualError(t, err, "row 0: there are 3 elements, want at most [1 2]")
+	require.EqualError(t, err, "row 0: got 3 elements, want at most [1 2]")
 	_, err = Pad(b, records, wordsOf, MultipleOf(0), 0)
 	require.EqualError(t, err, "row 0: no width is a multiple of 0")
 	_, err = Pad(b, records, wordsOf, func(int) (int, error) { return 2, nil }, 0)
-	require.EqualError(t, err, "row 0: there are 3 elements, the width is 2")
-	require.EqualError(t, TokensAndTargets[int](2)(b, [][]int{{1, 2}, {1, 2, 3, 4}}), "row 1: there are 4 tokens, want 2 to 3")
-	require.EqualError(t, TokensAndTargets[int](0)(b, nil), "TokensAndTargets: the context is 0")
+	require.EqualError(t, err, "row 0: got 3 elements, more than the width of 2")
+	require.EqualError(t, TokensAndTargets[int](2)(b, [][]int{{1, 2}, {1, 2, 3, 4}}), "row 1: got 4 tokens, want 2 to 3")
+	require.EqualError(t, TokensAndTargets[int](0)(b, nil), "TokensAndTargets: context 0: must be positive")
 }
 
 // TestTokensAndTargets checks windows, and samples that are shorter, in memory of other batches.

@@ -116,7 +116,7 @@ func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed ui
 	case src.Len() != lengths.Len():
 		err = fmt.Errorf("%s have %d lengths", count(src.Len()), lengths.Len())
 	case batch < 1 || chunk < batch || chunk%batch != 0:
-		err = fmt.Errorf("a chunk of %d samples is no number of batches of %d", chunk, batch)
+		err = fmt.Errorf("a chunk of %d samples is not a whole number of batches of %d", chunk, batch)
 	default:
 		n = src.Len()
 		var first []int

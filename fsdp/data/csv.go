@@ -78,7 +78,7 @@ func (in *input) records() (header []string, starts []int64, err error) {
 	r.ReuseRecord = true
 	header, err = r.Read()
 	if err == io.EOF {
-		err = errors.New("no names of columns")
+		err = errors.New("the header line with the column names is missing")
 	}
 	if err != nil {
 		return nil, nil, in.errorf("%w", err)
@@ -88,7 +88,7 @@ func (in *input) records() (header []string, starts []int64, err error) {
 		starts = append(starts, begin+r.InputOffset())
 		switch _, err := r.Read(); {
 		case err == io.EOF && len(starts) == 1:
-			return nil, nil, in.errorf("no record behind the names of the columns")
+			return nil, nil, in.errorf("no record follows the column names")
 		case err == io.EOF:
 			return header, append(starts[:len(starts)-1], in.size), nil
 		case err != nil:
@@ -121,7 +121,7 @@ func columnsOf(t reflect.Type, header []string) (list []columns, err error) {
 		}
 		switch {
 		case star != f.list:
-			return nil, fmt.Errorf("%v: the tag of an array or a slice ends in a star, and no other", f)
+			return nil, fmt.Errorf("%v: only the tag of an array or a slice must end in a star", f)
 		case len(c.from) == 0:
 			meant := "the tag data:\"NAME\" of a field names its column"
 			if near := text.Nearest(f.name, header); near != "" {
@@ -129,7 +129,7 @@ func columnsOf(t reflect.Type, header []string) (list []columns, err error) {
 			}
 			return nil, fmt.Errorf("%v: no such column among %q: %s", f, header, meant)
 		case !f.holds(len(c.from)):
-			return nil, fmt.Errorf("%v: there are %d such columns", f, len(c.from))
+			return nil, fmt.Errorf("%v: %d columns match, want 1", f, len(c.from))
 		}
 		if err := set(reflect.New(f.element).Elem(), "0"); err != nil {
 			return nil, err

@@ -135,15 +135,15 @@ func TestCSVRefuses(t *testing.T) {
 			return err
 		})
 	refuse("A,A\n1,2", `two columns have the name "A"`, openers["CSV"])
-	refuse("A\n\n", "no record behind the names of the columns", openers["CSV"])
+	refuse("A\n\n", "no record follows the column names", openers["CSV"])
 	refuse("A,b\n1,2\n3", "record on line 3: wrong number of fields", openers["CSV"])
 	refuse("A\n1\n\"", `parse error on line 3, column 2: extraneous or missing " in quoted-field`, openers["CSV"])
-	refuse("\n\n", "no names of columns", openers["CSV"])
+	refuse("\n\n", "the header line with the column names is missing", openers["CSV"])
 	refuse("\xff\xfeA", "UTF-16, want UTF-8", openers["CSV"])
-	refuse("a1\n1", "[2]int `data:\"a*\"`: there are 1 such columns", func(path string) error { _, err := OpenCSV[list](path); return err })
+	refuse("a1\n1", "[2]int `data:\"a*\"`: 1 columns match, want 1", func(path string) error { _, err := OpenCSV[list](path); return err })
 	refuse("a\n1", "samples of int, want a struct", func(path string) error { _, err := OpenCSV[int](path); return err })
 	refuse("a\n1", "samples of struct { a int }, which has no fields", func(path string) error { _, err := OpenCSV[struct{ a int }](path); return err })
-	refuse("A\n1", "[]int `data:\"A\"`: the tag of an array or a slice ends in a star, and no other",
+	refuse("A\n1", "[]int `data:\"A\"`: only the tag of an array or a slice must end in a star",
 		func(path string) error { _, err := OpenCSV[struct{ A []int }](path); return err })
 	refuse("A\n1", "values of complex64, want numbers, text, or true and false",
 		func(path string) error { _, err := OpenCSV[struct{ A complex64 }](path); return err })

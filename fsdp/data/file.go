@@ -48,7 +48,7 @@ func (f *File[T]) Into(i int, into T) (T, error) {
 		return none, f.err
 	}
 	if i < 0 || i >= f.n {
-		return none, fmt.Errorf("data: sample %d of %v, which has %d", i, f, f.n)
+		return none, fmt.Errorf("data: sample %d is out of range: %v has %d", i, f, f.n)
 	}
 	return f.into(i, into)
 }
@@ -106,7 +106,7 @@ func openInput(path string) (*input, error) {
 		return nil, fmt.Errorf("data: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("data: %s is no regular file, but %v: give the path of a file with samples", path, kindOf(info.Mode()))
+		return nil, fmt.Errorf("data: %s is not a regular file", path)
 	}
 	file, err := os.Open(path)
 	if err != nil {
@@ -133,7 +133,7 @@ func (in *input) read(b []byte, at int64) error {
 	case n == len(b):
 		return nil
 	case errors.Is(err, io.EOF):
-		return in.errorf("there is no byte %d any more, of %d when the file was opened", at+int64(n), in.size)
+		return in.errorf("byte %d is missing: the file had %d bytes when it was opened", at+int64(n), in.size)
 	}
 	return fmt.Errorf("data: %w", err)
 }

@@ -47,7 +47,7 @@ func OpenJSON[T any](path string) (*File[T], error) {
 		if err = json.Unmarshal(b, &x); errors.As(err, &wrongType) {
 			err = fmt.Errorf("%s is %s, want %v", member(wrongType.Field), wrongType.Value, wrongType.Type)
 		} else if err != nil && i == 0 {
-			err = fmt.Errorf("%w: each line must have one whole JSON value, which jq -c '.[]' makes of an array", err)
+			err = fmt.Errorf("%w: each line must be one complete JSON value; jq -c '.[]' converts an array to such lines", err)
 		} else if err == nil {
 			err = objects.check("", b, reflect.TypeFor[T]())
 		}
@@ -168,14 +168,14 @@ func (o *jsonObjects) checkObject(path string, b []byte, t reflect.Type) error {
 		meant := text.Nearest(m.name, left)
 		switch {
 		case meant != "":
-			return fmt.Errorf("%s (%v) is missing, and there is %q: is that meant?", member(join(path, m.name)), m.typ, meant)
+			return fmt.Errorf("%s (%v) is missing; did you mean %q?", member(join(path, m.name)), m.typ, meant)
 		case !m.optional:
 			return fmt.Errorf("%s (%v) is missing among %q%s", member(join(path, m.name)), m.typ, names, hintOptional)
 		}
 	}
 	if len(left) > 0 {
 		o.extra.Do(func() {
-			slog.Info("data: members of JSON objects are left out, as there is no field for them", "file", o.path, "members", left, "type", t)
+			slog.Info("data: members of JSON objects are ignored, because the struct has no field for them", "file", o.path, "members", left, "type", t)
 		})
 	}
 	return nil

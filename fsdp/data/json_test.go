@@ -46,15 +46,15 @@ func TestJSON(t *testing.T) {
 func TestJSONArray(t *testing.T) {
 	path := write(t, "a.json", []byte("[\n{\"text\":\"1+1\",\"answer\":2}\n]\n"))
 	_, err := OpenJSON[question](path)
-	require.EqualError(t, err, "data: "+path+":1: unexpected end of JSON input: each line must have one whole JSON value, which jq -c '.[]' makes of an array")
+	require.EqualError(t, err, "data: "+path+":1: unexpected end of JSON input: each line must be one complete JSON value; jq -c '.[]' converts an array to such lines")
 }
 
 // TestJSONMembers opens lines whose objects do not match the fields of a struct.
 func TestJSONMembers(t *testing.T) {
 	opens[question](t, `{"text":"a","answer":1,"weight":null}`, "")
 	opens[question](t, `{"text":"a"}`, `member "answer" (int) is missing among ["text"]: if it may be missing, add omitempty to the tag of its field`)
-	opens[question](t, `{"anwser":1,"text":"a"}`, `member "answer" (int) is missing, and there is "anwser": is that meant?`)
-	opens[question](t, `{"text":"a","answer":1,"wieght":2}`, `member "weight" (int) is missing, and there is "wieght": is that meant?`)
+	opens[question](t, `{"anwser":1,"text":"a"}`, `member "answer" (int) is missing; did you mean "anwser"?`)
+	opens[question](t, `{"text":"a","answer":1,"wieght":2}`, `member "weight" (int) is missing; did you mean "wieght"?`)
 	opens[question](t, `{"text":"a","answer":null}`, `member "answer" is null, want int: if it may be missing, add omitempty to the tag of its field`)
 	opens[question](t, `{"text":"a","answer":1.5}`, `member "answer" is number 1.5, want int`)
 	opens[question](t, `[1]`, `the value is array, want data.question`)
@@ -118,7 +118,7 @@ func TestJSONLeftOut(t *testing.T) {
 	defer src.Close()
 	require.Empty(t, log.String())
 	readAll(t, src)
-	require.Equal(t, 1, strings.Count(log.String(), "left out"), log.String())
+	require.Equal(t, 1, strings.Count(log.String(), "are ignored"), log.String())
 }
 
 // BenchmarkJSON compares the time of OpenJSON with json.Unmarshal alone.

@@ -96,13 +96,13 @@ func NewLoader[T any](src Source[T], collate Collate[T], c Config) (*Loader[T], 
 		l.rank, l.size = c.Group.Rank(), c.Group.Size()
 	} else if others := launch.Others(os.Getenv); others != "" {
 		slog.Warn("data: Config.Group is nil, so this rank reads all samples: give it the group of the ranks, "+
-			"or comm.Local(1)[0] if that is meant", "but", others)
+			"or comm.Local(1)[0] if this is intended", "but", others)
 	}
 	if err := l.check(); err != nil {
 		return nil, fmt.Errorf("data: rank %d: NewLoader: %w", l.rank, err)
 	}
 	if parts := max(l.size, c.VirtualRanks); c.Batch < parts && l.rank == 0 {
-		slog.Warn("data: a step has fewer samples than ranks, so some ranks never have any: raise Config.Batch, or use fewer ranks",
+		slog.Warn("data: a step has fewer samples than ranks, so some ranks never get a sample: raise Config.Batch, or use fewer ranks",
 			"batch", c.Batch, "ranks", parts)
 	}
 	if l.config.Workers == 0 {
@@ -131,15 +131,15 @@ func (l *Loader[T]) check() error {
 	case l.rank < 0 || l.rank >= l.size:
 		return fmt.Errorf("the group has %d ranks", l.size)
 	case l.config.Batch < 1 || l.config.Batch > math.MaxInt32:
-		return fmt.Errorf("want a Config.Batch of 1 to %d samples, those of a step on all ranks, it is %d", math.MaxInt32, l.config.Batch)
+		return fmt.Errorf("Batch must be 1 to %d samples, it is %d", math.MaxInt32, l.config.Batch)
 	case l.config.VirtualRanks < 0 || l.config.VirtualRanks%l.size != 0:
-		return fmt.Errorf("VirtualRanks is %d: want a multiple of the %d ranks", l.config.VirtualRanks, l.size)
+		return fmt.Errorf("VirtualRanks is %d: must be a multiple of the %d ranks", l.config.VirtualRanks, l.size)
 	case l.config.VirtualRanks > 0 && l.config.Micro > 0:
-		return fmt.Errorf("VirtualRanks is %d, which makes the micro batches, and Micro %d: want one of them", l.config.VirtualRanks, l.config.Micro)
+		return fmt.Errorf("VirtualRanks is %d and Micro is %d: both define the micro-batches, so set only one", l.config.VirtualRanks, l.config.Micro)
 	case l.config.NoSync && l.config.VirtualRanks == 0:
-		return errors.New("NoSync is set without VirtualRanks, whose order it is for")
+		return errors.New("NoSync is set without VirtualRanks: it only defines their order")
 	case l.config.Micro < 0 || l.config.Workers < 0 || l.config.Prefetch < 0:
-		return fmt.Errorf("want nothing negative, Micro is %d, Workers %d, Prefetch %d", l.config.Micro, l.config.Workers, l.config.Prefetch)
+		return fmt.Errorf("Micro %d, Workers %d and Prefetch %d must not be negative", l.config.Micro, l.config.Workers, l.config.Prefetch)
 	}
 	if s, ok := l.src.(interface{ refused() error }); ok {
 		if err := s.refused(); err != nil {
@@ -150,7 +150,7 @@ func (l *Loader[T]) check() error {
 	case n == 0:
 		return fmt.Errorf("%s has no samples: check what the source reads", describe(l.src))
 	case l.Steps() == 0:
-		return fmt.Errorf("DropPartial leaves out all of %s: it has %d samples, and a step %d: lower Config.Batch", describe(l.src), n, l.config.Batch)
+		return fmt.Errorf("DropPartial drops all of %s: it has %d samples, and a step has %d", describe(l.src), n, l.config.Batch)
 	}
 	return nil
 }
@@ -243,9 +243,9 @@ func (l *Loader[T]) Resume(p Position) error {
 	case l.running:
 		err = errRunning
 	case p.Source != here:
-		err = fmt.Errorf("the position is in %s, and this loader reads %s: give it the source of the saved training, or begin without Resume", p.Source, here)
+		err = fmt.Errorf("the saved position belongs to %s, but this loader reads %s: use the source of the saved training, or begin without Resume", p.Source, here)
 	case p.Samples < 0 || p.Samples > l.src.Len():
-		err = fmt.Errorf("the position is after %d samples, and there are %s: give the loader the source of the saved training, or begin without Resume", p.Samples, count(l.src.Len()))
+		err = fmt.Errorf("the saved position is after %d samples, but the source has %s", p.Samples, count(l.src.Len()))
 	}
 	if err != nil {
 		return fmt.Errorf("data: rank %d: Resume: %w", l.rank, err)
@@ -253,8 +253,8 @@ func (l *Loader[T]) Resume(p Position) error {
 	l.consumed = p.Samples
 	if p.Sum != "" && l.rank == 0 {
 		if sum := l.checksum(); sum != "" && sum != p.Sum {
-			slog.Warn("data: Resume: some samples are not those of the saved training, though the sources have the same description: "+
-				"give the loader the same files and functions. Clear Position.Sum if the change is meant", "source", p.Source)
+			slog.Warn("data: Resume: some samples differ from the saved training, although the sources have the same description: "+
+				"use the same files and functions, or clear Position.Sum if the change is intended", "source", p.Source)
 		}
 	}
 	return nil
@@ -266,7 +266,7 @@ func (l *Loader[T]) Rewind() error {
 }
 
 // errRunning is the error of calls from within the loop.
-var errRunning = errors.New("a loop over Batches is under way")
+var errRunning = errors.New("another loop over Batches is running")
 
 // Stats counts what a loader has done since it was made.
 type Stats struct {

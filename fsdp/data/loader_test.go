@@ -126,7 +126,7 @@ func TestShares(t *testing.T) {
 		c := Config{Batch: batch, Micro: micro, DropPartial: drop, Workers: rapid.IntRange(0, 3).Draw(t, "workers")}
 		if drop && n < batch {
 			_, err := NewLoader(numbers(n), column, c)
-			require.ErrorContains(t, err, fmt.Sprintf("DropPartial leaves out all of Func(%d samples)", n))
+			require.ErrorContains(t, err, fmt.Sprintf("DropPartial drops all of Func(%d samples)", n))
 			return
 		}
 		j := begin(t, numbers(n), size, c, nil)
@@ -288,7 +288,7 @@ func TestErrors(t *testing.T) {
 		"error": {failing(37, func() error { return lost }), column, "^data: rank 1: sample 37: lost$"},
 		"panic": {failing(37, func() error { panic("gone") }), column, "^data: rank 1: sample 37: the source panicked at .*loader_test.go:[0-9]+: gone$"},
 		"goroutine": {failing(37, func() error { runtime.Goexit(); return nil }), column,
-			"^data: rank 1: the source or the collate function has ended its goroutine"},
+			"^data: rank 1: the source or the collate function ended its goroutine"},
 		"collate": {numbers(100), func(b *Batch, s []int) error {
 			if s[0] == 35 {
 				return lost
@@ -297,12 +297,12 @@ func TestErrors(t *testing.T) {
 		}, "^data: rank 1: samples 35 to 39: lost$"},
 		"row": {numbers(100), func(b *Batch, s []int) error {
 			return Stack(b, s, func(i int) []int { return make([]int, 2+i/37) }, 2)
-		}, "^data: rank 1: sample 37: there are 3 elements, want 2 for shape \\[2\\]$"},
-		"none": {numbers(100), func(*Batch, []int) error { return nil }, "^data: rank 1: samples 5 to 9: the collate function has added no tensors: it calls Stack, .*$"},
+		}, "^data: rank 1: sample 37: got 3 elements, want 2 for shape \\[2\\]$"},
+		"none": {numbers(100), func(*Batch, []int) error { return nil }, "^data: rank 1: samples 5 to 9: the collate function returned no tensors$"},
 		"shape": {numbers(100), func(b *Batch, s []int) error { Tensor[int](b, 1<<32, 1<<32); return nil },
-			"^data: rank 1: samples 5 to 9: the collate function panicked at .*: there is no tensor of shape \\[4294967296 4294967296\\]$"},
+			"^data: rank 1: samples 5 to 9: the collate function panicked at .*: invalid tensor shape \\[4294967296 4294967296\\]$"},
 		"negative shape": {numbers(100), func(b *Batch, s []int) error { Tensor[int](b, -3, -1); return nil },
-			"^data: rank 1: samples 5 to 9: the collate function panicked at .*: there is no tensor of shape \\[-3 -1\\]$"},
+			"^data: rank 1: samples 5 to 9: the collate function panicked at .*: invalid tensor shape \\[-3 -1\\]$"},
 		"collate's panic": {numbers(100), func(*Batch, []int) error { panic(lost) },
 			"^data: rank 1: samples 5 to 9: the collate function panicked at .*loader_test.go:[0-9]+: lost$"},
 	} {
@@ -450,10 +450,10 @@ func TestBound(t *testing.T) {
 func TestLoaderRefuses(t *testing.T) {
 	group := rankOf{1, 2}
 	for want, c := range map[string]Config{
-		"want a Config.Batch of 1 to 2147483647 samples, those of a step on all ranks, it is 0":          {},
-		"want a Config.Batch of 1 to 2147483647 samples, those of a step on all ranks, it is 2147483648": {Batch: math.MaxInt32 + 1},
-		"want nothing negative, Micro is -1, Workers 0, Prefetch 0":                                      {Batch: 1, Micro: -1},
-		"the group has 0 ranks": {Batch: 1, Group: rankOf{}},
+		"Batch must be 1 to 2147483647 samples, it is 0":          {},
+		"Batch must be 1 to 2147483647 samples, it is 2147483648": {Batch: math.MaxInt32 + 1},
+		"Micro -1, Workers 0 and Prefetch 0 must not be negative": {Batch: 1, Micro: -1},
+		"the group has 0 ranks":                                   {Batch: 1, Group: rankOf{}},
 	} {
 		_, err := NewLoader(numbers(3), column, c)
 		require.ErrorContains(t, err, "data: rank 0: NewLoader: "+want)
@@ -461,7 +461,7 @@ func TestLoaderRefuses(t *testing.T) {
 	_, err := NewLoader(Of([]int{}), column, Config{Group: group, Batch: 2})
 	require.EqualError(t, err, "data: rank 1: NewLoader: Of(0 × int) has no samples: check what the source reads")
 	_, err = NewLoader(numbers(3), column, Config{Group: group, Batch: 4, DropPartial: true})
-	require.EqualError(t, err, "data: rank 1: NewLoader: DropPartial leaves out all of Func(3 samples): it has 3 samples, and a step 4: lower Config.Batch")
+	require.EqualError(t, err, "data: rank 1: NewLoader: DropPartial drops all of Func(3 samples): it has 3 samples, and a step has 4")
 	_, err = NewLoader(nil, column, Config{Group: group})
 	require.EqualError(t, err, "data: rank 1: NewLoader: the source is nil")
 	_, err = NewLoader(numbers(3), nil, Config{Group: group})
@@ -472,12 +472,12 @@ func TestLoaderRefuses(t *testing.T) {
 	l, err := NewLoader(numbers(3), column, Config{Group: group, Batch: 2})
 	require.NoError(t, err)
 	require.EqualError(t, l.Resume(Position{Samples: 2, Source: "Func(4 samples)"}),
-		"data: rank 1: Resume: the position is in Func(4 samples), and this loader reads Func(3 samples): give it the source of the saved training, or begin without Resume")
-	require.EqualError(t, l.Resume(Position{Samples: 4, Source: "Func(3 samples)"}), "data: rank 1: Resume: the position is after 4 samples, and there are 3 samples: give the loader the source of the saved training, or begin without Resume")
+		"data: rank 1: Resume: the saved position belongs to Func(4 samples), but this loader reads Func(3 samples): use the source of the saved training, or begin without Resume")
+	require.EqualError(t, l.Resume(Position{Samples: 4, Source: "Func(3 samples)"}), "data: rank 1: Resume: the saved position is after 4 samples, but the source has 3 samples")
 	for range l.Batches(t.Context()) {
 		_, err := drive(l, t.Context(), nil)
-		require.EqualError(t, err, "data: rank 1: Batches: a loop over Batches is under way")
-		require.EqualError(t, l.Rewind(), "data: rank 1: Resume: a loop over Batches is under way")
+		require.EqualError(t, err, "data: rank 1: Batches: another loop over Batches is running")
+		require.EqualError(t, l.Rewind(), "data: rank 1: Resume: another loop over Batches is running")
 	}
 }
 
@@ -714,9 +714,9 @@ func TestVirtualRanks(t *testing.T) {
 		}
 	}
 	for want, c := range map[string]Config{
-		"VirtualRanks is 3: want a multiple of the 2 ranks":             {VirtualRanks: 3},
-		"VirtualRanks is 4, which makes the micro batches, and Micro 1": {VirtualRanks: 4, Micro: 1},
-		"NoSync is set without VirtualRanks":                            {NoSync: true},
+		"VirtualRanks is 3: must be a multiple of the 2 ranks": {VirtualRanks: 3},
+		"VirtualRanks is 4 and Micro is 1":                     {VirtualRanks: 4, Micro: 1},
+		"NoSync is set without VirtualRanks":                   {NoSync: true},
 	} {
 		c.Group, c.Batch = rankOf{0, 2}, 1
 		_, err := NewLoader(src, column, c)
@@ -734,7 +734,7 @@ func TestStepSmallerThanRanks(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	const text = "data: a step has fewer samples than ranks, so some ranks never have any"
+	const text = "data: a step has fewer samples than ranks, so some ranks never get a sample"
 	require.Equal(t, 3, strings.Count(log.String(), text), log.String())
 	require.Contains(t, log.String(), "batch=2 ranks=4")
 	require.Contains(t, log.String(), "batch=7 ranks=8")

@@ -29,7 +29,7 @@ func Mix[T any](seed uint64, parts ...Part[T]) Source[T] {
 	weights, names := make([]float64, len(parts)), make([]string, len(parts))
 	var errs []error
 	if len(parts) == 0 {
-		errs = append(errs, errors.New("there are no parts"))
+		errs = append(errs, errors.New("no parts"))
 	}
 	for k, p := range parts {
 		if bad, ok := refusal[T](p.Source); ok {
@@ -42,7 +42,7 @@ func Mix[T any](seed uint64, parts ...Part[T]) Source[T] {
 		case p.Source.Len() == 0:
 			errs = append(errs, fmt.Errorf("part %d has no samples", k))
 		case !(p.Weight > 0) || math.IsInf(p.Weight, 1):
-			errs = append(errs, fmt.Errorf("part %d has weight %v, want it positive and finite", k, p.Weight))
+			errs = append(errs, fmt.Errorf("part %d: weight %v must be positive and finite", k, p.Weight))
 		case p.Source.Len() != Endless:
 			own[k] = Shuffle(p.Source, keys.Uint64(uint64(k)), Endless)
 		}
@@ -73,7 +73,7 @@ func quotas(weights []float64) (starts []int, err error) {
 		sum += w / largest
 		starts[k+1] = int(math.Round(sum / total * blockLen))
 		if starts[k+1] == starts[k] {
-			return nil, fmt.Errorf("part %d with weight %v has none of %d samples", k, w, blockLen)
+			return nil, fmt.Errorf("part %d: weight %v is too small: it gets none of %d samples", k, w, blockLen)
 		}
 	}
 	return starts, nil

@@ -24,13 +24,13 @@ const maxNpyHeader = 1 << 16
 func (in *input) npy() (*array, error) {
 	var first [12]byte
 	if in.size < int64(len(first)) {
-		return nil, in.errorf("no numpy array: %d bytes", in.size)
+		return nil, in.errorf("not a NumPy array: only %d bytes", in.size)
 	}
 	if err := in.read(first[:], 0); err != nil {
 		return nil, err
 	}
 	if string(first[:6]) != "\x93NUMPY" {
-		return nil, in.errorf("no numpy array: it does not begin with \\x93NUMPY")
+		return nil, in.errorf("not a NumPy array: it does not begin with \\x93NUMPY")
 	}
 	begin, length := int64(12), int64(binary.LittleEndian.Uint32(first[8:]))
 	switch major := first[6]; major {
@@ -38,10 +38,10 @@ func (in *input) npy() (*array, error) {
 		begin, length = 10, int64(binary.LittleEndian.Uint16(first[8:]))
 	case 2, 3:
 	default:
-		return nil, in.errorf("numpy format %d, want 1, 2 or 3", major)
+		return nil, in.errorf("NumPy format version %d, want 1, 2 or 3", major)
 	}
 	if length > min(in.size-begin, maxNpyHeader) {
-		return nil, in.errorf("a header of %d bytes in a file of %d: it has been cut short or damaged", length, in.size)
+		return nil, in.errorf("the header says %d bytes, but the file has %d: the file is truncated or damaged", length, in.size)
 	}
 	header := make([]byte, length)
 	if err := in.read(header, begin); err != nil {
@@ -65,7 +65,7 @@ func (a *array) checkSize() error {
 		want *= int64(d)
 	}
 	if got := a.in.size - a.offset; got != want {
-		return a.in.errorf("%d bytes of elements, but shape %v of %s has %d: it has been cut short, or there is more in it than an array", got, a.shape, a.dtype, want)
+		return a.in.errorf("the file has %d bytes of elements, but shape %v of %s needs %d: it is truncated, or holds more than one array", got, a.shape, a.dtype, want)
 	}
 	return nil
 }
@@ -94,13 +94,13 @@ func parseNpy(header string) (*array, error) {
 	a := &array{dtype: npyTypes[strings.TrimLeft(descr, "<|=")]}
 	switch {
 	case !ok || strings.TrimSpace(rest) != "}" || len(items) != 3 || descr == "" || fortran == "" || !strings.HasPrefix(shape, "("):
-		return nil, fmt.Errorf("no header of an array: %.200q", header)
+		return nil, fmt.Errorf("invalid array header: %.200q", header)
 	case fortran != "False":
-		return nil, errors.New("the array is in Fortran order: save numpy.ascontiguousarray of it")
+		return nil, errors.New("the array is in Fortran order: save numpy.ascontiguousarray(array)")
 	case strings.HasPrefix(descr, ">"):
 		return nil, fmt.Errorf("dtype %q is big-endian: save it as %q", descr, "<"+descr[1:])
 	case strings.HasPrefix(descr, "["):
-		return nil, fmt.Errorf("dtype %.100s is a structure: save its fields as arrays", descr)
+		return nil, fmt.Errorf("dtype %.100s is a structure: save its fields as separate arrays", descr)
 	case a.dtype == "":
 		return nil, fmt.Errorf("dtype %.100q: elements must be bool, float16 to 64, int8 to 64 or uint8 to 32", descr)
 	}

@@ -21,9 +21,9 @@ func Windows[E any](elements []E, length, step int) Source[[]E] {
 func windows(elements, length, step int) (n int, err error) {
 	switch {
 	case length < 1 || step < 1:
-		return 0, fmt.Errorf("windows of %d elements with a step of %d", length, step)
+		return 0, fmt.Errorf("window length %d and step %d must be positive", length, step)
 	case elements < length:
-		return 0, fmt.Errorf("windows of %d elements, of %d in all", length, elements)
+		return 0, fmt.Errorf("a window has %d elements, but there are only %d in all", length, elements)
 	}
 	return (elements-length)/step + 1, nil
 }
@@ -104,7 +104,7 @@ func newDocuments[E any](src Source[[]E], lengths Source[int]) (d documents[E], 
 	case src.Len() != lengths.Len():
 		return d, fmt.Errorf("%s have %d lengths", count(src.Len()), lengths.Len())
 	case src.Len() == Endless:
-		return d, errors.New("the documents have no end")
+		return d, errors.New("the documents are endless")
 	}
 	d = documents[E]{src, make([]int, src.Len()+1)}
 	for i := range src.Len() {
@@ -130,7 +130,7 @@ func (d *documents[E]) document(k int) ([]E, error) {
 		return nil, fmt.Errorf("document %d: %w", k, err)
 	}
 	if want := d.starts[k+1] - d.starts[k]; len(doc) != want {
-		return nil, fmt.Errorf("document %d has %d elements, its length is %d", k, len(doc), want)
+		return nil, fmt.Errorf("document %d has %d elements, but its given length is %d", k, len(doc), want)
 	}
 	return doc, nil
 }

@@ -33,8 +33,8 @@ func TestPack(t *testing.T) {
 		p := Pack(Of(documents), Of(lengths), length, step)
 		windows := Windows(upTo(total), length, step)
 		if total < length {
-			require.Contains(t, firstError(t, p), fmt.Sprintf("windows of %d elements, of %d in all", length, total))
-			require.Contains(t, firstError(t, windows), fmt.Sprintf("windows of %d elements, of %d in all", length, total))
+			require.Contains(t, firstError(t, p), fmt.Sprintf("a window has %d elements, but there are only %d in all", length, total))
+			require.Contains(t, firstError(t, windows), fmt.Sprintf("a window has %d elements, but there are only %d in all", length, total))
 			return
 		}
 		require.Equal(t, (total-length)/step+1, windows.Len())
@@ -110,18 +110,18 @@ func TestPackWhole(t *testing.T) {
 // TestPackRefuses checks the errors of packing.
 func TestPackRefuses(t *testing.T) {
 	documents, lengths := Of([][]int{{1, 2}, {3, 4, 5}}), Of([]int{2, 3})
-	require.Equal(t, "data.Pack(Of(2 × []int), length 6, step 5): windows of 6 elements, of 5 in all", firstError(t, Pack(documents, lengths, 6, 5)))
-	require.Contains(t, firstError(t, Windows([]int{1, 2}, 1, 0)), "windows of 1 elements with a step of 0")
+	require.Equal(t, "data.Pack(Of(2 × []int), length 6, step 5): a window has 6 elements, but there are only 5 in all", firstError(t, Pack(documents, lengths, 6, 5)))
+	require.Contains(t, firstError(t, Windows([]int{1, 2}, 1, 0)), "window length 1 and step 0 must be positive")
 	require.Contains(t, firstError(t, Pack(documents, Of([]int{1}), 2, 2)), "2 samples have 1 lengths")
 	require.Contains(t, firstError(t, Pack[int](nil, lengths, 2, 2)), "the source is nil")
 	require.Contains(t, firstError(t, Pack(documents, Of([]int{2, -1}), 2, 2)), "the length of document 1: it is -1")
-	require.Contains(t, firstError(t, Pack(Repeat(documents, Endless), Repeat(lengths, Endless), 2, 2)), "the documents have no end")
+	require.Contains(t, firstError(t, Pack(Repeat(documents, Endless), Repeat(lengths, Endless), 2, 2)), "the documents are endless")
 	require.Contains(t, firstError(t, PackWhole(documents, lengths, 2)), "document 1 has 3 elements, want at most 2")
 	require.Contains(t, firstError(t, PackWhole(documents, lengths, 0)), "samples of 0 elements")
 	require.Contains(t, firstError(t, PackWhole(documents, Range(lengths, 1, 3), 2)), "from 1 to 3 of 2 samples")
 
 	_, err := Pack(documents, Of([]int{2, 4}), 5, 5).At(0)
-	require.EqualError(t, err, "document 1 has 3 elements, its length is 4")
+	require.EqualError(t, err, "document 1 has 3 elements, but its given length is 4")
 	torn := Map(documents, func([]int) ([]int, error) { return nil, errors.New("torn") })
 	_, err = PackWhole(torn, lengths, 5).At(0)
 	require.EqualError(t, err, "document 0: torn")

@@ -43,7 +43,7 @@ func TestResumeOfOtherSamples(t *testing.T) {
 			require.NoError(t, loader(samples(c.n, changed), 0, 2).Resume(Position{Source: p.Source}))
 			require.Empty(t, log.String())
 			require.NoError(t, loader(samples(c.n, changed), 0, 2).Resume(p))
-			require.Equal(t, 1, strings.Count(log.String(), "some samples are not those of the saved training"), log.String())
+			require.Equal(t, 1, strings.Count(log.String(), "some samples differ from the saved training"), log.String())
 			log.Reset()
 		}
 	}

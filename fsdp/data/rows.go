@@ -111,7 +111,7 @@ func piecesOf(t reflect.Type, arrays []*array) (list []piece, err error) {
 	for _, f := range fields {
 		i := slices.IndexFunc(arrays, func(a *array) bool { return a.name == f.name })
 		if i < 0 {
-			return nil, fmt.Errorf("%v: no such array among %v", f, arrays)
+			return nil, fmt.Errorf("%v: the file has no such array, only %v", f, arrays)
 		}
 		p := piece{f, arrays[i], 1}
 		if len(p.shape) == 0 || slices.Contains(p.shape, 0) {

@@ -109,12 +109,12 @@ func TestNpyRefuses(t *testing.T) {
 		X []float32 `data:"float32"`
 	}
 	for name, want := range map[string]string{
-		"bad_fortran":   "the array is in Fortran order: save numpy.ascontiguousarray of it",
+		"bad_fortran":   "the array is in Fortran order: save numpy.ascontiguousarray(array)",
 		"bad_bigendian": `dtype ">f4" is big-endian: save it as "<f4"`,
 		"bad_uint64":    `dtype "<u8": elements must be bool, float16 to 64, int8 to 64 or uint8 to 32`,
 		"bad_text":      `dtype "<U1": elements must be bool, float16 to 64, int8 to 64 or uint8 to 32`,
 		"bad_object":    `dtype "|O": elements must be bool, float16 to 64, int8 to 64 or uint8 to 32`,
-		"bad_structure": "dtype [('x', '<f4'), ('y', '<i8', (2,))] is a structure: save its fields as arrays",
+		"bad_structure": "dtype [('x', '<f4'), ('y', '<i8', (2,))] is a structure: save its fields as separate arrays",
 	} {
 		_, err := OpenNpy[row](npyFile("float32"), npyFile(name))
 		require.EqualError(t, err, "data: "+npyFile(name)+": "+want)
@@ -124,20 +124,20 @@ func TestNpyRefuses(t *testing.T) {
 	_, err = OpenNpy[row](npyFile("float32"), npyFile("float32"))
 	require.EqualError(t, err, "data: "+npyFile("float32")+": two arrays have the name \"float32\"")
 	_, err = OpenNpy[row]()
-	require.EqualError(t, err, "data: []float32 `data:\"float32\"`: no such array among []")
+	require.EqualError(t, err, "data: []float32 `data:\"float32\"`: the file has no such array, only []")
 
 	good, err := os.ReadFile(npyFile("float32"))
 	require.NoError(t, err)
 	for want, content := range map[string][]byte{
-		"no numpy array: 5 bytes":                                                    good[:5],
-		"no numpy array: it does not begin with \\x93NUMPY":                          append([]byte("x"), good...),
-		"numpy format 4, want 1, 2 or 3":                                             append([]byte("\x93NUMPY\x04"), good[7:]...),
-		"a header of 118 bytes in a file of 127: it has been cut short or damaged":   good[:127],
-		"23 bytes of elements, but shape [3 2] of F32 has 24: it has been cut short": good[:len(good)-1],
-		"25 bytes of elements, but shape [3 2] of F32 has 24":                        append(bytes.Clone(good), 0),
-		"shape [3 9223372036854775807] of F32 overflows":                             bytes.Replace(good, []byte("2), }                   "), []byte("9223372036854775807), }  "), 1),
+		"not a NumPy array: only 5 bytes":                                                     good[:5],
+		"not a NumPy array: it does not begin with \\x93NUMPY":                                append([]byte("x"), good...),
+		"NumPy format version 4, want 1, 2 or 3":                                              append([]byte("\x93NUMPY\x04"), good[7:]...),
+		"the header says 118 bytes, but the file has 127: the file is truncated or damaged":   good[:127],
+		"the file has 23 bytes of elements, but shape [3 2] of F32 needs 24: it is truncated": good[:len(good)-1],
+		"the file has 25 bytes of elements, but shape [3 2] of F32 needs 24":                  append(bytes.Clone(good), 0),
+		"shape [3 9223372036854775807] of F32 overflows":                                      bytes.Replace(good, []byte("2), }                   "), []byte("9223372036854775807), }  "), 1),
 		"shape (3, -2)": bytes.Replace(good, []byte("2), } "), []byte("-2), }"), 1),
-		"no header of an array: \"{'descr': '<f4', 'fortran_order': False, 'sharp': ": bytes.Replace(good, []byte("shape"), []byte("sharp"), 1),
+		"invalid array header: \"{'descr': '<f4', 'fortran_order': False, 'sharp': ": bytes.Replace(good, []byte("shape"), []byte("sharp"), 1),
 	} {
 		path := write(t, "float32.npy", content)
 		_, err := OpenNpy[row](path)

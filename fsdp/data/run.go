@@ -206,7 +206,7 @@ func (r *run[T]) ask() {
 	}
 }
 
-var errEnded = errors.New("the source or the collate function has ended its goroutine, as t.FailNow does")
+var errEnded = errors.New("the source or the collate function ended its goroutine, as t.FailNow does")
 
 // fill makes the batch of a slot.
 func (r *run[T]) fill(s *slot[T]) {
@@ -254,14 +254,14 @@ func (r *run[T]) readAgain(s *slot[T]) {
 	if err != nil {
 		return // it only takes whole batches
 	}
-	const advice = "the order of workers, the number of ranks and a resumption change the training: take random numbers from data.Augment"
+	const advice = "the training depends on the order of workers, the number of ranks and resumption: take random numbers from data.Augment"
 	place := slog.Group("samples", "first", s.lo, "last", s.hi-1)
 	if same, err := batch(samples); err != nil || !first.equal(&same) {
-		slog.Warn("data: the collate function makes another batch of the same samples, so "+advice, place, "err", err)
+		slog.Warn("data: the collate function returns different batches for the same samples, so "+advice, place, "err", err)
 	} else if err := r.read(s); err != nil {
-		slog.Warn("data: a sample is an error when it is read again, so "+advice, "source", describe(r.src), "err", err)
+		slog.Warn("data: reading a sample again returns an error, so "+advice, "source", describe(r.src), "err", err)
 	} else if same, err := batch(s.samples); len(s.samples) == len(samples) && (err != nil || !first.equal(&same)) {
-		slog.Warn("data: samples are others when they are read again, so "+advice, "source", describe(r.src), place)
+		slog.Warn("data: samples change when they are read again, so "+advice, "source", describe(r.src), place)
 	}
 }
 
@@ -308,7 +308,7 @@ func (r *run[T]) combine(s *slot[T]) (err error) {
 		return err
 	}
 	if len(s.batch.tensors) == 0 {
-		return errors.New("the collate function has added no tensors: it calls Stack, Column, Pad, Mask or Tensor for each tensor that the model takes")
+		return errors.New("the collate function returned no tensors")
 	}
 	return nil
 }

@@ -47,11 +47,11 @@ func repeated[T any](src Source[T], epochs int, name string, number func(epoch, 
 	case epochs < 1:
 		err = fmt.Errorf("%d epochs: want 1 or more, or Endless", epochs)
 	case src.Len() == Endless:
-		err = errors.New("the source has no end, so it cannot begin again")
+		err = errors.New("the source is endless, so it cannot be repeated")
 	case src.Len() == 0 && epochs == Endless:
-		err = errors.New("the source has no samples to repeat without end")
+		err = errors.New("the source is empty, so it cannot be repeated endlessly")
 	case epochs != Endless && src.Len() > (Endless-1)/epochs:
-		err = fmt.Errorf("%s %d times are more than an int can count", count(src.Len()), epochs)
+		err = fmt.Errorf("%s repeated %d times overflows int", count(src.Len()), epochs)
 	case epochs == Endless:
 		n = Endless
 	default:

@@ -67,7 +67,7 @@ func (s *source[T]) At(i int) (sample T, err error) {
 	case s.err != nil:
 		return sample, s.err
 	case i < 0 || i >= s.n:
-		return sample, fmt.Errorf("there is no sample %d: %s has %s", i, s.name, count(s.n))
+		return sample, fmt.Errorf("sample %d does not exist: %s has %s", i, s.name, count(s.n))
 	}
 	return s.at(i)
 }
@@ -263,11 +263,11 @@ func Concat[T any](sources ...Source[T]) Source[T] {
 		case src == nil:
 			err = errors.Join(err, fmt.Errorf("source %d is nil", i))
 		case begin == Endless:
-			err = errors.Join(err, fmt.Errorf("source %d comes after one without end", i))
+			err = errors.Join(err, fmt.Errorf("source %d comes after an endless one", i))
 		case src.Len() == Endless:
 			starts[i+1] = Endless
 		case src.Len() > Endless-1-begin:
-			err = errors.Join(err, errors.New("more samples than an int can count"))
+			err = errors.Join(err, errors.New("the number of samples overflows int"))
 		default:
 			starts[i+1] = begin + src.Len()
 		}

@@ -71,7 +71,7 @@ func TestSources(t *testing.T) {
 		require.Equal(t, append([]int(nil), want...), all(t, src))
 		for _, i := range []int{-1, len(want)} {
 			_, err := src.At(i)
-			require.ErrorContains(t, err, fmt.Sprintf("there is no sample %d: ", i))
+			require.ErrorContains(t, err, fmt.Sprintf("sample %d does not exist: ", i))
 		}
 	})
 }
@@ -104,9 +104,9 @@ func TestRefused(t *testing.T) {
 	require.Equal(t, "data.Func(3 samples): the function is nil", firstError(t, Func[int](3, nil)))
 	require.Equal(t, "data.Map(Func(3 samples)): the function is nil", firstError(t, Map[int, int](numbers(3), nil)))
 	require.Equal(t, "data.Range(nil, 0, 1): the source is nil", firstError(t, Range[int](nil, 0, 1)))
-	require.Equal(t, "data.Concat(nil, Func(samples without end), Func(1 samples)): source 0 is nil\nsource 2 comes after one without end",
+	require.Equal(t, "data.Concat(nil, Func(samples without end), Func(1 samples)): source 0 is nil\nsource 2 comes after an endless one",
 		firstError(t, Concat(nil, numbers(Endless), numbers(1))))
-	require.ErrorContains(t, errors.New(firstError(t, Concat(numbers(Endless-1), numbers(1)))), "more samples than an int can count")
+	require.ErrorContains(t, errors.New(firstError(t, Concat(numbers(Endless-1), numbers(1)))), "the number of samples overflows int")
 }
 
 // TestDescribe checks what sources say of themselves.

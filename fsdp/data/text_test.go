@@ -88,7 +88,7 @@ func checkText(t require.TestingT, path string, text []byte) {
 	if err != nil { // of the first line
 		var value any
 		wrong := json.Unmarshal([]byte(strings.TrimRight(want[numbers[0]], " \t\r")), &value)
-		require.EqualError(t, err, fmt.Sprintf("data: %s:%d: %v: each line must have one whole JSON value, which jq -c '.[]' makes of an array", path, numbers[0]+1, wrong))
+		require.EqualError(t, err, fmt.Sprintf("data: %s:%d: %v: each line must be one complete JSON value; jq -c '.[]' converts an array to such lines", path, numbers[0]+1, wrong))
 		return
 	}
 	require.Equal(t, len(numbers), values.Len())
@@ -156,7 +156,7 @@ func TestFilesThatCannotBeOpened(t *testing.T) {
 	for name, open := range openers {
 		require.ErrorContains(t, open(write(t, "a.jsonl.GZ", []byte("1"))), "a.jsonl.GZ is compressed and cannot be read from the middle", name)
 		require.ErrorContains(t, open(write(t, "empty", nil)), "empty is empty", name)
-		require.ErrorContains(t, open(dir), dir+" is no regular file", name)
+		require.ErrorContains(t, open(dir), dir+" is not a regular file", name)
 		err := open(filepath.Join(dir, "missing"))
 		require.ErrorIs(t, err, os.ErrNotExist, name)
 		require.ErrorContains(t, err, filepath.Join(dir, "missing"), name)
@@ -173,9 +173,9 @@ func TestFilesThatShrink(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "one", first)
 	_, err = lines.At(1)
-	require.EqualError(t, err, fmt.Sprintf("data: %s: there is no byte 6 any more, of 14 when the file was opened", path))
+	require.EqualError(t, err, fmt.Sprintf("data: %s: byte 6 is missing: the file had 14 bytes when it was opened", path))
 	_, err = lines.At(2)
-	require.ErrorContains(t, err, "no byte 8 any more")
+	require.ErrorContains(t, err, "byte 8 is missing")
 	require.NoError(t, os.Remove(path)) // it stays open
 	_, err = lines.At(0)
 	require.NoError(t, err)

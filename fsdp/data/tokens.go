@@ -39,7 +39,7 @@ func OpenTokens(path string, bits int) (*Tokens, error) {
 	}
 	width := bits / 8
 	if in.size%int64(width) != 0 {
-		return nil, errors.Join(in.errorf("%d bytes are no whole number of tokens of %d bytes: the file is cut off, or its tokens have another width", in.size, width), in.file.Close())
+		return nil, errors.Join(in.errorf("%d bytes are not a whole number of tokens of %d bytes: the file is truncated, or its tokens have another width", in.size, width), in.file.Close())
 	}
 	t := &Tokens{in, width, int(in.size / int64(width))}
 	if err := t.checkWidth(); err != nil {
@@ -67,7 +67,7 @@ func (t *Tokens) checkWidth() error {
 	}
 	n, other := binary.LittleEndian.Uint64(last[:]), 6-t.width
 	if uint64(t.n) != n && n == uint64(t.in.size)/uint64(other) {
-		return t.in.errorf("%d tokens of %d bits, but by %s there are %d: open it with %d bits", t.n, 8*t.width, ends.path, n, 8*other)
+		return t.in.errorf("the file has %d tokens of %d bits, but %s says %d: open it with %d bits", t.n, 8*t.width, ends.path, n, 8*other)
 	}
 	return nil
 }
@@ -97,7 +97,7 @@ func (t *Tokens) guessWidth() error {
 	}
 	words := len(raw) / 4
 	if other := 6 - t.width; t.width == 2 && high == 0 && low > words/2 || t.width == 4 && high > words/2 {
-		slog.Warn(fmt.Sprintf("data: %s: its first tokens look like tokens of %d bits, and it is opened with %d", t.in.path, 8*other, 8*t.width))
+		slog.Warn(fmt.Sprintf("data: %s: the first tokens look like %d-bit tokens, but it is opened with %d bits", t.in.path, 8*other, 8*t.width))
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func (t *Tokens) Len() int { return t.n }
 // Read fills dst with tokens, beginning with token at. It allocates nothing.
 func (t *Tokens) Read(dst []int, at int) error {
 	if at < 0 || len(dst) > t.n-at {
-		return t.in.errorf("%d tokens from %d on, of %d", len(dst), at, t.n)
+		return t.in.errorf("%d tokens from %d on are out of range: there are %d", len(dst), at, t.n)
 	}
 	raw := tail(dst, t.width)
 	if err := t.in.read(raw, int64(at)*int64(t.width)); err != nil {
@@ -195,7 +195,7 @@ func readEnds(path string, n int) ([]int, error) {
 	}
 	defer in.file.Close() // it was only read
 	if in.size%8 != 0 {
-		return nil, in.errorf("%d bytes, no multiple of 8", in.size)
+		return nil, in.errorf("%d bytes are not a multiple of 8", in.size)
 	}
 	ends := make([]int, 1, 1+in.size/8)
 	err = in.chunks(0, in.size, func(b []byte) { // in whole numbers
@@ -208,11 +208,11 @@ func readEnds(path string, n int) ([]int, error) {
 	}
 	for i, end := range ends[1:] {
 		if end <= ends[i] || end > n {
-			return nil, in.errorf("document %d ends behind %d tokens, but the one before behind %d and all behind %d", i, end, ends[i], n)
+			return nil, in.errorf("document %d ends at token %d, but the document before ends at %d and the last token is %d", i, end, ends[i], n)
 		}
 	}
 	if last := ends[len(ends)-1]; last != n {
-		return nil, in.errorf("the last document ends behind %d tokens, and there are %d", last, n)
+		return nil, in.errorf("the last document ends at token %d, but there are %d tokens", last, n)
 	}
 	return ends, nil
 }

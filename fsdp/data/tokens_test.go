@@ -89,7 +89,7 @@ func checkTokens(t require.TestingT, path string, tokens, ends []byte, bits, win
 	require.NoError(t, err)
 	if windows := f.Windows(window, 2); window < 1 || window > f.Len() {
 		_, err := windows.At(0)
-		require.ErrorContains(t, err, fmt.Sprintf("data: %s: windows of %d ", path, window))
+		require.ErrorContains(t, err, fmt.Sprintf("data: %s: a window has %d ", path, window))
 	} else {
 		for i, w := range readAll(t, windows) {
 			require.Equal(t, tokens[i*2*bits/8:][:window*bits/8], raw(w, bits))
@@ -131,20 +131,20 @@ func TestTokensRefuse(t *testing.T) {
 	require.EqualError(t, err, "data: tokens of 64 bits, want 16 or 32")
 	path := write(t, "a.bin", []byte("abcdef"))
 	_, err = OpenTokens(path, 32)
-	require.EqualError(t, err, "data: "+path+": 6 bytes are no whole number of tokens of 4 bytes: the file is cut off, or its tokens have another width")
+	require.EqualError(t, err, "data: "+path+": 6 bytes are not a whole number of tokens of 4 bytes: the file is truncated, or its tokens have another width")
 	f, err := OpenTokens(path, 16)
 	require.NoError(t, err)
 	for _, at := range []int{-1, 2, 3, 4} {
-		require.EqualError(t, f.Read(make([]int, 2), at), fmt.Sprintf("data: %s: 2 tokens from %d on, of 3", path, at))
+		require.EqualError(t, f.Read(make([]int, 2), at), fmt.Sprintf("data: %s: 2 tokens from %d on are out of range: there are 3", path, at))
 	}
 	_, _, err = f.Documents()
 	require.ErrorIs(t, err, os.ErrNotExist)
 	for ends, want := range map[string]string{
-		"1234567":                         "7 bytes, no multiple of 8",
-		string([]byte{4: 1, 7: 0}):        "document 0 ends behind 4294967296 tokens, but the one before behind 0 and all behind 3",
-		string(make([]byte, 8)):           "document 0 ends behind 0 tokens, but the one before behind 0 and all behind 3",
-		string([]byte{0: 2, 8: 1, 15: 0}): "document 1 ends behind 1 tokens, but the one before behind 2 and all behind 3",
-		string([]byte{0: 2, 7: 0}):        "the last document ends behind 2 tokens, and there are 3",
+		"1234567":                         "7 bytes are not a multiple of 8",
+		string([]byte{4: 1, 7: 0}):        "document 0 ends at token 4294967296, but the document before ends at 0 and the last token is 3",
+		string(make([]byte, 8)):           "document 0 ends at token 0, but the document before ends at 0 and the last token is 3",
+		string([]byte{0: 2, 8: 1, 15: 0}): "document 1 ends at token 1, but the document before ends at 2 and the last token is 3",
+		string([]byte{0: 2, 7: 0}):        "the last document ends at token 2, but there are 3 tokens",
 	} {
 		require.NoError(t, os.WriteFile(path+".ends", []byte(ends), 0o600))
 		_, _, err = f.Documents()
@@ -180,7 +180,7 @@ func TestTokenWriter(t *testing.T) {
 
 	w := create() // an error in between
 	require.NoError(t, w.Write([]int{7, 65535}))
-	const want = "data: writing %s: token %d is no number of 16 bits"
+	const want = "data: writing %s: token %d does not fit 16 bits"
 	require.EqualError(t, w.Write([]int{7, 65536}), fmt.Sprintf(want, path, 65536))
 	require.EqualError(t, w.Write([]int{7, -1}), fmt.Sprintf(want, path, 65536), "the first one stays")
 	require.EqualError(t, w.Close(), fmt.Sprintf(want, path, 65536))
@@ -189,7 +189,7 @@ func TestTokenWriter(t *testing.T) {
 	require.Equal(t, raw([]int{1, 2, 3}, 16), content())
 
 	w = create() // nothing
-	require.EqualError(t, w.Close(), "data: writing "+path+": no tokens have been written")
+	require.EqualError(t, w.Close(), "data: writing "+path+": no tokens were written")
 	w = create() // given up
 	require.NoError(t, w.Write([]int{7}))
 	w.Abort()
@@ -248,7 +248,7 @@ func TestTokensOfAnotherWidth(t *testing.T) {
 				continue
 			}
 			require.NoError(t, errors.Join(err, wrong.Close()))
-			require.Contains(t, log.String(), fmt.Sprintf("its first tokens look like tokens of %d bits, and it is opened with %d", bits, 48-bits))
+			require.Contains(t, log.String(), fmt.Sprintf("the first tokens look like %d-bit tokens, but it is opened with %d bits", bits, 48-bits))
 		}
 	}
 }

@@ -62,7 +62,7 @@ func (w *TokenWriter) Write(tokens []int) error {
 			break
 		}
 		if uint64(token) >= 1<<w.bits {
-			return w.fail(fmt.Errorf("token %d is no number of %d bits", token, w.bits))
+			return w.fail(fmt.Errorf("token %d does not fit %d bits", token, w.bits))
 		}
 		b := binary.LittleEndian.AppendUint32(w.buf.AvailableBuffer(), uint32(token))
 		_, err := w.buf.Write(b[:w.bits/8])
@@ -98,7 +98,7 @@ func (w *TokenWriter) Close() error {
 		return w.err
 	}
 	if w.n == 0 {
-		w.fail(errors.New("no tokens have been written"))
+		w.fail(errors.New("no tokens were written"))
 	}
 	if w.err != nil {
 		w.Abort()

@@ -29,7 +29,7 @@ func readAbout(m *checkpoint.Manifest) (*about, error) {
 		err = json.Unmarshal(text, a)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("what the manifest says about the training: %w", err)
+		return nil, fmt.Errorf("the manifest's record of the training is invalid: %w", err)
 	}
 	return a, nil
 }

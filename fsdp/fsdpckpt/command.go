@@ -60,20 +60,20 @@ func run(ctx context.Context, args []string, sys system) int {
 		overview(sys.out)
 		return 0
 	}
-	fmt.Fprintf(sys.err, "fsdpckpt: there is no command %q\n", args[0])
+	fmt.Fprintf(sys.err, "fsdpckpt: unknown command %q\n", args[0])
 	overview(sys.err)
 	return exitUsage
 }
 
 // overview prints the list of commands.
 func overview(w io.Writer) {
-	fmt.Fprint(w, "Fsdpckpt looks into checkpoints, checks them and merges them into one file,\nwithout their model.\n\n")
+	fmt.Fprint(w, "Fsdpckpt inspects checkpoints, verifies them and merges them into one file,\nwithout their model.\n\n")
 	for _, c := range commands {
 		fmt.Fprintf(w, "  %-37s %s\n", "fsdpckpt "+c.name+" "+c.args, c.short)
 	}
-	fmt.Fprint(w, "\nPATH is a checkpoint, or the directory of a job: then its last whole one.\n"+
-		"Exit status: 0, 1 after a failure or damage, 2 for a wrong command line.\n"+
-		"fsdpckpt COMMAND -h tells more.\n")
+	fmt.Fprint(w, "\nPATH is a checkpoint, or the directory of a job: then its last complete one.\n"+
+		"Exit status: 0, or 1 after a failure or damage, 2 for a wrong command line.\n"+
+		"fsdpckpt COMMAND -h prints the flags of a command.\n")
 }
 
 // run runs c and returns the exit status.
@@ -83,7 +83,7 @@ func (c *command) run(ctx context.Context, args []string, sys system) int {
 	act := c.flags(f)
 	args, err := parse(f, args)
 	if err == nil && len(args) != c.n {
-		err = usageError{fmt.Errorf("%s where %s is wanted", plural(len(args), "argument"), c.args)}
+		err = usageError{fmt.Errorf("got %s, want %s", plural(len(args), "argument"), c.args)}
 	}
 	if err == nil {
 		err = act(ctx, sys, args)
@@ -164,5 +164,5 @@ func noCheckpoint(fsys checkpoint.FS, dir string) error {
 	if err != nil { // using dir will show its state
 		return nil
 	}
-	return errors.Join(fmt.Errorf("%s is a checkpoint: nothing else is written there", dir), f.Close())
+	return errors.Join(fmt.Errorf("%s is a checkpoint: write the output elsewhere", dir), f.Close())
 }

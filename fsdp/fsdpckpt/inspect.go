@@ -14,14 +14,14 @@ import (
 )
 
 var inspectCommand = command{
-	name: "inspect", args: "PATH", n: 1, short: "what is in one",
+	name: "inspect", args: "PATH", n: 1, short: "the contents of a checkpoint",
 	long: `
-Prints what a checkpoint is of: step, ranks, parameters, state of the optimizer
-and its settings, what the options Extra and RankExtra of fsdp.Save have added,
-and the files. A tensor that ranks have of their own, such as an expert's, is
-called "name@rank".`,
+Prints the contents of a checkpoint: step, ranks, parameters, optimizer state
+with its settings, the data of the options Extra and RankExtra of fsdp.Save, and
+the files. A tensor that belongs to one rank, such as an expert's, is called
+"name@rank".`,
 	flags: func(f *flag.FlagSet) action {
-		tensors := f.Bool("tensors", false, "list the tensors, and which elements of each are in which file")
+		tensors := f.Bool("tensors", false, "list the tensors, with the file of each range of elements")
 		asJSON := f.Bool("json", false, "print JSON, for programs")
 		return func(ctx context.Context, sys system, args []string) error {
 			return inspect(ctx, sys, args[0], *tensors, *asJSON)
@@ -86,7 +86,7 @@ func contentRows(m *checkpoint.Manifest, a *about) []string {
 	}
 	rows := []string{"parameters\t" + volume(values)}
 	if len(buffers) > 0 {
-		rows = append(rows, "buffers\t"+volume(buffers)+", every rank its own")
+		rows = append(rows, "buffers\t"+volume(buffers)+", different on every rank")
 	}
 	if a.OptimizerSteps != nil || len(state) > 0 {
 		row := "optimizer\t"

@@ -14,10 +14,9 @@ import (
 var listCommand = command{
 	name: "list", args: "DIR", n: 1, short: "every checkpoint of a job",
 	long: `
-Lists the checkpoints in a job's directory, in the order of saving: step of the
-training, ranks that wrote it, number of files, size, and when. Those that Load
-passes over are listed with the reason. The data is not read, see fsdpckpt
-verify.`,
+Lists the checkpoints in a job's directory, in the order of saving: training
+step, number of ranks, number of files, size and time. Checkpoints that Load
+skips are listed with the reason. The data is not read, see fsdpckpt verify.`,
 	flags: func(*flag.FlagSet) action { return list },
 }
 
@@ -47,7 +46,7 @@ func list(ctx context.Context, sys system, args []string) error {
 		}
 		rows = append(rows, fmt.Sprintf("%s\t%d\t%s\t%s", name, e.Step, columns, when[name]))
 		if e.Err != nil {
-			reasons = append(reasons, fmt.Sprintf("\n%s does not count:\n  %s", name, reason(e)))
+			reasons = append(reasons, fmt.Sprintf("\n%s is skipped:\n  %s", name, reason(e)))
 		}
 	}
 	return table(sys.out, append(rows, reasons...))

@@ -2,7 +2,7 @@
 // without their model.
 //
 //	fsdpckpt list DIR                         every checkpoint of a job
-//	fsdpckpt inspect PATH                     what is in one
+//	fsdpckpt inspect PATH                     the contents of a checkpoint
 //	fsdpckpt verify PATH                      read all of it, and say what is damaged
 //	fsdpckpt merge PATH OUT.safetensors       one file for other programs
 //
@@ -19,7 +19,7 @@
 //	000003-step-30  30    3      3      1.0 MiB  2026-11-21 17:37:16
 //	000004-step-40  40    -      -      -        2026-11-21 17:37:16
 //
-//	000004-step-40 does not count:
+//	000004-step-40 is skipped:
 //	  rank-00002-of-00003.safetensors: damaged: it has 200000 bytes, 348672 were
 //	    written
 //

@@ -156,16 +156,16 @@ func TestList(t *testing.T) {
 		"000003-step-30               30    4      4      1.8 KiB  2026-01-02 03:04:02",
 		"000004-step-40.tmp-0123abcd  40    -      -      -        2026-01-02 03:04:03",
 		"",
-		"000002-step-20 does not count:",
+		"000002-step-20 is skipped:",
 		"  rank-00001-of-00003.safetensors: damaged: it has 100 bytes, 416 were written",
 		"",
-		"000004-step-40.tmp-0123abcd does not count:",
+		"000004-step-40.tmp-0123abcd is skipped:",
 		"  " + checkpoint.ErrUnfinished.Error(),
 		"",
 	}, "\n"), succeed(t, checkpoint.OS(), "list", dir))
 
 	require.NoError(t, os.Remove(filepath.Join(paths[0], checkpoint.ManifestName)))
-	require.Regexp(t, `\n000001-step-10 does not count:\n  open manifest.json: .*\n`, succeed(t, checkpoint.OS(), "list", dir))
+	require.Regexp(t, `\n000001-step-10 is skipped:\n  open manifest.json: .*\n`, succeed(t, checkpoint.OS(), "list", dir))
 
 	status, _, msg := fsdpckpt(context.Background(), checkpoint.OS(), "list", t.TempDir())
 	require.Equal(t, exitError, status)
@@ -184,7 +184,7 @@ func TestInspect(t *testing.T) {
 		"seed        5",
 		"passes      40",
 		"parameters  4 tensors, 32 elements of F32, 128 B",
-		"buffers     3 tensors, 9 elements of F32, 36 B, every rank its own",
+		"buffers     3 tensors, 9 elements of F32, 36 B, different on every rank",
 		"optimizer   20 steps, 4 tensors, 52 elements of F32, 208 B",
 		"settings    AdamW, learning rate 0.001, weight decay 0.1, LRScale 1, Beta1 0.9,",
 		"    Beta2 0.95, Eps 1e-08: 3 parameters",
@@ -600,22 +600,22 @@ func TestUsage(t *testing.T) {
 		status int
 		want   string
 	}{
-		{"", exitUsage, "Fsdpckpt looks into checkpoints"},
-		{"look ckpt", exitUsage, `there is no command "look"`},
-		{"list", exitUsage, "0 arguments where DIR is wanted\nusage: fsdpckpt list DIR\n"},
-		{"list ckpt more", exitUsage, "2 arguments where DIR is wanted"},
-		{"merge ckpt", exitUsage, "1 argument where PATH OUT.safetensors is wanted\nusage: fsdpckpt merge PATH OUT.safetensors [flags]\n"},
-		{"merge ckpt out -dtype f8", exitUsage, "not bf16, f16, f32 or f64"},
+		{"", exitUsage, "Fsdpckpt inspects checkpoints"},
+		{"look ckpt", exitUsage, `unknown command "look"`},
+		{"list", exitUsage, "got 0 arguments, want DIR\nusage: fsdpckpt list DIR\n"},
+		{"list ckpt more", exitUsage, "got 2 arguments, want DIR"},
+		{"merge ckpt", exitUsage, "got 1 argument, want PATH OUT.safetensors\nusage: fsdpckpt merge PATH OUT.safetensors [flags]\n"},
+		{"merge ckpt out -dtype f8", exitUsage, "want bf16, f16, f32 or f64"},
 		{"merge ckpt out -fast", exitUsage, "flag provided but not defined: -fast"},
 		{"inspect nowhere", exitError, "no whole checkpoint in nowhere"},
 		{"verify nowhere", exitError, "no whole checkpoint in nowhere"},
 		{"list nowhere", exitError, "nowhere"},
-		{"inspect odd", exitError, "what the manifest says about the training"},
-		{"merge ints out -dtype f32", exitError, "count is I32, which -dtype cannot change"},
-		{"merge ints out -optimizer", exitError, "-optimizer: it has no state of an optimizer"},
-		{"merge ckpt " + path + "/out", exitError, "is a checkpoint: nothing else is written there"},
+		{"inspect odd", exitError, "the manifest's record of the training is invalid"},
+		{"merge ints out -dtype f32", exitError, "count is I32, which -dtype cannot convert"},
+		{"merge ints out -optimizer", exitError, "-optimizer: the checkpoint has no optimizer state"},
+		{"merge ckpt " + path + "/out", exitError, "is a checkpoint: write the output elsewhere"},
 		{"merge ckpt nowhere/out", exitError, "nowhere"},
-		{"merge ckpt ckpt", exitError, "ckpt is not written: "},
+		{"merge ckpt ckpt", exitError, "ckpt was not written: "},
 	} {
 		status, out, msg := fsdpckpt(context.Background(), fsys, strings.Fields(c.line)...)
 		require.Equal(t, c.status, status, c.line)

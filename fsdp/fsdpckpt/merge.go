@@ -20,16 +20,15 @@ var mergeCommand = command{
 	name: "merge", args: "PATH OUT.safetensors", n: 2, short: "one file for other programs",
 	long: `
 Writes the whole parameters and buffers of a checkpoint into one safetensors
-file, as fsdp.Export does of a model. Buffers are those of rank 0. A parameter
-that ranks have of their own, such as an expert's, keeps its name "name@rank".
-What is read is compared with its checksums on the way. The file appears under
-its name once it is complete, in place of one that was there. Memory is that of
-one chunk, whatever the size of the model.`,
+file, like fsdp.Export. Buffers are rank 0's. A parameter that belongs to one
+rank, such as an expert's, keeps its name "name@rank". All data is compared with
+its checksums. The file appears under its name when it is complete, and replaces
+an older one. The command needs memory for one chunk, whatever the model's size.`,
 	flags: func(f *flag.FlagSet) action {
 		var m merger
-		f.BoolVar(&m.optimizer, "optimizer", false, `write the state of the optimizer too, as "exp_avg:name"`)
+		f.BoolVar(&m.optimizer, "optimizer", false, `also write the optimizer state, as "exp_avg:name"`)
 		f.StringVar(&m.prefix, "prefix", "", "put this `text` before every parameter's name, such as transformer.")
-		f.Func("dtype", "write parameters and buffers as this `type`: bf16, f16, f32 or f64\n(default: as they are)", m.setType)
+		f.Func("dtype", "write parameters and buffers as this `type`: bf16, f16, f32 or f64\n(default: unchanged)", m.setType)
 		return m.run
 	},
 }
@@ -45,7 +44,7 @@ func (m *merger) setType(name string) error {
 	types := map[string]safetensors.DType{"bf16": safetensors.BF16, "f16": safetensors.F16, "f32": safetensors.F32, "f64": safetensors.F64}
 	var ok bool
 	if m.as, ok = types[name]; !ok {
-		return errors.New("not bf16, f16, f32 or f64")
+		return errors.New("want bf16, f16, f32 or f64")
 	}
 	return nil
 }
@@ -128,7 +127,7 @@ func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Hea
 		case k.Entry != "":
 			counts.Updates[checkpoint.Key{Param: k.Param, Owner: k.Owner}.Name()] = t.Steps
 		case m.as != "" && !dtype.IsFloat():
-			return nil, nil, fmt.Errorf("%s is %s, which -dtype cannot change", t.Name(), dtype)
+			return nil, nil, fmt.Errorf("%s is %s, which -dtype cannot convert", t.Name(), dtype)
 		case m.as != "":
 			dtype = m.as
 		}
@@ -140,7 +139,7 @@ func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Hea
 	metadata := map[string]string{"format": "pt"} // required by Python's transformers
 	if m.optimizer {
 		if a.OptimizerSteps == nil {
-			return nil, nil, errors.New("-optimizer: it has no state of an optimizer")
+			return nil, nil, errors.New("-optimizer: the checkpoint has no optimizer state")
 		}
 		counts.Steps, counts.Groups = *a.OptimizerSteps, a.OptimizerGroups
 		for _, g := range counts.Groups {
@@ -172,10 +171,10 @@ func replace(fsys checkpoint.FS, path string, content func(w io.Writer) error) e
 		err = fsys.Rename(draft, path)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("%s is not written: %w", path, err), fsys.RemoveAll(draft))
+		return errors.Join(fmt.Errorf("%s was not written: %w", path, err), fsys.RemoveAll(draft))
 	}
 	if err := fsys.SyncDir(filepath.Dir(path)); err != nil {
-		return fmt.Errorf("%s is written, but a power failure may undo that: %w", path, err)
+		return fmt.Errorf("%s was written, but a power failure may undo this: %w", path, err)
 	}
 	return nil
 }

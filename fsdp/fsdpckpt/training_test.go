@@ -190,7 +190,7 @@ func TestTrainedExperts(t *testing.T) {
 	require.Equal(t, []any{wantTypes, wantAbout}, []any{types, about})
 
 	text := succeed(t, fsys, "inspect", ckpt)
-	require.Contains(t, text, "\nbuffers     8 tensors, 32 elements of F32, 128 B, every rank its own\n")
+	require.Contains(t, text, "\nbuffers     8 tensors, 32 elements of F32, 128 B, different on every rank\n")
 	require.Contains(t, text, "\nrank extra  rank of 4 ranks\n")
 	var c checkpointJSON
 	require.NoError(t, json.Unmarshal([]byte(succeed(t, fsys, "inspect", ckpt, "-json")), &c))

@@ -8,12 +8,12 @@ import (
 )
 
 var verifyCommand = command{
-	name: "verify", args: "PATH", n: 1, short: "read all of it; say what is damaged",
+	name: "verify", args: "PATH", n: 1, short: "read everything and list damage",
 	long: `
-Reads every byte of a checkpoint and compares it with the checksums that were
-taken when it was written: data, headers of the files, and the manifest. Each
-damage is a line with the file, the tensor and the bytes. The exit status is 1
-if there is any.`,
+Reads every byte of a checkpoint and compares it with the checksums taken at
+writing: data, headers of the files, and the manifest. Each damaged place is a
+line with the file, the tensor and the bytes. The exit status is 1 if there is
+any.`,
 	flags: func(*flag.FlagSet) action { return verify },
 }
 

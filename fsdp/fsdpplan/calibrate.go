@@ -19,7 +19,7 @@ const rounds = 3
 // measure calibrates this machine and writes a cluster.
 func (o *flags) measure(out io.Writer) error {
 	if o.model != "" || o.hf != "" {
-		return usageError{errors.New("-calibrate measures this machine, without -model and -hf")}
+		return usageError{errors.New("-calibrate measures this machine: it cannot be combined with -model or -hf")}
 	}
 	if err := among("-transport", o.transport, calibrate.Transports); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (o *flags) measure(out io.Writer) error {
 		}
 	}
 	if len(ranks) != 1 {
-		return usageError{fmt.Errorf("-calibrate is for one number of ranks, -ranks %s has %d", o.ranks, len(ranks))}
+		return usageError{fmt.Errorf("-calibrate needs a single number of ranks, but -ranks %s has %d", o.ranks, len(ranks))}
 	}
 	memory := calibrate.Memory(ranks[0])
 	if o.memory != "" {
@@ -41,7 +41,7 @@ func (o *flags) measure(out io.Writer) error {
 		}
 	}
 	if memory == 0 {
-		return usageError{errors.New("this system does not say how much memory there is: -memory has to")}
+		return usageError{errors.New("this system does not report its memory: give -memory")}
 	}
 	c := calibrate.New(ranks[0], o.transport)
 	for range rounds {

@@ -47,18 +47,18 @@ func (o *flags) define(f *flag.FlagSet) {
 	f.StringVar(&o.model, "model", "", "`name` of a model: "+strings.Join(modelNames(), ", "))
 	f.StringVar(&o.hf, "hf", "", "`directory` with the config.json of transformers, in place of -model; weights are not read")
 	f.StringVar(&o.cluster, "cluster", "h100", "`name` of a cluster ("+strings.Join(clusterNames(), ", ")+"), or a file that plan.Parse reads")
-	f.StringVar(&o.ranks, "ranks", "", "numbers of GPUs: a `list` such as 8,24, or a range that doubles, 128..1024; those of a host without it")
-	f.IntVar(&o.seq, "seq", 0, "`tokens` of a sequence; those that the model is usually trained with without it")
-	f.IntVar(&o.batch, "batch", 4, "`samples` of a GPU in a step; micro batches of 1, 2, 4, … that divide it are tried")
-	f.IntVar(&o.threads, "threads", 1, "`cores` that a rank computes on, of a cluster whose cores are the devices")
+	f.StringVar(&o.ranks, "ranks", "", "numbers of GPUs: a `list` such as 8,24, or a doubling range 128..1024 (default: the GPUs of one host)")
+	f.IntVar(&o.seq, "seq", 0, "`tokens` of a sequence (default: the model's usual training length)")
+	f.IntVar(&o.batch, "batch", 4, "`samples` per GPU and step; micro-batches of 1, 2, 4, … that divide it are tried")
+	f.IntVar(&o.threads, "threads", 1, "`cores` of each rank, for a cluster whose devices are cores")
 	f.StringVar(&o.precision, "precision", "bf16", "bf16 or fp32")
 	f.StringVar(&o.optimizer, "optimizer", "adamw", "adamw, 8bit (AdamW with state in 8 bits) or sgd (without momentum)")
 	f.StringVar(&o.memory, "memory", "", "`bytes` of a GPU in place of the cluster's, such as 40GB or 64GiB")
 	f.IntVar(&o.top, "top", 3, "`rows` for each number of GPUs")
-	f.BoolVar(&o.compare, "compare", false, "compare DDP, ZeRO-2, ZeRO-3 in one unit, ZeRO-3 by blocks, hybrid and hpZ of ZeRO++, which GPUs do not have yet")
-	f.BoolVar(&o.live, "live", false, "tell what the best step holds in memory: at the peak by unit, and over time")
-	f.StringVar(&o.calibrate, "calibrate", "", "measure this machine's cores for -ranks ranks, or one for each core, and write a `file` for -cluster; takes a minute or two")
-	f.StringVar(&o.transport, "transport", "goroutines", "of the ranks that -calibrate measures: goroutines, shm or tcp")
+	f.BoolVar(&o.compare, "compare", false, "compare DDP, ZeRO-2, ZeRO-3 in one unit, ZeRO-3 by blocks, hybrid, and hpZ of ZeRO++ (not yet supported on GPUs)")
+	f.BoolVar(&o.live, "live", false, "show the memory of the best step: by unit at the peak, and over time")
+	f.StringVar(&o.calibrate, "calibrate", "", "measure this machine's cores for -ranks ranks (default: one per core), and write a `file` for -cluster; takes one or two minutes")
+	f.StringVar(&o.transport, "transport", "goroutines", "transport of the ranks for -calibrate: goroutines, shm or tcp")
 	f.StringVar(&o.trace, "trace", "", "write the best step as a trace to a `file` for https://ui.perfetto.dev")
 	f.StringVar(&o.svg, "svg", "", "write a picture of the best step to a `file`")
 }
@@ -72,14 +72,14 @@ func run(args []string, out, errs io.Writer) int {
 	err := f.Parse(args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
-		fmt.Fprint(out, "usage: fsdpplan -model NAME | -hf DIR | -calibrate FILE [flags]\n\nFsdpplan says how a model trains best on a cluster, before there is one.\n\n")
+		fmt.Fprint(out, "usage: fsdpplan -model NAME | -hf DIR | -calibrate FILE [flags]\n\nFsdpplan predicts the best way to train a model on a cluster, without the cluster.\n\n")
 		f.SetOutput(out)
 		f.PrintDefaults()
 		return 0
 	case err != nil:
 		err = usageError{err}
 	case f.NArg() > 0:
-		err = usageError{fmt.Errorf("%q is no flag", f.Arg(0))}
+		err = usageError{fmt.Errorf("unknown argument %q", f.Arg(0))}
 	case o.calibrate != "":
 		err = o.measure(out)
 	default:
@@ -157,10 +157,10 @@ func write(name string, to func(io.Writer) error) error {
 func (o *flags) query() (*query, []int, error) {
 	q := &query{batch: o.batch, seq: o.seq, threads: o.threads, precision: o.precision, optimizer: o.optimizer}
 	if (o.model == "") == (o.hf == "") {
-		return nil, nil, usageError{errors.New("one of -model and -hf has to be given")}
+		return nil, nil, usageError{errors.New("give -model or -hf")}
 	}
 	if o.batch < 1 || o.top < 1 || o.seq < 0 {
-		return nil, nil, usageError{fmt.Errorf("-batch %d, -top %d and -seq %d have to be positive", o.batch, o.top, o.seq)}
+		return nil, nil, usageError{fmt.Errorf("-batch %d, -top %d and -seq %d must be positive", o.batch, o.top, o.seq)}
 	}
 	if o.batch > mostBatch {
 		return nil, nil, usageError{fmt.Errorf("-batch %d: at most %d samples are planned", o.batch, mostBatch)}
@@ -183,7 +183,7 @@ func (o *flags) query() (*query, []int, error) {
 		most = max(most, r.Threads)
 	}
 	if o.threads < 1 || o.threads > most {
-		return nil, nil, usageError{fmt.Errorf("-threads %d: on %s ranks of 1 to %d threads were measured", o.threads, q.cluster.Name, most)}
+		return nil, nil, usageError{fmt.Errorf("-threads %d: %s was measured with 1 to %d threads per rank", o.threads, q.cluster.Name, most)}
 	}
 	if q.memory = q.cluster.Device.Memory; o.memory != "" {
 		if q.memory, err = bytesOf(o.memory); err != nil {
@@ -197,7 +197,7 @@ func (o *flags) query() (*query, []int, error) {
 		}
 	}
 	if len(ranks) > 1 && (o.trace != "" || o.svg != "") {
-		return nil, nil, usageError{fmt.Errorf("-trace and -svg are of one number of ranks, -ranks %s has %d", o.ranks, len(ranks))}
+		return nil, nil, usageError{fmt.Errorf("-trace and -svg need a single number of ranks, but -ranks %s has %d", o.ranks, len(ranks))}
 	}
 	if o.hf != "" {
 		q.subject, err = fromHF(o.hf)
@@ -227,7 +227,7 @@ func cluster(name string) (*plan.Cluster, error) {
 	}
 	text, err := os.ReadFile(name)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, usageError{fmt.Errorf("there is no cluster and no file %q; there are %s", name, strings.Join(clusterNames(), ", "))}
+		return nil, usageError{fmt.Errorf("%q is neither a cluster nor a file; the clusters are %s", name, strings.Join(clusterNames(), ", "))}
 	}
 	if err != nil {
 		return nil, err
@@ -252,14 +252,14 @@ func numbers(text string) (list []int, err error) {
 			return nil, usageError{fmt.Errorf("-ranks %q: %q is neither a number nor a range such as 128..1024", text, part)}
 		}
 		if to > mostRanks {
-			return nil, usageError{fmt.Errorf("-ranks %q: %d is more than %d ranks", text, to, mostRanks)}
+			return nil, usageError{fmt.Errorf("-ranks %q: %d is more than the limit of %d ranks", text, to, mostRanks)}
 		}
 		for n := from; n <= to; n *= 2 {
 			list = append(list, n)
 		}
 	}
 	if len(list) > mostNumbers {
-		return nil, usageError{fmt.Errorf("-ranks has %d numbers: at most %d are planned", len(list), mostNumbers)}
+		return nil, usageError{fmt.Errorf("-ranks has %d numbers, the limit is %d", len(list), mostNumbers)}
 	}
 	return list, nil
 }

@@ -17,7 +17,7 @@ func (r *report) live(a *answer) {
 	}
 	st := newStep(r.query, a)
 	at := st.pass.Peak()
-	fmt.Fprintf(&r.text, "\n%s, %s by %s: what is held when most is, during\n%s\n", gpus(a.ranks), st.setting.Strategy, st.setting.Wrap, st.pass.Text(st.pass.Ops[at]))
+	fmt.Fprintf(&r.text, "\n%s, %s by %s: memory at the peak, during\n%s\n", gpus(a.ranks), st.setting.Strategy, st.setting.Wrap, st.pass.Text(st.pass.Ops[at]))
 	fmt.Fprintf(&r.text, "%20s %8s %8s %8s %8s %8s\n", "", "param,", "opti-", "gathered", "whole", "activa-")
 	fmt.Fprintf(&r.text, "%20s %8s %8s %8s %8s %8s %8s\n", "", "gradient", "mizer", "params", "grads", "tions", "total")
 	holders := st.pass.Holders(at)
@@ -60,7 +60,7 @@ func heldText(m plan.Memory) string {
 // overTime prints the peak of each part of the step.
 func (r *report) overTime(st *step) {
 	const rows, wide = 16, 50
-	fmt.Fprintf(&r.text, "\n%8s  most held until then; | is the memory of a GPU\n", "seconds")
+	fmt.Fprintf(&r.text, "\n%8s  peak until then; | is the memory of a GPU\n", "seconds")
 	at := 0
 	for row := range rows {
 		end, most := float64(row+1)/rows*st.line.Total, 0

@@ -14,7 +14,7 @@
 //	-threads N          cores of a rank, where cores compute
 //	-precision NAME     bf16 or fp32
 //	-optimizer NAME     adamw, 8bit or sgd
-//	-memory SIZE        of a GPU, in place of what the cluster says
+//	-memory SIZE        of a GPU, in place of the cluster's
 //	-top N              rows for each number of GPUs
 //	-compare            DDP, ZeRO-2, ZeRO-3, hybrid and ZeRO++ side by side
 //	-calibrate FILE     measure this machine, for -ranks N over -transport NAME (goroutines, shm, tcp)

@@ -56,7 +56,7 @@ func named(name string, seq int) (*subject, error) {
 		m := &nn.T5{Vocab: 32128, Encoder: 24, Decoder: 24, Dim: 1024, Heads: 128, HeadDim: 128, Hidden: 65536, Act: nn.ReLU, Tied: true}
 		return &subject{name, m, 512}, nil
 	}
-	return nil, fmt.Errorf("there is no model %q; there are %s, and -hf DIR", name, strings.Join(modelNames(), ", "))
+	return nil, fmt.Errorf("unknown model %q; the models are %s, or use -hf DIR", name, strings.Join(modelNames(), ", "))
 }
 
 // fromHF returns the model of a config.json.
@@ -80,7 +80,7 @@ func fromHF(dir string) (*subject, error) {
 	case *nn.T5:
 		s.seq = 512
 	default:
-		return nil, fmt.Errorf("%s: a %T, whose batch is not tokens alone", dir, m)
+		return nil, fmt.Errorf("%s: a %T is not supported: its batch has more than tokens", dir, m)
 	}
 	return s, nil
 }

@@ -202,7 +202,7 @@ func (r *report) advise(a *answer) error {
 // compare prints the memory and time of the strategies with otherwise equal settings.
 func (r *report) compare(a *answer) error {
 	base := a.choices[0].Setting
-	fmt.Fprintf(&r.text, "\n%s, micro batch %s, checkpoint %s: bytes of a GPU when most is held\n", gpus(a.ranks), cut(base), base.Checkpoint)
+	fmt.Fprintf(&r.text, "\n%s, micro batch %s, checkpoint %s: bytes of a GPU at the peak\n", gpus(a.ranks), cut(base), base.Checkpoint)
 	fmt.Fprintf(&r.text, "%-19s %8s %8s %8s %8s %8s %4s %9s\n", "", "param,", "opti-", "whole", "activa-", "", "of", "seconds")
 	fmt.Fprintf(&r.text, "%-19s %8s %8s %8s %8s %8s %4s %9s\n", "", "gradient", "mizer", "units", "tions", "total", "GPU", "a step")
 	rows := []struct{ name, strategy, wrap string }{
@@ -242,15 +242,15 @@ const roomy = 0.85
 
 // band adds the accuracy of the predictions.
 func (r *report) band(answers []*answer) {
-	r.say("Another micro batch or another number of GPUs rounds sums differently. All else here changes no bit of what a step computes.")
-	r.say("\nHow far such predictions are from published runs (go test ./fsdp/plan -run Published):")
+	r.say("Another micro-batch or another number of GPUs rounds sums differently. The other settings here do not change a bit of a step's result.")
+	r.say("\nError of such predictions for published runs (go test ./fsdp/plan -run Published):")
 	r.text.WriteString(plan.Published())
 	if !slices.Contains(measured, r.cluster.Name) {
 		r.say("None of these runs is on %s.", r.cluster.Name)
 	}
 	fullest := slices.MaxFunc(answers, func(a, b *answer) int { return cmp.Compare(r.full(a), r.full(b)) })
 	if r.full(fullest) > roomy {
-		r.say("At %.0f %% of memory allocators may cost time that no prediction has: -memory %.0fGB leaves room.", 100*r.full(fullest), roomy*float64(r.memory)/1e9)
+		r.say("At %.0f %% of memory the allocator may take time that is not predicted: -memory %.0fGB leaves room.", 100*r.full(fullest), roomy*float64(r.memory)/1e9)
 	}
 }
 

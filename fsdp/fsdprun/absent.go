@@ -20,8 +20,8 @@ func (m *meeting) giveUp(host int, why string) {
 func (m *meeting) silence() string {
 	for host := range m.hosts {
 		if m.members[host] == nil && m.gaveUp[host] == "" {
-			return "; a host that says nothing has not started fsdprun, cannot reach -rdzv, or has no secret or another " +
-				"(give the same -secret-file or FSDP_SECRET everywhere): the output of its fsdprun says which"
+			return "; a silent host has not started fsdprun, cannot reach -rdzv, or has a different secret or none " +
+				"(give the same -secret-file or FSDP_SECRET everywhere): see the output of its fsdprun"
 		}
 	}
 	return ""

@@ -53,7 +53,7 @@ func (l *launcher) attempt(s start) []ending {
 		case <-a.looks():
 			l.lookAt(a)
 		case <-a.killed:
-			l.screen.say("ranks still running after %v are killed", l.grace)
+			l.screen.say("killing the ranks that still run after %v", l.grace)
 			a.signal(syscall.SIGKILL)
 		}
 	}
@@ -105,7 +105,7 @@ func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
 	case s == growSignal:
 	case s == noticeSignal:
 		if !a.asked {
-			l.screen.say("passing %s on", signalName(s))
+			l.screen.say("forwarding %s", signalName(s))
 			a.signal(s)
 		}
 		return
@@ -119,7 +119,7 @@ func (l *launcher) interrupted(a *attempt, s syscall.Signal) {
 		l.screen.say("%s: the ranks are ending already, a second SIGINT or SIGTERM kills", signalName(s))
 	default:
 		a.user = true
-		l.screen.say("passing %s on, a second SIGINT or SIGTERM kills", signalName(s))
+		l.screen.say("forwarding %s, a second SIGINT or SIGTERM kills", signalName(s))
 		l.ask(a, s)
 	}
 	l.seat.tell(report{Signal: s})

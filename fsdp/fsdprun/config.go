@@ -48,28 +48,28 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f := flag.NewFlagSet("fsdprun", flag.ContinueOnError)
 	f.SetOutput(io.Discard) // errors are printed by the caller
 	n := f.String("n", "auto", "ranks on this host; auto: -max, or else one per core")
-	f.IntVar(&c.min, "min", 0, "at least so many ranks on all hosts after a restart\n(default: all)")
-	f.IntVar(&c.max, "max", 0, "at most so many ranks on this host after a restart\n(default -n)")
+	f.IntVar(&c.min, "min", 0, "least number of ranks on all hosts after a restart\n(default: all)")
+	f.IntVar(&c.max, "max", 0, "greatest number of ranks on this host after a restart\n(default -n)")
 	f.IntVar(&c.nodes, "nnodes", 1, "number of hosts")
 	f.IntVar(&c.node, "node-rank", 0, "this host, from 0")
-	rdzv := f.String("rdzv", "", "host:port of host 0 where several hosts meet")
+	rdzv := f.String("rdzv", "", "host:port on host 0 where the hosts meet")
 	f.StringVar(&c.job, "job", "", "name of the job, the same on all hosts (default: random, or -rdzv)")
 	f.StringVar(&c.secretFile, "secret-file", "", "file with the key that all hosts share\n(default: FSDP_SECRET, or random on one host)")
-	f.BoolVar(&c.trustNetwork, "trust-network", false, "several hosts need no key: whoever can reach a rank may join")
+	f.BoolVar(&c.trustNetwork, "trust-network", false, "several hosts need no key: anyone who can reach a rank may join")
 	f.BoolVar(&c.tls, "tls", false, "encrypt TCP connections of ranks and hosts")
 	f.StringVar(&c.transport, "transport", "", "auto, shm or tcp")
 	f.StringVar(&c.listen, "listen", "", "network interfaces or addresses on which ranks listen: a,b")
-	f.StringVar(&c.timeout, "timeout", "", "for how long an operation may make no progress, such as 90s")
-	f.StringVar(&c.joinTimeout, "join-timeout", "", "for how long ranks and hosts wait for each other, such as 90s")
-	f.IntVar(&c.restarts, "restarts", 0, "how many times to start again after a failure")
-	f.BoolVar(&c.older, "older", false, "a damaged checkpoint may be passed over for an older one:\nwhat fsdp.LoadOptions{AllowOlder: new(true)} allows, where a program does not say")
-	f.DurationVar(&c.grace, "grace", 10*time.Second, "between a signal that asks ranks to end and SIGKILL")
+	f.StringVar(&c.timeout, "timeout", "", "time without progress after which an operation fails, such as 90s")
+	f.StringVar(&c.joinTimeout, "join-timeout", "", "time that ranks and hosts wait for each other, such as 90s")
+	f.IntVar(&c.restarts, "restarts", 0, "number of restarts after a failure")
+	f.BoolVar(&c.older, "older", false, "load an older checkpoint if the last one is damaged:\nlike fsdp.AllowOlder(true), if the program does not set it")
+	f.DurationVar(&c.grace, "grace", 10*time.Second, "time between the signal to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
 	f.StringVar(&c.logDir, "log-dir", "", "directory for rank-0.log, rank-1.log, …")
-	f.StringVar(&c.hashDir, "hashes", "", "directory for hashes of what the ranks compute, which fsdpdiff compares")
-	f.StringVar(&c.traceDir, "trace", "", "directory for traces of what the ranks do, and "+jobTrace+" of all")
-	f.BoolVar(&c.compare, "stragglers", false, "say in the end which rank or link the others waited for, and why")
-	show := f.String("show", "all", "whose output is printed: all, none, or such as 0,2-3")
+	f.StringVar(&c.hashDir, "hashes", "", "directory for hashes of the ranks' results, for fsdpdiff")
+	f.StringVar(&c.traceDir, "trace", "", "directory for traces of the ranks, and "+jobTrace+" of all")
+	f.BoolVar(&c.compare, "stragglers", false, "report at the end which rank or link the others waited for, and why")
+	show := f.String("show", "all", "print the output of these ranks: all, none, or 0,2-3")
 	err := f.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
 		fmt.Fprint(usage, "usage: fsdprun [flags] program [arguments]\n\nThe program is a binary, or a Go package or file, which is built first.\n\n")
@@ -114,7 +114,7 @@ func (c *config) setHosts(rdzv string) error {
 	case c.nodes < 1 || c.node < 0 || c.node >= c.nodes:
 		return fmt.Errorf("-node-rank %d is not one of -nnodes %d hosts", c.node, c.nodes)
 	case c.nodes == 1 && rdzv != "":
-		return errors.New("-rdzv: one host needs no address, give -nnodes too")
+		return errors.New("-rdzv is for several hosts: give -nnodes too")
 	case c.nodes == 1:
 		return nil
 	case rdzv == "":
@@ -150,7 +150,7 @@ func (c *config) setShow(list string) error {
 		lo, errLo := strconv.Atoi(first)
 		hi, errHi := strconv.Atoi(last)
 		if errLo != nil || errHi != nil || lo > hi {
-			return fmt.Errorf("-show %s: not all, none or a list such as 0,2-3", list)
+			return fmt.Errorf("-show %s: want all, none or a list such as 0,2-3", list)
 		}
 		spans = append(spans, span{lo, hi})
 	}
@@ -167,7 +167,7 @@ func (c *config) setShow(list string) error {
 
 func (c *config) check() error {
 	if c.restarts < 0 || c.grace < 0 {
-		return errors.New("-restarts and -grace are not negative")
+		return errors.New("-restarts and -grace must not be negative")
 	}
 	if c.pin && !canPin {
 		return errors.New("-pin: this system does not bind processes to cores")

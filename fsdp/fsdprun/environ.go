@@ -117,8 +117,8 @@ func (c *config) settings(environ []string) ([]string, error) {
 		}
 	case ranks.Secret != nil:
 	case c.nodes > 1 && !ranks.TrustNetwork:
-		return nil, errors.New("several hosts need a secret in common: (umask 077; head -c 32 /dev/urandom | base64 > key) once, " +
-			"copy the file to each host, and give -secret-file key (-trust-network in its place lets in whoever can reach a rank)")
+		return nil, errors.New("several hosts need a common secret: (umask 077; head -c 32 /dev/urandom | base64 > key) once, " +
+			"copy the file to each host, and give -secret-file key (with -trust-network instead, anyone who can reach a rank may join)")
 	case c.nodes == 1:
 		set("FSDP_SECRET", random(32))
 	default: // the network is trusted
@@ -139,8 +139,8 @@ func (c *config) probe(env []string) (launch.Env, error) {
 	ranks, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
 	if above := (*launch.ContradictionError)(nil); errors.As(err, &above) {
 		launcher, size, unset := above.Outer()
-		err = fmt.Errorf("%s has started %d processes, and without -nnodes each of them is an fsdprun with a job of its own: "+
-			"give -nnodes, -node-rank and -rdzv, or unset %s if that is meant or left over", launcher, size, unset)
+		err = fmt.Errorf("%s has started %d processes; without -nnodes each of them runs fsdprun for a separate job: "+
+			"give -nnodes, -node-rank and -rdzv, or unset %s if this is intended or the variable is left over", launcher, size, unset)
 	}
 	return ranks, err
 }

@@ -86,7 +86,7 @@ func (l *launcher) giveUp(why error) {
 		}
 	}
 	if err != nil {
-		l.screen.say("cannot tell host 0: %v", err)
+		l.screen.say("cannot send to host 0: %v", err)
 	}
 }
 
@@ -154,7 +154,7 @@ func (h *holder) close() {
 func (h *holder) admit(theirs auth.Hello) (auth.Hello, error) {
 	switch {
 	case theirs.Purpose != purpose:
-		return auth.Hello{}, fmt.Errorf("here hosts meet that run fsdprun, not %q", theirs.Purpose)
+		return auth.Hello{}, fmt.Errorf("this address is the meeting point of fsdprun, not of %q", theirs.Purpose)
 	case theirs.Job != h.hello.Job:
 		return auth.Hello{}, fmt.Errorf("host 0 runs job %q, not %q (-job, or else -rdzv)", h.hello.Job, theirs.Job)
 	case theirs.Size != h.hello.Size || theirs.Rank < 1 || theirs.Rank >= theirs.Size:
@@ -238,7 +238,7 @@ func (h *holder) receive(e heard) {
 		h.wires[e.host] = e.wire
 	case e.Join != nil:
 		h.waiting = append(h.waiting, e)
-		e.wire.send(order{Say: fmt.Sprintf("there is a host %d already: waiting for its end", e.host)})
+		e.wire.send(order{Say: fmt.Sprintf("host %d is already connected: waiting for it to end", e.host)})
 		return
 	case e.Gone != "" || e.Signal != 0 && e.Signal != growSignal:
 		h.waiting = slices.DeleteFunc(h.waiting, func(o heard) bool { return o.wire == e.wire })
@@ -361,7 +361,7 @@ func (g *guest) run() {
 		if g.restarts == 0 {
 			g.leave(errors.New("not waiting for host 0 (-restarts)"))
 		}
-		g.orders <- order{Stop: syscall.SIGTERM, Say: fmt.Sprintf("host 0 is gone: %v; ending the ranks", err)}
+		g.orders <- order{Stop: syscall.SIGTERM, Say: fmt.Sprintf("host 0 has disconnected: %v; ending the ranks", err)}
 		g.ranks.Wait()
 	}
 }

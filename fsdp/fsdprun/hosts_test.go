@@ -91,9 +91,9 @@ func TestHostLeaves(t *testing.T) {
 	hosts[0].await(1, "ready")
 	hosts[1].await(1, "ready")
 	second := begin(t, "wait", strings.NewReader(""), flags(1))
-	second.err.await("there is a host 1 already: waiting for its end")
+	second.err.await("host 1 is already connected: waiting for it to end")
 	third := begin(t, "wait", strings.NewReader(""), flags(1))
-	third.err.await("there is a host 1 already: waiting for its end")
+	third.err.await("host 1 is already connected: waiting for it to end")
 	third.signals <- syscall.SIGINT // it need not wait
 	require.Zero(t, <-third.status, &third.err)
 	hosts[1].signals <- syscall.SIGINT
@@ -216,7 +216,7 @@ func TestHostGivesUp(t *testing.T) {
 	var err output
 	for why, wrong := range map[string][]string{
 		`launch: FSDP_TIMEOUT="never" is not a duration`: {"-timeout", "never"},
-		"-restarts and -grace are not negative":          {"-grace", "-1s"},
+		"-restarts and -grace must not be negative":      {"-grace", "-1s"},
 	} {
 		require.Equal(t, exitUsage, run(append(append(flags(1), wrong...), "true"), system{err: &err, out: io.Discard}))
 		first.err.await("host 1 has given up: " + why)

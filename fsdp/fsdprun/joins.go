@@ -26,7 +26,7 @@ const joinLook = 200 * time.Millisecond
 func (l *launcher) watch(a *attempt) {
 	var err error
 	if a.dir, err = os.MkdirTemp("", "fsdprun-joins"); err != nil {
-		l.screen.say("cannot see whether ranks join: %v", err)
+		l.screen.say("cannot detect whether ranks join: %v", err)
 		return
 	}
 	a.look = time.NewTicker(joinLook)
@@ -71,7 +71,7 @@ func (l *launcher) lookAt(a *attempt) {
 		if r.join != launch.Joined {
 			var err error
 			if r.join, err = launch.ReadJoin(a.joinsName(r.number)); err != nil {
-				l.screen.say("cannot see whether rank %d joins: %v", r.number, err)
+				l.screen.say("cannot detect whether rank %d joins: %v", r.number, err)
 				l.unwatch(a)
 				return
 			}
@@ -117,5 +117,5 @@ func (m *meeting) noneJoined(why reason) string {
 	if why != unasked || m.size < 2 || slices.ContainsFunc(m.ended, tried) {
 		return ""
 	}
-	return fmt.Sprintf("no rank joined: the program ran %d times on its own; does it call comm.Run or comm.FromEnv?", m.size)
+	return fmt.Sprintf("no rank joined: the program ran %d times independently; does it call comm.Run or comm.FromEnv?", m.size)
 }

@@ -15,7 +15,7 @@ import (
 
 // TestNoRankJoins: copies of a program that know nothing of each other are no job, and end well.
 func TestNoRankJoins(t *testing.T) {
-	const warning = "fsdprun: no rank joined: the program ran 2 times on its own; does it call comm.Run or comm.FromEnv?\n"
+	const warning = "fsdprun: no rank joined: the program ran 2 times independently; does it call comm.Run or comm.FromEnv?\n"
 	temporary := t.TempDir()
 	t.Setenv("TMPDIR", temporary)
 	for _, c := range []struct{ script, n, want string }{
@@ -96,6 +96,6 @@ func TestJoinsWithoutDirectory(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(os.Args[0], "none"))
 	status, r := finish(t, "place", "-n", "2")
 	require.Zero(t, status, &r.err)
-	require.Contains(t, r.err.String(), "cannot see whether ranks join: ")
+	require.Contains(t, r.err.String(), "cannot detect whether ranks join: ")
 	require.NotContains(t, r.err.String(), "no rank joined")
 }

@@ -451,18 +451,18 @@ func TestUsage(t *testing.T) {
 		{"-n 3 -max 2 x", "-n 3 is not between -min 3 and -max 2"},
 		{"-n 2 -min 3 x", "-min 3"},
 		{"-nnodes 2 -node-rank 2 x", "-node-rank 2 is not one of -nnodes 2"},
-		{"-rdzv h:1 x", "-rdzv: one host"},
+		{"-rdzv h:1 x", "-rdzv is for several hosts"},
 		{"-n 2 -nnodes 2 x", "-rdzv: several hosts need the host:port of host 0"},
 		{"-n 2 -nnodes 2 -rdzv h:1 -min -1 x", "-min -1"},
 		{"-n 2 -nnodes 2 -rdzv h x", "-rdzv h: not host:port"},
-		{hosts + "x", "several hosts need a secret in common: (umask 077; head -c 32 /dev/urandom | base64 > key) once"},
+		{hosts + "x", "several hosts need a common secret: (umask 077; head -c 32 /dev/urandom | base64 > key) once"},
 		{hosts + "-secret-file " + short + " x", "this one has 5"},
 		{hosts + "-secret-file /nowhere x", "/nowhere"},
 		{"-n 1 -timeout 5 x", "FSDP_TIMEOUT"},
 		{"-n 1 -join-timeout 5 x", "FSDP_JOIN_TIMEOUT"},
 		{"-n 1 -transport ib x", "FSDP_TRANSPORT"},
 		{"-n 1 -show 3-2 x", "-show 3-2"},
-		{"-n 1 -restarts -1 x", "not negative"},
+		{"-n 1 -restarts -1 x", "not be negative"},
 		{"-bogus x", "bogus"},
 	} {
 		var err output
@@ -481,7 +481,7 @@ func TestUsage(t *testing.T) {
 	err = output{}
 	srun := system{err: &err, out: io.Discard, environ: []string{"RANK=0", "SLURM_STEP_ID=0", "SLURM_PROCID=1", "SLURM_NTASKS=4"}}
 	require.Equal(t, exitUsage, run([]string{"-n", "2", "x"}, srun))
-	require.Contains(t, err.String(), "Slurm has started 4 processes, and without -nnodes each of them is an fsdprun with a job of its own: "+
+	require.Contains(t, err.String(), "Slurm has started 4 processes; without -nnodes each of them runs fsdprun for a separate job: "+
 		"give -nnodes, -node-rank and -rdzv, or unset SLURM_STEP_ID")
 	err = output{}
 	require.Equal(t, exitError, run(strings.Fields("-n 2 -nnodes 4 -node-rank 0 -rdzv h:1 -trust-network no-such-program"), srun))
@@ -720,7 +720,7 @@ func TestTerminalCloses(t *testing.T) {
 func TestKillAfterGrace(t *testing.T) {
 	r := begin(t, "stubborn", strings.NewReader(""), []string{"-n", "2", "-grace", "10ms"}, fifo(t, t.TempDir(), "ready"))
 	require.Equal(t, 1, <-r.status)
-	require.Contains(t, r.err.String(), "ranks still running after 10ms are killed")
+	require.Contains(t, r.err.String(), "killing the ranks that still run after 10ms")
 	require.Contains(t, r.err.String(), "then: rank 0: ended by fsdprun with SIGKILL")
 }
 
@@ -762,7 +762,7 @@ func TestNoRestart(t *testing.T) {
 	require.Equal(t, 6, status)
 	require.Contains(t, r.out.String(), "start 0") // of rank 0; rank 1 may be ended before it speaks
 	require.NotContains(t, r.out.String(), "start 1")
-	require.Contains(t, r.err.String(), "fsdprun: not starting again: rank 0 says that no restart mends this\n")
+	require.Contains(t, r.err.String(), "fsdprun: not restarting: rank 0 reports that no restart mends this\n")
 	require.Empty(t, r.rests)
 
 	status, r = finish(t, "damaged", "-n", "2", "-restarts", "5", "-older")
@@ -785,7 +785,7 @@ func TestUnrecorded(t *testing.T) {
 	status, r := finish(t, "unrecorded", "-n", "2")
 	require.Equal(t, exitError, status)
 	require.Contains(t, r.err.String(), "[1] fsdp: rank 1: the trace is not recorded any more: no space left on device: free some space, or choose another directory\n")
-	require.Contains(t, r.err.String(), "fsdprun: hashes or a trace of rank 1 are not complete, see its standard error\n")
+	require.Contains(t, r.err.String(), "fsdprun: the hashes or the trace of rank 1 are incomplete, see its standard error\n")
 }
 
 // TestRecordsNeedDirectories before any rank starts.
@@ -815,7 +815,7 @@ func TestTrace(t *testing.T) {
 
 	status, r = finish(t, "trace", "-n", "2", "-trace", dir)
 	require.Equal(t, exitError, status)
-	require.Contains(t, r.err.String(), "-trace "+dir+" has traces already, of another job")
+	require.Contains(t, r.err.String(), "-trace "+dir+" already has traces of another job")
 
 	other := t.TempDir()
 	status, r = finish(t, "place", "-n", "1", "-trace", other)
@@ -850,7 +850,7 @@ func TestGrow(t *testing.T) {
 	r.signals <- syscall.SIGUSR1
 	r.signals <- syscall.SIGINT
 	require.Zero(t, <-r.status)
-	require.Contains(t, r.err.String(), "there are 1 ranks already")
+	require.Contains(t, r.err.String(), "1 ranks are already running")
 }
 
 // fifo makes a named pipe in a directory.

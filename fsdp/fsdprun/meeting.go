@@ -181,7 +181,7 @@ func (m *meeting) join(host int, o offer) {
 	m.members[host] = &member{offer: o, ranks: o.Ranks}
 	m.count = max(m.count, o.Count)
 	if m.running {
-		m.stop(growth, syscall.SIGTERM, -1, fmt.Sprintf("host %d has come: ending %d ranks to start more", host, m.size))
+		m.stop(growth, syscall.SIGTERM, -1, fmt.Sprintf("host %d has joined: ending %d ranks to start more", host, m.size))
 	}
 }
 
@@ -189,7 +189,7 @@ func (m *meeting) join(host int, o offer) {
 func (m *meeting) lose(host int, why string) {
 	busy := m.members[host].busy
 	delete(m.members, host)
-	text := fmt.Sprintf("host %d is gone: %s", host, why)
+	text := fmt.Sprintf("host %d has disconnected: %s", host, why)
 	if busy {
 		m.gone = append(m.gone, text)
 		m.stop(failure, syscall.SIGTERM, host, text+"; ending the others")
@@ -248,7 +248,7 @@ func (m *meeting) interrupted(host int, s syscall.Signal) {
 			s = syscall.SIGKILL
 		}
 		m.asked = unasked
-		m.stop(user, s, 0, "host 0 passes "+signalName(s)+" on")
+		m.stop(user, s, 0, "host 0 forwards "+signalName(s)+" on")
 	}
 }
 
@@ -256,7 +256,7 @@ func (m *meeting) interrupted(host int, s syscall.Signal) {
 func (m *meeting) grow(host int, h *member) {
 	switch {
 	case h.ranks == h.Most:
-		m.tell(host, order{Say: fmt.Sprintf("asked to grow, but there are %d ranks already", h.ranks)})
+		m.tell(host, order{Say: fmt.Sprintf("asked to grow, but %d ranks are already running", h.ranks)})
 	case m.asked != unasked:
 		m.tell(host, order{Say: "asked to grow, but the ranks are ending"})
 	case m.running:
@@ -359,7 +359,7 @@ func (m *meeting) fail(first *ending, lasted time.Duration, why reason) {
 		return
 	}
 	if r := hopeless(m.ended); r != nil && first != nil && !first.lost() {
-		m.finish(m.status, fmt.Sprintf("not starting again: rank %d says that %s", r.Rank, launch.NoRestart))
+		m.finish(m.status, fmt.Sprintf("not restarting: rank %d reports that %s", r.Rank, launch.NoRestart))
 		return
 	}
 	m.failures++

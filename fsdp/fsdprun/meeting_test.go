@@ -116,20 +116,20 @@ func TestMeetingEndsWell(t *testing.T) {
 // TestMeetingLosesHost: two of three hosts go on, and all three when the lost one comes back.
 func TestMeetingLosesHost(t *testing.T) {
 	s := three(t, 4, 1)
-	s.tell(1, report{Gone: "it has hung up (10.0.0.2)"})
-	require.Contains(t, s.said(), "host 1 is gone: it has hung up (10.0.0.2); ending the others\n")
+	s.tell(1, report{Gone: "it has closed the connection (10.0.0.2)"})
+	require.Contains(t, s.said(), "host 1 has disconnected: it has closed the connection (10.0.0.2); ending the others\n")
 	require.Equal(t, []string{"0 terminated", "2 terminated"}, s.orders())
 	s.tell(2, ask(4, 2))
 	require.Empty(t, s.orders())
 	s.tell(0, ask(0, 2))
-	require.Contains(t, s.said(), "first: host 1 is gone: it has hung up (10.0.0.2)\nthen: ranks 0-1,4-5: ended by fsdprun with SIGTERM\n")
+	require.Contains(t, s.said(), "first: host 1 has disconnected: it has closed the connection (10.0.0.2)\nthen: ranks 0-1,4-5: ended by fsdprun with SIGTERM\n")
 	require.Contains(t, s.said(), "restart 1 of 1 in 1s, with 4 ranks\n")
 	require.Empty(t, s.orders())
 	require.Equal(t, time.Second, s.wait())
 	require.Equal(t, []string{"0 j.1: ranks 0+2 of 4, host 0 of 2", "2 j.1: ranks 2+2 of 4, host 1 of 2"}, s.orders())
 
 	s.come(1, 2)
-	require.Contains(t, s.said(), "host 1 has come: ending 4 ranks to start more\n")
+	require.Contains(t, s.said(), "host 1 has joined: ending 4 ranks to start more\n")
 	require.Equal(t, []string{"0 terminated", "2 terminated"}, s.orders())
 	s.tell(0, well(0, 2)) // they saved
 	s.tell(2, ask(2, 2))
@@ -157,8 +157,8 @@ func TestMeetingWaits(t *testing.T) {
 		}
 	}
 	require.Equal(t, 5*time.Minute, s.wait())
-	require.Contains(t, s.said(), "too few ranks (-min): within 5m0s there was no host 1; a host that says nothing has not started fsdprun, cannot reach -rdzv, or has no secret or another "+
-		"(give the same -secret-file or FSDP_SECRET everywhere): the output of its fsdprun says which\n")
+	require.Contains(t, s.said(), "too few ranks (-min): within 5m0s there was no host 1; a silent host has not started fsdprun, cannot reach -rdzv, or has a different secret or none "+
+		"(give the same -secret-file or FSDP_SECRET everywhere): see the output of its fsdprun\n")
 	require.Equal(t, []string{"0 exit 1", "2 exit 1"}, s.orders())
 }
 
@@ -206,7 +206,7 @@ func TestMeetingNoRestart(t *testing.T) {
 	s.tell(2, report{Ended: []ending{{Rank: 5, Code: 6, Early: true, Tail: []string{launch.NoRestart}}, {Rank: 4}}})
 	s.tell(0, ask(0, 2))
 	s.tell(1, ask(2, 2))
-	require.Contains(t, s.said(), "not starting again: rank 5 says that "+launch.NoRestart)
+	require.Contains(t, s.said(), "not restarting: rank 5 reports that "+launch.NoRestart)
 	require.Equal(t, []string{"0 terminated", "1 terminated", "2 terminated", "0 exit 6", "1 exit 6", "2 exit 6"}, s.orders())
 }
 
@@ -216,7 +216,7 @@ func TestMeetingSignals(t *testing.T) {
 	s.tell(2, report{Signal: syscall.SIGTERM})
 	s.tell(2, report{Signal: syscall.SIGTERM})
 	s.tell(2, well(4, 2)) // saved
-	s.tell(2, report{Gone: "it has hung up"})
+	s.tell(2, report{Gone: "it has closed the connection"})
 	require.Equal(t, []string{"0 terminated", "1 terminated", "2 terminated", "2 exit 0"}, s.orders())
 	s.tell(0, well(0, 2))
 	s.tell(1, well(2, 2))

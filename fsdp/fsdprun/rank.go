@@ -171,7 +171,7 @@ func (l *launcher) read(r *rank, stream int, pipe *os.File) {
 		if stream == stderr && !progress {
 			r.tail.add(line)
 			if launch.IsUnrecorded(line) {
-				l.incomplete(fmt.Errorf("hashes or a trace of rank %d are not complete, see its standard error", r.number))
+				l.incomplete(fmt.Errorf("the hashes or the trace of rank %d are incomplete, see its standard error", r.number))
 			}
 		}
 		if l.show(r.number) {
@@ -186,7 +186,7 @@ func (l *launcher) read(r *rank, stream int, pipe *os.File) {
 		if logging && n > 0 {
 			if _, err := r.log.Write(buf[:n]); err != nil {
 				l.screen.say("rank %d: log: %v", r.number, err)
-				l.incomplete(fmt.Errorf("-log-dir: the log of rank %d is not complete: %w", r.number, err))
+				l.incomplete(fmt.Errorf("-log-dir: the log of rank %d is incomplete: %w", r.number, err))
 				logging = false
 			}
 		}

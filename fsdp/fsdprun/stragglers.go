@@ -69,7 +69,7 @@ func stragglers(ended []*ending) string {
 		}
 	}
 	if len(numbers) == 0 {
-		return "-stragglers: no rank has told what its operations took: none has run two passes of a model of package fsdp, or they were killed within seconds"
+		return "-stragglers: no rank has reported its times: none has run two passes of an fsdp model, or they were killed within seconds"
 	}
 	var b strings.Builder
 	slices.Sort(numbers)
@@ -88,7 +88,7 @@ func compared(all []*profile.Totals) string {
 	slices.SortFunc(all, func(a, b *profile.Totals) int { return cmp.Compare(a.Rank, b.Rank) })
 	for i, t := range all {
 		if i > 0 && t.Rank == all[i-1].Rank {
-			return "several groups of ranks have a model of this number: they cannot be compared"
+			return "several groups of ranks have a model with this number: they cannot be compared"
 		}
 	}
 	r, err := profile.Find(all)
@@ -97,7 +97,7 @@ func compared(all []*profile.Totals) string {
 	}
 	missing := ""
 	if n := all[0].Size - len(all); n > 0 {
-		missing = fmt.Sprintf("\n%d of %d ranks have told nothing", n, all[0].Size)
+		missing = fmt.Sprintf("\n%d of %d ranks have reported nothing", n, all[0].Size)
 	}
 	return fmt.Sprintf("%d passes of %d ranks\n%v%s", all[0].Passes, len(all), r, missing)
 }

@@ -94,7 +94,7 @@ func TestStragglers(t *testing.T) {
 
 	status, r = finish(t, "fail", "-n", "2", "-stragglers")
 	require.Equal(t, 7, status)
-	require.Contains(t, r.err.String(), "-stragglers: no rank has told what its operations took")
+	require.Contains(t, r.err.String(), "-stragglers: no rank has reported its times")
 	require.Contains(t, r.err.String(), "first: rank 1")
 
 	status, r = finish(t, "straggle", "-n", "2")
@@ -113,7 +113,7 @@ func TestStragglersOfModels(t *testing.T) {
 	}
 	said := stragglers(ended)
 	require.Contains(t, said, "stragglers of model 1: 1 passes of 2 ranks\nNo rank holds the others up.")
-	require.Contains(t, said, "\n1 of 3 ranks have told nothing\n")
+	require.Contains(t, said, "\n1 of 3 ranks have reported nothing\n")
 	require.Contains(t, said, "stragglers of model 2: 1 passes of 2 ranks\n")
-	require.Contains(t, said, "stragglers of model 3: several groups of ranks have a model of this number")
+	require.Contains(t, said, "stragglers of model 3: several groups of ranks have a model with this number")
 }

@@ -35,7 +35,7 @@ func (c *config) prepareRecords() error {
 		return nil
 	}
 	if files, err := c.traces(); err != nil || len(files) > 0 && c.node == 0 {
-		return errors.Join(err, fmt.Errorf("-trace %s has traces already, of another job: give each job a directory of its own", c.traceDir))
+		return errors.Join(err, fmt.Errorf("-trace %s already has traces of another job", c.traceDir))
 	}
 	return nil
 }

@@ -92,7 +92,7 @@ func (w *wire) read(message any) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("no word for %v", silence)
 	case errors.Is(err, io.EOF):
-		return errors.New("it has hung up")
+		return errors.New("it has closed the connection")
 	}
 	return err
 }

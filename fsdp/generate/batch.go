@@ -80,7 +80,7 @@ func choosable[T float](logits []T) error {
 	top := math.Inf(-1)
 	for token, l := range logits {
 		if !(float64(l) <= math.MaxFloat64) {
-			return fmt.Errorf("the logit of %d is %v", token, l)
+			return fmt.Errorf("the logit of token %d is %v", token, l)
 		}
 		top = max(top, float64(l))
 	}

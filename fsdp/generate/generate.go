@@ -69,9 +69,9 @@ type Options struct {
 	Seed        uint64
 
 	// Beams is the number of rows of beam search. More than 1 turns beam search on; Temperature
-	// must be 0. Of the ended texts, beam search takes the one with the largest sum of
-	// log-probabilities divided by length^LengthPenalty, where the length includes the stop token.
-	// transformers computes the same with its default early_stopping.
+	// must be 0. Beam search returns the ended text with the largest sum of log-probabilities
+	// divided by length^LengthPenalty, where the length includes the stop token. transformers
+	// computes the same with its default early_stopping.
 	Beams         int
 	LengthPenalty float64 // 0 means 1
 }
@@ -99,7 +99,7 @@ func New(m *fsdp.Sharded, size Size, c Config) (*Generator, error) {
 	case min(c.Batch, c.Chunk) < 1:
 		return nil, fmt.Errorf("generate: %+v has negative sizes", c)
 	case min(size.Layers, size.Width, size.Context) < 1 || size.Window < 0:
-		return nil, fmt.Errorf("generate: a cache of %+v has no room", size)
+		return nil, fmt.Errorf("generate: a cache of %+v is empty", size)
 	}
 	return &Generator{m, size, c}, nil
 }
@@ -161,7 +161,7 @@ func (g *Generator) warnCut(prompts [][]int, o Options, written []int) {
 		}
 	}
 	if cut > 0 {
-		slog.Warn("generate: texts are cut where the context of the model ends, before MaxTokens: give shorter prompts, or a model with a longer Context",
+		slog.Warn("generate: texts end at the model's context, before MaxTokens: use shorter prompts, or a model with a longer Context",
 			"texts", cut, "of", len(prompts), "context", g.size.Context, "longest prompt", longest, "MaxTokens", o.MaxTokens)
 	}
 }
@@ -181,12 +181,12 @@ func (g *Generator) check(prompts [][]int, o Options) error {
 	case !(o.LengthPenalty >= 0):
 		return fmt.Errorf("LengthPenalty is %v, want 0 or more", o.LengthPenalty)
 	case o.Beams > 1 && o.Temperature > 0:
-		return errors.New("beam search draws nothing: Temperature must be 0")
+		return errors.New("beam search does not sample: Temperature must be 0")
 	case o.Beams > g.c.Batch:
 		return fmt.Errorf("%d beams do not fit into passes of %d rows, see Config.Batch", o.Beams, g.c.Batch)
 	}
 	if n := len(o.Start); g.size.Encoder != (n > 0) || n >= g.size.Context {
-		return fmt.Errorf("option Start has %d tokens, want 1 to %d for a model with an encoder and none for others", n, g.size.Context-1)
+		return fmt.Errorf("option Start has %d tokens, want 1 to %d for a model with an encoder, and 0 for others", n, g.size.Context-1)
 	}
 	for i, p := range prompts {
 		if len(p) == 0 || !g.size.Encoder && len(p) >= g.size.Context {

@@ -372,16 +372,16 @@ func TestPrecisions(t *testing.T) {
 func TestErrors(t *testing.T) {
 	gpt := models["gpt"]
 	for want, o := range map[string]generate.Options{
-		"MaxTokens is 0, want 1 or more":                                                   {},
-		"Temperature is NaN, want 0 or more":                                               {MaxTokens: 1, Temperature: math.NaN()},
-		"TopK is -1, want 0 or more":                                                       {MaxTokens: 1, TopK: -1},
-		"TopP is 1.5, want 0 to 1":                                                         {MaxTokens: 1, TopP: 1.5},
-		"Beams is -2, want 0 or more":                                                      {MaxTokens: 1, Beams: -2},
-		"LengthPenalty is -1, want 0 or more":                                              {MaxTokens: 1, LengthPenalty: -1},
-		"beam search draws nothing: Temperature must be 0":                                 {MaxTokens: 1, Beams: 2, Temperature: 1},
-		"9 beams do not fit into passes of 8 rows, see Config.Batch":                       {MaxTokens: 1, Beams: 9},
-		"Start has 1 tokens, want 1 to 39 for a model with an encoder and none for others": {MaxTokens: 1, Start: []int{1}},
-		"prompt 1 has 0 tokens, want 1 to 39":                                              {MaxTokens: 1},
+		"MaxTokens is 0, want 1 or more":                                                 {},
+		"Temperature is NaN, want 0 or more":                                             {MaxTokens: 1, Temperature: math.NaN()},
+		"TopK is -1, want 0 or more":                                                     {MaxTokens: 1, TopK: -1},
+		"TopP is 1.5, want 0 to 1":                                                       {MaxTokens: 1, TopP: 1.5},
+		"Beams is -2, want 0 or more":                                                    {MaxTokens: 1, Beams: -2},
+		"LengthPenalty is -1, want 0 or more":                                            {MaxTokens: 1, LengthPenalty: -1},
+		"beam search does not sample: Temperature must be 0":                             {MaxTokens: 1, Beams: 2, Temperature: 1},
+		"9 beams do not fit into passes of 8 rows, see Config.Batch":                     {MaxTokens: 1, Beams: 9},
+		"Start has 1 tokens, want 1 to 39 for a model with an encoder, and 0 for others": {MaxTokens: 1, Start: []int{1}},
+		"prompt 1 has 0 tokens, want 1 to 39":                                            {MaxTokens: 1},
 	} {
 		require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
 			m := wrap(t, g, gpt, fsdp.Config{Precision: doubles})
@@ -495,7 +495,7 @@ func TestMaxTokens(t *testing.T) {
 func TestNoProbabilities(t *testing.T) {
 	gpt := models["gpt"]
 	for value, want := range map[float64]string{
-		math.NaN():  "rank 0: prompt 0: token 3: the logit of 0 is NaN",
+		math.NaN():  "rank 0: prompt 0: token 3: the logit of token 0 is NaN",
 		math.Inf(1): "rank 0: prompt 0: token 3: the logit of",
 	} {
 		for _, o := range []generate.Options{{}, {Temperature: 1}, {Beams: 2}} {

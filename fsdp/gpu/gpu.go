@@ -71,7 +71,7 @@ func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
 		return gpu.NewDry(), nil
 	}
 	if d == nil || d.Device == nil {
-		return nil, errors.New("gpu: the Device is not one that Open has returned")
+		return nil, errors.New("gpu: the Device was not returned by Open")
 	}
 	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Timeout: d.Timeout, Turns: &d.turns})
 }

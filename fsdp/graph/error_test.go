@@ -34,7 +34,7 @@ func TestErrors(t *testing.T) {
 		"other graph": {func(m *net) {
 			m.pred = product(m)
 			m.learn = append(m.learn, newNet(f64).weight("alien", 2, 2))
-		}, []string{`learnable "alien" is a node of another graph`}},
+		}, []string{`learnable "alien" belongs to another graph`}},
 		"no learnables": {func(m *net) { m.pred = product(m); m.learn = nil }, []string{"no learnables"}},
 		"nil input":     {func(m *net) { m.pred = product(m); m.inputs = append(m.inputs, nil) }, []string{"input 1 is nil"}},
 		"no value": {func(m *net) {
@@ -48,7 +48,7 @@ func TestErrors(t *testing.T) {
 		"constant of another type": {func(m *net) {
 			three := G.Must(G.ConvType(m.g.AddNode(G.NewConstant(int32(3))), tensor.Int32, f64))
 			m.pred = G.Must(G.Mul(product(m), three))
-		}, []string{`constant "3" has a value`, "element type int32 is not supported"}},
+		}, []string{`constant "3" has an unsupported value`, "element type int32 is not supported"}},
 		"no shape": {func(m *net) {
 			m.pred = product(m)
 			m.learn = append(m.learn, G.NewMatrix(m.g, f64, G.WithName("vague")))
@@ -180,7 +180,7 @@ func TestBatches(t *testing.T) {
 	m := mlp(tensor.Float32)
 	s := wrap(t, m.model(t), fsdp.Config{})
 	_, err := s.Forward(t.Context(), fill(m.dt, 0, 1, 4, 7), fill(m.dt, 0, 1, 5, 3))
-	require.ErrorContains(t, err, `node "x": it gets float32(4, 7), the graph is made for float32(5, 7)`)
+	require.ErrorContains(t, err, `node "x": it gets float32(4, 7), but the graph was built for float32(5, 7)`)
 	_, err = s.Forward(t.Context(), m.batch(0, 0)[0])
 	require.ErrorContains(t, err, "1 tensors, the model takes 2")
 	_, err = s.Forward(t.Context(), m.batch(0, 0)...)
@@ -190,7 +190,7 @@ func TestBatches(t *testing.T) {
 	s = wrap(t, m.model(t), fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}})
 	m.dt = tensor.Float64
 	_, err = s.Forward(t.Context(), m.batch(0, 0)...)
-	require.ErrorContains(t, err, "the graph is of float32, which Config.Precision turns into float64")
+	require.ErrorContains(t, err, "the graph has type float32, but Config.Precision computes in float64")
 	require.NoError(t, s.Close())
 }
 

@@ -147,7 +147,7 @@ func (s *step) text() string {
 // build adds the part to the graph of b and returns the nodes of the steps outs.
 func (p *part) build(b builder, in []*gorgonia.Node, outs []int) (gorgonia.Nodes, error) {
 	if b.DType() != p.dtype {
-		return nil, fmt.Errorf("the graph is of %v, which Config.Precision turns into %v", p.dtype, b.DType())
+		return nil, fmt.Errorf("the graph has type %v, but Config.Precision computes in %v", p.dtype, b.DType())
 	}
 	nodes := make(gorgonia.Nodes, len(p.steps))
 	for i := range p.steps {
@@ -174,7 +174,7 @@ func (p *part) node(s *step, b builder, in, nodes gorgonia.Nodes) (*gorgonia.Nod
 	case s.given:
 		n := in[s.slot]
 		if !slices.Equal(n.Shape(), s.shape) || n.Dtype() != s.dtype {
-			return nil, fmt.Errorf("it gets %v%v, the graph is made for %v%v", n.Dtype(), n.Shape(), s.dtype, s.shape)
+			return nil, fmt.Errorf("it gets %v%v, but the graph was built for %v%v", n.Dtype(), n.Shape(), s.dtype, s.shape)
 		}
 		return n, nil
 	case s.origin == fromLearnable:

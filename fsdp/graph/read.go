@@ -125,7 +125,7 @@ func (r *reader) check(inputs, learnables gorgonia.Nodes) error {
 func (r *reader) checkNode(n *gorgonia.Node, o origin, i int) error {
 	switch {
 	case n.Graph() != r.results[0].Graph():
-		return errors.New("is a node of another graph than the cost")
+		return errors.New("belongs to another graph than the cost")
 	case o != computed && n.Op() != nil:
 		return fmt.Errorf("is computed by %v: it must be a leaf of the graph", n.Op())
 	case !n.IsScalar() && len(n.Shape()) == 0:
@@ -176,7 +176,7 @@ func (r *reader) read(n *gorgonia.Node) (int, error) {
 		v = value{name: n.Name(), op: n.Op(), shape: n.Shape(), dtype: n.Dtype()}
 		if v.op == nil {
 			return 0, fmt.Errorf("node %q, of shape %v, is neither an input nor a learnable: "+
-				"list it, or give it to graph.Constants if it keeps its value", v.name, v.shape)
+				"list it, or pass it to graph.Constants if its value is constant", v.name, v.shape)
 		}
 		if err := r.operation(&v, n); err != nil {
 			return 0, err

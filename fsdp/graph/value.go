@@ -83,7 +83,7 @@ func copyOf(v gorgonia.Value) (exec.Value, error) {
 	}
 	data, err := exec.FromTensor(t)
 	if err != nil {
-		err = fmt.Errorf("has a value that cannot be used: %w", err)
+		err = fmt.Errorf("has an unsupported value: %w", err)
 	}
 	return data, err
 }

@@ -27,8 +27,8 @@ func TestGPUNotOpen(t *testing.T) {
 		dev  *gpu.Device
 		want string
 	}{
-		{nil, "Config.Device: gpu: the Device is not one that Open has returned"},
-		{new(gpu.Device), "Config.Device: gpu: the Device is not one that Open has returned"},
+		{nil, "Config.Device: gpu: the Device was not returned by Open"},
+		{new(gpu.Device), "Config.Device: gpu: the Device was not returned by Open"},
 		{closed, "Config.Device: "},
 	} {
 		for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
