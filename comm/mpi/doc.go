@@ -15,7 +15,7 @@
 //	if err != nil { ... }
 //	defer world.Close()
 //
-// # What is added to MPI
+// # Additions to MPI
 //
 // MPI checks nothing: calls that differ between ranks give wrong numbers or
 // hang, an operation that has begun cannot be given up, and sums depend on the

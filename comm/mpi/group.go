@@ -39,7 +39,7 @@ type group struct {
 	comm   communicator
 	serial *transport.Serial
 
-	// Of the current collective; only Run uses it, except for seq.
+	// These belong to the current collective; only Run uses them, except for seq.
 	seq      atomic.Uint64
 	letters  []byte    // from allocate: a call per rank of a reduce-scatter, else one for all
 	calls    []request // that are sending letters

@@ -21,7 +21,7 @@ type message struct {
 	body  []byte // call: signature and data; failed, left: the failure, see transport.MarshalError
 }
 
-// what is the kind of a message.
+// A what is the kind of a message.
 type what uint8
 
 const (

@@ -9,9 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// wireError is the form in which a group's error travels to the other ranks. It
-// keeps the types of the package and the sentinels that callers test for. Of any
-// other error only the text arrives.
+// wireError is the form in which a group's error travels to the other ranks. It keeps the types of
+// the package and the sentinels that callers test for. Other errors arrive as text only.
 type wireError struct {
 	Group    string     `json:",omitempty"`
 	Rank     int        `json:",omitempty"`

@@ -33,7 +33,7 @@ type Serial struct {
 	issued  uint64
 	done    uint64 // collectives complete on this rank
 	running bool   // some goroutine is in Run, or about to be
-	opening bool   // it is in open, with what counts as collective #0
+	opening bool   // it is in open, which counts as collective #0
 	busy    int    // other calls that Close waits for, see unlocked
 	faults  []failure
 	said    bool // an operation has returned the failure of the group
@@ -87,11 +87,11 @@ func NewSerial(name string, rank, size int, b Backend) *Serial {
 	return s
 }
 
-// Open runs join, which makes the backend ready together with the other ranks, as
-// collective #0. It is called once, before the first collective. If the group fails
-// meanwhile, Open stops the backend, and join must return soon; Close waits for that. Open
-// does not pass ctx on: join must return when it ends. If join fails, Open reports the
-// failure to the other ranks. If Open returns an error, the group is closed.
+// Open runs join, which makes the backend ready together with the other ranks, as collective #0. It
+// is called once, before the first collective. If the group fails meanwhile, Open stops the
+// backend, and join must return soon; Close waits for it. Open does not pass ctx on: join must
+// return when it ends. If join fails, Open reports the failure to the other ranks. If Open returns
+// an error, the group is closed.
 func (s *Serial) Open(ctx context.Context, join func() error) error {
 	s.mu.Lock()
 	s.opening, s.running = true, true

@@ -76,12 +76,12 @@ func (s *Serial) unsaid() error {
 	return nil
 }
 
-// owingFor is how long others wait for what this rank owes them if it issues nothing more, and for
-// collectives that it has begun and not waited for.
+// owingFor is how long other ranks wait for this rank's pending messages if it issues nothing more,
+// and for collectives that it has begun and not waited for.
 const owingFor = 10 * time.Millisecond
 
-// owe makes the goroutine of the group send what the backend owes others. Called with mu held, when
-// no goroutine drives.
+// owe makes the goroutine of the group send the backend's pending messages. Called with mu held,
+// when no goroutine drives.
 func (s *Serial) owe() {
 	if b, ok := s.backend.(Confirmer); ok && len(s.faults) == 0 && b.Owes() {
 		s.later()

@@ -14,7 +14,7 @@ import (
 // and how long a broken connection waits for its cause to become known.
 const Grace = time.Second
 
-// looks is how often a rank checks for that cause meanwhile. A rank that was suspended, or has had
+// looks is how often a rank checks for the cause meanwhile. A rank that was suspended, or has had
 // no processor, finds its time over and has read nothing yet: between two checks it reads.
 const looks = 20
 
@@ -94,9 +94,9 @@ func (s *Serial) doing(seq uint64) string {
 }
 
 // timedOut is the failure of a group that has made no progress in collective seq, unless another
-// rank reports one. The ranks that this one waits for may wait themselves, so all must be asked
-// what they are doing. One rank does that: a rank that was asked just now waits for the result.
-// Called with mu held; gives mu up.
+// rank reports one. The ranks that this one waits for may wait themselves, so all must be asked for
+// their state. One rank does that: a rank that was asked just now waits for the result. Called with
+// mu held; gives mu up.
 func (s *Serial) timedOut(ctx context.Context, seq uint64, err error) error {
 	if time.Since(s.asked) < patience {
 		if why := s.hear(ctx, seq, 2*patience); why != nil {

@@ -125,7 +125,7 @@ func ParseSignature(b []byte) (Signature, error) {
 	switch n := int(b[3]); {
 	case n <= maxLabel:
 		if len(bytes.TrimRight(label[n:], "\x00")) > 0 || hash != 0 {
-			return Signature{}, fmt.Errorf("comm: signature with bytes beside its label")
+			return Signature{}, fmt.Errorf("comm: signature with bytes besides its label")
 		}
 		s.Label = string(label[:n])
 	case n == cutLabel:

@@ -9,9 +9,8 @@ import (
 // makes no progress for a time.
 type limited interface{ Timeout() time.Duration }
 
-// Timeout returns how long an operation of g may make no progress before it fails
-// with [ErrTimeout], or 0 if g does not say. A rank that computes for long must
-// communicate more often than that.
+// Timeout returns how long an operation of g may make no progress before it fails with
+// [ErrTimeout], or 0 if g does not say. A rank that computes for long must communicate more often.
 func Timeout(g Group) time.Duration {
 	if l, ok := g.(limited); ok {
 		return l.Timeout()

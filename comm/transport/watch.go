@@ -39,7 +39,7 @@ type Flights struct {
 
 	mu   sync.Mutex
 	last uint64             // number of a watcher
-	told map[uint64]watcher // by that
+	told map[uint64]watcher // by its number
 	open map[uint64]*Flight // in flight, by number
 }
 

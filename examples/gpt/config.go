@@ -25,8 +25,8 @@ type config struct {
 	dropout                     float64
 
 	ranks    int
-	virtual  int  // ranks as whose training the run has the bits; 0 for those of ranks
-	noSync   bool // what comes before the last micro-batch of a step is not communicated
+	virtual  int  // number of ranks whose bits the run reproduces; 0 means ranks
+	noSync   bool // only the last micro-batch of a step communicates gradients
 	prefetch int  // groups gathered ahead
 	bf16     bool // compute in bfloat16
 	int8     bool // parameters and gradients travel in 8 bits

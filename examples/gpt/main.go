@@ -102,8 +102,8 @@
 // examples/cluster has the files that use it.
 //
 // On as many ranks it prints the losses that a run which was never stopped would have, to the last
-// bit. The shape of the model and its tokens must be what they were; other flags that change the
-// training only cause a warning.
+// bit. The shape of the model and its tokens must not change; other flags that change the training
+// only cause a warning.
 //
 // The weights alone go to a file with -export, and initial ones come from a file with -import:
 // safetensors with the names and layouts of GPT-2. The model is like GPT-2 but for its tokens,

@@ -53,8 +53,8 @@ func differences(was, now map[string]string) (list []string) {
 	return list
 }
 
-// restore gives the model the state that the run begins with: that of a checkpoint, or the weights
-// in a file. Otherwise they stay random.
+// restore loads the initial state of the run: a checkpoint, or the weights in a file. Otherwise the
+// weights stay random.
 func (t *trainer) restore(ctx context.Context) error {
 	found := []byte{0}
 	if t.saveDir != "" && t.group.Rank() == 0 {

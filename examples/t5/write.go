@@ -47,8 +47,8 @@ func (r *rank) write(ctx context.Context) error {
 	return nil
 }
 
-// typical returns the comment that is the most like some others: what a model would say at best that
-// does not read.
+// typical returns the comment that is most similar to the others: the best result of a model that
+// does not read its input.
 func typical(all []function) (comment string) {
 	const candidates, others = 200, 500
 	most := -1.0

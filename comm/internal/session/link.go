@@ -82,8 +82,8 @@ func (l *Link) Derive(name string, id uint64, world []int) *Link {
 	}
 }
 
-// Attach lets m receive the messages of the other ranks, including earlier ones. A group whose
-// parent has been closed meanwhile fails with that.
+// Attach lets m receive the messages of the other ranks, including earlier ones. If the parent of
+// the group was closed meanwhile, the group fails.
 func (l *Link) Attach(m Member) {
 	l.mu.Lock()
 	l.member = m
@@ -146,7 +146,7 @@ func (l *Link) blame(err error) error {
 	return l.fault
 }
 
-// Failed reports whether the group has failed for another reason than that a rank left.
+// Failed reports whether the group has failed, except because a rank left.
 func (l *Link) Failed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
