@@ -55,7 +55,7 @@
 //	$ fsdpckpt verify ckpt
 //	ckpt/000004-step-40 is whole: 1.0 MiB in 3 files
 //	$ fsdpckpt verify copy
-//	rank-00001-of-00003.safetensors: blocks.0.fc.weight[0:16384] in bytes [53312:118848]: damaged: their CRC-32C is 07fe09d9, e42c059f was written
+//	rank-00001-of-00003.safetensors: blocks.0.fc.weight[0:16384] in bytes [53312:118848]: damaged: CRC-32C is 07fe09d9, want e42c059f
 //	fsdpckpt verify: copy/000004-step-40 is damaged
 //
 // Other programs read one file with the whole weights, and so does fsdp.Import:

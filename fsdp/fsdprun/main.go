@@ -107,7 +107,7 @@
 // until the ranks have run for a minute.
 //
 // A failure that would repeat is not followed by a restart. If the last lines
-// of a rank's standard error contain "no restart mends this", the job ends. The
+// of a rank's standard error contain "a restart does not help", the job ends. The
 // error of fsdp's Load about a damaged checkpoint contains this text, so the
 // job ends if the program prints it. With -older, Load takes an older
 // checkpoint instead.

@@ -762,7 +762,7 @@ func TestNoRestart(t *testing.T) {
 	require.Equal(t, 6, status)
 	require.Contains(t, r.out.String(), "start 0") // of rank 0; rank 1 may be ended before it speaks
 	require.NotContains(t, r.out.String(), "start 1")
-	require.Contains(t, r.err.String(), "fsdprun: not restarting: rank 0 reports that no restart mends this\n")
+	require.Contains(t, r.err.String(), "fsdprun: not restarting: rank 0 reports that a restart does not help\n")
 	require.Empty(t, r.rests)
 
 	status, r = finish(t, "damaged", "-n", "2", "-restarts", "5", "-older")

@@ -112,7 +112,7 @@ func TestStragglersOfModels(t *testing.T) {
 		{Rank: 0, Totals: []*profile.Totals{totals(0, 1, "a"), totals(0, 2, "b"), totals(1, 3, "a")}},
 	}
 	said := stragglers(ended)
-	require.Contains(t, said, "stragglers of model 1: 1 passes of 2 ranks\nNo rank holds the others up.")
+	require.Contains(t, said, "stragglers of model 1: 1 passes of 2 ranks\nNo rank delays the others.")
 	require.Contains(t, said, "\n1 of 3 ranks have reported nothing\n")
 	require.Contains(t, said, "stragglers of model 2: 1 passes of 2 ranks\n")
 	require.Contains(t, said, "stragglers of model 3: several groups of ranks have a model with this number")

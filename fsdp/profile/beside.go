@@ -71,7 +71,7 @@ func (p *Profile) Beside(pass *plan.Pass, c *plan.Cluster) (*Comparison, error) 
 		count[key{kind: kind, name: name}]++
 		o := at[k]
 		if o == nil || o.Count == 0 {
-			return nil, fmt.Errorf("profile: %q of the plan has not run: the plan is of another model, or of other settings", pass.Text(op))
+			return nil, fmt.Errorf("profile: %q of the plan has not run: the plan belongs to another model or to other settings", pass.Text(op))
 		}
 		d := Deviation{pass.Text(op), i, Pair{predicted[i], o.each()}}
 		b.Memory.Predicted = max(b.Memory.Predicted, float64(op.Live.Total()-op.Live.Work))
@@ -90,7 +90,7 @@ func (p *Profile) Beside(pass *plan.Pass, c *plan.Cluster) (*Comparison, error) 
 }
 
 // errNoPass is the error before the first counted pass.
-var errNoPass = errors.New("profile: no pass has been counted: the first one of a model never is, nor are evaluations")
+var errNoPass = errors.New("profile: no pass has been counted: the first pass of a model and evaluations do not count")
 
 // mostOff is the number of operations that String lists.
 const mostOff = 3

@@ -99,7 +99,7 @@ func TestBeside(t *testing.T) {
 	other, err := fsdp.Dry(&nn.GPT{Vocab: 10, Context: 8, Layers: 1, Dim: 16, Heads: 2}, fsdp.Config{}, nil, fsdp.Ints(1, 8), fsdp.Ints(1, 8))
 	require.NoError(t, err)
 	_, err = replay(t, p, plan.Clusters()["h100"], profile.Target{}).Beside(other.Pass, plan.Clusters()["h100"])
-	require.ErrorContains(t, err, "has not run: the plan is of another model")
+	require.ErrorContains(t, err, "has not run: the plan belongs to another model")
 }
 
 // TestWriteTrace reads what is written of a step, and of a pass that is added to a trace.

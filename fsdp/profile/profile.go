@@ -59,7 +59,7 @@ func (p *Profile) Attach(to Target) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.to.Group != nil {
-		return errors.New("the profile is another model's: each needs its own")
+		return errors.New("the profile belongs to another model: each model needs its own")
 	}
 	p.to = to
 	p.totals = Totals{Rank: to.Group.Rank(), Size: to.Group.Size(), Host: to.Host, Threads: to.Threads, Cores: to.Cores, Model: to.Model}

@@ -144,7 +144,7 @@ func TestStragglers(t *testing.T) {
 		cause    profile.Cause
 		words    []string
 	}{
-		"even":     {4, func(j *job) {}, nil, profile.Even, []string{"No rank holds the others up."}},
+		"even":     {4, func(j *job) {}, nil, profile.Even, []string{"No rank delays the others."}},
 		"one rank": {1, func(j *job) {}, nil, profile.Even, []string{"No rank"}},
 		"one call": {8, func(j *job) {
 			j.forward = func(r, c int) float64 {
@@ -173,7 +173,7 @@ func TestStragglers(t *testing.T) {
 		"a link": {4, func(j *job) { j.transfer = slow(j.transfer, []int{1}, 20) },
 			[]int{1}, profile.SlowLink, []string{"Rank 1 holds", "Its link is slow, its calls are not"}},
 		"all links": {4, func(j *job) { j.transfer = slow(j.transfer, []int{0, 1, 2, 3}, 20) },
-			nil, profile.Even, []string{"No rank holds the others up.", "Waiting for transfers takes 29 % of all time, most in \"wait wte\"."}},
+			nil, profile.Even, []string{"No rank delays the others.", "Waiting for transfers takes 29 % of all time, most in \"wait wte\"."}},
 		"batches": {4, func(j *job) { j.between = slow(j.between, []int{0}, 10) },
 			[]int{0}, profile.Elsewhere, []string{"Rank 0 holds", "between operations it takes 30.1 ms", "for batches, the optimizer or other code"}},
 	} {
@@ -272,7 +272,7 @@ func TestCoresOfHosts(t *testing.T) {
 		return strings.ReplaceAll(r.String(), "\n", " ")
 	}
 	a, b, c := profile.Host{Name: "a", Ranks: 4, Threads: 4, Cores: 2}, profile.Host{Name: "b", Ranks: 1, Threads: 2, Cores: 16}, profile.Host{Name: "c", Ranks: 2, Threads: 2, Cores: 2}
-	require.Contains(t, said(a), "4 ranks share 2 cores: they wait for a core, and this counts below as waiting for ranks and transfers. Run fewer ranks there. No rank")
+	require.Contains(t, said(a), "4 ranks share 2 cores: they wait for a core, which counts below as waiting for ranks and transfers. Run fewer ranks there. No rank")
 	require.Contains(t, said(b), "1 rank with 2 threads: 2 of 16 cores in use. More ranks (fsdprun -n) or Config.Threads use the others. No rank")
 	require.Regexp(t, "^No rank", said(c))
 	require.Regexp(t, "^4 ranks share 2 cores of a: .* there. 1 rank with 2 threads: 2 of 16 cores of b in use.* others. No rank", said(a, c, b))

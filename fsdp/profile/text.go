@@ -36,7 +36,7 @@ func (r *Report) String() string {
 		say("%s", h.text(len(r.Ranks)))
 	}
 	if r.Cause == Even {
-		say("No rank holds the others up.")
+		say("No rank delays the others.")
 	} else {
 		say("%s up the others, which wait %.0f %% of their time for it. %s", r.who(), 100*r.Share, r.why())
 	}
@@ -46,7 +46,7 @@ func (r *Report) String() string {
 	}
 	say("Waiting for transfers takes %.0f %% of all time%s.", 100*r.Transfers, slowest)
 	if r.Passes < fewPasses && len(r.Culprits) > 0 {
-		say("These are only %d passes: one that was disturbed may say this.", r.Passes)
+		say("These are only %d passes: a single disturbed pass may cause this.", r.Passes)
 	}
 	r.table(&b)
 	return strings.TrimRight(b.String(), "\n")
@@ -62,7 +62,7 @@ func (h *Host) text(all int) string {
 		who += " with " + counted(h.Threads, "thread")
 	}
 	if h.Threads > h.Cores {
-		return fmt.Sprintf("%s share %s%s: they wait for a core, and this counts below as waiting for ranks and transfers. Run fewer ranks there.",
+		return fmt.Sprintf("%s share %s%s: they wait for a core, which counts below as waiting for ranks and transfers. Run fewer ranks there.",
 			who, counted(h.Cores, "core"), of)
 	}
 	return fmt.Sprintf("%s: %d of %s%s in use. More ranks (fsdprun -n) or Config.Threads use the others.", who, h.Threads, counted(h.Cores, "core"), of)
@@ -76,7 +76,7 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// who names the culprits as the subject of "holds".
+// This is the subject of "holds": it names the culprits.
 func (r *Report) who() string {
 	if r.Host != "" {
 		return fmt.Sprintf("Host %s, %s, holds", r.Host, text.Numbered("rank", r.Culprits))
@@ -97,7 +97,7 @@ func (r *Report) why() string {
 		return fmt.Sprintf("It computes %q in %s where the median of the others needs %s. That call alone is slow.", r.Op, seconds(r.Seconds), seconds(r.Median))
 	case EveryCall:
 		mine, theirs := r.medians(func(k *Rank) float64 { return k.Calls })
-		return fmt.Sprintf("All its calls are slow: they take %.2f times as long as those of the others, as on a slow processor, or a shared one. It computes %q in %s where the median of the others needs %s.",
+		return fmt.Sprintf("All its calls are slow: they take %.2f times as long as on the other ranks, as on a slow or shared processor. It computes %q in %s where the median of the others needs %s.",
 			mine/theirs, r.Op, seconds(r.Seconds), seconds(r.Median))
 	case SlowLink:
 		mine, theirs := r.medians(func(k *Rank) float64 { return k.Transfers })
@@ -139,7 +139,7 @@ func (r *Report) table(b *strings.Builder) {
 		fmt.Fprintf(b, "%5d %9s %9s %9s %9s %9s  %s\n", k.Rank, ms(k.Total), ms(k.Calls), ms(k.Held), ms(k.Transfers), ms(k.Between), text.Cut(k.Host, 14))
 	}
 	if more := len(r.Ranks) - len(rows); more > 0 {
-		fmt.Fprintf(b, "and %d ranks more that the others wait for less\n", more)
+		fmt.Fprintf(b, "and %d more ranks that the others wait for less\n", more)
 	}
 	b.WriteString("held: waits for a later rank; transfers: waits for bytes;\nbetween: batches, optimizer, other code\n")
 }

@@ -51,7 +51,7 @@
 // # Saving
 //
 //	every rank  WriteShard   its pieces, to a file that is then on disk
-//	rank 0      Merge        what the ranks have written, to one list of tensors
+//	rank 0      Merge        the lists of the ranks to one list of tensors
 //	rank 0      Commit       manifest, sync of its directories, rename to the name without .tmp, sync
 //
 // The rename is the commit. Until then the directory has a name that no reader uses. Everything in

@@ -11,7 +11,7 @@ import (
 
 var (
 	// ErrFormat is the error for a checkpoint of a format older or newer than Format.
-	ErrFormat = errors.New("another format of checkpoints")
+	ErrFormat = errors.New("unknown checkpoint format")
 
 	// ErrDamaged is the error for bytes that differ from the written ones.
 	ErrDamaged = errors.New("damaged")
@@ -37,7 +37,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 		for _, text := range m.Meta {
 			meta += len(text)
 		}
-		return nil, fmt.Errorf("manifest: it would have %d bytes, at most %d are read; %d of them are metadata, such as Extra", len(b), maxManifest, meta)
+		return nil, fmt.Errorf("manifest: it would have %d bytes, the limit is %d; %d of them are metadata, such as Extra", len(b), maxManifest, meta)
 	}
 	return b, nil
 }
@@ -65,11 +65,11 @@ func Decode(b []byte) (*Manifest, error) {
 	}
 	format := *envelope.Format
 	if format < 1 || format > Format {
-		return nil, fmt.Errorf("manifest: %w: its version is %d, this program reads 1 to %d", ErrFormat, format, Format)
+		return nil, fmt.Errorf("manifest: %w: version %d, this program reads versions 1 to %d", ErrFormat, format, Format)
 	}
 	// Comparing the whole file, and not only the checksum, covers every byte.
 	if !bytes.Equal(b, seal(format, envelope.Manifest)) {
-		return nil, fmt.Errorf("manifest: %w: it is not what its checksum was made of", ErrDamaged)
+		return nil, fmt.Errorf("manifest: %w: checksum mismatch", ErrDamaged)
 	}
 	m := new(Manifest)
 	var err error
@@ -141,7 +141,7 @@ func strict(b []byte, v any) error {
 		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return errors.New("there is more behind its end")
+		return errors.New("unexpected data after its end")
 	}
 	return nil
 }

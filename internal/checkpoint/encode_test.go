@@ -105,22 +105,22 @@ func TestDecodeRefuses(t *testing.T) {
 	}{
 		{"step -1 of 2 ranks", func(m *manifest1) { m.Step = -1 }},
 		{"step 1200 of 0 ranks", func(m *manifest1) { m.World = 0 }},
-		{`"../a" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "../a" }},
-		{`"a/b/c" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "a/b/c" }},
-		{`"/b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "/b" }},
-		{`"a/" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "a/" }},
-		{`"../b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "../b" }},
-		{`"a/.." is no name for a file`, func(m *manifest1) { m.Files[0].Name = "a/.." }},
-		{`"./b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "./b" }},
-		{`"manifest.json/b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "manifest.json/b" }},
-		{`"a\\b" is no name for a file`, func(m *manifest1) { m.Files[0].Name = `a\b` }},
-		{`"C:x" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "C:x" }},
-		{`".." is no name for a file`, func(m *manifest1) { m.Files[0].Name = ".." }},
-		{`"" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "" }},
-		{`"Manifest.json" is no name for a file`, func(m *manifest1) { m.Files[0].Name = "Manifest.json" }},
+		{`"../a" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "../a" }},
+		{`"a/b/c" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "a/b/c" }},
+		{`"/b" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "/b" }},
+		{`"a/" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "a/" }},
+		{`"../b" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "../b" }},
+		{`"a/.." is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "a/.." }},
+		{`"./b" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "./b" }},
+		{`"manifest.json/b" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "manifest.json/b" }},
+		{`"a\\b" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = `a\b` }},
+		{`"C:x" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "C:x" }},
+		{`".." is not a valid file name`, func(m *manifest1) { m.Files[0].Name = ".." }},
+		{`"" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "" }},
+		{`"Manifest.json" is not a valid file name`, func(m *manifest1) { m.Files[0].Name = "Manifest.json" }},
 		{"listed twice", func(m *manifest1) { m.Files[1].Name = strings.ToUpper(m.Files[0].Name) }},
 		{"has -1 bytes", func(m *manifest1) { m.Files[0].Size = -1 }},
-		{`"" of parameter "" is no name`, func(m *manifest1) { m.Tensors[1].Param = "" }},
+		{`"" of parameter "" is not a valid name`, func(m *manifest1) { m.Tensors[1].Param = "" }},
 		{"s@-2: owner -2", func(m *manifest1) { m.Tensors[1].Owner = -2 }},
 		{"belongs to rank 2 of 2", func(m *manifest1) { m.Tensors[0].Owner = 2 }},
 		{"-1 steps", func(m *manifest1) { m.Tensors[0].Steps = -1 }},
@@ -128,18 +128,18 @@ func TestDecodeRefuses(t *testing.T) {
 		{"there is no F64 tensor of shape [-1]", func(m *manifest1) { m.Tensors[1].Shape = []int{-1} }},
 		{"there is no F64 tensor of shape", func(m *manifest1) { m.Tensors[1].Shape = []int{math.MaxInt / 8, 1 << 30} }},
 		{"there is no F64 tensor of shape", func(m *manifest1) { m.Tensors[1].Shape = []int{math.MaxInt} }},
-		{"s is listed behind s", func(m *manifest1) { m.Tensors = append(m.Tensors[:2], m.Tensors[1:]...) }},
-		{"s is listed behind exp_avg:w", func(m *manifest1) { m.Tensors = append(m.Tensors, m.Tensors[1]) }},
+		{"s is listed after s", func(m *manifest1) { m.Tensors = append(m.Tensors[:2], m.Tensors[1:]...) }},
+		{"s is listed after exp_avg:w", func(m *manifest1) { m.Tensors = append(m.Tensors, m.Tensors[1]) }},
 		{"are both called e:s", func(m *manifest1) {
 			m.Tensors[1].Param = "e:s"
 			s := m.Tensors[1]
 			s.Key = Key{"s", "e", Shared}
 			m.Tensors = []tensor1{m.Tensors[1], s}
 		}},
-		{"exp_avg:w[0:5] is missing, up to what is in rank-00001", func(m *manifest1) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[1:] }},
+		{"exp_avg:w[0:5] is missing, up to the elements in rank-00001", func(m *manifest1) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[1:] }},
 		{"exp_avg:w[5:786432] of 786432 elements is missing", func(m *manifest1) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[:1] }},
 		{"s[0:1] of 1 elements is missing", func(m *manifest1) { m.Tensors[1].Pieces = nil }},
-		{"exp_avg:w[5:6] is twice: in rank-00000", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 6 }},
+		{"exp_avg:w[5:6] occurs twice: in rank-00000", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 6 }},
 		{"exp_avg:w[4:5] is missing, up to", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 4 }},
 		{"exp_avg:w[0:5] is missing", func(m *manifest1) { p := m.Tensors[2].Pieces; p[0], p[1] = p[1], p[0] }},
 		{"a piece has 0 elements at 0 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = 0 }},
@@ -173,7 +173,7 @@ func TestDecodeRefuses(t *testing.T) {
 	m := sample()
 	m.Tensors[1].Param = "\xff"
 	_, err := m.Encode()
-	require.ErrorContains(t, err, "is no name")
+	require.ErrorContains(t, err, "is not a valid name")
 	m = sample()
 	m.Meta["\xff"] = json.RawMessage("1")
 	_, err = m.Encode()
@@ -186,7 +186,7 @@ func TestDecodeText(t *testing.T) {
 	for _, version := range []string{"0", "3", "-1"} {
 		_, err := Decode([]byte(strings.Replace(good, `"format":2`, `"format":`+version, 1)))
 		require.ErrorIs(t, err, ErrFormat)
-		require.ErrorContains(t, err, "its version is "+version+", this program reads 1 to 2")
+		require.ErrorContains(t, err, "version "+version+", this program reads versions 1 to 2")
 	}
 	_, err := Decode([]byte(`{"format":3,"new":{"shape":"of things"}}`))
 	require.ErrorIs(t, err, ErrFormat)
@@ -328,12 +328,12 @@ func TestMerge(t *testing.T) {
 		"w is F32 [2 5] after 0 steps on rank 0 and F32 [2 5] after 8 steps on rank 1": steps,
 		"w is F32 [2 5] after 0 steps on rank 0 and F16 [2 5] after 0 steps on rank 1": dtype,
 		"ranks 0 and 1 have both written f0":                                           named,
-		"w[0:3] is missing, up to what is in the file of rank 0":                       shards([2]int{3, 10}),
-		"w[4:6] is missing, up to what is in the file of rank 2":                       shards([2]int{0, 4}, [2]int{0, 0}, [2]int{6, 10}),
+		"w[0:3] is missing, up to the elements in the file of rank 0":                  shards([2]int{3, 10}),
+		"w[4:6] is missing, up to the elements in the file of rank 2":                  shards([2]int{0, 4}, [2]int{0, 0}, [2]int{6, 10}),
 		"w[9:10] of 10 elements is missing":                                            shards([2]int{4, 9}, [2]int{0, 4}),
-		"w[3:4] is twice: in the file of rank 0 and in the file of rank 1":             shards([2]int{0, 4}, [2]int{3, 10}),
-		"w[3:4] is twice: in the file of rank 2 and in the file of rank 0":             shards([2]int{3, 4}, [2]int{4, 10}, [2]int{0, 4}),
-		"w[0:10] is twice: in the file of rank 0 and in the file of rank 1":            shards([2]int{0, 10}, [2]int{0, 10}),
+		"w[3:4] occurs twice: in the file of rank 0 and in the file of rank 1":         shards([2]int{0, 4}, [2]int{3, 10}),
+		"w[3:4] occurs twice: in the file of rank 2 and in the file of rank 0":         shards([2]int{3, 4}, [2]int{4, 10}, [2]int{0, 4}),
+		"w[0:10] occurs twice: in the file of rank 0 and in the file of rank 1":        shards([2]int{0, 10}, [2]int{0, 10}),
 		"w[0:10] of 10 elements is missing":                                            shards([2]int{0, 0}),
 	} {
 		_, _, err := Merge(list)
@@ -370,5 +370,5 @@ func TestManifestSize(t *testing.T) {
 	require.NoError(t, err)
 	maxManifest = int64(len(b)) - 1
 	_, err = m.Encode()
-	require.EqualError(t, err, fmt.Sprintf("manifest: it would have %d bytes, at most %d are read; 21 of them are metadata, such as Extra", len(b), len(b)-1))
+	require.EqualError(t, err, fmt.Sprintf("manifest: it would have %d bytes, the limit is %d; 21 of them are metadata, such as Extra", len(b), len(b)-1))
 }

@@ -22,7 +22,7 @@ func TestLockIsNoFile(t *testing.T) {
 	}{
 		{"link", "it is a symbolic link", func(path, precious string) error { return os.Symlink(precious, path) }},
 		{"link to nothing", "it is a symbolic link", func(path, precious string) error { return os.Symlink(precious+".new", path) }},
-		{"hard link", "it has a text that no lock has written", func(path, precious string) error { return os.Link(precious, path) }},
+		{"hard link", "it is not a lock file", func(path, precious string) error { return os.Link(precious, path) }},
 		{"FIFO", "it is a FIFO", func(path, _ string) error { return unix.Mkfifo(path, 0o644) }},
 		{"directory", "it is a directory", func(path, _ string) error { return os.Mkdir(path, 0o755) }},
 	} {

@@ -19,7 +19,7 @@ import (
 const draftMark = ".tmp-"
 
 // ErrUnfinished is why a draft does not count.
-var ErrUnfinished = errors.New("not complete: it is being written or removed, or that was broken off")
+var ErrUnfinished = errors.New("incomplete: it is being written or removed, or this was interrupted")
 
 // ErrNone is wrapped by the error of [Latest] if there is no whole checkpoint. It is an
 // [fs.ErrNotExist].
@@ -36,7 +36,7 @@ var errAllDamaged error = allDamaged{}
 
 type allDamaged struct{}
 
-func (allDamaged) Error() string { return "no checkpoint is whole any more" }
+func (allDamaged) Error() string { return "no whole checkpoint is left" }
 func (allDamaged) Unwrap() error { return ErrDamaged }
 
 // An Entry is a file or directory in a job's directory that has the name of a checkpoint.
@@ -128,7 +128,7 @@ func Before(ctx context.Context, fsys FS, path string, err error) (Found, error)
 	dir, base := filepath.Split(path)
 	n, ok := parseName(base)
 	if !ok {
-		return Found{}, fmt.Errorf("checkpoint: %w before %s, whose name is none of a save", ErrNone, path)
+		return Found{}, fmt.Errorf("checkpoint: %w before %s, which is not a name of a checkpoint", ErrNone, path)
 	}
 	names, namesErr := readNames(ctx, fsys, dir)
 	if namesErr != nil {
@@ -150,7 +150,7 @@ func latest(ctx context.Context, fsys FS, dir string, names []name) (found Found
 			found.Path, found.Meta = e.Path, e.Meta
 			return found, nil
 		case !isDamaged(e.Err):
-			return Found{}, fmt.Errorf("checkpoint: %s is the latest, unless it is damaged, which cannot be told: %w", e.Path, e.Err)
+			return Found{}, fmt.Errorf("checkpoint: %s is the latest, but it could not be checked for damage: %w", e.Path, e.Err)
 		case n.draft == "":
 			found.Passed = append(found.Passed, e)
 			fallthrough

@@ -25,7 +25,7 @@ func (e *LockedError) Error() string {
 	if owner == "" {
 		owner = "one that has just begun"
 	}
-	return fmt.Sprintf("checkpoint: %s: %v: %s: end it, or give each job a directory of its own", e.Path, ErrLocked, owner)
+	return fmt.Sprintf("checkpoint: %s: %v: %s: end it, or give each job its own directory", e.Path, ErrLocked, owner)
 }
 
 func (e *LockedError) Unwrap() error { return ErrLocked }
@@ -52,7 +52,7 @@ func (osFS) Lock(path, owner string) (io.Closer, error) {
 	text, err := io.ReadAll(io.LimitReader(f, maxOwner+1))
 	switch {
 	case err == nil && (len(text) > maxOwner || !ownerPattern.Match(text)):
-		err = &fs.PathError{Op: "lock", Path: path, Err: errors.New("it has a text that no lock has written, and is left as it is")}
+		err = &fs.PathError{Op: "lock", Path: path, Err: errors.New("it is not a lock file, so it is not changed")}
 	case !held: // reading no text does not change that it is locked
 		err = &LockedError{Path: path, Owner: strings.TrimSpace(string(text))}
 	}
@@ -78,14 +78,14 @@ func openLock(path string) (*os.File, error) {
 		return nil, err
 	}
 	if !named.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: "lock", Path: path, Err: fmt.Errorf("it is %s, not the file of a lock", kindOf(named.Mode()))}
+		return nil, &fs.PathError{Op: "lock", Path: path, Err: fmt.Errorf("it is %s, not a lock file", kindOf(named.Mode()))}
 	}
 	if f, err = os.OpenFile(path, os.O_RDWR|nonBlocking, 0); err != nil {
 		return nil, err
 	}
 	opened, err := f.Stat()
 	if err == nil && !os.SameFile(named, opened) {
-		err = fmt.Errorf("%s has become another file", path)
+		err = fmt.Errorf("%s was replaced by another file", path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

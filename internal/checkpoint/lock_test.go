@@ -136,7 +136,7 @@ func TestLockIsNotOurs(t *testing.T) {
 		path := filepath.Join(dir, "lock")
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 		_, err := save(checkpoint.OS(), dir, 1, 1)
-		require.EqualError(t, err, "checkpoint: lock "+path+": it has a text that no lock has written, and is left as it is")
+		require.EqualError(t, err, "checkpoint: lock "+path+": it is not a lock file, so it is not changed")
 		left, err := os.ReadFile(path)
 		require.NoError(t, err)
 		require.Equal(t, text, string(left))

@@ -83,7 +83,7 @@ type walk struct {
 }
 
 // errPieces is the error for invalid Pieces.
-var errPieces = errors.New("the list of its pieces ends within one")
+var errPieces = errors.New("the list of its pieces is truncated")
 
 // next goes to the next piece and reports whether there is one. It returns an error for invalid
 // bytes. It only checks that a piece has as many sums as its Len needs.

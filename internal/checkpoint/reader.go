@@ -84,7 +84,7 @@ func (r *Reader) checkSize(i int) (err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	size, err := f.Size()
 	if err == nil && size != file.Size {
-		err = fmt.Errorf("%s: %w: it has %d bytes, %d were written", file.Name, ErrDamaged, size, file.Size)
+		err = fmt.Errorf("%s: %w: it has %d bytes, want %d", file.Name, ErrDamaged, size, file.Size)
 	}
 	return err
 }
@@ -230,7 +230,7 @@ func (r *Reader) Read(ctx context.Context, k Key, offset int, dst []byte, as saf
 	}
 	size := as.Size()
 	if size == 0 || len(dst)%size != 0 || offset < 0 || len(dst)/size > t.Len()-offset {
-		return fmt.Errorf("%d bytes of type %q at element %d are no part of %s %v", len(dst), as, offset, k.Name(), t.Shape)
+		return fmt.Errorf("%d bytes of type %q at element %d are not within %s %v", len(dst), as, offset, k.Name(), t.Shape)
 	}
 	for p := range t.within(offset, len(dst)/size) {
 		if err := r.checkHeader(ctx, p.File); err != nil {
@@ -288,7 +288,7 @@ func (r *Reader) readChunk(ctx context.Context, t *Tensor, p *Piece, c int, chun
 	err := r.with(ctx, p.File, func(f Handle) error { return safetensors.ReadFull(f, chunk, at) })
 	if err == nil {
 		if sum := crc32.Checksum(chunk, castagnoli); sum != p.Sums.chunk(c) {
-			err = fmt.Errorf("%w: their CRC-32C is %08x, %08x was written", ErrDamaged, sum, p.Sums.chunk(c))
+			err = fmt.Errorf("%w: CRC-32C is %08x, want %08x", ErrDamaged, sum, p.Sums.chunk(c))
 		}
 	}
 	if err == nil {

@@ -211,7 +211,7 @@ func (p *Part) validate() error {
 	}
 	switch {
 	case p.Write == nil && len(p.Data)%p.DType.Size() != 0:
-		return fmt.Errorf("%d bytes are no whole number of %s", len(p.Data), p.DType)
+		return fmt.Errorf("%d bytes are not a whole number of %s", len(p.Data), p.DType)
 	case p.Offset < 0 || p.len() < 0 || p.len() > n-p.Offset:
 		return fmt.Errorf("%d elements at %d do not fit %s %v", p.len(), p.Offset, p.DType, p.Shape)
 	}
@@ -277,7 +277,7 @@ type summer struct {
 // Write implements io.Writer.
 func (s *summer) Write(p []byte) (n int, err error) {
 	if len(p) > s.room {
-		return 0, fmt.Errorf("there are %d bytes more than there should be", len(p)-s.room)
+		return 0, fmt.Errorf("there are %d extra bytes", len(p)-s.room)
 	}
 	for n < len(p) {
 		part := p[n:min(len(p), n+ChunkBytes-s.at%ChunkBytes)]
@@ -364,7 +364,7 @@ var native binary.ByteOrder = binary.NativeEndian
 // littleEndian returns an error if elements in memory are not little-endian.
 func littleEndian() error {
 	if native.Uint16([]byte{1, 0}) != 1 {
-		return errors.New("checkpoints have little-endian elements, and this machine has others")
+		return errors.New("checkpoints are little-endian, and this machine is not")
 	}
 	return nil
 }

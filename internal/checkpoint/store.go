@@ -55,9 +55,9 @@ type SaveError struct {
 }
 
 func (e *SaveError) Error() string {
-	state := "the checkpoints before it are as they were"
+	state := "earlier checkpoints are unchanged"
 	if e.Visible {
-		state = "it may have been completed, but a power failure may undo that; " + state
+		state = "it may be complete, but a power failure may undo this; " + state
 	}
 	return fmt.Sprintf("checkpoint: step %d is not saved as %s: %v; %s", e.Step, e.Path, e.Err, state)
 }
@@ -68,10 +68,10 @@ func (e *SaveError) Unwrap() error { return e.Err }
 // be a checkpoint: [Latest] would not find checkpoints saved in it.
 func Open(fsys FS, dir string) (*Store, error) {
 	if dir == "" {
-		return nil, errors.New("checkpoint: no directory is named")
+		return nil, errors.New("checkpoint: no directory given")
 	}
 	if f, err := fsys.Open(filepath.Join(dir, ManifestName)); err == nil {
-		return nil, errors.Join(fmt.Errorf("checkpoint: %s is a checkpoint: name the directory that it is in", dir), f.Close())
+		return nil, errors.Join(fmt.Errorf("checkpoint: %s is a checkpoint: give its parent directory", dir), f.Close())
 	}
 	if err := MakeDir(fsys, filepath.Clean(dir)); err != nil {
 		advice := ""
@@ -119,7 +119,7 @@ func (s *Store) Lock(ctx context.Context) error {
 	lock, err := s.fsys.Lock(filepath.Join(s.dir, lockName), lockOwner())
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		return fmt.Errorf("checkpoint: this system, or the file system of %s as it is mounted, has no locks, without which two jobs "+
+		return fmt.Errorf("checkpoint: this system, or the file system of %s as it is mounted, has no file locks, without which two jobs "+
 			"could write there: %w", s.dir, err)
 	case errors.Is(err, ErrLocked):
 		return err
@@ -178,7 +178,7 @@ func (s *Store) next() (int, error) {
 		}
 	}
 	if last == math.MaxInt {
-		return 0, fmt.Errorf("there is no number after %d, which one has", last)
+		return 0, fmt.Errorf("the numbers of checkpoints are exhausted: one has %d", last)
 	}
 	return last + 1, nil
 }
@@ -205,12 +205,12 @@ func (s *Store) sweep() error {
 		return nil
 	}
 	if err := s.fsys.SyncDir(s.dir); err != nil {
-		return fmt.Errorf("removing what is left of dead saves: %w", err)
+		return fmt.Errorf("removing leftovers of interrupted saves: %w", err)
 	}
 	var errs []error
 	for _, path := range dead {
 		if err := s.fsys.RemoveAll(path); err != nil {
-			errs = append(errs, fmt.Errorf("removing what is left of a dead save: %w", err))
+			errs = append(errs, fmt.Errorf("removing leftovers of an interrupted save: %w", err))
 		}
 	}
 	return errors.Join(errs...)
@@ -310,7 +310,7 @@ func (s *Store) retain(k int, spare string, ours func(Entry) bool) error {
 		return errNotLocked
 	}
 	if k < 1 {
-		return errors.New("none would be left")
+		return errors.New("this would leave none")
 	}
 	entries, err := List(context.Background(), s.fsys, s.dir)
 	if err != nil {

@@ -191,7 +191,7 @@ func TestDraft(t *testing.T) {
 	}
 	_, err = load(f, dir)
 	require.ErrorIs(t, err, checkpoint.ErrNone)
-	require.ErrorContains(t, err, filepath.Base(first.Dir())+": not complete")
+	require.ErrorContains(t, err, filepath.Base(first.Dir())+": incomplete")
 
 	m, err := write(f, first.Dir(), 7)
 	require.NoError(t, err)
@@ -248,7 +248,7 @@ func TestMisuse(t *testing.T) {
 	put(t, f, fmt.Sprintf("%s/%06d-step-1", dir, math.MaxInt), "")
 	require.NoError(t, s.Lock(ctx))
 	_, err = s.Begin(1)
-	require.ErrorContains(t, err, "there is no number after")
+	require.ErrorContains(t, err, "the numbers of checkpoints are exhausted")
 }
 
 // TestLeftovers checks that Begin removes what dead saves have left, and that what it cannot remove

@@ -52,7 +52,7 @@ func validateFiles(files []File) error {
 		name := strings.ToLower(f.Name)
 		switch {
 		case !isName(name):
-			return fmt.Errorf("%q is no name for a file of a checkpoint", f.Name)
+			return fmt.Errorf("%q is not a valid file name of a checkpoint", f.Name)
 		case seen[name]:
 			return fmt.Errorf("file %s is listed twice", f.Name)
 		case f.Size < 0:
@@ -85,7 +85,7 @@ func validateTensors(tensors []Tensor, files []File) error {
 			return fmt.Errorf("%s: %w", t.Name(), err)
 		}
 		if i > 0 && tensors[i-1].Compare(t.Key) >= 0 {
-			return fmt.Errorf("%s is listed behind %s", t.Name(), tensors[i-1].Name())
+			return fmt.Errorf("%s is listed after %s", t.Name(), tensors[i-1].Name())
 		}
 	}
 	return nil
@@ -95,7 +95,7 @@ func validateTensors(tensors []Tensor, files []File) error {
 // has its checksums.
 func (t *Tensor) validate(files []File) error {
 	if t.Param == "" || !utf8.ValidString(t.Param) || !utf8.ValidString(t.Entry) {
-		return fmt.Errorf("%q of parameter %q is no name", t.Entry, t.Param)
+		return fmt.Errorf("%q of parameter %q is not a valid name", t.Entry, t.Param)
 	}
 	if t.Owner < Shared || t.Steps < 0 {
 		return fmt.Errorf("owner %d, %d steps", t.Owner, t.Steps)
@@ -146,11 +146,11 @@ func (t *Tensor) covered(holder func(file int) string) error {
 	next, file := 0, 0 // where the piece before ends, and its file
 	for p := range t.All() {
 		if p.Offset < next {
-			return fmt.Errorf("%s is twice: in %s and in %s", pieceName(t.Key, p.Offset, min(next, p.end())),
+			return fmt.Errorf("%s occurs twice: in %s and in %s", pieceName(t.Key, p.Offset, min(next, p.end())),
 				holder(file), holder(p.File))
 		}
 		if p.Offset > next {
-			return fmt.Errorf("%s is missing, up to what is in %s", pieceName(t.Key, next, p.Offset), holder(p.File))
+			return fmt.Errorf("%s is missing, up to the elements in %s", pieceName(t.Key, next, p.Offset), holder(p.File))
 		}
 		next, file = p.end(), p.File
 	}

@@ -107,7 +107,7 @@ func matchHeader(f Handle, file *File, pieces []held) error {
 		return err
 	}
 	if sum.Sum32() != file.Header {
-		return fmt.Errorf("%w: its CRC-32C is %08x, %08x was written", ErrDamaged, sum.Sum32(), file.Header)
+		return fmt.Errorf("%w: CRC-32C is %08x, want %08x", ErrDamaged, sum.Sum32(), file.Header)
 	}
 	h, err := safetensors.ReadHeader(f, file.Size)
 	if err != nil {

@@ -50,7 +50,7 @@ func Open(ordinal int) (*Device, error) {
 		return nil, err
 	}
 	if ordinal < 0 || ordinal >= n {
-		return nil, fmt.Errorf("device %d is %w, which has %d", ordinal, ErrUnavailable, n)
+		return nil, fmt.Errorf("device %d is %w: it has %d devices", ordinal, ErrUnavailable, n)
 	}
 	d := &Device{ordinal: ordinal, open: true}
 	if err := d.result("cuDeviceGet", C.driver_device(C.int(ordinal), &d.number)); err != nil {
@@ -168,7 +168,7 @@ func (d *Device) enter(k kind, bytes int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.open {
-		return fmt.Errorf("device %d: no %v of a device that is %w", d.ordinal, k, ErrClosed)
+		return fmt.Errorf("device %d: cannot create a %v: the device is %w", d.ordinal, k, ErrClosed)
 	}
 	d.counts[k].objects++
 	d.counts[k].bytes += bytes

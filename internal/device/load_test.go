@@ -87,7 +87,7 @@ func TestLoad(t *testing.T) {
 		"again: unavailable=false <nil>",
 		"same: unavailable=false <nil>",
 		"other: unavailable=false cannot load the CUDA driver from /nowhere/explicit.so: it is loaded from " + path + " already",
-		"device: unavailable=true device 2 is not available on this machine, which has 2",
+		"device: unavailable=true device 2 is not available on this machine: it has 2 devices",
 	}
 	require.Len(t, lines, len(want), lines)
 	for i := range want {

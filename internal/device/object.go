@@ -74,7 +74,7 @@ func (o *object) use() error {
 
 func (o *object) closed() error {
 	if o.device == nil {
-		return fmt.Errorf("what no device made is %w", ErrClosed)
+		return fmt.Errorf("an object that no device made is %w", ErrClosed)
 	}
 	return fmt.Errorf("device %d: %v is %w", o.device.ordinal, o.kind, ErrClosed)
 }

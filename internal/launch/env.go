@@ -102,10 +102,10 @@ func find(getenv func(string) string) (Env, error) {
 // check tests the conditions that hold for every launcher.
 func (e *Env) check() error {
 	if e.Size < 1 || e.Size > MaxSize {
-		return fmt.Errorf("a job of %d ranks is not between 1 and %d", e.Size, MaxSize)
+		return fmt.Errorf("the number of ranks is %d: must be 1 to %d", e.Size, MaxSize)
 	}
 	if e.Rank >= e.Size {
-		return fmt.Errorf("rank %d is not below the number of ranks, %d: they are 0 to %d", e.Rank, e.Size, e.Size-1)
+		return fmt.Errorf("rank %d is not below the number of ranks, %d: ranks are 0 to %d", e.Rank, e.Size, e.Size-1)
 	}
 	if e.LocalSize > e.Size {
 		return fmt.Errorf("%d ranks on this host, of %d in all", e.LocalSize, e.Size)

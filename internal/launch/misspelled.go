@@ -32,7 +32,7 @@ func Misspelled(environ []string) (names []string) {
 			continue
 		}
 		if meant := text.Nearest(rest, known); meant != "" {
-			names = append(names, fmt.Sprintf("%s is not read: is %s%s meant?", name, prefix, meant))
+			names = append(names, fmt.Sprintf("%s is not used: did you mean %s%s?", name, prefix, meant))
 		}
 	}
 	return names

@@ -21,7 +21,7 @@ func TestMisspelled(t *testing.T) {
 		"FSDP_TRANSPROT": "FSDP_TRANSPORT", "FSDP_CHECKSUM": "FSDP_CHECKSUMS", "FSDP_TIME_OUT": "FSDP_TIMEOUT", "FSDP_JOINTIMEOUT": "FSDP_JOIN_TIMEOUT",
 		"FSDP_SECRETFILE": "FSDP_SECRET_FILE", "FSDP_TSL": "FSDP_TLS", "FSDP_TRUST_NETWROKS": "FSDP_TRUST_NETWORK", "FSDP_ALOW_OLDR": "FSDP_ALLOW_OLDER",
 	} {
-		require.Equal(t, []string{name + " is not read: is " + meant + " meant?"}, Misspelled([]string{"RANK=1", name + "=x", "FSDP_TLS=1"}))
+		require.Equal(t, []string{name + " is not used: did you mean " + meant + "?"}, Misspelled([]string{"RANK=1", name + "=x", "FSDP_TLS=1"}))
 	}
 	// Of other programs, such as Hugging Face's accelerate, and of our own tests.
 	for _, name := range []string{"FSDP_VERSION", "FSDP_SHARDING_STRATEGY", "FSDP_STATE_DICT_TYPE", "FSDP_TP", "FSDP_TEST_JOB", "TRANSPROT", "FSDP_", "", "FSDP"} {

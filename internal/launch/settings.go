@@ -30,7 +30,7 @@ const Stragglers = "FSDP_STRAGGLERS"
 
 // NoRestart is in the text of an error that another start of the same program would also end with.
 // Fsdprun recognizes such a failure by it, in a rank's last output.
-const NoRestart = "no restart mends this"
+const NoRestart = "a restart does not help"
 
 // unrecorded is in the line of Unrecorded.
 const unrecorded = "not recorded any more"
@@ -202,7 +202,7 @@ func parseSecret(text []byte) ([]byte, error) {
 		key = []byte(s)
 	}
 	if len(key) < MinSecret {
-		return nil, fmt.Errorf("a secret has at least %d bytes, that is %d digits in hex; this one has %d", MinSecret, 2*MinSecret, len(key))
+		return nil, fmt.Errorf("a secret must have at least %d bytes (%d hex digits); this one has %d", MinSecret, 2*MinSecret, len(key))
 	}
 	return key, nil
 }

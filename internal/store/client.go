@@ -99,7 +99,7 @@ func (c *client) roundTrip(ctx context.Context, f frame) (*call, error) {
 	case <-ctx.Done():
 		c.forget(id, f.code == askGet)
 		if f.code == askGet {
-			return nil, fmt.Errorf("nobody has set it: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("no rank has set it: %w", context.Cause(ctx))
 		}
 		return nil, fmt.Errorf("no answer: %w", context.Cause(ctx))
 	case <-c.done:
@@ -186,7 +186,7 @@ func (c *client) read() {
 			err = c.deliver(f)
 		}
 		if errors.Is(err, io.EOF) {
-			err = errors.New("the server has hung up")
+			err = errors.New("the server has closed the connection")
 		}
 		if err != nil {
 			c.fail(fmt.Errorf("%w: %w", ErrLost, err))

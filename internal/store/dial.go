@@ -109,7 +109,7 @@ func attempt(ctx context.Context, addr string, cfg Config, mine auth.Hello, conn
 // shakeHands makes a connection to the server at addr a connection to the store.
 func shakeHands(raw net.Conn, addr string, cfg Config, mine auth.Hello) (net.Conn, error) {
 	if loop(raw) {
-		return nil, errors.New("nobody listens (the connection has met itself)")
+		return nil, errors.New("nothing listens at this address (the connection reached itself)")
 	}
 	conn := raw
 	if cfg.TLS != nil {
@@ -150,7 +150,7 @@ func reason(err error) error {
 	case waited && errors.As(err, &lookup):
 		return fmt.Errorf("the name service has no answer for %s", lookup.Name)
 	case waited && op.Addr != nil:
-		return fmt.Errorf("no answer from %v: nothing runs at this address, or a firewall drops what is sent to it", op.Addr)
+		return fmt.Errorf("no answer from %v: nothing runs at this address, or a firewall drops the packets", op.Addr)
 	}
 	return op.Err
 }

@@ -117,7 +117,7 @@ func (d *dir) retry(ctx context.Context, passes func(error) bool, f func() error
 			return ErrClosed
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("nobody has set it: %w", context.Cause(ctx))
+			return fmt.Errorf("no rank has set it: %w", context.Cause(ctx))
 		}
 		return fmt.Errorf("%w: %w", err, context.Cause(ctx))
 	}

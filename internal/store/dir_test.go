@@ -99,7 +99,7 @@ func TestForeignFiles(t *testing.T) {
 	_, claim := d.Claim(ctx, "forged", nil)
 	for _, err := range []error{get, claim} {
 		require.ErrorIs(t, err, auth.ErrSecret)
-		require.ErrorContains(t, err, "was written by a stranger")
+		require.ErrorContains(t, err, "was not written by a rank of this job")
 		require.ErrorContains(t, err, "store in "+path)
 	}
 

@@ -29,7 +29,7 @@ const (
 
 var (
 	errTorn    = errors.New("is not whole")
-	errOther   = errors.New("holds something of another name")
+	errOther   = errors.New("has a value with another name")
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 )
 
@@ -94,7 +94,7 @@ func (s seal) decode(key string, b []byte) ([]byte, error) {
 	}
 	value := b[fileHeader+keyLen:]
 	if proof := rest[6 : 6+sha256.Size]; !hmac.Equal(proof, s.prove(key, value)) {
-		return nil, fmt.Errorf("was written by a stranger: %w", auth.ErrSecret)
+		return nil, fmt.Errorf("was not written by a rank of this job: %w", auth.ErrSecret)
 	}
 	return value, nil
 }

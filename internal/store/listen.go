@@ -93,7 +93,7 @@ func (l listening) all(ctx context.Context, addr string) (list []net.Listener, e
 		}
 	}
 	if list == nil {
-		return nil, &nameError{fmt.Errorf("%s has no address of this host: %w", host, foreign)}
+		return nil, &nameError{fmt.Errorf("%s is not an address of this host: %w", host, foreign)}
 	}
 	return list, nil
 }

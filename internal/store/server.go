@@ -52,7 +52,7 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	s, err := start(ctx, addr, cfg, cfg.admit, nil)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		err = fmt.Errorf("%w: if two processes of this job have RANK=0, give each its own; if another job runs here, give this one another MASTER_PORT. "+
-			"Its other ranks may have joined that job, unless FSDP_JOB tells the two apart", err)
+			"Its other ranks may have joined that job, unless FSDP_JOB distinguishes the two", err)
 	}
 	return s, err
 }
@@ -192,7 +192,7 @@ func (s *Server) welcome(raw net.Conn) {
 	}
 	theirs, err := auth.Server(conn, s.cfg.Secret, s.admit, time.Now().Add(auth.Timeout))
 	if err = s.places.Leave(raw, err); err != nil {
-		s.report(fmt.Errorf("store: turned away: %w", err))
+		s.report(fmt.Errorf("store: connection refused: %w", err))
 		return
 	}
 	if err := s.serve(conn, raw, theirs); err != nil {
@@ -206,11 +206,11 @@ func (c Config) admit(theirs auth.Hello) (auth.Hello, error) {
 	case theirs.Purpose != purpose:
 		return auth.Hello{}, fmt.Errorf("this is a store, not %q", theirs.Purpose)
 	case theirs.Job != c.Job:
-		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of %q: give each job an address of its own; "+
-			"what names a job is its launcher and FSDP_JOB, or else its program, arguments and directory "+
+		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of %q: give each job its own address; "+
+			"the name of a job comes from its launcher and FSDP_JOB, or else from its program, arguments and directory "+
 			"(where ranks of one job differ in these, set FSDP_JOB)", c.Job, theirs.Job)
 	case c.Size != 0 && theirs.Size != 0 && c.Size != theirs.Size:
-		return auth.Hello{}, fmt.Errorf("this job has %d ranks, not %d as rank %d believes", c.Size, theirs.Size, theirs.Rank)
+		return auth.Hello{}, fmt.Errorf("this job has %d ranks, but rank %[3]d was started with %[2]d", c.Size, theirs.Size, theirs.Rank)
 	}
 	return c.hello(), nil
 }

@@ -125,7 +125,7 @@ func TestServerLostWhileWaiting(t *testing.T) {
 		for range 3 {
 			err := <-failed
 			require.ErrorIs(t, err, ErrLost)
-			require.ErrorContains(t, err, `store of rank 0 at memory:1: get "never": connection to the store lost: the server has hung up`)
+			require.ErrorContains(t, err, `store of rank 0 at memory:1: get "never": connection to the store lost: the server has closed the connection`)
 		}
 		require.ErrorIs(t, set(t.Context(), c, "k", nil), ErrLost)
 		require.Zero(t, time.Since(start))
@@ -142,7 +142,7 @@ func TestAbandonedGetLeavesTheServer(t *testing.T) {
 			gets.Go(func() {
 				_, err := c.Get(ctx, fmt.Sprint(i%10))
 				require.ErrorIs(t, err, context.DeadlineExceeded)
-				require.ErrorContains(t, err, "nobody has set it")
+				require.ErrorContains(t, err, "no rank has set it")
 			})
 		}
 		synctest.Wait()
@@ -167,7 +167,7 @@ func TestTooManyGets(t *testing.T) {
 		synctest.Wait()
 		_, err := c.Get(ctx, "never")
 		require.ErrorIs(t, err, ErrLimit)
-		require.ErrorContains(t, err, "4096 Gets of this client wait already")
+		require.ErrorContains(t, err, "4096 Gets of this client are already waiting")
 		require.NoError(t, set(ctx, c, "k", nil))
 		_, err = join(t, m).Get(ctx, "k")
 		require.NoError(t, err)
@@ -341,7 +341,7 @@ func TestSilentStrangers(t *testing.T) {
 		require.Less(t, time.Since(start), time.Second)
 		synctest.Wait() // for the server to say whom it turned away
 		require.NotEmpty(t, j.all())
-		require.ErrorContains(t, j.all()[0], "turned away: auth: pipe: it had proved nothing when another connection needed its place")
+		require.ErrorContains(t, j.all()[0], "connection refused: auth: pipe: it had proved nothing when another connection needed its place")
 		stop()
 		require.NoError(t, s.Close())
 		held.Wait()
@@ -354,7 +354,7 @@ func TestSilentStrangers(t *testing.T) {
 		require.ErrorIs(t, err, io.EOF)
 		require.Equal(t, auth.Timeout, time.Since(start))
 		synctest.Wait()
-		require.ErrorContains(t, j.all()[0], "turned away: auth: pipe: waiting for the greeting: ")
+		require.ErrorContains(t, j.all()[0], "connection refused: auth: pipe: waiting for the greeting: ")
 	})
 }
 
@@ -374,10 +374,10 @@ func TestCloseDuringHandshake(t *testing.T) {
 
 func TestTurnedAway(t *testing.T) {
 	for text, change := range map[string]func(*Config){
-		"the other side has another secret":                func(c *Config) { c.Secret = []byte("another sixteen bytes") },
-		`this is the store of job "gpt", not of "gpt/2"`:   func(c *Config) { c.Job = "gpt/2" },
-		"this job has 8 ranks, not 4 as rank 3 believes":   func(c *Config) { c.Size = 4 },
-		"the secret is too weak: it has 5 bytes, at least": func(c *Config) { c.Secret = []byte("short") },
+		"the other side has another secret":                   func(c *Config) { c.Secret = []byte("another sixteen bytes") },
+		`this is the store of job "gpt", not of "gpt/2"`:      func(c *Config) { c.Job = "gpt/2" },
+		"this job has 8 ranks, but rank 3 was started with 4": func(c *Config) { c.Size = 4 },
+		"the secret is too weak: it has 5 bytes, at least":    func(c *Config) { c.Secret = []byte("short") },
 	} {
 		bubble(t, func(t *testing.T, s *Server, m *memory, j *journal) {
 			start := time.Now()
@@ -487,7 +487,7 @@ func TestAcceptErrorsPass(t *testing.T) {
 // says so to its owner, and the client gives up. Other failures of a client are those of the server.
 func TestLackOfFilesFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const text = "too many open files: this process may open no more files, raise its limit with ulimit -n"
+		const text = "too many open files: this process has reached its limit of open files: raise it with ulimit -n"
 		failed := make(chan error, 1)
 		cfg := config
 		cfg.Fail = func(err error) {
@@ -584,7 +584,7 @@ func TestListenWaitsForAName(t *testing.T) {
 			want  string
 		}{
 			{0, "lookup host0: no such host (enough)"},
-			{time.Minute, "host0 has no address of this host: listen: bind: cannot assign requested address (enough)"},
+			{time.Minute, "host0 is not an address of this host: listen: bind: cannot assign requested address (enough)"},
 		} {
 			begin = time.Now().Add(-c.after)
 			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("enough"))
@@ -631,7 +631,7 @@ func TestReason(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, refused := dialer.DialContext(ctx, "tcp", "192.0.2.1:1")
-	require.EqualError(t, reason(refused), "no answer from 192.0.2.1:1: nothing runs at this address, or a firewall drops what is sent to it")
+	require.EqualError(t, reason(refused), "no answer from 192.0.2.1:1: nothing runs at this address, or a firewall drops the packets")
 	silent := &net.OpError{Op: "dial", Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}, Err: os.ErrDeadlineExceeded}
 	require.EqualError(t, reason(silent), reason(refused).Error())
 	_, unnamed := dialer.DialContext(ctx, "tcp", "host0.invalid:1")
@@ -652,7 +652,7 @@ func TestDialGivesUp(t *testing.T) {
 			b.Close()
 			return remote{Conn: a, local: "127.0.0.1:5", remote: "127.0.0.1:5"}, nil
 		}
-		for text, connect := range map[string]dialFunc{"connection refused": nobody, "i/o timeout": silent, "met itself": mirror} {
+		for text, connect := range map[string]dialFunc{"connection refused": nobody, "i/o timeout": silent, "reached itself": mirror} {
 			start := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			_, err := dial(ctx, "host0:1", config, connect)

@@ -85,10 +85,10 @@ func (s *session) get(f frame) error {
 	}
 	s.mu.Unlock()
 	if twice {
-		return fmt.Errorf("%w: request %d is under way already", errFrame, f.id)
+		return fmt.Errorf("%w: request %d is already being served", errFrame, f.id)
 	}
 	if full {
-		return s.answer(f.id, nil, fmt.Errorf("%w: %d Gets of this client wait already", ErrLimit, maxWaiting))
+		return s.answer(f.id, nil, fmt.Errorf("%w: %d Gets of this client are already waiting", ErrLimit, maxWaiting))
 	}
 	value, ok := s.server.table.get(f.key, waiter{s, f.id})
 	if !ok {

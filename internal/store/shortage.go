@@ -48,9 +48,9 @@ func Advise(err error) error {
 	case errors.As(err, &done):
 		return err
 	case errors.Is(err, syscall.EMFILE):
-		return advised{fmt.Errorf("%w: this process may open no more files, raise its limit with ulimit -n", err)}
+		return advised{fmt.Errorf("%w: this process has reached its limit of open files: raise it with ulimit -n", err)}
 	case errors.Is(err, syscall.ENFILE):
-		return advised{fmt.Errorf("%w: this host may open no more files, raise its limit fs.file-max with sysctl", err)}
+		return advised{fmt.Errorf("%w: this host has reached its limit of open files: raise fs.file-max with sysctl", err)}
 	}
 	return err
 }

@@ -64,7 +64,7 @@ func (f *Files) Left() (done <-chan struct{}, err error) {
 		f.left = nil
 		return nil, nil
 	default:
-		return f.left.done, fmt.Errorf("%s, which began %v ago, has not ended: the file system does not answer",
+		return f.left.done, fmt.Errorf("%s has not ended for %v: the file system does not answer",
 			f.left.what, time.Since(f.left.begin).Round(time.Second))
 	}
 }

@@ -131,7 +131,7 @@ func (w *wholes) prepare(into *optim.FullState, list []Tensor, own []Piece) erro
 		}
 	}
 	if left > 0 {
-		return fmt.Errorf("option Into: the earlier state has %d tensors that this one has not: is it of another model or optimizer?", left)
+		return fmt.Errorf("option Into: the earlier state has %d tensors that this state lacks: is it from another model or optimizer?", left)
 	}
 	w.old = slices.Clone(memory)
 	for i := range own {

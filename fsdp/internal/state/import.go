@@ -89,7 +89,7 @@ func (f *Filling) describe(path string, files *tensorFiles, o *Options) (err err
 			return o.values(from.tensor.Name, buffer).Check(from.tensor.Name, p.Offset, r.as, to)
 		})
 		if errors.Is(err, checkpoint.ErrNotFinite) {
-			err = fmt.Errorf("%w, of %v in the file, %v in the model; option AllowNotFinite takes them", err, from.tensor.DType, r.as)
+			err = fmt.Errorf("%w, %v in the file, %v in the model; option AllowNotFinite accepts them", err, from.tensor.DType, r.as)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", files.paths[from.file], err)
@@ -99,4 +99,4 @@ func (f *Filling) describe(path string, files *tensorFiles, o *Options) (err err
 	return nil
 }
 
-var errNoFile = errors.New("no file is named")
+var errNoFile = errors.New("no file name given")

@@ -120,7 +120,7 @@ func decodeInventory(b []byte, values int) (*inventory, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("there is something behind the inventory")
+		return nil, errors.New("unexpected data after the inventory")
 	}
 	least := inv.Steps
 	for _, k := range inv.Kinds {
@@ -137,7 +137,7 @@ func decodeInventory(b []byte, values int) (*inventory, error) {
 	next := 0
 	for _, r := range inv.Runs {
 		if r.First < next || r.Len < 1 || r.Len > values-r.First || r.Kind < 0 || r.Kind >= len(inv.Kinds) {
-			return nil, fmt.Errorf("%+v is no run of %d values and %d kinds", r, values, len(inv.Kinds))
+			return nil, fmt.Errorf("%+v is not a valid run of %d values and %d kinds", r, values, len(inv.Kinds))
 		}
 		next = r.First + r.Len
 	}
@@ -215,7 +215,7 @@ func (s *Store) listed(ctx context.Context, opt optim.Optimizer, pieces []Piece,
 		return list, 0, nil
 	}
 	failed := func(err error) error {
-		return s.Team.Fail(fmt.Errorf("exchanging what the optimizers keep: %w", err))
+		return s.Team.Fail(fmt.Errorf("exchanging the lists of optimizer state: %w", err))
 	}
 	texts, err := gather(ctx, s.Team.Group(), newInventory(s.Layout, list, pieces, opt, counts).encode(), "inventory")
 	if err != nil {
@@ -231,7 +231,7 @@ func (s *Store) listed(ctx context.Context, opt optim.Optimizer, pieces []Piece,
 	merged, err := decodeInventory(told, len(list))
 	switch {
 	case err != nil:
-		return nil, 0, fmt.Errorf("what rank 0 says that the optimizers keep: %w", err)
+		return nil, 0, fmt.Errorf("rank 0's list of optimizer state is invalid: %w", err)
 	case merged.Fault != "":
 		return nil, 0, errors.New(merged.Fault)
 	}
@@ -244,7 +244,7 @@ func mergeTexts(texts [][]byte, list []Tensor) *inventory {
 	for r, text := range texts {
 		var err error
 		if all[r], err = decodeInventory(text, len(list)); err != nil {
-			return &inventory{Fault: fmt.Sprintf("what the optimizer of rank %d keeps: %v", r, err)}
+			return &inventory{Fault: fmt.Sprintf("rank %d's list of optimizer state is invalid: %v", r, err)}
 		}
 	}
 	merged, err := merge(all, list)

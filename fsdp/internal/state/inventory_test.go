@@ -194,7 +194,7 @@ func TestListedIsOneList(t *testing.T) {
 func TestFaultIsEverybodys(t *testing.T) {
 	list := []Tensor{shared(0, "p", "", 2)}
 	inv := mergeTexts([][]byte{(&inventory{}).encode(), []byte("p exp_avg 3\n")}, list)
-	require.Contains(t, inv.Fault, "what the optimizer of rank 1 keeps: ")
+	require.Contains(t, inv.Fault, "rank 1's list of optimizer state is invalid: ")
 	var told inventory
 	require.NoError(t, json.Unmarshal(inv.encode(), &told))
 	require.Equal(t, inv.Fault, told.Fault)

@@ -47,7 +47,7 @@ func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o
 	return l, nil
 }
 
-var errNoDirectory = errors.New("no directory is named: give it the one of the checkpoints")
+var errNoDirectory = errors.New("no directory given")
 
 func (l *Loading) plan(ctx context.Context, dir string, o *Options) error {
 	s := l.s
@@ -142,14 +142,14 @@ func (l *Loading) last(ctx context.Context, dir string, o *Options) (checkpoint.
 func (l *Loading) older(ctx context.Context, dir string, damage error) (checkpoint.Found, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil && dir == l.Path {
-		err = errors.New("no other is in the directory that Load was given")
+		err = errors.New("the directory given to Load has no other checkpoint")
 	}
 	var found checkpoint.Found
 	if err == nil {
 		found, err = checkpoint.Before(ctx, l.fs, l.Path, damage)
 	}
 	if err != nil {
-		err = fmt.Errorf("%s: %w; no older one can be taken: %v", launch.NoRestart, damage, err)
+		err = fmt.Errorf("%s: %w; no older checkpoint can be loaded: %v", launch.NoRestart, damage, err)
 	}
 	return found, err
 }
@@ -182,7 +182,7 @@ func (l *Loading) advise(ctx context.Context, path string, err error) error {
 	}
 	err = Lasting(err)
 	if errors.Is(err, checkpoint.ErrNotFinite) {
-		err = fmt.Errorf("%w; option AllowNotFinite takes it", err)
+		err = fmt.Errorf("%w; option AllowNotFinite accepts it", err)
 	}
 	found, none := checkpoint.Before(ctx, l.fs, path, nil)
 	switch {
@@ -211,8 +211,8 @@ func Lasting(err error) error {
 
 // remedy returns how to take an older checkpoint.
 func remedy(path string) string {
-	return fmt.Sprintf("%s is older, and whole as far as can be told without its data: "+
-		"LoadOptions{AllowOlder: new(true)}, fsdprun -older or %s=true takes it", path, launch.AllowOlder)
+	return fmt.Sprintf("%s is older, and whole except possibly for its data: "+
+		"AllowOlder(true), fsdprun -older or %s=true loads it", path, launch.AllowOlder)
 }
 
 // noneError is checkpoint.ErrNone with the message of rank 0.

@@ -73,11 +73,11 @@ func parseMeta(fields map[string]json.RawMessage, world int) (m Meta, err error)
 	}
 	switch {
 	case err != nil:
-		return m, fmt.Errorf("what the manifest says about the training: %w", err)
+		return m, fmt.Errorf("the manifest's record of the training is invalid: %w", err)
 	case m.Forwards < 0 || m.OptimizerSteps != nil && *m.OptimizerSteps < 0:
-		return m, errors.New("the manifest counts fewer than no passes or steps")
+		return m, errors.New("the manifest has a negative number of passes or steps")
 	case len(m.RankExtra) != world:
-		return m, fmt.Errorf("the manifest has the RankExtra of %d ranks, of %d", len(m.RankExtra), world)
+		return m, fmt.Errorf("the manifest has RankExtra of %d ranks, want %d", len(m.RankExtra), world)
 	}
 	return m, nil
 }
@@ -102,7 +102,7 @@ func parseCounts(text string) (c optimizerCounts, err error) {
 		least = min(least, n)
 	}
 	if least < 0 {
-		return c, fmt.Errorf("an optimizer has made %d steps", least)
+		return c, fmt.Errorf("the number of optimizer steps is %d: must not be negative", least)
 	}
 	return c, nil
 }

@@ -240,7 +240,7 @@ func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
 	var lists [2][][]byte
 	for i, own := range [2][]byte{record, w.rankExtra} {
 		if lists[i], err = gather(ctx, t.Group(), own, "records"); err != nil {
-			return "", t.Fail(fmt.Errorf("telling what was written: %w", err))
+			return "", t.Fail(fmt.Errorf("reporting the written files to rank 0: %w", err))
 		}
 	}
 	committed := make(chan string, 1) // the work may be left behind
@@ -291,12 +291,12 @@ func (w *writing) begin(ctx context.Context) (err error) {
 func (w *writing) write(ctx context.Context, dir string) (record []byte, err error) {
 	if _, err := w.fs.ReadDir(dir); err != nil {
 		host, _ := os.Hostname() // the error is clear without the name
-		return nil, fmt.Errorf("checkpoints need a file system that all ranks share: host %q does not see what rank 0 has made: %w", host, err)
+		return nil, fmt.Errorf("checkpoints need a file system that all ranks share: host %q does not see the directory of rank 0: %w", host, err)
 	}
 	name := checkpoint.FileName("rank", w.team.Group().Rank(), w.team.Group().Size())
 	shard, err := checkpoint.WriteShard(ctx, w.fs, dir, name, w.parts, w.wrote)
 	if errors.Is(err, checkpoint.ErrNotFinite) {
-		return nil, fmt.Errorf("%w: the training has diverged, and this is not saved: checkpoints before it are kept, and Load takes the "+
+		return nil, fmt.Errorf("%w: the training has diverged, so nothing is saved: earlier checkpoints are kept, and Load loads the "+
 			"last of them; option AllowNotFinite accepts such values", err)
 	}
 	if err != nil {
@@ -326,7 +326,7 @@ func (w *writing) commit(shards, extra [][]byte) (path string, err error) {
 		err = w.store.Retain(w.keep, spare, func(e checkpoint.Entry) bool { return w.saver.lineage.has(e.Meta) })
 	}
 	if err != nil {
-		return path, fmt.Errorf("%s is complete, but others are left: %w", path, err)
+		return path, fmt.Errorf("%s is complete, but older checkpoints could not be removed: %w", path, err)
 	}
 	return path, nil
 }
@@ -357,7 +357,7 @@ func (w *writing) manifest(shards, extra [][]byte) (*checkpoint.Manifest, error)
 			err = json.Unmarshal(extra[rank], &w.about.RankExtra[rank])
 		}
 		if err != nil {
-			return nil, fmt.Errorf("what rank %d says that it has written: %w", rank, err)
+			return nil, fmt.Errorf("rank %d's list of written files is invalid: %w", rank, err)
 		}
 		if err := all.Add(rank, shard); err != nil {
 			return nil, err

@@ -132,7 +132,7 @@ func (s *Store) PlanSetOptim(ctx context.Context, root int, opt optim.Optimizer,
 func (f *Spreading) match(entries []Tensor, text []byte, n *naming, o *Options) error {
 	var sh sheet
 	if err := json.Unmarshal(text, &sh); err != nil {
-		return fmt.Errorf("what rank %d says that is in the full state: %w", f.root, err)
+		return fmt.Errorf("rank %d's description of the full state is invalid: %w", f.root, err)
 	}
 	if err := distinct(entries, n.of); err != nil {
 		return err

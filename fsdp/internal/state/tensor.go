@@ -108,10 +108,10 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 		e := &entries[i]
 		p, ok := s.Layout.Model.Index[e.Param]
 		if !ok {
-			return nil, fmt.Errorf("the optimizer has %s of %q, which is no parameter of the model", e.Name, e.Param)
+			return nil, fmt.Errorf("the optimizer has %s of %q, which is not a parameter of the model", e.Name, e.Param)
 		}
 		if shape := s.Layout.Model.Params[p].Shape; !slices.Equal(e.Shape, shape) {
-			return nil, fmt.Errorf("the optimizer has %s of %s %v, the model's is %v", e.Name, e.Param, e.Shape, shape)
+			return nil, fmt.Errorf("the optimizer has %s of %s with shape %v, but the model's shape is %v", e.Name, e.Param, e.Shape, shape)
 		}
 		switch {
 		case e.Name == "":
@@ -124,7 +124,7 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 		}
 		at := owned[p] - 1
 		if at < 0 || list[at].Offset != e.Offset || list[at].Vec.Len() != e.Data.Len() {
-			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which is not what this rank has of it: make it of Sharded.Params as they are",
+			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which differ from this rank's shard: make the optimizer from Sharded.Shards without changes",
 				e.Offset, e.Offset+e.Data.Len(), e.Param)
 		}
 		piece := Piece{Tensor: list[at].Tensor, Offset: e.Offset, Vec: e.Data}
@@ -141,14 +141,14 @@ func (s *Store) own(opt optim.Optimizer, list []Piece, owned []int) error {
 	for _, p := range optim.Params(opt) {
 		i, ok := s.Layout.Model.Index[p.Name]
 		if !ok {
-			return fmt.Errorf("the optimizer updates %q, which is no parameter of the model", p.Name)
+			return fmt.Errorf("the optimizer updates %q, which is not a parameter of the model", p.Name)
 		}
 		theirs, onHost := p.Value.(optim.Host)
 		if !onHost || theirs.Len() == 0 || owned[i] == 0 {
 			continue // pieces that do not fit are noticed by their state
 		}
 		if mine, ok := list[owned[i]-1].Vec.(optim.Host); !ok || !same(theirs.F32, mine.F32) || !same(theirs.F64, mine.F64) {
-			return fmt.Errorf("the optimizer updates %s somewhere else, such as in another Sharded of the model: make it of this one's Shards", p.Name)
+			return fmt.Errorf("the optimizer updates %s in other memory, such as another Sharded of the model: make the optimizer from this Sharded's Shards", p.Name)
 		}
 	}
 	return nil

@@ -47,7 +47,7 @@ func (f *tensorFiles) open(ctx context.Context, path string) error {
 		err := f.add(ctx, path)
 		if errors.Is(err, checkpoint.ErrDamaged) {
 			if _, lerr := checkpoint.Latest(ctx, f.fs, path); lerr == nil {
-				err = fmt.Errorf("%s is a directory of checkpoints, which Load reads, and not a file of Export", path)
+				err = fmt.Errorf("%s is a directory of checkpoints, not a file of Export: use Load", path)
 			}
 		}
 		return err
@@ -96,7 +96,7 @@ func readIndex(fs checkpoint.FS, path string) (*tensorIndex, error) {
 	}
 	for tensor, name := range index.WeightMap {
 		if !plain(name) {
-			return nil, fmt.Errorf("tensor %q is in %q, which is no file beside the index", tensor, name)
+			return nil, fmt.Errorf("tensor %q is in %q, which is not a file name next to the index", tensor, name)
 		}
 	}
 	if len(index.WeightMap) == 0 {

@@ -29,7 +29,7 @@ func parseConfig(text []byte) (*config, error) {
 		return nil, err
 	}
 	if c.keys == nil {
-		return nil, fmt.Errorf("%.20s is no object", text)
+		return nil, fmt.Errorf("%.20s is not an object", text)
 	}
 	return c, nil
 }
@@ -55,7 +55,7 @@ func get[T any](c *config, key string, otherwise T) T {
 	}
 	var v T
 	if err := json.Unmarshal(c.keys[key], &v); err != nil {
-		c.fail("%s: %s is no %T", key, short(c.keys[key]), v)
+		c.fail("%s: %s is not of type %T", key, short(c.keys[key]), v)
 		return otherwise
 	}
 	return v
@@ -95,7 +95,7 @@ func (c *config) size(key string, otherwise int) int {
 // heads checks that a width divides into heads.
 func (c *config) heads(widthKey string, width int, key string, n int) {
 	if n > 0 && width%n != 0 {
-		c.fail("%s %d is no multiple of %s, %d", widthKey, width, key, n)
+		c.fail("%s %d is not a multiple of %s, %d", widthKey, width, key, n)
 	}
 }
 
@@ -148,10 +148,7 @@ func (c *config) end() error {
 		if c.asked[key] || !c.has(key) || string(c.keys[key]) == "false" || matches(c.skip, c.within+key) {
 			continue
 		}
-		if c.adapter {
-			c.fail("%s %s is not supported", key, short(c.keys[key]))
-		}
-		c.fail("%s %s is not known, and may change what the model computes: if it does not, skip it by hf.Open(dir, %q)",
+		c.fail("%s %s is unknown, and may change the model: if it does not, skip it by hf.Open(dir, %q)",
 			key, short(c.keys[key]), c.within+key)
 	}
 	return c.err

@@ -88,7 +88,7 @@ func noAdapter(dir string) error {
 		return fmt.Errorf("%s: %w", adapterConfig, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, configFile)); err == nil {
-		return fmt.Errorf("there are a model and %s, so it is unknown whether the adapter belongs to it: move the adapter's files to their own directory",
+		return fmt.Errorf("the directory has a model and %s, and the adapter may belong to another model: move the adapter's files to their own directory",
 			adapterConfig)
 	}
 	return fmt.Errorf("it has an adapter of PEFT and no model: open the directory of its base model, %q, and call OpenAdapter before Wrap", adapter.Base)
@@ -108,14 +108,14 @@ func oneTraining(dir string) error {
 	if err == nil && json.Unmarshal(text, &index) == nil {
 		for _, tensor := range slices.Sorted(maps.Keys(index.WeightMap)) {
 			if file := index.WeightMap[tensor]; file != weightsFile {
-				return fmt.Errorf("there are %s and %s, which has tensor %s in %s: they may be of two trainings, so remove one of them",
+				return fmt.Errorf("the directory has both %s and %s, which has tensor %s in %s: they may be from two trainings, so remove one of them",
 					weightsFile, indexFile, tensor, file)
 			}
 		}
 	}
 	for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json"} {
 		if other, err := os.Stat(filepath.Join(dir, name)); err == nil && other.ModTime().After(single.ModTime()) {
-			slog.Warn(fmt.Sprintf("hf: %s: %s is newer than %s, which is read: if they are of two trainings, convert the newer one, or remove it",
+			slog.Warn(fmt.Sprintf("hf: %s: %s is newer than %s, which is read: if they are from two trainings, convert the newer one, or remove it",
 				dir, name, weightsFile))
 		}
 	}
@@ -128,7 +128,7 @@ func (f *files) header(name string) (map[string]safetensors.Tensor, error) {
 		return header, nil
 	}
 	if !filepath.IsLocal(name) {
-		return nil, fmt.Errorf("%s: %q is no file beside it", indexFile, name)
+		return nil, fmt.Errorf("%s: %q is not a file next to it", indexFile, name)
 	}
 	file, err := os.Open(filepath.Join(f.dir, name))
 	if err != nil {
@@ -195,7 +195,7 @@ type dim struct {
 func (f *files) check(prefix string, shapes []shape) error {
 	for _, s := range shapes {
 		if s.layers.n > len(f.of) {
-			return fmt.Errorf("%s: %s is %d, but there are no more than %d tensors", configFile, s.layers.key, s.layers.n, len(f.of))
+			return fmt.Errorf("%s: %s is %d, but the files have only %d tensors", configFile, s.layers.key, s.layers.n, len(f.of))
 		}
 		name := strings.ReplaceAll(s.tensor, "~", prefix)
 		t, ok, err := f.tensor(name)
@@ -207,7 +207,7 @@ func (f *files) check(prefix string, shapes []shape) error {
 			want[i] = d.n
 		}
 		if !ok {
-			return fmt.Errorf("%s: by %s, there is a tensor %s of shape %v, but not in the files", configFile, wrong, name, want)
+			return fmt.Errorf("%s: %s requires tensor %s of shape %v, but the files do not have it", configFile, wrong, name, want)
 		}
 		if slices.Equal(t.Shape, want) {
 			continue
@@ -218,7 +218,7 @@ func (f *files) check(prefix string, shapes []shape) error {
 				break
 			}
 		}
-		return fmt.Errorf("%s: by %s, tensor %s has shape %v, but %v in %s", configFile, wrong, name, want, t.Shape, t.file)
+		return fmt.Errorf("%s: %s requires tensor %s with shape %v, but the shape is %v in %s", configFile, wrong, name, want, t.Shape, t.file)
 	}
 	return nil
 }
@@ -231,7 +231,7 @@ func (f *files) checkCopies(prefix string, copies map[string]string) error {
 			return err
 		} else if other {
 			name, of := strings.ReplaceAll(name, "~", prefix), strings.ReplaceAll(copies[name], "~", prefix)
-			return fmt.Errorf("%s: tensor %s is not the same as %s, as the model has it: if it is meant, tie_word_embeddings is to be false in %s", f.of[name], name, of, configFile)
+			return fmt.Errorf("%s: tensor %s differs from %s, but the model ties them: if they should differ, set tie_word_embeddings to false in %s", f.of[name], name, of, configFile)
 		}
 	}
 	return nil

@@ -59,16 +59,16 @@ func TestOpenShapes(t *testing.T) {
 		value    int
 		want     string
 	}{
-		{"testdata/gpt2", "vocab_size", 50, "config.json: by vocab_size, tensor transformer.wte.weight has shape [50 24], but [41 24] in model.safetensors"},
-		{"testdata/gpt2", "n_layer", 3, "config.json: by n_layer, there is a tensor transformer.h.2.mlp.c_fc.weight of shape [24 96], but not in the files"},
-		{"testdata/gpt2", "n_layer", 99, "config.json: n_layer is 99, but there are no more than 28 tensors"},
-		{"testdata/gpt2", "n_head", 2_000_000_000, "config.json: n_embd 24 is no multiple of n_head, 2000000000"},
-		{"../testdata/bert", "num_attention_heads", 1000, "is no multiple of num_attention_heads, 1000"},
-		{"../testdata/vit", "num_attention_heads", 1000, "is no multiple of num_attention_heads, 1000"},
+		{"testdata/gpt2", "vocab_size", 50, "config.json: vocab_size requires tensor transformer.wte.weight with shape [50 24], but the shape is [41 24] in model.safetensors"},
+		{"testdata/gpt2", "n_layer", 3, "config.json: n_layer requires tensor transformer.h.2.mlp.c_fc.weight of shape [24 96], but the files do not have it"},
+		{"testdata/gpt2", "n_layer", 99, "config.json: n_layer is 99, but the files have only 28 tensors"},
+		{"testdata/gpt2", "n_head", 2_000_000_000, "config.json: n_embd 24 is not a multiple of n_head, 2000000000"},
+		{"../testdata/bert", "num_attention_heads", 1000, "is not a multiple of num_attention_heads, 1000"},
+		{"../testdata/vit", "num_attention_heads", 1000, "is not a multiple of num_attention_heads, 1000"},
 		{"testdata/gpt2", "n_layer", 1 << 40, "config.json: n_layer is 1099511627776, more than 2147483647"},
-		{"testdata/llama", "intermediate_size", 48, "config.json: by intermediate_size, tensor model.layers.1.mlp.down_proj.weight has shape [24 48], but [24 40] in model-0000"},
-		{"testdata/llama", "num_key_value_heads", 4, "config.json: by num_key_value_heads and head_dim, tensor model.layers.1.self_attn.k_proj.weight has shape [24 24], but [12 24] in model-0000"},
-		{"../testdata/vit", "num_channels", 7, "config.json: by num_channels, tensor vit.embeddings.patch_embeddings.projection.weight has shape ["},
+		{"testdata/llama", "intermediate_size", 48, "config.json: intermediate_size requires tensor model.layers.1.mlp.down_proj.weight with shape [24 48], but the shape is [24 40] in model-0000"},
+		{"testdata/llama", "num_key_value_heads", 4, "config.json: num_key_value_heads and head_dim requires tensor model.layers.1.self_attn.k_proj.weight with shape [24 24], but the shape is [12 24] in model-0000"},
+		{"../testdata/vit", "num_channels", 7, "config.json: num_channels requires tensor vit.embeddings.patch_embeddings.projection.weight with shape ["},
 	} {
 		_, err := hf.Open(changed(t, c.dir, c.key, c.value))
 		require.ErrorContains(t, err, c.want)
@@ -103,7 +103,7 @@ func TestCopies(t *testing.T) {
 				addCopy(t, filepath.Join(to, "model.safetensors"), name, of, same)
 				m, err := hf.Open(to)
 				if !same {
-					require.ErrorContains(t, err, "model.safetensors: tensor "+name+" is not the same as "+of+", as the model has it")
+					require.ErrorContains(t, err, "model.safetensors: tensor "+name+" differs from "+of+", but the model ties them")
 					continue
 				}
 				require.NoError(t, err)
@@ -158,8 +158,8 @@ func TestTwoTrainings(t *testing.T) {
 	require.NoError(t, err, "an index of the same file")
 	require.NoError(t, os.WriteFile(index, []byte(`{"weight_map": {"b": "model-1.safetensors", "a": "model.safetensors"}}`), 0o600))
 	_, err = hf.Open(to)
-	require.ErrorContains(t, err, "there are model.safetensors and model.safetensors.index.json, which has tensor b in model-1.safetensors: "+
-		"they may be of two trainings, so remove one of them")
+	require.ErrorContains(t, err, "the directory has both model.safetensors and model.safetensors.index.json, which has tensor b in model-1.safetensors: "+
+		"they may be from two trainings, so remove one of them")
 	require.NoError(t, os.Remove(index))
 
 	other, weights := filepath.Join(to, "pytorch_model.bin"), filepath.Join(to, "model.safetensors")
@@ -219,7 +219,7 @@ func TestChangedSettings(t *testing.T) {
 
 	llama.Window = 3 // which Mistral has
 	onRanks(t, 1, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error {
-		require.ErrorContains(t, m.Save(ctx, s, t.TempDir(), nil), "hf: Save: the model was changed: it is mistral, and was llama")
+		require.ErrorContains(t, m.Save(ctx, s, t.TempDir()), "hf: Save: the model has changed since it was opened: it is mistral, and was llama")
 		return nil
 	})
 

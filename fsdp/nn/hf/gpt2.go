@@ -63,7 +63,7 @@ func configGPT2(model fsdp.Model) (map[string]any, error) {
 		return nil, nil
 	}
 	if m.NoBias {
-		return nil, fmt.Errorf("nn.GPT without biases is no model of transformers")
+		return nil, fmt.Errorf("nn.GPT without biases has no counterpart in transformers")
 	}
 	return map[string]any{
 		"vocab_size": m.Vocab, "n_positions": m.Context, "n_layer": m.Layers, "n_embd": m.Dim, "n_head": m.Heads,

@@ -235,7 +235,7 @@ func describe(model fsdp.Model) (*architecture, map[string]any, error) {
 			return a, floats(keys).(map[string]any), err
 		}
 	}
-	return nil, nil, fmt.Errorf("%T is no model of transformers", model)
+	return nil, nil, fmt.Errorf("%T has no counterpart in transformers", model)
 }
 
 // floats returns keys whose floats are written as floats: transformers does not accept 1 for 1.0.
@@ -261,8 +261,7 @@ func floats(v any) any {
 // its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters get the values of
 // OpenAdapter, or keep their initial values, which change nothing.
 func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
-	defer phase.Begin("hf: loading the weights of "+m.dir, 0).End()
-	file, err := "", errors.New("hf: Load: no directory was opened: the model is one that New has made")
+	file, err := "", errors.New("hf: Load: the model was made by New, so there is no directory to load: use Open")
 	if m.dir != "" {
 		file, err = weights(m.dir)
 	}
@@ -278,7 +277,7 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 		},
 	})
 	if wrong := (*fsdp.StateError)(nil); errors.As(err, &wrong) && len(wrong.Extra) > 0 {
-		return fmt.Errorf("hf: Load: %w: if a tensor is no part of the model, skip it by hf.Open(dir, %q)", err, wrong.Extra[0])
+		return fmt.Errorf("hf: Load: %w: if a tensor does not belong to the model, skip it by hf.Open(dir, %q)", err, wrong.Extra[0])
 	}
 	if err != nil || m.adapter == nil {
 		return err
@@ -316,7 +315,7 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsd
 		up := name + loraB
 		err := s.Summon(ctx, []string{up}, func(params map[string]*tensor.Dense) error {
 			if !zero(params[up]) {
-				return fmt.Errorf("hf: the adapter of %s has trained: call Merge first, which adds it to the weight", name)
+				return fmt.Errorf("hf: the adapter of %s is trained: call Merge first, which adds it to the weight", name)
 			}
 			return nil
 		})
@@ -369,7 +368,7 @@ func (m *Model) keysNow() (map[string]any, error) {
 		return nil, err
 	}
 	if as != m.as {
-		return nil, fmt.Errorf("the model was changed: it is %s, and was %s", as.kind, m.as.kind)
+		return nil, fmt.Errorf("the model has changed since it was opened: it is %s, and was %s", as.kind, m.as.kind)
 	}
 	keys := maps.Clone(m.keys)
 	for key := range m.was {

@@ -269,11 +269,11 @@ func TestNew(t *testing.T) {
 		})
 	}
 	_, err := hf.New(&nn.GPT{NoBias: true})
-	require.EqualError(t, err, "hf: nn.GPT without biases is no model of transformers")
+	require.EqualError(t, err, "hf: nn.GPT without biases has no counterpart in transformers")
 	_, err = hf.New(&nn.Llama{QKVBias: true, QKNorm: true, Heads: 1})
-	require.EqualError(t, err, "hf: nn.Llama with QKNorm and QKVBias is no model of transformers")
+	require.EqualError(t, err, "hf: nn.Llama with QKNorm and QKVBias has no counterpart in transformers")
 	_, err = hf.New(&nn.T5{Act: nn.SiLU, Heads: 1})
-	require.EqualError(t, err, "hf: nn.T5 with activation 3, gated false, is no model of transformers")
+	require.EqualError(t, err, "hf: nn.T5 with activation 3, gated false, has no counterpart in transformers")
 	for want, model := range map[string]fsdp.Model{
 		"hf: nn.Llama has 0 heads": &nn.Llama{}, "hf: nn.T5 has 0 heads": &nn.T5{HeadDim: 4}, "hf: the *nn.GPT is nil": (*nn.GPT)(nil),
 	} {
@@ -281,7 +281,7 @@ func TestNew(t *testing.T) {
 		require.EqualError(t, err, want)
 	}
 	_, err = hf.New(nil)
-	require.EqualError(t, err, "hf: <nil> is no model of transformers")
+	require.EqualError(t, err, "hf: <nil> has no counterpart in transformers")
 }
 
 // TestLoRA loads weights into a model with adapters, trains these, and saves: not before they are
@@ -324,7 +324,7 @@ func TestLoRA(t *testing.T) {
 			}
 			s.ZeroGrad()
 		}
-		require.ErrorContains(t, m.Save(ctx, s, saved, nil), "hf: the adapter of blocks.0.qkv has trained: call Merge first")
+		require.ErrorContains(t, m.Save(ctx, s, saved), "hf: the adapter of blocks.0.qkv is trained: call Merge first")
 		now := golden{batch: g.batch, compute: fsdp.Float32}
 		if now.logits, err = logitsOf(ctx, s, g.batch); err != nil {
 			return err
@@ -441,36 +441,36 @@ func llama(more string) string {
 func TestOpenErrors(t *testing.T) {
 	for _, c := range []struct{ config, want string }{
 		{``, "config.json: unexpected end of JSON input"},
-		{`null`, "config.json: null is no object"},
+		{`null`, "config.json: null is not an object"},
 		{`[]`, "config.json: json: cannot unmarshal array"},
 		{`{}`, `config.json: model_type "" is not supported, only ["bert" "gpt2" "llama"`},
-		{`{"model_type": 3}`, `config.json: model_type: 3 is no string`},
+		{`{"model_type": 3}`, `config.json: model_type: 3 is not of type string`},
 		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "gpt2" "llama" "mistral" "qwen2" "qwen3" "t5" "vit"]`},
 		{`{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}`, `config.json: architectures ["GPT2ForSequenceClassification"] is not supported, only "GPT2LMHeadModel"`},
 		{`{"model_type": "gpt2", "n_layer": 0}`, "config.json: n_layer is 0, want a positive number"},
-		{`{"model_type": "gpt2", "n_layer": 1.5}`, "config.json: n_layer: 1.5 is no int"},
+		{`{"model_type": "gpt2", "n_layer": 1.5}`, "config.json: n_layer: 1.5 is not of type int"},
 		{`{"model_type": "gpt2", "n_inner": 7}`, "config.json: n_inner 7 is not supported, only 3072"},
 		{`{"model_type": "gpt2", "scale_attn_weights": false}`, "config.json: scale_attn_weights false is not supported, only true"},
 		{`{"model_type": "gpt2", "activation_function": "swish"}`, `config.json: activation_function "swish" is not supported, only ["gelu" `},
-		{`{"model_type": "gpt2", "quantization_config": {"bits": 4}}`, `config.json: quantization_config {"bits":4} is not known, and may change what the model computes: if it does not, skip it by hf.Open(dir, "quantization_config") (model_type gpt2)`},
+		{`{"model_type": "gpt2", "quantization_config": {"bits": 4}}`, `config.json: quantization_config {"bits":4} is unknown, and may change the model: if it does not, skip it by hf.Open(dir, "quantization_config") (model_type gpt2)`},
 		{`{"model_type": "gpt2", "is_encoder_decoder": true}`, `config.json: is_encoder_decoder true is not supported, only false`},
 		{`{"model_type": "gpt2", "pruned_heads": {"0": [1]}}`, `config.json: pruned_heads {"0":[1]} is not supported`},
 		{llama(`"rope_scaling": {"type": "yarn", "factor": 2}`), `config.json: rope_scaling.type "yarn" is not supported`},
 		{llama(`"rope_parameters": {"rope_type": "dynamic"}`), `config.json: rope_parameters.rope_type "dynamic" is not supported`},
-		{llama(`"rope_parameters": {"rope_type": "default", "mscale": 2}`), `config.json: rope_parameters.mscale 2 is not known, and may change what the model computes: if it does not, skip it by hf.Open(dir, "rope_parameters.mscale")`},
+		{llama(`"rope_parameters": {"rope_type": "default", "mscale": 2}`), `config.json: rope_parameters.mscale 2 is unknown, and may change the model: if it does not, skip it by hf.Open(dir, "rope_parameters.mscale")`},
 		{llama(`"rope_parameters": 3`), `config.json: rope_parameters.`},
 		{llama(`"rope_parameters": {"rope_type": "llama3"}`), `config.json: rope_parameters.original_max_position_embeddings is missing`},
 		{llama(`"partial_rotary_factor": 0.5`), `config.json: partial_rotary_factor 0.5 is not supported, only 1`},
 		{llama(`"rope_interleaved": true`), `config.json: rope_interleaved true is not supported, only false`},
 		{llama(`"attention_bias": true`), `config.json: attention_bias true is not supported, only false`},
 		{llama(`"hidden_act": "gelu"`), `config.json: hidden_act "gelu" is not supported, only silu`},
-		{llama(`"layer_types": ["sliding_attention"]`), `config.json: layer_types "sliding_attention" of layer 0 is not supported: all are "full_attention"`},
+		{llama(`"layer_types": ["sliding_attention"]`), `config.json: layer_types "sliding_attention" of layer 0 is not supported: all layers must be "full_attention"`},
 		{llama(`"rms_norm_eps": 0`), `config.json: rms_norm_eps is 0, want a positive number`},
 		{llama(`"rope_theta": -1`), `config.json: rope_theta is -1, want a positive number`},
 		{llama(`"rope_scaling": {"type": "linear", "factor": 0}`), `config.json: rope_scaling.factor is 0, want a positive number`},
 		{llama(`"hidden_size": null`), `config.json: hidden_size is missing`},
 		{strings.Replace(llama(`"use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1`), "llama", "qwen2", 1),
-			"config.json: max_window_layers 1 of 2 layers is not supported: all look back as far"},
+			"config.json: max_window_layers 1 of 2 layers is not supported: all layers have the same window"},
 		{`{"model_type": "vit", "num_hidden_layers": 1, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 4, "patch_size": [2, 3]}`,
 			"config.json: patch_size 2·3 is not supported, only squares"},
 		{`{"model_type": "vit", "image_size": [2]}`, "config.json: num_hidden_layers is missing"},
@@ -490,7 +490,7 @@ func TestOpenErrors(t *testing.T) {
 		{map[string]string{"config.json": config, "pytorch_model.bin": ""}, "neither model.safetensors nor model.safetensors.index.json is there, but pytorch_model.bin, which is not read: save_pretrained of transformers converts it"},
 		{map[string]string{"config.json": config, "model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"}, "model.safetensors is a pointer of Git LFS in place of the file: git lfs pull fetches it"},
 		{map[string]string{"adapter_config.json": `{"base_model_name_or_path": "org/base"}`}, `it has an adapter of PEFT and no model: open the directory of its base model, "org/base"`},
-		{map[string]string{"config.json": config, "adapter_config.json": "{}"}, "there are a model and adapter_config.json, so it is unknown whether the adapter belongs to it: move the adapter's files to their own directory"},
+		{map[string]string{"config.json": config, "adapter_config.json": "{}"}, "the directory has a model and adapter_config.json, and the adapter may belong to another model: move the adapter's files to their own directory"},
 		{map[string]string{"config.json": config, "model.gguf": ""}, "neither model.safetensors nor model.safetensors.index.json is there: other formats are not supported"},
 		{map[string]string{"config.json": config, "model.safetensors": "x"}, "model.safetensors: safetensors: "},
 		{map[string]string{"config.json": config, "model.safetensors.index.json": "x"}, "model.safetensors.index.json: invalid character"},
@@ -533,14 +533,14 @@ func TestLoadErrors(t *testing.T) {
 	require.NoError(t, err)
 	t.Chdir(dir) // the files there are not those of made
 	onRanks(t, 1, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
-		require.ErrorContains(t, made.Load(ctx, s), "no directory was opened")
+		require.ErrorContains(t, made.Load(ctx, s), "there is no directory to load")
 		return nil
 	})
 	require.NoError(t, os.Remove(filepath.Join(dir, "model.safetensors")))
 	onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 		require.ErrorContains(t, m.Load(ctx, s), "neither model.safetensors")
-		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "config.json", "below"), nil), "below")
-		require.ErrorContains(t, m.Save(ctx, s, dir, &fsdp.ExportOptions{Exclude: nn.IsAdapter}), "hf: Save sets Rename, Transpose, Concat, Exclude and ExtraFiles itself")
+		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "config.json", "below")), "below")
+		require.ErrorContains(t, m.Save(ctx, s, dir, fsdp.KeepLast(1)), "option KeepLast cannot be used here")
 		return nil
 	})
 }

@@ -138,7 +138,7 @@ func openWindow(c *config, m *nn.Llama, kind string) {
 		m.Window = window
 	} else if get(c, "use_sliding_window", false) {
 		if m.Window = window; full > 0 && full < m.Layers {
-			c.fail("max_window_layers %d of %d layers is not supported: all look back as far", full, m.Layers)
+			c.fail("max_window_layers %d of %d layers is not supported: all layers have the same window", full, m.Layers)
 		}
 		if full >= m.Layers {
 			m.Window = 0
@@ -150,7 +150,7 @@ func openWindow(c *config, m *nn.Llama, kind string) {
 	}
 	for i, layer := range get(c, "layer_types", []string{}) {
 		if layer != want {
-			c.fail("layer_types %q of layer %d is not supported: all are %q", layer, i, want)
+			c.fail("layer_types %q of layer %d is not supported: all layers must be %q", layer, i, want)
 		}
 	}
 	if m.Window < 0 {
@@ -168,7 +168,7 @@ func configLlama(model fsdp.Model, kind string) (map[string]any, error) {
 	case m.Heads < 1:
 		return nil, fmt.Errorf("nn.Llama has %d heads", m.Heads)
 	case m.QKNorm && m.QKVBias:
-		return nil, errors.New("nn.Llama with QKNorm and QKVBias is no model of transformers")
+		return nil, errors.New("nn.Llama with QKNorm and QKVBias has no counterpart in transformers")
 	case m.QKNorm:
 		is = "qwen3"
 	case m.QKVBias:

@@ -48,7 +48,7 @@ func TestSkip(t *testing.T) {
 	const dir = "testdata/gpt2"
 	to := changed(t, dir, "my_note", "none")
 	_, err := hf.Open(to, "my_noted")
-	require.ErrorContains(t, err, `my_note "none" is not known, and may change what the model computes: if it does not, skip it by hf.Open(dir, "my_note")`)
+	require.ErrorContains(t, err, `my_note "none" is unknown, and may change the model: if it does not, skip it by hf.Open(dir, "my_note")`)
 	_, err = hf.Open(to, "[")
 	require.ErrorContains(t, err, `pattern "[": syntax error in pattern`)
 	addCopy(t, filepath.Join(to, "model.safetensors"), "vision.0.weight", "transformer.wte.weight", true)
@@ -61,12 +61,12 @@ func TestSkip(t *testing.T) {
 		})
 		return err
 	}
-	require.ErrorContains(t, load("my_*"), `if a tensor is no part of the model, skip it by hf.Open(dir, "vision.0.weight")`)
+	require.ErrorContains(t, load("my_*"), `if a tensor does not belong to the model, skip it by hf.Open(dir, "vision.0.weight")`)
 	require.NoError(t, load("my_*", "vision.*"))
 
 	config := llama(`"rope_scaling": {"type": "default", "note": 3}`)
 	_, err = hf.ReadConfig([]byte(config))
-	require.ErrorContains(t, err, `rope_scaling.note 3 is not known`)
+	require.ErrorContains(t, err, `rope_scaling.note 3 is unknown`)
 	m, err := hf.ReadConfig([]byte(config), "rope_scaling.note")
 	require.NoError(t, err)
 	want, err := hf.ReadConfig([]byte(strings.Replace(config, `, "note": 3`, "", 1)))

@@ -134,7 +134,7 @@ func configT5(model fsdp.Model) (map[string]any, error) {
 		}
 	}
 	if act == "" {
-		return nil, fmt.Errorf("nn.T5 with activation %d, gated %t, is no model of transformers", m.Act, m.Gated)
+		return nil, fmt.Errorf("nn.T5 with activation %d, gated %t, has no counterpart in transformers", m.Act, m.Gated)
 	}
 	return map[string]any{
 		"vocab_size": m.Vocab, "num_layers": m.Encoder, "num_decoder_layers": m.Decoder, "d_model": m.Dim, "num_heads": m.Heads, "d_ff": m.Hidden,

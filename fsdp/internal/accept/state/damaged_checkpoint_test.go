@@ -43,7 +43,7 @@ const spoilt = "rank-00001-of-00003.safetensors"
 var damages = map[string]damage{
 	"a byte": {func(t *testing.T, path string) {
 		change(t, filepath.Join(path, spoilt), func(b []byte) []byte { b[len(b)-100] ^= 1; return b })
-	}, []string{"000002-step-2", spoilt, "exp_avg_sq:l", "] in bytes [", "damaged: their CRC-32C is ", " was written"}, read},
+	}, []string{"000002-step-2", spoilt, "exp_avg_sq:l", "] in bytes [", "damaged: CRC-32C is ", ", want "}, read},
 	"truncated": {func(t *testing.T, path string) {
 		change(t, filepath.Join(path, spoilt), func(b []byte) []byte { return b[:len(b)-1] })
 	}, []string{spoilt, "damaged"}, atOnce},
@@ -55,13 +55,13 @@ var damages = map[string]damage{
 	}, []string{"manifest", "damaged"}, atOnce},
 	"a byte of a header": {func(t *testing.T, path string) {
 		change(t, filepath.Join(path, spoilt), func(b []byte) []byte { b[20] ^= 1; return b })
-	}, []string{"000002-step-2", spoilt + ": header: damaged: its CRC-32C is "}, opened},
+	}, []string{"000002-step-2", spoilt + ": header: damaged: CRC-32C is "}, opened},
 	"swapped names": {swapNames, []string{"000002-step-2", spoilt + ": header: damaged: it has exp_avg"}, opened},
 	"a newer format": {func(t *testing.T, path string) {
 		change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte {
 			return []byte(strings.Replace(string(b), `"format":2`, `"format":3`, 1))
 		})
-	}, []string{"another format", "version is 3", "reads 1 to 2"}, noDamage},
+	}, []string{"unknown checkpoint format", "version 3", "reads versions 1 to 2"}, noDamage},
 }
 
 // swapNames swaps the names of the optimizer's two tensors of each parameter in a file, and makes
@@ -109,9 +109,9 @@ func twoSaved(t *testing.T, dir string) (paths []string) {
 // The texts by which fsdprun knows a failure that another start would end with, too, and of what it
 // says then.
 const (
-	hopeless = "no restart mends this: "
-	remedy   = "000001-step-1 is older, and whole as far as can be told without its data: " +
-		"LoadOptions{AllowOlder: new(true)}, fsdprun -older or FSDP_ALLOW_OLDER=true takes it"
+	hopeless = "a restart does not help: "
+	remedy   = "000001-step-1 is older, and whole except possibly for its data: " +
+		"AllowOlder(true), fsdprun -older or FSDP_ALLOW_OLDER=true loads it"
 )
 
 // TestDamage damages the last of two checkpoints. What is found before anything changes leaves the
@@ -202,7 +202,7 @@ func TestDamageEverywhere(t *testing.T) {
 			last.do(t, paths[1])
 			if last.shows == atOnce {
 				_, err := fsdp.LatestCheckpoint(dir)
-				require.ErrorContains(t, err, hopeless+"checkpoint: no checkpoint is whole any more in "+dir)
+				require.ErrorContains(t, err, hopeless+"checkpoint: no whole checkpoint is left in "+dir)
 			}
 			for _, older := range []*bool{nil, new(true), new(false)} {
 				for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {

@@ -356,7 +356,9 @@ func TestLoadNames(t *testing.T) {
 		"all is allowed": {model: chainNamed("other", kit.ShapeDim+1), opts: &fsdp.LoadOptions{AllowMissing: all, AllowExtra: all}},
 		"two of one name": {model: chainNamed("l", kit.ShapeDim), opts: &fsdp.LoadOptions{Rename: func(string) string { return "l0.w" }},
 			message: `Rename gives both l0.w and l1.w the name "l0.w"`},
-		"a panic": {model: chainNamed("l", kit.ShapeDim), opts: &fsdp.LoadOptions{Rename: func(string) string { panic("no idea") }}, message: "no idea"},
+		"a panic": {model: chainNamed("l", kit.ShapeDim), opts: []fsdp.StateOption{fsdp.Rename(func(string) string { panic("no idea") })}, message: "no idea"},
+		"another method's option": {model: chainNamed("l", kit.ShapeDim), opts: []fsdp.StateOption{fsdp.KeepLast(3)},
+			message: "option KeepLast cannot be used here; this method accepts [Rename AllowMissing AllowExtra AllowNotFinite AllowOlder TakeSettings]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
@@ -544,11 +546,11 @@ func TestLoadStrangeManifests(t *testing.T) {
 				}
 			}
 		}, nil, "others of this piece 2"},
-		"no passes": {func(m *checkpoint.Manifest) { m.Meta["forwards"] = []byte("-1") }, nil, "fewer than no passes"},
-		"no steps":  {func(m *checkpoint.Manifest) { m.Meta["optimizer_steps"] = []byte("-1") }, nil, "fewer than no passes or steps"},
-		"a word":    {func(m *checkpoint.Manifest) { m.Meta["seed"] = []byte(`"x"`) }, nil, "what the manifest says about the training"},
+		"no passes": {func(m *checkpoint.Manifest) { m.Meta["forwards"] = []byte("-1") }, nil, "a negative number of passes"},
+		"no steps":  {func(m *checkpoint.Manifest) { m.Meta["optimizer_steps"] = []byte("-1") }, nil, "a negative number of passes or steps"},
+		"a word":    {func(m *checkpoint.Manifest) { m.Meta["seed"] = []byte(`"x"`) }, nil, "the manifest's record of the training is invalid"},
 		"a rank more": {func(m *checkpoint.Manifest) { m.Meta["rank_extra"] = []byte(`[{},{},{}]`) }, nil,
-			"the manifest has the RankExtra of 3 ranks, of 2"},
+			"the manifest has RankExtra of 3 ranks, want 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -604,7 +606,7 @@ func TestLoadArguments(t *testing.T) {
 		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			_, err := f.Load(kit.OnFS(ctx, disks[0]), "", f.Opt, nil)
 			return err
-		}, "no directory is named"},
+		}, "no directory given"},
 		"directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			_, err := f.Load(kit.OnFS(ctx, disks[0]), []string{kit.Ckpt, kit.Ckpt + "2"}[rank], f.Opt, nil)
 			return err

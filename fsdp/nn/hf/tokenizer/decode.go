@@ -154,7 +154,7 @@ func parseStrip(text json.RawMessage) (func([]string) []string, error) {
 	}
 	err := strict(text, &s)
 	if err == nil && utf8.RuneCountInString(s.Content) != 1 {
-		err = fmt.Errorf("content %q is no character", s.Content)
+		err = fmt.Errorf("content %q is not a character", s.Content)
 	}
 	return each(func(_ int, token string) string {
 		for i := 0; i < s.Start && strings.HasPrefix(token, s.Content); i++ {

@@ -38,7 +38,7 @@ func (v vocabulary) unknown(token *string) (int, error) {
 	}
 	id, ok := v[*token]
 	if !ok {
-		return -1, fmt.Errorf("unk_token %q is no token", *token)
+		return -1, fmt.Errorf("unk_token %q is not a token", *token)
 	}
 	return id, nil
 }
@@ -107,7 +107,7 @@ func parseBPE(text json.RawMessage) (model, error) {
 		for i, token := range []string{pair[0], pair[1], pair[0] + strings.TrimPrefix(pair[1], f.Prefix)} {
 			id, ok := f.Vocab[token]
 			if !ok {
-				return nil, fmt.Errorf("merge %s: %q is no token", text, token)
+				return nil, fmt.Errorf("merge %s: %q is not a token", text, token)
 			}
 			ids[i] = int32(id)
 		}
@@ -127,7 +127,7 @@ func pairOf(text json.RawMessage) (pair [2]string, err error) {
 		list = strings.Split(line, " ")
 	}
 	if len(list) != 2 {
-		return pair, fmt.Errorf("merge %s is no pair", text)
+		return pair, fmt.Errorf("merge %s is not a pair", text)
 	}
 	return [2]string(list), nil
 }
@@ -369,14 +369,14 @@ func parseUnigram(text json.RawMessage) (model, error) {
 	m := &unigram{vocabulary: make(vocabulary), unknown: -1, least: math.Inf(1)}
 	if f.Unknown != nil {
 		if m.unknown = *f.Unknown; m.unknown < 0 || m.unknown >= len(f.Vocab) {
-			return nil, fmt.Errorf("unk_id %d is none of %d tokens", m.unknown, len(f.Vocab))
+			return nil, fmt.Errorf("unk_id %d is not one of the %d tokens", m.unknown, len(f.Vocab))
 		}
 	}
 	for id, v := range f.Vocab {
 		token, ok := v[0].(string)
 		score, number := v[1].(float64)
 		if !ok || !number {
-			return nil, fmt.Errorf("vocab: %v is no token and its score", v)
+			return nil, fmt.Errorf("vocab: %v is not a token with its score", v)
 		}
 		m.vocabulary[token], m.scores, m.least = id, append(m.scores, score), min(m.least, score)
 		m.insert(token, int32(id))

@@ -127,9 +127,9 @@ func parsePieces(b []byte) (*pieceFile, error) {
 	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("no SentencePiece model: %w", err)
+		return nil, fmt.Errorf("not a SentencePiece model: %w", err)
 	case len(f.pieces) == 0:
-		return nil, errors.New("no SentencePiece model: it has no pieces")
+		return nil, errors.New("not a SentencePiece model: it has no pieces")
 	case f.kind != unigramModel && f.kind != bpeModel:
 		return nil, fmt.Errorf("trainer_spec.model_type %d is not supported, only 1, unigram, and 2, BPE", f.kind)
 	case f.suffix:
@@ -156,7 +156,7 @@ func (f *pieceFile) tokenizer() (*Tokenizer, error) {
 	unknown := slices.IndexFunc(f.pieces, func(p piece) bool { return p.kind == unknownPiece })
 	bytes, all := names.byteTokens()
 	if unknown < 0 || f.fallback && !all {
-		return nil, errors.New("not all pieces are there for what is not known")
+		return nil, errors.New("the pieces for unknown characters are incomplete")
 	}
 	t := newTokenizer()
 	t.normalize = func(s string) string { return s }
@@ -191,11 +191,11 @@ func (f *pieceFile) vocabulary() (vocabulary, error) {
 		_, twice := names[p.text]
 		switch {
 		case p.text == "" || !utf8.ValidString(p.text):
-			return nil, fmt.Errorf("piece %d %q is no text", id, p.text)
+			return nil, fmt.Errorf("piece %d %q is not valid text", id, p.text)
 		case twice:
-			return nil, fmt.Errorf("piece %d %q is piece %d, too", id, p.text, names[p.text])
+			return nil, fmt.Errorf("piece %d %q is also piece %d", id, p.text, names[p.text])
 		case p.kind < normalPiece || p.kind > bytePiece:
-			return nil, fmt.Errorf("piece %d %q has type %d, which is not known", id, p.text, p.kind)
+			return nil, fmt.Errorf("piece %d %q has unknown type %d", id, p.text, p.kind)
 		case p.kind == bytePiece && !f.fallback:
 			return nil, fmt.Errorf("piece %d %q is a byte, but trainer_spec.byte_fallback is false", id, p.text)
 		case math.IsNaN(float64(p.score)):
@@ -262,7 +262,7 @@ func (f *pieceFile) bpe(names vocabulary, unknown int, bytes [256]int) (*bpe, er
 		rank, _ := slices.BinarySearch(scores, -p.score)
 		for i, c := range p.text {
 			if of, ok := names[string(c)]; !ok || f.pieces[of].kind != normalPiece && f.pieces[of].kind != userPiece {
-				return nil, fmt.Errorf("piece %d %q: the character %q is no piece", id, p.text, c)
+				return nil, fmt.Errorf("piece %d %q: the character %q is not a piece", id, p.text, c)
 			}
 			first, ok1 := m.vocabulary[p.text[:i]]
 			second, ok2 := m.vocabulary[p.text[i:]]

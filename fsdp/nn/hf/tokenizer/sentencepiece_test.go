@@ -50,28 +50,28 @@ func openedPieces(t testing.TB, files map[string]string) (*tokenizer.Tokenizer, 
 func TestPieceErrors(t *testing.T) {
 	unk := piece("?", 0, unknown)
 	for _, c := range []struct{ model, want string }{
-		{"", "no SentencePiece model: it has no pieces"},
-		{"IQ== 0\nIg== 1\n", "no SentencePiece model: "}, // as Llama 3 has it
-		{"\x0a\xff\xff\xff\xff\x7f", "no SentencePiece model: "},
-		{strings.Repeat("\x0b", 1<<20), "no SentencePiece model: "},
-		{field(1, 3), "no SentencePiece model: field 1: wire type 0, want 2"},
-		{field(1, field(2, "x")), "no SentencePiece model: field 1: field 2: wire type 2, want 5"},
-		{unk + field(normalizer, field(3, "x")), "no SentencePiece model: field 3: normalizer_spec: field 3: wire type 2, want 0"},
+		{"", "not a SentencePiece model: it has no pieces"},
+		{"IQ== 0\nIg== 1\n", "not a SentencePiece model: "}, // as Llama 3 has it
+		{"\x0a\xff\xff\xff\xff\x7f", "not a SentencePiece model: "},
+		{strings.Repeat("\x0b", 1<<20), "not a SentencePiece model: "},
+		{field(1, 3), "not a SentencePiece model: field 1: wire type 0, want 2"},
+		{field(1, field(2, "x")), "not a SentencePiece model: field 1: field 2: wire type 2, want 5"},
+		{unk + field(normalizer, field(3, "x")), "not a SentencePiece model: field 3: normalizer_spec: field 3: wire type 2, want 0"},
 		{unk + field(trainer, field(3, 4)), "trainer_spec.model_type 4 is not supported, only 1, unigram, and 2, BPE"},
 		{unk + field(trainer, field(24, 1)), "trainer_spec.treat_whitespace_as_suffix true is not supported"},
 		{unk + field(normalizer, field(5, 0)), "normalizer_spec.escape_whitespaces false is not supported"},
 		{unk + field(denormalizer, field(2, "x")), "denormalizer_spec.precompiled_charsmap is not supported"},
 		{unk + field(normalizer, field(2, "\xff\xff\xff\xff")), "normalizer_spec: precompiled_charsmap is too short"},
-		{piece("a", 0, normal), "not all pieces are there for what is not known"},
-		{unk + field(trainer, field(35, 1)), "not all pieces are there for what is not known"},
-		{unk + piece("", 0, normal), `piece 1 "" is no text`},
-		{unk + piece("\xff", 0, normal), `piece 1 "\xff" is no text`},
-		{unk + unk, `piece 1 "?" is piece 0, too`},
-		{unk + piece("a", 0, 7), `piece 1 "a" has type 7, which is not known`},
+		{piece("a", 0, normal), "the pieces for unknown characters are incomplete"},
+		{unk + field(trainer, field(35, 1)), "the pieces for unknown characters are incomplete"},
+		{unk + piece("", 0, normal), `piece 1 "" is not valid text`},
+		{unk + piece("\xff", 0, normal), `piece 1 "\xff" is not valid text`},
+		{unk + unk, `piece 1 "?" is also piece 0`},
+		{unk + piece("a", 0, 7), `piece 1 "a" has unknown type 7`},
 		{unk + piece("a", math.NaN(), normal), `piece 1 "a" has no score`},
 		{unk + piece("<0x00>", 0, byteKind), `piece 1 "<0x00>" is a byte, but trainer_spec.byte_fallback is false`},
 		{unk + piece("a", 0, unused) + field(trainer, field(3, bpe)), `piece 1 "a" is unused, which is not supported for BPE`},
-		{unk + piece("a", 0, normal) + piece("ab", 0, normal) + field(trainer, field(3, bpe)), `piece 2 "ab": the character 'b' is no piece`},
+		{unk + piece("a", 0, normal) + piece("ab", 0, normal) + field(trainer, field(3, bpe)), `piece 2 "ab": the character 'b' is not a piece`},
 		{unk + piece(strings.Repeat("a", 1025), 0, normal) + field(trainer, field(3, bpe)), `piece 1 "aaaaaaaaaaaaaaaaaaaa"… has 1025 bytes, more than 1024`},
 	} {
 		_, err := openedPieces(t, map[string]string{"spiece.model": c.model})
@@ -79,7 +79,7 @@ func TestPieceErrors(t *testing.T) {
 	}
 	_, err := openedPieces(t, nil)
 	require.ErrorContains(t, err, "tokenizer.json: no such file")
-	require.ErrorContains(t, err, "neither tokenizer.model nor spiece.model is there")
+	require.ErrorContains(t, err, "there is no tokenizer.model or spiece.model")
 }
 
 // TestPieces goes through what models may say and those of testdata do not. SentencePiece has
@@ -180,7 +180,7 @@ func TestPieceSettings(t *testing.T) {
 		{"tokenizer_config.json", `{"added_tokens_decoder": {"-1": {"content": "x"}}}`, `added_tokens: `},
 		{"tokenizer_config.json", `{"tokenizer_class": "T5Tokenizer", "add_bos_token": true}`, "add_bos_token is true, but there is no bos_token"},
 		{"tokenizer_config.json", `[]`, "json: cannot unmarshal array"},
-		{"special_tokens_map.json", `{"legacy": true}`, "legacy true is not known"},
+		{"special_tokens_map.json", `{"legacy": true}`, "unknown legacy true"},
 		{"added_tokens.json", `{"x": "y"}`, "json: cannot unmarshal string"},
 		{"added_tokens.json", `x`, "invalid character"},
 	} {

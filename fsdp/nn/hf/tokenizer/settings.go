@@ -48,7 +48,7 @@ func (t *Tokenizer) name(c settings) error {
 		}
 		id, ok := t.ids[token.Content]
 		if !ok && token.Content != "" {
-			return fmt.Errorf("%s %q is no token", key, token.Content)
+			return fmt.Errorf("%s %q is not a token", key, token.Content)
 		}
 		if ok {
 			*to = id
@@ -110,7 +110,7 @@ func openPieces(dir string, missing error) (*Tokenizer, settings, error) {
 		c, err := t.beside(dir, file)
 		return t, c, err
 	}
-	return nil, nil, fmt.Errorf("%w, and neither tokenizer.model nor spiece.model is there; save_pretrained of a fast tokenizer writes it", missing)
+	return nil, fmt.Errorf("%w, and there is no tokenizer.model or spiece.model; save_pretrained of a fast tokenizer writes it", missing)
 }
 
 // readJSON reads a value, if the file is there.
@@ -150,7 +150,7 @@ func (t *Tokenizer) beside(dir string, file *pieceFile) (settings, error) {
 	maps.Copy(c, config)
 	for key, value := range special {
 		if !slices.Contains(tokenKeys, key) && !slices.Contains(listKeys, key) {
-			return nil, fmt.Errorf("special_tokens_map.json: %s %.80s is not known", key, value)
+			return fmt.Errorf("special_tokens_map.json: unknown %s %.80s", key, value)
 		}
 		if absent(config[key]) {
 			c[key] = value
