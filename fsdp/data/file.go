@@ -106,7 +106,7 @@ func openInput(path string) (*input, error) {
 		return nil, fmt.Errorf("data: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("data: %s is not a regular file", path)
+		return nil, fmt.Errorf("data: %s is not a regular file, but %v: give the path of a file with samples", path, kindOf(info.Mode()))
 	}
 	file, err := os.Open(path)
 	if err != nil {

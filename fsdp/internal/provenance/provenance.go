@@ -1,32 +1,36 @@
-// Package provenance lets a loader of package data record the origin of a batch, so that Join of
-// package fsdp can compare it between ranks. The two packages meet only in the caller's loop.
+// Package provenance lets a loader of package data say where a batch comes from, so that package
+// fsdp can compare it between ranks. The two meet only in the caller's loop. The note travels with
+// the batch, behind its last tensor in the capacity of the slice. A program that makes another slice
+// loses it, and then nothing is compared.
 package provenance
 
 import "gorgonia.org/tensor"
 
-// A Provenance is the origin of batches.
+// A Provenance is where batches come from.
 type Provenance struct {
 	Source string // the samples, their order, the position and the samples of a step, the same on all ranks
-	Ranks  int    // number of ranks that share the samples
+	Ranks  int    // that share out the samples
 }
 
-// known holds the Provenance of batches by the address of their first tensor.
-var known sync.Map
+// note is a tensor only to fit into a batch.
+type note struct {
+	tensor.Tensor
+	Provenance
+}
 
-// Set records the origin of a batch until forget is called.
-func Set[T any](batch []T, o Provenance) (forget func()) {
+// Set returns the batch with a note. An empty batch gets none.
+func Set(batch []tensor.Tensor, p Provenance) []tensor.Tensor {
 	if len(batch) == 0 {
-		return func() {}
+		return batch
 	}
-	known.Store(&batch[0], o)
-	return func() { known.Delete(&batch[0]) }
+	return append(batch, &note{Provenance: p})[:len(batch)]
 }
 
-// Of returns the origin of a batch, or the zero value.
-func Of[T any](batch []T) (o Provenance) {
-	if len(batch) > 0 {
-		if v, ok := known.Load(&batch[0]); ok {
-			o = v.(Provenance)
+// Of returns the note of a batch, or nothing.
+func Of(batch []tensor.Tensor) (p Provenance) {
+	if n := len(batch); n < cap(batch) {
+		if note, ok := batch[:n+1][n].(*note); ok {
+			p = note.Provenance
 		}
 	}
 	return p

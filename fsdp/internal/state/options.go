@@ -51,30 +51,16 @@ type Part struct {
 	Rows int    // of its first dimension
 }
 
-// NewOptions applies the options of a method, which takes some of them.
-func NewOptions[F ~func(*Options)](opts []F, takes ...string) *Options {
-	o := &Options{FS: checkpoint.OS(), Root: Everywhere, Step: -1}
-	for _, opt := range opts {
-		if opt != nil {
-			opt(o)
-		}
-	}
-	if o.given("OnlyOn") && o.given("OnEveryRank") {
-		o.Err = errors.New("options OnlyOn and OnEveryRank contradict each other")
-	}
-	for _, name := range o.Given {
-		if !slices.Contains(takes, name) {
-			o.Err = fmt.Errorf("option %s cannot be used here; this method accepts %v", name, takes)
-			return o
-		}
-	}
-	if o.given("WithOptimizer") && o.Optimizer == nil {
-		o.Err = errors.New("WithOptimizer: the optimizer is nil")
-	}
-	if o.given("WithOptimizer") && (o.given("Join") || o.given("LeaveOut")) {
-		o.Err = errors.New("options Join and LeaveOut cannot be given with WithOptimizer")
-	}
-	return o
+type contextKey int
+
+const (
+	keyFS contextKey = iota
+	keyErr
+)
+
+// WithFS has the methods that get the context use another file system than the system's.
+func WithFS(ctx context.Context, fsys checkpoint.FS) context.Context {
+	return context.WithValue(ctx, keyFS, fsys)
 }
 
 // WithError has a method that gets the context fail on every rank, because this rank's caller could

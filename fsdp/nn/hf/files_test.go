@@ -219,7 +219,7 @@ func TestChangedSettings(t *testing.T) {
 
 	llama.Window = 3 // which Mistral has
 	onRanks(t, 1, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) error {
-		require.ErrorContains(t, m.Save(ctx, s, t.TempDir()), "hf: Save: the model has changed since it was opened: it is mistral, and was llama")
+		require.ErrorContains(t, m.Save(ctx, s, t.TempDir(), nil), "hf: Save: the model has changed since it was opened: it is mistral, and was llama")
 		return nil
 	})
 

@@ -324,7 +324,7 @@ func TestLoRA(t *testing.T) {
 			}
 			s.ZeroGrad()
 		}
-		require.ErrorContains(t, m.Save(ctx, s, saved), "hf: the adapter of blocks.0.qkv is trained: call Merge first")
+		require.ErrorContains(t, m.Save(ctx, s, saved, nil), "hf: the adapter of blocks.0.qkv is trained: call Merge first")
 		now := golden{batch: g.batch, compute: fsdp.Float32}
 		if now.logits, err = logitsOf(ctx, s, g.batch); err != nil {
 			return err
@@ -539,8 +539,8 @@ func TestLoadErrors(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, "model.safetensors")))
 	onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
 		require.ErrorContains(t, m.Load(ctx, s), "neither model.safetensors")
-		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "config.json", "below")), "below")
-		require.ErrorContains(t, m.Save(ctx, s, dir, fsdp.KeepLast(1)), "option KeepLast cannot be used here")
+		require.ErrorContains(t, m.Save(ctx, s, filepath.Join(dir, "config.json", "below"), nil), "below")
+		require.ErrorContains(t, m.Save(ctx, s, dir, &fsdp.ExportOptions{Exclude: nn.IsAdapter}), "hf: Save sets Rename, Transpose, Concat, Exclude and ExtraFiles itself")
 		return nil
 	})
 }

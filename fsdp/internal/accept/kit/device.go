@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
-// UseFarDevice makes models that are wrapped from here on compute on a device whose memory callers
-// cannot access, until restore.
+// UseFarDevice has the models that are wrapped from here on compute on a device whose memory nobody
+// else reaches, until restore.
 func UseFarDevice() (restore func()) {
 	near := engine.Default
 	engine.Default = func(rank int, o engine.HostOptions, dry bool) (engine.Device, error) {
@@ -23,7 +23,7 @@ func UseFarDevice() (restore func()) {
 	return func() { engine.Default = near }
 }
 
-// WhileClosing makes models that are wrapped from here on call do in the middle of Close, until
+// WhileClosing has models that are wrapped from here on do something in the middle of Close, until
 // restore.
 func WhileClosing(do func()) (restore func()) {
 	near := engine.Default
@@ -44,17 +44,17 @@ func (c closing) Close() error {
 	return c.Device.Close()
 }
 
-// KeepPasses makes engines keep compiled passes of the given number of bytes, until restore.
+// KeepPasses has engines keep compiled passes of so many bytes, until restore.
 func KeepPasses(bytes int) (restore func()) {
 	before := engine.KeepBytes
 	engine.KeepBytes = bytes
 	return func() { engine.KeepBytes = before }
 }
 
-// OnFS makes the methods of a state use another file system.
-func OnFS(fsys checkpoint.FS) fsdp.StateOption { return func(o *state.Options) { o.FS = fsys } }
+// OnFS has the methods that get the context use another file system than the system's.
+func OnFS(ctx context.Context, fsys checkpoint.FS) context.Context { return state.WithFS(ctx, fsys) }
 
-// Mute is a file system that does not answer when a file is opened on one rank.
+// A mute file system does not answer when a file is opened on one rank.
 type Mute struct {
 	checkpoint.FS
 	Back <-chan struct{}

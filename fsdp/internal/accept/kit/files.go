@@ -15,7 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 )
 
-// FileTensor is a tensor as read by a reader written from the description of safetensors alone.
+// FileTensor is a tensor as a reader that knows nothing but the description of safetensors sees it.
 type FileTensor struct {
 	DType   string    `json:"dtype"`
 	Shape   []int     `json:"shape"`
@@ -58,18 +58,24 @@ func ParseFile(t require.TestingT, path string) (tensors map[string]*FileTensor,
 	return tensors, about
 }
 
-// AsGPT2 returns the options for a file with other names and layouts.
-func AsGPT2() []fsdp.StateOption {
-	return []fsdp.StateOption{
-		fsdp.Rename(func(name string) string { return "h." + strings.ReplaceAll(name, ".w", ".weight") }),
-		fsdp.Transpose(func(name string) bool { return name == "b.w" || name == "experts.up" }),
+// ToGPT2 returns options that export a file with names and layouts of its own.
+func ToGPT2() *fsdp.ExportOptions {
+	return &fsdp.ExportOptions{
+		Rename:    func(name string) string { return "h." + strings.ReplaceAll(name, ".w", ".weight") },
+		Transpose: func(name string) bool { return name == "b.w" || name == "experts.up" },
 	}
 }
 
-// ErrDiskFull is the error of failing file systems.
+// FromGPT2 returns options that import such a file.
+func FromGPT2() *fsdp.ImportOptions {
+	to := ToGPT2()
+	return &fsdp.ImportOptions{Rename: to.Rename, Transpose: to.Transpose}
+}
+
+// ErrDiskFull is the error of file systems that fail.
 var ErrDiskFull = errors.New("the disk is full")
 
-// Unreadable is a disk that fails on rank 1 after the beginning of files.
+// Unreadable is a disk that fails on rank 1 behind the beginning of files.
 type Unreadable struct {
 	checkpoint.FS
 	Rank int

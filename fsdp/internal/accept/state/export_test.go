@@ -309,17 +309,19 @@ func TestExportErrors(t *testing.T) {
 		path string
 		want string
 	}{
-		"no type":      {func(int, optim.Optimizer) []fsdp.StateOption { return []fsdp.StateOption{fsdp.As(9)} }, "x", "As(DType(9)): want Float32"},
-		"two types":    {func(r int, _ optim.Optimizer) []fsdp.StateOption { return []fsdp.StateOption{fsdp.As(fsdp.DType(r))} }, "x", `ranks disagree about the options: rank 0 has "As float32", rank 1 has "As float64"`},
-		"wrong option": {func(int, optim.Optimizer) []fsdp.StateOption { return []fsdp.StateOption{fsdp.KeepLast(1)} }, "x", "option KeepLast cannot be used here"},
-		"names not distinct": {func(int, optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.Rename(func(string) string { return "w" })}
+		"no type": {func(int, optim.Optimizer) *fsdp.ExportOptions { return &fsdp.ExportOptions{DType: new(fsdp.DType(9))} }, "x", "ExportOptions.DType is DType(9): want Float32, Float64"},
+		"two types": {func(r int, _ optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{DType: new(fsdp.DType(r))}
+		}, "x", `ranks disagree about the options: rank 0 has "DType float32", rank 1 has "DType float64"`},
+		"negative size": {func(int, optim.Optimizer) *fsdp.ExportOptions { return &fsdp.ExportOptions{MaxFileSize: -1} }, "x", "option MaxFileSize is -1: want a number of bytes"},
+		"names not distinct": {func(int, optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{Rename: func(string) string { return "w" }}
 		}, "x", `Rename gives both a.w and a.b the name "w"`},
-		"transposed vector": {func(int, optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.Transpose(func(n string) bool { return n == "a.b" })}
+		"transposed vector": {func(int, optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{Transpose: func(n string) bool { return n == "a.b" }}
 		}, "x", "Transpose selects a.b [7], which does not have two dimensions"},
-		"name of an entry": {func(_ int, opt optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt), fsdp.Rename(func(n string) string {
+		"name of an entry": {func(_ int, opt optim.Optimizer) *fsdp.ExportOptions {
+			return &fsdp.ExportOptions{Optimizer: opt, Rename: func(n string) string {
 				if n == "a.b" {
 					return "exp_avg:a.w"
 				}
@@ -333,13 +335,16 @@ func TestExportErrors(t *testing.T) {
 			if r == 1 {
 				opt = nil
 			}
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt)}
-		}, "x", "WithOptimizer: the optimizer is nil"},
-		"option on one rank": {func(r int, opt optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.WithOptimizer(opt)}[:r]
-		}, "x", `ranks disagree about the options: rank 0 has "options []", rank 1 has "options [WithOptimizer]"`},
-		"no directory": {func(int, optim.Optimizer) []fsdp.StateOption { return nil }, filepath.Join("no", "such", "file"), "such"},
-		"no path":      {func(int, optim.Optimizer) []fsdp.StateOption { return nil }, "", "no file name given"},
+			return &fsdp.ExportOptions{Optimizer: opt}
+		}, "x", `ranks disagree about the options: rank 0 has "options [Optimizer]", rank 1 has "options []"`},
+		"options on one rank": {func(r int, opt optim.Optimizer) *fsdp.ExportOptions {
+			if r == 0 {
+				return nil
+			}
+			return &fsdp.ExportOptions{Optimizer: opt}
+		}, "x", `ranks disagree about the options: rank 0 has "options []", rank 1 has "options [Optimizer]"`},
+		"no directory": {func(int, optim.Optimizer) *fsdp.ExportOptions { return nil }, filepath.Join("no", "such", "file"), "such"},
+		"no path":      {func(int, optim.Optimizer) *fsdp.ExportOptions { return nil }, "", "no file name given"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

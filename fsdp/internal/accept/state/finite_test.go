@@ -122,8 +122,8 @@ func TestLoadRefusesNotFinite(t *testing.T) {
 		}
 		require.NoError(t, f.Save(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, &fsdp.SaveOptions{Step: 2, AllowNotFinite: anyTensor}))
 
-		_, err := f.Load(ctx, kit.Ckpt, f.Opt, kit.OnFS(disk))
-		for _, part := range []string{"rank 1", name, "not finite", "NaN", "000002-step-2", "000001-step-1 is older", "AllowOlder(true)", "a restart does not help"} {
+		_, err := f.Load(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, nil)
+		for _, part := range []string{"rank 1", name, "not finite", "NaN", "000002-step-2", "000001-step-1 is older", "AllowOlder: new(true)", "a restart does not help"} {
 			require.ErrorContains(t, err, part)
 		}
 		c, err := f.Load(kit.OnFS(ctx, disk), kit.Ckpt, f.Opt, &fsdp.LoadOptions{AllowOlder: new(true)})
@@ -147,7 +147,7 @@ func TestExportRefusesNotFinite(t *testing.T) {
 		"NaN":                {math.NaN(), fsdp.Float64, []string{"NaN", "diverged", "AllowNotFinite"}},
 		"NaN as float16":     {math.NaN(), fsdp.Float16, []string{"NaN", "diverged", "AllowNotFinite"}},
 		"infinity":           {math.Inf(-1), fsdp.Float64, []string{"-Inf", "diverged"}},
-		"beyond float16":     {65520, fsdp.Float16, []string{"+Inf", "out of the range of F16", "option As"}},
+		"beyond float16":     {65520, fsdp.Float16, []string{"+Inf", "out of the range of F16", "option DType"}},
 		"beyond bfloat16":    {-3.4e38, fsdp.BFloat16, []string{"-Inf", "out of the range of BF16"}},
 		"beyond float32":     {1e39, fsdp.Float32, []string{"+Inf", "out of the range of F32"}},
 		"largest of float16": {65504, fsdp.Float16, nil},

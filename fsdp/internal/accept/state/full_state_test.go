@@ -136,11 +136,12 @@ func TestFullStateErrors(t *testing.T) {
 			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: -1})
 		}, "OptimStateDict: option Rank is -1: there are 3 ranks"},
 		"roots differ": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error {
-			return state(ctx, m, opt, fsdp.OnlyOn(rank/2))
-		}, "rank 2 runs OptimStateDict as call 1 with OnlyOn(1)"},
-		"option of another method": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
-			return state(ctx, m, opt, fsdp.As(fsdp.BFloat16))
-		}), "option As cannot be used here; this method accepts [OnlyOn OnEveryRank Extra Into]"},
+			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: rank / 2})
+		}, "rank 2 runs OptimStateDict as call 1 with Rank 1"},
+		"memory of another method": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
+			_, err := m.StateDict(ctx, &fsdp.StateDictOptions{Into: &optim.FullState{}})
+			return err
+		}), "StateDictOptions.Into is for OptimStateDict"},
 		"no optimizer on one rank": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
 			return state(ctx, m, nil, fsdp.StateDictOptions{})
 		}), "the optimizer is nil"},
@@ -152,13 +153,13 @@ func TestFullStateErrors(t *testing.T) {
 			return err
 		}), "ranks disagree: "},
 		"an optimizer of another model": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			return state(ctx, m, foreign(optim.Param{Name: "z", Shape: []int{2}}))
+			return state(ctx, m, foreign(optim.Param{Name: "z", Shape: []int{2}}), fsdp.StateDictOptions{})
 		}), `the optimizer has exp_avg of "z", which is not a parameter of the model`},
 		"another shape": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			return state(ctx, m, foreign(optim.Param{Name: "a.b", Shape: []int{2}}))
+			return state(ctx, m, foreign(optim.Param{Name: "a.b", Shape: []int{2}}), fsdp.StateDictOptions{})
 		}), "the optimizer has exp_avg of a.b with shape [2], but the model's shape is [7]"},
 		"another interval": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, _ optim.Optimizer, _ int) error {
-			return state(ctx, m, foreign(optim.Param{Name: "b.w", Shape: []int{5, 11}, Offset: 3}))
+			return state(ctx, m, foreign(optim.Param{Name: "b.w", Shape: []int{5, 11}, Offset: 3}), fsdp.StateDictOptions{})
 		}), "the optimizer has elements [3:5] of b.w, which differ from this rank's shard"},
 		"another number of steps": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			next, err := optim.AdamW{}.New(m.Params())

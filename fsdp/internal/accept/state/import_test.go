@@ -133,8 +133,8 @@ func TestImportOfCheckpoints(t *testing.T) {
 	dir := t.TempDir()
 	m := kit.Wrap(t, smallModel, fsdp.Config{})
 	defer m.Close()
-	require.NoError(t, m.Save(t.Context(), dir, nil))
-	require.ErrorContains(t, m.Import(t.Context(), dir), dir+" is a directory of checkpoints, not a file of Export: use Load")
+	require.NoError(t, m.Save(t.Context(), dir, nil, nil))
+	require.ErrorContains(t, m.Import(t.Context(), dir, nil), dir+" is a directory of checkpoints, not a file of Export: use Load")
 }
 
 // TestImportOptions reads a file of another program with other names, something missing and

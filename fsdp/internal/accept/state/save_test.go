@@ -218,7 +218,7 @@ func TestSaveArguments(t *testing.T) {
 		"directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			return f.Save(ctx, filepath.Join(dir, fmt.Sprint(rank)), f.Opt, nil)
 		}, "ranks disagree about the arguments of Save: rank 0 has \"directory "},
-		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, "", f.Opt) }, "no directory given"},
+		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, "", f.Opt, nil) }, "no directory given"},
 		"optimizer on one rank": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
 				return f.Save(ctx, dir, nil, &fsdp.SaveOptions{Step: 1})
@@ -231,15 +231,15 @@ func TestSaveArguments(t *testing.T) {
 			p.Offset, p.Value, p.Grad = p.Offset+1, p.Value.Slice(1, p.Value.Len()), p.Grad.Slice(1, p.Grad.Len())
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
-			return f.Save(ctx, dir, opt)
+			return f.Save(ctx, dir, opt, nil)
 		}, "which differ from this rank's shard: make the optimizer from Sharded.Shards without changes"},
-		"another model's": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, dir, foreign) },
+		"another model's": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, dir, foreign, nil) },
 			`the optimizer has momentum_buffer of "x", which is not a parameter of the model`},
 		"another model's, without state": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			p := optim.Param{Name: "x", Shape: []int{2}, Value: optim.Host{F32: make([]float32, 2)}, Grad: optim.Host{F32: make([]float32, 2)}}
 			opt, err := optim.SGD{}.New([]optim.Param{p})
 			require.NoError(t, err)
-			return f.Save(ctx, dir, opt)
+			return f.Save(ctx, dir, opt, nil)
 		}, `the optimizer updates "x", which is not a parameter of the model`},
 		"of equal shards": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			pieces := f.Params()
@@ -248,7 +248,7 @@ func TestSaveArguments(t *testing.T) {
 			}
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
-			return f.Save(ctx, dir, opt)
+			return f.Save(ctx, dir, opt, nil)
 		}, "in other memory, such as another Sharded of the model: make the optimizer from this Sharded's Shards"},
 		"one waits": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
@@ -263,12 +263,6 @@ func TestSaveArguments(t *testing.T) {
 		"extra of one rank": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{RankExtra: map[string]any{"c": map[bool]any{true: 1, false: make(chan int)}[rank == 0]}})
 		}, `RankExtra("c"): json: unsupported type: chan int`},
-		"extra twice": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.Extra("a", 1), fsdp.RankExtra("a", 1), fsdp.Extra("a", 2))
-		}, `Extra("a") is given twice`},
-		"option": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, fsdp.As(fsdp.BFloat16))
-		}, "option As cannot be used here; this method accepts [AtStep KeepLast Extra RankExtra AllowNotFinite]"},
 		"method": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
 				return f.Save(ctx, dir, f.Opt, nil)

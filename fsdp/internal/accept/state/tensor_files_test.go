@@ -239,16 +239,13 @@ func TestPartsErrors(t *testing.T) {
 		"part reshaped": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
 			return join(fsdp.Part{Name: "a.w", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})
 		}, "does not fit the model: missing k, see AllowMissing; reshaped a.w [31 3] -> [30 3]"},
-		"no JSON":      {`{"weight_map": `, nil, "model.safetensors.index.json: unexpected EOF"},
-		"no map":       {`{"metadata": {}}`, nil, "model.safetensors.index.json: there is no weight_map"},
-		"elsewhere":    {`{"weight_map": {"a.w": "../m"}}`, nil, `tensor "a.w" is in "../m", which is not a file name next to the index`},
-		"directory":    {`{"weight_map": {"a.w": "."}}`, nil, `tensor "a.w" is in ".", which is not a file name next to the index`},
-		"no such file": {`{"weight_map": {"a.w": "n"}}`, nil, "n: no such file"},
-		"not in file":  {`{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m", "c.w": "m"}}`, nil, `tensor "c.w" is not in m, where the index has it`},
-		"not in index": {`{"weight_map": {"a.w": "m", "a.b": "m"}}`, nil, `tensor "b.w" is in m, but the index has it in ""`},
-		"left out": {whole, func(optim.Optimizer) []fsdp.StateOption {
-			return []fsdp.StateOption{fsdp.LeaveOut(func(string) bool { return true })}
-		}, "option LeaveOut cannot be used here"},
+		"no JSON":        {`{"weight_map": `, nil, "model.safetensors.index.json: unexpected EOF"},
+		"no map":         {`{"metadata": {}}`, nil, "model.safetensors.index.json: there is no weight_map"},
+		"elsewhere":      {`{"weight_map": {"a.w": "../m"}}`, nil, `tensor "a.w" is in "../m", which is not a file name next to the index`},
+		"directory":      {`{"weight_map": {"a.w": "."}}`, nil, `tensor "a.w" is in ".", which is not a file name next to the index`},
+		"no such file":   {`{"weight_map": {"a.w": "n"}}`, nil, "n: no such file"},
+		"not in file":    {`{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m", "c.w": "m"}}`, nil, `tensor "c.w" is not in m, where the index has it`},
+		"not in index":   {`{"weight_map": {"a.w": "m", "a.b": "m"}}`, nil, `tensor "b.w" is in m, but the index has it in ""`},
 		"index is right": {whole, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -284,8 +281,8 @@ func TestExclude(t *testing.T) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Exclude: func(name string) bool { return name == "a.w" }}))
 		for _, name := range []string{"../x", "", "model.safetensors", "."} {
-			err := m.Export(ctx, path, fsdp.Beside(map[string][]byte{name: nil}))
-			require.ErrorContains(t, err, fmt.Sprintf("option Beside: %q is not a valid file name next to", name))
+			err := m.Export(ctx, path, &fsdp.ExportOptions{ExtraFiles: map[string][]byte{name: nil}})
+			require.ErrorContains(t, err, fmt.Sprintf("option ExtraFiles: %q is not a valid file name next to", name))
 		}
 		require.ErrorContains(t, m.Export(ctx, path, &fsdp.ExportOptions{MaxFileSize: -1}), "option MaxFileSize is -1: want a number of bytes")
 	})

@@ -50,7 +50,7 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 	return s.d.call(func() error { return s.host.ReduceWhole(ctx, group, before, after) })
 }
 
-// Turn calls Turn of the host's shards.
+// Turn tells the host's shards the same.
 func (s *shards) Turn(t engine.Turn, before func(*layout.Group) float32) {
 	s.d.do(func() {
 		s.host.(interface {
@@ -68,8 +68,8 @@ func (s *shards) Forget() { s.d.do(s.host.Forget) }
 // Free implements engine.Shards.
 func (s *shards) Free() { s.d.do(s.host.Free) }
 
-// A vec is a vector whose memory only the queue of the device accesses.
-type vec struct {
+// A vector is memory that only the queue of the device reaches.
+type vector struct {
 	d    *Device
 	host optim.Host
 }
@@ -82,7 +82,7 @@ func (d *Device) vector(v optim.Vec) optim.Vec {
 	return &vector{d, v.(optim.Host)}
 }
 
-// near returns the Host's vectors.
+// near returns the vectors as the Host knows them.
 func near(vs []optim.Vec) []optim.Vec {
 	list := make([]optim.Vec, len(vs))
 	for i, v := range vs {

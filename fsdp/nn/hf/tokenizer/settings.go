@@ -110,7 +110,7 @@ func openPieces(dir string, missing error) (*Tokenizer, settings, error) {
 		c, err := t.beside(dir, file)
 		return t, c, err
 	}
-	return nil, fmt.Errorf("%w, and there is no tokenizer.model or spiece.model; save_pretrained of a fast tokenizer writes it", missing)
+	return nil, nil, fmt.Errorf("%w, and there is no tokenizer.model or spiece.model; save_pretrained of a fast tokenizer writes it", missing)
 }
 
 // readJSON reads a value, if the file is there.
@@ -150,7 +150,7 @@ func (t *Tokenizer) beside(dir string, file *pieceFile) (settings, error) {
 	maps.Copy(c, config)
 	for key, value := range special {
 		if !slices.Contains(tokenKeys, key) && !slices.Contains(listKeys, key) {
-			return fmt.Errorf("special_tokens_map.json: unknown %s %.80s", key, value)
+			return nil, fmt.Errorf("special_tokens_map.json: unknown %s %.80s", key, value)
 		}
 		if absent(config[key]) {
 			c[key] = value
