@@ -15,7 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// config is the parsed flags.
+// config has the values of the flags.
 type config struct {
 	data                        []string // files and directories; none means the Go standard library
 	maxBytes, holdout           int
@@ -23,37 +23,25 @@ type config struct {
 	vocab                       vocabulary
 	layers, dim, heads, context int
 	dropout                     float64
-
-	ranks    int
-	virtual  int  // number of ranks whose bits the run reproduces; 0 means ranks
-	noSync   bool // only the last micro-batch of a step communicates gradients
-	prefetch int  // groups gathered ahead
-	bf16     bool // compute in bfloat16
-	int8     bool // parameters and gradients travel in 8 bits
-	seed     uint64
-	check    bool // compare the gradients of N ranks with the gradients of one
-
-	steps     int           // 0: as many as fit into budget
-	budget    time.Duration // 0: as long as the steps take
-	batch     int           // sequences in the global batch of a step
-	muon      bool          // the matrices of the blocks are stepped by Muon
-	lr        float64       // highest learning rate
-	warmup    float64       // share of the run until it is reached
-	evalEvery int           // steps between evaluations; 0: an eighth of the run
-	evalBytes int           // of held-out text in an evaluation, rounded up to whole batches
-
-	saveDir    string // checkpoints go here; "" for none
-	saveEvery  int    // steps between them; 0: an eighth of the run
-	keep       int    // checkpoints that are left in saveDir
-	resume     bool   // begin with the newest of them
-	status     int    // exit status of an interrupted training; 0: as if it were over
-	importFrom string // file of the initial weights; "" for random ones
-	exportTo   string // file of the trained weights; "" for none
-
-	prompt      string
-	sampleBytes int
-	temperature float64
-	plain       bool
+	ranks, virtual              int
+	gpu, bf16, int8             bool
+	device                      fsdp.Device // GPU of this rank, or nil
+	seed                        uint64
+	steps                       int           // 0: as many as fit into budget
+	budget                      time.Duration // 0: as long as the steps take
+	batch                       int
+	lr, warmup                  float64
+	evalEvery, evalBytes        int
+	saveDir                     string
+	saveEvery, keep             int
+	resume                      bool
+	status                      int // exit status of an interrupted training
+	exportTo                    string
+	prompt                      string
+	sampleBytes                 int
+	temperature                 float64
+	log                         string // directory of records of the run; "" for none
+	plain                       bool
 }
 
 // sizes are the presets: layers, channels, heads and context.
@@ -106,20 +94,19 @@ func (c *config) define(f *flag.FlagSet) (size *string) {
 		func(path string) error { c.data = append(c.data, path); return nil })
 	f.IntVar(&c.maxBytes, "max-bytes", 32<<20, "read no more `bytes` of text than this")
 	f.IntVar(&c.holdout, "holdout", 20, "hold out every `k`-th file for validation")
-	f.StringVar(&c.tokens, "tokenizer", "", "tokens of the tokenizer.json in this `directory`;\nfiles end with eos_token of tokenizer_config.json (default bytes)")
-	preset = f.String("size", "small", "`name` of the model's size: "+sizeNames())
+	f.StringVar(&c.tokens, "tokenizer", "", "tokens are those of the tokenizer.json in this `directory`, and\nfiles end with eos_token of tokenizer_config.json (default bytes)")
+	size = f.String("size", "small", "`name` of the model's size: tiny, small, medium or large")
 	f.IntVar(&c.layers, "layers", 0, "transformer blocks (default by size)")
 	f.IntVar(&c.dim, "dim", 0, "channels (default by size)")
 	f.IntVar(&c.heads, "heads", 0, "attention heads (default by size)")
 	f.IntVar(&c.context, "context", 0, "`tokens` that the model sees at once (default by size)")
 	f.Float64Var(&c.dropout, "dropout", 0, "dropout `rate`")
-	f.IntVar(&c.ranks, "ranks", 2, "`ranks` to shard over: goroutines, or processes of a launcher")
+	f.IntVar(&c.ranks, "ranks", 0, "`ranks` to shard over: goroutines, unless a launcher starts the\nranks (default 2, or 1 with -gpu)")
 	f.IntVar(&c.virtual, "virtual", 0, "train to the last bit as on this number of `ranks`, which is a\nmultiple of -ranks")
 	f.BoolVar(&c.gpu, "gpu", false, "compute on GPUs, one for each rank")
 	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on GPUs and on processors with AVX512_BF16")
 	f.BoolVar(&c.int8, "int8", false, "send parameters and gradients in 8 bits: fast over slow networks")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
-	f.BoolVar(&c.check, "check", true, "first compare the gradients of all ranks with the gradients of one rank")
 	f.IntVar(&c.steps, "steps", 0, "training steps (default as many as -time allows)")
 	f.DurationVar(&c.budget, "time", 0, "end training after this `duration`, such as 10m\n(default 2m, or no limit with -steps)")
 	f.IntVar(&c.batch, "batch", 16, "`sequences` per step, over all ranks")
@@ -141,46 +128,7 @@ func (c *config) define(f *flag.FlagSet) (size *string) {
 	return size
 }
 
-func sizeNames() string {
-	var names []string
-	for _, s := range sizes {
-		names = append(names, s.name)
-	}
-	return strings.Join(names, ", ")
-}
-
-// resize sets the sizes of the preset.
-func (c *config) resize(preset string) error {
-	i := slices.IndexFunc(sizes, func(s size) bool { return s.name == preset })
-	if i < 0 {
-		return fmt.Errorf("-size %q: want one of %s", preset, sizeNames())
-	}
-	s := sizes[i]
-	for _, d := range []struct {
-		field *int
-		value int
-	}{{&c.layers, s.layers}, {&c.dim, s.dim}, {&c.heads, s.heads}, {&c.context, s.context}} {
-		if *d.field == 0 {
-			*d.field = d.value
-		}
-	}
-	return nil
-}
-
-// open reads the vocabulary.
-func (c *config) open() (err error) {
-	if c.tokens != "" {
-		if c.vocab, err = openVocabulary(c.tokens); err != nil {
-			return fmt.Errorf("-tokenizer %s: %w", c.tokens, err)
-		}
-	}
-	if len(c.vocab.encode(c.prompt)) == 0 {
-		return fmt.Errorf("-prompt %q has no tokens: want at least one to go on from", c.prompt)
-	}
-	return nil
-}
-
-// validate returns all faults of the flags at once.
+// validate returns an error that names all mistakes in the flags.
 func (c *config) validate() error {
 	var errs []error
 	want := func(ok bool, format string, args ...any) {
@@ -223,8 +171,7 @@ func (c *config) validate() error {
 	return errors.Join(errs...)
 }
 
-// runs sets the actual number of ranks: a launcher may have started another number than -ranks
-// says.
+// runs sets the actual number of ranks: a launcher may have started another number than -ranks says.
 func (c *config) runs(ranks int) error {
 	if most := max(ranks, c.virtual); c.batch < most {
 		return fmt.Errorf("-batch %d: want at least a sequence for each of %d ranks", c.batch, most)

@@ -87,16 +87,8 @@ func (s *section) add(v vocabulary, text []byte) {
 	s.sum = crc32.Update(s.sum, crc32.IEEETable, append(text, 0))
 }
 
-// bytesPerToken is the number for held-out text.
-func (c *corpus) bytesPerToken() float64 { return float64(c.held.bytes) / float64(len(c.held.tokens)) }
-
-// file is a file of a corpus.
-type file struct {
-	path, name string // name is relative to the root that it was found under, with slashes
-	data       []byte
-}
-
-// load reads the corpus that c asks for.
+// load reads the corpus. It holds out every k-th file, or the last k-th part of each file if there are fewer
+// than k, where k is -holdout.
 func load(ctx context.Context, c config) (*corpus, error) {
 	roots, want, k := c.data, notHidden, c.holdout
 	if len(roots) == 0 {
@@ -186,52 +178,11 @@ func isLibrarySource(name string, dir bool) bool {
 	return strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go")
 }
 
-// notHidden selects files that are not hidden in the sense of Unix, such as .git.
-func notHidden(name string, _ bool) bool {
-	return !strings.HasPrefix(name[strings.LastIndexByte(name, '/')+1:], ".")
-}
+// notHidden selects files and directories that Unix does not hide, such as .git.
+func notHidden(name string, _ bool) bool { return !strings.HasPrefix(path.Base(name), ".") }
 
 // isText tells text from binary data as git does: text has no zero byte near its beginning.
-func isText(data []byte) bool { return bytes.IndexByte(data[:min(len(data), 8000)], 0) < 0 }
-
-var generated = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
-
-// isHandwritten drops generated code (https://go.dev/s/generatedcode): long tables, easy to predict
-// and dull to read.
-func isHandwritten(data []byte) bool {
-	return isText(data) && !generated.Match(data[:min(len(data), 2000)])
-}
-
-// read reads the files that keep accepts, up to a number of bytes in all. If there are more, a hash
-// of the names decides which are read, so that the choice is even over directories and always the
-// same.
-func read(ctx context.Context, files []file, keep func([]byte) bool, limit int) ([]file, error) {
-	hash := func(f file) uint64 {
-		h := fnv.New64a()
-		io.WriteString(h, f.name) // never fails
-		return h.Sum64()
-	}
-	slices.SortStableFunc(files, func(a, b file) int { return cmp.Compare(hash(a), hash(b)) })
-	var kept []file
-	for _, f := range files {
-		if err := context.Cause(ctx); err != nil {
-			return nil, err
-		}
-		if limit == 0 {
-			break
-		}
-		var err error
-		if f.data, err = readUpTo(f.path, limit); err != nil {
-			return nil, err
-		}
-		if len(f.data) > 0 && keep(f.data) {
-			kept = append(kept, f)
-			limit -= len(f.data)
-		}
-	}
-	slices.SortStableFunc(kept, func(a, b file) int { return strings.Compare(a.name, b.name) })
-	return kept, nil
-}
+func isText(b []byte) bool { return bytes.IndexByte(b[:min(len(b), 8000)], 0) < 0 }
 
 func readUpTo(path string, limit int) ([]byte, error) {
 	f, err := os.Open(path)
@@ -254,14 +205,13 @@ func (t *corpus) String() string {
 	return fmt.Sprintf("  %s\n  %s files, %s to train on; %s\n", t.source, monitor.Count(t.files-t.heldFiles), monitor.Bytes(t.train.bytes), held)
 }
 
-// describe describes the text that was read, and the time it took.
-func (c *corpus) describe(took time.Duration) string {
-	held := fmt.Sprintf("%s files, %s, held out", monitor.Count(c.heldFiles), monitor.Bytes(c.held.bytes))
-	if c.heldFiles == 0 {
-		held = fmt.Sprintf("the last %s of them held out", monitor.Bytes(c.held.bytes))
-	}
-	return fmt.Sprintf("  %s\n  %s files, %s to train on; %s (%.1fs)\n", c.source, monitor.Count(c.files-c.heldFiles),
-		monitor.Bytes(c.train.bytes), held, took.Seconds())
+// loader gives a rank its rows of the batches.
+type loader = data.Loader[[]int32]
+
+// batches returns a loader of windows to train on, at all places of the text, in a random order without
+// end. The same batches are shared by any number of ranks.
+func (t *corpus) batches(g comm.Group, c config) (*loader, error) {
+	return c.loader(g, data.Shuffle(data.Windows(t.train.tokens, c.context+1, 1), c.seed, data.Endless))
 }
 
 // heldBatches returns a loader of windows to evaluate on, spread evenly over the held-out text.

@@ -73,18 +73,10 @@
 //
 // # Tokens
 //
-// Each byte is a token, unless -tokenizer names a directory of a tokenizer as Hugging Face's
-// libraries write it: tokenizer.json, and tokenizer_config.json with the eos_token that ends a file;
-// or SentencePiece's tokenizer.model. A BPE can be trained on one's own text so:
-//
-//	t = tokenizers.ByteLevelBPETokenizer()
-//	t.train(files, vocab_size=2048, special_tokens=["<|endoftext|>"])
-//	t.save("bpe/tokenizer.json")
-//	json.dump({"eos_token": "<|endoftext|>"}, open("bpe/tokenizer_config.json", "w"))
-//
-// Losses are then in nats per token. The loss on held-out text is also printed per byte of the
-// whole text, and can be compared with a model of bytes. -context counts tokens. The text is
-// encoded once, at the start, on one core, at one or two megabytes a second.
+// Each byte is a token, unless -tokenizer names a directory with a tokenizer of Hugging Face: tokenizer.json,
+// and tokenizer_config.json with the eos_token that ends a file, or SentencePiece's tokenizer.model. Losses are
+// then in nats per token. Validation losses are also printed per byte, to compare them with those of a model of
+// bytes. -context counts tokens. The text is encoded once, at the start, at one or two megabytes a second.
 //
 // # Saving and resuming
 //
@@ -101,27 +93,17 @@
 // -interrupted 143 a signal ends the program with a status that tells a scheduler to start it again: package
 // examples/cluster has the files that use it.
 //
-// On as many ranks it prints the losses that a run which was never stopped would have, to the last
-// bit. The shape of the model and its tokens must not change; other flags that change the training
-// only cause a warning.
-//
-// The weights alone go to a file with -export, and initial ones come from a file with -import:
-// safetensors with the names and layouts of GPT-2. The model is like GPT-2 but for its tokens,
-// its activation, ReLU, and its head, which is not tied.
+// -export writes the weights to a file: safetensors with the names and layouts of GPT-2. The model is like GPT-2
+// except for its tokens, its activation ReLU, and its head, which is not tied.
 //
 // # Reading it
 //
 // Begin with train.go. It uses the library: wrap a model, then forward, backward, clip and step, on every
 // rank, each with its own rows of the batch. The other files are needed by any training:
 //
-//	config.go      flags
-//	vocabulary.go  bytes or tokens
-//	corpus.go      text from files, split into training and held-out text
-//	batch.go       windows of it, in an order that the seed decides
-//	check.go       proof that N ranks compute the same as one
-//	state.go       checkpoints, and weights in files
-//	sample.go      text from the model
-//	report.go      what is printed
+//	config.go  flags
+//	corpus.go  text from files as tokens, and batches of it in an order that the seed decides
+//	state.go   checkpoints, and the weights in a file
 //
 // The rows of a batch depend on the seed and the step, not on the number of ranks, and so do the initial
 // parameters. Two runs with the same flags print the same losses. With -time, the machine decides how many

@@ -16,10 +16,9 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// record is the part of a checkpoint that is not the model or the optimizer: the state for
-// continuing as if the run had never stopped.
+// record is the part of a checkpoint that is neither model, optimizer nor position in the data.
 type record struct {
-	Flags   map[string]string // those that change the training
+	Flags   map[string]string // those that change the result of the training
 	History monitor.State
 }
 
@@ -43,18 +42,8 @@ func (t *trainer) flags() map[string]string {
 	return flags
 }
 
-// differences lists the flags that have changed.
-func differences(was, now map[string]string) (list []string) {
-	for _, name := range slices.Sorted(maps.Keys(now)) {
-		if was[name] != now[name] {
-			list = append(list, fmt.Sprintf("-%s is %s, it was %s", name, now[name], was[name]))
-		}
-	}
-	return list
-}
-
-// restore loads the initial state of the run: a checkpoint, or the weights in a file. Otherwise the
-// weights stay random.
+// restore gives the model its initial state: a checkpoint, or the weights in a file. Otherwise the weights
+// stay random.
 func (t *trainer) restore(ctx context.Context) error {
 	found := []byte{0}
 	if t.saveDir != "" && t.group.Rank() == 0 {
@@ -117,19 +106,8 @@ func (t *trainer) load(ctx context.Context) error {
 	return nil
 }
 
-// saves is the known checkpoints of a run.
-type saves struct {
-	under *fsdp.Saving         // way, or nil
-	step  int                  // that it is of
-	took  <-chan time.Duration // gives the time to write it, once it is written
-	size  int                  // bytes of this rank's part of it
-	last  int                  // step of the last one that is complete, or that the run has begun with
-	works bool                 // one of this run is complete
-	err   error                // of the last one that ended
-}
-
-// save begins a checkpoint. The training goes on while it is written. It goes on without one that
-// has failed, too, unless none has worked yet: then the directory will not do.
+// save begins to write a checkpoint. The training continues meanwhile, and also if the last checkpoint has
+// failed, unless none is complete: then the directory is of no use.
 func (t *trainer) save(ctx context.Context) error {
 	if t.finishSave(ctx); t.saveErr != nil && t.saved == 0 {
 		return t.saveErr

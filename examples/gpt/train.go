@@ -96,7 +96,15 @@ func (t *trainer) watch(from monitor.State) error {
 	return err
 }
 
-// run prints the plan, trains until the run ends or is interrupted, and saves the result.
+// plan returns the plan of a pass on a rank with the most rows.
+func (t *trainer) plan() (*fsdp.Plan, error) {
+	parts := max(t.ranks, t.virtual)
+	rows := (t.batch + parts - 1) / parts
+	like := tensor.New(tensor.WithShape(rows, t.context), tensor.Of(tensor.Int)) // tokens, and targets
+	return t.model.Plan(like, like)
+}
+
+// run prints the plan, trains until the run is over or interrupted, and saves the result.
 func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 	if err := t.printPlan(); err != nil {
 		return false, err
@@ -150,49 +158,8 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 	return true, t.saveLast(ctx)
 }
 
-// pause evaluates and saves, where that is due, when the share of the run that is over has grown.
-func (t *trainer) pause(ctx context.Context, before, done float64) error {
-	if t.due(t.evalEvery, before, done) {
-		if err := t.validate(ctx); err != nil {
-			return err
-		}
-	}
-	t.look(ctx)
-	if t.saveDir != "" && t.due(t.saveEvery, before, done) {
-		return t.save(ctx)
-	}
-	return nil
-}
-
-// step makes one update with a batch, or with all micro-batches of a step. Then the step has ended,
-// and loss is the loss of this rank's rows before the update, or of all rows with -virtual.
-func (t *trainer) step(ctx context.Context, batch []fsdp.Tensor, lr float64) (loss float64, over bool, err error) {
-	over = t.batches.StepEnds()
-	pass := func() error { return t.pass(ctx, batch) }
-	if t.noSync && !over {
-		err = t.model.NoSync(pass)
-	} else {
-		err = pass()
-	}
-	if err != nil || !over {
-		return 0, false, err
-	}
-	if _, err := t.model.ClipGradNorm(ctx, clip); err != nil {
-		return 0, false, err
-	}
-	if err := t.opt.Step(lr); err != nil {
-		return 0, false, err
-	}
-	t.model.ZeroGrad()
-	of := t.group
-	if t.virtual == 0 {
-		of = nil // the monitor asks the other ranks
-	}
-	_, err = metrics.Set{"loss": &t.losses}.Reduce(ctx, of)
-	return t.losses.Value(), true, err
-}
-
-// pass adds the gradients of a batch.
+// pass adds the gradients of a batch. With Share they are those of the mean over the whole step, also if some
+// ranks have one row more.
 func (t *trainer) pass(ctx context.Context, batch []fsdp.Tensor) error {
 	if t.noSync() && !t.batches.StepEnds() {
 		return t.model.NoSync(func() error { return t.forwardBackward(ctx, batch) })
@@ -210,11 +177,10 @@ func (t *trainer) forwardBackward(ctx context.Context, batch []fsdp.Tensor) erro
 	return t.model.Backward(ctx, t.batches.Share())
 }
 
-// due reports whether an action is due that happens every n steps, or eight times in a run if n is
-// 0.
-func (t *trainer) due(every int, before, done float64) bool {
-	if done == 1 {
-		return false // the last time is not part of the training
+// step updates the parameters.
+func (t *trainer) step(ctx context.Context, rate float64) error {
+	if _, err := t.model.ClipGradNorm(ctx, 1); err != nil {
+		return err
 	}
 	if err := t.opt.Step(rate); err != nil {
 		return err

@@ -131,7 +131,7 @@ func (l *Loader[T]) check() error {
 	case l.rank < 0 || l.rank >= l.size:
 		return fmt.Errorf("the group has %d ranks", l.size)
 	case l.config.Batch < 1 || l.config.Batch > math.MaxInt32:
-		return fmt.Errorf("Batch must be 1 to %d samples, it is %d", math.MaxInt32, l.config.Batch)
+		return fmt.Errorf("Config.Batch must be 1 to %d samples, those of a step on all ranks, it is %d", math.MaxInt32, l.config.Batch)
 	case l.config.VirtualRanks < 0 || l.config.VirtualRanks%l.size != 0:
 		return fmt.Errorf("VirtualRanks is %d: must be a multiple of the %d ranks", l.config.VirtualRanks, l.size)
 	case l.config.VirtualRanks > 0 && l.config.Micro > 0:
@@ -150,7 +150,7 @@ func (l *Loader[T]) check() error {
 	case n == 0:
 		return fmt.Errorf("%s has no samples: check what the source reads", describe(l.src))
 	case l.Steps() == 0:
-		return fmt.Errorf("DropPartial drops all of %s: it has %d samples, and a step has %d", describe(l.src), n, l.config.Batch)
+		return fmt.Errorf("DropPartial drops all of %s: it has %d samples, and a step has %d: lower Config.Batch", describe(l.src), n, l.config.Batch)
 	}
 	return nil
 }
@@ -245,7 +245,7 @@ func (l *Loader[T]) Resume(p Position) error {
 	case p.Source != here:
 		err = fmt.Errorf("the saved position belongs to %s, but this loader reads %s: use the source of the saved training, or begin without Resume", p.Source, here)
 	case p.Samples < 0 || p.Samples > l.src.Len():
-		err = fmt.Errorf("the saved position is after %d samples, but the source has %s", p.Samples, count(l.src.Len()))
+		err = fmt.Errorf("the saved position is after %d samples, but the source has %s: use the source of the saved training, or begin without Resume", p.Samples, count(l.src.Len()))
 	}
 	if err != nil {
 		return fmt.Errorf("data: rank %d: Resume: %w", l.rank, err)

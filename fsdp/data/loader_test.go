@@ -298,7 +298,7 @@ func TestErrors(t *testing.T) {
 		"row": {numbers(100), func(b *Batch, s []int) error {
 			return Stack(b, s, func(i int) []int { return make([]int, 2+i/37) }, 2)
 		}, "^data: rank 1: sample 37: got 3 elements, want 2 for shape \\[2\\]$"},
-		"none": {numbers(100), func(*Batch, []int) error { return nil }, "^data: rank 1: samples 5 to 9: the collate function returned no tensors$"},
+		"none": {numbers(100), func(*Batch, []int) error { return nil }, "^data: rank 1: samples 5 to 9: the collate function returned no tensors: call Stack, .*$"},
 		"shape": {numbers(100), func(b *Batch, s []int) error { Tensor[int](b, 1<<32, 1<<32); return nil },
 			"^data: rank 1: samples 5 to 9: the collate function panicked at .*: invalid tensor shape \\[4294967296 4294967296\\]$"},
 		"negative shape": {numbers(100), func(b *Batch, s []int) error { Tensor[int](b, -3, -1); return nil },
@@ -450,10 +450,10 @@ func TestBound(t *testing.T) {
 func TestLoaderRefuses(t *testing.T) {
 	group := rankOf{1, 2}
 	for want, c := range map[string]Config{
-		"Batch must be 1 to 2147483647 samples, it is 0":          {},
-		"Batch must be 1 to 2147483647 samples, it is 2147483648": {Batch: math.MaxInt32 + 1},
-		"Micro -1, Workers 0 and Prefetch 0 must not be negative": {Batch: 1, Micro: -1},
-		"the group has 0 ranks":                                   {Batch: 1, Group: rankOf{}},
+		"Config.Batch must be 1 to 2147483647 samples, those of a step on all ranks, it is 0":          {},
+		"Config.Batch must be 1 to 2147483647 samples, those of a step on all ranks, it is 2147483648": {Batch: math.MaxInt32 + 1},
+		"Micro -1, Workers 0 and Prefetch 0 must not be negative":                                      {Batch: 1, Micro: -1},
+		"the group has 0 ranks": {Batch: 1, Group: rankOf{}},
 	} {
 		_, err := NewLoader(numbers(3), column, c)
 		require.ErrorContains(t, err, "data: rank 0: NewLoader: "+want)
@@ -461,7 +461,7 @@ func TestLoaderRefuses(t *testing.T) {
 	_, err := NewLoader(Of([]int{}), column, Config{Group: group, Batch: 2})
 	require.EqualError(t, err, "data: rank 1: NewLoader: Of(0 × int) has no samples: check what the source reads")
 	_, err = NewLoader(numbers(3), column, Config{Group: group, Batch: 4, DropPartial: true})
-	require.EqualError(t, err, "data: rank 1: NewLoader: DropPartial drops all of Func(3 samples): it has 3 samples, and a step has 4")
+	require.EqualError(t, err, "data: rank 1: NewLoader: DropPartial drops all of Func(3 samples): it has 3 samples, and a step has 4: lower Config.Batch")
 	_, err = NewLoader(nil, column, Config{Group: group})
 	require.EqualError(t, err, "data: rank 1: NewLoader: the source is nil")
 	_, err = NewLoader(numbers(3), nil, Config{Group: group})
@@ -473,7 +473,7 @@ func TestLoaderRefuses(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualError(t, l.Resume(Position{Samples: 2, Source: "Func(4 samples)"}),
 		"data: rank 1: Resume: the saved position belongs to Func(4 samples), but this loader reads Func(3 samples): use the source of the saved training, or begin without Resume")
-	require.EqualError(t, l.Resume(Position{Samples: 4, Source: "Func(3 samples)"}), "data: rank 1: Resume: the saved position is after 4 samples, but the source has 3 samples")
+	require.EqualError(t, l.Resume(Position{Samples: 4, Source: "Func(3 samples)"}), "data: rank 1: Resume: the saved position is after 4 samples, but the source has 3 samples: use the source of the saved training, or begin without Resume")
 	for range l.Batches(t.Context()) {
 		_, err := drive(l, t.Context(), nil)
 		require.EqualError(t, err, "data: rank 1: Batches: another loop over Batches is running")

@@ -308,7 +308,7 @@ func (r *run[T]) combine(s *slot[T]) (err error) {
 		return err
 	}
 	if len(s.batch.tensors) == 0 {
-		return errors.New("the collate function returned no tensors")
+		return errors.New("the collate function returned no tensors: call Stack, Column, Pad, Mask or Tensor for each tensor that the model takes")
 	}
 	return nil
 }

@@ -83,9 +83,9 @@ func (in *input) between(starts []int64, i int) ([]byte, error) {
 func OpenDir(dir string, patterns ...string) (*File[string], error) {
 	paths, err := find(dir, patterns)
 	if err == nil && len(paths) == 0 {
-		err = fmt.Errorf("%s has no text files: empty files and names that begin with a dot do not count", dir)
+		err = fmt.Errorf("%s has no text files: empty files and names that begin with a dot do not count: check the path", dir)
 		if len(patterns) > 0 {
-			err = fmt.Errorf("%s has no text file whose name matches one of %q", dir, patterns)
+			err = fmt.Errorf("%s has no text file whose name matches one of %q: check the path, and give patterns such as *.txt", dir, patterns)
 		}
 	}
 	if err != nil {

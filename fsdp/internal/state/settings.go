@@ -86,7 +86,7 @@ func (s *Store) regroup(opt optim.Optimizer, groups []optim.Group, n *naming, ta
 		return r, nil
 	}
 	if len(groups) == 0 {
-		return r, errors.New("option TakeSettings: the state does not contain its settings")
+		return r, errors.New("option RestoreHyperparameters: the state does not contain its settings")
 	}
 	if r.apply, err = optim.Regroup(opt, taken); err != nil {
 		return r, fmt.Errorf("option RestoreHyperparameters: %w", err)

@@ -124,7 +124,7 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 		}
 		at := owned[p] - 1
 		if at < 0 || list[at].Offset != e.Offset || list[at].Vec.Len() != e.Data.Len() {
-			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which differ from this rank's shard: make the optimizer from Sharded.Shards without changes",
+			return nil, fmt.Errorf("the optimizer has elements [%d:%d] of %s, which differ from this rank's shard: make the optimizer from Sharded.Params without changes",
 				e.Offset, e.Offset+e.Data.Len(), e.Param)
 		}
 		piece := Piece{Tensor: list[at].Tensor, Offset: e.Offset, Vec: e.Data}

@@ -148,6 +148,9 @@ func (c *config) end() error {
 		if c.asked[key] || !c.has(key) || string(c.keys[key]) == "false" || matches(c.skip, c.within+key) {
 			continue
 		}
+		if c.adapter {
+			c.fail("%s %s is not supported", key, short(c.keys[key]))
+		}
 		c.fail("%s %s is unknown, and may change the model: if it does not, skip it by hf.Open(dir, %q)",
 			key, short(c.keys[key]), c.within+key)
 	}

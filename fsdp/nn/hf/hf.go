@@ -261,6 +261,7 @@ func floats(v any) any {
 // its own shard, as [fsdp.Sharded.Import] does, whose errors it returns. Adapters get the values of
 // OpenAdapter, or keep their initial values, which change nothing.
 func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
+	defer phase.Begin("hf: loading the weights of "+m.dir, 0).End()
 	file, err := "", errors.New("hf: Load: the model was made by New, so there is no directory to load: use Open")
 	if m.dir != "" {
 		file, err = weights(m.dir)

@@ -232,7 +232,7 @@ func TestSaveArguments(t *testing.T) {
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
 			return f.Save(ctx, dir, opt, nil)
-		}, "which differ from this rank's shard: make the optimizer from Sharded.Shards without changes"},
+		}, "which differ from this rank's shard: make the optimizer from Sharded.Params without changes"},
 		"another model's": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, dir, foreign, nil) },
 			`the optimizer has momentum_buffer of "x", which is not a parameter of the model`},
 		"another model's, without state": {func(ctx context.Context, f *kit.Filler, rank int) error {
