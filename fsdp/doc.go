@@ -199,10 +199,10 @@
 // With Config.Device all of it lives in the memory of a GPU. With Config.Offload.Pinned, shards and
 // optimizer state live in pinned memory of the host: see package fsdp/gpu.
 //
-// [Dry] plans a training without ranks, memory or random numbers, on a [comm.World] of any size.
+// A [Planner] plans a training without ranks, memory or random numbers, on a [comm.World] of any size.
 // Package fsdp/plan predicts the step time on a cluster from it, and lists the memory held for each
-// unit meanwhile. If memory is short, [Fits] reports the data that takes it, and the changes that
-// save most. [Tune] finds the fastest settings.
+// unit meanwhile. If memory is short, [Planner.Fits] reports the data that takes it, and the changes that
+// save most. [Planner.Tune] finds the fastest settings.
 //
 // A Profile in Config.Observers counts the time of operations while a training runs. Package fsdp/profile reports
 // from it which rank or link the others wait for, and the differences from the plan.

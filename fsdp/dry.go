@@ -35,34 +35,61 @@ func Ints(dims ...int) Shape { return Shape{dims, true} }
 // Floats returns the shape of a tensor of floats, of the type that the model computes in.
 func Floats(dims ...int) Shape { return Shape{dims, false} }
 
-// Dry returns the plan that [Sharded.Plan] would give once the model is wrapped and has the
-// optimizer that newOptimizer makes, such as the New of an [optim.AdamW]. nil means no optimizer.
-// Nothing is allocated, drawn or sent: cfg.Group may be a [comm.World], any number of ranks that do
-// not exist, and so may the groups that cfg.Unit gives. A model of 175 billion parameters takes a tenth
+// A Planner plans a training without running it. Nothing is allocated, drawn or sent: Config.Group
+// may be a [comm.World], any number of ranks that do not exist, and so may the groups that
+// Config.Unit gives. nil means one rank. A plan of a model with 175 billion parameters takes a tenth
 // of a second and some 30 MB.
 //
-//	p, err := fsdp.Dry(model, fsdp.Config{Group: comm.World{Ranks: 128}, Wrap: …}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
-//
-// Plan.BesideBytes excludes the memory that groups copy through, because Dry has no groups. All
-// other figures, and the schedule, are the same as those that Wrap gives. With Config.Device they
-// are figures of a GPU, which need not exist: Device may be new(gpu.Device).
-func Dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (*Plan, error) {
-	if cfg.Group == nil {
-		cfg.Group = comm.World{Ranks: 1}
-	}
-	p, err := dry(m, cfg, newOptimizer, batch)
-	if err != nil {
-		return nil, fmt.Errorf("fsdp: a plan for rank %d of %d: %w", cfg.Group.Rank(), cfg.Group.Size(), err)
-	}
-	return p, nil
+//	p := fsdp.Planner{
+//		Model:        model,
+//		Config:       fsdp.Config{Group: comm.World{Ranks: 128}, WrapPolicy: …},
+//		NewOptimizer: optim.AdamW{}.New,
+//		Batch:        []fsdp.Shape{fsdp.Ints(1, 2048), fsdp.Ints(1, 2048)},
+//	}
+//	plan, err := p.Plan()
+//	err = p.Fits(80e9)
+type Planner struct {
+	Model        Model
+	Config       Config
+	NewOptimizer func([]optim.Param) (optim.Optimizer, error) // such as the New of an optim.AdamW; nil for no optimizer
+	Batch        []Shape                                      // of a pass of one rank
 }
 
-func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) (*Plan, error) {
+// Plan returns the plan that [Sharded.Plan] gives once the model is wrapped and has the optimizer.
+// Plan.BesideBytes excludes the memory that groups copy through, because a Planner has no groups.
+// All other figures, and the schedule, are the same as those that Wrap gives. With Config.Device
+// they are figures of a GPU, which need not exist: Device may be new(gpu.Device).
+func (p Planner) Plan() (*Plan, error) {
+	p = p.grouped()
+	r, err := p.plan()
+	if err != nil {
+		return nil, fmt.Errorf("fsdp: a plan for rank %d of %d: %w", p.Config.Group.Rank(), p.Config.Group.Size(), err)
+	}
+	return r, nil
+}
+
+// grouped returns p with a group.
+func (p Planner) grouped() Planner {
+	if p.Config.Group == nil {
+		p.Config.Group = comm.World{Ranks: 1}
+	}
+	return p
+}
+
+// with returns p with another configuration.
+func (p Planner) with(cfg Config) Planner {
+	p.Config = cfg
+	return p
+}
+
+// plan is Plan with a group, without its context.
+func (p Planner) plan() (*Plan, error) {
+	cfg := p.Config
 	if n, rank := cfg.Group.Size(), cfg.Group.Rank(); rank < 0 || rank >= n {
 		return nil, errors.New("Config.Group has no such rank")
 	}
 	s := &Sharded{arrangement: &arrangement{cfg: cfg}, team: ranks.NewTeam(cfg.Group, newPeerError)}
-	model, err := prepare(s, m, true)
+	model, err := prepare(s, p.Model, true)
 	if err != nil {
 		return nil, err
 	}
@@ -72,45 +99,44 @@ func dry(m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer,
 	if err := s.adopt(context.Background(), s.engine); err != nil {
 		return nil, err
 	}
-	if newOptimizer != nil {
-		if _, err := newOptimizer(s.Params()); err != nil {
+	if p.NewOptimizer != nil {
+		if _, err := p.NewOptimizer(s.Params()); err != nil {
 			return nil, err
 		}
 	}
-	values, err := shapeValues(model.Paths[""], batch, s.cfg.Precision.Compute.tensor())
+	values, err := shapeValues(model.Paths[""], p.Batch, s.cfg.Precision.Compute.tensor())
 	if err != nil {
 		return nil, err
 	}
 	return planOf(s, values)
 }
 
-// Fits returns nil if a pass, as planned by Dry, holds no more than this number of bytes in memory
+// Fits returns nil if a pass, as planned by Plan, holds no more than this number of bytes in memory
 // at once. If not, the error is a [*plan.Misfit]: the live memory at the peak by class and by unit,
 // and the changes of the configuration, of the ranks or of the batch that would help, each planned
 // alone, the largest saving first. BF16, another number of ranks, another batch and AdamW with a
 // state of 8 bits round differently; the other changes alter no bit of a step's result. The state
-// of 8 bits is planned for every model that has an optimizer: it is another update rule if the
+// of 8 bits is planned for every Planner that has an optimizer: it is another update rule if the
 // optimizer is SGD or Muon, not AdamW.
 //
-// If the pass fits, Fits also plans it with Activations.Save: WrapEach(), under which backward computes nothing
-// twice. If that fits too, Fits reports it to cfg.Logger, if there is one.
-func Fits(bytes int, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) error {
-	if cfg.Group == nil {
-		cfg.Group = comm.World{Ranks: 1}
-	}
-	p, err := Dry(m, cfg, newOptimizer, batch...)
+// If the pass fits, Fits also plans it with Activations.Save: WrapEach(), under which backward
+// computes nothing twice. If that fits too, Fits reports it to Config.Logger, if there is one.
+func (p Planner) Fits(bytes int) error {
+	p = p.grouped()
+	r, err := p.Plan()
 	if err != nil {
 		return err
 	}
-	if err = advised(p.Pass.Fits(bytes), m, cfg, newOptimizer, batch); err != nil {
-		return fmt.Errorf("fsdp: rank %d of %d: %w", cfg.Group.Rank(), cfg.Group.Size(), err)
+	if err = p.advised(r.Pass.Fits(bytes)); err != nil {
+		return fmt.Errorf("fsdp: rank %d of %d: %w", p.Config.Group.Rank(), p.Config.Group.Size(), err)
 	}
-	proposeKeep(bytes, p.Pass, m, cfg, newOptimizer, batch)
+	p.proposeSave(bytes, r.Pass)
 	return nil
 }
 
-// proposeKeep reports to cfg.Logger that memory allows Activations.Save, unless it saves no computation.
-func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) {
+// proposeSave reports to Config.Logger that memory allows Activations.Save, unless it saves no computation.
+func (p Planner) proposeSave(bytes int, now *plan.Pass) {
+	cfg := p.Config
 	if cfg.Logger == nil || cfg.Activations.Save != nil {
 		return
 	}
@@ -120,12 +146,12 @@ func proposeKeep(bytes int, now *plan.Pass, m Model, cfg Config, newOptimizer fu
 	}
 	keep := cfg
 	keep.Activations.Save, keep.Activations.Recompute = WrapEach(), nil
-	p, err := dry(m, keep, newOptimizer, batch)
-	if err != nil || p.Pass.Fits(bytes) != nil || p.Pass.Cost().Bytes >= now.Cost().Bytes {
+	saved, err := p.with(keep).plan()
+	if err != nil || saved.Pass.Fits(bytes) != nil || saved.Pass.Cost().Bytes >= now.Cost().Bytes {
 		return // an error such as of a policy that accepts one call only: Fits is about cfg
 	}
 	peak := func(p *plan.Pass) int { return p.Ops[p.Peak()].Live.Total() }
-	cfg.Logger.Info(text+": backward would recompute nothing", "rank", cfg.Group.Rank(), "takes", plan.Bytes(peak(p.Pass)), "now", plan.Bytes(peak(now)))
+	cfg.Logger.Info(text+": backward would recompute nothing", "rank", cfg.Group.Rank(), "takes", plan.Bytes(peak(saved.Pass)), "now", plan.Bytes(peak(now)))
 }
 
 // limits returns the memory limits of this rank as arena.Limits does. Tests replace it.
@@ -204,7 +230,7 @@ func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 		if l := shared[n.ID]; need > 0 && l.need > l.left {
 			err = fmt.Errorf("group %s: with it, the largest, parameters and gradients of this rank take %s, and %s on the %d ranks that share this memory, "+
 				"without activations and the optimizer's state (AdamW: as much again), and there are %s: %s. "+
-				"FullShard on more hosts needs less on each, Config.Offload.Dir keeps shards in files, and fsdp.Fits plans a whole pass",
+				"FullShard on more hosts needs less on each, Config.Offload.Dir keeps shards in files, and Fits of fsdp.Planner plans a whole pass",
 				largest, bytesText(need), bytesText(l.need), l.ranks, bytesText(l.left), n.Name)
 			break
 		}
@@ -221,17 +247,17 @@ func nearest(list []arena.Limit) []arena.Limit {
 
 // advised adds the changes that would help to a Misfit of a configuration. Other errors are
 // unchanged.
-func advised(err error, m Model, cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) error {
+func (p Planner) advised(err error) error {
 	var misfit *plan.Misfit
 	if !errors.As(err, &misfit) {
 		return err
 	}
-	for _, c := range changes(cfg, newOptimizer, batch) {
-		p, err := dry(m, c.cfg, c.optimizer, c.batch)
+	for _, c := range p.changes() {
+		r, err := c.plan()
 		if err != nil {
 			continue // such as of a policy for this number of ranks only: the change does not help
 		}
-		most := p.Pass.Ops[p.Pass.Peak()].Live.Total()
+		most := r.Pass.Ops[r.Pass.Peak()].Live.Total()
 		if saved := misfit.Live.Total() - most; saved > 0 {
 			misfit.Changes = append(misfit.Changes, plan.Change{Name: c.name, Memory: most, Saved: saved})
 		}
@@ -242,17 +268,16 @@ func advised(err error, m Model, cfg Config, newOptimizer func([]optim.Param) (o
 
 // A change is another way to train.
 type change struct {
-	name      string
-	cfg       Config
-	optimizer func([]optim.Param) (optim.Optimizer, error)
-	batch     []Shape
+	name string
+	Planner
 }
 
 // changes lists changes that might need less memory.
-func changes(cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch []Shape) (list []change) {
+func (p Planner) changes() (list []change) {
+	cfg := p.Config
 	try := func(name string, set func(c *Config)) {
-		c := change{name, cfg, newOptimizer, batch}
-		set(&c.cfg)
+		c := change{name, p}
+		set(&c.Config)
 		list = append(list, c)
 	}
 	if n := cfg.Group.Size(); cfg.Unit == nil {
@@ -281,11 +306,15 @@ func changes(cfg Config, newOptimizer func([]optim.Param) (optim.Optimizer, erro
 	case cfg.Device == nil && cfg.Offload.Dir == "":
 		try("Offload.Dir (on a GPU Offload.Pinned)", func(c *Config) { c.Offload.Dir = "files" }) // of which a plan makes none
 	}
-	if newOptimizer != nil {
-		list = append(list, change{"optim.AdamW{Bits: 8} (rounds differently)", cfg, optim.AdamW{Bits: 8}.New, batch})
+	if p.NewOptimizer != nil {
+		small := p
+		small.NewOptimizer = optim.AdamW{Bits: 8}.New
+		list = append(list, change{"optim.AdamW{Bits: 8} (rounds differently)", small})
 	}
-	if half := halved(batch); half != nil {
-		list = append(list, change{"half the batch", cfg, newOptimizer, half})
+	if batch := halved(p.Batch); batch != nil {
+		half := p
+		half.Batch = batch
+		list = append(list, change{"half the batch", half})
 	}
 	return list
 }
@@ -330,30 +359,29 @@ func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.V
 	return values, nil
 }
 
-// Tune returns cfg with the fastest units, strategy, Prefetch and Activations for a step on a
+// Tune returns Config with the fastest units, strategy, Prefetch and Activations for a step on a
 // cluster, among the settings that fit in this number of bytes, and all the choices it had. It
-// plans each of them by [Dry], which takes a tenth of a second or less. It does not change a field
-// that cfg sets. Its choice changes no bit of a step's result, unless gradients travel in 16 bits
+// plans each of them by Plan, which takes a tenth of a second or less. It does not change a field
+// that Config sets. Its choice changes no bit of a step's result, unless gradients travel in 16 bits
 // and it takes a hybrid strategy, see [Strategy]. It does not change Precision and the optimizer.
 // Every rank that makes the same call gets the same answer.
 //
-// If nothing fits, the error is a [*plan.Misfit] of the choice that needs least, as in [Fits].
-func Tune(m Model, cfg Config, c *plan.Cluster, memory int, newOptimizer func([]optim.Param) (optim.Optimizer, error), batch ...Shape) (Config, []plan.Choice, error) {
-	if cfg.Group == nil {
-		cfg.Group = comm.World{Ranks: 1}
-	}
+// If nothing fits, the error is a [*plan.Misfit] of the choice that needs least, as in Fits.
+func (p Planner) Tune(c *plan.Cluster, memory int) (Config, []plan.Choice, error) {
+	p = p.grouped()
+	cfg := p.Config
 	if err := c.Check(); err != nil {
 		return cfg, nil, fmt.Errorf("fsdp: tuning: %w", err)
 	}
 	choices, err := plan.Search(space(&cfg, c), memory, c, func(s plan.Setting) (*plan.Pass, error) {
-		p, err := dry(m, chosen(cfg, s), newOptimizer, batch)
+		r, err := p.with(chosen(cfg, s)).plan()
 		if err != nil {
 			return nil, err
 		}
-		return p.Pass, nil
+		return r.Pass, nil
 	})
 	if err == nil && choices[0].Time == nil {
-		err = advised(choices[0].Misfit, m, chosen(cfg, choices[0].Setting), newOptimizer, batch)
+		err = p.with(chosen(cfg, choices[0].Setting)).advised(choices[0].Misfit)
 	}
 	if err != nil {
 		return cfg, choices, fmt.Errorf("fsdp: tuning for %d ranks: %w", cfg.Group.Size(), err)

@@ -128,7 +128,7 @@ func ExamplePrecision() {
 	}
 	for _, p := range []fsdp.Precision{fsdp.BF16(), int8, mixed} {
 		cfg := fsdp.Config{Group: comm.World{Ranks: 8}, WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Precision: p}
-		plan, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, fsdp.Ints(1, 1024), fsdp.Ints(1, 1024))
+		plan, err := fsdp.Planner{Model: model, Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{fsdp.Ints(1, 1024), fsdp.Ints(1, 1024)}}.Plan()
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -151,12 +151,18 @@ func ExampleSharded_Plan() {
 }
 
 // A plan needs neither ranks nor memory: here is what one of 128 ranks would take to train GPT-3.
-func ExampleDry() {
+func ExamplePlanner_Plan() {
 	model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: 96, Dim: 12288, Heads: 96, Tied: true}
 	blocks := fsdp.WrapTypes(&nn.Block{})
-	plan, err := fsdp.Dry(model, fsdp.Config{
-		Group: comm.World{Ranks: 128}, WrapPolicy: blocks, Activations: fsdp.Activations{Recompute: blocks}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
-	}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
+	plan, err := fsdp.Planner{
+		Model: model,
+		Config: fsdp.Config{
+			Group: comm.World{Ranks: 128}, WrapPolicy: blocks,
+			Activations: fsdp.Activations{Recompute: blocks}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+		},
+		NewOptimizer: optim.AdamW{}.New,
+		Batch:        []fsdp.Shape{fsdp.Ints(1, 2048), fsdp.Ints(1, 2048)},
+	}.Plan()
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -172,10 +178,14 @@ func ExampleDry() {
 }
 
 // Why does a model of 13 billion parameters not fit on 8 GPUs of 40 GB, and what would help?
-func ExampleFits() {
+func ExamplePlanner_Fits() {
 	model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: 40, Dim: 5120, Heads: 40}
-	err := fsdp.Fits(40e9, model, fsdp.Config{Group: comm.World{Ranks: 8}, WrapPolicy: fsdp.WrapEach(), Precision: fsdp.BF16()},
-		optim.AdamW{}.New, fsdp.Ints(4, 2048), fsdp.Ints(4, 2048))
+	err := fsdp.Planner{
+		Model:        model,
+		Config:       fsdp.Config{Group: comm.World{Ranks: 8}, WrapPolicy: fsdp.WrapEach(), Precision: fsdp.BF16()},
+		NewOptimizer: optim.AdamW{}.New,
+		Batch:        []fsdp.Shape{fsdp.Ints(4, 2048), fsdp.Ints(4, 2048)},
+	}.Fits(40e9)
 	var misfit *plan.Misfit
 	if !errors.As(err, &misfit) {
 		log.Fatal(err)
@@ -195,12 +205,15 @@ func ExampleFits() {
 }
 
 // Which settings train Llama 3 70B fastest on 64 H100, and how fast is that?
-func ExampleTune() {
+func ExamplePlanner_Tune() {
 	model := &nn.Llama{Vocab: 128256, Layers: 80, Dim: 8192, Heads: 64, KVHeads: 8, Hidden: 28672, FusedLoss: true}
 	c := plan.Clusters()["h100"]
-	cfg, choices, err := fsdp.Tune(model, fsdp.Config{
-		Group: comm.World{Ranks: 64}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
-	}, c, c.Device.Memory*85/100, optim.AdamW{}.New, fsdp.Ints(1, 8192), fsdp.Ints(1, 8192))
+	cfg, choices, err := fsdp.Planner{
+		Model:        model,
+		Config:       fsdp.Config{Group: comm.World{Ranks: 64}, Precision: fsdp.Precision{Compute: fsdp.BFloat16}},
+		NewOptimizer: optim.AdamW{}.New,
+		Batch:        []fsdp.Shape{fsdp.Ints(1, 8192), fsdp.Ints(1, 8192)},
+	}.Tune(c, c.Device.Memory*85/100)
 	if err != nil {
 		log.Fatal(err)
 	}

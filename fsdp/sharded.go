@@ -158,7 +158,7 @@ func (s *Sharded) wrap(ctx context.Context, m Model) error {
 // instructionSet returns the index in kernel.InstructionSets of this rank's instruction set. Tests replace it.
 var instructionSet = func(cfg *Config) int { return kernel.InstructionSet(cfg.Precision.Compute == BFloat16) }
 
-// prepare does the part of Wrap that needs no other rank. Dry uses it, too.
+// prepare does the part of Wrap that needs no other rank. A Planner uses it, too.
 func prepare(s *Sharded, m Model, dry bool) (model *layout.Model, err error) {
 	if s.cfg, err = s.cfg.withDefaults(); err != nil {
 		return nil, err

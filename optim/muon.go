@@ -143,7 +143,7 @@ type MuonMatrix struct {
 
 // Plan returns the work of a Step of the optimizer that New would make from params. It allocates
 // and sends nothing, so the groups may be of type [comm.World], and values may be anything: in the
-// function that fsdp.Dry calls for an optimizer it plans for ranks that do not exist.
+// function that fsdp.Planner calls for an optimizer it plans for ranks that do not exist.
 func (c Muon) Plan(params []Param) (*MuonPlan, error) {
 	teams, err := c.teams(params)
 	if err != nil {

@@ -158,7 +158,7 @@ const muchExposed = 0.1
 // help adds the changes that would help if nothing fits.
 func (r *report) help(a *answer) error {
 	s := a.choices[0].Setting
-	err := fsdp.Fits(r.memory, r.model, r.config(a.ranks, s), newByName[r.optimizer], r.subject.batch(s.Micro, r.seq)...)
+	err := fsdp.Planner{Model: r.model, Config: r.config(a.ranks, s), NewOptimizer: newByName[r.optimizer], Batch: r.subject.batch(s.Micro, r.seq)}.Fits(r.memory)
 	var m *plan.Misfit
 	if !errors.As(err, &m) {
 		return err

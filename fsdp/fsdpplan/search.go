@@ -80,7 +80,7 @@ func (q *query) config(ranks int, s plan.Setting) fsdp.Config {
 
 // plan plans a setting.
 func (q *query) plan(ranks int, s plan.Setting) (*fsdp.Plan, error) {
-	return fsdp.Dry(q.model, q.config(ranks, s), newByName[q.optimizer], q.subject.batch(s.Micro, q.seq)...)
+	return fsdp.Planner{Model: q.model, Config: q.config(ranks, s), NewOptimizer: newByName[q.optimizer], Batch: q.subject.batch(s.Micro, q.seq)}.Plan()
 }
 
 // search times all settings.

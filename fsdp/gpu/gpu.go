@@ -43,7 +43,7 @@ import (
 // methods one after another, and all ranks in the same order. A collective of one model then runs
 // after all earlier collectives of the others.
 //
-// For [fsdp.Dry] it may be new(Device): plans need no GPU, nor a library of one.
+// For [fsdp.Planner] it may be new(Device): plans need no GPU, nor a library of one.
 type Device struct {
 	*nccl.Device
 	// Timeout is how long collectives may make no progress after every rank has entered them. 0

@@ -1,7 +1,7 @@
 // Package plan predicts the time and the memory of a training step before anything runs, without
 // the machines that will run it.
 //
-// The schedule of a step is data. Package fsdp compiles it, and fsdp.Dry returns it in Plan.Pass as
+// The schedule of a step is data. Package fsdp compiles it, and fsdp.Planner returns it in Plan.Pass as
 // a [Pass]: the schedule with the cost of each operation. [Pass.Time] plays it on a [Cluster], on
 // two streams as a GPU does:
 //
@@ -15,7 +15,7 @@
 //
 // The memory in use is known for each operation, by class ([Op].Live) and by group and call
 // ([Pass.Holders]), and in the course of a step ([Pass.Samples]). [Pass.Fits] compares it with a
-// limit. fsdp.Fits also says how much each change would save.
+// limit. Fits of fsdp.Planner also says how much each change would save.
 //
 // Ranks of a host without GPUs share its cores, which also move the bytes of collectives. A Cluster
 // of such hosts has a [Rate] for each operation; "fsdpplan -calibrate" measures them. A Cluster of

@@ -14,9 +14,15 @@ import (
 // How long would 128 GPUs take for a step of GPT-3, and do they hold it?
 func Example() {
 	blocks := fsdp.WrapTypes(&nn.Block{})
-	p, err := fsdp.Dry(&nn.GPT{Vocab: 50304, Context: 2048, Layers: 96, Dim: 12288, Heads: 96}, fsdp.Config{
-		Group: comm.World{Ranks: 128}, WrapPolicy: blocks, Activations: fsdp.Activations{Recompute: blocks}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
-	}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
+	p, err := fsdp.Planner{
+		Model: &nn.GPT{Vocab: 50304, Context: 2048, Layers: 96, Dim: 12288, Heads: 96},
+		Config: fsdp.Config{
+			Group: comm.World{Ranks: 128}, WrapPolicy: blocks,
+			Activations: fsdp.Activations{Recompute: blocks}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
+		},
+		NewOptimizer: optim.AdamW{}.New,
+		Batch:        []fsdp.Shape{fsdp.Ints(1, 2048), fsdp.Ints(1, 2048)},
+	}.Plan()
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -85,7 +85,7 @@ type Misfit struct {
 	Live    Memory   // memory at that operation
 	Units   []Holder // the same by group and call, the largest first
 	Help    string   // advice that makes the largest part smaller
-	Changes []Change // changes that were tried, the largest saving first; only fsdp.Fits and fsdp.Tune try any
+	Changes []Change // changes that were tried, the largest saving first; only fsdp.Planner tries any
 }
 
 // A Change is another way to train, with the memory that it saves.
@@ -121,7 +121,7 @@ func (e *Misfit) Advice() string {
 }
 
 // Fits returns nil, or a [*Misfit] if the peak exceeds the given number of bytes. It tries no
-// changes: fsdp.Fits does.
+// changes: Fits of fsdp.Planner does.
 func (p *Pass) Fits(bytes int) error {
 	if len(p.Ops) == 0 {
 		return nil

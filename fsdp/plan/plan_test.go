@@ -111,8 +111,8 @@ func TestCostIsThePlans(t *testing.T) {
 
 func dry(t require.TestingT, ranks int, wrap fsdp.Policy) *fsdp.Plan {
 	shape := fsdp.Ints(4, 64)
-	p, err := fsdp.Dry(&nn.GPT{Vocab: 1000, Context: 64, Layers: 4, Dim: 256, Heads: 4}, fsdp.Config{Group: comm.World{Ranks: ranks}, WrapPolicy: wrap},
-		optim.AdamW{}.New, shape, shape)
+	p, err := fsdp.Planner{Model: &nn.GPT{Vocab: 1000, Context: 64, Layers: 4, Dim: 256, Heads: 4},
+		Config: fsdp.Config{Group: comm.World{Ranks: ranks}, WrapPolicy: wrap}, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Plan()
 	require.NoError(t, err)
 	return p
 }

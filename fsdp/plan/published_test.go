@@ -96,7 +96,7 @@ func (r *row) pass(t testing.TB) *plan.Pass {
 		cfg.Activations.Save = block
 	}
 	shape := fsdp.Ints(r.micro, r.seq)
-	p, err := fsdp.Dry(m, cfg, optim.AdamW{}.New, shape, shape)
+	p, err := fsdp.Planner{Model: m, Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Plan()
 	require.NoError(t, err, "%+v", r)
 	return p.Pass
 }

@@ -33,7 +33,9 @@ func (parts) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 
 // dry plans it.
 func dry(t *testing.T) *plan.Pass {
-	p, err := fsdp.Dry(parts{}, fsdp.Config{Group: comm.World{Ranks: 16}, WrapPolicy: fsdp.WrapEach()}, optim.AdamW{}.New, fsdp.Ints(4, 512), fsdp.Ints(4, 512))
+	p, err := fsdp.Planner{Model: parts{},
+		Config:       fsdp.Config{Group: comm.World{Ranks: 16}, WrapPolicy: fsdp.WrapEach()},
+		NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{fsdp.Ints(4, 512), fsdp.Ints(4, 512)}}.Plan()
 	require.NoError(t, err)
 	return p.Pass
 }
@@ -96,7 +98,8 @@ func TestBeside(t *testing.T) {
 	}
 	_, err := profile.New().Beside(p, plan.Clusters()["h100"])
 	require.ErrorContains(t, err, "no pass has been counted")
-	other, err := fsdp.Dry(&nn.GPT{Vocab: 10, Context: 8, Layers: 1, Dim: 16, Heads: 2}, fsdp.Config{}, nil, fsdp.Ints(1, 8), fsdp.Ints(1, 8))
+	other, err := fsdp.Planner{Model: &nn.GPT{Vocab: 10, Context: 8, Layers: 1, Dim: 16, Heads: 2},
+		Config: fsdp.Config{}, Batch: []fsdp.Shape{fsdp.Ints(1, 8), fsdp.Ints(1, 8)}}.Plan()
 	require.NoError(t, err)
 	_, err = replay(t, p, plan.Clusters()["h100"], profile.Target{}).Beside(other.Pass, plan.Clusters()["h100"])
 	require.ErrorContains(t, err, "has not run: the plan belongs to another model")

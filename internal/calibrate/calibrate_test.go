@@ -87,7 +87,9 @@ func TestCalibrate(t *testing.T) {
 		require.True(t, of[plan.Rate{Op: "wait" + plan.AtOnce, Wide: true, Ranks: 2}])
 		read, err := plan.Parse(made.JSON())
 		require.NoError(t, err)
-		p, err := fsdp.Dry(subjects[0].model, fsdp.Config{Group: comm.World{Ranks: 2}, WrapPolicy: subjects[0].blocks()}, optim.AdamW{}.New, shape, shape)
+		p, err := fsdp.Planner{Model: subjects[0].model,
+			Config:       fsdp.Config{Group: comm.World{Ranks: 2}, WrapPolicy: subjects[0].blocks()},
+			NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Plan()
 		require.NoError(t, err)
 		require.InEpsilon(t, p.Pass.Time(made, 1).Total, p.Pass.Time(read, 1).Total, 1e-3)
 		require.Equal(t, made.Sources, read.Sources)

@@ -204,7 +204,7 @@ func (m *Model) parse(text []byte) error {
 }
 
 // ReadConfig returns the model that the text of a config.json describes. It needs no weights:
-// [fsdp.Dry] can plan the model. It accepts keys that match a pattern of skip, see [Open].
+// an [fsdp.Planner] can plan the model. It accepts keys that match a pattern of skip, see [Open].
 func ReadConfig(text []byte, skip ...string) (fsdp.Model, error) {
 	m := &Model{skip: skip}
 	if err := m.parse(text); err != nil {

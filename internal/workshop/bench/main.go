@@ -6,7 +6,7 @@
 //	bench overlap   how much communication over a slow link is hidden
 //	bench formats   steps and the time to a loss over a slow link, by the types of sent parameters and gradients
 //	bench plan      steps of a GPT, compared with the predictions of package plan
-//	bench search    the choice of fsdp.Tune, compared with the fastest of many settings, on random models
+//	bench search    the choice of Planner.Tune, compared with the fastest of many settings, on random models
 //	bench join      the cost of Join with even data, and the time of a rank without a batch
 //	bench memory    memory of a rank with DDP, in one unit, by blocks, and under each strategy
 //	bench state     consolidation of optimizer state, and checkpoints, against PyTorch, plain copies and files

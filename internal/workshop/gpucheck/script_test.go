@@ -213,7 +213,7 @@ func requireCluster(t *testing.T, file string) {
 	require.Contains(t, c.Sources[0], c.Device.Name)
 	require.Zero(t, c.Software.Step)
 	model := &nn.GPT{Vocab: 64, Context: 16, Layers: 1, Dim: 32, Heads: 2}
-	p, err := fsdp.Dry(model, fsdp.Config{Precision: fsdp.BF16()}, nil, fsdp.Ints(1, 16), fsdp.Ints(1, 16))
+	p, err := fsdp.Planner{Model: model, Config: fsdp.Config{Precision: fsdp.BF16()}, Batch: []fsdp.Shape{fsdp.Ints(1, 16), fsdp.Ints(1, 16)}}.Plan()
 	require.NoError(t, err)
 	was := *p.Pass.Time(c, 1)
 	for i := range c.Rates {

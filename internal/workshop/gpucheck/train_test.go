@@ -76,7 +76,7 @@ func apart(a, b []float64) (most float64, step int) {
 func TestTraining(t *testing.T) {
 	z := scale().training
 	z.Batch = cmp.Or(*batch, z.Batch)
-	dry, err := fsdp.Dry(z.gpt(), config(nil), nil, z.shape(), z.shape())
+	dry, err := fsdp.Planner{Model: z.gpt(), Config: config(nil), Batch: []fsdp.Shape{z.shape(), z.shape()}}.Plan()
 	require.NoError(t, err)
 	what := describeModel(dry.Params, z)
 	tokens := float64(z.Batch * z.Context)

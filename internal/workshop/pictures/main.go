@@ -55,9 +55,9 @@ func main() {
 // dry plans the training of a model in bfloat16 on a number of ranks, with a number of rows of 1,024 tokens on each.
 func dry(model *nn.GPT, ranks, rows int, s fsdp.Strategy) (*fsdp.Plan, error) {
 	blocks := fsdp.WrapTypes(&nn.Block{})
-	return fsdp.Dry(model, fsdp.Config{
+	return fsdp.Planner{Model: model, Config: fsdp.Config{
 		Group: comm.World{Ranks: ranks}, WrapPolicy: blocks, Activations: fsdp.Activations{Recompute: blocks}, Strategy: s, Precision: fsdp.BF16(), Prefetch: 1,
-	}, optim.AdamW{}.New, fsdp.Ints(rows, 1024), fsdp.Ints(rows, 1024))
+	}, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{fsdp.Ints(rows, 1024), fsdp.Ints(rows, 1024)}}.Plan()
 }
 
 // A rect is a bar of a picture, in pixels.

@@ -101,10 +101,10 @@ func TestGPURefusesMuon(t *testing.T) {
 		_, err := optim.Muon{}.New(hidden)
 		require.ErrorContains(t, err, `optim: muon: parameter "blocks.0.`)
 		require.ErrorContains(t, err, "it is no vec.Addressable")
-		_, err = fsdp.Dry(kit.TinyGPT(1), fsdp.Config{Device: new(gpu.Device)}, func(params []optim.Param) (optim.Optimizer, error) {
+		_, err = fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{Device: new(gpu.Device)}, NewOptimizer: func(params []optim.Param) (optim.Optimizer, error) {
 			hidden, _ := kit.HiddenMatrices(params)
 			return optim.Muon{}.New(hidden)
-		}, fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext))
+		}, Batch: []fsdp.Shape{fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext)}}.Plan()
 		require.ErrorContains(t, err, "it is no vec.Addressable")
 		require.NoError(t, m.Close())
 	})
@@ -120,7 +120,7 @@ func TestGPUDry(t *testing.T) {
 		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
 			cfg := cfg
 			cfg.Group, cfg.Device = comm.World{Ranks: 2, Place: g.Rank()}, new(gpu.Device)
-			dry, err := fsdp.Dry(kit.TinyGPT(2), cfg, optim.AdamW{}.New, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+			dry, err := fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{fsdp.Ints(rows, cols), fsdp.Ints(rows, cols)}}.Plan()
 			require.NoError(t, err)
 			cfg.Group, cfg.Device = g, dev
 			m := kit.Wrap(t, kit.TinyGPT(2), cfg)
@@ -143,14 +143,14 @@ func TestGPUDry(t *testing.T) {
 // place.
 func TestGPUFits(t *testing.T) {
 	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, WrapPolicy: kit.Blocks}, fsdp.Ints(2, kit.TinyContext)
-	err := fsdp.Fits(1000, kit.TinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	err := fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Fits(1000)
 	require.ErrorContains(t, err, ": Offload saves ")
 	cfg.Offload.Pinned = true
-	err = fsdp.Fits(1000, kit.TinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	err = fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Fits(1000)
 	require.NotContains(t, err.Error(), "Offload")
 	require.NotContains(t, err.Error(), "of this rank")
 	cfg.Strategy = fsdp.NoShard
-	whole, err := fsdp.Dry(kit.TinyGPT(2), cfg, optim.AdamW{}.New, shape, shape)
+	whole, err := fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Plan()
 	require.NoError(t, err)
 	require.Equal(t, plan.Memory{Shard: whole.ShardBytes / 2}, plan.Memory{Shard: whole.Pass.Ops[0].Live.Shard, State: whole.Pass.Ops[0].Live.State})
 }

@@ -105,7 +105,7 @@ func TestDryIsThePlanOfWrap(t *testing.T) {
 				defer own.Close()
 				cfg, there = withGroups(cfg, comm.World{Ranks: own.Size(), Place: own.Rank()}), withGroups(there, own)
 			}
-			dry, err := fsdp.Dry(r.Model, cfg, makers[name], fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+			dry, err := fsdp.Planner{Model: r.Model, Config: cfg, NewOptimizer: makers[name], Batch: []fsdp.Shape{fsdp.Ints(rows, cols), fsdp.Ints(rows, cols)}}.Plan()
 			require.NoError(t, err)
 			m := kit.Wrap(t, r.Model, there)
 			if makers[name] != nil {
@@ -117,7 +117,7 @@ func TestDryIsThePlanOfWrap(t *testing.T) {
 			require.Equal(t, plan, dry)
 			if freeze {
 				cfg.Frozen = func(name string) bool { return strings.HasSuffix(name, "bias") }
-				dry, err = fsdp.Dry(r.Model, cfg, nil, fsdp.Ints(rows, cols), fsdp.Ints(rows, cols))
+				dry, err = fsdp.Planner{Model: r.Model, Config: cfg, Batch: []fsdp.Shape{fsdp.Ints(rows, cols), fsdp.Ints(rows, cols)}}.Plan()
 				require.NoError(t, err)
 				_, err = m.Freeze(ctx, cfg.Frozen, nil)
 				require.NoError(t, err)
@@ -140,9 +140,9 @@ func TestDryOfATrillion(t *testing.T) {
 		params                    float64
 	}{{96, 12288, 96, 128, 175e9}, {96, 12288, 96, 100_000, 175e9}, {128, 25600, 160, 1024, 1009e9}} {
 		model := &nn.GPT{Vocab: 50304, Context: 2048, Layers: c.layers, Dim: c.dim, Heads: c.heads, Tied: true}
-		p, err := fsdp.Dry(model, fsdp.Config{
+		p, err := fsdp.Planner{Model: model, Config: fsdp.Config{
 			Group: comm.World{Ranks: c.ranks}, WrapPolicy: kit.Blocks, Activations: fsdp.Activations{Recompute: kit.Blocks}, Precision: fsdp.Precision{Compute: fsdp.BFloat16},
-		}, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
+		}, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{fsdp.Ints(1, 2048), fsdp.Ints(1, 2048)}}.Plan()
 		require.NoError(t, err)
 		require.InEpsilon(t, c.params, p.Params, 0.01)
 		require.InEpsilon(t, 16*c.params/float64(c.ranks), p.ShardBytes+p.StateBytes, 0.02, "masters, gradients and moments in float32")
@@ -179,11 +179,11 @@ func TestFits(t *testing.T) {
 		{WrapPolicy: kit.Blocks, Activations: fsdp.Activations{Recompute: kit.Blocks}, Precision: fsdp.BF16(), Prefetch: fsdp.NoPrefetch},
 	} {
 		cfg.Group = comm.World{Ranks: 4, Place: 1}
-		base, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shapes...)
+		base, err := fsdp.Planner{Model: model, Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: shapes}.Plan()
 		require.NoError(t, err)
 		peak := func(p *fsdp.Plan) int { return p.Pass.Ops[p.Pass.Peak()].Live.Total() }
-		require.NoError(t, fsdp.Fits(peak(base), model, cfg, optim.AdamW{}.New, shapes...))
-		err = fsdp.Fits(peak(base)-1, model, cfg, optim.AdamW{}.New, shapes...)
+		require.NoError(t, fsdp.Planner{Model: model, Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: shapes}.Fits(peak(base)))
+		err = fsdp.Planner{Model: model, Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: shapes}.Fits(peak(base) - 1)
 		require.ErrorContains(t, err, "fsdp: rank 1 of 4: plan: ")
 		var misfit *plan.Misfit
 		require.ErrorAs(t, err, &misfit)
@@ -194,19 +194,19 @@ func TestFits(t *testing.T) {
 			changed, batch := cfg, shapes
 			newOptimizer = optim.AdamW{}.New
 			take[c.Name](&changed, &batch)
-			p, err := fsdp.Dry(model, changed, newOptimizer, batch...)
+			p, err := fsdp.Planner{Model: model, Config: changed, NewOptimizer: newOptimizer, Batch: batch}.Plan()
 			require.NoError(t, err, c.Name)
 			require.Equal(t, p.RAMBytes, c.Memory, c.Name)
 			require.Equal(t, peak(base)-p.RAMBytes, c.Saved, c.Name)
 			require.Positive(t, c.Saved)
 			require.LessOrEqual(t, c.Saved, before, "the best first")
 			before, taken[c.Name] = c.Saved, true
-			require.NoError(t, fsdp.Fits(c.Memory, model, changed, newOptimizer, batch...))
+			require.NoError(t, fsdp.Planner{Model: model, Config: changed, NewOptimizer: newOptimizer, Batch: batch}.Fits(c.Memory))
 		}
 	}
 	require.Len(t, taken, len(take), "every change helps somewhere")
-	require.ErrorContains(t, fsdp.Fits(1, model, fsdp.Config{}, nil), "the batch has 0 shapes")
-	require.ErrorContains(t, fsdp.Fits(1, model, fsdp.Config{}, nil, shapes...), "half the batch saves")
+	require.ErrorContains(t, fsdp.Planner{Model: model, Config: fsdp.Config{}}.Fits(1), "the batch has 0 shapes")
+	require.ErrorContains(t, fsdp.Planner{Model: model, Config: fsdp.Config{}, Batch: shapes}.Fits(1), "half the batch saves")
 }
 
 // TestKeepIsProposed gives a model less and less memory. Fits and Tune propose Keep as long as a
@@ -214,7 +214,7 @@ func TestFits(t *testing.T) {
 func TestKeepIsProposed(t *testing.T) {
 	model, shape, c := kit.TinyGPT(3), fsdp.Ints(2, kit.TinyContext), plan.Clusters()["h100"]
 	peak := func(cfg fsdp.Config) int {
-		p, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shape, shape)
+		p, err := fsdp.Planner{Model: model, Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Plan()
 		require.NoError(t, err)
 		return p.Pass.Ops[p.Pass.Peak()].Live.Total()
 	}
@@ -235,11 +235,11 @@ func TestKeepIsProposed(t *testing.T) {
 	} {
 		var said strings.Builder
 		x.cfg.Logger = slog.New(slog.NewTextHandler(&said, nil))
-		require.NoError(t, fsdp.Fits(x.memory, model, x.cfg, optim.AdamW{}.New, shape, shape))
+		require.NoError(t, fsdp.Planner{Model: model, Config: x.cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Fits(x.memory))
 		require.Contains(t, said.String(), x.proposal)
 		require.Equal(t, x.proposal == "", said.Len() == 0, "%s", &said)
 
-		cfg, choices, err := fsdp.Tune(model, some, c, x.memory, optim.AdamW{}.New, shape, shape)
+		cfg, choices, err := fsdp.Planner{Model: model, Config: some, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Tune(c, x.memory)
 		require.NoError(t, err)
 		require.Equal(t, x.memory == peak(all), cfg.Activations.Save != nil, choices[0].Setting)
 		require.Nil(t, cfg.Activations.Recompute)
@@ -250,19 +250,19 @@ func TestDryMistakes(t *testing.T) {
 	shape := fsdp.Ints(2, kit.TinyContext)
 	for want, run := range map[string]func() (*fsdp.Plan, error){
 		"fsdp: a plan for rank 3 of 2: Config.Group has no such rank": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{Group: comm.World{Ranks: 2, Place: 3}}, nil, shape, shape)
+			return fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{Group: comm.World{Ranks: 2, Place: 3}}, Batch: []fsdp.Shape{shape, shape}}.Plan()
 		},
 		"fsdp: a plan for rank 0 of 1: the batch has 1 shapes, the model takes 2 tensors": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{}, nil, shape)
+			return fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{}, Batch: []fsdp.Shape{shape}}.Plan()
 		},
 		"the shape [2 0] is empty": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{}, nil, shape, fsdp.Ints(2, 0))
+			return fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{}, Batch: []fsdp.Shape{shape, fsdp.Ints(2, 0)}}.Plan()
 		},
 		"index is float32, want int": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{}, nil, fsdp.Floats(2, kit.TinyContext), shape)
+			return fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{}, Batch: []fsdp.Shape{fsdp.Floats(2, kit.TinyContext), shape}}.Plan()
 		},
 		"Config.Prefetch is -3": func() (*fsdp.Plan, error) {
-			return fsdp.Dry(kit.TinyGPT(1), fsdp.Config{Prefetch: -3}, nil, shape, shape)
+			return fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{Prefetch: -3}, Batch: []fsdp.Shape{shape, shape}}.Plan()
 		},
 	} {
 		_, err := run()
@@ -278,8 +278,9 @@ func TestTuneOfATrillion(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	c := plan.Clusters()["b200"]
-	cfg, choices, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: 1024}, Precision: fsdp.Precision{Compute: fsdp.BFloat16}},
-		c, c.Device.Memory, optim.AdamW{}.New, fsdp.Ints(1, 2048), fsdp.Ints(1, 2048))
+	cfg, choices, err := fsdp.Planner{Model: model,
+		Config:       fsdp.Config{Group: comm.World{Ranks: 1024}, Precision: fsdp.Precision{Compute: fsdp.BFloat16}},
+		NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{fsdp.Ints(1, 2048), fsdp.Ints(1, 2048)}}.Tune(c, c.Device.Memory)
 	require.NoError(t, err)
 	require.NotNil(t, cfg.WrapPolicy)
 	require.Equal(t, fsdp.FullShard, cfg.Strategy, "nothing else fits")
@@ -308,13 +309,16 @@ func TestTuneChangesNoBit(t *testing.T) {
 			c.PerHost = 2
 			c.Inside.Bandwidth, c.Between.Bandwidth, c.Software.Step = c.Inside.Bandwidth/slow, c.Between.Bandwidth/slow, 0
 			shape := fsdp.Ints(2, kit.TinyContext)
-			_, all, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: world}}, c, 1<<40, optim.AdamW{}.New, shape, shape)
+			_, all, err := fsdp.Planner{Model: model,
+				Config: fsdp.Config{Group: comm.World{Ranks: world}}, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Tune(c, 1<<40)
 			require.NoError(t, err)
-			_, again, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: world}}, c, 1<<40, optim.AdamW{}.New, shape, shape)
+			_, again, err := fsdp.Planner{Model: model,
+				Config: fsdp.Config{Group: comm.World{Ranks: world}}, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Tune(c, 1<<40)
 			require.NoError(t, err)
 			require.Equal(t, all, again, "the same question has the same answer")
 			for _, memory := range []int{1 << 40, all[0].Memory - 1} {
-				cfg, choices, err := fsdp.Tune(model, fsdp.Config{Group: comm.World{Ranks: world}}, c, memory, optim.AdamW{}.New, shape, shape)
+				cfg, choices, err := fsdp.Planner{Model: model,
+					Config: fsdp.Config{Group: comm.World{Ranks: world}}, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Tune(c, memory)
 				if err != nil { // the first choice needs least
 					var misfit *plan.Misfit
 					require.ErrorAs(t, err, &misfit)
@@ -335,21 +339,21 @@ func TestTuneKeepsWhatIsSet(t *testing.T) {
 	given := fsdp.Config{
 		Group: comm.World{Ranks: 4}, WrapPolicy: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp, Prefetch: 2, Activations: fsdp.Activations{Recompute: kit.Blocks},
 	}
-	cfg, choices, err := fsdp.Tune(kit.TinyGPT(2), given, plan.Clusters()["h100"], 1<<40, nil, shape, shape)
+	cfg, choices, err := fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape, shape}}.Tune(plan.Clusters()["h100"], 1<<40)
 	require.NoError(t, err)
 	require.Len(t, choices, 1)
 	require.Equal(t, fsdp.ShardGradOp, cfg.Strategy)
 	require.Equal(t, 2, cfg.Prefetch)
-	_, _, err = fsdp.Tune(kit.TinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape, shape)
+	_, _, err = fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape, shape}}.Tune(plan.Clusters()["h100"], 1000)
 	require.ErrorContains(t, err, "fsdp: tuning for 4 ranks: plan: 1.0 kB do not hold what is live at")
 	require.ErrorContains(t, err, "What helps, each by itself: ")
-	_, _, err = fsdp.Tune(kit.TinyGPT(2), given, plan.Clusters()["h100"], 1000, nil, shape)
+	_, _, err = fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape}}.Tune(plan.Clusters()["h100"], 1000)
 	require.ErrorContains(t, err, "the batch has 1 shapes, the model takes 2 tensors")
-	_, _, err = fsdp.Tune(kit.TinyGPT(2), given, nil, 1<<40, nil, shape, shape)
+	_, _, err = fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape, shape}}.Tune(nil, 1<<40)
 	require.ErrorContains(t, err, "fsdp: tuning: plan: no cluster: want one of Clusters")
 	broken := *plan.Clusters()["h100"]
 	broken.Device.Peak = math.NaN()
-	_, _, err = fsdp.Tune(kit.TinyGPT(2), given, &broken, 1<<40, nil, shape, shape)
+	_, _, err = fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape, shape}}.Tune(&broken, 1<<40)
 	require.ErrorContains(t, err, `plan: cluster "`+broken.Name+`": Device.Peak is NaN`)
 	_, err = plan.Search(new(plan.Space), 1<<40, nil, nil)
 	require.ErrorContains(t, err, "plan: no cluster")
@@ -367,7 +371,7 @@ func TestTuneFindsSecondCopies(t *testing.T) {
 	given := fsdp.Config{Group: comm.World{Ranks: world}, WrapPolicy: kit.Blocks, Prefetch: 1, Activations: fsdp.Activations{Recompute: kit.Blocks}}
 	found := make(map[fsdp.Strategy]bool)
 	for memory := 1 << 40; ; {
-		cfg, choices, err := fsdp.Tune(model, given, c, memory, optim.AdamW{}.New, shape, shape)
+		cfg, choices, err := fsdp.Planner{Model: model, Config: given, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Tune(c, memory)
 		if err != nil {
 			var misfit *plan.Misfit
 			require.ErrorAs(t, err, &misfit)
@@ -382,7 +386,7 @@ func TestTuneFindsSecondCopies(t *testing.T) {
 	}
 	require.True(t, found[fsdp.SecondaryShard], "%v", found)
 	c.Cores = 0
-	_, choices, err := fsdp.Tune(model, given, c, 1<<40, optim.AdamW{}.New, shape, shape)
+	_, choices, err := fsdp.Planner{Model: model, Config: given, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Tune(c, 1<<40)
 	require.NoError(t, err)
 	for _, other := range choices {
 		require.NotEqual(t, "SecondaryShard", other.Strategy)
@@ -399,10 +403,10 @@ func TestTuneIsNeverWorse(t *testing.T) {
 			given.Precision = fsdp.BF16()
 		}
 		c, shape := plan.Clusters()["epyc-2"], fsdp.Ints(2, 32)
-		cfg, choices, err := fsdp.Tune(model, given, c, 1<<40, optim.AdamW{}.New, shape, shape)
+		cfg, choices, err := fsdp.Planner{Model: model, Config: given, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Tune(c, 1<<40)
 		require.NoError(t, err)
 		seconds := func(cfg fsdp.Config) float64 {
-			p, err := fsdp.Dry(model, cfg, optim.AdamW{}.New, shape, shape)
+			p, err := fsdp.Planner{Model: model, Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Plan()
 			require.NoError(t, err)
 			return p.Pass.Time(c, 1).Total
 		}

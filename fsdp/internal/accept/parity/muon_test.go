@@ -195,20 +195,21 @@ func TestMuonShare(t *testing.T) {
 	for _, world := range []int{8, 16} {
 		var muon *optim.MuonPlan
 		elements := 0
-		plan, err := fsdp.Dry(&nn.GPT{Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12}, fsdp.Config{Group: comm.World{Ranks: world}, WrapPolicy: kit.Blocks}, func(params []optim.Param) (optim.Optimizer, error) {
-			hidden, rest := kit.HiddenMatrices(params)
-			for _, p := range rest {
-				elements += 2 * p.Value.Len()
-			}
-			for _, p := range hidden {
-				elements += p.Value.Len()
-			}
-			var err error
-			if muon, err = (optim.Muon{}).Plan(hidden); err != nil {
-				return nil, err
-			}
-			return muonFor(optim.Muon{}, params)
-		}, fsdp.Ints(1, 1024), fsdp.Ints(1, 1024))
+		plan, err := fsdp.Planner{Model: &nn.GPT{Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12},
+			Config: fsdp.Config{Group: comm.World{Ranks: world}, WrapPolicy: kit.Blocks}, NewOptimizer: func(params []optim.Param) (optim.Optimizer, error) {
+				hidden, rest := kit.HiddenMatrices(params)
+				for _, p := range rest {
+					elements += 2 * p.Value.Len()
+				}
+				for _, p := range hidden {
+					elements += p.Value.Len()
+				}
+				var err error
+				if muon, err = (optim.Muon{}).Plan(hidden); err != nil {
+					return nil, err
+				}
+				return muonFor(optim.Muon{}, params)
+			}, Batch: []fsdp.Shape{fsdp.Ints(1, 1024), fsdp.Ints(1, 1024)}}.Plan()
 		require.NoError(t, err)
 		pass := float64(plan.FLOPs) * 64 / float64(world) // 64 sequences of 1,024 tokens
 		share := muon.Mine / pass

@@ -276,8 +276,8 @@ func TestVirtualRanksMemory(t *testing.T) {
 				}
 				require.Equal(t, plan.Peak(), m.Memory().Peak, "%d passes, %v", passes, w)
 				if !noSync {
-					dry, err := fsdp.Dry(kit.TinyGPT(2), fsdp.Config{Group: comm.World{Ranks: w.ranks}, WrapPolicy: kit.Blocks, VirtualRanks: v.ranks}, nil,
-						fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext))
+					dry, err := fsdp.Planner{Model: kit.TinyGPT(2),
+						Config: fsdp.Config{Group: comm.World{Ranks: w.ranks}, WrapPolicy: kit.Blocks, VirtualRanks: v.ranks}, Batch: []fsdp.Shape{fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext)}}.Plan()
 					require.NoError(t, err)
 					require.Equal(t, plan.Peak(), dry.Peak())
 				}

@@ -36,7 +36,7 @@ func TestOwnOptimizer(t *testing.T) {
 			cfg := fsdp.Config{Group: g, VirtualRanks: 2}
 			if g.Rank() == 0 && from == 0 {
 				bytes := func(newOptimizer func([]optim.Param) (optim.Optimizer, error)) int {
-					plan, err := fsdp.Dry(kit.TinyGPT(2), cfg, newOptimizer, fsdp.Ints(2, 3), fsdp.Ints(2, 3))
+					plan, err := fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, NewOptimizer: newOptimizer, Batch: []fsdp.Shape{fsdp.Ints(2, 3), fsdp.Ints(2, 3)}}.Plan()
 					require.NoError(t, err)
 					return plan.StateBytes
 				}

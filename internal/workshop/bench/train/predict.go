@@ -233,7 +233,7 @@ func (p *prediction) predict(s *setting, r *ring, c *plan.Cluster, late float64)
 	cfg := p.config(s)
 	cfg.Group = comm.World{Ranks: s.ranks}
 	shape := fsdp.Ints(s.Batch/s.ranks, s.Context)
-	dry, err := fsdp.Dry(s.model(), cfg, optimizer.New, shape, shape)
+	dry, err := fsdp.Planner{Model: s.model(), Config: cfg, NewOptimizer: optimizer.New, Batch: []fsdp.Shape{shape, shape}}.Plan()
 	if err != nil {
 		return nil, nil, err
 	}

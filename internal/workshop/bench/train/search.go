@@ -19,7 +19,7 @@ import (
 )
 
 // Search calibrates this machine, draws small models, trains each on two ranks under many settings, and
-// prints how the choice of fsdp.Tune compares with the fastest of them and with the defaults.
+// prints how the choice of Planner.Tune compares with the fastest of them and with the defaults.
 func Search(ctx context.Context, w io.Writer, args []string) error {
 	c := newCommand("bench search")
 	models := c.flags.Int("models", 20, "small models, drawn at random")
@@ -96,7 +96,7 @@ func (h *hunt) run(ctx context.Context, rounds int, seconds float64) error {
 	shape := fsdp.Ints(h.Batch/2, h.Context)
 	tune := func(cfg fsdp.Config) (fsdp.Config, []plan.Choice, error) {
 		cfg.Group = comm.World{Ranks: 2}
-		return fsdp.Tune(h.model(), cfg, h.cluster, 1<<40, optimizer.New, shape, shape)
+		return fsdp.Planner{Model: h.model(), Config: cfg, NewOptimizer: optimizer.New, Batch: []fsdp.Shape{shape, shape}}.Tune(h.cluster, 1<<40)
 	}
 	chosen, choices, err := tune(fsdp.Config{})
 	if err != nil {
