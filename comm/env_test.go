@@ -127,7 +127,7 @@ func TestMisspelledVariable(t *testing.T) {
 	bare(t)
 	log := captureDefault(t)
 	t.Setenv("FSDP_TRANSPROT", "tcp")
-	const want = "FSDP_TRANSPROT is not read: is FSDP_TRANSPORT meant?"
+	const want = "FSDP_TRANSPROT is not used: did you mean FSDP_TRANSPORT?"
 	for _, local := range []string{"0", "1"} {
 		for name, value := range map[string]string{"RANK": local, "WORLD_SIZE": "2", "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h"} {
 			t.Setenv(name, value)

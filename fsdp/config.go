@@ -378,7 +378,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Device != nil && c.Offload.Dir != "":
 		return c, fmt.Errorf("Config.Offload.Dir is %q, but memory of Config.Device cannot lie in files", c.Offload.Dir)
 	case c.Offload.Pinned && c.Device == nil:
-		return c, errors.New("Config.Offload.Pinned is set, but there is no Config.Device that would be relieved")
+		return c, errors.New("Config.Offload.Pinned is set, but there is no Config.Device: set both or neither")
 	case c.Activations.Offload != nil && c.Offload.Dir == "":
 		return c, errors.New("Config.Activations.Offload selects calls, but Config.Offload.Dir names no directory")
 	}

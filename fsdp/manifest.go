@@ -111,7 +111,7 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 func (c *Config) warnOfOthers() {
 	if others := launch.Others(os.Getenv); others != "" {
 		cmp.Or(c.Logger, slog.Default()).Warn("fsdp: Config.Group is nil, so this rank trains a whole model by itself: "+
-			"give it the group of the ranks, or comm.Local(1)[0] if that is meant", "but", others)
+			"give it the group of the ranks, or comm.Local(1)[0] if this is intended", "but", others)
 	}
 }
 

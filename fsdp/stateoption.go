@@ -206,10 +206,14 @@ func (o *StateDictOptions) state(ctx context.Context) *state.Options {
 		o = &StateDictOptions{}
 	}
 	s := state.Options{Root: o.Rank, Into: o.Into}
+	switch {
+	case o.Rank < 0:
+		s.Err = fmt.Errorf("StateDictOptions.Rank is %d: give a rank, or AllRanks", o.Rank)
+	case o.AllRanks && o.Rank != 0:
+		s.Err = fmt.Errorf("StateDictOptions.Rank is %d and AllRanks is set: give only one of them", o.Rank)
+	}
 	if o.AllRanks {
-		if s.Root = everywhere; o.Rank != 0 {
-			s.Err = fmt.Errorf("StateDictOptions.Rank is %d and AllRanks is set: give only one of them", o.Rank)
-		}
+		s.Root = everywhere
 	}
 	return state.NewOptions(ctx, s)
 }

@@ -66,7 +66,7 @@ func lacks(s *Sharded) bool {
 	if s.life.grads.passes == 0 {
 		s.life.watch.warn(s.cfg.warner(s.team.Rank()),
 			"an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, which comes after Step or before Backward, "+
-				"or the optimizer was made of the Shards of another model")
+				"or the optimizer was made from the Params of another model")
 	}
 	return true
 }
@@ -142,7 +142,7 @@ func (w *watch) countDropped(s *Sharded) {
 	}
 	if w.dropped++; w.dropped == most {
 		w.warn(s.cfg.warner(s.team.Rank()), "ZeroGrad has dropped the gradients of all steps so far, and no optimizer of this model has stepped: "+
-			"make one of what Shards returns, and call its Step before ZeroGrad. One that does not call Param.Ready is not seen", "steps", most)
+			"make one from Params, and call its Step before ZeroGrad. One that does not call Param.Ready is not seen", "steps", most)
 	}
 }
 

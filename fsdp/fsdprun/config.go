@@ -62,7 +62,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.StringVar(&c.timeout, "timeout", "", "time without progress after which an operation fails, such as 90s")
 	f.StringVar(&c.joinTimeout, "join-timeout", "", "time that ranks and hosts wait for each other, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "number of restarts after a failure")
-	f.BoolVar(&c.older, "older", false, "load an older checkpoint if the last one is damaged:\nlike fsdp.AllowOlder(true), if the program does not set it")
+	f.BoolVar(&c.older, "older", false, "load an older checkpoint if the last one is damaged:\nlike LoadOptions.AllowOlder, if the program does not set it")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "time between the signal to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
 	f.StringVar(&c.logDir, "log-dir", "", "directory for rank-0.log, rank-1.log, …")

@@ -437,7 +437,7 @@ func TestTrust(t *testing.T) {
 	t.Setenv("FSDP_TRUST_NETWORK", "0")
 	status, r := finish(t, "trust", "-n", "1", "-nnodes", "2", "-rdzv", "h:77")
 	require.Equal(t, exitUsage, status)
-	require.Contains(t, r.err.String(), "several hosts need a secret in common")
+	require.Contains(t, r.err.String(), "several hosts need a common secret")
 }
 
 func TestUsage(t *testing.T) {

@@ -249,7 +249,7 @@ func (*filled) Dial(context.Context, string) (net.Conn, error) { return nil, sys
 // TestLackOfFilesFails has a rank that may open no more files. After 2 s joining fails, and whatever
 // waits for a connection, unless that is here and only has to be checked. Later calls wait as before.
 func TestLackOfFilesFails(t *testing.T) {
-	const text = "too many open files: this process may open no more files, raise its limit with ulimit -n"
+	const text = "too many open files: this process has reached its limit of open files: raise it with ulimit -n"
 	synctest.Test(t, func(t *testing.T) {
 		m := newMesh(Config{Rank: 1, Size: 3, Log: slog.New(slog.DiscardHandler)})
 		begin := time.Now()

@@ -271,7 +271,7 @@ func TestLackOfFiles(t *testing.T) {
 			for r, err := range errs {
 				require.ErrorContains(t, err, "rank 1 cannot accept connections: ", "rank %d", r)
 				require.ErrorContains(t, err, "too many open files", "rank %d", r)
-				require.ErrorContains(t, err, "raise its limit with ulimit -n", "rank %d", r)
+				require.ErrorContains(t, err, "raise it with ulimit -n", "rank %d", r)
 			}
 			require.Less(t, time.Since(begin), 10*time.Second)
 		})

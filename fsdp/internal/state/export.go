@@ -231,7 +231,7 @@ func (e *exporter) begin(name string, text []byte) (f *newFile, err error) {
 	f = &newFile{path: filepath.Join(filepath.Dir(e.path), name)}
 	twice := slices.ContainsFunc(e.files, func(o *newFile) bool { return o.path == f.path })
 	if twice || !plain(name) {
-		return nil, fmt.Errorf("option Beside: %q is not a valid file name next to %s", name, e.path)
+		return nil, fmt.Errorf("option ExtraFiles: %q is not a valid file name next to %s", name, e.path)
 	}
 	temp := fmt.Sprintf("%s.tmp-%08x", f.path, rand.Uint32())
 	if f.handle, err = e.o.FS.Create(temp); err != nil {
@@ -340,7 +340,7 @@ func (e *exporter) write(at int, t *Tensor, whole []byte) error {
 		case !errors.Is(err, checkpoint.ErrNotFinite):
 			return fmt.Errorf("writing tensor %s: %w", to.Name, err)
 		case w.values.Check(to.Name, 0, from, whole[:n]) == nil:
-			return fmt.Errorf("%w: some %v values of the model are out of the range of %v, see option As", err, from, to.DType)
+			return fmt.Errorf("%w: some %v values of the model are out of the range of %v, see option DType", err, from, to.DType)
 		default:
 			return fmt.Errorf("%w: the training has diverged; option AllowNotFinite writes them", err)
 		}

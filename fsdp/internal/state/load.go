@@ -212,7 +212,7 @@ func Lasting(err error) error {
 // remedy returns how to take an older checkpoint.
 func remedy(path string) string {
 	return fmt.Sprintf("%s is older, and whole except possibly for its data: "+
-		"AllowOlder(true), fsdprun -older or %s=true loads it", path, launch.AllowOlder)
+		"AllowOlder: new(true), fsdprun -older or %s=true loads it", path, launch.AllowOlder)
 }
 
 // noneError is checkpoint.ErrNone with the message of rank 0.

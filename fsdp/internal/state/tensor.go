@@ -148,7 +148,7 @@ func (s *Store) own(opt optim.Optimizer, list []Piece, owned []int) error {
 			continue // pieces that do not fit are noticed by their state
 		}
 		if mine, ok := list[owned[i]-1].Vec.(optim.Host); !ok || !same(theirs.F32, mine.F32) || !same(theirs.F64, mine.F64) {
-			return fmt.Errorf("the optimizer updates %s in other memory, such as another Sharded of the model: make the optimizer from this Sharded's Shards", p.Name)
+			return fmt.Errorf("the optimizer updates %s in other memory, such as another Sharded of the model: make the optimizer from this Sharded's Params", p.Name)
 		}
 	}
 	return nil

@@ -154,7 +154,7 @@ func TestGPUState(t *testing.T) {
 func TestGPUOffload(t *testing.T) {
 	cuda := kit.CleanGPU(t)
 	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Offload: fsdp.Offload{Pinned: true}})
-	require.ErrorContains(t, err, "Config.Offload is set, but there is no Config.Device")
+	require.ErrorContains(t, err, "Config.Offload.Pinned is set, but there is no Config.Device")
 	for _, precision := range []fsdp.Precision{{}, fsdp.BF16()} {
 		var want [2]kit.Bits
 		var bytes [2]int

@@ -139,12 +139,12 @@ func TestGPUDry(t *testing.T) {
 	}
 }
 
-// TestGPUFits advises Offload, which takes what lasts from the GPU but what its calls read in
+// TestGPUFits advises Offload.Pinned, which takes what lasts from the GPU but what its calls read in
 // place.
 func TestGPUFits(t *testing.T) {
 	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, WrapPolicy: kit.Blocks}, fsdp.Ints(2, kit.TinyContext)
 	err := fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Fits(1000)
-	require.ErrorContains(t, err, ": Offload saves ")
+	require.ErrorContains(t, err, "Offload.Pinned saves ")
 	cfg.Offload.Pinned = true
 	err = fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Fits(1000)
 	require.NotContains(t, err.Error(), "Offload")

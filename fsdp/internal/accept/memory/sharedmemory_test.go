@@ -206,7 +206,7 @@ func TestClosedModel(t *testing.T) {
 			require.NoError(t, m.Close())
 			require.NoError(t, m.Close(), "again")
 			if g.Rank() == 0 {
-				closed := "fsdp: rank 0: %s: the model is closed"
+				closed := "fsdp: rank 0: %s: the model is closed: call Close after the last use, or Wrap again"
 				_, err := m.Forward(ctx, kit.GoodBatch(0)...)
 				require.EqualError(t, err, fmt.Sprintf(closed, "Forward"))
 				require.EqualError(t, m.Backward(ctx), fmt.Sprintf(closed, "Backward"))

@@ -167,7 +167,7 @@ func TestProfileFile(t *testing.T) {
 	prof := profile.New()
 	m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Observers: []fsdp.Observer{fsdp.Profile(prof)}})
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Observers: []fsdp.Observer{fsdp.Profile(prof)}})
-	require.ErrorContains(t, err, "Config.Profile: the profile is another model's")
+	require.ErrorContains(t, err, "Profile of Config.Observers: the profile belongs to another model")
 	require.NoError(t, m.Close())
 }
 

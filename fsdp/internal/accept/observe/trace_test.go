@@ -169,7 +169,7 @@ func TestTraceDirOfTwo(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		cfg := fsdp.Config{Group: g, WrapPolicy: kit.Blocks, Observers: []fsdp.Observer{fsdp.TraceDir(filepath.Join(dir, "first"))}, Strategy: fsdp.FullShard}
 		first := kit.Wrap(t, kit.TinyGPT(2), cfg)
-		cfg.Observers = append(cfg.Observers, fsdp.TraceDir(filepath.Join(dir, "second")))
+		cfg.Observers = []fsdp.Observer{fsdp.TraceDir(filepath.Join(dir, "second"))}
 		second := kit.Wrap(t, kit.TinyGPT(2), cfg)
 		step := func(m *fsdp.Sharded) {
 			_, err := m.Forward(ctx, kit.TinyBatch(0, g.Rank(), 2, 4)...)

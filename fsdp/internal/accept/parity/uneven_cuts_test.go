@@ -68,12 +68,12 @@ func TestWeightsDoNotChangeBits(t *testing.T) {
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		for i, cut := range []shard.Cut{{}, {Block: shard.Whole, Weights: []float64{1, 2}}} {
 			cfg := kit.GroupedBy(t, ctx, g, "l1", 2)
-			cfg.Unit = kit.CutOf(func(u fsdp.UnitConfig) shard.Cut {
+			cfg.Unit = kit.Units(cfg.Unit, kit.CutOf(func(u fsdp.UnitConfig) shard.Cut {
 				if u.Name == "l1" {
 					return cut
 				}
 				return shard.Cut{}
-			})
+			}))
 			m := kit.Wrap(t, kit.Shapes["chain"], cfg)
 			update := kit.Updater(t, m, 1)
 			for range 3 {

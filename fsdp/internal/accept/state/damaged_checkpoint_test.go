@@ -111,7 +111,7 @@ func twoSaved(t *testing.T, dir string) (paths []string) {
 const (
 	hopeless = "a restart does not help: "
 	remedy   = "000001-step-1 is older, and whole except possibly for its data: " +
-		"AllowOlder(true), fsdprun -older or FSDP_ALLOW_OLDER=true loads it"
+		"AllowOlder: new(true), fsdprun -older or FSDP_ALLOW_OLDER=true loads it"
 )
 
 // TestDamage damages the last of two checkpoints. What is found before anything changes leaves the

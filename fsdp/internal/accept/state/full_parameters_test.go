@@ -153,7 +153,7 @@ func TestFullErrors(t *testing.T) {
 					}
 					err := m.Summon(ctx, a.names, a.f, a.opts...)
 					if name == "other root" && root == 0 {
-						require.ErrorContains(t, err, "with WriteBack(1)")
+						require.ErrorContains(t, err, "with WriteBack 1")
 						continue
 					}
 					require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: Summon: ", g.Rank()))

@@ -134,7 +134,7 @@ func TestFullStateErrors(t *testing.T) {
 		}, "StateDict: option Rank is 3: there are 3 ranks"},
 		"negative rank": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: -1})
-		}, "OptimStateDict: option Rank is -1: there are 3 ranks"},
+		}, "OptimStateDict: StateDictOptions.Rank is -1: give a rank, or AllRanks"},
 		"roots differ": {func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, rank int) error {
 			return state(ctx, m, opt, fsdp.StateDictOptions{Rank: rank / 2})
 		}, "rank 2 runs OptimStateDict as call 1 with Rank 1"},

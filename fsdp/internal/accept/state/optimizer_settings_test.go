@@ -165,7 +165,7 @@ func TestSettingsOfOlderState(t *testing.T) {
 		to, err := optim.Adam{Eps: 1}.New(m.Params())
 		require.NoError(t, err)
 		_, err = m.Load(ctx, dir, to, &fsdp.LoadOptions{RestoreHyperparameters: true})
-		require.ErrorContains(t, err, "option RestoreHyperparameters: the state does not tell the settings that it was made with")
+		require.ErrorContains(t, err, "option RestoreHyperparameters: the state does not contain its settings")
 		require.Zero(t, to.Steps())
 		_, err = m.Load(ctx, dir, to, nil)
 		require.NoError(t, err)

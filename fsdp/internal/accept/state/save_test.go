@@ -207,8 +207,8 @@ func TestSaveArguments(t *testing.T) {
 		want string
 	}{
 		"step": {func(ctx context.Context, f *kit.Filler, rank int) error {
-			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{Step: rank})
-		}, `ranks disagree about the arguments of Save: rank 0 has "step 0", rank 1 has "step 1"`},
+			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{Step: 5 + rank})
+		}, `ranks disagree about the arguments of Save: rank 0 has "step 5", rank 1 has "step 6"`},
 		"negative step": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{Step: rank - 2})
 		}, "option Step is -2: steps count from 0"},
@@ -249,7 +249,7 @@ func TestSaveArguments(t *testing.T) {
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
 			return f.Save(ctx, dir, opt, nil)
-		}, "in other memory, such as another Sharded of the model: make the optimizer from this Sharded's Shards"},
+		}, "in other memory, such as another Sharded of the model: make the optimizer from this Sharded's Params"},
 		"one waits": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
 				return f.Save(ctx, dir, f.Opt, nil)
