@@ -63,7 +63,7 @@
 // that are still computing, and a rank that waits late finds its result in
 // place.
 //
-//	rank 0  issue #7 ········ wait: lane 0, then what is left of lane 1
+//	rank 0  issue #7 ········ wait: lane 0, then the rest of lane 1
 //	rank 1      issue #7 ──── compute ──── wait: returns at once
 //	                  ^ ready
 //

@@ -36,9 +36,9 @@ func FromEnv(ctx context.Context) (Group, error) {
 //	FSDP_RENDEZVOUS    tcp://host:port or file:///dir instead of the launcher's address
 //	FSDP_SECRET        the key that ranks share, in hex or as text
 //	FSDP_SECRET_FILE   the file that holds it, instead
-//	FSDP_TRUST_NETWORK 1: ranks of several hosts need no secret, whoever can reach them may join
+//	FSDP_TRUST_NETWORK 1: ranks of several hosts need no secret: any process that can reach them may join
 //	FSDP_TLS           1: TCP connections are encrypted
-//	FSDP_JOB           a name of the job, beside the launcher's: jobs with different ones never mix
+//	FSDP_JOB           a name of the job, added to the launcher's name: jobs with different names never mix
 //	FSDP_LISTEN        interface on which ranks of other hosts reach this one: eth0, 10.0.0.7, 10.0.0.0/24,
 //	                   or several with commas between, see [Config.Listen]
 //	FSDP_TRANSPORT     auto, shm or tcp

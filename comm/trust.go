@@ -15,9 +15,9 @@ import (
 // A process may join a job if it has the secret. Every job has one, so that there is one way to
 // check.
 //
-//	given            what the ranks of the job were told
-//	one host         the key of this user, which processes of others cannot read
-//	trusted network  a text that everybody knows
+//	given            the secret in the configuration of every rank
+//	one host         the key of this user, which processes of other users cannot read
+//	trusted network  a public constant
 
 // makeSecret is the command to type if a secret is missing.
 const makeSecret = "export FSDP_SECRET=$(head -c 32 /dev/urandom | base64)"
@@ -26,7 +26,7 @@ const makeSecret = "export FSDP_SECRET=$(head -c 32 /dev/urandom | base64)"
 var errNoSecret = errors.New("ranks of several hosts share a secret, lest strangers join: " + makeSecret +
 	" once, and give all ranks the same (FSDP_TRUST_NETWORK=1 in its place lets in whoever can reach them)")
 
-// keyDir is where the key of this user lies. Tests do without that.
+// keyDir returns the directory of this user's key. Tests replace keyDir.
 var keyDir = auth.UserDir
 
 // checkTrust returns an error if the secret of c, or an option that depends on it, is invalid.

@@ -75,8 +75,8 @@
 //
 // Each byte is a token, unless -tokenizer names a directory with a tokenizer of Hugging Face: tokenizer.json,
 // and tokenizer_config.json with the eos_token that ends a file, or SentencePiece's tokenizer.model. Losses are
-// then in nats per token. Validation losses are also printed per byte, to compare them with those of a model of
-// bytes. -context counts tokens. The text is encoded once, at the start, at one or two megabytes a second.
+// then in nats per token. Validation losses are also printed per byte, so that a model of tokens can be compared
+// with a model of bytes. -context counts tokens. The text is encoded once, at the start, at one or two megabytes a second.
 //
 // # Saving and resuming
 //

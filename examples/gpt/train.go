@@ -158,8 +158,8 @@ func (t *trainer) run(ctx, interrupt context.Context) (over bool, err error) {
 	return true, t.saveLast(ctx)
 }
 
-// pass adds the gradients of a batch. With Share they are those of the mean over the whole step, also if some
-// ranks have one row more.
+// pass adds the gradients of a batch. With Share the sum over all passes is the gradient of the mean loss of the whole
+// step, even if some ranks have one row more.
 func (t *trainer) pass(ctx context.Context, batch []fsdp.Tensor) error {
 	if t.noSync() && !t.batches.StepEnds() {
 		return t.model.NoSync(func() error { return t.forwardBackward(ctx, batch) })
@@ -189,7 +189,7 @@ func (t *trainer) step(ctx context.Context, rate float64) error {
 	return nil
 }
 
-// due reports whether to do something that happens every so many steps, or, with 0, eight times in a run.
+// due reports whether to do something that happens after each `every` steps or, if every is 0, eight times in a run.
 func (t *trainer) due(every int, before, done float64) bool {
 	if every > 0 {
 		return t.opt.Steps()%every == 0
