@@ -452,7 +452,7 @@ func TestLoaderRefuses(t *testing.T) {
 	for want, c := range map[string]Config{
 		"Config.Batch must be 1 to 2147483647 samples, those of a step on all ranks, it is 0":          {},
 		"Config.Batch must be 1 to 2147483647 samples, those of a step on all ranks, it is 2147483648": {Batch: math.MaxInt32 + 1},
-		"Micro -1, Workers 0 and Prefetch 0 must not be negative":                                      {Batch: 1, Micro: -1},
+		"want nothing negative: Micro -1, Workers 0 and Prefetch 0":                                    {Batch: 1, Micro: -1},
 		"the group has 0 ranks": {Batch: 1, Group: rankOf{}},
 	} {
 		_, err := NewLoader(numbers(3), column, c)
