@@ -33,6 +33,7 @@ func against(ctx context.Context, w io.Writer, args []string) (err error) {
 	rounds := f.Int("rounds", 15, "rounds, in each of which both measure once")
 	only := f.String("run", "", "only measurements whose names match this regular `expression`")
 	renamed := f.String("renamed", "", "public names that have changed since the base, as `new=old,new=old`")
+	own := f.Bool("own", false, "compile the base's own measurements: for changes that -renamed cannot say")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -52,8 +53,10 @@ func against(ctx context.Context, w io.Writer, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	if err := work.Graft(old, prober, *renamed); err != nil {
-		return err
+	if !*own {
+		if err := work.Graft(old, prober, *renamed); err != nil {
+			return err
+		}
 	}
 	dir, err := os.MkdirTemp("", "against")
 	if err != nil {
