@@ -37,7 +37,7 @@ type Config struct {
 	// ranks, and within rounding of the sums of other groups.
 	Device Device
 
-	// Strategy decides what is cut over the ranks, and when parameters are whole.
+	// Strategy decides which state is cut over the ranks, and when parameters are whole.
 	Strategy Strategy
 	// ShardRanks is the number of consecutive ranks, such as the ranks of one host, over which
 	// HybridShard and HybridGradOp cut parameters, and SecondaryShard its second copy. To cut over
@@ -206,7 +206,7 @@ func (d HashDir) attach(o *observers) error  { return once(&o.hashDir, string(d)
 
 func (p profiling) attach(o *observers) error { return once(&o.profile, p.Profile, "Profile") }
 
-// once sets what a model has one of.
+// once sets an observer of a kind that a model has at most one of.
 func once[T comparable](to *T, v T, kind string) error {
 	var none T
 	if *to != none && v != none {

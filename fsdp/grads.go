@@ -412,7 +412,7 @@ func (s *Sharded) SyncGrads(ctx context.Context) error {
 	defer leave(s)
 	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
 	if n := s.engine.MidStep(); err == nil && n > 0 {
-		err = fmt.Errorf("a step has %d micro-batches on each rank, and %d have run: their gradients are summed with those of the others", s.cfg.passes(), n)
+		err = fmt.Errorf("a step has %d micro-batches on each rank, and %d have run: their gradients are summed with the others' gradients", s.cfg.passes(), n)
 	}
 	if err == nil {
 		q.Argument = float64(s.engine.Pending())

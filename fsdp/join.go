@@ -115,7 +115,7 @@ func guarded(data iter.Seq2[[]Tensor, error]) iter.Seq2[[]Tensor, error] {
 	}
 }
 
-// turn says what a rank lacks in an iteration of Join.
+// turn names the parts that a rank lacks in an iteration of Join.
 type turn struct {
 	absent bool // this loop or one around it has no batch for it
 	dummy  bool // this loop or one around it has a dummy batch for it
@@ -133,8 +133,8 @@ func Batches(batches ...[]Tensor) iter.Seq2[[]Tensor, error] {
 	}
 }
 
-// ask exchanges the flags of an iteration and reports whether there is one. It notes what this rank
-// lacks, and replaces a missing batch with the dummy batch.
+// ask exchanges the flags of an iteration and reports whether there is one. It notes this rank's
+// turn, and replaces a missing batch with the dummy batch.
 func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more bool, err error) (bool, error) {
 	if busy := enter(s, "Join"); busy != nil {
 		return false, busy

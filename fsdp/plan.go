@@ -456,11 +456,3 @@ func attach(s *Sharded) error {
 	}
 	return nil
 }
-
-// detach ends the profile's file.
-func detach(s *Sharded) error {
-	if s.arrangement == nil { // Wrap has failed
-		return nil
-	}
-	return s.cfg.observe.profile.Close()
-}

@@ -195,7 +195,7 @@ func (c *Config) checkTypes(gather, reduce DType) error {
 	case c.Device != nil && (gather == Int8 || reduce == Int8):
 		return errors.New("Config.Device has no kernels of int8: want BFloat16, Float16 or the type of Compute")
 	case c.VirtualRanks != 0 && reduce == Int8:
-		return errors.New("Config.VirtualRanks: what gradients lose as int8 is that of a rank, not of a virtual rank: want another Config.Precision.Reduce")
+		return errors.New("Config.VirtualRanks: rounding gradients to int8 loses bits of a rank, not of a virtual rank: want another Config.Precision.Reduce")
 	case c.VirtualRanks != 0 && c.GradAverage == ByWeights && reduce == Float16:
 		return errors.New("Config.GradAverage is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled, so as Float16 they may overflow: " +
 			"want another Config.Precision.Reduce")

@@ -112,7 +112,7 @@ func (st *store) Fail(err error) error {
 // state's.
 func (st *store) differ(settings []string) {
 	if len(settings) > 0 && st.Rank() == 0 {
-		cmp.Or(st.s.cfg.Logger, slog.Default()).Warn("fsdp: "+st.ask.Call+": the optimizer keeps settings that its state was not made with; RestoreHyperparameters takes those of the state",
+		cmp.Or(st.s.cfg.Logger, slog.Default()).Warn("fsdp: "+st.ask.Call+": the optimizer keeps its own settings, and its state was made with others; RestoreHyperparameters takes the settings of the state",
 			"state -> optimizer", settings)
 	}
 }
@@ -219,7 +219,7 @@ func giveBack(s *Sharded) error {
 	} else {
 		err = freeMemory(s)
 	}
-	return errors.Join(err, endTrace(s.files.trace), s.files.hashes.Close(), detach(s), s.team.Close())
+	return errors.Join(err, endTrace(s.files.trace), s.files.hashes.Close(), s.cfg.observe.profile.Close(), s.team.Close())
 }
 
 // remains is everything in a dropped model that the collector does not free. Nothing in it refers
@@ -253,9 +253,6 @@ func (r remains) release() {
 
 // freeMemory frees the memory that a write or read may still use, and unlocks the directories of checkpoints.
 func freeMemory(s *Sharded) error {
-	if s.engine == nil {
-		return s.saver.Close()
-	}
 	return errors.Join(s.engine.Close(), s.saver.Close())
 }
 

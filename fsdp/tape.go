@@ -178,7 +178,7 @@ func (t *Tape) recall(c *tapeCall) error {
 	}
 	first := t.main.calls[i]
 	if !reflect.DeepEqual(c.module, first.module) {
-		return fmt.Errorf("the module is not that of Forward (make it once if it holds functions, which cannot be compared): %s, there %s%s",
+		return fmt.Errorf("the module differs from the module of Forward (make it once if it holds functions, which cannot be compared): %s, there %s%s",
 			describe(c.module), describe(first.module), ownPrograms)
 	}
 	c.local, c.params, c.from = first.local, first.params, first.from
@@ -460,7 +460,7 @@ func (tr *trace) run(f Program) error {
 		tr.results = append(tr.results, r.ref)
 	}
 	if tr.main == nil && tr.path().Absent()[0] {
-		return errors.New("the loss may be absent, see Tape.Optional: say by Or what it is then")
+		return errors.New("the loss may be absent, see Tape.Optional: give another value for that case by Or")
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 	"github.com/gofsdp/gofsdp/internal/text"
 	"github.com/gofsdp/gofsdp/optim"
@@ -215,9 +216,9 @@ func (l *life) zeroGrad() {
 }
 
 // warnOfSets warns of ranks that compute with different instruction sets. There are some.
-func warnOfSets(ctx context.Context, s *Sharded, own int) error {
-	all, err := s.team.Each(ctx, "instruction sets", []int64{int64(own)})
-	if err != nil || s.cfg.Device != nil {
+func warnOfSets(ctx context.Context, team *ranks.Team, cfg *Config, own int) error {
+	all, err := team.Each(ctx, "instruction sets", []int64{int64(own)})
+	if err != nil || cfg.Device != nil {
 		return err
 	}
 	var sets []string
@@ -232,7 +233,7 @@ func warnOfSets(ctx context.Context, s *Sharded, own int) error {
 			sets = append(sets, name+": "+text.Numbered("rank", ranks))
 		}
 	}
-	if logger := s.cfg.warner(s.team.Rank()); logger != nil {
+	if logger := cfg.warner(team.Rank()); logger != nil {
 		logger.Warn("fsdp: ranks compute with instruction sets that round differently: replicas of parameters (NoShard, HybridShard, "+
 			"Config.Ignored) may diverge, and then Save refuses them. Units of FullShard have no replicas; "+
 			"GODEBUG turns sets off, such as cpu.avx512f=off", "sets", sets)

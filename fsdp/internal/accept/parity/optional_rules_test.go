@@ -264,7 +264,7 @@ func TestOptionalIsSaid(t *testing.T) {
 		_, err := fsdp.Wrap(kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return f(t, in), nil }), fsdp.Config{})
 		require.ErrorContains(t, err, text)
 	}
-	says("the loss may be absent, see Tape.Optional: say by Or what it is then", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
+	says("the loss may be absent, see Tape.Optional: give another value for that case by Or", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
 		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, t.Optional(in[0]))}
 	})
 	says("Optional of a value that is no tensor of the batch needs a function", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
@@ -419,7 +419,7 @@ func TestOptionalFaults(t *testing.T) {
 				}
 			}
 		}
-		for at, failed := 5, 3; failed > 0; at++ { // Wrap has four
+		for at, failed := 6, 3; failed > 0; at++ { // Wrap has five
 			left := at
 			failed = run(faulty, func(context.CancelCauseFunc, fsdp.Event) {}, func(commtest.Call) commtest.Fault {
 				if left--; left == 0 {

@@ -314,9 +314,9 @@ func TestVirtualRanksRefused(t *testing.T) {
 		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Float16, nil)}},
 			"rounds gradients that travel as float16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.Int8}},
-			"Config.Precision is {Reduce: int8, Full: set}: Config.VirtualRanks: what gradients lose as int8 is that of a rank, not of a virtual rank"},
+			"Config.Precision is {Reduce: int8, Full: set}: Config.VirtualRanks: rounding gradients to int8 loses bits of a rank, not of a virtual rank"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Int8, nil)}},
-			"parameter wte.weight: Config.Precision.TypesOf returned float32 and int8: Config.VirtualRanks: what gradients lose as int8"},
+			"parameter wte.weight: Config.Precision.TypesOf returned float32 and int8: Config.VirtualRanks: rounding gradients to int8"},
 		{1, kit.Twice, fsdp.Config{VirtualRanks: 2}, "Config.VirtualRanks: the model has buffers, such as "},
 		{2, &sighted{}, fsdp.Config{VirtualRanks: 2, GradAverage: fsdp.ByActive}, "calls of the model may be absent, see Tape.Optional, and Config.GradAverage is ByActive"},
 	} {

@@ -57,7 +57,7 @@ type Planner struct {
 
 // Plan returns the plan that [Sharded.Plan] gives once the model is wrapped and has the optimizer.
 // Plan.BesideBytes excludes the memory that groups copy through, because a Planner has no groups.
-// All other figures, and the schedule, are the same as those that Wrap gives. With Config.Device
+// All other figures, and the schedule, are the figures of a wrapped model. With Config.Device
 // they are figures of a GPU, which need not exist: Device may be new(gpu.Device).
 func (p Planner) Plan() (*Plan, error) {
 	p = p.grouped()
@@ -88,14 +88,15 @@ func (p Planner) plan() (*Plan, error) {
 	if n, rank := cfg.Group.Size(), cfg.Group.Rank(); rank < 0 || rank >= n {
 		return nil, errors.New("Config.Group has no such rank")
 	}
-	s := &Sharded{arrangement: &arrangement{cfg: cfg}, team: ranks.NewTeam(cfg.Group, newPeerError)}
-	model, err := prepare(s, p.Model, true)
+	d, err := newDesign(p.Model, cfg, true)
 	if err != nil {
 		return nil, err
 	}
-	if s.arrangement, err = alone(s, model); err != nil {
+	a, err := d.alone()
+	if err != nil {
 		return nil, err
 	}
+	s := newSharded(d, ranks.NewTeam(cfg.Group, newPeerError), a)
 	if err := s.adopt(context.Background(), s.engine); err != nil {
 		return nil, err
 	}
@@ -104,7 +105,7 @@ func (p Planner) plan() (*Plan, error) {
 			return nil, err
 		}
 	}
-	values, err := shapeValues(model.Paths[""], p.Batch, s.cfg.Precision.Compute.tensor())
+	values, err := shapeValues(d.model.Paths[""], p.Batch, s.cfg.Precision.Compute.tensor())
 	if err != nil {
 		return nil, err
 	}
@@ -161,35 +162,35 @@ var limits = func(_ *Config, enough int) []arena.Limit { return arena.Limits(eno
 const limitsCounted = 8
 
 // alone lays the model out without communication.
-func alone(s *Sharded, model *layout.Model) (*arrangement, error) {
-	a := &arrangement{cfg: s.cfg, units: s.units}
-	own := make([]*layout.Own, len(s.units))
-	for i, u := range s.units {
+func (d *design) alone() (*arrangement, error) {
+	a := &arrangement{cfg: d.cfg, units: d.units}
+	own := make([]*layout.Own, len(d.units))
+	for i, u := range d.units {
 		if u.group != nil {
 			own[i] = &layout.Own{Ranks: u.group.Size(), Rank: u.group.Rank()}
 		}
 	}
-	return a, a.lay(model, own)
+	return a, a.lay(d.model, own)
 }
 
 // hasMemory returns an error on all ranks if the shards of ranks that share a limit, such as memory
 // of their host or of their pod, need more than is left there. Otherwise the kernel would kill
 // processes silently. All ranks have the same model, and none has allocated shards yet.
-func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
+func hasMemory(ctx context.Context, team *ranks.Team, d *design) error {
 	need, largest := 0, ""
-	if s.cfg.Device == nil && s.cfg.Offload.Dir == "" {
-		if a, err := alone(s, model); err == nil { // or arrange returns the error
+	if d.cfg.Device == nil && d.cfg.Offload.Dir == "" {
+		if a, err := d.alone(); err == nil { // or arrange returns the error
 			need = a.layout.ShardBytes()
 			largest = slices.MaxFunc(a.layout.Groups, func(x, y layout.Group) int { return cmp.Compare(x.ShardBytes(), y.ShardBytes()) }).Name
 		}
 	}
-	enough := min(need, math.MaxInt/s.team.Size()) * s.team.Size() // if all ranks shared the limit
-	tight := []float64{0}                                          // number of ranks whose limit is lower
-	if near := nearest(limits(&s.cfg, enough)); len(near) > 0 && near[0].Left < enough {
+	enough := min(need, math.MaxInt/team.Size()) * team.Size() // if all ranks shared the limit
+	tight := []float64{0}                                      // number of ranks whose limit is lower
+	if near := nearest(limits(&d.cfg, enough)); len(near) > 0 && near[0].Left < enough {
 		debug.FreeOSMemory() // of models that are closed, for example
 		tight[0] = 1
 	}
-	if err := s.team.Sum(ctx, tight); err != nil {
+	if err := team.Sum(ctx, tight); err != nil {
 		return fmt.Errorf("comparing the memory of ranks: %w", err)
 	}
 	if tight[0] == 0 {
@@ -197,11 +198,11 @@ func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 	}
 	mine := make([]int64, 1+2*limitsCounted)
 	mine[0] = int64(need)
-	near := nearest(limits(&s.cfg, math.MaxInt))
+	near := nearest(limits(&d.cfg, math.MaxInt))
 	for i, l := range near {
 		mine[1+2*i], mine[2+2*i] = int64(l.ID), int64(l.Left)
 	}
-	all, err := s.team.Each(ctx, "memory", mine)
+	all, err := team.Each(ctx, "memory", mine)
 	if err != nil {
 		return fmt.Errorf("comparing the memory of ranks: %w", err)
 	}
@@ -235,7 +236,7 @@ func hasMemory(ctx context.Context, s *Sharded, model *layout.Model) error {
 			break
 		}
 	}
-	_, err = s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err)
+	_, err = team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err)
 	return err
 }
 
