@@ -221,6 +221,6 @@ func ExamplePlanner_Tune() {
 	fmt.Println(best.Setting)
 	fmt.Printf("%v, %.1f GB, %.0f tokens/s a GPU\n", cfg.Strategy, float64(best.Memory)/1e9, 8192*best.Rate())
 	// Output:
-	// FullShard by calls, checkpoint full, prefetch 3, 1 × 1 samples
+	// FullShard by calls, recompute full, prefetch 3, 1 × 1 samples
 	// FullShard, 44.3 GB, 778 tokens/s a GPU
 }

@@ -390,15 +390,15 @@ func (p Planner) Tune(c *plan.Cluster, memory int) (Config, []plan.Choice, error
 	return chosen(cfg, choices[0].Setting), choices, nil
 }
 
-// tunedWraps, tunedCheckpoints and tunedStrategies are the choices of Tune, by name. Blocks are
-// calls that follow each other and have modules of one type. A checkpoint is named by the part of a
+// tunedUnits, tunedRecompute and tunedStrategies are the choices of Tune, by name. Blocks are
+// calls that follow each other and have modules of one type. Recomputation is named by the part of a
 // block that backward recomputes.
 var (
-	tunedWraps = map[string]Policy{
+	tunedUnits = map[string]Policy{
 		"one unit": nil, "calls": WrapEach(), "blocks": wrapLike(1), "2 blocks": wrapLike(2), "4 blocks": wrapLike(4),
 	}
-	tunedCheckpoints = map[string]struct{ checkpoint, keep Policy }{
-		"full": {checkpoint: wrapLike(1)}, "some": {}, "none": {keep: WrapEach()},
+	tunedRecompute = map[string]struct{ recompute, save Policy }{
+		"full": {recompute: wrapLike(1)}, "some": {}, "none": {save: WrapEach()},
 	}
 	tunedStrategies = map[string]Strategy{
 		"FullShard": FullShard, "ShardGradOp": ShardGradOp, "NoShard": NoShard, "HybridShard": HybridShard, "HybridGradOp": HybridGradOp,
@@ -412,9 +412,9 @@ const given = "as given"
 // space returns the settings that a configuration leaves open.
 func space(cfg *Config, c *plan.Cluster) *plan.Space {
 	s := &plan.Space{
-		Wraps:      []string{"blocks", "2 blocks", "4 blocks", "calls", "one unit"},
+		Units:      []string{"blocks", "2 blocks", "4 blocks", "calls", "one unit"},
 		Strategies: []string{"FullShard", "ShardGradOp", "NoShard"}, Hybrid: []string{"HybridShard", "HybridGradOp", "SecondaryShard"},
-		Checkpoints: []string{"some", "none", "full"}, Prefetch: []int{1, 2, 3, 0}, Micro: []int{1}, Samples: 1,
+		Recompute: []string{"some", "none", "full"}, Prefetch: []int{1, 2, 3, 0}, Micro: []int{1}, Samples: 1,
 	}
 	n := cfg.Group.Size()
 	r := cfg.Precision.Reduce
@@ -426,10 +426,10 @@ func space(cfg *Config, c *plan.Cluster) *plan.Space {
 		s.Strategies, s.ShardRanks = append(s.Strategies, s.Hybrid...), []int{k}
 	}
 	if cfg.WrapPolicy != nil {
-		s.Wraps = []string{given}
+		s.Units = []string{given}
 	}
 	if cfg.Activations.Recompute != nil || cfg.Activations.Save != nil {
-		s.Checkpoints = []string{given}
+		s.Recompute = []string{given}
 	}
 	if cfg.Strategy != FullShard || cfg.Unit != nil || cfg.ShardRanks != 0 {
 		s.Strategies, s.Hybrid = []string{given}, nil
@@ -448,12 +448,12 @@ func space(cfg *Config, c *plan.Cluster) *plan.Space {
 
 // chosen returns cfg with a setting.
 func chosen(cfg Config, s plan.Setting) Config {
-	if s.Wrap != given {
-		cfg.WrapPolicy = tunedWraps[s.Wrap]
+	if s.Units != given {
+		cfg.WrapPolicy = tunedUnits[s.Units]
 	}
-	if s.Checkpoint != given {
-		c := tunedCheckpoints[s.Checkpoint]
-		cfg.Activations.Recompute, cfg.Activations.Save = c.checkpoint, c.keep
+	if s.Recompute != given {
+		c := tunedRecompute[s.Recompute]
+		cfg.Activations.Recompute, cfg.Activations.Save = c.recompute, c.save
 	}
 	if s.Strategy != given {
 		cfg.Strategy, cfg.ShardRanks = tunedStrategies[s.Strategy], s.ShardRanks

@@ -230,7 +230,7 @@ func TestDraw(t *testing.T) {
 func small() *step {
 	return &step{
 		query:   &query{subject: &subject{name: "tiny & small"}, cluster: &plan.Cluster{Name: "h100"}, memory: 8e9},
-		setting: plan.Setting{Strategy: "FullShard", Wrap: "blocks", Micro: 1, Passes: 1, Checkpoint: "none"},
+		setting: plan.Setting{Strategy: "FullShard", Units: "blocks", Micro: 1, Passes: 1, Recompute: "none"},
 		ranks:   2,
 		pass:    &plan.Pass{Ops: []plan.Op{{Kind: plan.Gather}, {Kind: plan.Forward}}},
 		line: &plan.Timeline{Total: 0.025, Events: []plan.Event{
@@ -262,7 +262,7 @@ func TestTextFits(t *testing.T) {
 		for _, memory := range []int{1e6, 8e9, 1e12} {
 			st := small()
 			st.line.Total, st.memory, st.setting.Passes = total, memory, 16
-			st.name, st.cluster.Name, st.ranks, st.setting.Wrap = "gpt-175b", "h100-measured, a cluster with a long name", 1<<20, "2 blocks"
+			st.name, st.cluster.Name, st.ranks, st.setting.Units = "gpt-175b", "h100-measured, a cluster with a long name", 1<<20, "2 blocks"
 			p := st.picture()
 			for _, l := range p.Labels {
 				length := letter * l.Size * float64(utf8.RuneCountInString(l.Text))
@@ -297,7 +297,7 @@ func TestModels(t *testing.T) {
 		m, err := named(name, 0)
 		require.NoError(t, err)
 		q := &query{subject: m, cluster: plan.Clusters()["b200"], seq: m.seq, precision: "bf16", optimizer: "adamw"}
-		p, err := q.plan(1024, plan.Setting{Wrap: "blocks", Strategy: "FullShard", Prefetch: 1, Checkpoint: "full", Micro: 1, Passes: 1})
+		p, err := q.plan(1024, plan.Setting{Units: "blocks", Strategy: "FullShard", Prefetch: 1, Recompute: "full", Micro: 1, Passes: 1})
 		require.NoError(t, err, name)
 		require.InEpsilon(t, billions[name]*1e9, p.Params, 0.02, name)
 		require.NoError(t, p.Pass.Fits(q.cluster.Device.Memory), name)

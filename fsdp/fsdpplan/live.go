@@ -17,7 +17,7 @@ func (r *report) live(a *answer) {
 	}
 	st := newStep(r.query, a)
 	at := st.pass.Peak()
-	fmt.Fprintf(&r.text, "\n%s, %s by %s: memory at the peak, during\n%s\n", gpus(a.ranks), st.setting.Strategy, st.setting.Wrap, st.pass.Text(st.pass.Ops[at]))
+	fmt.Fprintf(&r.text, "\n%s, %s by %s: memory at the peak, during\n%s\n", gpus(a.ranks), st.setting.Strategy, st.setting.Units, st.pass.Text(st.pass.Ops[at]))
 	fmt.Fprintf(&r.text, "%20s %8s %8s %8s %8s %8s\n", "", "param,", "opti-", "gathered", "whole", "activa-")
 	fmt.Fprintf(&r.text, "%20s %8s %8s %8s %8s %8s %8s\n", "", "gradient", "mizer", "params", "grads", "tions", "total")
 	holders := st.pass.Holders(at)

@@ -28,8 +28,8 @@
 //	step, on a100-80: NVIDIA A100 SXM 80 GB with 85.9 GB, 230.0 GB/s between the 8
 //	of a host, 200.0 GB/s between hosts
 //
-//	                             check- micro pre mem-   seconds tokens/s        ex-
-//	  GPUs strategy     unit     point  batch fet  ory    a step    a GPU  MFU posed
+//	                             recom- micro pre mem-   seconds tokens/s        ex-
+//	  GPUs strategy     unit     pute   batch fet  ory    a step    a GPU  MFU posed
 //	   128 FullShard    blocks   full     1×1   1  63%    15.302    133.8  46%    1%
 //	       FullShard    calls    full     1×1   2  62%    15.306    133.8  46%    1%
 //	       FullShard    2 blocks full     1×1   1  88%    15.326    133.6  45%    1%
@@ -63,7 +63,7 @@
 // # The table
 //
 // The settings are settings of fsdp.Config. A unit is a block of the model,
-// several, each call, or all of it. Checkpoint "full" keeps only the inputs of
+// several, each call, or all of it. Recompute "full" keeps only the inputs of
 // blocks, "some" keeps products and recomputes activations, "none" keeps all.
 // The batch "2×4" is four passes of two samples. The next column is
 // Config.Prefetch. Memory is the peak as a share of the GPU's memory. MFU

@@ -51,8 +51,8 @@ func (r *report) table(answers []*answer) {
 	r.say("%s: %s parameters, %s, optimizer %s, %d × %d %s a GPU and step, on %s: %s with %s, %s between %s, %s/s between hosts", r.name,
 		count(answers[0].best.Params), r.precision, r.optimizer, r.batch, r.seq, tokens, c.Name, device, plan.Bytes(r.memory),
 		inside, fmt.Sprintf("the %d of a host", c.PerHost), plan.Bytes(int(c.Between.Bandwidth)))
-	fmt.Fprintf(&r.text, "\n%6s %-12s %-8s %-6s %5s %3s %4s %9s %8s %4s %5s\n", "", "", "", "check-", "micro", "pre", "mem-", "seconds", "tokens/s", "", "ex-")
-	fmt.Fprintf(&r.text, "%6s %-12s %-8s %-6s %5s %3s %4s %9s %8s %4s %5s\n", "GPUs", "strategy", "unit", "point", "batch", "fet", "ory", "a step", "a GPU", "MFU", "posed")
+	fmt.Fprintf(&r.text, "\n%6s %-12s %-8s %-6s %5s %3s %4s %9s %8s %4s %5s\n", "", "", "", "recom-", "micro", "pre", "mem-", "seconds", "tokens/s", "", "ex-")
+	fmt.Fprintf(&r.text, "%6s %-12s %-8s %-6s %5s %3s %4s %9s %8s %4s %5s\n", "GPUs", "strategy", "unit", "pute", "batch", "fet", "ory", "a step", "a GPU", "MFU", "posed")
 	for _, a := range answers {
 		if a.fits == 0 {
 			fmt.Fprintf(&r.text, "%6d nothing fits\n", a.ranks)
@@ -62,7 +62,7 @@ func (r *report) table(answers []*answer) {
 			if i == 0 {
 				ranks = strconv.Itoa(a.ranks)
 			}
-			fmt.Fprintf(&r.text, "%6s %-12s %-8s %-6s %5s %3d %3.0f%% %9.3f %8.1f %3.0f%% %4.0f%%\n", ranks, c.Strategy, c.Wrap, c.Checkpoint, cut(c.Setting), c.Prefetch,
+			fmt.Fprintf(&r.text, "%6s %-12s %-8s %-6s %5s %3d %3.0f%% %9.3f %8.1f %3.0f%% %4.0f%%\n", ranks, c.Strategy, c.Units, c.Recompute, cut(c.Setting), c.Prefetch,
 				100*float64(c.Memory)/float64(r.memory), c.Time.Total, c.Rate()*float64(r.seq), 100*c.Time.MFU, 100*exposed(c.Time))
 		}
 	}
@@ -164,7 +164,7 @@ func (r *report) help(a *answer) error {
 		return err
 	}
 	if len(m.Changes) > 0 {
-		r.say("  What helps the smallest, %s by %s with checkpoint %s and %s, each by itself: %s.", s.Strategy, s.Wrap, s.Checkpoint, plan.Bytes(m.Live.Total()), m.Advice())
+		r.say("  What helps the smallest, %s by %s with recompute %s and %s, each by itself: %s.", s.Strategy, s.Units, s.Recompute, plan.Bytes(m.Live.Total()), m.Advice())
 	}
 	return nil
 }
@@ -202,7 +202,7 @@ func (r *report) advise(a *answer) error {
 // compare prints the memory and time of the strategies with otherwise equal settings.
 func (r *report) compare(a *answer) error {
 	base := a.choices[0].Setting
-	fmt.Fprintf(&r.text, "\n%s, micro batch %s, checkpoint %s: bytes of a GPU at the peak\n", gpus(a.ranks), cut(base), base.Checkpoint)
+	fmt.Fprintf(&r.text, "\n%s, micro batch %s, recompute %s: bytes of a GPU at the peak\n", gpus(a.ranks), cut(base), base.Recompute)
 	fmt.Fprintf(&r.text, "%-19s %8s %8s %8s %8s %8s %4s %9s\n", "", "param,", "opti-", "whole", "activa-", "", "of", "seconds")
 	fmt.Fprintf(&r.text, "%-19s %8s %8s %8s %8s %8s %4s %9s\n", "", "gradient", "mizer", "units", "tions", "total", "GPU", "a step")
 	rows := []struct{ name, strategy, wrap string }{
@@ -215,7 +215,7 @@ func (r *report) compare(a *answer) error {
 	}
 	for _, row := range rows {
 		s := base
-		s.Strategy, s.Wrap, s.ShardRanks, s.Prefetch = row.strategy, row.wrap, 0, max(1, s.Prefetch)
+		s.Strategy, s.Units, s.ShardRanks, s.Prefetch = row.strategy, row.wrap, 0, max(1, s.Prefetch)
 		if row.strategy == "HybridShard" || row.strategy == "SecondaryShard" {
 			s.ShardRanks = r.cluster.PerHost
 		}

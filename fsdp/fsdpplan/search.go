@@ -24,11 +24,11 @@ type query struct {
 
 // The choices, by name.
 var (
-	wraps       = map[string]fsdp.Policy{"blocks": blocks(1), "2 blocks": blocks(2), "4 blocks": blocks(4), "calls": fsdp.WrapEach(), "one unit": nil}
-	strategies  = map[string]fsdp.Strategy{}
-	precisions  = map[string]fsdp.Precision{"bf16": fsdp.BF16(), "fp32": {}}
-	newByName   = map[string]func([]optim.Param) (optim.Optimizer, error){"adamw": optim.AdamW{}.New, "8bit": optim.AdamW{Bits: 8}.New, "sgd": optim.SGD{}.New}
-	checkpoints = []string{"full", "some", "none"}
+	units      = map[string]fsdp.Policy{"blocks": blocks(1), "2 blocks": blocks(2), "4 blocks": blocks(4), "calls": fsdp.WrapEach(), "one unit": nil}
+	strategies = map[string]fsdp.Strategy{}
+	precisions = map[string]fsdp.Precision{"bf16": fsdp.BF16(), "fp32": {}}
+	newByName  = map[string]func([]optim.Param) (optim.Optimizer, error){"adamw": optim.AdamW{}.New, "8bit": optim.AdamW{Bits: 8}.New, "sgd": optim.SGD{}.New}
+	recompute  = []string{"full", "some", "none"}
 )
 
 func init() {
@@ -40,14 +40,14 @@ func init() {
 // space returns the settings to search.
 func (q *query) space(ranks int) *plan.Space {
 	s := &plan.Space{
-		Wraps: []string{"blocks", "2 blocks", "4 blocks", "calls"}, Strategies: []string{"FullShard", "ShardGradOp", "NoShard"},
-		Hybrid: []string{"HybridShard", "HybridGradOp"}, Checkpoints: checkpoints, Prefetch: []int{1, 2}, Samples: q.batch,
+		Units: []string{"blocks", "2 blocks", "4 blocks", "calls"}, Strategies: []string{"FullShard", "ShardGradOp", "NoShard"},
+		Hybrid: []string{"HybridShard", "HybridGradOp"}, Recompute: recompute, Prefetch: []int{1, 2}, Samples: q.batch,
 	}
 	if q.hybrid(ranks) {
 		s.Strategies, s.ShardRanks = append(s.Strategies, s.Hybrid...), []int{q.cluster.PerHost}
 	}
 	if ranks == 1 {
-		s.Strategies, s.Wraps, s.Prefetch = []string{"NoShard"}, s.Wraps[:1], s.Prefetch[:1]
+		s.Strategies, s.Units, s.Prefetch = []string{"NoShard"}, s.Units[:1], s.Prefetch[:1]
 	}
 	for micro := max(1, q.from); micro <= q.batch; micro *= 2 {
 		if q.batch%micro == 0 {
@@ -66,10 +66,10 @@ func (q *query) hybrid(ranks int) bool {
 // config returns the configuration of a setting.
 func (q *query) config(ranks int, s plan.Setting) fsdp.Config {
 	cfg := fsdp.Config{
-		Group: comm.World{Ranks: ranks}, WrapPolicy: wraps[s.Wrap], Strategy: strategies[s.Strategy], ShardRanks: s.ShardRanks,
+		Group: comm.World{Ranks: ranks}, WrapPolicy: units[s.Units], Strategy: strategies[s.Strategy], ShardRanks: s.ShardRanks,
 		Prefetch: s.Prefetch, Precision: precisions[q.precision], Threads: q.threads,
 	}
-	switch s.Checkpoint {
+	switch s.Recompute {
 	case "full":
 		cfg.Activations.Recompute = blocks(1)
 	case "none":
@@ -85,7 +85,7 @@ func (q *query) plan(ranks int, s plan.Setting) (*fsdp.Plan, error) {
 
 // search times all settings.
 //
-// Memory that lasts from step to step does not depend on units, checkpoints and micro batches. If
+// Memory that lasts from step to step does not depend on units, recomputation and micro batches. If
 // it is too large with one setting, the plan of this setting stands for all settings of the
 // strategy. A micro batch that is too large stands for larger ones. So most settings of a large
 // model need no plan.

@@ -114,7 +114,7 @@ func rounded(x float64) float64 { return math.Round(10*x) / 10 }
 // title describes the picture.
 func (st *step) title() string {
 	s := st.setting
-	text := fmt.Sprintf("%s on %s of %s: %s by %s, micro batch %s, checkpoint %s", st.name, gpus(st.ranks), st.cluster.Name, s.Strategy, s.Wrap, cut(s), s.Checkpoint)
+	text := fmt.Sprintf("%s on %s of %s: %s by %s, micro batch %s, recompute %s", st.name, gpus(st.ranks), st.cluster.Name, s.Strategy, s.Units, cut(s), s.Recompute)
 	if s.Passes > 2 {
 		text += ", two passes"
 	}

@@ -48,7 +48,7 @@ func (m Memory) parts() []part {
 		{"gathered parameters", m.Gathered, "free units after use, wrap smaller ones, gather fewer ahead, or gather in 16 bits"},
 		{"whole gradients", m.Gradient, "wrap smaller units, or reduce in 16 bits"},
 		{"activations between calls", m.Activation, "take a smaller micro batch"},
-		{"values kept for backward", m.Saved, "checkpoint calls, or take a smaller micro batch"},
+		{"values kept for backward", m.Saved, "recompute calls, or take a smaller micro batch"},
 		{"scratch of one call", m.Work, "take a smaller micro batch"},
 	}
 }

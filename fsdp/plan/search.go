@@ -10,32 +10,32 @@ import (
 // A Setting is one way to train a model: the choices that do not change a bit of the result of a
 // step, and how its samples are cut into passes. The caller that plans settings defines the names.
 type Setting struct {
-	Wrap       string // how calls are grouped into units
+	Units      string // how calls are grouped into units
 	Strategy   string
 	ShardRanks int // for the hybrid strategies
 	Prefetch   int
-	Checkpoint string // the part of calls that backward recomputes
+	Recompute  string // the part of calls that backward recomputes
 	Micro      int    // samples in a pass
 	Passes     int    // passes in a step
 }
 
 // String lists the choices.
 func (s Setting) String() string {
-	text := fmt.Sprintf("%s by %s", s.Strategy, s.Wrap)
+	text := fmt.Sprintf("%s by %s", s.Strategy, s.Units)
 	if s.ShardRanks > 0 {
 		text += fmt.Sprintf(" over %d ranks", s.ShardRanks)
 	}
-	return text + fmt.Sprintf(", checkpoint %s, prefetch %d, %d × %d samples", s.Checkpoint, s.Prefetch, s.Passes, s.Micro)
+	return text + fmt.Sprintf(", recompute %s, prefetch %d, %d × %d samples", s.Recompute, s.Prefetch, s.Passes, s.Micro)
 }
 
 // A Space is the settings to search.
 type Space struct {
-	Wraps, Strategies, Checkpoints []string
-	ShardRanks                     []int // for the strategies that Hybrid names
-	Hybrid                         []string
-	Prefetch                       []int
-	Micro                          []int // each must divide Samples
-	Samples                        int   // samples in a step on one rank
+	Units, Strategies, Recompute []string
+	ShardRanks                   []int // for the strategies that Hybrid names
+	Hybrid                       []string
+	Prefetch                     []int
+	Micro                        []int // each must divide Samples
+	Samples                      int   // samples in a step on one rank
 }
 
 // A Choice is a setting with its memory and time.
@@ -93,9 +93,9 @@ func better(a, b Choice) int {
 
 // settings lists the settings of the space.
 func (s *Space) settings() (list []Setting, err error) {
-	for _, n := range []int{len(s.Wraps), len(s.Strategies), len(s.Checkpoints), len(s.Prefetch), len(s.Micro)} {
+	for _, n := range []int{len(s.Units), len(s.Strategies), len(s.Recompute), len(s.Prefetch), len(s.Micro)} {
 		if n == 0 {
-			return nil, errors.New("plan: a space without a choice for one of wrap, strategy, checkpoint, prefetch and micro batch")
+			return nil, errors.New("plan: a space without a choice for one of units, strategy, recompute, prefetch and micro batch")
 		}
 	}
 	for _, micro := range s.Micro {
@@ -104,10 +104,10 @@ func (s *Space) settings() (list []Setting, err error) {
 		}
 		for _, strategy := range s.Strategies {
 			for _, shards := range s.shardRanks(strategy) {
-				for _, wrap := range s.Wraps {
-					for _, checkpoint := range s.Checkpoints {
+				for _, units := range s.Units {
+					for _, recompute := range s.Recompute {
 						for _, prefetch := range s.Prefetch {
-							list = append(list, Setting{wrap, strategy, shards, prefetch, checkpoint, micro, s.Samples / micro})
+							list = append(list, Setting{units, strategy, shards, prefetch, recompute, micro, s.Samples / micro})
 						}
 					}
 				}

@@ -83,7 +83,7 @@ type try struct {
 // String names the setting in short.
 func (t *try) String() string {
 	s := t.setting
-	return fmt.Sprintf("%s by %s, prefetch %d, checkpoint %s", s.Strategy, s.Wrap, s.Prefetch, s.Checkpoint)
+	return fmt.Sprintf("%s by %s, prefetch %d, recompute %s", s.Strategy, s.Units, s.Prefetch, s.Recompute)
 }
 
 // finalists is how many settings are compared in the end, in addition to the choice and the
@@ -105,11 +105,11 @@ func (h *hunt) run(ctx context.Context, rounds int, seconds float64) error {
 	if err := h.open(ctx, choices[0].Setting, chosen); err != nil {
 		return err
 	}
-	if err := h.open(ctx, plan.Setting{Wrap: "one unit", Strategy: "FullShard", Prefetch: 1, Checkpoint: "some"}, fsdp.Config{}); err != nil {
+	if err := h.open(ctx, plan.Setting{Units: "one unit", Strategy: "FullShard", Prefetch: 1, Recompute: "some"}, fsdp.Config{}); err != nil {
 		return err
 	}
 	for _, c := range choices[1:] {
-		if c.Prefetch > 1 || c.Wrap == "4 blocks" { // small models have almost no other steps with these
+		if c.Prefetch > 1 || c.Units == "4 blocks" { // small models have almost no other steps with these
 			continue
 		}
 		if err := h.open(ctx, c.Setting, config(c.Setting)); err != nil {
@@ -148,8 +148,8 @@ func config(s plan.Setting) fsdp.Config {
 		cfg.Prefetch = fsdp.NoPrefetch
 	}
 	blocks := fsdp.WrapTypes(&nn.Block{})
-	cfg.WrapPolicy = map[string]fsdp.Policy{"blocks": blocks, "calls": fsdp.WrapEach(), "2 blocks": pairs}[s.Wrap]
-	switch s.Checkpoint {
+	cfg.WrapPolicy = map[string]fsdp.Policy{"blocks": blocks, "calls": fsdp.WrapEach(), "2 blocks": pairs}[s.Units]
+	switch s.Recompute {
 	case "full":
 		cfg.Activations.Recompute = blocks
 	case "none":
