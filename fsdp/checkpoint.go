@@ -33,8 +33,9 @@ import (
 // as in the bits of moments or in the number of steps, that is an error on all ranks, too. From the
 // first Save until Close a lock keeps other jobs, and other models of this job, from saving in dir.
 // If dir has checkpoints that this training has neither saved nor loaded, the first Save there is a
-// warning on rank 0, and KeepLast does not remove them. A training that has loaded a checkpoint is
-// the training that saved it.
+// warning on rank 0, and KeepLast does not remove them. A training that loads a checkpoint and then
+// saves in the same directory continues the training that saved it. If it saves in another
+// directory, it is a new training.
 //
 // Save does not change the training, with one exception: gradients that travel as [Int8] lose their
 // pending rounding errors. The training and a training that loads the checkpoint then continue with

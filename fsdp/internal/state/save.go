@@ -88,7 +88,6 @@ func oneOrNone(opt optim.Optimizer) string {
 
 func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Meta, saver *Saver) (*writing, error) {
 	w := &writing{dtype: s.Compute, fs: s.Files.on(o.FS), files: s.Files, saver: saver, step: o.Step, keep: o.KeepLast, about: about}
-	w.about.Run = saver.lineage.name()
 	_, err := s.Files.Left()
 	switch {
 	case o.Err != nil:
@@ -276,9 +275,7 @@ func (w *writing) begin(ctx context.Context) (err error) {
 	}
 	known := w.saver.locks[w.dir] != nil
 	if w.store, err = w.saver.locks.open(ctx, w.fs, w.dir); err == nil {
-		if !known {
-			w.saver.meet(ctx, w.fs, w.dir)
-		}
+		w.about.Run = w.saver.meet(ctx, w.fs, w.dir, !known)
 		w.draft, err = w.store.Begin(w.step)
 	}
 	if err == nil {

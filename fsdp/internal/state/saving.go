@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,18 +30,24 @@ type Saver struct {
 }
 
 // A lineage tells the checkpoints of one training from the checkpoints of another in the same
-// directory. A training draws its name at random, saves it with each checkpoint, and takes over the
-// name of a checkpoint that it loads. So a resumed training has the name of the first one. Only
-// rank 0 writes and compares names.
+// directory. A training draws its name at random and saves it with each checkpoint. A training that
+// loads a checkpoint keeps the name of that checkpoint only if it then saves where the last
+// checkpoint has the same name: it resumes. Otherwise it draws a name, because other trainings may
+// begin with the same checkpoint. Only rank 0 writes and compares names.
 type lineage struct {
-	last string          // the name to save, or "" before it is known
-	all  map[string]bool // names that this process has saved or loaded, "" for a checkpoint without a name
+	mu     sync.Mutex      // a save that the file system delays may still use it
+	last   string          // the name to save, or "" before it is known
+	loaded bool            // last is the name of a loaded checkpoint, and nothing was saved since
+	all    map[string]bool // names that this process has saved or loaded, "" for a checkpoint without a name
 }
 
 // Took notes that a checkpoint was loaded.
 func (v *Saver) Took(m *Meta) {
-	v.lineage.last = m.Run
-	v.lineage.add(m.Run)
+	l := &v.lineage
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last, l.loaded = m.Run, true
+	l.add(m.Run)
 }
 
 func (l *lineage) add(name string) {
@@ -50,9 +57,21 @@ func (l *lineage) add(name string) {
 	l.all[name] = true
 }
 
-// name returns the name to save.
-func (l *lineage) name() string {
-	if l.last == "" {
+// begins reports whether the name to save depends on the directory.
+func (l *lineage) begins() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.loaded
+}
+
+// name returns the name to save where last is the metadata of the last whole checkpoint, or nil.
+func (l *lineage) name(last map[string]json.RawMessage) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if name, err := nameIn(last); l.loaded && (err != nil || name != l.last) {
+		l.last = ""
+	}
+	if l.loaded = false; l.last == "" {
 		l.last = fmt.Sprintf("%016x", rand.Uint64())
 		l.add(l.last)
 	}
@@ -61,20 +80,31 @@ func (l *lineage) name() string {
 
 // has reports whether a whole checkpoint with this metadata is of this training.
 func (l *lineage) has(meta map[string]json.RawMessage) bool {
-	var name string
-	if text := meta["run"]; text != nil && json.Unmarshal(text, &name) != nil {
-		return false
-	}
-	return l.all[name]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	name, err := nameIn(meta)
+	return err == nil && l.all[name]
 }
 
-// meet calls Strange if the last whole checkpoint in dir is of another training.
-func (v *Saver) meet(ctx context.Context, fsys checkpoint.FS, dir string) {
-	found, err := checkpoint.Find(ctx, fsys, dir)
-	if v.Strange == nil || errors.Is(err, checkpoint.ErrNone) || err == nil && v.lineage.has(found.Meta) {
-		return
+// nameIn returns the name in the metadata of a checkpoint, or "" if it has none.
+func nameIn(meta map[string]json.RawMessage) (name string, err error) {
+	if text := meta["run"]; text != nil {
+		err = json.Unmarshal(text, &name)
 	}
-	v.Strange(dir, found.Path, err)
+	return name, err
+}
+
+// meet returns the name to save in dir. At the first save there it calls Strange if the last whole
+// checkpoint in dir is of another training.
+func (v *Saver) meet(ctx context.Context, fsys checkpoint.FS, dir string, first bool) string {
+	if !first && !v.lineage.begins() {
+		return v.lineage.name(nil)
+	}
+	found, err := checkpoint.Find(ctx, fsys, dir)
+	if first && v.Strange != nil && !errors.Is(err, checkpoint.ErrNone) && (err != nil || !v.lineage.has(found.Meta)) {
+		v.Strange(dir, found.Path, err)
+	}
+	return v.lineage.name(found.Meta)
 }
 
 // Save writes a checkpoint.
