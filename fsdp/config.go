@@ -209,7 +209,10 @@ func (p profiling) attach(o *observers) error { return once(&o.profile, p.Profil
 // once sets an observer of a kind that a model has at most one of.
 func once[T comparable](to *T, v T, kind string) error {
 	var none T
-	if *to != none && v != none {
+	switch {
+	case v == none:
+		return nil
+	case *to != none:
 		return fmt.Errorf("Config.Observers has two of the kind %s, want one", kind)
 	}
 	*to = v

@@ -12,6 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/fsdp/profile"
 	"github.com/gofsdp/gofsdp/internal/hashes"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -139,4 +140,22 @@ func TestVirtualRanksHashDir(t *testing.T) {
 		require.Empty(t, r.Unlike)
 		require.Greater(t, r.Same, 3*8*10, "calls of 8 micro-batches")
 	}
+}
+
+// TestObserversOfNothing adds observers without a value, such as the flag of a directory that was
+// not given: they do not replace the others of their kind.
+func TestObserversOfNothing(t *testing.T) {
+	traces, records, prof := t.TempDir(), t.TempDir(), profile.New()
+	m, err := fsdp.Wrap(kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s, Group: comm.Local(1)[0], Observers: []fsdp.Observer{
+		fsdp.TraceDir(traces), fsdp.HashDir(records), fsdp.Profile(prof), fsdp.TraceDir(""), fsdp.HashDir(""), fsdp.Profile(nil),
+	}})
+	require.NoError(t, err)
+	kit.ForwardBackward(t, t.Context(), m, kit.ShapeBatch(0))
+	require.NoError(t, m.Close())
+	for _, dir := range []string{traces, records} {
+		files, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.NotEmpty(t, files)
+	}
+	require.NotEmpty(t, prof.Totals().Ops)
 }
