@@ -44,8 +44,9 @@ func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 		files = &s.files.loads
 	}
 	if files.Warn == nil {
+		logger := s.cfg.Logger // Warn may be called while Freeze replaces s.cfg
 		files.Warn = func(what string, d time.Duration) {
-			cmp.Or(s.cfg.Logger, slog.Default()).Warn("fsdp: the file system does not answer", "rank", s.team.Rank(), "operation", what, "for", d.Round(time.Millisecond))
+			cmp.Or(logger, slog.Default()).Warn("fsdp: the file system does not answer", "rank", s.team.Rank(), "operation", what, "for", d.Round(time.Millisecond))
 		}
 	}
 	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Files: files, Uneven: st.uneven}

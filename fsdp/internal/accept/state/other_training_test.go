@@ -156,3 +156,21 @@ func forgetRun(t *testing.T, path string) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, text, 0o600))
 }
+
+// TestFreezeDuringAWarning changes the configuration of a model while a save in the background
+// warns: the race detector finds no access to the configuration by the save.
+func TestFreezeDuringAWarning(t *testing.T) {
+	dir := t.TempDir()
+	var log bytes.Buffer
+	trainAndSave(t, &log, "", func(ctx context.Context, f *kit.Filler) {
+		require.NoError(t, f.Save(ctx, dir, f.Opt, nil))
+	})
+	trainAndSave(t, &log, "", func(ctx context.Context, f *kit.Filler) {
+		saving, err := f.SaveAsync(ctx, dir, f.Opt, nil)
+		require.NoError(t, err)
+		_, err = f.Freeze(ctx, nil, f.Opt)
+		require.NoError(t, err)
+		require.NoError(t, saving.Wait(ctx))
+	})
+	require.Contains(t, log.String(), "neither saved nor loaded")
+}
