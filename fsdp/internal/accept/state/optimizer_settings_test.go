@@ -269,3 +269,21 @@ func TestSettingsOfSeveral(t *testing.T) {
 		}
 	}
 }
+
+// TestSettingsOfNoOptimizer asks for the settings of a state without an optimizer that takes them.
+func TestSettingsOfNoOptimizer(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "model.safetensors")
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
+		opt, err := optim.AdamW{}.New(m.Params())
+		require.NoError(t, err)
+		require.NoError(t, m.Save(ctx, dir, opt, nil))
+		require.NoError(t, m.Export(ctx, file, &fsdp.ExportOptions{Optimizer: opt}))
+		const want = "option RestoreHyperparameters: there is no optimizer that could take the settings"
+		_, err = m.Load(ctx, dir, nil, &fsdp.LoadOptions{RestoreHyperparameters: true})
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, m.Import(ctx, file, &fsdp.ImportOptions{RestoreHyperparameters: true}), want)
+		require.NoError(t, m.Import(ctx, file, &fsdp.ImportOptions{Optimizer: opt, RestoreHyperparameters: true}), "the model can still be used")
+	})
+}
