@@ -115,9 +115,8 @@ func (o *Options) given() (names []string) {
 		set  bool
 	}{
 		{"AllowExtra", o.AllowExtra != nil}, {"AllowMissing", o.AllowMissing != nil}, {"AllowNotFinite", o.AllowNotFinite != nil},
-		{"Concat", o.Concat != nil}, {"Exclude", o.Exclude != nil}, {"ExtraFiles", o.ExtraFiles != nil}, {"Metadata", o.Metadata != nil},
-		{"Optimizer", o.Optimizer != nil}, {"Rename", o.Rename != nil}, {"RestoreHyperparameters", o.RestoreHyperparameters},
-		{"Transpose", o.Transpose != nil},
+		{"Concat", o.Concat != nil}, {"Exclude", o.Exclude != nil}, {"Optimizer", o.Optimizer != nil}, {"Rename", o.Rename != nil},
+		{"RestoreHyperparameters", o.RestoreHyperparameters}, {"Transpose", o.Transpose != nil},
 	} {
 		if option.set {
 			names = append(names, option.name)

@@ -289,3 +289,23 @@ func TestExclude(t *testing.T) {
 	tensors, _ := kit.ParseFile(t, path)
 	require.Equal(t, []string{"a.b", "b.w"}, kit.SortedKeys(tensors))
 }
+
+// TestFilesOfRankZero gives the files and the metadata of an export on rank 0 only, as they are the
+// only ones that are written.
+func TestFilesOfRankZero(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model.safetensors")
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
+		opts := &fsdp.ExportOptions{}
+		if g.Rank() == 0 {
+			opts.ExtraFiles, opts.Metadata = map[string][]byte{"config.json": []byte("{}")}, map[string]string{"made by": "rank 0"}
+		}
+		require.NoError(t, m.Export(ctx, path, opts))
+	})
+	config, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	require.NoError(t, err)
+	require.Equal(t, "{}", string(config))
+	_, metadata := kit.ParseFile(t, path)
+	require.Equal(t, "rank 0", metadata["made by"])
+}
