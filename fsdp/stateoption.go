@@ -192,8 +192,8 @@ type StateDictOptions struct {
 	AllRanks bool
 	// Into, if set, gives OptimStateDict the memory of an earlier result of this rank, which gets
 	// the new contents and is returned. Memory that has its pages is several times as fast as new
-	// memory. It may be nil, as at the first call, and on ranks that get no result. Tensors that it
-	// lacks get new memory. If it has other tensors, sizes or types, or shares memory with the
+	// memory. It may be nil, as at the first call, and on ranks that get no result. Its Extra stays.
+	// Tensors that it lacks get new memory. If it has other tensors, sizes or types, or shares memory with the
 	// optimizer, that is an error on every rank, and changes nothing. After any other error its
 	// contents are undefined.
 	//

@@ -85,7 +85,7 @@ func (s *Store) FullOptim(ctx context.Context, opt optim.Optimizer, o *Options) 
 		return nil, err
 	}
 	w.describe(list)
-	w.full.Steps, w.full.Extra, w.full.Groups = steps, o.Extra, groups
+	w.full.Steps, w.full.Groups = steps, groups
 	return w.full, nil
 }
 

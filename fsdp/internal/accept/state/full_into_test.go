@@ -207,3 +207,22 @@ func TestIntoOptimizersMemory(t *testing.T) {
 		require.ErrorContains(t, err, "rank 0: ")
 	})
 }
+
+// TestIntoKeepsExtra collects a state into an earlier one with values of the caller's: they stay.
+func TestIntoKeepsExtra(t *testing.T) {
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
+		opt, err := optim.AdamW{}.New(m.Params())
+		require.NoError(t, err)
+		full, err := m.OptimStateDict(ctx, opt, nil)
+		require.NoError(t, err)
+		if full != nil {
+			full.Extra = map[string]any{"epoch": 3}
+		}
+		full, err = m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Into: full})
+		require.NoError(t, err)
+		if g.Rank() == 0 {
+			require.Equal(t, map[string]any{"epoch": 3}, full.Extra)
+		}
+	})
+}
