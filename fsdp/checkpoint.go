@@ -37,6 +37,9 @@ import (
 // saves in the same directory continues the training that saved it. If it saves in another
 // directory, it is a new training.
 //
+// With SaveOptions.TrainedOnly the checkpoint lacks the frozen parameters. It is then as small as the
+// part of the model that is trained.
+//
 // Save does not change the training, with one exception: gradients that travel as [Int8] lose their
 // pending rounding errors. The training and a training that loads the checkpoint then continue with
 // the same bits.
@@ -120,6 +123,10 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // partly loaded: the model refuses passes, steps and Save until another Load or Import succeeds. If
 // that Load or Import is without the optimizer, the optimizer still refuses to step and to be
 // saved: load it again, or make a new one.
+//
+// Frozen parameters that the checkpoint lacks (SaveOptions.TrainedOnly) keep their values. They must be
+// frozen here, too, and have the values of the time of Save, which Load checks by checksums: load the
+// base model first. Adapters of another base would make another model.
 //
 // An optimizer of another kind than the saved one does not fit, unless AllowMissing and AllowExtra
 // accept that no entry is loaded. If other settings differ, such as betas or weight decay, the

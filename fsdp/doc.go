@@ -154,7 +154,8 @@
 //
 // A checkpoint has the parameters, the buffers of every rank, the state of the optimizer and its
 // counts, and the number of passes, which with Config.Seed keys dropout. It has no gradients, so
-// save after ZeroGrad and not between Forward and Backward. Save drops the rounding errors of
+// save after ZeroGrad and not between Forward and Backward. With SaveOptions.TrainedOnly it has no frozen
+// parameters either: checkpoints of adapters are then small. Save drops the rounding errors of
 // gradients that travel as [Int8]. A checkpoint has nothing that only the user knows, such as the
 // position in the data and the loss scale: [SaveOptions] add it. It has neither the model
 // nor its Config, which the program has. Errors that can be found in advance are found before

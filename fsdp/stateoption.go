@@ -17,6 +17,13 @@ type SaveOptions struct {
 	// KeepLast, if positive, removes older checkpoints of this training once this one is complete, so that this many
 	// are left, this one included. 0 keeps all.
 	KeepLast int
+	// TrainedOnly leaves out frozen parameters, such as a base model under adapters. The checkpoint has
+	// the trained parameters, Ignored ones included, the optimizer's state, and all buffers. Before
+	// Load, the program gives the frozen parameters their values, as it did before Save: by a seed or
+	// from a file. Load compares them with checksums in the checkpoint. It returns an error if their
+	// values differ, or if they are trained now, see LoadOptions.AllowMissing. KeepLast counts these
+	// checkpoints together with whole ones.
+	TrainedOnly bool
 	// Extra has values to save with the model, under names of the user's choice: the state of a
 	// loss scaler, the position in the data, a configuration. They are encoded as JSON. Rank 0's
 	// values are saved. [Checkpoint.Extra] returns them.
@@ -35,7 +42,7 @@ func (o *SaveOptions) state(ctx context.Context) *state.Options {
 		o = &SaveOptions{}
 	}
 	return state.NewOptions(ctx, state.Options{
-		Step: o.Step, KeepLast: o.KeepLast, Extra: o.Extra, RankExtra: o.RankExtra, AllowNotFinite: o.AllowNotFinite,
+		Step: o.Step, KeepLast: o.KeepLast, TrainedOnly: o.TrainedOnly, Extra: o.Extra, RankExtra: o.RankExtra, AllowNotFinite: o.AllowNotFinite,
 	})
 }
 
@@ -46,8 +53,9 @@ type LoadOptions struct {
 	// "transformer.wte.weight" for "wte.weight". It must be one-to-one.
 	Rename func(name string) string
 	// AllowMissing selects tensors, by their name in the checkpoint or state, that may be missing
-	// there: they keep their value. Without it, anything missing is an error. For a tensor in which
-	// ranks differ, such as "experts.up@2", it is also asked for the name without the rank.
+	// there: they keep their value. Without it, anything missing is an error. A frozen parameter that
+	// Save has left out (SaveOptions.TrainedOnly) is missing unless it is frozen now, with the value
+	// of that time, as float32. For a tensor in which ranks differ, such as "experts.up@2", it is also asked for the name without the rank.
 	AllowMissing func(name string) bool
 	// AllowExtra selects tensors of the checkpoint or state, by their name there, that the model
 	// may lack: they are ignored. Without it, any unused tensor is an error, except an optimizer's
@@ -231,4 +239,5 @@ type Part = state.Part
 //	Extra      tensors of the state that the model lacks
 //	Reshaped   tensors of another shape, as "name [shape there] -> [shape here]"
 //	Kinds      optimizers of another kind, as "AdamW -> SGD of w, b and 7 more"
+//	Changed    frozen parameters with other values than at a Save with TrainedOnly
 type StateError = state.Mismatch

@@ -68,7 +68,7 @@ func (f *Filling) fill(ctx context.Context) (adopted []Piece, err error) {
 	for i := range f.own {
 		p := &f.own[i]
 		at, ok := f.m.index[f.m.key(&p.Tensor)]
-		if !ok {
+		if !ok || f.m.have[at].lacked {
 			continue // it may be missing
 		}
 		if err := f.read(ctx, at, p); err != nil {

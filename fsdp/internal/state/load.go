@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
@@ -66,10 +67,34 @@ func (l *Loading) plan(ctx context.Context, dir string, o *Options) error {
 		return err
 	}
 	list, _, err := s.listed(ctx, l.opt, l.own, false)
+	if err == nil && len(l.About.Base) > 0 {
+		err = l.sumFrozen(ctx)
+	}
 	if err != nil {
 		return err
 	}
 	return s.Team.Agree(ctx, 0, l.match("the checkpoint "+l.Path, l.buffers(list)))
+}
+
+// sumFrozen computes the checksums of the model's frozen parameters that the checkpoint describes.
+func (l *Loading) sumFrozen(ctx context.Context) error {
+	described := make(map[checkpoint.Key]bool)
+	for i := range l.About.Base {
+		described[l.About.Base[i].key()] = true
+	}
+	list := slices.DeleteFunc(l.s.base(), func(t Tensor) bool { return !described[l.key(&t)] })
+	if err := l.s.Team.Agree(ctx, 0, l.s.Draw()); err != nil {
+		return err
+	}
+	sums, err := l.s.sumBase(ctx, list, l.own)
+	if err != nil {
+		return err
+	}
+	l.m.frozen = make(map[checkpoint.Key]uint32, len(list))
+	for i := range list {
+		l.m.frozen[l.key(&list[i])] = sums[i]
+	}
+	return nil
 }
 
 // choose takes the checkpoint that rank 0 finds, and opens it. If a rank finds damage there, it is
@@ -245,6 +270,13 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 	for _, t := range m.Tensors {
 		idle := t.Entry != "" && l.opt == nil || t.Owner != checkpoint.Shared && buffers[t.Param] && t.Entry == ""
 		l.m.have = append(l.m.have, found{Key: t.Key, Shape: t.Shape, DType: t.DType, Steps: t.Steps, idle: idle})
+	}
+	for i := range l.About.Base {
+		b := &l.About.Base[i]
+		if _, both := m.Lookup(b.key()); both {
+			return fmt.Errorf("checkpoint %s: the manifest has %s, and lists it as frozen and not saved", l.Path, b.key().Name())
+		}
+		l.m.have = append(l.m.have, found{Key: b.key(), Shape: b.Shape, DType: fileType(l.s.Compute), lacked: true, sum: b.Sum})
 	}
 	for i := range l.own {
 		p := &l.own[i]

@@ -22,6 +22,8 @@ import (
 //	              may be missing and keeps its value. A tensor without elements may be missing
 //	AllowExtra    is asked likewise: an accepted tensor is ignored. It is not asked about state
 //	              of an optimizer if none is given, nor about buffers of ranks that are gone
+//	frozen        parameters that a checkpoint lacks (TrainedOnly) are frozen, with the values
+//	              of the time of Save; AllowMissing accepts any
 //	kinds         of optimizers are equal, as far as they are known, if entries pass
 //	entries       of one parameter are present together or not at all, despite AllowMissing
 //	shapes        are equal except for dimensions of 1, after Transpose
@@ -40,8 +42,10 @@ type found struct {
 	checkpoint.Key // its name there; in a file, Param is the whole name
 	Shape          []int
 	DType          safetensors.DType
-	Steps          int  // updates of an optimizer's entry, -1 if unknown
-	idle           bool // no one expects that it is used
+	Steps          int    // updates of an optimizer's entry, -1 if unknown
+	idle           bool   // no one expects that it is used
+	lacked         bool   // a checkpoint of trained parameters describes it, and does not have it
+	sum            uint32 // of a lacked one, see BaseTensor
 }
 
 // A matching compares the wanted tensors with the existing ones.
@@ -52,6 +56,7 @@ type matching struct {
 	key     func(t *Tensor) checkpoint.Key // the name there of a wanted tensor
 	have    []found                        // in the order of the state
 	counted bool                           // the number of an optimizer's steps is known
+	frozen  map[checkpoint.Key]uint32      // checksums of the model's frozen parameters, as far as the state describes any
 
 	index    map[checkpoint.Key]int // in have
 	used     []bool                 // by index in have
@@ -115,7 +120,10 @@ func (m *matching) want(list []Tensor, at []int) {
 		var ok bool
 		if at[i], ok = m.index[k]; ok {
 			m.used[at[i]] = true
-			m.compare(&m.have[at[i]], t)
+			if m.compare(&m.have[at[i]], t); m.have[at[i]].lacked {
+				m.compareBase(&m.have[at[i]])
+				at[i] = -1
+			}
 			continue
 		}
 		at[i] = -1
@@ -140,6 +148,18 @@ func (m *matching) compare(h *found, t *Tensor) {
 		e.Reshaped = append(e.Reshaped, fmt.Sprintf("%s %v -> %v", h.Name(), h.DType, m.compute))
 	case m.counted && t.Entry != "" && h.Steps < 0:
 		e.Missing = append(e.Missing, fmt.Sprintf("%s's number of updates", h.Name()))
+	}
+}
+
+// compareBase compares a frozen parameter, which the state lacks, with the model's.
+func (m *matching) compareBase(h *found) {
+	sum, frozen := m.frozen[h.Key]
+	switch e := &m.mismatch; {
+	case frozen && sum == h.sum || allows(m.options.AllowMissing, h.Name()):
+	case frozen:
+		e.Changed = append(e.Changed, h.Name())
+	default:
+		e.Missing, e.trained = append(e.Missing, h.Name()), true
 	}
 }
 

@@ -27,6 +27,10 @@ type Meta struct {
 	// versions did not look for them.
 	NotFinite int `json:"not_finite,omitempty"`
 
+	// Base lists the parameters that the checkpoint lacks, as they were frozen and the option TrainedOnly
+	// was given.
+	Base []BaseTensor `json:"base,omitempty"`
+
 	Extra     Extras   `json:"extra,omitempty"`
 	RankExtra []Extras `json:"rank_extra"`        // by rank
 	Buffers   []string `json:"buffers,omitempty"` // names of the parameters that are buffers

@@ -38,8 +38,9 @@ type Options struct {
 	DType                  comm.DType             // or 0 for the type of the masters
 	Optimizer              optim.Optimizer
 	Metadata               map[string]string
-	Step                   int   // or 0: the optimizer's
-	KeepLast               int   // or 0: all
+	Step                   int // or 0: the optimizer's
+	KeepLast               int // or 0: all
+	TrainedOnly            bool
 	AllowOlder             *bool // or nil
 	RestoreHyperparameters bool
 	Extra, RankExtra       map[string]any

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
@@ -62,13 +63,16 @@ func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.
 	if err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("call of %s\ndirectory %s\nstep %d\nKeepLast %d\n%s\n", call, w.dir, w.step, w.keep, oneOrNone(opt))
+	text := fmt.Sprintf("call of %s\ndirectory %s\nstep %d\nKeepLast %d\nTrainedOnly %t\n%s\n", call, w.dir, w.step, w.keep, o.TrainedOnly, oneOrNone(opt))
 	if err := s.same(ctx, "arguments of Save", text); err != nil {
 		return nil, err
 	}
 	list, _, err := s.listed(ctx, opt, w.own, true)
 	if err == nil {
 		err = s.alike(ctx, list, w.own)
+	}
+	if err == nil && o.TrainedOnly {
+		w.about.Base, err = s.describeBase(ctx, w.own)
 	}
 	if err != nil {
 		return nil, err
@@ -105,6 +109,9 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 			w.about.Buffers = append(w.about.Buffers, p.Name)
 		}
 	}
+	if o.TrainedOnly && !slices.ContainsFunc(s.Layout.Groups, func(g layout.Group) bool { return !g.Kind.Frozen }) {
+		return nil, errors.New("option TrainedOnly: all parameters are frozen, so the checkpoint would have none: leave out the option, or change Config.Frozen")
+	}
 	if opt != nil {
 		steps := opt.Steps()
 		w.about.OptimizerSteps = &steps
@@ -127,8 +134,7 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 		return nil, err
 	}
 	for _, p := range w.own {
-		i := s.Layout.Home[p.Index].Group
-		if r := &s.Layout.Groups[i].Ranks; r.Replica != i%r.Replicas { // of replicas one writes
+		if !s.writes(&p) || o.TrainedOnly && s.frozen(p.Index) {
 			continue
 		}
 		w.vecs = append(w.vecs, p.Vec)
@@ -143,6 +149,13 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 		w.parts = append(w.parts, part)
 	}
 	return w, nil
+}
+
+// writes reports whether this rank writes a piece: of replicas one does.
+func (s *Store) writes(p *Piece) bool {
+	i := s.Layout.Home[p.Index].Group
+	r := &s.Layout.Groups[i].Ranks
+	return r.Replica == i%r.Replicas
 }
 
 // partOf returns a piece as a part of a checkpoint. Data outside ordinary memory is written in

@@ -20,6 +20,8 @@ type Store struct {
 	Compute comm.DType // of parameters, gradients and the optimizer's state
 	Refusal error      // nil, or why this rank cannot take part: all ranks get it first
 	Files   *Files     // of a method that writes or reads files
+	// Draw draws the initial values that no one has used, before a method compares values.
+	Draw func() error
 	// Uneven is called by a method that writes, on every rank, with the buffers that differ between
 	// ranks.
 	Uneven func(buffers []string)
@@ -99,11 +101,14 @@ type Mismatch struct {
 	Extra    []string // in the state, not in the model
 	Reshaped []string // with another shape, as "name [shape there] -> [shape here]"
 	Kinds    []string // optimizers of another kind, as "AdamW -> SGD of w, b and 7 more"
+	Changed  []string // frozen parameters with other values than at Save, which the checkpoint does not have
+
+	trained bool // Missing are parameters that the checkpoint lacks as they were frozen
 }
 
 // any reports whether there is a mismatch.
 func (m *Mismatch) any() bool {
-	return len(m.Missing)+len(m.Extra)+len(m.Reshaped)+len(m.Kinds) > 0
+	return len(m.Missing)+len(m.Extra)+len(m.Reshaped)+len(m.Kinds)+len(m.Changed) > 0
 }
 
 // Error implements error. It lists a few names of each kind: a model has thousands, and one wrong
@@ -111,15 +116,20 @@ func (m *Mismatch) any() bool {
 func (m *Mismatch) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s does not fit the model", m.Where)
-	sep := ": "
+	missing, sep := ", see AllowMissing", ": "
+	if m.trained {
+		missing = ": it has only the parameters that were trained (SaveOptions.TrainedOnly), so freeze the others, or see AllowMissing"
+	}
 	for _, kind := range []struct {
 		label  string
 		names  []string
 		advice string
 	}{
 		{"another optimizer:", m.Kinds, ": make the saved kind, or accept no entry by AllowMissing and AllowExtra"},
-		{"missing", m.Missing, ", see AllowMissing"}, {"extra", m.Extra, ", see AllowExtra"},
+		{"missing", m.Missing, missing}, {"extra", m.Extra, ", see AllowExtra"},
 		{"reshaped", m.Reshaped, ": give the model the sizes that it was saved with"},
+		{"another base:", m.Changed, ": these parameters are frozen, and their values differ from the values at Save, which the checkpoint " +
+			"does not have (SaveOptions.TrainedOnly): load the same base model before, or accept this one by AllowMissing"},
 	} {
 		if len(kind.names) == 0 {
 			continue

@@ -215,6 +215,9 @@ func TestSaveArguments(t *testing.T) {
 		"keep": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{KeepLast: -1})
 		}, "option KeepLast is -1: want a number of checkpoints"},
+		"trained only": {func(ctx context.Context, f *kit.Filler, rank int) error {
+			return f.Save(ctx, dir, f.Opt, &fsdp.SaveOptions{TrainedOnly: rank == 1})
+		}, `ranks disagree about the arguments of Save: rank 0 has "TrainedOnly false", rank 1 has "TrainedOnly true"`},
 		"directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			return f.Save(ctx, filepath.Join(dir, fmt.Sprint(rank)), f.Opt, nil)
 		}, "ranks disagree about the arguments of Save: rank 0 has \"directory "},
