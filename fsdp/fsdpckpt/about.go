@@ -19,7 +19,18 @@ type about struct {
 	Extra           map[string]json.RawMessage   `json:"extra"`
 	RankExtra       []map[string]json.RawMessage `json:"rank_extra"` // by rank
 	Buffers         []string                     `json:"buffers"`    // names of buffers
+	Base            []baseTensor                 `json:"base"`       // frozen parameters that Save has left out
 }
+
+// A baseTensor is a parameter that the checkpoint lacks (SaveOptions.TrainedOnly).
+type baseTensor struct {
+	Param string `json:"param"`
+	Owner int    `json:"owner"`
+	Shape []int  `json:"shape"`
+}
+
+// name returns the name of the parameter.
+func (b *baseTensor) name() string { return checkpoint.Key{Param: b.Param, Owner: b.Owner}.Name() }
 
 // readAbout reads a manifest's metadata about the training.
 func readAbout(m *checkpoint.Manifest) (*about, error) {

@@ -85,6 +85,13 @@ func contentRows(m *checkpoint.Manifest, a *about) []string {
 		}
 	}
 	rows := []string{"parameters\t" + volume(values)}
+	if n := len(a.Base); n > 0 {
+		elements := 0
+		for _, b := range a.Base {
+			elements += (&checkpoint.Tensor{Shape: b.Shape}).Len()
+		}
+		rows = append(rows, fmt.Sprintf("frozen\t%s, %s, left out by SaveOptions.TrainedOnly", plural(n, "tensor"), plural(elements, "element")))
+	}
 	if len(buffers) > 0 {
 		rows = append(rows, "buffers\t"+volume(buffers)+", different on every rank")
 	}

@@ -18,6 +18,7 @@ type (
 		Passes          *int                         `json:"passes,omitempty"`
 		OptimizerSteps  *int                         `json:"optimizer_steps,omitempty"`
 		OptimizerGroups []optim.Group                `json:"optimizer_groups,omitempty"`
+		Base            []baseTensor                 `json:"base,omitempty"` // frozen and left out
 		Extra           map[string]json.RawMessage   `json:"extra,omitempty"`
 		RankExtra       []map[string]json.RawMessage `json:"rank_extra,omitempty"`
 		Size            int64                        `json:"size"`
@@ -51,7 +52,7 @@ type (
 func inspectJSON(sys system, dir string, m *checkpoint.Manifest, a *about, tensors bool) error {
 	c := checkpointJSON{
 		Path: dir, Step: m.Step, Ranks: m.World, Seed: a.Seed, Passes: a.Forwards, OptimizerSteps: a.OptimizerSteps, OptimizerGroups: a.OptimizerGroups,
-		Extra: a.Extra, RankExtra: a.RankExtra, Size: fileBytes(m), Files: []fileJSON{},
+		Base: a.Base, Extra: a.Extra, RankExtra: a.RankExtra, Size: fileBytes(m), Files: []fileJSON{},
 	}
 	for _, f := range m.Files {
 		c.Files = append(c.Files, fileJSON{f.Name, f.Size})

@@ -20,10 +20,12 @@ var mergeCommand = command{
 	name: "merge", args: "PATH OUT.safetensors", n: 2, short: "one file for other programs",
 	long: `
 Writes the whole parameters and buffers of a checkpoint into one safetensors
-file, like fsdp.Export. Buffers are rank 0's. A parameter that belongs to one
-rank, such as an expert's, keeps its name "name@rank". All data is compared with
-its checksums. The file appears under its name when it is complete, and replaces
-an older one. The command needs memory for one chunk, whatever the model's size.`,
+file, like fsdp.Export. Frozen parameters that fsdp.Save has left out (option
+TrainedOnly) are left out here, too. Buffers are rank 0's. A parameter that
+belongs to one rank, such as an expert's, keeps its name "name@rank". All data
+is compared with its checksums. The file appears under its name when it is
+complete, and replaces an older one. The command needs memory for one chunk,
+whatever the model's size.`,
 	flags: func(f *flag.FlagSet) action {
 		var m merger
 		f.BoolVar(&m.optimizer, "optimizer", false, `also write the optimizer state, as "exp_avg:name"`)
@@ -76,7 +78,11 @@ func (m *merger) run(ctx context.Context, sys system, args []string) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	list, header, err := m.plan(r.Manifest())
+	a, err := readAbout(r.Manifest())
+	if err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	list, header, err := m.plan(r.Manifest(), a)
 	if err != nil {
 		return fmt.Errorf("%s: %w", dir, err)
 	}
@@ -106,15 +112,15 @@ func (m *merger) run(ctx context.Context, sys system, args []string) (err error)
 		last = header.Tensors[n-1].Offset + header.Tensors[n-1].Size
 	}
 	fmt.Fprintf(sys.out, "%s: %s, %s, of %s\n", out, plural(len(list), "tensor"), sizeText(last), dir)
+	if n := len(a.Base); n > 0 {
+		fmt.Fprintf(sys.out, "%s, such as %s, %s not in it: they were frozen, and Save has left them out.\nSharded.Export writes a whole model.\n",
+			plural(n, "parameter"), a.Base[0].name(), map[bool]string{true: "is", false: "are"}[n == 1])
+	}
 	return nil
 }
 
 // plan chooses the tensors and lays out the file.
-func (m *merger) plan(manifest *checkpoint.Manifest) ([]merged, *safetensors.Header, error) {
-	a, err := readAbout(manifest)
-	if err != nil {
-		return nil, nil, err
-	}
+func (m *merger) plan(manifest *checkpoint.Manifest, a *about) ([]merged, *safetensors.Header, error) {
 	var list []merged
 	counts := optimizerCounts{Updates: make(map[string]int)}
 	for i := range manifest.Tensors {

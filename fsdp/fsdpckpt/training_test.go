@@ -166,6 +166,35 @@ func TestTrainedGPT(t *testing.T) {
 	})
 }
 
+// TestTrainedAdapters saves adapters without the model under them. The commands say that it is not there.
+func TestTrainedAdapters(t *testing.T) {
+	dir := t.TempDir()
+	ckpt, out := filepath.Join(dir, "ckpt"), filepath.Join(dir, "merged.safetensors")
+	model := *gpt
+	model.LoRA = nn.LoRA{Rank: 2}
+	onRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		s, err := fsdp.Wrap(&model, fsdp.Config{Group: g, Frozen: func(name string) bool { return !nn.IsAdapter(name) }})
+		require.NoError(t, err)
+		opt, err := optim.AdamW{}.New(s.Params())
+		require.NoError(t, err)
+		train(t, ctx, s, opt, g.Rank(), 2)
+		require.NoError(t, s.Save(ctx, ckpt, opt, &fsdp.SaveOptions{TrainedOnly: true}))
+		require.NoError(t, s.Close())
+	})
+	fsys := checkpoint.OS()
+	succeed(t, fsys, "verify", ckpt)
+	require.Regexp(t, `(?m)^parameters +\d+ tensors, .*\nfrozen +29 tensors, 1,188 elements, left out by SaveOptions.TrainedOnly\noptimizer +2 steps`, succeed(t, fsys, "inspect", ckpt))
+	var c checkpointJSON
+	require.NoError(t, json.Unmarshal([]byte(succeed(t, fsys, "inspect", ckpt, "-json")), &c))
+	require.Len(t, c.Base, 29)
+	require.Contains(t, succeed(t, fsys, "merge", ckpt, out),
+		"\n29 parameters, such as wte.weight, are not in it: they were frozen, and Save has left them out.\nSharded.Export writes a whole model.\n")
+	data, _, _ := dataOf(t, fsys, out)
+	for name := range data {
+		require.True(t, nn.IsAdapter(name), name)
+	}
+}
+
 // TestTrainedExperts has what ranks have of their own: buffers, of which merge takes rank 0's, and
 // experts, of which it takes all.
 func TestTrainedExperts(t *testing.T) {
