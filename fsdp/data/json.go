@@ -46,8 +46,11 @@ func OpenJSON[T any](path string) (*File[T], error) {
 		wrongType := (*json.UnmarshalTypeError)(nil)
 		if err = json.Unmarshal(b, &x); errors.As(err, &wrongType) {
 			err = fmt.Errorf("%s is %s, want %v", member(wrongType.Field), wrongType.Value, wrongType.Type)
+			if wrongType.Field == "" && wrongType.Value == "array" && i == 0 {
+				err = fmt.Errorf("%w%s", err, hintLines(b))
+			}
 		} else if err != nil && i == 0 {
-			err = fmt.Errorf("%w: each line must be one complete JSON value; jq -c '.[]' converts an array to such lines", err)
+			err = fmt.Errorf("%w%s", err, hintLines(b))
 		} else if err == nil {
 			err = objects.check("", b, reflect.TypeFor[T]())
 		}
@@ -60,6 +63,15 @@ func OpenJSON[T any](path string) (*File[T], error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// hintLines ends errors about the first line of a file that may be JSON, but not JSON lines.
+func hintLines(line []byte) string {
+	convert := "jq -c . converts values of several lines to such lines"
+	if bytes.HasPrefix(bytes.TrimSpace(line), []byte("[")) {
+		convert = "jq -c '.[]' converts an array to such lines"
+	}
+	return ": each line must have one sample, as a complete JSON value; " + convert
 }
 
 // jsonObjects checks the objects of a file against the fields of the structs that hold them.

@@ -42,11 +42,18 @@ func TestJSON(t *testing.T) {
 	require.ErrorContains(t, err, path)
 }
 
-// TestJSONArray opens a file that is one array over several lines.
-func TestJSONArray(t *testing.T) {
-	path := write(t, "a.json", []byte("[\n{\"text\":\"1+1\",\"answer\":2}\n]\n"))
-	_, err := OpenJSON[question](path)
-	require.EqualError(t, err, "data: "+path+":1: unexpected end of JSON input: each line must be one complete JSON value; jq -c '.[]' converts an array to such lines")
+// TestJSONOfSeveralLines opens files of JSON that are not JSON lines. Each error has a command that
+// converts the file.
+func TestJSONOfSeveralLines(t *testing.T) {
+	for text, want := range map[string]string{
+		"[\n{\"text\":\"1+1\",\"answer\":2}\n]\n": "unexpected end of JSON input: each line must have one sample, as a complete JSON value; jq -c '.[]' converts an array to such lines",
+		"[{\"text\":\"1+1\",\"answer\":2}]\n":     "the value is array, want data.question: each line must have one sample, as a complete JSON value; jq -c '.[]' converts an array to such lines",
+		"{\n\"text\":\"1+1\",\"answer\":2\n}\n":   "unexpected end of JSON input: each line must have one sample, as a complete JSON value; jq -c . converts values of several lines to such lines",
+	} {
+		path := write(t, "a.json", []byte(text))
+		_, err := OpenJSON[question](path)
+		require.EqualError(t, err, "data: "+path+":1: "+want)
+	}
 }
 
 // TestJSONMembers opens lines whose objects do not match the fields of a struct.

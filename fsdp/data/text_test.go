@@ -88,7 +88,7 @@ func checkText(t require.TestingT, path string, text []byte) {
 	if err != nil { // of the first line
 		var value any
 		wrong := json.Unmarshal([]byte(strings.TrimRight(want[numbers[0]], " \t\r")), &value)
-		require.EqualError(t, err, fmt.Sprintf("data: %s:%d: %v: each line must be one complete JSON value; jq -c '.[]' converts an array to such lines", path, numbers[0]+1, wrong))
+		require.EqualError(t, err, fmt.Sprintf("data: %s:%d: %v%s", path, numbers[0]+1, wrong, hintLines([]byte(want[numbers[0]]))))
 		return
 	}
 	require.Equal(t, len(numbers), values.Len())
