@@ -40,7 +40,7 @@ func OpenCSV[T any](path string) (*File[T], error) {
 	var holders []columns
 	if err == nil {
 		if holders, err = columnsOf(reflect.TypeFor[T](), header); err != nil {
-			err = in.errorf("%w", err)
+			err = in.errorf("%w", separated(header, err))
 		}
 	}
 	if err != nil {
@@ -92,9 +92,18 @@ func (in *input) records() (header []string, starts []int64, err error) {
 		case err == io.EOF:
 			return header, append(starts[:len(starts)-1], in.size), nil
 		case err != nil:
-			return nil, nil, in.errorf("%w", err)
+			return nil, nil, in.errorf("%w", separated(header, err))
 		}
 	}
+}
+
+// separated returns the cause of err if the columns of the file are probably separated by another
+// character than a comma, and else err.
+func separated(header []string, err error) error {
+	if len(header) != 1 || !strings.ContainsAny(header[0], ";\t|") {
+		return err
+	}
+	return fmt.Errorf("the header line %q has no comma: only commas separate columns, so save the file with commas", header[0])
 }
 
 // columns are the columns whose values a field holds.

@@ -127,6 +127,9 @@ func TestCSVRefuses(t *testing.T) {
 		require.EqualError(t, err, "data: "+path+": "+want)
 	}
 	refuse("b,c\n1,2", "int `data:\"A\"`: no such column among [\"b\" \"c\"]: the tag data:\"NAME\" of a field names its column", openers["CSV"])
+	for _, text := range []string{"a;b\n1;2\n", "a\tb\n1,5\t2\n", "a|b\n1|2\n"} {
+		refuse(text, fmt.Sprintf("the header line %q has no comma: only commas separate columns, so save the file with commas", text[:3]), openers["CSV"])
+	}
 	refuse("label\n1", "int `data:\"lable\"`: no such column among [\"label\"]: is \"label\" meant? If so, give the field the tag `data:\"label\"`",
 		func(path string) error {
 			_, err := OpenCSV[struct {
