@@ -130,7 +130,7 @@ func (d *documents[E]) document(k int) ([]E, error) {
 		return nil, fmt.Errorf("document %d: %w", k, err)
 	}
 	if want := d.starts[k+1] - d.starts[k]; len(doc) != want {
-		return nil, fmt.Errorf("document %d has %d elements, but its given length is %d", k, len(doc), want)
+		return nil, fmt.Errorf("document %d has %d elements, but its given length is %d: give the lengths that Measure returns for the same source, or shuffle them with the same seed and epochs", k, len(doc), want)
 	}
 	return doc, nil
 }

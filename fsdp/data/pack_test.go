@@ -121,7 +121,7 @@ func TestPackRefuses(t *testing.T) {
 	require.Contains(t, firstError(t, PackWhole(documents, Range(lengths, 1, 3), 2)), "from 1 to 3 of 2 samples")
 
 	_, err := Pack(documents, Of([]int{2, 4}), 5, 5).At(0)
-	require.EqualError(t, err, "document 1 has 3 elements, but its given length is 4")
+	require.EqualError(t, err, "document 1 has 3 elements, but its given length is 4: give the lengths that Measure returns for the same source, or shuffle them with the same seed and epochs")
 	torn := Map(documents, func([]int) ([]int, error) { return nil, errors.New("torn") })
 	_, err = PackWhole(torn, lengths, 5).At(0)
 	require.EqualError(t, err, "document 0: torn")
