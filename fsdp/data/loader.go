@@ -69,6 +69,7 @@ type Loader[T any] struct {
 	micros     int    // number of micro batches in a step
 	name       string // name of source and steps, the same on all ranks
 	consumed   int    // samples that all ranks have consumed
+	ended      bool   // a loop has reached the end of the source
 	stepEnds   bool
 	step       [][]fsdp.Tensor // this rank's batches of the step that was yielded last
 	running    bool
@@ -250,7 +251,7 @@ func (l *Loader[T]) Resume(p Position) error {
 	if err != nil {
 		return fmt.Errorf("data: rank %d: Resume: %w", l.rank, err)
 	}
-	l.consumed = p.Samples
+	l.consumed, l.ended = p.Samples, false
 	if p.Sum != "" && l.rank == 0 {
 		if sum := l.checksum(); sum != "" && sum != p.Sum {
 			slog.Warn("data: Resume: some samples differ from the saved training, although the sources have the same description: "+
@@ -329,7 +330,7 @@ func part(samples, k, n int) int { return (samples*k + n - 1) / n }
 // A batch belongs to the loop body, which may keep it. While the loop body runs, workers make the
 // next batches. The workers end with the loop; Batches waits until they have read their current
 // samples. If the loop body leaves the loop, the next call continues with the step after the
-// position.
+// position. After the end of the source the next loop has no batch, and rank 0 warns: see Rewind.
 //
 // If there is an error, the last iteration yields it: an error or a panic of the source or of the
 // collate function, with the number of the sample, or the error of the context.
@@ -350,6 +351,11 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 		for i := 0; ; i++ {
 			s, ok := l.span(r.start, i)
 			if !ok {
+				if i == 0 && l.ended && l.rank == 0 {
+					slog.Warn("data: this loop over Batches has no batch, because an earlier one has reached the end of the source: "+
+						"call Rewind before each further loop, or Shuffle for more epochs", "source", describe(l.src), "samples", l.consumed)
+				}
+				l.ended = true
 				return
 			}
 			batch, err := r.next(ctx, i, s)
