@@ -22,6 +22,7 @@ type Collate[T any] func(batch *Batch, samples []T) error
 type Batch struct {
 	tensors []fsdp.Tensor
 	bytes   int
+	doubt   string // a likely mistake, of which rank 0 warns if it is in the first batch
 }
 
 // equal reports whether both have the same tensors, to the bit.
@@ -195,10 +196,14 @@ func TokensAndTargets[E Token](context int) Collate[[]E] {
 		if context < 1 {
 			return fmt.Errorf("TokensAndTargets: context %d: must be positive", context)
 		}
+		if len(samples) > 1 && !slices.ContainsFunc(samples, func(window []E) bool { return len(window) != context }) {
+			b.doubt = fmt.Sprintf("all samples of the first batch have %d tokens, so the last position of TokensAndTargets(%d) never has a target: "+
+				"make windows of %d tokens", context, context, context+1)
+		}
 		tokens, targets := Tensor[int](b, len(samples), context), Tensor[int](b, len(samples), context)
 		for i, window := range samples {
 			if len(window) < 2 || len(window) > context+1 {
-				return &rowError{i, fmt.Errorf("got %d tokens, want 2 to %d", len(window), context+1)}
+				return &rowError{i, fmt.Errorf("got %d tokens, want 2 to %d, the context and the token that follows it: make windows of %d tokens, or raise the context", len(window), context+1, context+1)}
 			}
 			row, next := tokens[i*context:(i+1)*context], targets[i*context:(i+1)*context]
 			n := len(window) - 1

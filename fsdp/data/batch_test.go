@@ -1,6 +1,7 @@
 package data
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -73,8 +74,26 @@ func TestCollateRefuses(t *testing.T) {
 	require.EqualError(t, err, "row 0: no width is a multiple of 0")
 	_, err = Pad(b, records, wordsOf, func(int) (int, error) { return 2, nil }, 0)
 	require.EqualError(t, err, "row 0: got 3 elements, more than the width of 2")
-	require.EqualError(t, TokensAndTargets[int](2)(b, [][]int{{1, 2}, {1, 2, 3, 4}}), "row 1: got 4 tokens, want 2 to 3")
+	require.EqualError(t, TokensAndTargets[int](2)(b, [][]int{{1, 2}, {1, 2, 3, 4}}), "row 1: got 4 tokens, want 2 to 3, the context and the token that follows it: make windows of 3 tokens, or raise the context")
 	require.EqualError(t, TokensAndTargets[int](0)(b, nil), "TokensAndTargets: context 0: must be positive")
+}
+
+// TestWindowsOfContext makes windows that are one token too short for TokensAndTargets. Rank 0 warns
+// once. It does not warn of shorter samples.
+func TestWindowsOfContext(t *testing.T) {
+	const want = "all samples of the first batch have 4 tokens, so the last position of TokensAndTargets(4) never has a target: make windows of 5 tokens"
+	for length, warnings := range map[int]int{3: 0, 4: 1, 5: 0} {
+		log := logged(t)
+		for rank := range 2 {
+			l, err := NewLoader(Windows(make([]int, 24), length, 1), TokensAndTargets[int](4), Config{Group: rankOf{rank, 2}, Batch: 8})
+			require.NoError(t, err)
+			for _, err := range l.Batches(t.Context()) {
+				require.NoError(t, err)
+			}
+		}
+		require.Equal(t, warnings, strings.Count(log.String(), want), log.String())
+		require.Equal(t, warnings, strings.Count(log.String(), "\n"), log.String())
+	}
 }
 
 // TestTokensAndTargets checks windows, and samples that are shorter, in memory of other batches.

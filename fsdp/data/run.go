@@ -234,6 +234,9 @@ func (r *run[T]) fill(s *slot[T]) {
 	if s.err = r.read(s); s.err == nil && !r.stopped.Load() {
 		s.err = r.combine(s)
 	}
+	if s.check && s.err == nil && s.batch.doubt != "" {
+		slog.Warn("data: "+s.batch.doubt, "source", describe(r.src))
+	}
 	if s.check && s.err == nil && !r.stopped.Load() {
 		const most = 8 // if half of the samples change, all 8 stay the same by chance with probability 1/256
 		again = &slot[T]{lo: s.lo, hi: min(s.hi, s.lo+most), samples: s.samples}
