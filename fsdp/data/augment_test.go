@@ -98,8 +98,22 @@ func TestSharedGenerator(t *testing.T) {
 			require.Contains(t, log.String(), "data.Augment")
 		})
 	}
+	// A function of Map that changes its sample changes it again in each epoch.
+	log := logged(t)
+	rows := [][]float32{{1}, {2}, {3}}
+	l, err := NewLoader(Map(Repeat(Of(rows), 2), func(x []float32) ([]float32, error) { x[0] /= 2; return x, nil }),
+		func(b *Batch, samples [][]float32) error {
+			return Stack(b, samples, func(x []float32) []float32 { return x })
+		}, Config{Batch: 3})
+	require.NoError(t, err)
+	for _, err := range l.Batches(t.Context()) {
+		require.NoError(t, err)
+	}
+	require.Contains(t, log.String(), "a function of Map or Func must write its result into new memory")
+	require.Equal(t, 1, strings.Count(log.String(), "data: "), log.String())
+
 	// A source that ends its goroutine in the end does not stop the loop.
-	l, err := NewLoader(Func(60, func(i int) (int, error) {
+	counted, err := NewLoader(Func(60, func(i int) (int, error) {
 		if calls++; calls == 31 {
 			runtime.Goexit()
 		}
@@ -107,20 +121,20 @@ func TestSharedGenerator(t *testing.T) {
 	}), column, Config{Batch: 30})
 	require.NoError(t, err)
 	calls = 0
-	n, err := drive(l, t.Context(), func(int) bool { return false })
+	n, err := drive(counted, t.Context(), func(int) bool { return false })
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
 
-	log := logged(t)
+	log = logged(t)
 	nan := func(b *Batch, samples []int) error {
 		Column(b, samples, func(int) float64 { return math.NaN() })
 		Tensor[float32](b)[0] = 1
 		return nil
 	}
-	l, err = NewLoader(numbers(60), nan, Config{Batch: 30})
+	counted, err = NewLoader(numbers(60), nan, Config{Batch: 30})
 	require.NoError(t, err)
 	var batches [][]fsdp.Tensor
-	for batch, err := range l.Batches(t.Context()) {
+	for batch, err := range counted.Batches(t.Context()) {
 		require.NoError(t, err)
 		batches = append(batches, batch)
 	}

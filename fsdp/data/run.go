@@ -257,12 +257,16 @@ func (r *run[T]) readAgain(s *slot[T]) {
 	if err != nil {
 		return // it only takes whole batches
 	}
-	const advice = "the training depends on the order of workers, the number of ranks and resumption: take random numbers from data.Augment"
+	const advice = "the training depends on the order of workers, the number of ranks and resumption: " +
+		"write results into new memory, not into the sample, and take random numbers from data.Augment"
 	place := slog.Group("samples", "first", s.lo, "last", s.hi-1)
 	if same, err := batch(samples); err != nil || !first.equal(&same) {
 		slog.Warn("data: the collate function returns different batches for the same samples, so "+advice, place, "err", err)
 	} else if err := r.read(s); err != nil {
 		slog.Warn("data: reading a sample again returns an error, so "+advice, "source", describe(r.src), "err", err)
+	} else if same, err := batch(samples); err != nil || !first.equal(&same) {
+		slog.Warn("data: reading a sample again changes the memory of the sample that was read before, so every epoch changes it further: "+
+			"a function of Map or Func must write its result into new memory", "source", describe(r.src), place)
 	} else if same, err := batch(s.samples); len(s.samples) == len(samples) && (err != nil || !first.equal(&same)) {
 		slog.Warn("data: samples change when they are read again, so "+advice, "source", describe(r.src), place)
 	}
