@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"regexp"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -74,7 +76,7 @@ type Loader[T any] struct {
 	step       [][]fsdp.Tensor // this rank's batches of the step that was yielded last
 	running    bool
 	checked    bool // the first samples are read again, see readAgain
-	summed     bool // sum is known
+	summed     int  // number of samples of which sum is known, or 0
 	sum        string
 
 	slots   slots[T]
@@ -207,16 +209,18 @@ type Position struct {
 // batch that counts here: save the position that the last step in the loop body had.
 //
 // The first call reads the samples of Sum.
-func (l *Loader[T]) Position() Position { return Position{l.consumed, describe(l.src), l.checksum()} }
+func (l *Loader[T]) Position() Position {
+	return Position{l.consumed, describe(l.src), l.checksum(l.src.Len())}
+}
 
-// checksum returns the Sum of positions.
-func (l *Loader[T]) checksum() string {
-	if l.summed {
+// checksum returns the Sum of positions in the first n samples of the source.
+func (l *Loader[T]) checksum(n int) string {
+	if l.summed == n {
 		return l.sum
 	}
-	l.summed = true
+	l.summed, l.sum = n, ""
 	r, sum := run[T]{Loader: l}, uint32(0)
-	last := l.src.Len() - 1
+	last := n - 1
 	if last == Endless-1 {
 		last = 1<<16 - 1
 	}
@@ -236,29 +240,54 @@ func (l *Loader[T]) checksum() string {
 
 // Resume goes to a position that any number of ranks has reached. Each rank must call it. It
 // returns an error for a position of another source. A caller that is certain that both have the
-// same samples in the same order may change Position.Source. If the sources have the same
-// description, but Position.Sum differs, rank 0 warns.
+// same samples in the same order may change Position.Source. A source of Shuffle or Repeat, also in
+// Map or Augment, may have another number of epochs. If the sources have the same description, but
+// Position.Sum differs, rank 0 warns.
 func (l *Loader[T]) Resume(p Position) error {
 	var err error
-	switch here := describe(l.src); {
+	here, n := describe(l.src), l.src.Len()
+	saved, known := samplesIn(p.Source, here, n)
+	switch {
 	case l.running:
 		err = errRunning
-	case p.Source != here:
+	case !known:
 		err = fmt.Errorf("the saved position belongs to %s, but this loader reads %s: use the source of the saved training, or begin without Resume", p.Source, here)
-	case p.Samples < 0 || p.Samples > l.src.Len():
-		err = fmt.Errorf("the saved position is after %d samples, but the source has %s: use the source of the saved training, or begin without Resume", p.Samples, count(l.src.Len()))
+	case p.Samples < 0 || p.Samples > n:
+		err = fmt.Errorf("the saved position is after %d samples, but the source has %s: use the source of the saved training, or begin without Resume", p.Samples, count(n))
 	}
 	if err != nil {
 		return fmt.Errorf("data: rank %d: Resume: %w", l.rank, err)
 	}
 	l.consumed, l.ended = p.Samples, false
-	if p.Sum != "" && l.rank == 0 {
-		if sum := l.checksum(); sum != "" && sum != p.Sum {
+	if p.Sum != "" && l.rank == 0 && saved <= n {
+		if sum := l.checksum(saved); sum != "" && sum != p.Sum {
 			slog.Warn("data: Resume: some samples differ from the saved training, although the sources have the same description: "+
 				"use the same files and functions, or clear Position.Sum if the change is intended", "source", p.Source)
 		}
 	}
 	return nil
+}
+
+// epochsPattern matches the description of a source that begins with the same samples for any number
+// of epochs: a Shuffle or Repeat, also in Map or Augment.
+var epochsPattern = regexp.MustCompile(`^((?:Map\(|Augment\()*(?:Shuffle|Repeat)\(.*, )(\d+) epochs(\)(?:\)|, seed \d+\))*)$`)
+
+// samplesIn returns the number of samples in the source that saved describes, if it equals the
+// source of n samples that here describes, except for the number of epochs.
+func samplesIn(saved, here string, n int) (samples int, ok bool) {
+	if saved == here {
+		return n, true
+	}
+	s, h := epochsPattern.FindStringSubmatch(saved), epochsPattern.FindStringSubmatch(here)
+	if s == nil || h == nil || s[1] != h[1] || s[3] != h[3] {
+		return 0, false
+	}
+	before, _ := strconv.Atoi(s[2]) // the largest int if it is larger
+	now, _ := strconv.Atoi(h[2])
+	if before < 1 || now < 1 || n/now > (Endless-1)/before {
+		return 0, false
+	}
+	return n / now * before, true
 }
 
 // Rewind goes to the beginning, for example for another validation on the same samples.

@@ -3,6 +3,7 @@ package data
 import (
 	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -63,4 +64,63 @@ func TestPositionReadsOnce(t *testing.T) {
 		require.NotEmpty(t, l.Position().Sum)
 	}
 	require.Equal(t, 3, reads)
+}
+
+// TestResumeWithOtherEpochs continues a training for more epochs, or fewer. The samples after the
+// position are those of a training that had the other number from the beginning.
+func TestResumeWithOtherEpochs(t *testing.T) {
+	log := logged(t)
+	sources := map[string]func(src Source[int], epochs int) Source[int]{
+		"shuffle": func(src Source[int], epochs int) Source[int] { return Shuffle(src, 1, epochs) },
+		"repeat":  Repeat[int],
+		"nested": func(src Source[int], epochs int) Source[int] {
+			shuffled := Map(Shuffle(Concat(src, Repeat(src, 2)), 1, epochs), func(i int) (int, error) { return i, nil })
+			return Augment(shuffled, 7, func(random *rand.Rand, i int) (int, error) { return 100*i + random.IntN(100), nil })
+		},
+	}
+	read := func(src Source[int], p Position, samples int) (all []int, position Position) {
+		l, err := NewLoader(src, column, Config{Batch: 3})
+		require.NoError(t, err)
+		require.NoError(t, l.Resume(p))
+		for batch, err := range l.Batches(t.Context()) {
+			require.NoError(t, err)
+			if all = append(all, batch[0].Data().([]int)...); len(all) >= samples {
+				break
+			}
+		}
+		return all, l.Position()
+	}
+	for name, source := range sources {
+		for _, c := range [][2]int{{2, 4}, {4, 2}, {1, 12}} {
+			before, now := source(numbers(7), c[0]), source(numbers(7), c[1])
+			want, _ := read(now, Position{Source: describe(now)}, Endless)
+			first, p := read(before, Position{Source: describe(before)}, 6)
+			rest, _ := read(now, p, Endless)
+			require.Equal(t, want, append(first, rest...), name)
+			require.Empty(t, log.String())
+
+			other := source(Func(7, func(i int) (int, error) { return i + 1, nil }), c[1])
+			read(other, p, 1)
+			require.Equal(t, c[0] < c[1], strings.Contains(log.String(), "some samples differ"), log.String())
+			log.Reset()
+		}
+	}
+
+	// Where the epochs are within another order, their number changes what comes before.
+	for _, order := range []func(epochs int) Source[int]{
+		func(epochs int) Source[int] { return Concat(Shuffle(numbers(7), 1, epochs), numbers(7)) },
+		func(epochs int) Source[int] { return Shuffle(Repeat(numbers(7), epochs), 1, Endless) },
+		func(epochs int) Source[int] { return Shuffle(numbers(7), uint64(epochs), epochs) },
+		func(epochs int) Source[int] { return Shuffle(Range(Repeat(numbers(7), epochs), 0, 7), 1, epochs) },
+	} {
+		l, err := NewLoader(order(4), column, Config{Batch: 3})
+		require.NoError(t, err)
+		require.ErrorContains(t, l.Resume(Position{Samples: 3, Source: describe(order(2))}), "the saved position belongs to")
+	}
+	l, err := NewLoader(Repeat(numbers(7), 2), column, Config{Batch: 3})
+	require.NoError(t, err)
+	for _, epochs := range []string{"0", "99999999999999999999", "9223372036854775807"} {
+		require.ErrorContains(t, l.Resume(Position{Source: "Repeat(Func(7 samples), " + epochs + " epochs)"}), "the saved position belongs to")
+	}
+	require.ErrorContains(t, l.Resume(Position{Samples: 15, Source: "Repeat(Func(7 samples), 4 epochs)"}), "the saved position is after 15 samples, but the source has 14 samples")
 }
