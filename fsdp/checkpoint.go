@@ -15,6 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/phase"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -60,6 +61,7 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 		return err
 	}
 	defer leave(s)
+	defer phase.Begin("fsdp: saving in "+dir, 0).End()
 	st, about := s.saving(ctx, opt)
 	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, opts.state(ctx), about))
 }
@@ -155,6 +157,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 		return nil, err
 	}
 	defer leave(s)
+	defer phase.Begin("fsdp: loading "+dir, 0).End()
 	err := mayReplace(s, "Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest

@@ -18,6 +18,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/plan"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/phase"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -374,7 +375,10 @@ func (p Planner) Tune(c *plan.Cluster, memory int) (Config, []plan.Choice, error
 	if err := c.Check(); err != nil {
 		return cfg, nil, fmt.Errorf("fsdp: tuning: %w", err)
 	}
+	tuning := phase.Begin("fsdp: tuning, settings planned", 0)
+	defer tuning.End()
 	choices, err := plan.Search(space(&cfg, c), memory, c, func(s plan.Setting) (*plan.Pass, error) {
+		defer tuning.Add(1)
 		r, err := p.with(chosen(cfg, s)).plan()
 		if err != nil {
 			return nil, err

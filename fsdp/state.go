@@ -13,6 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/phase"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -289,6 +290,7 @@ func (s *Sharded) Export(ctx context.Context, path string, opts *ExportOptions) 
 		return err
 	}
 	defer leave(s)
+	defer phase.Begin("fsdp: exporting to "+path, 0).End()
 	o := opts.state(ctx)
 	st := s.store(ranks.Ask{Call: "Export"}, s.mayWith("Export", o.Optimizer))
 	return st.end(st.Export(ctx, path, o))
@@ -319,6 +321,7 @@ func (s *Sharded) Import(ctx context.Context, path string, opts *ImportOptions) 
 		return err
 	}
 	defer leave(s)
+	defer phase.Begin("fsdp: importing "+path, 0).End()
 	o := opts.state(ctx)
 	st := s.store(ranks.Ask{Call: "Import"}, mayReplace(s, "Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)

@@ -15,6 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/record"
 	"github.com/gofsdp/gofsdp/fsdp/internal/timeline"
 	"github.com/gofsdp/gofsdp/internal/kernel"
+	"github.com/gofsdp/gofsdp/internal/phase"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -41,6 +42,7 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 
 // wrap designs the model, agrees with the other ranks on the result, and then makes this rank's share.
 func wrap(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
+	defer phase.Begin("fsdp: wrapping the model", 0).End()
 	team := ranks.NewTeam(cfg.Group, newPeerError)
 	d, err := newDesign(m, cfg, false)
 	a, err := d.agree(ctx, team, err)

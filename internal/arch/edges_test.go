@@ -90,7 +90,7 @@ var edges = map[string]string{
 	"optim":           "comm internal/kernel/gemm internal/kernel/vec optim/vec shard",
 	"optim/optimtest": "optim optim/vec",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/provenance fsdp/internal/ranks fsdp/internal/record fsdp/internal/state fsdp/internal/timeline fsdp/plan fsdp/profile " +
-		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/program internal/rng internal/text optim shard",
+		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/phase internal/program internal/rng internal/text optim shard",
 	"fsdp/gpu":                     "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
 	"fsdp/plan":                    "",
 	"fsdp/profile":                 "comm fsdp/plan internal/perfetto internal/text",

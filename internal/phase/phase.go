@@ -76,8 +76,11 @@ func (p *Phase) show() {
 // log logs the progress, and the time under a name.
 func (p *Phase) log(name string) {
 	args := []any{name, time.Since(p.begin).Round(100 * time.Millisecond)}
-	if p.total > 0 {
-		args = append([]any{"done", p.done.Load(), "of", p.total}, args...)
+	switch done := p.done.Load(); {
+	case p.total > 0:
+		args = append([]any{"done", done, "of", p.total}, args...)
+	case done > 0:
+		args = append([]any{"done", done}, args...)
 	}
 	slog.Info(p.what, args...)
 }

@@ -44,6 +44,19 @@ func TestPhase(t *testing.T) {
 	}))
 }
 
+// TestUnknownTotal: the parts done are logged, if any are counted.
+func TestUnknownTotal(t *testing.T) {
+	require.Equal(t, ""+
+		"level=INFO msg=\"fsdp: wrapping\" for=1s\n"+
+		"level=INFO msg=\"fsdp: wrapping\" done=3 took=2s\n", logged(t, func() {
+		p := Begin("fsdp: wrapping", 0)
+		time.Sleep(1500 * time.Millisecond)
+		p.Add(3)
+		time.Sleep(500 * time.Millisecond)
+		p.End()
+	}))
+}
+
 // TestFastPhase logs nothing.
 func TestFastPhase(t *testing.T) {
 	require.Empty(t, logged(t, func() {
