@@ -459,7 +459,7 @@ func (s *Sharded) discard(ctx context.Context, p *pass) error {
 	return s.end(p.Discard(ctx, s.life.health != running))
 }
 
-// An Event is one operation of a pass, as Config.Trace sees it.
+// An Event is one operation of a pass, as a TraceFunc gets it.
 type Event struct {
 	Rank     int
 	Pass     int       // number of the pass

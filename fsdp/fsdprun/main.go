@@ -60,7 +60,7 @@
 // -log-dir contain the unchanged output of a rank.
 //
 // With -trace DIR each rank writes a trace of its passes there: see fsdp's
-// Config.TraceDir. At the end host 0 joins the files that it finds in DIR into
+// TraceDir. At the end host 0 joins the files that it finds in DIR into
 // job.pftrace, which https://ui.perfetto.dev opens. If hosts do not share DIR,
 // cat can join their files. With -hashes DIR each rank writes hashes of its
 // computation there. The command fsdpdiff uses them to find where two runs
@@ -68,7 +68,7 @@
 // disk, the exit status is not 0, even if all ranks exit with 0.
 //
 // With -stragglers each rank measures its operations, at a cost of some
-// microseconds a step, see fsdp's Config.Profile. When the ranks have ended,
+// microseconds a step, see Profile of package fsdp. When the ranks have ended,
 // and were not killed within their first ten seconds, fsdprun reports which
 // rank the others waited for, and whether a call, the processor, the network or
 // something between the passes of that rank is slow. Programs need no change.

@@ -51,6 +51,6 @@
 //
 // # On a GPU
 //
-// As with Config.Trace, the host waits for each call on a GPU: calls take a little longer, and the
-// comparison shows it. Collectives continue meanwhile.
+// As with a TraceFunc of package fsdp, the host waits for each call on a GPU: calls take a little
+// longer, and the comparison shows it. Collectives continue meanwhile.
 package profile

@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// A Profile measures the operations of one rank's model: Config.Profile of package fsdp. Any
+// A Profile measures the operations of one rank's model: see Profile of package fsdp. Any
 // goroutine may call its methods.
 type Profile struct {
 	mu     sync.Mutex

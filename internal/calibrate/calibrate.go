@@ -291,7 +291,7 @@ func (t *tracer) step(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer,
 	return nil
 }
 
-// event is Config.Trace.
+// event is a TraceFunc of package fsdp.
 func (t *tracer) event(e fsdp.Event) {
 	t.events += e.Duration
 	s := sample{op: e.Kind, wide: true}

@@ -48,9 +48,9 @@
 //	FSDP_TRANSPORT    auto, shm or tcp
 //	FSDP_CHECKSUMS    auto, off or on: which data between ranks has checksums
 //	FSDP_ALLOW_OLDER  true or false: the value of fsdp's option AllowOlder, read by Load
-//	FSDP_TRACE        a directory for traces of the ranks: fsdp's Config.TraceDir
-//	FSDP_HASHES       a directory for hashes of the ranks' results: fsdp's Config.HashDir
-//	FSDP_STRAGGLERS   a directory for the ranks' total times: fsdp's Config.Profile
+//	FSDP_TRACE        a directory for traces of the ranks: fsdp.TraceDir
+//	FSDP_HASHES       a directory for hashes of the ranks' results: fsdp.HashDir
+//	FSDP_STRAGGLERS   a directory for the ranks' total times: fsdp.Profile
 //	FSDP_JOINS        from fsdprun: files that say how far a rank is in joining the others
 //	FSDP_SERVICE      the headless service of a Kubernetes job
 //

@@ -25,7 +25,7 @@ const Trace = "FSDP_TRACE"
 // Hashes is the variable for fsdp.HashDir in Config.Observers.
 const Hashes = "FSDP_HASHES"
 
-// Stragglers is the variable that names a directory for the totals of fsdp's Config.Profile.
+// Stragglers is the variable that names a directory for the totals of fsdp.Profile in Config.Observers.
 const Stragglers = "FSDP_STRAGGLERS"
 
 // NoRestart is in the text of an error that another start of the same program would also end with.

@@ -16,7 +16,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/perfetto/perfettotest"
 )
 
-// TestTraceDir compares the files of ranks with what Config.Trace sees. Rank 1 runs out of batches.
+// TestTraceDir compares the files of ranks with the events of a TraceFunc. Rank 1 runs out of batches.
 func TestTraceDir(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "traces")
 	const ranks, steps = 3, 3
