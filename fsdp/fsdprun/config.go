@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 // config is the parsed command line.
 type config struct {
 	program []string // and arguments
+	doubt   string   // a likely mistake in the arguments, or ""
 
 	n     int    // ranks of this host, at the first start
 	min   int    // least number of ranks of all hosts at later starts; 0: all
@@ -82,7 +84,22 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	if err != nil {
 		return c, fmt.Errorf("%w; fsdprun -h lists the flags", err)
 	}
+	c.doubt = misplaced(f)
 	return c, errors.Join(c.setRanks(*n, cores), c.setHosts(*rdzv), c.setShow(*show), c.check())
+}
+
+// misplaced describes a flag that places ranks and stands behind the program, which gets it, and not
+// before, or returns "".
+func misplaced(f *flag.FlagSet) string {
+	var before []string
+	f.Visit(func(one *flag.Flag) { before = append(before, one.Name) })
+	for _, arg := range f.Args()[1:] {
+		name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(arg, "-"), "-"), "=")
+		if strings.HasPrefix(arg, "-") && slices.Contains([]string{"n", "nnodes", "node-rank", "rdzv", "restarts"}, name) && !slices.Contains(before, name) {
+			return fmt.Sprintf("%s after %s goes to the program: if it is for fsdprun, put it before the program", arg, f.Arg(0))
+		}
+	}
+	return ""
 }
 
 // setRanks sets n, min and max.
@@ -112,7 +129,7 @@ func (c *config) setRanks(n string, cores int) error {
 func (c *config) setHosts(rdzv string) error {
 	switch {
 	case c.nodes < 1 || c.node < 0 || c.node >= c.nodes:
-		return fmt.Errorf("-node-rank %d is not one of -nnodes %d hosts", c.node, c.nodes)
+		return fmt.Errorf("-node-rank %d is not one of -nnodes %d hosts, which count from 0", c.node, c.nodes)
 	case c.nodes == 1 && rdzv != "":
 		return errors.New("-rdzv is for several hosts: give -nnodes too")
 	case c.nodes == 1:
@@ -122,7 +139,7 @@ func (c *config) setHosts(rdzv string) error {
 	}
 	var err error
 	if c.host, c.port, err = net.SplitHostPort(rdzv); err != nil || c.host == "" {
-		return fmt.Errorf("-rdzv %s: not host:port", rdzv)
+		return fmt.Errorf("-rdzv %s: not host:port: give the name of host 0 and a free port, such as host0:29500", rdzv)
 	}
 	if c.job == "" {
 		c.job = rdzv

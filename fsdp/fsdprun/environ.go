@@ -113,11 +113,11 @@ func (c *config) settings(environ []string) ([]string, error) {
 	switch c.secret = ranks.Secret; {
 	case ranks.SecretFile != "":
 		if c.secret, _, err = launch.ReadSecret(ranks.SecretFile); err != nil {
-			return nil, fmt.Errorf("secret in %s: %w", ranks.SecretFile, err)
+			return nil, fmt.Errorf("secret in %s: %w: "+makeKey+" makes one", ranks.SecretFile, err)
 		}
 	case ranks.Secret != nil:
 	case c.nodes > 1 && !ranks.TrustNetwork:
-		return nil, errors.New("several hosts need a common secret: (umask 077; head -c 32 /dev/urandom | base64 > key) once, " +
+		return nil, errors.New("several hosts need a common secret: " + makeKey + " once, " +
 			"copy the file to each host, and give -secret-file key (with -trust-network instead, anyone who can reach a rank may join)")
 	case c.nodes == 1:
 		set("FSDP_SECRET", random(32))
@@ -169,3 +169,6 @@ func random(n int) string {
 	rand.Read(b) // never fails
 	return hex.EncodeToString(b)
 }
+
+// makeKey is a command that makes a secret.
+const makeKey = "(umask 077; head -c 32 /dev/urandom | base64 > key)"

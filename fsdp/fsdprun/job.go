@@ -73,6 +73,9 @@ func run(args []string, sys system) int {
 		}
 		return exitUsage
 	}
+	if c.doubt != "" {
+		screen.say("%s", c.doubt)
+	}
 	temporary, err := l.prepare(sys.environ)
 	if temporary != "" {
 		defer os.RemoveAll(temporary)

@@ -450,13 +450,13 @@ func TestUsage(t *testing.T) {
 		{"-n many x", "-n many"},
 		{"-n 3 -max 2 x", "-n 3 is not between -min 3 and -max 2"},
 		{"-n 2 -min 3 x", "-min 3"},
-		{"-nnodes 2 -node-rank 2 x", "-node-rank 2 is not one of -nnodes 2"},
+		{"-nnodes 2 -node-rank 2 x", "-node-rank 2 is not one of -nnodes 2 hosts, which count from 0"},
 		{"-rdzv h:1 x", "-rdzv is for several hosts"},
 		{"-n 2 -nnodes 2 x", "-rdzv: several hosts need the host:port of host 0"},
 		{"-n 2 -nnodes 2 -rdzv h:1 -min -1 x", "-min -1"},
-		{"-n 2 -nnodes 2 -rdzv h x", "-rdzv h: not host:port"},
+		{"-n 2 -nnodes 2 -rdzv h x", "-rdzv h: not host:port: give the name of host 0 and a free port, such as host0:29500"},
 		{hosts + "x", "several hosts need a common secret: (umask 077; head -c 32 /dev/urandom | base64 > key) once"},
-		{hosts + "-secret-file " + short + " x", "this one has 5"},
+		{hosts + "-secret-file " + short + " x", "this one has 5: (umask 077; head -c 32 /dev/urandom | base64 > key) makes one"},
 		{hosts + "-secret-file /nowhere x", "/nowhere"},
 		{"-n 1 -timeout 5 x", "FSDP_TIMEOUT"},
 		{"-n 1 -join-timeout 5 x", "FSDP_JOIN_TIMEOUT"},
@@ -472,6 +472,17 @@ func TestUsage(t *testing.T) {
 	var err output
 	require.Equal(t, exitError, run([]string{"-n", "1", "no-such-program"}, system{err: &err, out: io.Discard}))
 	require.Contains(t, err.String(), "no-such-program: no such file")
+	for flags, doubt := range map[string]string{
+		"no-such-program -n 2":            "-n after no-such-program goes to the program: if it is for fsdprun, put it before the program",
+		"-n 1 no-such-program --nnodes=2": "--nnodes=2 after no-such-program goes to the program",
+		"-n 1 no-such-program -n 2":       "",
+		"no-such-program n -lr 2":         "",
+	} {
+		var err output
+		require.Equal(t, exitError, run(strings.Fields(flags), system{err: &err, out: io.Discard}))
+		require.Contains(t, err.String(), doubt)
+		require.Equal(t, doubt != "", strings.Contains(err.String(), "goes to the program"), err.String())
+	}
 	script := filepath.Join(t.TempDir(), "train.sh")
 	require.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o644))
 	require.Equal(t, exitError, run([]string{"-n", "1", script}, system{err: &err, out: io.Discard}))
