@@ -65,6 +65,9 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 			slog.Warn(text)
 		}
 	}
+	if text := launch.WithoutSrun(os.Getenv); text != "" && !launched {
+		slog.Warn("comm: " + text)
+	}
 	cfg = Config{
 		Rank: env.Rank, Size: env.Size, LocalRank: env.LocalRank, LocalSize: env.LocalSize,
 		Secret: env.Secret, TrustNetwork: env.TrustNetwork, TLS: env.TLS, Listen: env.Listen,

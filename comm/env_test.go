@@ -139,6 +139,23 @@ func TestMisspelledVariable(t *testing.T) {
 	}
 }
 
+// TestWithoutSrun runs goroutine ranks in the script of a Slurm job of two tasks.
+func TestWithoutSrun(t *testing.T) {
+	bare(t)
+	log := captureDefault(t)
+	for name, value := range map[string]string{"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"} {
+		t.Setenv(name, value)
+	}
+	require.NoError(t, Run(t.Context(), 2, func(context.Context, Group) error { return nil }))
+	require.Equal(t, 1, strings.Count(log(), "comm: this process is in the script or shell of Slurm job 7, and is none of its 2 tasks"), log())
+	for name, value := range map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h"} { // of fsdprun in that script
+		t.Setenv(name, value)
+	}
+	_, _, err := ConfigFromEnv()
+	require.NoError(t, err)
+	require.Equal(t, 1, strings.Count(log(), "Slurm"), log())
+}
+
 // TestLeftOverVariables: a rank of srun does not train alone because the shell had a WORLD_SIZE.
 func TestLeftOverVariables(t *testing.T) {
 	bare(t)

@@ -24,3 +24,15 @@ func Others(getenv func(string) string) string {
 	}
 	return ""
 }
+
+// WithoutSrun describes a process in the script or shell of a Slurm job of several tasks, none of
+// which it is. It returns "" for every other process.
+func WithoutSrun(getenv func(string) string) string {
+	v := &vars{get: getenv}
+	step, _, err := slurmStep(v)
+	tasks := max(v.int(1, "SLURM_NTASKS", "SLURM_NPROCS"), v.int(1, "SLURM_JOB_NUM_NODES", "SLURM_NNODES"))
+	if job := v.text("SLURM_JOB_ID", "SLURM_JOBID"); job != "" && step == "" && err == nil && v.err == nil && tasks > 1 {
+		return fmt.Sprintf("this process is in the script or shell of Slurm job %s, and is none of its %d tasks, so it trains by itself: srun starts one rank for each task", job, tasks)
+	}
+	return ""
+}

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,4 +23,28 @@ func TestOthers(t *testing.T) {
 	Goroutines.Add(2)
 	defer Goroutines.Add(-2)
 	require.Equal(t, "comm.Run has 3 ranks in this process", others())
+}
+
+// TestWithoutSrun checks shells and scripts of Slurm, with and without a step that holds them.
+func TestWithoutSrun(t *testing.T) {
+	for env, want := range map[string]string{
+		"": "",
+		"SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_PROCID=0":                          "",
+		"SLURM_JOB_ID=7 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_STEP_ID=0":          "",
+		"SLURM_JOB_ID=7 SLURM_NTASKS=2 SLURM_PROCID=0":                          "none of its 2 tasks",
+		"SLURM_JOB_ID=7 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_STEP_ID=4294967290": "none of its 2 tasks",
+		"SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=3":                                  "none of its 3 tasks",
+		"SLURM_NTASKS=2":                                                        "",
+	} {
+		text := WithoutSrun(func(name string) string {
+			for pair := range strings.FieldsSeq(env) {
+				if key, value, _ := strings.Cut(pair, "="); key == name {
+					return value
+				}
+			}
+			return ""
+		})
+		require.Equal(t, want == "", text == "", env)
+		require.Contains(t, text, want, env)
+	}
 }
