@@ -22,6 +22,9 @@ type LockedError struct {
 
 func (e *LockedError) Error() string {
 	owner := e.Owner
+	if strings.HasPrefix(owner, lockProcess()) {
+		return fmt.Sprintf("checkpoint: %s: in use by another model of this process (%s): close that model, or give each model its own directory", e.Path, owner)
+	}
 	if owner == "" {
 		owner = "one that has just begun"
 	}
@@ -96,11 +99,16 @@ func openLock(path string) (*os.File, error) {
 // lockOwner describes this process in a lock, and ownerPattern matches the texts that a lock may
 // have: that description, or its remains after a power failure.
 func lockOwner() string {
+	return lockProcess() + time.Now().UTC().Format(time.RFC3339)
+}
+
+// lockProcess is the beginning of the texts of this process.
+func lockProcess() string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
 	}
-	return fmt.Sprintf("host %s, pid %d, since %s", host, os.Getpid(), time.Now().UTC().Format(time.RFC3339))
+	return fmt.Sprintf("host %s, pid %d, since ", host, os.Getpid())
 }
 
 var ownerPattern = regexp.MustCompile(`^(host [^\n]*, pid \d+, since \S+\n?)?\x00*$`)

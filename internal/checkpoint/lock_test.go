@@ -75,6 +75,11 @@ func requireOwner(t *testing.T, err error, path string, pid int) {
 	require.Equal(t, path, locked.Path)
 	require.Contains(t, locked.Owner, fmt.Sprintf("host %s, pid %d, since 2", host, pid))
 	require.Contains(t, err.Error(), locked.Owner)
+	if pid == os.Getpid() {
+		require.ErrorContains(t, err, "in use by another model of this process")
+	} else {
+		require.ErrorContains(t, err, "in use by another job")
+	}
 	require.NotContains(t, err.Error(), "\n")
 }
 
