@@ -107,5 +107,5 @@ func TestMatch(t *testing.T) {
 // TestMismatch lists a few names of each kind.
 func TestMismatch(t *testing.T) {
 	m := &Mismatch{Where: "file x", Missing: []string{"1", "2", "3", "4", "5", "6", "7"}, Reshaped: []string{"w [1] -> [2]"}}
-	require.EqualError(t, m, "file x does not fit the model: missing 1, 2, 3, 4, 5 and 2 more, see AllowMissing; reshaped w [1] -> [2]: give the model the sizes that it was saved with")
+	require.EqualError(t, m, "file x does not fit the model: missing 1, 2, 3, 4, 5 and 2 more, see AllowMissing; reshaped w [1] -> [2]: give the model the sizes that it was saved with, or begin with new values: Rename to a name that AllowMissing accepts, and accept the old one by AllowExtra")
 }

@@ -127,7 +127,7 @@ func (m *Mismatch) Error() string {
 	}{
 		{"another optimizer:", m.Kinds, ": make the saved kind, or accept no entry by AllowMissing and AllowExtra"},
 		{"missing", m.Missing, missing}, {"extra", m.Extra, ", see AllowExtra"},
-		{"reshaped", m.Reshaped, ": give the model the sizes that it was saved with"},
+		{"reshaped", m.Reshaped, ": give the model the sizes that it was saved with, or begin with new values: Rename to a name that AllowMissing accepts, and accept the old one by AllowExtra"},
 		{"another base:", m.Changed, ": these parameters are frozen, and their values differ from the values at Save, which the checkpoint " +
 			"does not have (SaveOptions.TrainedOnly): load the same base model before, or accept this one by AllowMissing"},
 	} {
@@ -140,6 +140,9 @@ func (m *Mismatch) Error() string {
 			fmt.Fprintf(&b, " and %d more", more)
 		}
 		b.WriteString(kind.advice)
+		if kind.label == "extra" && len(m.Missing) > 0 {
+			b.WriteString(", or Rename if these are the missing ones")
+		}
 		sep = "; "
 	}
 	return b.String()

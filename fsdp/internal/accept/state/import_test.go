@@ -36,7 +36,7 @@ func TestImportErrors(t *testing.T) {
 		"missing":   {change: func(f file) { delete(f, "a.b") }, want: "does not fit the model: missing a.b", fits: &fsdp.StateError{Missing: []string{"a.b"}}},
 		"extra":     {change: func(f file) { f["z"] = inFile(1); f["y"] = inFile(2) }, want: "extra ", fits: &fsdp.StateError{Extra: []string{"y", "z"}}},
 		"reshaped":  {change: func(f file) { f["b.w"] = inFile(11, 5) }, want: "reshaped b.w [11 5] -> [5 11]", fits: &fsdp.StateError{Reshaped: []string{"b.w [11 5] -> [5 11]"}}},
-		"all wrong": {change: func(f file) { f["x.w"], f["a.b"] = f["a.w"], inFile(8); delete(f, "a.w") }, want: "missing a.w, see AllowMissing; extra x.w, see AllowExtra; reshaped a.b [8] -> [7]"},
+		"all wrong": {change: func(f file) { f["x.w"], f["a.b"] = f["a.w"], inFile(8); delete(f, "a.w") }, want: "missing a.w, see AllowMissing; extra x.w, see AllowExtra, or Rename if these are the missing ones; reshaped a.b [8] -> [7]"},
 		"transposed": {opts: func(optim.Optimizer, int) *fsdp.ImportOptions {
 			return &fsdp.ImportOptions{Transpose: func(n string) bool { return n == "b.w" }}
 		}, want: "reshaped b.w [5 11] -> [11 5]"},
