@@ -1,13 +1,16 @@
 package fsdp
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -224,7 +227,7 @@ func latest(fsys checkpoint.FS, dir string) (path string, err error) {
 
 // Extra decodes into v, a pointer, the value that the option Extra has saved under that name.
 func (c *Checkpoint) Extra(name string, v any) error {
-	return c.decode(fmt.Sprintf("Extra %q", name), c.about.Extra[name], v)
+	return c.decode("Extra %q", name, c.about.Extra, v)
 }
 
 // RankExtra decodes into v the value that the option RankExtra has saved under that name on a rank
@@ -233,18 +236,23 @@ func (c *Checkpoint) RankExtra(name string, rank int, v any) error {
 	if rank < 0 || rank >= len(c.about.RankExtra) {
 		return fmt.Errorf("fsdp: checkpoint %s: RankExtra %q of rank %d: %d ranks have written it", c.Path, name, rank, c.World)
 	}
-	return c.decode(fmt.Sprintf("RankExtra %q of rank %d", name, rank), c.about.RankExtra[rank][name], v)
+	return c.decode(fmt.Sprintf("RankExtra %%q of rank %d", rank), name, c.about.RankExtra[rank], v)
 }
 
-func (c *Checkpoint) decode(what string, text json.RawMessage, v any) error {
-	err := ErrNoExtra
-	if text != nil {
-		err = json.Unmarshal(text, v)
+// decode decodes the value of a name. format describes the name in an error.
+func (c *Checkpoint) decode(format, name string, values map[string]json.RawMessage, v any) error {
+	text, ok := values[name]
+	err := fmt.Errorf("%w, which has %q there", ErrNoExtra, slices.Sorted(maps.Keys(values)))
+	if ok {
+		if err = json.Unmarshal(text, v); err == nil {
+			return nil
+		}
+		var saved bytes.Buffer
+		if json.Compact(&saved, text) == nil {
+			err = fmt.Errorf("%w: it was saved as %.100s", err, saved.String())
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("fsdp: checkpoint %s: %s: %w", c.Path, what, err)
-	}
-	return nil
+	return fmt.Errorf("fsdp: checkpoint %s: %s: %w", c.Path, fmt.Sprintf(format, name), err)
 }
 
 // A Saving is a checkpoint that is being written while the training goes on. Its methods may be

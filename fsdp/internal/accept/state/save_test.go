@@ -320,8 +320,8 @@ func TestExtras(t *testing.T) {
 	require.Equal(t, 1<<60+1, n)
 	require.ErrorIs(t, c.RankExtra("position", 0, &n), fsdp.ErrNoExtra)
 	require.ErrorIs(t, c.Extra("scaler", &n), fsdp.ErrNoExtra)
-	require.ErrorContains(t, c.Extra("scaler", &n), latest+`: Extra "scaler": not in the checkpoint`)
-	require.ErrorContains(t, c.Extra("name", &n), "cannot unmarshal string")
+	require.ErrorContains(t, c.Extra("scaler", &n), latest+`: Extra "scaler": not in the checkpoint, which has ["name" "rank"] there`)
+	require.ErrorContains(t, c.Extra("name", &n), `json: cannot unmarshal string into Go value of type int: it was saved as "tiny"`)
 	require.ErrorContains(t, c.RankExtra("position", 2, &n), `RankExtra "position" of rank 2: 2 ranks have written it`)
 }
 
