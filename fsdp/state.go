@@ -164,12 +164,12 @@ func WriteBack(rank int) SummonOption {
 }
 
 // LoadStateDict gives parameters and buffers the values that rank root has in params, such as weights
-// that only that rank has loaded. It ignores params on other ranks. It works parameter by
-// parameter, so that only root needs memory for all. Names that the model does not have, other
-// shapes and other types are an error on every rank, and change nothing. Parameters that are
-// missing in params keep their value. Names are the same as in [Sharded.StateDict], whose result it
-// takes. It discards a Forward that waits for its Backward, and fails while a pass is put aside by
-// Hold.
+// that only that rank has loaded. It ignores params on other ranks. If root has none, and another
+// rank has some, that is an error. It works parameter by parameter, so that only root needs memory
+// for all. Names that the model does not have, other shapes and other types are an error on every
+// rank, and change nothing. Parameters that are missing in params keep their value. Names are the
+// same as in [Sharded.StateDict], whose result it takes. It discards a Forward that waits for its
+// Backward, and fails while a pass is put aside by Hold.
 func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string]*tensor.Dense) error {
 	if err := enter(s, "LoadStateDict"); err != nil {
 		return err

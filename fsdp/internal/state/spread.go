@@ -77,6 +77,15 @@ func (s *Store) PlanSet(ctx context.Context, root int, check func(list []Tensor)
 			f.list = append(f.list, list[i])
 		}
 	}
+	if len(f.list) == 0 { // on every rank
+		if slices.ContainsFunc(list, func(t Tensor) bool { return elements(t.Name()) != nil }) {
+			err = fmt.Errorf("root is rank %d, which has no tensors, and this rank has some: make the rank that has them root", root)
+		}
+		if err := s.Team.Agree(ctx, 0, err); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
 	return f, nil
 }
 

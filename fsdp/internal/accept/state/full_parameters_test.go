@@ -208,6 +208,20 @@ func TestSetFull(t *testing.T) {
 	}
 }
 
+// TestSetFullOfEmptyRoot gives root no tensors. That is an error if another rank has some, and
+// changes nothing otherwise.
+func TestSetFullOfEmptyRoot(t *testing.T) {
+	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, odds, oddConfig(g, fsdp.Config{}))
+		want := kit.StateBits(t, ctx, m)
+		all, err := m.StateDict(ctx, &fsdp.StateDictOptions{Rank: 1})
+		require.NoError(t, err)
+		require.ErrorContains(t, m.LoadStateDict(ctx, 0, all), "root is rank 0, which has no tensors, and this rank has some: make the rank that has them root")
+		require.NoError(t, m.LoadStateDict(ctx, 0, nil))
+		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
+	})
+}
+
 // TestSetFullErrors checks that what is wrong with the root's values is an error on every rank, and
 // changes nothing.
 func TestSetFullErrors(t *testing.T) {
