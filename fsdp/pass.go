@@ -118,7 +118,7 @@ func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
 	calls := s.life.calls != nil
 	switch {
 	case p == nil, calls && p.Absent && !p.declined:
-		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass has discarded it: call Forward first, and see Hold for several")
+		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass, such as an Eval, has discarded it: call Forward first, and see Hold for several")
 	case calls && !p.declined && p.NoSync != s.noSync:
 		return errors.New("inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside: others may be replaying the Forward")
 	}

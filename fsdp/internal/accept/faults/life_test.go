@@ -73,7 +73,7 @@ func evaluates(ctx context.Context, l *kit.Lived) bool {
 
 // lifeReasons are the errors of these states, and their names in the table.
 var lifeReasons = []struct{ name, text string }{
-	{"none", "Backward without a Forward before it, or its Backward has run, or another pass has discarded it: call Forward first, and see Hold for several"},
+	{"none", "Backward without a Forward before it, or its Backward has run, or another pass, such as an Eval, has discarded it: call Forward first, and see Hold for several"},
 	{"held", "1 passes put aside by Hold are waiting for their Backward: call Backward or Discard of each first"},
 	{"waits", "a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval in place of Forward"},
 	{"unreduced", "the gradients of 1 passes inside NoSync are not reduced: run a Backward outside, SyncGrads or ZeroGrad first"},
