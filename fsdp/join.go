@@ -387,7 +387,7 @@ func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compil
 	for {
 		if last := s.life.last; last != nil && err == nil {
 			s.life.last, last.declined = nil, true
-			if err := s.backward(ctx, last, nil); err != nil {
+			if err := last.backward(ctx, s, nil); err != nil {
 				return err
 			}
 		}

@@ -51,7 +51,8 @@ type life struct {
 	drawn    bool // initial values are
 	compared bool // the sources of batches are, see compareSources
 	grads    gradients
-	sound    atomic.Bool // the gradients in the shards are known to be finite
+	sound    atomic.Bool                         // the gradients in the shards are known to be finite
+	targets  struct{ counted, all atomic.Int64 } // of passes with a Backward
 	updates  updates
 	averages int // pieces that have averages of an optimizer in the place of their values
 	watch    watch
@@ -285,6 +286,22 @@ func (l *life) may(method string, unreduced int) error {
 		return errCalls
 	}
 	return nil
+}
+
+// backward is called when all ranks begin the Backward of p.
+func (l *life) backward(s *Sharded, p *pass) {
+	l.grads.add()
+	l.sound.Store(false)
+	l.watch.backward(s, p.scaled || p.share != nil)
+	if p.dummy || p.declined {
+		return
+	}
+	for _, t := range p.Targets {
+		if counted, all, err := targetsOf(p.tensors, t); err == nil { // else Forward has refused them
+			l.targets.counted.Add(int64(counted))
+			l.targets.all.Add(int64(all))
+		}
+	}
 }
 
 // withheld returns err, or another reason why this rank cannot run a method, if the other ranks

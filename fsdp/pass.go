@@ -78,11 +78,11 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if idle(s, nil) && (s.life.last == nil || s.life.last.Absent) {
 		return nil
 	}
-	return s.backward(ctx, s.life.takeLast(), opts)
+	return s.life.takeLast().backward(ctx, s, opts)
 }
 
 // backward runs the backward pass of p, which is nil if there was no forward.
-func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) error {
+func (p *pass) backward(ctx context.Context, s *Sharded, opts []BackwardOption) error {
 	q := ranks.Ask{Call: "Backward", Past: &s.life.grads}
 	err := s.may("Backward")
 	if err == nil {
@@ -105,9 +105,7 @@ func (s *Sharded) backward(ctx context.Context, p *pass, opts []BackwardOption) 
 	if err != nil || ans.Leader < 0 {
 		return errors.Join(err, s.discard(ctx, p))
 	}
-	s.life.grads.add()
-	s.life.sound.Store(false)
-	s.life.watch.backward(s, p.scaled || p.share != nil)
+	s.life.backward(s, p)
 	return s.end(p.Pass.Backward(ctx, ans.Had))
 }
 
@@ -284,7 +282,7 @@ func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
 	q := p.p
 	p.p = nil
 	delete(p.s.life.held, p)
-	return p.s.backward(ctx, q, opts)
+	return q.backward(ctx, p.s, opts)
 }
 
 // Discard ends the pass without a Backward. It is no collective.

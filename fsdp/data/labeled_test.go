@@ -113,6 +113,11 @@ func TestLabeledTraining(t *testing.T) {
 					m.ZeroGrad()
 				}
 			}
+			counted, all := m.Targets()
+			sums := []float64{float64(counted), float64(all)}
+			require.NoError(t, g.AllReduce(comm.Of(sums), comm.Sum).Wait(ctx))
+			require.Equal(t, 3*12.0, sums[0], "3 epochs of 12 targets")
+			require.Greater(t, sums[1], sums[0])
 			state, err := m.StateDict(ctx, nil)
 			require.NoError(t, err)
 			lock.Lock()

@@ -90,6 +90,7 @@ var LifeMethods = []struct {
 	{"String", func(_ context.Context, l *Lived) error { _ = l.String(); return nil }},
 	{"LogValue", func(_ context.Context, l *Lived) error { l.LogValue(); return nil }},
 	{"Memory", func(_ context.Context, l *Lived) error { l.Memory(); return nil }},
+	{"Targets", func(_ context.Context, l *Lived) error { l.Targets(); return nil }},
 	{"ResetPeak", func(_ context.Context, l *Lived) error { l.ResetPeak(); return nil }},
 	{"Close", func(_ context.Context, l *Lived) error { return l.Close() }},
 }
