@@ -33,6 +33,9 @@
 // the mean of that number of steps. Values that are the same on all ranks, such as a learning rate,
 // stay as they are. If all values are, Config.Agreed saves the exchange.
 //
+// If targets are masked, as in a training on answers, the units are often all tokens of a batch. With
+// Config.Model the monitor also shows and records the targets that count, see [fsdp.Sharded.Targets].
+//
 // With Config.Profile the monitor also shows, at intervals, the rank or link that the other ranks
 // wait for. With Config.Cluster it shows differences in time and memory from the plan: see package
 // profile.

@@ -69,6 +69,68 @@ func TestModel(t *testing.T) {
 	require.Regexp(t, `memory per rank: .* kB at most, 20.8 kB planned\n`, shown.String())
 }
 
+// TestTargets trains on rows whose targets are masked in part, on uneven ranks, one step of which has a pass
+// that is no rank's batch. The monitor counts the targets of batches, and continues to count when it resumes.
+func TestTargets(t *testing.T) {
+	var k keeper
+	var shown bytes.Buffer
+	masked := func(counted, all int) []fsdp.Tensor {
+		tokens, targets := make([]int, all), make([]int, all)
+		for i := counted; i < all; i++ {
+			targets[i] = nn.IgnoreTarget
+		}
+		return []fsdp.Tensor{tensor.New(tensor.WithShape(1, all), tensor.WithBacking(tokens)), tensor.New(tensor.WithShape(1, all), tensor.WithBacking(targets))}
+	}
+	require.NoError(t, comm.Run(t.Context(), 2, func(ctx context.Context, g comm.Group) error {
+		m, err := fsdp.Wrap(&nn.GPT{Vocab: 8, Context: 4, Layers: 1, Dim: 8, Heads: 2}, fsdp.Config{Group: g})
+		require.NoError(t, err)
+		defer m.Close()
+		opt, err := optim.AdamW{}.New(m.Params())
+		require.NoError(t, err)
+		cfg := Config{Group: g, Steps: 3, Model: m, Out: &shown, Writers: []Writer{&k}}
+		step := func(mon *Monitor, batch []fsdp.Tensor) {
+			loss, err := m.Forward(ctx, batch...)
+			require.NoError(t, err)
+			require.NoError(t, m.Backward(ctx, fsdp.Share(batch)))
+			require.NoError(t, opt.Step(1e-3))
+			m.ZeroGrad()
+			tokens := 0
+			if batch != nil {
+				tokens = batch[0].Shape().TotalSize()
+			}
+			require.NoError(t, mon.Step(ctx, tokens, Values{"loss": loss}))
+		}
+		var data [][]fsdp.Tensor
+		if data = append(data, masked(1+g.Rank(), 4)); g.Rank() == 0 {
+			data = append(data, masked(3, 3))
+		}
+		mon, err := New(cfg)
+		require.NoError(t, err)
+		for batch, err := range m.Join(ctx, fsdp.Batches(data...), fsdp.Dummy(masked(4, 4)...)) {
+			require.NoError(t, err)
+			if counted, _ := m.Targets(); counted > 0 {
+				_, err = m.Eval(ctx, batch...) // no training
+				require.NoError(t, err)
+			}
+			step(mon, batch)
+		}
+		cfg.State = mon.State()
+		require.NoError(t, mon.Close())
+		mon, err = New(cfg)
+		require.NoError(t, err)
+		step(mon, masked(2, 4))
+		counted, all := m.Targets()
+		require.Equal(t, [][2]int{{6, 11}, {4, 8}}[g.Rank()], [2]int{counted, all})
+		return mon.Close()
+	}))
+	for i, want := range []float64{3, 6, 10} {
+		require.Equal(t, want, k.rows[i]["run/targets"])
+	}
+	require.InEpsilon(t, k.rows[2]["run/units_per_second"]/2, k.rows[2]["run/targets_per_second"], 1e-12)
+	require.Regexp(t, `step 3/3  loss .* tok/s  .* targets/s  `, shown.String())
+	require.Contains(t, shown.String(), "  3 steps over 23 tok, 10 targets that count, in ")
+}
+
 func TestMeasurePeak(t *testing.T) {
 	require.Zero(t, MeasurePeak(1, fsdp.Float64))
 	require.Zero(t, MeasurePeak(0, fsdp.Float32))

@@ -47,7 +47,8 @@ type Config struct {
 	// Chowdhery et al., 2022, arXiv:2204.02311). Without it, the monitor shows the operations per
 	// second of all ranks.
 	Peak float64
-	// Model reports its peak memory; nil shows none. Plan is the plan of this rank, with the
+	// Model reports its peak memory, and the targets of its batches that count, see
+	// [fsdp.Sharded.Targets]; nil shows none. Plan is the plan of this rank, with the
 	// predicted memory. For both, the monitor shows the maximum over the ranks.
 	Model *fsdp.Sharded
 	Plan  *fsdp.Plan
@@ -85,6 +86,8 @@ type Monitor struct {
 	begin, mark time.Time     // start of this part of the run, and of the next step
 	took        time.Duration // time of the steps since the last row
 	units       int           // units of this rank since the last row
+	counted     int           // targets of this rank that count, until the last row
+	masked      int           // targets of this rank that do not count, likewise
 	train, eval table
 	beside      []*table // arguments of Add, by prefix
 	histograms  []Histogram
@@ -125,6 +128,7 @@ func New(cfg Config) (*Monitor, error) {
 			m.ranks = cfg.Group.Size()
 		}
 	}
+	m.markTargets()
 	m.screen = screenOf(cfg.Out)
 	if m.rank != 0 {
 		m.screen, m.cfg.Writers = screenOf(nil), nil
@@ -144,7 +148,8 @@ func New(cfg Config) (*Monitor, error) {
 type Values map[string]float64
 
 // Step ends a step. units is the amount of this rank's training in the step, such as tokens. It is
-// the weight of the rank's values among all ranks, and 0 without a batch. Every rank calls Step
+// the weight of the rank's values among all ranks, and 0 without a batch. If targets are masked, the
+// mean loss over all ranks is exact if units is their number that counts. Every rank calls Step
 // after every step, with values of the same names. Every Config.Every steps, the ranks exchange
 // their data in one all-gather. Rank 0 shows the result and passes it to the writers. A value that
 // is the same on all ranks stays the same to the bit. Step does not keep values.
@@ -257,6 +262,7 @@ func (m *Monitor) advance() {
 	s.Units += m.sum.units
 	s.Seconds.add(m.sum.took)
 	s.Count.add(float64(m.sum.units))
+	m.advanceTargets()
 	if v, ok := m.train.value(m.cfg.Curve); ok && finite(v) {
 		s.Loss.add(v)
 		s.Train = thinned(append(s.Train, Point{s.Step, v}))
@@ -283,6 +289,7 @@ func (m *Monitor) describe() {
 			v = append(v, Value{"run/flops_per_second", flops})
 		}
 	}
+	v = m.appendTargets(v)
 	if m.memory > 0 {
 		v = append(v, Value{"run/memory", float64(m.memory)})
 	}
@@ -414,44 +421,6 @@ func (m *Monitor) progress() progress {
 	return p
 }
 
-// saved returns the progress of the current save, if there is one.
-func (m *Monitor) saved() []string {
-	if m.saving == nil {
-		return nil
-	}
-	select {
-	case <-m.saving.Done():
-		m.saving = nil
-		return nil
-	default:
-		written, size := m.saving.Progress()
-		return []string{fmt.Sprintf("saving %s of %s", Bytes(int(written)), Bytes(int(size)))}
-	}
-}
-
-// speeds returns the smoothed units per second, and the use of compute and memory.
-func (m *Monitor) speeds() (texts []string) {
-	rate := m.state.Count.value() / m.state.Seconds.value()
-	if !finite(rate) {
-		rate = 0
-	}
-	if rate > 0 {
-		texts = append(texts, Rate(rate, m.cfg.Unit))
-	}
-	flops := rate * m.flops
-	if flops > 0 && m.cfg.Peak > 0 {
-		texts = append(texts, fmt.Sprintf("MFU %.1f%%", 100*m.utilisation(flops)))
-	}
-	if m.memory > 0 {
-		texts = append(texts, Bytes(m.memory)+"/rank")
-	}
-	if flops > 0 && m.cfg.Peak == 0 {
-		number, prefix := short(flops)
-		texts = append(texts, number+" "+prefix+"FLOP/s")
-	}
-	return texts
-}
-
 // evaluation returns the line of an evaluation.
 func (m *Monitor) evaluation() string {
 	line := fmt.Sprintf("step %d  validation", m.state.Step)
@@ -477,6 +446,9 @@ func (m *Monitor) result() {
 	m.screen.Printf("\n%s\n  %s steps", m.screen.Title("result"), Count(s.Step))
 	if s.Units > 0 {
 		m.screen.Printf(" over %s %s", Count(s.Units), m.cfg.Unit)
+	}
+	if s.Masked > 0 {
+		m.screen.Printf(", %s targets that count,", Count(s.Targets))
 	}
 	m.screen.Printf(" in %s", Duration(s.Elapsed))
 	if rate := float64(s.Units) / s.Elapsed.Seconds(); rate > 0 && finite(rate) {

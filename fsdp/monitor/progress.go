@@ -93,3 +93,44 @@ func bar(done float64, cells int) string {
 	}
 	return b + strings.Repeat("░", cells-utf8.RuneCountInString(b))
 }
+
+// saved returns the progress of the current save, if there is one.
+func (m *Monitor) saved() []string {
+	if m.saving == nil {
+		return nil
+	}
+	select {
+	case <-m.saving.Done():
+		m.saving = nil
+		return nil
+	default:
+		written, size := m.saving.Progress()
+		return []string{fmt.Sprintf("saving %s of %s", Bytes(int(written)), Bytes(int(size)))}
+	}
+}
+
+// speeds returns the smoothed units per second, and the use of compute and memory.
+func (m *Monitor) speeds() (texts []string) {
+	rate := m.state.Count.value() / m.state.Seconds.value()
+	if !finite(rate) {
+		rate = 0
+	}
+	if rate > 0 {
+		texts = append(texts, Rate(rate, m.cfg.Unit))
+	}
+	if m.state.Masked > 0 && rate > 0 {
+		texts = append(texts, Rate(m.state.Counted.value()/m.state.Seconds.value(), "targets"))
+	}
+	flops := rate * m.flops
+	if flops > 0 && m.cfg.Peak > 0 {
+		texts = append(texts, fmt.Sprintf("MFU %.1f%%", 100*m.utilisation(flops)))
+	}
+	if m.memory > 0 {
+		texts = append(texts, Bytes(m.memory)+"/rank")
+	}
+	if flops > 0 && m.cfg.Peak == 0 {
+		number, prefix := short(flops)
+		texts = append(texts, number+" "+prefix+"FLOP/s")
+	}
+	return texts
+}

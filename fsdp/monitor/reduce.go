@@ -129,6 +129,8 @@ const (
 	hasMemory
 	hasPlanned // planned memory
 	hasUnits
+	hasCounted // targets that count
+	hasMasked  // targets that do not
 	header
 )
 
@@ -136,6 +138,8 @@ const (
 type totals struct {
 	took  float64 // seconds of the steps in the row
 	units int     // of all ranks
+
+	counted, masked int // targets of all ranks
 }
 
 // exchange computes the results of t, and the totals, from the data of all ranks: one all-gather.
@@ -157,6 +161,7 @@ func (m *Monitor) exchange(ctx context.Context, t *table) error {
 	for lo := 0; lo < len(m.all); lo += n {
 		rank := m.all[lo : lo+n]
 		m.sum.units += int(rank[hasUnits])
+		m.sum.counted, m.sum.masked = m.sum.counted+int(rank[hasCounted]), m.sum.masked+int(rank[hasMasked])
 		m.memory, m.planned = max(m.memory, int(rank[hasMemory])), max(m.planned, int(rank[hasPlanned]))
 		for i := range t.results {
 			if v, w := rank[header+2*i], rank[header+2*i+1]; w >= 0 {
@@ -186,6 +191,8 @@ func (m *Monitor) tell(t *table) {
 	if m.cfg.Model != nil {
 		m.mine[hasMemory] = float64(m.cfg.Model.Memory().Peak)
 	}
+	counted, all := m.targets()
+	m.mine[hasCounted], m.mine[hasMasked] = float64(counted-m.counted), float64(all-counted-m.masked)
 	if m.cfg.Plan != nil {
 		m.mine[hasPlanned] = float64(m.cfg.Plan.Peak())
 	}
@@ -197,6 +204,41 @@ func (m *Monitor) tell(t *table) {
 		}
 		m.mine = append(m.mine, a.value, weight)
 	}
+}
+
+// targets returns the targets of this rank in all steps: those that count, and all. With Agreed the
+// ranks do not exchange them.
+func (m *Monitor) targets() (counted, all int) {
+	if m.cfg.Model == nil || m.cfg.Agreed {
+		return 0, 0
+	}
+	return m.cfg.Model.Targets()
+}
+
+// markTargets makes the next row count targets from here on.
+func (m *Monitor) markTargets() {
+	counted, all := m.targets()
+	m.counted, m.masked = counted, all-counted
+}
+
+// advanceTargets adds the targets of a row to the state.
+func (m *Monitor) advanceTargets() {
+	s := &m.state
+	s.Targets, s.Masked = s.Targets+m.sum.counted, s.Masked+m.sum.masked
+	s.Counted.add(float64(m.sum.counted))
+	m.markTargets()
+}
+
+// appendTargets appends the monitor's numbers of targets to a row, if the model has targets.
+func (m *Monitor) appendTargets(list []Value) []Value {
+	if m.state.Targets+m.state.Masked == 0 {
+		return list
+	}
+	list = append(list, Value{"run/targets", float64(m.state.Targets)})
+	if m.sum.took > 0 {
+		list = append(list, Value{"run/targets_per_second", float64(m.sum.counted) / m.sum.took})
+	}
+	return list
 }
 
 // text writes a value for people.

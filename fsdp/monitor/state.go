@@ -21,6 +21,8 @@ type State struct {
 	Train, Validation []Point       // the curves, thinned
 	Loss              Average       // of the curve's values
 	Seconds, Count    Average       // of the seconds and the units of a row
+	Targets, Masked   int           // targets of the model that count, and that do not, like Units
+	Counted           Average       // of the targets of a row that count
 }
 
 // Average is an exponential moving average that does not start at zero: it is corrected as the
