@@ -2,7 +2,7 @@
 // arXiv:2106.09685) while the model itself is frozen. A small GPT, sharded over two ranks, first learns Go
 // code. It stands for weights that one would load. Then adapters learn the English of the code's comments.
 // Frozen parameters are still sharded and gathered, but they have no gradient, no optimizer state and no
-// reduction, and they keep their bits.
+// reduction, and they keep their bits. A checkpoint leaves them out: the program has them already.
 //
 // It takes about a minute on two cores, and prints the plans, the losses and the memory of each stage. At
 // this size a step's memory is mostly activations, which freezing hardly changes. The last lines are about
@@ -22,6 +22,7 @@
 //	    17.2 MB  in RAM: buffers, freed ones included, and 688.4 kB beside
 //	     1.8 MB  sent in a pass, in 9 collectives
 //	  loss before  code 5.569  prose 5.570 nats per byte
+//	  checkpoint   4.73 MB
 //	  loss after   code 2.555  prose 3.064 nats per byte
 //	adapting to prose
 //	parameters 427872, groups 7, ranks 2
@@ -37,6 +38,7 @@
 //	    14.5 MB  in RAM: buffers, freed ones included, and 787.6 kB beside
 //	     1.2 MB  sent in a pass, in 12 collectives
 //	  loss before  code 2.555  prose 3.064 nats per byte
+//	  checkpoint   0.47 MB
 //	  loss after   code 3.340  prose 2.465 nats per byte
 //	  the 41 pretrained tensors have the bits they had
 //	merged into a plain GPT
@@ -90,9 +92,14 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	dir, err := os.MkdirTemp("", "lora")
+	if err != nil {
+		log.Fatal(err)
+	}
 	err = comm.Run(context.Background(), ranks, func(ctx context.Context, g comm.Group) error {
-		return (&rank{g, os.Stdout, code, prose}).run(ctx, 400)
+		return (&rank{g, os.Stdout, dir, code, prose}).run(ctx, 400)
 	})
+	err = errors.Join(err, os.RemoveAll(dir))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -126,6 +133,7 @@ func texts() (code, prose []byte, err error) {
 type rank struct {
 	group       comm.Group
 	out         io.Writer
+	dir         string // for checkpoints
 	code, prose []byte
 }
 
@@ -135,11 +143,11 @@ func (r *rank) run(ctx context.Context, steps int) error {
 	if r.group.Rank() != 0 {
 		r.out = io.Discard
 	}
-	before, err := r.stage(ctx, "pretraining on code", gpt(nn.LoRA{}), nil, nil, training{r.code, steps, 3e-3})
+	before, err := r.stage(ctx, "pretraining on code", gpt(nn.LoRA{}), nil, nil, training{"code", r.code, steps, 3e-3})
 	if err != nil {
 		return err
 	}
-	adapted, err := r.stage(ctx, "adapting to prose", gpt(adapter), pretrained, before, training{r.prose, steps / 2, 1e-2})
+	adapted, err := r.stage(ctx, "adapting to prose", gpt(adapter), pretrained, before, training{"prose", r.prose, steps / 2, 1e-2})
 	if err != nil {
 		return err
 	}
@@ -160,6 +168,7 @@ func (r *rank) run(ctx context.Context, steps int) error {
 
 // training is the text that a model learns from, and how long it learns.
 type training struct {
+	name  string // of the text, and of the directory of its checkpoint
 	text  []byte
 	steps int
 	lr    float64 // highest learning rate
@@ -241,6 +250,32 @@ func (r *rank) train(ctx context.Context, m *fsdp.Sharded, t training) error {
 			break
 		}
 	}
+	return r.save(ctx, m, opt, filepath.Join(r.dir, t.name))
+}
+
+// save writes a checkpoint without frozen parameters, and prints its size. A Load of it needs a model that
+// has them: Load checks that they are the same.
+func (r *rank) save(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, dir string) error {
+	if err := m.Save(ctx, dir, opt, &fsdp.SaveOptions{TrainedOnly: true}); err != nil {
+		return err
+	}
+	path, err := fsdp.LatestCheckpoint(dir)
+	if err != nil {
+		return err
+	}
+	files, err := os.ReadDir(path)
+	if err != nil {
+		return err
+	}
+	size := 0
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			return err
+		}
+		size += int(info.Size())
+	}
+	fmt.Fprintf(r.out, "  checkpoint   %.2f MB\n", float64(size)/1e6)
 	return nil
 }
 
