@@ -164,6 +164,9 @@ func (t *chatTemplate) compile(c *Chat) (*jinja.Template, error) {
 	if compiled, ok := t.compiled[source]; ok {
 		return compiled, nil
 	}
+	if len(source) > maxSource {
+		return nil, fmt.Errorf("the chat template has %d bytes, want at most %d", len(source), maxSource)
+	}
 	plain, err := plainTags(source)
 	var compiled *jinja.Template
 	if err == nil {
@@ -202,7 +205,7 @@ func (t *chatTemplate) render(c *Chat, messages []Message, generationPrompt bool
 	}
 	values := map[string]jinja.Value{
 		"messages": jinja.NewList(list), "add_generation_prompt": jinja.NewBool(generationPrompt),
-		"tools": jinja.None(), "documents": jinja.None(), indentName: jinja.NewCallable(indentName, indentJSON),
+		"tools": jinja.None(), "documents": jinja.None(),
 	}
 	for key, token := range t.tokens {
 		values[key] = jinja.NewString(token)
@@ -221,7 +224,12 @@ func (t *chatTemplate) render(c *Chat, messages []Message, generationPrompt bool
 			return "", fmt.Errorf("chat_template_kwargs: %s: %w", key, err)
 		}
 	}
+	run := newRendering()
+	run.addTo(values)
 	text, err = template.RenderValues(values)
+	if run.err != nil {
+		return "", run.err
+	}
 	if err != nil {
 		return "", fmt.Errorf("the chat template refuses the conversation of %s: %w", roles(messages), err)
 	}

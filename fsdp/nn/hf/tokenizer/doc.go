@@ -38,6 +38,9 @@
 // None. Some templates print the date of today: set their variable, such as date_string, in
 // Chat.Kwargs to have the same rows every day.
 //
+// A template is a program, often from a downloaded directory. It is an error if a template takes
+// more than 1,048,576 steps or a minute, or makes a text or list of more than 16 MiB.
+//
 // # SentencePiece
 //
 // A directory without tokenizer.json may have SentencePiece's own tokenizer.model or spiece.model.

@@ -10,10 +10,11 @@ const markStart, markEnd = "\U0010FFF0", "\U0010FFF1"
 
 var unmarked = strings.NewReplacer(markStart, "", markEnd, "")
 
-// plainTags returns a template without text outside of tags: text becomes expressions, {{ "text"
-// }}. The spaces and line breaks that Jinja removes around tags are gone, by the settings of
+// plainTags returns a template without text outside of tags: text becomes expressions of quoted
+// text. The spaces and line breaks that Jinja removes around tags are gone, by the settings of
 // transformers, trim_blocks and lstrip_blocks. So the template renders the same under any settings.
-// The tags of generation blocks become expressions of their marks, and comments are gone.
+// The tags of generation blocks become expressions of their marks, and comments are gone. Tags have
+// the calls that keep the template within its limits.
 func plainTags(source string) (string, error) {
 	source = strings.TrimSuffix(strings.ReplaceAll(source, "\r\n", "\n"), "\n")
 	var out strings.Builder
@@ -49,7 +50,9 @@ func plainTags(source string) (string, error) {
 		}
 		removed := tag[length+2:][:left-len(rest)]
 		lineStart = strings.HasSuffix(removed, "\n")
-		writeTag(&out, kind, inside)
+		if err := writeTag(&out, kind, inside); err != nil {
+			return "", err
+		}
 		source = rest
 	}
 	return out.String(), nil
@@ -93,13 +96,19 @@ func tagLength(kind byte, tag string) (int, error) {
 	return 0, fmt.Errorf("the tag {%c%.30s… has no end", kind, tag)
 }
 
+// writeText writes text that is in no tag.
 func writeText(out *strings.Builder, text string) {
 	if text != "" {
-		out.WriteString(`{{ "` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text) + `" }}`)
+		writeExpression(out, `"`+strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text)+`"`)
 	}
 }
 
-func writeTag(out *strings.Builder, kind byte, inside string) {
+// writeExpression writes the tag of an expression whose code has its limits.
+func writeExpression(out *strings.Builder, code string) {
+	out.WriteString("{{ " + reserved + "show(" + code + ") }}")
+}
+
+func writeTag(out *strings.Builder, kind byte, inside string) error {
 	if inside != "" && strings.ContainsAny(inside[:1], "-+") {
 		inside = inside[1:]
 	}
@@ -112,10 +121,13 @@ func writeTag(out *strings.Builder, kind byte, inside string) {
 	case kind == '%' && name == "endgeneration":
 		writeText(out, markEnd)
 	case kind == '%':
-		inside = indented.ReplaceAllString(inside, indentName+"($1, $2)")
-		out.WriteString("{%" + inside + "%}")
+		return writeStatement(out, inside)
 	case kind == '{':
-		inside = indented.ReplaceAllString(inside, indentName+"($1, $2)")
-		out.WriteString("{{" + inside + "}}")
+		code, err := limitCode(inside)
+		if err != nil {
+			return err
+		}
+		writeExpression(out, code)
 	}
+	return nil
 }
