@@ -272,11 +272,20 @@ func TestSizesOfModels(t *testing.T) {
 		&nn.GPT{}, &nn.GPT{Vocab: 5, Context: 5, Layers: -1, Dim: 4, Heads: 2}, &nn.GPT{Vocab: 5, Context: 5, Layers: 1, Dim: 4},
 		&nn.GPT{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
 		&nn.Llama{}, &nn.Llama{Vocab: 5, Layers: -1, Dim: 4, Heads: 2, Hidden: 8}, &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
-		&nn.BERT{}, &nn.BERT{Vocab: 5, Context: 5, Kinds: -1, Dim: 4, Heads: 2, Hidden: 8}, &nn.ViT{}, &nn.ViT{Height: 4, Width: 4, Patch: 2, Classes: 3, Layers: -1, Dim: 4, Heads: 2, Hidden: 8},
+		&nn.BERT{}, &nn.BERT{Vocab: 5, Context: 5, Kinds: -2, Dim: 4, Heads: 2, Hidden: 8}, &nn.ViT{}, &nn.ViT{Height: 4, Width: 4, Patch: 2, Classes: 3, Layers: -1, Dim: 4, Heads: 2, Hidden: 8},
 		&nn.T5{}, &nn.T5{Vocab: 5, Encoder: 1, Decoder: -1, Dim: 4, Heads: 2, Hidden: 8},
 	} {
 		_, err := fsdp.Wrap(m, fsdp.Config{})
 		require.ErrorContains(t, err, "sizes that are not positive", "%T", m)
+	}
+	for want, m := range map[string]*nn.BERT{
+		"nn: BERT has task 4 and targets 0, which do not exist":                                      {Task: 4},
+		"nn: BERT has 0 classes, want a positive number":                                             {Task: nn.ClassifyTokens},
+		"nn: BERT has targets 2 with task 3: only ClassifySequences has other targets than OneClass": {Task: nn.ClassifyTokens, Classes: 2, Targets: nn.Numbers},
+	} {
+		m.Vocab, m.Context, m.Dim, m.Heads, m.Hidden = 5, 5, 4, 2, 8
+		_, err := fsdp.Wrap(m, fsdp.Config{})
+		require.ErrorContains(t, err, want)
 	}
 	_, err := fsdp.Wrap(&nn.ViT{Height: 4, Width: 5, Patch: 2, Classes: 3, Dim: 4, Heads: 2, Hidden: 8}, fsdp.Config{})
 	require.ErrorContains(t, err, "nn: 4·5 pixels do not divide into patches of 2·2")

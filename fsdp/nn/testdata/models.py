@@ -75,6 +75,37 @@ def masked():
     return [tokens, kinds, padding(LENGTH), targets], lambda m, x, k, mask, y: m(x, mask, k).logits
 
 
+def texts(targets_of, kinds=True, pad=0):
+    """Tokens, kinds if there are any, a mask, and targets. Padding has token pad. Where the first token has no head, odd rows have it first."""
+    def batch():
+        mask = padding(LENGTH)
+        if targets_of in (tags, nothing):
+            mask[1::2] = mask[1::2].flip(1)
+        tokens = torch.where(mask == 1, torch.randint(2, VOCAB, (ROWS, LENGTH)), pad)
+        second = [(torch.arange(LENGTH) > 3).long().expand(ROWS, -1) if kinds is True else torch.zeros_like(tokens)] if kinds else []
+        targets = targets_of(mask)
+        given = [tokens, *second, mask] + ([] if targets is None else [targets])
+
+        def logits(m, x, *more):
+            more = dict(zip(["token_type_ids"] * len(second) + ["attention_mask"], more))
+            out = m(input_ids=x, **more)
+            return out.last_hidden_state if targets is None else out.logits
+        return given, logits
+    return batch
+
+
+def classes(mask):
+    return torch.randint(3, (ROWS,))
+
+
+def tags(mask):
+    return torch.where(mask == 1, torch.randint(4, mask.shape), -1)
+
+
+def nothing(mask):
+    return None
+
+
 def sequences():
     """The encoder's tokens and mask, the decoder's tokens, which begin with 0, and targets."""
     targets = torch.randint(1, VOCAB, (ROWS, 6))
@@ -100,6 +131,10 @@ def untied(config):
 SIZES = dict(vocab_size=VOCAB, hidden_size=8, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)
+ENCODER = dict(vocab_size=VOCAB, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+               max_position_embeddings=11, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+DISTIL = dict(vocab_size=VOCAB, dim=8, hidden_dim=12, n_layers=1, n_heads=2, max_position_embeddings=10, dropout=0.0,
+              attention_dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0)
 T5 = dict(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=3, relative_attention_num_buckets=8,
           relative_attention_max_distance=7, decoder_start_token_id=0)
 MODELS = {
@@ -121,6 +156,18 @@ MODELS = {
         **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=0.0)),
     "t5v1_1tied": (sequences, tf.T5ForConditionalGeneration, lambda: tf.T5Config(  # as transformers 5 makes a new v1.1: tied, and not scaled
         **T5, feed_forward_proj="gated-silu", tie_word_embeddings=False, dropout_rate=0.0)),
+    "bert_model": (texts(nothing), tf.BertModel, lambda: tf.BertConfig(**ENCODER)),
+    "bert_sequences": (texts(classes), tf.BertForSequenceClassification, lambda: tf.BertConfig(
+        **ENCODER, num_labels=3, id2label={0: "bad", 1: "fair", 2: "good"}, label2id={"bad": 0, "fair": 1, "good": 2})),
+    "bert_tokens": (texts(tags), tf.BertForTokenClassification, lambda: tf.BertConfig(**ENCODER, num_labels=4)),
+    "roberta_model": (texts(nothing, "one", 1), tf.RobertaModel, lambda: tf.RobertaConfig(**ENCODER, type_vocab_size=1)),
+    "roberta_masked": (texts(tags, "one", 1), tf.RobertaForMaskedLM, lambda: tf.RobertaConfig(**ENCODER, type_vocab_size=1)),
+    "roberta_sequences": (texts(lambda _: torch.randint(2, (ROWS, 3)).double(), "one", 1), tf.RobertaForSequenceClassification,
+                          lambda: tf.RobertaConfig(**ENCODER, type_vocab_size=1, num_labels=3, problem_type="multi_label_classification")),
+    "distilbert_model": (texts(nothing, None), tf.DistilBertModel, lambda: tf.DistilBertConfig(**DISTIL)),
+    "distilbert_masked": (texts(tags, None), tf.DistilBertForMaskedLM, lambda: tf.DistilBertConfig(**DISTIL)),
+    "distilbert_sequences": (texts(lambda _: torch.randn(ROWS), None), tf.DistilBertForSequenceClassification,
+                             lambda: tf.DistilBertConfig(**DISTIL, num_labels=1)),
 }
 
 
@@ -144,7 +191,16 @@ def named(prefix, model, values):
 
 
 def loss(logits, batch):
+    if batch[-1].is_floating_point():
+        if logits.shape[-1] == 1:
+            return functional.mse_loss(logits.squeeze(-1), batch[-1].double())
+        return functional.binary_cross_entropy_with_logits(logits, batch[-1])
     return functional.cross_entropy(logits.flatten(0, -2), batch[-1].flatten(), ignore_index=-1)
+
+
+def save(name, model, golden):
+    save_file(golden, os.path.join(name, "golden.safetensors"), metadata={"adamw": json.dumps(ADAMW)})
+    print(name, golden.get("losses"), sum(p.numel() for p in model.parameters()), "parameters")
 
 
 def write(name):
@@ -158,6 +214,9 @@ def write(name):
     batch, logits_of = batch_of()
     model.double()
     golden = {f"batch.{i}": v.clone().contiguous() for i, v in enumerate(batch)} | (BUCKETS if name == "t5" else {})
+    if name.endswith("_model"):  # without a head there is no loss: the last layer
+        golden["logits"] = logits_of(model, *batch).detach().clone()
+        return save(name, model, golden)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     losses = []
     for step in range(4):
@@ -173,8 +232,7 @@ def write(name):
             optimizer.step()
     golden |= named("stepped.", model, model.parameters())
     golden["losses"] = torch.tensor(losses, dtype=torch.float64)
-    save_file(golden, os.path.join(name, "golden.safetensors"), metadata={"adamw": json.dumps(ADAMW)})
-    print(name, losses, sum(p.numel() for p in model.parameters()), "parameters")
+    save(name, model, golden)
 
 
 for chosen in sys.argv[1:] or MODELS:
