@@ -4,50 +4,111 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"math"
+	"slices"
 	"strings"
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// bert is nn.BERT.
-var bert = &architecture{
-	kind: "bert", class: "BertForMaskedLM", base: "bert.", open: openBERT, config: configBERT,
-	options: func(model fsdp.Model, prefix string) *fsdp.ExportOptions {
-		m := model.(*nn.BERT)
-		return bertRules.options(prefix, sizes{q: m.Dim, kv: m.Dim})
+// A family is the encoders of one model_type, with all heads.
+type family struct {
+	kind, base, class string            // class is the beginning of the names of classes
+	layers            rules             // of the parameters that all tasks have
+	heads             map[nn.Task]rules // of the others
+	copies            map[string]string // of nn.MaskedTokens
+	keys              map[string]string // of config.json, by the names in BERT's, where they differ
+	shape             string            // of the last layer's tensor that has hidden_size and intermediate_size
+	open              func(c *config, m *nn.BERT)
+	is                func(m *nn.BERT) bool
+}
+
+// suffixes of the names of classes.
+var suffixes = map[nn.Task]string{
+	nn.MaskedTokens: "ForMaskedLM", nn.Encode: "Model", nn.ClassifySequences: "ForSequenceClassification", nn.ClassifyTokens: "ForTokenClassification",
+}
+
+var families = []*family{
+	{
+		kind: "bert", base: "bert.", class: "Bert", layers: bertLayers, is: func(m *nn.BERT) bool { return m.Kinds >= 0 && m.FirstPosition == 0 },
+		heads: map[nn.Task]rules{
+			nn.MaskedTokens: newRules(
+				`transform\.fc\.(.*)`, `cls.predictions.transform.dense.$1`,
+				`transform\.norm\.(.*)`, `cls.predictions.transform.LayerNorm.$1`,
+				`head\.bias`, `cls.predictions.bias`),
+			nn.Encode:            newRules(`pool\.(.*)`, `~pooler.dense.$1`),
+			nn.ClassifySequences: newRules(`pool\.(.*)`, `~pooler.dense.$1`, `head\.(.*)`, `classifier.$1`),
+			nn.ClassifyTokens:    newRules(`head\.(.*)`, `classifier.$1`),
+		},
+		copies: map[string]string{"cls.predictions.decoder.weight": "~embeddings.word_embeddings.weight", "cls.predictions.decoder.bias": "cls.predictions.bias"},
+		shape:  "~encoder.layer.%d.output.dense.weight",
+		open:   func(c *config, m *nn.BERT) { openBERT(c, m, 0) },
 	},
-	shapes: func(model fsdp.Model) []shape {
-		m := model.(*nn.BERT)
-		width, layers := dim{"hidden_size", m.Dim}, dim{"num_hidden_layers", m.Layers}
-		return []shape{
-			{"~embeddings.word_embeddings.weight", []dim{{"vocab_size", m.Vocab}, width}, dim{}},
-			{"~embeddings.position_embeddings.weight", []dim{{"max_position_embeddings", m.Context}, width}, dim{}},
-			{"~embeddings.token_type_embeddings.weight", []dim{{"type_vocab_size", m.Kinds}, width}, dim{}},
-			{fmt.Sprintf("~encoder.layer.%d.output.dense.weight", m.Layers-1), []dim{width, {"intermediate_size", m.Hidden}}, layers},
-		}
+	{
+		kind: "roberta", base: "roberta.", class: "Roberta", layers: bertLayers, is: func(m *nn.BERT) bool { return m.Kinds >= 0 && m.FirstPosition > 0 },
+		heads: map[nn.Task]rules{
+			nn.MaskedTokens: newRules(
+				`transform\.fc\.(.*)`, `lm_head.dense.$1`,
+				`transform\.norm\.(.*)`, `lm_head.layer_norm.$1`,
+				`head\.bias`, `lm_head.bias`),
+			nn.Encode:            newRules(`pool\.(.*)`, `~pooler.dense.$1`),
+			nn.ClassifySequences: newRules(`pool\.(.*)`, `classifier.dense.$1`, `head\.(.*)`, `classifier.out_proj.$1`),
+			nn.ClassifyTokens:    newRules(`head\.(.*)`, `classifier.$1`),
+		},
+		copies: map[string]string{"lm_head.decoder.weight": "~embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
+		shape:  "~encoder.layer.%d.output.dense.weight",
+		open: func(c *config, m *nn.BERT) {
+			pad := get(c, "pad_token_id", 1)
+			if pad < 0 {
+				c.fail("pad_token_id is %d, want at least 0: positions begin after it", pad)
+			}
+			openBERT(c, m, pad+1)
+			if m.Task == nn.MaskedTokens && m.Act != nn.GELU {
+				c.fail("hidden_act %q is not supported, only \"gelu\": the head of masked tokens has no other", nameOf(bertActivations, m.Act))
+			}
+		},
 	},
-	copies: func(fsdp.Model) map[string]string {
-		return map[string]string{"cls.predictions.decoder.weight": "~embeddings.word_embeddings.weight", "cls.predictions.decoder.bias": "cls.predictions.bias"}
-	},
-	extra: func(_ fsdp.Model, name string) bool { // heads that the model lacks
-		return strings.HasPrefix(name, "pooler.") || strings.HasPrefix(name, "cls.seq_relationship.") || name == "embeddings.position_ids"
-	},
-	adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
-		m := model.(*nn.BERT)
-		return &m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
+	{
+		kind: "distilbert", base: "distilbert.", class: "DistilBert", is: func(m *nn.BERT) bool { return m.Kinds < 0 },
+		layers: newRules(
+			`embed\.(.*)`, `~embeddings.word_embeddings.$1`,
+			`positions\.(.*)`, `~embeddings.position_embeddings.$1`,
+			`embed_norm\.(.*)`, `~embeddings.LayerNorm.$1`,
+			`layers\.(\d+)\.attn_norm\.(.*)`, `~transformer.layer.$1.sa_layer_norm.$2`,
+			`layers\.(\d+)\.mlp_norm\.(.*)`, `~transformer.layer.$1.output_layer_norm.$2`,
+			`layers\.(\d+)\.attn\.qkv\.(.*)`, `~transformer.layer.$1.attention.q_lin.$2|~transformer.layer.$1.attention.k_lin.$2|~transformer.layer.$1.attention.v_lin.$2`,
+			`layers\.(\d+)\.attn\.proj\.(.*)`, `~transformer.layer.$1.attention.out_lin.$2`,
+			`layers\.(\d+)\.mlp\.fc\.(.*)`, `~transformer.layer.$1.ffn.lin1.$2`,
+			`layers\.(\d+)\.mlp\.out\.(.*)`, `~transformer.layer.$1.ffn.lin2.$2`),
+		heads: map[nn.Task]rules{
+			nn.MaskedTokens: newRules(
+				`transform\.fc\.(.*)`, `vocab_transform.$1`,
+				`transform\.norm\.(.*)`, `vocab_layer_norm.$1`,
+				`head\.bias`, `vocab_projector.bias`),
+			nn.ClassifySequences: newRules(`pool\.(.*)`, `pre_classifier.$1`, `head\.(.*)`, `classifier.$1`),
+			nn.ClassifyTokens:    newRules(`head\.(.*)`, `classifier.$1`),
+		},
+		copies: map[string]string{"vocab_projector.weight": "~embeddings.word_embeddings.weight"},
+		shape:  "~transformer.layer.%d.ffn.lin2.weight",
+		keys: map[string]string{
+			"num_hidden_layers": "n_layers", "hidden_size": "dim", "num_attention_heads": "n_heads", "intermediate_size": "hidden_dim",
+			"hidden_act": "activation", "hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout",
+		},
+		open: func(c *config, m *nn.BERT) {
+			m.Kinds, m.PoolReLU, m.NoPooler = -1, m.Task == nn.ClassifySequences, m.Task == nn.Encode
+			m.Context = c.size("max_position_embeddings", 512)
+			only(c, "sinusoidal_pos_embds", false)
+			c.training("seq_classif_dropout")
+			c.ignore("qa_dropout", "tie_weights_")
+		},
 	},
 }
 
-var bertRules = newRules(
+var bertLayers = newRules(
 	`embed\.(.*)`, `~embeddings.word_embeddings.$1`,
 	`kinds\.(.*)`, `~embeddings.token_type_embeddings.$1`,
 	`positions\.(.*)`, `~embeddings.position_embeddings.$1`,
 	`embed_norm\.(.*)`, `~embeddings.LayerNorm.$1`,
-	`transform\.fc\.(.*)`, `cls.predictions.transform.dense.$1`,
-	`transform\.norm\.(.*)`, `cls.predictions.transform.LayerNorm.$1`,
-	`head\.bias`, `cls.predictions.bias`,
 	`layers\.(\d+)\.attn_norm\.(.*)`, `~encoder.layer.$1.attention.output.LayerNorm.$2`,
 	`layers\.(\d+)\.mlp_norm\.(.*)`, `~encoder.layer.$1.output.LayerNorm.$2`,
 	`layers\.(\d+)\.attn\.qkv\.(.*)`, `~encoder.layer.$1.attention.self.query.$2|~encoder.layer.$1.attention.self.key.$2|~encoder.layer.$1.attention.self.value.$2`,
@@ -60,129 +121,144 @@ var bertActivations = map[string]nn.Activation{
 	"gelu": nn.GELU, "gelu_new": nn.GELUTanh, "gelu_pytorch_tanh": nn.GELUTanh, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh,
 }
 
-func openBERT(c *config) fsdp.Model {
-	m := &nn.BERT{
-		Vocab: c.size("vocab_size", 0), Context: c.size("max_position_embeddings", 512), Kinds: c.size("type_vocab_size", 2),
-		Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0), Heads: c.size("num_attention_heads", 0),
-		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: c.positive("layer_norm_eps", 1e-12),
+// problems are the values of problem_type.
+var problems = map[string]nn.Targets{
+	"single_label_classification": nn.OneClass, "multi_label_classification": nn.ManyClasses, "regression": nn.Numbers,
+}
+
+// encoders are the architectures of all families.
+func encoders() (all []*architecture) {
+	for _, f := range families {
+		for task := nn.MaskedTokens; task <= nn.ClassifyTokens; task++ {
+			all = append(all, f.architecture(task))
+		}
 	}
-	c.heads("hidden_size", m.Dim, "num_attention_heads", m.Heads)
+	return all
+}
+
+// architecture returns the encoder with the head of a task.
+func (f *family) architecture(task nn.Task) *architecture {
+	names := slices.Concat(f.layers, f.heads[task])
+	a := &architecture{
+		kind: f.kind, class: f.class + suffixes[task], base: f.base,
+		open: func(c *config) fsdp.Model { return f.read(c, task) },
+		config: func(model fsdp.Model) (map[string]any, error) {
+			if m, ok := model.(*nn.BERT); ok && f.is(m) && m.Task == task {
+				return f.config(m)
+			}
+			return nil, nil
+		},
+		options: func(model fsdp.Model, prefix string) *fsdp.ExportOptions {
+			m := model.(*nn.BERT)
+			return names.options(prefix, sizes{q: m.Dim, kv: m.Dim})
+		},
+		shapes: func(model fsdp.Model) []shape { return f.shapes(model.(*nn.BERT), names) },
+		copies: func(fsdp.Model) map[string]string { return nil },
+		extra: func(model fsdp.Model, name string) bool { // heads that the model lacks
+			unused := strings.HasPrefix(name, "pooler.") && (task == nn.MaskedTokens || task == nn.ClassifyTokens)
+			return unused || strings.HasPrefix(name, "cls.seq_relationship.") && task == nn.MaskedTokens || name == "embeddings.position_ids"
+		},
+		adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
+			m := model.(*nn.BERT)
+			return &m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
+		},
+		headless: task == nn.Encode,
+	}
+	if task == nn.MaskedTokens {
+		a.copies = func(fsdp.Model) map[string]string { return f.copies }
+	}
+	return a
+}
+
+// key returns the name of a key of BERT's in the files of the family.
+func (f *family) key(name string) string { return cmp.Or(f.keys[name], name) }
+
+// shapes lists the shapes that check the sizes in config.json.
+func (f *family) shapes(m *nn.BERT, names rules) []shape {
+	width, layers := dim{f.key("hidden_size"), m.Dim}, dim{f.key("num_hidden_layers"), m.Layers}
+	list := []shape{
+		{"~embeddings.word_embeddings.weight", []dim{{"vocab_size", m.Vocab}, width}, dim{}},
+		{"~embeddings.position_embeddings.weight", []dim{{"max_position_embeddings", m.FirstPosition + m.Context}, width}, dim{}},
+		{fmt.Sprintf(f.shape, m.Layers-1), []dim{width, {f.key("intermediate_size"), m.Hidden}}, layers},
+	}
+	if m.Kinds > 0 {
+		list = append(list, shape{"~embeddings.token_type_embeddings.weight", []dim{{"type_vocab_size", m.Kinds}, width}, dim{}})
+	}
+	if m.Classes > 0 {
+		list = append(list, shape{names.names("~", "head.weight")[0], []dim{{"id2label", m.Classes}, width}, dim{}})
+	}
+	return list
+}
+
+// read makes the model of config.json.
+func (f *family) read(c *config, task nn.Task) fsdp.Model {
+	m := &nn.BERT{
+		Vocab: c.size("vocab_size", 0), Layers: c.size(f.key("num_hidden_layers"), 0), Dim: c.size(f.key("hidden_size"), 0),
+		Heads: c.size(f.key("num_attention_heads"), 0), Hidden: c.size(f.key("intermediate_size"), 0),
+		Act: choose(c, f.key("hidden_act"), "gelu", bertActivations), Task: task,
+	}
+	c.heads(f.key("hidden_size"), m.Dim, f.key("num_attention_heads"), m.Heads)
 	only(c, "tie_word_embeddings", true)
+	c.training(f.key("hidden_dropout_prob"), f.key("attention_probs_dropout_prob"))
+	switch task {
+	case nn.ClassifySequences:
+		m.Classes = len(c.classes())
+		problem := "single_label_classification"
+		if m.Classes == 1 { // as transformers chooses
+			problem = "regression"
+		}
+		m.Targets = choose(c, "problem_type", problem, problems)
+	case nn.ClassifyTokens:
+		m.Classes = len(c.classes())
+	}
+	f.open(c, m)
+	return m
+}
+
+// openBERT reads the keys that DistilBERT lacks.
+func openBERT(c *config, m *nn.BERT, first int) {
+	m.Kinds, m.Eps, m.FirstPosition = c.size("type_vocab_size", 2), c.positive("layer_norm_eps", 1e-12), first
+	rows := c.size("max_position_embeddings", 512)
+	if m.Context = rows - first; m.Context < 1 {
+		c.fail("max_position_embeddings is %d, and the first position %d", rows, first)
+	}
 	only(c, "position_embedding_type", "absolute")
 	only(c, "add_cross_attention", false)
 	only(c, "is_decoder", false)
-	c.training("hidden_dropout_prob", "attention_probs_dropout_prob")
-	c.ignore("classifier_dropout", "gradient_checkpointing", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+	c.training("classifier_dropout")
+	c.ignore("gradient_checkpointing", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
 		"pooler_size_per_head", "pooler_type", "directionality")
-	return m
 }
 
-func configBERT(model fsdp.Model) (map[string]any, error) {
-	m, ok := model.(*nn.BERT)
-	if !ok {
-		return nil, nil
+// config returns the keys of a model.
+func (f *family) config(m *nn.BERT) (map[string]any, error) {
+	if m.Task == nn.Encode && m.NoPooler != (f.heads[nn.Encode] == nil) && f.heads[nn.Encode] == nil {
+		return nil, fmt.Errorf("nn.BERT without kinds of tokens has no pooler in transformers: set NoPooler")
 	}
-	return map[string]any{
-		"vocab_size": m.Vocab, "max_position_embeddings": m.Context, "type_vocab_size": cmp.Or(m.Kinds, 2), "num_hidden_layers": m.Layers,
-		"hidden_size": m.Dim, "num_attention_heads": m.Heads, "intermediate_size": m.Hidden, "hidden_act": nameOf(bertActivations, m.Act),
-		"layer_norm_eps": cmp.Or(m.Eps, 1e-12), "hidden_dropout_prob": m.Dropout, "attention_probs_dropout_prob": 0.0,
-	}, nil
-}
-
-// vit is nn.ViT.
-var vit = &architecture{
-	kind: "vit", class: "ViTForImageClassification", base: "vit.", open: openViT, config: configViT,
-	options: func(model fsdp.Model, prefix string) *fsdp.ExportOptions {
-		m := model.(*nn.ViT)
-		return vitRules.options(prefix, sizes{q: m.Dim, kv: m.Dim})
-	},
-	shapes: func(model fsdp.Model) []shape {
-		m := model.(*nn.ViT)
-		width, layers := dim{"hidden_size", m.Dim}, dim{"num_hidden_layers", m.Layers}
-		patch, places := dim{"patch_size", m.Patch}, m.Height/m.Patch*(m.Width/m.Patch)+1
-		return []shape{
-			{"~embeddings.position_embeddings", []dim{{"image_size", 1}, {"image_size and patch_size", places}, width}, dim{}},
-			{"~embeddings.patch_embeddings.projection.weight", []dim{width, {"num_channels", m.Channels}, patch, patch}, dim{}},
-			{fmt.Sprintf("~encoder.layer.%d.output.dense.weight", m.Layers-1), []dim{width, {"intermediate_size", m.Hidden}}, layers},
+	if relu := f.kind == "distilbert"; m.Task == nn.ClassifySequences && m.PoolReLU != relu {
+		return nil, fmt.Errorf("nn.BERT with PoolReLU %v has no counterpart in transformers: %s has %v", m.PoolReLU, f.kind, relu)
+	}
+	keys := map[string]any{
+		"vocab_size": m.Vocab, "max_position_embeddings": m.FirstPosition + m.Context, f.key("num_hidden_layers"): m.Layers,
+		f.key("hidden_size"): m.Dim, f.key("num_attention_heads"): m.Heads, f.key("intermediate_size"): m.Hidden,
+		f.key("hidden_act"): nameOf(bertActivations, m.Act), f.key("hidden_dropout_prob"): m.Dropout, f.key("attention_probs_dropout_prob"): 0.0,
+	}
+	if f.kind == "distilbert" {
+		if cmp.Or(m.Eps, 1e-12) != 1e-12 || m.FirstPosition != 0 {
+			return nil, fmt.Errorf("nn.BERT without kinds of tokens has no counterpart in transformers with Eps %v and FirstPosition %d: want 1e-12 and 0", m.Eps, m.FirstPosition)
 		}
-	},
-	copies: func(fsdp.Model) map[string]string { return nil },
-	extra:  func(_ fsdp.Model, name string) bool { return strings.HasPrefix(name, "pooler.") },
-	adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
-		m := model.(*nn.ViT)
-		return &m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
-	},
-}
-
-var vitRules = newRules(
-	`patches\.class`, `~embeddings.cls_token`,
-	`patches\.positions`, `~embeddings.position_embeddings`,
-	`patches\.(.*)`, `~embeddings.patch_embeddings.projection.$1`,
-	`norm\.(.*)`, `~layernorm.$1`,
-	`head\.(.*)`, `classifier.$1`,
-	`layers\.(\d+)\.attn_norm\.(.*)`, `~encoder.layer.$1.layernorm_before.$2`,
-	`layers\.(\d+)\.mlp_norm\.(.*)`, `~encoder.layer.$1.layernorm_after.$2`,
-	`layers\.(\d+)\.attn\.qkv\.(.*)`, `~encoder.layer.$1.attention.attention.query.$2|~encoder.layer.$1.attention.attention.key.$2|~encoder.layer.$1.attention.attention.value.$2`,
-	`layers\.(\d+)\.attn\.proj\.(.*)`, `~encoder.layer.$1.attention.output.dense.$2`,
-	`layers\.(\d+)\.mlp\.fc\.(.*)`, `~encoder.layer.$1.intermediate.dense.$2`,
-	`layers\.(\d+)\.mlp\.out\.(.*)`, `~encoder.layer.$1.output.dense.$2`,
-)
-
-func openViT(c *config) fsdp.Model {
-	classes := get(c, "id2label", map[string]string{"0": "", "1": ""})
-	m := &nn.ViT{
-		Channels: c.size("num_channels", 3), Classes: len(classes),
-		Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0), Heads: c.size("num_attention_heads", 0),
-		Hidden: c.size("intermediate_size", 0), Act: choose(c, "hidden_act", "gelu", bertActivations), Eps: c.positive("layer_norm_eps", 1e-12),
+		keys["sinusoidal_pos_embds"] = false
+	} else {
+		keys["type_vocab_size"], keys["layer_norm_eps"] = cmp.Or(m.Kinds, 2), cmp.Or(m.Eps, 1e-12)
 	}
-	m.Height, m.Width = c.pair("image_size", 224)
-	patch, other := c.pair("patch_size", 16)
-	if m.Patch = patch; patch != other {
-		c.fail("patch_size %d·%d is not supported, only squares", patch, other)
+	if f.kind == "roberta" {
+		keys["pad_token_id"] = m.FirstPosition - 1
 	}
-	if m.Classes == 0 {
-		c.fail("id2label has no classes")
+	if m.Task == nn.ClassifySequences {
+		keys["problem_type"] = nameOf(problems, m.Targets)
 	}
-	c.heads("hidden_size", m.Dim, "num_attention_heads", m.Heads)
-	only(c, "qkv_bias", true)
-	c.training("hidden_dropout_prob", "attention_probs_dropout_prob")
-	c.ignore("encoder_stride", "pooler_act", "pooler_output_size")
-	return m
-}
-
-// pair returns a size that is a number or two.
-func (c *config) pair(key string, otherwise int) (a, b int) {
-	if !c.has(key) || strings.HasPrefix(string(c.keys[key]), "[") {
-		v := get(c, key, []int{otherwise, otherwise})
-		if len(v) != 2 || min(v[0], v[1]) < 1 || max(v[0], v[1]) > math.MaxInt32 {
-			c.fail("%s %v is not two positive numbers of 31 bits", key, v)
-			return 1, 1
-		}
-		return v[0], v[1]
+	if m.Classes > 0 {
+		maps.Copy(keys, labelKeys(classNames(m.Classes)))
 	}
-	a = c.size(key, otherwise)
-	return a, a
-}
-
-func configViT(model fsdp.Model) (map[string]any, error) {
-	m, ok := model.(*nn.ViT)
-	if !ok {
-		return nil, nil
-	}
-	labels, ids := make(map[string]string), make(map[string]int)
-	for i := range m.Classes {
-		label := fmt.Sprint("LABEL_", i)
-		labels[fmt.Sprint(i)], ids[label] = label, i
-	}
-	keys := map[string]any{"image_size": []int{m.Height, m.Width}}
-	if m.Height == m.Width {
-		keys["image_size"] = m.Height
-	}
-	maps.Copy(keys, map[string]any{
-		"id2label": labels, "label2id": ids, "patch_size": m.Patch, "num_channels": cmp.Or(m.Channels, 3),
-		"num_hidden_layers": m.Layers, "hidden_size": m.Dim, "num_attention_heads": m.Heads, "intermediate_size": m.Hidden,
-		"hidden_act": nameOf(bertActivations, m.Act), "layer_norm_eps": cmp.Or(m.Eps, 1e-12), "qkv_bias": true,
-		"hidden_dropout_prob": m.Dropout, "attention_probs_dropout_prob": 0.0,
-	})
 	return keys, nil
 }

@@ -19,6 +19,7 @@ type config struct {
 	keys    map[string]json.RawMessage
 	asked   map[string]bool
 	ignored []string
+	labels  []string // of classes
 	err     error
 }
 
@@ -180,7 +181,7 @@ func short(text json.RawMessage) string {
 var common = []string{
 	"model_type", "architectures", "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation_autoset",
 	"transformers_version", "torch_dtype", "dtype", "auto_map", "task_specific_params", "finetuning_task", "tokenizer_class",
-	"use_cache", "return_dict", "output_attentions", "output_hidden_states", "torchscript", "initializer_range",
+	"use_cache", "output_past", "return_dict", "output_attentions", "output_hidden_states", "torchscript", "initializer_range",
 	"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id", "decoder_start_token_id", "prefix",
 	"id2label", "label2id", "num_labels", "_num_labels", "transformers.js_config", "problem_type",
 	"max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature",

@@ -20,7 +20,8 @@
 //	model_type                      model
 //	gpt2                            nn.GPT
 //	llama, mistral, qwen2, qwen3    nn.Llama
-//	bert, for masked tokens         nn.BERT
+//	bert, roberta, distilbert       nn.BERT: for masked tokens, for classes of sequences or
+//	                                tokens, or without a head
 //	vit, for classes of images      nn.ViT
 //	t5, of all versions             nn.T5
 //
@@ -28,6 +29,18 @@
 // them in the type that they had, with the files of the tokenizer and of generation. Joined
 // parameters, such as queries, keys and values, are joined from the tensors of the file. Matrices
 // that the file has transposed are transposed. A tied head has no tensor of its own.
+//
+// # New heads
+//
+// OpenWithHead gives an encoder a new head, which Wrap draws by Config.Seed. Open refuses a directory
+// whose tensors do not match its class: no head is ever drawn silently.
+//
+//	m, err := hf.OpenWithHead(dir, hf.Head{Task: nn.ClassifySequences, Labels: []string{"spam", "ham"}})
+//
+// Model.Labels has the labels of the directory, and Save writes them. In nn.ClassifySequences the
+// targets follow problem_type: one class for each sequence, several, or numbers. The mean of the
+// losses is over sequences, over sequences and classes, or over numbers. A sequence begins with a
+// token: its padding is at its end.
 //
 // # Adapters
 //

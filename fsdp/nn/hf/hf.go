@@ -52,7 +52,14 @@ type Model struct {
 	// their values.
 	Ignored []string
 
+	// Labels names the classes of a classification. Save writes them.
+	Labels []string
+
+	// Drawn lists the parameters of a new head, see OpenWithHead: Load leaves them as they are.
+	Drawn []string
+
 	arch   *architecture
+	labels []string       // of config.json
 	keys   map[string]any // of config.json
 	as     *architecture  // architecture of Model when it was made
 	was    map[string]any // keys of config.json for Model when it was made
@@ -71,7 +78,8 @@ type architecture struct {
 	kind, class string // model_type and architectures of config.json
 	base        string // prefix of names in files of the class; files of the model without a head lack it
 
-	pair bool // an encoder and a decoder
+	pair     bool // an encoder and a decoder
+	headless bool // names have no prefix in files of the class
 
 	open    func(c *config) fsdp.Model
 	config  func(m fsdp.Model) (map[string]any, error)            // nil for a model of another kind
@@ -83,7 +91,7 @@ type architecture struct {
 	adapted func(m fsdp.Model) (lora *nn.LoRA, linear []string)   // the layers that LoRA adapts
 }
 
-var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, vit, t5}
+var architectures = append([]*architecture{&gpt2, llama, mistral, qwen2, qwen3, vit, t5}, encoders()...)
 
 // Open reads config.json and the names of the tensors in a directory. An error names the key, the
 // file or the setting that is wrong or not supported. Open is not a collective; all ranks open the
@@ -92,15 +100,18 @@ var architectures = []*architecture{&gpt2, llama, mistral, qwen2, qwen3, bert, v
 // Open returns an error for unknown keys of config.json, and Load for tensors that the model lacks.
 // Keys and tensors that match a pattern of skip are accepted and have no effect. Patterns have the
 // syntax of [path.Match], such as "rope_scaling.note" for a key in an object, or "vision_tower.*".
-func Open(dir string, skip ...string) (*Model, error) {
-	m, err := open(filepath.Clean(dir), skip)
+func Open(dir string, skip ...string) (*Model, error) { return openAs(dir, nil, skip) }
+
+// openAs opens a directory, with a new head unless it is nil.
+func openAs(dir string, head *Head, skip []string) (*Model, error) {
+	m, err := open(filepath.Clean(dir), head, skip)
 	if err != nil {
 		return nil, fmt.Errorf("hf: %s: %w", dir, err)
 	}
 	return m, nil
 }
 
-func open(dir string, skip []string) (*Model, error) {
+func open(dir string, head *Head, skip []string) (*Model, error) {
 	for _, pattern := range skip {
 		if _, err := path.Match(pattern, ""); err != nil {
 			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
@@ -117,6 +128,11 @@ func open(dir string, skip []string) (*Model, error) {
 	if err := m.parse(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", configFile, err)
 	}
+	if head != nil {
+		if err := m.setHead(head); err != nil {
+			return nil, err
+		}
+	}
 	weights, err := weightsIn(dir)
 	if err != nil {
 		return nil, err
@@ -127,7 +143,10 @@ func open(dir string, skip []string) (*Model, error) {
 		}
 		m.gamma = m.gamma || strings.HasSuffix(name, "LayerNorm.gamma")
 	}
-	shapes := m.arch.shapes(m.Model)
+	if err := m.pooler(weights, head != nil); err != nil {
+		return nil, err
+	}
+	shapes := slices.DeleteFunc(m.arch.shapes(m.Model), func(s shape) bool { return head != nil && !strings.HasPrefix(s.tensor, "~") })
 	if err := weights.check(m.prefix, shapes); err != nil {
 		return nil, err
 	}
@@ -138,8 +157,8 @@ func open(dir string, skip []string) (*Model, error) {
 	if dtype, ok := dtypes[first.DType]; ok {
 		m.dtype = &dtype
 	}
-	head := m.arch.copies(m.Model)[headWeight]
-	if other, err := weights.differ(m.prefix, headWeight, head); err != nil {
+	embedding := m.arch.copies(m.Model)[headWeight]
+	if other, err := weights.differ(m.prefix, headWeight, embedding); err != nil {
 		return nil, err
 	} else if other && m.arch.untie != nil && m.arch.untie(m.Model) {
 		if m.as, m.was, err = describe(m.Model); err != nil {
@@ -171,16 +190,22 @@ func (m *Model) parse(text []byte) error {
 		return err
 	}
 	c.skip = m.skip
-	kinds := make(map[string]*architecture)
+	kinds := make(map[string][]*architecture)
 	for _, a := range architectures {
-		kinds[a.kind] = a
+		kinds[a.kind] = append(kinds[a.kind], a)
 	}
-	if m.arch = choose(c, "model_type", "", kinds); c.err != nil {
+	found := choose(c, "model_type", "", kinds)
+	if c.err != nil {
 		return c.err
 	}
-	class := get(c, "architectures", []string{m.arch.class})
-	if len(class) != 1 || class[0] != m.arch.class {
-		return fmt.Errorf("architectures %q is not supported, only %q", class, m.arch.class)
+	class, classes := get(c, "architectures", []string{found[0].class}), []string(nil)
+	for _, a := range found {
+		if classes = append(classes, a.class); len(class) == 1 && class[0] == a.class {
+			m.arch = a
+		}
+	}
+	if m.arch == nil {
+		return fmt.Errorf("architectures %q is not supported, only %q", class, classes)
 	}
 	only(c, "is_encoder_decoder", m.arch.pair)
 	only(c, "tie_encoder_decoder", false)
@@ -196,6 +221,7 @@ func (m *Model) parse(text []byte) error {
 	if m.as, m.was, err = describe(m.Model); err != nil {
 		return err
 	}
+	m.Labels, m.labels = c.labels, slices.Clone(c.labels)
 	m.keys = make(map[string]any)
 	for key, value := range c.keys { // as text: 1.0 must stay a float
 		m.keys[key] = value
@@ -225,7 +251,14 @@ func New(model fsdp.Model) (*Model, error) {
 	}
 	keys := maps.Clone(was)
 	maps.Copy(keys, map[string]any{"model_type": a.kind, "architectures": []string{a.class}})
-	return &Model{Model: model, arch: a, keys: keys, as: a, was: was, prefix: a.base}, nil
+	m := &Model{Model: model, arch: a, keys: keys, as: a, was: was, prefix: a.base}
+	if a.headless {
+		m.prefix = ""
+	}
+	if labels, ok := was["id2label"].(map[string]any); ok {
+		m.Labels, m.labels = classNames(len(labels)), classNames(len(labels))
+	}
+	return m, nil
 }
 
 // describe returns the architecture of a model, and its keys of config.json.
@@ -271,10 +304,11 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 		copies[strings.ReplaceAll(name, "~", m.prefix)] = true
 	}
 	names := m.options()
+	names.Rename = m.renameDrawn(names.Rename)
 	err = s.Import(state.WithError(ctx, err), file, &fsdp.ImportOptions{
-		Rename: names.Rename, Transpose: names.Transpose, Concat: names.Concat, AllowMissing: nn.IsAdapter,
+		Rename: names.Rename, Transpose: names.Transpose, Concat: names.Concat, AllowMissing: func(name string) bool { return nn.IsAdapter(name) || strings.HasPrefix(name, newHead) },
 		AllowExtra: func(name string) bool {
-			return copies[name] || matches(m.skip, name) || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
+			return copies[name] || len(m.Drawn) > 0 && oldHead(strings.TrimPrefix(name, m.prefix)) || matches(m.skip, name) || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
 		},
 	})
 	if wrong := (*fsdp.StateError)(nil); errors.As(err, &wrong) && len(wrong.Extra) > 0 {
@@ -291,7 +325,12 @@ var toGamma = strings.NewReplacer("LayerNorm.weight", "LayerNorm.gamma", "LayerN
 
 // options returns how parameters appear in the files.
 func (m *Model) options() *fsdp.ExportOptions {
-	opts := m.arch.options(m.Model, m.prefix)
+	return m.optionsWith(m.prefix)
+}
+
+// optionsWith is options for files with a prefix.
+func (m *Model) optionsWith(prefix string) *fsdp.ExportOptions {
+	opts := m.arch.options(m.Model, prefix)
 	if rename := opts.Rename; m.gamma {
 		opts.Rename = func(name string) string { return toGamma.Replace(rename(name)) }
 	}
@@ -333,6 +372,9 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsd
 		err = errors.New("hf: Save sets Rename, Transpose, Concat, Exclude and ExtraFiles itself, and writes no Optimizer: call Export to choose them")
 	}
 	to := m.options()
+	if len(m.Drawn) > 0 { // the file of an encoder without a head has no prefix
+		to = m.optionsWith(m.arch.base)
+	}
 	to.DType, to.Metadata, to.AllowNotFinite, to.Exclude, to.ExtraFiles = dtype, opts.Metadata, opts.AllowNotFinite, nn.IsAdapter, files
 	to.MaxFileSize = cmp.Or(opts.MaxFileSize, 1<<62) // an existing index must not stay
 	return s.Export(state.WithError(ctx, err), filepath.Join(dir, weightsFile), to)
@@ -381,6 +423,9 @@ func (m *Model) keysNow() (map[string]any, error) {
 		if !reflect.DeepEqual(value, m.was[key]) {
 			keys[key] = value
 		}
+	}
+	if err := m.setLabels(keys, now); err != nil {
+		return nil, err
 	}
 	if !reflect.DeepEqual(now["sliding_window"], m.was["sliding_window"]) {
 		delete(keys, "layer_types") // it says the same

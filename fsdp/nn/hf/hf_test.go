@@ -99,6 +99,21 @@ func safeGolden(t *testing.T, path string) (g golden) {
 	return g
 }
 
+// numbersIn returns the floats in a file by name, as float64.
+func numbersIn(t *testing.T, path string) map[string][]float64 {
+	file, err := os.ReadFile(path)
+	require.NoError(t, err)
+	h, err := safetensors.ReadHeader(bytes.NewReader(file), int64(len(file)))
+	require.NoError(t, err)
+	all := make(map[string][]float64)
+	for _, v := range h.Tensors {
+		for data := file[v.Offset:][:v.Size]; v.DType == safetensors.F64 && len(data) > 0; data = data[8:] {
+			all[v.Name] = append(all[v.Name], math.Float64frombits(binary.LittleEndian.Uint64(data)))
+		}
+	}
+	return all
+}
+
 // compare compares the logits of s with those of transformers, relative to the largest.
 func (g *golden) compare(ctx context.Context, s *fsdp.Sharded) error {
 	logits, err := logitsOf(ctx, s, g.batch)
@@ -125,10 +140,14 @@ func logitsOf(ctx context.Context, s *fsdp.Sharded, batch []fsdp.Tensor) (logits
 	if err != nil {
 		return nil, err
 	}
-	if double, ok := out[1].Data().([]float64); ok {
+	result := out[min(1, len(out)-1)]
+	if shape := out[0].Shape(); len(shape) == 3 { // the last layer of an encoder
+		result = out[0]
+	}
+	if double, ok := result.Data().([]float64); ok {
 		return double, nil
 	}
-	for _, x := range out[1].Data().([]float32) {
+	for _, x := range result.Data().([]float32) {
 		logits = append(logits, float64(x))
 	}
 	return logits, nil
@@ -177,6 +196,9 @@ func keys(t *testing.T, dir string) (c map[string]any) {
 var directories = map[string]fsdp.DType{
 	"testdata/gpt2": fsdp.Float32, "testdata/llama": fsdp.BFloat16, "../testdata/llama": fsdp.Float32, "../testdata/mistral": fsdp.Float32,
 	"../testdata/qwen2": fsdp.Float32, "../testdata/qwen3": fsdp.Float32, "../testdata/bert": fsdp.Float32, "../testdata/vit": fsdp.Float32,
+	"../testdata/bert_model": fsdp.Float32, "../testdata/bert_sequences": fsdp.Float32, "../testdata/bert_tokens": fsdp.Float32,
+	"../testdata/roberta_model": fsdp.Float32, "../testdata/roberta_masked": fsdp.Float32, "../testdata/roberta_sequences": fsdp.Float32,
+	"../testdata/distilbert_model": fsdp.Float32, "../testdata/distilbert_masked": fsdp.Float32, "../testdata/distilbert_sequences": fsdp.Float32,
 	"../testdata/t5": fsdp.Float32, "../testdata/t5v1_1": fsdp.Float32, "../testdata/t5v1_1tied": fsdp.Float32,
 }
 
@@ -231,6 +253,9 @@ var models = map[string]fsdp.Model{
 	"Qwen2":       &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKVBias: true, Window: 4},
 	"Qwen3":       &nn.Llama{Vocab: 11, Context: 9, Layers: 2, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 6, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKNorm: true},
 	"BERT":        &nn.BERT{Vocab: 11, Context: 7, Kinds: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Act: nn.ReLU, Eps: 1e-6},
+	"BERT bare":   &nn.BERT{Vocab: 11, Context: 7, Kinds: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6, Task: nn.Encode, NoPooler: true},
+	"RoBERTa":     &nn.BERT{Vocab: 11, Context: 7, Kinds: 1, FirstPosition: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-5, Task: nn.ClassifySequences, Classes: 1},
+	"DistilBERT":  &nn.BERT{Vocab: 11, Context: 7, Kinds: -1, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Task: nn.ClassifySequences, Classes: 3, Targets: nn.ManyClasses, PoolReLU: true},
 	"ViT":         &nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6},
 	"T5":          &nn.T5{Vocab: 11, Encoder: 1, Decoder: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 10, Buckets: 6, MaxDistance: 9, Act: nn.SiLU, Gated: true, Eps: 1e-5},
 	"T5 no scale": &nn.T5{Vocab: 11, Encoder: 1, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELUTanh, Gated: true, Tied: true, NoScale: true, Eps: 1e-6},
@@ -443,10 +468,10 @@ func TestOpenErrors(t *testing.T) {
 		{``, "config.json: unexpected end of JSON input"},
 		{`null`, "config.json: null is not an object"},
 		{`[]`, "config.json: json: cannot unmarshal array"},
-		{`{}`, `config.json: model_type "" is not supported, only ["bert" "gpt2" "llama"`},
+		{`{}`, `config.json: model_type "" is not supported, only ["bert" "distilbert" "gpt2"`},
 		{`{"model_type": 3}`, `config.json: model_type: 3 is not of type string`},
-		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "gpt2" "llama" "mistral" "qwen2" "qwen3" "t5" "vit"]`},
-		{`{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}`, `config.json: architectures ["GPT2ForSequenceClassification"] is not supported, only "GPT2LMHeadModel"`},
+		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "distilbert" "gpt2" "llama" "mistral" "qwen2" "qwen3" "roberta" "t5" "vit"]`},
+		{`{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}`, `config.json: architectures ["GPT2ForSequenceClassification"] is not supported, only ["GPT2LMHeadModel"]`},
 		{`{"model_type": "gpt2", "n_layer": 0}`, "config.json: n_layer is 0, want a positive number"},
 		{`{"model_type": "gpt2", "n_layer": 1.5}`, "config.json: n_layer: 1.5 is not of type int"},
 		{`{"model_type": "gpt2", "n_inner": 7}`, "config.json: n_inner 7 is not supported, only 3072"},
