@@ -81,7 +81,7 @@ func TestAddressLimit(t *testing.T) {
 	require.NoError(t, err)
 	sumsUp(t, g)
 	require.NoError(t, <-ended, &said)
-	require.Regexp(t, `level=WARN msg="comm: slower: sockets take the place of shared memory" `+
+	require.Regexp(t, `level=WARN msg="comm: using sockets, which are slower than shared memory" `+
 		`because="ranks \[0 1\] of one host cannot share memory; rank 1: ulimit -v leaves this process \d+ MiB`, told.String())
 	require.NotContains(t, said.String(), "sockets")
 	require.Equal(t, 1, strings.Count(told.String(), "sockets"))

@@ -36,7 +36,7 @@ func ParseTransport(name string) (Transport, error) {
 	if name == "" {
 		return Auto, nil
 	}
-	return 0, fmt.Errorf("comm: no transport %q, want one of %q", name, transportNames)
+	return 0, fmt.Errorf("comm: unknown transport %q, want one of %q", name, transportNames)
 }
 
 // Checksums says which data between ranks travels with checksums. The zero value is
@@ -79,7 +79,7 @@ func ParseChecksums(name string) (Checksums, error) {
 	if name == "" {
 		return ChecksumsAuto, nil
 	}
-	return 0, fmt.Errorf("comm: no checksums %q, want one of %q", name, checksumsNames)
+	return 0, fmt.Errorf("comm: unknown checksums setting %q, want one of %q", name, checksumsNames)
 }
 
 // Config says how the processes of a job, one per rank, find and trust each

@@ -29,17 +29,17 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	switch {
 	case c.Size < 1 || c.Rank < 0 || c.Rank >= c.Size:
-		return c, fmt.Errorf("comm: no rank %d in a job of %d", c.Rank, c.Size)
+		return c, fmt.Errorf("comm: Config.Rank is %d and Config.Size is %d: want a size of at least 1, and a rank from 0 to size-1", c.Rank, c.Size)
 	case c.Size > launch.MaxSize:
-		return c, fmt.Errorf("comm: a job of %d ranks, at most %d are allowed", c.Size, launch.MaxSize)
+		return c, fmt.Errorf("comm: Config.Size is %d, at most %d ranks are allowed", c.Size, launch.MaxSize)
 	case len(c.Job) > mesh.MaxJob:
-		return c, fmt.Errorf("comm: the name of the job, with FSDP_JOB in it, has %d bytes, at most %d are allowed", len(c.Job), mesh.MaxJob)
+		return c, fmt.Errorf("comm: the job name has %d bytes, at most %d are allowed: shorten FSDP_JOB, or Config.Job", len(c.Job), mesh.MaxJob)
 	case c.Timeout < 0 || c.JoinTimeout < 0:
-		return c, fmt.Errorf("comm: negative timeout")
+		return c, fmt.Errorf("comm: Config.Timeout is %v and Config.JoinTimeout is %v: neither may be negative", c.Timeout, c.JoinTimeout)
 	case int(c.Transport) >= len(transportNames):
-		return c, fmt.Errorf("comm: no transport %v", c.Transport)
+		return c, fmt.Errorf("comm: unknown Config.Transport %v", c.Transport)
 	case int(c.Checksums) >= len(checksumsNames):
-		return c, fmt.Errorf("comm: no checksums %v", c.Checksums)
+		return c, fmt.Errorf("comm: unknown Config.Checksums %v", c.Checksums)
 	}
 	return c, c.checkTrust()
 }
@@ -54,13 +54,13 @@ func Connect(ctx context.Context, cfg Config) (Group, error) {
 	}
 	joined, err := launch.Joining(os.Getenv(launch.Joins))
 	if err != nil {
-		cfg.Logger.Warn("comm: cannot tell fsdprun that this rank joins", "rank", cfg.Rank, "error", err)
+		cfg.Logger.Warn("comm: cannot report to fsdprun that this rank is joining", "rank", cfg.Rank, "error", err)
 	}
 	ctx, j, done := startJoining(ctx, cfg)
 	defer done()
 	g, err := connect(ctx, cfg, j)
 	if terr := joined(err); terr != nil {
-		cfg.Logger.Warn("comm: cannot tell fsdprun how joining has ended", "rank", cfg.Rank, "error", terr)
+		cfg.Logger.Warn("comm: cannot report the result of joining to fsdprun", "rank", cfg.Rank, "error", terr)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d joining at %s: %w", cfg.Rank, cfg.Size, cfg.Rendezvous, store.Advise(err))
@@ -123,7 +123,7 @@ func open(ctx context.Context, s *session.Session, cfg Config) (Group, error) {
 		case cfg.Transport == SharedMemory || !errors.As(err, &none):
 			return nil, err
 		case len(none.Ranks) > 1 && none.Ranks[0] == cfg.Rank: // one of them logs it
-			cfg.Logger.Warn("comm: slower: sockets take the place of shared memory", "because", none)
+			cfg.Logger.Warn("comm: using sockets, which are slower than shared memory", "because", none)
 		}
 	}
 	return s.NewGroup(ctx, s.World())
@@ -137,7 +137,7 @@ func choose(t Transport) func(ctx context.Context, l *session.Link) (Group, erro
 		case l.Session.Shares(l.Ranks):
 			return l.Session.Memory.Group(ctx, l)
 		case t == SharedMemory:
-			return nil, fmt.Errorf("group %q spans several hosts, which share no memory", l.Name)
+			return nil, fmt.Errorf("group %q spans several hosts, which share no memory: set FSDP_TRANSPORT, or Config.Transport, to auto or tcp", l.Name)
 		}
 		return tcp.New(ctx, l)
 	}

@@ -184,7 +184,7 @@ func TestConnectSaysForWhomItWaits(t *testing.T) {
 				JoinTimeout: 3 * time.Second, // of which a busy machine skips no more than a second
 				Logger:      slog.New(slog.NewTextHandler(&told, nil)),
 			})
-			require.ErrorContains(t, err, "time is up after 3s (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)")
+			require.ErrorContains(t, err, "timed out after 3s (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)")
 			require.Contains(t, told.String(), fmt.Sprintf("comm: rank %d of 3 waits for %s\" at=%s", rank, want, addr))
 			require.Contains(t, told.String(), "FSDP_JOIN_TIMEOUT=3s")
 		})
@@ -227,5 +227,5 @@ func TestJoinsWithoutFsdprun(t *testing.T) {
 	g, err := comm.Connect(t.Context(), comm.Config{Size: 1, Rendezvous: "file://" + t.TempDir(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	require.NoError(t, g.Close())
-	require.Contains(t, log.String(), "cannot tell fsdprun that this rank joins")
+	require.Contains(t, log.String(), "cannot report to fsdprun that this rank is joining")
 }

@@ -85,7 +85,7 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	case env.Addr != "":
 		cfg.Rendezvous = tcpScheme + env.Addr
 	case launched:
-		return Config{}, launched, fmt.Errorf("comm: rank %d of %d was started by %s, but nothing tells where ranks meet: "+
+		return Config{}, launched, fmt.Errorf("comm: rank %d of %d was started by %s, which gives no address where the ranks meet: "+
 			"set MASTER_ADDR and MASTER_PORT, or FSDP_RENDEZVOUS", env.Rank, env.Size, env.Source)
 	}
 	if env.SecretFile != "" {
@@ -94,7 +94,7 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 			return Config{}, launched, fmt.Errorf("comm: reading FSDP_SECRET_FILE: %w", err)
 		}
 		if env.LocalRank <= 0 && runtime.GOOS != "windows" && mode.Perm()&0o077 != 0 {
-			slog.Warn("others can read the secret of this job: chmod 600", "file", env.SecretFile, "mode", mode.String())
+			slog.Warn("other users can read the secret of this job: run chmod 600 on the file", "file", env.SecretFile, "mode", mode.String())
 		}
 	}
 	if cfg.Transport, err = ParseTransport(env.Transport); err != nil {
@@ -115,7 +115,7 @@ func programName(directory bool) (string, error) {
 			dir, err = filepath.EvalSymlinks(dir) // Getwd believes $PWD, which has links
 		}
 		if err != nil {
-			return "", fmt.Errorf("comm: this job has no name (FSDP_JOB): %w", err)
+			return "", fmt.Errorf("comm: cannot name this job after its directory: set FSDP_JOB: %w", err)
 		}
 		parts = append([]string{dir}, parts...)
 	}

@@ -63,7 +63,7 @@ func TestConfigFromEnv(t *testing.T) {
 	require.Equal(t, "file:///shared/job", cfg.Rendezvous)
 	require.NoError(t, os.WriteFile(file, make([]byte, 64<<10+1), 0o600))
 	_, _, err = ConfigFromEnv()
-	require.ErrorContains(t, err, "has more than 65536 bytes and is not taken for a secret", "it was cut")
+	require.ErrorContains(t, err, "has more than 65536 bytes, which is too long for a secret", "it was cut")
 	t.Setenv("FSDP_SECRET_FILE", file+".none")
 	_, _, err = ConfigFromEnv()
 	require.ErrorContains(t, err, "FSDP_SECRET_FILE")
@@ -88,7 +88,7 @@ func TestReadableSecret(t *testing.T) {
 		}
 		_, _, err := ConfigFromEnv()
 		require.NoError(t, err)
-		require.Equal(t, c.want != "", strings.Contains(log(), "others can read the secret of this job: chmod 600"), c)
+		require.Equal(t, c.want != "", strings.Contains(log(), "other users can read the secret of this job: run chmod 600 on the file"), c)
 	}
 }
 
@@ -185,14 +185,14 @@ func TestConnectRefuses(t *testing.T) {
 		change func(*Config)
 		want   string
 	}{
-		{func(c *Config) { c.Size = 0 }, "no rank 0 in a job of 0"},
-		{func(c *Config) { c.Rank = 1 }, "no rank 1 in a job of 1"},
-		{func(c *Config) { c.Size = launch.MaxSize + 1 }, "a job of 16385 ranks, at most 16384 are allowed"},
+		{func(c *Config) { c.Size = 0 }, "Config.Rank is 0 and Config.Size is 0: want a size of at least 1"},
+		{func(c *Config) { c.Rank = 1 }, "Config.Rank is 1 and Config.Size is 1: want a size of at least 1, and a rank from 0 to size-1"},
+		{func(c *Config) { c.Size = launch.MaxSize + 1 }, "Config.Size is 16385, at most 16384 ranks are allowed"},
 		{func(c *Config) { c.Timeout = -1 }, "negative"},
-		{func(c *Config) { c.Job, c.Rendezvous = strings.Repeat("x", 300), "tcp://127.0.0.1:1" }, "FSDP_JOB in it, has 300 bytes, at most 128 are allowed"},
+		{func(c *Config) { c.Job, c.Rendezvous = strings.Repeat("x", 300), "tcp://127.0.0.1:1" }, "the job name has 300 bytes, at most 128 are allowed"},
 		{func(c *Config) { c.Transport = 9 }, "Transport(9)"},
 		{func(c *Config) { c.Checksums = 3 }, "Checksums(3)"},
-		{func(c *Config) { c.Listen = "eth0" }, `listening on "eth0" needs a secret: ranks of several hosts share a secret, lest strangers join: ` +
+		{func(c *Config) { c.Listen = "eth0" }, `listening on "eth0" needs a secret: ranks of several hosts need a shared secret, so that no other process can join: run ` +
 			`export FSDP_SECRET=$(head -c 32 /dev/urandom | base64) once`},
 		{func(c *Config) { c.Rendezvous = "tcp://192.0.2.1:29500" }, "export FSDP_SECRET="},
 		{func(c *Config) { c.TLS, c.TrustNetwork = true, true }, "TLS without a secret"},

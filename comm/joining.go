@@ -43,7 +43,7 @@ func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joinin
 	stop := limit.Watch(cfg.JoinTimeout, func(waited time.Duration) {
 		switch {
 		case waited >= cfg.JoinTimeout:
-			cancel(fmt.Errorf("time is up after %v (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)", cfg.JoinTimeout))
+			cancel(fmt.Errorf("timed out after %v (the limit is FSDP_JOIN_TIMEOUT, or Config.JoinTimeout)", cfg.JoinTimeout))
 		case waited >= j.next:
 			j.next += nextWord
 			j.say(waited)

@@ -39,7 +39,7 @@ func GatherBytes(ctx context.Context, g Group, mine []byte) ([][]byte, error) {
 // elements, all in flight together, under the label of dst.
 func AllGatherV(g Group, dst Buffer, counts []int) Work {
 	if reason := countsFault(dst, counts, g.Size()); reason != "" {
-		g.Abort(fmt.Errorf("%w: all-gather %v of %v: %s", ErrInvalid, dst, counts, reason))
+		g.Abort(fmt.Errorf("%w: all-gather %v with counts %v: %s", ErrInvalid, dst, counts, reason))
 		return g.AllReduce(Of([]byte{}), Max) // fails, with the failure of the group
 	}
 	ws := make(works, 0, len(counts))
@@ -62,17 +62,17 @@ func countsFault(dst Buffer, counts []int, n int) string {
 		return "the buffer has no element type (zero Buffer, or Slice out of range)"
 	}
 	if len(counts) != n {
-		return fmt.Sprintf("%d counts for %d ranks", len(counts), n)
+		return fmt.Sprintf("%d counts for %d ranks, want one per rank", len(counts), n)
 	}
 	left := dst.Len()
 	for r, count := range counts {
 		if count < 0 || count > left {
-			return fmt.Sprintf("count %d of rank %d does not fit", count, r)
+			return fmt.Sprintf("count %d of rank %d is negative or more than the remaining %d elements", count, r, left)
 		}
 		left -= count
 	}
 	if left > 0 {
-		return fmt.Sprintf("the counts leave %d elements over", left)
+		return fmt.Sprintf("the buffer has %d elements, the counts add up to %d", dst.Len(), dst.Len()-left)
 	}
 	return ""
 }

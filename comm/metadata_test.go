@@ -93,12 +93,12 @@ func TestAllGatherVInvalid(t *testing.T) {
 		counts []int
 		why    string
 	}{
-		"too few":   {ten, []int{10, 0}, "2 counts for 3 ranks"},
-		"too many":  {ten, []int{10, 0, 0, 0}, "4 counts for 3 ranks"},
-		"negative":  {ten, []int{5, -1, 6}, "count -1 of rank 1 does not fit"},
-		"too large": {ten, []int{5, 5, 1}, "count 1 of rank 2 does not fit"},
-		"overflow":  {ten, []int{1<<31 - 1, 1<<31 - 1, 12}, "count 2147483647 of rank 0 does not fit"},
-		"too small": {ten, []int{5, 3, 1}, "the counts leave 1 elements over"},
+		"too few":   {ten, []int{10, 0}, "2 counts for 3 ranks, want one per rank"},
+		"too many":  {ten, []int{10, 0, 0, 0}, "4 counts for 3 ranks, want one per rank"},
+		"negative":  {ten, []int{5, -1, 6}, "count -1 of rank 1 is negative or more than the remaining 5 elements"},
+		"too large": {ten, []int{5, 5, 1}, "count 1 of rank 2 is negative or more than the remaining 0 elements"},
+		"overflow":  {ten, []int{1<<31 - 1, 1<<31 - 1, 12}, "count 2147483647 of rank 0 is negative or more than the remaining 10 elements"},
+		"too small": {ten, []int{5, 3, 1}, "the buffer has 10 elements, the counts add up to 9"},
 		"no type":   {comm.Buffer{}, []int{0, 0, 0}, "the buffer has no element type (zero Buffer, or Slice out of range)"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func TestAllGatherVInvalid(t *testing.T) {
 				return g.Barrier(context.Background()) // the group has failed for good
 			}) {
 				require.ErrorIs(t, err, comm.ErrInvalid)
-				require.EqualError(t, err, fmt.Sprintf(`comm: rank 1 of group "world": invalid call: all-gather %v of %v: %s`, c.dst, c.counts, c.why))
+				require.EqualError(t, err, fmt.Sprintf(`comm: rank 1 of group "world": invalid call: all-gather %v with counts %v: %s`, c.dst, c.counts, c.why))
 			}
 		})
 	}

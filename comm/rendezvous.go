@@ -33,7 +33,7 @@ func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, 
 	}
 	addr, ok := strings.CutPrefix(cfg.Rendezvous, tcpScheme)
 	if !ok {
-		return nil, nil, fmt.Errorf("no rendezvous %q, want tcp://host:port or file:///directory", cfg.Rendezvous)
+		return nil, nil, fmt.Errorf("rendezvous %q is invalid, want tcp://host:port or file:///directory", cfg.Rendezvous)
 	}
 	server, client := sc, sc
 	server.Log = func(err error) { j.note(err); j.strangers.Warn("rendezvous", "error", err) }
@@ -82,7 +82,7 @@ func checkHost(ctx context.Context, cfg Config) error {
 	}
 	for _, ip := range ips {
 		if !ip.Unmap().IsLoopback() {
-			err := fmt.Errorf("rendezvous at %s, which is not this host's loopback: name the interface to listen on in Listen, or FSDP_LISTEN", addr)
+			err := fmt.Errorf("rendezvous %s is not on this host's loopback: set FSDP_LISTEN, or Config.Listen, to the interface to listen on", addr)
 			if len(cfg.Secret) == 0 && !cfg.TrustNetwork {
 				err = fmt.Errorf("%w; %w", err, errNoSecret)
 			}

@@ -32,7 +32,7 @@ import (
 // not n.
 func Run(ctx context.Context, n int, f func(context.Context, Group) error) error {
 	if n < 1 {
-		return fmt.Errorf("comm: cannot run %d ranks", n)
+		return fmt.Errorf("comm: cannot run %d ranks, want at least 1", n)
 	}
 	cfg, launched, err := ConfigFromEnv()
 	if err != nil {
@@ -106,7 +106,7 @@ func failures(ends <-chan rankEnd, groups []Group) (list []rankFailure) {
 			}
 		case <-late.C:
 			late.Reset(lateAgain)
-			slog.Warn("comm: a rank has failed, and Run waits for others to return", "failure", list[0].error(), "waits for ranks", left)
+			slog.Warn("comm: a rank has failed, and Run waits for the other ranks to return", "failure", list[0].error(), "waits for ranks", left)
 		}
 	}
 	return list

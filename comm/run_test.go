@@ -25,7 +25,7 @@ func ended(ctx context.Context) error {
 
 func TestRunRefuses(t *testing.T) {
 	never := func(context.Context, Group) error { panic("called") }
-	require.EqualError(t, Run(context.Background(), 0, never), "comm: cannot run 0 ranks")
+	require.EqualError(t, Run(context.Background(), 0, never), "comm: cannot run 0 ranks, want at least 1")
 	for _, size := range []string{"2", "nonsense"} { // without a rank, or anything else
 		t.Setenv("WORLD_SIZE", size)
 		require.ErrorContains(t, Run(context.Background(), 2, never), "WORLD_SIZE")

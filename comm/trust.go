@@ -23,8 +23,8 @@ import (
 const makeSecret = "export FSDP_SECRET=$(head -c 32 /dev/urandom | base64)"
 
 // errNoSecret is the advice of errors about jobs on several hosts.
-var errNoSecret = errors.New("ranks of several hosts share a secret, lest strangers join: " + makeSecret +
-	" once, and give all ranks the same (FSDP_TRUST_NETWORK=1 in its place lets in whoever can reach them)")
+var errNoSecret = errors.New("ranks of several hosts need a shared secret, so that no other process can join: run " + makeSecret +
+	" once and set the same value on all ranks (FSDP_TRUST_NETWORK=1 instead admits every process that can connect)")
 
 // keyDir returns the directory of this user's key. Tests replace keyDir.
 var keyDir = auth.UserDir
@@ -35,10 +35,10 @@ func (c Config) checkTrust() error {
 	switch {
 	case !none:
 		if err := auth.Check(c.Secret); err != nil {
-			return fmt.Errorf("comm: %w: %s", err, makeSecret)
+			return fmt.Errorf("comm: %w: run %s", err, makeSecret)
 		}
 	case c.TrustNetwork && c.TLS:
-		return errors.New("comm: TLS without a secret: nothing proves who is at the other end: " + makeSecret)
+		return errors.New("comm: TLS without a secret does not prove which process is at the other end: run " + makeSecret)
 	case c.TrustNetwork:
 	case c.Listen != "":
 		return fmt.Errorf("comm: listening on %q needs a secret: %w", c.Listen, errNoSecret)
@@ -53,18 +53,18 @@ func (c Config) withSecret() (_ Config, explain func(error) error, err error) {
 	switch {
 	case len(c.Secret) > 0:
 		if auth.Guessable(c.Secret) && c.Rank == 0 {
-			c.Logger.Warn("the secret of this job can be guessed; a random one cannot", "how", makeSecret)
+			c.Logger.Warn("the secret of this job can be guessed: use a random one", "how", makeSecret)
 		}
 	case c.TrustNetwork:
 		c.Secret = Secret(auth.Public)
 	default:
 		var file string
 		if c.Secret, file, err = auth.UserKey(keyDir()); err != nil {
-			return c, nil, fmt.Errorf("a job without FSDP_SECRET: %w", err)
+			return c, nil, fmt.Errorf("FSDP_SECRET is not set: %w", err)
 		}
 		explain = func(err error) error {
 			if errors.Is(err, auth.ErrSecret) {
-				return fmt.Errorf("%w (without FSDP_SECRET only ranks of user %d that see %s can join)", err, os.Geteuid(), file)
+				return fmt.Errorf("%w (without FSDP_SECRET only ranks of user %d that can read %s can join)", err, os.Geteuid(), file)
 			}
 			return err
 		}

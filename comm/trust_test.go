@@ -91,7 +91,7 @@ func TestNoSecret(t *testing.T) {
 				c.Secret = Secret(theirs)
 			}
 		})
-		require.ErrorContains(t, errs[1], "the other side has another secret")
+		require.ErrorContains(t, errs[1], "the other side has a different secret")
 		require.ErrorContains(t, errs[0], "context canceled")
 	}
 	errs := meet(t, func(c *Config) {
@@ -99,7 +99,7 @@ func TestNoSecret(t *testing.T) {
 			c.Secret = Secret("another user's key")
 		}
 	})
-	require.Regexp(t, `the other side has another secret \(without FSDP_SECRET only ranks of user \d+ that see \S+/keys/key can join\)`, errs[1].Error())
+	require.Regexp(t, `the other side has a different secret \(without FSDP_SECRET only ranks of user \d+ that can read \S+/keys/key can join\)`, errs[1].Error())
 }
 
 // TestTrustNetwork joins ranks that listen for other hosts and have no secret.
@@ -120,9 +120,9 @@ func TestStrangersAreShown(t *testing.T) {
 		change func(*Config) // of rank 1
 		want   string
 	}{
-		{func(c *Config) { c.Secret = Secret("quite another secret 3451") }, "the other side has another secret"},
+		{func(c *Config) { c.Secret = Secret("quite another secret 3451") }, "the other side has a different secret"},
 		{func(c *Config) { c.Job = "other" }, "this is the store of job"},
-		{func(c *Config) { c.TLS = true }, "it speaks TLS, this side does not"},
+		{func(c *Config) { c.TLS = true }, "it uses TLS, this side does not: set FSDP_TLS to the same value on all ranks"},
 	} {
 		log := captureDefault(t)
 		errs := meet(t, func(cfg *Config) {

@@ -15,7 +15,7 @@ type World struct {
 }
 
 // ErrWorld is the error of every collective of a [World].
-var ErrWorld = errors.New("comm: the ranks of a World are not there")
+var ErrWorld = errors.New("comm: a World has no ranks to communicate with")
 
 var _ Group = World{}
 
@@ -27,7 +27,7 @@ func (w World) Size() int { return w.Ranks }
 
 // String says which rank of how many it is.
 func (w World) String() string {
-	return fmt.Sprintf("rank %d of %d that are not there", w.Place, w.Ranks)
+	return fmt.Sprintf("rank %d of a World of %d", w.Place, w.Ranks)
 }
 
 // AllGather implements [Group]: it fails.

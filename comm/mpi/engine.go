@@ -95,7 +95,7 @@ func New(ctx context.Context, cfg Config) (comm.Group, error) {
 		return nil, err
 	}
 	if begun.Swap(true) {
-		return nil, errors.New("mpi: New works once in a process, as MPI can be initialised once")
+		return nil, errors.New("mpi: New was called before: a process can initialise MPI only once")
 	}
 	g, err := join(ctx, cfg)
 	if err != nil {
@@ -292,7 +292,7 @@ func (e *engine) accept(from int, b []byte) error {
 	}
 	rank := g.index(from)
 	if rank < 0 {
-		return fmt.Errorf("it sends to group %q, of which it is none", g.name)
+		return fmt.Errorf("it sends to group %q, but is not a member", g.name)
 	}
 	if m.what == call {
 		return g.called(rank, m)
@@ -344,7 +344,7 @@ func (e *engine) close(g *group) error {
 		switch {
 		case over && abandoned:
 			e.quit <- false
-			return errors.New("mpi: MPI is not finalized, as a transfer was abandoned")
+			return errors.New("mpi: MPI is not finalized, because a transfer was abandoned")
 		case over:
 			e.quit <- true
 			return <-e.done
@@ -355,5 +355,5 @@ func (e *engine) close(g *group) error {
 		}
 	}
 	e.quit <- false
-	return fmt.Errorf("mpi: MPI is not finalized, as ranks %v have not closed the world within %v", open, limit)
+	return fmt.Errorf("mpi: MPI is not finalized, because ranks %v have not closed group \"world\" within %v", open, limit)
 }

@@ -119,7 +119,7 @@ func (g *group) index(world int) int {
 // called records a call of another rank. Called with the engine's lock.
 func (g *group) called(rank int, m message) error {
 	if want := g.heard[rank].Load() + 1; m.seq != want || m.seq > g.seq.Load()+1 || g.silent[rank] {
-		return fmt.Errorf("it calls collective #%d of group %q, #%d was due", m.seq, g.name, want)
+		return fmt.Errorf("it calls collective #%d of group %q, want #%d", m.seq, g.name, want)
 	}
 	i := 2*rank + int(m.seq%2)
 	g.sizes[i] = copy(g.bodies[i], m.body)

@@ -75,9 +75,9 @@ func initialize() (library, error) {
 	case err != nil:
 		return l, err
 	case used != 0:
-		return l, errors.New("mpi: this process has initialised MPI already")
+		return l, errors.New("mpi: this process has already initialised MPI: leave that to mpi.New")
 	case level == 0:
-		return l, errors.New("mpi: the MPI library does not support MPI_THREAD_MULTIPLE")
+		return l, errors.New("mpi: the MPI library does not support MPI_THREAD_MULTIPLE: use a build of MPI that does")
 	}
 	return l, nil
 }

@@ -61,7 +61,7 @@ func (m message) encode() []byte {
 // parse decodes a message. Its body is part of b.
 func parse(b []byte) (message, error) {
 	if len(b) < bodyAt {
-		return message{}, fmt.Errorf("message of %d bytes", len(b))
+		return message{}, fmt.Errorf("message of %d bytes is too short", len(b))
 	}
 	m := message{
 		what: what(b[0]), flags: b[1], first: int(binary.LittleEndian.Uint32(b[4:])),
@@ -80,7 +80,7 @@ func parse(b []byte) (message, error) {
 	}
 	if !ok || m.flags > abandoned || m.what != left && (m.flags != 0 || m.first != 0) ||
 		[2]byte(b[2:]) != [2]byte{} {
-		return message{}, fmt.Errorf("unintelligible message % x of %d bytes", b[:bodyAt], len(b))
+		return message{}, fmt.Errorf("malformed message of %d bytes: % x", len(b), b[:bodyAt])
 	}
 	return m, nil
 }

@@ -33,7 +33,7 @@ func (g *group) finish(seq uint64, c *transport.Call) error {
 	}
 	for r := range g.size {
 		if n := g.share(c, r); r != g.rank && sends(c, r) && len(data(r)) != n {
-			return &comm.RankError{Group: g.name, Rank: r, Err: fmt.Errorf("it sent %d bytes, %d were due", len(data(r)), n)}
+			return &comm.RankError{Group: g.name, Rank: r, Err: fmt.Errorf("it sent %d bytes, want %d", len(data(r)), n)}
 		}
 	}
 	if g.largest(c) == 0 {

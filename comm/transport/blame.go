@@ -16,7 +16,7 @@ const patience = 500 * time.Millisecond
 
 // The answers of a process about a group that it has no handle of.
 const (
-	NotHere = "has still to make the group"
+	NotHere = "has not made the group yet"
 	HasLeft = "has left the group"
 )
 

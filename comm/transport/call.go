@@ -109,7 +109,7 @@ func (c *Call) Numbered(seq uint64) string { return c.Signature().Numbered(seq) 
 // The error wraps ErrInvalid.
 func (c *Call) Check(rank, n int) error {
 	if c.Dst.device || c.Src.device {
-		return fmt.Errorf("%w: %s: a buffer is device memory, which this group does not reach", ErrInvalid, c.String())
+		return fmt.Errorf("%w: %s: a buffer is device memory, this group takes only host memory", ErrInvalid, c.String())
 	}
 	return c.checkAnywhere(rank, n)
 }
@@ -136,14 +136,14 @@ func (c *Call) fault(rank, n int) string {
 	case c.Dst.dtype != c.Src.dtype:
 		return fmt.Sprintf("dst holds %v, src %v", c.Dst.dtype, c.Src.dtype)
 	case c.Op > Min:
-		return "no such operator"
+		return "unknown operator"
 	case c.Op == Avg && !c.Dst.dtype.IsFloat():
-		return fmt.Sprintf("no average of %v", c.Dst.dtype)
+		return fmt.Sprintf("no average of %v, only of floats", c.Dst.dtype)
 	}
 	switch c.Kind {
 	case KindBroadcast:
 		if c.Root < 0 || c.Root >= n {
-			return fmt.Sprintf("root outside of [0, %d)", n)
+			return fmt.Sprintf("root %d is not in [0, %d)", c.Root, n)
 		}
 	case KindReduceScatter:
 		return shardFault("src", "dst", c.Src, c.Dst, rank, n)
@@ -152,7 +152,7 @@ func (c *Call) fault(rank, n int) string {
 	case KindAllToAll:
 		switch {
 		case c.Dst.len != c.Src.len || c.Dst.len%n != 0:
-			return fmt.Sprintf("dst has %d elements and src %d, want as many, a multiple of %d ranks", c.Dst.len, c.Src.len, n)
+			return fmt.Sprintf("dst has %d elements and src %d, want the same multiple of %d ranks", c.Dst.len, c.Src.len, n)
 		case overlap(c.Dst, c.Src):
 			return "src overlaps dst"
 		}
@@ -168,7 +168,7 @@ func shardFault(fullName, shardName string, full, shard Buffer, rank, n int) str
 	}
 	own := full.Part(rank*shard.len, (rank+1)*shard.len)
 	if overlap(full, shard) && shard.start() != own.start() {
-		return fmt.Sprintf("%s overlaps %s elsewhere than in range %d", shardName, fullName, rank)
+		return fmt.Sprintf("%s overlaps %s outside of range %d", shardName, fullName, rank)
 	}
 	return ""
 }
@@ -180,14 +180,14 @@ func (c *Call) gatherFault(rank, n int) string {
 	case !c.Src.dtype.valid():
 		return "src has no element type (zero Buffer, or Slice out of range)"
 	case c.Root < 0 || c.Root >= n:
-		return fmt.Sprintf("root outside of [0, %d)", n)
+		return fmt.Sprintf("root %d is not in [0, %d)", c.Root, n)
 	case len(c.Counts) != n:
-		return fmt.Sprintf("%d counts for %d ranks", len(c.Counts), n)
+		return fmt.Sprintf("%d counts for %d ranks, want one per rank", len(c.Counts), n)
 	}
 	left, at := math.MaxInt/c.Src.dtype.Size(), 0 // elements before the share of rank
 	for r, count := range c.Counts {
 		if count < 0 || count > left {
-			return fmt.Sprintf("count %d of rank %d", count, r)
+			return fmt.Sprintf("count %d of rank %d is negative or too large", count, r)
 		}
 		left -= count
 		if r < rank {
@@ -204,7 +204,7 @@ func (c *Call) gatherFault(rank, n int) string {
 	case c.Dst.len != total:
 		return fmt.Sprintf("dst has %d elements, the counts add up to %d", c.Dst.len, total)
 	case overlap(c.Dst, c.Src) && c.Src.start() != c.Dst.Part(at, at+c.Src.len).start():
-		return fmt.Sprintf("src overlaps dst elsewhere than in range %d", rank)
+		return fmt.Sprintf("src overlaps dst outside of range %d", rank)
 	}
 	return ""
 }

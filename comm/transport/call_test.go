@@ -25,7 +25,7 @@ func TestGatherFaults(t *testing.T) {
 		"empty in place":   {gather(x, x.Slice(6, 6), []int{3, 0, 3}, 1, 1), 1, ""},
 		"elsewhere":        {gather(Buffer{}, x.Slice(3, 6), counts, 1, 2), 2, ""},
 		"any destination":  {gather(Of([]int32{1}), x.Slice(3, 6), counts, 1, 2), 2, ""},
-		"out of place":     {gather(x, x.Slice(2, 4), counts, 1, 1), 1, "elsewhere than in range 1"},
+		"out of place":     {gather(x, x.Slice(2, 4), counts, 1, 1), 1, "outside of range 1"},
 		"types":            {gather(x, Of(make([]int32, 2)), counts, 1, 1), 1, "dst holds float32, src int32"},
 		"no destination":   {gather(Buffer{}, x.Slice(1, 3), counts, 1, 1), 1, "dst holds"},
 		"short":            {gather(x.Slice(0, 5), Of(make([]float32, 2)), counts, 1, 1), 1, "dst has 5 elements, the counts add up to 6"},
@@ -36,8 +36,8 @@ func TestGatherFaults(t *testing.T) {
 		"negative count":   {gather(Buffer{}, x.Slice(3, 6), []int{4, -1, 3}, 1, 2), 2, "count -1 of rank 1"},
 		"sum beyond ints":  {gather(Buffer{}, x.Slice(3, 6), []int{math.MaxInt, math.MaxInt, 3}, 1, 2), 2, "of rank 0"},
 		"sum beyond bytes": {gather(Buffer{}, x.Slice(3, 6), []int{math.MaxInt / 8, math.MaxInt / 8, 3}, 1, 2), 2, "of rank 2"},
-		"root":             {gather(Buffer{}, x.Slice(3, 6), counts, 3, 2), 2, "root outside of [0, 3)"},
-		"negative root":    {gather(Buffer{}, x.Slice(3, 6), counts, -1, 2), 2, "root outside of [0, 3)"},
+		"root":             {gather(Buffer{}, x.Slice(3, 6), counts, 3, 2), 2, "root 3 is not in [0, 3)"},
+		"negative root":    {gather(Buffer{}, x.Slice(3, 6), counts, -1, 2), 2, "root -1 is not in [0, 3)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := c.call.Check(c.rank, 3)

@@ -61,6 +61,6 @@ func (e *MismatchError) Error() string {
 		return fmt.Sprintf("comm: collective #%d of group %q, %s: rank %d gave \"%s, rank %d gave \"%s",
 			e.Seq, e.Group, a, e.Ranks[0], first, e.Ranks[1], second)
 	}
-	return fmt.Sprintf("comm: collective #%d of group %q: rank %d %s, rank %d %s",
+	return fmt.Sprintf("comm: collective #%d of group %q: rank %d calls %s, rank %d calls %s: all ranks must make the same calls in the same order",
 		e.Seq, e.Group, e.Ranks[0], e.Calls[0], e.Ranks[1], e.Calls[1])
 }

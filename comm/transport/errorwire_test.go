@@ -16,10 +16,10 @@ import (
 // TestMismatchText names each difference once.
 func TestMismatchText(t *testing.T) {
 	for want, calls := range map[string][2]string{
-		`, all-gather float64[16]: rank 0 gave "monitor: loss0", rank 1 gave "monitor: loss1"`: {`all-gather float64[16] "monitor: loss0"`, `all-gather float64[16] "monitor: loss1"`},
-		`: rank 0 all-gather float64[16] "a", rank 1 all-gather float64[24] "b"`:               {`all-gather float64[16] "a"`, `all-gather float64[24] "b"`},
-		`: rank 0 all-gather float64[16] "a", rank 1 all-gather float64[16]`:                   {`all-gather float64[16] "a"`, `all-gather float64[16]`},
-		`: rank 0 barrier, rank 1 split`:                                                       {"barrier", "split"},
+		`, all-gather float64[16]: rank 0 gave "monitor: loss0", rank 1 gave "monitor: loss1"`:                                                     {`all-gather float64[16] "monitor: loss0"`, `all-gather float64[16] "monitor: loss1"`},
+		`: rank 0 calls all-gather float64[16] "a", rank 1 calls all-gather float64[24] "b": all ranks must make the same calls in the same order`: {`all-gather float64[16] "a"`, `all-gather float64[24] "b"`},
+		`: rank 0 calls all-gather float64[16] "a", rank 1 calls all-gather float64[16]: all ranks must make the same calls in the same order`:     {`all-gather float64[16] "a"`, `all-gather float64[16]`},
+		`: rank 0 calls barrier, rank 1 calls split: all ranks must make the same calls in the same order`:                                         {"barrier", "split"},
 	} {
 		require.EqualError(t, &MismatchError{"world", 4, [2]int{0, 1}, calls}, `comm: collective #4 of group "world"`+want)
 	}

@@ -15,11 +15,11 @@ import (
 func Reduce(dst Buffer, srcs []Buffer, op Op, n int) error {
 	for i, s := range srcs {
 		if s.dtype != dst.dtype || s.len != dst.len {
-			return fmt.Errorf("%w: reducing %v with source %d, %v", ErrInvalid, dst, i, s)
+			return fmt.Errorf("%w: reducing into %v: source %d is %v, want the same type and length", ErrInvalid, dst, i, s)
 		}
 	}
 	if !dst.dtype.valid() || len(srcs) == 0 || op > Min || n < 1 || op == Avg && !dst.dtype.IsFloat() {
-		return fmt.Errorf("%w: %v of %d sources of %d ranks to %v", ErrInvalid, op, len(srcs), n, dst)
+		return fmt.Errorf("%w: %v of %d sources of %d ranks into %v: want at least one source and rank, and floats for an average", ErrInvalid, op, len(srcs), n, dst)
 	}
 	r := reducers.Get().(*Reducer)
 	defer reducers.Put(r)

@@ -488,7 +488,7 @@ func (s *Serial) Report(ctx context.Context) ([]Status, error) {
 	if r, ok := s.backend.(Reporter); ok {
 		return r.Report(ctx)
 	}
-	return nil, fmt.Errorf("comm: group %q: its backend cannot ask the other ranks", s.name)
+	return nil, fmt.Errorf("comm: group %q: its backend does not implement Reporter, so it cannot ask the other ranks", s.name)
 }
 
 // Timeout returns the limit of the backend's operations, see the function Timeout.

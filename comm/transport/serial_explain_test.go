@@ -59,7 +59,7 @@ func TestSerialNamesStraggler(t *testing.T) {
 		"another is silent": {all(Status{Rank: 1}, Status{Rank: 2, Err: "does not answer"}), ErrTimeout,
 			fmt.Sprintf(waited, 2, 1) + "; rank 2: does not answer"},
 		"another is not here": {all(Status{Rank: 1}, Status{Rank: 2, Err: NotHere}), ErrTimeout,
-			fmt.Sprintf(waited, 2, 1) + "; rank 2: has still to make the group"},
+			fmt.Sprintf(waited, 2, 1) + "; rank 2: has not made the group yet"},
 		"another is silent, one not here": {all(Status{Rank: 1, Err: NotHere}, Status{Rank: 2, Err: "does not answer"}), ErrTimeout,
 			fmt.Sprintf(waited, 2, 1) + "; rank 2: does not answer"},
 		"one has left": {all(Status{Rank: 1, Err: HasLeft}, Status{Rank: 2, Issued: 1}), ErrTimeout,

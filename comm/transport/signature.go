@@ -125,7 +125,7 @@ func ParseSignature(b []byte) (Signature, error) {
 	switch n := int(b[3]); {
 	case n <= maxLabel:
 		if len(bytes.TrimRight(label[n:], "\x00")) > 0 || hash != 0 {
-			return Signature{}, fmt.Errorf("comm: signature with bytes besides its label")
+			return Signature{}, fmt.Errorf("comm: signature has bytes after its label")
 		}
 		s.Label = string(label[:n])
 	case n == cutLabel:
@@ -139,7 +139,7 @@ func ParseSignature(b []byte) (Signature, error) {
 	}
 	barrier := s.Kind == KindBarrier && s.DType == 0
 	if int(s.Kind) >= len(kindNames) || int(s.Op) >= len(opNames) || !s.DType.valid() && !barrier || s.Len < 0 || s.Root < 0 {
-		return Signature{}, fmt.Errorf("comm: no signature: kind %d, operator %d, type %d, length %d, root %d", b[0], b[1], b[2], s.Len, s.Root)
+		return Signature{}, fmt.Errorf("comm: invalid signature: kind %d, operator %d, type %d, length %d, root %d", b[0], b[1], b[2], s.Len, s.Root)
 	}
 	return s, nil
 }

@@ -276,7 +276,7 @@ func TestStrangers(t *testing.T) {
 				continue
 			}
 			require.ErrorIs(t, err, ErrStranger, "%q", b)
-			require.Equal(t, b[0] == 0x16, strings.Contains(err.Error(), "speaks TLS"))
+			require.Equal(t, b[0] == 0x16, strings.Contains(err.Error(), "uses TLS"))
 		}
 	}
 }
@@ -462,7 +462,7 @@ func TestReflection(t *testing.T) {
 	}
 	l, _ := between(client(secret), mirror(func([]byte) {}))
 	require.ErrorIs(t, l.err, ErrStranger)
-	require.ErrorContains(t, l.err, "repeats")
+	require.ErrorContains(t, l.err, "sends back the bytes")
 	for k, want := range map[kind]error{kindHello: ErrStranger, kindAccept: ErrSecret, kindRefuse: ErrSecret, kindSecret: ErrSecret} {
 		l, _ := between(client(secret), mirror(func(b []byte) {
 			if b[0] == byte(kindHello) {

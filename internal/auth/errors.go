@@ -13,13 +13,13 @@ var (
 	ErrWeak = errors.New("the secret is too weak")
 	// ErrSecret: the other side's proof does not fit our secret, or ours does not fit its secret;
 	// or a hello was altered on the way.
-	ErrSecret = errors.New("the other side has another secret")
+	ErrSecret = errors.New("the other side has a different secret")
 	// ErrStranger: the other side does not use this protocol.
-	ErrStranger = errors.New("a stranger that does not speak this protocol")
+	ErrStranger = errors.New("the other side does not speak this protocol")
 	// ErrVersion: the other side has another version of this library.
 	ErrVersion = errors.New("the other side speaks another version of the protocol")
 	// ErrTLS: TLS was asked for and the two sides cannot agree.
-	ErrTLS = errors.New("no TLS agreement with the other side")
+	ErrTLS = errors.New("TLS failed with the other side")
 )
 
 // RefusedError is the error of a client that holds the secret, but that the server refuses.
@@ -50,7 +50,7 @@ func explain(err error) error {
 	)
 	switch {
 	case errors.As(err, &header):
-		return fmt.Errorf("%w: it does not speak TLS, this side does", ErrStranger)
+		return fmt.Errorf("%w: this side uses TLS, the other side does not: set FSDP_TLS to the same value on all ranks", ErrStranger)
 	case errors.As(err, &verify), errors.As(err, &op) && (op.Op == "remote error" || op.Op == "local error"):
 		return fmt.Errorf("%w: %w", ErrTLS, err)
 	}

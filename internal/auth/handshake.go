@@ -131,7 +131,7 @@ func (s *session) client(mine Hello) (Hello, error) {
 	case err != nil:
 		return Hello{}, err
 	case s.nonces.server == s.nonces.client:
-		return Hello{}, fmt.Errorf("%w: it repeats what it is told", ErrStranger)
+		return Hello{}, fmt.Errorf("%w: it sends back the bytes that it receives", ErrStranger)
 	}
 	if err := s.send(kindHello, hello, s.prove(kindHello, hello)); err != nil {
 		return Hello{}, err
@@ -141,7 +141,7 @@ func (s *session) client(mine Hello) (Hello, error) {
 	case err != nil:
 		return Hello{}, err
 	case kind == kindHello:
-		return Hello{}, fmt.Errorf("%w: message of kind %q", ErrStranger, kind)
+		return Hello{}, fmt.Errorf("%w: unexpected message of kind %q", ErrStranger, kind)
 	case kind == kindSecret || !hmac.Equal(proof, s.prove(kind, hello, body)):
 		return Hello{}, ErrSecret
 	case kind == kindRefuse:
@@ -167,7 +167,7 @@ func (s *session) server(accept func(Hello) (Hello, error)) (theirs Hello, err e
 	case err != nil:
 		return Hello{}, err
 	case kind != kindHello:
-		return Hello{}, fmt.Errorf("%w: message of kind %q", ErrStranger, kind)
+		return Hello{}, fmt.Errorf("%w: unexpected message of kind %q", ErrStranger, kind)
 	case !hmac.Equal(proof, s.prove(kindHello, hello)):
 		_ = s.send(kindSecret, nil, make([]byte, sha256.Size)) // ErrSecret is the error to report
 		return Hello{}, ErrSecret
@@ -191,7 +191,7 @@ func (s *session) refuse(theirs Hello, hello []byte, why error) error {
 	body := []byte(text.Cut(why.Error(), maxReason))
 	err := fmt.Errorf("refused rank %d of %d, job %q: %w", theirs.Rank, theirs.Size, theirs.Job, why)
 	if told := s.send(kindRefuse, body, s.prove(kindRefuse, hello, body)); told != nil {
-		return fmt.Errorf("%w (and it could not be told: %w)", err, told)
+		return fmt.Errorf("%w (sending it this reason failed: %w)", err, told)
 	}
 	return err
 }
@@ -200,7 +200,7 @@ func (s *session) refuse(theirs Hello, hello []byte, why error) error {
 func (s *session) sendGreeting(nonce [32]byte) error {
 	b := append([]byte(magic), version)
 	if _, err := s.conn.Write(append(b, nonce[:]...)); err != nil {
-		return fmt.Errorf("greeting: %w", err)
+		return fmt.Errorf("sending the greeting: %w", err)
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func (s *session) readGreeting() (nonce [32]byte, err error) {
 		return nonce, fmt.Errorf("waiting for the greeting: %w", err)
 	}
 	if v := b[len(magic)]; v != version {
-		return nonce, fmt.Errorf("%w: %d there, %d here", ErrVersion, v, version)
+		return nonce, fmt.Errorf("%w: version %d there, %d here: use the same version of this library on all ranks", ErrVersion, v, version)
 	}
 	return [32]byte(b[len(magic)+1:]), nil
 }
@@ -230,9 +230,9 @@ func (s *session) readGreeting() (nonce [32]byte, err error) {
 func looksLike(b []byte) string {
 	const alert, handshake = 0x15, 0x16 // record types of TLS, RFC 8446 section 5.1
 	if b[0] == alert || b[0] == handshake {
-		return "it speaks TLS, this side does not"
+		return "it uses TLS, this side does not: set FSDP_TLS to the same value on all ranks"
 	}
-	return fmt.Sprintf("it begins with %q", b)
+	return fmt.Sprintf("its first bytes are %q", b)
 }
 
 // prove returns the HMAC over a message of the given kind: the kind, the channel, both nonces and
@@ -252,7 +252,7 @@ func (s *session) send(k kind, body, proof []byte) error {
 	b := binary.BigEndian.AppendUint16([]byte{byte(k)}, uint16(len(body)))
 	b = append(append(b, body...), proof...)
 	if _, err := s.conn.Write(b); err != nil {
-		return fmt.Errorf("message %q: %w", k, err)
+		return fmt.Errorf("sending message %q: %w", k, err)
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ const (
 	Grace = 100 * time.Millisecond
 )
 
-var errCrowded = errors.New("it had proved nothing when another connection needed its place")
+var errCrowded = errors.New("it had not proved its secret when another connection needed its place")
 
 type place struct {
 	conn  net.Conn

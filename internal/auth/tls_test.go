@@ -67,12 +67,12 @@ func TestTLSIsNotDowngraded(t *testing.T) {
 	l, r := overTCP(t, client(secret), over(tls.Server, sc, server(secret, welcome)))
 	require.ErrorContains(t, l.err, "does it expect TLS?")
 	require.ErrorIs(t, r.err, ErrStranger)
-	require.ErrorContains(t, r.err, "does not speak TLS")
+	require.ErrorContains(t, r.err, "this side uses TLS, the other side does not")
 
 	l, r = overTCP(t, over(tls.Client, cc, client(secret)), server(secret, welcome))
 	require.Error(t, l.err)
 	require.ErrorIs(t, r.err, ErrStranger)
-	require.ErrorContains(t, r.err, "speaks TLS")
+	require.ErrorContains(t, r.err, "it uses TLS, this side does not")
 
 	old := cc.Clone()
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12

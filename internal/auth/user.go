@@ -47,7 +47,7 @@ func userKey(dir string) ([]byte, error) {
 		}
 	}
 	if err == nil && len(key) != userKeySize {
-		err = fmt.Errorf("the file key has %d bytes, not %d: remove it when no job starts", len(key), userKeySize)
+		err = fmt.Errorf("the file key has %d bytes, want %d: remove the file while no job is starting", len(key), userKeySize)
 	}
 	return key, err
 }

@@ -49,12 +49,12 @@ func TestUserKeyInDanger(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o755))
 	_, _, err := UserKey(dir)
-	require.ErrorContains(t, err, dir+": others can enter it (drwxr-xr-x): chmod 700")
+	require.ErrorContains(t, err, dir+": other users can enter it (drwxr-xr-x): run chmod 700 on it")
 
 	require.NoError(t, os.Chmod(dir, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "key"), []byte("short"), 0o600))
 	_, _, err = UserKey(dir)
-	require.ErrorContains(t, err, "key has 5 bytes, not 32")
+	require.ErrorContains(t, err, "key has 5 bytes, want 32")
 
 	root, err := os.OpenRoot(dir)
 	require.NoError(t, err)

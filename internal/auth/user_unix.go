@@ -28,13 +28,13 @@ func private(dir string, root *os.Root, self int) error {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return errors.New("this system does not tell who owns it")
+		return errors.New("this system does not report its owner")
 	}
 	if int(stat.Uid) != self {
 		return fmt.Errorf("it belongs to user %d, this process to user %d", stat.Uid, self)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("others can enter it (%v): chmod 700", info.Mode())
+		return fmt.Errorf("other users can enter it (%v): run chmod 700 on it", info.Mode())
 	}
 	return nil
 }

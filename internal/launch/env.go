@@ -108,13 +108,13 @@ func (e *Env) check() error {
 		return fmt.Errorf("rank %d is not below the number of ranks, %d: ranks are 0 to %d", e.Rank, e.Size, e.Size-1)
 	}
 	if e.LocalSize > e.Size {
-		return fmt.Errorf("%d ranks on this host, of %d in all", e.LocalSize, e.Size)
+		return fmt.Errorf("%d ranks on this host are more than all %d ranks", e.LocalSize, e.Size)
 	}
 	if e.LocalSize > 0 && e.LocalRank >= e.LocalSize {
 		return fmt.Errorf("local rank %d is not below the number of ranks on this host, %d", e.LocalRank, e.LocalSize)
 	}
 	if e.Nodes > e.Size {
-		return fmt.Errorf("%d hosts for %d ranks", e.Nodes, e.Size)
+		return fmt.Errorf("%d hosts are more than the %d ranks", e.Nodes, e.Size)
 	}
 	if e.Nodes > 0 && e.NodeRank >= e.Nodes {
 		return fmt.Errorf("host %d is not below the number of hosts, %d", e.NodeRank, e.Nodes)

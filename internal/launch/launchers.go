@@ -39,7 +39,7 @@ func torchrun(v *vars) (*Env, error) {
 	v.local(e, v.int(-1, "LOCAL_RANK"), v.int(0, "LOCAL_WORLD_SIZE"))
 	group, node := v.int(-1, "GROUP_RANK"), v.int(-1, "NODE_RANK")
 	if group >= 0 && node >= 0 && group != node {
-		return nil, fmt.Errorf("GROUP_RANK=%d and NODE_RANK=%d contradict each other", group, node)
+		return nil, fmt.Errorf("GROUP_RANK=%d and NODE_RANK=%d contradict each other: unset the wrong one", group, node)
 	}
 	e.NodeRank, e.Nodes = max(group, node), v.int(0, "GROUP_WORLD_SIZE")
 	if e.Nodes == 0 && e.LocalSize > 0 && e.Size%e.LocalSize == 0 {
@@ -69,7 +69,7 @@ func kubeflow(v *vars) (*Env, error) {
 	}
 	nodes, node := v.text("PET_NNODES"), v.int(0, "PET_NODE_RANK")
 	if strings.Contains(nodes, ":") {
-		return nil, fmt.Errorf("PET_NNODES=%s: an elastic job has no fixed number of ranks", nodes)
+		return nil, fmt.Errorf("PET_NNODES=%s: elastic jobs are not supported, set a fixed number of nodes", nodes)
 	}
 	e, err := v.world("PET_NODE_RANK", "PET_NNODES")
 	if e == nil {
@@ -77,14 +77,14 @@ func kubeflow(v *vars) (*Env, error) {
 	}
 	each := v.text("PET_NPROC_PER_NODE")
 	if n, err := strconv.Atoi(each); err == nil && n != 1 { // "auto", "cpu" and "gpu" leave it to the program
-		return nil, fmt.Errorf("PET_NPROC_PER_NODE=%s: a pod with several ranks starts them with a launcher: "+
+		return nil, fmt.Errorf("PET_NPROC_PER_NODE=%s: start several ranks of a pod with a launcher: "+
 			"fsdprun -n %s -nnodes %s -node-rank %d -rdzv host:port program", each, each, nodes, node)
 	}
 	if rank := v.int(node, "RANK"); rank != node {
-		return nil, fmt.Errorf("RANK=%d and PET_NODE_RANK=%d contradict each other", rank, node)
+		return nil, fmt.Errorf("RANK=%d and PET_NODE_RANK=%d contradict each other: unset the wrong one", rank, node)
 	}
 	if size := v.int(e.Size, "WORLD_SIZE"); size != e.Size {
-		return nil, fmt.Errorf("WORLD_SIZE=%d and PET_NNODES=%s contradict each other", size, nodes)
+		return nil, fmt.Errorf("WORLD_SIZE=%d and PET_NNODES=%s contradict each other: unset the wrong one", size, nodes)
 	}
 	e.LocalRank, e.LocalSize = 0, 1
 	e.NodeRank, e.Nodes = e.Rank, e.Size

@@ -13,14 +13,14 @@ var Goroutines atomic.Int64
 // callers without a group: without one, each of several ranks would silently work for itself.
 func Others(getenv func(string) string) string {
 	if n := Goroutines.Load(); n > 1 {
-		return fmt.Sprintf("comm.Run has %d ranks in this process", n)
+		return fmt.Sprintf("comm.Run runs %d ranks in this process", n)
 	}
 	e, ok, err := Parse(getenv)
 	if errors.As(err, new(*ContradictionError)) {
 		return err.Error()
 	}
 	if err == nil && ok && e.Size > 1 {
-		return fmt.Sprintf("this process is rank %d of %d, says %s", e.Rank, e.Size, e.Source)
+		return fmt.Sprintf("%s started this process as rank %d of %d", e.Source, e.Rank, e.Size)
 	}
 	return ""
 }

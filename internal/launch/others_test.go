@@ -16,13 +16,13 @@ func TestOthers(t *testing.T) {
 	env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_SIZE"] = "1", "2"
 	require.Contains(t, others(), "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 (Open MPI) contradict each other")
 	env["RANK"], env["WORLD_SIZE"] = "1", "2"
-	require.Equal(t, "this process is rank 1 of 2, says torchrun", others())
+	require.Equal(t, "torchrun started this process as rank 1 of 2", others())
 	Goroutines.Add(1)
 	defer Goroutines.Add(-1)
-	require.Equal(t, "this process is rank 1 of 2, says torchrun", others())
+	require.Equal(t, "torchrun started this process as rank 1 of 2", others())
 	Goroutines.Add(2)
 	defer Goroutines.Add(-2)
-	require.Equal(t, "comm.Run has 3 ranks in this process", others())
+	require.Equal(t, "comm.Run runs 3 ranks in this process", others())
 }
 
 // TestWithoutSrun checks shells and scripts of Slurm, with and without a step that holds them.

@@ -52,7 +52,7 @@ func settings(v *vars, e *Env) error {
 	}
 	text, file := v.get("FSDP_SECRET"), v.get("FSDP_SECRET_FILE")
 	if text != "" && file != "" {
-		return errors.New("FSDP_SECRET and FSDP_SECRET_FILE are both set")
+		return errors.New("FSDP_SECRET and FSDP_SECRET_FILE are both set: unset one of them")
 	}
 	if text != "" {
 		secret, err := parseSecret([]byte(text))
@@ -129,7 +129,7 @@ func rendezvous(text string, e *Env) error {
 		return wrong
 	}
 	if e.Source == "" {
-		return fmt.Errorf("FSDP_RENDEZVOUS=%q is set, but neither RANK and WORLD_SIZE nor another launcher's variables", text)
+		return fmt.Errorf("FSDP_RENDEZVOUS=%q is set, but no launcher's variables are: set RANK and WORLD_SIZE too", text)
 	}
 	switch {
 	case u.Scheme == "tcp" && u.Path == "" && validAddr(u.Host):
@@ -184,7 +184,7 @@ func ReadSecret(file string) (key []byte, mode fs.FileMode, err error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxSecret+1))
 	if err == nil && len(text) > maxSecret {
-		err = fmt.Errorf("%s has more than %d bytes and is not taken for a secret", file, maxSecret)
+		err = fmt.Errorf("%s has more than %d bytes, which is too long for a secret", file, maxSecret)
 	}
 	if err != nil {
 		return nil, 0, err

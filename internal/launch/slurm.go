@@ -50,7 +50,7 @@ func cutItem(list string) (item, rest string, err error) {
 		case c == ',' && !open:
 			return list[:i], list[i+1:], nil
 		case c <= ' ':
-			return "", "", fmt.Errorf("a host name has no blanks")
+			return "", "", fmt.Errorf("a host name contains a blank")
 		}
 	}
 	if open {
@@ -62,7 +62,7 @@ func cutItem(list string) (item, rest string, err error) {
 // expand returns the names of an item, at most limit. Its brackets match.
 func expand(item string, limit int) ([]string, error) {
 	if item == "" {
-		return nil, fmt.Errorf("an empty name")
+		return nil, fmt.Errorf("a host name is empty")
 	}
 	names := []string{""}
 	for item != "" {

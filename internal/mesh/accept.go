@@ -155,7 +155,7 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 	case theirs.Size != c.Size:
 		return guest, fmt.Errorf("rank %d was started with a world size of %d, rank %d with %d", theirs.Rank, theirs.Size, c.Rank, c.Size)
 	case theirs.Rank < 0 || theirs.Rank >= c.Size || theirs.Rank <= c.Rank && (theirs.Purpose != purposeFile || theirs.Rank == c.Rank):
-		return guest, fmt.Errorf("this is rank %d, which rank %d does not dial", c.Rank, theirs.Rank)
+		return guest, fmt.Errorf("protocol error: rank %d may not dial rank %d", theirs.Rank, c.Rank)
 	}
 	m.mu.Lock()
 	p := m.peers[theirs.Rank]
@@ -235,7 +235,7 @@ func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello,
 		case err == nil:
 			return conn, nil
 		case ctx.Err() != nil && latest == nil:
-			return nil, fmt.Errorf("dialing rank %d at %s had not ended: %w", rank, to.address, context.Cause(ctx))
+			return nil, fmt.Errorf("dialing rank %d at %s did not finish: %w", rank, to.address, context.Cause(ctx))
 		case ctx.Err() != nil:
 			return nil, latest
 		}

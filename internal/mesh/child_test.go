@@ -75,7 +75,7 @@ func TestProcesses(t *testing.T) {
 		require.NoError(t, killed.Process.Kill())
 		lost := e.first(t, 1, 2)[1]
 		require.Equal(t, "lost", lost.what)
-		require.Regexp(t, fmt.Sprintf(`^rank 1 on host \S+ pid %d: the connection ended without goodbye`, killed.Process.Pid), lost.text)
+		require.Regexp(t, fmt.Sprintf(`^rank 1 on host \S+ pid %d: the connection ended unexpectedly`, killed.Process.Pid), lost.text)
 
 		require.NoError(t, leaving.input.Close())
 		require.NoError(t, leaving.Wait(), &leaving.stderr)

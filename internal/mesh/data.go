@@ -64,7 +64,7 @@ func (m *Mesh) SendFile(to int, tag uint64, f *os.File) error {
 		return err
 	}
 	if p.files == nil {
-		return fmt.Errorf("mesh: no file can be passed to %v from %v", p, m.self.process)
+		return fmt.Errorf("mesh: cannot pass a file to %v from %v, only within one host", p, m.self.process)
 	}
 	own, err := p.files.hold(f)
 	if err != nil {
@@ -84,7 +84,7 @@ func (m *Mesh) carryFile(to int, tag uint64, f *os.File) error {
 		return err
 	}
 	if !m.SameHost(to) {
-		return fmt.Errorf("mesh: no file can be passed to rank %d on %v from %v", to, who.process, m.self.process)
+		return fmt.Errorf("mesh: cannot pass a file to rank %d on %v from %v, only within one host", to, who.process, m.self.process)
 	}
 	ctx, done := m.with(context.Background(), end)
 	defer done()
@@ -110,7 +110,7 @@ func (m *Mesh) takeFile(from int, conn net.Conn) error {
 	}
 	kind, body, err := newFrameReader(passer).next()
 	if err == nil && kind != frameFile {
-		err = fmt.Errorf("protocol error: frame of kind %d where a file is due", kind)
+		err = fmt.Errorf("protocol error: frame of kind %d, want a file", kind)
 	}
 	if err == nil {
 		err = m.receiveFile(from, passer, binary.BigEndian.Uint64(body))
@@ -126,7 +126,7 @@ func (m *Mesh) File(ctx context.Context, from int, tag uint64) (*os.File, error)
 		return nil, err
 	}
 	if !m.SameHost(from) {
-		return nil, fmt.Errorf("mesh: no file can come from rank %d on %v to %v", from, who.process, m.self.process)
+		return nil, fmt.Errorf("mesh: cannot pass a file from rank %d on %v to %v, only within one host", from, who.process, m.self.process)
 	}
 	ctx, done := m.with(ctx, end)
 	defer done()

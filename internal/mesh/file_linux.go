@@ -72,7 +72,7 @@ func (s *unixStream) Read(b []byte) (int, error) {
 	case err != nil:
 		return 0, err // n is negative
 	case flags&unix.MSG_CTRUNC != 0:
-		return 0, errors.New("files were lost on the way: too many are open, or too many were sent at once")
+		return 0, errors.New("passed files were lost: too many files are open (raise ulimit -n), or too many were sent at once")
 	}
 	return n, nil
 }
@@ -95,7 +95,7 @@ func (s *unixStream) keep(oob []byte) error {
 		}
 	}
 	if n := len(s.came) - before; n != 1 {
-		return fmt.Errorf("protocol error: %d files where one is due", n)
+		return fmt.Errorf("protocol error: %d files, want one", n)
 	}
 	return nil
 }

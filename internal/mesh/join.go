@@ -25,7 +25,7 @@ const (
 var (
 	// errTwice is wrapped by the error of a rank that another process has taken. Others need not
 	// give up because of it.
-	errTwice = errors.New("every process needs a rank of its own, and every job a name (FSDP_JOB) and an address")
+	errTwice = errors.New("give every process its own rank, and every job its own name (FSDP_JOB) and address")
 )
 
 // Join connects all ranks. It returns when all are connected, or when any rank finds that it cannot
@@ -61,7 +61,7 @@ func (m *Mesh) prepare() (err error) {
 	}
 	m.self = record{process: who, Rank: m.cfg.Rank, Size: m.cfg.Size}
 	if n := len(encode(visit{process: who, Channel: math.MaxUint64})); n > auth.MaxExtra {
-		return fmt.Errorf("%d bytes describe host %q, at most %d are allowed", n, who.Host, auth.MaxExtra)
+		return fmt.Errorf("the description of host %q has %d bytes, at most %d are allowed", who.Host, n, auth.MaxExtra)
 	}
 	return m.listen()
 }
@@ -144,7 +144,7 @@ func (m *Mesh) late(cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), linger)
 	defer cancel()
 	if _, silent := m.claim(ctx, m.key(keySize)); silent != nil {
-		err = fmt.Errorf("%w; nor does the store answer: %w", err, silent)
+		err = fmt.Errorf("%w; the store does not answer either: %w", err, silent)
 	}
 	return err
 }
@@ -156,14 +156,14 @@ func (m *Mesh) lacking(cause error) error {
 	missing := m.missing()
 	switch {
 	case len(missing) == 0 && m.sparse && m.cfg.Rank != 0:
-		return fmt.Errorf("this rank is connected, and rank 0 has not said that all of %d are: %w", m.cfg.Size, cause)
+		return fmt.Errorf("this rank is connected, but rank 0 has not reported that all %d ranks are: %w", m.cfg.Size, cause)
 	case len(missing) == 0:
 		unready := m.unready()
 		if between := m.between(unready); len(between) > 0 {
-			return fmt.Errorf("ranks %v of %d have not reached all others, or ranks %v have not passed that on: %w",
+			return fmt.Errorf("ranks %v of %d have not connected to all others, or ranks %v have not forwarded their reports: %w",
 				unready, m.cfg.Size, between, cause)
 		}
-		return fmt.Errorf("ranks %v of %d have not reached all others: %w", unready, m.cfg.Size, cause)
+		return fmt.Errorf("ranks %v of %d have not connected to all others: %w", unready, m.cfg.Size, cause)
 	}
 	err := fmt.Errorf("ranks %v of %d have not joined: %w", missing, m.cfg.Size, cause)
 	for _, r := range missing {
@@ -276,7 +276,7 @@ func (m *Mesh) attach(rank int, who record, conn net.Conn) error {
 		return ErrClosed
 	case m.peers[rank] != nil:
 		_ = conn.Close()
-		return fmt.Errorf("rank %d is connected already, with %v", rank, m.peers[rank].who.process)
+		return fmt.Errorf("rank %d is already connected from %v", rank, m.peers[rank].who.process)
 	}
 	p := newPeer(m, rank, who, asControl(conn))
 	m.peers[rank] = p
@@ -424,7 +424,7 @@ func (m *Mesh) abandon(ctx context.Context, err error) {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), linger)
 			defer cancel()
 			if _, err := m.cfg.Store.Claim(ctx, m.key(keyAbort), body); err != nil {
-				m.cfg.Log.Warn("mesh: cannot tell the other ranks", "rank", m.cfg.Rank, "error", err)
+				m.cfg.Log.Warn("mesh: cannot report the failure of this rank to the other ranks", "rank", m.cfg.Rank, "error", err)
 			}
 		})
 	}

@@ -25,19 +25,19 @@ const soon = patience / 2
 func TestConfig(t *testing.T) {
 	good := Config{Size: 1, Store: folder(t.TempDir()), Secret: secret, Handler: newEar()}
 	for want, change := range map[string]func(*Config){
-		"no rank 1 among 1":               func(c *Config) { c.Rank = 1 },
-		"no rank -1 among 1":              func(c *Config) { c.Rank = -1 },
-		"no rank 0 among 0":               func(c *Config) { c.Size = 0 },
-		"a Store and a Handler":           func(c *Config) { c.Store = nil },
-		"Store and a Handler are needed":  func(c *Config) { c.Handler = nil },
-		"at most 128 bytes, not 129":      func(c *Config) { c.Job = string(make([]byte, 129)) },
-		`host "\xff" is no text`:          func(c *Config) { c.Host = "\xff" },
-		"at most 1024 are allowed":        func(c *Config) { c.Host = string(make([]byte, 500)) },
-		"0 bytes, at least 16 are needed": func(c *Config) { c.Secret = nil },
-		"5 bytes, at least 16 are needed": func(c *Config) { c.Secret = []byte("short") },
-		"name an interface":               func(c *Config) { c.Listen = "0.0.0.0" },
-		"neither an address nor an inter": func(c *Config) { c.Listen = "nosuch0" },
-		"bind: ":                          func(c *Config) { c.Listen = "192.0.2.1" }, // RFC 5737: nobody's
+		"rank 1 is not one of 1 ranks":             func(c *Config) { c.Rank = 1 },
+		"rank -1 is not one of 1 ranks":            func(c *Config) { c.Rank = -1 },
+		"rank 0 is not one of 0 ranks":             func(c *Config) { c.Size = 0 },
+		"a Store and a Handler":                    func(c *Config) { c.Store = nil },
+		"Store and a Handler are needed":           func(c *Config) { c.Handler = nil },
+		"at most 128 bytes, not 129":               func(c *Config) { c.Job = string(make([]byte, 129)) },
+		`host "\xff" is not valid UTF-8`:           func(c *Config) { c.Host = "\xff" },
+		"at most 1024 are allowed":                 func(c *Config) { c.Host = string(make([]byte, 500)) },
+		"0 bytes, at least 16 are needed":          func(c *Config) { c.Secret = nil },
+		"5 bytes, at least 16 are needed":          func(c *Config) { c.Secret = []byte("short") },
+		"name an interface":                        func(c *Config) { c.Listen = "0.0.0.0" },
+		"not an address or interface of this host": func(c *Config) { c.Listen = "nosuch0" },
+		"bind: ": func(c *Config) { c.Listen = "192.0.2.1" }, // RFC 5737: nobody's
 	} {
 		cfg := good
 		cfg.Job = want[:5] // the one before has given up
@@ -397,7 +397,7 @@ func joinAmongStrangers(t *testing.T, change func(*Config)) (took time.Duration)
 		took = max(took, l.took)
 	}
 	all.Wait()
-	require.Eventually(t, func() bool { return log.has("connection refused") && log.has("stranger") }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return log.has("connection refused") && log.has("does not speak this protocol") }, patience, time.Millisecond)
 	for _, conn := range strangers {
 		_ = conn.Close()
 	}

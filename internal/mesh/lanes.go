@@ -55,7 +55,7 @@ func pairs(from, to record) (list []pair, err error) {
 	for _, v4 := range []bool{true, false} {
 		near, far := from.family(v4), to.family(v4)
 		if (len(near) == 0) != (len(far) == 0) {
-			return nil, fmt.Errorf("rank %d listens on %v, rank %d on %v: both need interfaces with IPv4 addresses, or both with IPv6, or both with each",
+			return nil, fmt.Errorf("rank %d listens on %v, rank %d on %v: set FSDP_LISTEN to interfaces of the same address families, IPv4 or IPv6, on both ranks",
 				from.Rank, from.faces(), to.Rank, to.faces())
 		}
 		for k := range max(len(near), len(far)) {

@@ -43,7 +43,7 @@ func TestPairs(t *testing.T) {
 		_, err := pairs(p[0], p[1])
 		require.ErrorContains(t, err, "rank 7 listens on [eth0 10.0.0.1:1 eth1 ")
 		require.ErrorContains(t, err, ", rank 3 on [")
-		require.ErrorContains(t, err, "both need interfaces with IPv4 addresses, or both with IPv6")
+		require.ErrorContains(t, err, "set FSDP_LISTEN to interfaces of the same address families, IPv4 or IPv6, on both ranks")
 	}
 }
 

@@ -68,13 +68,13 @@ func (c Config) check() (Config, error) {
 	}
 	switch {
 	case c.Size < 1 || c.Rank < 0 || c.Rank >= c.Size:
-		return c, fmt.Errorf("no rank %d among %d", c.Rank, c.Size)
+		return c, fmt.Errorf("rank %d is not one of %d ranks", c.Rank, c.Size)
 	case c.Store == nil || c.Handler == nil:
 		return c, errors.New("a Store and a Handler are needed")
 	case len(c.Job) > MaxJob:
 		return c, fmt.Errorf("the name of a job has at most %d bytes, not %d", MaxJob, len(c.Job))
 	case !utf8.ValidString(c.Host):
-		return c, fmt.Errorf("the host %q is no text", c.Host)
+		return c, fmt.Errorf("the host %q is not valid UTF-8", c.Host)
 	}
 	return c, auth.Check(c.Secret)
 }
@@ -167,7 +167,7 @@ func (m *Mesh) far(rank int) bool {
 // peer returns the other rank, which must be near and have joined.
 func (m *Mesh) peer(rank int) (*peer, error) {
 	if rank < 0 || rank >= m.cfg.Size || rank == m.cfg.Rank {
-		return nil, fmt.Errorf("mesh: no other rank %d of %d", rank, m.cfg.Size)
+		return nil, fmt.Errorf("mesh: rank %d is not a peer of rank %d of %d", rank, m.cfg.Rank, m.cfg.Size)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -68,9 +68,9 @@ func TestMessages(t *testing.T) {
 
 func TestSendRefuses(t *testing.T) {
 	ranks := newJob(t, 2, nil).open(t)
-	require.ErrorContains(t, ranks[0].Send(0, nil), "no other rank 0 of 2")
-	require.ErrorContains(t, ranks[0].Send(2, nil), "no other rank 2 of 2")
-	require.ErrorContains(t, ranks[0].Send(-1, nil), "no other rank -1 of 2")
+	require.ErrorContains(t, ranks[0].Send(0, nil), "rank 0 is not a peer of rank 0 of 2")
+	require.ErrorContains(t, ranks[0].Send(2, nil), "rank 2 is not a peer of rank 0 of 2")
+	require.ErrorContains(t, ranks[0].Send(-1, nil), "rank -1 is not a peer of rank 0 of 2")
 	require.ErrorContains(t, ranks[0].Send(1, make([]byte, MaxMessage+1)), "the limit is 65536")
 	require.NoError(t, ranks[0].Send(1, []byte("last")))
 	require.NoError(t, ranks[0].Close())
@@ -149,13 +149,13 @@ func TestLost(t *testing.T) {
 			list := ranks[r].ear.first(t, other, 2-r)
 			lost := list[len(list)-1]
 			require.Equal(t, "lost", lost.what)
-			require.Regexp(t, fmt.Sprintf(`^rank %d on host \S+ pid \d+: the connection ended without goodbye: has the process died\?$`, other), lost.text)
-			require.ErrorContains(t, ranks[r].Send(other, nil), "without goodbye")
+			require.Regexp(t, fmt.Sprintf(`^rank %d on host \S+ pid \d+: the connection ended unexpectedly: has the process died\?$`, other), lost.text)
+			require.ErrorContains(t, ranks[r].Send(other, nil), "the connection ended unexpectedly")
 			require.NotErrorIs(t, ranks[r].Send(other, nil), ErrGone)
 		}
 		ranks[2].ear.none(t)
 		_, err := ranks[0].one(context.Background(), 1, 1)
-		require.ErrorContains(t, err, "without goodbye")
+		require.ErrorContains(t, err, "the connection ended unexpectedly")
 	})
 }
 
@@ -335,7 +335,7 @@ func TestConnectionsOutlive(t *testing.T) {
 // TestConnectEnds ends Connect while nobody answers, in every way there is.
 func TestConnectEnds(t *testing.T) {
 	_, err := newJob(t, 1, nil).open(t)[0].one(context.Background(), 0, 1)
-	require.ErrorContains(t, err, "no other rank 0 of 1")
+	require.ErrorContains(t, err, "rank 0 is not a peer of rank 0 of 1")
 
 	why := fmt.Errorf("enough")
 	for name, c := range map[string]struct {
@@ -345,7 +345,7 @@ func TestConnectEnds(t *testing.T) {
 		"context": {func(_ []joined, cancel context.CancelCauseFunc) { cancel(why) }, "enough"},
 		"closed":  {func(ranks []joined, _ context.CancelCauseFunc) { _ = ranks[0].Close() }, "this process has left the job"},
 		"gone":    {func(ranks []joined, _ context.CancelCauseFunc) { _ = ranks[1].Close() }, "rank 1 has left the job"},
-		"lost":    {func(ranks []joined, _ context.CancelCauseFunc) { _ = ranks[1].peers[0].conn.Close() }, "without goodbye"},
+		"lost":    {func(ranks []joined, _ context.CancelCauseFunc) { _ = ranks[1].peers[0].conn.Close() }, "the connection ended unexpectedly"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ranks := newJob(t, 2, nil).open(t)
@@ -372,7 +372,7 @@ func TestConnectTwice(t *testing.T) {
 	require.NoError(t, err)
 	defer first.Close()
 	_, err = ranks[1].one(timeout(t, patience), 0, 5)
-	require.ErrorContains(t, err, "refused by the other side: rank 0, channel 0x5: the one before has not been asked for yet")
+	require.ErrorContains(t, err, "refused by the other side: rank 0, channel 0x5: an earlier one is still unused")
 
 	low, err := ranks[0].one(timeout(t, patience), 1, 5)
 	require.NoError(t, err)
@@ -385,7 +385,7 @@ func TestConnectTwice(t *testing.T) {
 		require.NoError(t, ranks[0].conns.put(label{rank: 1, id: 100 + c}, Lane{Conn: nopConn{}}))
 	}
 	_, err = ranks[1].one(timeout(t, patience), 0, 6)
-	require.ErrorContains(t, err, "rank 0, channel 0x6: 256 from rank 1 have not been asked for yet")
+	require.ErrorContains(t, err, "rank 0, channel 0x6: 256 from rank 1 are still unused")
 }
 
 type nopConn struct{ net.Conn }
@@ -474,5 +474,5 @@ func TestForget(t *testing.T) {
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	_, err = ranks[1].one(ctx, 0, 7)
-	require.ErrorContains(t, err, "nobody asks for it any more")
+	require.ErrorContains(t, err, "it came too late")
 }

@@ -152,7 +152,7 @@ func TestGivesUpOnLeaver(t *testing.T) {
 			defer done()
 			begin := time.Now()
 			_, err := m.dial(caller, ctx, way{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
-			require.ErrorContains(t, err, "dialing rank 0 at 10.0.0.1:1 had not ended")
+			require.ErrorContains(t, err, "dialing rank 0 at 10.0.0.1:1 did not finish")
 			require.ErrorIs(t, err, ErrGone)
 			require.Equal(t, min(asked, dialTime), time.Since(begin))
 		})

@@ -21,9 +21,9 @@ const (
 )
 
 var (
-	errDied   = errors.New("the connection ended without goodbye: has the process died?")
-	errCut    = fmt.Errorf("the host has not answered for %v: is it down, or the link?", Unanswered)
-	errUnread = fmt.Errorf("it does not read: %d bytes wait for it", maxUnsent)
+	errDied   = errors.New("the connection ended unexpectedly: has the process died?")
+	errCut    = fmt.Errorf("the host has not answered for %v: is the host or the link down?", Unanswered)
+	errUnread = fmt.Errorf("it does not read its messages: %d bytes wait for it", maxUnsent)
 )
 
 // filePasser is a control connection inside a host.
@@ -250,7 +250,7 @@ func (m *Mesh) receiveFile(rank int, conn filePasser, tag uint64) error {
 	}
 	f := conn.arrived()
 	if f == nil {
-		return errors.New("protocol error: no file where one is due")
+		return errors.New("protocol error: a frame announces a file that did not come")
 	}
 	if err := m.files.put(label{rank: rank, id: tag}, f); err != nil {
 		_ = f.Close() // the first error counts

@@ -171,7 +171,7 @@ func (m *Mesh) hearNews(from *peer, body []byte) error {
 	case n.kind == newsGone:
 		r.end(n.about, fmt.Errorf("rank %d %w", n.about, ErrGone))
 	case n.about == m.cfg.Rank:
-		r.end(n.origin, fmt.Errorf("rank %d has lost this rank: %s", n.origin, n.text))
+		r.end(n.origin, fmt.Errorf("rank %d has lost its connection to this rank: %s", n.origin, n.text))
 	default:
 		r.end(n.about, errors.New(string(n.text)))
 	}

@@ -131,7 +131,7 @@ func TestMany(t *testing.T) {
 			defer file.Close()
 			err = ranks[0].SendFile(7, 1, file)
 			if name != "host" {
-				require.ErrorContains(t, err, "no file can be passed to rank 7")
+				require.ErrorContains(t, err, "cannot pass a file to rank 7")
 				return
 			}
 			require.NoError(t, err)
@@ -258,8 +258,8 @@ func TestBlamesWhoPassesOn(t *testing.T) {
 		m.heard[r] = record{Rank: r, Size: 32, TCP: "10.0.0.1:1"}
 	}
 	require.EqualError(t, m.lacking(errLate),
-		"ranks [30 31] of 32 have not reached all others, or ranks [28] have not passed that on: "+errLate.Error())
+		"ranks [30 31] of 32 have not connected to all others, or ranks [28] have not forwarded their reports: "+errLate.Error())
 	delete(m.heard, 28)
 	require.EqualError(t, m.lacking(errLate),
-		"ranks [28 30 31] of 32 have not reached all others, or ranks [24] have not passed that on: "+errLate.Error())
+		"ranks [28 30 31] of 32 have not connected to all others, or ranks [24] have not forwarded their reports: "+errLate.Error())
 }

@@ -65,7 +65,7 @@ func (r *roll) record(rank int) record {
 // hearRoll handles a part of the roll, or the request for it.
 func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	if !m.sparse {
-		return errors.New("protocol error: a list of ranks")
+		return errors.New("protocol error: unexpected list of ranks")
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,7 +77,7 @@ func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	case self != 0 && (p.rank == parent(self) || p.ready):
 		return m.hearPage(body)
 	case parent(p.rank) != self || p.rank == 0:
-		return fmt.Errorf("protocol error: a list of ranks from rank %d", p.rank)
+		return fmt.Errorf("protocol error: unexpected list of ranks from rank %d", p.rank)
 	case self == 0:
 		return m.enter(body)
 	default:
@@ -137,7 +137,7 @@ func (m *Mesh) enter(body []byte) error {
 		return err
 	}
 	if who.Size != m.cfg.Size {
-		return fmt.Errorf("protocol error: a rank of a job of %d", who.Size)
+		return fmt.Errorf("protocol error: a rank of a job of %d ranks, want %d", who.Size, m.cfg.Size)
 	}
 	m.heard[who.Rank] = who
 	if len(m.heard) < m.cfg.Size {

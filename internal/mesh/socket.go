@@ -86,7 +86,7 @@ func resolve(listen string) (string, error) {
 	}
 	if addr, err := netip.ParseAddr(listen); err == nil {
 		if addr.IsUnspecified() {
-			return "", fmt.Errorf("listen on %s: the others need an address that they can dial; name an interface", listen)
+			return "", fmt.Errorf("listen on %s: other ranks cannot dial this address: name an interface", listen)
 		}
 		return listen, nil
 	}
@@ -95,7 +95,7 @@ func resolve(listen string) (string, error) {
 	}
 	face, err := net.InterfaceByName(listen)
 	if err != nil {
-		return "", fmt.Errorf("listen on %q: neither an address nor an interface of this host, which has %v", listen, interfaces())
+		return "", fmt.Errorf("listen on %q: not an address or interface of this host, which has %v", listen, interfaces())
 	}
 	addrs, err := face.Addrs()
 	if err != nil {
@@ -129,7 +129,7 @@ func within(network netip.Prefix) (string, error) {
 			return p.Addr().String(), nil
 		}
 	}
-	return "", fmt.Errorf("listen in %v: no address of this host, which has %v, is in that network", network, interfaces())
+	return "", fmt.Errorf("listen in %v: this host has no address in that network, only %v", network, interfaces())
 }
 
 // interfaces returns this host's network interfaces and their addresses, for an error.

@@ -148,7 +148,7 @@ func reason(err error) error {
 	waited := op.Timeout() || errors.Is(op, context.Canceled)
 	switch {
 	case waited && errors.As(err, &lookup):
-		return fmt.Errorf("the name service has no answer for %s", lookup.Name)
+		return fmt.Errorf("no answer from the name service for %s", lookup.Name)
 	case waited && op.Addr != nil:
 		return fmt.Errorf("no answer from %v: nothing runs at this address, or a firewall drops the packets", op.Addr)
 	}

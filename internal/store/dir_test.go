@@ -50,7 +50,7 @@ func TestTornFiles(t *testing.T) {
 			_, claim := d.Claim(ctx, "key", nil)
 			cancel()
 			require.ErrorContains(t, err, `get "key": key.`)
-			require.ErrorContains(t, err, "is not whole")
+			require.ErrorContains(t, err, "is incomplete")
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.ErrorIs(t, claim, context.DeadlineExceeded)
 		}

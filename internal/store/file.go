@@ -28,8 +28,8 @@ const (
 )
 
 var (
-	errTorn    = errors.New("is not whole")
-	errOther   = errors.New("has a value with another name")
+	errTorn    = errors.New("is incomplete")
+	errOther   = errors.New("belongs to another key")
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 )
 

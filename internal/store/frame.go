@@ -63,13 +63,13 @@ func readFrame(r *bufio.Reader) (frame, error) {
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r, b); err != nil {
-		return frame{}, fmt.Errorf("in the middle of a frame: %w", err)
+		return frame{}, fmt.Errorf("reading a frame: %w", err)
 	}
 	f := frame{id: binary.BigEndian.Uint64(b), code: code(b[8])}
 	keyLen := int(binary.BigEndian.Uint16(b[9:]))
 	b = b[frameHeader:]
 	if keyLen > min(len(b), MaxKey) || len(b)-keyLen > MaxValue {
-		return frame{}, fmt.Errorf("%w: a key of %d bytes in %d", errFrame, keyLen, len(b))
+		return frame{}, fmt.Errorf("%w: a key of %d bytes in a frame with %d", errFrame, keyLen, len(b))
 	}
 	f.key, f.value = string(b[:keyLen]), b[keyLen:]
 	return f, nil

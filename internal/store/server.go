@@ -51,8 +51,8 @@ type Serving func(conn, raw net.Conn, theirs auth.Hello) error
 func Listen(ctx context.Context, addr string, cfg Config) (*Server, error) {
 	s, err := start(ctx, addr, cfg, cfg.admit, nil)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		err = fmt.Errorf("%w: if two processes of this job have RANK=0, give each its own; if another job runs here, give this one another MASTER_PORT. "+
-			"Its other ranks may have joined that job, unless FSDP_JOB distinguishes the two", err)
+		err = fmt.Errorf("%w: if two processes of this job have RANK=0, give each its own rank; if another job runs here, give this job another MASTER_PORT: "+
+			"unless the jobs have different names (FSDP_JOB), other ranks of this job may have joined the other job", err)
 	}
 	return s, err
 }
@@ -210,7 +210,7 @@ func (c Config) admit(theirs auth.Hello) (auth.Hello, error) {
 			"the name of a job comes from its launcher and FSDP_JOB, or else from its program, arguments and directory "+
 			"(where ranks of one job differ in these, set FSDP_JOB)", c.Job, theirs.Job)
 	case c.Size != 0 && theirs.Size != 0 && c.Size != theirs.Size:
-		return auth.Hello{}, fmt.Errorf("this job has %d ranks, but rank %[3]d was started with %[2]d", c.Size, theirs.Size, theirs.Rank)
+		return auth.Hello{}, fmt.Errorf("this job has %d ranks, but rank %[3]d was started with a world size of %[2]d", c.Size, theirs.Size, theirs.Rank)
 	}
 	return c.hello(), nil
 }

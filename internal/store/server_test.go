@@ -341,7 +341,7 @@ func TestSilentStrangers(t *testing.T) {
 		require.Less(t, time.Since(start), time.Second)
 		synctest.Wait() // for the server to say whom it turned away
 		require.NotEmpty(t, j.all())
-		require.ErrorContains(t, j.all()[0], "connection refused: auth: pipe: it had proved nothing when another connection needed its place")
+		require.ErrorContains(t, j.all()[0], "connection refused: auth: pipe: it had not proved its secret when another connection needed its place")
 		stop()
 		require.NoError(t, s.Close())
 		held.Wait()
@@ -374,10 +374,10 @@ func TestCloseDuringHandshake(t *testing.T) {
 
 func TestTurnedAway(t *testing.T) {
 	for text, change := range map[string]func(*Config){
-		"the other side has another secret":                   func(c *Config) { c.Secret = []byte("another sixteen bytes") },
-		`this is the store of job "gpt", not of "gpt/2"`:      func(c *Config) { c.Job = "gpt/2" },
-		"this job has 8 ranks, but rank 3 was started with 4": func(c *Config) { c.Size = 4 },
-		"the secret is too weak: it has 5 bytes, at least":    func(c *Config) { c.Secret = []byte("short") },
+		"the other side has a different secret":                               func(c *Config) { c.Secret = []byte("another sixteen bytes") },
+		`this is the store of job "gpt", not of "gpt/2"`:                      func(c *Config) { c.Job = "gpt/2" },
+		"this job has 8 ranks, but rank 3 was started with a world size of 4": func(c *Config) { c.Size = 4 },
+		"the secret is too weak: it has 5 bytes, at least":                    func(c *Config) { c.Secret = []byte("short") },
 	} {
 		bubble(t, func(t *testing.T, s *Server, m *memory, j *journal) {
 			start := time.Now()
@@ -437,7 +437,7 @@ func TestPortInUseAndUsedAgain(t *testing.T) {
 	addr := s.Addr().String()
 	_, err = Listen(ctx, addr, config)
 	require.ErrorContains(t, err, addr)
-	require.ErrorContains(t, err, "in use: if two processes of this job have RANK=0, give each its own; if another job runs here, give this one another MASTER_PORT")
+	require.ErrorContains(t, err, "in use: if two processes of this job have RANK=0, give each its own rank; if another job runs here, give this job another MASTER_PORT")
 	require.ErrorContains(t, err, "FSDP_JOB")
 
 	c, err := Dial(ctx, addr, config)
@@ -635,7 +635,7 @@ func TestReason(t *testing.T) {
 	silent := &net.OpError{Op: "dial", Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1}, Err: os.ErrDeadlineExceeded}
 	require.EqualError(t, reason(silent), reason(refused).Error())
 	_, unnamed := dialer.DialContext(ctx, "tcp", "host0.invalid:1")
-	require.EqualError(t, reason(unnamed), "the name service has no answer for host0.invalid")
+	require.EqualError(t, reason(unnamed), "no answer from the name service for host0.invalid")
 	require.EqualError(t, reason(errRefused), "connect: connection refused")
 }
 

@@ -21,7 +21,7 @@ const (
 var (
 	ErrClosed = errors.New("store is closed")
 	ErrLost   = errors.New("connection to the store lost")
-	ErrLimit  = errors.New("over a limit of the store")
+	ErrLimit  = errors.New("a limit of the store is exceeded")
 )
 
 // Store is a small key-value store where the ranks of a job meet. A stored value does not change.

@@ -203,14 +203,14 @@ func TestErrorTexts(t *testing.T) {
 	gs := groups(3)
 	w0 := gs[0].AllGather(grouptest.Floats(6), grouptest.Floats(2))
 	w2 := gs[2].ReduceScatter(grouptest.Floats(1), grouptest.Floats(3), transport.Max)
-	const mismatch = `comm: collective #1 of group "world": rank 0 all-gather float32[6] "h.3", rank 2 reduce-scatter float32[3] max "h.3"`
+	const mismatch = `comm: collective #1 of group "world": rank 0 calls all-gather float32[6] "h.3", rank 2 calls reduce-scatter float32[3] max "h.3": all ranks must make the same calls in the same order`
 	require.EqualError(t, w0.Wait(context.Background()), mismatch)
 	require.EqualError(t, w2.Wait(context.Background()), mismatch)
 	require.EqualError(t, gs[1].Barrier(context.Background()), mismatch)
 
 	gs = groups(2)
 	err := gs[1].Broadcast(grouptest.Floats(4), 2).Wait(context.Background())
-	require.EqualError(t, err, `comm: rank 1 of group "world": invalid call: broadcast float32[4] from 2 "h.3": root outside of [0, 2)`)
+	require.EqualError(t, err, `comm: rank 1 of group "world": invalid call: broadcast float32[4] from 2 "h.3": root 2 is not in [0, 2)`)
 	err = groups(2)[0].AllGather(grouptest.Floats(5), grouptest.Floats(2)).Wait(context.Background())
 	require.EqualError(t, err, `comm: rank 0 of group "world": invalid call: all-gather float32[5] "h.3": dst has 5 elements, want 2 ranks * 2 of src`)
 }

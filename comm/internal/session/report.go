@@ -111,7 +111,7 @@ func (s *Session) answered(n news) {
 	}
 	var status transport.Status
 	if err := json.Unmarshal(n.body[8:], &status); err != nil {
-		status = transport.Status{Err: fmt.Sprintf("answer not understood: %v", err)}
+		status = transport.Status{Err: fmt.Sprintf("sent a malformed answer: %v", err)}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

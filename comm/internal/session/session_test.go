@@ -136,7 +136,7 @@ func TestReportNeedsNoPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sessions := wired(4)
 		links := make([]*Link, 4)
-		for r := range 3 { // rank 3 has still to make the group
+		for r := range 3 { // rank 3 has not made the group yet
 			links[r] = sessions[r].World()
 			links[r].Attach(&ear{link: links[r]})
 		}
@@ -153,7 +153,7 @@ func TestReportNeedsNoPatience(t *testing.T) {
 				require.Equal(t, want[r], s.Err)
 			}
 		}
-		ask("", "has left the group", "", "has still to make the group")
+		ask("", "has left the group", "", "has not made the group yet")
 		sessions[0].Lost(3, errors.New("no route"))
 		ask("", "has left the group", "", "does not answer: process lost: no route")
 		require.Empty(t, sessions[0].asked)

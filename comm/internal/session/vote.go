@@ -81,7 +81,7 @@ func (s *Session) Agree(ctx context.Context, step uint64, ranks []int, mine erro
 		select {
 		case <-s.voted:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for rank %d, which shares the memory of this host: %w", open, context.Cause(ctx))
+			return fmt.Errorf("waiting for rank %d of this host to set up shared memory: %w", open, context.Cause(ctx))
 		}
 	}
 }

@@ -67,8 +67,8 @@ func New(ctx context.Context, s *session.Session) (*Domain, error) {
 func createSegment(ranks int) (*shm.Segment, error) {
 	limit := min(shm.Installed(), maxDomain/ranks)
 	if spare := shm.Spare(); limit > spare/(2*ranks) {
-		return nil, fmt.Errorf("ulimit -v leaves this process %d MiB of addresses, %d ranks that share memory want %d MiB: "+
-			"twice the memory of the machine for each", spare>>20, ranks, 2*ranks*(limit>>20))
+		return nil, fmt.Errorf("ulimit -v leaves this process %d MiB of address space, but shared memory of %d ranks needs %d MiB: "+
+			"raise ulimit -v, or set FSDP_TRANSPORT=tcp", spare>>20, ranks, 2*ranks*(limit>>20))
 	}
 	return shm.Create(limit)
 }
@@ -88,7 +88,7 @@ func (d *Domain) exchange(ctx context.Context, net session.Network, peers []int)
 		}
 		d.segments[r], err = shm.Open(file)
 		if err = errors.Join(err, file.Close()); err != nil && unmapped == nil {
-			unmapped = fmt.Errorf("memory of rank %d: %w", r, err)
+			unmapped = fmt.Errorf("mapping shared memory of rank %d: %w", r, err)
 		}
 	}
 	return unmapped, nil

@@ -33,6 +33,6 @@ func TestUnmapped(t *testing.T) {
 		_, err := New(t.Context(), s)
 		return err
 	}) {
-		require.ErrorContains(t, err, "ranks [0 1 2] of one host cannot share memory; rank 2: memory of rank 0: shm: opening a segment")
+		require.ErrorContains(t, err, "ranks [0 1 2] of one host cannot share memory; rank 2: mapping shared memory of rank 0: shm: opening a segment")
 	}
 }

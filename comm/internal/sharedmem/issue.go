@@ -205,7 +205,7 @@ func (s *shared) copySource(to *[]byte, src transport.Buffer) (off uint64, err e
 	from := src.Bytes()
 	b, err := s.domain.own.AllocDirty(len(from))
 	if err != nil {
-		return 0, fmt.Errorf("copying %v to where the other ranks reach it: %w", src, err)
+		return 0, fmt.Errorf("copying %v to shared memory: %w", src, err)
 	}
 	copy(b, from)
 	*to = b

@@ -161,7 +161,7 @@ func (s *shared) meet(ctx context.Context) (err error) {
 		if ok {
 			mem, ok := host.Bytes(off, boardSize(s.Size()))
 			if !ok {
-				return fmt.Errorf("rank 0 says that the board is at %d of its memory", off)
+				return fmt.Errorf("rank 0 gives offset %d for the board, which is outside of its shared memory", off)
 			}
 			s.attach(mem)
 			break
@@ -180,7 +180,7 @@ func (s *shared) meet(ctx context.Context) (err error) {
 		if joined := int(h.joined.Load()); joined == s.Size() {
 			return nil
 		} else if err := s.patience(ctx); err != nil {
-			return fmt.Errorf("%d of %d ranks are here: %w", joined, s.Size(), err)
+			return fmt.Errorf("%d of %d ranks have joined: %w", joined, s.Size(), err)
 		}
 		shm.Wait(&h.bell, rung, nap)
 	}

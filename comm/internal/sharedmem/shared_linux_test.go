@@ -472,7 +472,7 @@ func TestSharedMissing(t *testing.T) {
 		require.ErrorAs(t, err, &blame)
 		require.Equal(t, 2, blame.Rank)
 		require.ErrorIs(t, err, transport.ErrTimeout)
-		require.ErrorContains(t, err, "making the group: 2 of 3 ranks are here: no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 1: has still to make the group")
+		require.ErrorContains(t, err, "making the group: 2 of 3 ranks have joined: no progress for 2s (the limit is FSDP_TIMEOUT, or Config.Timeout); rank 1: has not made the group yet")
 	}
 	grouptest.CloseRanks(t, gs)
 }

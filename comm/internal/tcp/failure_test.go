@@ -191,14 +191,14 @@ func TestFrames(t *testing.T) {
 		want   string
 	}{
 		"group":  {func(f *frame) { f.group++ }, "rank 1 of group \"world\": broken stream to rank 0: frame of group 2, want 1"},
-		"old":    {func(f *frame) { f.seq-- }, "frame of collective #4 in #5"},
+		"old":    {func(f *frame) { f.seq-- }, "frame of collective #4, want #5"},
 		"length": {func(f *frame) { f.length = 1 << 30 }, "1073741824 bytes in round 1, want 8"},
 		"round":  {func(f *frame) { f.round = 9 }, "8 bytes in round 9, want 8 in round 1"},
-		"call":   {func(f *frame) { f.call[0] = 200 }, "no signature: kind 200"},
+		"call":   {func(f *frame) { f.call[0] = 200 }, "invalid signature: kind 200"},
 		"label":  {func(f *frame) { gatherOf("h.4").Signature().Put(f.call[:]) }, `, all-gather uint8[16]: rank 0 gave "h.3", rank 1 gave "h.4"`},
 		"sums": {func(f *frame) { f.summed = false },
-			`rank 1 of group "world": sends payloads without checksums, rank 0 with: Config.Checksums, or FSDP_CHECKSUMS, has to be the same on all ranks`},
-		"later": {func(f *frame) { f.seq++ }, `rank 1 something else, and all-gather uint8[16] "h.3" as #6`},
+			`rank 1 of group "world": sends payloads without checksums, rank 0 with: Config.Checksums, or FSDP_CHECKSUMS, must be the same on all ranks`},
+		"later": {func(f *frame) { f.seq++ }, `rank 1 calls another collective (its #6 is all-gather uint8[16] "h.3")`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, conn := rawPeer(t, 0)
@@ -244,8 +244,8 @@ func FuzzFrame(f *testing.F) {
 // TestOlderVersion has a peer whose frames are those of another version.
 func TestOlderVersion(t *testing.T) {
 	for magic, want := range map[string]string{
-		"COP2": "broken stream to rank 0: version 2 of the protocol, want 5: all ranks need the same version of this library",
-		"COPY": "broken stream to rank 0: no frame of this protocol",
+		"COP2": "broken stream to rank 0: protocol version 2, want 5: build all ranks with the same version of this library",
+		"COPY": "broken stream to rank 0: the data is not a frame of this protocol",
 	} {
 		r, conn := rawPeer(t, 0)
 		b := message(r, gatherOf("h.3"), 1, 8)

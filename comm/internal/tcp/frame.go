@@ -58,9 +58,9 @@ func (f *frame) put(b *[frameSize]byte) {
 func (f *frame) parse(b *[frameSize]byte) error {
 	if magic := binary.LittleEndian.Uint32(b[0:]); magic != frameMagic {
 		if version := byte(magic >> 24); magic<<8 == frameMagic<<8&(1<<32-1) && version >= '1' && version <= '9' {
-			return fmt.Errorf("version %c of the protocol, want %c: all ranks need the same version of this library", version, frameMagic>>24)
+			return fmt.Errorf("protocol version %c, want %c: build all ranks with the same version of this library", version, frameMagic>>24)
 		}
-		return errors.New("no frame of this protocol")
+		return errors.New("the data is not a frame of this protocol")
 	}
 	if binary.LittleEndian.Uint32(b[4:]) != crc32.Checksum(b[8:], castagnoli) {
 		return fmt.Errorf("frame %w", transport.ErrDamaged)
@@ -84,10 +84,10 @@ func (f *frame) compare(got *frame, name string, self, peer int) error {
 	if got.summed != f.summed {
 		with := map[bool]string{true: "with", false: "without"}
 		return &transport.RankError{Group: name, Rank: peer, Err: fmt.Errorf("sends payloads %s checksums, rank %d %s: Config.Checksums, or FSDP_CHECKSUMS, "+
-			"has to be the same on all ranks", with[got.summed], self, with[f.summed])}
+			"must be the same on all ranks", with[got.summed], self, with[f.summed])}
 	}
 	if got.seq < f.seq {
-		return broken("frame of collective #%d in #%d", got.seq, f.seq)
+		return broken("frame of collective #%d, want #%d", got.seq, f.seq)
 	}
 	if got.seq == f.seq && got.call == f.call {
 		if got.round != f.round || got.length != f.length {
@@ -105,7 +105,7 @@ func (f *frame) compare(got *frame, name string, self, peer int) error {
 	}
 	calls := [2]string{mine.String(), theirs.String()}
 	if got.seq > f.seq { // with the same call, it would have sent the frame that is due first
-		calls[1] = fmt.Sprintf("something else, and %s as #%d", theirs, got.seq)
+		calls[1] = fmt.Sprintf("another collective (its #%d is %s)", got.seq, theirs)
 	}
 	ranks := [2]int{self, peer}
 	if peer < self {

@@ -50,7 +50,7 @@ func over(l string, err error) error {
 }
 
 // errSilent is the error of a lane whose other end does not answer, while its rank lives.
-var errSilent = fmt.Errorf("not answered for %v: is the interface down, or the link?", mesh.Unanswered)
+var errSilent = fmt.Errorf("no answer for %v: is the interface or the link down?", mesh.Unanswered)
 
 // control calls f with the descriptor of a connection, if it has one.
 func control(c net.Conn, f func(fd int)) (ok bool) {

@@ -118,8 +118,8 @@ func TestLanes(t *testing.T) {
 // TestNoSuchInterface has a rank name what is not there: it says what its host has.
 func TestNoSuchInterface(t *testing.T) {
 	for listen, want := range map[string]string{
-		"127.0.0.1,nosuch0":            `"nosuch0": neither an address nor an interface of this host, which has [`,
-		"127.0.0.1,255.255.255.255/32": "no address of this host, which has [",
+		"127.0.0.1,nosuch0":            `"nosuch0": not an address or interface of this host, which has [`,
+		"127.0.0.1,255.255.255.255/32": "this host has no address in that network, only [",
 		"127.0.0.1,192.0.2.1":          "this host has [",
 		"127.0.0.1,":                   `"127.0.0.1,": an empty name; this host has [`,
 	} {

@@ -63,7 +63,7 @@ func (r *remote) check(p *port) error {
 	if got == p.in.sum {
 		return nil
 	}
-	return r.damaged(p.peer, "payload", fmt.Errorf("its checksum is %08x, that of what came %08x", got, p.in.sum))
+	return r.damaged(p.peer, "payload", fmt.Errorf("its checksum is %08x, but the received bytes have %08x", got, p.in.sum))
 }
 
 // damaged returns the error for data from rank peer that has changed on its way to this one.

@@ -279,7 +279,7 @@ func attack(addr string) {
 	_, err := comm.Connect(context.Background(), comm.Config{
 		Rank: 1, Size: besieged, Rendezvous: "tcp://" + addr, Job: "besieged", JoinTimeout: joinTime, Logger: slog.New(slog.DiscardHandler),
 	})
-	if err == nil || !strings.Contains(err.Error(), "the other side has another secret") {
+	if err == nil || !strings.Contains(err.Error(), "the other side has a different secret") {
 		fmt.Println("joining:", err)
 		return
 	}

@@ -42,13 +42,13 @@ func TestWithoutGroup(t *testing.T) {
 	require.Empty(t, log())
 	require.NoError(t, comm.Run(t.Context(), 2, func(context.Context, comm.Group) error { return alone(nil) }))
 	require.Equal(t, 2, strings.Count(log(), `fsdp: Config.Group is nil, so this rank trains a whole model by itself: `+
-		`give it the group of the ranks, or comm.Local(1)[0] if this is intended" but="comm.Run has 2 ranks in this process"`), log())
+		`give it the group of the ranks, or comm.Local(1)[0] if this is intended" but="comm.Run runs 2 ranks in this process"`), log())
 	require.Equal(t, 2, strings.Count(log(), "data: Config.Group is nil"), log())
 
 	t.Setenv("RANK", "1")
 	t.Setenv("WORLD_SIZE", "4")
 	require.NoError(t, alone(nil))
-	require.Equal(t, 2, strings.Count(log(), `but="this process is rank 1 of 4, says torchrun"`), log())
+	require.Equal(t, 2, strings.Count(log(), `but="torchrun started this process as rank 1 of 4"`), log())
 }
 
 // TestStepWithoutGradients: ZeroGrad before Step trains nothing.
