@@ -196,7 +196,7 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 		}
 		failed := 0
 		for seq := range collectives {
-			left := 5 + seq // Wrap has four
+			left := 6 + seq // Wrap has five
 			if run(t, faulty, func(context.CancelCauseFunc, fsdp.Event) {}, func(c commtest.Call) commtest.Fault {
 				if left--; left == 0 {
 					return commtest.Fault{Err: kit.ErrOops}
