@@ -292,7 +292,7 @@ func (l *life) may(method string, unreduced int) error {
 func (l *life) backward(s *Sharded, p *pass) {
 	l.grads.add()
 	l.sound.Store(false)
-	l.watch.backward(s, p.scaled || p.share != nil)
+	l.watch.backward(s, p)
 	if p.dummy || p.declined {
 		return
 	}

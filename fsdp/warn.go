@@ -35,6 +35,9 @@ type watch struct {
 
 	summed bool // since ZeroGrad there was a Backward with neither Share nor Scale
 	scaled bool // since ZeroGrad there was a ScaleGrads
+
+	shared  int // Backwards with Share since the last update or ZeroGrad
+	batches int // of this rank that the last of them had
 }
 
 // watched counts the updates of a parameter.
@@ -82,8 +85,14 @@ func (w *watch) update(s *Sharded, param int, u optim.Update) {
 	if !is {
 		return
 	}
+	p, logger := &w.params[param], s.cfg.warner(s.team.Rank())
 	if !w.begun {
 		w.begun, w.rate = true, 0
+		if 0 < w.shared && w.shared < w.batches {
+			w.warn(logger, "an optimizer steps before all batches that Share has for the step had a Backward: "+
+				"step after the last of them, which StepEnds of a data.Loader tells", "batches", w.batches, "passes", w.shared)
+		}
+		w.shared = 0
 		for p, has := range s.engine.Present() {
 			if has {
 				w.params[p].grads++
@@ -91,7 +100,6 @@ func (w *watch) update(s *Sharded, param int, u optim.Update) {
 		}
 	}
 	w.rate = max(w.rate, lr)
-	p, logger := &w.params[param], s.cfg.warner(s.team.Rank())
 	passes := s.life.grads.passes
 	if p.last != (optim.Update{}) && !p.last.SameOptimizer(u) {
 		w.warn(logger, "a parameter was updated by two optimizers since the last Forward: each parameter belongs in one",
@@ -196,9 +204,12 @@ func (w *watch) eval(s *Sharded, p *engine.Pass, results []Tensor) {
 		cmp.Or(from, "not in the batch or this rank's parameters: Eval this batch again, and a second warning names the first such call"))
 }
 
-// backward is called after a Backward, with whether it had Share or Scale.
-func (w *watch) backward(s *Sharded, weighed bool) {
-	w.summed = w.summed || !weighed && s.life.calls == nil
+// backward is called when all ranks begin the Backward of p.
+func (w *watch) backward(s *Sharded, p *pass) {
+	w.summed = w.summed || !p.scaled && p.share == nil && s.life.calls == nil
+	if p.share != nil && !p.dummy {
+		w.shared, w.batches = w.shared+1, len(p.share.batches)
+	}
 	if groups, _ := s.engine.Grads(); len(groups) == 0 {
 		w.warn(s.cfg.warner(s.team.Rank()), "Backward has nothing to do: all parameters are frozen, so nothing is trained. "+
 			"Change Config.Frozen or Freeze, or add what is trained to the model, such as nn.LoRA", "parameters", len(s.layout.Model.Params))
@@ -209,7 +220,7 @@ func (w *watch) backward(s *Sharded, weighed bool) {
 func (l *life) zeroGrad() {
 	l.grads = gradients{}
 	w := &l.watch
-	w.summed, w.scaled = false, false
+	w.summed, w.scaled, w.shared = false, false, 0
 	for i := range w.params {
 		w.params[i].steps = 0
 	}

@@ -222,6 +222,37 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 	}
 }
 
+// TestStepBeforeTheLastBatch warns once if an optimizer steps before all batches of Share had a Backward.
+func TestStepBeforeTheLastBatch(t *testing.T) {
+	for early, want := range []string{"", "an optimizer steps before all batches that Share has for the step had a Backward.* batches=2 passes=1"} {
+		log := kit.CaptureDefault(t)
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
+			defer m.Close()
+			opt, err := optim.SGD{}.New(m.Params())
+			require.NoError(t, err)
+			for i := range 3 {
+				batches := [][]fsdp.Tensor{kit.TinyBatch(2*i, g.Rank(), 1, 4), kit.TinyBatch(2*i+1, g.Rank(), 1, 4)}
+				for k, batch := range batches {
+					_, err := m.Forward(ctx, batch...)
+					require.NoError(t, err)
+					require.NoError(t, m.Backward(ctx, fsdp.Share(batches...)))
+					if k+early >= 1 {
+						require.NoError(t, opt.Step(0.1))
+						m.ZeroGrad()
+					}
+				}
+			}
+		})
+		if want == "" {
+			require.Empty(t, log())
+			continue
+		}
+		require.Equal(t, 1, strings.Count(log(), "\n"), log())
+		require.Regexp(t, want, log())
+	}
+}
+
 // TestNoTargets warns once on each rank that has a batch of which no target counts.
 func TestNoTargets(t *testing.T) {
 	log := kit.CaptureDefault(t)
