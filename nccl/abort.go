@@ -35,7 +35,7 @@ func (c *Communicator) Abort() error {
 	}
 	err := c.abort()
 	if !lockWithin(&c.mu, release) {
-		return errors.Join(err, fmt.Errorf("nccl: rank %d of %d: a call hangs %v after its communicator was aborted", c.rank, c.size, release))
+		return errors.Join(err, fmt.Errorf("nccl: rank %d of %d: a call still hangs %v after the communicator was aborted", c.rank, c.size, release))
 	}
 	defer c.mu.Unlock()
 	if !c.stuck {

@@ -214,9 +214,9 @@ func (b *backend) Reach(buf comm.Buffer) error {
 	case buf.Len() == 0 || size == 0:
 		return nil
 	case addr == 0:
-		return errors.New("device memory at address 0")
+		return errors.New("the device memory has address 0")
 	case addr%size != 0:
-		return fmt.Errorf("device memory at %#x, which is no multiple of %d", addr, size)
+		return fmt.Errorf("the device memory has address %#x, which is not a multiple of the element size %d", addr, size)
 	}
 	return nil
 }
@@ -249,7 +249,7 @@ func (b *backend) Leave(last uint64) error {
 // release frees the rank's own resources.
 func (b *backend) release() error {
 	if b.launcher.stuck {
-		return fmt.Errorf("nccl: group %q: a stream does not end %v after NCCL was told to abort: its memory is not freed",
+		return fmt.Errorf("nccl: group %q: a stream still runs %v after NCCL was aborted: its memory is not freed",
 			b.name, settling)
 	}
 	errs := []error{b.staging.free()}

@@ -55,7 +55,7 @@ func (c *Communicator) one(op Op, stream uintptr) error {
 func (c *Communicator) Group(ops []Op, stream uintptr) error {
 	for i := range ops {
 		if o := &ops[i]; o.Kind < AllGather || o.Kind > Recv || o.Count < 0 || o.Peer < 0 || o.Peer >= c.size {
-			return c.failure(describe(ops, i), InvalidArgument, fmt.Sprintf("%d elements, peer or root %d", o.Count, o.Peer))
+			return c.failure(describe(ops, i), InvalidArgument, fmt.Sprintf("kind %v, %d elements, peer or root %d of %d ranks", o.Kind, o.Count, o.Peer, c.size))
 		}
 	}
 	if len(ops) == 0 {

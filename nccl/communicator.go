@@ -32,7 +32,7 @@ type Communicator struct {
 // id, and waits for the others. If ctx ends first, the communicator is aborted.
 func NewCommunicator(ctx context.Context, dev *Device, n int, id UniqueID, rank int, cfg Config) (*Communicator, error) {
 	if n < 1 || n > math.MaxInt32 || rank < 0 || rank >= n {
-		return nil, fmt.Errorf("nccl: there is no rank %d of %d", rank, n)
+		return nil, fmt.Errorf("nccl: rank %d is not one of %d ranks", rank, n)
 	}
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func NewCommunicator(ctx context.Context, dev *Device, n int, id UniqueID, rank 
 func (cfg *Config) check() error {
 	for _, v := range []int{cfg.MinCTAs, cfg.MaxCTAs, cfg.ClusterSize} {
 		if v < 0 || v > math.MaxInt32 {
-			return fmt.Errorf("nccl: %d in Config is not a number of thread blocks", v)
+			return fmt.Errorf("nccl: Config has %d thread blocks: MinCTAs, MaxCTAs and ClusterSize must be int32 and not negative", v)
 		}
 	}
 	return nil
@@ -78,7 +78,7 @@ const NoColor = -1
 // for the color [NoColor]. If ctx ends first, both communicators are aborted.
 func (c *Communicator) Split(ctx context.Context, color, key int, cfg Config) (*Communicator, error) {
 	if color < NoColor || color > math.MaxInt32 || key < math.MinInt32 || key > math.MaxInt32 {
-		return nil, fmt.Errorf("nccl: Split by color %d and key %d", color, key)
+		return nil, fmt.Errorf("nccl: Split by color %d and key %d: both must be int32, and the color at least NoColor", color, key)
 	}
 	if err := cfg.check(); err != nil {
 		return nil, err

@@ -69,10 +69,10 @@ func TestBadArguments(t *testing.T) {
 		calls := lib.Calls("ncclCommInitRankConfig")
 		for _, x := range []struct{ n, rank int }{{0, 0}, {2, 2}, {2, -1}, {1 << 40, 0}} {
 			_, err := NewCommunicator(r.ctx, r.dev, x.n, id, x.rank, Config{})
-			require.ErrorContains(r, err, "there is no rank")
+			require.ErrorContains(r, err, "is not one of")
 		}
 		_, err := NewCommunicator(r.ctx, nil, 1, id, 0, Config{})
-		require.ErrorContains(r, err, "no device")
+		require.ErrorContains(r, err, "the device is nil")
 		closed := must(OpenDevice(1))
 		check(closed.Close())
 		_, err = NewCommunicator(r.ctx, closed, 1, id, 0, Config{})

@@ -34,10 +34,10 @@ const (
 // complete checks c and fills in defaults.
 func (c GroupConfig) complete() (GroupConfig, error) {
 	if c.Communicator.Share { // a part that ends in an abort would end the whole
-		return c, errors.New("nccl: GroupConfig with Communicator.Share, which would let a group split from another end that, too")
+		return c, errors.New("nccl: GroupConfig sets Communicator.Share, but the end of a split group would then end its parent too: leave it false")
 	}
 	if c.Timeout < 0 || c.Staging < 0 {
-		return c, fmt.Errorf("nccl: GroupConfig with Timeout %v and Staging %d", c.Timeout, c.Staging)
+		return c, fmt.Errorf("nccl: GroupConfig has Timeout %v and Staging %d: neither may be negative", c.Timeout, c.Staging)
 	}
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
@@ -100,7 +100,7 @@ func New(ctx context.Context, boot comm.Group, dev *Device, cfg GroupConfig) (*G
 	}
 	b := newBackend(cfg.Communicator.Name, host, dev, cfg, nil, nil)
 	if invalid == nil && dev == nil {
-		invalid = errors.New("nccl: there is no device")
+		invalid = errors.New("nccl: the device is nil")
 	}
 	return b.open(ctx, invalid)
 }
@@ -141,7 +141,7 @@ func (g *Group) WaitOn(ctx context.Context, s *Stream, w comm.Work) error {
 		if err := w.Wait(ctx); err != nil {
 			return err
 		}
-		return fmt.Errorf("nccl: group %q: WaitOn of an operation of another group", g.backend.name)
+		return fmt.Errorf("nccl: group %q: WaitOn got an operation of another group", g.backend.name)
 	}
 	ready, err := g.backend.progress.order(ctx, seq, s)
 	switch {

@@ -94,7 +94,7 @@ func TestWaitOnOthers(t *testing.T) {
 		alone := comm.Local(1)[0]
 		w := alone.AllReduce(comm.Of([]float32{1}), comm.Sum)
 		require.ErrorContains(m.me, m.WaitOn(m.me.ctx, m.me.stream, w), "another group")
-		require.ErrorContains(m.me, m.Fence(nil), `rank 0 of group "nccl": Fence: no stream`)
+		require.ErrorContains(m.me, m.Fence(nil), `rank 0 of group "nccl": Fence: the stream is nil`)
 		x := []float32{1}
 		require.NoError(m.me, m.WaitOn(m.me.ctx, m.me.stream, m.AllReduce(comm.Of(x), comm.Sum)), "host buffers are complete")
 		bad := m.AllReduce(f32s(0, 4), comm.Sum)
@@ -159,7 +159,7 @@ func TestGroupAllocates(t *testing.T) {
 func TestGroupReach(t *testing.T) {
 	cuda, _ := doubles(t)
 	for text, buf := range map[string]comm.Buffer{
-		"at address 0": f32s(0, 1), "no multiple of 4": f32s(4097, 1), "no element type": transport.OnDevice[float32](4096, -1),
+		"has address 0": f32s(0, 1), "not a multiple of the element size 4": f32s(4097, 1), "no element type": transport.OnDevice[float32](4096, -1),
 	} {
 		inGroup(t, 1, GroupConfig{}, func(m *member) error {
 			err := m.AllReduce(buf, comm.Sum).Wait(m.me.ctx)

@@ -13,7 +13,7 @@ const EnvLibrary = "FSDP_NCCL_LIBRARY"
 
 var library = device.Library{
 	What: "NCCL", Names: []string{"libnccl.so.2"}, Variable: EnvLibrary,
-	Hint: "install libnccl2, or name the libnccl.so.2 of Python's nvidia-nccl-cu12 or -cu13 in " + EnvLibrary,
+	Hint: "install libnccl2, or set the path of libnccl.so.2, as of Python's nvidia-nccl-cu12 or -cu13, in " + EnvLibrary,
 	Open: open,
 }
 
@@ -40,7 +40,7 @@ func attach(dev *Device) error {
 		return err
 	}
 	if dev == nil {
-		return errors.New("nccl: there is no device")
+		return errors.New("nccl: the device is nil")
 	}
 	if _, _, err := dev.Memory(); err != nil { // or NCCL leaves a group open on this thread
 		return fmt.Errorf("nccl: %w", err)

@@ -97,7 +97,7 @@ func (f *fence) wait(s *Stream, others []*Stream) error {
 	defer f.mu.Unlock()
 	for _, other := range others {
 		if other == nil {
-			return errors.New("no stream")
+			return errors.New("the stream is nil")
 		}
 		if err := f.event.Record(other); err != nil {
 			return err

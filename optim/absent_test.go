@@ -219,7 +219,7 @@ func TestAdoptErrors(t *testing.T) {
 		entries []optim.Entry
 		want    string
 	}{
-		{-1, nil, "optim: adopt: -1 steps"},
+		{-1, nil, "optim: adopt: the number of steps is -1: must not be negative"},
 		{3, []optim.Entry{entry("exp_avg", 0, 4)}, `adopt: exp_avg_sq of parameter "w": element 0 is missing`},
 		{3, []optim.Entry{entry("exp_avg", 0, 4), entry("exp_avg_sq", 0, 3)}, `exp_avg_sq of parameter "w": element 3 is missing`},
 		{3, []optim.Entry{entry("exp_avg", 1, 4), entry("exp_avg_sq", 0, 4)}, `exp_avg of parameter "w": element 0 is missing`},

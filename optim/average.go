@@ -65,7 +65,7 @@ func EMA(o Optimizer, decay float64) error {
 // value.
 func (a *part) averages() (list []vec.SGDVec, err error) {
 	if a.settings.common.EMA != 0 {
-		return nil, errors.New("it keeps averages already")
+		return nil, errors.New("it already keeps averages: call EMA once")
 	}
 	if err := a.ready(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (a *part) averages() (list []vec.SGDVec, err error) {
 		}
 		e, ok := v.(vec.SGDVec)
 		if !ok {
-			return nil, fmt.Errorf("parameter %q: a value of type %T has no update of SGD, which makes the average", p.Name, p.Value)
+			return nil, fmt.Errorf("parameter %q: a value of type %T has no SGD update, which computes the average", p.Name, p.Value)
 		}
 		if p.steps > 0 {
 			if err := copyVec(e, p.Value); err != nil {
@@ -122,7 +122,7 @@ func (a *part) follow(p *piece) error {
 
 // ErrSwapped is the error of an optimizer that cannot step, load or save because [Swap] has
 // exchanged its values and averages.
-var ErrSwapped = errors.New("the averages are in the place of the values: Swap them back first")
+var ErrSwapped = errors.New("the averages have replaced the values: Swap them back first")
 
 // Swap exchanges the values and the averages of [EMA]. The model then computes with the averages,
 // to evaluate, generate and export. The next Swap brings the values back. In between, Step, Restore

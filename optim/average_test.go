@@ -207,11 +207,11 @@ func TestEMAErrors(t *testing.T) {
 	require.ErrorIs(t, optim.EMA(tight, 0.5), broken)
 	require.Len(t, tight.State(), 1)
 	require.NoError(t, optim.EMA(opt, 0.5))
-	require.EqualError(t, optim.EMA(opt, 0.5), "optim: ema: sgd: it keeps averages already")
+	require.EqualError(t, optim.EMA(opt, 0.5), "optim: ema: sgd: it already keeps averages: call EMA once")
 	require.Equal(t, 0.5, optim.Groups(opt)[0].EMA)
 
 	_, err := optim.Regroup(tight, optim.Groups(opt))
-	require.ErrorContains(t, err, `parameter "w": EMA 0.5 cannot take the place of 0: there is an average with EMA only`)
+	require.ErrorContains(t, err, `parameter "w": EMA cannot change from 0 to 0.5: only an optimizer with EMA has an average`)
 	groups := optim.Groups(opt)
 	groups[0].EMA = 0.25
 	apply, err := optim.Regroup(opt, groups)

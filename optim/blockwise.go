@@ -47,7 +47,7 @@ func checkBits(bits int) error {
 	if bits == 0 || bits == 8 {
 		return nil
 	}
-	return fmt.Errorf("field Bits is %d: must be 8, or 0 for those of the value", bits)
+	return fmt.Errorf("field Bits is %d: must be 8, or 0 for the type of the value", bits)
 }
 
 // newEntry returns the zeroed state of a name, with this number of bits per element.
@@ -60,7 +60,7 @@ func (p Param) newEntry(name string, bits int) (Vec, error) {
 		return p.newState(n)
 	}
 	if _, ok := p.Value.(vec.Adam8Vec); !ok {
-		return nil, fmt.Errorf("parameter %q: a value of type %T has no such update, it is no %v",
+		return nil, fmt.Errorf("parameter %q: a value of type %T cannot be updated, because it does not implement %v",
 			p.Name, p.Value, reflect.TypeFor[vec.Adam8Vec]())
 	}
 	words, err := p.newState(kernel.Words8(p.Offset, n))
@@ -79,7 +79,7 @@ func (b *Blockwise) Float64() bool { return false }
 // Slice implements [Vec].
 func (b *Blockwise) Slice(from, to int) Vec {
 	if from < 0 || to < from || to > b.Len() {
-		panic(fmt.Sprintf("optim: slice [%d:%d] of %d elements", from, to, b.Len()))
+		panic(fmt.Sprintf("optim: slice [%d:%d] is outside %d elements", from, to, b.Len()))
 	}
 	s := *b
 	s.begin, s.end = b.begin+from, b.begin+to
@@ -155,5 +155,5 @@ func (b *Blockwise) fits(h Host) error {
 	if len(h.F32) == b.Len() && h.F64 == nil {
 		return nil
 	}
-	return fmt.Errorf("optim: copy between %d elements of float32 in 8 bits and %d of %s", b.Len(), h.Len(), vec.TypeName(h))
+	return fmt.Errorf("optim: cannot copy between %d elements of float32 in 8 bits and %d elements of %s", b.Len(), h.Len(), vec.TypeName(h))
 }

@@ -53,12 +53,12 @@ func TestBitsErrors(t *testing.T) {
 		config
 		params []optim.Param
 	}{
-		"optim: adamw: field Bits is 4: must be 8, or 0 for those of the value":                                                {optim.AdamW{Bits: 4}, f32},
-		"optim: adam: rule 0: field Bits is 16: must be 8, or 0 for those of the value":                                        {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(16)}}}, f32},
-		"optim: sgd: rule 0: field Bits is of Adam and AdamW":                                                                  {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
-		`optim: adam: exp_avg of parameter "a": its value is float64, and Bits 8 is for float32`:                               {optim.Adam{Bits: 8}, f64},
-		`optim: adam: exp_avg of parameter "b": its value is float64, and Bits 8 is for float32`:                               {optim.Adam{Bits: 8}, elsewhere},
-		`optim: adam: exp_avg of parameter "a": a value of type optim_test.onlyAdam has no such update, it is no vec.Adam8Vec`: {optim.Adam{Bits: 8}, far},
+		"optim: adamw: field Bits is 4: must be 8, or 0 for the type of the value":                                                                 {optim.AdamW{Bits: 4}, f32},
+		"optim: adam: rule 0: field Bits is 16: must be 8, or 0 for the type of the value":                                                         {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(16)}}}, f32},
+		"optim: sgd: rule 0: field Bits is for Adam and AdamW only":                                                                                {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
+		`optim: adam: exp_avg of parameter "a": its value is float64, and Bits 8 is for float32`:                                                   {optim.Adam{Bits: 8}, f64},
+		`optim: adam: exp_avg of parameter "b": its value is float64, and Bits 8 is for float32`:                                                   {optim.Adam{Bits: 8}, elsewhere},
+		`optim: adam: exp_avg of parameter "a": a value of type optim_test.onlyAdam cannot be updated, because it does not implement vec.Adam8Vec`: {optim.Adam{Bits: 8}, far},
 	} {
 		_, err := c.New(c.params)
 		require.EqualError(t, err, want)
@@ -185,7 +185,7 @@ func TestBlockwiseIsAVec(t *testing.T) {
 	require.Equal(t, before, read(v))
 	require.NoError(t, v.Zero())
 	require.Equal(t, make([]float32, 1000), read(v))
-	require.EqualError(t, v.Read(optim.Host{F64: make([]float64, 1000)}), "optim: copy between 1000 elements of float32 in 8 bits and 1000 of float64")
+	require.EqualError(t, v.Read(optim.Host{F64: make([]float64, 1000)}), "optim: cannot copy between 1000 elements of float32 in 8 bits and 1000 elements of float64")
 	require.Error(t, part.Write(optim.Host{F32: make([]float32, 11)}))
 	require.Panics(t, func() { part.Slice(0, 11) })
 }

@@ -81,19 +81,19 @@ type optimizer struct {
 // it.
 func (o *optimizer) add(p *part, steps int) error {
 	if slices.Contains(o.parts, p) {
-		return fmt.Errorf("%s is there twice", p.kind)
+		return fmt.Errorf("%s is given twice", p.kind)
 	}
 	if len(o.parts) == 0 {
 		o.steps = steps
 	}
 	if steps != o.steps {
-		return fmt.Errorf("%s has had %d steps, %s %d", o.parts[0].kind, o.steps, p.kind, steps)
+		return fmt.Errorf("%s has made %d steps, %s has made %d: compose optimizers after the same number of steps", o.parts[0].kind, o.steps, p.kind, steps)
 	}
 	for _, q := range p.pieces {
 		if i := o.holder(q.Name); i >= 0 {
 			other := o.parts[i]
 			held := other.pieces[other.index[q.Name][0]]
-			return fmt.Errorf("parameter %q: %s holds elements [%d:%d], %s holds [%d:%d]",
+			return fmt.Errorf("parameter %q: %s has elements [%d:%d], and %s has [%d:%d]: give each parameter to one optimizer",
 				q.Name, other.kind, held.Offset, held.end(), p.kind, q.Offset, q.end())
 		}
 	}
@@ -163,7 +163,7 @@ func (o *optimizer) Adopt(steps int, entries []Entry) error {
 func (o *optimizer) load(method string, steps int, entries []Entry, all bool) error {
 	verb := strings.ToLower(method)
 	if steps < 0 {
-		return fmt.Errorf("optim: %s: %d steps", verb, steps)
+		return fmt.Errorf("optim: %s: the number of steps is %d: must not be negative", verb, steps)
 	}
 	if err := enter(o.guards, method, false); err != nil {
 		return fmt.Errorf("optim: %w", err)
@@ -202,7 +202,7 @@ func (o *optimizer) byPart(entries []Entry) ([][]Entry, error) {
 			i = slices.IndexFunc(o.parts, func(p *part) bool { return slices.Contains(p.names, e.Name) })
 		}
 		if i < 0 {
-			return nil, fmt.Errorf("parameter %q has state %q, none of these optimizers keeps that", e.Param, e.Name)
+			return nil, fmt.Errorf("parameter %q has state %q, which none of these optimizers keeps", e.Param, e.Name)
 		}
 		lists[i] = append(lists[i], e)
 	}

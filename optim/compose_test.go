@@ -105,13 +105,13 @@ func TestComposeRestoreAllOrNone(t *testing.T) {
 		entries []optim.Entry
 		want    string
 	}{
-		{-1, []optim.Entry{m, v, b}, "-1 steps"},
+		{-1, []optim.Entry{m, v, b}, "the number of steps is -1: must not be negative"},
 		{7, []optim.Entry{m, v, entry("b", "momentum_buffer", 3)}, `momentum_buffer of parameter "b": element 3 is missing`},
 		{7, []optim.Entry{entry("a", "exp_avg", 2), v, b}, `exp_avg of parameter "a": element 2 is missing`},
 		{7, []optim.Entry{m, v, entry("b", "exp_avg", 4)}, `parameter "b" has state "exp_avg", this optimizer keeps ["momentum_buffer"]`},
 		{7, []optim.Entry{m, v, b, entry("a", "momentum_buffer", 4)}, `parameter "a" has state "momentum_buffer"`},
-		{7, []optim.Entry{m, v, b, entry("c", "max_exp_avg_sq", 4)}, `parameter "c" has state "max_exp_avg_sq", none of these optimizers keeps that`},
-		{7, []optim.Entry{m, v, b, entry("c", "exp_avg", 4), entry("c", "exp_avg", 1)}, `exp_avg of parameter "c": element 0 is there twice`},
+		{7, []optim.Entry{m, v, b, entry("c", "max_exp_avg_sq", 4)}, `parameter "c" has state "max_exp_avg_sq", which none of these optimizers keeps`},
+		{7, []optim.Entry{m, v, b, entry("c", "exp_avg", 4), entry("c", "exp_avg", 1)}, `exp_avg of parameter "c": element 0 occurs twice`},
 	} {
 		require.ErrorContains(t, p.opt.Restore(c.steps, c.entries), c.want)
 		require.ErrorContains(t, p.opt.Adopt(c.steps, c.entries), c.want)
@@ -148,12 +148,12 @@ func TestComposeErrors(t *testing.T) {
 		opts []optim.Optimizer
 		want string
 	}{
-		{[]optim.Optimizer{adamw(piece("w", 0, 4)...), sgd(piece("w", 2, 6)...)}, `parameter "w": adamw holds elements [0:4], sgd holds [2:6]`},
+		{[]optim.Optimizer{adamw(piece("w", 0, 4)...), sgd(piece("w", 2, 6)...)}, `parameter "w": adamw has elements [0:4], and sgd has [2:6]`},
 		{[]optim.Optimizer{adamw(append(piece("v", 0, 8), piece("w", 4, 8)...)...), sgd(), sgd(piece("w", 0, 4)...)},
-			`parameter "w": adamw holds elements [4:8], sgd holds [0:4]`}, // it could not be restored
-		{[]optim.Optimizer{compose(t, adamw(piece("w", 0, 4)...)), compose(t, sgd(piece("w", 4, 4)...))}, `sgd holds [4:4]`},
-		{[]optim.Optimizer{adamw(), stepped}, "optim: compose: adamw has had 0 steps, sgd 1"},
-		{[]optim.Optimizer{empty, sgd(), empty}, "optim: compose: adamw is there twice"},
+			`parameter "w": adamw has elements [4:8], and sgd has [0:4]`}, // it could not be restored
+		{[]optim.Optimizer{compose(t, adamw(piece("w", 0, 4)...)), compose(t, sgd(piece("w", 4, 4)...))}, `sgd has [4:4]`},
+		{[]optim.Optimizer{adamw(), stepped}, "optim: compose: adamw has made 0 steps, sgd has made 1"},
+		{[]optim.Optimizer{empty, sgd(), empty}, "optim: compose: adamw is given twice"},
 		{[]optim.Optimizer{adamw(), nil}, "optim: compose: optimizer 1 is <nil>, which is not of this package"},
 		{[]optim.Optimizer{wrapper{adamw()}}, "optimizer 0 is optim_test.wrapper"},
 	} {

@@ -86,9 +86,9 @@ func (c Elementwise) New(params []Param) (Optimizer, error) {
 	for i, v := range values {
 		switch {
 		case v.Len() > 0 && v.Float64() && c.Float64 == nil:
-			return nil, fmt.Errorf("optim: %s: parameter %q is float64, which needs field Float64", kind, params[i].Name)
+			return nil, fmt.Errorf("optim: %s: parameter %q is float64: set field Float64", kind, params[i].Name)
 		case v.Len() > 0 && !v.Float64() && c.Float32 == nil:
-			return nil, fmt.Errorf("optim: %s: parameter %q is float32, which needs field Float32", kind, params[i].Name)
+			return nil, fmt.Errorf("optim: %s: parameter %q is float32: set field Float32", kind, params[i].Name)
 		}
 	}
 	u := &elementwise{values: values, f32: c.Float32, f64: c.Float64}
@@ -108,7 +108,7 @@ func (c Elementwise) check() error {
 	}
 	for i, name := range c.State {
 		if name == "" || name == emaName || slices.Contains(c.State[:i], name) {
-			return fmt.Errorf("field State: %q is empty, there twice, or the name of averages", name)
+			return fmt.Errorf("field State: %q is empty, given twice, or reserved for averages", name)
 		}
 	}
 	for name, v := range c.Numbers {

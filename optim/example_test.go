@@ -279,7 +279,7 @@ func ExampleEMA() {
 	// Output:
 	// value   -1.00
 	// average -0.05
-	// optim: sgd: step 99: the averages are in the place of the values: Swap them back first
+	// optim: sgd: step 99: the averages have replaced the values: Swap them back first
 	// value   -1.00
 }
 

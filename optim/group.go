@@ -84,10 +84,10 @@ func (s *Settings) check() error {
 		_, err = parseNumbers(s.Numbers)
 	}
 	if err == nil && s.Kind == kindMuon && (s.NSSteps < 1 || s.Scale != MatchAdamW.String() && s.Scale != ByShape.String()) {
-		err = fmt.Errorf("Scale is %s and Steps is %d", s.Scale, s.NSSteps)
+		err = fmt.Errorf("field Scale is %s and NSSteps is %d: want MatchAdamW or ByShape, and at least 1 step", s.Scale, s.NSSteps)
 	}
 	if err == nil && s.Nesterov && s.Momentum == 0 {
-		err = errors.New("no Momentum, which Nesterov needs")
+		err = errors.New("field Nesterov needs Momentum")
 	}
 	return err
 }
@@ -140,7 +140,7 @@ func Regroup(o Optimizer, groups []Group) (apply func(), err error) {
 			return nil, fmt.Errorf("optim: regroup: group %d: %w", i, err)
 		}
 		if lr = groups[i].LR; lr != groups[0].LR {
-			return nil, fmt.Errorf("optim: regroup: LR is %v in one group and %v in another: LRScale is where they may differ", groups[0].LR, lr)
+			return nil, fmt.Errorf("optim: regroup: LR is %v in one group and %v in another: use one LR, and LRScale for differences", groups[0].LR, lr)
 		}
 		for _, name := range groups[i].Params {
 			of[name] = &groups[i].Settings
@@ -176,13 +176,13 @@ func (a *part) regroup(of map[string]*Settings) (Settings, error) {
 		}
 		switch s := of[name].common(); {
 		case s.Kind != mine.Kind:
-			return mine, fmt.Errorf("parameter %q: its settings are of %s", name, s.Kind)
+			return mine, fmt.Errorf("parameter %q: its settings are for %s", name, s.Kind)
 		case !sameNames(s.Numbers, mine.Numbers):
-			return mine, fmt.Errorf("parameter %q: the numbers %q cannot take the place of %q", name, s.Numbers, mine.Numbers)
+			return mine, fmt.Errorf("parameter %q: cannot replace the numbers %q by %q: they must have the same names", name, mine.Numbers, s.Numbers)
 		case (s.EMA == 0) != (a.settings.common.EMA == 0):
-			return mine, fmt.Errorf("parameter %q: EMA %v cannot take the place of %v: there is an average with EMA only", name, s.EMA, mine.EMA)
+			return mine, fmt.Errorf("parameter %q: EMA cannot change from %v to %v: only an optimizer with EMA has an average", name, mine.EMA, s.EMA)
 		case (s.Momentum == 0) != (a.settings.common.Momentum == 0) && s.Kind == kindSGD:
-			return mine, fmt.Errorf("parameter %q: Momentum %v cannot take the place of %v: there is state with momentum only", name, s.Momentum, mine.Momentum)
+			return mine, fmt.Errorf("parameter %q: Momentum cannot change from %v to %v: only an optimizer with Momentum has its state", name, mine.Momentum, s.Momentum)
 		case first != "" && s != mine:
 			return mine, fmt.Errorf("one optimizer cannot have %v for parameter %q and %v for %q", mine.Facts()[3:], first, s.Facts()[3:], name)
 		default:

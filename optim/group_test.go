@@ -100,12 +100,12 @@ func TestRegroupRefuses(t *testing.T) {
 		opt    optim.Optimizer
 		groups []optim.Group
 	}{
-		`optim: regroup: adamw: parameter "b": its settings are of SGD`:                              {adamw, []optim.Group{group(adamw, same, "a"), group(plain, same, "b")}},
-		`optim: regroup: group 0: Beta2 is 1: must be in [0, 1)`:                                     {adamw, []optim.Group{group(adamw, func(s *optim.Settings) { s.Betas[1] = 1 }, "a")}},
-		`optim: regroup: sgd: parameter "a": Momentum 0.5 cannot take the place of 0`:                {plain, []optim.Group{group(momentum, same, "a")}},
-		`optim: regroup: sgd: parameter "a": Momentum 0 cannot take the place of 0.5`:                {momentum, []optim.Group{group(plain, same, "a")}},
-		`optim: regroup: LR is 0 in one group and 0.5 in another`:                                    {adamw, []optim.Group{group(adamw, same, "a"), group(adamw, func(s *optim.Settings) { s.LR = 0.5 }, "b")}},
-		`one optimizer cannot have [Beta1 0.9 Beta2 0.999 Eps 1e-08] for parameter "a" and [Beta1 0`: {adamw, []optim.Group{group(adamw, same, "a"), group(adamw, func(s *optim.Settings) { s.Betas[0] = 0 }, "b")}},
+		`optim: regroup: adamw: parameter "b": its settings are for SGD`:                                                          {adamw, []optim.Group{group(adamw, same, "a"), group(plain, same, "b")}},
+		`optim: regroup: group 0: Beta2 is 1: must be in [0, 1)`:                                                                  {adamw, []optim.Group{group(adamw, func(s *optim.Settings) { s.Betas[1] = 1 }, "a")}},
+		`optim: regroup: sgd: parameter "a": Momentum cannot change from 0 to 0.5: only an optimizer with Momentum has its state`: {plain, []optim.Group{group(momentum, same, "a")}},
+		`optim: regroup: sgd: parameter "a": Momentum cannot change from 0.5 to 0: only an optimizer with Momentum has its state`: {momentum, []optim.Group{group(plain, same, "a")}},
+		`optim: regroup: LR is 0 in one group and 0.5 in another`:                                                                 {adamw, []optim.Group{group(adamw, same, "a"), group(adamw, func(s *optim.Settings) { s.LR = 0.5 }, "b")}},
+		`one optimizer cannot have [Beta1 0.9 Beta2 0.999 Eps 1e-08] for parameter "a" and [Beta1 0`:                              {adamw, []optim.Group{group(adamw, same, "a"), group(adamw, func(s *optim.Settings) { s.Betas[0] = 0 }, "b")}},
 		`is not of this package`: {foreign{adamw}, nil},
 	} {
 		before := optim.Groups(c.opt)

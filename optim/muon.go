@@ -166,7 +166,7 @@ func (c Muon) Plan(params []Param) (*MuonPlan, error) {
 // these ranks.
 func (c Muon) teams(params []Param) (list []*muonTeam, err error) {
 	if c.Method > Gather {
-		return nil, fmt.Errorf("there is no %v", c.Method)
+		return nil, fmt.Errorf("unknown %v", c.Method)
 	}
 	order := make([]int, len(params)) // Shards lists empty pieces last, so its order differs between ranks
 	for i := range order {
@@ -178,7 +178,7 @@ func (c Muon) teams(params []Param) (list []*muonTeam, err error) {
 		p := &params[i]
 		jobs, err := c.jobs(p, i)
 		if err == nil && p.Name == last {
-			err = errors.New("it has more than one piece here")
+			err = errors.New("this rank has more than one piece of it, want one")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("parameter %q: %w", p.Name, err)
@@ -189,7 +189,7 @@ func (c Muon) teams(params []Param) (list []*muonTeam, err error) {
 			at, list = len(list), append(list, newMuonTeam(p.Peers, cmp.Or(c.Steps, 5), p.withVecs().Value.Float64()))
 		}
 		if list[at].float64s != p.withVecs().Value.Float64() && lenOf(p.Value) > 0 {
-			return nil, fmt.Errorf("parameter %q: its type is not that of the others", p.Name)
+			return nil, fmt.Errorf("parameter %q: its element type differs from the other parameters", p.Name)
 		}
 		list[at].jobs = append(list[at].jobs, jobs...)
 	}
@@ -208,7 +208,7 @@ func (c Muon) jobs(p *Param, i int) (list []muonJob, err error) {
 		return nil, err
 	}
 	if len(p.Shape) < 2 {
-		return nil, fmt.Errorf("shape %v is no matrix", p.Shape)
+		return nil, fmt.Errorf("shape %v is not a matrix: use another optimizer for it", p.Shape)
 	}
 	blocks := 1
 	if c.Blocks != nil {
@@ -216,9 +216,9 @@ func (c Muon) jobs(p *Param, i int) (list []muonJob, err error) {
 	}
 	switch {
 	case p.Shape[0]%blocks != 0:
-		return nil, fmt.Errorf("%d blocks do not divide %d rows", blocks, p.Shape[0])
+		return nil, fmt.Errorf("%d rows are not a multiple of %d blocks", p.Shape[0], blocks)
 	case p.Peers == nil && lenOf(p.Value) != n:
-		return nil, fmt.Errorf("elements [%d:%d] of %d are here, and no Peers have the others", p.Offset, p.end(), n)
+		return nil, fmt.Errorf("only elements [%d:%d] of %d are on this rank, and Peers is nil: set Peers to the ranks that have the rest", p.Offset, p.end(), n)
 	case n == 0:
 		return nil, nil
 	}

@@ -385,16 +385,16 @@ func TestMuonErrors(t *testing.T) {
 		params []optim.Param
 		want   string
 	}{
-		{optim.Muon{}, []optim.Param{param(3)}, `parameter "w": shape [3] is no matrix`},
-		{optim.Muon{}, []optim.Param{piece}, `parameter "w": elements [0:8] of 16 are here, and no Peers have the others`},
-		{optim.Muon{}, []optim.Param{far}, `parameter "w": a value of type optim_test.unreachable has no such update, it is no vec.Addressable`},
-		{optim.Muon{}, []optim.Param{param(4, 4), other}, `parameter "x": its type is not that of the others`},
+		{optim.Muon{}, []optim.Param{param(3)}, `parameter "w": shape [3] is not a matrix: use another optimizer for it`},
+		{optim.Muon{}, []optim.Param{piece}, `parameter "w": only elements [0:8] of 16 are on this rank, and Peers is nil`},
+		{optim.Muon{}, []optim.Param{far}, `parameter "w": a value of type optim_test.unreachable cannot be updated, because it does not implement vec.Addressable`},
+		{optim.Muon{}, []optim.Param{param(4, 4), other}, `parameter "x": its element type differs from the other parameters`},
 		{optim.Muon{Method: optim.Gram}, []optim.Param{cut}, `parameter "w": Gram needs`},
 		{optim.Muon{Method: optim.Gram}, []optim.Param{param(2, 3)}, `parameter "w": Gram needs at least as many rows as columns`},
-		{optim.Muon{Method: 9}, []optim.Param{cut}, "there is no Method(9)"},
-		{optim.Muon{Blocks: func(optim.Param) int { return 3 }}, []optim.Param{param(4, 4)}, `parameter "w": 3 blocks do not divide 4 rows`},
+		{optim.Muon{Method: 9}, []optim.Param{cut}, "unknown Method(9)"},
+		{optim.Muon{Blocks: func(optim.Param) int { return 3 }}, []optim.Param{param(4, 4)}, `parameter "w": 4 rows are not a multiple of 3 blocks`},
 		{optim.Muon{Momentum: 1}, nil, "Momentum is 1"},
-		{optim.Muon{Momentum: optim.Zero}, nil, "no Momentum, which Nesterov needs"},
+		{optim.Muon{Momentum: optim.Zero}, nil, "field Nesterov needs Momentum"},
 		{optim.Muon{Steps: -1}, nil, "Steps is -1"},
 		{optim.Muon{Scale: 7}, nil, "Scale is Scale(7)"},
 	} {

@@ -161,7 +161,7 @@ func (t *muonTeam) plan(method Method, m Machine) error {
 		possible := t.size == t.places && j.rows >= j.cols && !j.cutsRows(t.places)
 		switch {
 		case method == Gram && !possible:
-			return fmt.Errorf("parameter %q: Gram needs at least as many rows as columns, and each row on one rank: see shard.Rows and fsdp.Config.Unit", j.name)
+			return fmt.Errorf("parameter %q: Gram needs at least as many rows as columns, and each row whole on one rank: see shard.Rows and fsdp.Config.Unit", j.name)
 		case method == Cheapest && possible && !exact && j.gramTime(t, m) < j.ownerTime(t, m):
 			j.method = Gram
 		case method == Cheapest:

@@ -257,7 +257,7 @@ func checkParams(params []Param) error {
 			continue
 		}
 		if !slices.Equal(a.Shape, b.Shape) {
-			return fmt.Errorf("optim: parameter %q: pieces with shapes %v and %v", a.Name, a.Shape, b.Shape)
+			return fmt.Errorf("optim: parameter %q: its pieces have different shapes, %v and %v", a.Name, a.Shape, b.Shape)
 		}
 		if a.Offset == b.Offset || a.end() > b.Offset {
 			return fmt.Errorf("optim: parameter %q: pieces [%d:%d] and [%d:%d] overlap",

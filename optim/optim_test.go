@@ -282,7 +282,7 @@ func TestNewErrors(t *testing.T) {
 		{edit(func(p *optim.Param) { p.Shape = []int{-4} }), `parameter "w": negative dimension`},
 		{append(edit(func(p *optim.Param) { p.Offset = 1 }), ok), `parameter "w": pieces [0:2] and [1:3] overlap`},
 		{[]optim.Param{ok, ok}, `parameter "w": pieces [0:2] and [0:2] overlap`},
-		{append(edit(func(p *optim.Param) { p.Offset = 2; p.Shape = []int{2, 2} }), ok), `parameter "w": pieces with shapes [4] and [2 2]`},
+		{append(edit(func(p *optim.Param) { p.Offset = 2; p.Shape = []int{2, 2} }), ok), `parameter "w": its pieces have different shapes, [4] and [2 2]`},
 	} {
 		for _, config := range []config{optim.SGD{}, optim.Adam{}, optim.AdamW{}} {
 			_, err := config.New(c.params)
@@ -297,13 +297,13 @@ func TestNewErrors(t *testing.T) {
 		{optim.SGD{Momentum: 1}, "optim: sgd: Momentum is 1: must be in [0, 1)"},
 		{optim.SGD{Momentum: math.NaN()}, "Momentum is NaN"},
 		{optim.SGD{WeightDecay: -1}, "WeightDecay is -1: must be in [0, +Inf)"},
-		{optim.SGD{Nesterov: true}, "no Momentum, which Nesterov needs"},
+		{optim.SGD{Nesterov: true}, "field Nesterov needs Momentum"},
 		{optim.Adam{Beta1: 1}, "optim: adam: Beta1 is 1: must be in [0, 1)"},
 		{optim.AdamW{Beta1: -0.5}, "optim: adamw: Beta1 is -0.5"},
 		{optim.Adam{Beta2: math.NaN()}, "Beta2 is NaN"},
 		{optim.Adam{Eps: math.Inf(1)}, "Eps is +Inf"},
 		{optim.AdamW{WeightDecay: math.NaN()}, "WeightDecay is NaN"},
-		{optim.AdamW{Rules: []optim.Rule{optim.NoDecay(), {}}}, "optim: adamw: rule 1: no Match"},
+		{optim.AdamW{Rules: []optim.Rule{optim.NoDecay(), {}}}, "optim: adamw: rule 1: field Match is nil"},
 		{optim.SGD{Rules: []optim.Rule{{Match: all, LRScale: new(-1.0)}}}, "optim: sgd: rule 0: LRScale is -1"},
 		{optim.SGD{Rules: []optim.Rule{{Match: all, WeightDecay: new(math.Inf(1))}}}, "rule 0: WeightDecay is +Inf"},
 	} {

@@ -44,7 +44,7 @@ func MatchName(pattern *regexp.Regexp) func(Param) bool {
 // check returns an error unless the rule can be applied.
 func (r Rule) check() error {
 	if r.Match == nil {
-		return errors.New("no Match")
+		return errors.New("field Match is nil")
 	}
 	bits := 0
 	if r.Bits != nil {

@@ -73,7 +73,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 	for i, r := range rules {
 		err := r.check()
 		if r.Bits != nil && s.Kind != kindAdam && s.Kind != kindAdamW {
-			err = errors.New("field Bits is of Adam and AdamW")
+			err = errors.New("field Bits is for Adam and AdamW only")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("optim: %s: rule %d: %w", kind, i, err)
@@ -124,7 +124,7 @@ func valuesAs[V Vec](kind string, params []Param) ([]V, error) {
 	for i, p := range params {
 		var ok bool
 		if values[i], ok = p.withVecs().Value.(V); !ok {
-			return nil, fmt.Errorf("optim: %s: parameter %q: a value of type %T has no such update, it is no %v",
+			return nil, fmt.Errorf("optim: %s: parameter %q: a value of type %T cannot be updated, because it does not implement %v",
 				kind, p.Name, p.Value, reflect.TypeFor[V]())
 		}
 	}
@@ -295,7 +295,7 @@ func (a *part) sortEntries(entries []Entry) (map[tensor][]Entry, error) {
 			return nil, fmt.Errorf("parameter %q has state %q, this optimizer keeps %q", e.Param, e.Name, a.names)
 		}
 		if e.Steps < 0 {
-			return nil, fmt.Errorf("%s of parameter %q: %d steps", e.Name, e.Param, e.Steps)
+			return nil, fmt.Errorf("%s of parameter %q: the number of steps is %d: must not be negative", e.Name, e.Param, e.Steps)
 		}
 		if twoTypes(e.Data) {
 			return nil, fmt.Errorf("%s of parameter %q: data is both float32 and float64", e.Name, e.Param)
@@ -309,7 +309,7 @@ func (a *part) sortEntries(entries []Entry) (map[tensor][]Entry, error) {
 		slices.SortFunc(group, func(a, b Entry) int { return cmp.Compare(a.Offset, b.Offset) })
 		for i := 1; i < len(group); i++ {
 			if end := group[i-1].end(); end > group[i].Offset {
-				return nil, fmt.Errorf("%s of parameter %q: element %d is there twice", key.name, key.param, group[i].Offset)
+				return nil, fmt.Errorf("%s of parameter %q: element %d occurs twice", key.name, key.param, group[i].Offset)
 			}
 		}
 	}
@@ -341,7 +341,7 @@ func (r *refill) add(dst Vec, sources []Entry) error {
 		case e.Data.Float64() != p.Value.Float64():
 			return fmt.Errorf("state is %s, parameter %s", vec.TypeName(e.Data), vec.TypeName(p.Value))
 		case e.Steps != r.steps:
-			return fmt.Errorf("elements [%d:%d] have had %d steps, others of this piece %d", from, to, e.Steps, r.steps)
+			return fmt.Errorf("elements [%d:%d] have made %d steps, other elements of this piece %d", from, to, e.Steps, r.steps)
 		}
 		next = to
 		src := e.Data.Slice(from-e.Offset, to-e.Offset)
@@ -349,7 +349,7 @@ func (r *refill) add(dst Vec, sources []Entry) error {
 			if zero, err := isZero(src); err != nil {
 				return err
 			} else if !zero {
-				return fmt.Errorf("elements [%d:%d] have had no step and are not zero", from, to)
+				return fmt.Errorf("elements [%d:%d] have made no step but are not zero", from, to)
 			}
 		}
 		if e.Offset != p.Offset || !sameVec(e.Data, dst) { // else they are already in place

@@ -121,20 +121,20 @@ func TestRestoreErrors(t *testing.T) {
 		entries []optim.Entry
 		want    string
 	}{
-		{-1, edit(func(*optim.Entry) {}), "-1 steps"},
+		{-1, edit(func(*optim.Entry) {}), "the number of steps is -1: must not be negative"},
 		{1, nil, `momentum_buffer of parameter "w": element 3 is missing`},
 		{1, []optim.Entry{entry(0, 5)}, "element 5 is missing"},
 		{1, []optim.Entry{entry(4, 10)}, "element 3 is missing"},
 		{1, []optim.Entry{entry(0, 5), entry(6, 10)}, "element 5 is missing"},
-		{1, []optim.Entry{entry(4, 10), entry(0, 5)}, `momentum_buffer of parameter "w": element 4 is there twice`},
+		{1, []optim.Entry{entry(4, 10), entry(0, 5)}, `momentum_buffer of parameter "w": element 4 occurs twice`},
 		{1, edit(func(e *optim.Entry) { e.Param = "x" }), "element 3 is missing"},
 		{1, edit(func(e *optim.Entry) { e.Name = "exp_avg" }), `parameter "w" has state "exp_avg", this optimizer keeps ["momentum_buffer"]`},
 		{1, edit(func(e *optim.Entry) { e.Shape = []int{5, 2} }), `parameter "w": shape [5 2], parameter has [10]`},
 		{1, edit(func(e *optim.Entry) { e.Data = optim.Host{F64: make([]float64, 10)} }), `parameter "w": state is float64, parameter float32`},
 		{1, edit(func(e *optim.Entry) { e.Data = optim.Host{F32: make([]float32, 10), F64: []float64{}} }), `momentum_buffer of parameter "w": data is both`},
-		{1, edit(func(e *optim.Entry) { e.Steps = -1 }), `momentum_buffer of parameter "w": -1 steps`},
-		{1, edit(func(e *optim.Entry) { e.Steps = 0 }), `parameter "w": elements [3:7] have had no step and are not zero`},
-		{1, []optim.Entry{entry(0, 5), other(3, entry(5, 10))}, `parameter "w": elements [5:7] have had 3 steps, others of this piece 2`},
+		{1, edit(func(e *optim.Entry) { e.Steps = -1 }), `momentum_buffer of parameter "w": the number of steps is -1`},
+		{1, edit(func(e *optim.Entry) { e.Steps = 0 }), `parameter "w": elements [3:7] have made no step but are not zero`},
+		{1, []optim.Entry{entry(0, 5), other(3, entry(5, 10))}, `parameter "w": elements [5:7] have made 3 steps, other elements of this piece 2`},
 	} {
 		require.ErrorContains(t, opt.Restore(c.steps, c.entries), c.want)
 		require.Zero(t, opt.Steps())
@@ -162,5 +162,5 @@ func TestRestoreNamesMustAgree(t *testing.T) {
 	entries := opt.State()
 	require.NoError(t, opt.Restore(1, entries))
 	entries[1].Steps++
-	require.ErrorContains(t, opt.Restore(1, entries), `exp_avg_sq of parameter "w": elements [0:4] have had 2 steps, others of this piece 1`)
+	require.ErrorContains(t, opt.Restore(1, entries), `exp_avg_sq of parameter "w": elements [0:4] have made 2 steps, other elements of this piece 1`)
 }

@@ -218,7 +218,7 @@ func TestAdoptOwnState(t *testing.T) {
 		require.Equal(t, ramp(4), onHost(t, e.Data))
 	}
 	entries[0].Steps, entries[1].Steps = 0, 0
-	require.ErrorContains(t, opt.Adopt(9, entries), "have had no step and are not zero")
+	require.ErrorContains(t, opt.Adopt(9, entries), "have made no step but are not zero")
 }
 
 func TestUpdateOutOfReachIsMissing(t *testing.T) {
@@ -227,7 +227,7 @@ func TestUpdateOutOfReachIsMissing(t *testing.T) {
 	p.Value, p.Grad = d.alloc(4, false), d.alloc(4, false)
 	for kind, c := range map[string]config{"sgd": optim.SGD{}, "adam": optim.Adam{}, "adamw": optim.AdamW{}} {
 		_, err := c.New([]optim.Param{whole("v", newTensor(2, false))[0], p})
-		require.ErrorContains(t, err, fmt.Sprintf(`optim: %s: parameter "w": a value of type *optim_test.remote has no such update, it is no vec.`, kind))
+		require.ErrorContains(t, err, fmt.Sprintf(`optim: %s: parameter "w": a value of type *optim_test.remote cannot be updated, because it does not implement vec.`, kind))
 	}
 }
 

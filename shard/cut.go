@@ -62,7 +62,7 @@ func (c Cut) New(params []Param, world, align int) (*Layout, error) {
 		}
 		f.blocks[i] = max(c.Block(p), 1)
 		if c.Block(p) < 0 {
-			return nil, fmt.Errorf("shard: parameter %q: blocks of %d elements", p.Name, c.Block(p))
+			return nil, fmt.Errorf("shard: parameter %q: Block returns %d elements: must not be negative", p.Name, c.Block(p))
 		}
 	}
 	for r := range f.shares {
@@ -80,15 +80,15 @@ func (c Cut) check(world int) error {
 		return nil
 	}
 	if len(c.Weights) != world {
-		return fmt.Errorf("shard: %d weights for %d ranks", len(c.Weights), world)
+		return fmt.Errorf("shard: %d weights for %d ranks: give each rank a weight", len(c.Weights), world)
 	}
 	for r, w := range c.Weights {
 		if !(w >= 0) || math.IsInf(w, 0) {
-			return fmt.Errorf("shard: the weight of rank %d is %v", r, w)
+			return fmt.Errorf("shard: the weight of rank %d is %v: must be finite and not negative", r, w)
 		}
 	}
 	if slices.Max(c.Weights) == 0 {
-		return fmt.Errorf("shard: the weights of all %d ranks are zero", world)
+		return fmt.Errorf("shard: the weights of all %d ranks are zero: at least one must be positive", world)
 	}
 	return nil
 }

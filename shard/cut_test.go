@@ -124,12 +124,12 @@ func TestWeightsOfATransformer(t *testing.T) {
 func TestCutErrors(t *testing.T) {
 	params := []shard.Param{{"w", []int{4, 4}}}
 	for want, c := range map[string]shard.Cut{
-		`parameter "w": blocks of -4 elements`: {Block: shard.Rows(-1)},
-		"1 weights for 2 ranks":                {Weights: []float64{1}},
-		"the weight of rank 1 is -1":           {Weights: []float64{1, -1}},
-		"the weight of rank 0 is NaN":          {Weights: []float64{math.NaN(), 1}},
-		"the weight of rank 1 is +Inf":         {Weights: []float64{1, math.Inf(1)}},
-		"the weights of all 2 ranks are zero":  {Weights: []float64{0, 0}},
+		`parameter "w": Block returns -4 elements: must not be negative`: {Block: shard.Rows(-1)},
+		"1 weights for 2 ranks":               {Weights: []float64{1}},
+		"the weight of rank 1 is -1":          {Weights: []float64{1, -1}},
+		"the weight of rank 0 is NaN":         {Weights: []float64{math.NaN(), 1}},
+		"the weight of rank 1 is +Inf":        {Weights: []float64{1, math.Inf(1)}},
+		"the weights of all 2 ranks are zero": {Weights: []float64{0, 0}},
 	} {
 		_, err := c.New(params, 2, 1)
 		require.ErrorContains(t, err, want)

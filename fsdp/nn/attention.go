@@ -163,7 +163,7 @@ func (m *Attention) checkHeads() error {
 		return fmt.Errorf("%d channels do not divide into %d heads", m.Dim, m.Heads)
 	}
 	if m.Heads < 1 || m.kvHeads() < 1 || m.Heads%m.kvHeads() != 0 {
-		return fmt.Errorf("%d heads of queries do not divide into %d heads of keys", m.Heads, m.kvHeads())
+		return fmt.Errorf("%d query heads are not a positive multiple of %d key heads", m.Heads, m.kvHeads())
 	}
 	return nil
 }

@@ -223,11 +223,11 @@ func TestBuildErrors(t *testing.T) {
 		{"2 inputs, want 1", &nn.Attention{Dim: 8, Heads: 2}, []fsdp.Tensor{x, x}},
 		{"1 inputs, want 2", &nn.Attention{Dim: 8, Heads: 2, Masked: true}, []fsdp.Tensor{x}},
 		{"2 inputs, want 4", &nn.Attention{Dim: 8, Heads: 2, Cross: true, Biased: true, Masked: true}, []fsdp.Tensor{x, x}},
-		{"4 heads of queries do not divide into 3 heads of keys", &nn.Attention{Dim: 8, Heads: 4, KVHeads: 3}, []fsdp.Tensor{x}},
-		{"2 heads of queries do not divide into -1 heads of keys", &nn.Attention{Dim: 8, Heads: 2, KVHeads: -1}, []fsdp.Tensor{x}},
+		{"4 query heads are not a positive multiple of 3 key heads", &nn.Attention{Dim: 8, Heads: 4, KVHeads: 3}, []fsdp.Tensor{x}},
+		{"2 query heads are not a positive multiple of -1 key heads", &nn.Attention{Dim: 8, Heads: 2, KVHeads: -1}, []fsdp.Tensor{x}},
 		{"attention: window 2: want a positive one with Causal, or 0", &nn.Attention{Dim: 8, Heads: 2, Window: 2}, []fsdp.Tensor{x}},
 		{"sdpa bias: bias is (2, 3, 8), want [heads 3 3] for q (2, 3, 8)", &nn.Attention{Dim: 8, Heads: 2, Apart: true, Biased: true}, []fsdp.Tensor{x, x}},
-		{"angles: 3 columns to turn, want an even number of them", &nn.Attention{Dim: 8, Heads: 2, HeadDim: 3, Rope: true}, []fsdp.Tensor{x}},
+		{"angles: rotates 3 columns, want a positive even number", &nn.Attention{Dim: 8, Heads: 2, HeadDim: 3, Rope: true}, []fsdp.Tensor{x}},
 		{"1 inputs, want 2 or 3", &nn.Head{Dim: 8, Classes: 3}, []fsdp.Tensor{x}},
 		{"relative bias: the largest distance is 3, want more than 8 for 32 buckets", &nn.RelativePositions{Heads: 2, MaxDistance: 3}, []fsdp.Tensor{x}},
 		{"x is (3), want [B T ...]", &nn.RelativePositions{Heads: 2}, []fsdp.Tensor{floats(3)}},
@@ -298,5 +298,5 @@ func TestSizesOfModels(t *testing.T) {
 		require.ErrorContains(t, err, "16 channels do not divide into 3 heads", "%T", m)
 	}
 	_, err = fsdp.Wrap(&nn.Llama{Vocab: 5, Layers: 1, Dim: 16, Heads: 4, KVHeads: 3, Hidden: 8}, fsdp.Config{})
-	require.ErrorContains(t, err, "nn: Llama: 4 heads of queries do not divide into 3 heads of keys")
+	require.ErrorContains(t, err, "nn: Llama: 4 query heads are not a positive multiple of 3 key heads")
 }

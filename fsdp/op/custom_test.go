@@ -270,7 +270,7 @@ func TestCustomMistakes(t *testing.T) {
 		{"custom c: x is (2, 3), want [2 2]", &op.Custom{Name: "c", Shapes: "x [n n] -> y [n]", Forward: kernel}, []int{0}},
 		{"custom c: x is int, want a float", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]", Forward: kernel}, []int{1}},
 		{"custom c: x is nil", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]", Forward: kernel}, []int{3}},
-		{"custom c: the shape [m] of y is not known", &op.Custom{Name: "c", Shapes: "x [...] -> y [m]", Forward: kernel}, []int{0}},
+		{"custom c: no argument determines the shape [m] of y", &op.Custom{Name: "c", Shapes: "x [...] -> y [m]", Forward: kernel}, []int{0}},
 		{"custom c: field Forward has no kernel for float64", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]", Forward: kernel}, []int{2}},
 		{"custom c: field Forward has no kernel for float32", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]"}, []int{0}},
 		{"custom c: field Backward has no kernel for float32", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]", Forward: kernel,

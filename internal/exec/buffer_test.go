@@ -247,7 +247,7 @@ func TestUpdateMistakes(t *testing.T) {
 	}
 	same := func(x *G.Node) *G.Node { return x }
 	for want, build := range map[string]builder{
-		`update of "norm.var": no such parameter among those of Params`:               update("var", same),
+		`update of "norm.var": Params has no such parameter`:                          update("var", same),
 		`update of "norm.gain": it is a parameter to train, not a buffer`:             update("gain", same),
 		`update of "norm.mean": the value is nil`:                                     update("mean", func(*G.Node) *G.Node { return nil }),
 		`update of "norm.mean": the value is float64 of shape (3), want float64 of`:   update("mean", func(x *G.Node) *G.Node { return G.Must(G.Slice(x, G.S(0, 3))) }),
@@ -264,7 +264,7 @@ func TestUpdateMistakes(t *testing.T) {
 			}
 			return G.Nodes{x[0]}, b.Update("norm.mean", x[0])
 		},
-		"is refused: along the first axis": update("mean", func(x *G.Node) *G.Node { return G.Must(G.Sparsemax(x)) }),
+		"is refused: its values along the first axis are transposed": update("mean", func(x *G.Node) *G.Node { return G.Must(G.Sparsemax(x)) }),
 	} {
 		t.Run(want, func(t *testing.T) {
 			spec := &exec.Spec{

@@ -71,7 +71,7 @@ func (b *Builder) Param(name string) (*G.Node, error) {
 	if n, ok := b.params[b.prefix+name]; ok {
 		return n, nil
 	}
-	return nil, fmt.Errorf("no parameter %q among those of Params", b.prefix+name)
+	return nil, fmt.Errorf("no parameter %q in Params", b.prefix+name)
 }
 
 // Update makes n the value of the named buffer after a forward in training. Param keeps returning
@@ -81,7 +81,7 @@ func (b *Builder) Update(name string, n *G.Node) error {
 	i := slices.IndexFunc(b.specs, func(p Param) bool { return p.Name == name })
 	switch {
 	case i < 0:
-		return fmt.Errorf("update of %q: no such parameter among those of Params", name)
+		return fmt.Errorf("update of %q: Params has no such parameter", name)
 	case !b.specs[i].Buffer:
 		return fmt.Errorf("update of %q: it is a parameter to train, not a buffer", name)
 	case b.updates[i] != nil:

@@ -68,7 +68,7 @@ func (c *Cache) lookup(key identity) (e *entry, found bool) {
 	if c.entries == nil {
 		c.entries = make(map[string]*entry)
 	}
-	e = &entry{key: key, err: errors.New("the compilation did not end")}
+	e = &entry{key: key, err: errors.New("the compilation ended without a result")}
 	e.busy.Lock()
 	c.entries[key.text] = e
 	return e, false

@@ -16,11 +16,11 @@ var denied = map[string]string{
 	"gorgonia.GroupNormOp": statefulOp + "op.GroupNorm or nn.GroupNorm",
 	"gorgonia.avgPoolOp":   "it divides by the width of the image, and its gradient is wrong: use op.AvgPool2D or nn.AvgPool2d",
 	"gorgonia.ctcLossOp":   statefulOp + "nn.CrossEntropy, with a target for each position",
-	"gorgonia.sparsemaxOp": "along the first axis its values come out transposed and its gradient is wrong, and Sparsemaxes along different axes collide: use a softmax, as by nn.Attention",
-	"gorgonia.yoloOp":      "it overwrites its argument, and those that differ in anything but their anchors collide: use Slice, Sigmoid, Exp and Concat",
+	"gorgonia.sparsemaxOp": "its values along the first axis are transposed, its gradient is wrong, and Gorgonia confuses Sparsemaxes along different axes: use a softmax, such as op.Softmax",
+	"gorgonia.yoloOp":      "it overwrites its argument, and Gorgonia confuses two of them that have the same anchors: use Slice, Sigmoid, Exp and Concat",
 }
 
-const statefulOp = "it keeps what backward needs in the operation, which calls and ranks share: use "
+const statefulOp = "it stores the values for backward in the operation, which calls and ranks share: use "
 
 // refusal returns why the stock operation of n must not be used, or "" if it may.
 func refusal(g *G.ExprGraph, n *G.Node) string {
@@ -38,12 +38,12 @@ func refusal(g *G.ExprGraph, n *G.Node) string {
 		return stockRandom(n).refused()
 	case "gorgonia.maxPoolOp":
 		if _, ok := stockPool(op); !ok {
-			return "with more padding on one side than on the other it takes other windows than it says, and windows must not lie in the padding: " +
-				"use pads that are equal and at most half of the kernel"
+			return "unequal padding of the two sides gives wrong windows, and no window may be all padding: " +
+				"use equal pads of at most half of the kernel"
 		}
 	case "gorgonia.im2colOp":
 		if collides(g, n) {
-			return "convolutions of one image that differ in their dilation only collide, and here their shapes are equal too: use a larger kernel or a smaller stride"
+			return "Gorgonia confuses convolutions of one image that differ only in their dilation and have equal shapes: use a larger kernel or a smaller stride"
 		}
 	case "gorgonia.elemUnaryOp":
 		if op.String() == "ln" && isLogSumExp(g, n) {

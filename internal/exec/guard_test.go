@@ -73,7 +73,7 @@ func TestBuildMistakes(t *testing.T) {
 		"in Build: output 0 is a node of another graph": func(*exec.Builder, []*G.Node) (G.Nodes, error) {
 			return G.Nodes{G.NewScalar(G.NewGraph(), G.Float64)}, nil
 		},
-		`no parameter "block.weight" among those of Pa`: func(b *exec.Builder, _ []*G.Node) (G.Nodes, error) {
+		`no parameter "block.weight" in Params`: func(b *exec.Builder, _ []*G.Node) (G.Nodes, error) {
 			_, err := b.Scope("block").Param("weight")
 			return nil, err
 		},

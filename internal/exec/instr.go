@@ -72,7 +72,7 @@ func (o Operand) view(off int, shape tensor.Shape) Operand {
 		end = 2 * off
 		o.Form.Tail = 0
 	default:
-		panic(fmt.Sprintf("exec: elements %d to %d of %v, of which the last %d are in float32", off, off+m, o.Shape, o.Form.Tail))
+		panic(fmt.Sprintf("exec: elements %d to %d of %v include some, but not all, of the last %d, which are in float32", off, off+m, o.Shape, o.Form.Tail))
 	}
 	return o.at(end, shape)
 }

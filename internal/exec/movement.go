@@ -207,12 +207,12 @@ func replaceAt(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	at, shape := 0, kids[0].Shape()
 	list := reflect.ValueOf(n.Op()).FieldByName("coordinates")
 	if list.Len() != len(shape) {
-		return nil, fmt.Errorf("%d coordinates for %v", list.Len(), shape)
+		return nil, fmt.Errorf("%d coordinates for shape %v", list.Len(), shape)
 	}
 	for axis, size := range shape {
 		i := int(list.Index(axis).Int())
 		if i < 0 || i >= size {
-			return nil, fmt.Errorf("no such element of %v", shape)
+			return nil, fmt.Errorf("the coordinates are outside shape %v", shape)
 		}
 		at = at*size + i
 	}
@@ -234,7 +234,7 @@ func replaceDiag(n *G.Node, kids []*G.Node) (*G.Node, error) {
 func NewSlice(x *G.Node, axis, lo, hi int) (*G.Node, error) {
 	shape := x.Shape().Clone()
 	if axis < 0 || axis >= len(shape) || lo < 0 || hi <= lo || hi > shape[axis] {
-		return nil, fmt.Errorf("slice: x is %v, and has no elements %d to %d along axis %d", x.Shape(), lo, hi, axis)
+		return nil, fmt.Errorf("slice: x is %v and has no elements %d to %d along axis %d", x.Shape(), lo, hi, axis)
 	}
 	shape[axis] = hi - lo
 	return (&Op{Row: sliceRow, Attrs: Slice{Axis: axis, Start: lo, Step: 1}, Shape: shape}).add(x)

@@ -161,7 +161,7 @@ func product(a, b *G.Node, transA, transB bool) (*G.Node, error) {
 	a, p.A = read(a, transA)
 	b, p.B = read(b, transB)
 	if columns, rows := a.Shape()[p.A.At(rank-1)], b.Shape()[p.B.At(rank-2)]; columns != rows {
-		return nil, fmt.Errorf("there is no product of %d columns and %d rows, of %v and %v", columns, rows, a.Shape(), b.Shape())
+		return nil, fmt.Errorf("matrix product of %v and %v: %d columns and %d rows must be equal", a.Shape(), b.Shape(), columns, rows)
 	}
 	shape := make(tensor.Shape, rank)
 	for i, axis := range p.A.axes(rank) {

@@ -178,7 +178,7 @@ func (o *Op) place(r rule) error {
 	for _, p := range r.results {
 		s, open := o.eval(p.dims)
 		if open {
-			return fmt.Errorf("the shape %v of %s is not known", p.dims, p.name)
+			return fmt.Errorf("no argument determines the shape %v of %s", p.dims, p.name)
 		}
 		o.parts = append(o.parts, part{total, s})
 		total += Numel(s)

@@ -38,12 +38,12 @@ func (tr *trace) distinctNodes(spec *Spec, sig *Signature) error {
 	}
 	for n, t := range traps {
 		if t.made > 1 && typeName(n.Op()) == softmaxType {
-			return fmt.Errorf("stock operation %v is refused: Gorgonia takes SoftMax and LogSoftMax of one value for one, and Build makes %d of %v: "+
-				"make one of them and use it, or its Log or Exp", n.Op(), t.made, children(tr.g, n)[0].Shape())
+			return fmt.Errorf("stock operation %v is refused: Gorgonia confuses SoftMax and LogSoftMax of one value, and Build makes %d of %v: "+
+				"make only one of them, and take its Log or Exp for the other", n.Op(), t.made, children(tr.g, n)[0].Shape())
 		}
 		if t.made > 1 {
-			return fmt.Errorf("stock operation %v is refused: Gorgonia takes Slices of equal length for one where their bounds differ by a multiple of 256, "+
-				"and Build makes %d such Slices of %v: Reshape, so that the parts lie along an axis of their own, or make a Slice once and use it twice",
+			return fmt.Errorf("stock operation %v is refused: Gorgonia confuses Slices of equal length whose bounds differ by a multiple of 256, "+
+				"and Build makes %d such Slices of %v: first Reshape so that the parts have a separate axis, or make the Slice once and use it twice",
 				n.Op(), t.made, children(tr.g, n)[0].Shape())
 		}
 	}

@@ -28,7 +28,7 @@ func TestSlicesThatCollide(t *testing.T) {
 		return err
 	}
 	for _, err := range []error{compile(768, 256, 0, 256, 512), compile(300, 7, 3, 259), compile(2000, 100, 1200, 50, 1200-1024)} {
-		require.ErrorContains(t, err, "is refused: Gorgonia takes Slices of equal length for one")
+		require.ErrorContains(t, err, "is refused: Gorgonia confuses Slices of equal length")
 		require.NotContains(t, err.Error(), "\n")
 	}
 	require.ErrorContains(t, compile(768, 256, 0, 256, 512), "Build makes 3 such Slices of (2, 768)")

@@ -52,7 +52,7 @@ func store(dst Value, v G.Value) error {
 		}
 		return storeBytes(dst, src.Bytes, src.DType)
 	default:
-		return fmt.Errorf("result is a %T", v)
+		return fmt.Errorf("result is a %T, want a tensor or a number", v)
 	}
 }
 

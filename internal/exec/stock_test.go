@@ -80,9 +80,9 @@ func TestForeignOperations(t *testing.T) {
 	require.Equal(t, [][]float64{{1, 2}}, y)
 
 	for want, do := range map[string]foreign{
-		"foreign: no luck":                 func(...G.Value) (G.Value, error) { return nil, errors.New("no luck") },
-		"foreign: panic: no such luck":     func(...G.Value) (G.Value, error) { panic("no such luck") },
-		"foreign: result is a *gorgonia.I": func(...G.Value) (G.Value, error) { return G.NewI(1), nil },
+		"foreign: no luck":             func(...G.Value) (G.Value, error) { return nil, errors.New("no luck") },
+		"foreign: panic: no such luck": func(...G.Value) (G.Value, error) { panic("no such luck") },
+		"foreign: result is a *gorgonia.I, want a tensor or a number": func(...G.Value) (G.Value, error) { return G.NewI(1), nil },
 		"foreign: result is 8 bytes of float64, want (2) of float64": func(...G.Value) (G.Value, error) {
 			return G.NewF64(1), nil
 		},
@@ -100,14 +100,14 @@ func TestProductsThatDoNotFit(t *testing.T) {
 		a, b []int
 		want string
 	}{
-		{G.Mul, []int{3}, []int{4}, "3 columns and 4 rows, of (1, 3) and (4, 1)"},
-		{G.Mul, []int{2, 3}, []int{2}, "3 columns and 2 rows, of (2, 3) and (2, 1)"},
-		{G.Mul, []int{3}, []int{2, 3}, "2 columns and 3 rows, of (2, 3) and (3, 1)"},
-		{batchedMatMul(), []int{2, 3, 4}, []int{2, 5, 2}, "4 columns and 5 rows, of (2, 3, 4) and (2, 5, 2)"},
-		{batchedMatMul(false, true), []int{2, 3, 4}, []int{2, 4, 2}, "4 columns and 2 rows, of (2, 3, 4) and (2, 4, 2)"},
+		{G.Mul, []int{3}, []int{4}, "(1, 3) and (4, 1): 3 columns and 4 rows must be equal"},
+		{G.Mul, []int{2, 3}, []int{2}, "(2, 3) and (2, 1): 3 columns and 2 rows must be equal"},
+		{G.Mul, []int{3}, []int{2, 3}, "(2, 3) and (3, 1): 2 columns and 3 rows must be equal"},
+		{batchedMatMul(), []int{2, 3, 4}, []int{2, 5, 2}, "(2, 3, 4) and (2, 5, 2): 4 columns and 5 rows must be equal"},
+		{batchedMatMul(false, true), []int{2, 3, 4}, []int{2, 4, 2}, "(2, 3, 4) and (2, 4, 2): 4 columns and 2 rows must be equal"},
 	} {
 		_, err := exec.Compile(&exec.Spec{Build: returning(func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return c.mul(x[0], x[1]) })},
 			exectest.Signature(tensor.Float64, c.a, c.b))
-		require.ErrorContains(t, err, "there is no product of "+c.want)
+		require.ErrorContains(t, err, "matrix product of "+c.want)
 	}
 }

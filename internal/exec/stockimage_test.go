@@ -15,7 +15,7 @@ import (
 
 // images are pooling, and a Dropout that drops nothing.
 func images() map[string]entry {
-	two, one1 := entry{advice: "use pads that are equal"}, entry{}
+	two, one1 := entry{advice: "use equal pads"}, entry{}
 	for _, c := range []struct{ image, window, pad []int }{ // window: kernel, stride
 		{[]int{2, 2, 4, 5}, []int{2, 2, 2, 2}, []int{0, 0}},
 		{[]int{1, 2, 5, 4}, []int{3, 2, 2, 1}, []int{1, 1}},

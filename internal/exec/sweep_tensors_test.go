@@ -477,7 +477,7 @@ func softmaxes() map[string]entry {
 	both := one("both", []int{2, 3}, func(x *G.Node) (*G.Node, error) {
 		return G.Add(G.Must(G.SoftMax(x)), G.Must(G.LogSoftMax(x)))
 	}, nil)
-	softmax.refused, softmax.advice = []sample{both}, "make one of them and use it"
+	softmax.refused, softmax.advice = []sample{both}, "make only one of them"
 	return map[string]entry{"SoftMax": softmax, "LogSoftMax": logarithm}
 }
 

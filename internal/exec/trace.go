@@ -141,7 +141,7 @@ func (tr *trace) differentiate(sig *Signature) error {
 	for _, n := range order(tr.g, tr.outs, nil) {
 		if n.Deriv() != nil {
 			return errors.New("differentiation: Build calls Grad or Backpropagate, and Gorgonia does not differentiate twice: " +
-				"write the derivative as operations, or return the value that is to be differentiated as an output")
+				"write the derivative as operations, or return the value to differentiate as an output")
 		}
 	}
 	outs, gouts, reached, err := tr.seeds(sig, tr.wanted(sig))

@@ -146,16 +146,16 @@ func (p form) fit(o *exec.Op) error {
 	a := o.Attrs.(Attention)
 	switch {
 	case min(a.Heads, a.KVHeads) < 1 || a.Heads%a.KVHeads != 0:
-		return fmt.Errorf("%d heads of queries do not divide into %d heads of keys", a.Heads, a.KVHeads)
+		return fmt.Errorf("%d query heads are not a positive multiple of %d key heads", a.Heads, a.KVHeads)
 	case a.Window < 0 || a.Window > 0 && !a.Causal:
 		return fmt.Errorf("window %d: want a positive one with Causal, or 0", a.Window)
 	case math.IsNaN(a.Scale) || math.IsInf(a.Scale, 0):
-		return fmt.Errorf("scale is %v", a.Scale)
+		return fmt.Errorf("scale is %v, want a finite number", a.Scale)
 	}
 	if p.joined {
 		width, all := o.Dim("(H+2*KV)*Dh"), a.Heads+2*a.KVHeads
 		if width%all != 0 {
-			return fmt.Errorf("qkv is %v, want a multiple of %d columns, one of each of its heads", o.In[0], all)
+			return fmt.Errorf("qkv is %v, want its columns to be a multiple of %d, its number of heads", o.In[0], all)
 		}
 		o.SetDim("H*Dh", width/all*a.Heads)
 	} else if q, k := o.Dim("H*Dh"), o.Dim("KV*Dh"); q%a.Heads != 0 || q/a.Heads*a.KVHeads != k {

@@ -36,7 +36,7 @@ func SmoothCrossEntropy(logits, targets *G.Node, l kernel.Loss) (*G.Node, error)
 
 func checkLoss(l kernel.Loss) error {
 	if !(l.Smoothing >= 0 && l.Smoothing <= 1 && l.Z >= 0) {
-		return fmt.Errorf("cross-entropy: label smoothing %v and z-loss %v, want one in [0, 1] and a weight", l.Smoothing, l.Z)
+		return fmt.Errorf("cross-entropy: label smoothing is %v, want [0, 1], and the weight of the z-loss is %v, want at least 0", l.Smoothing, l.Z)
 	}
 	return nil
 }

@@ -247,7 +247,7 @@ func TestMistakes(t *testing.T) {
 		"relative bias: table is (7, 2), want [buckets heads] with an even number of at least 4 buckets": on(relative(ops.Relative{Queries: 3, Keys: 3, MaxDistance: 9}), []int{7, 2}),
 		"relative bias: table is (1, 2), want [buckets heads] with at least 2 buckets":                   on(relative(ops.Relative{Queries: 3, Keys: 3, MaxDistance: 9, Causal: true}), []int{1, 2}),
 		"relative bias: the largest distance is 4, want more than 4 for 16 buckets":                      on(relative(ops.Relative{Queries: 3, Keys: 3, MaxDistance: 4}), []int{16, 2}),
-		"relative bias: 3 queries of 2 keys":                                                             on(relative(ops.Relative{Queries: 3, Keys: 2, MaxDistance: 9}), []int{16, 2}),
+		"relative bias: 3 queries and 2 keys, want at least one query and as many keys as queries":       on(relative(ops.Relative{Queries: 3, Keys: 2, MaxDistance: 9}), []int{16, 2}),
 		"rms norm: gain is (2, 2), want [4] for x (2, 4)":                                                on(two(func(x, g *G.Node) (*G.Node, error) { return ops.RMSNorm(x, g, 1e-5) }), []int{2, 4}, []int{2, 2}),
 		"batch norm statistics: x is (), want [B C ...]":                                                 on(batchNorm(0.1), []int{}, []int{1}, []int{1}, []int{1}, []int{1}),
 		"batch norm statistics: running variance is (3), want [4] for x (2, 4)":                          on(batchNorm(0.1), []int{2, 4}, []int{4}, []int{4}, []int{4}, []int{3}),

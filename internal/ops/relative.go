@@ -36,7 +36,7 @@ var relative = &exec.Row{
 		case a.MaxDistance <= exact:
 			return fmt.Errorf("the largest distance is %d, want more than %d for %d buckets", a.MaxDistance, exact, buckets)
 		case a.Queries < 1 || a.Keys < a.Queries:
-			return fmt.Errorf("%d queries of %d keys", a.Queries, a.Keys)
+			return fmt.Errorf("%d queries and %d keys, want at least one query and as many keys as queries", a.Queries, a.Keys)
 		}
 		o.SetDim("Tq", a.Queries)
 		o.SetDim("Tk", a.Keys)

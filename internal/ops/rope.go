@@ -45,11 +45,11 @@ var angles = &exec.Row{
 		a := o.Attrs.(Angles)
 		switch {
 		case a.Dims < 2 || a.Dims%2 != 0:
-			return fmt.Errorf("%d columns to turn, want an even number of them", a.Dims)
+			return fmt.Errorf("rotates %d columns, want a positive even number", a.Dims)
 		case !(a.Base > 0 && a.Factor > 0):
 			return fmt.Errorf("base %v and factor %v, want positive ones", a.Base, a.Factor)
 		case a.Rows < 0 || a.Original < 0:
-			return fmt.Errorf("contexts of %d and %d positions", a.Rows, a.Original)
+			return fmt.Errorf("context lengths are %d and %d, neither may be negative", a.Rows, a.Original)
 		case a.Original > 0 && !(a.High > a.Low && a.Low > 0):
 			return fmt.Errorf("frequency factors %v and %v, want positive ones, the lower one first", a.Low, a.High)
 		}
@@ -112,7 +112,7 @@ func fitRope(o *exec.Op) error {
 	r := o.Attrs.(kernel.Rotary)
 	switch {
 	case r.Dims > r.HeadDim:
-		return fmt.Errorf("%d columns to turn in heads of %d", r.Dims, r.HeadDim)
+		return fmt.Errorf("rotates %d columns of heads that have %d", r.Dims, r.HeadDim)
 	case r.Heads < 0 || r.Heads*r.HeadDim > o.Dim("d"):
 		return fmt.Errorf("x is %v, want at least %d heads of %d columns", o.In[0], r.Heads, r.HeadDim)
 	case r.Heads == 0 && o.Dim("d")%r.HeadDim != 0:

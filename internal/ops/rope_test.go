@@ -35,8 +35,8 @@ var rotary = []operation{
 // TestRopeMistakes builds it on arguments that do not fit, and runs it at a position out of range.
 func TestRopeMistakes(t *testing.T) {
 	for want, r := range map[string]kernel.Rotary{
-		"angles: 3 columns to turn, want an even number of them":   {Heads: 1, HeadDim: 4, Dims: 3},
-		"rope: 6 columns to turn in heads of 4":                    {Heads: 1, HeadDim: 4, Dims: 6},
+		"angles: rotates 3 columns, want a positive even number":   {Heads: 1, HeadDim: 4, Dims: 3},
+		"rope: rotates 6 columns of heads that have 4":             {Heads: 1, HeadDim: 4, Dims: 6},
 		"rope: x is (2, 3, 4), want at least 2 heads of 4 columns": {Heads: 2, HeadDim: 4, Dims: 4},
 		"rope: x is (2, 3, 4), want heads of 3 columns":            {HeadDim: 3, Dims: 2},
 		"rope: x is (2, 3, 4), want at most 2 positions":           {HeadDim: 4, Dims: 4},
@@ -111,12 +111,12 @@ func TestAngles(t *testing.T) {
 		}
 	}
 	for want, a := range map[string]ops.Angles{
-		"base 0 and factor 1":             {Factor: 1},
-		"base 10 and factor -1":           {Base: 10, Factor: -1},
-		"base NaN and factor 1":           {Base: math.NaN(), Factor: 1},
-		"frequency factors 4 and 1":       {Base: 10, Factor: 8, Low: 4, High: 1, Original: 64},
-		"frequency factors 0 and 0":       {Base: 10, Factor: 8, Original: 64},
-		"contexts of 0 and -64 positions": {Base: 10, Factor: 8, Low: 1, High: 4, Original: -64},
+		"base 0 and factor 1":                                    {Factor: 1},
+		"base 10 and factor -1":                                  {Base: 10, Factor: -1},
+		"base NaN and factor 1":                                  {Base: math.NaN(), Factor: 1},
+		"frequency factors 4 and 1":                              {Base: 10, Factor: 8, Low: 4, High: 1, Original: 64},
+		"frequency factors 0 and 0":                              {Base: 10, Factor: 8, Original: 64},
+		"context lengths are 0 and -64, neither may be negative": {Base: 10, Factor: 8, Low: 1, High: 4, Original: -64},
 	} {
 		_, err := exec.Compile(spec(unary(func(x *G.Node) (*G.Node, error) {
 			return ops.Rope(x, nil, a, kernel.Rotary{HeadDim: 4, Dims: 4})

@@ -84,7 +84,7 @@ func ordinalOf(gpu cu.Device) (int, error) {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("cuadapter: %v is none of the %d devices", gpu, n)
+	return 0, fmt.Errorf("cuadapter: %v is not one of the %d devices", gpu, n)
 }
 
 // Buffer returns the n elements at p as a buffer of a group of ranks.

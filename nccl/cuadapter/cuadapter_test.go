@@ -133,5 +133,5 @@ func TestOnlyThePrimaryContext(t *testing.T) {
 func TestNoSuchDevice(t *testing.T) {
 	_, ctx := primary(t)
 	_, err := Device(cu.CPU, ctx)
-	require.ErrorContains(t, err, "CPU is none of the")
+	require.ErrorContains(t, err, "CPU is not one of the")
 }

@@ -88,7 +88,7 @@ func (h Host) Read(to Host) error { return to.Write(h) }
 // Write implements [Vec]. The two may overlap.
 func (h Host) Write(from Host) error {
 	if len(h.F32) != len(from.F32) || len(h.F64) != len(from.F64) {
-		return fmt.Errorf("optim: copy of %d elements of %s to %d of %s", from.Len(), TypeName(from), h.Len(), TypeName(h))
+		return fmt.Errorf("optim: cannot copy %d elements of %s to %d elements of %s", from.Len(), TypeName(from), h.Len(), TypeName(h))
 	}
 	copy(h.F32, from.F32)
 	copy(h.F64, from.F64)
