@@ -76,7 +76,8 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 // One checkpoint is written at a time: the next Save, SaveAsync or Load waits for it. If it has
 // failed and no Wait has returned the error, the next Save returns it instead of saving, and so
 // does Close. A pass that fails does not stop the write: it is completed as long as no rank is
-// gone.
+// gone. A program that ends without Wait or Close may end in the middle of the write, and that
+// checkpoint does not count.
 func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts *SaveOptions) (*Saving, error) {
 	if err := enter(s, "SaveAsync"); err != nil {
 		return nil, err
