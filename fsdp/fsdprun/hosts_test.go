@@ -127,7 +127,7 @@ func TestHostsDiffer(t *testing.T) {
 		{"-min 1", "host 1 has -min 1 -restarts 1, host 0 has -min 0 -restarts 1"},
 		{"-nnodes 3", "host 0 has -nnodes 2, host 1 has -nnodes 3"},
 		{"-job other", `runs job "127.0.0.1`},
-		{"-secret-file " + other, "another secret"},
+		{"-secret-file " + other, "the other side has a different secret"},
 	} {
 		r := begin(t, "wait", strings.NewReader(""), append(flags(1), strings.Fields(c[0])...))
 		require.NotZero(t, <-r.status)
