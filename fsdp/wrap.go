@@ -45,15 +45,29 @@ func wrap(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	defer phase.Begin("fsdp: wrapping the model", 0).End()
 	team := ranks.NewTeam(cfg.Group, newPeerError)
 	d, err := newDesign(m, cfg, false)
-	a, err := d.agree(ctx, team, err)
-	if err != nil {
+	if err := d.agree(ctx, team, err); err != nil {
 		return nil, errors.Join(err, d.close(), team.Close())
 	}
-	s := newSharded(d, team, a)
-	if err := s.open(ctx); err != nil {
+	var s *Sharded // nil if the units cannot be arranged
+	a, err := arrange(ctx, team, d.model, d.cfg, d.units)
+	if err == nil {
+		s = newSharded(d, team, a)
+		err = s.share(ctx, s.engine, s.trace)
+	}
+	if err == nil {
+		err = attach(s)
+	}
+	if _, err = team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err == nil {
+		err = s.open(ctx)
+	}
+	switch {
+	case err == nil:
+		return s, nil
+	case s == nil:
+		return nil, errors.Join(err, d.close(), team.Close())
+	default:
 		return nil, errors.Join(err, giveBack(s))
 	}
-	return s, nil
 }
 
 // A design holds a rank's own decisions about its model, made without the other ranks. Its device
@@ -111,9 +125,8 @@ func count(rank int) float64 {
 	return float64(n.(*atomic.Int64).Add(1))
 }
 
-// agree compares d with the other ranks' designs and arranges its units. err is why this rank has
-// no design, or nil.
-func (d *design) agree(ctx context.Context, team *ranks.Team, err error) (*arrangement, error) {
+// agree compares d with the other ranks' designs. err is why this rank has no design, or nil.
+func (d *design) agree(ctx context.Context, team *ranks.Team, err error) error {
 	set := instructionSet(&d.cfg)
 	team.Votes = len(kernel.InstructionSets)
 	ans, err := team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 1, Value: count(team.Rank()), Has: []int{set}}, err)
@@ -128,14 +141,7 @@ func (d *design) agree(ctx context.Context, team *ranks.Team, err error) (*arran
 	if err == nil {
 		err = hasMemory(ctx, team, d)
 	}
-	if err != nil {
-		return nil, err
-	}
-	a, err := arrange(ctx, team, d.model, d.cfg, d.units)
-	if _, err := team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err != nil {
-		return nil, err
-	}
-	return a, nil
+	return err
 }
 
 // instructionSet returns the index in kernel.InstructionSets of this rank's instruction set. Tests replace it.
@@ -151,18 +157,11 @@ func newSharded(d design, team *ranks.Team, a *arrangement) *Sharded {
 	return s
 }
 
-// open makes this rank's share of the model and opens its files. Then it logs the result.
-func (s *Sharded) open(ctx context.Context) error {
-	err := s.share(ctx, s.engine, s.trace)
-	if err == nil {
-		err = attach(s)
-	}
-	if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 3}, err); err != nil {
-		return err
-	}
+// open opens the files of the observers, and logs the model.
+func (s *Sharded) open(ctx context.Context) (err error) {
 	if s.cfg.observe.hashDir != "" {
 		s.files.hashes, err = record.Open(s.cfg.observe.hashDir, s.cfg.Group, s.team.Model)
-		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 4}, err); err != nil {
+		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 3}, err); err != nil {
 			return fmt.Errorf("HashDir of Config.Observers: %w: give each run a directory of its own", err)
 		}
 	}
@@ -171,7 +170,7 @@ func (s *Sharded) open(ctx context.Context) error {
 			s.engine.Device().Watch(s.files.trace.Flight)
 			err = s.team.Watch(s.files.trace.Flight)
 		}
-		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 5}, err); err != nil {
+		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 4}, err); err != nil {
 			return fmt.Errorf("TraceDir of Config.Observers: %w: give a directory in which this process may write", err)
 		}
 	}

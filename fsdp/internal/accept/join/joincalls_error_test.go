@@ -196,7 +196,7 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 		}
 		failed := 0
 		for seq := range collectives {
-			left := 6 + seq // Wrap has five
+			left := 5 + seq // Wrap has four
 			if run(t, faulty, func(context.CancelCauseFunc, fsdp.Event) {}, func(c commtest.Call) commtest.Fault {
 				if left--; left == 0 {
 					return commtest.Fault{Err: kit.ErrOops}

@@ -419,7 +419,7 @@ func TestOptionalFaults(t *testing.T) {
 				}
 			}
 		}
-		for at, failed := 6, 3; failed > 0; at++ { // Wrap has five
+		for at, failed := 5, 3; failed > 0; at++ { // Wrap has four
 			left := at
 			failed = run(faulty, func(context.CancelCauseFunc, fsdp.Event) {}, func(commtest.Call) commtest.Fault {
 				if left--; left == 0 {
