@@ -100,12 +100,12 @@ func TestGPURefusesMuon(t *testing.T) {
 		hidden, _ := kit.HiddenMatrices(m.Params())
 		_, err := optim.Muon{}.New(hidden)
 		require.ErrorContains(t, err, `optim: muon: parameter "blocks.0.`)
-		require.ErrorContains(t, err, "it is no vec.Addressable")
+		require.ErrorContains(t, err, "it does not implement vec.Addressable")
 		_, err = fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{Device: new(gpu.Device)}, NewOptimizer: func(params []optim.Param) (optim.Optimizer, error) {
 			hidden, _ := kit.HiddenMatrices(params)
 			return optim.Muon{}.New(hidden)
 		}, Batch: []fsdp.Shape{fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext)}}.Plan()
-		require.ErrorContains(t, err, "it is no vec.Addressable")
+		require.ErrorContains(t, err, "it does not implement vec.Addressable")
 		require.NoError(t, m.Close())
 	})
 }
