@@ -33,9 +33,12 @@
 //	rows := data.Truncate(chats, 512) // reports rows that have no answer within 512 tokens
 //	loader, err := data.NewLoader(data.Shuffle(rows, seed, epochs), data.TokensAndLabels(data.MultipleOf(64)), config)
 //
-// Texts and tokens equal those that transformers' apply_chat_template returns, except that null in
+// Texts and tokens of ChatML and of the templates of Llama 2 and 3, Mistral, Qwen 2 and 3, Gemma,
+// Phi 3 and Zephyr equal those that transformers' apply_chat_template returns, except that null in
 // a message or in the arguments of a tool, where a template prints it, is an empty text and not
-// None. Some templates print the date of today: set their variable, such as date_string, in
+// None. Templates of other models may differ without an error where they split a text a limited
+// number of times, read a variable that an earlier round of a loop has set, or print an attribute
+// of an undefined value: compare one conversation before you train. Some templates print the date of today: set their variable, such as date_string, in
 // Chat.Kwargs to have the same rows every day.
 //
 // A template is a program, often from a downloaded directory. It is an error if a template takes
