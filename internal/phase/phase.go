@@ -4,7 +4,7 @@
 //	defer p.End()
 //	… p.Add(1)
 //
-// After a second, and then every five seconds, it logs how much is done. A fast operation logs nothing. Of ranks
+// After a second it logs how much is done, and again after five more, ten more and so on up to a minute. A fast operation logs nothing. Of ranks
 // that do the same, one logs: rank 0 of a launcher's job, or the first of those in one process.
 package phase
 
@@ -27,6 +27,7 @@ type Phase struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
+	wait  time.Duration // until the next line
 	shown bool
 	ended bool
 }
@@ -35,8 +36,9 @@ type Phase struct {
 var running sync.Map
 
 const (
-	first = time.Second
-	next  = 5 * time.Second
+	first   = time.Second
+	next    = 5 * time.Second
+	longest = time.Minute
 )
 
 // Begin begins a phase of so many parts; 0 means that their number is unknown. It returns nil if another rank logs.
@@ -44,7 +46,7 @@ func Begin(what string, total int) *Phase {
 	if env, launched, err := launch.Parse(os.Getenv); err == nil && launched && env.Rank > 0 {
 		return nil
 	}
-	p := &Phase{what: what, total: total, begin: time.Now()}
+	p := &Phase{what: what, total: total, begin: time.Now(), wait: next}
 	if _, other := running.LoadOrStore(what, p); other {
 		return nil
 	}
@@ -70,7 +72,8 @@ func (p *Phase) show() {
 	}
 	p.shown = true
 	p.log("for")
-	p.timer.Reset(next)
+	p.timer.Reset(p.wait)
+	p.wait = min(2*p.wait, longest)
 }
 
 // log logs the progress, and the time under a name.

@@ -25,18 +25,19 @@ func logged(t *testing.T, f func()) string {
 	return b.String()
 }
 
-// TestPhase: a line after a second and every five seconds, and one at the end.
+// TestPhase: a line after a second and after ever longer times, and one at the end.
 func TestPhase(t *testing.T) {
 	require.Equal(t, ""+
 		"level=INFO msg=\"data: measuring\" done=2 of=10 for=1s\n"+
 		"level=INFO msg=\"data: measuring\" done=2 of=10 for=6s\n"+
-		"level=INFO msg=\"data: measuring\" done=10 of=10 took=7.5s\n", logged(t, func() {
+		"level=INFO msg=\"data: measuring\" done=2 of=10 for=16s\n"+
+		"level=INFO msg=\"data: measuring\" done=10 of=10 took=17.5s\n", logged(t, func() {
 		p := Begin("data: measuring", 10)
 		p.Add(2)
 		other := Begin("data: measuring", 10) // of another rank of this process
 		require.Nil(t, other)
 		other.Add(1)
-		time.Sleep(7500 * time.Millisecond)
+		time.Sleep(17500 * time.Millisecond)
 		p.Add(8)
 		other.End()
 		p.End()
