@@ -63,7 +63,8 @@ const peftA, peftB = ".lora_A.weight", ".lora_B.weight"
 // SaveAdapter writes the adapters of s, which is m.Model wrapped with LoRA, to a directory of PEFT:
 // adapter_config.json and adapter_model.safetensors, in float32. Python's peft reads it, and so do
 // programs that serve models with adapters. Every rank writes the files, so all hosts have them. It
-// is an error if other parameters train as well, as the directory has no place for them.
+// is an error if other parameters train as well, as the directory has no place for them, or if an
+// adapter has a value that is NaN or infinite.
 func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) error {
 	var names []string
 	for layer := range m.adapters() {
@@ -93,6 +94,9 @@ func (m *Model) writeAdapter(dir string, params map[string]*tensor.Dense) error 
 	for layer, l := range m.adapters() {
 		lora = l
 		a, b := matrixOf(params[layer+loraA]), matrixOf(params[layer+loraB])
+		if err := cmp.Or(a.finite(layer+loraA), b.finite(layer+loraB)); err != nil {
+			return err
+		}
 		for _, part := range m.modules(layer, b.rows) {
 			matrices[part.name+peftA] = a
 			matrices[part.name+peftB] = matrix{part.rows, b.columns, b.values[part.first*b.columns:][:part.rows*b.columns]}
@@ -175,6 +179,16 @@ func matrixOf(t *tensor.Dense) matrix {
 		m.values = append(m.values, float64(x))
 	}
 	return m
+}
+
+// finite returns an error if an element is NaN or infinite as float32.
+func (m matrix) finite(name string) error {
+	for i, v := range m.values {
+		if x := float64(float32(v)); math.IsNaN(x) || math.IsInf(x, 0) {
+			return fmt.Errorf("element %d of parameter %s is %v: load an earlier checkpoint", i, name, v)
+		}
+	}
+	return nil
 }
 
 // copyTo writes the matrix to the memory of a tensor.

@@ -3,11 +3,13 @@ package hf_test
 import (
 	"context"
 	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -127,6 +129,14 @@ func TestAdapterErrors(t *testing.T) {
 		require.NoError(t, err)
 		defer s.Close()
 		require.ErrorContains(t, m.SaveAdapter(ctx, s, filepath.Join(file, "a")), "hf: SaveAdapter: mkdir")
+		const broken = "blocks.0.qkv.lora_b"
+		require.NoError(t, s.Summon(ctx, []string{broken}, func(params map[string]*tensor.Dense) error {
+			params[broken].Float32s()[5] = float32(math.NaN())
+			return nil
+		}, fsdp.WriteBack(0)))
+		dir := t.TempDir()
+		require.ErrorContains(t, m.SaveAdapter(ctx, s, dir), "hf: SaveAdapter: element 5 of parameter "+broken+" is NaN: load an earlier checkpoint")
+		require.NoFileExists(t, filepath.Join(dir, "adapter_model.safetensors"))
 		return nil
 	}))
 }
