@@ -177,6 +177,8 @@ func (t *Tokenizer) answer(c *Chat, text string, i int) (s span, err error) {
 	case m.calls() && strings.HasPrefix(text, upTo) && strings.HasPrefix(upTo, before):
 		s.start = len(before)
 		s.end = s.start + t.end(upTo[s.start:], true)
+	case m.Content == "" && m.object != nil:
+		return s, errors.New("the content of the answer is no text: give one text, or mark answers by {% generation %} in the template")
 	default:
 		return s, errors.New("the chat template leaves out the answer")
 	}

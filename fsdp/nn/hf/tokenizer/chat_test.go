@@ -165,6 +165,10 @@ func TestChatErrors(t *testing.T) {
 		require.ErrorContains(t, err, "tokenizer: "+c.want, c.template)
 	}
 	var m tokenizer.Chat
+	const parts = `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "text", "text": "b"}]}]}`
+	require.NoError(t, json.Unmarshal([]byte(parts), &m))
+	_, _, err = withTemplate(t, special[g.Tokenizer], g, "{% for m in messages %}{{ m.content }}{% endfor %}", true).EncodeChat(m)
+	require.ErrorContains(t, err, "message 1: the content of the answer is no text: give one text, or mark answers by {% generation %} in the template")
 	require.ErrorContains(t, json.Unmarshal([]byte(`{"messages": [{"content": "a"}]}`), &m), `a message has no role: {"content": "a"}`)
 }
 
