@@ -91,14 +91,20 @@ func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer
 	return &Saving{v, s.team.Rank()}, nil
 }
 
+// newSaver returns a Saver whose fields no later method changes: a save that the file system delays may still
+// read them.
+func newSaver(team *ranks.Team, logger *slog.Logger) state.Saver {
+	return state.Saver{
+		Side: func(ctx context.Context) (state.Team, error) { return newSideTeam(ctx, team) },
+		Strange: func(dir, last string, err error) {
+			cmp.Or(logger, slog.Default()).Warn("fsdp: Save in a directory with checkpoints that this training has neither saved nor loaded: "+
+				"Load the last one, or give each training another directory. KeepLast does not remove them", "directory", dir, "last", last, "error", err)
+		},
+	}
+}
+
 // saving prepares for Save, and returns the description of the model for a checkpoint.
 func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, state.Meta) {
-	s.saver.Side = func(ctx context.Context) (state.Team, error) { return newSideTeam(ctx, s.team) }
-	logger := s.cfg.Logger // Strange may be called while Freeze replaces s.cfg
-	s.saver.Strange = func(dir, last string, err error) {
-		cmp.Or(logger, slog.Default()).Warn("fsdp: Save in a directory with checkpoints that this training has neither saved nor loaded: "+
-			"Load the last one, or give each training another directory. KeepLast does not remove them", "directory", dir, "last", last, "error", err)
-	}
 	err := s.saver.Settle(ctx)
 	if err == nil {
 		err = s.mayWith("Save", opt)

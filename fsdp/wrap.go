@@ -150,7 +150,7 @@ var instructionSet = func(cfg *Config) int { return kernel.InstructionSet(cfg.Pr
 // newSharded returns the model that a design becomes by an arrangement. It has no shards yet, see
 // arrangement.adopt.
 func newSharded(d design, team *ranks.Team, a *arrangement) *Sharded {
-	s := &Sharded{arrangement: a, trace: d.trace, team: team, life: life{held: make(map[*Pass]bool)}}
+	s := &Sharded{arrangement: a, trace: d.trace, team: team, life: life{held: make(map[*Pass]bool)}, saver: newSaver(team, a.cfg.Logger)}
 	s.life.passes = a.cfg.passes()
 	s.life.updates = updates{model: d.model, last: make([]updated, len(d.model.Params))}
 	s.engine = engine.New(d.device, team, engineOptions(s))
