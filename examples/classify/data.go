@@ -1,43 +1,51 @@
 package main
 
 import (
-	"encoding/csv"
 	"fmt"
 	"go/build"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
-	"gorgonia.org/tensor"
-
-	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/data"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/nn/hf/tokenizer"
 )
 
-// read returns pairs of a text and a label.
-func read(path string) (texts [][]string, err error) {
+// A row is a text and its label.
+type row struct {
+	Text  string `data:"text"`
+	Label string `data:"label"`
+}
+
+// A sample is a row as tokens, with the number of its label.
+type sample struct {
+	tokens []int
+	class  int
+}
+
+// read returns the rows of a CSV file.
+func read(path string) (rows []row, err error) {
 	if path == "" {
 		return comments("crypto/tls", "go/types", "math/big")
 	}
-	f, err := os.Open(path)
+	f, err := data.OpenCSV[row](path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	r := csv.NewReader(f)
-	r.FieldsPerRecord = 2
-	if _, err := r.Read(); err != nil {
-		return nil, fmt.Errorf("%s: its first row has no names of two columns: %w", path, err)
+	rows = make([]row, f.Len())
+	for i := range rows {
+		if rows[i], err = f.At(i); err != nil {
+			return nil, err
+		}
 	}
-	texts, err = r.ReadAll()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return texts, nil
+	return rows, nil
 }
 
 // comments returns the longer comments of packages of the standard library, labeled by package.
-func comments(packages ...string) (texts [][]string, err error) {
+func comments(packages ...string) (rows []row, err error) {
 	for _, path := range packages {
 		p, err := build.Import(path, "", 0)
 		if err != nil {
@@ -50,12 +58,21 @@ func comments(packages ...string) (texts [][]string, err error) {
 			}
 			for line := range strings.Lines(string(src)) {
 				if text, ok := strings.CutPrefix(strings.TrimSpace(line), "// "); ok && len(text) > 40 && !strings.Contains(text, "license") {
-					texts = append(texts, []string{text, path})
+					rows = append(rows, row{text, path})
 				}
 			}
 		}
 	}
-	return texts, nil
+	return rows, nil
+}
+
+// labelsOf returns the labels of rows in order.
+func labelsOf(rows []row) (labels []string) {
+	for _, r := range rows {
+		labels = append(labels, r.Label)
+	}
+	slices.Sort(labels)
+	return slices.Compact(labels)
 }
 
 // encoder returns the function that makes tokens of a text: with the tokenizer of the model, or one
@@ -79,27 +96,19 @@ func encoder(c config) (func(text string) []int, error) {
 	}, nil
 }
 
-// batchOf returns rows as the model takes them, padded to the longest.
-func batchOf(inputs []string, rows []row) []fsdp.Tensor {
-	length := 1
-	for _, r := range rows {
-		length = max(length, len(r.tokens))
-	}
-	values := map[string][]int{"kinds": make([]int, len(rows)*length), "tokens": make([]int, len(rows)*length), "mask": make([]int, len(rows)*length)}
-	for i, r := range rows {
-		copy(values["tokens"][i*length:], r.tokens)
-		for k := range r.tokens {
-			values["mask"][i*length+k] = 1
+// collate returns the function that makes batches for m: tokens padded to the longest text, their
+// kinds unless m has none, the mask, and the classes.
+func collate(m *nn.BERT) data.Collate[sample] {
+	return func(b *data.Batch, samples []sample) error {
+		width, err := data.Pad(b, samples, func(s sample) []int { return s.tokens }, nil, 0)
+		if err != nil {
+			return err
 		}
-		values["targets"] = append(values["targets"], r.class)
-	}
-	var batch []fsdp.Tensor
-	for _, name := range inputs {
-		shape := tensor.WithShape(len(rows), length)
-		if name == "targets" {
-			shape = tensor.WithShape(len(rows))
+		if m.Kinds >= 0 {
+			data.Tensor[int](b, len(samples), width)
 		}
-		batch = append(batch, tensor.New(shape, tensor.WithBacking(values[name])))
+		data.Mask[int](b, samples, func(s sample) int { return len(s.tokens) }, width)
+		data.Column(b, samples, func(s sample) int { return s.class })
+		return nil
 	}
-	return batch
 }

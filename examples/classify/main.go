@@ -5,17 +5,16 @@
 //	go run ./examples/classify -model DIR -data rows.csv -out classifier # DIR has BERT, RoBERTa or DistilBERT
 //	go run ./examples/classify -out classifier -serve localhost:8080     # then POST a text to it
 //
-// A row of the CSV file is a text and its label; the first row has names. Every tenth row is held
-// out. Without -data the texts are comments of three packages of Go's standard library. Without
+// The CSV file has the columns text and label. A tenth of the rows is held out. Without -data the texts are comments of three packages of Go's standard library. Without
 // -model the encoder is small and random, and its tokens are bytes.
 //
 // It takes half a minute on two cores.
 //
 //	$ go run ./examples/classify
 //	rows 6824 to learn from, 758 held out, labels ["crypto/tls" "go/types" "math/big"]
-//	epoch 1: accuracy 0.648, mean F1 0.440
-//	epoch 2: accuracy 0.701, mean F1 0.608
-//	epoch 3: accuracy 0.703, mean F1 0.656
+//	epoch 1: accuracy 0.632, mean F1 0.410
+//	epoch 2: accuracy 0.689, mean F1 0.568
+//	epoch 3: accuracy 0.763, mean F1 0.724
 package main
 
 import (
@@ -25,7 +24,6 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"slices"
@@ -33,6 +31,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/data"
 	"github.com/gofsdp/gofsdp/fsdp/metrics"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/nn/hf"
@@ -67,15 +66,9 @@ func main() {
 	}
 }
 
-// A row is a text as tokens, with its class.
-type row struct {
-	tokens []int
-	class  int
-}
-
 // run trains, and then serves if it is asked to.
 func run(ctx context.Context, c config, out io.Writer) error {
-	texts, err := read(c.data)
+	rows, err := read(c.data)
 	if err != nil {
 		return err
 	}
@@ -83,51 +76,40 @@ func run(ctx context.Context, c config, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var labels []string
-	for _, t := range texts {
-		labels = append(labels, t[1])
-	}
-	slices.Sort(labels)
-	labels = slices.Compact(labels)
-	var train, held []row
-	for i, t := range texts {
-		r := row{encode(t[0]), slices.Index(labels, t[1])}
-		if i%10 == 9 {
-			held = append(held, r)
-		} else {
-			train = append(train, r)
-		}
-	}
-	if len(train) < c.batch || len(held) == 0 || c.batch < c.ranks {
-		return fmt.Errorf("%d rows to learn from and %d held out, want at least a batch of %d, at least one for each of %d ranks, and one held out", len(train), len(held), c.batch, c.ranks)
-	}
+	labels := labelsOf(rows)
+	samples := data.Map(data.Of(rows), func(r row) (sample, error) {
+		return sample{encode(r.Text), slices.Index(labels, r.Label)}, nil
+	})
+	learn, held := data.Split(samples, len(rows)/10, 1)
+	first := false // this process has rank 0
 	err = comm.Run(ctx, c.ranks, func(ctx context.Context, g comm.Group) error {
-		r := &rank{config: c, group: g, out: out}
-		if g.Rank() != 0 {
-			r.out = io.Discard
+		r := &rank{config: c, group: g, out: io.Discard, labels: labels}
+		if g.Rank() == 0 {
+			r.out, first = out, true
 		}
-		if err := r.open(ctx, labels); err != nil {
+		if err := r.open(ctx); err != nil {
 			return err
 		}
 		defer r.Close()
-		fmt.Fprintf(r.out, "rows %d to learn from, %d held out, labels %q\n", len(train), len(held), labels)
+		fmt.Fprintf(r.out, "rows %d to learn from, %d held out, labels %q\n", learn.Len(), held.Len(), labels)
 		for epoch := range c.epochs {
-			if err := r.epoch(ctx, epoch, train); err != nil {
+			if err := r.epoch(ctx, data.Shuffle(learn, uint64(epoch), 1)); err != nil {
 				return err
 			}
 			if err := r.validate(ctx, epoch, held); err != nil {
 				return err
 			}
 		}
-		if c.out != "" {
-			if err := r.hf.Save(ctx, r.Sharded, c.out, nil); err != nil {
-				return err
-			}
-			fmt.Fprintln(r.out, "written to", c.out)
+		if c.out == "" {
+			return nil
 		}
+		if err := r.hf.Save(ctx, r.Sharded, c.out, nil); err != nil {
+			return err
+		}
+		fmt.Fprintln(r.out, "written to", c.out)
 		return nil
 	})
-	if err != nil || c.serve == "" {
+	if err != nil || c.serve == "" || !first {
 		return err
 	}
 	h, err := handler(c.out, encode)
@@ -141,28 +123,27 @@ func run(ctx context.Context, c config, out io.Writer) error {
 type rank struct {
 	config
 	*fsdp.Sharded
-	group  comm.Group
-	out    io.Writer
-	hf     *hf.Model
-	inputs []string // of a batch
-	opt    optim.Optimizer
-	labels []string
+	group   comm.Group
+	out     io.Writer
+	labels  []string
+	hf      *hf.Model
+	collate data.Collate[sample]
+	opt     optim.Optimizer
 }
 
 // open makes the model and gives each rank its shard.
-func (r *rank) open(ctx context.Context, labels []string) (err error) {
-	r.labels = labels
+func (r *rank) open(ctx context.Context) (err error) {
 	if r.model != "" {
-		r.hf, err = hf.OpenWithHead(r.model, hf.Head{Task: nn.ClassifySequences, Labels: labels})
+		r.hf, err = hf.OpenWithHead(r.model, hf.Head{Task: nn.ClassifySequences, Labels: r.labels})
 	} else if r.hf, err = hf.New(&nn.BERT{
-		Vocab: 257, Context: r.limit, Layers: 2, Dim: 64, Heads: 4, Hidden: 128, Task: nn.ClassifySequences, Classes: len(labels),
+		Vocab: 257, Context: r.limit, Layers: 2, Dim: 64, Heads: 4, Hidden: 128, Task: nn.ClassifySequences, Classes: len(r.labels),
 	}); err == nil {
-		r.hf.Labels = labels
+		r.hf.Labels = r.labels
 	}
 	if err != nil {
 		return err
 	}
-	r.inputs = r.hf.Model.(*nn.BERT).Inputs()
+	r.collate = collate(r.hf.Model.(*nn.BERT))
 	r.Sharded, err = fsdp.Wrap(r.hf.Model, fsdp.Config{Group: r.group, WrapPolicy: fsdp.WrapTypes(&nn.Layer{}), Seed: 1})
 	if err != nil {
 		return err
@@ -178,19 +159,25 @@ func (r *rank) open(ctx context.Context, labels []string) (err error) {
 	return nil
 }
 
-// epoch takes a step for each full batch of the rows, in another order in each epoch.
-func (r *rank) epoch(ctx context.Context, epoch int, rows []row) error {
-	order := rand.New(rand.NewPCG(1, uint64(epoch))).Perm(len(rows))
-	for lo := 0; lo+r.batch <= len(rows); lo += r.batch {
-		var own []row
-		for i := lo + r.group.Rank(); i < lo+r.batch; i += r.ranks {
-			own = append(own, rows[order[i]])
+// batches returns a loader of this rank's part of the samples.
+func (r *rank) batches(samples data.Source[sample]) (*data.Loader[sample], error) {
+	return data.NewLoader(samples, r.collate, data.Config{Group: r.group, Batch: r.batch})
+}
+
+// epoch trains on all samples once.
+func (r *rank) epoch(ctx context.Context, samples data.Source[sample]) error {
+	loader, err := r.batches(samples)
+	if err != nil {
+		return err
+	}
+	for batch, err := range r.Join(ctx, loader.Batches(ctx)) {
+		if err != nil {
+			return err
 		}
-		batch := batchOf(r.inputs, own)
 		if _, err := r.Forward(ctx, batch...); err != nil {
 			return err
 		}
-		if err := r.Backward(ctx, fsdp.Share(batch)); err != nil {
+		if err := r.Backward(ctx, loader.Share()); err != nil {
 			return err
 		}
 		if _, err := r.ClipGradNorm(ctx, 1); err != nil {
@@ -204,20 +191,16 @@ func (r *rank) epoch(ctx context.Context, epoch int, rows []row) error {
 	return nil
 }
 
-// validate prints metrics of the rows that are held out. Ranks may have different numbers of
-// batches: every row counts once.
-func (r *rank) validate(ctx context.Context, epoch int, rows []row) error {
-	var own []row
-	for i := r.group.Rank(); i < len(rows); i += r.ranks {
-		own = append(own, rows[i])
-	}
-	var batches [][]fsdp.Tensor
-	for part := range slices.Chunk(own, r.batch) {
-		batches = append(batches, batchOf(r.inputs, part))
+// validate prints metrics of the samples that are held out. Ranks may have different numbers of
+// them: every sample counts once.
+func (r *rank) validate(ctx context.Context, epoch int, held data.Source[sample]) error {
+	loader, err := r.batches(held)
+	if err != nil {
+		return err
 	}
 	accuracy, confusion := &metrics.Accuracy{}, &metrics.Confusion{Classes: len(r.labels)}
 	set := metrics.Set{"accuracy": accuracy, "f1": confusion}
-	for batch, err := range r.Join(ctx, fsdp.Batches(batches...)) {
+	for batch, err := range r.Join(ctx, loader.Batches(ctx)) {
 		if err != nil {
 			return err
 		}
@@ -228,8 +211,8 @@ func (r *rank) validate(ctx context.Context, epoch int, rows []row) error {
 		if batch == nil {
 			continue // another rank has more
 		}
-		targets := batch[len(batch)-1]
-		if err := errors.Join(accuracy.Add(out[1], targets), confusion.Add(out[1], targets)); err != nil {
+		classes := batch[len(batch)-1]
+		if err := errors.Join(accuracy.Add(out[1], classes), confusion.Add(out[1], classes)); err != nil {
 			return err
 		}
 	}
@@ -262,14 +245,24 @@ func handler(dir string, encode func(text string) []int) (http.Handler, error) {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		one.Lock()
-		defer one.Unlock()
-		out, err := s.Eval(q.Context(), batchOf(m.Model.(*nn.BERT).Inputs(), []row{{tokens: encode(string(text))}})...)
+		loader, err := data.NewLoader(data.Of([]sample{{tokens: encode(string(text))}}), collate(m.Model.(*nn.BERT)), data.Config{Batch: 1})
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
-		logits := out[1].Data().([]float32)
-		fmt.Fprintln(w, m.Labels[slices.Index(logits, slices.Max(logits))])
+		one.Lock()
+		defer one.Unlock()
+		for batch, err := range loader.Batches(q.Context()) {
+			var out []fsdp.Tensor
+			if err == nil {
+				out, err = s.Eval(q.Context(), batch...)
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			logits := out[1].Data().([]float32)
+			fmt.Fprintln(w, m.Labels[slices.Index(logits, slices.Max(logits))])
+		}
 	}), nil
 }

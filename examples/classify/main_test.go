@@ -79,6 +79,7 @@ func TestRun(t *testing.T) {
 			}
 		})
 	}
-	err := run(t.Context(), config{data: rows(t), ranks: 2, batch: 1}, &bytes.Buffer{})
-	require.ErrorContains(t, err, "want at least a batch of 1, at least one for each of 2 ranks")
+	other := filepath.Join(t.TempDir(), "other.csv")
+	require.NoError(t, os.WriteFile(other, []byte("question,answer\na,b\n"), 0o600))
+	require.ErrorContains(t, run(t.Context(), config{data: other}, &bytes.Buffer{}), `"text"`)
 }

@@ -131,7 +131,7 @@ var edges = map[string]string{
 	"fsdp/fsdpdiff":       "internal/hashes",
 	"fsdp/fsdpplan":       "comm fsdp fsdp/nn fsdp/nn/hf fsdp/plan fsdp/profile internal/calibrate internal/text optim",
 	"fsdp/fsdprun":        "fsdp/profile internal/auth internal/launch internal/perfetto internal/regular internal/store internal/text",
-	"examples/classify":   "gorgonia comm fsdp fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
+	"examples/classify":   "comm fsdp fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim fsdp/data",
 	"examples/cluster":    "",
 	"examples/digits":     "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
 	"examples/extending":  "gorgonia comm fsdp fsdp/data fsdp/op optim",
