@@ -37,6 +37,7 @@ func TestReadsHaveADeadline(t *testing.T) {
 				for _, n := range []int{1, 2} {
 					for _, deadline := range []time.Duration{0, 3 * time.Second} {
 						t.Run(fmt.Sprintf("%s/%s/last %t/%d ranks/deadline %v", method, operation, last, n, deadline), func(t *testing.T) {
+							progress := kit.CaptureDefault(t)
 							synctest.Test(t, func(t *testing.T) {
 								disk := crashfs.New()
 								stopped := &stoppedFS{FS: disk, operation: operation}
@@ -129,6 +130,9 @@ func TestReadsHaveADeadline(t *testing.T) {
 									})
 								}
 								ranks.Wait()
+								if deadline == 0 {
+									require.Contains(t, progress(), map[string]string{"Load": "fsdp: loading ", "Import": "fsdp: importing "}[method]+kit.Ckpt)
+								}
 								close(stopped.back)
 								synctest.Wait()
 								for _, m := range models {

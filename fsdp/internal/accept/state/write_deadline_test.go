@@ -118,6 +118,7 @@ func TestWritesHaveADeadline(t *testing.T) {
 						continue
 					}
 					t.Run(fmt.Sprintf("%s/%s/%d ranks/deadline %v", method, operation, n, deadline), func(t *testing.T) {
+						progress := kit.CaptureDefault(t)
 						synctest.Test(t, func(t *testing.T) {
 							disk := &stoppedFS{FS: crashfs.New(), operation: operation}
 							path := filepath.Join(string(filepath.Separator), "x")
@@ -182,6 +183,9 @@ func TestWritesHaveADeadline(t *testing.T) {
 								})
 							}
 							ranks.Wait()
+							if deadline == 0 && method != "SaveAsync" {
+								require.Contains(t, progress(), map[string]string{"Save": "fsdp: saving in ", "Export": "fsdp: exporting to "}[method]+path)
+							}
 							close(disk.back)
 							synctest.Wait()
 							for _, m := range models {
