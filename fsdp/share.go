@@ -155,9 +155,9 @@ func targetsOf(batch []Tensor, t engine.Target) (counted, all int, err error) {
 
 // Targets returns how many targets of this rank's batches have counted in the losses of all Backwards
 // since Wrap, and how many there were: the others are masked, such as the padding and the questions of
-// a conversation. Only targets that are integers of a batch are counted, those of op.CrossEntropy and
-// nn.Head. A program that trains on answers reports its speed in targets that count, and weighs mean
-// losses by their number. The monitor of package monitor shows it.
+// a conversation. Only the integer targets of op.CrossEntropy and nn.Head in a batch are counted. A
+// program that trains on answers reports its speed in targets that count, and weighs mean losses by
+// their number. Package monitor shows it.
 func (s *Sharded) Targets() (counted, all int) {
 	t := &s.life.targets
 	return int(t.counted.Load()), int(t.all.Load())

@@ -67,7 +67,7 @@ func TestPositionReadsOnce(t *testing.T) {
 }
 
 // TestResumeWithOtherEpochs continues a training for more epochs, or fewer. The samples after the
-// position are those of a training that had the other number from the beginning.
+// position equal the samples of a training that had the other number from the beginning.
 func TestResumeWithOtherEpochs(t *testing.T) {
 	log := logged(t)
 	sources := map[string]func(src Source[int], epochs int) Source[int]{
@@ -106,7 +106,7 @@ func TestResumeWithOtherEpochs(t *testing.T) {
 		}
 	}
 
-	// Where the epochs are within another order, their number changes what comes before.
+	// If another order contains the epochs, their number changes the samples before the position.
 	for _, order := range []func(epochs int) Source[int]{
 		func(epochs int) Source[int] { return Concat(Shuffle(numbers(7), 1, epochs), numbers(7)) },
 		func(epochs int) Source[int] { return Shuffle(Repeat(numbers(7), epochs), 1, Endless) },

@@ -43,7 +43,7 @@ const (
 // NoPooler, the pooler's result, [B, Dim].
 //
 // Parameters: embed.weight [Vocab, Dim], kinds.weight [Kinds, Dim], positions.weight
-// [FirstPosition+Context, Dim], embed_norm.*, layers.i.* as Layer names them, and those of the head.
+// [FirstPosition+Context, Dim], embed_norm.*, layers.i.* as Layer names them, and the parameters of the head.
 // MaskedTokens has transform.fc.* and transform.norm.*, of a layer before the head, and head.bias
 // [Vocab]: the head shares the weight of the embedding. ClassifySequences and Encode have pool.* of
 // the pooler, a linear layer on the first token with tanh. The others have head.weight [Classes,
@@ -284,7 +284,7 @@ func (m *paddedPositions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia
 }
 
 // eachPosition calls f for each token of x with its position.
-func eachPosition[T op.Float](a op.Args[T], first int, f func(token, position int)) error {
+func eachPosition[T op.Float](a op.Args[T], first int, f func(token, position int)) {
 	length, mask := a.Dim("t"), a.Ints(2)
 	next := first
 	for i, is := range mask {
@@ -298,17 +298,17 @@ func eachPosition[T op.Float](a op.Args[T], first int, f func(token, position in
 		f(i, next)
 		next++
 	}
-	return nil
 }
 
 func addPositions[T op.Float](first int) func(a op.Args[T]) error {
 	return func(a op.Args[T]) error {
 		d, x, table, y := a.Dim("d"), a.In(0), a.In(1), a.Out(0)
-		return eachPosition(a, first, func(token, position int) {
+		eachPosition(a, first, func(token, position int) {
 			for i, v := range table[position*d:][:d] {
 				y[token*d+i] = x[token*d+i] + v
 			}
 		})
+		return nil
 	}
 }
 
@@ -317,11 +317,12 @@ func positionGrads[T op.Float](first int) func(a op.Args[T]) error {
 		d, dy, table := a.Dim("d"), a.DOut(), a.Grad(1)
 		copy(a.Grad(0), dy)
 		clear(table)
-		return eachPosition(a, first, func(token, position int) {
+		eachPosition(a, first, func(token, position int) {
 			for i, v := range dy[token*d:][:d] {
 				table[position*d+i] += v
 			}
 		})
+		return nil
 	}
 }
 

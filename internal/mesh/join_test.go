@@ -37,7 +37,7 @@ func TestConfig(t *testing.T) {
 		"5 bytes, at least 16 are needed":          func(c *Config) { c.Secret = []byte("short") },
 		"name an interface":                        func(c *Config) { c.Listen = "0.0.0.0" },
 		"not an address or interface of this host": func(c *Config) { c.Listen = "nosuch0" },
-		"bind: ": func(c *Config) { c.Listen = "192.0.2.1" }, // RFC 5737: nobody's
+		"bind: ": func(c *Config) { c.Listen = "192.0.2.1" }, // RFC 5737: no host has it
 	} {
 		cfg := good
 		cfg.Job = want[:5] // the one before has given up

@@ -4,8 +4,9 @@
 //	defer p.End()
 //	… p.Add(1)
 //
-// After a second it logs how much is done, and again after five more, ten more and so on up to a minute. A fast operation logs nothing. Of ranks
-// that do the same, one logs: rank 0 of a launcher's job, or the first of those in one process.
+// It logs the progress after a second, then after 5, 10, 20 and 40 more, and then once a minute. A fast
+// operation logs nothing. If several ranks do the same, one logs: rank 0 of a launcher's job, or the first rank
+// that begins in a process.
 package phase
 
 import (

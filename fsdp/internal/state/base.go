@@ -87,7 +87,7 @@ func (s *Store) sumBase(ctx context.Context, list []Tensor, own []Piece) ([]uint
 }
 
 // addTerms adds to terms the checksums of this rank's pieces, each followed by zeros to the end of its
-// parameter: the sum over all pieces is the checksum of the parameter. Of replicas one counts.
+// parameter: the sum over all pieces is the checksum of the parameter. One of several replicas counts.
 func (s *Store) addTerms(ctx context.Context, list []Tensor, own []Piece, terms []uint32) error {
 	at := make(map[checkpoint.Key]int, len(list))
 	for i := range list {

@@ -151,7 +151,7 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 	return w, nil
 }
 
-// writes reports whether this rank writes a piece: of replicas one does.
+// writes reports whether this rank writes a piece: one of several replicas does.
 func (s *Store) writes(p *Piece) bool {
 	i := s.Layout.Home[p.Index].Group
 	r := &s.Layout.Groups[i].Ranks

@@ -232,7 +232,7 @@ func openBERT(c *config, m *nn.BERT, first int) {
 
 // config returns the keys of a model.
 func (f *family) config(m *nn.BERT) (map[string]any, error) {
-	if m.Task == nn.Encode && m.NoPooler != (f.heads[nn.Encode] == nil) && f.heads[nn.Encode] == nil {
+	if m.Task == nn.Encode && !m.NoPooler && f.heads[nn.Encode] == nil {
 		return nil, fmt.Errorf("nn.BERT without kinds of tokens has no pooler in transformers: set NoPooler")
 	}
 	if relu := f.kind == "distilbert"; m.Task == nn.ClassifySequences && m.PoolReLU != relu {

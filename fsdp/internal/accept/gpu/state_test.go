@@ -71,7 +71,7 @@ func move(t *testing.T, from, to string, steps int) (losses []float64) {
 // drawn are the parts of a manifest that differ between trainings: the drawn name, and the checksum.
 var drawn = regexp.MustCompile(`"(run|crc32c)":"[^"]*"`)
 
-// files returns the contents of all files under a directory, by their path, without what is drawn.
+// files returns the contents of all files under a directory, by their path, without the drawn parts.
 func files(t *testing.T, dir string) map[string]string {
 	all := make(map[string]string)
 	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

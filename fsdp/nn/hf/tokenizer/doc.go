@@ -38,8 +38,9 @@
 // a message or in the arguments of a tool, where a template prints it, is an empty text and not
 // None. Templates of other models may differ without an error where they split a text a limited
 // number of times, read a variable that an earlier round of a loop has set, or print an attribute
-// of an undefined value: compare one conversation before you train. Some templates print the date of today: set their variable, such as date_string, in
-// Chat.Kwargs to have the same rows every day.
+// of an undefined value: compare one conversation before you train. Some templates print
+// the date of today: set their variable, such as date_string, in Chat.Kwargs to have the same rows
+// every day.
 //
 // A template is a program, often from a downloaded directory. It is an error if a template takes
 // more than 1,048,576 steps or a minute, or makes a text or list of more than 16 MiB.
