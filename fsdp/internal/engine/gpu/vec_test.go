@@ -186,7 +186,7 @@ func TestOneLaunch(t *testing.T) {
 	require.NoError(t, opt.Step(0.1))
 	require.Equal(t, 2, cuda.Calls("cuLaunchKernel")-before)
 	require.NoError(t, d.work.Sync())
-	require.Zero(t, testing.AllocsPerRun(5, func() {
+	require.Zero(t, testing.AllocsPerRun(40, func() {
 		require.NoError(t, opt.Step(0.1))
 		require.NoError(t, d.work.Sync())
 	}), "allocations of a step")
