@@ -2,6 +2,7 @@ package calibrate
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -10,6 +11,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
+	"github.com/gofsdp/gofsdp/internal/peak"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -93,5 +95,8 @@ func TestCalibrate(t *testing.T) {
 		require.NoError(t, err)
 		require.InEpsilon(t, p.Pass.Time(made, 1).Total, p.Pass.Time(read, 1).Total, 1e-3)
 		require.Equal(t, made.Sources, read.Sources)
+		for _, k := range peak.Kernels() {
+			require.Contains(t, strings.Join(made.Sources, "\n"), k.Name)
+		}
 	}
 }

@@ -52,7 +52,6 @@ func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
 		Sources: []string{
 			fmt.Sprintf("Rates, Device.Bandwidth and Software: fsdpplan -calibrate on %s, %d cores, %d ranks over %s, and one of %d threads, %s",
 				cpu, runtime.NumCPU(), c.Ranks, c.Transport, c.Threads, time.Now().UTC().Format(time.DateOnly)),
-			"Device.Peak and PeakWide: of a core, multiply-adds of vectors in registers, measured then",
 			"Inside: no limit, as the cores move the bytes: see the rates of gather, wait, reduce and drain",
 			"Between: an assumption, 10 Gb/s with 50 microseconds a collective; not measured",
 		},
@@ -66,11 +65,14 @@ func (c *Calibration) Cluster(name string, memory int) *plan.Cluster {
 	cluster.Rates, d.Bandwidth = list, 1/find(list, "add", 'B')
 	product, attention := 1/find(list, "linear", 'F'), 1/find(list, "attention", 'F')
 	d.PeakWide, d.Peak = product, product // unless a better number is known
+	const source = "Device.%s: of a core, %s in registers, measured then"
 	if k, ok := peak.Kernels()[false]; ok {
 		d.PeakWide = max(product, k.Rate(1))
+		cluster.Sources = append(cluster.Sources, fmt.Sprintf(source, "PeakWide", k.Name))
 	}
 	if k, ok := peak.Kernels()[true]; ok {
 		d.Peak = k.Rate(1)
+		cluster.Sources = append(cluster.Sources, fmt.Sprintf(source, "Peak", k.Name))
 	}
 	s.Product, s.Attention = product/d.PeakWide, min(1, attention/d.PeakWide)
 	for _, x := range []*float64{&d.Peak, &d.PeakWide, &d.Bandwidth, &s.Product, &s.Attention} {
