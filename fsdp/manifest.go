@@ -166,7 +166,7 @@ func (a *arrangement) logUnits(logger *slog.Logger, what string) {
 		}
 	}
 	logger.Info("fsdp: "+what, "ranks", a.cfg.Group.Size(), "units", len(a.units), "groups", len(a.layout.Groups), "elements", total,
-		"frozen", frozen, "shard bytes", a.layout.ShardBytes(), "compute", a.cfg.Precision.Compute.String(), "native", a.cfg.Precision.native())
+		"frozen", frozen, "shard bytes", a.layout.ShardBytes(), "compute", a.cfg.Precision.Compute.String(), "kernels", a.cfg.kernels())
 }
 
 // An idleField is a field of the configuration that selects nothing, or less than it names.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
 // TestNativeOrWidened checks what is said of the processor: in the plan, to the logger, and as a
@@ -25,10 +26,13 @@ func TestNativeOrWidened(t *testing.T) {
 			require.NoError(t, err)
 			half := p.Compute == fsdp.BFloat16
 			require.Equal(t, p.Compute, plan.Compute)
-			require.Equal(t, native || !half, plan.Native)
-			require.Equal(t, half && native, strings.Contains(plan.String(), "ranks 1, bfloat16 natively\n"))
-			require.Equal(t, half && !native, strings.Contains(plan.String(), "ranks 1, bfloat16 widened\n"))
-			require.Contains(t, said.String(), fmt.Sprintf(" compute=%v native=%t\n", p.Compute, native || !half))
+			kernels := kernel.Products(half)
+			if half && !native {
+				kernels += ", widened"
+			}
+			require.Equal(t, kernels, plan.Kernels)
+			require.Equal(t, half, strings.Contains(plan.String(), "ranks 1, bfloat16 by "+kernels+"\n"))
+			require.Regexp(t, fmt.Sprintf(" compute=%v kernels=\"?%s\"?\n", p.Compute, kernels), said.String())
 			require.Equal(t, half && !native, strings.Contains(said.String(),
 				"Config.Precision.Compute is bfloat16, which this processor does not multiply: products widen it, and take longer than in float32"))
 		}

@@ -26,7 +26,7 @@ type Plan struct {
 	Params        int         // elements of the whole model
 	Ranks         int         // that share them
 	Compute       DType       // Precision.Compute
-	Native        bool        // the processor multiplies that type; if not, products widen it and take longer than Float32
+	Kernels       string      // that multiply it: AMX, AVX-512 and so on, or GPU; "AVX2, widened" takes longer than Float32
 	Groups        []GroupPlan // the root unit first, if it has parameters
 	ShardBytes    int         // this rank's parameters and gradients, padding included
 	CutBytes      int         // of ShardBytes: padding due to Config.Unit, beyond equal shards
@@ -126,7 +126,7 @@ func planOf(s *Sharded, batch []exec.Value) (*Plan, error) {
 	d := s.engine.Device()
 	n, live := c.Plan.Program.Counts(), d.Stats().Live
 	p := &Plan{
-		Ranks: s.team.Size(), Compute: s.cfg.Precision.Compute, Native: s.cfg.Precision.native(), ShardBytes: s.layout.ShardBytes(), ErrorBytes: s.layout.ErrorBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot],
+		Ranks: s.team.Size(), Compute: s.cfg.Precision.Compute, Kernels: s.cfg.kernels(), ShardBytes: s.layout.ShardBytes(), ErrorBytes: s.layout.ErrorBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot],
 		VirtualBytes: s.engine.TreeBytes(s.noSync),
 		PassBytes:    c.Plan.Peak, Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.Plan.Traffic(),
 	}
@@ -267,7 +267,7 @@ func (p *Plan) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "parameters %d, groups %d, ranks %d", p.Params, len(p.Groups), p.Ranks)
 	if p.Compute == BFloat16 {
-		fmt.Fprintf(&b, ", %v %s", p.Compute, map[bool]string{true: "natively", false: "widened"}[p.Native])
+		fmt.Fprintf(&b, ", %v by %s", p.Compute, p.Kernels)
 	}
 	fmt.Fprintln(&b)
 	writeGroups(&b, p.Groups)

@@ -26,7 +26,7 @@ type Precision struct {
 	// activations are stored in 16 bits, rounded to nearest even. Sums, the statistics of norms and
 	// softmax, losses, and gradients of parameters are in Float32. A processor with AVX512_BF16
 	// multiplies such operands at twice the rate of Float32. Other processors widen them, which
-	// saves memory and costs time: see Plan.Native. Stock operations of Gorgonia widen and round,
+	// saves memory and costs time: see Plan.Kernels. Stock operations of Gorgonia widen and round,
 	// too.
 	Compute DType
 	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
@@ -216,6 +216,18 @@ var nativeBFloat16 = kernel.NativeBFloat16
 
 // native reports whether the processor multiplies in Compute type.
 func (p Precision) native() bool { return p.Compute != BFloat16 || nativeBFloat16() }
+
+// kernels names the kernels that multiply in Compute type: see Plan.Kernels.
+func (c *Config) kernels() string {
+	switch p := c.Precision; {
+	case c.Device != nil:
+		return "GPU"
+	case p.native():
+		return kernel.Products(p.Compute == BFloat16)
+	default:
+		return kernel.Products(true) + ", widened"
+	}
+}
 
 // finite reports whether v is a finite number in the master type.
 func (p Precision) finite(v float64) bool {

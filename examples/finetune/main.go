@@ -24,7 +24,7 @@
 //	$ go run ./examples/finetune -model smol -data README.md -lora 8 -bf16 -steps 10 -context 64 \
 //		-batch 1 -prompt "The three ranks of a training" -tokens 20 -out tuned
 //	documents 1, tokens 3490 to learn from, 183 held out
-//	parameters 136542528, groups 92, ranks 2, bfloat16 natively
+//	parameters 136542528, groups 92, ranks 2, bfloat16 by AVX512_BF16
 //	  group                        parameters     whole  strategy     ranks
 //	  root (frozen)                  28311552   56.6 MB  ShardGradOp  2
 //	  root (frozen full)                  576    2.3 kB  ShardGradOp  2

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"slices"
@@ -43,6 +44,18 @@ func (c *Context) Bytes() int { return c.gemm.Bytes() }
 
 // MostBytes returns the largest memory of a Context for one element type.
 func MostBytes[T Element]() int { return gemm.MostBytes[T]() }
+
+// Products names the instructions that multiply float32, or bfloat16, on this machine.
+func Products(bfloat16 bool) string {
+	set := vec.InstructionSet()
+	if bfloat16 {
+		set = gemm.InstructionSet()
+	}
+	names := map[string]string{
+		"avx512": "AVX-512", "avx512bf16": "AVX512_BF16", "amx": "AMX", "avx2": "AVX2", "neon": "NEON", "neonbf16": "BFMMLA",
+	}
+	return cmp.Or(names[set], "plain Go")
+}
 
 // NativeBFloat16 reports whether the processor multiplies bfloat16. On other processors products
 // widen bfloat16 to float32, and take a little longer than float32 products.

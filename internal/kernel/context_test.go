@@ -20,9 +20,11 @@ func TestInstructionSet(t *testing.T) {
 	} else {
 		require.Equal(t, names[vec.InstructionSet()], set)
 	}
+	require.Contains(t, set, Products(false))
 	switch low := InstructionSets[InstructionSet(true)]; gemm.InstructionSet() {
 	case "amx":
 		require.Equal(t, "AVX-512 with AMX", low)
+		require.Equal(t, "AMX", Products(true))
 	case "neonbf16":
 		require.Equal(t, "NEON with BFMMLA", low)
 	default:
