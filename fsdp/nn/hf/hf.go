@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"iter"
 	"maps"
 	"os"
 	"path"
@@ -433,43 +432,6 @@ func (m *Model) keysNow() (map[string]any, error) {
 	return keys, nil
 }
 
-// Merge adds the adapters of s, which is m.Model wrapped, to the weights that they adapt, layer by
-// layer, and resets the adapters to no effect: s computes the same as before, except for rounding.
-// Training may continue.
-func (m *Model) Merge(ctx context.Context, s *fsdp.Sharded) error {
-	for name, lora := range m.adapters() {
-		down, up := name+loraA, name+loraB
-		err := s.Summon(ctx, []string{name + ".weight", down, up}, func(params map[string]*tensor.Dense) error {
-			a, b := params[down], params[up]
-			if err := lora.Merge(params); err != nil {
-				return err
-			}
-			b.Zero()
-			params[down], params[up] = a, b
-			return nil
-		}, fsdp.WriteBack(0))
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// The parameters of an adapter, after the name of its layer.
-const loraA, loraB = ".lora_a", ".lora_b"
-
-// adapters iterates over the linear layers with an adapter.
-func (m *Model) adapters() iter.Seq2[string, nn.LoRA] {
-	return func(yield func(string, nn.LoRA) bool) {
-		lora, linear := m.arch.adapted(m.Model)
-		for _, name := range linear {
-			if lora.Rank == 0 || !yield(name, *lora) {
-				return
-			}
-		}
-	}
-}
-
 // layers lists parts of the layers of a model: "blocks.0.qkv".
 func layers(name string, n int, parts ...string) (all []string) {
 	for i := range n {
@@ -478,14 +440,6 @@ func layers(name string, n int, parts ...string) (all []string) {
 		}
 	}
 	return all
-}
-
-// zero reports whether all elements are zero.
-func zero(t *tensor.Dense) bool {
-	if t.Dtype() == tensor.Float64 {
-		return !slices.ContainsFunc(t.Float64s(), func(x float64) bool { return x != 0 })
-	}
-	return !slices.ContainsFunc(t.Float32s(), func(x float32) bool { return x != 0 })
 }
 
 // nameOf returns the first name of a value.
