@@ -11,8 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
-	"syscall"
 )
 
 // draftMark is in the name of a checkpoint that does not count: it is being written or removed.
@@ -20,24 +18,6 @@ const draftMark = ".tmp-"
 
 // ErrUnfinished is why a draft does not count.
 var ErrUnfinished = errors.New("incomplete: it is being written or removed, or this was interrupted")
-
-// ErrNone is wrapped by the error of [Latest] if there is no whole checkpoint. It is an
-// [fs.ErrNotExist].
-var ErrNone error = none{}
-
-type none struct{}
-
-func (none) Error() string { return "no whole checkpoint" }
-func (none) Unwrap() error { return fs.ErrNotExist }
-
-// errAllDamaged is the error of Find if checkpoints were completed, and all of them are damaged
-// now. It is an ErrDamaged.
-var errAllDamaged error = allDamaged{}
-
-type allDamaged struct{}
-
-func (allDamaged) Error() string { return "no whole checkpoint is left" }
-func (allDamaged) Unwrap() error { return ErrDamaged }
 
 // An Entry is a file or directory in a job's directory that has the name of a checkpoint.
 type Entry struct {
@@ -64,111 +44,6 @@ func List(ctx context.Context, fsys FS, dir string) ([]Entry, error) {
 		}
 	}
 	return entries, nil
-}
-
-// Latest returns the path of the checkpoint that Find finds.
-func Latest(ctx context.Context, fsys FS, dir string) (path string, err error) {
-	f, err := Find(ctx, fsys, dir)
-	return f.Path, err
-}
-
-// A Found is a checkpoint that is whole except possibly for its data, which was not read.
-type Found struct {
-	Path string
-	Meta map[string]json.RawMessage // of the manifest
-	// Passed are damaged checkpoints that were saved later, the last first. Drafts are not among
-	// them, because they were never complete.
-	Passed []Entry
-}
-
-// Find finds the last whole checkpoint in a job's directory, or dir if that is a whole checkpoint
-// itself. It skips damaged ones. The error is an [ErrNone] if no save has been completed yet. If
-// some were, and all of them are damaged, it is an [ErrDamaged] that says why, because starting
-// again silently would lose the training. A checkpoint of another format, or one that cannot be
-// read, is an error, too: using an older one would lose part of the training.
-func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
-	switch f, err := openFile(ctx, fsys, filepath.Join(dir, ManifestName)); {
-	case err == nil:
-		if err := f.Close(); err != nil {
-			return Found{}, fmt.Errorf("checkpoint: %w", err)
-		}
-		meta, err := checkWhole(ctx, fsys, dir)
-		if err != nil {
-			return Found{}, fmt.Errorf("checkpoint: %s does not count: %w", dir, err)
-		}
-		return Found{Path: dir, Meta: meta}, nil
-	case errors.Is(err, syscall.ENOTDIR):
-		return Found{}, fmt.Errorf("checkpoint: %s is a file, and a checkpoint is a directory: Import reads files: %w", dir, err)
-	case !errors.Is(err, fs.ErrNotExist):
-		return Found{}, fmt.Errorf("checkpoint: %w", err)
-	}
-	names, err := readNames(ctx, fsys, dir)
-	for {
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return Found{}, fmt.Errorf("checkpoint: looking for the latest: %w", err)
-		}
-		found, noneErr := latest(ctx, fsys, dir, names)
-		if !errors.Is(noneErr, ErrNone) && !errors.Is(noneErr, errAllDamaged) {
-			return found, noneErr
-		}
-		// A job that saves here may have removed the ones we saw, and completed others before that.
-		seen := names
-		if names, err = readNames(ctx, fsys, dir); slices.Equal(names, seen) {
-			if errors.Is(err, fs.ErrNotExist) { // its name may be mistyped
-				noneErr = fmt.Errorf("%w: no such directory", noneErr)
-			}
-			return Found{}, noneErr
-		}
-	}
-}
-
-// Before is Find among the checkpoints that were saved before the one at path, which is skipped
-// because of err.
-func Before(ctx context.Context, fsys FS, path string, err error) (Found, error) {
-	dir, base := filepath.Split(path)
-	n, ok := parseName(base)
-	if !ok {
-		return Found{}, fmt.Errorf("checkpoint: %w before %s, which is not a name of a checkpoint", ErrNone, path)
-	}
-	names, namesErr := readNames(ctx, fsys, dir)
-	if namesErr != nil {
-		return Found{}, fmt.Errorf("checkpoint: looking for an older one: %w", namesErr)
-	}
-	at, _ := slices.BinarySearchFunc(names, n, name.compare)
-	found, noneErr := latest(ctx, fsys, dir, names[:at])
-	found.Passed = append([]Entry{{Path: path, Sequence: n.sequence, Step: n.step, Err: err}}, found.Passed...)
-	return found, noneErr
-}
-
-// latest is Find among some names.
-func latest(ctx context.Context, fsys FS, dir string, names []name) (found Found, err error) {
-	const shown = 4
-	var reasons []string
-	for _, n := range slices.Backward(names) {
-		switch e := n.entry(ctx, fsys, dir); {
-		case e.Err == nil:
-			found.Path, found.Meta = e.Path, e.Meta
-			return found, nil
-		case !isDamaged(e.Err):
-			return Found{}, fmt.Errorf("checkpoint: %s is the latest, but it could not be checked for damage: %w", e.Path, e.Err)
-		case n.draft == "":
-			found.Passed = append(found.Passed, e)
-			fallthrough
-		default:
-			reasons = append(reasons, fmt.Sprintf("%s: %v", n, e.Err))
-		}
-	}
-	err = ErrNone
-	if len(found.Passed) > 0 {
-		err = errAllDamaged
-	}
-	if more := len(reasons) - shown; more > 0 {
-		reasons = append(reasons[:shown], fmt.Sprintf("and %d more", more))
-	}
-	if len(reasons) > 0 {
-		return Found{}, fmt.Errorf("checkpoint: %w in %s (%s)", err, dir, strings.Join(reasons, "; "))
-	}
-	return Found{}, fmt.Errorf("checkpoint: %w in %s", err, dir)
 }
 
 // checkWhole returns the metadata of the manifest, or why the directory is not a whole checkpoint.

@@ -21,6 +21,7 @@ type Loading struct {
 	Step   int
 	About  Meta
 	Passed []checkpoint.Entry // on rank 0, newer ones that are damaged, the newest first
+	dir    string             // given to Load, as an absolute path of rank 0
 	fs     checkpoint.FS
 	reader *checkpoint.Reader
 }
@@ -28,7 +29,7 @@ type Loading struct {
 // PlanLoad finds the last checkpoint in dir and opens it, on every rank. The error wraps
 // checkpoint.ErrNone if there is none.
 func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o *Options) (*Loading, error) {
-	l := &Loading{Filling: Filling{s: s, opt: opt}}
+	l := &Loading{Filling: Filling{s: s, opt: opt}, dir: dir}
 	err := s.prepare(ctx, 0, func() error {
 		if dir == "" {
 			return errNoDirectory
@@ -42,7 +43,7 @@ func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o
 	if err != nil {
 		return nil, err
 	}
-	if err := l.plan(ctx, dir, o); err != nil {
+	if err := l.plan(ctx, o); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil
@@ -50,17 +51,13 @@ func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o
 
 var errNoDirectory = errors.New("no directory given")
 
-func (l *Loading) plan(ctx context.Context, dir string, o *Options) error {
+func (l *Loading) plan(ctx context.Context, o *Options) error {
 	s := l.s
-	text := fmt.Sprintf("directory %s\n%s\n%s", dir, oneOrNone(l.opt), l.n.text)
+	text := fmt.Sprintf("directory %s\n%s\n%s", l.dir, oneOrNone(l.opt), l.n.text)
 	if err := s.same(ctx, "arguments of Load", text); err != nil {
 		return err
 	}
-	damage, err := l.choose(ctx, o, func(ctx context.Context) (checkpoint.Found, error) { return l.last(ctx, dir, o) })
-	for err == nil && damage != nil {
-		damage, err = l.choose(ctx, o, func(ctx context.Context) (checkpoint.Found, error) { return l.older(ctx, dir, damage) })
-	}
-	if err != nil {
+	if err := l.choose(ctx, o); err != nil {
 		return err
 	}
 	if err := s.same(ctx, "manifest in "+l.Path, fmt.Sprintf("CRC-32C %08x", l.reader.Sum())); err != nil {
@@ -97,49 +94,46 @@ func (l *Loading) sumFrozen(ctx context.Context) error {
 	return nil
 }
 
-// choose takes the checkpoint that rank 0 finds, and opens it. If a rank finds damage there, it is
-// an error on every rank or, if an older checkpoint is allowed, every rank gets it as damage.
-func (l *Loading) choose(ctx context.Context, o *Options, search func(context.Context) (checkpoint.Found, error)) (damage, err error) {
-	if err := l.find(ctx, search); err != nil {
-		return nil, err
-	}
-	err = l.s.Team.Busy(ctx, l.s.Files, func(ctx context.Context) error {
-		err := l.open(ctx, o)
-		if !o.anyOlder() {
-			err = l.advise(ctx, l.Path, err)
+// choose opens the checkpoint that rank 0 chooses. While a rank finds damage there, and policy
+// allows it, rank 0 chooses an older one.
+func (l *Loading) choose(ctx context.Context, o *Options) error {
+	var rejected *checkpoint.Entry
+	for {
+		if err := l.find(ctx, o.policy(), rejected); err != nil {
+			return err
 		}
-		return err
-	})
-	if o.anyOlder() && spoiled(err) {
-		damage, err = err, nil
+		damage, err := l.inspect(ctx, o)
+		if err != nil || damage == nil {
+			return err
+		}
+		rejected = &checkpoint.Entry{Path: l.Path, Err: damage}
 	}
-	if err := l.s.Team.Agree(ctx, 0, err); err != nil || !o.anyOlder() {
-		return nil, err
-	}
-	return l.told(ctx, damage)
 }
 
-// find searches for the checkpoint on rank 0, and sends the result to the others.
-func (l *Loading) find(ctx context.Context, search func(context.Context) (checkpoint.Found, error)) error {
+// find chooses the checkpoint on rank 0, and sends the result to the others.
+func (l *Loading) find(ctx context.Context, p checkpoint.Policy, rejected *checkpoint.Entry) error {
 	var none string // why there is no checkpoint
-	err := busy(ctx, l.s.Team, l.s.Files, func(ctx context.Context) error {
+	err := busy(ctx, l.s.Team, l.s.Files, func(ctx context.Context) (err error) {
 		if l.s.rank() != 0 {
 			return nil
 		}
-		found, err := search(ctx)
+		if l.dir, err = filepath.Abs(l.dir); err != nil {
+			return err
+		}
+		found, err := checkpoint.Choose(ctx, l.fs, l.dir, p, rejected)
 		if errors.Is(err, checkpoint.ErrNone) { // the other ranks must get it as ErrNone
 			none, err = err.Error()+": check the path; before the first Save there is none, which is fsdp.ErrNoCheckpoint", nil
 		}
 		l.Path, l.Passed = found.Path, append(l.Passed, found.Passed...)
-		return err
+		return Lasting(err)
 	})
 	if err != nil {
 		return err
 	}
-	for _, text := range []*string{&none, &l.Path} {
+	for _, text := range []*string{&none, &l.dir, &l.Path} {
 		b, err := l.s.Team.Tell(ctx, 0, []byte(*text))
 		if err != nil {
-			return l.s.Team.Fail(fmt.Errorf("learning the path of the checkpoint: %w", err))
+			return l.s.Team.Fail(fmt.Errorf("receiving the path of the checkpoint from rank 0: %w", err))
 		}
 		*text = string(b)
 	}
@@ -149,38 +143,28 @@ func (l *Loading) find(ctx context.Context, search func(context.Context) (checkp
 	return nil
 }
 
-// last finds the last checkpoint in dir.
-func (l *Loading) last(ctx context.Context, dir string, o *Options) (checkpoint.Found, error) {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return checkpoint.Found{}, err
+// inspect opens the checkpoint on every rank. Damage that policy skips is not an error: every rank
+// gets it.
+func (l *Loading) inspect(ctx context.Context, o *Options) (damage, err error) {
+	skip := o.policy() == checkpoint.SkipDamaged
+	err = l.s.Team.Busy(ctx, l.s.Files, func(ctx context.Context) error {
+		err := l.open(ctx, o)
+		if !skip {
+			err = l.refuse(ctx, err)
+		}
+		return err
+	})
+	if skip && damaged(err) {
+		damage, err = err, nil
 	}
-	found, err := checkpoint.Find(ctx, l.fs, dir)
-	if err == nil && len(found.Passed) > 0 && o.noOlder() {
-		e := found.Passed[0]
-		return checkpoint.Found{}, fmt.Errorf("%s: checkpoint %s: %w; %s", launch.NoRestart, e.Path, e.Err, remedy(found.Path))
+	if err := l.s.Team.Agree(ctx, 0, err); err != nil || !skip {
+		return nil, err
 	}
-	return found, l.advise(ctx, dir, err)
+	return l.firstDamage(ctx, damage)
 }
 
-// older finds the last checkpoint before the damaged one, unless dir is the damaged one.
-func (l *Loading) older(ctx context.Context, dir string, damage error) (checkpoint.Found, error) {
-	dir, err := filepath.Abs(dir)
-	if err == nil && dir == l.Path {
-		err = errors.New("the directory given to Load has no other checkpoint")
-	}
-	var found checkpoint.Found
-	if err == nil {
-		found, err = checkpoint.Before(ctx, l.fs, l.Path, damage)
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w; no older checkpoint can be loaded: %v", launch.NoRestart, damage, err)
-	}
-	return found, err
-}
-
-// told returns the damage that the first rank has found, on every rank, or nil.
-func (l *Loading) told(ctx context.Context, mine error) (damage, err error) {
+// firstDamage returns the damage that the lowest rank has found, on every rank, or nil.
+func (l *Loading) firstDamage(ctx context.Context, mine error) (damage, err error) {
 	g := l.s.Team.Group()
 	text, first := "", []int64{int64(g.Size())}
 	if mine != nil {
@@ -195,49 +179,40 @@ func (l *Loading) told(ctx context.Context, mine error) (damage, err error) {
 		b, err = l.s.Team.Tell(ctx, int(first[0]), []byte(text))
 	}
 	if err != nil {
-		return nil, l.s.Team.Fail(fmt.Errorf("learning of damage: %w", err))
+		return nil, l.s.Team.Fail(fmt.Errorf("exchanging reports of damage: %w", err))
 	}
 	return fmt.Errorf("rank %d: %s", first[0], b), nil
 }
 
-// advise adds a remedy to an error about damage at path.
-func (l *Loading) advise(ctx context.Context, path string, err error) error {
-	if !spoiled(err) {
+// refuse adds a remedy to an error about damage to the chosen checkpoint.
+func (l *Loading) refuse(ctx context.Context, err error) error {
+	if !damaged(err) {
 		return err
 	}
-	err = Lasting(err)
 	if errors.Is(err, checkpoint.ErrNotFinite) {
 		err = fmt.Errorf("%w; option AllowNotFinite accepts it", err)
 	}
-	found, none := checkpoint.Before(ctx, l.fs, path, nil)
-	switch {
-	case none == nil:
-		return fmt.Errorf("%w; %s", err, remedy(found.Path))
-	case ctx.Err() != nil: // another rank has failed, too
-		return err
-	default:
-		return fmt.Errorf("%w; no older checkpoint is whole", err)
-	}
+	_, err = checkpoint.Choose(ctx, l.fs, l.dir, checkpoint.SkipNone, &checkpoint.Entry{Path: l.Path, Err: err})
+	return Lasting(err)
 }
 
-// spoiled reports whether another start gets the same error: something is damaged, or has values
+// damaged reports whether another start gets the same error: something is damaged, or has values
 // that are not finite.
-func spoiled(err error) bool {
+func damaged(err error) bool {
 	return errors.Is(err, checkpoint.ErrDamaged) || errors.Is(err, checkpoint.ErrNotFinite)
 }
 
-// Lasting adds to an error about a checkpoint that another start would get it again.
+// Lasting adds to an error about damage that another start would get it again, and how to take an
+// older checkpoint.
 func Lasting(err error) error {
-	if !spoiled(err) {
+	refused, ok := errors.AsType[*checkpoint.RefusedError](err)
+	switch {
+	case !ok && !damaged(err):
 		return err
+	case ok && refused.Older != "":
+		err = fmt.Errorf("%w: AllowOlder: new(true), fsdprun -older or %s=true loads it", err, launch.AllowOlder)
 	}
 	return fmt.Errorf("%s: %w", launch.NoRestart, err)
-}
-
-// remedy returns how to take an older checkpoint.
-func remedy(path string) string {
-	return fmt.Sprintf("%s is older, and whole except possibly for its data: "+
-		"AllowOlder: new(true), fsdprun -older or %s=true loads it", path, launch.AllowOlder)
 }
 
 // noneError is checkpoint.ErrNone with the message of rank 0.
@@ -280,7 +255,7 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 	}
 	for i := range l.own {
 		p := &l.own[i]
-		if o.anyOlder() {
+		if o.policy() == checkpoint.SkipDamaged {
 			err = l.reader.Check(ctx, l.key(&p.Tensor), p.Offset, p.Vec.Len(), l.values(o, p))
 		} else {
 			err = l.reader.Hold(ctx, l.key(&p.Tensor), p.Offset, p.Vec.Len())
@@ -298,7 +273,7 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 			return l.values(o, p).Check(k.Name(), p.Offset, t, to)
 		})
 		if err != nil {
-			return l.advise(ctx, l.Path, fmt.Errorf("checkpoint %s: %w", l.Path, err))
+			return l.refuse(ctx, fmt.Errorf("checkpoint %s: %w", l.Path, err))
 		}
 		return nil
 	}

@@ -140,10 +140,16 @@ func (o *Options) settleOlder() error {
 	return nil
 }
 
-// anyOlder reports whether an older checkpoint is allowed for any damage of the last one, and
-// noOlder whether none is.
-func (o *Options) anyOlder() bool { return o.AllowOlder != nil && *o.AllowOlder }
-func (o *Options) noOlder() bool  { return o.AllowOlder != nil && !*o.AllowOlder }
+// policy returns what AllowOlder says.
+func (o *Options) policy() checkpoint.Policy {
+	switch {
+	case o.AllowOlder == nil:
+		return checkpoint.SkipIncomplete
+	case *o.AllowOlder:
+		return checkpoint.SkipDamaged
+	}
+	return checkpoint.SkipNone
+}
 
 // root returns an error unless the result is for one of world ranks, or for all.
 func (o *Options) root(world int) error {

@@ -276,7 +276,7 @@ func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
 func (w *writing) tell(ctx context.Context) (string, error) {
 	path, err := w.team.Tell(ctx, 0, []byte(w.path))
 	if err != nil {
-		return "", w.team.Fail(fmt.Errorf("learning the path of the checkpoint: %w", err))
+		return "", w.team.Fail(fmt.Errorf("receiving the path of the checkpoint from rank 0: %w", err))
 	}
 	return string(path), nil
 }
