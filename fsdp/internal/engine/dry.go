@@ -26,7 +26,7 @@ type Dry struct {
 type host = Host
 
 // errDry is the error of every access to memory that does not exist.
-var errDry = errors.New("engine: a plan has no memory")
+var errDry = errors.New("engine: a plan has no memory to read or write")
 
 // NewDry returns a Dry that counts like a Host of these options.
 func NewDry(o HostOptions) *Dry {

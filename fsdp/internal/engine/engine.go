@@ -301,11 +301,11 @@ func (e *Engine) Agreed(ctx context.Context, c *Compiled, ans *ranks.Answer) (*C
 			t.Needs = e.remember(t.Needs)
 		}
 		if c, err = e.Absent(t.Variant, t.Needs); err == nil && c.Hash != t.Hash {
-			err = fmt.Errorf("the schedule of rank %d is %016x, with what it says it needs this rank arrives at %016x", ans.Leader, t.Hash, c.Hash)
+			err = fmt.Errorf("rank %d runs schedule %016x, but this rank computes schedule %016x from the same needs", ans.Leader, t.Hash, c.Hash)
 		}
 	}
 	if err != nil {
-		return nil, e.team.Fail(fmt.Errorf("learning the schedule: %w", err))
+		return nil, e.team.Fail(fmt.Errorf("receiving the schedule: %w", err))
 	}
 	return c, nil
 }

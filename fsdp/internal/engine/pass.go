@@ -161,7 +161,7 @@ func (p *Pass) specialResult(call int, live func(id int) bool) (string, error) {
 			size = 2
 		}
 		if n, text := special(b[:size*exec.Numel(u.OutShape[out])], u.DType, u.OutHalf[out], u.OutShape[out]); n > 0 {
-			return fmt.Sprintf("the first call whose result is not finite is %s: it has %s", p.Model.Calls[call].Name, text), nil
+			return fmt.Sprintf("the first call with a result that is not finite is %s: it has %s", p.Model.Calls[call].Name, text), nil
 		}
 	}
 	return "", nil
@@ -272,7 +272,7 @@ func (p *Pass) Discard(ctx context.Context, failed bool) error {
 	}
 	if g, err := p.frame.Await(ctx); err != nil {
 		e.failed = append(e.failed, p)
-		return e.team.Fail(fmt.Errorf("pass %d has no Backward: waiting for group %s: %w", p.Number, e.layout.Groups[g].Name, err))
+		return e.team.Fail(fmt.Errorf("discarding pass %d: waiting for group %s: %w", p.Number, e.layout.Groups[g].Name, err))
 	}
 	p.frame.Free()
 	return e.endStep()

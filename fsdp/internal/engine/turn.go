@@ -75,15 +75,15 @@ func (e *Engine) Turn(noSync bool) (Turn, error) {
 	n := e.team.Size()
 	switch {
 	case t.At == t.Of:
-		return t, fmt.Errorf("the %d micro-batches of the step have run inside NoSync: SyncGrads comes next, or ZeroGrad", t.Of)
+		return t, fmt.Errorf("all %d micro-batches of the step have run inside NoSync: call SyncGrads or ZeroGrad next", t.Of)
 	case noSync != t.Whole && !(t.Whole && t.Last()):
-		return t, fmt.Errorf("micro-batch %d of the %d of the step is%s inside NoSync, and the first was%s: "+
-			"all of a step are, but for the last, or none is", t.At+1, t.Of, not(noSync), not(t.Whole))
+		return t, fmt.Errorf("micro-batch %d of %d of the step is%s inside NoSync, but the first was%s: "+
+			"run all but the last one of a step inside NoSync, or none", t.At+1, t.Of, not(noSync), not(t.Whole))
 	case t.Of > 1 && t.Whole && n > 1 && !power(t.Of):
-		return t, fmt.Errorf("inside NoSync the micro-batches of a rank must be a power of two, and Config.VirtualRanks makes them %d: "+
-			"run them outside of NoSync", t.Of)
+		return t, fmt.Errorf("inside NoSync the number of micro-batches of a rank must be a power of two, but Config.VirtualRanks makes it %d: "+
+			"run them outside NoSync", t.Of)
 	case t.Of > 1 && !t.Whole && !power(n):
-		return t, fmt.Errorf("%d ranks are no power of two: all micro-batches of a step but for the last must be inside NoSync", n)
+		return t, fmt.Errorf("%d ranks are not a power of two: run all micro-batches of a step but the last inside NoSync", n)
 	}
 	return t, nil
 }
@@ -99,7 +99,7 @@ func not(is bool) string {
 func power(n int) bool { return n&(n-1) == 0 }
 
 // errStale is the reason why the backward of a pass whose step is over cannot run.
-var errStale = errors.New("the step has begun anew since the Forward, by ZeroGrad or SyncGrads: run another Forward")
+var errStale = errors.New("ZeroGrad or SyncGrads has ended the step since the Forward: run another Forward")
 
 // MayTurn returns an error if the backward of p cannot come next in its step.
 func (p *Pass) MayTurn(noSync bool) error {
@@ -109,7 +109,7 @@ func (p *Pass) MayTurn(noSync bool) error {
 	case p.Turn.At != p.e.pending:
 		return errStale
 	case p.NoSync != noSync:
-		return errors.New("with Config.VirtualRanks a Forward and its Backward are both inside NoSync, or both outside: it decides which virtual rank the batch is of")
+		return errors.New("with Config.VirtualRanks, run a Forward and its Backward both inside NoSync or both outside: NoSync selects the virtual rank of the batch")
 	}
 	return nil
 }

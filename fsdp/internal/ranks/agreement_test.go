@@ -179,7 +179,7 @@ func TestTurns(t *testing.T) {
 
 // TestExplain has two ranks ask for different things, and reads what both are told.
 func TestExplain(t *testing.T) {
-	const alike = ": all ranks make the same calls in the same order, with the same arguments"
+	const alike = ": all ranks must make the same calls in the same order, with the same arguments"
 	ask := func(call string, loops ...int) Ask { return Ask{Call: call, Number: 8, Loops: loops} }
 	round := func(loops ...int) Ask { return Ask{Call: "JoinCalls", Number: 8, Loops: loops, Round: true} }
 	backward := ask("Backward")
@@ -206,16 +206,16 @@ func TestExplain(t *testing.T) {
 		{[2]Ask{ask("Join", 5), round(4)}, "rank 1 runs JoinCalls as call 8, and rank 0 has gone on to the next iteration of Join without it: " +
 			"the loop body must make the same calls on every rank: call JoinCalls there, too"},
 		{[2]Ask{round(), ask("Save")}, "rank 0 runs JoinCalls as call 8, rank 1 runs Save as call 8" + alike},
-		{[2]Ask{ask("Forward", 4), ask("Forward")}, "rank 1 has left the loop of Join in whose iteration 4 rank 0 runs Forward as call 8, " +
-			"and runs Forward as call 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Save"), ask("Join", 2)}, "rank 0 has left the loop of Join in whose iteration 2 rank 1 runs Join as call 8, " +
-			"and runs Save as call 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Save"), ask("Join", 4, 1)}, "rank 0 has left the loop of Join in whose iteration 4 rank 1 runs Join as call 8, " +
-			"and runs Save as call 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Join", 1), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 3 rank 1 runs Eval as call 8, " +
-			"and runs Join as call 8: leave the loop in the same iteration on every rank"},
-		{[2]Ask{ask("Eval", 3), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join in whose iteration 6 rank 1 runs Eval as call 8, " +
-			"and runs Eval as call 8: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Forward", 4), ask("Forward")}, "rank 1 has left the loop of Join and runs Forward as call 8, " +
+			"but rank 0 runs Forward as call 8 in iteration 4: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Save"), ask("Join", 2)}, "rank 0 has left the loop of Join and runs Save as call 8, " +
+			"but rank 1 runs Join as call 8 in iteration 2: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Save"), ask("Join", 4, 1)}, "rank 0 has left the loop of Join and runs Save as call 8, " +
+			"but rank 1 runs Join as call 8 in iteration 4: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Join", 1), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join and runs Join as call 8, " +
+			"but rank 1 runs Eval as call 8 in iteration 3: leave the loop in the same iteration on every rank"},
+		{[2]Ask{ask("Eval", 3), ask("Eval", 3, 6)}, "rank 0 has left the loop of Join and runs Eval as call 8, " +
+			"but rank 1 runs Eval as call 8 in iteration 6: leave the loop in the same iteration on every rank"},
 		{[2]Ask{ask("Eval", 3), ask("Eval", 5)}, "rank 0 runs Eval as call 8 in iteration [3] of Join, rank 1 runs Eval as call 8 in iteration [5] of Join" + alike},
 	} {
 		for _, err := range each(2, func(a *Agreement, r int) error {

@@ -96,7 +96,7 @@ func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *As
 		text string
 	}{{&x, d.first}, {&y, d.other}} {
 		if err := gob.NewDecoder(strings.NewReader(said.text)).Decode(&said.by.Ask); err != nil {
-			return fmt.Errorf("what rank %d is about to do: %w", said.by.rank, err)
+			return fmt.Errorf("decoding the next call of rank %d: %w", said.by.rank, err)
 		}
 	}
 	return fmt.Errorf("ranks disagree: %s", explain(x, y))
@@ -130,7 +130,7 @@ type asked struct {
 // in a loop over Join.
 func explain(x, y asked) string {
 	if x.Model != y.Model {
-		return fmt.Sprintf("rank %d runs %s, rank %d runs %s of another model: ranks call the methods of models in the same order",
+		return fmt.Sprintf("rank %d runs %s, rank %d runs %s of another model: all ranks must call the methods of their models in the same order",
 			x.rank, &x.Ask, y.rank, &y.Ask)
 	}
 	for _, p := range [][2]asked{{x, y}, {y, x}} {
@@ -144,22 +144,22 @@ func explain(x, y asked) string {
 				"the loop body must make the same calls on every rank: %s", b.rank, &b.Ask, a.rank, advice)
 		}
 		if i, left := a.left(b); left {
-			return fmt.Sprintf("rank %d has left the loop of Join in whose iteration %d rank %d runs %s, and runs %s: "+
-				"leave the loop in the same iteration on every rank", a.rank, i, b.rank, &b.Ask, &a.Ask)
+			return fmt.Sprintf("rank %d has left the loop of Join and runs %s, but rank %d runs %s in iteration %d: "+
+				"leave the loop in the same iteration on every rank", a.rank, &a.Ask, b.rank, &b.Ask, i)
 		}
 	}
 	first, other := x.String(), y.String()
 	switch {
 	case first != other:
 	case x.Source != y.Source:
-		return fmt.Sprintf("rank %d reads %s, rank %d reads %s: they would train on some samples twice and leave others out, "+
+		return fmt.Sprintf("rank %d reads %s, rank %d reads %s: some samples would be used twice and others never, "+
 			"so give all ranks the same files, seed, position and batch size", x.rank, cmp.Or(x.Source, "something else"), y.rank, cmp.Or(y.Source, "something else"))
 	case !slices.Equal(x.Loops, y.Loops):
 		first, other = fmt.Sprintf("%s in iteration %v of Join", first, x.Loops), fmt.Sprintf("%s in iteration %v of Join", other, y.Loops)
 	default:
 		first, other = fmt.Sprintf("%s by schedule %016x", first, x.Schedule), fmt.Sprintf("%s by schedule %016x", other, y.Schedule)
 	}
-	return fmt.Sprintf("rank %d runs %s, rank %d runs %s: all ranks make the same calls in the same order, with the same arguments", x.rank, first, y.rank, other)
+	return fmt.Sprintf("rank %d runs %s, rank %d runs %s: all ranks must make the same calls in the same order, with the same arguments", x.rank, first, y.rank, other)
 }
 
 // joins reports whether q is the exchange before an iteration of Join.

@@ -85,7 +85,7 @@ func (t *Team) Mesh(ctx context.Context, own comm.Group, shards, replicas int) (
 		return m, err
 	}
 	if m.Replica, err = t.part(ctx, replicas+place, place, shards, replicas); err != nil { // the color names the group
-		return m, fmt.Errorf("making the groups of replicas: %w", err)
+		return m, fmt.Errorf("making the groups of ranks that hold the same shard: %w", err)
 	}
 	t.mixed = &m
 	return m, nil
@@ -131,7 +131,7 @@ func (t *Team) Meet(ctx context.Context, own comm.Group) (leader int, err error)
 	}
 	first := []int64{int64(t.Rank())}
 	if err := own.AllReduce(comm.Of(first).Named("first rank"), comm.Min).Wait(ctx); err != nil {
-		return 0, fmt.Errorf("meeting the ranks of a group of Config.Unit: %w", err)
+		return 0, fmt.Errorf("exchanging ranks in a group of Config.Unit: %w", err)
 	}
 	t.own[own] = int(first[0])
 	return int(first[0]), t.watchOne(own)
@@ -159,7 +159,7 @@ func (t *Team) watchOne(g comm.Group) error {
 	}
 	w, ok := g.(transport.Watcher)
 	if !ok {
-		return fmt.Errorf("%T does not tell of its collectives: it is no transport.Watcher", g)
+		return fmt.Errorf("%T does not report its collectives: it does not implement transport.Watcher", g)
 	}
 	t.watched = append(t.watched, w.Watch(t.watch))
 	return nil

@@ -43,7 +43,7 @@ func Open(dir string, g comm.Group, model int) (*File, error) {
 	case err != nil:
 		return nil, err
 	case env.Source != "" && (env.Rank != g.Rank() || env.Size != g.Size()):
-		return nil, fmt.Errorf("rank %d of a group of %d is process %d of %d: set it where the group is all processes", g.Rank(), g.Size(), env.Rank, env.Size)
+		return nil, fmt.Errorf("rank %d of a group of %d is process %d of %d: hashes need a group of all processes of the job", g.Rank(), g.Size(), env.Rank, env.Size)
 	}
 	if env.Restart > 0 {
 		dir = filepath.Join(dir, fmt.Sprintf("start-%d", env.Restart+1))

@@ -54,7 +54,7 @@ func TestOpen(t *testing.T) {
 			require.FileExists(t, filepath.Join(dir, name, "rank-1"+hashes.Suffix))
 		}
 		t.Setenv("WORLD_SIZE", "4")
-		require.EqualError(t, open(3), "rank 1 of a group of 2 is process 1 of 4: set it where the group is all processes")
+		require.EqualError(t, open(3), "rank 1 of a group of 2 is process 1 of 4: hashes need a group of all processes of the job")
 	})
 }
 

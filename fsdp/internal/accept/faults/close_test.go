@@ -183,7 +183,7 @@ func TestTwoLayersOfUnitGroups(t *testing.T) {
 			done.Wait() // a rank that leaves would tell the others
 			return err
 		}) {
-			require.ErrorContains(t, err, "meeting the ranks of a group of Config.Unit", broken)
+			require.ErrorContains(t, err, "exchanging ranks in a group of Config.Unit", broken)
 			require.ErrorContains(t, err, comm.ErrClosed.Error())
 		}
 	}

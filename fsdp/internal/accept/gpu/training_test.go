@@ -258,7 +258,7 @@ func TestGPUFaultsLater(t *testing.T) {
 		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, 0, 2, kit.TinyContext))
 		const illegalAddress = 700
 		cuda.Fail("cuEventQuery", 1, illegalAddress)
-		require.ErrorContains(t, notice(ctx, m), "pass 1: drain root: there or before: device 0: cuEventQuery: ", name)
+		require.ErrorContains(t, notice(ctx, m), "pass 1: drain root: this or an earlier operation failed: device 0: cuEventQuery: ", name)
 		_ = m.Close() // which says it again
 	}
 }

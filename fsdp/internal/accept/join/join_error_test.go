@@ -321,7 +321,7 @@ func TestJoinBodiesDiffer(t *testing.T) {
 		_, err := m.Forward(ctx, batch...)
 		return err
 	}
-	const left = "rank %d has left the loop of Join in whose iteration 2 rank"
+	const left = "rank %d has left the loop of Join and runs "
 	for name, c := range map[string]struct {
 		usual, odd func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error
 		after      func(ctx context.Context, m *fsdp.Sharded) error // on the rank that has left
@@ -329,13 +329,13 @@ func TestJoinBodiesDiffer(t *testing.T) {
 	}{
 		"leaves": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return kit.ErrorOf(m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true}))
-		}, left, "and runs StateDict as call"},
+		}, left, "of Join and runs StateDict as call"},
 		"leaves for a Forward": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return forward(ctx, m, kit.ShapeBatch(0))
-		}, left, "leave the loop in the same iteration on every rank"},
+		}, left, "in iteration 2: leave the loop in the same iteration on every rank"},
 		"leaves for another loop": {forward, func(context.Context, *fsdp.Sharded, []fsdp.Tensor) error { return leaves }, func(ctx context.Context, m *fsdp.Sharded) error {
 			return unevenly(ctx, m, 0, 1, nil)
-		}, left, "and runs Join as call"},
+		}, left, "of Join and runs Join as call"},
 		"evaluates": {forward, func(ctx context.Context, m *fsdp.Sharded, batch []fsdp.Tensor) error {
 			_, err := m.Eval(ctx, batch...)
 			return err

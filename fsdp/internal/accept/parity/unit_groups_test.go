@@ -237,7 +237,7 @@ func TestBrokenUnitGroup(t *testing.T) {
 		done.Wait() // a rank that leaves would tell the others
 		return err
 	}) {
-		require.ErrorContains(t, err, "unit l1: meeting the ranks of a group of Config.Unit")
+		require.ErrorContains(t, err, "unit l1: exchanging ranks in a group of Config.Unit")
 		require.ErrorContains(t, err, "rank 1")
 	}
 }

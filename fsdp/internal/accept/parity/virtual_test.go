@@ -372,12 +372,12 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		_, err = m.Freeze(ctx, nil, nil)
 		require.ErrorContains(t, err, begun)
 		require.ErrorContains(t, m.SyncGrads(ctx), "a step has 2 micro-batches on each rank, and 1 have run")
-		require.ErrorContains(t, inside(forward), "micro-batch 2 of the 2 of the step is inside NoSync, and the first was not")
+		require.ErrorContains(t, inside(forward), "micro-batch 2 of 2 of the step is inside NoSync, but the first was not")
 		require.NoError(t, forward())
-		require.ErrorContains(t, inside(func() error { return m.Backward(ctx) }), "a Forward and its Backward are both inside NoSync, or both outside")
+		require.ErrorContains(t, inside(func() error { return m.Backward(ctx) }), "run a Forward and its Backward both inside NoSync or both outside")
 		require.NoError(t, forward())
 		m.ZeroGrad()
-		require.ErrorContains(t, m.Backward(ctx), "the step has begun anew since the Forward")
+		require.ErrorContains(t, m.Backward(ctx), "ZeroGrad or SyncGrads has ended the step since the Forward")
 		require.NoError(t, forward())
 		require.ErrorContains(t, m.Hold().Backward(ctx), "with Config.VirtualRanks passes run one after the other")
 		require.ErrorContains(t, m.JoinCalls(ctx, forward), "with Config.VirtualRanks passes run one after the other")
@@ -387,7 +387,7 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		for range 2 {
 			require.NoError(t, inside(func() error { kit.ForwardBackward(t, ctx, m, whole[0]); return nil }))
 		}
-		require.ErrorContains(t, inside(forward), "the 2 micro-batches of the step have run inside NoSync: SyncGrads comes next")
+		require.ErrorContains(t, inside(forward), "all 2 micro-batches of the step have run inside NoSync: call SyncGrads or ZeroGrad next")
 		require.ErrorContains(t, opt.Step(1), "the gradients of 2 passes inside NoSync are not reduced")
 
 		m.ZeroGrad()
@@ -403,13 +403,13 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
 		defer m.Close()
 		_, err := m.Forward(ctx, kit.TinyBatch(0, 0, 1, 2)...)
-		require.ErrorContains(t, err, "3 ranks are no power of two: all micro-batches of a step but for the last must be inside NoSync")
+		require.ErrorContains(t, err, "3 ranks are not a power of two: run all micro-batches of a step but the last inside NoSync")
 	})
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, VirtualRanks: 6})
 		defer m.Close()
 		err := m.NoSync(func() error { _, err := m.Forward(ctx, kit.TinyBatch(0, 0, 1, 2)...); return err })
-		require.ErrorContains(t, err, "the micro-batches of a rank must be a power of two, and Config.VirtualRanks makes them 3")
+		require.ErrorContains(t, err, "the number of micro-batches of a rank must be a power of two, but Config.VirtualRanks makes it 3")
 		for range m.Join(ctx, fsdp.Batches(nil, nil, nil)) {
 			if _, err = m.Forward(ctx); err == nil {
 				err = m.Backward(ctx)

@@ -291,7 +291,7 @@ func TestNotFiniteLossNamesItsOrigin(t *testing.T) {
 		_, err = m.Forward(ctx, tokens, tokens)
 		require.NoError(t, err)
 		err = m.Backward(ctx)
-		require.ErrorContains(t, err, "the loss of pass 1 is NaN: the first call whose result is not finite is blocks.1: it has ")
+		require.ErrorContains(t, err, "the loss of pass 1 is NaN: the first call with a result that is not finite is blocks.1: it has ")
 		if g.Rank() == 0 {
 			require.ErrorContains(t, err, "parameter "+name+"[0:")
 		}
@@ -313,7 +313,7 @@ func TestNotFiniteEvalWarns(t *testing.T) {
 		"overflow": {func(_ *fsdp.Sharded, batch []fsdp.Tensor) string {
 			kit.Elements(batch[1])[3] = 1e200
 			return ""
-		}, "the first call whose result is not finite is distance: it has 1 of 1 values"},
+		}, "the first call with a result that is not finite is distance: it has 1 of 1 values"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -344,7 +344,7 @@ func TestNotFiniteEvalWarns(t *testing.T) {
 				require.Equal(t, warnings, strings.Count(log.String(), "the loss of an Eval is not finite"), log.String())
 				want := c.want + param
 				if g.Rank() == 0 {
-					want = "the first call whose result is not finite is l0: it has "
+					want = "the first call with a result that is not finite is l0: it has "
 				}
 				require.Contains(t, log.String(), want)
 			})

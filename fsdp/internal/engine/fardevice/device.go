@@ -233,4 +233,4 @@ func (d *Device) Close() (err error) {
 	return err
 }
 
-var errOther = errors.New("fardevice: copy of elements of another number or type")
+var errOther = errors.New("fardevice: copy between vectors of different lengths or types")

@@ -16,21 +16,21 @@ func check(ops []operation, events int) error {
 		if op.after >= 0 {
 			e := ops[op.after].event
 			if op.after >= i || e < 0 || e >= events || marks[e] == nil {
-				return fmt.Errorf("%s waits for %s, which records no event before", op.name, ops[op.after].name)
+				return fmt.Errorf("%s waits for %s, which has not recorded its event yet", op.name, ops[op.after].name)
 			}
 			clock[0], clock[1] = max(clock[0], marks[e][0]), max(clock[1], marks[e][1])
 		}
 		other := 1 - op.lane
 		for _, j := range given[other][clock[other]:] {
 			if t := op.conflict(&ops[j]); t != nil {
-				return fmt.Errorf("%s (%v) and %s (%v) both touch %s, in no order", ops[j].name, ops[j].lane, op.name, op.lane, t.what)
+				return fmt.Errorf("%s (%v) and %s (%v) both access %s, and neither waits for the other", ops[j].name, ops[j].lane, op.name, op.lane, t.what)
 			}
 		}
 		given[op.lane] = append(given[op.lane], i)
 		clock[op.lane]++
 		if op.event >= 0 {
 			if op.event >= events || marks[op.event] != nil {
-				return fmt.Errorf("%s records event %d of %d, which is taken", op.name, op.event, events)
+				return fmt.Errorf("%s records event %d of %d, which another operation records", op.name, op.event, events)
 			}
 			if op.joins {
 				return fmt.Errorf("%s records event %d before it is launched", op.name, op.event)

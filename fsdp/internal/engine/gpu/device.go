@@ -179,7 +179,7 @@ func (d *Device) placed(err error) error {
 	if late := (*engine.OpError)(nil); errors.As(err, &late) {
 		err = late.Err
 	}
-	return &engine.OpError{Place: d.given, Err: fmt.Errorf("there or before: %w", err)}
+	return &engine.OpError{Place: d.given, Err: fmt.Errorf("this or an earlier operation failed: %w", err)}
 }
 
 // give records the operation that the streams are given next.
@@ -227,7 +227,7 @@ type memory interface {
 func (d *Device) alloc(n int, class arena.Class) (*block, error) {
 	m, err := d.gpu.Alloc(n)
 	if err != nil {
-		return nil, fmt.Errorf("%v memory: %w", class, err)
+		return nil, fmt.Errorf("allocating %v memory: %w", class, err)
 	}
 	return d.count(&block{memory: m}, class)
 }
@@ -236,7 +236,7 @@ func (d *Device) alloc(n int, class arena.Class) (*block, error) {
 func (d *Device) allocPinned(n int, class arena.Class) (*block, error) {
 	h, err := d.gpu.AllocHost(n)
 	if err != nil {
-		return nil, fmt.Errorf("%v memory: %w", class, err)
+		return nil, fmt.Errorf("allocating %v memory: %w", class, err)
 	}
 	return d.count(&block{memory: h, pinned: h}, class)
 }

@@ -268,7 +268,7 @@ func (f *frame) Sync(_ context.Context, group int) error {
 
 // ScaleGrad implements engine.Frame. Wrap refuses the configurations that need it.
 func (f *frame) ScaleGrad(int, float64) error {
-	return f.fail(errors.New("gradients of absent calls cannot be weighed on this device"))
+	return f.fail(errors.New("this device cannot scale the gradients of absent calls"))
 }
 
 // collective gives the collective of the present step to the wire. If the step joins the next one,
@@ -370,7 +370,7 @@ func (f *frame) Switch(c *engine.Compiled) {
 	f.follow(c)
 	f.slab = nil
 	if err := f.move(&old); err != nil {
-		_ = f.d.fail(fmt.Errorf("changing the plan of a pass: %w", err))
+		_ = f.d.fail(fmt.Errorf("changing the schedule of a pass: %w", err))
 	}
 }
 

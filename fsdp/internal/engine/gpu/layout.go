@@ -38,7 +38,7 @@ func newScript(c *engine.Compiled, poison bool) (*script, error) {
 	}
 	w.events = order(w.ops)
 	if err := check(w.ops, w.events); err != nil {
-		return nil, fmt.Errorf("order of the streams: %w", err)
+		return nil, fmt.Errorf("checking the order of the streams: %w", err)
 	}
 	for i := range w.ops { // what for is decided
 		w.ops[i].touches = nil

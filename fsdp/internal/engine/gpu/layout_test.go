@@ -155,7 +155,7 @@ func TestScriptOrder(t *testing.T) {
 				require.False(t, i > turn && after < turn && w.ops[after].lane == onWire, "%s waits across the turn for %s", w.ops[i].name, w.ops[after].name)
 				less := slices.Clone(w.ops)
 				less[i].after = -1
-				require.ErrorContains(t, check(less, events), "in no order")
+				require.ErrorContains(t, check(less, events), "neither waits for the other")
 			}
 		}
 	})

@@ -105,7 +105,7 @@ func (l *links) join(ctx context.Context, k *link) (err error) {
 		Communicator: nccl.Config{Name: k.role}, Timeout: l.d.o.Timeout,
 	})
 	if err != nil {
-		return fmt.Errorf("the communicator of %s: %w", k.role, ranks.Among(k.group, err))
+		return fmt.Errorf("making the communicator of %s: %w", k.role, ranks.Among(k.group, err))
 	}
 	k.comm = k.over.Communicator()
 	l.mu.Lock()

@@ -39,7 +39,7 @@ func TestOrder(t *testing.T) {
 			waits++
 			less := slices.Clone(ops)
 			less[i].after = -1
-			require.ErrorContains(t, check(less, events), "in no order", "without the wait of %s", ops[i].name)
+			require.ErrorContains(t, check(less, events), "neither waits for the other", "without the wait of %s", ops[i].name)
 		}
 		require.Equal(t, waits, events)
 	})
@@ -90,13 +90,13 @@ func TestCheckRefuses(t *testing.T) {
 		{lane: onWire, name: "gather h.0", touches: []touch{a}, after: -1, event: -1},
 		{lane: onWork, name: "forward h.0", touches: []touch{b}, after: -1, event: -1},
 	}
-	require.EqualError(t, check(ops, 0), "gather h.0 (wire) and forward h.0 (work) both touch parameters of group h.0, in no order")
+	require.EqualError(t, check(ops, 0), "gather h.0 (wire) and forward h.0 (work) both access parameters of group h.0, and neither waits for the other")
 	ops[1].after = 0
-	require.EqualError(t, check(ops, 1), "forward h.0 waits for gather h.0, which records no event before")
+	require.EqualError(t, check(ops, 1), "forward h.0 waits for gather h.0, which has not recorded its event yet")
 	ops[0].event = 0
 	require.NoError(t, check(ops, 1))
 	ops[1].event = 0
-	require.EqualError(t, check(ops, 1), "forward h.0 records event 0 of 1, which is taken")
+	require.EqualError(t, check(ops, 1), "forward h.0 records event 0 of 1, which another operation records")
 	ops[1].event, ops[0].joins = -1, true
 	require.EqualError(t, check(ops, 1), "gather h.0 records event 0 before it is launched")
 }

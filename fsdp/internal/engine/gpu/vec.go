@@ -47,7 +47,7 @@ func (v vector) Place() (addr uintptr, s *nccl.Stream, err error) {
 // Slice implements optim.Vec.
 func (v vector) Slice(from, to int) optim.Vec {
 	if from < 0 || to < from || to > v.Len() {
-		panic(fmt.Sprintf("gpu: slice [%d:%d] of %d elements", from, to, v.Len()))
+		panic(fmt.Sprintf("gpu: slice [%d:%d] is out of range of %d elements", from, to, v.Len()))
 	}
 	v.from, v.to = v.from+from, v.from+to
 	return v
@@ -116,7 +116,7 @@ func (v vector) like(h optim.Host) ([]byte, error) {
 		p, n = unsafe.Pointer(unsafe.SliceData(h.F64)), len(h.F64)
 	}
 	if n != v.Len() || n != h.Len() {
-		return nil, fmt.Errorf("gpu: copy between %d elements of %d bytes and %d of float32, %d of float64", v.Len(), v.size, len(h.F32), len(h.F64))
+		return nil, fmt.Errorf("gpu: copy between a vector of %d elements of %d bytes and a slice of %d float32 or %d float64: lengths and types must be equal", v.Len(), v.size, len(h.F32), len(h.F64))
 	}
 	return unsafe.Slice((*byte)(p), n*v.size), nil
 }

@@ -79,7 +79,7 @@ func (d *Device) settle() error {
 			if d.err() == nil {
 				w.Reset()
 			} else if w.Idle() > settling {
-				return fmt.Errorf("a stream does not end %v after its communicators were aborted: its memory is not freed", settling)
+				return fmt.Errorf("a stream still runs %v after its communicators were aborted: its memory is not freed", settling)
 			}
 			w.Pause(nil, nil)
 		}
