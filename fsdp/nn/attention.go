@@ -40,7 +40,7 @@ type Attention struct {
 	KVHeads    int     // heads of keys and values, each read by Heads/KVHeads of queries; 0 means Heads
 	HeadDim    int     // channels of a head; 0 means Dim/Heads
 	Causal     bool    // hide later positions
-	Window     int     // with Causal, hide all but the last Window positions too; 0 hides none
+	Window     int     // hide positions that are Window or more away; 0 hides none
 	Scale      float64 // of the scores; 0 means 1/sqrt(HeadDim)
 	Cross      bool
 	Biased     bool

@@ -23,6 +23,7 @@ var attentions = map[string]nn.Attention{
 	"plain":         {Dim: 8, Heads: 2},
 	"grouped keys":  {Dim: 8, Heads: 4, KVHeads: 2, Causal: true, NoBias: true},
 	"a window":      {Dim: 6, Heads: 2, KVHeads: 1, Causal: true, Window: 2},
+	"both sides":    {Dim: 8, Heads: 2, Rope: true, Masked: true, Window: 2},
 	"rope":          {Dim: 6, Heads: 2, HeadDim: 4, KVHeads: 1, Causal: true, Rope: true, Rotary: op.Rotary{Base: 50}, NoProjBias: true},
 	"normalised":    {Dim: 6, Heads: 4, HeadDim: 2, KVHeads: 2, Causal: true, QKNorm: true, Rope: true, NoBias: true, Eps: 0.1},
 	"apart, masked": {Dim: 8, Heads: 2, Apart: true, Masked: true, Rope: true},
@@ -152,7 +153,7 @@ func (f *formula) sequence(x, y []float64) []float64 {
 			sums, total := make([]float64, d), 0.0
 			for j := range k {
 				ago := i + f.keys - queries - j
-				if f.Causal && ago < 0 || f.Window > 0 && ago >= f.Window || f.mask != nil && f.mask[j] == 0 {
+				if f.Causal && ago < 0 || f.Window > 0 && max(ago, -ago) >= f.Window || f.mask != nil && f.mask[j] == 0 {
 					continue
 				}
 				score := 0.0

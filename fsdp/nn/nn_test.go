@@ -225,7 +225,7 @@ func TestBuildErrors(t *testing.T) {
 		{"2 inputs, want 4", &nn.Attention{Dim: 8, Heads: 2, Cross: true, Biased: true, Masked: true}, []fsdp.Tensor{x, x}},
 		{"4 query heads are not a positive multiple of 3 key heads", &nn.Attention{Dim: 8, Heads: 4, KVHeads: 3}, []fsdp.Tensor{x}},
 		{"2 query heads are not a positive multiple of -1 key heads", &nn.Attention{Dim: 8, Heads: 2, KVHeads: -1}, []fsdp.Tensor{x}},
-		{"attention: window 2: want a positive one with Causal, or 0", &nn.Attention{Dim: 8, Heads: 2, Window: 2}, []fsdp.Tensor{x}},
+		{"attention: window -2: want a positive one, or 0", &nn.Attention{Dim: 8, Heads: 2, Window: -2}, []fsdp.Tensor{x}},
 		{"sdpa bias: bias is (2, 3, 8), want [heads 3 3] for q (2, 3, 8)", &nn.Attention{Dim: 8, Heads: 2, Apart: true, Biased: true}, []fsdp.Tensor{x, x}},
 		{"angles: rotates 3 columns, want a positive even number", &nn.Attention{Dim: 8, Heads: 2, HeadDim: 3, Rope: true}, []fsdp.Tensor{x}},
 		{"1 inputs, want 2 or 3", &nn.Head{Dim: 8, Classes: 3}, []fsdp.Tensor{x}},

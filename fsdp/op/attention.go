@@ -19,7 +19,9 @@ type Attention struct {
 	// none.
 	Causal bool
 	// Window lets a causal query see only the last Window of its keys (Mistral's sliding window, Jiang
-	// et al., 2023, arXiv:2310.06825). 0 means all.
+	// et al., 2023, arXiv:2310.06825). Without Causal a query sees the key at its position and
+	// Window-1 keys on each side, as in the local layers of ModernBERT; there is no kernel for that
+	// on a GPU. 0 means all.
 	Window int
 	// Scale multiplies q·k. 0 means 1/√Dh; T5 has 1.
 	Scale float64
@@ -52,7 +54,7 @@ func (a Attention) attributes() ops.Attention {
 // of one sequence.
 //
 // Errors: widths that do not divide into heads, sequences and batches that do not fit each other, a
-// Window that is negative or without Causal, a Scale that is not finite.
+// Window that is negative, a Scale that is not finite.
 func SDPA(q, k, v *gorgonia.Node, a Attention) (*gorgonia.Node, error) {
 	return ops.SDPA(q, k, v, a.Mask, a.Bias, a.attributes())
 }

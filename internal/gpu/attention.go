@@ -34,8 +34,11 @@ type attention struct {
 	columns          int            // of a head, for kernels with tensor cores; 0 for the kernels of any size
 }
 
-func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) *attention {
+func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (*attention, error) {
 	o := in.Op
+	if attr := o.Attrs.(ops.Attention); attr.Window > 0 && !attr.Causal {
+		return nil, fmt.Errorf("there are no kernels for a window of %d without Causal: train the model on the CPU", attr.Window)
+	}
 	a := &attention{Attention: o.Attrs.(ops.Attention), joined: joined, size: b.size(), batch: o.Dim("B"), bias: null, mask: null}
 	a.d = o.Dim("H*Dh") / a.Heads
 	a.Scale = cmp.Or(a.Scale, 1/math.Sqrt(float64(a.d)))
@@ -60,7 +63,7 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) *atte
 		a.mask = at(args[rest])
 	}
 	a.columns = a.padded(b.kind)
-	return a
+	return a, nil
 }
 
 // split returns the addresses of q, k and v, or of their gradients, in one operand: as columns, or
@@ -126,7 +129,10 @@ func (b *builder) flash(a *attention, operation string, grid [3]int, shared int,
 
 func attentionForward(joined, biased bool) lowering {
 	return func(b *builder, in *exec.Instr) error {
-		a := b.attention(in, joined, biased, 0)
+		a, err := b.attention(in, joined, biased, 0)
+		if err != nil {
+			return err
+		}
 		n := a.stats()
 		args := []any{in.Out, tail(in.Out, n), a.q, a.k, a.v, a.mask, a.bias}
 		if a.columns > 0 {
@@ -138,7 +144,10 @@ func attentionForward(joined, biased bool) lowering {
 
 func attentionBackward(joined, biased bool) lowering {
 	return func(b *builder, in *exec.Instr) error {
-		a := b.attention(in, joined, biased, 2)
+		a, err := b.attention(in, joined, biased, 2)
+		if err != nil {
+			return err
+		}
 		n, delta := a.stats(), b.temp(a.stats()*max(4, a.size))
 		g := gradients{
 			read:  []any{a.q, a.k, a.v, a.rest[1], tail(a.rest[0], n), delta, a.mask, a.bias},

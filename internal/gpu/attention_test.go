@@ -186,6 +186,18 @@ func TestFlashAttention(t *testing.T) {
 	}
 }
 
+// TestWindowOnBothSides: the kernels have windows of causal attention only, and no program is made of others.
+func TestWindowOnBothSides(t *testing.T) {
+	m := gputest.New(t)
+	u := &use{T: t, Machine: m, dtype: tensor.Float32, rand: rand.New(rand.NewPCG(1, 2))}
+	local := func(x []*G.Node) (*G.Node, error) {
+		return ops.SelfAttention(x[0], nil, nil, ops.Attention{Heads: 2, Window: 3})
+	}
+	in, f := u.compiled(ops.KindAttention, local, u.low(), u.value(u.low(), 1, 5, 12))
+	_, err := m.Try(t, in, f, false)
+	require.ErrorContains(t, err, "there are no kernels for a window of 3 without Causal: train the model on the CPU")
+}
+
 // distance returns the length of the difference of what is in bfloat16 in v, relative to what it
 // should be.
 func distance(v, want exec.Value) float64 {

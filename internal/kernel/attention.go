@@ -36,7 +36,8 @@ type Attention struct {
 	Causal bool
 
 	// Window hides from query i the keys j <= i + KLen - QLen - Window: with Causal, a query sees
-	// Window keys at most. 0 hides none.
+	// Window keys at most. Without Causal it also hides the keys j >= i + KLen - QLen + Window, as
+	// far after the query. 0 hides none.
 	Window int
 
 	// QStride, KStride, VStride and OutStride are the distances, in elements, between consecutive
@@ -75,10 +76,13 @@ func AttentionBFloat16Scratch(a Attention) int {
 // of queries sees, plus a gap. The gap of sixteen keeps the rows of a block out of one cache set
 // when KLen is a power of two. It is worth 5 to 10 % at 1,024 keys.
 func (a Attention) scoreStride() int {
-	if a.Causal && a.Window > 0 {
+	switch {
+	case a.Window == 0 || a.Window >= a.KLen:
+		return a.KLen + 16
+	case a.Causal:
 		return min(a.KLen, a.Window+queryBlock) + 16
 	}
-	return a.KLen + 16
+	return min(a.KLen, 2*a.Window+queryBlock) + 16
 }
 
 // kvHeads returns the number of heads of keys and values.
@@ -97,11 +101,11 @@ func (a Attention) tileRows() int { return a.tilePositions() * a.group() }
 func (a Attention) sees(i int) (lo, hi int) {
 	hi = a.KLen
 	at := i + a.KLen - a.QLen // index of the key at the query's position
+	if a.Window > 0 {
+		lo, hi = max(0, at+1-a.Window), max(0, min(hi, at+a.Window))
+	}
 	if a.Causal {
 		hi = max(0, at+1)
-	}
-	if a.Window > 0 {
-		lo = max(0, at+1-a.Window)
 	}
 	return lo, hi
 }

@@ -215,7 +215,7 @@ func (r *roundedAttention) query(b, h, i int) {
 	for j := range scores {
 		scores[j] = math.Inf(-1)
 		place := i + a.KLen - a.QLen
-		if a.Causal && j > place || a.Window > 0 && j <= place-a.Window || r.keyMask != nil && r.keyMask[b*a.KLen+j] == 0 {
+		if a.Causal && j > place || a.Window > 0 && max(j-place, place-j) >= a.Window || r.keyMask != nil && r.keyMask[b*a.KLen+j] == 0 {
 			continue
 		}
 		scores[j] = scale * dot(wide(r.q[q:q+a.HeadDim]), wide(r.k[keyAt(b*a.KLen+j, a.KStride):][:a.HeadDim]))

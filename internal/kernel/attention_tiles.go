@@ -117,11 +117,11 @@ func (o *attention[E, T]) keySpans(spans []scores.Span, k0 int, seen keySpan) (l
 	shift := o.KLen - o.QLen // index of the key at a query's position, minus the query's index
 	for i := range spans {
 		key, from, to := k0+i, 0, o.QLen
+		if o.Window > 0 {
+			from, to = max(0, key-shift-o.Window+1), min(to, key-shift+o.Window)
+		}
 		if o.Causal {
 			from = max(0, key-shift)
-		}
-		if o.Window > 0 {
-			to = min(to, key-shift+o.Window)
 		}
 		if from >= to || key < seen.lo || key >= seen.hi {
 			from, to = 0, 0

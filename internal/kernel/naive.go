@@ -176,7 +176,7 @@ func naiveProbabilities(a Attention, q, k []float64, keyMask []int, bias []float
 	kv, at := h/a.group()*a.HeadDim, i+a.KLen-a.QLen
 	var sum float64
 	for j := range p {
-		if a.Causal && j > at || a.Window > 0 && j <= at-a.Window || keyMask != nil && keyMask[b*a.KLen+j] == 0 {
+		if a.Causal && j > at || a.Window > 0 && (j <= at-a.Window || j >= at+a.Window) || keyMask != nil && keyMask[b*a.KLen+j] == 0 {
 			continue
 		}
 		var s float64

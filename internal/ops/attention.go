@@ -19,7 +19,7 @@ type Attention struct {
 	Heads   int     // of queries
 	KVHeads int     // of keys and values, a divisor of Heads: head h reads head h/(Heads/KVHeads); 0 means Heads
 	Causal  bool    // hide from query i the keys j > i + Tk - Tq
-	Window  int     // also hide from it the keys j <= i + Tk - Tq - Window; 0 hides none
+	Window  int     // hide the keys that are Window or more positions from i + Tk - Tq; 0 hides none
 	Scale   float64 // of the scores; 0 means 1/√Dh
 }
 
@@ -147,8 +147,8 @@ func (p form) fit(o *exec.Op) error {
 	switch {
 	case min(a.Heads, a.KVHeads) < 1 || a.Heads%a.KVHeads != 0:
 		return fmt.Errorf("%d query heads are not a positive multiple of %d key heads", a.Heads, a.KVHeads)
-	case a.Window < 0 || a.Window > 0 && !a.Causal:
-		return fmt.Errorf("window %d: want a positive one with Causal, or 0", a.Window)
+	case a.Window < 0:
+		return fmt.Errorf("window %d: want a positive one, or 0", a.Window)
 	case math.IsNaN(a.Scale) || math.IsInf(a.Scale, 0):
 		return fmt.Errorf("scale is %v, want a finite number", a.Scale)
 	}

@@ -152,6 +152,7 @@ var operations = []operation{
 	{"sdpa", [][]int{{2, 3, 8}, {2, 5, 8}, {2, 5, 8}}, nil, nil, sdpa(ops.Attention{Heads: 2}, false, false)},
 	{"sdpa of grouped keys", [][]int{{2, 4, 12}, {2, 5, 6}, {2, 5, 6}}, nil, nil, sdpa(ops.Attention{Heads: 4, KVHeads: 2, Causal: true}, false, false)},
 	{"sdpa in a window", [][]int{{1, 6, 8}, {1, 6, 4}, {1, 6, 4}}, nil, nil, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true, Window: 2}, false, false)},
+	{"sdpa in a window on both sides", [][]int{{1, 6, 8}, {1, 6, 4}, {1, 6, 4}}, []float64{0, 1, 1, 0, 1, 1}, []int{1, 6}, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Window: 2}, false, true)},
 	{"sdpa with a bias", [][]int{{2, 3, 8}, {2, 4, 4}, {2, 4, 4}, {2, 3, 4}}, nil, nil, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Scale: 1}, true, false)},
 	{"masked sdpa", [][]int{{2, 3, 4}, {2, 4, 4}, {2, 4, 4}}, []float64{1, 0, 1, 0, 0, 0, 0, 0}, []int{2, 4}, sdpa(ops.Attention{Heads: 2}, false, true)},
 	{"masked sdpa with a bias", [][]int{{2, 3, 4}, {2, 3, 2}, {2, 3, 2}, {2, 3, 3}}, []float64{1, 0, 1, 0, 1, 1}, []int{2, 3}, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true}, true, true)},
