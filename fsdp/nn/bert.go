@@ -79,8 +79,10 @@ func (m *BERT) Inputs() []string {
 
 // check returns an error if a setting is out of range.
 func (m *BERT) check() error {
-	if m.Layers < 0 || m.Kinds < -1 || m.FirstPosition < 0 || min(m.Vocab, m.Context, m.Dim, m.Heads, m.Hidden) < 1 {
-		return fmt.Errorf("nn: BERT %+v has sizes that are not positive", *m)
+	if err := checkModel("BERT", &m.layer().Attn, size{"Vocab", m.Vocab, 1}, size{"Context", m.Context, 1}, size{"Kinds", m.Kinds, -1},
+		size{"FirstPosition", m.FirstPosition, 0}, size{"Layers", m.Layers, 0}, size{"Dim", m.Dim, 1}, size{"Heads", m.Heads, 1},
+		size{"Hidden", m.Hidden, 1}); err != nil {
+		return err
 	}
 	classifies := m.Task == ClassifySequences || m.Task == ClassifyTokens
 	switch {
@@ -90,9 +92,6 @@ func (m *BERT) check() error {
 		return fmt.Errorf("nn: BERT has %d classes, want a positive number", m.Classes)
 	case m.Targets != OneClass && m.Task != ClassifySequences:
 		return fmt.Errorf("nn: BERT has targets %d with task %d: only ClassifySequences has other targets than OneClass", m.Targets, m.Task)
-	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).checkHeads(); err != nil {
-		return fmt.Errorf("nn: BERT: %w", err)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package nn
 
 import (
 	"cmp"
-	"fmt"
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/generate"
@@ -60,11 +59,9 @@ func (m *Llama) Inputs() []string { return []string{"tokens", "targets"} }
 
 // Forward implements fsdp.Model.
 func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
-	if m.Layers < 0 || min(m.Vocab, m.Dim, m.Heads, m.Hidden) < 1 {
-		return nil, fmt.Errorf("nn: Llama %+v has sizes that are not positive", *m)
-	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim}).checkHeads(); err != nil {
-		return nil, fmt.Errorf("nn: Llama: %w", err)
+	if err := checkModel("Llama", &m.layer().Attn, size{"Vocab", m.Vocab, 1}, size{"Layers", m.Layers, 0}, size{"Dim", m.Dim, 1},
+		size{"Heads", m.Heads, 1}, size{"Hidden", m.Hidden, 1}, size{"HeadDim", m.HeadDim, 0}, size{"Context", m.Context, 0}); err != nil {
+		return nil, err
 	}
 	x := t.Call("embed", m.embedding(), in[0])
 	x = layers(t, "", m.Layers, m.layer(), x)

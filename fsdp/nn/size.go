@@ -1,10 +1,32 @@
 package nn
 
 import (
+	"fmt"
+
 	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp"
 )
+
+// A size is a field of a model and the least value that it may have.
+type size struct {
+	field    string
+	n, least int
+}
+
+// checkModel returns an error that names the first size of a model that is too small, or the heads
+// of its attention that do not fit.
+func checkModel(model string, attn *Attention, sizes ...size) error {
+	for _, s := range sizes {
+		if s.n < s.least {
+			return fmt.Errorf("nn: %s: %s is %d, want at least %d", model, s.field, s.n, s.least)
+		}
+	}
+	if err := attn.checkHeads(); err != nil {
+		return fmt.Errorf("nn: %s: %w", model, err)
+	}
+	return nil
+}
 
 // flops returns the floating-point operations of forward and backward for one token: two for each
 // multiply-add, and twice as many in backward as in forward. weights is the number of elements of

@@ -78,11 +78,10 @@ func (m *T5) Inputs() []string { return []string{"tokens", "mask", "decoder toke
 
 // Forward implements fsdp.Model.
 func (m *T5) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
-	if min(m.Encoder, m.Decoder) < 0 || min(m.Vocab, m.Dim, m.Heads, m.Hidden) < 1 {
-		return nil, fmt.Errorf("nn: T5 %+v has sizes that are not positive", *m)
-	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads, HeadDim: m.HeadDim}).checkHeads(); err != nil {
-		return nil, fmt.Errorf("nn: T5: %w", err)
+	if err := checkModel("T5", &m.layer(false).Attn, size{"Vocab", m.Vocab, 1}, size{"Encoder", m.Encoder, 0}, size{"Decoder", m.Decoder, 0},
+		size{"Dim", m.Dim, 1}, size{"Heads", m.Heads, 1}, size{"Hidden", m.Hidden, 1}, size{"HeadDim", m.HeadDim, 0},
+		size{"Buckets", m.Buckets, 0}, size{"MaxDistance", m.MaxDistance, 0}, size{"Context", m.Context, 0}); err != nil {
+		return nil, err
 	}
 	y := t.Call("embed", m.embedding(), in[0])
 	y = m.stack(t, "encoder.", m.Encoder, y, in[0], in[1])

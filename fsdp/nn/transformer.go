@@ -318,11 +318,9 @@ func (m *GPT) Inputs() []string { return []string{"tokens", "targets"} }
 
 // Forward implements fsdp.Model.
 func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
-	if m.Layers < 0 || m.Dim < 1 || m.Heads < 1 || m.Vocab < 1 || m.Context < 1 {
-		return nil, fmt.Errorf("nn: GPT %+v has sizes that are not positive", *m)
-	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).checkHeads(); err != nil {
-		return nil, fmt.Errorf("nn: GPT: %w", err)
+	if err := checkModel("GPT", m.block().attn(), size{"Vocab", m.Vocab, 1}, size{"Context", m.Context, 1}, size{"Layers", m.Layers, 0},
+		size{"Dim", m.Dim, 1}, size{"Heads", m.Heads, 1}); err != nil {
+		return nil, err
 	}
 	x := t.Call("wte", m.embedding(), in[0])
 	x = t.Call("wpe", m.positions(), x)

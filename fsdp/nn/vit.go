@@ -111,11 +111,10 @@ func (m *ViT) Inputs() []string { return []string{"images", "targets"} }
 
 // Forward implements fsdp.Model.
 func (m *ViT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
-	if m.Layers < 0 || m.Channels < 0 || min(m.Height, m.Width, m.Patch, m.Classes, m.Dim, m.Heads, m.Hidden) < 1 {
-		return nil, fmt.Errorf("nn: ViT %+v has sizes that are not positive", *m)
-	}
-	if err := (&Attention{Dim: m.Dim, Heads: m.Heads}).checkHeads(); err != nil {
-		return nil, fmt.Errorf("nn: ViT: %w", err)
+	if err := checkModel("ViT", &m.layer().Attn, size{"Height", m.Height, 1}, size{"Width", m.Width, 1}, size{"Patch", m.Patch, 1},
+		size{"Channels", m.Channels, 0}, size{"Classes", m.Classes, 1}, size{"Layers", m.Layers, 0}, size{"Dim", m.Dim, 1},
+		size{"Heads", m.Heads, 1}, size{"Hidden", m.Hidden, 1}); err != nil {
+		return nil, err
 	}
 	if m.Height%m.Patch != 0 || m.Width%m.Patch != 0 {
 		return nil, fmt.Errorf("nn: %d·%d pixels do not divide into patches of %d·%d", m.Height, m.Width, m.Patch, m.Patch)

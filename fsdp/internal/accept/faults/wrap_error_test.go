@@ -38,7 +38,7 @@ var wrapErrors = map[string]struct {
 	"nil pointer":        {(*nn.GPT)(nil), fsdp.Config{}, "the model's Forward panicked at "},
 	"model fails":        {kit.Model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { return nil, errors.New("out of ideas") }), fsdp.Config{}, "out of ideas"},
 	"model panics":       {kit.Model(func(*fsdp.Tape, []fsdp.Ref) ([]fsdp.Ref, error) { panic("out of luck") }), fsdp.Config{}, kit.PanickedHere("the model's Forward", "out of luck")},
-	"GPT of no width":    {&nn.GPT{Layers: 1}, fsdp.Config{}, "not positive"},
+	"GPT of no width":    {&nn.GPT{Layers: 1}, fsdp.Config{}, "nn: GPT: Vocab is 0, want at least 1"},
 	"no results":         {kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return nil, nil }), fsdp.Config{}, "no results"},
 	"result is input":    {kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return in[:1], nil }), fsdp.Config{}, "result 0 is not the output of a call"},
 	"zero result":        {kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) { return []fsdp.Ref{{}}, nil }), fsdp.Config{}, "result 0 is not the output of a call"},
