@@ -3,6 +3,7 @@ package state
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 
 	"github.com/gofsdp/gofsdp/optim"
@@ -68,8 +69,11 @@ func (f *Filling) fill(ctx context.Context) (adopted []Piece, err error) {
 	for i := range f.own {
 		p := &f.own[i]
 		at, ok := f.m.index[f.m.key(&p.Tensor)]
-		if !ok || f.m.have[at].lacked {
-			continue // it may be missing
+		if !ok || f.m.have[at].lacked { // it may be missing
+			if err := f.make(ctx, p); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		if err := f.read(ctx, at, p); err != nil {
 			return nil, err
@@ -80,6 +84,34 @@ func (f *Filling) fill(ctx context.Context) (adopted []Piece, err error) {
 		}
 	}
 	return adopted, nil
+}
+
+// make makes this rank's part of a tensor that the file lacks, if there is a Maker for it.
+func (f *Filling) make(ctx context.Context, p *Piece) error {
+	name := f.n.of(&p.Tensor)
+	maker := f.m.options.Make[name]
+	if maker == nil || p.Entry != "" {
+		return nil
+	}
+	return replace(p.Vec, func(b []byte) error {
+		var made [1 << 12]float64
+		to := host(f.s.Compute, b)
+		for at := 0; at < to.Len(); {
+			part := made[:min(len(made), to.Len()-at)]
+			if err := errors.Join(context.Cause(ctx), maker(p.Offset+at, part)); err != nil {
+				return fmt.Errorf("making %s: %w", name, err)
+			}
+			for i, x := range part {
+				if to.F64 != nil {
+					to.F64[at+i] = x
+				} else {
+					to.F32[at+i] = float32(x)
+				}
+			}
+			at += len(part)
+		}
+		return nil
+	})
 }
 
 // Close closes the file. It was only read, so nothing is lost if closing does not end in time.

@@ -44,7 +44,12 @@ type Options struct {
 	AllowOlder             *bool // or nil
 	RestoreHyperparameters bool
 	Extra, RankExtra       map[string]any
+	Make                   map[string]Maker // by names of tensors that may be missing
 }
+
+// A Maker makes the values of a tensor that a file lacks: elements first, first+1, … in row-major
+// order. It is called for elements that this rank owns, and runs while the rank reads the file.
+type Maker func(first int, dst []float64) error
 
 // A Part is a tensor of a file that is a part of a parameter: some of its rows.
 type Part struct {
@@ -57,6 +62,7 @@ type contextKey int
 const (
 	keyFS contextKey = iota
 	keyErr
+	keyMake
 )
 
 // WithFS has the methods that get the context use another file system than the system's.
@@ -73,6 +79,12 @@ func WithError(ctx context.Context, err error) context.Context {
 	return context.WithValue(ctx, keyErr, err)
 }
 
+// WithMake has an Import that gets the context make tensors that the file lacks and AllowMissing
+// accepts. Without it they keep their values.
+func WithMake(ctx context.Context, makers map[string]Maker) context.Context {
+	return context.WithValue(ctx, keyMake, makers)
+}
+
 // NewOptions checks options that do not depend on the model, and adds the settings of the context.
 // The caller may have set Err.
 func NewOptions(ctx context.Context, o Options) *Options {
@@ -83,6 +95,7 @@ func NewOptions(ctx context.Context, o Options) *Options {
 	if err, ok := ctx.Value(keyErr).(error); ok {
 		o.Err = err
 	}
+	o.Make, _ = ctx.Value(keyMake).(map[string]Maker)
 	switch {
 	case o.Err != nil:
 	case o.Step < 0:

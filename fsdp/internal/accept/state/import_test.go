@@ -2,9 +2,11 @@ package state_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/fsdp/internal/state"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
 )
@@ -309,4 +312,50 @@ func TestImportWithoutOptimizer(t *testing.T) {
 		require.ErrorAs(t, other.Import(ctx, path, nil), &unfit)
 		require.Equal(t, []string{"a.b", "b.w"}, unfit.Extra)
 	})
+}
+
+// TestImportMakes makes a tensor that the file lacks: each element once, on the rank that owns it.
+// An error of one rank is an error of all, and the model refuses to go on.
+func TestImportMakes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	f := smallFile()
+	delete(f, "a.w")
+	makeFile(t, path, f, nil)
+	missing := &fsdp.ImportOptions{AllowMissing: func(name string) bool { return name == "a.w" }}
+	for _, precision := range []fsdp.Precision{{}, kit.Float64s} {
+		for ranks := 1; ranks <= 4; ranks++ {
+			var made [31 * 3]atomic.Int32
+			kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
+				m := kit.Wrap(t, smallModel, fsdp.Config{Group: g, Precision: precision, Frozen: func(name string) bool { return name == "a.w" }})
+				fails := g.Rank() == 0
+				makers := map[string]state.Maker{"a.w": func(first int, dst []float64) error {
+					if fails {
+						return errors.New("no idea")
+					}
+					for i := range dst {
+						made[first+i].Add(1)
+						dst[i] = float64(first + i)
+					}
+					return nil
+				}}
+				err := m.Import(state.WithMake(ctx, makers), path, missing)
+				require.ErrorContains(t, err, "making a.w: no idea")
+				require.ErrorContains(t, forwardError(ctx, m, g.Rank()), "parameters are not whole until a Load or Import succeeds")
+				require.NoError(t, g.Barrier(ctx))
+				if fails = false; g.Rank() == 0 {
+					for i := range made {
+						made[i].Store(0)
+					}
+				}
+				require.NoError(t, g.Barrier(ctx))
+				require.NoError(t, m.Import(state.WithMake(ctx, makers), path, missing))
+				after, err := m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
+				require.NoError(t, err)
+				for i, x := range kit.Elements(after["a.w"]) {
+					require.Equal(t, float64(i), x)
+					require.EqualValues(t, 1, made[i].Load())
+				}
+			})
+		}
+	}
 }
