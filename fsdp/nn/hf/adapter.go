@@ -74,6 +74,12 @@ func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) er
 	if len(names) == 0 {
 		return errors.New("hf: SaveAdapter: the model has no adapters: set its LoRA before Wrap")
 	}
+	if was, now, err := m.tokens(); err != nil {
+		return fmt.Errorf("hf: SaveAdapter: %w", err)
+	} else if was != now {
+		return fmt.Errorf("hf: SaveAdapter: the base model in %s has %d tokens, and the model has %d: "+
+			"Save it before the training, and open the new directory", m.dir, was, now)
+	}
 	for _, p := range s.Params() {
 		if !nn.IsAdapter(p.Name) {
 			return fmt.Errorf("hf: SaveAdapter: %s trains as well, and an adapter has no place for it: "+

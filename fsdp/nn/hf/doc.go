@@ -42,6 +42,14 @@
 // losses is over sequences, over sequences and classes, or over numbers. A sequence begins with a
 // token: its padding is at its end.
 //
+// # New tokens
+//
+// If Vocab of the model is raised between Open and Wrap, the directory lacks rows of the embedding and
+// of the head. Model.NewRows says how Load makes them. Without it they are an error.
+//
+//	m.Model.(*nn.Llama).Vocab += 2
+//	m.NewRows = hf.MeanRows
+//
 // # Adapters
 //
 // A directory of PEFT has an adapter (LoRA) of a model in another directory. OpenAdapter reads one,

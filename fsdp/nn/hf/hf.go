@@ -43,8 +43,8 @@ var kept = []string{
 // same time. Methods with a context are collective, like methods of [fsdp.Sharded].
 type Model struct {
 	// Model is the argument of fsdp.Wrap, such as a *nn.GPT. Some settings may be changed before
-	// that: settings of training, Dropout and LoRA, and settings for which Load needs no other
-	// tensors, such as RopeBase. Save writes them.
+	// that: settings of training, Dropout and LoRA, settings for which Load needs no other tensors,
+	// such as RopeBase, and Vocab, see NewRows. Save writes them.
 	Model fsdp.Model
 
 	// Ignored lists keys of config.json with an effect on training that Model does not have, with
@@ -56,6 +56,9 @@ type Model struct {
 
 	// Drawn lists the parameters of a new head, see OpenWithHead: Load leaves them as they are.
 	Drawn []string
+
+	// NewRows says how Load makes the rows of new tokens.
+	NewRows NewRows
 
 	arch   *architecture
 	labels []string       // of config.json
@@ -304,8 +307,15 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	}
 	names := m.options()
 	names.Rename = m.renameDrawn(names.Rename)
-	err = s.Import(state.WithError(ctx, err), file, &fsdp.ImportOptions{
-		Rename: names.Rename, Transpose: names.Transpose, Concat: names.Concat, AllowMissing: func(name string) bool { return nn.IsAdapter(name) || strings.HasPrefix(name, newHead) },
+	var makers map[string]state.Maker
+	if err == nil {
+		makers, err = m.grow(names)
+	}
+	err = s.Import(state.WithMake(state.WithError(ctx, err), makers), file, &fsdp.ImportOptions{
+		Rename: names.Rename, Transpose: names.Transpose, Concat: names.Concat,
+		AllowMissing: func(name string) bool {
+			return nn.IsAdapter(name) || strings.HasPrefix(name, newHead) || strings.HasPrefix(name, newRows)
+		},
 		AllowExtra: func(name string) bool {
 			return copies[name] || len(m.Drawn) > 0 && oldHead(strings.TrimPrefix(name, m.prefix)) || matches(m.skip, name) || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
 		},
@@ -314,7 +324,7 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 		return fmt.Errorf("hf: Load: %w: if a tensor does not belong to the model, skip it by hf.Open(dir, %q)", err, wrong.Extra[0])
 	}
 	if err != nil || m.adapter == nil {
-		return err
+		return m.larger(err)
 	}
 	return m.loadAdapter(ctx, s)
 }
