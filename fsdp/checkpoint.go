@@ -60,10 +60,10 @@ import (
 // memory or different processors, that is an error that names the tensor and the ranks, and nothing
 // is saved. Buffers that differ between ranks are a warning, see AverageBuffers.
 func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opts *SaveOptions) error {
-	if err := enter(s, "Save"); err != nil {
+	if err := s.busy.enter("Save"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	defer phase.Begin("fsdp: saving in "+dir, 0).End()
 	st, about := s.saving(ctx, opt)
 	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, opts.state(ctx), about))
@@ -79,10 +79,10 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 // gone. A program that ends without Wait or Close may end in the middle of the write, and that
 // checkpoint does not count.
 func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer, opts *SaveOptions) (*Saving, error) {
-	if err := enter(s, "SaveAsync"); err != nil {
+	if err := s.busy.enter("SaveAsync"); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	st, about := s.saving(ctx, opt)
 	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, opts.state(ctx), about)
 	if err != nil {
@@ -163,12 +163,12 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // Load drops the gradients, and a Forward that waits for its Backward. It fails while a pass is put
 // aside by Hold.
 func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opts *LoadOptions) (*Checkpoint, error) {
-	if err := enter(s, "Load"); err != nil {
+	if err := s.busy.enter("Load"); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	defer phase.Begin("fsdp: loading "+dir, 0).End()
-	err := mayReplace(s, "Load", opt)
+	err := s.mayReplace("Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest
 	}
@@ -187,7 +187,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 	}
 	s.forwards = l.About.Forwards
 	s.saver.Took(&l.About)
-	s.files.hashes.At(l.Step)
+	s.hashes.At(l.Step)
 	return &Checkpoint{Path: l.Path, Step: l.Step, World: l.World, about: l.About}, nil
 }
 

@@ -42,10 +42,10 @@ func (n Norm) check() error {
 // The norm is computed exactly and rounded at the end, so that it has the same bits under every
 // strategy and wrap policy.
 func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm) (norm float64, err error) {
-	if err := enter(s, "ClipGradNorm"); err != nil {
+	if err := s.busy.enter("ClipGradNorm"); err != nil {
 		return 0, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	q := ranks.Ask{Call: "ClipGradNorm", Argument: limit}
 	if len(kind) > 0 && kind[0] == InfNorm {
 		q.Call = "ClipGradNorm of the infinity norm"
@@ -59,7 +59,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	}
 	if err == nil {
 		if q.Value, err = largestGrad(s.engine); err == nil && q.Value-q.Value != 0 {
-			err = badGrad(s)
+			err = s.badGrad()
 		}
 	}
 	ans, err := s.ask(ctx, &q, err)
@@ -76,7 +76,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	}
 	s.life.sound.Store(true)
 	if c := limit / (norm + 1e-6); c < 1 {
-		scaleGrads(s, c)
+		s.scaleGrads(c)
 	}
 	return norm, nil
 }
@@ -84,16 +84,16 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 // ScaleGrads multiplies all gradients in shards by c. It is no collective: every rank must do the
 // same.
 func (s *Sharded) ScaleGrads(c float64) {
-	if !enterOrNote(s, "ScaleGrads") {
+	if !s.busy.enterOrNote("ScaleGrads") {
 		return
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	s.life.watch.scaled = true
-	scaleGrads(s, c)
+	s.scaleGrads(c)
 }
 
 // scaleGrads is ScaleGrads of a method.
-func scaleGrads(s *Sharded, c float64) {
+func (s *session) scaleGrads(c float64) {
 	if s.life.health == closed {
 		return
 	}
@@ -118,7 +118,7 @@ func largestGrad(e *engine.Engine) (largest float64, err error) {
 // badGrad returns an error that names a gradient of this rank that is not finite, or nil. Backward
 // runs the calls from the last to the first, and a NaN spreads to all that follow. So of several
 // parameters it names the one whose first call is the latest: no earlier call can have begun it.
-func badGrad(s *Sharded) error {
+func (s *session) badGrad() error {
 	first := make([]int, len(s.layout.Model.Params)) // by parameter, its first call
 	calls := s.layout.Model.Paths[""].Calls
 	for i := len(calls) - 1; i >= 0; i-- {
@@ -151,7 +151,7 @@ func badGrad(s *Sharded) error {
 // before it steps, since such a step spoils parameters for ever. ClipGradNorm and Unscale have
 // already checked. The other ranks learn it in the next call that needs the parameters, see
 // updates.
-func soundGrads(s *Sharded) error {
+func (s *session) soundGrads() error {
 	_, grads := s.engine.Grads()
 	if s.life.sound.Load() || finiteHere(grads) {
 		s.life.sound.Store(true)
@@ -159,7 +159,7 @@ func soundGrads(s *Sharded) error {
 	}
 	largest, err := largestGrad(s.engine)
 	if err == nil && largest-largest != 0 {
-		if err = badGrad(s); err != nil {
+		if err = s.badGrad(); err != nil {
 			s.life.updates.refused = err.Error()
 			err = fmt.Errorf("%w: no parameter of this rank has changed, and ZeroGrad drops the gradients; other ranks may have stepped, "+
 				"and ClipGradNorm before Step returns this error on every rank", err)
@@ -227,7 +227,7 @@ func l2(ctx context.Context, e *engine.Engine, l *layout.Layout, all comm.Group,
 // finite. For any number of parameters it costs two collectives besides the flag of the call, of 8
 // and of 32 bytes a parameter, and two more for each group of Config.Unit.
 func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
-	return normsOf(ctx, s, "GradNorms", kind, func(group, p int) optim.Vec {
+	return s.normsOf(ctx, "GradNorms", kind, func(group, p int) optim.Vec {
 		if !s.engine.Present()[p] {
 			return nil
 		}
@@ -238,16 +238,16 @@ func (s *Sharded) GradNorms(ctx context.Context, kind Norm) (map[string]float64,
 // ParamNorms returns the norm of each parameter by name, frozen ones included, as GradNorms does
 // for gradients.
 func (s *Sharded) ParamNorms(ctx context.Context, kind Norm) (map[string]float64, error) {
-	return normsOf(ctx, s, "ParamNorms", kind, func(group, _ int) optim.Vec { return s.engine.Shards().Value(group) })
+	return s.normsOf(ctx, "ParamNorms", kind, func(group, _ int) optim.Vec { return s.engine.Shards().Value(group) })
 }
 
 // normsOf returns the norms of the shards that of returns for the parameters of a group. Each shard
 // contains a part of the parameter; nil leaves the parameter out.
-func normsOf(ctx context.Context, s *Sharded, call string, kind Norm, of func(group, p int) optim.Vec) (map[string]float64, error) {
-	if err := enter(s, call); err != nil {
+func (s *session) normsOf(ctx context.Context, call string, kind Norm, of func(group, p int) optim.Vec) (map[string]float64, error) {
+	if err := s.busy.enter(call); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	err := s.may(call)
 	if err == nil {
 		err = kind.check()
@@ -350,10 +350,10 @@ func (m *measured) norms(ctx context.Context, d engine.Device, kind Norm) ([]flo
 // returns false on every rank and drops the gradients: leave out the step then. Call it once a
 // step, after the last Backward and before ClipGradNorm.
 func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool, err error) {
-	if err := enter(s, "Unscale"); err != nil {
+	if err := s.busy.enter("Unscale"); err != nil {
 		return false, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	q := ranks.Ask{Call: "Unscale"}
 	if err = s.may("Unscale"); err == nil && l == nil {
 		err = errors.New("there is no LossScaler")
@@ -372,9 +372,9 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	finite = ans.Largest == 0
 	if finite {
 		s.life.sound.Store(true)
-		scaleGrads(s, 1/l.Scale())
+		s.scaleGrads(1 / l.Scale())
 	} else {
-		zeroGrad(s)
+		s.zeroGrad()
 	}
 	l.Update(finite)
 	return finite, nil
@@ -389,16 +389,16 @@ func (s *Sharded) NoSync(f func() error) error {
 	if f == nil {
 		return errors.New("fsdp: NoSync of no function")
 	}
-	if err := enter(s, "NoSync"); err != nil {
+	if err := s.busy.enter("NoSync"); err != nil {
 		return err
 	}
 	before := s.noSync
 	s.noSync = true
-	leave(s)
+	s.busy.leave()
 	defer func() {
 		s.busy.Lock() // a method that f has left to another goroutine ends first
 		s.noSync = before
-		leave(s)
+		s.busy.leave()
 	}()
 	return f()
 }
@@ -406,10 +406,10 @@ func (s *Sharded) NoSync(f func() error) error {
 // SyncGrads reduces the gradients of the passes inside NoSync, as the next Backward outside would.
 // It does nothing if there are none.
 func (s *Sharded) SyncGrads(ctx context.Context) error {
-	if err := enter(s, "SyncGrads"); err != nil {
+	if err := s.busy.enter("SyncGrads"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
 	if n := s.engine.MidStep(); err == nil && n > 0 {
 		err = fmt.Errorf("a step has %d micro-batches on each rank, and %d have run: their gradients are summed with the others' gradients", s.cfg.passes(), n)

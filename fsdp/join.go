@@ -57,7 +57,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 		}
 		next, stop := iter.Pull2(guarded(data))
 		defer stop()
-		if err := enter(s, "Join"); err != nil {
+		if err := s.busy.enter("Join"); err != nil {
 			yield(nil, err)
 			return
 		}
@@ -65,12 +65,12 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 		defer func() {
 			s.busy.Lock() // a method that the loop has left to another goroutine ends first
 			s.turn, s.loops = outer, s.loops[:depth]
-			leave(s)
+			s.busy.leave()
 		}()
 		s.loops = append(s.loops, 0)
-		leave(s)
+		s.busy.leave()
 		for more := true; ; {
-			err := enter(s, "Join")
+			err := s.busy.enter("Join")
 			if err != nil {
 				yield(nil, err)
 				return
@@ -78,14 +78,14 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 			s.turn, s.loops = outer, s.loops[:depth+1]
 			s.loops[depth]++
 			batch, err := []Tensor(nil), s.may("Join")
-			leave(s) // the data is the caller's
+			s.busy.leave() // the data is the caller's
 			if err == nil && data == nil {
 				err = errors.New("the data is nil")
 			}
 			if err == nil && more {
 				batch, err, more = next()
 			}
-			another, err := o.ask(ctx, s, &batch, more, err)
+			another, err := o.ask(ctx, &s.session, &batch, more, err)
 			if err != nil {
 				yield(nil, err)
 				return
@@ -135,12 +135,12 @@ func Batches(batches ...[]Tensor) iter.Seq2[[]Tensor, error] {
 
 // ask exchanges the flags of an iteration and reports whether there is one. It notes this rank's
 // turn, and replaces a missing batch with the dummy batch.
-func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more bool, err error) (bool, error) {
-	if busy := enter(s, "Join"); busy != nil {
+func (o *joinOptions) ask(ctx context.Context, s *session, batch *[]Tensor, more bool, err error) (bool, error) {
+	if busy := s.busy.enter("Join"); busy != nil {
 		return false, busy
 	}
-	defer leave(s)
-	q := ranks.Ask{Call: o.policy.call(), Absent: !more, Source: sourceOf(s, *batch)}
+	defer s.busy.leave()
+	q := ranks.Ask{Call: o.policy.call(), Absent: !more, Source: s.sourceOf(*batch)}
 	another, err := o.exchange(ctx, s, &q, err)
 	if err != nil {
 		return false, err
@@ -155,7 +155,7 @@ func (o *joinOptions) ask(ctx context.Context, s *Sharded, batch *[]Tensor, more
 
 // sourceOf describes the data that a loader divides among all ranks, if it has made the batch; else
 // it returns "".
-func sourceOf(s *Sharded, batch []Tensor) string {
+func (s *session) sourceOf(batch []Tensor) string {
 	if from := provenance.Of(batch); from.Ranks == s.team.Size() {
 		return from.Source
 	}
@@ -165,11 +165,11 @@ func sourceOf(s *Sharded, batch []Tensor) string {
 // compareSources is called by a pass and returns an error on every rank if loaders give the ranks
 // samples of different sources. The first Forward outside of Join compares them; Join does it itself.
 // err is why this rank cannot run the pass, or nil.
-func compareSources(ctx context.Context, s *Sharded, q ranks.Ask, v engine.Variant, batch []Tensor, err error) error {
+func (s *session) compareSources(ctx context.Context, q ranks.Ask, v engine.Variant, batch []Tensor, err error) error {
 	if s.life.compared || v.Eval || len(s.loops) > 0 || s.life.calls != nil || s.team.Size() == 1 {
 		return nil
 	}
-	q.Source = sourceOf(s, batch)
+	q.Source = s.sourceOf(batch)
 	q.Absent = q.Source == "" // it has nothing to compare
 	if err := s.agree(ctx, q, err); err != nil {
 		return err
@@ -179,7 +179,7 @@ func compareSources(ctx context.Context, s *Sharded, q ranks.Ask, v engine.Varia
 	return nil
 }
 
-func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, err error) (bool, error) {
+func (o *joinOptions) exchange(ctx context.Context, s *session, q *ranks.Ask, err error) (bool, error) {
 	ans, err := s.ask(ctx, q, err)
 	switch {
 	case err != nil:
@@ -221,10 +221,10 @@ func (o *joinOptions) exchange(ctx context.Context, s *Sharded, q *ranks.Ask, er
 // It costs the same as the flag of Join: one exchange of some words. Its ctx must not be interrupt,
 // which would end the exchange.
 func (s *Sharded) Any(ctx context.Context, is bool) (bool, error) {
-	if err := enter(s, "Any"); err != nil {
+	if err := s.busy.enter("Any"); err != nil {
 		return false, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	q := ranks.Ask{Call: "Any"}
 	if is {
 		q.Value = 1
@@ -246,10 +246,10 @@ func (s *Sharded) Any(ctx context.Context, is bool) (bool, error) {
 // It costs the same as the flag of Join, and a sum of two numbers. For many numbers, see package
 // metrics.
 func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float64, error) {
-	if err := enter(s, "Mean"); err != nil {
+	if err := s.busy.enter("Mean"); err != nil {
 		return 0, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	w, err := 1.0, s.may("Mean")
 	if len(weight) > 0 {
 		w = weight[0]
@@ -318,17 +318,17 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 // ranks, each with that error. Calls in f return it from then on. The model is then in the same
 // state as after an error outside.
 func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
-	if err := enter(s, "JoinCalls"); err != nil {
+	if err := s.busy.enter("JoinCalls"); err != nil {
 		return err
 	}
 	if err = s.may("JoinCalls"); err == errCalls {
-		leave(s)
+		s.busy.leave()
 		return fmt.Errorf("fsdp: rank %d: JoinCalls: %w", s.team.Rank(), err)
 	}
 	err = errors.Join(err, s.discard(ctx, s.life.takeLast()))
 	s.life.calls = &calls{forwards: s.forwards}
-	leave(s)
-	defer func() { err = endCalls(ctx, s, err) }()
+	s.busy.leave()
+	defer func() { err = s.endCalls(ctx, err) }()
 	switch {
 	case err != nil:
 		return err
@@ -341,9 +341,9 @@ func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 
 // endCalls takes part in the calls of other ranks until all are done. err is the reason why this
 // rank cannot, or nil.
-func endCalls(ctx context.Context, s *Sharded, err error) error {
+func (s *session) endCalls(ctx context.Context, err error) error {
 	s.busy.Lock() // a call that f has left to another goroutine is one of this rank's
-	defer leave(s)
+	defer s.busy.leave()
 	if failed := s.life.calls.failed; failed != nil {
 		if !errors.Is(err, failed) {
 			err = errors.Join(failed, err)
@@ -352,7 +352,7 @@ func endCalls(ctx context.Context, s *Sharded, err error) error {
 		if err != nil { // end adds the rank again
 			err = &rewordedError{strings.TrimPrefix(err.Error(), fmt.Sprintf("fsdp: rank %d: ", s.team.Rank())), err}
 		}
-		err = takeTurns(ctx, s, "", nil, err)
+		err = s.takeTurns(ctx, "", nil, err)
 	}
 	s.forwards, s.life.calls = s.life.calls.forwards, nil
 	return errors.Join(err, s.discard(ctx, s.life.takeLast()))
@@ -369,14 +369,14 @@ type calls struct {
 
 // idle reports whether a call of this rank does nothing: in JoinCalls the other ranks need not take
 // part in a pass that has no batch.
-func idle(s *Sharded, batch []Tensor) bool {
+func (s *session) idle(batch []Tensor) bool {
 	return s.life.calls != nil && s.turn.absent && len(batch) == 0
 }
 
 // takeTurns takes part in the passes of other ranks until they run mine, the pass of a call of this
 // rank. Without a call, it ends when no rank has one left. err is the reason why this rank cannot
 // continue, or nil.
-func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compiled, err error) error {
+func (s *session) takeTurns(ctx context.Context, call string, mine *engine.Compiled, err error) error {
 	c := s.life.calls
 	q := ranks.Ask{Call: "JoinCalls", Round: true}
 	if call == "" {
@@ -393,7 +393,7 @@ func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compil
 		}
 		next := mine
 		if next == nil && err == nil {
-			next, err = expected(s)
+			next, err = s.expected()
 		}
 		if q.First, q.Past = c.first, &s.life.grads; c.last == nil {
 			q.Past = &s.life.updates
@@ -418,7 +418,7 @@ func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compil
 		if c.first, c.last = (ans.Leader+1)%s.team.Size(), next; next == mine {
 			return nil
 		}
-		if err := s.end(replay(ctx, s, next)); err != nil {
+		if err := s.end(s.replay(ctx, next)); err != nil {
 			return err
 		}
 	}
@@ -426,7 +426,7 @@ func takeTurns(ctx context.Context, s *Sharded, call string, mine *engine.Compil
 
 // expected returns the pass that a rank without a call takes part in if the others repeat their
 // last pass.
-func expected(s *Sharded) (*engine.Compiled, error) {
+func (s *session) expected() (*engine.Compiled, error) {
 	if last := s.life.calls.last; last != nil {
 		return s.engine.Absent(last.Variant, last.Needs)
 	}
@@ -434,8 +434,8 @@ func expected(s *Sharded) (*engine.Compiled, error) {
 }
 
 // replay takes part in a pass of other ranks.
-func replay(ctx context.Context, s *Sharded, c *engine.Compiled) error {
-	p := begin(s, c, nil)
+func (s *session) replay(ctx context.Context, c *engine.Compiled) error {
+	p := s.begin(c, nil)
 	if c.Eval {
 		return p.Eval(ctx, nil)
 	}

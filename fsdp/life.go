@@ -80,6 +80,7 @@ var (
 //	a method that asks    held    held    true    see refusal
 type methodLock struct {
 	sync.Mutex
+	rank   int
 	missed atomic.Pointer[string] // the method without an error that another goroutine has called meanwhile
 
 	inner sync.Mutex
@@ -90,13 +91,13 @@ type methodLock struct {
 // enter notes that a method has begun, or returns an error if another goroutine is in one. It reads
 // nothing that such a goroutine may write. A method holds the lock from begin to end, except while
 // it runs a function of the caller's.
-func enter(s *Sharded, method string) error {
-	if !s.busy.TryLock() {
-		return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, errBusy)
+func (b *methodLock) enter(method string) error {
+	if !b.TryLock() {
+		return fmt.Errorf("fsdp: rank %d: %s: %w", b.rank, method, errBusy)
 	}
-	if err := s.busy.missedOne(); err != nil && method != "Close" {
-		leave(s)
-		return fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), method, err)
+	if err := b.missedOne(); err != nil && method != "Close" {
+		b.leave()
+		return fmt.Errorf("fsdp: rank %d: %s: %w", b.rank, method, err)
 	}
 	return nil
 }
@@ -110,26 +111,26 @@ func (b *methodLock) missedOne() error {
 }
 
 // enterOrNote is enter for a method that returns no error: the next method returns it.
-func enterOrNote(s *Sharded, method string) bool {
-	if !s.busy.TryLock() {
-		s.busy.missed.Store(&method)
+func (b *methodLock) enterOrNote(method string) bool {
+	if !b.TryLock() {
+		b.missed.Store(&method)
 		return false
 	}
 	return true
 }
 
 // leave ends a method that enter began.
-func leave(s *Sharded) { s.busy.Unlock() }
+func (b *methodLock) leave() { b.Unlock() }
 
 // A guard implements optim.Guard for the pieces of a layout of a model.
 type guard struct {
-	s      *Sharded
+	s      *session
 	layout *layout.Layout
 }
 
 // Enter implements optim.Guard.
 func (g guard) Enter(method string, silent bool) error {
-	b, err := &g.s.busy, enter(g.s, method)
+	b, err := &g.s.busy, g.s.busy.enter(method)
 	if err == nil {
 		b.inner.Lock()
 		b.outer = true
@@ -161,7 +162,7 @@ func (g guard) Leave() {
 		b.lent.Store(false)
 	}
 	if b.inner.Unlock(); outer {
-		leave(g.s)
+		g.s.busy.leave()
 	}
 }
 
@@ -180,8 +181,7 @@ func (b *methodLock) takeInner() bool {
 // lend runs f, in which a method that holds the lock calls a method of an optimizer. Other
 // goroutines are refused, except at the very beginning and end of f. If one enters first there, f
 // is refused, and lend waits for that goroutine.
-func lend(s *Sharded, f func() error) error {
-	b := &s.busy
+func (b *methodLock) lend(f func() error) error {
 	b.lent.Store(true)
 	defer func() {
 		b.inner.Lock()
@@ -195,28 +195,28 @@ func lend(s *Sharded, f func() error) error {
 }
 
 // Lend implements state.Memory.
-func (m memory) Lend(f func() error) error { return lend(m.s, f) }
+func (m memory) Lend(f func() error) error { return m.s.busy.lend(f) }
 
-// ready returns an error if an optimizer must not step the pieces of a layout that call number list
-// of Shards has returned.
-func ready(s *Sharded, l *layout.Layout, list int) error {
-	b := &s.busy
+// ready returns an error if an optimizer must not step the pieces that call number list of Params
+// has returned.
+func (g guard) ready(list int) error {
+	s, b := g.s, &g.s.busy
 	if !b.lent.Load() { // it does not enter its Guard
 		if !b.TryLock() {
 			return errBusy
 		}
 		defer b.Unlock()
 	} else if !b.outer { // a method only asks
-		return s.life.mayStep(l == s.layout, list, s.engine.Pending())
+		return s.life.mayStep(g.layout == s.layout, list, s.engine.Pending())
 	}
-	if err := s.life.mayStep(l == s.layout, list, s.engine.Pending()); err != nil {
+	if err := s.life.mayStep(g.layout == s.layout, list, s.engine.Pending()); err != nil {
 		return err
 	}
 	s.life.watch.asked = true
-	if err := drawn(s); err != nil {
+	if err := s.drawn(); err != nil {
 		return err
 	}
-	return soundGrads(s)
+	return s.soundGrads()
 }
 
 // tolerance says in which states a method may be called; the zero value is the strictest. No
@@ -289,7 +289,7 @@ func (l *life) may(method string, unreduced int) error {
 }
 
 // backward is called when all ranks begin the Backward of p.
-func (l *life) backward(s *Sharded, p *pass) {
+func (l *life) backward(s *session, p *pass) {
 	l.grads.add()
 	l.sound.Store(false)
 	l.watch.backward(s, p)
@@ -375,7 +375,7 @@ func (l *life) swapped(in bool) {
 
 // mayReplace is mayWith for a method that replaces or moves the values of parameters. While
 // averages are in their place it must not: the next Swap would turn averages into values.
-func mayReplace(s *Sharded, method string, opt optim.Optimizer) error {
+func (s *Sharded) mayReplace(method string, opt optim.Optimizer) error {
 	if err := s.mayWith(method, opt); err != nil || s.life.averages == 0 {
 		return err
 	}
@@ -391,22 +391,22 @@ func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
 		if _, err := s.files.loads.Left(); err != nil { // a read may still change it
 			return err
 		}
-		return refusal(s, opt, errFormer, optim.ErrSwapped)
+		return s.busy.refusal(opt, errFormer, optim.ErrSwapped)
 	}
-	return refusal(s, opt, errHalf, errFormer, optim.ErrSwapped)
+	return s.busy.refusal(opt, errHalf, errFormer, optim.ErrSwapped)
 }
 
 // may returns an error if a method cannot be called now. If the method uses values, may draws them.
-func (s *Sharded) may(method string) error {
+func (s *session) may(method string) error {
 	err := s.life.may(method, s.engine.Pending())
 	if err == nil && tolerances[method].draws {
-		err = drawn(s)
+		err = s.drawn()
 	}
 	return err
 }
 
 // drawn draws initial values, unless they are. The caller holds the lock of s.
-func drawn(s *Sharded) error {
+func (s *session) drawn() error {
 	if s.life.drawn {
 		return nil
 	}
@@ -417,7 +417,7 @@ func drawn(s *Sharded) error {
 
 // withoutRank returns err, the error of an exchange for a call. If another rank has closed the
 // group, it returns an explanation.
-func withoutRank(s *Sharded, call string, err error) error {
+func (s *session) withoutRank(call string, err error) error {
 	var blame *comm.RankError
 	if !errors.As(err, &blame) || blame.Err != comm.ErrClosed || blame.Rank == s.team.Rank() {
 		return err
@@ -454,12 +454,11 @@ func (l *life) waiting() (list []*pass) {
 }
 
 // refusal returns the reason why the pieces that opt was made of are of no use, if it is one of
-// reasons. opt may be nil. The caller has entered s.
-func refusal(s *Sharded, opt optim.Optimizer, reasons ...error) error {
+// reasons. opt may be nil. The caller holds the lock.
+func (b *methodLock) refusal(opt optim.Optimizer, reasons ...error) error {
 	if opt == nil {
 		return nil
 	}
-	b := &s.busy
 	b.inner.Lock() // no optimizer comes in between
 	b.lent.Store(true)
 	defer func() {

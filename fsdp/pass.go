@@ -39,10 +39,10 @@ type pass struct {
 // Batches may differ in shape from rank to rank and from step to step. If a data.Loader divides the
 // samples among the ranks, and ranks give it different sources, the first Forward is an error.
 func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, err error) {
-	if err := enter(s, "Forward"); err != nil {
+	if err := s.busy.enter("Forward"); err != nil {
 		return 0, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	p, err := s.start(ctx, ranks.Ask{Call: "Forward"}, s.engine.Training(s.noSync), batch)
 	if err != nil || p == nil {
 		return 0, err
@@ -51,9 +51,9 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 		s.forwards++
 	}
 	p.Key = s.forwards - 1
-	s.life.watch.forward(s)
-	s.life.watch.batch(s, p, batch)
-	sums, err := sumsOf(s, p)
+	s.life.watch.forward(&s.session)
+	s.life.watch.batch(&s.session, p, batch)
+	sums, err := s.sumsOf(p)
 	if err != nil {
 		return 0, s.end(err)
 	}
@@ -71,18 +71,18 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 // the Forward is discarded: the next call is another Forward. If all parameters are frozen it does
 // nothing, without an error.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
-	if err := enter(s, "Backward"); err != nil {
+	if err := s.busy.enter("Backward"); err != nil {
 		return err
 	}
-	defer leave(s)
-	if idle(s, nil) && (s.life.last == nil || s.life.last.Absent) {
+	defer s.busy.leave()
+	if s.idle(nil) && (s.life.last == nil || s.life.last.Absent) {
 		return nil
 	}
-	return s.life.takeLast().backward(ctx, s, opts)
+	return s.life.takeLast().backward(ctx, &s.session, opts)
 }
 
 // backward runs the backward pass of p, which is nil if there was no forward.
-func (p *pass) backward(ctx context.Context, s *Sharded, opts []BackwardOption) error {
+func (p *pass) backward(ctx context.Context, s *session, opts []BackwardOption) error {
 	q := ranks.Ask{Call: "Backward", Past: &s.life.grads}
 	err := s.may("Backward")
 	if err == nil {
@@ -112,7 +112,7 @@ func (p *pass) backward(ctx context.Context, s *Sharded, opts []BackwardOption) 
 // prepare applies the options to p, and finds the schedule of its backward: the treatment of the
 // gradients may have been decided after the forward. It returns an error if the backward cannot
 // run.
-func (p *pass) prepare(s *Sharded, opts []BackwardOption) (err error) {
+func (p *pass) prepare(s *session, opts []BackwardOption) (err error) {
 	calls := s.life.calls != nil
 	switch {
 	case p == nil, calls && p.Absent && !p.declined:
@@ -161,7 +161,7 @@ type sums struct {
 }
 
 // sumsOf returns the checksums for p.
-func sumsOf(s *Sharded, p *engine.Pass) (sums, error) {
+func (s *session) sumsOf(p *engine.Pass) (sums, error) {
 	var all sums
 	if !s.engine.Device().Copies() {
 		for _, v := range p.Batch {
@@ -171,13 +171,13 @@ func sumsOf(s *Sharded, p *engine.Pass) (sums, error) {
 	if !s.cfg.Poison {
 		return all, nil
 	}
-	err := eachSegment(s, func(_ shard.Interval, sum uint32) { all.params = append(all.params, sum) })
+	err := s.eachSegment(func(_ shard.Interval, sum uint32) { all.params = append(all.params, sum) })
 	return all, err
 }
 
 // changed returns an error that names a tensor of p's batch, or a parameter, that has changed since
 // its forward.
-func (p *pass) changed(s *Sharded) error {
+func (p *pass) changed(s *session) error {
 	for i, sum := range p.sums.batch {
 		if sum != crc32.ChecksumIEEE(p.Batch[i].Bytes) {
 			return fmt.Errorf("%s has changed since the Forward of pass %d, and Backward reads it again: "+
@@ -188,7 +188,7 @@ func (p *pass) changed(s *Sharded) error {
 		return nil
 	}
 	at, where := 0, ""
-	err := eachSegment(s, func(iv shard.Interval, sum uint32) {
+	err := s.eachSegment(func(iv shard.Interval, sum uint32) {
 		if at++; where == "" && sum != p.sums.params[at-1] {
 			where = iv.String()
 		}
@@ -201,7 +201,7 @@ func (p *pass) changed(s *Sharded) error {
 }
 
 // eachSegment calls f with this rank's segments of all parameters, buffers aside, and their checksums.
-func eachSegment(s *Sharded, f func(iv shard.Interval, sum uint32)) error {
+func (s *session) eachSegment(f func(iv shard.Interval, sum uint32)) error {
 	for i := range s.layout.Groups {
 		g := &s.layout.Groups[i]
 		if g.Kind.Buffer { // which a forward changes
@@ -220,7 +220,7 @@ func eachSegment(s *Sharded, f func(iv shard.Interval, sum uint32)) error {
 
 // check returns an error for an invalid loss, scale or weight. The options have set scale and
 // weight.
-func (p *pass) check(s *Sharded) error {
+func (p *pass) check(s *session) error {
 	cfg := &s.cfg
 	switch {
 	case !cfg.Precision.finite(p.Scale):
@@ -230,7 +230,7 @@ func (p *pass) check(s *Sharded) error {
 	case !(p.weight >= 0) || math.IsInf(p.weight, 0):
 		return fmt.Errorf("Weight is %v: want a finite number from 0 on", p.weight)
 	case math.IsNaN(p.Loss) || math.IsInf(p.Loss, 0):
-		return fmt.Errorf("the loss of pass %d is %v%s", p.Number, p.Loss, origin(s, p.Pass))
+		return fmt.Errorf("the loss of pass %d is %v%s", p.Number, p.Loss, s.origin(p.Pass))
 	case cfg.GradAverage != ByWeights && p.weight != 1:
 		return fmt.Errorf("Weight is for Config.GradAverage = ByWeights, which is %v: leave out Weight, or change GradAverage", cfg.GradAverage)
 	}
@@ -239,7 +239,7 @@ func (p *pass) check(s *Sharded) error {
 
 // A Pass is a forward pass whose Backward is to come, put aside by Hold.
 type Pass struct {
-	s    *Sharded
+	s    *session
 	p    *pass // nil when it is over
 	loss float64
 }
@@ -249,11 +249,11 @@ type Pass struct {
 // were gathered for its Backward. Parameters must not change in between. Without a Forward, or with
 // Config.VirtualRanks, the Backward of the Pass returns an error.
 func (s *Sharded) Hold() *Pass {
-	p := &Pass{s: s}
-	if !enterOrNote(s, "Hold") {
+	p := &Pass{s: &s.session}
+	if !s.busy.enterOrNote("Hold") {
 		return p
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	if s.life.calls == nil && s.life.passes == 0 {
 		p.p = s.life.takeLast()
 	}
@@ -269,10 +269,10 @@ func (p *Pass) Loss() float64 { return p.loss }
 
 // Backward is [Sharded.Backward] of the pass. It is over then, with or without an error.
 func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
-	if err := enter(p.s, "Backward"); err != nil {
+	if err := p.s.busy.enter("Backward"); err != nil {
 		return err
 	}
-	defer leave(p.s)
+	defer p.s.busy.leave()
 	if p.s.life.calls != nil {
 		return fmt.Errorf("fsdp: rank %d: Backward of a Pass: %w", p.s.team.Rank(), errCalls)
 	}
@@ -287,10 +287,10 @@ func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // Discard ends the pass without a Backward. It is no collective.
 func (p *Pass) Discard(ctx context.Context) error {
-	if err := enter(p.s, "Discard of a Pass"); err != nil {
+	if err := p.s.busy.enter("Discard of a Pass"); err != nil {
 		return err
 	}
-	defer leave(p.s)
+	defer p.s.busy.leave()
 	q := p.p
 	p.p = nil
 	delete(p.s.life.held, p)
@@ -312,10 +312,10 @@ func (s *Sharded) Eval(ctx context.Context, batch ...Tensor) ([]Tensor, error) {
 // map[string]Program has other paths than Forward, such as the encoder alone, or one step of a
 // decoder. The batch has the program's inputs.
 func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor) ([]Tensor, error) {
-	if err := enter(s, "Eval"); err != nil {
+	if err := s.busy.enter("Eval"); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	q := ranks.Ask{Call: "Eval"}
 	if name != "" {
 		q.Detail = " of program " + name
@@ -338,28 +338,28 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 		return results[:0], nil
 	}
 	if name == "" {
-		s.life.watch.eval(s, p, results)
+		s.life.watch.eval(&s.session, p, results)
 	}
 	return results, nil
 }
 
 // start checks the batch, finds the compiled pass and agrees with the other ranks to run it. It
 // returns nil for a call that does nothing, see idle.
-func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batch []Tensor) (*engine.Pass, error) {
-	if idle(s, batch) {
+func (s *session) start(ctx context.Context, q ranks.Ask, v engine.Variant, batch []Tensor) (*engine.Pass, error) {
+	if s.idle(batch) {
 		return nil, nil
 	}
 	q.NoSync, q.Past = v.NoSync, &s.life.updates
 	v.Pending = v.Pending && s.life.calls == nil // others may change it before the Backward, which decides
-	c, values, err := prepareForward(s, q.Call, v, batch)
-	if err := compareSources(ctx, s, q, v, batch, err); err != nil {
+	c, values, err := s.prepareForward(q.Call, v, batch)
+	if err := s.compareSources(ctx, q, v, batch, err); err != nil {
 		return nil, errors.Join(err, s.discard(ctx, s.life.takeLast()))
 	}
 	if s.life.calls != nil {
-		if err := takeTurns(ctx, s, q.Call, c, err); err != nil {
+		if err := s.takeTurns(ctx, q.Call, c, err); err != nil {
 			return nil, err
 		}
-		return begin(s, c, values), nil
+		return s.begin(c, values), nil
 	}
 	if err == nil {
 		q.Schedule, q.Absent = c.Hash, c.Absent
@@ -373,18 +373,18 @@ func (s *Sharded) start(ctx context.Context, q ranks.Ask, v engine.Variant, batc
 	if err = errors.Join(err, s.discard(ctx, s.life.takeLast())); err != nil {
 		return nil, err
 	}
-	return begin(s, c, values), nil
+	return s.begin(c, values), nil
 }
 
 // begin begins a pass that ranks have agreed on.
-func begin(s *Sharded, c *engine.Compiled, batch []exec.Value) *engine.Pass {
+func (s *session) begin(c *engine.Compiled, batch []exec.Value) *engine.Pass {
 	p := s.engine.Start(c, batch)
-	s.files.hashes.Begin(p, s.layout, s.engine.Shards())
+	s.hashes.Begin(p, s.layout, s.engine.Shards())
 	return p
 }
 
 // prepareForward does the local work of a pass before the ranks agree on it.
-func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (*engine.Compiled, []exec.Value, error) {
+func (s *session) prepareForward(call string, v engine.Variant, batch []Tensor) (*engine.Compiled, []exec.Value, error) {
 	if err := s.may(call); err != nil {
 		return nil, nil, err
 	}
@@ -404,7 +404,7 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 		c, err := s.engine.Absent(v, nil)
 		return c, nil, err
 	}
-	values, err := batchValues(s, v.Program, batch)
+	values, err := s.batchValues(v.Program, batch)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -417,7 +417,7 @@ func prepareForward(s *Sharded, call string, v engine.Variant, batch []Tensor) (
 
 // batchValues checks the number and kind of the tensors of a batch for a program. It returns them,
 // and a value for each condition, present if the batch meets it.
-func batchValues(s *Sharded, program string, batch []Tensor) ([]exec.Value, error) {
+func (s *session) batchValues(program string, batch []Tensor) ([]exec.Value, error) {
 	p, computed := s.layout.Model.Paths[program], s.cfg.Precision.Compute.tensor()
 	if len(batch) != p.Inputs {
 		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d: give it what the model's Forward takes, targets included", len(batch), p.Inputs)
@@ -450,7 +450,7 @@ func isNil(t Tensor) bool {
 }
 
 // discard ends a forward that gets no backward. p may be nil.
-func (s *Sharded) discard(ctx context.Context, p *pass) error {
+func (s *session) discard(ctx context.Context, p *pass) error {
 	if p == nil {
 		return nil
 	}

@@ -98,18 +98,18 @@ func (p *Plan) Resident() int { return p.ReservedBytes + p.BesideBytes }
 // Plan plans a training pass on a batch of the shapes of these tensors, whose contents do not
 // matter: a pass that begins now, inside NoSync if the call is. It is not a collective.
 func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
-	if err := enter(s, "Plan"); err != nil {
+	if err := s.busy.enter("Plan"); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	var values []exec.Value
 	var p *Plan
 	err := s.may("Plan")
 	if err == nil {
-		values, err = batchValues(s, "", batch)
+		values, err = s.batchValues("", batch)
 	}
 	if err == nil {
-		p, err = planOf(s, values)
+		p, err = s.planOf(values)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("fsdp: %w", err)
@@ -118,7 +118,7 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 }
 
 // planOf returns the plan of a pass on a batch of these shapes.
-func planOf(s *Sharded, batch []exec.Value) (*Plan, error) {
+func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 	c, err := s.engine.Compiled(s.engine.Training(s.noSync), batch)
 	if err != nil {
 		return nil, err
@@ -425,7 +425,7 @@ func newOperation(s *engine.Step) profile.Operation {
 }
 
 // attach gives the profile, if there is one, its model.
-func attach(s *Sharded) error {
+func (s *Sharded) attach() error {
 	if s.cfg.observe.profile == nil {
 		return nil
 	}

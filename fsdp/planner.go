@@ -110,7 +110,7 @@ func (p Planner) plan() (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return planOf(s, values)
+	return s.planOf(values)
 }
 
 // Fits returns nil if a pass, as planned by Plan, holds no more than this number of bytes in memory

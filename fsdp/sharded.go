@@ -30,22 +30,28 @@ import (
 // no rank can use the model any more. A context that ends before a pass may do the same, because a
 // rank that stops waiting for the others has no way to learn their decision.
 type Sharded struct {
+	session
+	saver  state.Saver  // Save and SaveAsync
+	copied *arena.Block // by SaveAsync
+	files  struct {
+		dropped runtime.Cleanup // releases the remains
+
+		saves, exports, loads state.Files
+	}
+}
+
+// A session is a model without the files that it reads and writes: what a rank computes, and what it
+// agrees on with the other ranks.
+type session struct {
 	*arrangement
 	trace  *trace // of Forward
 	team   *ranks.Team
 	engine *engine.Engine
 	life   life
 	busy   methodLock
-	saver  state.Saver  // Save and SaveAsync
-	copied *arena.Block // by SaveAsync
-	files  struct {
-		trace  *timeline.File // of a TraceDir, or nil
-		hashes *record.File   // of a HashDir, or nil
 
-		dropped runtime.Cleanup // releases the remains
-
-		saves, exports, loads state.Files
-	}
+	hashes   *record.File   // of a HashDir, or nil
+	timeline *timeline.File // of a TraceDir, or nil
 
 	noSync   bool  // inside NoSync
 	turn     turn  // in the loops of Join under way
@@ -100,14 +106,14 @@ func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s))
 // The state of an optimizer made of these pieces is in the same memory as the shards. It is counted
 // with them until Freeze or Close, even when the optimizer is no longer in use.
 func (s *Sharded) Params() []optim.Param {
-	if !enterOrNote(s, "Params") {
+	if !s.busy.enterOrNote("Params") {
 		return nil
 	}
-	defer leave(s)
-	return shards(s)
+	defer s.busy.leave()
+	return s.shards()
 }
 
-func shards(s *Sharded) []optim.Param {
+func (s *session) shards() []optim.Param {
 	if s.life.health == closed {
 		return nil
 	}
@@ -121,10 +127,10 @@ func shards(s *Sharded) []optim.Param {
 		pieces := g.Segments()
 		for k, p := range g.Params {
 			if len(pieces) > 0 && pieces[0].Param == k {
-				list = append(list, piece(s, i, p, pieces[0].Offset, pieces[0].At, pieces[0].Len))
+				list = append(list, s.piece(i, p, pieces[0].Offset, pieces[0].At, pieces[0].Len))
 				pieces = pieces[1:]
 			} else {
-				empty = append(empty, piece(s, i, p, 0, 0, 0))
+				empty = append(empty, s.piece(i, p, 0, 0, 0))
 			}
 		}
 	}
@@ -133,14 +139,15 @@ func shards(s *Sharded) []optim.Param {
 
 // piece returns n elements of parameter p from offset on. They begin at index at of the shard of
 // group i.
-func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
+func (s *session) piece(i, p, offset, at, n int) optim.Param {
 	l, number, shards, present := s.layout, s.lists, s.engine.Shards(), s.engine.Present()
+	owner := guard{s, l}
 	q := optim.Param{
 		Name: l.Model.Params[p].Name, Shape: l.Model.Params[p].Shape, Offset: offset,
 		Value: shards.Value(i).Slice(at, at+n), Grad: shards.Grad(i).Slice(at, at+n),
-		Absent: func() bool { return !present[p] && lacks(s) }, Peers: s.peers(p),
-		Guard: guard{s, l},
-		Ready: func() error { return ready(s, l, number) },
+		Absent: func() bool { return !present[p] && s.lacks() }, Peers: s.peers(p),
+		Guard: owner,
+		Ready: func() error { return owner.ready(number) },
 		Alloc: func(n int) (optim.Vec, error) {
 			v, err := shards.Alloc(i, n)
 			if err != nil {
@@ -152,7 +159,7 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 	shared := s.units[l.Groups[i].Unit].group == nil
 	q.Updated = func(u optim.Update) {
 		s.life.watch.update(s, p, u)
-		if s.files.hashes.Updated(); shared {
+		if s.hashes.Updated(); shared {
 			s.life.updates.add(p, u, s.life.grads)
 		}
 	}
@@ -163,14 +170,14 @@ func piece(s *Sharded, i, p, offset, at, n int) optim.Param {
 // ZeroGrad drops all gradients, including gradients that are not reduced yet. Without it, the next
 // Backward adds to them.
 func (s *Sharded) ZeroGrad() {
-	if enterOrNote(s, "ZeroGrad") {
-		defer leave(s)
-		s.life.watch.countDropped(s)
-		zeroGrad(s)
+	if s.busy.enterOrNote("ZeroGrad") {
+		defer s.busy.leave()
+		s.life.watch.countDropped(&s.session)
+		s.zeroGrad()
 	}
 }
 
-func zeroGrad(s *Sharded) {
+func (s *session) zeroGrad() {
 	if s.life.health == closed {
 		return
 	}
@@ -199,10 +206,10 @@ func zeroGrad(s *Sharded) {
 // Config.Threads above 1, Device, Offload.Dir, a HashDir, a TraceDir or shared memory of the group, that is a
 // warning: the collector may come late, and slices of an [optim.Vec] must not be used from then on.
 func (s *Sharded) Close() error {
-	if err := enter(s, "Close"); err != nil {
+	if err := s.busy.enter("Close"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	if s.life.health == closed {
 		return nil
 	}
@@ -217,7 +224,7 @@ func (s *Sharded) Close() error {
 	err := s.saver.Settle(context.Background())
 	s.life = life{health: closed}
 	s.files.dropped.Stop()
-	if err := errors.Join(err, giveBack(s)); err != nil {
+	if err := errors.Join(err, s.giveBack()); err != nil {
 		return fmt.Errorf("fsdp: rank %d: Close: %w", s.team.Rank(), err)
 	}
 	return nil
@@ -236,7 +243,7 @@ func (e *PeerError) Error() string { return fmt.Sprintf("rank %d: %s", e.Rank, e
 func newPeerError(rank int, message string) error { return &PeerError{rank, message} }
 
 // ask agrees with the other ranks to run a collective method. err is why this rank cannot, or nil.
-func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answer, error) {
+func (s *session) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answer, error) {
 	if err := s.life.withheld(err); err != nil {
 		return ranks.Answer{}, fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), q.Call, err)
 	}
@@ -255,7 +262,7 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 		return ans, nil
 	}
 	if err == nil {
-		all = withoutRank(s, q.Call, all)
+		all = s.withoutRank(q.Call, all)
 	}
 	err = fmt.Errorf("%s: %w", q.Call, all)
 	if errors.As(err, new(*ranks.LostError)) && s.life.health == running {
@@ -265,13 +272,13 @@ func (s *Sharded) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answe
 }
 
 // agree is ask for calls that need only the agreement.
-func (s *Sharded) agree(ctx context.Context, q ranks.Ask, err error) error {
+func (s *session) agree(ctx context.Context, q ranks.Ask, err error) error {
 	_, err = s.ask(ctx, &q, err)
 	return err
 }
 
 // end returns an error of a method as its user gets it. A failure is the end of the model.
-func (s *Sharded) end(err error) error {
+func (s *session) end(err error) error {
 	if err == nil {
 		return nil
 	}

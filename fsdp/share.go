@@ -66,7 +66,7 @@ type share struct {
 }
 
 // measure counts the targets or rows of p's batch, and of all batches of this rank in the step.
-func (p *pass) measure(s *Sharded) error {
+func (p *pass) measure(s *session) error {
 	h := p.share
 	switch {
 	case s.life.calls != nil:
@@ -78,7 +78,7 @@ func (p *pass) measure(s *Sharded) error {
 			"or call Share of a data.Loader before the next batch is asked for", len(h.batches))
 	}
 	for _, batch := range h.batches {
-		n, err := counts(s, p, batch)
+		n, err := s.counts(p, batch)
 		if err != nil {
 			return fmt.Errorf("Share: %w", err)
 		}
@@ -95,7 +95,7 @@ func (p *pass) has(batch []Tensor) bool {
 }
 
 // counts returns the number of targets or rows in the mean of a batch's loss.
-func counts(s *Sharded, p *pass, batch []Tensor) (float64, error) {
+func (s *session) counts(p *pass, batch []Tensor) (float64, error) {
 	i := slices.IndexFunc(batch, func(t Tensor) bool { return !isNil(t) })
 	if i < 0 {
 		return 0, nil
@@ -103,7 +103,7 @@ func counts(s *Sharded, p *pass, batch []Tensor) (float64, error) {
 	targets := p.Targets
 	if p.Absent { // without a batch nothing is compiled
 		v := s.engine.Training(s.noSync)
-		values, err := batchValues(s, v.Program, batch)
+		values, err := s.batchValues(v.Program, batch)
 		if err != nil {
 			return 0, err
 		}
@@ -164,7 +164,7 @@ func (s *Sharded) Targets() (counted, all int) {
 }
 
 // divide multiplies p's loss by its part of the step on all ranks.
-func (p *pass) divide(ctx context.Context, s *Sharded) error {
+func (p *pass) divide(ctx context.Context, s *session) error {
 	sum := []float64{p.share.total}
 	if err := s.team.Sum(ctx, sum); err != nil {
 		return s.end(s.team.Fail(fmt.Errorf("Backward: %w", err)))
@@ -183,7 +183,7 @@ func (p *pass) divide(ctx context.Context, s *Sharded) error {
 // mean over the ranks is then the weighted one, the gradients of all passes have the same divisor,
 // and none grows with the unit of the weights. Virtual ranks run one after the other: their losses are
 // multiplied by the weights, and the gradients of a step divided by their sum.
-func (p *pass) weigh(ctx context.Context, s *Sharded) error {
+func (p *pass) weigh(ctx context.Context, s *session) error {
 	if p.share != nil {
 		return p.divide(ctx, s)
 	}

@@ -27,10 +27,10 @@ const everywhere = state.Everywhere
 // Parameters of units with separate groups differ from group to group. The first rank of each group
 // is part of their names: "experts.up@0", "experts.up@2". Buffers are this rank's.
 func (s *Sharded) StateDict(ctx context.Context, opts *StateDictOptions) (map[string]*tensor.Dense, error) {
-	if err := enter(s, "StateDict"); err != nil {
+	if err := s.busy.enter("StateDict"); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	o := opts.state(ctx)
 	if o.Err == nil && o.Into != nil {
 		o.Err = errors.New("StateDictOptions.Into is for OptimStateDict")
@@ -62,10 +62,10 @@ func tensors(dtype DType, all map[string]*tensor.Dense, name func(*state.Tensor)
 // Names are the same as in [Sharded.StateDict]. The result of a rank has the settings of its
 // optimizer. Its Extra is for the caller's values.
 func (s *Sharded) OptimStateDict(ctx context.Context, opt optim.Optimizer, opts *StateDictOptions) (*optim.FullState, error) {
-	if err := enter(s, "OptimStateDict"); err != nil {
+	if err := s.busy.enter("OptimStateDict"); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	o := opts.state(ctx)
 	st := s.store(ranks.Ask{Call: "OptimStateDict", Detail: with("Rank", o.Root)}, s.mayWith("OptimStateDict", opt))
 	full, err := st.FullOptim(ctx, opt, o)
@@ -76,10 +76,10 @@ func (s *Sharded) OptimStateDict(ctx context.Context, opt optim.Optimizer, opts 
 // Parameters without a gradient are left out. For units with separate groups it returns the
 // gradients of this rank's group.
 func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, error) {
-	if err := enter(s, "FullGrads"); err != nil {
+	if err := s.busy.enter("FullGrads"); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	var params []int
 	for p := range s.trace.params {
 		if !s.layout.Groups[s.layout.Home[p].Group].Kind.Frozen {
@@ -107,10 +107,10 @@ func paramOf(t *state.Tensor) string { return t.Param }
 // and changes nothing. f must not call collective methods of s. WriteBack discards a Forward that
 // waits for its Backward, and fails while a pass is put aside by Hold.
 func (s *Sharded) Summon(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...SummonOption) error {
-	if err := enter(s, "Summon"); err != nil {
+	if err := s.busy.enter("Summon"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	o := summonOptions{root: everywhere}
 	for _, opt := range opts {
 		if opt != nil {
@@ -137,7 +137,7 @@ func (s *Sharded) Summon(ctx context.Context, names []string, f func(params map[
 	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
 		return st.end(err)
 	}
-	leave(s) // f may call methods that are not collective
+	s.busy.leave() // f may call methods that are not collective
 	err = ranks.Guarded("the function", func() error { return f(all) })
 	if s.busy.Lock(); !o.write { // a method that f has left to another goroutine ends first
 		return s.agree(ctx, r, err)
@@ -171,10 +171,10 @@ func WriteBack(rank int) SummonOption {
 // same as in [Sharded.StateDict], whose result it takes. It discards a Forward that waits for its
 // Backward, and fails while a pass is put aside by Hold.
 func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string]*tensor.Dense) error {
-	if err := enter(s, "LoadStateDict"); err != nil {
+	if err := s.busy.enter("LoadStateDict"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	err := s.set(ctx, ranks.Ask{Call: "LoadStateDict", Detail: fromRank(root)}, nil, root, params)
 	if err == nil {
 		s.life.updates.clear()
@@ -185,7 +185,7 @@ func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string
 // set agrees to r and gives the model root's params.
 func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
-		err = mayReplace(s, "LoadStateDict", nil)
+		err = s.mayReplace("LoadStateDict", nil)
 	}
 	st := s.store(r, err)
 	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.master(), list, params) }, func(name string) []byte {
@@ -249,10 +249,10 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 // If an optimizer refuses state that fits, which optimizers of package optim do not, the model is
 // unusable until a LoadOptimStateDict, Load or Import succeeds.
 func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Optimizer, full *optim.FullState, opts *LoadOptions) error {
-	if err := enter(s, "LoadOptimStateDict"); err != nil {
+	if err := s.busy.enter("LoadOptimStateDict"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	st := s.store(ranks.Ask{Call: "LoadOptimStateDict", Detail: fromRank(root)}, s.mayWith("LoadOptimStateDict", opt))
 	plan, err := st.PlanSetOptim(ctx, root, opt, full, opts.inMemory(ctx))
 	if err != nil {
@@ -286,10 +286,10 @@ func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Op
 // Buffers are rank 0's. If they differ between ranks that is a warning, see AverageBuffers.
 // Replicas of parameters that have diverged are an error, as in [Sharded.Save].
 func (s *Sharded) Export(ctx context.Context, path string, opts *ExportOptions) error {
-	if err := enter(s, "Export"); err != nil {
+	if err := s.busy.enter("Export"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	defer phase.Begin("fsdp: exporting to "+path, 0).End()
 	o := opts.state(ctx)
 	st := s.store(ranks.Ask{Call: "Export"}, s.mayWith("Export", o.Optimizer))
@@ -317,13 +317,13 @@ func (s *Sharded) Export(ctx context.Context, path string, opts *ExportOptions) 
 // Buffers of all ranks get the values of the file. Import drops the gradients, and a Forward that
 // waits for its Backward. It fails while a pass is put aside by Hold.
 func (s *Sharded) Import(ctx context.Context, path string, opts *ImportOptions) error {
-	if err := enter(s, "Import"); err != nil {
+	if err := s.busy.enter("Import"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	defer phase.Begin("fsdp: importing "+path, 0).End()
 	o := opts.state(ctx)
-	st := s.store(ranks.Ask{Call: "Import"}, mayReplace(s, "Import", o.Optimizer))
+	st := s.store(ranks.Ask{Call: "Import"}, s.mayReplace("Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
 	if err != nil {
 		return st.end(err)
@@ -350,10 +350,10 @@ func unknown(l *layout.Layout, name string) error {
 // AverageBuffers gives every buffer the mean of its values on all ranks. Call it before evaluating
 // or saving: ranks have collected these statistics from their own batches.
 func (s *Sharded) AverageBuffers(ctx context.Context) error {
-	if err := enter(s, "AverageBuffers"); err != nil {
+	if err := s.busy.enter("AverageBuffers"); err != nil {
 		return err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.may("AverageBuffers")); err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 			cmp.Or(logger, slog.Default()).Warn("fsdp: the file system does not answer", "rank", s.team.Rank(), "operation", what, "for", d.Round(time.Millisecond))
 		}
 	}
-	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Files: files, Uneven: st.uneven, Draw: func() error { return drawn(s) }}
+	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Files: files, Uneven: st.uneven, Draw: func() error { return s.drawn() }}
 	return st
 }
 
@@ -93,7 +93,7 @@ func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	}
 	_, all := st.Team.Agree(ctx, &q, err)
 	if err == nil {
-		all = withoutRank(s, q.Call, all)
+		all = s.withoutRank(q.Call, all)
 	}
 	if errors.As(all, new(*ranks.LostError)) {
 		return st.Fail(all)
@@ -124,7 +124,7 @@ func (st *store) replace(ctx context.Context, what string, f *state.Filling) err
 	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read parameters that will change
 		return err
 	}
-	zeroGrad(s)
+	s.zeroGrad()
 	s.engine.Forget()
 	s.life.updates.clear()
 	s.life.mixing(what, f.Optimizer(), s.lists)
@@ -200,7 +200,7 @@ func (m memory) Snapshot(n int) (b []byte, err error) {
 }
 
 // giveBack closes files and groups of the model. A write or read that does not end keeps its memory until then.
-func giveBack(s *Sharded) error {
+func (s *Sharded) giveBack() error {
 	var left []<-chan struct{}
 	var err error
 	for _, files := range []*state.Files{&s.files.saves, &s.files.exports, &s.files.loads} {
@@ -214,13 +214,13 @@ func giveBack(s *Sharded) error {
 			for _, done := range left {
 				<-done
 			}
-			_ = freeMemory(s)
+			_ = s.freeMemory()
 		}()
 		err = fmt.Errorf("%w; the memory is freed when it has ended", err)
 	} else {
-		err = freeMemory(s)
+		err = s.freeMemory()
 	}
-	return errors.Join(err, endTrace(s.files.trace), s.files.hashes.Close(), s.cfg.observe.profile.Close(), s.team.Close())
+	return errors.Join(err, endTrace(s.timeline), s.hashes.Close(), s.cfg.observe.profile.Close(), s.team.Close())
 }
 
 // remains is everything in a dropped model that the collector does not free. Nothing in it refers
@@ -235,11 +235,11 @@ type remains struct {
 
 // releaseDropped has the remains of s released when nothing refers to s any more, unless Close comes first.
 // A model all of whose memory is the collector's has none.
-func releaseDropped(s *Sharded) {
+func (s *Sharded) releaseDropped() {
 	c := &s.cfg
 	if _, shared := c.Group.(comm.Allocator); shared || c.Threads > 1 || c.Device != nil || c.Offload.Dir != "" || c.observe.hashDir != "" || c.observe.traceDir != "" {
 		s.files.dropped = runtime.AddCleanup(s, func(r remains) { go r.release() }, // which may wait
-			remains{s.team.Rank(), s.engine.Device(), s.files.hashes, s.files.trace, c.Logger})
+			remains{s.team.Rank(), s.engine.Device(), s.hashes, s.timeline, c.Logger})
 	}
 }
 
@@ -253,7 +253,7 @@ func (r remains) release() {
 }
 
 // freeMemory frees the memory that a write or read may still use, and unlocks the directories of checkpoints.
-func freeMemory(s *Sharded) error {
+func (s *Sharded) freeMemory() error {
 	return errors.Join(s.engine.Close(), s.saver.Close())
 }
 

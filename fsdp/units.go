@@ -212,7 +212,7 @@ const fewGathers = 4
 
 // warnOfGathers warns of units that a pass gathers many times, as units of WrapEach in a recurrent net:
 // between two calls of such a unit there are calls of others.
-func warnOfGathers(s *Sharded) {
+func (s *session) warnOfGathers() {
 	logger := s.cfg.warner(s.team.Rank())
 	gathers, err := s.engine.Gathers()
 	if logger == nil || err != nil { // the first pass returns the error

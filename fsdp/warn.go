@@ -66,7 +66,7 @@ func (w *watch) warn(logger *slog.Logger, message string, args ...any) {
 
 // lacks is called when an optimizer steps and a parameter has no gradient. It returns true, and
 // warns once if none can have one.
-func lacks(s *Sharded) bool {
+func (s *session) lacks() bool {
 	if s.life.grads.passes == 0 {
 		s.life.watch.warn(s.cfg.warner(s.team.Rank()),
 			"an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, which comes after Step or before Backward, "+
@@ -76,7 +76,7 @@ func lacks(s *Sharded) bool {
 }
 
 // update notes an update of a parameter.
-func (w *watch) update(s *Sharded, param int, u optim.Update) {
+func (w *watch) update(s *session, param int, u optim.Update) {
 	if w.params == nil {
 		w.params = make([]watched, len(s.layout.Model.Params))
 	}
@@ -119,7 +119,7 @@ func (w *watch) update(s *Sharded, param int, u optim.Update) {
 }
 
 // forward is called when a Forward begins.
-func (w *watch) forward(s *Sharded) {
+func (w *watch) forward(s *session) {
 	if !w.begun {
 		return
 	}
@@ -144,7 +144,7 @@ func (w *watch) forward(s *Sharded) {
 }
 
 // countDropped is called by ZeroGrad. It counts dropped gradients until an optimizer steps. A LossScaler may skip the first steps.
-func (w *watch) countDropped(s *Sharded) {
+func (w *watch) countDropped(s *session) {
 	const most = 8
 	if groups, _ := s.engine.Grads(); w.asked || s.life.grads.passes == 0 || len(groups) == 0 {
 		return
@@ -156,7 +156,7 @@ func (w *watch) countDropped(s *Sharded) {
 }
 
 // batch warns if no target counts. It is about this rank's batch, so this rank warns.
-func (w *watch) batch(s *Sharded, p *engine.Pass, batch []Tensor) {
+func (w *watch) batch(s *session, p *engine.Pass, batch []Tensor) {
 	for _, t := range p.Targets {
 		if n, all, err := targetsOf(batch, t); err == nil && n == 0 && all > 0 {
 			logger := cmp.Or(s.cfg.Logger, slog.Default()).With("rank", s.team.Rank())
@@ -169,7 +169,7 @@ func (w *watch) batch(s *Sharded, p *engine.Pass, batch []Tensor) {
 // eval warns of a loss of an evaluation that is NaN or infinite. It is about this rank's batch, so
 // this rank warns. If neither the batch nor a parameter of this rank has the NaN, the next
 // evaluations search for the call in which it begins. None pays for that before.
-func (w *watch) eval(s *Sharded, p *engine.Pass, results []Tensor) {
+func (w *watch) eval(s *session, p *engine.Pass, results []Tensor) {
 	const message, again = "the loss of an Eval is not finite", "the loss of an Eval is not finite again"
 	loss := 0.0
 	if r := results[0]; r != nil && r.Shape().TotalSize() == 1 {
@@ -185,12 +185,12 @@ func (w *watch) eval(s *Sharded, p *engine.Pass, results []Tensor) {
 	}
 	from := ""
 	if w.search {
-		from = strings.TrimPrefix(origin(s, p), ": ")
+		from = strings.TrimPrefix(s.origin(p), ": ")
 	} else {
 		from, _ = p.Origin()
 	}
 	for i := 0; from == "" && i < len(p.Model.Calls); i++ {
-		if bad := spoiled(s, p.Model.Calls[i].Params); bad != "" {
+		if bad := s.spoiled(p.Model.Calls[i].Params); bad != "" {
 			from = fmt.Sprintf("call %s: parameter %s is not finite", p.Model.Calls[i].Name, bad)
 		}
 	}
@@ -205,7 +205,7 @@ func (w *watch) eval(s *Sharded, p *engine.Pass, results []Tensor) {
 }
 
 // backward is called when all ranks begin the Backward of p.
-func (w *watch) backward(s *Sharded, p *pass) {
+func (w *watch) backward(s *session, p *pass) {
 	w.summed = w.summed || !p.scaled && p.share == nil && s.life.calls == nil
 	if p.share != nil && !p.dummy {
 		w.shared, w.batches = w.shared+1, len(p.share.batches)
@@ -254,12 +254,12 @@ func warnOfSets(ctx context.Context, team *ranks.Team, cfg *Config, own int) err
 
 // origin returns the place where a loss that is not finite begins, if this rank has the cause: a
 // batch, a parameter or a call.
-func origin(s *Sharded, p *engine.Pass) string {
+func (s *session) origin(p *engine.Pass) string {
 	text, call := p.Origin()
 	if call < 0 {
 		call = len(p.Model.Calls) - 1
 	}
-	if bad := spoiled(s, p.Model.Calls[call].Params); bad != "" {
+	if bad := s.spoiled(p.Model.Calls[call].Params); bad != "" {
 		text = strings.TrimPrefix(text+"; parameter "+bad+" is not finite", "; ")
 	}
 	if text == "" {
@@ -270,7 +270,7 @@ func origin(s *Sharded, p *engine.Pass) string {
 
 // spoiled returns the interval of the first of these parameters with a value on this rank that is not
 // finite, or "".
-func spoiled(s *Sharded, params []int) string {
+func (s *session) spoiled(params []int) string {
 	for _, p := range params {
 		home := s.layout.Home[p]
 		for _, seg := range s.layout.Groups[home.Group].Segments() {

@@ -55,7 +55,7 @@ func wrap(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 		err = s.share(ctx, s.engine, s.trace)
 	}
 	if err == nil {
-		err = attach(s)
+		err = s.attach()
 	}
 	if _, err = team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 2}, err); err == nil {
 		err = s.open(ctx)
@@ -66,7 +66,7 @@ func wrap(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	case s == nil:
 		return nil, errors.Join(err, d.close(), team.Close())
 	default:
-		return nil, errors.Join(err, giveBack(s))
+		return nil, errors.Join(err, s.giveBack())
 	}
 }
 
@@ -150,25 +150,27 @@ var instructionSet = func(cfg *Config) int { return kernel.InstructionSet(cfg.Pr
 // newSharded returns the model that a design becomes by an arrangement. It has no shards yet, see
 // arrangement.adopt.
 func newSharded(d design, team *ranks.Team, a *arrangement) *Sharded {
-	s := &Sharded{arrangement: a, trace: d.trace, team: team, life: life{held: make(map[*Pass]bool)}, saver: newSaver(team, a.cfg.Logger)}
+	s := &Sharded{saver: newSaver(team, a.cfg.Logger)}
+	s.arrangement, s.trace, s.team, s.busy.rank = a, d.trace, team, team.Rank()
+	s.life.held = make(map[*Pass]bool)
 	s.life.passes = a.cfg.passes()
 	s.life.updates = updates{model: d.model, last: make([]updated, len(d.model.Params))}
-	s.engine = engine.New(d.device, team, engineOptions(s))
+	s.engine = engine.New(d.device, team, s.engineOptions())
 	return s
 }
 
 // open opens the files of the observers, and logs the model.
 func (s *Sharded) open(ctx context.Context) (err error) {
 	if s.cfg.observe.hashDir != "" {
-		s.files.hashes, err = record.Open(s.cfg.observe.hashDir, s.cfg.Group, s.team.Model)
+		s.hashes, err = record.Open(s.cfg.observe.hashDir, s.cfg.Group, s.team.Model)
 		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 3}, err); err != nil {
 			return fmt.Errorf("HashDir of Config.Observers: %w: give each run a directory of its own", err)
 		}
 	}
 	if s.cfg.observe.traceDir != "" {
-		if s.files.trace, err = timeline.Open(ctx, s.cfg.observe.traceDir, s.cfg.Group, s.team.Model); err == nil {
-			s.engine.Device().Watch(s.files.trace.Flight)
-			err = s.team.Watch(s.files.trace.Flight)
+		if s.timeline, err = timeline.Open(ctx, s.cfg.observe.traceDir, s.cfg.Group, s.team.Model); err == nil {
+			s.engine.Device().Watch(s.timeline.Flight)
+			err = s.team.Watch(s.timeline.Flight)
 		}
 		if _, err := s.team.Agree(ctx, &ranks.Ask{Call: "Wrap", Number: 4}, err); err != nil {
 			return fmt.Errorf("TraceDir of Config.Observers: %w: give a directory in which this process may write", err)
@@ -177,8 +179,8 @@ func (s *Sharded) open(ctx context.Context) (err error) {
 	s.team.Votes = s.layout.Votes.Words
 	s.log("wrapped", s.trace, s.team.Rank())
 	s.cfg.logCores(s.team.Rank())
-	warnOfGathers(s)
-	releaseDropped(s)
+	s.warnOfGathers()
+	s.releaseDropped()
 	return nil
 }
 
@@ -208,7 +210,7 @@ func hostOptions(cfg *Config) engine.HostOptions {
 }
 
 // engineOptions returns the configuration of the passes.
-func engineOptions(s *Sharded) engine.Options {
+func (s *session) engineOptions() engine.Options {
 	cfg, tr := &s.cfg, s.trace
 	o := engine.Options{
 		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed, Passes: cfg.passes(),
@@ -221,8 +223,8 @@ func engineOptions(s *Sharded) engine.Options {
 	if seen := cfg.observe; seen.any() {
 		o.Trace = func(step *engine.Step) {
 			seen.profile.Record(newOperation(step))
-			s.files.hashes.Step(step, s.layout, s.engine.Shards())
-			s.files.trace.Step(step)
+			s.hashes.Step(step, s.layout, s.engine.Shards())
+			s.timeline.Step(step)
 			for _, f := range seen.trace {
 				f(newEvent(s.team.Rank(), step))
 			}
@@ -282,14 +284,14 @@ func (a *arrangement) share(ctx context.Context, e *engine.Engine, tr *trace) er
 // An error that is found before anything moves leaves parameters and optimizer unchanged, on every
 // rank.
 func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt optim.Optimizer) ([]optim.Entry, error) {
-	if err := enter(s, "Freeze"); err != nil {
+	if err := s.busy.enter("Freeze"); err != nil {
 		return nil, err
 	}
-	defer leave(s)
+	defer s.busy.leave()
 	cfg := s.cfg
 	cfg.Frozen = frozen
 	var units []*unit
-	err := mayReplace(s, "Freeze", opt)
+	err := s.mayReplace("Freeze", opt)
 	if err == nil {
 		units, err = decideUnits(&cfg, s.trace)
 	}
