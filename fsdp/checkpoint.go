@@ -97,8 +97,8 @@ func newSaver(team *ranks.Team, logger *slog.Logger) state.Saver {
 	return state.Saver{
 		Side: func(ctx context.Context) (state.Team, error) { return newSideTeam(ctx, team) },
 		Strange: func(dir, last string, err error) {
-			cmp.Or(logger, slog.Default()).Warn("fsdp: Save in a directory with checkpoints that this training has neither saved nor loaded: "+
-				"Load the last one, or give each training another directory. KeepLast does not remove them", "directory", dir, "last", last, "error", err)
+			cmp.Or(logger, slog.Default()).Warn("fsdp: Save writes to a directory with checkpoints that this training has neither saved nor loaded: "+
+				"Load the last one, or give each training its own directory. KeepLast does not remove them", "directory", dir, "last", last, "error", err)
 		},
 	}
 }
@@ -179,7 +179,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 	}
 	defer l.Close() // which was only read: there is nothing to lose by it
 	for _, e := range l.Passed {
-		cmp.Or(s.cfg.Logger, slog.Default()).Warn("fsdp: Load passes over a damaged checkpoint and takes an older one",
+		cmp.Or(s.cfg.Logger, slog.Default()).Warn("fsdp: Load skips a damaged checkpoint and loads an older one",
 			"damaged", e.Path, "error", e.Err, "taken", l.Path, "steps lost", e.Step-l.Step)
 	}
 	if err := st.replace(ctx, "a Load of "+l.Path, &l.Filling); err != nil {
@@ -241,7 +241,7 @@ func (c *Checkpoint) Extra(name string, v any) error {
 // of the World that saved.
 func (c *Checkpoint) RankExtra(name string, rank int, v any) error {
 	if rank < 0 || rank >= len(c.about.RankExtra) {
-		return fmt.Errorf("fsdp: checkpoint %s: RankExtra %q of rank %d: %d ranks have written it", c.Path, name, rank, c.World)
+		return fmt.Errorf("fsdp: checkpoint %s: RankExtra %q of rank %d: the checkpoint was written by %d ranks", c.Path, name, rank, c.World)
 	}
 	return c.decode(fmt.Sprintf("RankExtra %%q of rank %d", rank), name, c.about.RankExtra[rank], v)
 }

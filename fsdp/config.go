@@ -377,9 +377,9 @@ func (c Config) withDefaults() (Config, error) {
 	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:
 		return c, fmt.Errorf("Config.ShardRanks is %d, which does not divide the %d ranks", c.ShardRanks, c.Group.Size())
 	case c.Device != nil && c.Threads > 1:
-		return c, fmt.Errorf("Config.Threads is %d, but Config.Device computes", c.Threads)
+		return c, fmt.Errorf("Config.Threads is %d, but Config.Device computes: set only one of them", c.Threads)
 	case c.Device != nil && c.Offload.Dir != "":
-		return c, fmt.Errorf("Config.Offload.Dir is %q, but memory of Config.Device cannot lie in files", c.Offload.Dir)
+		return c, fmt.Errorf("Config.Offload.Dir is %q, but memory of Config.Device cannot be in files: set Offload.Pinned instead", c.Offload.Dir)
 	case c.Offload.Pinned && c.Device == nil:
 		return c, errors.New("Config.Offload.Pinned is set, but there is no Config.Device: set both or neither")
 	case c.Activations.Offload != nil && c.Offload.Dir == "":
@@ -407,9 +407,9 @@ func (c *Config) checkVirtual() error {
 	case v < 0 || v%n != 0:
 		return fmt.Errorf("Config.VirtualRanks is %d: want a multiple of the %d ranks", v, n)
 	case n&(n-1) != 0 && v/n&(v/n-1) != 0:
-		return fmt.Errorf("Config.VirtualRanks is %d on %d ranks: want a power of two of ranks, or of micro-batches on each, which are %d", v, n, v/n)
+		return fmt.Errorf("Config.VirtualRanks is %d on %d ranks, so %d micro-batches on each: the number of ranks or of micro-batches must be a power of two", v, n, v/n)
 	case c.Device != nil:
-		return errors.New("Config.VirtualRanks needs sums in the canonical order, and NCCL, which Config.Device uses, has another")
+		return errors.New("Config.VirtualRanks needs sums in the canonical order, but NCCL, which Config.Device uses, sums in another order")
 	}
 	return nil
 }
@@ -420,25 +420,25 @@ func virtualModel(c *Config, tr *trace, units []*unit) error {
 		return nil
 	}
 	if c.GradAverage == ByActive && tr.path().Varies() {
-		return errors.New("Config.VirtualRanks: calls of the model may be absent, see Tape.Optional, and Config.GradAverage is ByActive: " +
-			"which batches of a step have used a parameter is not known before its last")
+		return errors.New("Config.VirtualRanks does not support Config.GradAverage = ByActive for a model with optional calls (Tape.Optional): " +
+			"the batches that use a parameter are known only after the last batch of a step")
 	}
 	for _, p := range tr.params {
 		if p.Buffer {
-			return fmt.Errorf("Config.VirtualRanks: the model has buffers, such as %s, and each rank has its own", p.Name)
+			return fmt.Errorf("Config.VirtualRanks does not support buffers, such as %s: each rank has values of its own", p.Name)
 		}
 	}
 	for _, u := range units {
 		hybrid := u.strategy.cut() == layout.Some && c.ShardRanks > 1 && c.ShardRanks < c.Group.Size()
 		switch {
 		case u.group != nil:
-			return fmt.Errorf("Config.VirtualRanks: unit %s has a group of its own by Config.Unit, whose parameters depend on the ranks", u.Name)
+			return fmt.Errorf("Config.VirtualRanks: Config.Unit gives unit %s its own group, so its parameters depend on the number of ranks", u.Name)
 		case hybrid && c.ShardRanks&(c.ShardRanks-1) != 0:
-			return fmt.Errorf("Config.VirtualRanks: %v over %d ranks sums in another order: want a power of two as Config.ShardRanks", u.strategy, c.ShardRanks)
+			return fmt.Errorf("Config.VirtualRanks: %v over %d ranks sums in another order: Config.ShardRanks must be a power of two", u.strategy, c.ShardRanks)
 		}
 		for _, k := range u.kinds {
 			if reduce := cmp.Or(k.Reduce, c.Precision.Reduce.comm()); hybrid && !k.Full && !k.Frozen && reduce != c.Precision.master().comm() {
-				return fmt.Errorf("Config.VirtualRanks: %v rounds gradients that travel as %v twice: want Config.Precision.Reduce to be %v, or another strategy",
+				return fmt.Errorf("Config.VirtualRanks: %v rounds gradients twice if they are reduced as %v: set Config.Precision.Reduce to %v, or use another strategy",
 					u.strategy, reduce, c.Precision.master())
 			}
 		}
@@ -448,4 +448,4 @@ func virtualModel(c *Config, tr *trace, units []*unit) error {
 
 // errVirtual is the error of calls that would run passes in another order than the micro-batches of
 // a step.
-var errVirtual = errors.New("with Config.VirtualRanks passes run one after the other on all ranks, each Forward with its Backward: the order says which virtual rank a batch is of")
+var errVirtual = errors.New("with Config.VirtualRanks all ranks run the same passes, one after the other, each Forward with its Backward: the order selects the virtual rank of a batch")

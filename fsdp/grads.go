@@ -161,8 +161,8 @@ func (s *session) soundGrads() error {
 	if err == nil && largest-largest != 0 {
 		if err = s.badGrad(); err != nil {
 			s.life.updates.refused = err.Error()
-			err = fmt.Errorf("%w: no parameter of this rank has changed, and ZeroGrad drops the gradients; other ranks may have stepped, "+
-				"and ClipGradNorm before Step returns this error on every rank", err)
+			err = fmt.Errorf("%w: no parameter of this rank has changed; ZeroGrad drops the gradients. Other ranks may have stepped: "+
+				"ClipGradNorm before Step returns this error on every rank", err)
 		}
 	}
 	if err != nil {
@@ -356,7 +356,7 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	defer s.busy.leave()
 	q := ranks.Ask{Call: "Unscale"}
 	if err = s.may("Unscale"); err == nil && l == nil {
-		err = errors.New("there is no LossScaler")
+		err = errors.New("the LossScaler is nil")
 	}
 	if err == nil {
 		q.Argument = l.Scale()
@@ -387,7 +387,7 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 // gradients of all the batches together. NoSync itself does not communicate and may be nested.
 func (s *Sharded) NoSync(f func() error) error {
 	if f == nil {
-		return errors.New("fsdp: NoSync of no function")
+		return errors.New("fsdp: NoSync: the function is nil")
 	}
 	if err := s.busy.enter("NoSync"); err != nil {
 		return err
@@ -412,7 +412,7 @@ func (s *Sharded) SyncGrads(ctx context.Context) error {
 	defer s.busy.leave()
 	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
 	if n := s.engine.MidStep(); err == nil && n > 0 {
-		err = fmt.Errorf("a step has %d micro-batches on each rank, and %d have run: their gradients are summed with the others' gradients", s.cfg.passes(), n)
+		err = fmt.Errorf("a step has %d micro-batches on each rank, but only %d have run: run the others first", s.cfg.passes(), n)
 	}
 	if err == nil {
 		q.Argument = float64(s.engine.Pending())

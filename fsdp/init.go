@@ -82,7 +82,7 @@ const (
 	quiet64 uint64 = 1 << 51
 )
 
-var errBlank = errors.New("a value was computed from an initial value before that was drawn: call Full first, " +
+var errBlank = errors.New("a value was computed from an initial value that was not drawn yet: call Summon first, " +
 	"with WriteBack to change values, or write values without reading them")
 
 // initials are this rank's parts of the parameters that have an Init, cut into pieces of a bounded size.

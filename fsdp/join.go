@@ -199,7 +199,7 @@ func (o *joinOptions) exchange(ctx context.Context, s *session, q *ranks.Ask, er
 		if err != nil {
 			return false, s.end(s.team.Fail(fmt.Errorf("Join: %w", err)))
 		}
-		return false, s.end(fmt.Errorf("Join: ranks %v have no batch left, and others have", missing))
+		return false, s.end(fmt.Errorf("Join: ranks %v have no batch left, but other ranks have: give all ranks the same number of batches, or use another policy than RefuseUneven", missing))
 	}
 	return true, nil
 }
@@ -259,9 +259,9 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 	switch {
 	case err != nil:
 	case len(weight) > 1:
-		err = fmt.Errorf("there are %d weights, want one", len(weight))
+		err = fmt.Errorf("got %d weights, want at most one", len(weight))
 	case !(w >= 0), math.IsInf(w, 0):
-		err = fmt.Errorf("the weight is %v", w)
+		err = fmt.Errorf("the weight is %v: must be finite and not negative", w)
 	}
 	if _, err := s.ask(ctx, &ranks.Ask{Call: "Mean"}, err); err != nil {
 		return 0, err

@@ -60,14 +60,14 @@ type life struct {
 
 var (
 	errClosed = errors.New("the model is closed: call Close after the last use, or Wrap again")
-	errFormer = errors.New("the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Params, and let it Adopt what Freeze returned")
-	errHalf   = errors.New("the optimizer is not whole until it is loaded again, or made anew of Sharded.Params")
-	errCalls  = errors.New("inside JoinCalls ranks run Forward, Backward and Eval, each its own, and replay those of others: " +
-		"what all ranks must do alike, such as steps, clipping and saving, comes before JoinCalls or after it, and plain loops do in place of Join")
-	errBusy = errors.New("another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+	errFormer = errors.New("the optimizer was made before Freeze, which has changed the trained parameters: make a new one of Sharded.Params, and call its Adopt with the result of Freeze")
+	errHalf   = errors.New("the optimizer is partly loaded: load it again, or make a new one of Sharded.Params")
+	errCalls  = errors.New("inside JoinCalls each rank runs its own Forward, Backward and Eval, and replays those of the others: " +
+		"call collectives, such as steps, clipping and saving, before or after JoinCalls, and use plain loops instead of Join")
+	errBusy = errors.New("another goroutine runs a method of this Sharded, which supports only one at a time")
 	// errOptimMixed is for parameters, too: a caller who has changed a part of an optimizer must
 	// notice.
-	errOptimMixed = errors.New("a LoadOptimStateDict has broken off: the optimizers are not whole until a LoadOptimStateDict, Load or Import succeeds")
+	errOptimMixed = errors.New("a LoadOptimStateDict has failed in the middle and left optimizers partly loaded: call LoadOptimStateDict, Load or Import again")
 )
 
 // A methodLock is held while a method of a model, or of an optimizer of its pieces, is at work: see enter.
@@ -105,7 +105,7 @@ func (b *methodLock) enter(method string) error {
 // missedOne returns an error, once, if an earlier method without an error result has done nothing.
 func (b *methodLock) missedOne() error {
 	if name := b.missed.Swap(nil); name != nil {
-		return fmt.Errorf("an earlier %s has done nothing: %w", *name, errBusy)
+		return fmt.Errorf("an earlier call of %s did nothing: %w", *name, errBusy)
 	}
 	return nil
 }
@@ -276,9 +276,9 @@ func (l *life) may(method string, unreduced int) error {
 	case len(l.held) > 0 && !t.held && t.last:
 		return fmt.Errorf("%d passes put aside by Hold are waiting for their Backward: call Backward or Discard of each first", len(l.held))
 	case (l.last != nil || len(l.held) > 0) && !t.last:
-		return errors.New("a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval in place of Forward")
+		return errors.New("a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval instead of Forward")
 	case unreduced > 0 && unreduced < l.passes && !t.unreduced:
-		return fmt.Errorf("of the %d micro-batches that Config.VirtualRanks makes of a step on each rank %d have run: run the others, or ZeroGrad",
+		return fmt.Errorf("Config.VirtualRanks makes %d micro-batches of a step on each rank, but only %d have run: run the others, or call ZeroGrad",
 			l.passes, unreduced)
 	case unreduced > 0 && !t.unreduced:
 		return fmt.Errorf("the gradients of %d passes inside NoSync are not reduced: run a Backward outside, SyncGrads or ZeroGrad first", unreduced)
@@ -339,7 +339,7 @@ func (l *life) broke(cause error) {
 // mixing records that parameters are about to change, and optimizers, too, if opt is true. It holds
 // until settled.
 func (l *life) mixing(what string, opt bool, lists int) {
-	l.mixed = fmt.Errorf("%s has broken off: parameters are not whole until a Load or Import succeeds", what)
+	l.mixed = fmt.Errorf("%s has failed in the middle and left parameters partly loaded: call Load or Import again", what)
 	if opt {
 		l.mixingOpt(what, lists)
 	}
@@ -347,7 +347,7 @@ func (l *life) mixing(what string, opt bool, lists int) {
 
 // mixingOpt records that optimizers are about to change, or that a change has failed in the middle.
 func (l *life) mixingOpt(what string, lists int) {
-	l.mixedOpt.cause, l.mixedOpt.lists = fmt.Errorf("%s has broken off: %w", what, errHalf), lists
+	l.mixedOpt.cause, l.mixedOpt.lists = fmt.Errorf("%s has failed in the middle: %w", what, errHalf), lists
 }
 
 // settled records that the parameters are whole again, and the optimizers if opt is true.
@@ -422,7 +422,7 @@ func (s *session) withoutRank(call string, err error) error {
 	if !errors.As(err, &blame) || blame.Err != comm.ErrClosed || blame.Rank == s.team.Rank() {
 		return err
 	}
-	when, advice := "", "call "+call+" on every rank, as it is a collective"
+	when, advice := "", "call "+call+" on every rank, because it is a collective"
 	switch {
 	case s.life.calls != nil:
 		advice = "call JoinCalls on every rank"
@@ -431,7 +431,7 @@ func (s *session) withoutRank(call string, err error) error {
 	case tolerances[call].calls: // a pass
 		when, advice = fmt.Sprintf(" after %d Forwards", s.forwards), "range over Sharded.Join, which goes on until no rank has a batch"
 	}
-	text := fmt.Sprintf("rank %d of group %q has ended%s, and this rank has not: %s; if it ended with an error, that is the cause", blame.Rank, blame.Group, when, advice)
+	text := fmt.Sprintf("rank %d of group %q has ended%s, but this rank has not: %s. If that rank ended with an error, its error is the cause", blame.Rank, blame.Group, when, advice)
 	return &rewordedError{text, err}
 }
 

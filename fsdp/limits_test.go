@@ -61,7 +61,7 @@ func TestWrapHasNoMemory(t *testing.T) {
 					require.NoError(t, m.Close())
 					return
 				}
-				parts := []string{fmt.Sprintf("fsdp: rank %d: ", g.Rank()), "group root: with it, the largest, parameters and gradients of this rank take ",
+				parts := []string{fmt.Sprintf("fsdp: rank %d: ", g.Rank()), "group root, the largest: with it, parameters and gradients of this rank take ",
 					fmt.Sprintf("on the %d ranks that share this memory", c.alike), host, "Config.Offload.Dir", "Fits of fsdp.Planner"}
 				if !c.who(g.Rank()) {
 					require.ErrorAs(t, err, new(*fsdp.PeerError))

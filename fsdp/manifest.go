@@ -93,8 +93,8 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 		a.logUnits(logger, what)
 	}
 	if a.cfg.Device == nil && !a.cfg.Precision.native() {
-		logger.Warn("fsdp: Config.Precision.Compute is bfloat16, which this processor does not multiply: " +
-			"products widen it, and take longer than in float32")
+		logger.Warn("fsdp: Config.Precision.Compute is bfloat16, but this processor has no instructions that multiply it: " +
+			"products are slower than in float32")
 	}
 	if unused := unused(a.layout); len(unused) > 0 {
 		logger.Warn("fsdp: the loss does not depend on some parameters: they get no gradient", "parameters", some(unused))
@@ -103,7 +103,7 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 		logger.Warn("fsdp: Config."+f.name+f.text, "among", some(f.of))
 	}
 	if a.cfg.ShardRanks > 0 && !slices.ContainsFunc(a.units, func(u *unit) bool { return u.strategy.overSome() }) {
-		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a strategy that cuts over them")
+		logger.Warn("fsdp: Config.ShardRanks is set, but no unit has a strategy that uses it")
 	}
 }
 

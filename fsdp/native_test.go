@@ -34,7 +34,7 @@ func TestNativeOrWidened(t *testing.T) {
 			require.Equal(t, half, strings.Contains(plan.String(), "ranks 1, bfloat16 by "+kernels+"\n"))
 			require.Regexp(t, fmt.Sprintf(" compute=%v kernels=\"?%s\"?\n", p.Compute, kernels), said.String())
 			require.Equal(t, half && !native, strings.Contains(said.String(),
-				"Config.Precision.Compute is bfloat16, which this processor does not multiply: products widen it, and take longer than in float32"))
+				"Config.Precision.Compute is bfloat16, but this processor has no instructions that multiply it: products are slower than in float32"))
 		}
 	}
 }

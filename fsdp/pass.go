@@ -116,9 +116,9 @@ func (p *pass) prepare(s *session, opts []BackwardOption) (err error) {
 	calls := s.life.calls != nil
 	switch {
 	case p == nil, calls && p.Absent && !p.declined:
-		return errors.New("Backward without a Forward before it, or its Backward has run, or another pass, such as an Eval, has discarded it: call Forward first, and see Hold for several")
+		return errors.New("Backward has no pending Forward: none was called, its Backward has already run, or another pass, such as an Eval, has discarded it. Call Forward first; Hold keeps several passes")
 	case calls && !p.declined && p.NoSync != s.noSync:
-		return errors.New("inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside: others may be replaying the Forward")
+		return errors.New("inside JoinCalls, run a Forward and its Backward both inside NoSync or both outside: other ranks may be replaying the Forward")
 	}
 	if err := p.MayTurn(s.noSync); err != nil {
 		return err
@@ -180,8 +180,8 @@ func (s *session) sumsOf(p *engine.Pass) (sums, error) {
 func (p *pass) changed(s *session) error {
 	for i, sum := range p.sums.batch {
 		if sum != crc32.ChecksumIEEE(p.Batch[i].Bytes) {
-			return fmt.Errorf("%s has changed since the Forward of pass %d, and Backward reads it again: "+
-				"leave the batch alone until Backward has returned, or give Forward a copy", p.Path.Input(i), p.Number)
+			return fmt.Errorf("%s has changed since the Forward of pass %d, but Backward reads it again: "+
+				"do not change the batch before Backward returns, or give Forward a copy", p.Path.Input(i), p.Number)
 		}
 	}
 	if p.sums.params == nil {
@@ -194,7 +194,7 @@ func (p *pass) changed(s *session) error {
 		}
 	})
 	if err == nil && where != "" {
-		err = fmt.Errorf("parameter %s has changed since the Forward of pass %d, and Backward reads it again: "+
+		err = fmt.Errorf("parameter %s has changed since the Forward of pass %d, but Backward reads it again: "+
 			"change parameters before Forward or after Backward", where, p.Number)
 	}
 	return err
@@ -228,11 +228,11 @@ func (p *pass) check(s *session) error {
 	case cfg.GradAverage == ByWeights && math.IsNaN(p.weight):
 		return errors.New("Config.GradAverage is ByWeights: give Backward a Weight")
 	case !(p.weight >= 0) || math.IsInf(p.weight, 0):
-		return fmt.Errorf("Weight is %v: want a finite number from 0 on", p.weight)
+		return fmt.Errorf("Weight is %v: must be finite and not negative", p.weight)
 	case math.IsNaN(p.Loss) || math.IsInf(p.Loss, 0):
 		return fmt.Errorf("the loss of pass %d is %v%s", p.Number, p.Loss, s.origin(p.Pass))
 	case cfg.GradAverage != ByWeights && p.weight != 1:
-		return fmt.Errorf("Weight is for Config.GradAverage = ByWeights, which is %v: leave out Weight, or change GradAverage", cfg.GradAverage)
+		return fmt.Errorf("Weight needs Config.GradAverage = ByWeights, but it is %v: leave out Weight, or change GradAverage", cfg.GradAverage)
 	}
 	return nil
 }
@@ -420,7 +420,7 @@ func (s *session) prepareForward(call string, v engine.Variant, batch []Tensor) 
 func (s *session) batchValues(program string, batch []Tensor) ([]exec.Value, error) {
 	p, computed := s.layout.Model.Paths[program], s.cfg.Precision.Compute.tensor()
 	if len(batch) != p.Inputs {
-		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d: give it what the model's Forward takes, targets included", len(batch), p.Inputs)
+		return nil, fmt.Errorf("the batch has %d tensors, the model takes %d: give one tensor for each input of the model's Forward, targets included", len(batch), p.Inputs)
 	}
 	values := make([]exec.Value, len(batch), len(batch)+p.Conditions)
 	for i, t := range batch {
@@ -429,7 +429,7 @@ func (s *session) batchValues(program string, batch []Tensor) ([]exec.Value, err
 			values[i] = exec.Absent
 			continue
 		case isNil(t):
-			return nil, fmt.Errorf("%s: the tensor is nil, and the model does not say by Tape.Optional that it may be", p.Input(i))
+			return nil, fmt.Errorf("%s: the tensor is nil, but the model has not declared it as optional by Tape.Optional", p.Input(i))
 		}
 		v, err := exec.FromBatch(t)
 		if err != nil {

@@ -230,7 +230,7 @@ func hasMemory(ctx context.Context, team *ranks.Team, d *design) error {
 	}
 	for _, n := range near {
 		if l := shared[n.ID]; need > 0 && l.need > l.left {
-			err = fmt.Errorf("group %s: with it, the largest, parameters and gradients of this rank take %s, and %s on the %d ranks that share this memory, "+
+			err = fmt.Errorf("group %s, the largest: with it, parameters and gradients of this rank take %s, and %s on the %d ranks that share this memory, "+
 				"without activations and the optimizer's state (AdamW: as much again), and there are %s: %s. "+
 				"FullShard on more hosts needs less on each, Config.Offload.Dir keeps shards in files, and Fits of fsdp.Planner plans a whole pass",
 				largest, bytesText(need), bytesText(l.need), l.ranks, bytesText(l.left), n.Name)
@@ -337,7 +337,7 @@ func halved(batch []Shape) (half []Shape) {
 // shapeValues returns a batch without memory.
 func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.Value, error) {
 	if len(batch) != p.Inputs {
-		return nil, fmt.Errorf("the batch has %d shapes, the model takes %d tensors", len(batch), p.Inputs)
+		return nil, fmt.Errorf("the batch has %d shapes, but the model takes %d tensors", len(batch), p.Inputs)
 	}
 	values := make([]exec.Value, len(batch))
 	for i, b := range batch {

@@ -70,12 +70,12 @@ func (p *pass) measure(s *session) error {
 	h := p.share
 	switch {
 	case s.life.calls != nil:
-		return errors.New("Share is for steps of all ranks, and inside JoinCalls each rank makes passes of its own")
+		return errors.New("Share needs steps of all ranks, but inside JoinCalls each rank runs its own passes: call Backward without Share")
 	case s.cfg.GradAverage == ByWeights, s.cfg.GradAverage == ByActive:
-		return fmt.Errorf("Share divides by what counts in the step, and Config.GradAverage is %v: leave out one of them", s.cfg.GradAverage)
+		return fmt.Errorf("Share already averages over the targets of the step, but Config.GradAverage is %v: use only one of them", s.cfg.GradAverage)
 	case p.tensors != nil && !p.dummy && !slices.ContainsFunc(h.batches, p.has):
-		return fmt.Errorf("the batch of the Forward is not among the %d that Share has: give Share the batches of the step, "+
-			"or call Share of a data.Loader before the next batch is asked for", len(h.batches))
+		return fmt.Errorf("the batch of the Forward is not among the %d batches that Share got: give Share the batches of the step, "+
+			"or call Share of a data.Loader before it returns the next batch", len(h.batches))
 	}
 	for _, batch := range h.batches {
 		n, err := s.counts(p, batch)
@@ -125,8 +125,8 @@ func (s *session) counts(p *pass, batch []Tensor) (float64, error) {
 		case len(targets) == 1:
 			return float64(n), nil
 		case n < all:
-			return 0, fmt.Errorf("the loss is a mean over targets of %d tensors, and in %s %d of %d count: "+
-				"no one share is right for all, so build the loss of sums", len(targets), p.Path.Input(t.Input), n, all)
+			return 0, fmt.Errorf("the loss is a mean over targets of %d tensors, but in %s only %d of %d count: "+
+				"no single share is right for all of them, so make the loss a sum", len(targets), p.Path.Input(t.Input), n, all)
 		}
 	}
 	return rows, nil

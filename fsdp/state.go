@@ -144,7 +144,7 @@ func (s *Sharded) Summon(ctx context.Context, names []string, f func(params map[
 	}
 	for name := range all {
 		if err == nil && !want(name) {
-			err = fmt.Errorf("the function has added parameter %q, which was not asked for", name)
+			err = fmt.Errorf("the function has added parameter %q, which Summon was not asked for", name)
 		}
 	}
 	return s.set(ctx, r, err, o.root, all)
@@ -229,7 +229,7 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 	}
 	name := slices.Min(slices.Collect(maps.Keys(left)))
 	if _, ok := l.Model.Index[name]; ok {
-		return fmt.Errorf("parameter %s belongs to a unit with a process group of its own: its values differ from rank to rank, and have the names of StateDict", name)
+		return fmt.Errorf("parameter %s belongs to a unit with its own process group, so its values differ between ranks: use the names that StateDict returns", name)
 	}
 	return unknown(l, name)
 }

@@ -55,12 +55,12 @@ func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 
 // uneven warns of buffers that differ between ranks.
 func (st *store) uneven(buffers []string) {
-	what := "each rank saves its own"
+	what := "each rank saves its own values"
 	if st.ask.Call == "Export" {
-		what = "rank 0's are written"
+		what = "the values of rank 0 are written"
 	}
-	st.s.life.watch.warn(st.s.cfg.warner(st.Rank()), st.ask.Call+": buffers, such as running means, differ between ranks, and "+what+
-		": AverageBuffers gives all ranks their mean", "buffers", some(buffers))
+	st.s.life.watch.warn(st.s.cfg.warner(st.Rank()), st.ask.Call+": buffers, such as running means, differ between ranks: "+what+
+		". AverageBuffers gives all ranks their mean", "buffers", some(buffers))
 }
 
 // end returns an error of the method in the form its user gets.
@@ -113,7 +113,7 @@ func (st *store) Fail(err error) error {
 // state's.
 func (st *store) differ(settings []string) {
 	if len(settings) > 0 && st.Rank() == 0 {
-		cmp.Or(st.s.cfg.Logger, slog.Default()).Warn("fsdp: "+st.ask.Call+": the optimizer keeps its own settings, and its state was made with others; RestoreHyperparameters takes the settings of the state",
+		cmp.Or(st.s.cfg.Logger, slog.Default()).Warn("fsdp: "+st.ask.Call+": the optimizer keeps its own settings, which differ from the settings of the loaded state: set RestoreHyperparameters to load these too",
 			"state -> optimizer", settings)
 	}
 }

@@ -57,7 +57,7 @@ type Ref struct {
 func (r Ref) At(i int) Ref {
 	if r.tape != nil {
 		if r.ref.Call < 0 || i < 0 {
-			r.tape.fail(fmt.Errorf("At(%d) of a value that is not the output of a call", i))
+			r.tape.fail(fmt.Errorf("At(%d): the value is not the output of a call", i))
 		}
 		r.ref.Out = i
 	}
@@ -125,7 +125,7 @@ func (t *Tape) Call(name string, m Module, in ...Ref) Ref {
 func (t *Tape) Again(name string, in ...Ref) Ref {
 	i, ok := t.byCall[name]
 	if !ok {
-		t.fail(fmt.Errorf("call %q again: there was no call of that name", name))
+		t.fail(fmt.Errorf("Again(%q): no earlier call has this name", name))
 		return Ref{tape: t}
 	}
 	c := t.calls[i]
@@ -158,7 +158,7 @@ func (t *Tape) declare(c *tapeCall) error {
 			return err
 		}
 		if slices.Contains(c.params, i) { // two gradients of one call would be written to the same place
-			return fmt.Errorf("parameter %q is %q, which the call has already under another name", p.Name, t.params[i].Name)
+			return fmt.Errorf("parameter %q is %q, which the call already has under another name", p.Name, t.params[i].Name)
 		}
 		c.params = append(c.params, i)
 		if p.Tied == "" {
@@ -168,13 +168,13 @@ func (t *Tape) declare(c *tapeCall) error {
 	return nil
 }
 
-const ownPrograms = "; a model that has its programs from one that it embeds, and a Forward of its own, needs a method Programs of its own, which may return nil"
+const ownPrograms = "; a model that embeds one with Programs, but has its own Forward, needs its own method Programs, which may return nil"
 
 // recall makes c the call of that name in Forward.
 func (t *Tape) recall(c *tapeCall) error {
 	i, ok := t.main.byCall[c.name]
 	if !ok {
-		return errors.New("the model's Forward has no call of that name" + ownPrograms)
+		return errors.New("the model's Forward has no call of this name" + ownPrograms)
 	}
 	first := t.main.calls[i]
 	if !reflect.DeepEqual(c.module, first.module) {
@@ -269,7 +269,7 @@ func (t *Tape) Optional(x Ref, when ...func(batch []Tensor) bool) Ref {
 	case x.ref.Call == program.Batch && !slices.Contains(t.optional, input):
 		t.optional = append(t.optional, input)
 	case x.ref.Call != program.Batch:
-		t.fail(errors.New("Optional of a value that is no tensor of the batch needs a function that says when it is there"))
+		t.fail(errors.New("Optional: a value that is not a tensor of the batch needs a function that reports when it is present"))
 	}
 	for _, f := range when {
 		if f == nil {

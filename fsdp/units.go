@@ -113,24 +113,24 @@ func (u *unit) decide(cfg *Config) (err error) {
 		cfg.Unit(&asked)
 	}
 	if u.strategy = asked.Strategy; u.strategy >= strategies {
-		return fmt.Errorf("Config.Unit set Strategy to %v: to change nothing, leave it", u.strategy)
+		return fmt.Errorf("Config.Unit set Strategy to %v, which is unknown: to keep the strategy, do not set it", u.strategy)
 	}
 	named := u.strategy
 	if named == cfg.Strategy.kept() { // the strategy that the root unit gets for Config.Strategy
 		named = cfg.Strategy
 	}
 	if u.strategy.overSome() && cfg.ShardRanks == 0 {
-		return fmt.Errorf("%v needs Config.ShardRanks, the number of ranks that parameters are cut over: a divisor of %d, such as the ranks of a host",
+		return fmt.Errorf("%v needs Config.ShardRanks, the number of ranks to cut parameters over: a divisor of %d, such as the number of ranks on a host",
 			named, cfg.Group.Size())
 	}
 	if u.strategy == SecondaryShard && cfg.Device != nil {
-		return errors.New("SecondaryShard is for the processor: Config.Device keeps no second copy of parameters")
+		return errors.New("SecondaryShard runs only on the processor: Config.Device keeps no second copy of parameters")
 	}
 	if u.group = asked.Group; u.group == cfg.Group {
 		u.group = nil
 	}
 	if u.group != nil && u.strategy != FullShard && u.strategy != ShardGradOp {
-		return fmt.Errorf("Config.Unit gives a group of its own, over which %v is not possible: want FullShard or ShardGradOp", named)
+		return fmt.Errorf("Config.Unit gives the unit its own group, over which %v is not supported: want FullShard or ShardGradOp", named)
 	}
 	u.cutAt(asked.Cut)
 	return nil

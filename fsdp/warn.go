@@ -69,8 +69,8 @@ func (w *watch) warn(logger *slog.Logger, message string, args ...any) {
 func (s *session) lacks() bool {
 	if s.life.grads.passes == 0 {
 		s.life.watch.warn(s.cfg.warner(s.team.Rank()),
-			"an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, which comes after Step or before Backward, "+
-				"or the optimizer was made from the Params of another model")
+			"an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, "+
+				"or the optimizer was made from the Params of another model. Call ZeroGrad after Step or before Backward")
 	}
 	return true
 }
@@ -89,8 +89,8 @@ func (w *watch) update(s *session, param int, u optim.Update) {
 	if !w.begun {
 		w.begun, w.rate = true, 0
 		if 0 < w.shared && w.shared < w.batches {
-			w.warn(logger, "an optimizer steps before all batches that Share has for the step had a Backward: "+
-				"step after the last of them, which StepEnds of a data.Loader tells", "batches", w.batches, "passes", w.shared)
+			w.warn(logger, "an optimizer steps before the Backward of all batches that Share has for the step: "+
+				"step after the last one, which StepEnds of a data.Loader reports", "batches", w.batches, "passes", w.shared)
 		}
 		w.shared = 0
 		for p, has := range s.engine.Present() {
@@ -113,8 +113,8 @@ func (w *watch) update(s *session, param int, u optim.Update) {
 		w.warn(logger, "no ZeroGrad between steps: each step has applied the gradients of all passes before it again", "steps", p.steps, "passes", passes)
 	}
 	if ranks := s.cfg.virtualRanks(); s.cfg.GradAverage == ByOne && ranks > 1 && w.summed && !w.scaled {
-		w.warn(logger, "Config.GradAverage is ByOne, and Backward has neither Share nor Scale: gradients are sums over the ranks, "+
-			"as many times their mean. Give Backward Share, or Scale(1) if sums are meant", "ranks", ranks)
+		w.warn(logger, "Config.GradAverage is ByOne, but Backward has neither Share nor Scale: gradients are sums over the ranks. "+
+			"Give Backward Share, or Scale(1) if sums are intended", "ranks", ranks)
 	}
 }
 
@@ -138,7 +138,7 @@ func (w *watch) forward(s *session) {
 		}
 	}
 	if w.begun = false; len(missed) > 0 {
-		w.warn(logger, "no optimizer updates some parameters that have gradients: make one of all that Shards returns, or select them by Config.Frozen",
+		w.warn(logger, "no optimizer updates some parameters that have gradients: make one of all that Params returns, or freeze them by Config.Frozen",
 			"steps", patience, "parameters", some(missed))
 	}
 }
@@ -150,8 +150,8 @@ func (w *watch) countDropped(s *session) {
 		return
 	}
 	if w.dropped++; w.dropped == most {
-		w.warn(s.cfg.warner(s.team.Rank()), "ZeroGrad has dropped the gradients of all steps so far, and no optimizer of this model has stepped: "+
-			"make one from Params, and call its Step before ZeroGrad. One that does not call Param.Ready is not seen", "steps", most)
+		w.warn(s.cfg.warner(s.team.Rank()), "ZeroGrad has dropped the gradients of all steps so far, but no optimizer of this model has stepped: "+
+			"make one from Params, and call its Step before ZeroGrad. Steps are only seen if the optimizer calls Param.Ready", "steps", most)
 	}
 }
 
@@ -160,7 +160,7 @@ func (w *watch) batch(s *session, p *engine.Pass, batch []Tensor) {
 	for _, t := range p.Targets {
 		if n, all, err := targetsOf(batch, t); err == nil && n == 0 && all > 0 {
 			logger := cmp.Or(s.cfg.Logger, slog.Default()).With("rank", s.team.Rank())
-			w.warn(logger, "no target of a batch counts: its loss is 0 and trains nothing. Are all of them masked, or cut off by the context?",
+			w.warn(logger, "no target of a batch counts, so its loss is 0 and trains nothing: check whether all are masked, or cut off by the context",
 				"pass", p.Number, "targets", p.Path.Input(t.Input), "of", all)
 		}
 	}
@@ -201,7 +201,7 @@ func (w *watch) eval(s *session, p *engine.Pass, results []Tensor) {
 	w.search = from == ""
 	logger := cmp.Or(s.cfg.Logger, slog.Default()).With("rank", s.team.Rank())
 	w.warn(logger, text, "pass", p.Number, "loss", loss, "origin",
-		cmp.Or(from, "not in the batch or this rank's parameters: Eval this batch again, and a second warning names the first such call"))
+		cmp.Or(from, "not in the batch or this rank's parameters: Eval this batch again to get a second warning that names the first such call"))
 }
 
 // backward is called when all ranks begin the Backward of p.
@@ -212,7 +212,7 @@ func (w *watch) backward(s *session, p *pass) {
 	}
 	if groups, _ := s.engine.Grads(); len(groups) == 0 {
 		w.warn(s.cfg.warner(s.team.Rank()), "Backward has nothing to do: all parameters are frozen, so nothing is trained. "+
-			"Change Config.Frozen or Freeze, or add what is trained to the model, such as nn.LoRA", "parameters", len(s.layout.Model.Params))
+			"Change Config.Frozen or Freeze, or add parameters to train, such as nn.LoRA", "parameters", len(s.layout.Model.Params))
 	}
 }
 
@@ -331,7 +331,7 @@ func (g *gradients) String() string {
 
 // Differ implements ranks.Past.
 func (g *gradients) Differ(a, b int, first, other string) string {
-	return fmt.Sprintf("rank %d adds to %s, rank %d to %s: every rank must do the same with ZeroGrad, ScaleGrads and ClipGradNorm", a, first, b, other)
+	return fmt.Sprintf("rank %d has %s, rank %d has %s: every rank must make the same calls of Backward, ZeroGrad, ScaleGrads and ClipGradNorm", a, first, b, other)
 }
 
 // updates are the updates that optimizers have made since the last pass.
@@ -414,7 +414,7 @@ func (u *updates) Differ(a, b int, first, other string) string {
 	}
 	switch {
 	case different == 0:
-		return fmt.Sprintf("ranks %d and %d have made other steps since the last pass, though the last one was alike", a, b)
+		return fmt.Sprintf("ranks %d and %d have made different steps since the last pass, although their last steps are equal", a, b)
 	case mine == "":
 		return skips(b, a, theirs) + where
 	case theirs == "":
@@ -438,5 +438,5 @@ func refuses(rank, other int, gradient string) string {
 // skips says that one rank has made an update and another has not.
 func skips(rank, other int, facts string) string {
 	kind, _, _ := strings.Cut(facts, factEnd)
-	return fmt.Sprintf("rank %d has made a step of %s since the last pass, rank %d has made none: every rank must step", rank, kind, other)
+	return fmt.Sprintf("rank %d has made a step of %s since the last pass, but rank %d has made none: every rank must step", rank, kind, other)
 }

@@ -96,7 +96,7 @@ func newDesign(m Model, cfg Config, dry bool) (d design, err error) {
 		return d, err
 	}
 	if d.cfg.Device != nil && d.cfg.GradAverage == ByActive && d.trace.path().Varies() {
-		return d, errors.New("calls of the model may be absent, see Tape.Optional: Config.Device cannot divide their gradients ByActive, as the processor does")
+		return d, errors.New("Config.Device does not support Config.GradAverage = ByActive for a model with optional calls (Tape.Optional)")
 	}
 	if d.units, err = decideUnits(&d.cfg, d.trace); err != nil {
 		return d, err

@@ -332,7 +332,7 @@ func TestShareOfTheNextStep(t *testing.T) {
 		ahead, err, _ := next()
 		require.NoError(t, err)
 		require.ErrorContains(t, m.Backward(t.Context(), loader.Share()),
-			fmt.Sprintf("the batch of the Forward is not among the %d that Share has", others))
+			fmt.Sprintf("the batch of the Forward is not among the %d batches that Share got", others))
 		_, err = m.Forward(t.Context(), b...)
 		require.NoError(t, err)
 		require.NoError(t, m.Backward(t.Context(), share))

@@ -116,7 +116,7 @@ func TestErrors(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"-hf testdata": "config.json",
-		"-model gpt-125m -cluster command_test.go":                             "command_test.go: plan: a cluster: ",
+		"-model gpt-125m -cluster command_test.go":                             "command_test.go: plan: reading a cluster: ",
 		"-model gpt-1t -ranks 8 -batch 1 -svg " + t.TempDir() + "/x":           "nothing fits: there is no step",
 		"-model gpt-125m -ranks 8 -batch 1 -svg " + t.TempDir() + "/missing/x": "missing/x",
 		"-hf ../nn/hf/testdata/llama -ranks 2 -batch 1 -trace " + t.TempDir():  "is a directory",

@@ -164,7 +164,7 @@ func (r *report) help(a *answer) error {
 		return err
 	}
 	if len(m.Changes) > 0 {
-		r.say("  What helps the smallest, %s by %s with recompute %s and %s, each by itself: %s.", s.Strategy, s.Units, s.Recompute, plan.Bytes(m.Live.Total()), m.Advice())
+		r.say("  The smallest setting is %s by %s with recompute %s and %s. Each of these alone helps it: %s.", s.Strategy, s.Units, s.Recompute, plan.Bytes(m.Live.Total()), m.Advice())
 	}
 	return nil
 }

@@ -531,6 +531,6 @@ func (m longer) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 // TestEmbeddedModel: Wrap says what a model lacks whose programs are not those of its Forward.
 func TestEmbeddedModel(t *testing.T) {
 	_, err := fsdp.Wrap(longer{models["gpt"].(*nn.GPT)}, fsdp.Config{})
-	require.EqualError(t, err, `fsdp: rank 0: program "decode": call "wte": the model's Forward has no call of that name; a model that has `+
-		`its programs from one that it embeds, and a Forward of its own, needs a method Programs of its own, which may return nil`)
+	require.EqualError(t, err, `fsdp: rank 0: program "decode": call "wte": the model's Forward has no call of this name; a model that embeds `+
+		`one with Programs, but has its own Forward, needs its own method Programs, which may return nil`)
 }

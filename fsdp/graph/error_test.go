@@ -180,7 +180,7 @@ func TestBatches(t *testing.T) {
 	m := mlp(tensor.Float32)
 	s := wrap(t, m.model(t), fsdp.Config{})
 	_, err := s.Forward(t.Context(), fill(m.dt, 0, 1, 4, 7), fill(m.dt, 0, 1, 5, 3))
-	require.ErrorContains(t, err, `node "x": it gets float32(4, 7), but the graph was built for float32(5, 7): pad the batch to this shape, or build a graph for the other shape, wrap it, and copy the parameters by StateDict and LoadStateDict`)
+	require.ErrorContains(t, err, `node "x": the batch is float32(4, 7), but the graph was built for float32(5, 7): pad the batch to this shape, or build and wrap a graph for the other shape, and copy the parameters by StateDict and LoadStateDict`)
 	_, err = s.Forward(t.Context(), m.batch(0, 0)[0])
 	require.ErrorContains(t, err, "1 tensors, the model takes 2")
 	_, err = s.Forward(t.Context(), m.batch(0, 0)...)

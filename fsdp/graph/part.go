@@ -174,7 +174,7 @@ func (p *part) node(s *step, b builder, in, nodes gorgonia.Nodes) (*gorgonia.Nod
 	case s.given:
 		n := in[s.slot]
 		if !slices.Equal(n.Shape(), s.shape) || n.Dtype() != s.dtype {
-			return nil, fmt.Errorf("it gets %v%v, but the graph was built for %v%v: pad the batch to this shape, or build a graph for the other shape, wrap it, and copy the parameters by StateDict and LoadStateDict", n.Dtype(), n.Shape(), s.dtype, s.shape)
+			return nil, fmt.Errorf("the batch is %v%v, but the graph was built for %v%v: pad the batch to this shape, or build and wrap a graph for the other shape, and copy the parameters by StateDict and LoadStateDict", n.Dtype(), n.Shape(), s.dtype, s.shape)
 		}
 		return n, nil
 	case s.origin == fromLearnable:

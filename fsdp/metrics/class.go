@@ -76,12 +76,12 @@ func (c *Confusion) Add(logits, targets tensor.Tensor) error {
 		return err
 	}
 	if r.classes != c.Classes {
-		return fmt.Errorf("metrics: logits of shape %v: field Classes is %d", logits.Shape(), c.Classes)
+		return fmt.Errorf("metrics: logits have shape %v, but field Classes is %d", logits.Shape(), c.Classes)
 	}
 	predicted := make([]int, len(r.targets))
 	for i := range predicted {
 		if predicted[i] = r.largest(i); predicted[i] < 0 {
-			return fmt.Errorf("metrics: the logits of row %d are not all numbers", i)
+			return fmt.Errorf("metrics: row %d of the logits has a NaN", i)
 		}
 	}
 	for i, y := range r.targets {
@@ -162,17 +162,17 @@ func newRows(logits, targets tensor.Tensor) (*rows, error) {
 	case z.DType == tensor.Float64:
 		r.f64 = exec.Data[float64](z.Bytes)
 	default:
-		return nil, fmt.Errorf("metrics: logits are %v", z.DType)
+		return nil, fmt.Errorf("metrics: logits are %v, want floats", z.DType)
 	}
 	if y.DType != tensor.Int {
 		return nil, fmt.Errorf("metrics: targets are %v, want ints", y.DType)
 	}
 	if r.targets = exec.Data[int](y.Bytes); len(r.targets)*r.classes != z.Len() {
-		return nil, fmt.Errorf("metrics: logits of shape %v have %d rows, targets of shape %v are %d", z.Shape, z.Len()/r.classes, y.Shape, len(r.targets))
+		return nil, fmt.Errorf("metrics: logits of shape %v have %d rows, but targets of shape %v have %d", z.Shape, z.Len()/r.classes, y.Shape, len(r.targets))
 	}
 	for i, t := range r.targets {
 		if t != ignored && (t < 0 || t >= r.classes) {
-			return nil, fmt.Errorf("metrics: target %d is %d: there are %d classes", i, t, r.classes)
+			return nil, fmt.Errorf("metrics: target %d is %d, but there are only %d classes, counted from 0", i, t, r.classes)
 		}
 	}
 	return r, nil

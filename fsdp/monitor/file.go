@@ -33,7 +33,7 @@ func (o *file) open(step int, kept func(r *bufio.Reader) (head, end int64, err e
 			return err
 		}
 		if to != "" {
-			slog.Warn("monitor: a file of an earlier run was moved, as this run begins at step 0: a run that goes on gives Config.State what Monitor.State has saved",
+			slog.Warn("monitor: a file of an earlier run was moved, because this run begins at step 0: to continue a run, set Config.State to the saved result of Monitor.State",
 				"file", o.path, "bytes", bytes, "to", to)
 		}
 	}
@@ -74,7 +74,7 @@ func (o *file) cut(head, end int64, step int) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, os.Remove(to))
 	}
-	slog.Info("monitor: rows after the step from which this run goes on were moved, as it does these steps again",
+	slog.Info("monitor: rows after the step from which this run continues were moved, because it repeats these steps",
 		"file", o.path, "step", step, "bytes", info.Size()-end, "to", to)
 	return o.f.Truncate(end)
 }
@@ -105,7 +105,7 @@ func keptLines(r *bufio.Reader, step, heads int, stepOf func(line []byte, number
 		}
 		at, err := stepOf(bytes.TrimRight(line, "\r\n"), number)
 		if err != nil {
-			return 0, 0, fmt.Errorf("line %d is no row of a monitor: %w", number, err)
+			return 0, 0, fmt.Errorf("line %d is not a row of a monitor: %w", number, err)
 		}
 		if at > step {
 			return head, end, nil

@@ -43,7 +43,7 @@ func (w *jsonLines) stepOf(line []byte, _ int) (int, error) {
 		return 0, err
 	}
 	if row.Step == nil {
-		return 0, errors.New("it has no step")
+		return 0, errors.New("the step is missing")
 	}
 	return *row.Step, nil
 }
@@ -122,7 +122,7 @@ func (w *csvFile) stepOf(line []byte, number int) (int, error) {
 		return 0, err
 	}
 	if len(names) < 2 || names[0] != "step" || names[1] != "time" {
-		return 0, fmt.Errorf("the columns are %q, step and time are not the first", names)
+		return 0, fmt.Errorf("the first columns must be step and time, the columns are %q", names)
 	}
 	for _, name := range names {
 		w.add(name)

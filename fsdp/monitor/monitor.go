@@ -106,11 +106,11 @@ type Monitor struct {
 // the writers. It is not a collective: if rank 0 gets an error, only rank 0 returns it.
 func New(cfg Config) (*Monitor, error) {
 	if cfg.Every < 0 || cfg.Steps < 0 || cfg.Budget < 0 || cfg.FLOPs < 0 || !(cfg.Peak >= 0) {
-		return nil, fmt.Errorf("monitor: Every %d, Steps %d, Budget %v, FLOPs %d or Peak %v is negative or NaN",
+		return nil, fmt.Errorf("monitor: Every %d, Steps %d, Budget %v, FLOPs %d and Peak %v must not be negative or NaN",
 			cfg.Every, cfg.Steps, cfg.Budget, cfg.FLOPs, cfg.Peak)
 	}
 	if cfg.Cluster != nil && (cfg.Profile == nil || cfg.Plan == nil) {
-		return nil, errors.New("monitor: Cluster is of no use without a Profile and a Plan")
+		return nil, errors.New("monitor: Cluster is set without Profile and Plan: set these, too, or leave it out")
 	}
 	cfg.Every = max(cfg.Every, 1)
 	if cfg.Unit == "" {
@@ -239,7 +239,7 @@ func (m *Monitor) may(method string, units int) error {
 	case m.closed:
 		return fmt.Errorf("monitor: %s after Close", method)
 	case units < 0:
-		return fmt.Errorf("monitor: %s: %d units", method, units)
+		return fmt.Errorf("monitor: %s: the number of units is %d: must not be negative", method, units)
 	}
 	return nil
 }

@@ -227,10 +227,10 @@ func TestRanksDisagree(t *testing.T) {
 // TestOneRankIsRefused gives one rank what is an error: the other does not wait for it.
 func TestOneRankIsRefused(t *testing.T) {
 	for text, call := range map[string]func(ctx context.Context, mon *Monitor) error{
-		"monitor: Step: -1 units":                  func(ctx context.Context, mon *Monitor) error { return mon.Step(ctx, -1, nil) },
-		`monitor: Step: "" is no name of a value`:  func(ctx context.Context, mon *Monitor) error { return mon.Step(ctx, 1, Values{"": 1}) },
-		"monitor: Eval: -1 units":                  func(ctx context.Context, mon *Monitor) error { return mon.Eval(ctx, -1, nil) },
-		`monitor: Eval: "validation/a\nb" is no n`: func(ctx context.Context, mon *Monitor) error { return mon.Eval(ctx, 1, Values{"a\nb": 1}) },
+		"monitor: Step: the number of units is -1: must not be negative": func(ctx context.Context, mon *Monitor) error { return mon.Step(ctx, -1, nil) },
+		`monitor: Step: "" is not a valid name of a value`:               func(ctx context.Context, mon *Monitor) error { return mon.Step(ctx, 1, Values{"": 1}) },
+		"monitor: Eval: the number of units is -1: must not be negative": func(ctx context.Context, mon *Monitor) error { return mon.Eval(ctx, -1, nil) },
+		`monitor: Eval: "validation/a\nb" is not a valid n`:              func(ctx context.Context, mon *Monitor) error { return mon.Eval(ctx, 1, Values{"a\nb": 1}) },
 	} {
 		for refused := 1; refused <= 2; refused++ {
 			want, errs := text, make([]error, 2)
@@ -257,18 +257,18 @@ func TestOneRankIsRefused(t *testing.T) {
 func TestBadCalls(t *testing.T) {
 	for _, cfg := range []Config{{Every: -1}, {Steps: -1}, {Budget: -1}, {FLOPs: -1}, {Peak: -1}, {Peak: math.NaN()}} {
 		_, err := New(cfg)
-		require.ErrorContains(t, err, "is negative or NaN")
+		require.ErrorContains(t, err, "must not be negative or NaN")
 	}
 	mon, err := New(Config{})
 	require.NoError(t, err)
 	ctx := t.Context()
-	require.EqualError(t, mon.Step(ctx, -1, nil), "monitor: Step: -1 units")
-	require.EqualError(t, mon.Eval(ctx, -1, nil), "monitor: Eval: -1 units")
+	require.EqualError(t, mon.Step(ctx, -1, nil), "monitor: Step: the number of units is -1: must not be negative")
+	require.EqualError(t, mon.Eval(ctx, -1, nil), "monitor: Eval: the number of units is -1: must not be negative")
 	for _, name := range []string{"", "a\nb"} {
-		require.ErrorContains(t, mon.Step(ctx, 1, Values{name: 1}), "is no name of a value")
+		require.ErrorContains(t, mon.Step(ctx, 1, Values{name: 1}), "is not a valid name of a value")
 	}
 	for _, name := range []string{"step", "time", "run/units"} {
-		require.ErrorContains(t, mon.Step(ctx, 1, Values{name: 1}), "belongs to what the monitor writes itself")
+		require.ErrorContains(t, mon.Step(ctx, 1, Values{name: 1}), "is reserved for a value of the monitor")
 	}
 	require.ErrorContains(t, mon.Add("run/", Values{"x": 1}), "monitor: Add: ")
 	require.NoError(t, mon.Close())

@@ -58,7 +58,7 @@ func (m *Monitor) compare() error {
 	path, err := p.AddTrace(pass, m.cfg.Cluster)
 	if err == nil {
 		m.shown.traced = true
-		m.screen.Printf("The predicted pass lies beside the real one in the trace\n%s\n", path)
+		m.screen.Printf("The trace shows the predicted pass next to the real one:\n%s\n", path)
 	}
 	return err
 }

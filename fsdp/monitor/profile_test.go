@@ -71,12 +71,12 @@ func TestProfile(t *testing.T) {
 	require.Contains(t, said, "ranks, 1 passes\n", "those since the first")
 	require.Contains(t, said, "ranks, 2 passes\n")
 	require.Regexp(t, `Furthest off:\n  (wait|drain) `, said)
-	require.Equal(t, 1, strings.Count(said, "The predicted pass lies beside the real one in the trace\n"+dir))
+	require.Equal(t, 1, strings.Count(said, "The trace shows the predicted pass next to the real one:\n"+dir))
 	require.Empty(t, text.Wider(strings.ReplaceAll(said, dir, ""), 80))
 	files, err := filepath.Glob(filepath.Join(dir, "*.predicted.pftrace"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
 
 	_, err = monitor.New(monitor.Config{Cluster: plan.Clusters()["h100"]})
-	require.ErrorContains(t, err, "Cluster is of no use without a Profile and a Plan")
+	require.ErrorContains(t, err, "Cluster is set without Profile and Plan")
 }

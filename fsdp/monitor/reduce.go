@@ -94,9 +94,9 @@ func (t *table) insert(name string) {
 func legal(name string) error {
 	switch {
 	case name == "" || strings.ContainsFunc(name, unicode.IsControl):
-		return fmt.Errorf("%q is no name of a value", name)
+		return fmt.Errorf("%q is not a valid name of a value", name)
 	case name == "step" || name == "time" || strings.HasPrefix(name, "run/"):
-		return fmt.Errorf("the name %q belongs to what the monitor writes itself", name)
+		return fmt.Errorf("the name %q is reserved for a value of the monitor", name)
 	}
 	return nil
 }

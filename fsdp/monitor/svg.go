@@ -49,7 +49,7 @@ func (w *picture) Open(step int) error {
 	if step == 0 {
 		to, _, err := regular.PutAside(w.path)
 		if to != "" {
-			slog.Warn("monitor: a picture of an earlier run was moved, as this run begins at step 0", "file", w.path, "to", to)
+			slog.Warn("monitor: a picture of an earlier run was moved, because this run begins at step 0", "file", w.path, "to", to)
 		}
 		return err
 	}
@@ -63,7 +63,7 @@ func (w *picture) Open(step int) error {
 	_, text, _ = bytes.Cut(text, []byte(metadataBegin))
 	text, _, _ = bytes.Cut(text, []byte(metadataEnd))
 	if err := json.Unmarshal(text, &w.run); err != nil {
-		return fmt.Errorf("%s is no picture of a monitor: %w", w.path, err)
+		return fmt.Errorf("%s is not a picture of a monitor: %w", w.path, err)
 	}
 	for _, points := range w.run.all() {
 		*points = slices.DeleteFunc(*points, func(q Point) bool { return q.Step > step })

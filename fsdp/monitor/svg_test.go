@@ -62,7 +62,7 @@ func TestSVGOfEarlierRun(t *testing.T) {
 	writeRows(t, SVG(path), 0, 20)
 	require.FileExists(t, filepath.Join(filepath.Dir(path), "earlier-1", "run.svg"))
 	require.NoError(t, os.WriteFile(path, []byte("<svg/>"), 0o600))
-	require.ErrorContains(t, SVG(path).Open(5), path+" is no picture of a monitor")
+	require.ErrorContains(t, SVG(path).Open(5), path+" is not a picture of a monitor")
 }
 
 // TestNoisyCurve: the line is smooth, the range is behind it, and validation has a line of its own.

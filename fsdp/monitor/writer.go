@@ -55,16 +55,16 @@ func (h *Histogram) check() error {
 		return err
 	}
 	if len(h.Edges) == 0 || len(h.Counts) != len(h.Edges)+1 {
-		return fmt.Errorf("%s: %d edges and %d counts: want an edge or more, and a count more than edges", h.Name, len(h.Edges), len(h.Counts))
+		return fmt.Errorf("%s: %d edges and %d counts: want at least one edge, and one more count than edges", h.Name, len(h.Edges), len(h.Counts))
 	}
 	for i, e := range h.Edges {
 		if !finite(e) || i > 0 && e <= h.Edges[i-1] {
-			return fmt.Errorf("%s: edge %d is %v: edges are finite and ascend", h.Name, i, e)
+			return fmt.Errorf("%s: edge %d is %v: edges must be finite and ascend", h.Name, i, e)
 		}
 	}
 	for i, n := range h.Counts {
 		if n < 0 {
-			return fmt.Errorf("%s: count %d is %d", h.Name, i, n)
+			return fmt.Errorf("%s: count %d is %d: must not be negative", h.Name, i, n)
 		}
 	}
 	return nil

@@ -294,8 +294,8 @@ func TestResumeKeepsRows(t *testing.T) {
 // TestWritersRefuse what is not theirs, where a run goes on, and what they cannot write.
 func TestWritersRefuse(t *testing.T) {
 	for name, want := range map[string]string{
-		"JSON lines":  "line 1 is no row of a monitor: invalid character",
-		"CSV":         `line 1 is no row of a monitor: the columns are ["something else"], step and time are not the first`,
+		"JSON lines":  "line 1 is not a row of a monitor: invalid character",
+		"CSV":         `line 1 is not a row of a monitor: the first columns must be step and time, the columns are ["something else"]`,
 		"TensorBoard": "the record at byte 0: its head is damaged",
 	} {
 		f, dir := formats[name], t.TempDir()
@@ -312,7 +312,7 @@ func TestWritersRefuse(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "log.jsonl")
 	require.NoError(t, os.WriteFile(path, []byte("{\"step\":1}\n{}\n"), 0o600))
-	require.ErrorContains(t, JSONLines(path).Open(7), "line 2 is no row of a monitor: it has no step")
+	require.ErrorContains(t, JSONLines(path).Open(7), "line 2 is not a row of a monitor: the step is missing")
 	w := TensorBoard(dir)
 	require.NoError(t, w.Open(0))
 	require.NoError(t, w.Write(&Row{Step: 1, Values: []Value{{"loss", 2}}}))
@@ -496,7 +496,7 @@ func TestHistograms(t *testing.T) {
 		h    Histogram
 		want string
 	}{
-		{Histogram{"", []float64{0}, []int{1, 2}}, `"" is no name`},
+		{Histogram{"", []float64{0}, []int{1, 2}}, `"" is not a valid name`},
 		{Histogram{"x", nil, []int{1}}, "x: 0 edges and 1 counts"},
 		{Histogram{"x", []float64{0}, []int{1}}, "x: 1 edges and 1 counts"},
 		{Histogram{"x", []float64{1, 1}, []int{1, 2, 3}}, "x: edge 1 is 1"},

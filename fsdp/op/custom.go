@@ -112,7 +112,7 @@ func (a Args[T]) argument(i int) exec.Value {
 // read returns the value that Backward has at a place.
 func (a Args[T]) read(at int) exec.Value {
 	if at < 0 {
-		panic("Backward reads what Custom.Reads does not name")
+		panic("Backward reads an argument that Custom.Reads does not list")
 	}
 	return a.frame.In[at]
 }
@@ -227,7 +227,7 @@ func (c *Custom) prepare() {
 	}
 	if !c.Backward.exists() {
 		c.row.Grad = func(*exec.Op, gorgonia.Nodes, *gorgonia.Node, *gorgonia.Node) (gorgonia.Nodes, error) {
-			return nil, fmt.Errorf("custom %s has no Backward, which training needs: give the op.Custom one, or freeze what it is computed from", c.Name)
+			return nil, fmt.Errorf("custom %s has no Backward, which training needs: give the op.Custom one, or freeze the parameters that it is computed from", c.Name)
 		}
 		return
 	}

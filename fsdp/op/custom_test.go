@@ -254,17 +254,17 @@ func TestCustomMistakes(t *testing.T) {
 		custom *op.Custom
 		args   []int
 	}{
-		{"it needs a Name, and -> in Shapes", &op.Custom{Name: "c", Shapes: "x [n]", Forward: kernel}, nil},
-		{"it needs a Name", &op.Custom{Shapes: "x [n] -> y [n]", Forward: kernel}, nil},
-		{`" y" in Shapes is not like "x [... d]"`, &op.Custom{Name: "c", Shapes: "x [n] -> y", Forward: kernel}, nil},
-		{`"x [n ...] " in Shapes is not like`, &op.Custom{Name: "c", Shapes: "x [n ...] -> y [n]", Forward: kernel}, nil},
-		{`"x long [n] " in Shapes is not like`, &op.Custom{Name: "c", Shapes: "x long [n] -> y [n]", Forward: kernel}, nil},
-		{"must be of floats, and after them of integers", &op.Custom{Name: "c", Shapes: "i int [n], x [n] -> y [n]", Forward: kernel}, nil},
-		{"must be of floats, and after them of integers", &op.Custom{Name: "c", Shapes: "i int [n] -> y [n]", Forward: kernel}, nil},
-		{"a result in Shapes is of integers", &op.Custom{Name: "c", Shapes: "x [n] -> y int [n]", Forward: kernel}, nil},
-		{"comes after one in f32", &op.Custom{Name: "c", Shapes: "x [n] -> s f32 [n] | y [n]", Forward: kernel}, nil},
-		{"Split is set, and there is no ...", &op.Custom{Name: "c", Shapes: "x [n] -> y [n]", Forward: op.Kernel{F32: kernel.F32, Split: true}}, nil},
-		{`"z" of Reads is not in Shapes`, &op.Custom{Name: "c", Shapes: "x [n] -> y [n]", Forward: kernel, Reads: []string{"x", "z"}}, nil},
+		{"field Name is empty, or Shapes has no ->", &op.Custom{Name: "c", Shapes: "x [n]", Forward: kernel}, nil},
+		{"field Name is empty", &op.Custom{Shapes: "x [n] -> y [n]", Forward: kernel}, nil},
+		{`" y" in Shapes is invalid: want the form "x [... d]"`, &op.Custom{Name: "c", Shapes: "x [n] -> y", Forward: kernel}, nil},
+		{`"x [n ...] " in Shapes is invalid: want the form`, &op.Custom{Name: "c", Shapes: "x [n ...] -> y [n]", Forward: kernel}, nil},
+		{`"x long [n] " in Shapes is invalid: want the form`, &op.Custom{Name: "c", Shapes: "x long [n] -> y [n]", Forward: kernel}, nil},
+		{"arguments of floats must come before arguments of integers", &op.Custom{Name: "c", Shapes: "i int [n], x [n] -> y [n]", Forward: kernel}, nil},
+		{"arguments of floats must come before arguments of integers", &op.Custom{Name: "c", Shapes: "i int [n] -> y [n]", Forward: kernel}, nil},
+		{"in Shapes, results must be floats", &op.Custom{Name: "c", Shapes: "x [n] -> y int [n]", Forward: kernel}, nil},
+		{"results in f32 must come last", &op.Custom{Name: "c", Shapes: "x [n] -> s f32 [n] | y [n]", Forward: kernel}, nil},
+		{"Split is set, but Shapes has no ...", &op.Custom{Name: "c", Shapes: "x [n] -> y [n]", Forward: op.Kernel{F32: kernel.F32, Split: true}}, nil},
+		{`"z" is in Reads but not in Shapes`, &op.Custom{Name: "c", Shapes: "x [n] -> y [n]", Forward: kernel, Reads: []string{"x", "z"}}, nil},
 		{"custom c: 2 arguments, want 1: x [...] -> y [...]", &op.Custom{Name: "c", Shapes: "x [...] -> y [...]", Forward: kernel}, []int{0, 0}},
 		{"custom c: x is (2, 3), want [n 4]", &op.Custom{Name: "c", Shapes: "x [n 4] -> y [n]", Forward: kernel}, []int{0}},
 		{"custom c: x is (2, 3), want [2 2]", &op.Custom{Name: "c", Shapes: "x [n n] -> y [n]", Forward: kernel}, []int{0}},
@@ -338,7 +338,7 @@ func TestCustomFits(t *testing.T) {
 	}}
 	sig := exectest.Signature(tensor.Float64, []int{2, 4})
 	_, err := exec.Compile(spec, sig)
-	require.ErrorContains(t, err, "differentiation: custom halves has no Backward, which training needs: give the op.Custom one, or freeze what it is computed from")
+	require.ErrorContains(t, err, "differentiation: custom halves has no Backward, which training needs: give the op.Custom one, or freeze the parameters that it is computed from")
 	sig.GradOut, sig.Inputs[0].Grad = nil, false
 	trial := exectest.New(t, spec, sig)
 	trial.In[0] = []float64{1, 2, 3, 4, 5, 6, 7, 8}

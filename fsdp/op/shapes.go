@@ -53,7 +53,7 @@ func (o operand) String() string {
 func parse(c *Custom) (r rule, err error) {
 	args, results, ok := strings.Cut(c.Shapes, "->")
 	if !ok || c.Name == "" {
-		return r, errors.New("it needs a Name, and -> in Shapes")
+		return r, errors.New("field Name is empty, or Shapes has no ->")
 	}
 	if r.args, err = parseOperands(args, ","); err != nil {
 		return r, err
@@ -67,11 +67,11 @@ func parse(c *Custom) (r rule, err error) {
 	}
 	switch {
 	case r.floats == 0 || slices.ContainsFunc(r.args[r.floats:], func(o operand) bool { return !isInt(o) }):
-		return r, errors.New("the arguments in Shapes must be of floats, and after them of integers")
+		return r, errors.New("in Shapes, arguments of floats must come before arguments of integers")
 	case slices.ContainsFunc(r.results, isInt) || !slices.IsSortedFunc(r.results, func(a, b operand) int { return cmp.Compare(a.mark, b.mark) }):
-		return r, errors.New("a result in Shapes is of integers, or comes after one in f32 and is not")
+		return r, errors.New("in Shapes, results must be floats, and results in f32 must come last")
 	case (c.Forward.Split || c.Backward.Split) && !strings.Contains(c.Shapes, "..."):
-		return r, errors.New("field Split is set, and there is no ... in Shapes")
+		return r, errors.New("field Split is set, but Shapes has no ...")
 	}
 	return r, r.parseReads(c.Reads)
 }
@@ -102,7 +102,7 @@ func (r *rule) parseReads(reads []string) error {
 	}
 	r.packed = place(kept)
 	if len(unknown) > 0 {
-		return fmt.Errorf("%q of Reads is not in Shapes", unknown[0])
+		return fmt.Errorf("%q is in Reads but not in Shapes", unknown[0])
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func parseOperands(s, separator string) (list []operand, err error) {
 	for text := range strings.SplitSeq(s, separator) {
 		m := shape.FindStringSubmatch(text)
 		if m == nil {
-			return nil, fmt.Errorf("%q in Shapes is not like %q", text, "x [... d]")
+			return nil, fmt.Errorf("%q in Shapes is invalid: want the form %q", text, "x [... d]")
 		}
 		o := operand{name: m[1], mark: m[2], dims: strings.Fields(m[3])}
 		for _, d := range o.dims {

@@ -102,10 +102,10 @@ func Parse(file []byte) (*Cluster, error) {
 	d := json.NewDecoder(bytes.NewReader(file))
 	d.DisallowUnknownFields()
 	if err := d.Decode(c); err != nil {
-		return nil, fmt.Errorf("plan: a cluster: %w", err)
+		return nil, fmt.Errorf("plan: reading a cluster: %w", err)
 	}
 	if d.More() {
-		return nil, errors.New("plan: a cluster: something follows it")
+		return nil, errors.New("plan: reading a cluster: unexpected text after its end")
 	}
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -117,7 +117,7 @@ func Parse(file []byte) (*Cluster, error) {
 // such a cluster. [Parse] and [Search] check their clusters.
 func (c *Cluster) Check() error {
 	if c == nil {
-		return errors.New("plan: no cluster: want one of Clusters, or what Parse read")
+		return errors.New("plan: the cluster is empty: use one of Clusters, or a result of Parse")
 	}
 	if err := c.check(); err != nil {
 		return fmt.Errorf("plan: cluster %q: %w", c.Name, err)
@@ -144,7 +144,7 @@ func (c *Cluster) check() error {
 		{"Software.Launch", s.Launch, false}, {"Software.Overlap", s.Overlap, false}, {"Software.Link", s.Link, true}, {"Software.Step", s.Step, false},
 	} {
 		if math.IsNaN(f.value) || math.IsInf(f.value, 0) || f.value < 0 || f.positive && f.value == 0 {
-			return fmt.Errorf("%s is %v", f.name, f.value)
+			return fmt.Errorf("%s is %v, which is out of range", f.name, f.value)
 		}
 	}
 	if c.Cores < 0 {

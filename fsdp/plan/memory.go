@@ -96,14 +96,14 @@ type Change struct {
 }
 
 func (e *Misfit) Error() string {
-	text := fmt.Sprintf("plan: %s do not hold what is live at %q, %v", Bytes(e.Limit), e.Op, e.Live)
+	text := fmt.Sprintf("plan: %s are too few for the memory in use at %q, %v", Bytes(e.Limit), e.Op, e.Live)
 	for i, u := range e.Units[:min(3, len(e.Units))] {
 		text += [...]string{"; most for ", ", ", ", "}[i] + u.Name + " " + Bytes(u.Total())
 	}
 	if len(e.Changes) == 0 {
 		return text + ": " + e.Help
 	}
-	return text + ". What helps, each by itself: " + e.Advice()
+	return text + ". Each of these alone helps: " + e.Advice()
 }
 
 // Advice lists the changes that save most.

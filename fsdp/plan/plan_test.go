@@ -128,13 +128,13 @@ func TestFits(t *testing.T) {
 	require.NotEmpty(t, misfit.Help)
 	require.Empty(t, misfit.Changes)
 	require.EqualError(t, &plan.Misfit{Limit: 8e9, Op: "backward head", Live: plan.Memory{Shard: 2e9, Gradient: 7e9}, Help: "wrap smaller units"},
-		`plan: 8.0 GB do not hold what is live at "backward head", 9.0 GB: whole gradients 7.0 GB, parameters and gradients of this rank 2.0 GB: wrap smaller units`)
+		`plan: 8.0 GB are too few for the memory in use at "backward head", 9.0 GB: whole gradients 7.0 GB, parameters and gradients of this rank 2.0 GB: wrap smaller units`)
 	require.EqualError(t, &plan.Misfit{
 		Limit: 8e9, Op: "backward head", Live: plan.Memory{Gradient: 9e9},
 		Units:   []plan.Holder{{Name: "head", Memory: plan.Memory{Gradient: 6e9}}, {Name: "root", Memory: plan.Memory{Gradient: 3e9}}},
 		Changes: []plan.Change{{Name: "BF16()", Memory: 6e9, Saved: 3e9}, {Name: "no Keep", Memory: 85e8, Saved: 5e8}},
-	}, `plan: 8.0 GB do not hold what is live at "backward head", 9.0 GB: whole gradients 9.0 GB; most for head 6.0 GB, root 3.0 GB. `+
-		`What helps, each by itself: BF16() saves 3.0 GB, which is enough; no Keep saves 500.0 MB`)
+	}, `plan: 8.0 GB are too few for the memory in use at "backward head", 9.0 GB: whole gradients 9.0 GB; most for head 6.0 GB, root 3.0 GB. `+
+		`Each of these alone helps: BF16() saves 3.0 GB, which is enough; no Keep saves 500.0 MB`)
 }
 
 // TestHolders adds up what groups and calls hold during every operation: it is what is live by
@@ -207,9 +207,9 @@ func TestClusters(t *testing.T) {
 	}
 	require.Len(t, plan.Clusters(), 7)
 	for want, file := range map[string]string{
-		"unknown field":             `{"Memory": 3}`,
-		"something follows":         `{} {}`,
-		`cluster "": Device.Memory`: `{}`,
+		"unknown field":                 `{"Memory": 3}`,
+		"unexpected text after its end": `{} {}`,
+		`cluster "": Device.Memory`:     `{}`,
 	} {
 		_, err := plan.Parse([]byte(file))
 		require.ErrorContains(t, err, want)

@@ -95,12 +95,12 @@ func better(a, b Choice) int {
 func (s *Space) settings() (list []Setting, err error) {
 	for _, n := range []int{len(s.Units), len(s.Strategies), len(s.Recompute), len(s.Prefetch), len(s.Micro)} {
 		if n == 0 {
-			return nil, errors.New("plan: a space without a choice for one of units, strategy, recompute, prefetch and micro batch")
+			return nil, errors.New("plan: the space needs at least one choice each of units, strategy, recompute, prefetch and micro-batch")
 		}
 	}
 	for _, micro := range s.Micro {
 		if micro < 1 || s.Samples%micro != 0 {
-			return nil, fmt.Errorf("plan: passes of %d samples do not make a step of %d", micro, s.Samples)
+			return nil, fmt.Errorf("plan: micro-batches of %d samples do not divide a step of %d samples", micro, s.Samples)
 		}
 		for _, strategy := range s.Strategies {
 			for _, shards := range s.shardRanks(strategy) {

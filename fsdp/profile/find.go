@@ -84,7 +84,7 @@ const (
 // Find compares the totals of all ranks of a model.
 func Find(all []*Totals) (*Report, error) {
 	if len(all) == 0 {
-		return nil, errors.New("profile: no totals")
+		return nil, errors.New("profile: there are no totals")
 	}
 	if slices.ContainsFunc(all, func(t *Totals) bool { return t.Passes == 0 }) {
 		return nil, errNoPass

@@ -73,14 +73,14 @@ func evaluates(ctx context.Context, l *kit.Lived) bool {
 
 // lifeReasons are the errors of these states, and their names in the table.
 var lifeReasons = []struct{ name, text string }{
-	{"none", "Backward without a Forward before it, or its Backward has run, or another pass, such as an Eval, has discarded it: call Forward first, and see Hold for several"},
+	{"none", "Backward has no pending Forward: none was called, its Backward has already run, or another pass, such as an Eval, has discarded it. Call Forward first; Hold keeps several passes"},
 	{"held", "1 passes put aside by Hold are waiting for their Backward: call Backward or Discard of each first"},
-	{"waits", "a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval in place of Forward"},
+	{"waits", "a Forward waits for its Backward, and parameters must not change in between: call Backward first, or Eval instead of Forward"},
 	{"unreduced", "the gradients of 1 passes inside NoSync are not reduced: run a Backward outside, SyncGrads or ZeroGrad first"},
-	{"mixed", "has broken off: parameters are not whole until a Load or Import succeeds"},
-	{"half", "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Params"},
-	{"refused", "a LoadOptimStateDict has broken off: the optimizers are not whole until a LoadOptimStateDict, Load or Import succeeds"},
-	{"former", "the optimizer was made before Freeze, and other parameters are frozen now: make a new one of Sharded.Params, and let it Adopt what Freeze returned"},
+	{"mixed", "has failed in the middle and left parameters partly loaded: call Load or Import again"},
+	{"half", "has failed in the middle: the optimizer is partly loaded: load it again, or make a new one of Sharded.Params"},
+	{"refused", "a LoadOptimStateDict has failed in the middle and left optimizers partly loaded: call LoadOptimStateDict, Load or Import again"},
+	{"former", "the optimizer was made before Freeze, which has changed the trained parameters: make a new one of Sharded.Params, and call its Adopt with the result of Freeze"},
 	{"broken", "cable pulled"},
 	{"closed", "the model is closed: call Close after the last use, or Wrap again"},
 }

@@ -312,7 +312,7 @@ func TestBatchModified(t *testing.T) {
 	v := batch[0].(*tensor.Dense).Ints()
 	v[0] = (v[0] + 1) % 3
 	require.EqualError(t, m.Backward(t.Context()), "fsdp: rank 0: Backward: batch tensor 0 (tokens) has changed since the Forward of pass 1, "+
-		"and Backward reads it again: leave the batch alone until Backward has returned, or give Forward a copy")
+		"and Backward reads it again: do not change the batch before Backward returns, or give Forward a copy")
 }
 
 // TestParameterModified changes a parameter between Forward and Backward. With Poison every rank
@@ -331,7 +331,7 @@ func TestParameterModified(t *testing.T) {
 			err = m.Backward(ctx)
 			require.ErrorContains(t, err, fmt.Sprintf("rank %d: ", world-1))
 			require.ErrorContains(t, err, "parameter "+name)
-			require.ErrorContains(t, err, "has changed since the Forward of pass 1, and Backward reads it again: "+
+			require.ErrorContains(t, err, "has changed since the Forward of pass 1, but Backward reads it again: "+
 				"change parameters before Forward or after Backward")
 			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 		})
@@ -383,15 +383,15 @@ func TestBackwardOutOfTurn(t *testing.T) {
 	for world := 1; world <= 2; world++ {
 		kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
-			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+			require.ErrorContains(t, m.Backward(ctx), "Backward has no pending Forward")
 			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(g.Rank()))
 			grads := kit.GradBits(t, ctx, m)
-			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+			require.ErrorContains(t, m.Backward(ctx), "Backward has no pending Forward")
 			_, err := m.Forward(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
 			_, err = m.Eval(ctx, kit.GoodBatch(g.Rank())...)
 			require.NoError(t, err)
-			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it", "an evaluation discards the forward")
+			require.ErrorContains(t, m.Backward(ctx), "Backward has no pending Forward", "an evaluation discards the forward")
 			kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
 		})
 	}
@@ -679,7 +679,7 @@ func TestRankLeavesEarly(t *testing.T) {
 			for _, err := range errs[1:] {
 				require.ErrorIs(t, err, comm.ErrClosed)
 				passes := min(1, len(after)-len("Wrap"))
-				require.ErrorContains(t, err, fmt.Sprintf(`rank 0 of group "world" has ended after %d Forwards, and this rank has not: range over Sharded.Join`, passes))
+				require.ErrorContains(t, err, fmt.Sprintf(`rank 0 of group "world" has ended after %d Forwards, but this rank has not: range over Sharded.Join`, passes))
 				require.NotContains(t, err.Error(), "group closed")
 			}
 		}

@@ -200,13 +200,13 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 		"turns":            {fsdp.Config{}, turns, picks{but, func(p optim.Param) bool { return !but(p) }}, ""},
 		"no ZeroGrad":      {fsdp.Config{}, forgets, picks{all}, "no ZeroGrad between steps.* steps=3 passes=3"},
 		"steps twice":      {fsdp.Config{}, twice, picks{all}, "a Step applies gradients that an earlier Step has applied.* steps=2 passes=1"},
-		"no steps":         {fsdp.Config{}, never, picks{all}, "ZeroGrad has dropped the gradients of all steps so far, and no optimizer of this model has stepped.* steps=8"},
+		"no steps":         {fsdp.Config{}, never, picks{all}, "ZeroGrad has dropped the gradients of all steps so far, but no optimizer of this model has stepped.* steps=8"},
 		"decays":           {fsdp.Config{}, decays, picks{all}, ""},
 		"accumulates":      {fsdp.Config{}, accumulates, picks{all}, ""},
 		"rate 0":           {fsdp.Config{}, rate(func(int) float64 { return 0 }), picks{all}, `optimizers step with a learning rate of 0, which trains nothing" "steps in a row"=3`},
 		"warmup":           {fsdp.Config{}, rate(func(i int) float64 { return float64(i) }), picks{all}, ""},
 		"all frozen":       {fsdp.Config{Frozen: frozen}, usual, nil, "Backward has nothing to do: all parameters are frozen.* parameters=17"},
-		"sums":             {sums, usual, picks{all}, "Config.GradAverage is ByOne, and Backward has neither Share nor Scale.* ranks=2"},
+		"sums":             {sums, usual, picks{all}, "Config.GradAverage is ByOne, but Backward has neither Share nor Scale.* ranks=2"},
 		"sums that scale":  {sums, given(fsdp.Scale(0.5)), picks{all}, ""},
 		"sums, as is said": {sums, given(fsdp.Scale(1)), picks{all}, ""},
 	} {
@@ -224,7 +224,7 @@ func TestLoopsThatTrainNothing(t *testing.T) {
 
 // TestStepBeforeTheLastBatch warns once if an optimizer steps before all batches of Share had a Backward.
 func TestStepBeforeTheLastBatch(t *testing.T) {
-	for early, want := range []string{"", "an optimizer steps before all batches that Share has for the step had a Backward.* batches=2 passes=1"} {
+	for early, want := range []string{"", "an optimizer steps before the Backward of all batches that Share has for the step.* batches=2 passes=1"} {
 		log := kit.CaptureDefault(t)
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})

@@ -35,7 +35,7 @@ func TestCloseWhileStateMoves(t *testing.T) {
 			tried := 0
 			require.NoError(t, call(kit.OnFS(t.Context(), &kit.HookedFS{FS: checkpoint.OS(), BeforeCreate: func(string) {
 				tried++
-				require.EqualError(t, m.Close(), "fsdp: rank 0: Close: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+				require.EqualError(t, m.Close(), "fsdp: rank 0: Close: another goroutine runs a method of this Sharded, which supports only one at a time")
 			}}), m, filepath.Join(t.TempDir(), "x")))
 			require.NotZero(t, tried)
 			require.NoError(t, m.Close())

@@ -32,7 +32,7 @@ func once(lr float64) stepping {
 // by the next pass. Loading cures it.
 func TestUpdatesDiffer(t *testing.T) {
 	adamw := optim.AdamW{WeightDecay: 0.1}.New
-	const zeroGrad = ": every rank must do the same with ZeroGrad, ScaleGrads and ClipGradNorm"
+	const zeroGrad = ": every rank must make the same calls of Backward, ZeroGrad, ScaleGrads and ClipGradNorm"
 	for name, c := range map[string]struct {
 		opt  func([]optim.Param) (optim.Optimizer, error)
 		step stepping
@@ -48,7 +48,7 @@ func TestUpdatesDiffer(t *testing.T) {
 			Match: optim.MatchName(regexp.MustCompile(`^l2`)), LRScale: new(0.5)}}}.New, once(0.001), "Forward",
 			"rank 0 has AdamW with LRScale 1, rank 1 has AdamW with LRScale 0.5 (parameter l2.w, 1 in all)"},
 		"no step": {adamw, func(_ *testing.T, m *fsdp.Sharded, _ optim.Optimizer) { m.ZeroGrad() }, "Forward",
-			"rank 0 has made a step of AdamW since the last pass, rank 1 has made none: every rank must step"},
+			"rank 0 has made a step of AdamW since the last pass, but rank 1 has made none: every rank must step"},
 		"two steps": {adamw, func(t *testing.T, m *fsdp.Sharded, opt optim.Optimizer) {
 			require.NoError(t, opt.Step(0.001))
 			once(0.001)(t, m, opt)
@@ -202,10 +202,10 @@ func TestTwoGoroutines(t *testing.T) {
 					"Unscale":      func() error { return kit.ErrorOf(m.Unscale(ctx, nil)) },
 					"Close":        m.Close,
 				} {
-					assert.EqualError(t, call(), "fsdp: rank 1: "+method+": another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+					assert.EqualError(t, call(), "fsdp: rank 1: "+method+": another goroutine runs a method of this Sharded, which supports only one at a time")
 				}
 				for method, call := range optimizerCalls(params, opt, entries) {
-					assert.ErrorContains(t, call(), "fsdp: rank 1: "+method+": another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+					assert.ErrorContains(t, call(), "fsdp: rank 1: "+method+": another goroutine runs a method of this Sharded, which supports only one at a time")
 				}
 			}()
 		}
@@ -240,7 +240,7 @@ func TestOptimizersHoldTheModel(t *testing.T) {
 	require.NoError(t, optim.EMA(other, 0.5))
 	entries, tried, at := other.State(), 0, ""
 	try := func() {
-		const busy = "another goroutine is in a method of this Sharded, which is for one goroutine at a time"
+		const busy = "another goroutine runs a method of this Sharded, which supports only one at a time"
 		tried++
 		require.EqualError(t, m.Close(), "fsdp: rank 0: Close: "+busy, at)
 		require.EqualError(t, kit.ErrorOf(m.Forward(t.Context(), kit.ShapeBatch(0)...)), "fsdp: rank 0: Forward: "+busy, at)
@@ -350,8 +350,8 @@ func TestCollectiveOnOneRank(t *testing.T) {
 				if g.Rank() == 1 {
 					return g.Close()
 				}
-				require.EqualError(t, call(ctx, m, opt), "fsdp: rank 0: "+method+`: rank 1 of group "world" has ended, and this rank has not: call `+method+
-					" on every rank, as it is a collective; if it ended with an error, that is the cause")
+				require.EqualError(t, call(ctx, m, opt), "fsdp: rank 0: "+method+`: rank 1 of group "world" has ended, but this rank has not: call `+method+
+					" on every rank, as it is a collective. If that rank ended with an error, its error is the cause")
 				return nil
 			}))
 		})
@@ -377,7 +377,7 @@ func TestMissedMethods(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, m.Save(kit.OnFS(t.Context(), &kit.HookedFS{FS: crashfs.New(), BeforeCreate: func(string) { call(m, opt) }}), kit.Ckpt, nil, nil))
 			require.EqualError(t, kit.ErrorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier "+method+
-				" has done nothing: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+				" did nothing: another goroutine runs a method of this Sharded, which supports only one at a time")
 			after, err := m.FullGrads(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, before, after)
@@ -394,6 +394,6 @@ func TestCloseIsGuarded(t *testing.T) {
 	defer kit.WhileClosing(func() { _, err = m.Forward(t.Context(), kit.ShapeBatch(0)...) })()
 	m = kit.Wrap(t, kit.Shapes["chain"], fsdp.Config{Precision: kit.Float64s})
 	require.NoError(t, m.Close())
-	require.EqualError(t, err, "fsdp: rank 0: Forward: another goroutine is in a method of this Sharded, which is for one goroutine at a time")
+	require.EqualError(t, err, "fsdp: rank 0: Forward: another goroutine runs a method of this Sharded, which supports only one at a time")
 	require.ErrorContains(t, m.Backward(t.Context()), "the model is closed")
 }

@@ -73,7 +73,7 @@ var wrapErrors = map[string]struct {
 	"CutOf panics":       {kit.TinyGPT(1), fsdp.Config{Unit: kit.CutOf(func(fsdp.UnitConfig) shard.Cut { panic("no opinion") })}, kit.PanickedHere("unit root: Config.Unit", "no opinion")},
 	"hybrid over what":   {kit.TinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard}, "unit root: HybridShard needs Config.ShardRanks"},
 	"hybrid over more":   {kit.TinyGPT(1), fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 5}, "Config.ShardRanks is 5, which does not divide"},
-	"second copy, GPU":   {kit.TinyGPT(1), fsdp.Config{Strategy: fsdp.SecondaryShard, ShardRanks: 1, WrapPolicy: kit.Blocks, Device: new(gpu.Device)}, "unit blocks.0: SecondaryShard is for the processor"},
+	"second copy, GPU":   {kit.TinyGPT(1), fsdp.Config{Strategy: fsdp.SecondaryShard, ShardRanks: 1, WrapPolicy: kit.Blocks, Device: new(gpu.Device)}, "unit blocks.0: SecondaryShard runs only on the processor"},
 	"unknown divisor":    {kit.TinyGPT(1), fsdp.Config{GradAverage: 9}, "Config.GradAverage is GradAverage(9)"},
 	"negative in flight": {kit.TinyGPT(1), fsdp.Config{InFlight: -1}, "Config.InFlight is -1"},
 	"Frozen panics":      {kit.TinyGPT(1), fsdp.Config{Frozen: func(string) bool { panic("no opinion") }}, kit.PanickedHere("parameter wte.weight: Config.Frozen, Ignored, Precision.Full or TypesOf", "no opinion")},

@@ -170,7 +170,7 @@ func TestJoinRefusals(t *testing.T) {
 			return err
 		}, `the model has no program "decode": its programs are []`},
 		"Backward before Forward": {2, func(ctx context.Context, m *fsdp.Sharded, _ []fsdp.Tensor) error { return m.Backward(ctx) },
-			"Backward without a Forward before it"},
+			"Backward has no pending Forward"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {

@@ -527,8 +527,8 @@ func TestJoinPolicies(t *testing.T) {
 		{[]int{3}, []fsdp.JoinOption{fsdp.StopAtShortest()}, 3, ""},
 		{[]int{2, 2, 2}, []fsdp.JoinOption{fsdp.RefuseUneven()}, 2, ""},
 		{[]int{0, 0}, []fsdp.JoinOption{fsdp.RefuseUneven()}, 0, ""},
-		{[]int{3, 1, 2, 1}, []fsdp.JoinOption{fsdp.RefuseUneven()}, 1, "Join: ranks [1 3] have no batch left, and others have"},
-		{[]int{0, 1}, []fsdp.JoinOption{fsdp.StopAtShortest(), fsdp.RefuseUneven()}, 0, "Join: ranks [0] have no batch left, and others have"},
+		{[]int{3, 1, 2, 1}, []fsdp.JoinOption{fsdp.RefuseUneven()}, 1, "Join: ranks [1 3] have no batch left, but other ranks have: give all ranks the same number of batches, or use another policy than RefuseUneven"},
+		{[]int{0, 1}, []fsdp.JoinOption{fsdp.StopAtShortest(), fsdp.RefuseUneven()}, 0, "Join: ranks [0] have no batch left, but other ranks have: give all ranks the same number of batches, or use another policy than RefuseUneven"},
 	} {
 		t.Run(fmt.Sprint(c.counts, c.passes, c.err), func(t *testing.T) {
 			kit.OnRanks(t, len(c.counts), func(ctx context.Context, g comm.Group) {

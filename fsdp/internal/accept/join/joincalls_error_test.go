@@ -135,7 +135,7 @@ func TestJoinCallsFail(t *testing.T) {
 							case "a bad backward":
 								require.ErrorContains(t, err, "Scale is NaN")
 							case "no forward":
-								require.ErrorContains(t, err, "Backward without a Forward before it")
+								require.ErrorContains(t, err, "Backward has no pending Forward")
 							default:
 								require.ErrorContains(t, err, kit.ErrOops.Error(), "rank %d", r)
 							}
@@ -213,7 +213,7 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 // TestJoinCallsRefuse calls every method inside: those that all ranks must call alike are refused at
 // once, without a word to the others, and change nothing.
 func TestJoinCallsRefuse(t *testing.T) {
-	const text = "inside JoinCalls ranks run Forward, Backward and Eval, each its own, and replay those of others"
+	const text = "inside JoinCalls each rank runs its own Forward, Backward and Eval, and replays those of the others"
 	for _, method := range kit.LifeMethods {
 		t.Run(method.Name, func(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -265,7 +265,7 @@ func TestJoinCallsMistakes(t *testing.T) {
 				"fsdp: rank 1: SyncGrads: ranks disagree: rank 0 runs JoinCalls as call 3, rank 1 runs SyncGrads as call 3",
 			}},
 		"ends": {func(context.Context, *fsdp.Sharded) error { return nil },
-			[]string{`fsdp: rank 0: JoinCalls: rank 1 of group "world" has ended, and this rank has not: call JoinCalls on every rank`}},
+			[]string{`fsdp: rank 0: JoinCalls: rank 1 of group "world" has ended, but this rank has not: call JoinCalls on every rank`}},
 		"has no function": {func(ctx context.Context, m *fsdp.Sharded) error { return m.JoinCalls(ctx, nil) },
 			[]string{"fsdp: rank 0: JoinCalls: rank 1: the function is nil", "fsdp: rank 1: JoinCalls: the function is nil"}},
 		"drops gradients": {func(ctx context.Context, m *fsdp.Sharded) error {
@@ -275,8 +275,8 @@ func TestJoinCallsMistakes(t *testing.T) {
 				return err
 			})
 		}, []string{
-			"rank 0 adds to the gradients of 2 passes, rank 1 to no gradients: every rank must do the same with ZeroGrad",
-			"rank 0 adds to the gradients of 2 passes, rank 1 to no gradients: every rank must do the same with ZeroGrad",
+			"rank 0 has the gradients of 2 passes, rank 1 has no gradients: every rank must make the same calls of Backward, ZeroGrad",
+			"rank 0 has the gradients of 2 passes, rank 1 has no gradients: every rank must make the same calls of Backward, ZeroGrad",
 		}},
 		"has made a step": {func(ctx context.Context, m *fsdp.Sharded) error {
 			opt, err := optim.SGD{}.New(m.Params())
@@ -287,15 +287,15 @@ func TestJoinCallsMistakes(t *testing.T) {
 				return err
 			}
 			return m.JoinCalls(ctx, func() error { return nil })
-		}, []string{"rank 1 has made a step of SGD since the last pass, rank 0 has made none", "rank 1 has made a step of SGD"}},
+		}, []string{"rank 1 has made a step of SGD since the last pass, but rank 0 has made none", "rank 1 has made a step of SGD"}},
 		"changes its mind": {func(ctx context.Context, m *fsdp.Sharded) error {
 			return m.JoinCalls(ctx, func() error {
 				_, err := m.Forward(ctx, kit.UnevenBatch(0, 1)...)
 				return errors.Join(err, m.NoSync(func() error { return m.Backward(ctx) }))
 			})
 		}, []string{
-			"rank 1: inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside",
-			"fsdp: rank 1: Backward: inside JoinCalls a Forward and its Backward are both inside NoSync, or both outside",
+			"rank 1: inside JoinCalls, run a Forward and its Backward both inside NoSync or both outside",
+			"fsdp: rank 1: Backward: inside JoinCalls, run a Forward and its Backward both inside NoSync or both outside",
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

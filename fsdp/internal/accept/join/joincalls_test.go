@@ -286,7 +286,7 @@ func TestJoinCallsEndsAForward(t *testing.T) {
 			require.NoError(t, m.Hold().Discard(ctx))
 		}
 		require.NoError(t, m.JoinCalls(ctx, func() error { return kit.ErrorOf(m.Eval(ctx, kit.UnevenBatch(0, g.Rank())...)) }))
-		require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+		require.ErrorContains(t, m.Backward(ctx), "Backward has no pending Forward")
 		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 	})
 }

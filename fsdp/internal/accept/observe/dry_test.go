@@ -252,7 +252,7 @@ func TestDryMistakes(t *testing.T) {
 		"fsdp: a plan for rank 3 of 2: Config.Group has no such rank": func() (*fsdp.Plan, error) {
 			return fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{Group: comm.World{Ranks: 2, Place: 3}}, Batch: []fsdp.Shape{shape, shape}}.Plan()
 		},
-		"fsdp: a plan for rank 0 of 1: the batch has 1 shapes, the model takes 2 tensors": func() (*fsdp.Plan, error) {
+		"fsdp: a plan for rank 0 of 1: the batch has 1 shapes, but the model takes 2 tensors": func() (*fsdp.Plan, error) {
 			return fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{}, Batch: []fsdp.Shape{shape}}.Plan()
 		},
 		"the shape [2 0] is empty": func() (*fsdp.Plan, error) {
@@ -345,18 +345,18 @@ func TestTuneKeepsWhatIsSet(t *testing.T) {
 	require.Equal(t, fsdp.ShardGradOp, cfg.Strategy)
 	require.Equal(t, 2, cfg.Prefetch)
 	_, _, err = fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape, shape}}.Tune(plan.Clusters()["h100"], 1000)
-	require.ErrorContains(t, err, "fsdp: tuning for 4 ranks: plan: 1.0 kB do not hold what is live at")
-	require.ErrorContains(t, err, "What helps, each by itself: ")
+	require.ErrorContains(t, err, "fsdp: tuning for 4 ranks: plan: 1.0 kB are too few for the memory in use at")
+	require.ErrorContains(t, err, "Each of these alone helps: ")
 	_, _, err = fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape}}.Tune(plan.Clusters()["h100"], 1000)
-	require.ErrorContains(t, err, "the batch has 1 shapes, the model takes 2 tensors")
+	require.ErrorContains(t, err, "the batch has 1 shapes, but the model takes 2 tensors")
 	_, _, err = fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape, shape}}.Tune(nil, 1<<40)
-	require.ErrorContains(t, err, "fsdp: tuning: plan: no cluster: want one of Clusters")
+	require.ErrorContains(t, err, "fsdp: tuning: plan: the cluster is empty: use one of Clusters")
 	broken := *plan.Clusters()["h100"]
 	broken.Device.Peak = math.NaN()
 	_, _, err = fsdp.Planner{Model: kit.TinyGPT(2), Config: given, Batch: []fsdp.Shape{shape, shape}}.Tune(&broken, 1<<40)
 	require.ErrorContains(t, err, `plan: cluster "`+broken.Name+`": Device.Peak is NaN`)
 	_, err = plan.Search(new(plan.Space), 1<<40, nil, nil)
-	require.ErrorContains(t, err, "plan: no cluster")
+	require.ErrorContains(t, err, "plan: the cluster is empty")
 }
 
 // TestTuneFindsSecondCopies gives a model on two hosts less and less memory: the backward of one

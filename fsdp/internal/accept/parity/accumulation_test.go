@@ -326,24 +326,24 @@ func TestPassIsOver(t *testing.T) {
 			none := m.Hold()
 			require.Zero(t, none.Loss())
 			require.NoError(t, none.Discard(ctx))
-			require.ErrorContains(t, none.Backward(ctx), "Backward without a Forward before it")
+			require.ErrorContains(t, none.Backward(ctx), "Backward has no pending Forward")
 			loss, err := m.Forward(ctx, batch...)
 			require.NoError(t, err)
 			p := m.Hold()
-			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it", "it is put aside")
+			require.ErrorContains(t, m.Backward(ctx), "Backward has no pending Forward", "it is put aside")
 			_, err = m.Freeze(ctx, nil, nil)
 			require.ErrorContains(t, err, "passes put aside by Hold are waiting for their Backward")
 			require.NoError(t, p.Backward(ctx))
 			require.Equal(t, loss, p.Loss())
 			grads := kit.GradBits(t, ctx, m)
-			require.ErrorContains(t, p.Backward(ctx), "Backward without a Forward before it")
+			require.ErrorContains(t, p.Backward(ctx), "Backward has no pending Forward")
 			require.NoError(t, p.Discard(ctx))
 			kit.RequireSameBits(t, grads, kit.GradBits(t, ctx, m))
 			_, err = m.Forward(ctx, batch...)
 			require.NoError(t, err)
 			p = m.Hold()
 			require.NoError(t, p.Discard(ctx))
-			require.ErrorContains(t, p.Backward(ctx), "Backward without a Forward before it")
+			require.ErrorContains(t, p.Backward(ctx), "Backward has no pending Forward")
 			kit.RequireIdle(t, ctx, m, batch)
 			_, err = m.Freeze(ctx, nil, nil)
 			require.NoError(t, err)
@@ -358,8 +358,8 @@ func TestWeights(t *testing.T) {
 		weight func(rank int) float64
 		want   string
 	}{
-		"of ByRanks":  {fsdp.ByRanks, func(int) float64 { return 2 }, "Weight is for Config.GradAverage = ByWeights, which is By"},
-		"of ByOne":    {fsdp.ByOne, func(int) float64 { return 0 }, "Weight is for Config.GradAverage = ByWeights, which is By"},
+		"of ByRanks":  {fsdp.ByRanks, func(int) float64 { return 2 }, "Weight needs Config.GradAverage = ByWeights, but it is By"},
+		"of ByOne":    {fsdp.ByOne, func(int) float64 { return 0 }, "Weight needs Config.GradAverage = ByWeights, but it is By"},
 		"of one rank": {fsdp.ByRanks, func(r int) float64 { return float64(1 + r) }, "rank 1: "},
 		"all zero":    {fsdp.ByWeights, func(int) float64 { return 0 }, "the mean of the ranks' weights is 0"},
 		"negative":    {fsdp.ByWeights, func(r int) float64 { return float64(1 - 2*r) }, "Weight is -1"},
@@ -500,7 +500,7 @@ func TestRanksAccumulateDifferently(t *testing.T) {
 				require.NoError(t, p.Discard(r.ctx))
 			}
 			return p.Backward(r.ctx)
-		}, []string{"Backward without a Forward before it"}},
+		}, []string{"Backward has no pending Forward"}},
 		"only one drops": {func(t *testing.T, r rank) error {
 			require.NoError(t, r.m.NoSync(func() error { return errors.Join(forward(r), r.m.Backward(r.ctx)) }))
 			if r.odd {

@@ -152,7 +152,7 @@ func TestMeanOfWhatIsNoNumber(t *testing.T) {
 			require.ErrorContains(t, err, fmt.Sprintf("the weight is %v", weight))
 		}
 		_, err = m.Mean(ctx, 1, []float64{1, 2}[g.Rank():]...)
-		require.ErrorContains(t, err, "there are 2 weights, want one")
+		require.ErrorContains(t, err, "got 2 weights, want at most one")
 		kit.RequireIdle(t, ctx, m, kit.ShapeBatch(0))
 	})
 }

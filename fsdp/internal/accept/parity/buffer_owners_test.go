@@ -153,7 +153,7 @@ func TestSetFullOwnsItsBuffers(t *testing.T) {
 			require.NoError(t, err)
 			strict.Book.Require(t)
 			kit.RequireSameBits(t, kit.BitsOf(state), kit.StateBits(t, ctx, m))
-			require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+			require.ErrorContains(t, m.Backward(ctx), "Backward has no pending Forward")
 			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, 5))
 			strict.Book.Require(t)
 		})

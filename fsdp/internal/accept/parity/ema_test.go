@@ -198,7 +198,7 @@ func TestSwapEvaluates(t *testing.T) {
 			require.NoError(t, optim.Swap(opt))
 		}
 		_, err = m.Eval(ctx, kit.ShapeBatch(3)...)
-		require.ErrorContains(t, err, "ranks disagree: rank 1 has made a step of Swap since the last pass, rank 0 has made none")
+		require.ErrorContains(t, err, "ranks disagree: rank 1 has made a step of Swap since the last pass, but rank 0 has made none")
 		if g.Rank() != 1 {
 			require.NoError(t, optim.Swap(opt))
 		}

@@ -244,7 +244,7 @@ func TestFreezeDiscardsTheForward(t *testing.T) {
 		require.NoError(t, err)
 		_, err = m.Freeze(ctx, someFrozen[1], nil)
 		require.NoError(t, err)
-		require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward before it")
+		require.ErrorContains(t, m.Backward(ctx), "Backward has no pending Forward")
 		kit.RequireIdle(t, ctx, m, kit.GoodBatch(g.Rank()))
 	})
 }

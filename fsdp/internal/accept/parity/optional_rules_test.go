@@ -267,7 +267,7 @@ func TestOptionalIsSaid(t *testing.T) {
 	says("the loss may be absent, see Tape.Optional: give another value for that case by Or", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
 		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, t.Optional(in[0]))}
 	})
-	says("Optional of a value that is no tensor of the batch needs a function", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
+	says("Optional: a value that is not a tensor of the batch needs a function", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
 		return []fsdp.Ref{t.Optional(t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0]))}
 	})
 	says("Optional: a function is nil", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
@@ -279,11 +279,11 @@ func TestOptionalIsSaid(t *testing.T) {
 	says("Or: input 1 is not a value of this model", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
 		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, in[0]).Or(fsdp.Ref{})}
 	})
-	says("At(1) of a value that is not the output of a call", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
+	says("At(1): the value is not the output of a call", func(t *fsdp.Tape, in []fsdp.Ref) []fsdp.Ref {
 		return []fsdp.Ref{t.Call("a", &kit.Dense{Dim: kit.ShapeDim}, t.Optional(in[0])).Or(t.Zeros("none", 1)).At(1)}
 	})
 	_, err := fsdp.Wrap(&sighted{}, fsdp.Config{Device: noDevice{}, GradAverage: fsdp.ByActive})
-	require.ErrorContains(t, err, "Config.Device cannot divide their gradients ByActive")
+	require.ErrorContains(t, err, "Config.Device does not support Config.GradAverage = ByActive")
 	for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, Precision: kit.Float64s})
 		b := sightedBatch(0, true)
@@ -293,7 +293,7 @@ func TestOptionalIsSaid(t *testing.T) {
 		_, err := m.Forward(ctx, b...)
 		return errors.Join(err, m.Close())
 	}) {
-		require.ErrorContains(t, err, "batch tensor 1 (target): the tensor is nil, and the model does not say by Tape.Optional that it may be", "rank %d", r)
+		require.ErrorContains(t, err, "batch tensor 1 (target): the tensor is nil, but the model has not declared it as optional by Tape.Optional", "rank %d", r)
 	}
 	for r, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
 		_, err := fsdp.Wrap(kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {

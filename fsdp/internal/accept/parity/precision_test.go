@@ -306,7 +306,7 @@ func TestScalersDiffer(t *testing.T) {
 		require.ErrorContains(t, err, "Unscale as call 4 with 2")
 		require.ErrorContains(t, err, "Unscale as call 4 with 4")
 		_, err = m.Unscale(ctx, nil)
-		require.ErrorContains(t, err, "there is no LossScaler")
+		require.ErrorContains(t, err, "the LossScaler is nil")
 		kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m))
 		require.Equal(t, []float64{2, 4}[g.Rank()], scaler.Scale())
 	})

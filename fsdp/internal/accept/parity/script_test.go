@@ -99,7 +99,7 @@ func (d *deed) given(state kit.Params) kit.Params {
 
 // What is refused, and why.
 const (
-	noForward  = "Backward without a Forward before it"
+	noForward  = "Backward has no pending Forward"
 	notReduced = "inside NoSync are not reduced"
 	areHeld    = "put aside by Hold are waiting"
 )

@@ -384,7 +384,7 @@ func TestInitialValuesAreDrawnLate(t *testing.T) {
 				}
 			}
 			_, err = m.StateDict(ctx, &fsdp.StateDictOptions{AllRanks: true})
-			require.ErrorContains(t, err, "parameter a.x: a value was computed from an initial value before that was drawn")
+			require.ErrorContains(t, err, "parameter a.x: a value was computed from an initial value that was not drawn yet")
 			require.NoError(t, m.Close())
 		}
 	})

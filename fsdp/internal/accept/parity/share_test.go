@@ -139,17 +139,17 @@ func TestShareRefuses(t *testing.T) {
 		"weights": {fsdp.ByWeights, func(b []fsdp.Tensor) []fsdp.BackwardOption {
 			return []fsdp.BackwardOption{fsdp.Share(b), fsdp.Weight(2)}
 		},
-			"Share divides by what counts in the step, and Config.GradAverage is ByWeights: leave out one of them"},
+			"Share already averages over the targets of the step, but Config.GradAverage is ByWeights: use only one of them"},
 		"active": {fsdp.ByActive, func(b []fsdp.Tensor) []fsdp.BackwardOption { return []fsdp.BackwardOption{fsdp.Share(b)} },
-			"Share divides by what counts in the step, and Config.GradAverage is ByActive: leave out one of them"},
+			"Share already averages over the targets of the step, but Config.GradAverage is ByActive: use only one of them"},
 		"a weight": {fsdp.ByRanks, func(b []fsdp.Tensor) []fsdp.BackwardOption {
 			return []fsdp.BackwardOption{fsdp.Share(b), fsdp.Weight(2)}
 		},
-			"Weight is for Config.GradAverage = ByWeights, which is ByRanks"},
+			"Weight needs Config.GradAverage = ByWeights, but it is ByRanks"},
 		"another step": {fsdp.ByRanks, func([]fsdp.Tensor) []fsdp.BackwardOption {
 			return []fsdp.BackwardOption{fsdp.Share(kit.Masked(1), kit.Masked(2))}
-		}, "the batch of the Forward is not among the 2 that Share has: give Share the batches of the step, " +
-			"or call Share of a data.Loader before the next batch is asked for"},
+		}, "the batch of the Forward is not among the 2 batches that Share got: give Share the batches of the step, " +
+			"or call Share of a data.Loader before it returns the next batch"},
 		"a broken batch": {fsdp.ByRanks, func(b []fsdp.Tensor) []fsdp.BackwardOption {
 			return []fsdp.BackwardOption{fsdp.Share(b, []fsdp.Tensor{b[0], tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(2))})}
 		}, "Share: batch tensor 1 (targets): targets are float32, want integers"},
@@ -179,7 +179,7 @@ func TestShareRefuses(t *testing.T) {
 				return err
 			}
 			return m.Backward(ctx, fsdp.Share(batch))
-		}), "inside JoinCalls each rank makes passes of its own")
+		}), "inside JoinCalls each rank runs its own passes")
 	})
 }
 
@@ -193,7 +193,7 @@ func TestShareOfTwoTargets(t *testing.T) {
 		return []fsdp.Ref{t.Call("sum", &nn.Add{}, a, b.At(0))}, nil
 	})
 	m := kit.Wrap(t, two, fsdp.Config{})
-	for n, want := range map[int]string{6: "", 4: "the loss is a mean over targets of 2 tensors, and in batch tensor 2 4 of 6 count"} {
+	for n, want := range map[int]string{6: "", 4: "the loss is a mean over targets of 2 tensors, but in batch tensor 2 4 of 6 count"} {
 		batch := append(kit.Masked(6), kit.Masked(n)[1])
 		loss, err := m.Forward(t.Context(), batch...)
 		require.NoError(t, err)

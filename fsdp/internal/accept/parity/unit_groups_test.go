@@ -126,10 +126,10 @@ func TestUnitGroupErrors(t *testing.T) {
 		}, "in a group of 1"},
 		"NoShard": {func(_ context.Context, g comm.Group, cfg *fsdp.Config) {
 			cfg.Strategy = fsdp.NoShard
-		}, "unit l1: Config.Unit gives a group of its own, over which NoShard is not possible: want FullShard or ShardGradOp"},
+		}, "unit l1: Config.Unit gives the unit its own group, over which NoShard is not supported: want FullShard or ShardGradOp"},
 		"HybridShard": {func(_ context.Context, g comm.Group, cfg *fsdp.Config) {
 			cfg.Strategy, cfg.ShardRanks = fsdp.HybridShard, 1
-		}, "over which HybridShard is not possible"},
+		}, "over which HybridShard is not supported"},
 		"panic": {func(_ context.Context, g comm.Group, cfg *fsdp.Config) {
 			if g.Rank() == 2 {
 				cfg.Unit = kit.GroupOf(func(fsdp.UnitConfig) comm.Group { panic("no groups today") })
@@ -153,9 +153,9 @@ func TestUnitGroupErrors(t *testing.T) {
 		state, err := kit.OwnState(ctx, m)
 		require.NoError(t, err)
 		err = m.LoadStateDict(ctx, 1, state)
-		require.ErrorContains(t, err, "parameter l1.w belongs to a unit with a process group of its own")
+		require.ErrorContains(t, err, "parameter l1.w belongs to a unit with its own process group")
 		err = m.Summon(ctx, []string{"l1.w"}, func(kit.Params) error { return nil }, fsdp.WriteBack(0))
-		require.ErrorContains(t, err, "parameter l1.w belongs to a unit with a process group of its own")
+		require.ErrorContains(t, err, "parameter l1.w belongs to a unit with its own process group")
 		require.NoError(t, m.Summon(ctx, []string{"l1.w"}, func(p kit.Params) error {
 			require.Equal(t, kit.BitsOf(state)["l1.w"], kit.BitsOf(p)["l1.w"])
 			return nil

@@ -301,24 +301,24 @@ func TestVirtualRanksRefused(t *testing.T) {
 	}{
 		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 3}, "Config.VirtualRanks is 3: want a multiple of the 2 ranks"},
 		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: -2}, "Config.VirtualRanks is -2: want a multiple of the 2 ranks"},
-		{3, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks: want a power of two of ranks, or of micro-batches on each, which are 3"},
+		{3, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks, so  micro-batches on each: the number of ranks or of micro-batches must be a power of two3"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, GradAverage: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
 			"Config.GradAverage is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled"},
-		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, and NCCL, which Config.Device uses, has another"},
+		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, but NCCL, which Config.Device uses, sums in another order"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, WrapPolicy: kit.Blocks, Unit: kit.GroupOf(func(fsdp.UnitConfig) comm.Group { return own })},
-			"has a group of its own by Config.Unit, whose parameters depend on the ranks"},
+			"its own group, so its parameters depend on the number of ranks"},
 		{6, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 6, Strategy: fsdp.HybridShard, ShardRanks: 3},
-			"over 3 ranks sums in another order: want a power of two as Config.ShardRanks"},
+			"over 3 ranks sums in another order: Config.ShardRanks must be a power of two"},
 		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.BFloat16}},
-			"rounds gradients that travel as bfloat16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
+			"rounds gradients twice if they are reduced as bfloat16 : set Config.Precision.Reduce to float32, or use another strategy"},
 		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Float16, nil)}},
-			"rounds gradients that travel as float16 twice: want Config.Precision.Reduce to be float32, or another strategy"},
+			"rounds gradients twice if they are reduced as float16 : set Config.Precision.Reduce to float32, or use another strategy"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.Int8}},
 			"Config.Precision is {Reduce: int8, Full: set}: Config.VirtualRanks: rounding gradients to int8 loses bits of a rank, not of a virtual rank"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Int8, nil)}},
 			"parameter wte.weight: Config.Precision.TypesOf returned float32 and int8: Config.VirtualRanks: rounding gradients to int8"},
-		{1, kit.Twice, fsdp.Config{VirtualRanks: 2}, "Config.VirtualRanks: the model has buffers, such as "},
-		{2, &sighted{}, fsdp.Config{VirtualRanks: 2, GradAverage: fsdp.ByActive}, "calls of the model may be absent, see Tape.Optional, and Config.GradAverage is ByActive"},
+		{1, kit.Twice, fsdp.Config{VirtualRanks: 2}, "Config.VirtualRanks does not support buffers, such as "},
+		{2, &sighted{}, fsdp.Config{VirtualRanks: 2, GradAverage: fsdp.ByActive}, "Config.VirtualRanks does not support Config.GradAverage = ByActive for a model with optional calls"},
 	} {
 		for _, err := range kit.ErrorsOf(t, c.ranks, func(_ context.Context, g comm.Group) error {
 			cfg := c.cfg
@@ -341,7 +341,7 @@ func TestVirtualRanksThawed(t *testing.T) {
 		cfg := fsdp.Config{Group: g, VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: half, Precision: fsdp.Precision{TypesOf: types}}
 		return kit.ErrorOf(kit.Wrap(t, kit.TinyGPT(1), cfg).Freeze(ctx, nil, nil))
 	}) {
-		require.ErrorContains(t, err, "rounds gradients that travel as bfloat16 twice")
+		require.ErrorContains(t, err, "rounds gradients twice if they are reduced as bfloat16 twice")
 	}
 }
 
@@ -363,7 +363,7 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		}
 
 		require.NoError(t, step())
-		begun := "of the 2 micro-batches that Config.VirtualRanks makes of a step on each rank 1 have run: run the others, or ZeroGrad"
+		begun := "Config.VirtualRanks makes 2 micro-batches of a step on each rank, but only 1 have run: run the others, or call ZeroGrad"
 		_, err = m.ClipGradNorm(ctx, 1)
 		require.ErrorContains(t, err, begun)
 		_, err = m.FullGrads(ctx)
@@ -371,7 +371,7 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		require.ErrorContains(t, opt.Step(1), begun)
 		_, err = m.Freeze(ctx, nil, nil)
 		require.ErrorContains(t, err, begun)
-		require.ErrorContains(t, m.SyncGrads(ctx), "a step has 2 micro-batches on each rank, and 1 have run")
+		require.ErrorContains(t, m.SyncGrads(ctx), "a step has 2 micro-batches on each rank, but only 1 have run")
 		require.ErrorContains(t, inside(forward), "micro-batch 2 of 2 of the step is inside NoSync, but the first was not")
 		require.NoError(t, forward())
 		require.ErrorContains(t, inside(func() error { return m.Backward(ctx) }), "run a Forward and its Backward both inside NoSync or both outside")
@@ -379,8 +379,8 @@ func TestVirtualRanksOutOfTurn(t *testing.T) {
 		m.ZeroGrad()
 		require.ErrorContains(t, m.Backward(ctx), "ZeroGrad or SyncGrads has ended the step since the Forward")
 		require.NoError(t, forward())
-		require.ErrorContains(t, m.Hold().Backward(ctx), "with Config.VirtualRanks passes run one after the other")
-		require.ErrorContains(t, m.JoinCalls(ctx, forward), "with Config.VirtualRanks passes run one after the other")
+		require.ErrorContains(t, m.Hold().Backward(ctx), "with Config.VirtualRanks all ranks run the same passes, one after the other")
+		require.ErrorContains(t, m.JoinCalls(ctx, forward), "with Config.VirtualRanks all ranks run the same passes, one after the other")
 
 		m.ZeroGrad()
 		require.NoError(t, m.JoinCalls(ctx, func() error { _, err := m.Eval(ctx, whole[0]...); return err }), "as generation does")

@@ -138,7 +138,7 @@ func TestDamage(t *testing.T) {
 					f.Require(t, 1)
 					require.Equal(t, g.Rank() == 0, log.Len() > 0)
 					if g.Rank() == 0 {
-						for _, part := range append(c.message, "passes over a damaged checkpoint", paths[0], paths[1], `"steps lost"=1`) {
+						for _, part := range append(c.message, "skips a damaged checkpoint", paths[0], paths[1], `"steps lost"=1`) {
 							require.Contains(t, log.String(), part)
 						}
 					}
@@ -306,5 +306,5 @@ func TestWarningWithoutLogger(t *testing.T) {
 	defer f.Close()
 	_, err := f.Load(t.Context(), dir, f.Opt, nil)
 	require.NoError(t, err)
-	require.Equal(t, 1, strings.Count(log(), "Load passes over a damaged checkpoint"))
+	require.Equal(t, 1, strings.Count(log(), "Load skips a damaged checkpoint"))
 }

@@ -136,7 +136,7 @@ func TestFullErrors(t *testing.T) {
 		"new name":        {func(a *attempt) { a.f = func(p kit.Params) error { p["l7.w"] = p["l0.w"]; return nil } }, true, `the model has no parameter "l7.w"`},
 		"name not asked": {func(a *attempt) {
 			a.names, a.f = []string{"l0.w"}, func(p kit.Params) error { p["l1.w"] = p["l0.w"]; return nil }
-		}, true, `has added parameter "l1.w", which was not asked for`},
+		}, true, `has added parameter "l1.w", which Summon was not asked for`},
 		"other shape": {func(a *attempt) { a.f = func(p kit.Params) error { p["l1.w"] = kit.Floats(1, 3, 3); return nil } }, true, "parameter l1.w is float64 [5 5], got float64 (3, 3)"},
 		"other type":  {func(a *attempt) { a.f = func(p kit.Params) error { p["l1.w"] = kit.Ones(25); return nil } }, true, "parameter l1.w is float64 [5 5], got float32"},
 		"nil tensor":  {func(a *attempt) { a.f = func(p kit.Params) error { p["l1.w"] = nil; return nil } }, true, "parameter l1.w"},
@@ -280,7 +280,7 @@ func TestFullBetweenPasses(t *testing.T) {
 			_, err := m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 			require.NoError(t, err)
 			require.NoError(t, change())
-			require.ErrorContains(t, m.Backward(ctx), "without a Forward", "parameters may have changed")
+			require.ErrorContains(t, m.Backward(ctx), "no pending Forward", "parameters may have changed")
 			_, err = m.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 			require.NoError(t, err)
 			held := m.Hold()

@@ -51,7 +51,7 @@ func TestFormerOptimizer(t *testing.T) {
 // but not with the optimizer of which only a part was loaded, until that is loaded again or there
 // is a new one.
 func TestHalfLoadedOptimizer(t *testing.T) {
-	const why = "has broken off: the optimizer is not whole until it is loaded again, or made anew of Sharded.Params"
+	const why = "has failed in the middle: the optimizer is partly loaded: load it again, or make a new one of Sharded.Params"
 	for name, breakOff := range map[string]func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error{
 		"Load": func(ctx context.Context, f *kit.Filler, dir, file string, bad checkpoint.FS) error {
 			_, err := f.Load(kit.OnFS(ctx, bad), dir, f.Opt, nil)

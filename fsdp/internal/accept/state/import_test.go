@@ -216,10 +216,10 @@ func TestImportBreaksOff(t *testing.T) {
 		for _, refused := range []error{
 			forwardError(ctx, m, g.Rank()), m.Export(ctx, path+"2", nil), fullError(ctx, m),
 		} {
-			require.ErrorContains(t, refused, "an Import of "+path+" has broken off")
+			require.ErrorContains(t, refused, "an Import of "+path+" has failed in the middle")
 		}
 		if len(m.Params()) > 0 {
-			require.ErrorContains(t, opt.Step(1), "an Import of "+path+" has broken off")
+			require.ErrorContains(t, opt.Step(1), "an Import of "+path+" has failed in the middle")
 		}
 		require.NoError(t, m.Import(ctx, path, nil))
 		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))

@@ -448,7 +448,7 @@ func TestLoadDropsGradients(t *testing.T) {
 		require.NoError(t, err)
 		_, err = m.Load(ctx, dir, m.Opt, nil)
 		require.NoError(t, err)
-		require.ErrorContains(t, m.Backward(ctx), "Backward without a Forward")
+		require.ErrorContains(t, m.Backward(ctx), "Backward has no pending Forward")
 		require.Empty(t, kit.GradsOf(t, ctx, m.Sharded))
 		kit.RequireIdle(t, ctx, m.Sharded, batch)
 		want := kit.NewResharder(t, comm.Local(1)[0], 0, fsdp.Float64, 1, nil).Train(t, ctx, 0, 2)

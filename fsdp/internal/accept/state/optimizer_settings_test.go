@@ -68,7 +68,7 @@ func TestSettings(t *testing.T) {
 	}{
 		"alike": {to: saved.New, taken: true},
 		"other numbers": {to: optim.AdamW{WeightDecay: 0.01, Beta2: 0.95, Eps: 1e-6}.New,
-			said: `: the optimizer keeps its own settings, and its state was made with others; RestoreHyperparameters takes the settings of the state" ` +
+			said: `: the optimizer keeps its own settings, which differ from the settings of the loaded state: set RestoreHyperparameters to load these too" ` +
 				`"state -> optimizer"="[weight decay 0.1 -> 0.01 of a.w, b.w Eps 1e-08 -> 1e-06 of a.w, a.b, b.w weight decay 0 -> 0.01 of a.b]"`},
 		"taken":         {to: optim.AdamW{WeightDecay: 0.01, Eps: 1e-6}.New, options: &fsdp.LoadOptions{RestoreHyperparameters: true}, taken: true},
 		"another kind":  {to: optim.Adam{}.New, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "does not fit the model: another optimizer: AdamW -> Adam of a.w, a.b, b.w: make the saved kind, or accept no entry by AllowMissing and AllowExtra"},

@@ -184,7 +184,7 @@ func TestTwoJobs(t *testing.T) {
 
 // requireMixed checks that nothing goes on with parameters of which only a part was loaded.
 func requireMixed(t *testing.T, ctx context.Context, f *kit.Filler, g comm.Group) {
-	const why = "has broken off: parameters are not whole until a Load or Import succeeds"
+	const why = "has failed in the middle and left parameters partly loaded: call Load or Import again"
 	_, err := f.Forward(ctx, kit.ShapeBatch(g.Rank())...)
 	require.ErrorContains(t, err, why)
 	require.ErrorContains(t, f.Backward(ctx), why)
@@ -322,7 +322,7 @@ func TestExtras(t *testing.T) {
 	require.ErrorIs(t, c.Extra("scaler", &n), fsdp.ErrNoExtra)
 	require.ErrorContains(t, c.Extra("scaler", &n), latest+`: Extra "scaler": not in the checkpoint, which has ["name" "rank"] there`)
 	require.ErrorContains(t, c.Extra("name", &n), `json: cannot unmarshal string into Go value of type int: it was saved as "tiny"`)
-	require.ErrorContains(t, c.RankExtra("position", 2, &n), `RankExtra "position" of rank 2: 2 ranks have written it`)
+	require.ErrorContains(t, c.RankExtra("position", 2, &n), `RankExtra "position" of rank 2: 2 ranks`)
 }
 
 // TestKeepLast removes old checkpoints, and only those.

@@ -190,8 +190,8 @@ func TestSetFullOptimBreaksOff(t *testing.T) {
 		err = m.LoadOptimStateDict(ctx, 0, opt, fullAdam(), nil)
 		require.ErrorContains(t, err, kit.ErrStubborn.Error())
 		_, err = m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
-		require.ErrorContains(t, err, "LoadOptimStateDict has broken off")
-		require.ErrorContains(t, opt.Step(1), "LoadOptimStateDict has broken off")
+		require.ErrorContains(t, err, "LoadOptimStateDict has failed in the middle")
+		require.ErrorContains(t, opt.Step(1), "LoadOptimStateDict has failed in the middle")
 		opt.Refuse = ""
 		require.NoError(t, m.LoadOptimStateDict(ctx, 0, opt, fullAdam(), nil))
 		got, err := m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{AllRanks: true})
