@@ -456,7 +456,7 @@ func TestErrorTexts(t *testing.T) {
 	w, err := generate.New(m, size, generate.Config{Float64: true})
 	require.NoError(t, err)
 	_, err = w.Generate(t.Context(), [][]int{{vocab}}, generate.Options{MaxTokens: 1})
-	require.EqualError(t, err, fmt.Sprintf("generate: rank 0: batch tensor 0: call wte: embedding: index %d at position 0 is outside the table of %[1]d rows, 0 to %d: tokens need a model with the Vocab of their tokenizer", vocab, vocab-1))
+	require.EqualError(t, err, fmt.Sprintf("generate: rank 0: batch tensor 0: call wte: embedding: index %d at position 0 is outside the table of %[1]d rows, 0 to %d: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context", vocab, vocab-1))
 	require.NoError(t, m.Close())
 	ctx, cancel := context.WithCancel(t.Context())
 	m = wrap(t, comm.Local(1)[0], gpt, fsdp.Config{Precision: doubles})

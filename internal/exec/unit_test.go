@@ -354,7 +354,7 @@ func TestIntegers(t *testing.T) {
 	trial.CheckGradients(t)
 	trial.In[1][3] = 5
 	var r exec.Runner
-	require.EqualError(t, r.Forward(trial.Unit, trial.Call()), "embedding: index 5 at position 3 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer")
+	require.EqualError(t, r.Forward(trial.Unit, trial.Call()), "embedding: index 5 at position 3 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context")
 }
 
 // TestIntegersAreChecked: views of inputs are checked before a run, and constants when they are compiled.
@@ -371,7 +371,7 @@ func TestIntegersAreChecked(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, u.Check(1, []int{4, 3, 0, 1, 2, 4}))
 	require.NoError(t, u.Check(0, nil))
-	require.EqualError(t, u.Check(1, []int{0, 0, 0, 1, 5, 4}), "embedding: index 5 at position 4 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer")
+	require.EqualError(t, u.Check(1, []int{0, 0, 0, 1, 5, 4}), "embedding: index 5 at position 4 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context")
 
 	_, err = exec.Compile(&exec.Spec{Build: returning(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
 		rows, err := b.ConstTensor(tensor.New(tensor.WithShape(2), tensor.WithBacking([]int{4, -1})))

@@ -24,7 +24,7 @@ func Embedding[T Element](y, table []T, idx []int, rows, d int) error {
 func CheckIndices(idx []int, rows int) error {
 	for i, r := range idx {
 		if r < 0 || r >= rows {
-			return fmt.Errorf("index %d at position %d is outside the table of %d rows, 0 to %d: tokens need a model with the Vocab of their tokenizer",
+			return fmt.Errorf("index %d at position %d is outside the table of %d rows, 0 to %d: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context",
 				r, i, rows, rows-1)
 		}
 	}

@@ -124,7 +124,7 @@ func checkEmbeddingTwin[T Float](t *rapid.T) {
 
 func TestEmbeddingErrors(t *testing.T) {
 	y, table := []float32{7, 7, 7, 7}, make([]float32, 6)
-	require.EqualError(t, Embedding(y, table, []int{0, 3}, 3, 2), "index 3 at position 1 is outside the table of 3 rows, 0 to 2: tokens need a model with the Vocab of their tokenizer")
-	require.EqualError(t, Embedding(y, table, []int{-1, 0}, 3, 2), "index -1 at position 0 is outside the table of 3 rows, 0 to 2: tokens need a model with the Vocab of their tokenizer")
+	require.EqualError(t, Embedding(y, table, []int{0, 3}, 3, 2), "index 3 at position 1 is outside the table of 3 rows, 0 to 2: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context")
+	require.EqualError(t, Embedding(y, table, []int{-1, 0}, 3, 2), "index -1 at position 0 is outside the table of 3 rows, 0 to 2: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context")
 	require.Equal(t, []float32{7, 7, 7, 7}, y)
 }

@@ -296,7 +296,7 @@ func TestIntegersAreNotFloats(t *testing.T) {
 func TestBadData(t *testing.T) {
 	for i, op := range operations {
 		want := map[string]string{
-			"embedding":     "embedding: index 7 at position 2 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer",
+			"embedding":     "embedding: index 7 at position 2 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context",
 			"cross-entropy": "cross-entropy(-1): target 7 of row 2 is outside the 5 classes, which are 0 to 4",
 		}[op.name]
 		if want == "" {

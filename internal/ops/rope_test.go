@@ -56,7 +56,7 @@ func TestRopeMistakes(t *testing.T) {
 	at := rotary[len(rotary)-1]
 	tr := trial(t, at.f, []float64{4, 0, 5, 1, 2, 3}, at.intShape, at.shapes...)
 	var r exec.Runner
-	want := "rope(1,8,8,false): index 5 at position 2 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer"
+	want := "rope(1,8,8,false): index 5 at position 2 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context"
 	require.EqualError(t, r.Forward(tr.Unit, tr.Call()), want)
 	require.EqualError(t, tr.Unit.Check(1, []int{4, 0, 5, 1, 2, 3}), want)
 }

@@ -48,8 +48,8 @@ var badBatches = map[string]badBatch{
 // badTokens are batches of the right shape with contents that a tiny GPT refuses before the pass
 // starts.
 var badTokens = map[string]badBatch{
-	"token too large":  {with(0, 4, kit.TinyVocab), "batch tensor 0 (tokens): call wte: embedding: index 13 at position 4 is outside the table of 13 rows, 0 to 12: tokens need a model with the Vocab of their tokenizer"},
-	"negative token":   {with(0, 0, -1), "index -1 at position 0 is outside the table of 13 rows, 0 to 12: tokens need a model with the Vocab of their tokenizer"},
+	"token too large":  {with(0, 4, kit.TinyVocab), "batch tensor 0 (tokens): call wte: embedding: index 13 at position 4 is outside the table of 13 rows, 0 to 12: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context"},
+	"negative token":   {with(0, 0, -1), "index -1 at position 0 is outside the table of 13 rows, 0 to 12: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context"},
 	"target too large": {with(1, 5, 99), "batch tensor 1 (targets): call head: cross-entropy(-1): target 99 of row 5 is outside the 13 classes, which are 0 to 12"},
 }
 

@@ -85,8 +85,8 @@ func picking(how string) fsdp.Model {
 func TestGPUIntegers(t *testing.T) {
 	onGPU(t, func() {
 		for how, want := range map[string]string{
-			"another shape": "batch tensor 0: call pick: embedding: index -5 at position 0 is outside the table of 4 rows, 0 to 3: tokens need a model with the Vocab of their tokenizer",
-			"constant":      "call pick (*kit.Module): embedding: constant: index 4 at position 1 is outside the table of 4 rows, 0 to 3: tokens need a model with the Vocab of their tokenizer",
+			"another shape": "batch tensor 0: call pick: embedding: index -5 at position 0 is outside the table of 4 rows, 0 to 3: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context",
+			"constant":      "call pick (*kit.Module): embedding: constant: index 4 at position 1 is outside the table of 4 rows, 0 to 3: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context",
 			"computed":      "call pick (*kit.Module): + false on the GPU: there are no kernels for it",
 		} {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
