@@ -300,7 +300,7 @@ var lookupRow = &Row{
 		}
 		return Numel(o.In[arg])
 	},
-	Check: func(o *Op, v []int) error { return kernel.CheckIndices(v, o.In[0][o.Attrs.(Axis)]) },
+	Check: func(o *Op, _ int, v []int) error { return kernel.CheckIndices(v, o.In[0][o.Attrs.(Axis)]) },
 	Diff:  1,
 	Grad: func(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 		dx, err := (&Op{Row: lookupGradRow, Attrs: o.Attrs, Shape: o.In[0]}).add(dy, in[1])

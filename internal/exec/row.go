@@ -91,9 +91,9 @@ type Row struct {
 	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Trailing nil
 	// gradients may be omitted.
 	Grad func(o *Op, in G.Nodes, out, dy *G.Node) (G.Nodes, error)
-	// Check returns an error if the integers of an op with one integer argument are invalid, so
-	// that a batch can be refused before anything runs on it. The kernels check too.
-	Check func(o *Op, v []int) error
+	// Check returns an error if the integers of an argument are invalid, so that a batch can be
+	// refused before anything runs on it. The kernels check too.
+	Check func(o *Op, arg int, v []int) error
 	// Scratch returns the number of scratch elements for the kernels. Nil means none.
 	Scratch func(o *Op) int
 	// BF16 is the kernel for bfloat16 values, and BF16Scratch its number of float32 scratch

@@ -79,10 +79,11 @@ type Update struct {
 	Shape tensor.Shape // shape of the parameter
 }
 
-// inputCheck is an operation's condition for some of an input's integers.
+// inputCheck is an operation's condition for some of an input's integers, which are its argument.
 type inputCheck struct {
-	of Operand
-	op *Op
+	of  Operand
+	op  *Op
+	arg int
 }
 
 // Check returns an error if integers of input i are invalid. The forward would also find this, in
@@ -92,7 +93,7 @@ func (u *Unit) Check(i int, v []int) error {
 		if c.of.Index != i {
 			continue
 		}
-		if err := c.op.Check(c.op, c.of.ints(Bytes(v))); err != nil {
+		if err := c.op.Check(c.op, c.arg, c.of.ints(Bytes(v))); err != nil {
 			return fmt.Errorf("%v: %w", c.op, err)
 		}
 	}
@@ -115,9 +116,9 @@ func (u *Unit) inputChecks() error {
 			switch {
 			case !in.Op.ints[j]:
 			case o.Space == SpaceIn:
-				u.checks = append(u.checks, inputCheck{o, in.Op})
+				u.checks = append(u.checks, inputCheck{o, in.Op, j})
 			case o.Space == SpaceConst:
-				if err := in.Op.Check(in.Op, o.ints(u.Forward.consts[o.Index].Bytes)); err != nil {
+				if err := in.Op.Check(in.Op, j, o.ints(u.Forward.consts[o.Index].Bytes)); err != nil {
 					return fmt.Errorf("%v: constant: %w", in.Op, err)
 				}
 			}

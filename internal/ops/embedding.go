@@ -27,7 +27,7 @@ var embedding = &exec.Row{
 		}
 		return exec.Numel(o.In[arg])
 	},
-	Check: func(o *exec.Op, v []int) error { return kernel.CheckIndices(v, o.Dim("rows")) }, Diff: 1,
+	Check: func(o *exec.Op, _ int, v []int) error { return kernel.CheckIndices(v, o.Dim("rows")) }, Diff: 1,
 	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(embeddingGrad, dy, in[1])
 	},

@@ -58,7 +58,7 @@ func lossOf(o *exec.Op) (l kernel.Loss, n, classes int) {
 	return o.Attrs.(kernel.Loss), o.Dim("...") * o.Dim("n"), o.Dim("classes")
 }
 
-func checkTargets(o *exec.Op, v []int) error {
+func checkTargets(o *exec.Op, _ int, v []int) error {
 	l, _, classes := lossOf(o)
 	return kernel.CheckTargets(v, classes, l.Ignore)
 }

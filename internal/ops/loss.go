@@ -27,7 +27,7 @@ var crossEntropy = &exec.Row{
 	FLOPs: exec.Each(4), Diff: 1,
 	Scratch: func(o *exec.Op) int { return kernel.CrossEntropyScratch(o.Dim("classes")) },
 	BF16:    crossEntropyHalf, BF16Scratch: lossScratch,
-	Check: func(o *exec.Op, v []int) error {
+	Check: func(o *exec.Op, _ int, v []int) error {
 		return kernel.CheckTargets(v, o.Dim("classes"), o.Attrs.(Ignore).Target)
 	},
 	Grad: func(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {

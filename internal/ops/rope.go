@@ -93,7 +93,7 @@ var rope = &exec.Row{
 		runRope(kernel.NaiveRope, false)),
 	BF16: ropeHalf(false), BF16Scratch: ropeScratch,
 	FLOPs: ropeFLOPs, InPlace: true, Split: exec.ByKernel, Diff: 1,
-	Check: func(o *exec.Op, v []int) error { return kernel.CheckIndices(v, o.Dim("rows")) },
+	Check: func(o *exec.Op, _ int, v []int) error { return kernel.CheckIndices(v, o.Dim("rows")) },
 	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 		return o.Gradient(ropeGrad, append(G.Nodes{dy}, in[1:]...)...)
 	},
