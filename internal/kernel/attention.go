@@ -40,9 +40,30 @@ type Attention struct {
 	// far after the query. 0 hides none.
 	Window int
 
+	// Positions, if not nil, are the positions [Batch, QLen] of queries and keys in their documents.
+	// A document begins at position 0 and at the beginning of a sequence, and queries only see keys
+	// of their document. QLen and KLen are equal then.
+	Positions []int
+
 	// QStride, KStride, VStride and OutStride are the distances, in elements, between consecutive
 	// positions.
 	QStride, KStride, VStride, OutStride int
+}
+
+// CheckPositions returns an error unless the positions of rows of some length count up, from 0 in
+// each document. Only the first document of a row may begin later: it continues from another row.
+func CheckPositions(positions []int, length int) error {
+	for i, p := range positions {
+		row, token := i/length, i%length
+		switch {
+		case token == 0 && p < 0:
+			return fmt.Errorf("row %d begins at position %d: want 0, or more for a document that continues from another row", row, p)
+		case token > 0 && p != 0 && p != positions[i-1]+1:
+			return fmt.Errorf("token %d of row %d has position %d after position %d: want %d, or 0 where a document begins",
+				token, row, p, positions[i-1], positions[i-1]+1)
+		}
+	}
+	return nil
 }
 
 // queryBlock is the number of queries whose scores are held at once. A larger block makes the
@@ -131,71 +152,121 @@ func (a Attention) Pairs() (n int) {
 // float32. The weights of the values, and the gradients of scores, are rounded for their products.
 // Outputs and gradients are rounded once. Scratch has [AttentionBFloat16Scratch] elements then.
 func AttentionForward[E Element, T Float](c *Context, a Attention, out []E, lse []T, q, k, v []E, keyMask []int, bias, scratch []T) {
-	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
-	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
-	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
-	o.each(a.Batch*a.kvHeads(), func(b, kv int, seen keySpan) {
+	whole := newAttention(c, a, out, lse, q, k, v, keyMask, bias, scratch)
+	whole.each(a.Batch*a.kvHeads(), func(p part, kv int) {
+		o := whole.part(p)
+		seen := o.visibleKeys()
 		if usesTiles(&o, nil, seen) {
-			forwardTiles((*attention[half.BFloat16, float32])(unsafe.Pointer(&o)), any(out).([]half.BFloat16), any(lse).([]float32), b, kv, seen)
+			forwardTiles((*attention[half.BFloat16, float32])(unsafe.Pointer(&o)), kv, seen)
 			return
 		}
-		for q0 := 0; q0 < a.QLen; q0 += a.tilePositions() {
-			o.forwardTile(o.tile(b, kv, q0, seen), out, lse)
+		for q0 := 0; q0 < o.QLen; q0 += o.tilePositions() {
+			o.forwardTile(o.tile(kv, q0, seen))
 		}
 	})
 }
 
-// each calls f for the thread's share of all heads of keys of all batches, batch by batch. A share
-// consists of units: there are n of them for each batch, or with n = kvHeads one for each head,
-// with all batches.
-func (o *attention[E, T]) each(n int, f func(b, kv int, seen keySpan)) {
+// part is the queries [q0, q1) and the keys [k0, k1) of a batch that may see each other: all of
+// them, or a document.
+type part struct{ batch, q0, q1, k0, k1 int }
+
+// each calls f for each part of the thread's share of all heads of keys of all batches, batch by
+// batch. A share consists of units: there are n of them for each batch, or with n = kvHeads one for
+// each head, with all batches.
+func (o *attention[E, T]) each(n int, f func(p part, kv int)) {
 	lo, hi := o.c.Share(n, 1)
 	heads := o.kvHeads()
 	for b := range o.Batch {
-		seen := o.visibleKeys(b)
-		for h := range heads {
-			if i := (b*heads + h) % n; lo <= i && i < hi {
-				f(b, h, seen)
+		for p := (part{batch: b}); p.k1 < o.KLen; {
+			p = o.next(p)
+			for h := range heads {
+				if i := (b*heads + h) % n; lo <= i && i < hi {
+					f(p, h)
+				}
 			}
 		}
 	}
 }
 
+// next returns the part after p, whose queries and keys end where this one's begin.
+func (o *attention[E, T]) next(p part) part {
+	if o.Positions == nil {
+		return part{p.batch, 0, o.QLen, 0, o.KLen}
+	}
+	positions, end := o.Positions[p.batch*o.KLen:][:o.KLen], p.k1+1
+	for end < len(positions) && positions[end] != 0 {
+		end++
+	}
+	return part{p.batch, p.k1, end, p.k1, end}
+}
+
+// part returns the attention of a part: its kernels compute the same as for a batch of one sequence
+// with these queries and keys.
+func (o *attention[E, T]) part(p part) attention[E, T] {
+	s, q, k := *o, o.firstQuery(p), o.firstKey(p)
+	s.QLen, s.KLen = p.q1-p.q0, p.k1-p.k0
+	s.q, s.k, s.v = o.q[q*o.QStride:], o.k[k*o.KStride:], o.v[k*o.VStride:]
+	s.out, s.lse = o.out[q*o.OutStride:], o.lse[p.batch*o.Heads*o.QLen+p.q0:]
+	if o.keyMask != nil {
+		s.keyMask = o.keyMask[k:][:s.KLen]
+	}
+	if o.bias != nil {
+		s.bias = o.bias[o.firstBias(p):]
+	}
+	return s
+}
+
+// firstQuery returns the row of the first query of a part.
+func (o *attention[E, T]) firstQuery(p part) int { return p.batch*o.QLen + p.q0 }
+
+// firstKey returns the row of the first key of a part.
+func (o *attention[E, T]) firstKey(p part) int { return p.batch*o.KLen + p.k0 }
+
+// firstBias returns the index of the bias of the first query and key of a part.
+func (o *attention[E, T]) firstBias(p part) int { return p.q0*o.KLen + p.k0 }
+
 // forwardTile computes one block of queries.
-func (o *attention[E, T]) forwardTile(t tile, out []E, lse []T) {
+func (o *attention[E, T]) forwardTile(t tile) {
 	q, ldq := o.collect(t, 0, o.q, o.QStride)
 	p := o.scores(t, q, ldq)
 	for i := range t.rows {
 		r := t.row(i)
 		lo, hi, row := o.visible(t, p, r)
-		lse[o.stat(t, r)] = vec.SoftmaxRow(row[lo:hi], row[lo:hi], 1)
+		o.lse[o.stat(r)] = vec.SoftmaxRow(row[lo:hi], row[lo:hi], 1)
 		clear(row[:lo])
 		clear(row[hi:])
 	}
 	weights, ld := o.elements(t, p)
-	y, ldy := o.room(t, 0, out, o.OutStride)
+	y, ldy := o.room(t, 0, o.out, o.OutStride)
 	gemm.Gemm(&o.c.gemm, false, false, t.rows, o.HeadDim, t.keys, 1, weights, ld, o.v[t.k(o.VStride):], o.VStride, 0, y, ldy)
-	o.distribute(t, y, out, o.OutStride)
+	o.distribute(t, y, o.out, o.OutStride)
 }
 
-// attention is one call: its geometry with the scale filled in, and its operands.
+// attention is one call, or a part of it: its geometry with the scale filled in, and its operands.
 type attention[E Element, T Float] struct {
 	Attention
-	c       *Context
-	q, k, v []E
-	keyMask []int
-	bias    []T
-	scratch []T
+	allQueries, allKeys int // QLen and KLen of the call, which lse and bias have
+	c                   *Context
+	q, k, v, out        []E
+	keyMask             []int
+	lse, bias           []T
+	scratch             []T
 }
 
-func newAttention[E Element, T Float](c *Context, a Attention, q, k, v []E, keyMask []int, bias, scratch []T) attention[E, T] {
-	if a.Batch < 0 || min(a.QLen, a.KLen, a.Heads, a.HeadDim) < 1 || a.Window < 0 || a.kvHeads() < 1 || a.Heads%a.kvHeads() != 0 {
+func newAttention[E Element, T Float](c *Context, a Attention, out []E, lse []T, q, k, v []E, keyMask []int, bias, scratch []T) attention[E, T] {
+	if a.Batch < 0 || min(a.QLen, a.KLen, a.Heads, a.HeadDim) < 1 || a.Window < 0 || a.kvHeads() < 1 || a.Heads%a.kvHeads() != 0 ||
+		a.Positions != nil && a.QLen != a.KLen {
 		panic(fmt.Sprintf("kernel: Attention: bad size in %+v", a))
 	}
 	width := a.kvHeads() * a.HeadDim
 	checkRows("q", len(q), a.Batch*a.QLen, a.QStride, a.Heads*a.HeadDim)
 	checkRows("k", len(k), a.Batch*a.KLen, a.KStride, width)
 	checkRows("v", len(v), a.Batch*a.KLen, a.VStride, width)
+	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, a.Heads*a.HeadDim)
+	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
+	if a.Positions != nil {
+		check("Attention", "Positions", len(a.Positions), a.Batch*a.QLen)
+	}
 	if keyMask != nil {
 		check("Attention", "keyMask", len(keyMask), a.Batch*a.KLen)
 	}
@@ -212,7 +283,9 @@ func newAttention[E Element, T Float](c *Context, a Attention, q, k, v []E, keyM
 	if a.Scale == 0 {
 		a.Scale = 1 / math.Sqrt(float64(a.HeadDim))
 	}
-	return attention[E, T]{Attention: a, c: c, q: q, k: k, v: v, keyMask: keyMask, bias: bias, scratch: scratch}
+	return attention[E, T]{
+		Attention: a, allQueries: a.QLen, allKeys: a.KLen, c: c, q: q, k: k, v: v, out: out, keyMask: keyMask, lse: lse, bias: bias, scratch: scratch,
+	}
 }
 
 // checkRows panics unless a slice holds rows of the given width at the given stride.
@@ -232,13 +305,12 @@ type keySpan struct {
 	holes  bool
 }
 
-// visibleKeys returns the span of batch b, so that padding at either end costs nothing.
-func (o *attention[E, T]) visibleKeys(b int) keySpan {
-	s := keySpan{hi: o.KLen}
-	if o.keyMask == nil {
+// visibleKeys returns the span of a part, so that padding at either end costs nothing.
+func (o *attention[E, T]) visibleKeys() keySpan {
+	s, mask := keySpan{hi: o.KLen}, o.keyMask
+	if mask == nil {
 		return s
 	}
-	mask := o.keyMask[b*o.KLen : (b+1)*o.KLen]
 	for s.hi > 0 && mask[s.hi-1] == 0 {
 		s.hi--
 	}
@@ -261,8 +333,6 @@ type tile struct {
 	k0, keys    int // keys [k0, k0+keys)
 	holes       bool
 	kColumn     int // first column of their head in k and v
-	batch       int
-	kRow        int // row of key k0 in k and v
 }
 
 // row is a row of a tile.
@@ -276,32 +346,30 @@ func (t tile) row(i int) row {
 	return row{i, t.head + i%t.heads, t.q0 + i/t.heads}
 }
 
-func (o *attention[E, T]) tile(b, kv, q0 int, s keySpan) tile {
+func (o *attention[E, T]) tile(kv, q0 int, s keySpan) tile {
 	n := min(o.tilePositions(), o.QLen-q0)
 	lo, _ := o.sees(q0)
 	_, hi := o.sees(q0 + n - 1)
-	t := tile{q0: q0, queries: n, heads: o.group(), k0: max(lo, s.lo), holes: s.holes, kColumn: kv * o.HeadDim, batch: b}
+	t := tile{q0: q0, queries: n, heads: o.group(), k0: max(lo, s.lo), holes: s.holes, kColumn: kv * o.HeadDim}
 	t.keys = max(0, min(hi, s.hi)-t.k0)
-	t.head, t.rows, t.kRow = kv*t.heads, n*t.heads, b*o.KLen+t.k0
+	t.head, t.rows = kv*t.heads, n*t.heads
 	return t
 }
 
 // k returns the offset of the tile's first key in a slice of the given stride.
-func (t tile) k(stride int) int { return t.kRow*stride + t.kColumn }
+func (t tile) k(stride int) int { return t.k0*stride + t.kColumn }
 
 // at returns the offset of a row of a tile in q or out, of the given stride.
-func (o *attention[E, T]) at(t tile, r row, stride int) int {
-	return (t.batch*o.QLen+r.query)*stride + r.head*o.HeadDim
-}
+func (o *attention[E, T]) at(r row, stride int) int { return r.query*stride + r.head*o.HeadDim }
 
 // stat returns the index of a row of a tile in lse.
-func (o *attention[E, T]) stat(t tile, r row) int { return (t.batch*o.Heads+r.head)*o.QLen + r.query }
+func (o *attention[E, T]) stat(r row) int { return r.head*o.allQueries + r.query }
 
 // room returns memory for rows of a tile, and the stride. It is part of x, which has the layout of
 // q or out. For a group of heads, whose rows have no single stride, it is a slot of the scratch.
 func (o *attention[E, T]) room(t tile, slot int, x []E, stride int) (rows []E, ld int) {
 	if t.heads == 1 {
-		return x[o.at(t, t.row(0), stride):], stride
+		return x[o.at(t.row(0), stride):], stride
 	}
 	n := o.tileRows()
 	return low[E](o.scratch[2*n*o.scoreStride()+slot*n*o.HeadDim:][:n*o.HeadDim]), o.HeadDim
@@ -312,7 +380,7 @@ func (o *attention[E, T]) collect(t tile, slot int, x []E, stride int) (rows []E
 	rows, ld = o.room(t, slot, x, stride)
 	for i := 0; i < t.queries && t.heads > 1; i++ {
 		n := t.heads * ld
-		copy(rows[i*n:][:n], x[o.at(t, t.row(i*t.heads), stride):])
+		copy(rows[i*n:][:n], x[o.at(t.row(i*t.heads), stride):])
 	}
 	return rows, ld
 }
@@ -321,7 +389,7 @@ func (o *attention[E, T]) collect(t tile, slot int, x []E, stride int) (rows []E
 func (o *attention[E, T]) distribute(t tile, rows, x []E, stride int) {
 	for i := 0; i < t.queries && t.heads > 1; i++ {
 		n := t.heads * o.HeadDim
-		copy(x[o.at(t, t.row(i*t.heads), stride):][:n], rows[i*n:])
+		copy(x[o.at(t.row(i*t.heads), stride):][:n], rows[i*n:])
 	}
 }
 
@@ -369,7 +437,7 @@ func (o *attention[E, T]) visible(t tile, s []T, r row) (lo, hi int, row []T) {
 	if t.holes {
 		hide := T(math.Inf(-1))
 		for j := lo; j < hi; j++ {
-			if o.keyMask[t.kRow+j] == 0 {
+			if o.keyMask[t.k0+j] == 0 {
 				row[j] = hide
 			}
 		}
@@ -380,6 +448,6 @@ func (o *attention[E, T]) visible(t tile, s []T, r row) (lo, hi int, row []T) {
 // biasRow returns the row of a [Heads, QLen, KLen] array for a row of a tile, from the tile's first
 // key on.
 func (o *attention[E, T]) biasRow(bias []T, t tile, r row) []T {
-	at := (r.head*o.QLen + r.query) * o.KLen
+	at := (r.head*o.allQueries + r.query) * o.allKeys
 	return bias[at+t.k0 : at+o.KLen]
 }

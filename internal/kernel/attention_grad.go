@@ -20,18 +20,16 @@ import (
 //	dv = Pᵀ·dout    dS = P∘(dout·vᵀ - D)    dbias = dS    dq = Scale·dS·k    dk = Scale·dSᵀ·q
 func AttentionBackward[E Element, T Float](c *Context, a Attention, dq, dk, dv []E, dbias []T, q, k, v, out []E, lse []T, dout []E,
 	keyMask []int, bias, scratch []T) {
-	o := newAttention(c, a, q, k, v, keyMask, bias, scratch)
+	o := newAttention(c, a, out, lse, q, k, v, keyMask, bias, scratch)
 	width, kvWidth := a.Heads*a.HeadDim, a.kvHeads()*a.HeadDim
 	checkRows("dq", len(dq), a.Batch*a.QLen, a.QStride, width)
 	checkRows("dk", len(dk), a.Batch*a.KLen, a.KStride, kvWidth)
 	checkRows("dv", len(dv), a.Batch*a.KLen, a.VStride, kvWidth)
-	checkRows("out", len(out), a.Batch*a.QLen, a.OutStride, width)
 	checkRows("dout", len(dout), a.Batch*a.QLen, a.OutStride, width)
-	check("Attention", "lse", len(lse), a.Batch*a.Heads*a.QLen)
 	if dbias != nil {
 		check("Attention", "dbias", len(dbias), a.Heads*a.QLen*a.KLen)
 	}
-	g := attentionGrad[E, T]{attention: o, dq: dq, dk: dk, dv: dv, dbias: dbias, out: out, lse: lse, dout: dout}
+	whole := attentionGrad[E, T]{attention: o, dq: dq, dk: dk, dv: dv, dbias: dbias, dout: dout}
 	units := a.Batch * a.kvHeads()
 	if dbias != nil {
 		units = a.kvHeads() // the batches add to the same elements, in their order
@@ -39,40 +37,55 @@ func AttentionBackward[E Element, T Float](c *Context, a Attention, dq, dk, dv [
 		of := a.group() * a.QLen * a.KLen
 		clear(dbias[lo*of : hi*of])
 	}
-	g.each(units, func(b, kv int, seen keySpan) {
+	whole.each(units, func(p part, kv int) {
+		g := whole.part(p)
+		seen := g.visibleKeys()
 		if usesTiles(&g.attention, dbias, seen) {
-			keyHeadTiles((*attentionGrad[half.BFloat16, float32])(unsafe.Pointer(&g)), b, kv, seen)
+			keyHeadTiles((*attentionGrad[half.BFloat16, float32])(unsafe.Pointer(&g)), kv, seen)
 			return
 		}
-		g.keyHead(b, kv, seen)
+		g.keyHead(kv, seen)
 	})
 }
 
 // attentionGrad is one backward call.
 type attentionGrad[E Element, T Float] struct {
 	attention[E, T]
-	dq, dk, dv, out, dout []E
-	dbias, lse            []T
+	dq, dk, dv, dout []E
+	dbias            []T
+}
+
+// part returns the gradient of a part.
+func (g *attentionGrad[E, T]) part(p part) attentionGrad[E, T] {
+	q, k := g.firstQuery(p), g.firstKey(p)
+	s := attentionGrad[E, T]{
+		attention: g.attention.part(p),
+		dq:        g.dq[q*g.QStride:], dk: g.dk[k*g.KStride:], dv: g.dv[k*g.VStride:], dout: g.dout[q*g.OutStride:],
+	}
+	if g.dbias != nil {
+		s.dbias = g.dbias[g.firstBias(p):]
+	}
+	return s
 }
 
 // keyHead computes the gradients of one head of keys and values, and of the queries of all heads
 // that read it. It visits the blocks of queries from the last to the first. Without a window, the
 // last block sees every key that any block sees. So it writes all non-zero elements of dk and dv,
 // and the other blocks add to some of them.
-func (g *attentionGrad[E, T]) keyHead(b, kv int, seen keySpan) {
+func (g *attentionGrad[E, T]) keyHead(kv int, seen keySpan) {
 	n := g.tilePositions()
 	q0 := (g.QLen - 1) / n * n
-	all := g.tile(b, kv, q0, seen)
+	all := g.tile(kv, q0, seen)
 	var beta float64
 	if g.Window > 0 {
-		all.k0, all.keys, all.kRow = 0, g.KLen, b*g.KLen
+		all.k0, all.keys = 0, g.KLen
 		g.clearSums(all)
 		beta = 1
 	}
-	g.clearKeys(all, b*g.KLen, all.kRow)
-	g.clearKeys(all, all.kRow+all.keys, (b+1)*g.KLen)
+	g.clearKeys(all, 0, all.k0)
+	g.clearKeys(all, all.k0+all.keys, g.KLen)
 	for ; q0 >= 0; q0 -= n {
-		g.tileGrad(g.tile(b, kv, q0, seen), beta)
+		g.tileGrad(g.tile(kv, q0, seen), beta)
 		beta = 1
 	}
 	g.roundKeys(all)
@@ -147,7 +160,7 @@ func (g *attentionGrad[E, T]) tileGrad(t tile, beta float64) {
 		r := t.row(i)
 		lo, hi, row := g.visible(t, p, r)
 		slope := ds[i*lds:][:t.keys]
-		softmaxGrad(row, slope, lo, hi, g.lse[g.stat(t, r)], g.delta(g.at(t, r, g.OutStride)))
+		softmaxGrad(row, slope, lo, hi, g.lse[g.stat(r)], g.delta(g.at(r, g.OutStride)))
 		if g.dbias != nil {
 			vec.Accumulate(g.biasRow(g.dbias, t, r)[lo:hi], slope[lo:hi])
 		}

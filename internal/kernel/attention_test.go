@@ -34,6 +34,9 @@ func drawAttention[T Float](t *rapid.T, maxLen int) *attentionCase[T] {
 		Scale:   rapid.SampledFrom([]float64{0, 0.3, 1}).Draw(t, "scale"),
 		Causal:  rapid.Bool().Draw(t, "causal"),
 	}
+	if rapid.Bool().Draw(t, "square") {
+		a.KLen = a.QLen
+	}
 	a.KVHeads = a.Heads
 	a.Heads *= rapid.SampledFrom([]int{1, 1, 2, 3}).Draw(t, "group")
 	if rapid.Bool().Draw(t, "with window") {
@@ -53,6 +56,9 @@ func drawAttention[T Float](t *rapid.T, maxLen int) *attentionCase[T] {
 	}
 	if rapid.Bool().Draw(t, "with mask") {
 		c.keyMask = drawMask(t, src, a)
+	}
+	if a.QLen == a.KLen {
+		c.a.Positions = drawPositions(t, a.Batch, a.KLen)
 	}
 	return c
 }
@@ -215,7 +221,8 @@ func (r *roundedAttention) query(b, h, i int) {
 	for j := range scores {
 		scores[j] = math.Inf(-1)
 		place := i + a.KLen - a.QLen
-		if a.Causal && j > place || a.Window > 0 && max(j-place, place-j) >= a.Window || r.keyMask != nil && r.keyMask[b*a.KLen+j] == 0 {
+		if a.Causal && j > place || a.Window > 0 && max(j-place, place-j) >= a.Window || r.keyMask != nil && r.keyMask[b*a.KLen+j] == 0 ||
+			a.Positions != nil && naiveDocument(a, b, i) != naiveDocument(a, b, j) {
 			continue
 		}
 		scores[j] = scale * dot(wide(r.q[q:q+a.HeadDim]), wide(r.k[keyAt(b*a.KLen+j, a.KStride):][:a.HeadDim]))

@@ -71,24 +71,24 @@ func tilesScratch(a Attention) int {
 }
 
 // forwardTiles computes the queries that read one head of keys.
-func forwardTiles(o *attention[half.BFloat16, float32], out []half.BFloat16, lse []float32, b, kv int, seen keySpan) {
+func forwardTiles(o *attention[half.BFloat16, float32], kv int, seen keySpan) {
 	d, w, keys := o.HeadDim, &o.c.gemm, seen.hi
 	buffers := tileBuffers{o.scratch}
 	kPanel, vPanel := gemm.TilePanel(d), gemm.TilePanel(keys)
 	kt, v := buffers.low(padded(o.KLen)*padded(d)), buffers.low(padded(o.KLen)*padded(d))
 	lds := padded(o.KLen) + gap
 	s, p := buffers.floats(strip*lds), buffers.low(strip*lds)
-	gemm.PackTiles(w, kt, kPanel, true, keys, d, o.k[b*o.KLen*o.KStride+kv*d:], o.KStride)
-	gemm.PackTiles(w, v, vPanel, false, d, keys, o.v[b*o.KLen*o.VStride+kv*d:], o.VStride)
+	gemm.PackTiles(w, kt, kPanel, true, keys, d, o.k[kv*d:], o.KStride)
+	gemm.PackTiles(w, v, vPanel, false, d, keys, o.v[kv*d:], o.VStride)
 	var spans [strip]scores.Span
 	for h := kv * o.group(); h < (kv+1)*o.group(); h++ {
 		for q0 := 0; q0 < o.QLen; q0 += strip {
 			rows := min(strip, o.QLen-q0)
 			lo, hi := o.querySpans(spans[:rows], q0, seen)
-			at, cols := b*o.QLen+q0, padded(hi-lo)
-			gemm.GemmTiles(w, false, rows, hi-lo, d, o.Scale, o.q[at*o.QStride+h*d:], o.QStride, kt[lo/strip*kPanel:], kPanel, 0, s, lds)
-			scores.Softmax(p, lds, s, lds, cols, spans[:rows], lse[(b*o.Heads+h)*o.QLen+q0:][:rows])
-			gemm.GemmTiles(w, false, rows, d, cols, 1, p, lds, v[lo*strip:], vPanel, 0, out[at*o.OutStride+h*d:], o.OutStride)
+			cols := padded(hi - lo)
+			gemm.GemmTiles(w, false, rows, hi-lo, d, o.Scale, o.q[q0*o.QStride+h*d:], o.QStride, kt[lo/strip*kPanel:], kPanel, 0, s, lds)
+			scores.Softmax(p, lds, s, lds, cols, spans[:rows], o.lse[h*o.allQueries+q0:][:rows])
+			gemm.GemmTiles(w, false, rows, d, cols, 1, p, lds, v[lo*strip:], vPanel, 0, o.out[q0*o.OutStride+h*d:], o.OutStride)
 		}
 	}
 }
@@ -156,7 +156,7 @@ func shiftSpans(spans []scores.Span, by int) {
 // tileGrads is the backward pass of a head of keys.
 type tileGrads struct {
 	attentionGrad[half.BFloat16, float32]
-	b, kv                   int
+	kv                      int
 	queries                 int             // of a head, padded
 	qt, doutt               []half.BFloat16 // panels of queries, k of HeadDim
 	q, dout, k              []half.BFloat16 // panels of HeadDim columns
@@ -171,10 +171,10 @@ type tileGrads struct {
 }
 
 // keyHeadTiles computes the results of keyHead.
-func keyHeadTiles(g *attentionGrad[half.BFloat16, float32], b, kv int, seen keySpan) {
+func keyHeadTiles(g *attentionGrad[half.BFloat16, float32], kv int, seen keySpan) {
 	d, n := g.HeadDim, g.group()*padded(g.QLen)
 	buffers := tileBuffers{g.scratch}
-	t := tileGrads{attentionGrad: *g, b: b, kv: kv, queries: padded(g.QLen), stride: n + gap,
+	t := tileGrads{attentionGrad: *g, kv: kv, queries: padded(g.QLen), stride: n + gap,
 		across: gemm.TilePanel(d), along: gemm.TilePanel(n), keyPanel: gemm.TilePanel(g.KLen)}
 	t.qt, t.doutt = buffers.low(n*padded(d)), buffers.low(n*padded(d))
 	t.q, t.dout = buffers.low(n*padded(d)), buffers.low(n*padded(d))
@@ -195,17 +195,17 @@ func keyHeadTiles(g *attentionGrad[half.BFloat16, float32], b, kv int, seen keyS
 func (t *tileGrads) pack(rows []float32) {
 	d, w := t.HeadDim, &t.c.gemm
 	clear(t.sums)
-	gemm.PackTiles(w, t.k, t.keyPanel, false, d, t.KLen, t.attention.k[t.b*t.KLen*t.KStride+t.kv*d:], t.KStride)
+	gemm.PackTiles(w, t.k, t.keyPanel, false, d, t.KLen, t.attention.k[t.kv*d:], t.KStride)
 	for i := range t.group() {
 		h, first := t.kv*t.group()+i, i*t.queries
-		q, dout := t.attention.q[t.b*t.QLen*t.QStride+h*d:], t.attentionGrad.dout[t.b*t.QLen*t.OutStride+h*d:]
+		q, dout := t.attention.q[h*d:], t.attentionGrad.dout[h*d:]
 		gemm.PackTiles(w, t.qt[first/strip*t.across:], t.across, true, t.QLen, d, q, t.QStride)
 		gemm.PackTiles(w, t.doutt[first/strip*t.across:], t.across, true, t.QLen, d, dout, t.OutStride)
 		gemm.PackTiles(w, t.q[first*strip:], t.along, false, d, t.QLen, q, t.QStride)
 		gemm.PackTiles(w, t.dout[first*strip:], t.along, false, d, t.QLen, dout, t.OutStride)
-		copy(t.logs[first:], t.lse[(t.b*t.Heads+h)*t.QLen:][:t.QLen])
+		copy(t.logs[first:], t.lse[h*t.allQueries:][:t.QLen])
 		for j := range t.QLen {
-			t.deltas[first+j] = delta(rows, t.out[(t.b*t.QLen+j)*t.OutStride+h*d:], dout[j*t.OutStride:], d)
+			t.deltas[first+j] = delta(rows, t.out[j*t.OutStride+h*d:], dout[j*t.OutStride:], d)
 		}
 	}
 }
@@ -223,7 +223,7 @@ func (t *tileGrads) keys(k0, k1 int, seen keySpan) {
 		}
 	}
 	if lo >= hi {
-		t.clearKeys(tile{kColumn: t.kv * d}, t.b*t.KLen+k0, t.b*t.KLen+k1)
+		t.clearKeys(tile{kColumn: t.kv * d}, k0, k1)
 		return
 	}
 	for i := k0; i < k1; i += strip {
@@ -241,9 +241,9 @@ func (t *tileGrads) keys(k0, k1 int, seen keySpan) {
 // strip computes dk and dv of the keys from i on, and their ds for queries lo to hi. Queries before
 // first see none of these keys.
 func (t *tileGrads) strip(i, k0, lo, hi, first int, spans []scores.Span) {
-	d, w, rows, row := t.HeadDim, &t.c.gemm, len(spans), t.b*t.KLen+i
-	k, v := t.attention.k[row*t.KStride+t.kv*d:], t.attention.v[row*t.VStride+t.kv*d:]
-	dk, dv := t.dk[row*t.KStride+t.kv*d:], t.dv[row*t.VStride+t.kv*d:]
+	d, w, rows := t.HeadDim, &t.c.gemm, len(spans)
+	k, v := t.attention.k[i*t.KStride+t.kv*d:], t.attention.v[i*t.VStride+t.kv*d:]
+	dk, dv := t.dk[i*t.KStride+t.kv*d:], t.dv[i*t.VStride+t.kv*d:]
 	first = max(first, lo)
 	ds := t.ds[(i-k0)*t.stride:]
 	for h := range t.group() {
@@ -271,7 +271,7 @@ func (t *tileGrads) roundQueries() {
 	d := t.HeadDim
 	for i := range t.group() {
 		for j := range t.QLen {
-			at := (t.b*t.QLen+j)*t.QStride + (t.kv*t.group()+i)*d
+			at := j*t.QStride + (t.kv*t.group()+i)*d
 			half.Narrow(t.dq[at:][:d], t.sums[(i*t.queries+j)*d:])
 		}
 	}

@@ -176,7 +176,8 @@ func naiveProbabilities(a Attention, q, k []float64, keyMask []int, bias []float
 	kv, at := h/a.group()*a.HeadDim, i+a.KLen-a.QLen
 	var sum float64
 	for j := range p {
-		if a.Causal && j > at || a.Window > 0 && (j <= at-a.Window || j >= at+a.Window) || keyMask != nil && keyMask[b*a.KLen+j] == 0 {
+		if a.Causal && j > at || a.Window > 0 && (j <= at-a.Window || j >= at+a.Window) || keyMask != nil && keyMask[b*a.KLen+j] == 0 ||
+			a.Positions != nil && naiveDocument(a, b, i) != naiveDocument(a, b, j) {
 			continue
 		}
 		var s float64
@@ -196,6 +197,16 @@ func naiveProbabilities(a Attention, q, k []float64, keyMask []int, bias []float
 		}
 	}
 	return p, math.Log(sum)
+}
+
+// naiveDocument returns the number of the document of token i of batch b.
+func naiveDocument(a Attention, b, i int) (n int) {
+	for _, p := range a.Positions[b*a.KLen+1:][:i] {
+		if p == 0 {
+			n++
+		}
+	}
+	return n
 }
 
 func naiveScale(a Attention) float64 {

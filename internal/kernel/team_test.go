@@ -202,6 +202,10 @@ func attentionCall[E Element, T Float](t *rapid.T, s *source[T], from func([]T) 
 		QLen: rapid.IntRange(1, 130).Draw(t, "queries"), KLen: rapid.IntRange(1, 130).Draw(t, "keys"),
 		HeadDim: rapid.IntRange(1, 40).Draw(t, "columns"), Causal: rapid.Bool().Draw(t, "causal"),
 	}
+	if rapid.Bool().Draw(t, "square") {
+		a.KLen = a.QLen
+		a.Positions = drawPositions(t, a.Batch, a.KLen)
+	}
 	d := a.Heads * a.HeadDim
 	a.QStride, a.KStride, a.VStride, a.OutStride = d, d, d, d
 	rows, keys, stats := a.Batch*a.QLen, a.Batch*a.KLen, a.Batch*a.Heads*a.QLen
