@@ -28,6 +28,12 @@ type Attention struct {
 	// Mask is nil or ints [B, Tk]: it hides the keys where it is zero. Hidden keys and values must
 	// be finite, too.
 	Mask *gorgonia.Node
+	// Positions is nil, or ints [B, T] for rows that have several documents each: the position of
+	// each token in its document. A query sees the keys of its own document only. A document begins
+	// where the position is 0; the first one of a row may begin later, if it continues from another
+	// row. Queries and keys are of the same tokens. The documents of a row are computed one by one,
+	// as if each had a row to itself, so keys of other documents take no time.
+	Positions *gorgonia.Node
 	// Bias is nil or [Heads, Tq, Tk], and added to the scaled scores of every sequence: relative
 	// positions as in T5, ALiBi. In passes in bfloat16 it is float32.
 	Bias *gorgonia.Node
@@ -54,9 +60,10 @@ func (a Attention) attributes() ops.Attention {
 // of one sequence.
 //
 // Errors: widths that do not divide into heads, sequences and batches that do not fit each other, a
-// Window that is negative, a Scale that is not finite.
+// Window that is negative, a Scale that is not finite. Positions that do not count up are an error of
+// the pass.
 func SDPA(q, k, v *gorgonia.Node, a Attention) (*gorgonia.Node, error) {
-	return ops.SDPA(q, k, v, a.Mask, a.Bias, a.attributes())
+	return ops.SDPA(q, k, v, a.Mask, a.Positions, a.Bias, a.attributes())
 }
 
 // SelfAttention is [SDPA] of queries, keys and values that are joined in qkv [B, T,
@@ -64,5 +71,5 @@ func SDPA(q, k, v *gorgonia.Node, a Attention) (*gorgonia.Node, error) {
 // queries, then of keys, then of values. The result is [B, T, Heads*Dh]. qkv is read in place, and
 // its gradient is written in place.
 func SelfAttention(qkv *gorgonia.Node, a Attention) (*gorgonia.Node, error) {
-	return ops.SelfAttention(qkv, a.Mask, a.Bias, a.attributes())
+	return ops.SelfAttention(qkv, a.Mask, a.Positions, a.Bias, a.attributes())
 }

@@ -26,7 +26,7 @@ func buildForMachine(x, gain, bias, w *G.Node) (*G.Node, error) {
 	if y, err = ops.GELUTanh(y); err != nil {
 		return nil, err
 	}
-	return ops.SelfAttention(y, nil, nil, ops.Attention{Heads: 2, Causal: true})
+	return ops.SelfAttention(y, nil, nil, nil, ops.Attention{Heads: 2, Causal: true})
 }
 
 // TestOpsInTapeMachine runs fused operations and their gradients in Gorgonia's own machine, with

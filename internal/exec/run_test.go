@@ -30,7 +30,7 @@ var fusedSpec = &exec.Spec{
 		if h, err = ops.Linear(h, p[1], p[2]); err != nil {
 			return nil, err
 		}
-		if h, err = ops.SelfAttention(h, nil, nil, ops.Attention{Heads: 2, Causal: true}); err != nil {
+		if h, err = ops.SelfAttention(h, nil, nil, nil, ops.Attention{Heads: 2, Causal: true}); err != nil {
 			return nil, err
 		}
 		if h, err = ops.Linear(h, p[3], nil); err != nil {

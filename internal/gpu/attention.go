@@ -30,16 +30,17 @@ type attention struct {
 	size             int // bytes of an element
 	q, k, v          address
 	bias, mask       any            // an address, or null
+	documents        any            // see attention.h: an address, or null
 	rest             []exec.Operand // arguments of a gradient: packed, dy
 	columns          int            // of a head, for kernels with tensor cores; 0 for the kernels of any size
 }
 
-func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (*attention, error) {
+func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (a *attention, err error) {
 	o := in.Op
 	if attr := o.Attrs.(ops.Attention); attr.Window > 0 && !attr.Causal {
 		return nil, fmt.Errorf("there are no kernels for a window of %d without Causal: train the model on the CPU", attr.Window)
 	}
-	a := &attention{Attention: o.Attrs.(ops.Attention), joined: joined, size: b.size(), batch: o.Dim("B"), bias: null, mask: null}
+	a = &attention{Attention: o.Attrs.(ops.Attention), joined: joined, size: b.size(), batch: o.Dim("B"), bias: null, mask: null, documents: null}
 	a.d = o.Dim("H*Dh") / a.Heads
 	a.Scale = cmp.Or(a.Scale, 1/math.Sqrt(float64(a.d)))
 	args := in.In
@@ -59,11 +60,17 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (*att
 	if biased {
 		a.bias, args = at(args[0]), args[1:]
 	}
-	if a.rest = args[:rest]; len(args) > rest {
-		a.mask = at(args[rest])
-	}
+	a.rest, args = args[:rest], args[rest:]
 	a.columns = a.padded(b.kind)
-	return a, nil
+	if n := len(args) - 1; a.Packed {
+		tokens, documents := a.batch*a.tk, b.temp(a.batch*a.tk*8)
+		a.documents = documents
+		err, args = b.threads("attention_documents", tokens, documents, args[n], int32(a.tk), uint64(tokens)), args[:n]
+	}
+	if len(args) > 0 {
+		a.mask = at(args[0])
+	}
+	return a, err
 }
 
 // split returns the addresses of q, k and v, or of their gradients, in one operand: as columns, or
@@ -105,7 +112,7 @@ func (a *attention) stats() int { return a.batch * a.Heads * a.tq }
 // shape returns the kernel arguments for the geometry.
 func (a *attention) shape() []any {
 	i := func(n int) int32 { return int32(n) }
-	return []any{i(a.Heads), i(a.Heads / a.KVHeads), i(a.d), i(a.tq), i(a.tk), i(a.qs), i(a.ks), a.Causal, i(a.Window), a.Scale}
+	return []any{i(a.Heads), i(a.Heads / a.KVHeads), i(a.d), i(a.tq), i(a.tk), i(a.qs), i(a.ks), a.Causal, i(a.Window), a.Scale, a.documents}
 }
 
 // warps launches a kernel for any geometry, with one warp for each of n rows.

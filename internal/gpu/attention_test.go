@@ -40,13 +40,14 @@ func drawAttention(rt *rapid.T, d int, at ...int) attention {
 	if a.Causal {
 		a.Window = rapid.SampledFrom([]int{0, 0, 1, 7, 64, 100}).Draw(rt, "window")
 	}
+	a.Packed = a.tk == a.tq && flag("packed")
 	a.Scale = rapid.SampledFrom([]float64{0, 0, 0.02}).Draw(rt, "scale")
 	a.extra = rapid.SampledFrom([]float64{0, math.Inf(-1)}).Draw(rt, "extra")
 	return a
 }
 
-// args returns the values of the arguments that take gradients, and of the mask.
-func (a attention) args(u *use) (in []exec.Value, mask []exec.Value) {
+// args returns the values of the arguments that take gradients, and of the mask and the positions.
+func (a attention) args(u *use) (in, last []exec.Value) {
 	q, kv := a.Heads*a.d, a.KVHeads*a.d
 	if a.joined {
 		in = []exec.Value{u.value(u.low(), a.batch, a.tq, q+2*kv)}
@@ -69,33 +70,49 @@ func (a attention) args(u *use) (in []exec.Value, mask []exec.Value) {
 	if a.masked {
 		m := u.index(a.batch*a.tk, 3)
 		m.Shape = tensor.Shape{a.batch, a.tk}
-		mask = []exec.Value{m}
+		last = append(last, m)
 	}
-	return in, mask
+	if a.Packed {
+		p := u.index(a.batch*a.tk, 3)
+		p.Shape = tensor.Shape{a.batch, a.tk}
+		for i, positions := 0, exec.Data[int](p.Bytes); i < len(positions); i++ {
+			if i%a.tk > 0 {
+				positions[i] = 0
+				if u.rand.IntN(50) > 0 {
+					positions[i] = positions[i-1] + 1
+				}
+			}
+		}
+		last = append(last, p)
+	}
+	return in, last
 }
 
 // apply returns the node for arguments.
-func (a attention) apply(u *use, in, mask []exec.Value) (y *G.Node, nodes []*G.Node) {
+func (a attention) apply(u *use, in, last []exec.Value) (y *G.Node, nodes []*G.Node) {
 	for _, v := range in {
 		nodes = append(nodes, u.node(v.Shape...))
 	}
-	var m, bias *G.Node
-	if a.masked {
-		m = u.ints(mask[0].Shape...)
-	}
+	var m, positions, bias *G.Node
 	if a.biased {
 		bias = nodes[len(nodes)-1]
 	}
+	for _, v := range last {
+		nodes = append(nodes, u.ints(v.Shape...))
+	}
+	if a.masked {
+		m = nodes[len(in)]
+	}
+	if a.Packed {
+		positions = nodes[len(nodes)-1]
+	}
 	var err error
 	if a.joined {
-		y, err = ops.SelfAttention(nodes[0], m, bias, a.Attention)
+		y, err = ops.SelfAttention(nodes[0], m, positions, bias, a.Attention)
 	} else {
-		y, err = ops.SDPA(nodes[0], nodes[1], nodes[2], m, bias, a.Attention)
+		y, err = ops.SDPA(nodes[0], nodes[1], nodes[2], m, positions, bias, a.Attention)
 	}
 	require.NoError(u, err)
-	if a.masked {
-		nodes = append(nodes, m)
-	}
 	return packed(u, y), nodes
 }
 
@@ -103,22 +120,22 @@ func (a attention) apply(u *use, in, mask []exec.Value) (y *G.Node, nodes []*G.N
 type runner = func(n *G.Node, out exec.Form, args ...exec.Value) exec.Value
 
 // forward runs the operation.
-func (a attention) forward(u *use, f runner, in, mask []exec.Value) (n *G.Node, nodes []*G.Node, y exec.Value) {
-	n, nodes = a.apply(u, in, mask)
-	return n, nodes, f(n, exec.Form{Half: u.half, Tail: a.batch * a.Heads * a.tq}, slices.Concat(in, mask)...)
+func (a attention) forward(u *use, f runner, in, last []exec.Value) (n *G.Node, nodes []*G.Node, y exec.Value) {
+	n, nodes = a.apply(u, in, last)
+	return n, nodes, f(n, exec.Form{Half: u.half, Tail: a.batch * a.Heads * a.tq}, slices.Concat(in, last)...)
 }
 
 // run runs forward and backward on random values.
 func (a attention) run(u *use, f runner) (y, grad exec.Value) {
-	in, mask := a.args(u)
-	n, nodes, y := a.forward(u, f, in, mask)
+	in, last := a.args(u)
+	n, nodes, y := a.forward(u, f, in, last)
 	tail := 0
 	if a.biased {
 		tail = a.Heads * a.tq * a.tk
 	}
 	dy := u.value(u.low(), a.batch, a.tq, a.Heads*a.d)
 	dx := packed(u, gradient(u, n, 0, nodes...))
-	return y, f(dx, exec.Form{Half: u.half, Tail: tail}, slices.Concat(in, []exec.Value{y, dy}, mask)...)
+	return y, f(dx, exec.Form{Half: u.half, Tail: tail}, slices.Concat(in, []exec.Value{y, dy}, last)...)
 }
 
 // device runs operations on the device and checks them.
@@ -150,11 +167,11 @@ func TestAttentionOfExtremes(t *testing.T) {
 		a := drawAttention(rt, rapid.SampledFrom([]int{5, 8}).Draw(rt, "d"))
 		a.Scale, u.tol = 20, min(2000*u.tol, 0.3)
 		a.run(u, device(u))
-		in, mask := a.args(u)
+		in, last := a.args(u)
 		for i := range elementBytes(in[0]) {
 			in[0].Bytes[i] = math.MaxUint8
 		}
-		a.forward(u, device(u), in, mask)
+		a.forward(u, device(u), in, last)
 	})
 }
 
@@ -191,7 +208,7 @@ func TestWindowOnBothSides(t *testing.T) {
 	m := gputest.New(t)
 	u := &use{T: t, Machine: m, dtype: tensor.Float32, rand: rand.New(rand.NewPCG(1, 2))}
 	local := func(x []*G.Node) (*G.Node, error) {
-		return ops.SelfAttention(x[0], nil, nil, ops.Attention{Heads: 2, Window: 3})
+		return ops.SelfAttention(x[0], nil, nil, nil, ops.Attention{Heads: 2, Window: 3})
 	}
 	in, f := u.compiled(ops.KindAttention, local, u.low(), u.value(u.low(), 1, 5, 12))
 	_, err := m.Try(t, in, f, false)

@@ -21,28 +21,38 @@ type Attention struct {
 	Causal  bool    // hide from query i the keys j > i + Tk - Tq
 	Window  int     // hide the keys that are Window or more positions from i + Tk - Tq; 0 hides none
 	Scale   float64 // of the scores; 0 means 1/√Dh
+	Packed  bool    // the last argument has positions; set for calls with positions
 }
 
 // SelfAttention is [SDPA] for q, k and v packed in qkv [B, T, (Heads+2*KVHeads)*Dh]: the last
 // dimension has the heads of q, then of k, then of v. The result is [B, T, Heads*Dh].
-func SelfAttention(qkv, mask, bias *G.Node, a Attention) (*G.Node, error) {
-	return a.apply(attention, attentionBias, mask, bias, qkv)
+func SelfAttention(qkv, mask, positions, bias *G.Node, a Attention) (*G.Node, error) {
+	return a.apply(attention, attentionBias, mask, positions, bias, qkv)
 }
 
 // SDPA returns softmax(Scale·q·kᵀ + bias)·v of each head, for q [B, Tq, Heads*Dh] and k and v [B,
 // Tk, KVHeads*Dh]: [B, Tq, Heads*Dh]. mask, nil or ints [B, Tk], hides the keys where it is zero. A
-// query that sees no key gives zeros. bias is nil or [Heads, Tq, Tk], the same for the whole batch.
-func SDPA(q, k, v, mask, bias *G.Node, a Attention) (*G.Node, error) {
-	return a.apply(sdpa, sdpaBias, mask, bias, q, k, v)
+// query that sees no key gives zeros. positions, nil or ints [B, Tk], make documents: see
+// [kernel.Attention]. bias is nil or [Heads, Tq, Tk], the same for the whole batch.
+func SDPA(q, k, v, mask, positions, bias *G.Node, a Attention) (*G.Node, error) {
+	return a.apply(sdpa, sdpaBias, mask, positions, bias, q, k, v)
 }
 
 // apply applies the row for the arguments: row without a bias, or biased.
-func (a Attention) apply(row, biased *exec.Row, mask, bias *G.Node, in ...*G.Node) (*G.Node, error) {
+func (a Attention) apply(row, biased *exec.Row, mask, positions, bias *G.Node, in ...*G.Node) (*G.Node, error) {
+	for _, x := range in { // without a mask, positions have its place in Row.Shapes
+		if s := x.Shape(); positions != nil && len(s) == 3 && !positions.Shape().Eq(s[:2]) {
+			return nil, fmt.Errorf("%s: positions are %v, want %v", row.Kind, positions.Shape(), s[:2])
+		}
+	}
 	if bias != nil {
 		row, in = biased, append(in, bias)
 	}
 	if mask != nil {
 		in = append(in, mask)
+	}
+	if a.Packed = positions != nil; a.Packed {
+		in = append(in, positions)
 	}
 	a.KVHeads = cmp.Or(a.KVHeads, a.Heads)
 	return first(row.Apply(a, in...))
@@ -102,7 +112,7 @@ func (p form) row(kind exec.Kind, grad *exec.Row) *exec.Row {
 	return p.with(exec.Row{
 		Kind: kind, Doc: doc, Fit: p.fit, Diff: n,
 		Shapes: p.rule("q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh]", "qkv [B T (H+2*KV)*Dh]", ", bias f32 [heads Tq Tk]",
-			", mask? int [B Tk] -> y [B Tq H*Dh] | lse f32 [B heads Tq]"),
+			", mask? int [B Tk], positions? int [B Tk] -> y [B Tq H*Dh] | lse f32 [B heads Tq]"),
 		Kernels: kernels(runAttention(p, kernel.AttentionForward[float32, float32]),
 			runAttention(p, kernel.AttentionForward[float64, float64]), runAttention(p, kernel.NaiveAttentionForward)),
 		BF16: runAttention(p, kernel.AttentionForward[half.BFloat16, float32]),
@@ -115,7 +125,7 @@ func (p form) row(kind exec.Kind, grad *exec.Row) *exec.Row {
 func (p form) grad(kind exec.Kind) *exec.Row {
 	return p.with(exec.Row{
 		Kind: kind, Doc: "the gradients, from the scores computed again",
-		Shapes: p.rule("q, k, v", "qkv", ", bias f32", ", packed, dy, mask? int -> ") +
+		Shapes: p.rule("q, k, v", "qkv", ", bias f32", ", packed, dy, mask? int, positions? int -> ") +
 			p.rule("dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh]", "dqkv [B T (H+2*KV)*Dh]", " | dbias f32 [heads Tq Tk]", ""),
 		Kernels: kernels(runAttentionGrad(p, kernel.AttentionBackward[float32, float32]),
 			runAttentionGrad(p, kernel.AttentionBackward[float64, float64]), runAttentionGrad(p, kernel.NaiveAttentionBackward)),
@@ -127,7 +137,7 @@ func (p form) grad(kind exec.Kind) *exec.Row {
 // each column of all heads and each visible pair of a query and a key. Keys hidden by a mask count,
 // as the mask is unknown when an op is made.
 func (p form) with(r exec.Row, flops int) *exec.Row {
-	r.Attr, r.Split = Attention{}, exec.ByKernel
+	r.Attr, r.Split, r.Check = Attention{}, exec.ByKernel, p.check
 	r.Scratch = func(o *exec.Op) int { return kernel.AttentionScratch(p.geometry(o)) }
 	r.BF16Scratch = func(o *exec.Op) int { return kernel.AttentionBFloat16Scratch(p.geometry(o)) }
 	r.Attention = func(o *exec.Op) (headDim, scores, products int) {
@@ -166,6 +176,14 @@ func (p form) fit(o *exec.Op) error {
 		return fmt.Errorf("bias is %v, want %d heads", o.In[p.args()-1], a.Heads)
 	}
 	return nil
+}
+
+// check checks positions. A mask may have any values.
+func (p form) check(o *exec.Op, arg int, v []int) error {
+	if a := o.Attrs.(Attention); !a.Packed || arg != len(o.In)-1 {
+		return nil
+	}
+	return kernel.CheckPositions(v, p.geometry(o).KLen)
 }
 
 // geometry returns the geometry for the kernels.
@@ -214,12 +232,17 @@ func last[T kernel.Float](v exec.Value, n int) []T {
 	return exec.Data[T](v.Bytes[len(v.Bytes)-n*int(unsafe.Sizeof(T(0))):])
 }
 
-// maskOf returns the last argument, or nil if it was omitted.
-func maskOf(rest []exec.Value) []int {
-	if len(rest) == 0 {
-		return nil
+// visible sets the positions of the geometry, and returns the mask. rest is the last arguments: none,
+// either, or both.
+func visible(a *kernel.Attention, packed bool, rest []exec.Value) (mask []int, err error) {
+	if n := len(rest) - 1; packed {
+		a.Positions, rest = exec.Data[int](rest[n].Bytes), rest[:n]
+		err = kernel.CheckPositions(a.Positions, a.KLen)
 	}
-	return exec.Data[int](rest[0].Bytes)
+	if len(rest) > 0 {
+		mask = exec.Data[int](rest[0].Bytes)
+	}
+	return mask, err
 }
 
 func runAttention[E kernel.Element, T kernel.Float](p form, run func(c *kernel.Context, a kernel.Attention, out []E, lse []T,
@@ -227,8 +250,12 @@ func runAttention[E kernel.Element, T kernel.Float](p form, run func(c *kernel.C
 	return func(f *exec.Frame) error {
 		a := p.geometry(f.Op)
 		q, k, v, bias, rest := operands[E, T](p, a, f)
+		mask, err := visible(&a, f.Op.Attrs.(Attention).Packed, rest)
+		if err != nil {
+			return err
+		}
 		lse := last[T](f.Out, a.Batch*a.Heads*a.QLen)
-		run(f.Kernel, a, result[E](f), lse, q, k, v, maskOf(rest), bias, exec.Data[T](f.Scratch))
+		run(f.Kernel, a, result[E](f), lse, q, k, v, mask, bias, exec.Data[T](f.Scratch))
 		return nil
 	}
 }
@@ -243,8 +270,12 @@ func runAttentionGrad[E kernel.Element, T kernel.Float](p form, run func(c *kern
 		if p.biased {
 			dbias = last[T](f.Out, len(bias))
 		}
+		mask, err := visible(&a, f.Op.Attrs.(Attention).Packed, rest[2:])
+		if err != nil {
+			return err
+		}
 		out, lse, dout := exec.Data[E](rest[0].Bytes), last[T](rest[0], a.Batch*a.Heads*a.QLen), exec.Data[E](rest[1].Bytes)
-		run(f.Kernel, a, dq, dk, dv, dbias, q, k, v, out, lse, dout, maskOf(rest[2:]), bias, exec.Data[T](f.Scratch))
+		run(f.Kernel, a, dq, dk, dv, dbias, q, k, v, out, lse, dout, mask, bias, exec.Data[T](f.Scratch))
 		return nil
 	}
 }

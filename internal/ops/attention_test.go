@@ -28,6 +28,9 @@ func TestAttentionMistakes(t *testing.T) {
 		"sdpa: scale is NaN, want a finite number":                                                  on(sdpa(ops.Attention{Heads: 2, Scale: math.NaN()}, false, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
 		"sdpa bias: bias is (1, 3, 3), want 2 heads":                                                on(sdpa(ops.Attention{Heads: 2}, true, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 3}),
 		"sdpa bias: bias is (2, 3, 4), want [heads 3 3] for q (1, 3, 8)":                            on(sdpa(ops.Attention{Heads: 2}, true, false), []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}, []int{2, 3, 4}),
+		"attention: positions are (2), want (2, 3)":                                                 onInts(joined(ops.Attention{Heads: 2, Packed: true}, false, false), []float64{1, 1}, []int{2}, []int{2, 3, 12}),
+		"sdpa: positions are (1, 2), want (1, 3)":                                                   onInts(sdpa(ops.Attention{Heads: 2, Packed: true}, false, false), []float64{1, 1}, []int{1, 2}, []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
+		"sdpa: positions are (1, 3), want (1, 5)":                                                   onInts(sdpa(ops.Attention{Heads: 2, Packed: true}, false, false), []float64{0, 1, 2}, []int{1, 3}, []int{1, 3, 8}, []int{1, 5, 8}, []int{1, 5, 8}),
 		"sdpa: mask is (1, 2), want [1 3] for q (1, 3, 8)":                                          onInts(sdpa(ops.Attention{Heads: 2}, false, true), []float64{1, 1}, []int{1, 2}, []int{1, 3, 8}, []int{1, 3, 8}, []int{1, 3, 8}),
 	} {
 		requireMistake(t, want, op)

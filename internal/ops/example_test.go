@@ -147,28 +147,28 @@ func ExampleTable() {
 	// linear db: dy
 	//     -> dbias f32 [out]
 	//     the sum of the rows of dy
-	// attention (ops.Attention): qkv [B T (H+2*KV)*Dh], mask? int [B T]
+	// attention (ops.Attention): qkv [B T (H+2*KV)*Dh], mask? int [B T], positions? int [B T]
 	//     -> y [B T H*Dh] | lse f32 [B heads T]
 	//     softmax(scale·q·kᵀ)·v of each head, and the logarithm of the sum in each softmax
-	// attention grad (ops.Attention): qkv, packed, dy, mask? int
+	// attention grad (ops.Attention): qkv, packed, dy, mask? int, positions? int
 	//     -> dqkv [B T (H+2*KV)*Dh]
 	//     the gradients, from the scores computed again
-	// attention bias (ops.Attention): qkv [B T (H+2*KV)*Dh], bias f32 [heads T T], mask? int [B T]
+	// attention bias (ops.Attention): qkv [B T (H+2*KV)*Dh], bias f32 [heads T T], mask? int [B T], positions? int [B T]
 	//     -> y [B T H*Dh] | lse f32 [B heads T]
 	//     softmax(scale·q·kᵀ + bias)·v of each head, and the logarithm of the sum in each softmax
-	// attention bias grad (ops.Attention): qkv, bias f32, packed, dy, mask? int
+	// attention bias grad (ops.Attention): qkv, bias f32, packed, dy, mask? int, positions? int
 	//     -> dqkv [B T (H+2*KV)*Dh] | dbias f32 [heads T T]
 	//     the gradients, from the scores computed again
-	// sdpa (ops.Attention): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], mask? int [B Tk]
+	// sdpa (ops.Attention): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], mask? int [B Tk], positions? int [B Tk]
 	//     -> y [B Tq H*Dh] | lse f32 [B heads Tq]
 	//     softmax(scale·q·kᵀ)·v of each head, and the logarithm of the sum in each softmax
-	// sdpa grad (ops.Attention): q, k, v, packed, dy, mask? int
+	// sdpa grad (ops.Attention): q, k, v, packed, dy, mask? int, positions? int
 	//     -> dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh]
 	//     the gradients, from the scores computed again
-	// sdpa bias (ops.Attention): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], bias f32 [heads Tq Tk], mask? int [B Tk]
+	// sdpa bias (ops.Attention): q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh], bias f32 [heads Tq Tk], mask? int [B Tk], positions? int [B Tk]
 	//     -> y [B Tq H*Dh] | lse f32 [B heads Tq]
 	//     softmax(scale·q·kᵀ + bias)·v of each head, and the logarithm of the sum in each softmax
-	// sdpa bias grad (ops.Attention): q, k, v, bias f32, packed, dy, mask? int
+	// sdpa bias grad (ops.Attention): q, k, v, bias f32, packed, dy, mask? int, positions? int
 	//     -> dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh] | dbias f32 [heads Tq Tk]
 	//     the gradients, from the scores computed again
 	// relative bias (ops.Relative): table f32 [buckets heads]

@@ -68,7 +68,7 @@ var block = &exec.Spec{
 		}
 		x := in[0]
 		y := must(ops.LayerNorm(x, p["gain"], p["bias"], 1e-5))
-		y = must(ops.SelfAttention(must(ops.Linear(y, p["qkv"], nil)), nil, nil, ops.Attention{Heads: 2, Causal: true}))
+		y = must(ops.SelfAttention(must(ops.Linear(y, p["qkv"], nil)), nil, nil, nil, ops.Attention{Heads: 2, Causal: true}))
 		x = must(G.Add(x, must(ops.Dropout(must(ops.Linear(y, p["out"], nil)), 0.2, 1))))
 		y = must(ops.GELU(must(ops.Linear(must(ops.RMSNorm(x, p["gain"], 1e-5)), p["out"], p["bias"]))))
 		y = must(ops.Linear(must(G.Tanh(y)), p["out"], nil)) // the weight has three gradients

@@ -102,8 +102,8 @@ func reads(t *testing.T, tr *exectest.Trial, tokens int) [][]bool {
 	return depends
 }
 
-// TestAttentionSees lets a query see all keys, those before it, or those that the mask does not
-// hide.
+// TestAttentionSees lets a query see all keys, those before it, those of its document, or those
+// that the mask does not hide.
 func TestAttentionSees(t *testing.T) {
 	const o, x = false, true
 	shape := []int{1, 3, 12}
@@ -112,6 +112,11 @@ func TestAttentionSees(t *testing.T) {
 	masked := func(causal bool) *exectest.Trial {
 		return trial(t, attention(2, causal, true), []float64{0, 1, 1}, []int{1, 3}, shape)
 	}
+	packed := func(causal bool) *exectest.Trial {
+		return trial(t, joined(ops.Attention{Heads: 2, Causal: causal, Packed: true}, false, false), []float64{1, 0, 1}, []int{1, 3}, shape)
+	}
+	require.Equal(t, [][]bool{{x, o, o}, {o, x, x}, {o, x, x}}, reads(t, packed(false), 3))
+	require.Equal(t, [][]bool{{x, o, o}, {o, x, o}, {o, x, x}}, reads(t, packed(true), 3))
 	// A hidden key changes nothing, but its own query still asks.
 	require.Equal(t, [][]bool{{x, x, x}, {o, x, x}, {o, x, x}}, reads(t, masked(false), 3))
 	require.Equal(t, [][]bool{{o, o, o}, {o, x, o}, {o, x, x}}, reads(t, masked(true), 3))

@@ -59,30 +59,38 @@ func attention(heads int, causal, masked bool) function {
 	return joined(ops.Attention{Heads: heads, Causal: causal}, false, masked)
 }
 
-// joined takes qkv, then bias if there is one, then a mask if it is masked.
+// joined takes qkv, then bias if there is one, then a mask if it is masked or positions if it is
+// packed. If it is both, the positions are the mask, too.
 func joined(a ops.Attention, biased, masked bool) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-		mask, bias := optional(x, biased, masked)
-		return ops.SelfAttention(x[0], mask, bias, a)
+		mask, positions, bias := optional(x, biased, masked, a.Packed)
+		return ops.SelfAttention(x[0], mask, positions, bias, a)
 	}
 }
 
 // optional returns what stands behind the arguments that must be there.
-func optional(x []*G.Node, biased, masked bool) (mask, bias *G.Node) {
+func optional(x []*G.Node, biased, masked, packed bool) (mask, positions, bias *G.Node) {
+	last := x[len(x)-1]
 	if masked {
-		mask, x = x[len(x)-1], x[:len(x)-1]
+		mask = last
+	}
+	if packed {
+		positions = last
+	}
+	if masked || packed {
+		x = x[:len(x)-1]
 	}
 	if biased {
 		bias = x[len(x)-1]
 	}
-	return mask, bias
+	return mask, positions, bias
 }
 
-// sdpa takes q, k and v, then bias if there is one, then a mask if it is masked.
+// sdpa takes q, k and v, and then the same as joined.
 func sdpa(a ops.Attention, biased, masked bool) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
-		mask, bias := optional(x, biased, masked)
-		return ops.SDPA(x[0], x[1], x[2], mask, bias, a)
+		mask, positions, bias := optional(x, biased, masked, a.Packed)
+		return ops.SDPA(x[0], x[1], x[2], mask, positions, bias, a)
 	}
 }
 
@@ -156,6 +164,11 @@ var operations = []operation{
 	{"sdpa with a bias", [][]int{{2, 3, 8}, {2, 4, 4}, {2, 4, 4}, {2, 3, 4}}, nil, nil, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Scale: 1}, true, false)},
 	{"masked sdpa", [][]int{{2, 3, 4}, {2, 4, 4}, {2, 4, 4}}, []float64{1, 0, 1, 0, 0, 0, 0, 0}, []int{2, 4}, sdpa(ops.Attention{Heads: 2}, false, true)},
 	{"masked sdpa with a bias", [][]int{{2, 3, 4}, {2, 3, 2}, {2, 3, 2}, {2, 3, 3}}, []float64{1, 0, 1, 0, 1, 1}, []int{2, 3}, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true}, true, true)},
+	{"packed attention", [][]int{{2, 5, 16}}, []float64{3, 4, 0, 1, 2, 0, 0, 1, 2, 0}, []int{2, 5}, joined(ops.Attention{Heads: 4, KVHeads: 2, Packed: true}, false, false)},
+	{"packed causal attention", [][]int{{2, 5, 12}}, []float64{0, 1, 2, 0, 1, 0, 1, 2, 3, 4}, []int{2, 5}, joined(ops.Attention{Heads: 2, Causal: true, Packed: true}, false, false)},
+	{"masked packed attention with a bias", [][]int{{2, 4, 8}, {2, 4, 4}}, []float64{1, 2, 0, 1, 0, 1, 2, 3}, []int{2, 4}, joined(ops.Attention{Heads: 2, KVHeads: 1, Packed: true}, true, true)},
+	{"packed sdpa in a window", [][]int{{1, 6, 8}, {1, 6, 4}, {1, 6, 4}}, []float64{0, 1, 2, 3, 0, 1}, []int{1, 6}, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true, Window: 2, Packed: true}, false, false)},
+	{"masked packed sdpa with a bias", [][]int{{1, 5, 4}, {1, 5, 2}, {1, 5, 2}, {2, 5, 5}}, []float64{0, 1, 2, 0, 1}, []int{1, 5}, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true, Packed: true}, true, true)},
 	{"sdpa of one query", [][]int{{1, 1, 8}, {1, 7, 4}, {1, 7, 4}}, nil, nil, sdpa(ops.Attention{Heads: 2, KVHeads: 1, Causal: true, Window: 3}, false, false)},
 	{"relative bias", [][]int{{8, 2}}, nil, nil, relative(ops.Relative{Queries: 9, Keys: 9, MaxDistance: 5})},
 	{"causal relative bias", [][]int{{6, 3}}, nil, nil, relative(ops.Relative{Queries: 3, Keys: 11, MaxDistance: 7, Causal: true})},
@@ -296,8 +309,9 @@ func TestIntegersAreNotFloats(t *testing.T) {
 func TestBadData(t *testing.T) {
 	for i, op := range operations {
 		want := map[string]string{
-			"embedding":     "embedding: index 7 at position 2 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context",
-			"cross-entropy": "cross-entropy(-1): target 7 of row 2 is outside the 5 classes, which are 0 to 4",
+			"embedding":        "embedding: index 7 at position 2 is outside the table of 5 rows, 0 to 4: tokens need a model with the Vocab of their tokenizer, positions one with a longer Context",
+			"packed attention": "attention(4,2,false,0,0,true): token 2 of row 0 has position 7 after position 4: want 5, or 0 where a document begins",
+			"cross-entropy":    "cross-entropy(-1): target 7 of row 2 is outside the 5 classes, which are 0 to 4",
 		}[op.name]
 		if want == "" {
 			continue

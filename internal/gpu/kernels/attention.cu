@@ -5,11 +5,10 @@
 //
 // Registers of sm_80, sm_90, sm_100 by ptxas 12.9:
 //	      forward      delta        dq           dkv          dbias
-//	f32   54, 47, 48   32, 32, 32   55, 54, 54   64, 48, 48   47, 40, 40
-//	bf16  48, 48, 48   32, 32, 32   55, 57, 57   64, 48, 48   47, 48, 48
-//	f64   48, 56, 56   31, 32, 32   52, 48, 48   64, 64, 64   43, 40, 40
-// Spilled: 20 bytes by dkv of f32 and bf16 from sm_90 on; of f64, 12 by forward and 20 by dkv on sm_80, 12
-// by dq from sm_90 on.
+//	f32   54, 47, 48   32, 32, 32   55, 54, 54   64, 64, 64   47, 40, 40
+//	bf16  48, 48, 48   32, 32, 32   56, 56, 56   64, 64, 64   48, 40, 40
+//	f64   48, 56, 56   31, 32, 32   52, 48, 48   64, 64, 64   41, 39, 39
+// Spilled: of f64, 12 bytes by forward and 24 by dkv on sm_80, 12 by dq from sm_90 on.
 #include "attention.h"
 
 // COLUMNS of a row are summed at once, WIDE by each lane.
@@ -58,7 +57,7 @@ template <class E> DEVICE void write(E *y, const W<E> *sums, int c, int d, W<E> 
 template <class E>
 DEVICE void forward(E *out, W<E> *lse, const E *q, const E *k, const E *v, const i64 *mask, const W<E> *bias, u64 n, shape<E> s) {
   ROWS(n);
-  int i = row % s.tq, h = row / s.tq % s.heads, b = row / s.tq / s.heads, lo = s.lo(i), hi = s.hi(i);
+  int i = row % s.tq, h = row / s.tq % s.heads, b = row / s.tq / s.heads, lo = s.lo(b, i), hi = s.hi(b, i);
   q += s.q(b, h, i);
 #pragma unroll 1
   for (int c0 = 0; c0 < s.d; c0 += COLUMNS) {
@@ -101,7 +100,7 @@ template <class E>
 DEVICE void query_grad(E *dq, const E *q, const E *k, const E *v, const E *dout, const W<E> *lse, const W<E> *delta, const i64 *mask,
                        const W<E> *bias, u64 n, shape<E> s) {
   ROWS(n);
-  int i = row % s.tq, h = row / s.tq % s.heads, b = row / s.tq / s.heads, lo = s.lo(i), hi = s.hi(i);
+  int i = row % s.tq, h = row / s.tq % s.heads, b = row / s.tq / s.heads, lo = s.lo(b, i), hi = s.hi(b, i);
   q += s.q(b, h, i), dq += s.q(b, h, i), dout += s.out(b, h, i);
 #pragma unroll 1
   for (int c0 = 0; c0 < s.d; c0 += COLUMNS) {
@@ -128,7 +127,7 @@ DEVICE void key_grad(E *dk, E *dv, const E *q, const E *k, const E *v, const E *
   ROWS(n);
   int kv = s.heads / s.group, j = row % s.tk, first = row / s.tk % kv * s.group, b = row / s.tk / kv;
   u64 at = s.k(b, first, j);
-  int lo = s.first(j), hi = !mask || mask[(u64)b * s.tk + j] ? s.last(j) : 0;
+  int lo = s.first(b, j), hi = !mask || mask[(u64)b * s.tk + j] ? s.last(b, j) : 0;
   k += at, v += at;
 #pragma unroll 1
   for (int c0 = 0; c0 < s.d; c0 += COLUMNS) {
@@ -166,11 +165,30 @@ DEVICE void bias_grad(W<E> *dbias, const E *q, const E *k, const E *v, const E *
 #pragma unroll 1
     for (int b = 0; b < batch; b++) {
       u64 at = s.k(b, h, key), stat = s.stat(b, h, query);
-      if (mask && !mask[(u64)b * s.tk + key]) continue;
+      if (mask && !mask[(u64)b * s.tk + key] || key < s.begin(b, query) || key >= s.end(b, query)) continue;
       W<E> p = weight(s, q + s.q(b, h, query), k + at, bias, i, lse[stat]);
       sum += p * (dot(dout + s.out(b, h, query), v + at, s.d) - delta[stat]);
     }
   dbias[i] = sum;
+}
+
+// documents writes the first token and the end of the document of each of n tokens, in rows of t, whose
+// positions count up and begin at 0 in each document. So positions minus tokens never rise along a row, and
+// those of a document are equal.
+KERNEL attention_documents(int *y, const i64 *positions, int t, u64 n) {
+  INDEX(n);
+  int token = i % t, lo = token + 1, hi = t;
+  i64 position = positions[i];
+  positions += i - token;
+  while (lo < hi) {  // the end is in [lo, hi]
+    int middle = (lo + hi) / 2;
+    if (positions[middle] - middle == position - token)
+      lo = middle + 1;
+    else
+      hi = middle;
+  }
+  y[2 * i] = position < token ? token - (int)position : 0;
+  y[2 * i + 1] = lo;
 }
 
 #define ATTENTION(T, E) \

@@ -5,9 +5,8 @@
 //
 // Registers of sm_80, sm_90, sm_100 by ptxas 12.9:
 //	              forward         delta        dq              dkv             dbias
-//	64 columns    128, 128, 128   26, 27, 27   214, 208, 206   248, 250, 252   233, 231, 241
-//	128 columns   201, 206, 210   26, 27, 27   244, 241, 243   255, 255, 255   235, 225, 236
-// Spilled: 8 bytes by dkv of 128 columns on sm_90.
+//	64 columns    128, 128, 128   26, 27, 27   217, 217, 225   250, 250, 250   231, 229, 238
+//	128 columns   200, 204, 212   26, 27, 27   249, 244, 244   255, 255, 255   233, 223, 234
 #pragma once
 #include "attention.h"
 
@@ -109,6 +108,16 @@ DEVICE void bound(float (*c)[4], const size &s, int batch, int head, const i64 *
       int i = KEYS ? n * 8 + e % 2 : e / 2 * 8, j = KEYS ? e / 2 * 8 : n * 8 + e % 2;
       if (!sees(s, query + i, key + j)) c[n][e] = -INFINITY;
     }
+  if (s.documents)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      int r = row + h * 8, begin = r < s.tk ? s.begin(batch, r) : 0, end = r < s.tk ? s.end(batch, r) : 0;
+#pragma unroll
+      for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; e++)
+          if (column + n * 8 + e % 2 < begin || column + n * 8 + e % 2 >= end) c[n][e] = -INFINITY;
+    }
   if (!KEYS && mask) {  // a key that is a row has its gradients zeroed
     mask += (u64)batch * s.tk + key;
     ELEMENTS(N) if (key + n * 8 + e % 2 < s.tk && !mask[n * 8 + e % 2]) c[n][e] = -INFINITY;
@@ -124,7 +133,7 @@ DEVICE void forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const b
   u32 sq = shared_address(memory), sk = sq + M * HD * 2, sv = sk + 2 * TILE;
   int head = blockIdx.y, batch = blockIdx.z, first = (gridDim.x - 1 - blockIdx.x) * M;  // the longest rows first
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, top_row = first + warp * 16, row = top_row + lane / 4;
-  int begin = s.lo(first) / N, end = (s.hi(min(first + M, s.tq) - 1) + N - 1) / N;
+  int begin = s.lo(batch, first) / N, end = (s.hi(batch, min(first + M, s.tq) - 1) + N - 1) / N;
   k += s.k(batch, head, 0), v += s.k(batch, head, 0);
   tile<HD>::template load<M>(sq, q + s.q(batch, head, first), s.qs, s.tq - first, s.d);
   auto fetch = [&](u32 to, const bf16 *from, int j) {
@@ -258,7 +267,7 @@ DEVICE void backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, const bf1
     for (int i = 0; i < HD / 16; i++) tile<HD>::rows(side ? a2[i] : a1[i], shared, warp * 16, i);
     __syncthreads();
   }
-  int begin = (KEYS ? s.first(first) : s.lo(first)) / N, end = ((KEYS ? s.last(last) : s.hi(last)) + N - 1) / N;
+  int begin = (KEYS ? s.first(batch, first) : s.lo(batch, first)) / N, end = ((KEYS ? s.last(batch, last) : s.hi(batch, last)) + N - 1) / N;
   int count = max(0, end - begin), all = KEYS ? count * s.group : count;
   float x1[HD / 8][4] = {}, x2[KEYS ? HD / 8 : 1][4] = {}, scale = s.scale * LOG2E;
   float2 of_row[2];
