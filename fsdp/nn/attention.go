@@ -19,6 +19,10 @@ import (
 //	Biased   bias [Heads, T, S], added to the scores of every sequence: relative positions, ALiBi
 //	Masked   ints [B, S] that hide the keys where they are zero
 //
+// With one more input, positions, ints [B, T], rows may have several documents: tokens only attend
+// to tokens of their own document, and Rope turns by these positions. See op.Attention. Cross has
+// no such input.
+//
 // With four more inputs Attention continues from a cache, as in package generate: mask, ints [B, P+T], which hides keys of
 // the cache and new keys where it is zero, positions, ints [B, T], and the keys and the values of
 // the cache, [B, P, KVHeads*HeadDim]. Then the results are the result for x, and the keys and the
@@ -112,6 +116,9 @@ func (m *Attention) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	if m.Masked {
 		a.Mask, rest = rest[0], rest[1:]
 	}
+	if len(rest) == positioned {
+		a.Positions, rest = rest[0], nil
+	}
 	out, kept, err := m.attend(b, x, y, rest, a)
 	if err != nil {
 		return nil, err
@@ -137,18 +144,18 @@ func (m *Attention) attend(b *fsdp.Builder, x *gorgonia.Node, y, cache []*gorgon
 		}
 		a.Mask = cache[0]
 	case m.joined():
-		qkv, err := m.layer(b, x, nil)
+		qkv, err := m.layer(b, x, a.Positions)
 		if err != nil {
 			return nil, nil, err
 		}
 		out, err = op.SelfAttention(qkv, a)
 		return out, nil, err
 	default:
-		if q, err = m.heads(b, x, "q", m.Heads, nil); err != nil {
+		if q, err = m.heads(b, x, "q", m.Heads, a.Positions); err != nil {
 			return nil, nil, err
 		}
 		if len(y) == 1 {
-			if y, err = m.keys(b, y[0], nil); err != nil {
+			if y, err = m.keys(b, y[0], a.Positions); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -177,6 +184,7 @@ func (m *Attention) check(inputs int) error {
 	switch {
 	case inputs == want:
 	case m.Cross && (inputs == 1 || inputs == want+1):
+	case !m.Cross && inputs == want+positioned:
 	case !m.Cross && !m.Masked && inputs == want+cached:
 	default:
 		return fmt.Errorf("%d inputs, want %d", inputs, want)
@@ -184,8 +192,8 @@ func (m *Attention) check(inputs int) error {
 	return nil
 }
 
-// cached is the number of further inputs with a cache.
-const cached = 4
+// positioned and cached are the numbers of further inputs with positions of documents, and with a cache.
+const positioned, cached = 1, 4
 
 // inputs returns the number of inputs.
 func (m *Attention) inputs() int {
@@ -263,8 +271,11 @@ func (m *Attention) turn(heads int, positions *gorgonia.Node) func(*gorgonia.Nod
 		}
 		r := m.Rotary
 		r.Heads, r.HeadDim = heads, m.width(1)
-		if positions == nil {
+		switch length := x.Shape()[1]; {
+		case positions == nil:
 			r.Context = 0 // as many as there are
+		case r.Context < length:
+			r.Context = length // of documents in rows that are longer than Context
 		}
 		return op.Rope(x, positions, r)
 	}

@@ -2,6 +2,7 @@ package nn
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -36,7 +37,8 @@ const (
 // settings it is RoBERTa (Liu et al., 2019, arXiv:1907.11692) or DistilBERT (Sanh et al., 2019,
 // arXiv:1910.01108). Its batch is ints [B, T]: tokens, their kinds (which of two texts they belong
 // to) unless Kinds is negative, a mask, which is zero where there is no token, and the targets of
-// the task. A target of IgnoreTarget does not count.
+// the task. A target of IgnoreTarget does not count. With Packed there are positions at the end,
+// which FirstPosition is added to. Tasks on the first token of a row cannot be Packed.
 //
 // Its results are the loss and the logits: [B, T, Vocab], [B, Classes] or [B, T, Classes]. With
 // Encode there are no targets, and the results are the last layer, [B, T, Dim], and, unless
@@ -54,6 +56,7 @@ type BERT struct {
 	FirstPosition              int // position of the first token if padding has the one before, as in RoBERTa; 0 counts padding, too
 	Layers, Dim, Heads, Hidden int
 	Act                        Activation
+	Packed                     bool // rows have several documents: see Packed rows in the package comment
 	Dropout                    float64
 	Eps                        float64 // of the norms; 0 means 1e-12
 	LoRA                       LoRA    // of the layers' linear layers
@@ -74,7 +77,7 @@ func (m *BERT) Inputs() []string {
 	if m.Task == Encode {
 		names = names[:len(names)-1]
 	}
-	return names
+	return inputs(m.Packed, names...)
 }
 
 // check returns an error if a setting is out of range.
@@ -92,6 +95,8 @@ func (m *BERT) check() error {
 		return fmt.Errorf("nn: BERT has %d classes, want a positive number", m.Classes)
 	case m.Targets != OneClass && m.Task != ClassifySequences:
 		return fmt.Errorf("nn: BERT has targets %d with task %d: only ClassifySequences has other targets than OneClass", m.Targets, m.Task)
+	case m.Packed && (m.Task == ClassifySequences || m.Task == Encode && !m.NoPooler):
+		return errors.New("nn: BERT: with Packed a row has several documents, but the pooler reads only its first token: use ClassifyTokens, or Encode with NoPooler")
 	}
 	return nil
 }
@@ -104,6 +109,7 @@ func (m *BERT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if want := len(m.Inputs()); len(in) != want {
 		return nil, fmt.Errorf("nn: BERT: the batch has %d tensors, want %d: %v", len(in), want, m.Inputs())
 	}
+	at := positions(m.Packed, in, m.Inputs())
 	x := t.Call("embed", m.embedding(m.Vocab), in[0])
 	if m.Kinds >= 0 {
 		x = t.Call("add_kinds", &Add{}, x, t.Call("kinds", m.kinds(), in[1]))
@@ -111,13 +117,13 @@ func (m *BERT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	}
 	mask := in[1]
 	if m.FirstPosition > 0 {
-		x = t.Call("positions", &paddedPositions{*m.positions(), m.FirstPosition}, x, mask)
+		x = t.Call("positions", &paddedPositions{*m.positions(), m.FirstPosition}, append([]fsdp.Ref{x, mask}, at...)...)
 	} else {
-		x = t.Call("positions", m.positions(), x)
+		x = t.Call("positions", m.positions(), append([]fsdp.Ref{x}, at...)...)
 	}
 	x = t.Call("embed_norm", m.norm(), x)
 	x = m.drop(t, "embed_dropout", x)
-	x = layers(t, "", m.Layers, m.layer(), x, mask)
+	x = layers(t, "", m.Layers, m.layer(), x, append([]fsdp.Ref{mask}, at...)...)
 	return m.results(t, x, in[2:]), nil
 }
 
@@ -257,7 +263,8 @@ func (m *scores) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 }
 
 // paddedPositions adds positions to x [B, T, Dim] that count the tokens of a mask, ints [B, T], from
-// First on. Where there is no token the position is First-1.
+// First on. Where there is no token the position is First-1. A third input, ints [B, T], has the
+// positions of tokens of packed rows, to which First is added.
 type paddedPositions struct {
 	Positions
 	First int
@@ -265,26 +272,35 @@ type paddedPositions struct {
 
 // Build implements fsdp.Module.
 func (m *paddedPositions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	p, err := operands(b, in, 2, "weight")
+	p, err := operandsOr(b, in, 2, "weight")
 	if err != nil {
 		return nil, err
 	}
-	if x := in[0]; x.Dims() == 3 && x.Shape()[1] > m.Rows-m.First {
+	packed := len(in) == 3
+	if x := in[0]; !packed && x.Dims() == 3 && x.Shape()[1] > m.Rows-m.First {
 		return nil, fmt.Errorf("the sequences of the batch have %d tokens, and there are positions for %d: cut them, or make Context larger", x.Shape()[1], m.Rows-m.First)
 	}
 	add := &op.Custom{
 		Name:     "padded positions",
 		Shapes:   "x [... t d], table [n d], mask int [... t] -> y [... t d]",
-		Forward:  op.Kernel{F32: addPositions[float32](m.First), F64: addPositions[float64](m.First)},
-		Backward: op.Kernel{F32: positionGrads[float32](m.First), F64: positionGrads[float64](m.First)},
+		Forward:  op.Kernel{F32: addPositions[float32](m.First, packed), F64: addPositions[float64](m.First, packed)},
+		Backward: op.Kernel{F32: positionGrads[float32](m.First, packed), F64: positionGrads[float64](m.First, packed)},
 		Reads:    []string{"mask"},
 	}
-	return one(add.Apply(in[0], p[0], in[1]))
+	if packed {
+		add.Shapes = "x [... t d], table [n d], mask int [... t], positions int [... t] -> y [... t d]"
+		add.Reads = append(add.Reads, "positions")
+	}
+	return one(add.Apply(append(gorgonia.Nodes{in[0], p[0]}, in[1:]...)...))
 }
 
 // eachPosition calls f for each token of x with its position.
-func eachPosition[T op.Float](a op.Args[T], first int, f func(token, position int)) {
-	length, mask := a.Dim("t"), a.Ints(2)
+func eachPosition[T op.Float](a op.Args[T], first int, packed bool, f func(token, position int)) error {
+	length, rows, mask := a.Dim("t"), a.Dim("n"), a.Ints(2)
+	var given []int
+	if packed {
+		given = a.Ints(3)
+	}
 	next := first
 	for i, is := range mask {
 		if i%length == 0 {
@@ -294,34 +310,39 @@ func eachPosition[T op.Float](a op.Args[T], first int, f func(token, position in
 			f(i, first-1)
 			continue
 		}
+		if given != nil {
+			next = first + given[i]
+		}
+		if next < first || next >= rows {
+			return fmt.Errorf("token %d of row %d has position %d, and there are positions for %d: cut the document, or make Context larger", i%length, i/length, next-first, rows-first)
+		}
 		f(i, next)
 		next++
 	}
+	return nil
 }
 
-func addPositions[T op.Float](first int) func(a op.Args[T]) error {
+func addPositions[T op.Float](first int, packed bool) func(a op.Args[T]) error {
 	return func(a op.Args[T]) error {
 		d, x, table, y := a.Dim("d"), a.In(0), a.In(1), a.Out(0)
-		eachPosition(a, first, func(token, position int) {
+		return eachPosition(a, first, packed, func(token, position int) {
 			for i, v := range table[position*d:][:d] {
 				y[token*d+i] = x[token*d+i] + v
 			}
 		})
-		return nil
 	}
 }
 
-func positionGrads[T op.Float](first int) func(a op.Args[T]) error {
+func positionGrads[T op.Float](first int, packed bool) func(a op.Args[T]) error {
 	return func(a op.Args[T]) error {
 		d, dy, table := a.Dim("d"), a.DOut(), a.Grad(1)
 		copy(a.Grad(0), dy)
 		clear(table)
-		eachPosition(a, first, func(token, position int) {
+		return eachPosition(a, first, packed, func(token, position int) {
 			for i, v := range dy[token*d:][:d] {
 				table[position*d+i] += v
 			}
 		})
-		return nil
 	}
 }
 

@@ -46,6 +46,19 @@
 // to be wrong are refused, with the reason: random nodes, BatchNorm, GroupNorm, AveragePool2D, CTC
 // loss, Sparsemax, YOLO, some convolutions.
 //
+// # Packed rows
+//
+// A row may have several documents, one after the other, so that less of a batch is padding. GPT,
+// Llama and BERT with Packed take one more tensor at the end of a batch: positions, ints [B, T],
+// which begin at 0 in each document, as position_ids do in Hugging Face's models. A token attends to
+// its own document only, its learned or rotary position is the given one, and windows end at the
+// document. So losses and gradients are the same as if each document had a row to itself, and
+// attention is no slower. Padding has position 0. data.TokensAndPositions makes such batches.
+//
+// T5 and ViT have no Packed. A row of T5 is a pair of texts, whose cross-attention would need
+// documents on both sides: make batches of like length by data.Bucket. All images of a ViT have the
+// same number of patches, so there is no padding to save.
+//
 // # Speed
 //
 // These are the times of forward and backward on one core of an AMD EPYC with AVX-512, and how many

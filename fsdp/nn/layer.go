@@ -16,7 +16,7 @@ import (
 //	x = x + mlp(mlp_norm(x))
 //
 // With PostNorm it normalises sums: x = attn_norm(x + attn(x)). After x come the further inputs of
-// Attn, including its cache, and then the inputs of Cross. The first of these is y [B, S, Dim],
+// Attn, including its positions or its cache, and then the inputs of Cross. The first of these is y [B, S, Dim],
 // which keys and values may replace. The results after x are the further results of Attn. With a
 // Cross, and y as the only input, the results are the keys and values that Cross makes of y.
 //
@@ -75,9 +75,13 @@ func (m *Layer) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, er
 	if m.Cross != nil && len(in) == 1 {
 		return b.Call("cross", m.Cross, in[0])
 	}
-	if len(in) >= want+cached {
+	switch {
+	case len(in) >= want+cached:
 		list[0].more += cached
 		want += cached
+	case m.Cross == nil && len(in) == want+positioned:
+		list[0].more += positioned
+		want += positioned
 	}
 	if m.Cross != nil && len(in) == want+1 {
 		list[1].more++

@@ -98,6 +98,9 @@ func (m *Positions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 		}
 		return one(op.AddPositions(in[0], p[0]))
 	}
+	if x, at := in[0].Shape(), in[1].Shape(); len(x) > 0 && !at.Eq(x[:len(x)-1]) {
+		return nil, fmt.Errorf("positions are %v, want %v", at, x[:len(x)-1])
+	}
 	at, err := op.Embedding(p[0], in[1])
 	if err != nil {
 		return nil, err

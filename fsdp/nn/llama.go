@@ -23,7 +23,8 @@ import (
 //	             Hidden: 3072, RopeBase: 1e6, QKNorm: true, Tied: true
 //
 // Its batch is tokens and targets, ints [B, T]; its results are the loss and the logits [B, T,
-// Vocab]. A target of IgnoreTarget does not count. Package generate writes with it.
+// Vocab]. A target of IgnoreTarget does not count. With Packed a third tensor has positions. Package
+// generate writes with it.
 //
 // Parameters: embed.weight [Vocab, Dim], layers.i.* as Layer names them, norm.weight [Dim] and,
 // unless Tied, head.weight [Vocab, Dim]. In a layer, with the names of Hugging Face on the right:
@@ -50,12 +51,13 @@ type Llama struct {
 	QKNorm             bool           // queries and keys are normalised, head by head
 	Tied               bool           // the head uses the token embedding's weight
 	FusedLoss          bool           // the head is Fused: training has no logits in memory
+	Packed             bool           // rows have several documents: see Packed rows in the package comment
 	Eps                float64        // of the norms; 0 means 1e-6
 	LoRA               LoRA           // of the layers' linear layers
 }
 
 // Inputs names the tensors of a batch.
-func (m *Llama) Inputs() []string { return []string{"tokens", "targets"} }
+func (m *Llama) Inputs() []string { return inputs(m.Packed, "tokens", "targets") }
 
 // Forward implements fsdp.Model.
 func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
@@ -64,7 +66,7 @@ func (m *Llama) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		return nil, err
 	}
 	x := t.Call("embed", m.embedding(), in[0])
-	x = layers(t, "", m.Layers, m.layer(), x)
+	x = layers(t, "", m.Layers, m.layer(), x, positions(m.Packed, in, m.Inputs())...)
 	x = t.Call("norm", m.norm(), x)
 	return m.head().results(t, x, in[1]), nil
 }

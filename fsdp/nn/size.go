@@ -28,6 +28,23 @@ func checkModel(model string, attn *Attention, sizes ...size) error {
 	return nil
 }
 
+// inputs returns the names of the tensors of a batch, with positions at the end if rows are packed.
+func inputs(packed bool, names ...string) []string {
+	if packed {
+		names = append(names, "positions")
+	}
+	return names
+}
+
+// positions returns the inputs of a call that follow x: the positions, which are the last tensor
+// that names lists, if rows are packed.
+func positions(packed bool, in []fsdp.Ref, names []string) []fsdp.Ref {
+	if !packed {
+		return nil
+	}
+	return in[len(names)-1 : len(names)]
+}
+
 // flops returns the floating-point operations of forward and backward for one token: two for each
 // multiply-add, and twice as many in backward as in forward. weights is the number of elements of
 // the matrices that the token is multiplied with. pairs is, over all layers, the number of tokens

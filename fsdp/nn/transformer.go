@@ -88,7 +88,7 @@ func (m *MLP) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, erro
 //	x = x + attn(ln1(x))
 //	x = x + mlp(ln2(x))
 //
-// With a cache, further inputs and results after x are the same as in Attention.
+// With positions or a cache, further inputs and results after x are the same as in Attention.
 //
 // Parameters, in order: ln1, qkv, proj, ln2, fc and out.
 type Block struct {
@@ -296,7 +296,8 @@ func (m *logits) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 
 // GPT is a decoder-only transformer language model with learned positions (GPT-2, Radford et al.,
 // 2019). Its batch is tokens and targets, ints [B, T]; its results are the loss and the logits [B,
-// T, Vocab]. A target of IgnoreTarget does not count. Package generate writes with it.
+// T, Vocab]. A target of IgnoreTarget does not count. With Packed a third tensor has positions. Package
+// generate writes with it.
 //
 // Parameters: wte.weight [Vocab, Dim], wpe.weight [Context, Dim], blocks.i.*, lnf.weight and
 // lnf.bias [Dim] and, unless Tied, head.weight [Vocab, Dim]. LoRA adds the parameters of each
@@ -308,13 +309,14 @@ type GPT struct {
 	NoBias             bool // in the linear layers
 	Tied               bool // the head uses the token embedding's weight
 	FusedLoss          bool // the head is Fused: training has no logits in memory
+	Packed             bool // rows have several documents: see Packed rows in the package comment
 	Dropout            float64
 	Eps                float64 // of the norms; 0 means 1e-5
 	LoRA               LoRA    // of the blocks' linear layers
 }
 
 // Inputs names the tensors of a batch.
-func (m *GPT) Inputs() []string { return []string{"tokens", "targets"} }
+func (m *GPT) Inputs() []string { return inputs(m.Packed, "tokens", "targets") }
 
 // Forward implements fsdp.Model.
 func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
@@ -323,10 +325,10 @@ func (m *GPT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		return nil, err
 	}
 	x := t.Call("wte", m.embedding(), in[0])
-	x = t.Call("wpe", m.positions(), x)
-	block := m.block()
+	at, block := positions(m.Packed, in, m.Inputs()), m.block()
+	x = t.Call("wpe", m.positions(), append([]fsdp.Ref{x}, at...)...)
 	for i := range m.Layers {
-		x = t.Call(fmt.Sprintf("blocks.%d", i), block, x)
+		x = t.Call(fmt.Sprintf("blocks.%d", i), block, append([]fsdp.Ref{x}, at...)...)
 	}
 	x = t.Call("lnf", m.norm(), x)
 	return m.head().results(t, x, in[1]), nil
