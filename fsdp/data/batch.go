@@ -202,18 +202,53 @@ func TokensAndTargets[E Token](context int) Collate[[]E] {
 		}
 		tokens, targets := Tensor[int](b, len(samples), context), Tensor[int](b, len(samples), context)
 		for i, window := range samples {
-			if len(window) < 2 || len(window) > context+1 {
-				return &rowError{i, fmt.Errorf("got %d tokens, want 2 to %d, the context and the token that follows it: make windows of %d tokens, or raise the context", len(window), context+1, context+1)}
+			if err := tokensAndTargets(tokens[i*context:(i+1)*context], targets[i*context:(i+1)*context], window); err != nil {
+				return &rowError{i, err}
 			}
-			row, next := tokens[i*context:(i+1)*context], targets[i*context:(i+1)*context]
-			n := len(window) - 1
-			for k, token := range window[:n] {
-				row[k] = int(token)
+		}
+		return nil
+	}
+}
+
+// tokensAndTargets fills a row of tokens and of their targets.
+func tokensAndTargets[E Token](tokens, targets []int, window []E) error {
+	context, n := len(tokens), len(window)-1
+	if n < 1 || n > context {
+		return fmt.Errorf("got %d tokens, want 2 to %d, the context and the token that follows it: make windows of %d tokens, or raise the context", len(window), context+1, context+1)
+	}
+	for k, token := range window[:n] {
+		tokens[k] = int(token)
+	}
+	copy(targets, tokens[1:n])
+	targets[n-1] = int(window[n])
+	for k := n; k < context; k++ {
+		targets[k] = ignoreTarget
+	}
+	return nil
+}
+
+// TokensAndPositions returns the Collate function of language models that are Packed, for samples
+// of context+1 tokens or fewer from [Pack] or [PackWhole]. It makes the tensors of
+// [TokensAndTargets], and positions of the same shape, which count the tokens of each document from
+// 0. The last token of a document has no target, as the token that follows it is of another
+// document. Padding has position 0: each token of it is a document.
+func TokensAndPositions[E Token](context int) Collate[Packed[E]] {
+	return func(b *Batch, samples []Packed[E]) error {
+		if context < 1 {
+			return fmt.Errorf("TokensAndPositions: context %d: must be positive", context)
+		}
+		tokens, targets := Tensor[int](b, len(samples), context), Tensor[int](b, len(samples), context)
+		positions := Tensor[int](b, len(samples), context)
+		for i, p := range samples {
+			next := targets[i*context : (i+1)*context]
+			if err := tokensAndTargets(tokens[i*context:(i+1)*context], next, p.Elements); err != nil {
+				return &rowError{i, err}
 			}
-			copy(next, row[1:n])
-			next[n-1] = int(window[n])
-			for k := n; k < context; k++ {
-				next[k] = ignoreTarget
+			copy(positions[i*context:], p.Positions()[:len(p.Elements)-1])
+			for _, start := range p.Starts {
+				if start > 0 {
+					next[start-1] = ignoreTarget
+				}
 			}
 		}
 		return nil

@@ -52,7 +52,7 @@
 // # Batches
 //
 // A [Collate] function makes the tensors of a batch. [TokensAndTargets] is for language models,
-// [TokensAndLabels] for those that learn only some tokens, such as the answers of conversations. For
+// [TokensAndPositions] for those whose rows have several documents each, [TokensAndLabels] for those that learn only some tokens, such as the answers of conversations. For
 // other models, write a function of a few lines:
 //
 //	func collate(b *data.Batch, samples []digit) error {

@@ -163,7 +163,8 @@ func ExampleLoader_Resume() {
 	// [11] none on rank 2
 }
 
-// Documents of different lengths fill samples of eight tokens.
+// Documents of different lengths fill samples of eight tokens. A model of package nn that is Packed
+// computes each of them as if it were alone.
 func ExamplePackWhole() {
 	documents := data.Of([][]int{{1, 1, 1, 1, 1}, {2, 2, 2, 2}, {3, 3, 3}, {4, 4, 4, 4}})
 	lengths := data.Measure(documents, func(d []int) int { return len(d) })

@@ -34,6 +34,19 @@ type Packed[E any] struct {
 	Starts   []int // beginnings of documents in Elements: not 0 if the first document continues from another sample
 }
 
+// Positions returns the position of each element in its document. A document that continues from
+// another sample counts from the beginning of this one.
+func (p Packed[E]) Positions() []int {
+	positions, starts, begin := make([]int, len(p.Elements)), p.Starts, 0
+	for i := range positions {
+		if len(starts) > 0 && starts[0] == i {
+			starts, begin = starts[1:], i
+		}
+		positions[i] = i - begin
+	}
+	return positions
+}
+
 // A Packing is documents packed into samples of one length: see [Pack] and [PackWhole].
 type Packing[E any] struct {
 	*source[Packed[E]]
@@ -49,6 +62,10 @@ type Packing[E any] struct {
 // lengths[i] is the length of document i, see [Measure]; the lengths take 8 bytes a document. A
 // window within a document refers to the document. Every window reads its documents whole. If
 // documents are much longer than windows, [Tokens.Windows] reads less.
+//
+// [TokensAndPositions] makes batches for a model of package nn that is Packed: it computes each
+// document as if it had a row to itself. Other models attend from one document to the documents
+// before it in the row, which is a mistake if they are unrelated.
 func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *Packing[E] {
 	name := fmt.Sprintf("Pack(%s, length %d, step %d)", describe(documents), length, step)
 	d, err := newDocuments(documents, lengths)
@@ -67,7 +84,7 @@ func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *
 // PackWhole packs documents into samples of at most length elements without cutting them: each
 // document goes into the first sample with room for it (first fit), so that there is little
 // padding. Empty documents are left out. A document longer than length is an error. PackWhole takes
-// 16 bytes a document.
+// 16 bytes a document. For models that are Packed, see [Pack].
 func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *Packing[E] {
 	name := fmt.Sprintf("PackWhole(%s, length %d)", describe(documents), length)
 	d, err := newDocuments(documents, lengths)

@@ -57,6 +57,14 @@ func TestPack(t *testing.T) {
 				}
 			}
 			require.Equal(t, starts, sample.Starts)
+			position := 0
+			for k, element := range window {
+				if begins[element] {
+					position = 0
+				}
+				require.Equal(t, position, sample.Positions()[k])
+				position++
+			}
 		}
 		covered := make(map[int]bool)
 		for i := range p.Len() {
@@ -105,6 +113,21 @@ func TestPackWhole(t *testing.T) {
 		require.Equal(t, len(want)*length-total, p.Padding)
 		require.Zero(t, p.Rest)
 	})
+}
+
+// TestTokensAndPositions makes batches of a document that continues from another sample, of one that
+// begins with the last token, and of padding.
+func TestTokensAndPositions(t *testing.T) {
+	b := new(Batch)
+	require.NoError(t, TokensAndPositions[int](4)(b, []Packed[int]{
+		{Elements: []int{5, 6, 7, 8, 9}, Starts: []int{2, 4}}, {Elements: []int{1, 2, 3}, Starts: []int{0, 1}},
+	}))
+	require.Equal(t, []int{5, 6, 7, 8, 1, 2, 0, 0}, b.tensors[0].Data())
+	require.Equal(t, []int{6, -1, 8, -1, -1, 3, -1, -1}, b.tensors[1].Data())
+	require.Equal(t, []int{0, 1, 0, 1, 0, 0, 0, 0}, b.tensors[2].Data())
+	require.EqualError(t, TokensAndPositions[int](2)(b, []Packed[int]{{Elements: []int{1}}}),
+		"row 0: got 1 tokens, want 2 to 3, the context and the token that follows it: make windows of 3 tokens, or raise the context")
+	require.EqualError(t, TokensAndPositions[int](0)(b, nil), "TokensAndPositions: context 0: must be positive")
 }
 
 // TestPackRefuses checks the errors of packing.
