@@ -20,12 +20,17 @@ func Dropout[T Float](y, x []T, seed, base uint64, rate float64) {
 	k := table[T]()
 	threshold := uint32(min(rate*(1<<32), math.MaxUint32))
 	for i := 0; i < len(y); {
-		at := base + uint64(i)
-		n := int(min(uint64(min(len(y)-i, piece)), 1<<32-at%(1<<32)))
-		key := mix64(seed ^ mix64(at>>32))
-		k.dropout(y[i:i+n], x[i:i+n], uint32(at)+uint32(key), uint32(key>>32), threshold, T(1/(1-rate)))
+		n, from, key := run(len(y)-i, seed, base+uint64(i))
+		k.dropout(y[i:i+n], x[i:i+n], from, key, threshold, T(1/(1-rate)))
 		i += n
 	}
+}
+
+// run returns how many of n elements from base on a kernel with [hash32] is given at once, and its
+// first sum and its second key.
+func run(n int, seed, base uint64) (most int, from, key uint32) {
+	keys := mix64(seed ^ mix64(base>>32))
+	return int(min(uint64(min(n, piece)), 1<<32-base%(1<<32))), uint32(base) + uint32(keys), uint32(keys >> 32)
 }
 
 // mix64 is the finaliser of SplitMix64 after one step of its counter: a bijection in which every

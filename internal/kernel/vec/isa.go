@@ -50,6 +50,7 @@ type kernels[T Float] struct {
 	sgd                func(p, g []T, c sgdStep[T])
 	momentum, nesterov func(p, g, buf []T, c sgdStep[T])
 	dropout            func(y, x []T, from, key, threshold uint32, scale T)
+	stochastic         func(x []float32, from, key uint32)
 
 	// Kernels of whole blocks sent in 8 bits, which the table of float64 also has. The second one
 	// adds.

@@ -76,6 +76,7 @@ func avx512() isa {
 	k32.normPlaneSums = normPlaneSumsF32AVX512
 	k32.normPlaneGrad = normPlaneGradF32AVX512
 	k32.dropout = dropoutF32AVX512
+	k32.stochastic = stochasticF32AVX512
 	k32.adam = adamF32AVX512
 	k32.sgd = sgdF32AVX512
 	k32.momentum = momentumF32AVX512
@@ -248,6 +249,7 @@ func normPlaneSumsF64AVX512(x, dy []float64, mean, rstd float64) (s1, s2 float64
 func normPlaneGradF32AVX512(dx, x, dy []float32, mean, rstd, gain, c1, c2 float32)
 func normPlaneGradF64AVX512(dx, x, dy []float64, mean, rstd, gain, c1, c2 float64)
 func dropoutF32AVX512(y, x []float32, from, key, threshold uint32, scale float32)
+func stochasticF32AVX512(x []float32, from, key uint32)
 func adamF32AVX512(p, g, m, v []float32, c adamStep[float32])
 func adamF64AVX512(p, g, m, v []float64, c adamStep[float64])
 func sgdF32AVX512(p, g []float32, c sgdStep[float32])
@@ -355,6 +357,7 @@ func avx2() isa {
 	k32.normPlaneSums = normPlaneSumsF32AVX2
 	k32.normPlaneGrad = normPlaneGradF32AVX2
 	k32.dropout = dropoutF32AVX2
+	k32.stochastic = stochasticF32AVX2
 	k32.adam = adamF32AVX2
 	k32.sgd = sgdF32AVX2
 	k32.momentum = momentumF32AVX2
@@ -505,6 +508,7 @@ func normPlaneSumsF64AVX2(x, dy []float64, mean, rstd float64) (s1, s2 float64)
 func normPlaneGradF32AVX2(dx, x, dy []float32, mean, rstd, gain, c1, c2 float32)
 func normPlaneGradF64AVX2(dx, x, dy []float64, mean, rstd, gain, c1, c2 float64)
 func dropoutF32AVX2(y, x []float32, from, key, threshold uint32, scale float32)
+func stochasticF32AVX2(x []float32, from, key uint32)
 func adamF32AVX2(p, g, m, v []float32, c adamStep[float32])
 func adamF64AVX2(p, g, m, v []float64, c adamStep[float64])
 func sgdF32AVX2(p, g []float32, c sgdStep[float32])

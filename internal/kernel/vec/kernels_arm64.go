@@ -74,6 +74,7 @@ func neon() isa {
 	k32.normPlaneSums = normPlaneSumsF32NEON
 	k32.normPlaneGrad = normPlaneGradF32NEON
 	k32.dropout = dropoutF32NEON
+	k32.stochastic = stochasticF32NEON
 	k32.adam = adamF32NEON
 	k32.sgd = sgdF32NEON
 	k32.momentum = momentumF32NEON
@@ -218,6 +219,7 @@ func normPlaneSumsF64NEON(x, dy []float64, mean, rstd float64) (s1, s2 float64)
 func normPlaneGradF32NEON(dx, x, dy []float32, mean, rstd, gain, c1, c2 float32)
 func normPlaneGradF64NEON(dx, x, dy []float64, mean, rstd, gain, c1, c2 float64)
 func dropoutF32NEON(y, x []float32, from, key, threshold uint32, scale float32)
+func stochasticF32NEON(x []float32, from, key uint32)
 func adamF32NEON(p, g, m, v []float32, c adamStep[float32])
 func adamF64NEON(p, g, m, v []float64, c adamStep[float64])
 func sgdF32NEON(p, g []float32, c sgdStep[float32])

@@ -157,6 +157,9 @@ func TestMisuse(t *testing.T) {
 		func() { SGD(x, x, x, SGDHyper{}) },
 		func() { SGD(x, x, nil, SGDHyper{Momentum: 0.9}) },
 		func() { Adam(x, x, x, y, AdamHyper{}) },
+		func() { Halves(x, 3) },
+		func() { Adam16(x, x, Halves(x[:2], 3), Halves(y, 7), 0, 0, AdamHyper{}) },
+		func() { SGD16(x, x, Halves(x, 5), 0, 0, SGDHyper{Momentum: 0.9}) },
 	} {
 		require.Panics(t, f)
 	}

@@ -136,7 +136,9 @@ DATA constants<>+1024(SB)/8, $0x7feb352d7feb352d
 DATA constants<>+1032(SB)/8, $0x7feb352d7feb352d
 DATA constants<>+1040(SB)/8, $0x846ca68b846ca68b
 DATA constants<>+1048(SB)/8, $0x846ca68b846ca68b
-GLOBL constants<>(SB), RODATA|NOPTR, $1056
+DATA constants<>+1056(SB)/8, $0xffff0000ffff0000
+DATA constants<>+1064(SB)/8, $0xffff0000ffff0000
+GLOBL constants<>(SB), RODATA|NOPTR, $1072
 DATA iota32<>+0(SB)/4, $0
 DATA iota32<>+4(SB)/4, $1
 DATA iota32<>+8(SB)/4, $2
@@ -11608,6 +11610,190 @@ element:
 	FMOVS F2, 0(R2)
 	ADD $4, R2
 	ADD $4, R3
+	ADD $1, R13
+	SUBS $1, R1; BGE element
+
+afterelement:
+	ADD $1, R1
+	RET
+
+// func stochasticF32NEON(x []float32, from, key uint32)
+TEXT ·stochasticF32NEON(SB), NOSPLIT, $0-32
+	MOVD x_len+8(FP), R1
+	MOVD x_base+0(FP), R2
+	MOVD $constants<>(SB), R11
+	MOVD ZR, R13
+	FMOVS from+24(FP), F30; VDUP V30.S[0], V30.S4
+	FMOVS key+28(FP), F29; VDUP V29.S[0], V29.S4
+	SUBS $16, R1; BLT afterblock
+
+block:
+	FMOVQ 0(R2), F0
+	FMOVQ 16(R2), F1
+	FMOVQ 32(R2), F2
+	FMOVQ 48(R2), F3
+	VDUP R13, V4.S4
+	MOVD $iota32<>+0(SB), R12; FMOVQ (R12), F31
+	VADD V31.S4, V4.S4, V4.S4
+	VDUP R13, V5.S4
+	MOVD $iota32<>+16(SB), R12; FMOVQ (R12), F31
+	VADD V31.S4, V5.S4, V5.S4
+	VDUP R13, V6.S4
+	MOVD $iota32<>+32(SB), R12; FMOVQ (R12), F31
+	VADD V31.S4, V6.S4, V6.S4
+	VDUP R13, V7.S4
+	MOVD $iota32<>+48(SB), R12; FMOVQ (R12), F31
+	VADD V31.S4, V7.S4, V7.S4
+	VADD V30.S4, V4.S4, V4.S4
+	VADD V30.S4, V5.S4, V5.S4
+	VADD V30.S4, V6.S4, V6.S4
+	VADD V30.S4, V7.S4, V7.S4
+	VUSHR $16, V4.S4, V8.S4
+	VUSHR $16, V5.S4, V9.S4
+	VUSHR $16, V6.S4, V10.S4
+	VUSHR $16, V7.S4, V11.S4
+	VEOR V8.B16, V4.B16, V8.B16
+	VEOR V9.B16, V5.B16, V9.B16
+	VEOR V10.B16, V6.B16, V10.B16
+	VEOR V11.B16, V7.B16, V11.B16
+	FMOVQ 1024(R11), F31
+	WORD $0x4ebf9d08 /* mul v8.4s, v8.4s, v31.4s */
+	WORD $0x4ebf9d29 /* mul v9.4s, v9.4s, v31.4s */
+	WORD $0x4ebf9d4a /* mul v10.4s, v10.4s, v31.4s */
+	WORD $0x4ebf9d6b /* mul v11.4s, v11.4s, v31.4s */
+	VEOR V29.B16, V8.B16, V8.B16
+	VEOR V29.B16, V9.B16, V9.B16
+	VEOR V29.B16, V10.B16, V10.B16
+	VEOR V29.B16, V11.B16, V11.B16
+	VUSHR $15, V8.S4, V4.S4
+	VUSHR $15, V9.S4, V5.S4
+	VUSHR $15, V10.S4, V6.S4
+	VUSHR $15, V11.S4, V7.S4
+	VEOR V4.B16, V8.B16, V4.B16
+	VEOR V5.B16, V9.B16, V5.B16
+	VEOR V6.B16, V10.B16, V6.B16
+	VEOR V7.B16, V11.B16, V7.B16
+	FMOVQ 1040(R11), F31
+	WORD $0x4ebf9c84 /* mul v4.4s, v4.4s, v31.4s */
+	WORD $0x4ebf9ca5 /* mul v5.4s, v5.4s, v31.4s */
+	WORD $0x4ebf9cc6 /* mul v6.4s, v6.4s, v31.4s */
+	WORD $0x4ebf9ce7 /* mul v7.4s, v7.4s, v31.4s */
+	VUSHR $16, V4.S4, V8.S4
+	VUSHR $16, V5.S4, V9.S4
+	VUSHR $16, V6.S4, V10.S4
+	VUSHR $16, V7.S4, V11.S4
+	VEOR V8.B16, V4.B16, V8.B16
+	VEOR V9.B16, V5.B16, V9.B16
+	VEOR V10.B16, V6.B16, V10.B16
+	VEOR V11.B16, V7.B16, V11.B16
+	VUSHR $16, V8.S4, V8.S4
+	VUSHR $16, V9.S4, V9.S4
+	VUSHR $16, V10.S4, V10.S4
+	VUSHR $16, V11.S4, V11.S4
+	VADD V0.S4, V8.S4, V8.S4
+	VADD V1.S4, V9.S4, V9.S4
+	VADD V2.S4, V10.S4, V10.S4
+	VADD V3.S4, V11.S4, V11.S4
+	FMOVQ 1056(R11), F31
+	VAND V31.B16, V8.B16, V8.B16
+	VAND V31.B16, V9.B16, V9.B16
+	VAND V31.B16, V10.B16, V10.B16
+	VAND V31.B16, V11.B16, V11.B16
+	WORD $0x4e20e404 /* fcmeq v4.4s, v0.4s, v0.4s */
+	VAND V8.B16, V4.B16, V4.B16
+	WORD $0x4e21e425 /* fcmeq v5.4s, v1.4s, v1.4s */
+	VAND V9.B16, V5.B16, V5.B16
+	WORD $0x4e22e446 /* fcmeq v6.4s, v2.4s, v2.4s */
+	VAND V10.B16, V6.B16, V6.B16
+	WORD $0x4e23e467 /* fcmeq v7.4s, v3.4s, v3.4s */
+	VAND V11.B16, V7.B16, V7.B16
+	WORD $0x4e20e408 /* fcmeq v8.4s, v0.4s, v0.4s */
+	WORD $0x4e681c08 /* bic v8.16b, v0.16b, v8.16b */
+	WORD $0x4e21e429 /* fcmeq v9.4s, v1.4s, v1.4s */
+	WORD $0x4e691c29 /* bic v9.16b, v1.16b, v9.16b */
+	WORD $0x4e22e44a /* fcmeq v10.4s, v2.4s, v2.4s */
+	WORD $0x4e6a1c4a /* bic v10.16b, v2.16b, v10.16b */
+	WORD $0x4e23e46b /* fcmeq v11.4s, v3.4s, v3.4s */
+	WORD $0x4e6b1c6b /* bic v11.16b, v3.16b, v11.16b */
+	VORR V8.B16, V4.B16, V8.B16
+	VORR V9.B16, V5.B16, V9.B16
+	VORR V10.B16, V6.B16, V10.B16
+	VORR V11.B16, V7.B16, V11.B16
+	FMOVQ F8, 0(R2)
+	FMOVQ F9, 16(R2)
+	FMOVQ F10, 32(R2)
+	FMOVQ F11, 48(R2)
+	ADD $64, R2
+	ADD $16, R13
+	SUBS $16, R1; BGE block
+
+afterblock:
+	ADD $16, R1
+	SUBS $4, R1; BLT aftervector
+
+vector:
+	FMOVQ 0(R2), F0
+	VDUP R13, V1.S4
+	MOVD $iota32<>+0(SB), R12; FMOVQ (R12), F31
+	VADD V31.S4, V1.S4, V1.S4
+	VADD V30.S4, V1.S4, V1.S4
+	VUSHR $16, V1.S4, V2.S4
+	VEOR V2.B16, V1.B16, V2.B16
+	FMOVQ 1024(R11), F31
+	WORD $0x4ebf9c42 /* mul v2.4s, v2.4s, v31.4s */
+	VEOR V29.B16, V2.B16, V2.B16
+	VUSHR $15, V2.S4, V1.S4
+	VEOR V1.B16, V2.B16, V1.B16
+	FMOVQ 1040(R11), F31
+	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
+	VUSHR $16, V1.S4, V2.S4
+	VEOR V2.B16, V1.B16, V2.B16
+	VUSHR $16, V2.S4, V2.S4
+	VADD V0.S4, V2.S4, V2.S4
+	FMOVQ 1056(R11), F31
+	VAND V31.B16, V2.B16, V2.B16
+	WORD $0x4e20e401 /* fcmeq v1.4s, v0.4s, v0.4s */
+	VAND V2.B16, V1.B16, V1.B16
+	WORD $0x4e20e402 /* fcmeq v2.4s, v0.4s, v0.4s */
+	WORD $0x4e621c02 /* bic v2.16b, v0.16b, v2.16b */
+	VORR V2.B16, V1.B16, V2.B16
+	FMOVQ F2, 0(R2)
+	ADD $16, R2
+	ADD $4, R13
+	SUBS $4, R1; BGE vector
+
+aftervector:
+	ADD $4, R1
+	SUBS $1, R1; BLT afterelement
+
+element:
+	FMOVS 0(R2), F0
+	VDUP R13, V1.S4
+	MOVD $iota32<>+0(SB), R12; FMOVQ (R12), F31
+	VADD V31.S4, V1.S4, V1.S4
+	VADD V30.S4, V1.S4, V1.S4
+	VUSHR $16, V1.S4, V2.S4
+	VEOR V2.B16, V1.B16, V2.B16
+	FMOVQ 1024(R11), F31
+	WORD $0x4ebf9c42 /* mul v2.4s, v2.4s, v31.4s */
+	VEOR V29.B16, V2.B16, V2.B16
+	VUSHR $15, V2.S4, V1.S4
+	VEOR V1.B16, V2.B16, V1.B16
+	FMOVQ 1040(R11), F31
+	WORD $0x4ebf9c21 /* mul v1.4s, v1.4s, v31.4s */
+	VUSHR $16, V1.S4, V2.S4
+	VEOR V2.B16, V1.B16, V2.B16
+	VUSHR $16, V2.S4, V2.S4
+	VADD V0.S4, V2.S4, V2.S4
+	FMOVQ 1056(R11), F31
+	VAND V31.B16, V2.B16, V2.B16
+	WORD $0x4e20e401 /* fcmeq v1.4s, v0.4s, v0.4s */
+	VAND V2.B16, V1.B16, V1.B16
+	WORD $0x4e20e402 /* fcmeq v2.4s, v0.4s, v0.4s */
+	WORD $0x4e621c02 /* bic v2.16b, v0.16b, v2.16b */
+	VORR V2.B16, V1.B16, V2.B16
+	FMOVS F2, 0(R2)
+	ADD $4, R2
 	ADD $1, R13
 	SUBS $1, R1; BGE element
 

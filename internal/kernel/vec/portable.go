@@ -28,7 +28,7 @@ func portableKernels[T Float]() kernels[T] {
 		norm: normGo[T], normPlain: normPlainGo[T], normGradSums: normGradSumsGo[T], normGrad: normGradGo[T], rotate: rotateGo[T],
 		normPlane: normPlaneGo[T], normPlaneSums: normPlaneSumsGo[T], normPlaneGrad: normPlaneGradGo[T],
 		maxPairs: maxPairsGo[T], maxPairsGrad: maxPairsGradGo[T],
-		adam: adamGo[T], sgd: sgdGo[T], momentum: momentumGo[T], nesterov: nesterovGo[T], dropout: dropoutGo[T],
+		adam: adamGo[T], sgd: sgdGo[T], momentum: momentumGo[T], nesterov: nesterovGo[T], dropout: dropoutGo[T], stochastic: stochasticGo,
 		encode8: encode8Go, encodeError8: encodeError8Go, decode8: decode8Go, decodeAdd8: decodeAdd8Go,
 	}
 	for n := 2; n <= fanIn; n++ {

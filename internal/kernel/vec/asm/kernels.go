@@ -301,11 +301,23 @@ func rows() []kernel {
 			b.store("dx", b.mul(b.fnma(hat, b.scalar("c2"), centered), b.scalar("rstd")))
 		}},
 		{name: "dropout", params: "y, x []T, from, key, threshold uint32, scale T", unroll: [2]int{4, 2}, only32: true, body: dropout},
+		{name: "stochastic", params: "x []T, from, key uint32", unroll: [2]int{4, 2}, only32: true, body: stochastic},
 	}
 }
 
-// dropout computes hash32 of package vec in every lane.
 func dropout(b *body) {
+	b.store("y", b.keepAtLeast(b.hash(), b.scalar("threshold"), b.mul(b.load("x"), b.scalar("scale"))))
+}
+
+// stochastic adds 16 random bits to a number, and clears the lower 16 bits. It keeps NaN.
+func stochastic(b *body) {
+	x := b.load("x")
+	sum := b.binary("VPADDD", b.unary("VPSRLD", b.hash(), "$16"), x)
+	b.store("x", b.or(b.keepIf(equal, x, x, b.and(sum, b.word(0xFFFF0000))), b.keepIf(notEqual, x, x, x)))
+}
+
+// hash computes hash32 of package vec in every lane.
+func (b *body) hash() *value {
 	xorshift := func(h *value, by string) *value {
 		return b.binary(b.xor(), h, b.unary("VPSRLD", h, by))
 	}
@@ -313,8 +325,7 @@ func dropout(b *body) {
 	h = b.binary("VPMULLD", xorshift(h, "$16"), b.word(0x7FEB352D))
 	h = b.binary(b.xor(), h, b.scalar("key"))
 	h = b.binary("VPMULLD", xorshift(h, "$15"), b.word(0x846CA68B))
-	h = xorshift(h, "$16")
-	b.store("y", b.keepAtLeast(h, b.scalar("threshold"), b.mul(b.load("x"), b.scalar("scale"))))
+	return xorshift(h, "$16")
 }
 
 // xor returns the integer instruction, whose name differs between the instruction sets.
