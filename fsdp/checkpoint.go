@@ -145,9 +145,9 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, stat
 // optimizer keeps its current ones, and rank 0 logs a warning to Config.Logger or [slog.Default].
 // RestoreHyperparameters takes the saved ones. Checkpoints of earlier versions do not have settings, and
 // nothing is compared. The learning rate is an argument of every Step: the schedule continues with
-// Steps, and the checkpoint has the last rate, see [optim.Settings]. State in 8 bits is saved as
-// the float32 numbers that it stands for. 8-bit and 32-bit optimizers can load each other's state,
-// with the same warning. On as many ranks as saved it, 8-bit state comes back to the bit.
+// Steps, and the checkpoint has the last rate, see [optim.Settings]. State in 8 or 16 bits is saved as
+// the float32 numbers that it stands for. Optimizers with other numbers of bits can load it, with the
+// same warning. 16-bit state comes back to the bit, and 8-bit state does on as many ranks as saved it.
 //
 // If the manifest or a file of a checkpoint is damaged, cut short or missing, Load takes an older
 // checkpoint. Rank 0 logs a warning to Config.Logger or [slog.Default], with the reason and the

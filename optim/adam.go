@@ -24,7 +24,7 @@ type Adam struct {
 	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
 	Eps         float64 // added to the denominator; default 1e-8
 	WeightDecay float64 // default 0, none
-	Bits        int     // per element of m and v: 8, see [Blockwise]; default 0, the type of the value
+	Bits        int     // per element of m and v: 8, see [Blockwise], or 16, see [BFloat16]; default 0, the type of the value
 	Rules       []Rule  // exceptions for some parameters
 }
 
@@ -46,7 +46,7 @@ type AdamW struct {
 	Beta2       float64 // decay of the second moment, in [0, 1); default 0.999
 	Eps         float64 // added to the denominator; default 1e-8
 	WeightDecay float64 // default 0, none
-	Bits        int     // per element of m and v: 8, see [Blockwise]; default 0, the type of the value
+	Bits        int     // per element of m and v: 8, see [Blockwise], or 16, see [BFloat16]; default 0, the type of the value
 	Rules       []Rule  // exceptions for some parameters
 }
 
@@ -100,8 +100,11 @@ func (a *adam) update(i int, p *piece, lr float64) error {
 		s.BiasCorrection2Sqrt = math.Sqrt(1 - math.Pow(s.Beta2, float64(a.t)))
 	}
 	s.LR, s.WeightDecay = lr, p.weightDecay
-	if m, ok := p.vecs[0].(*Blockwise); ok {
-		return p.Value.(vec.Adam8Vec).Adam8(p.Grad, m.words, p.vecs[1].(*Blockwise).words, p.Offset, *s)
+	switch m := p.vecs[0].(type) {
+	case *Blockwise:
+		return p.Value.(vec.Adam8Vec).Adam8(p.Grad, m.words, p.vecs[1].(Packed).Words(), p.Offset, *s)
+	case *BFloat16:
+		return p.Value.(vec.BFloat16Vec).Adam16(p.Grad, m.words, p.vecs[1].(Packed).Words(), m.rounding(p.steps), *s)
 	}
 	return a.values[i].Adam(p.Grad, p.vecs[0], p.vecs[1], *s)
 }

@@ -1,17 +1,6 @@
 package optim
 
-import (
-	"fmt"
-	"reflect"
-
-	kernel "github.com/gofsdp/gofsdp/internal/kernel/vec"
-
-	"github.com/gofsdp/gofsdp/optim/vec"
-)
-
-// least8 is the number of elements from which a parameter follows the optimizer's Bits, as in
-// bitsandbytes.
-const least8 = 4096
+import kernel "github.com/gofsdp/gofsdp/internal/kernel/vec"
 
 // Blockwise is a [Vec] of float32 that stores 8 bits per element. It is the state of [Adam] and
 // [AdamW] with Bits 8 (https://arxiv.org/abs/2110.02861). For every block of 256 elements it stores
@@ -35,56 +24,15 @@ const least8 = 4096
 // Unlike other [Vec]s, only one goroutine at a time may write to slices of one piece, and no other
 // goroutine may read the piece meanwhile.
 type Blockwise struct {
-	words      Vec // magnitudes and codes of the whole piece: n elements from offset on
-	offset, n  int
-	unsigned   bool
-	begin, end int // elements of the piece in this Vec
+	packed   // words: magnitudes and codes
+	unsigned bool
 }
 
-// checkBits returns an error unless state can have this number of bits per element; 0 means the
-// type of the value.
-func checkBits(bits int) error {
-	if bits == 0 || bits == 8 {
-		return nil
-	}
-	return fmt.Errorf("field Bits is %d: must be 8, or 0 for the type of the value", bits)
-}
-
-// newEntry returns the zeroed state of a name, with this number of bits per element.
-func (p Param) newEntry(name string, bits int) (Vec, error) {
-	n := p.Value.Len()
-	switch {
-	case bits == 8 && p.Value.Float64(): // also on a rank that owns no elements of it
-		return nil, fmt.Errorf("parameter %q: its value is float64, and Bits 8 is for float32", p.Name)
-	case bits == 0 || n == 0:
-		return p.newState(n)
-	}
-	if _, ok := p.Value.(vec.Adam8Vec); !ok {
-		return nil, fmt.Errorf("parameter %q: a value of type %T cannot be updated, because it does not implement %v",
-			p.Name, p.Value, reflect.TypeFor[vec.Adam8Vec]())
-	}
-	words, err := p.newState(kernel.Words8(p.Offset, n))
-	if err != nil {
-		return nil, err
-	}
-	return &Blockwise{words: words, offset: p.Offset, n: n, unsigned: name == "exp_avg_sq", end: n}, nil
-}
-
-// Len implements [Vec].
-func (b *Blockwise) Len() int { return b.end - b.begin }
-
-// Float64 implements [Vec].
-func (b *Blockwise) Float64() bool { return false }
+// Bits implements [Packed].
+func (b *Blockwise) Bits() int { return 8 }
 
 // Slice implements [Vec].
-func (b *Blockwise) Slice(from, to int) Vec {
-	if from < 0 || to < from || to > b.Len() {
-		panic(fmt.Sprintf("optim: slice [%d:%d] is outside %d elements", from, to, b.Len()))
-	}
-	s := *b
-	s.begin, s.end = b.begin+from, b.begin+to
-	return &s
-}
+func (b *Blockwise) Slice(from, to int) Vec { return &Blockwise{b.slice(from, to), b.unsigned} }
 
 // Zero implements [Vec].
 func (b *Blockwise) Zero() error {
@@ -96,7 +44,7 @@ func (b *Blockwise) Zero() error {
 
 // Read implements [Vec].
 func (b *Blockwise) Read(to Host) error {
-	if err := b.fits(to); err != nil {
+	if err := b.fits(to, b.Bits()); err != nil {
 		return err
 	}
 	blocks, _, err := b.blocks()
@@ -108,7 +56,7 @@ func (b *Blockwise) Read(to Host) error {
 
 // Write implements [Vec].
 func (b *Blockwise) Write(from Host) error {
-	if err := b.fits(from); err != nil {
+	if err := b.fits(from, b.Bits()); err != nil {
 		return err
 	}
 	blocks, words, err := b.blocks()
@@ -128,15 +76,8 @@ func (b *Blockwise) Write(from Host) error {
 	return b.words.Write(words)
 }
 
-// Words returns the memory of the whole piece, in the format of [vec.Adam8Vec].
-func (b *Blockwise) Words() Vec { return b.words }
-
-// Over returns the same elements in words, into which the result of Words was copied.
-func (b *Blockwise) Over(words Vec) *Blockwise {
-	o := *b
-	o.words = words
-	return &o
-}
+// Over implements [Packed].
+func (b *Blockwise) Over(words Vec) Packed { return &Blockwise{b.over(words), b.unsigned} }
 
 // blocks returns the whole piece in host memory.
 func (b *Blockwise) blocks() (kernel.Blocks8, Host, error) {
@@ -148,12 +89,4 @@ func (b *Blockwise) blocks() (kernel.Blocks8, Host, error) {
 		}
 	}
 	return kernel.NewBlocks8(words.F32, b.offset, b.n, b.unsigned), words, nil
-}
-
-// fits returns an error unless h has the length and type of b.
-func (b *Blockwise) fits(h Host) error {
-	if len(h.F32) == b.Len() && h.F64 == nil {
-		return nil
-	}
-	return fmt.Errorf("optim: cannot copy between %d elements of float32 in 8 bits and %d elements of %s", b.Len(), h.Len(), vec.TypeName(h))
 }

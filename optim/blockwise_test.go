@@ -49,28 +49,37 @@ func TestBitsErrors(t *testing.T) {
 	elsewhere := []optim.Param{{Name: "b", Shape: []int{5000}, Value: none, Grad: none}} // other ranks own it
 	d := new(device)
 	far := []optim.Param{{Name: "a", Shape: []int{5000}, Value: onlyAdam{trained{d.alloc(5000, false)}}, Grad: onlyAdam{trained{d.alloc(5000, false)}}}}
+	plain := []optim.Param{{Name: "a", Shape: []int{5000}, Value: noBFloat16{trained{d.alloc(5000, false)}}, Grad: noBFloat16{trained{d.alloc(5000, false)}}}}
 	for want, c := range map[string]struct {
 		config
 		params []optim.Param
 	}{
-		"optim: adamw: field Bits is 4: must be 8, or 0 for the type of the value":                                                                 {optim.AdamW{Bits: 4}, f32},
-		"optim: adam: rule 0: field Bits is 16: must be 8, or 0 for the type of the value":                                                         {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(16)}}}, f32},
-		"optim: sgd: rule 0: field Bits is for Adam and AdamW only":                                                                                {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
-		`optim: adam: exp_avg of parameter "a": its value is float64, and Bits 8 is for float32`:                                                   {optim.Adam{Bits: 8}, f64},
-		`optim: adam: exp_avg of parameter "b": its value is float64, and Bits 8 is for float32`:                                                   {optim.Adam{Bits: 8}, elsewhere},
-		`optim: adam: exp_avg of parameter "a": a value of type optim_test.onlyAdam cannot be updated, because it does not implement vec.Adam8Vec`: {optim.Adam{Bits: 8}, far},
+		"optim: adamw: field Bits is 4: must be 8, 16, or 0 for the type of the value":                                                                         {optim.AdamW{Bits: 4}, f32},
+		"optim: adam: rule 0: field Bits is 32: must be 8, 16, or 0 for the type of the value":                                                                 {optim.Adam{Rules: []optim.Rule{{Match: eightBits.Match, Bits: new(32)}}}, f32},
+		"optim: sgd: field Bits is 8: must be 16, or 0 for the type of the value":                                                                              {optim.SGD{Momentum: 0.9, Bits: 8}, f32},
+		"optim: sgd: field Bits needs Momentum: without it there is no state":                                                                                  {optim.SGD{Bits: 16}, f32},
+		"optim: sgd: rule 0: field Bits is 8: must be 16, or 0 for the type of the value":                                                                      {optim.SGD{Momentum: 0.9, Rules: []optim.Rule{eightBits}}, f32},
+		"optim: sgd: rule 0: field Bits is for Adam, AdamW and SGD with Momentum only":                                                                         {optim.SGD{Rules: []optim.Rule{sixteenBits}}, f32},
+		`optim: sgd: momentum_buffer of parameter "a": its value is float64, and Bits 16 is for float32`:                                                       {optim.SGD{Momentum: 0.9, Bits: 16}, f64},
+		`optim: sgd: momentum_buffer of parameter "a": a value of type optim_test.noBFloat16 cannot be updated, because it does not implement vec.BFloat16Vec`: {optim.SGD{Momentum: 0.9, Bits: 16}, plain},
+		`optim: adam: exp_avg of parameter "a": its value is float64, and Bits 8 is for float32`:                                                               {optim.Adam{Bits: 8}, f64},
+		`optim: adam: exp_avg of parameter "b": its value is float64, and Bits 8 is for float32`:                                                               {optim.Adam{Bits: 8}, elsewhere},
+		`optim: adam: exp_avg of parameter "a": a value of type optim_test.onlyAdam cannot be updated, because it does not implement vec.Adam8Vec`:             {optim.Adam{Bits: 8}, far},
 	} {
 		_, err := c.New(c.params)
 		require.EqualError(t, err, want)
 	}
 }
 
-// onlyAdam is a Vec without the update for 8 bits.
-type onlyAdam struct{ vec.AdamVec }
+// onlyAdam is a Vec without the update for 8 bits, and noBFloat16 one without the updates for 16.
+type (
+	onlyAdam   struct{ vec.AdamVec }
+	noBFloat16 struct{ vec.SGDVec }
+)
 
-// TestEightBitsFollow compares 200 steps with those of state in 32 bits: of least squares whose
+// TestFewerBitsFollow compares 200 steps with those of state in 32 bits: of least squares whose
 // gradients are of different magnitudes within a block.
-func TestEightBitsFollow(t *testing.T) {
+func TestFewerBitsFollow(t *testing.T) {
 	const n = 5000
 	run := func(bits int) (loss float64) {
 		x, rng := newTensor(n, false), rand.New(rand.NewPCG(1, 2))
@@ -91,9 +100,10 @@ func TestEightBitsFollow(t *testing.T) {
 		}
 		return loss
 	}
-	wide, narrow := run(0), run(8)
+	wide := run(0)
 	require.Less(t, wide, 0.02)
-	require.InDelta(t, wide, narrow, 0.004)
+	require.InDelta(t, wide, run(8), 0.004)
+	require.InDelta(t, wide, run(16), 0.0002)
 }
 
 // TestBlockwiseRestore moves state in 8 bits between optimizers that are cut elsewhere, and through
@@ -190,8 +200,8 @@ func TestBlockwiseIsAVec(t *testing.T) {
 	require.Panics(t, func() { part.Slice(0, 11) })
 }
 
-// TestBlockwiseMemory counts what the state takes: 2.03 bytes an element in place of 8.
-func TestBlockwiseMemory(t *testing.T) {
+// TestPackedMemory counts what the state takes: 2.03 or 4 bytes an element in place of 8.
+func TestPackedMemory(t *testing.T) {
 	x := newTensor(1<<20, false)
 	count := func(bits int) (bytes int) {
 		params := whole("w", x)
@@ -205,6 +215,7 @@ func TestBlockwiseMemory(t *testing.T) {
 	}
 	require.Equal(t, 8<<20, count(0))
 	require.Equal(t, 2*(1<<20+4<<20/256), count(8))
+	require.Equal(t, 4<<20, count(16))
 }
 
 // TestBitsInSettings: JSON has them, an update tells of them, and Regroup leaves them alone.

@@ -25,8 +25,8 @@
 //
 // # State
 //
-// [AdamW.New] and the others allocate the state once: one vector of the value's type, or in 8 bits,
-// per piece and entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names). [Param.Alloc]
+// [AdamW.New] and the others allocate the state once: one vector of the value's type, or in 8 or
+// 16 bits, per piece and entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names). [Param.Alloc]
 // can place the state of a piece elsewhere, such as in a file. [Optimizer.State] lists the state by
 // parameter name, entry and interval. [Optimizer.Restore] accepts such a list however it was cut:
 // state written by 8 ranks loads on 3 ranks, or on one.
@@ -51,6 +51,13 @@
 // elsewhere, the blocks at the old and new cuts are rounded again, which depends only on the
 // numbers.
 //
+// # State in 16 bits
+//
+// With Bits 16, the moments of Adam and AdamW and the momentum of SGD are bfloat16, rounded at
+// random: see [BFloat16]. Every element is rounded by itself, so any cut gives the same bits, and
+// no parameters need more bits. State in files and full states is float32, as with 8 bits. State of
+// other optimizers is rounded to the nearest value of bfloat16 when it is loaded.
+//
 // # Settings
 //
 // [Groups] returns the settings with which an optimizer updates its parameters, like PyTorch's
@@ -62,7 +69,8 @@
 //	LR times LRScale               lr
 //	WeightDecay                    weight_decay
 //	Betas, Eps                     betas, eps, with amsgrad and maximize False
-//	Bits                           8 for AdamW8bit and Adam8bit of bitsandbytes, which have 8 bits
+//	Bits                           8 for AdamW8bit and Adam8bit of bitsandbytes, which have 8 bits;
+//	                               16 for parameters in bfloat16, whose state has their type
 //	Momentum, Nesterov             momentum, nesterov, with dampening 0 and maximize False
 //	Scale, NSSteps                 adjust_lr_fn, ns_steps of Muon
 //	Numbers                        what else an Elementwise has

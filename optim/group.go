@@ -27,14 +27,14 @@ type Settings struct {
 	Eps         float64    `json:"eps,omitzero"`          // of Adam, AdamW and Muon
 	Momentum    float64    `json:"momentum,omitzero"`     // of SGD and Muon
 	Nesterov    bool       `json:"nesterov,omitzero"`     // of SGD and Muon
-	Bits        int        `json:"bits,omitzero"`         // of Adam and AdamW: 8 if the state is [Blockwise], or 0
+	Bits        int        `json:"bits,omitzero"`         // 8 if the state is [Blockwise], 16 if it is [BFloat16], or 0
 	Scale       string     `json:"adjust_lr_fn,omitzero"` // of Muon: a [Scale]
 	NSSteps     int        `json:"ns_steps,omitzero"`     // of Muon
 	Numbers     string     `json:"numbers,omitzero"`      // of an [Elementwise], such as "beta1=0.9 beta2=0.99"
 	EMA         float64    `json:"ema,omitzero"`          // decay of [EMA], or 0
 }
 
-// Facts describes the settings: first the kind, such as "AdamW" or, with 8 bits, "AdamW8bit", then
+// Facts describes the settings: first the kind, such as "AdamW" or, with Bits 8, "AdamW8bit", then
 // numbers, such as "weight decay 0.1". LR is not among them, because every Step has its own.
 func (s *Settings) Facts() []string {
 	kind := s.Kind
@@ -79,7 +79,7 @@ func (s *Settings) check() error {
 		checkHyper("LRScale", s.LRScale, math.Inf(1)),
 		checkHyper("LR", s.LR, math.Inf(1)),
 		checkHyper("EMA", s.EMA, 1),
-		checkBits(s.Bits))
+		checkBits(s.Kind, s.Bits))
 	if err == nil {
 		_, err = parseNumbers(s.Numbers)
 	}
@@ -88,6 +88,9 @@ func (s *Settings) check() error {
 	}
 	if err == nil && s.Nesterov && s.Momentum == 0 {
 		err = errors.New("field Nesterov needs Momentum")
+	}
+	if err == nil && s.Kind == kindSGD && s.Bits != 0 && s.Momentum == 0 {
+		err = errors.New("field Bits needs Momentum: without it there is no state")
 	}
 	return err
 }

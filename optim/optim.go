@@ -60,8 +60,8 @@ type Param struct {
 
 	// Alloc, if not nil, allocates the state of a non-empty piece, for example in a file mapped
 	// into memory; nil means the Go heap, and is an error unless Value is a Host. New calls Alloc
-	// once for each state entry and sets the memory to zero. n is the length of Value, or a little
-	// more than a quarter of it for state in 8 bits. Alloc must return n elements of Value's type
+	// once for each state entry and sets the memory to zero. n is the length of Value, or for
+	// state in 8 and 16 bits a little more than a quarter or half of it. Alloc must return n elements of Value's type
 	// and implementation that nothing else uses as long as the optimizer lives. The caller frees
 	// them, also if New then fails.
 	Alloc func(n int) (Vec, error)

@@ -22,8 +22,8 @@ type Rule struct {
 	LRScale *float64
 	// WeightDecay replaces the optimizer's.
 	WeightDecay *float64
-	// Bits replaces the Bits of Adam and AdamW: 8, or 0 for the type of the value. It applies to
-	// parameters of any size, whereas the optimizer's Bits leave small ones out.
+	// Bits replaces the Bits of Adam, AdamW and SGD with Momentum. It applies to parameters of any
+	// size, whereas the optimizer's Bits leave small ones out.
 	Bits *int
 
 	usual bool // it is for any model: matching nothing is no mistake
@@ -42,15 +42,19 @@ func MatchName(pattern *regexp.Regexp) func(Param) bool {
 }
 
 // check returns an error unless the rule can be applied.
-func (r Rule) check() error {
+func (r Rule) check(s *Settings) error {
 	if r.Match == nil {
 		return errors.New("field Match is nil")
 	}
-	bits := 0
-	if r.Bits != nil {
-		bits = *r.Bits
+	var bits error
+	switch {
+	case r.Bits == nil:
+	case s.Kind == kindAdam || s.Kind == kindAdamW || s.Kind == kindSGD && s.Momentum != 0:
+		bits = checkBits(s.Kind, *r.Bits)
+	default:
+		bits = errors.New("field Bits is for Adam, AdamW and SGD with Momentum only")
 	}
-	return cmp.Or(checkOverride("LRScale", r.LRScale), checkOverride("WeightDecay", r.WeightDecay), checkBits(bits))
+	return cmp.Or(checkOverride("LRScale", r.LRScale), checkOverride("WeightDecay", r.WeightDecay), bits)
 }
 
 // checkOverride is checkHyper for a field that may be nil.
@@ -71,7 +75,7 @@ type hyper struct {
 // resolve applies the rules to p, the last one first so that earlier ones prevail.
 func resolve(rules []Rule, p Param, s *Settings) hyper {
 	h := hyper{lrScale: 1, weightDecay: s.WeightDecay}
-	if n, _ := p.checkInterval(); n >= least8 {
+	if n, _ := p.checkInterval(); n >= leastPacked {
 		h.bits = s.Bits
 	}
 	for i := len(rules) - 1; i >= 0; i-- {

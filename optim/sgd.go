@@ -19,6 +19,7 @@ type SGD struct {
 	Momentum    float64 // in [0, 1); default 0, none
 	WeightDecay float64 // default 0, none
 	Nesterov    bool    // look ahead; needs Momentum
+	Bits        int     // per element of b: 16, see [BFloat16]; needs Momentum; default 0, the type of the value
 	Rules       []Rule  // exceptions for some parameters
 }
 
@@ -26,7 +27,7 @@ type SGD struct {
 // or the field if pieces overlap or are malformed, if a value does not implement [vec.SGDVec], or if a
 // hyper-parameter is out of range. New retains only the memory and the functions in params.
 func (c SGD) New(params []Param) (Optimizer, error) {
-	s := Settings{Kind: kindSGD, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: c.Momentum, Nesterov: c.Nesterov}
+	s := Settings{Kind: kindSGD, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: c.Momentum, Nesterov: c.Nesterov, Bits: c.Bits}
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("optim: sgd: %w", err)
 	}
@@ -52,6 +53,9 @@ func (u *sgd) update(i int, p *piece, lr float64) error {
 	var momentum Vec
 	if len(p.vecs) > 0 {
 		momentum = p.vecs[0]
+	}
+	if b, ok := momentum.(*BFloat16); ok {
+		return p.Value.(vec.BFloat16Vec).SGD16(p.Grad, b.words, b.rounding(p.steps), u.step)
 	}
 	return u.values[i].SGD(p.Grad, momentum, u.step)
 }

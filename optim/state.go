@@ -2,7 +2,6 @@ package optim
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -71,11 +70,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 		return nil, err
 	}
 	for i, r := range rules {
-		err := r.check()
-		if r.Bits != nil && s.Kind != kindAdam && s.Kind != kindAdamW {
-			err = errors.New("field Bits is for Adam and AdamW only")
-		}
-		if err != nil {
+		if err := r.check(&s); err != nil {
 			return nil, fmt.Errorf("optim: %s: rule %d: %w", kind, i, err)
 		}
 	}

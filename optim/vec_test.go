@@ -91,6 +91,18 @@ func (r trained) SGD(g, b optim.Vec, s vec.SGDStep) error {
 	})
 }
 
+func (r trained) Adam16(g, m, v optim.Vec, rounding vec.Rounding, s vec.AdamStep) error {
+	return r.device.issue(func() {
+		_ = r.elements.Adam16(g.(trained).elements, m.(trained).elements, v.(trained).elements, rounding, s)
+	})
+}
+
+func (r trained) SGD16(g, b optim.Vec, rounding vec.Rounding, s vec.SGDStep) error {
+	return r.device.issue(func() {
+		_ = r.elements.SGD16(g.(trained).elements, b.(trained).elements, rounding, s)
+	})
+}
+
 func TestVecContract(t *testing.T) {
 	d := new(device)
 	for name, alloc := range map[string]func(n int, f64 bool) optim.Vec{

@@ -87,7 +87,7 @@ var edges = map[string]string{
 
 	// The library.
 	"optim/vec":       "internal/kernel/vec",
-	"optim":           "comm internal/kernel/gemm internal/kernel/vec optim/vec shard",
+	"optim":           "comm internal/half internal/kernel/gemm internal/kernel/vec internal/rng optim/vec shard",
 	"optim/optimtest": "optim optim/vec",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/provenance fsdp/internal/ranks fsdp/internal/record fsdp/internal/state fsdp/internal/timeline fsdp/plan fsdp/profile " +
 		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/phase internal/program internal/rng internal/text optim shard",

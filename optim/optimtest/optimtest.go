@@ -24,7 +24,7 @@ import (
 var lengths = []int{0, 1, 37, 1<<16 + 1}
 
 // TestVec checks that the vectors that alloc returns keep the contract of [optim.Vec] and, if they
-// implement them, the contracts of [vec.AdamVec], [vec.Adam8Vec] and [vec.SGDVec]. alloc
+// implement them, the contracts of [vec.AdamVec], [vec.Adam8Vec], [vec.SGDVec] and [vec.BFloat16Vec]. alloc
 // returns n elements of float32 or float64, with any contents, in new memory of one device.
 func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 	for _, float64s := range []bool{false, true} {
@@ -34,8 +34,15 @@ func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 			k.slices(t)
 			k.refusals(t)
 			k.adam(t)
-			k.adam8(t)
+			if _, ok := alloc(n, false).(vec.Adam8Vec); ok && !float64s {
+				k.packed(t, optim.AdamW{WeightDecay: 0.1, Rules: rules(8)})
+			}
 			k.sgd(t)
+			if _, ok := alloc(n, false).(vec.BFloat16Vec); ok && !float64s {
+				k.packed(t, optim.AdamW{WeightDecay: 0.1, Rules: rules(16)})
+				k.packed(t, optim.SGD{Momentum: 0.9, WeightDecay: 0.1, Rules: rules(16)})
+				k.packed(t, optim.SGD{Momentum: 0.9, Nesterov: true, Rules: rules(16)})
+			}
 		}
 	}
 }
@@ -174,16 +181,19 @@ func (k *kit) adam(t *testing.T) {
 	}
 }
 
-// adam8 checks the update of Adam and AdamW with moments in 8 bits, by optimizers of pieces that
-// begin inside a block.
-func (k *kit) adam8(t *testing.T) {
-	if _, ok := k.alloc(k.n, k.float64s).(vec.Adam8Vec); !ok || k.float64s {
-		return
-	}
-	all := []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(8)}}
+// rules returns a rule that keeps all state in the given number of bits.
+func rules(bits int) []optim.Rule {
+	return []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: &bits}}
+}
+
+// packed checks the update of an optimizer whose state has fewer bits, on a piece that begins inside a
+// block of 8-bit state.
+func (k *kit) packed(t *testing.T, config interface {
+	New([]optim.Param) (optim.Optimizer, error)
+}) {
 	h, v := k.operands(t, 2)
 	make := func(value, grad optim.Vec) optim.Optimizer {
-		opt, err := optim.AdamW{WeightDecay: 0.1, Rules: all}.New([]optim.Param{{
+		opt, err := config.New([]optim.Param{{
 			Name: "p", Shape: []int{k.n + 300}, Offset: 100, Value: value, Grad: grad,
 			Alloc: func(n int) (optim.Vec, error) {
 				if _, host := value.(optim.Host); host {
@@ -202,6 +212,16 @@ func (k *kit) adam8(t *testing.T) {
 		k.same(t, h, v)
 	}
 	for i, e := range got.State() {
+		data := k.copyOf(t, want.State()[i].Data)
+		require.Equal(t, data, k.copyOf(t, e.Data), e.Name)
+		if k.n < 2 {
+			continue
+		}
+		lo, hi := k.n/3, k.n-k.n/4 // a slice shares exactly its part of the memory
+		for _, v := range []optim.Vec{want.State()[i].Data, e.Data} {
+			require.Equal(t, data.Slice(lo, hi), k.copyOf(t, v.Slice(lo, hi)), e.Name)
+			require.NoError(t, v.Slice(lo, hi).Zero())
+		}
 		require.Equal(t, k.copyOf(t, want.State()[i].Data), k.copyOf(t, e.Data), e.Name)
 	}
 }

@@ -60,6 +60,48 @@ func (h Host) Adam8(g, m, v Vec, offset int, s AdamStep) error {
 	return nil
 }
 
+// BFloat16Vec is a [Vec] of float32 with the updates of optim.Adam, optim.AdamW and optim.SGD for state
+// in bfloat16, in the format of optim.BFloat16. State is a vector of float32 with the length of p / 2,
+// rounded up. It contains 2 bytes for each element. If their number is odd, 2 bytes follow that an
+// update does not change.
+type BFloat16Vec interface {
+	AdamVec
+	SGDVec
+	// Adam16 is Adam with moments in bfloat16. It rounds m with the Key of r, and v with Key + 1.
+	Adam16(g, m, v Vec, r Rounding, s AdamStep) error
+	// SGD16 is SGD with momentum, which is in bfloat16.
+	SGD16(g, b Vec, r Rounding, s SGDStep) error
+}
+
+// Rounding determines how the updates of a [BFloat16Vec] round a number between two values of
+// bfloat16, so that the expected result is the number: they add 16 random bits to its lower 16
+// bits, and clear these. A carry rounds away from zero. NaN does not change. The bits for element i are
+// the upper half of the hash of a counter and two keys, with arithmetic modulo 2³² and 2⁶⁴:
+//
+//	j = Offset + i, as 64 bits
+//	k = mix64(Key ^ mix64(j >> 32))              mix64: SplitMix64
+//	h = low(j) + low(k)                          low and high: 32 bits each
+//	h = (h ^ h>>16) · 0x7FEB352D ^ high(k)
+//	h = (h ^ h>>15) · 0x846CA68B
+//	h = h ^ h>>16
+type Rounding struct {
+	Key    uint64 // of the parameter and the number of the update
+	Offset int    // of the first element in the parameter
+}
+
+// Adam16 implements [BFloat16Vec].
+func (h Host) Adam16(g, m, v Vec, r Rounding, s AdamStep) error {
+	n := len(h.F32)
+	kernel.Adam16(h.F32, g.(Host).F32, kernel.Halves(m.(Host).F32, n), kernel.Halves(v.(Host).F32, n), r.Key, uint64(r.Offset), s.hyper())
+	return nil
+}
+
+// SGD16 implements [BFloat16Vec].
+func (h Host) SGD16(g, b Vec, r Rounding, s SGDStep) error {
+	kernel.SGD16(h.F32, g.(Host).F32, kernel.Halves(b.(Host).F32, len(h.F32)), r.Key, uint64(r.Offset), s.hyper())
+	return nil
+}
+
 // SGDVec is a [Vec] with the update of optim.SGD.
 type SGDVec interface {
 	Vec
@@ -81,14 +123,17 @@ type SGDStep struct {
 func (h Host) SGD(g, b Vec, s SGDStep) error {
 	grad := g.(Host)
 	buf, _ := b.(Host) // empty without momentum
-	hyper := kernel.SGDHyper{
+	if h.F64 != nil {
+		kernel.SGD(h.F64, grad.F64, buf.F64, s.hyper())
+	} else {
+		kernel.SGD(h.F32, grad.F32, buf.F32, s.hyper())
+	}
+	return nil
+}
+
+func (s *SGDStep) hyper() kernel.SGDHyper {
+	return kernel.SGDHyper{
 		LR: s.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: 1,
 		Nesterov: s.Nesterov, First: s.First,
 	}
-	if h.F64 != nil {
-		kernel.SGD(h.F64, grad.F64, buf.F64, hyper)
-	} else {
-		kernel.SGD(h.F32, grad.F32, buf.F32, hyper)
-	}
-	return nil
 }

@@ -114,9 +114,8 @@ type dryVec struct {
 }
 
 var (
-	_ vec.AdamVec     = dryVec{}
 	_ vec.Adam8Vec    = dryVec{}
-	_ vec.SGDVec      = dryVec{}
+	_ vec.BFloat16Vec = dryVec{}
 	_ vec.Addressable = nearVec{}
 )
 
@@ -127,9 +126,11 @@ func (v dryVec) Zero() error                  { return nil }
 func (v dryVec) Read(optim.Host) error        { return errDry }
 func (v dryVec) Write(optim.Host) error       { return errDry }
 
-func (v dryVec) Adam(_, _, _ optim.Vec, _ vec.AdamStep) error         { return errDry }
-func (v dryVec) Adam8(_, _, _ optim.Vec, _ int, _ vec.AdamStep) error { return errDry }
-func (v dryVec) SGD(_, _ optim.Vec, _ vec.SGDStep) error              { return errDry }
+func (v dryVec) Adam(_, _, _ optim.Vec, _ vec.AdamStep) error                   { return errDry }
+func (v dryVec) Adam8(_, _, _ optim.Vec, _ int, _ vec.AdamStep) error           { return errDry }
+func (v dryVec) SGD(_, _ optim.Vec, _ vec.SGDStep) error                        { return errDry }
+func (v dryVec) Adam16(_, _, _ optim.Vec, _ vec.Rounding, _ vec.AdamStep) error { return errDry }
+func (v dryVec) SGD16(_, _ optim.Vec, _ vec.Rounding, _ vec.SGDStep) error      { return errDry }
 
 // A nearVec is a dryVec of a host.
 type nearVec struct{ dryVec }

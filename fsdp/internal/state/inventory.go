@@ -67,8 +67,8 @@ func newInventory(l *layout.Layout, list []Tensor, pieces []Piece, opt optim.Opt
 			if counts {
 				e.Steps = p.Steps
 			}
-			if _, ok := p.Vec.(*optim.Blockwise); ok {
-				e.Bits = 8
+			if v, ok := p.Vec.(optim.Packed); ok {
+				e.Bits = v.Bits()
 			}
 			k[p.Entry] = e
 		}

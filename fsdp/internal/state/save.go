@@ -175,7 +175,7 @@ func from(out *checkpoint.Part, t comm.DType, v optim.Vec) {
 	out.Len = v.Len()
 	out.Write = func(ctx context.Context, w io.Writer) error {
 		v := v
-		if b, ok := v.(*optim.Blockwise); ok { // the device is read once
+		if b, ok := v.(optim.Packed); ok { // the device is read once
 			words := room(b.Words())
 			if err := b.Words().Read(words); err != nil {
 				return err
@@ -206,7 +206,7 @@ func (w *writing) room() (n int) {
 
 // memoryOf returns the memory of a vector in its stored form.
 func memoryOf(v optim.Vec) optim.Vec {
-	if b, ok := v.(*optim.Blockwise); ok {
+	if b, ok := v.(optim.Packed); ok {
 		return b.Words()
 	}
 	return v
@@ -222,7 +222,7 @@ func (w *writing) copy(to []byte) error {
 			return fmt.Errorf("%s: %w", p.Name(), err)
 		}
 		to = to[n:]
-		if b, ok := v.(*optim.Blockwise); ok {
+		if b, ok := v.(optim.Packed); ok {
 			from(p, w.dtype, b.Over(copied))
 		} else {
 			from(p, w.dtype, copied)

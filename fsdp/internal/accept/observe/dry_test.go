@@ -26,6 +26,7 @@ var makers = map[string]func([]optim.Param) (optim.Optimizer, error){
 	"momentum": optim.SGD{Momentum: 0.9}.New,
 	"adamw":    optim.AdamW{}.New,
 	"8 bits":   optim.AdamW{Bits: 8}.New,
+	"16 bits":  optim.SGD{Momentum: 0.9, Bits: 16}.New,
 }
 
 // drawnStrategy draws what decides how parameters and gradients lie and travel.
@@ -91,8 +92,8 @@ func TestDryIsThePlanOfWrap(t *testing.T) {
 			cfg.Frozen = func(name string) bool { return !nn.IsAdapter(name) }
 		}
 		freeze := rapid.Bool().Draw(t, "freeze") && cfg.Precision.Compute != fsdp.BFloat16
-		name := rapid.SampledFrom([]string{"none", "sgd", "momentum", "adamw", "8 bits"}).Draw(t, "optimizer")
-		if name == "8 bits" && r.DType == fsdp.Float64 {
+		name := rapid.SampledFrom([]string{"none", "sgd", "momentum", "adamw", "8 bits", "16 bits"}).Draw(t, "optimizer")
+		if strings.HasSuffix(name, " bits") && r.DType == fsdp.Float64 {
 			name = "adamw"
 		}
 		rows, cols := r.Shapes[0][0][0], r.Shapes[0][0][1]

@@ -137,3 +137,15 @@ func (v *vector) SGD(grad, momentum optim.Vec, s vec.SGDStep) error {
 	}
 	return v.d.issue(func() error { return v.host.SGD(g, m, s) })
 }
+
+// Adam16 implements vec.BFloat16Vec.
+func (v *vector) Adam16(grad, first, second optim.Vec, r vec.Rounding, s vec.AdamStep) error {
+	with := near([]optim.Vec{grad, first, second})
+	return v.d.issue(func() error { return v.host.Adam16(with[0], with[1], with[2], r, s) })
+}
+
+// SGD16 implements vec.BFloat16Vec.
+func (v *vector) SGD16(grad, momentum optim.Vec, r vec.Rounding, s vec.SGDStep) error {
+	with := near([]optim.Vec{grad, momentum})
+	return v.d.issue(func() error { return v.host.SGD16(with[0], with[1], r, s) })
+}
