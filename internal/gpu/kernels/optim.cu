@@ -11,7 +11,8 @@ struct piece {
   u32 block;   // of the launch, the first that works on it
   u32 phase;   // of the first element in a block of 8 bits
   double c[9]; // numbers of the update
-  u64 unused;
+  u64 key;     // of the rounding to 16 bits
+  u64 offset;  // of the first element in the parameter
 };
 
 #define SPAN 4096 // elements that a block works on, at most
@@ -66,21 +67,35 @@ template <class T> DEVICE void adam(const piece *list, u32 count) {
   }
 }
 
+template <class T> struct sgd_step {
+  T rate, momentum, l2;
+  bool nesterov, begin;
+  __device__ __forceinline__ sgd_step(const double *c)
+    : rate(c[0]), momentum(c[1]), l2(c[2]), nesterov(c[3] != 0), begin(c[4] != 0) {}
+  __device__ __forceinline__ T gradient(T p, T g) const { return fused(p, l2, g); }
+  __device__ __forceinline__ void update(T &p, T g, T &b) const {
+    T grad = gradient(p, g), by = b = fused(begin ? (T)0 : b, momentum, grad);
+    if (nesterov) by = fused(by, momentum, grad);
+    p = fused(-by, rate, p);
+  }
+};
+
 // vec: p, g, b; c: rate, momentum, l2, whether it is Nesterov's, whether it is the first step.
 template <class T> DEVICE void sgd(const piece *list, u32 count) {
   const piece *a = mine(list, count);
   T *__restrict__ p = (T *)a->vec[0], *__restrict__ b = (T *)a->vec[2];
   const T *__restrict__ g = (const T *)a->vec[1];
-  T rate = (T)a->c[0], momentum = (T)a->c[1], l2 = (T)a->c[2];
-  bool nesterov = a->c[3] != 0, begin = a->c[4] != 0;
+  sgd_step<T> c(a->c);
   EACH {
-    T x = p[i], by = fused(x, l2, g[i]);
+    T x = p[i];
     if (b) {
-      T grad = by;
-      b[i] = by = fused(begin ? (T)0 : b[i], momentum, grad);
-      if (nesterov) by = fused(by, momentum, grad);
+      T y = b[i];
+      c.update(x, g[i], y);
+      b[i] = y;
+    } else {
+      x = fused(-c.gradient(x, g[i]), c.rate, x);
     }
-    p[i] = fused(-by, rate, x);
+    p[i] = x;
   }
 }
 
@@ -223,4 +238,56 @@ KERNEL optim_adam8_f32(const piece *list, u32 count, const codes *lists) {
   }
   store(lists, m + at, mc, y, valid, ym);
   store(lists + 1, v + at, vc, z, valid, zm);
+}
+
+// Rounding to bfloat16 at random is that of package vec: see Rounding of package optim/vec.
+DEVICE u64 mix64(u64 x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+  return x ^ x >> 31;
+}
+
+// The keys of a rounding are the same for 2^32 elements.
+struct rounding {
+  u64 seed, high, keys;
+  __device__ __forceinline__ rounding(u64 seed, u64 at) : seed(seed), high(at >> 32) { keys = mix64(seed ^ mix64(high)); }
+  __device__ __forceinline__ bf16 round(float x, u64 at) {
+    if (at >> 32 != high) *this = rounding(seed, at);
+    u32 h = (u32)at + (u32)keys, b = __float_as_uint(x);
+    h = ((h ^ h >> 16) * 0x7FEB352Du) ^ (u32)(keys >> 32);
+    h = (h ^ h >> 15) * 0x846CA68Bu;
+    h ^= h >> 16;
+    return {(u16)(magnitude(x) > 0x7f800000u ? b >> 16 | 0x40 : (b + (h >> 16)) >> 16)};
+  }
+};
+
+// vec: p, g, m, v, of which m and v have 16 bits.
+KERNEL optim_adam16_f32(const piece *list, u32 count) {
+  const piece *a = mine(list, count);
+  float *__restrict__ p = (float *)a->vec[0];
+  const float *__restrict__ g = (const float *)a->vec[1];
+  bf16 *__restrict__ m = (bf16 *)a->vec[2], *__restrict__ v = (bf16 *)a->vec[3];
+  adam_step<float> c(a->c);
+  rounding first_moment(a->key, a->offset), second_moment(a->key + 1, a->offset);
+  EACH {
+    float x = p[i], y = wide(m[i]), z = wide(v[i]);
+    c.update(x, g[i], y, z);
+    p[i] = x, m[i] = first_moment.round(y, a->offset + i), v[i] = second_moment.round(z, a->offset + i);
+  }
+}
+
+// vec: p, g, b, of which b has 16 bits; c: as of sgd.
+KERNEL optim_sgd16_f32(const piece *list, u32 count) {
+  const piece *a = mine(list, count);
+  float *__restrict__ p = (float *)a->vec[0];
+  const float *__restrict__ g = (const float *)a->vec[1];
+  bf16 *__restrict__ b = (bf16 *)a->vec[2];
+  sgd_step<float> c(a->c);
+  rounding momentum(a->key, a->offset);
+  EACH {
+    float x = p[i], y = wide(b[i]);
+    c.update(x, g[i], y);
+    p[i] = x, b[i] = momentum.round(y, a->offset + i);
+  }
 }

@@ -30,12 +30,13 @@ func onDoubles(t *testing.T, f func()) {
 	f()
 }
 
-// moving is the training of a GPT whose state moves between devices: AdamW, of which one parameter is
-// in 8 bits, and averages.
+// moving is the training of a GPT whose state moves between devices: AdamW, of which some parameters
+// are in 8 and 16 bits, and averages.
 func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
 	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 	narrow := optim.Rule{Match: func(p optim.Param) bool { return strings.HasPrefix(p.Name, "wte") }, Bits: new(8)}
-	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay(), narrow}}.New(m.Params())
+	half := optim.Rule{Match: func(p optim.Param) bool { return strings.HasPrefix(p.Name, "blocks.0") }, Bits: new(16)}
+	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay(), narrow, half}}.New(m.Params())
 	require.NoError(t, err)
 	require.NoError(t, optim.EMA(opt, 0.9))
 	return m, opt

@@ -14,7 +14,9 @@ type kernel int
 const (
 	adamKernel kernel = iota
 	adam8Kernel
+	adam16Kernel
 	sgdKernel
+	sgd16Kernel
 	scaleKernel
 	fillKernel
 	largestKernel
@@ -22,16 +24,20 @@ const (
 	kernels
 )
 
-var kernelNames = [kernels]string{"adam", "adam8", "sgd", "scale", "fill", "largest", "squares"}
+var kernelNames = [kernels]string{"adam", "adam8", "adam16", "sgd", "sgd16", "scale", "fill", "largest", "squares"}
+
+// narrow reports whether the kernel is for state of fewer bits, which only float32 has.
+func (k kernel) narrow() bool { return k == adam8Kernel || k == adam16Kernel || k == sgd16Kernel }
 
 // A piece is struct piece of kernels/optim.cu.
 type piece struct {
-	vec   [4]uint64  // addresses
-	n     uint64     // elements of each
-	block uint32     // index of the first thread block that works on it
-	phase uint32     // offset of the first element in its block of 8-bit state
-	c     [9]float64 // numbers of the update
-	_     uint64
+	vec    [4]uint64  // addresses
+	n      uint64     // elements of each
+	block  uint32     // index of the first thread block that works on it
+	phase  uint32     // offset of the first element in its block of 8-bit state
+	c      [9]float64 // numbers of the update
+	key    uint64     // of the rounding of 16-bit state
+	offset uint64     // of the first element in the parameter
 }
 
 const (
@@ -74,7 +80,7 @@ func (d *Device) newUpdates() (err error) {
 	u := &d.updates
 	for k, name := range kernelNames {
 		for i, t := range []string{"_f32", "_f64"} {
-			if kernel(k) == adam8Kernel && i > 0 {
+			if i > 0 && kernel(k).narrow() {
 				continue
 			}
 			if u.functions[k][i], err = d.engine.Function("optim_" + name + t); err != nil {

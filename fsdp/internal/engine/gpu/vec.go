@@ -10,7 +10,7 @@ import (
 	optimvec "github.com/gofsdp/gofsdp/optim/vec"
 )
 
-// A vector implements optimvec.Adam8Vec and optimvec.SGDVec with elements [from, to) of a block. Equal
+// A vector implements optimvec.Adam8Vec and optimvec.BFloat16Vec with elements [from, to) of a block. Equal
 // vectors are the same elements.
 type vector struct {
 	d        *Device
@@ -149,6 +149,11 @@ func (v vector) Adam8(g, first, second optim.Vec, offset int, s optimvec.AdamSte
 	return v.update(adam8Kernel, piece{phase: uint32(offset % vec.Block8), c: adamNumbers(&s)}, g, first, second)
 }
 
+// Adam16 implements optimvec.BFloat16Vec.
+func (v vector) Adam16(g, first, second optim.Vec, r optimvec.Rounding, s optimvec.AdamStep) error {
+	return v.update(adam16Kernel, piece{c: adamNumbers(&s), key: r.Key, offset: uint64(r.Offset)}, g, first, second)
+}
+
 // adamNumbers returns a step in the form of the kernels and of package vec.
 func adamNumbers(s *optimvec.AdamStep) [9]float64 {
 	decay, l2 := 1.0, s.WeightDecay
@@ -162,15 +167,26 @@ func adamNumbers(s *optimvec.AdamStep) [9]float64 {
 
 // SGD implements optimvec.SGDVec.
 func (v vector) SGD(g, b optim.Vec, s optimvec.SGDStep) error {
-	p := piece{c: [9]float64{s.LR, s.Momentum, s.WeightDecay}}
+	p := piece{c: sgdNumbers(&s)}
 	if s.Momentum == 0 {
 		return v.update(sgdKernel, p, g)
 	}
+	return v.update(sgdKernel, p, g, b)
+}
+
+// SGD16 implements optimvec.BFloat16Vec.
+func (v vector) SGD16(g, b optim.Vec, r optimvec.Rounding, s optimvec.SGDStep) error {
+	return v.update(sgd16Kernel, piece{c: sgdNumbers(&s), key: r.Key, offset: uint64(r.Offset)}, g, b)
+}
+
+// sgdNumbers returns a step in the form of the kernels.
+func sgdNumbers(s *optimvec.SGDStep) [9]float64 {
+	c := [9]float64{s.LR, s.Momentum, s.WeightDecay}
 	if s.Nesterov {
-		p.c[3] = 1
+		c[3] = 1
 	}
 	if s.First {
-		p.c[4] = 1
+		c[4] = 1
 	}
-	return v.update(sgdKernel, p, g, b)
+	return c
 }
