@@ -25,6 +25,7 @@ type config struct {
 	dropout                     float64
 	ranks, virtual              int
 	gpu, bf16, int8             bool
+	bits                        int         // of AdamW's state; 0 for float32
 	device                      fsdp.Device // GPU of this rank, or nil
 	seed                        uint64
 	steps                       int           // 0: as many as fit into budget
@@ -106,6 +107,7 @@ func (c *config) define(f *flag.FlagSet) (size *string) {
 	f.BoolVar(&c.gpu, "gpu", false, "compute on GPUs, one for each rank")
 	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on GPUs and on processors with AVX512_BF16")
 	f.BoolVar(&c.int8, "int8", false, "send parameters and gradients in 8 bits: fast over slow networks")
+	f.IntVar(&c.bits, "bits", 0, "keep AdamW's state in 8 or 16 `bits` an element (default 32)")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
 	f.IntVar(&c.steps, "steps", 0, "training steps (default as many as -time allows)")
 	f.DurationVar(&c.budget, "time", 0, "end training after this `duration`, such as 10m\n(default 2m, or no limit with -steps)")
@@ -151,6 +153,7 @@ func (c *config) validate() error {
 	if err := c.runs(c.ranks); c.ranks > 0 && err != nil {
 		errs = append(errs, err)
 	}
+	want(c.bits == 0 || c.bits == 8 || c.bits == 16, "-bits %d: want 8 or 16", c.bits)
 	want(c.budget >= 0, "-time %v: want a positive duration", c.budget)
 	want(c.lr > 0 && c.lr < 1, "-lr %v: want a rate in (0, 1)", c.lr)
 	want(c.warmup >= 0 && c.warmup < 1, "-warmup %v: want a share in [0, 1)", c.warmup)

@@ -67,7 +67,7 @@ func newTrainer(ctx context.Context, c config, text *corpus, g comm.Group, scree
 	if err != nil {
 		return nil, err
 	}
-	opt, err := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1, Rules: []optim.Rule{optim.NoDecay()}}.New(m.Params())
+	opt, err := optim.AdamW{Beta2: 0.95, WeightDecay: 0.1, Bits: c.bits, Rules: []optim.Rule{optim.NoDecay()}}.New(m.Params())
 	if err != nil {
 		return nil, err
 	}
