@@ -39,7 +39,9 @@ var models = map[string]model{
 	"tied":   &nn.GPT{Vocab: vocab, Context: 40, Layers: 1, Dim: 8, Heads: 1, Tied: true},
 	"llama":  &nn.Llama{Vocab: vocab, Context: 40, Layers: 2, Dim: 16, Heads: 4, KVHeads: 2, Hidden: 24},
 	"window": &nn.Llama{Vocab: vocab, Context: 40, Layers: 2, Dim: 16, Heads: 2, Hidden: 24, Window: 5},
-	"qwen3":  &nn.Llama{Vocab: vocab, Context: 40, Layers: 1, Dim: 16, Heads: 2, KVHeads: 1, HeadDim: 10, Hidden: 24, QKNorm: true},
+	"gemma": &nn.Llama{Vocab: vocab, Context: 40, Layers: 3, Dim: 16, Heads: 2, KVHeads: 1, HeadDim: 10, Hidden: 24, QKNorm: true, Gemma: true,
+		Scale: 0.2, Window: 5, FullEvery: 2, RopeBase: 1e6, LocalRopeBase: 100},
+	"qwen3": &nn.Llama{Vocab: vocab, Context: 40, Layers: 1, Dim: 16, Heads: 2, KVHeads: 1, HeadDim: 10, Hidden: 24, QKNorm: true},
 	"stretched": &nn.Llama{Vocab: vocab, Context: 40, Layers: 1, Dim: 8, Heads: 1, Hidden: 8, RopeBase: 100,
 		RopeScaling: op.RopeScaling{Factor: 4, LowFreq: 1, HighFreq: 4, Original: 8}},
 }

@@ -32,7 +32,7 @@ import (
 // results are these keys and values.
 //
 // Llama has KVHeads, Causal, Rope and NoBias. Mistral also has a Window. Qwen2 has NoProjBias
-// instead of NoBias, Qwen3 a HeadDim and QKNorm. T5 has a HeadDim, Scale 1, NoBias, and is Biased
+// instead of NoBias, Qwen3 a HeadDim and QKNorm, Gemma also UnitOffset and Scale. T5 has a HeadDim, Scale 1, NoBias, and is Biased
 // or Cross.
 //
 // Parameters: the parameters of the linear layers qkv, from Dim to (Heads+2*KVHeads)*HeadDim with
@@ -51,6 +51,7 @@ type Attention struct {
 	Masked     bool
 	QKNorm     bool      // normalise each head of queries and of keys, as RMSNorm does
 	Eps        float64   // of these norms; 0 means 1e-6
+	UnitOffset bool      // of these norms
 	Rope       bool      // then turn queries and keys by their positions
 	Rotary     op.Rotary // settings of Rope; the module sets Heads and HeadDim
 	Apart      bool      // q, k and v have their own linear layers
@@ -80,7 +81,9 @@ func (m *Attention) input(heads int) *Linear {
 func (m *Attention) proj() *Linear {
 	return &Linear{In: m.width(m.Heads), Out: m.Dim, NoBias: m.NoBias || m.NoProjBias, Std: cmp.Or(m.ProjStd, m.Std), LoRA: m.LoRA}
 }
-func (m *Attention) norm() *RMSNorm { return &RMSNorm{Dim: m.width(1), Eps: m.Eps} }
+func (m *Attention) norm() *RMSNorm {
+	return &RMSNorm{Dim: m.width(1), Eps: m.Eps, UnitOffset: m.UnitOffset}
+}
 
 // Params implements fsdp.Module.
 func (m *Attention) Params() (params []fsdp.Param) {

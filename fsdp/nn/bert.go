@@ -123,7 +123,7 @@ func (m *BERT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	}
 	x = t.Call("embed_norm", m.norm(), x)
 	x = m.drop(t, "embed_dropout", x)
-	x = layers(t, "", m.Layers, m.layer(), x, append([]fsdp.Ref{mask}, at...)...)
+	x = layers(t, "", m.Layers, always(m.layer()), x, append([]fsdp.Ref{mask}, at...)...)
 	return m.results(t, x, in[2:]), nil
 }
 

@@ -2,7 +2,7 @@
 // package fsdp, and models made of them:
 //
 //	GPT            a decoder with learned positions (GPT-2, Radford et al., 2019)
-//	Llama          Llama 2 and 3, Mistral, Qwen2 and Qwen3 (Touvron et al., 2023)
+//	Llama          Llama 2 and 3, Mistral, Qwen2, Qwen3 and Gemma 3 (Touvron et al., 2023)
 //	T5             an encoder and a decoder, v1.0 and v1.1 (Raffel et al., 2020)
 //	BERT           an encoder of text (Devlin et al., 2018)
 //	ViT            an encoder of images (Dosovitskiy et al., 2021)

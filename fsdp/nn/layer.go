@@ -15,7 +15,8 @@ import (
 //	x = x + cross(cross_norm(x), y)  // if there is a Cross
 //	x = x + mlp(mlp_norm(x))
 //
-// With PostNorm it normalises sums: x = attn_norm(x + attn(x)). After x come the further inputs of
+// With PostNorm it normalises sums: x = attn_norm(x + attn(x)). With SandwichNorm it normalises
+// before and after: x = x + attn_post_norm(attn(attn_norm(x))). After x come the further inputs of
 // Attn, including its positions or its cache, and then the inputs of Cross. The first of these is y [B, S, Dim],
 // which keys and values may replace. The results after x are the further results of Attn. With a
 // Cross, and y as the only input, the results are the keys and values that Cross makes of y.
@@ -23,14 +24,17 @@ import (
 // The models of this package except GPT consist of it: fsdp.WrapTypes(&nn.Layer{}) makes a unit of
 // each layer.
 //
-// Parameters: attn_norm.*, attn.*, cross_norm.*, cross.*, mlp_norm.* and mlp.*.
+// Parameters: attn_norm.*, attn.*, cross_norm.*, cross.*, mlp_norm.* and mlp.*. SandwichNorm adds
+// attn_post_norm.* after attn.*, and the same for the other parts.
 type Layer struct {
-	Attn     Attention
-	Cross    *Attention // nil for none
-	MLP      MLP
-	RMS      bool    // norms are RMSNorm, not LayerNorm
-	PostNorm bool    // as in the first transformers and in BERT
-	Eps      float64 // of the norms; 0 means their default
+	Attn         Attention
+	Cross        *Attention // nil for none
+	MLP          MLP
+	RMS          bool    // norms are RMSNorm, not LayerNorm
+	UnitOffset   bool    // of RMSNorm
+	PostNorm     bool    // as in the first transformers and in BERT
+	SandwichNorm bool    // as in Gemma
+	Eps          float64 // of the norms; 0 means their default
 }
 
 // sublayer is a part of a layer with its own norm and residual connection.
@@ -48,20 +52,21 @@ func (m *Layer) sublayers() []sublayer {
 	return list
 }
 
-func (m *Layer) norm() fsdp.Module { return norm(m.RMS, m.Attn.Dim, m.Eps) }
-
 // norm returns one of the two norms.
-func norm(rms bool, dim int, eps float64) fsdp.Module {
-	if rms {
-		return &RMSNorm{Dim: dim, Eps: eps}
+func (m *Layer) norm() fsdp.Module {
+	if m.RMS {
+		return &RMSNorm{Dim: m.Attn.Dim, Eps: m.Eps, UnitOffset: m.UnitOffset}
 	}
-	return &LayerNorm{Dim: dim, Eps: eps}
+	return &LayerNorm{Dim: m.Attn.Dim, Eps: m.Eps}
 }
 
 // Params implements fsdp.Module.
 func (m *Layer) Params() (params []fsdp.Param) {
 	for _, s := range m.sublayers() {
 		params = slices.Concat(params, fsdp.Prefix(s.name+"_norm", m.norm()), fsdp.Prefix(s.name, s.module))
+		if m.SandwichNorm {
+			params = append(params, fsdp.Prefix(s.name+"_post_norm", m.norm())...)
+		}
 	}
 	return params
 }
@@ -107,16 +112,24 @@ func (m *Layer) residual(b *fsdp.Builder, s sublayer, x *gorgonia.Node, more []*
 	norm := part(b, s.name+"_norm", m.norm())
 	module := keep(b, s.name, s.module, more, kept)
 	add := func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Add(y, x) }
-	if m.PostNorm {
+	switch {
+	case m.PostNorm:
 		return chain(x, module, add, norm)
+	case m.SandwichNorm:
+		return chain(x, norm, module, part(b, s.name+"_post_norm", m.norm()), add)
 	}
 	return chain(x, norm, module, add)
 }
 
-// layers calls a layer n times on the tape, each time with its own parameters.
-func layers(t *fsdp.Tape, prefix string, n int, layer *Layer, x fsdp.Ref, more ...fsdp.Ref) fsdp.Ref {
+// always returns a function that returns the same layer for every index.
+func always[M fsdp.Module](layer M) func(int) fsdp.Module {
+	return func(int) fsdp.Module { return layer }
+}
+
+// layers calls n layers on the tape, each with its own parameters.
+func layers(t *fsdp.Tape, prefix string, n int, layer func(i int) fsdp.Module, x fsdp.Ref, more ...fsdp.Ref) fsdp.Ref {
 	for i := range n {
-		x = t.Call(fmt.Sprintf("%slayers.%d", prefix, i), layer, append([]fsdp.Ref{x}, more...)...)
+		x = t.Call(fmt.Sprintf("%slayers.%d", prefix, i), layer(i), append([]fsdp.Ref{x}, more...)...)
 	}
 	return x
 }

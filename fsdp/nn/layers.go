@@ -54,9 +54,11 @@ func (m *Linear) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 	return one(m.LoRA.add(b, y, in[0]))
 }
 
-// Embedding maps ints [...] to rows of its table: [..., Dim]. Parameter: weight [Rows, Dim].
+// Embedding maps ints [...] to rows of its table, times Scale: [..., Dim]. Parameter: weight [Rows,
+// Dim].
 type Embedding struct {
 	Rows, Dim int
+	Scale     float64 // 0 means 1
 	Std       float64 // of the initial weights; 0 means 0.02
 }
 
@@ -71,7 +73,11 @@ func (m *Embedding) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	if err != nil {
 		return nil, err
 	}
-	return one(op.Embedding(p[0], in[0]))
+	y, err := op.Embedding(p[0], in[0])
+	if err != nil || m.Scale == 0 {
+		return gorgonia.Nodes{y}, err
+	}
+	return one(op.Scale(y, m.Scale))
 }
 
 // Positions adds a learned vector per position to x [B, T, Dim], T <= Rows. The positions are 0 to

@@ -9,7 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-var llamaNames = renamed(
+var llamaPairs = []string{
 	`embed\.(.*)`, `model.embed_tokens.$1`,
 	`norm\.(.*)`, `model.norm.$1`,
 	`head\.(.*)`, `lm_head.$1`,
@@ -21,7 +21,16 @@ var llamaNames = renamed(
 	`layers\.(\d+)\.attn\.([qk]_norm)\.(.*)`, `model.layers.$1.self_attn.$2.$3`,
 	`layers\.(\d+)\.mlp\.fc\.(.*)`, `model.layers.$1.mlp.gate_proj.$2|model.layers.$1.mlp.up_proj.$2`,
 	`layers\.(\d+)\.mlp\.out\.(.*)`, `model.layers.$1.mlp.down_proj.$2`,
-)
+}
+
+var llamaNames = renamed(llamaPairs...)
+
+// gemmaNames are the names of Gemma 3, whose layers have two norms more.
+var gemmaNames = renamed(append([]string{
+	`layers\.(\d+)\.attn_post_norm\.(.*)`, `model.layers.$1.post_attention_layernorm.$2`,
+	`layers\.(\d+)\.mlp_norm\.(.*)`, `model.layers.$1.pre_feedforward_layernorm.$2`,
+	`layers\.(\d+)\.mlp_post_norm\.(.*)`, `model.layers.$1.post_feedforward_layernorm.$2`,
+}, llamaPairs...)...)
 
 // TestLlama compares the settings that are other models, too.
 func TestLlama(t *testing.T) {
@@ -39,6 +48,10 @@ func TestLlama(t *testing.T) {
 		{"qwen3", &nn.Llama{
 			Vocab: 19, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 6, Hidden: 20, RopeBase: 1e6, QKNorm: true, Tied: true,
 		}, llamaNames},
+		{"gemma3", &nn.Llama{
+			Vocab: 19, Layers: 3, Dim: 16, Heads: 4, KVHeads: 2, HeadDim: 6, Hidden: 20, Scale: 1.0 / 3, QKNorm: true, Tied: true, Gemma: true,
+			RopeBase: 1e6, RopeScaling: op.RopeScaling{Factor: 8}, LocalRopeBase: 100, Window: 3, FullEvery: 2,
+		}, gemmaNames},
 	} {
 		g.test(t)
 	}

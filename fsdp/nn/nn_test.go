@@ -269,20 +269,21 @@ func TestBuildErrors(t *testing.T) {
 // TestSizesOfModels refuses sizes that make no model, and names the first of them.
 func TestSizesOfModels(t *testing.T) {
 	for want, m := range map[string]fsdp.Model{
-		"GPT: Vocab is 0, want at least 1":    &nn.GPT{},
-		"GPT: Layers is -1, want at least 0":  &nn.GPT{Vocab: 5, Context: 5, Layers: -1, Dim: 4, Heads: 2},
-		"GPT: Heads is 0, want at least 1":    &nn.GPT{Vocab: 5, Context: 5, Layers: 1, Dim: 4},
-		"GPT: Context is 0, want at least 1":  &nn.GPT{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
-		"Llama: Vocab is 0, want at least 1":  &nn.Llama{},
-		"Llama: Layers is -1, want":           &nn.Llama{Vocab: 5, Layers: -1, Dim: 4, Heads: 2, Hidden: 8},
-		"Llama: Hidden is 0, want at least 1": &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
-		"Llama: HeadDim is -4, want":          &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2, Hidden: 8, HeadDim: -4},
-		"BERT: Vocab is 0, want at least 1":   &nn.BERT{},
-		"BERT: Kinds is -2, want at least -1": &nn.BERT{Vocab: 5, Context: 5, Kinds: -2, Dim: 4, Heads: 2, Hidden: 8},
-		"ViT: Height is 0, want at least 1":   &nn.ViT{},
-		"ViT: Layers is -1, want at least 0":  &nn.ViT{Height: 4, Width: 4, Patch: 2, Classes: 3, Layers: -1, Dim: 4, Heads: 2, Hidden: 8},
-		"T5: Vocab is 0, want at least 1":     &nn.T5{},
-		"T5: Decoder is -1, want at least 0":  &nn.T5{Vocab: 5, Encoder: 1, Decoder: -1, Dim: 4, Heads: 2, Hidden: 8},
+		"GPT: Vocab is 0, want at least 1":                                                    &nn.GPT{},
+		"GPT: Layers is -1, want at least 0":                                                  &nn.GPT{Vocab: 5, Context: 5, Layers: -1, Dim: 4, Heads: 2},
+		"GPT: Heads is 0, want at least 1":                                                    &nn.GPT{Vocab: 5, Context: 5, Layers: 1, Dim: 4},
+		"GPT: Context is 0, want at least 1":                                                  &nn.GPT{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
+		"Llama: Vocab is 0, want at least 1":                                                  &nn.Llama{},
+		"Llama: Layers is -1, want":                                                           &nn.Llama{Vocab: 5, Layers: -1, Dim: 4, Heads: 2, Hidden: 8},
+		"Llama: Hidden is 0, want at least 1":                                                 &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2},
+		"Llama: FullEvery is 2 and LocalRopeBase is 0, but no layer has a window: set Window": &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2, Hidden: 8, FullEvery: 2},
+		"Llama: HeadDim is -4, want":                                                          &nn.Llama{Vocab: 5, Layers: 1, Dim: 4, Heads: 2, Hidden: 8, HeadDim: -4},
+		"BERT: Vocab is 0, want at least 1":                                                   &nn.BERT{},
+		"BERT: Kinds is -2, want at least -1":                                                 &nn.BERT{Vocab: 5, Context: 5, Kinds: -2, Dim: 4, Heads: 2, Hidden: 8},
+		"ViT: Height is 0, want at least 1":                                                   &nn.ViT{},
+		"ViT: Layers is -1, want at least 0":                                                  &nn.ViT{Height: 4, Width: 4, Patch: 2, Classes: 3, Layers: -1, Dim: 4, Heads: 2, Hidden: 8},
+		"T5: Vocab is 0, want at least 1":                                                     &nn.T5{},
+		"T5: Decoder is -1, want at least 0":                                                  &nn.T5{Vocab: 5, Encoder: 1, Decoder: -1, Dim: 4, Heads: 2, Hidden: 8},
 	} {
 		_, err := fsdp.Wrap(m, fsdp.Config{})
 		require.ErrorContains(t, err, "nn: "+want)

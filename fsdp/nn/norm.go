@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/op"
@@ -39,13 +40,18 @@ func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 // RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales.
 // Parameter: weight [Dim].
 type RMSNorm struct {
-	Dim int
-	Eps float64 // added to the mean square; 0 means 1e-6
+	Dim        int
+	Eps        float64 // added to the mean square; 0 means 1e-6
+	UnitOffset bool    // scale by 1 + weight, where weight starts at 0, as in Gemma
 }
 
 // Params implements fsdp.Module.
 func (m *RMSNorm) Params() []fsdp.Param {
-	return []fsdp.Param{gain(m.Dim)}
+	p := gain(m.Dim)
+	if m.UnitOffset {
+		p.Init = nil
+	}
+	return []fsdp.Param{p}
 }
 
 // Build implements fsdp.Module.
@@ -54,7 +60,17 @@ func (m *RMSNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, 
 	if err != nil {
 		return nil, err
 	}
-	return one(op.RMSNorm(in[0], p[0], cmp.Or(m.Eps, 1e-6)))
+	scale := p[0]
+	if m.UnitOffset {
+		ones, err := b.ConstTensor(tensor.Ones(b.DType(), m.Dim))
+		if err != nil {
+			return nil, err
+		}
+		if scale, err = gorgonia.Add(scale, ones); err != nil {
+			return nil, err
+		}
+	}
+	return one(op.RMSNorm(in[0], scale, cmp.Or(m.Eps, 1e-6)))
 }
 
 // BatchNorm normalises each channel of x [B, Dim, ...] over all other dimensions to mean 0 and

@@ -25,6 +25,7 @@ func TestNumParams(t *testing.T) {
 		{gpt2(), []fsdp.Tensor{tokens, tokens}},
 		{&nn.Llama{Vocab: 5, Layers: 2, Dim: 6, Heads: 3, KVHeads: 1, Hidden: 5, Tied: true}, []fsdp.Tensor{tokens, tokens}},
 		{&nn.Llama{Vocab: 5, Layers: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 5, QKNorm: true, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens}},
+		{&nn.Llama{Vocab: 5, Layers: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 5, QKNorm: true, Gemma: true, Window: 2, FullEvery: 2, Tied: true}, []fsdp.Tensor{tokens, tokens}},
 		{bert(), []fsdp.Tensor{tokens, tokens, tokens, tokens}},
 		{&nn.BERT{Vocab: 5, Context: 4, Kinds: 3, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens, tokens, tokens}},
 		{&nn.BERT{Vocab: 5, Context: 4, Kinds: 1, FirstPosition: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, Task: nn.ClassifyTokens, Classes: 3}, []fsdp.Tensor{tokens, zeros, tokens, tokens}},
@@ -61,6 +62,9 @@ func TestSizesOfWellKnownModels(t *testing.T) {
 	require.Equal(t, 596_049_920, qwen3.NumParams()) // 0.6B
 	require.Equal(t, 6*28*(1024*(16+8+8)*128+16*128*1024+3*1024*3072)+6*151936*1024+12*28*16*128*100, qwen3.FLOPs(100))
 	require.Equal(t, mistral.FLOPs(4096), mistral.FLOPs(5000), "no token looks at more than the window")
+	gemma3 := &nn.Llama{Vocab: 262144, Layers: 26, Dim: 1152, Heads: 4, KVHeads: 1, HeadDim: 256, Hidden: 6912, QKNorm: true, Gemma: true, Window: 512, FullEvery: 6, Tied: true}
+	require.Equal(t, 999_885_952, gemma3.NumParams()) // 1B
+	require.Equal(t, 12*4*256*(4*100), gemma3.FLOPs(612)-gemma3.FLOPs(512), "four layers have no window")
 	base := &nn.BERT{Vocab: 30522, Context: 512, Layers: 12, Dim: 768, Heads: 12, Hidden: 3072}
 	require.Equal(t, 109_514_298, base.NumParams()) // bert-base-uncased, for masked tokens
 	require.Equal(t, 6*(12*12*768*768+768*768+30522*768)+12*12*768*128, base.FLOPs(128))

@@ -133,7 +133,7 @@ func (m *T5) stack(t *fsdp.Tape, prefix string, n int, x, tokens fsdp.Ref, more 
 	decoder := len(more) > 1
 	bias := t.Call(prefix+"positions", m.positions(decoder), tokens)
 	x = m.dropout(t, prefix+"embed_dropout", x)
-	x = layers(t, prefix, n, m.layer(decoder), x, append([]fsdp.Ref{bias}, more...)...)
+	x = layers(t, prefix, n, always(m.layer(decoder)), x, append([]fsdp.Ref{bias}, more...)...)
 	return m.dropout(t, prefix+"dropout", t.Call(prefix+"norm", m.norm(), x))
 }
 

@@ -340,7 +340,7 @@ func (m *GPT) Programs() map[string]fsdp.Program {
 		d := newDecoding(in)
 		x := t.Call("wte", m.embedding(), d.tokens)
 		x = t.Call("wpe", m.positions(), x, d.positions)
-		x, kept := d.layers(t, "blocks", m.Layers, m.block(), x)
+		x, kept := d.layers(t, "blocks", m.Layers, always(m.block()), x)
 		x = t.Call("lnf", m.norm(), x)
 		return d.results(m.head().of(t, x, d.targets, d.rows), kept), nil
 	}}

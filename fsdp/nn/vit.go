@@ -123,7 +123,7 @@ func (m *ViT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if m.Dropout > 0 {
 		x = t.Call("dropout", &Dropout{Rate: m.Dropout}, x)
 	}
-	x = layers(t, "", m.Layers, m.layer(), x)
+	x = layers(t, "", m.Layers, always(m.layer()), x)
 	x = t.Call("first", &First{}, x)
 	x = t.Call("norm", m.norm(), x)
 	loss := t.Call("head", m.head(), x, in[1])

@@ -25,6 +25,7 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import modeling_rope_utils
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
@@ -47,7 +48,7 @@ def buckets(bidirectional):
 
 
 BUCKETS = {"bidirectional": buckets(True), "causal": buckets(False)}
-for module in [modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_t5]:
+for module in [modeling_rope_utils, modeling_gemma3, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_t5]:
     module.torch = Double()
 torch.Tensor.float = torch.Tensor.double
 tf.utils.logging.disable_progress_bar()
@@ -168,6 +169,10 @@ MODELS = {
     "distilbert_masked": (texts(tags, None), tf.DistilBertForMaskedLM, lambda: tf.DistilBertConfig(**DISTIL)),
     "distilbert_sequences": (texts(lambda _: torch.randn(ROWS), None), tf.DistilBertForSequenceClassification,
                              lambda: tf.DistilBertConfig(**DISTIL, num_labels=1)),
+    "gemma3": (decoder, tf.Gemma3ForCausalLM, lambda: tf.Gemma3TextConfig(  # the root of hidden_size is exact in float32, and a token of padding would have no gradient
+        **SIZES | dict(hidden_size=16, num_hidden_layers=3), head_dim=6, sliding_window=3, sliding_window_pattern=2, query_pre_attn_scalar=9, pad_token_id=None,
+        rope_parameters={"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+                         "sliding_attention": dict(rope_type="default", rope_theta=100.0)})),
 }
 
 
