@@ -32,7 +32,7 @@ func TestBeams(t *testing.T) {
 	for _, s := range list {
 		of[s.Model] = append(of[s.Model], s)
 	}
-	require.Len(t, of, 4)
+	require.Len(t, of, 5)
 	for dir, searches := range of {
 		m, err := hf.Open(filepath.Join("testdata", dir))
 		require.NoError(t, err)

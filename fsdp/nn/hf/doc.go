@@ -19,11 +19,14 @@
 //
 //	model_type                      model
 //	gpt2                            nn.GPT
-//	llama, mistral, qwen2, qwen3    nn.Llama
+//	llama, mistral, qwen2, qwen3,
+//	gemma3_text (Gemma 3)           nn.Llama
 //	bert, roberta, distilbert       nn.BERT: for masked tokens, for classes of sequences or
 //	                                tokens, or without a head
 //	vit, for classes of images      nn.ViT
 //	t5, of all versions             nn.T5
+//
+// Gemma 3 with images, of model_type gemma3, is refused.
 //
 // Weights of float32, float64, bfloat16 and float16 become the type of the computation. Save writes
 // them in the type that they had, with the files of the tokenizer and of generation. Joined

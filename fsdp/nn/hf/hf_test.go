@@ -195,7 +195,7 @@ func keys(t *testing.T, dir string) (c map[string]any) {
 // directories are those with goldens, and the type of their weights. That of Llama has several files.
 var directories = map[string]fsdp.DType{
 	"testdata/gpt2": fsdp.Float32, "testdata/llama": fsdp.BFloat16, "../testdata/llama": fsdp.Float32, "../testdata/mistral": fsdp.Float32,
-	"../testdata/qwen2": fsdp.Float32, "../testdata/qwen3": fsdp.Float32, "../testdata/bert": fsdp.Float32, "../testdata/vit": fsdp.Float32,
+	"../testdata/qwen2": fsdp.Float32, "../testdata/qwen3": fsdp.Float32, "../testdata/gemma3": fsdp.Float32, "../testdata/bert": fsdp.Float32, "../testdata/vit": fsdp.Float32,
 	"../testdata/bert_model": fsdp.Float32, "../testdata/bert_sequences": fsdp.Float32, "../testdata/bert_tokens": fsdp.Float32,
 	"../testdata/roberta_model": fsdp.Float32, "../testdata/roberta_masked": fsdp.Float32, "../testdata/roberta_sequences": fsdp.Float32,
 	"../testdata/distilbert_model": fsdp.Float32, "../testdata/distilbert_masked": fsdp.Float32, "../testdata/distilbert_sequences": fsdp.Float32,
@@ -248,18 +248,21 @@ var models = map[string]fsdp.Model{
 	"GPT head": &nn.GPT{Vocab: 11, Context: 7, Layers: 1, Dim: 6, Heads: 3, Act: nn.ReLU, Eps: 1e-5},
 	"Llama": &nn.Llama{Vocab: 11, Context: 9, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 4, Hidden: 12, RopeBase: 500, Eps: 1e-5,
 		RopeScaling: op.RopeScaling{Factor: 8, LowFreq: 1, HighFreq: 4, Original: 16}},
-	"linear":      &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 4, KVHeads: 4, HeadDim: 2, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, RopeScaling: op.RopeScaling{Factor: 2}, Tied: true},
-	"Mistral":     &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, Window: 3},
-	"Qwen2":       &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKVBias: true, Window: 4},
-	"Qwen3":       &nn.Llama{Vocab: 11, Context: 9, Layers: 2, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 6, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKNorm: true},
-	"BERT":        &nn.BERT{Vocab: 11, Context: 7, Kinds: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Act: nn.ReLU, Eps: 1e-6},
-	"BERT bare":   &nn.BERT{Vocab: 11, Context: 7, Kinds: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6, Task: nn.Encode, NoPooler: true},
-	"RoBERTa":     &nn.BERT{Vocab: 11, Context: 7, Kinds: 1, FirstPosition: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-5, Task: nn.ClassifySequences, Classes: 1},
-	"DistilBERT":  &nn.BERT{Vocab: 11, Context: 7, Kinds: -1, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Task: nn.ClassifySequences, Classes: 3, Targets: nn.ManyClasses, PoolReLU: true},
-	"ViT":         &nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6},
-	"T5":          &nn.T5{Vocab: 11, Encoder: 1, Decoder: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 10, Buckets: 6, MaxDistance: 9, Act: nn.SiLU, Gated: true, Eps: 1e-5},
-	"T5 no scale": &nn.T5{Vocab: 11, Encoder: 1, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELUTanh, Gated: true, Tied: true, NoScale: true, Eps: 1e-6},
-	"T5 tied":     &nn.T5{Vocab: 11, Encoder: 2, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELU, Tied: true, Eps: 1e-6},
+	"linear":  &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 4, KVHeads: 4, HeadDim: 2, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, RopeScaling: op.RopeScaling{Factor: 2}, Tied: true},
+	"Mistral": &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, Window: 3},
+	"Qwen2":   &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 4, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKVBias: true, Window: 4},
+	"Qwen3":   &nn.Llama{Vocab: 11, Context: 9, Layers: 2, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 6, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKNorm: true},
+	"Gemma 3": &nn.Llama{Vocab: 11, Context: 9, Layers: 4, Dim: 8, Heads: 2, KVHeads: 1, HeadDim: 6, Hidden: 12, RopeBase: 1e6, Eps: 1e-6, QKNorm: true, Tied: true, Gemma: true,
+		Scale: 0.25, Window: 4, FullEvery: 3, LocalRopeBase: 1e4, RopeScaling: op.RopeScaling{Factor: 8}},
+	"Gemma 3 full": &nn.Llama{Vocab: 11, Context: 9, Layers: 1, Dim: 8, Heads: 2, KVHeads: 2, HeadDim: 4, Hidden: 12, RopeBase: 1e4, Eps: 1e-6, QKNorm: true, Gemma: true},
+	"BERT":         &nn.BERT{Vocab: 11, Context: 7, Kinds: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Act: nn.ReLU, Eps: 1e-6},
+	"BERT bare":    &nn.BERT{Vocab: 11, Context: 7, Kinds: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6, Task: nn.Encode, NoPooler: true},
+	"RoBERTa":      &nn.BERT{Vocab: 11, Context: 7, Kinds: 1, FirstPosition: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-5, Task: nn.ClassifySequences, Classes: 1},
+	"DistilBERT":   &nn.BERT{Vocab: 11, Context: 7, Kinds: -1, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Task: nn.ClassifySequences, Classes: 3, Targets: nn.ManyClasses, PoolReLU: true},
+	"ViT":          &nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6},
+	"T5":           &nn.T5{Vocab: 11, Encoder: 1, Decoder: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 10, Buckets: 6, MaxDistance: 9, Act: nn.SiLU, Gated: true, Eps: 1e-5},
+	"T5 no scale":  &nn.T5{Vocab: 11, Encoder: 1, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELUTanh, Gated: true, Tied: true, NoScale: true, Eps: 1e-6},
+	"T5 tied":      &nn.T5{Vocab: 11, Encoder: 2, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELU, Tied: true, Eps: 1e-6},
 }
 
 // TestNew saves models that were made here, in types that round, and reads them back.
@@ -297,6 +300,12 @@ func TestNew(t *testing.T) {
 	require.EqualError(t, err, "hf: nn.GPT without biases has no counterpart in transformers")
 	_, err = hf.New(&nn.Llama{QKVBias: true, QKNorm: true, Heads: 1})
 	require.EqualError(t, err, "hf: nn.Llama with QKNorm and QKVBias has no counterpart in transformers")
+	_, err = hf.New(&nn.Llama{Heads: 1, Dim: 4, Gemma: true})
+	require.ErrorContains(t, err, "hf: nn.Llama with Gemma has no counterpart in transformers with QKNorm false")
+	_, err = hf.New(&nn.Llama{Heads: 1, Dim: 4, Gemma: true, QKNorm: true, Scale: 0.3})
+	require.ErrorContains(t, err, "hf: nn.Llama with Gemma and Scale 0.3 has no counterpart in transformers")
+	_, err = hf.New(&nn.Llama{Heads: 1, Window: 3, FullEvery: 2})
+	require.ErrorContains(t, err, "hf: nn.Llama without Gemma has no counterpart in transformers with Scale 0, FullEvery 2")
 	_, err = hf.New(&nn.T5{Act: nn.SiLU, Heads: 1})
 	require.EqualError(t, err, "hf: nn.T5 with activation 3, gated false, has no counterpart in transformers")
 	for want, model := range map[string]fsdp.Model{
@@ -462,15 +471,20 @@ func llama(more string) string {
 	return `{"model_type": "llama", "vocab_size": 5, "num_hidden_layers": 2, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 4, ` + more + "}"
 }
 
+// gemma is the same for Gemma 3.
+func gemma(more string) string {
+	return strings.Replace(llama(more), "llama", "gemma3_text", 1)
+}
+
 // TestOpenErrors names what is wrong with a directory: the file, the key and the value.
 func TestOpenErrors(t *testing.T) {
 	for _, c := range []struct{ config, want string }{
 		{``, "config.json: unexpected end of JSON input"},
 		{`null`, "config.json: null is not an object"},
 		{`[]`, "config.json: json: cannot unmarshal array"},
-		{`{}`, `config.json: model_type "" is not supported, only ["bert" "distilbert" "gpt2"`},
+		{`{}`, `config.json: model_type "" is not supported, only ["bert" "distilbert" "gemma3_text" "gpt2"`},
 		{`{"model_type": 3}`, `config.json: model_type: 3 is not of type string`},
-		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "distilbert" "gpt2" "llama" "mistral" "qwen2" "qwen3" "roberta" "t5" "vit"]`},
+		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "distilbert" "gemma3_text" "gpt2" "llama" "mistral" "qwen2" "qwen3" "roberta" "t5" "vit"]`},
 		{`{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}`, `config.json: architectures ["GPT2ForSequenceClassification"] is not supported, only ["GPT2LMHeadModel"]`},
 		{`{"model_type": "gpt2", "n_layer": 0}`, "config.json: n_layer is 0, want a positive number"},
 		{`{"model_type": "gpt2", "n_layer": 1.5}`, "config.json: n_layer: 1.5 is not of type int"},
@@ -496,6 +510,13 @@ func TestOpenErrors(t *testing.T) {
 		{llama(`"hidden_size": null`), `config.json: hidden_size is missing`},
 		{strings.Replace(llama(`"use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1`), "llama", "qwen2", 1),
 			"config.json: max_window_layers 1 of 2 layers is not supported: all layers have the same window"},
+		{gemma(`"final_logit_softcapping": 30.0`), "config.json: final_logit_softcapping 30.0 is not supported, only null"},
+		{gemma(`"use_bidirectional_attention": true`), "config.json: use_bidirectional_attention true is not supported, only false"},
+		{gemma(`"layer_types": ["sliding_attention"]`), "config.json: layer_types has 1 layers, but the model has 2"},
+		{gemma(`"layer_types": ["full_attention", "sliding_attention"]`), `config.json: layer_types "sliding_attention" of layer 1 is not supported, only "full_attention"`},
+		{gemma(`"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}`), "config.json: rope_parameters with scaled positions are not supported in these layers"},
+		{gemma(`"rope_parameters": {"full_attention": {"rope_type": "yarn"}}`), `config.json: rope_parameters.full_attention.rope_type "yarn" is not supported`},
+		{`{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}`, `config.json: model_type "gemma3" is not supported, only`},
 		{`{"model_type": "vit", "num_hidden_layers": 1, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 4, "patch_size": [2, 3]}`,
 			"config.json: patch_size 2·3 is not supported, only squares"},
 		{`{"model_type": "vit", "image_size": [2]}`, "config.json: num_hidden_layers is missing"},

@@ -12,13 +12,13 @@ import (
 
 // llama, mistral, qwen2 and qwen3 are settings of nn.Llama.
 var (
-	llama   = newLlama("llama", "LlamaForCausalLM")
-	mistral = newLlama("mistral", "MistralForCausalLM")
-	qwen2   = newLlama("qwen2", "Qwen2ForCausalLM")
-	qwen3   = newLlama("qwen3", "Qwen3ForCausalLM")
+	llama   = newLlama("llama", "LlamaForCausalLM", llamaRules)
+	mistral = newLlama("mistral", "MistralForCausalLM", llamaRules)
+	qwen2   = newLlama("qwen2", "Qwen2ForCausalLM", llamaRules)
+	qwen3   = newLlama("qwen3", "Qwen3ForCausalLM", llamaRules)
 )
 
-func newLlama(kind, class string) *architecture {
+func newLlama(kind, class string, names rules) *architecture {
 	return &architecture{
 		kind: kind, class: class, base: "model.",
 		open:   func(c *config) fsdp.Model { return openLlama(c, kind) },
@@ -26,7 +26,7 @@ func newLlama(kind, class string) *architecture {
 		options: func(model fsdp.Model, prefix string) *fsdp.ExportOptions {
 			m := model.(*nn.Llama)
 			head := cmp.Or(m.HeadDim, m.Dim/m.Heads)
-			return llamaRules.options(prefix, sizes{m.Heads * head, cmp.Or(m.KVHeads, m.Heads) * head, m.Hidden})
+			return names.options(prefix, sizes{m.Heads * head, cmp.Or(m.KVHeads, m.Heads) * head, m.Hidden})
 		},
 		shapes: func(model fsdp.Model) []shape {
 			m := model.(*nn.Llama)
@@ -73,25 +73,30 @@ func openLlama(c *config, kind string) fsdp.Model {
 		Vocab: c.size("vocab_size", 0), Layers: c.size("num_hidden_layers", 0), Dim: c.size("hidden_size", 0),
 		Heads: c.size("num_attention_heads", 0), Hidden: c.size("intermediate_size", 0),
 		QKVBias: kind == "qwen2", QKNorm: kind == "qwen3",
-		Tied: get(c, "tie_word_embeddings", false), Eps: c.positive("rms_norm_eps", 1e-6),
+		Tied: get(c, "tie_word_embeddings", kind == gemma), Eps: c.positive("rms_norm_eps", 1e-6),
 	}
-	m.KVHeads = c.size("num_key_value_heads", m.Heads)
-	head := m.Dim / max(m.Heads, 1)
+	heads, head := m.Heads, m.Dim/max(m.Heads, 1)
 	if kind == "qwen3" {
 		head = 128
+	} else if kind == gemma {
+		heads, head = 4, 256
 	} else if !c.has("head_dim") {
 		c.heads("hidden_size", m.Dim, "num_attention_heads", m.Heads)
 	}
-	m.HeadDim = c.size("head_dim", head)
-	only(c, "hidden_act", "silu")
+	m.KVHeads, m.HeadDim = c.size("num_key_value_heads", heads), c.size("head_dim", head)
 	only(c, "attention_bias", false)
 	only(c, "mlp_bias", false)
 	only(c, "rope_interleaved", false)
 	only(c, "use_mrope", false)
-	openRope(c, m)
-	openWindow(c, m, kind)
+	if kind == gemma {
+		openGemma(c, m)
+	} else {
+		only(c, "hidden_act", "silu")
+		openRope(c, m)
+		openWindow(c, m, kind)
+	}
 	c.training("attention_dropout")
-	longest := map[string]int{"llama": 2048, "mistral": 131072}
+	longest := map[string]int{"llama": 2048, "mistral": 131072, gemma: 131072}
 	m.Context = c.size("max_position_embeddings", cmp.Or(longest[kind], 32768))
 	c.ignore("pretraining_tp", "is_llama_config")
 	return m
@@ -103,27 +108,32 @@ func openRope(c *config, m *nn.Llama) {
 	m.RopeBase = c.positive("rope_theta", 10000)
 	only(c, "partial_rotary_factor", 1.0)
 	for _, key := range []string{"rope_scaling", "rope_parameters"} {
-		c.nested(key, func(r *config) {
-			m.RopeBase = r.positive("rope_theta", m.RopeBase)
-			only(r, "partial_rotary_factor", 1.0)
-			kind := get(r, "type", "default")
-			name := "type"
-			if r.has("rope_type") {
-				name, kind = "rope_type", get(r, "rope_type", kind)
-			}
-			switch kind {
-			case "default":
-			case "linear":
-				m.RopeScaling = op.RopeScaling{Factor: r.positive("factor", 1)}
-			case "llama3":
-				m.RopeScaling = op.RopeScaling{
-					Factor: r.positive("factor", 1), LowFreq: get(r, "low_freq_factor", 1.0), HighFreq: get(r, "high_freq_factor", 4.0),
-					Original: r.size("original_max_position_embeddings", 0),
-				}
-			default:
-				r.fail("%s %q is not supported", name, kind)
-			}
-		})
+		rotary := op.Rotary{Base: m.RopeBase, Scaling: m.RopeScaling}
+		c.nested(key, func(r *config) { r.rope(&rotary) })
+		m.RopeBase, m.RopeScaling = rotary.Base, rotary.Scaling
+	}
+}
+
+// rope reads an object with settings of rotary positions.
+func (c *config) rope(r *op.Rotary) {
+	r.Base = c.positive("rope_theta", r.Base)
+	only(c, "partial_rotary_factor", 1.0)
+	kind := get(c, "type", "default")
+	name := "type"
+	if c.has("rope_type") {
+		name, kind = "rope_type", get(c, "rope_type", kind)
+	}
+	switch kind {
+	case "default":
+	case "linear":
+		r.Scaling = op.RopeScaling{Factor: c.positive("factor", 1)}
+	case "llama3":
+		r.Scaling = op.RopeScaling{
+			Factor: c.positive("factor", 1), LowFreq: get(c, "low_freq_factor", 1.0), HighFreq: get(c, "high_freq_factor", 4.0),
+			Original: c.size("original_max_position_embeddings", 0),
+		}
+	default:
+		c.fail("%s %q is not supported", name, kind)
 	}
 }
 
@@ -167,6 +177,11 @@ func configLlama(model fsdp.Model, kind string) (map[string]any, error) {
 	switch {
 	case m.Heads < 1:
 		return nil, fmt.Errorf("nn.Llama has %d heads", m.Heads)
+	case m.Gemma:
+		is = gemma
+	case m.Scale != 0 || m.FullEvery > 0 || m.LocalRopeBase != 0:
+		return nil, fmt.Errorf("nn.Llama without Gemma has no counterpart in transformers with Scale %v, FullEvery %d and LocalRopeBase %v: want 0",
+			m.Scale, m.FullEvery, m.LocalRopeBase)
 	case m.QKNorm && m.QKVBias:
 		return nil, errors.New("nn.Llama with QKNorm and QKVBias has no counterpart in transformers")
 	case m.QKNorm:
@@ -179,22 +194,17 @@ func configLlama(model fsdp.Model, kind string) (map[string]any, error) {
 	if is != kind {
 		return nil, nil
 	}
-	base := cmp.Or(m.RopeBase, 10000.0)
-	rope := map[string]any{"rope_type": "default", "rope_theta": base}
-	if s := m.RopeScaling; s.Original > 0 {
-		rope = map[string]any{"rope_type": "llama3", "rope_theta": base, "factor": cmp.Or(s.Factor, 1),
-			"low_freq_factor": s.LowFreq, "high_freq_factor": s.HighFreq, "original_max_position_embeddings": s.Original}
-	} else if s.Factor > 0 {
-		rope = map[string]any{"rope_type": "linear", "rope_theta": base, "factor": s.Factor}
-	}
+	rope := ropeKeys(op.Rotary{Base: m.RopeBase, Scaling: m.RopeScaling})
 	keys := map[string]any{
 		"vocab_size": m.Vocab, "num_hidden_layers": m.Layers, "hidden_size": m.Dim, "intermediate_size": m.Hidden,
 		"num_attention_heads": m.Heads, "num_key_value_heads": cmp.Or(m.KVHeads, m.Heads), "head_dim": cmp.Or(m.HeadDim, m.Dim/m.Heads),
 		"max_position_embeddings": m.Cache().Context, "rms_norm_eps": cmp.Or(m.Eps, 1e-6), "tie_word_embeddings": m.Tied, "hidden_act": "silu",
-		"rope_parameters": rope, "rope_theta": base, "rope_scaling": rope, // later and earlier versions
+		"rope_parameters": rope, "rope_theta": rope["rope_theta"], "rope_scaling": rope, // later and earlier versions
 		"bos_token_id": nil, "eos_token_id": nil,
 	}
 	switch {
+	case kind == gemma:
+		return keys, configGemma(m, keys)
 	case kind == "mistral":
 		keys["sliding_window"] = m.Window
 	case m.Window > 0:

@@ -50,7 +50,7 @@ def make(name, config):
 def beams():
     """Texts of beam search in float64, for one prompt each, without what an encoder's text begins with and without the stop token."""
     found = []
-    for directory in ["gpt2", "llama", "../../testdata/t5", "../../testdata/t5v1_1"]:
+    for directory in ["gpt2", "llama", "../../testdata/t5", "../../testdata/t5v1_1", "../../testdata/gemma3"]:
         config = transformers.AutoConfig.from_pretrained(directory)
         model = getattr(transformers, config.architectures[0]).from_pretrained(directory, dtype=torch.float64).eval()
         start = 1 if config.is_encoder_decoder else 5
