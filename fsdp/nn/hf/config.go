@@ -190,5 +190,5 @@ var common = []string{
 	"remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
 	"max_new_tokens", "cache_implementation", "num_logits_to_keep", "max_sequence_length",
 	"attn_implementation", "_attn_implementation", "_flash_attn_2_enabled", "gradient_checkpointing",
-	"model_name", "unsloth_fixed", "unsloth_version",
+	"model_name", "unsloth_fixed", "unsloth_version", "sentence_transformers", "sbert_ce_default_activation_function",
 }

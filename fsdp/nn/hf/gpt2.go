@@ -53,7 +53,8 @@ func openGPT2(c *config) fsdp.Model {
 	only(c, "reorder_and_upcast_attn", false)
 	only(c, "add_cross_attention", false)
 	c.training("resid_pdrop", "embd_pdrop", "attn_pdrop")
-	c.ignore("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout")
+	c.ignore("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+		"n_special", "predict_special_tokens")
 	return m
 }
 
