@@ -42,6 +42,9 @@ func TestLlama(t *testing.T) {
 		{"mistral", &nn.Llama{
 			Vocab: 19, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 4, Hidden: 20, RopeBase: 1000, Window: 3,
 		}, llamaNames},
+		{"mistral_packed", &nn.Llama{
+			Vocab: 19, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, HeadDim: 4, Hidden: 20, RopeBase: 1000, Window: 3, Packed: true,
+		}, llamaNames},
 		{"qwen2", &nn.Llama{
 			Vocab: 19, Layers: 2, Dim: 16, Heads: 4, KVHeads: 2, Hidden: 20, RopeBase: 1e6, QKVBias: true, Tied: true,
 		}, llamaNames},

@@ -62,6 +62,16 @@ def decoder():
     return [tokens[:, :-1], targets], lambda m, x, y: m(input_ids=x).logits
 
 
+def packed():
+    """Tokens and targets of two documents in each row, and the positions of the tokens in them."""
+    (tokens, targets), _ = decoder()
+    first = 2 + torch.arange(ROWS)[:, None] % 5  # the length of the first document
+    place = torch.arange(LENGTH).expand(ROWS, -1)
+    targets[place == first - 1] = -1
+    positions = torch.where(place < first, place, place - first)
+    return [tokens, targets, positions], lambda m, x, y, p: m(input_ids=x, position_ids=p, use_cache=False).logits
+
+
 def padding(length):
     """A mask of keys: up to three of each sequence's last tokens are padding."""
     return (torch.arange(length) < length - torch.arange(ROWS)[:, None] % 4).long()
@@ -173,6 +183,8 @@ MODELS = {
         **SIZES | dict(hidden_size=16, num_hidden_layers=3), head_dim=6, sliding_window=3, sliding_window_pattern=2, query_pre_attn_scalar=9, pad_token_id=None,
         rope_parameters={"full_attention": dict(rope_type="linear", rope_theta=1e6, factor=8.0),
                          "sliding_attention": dict(rope_type="default", rope_theta=100.0)})),
+    "mistral_packed": (packed, tf.MistralForCausalLM, lambda: tf.MistralConfig(
+        **SIZES, head_dim=4, sliding_window=3, rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
 }
 
 
@@ -195,12 +207,12 @@ def named(prefix, model, values):
         return {prefix + name: v for name, v in load_file(os.path.join(path, "model.safetensors")).items()}
 
 
-def loss(logits, batch):
-    if batch[-1].is_floating_point():
+def loss(logits, targets):
+    if targets.is_floating_point():
         if logits.shape[-1] == 1:
-            return functional.mse_loss(logits.squeeze(-1), batch[-1].double())
-        return functional.binary_cross_entropy_with_logits(logits, batch[-1])
-    return functional.cross_entropy(logits.flatten(0, -2), batch[-1].flatten(), ignore_index=-1)
+            return functional.mse_loss(logits.squeeze(-1), targets.double())
+        return functional.binary_cross_entropy_with_logits(logits, targets)
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
 
 def save(name, model, golden):
@@ -227,7 +239,7 @@ def write(name):
     for step in range(4):
         optimizer.zero_grad()
         logits = logits_of(model, *batch)
-        value = loss(logits, batch)
+        value = loss(logits, batch[1] if batch_of is packed else batch[-1])
         value.backward()
         losses.append(value.item())
         if step == 0:
