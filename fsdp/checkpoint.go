@@ -65,7 +65,7 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 	}
 	defer s.busy.leave()
 	defer phase.Begin("fsdp: saving in "+dir, 0).End()
-	st, about := s.saving(ctx, opt)
+	st, about := s.saving(ctx, opt, opts)
 	return st.end(s.saver.Save(ctx, &st.Store, dir, opt, opts.state(ctx), about))
 }
 
@@ -83,7 +83,7 @@ func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer
 		return nil, err
 	}
 	defer s.busy.leave()
-	st, about := s.saving(ctx, opt)
+	st, about := s.saving(ctx, opt, opts)
 	v, err := s.saver.SaveAsync(ctx, &st.Store, dir, opt, opts.state(ctx), about)
 	if err != nil {
 		return nil, st.end(err)
@@ -104,10 +104,13 @@ func newSaver(team *ranks.Team, logger *slog.Logger) state.Saver {
 }
 
 // saving prepares for Save, and returns the description of the model for a checkpoint.
-func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer) (*store, state.Meta) {
+func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer, opts *SaveOptions) (*store, state.Meta) {
 	err := s.saver.Settle(ctx)
 	if err == nil {
 		err = s.mayWith("Save", opt)
+	}
+	if err == nil && opts != nil && opts.TrainedOnly && s.life.moved != "" {
+		err = fmt.Errorf("option TrainedOnly: the frozen parameter %s has changed by optim.UpdateEMA, and the checkpoint would lack it: leave out the option", s.life.moved)
 	}
 	about := state.Meta{Seed: s.cfg.Seed, Forwards: s.forwards}
 	if s.engine.MidStep() > 0 { // the step begins anew: gradients are not saved

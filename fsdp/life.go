@@ -45,7 +45,7 @@ type life struct {
 	mixed    error // of an interrupted Load or Import, until one succeeds
 	mixedOpt struct {
 		cause error // of one that was changing optimizers, or nil
-		lists int   // calls of Shards until then: an optimizer made of a later one is whole
+		lists int   // calls of Params until then: an optimizer made of a later one is whole
 	}
 
 	drawn    bool // initial values are
@@ -54,7 +54,8 @@ type life struct {
 	sound    atomic.Bool                         // the gradients in the shards are known to be finite
 	targets  struct{ counted, all atomic.Int64 } // of passes with a Backward
 	updates  updates
-	averages int // pieces that have averages of an optimizer in the place of their values
+	averages int    // pieces that have averages of an optimizer in the place of their values
+	moved    string // a frozen parameter that UpdateEMA has changed, or ""
 	watch    watch
 }
 
@@ -198,8 +199,8 @@ func (b *methodLock) lend(f func() error) error {
 func (m memory) Lend(f func() error) error { return m.s.busy.lend(f) }
 
 // ready returns an error if an optimizer must not step the pieces that call number list of Params
-// has returned.
-func (g guard) ready(list int) error {
+// has returned, or if the pieces of FrozenParams must not change.
+func (g guard) ready(list int, frozen bool) error {
 	s, b := g.s, &g.s.busy
 	if !b.lent.Load() { // it does not enter its Guard
 		if !b.TryLock() {
@@ -212,10 +213,11 @@ func (g guard) ready(list int) error {
 	if err := s.life.mayStep(g.layout == s.layout, list, s.engine.Pending()); err != nil {
 		return err
 	}
-	s.life.watch.asked = true
-	if err := s.drawn(); err != nil {
+	err := s.drawn()
+	if err != nil || frozen {
 		return err
 	}
+	s.life.watch.asked = true
 	return s.soundGrads()
 }
 
@@ -317,7 +319,7 @@ func (l *life) withheld(err error) error {
 }
 
 // mayStep returns an error if an optimizer must not step. The optimizer was made of the pieces that
-// call number list of Shards has returned, for the layout that the model has now or for a former
+// call number list of Params has returned, for the layout that the model has now or for a former
 // one.
 func (l *life) mayStep(now bool, list, unreduced int) error {
 	if !now && l.health != closed {

@@ -110,10 +110,26 @@ func (s *Sharded) Params() []optim.Param {
 		return nil
 	}
 	defer s.busy.leave()
-	return s.shards()
+	return s.pieces(false)
 }
 
-func (s *session) shards() []optim.Param {
+// FrozenParams returns the pieces of the frozen parameters that this rank owns, such as a teacher
+// that follows a student, see [optim.UpdateEMA]. They have no gradient, and no optimizer takes them.
+// As with Params, the values may be written between passes: every rank writes its pieces, and the
+// next pass gathers the new values. They are valid until Freeze or Close. Buffers are not among them.
+//
+// SaveOptions.TrainedOnly leaves these values out of a checkpoint. A program that changes them saves
+// without it.
+func (s *Sharded) FrozenParams() []optim.Param {
+	if !s.busy.enterOrNote("FrozenParams") {
+		return nil
+	}
+	defer s.busy.leave()
+	return s.pieces(true)
+}
+
+// pieces returns the pieces of the frozen parameters, or of the others.
+func (s *session) pieces(frozen bool) []optim.Param {
 	if s.life.health == closed {
 		return nil
 	}
@@ -121,7 +137,7 @@ func (s *session) shards() []optim.Param {
 	var list, empty []optim.Param
 	for i := range s.layout.Groups {
 		g := &s.layout.Groups[i]
-		if g.Kind.Frozen {
+		if g.Kind.Frozen != frozen || g.Kind.Buffer {
 			continue
 		}
 		pieces := g.Segments()
@@ -140,23 +156,31 @@ func (s *session) shards() []optim.Param {
 // piece returns n elements of parameter p from offset on. They begin at index at of the shard of
 // group i.
 func (s *session) piece(i, p, offset, at, n int) optim.Param {
+	frozen, shared := s.layout.Groups[i].Kind.Frozen, s.units[s.layout.Groups[i].Unit].group == nil
 	l, number, shards, present := s.layout, s.lists, s.engine.Shards(), s.engine.Present()
 	owner := guard{s, l}
 	q := optim.Param{
 		Name: l.Model.Params[p].Name, Shape: l.Model.Params[p].Shape, Offset: offset,
-		Value: shards.Value(i).Slice(at, at+n), Grad: shards.Grad(i).Slice(at, at+n),
-		Absent: func() bool { return !present[p] && s.lacks() }, Peers: s.peers(p),
-		Guard: owner,
-		Ready: func() error { return owner.ready(number) },
-		Alloc: func(n int) (optim.Vec, error) {
-			v, err := shards.Alloc(i, n)
-			if err != nil {
-				return nil, fmt.Errorf("rank %d: state of group %s: %w", s.team.Rank(), l.Groups[i].Name, err)
-			}
-			return v, nil
-		},
+		Value: shards.Value(i).Slice(at, at+n), Guard: owner,
+		Ready: func() error { return owner.ready(number, frozen) },
 	}
-	shared := s.units[l.Groups[i].Unit].group == nil
+	if frozen {
+		q.Updated = func(u optim.Update) {
+			if s.life.moved = q.Name; shared {
+				s.life.updates.add(p, u, s.life.grads)
+			}
+		}
+		return q
+	}
+	q.Grad, q.Peers = shards.Grad(i).Slice(at, at+n), s.peers(p)
+	q.Absent = func() bool { return !present[p] && s.lacks() }
+	q.Alloc = func(n int) (optim.Vec, error) {
+		v, err := shards.Alloc(i, n)
+		if err != nil {
+			return nil, fmt.Errorf("rank %d: state of group %s: %w", s.team.Rank(), l.Groups[i].Name, err)
+		}
+		return v, nil
+	}
 	q.Updated = func(u optim.Update) {
 		s.life.watch.update(s, p, u)
 		if s.hashes.Updated(); shared {

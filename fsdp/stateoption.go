@@ -22,7 +22,8 @@ type SaveOptions struct {
 	// Load, the program gives the frozen parameters their values, as it did before Save: by a seed or
 	// from a file. Load compares them with checksums in the checkpoint. It returns an error if their
 	// values differ, or if they are trained now, see LoadOptions.AllowMissing. KeepLast counts these
-	// checkpoints together with whole ones.
+	// checkpoints together with whole ones. Frozen parameters that [optim.UpdateEMA] has changed are an
+	// error: no program could give them these values again.
 	TrainedOnly bool
 	// Extra has values to save with the model, under names of the user's choice: the state of a
 	// loss scaler, the position in the data, a configuration. They are encoded as JSON. Rank 0's

@@ -220,12 +220,13 @@ func TestTwoGoroutines(t *testing.T) {
 // optimizerCalls returns the methods of an optimizer that use the memory of its model, except State.
 func optimizerCalls(params []optim.Param, opt optim.Optimizer, entries []optim.Entry) map[string]func() error {
 	return map[string]func() error{
-		"Step":    func() error { return opt.Step(0.1) },
-		"Restore": func() error { return opt.Restore(1, entries) },
-		"Adopt":   func() error { return opt.Adopt(1, entries) },
-		"Swap":    func() error { return optim.Swap(opt) },
-		"EMA":     func() error { return optim.EMA(opt, 0.5) },
-		"New":     func() error { return kit.ErrorOf(optim.AdamW{}.New(params)) },
+		"Step":      func() error { return opt.Step(0.1) },
+		"Restore":   func() error { return opt.Restore(1, entries) },
+		"Adopt":     func() error { return opt.Adopt(1, entries) },
+		"Swap":      func() error { return optim.Swap(opt) },
+		"EMA":       func() error { return optim.EMA(opt, 0.5) },
+		"New":       func() error { return kit.ErrorOf(optim.AdamW{}.New(params)) },
+		"UpdateEMA": func() error { return optim.UpdateEMA(params, params, 0.5) },
 	}
 }
 

@@ -3,6 +3,7 @@ package kit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -82,6 +83,12 @@ var LifeMethods = []struct {
 	{"Params", func(_ context.Context, l *Lived) error {
 		if l.Params() == nil {
 			return errNoShards
+		}
+		return nil
+	}},
+	{"FrozenParams", func(_ context.Context, l *Lived) error {
+		if list := l.FrozenParams(); len(list) > 0 {
+			return fmt.Errorf("%d frozen pieces", len(list))
 		}
 		return nil
 	}},
