@@ -3,6 +3,7 @@ package optim
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/gofsdp/gofsdp/optim/vec"
 )
@@ -116,8 +117,133 @@ func (a *part) follow(p *piece) error {
 	if p.steps == 1 {
 		return copyVec(p.ema, p.Value)
 	}
-	// SGD with this gradient and decay is e - (decay-1)·(p + (-1)·e).
-	return p.ema.SGD(p.Value, nil, vec.SGDStep{LR: a.settings.common.EMA - 1, WeightDecay: -1})
+	return approach(p.ema, p.Value, a.settings.common.EMA)
+}
+
+// approach computes e + (1 - decay)·(p - e). SGD with this gradient and decay is e - (decay-1)·(p + (-1)·e).
+func approach(e vec.SGDVec, p Vec, decay float64) error {
+	return e.SGD(p, nil, vec.SGDStep{LR: decay - 1, WeightDecay: -1})
+}
+
+// UpdateEMA moves frozen parameters towards the parameters of the same names, by the formula of
+// [EMA]:
+//
+//	e = e + (1 - decay)·(p - e)
+//
+// So a teacher follows its student (BYOL, DINO, JEPA): averages are the pieces of the teacher, from
+// Sharded.FrozenParams, and params the pieces of the student, from Sharded.Params of the same or of
+// another model. Every rank calls UpdateEMA between the same passes, with the same decay; the next
+// pass of the teacher returns an error if ranks differ. A decay of 0 copies.
+//
+// If teacher and student are two models on a device, the values travel through the host. In one model
+// they do not.
+//
+// params may have further parameters. Give both models the same ranks, strategy and units: UpdateEMA
+// returns an error and changes nothing if a rank does not own the same elements of a parameter and of
+// its average, if decay is not in [0, 1), if shapes or types differ, or if a piece is not Ready, for
+// example between a forward and its backward.
+//
+// To use averages of a model only between its passes, such as for an evaluation, EMA and [Swap] need
+// no second model.
+func UpdateEMA(averages, params []Param, decay float64) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("optim: UpdateEMA: %w", err)
+		}
+	}()
+	if !(decay >= 0 && decay < 1) {
+		return fmt.Errorf("the decay is %v: must be at least 0 and less than 1", decay)
+	}
+	var room [2]Guard
+	held := guards(guards(room[:0], averages), params)
+	if err := enter(held, "UpdateEMA", false); err != nil {
+		return err
+	}
+	defer leave(held)
+	at := 0
+	for i := range averages {
+		if at, err = followed(&averages[i], params, at); err != nil {
+			return err
+		}
+	}
+	at = 0
+	for i := range averages {
+		e := &averages[i]
+		at = find(e.Name, params, at)
+		if lenOf(e.Value) > 0 {
+			if err := e.follow(&params[at], decay); err != nil {
+				return fmt.Errorf("parameter %q: %w", e.Name, err)
+			}
+		}
+		if e.Updated != nil {
+			e.Updated(Update{settings: following, lr: decay})
+		}
+	}
+	return nil
+}
+
+// following stands for the settings of an UpdateEMA, whose decay is the rate of the Update.
+var following = newSettings(Settings{Kind: "UpdateEMA"})
+
+// find returns the index of the parameter of a name, at first at index at, or -1.
+func find(name string, params []Param, at int) int {
+	for range params {
+		if at == len(params) {
+			at = 0
+		}
+		if params[at].Name == name {
+			return at
+		}
+		at++
+	}
+	return -1
+}
+
+// follow moves e towards p, which has as many elements. Only vectors of the same model, and those in
+// ordinary memory, have their operations in order; others are read and written.
+func (e *Param) follow(p *Param, decay float64) error {
+	if decay == 0 {
+		return copyVec(e.Value, p.Value)
+	}
+	_, here := e.Value.(Host)
+	_, too := p.Value.(Host)
+	if v, ok := e.Value.(vec.SGDVec); ok && (here && too || e.Guard != nil && e.Guard == p.Guard) {
+		return approach(v, p.Value, decay)
+	}
+	return eachBlock(p.Value, func(at int, b Host) error {
+		part, own := e.Value.Slice(at, at+b.Len()), newHost(b.Len(), b.Float64())
+		if err := part.Read(own); err != nil {
+			return err
+		}
+		return errors.Join(approach(own, b, decay), part.Write(own))
+	})
+}
+
+// followed returns the index of the parameter that e can follow.
+func followed(e *Param, params []Param, at int) (int, error) {
+	if at = find(e.Name, params, at); at < 0 {
+		return 0, fmt.Errorf("parameter %q has no parameter of this name to follow: if the names of the two lists differ, set Param.Name", e.Name)
+	}
+	p := &params[at]
+	n := lenOf(e.Value)
+	switch {
+	case !slices.Equal(e.Shape, p.Shape):
+		return 0, fmt.Errorf("parameter %q has shape %v, and the parameter that it follows has %v", e.Name, e.Shape, p.Shape)
+	case n != lenOf(p.Value) || n > 0 && e.Offset != p.Offset:
+		return 0, fmt.Errorf("this rank owns elements [%d:%d] of parameter %q, and [%d:%d] of the parameter that it follows: "+
+			"give both the same ranks, Config.Strategy and Config.WrapPolicy", e.Offset, e.end(), e.Name, p.Offset, p.end())
+	case n > 0 && e.Value.Float64() != p.Value.Float64():
+		return 0, fmt.Errorf("parameter %q is %s, and the parameter that it follows is %s: give both the same Config.Precision",
+			e.Name, vec.TypeName(e.Value), vec.TypeName(p.Value))
+	}
+	for _, ready := range []func() error{e.Ready, p.Ready} {
+		if ready != nil {
+			if err := ready(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return at, nil
 }
 
 // ErrSwapped is the error of an optimizer that cannot step, load or save because [Swap] has

@@ -2,6 +2,7 @@ package optim_test
 
 import (
 	"errors"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -256,5 +257,63 @@ func BenchmarkEMA(b *testing.B) {
 				_ = opt.Step(1e-3)
 			}
 		})
+	}
+}
+
+// TestUpdateEMA moves averages as EMA does, to the bit and without an allocation. Parameters are found by
+// name, and may be in another order and more.
+func TestUpdateEMA(t *testing.T) {
+	for _, f64 := range []bool{false, true} {
+		w, b, teacher, other := newTensor(50, f64), newTensor(7, f64), newTensor(50, f64), newTensor(7, f64)
+		rng := rand.New(rand.NewPCG(1, 2))
+		fill(w.value, rng)
+		fill(b.value, rng)
+		params := append(append(whole("further", newTensor(3, f64)), whole("b", b)...), whole("w", w)...)
+		frozen := append(whole("w", teacher), whole("b", other)...)
+		frozen[0].Grad, frozen[1].Grad = nil, nil
+		opt := newOptimizer(t, optim.SGD{}, params)
+		require.NoError(t, optim.EMA(opt, 0.9))
+		for step := range 4 {
+			fill(w.grad, rng)
+			fill(b.grad, rng)
+			require.NoError(t, opt.Step(0.1))
+			decay := 0.9
+			if step == 0 {
+				decay = 0
+			}
+			require.NoError(t, optim.UpdateEMA(frozen, params, decay))
+			for _, e := range opt.State() {
+				switch e.Param {
+				case "w":
+					require.Equal(t, e.Data, frozen[0].Value)
+				case "b":
+					require.Equal(t, e.Data, frozen[1].Value)
+				}
+			}
+		}
+		require.Zero(t, testing.AllocsPerRun(10, func() { _ = optim.UpdateEMA(frozen, params, 0.9) }))
+	}
+}
+
+// TestUpdateEMARefuses finds what does not fit before anything changes.
+func TestUpdateEMARefuses(t *testing.T) {
+	unready := errors.New("not now")
+	for want, change := range map[string]func(e, p *optim.Param){
+		`parameter "w" has no parameter of this name to follow`:                                      func(e, _ *optim.Param) { e.Name = "w" },
+		`parameter "b" has shape [2 2], and the parameter that it follows has [4]`:                   func(e, _ *optim.Param) { e.Shape = []int{2, 2} },
+		`this rank owns elements [1:4] of parameter "b", and [0:3] of the parameter that it follows`: func(e, p *optim.Param) { e.Offset, e.Value, p.Value = 1, e.Value.Slice(1, 4), p.Value.Slice(0, 3) },
+		`parameter "b" is float64, and the parameter that it follows is float32`:                     func(e, _ *optim.Param) { e.Value = optim.Host{F64: make([]float64, 4)} },
+		"optim: UpdateEMA: not now": func(e, _ *optim.Param) { e.Ready = func() error { return unready } },
+		"not now":                   func(_, p *optim.Param) { p.Ready = func() error { return unready } },
+	} {
+		a, b, c, d := newTensor(4, false), newTensor(4, false), newTensor(4, false), newTensor(4, false)
+		set(c.value, 0, 1)
+		frozen, params := append(whole("a", a), whole("b", b)...), append(whole("a", c), whole("b", d)...)
+		change(&frozen[1], &params[1])
+		require.ErrorContains(t, optim.UpdateEMA(frozen, params, 0.5), want)
+		require.Zero(t, a.value.F32[0])
+	}
+	for _, decay := range []float64{-0.1, 1, math.NaN()} {
+		require.ErrorContains(t, optim.UpdateEMA(nil, nil, decay), "must be at least 0 and less than 1")
 	}
 }

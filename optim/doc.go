@@ -105,7 +105,8 @@
 //
 // [EMA] makes an optimizer keep an exponential moving average of each parameter, as the state entry
 // "ema". It is saved, loaded and cut like other entries. [Swap] exchanges values and averages, to
-// evaluate the averaged model, and back.
+// evaluate the averaged model, and back. [UpdateEMA] has a frozen model follow a trained one, as a
+// teacher follows its student.
 //
 // # Freezing
 //

@@ -80,8 +80,8 @@ type Guard interface {
 	Leave()
 }
 
-// guards returns the Guards of pieces, each once.
-func guards(params []Param) (list []Guard) {
+// guards adds the Guards of pieces to a list that has each once.
+func guards(list []Guard, params []Param) []Guard {
 	for i := range params {
 		if g := params[i].Guard; g != nil && !slices.Contains(list, g) {
 			list = append(list, g)
@@ -208,6 +208,8 @@ func (p Param) check() error {
 	switch {
 	case twoTypes(p.Value) || twoTypes(p.Grad):
 		return fmt.Errorf("parameter %q: a buffer is both float32 and float64", p.Name)
+	case n > 0 && p.Grad.Len() == 0:
+		return fmt.Errorf("parameter %q: value has %d elements and no gradient: an optimizer takes the pieces of Params, not of FrozenParams", p.Name, n)
 	case n != p.Grad.Len():
 		return fmt.Errorf("parameter %q: value has %d elements, gradient %d", p.Name, n, p.Grad.Len())
 	case n > 0 && reflect.TypeOf(p.Value) != reflect.TypeOf(p.Grad):

@@ -77,7 +77,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 	if len(params) > 0 {
 		warnOfRules(kind, params, rules)
 	}
-	held := guards(params)
+	held := guards(nil, params)
 	if err := enter(held, "New", false); err != nil {
 		return nil, fmt.Errorf("optim: %s: %w", kind, err)
 	}

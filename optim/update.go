@@ -35,15 +35,18 @@ func (u Update) Facts() []string {
 	if u.settings == nil {
 		return nil
 	}
+	if u.settings == following {
+		return []string{following.common.Kind, fmt.Sprintf("decay %v", u.lr)}
+	}
 	s := u.common
 	s.WeightDecay, s.LRScale, s.Bits = u.weightDecay, u.lrScale, u.bits
 	return slices.Insert(s.Facts(), 1, fmt.Sprintf("%d steps", u.steps), fmt.Sprintf("learning rate %v", u.lr))
 }
 
 // Rate returns the learning rate given to Step. It returns false if the update is not a step but a
-// Swap.
+// Swap or an UpdateEMA.
 func (u Update) Rate() (lr float64, is bool) {
-	return u.lr, u.settings != nil && u.settings != swapping
+	return u.lr, u.settings != nil && u.settings != swapping && u.settings != following
 }
 
 // SameOptimizer reports whether the same optimizer, or part of a composed one, made both updates.
