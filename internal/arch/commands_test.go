@@ -18,6 +18,7 @@ const short = " -max-bytes 100000 -layers 1 -dim 16 -heads 2 -context 16 -batch 
 
 // parsed has the reasons why the flags of other examples are only parsed, by -h after them.
 var parsed = map[string]string{
+	"answers":    "the tests of its package run it",
 	"classify":   "the tests of its package run it",
 	"digits":     "the tests of its package run it",
 	"extending":  "the tests of its package run it",
