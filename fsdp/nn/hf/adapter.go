@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"maps"
 	"math"
@@ -66,6 +67,9 @@ const peftA, peftB = ".lora_A.weight", ".lora_B.weight"
 // programs that serve models with adapters. Every rank writes the files, so all hosts have them. It
 // is an error if other parameters train as well, as the directory has no place for them, or if an
 // adapter has a value that is NaN or infinite.
+//
+// If the process is killed, the directory has the old adapter, the new one, or no
+// adapter_config.json, without which no program reads an adapter.
 func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) error {
 	var names []string
 	for layer := range m.adapters() {
@@ -131,32 +135,58 @@ func (m *Model) writeAdapter(dir string, params map[string]*tensor.Dense) error 
 	if err != nil {
 		return err
 	}
+	return replaceAdapter(dir, weights, append(config, '\n'), os.Rename)
+}
+
+// replaceAdapter writes the files of an adapter. The settings decide what the weights mean, so
+// settings must not be beside weights of another adapter: if they change, they are missing until the
+// weights have taken their place.
+func replaceAdapter(dir string, weights, config []byte, rename func(from, to string) error) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	for name, text := range map[string][]byte{adapterWeights: weights, adapterConfig: append(config, '\n')} {
-		if err := replace(filepath.Join(dir, name), text); err != nil {
+	weightsPath, configPath := filepath.Join(dir, adapterWeights), filepath.Join(dir, adapterConfig)
+	newWeights, err := writeBeside(weightsPath, weights)
+	if err != nil {
+		return err
+	}
+	newConfig, err := writeBeside(configPath, config)
+	defer func() {
+		for _, name := range []string{newWeights, newConfig} {
+			if err != nil && name != "" {
+				os.Remove(name) // fails if it has been renamed
+			}
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	if newConfig != "" {
+		if err := os.Remove(configPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
+	}
+	if newWeights != "" {
+		if err := rename(newWeights, weightsPath); err != nil {
+			return err
+		}
+	}
+	if newConfig != "" {
+		return rename(newConfig, configPath)
 	}
 	return nil
 }
 
-// replace writes a file that takes its place when it is on disk, unless another rank has written
-// it.
-func replace(path string, text []byte) (err error) {
+// writeBeside writes a file next to path that can replace path, and returns its name. It returns ""
+// if path has the text already, for example because another rank has written it.
+func writeBeside(path string, text []byte) (name string, err error) {
 	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, text) {
-		return nil
+		return "", nil
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {
-		return err
+		return "", err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
 	_, err = f.Write(text)
 	if err == nil {
 		err = f.Chmod(0o644)
@@ -165,9 +195,9 @@ func replace(path string, text []byte) (err error) {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+		return "", errors.Join(err, os.Remove(f.Name()))
 	}
-	return os.Rename(f.Name(), path)
+	return f.Name(), nil
 }
 
 // A matrix is row-major.
@@ -237,13 +267,13 @@ func encode(matrices map[string]matrix) ([]byte, error) {
 // in PEFT. So the Rank of the model is the r of the adapter times the largest number of such
 // modules: 3 for Llama. The model computes the same. A further training may use the whole Rank.
 func (m *Model) OpenAdapter(dir string) error {
-	if err := m.openAdapter(dir); err != nil {
+	if err := m.openAdapter(dir, decode); err != nil {
 		return fmt.Errorf("hf: %s: %w", dir, err)
 	}
 	return nil
 }
 
-func (m *Model) openAdapter(dir string) error {
+func (m *Model) openAdapter(dir string, decode func(path string) (map[string]matrix, error)) error {
 	text, err := os.ReadFile(filepath.Join(dir, adapterConfig))
 	if err != nil {
 		return err
@@ -260,6 +290,9 @@ func (m *Model) openAdapter(dir string) error {
 	matrices, err := decode(filepath.Join(dir, adapterWeights))
 	if err != nil {
 		return fmt.Errorf("%s: %w", adapterWeights, err)
+	}
+	if now, err := os.ReadFile(filepath.Join(dir, adapterConfig)); err != nil || !bytes.Equal(now, text) {
+		return fmt.Errorf("%s changed while the adapter was read: another program replaces the adapter, so open it again", adapterConfig)
 	}
 	most, known := 1, make(map[string]bool)
 	lora, linear := m.arch.adapted(m.Model)
