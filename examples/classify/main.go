@@ -159,14 +159,14 @@ func (r *rank) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// batches returns a loader of this rank's part of the samples.
-func (r *rank) batches(samples data.Source[sample]) (*data.Loader[sample], error) {
-	return data.NewLoader(samples, r.collate, data.Config{Group: r.group, Batch: r.batch})
+// batches returns a loader of this rank's part of the samples, which logs its progress.
+func (r *rank) batches(what string, samples data.Source[sample]) (*data.Loader[sample], error) {
+	return data.NewLoader(samples, r.collate, data.Config{Group: r.group, Batch: r.batch, Progress: what})
 }
 
 // epoch trains on all samples once.
 func (r *rank) epoch(ctx context.Context, samples data.Source[sample]) error {
-	loader, err := r.batches(samples)
+	loader, err := r.batches("training", samples)
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (r *rank) epoch(ctx context.Context, samples data.Source[sample]) error {
 // validate prints metrics of the samples that are held out. Ranks may have different numbers of
 // them: every sample counts once.
 func (r *rank) validate(ctx context.Context, epoch int, held data.Source[sample]) error {
-	loader, err := r.batches(held)
+	loader, err := r.batches("validation", held)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+
+	"github.com/gofsdp/gofsdp/internal/phase"
 )
 
 // Labeled is a sequence of tokens of which only some are targets, such as a conversation of which
@@ -34,7 +36,7 @@ type Truncated struct {
 
 // Truncate cuts the samples of a source after length tokens. It leaves out samples without a target
 // in the rest, which would only cost time, and logs how many there are. It reads all samples once,
-// and keeps 8 bytes for each. It is an error if no sample is left.
+// and logs its progress if that takes longer than a second. It keeps 8 bytes for each sample. It is an error if no sample is left.
 func Truncate(src Source[Labeled], length int) *Truncated {
 	t := &Truncated{}
 	kept, err := t.read(src, length)
@@ -63,8 +65,11 @@ func (t *Truncated) read(src Source[Labeled], length int) (kept []int, err error
 	case length < 2:
 		return nil, fmt.Errorf("the length is %d, want at least 2: a token and its target", length)
 	}
+	progress := phase.Begin("data: reading samples to truncate", src.Len())
+	defer progress.End()
 	for i := range src.Len() {
 		l, err := src.At(i)
+		progress.Add(1)
 		if err == nil && len(l.Tokens) != len(l.Target) {
 			err = fmt.Errorf("there are %d tokens, and Target has %d elements", len(l.Tokens), len(l.Target))
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/provenance"
 	"github.com/gofsdp/gofsdp/internal/checksum"
 	"github.com/gofsdp/gofsdp/internal/launch"
+	"github.com/gofsdp/gofsdp/internal/phase"
 )
 
 // Config configures how ranks share samples, and how far ahead samples are read. It is the same on
@@ -53,6 +54,9 @@ type Config struct {
 	// one batch and at most 64 are made ahead. A batch in the making counts as much as the largest
 	// so far. The samples of a batch do not count.
 	Prefetch int
+	// Progress names the loops over Batches, such as "validation". A loop that takes longer than a
+	// second then logs how many steps are done. Leave it empty for a training that has a monitor.
+	Progress string
 }
 
 // manyAhead is the largest number of batches that are made ahead.
@@ -160,10 +164,18 @@ func (l *Loader[T]) check() error {
 
 // Steps returns the number of steps in the whole source, or [Endless].
 func (l *Loader[T]) Steps() int {
-	n := l.src.Len()
-	switch {
-	case n == Endless:
+	if l.src.Len() == Endless {
 		return Endless
+	}
+	return l.stepsFrom(0)
+}
+
+// stepsFrom returns the number of steps after the first samples, or 0 if the source has no end.
+func (l *Loader[T]) stepsFrom(samples int) int {
+	n := l.src.Len() - samples
+	switch {
+	case l.src.Len() == Endless:
+		return 0
 	case l.config.DropPartial:
 		return n / l.config.Batch
 	}
@@ -374,6 +386,11 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 		if l.config.Group != nil { // otherwise the samples are this rank's own
 			l.name = fmt.Sprintf("%s from sample %d on in steps of %d", describe(l.src), l.consumed, l.config.Batch)
 		}
+		var progress *phase.Phase
+		if l.config.Progress != "" {
+			progress = phase.Begin("data: "+l.config.Progress+", steps", l.stepsFrom(l.consumed))
+		}
+		defer progress.End()
 		r := start(l)
 		defer r.stop()
 		defer func() { l.step = nil }()
@@ -401,6 +418,9 @@ func (l *Loader[T]) Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
 			}
 			if !yield(batch, nil) {
 				return
+			}
+			if s.last {
+				progress.Add(1)
 			}
 		}
 	}

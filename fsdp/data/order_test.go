@@ -281,15 +281,53 @@ func TestOrdersRefuse(t *testing.T) {
 	require.EqualError(t, err, "the length of sample 3: lost")
 }
 
-// TestMeasureShowsProgress: a slow Measure logs how much is done.
-func TestMeasureShowsProgress(t *testing.T) {
-	var b bytes.Buffer
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&b, nil)))
-	defer slog.SetDefault(before)
-	synctest.Test(t, func(t *testing.T) {
-		all(t, Measure(numbers(1), func(i int) int { time.Sleep(1500 * time.Millisecond); return i }))
+// TestProgress: slow work logs how much is done.
+func TestProgress(t *testing.T) {
+	slow := Func(4, func(i int) (Labeled, error) {
+		time.Sleep(600 * time.Millisecond)
+		return Labeled{[]int{i, i}, []bool{false, true}}, nil
 	})
-	require.Contains(t, b.String(), `msg="data: measuring samples" done=0 of=1 for=1s`)
-	require.Contains(t, b.String(), "done=1 of=1 took=1.5s")
+	for first, c := range map[string]struct {
+		last string
+		run  func(t *testing.T)
+	}{
+		`msg="data: measuring samples" done=0 of=1 for=1s`: {"done=1 of=1 took=1.5s", func(t *testing.T) {
+			all(t, Measure(numbers(1), func(i int) int { time.Sleep(1500 * time.Millisecond); return i }))
+		}},
+		`msg="data: reading samples to truncate" done=1 of=4 for=1s`: {"done=4 of=4 took=2.4s", func(t *testing.T) {
+			require.Len(t, Truncate(slow, 2).Dropped, 0)
+		}},
+		`msg="data: writing tokens to train.bin" done=5 for=1s`: {"done=5 took=1.2s", func(t *testing.T) {
+			w, err := CreateTokens("train.bin", 16)
+			require.NoError(t, err)
+			for _, tokens := range [][]int{{1, 2, 3}, {4, 5}} {
+				require.NoError(t, w.Write(tokens))
+				time.Sleep(600 * time.Millisecond)
+			}
+			require.NoError(t, w.Close())
+		}},
+		`msg="data: validation, steps" done=0 of=1 for=1s`: {"done=1 of=1 took=1.5s", func(t *testing.T) {
+			l, err := NewLoader(numbers(6), func(b *Batch, samples []int) error {
+				Column(b, samples, func(i int) int { return i })
+				return nil
+			}, Config{Batch: 2, Progress: "validation"})
+			require.NoError(t, err)
+			require.NoError(t, l.Resume(Position{Samples: 4, Source: "Func(6 samples)"}))
+			for _, err := range l.Batches(t.Context()) {
+				require.NoError(t, err)
+				time.Sleep(1500 * time.Millisecond)
+			}
+		}},
+	} {
+		t.Run(first, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			var b bytes.Buffer
+			before := slog.Default()
+			slog.SetDefault(slog.New(slog.NewTextHandler(&b, nil)))
+			defer slog.SetDefault(before)
+			synctest.Test(t, c.run)
+			require.Contains(t, b.String(), first)
+			require.Contains(t, b.String(), c.last)
+		})
+	}
 }

@@ -9,11 +9,14 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+
+	"github.com/gofsdp/gofsdp/internal/phase"
 )
 
 // A TokenWriter writes the files of [Tokens]. It keeps 8 bytes for each document in memory, and the
 // tokens in a file with another name until Close. After the first error all later calls return this
-// error, so it is enough to check the error of Close. A TokenWriter is not safe for concurrent use.
+// error, so it is enough to check the error of Close. If the tokens take longer than a second, it logs
+// its progress until Close or Abort. A TokenWriter is not safe for concurrent use.
 type TokenWriter struct {
 	path  string
 	bits  int
@@ -23,6 +26,8 @@ type TokenWriter struct {
 	ends  []int // number of tokens up to each end
 	err   error // the first one
 	ended bool
+
+	progress *phase.Phase
 }
 
 // CreateTokens begins a file of tokens of 16 or 32 bits.
@@ -43,7 +48,10 @@ func CreateTokens(path string, bits int) (*TokenWriter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("data: %w", err)
 	}
-	return &TokenWriter{path: path, bits: bits, file: file, buf: bufio.NewWriterSize(file, 1<<20)}, nil
+	return &TokenWriter{
+		path: path, bits: bits, file: file, buf: bufio.NewWriterSize(file, 1<<20),
+		progress: phase.Begin("data: writing tokens to "+path, 0),
+	}, nil
 }
 
 // createBeside creates a file in the directory of path that can replace path.
@@ -57,6 +65,7 @@ func (w *TokenWriter) Write(tokens []int) error {
 	if w.ended {
 		return w.fail(os.ErrClosed)
 	}
+	w.progress.Add(len(tokens))
 	for _, token := range tokens {
 		if w.err != nil {
 			break
@@ -105,6 +114,7 @@ func (w *TokenWriter) Close() error {
 		return w.err
 	}
 	w.ended = true
+	defer w.progress.End()
 	if len(w.ends) > 0 {
 		w.EndDocument()
 	}
@@ -166,6 +176,7 @@ func (w *TokenWriter) Abort() {
 		return
 	}
 	w.ended = true
+	w.progress.End()
 	w.file.Close()
 	os.Remove(w.file.Name())
 }
