@@ -62,7 +62,7 @@ func (r *rank) makeBase(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if t.batches, err = r.loader(data.Shuffle(rows(words, data.Of(chats), r.limit), 1, r.base)); err != nil {
+	if t.batches, err = r.loader("", data.Shuffle(rows(words, data.Of(chats), r.limit), 1, r.base)); err != nil {
 		return err
 	}
 	steps := t.batches.Steps()

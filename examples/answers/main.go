@@ -22,7 +22,7 @@
 //	step 296/296  loss 1.9309  left 0s  977 targets/s
 //	step   1/135  loss 5.3233  left 1m36s  615 targets/s
 //	…
-//	step 13  validation loss 3.7534
+//	step 27  validation loss 2.3343
 //	…
 //	step 135  validation loss 0.5370
 //	…
@@ -136,10 +136,10 @@ func (r *rank) open(ctx context.Context) (t *tuning, err error) {
 		return nil, err
 	}
 	learn, held := data.Split(rows(t.words, chats, t.limit), chats.Len()/10, 1)
-	if t.held, err = r.loader(held); err != nil {
+	if t.held, err = r.loader("validation", held); err != nil {
 		return nil, err
 	}
-	if t.batches, err = r.loader(data.Shuffle(learn, 1, t.epochs)); err != nil {
+	if t.batches, err = r.loader("", data.Shuffle(learn, 1, t.epochs)); err != nil {
 		return nil, err
 	}
 	if t.hf, err = hf.Open(t.model); err != nil {
@@ -192,7 +192,7 @@ func (t *tuning) load(ctx context.Context) (err error) {
 
 func (t *tuning) checkpoints() string { return filepath.Join(t.config.out, "checkpoints") }
 
-// run trains. After each tenth of the steps it validates, and saves the adapter alone.
+// run trains. After each fifth of the steps it validates, and saves the adapter alone.
 func (t *tuning) run(ctx context.Context) (err error) {
 	steps := t.batches.Steps()
 	t.rate = optim.WarmupCosine(t.lr, t.lr/10, steps/20, steps)
@@ -205,7 +205,7 @@ func (t *tuning) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, t.mon.Close()) }()
 	for over := false; !over; {
-		if err := t.train(ctx, t.opt.Steps()+max(1, steps/10), t.interrupted); err != nil {
+		if err := t.train(ctx, t.opt.Steps()+max(1, steps/5), t.interrupted); err != nil {
 			return err
 		}
 		if over, err = t.Any(ctx, t.interrupted()); err != nil {

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // small is a short training of an adapter of a given model.
 func small(t *testing.T, model string) config {
-	return config{model: model, out: filepath.Join(t.TempDir(), "tuned"), ask: "What does Load do?", ranks: 3, batch: 16, epochs: 4, limit: 64, rank: 4, lr: 1e-2}
+	return config{model: model, out: filepath.Join(t.TempDir(), "tuned"), ask: "What does Load do?", ranks: 2, batch: 16, epochs: 2, limit: 64, rank: 4, lr: 2e-2}
 }
 
 // train runs the program and returns its output.
@@ -111,11 +111,11 @@ func TestInterruption(t *testing.T) {
 
 	again := small(t, c.model)
 	interrupt, cancel := context.WithCancel(t.Context())
-	first := &interrupter{text: "step 9  validation", cancel: cancel}
+	first := &interrupter{text: "step 6  validation", cancel: cancel}
 	require.NoError(t, run(t.Context(), interrupt, again, first))
-	require.NotContains(t, first.String(), "step 18  validation")
+	require.NotContains(t, first.String(), "step 12  validation")
 	require.NotEqual(t, whole, adapter(t, again.out))
-	require.Contains(t, train(t, again), "continuing after step 10\n")
+	require.Contains(t, train(t, again), "continuing after step 7\n")
 	require.Equal(t, whole, adapter(t, again.out))
 
 	more := small(t, c.model)
@@ -164,7 +164,7 @@ func TestAdapter(t *testing.T) {
 // TestBase trains a base model, uses it again, and refuses what cannot be trained.
 func TestBase(t *testing.T) {
 	c := small(t, "")
-	c.base, c.packages, c.epochs, c.ranks = 1, []string{"bufio"}, 1, 2
+	c.base, c.packages, c.epochs = 1, []string{"bufio"}, 1
 	const says = "a base model learns the documentation of "
 	require.Contains(t, train(t, c), says)
 	require.NotContains(t, train(t, c), says)

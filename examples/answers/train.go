@@ -44,9 +44,10 @@ func rows(words *tokenizer.Tokenizer, chats data.Source[tokenizer.Chat], limit i
 	}), limit)
 }
 
-// loader returns batches of this rank's part of the rows. Few widths make few programs to compile.
-func (r *rank) loader(rows data.Source[data.Labeled]) (*data.Loader[data.Labeled], error) {
-	return data.NewLoader(rows, data.TokensAndLabels(data.MultipleOf(32)), data.Config{Group: r.group, Batch: r.batch})
+// loader returns batches of this rank's part of the rows. Few widths make few programs to compile. With
+// a name it logs its progress.
+func (r *rank) loader(name string, rows data.Source[data.Labeled]) (*data.Loader[data.Labeled], error) {
+	return data.NewLoader(rows, data.TokensAndLabels(data.MultipleOf(32)), data.Config{Group: r.group, Batch: r.batch, Progress: name})
 }
 
 // targets returns the number of targets in a batch that count.
