@@ -120,7 +120,8 @@ func TestDeathOfOneOfMany(t *testing.T) {
 		if r == victim {
 			return nil
 		}
-		if err := halves[r].Barrier(ctx); r%2 == victim%2 {
+		err := halves[r].Barrier(ctx)
+		if r%2 == victim%2 {
 			require.ErrorIs(t, err, comm.ErrLost)
 		}
 		return worlds[r].Barrier(ctx)

@@ -84,7 +84,8 @@ type works []Work
 // use until then. It returns the first error in the order of issue.
 func (ws works) Wait(ctx context.Context) (first error) {
 	for _, w := range ws {
-		if err := w.Wait(ctx); first == nil {
+		err := w.Wait(ctx)
+		if first == nil {
 			first = err
 		}
 	}

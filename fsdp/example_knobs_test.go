@@ -291,7 +291,8 @@ func ExampleSharded_ParamNorms() {
 		if err != nil {
 			return err
 		}
-		if name := "lnf.weight"; g.Rank() == 0 {
+		name := "lnf.weight"
+		if g.Rank() == 0 {
 			fmt.Printf("%s: norm %.0f, gradient smaller: %v\n", name, params[name], grads[name] < params[name])
 		}
 		return nil

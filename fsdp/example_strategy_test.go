@@ -82,7 +82,8 @@ func ExampleSharded_Join() {
 			if err := m.Backward(ctx); err != nil {
 				return err
 			}
-			if passes++; batch != nil {
+			passes++
+			if batch != nil {
 				own++
 			}
 		}

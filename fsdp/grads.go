@@ -66,7 +66,8 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	if err != nil {
 		return 0, err
 	}
-	if norm = ans.Largest; len(kind) == 0 || kind[0] == L2Norm {
+	norm = ans.Largest
+	if len(kind) == 0 || kind[0] == L2Norm {
 		if norm, err = l2(ctx, s.engine, s.layout, s.cfg.Group, norm); err != nil {
 			return 0, s.end(s.team.Fail(fmt.Errorf("ClipGradNorm: %w", err)))
 		}

@@ -108,7 +108,8 @@ func (in initials) each(f func(p *tapeParam, g *layout.Group, first int, piece o
 		g, value := &in.l.Groups[i], in.shards.Value(i)
 		for _, s := range g.Segments() {
 			p := &in.params[g.Params[s.Param]]
-			if name = p.Name; p.Init == nil {
+			name = p.Name
+			if p.Init == nil {
 				continue
 			}
 			for done := 0; done < s.Len; done += most {

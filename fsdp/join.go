@@ -145,7 +145,8 @@ func (o *joinOptions) ask(ctx context.Context, s *session, batch *[]Tensor, more
 	if err != nil {
 		return false, err
 	}
-	if s.turn.idle = *batch == nil; *batch == nil && o.dummy != nil {
+	s.turn.idle = *batch == nil
+	if *batch == nil && o.dummy != nil {
 		s.turn.dummy, *batch = true, o.dummy
 	} else if *batch == nil {
 		s.turn.absent = true
@@ -395,7 +396,8 @@ func (s *session) takeTurns(ctx context.Context, call string, mine *engine.Compi
 		if next == nil && err == nil {
 			next, err = s.expected()
 		}
-		if q.First, q.Past = c.first, &s.life.grads; c.last == nil {
+		q.First, q.Past = c.first, &s.life.grads
+		if c.last == nil {
 			q.Past = &s.life.updates
 		}
 		if err == nil {
@@ -415,7 +417,8 @@ func (s *session) takeTurns(ctx context.Context, call string, mine *engine.Compi
 		if !next.Eval {
 			c.forwards++
 		}
-		if c.first, c.last = (ans.Leader+1)%s.team.Size(), next; next == mine {
+		c.first, c.last = (ans.Leader+1)%s.team.Size(), next
+		if next == mine {
 			return nil
 		}
 		if err := s.end(s.replay(ctx, next)); err != nil {

@@ -142,16 +142,16 @@ func (g guard) Enter(method string, silent bool) error {
 		}
 		return err
 	}
-	if g.s.life.health == closed {
+	switch {
+	case g.s.life.health == closed:
 		err = errClosed
-	} else if err = nil; g.layout != g.s.layout {
+	case g.layout != g.s.layout:
 		err = errFormer
+	default:
+		return nil
 	}
-	if err != nil {
-		g.Leave()
-		return fmt.Errorf("fsdp: rank %d: %s: %w", g.s.team.Rank(), method, err)
-	}
-	return nil
+	g.Leave()
+	return fmt.Errorf("fsdp: rank %d: %s: %w", g.s.team.Rank(), method, err)
 }
 
 // Leave implements optim.Guard.
@@ -354,7 +354,8 @@ func (l *life) mixingOpt(what string, lists int) {
 
 // settled records that the parameters are whole again, and the optimizers if opt is true.
 func (l *life) settled(opt bool) {
-	if l.mixed = nil; opt {
+	l.mixed = nil
+	if opt {
 		l.mixedOpt.cause = nil
 	}
 }

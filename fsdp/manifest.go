@@ -160,7 +160,8 @@ func (a *arrangement) logUnits(logger *slog.Logger, what string) {
 	frozen, total := 0, 0
 	for _, g := range a.layout.Groups {
 		for _, p := range g.Flat.Params() {
-			if total += p.Len(); g.Kind.Frozen {
+			total += p.Len()
+			if g.Kind.Frozen {
 				frozen += p.Len()
 			}
 		}

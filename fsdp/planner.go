@@ -217,7 +217,8 @@ func hasMemory(ctx context.Context, team *ranks.Team, d *design) error {
 			if id == 0 || counted[id] {
 				continue
 			}
-			if counted[id] = true; !known {
+			counted[id] = true
+			if !known {
 				l.left = left
 			}
 			l.left, l.ranks = min(l.left, left), l.ranks+1
@@ -282,7 +283,8 @@ func (p Planner) changes() (list []change) {
 		set(&c.Config)
 		list = append(list, c)
 	}
-	if n := cfg.Group.Size(); cfg.Unit == nil {
+	n := cfg.Group.Size()
+	if cfg.Unit == nil {
 		try(fmt.Sprintf("training on %d ranks", 2*n), func(c *Config) {
 			c.Group = comm.World{Ranks: 2 * n, Place: cfg.Group.Rank()}
 			c.ShardRanks *= 2

@@ -139,7 +139,8 @@ func (p Precision) withDefaults() (Precision, error) {
 	if p.Reduce, err = p.traveling("Config.Precision.Reduce", p.Reduce, p.master()); err != nil {
 		return p, err
 	}
-	if blocks := p.Gather == Int8 || p.Reduce == Int8; p.Full == nil {
+	blocks := p.Gather == Int8 || p.Reduce == Int8
+	if p.Full == nil {
 		p.Full = func(_ CallInfo, q Param) bool { return q.Full || blocks && len(q.Shape) < 2 }
 	}
 	return p, nil

@@ -82,7 +82,8 @@ func (p *pass) measure(s *session) error {
 		if err != nil {
 			return fmt.Errorf("Share: %w", err)
 		}
-		if h.total += n; p.tensors != nil && !p.dummy && p.has(batch) {
+		h.total += n
+		if p.tensors != nil && !p.dummy && p.has(batch) {
 			h.own = n
 		}
 	}
@@ -173,7 +174,8 @@ func (p *pass) divide(ctx context.Context, s *session) error {
 		p.Scale = 0
 		return nil
 	}
-	if p.Scale *= p.share.own / sum[0]; s.cfg.GradAverage == ByRanks {
+	p.Scale *= p.share.own / sum[0]
+	if s.cfg.GradAverage == ByRanks {
 		p.Scale *= float64(s.cfg.virtualRanks()) // by which the sum is divided
 	}
 	return nil

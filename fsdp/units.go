@@ -220,7 +220,8 @@ func (s *session) warnOfGathers() {
 	}
 	most, units, all := 0, 0, 0
 	for i, n := range gathers {
-		if all += n; n > fewGathers {
+		all += n
+		if n > fewGathers {
 			units++
 		}
 		if n > gathers[most] {

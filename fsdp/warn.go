@@ -137,7 +137,8 @@ func (w *watch) forward(s *session) {
 			missed = append(missed, s.layout.Model.Params[i].Name)
 		}
 	}
-	if w.begun = false; len(missed) > 0 {
+	w.begun = false
+	if len(missed) > 0 {
 		w.warn(logger, "no optimizer updates some parameters that have gradients: make one of all that Params returns, or freeze them by Config.Frozen",
 			"steps", patience, "parameters", some(missed))
 	}

@@ -130,7 +130,8 @@ func (k kit) testMismatch(t *testing.T) {
 // waitAll waits for all works and returns the first error in their order.
 func waitAll(ctx context.Context, works []comm.Work) (first error) {
 	for _, w := range works {
-		if err := w.Wait(ctx); first == nil {
+		err := w.Wait(ctx)
+		if first == nil {
 			first = err
 		}
 	}

@@ -41,7 +41,8 @@ func (s step) counts(n int) []int {
 	counts := make([]int, n)
 	for r := range counts {
 		h := mix(s.seed<<8 | uint64(r))
-		switch counts[r] = s.len; s.seed % 4 {
+		counts[r] = s.len
+		switch s.seed % 4 {
 		case 1, 2:
 			counts[r] = int(h % uint64(2*s.len+1))
 		case 3:

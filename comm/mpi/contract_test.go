@@ -338,7 +338,8 @@ func checkAllocations(t *rank, g comm.Group) {
 	for range 20 {
 		step()
 	}
-	if a := allocations(100, step); !raced {
+	a := allocations(100, step)
+	if !raced {
 		require.Less(t, a, 1.0)
 	}
 }

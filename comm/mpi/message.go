@@ -68,7 +68,8 @@ func parse(b []byte) (message, error) {
 		group: binary.LittleEndian.Uint64(b[8:]), seq: binary.LittleEndian.Uint64(b[16:]), body: b[bodyAt:],
 	}
 	ok := false
-	switch n := len(m.body); m.what {
+	n := len(m.body)
+	switch m.what {
 	case call:
 		ok = n >= transport.SignatureSize && n <= maxBody
 	case stop:

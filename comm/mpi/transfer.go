@@ -39,7 +39,8 @@ func (g *group) finish(seq uint64, c *transport.Call) error {
 	if g.largest(c) == 0 {
 		return nil
 	}
-	switch n := g.share(c, g.rank); c.Kind {
+	n := g.share(c, g.rank)
+	switch c.Kind {
 	case transport.KindAllGather, transport.KindSplit, transport.KindAllToAll:
 		dst, own := c.Dst.Bytes(), c.Src.Bytes()
 		for r := range g.size {

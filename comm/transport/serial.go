@@ -102,8 +102,7 @@ func (s *Serial) Open(ctx context.Context, join func() error) error {
 	if err != nil {
 		s.fail(failure{err: s.explain(ctx, 0, err)}, false)
 		err = s.fault(0)
-		// The others must not wait for this rank, even if the failure is known here
-		// already.
+		// The others must not wait for this rank, even if the failure is already known here.
 		s.unlocked(func() { s.backend.Tell(err) })
 	}
 	s.opening, s.running = false, false
@@ -416,7 +415,8 @@ func (s *Serial) drive(ctx context.Context, seq uint64) {
 		err := s.backend.Run(ctx, next, c)
 		s.mu.Lock()
 		if err != nil {
-			if err = s.explain(ctx, next, err); s.fault(next) == nil {
+			err = s.explain(ctx, next, err)
+			if s.fault(next) == nil {
 				s.fail(failure{err: err}, true)
 			}
 			break

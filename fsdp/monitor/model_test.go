@@ -101,7 +101,8 @@ func TestTargets(t *testing.T) {
 			require.NoError(t, mon.Step(ctx, tokens, Values{"loss": loss}))
 		}
 		var data [][]fsdp.Tensor
-		if data = append(data, masked(1+g.Rank(), 4)); g.Rank() == 0 {
+		data = append(data, masked(1+g.Rank(), 4))
+		if g.Rank() == 0 {
 			data = append(data, masked(3, 3))
 		}
 		mon, err := New(cfg)

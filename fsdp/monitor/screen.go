@@ -152,7 +152,8 @@ func (s *Screen) draw(p progress) {
 		return
 	}
 	// The last column stays free: some terminals wrap when it is written.
-	if line := paint(s.color, cyan, p.line(s.width()-1)); s.relay {
+	line := paint(s.color, cyan, p.line(s.width()-1))
+	if s.relay {
 		fmt.Fprint(s.w, line, "\r")
 	} else {
 		fmt.Fprint(s.w, "\r", line, eraseRight)

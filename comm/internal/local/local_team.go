@@ -178,7 +178,8 @@ func (t *team) observe() {
 	}
 	t.looking = true
 	t.waited.Reset()
-	if every := min(t.timeout, lookEvery); t.timer == nil {
+	every := min(t.timeout, lookEvery)
+	if t.timer == nil {
 		t.timer = time.AfterFunc(every, t.look)
 	} else {
 		t.timer.Reset(every)

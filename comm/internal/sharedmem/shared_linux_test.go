@@ -72,7 +72,8 @@ func SharedGroups(t testing.TB, n int) []transport.Group {
 	for r, s := range sessions {
 		ranks.Go(func() {
 			d, err := New(context.Background(), s)
-			if errs[r] = err; err == nil {
+			errs[r] = err
+			if err == nil {
 				s.Memory = d
 				gs[r], errs[r] = newShared(context.Background(), s.World(), d)
 			}

@@ -25,7 +25,8 @@ func (s *shared) small(seq uint64) bool { return s.board.post(seq, s.Rank()).met
 func (s *shared) postSmall(seq uint64, c *transport.Call, call *transport.Signature) {
 	p := s.board.post(seq, s.Rank())
 	meta := s.sign(p, call) | postSmall
-	if src := c.Src.Bytes(); s.sends(c) {
+	src := c.Src.Bytes()
+	if s.sends(c) {
 		to := unsafe.Slice((*byte)(s.board.inline(seq, s.Rank(), len(src))), len(src))
 		lo, hi := 0, 0
 		if c.Kind == transport.KindReduceScatter { // no other rank reads this rank's part

@@ -20,7 +20,8 @@ func (r *remote) collectStraight(ctx context.Context, c *transport.Call) error {
 	if err := r.agree(ctx); err != nil {
 		return err
 	}
-	if own := c.Src.Bytes(); r.rank != c.Root {
+	own := c.Src.Bytes()
+	if r.rank != c.Root {
 		r.send(c.Root, roundGather, len(own), own)
 		return r.settle(ctx)
 	}

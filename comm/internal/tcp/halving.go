@@ -179,7 +179,8 @@ func newMerge(side, whole tree.Span, rank int, held []uint16) merge {
 	for i, j := range held {
 		if to := holder(whole, int(j)); to != rank {
 			p := of(to)
-			if m.kept = min(m.kept, i); p.hi == 0 {
+			m.kept = min(m.kept, i)
+			if p.hi == 0 {
 				p.lo = i
 			}
 			p.hi = i + 1
@@ -323,7 +324,8 @@ func (r *remote) contribute(rt *route, s stripe, pack, got []byte) {
 	b, i, n := rt.block.Ranks(), r.rank-rt.block.Lo, s.bytes(rt.mine)
 	for k := 1; k < b; k++ {
 		to, from := (i+k)%b, (i+b-k)%b
-		if list := rt.order[rt.first[to]:rt.first[to+1]]; pack != nil {
+		list := rt.order[rt.first[to]:rt.first[to+1]]
+		if pack != nil {
 			pack = r.sendPacked(rt.block.Lo+to, s, list, pack)
 		} else {
 			r.send(rt.block.Lo+to, roundScatter, s.bytes(list), nil)

@@ -107,7 +107,8 @@ func TestHalvingFew(t *testing.T) {
 			d, op := []transport.DType{transport.Float32, transport.BFloat16, transport.Float16, transport.Float64}[(n+share)%4], []transport.Op{transport.Sum, transport.Avg, transport.Max}[(n+share)%3]
 			stripe := 128
 			if share > straight/2 {
-				if d, stripe = transport.BFloat16, straight+64; n != 37 { // in two stripes
+				d, stripe = transport.BFloat16, straight+64 // in two stripes
+				if n != 37 {
 					continue
 				}
 			}

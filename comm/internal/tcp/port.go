@@ -148,7 +148,8 @@ func (q *queue) headers() (b []byte, last int) {
 		f.round, f.length = p.round, p.length
 		b = append(b, make([]byte, frameSize)...)
 		f.put((*[frameSize]byte)(b[len(b)-frameSize:]))
-		if last = i; len(p.body) > 0 {
+		last = i
+		if len(p.body) > 0 {
 			break
 		}
 	}

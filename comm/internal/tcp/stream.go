@@ -125,7 +125,8 @@ const portion = 256 << 10
 func (s *streams) push(arrived func(*port) error) (moved bool, err error) {
 	for _, j := range s.finished() {
 		moved = true
-		if failed := j.finish(arrived); err == nil {
+		failed := j.finish(arrived)
+		if err == nil {
 			err = failed
 		}
 	}

@@ -81,7 +81,8 @@ func (s *Store) alike(ctx context.Context, list []Tensor, own []Piece) error {
 // copied reports whether several ranks have the same piece of a group, or buffers of the same
 // names.
 func copied(g *layout.Group) bool {
-	if r := &g.Ranks; g.Kind.Buffer {
+	r := &g.Ranks
+	if g.Kind.Buffer {
 		return r.World > 1 && (r.Own == nil || r.Own.Ranks > 1)
 	}
 	return g.Ranks.Replicas > 1

@@ -150,7 +150,8 @@ func (e *exporter) divide(about map[string]string) error {
 	for i := range e.tensors {
 		t := &e.tensors[i]
 		bytes := int64(t.Len()) * int64(e.dtype(t).Size())
-		if last := &e.sets[len(e.sets)-1]; e.o.MaxFileSize > 0 && size > 0 && size+bytes > e.o.MaxFileSize {
+		last := &e.sets[len(e.sets)-1]
+		if e.o.MaxFileSize > 0 && size > 0 && size+bytes > e.o.MaxFileSize {
 			last.end, size = i, 0
 			e.sets = append(e.sets, tensorSet{})
 		}

@@ -48,7 +48,8 @@ func Example() {
 		if err := m.Load(ctx, s); err != nil { // each rank its own shard
 			return err
 		}
-		if gpt := m.Model.(*nn.GPT); g.Rank() == 0 {
+		gpt := m.Model.(*nn.GPT)
+		if g.Rank() == 0 {
 			fmt.Println(gpt.Layers, "layer of", gpt.Dim, "channels")
 		}
 		return m.Save(ctx, s, filepath.Join(parent, "again"), &fsdp.ExportOptions{MaxFileSize: 750})

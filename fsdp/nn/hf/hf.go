@@ -202,7 +202,8 @@ func (m *Model) parse(text []byte) error {
 	}
 	class, classes := get(c, "architectures", []string{found[0].class}), []string(nil)
 	for _, a := range found {
-		if classes = append(classes, a.class); len(class) == 1 && class[0] == a.class {
+		classes = append(classes, a.class)
+		if len(class) == 1 && class[0] == a.class {
 			m.arch = a
 		}
 	}
@@ -217,7 +218,8 @@ func (m *Model) parse(text []byte) error {
 	c.training("neftune_noise_alpha")
 	m.Model = m.arch.open(c)
 	c.ignore("is_decoder") // it has no meaning for models that have not asked
-	if m.Ignored = c.ignored; c.end() != nil {
+	m.Ignored = c.ignored
+	if c.end() != nil {
 		return fmt.Errorf("%w (model_type %s)", c.err, m.arch.kind)
 	}
 	if m.as, m.was, err = describe(m.Model); err != nil {
@@ -340,7 +342,8 @@ func (m *Model) options() *fsdp.ExportOptions {
 // optionsWith is options for files with a prefix.
 func (m *Model) optionsWith(prefix string) *fsdp.ExportOptions {
 	opts := m.arch.options(m.Model, prefix)
-	if rename := opts.Rename; m.gamma {
+	rename := opts.Rename
+	if m.gamma {
 		opts.Rename = func(name string) string { return toGamma.Replace(rename(name)) }
 	}
 	return opts

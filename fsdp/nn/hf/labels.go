@@ -49,7 +49,8 @@ func (c *config) classes() []string {
 	c.labels = make([]string, len(labels))
 	for i := range c.labels {
 		name, ok := labels[strconv.Itoa(i)]
-		if c.labels[i] = name; !ok {
+		c.labels[i] = name
+		if !ok {
 			c.fail("id2label has %d classes, but no class %d", len(labels), i)
 		}
 	}

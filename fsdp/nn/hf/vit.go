@@ -58,7 +58,8 @@ func openViT(c *config) fsdp.Model {
 	}
 	m.Height, m.Width = c.pair("image_size", 224)
 	patch, other := c.pair("patch_size", 16)
-	if m.Patch = patch; patch != other {
+	m.Patch = patch
+	if patch != other {
 		c.fail("patch_size %d·%d is not supported, only squares", patch, other)
 	}
 	c.heads("hidden_size", m.Dim, "num_attention_heads", m.Heads)

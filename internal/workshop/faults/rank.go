@@ -202,7 +202,8 @@ func (r *rank) program(ctx context.Context, g comm.Group) error {
 // firstError waits for all and returns the first error.
 func firstError(waits []func() error) (first error) {
 	for _, wait := range waits {
-		if err := wait(); first == nil {
+		err := wait()
+		if first == nil {
 			first = err
 		}
 	}

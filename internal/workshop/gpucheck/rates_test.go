@@ -271,7 +271,8 @@ func (s *rates) measure(name string, in exec.Instr) {
 
 // print prints a line about something that took so long, unless s is quiet.
 func (s *rates) print(what string, took time.Duration, bytes, flops int) {
-	if d := took.Seconds(); !s.quiet {
+	d := took.Seconds()
+	if !s.quiet {
 		report("rates", "%-90.90s %9.4f %8.0f %8.1f", what, d*1e3, float64(bytes)/d/1e9, float64(flops)/d/1e12)
 	}
 }

@@ -196,7 +196,8 @@ func (t *Tokenizer) answer(c *Chat, text string, i int) (s span, err error) {
 func (t *Tokenizer) end(text string, last bool) int {
 	n, at := 0, 0
 	cut(text, t.raw, func(part string, token *added) {
-		if at += len(part); token != nil && token.Special && (n == 0 || last) {
+		at += len(part)
+		if token != nil && token.Special && (n == 0 || last) {
 			n = at
 		}
 	})

@@ -48,7 +48,8 @@ func (v vocabulary) byteTokens() (of [256]int, all bool) {
 	all = true
 	for b := range of {
 		id, ok := v[fmt.Sprintf("<0x%02X>", b)]
-		if of[b] = id; !ok {
+		of[b] = id
+		if !ok {
 			of[b], all = -1, false
 		}
 	}
@@ -466,7 +467,8 @@ func (m *unigram) ways(word string) []step {
 		best[i].from = -1
 	}
 	take := func(from, to int, score float64, id int32) {
-		if score += best[from].score; m.single {
+		score += best[from].score
+		if m.single {
 			score = float64(float32(score))
 		}
 		if best[to].from < 0 || score > best[to].score {

@@ -78,7 +78,8 @@ func (m *charsmap) lookup(key string, longest bool) (text string, n int) {
 			break
 		}
 		found, _, _ := bytes.Cut(m.texts[begin:], []byte{0})
-		if text, n = string(found), i+1; !longest {
+		text, n = string(found), i+1
+		if !longest {
 			break
 		}
 	}

@@ -231,7 +231,8 @@ func (t *Tokenizer) addedTokens(c settings, k class, numbers map[string]int, fil
 	}
 	for _, a := range special {
 		id, ok := t.ids[a.Content]
-		if a.ID = id; !ok {
+		a.ID = id
+		if !ok {
 			a.ID = next
 		}
 		add(a)

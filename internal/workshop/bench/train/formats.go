@@ -80,7 +80,8 @@ func travel(w io.Writer, j journey, match *regexp.Regexp) error {
 			if err := t.advance(j.loss); err != nil {
 				return err
 			}
-			if left = left || !t.there; !t.there && len(t.losses) > j.most {
+			left = left || !t.there
+			if !t.there && len(t.losses) > j.most {
 				return fmt.Errorf("%s: a loss of %.3f after %d steps, not %.3f", formats[i].name, t.smoothed(), len(t.losses), j.loss)
 			}
 		}

@@ -184,7 +184,8 @@ func (p *prediction) train(ctx context.Context, s *setting) error {
 	c.cores = s.ranks * s.threads
 	for i, r := range s.links {
 		for k, l := range links {
-			if l.Group = local[k]; r.bandwidth > 0 {
+			l.Group = local[k]
+			if r.bandwidth > 0 {
 				l.Group = commtest.Slow(local[k], r.bandwidth, latency)
 			}
 		}
