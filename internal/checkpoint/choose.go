@@ -121,7 +121,7 @@ func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 		}
 		return Found{Path: dir, Meta: meta}, nil
 	case errors.Is(err, syscall.ENOTDIR):
-		return Found{}, fmt.Errorf("checkpoint: %s is a file, and a checkpoint is a directory: Import reads files: %w", dir, err)
+		return Found{}, fmt.Errorf("checkpoint: %s is a file, but a checkpoint is a directory: to read a file, use Import: %w", dir, err)
 	case !errors.Is(err, fs.ErrNotExist):
 		return Found{}, fmt.Errorf("checkpoint: %w", err)
 	}

@@ -37,7 +37,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 		for _, text := range m.Meta {
 			meta += len(text)
 		}
-		return nil, fmt.Errorf("manifest: it would have %d bytes, the limit is %d; %d of them are metadata, such as Extra", len(b), maxManifest, meta)
+		return nil, fmt.Errorf("manifest: it would have %d bytes, at most %d are allowed; %d of them are metadata, such as Extra: save less there", len(b), maxManifest, meta)
 	}
 	return b, nil
 }
@@ -61,7 +61,7 @@ func Decode(b []byte) (*Manifest, error) {
 		return nil, fmt.Errorf("manifest: %w: %w", ErrDamaged, err)
 	}
 	if envelope.Format == nil {
-		return nil, fmt.Errorf("manifest: %w: it has no version of its format", ErrDamaged)
+		return nil, fmt.Errorf("manifest: %w: it does not state the version of its format", ErrDamaged)
 	}
 	format := *envelope.Format
 	if format < 1 || format > Format {
@@ -141,7 +141,7 @@ func strict(b []byte, v any) error {
 		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return errors.New("unexpected data after its end")
+		return errors.New("there is data after its end")
 	}
 	return nil
 }

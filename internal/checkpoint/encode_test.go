@@ -136,11 +136,11 @@ func TestDecodeRefuses(t *testing.T) {
 			s.Key = Key{"s", "e", Shared}
 			m.Tensors = []tensor1{m.Tensors[1], s}
 		}},
-		{"exp_avg:w[0:5] is missing, up to the elements in rank-00001", func(m *manifest1) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[1:] }},
+		{"exp_avg:w[0:5] is missing before the elements in rank-00001", func(m *manifest1) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[1:] }},
 		{"exp_avg:w[5:786432] of 786432 elements is missing", func(m *manifest1) { m.Tensors[2].Pieces = m.Tensors[2].Pieces[:1] }},
 		{"s[0:1] of 1 elements is missing", func(m *manifest1) { m.Tensors[1].Pieces = nil }},
 		{"exp_avg:w[5:6] occurs twice: in rank-00000", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 6 }},
-		{"exp_avg:w[4:5] is missing, up to", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 4 }},
+		{"exp_avg:w[4:5] is missing before", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 4 }},
 		{"exp_avg:w[0:5] is missing", func(m *manifest1) { p := m.Tensors[2].Pieces; p[0], p[1] = p[1], p[0] }},
 		{"a piece has 0 elements at 0 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = 0 }},
 		{"a piece has 1 elements at -1 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Offset = -1 }},
@@ -324,12 +324,12 @@ func TestMerge(t *testing.T) {
 	named := shards([2]int{0, 4}, [2]int{4, 10})
 	named[1].File.Name = "f0"
 	for want, list := range map[string][]*Shard{
-		"w is F32 [2 5] after 0 steps on rank 0 and F32 [5 2] after 0 steps on rank 2": other,
-		"w is F32 [2 5] after 0 steps on rank 0 and F32 [2 5] after 8 steps on rank 1": steps,
-		"w is F32 [2 5] after 0 steps on rank 0 and F16 [2 5] after 0 steps on rank 1": dtype,
+		"w is F32 [2 5] after 0 steps on rank 0 but F32 [5 2] after 0 steps on rank 2": other,
+		"w is F32 [2 5] after 0 steps on rank 0 but F32 [2 5] after 8 steps on rank 1": steps,
+		"w is F32 [2 5] after 0 steps on rank 0 but F16 [2 5] after 0 steps on rank 1": dtype,
 		"ranks 0 and 1 have both written f0":                                           named,
-		"w[0:3] is missing, up to the elements in the file of rank 0":                  shards([2]int{3, 10}),
-		"w[4:6] is missing, up to the elements in the file of rank 2":                  shards([2]int{0, 4}, [2]int{0, 0}, [2]int{6, 10}),
+		"w[0:3] is missing before the elements in the file of rank 0":                  shards([2]int{3, 10}),
+		"w[4:6] is missing before the elements in the file of rank 2":                  shards([2]int{0, 4}, [2]int{0, 0}, [2]int{6, 10}),
 		"w[9:10] of 10 elements is missing":                                            shards([2]int{4, 9}, [2]int{0, 4}),
 		"w[3:4] occurs twice: in the file of rank 0 and in the file of rank 1":         shards([2]int{0, 4}, [2]int{3, 10}),
 		"w[3:4] occurs twice: in the file of rank 2 and in the file of rank 0":         shards([2]int{3, 4}, [2]int{4, 10}, [2]int{0, 4}),
@@ -370,5 +370,5 @@ func TestManifestSize(t *testing.T) {
 	require.NoError(t, err)
 	maxManifest = int64(len(b)) - 1
 	_, err = m.Encode()
-	require.EqualError(t, err, fmt.Sprintf("manifest: it would have %d bytes, the limit is %d; 21 of them are metadata, such as Extra", len(b), len(b)-1))
+	require.EqualError(t, err, fmt.Sprintf("manifest: it would have %d bytes, at most %d are allowed; 21 of them are metadata, such as Extra: save less there", len(b), len(b)-1))
 }

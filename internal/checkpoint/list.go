@@ -17,7 +17,7 @@ import (
 const draftMark = ".tmp-"
 
 // ErrUnfinished is why a draft does not count.
-var ErrUnfinished = errors.New("incomplete: it is being written or removed, or this was interrupted")
+var ErrUnfinished = errors.New("incomplete: it is being written or removed, or was interrupted")
 
 // An Entry is a file or directory in a job's directory that has the name of a checkpoint.
 type Entry struct {

@@ -88,7 +88,7 @@ func openLock(path string) (*os.File, error) {
 	}
 	opened, err := f.Stat()
 	if err == nil && !os.SameFile(named, opened) {
-		err = fmt.Errorf("%s was replaced by another file", path)
+		err = fmt.Errorf("another file has replaced %s", path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

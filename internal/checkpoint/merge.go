@@ -29,7 +29,7 @@ func (m *Merger) Add(rank int, s *Shard) error {
 			all = &joining{Tensor: Tensor{Key: t.Key, DType: t.DType, Shape: t.Shape, Steps: t.Steps}, rank: rank}
 			m.tensors[t.Key] = all
 		} else if !all.like(t) {
-			return fmt.Errorf("%s is %s on rank %d and %s on rank %d", t.Name(), all.kind(), all.rank, t.kind(), rank)
+			return fmt.Errorf("%s is %s on rank %d but %s on rank %d", t.Name(), all.kind(), all.rank, t.kind(), rank)
 		}
 		for p := range t.All() {
 			p.File = len(m.files)

@@ -111,7 +111,7 @@ func (w *walk) next() (bool, error) {
 	w.p.At += more[3]
 	sums := chunks(w.p.Len, w.size)
 	if sums > (len(w.rest)-at)/sumBytes {
-		return false, fmt.Errorf("%w, at %d, of %d elements", errPieces, w.p.Offset, w.p.Len)
+		return false, fmt.Errorf("%w: at element %d, with %d elements", errPieces, w.p.Offset, w.p.Len)
 	}
 	end := at + sumBytes*sums
 	w.p.Sums, w.rest = Sums(w.rest[at:end:end]), w.rest[end:]

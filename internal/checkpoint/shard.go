@@ -364,7 +364,7 @@ var native binary.ByteOrder = binary.NativeEndian
 // littleEndian returns an error if elements in memory are not little-endian.
 func littleEndian() error {
 	if native.Uint16([]byte{1, 0}) != 1 {
-		return errors.New("checkpoints are little-endian, and this machine is not")
+		return errors.New("checkpoints are little-endian, but this machine is big-endian")
 	}
 	return nil
 }

@@ -68,7 +68,7 @@ func (e *SaveError) Unwrap() error { return e.Err }
 // be a checkpoint: [Latest] would not find checkpoints saved in it.
 func Open(fsys FS, dir string) (*Store, error) {
 	if dir == "" {
-		return nil, errors.New("checkpoint: no directory given")
+		return nil, errors.New("checkpoint: the directory is empty: give the directory of the checkpoints")
 	}
 	if f, err := fsys.Open(filepath.Join(dir, ManifestName)); err == nil {
 		return nil, errors.Join(fmt.Errorf("checkpoint: %s is a checkpoint: give its parent directory", dir), f.Close())
@@ -119,8 +119,8 @@ func (s *Store) Lock(ctx context.Context) error {
 	lock, err := s.fsys.Lock(filepath.Join(s.dir, lockName), lockOwner())
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		return fmt.Errorf("checkpoint: this system, or the file system of %s as it is mounted, has no file locks, without which two jobs "+
-			"could write there: %w", s.dir, err)
+		return fmt.Errorf("checkpoint: this system or the mounted file system of %s has no file locks, so two jobs could write there: "+
+			"use another file system: %w", s.dir, err)
 	case errors.Is(err, ErrLocked):
 		return err
 	case err != nil:
@@ -150,7 +150,7 @@ func (s *Store) Begin(step int) (*Draft, error) {
 	sequence, err := s.next()
 	final := filepath.Join(s.dir, name{sequence: sequence, step: step}.String())
 	if err == nil && step < 0 {
-		err = fmt.Errorf("the step is negative")
+		err = fmt.Errorf("the step is negative: steps count from 0")
 	}
 	if err != nil {
 		return nil, &SaveError{Path: final, Step: step, Err: err}
@@ -178,7 +178,7 @@ func (s *Store) next() (int, error) {
 		}
 	}
 	if last == math.MaxInt {
-		return 0, fmt.Errorf("the numbers of checkpoints are exhausted: one has %d", last)
+		return 0, fmt.Errorf("a checkpoint has the greatest possible number, %d: save in another directory", last)
 	}
 	return last + 1, nil
 }
@@ -310,7 +310,7 @@ func (s *Store) retain(k int, spare string, ours func(Entry) bool) error {
 		return errNotLocked
 	}
 	if k < 1 {
-		return errors.New("this would leave none")
+		return errors.New("this would leave no checkpoint")
 	}
 	entries, err := List(context.Background(), s.fsys, s.dir)
 	if err != nil {

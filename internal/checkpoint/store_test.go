@@ -248,7 +248,7 @@ func TestMisuse(t *testing.T) {
 	put(t, f, fmt.Sprintf("%s/%06d-step-1", dir, math.MaxInt), "")
 	require.NoError(t, s.Lock(ctx))
 	_, err = s.Begin(1)
-	require.ErrorContains(t, err, "the numbers of checkpoints are exhausted")
+	require.ErrorContains(t, err, "a checkpoint has the greatest possible number")
 }
 
 // TestLeftovers checks that Begin removes what dead saves have left, and that what it cannot remove

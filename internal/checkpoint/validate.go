@@ -150,7 +150,7 @@ func (t *Tensor) covered(holder func(file int) string) error {
 				holder(file), holder(p.File))
 		}
 		if p.Offset > next {
-			return fmt.Errorf("%s is missing, up to the elements in %s", pieceName(t.Key, next, p.Offset), holder(p.File))
+			return fmt.Errorf("%s is missing before the elements in %s", pieceName(t.Key, next, p.Offset), holder(p.File))
 		}
 		next, file = p.end(), p.File
 	}

@@ -99,7 +99,7 @@ func (h *Header) place(i int, offset int64) (err error) {
 	case !utf8.ValidString(t.Name):
 		return errors.New("the name is not valid UTF-8")
 	case offset%size != 0:
-		return fmt.Errorf("would begin at byte %d of the data, which is no multiple of the %d of an element of %s", offset, size, t.DType)
+		return fmt.Errorf("would begin at byte %d of the data, which is not a multiple of %d, the bytes of an element of %s", offset, size, t.DType)
 	case t.Size > math.MaxInt64-offset:
 		return fmt.Errorf("shape %v of %s behind %d bytes of other tensors overflows", t.Shape, t.DType, offset)
 	}
@@ -110,10 +110,10 @@ func (h *Header) place(i int, offset int64) (err error) {
 // add adds the name of a tensor, which must be new.
 func (h *Header) add(name string) error {
 	if name == metadataName {
-		return errors.New("the name stands for the metadata")
+		return errors.New("the name is reserved for the metadata")
 	}
 	if h.names[name] {
-		return errors.New("the name is there twice")
+		return errors.New("two tensors have this name")
 	}
 	h.names[name] = true
 	return nil

@@ -77,8 +77,8 @@ func TestNewHeaderRefuses(t *testing.T) {
 		metadata map[string]string
 		want     string
 	}{
-		"twice":          {[]Tensor{a, a}, nil, `tensor "a": the name is there twice`},
-		"metadata name":  {[]Tensor{{Name: "__metadata__", DType: F32}}, nil, `tensor "__metadata__": the name stands for the metadata`},
+		"twice":          {[]Tensor{a, a}, nil, `tensor "a": two tensors have this name`},
+		"metadata name":  {[]Tensor{{Name: "__metadata__", DType: F32}}, nil, `tensor "__metadata__": the name is reserved for the metadata`},
 		"UTF-8":          {[]Tensor{{Name: "\xff", DType: F32}}, nil, `tensor "\xff": the name is not valid UTF-8`},
 		"metadata UTF-8": {nil, map[string]string{"k": "\xff"}, `metadata "k": "\xff" is not valid UTF-8`},
 		"metadata key":   {nil, map[string]string{"\xff": "v"}, `metadata "\xff": "v" is not valid UTF-8`},
@@ -89,7 +89,7 @@ func TestNewHeaderRefuses(t *testing.T) {
 		"overflow":       {[]Tensor{{Name: "a", DType: F32, Shape: []int{1 << 31, 1 << 30}}}, nil, `tensor "a": shape [2147483648 1073741824] of F32 overflows`},
 		"sum overflows":  {[]Tensor{big, {Name: "c", DType: "U8", Shape: []int{11}}}, nil, `tensor "c": shape [11] of U8 behind 9223372036854775797 bytes of other tensors overflows`},
 		"file overflows": {[]Tensor{big}, nil, `9223372036854775797 bytes of tensors are more than a file can have`},
-		"alignment":      {[]Tensor{{Name: "u", DType: "U8", Shape: []int{3}}, a}, nil, `tensor "a": would begin at byte 3 of the data, which is no multiple of the 4 of an element of F32`},
+		"alignment":      {[]Tensor{{Name: "u", DType: "U8", Shape: []int{3}}, a}, nil, `tensor "a": would begin at byte 3 of the data, which is not a multiple of 4, the bytes of an element of F32`},
 		"too long":       {nil, map[string]string{"k": strings.Repeat("x", maxHeader)}, `the header would have 100000056 bytes, at most 100000000 are allowed`},
 	} {
 		_, err := NewHeader(c.tensors, c.metadata)

@@ -52,7 +52,7 @@ func readJSON(r io.ReaderAt, size int64) ([]byte, error) {
 	case n > maxHeader:
 		return nil, fmt.Errorf("a header of %d bytes, at most %d are allowed: not a safetensors file, or a damaged one", n, maxHeader)
 	case n > uint64(size-prefix):
-		return nil, fmt.Errorf("a header of %d bytes in a file of %d: it has been cut short, or is no safetensors file", n, size)
+		return nil, fmt.Errorf("a header of %d bytes in a file of %d bytes: the file is truncated, or not a safetensors file", n, size)
 	default:
 		text := make([]byte, n)
 		if err := ReadFull(r, text, prefix); err != nil {
@@ -132,7 +132,7 @@ func (h *Header) parseTensor(s *scanner, name string) error {
 		return err
 	}
 	if len(offsets) != 2 {
-		return s.wrong(fmt.Sprintf("data_offsets %d, want two,", offsets))
+		return s.wrong(fmt.Sprintf("data_offsets %d are not two numbers,", offsets))
 	}
 	t.Offset, t.Size = offsets[0], offsets[1]-offsets[0]
 	want, err := bytesOf(t.DType, t.Shape)
@@ -209,15 +209,15 @@ func (h *Header) cover(size int64) error {
 			if i > 0 {
 				before = fmt.Sprintf("tensor %.100q ends", h.Tensors[i-1].Name)
 			}
-			return fmt.Errorf("tensor %.100q begins at byte %d of the data, where %s at %d: tensors may neither overlap nor leave holes", t.Name, t.Offset, before, end)
+			return fmt.Errorf("tensor %.100q begins at byte %d of the data, but %s at byte %d: tensors must not overlap or leave gaps", t.Name, t.Offset, before, end)
 		}
 		if t.Size > size-end {
-			return fmt.Errorf("tensor %.100q ends at byte %d of the data, which has %d: the file has been cut short", t.Name, end+t.Size, size)
+			return fmt.Errorf("tensor %.100q ends at byte %d of the data, which has %d bytes: the file is truncated", t.Name, end+t.Size, size)
 		}
 		end += t.Size
 	}
 	if end != size {
-		return fmt.Errorf("the tensors end at byte %d of the data, which has %d: there is more in the file than the header says", end, size)
+		return fmt.Errorf("the tensors end at byte %d of the data, which has %d bytes: the header does not describe the rest", end, size)
 	}
 	return nil
 }

@@ -99,7 +99,7 @@ func (s *scanner) space() {
 func (s *scanner) rest() error {
 	for ; s.at < len(s.text); s.at++ {
 		if s.text[s.at] != ' ' {
-			return s.wrong(fmt.Sprintf("%q behind the JSON", s.text[s.at]))
+			return s.wrong(fmt.Sprintf("%q after the JSON value", s.text[s.at]))
 		}
 	}
 	return nil

@@ -193,7 +193,7 @@ func (s *Store) differences(ctx context.Context, list []Tensor, suspects []int, 
 		return nil
 	}
 	if more > 0 {
-		first += fmt.Sprintf(", and so do %d more tensors", more)
+		first += fmt.Sprintf(", and %d more tensors differ", more)
 	}
 	return fmt.Errorf("replicas have diverged: %s; nothing was written, and earlier files are kept: "+
 		"the memory of a rank is damaged, or ranks have different processors or settings; load the last checkpoint, or give all "+

@@ -83,7 +83,7 @@ func (e *exporter) plan(ctx context.Context) error {
 			return err
 		}
 		if _, taken := e.o.Metadata[countsKey]; taken {
-			return fmt.Errorf("option Metadata: the name %q is taken", countsKey)
+			return fmt.Errorf("option Metadata: the name %q is reserved: choose another", countsKey)
 		}
 		e.own, err = s.pieces(e.o.Optimizer)
 		return err

@@ -31,7 +31,7 @@ func (f *Filling) Optimizer() bool { return f.opt != nil && f.steps != nil }
 // prepare does the work that needs neither another rank nor the file.
 func (f *Filling) prepare(o *Options) (err error) {
 	if o.RestoreHyperparameters && f.opt == nil {
-		return errors.New("option RestoreHyperparameters: there is no optimizer that could take the settings: give it to the call, too")
+		return errors.New("option RestoreHyperparameters needs an optimizer: give the call the optimizer whose settings are to be restored")
 	}
 	if f.n, err = o.naming(f.s.Layout); err == nil {
 		f.own, err = f.s.pieces(f.opt)

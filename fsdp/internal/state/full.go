@@ -131,7 +131,7 @@ func (w *wholes) prepare(into *optim.FullState, list []Tensor, own []Piece) erro
 		}
 	}
 	if left > 0 {
-		return fmt.Errorf("option Into: the earlier state has %d tensors that this state lacks: is it from another model or optimizer?", left)
+		return fmt.Errorf("option Into: the earlier state has %d tensors that this state does not have: give it a state of the same model and optimizer", left)
 	}
 	w.old = slices.Clone(memory)
 	for i := range own {
@@ -140,7 +140,7 @@ func (w *wholes) prepare(into *optim.FullState, list []Tensor, own []Piece) erro
 		}
 	}
 	if overlap(memory) {
-		return errors.New("option Into: tensors of the earlier state share memory, with each other or with the optimizer")
+		return errors.New("option Into: tensors of the earlier state share memory with each other or with the optimizer: give each its own memory")
 	}
 	return nil
 }

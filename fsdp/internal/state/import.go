@@ -99,4 +99,4 @@ func (f *Filling) describe(path string, files *tensorFiles, o *Options) (err err
 	return nil
 }
 
-var errNoFile = errors.New("no file name given")
+var errNoFile = errors.New("the path is empty: give the path of a file, an index or a directory")

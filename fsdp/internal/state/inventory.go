@@ -125,14 +125,14 @@ func decodeInventory(b []byte, values int) (*inventory, error) {
 	least := inv.Steps
 	for _, k := range inv.Kinds {
 		if _, ok := k[""]; ok || k == nil {
-			return nil, errors.New("a kind is null, or has an entry without a name")
+			return nil, errors.New("an optimizer kind is null, or has an entry without a name")
 		}
 		for _, e := range k {
 			least = min(least, e.Steps)
 		}
 	}
 	if least < 0 {
-		return nil, fmt.Errorf("an optimizer has made %d steps", least)
+		return nil, fmt.Errorf("the number of optimizer steps is %d: it must not be negative", least)
 	}
 	next := 0
 	for _, r := range inv.Runs {
@@ -164,17 +164,17 @@ func merge(all []*inventory, list []Tensor) (*inventory, error) {
 				case f.kept == nil:
 					first[v] = known{r, theirs}
 				case faults[v] == nil && !maps.Equal(f.kept, theirs):
-					faults[v] = fmt.Errorf("parameter %s: rank %d keeps %v, rank %d %v", list[v].Param, f.rank, f.kept, r, theirs)
+					faults[v] = fmt.Errorf("parameter %s: rank %d has %v, rank %d has %v", list[v].Param, f.rank, f.kept, r, theirs)
 				}
 			}
 		}
 	}
 	faults = slices.DeleteFunc(faults, func(err error) bool { return err == nil })
 	if more := len(faults) - 3; more > 0 {
-		faults = append(faults[:3], fmt.Errorf("and so %d more parameters", more))
+		faults = append(faults[:3], fmt.Errorf("%d more parameters differ", more))
 	}
 	if err := errors.Join(faults...); err != nil {
-		return nil, fmt.Errorf("optimizers disagree: %w", err)
+		return nil, fmt.Errorf("optimizers differ between ranks, so give all ranks the same optimizer: %w", err)
 	}
 	merged := &inventory{Steps: all[0].Steps}
 	for v, f := range first {

@@ -154,11 +154,11 @@ func TestMergeNamesThree(t *testing.T) {
 		all[1].add(v, kind{"m": {Steps: 2}})
 	}
 	_, err := merge(all, list)
-	require.EqualError(t, err, "optimizers disagree: "+
-		"parameter p0: rank 0 keeps m after 1 updates, rank 1 m after 2 updates\n"+
-		"parameter p1: rank 0 keeps m after 1 updates, rank 1 m after 2 updates\n"+
-		"parameter p2: rank 0 keeps m after 1 updates, rank 1 m after 2 updates\n"+
-		"and so 2 more parameters")
+	require.EqualError(t, err, "optimizers differ between ranks, so give all ranks the same optimizer: "+
+		"parameter p0: rank 0 has m after 1 updates, rank 1 has m after 2 updates\n"+
+		"parameter p1: rank 0 has m after 1 updates, rank 1 has m after 2 updates\n"+
+		"parameter p2: rank 0 has m after 1 updates, rank 1 has m after 2 updates\n"+
+		"2 more parameters differ")
 }
 
 // TestMergeNamesBits: state in 8 bits is another than the same in 32.
@@ -167,7 +167,7 @@ func TestMergeNamesBits(t *testing.T) {
 	all[0].add(0, kind{"m": {Steps: 1, Bits: 8}})
 	all[1].add(0, kind{"m": {Steps: 1}})
 	_, err := merge(all, []Tensor{shared(0, "p", "", 2)})
-	require.EqualError(t, err, "optimizers disagree: parameter p: rank 0 keeps m in 8 bits after 1 updates, rank 1 m after 1 updates")
+	require.EqualError(t, err, "optimizers differ between ranks, so give all ranks the same optimizer: parameter p: rank 0 has m in 8 bits after 1 updates, rank 1 has m after 1 updates")
 }
 
 // TestListedIsOneList: every rank gets the list that rank 0 has made of what the ranks say.

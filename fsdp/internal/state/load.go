@@ -49,7 +49,7 @@ func (s *Store) PlanLoad(ctx context.Context, dir string, opt optim.Optimizer, o
 	return l, nil
 }
 
-var errNoDirectory = errors.New("no directory given")
+var errNoDirectory = errors.New("the directory is empty: give the directory of the checkpoints")
 
 func (l *Loading) plan(ctx context.Context, o *Options) error {
 	s := l.s
@@ -249,7 +249,7 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 	for i := range l.About.Base {
 		b := &l.About.Base[i]
 		if _, both := m.Lookup(b.key()); both {
-			return fmt.Errorf("checkpoint %s: the manifest has %s, and lists it as frozen and not saved", l.Path, b.key().Name())
+			return fmt.Errorf("checkpoint %s: the manifest lists %s both as saved and as frozen and not saved", l.Path, b.key().Name())
 		}
 		l.m.have = append(l.m.have, found{Key: b.key(), Shape: b.Shape, DType: fileType(l.s.Compute), lacked: true, sum: b.Sum})
 	}

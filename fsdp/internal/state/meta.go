@@ -81,7 +81,7 @@ func parseMeta(fields map[string]json.RawMessage, world int) (m Meta, err error)
 	case m.Forwards < 0 || m.OptimizerSteps != nil && *m.OptimizerSteps < 0:
 		return m, errors.New("the manifest has a negative number of passes or steps")
 	case len(m.RankExtra) != world:
-		return m, fmt.Errorf("the manifest has RankExtra of %d ranks, want %d", len(m.RankExtra), world)
+		return m, fmt.Errorf("the manifest has RankExtra values of %d ranks, but %d ranks wrote the checkpoint", len(m.RankExtra), world)
 	}
 	return m, nil
 }
@@ -106,7 +106,7 @@ func parseCounts(text string) (c optimizerCounts, err error) {
 		least = min(least, n)
 	}
 	if least < 0 {
-		return c, fmt.Errorf("the number of optimizer steps is %d: must not be negative", least)
+		return c, fmt.Errorf("the number of optimizer steps is %d: it must not be negative", least)
 	}
 	return c, nil
 }

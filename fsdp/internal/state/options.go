@@ -147,7 +147,7 @@ func (o *Options) settleOlder() error {
 	}
 	older, err := strconv.ParseBool(text)
 	if err != nil {
-		return fmt.Errorf("%s=%s is neither true nor false", launch.AllowOlder, text)
+		return fmt.Errorf("%s=%s is neither true nor false: set it to one of them", launch.AllowOlder, text)
 	}
 	o.AllowOlder = &older
 	return nil
@@ -167,7 +167,7 @@ func (o *Options) policy() checkpoint.Policy {
 // root returns an error unless the result is for one of world ranks, or for all.
 func (o *Options) root(world int) error {
 	if o.Err == nil && o.Root != Everywhere && (o.Root < 0 || o.Root >= world) {
-		return fmt.Errorf("option Rank is %d: there are %d ranks", o.Root, world)
+		return fmt.Errorf("option Rank is %d: there are %d ranks, counted from 0", o.Root, world)
 	}
 	return o.Err
 }
@@ -243,12 +243,12 @@ func (o *Options) appearance(name string, shape []int) (a appearance, err error)
 	rows := 0
 	for _, p := range a.parts {
 		if p.Rows < 0 {
-			return a, fmt.Errorf("option Concat gives %s a part of %d rows", name, p.Rows)
+			return a, fmt.Errorf("option Concat gives %s a part with %d rows: want 0 or more", name, p.Rows)
 		}
 		rows += p.Rows
 	}
 	if len(shape) == 0 || rows != shape[0] {
-		return a, fmt.Errorf("option Concat makes %s %v of %d rows: %v", name, shape, rows, a.parts)
+		return a, fmt.Errorf("option Concat: the parts of %s %v have %d rows in total, and must have all its rows: %v", name, shape, rows, a.parts)
 	}
 	return a, nil
 }

@@ -301,7 +301,7 @@ func (w *writing) begin(ctx context.Context) (err error) {
 func (w *writing) write(ctx context.Context, dir string) (record []byte, err error) {
 	if _, err := w.fs.ReadDir(dir); err != nil {
 		host, _ := os.Hostname() // the error is clear without the name
-		return nil, fmt.Errorf("checkpoints need a file system that all ranks share: host %q does not see the directory of rank 0: %w", host, err)
+		return nil, fmt.Errorf("checkpoints need a file system that all ranks share: host %q cannot read the directory of rank 0: %w", host, err)
 	}
 	name := checkpoint.FileName("rank", w.team.Group().Rank(), w.team.Group().Size())
 	shard, err := checkpoint.WriteShard(ctx, w.fs, dir, name, w.parts, w.wrote)

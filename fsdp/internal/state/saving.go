@@ -130,7 +130,7 @@ func (v *Saver) SaveAsync(ctx context.Context, s *Store, dir string, opt optim.O
 	}
 	if v.side == nil {
 		if v.side, err = v.Side(ctx); err != nil {
-			return nil, s.Team.Fail(fmt.Errorf("making a group for it: %w", err))
+			return nil, s.Team.Fail(fmt.Errorf("making a group for the background writer: %w", err))
 		}
 	}
 	w.fault = w.copy(snapshot)

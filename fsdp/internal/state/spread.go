@@ -79,7 +79,7 @@ func (s *Store) PlanSet(ctx context.Context, root int, check func(list []Tensor)
 	}
 	if len(f.list) == 0 { // on every rank
 		if slices.ContainsFunc(list, func(t Tensor) bool { return elements(t.Name()) != nil }) {
-			err = fmt.Errorf("root is rank %d, which has no tensors, and this rank has some: make the rank that has them root", root)
+			err = fmt.Errorf("root is rank %d, which has no tensors, but this rank has some: set root to the rank with the tensors", root)
 		}
 		if err := s.Team.Agree(ctx, 0, err); err != nil {
 			f.Close()
@@ -184,7 +184,7 @@ func newSheet(full *optim.FullState) ([]byte, error) {
 		return nil, errors.New("the full state is nil")
 	}
 	if full.Steps < 0 {
-		return nil, fmt.Errorf("the full state has made %d steps", full.Steps)
+		return nil, fmt.Errorf("the number of steps in the full state is %d: it must not be negative", full.Steps)
 	}
 	sh := sheet{Steps: full.Steps, Groups: full.Groups}
 	for _, name := range slices.Sorted(maps.Keys(full.Params)) {
@@ -200,7 +200,7 @@ func newSheet(full *optim.FullState) ([]byte, error) {
 			case v.Len() != whole.Len() || v.F32 != nil && v.F64 != nil:
 				return nil, fmt.Errorf("the full state has %d float32 and %d float64 elements of %s of parameter %s %v", len(v.F32), len(v.F64), entry, name, p.Shape)
 			case p.Steps < 0 || p.Steps == 0 && !zero:
-				return nil, fmt.Errorf("the full state has %s of parameter %s after %d updates, which is not zero", entry, name, p.Steps)
+				return nil, fmt.Errorf("the full state has %s of parameter %s that is not zero after %d updates", entry, name, p.Steps)
 			}
 			k := checkpoint.Key{Param: name, Entry: entry, Owner: checkpoint.Shared}
 			k = checkpoint.Key{Param: k.Name(), Owner: checkpoint.Shared}

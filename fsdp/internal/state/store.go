@@ -125,7 +125,7 @@ func (m *Mismatch) Error() string {
 		names  []string
 		advice string
 	}{
-		{"another optimizer:", m.Kinds, ": make the saved kind, or accept no entry by AllowMissing and AllowExtra"},
+		{"saved by another kind of optimizer:", m.Kinds, ": make an optimizer of the saved kind, or start without its state by AllowMissing and AllowExtra"},
 		{"missing", m.Missing, missing}, {"extra", m.Extra, ", see AllowExtra"},
 		{"reshaped", m.Reshaped, ": give the model the sizes that it was saved with, or begin with new values: Rename to a name that AllowMissing accepts, and accept the old one by AllowExtra"},
 		{"another base:", m.Changed, ": these parameters are frozen, and their values differ from the values at Save, which the checkpoint " +

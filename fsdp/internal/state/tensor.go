@@ -115,7 +115,7 @@ func (s *Store) pieces(opt optim.Optimizer) ([]Piece, error) {
 		}
 		switch {
 		case e.Name == "":
-			return nil, fmt.Errorf("the optimizer keeps something without a name for %s", e.Param)
+			return nil, fmt.Errorf("the optimizer has state without a name for %s", e.Param)
 		case e.Data == nil || e.Data.Len() == 0:
 			continue
 		}

@@ -71,7 +71,7 @@ func (f *tensorFiles) open(ctx context.Context, path string) error {
 	}
 	if len(left) > 0 {
 		name := slices.Min(slices.Collect(maps.Keys(left)))
-		return fmt.Errorf("%s: tensor %q is not in %s, where the index has it", path, name, left[name])
+		return fmt.Errorf("%s: the index has tensor %q in %s, but that file does not contain it", path, name, left[name])
 	}
 	return nil
 }
@@ -88,7 +88,7 @@ func readIndex(fs checkpoint.FS, path string) (*tensorIndex, error) {
 		return nil, err
 	}
 	if size > maxIndex {
-		return nil, fmt.Errorf("an index of %d bytes, at most %d are allowed", size, maxIndex)
+		return nil, fmt.Errorf("the index has %d bytes, at most %d are allowed", size, maxIndex)
 	}
 	index := new(tensorIndex)
 	if err := json.NewDecoder(io.NewSectionReader(file, 0, size)).Decode(index); err != nil {
@@ -100,7 +100,7 @@ func readIndex(fs checkpoint.FS, path string) (*tensorIndex, error) {
 		}
 	}
 	if len(index.WeightMap) == 0 {
-		return nil, errors.New("there is no weight_map")
+		return nil, errors.New("the index has no weight_map")
 	}
 	return index, nil
 }

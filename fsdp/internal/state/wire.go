@@ -38,7 +38,7 @@ func gather(ctx context.Context, g comm.Group, mine []byte, label string) ([][]b
 		b := all[r*size:][:size:size]
 		n := binary.LittleEndian.Uint64(b)
 		if n > uint64(size-head) {
-			return nil, fmt.Errorf("rank %d says that its %s are %d bytes, of at most %d", r, label, n, size-head)
+			return nil, fmt.Errorf("rank %d reports %s of %d bytes, at most %d are allowed", r, label, n, size-head)
 		}
 		list[r] = b[head:][:n:n]
 	}

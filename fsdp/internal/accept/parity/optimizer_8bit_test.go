@@ -223,8 +223,8 @@ func TestEightBitsOnOneRank(t *testing.T) {
 			return collect(ctx, m, opt)
 		})
 		for rank, err := range errs {
-			require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: %s: optimizers disagree: parameter b.w: rank 0 keeps exp_avg in 8 bits after 0 updates, "+
-				"exp_avg_sq in 8 bits after 0 updates, rank 1 exp_avg after 0 updates", rank, strings.TrimSuffix(call, "Async")))
+			require.ErrorContains(t, err, fmt.Sprintf("fsdp: rank %d: %s: optimizers differ between ranks, so give all ranks the same optimizer: parameter b.w: rank 0 has exp_avg in 8 bits after 0 updates, "+
+				"exp_avg_sq in 8 bits after 0 updates, rank 1 has exp_avg after 0 updates", rank, strings.TrimSuffix(call, "Async")))
 		}
 	}
 	files, err := os.ReadDir(dir)

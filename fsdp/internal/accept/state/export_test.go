@@ -344,7 +344,7 @@ func TestExportErrors(t *testing.T) {
 			return &fsdp.ExportOptions{Optimizer: opt}
 		}, "x", `ranks disagree about the options: rank 0 has "options []", rank 1 has "options [Optimizer]"`},
 		"no directory": {func(int, optim.Optimizer) *fsdp.ExportOptions { return nil }, filepath.Join("no", "such", "file"), "such"},
-		"no path":      {func(int, optim.Optimizer) *fsdp.ExportOptions { return nil }, "", "no file name given"},
+		"no path":      {func(int, optim.Optimizer) *fsdp.ExportOptions { return nil }, "", "the path is empty: give the path of a file, an index or a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

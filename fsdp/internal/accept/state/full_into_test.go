@@ -150,11 +150,11 @@ func TestIntoErrors(t *testing.T) {
 		"two types": {func(f *optim.FullState) {
 			entry(f, "a.b", "exp_avg", optim.Host{F32: make([]float32, 7), F64: make([]float64, 1)})
 		}, "option Into: exp_avg:a.b has 7 float32 and 1 float64 elements, want 7 of float32"},
-		"another model":     {func(f *optim.FullState) { f.Params["z"] = f.Params["a.b"]; delete(f.Params, "a.b") }, "option Into: the earlier state has 2 tensors that this state lacks"},
-		"another optimizer": {func(f *optim.FullState) { entry(f, "a.b", "max", optim.Host{}) }, "option Into: the earlier state has 1 tensors that this state lacks"},
+		"another model":     {func(f *optim.FullState) { f.Params["z"] = f.Params["a.b"]; delete(f.Params, "a.b") }, "option Into: the earlier state has 2 tensors that this state does not have"},
+		"another optimizer": {func(f *optim.FullState) { entry(f, "a.b", "max", optim.Host{}) }, "option Into: the earlier state has 1 tensors that this state does not have"},
 		"shared memory": {func(f *optim.FullState) {
 			entry(f, "a.b", "exp_avg", optim.Host{F32: f.Params["b.w"].Entries["exp_avg"].F32[48:]})
-		}, "option Into: tensors of the earlier state share memory, with each other or with the optimizer"},
+		}, "option Into: tensors of the earlier state share memory with each other or with the optimizer: give each its own memory"},
 	} {
 		for root := range 2 {
 			t.Run(fmt.Sprint(name, " on rank ", root), func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestIntoOptimizersMemory(t *testing.T) {
 			}
 		}
 		_, err = m.OptimStateDict(ctx, opt, &fsdp.StateDictOptions{Into: full})
-		require.ErrorContains(t, err, "option Into: tensors of the earlier state share memory, with each other or with the optimizer")
+		require.ErrorContains(t, err, "option Into: tensors of the earlier state share memory with each other or with the optimizer: give each its own memory")
 		require.ErrorContains(t, err, "rank 0: ")
 	})
 }

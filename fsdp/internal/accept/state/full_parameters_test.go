@@ -216,7 +216,7 @@ func TestSetFullOfEmptyRoot(t *testing.T) {
 		want := kit.StateBits(t, ctx, m)
 		all, err := m.StateDict(ctx, &fsdp.StateDictOptions{Rank: 1})
 		require.NoError(t, err)
-		require.ErrorContains(t, m.LoadStateDict(ctx, 0, all), "root is rank 0, which has no tensors, and this rank has some: make the rank that has them root")
+		require.ErrorContains(t, m.LoadStateDict(ctx, 0, all), "root is rank 0, which has no tensors, but this rank has some: set root to the rank with the tensors")
 		require.NoError(t, m.LoadStateDict(ctx, 0, nil))
 		kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
 	})

@@ -176,12 +176,12 @@ func TestFullStateErrors(t *testing.T) {
 			}
 			require.NoError(t, next.Adopt(0, entries))
 			return state(ctx, m, next, fsdp.StateDictOptions{})
-		}), "parameter b.w: rank 1 keeps exp_avg after 0 updates, exp_avg_sq after 0 updates, rank 2 exp_avg after 3 updates, exp_avg_sq after 3 updates"},
+		}), "parameter b.w: rank 1 has exp_avg after 0 updates, exp_avg_sq after 0 updates, rank 2 has exp_avg after 3 updates, exp_avg_sq after 3 updates"},
 		"other entries": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			next, err := optim.SGD{}.New(m.Params())
 			require.NoError(t, err)
 			return state(ctx, m, next, fsdp.StateDictOptions{})
-		}), "parameter b.w: rank 1 keeps exp_avg after 0 updates, exp_avg_sq after 0 updates, rank 2 nothing"},
+		}), "parameter b.w: rank 1 has exp_avg after 0 updates, exp_avg_sq after 0 updates, rank 2 has nothing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for r, err := range kit.ErrorsOf(t, 3, func(ctx context.Context, g comm.Group) error {

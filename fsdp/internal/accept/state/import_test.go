@@ -63,7 +63,7 @@ func TestImportErrors(t *testing.T) {
 		}, want: "nothing allowed today"},
 		"no file":     {path: "nosuchfile", want: "nosuchfile"},
 		"a directory": {path: ".", want: "rank 0: Import: "},
-		"no path":     {path: "-", want: "no file name given"},
+		"no path":     {path: "-", want: "the path is empty: give the path of a file, an index or a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -548,7 +548,7 @@ func TestLoadStrangeManifests(t *testing.T) {
 		"no steps":  {func(m *checkpoint.Manifest) { m.Meta["optimizer_steps"] = []byte("-1") }, nil, "a negative number of passes or steps"},
 		"a word":    {func(m *checkpoint.Manifest) { m.Meta["seed"] = []byte(`"x"`) }, nil, "the manifest's record of the training is invalid"},
 		"a rank more": {func(m *checkpoint.Manifest) { m.Meta["rank_extra"] = []byte(`[{},{},{}]`) }, nil,
-			"the manifest has RankExtra of 3 ranks, want 2"},
+			"the manifest has RankExtra values of 3 ranks, but 2 ranks wrote the checkpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -604,7 +604,7 @@ func TestLoadArguments(t *testing.T) {
 		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			_, err := f.Load(kit.OnFS(ctx, disks[0]), "", f.Opt, nil)
 			return err
-		}, "no directory given"},
+		}, "the directory is empty: give the directory of the checkpoints"},
 		"directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			_, err := f.Load(kit.OnFS(ctx, disks[0]), []string{kit.Ckpt, kit.Ckpt + "2"}[rank], f.Opt, nil)
 			return err

@@ -71,10 +71,10 @@ func TestSettings(t *testing.T) {
 			said: `: the optimizer keeps its own settings, which differ from the settings of the loaded state: set RestoreHyperparameters to load these too" ` +
 				`"state -> optimizer"="[weight decay 0.1 -> 0.01 of a.w, b.w Eps 1e-08 -> 1e-06 of a.w, a.b, b.w weight decay 0 -> 0.01 of a.b]"`},
 		"taken":         {to: optim.AdamW{WeightDecay: 0.01, Eps: 1e-6}.New, options: &fsdp.LoadOptions{RestoreHyperparameters: true}, taken: true},
-		"another kind":  {to: optim.Adam{}.New, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "does not fit the model: another optimizer: AdamW -> Adam of a.w, a.b, b.w: make the saved kind, or accept no entry by AllowMissing and AllowExtra"},
+		"another kind":  {to: optim.Adam{}.New, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "does not fit the model: saved by another kind of optimizer: AdamW -> Adam of a.w, a.b, b.w: make an optimizer of the saved kind, or start without its state by AllowMissing and AllowExtra"},
 		"not to be had": {to: optim.Adam{}.New, options: &fsdp.LoadOptions{RestoreHyperparameters: true}, kinds: []string{"AdamW -> Adam of a.w, a.b, b.w"}, err: "another optimizer"},
 		"other entries": {to: optim.SGD{Momentum: 0.5}.New, kinds: []string{"AdamW -> SGD of a.w, a.b, b.w"},
-			err: "does not fit the model: another optimizer: AdamW -> SGD of a.w, a.b, b.w: make the saved kind, or accept no entry by AllowMissing and AllowExtra; missing momentum_buffer:a.w, momentum_buffer:a.b, momentum_buffer:b.w, see AllowMissing; extra exp_avg:"},
+			err: "does not fit the model: saved by another kind of optimizer: AdamW -> SGD of a.w, a.b, b.w: make an optimizer of the saved kind, or start without its state by AllowMissing and AllowExtra; missing momentum_buffer:a.w, momentum_buffer:a.b, momentum_buffer:b.w, see AllowMissing; extra exp_avg:"},
 		"begins anew": {to: optim.SGD{Momentum: 0.5}.New, options: &fsdp.LoadOptions{AllowMissing: all, AllowExtra: all}},
 		"somebody else's": {to: func(list []optim.Param) (optim.Optimizer, error) {
 			opt, err := optim.Adam{}.New(list)

@@ -221,7 +221,7 @@ func TestSaveArguments(t *testing.T) {
 		"directory": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			return f.Save(ctx, filepath.Join(dir, fmt.Sprint(rank)), f.Opt, nil)
 		}, "ranks disagree about the arguments of Save: rank 0 has \"directory "},
-		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, "", f.Opt, nil) }, "no directory given"},
+		"no directory": {func(ctx context.Context, f *kit.Filler, rank int) error { return f.Save(ctx, "", f.Opt, nil) }, "the directory is empty: give the directory of the checkpoints"},
 		"optimizer on one rank": {func(ctx context.Context, f *kit.Filler, rank int) error {
 			if rank == 0 {
 				return f.Save(ctx, dir, nil, &fsdp.SaveOptions{Step: 1})

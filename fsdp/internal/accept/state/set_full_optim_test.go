@@ -71,14 +71,14 @@ func TestSetFullOptimErrors(t *testing.T) {
 			p.Shape = []int{-5, -11}
 			f.Params["b.w"] = p
 		}, want: "the full state: "},
-		"negative steps": {change: func(f *optim.FullState) { f.Steps = -1 }, want: "the full state has made -1 steps"},
+		"negative steps": {change: func(f *optim.FullState) { f.Steps = -1 }, want: "the number of steps in the full state is -1: it must not be negative"},
 		"settings": {change: func(f *optim.FullState) { f.Groups = []optim.Group{{Settings: optim.Settings{Eps: math.NaN()}}} },
 			want: "the settings in the full state: "},
 		"no updates": {change: func(f *optim.FullState) {
 			p := f.Params["b.w"]
 			p.Steps = 0
 			f.Params["b.w"] = p
-		}, want: "of parameter b.w after 0 updates, which is not zero"},
+		}, want: "of parameter b.w that is not zero after 0 updates"},
 		"nil": {call: func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ *optim.FullState, _ int) error {
 			return m.LoadOptimStateDict(ctx, root, opt, nil, nil)
 		}, want: "the full state is nil"},

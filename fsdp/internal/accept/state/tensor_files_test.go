@@ -220,7 +220,7 @@ func TestPartsErrors(t *testing.T) {
 		"too few rows": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
 			return join(fsdp.Part{Name: "q", Rows: 30})
 		},
-			"option Concat makes a.w [31 3] of 30 rows: [{q 30}]"},
+			"option Concat: the parts of a.w [31 3] have 30 rows in total, and must have all its rows: [{q 30}]"},
 		"negative": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
 			return join(fsdp.Part{Name: "q", Rows: 32}, fsdp.Part{Name: "k", Rows: -1})
 		}, "option Concat gives a.w a part of -1 rows"},
@@ -240,11 +240,11 @@ func TestPartsErrors(t *testing.T) {
 			return join(fsdp.Part{Name: "a.w", Rows: 30}, fsdp.Part{Name: "k", Rows: 1})
 		}, "does not fit the model: missing k, see AllowMissing; reshaped a.w [31 3] -> [30 3]"},
 		"no JSON":        {`{"weight_map": `, nil, "model.safetensors.index.json: unexpected EOF"},
-		"no map":         {`{"metadata": {}}`, nil, "model.safetensors.index.json: there is no weight_map"},
+		"no map":         {`{"metadata": {}}`, nil, "model.safetensors.index.json: the index has no weight_map"},
 		"elsewhere":      {`{"weight_map": {"a.w": "../m"}}`, nil, `tensor "a.w" is in "../m", which is not a file name next to the index`},
 		"directory":      {`{"weight_map": {"a.w": "."}}`, nil, `tensor "a.w" is in ".", which is not a file name next to the index`},
 		"no such file":   {`{"weight_map": {"a.w": "n"}}`, nil, "n: no such file"},
-		"not in file":    {`{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m", "c.w": "m"}}`, nil, `tensor "c.w" is not in m, where the index has it`},
+		"not in file":    {`{"weight_map": {"a.w": "m", "a.b": "m", "b.w": "m", "c.w": "m"}}`, nil, `the index has tensor "c.w" in m, but that file does not contain it`},
 		"not in index":   {`{"weight_map": {"a.w": "m", "a.b": "m"}}`, nil, `tensor "b.w" is in m, but the index has it in ""`},
 		"index is right": {whole, nil, ""},
 	} {

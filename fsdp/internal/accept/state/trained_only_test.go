@@ -171,7 +171,7 @@ func TestTrainedOnlyRefuses(t *testing.T) {
 		})
 		m := kit.NewResharder(t, comm.Local(1)[0], 0, fsdp.Float64, 5, prefixed("l0", "l1"))
 		_, err := m.Load(t.Context(), dir, m.Opt, nil)
-		require.ErrorContains(t, err, "the manifest has l3.w, and lists it as frozen and not saved")
+		require.ErrorContains(t, err, "the manifest lists l3.w both as saved and as frozen and not saved")
 	})
 }
 
