@@ -94,14 +94,14 @@ func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group,
 	s.NewGroup = choose(cfg.Transport)
 	joined, err := mesh.Join(ctx, mesh.Config{
 		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: cfg.Job, Secret: cfg.Secret, TLS: cfg.TLS,
-		Listen: cfg.Listen, Host: cfg.Host, Log: j.strangers, Handler: s,
+		Listen: cfg.Listen, Host: cfg.Host, Log: j.unrelated, Handler: s,
 		Joining: func(missing func() []int) { j.waitsFor("join", missing) },
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.Mesh = joined
-	j.waitsFor("make the group", j.others)
+	j.waitsFor("make the group", j.otherRanks)
 	g, err := open(ctx, s, cfg)
 	if err != nil {
 		return nil, s.Abandon(err)

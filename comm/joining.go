@@ -26,7 +26,7 @@ type joining struct {
 	cfg       Config
 	next      time.Duration // waited time at which the next message is due
 	fail      func(error)   // ends joining
-	strangers *slog.Logger  // logs unrelated processes
+	unrelated *slog.Logger  // logs unrelated processes
 
 	mu    sync.Mutex
 	what  string       // the pending step of the other ranks, such as "join"
@@ -39,7 +39,7 @@ type joining struct {
 func startJoining(ctx context.Context, cfg Config) (_ context.Context, j *joining, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	j = &joining{cfg: cfg, next: min(firstWord, cfg.JoinTimeout/2), fail: cancel, whom: func() []int { return nil }}
-	j.strangers = slog.New(sparing{cfg.Logger.Handler(), &spared{}})
+	j.unrelated = slog.New(sparing{cfg.Logger.Handler(), &spared{}})
 	stop := limit.Watch(cfg.JoinTimeout, func(waited time.Duration) {
 		switch {
 		case waited >= cfg.JoinTimeout:
@@ -60,8 +60,8 @@ func (j *joining) waitsFor(what string, whom func() []int) {
 	j.what, j.whom, j.cause = what, whom, nil
 }
 
-// others returns all ranks but this one.
-func (j *joining) others() (ranks []int) {
+// otherRanks returns all ranks but this one.
+func (j *joining) otherRanks() (ranks []int) {
 	for r := range j.cfg.Size {
 		if r != j.cfg.Rank {
 			ranks = append(ranks, r)

@@ -34,7 +34,7 @@ func TestJoiningSpeaksUp(t *testing.T) {
 		j.waitsFor("serve the rendezvous", func() []int { return []int{0} })
 		j.note(errors.New("refused"))
 		time.Sleep(20 * time.Second)
-		j.waitsFor("make the group", j.others)
+		j.waitsFor("make the group", j.otherRanks)
 		time.Sleep(20 * time.Second)
 		j.waitsFor("go home", func() []int { return nil })
 		<-ctx.Done()

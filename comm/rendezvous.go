@@ -36,7 +36,7 @@ func rendezvous(ctx context.Context, cfg Config, j *joining) (meet store.Store, 
 		return nil, nil, fmt.Errorf("rendezvous %q is invalid, want tcp://host:port or file:///directory", cfg.Rendezvous)
 	}
 	server, client := sc, sc
-	server.Log = func(err error) { j.note(err); j.strangers.Warn("rendezvous", "error", err) }
+	server.Log = func(err error) { j.note(err); j.unrelated.Warn("rendezvous", "error", err) }
 	server.Fail = func(err error) { j.fail(fmt.Errorf("rank 0 cannot accept connections: %w", err)) }
 	if cfg.TLS {
 		if server.TLS, client.TLS, err = auth.TLS(); err != nil {

@@ -191,8 +191,8 @@ func blamed(t testing.TB, gs []comm.Group, errs []error, rank int, cause error) 
 	}
 }
 
-// as calls f with the handle of rank, if it is in this process.
-func as(gs []comm.Group, rank int, f func(comm.Group)) {
+// onRank calls f with the handle of rank, if it is in this process.
+func onRank(gs []comm.Group, rank int, f func(comm.Group)) {
 	for _, g := range gs {
 		if g.Rank() == rank {
 			f(g)

@@ -20,8 +20,8 @@ func f32(n int) comm.Buffer { return comm.Of(make([]float32, n)).Named("h.3") }
 // eights are counts for a gather of n shards of 8 elements each.
 func eights(n int) []int { return slices.Repeat([]int{8}, n) }
 
-// with returns counts with another one for rank r.
-func with(counts []int, r, count int) []int {
+// withCount returns counts with another one for rank r.
+func withCount(counts []int, r, count int) []int {
 	counts[r] = count
 	return counts
 }
@@ -44,12 +44,14 @@ func (k kit) testInvalid(t *testing.T) {
 		"root too high":      func(g comm.Group) comm.Work { return g.Broadcast(f32(8), n) },
 		"root negative":      func(g comm.Group) comm.Work { return g.Broadcast(f32(8), -1) },
 
-		"gather to root":     func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), eights(n), n) },
-		"gather to length":   func(g comm.Group) comm.Work { return g.Gather(f32(8*n+1), f32(8), eights(n), 0) },
-		"gather to source":   func(g comm.Group) comm.Work { return g.Gather(whole, f32(7), eights(n), 0) },
-		"gather to overlap":  func(g comm.Group) comm.Work { return g.Gather(whole, whole.Slice(1, 9), eights(n), 0) },
-		"gather to nothing":  func(g comm.Group) comm.Work { return g.Gather(comm.Buffer{}, f32(8), eights(n), 0) },
-		"gather of counts":   func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), with(eights(n), n-1, math.MaxInt), 0) },
+		"gather to root":    func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), eights(n), n) },
+		"gather to length":  func(g comm.Group) comm.Work { return g.Gather(f32(8*n+1), f32(8), eights(n), 0) },
+		"gather to source":  func(g comm.Group) comm.Work { return g.Gather(whole, f32(7), eights(n), 0) },
+		"gather to overlap": func(g comm.Group) comm.Work { return g.Gather(whole, whole.Slice(1, 9), eights(n), 0) },
+		"gather to nothing": func(g comm.Group) comm.Work { return g.Gather(comm.Buffer{}, f32(8), eights(n), 0) },
+		"gather of counts": func(g comm.Group) comm.Work {
+			return g.Gather(whole, f32(8), withCount(eights(n), n-1, math.MaxInt), 0)
+		},
 		"gather of no count": func(g comm.Group) comm.Work { return g.Gather(whole, f32(8), nil, 0) },
 	}
 	for _, name := range slices.Sorted(maps.Keys(calls)) { // the same order in all processes
@@ -98,8 +100,8 @@ func (k kit) testMismatch(t *testing.T) {
 		},
 		"gather to another root": {one(to(eights(n), 0, "h.3")), one(to(eights(n), 1, "h.3"))},
 		"gather by label":        {one(to(eights(n), 0, "h.3")), one(to(eights(n), 0, "h.4"))},
-		"gather of counts":       {one(to(eights(n), n-1, "")), one(to(with(with(eights(n), 0, 7), n-1, 9), n-1, ""))},
-		"gather of large counts": {one(to(with(eights(n), 0, 5000), 1, "")), one(to(with(eights(n), n-1, 5000), 1, ""))},
+		"gather of counts":       {one(to(eights(n), n-1, "")), one(to(withCount(withCount(eights(n), 0, 7), n-1, 9), n-1, ""))},
+		"gather of large counts": {one(to(withCount(eights(n), 0, 5000), 1, "")), one(to(withCount(eights(n), n-1, 5000), 1, ""))},
 		"order": {
 			func(g comm.Group) []comm.Work { return []comm.Work{gather(g), scatter(g)} },
 			func(g comm.Group) []comm.Work { return []comm.Work{scatter(g), gather(g)} },
@@ -167,7 +169,7 @@ func (k kit) testAbort(t *testing.T) {
 		}
 		return sum(ctx, g)
 	}), last, cause)
-	as(gs, 0, func(g comm.Group) { g.Abort(errors.New("too late")) })
+	onRank(gs, 0, func(g comm.Group) { g.Abort(errors.New("too late")) })
 	blamed(t, gs, each(gs, sum), last, cause)
 	blamed(t, gs, each(gs, func(ctx context.Context, g comm.Group) error { return g.Barrier(ctx) }), last, cause)
 	blamed(t, gs, each(gs, func(ctx context.Context, g comm.Group) error {

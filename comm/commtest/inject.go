@@ -51,18 +51,18 @@ func (in *injector) add(f *Fault, i Incident, c Call) {
 	blocks := c.Kind == Barrier || c.Kind == Split
 	switch {
 	case i.What == Cancel:
-		f.Waiting = in.beside(i)
+		f.Waiting = in.injectDuring(i)
 	case len(i.What.Moments()) == 1, i.When == Before:
-		in.before(f, i)
+		in.injectBefore(f, i)
 	case i.When == Waiting || blocks:
-		f.Waiting = in.beside(i)
+		f.Waiting = in.injectDuring(i)
 	default:
 		f.Issued = func() { in.happen(i, nil) }
 	}
 }
 
-// before makes i happen before the call, or to it.
-func (in *injector) before(f *Fault, i Incident) {
+// injectBefore makes i happen before the call, or to it.
+func (in *injector) injectBefore(f *Fault, i Incident) {
 	switch i.What {
 	case Delay:
 		in.tell(i)
@@ -91,8 +91,8 @@ func (in *injector) before(f *Fault, i Incident) {
 	}
 }
 
-// beside returns a function that brings the incident about while the rank waits.
-func (in *injector) beside(i Incident) func(context.Context, context.CancelFunc) {
+// injectDuring returns a function that brings the incident about while the rank waits.
+func (in *injector) injectDuring(i Incident) func(context.Context, context.CancelFunc) {
 	return func(ctx context.Context, cancel context.CancelFunc) {
 		timer := time.NewTimer(i.After)
 		defer timer.Stop()

@@ -89,7 +89,7 @@ func (k kit) testSplitLifetime(t *testing.T) {
 	t.Run("abort of the parent fails the children", func(t *testing.T) {
 		gs := k.group(t)
 		subs, cause := halves(t, gs), errors.New("parent aborted")
-		as(gs, 0, func(g comm.Group) { g.Abort(cause) })
+		onRank(gs, 0, func(g comm.Group) { g.Abort(cause) })
 		for _, err := range each(gs, sum) { // the news is everywhere when the parent has failed
 			require.Error(t, err)
 		}
@@ -107,13 +107,13 @@ func (k kit) testSplitLifetime(t *testing.T) {
 		gs := k.group(t)
 		subs, cause := halves(t, gs), errors.New("deserted parent aborted")
 		last, aborter := k.n-1, k.n-2
-		as(gs, last, func(g comm.Group) { require.NoError(t, g.Close()) })
+		onRank(gs, last, func(g comm.Group) { require.NoError(t, g.Close()) })
 		for i, err := range each(gs, func(ctx context.Context, g comm.Group) error {
 			return errors.Join(sum(ctx, g), k.meet(ctx, g.Rank())) // all ranks have received it
 		}) {
 			require.ErrorIsf(t, err, comm.ErrClosed, "rank %d", gs[i].Rank())
 		}
-		as(gs, aborter, func(g comm.Group) { g.Abort(cause) })
+		onRank(gs, aborter, func(g comm.Group) { g.Abort(cause) })
 		for i, err := range each(subs, sum) {
 			if gs[i].Rank()%2 == aborter%2 { // the others share a group with the rank that has left
 				blamed(t, gs[i:i+1], []error{err}, aborter, cause)
@@ -126,7 +126,7 @@ func (k kit) testSplitLifetime(t *testing.T) {
 	t.Run("abort of a child spares the parent", func(t *testing.T) {
 		gs := k.group(t)
 		subs, cause := halves(t, gs), errors.New("child aborted")
-		as(gs, 0, func(g comm.Group) {
+		onRank(gs, 0, func(g comm.Group) {
 			sub := subs[slices.Index(gs, g)]
 			sub.Abort(cause)
 			require.ErrorIs(t, sum(context.Background(), sub), cause)
@@ -136,7 +136,7 @@ func (k kit) testSplitLifetime(t *testing.T) {
 	t.Run("close of the parent closes this rank's children", func(t *testing.T) {
 		gs := k.group(t)
 		subs := halves(t, gs)
-		as(gs, 0, func(g comm.Group) { require.NoError(t, g.Close()) })
+		onRank(gs, 0, func(g comm.Group) { require.NoError(t, g.Close()) })
 		for i, err := range each(subs, sum) {
 			if gs[i].Rank()%2 == 0 {
 				require.ErrorIsf(t, err, comm.ErrClosed, "rank %d", gs[i].Rank())

@@ -92,8 +92,8 @@ type entry struct {
 // collective reads ticks only.
 var began, beganTicks = time.Now(), shm.Ticks()
 
-// since returns the time since ticks were read.
-func since(ticks uint64) time.Duration {
+// elapsedSince returns the time since ticks were read.
+func elapsedSince(ticks uint64) time.Duration {
 	now := shm.Ticks()
 	if ticks >= now { // on another processor, which is ahead
 		return 0
@@ -128,7 +128,7 @@ func (r *Recorder) Status(group string, rank int, done uint64) Status {
 		case e.seq == running:
 			state = "running"
 		}
-		s.Recent = append(s.Recent, Record{e.seq, e.call.String(), state, since(e.at)})
+		s.Recent = append(s.Recent, Record{e.seq, e.call.String(), state, elapsedSince(e.at)})
 	}
 	slices.SortFunc(s.Recent, func(a, b Record) int { return cmp.Compare(a.Seq, b.Seq) })
 	return s

@@ -13,8 +13,8 @@ import (
 func TestSince(t *testing.T) {
 	const rounding = time.Microsecond
 	before := time.Since(began)
-	age := since(beganTicks)
+	age := elapsedSince(beganTicks)
 	require.GreaterOrEqual(t, age, before-rounding)
 	require.LessOrEqual(t, age, time.Since(began)+rounding)
-	require.Zero(t, since(shm.Ticks()+1<<40), "of another processor")
+	require.Zero(t, elapsedSince(shm.Ticks()+1<<40), "of another processor")
 }

@@ -173,7 +173,7 @@ func (l *local) enter(c transport.Call, invalid error) (handle, error) {
 		return handle{}, err
 	}
 	seq := l.issued + 1
-	o := t.at(seq)
+	o := t.operation(seq)
 	if o.arrived == 0 {
 		o.first = l.Rank()
 	} else if ref := &o.Calls[o.first]; !c.Matches(ref) {

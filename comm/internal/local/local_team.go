@@ -56,9 +56,9 @@ type splitTeam struct {
 	missing int // members that have not fetched it
 }
 
-// at returns the record of collective seq, which some rank is about to issue,
+// operation returns the record of collective seq, which some rank is about to issue,
 // making it if that rank is the first. Called with mu held.
-func (t *team) at(seq uint64) *operation {
+func (t *team) operation(seq uint64) *operation {
 	if seq-t.started > uint64(len(t.ring)) {
 		ring := make([]*operation, max(4, 2*len(t.ring)))
 		for s := t.started + 1; s < seq; s++ {
@@ -199,7 +199,7 @@ func (t *team) look() {
 	if t.looking = stuck && t.failure() == nil; !t.looking {
 		return
 	}
-	o := t.at(seq) // pending: a rank that waits has issued it
+	o := t.operation(seq) // pending: a rank that waits has issued it
 	if arrivals := seq*uint64(len(t.members)) + uint64(o.arrived); arrivals != t.arrivals {
 		t.arrivals = arrivals
 		t.waited.Reset()

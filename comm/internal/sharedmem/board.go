@@ -225,8 +225,8 @@ func (b board) finished(seq uint64, rank int) int {
 	return int(b.lane(seq, rank).finished.Load() & transport.ValueMask)
 }
 
-// settled returns how many collectives are complete on all ranks.
-func (b board) settled() uint64 {
+// completed returns how many collectives are complete on all ranks.
+func (b board) completed() uint64 {
 	least := ^uint64(0)
 	for r := range b.n {
 		least = min(least, b.line(r).done.Load())

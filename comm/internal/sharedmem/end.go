@@ -121,7 +121,7 @@ func (s *shared) release(anyway bool) (all bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.released {
-		if !anyway && s.board.settled() < s.published {
+		if !anyway && s.board.completed() < s.published {
 			return false
 		}
 		for ; s.reclaimed < s.published; s.reclaimed++ {

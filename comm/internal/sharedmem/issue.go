@@ -71,7 +71,7 @@ func (s *shared) task(seq uint64) *task { return &s.tasks[seq%boardSlots] }
 
 // reclaim frees the copies that no rank reads any more. Called with mu held.
 func (s *shared) reclaim() {
-	for settled := min(s.board.settled(), s.done.Load()); s.reclaimed < settled; {
+	for settled := min(s.board.completed(), s.done.Load()); s.reclaimed < settled; {
 		s.reclaimed++
 		s.drop(s.task(s.reclaimed))
 	}

@@ -266,14 +266,14 @@ func (s *shared) complete(seq uint64) bool {
 func (s *shared) help(seq uint64) bool {
 	for k := range s.Size() {
 		i := (s.Rank() + k) % s.Size()
-		if i != s.Rank() && s.own(i) {
+		if i != s.Rank() && s.exclusive(i) {
 			continue
 		}
 		part, ok := s.board.claim(seq, i, s.work.Parts[i])
 		if !ok {
 			continue
 		}
-		if s.own(i) {
+		if s.exclusive(i) {
 			s.reread(seq)
 		}
 		s.work.Run(i, part, &s.reducer)
@@ -283,8 +283,8 @@ func (s *shared) help(seq uint64) bool {
 	return false
 }
 
-// own reports whether only rank i itself can execute lane i.
-func (s *shared) own(i int) bool {
+// exclusive reports whether only rank i itself can execute lane i.
+func (s *shared) exclusive(i int) bool {
 	return s.private[i] && s.work.Calls[i].Kind != transport.KindAllReduce
 }
 

@@ -118,7 +118,7 @@ func newShared(ctx context.Context, l *session.Link, d *Domain) (transport.Group
 func (s *shared) notMade(err error) error {
 	if s.Failure() == nil {
 		if errors.Is(err, transport.ErrTimeout) {
-			err = s.blameStraggler(s.others(), 0, err)
+			err = s.blameStraggler(s.otherRanks(), 0, err)
 		} else {
 			err = s.Blame(err)
 		}
@@ -127,8 +127,8 @@ func (s *shared) notMade(err error) error {
 	return s.Failure()
 }
 
-// others lists all ranks but this one.
-func (s *shared) others() (ranks []int) {
+// otherRanks lists all ranks but this one.
+func (s *shared) otherRanks() (ranks []int) {
 	for r := range s.Size() {
 		if r != s.Rank() {
 			ranks = append(ranks, r)

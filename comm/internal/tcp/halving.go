@@ -203,8 +203,8 @@ type stripe struct {
 	lo, hi int
 }
 
-// of returns the elements of a shard in s; there are fewer, or none, at the end of the tensor.
-func (s stripe) of(shard int) transport.Buffer {
+// elements returns the elements of a shard in s; there are fewer, or none, at the end of the tensor.
+func (s stripe) elements(shard int) transport.Buffer {
 	b := transport.Share(s.src, shard, s.share)
 	return b.Part(min(s.lo, b.Len()), min(s.hi, b.Len()))
 }
@@ -212,7 +212,7 @@ func (s stripe) of(shard int) transport.Buffer {
 // bytes returns the number of bytes of some shards in s.
 func (s stripe) bytes(shards []uint16) (n int) {
 	for _, j := range shards {
-		n += len(s.of(int(j)).Bytes())
+		n += len(s.elements(int(j)).Bytes())
 	}
 	return n
 }
@@ -295,7 +295,7 @@ func (r *remote) halve(ctx context.Context, dst, src transport.Buffer, share int
 			return err
 		}
 		for k, j := range rt.mine {
-			rt.at[k+1] = rt.at[k] + s.of(int(j)).Len()
+			rt.at[k+1] = rt.at[k] + s.elements(int(j)).Len()
 		}
 		sums := m.sums[i%2]
 		r.sumBlock(rt, s, sums, m.got, partial)
@@ -330,10 +330,10 @@ func (r *remote) contribute(rt *route, s stripe, pack, got []byte) {
 		} else {
 			r.send(rt.block.Lo+to, roundScatter, s.bytes(list), nil)
 			for _, j := range list {
-				r.sendMore(rt.block.Lo+to, s.of(int(j)).Bytes())
+				r.sendMore(rt.block.Lo+to, s.elements(int(j)).Bytes())
 			}
 		}
-		r.receive(rt.block.Lo+from, roundScatter, n, rt.from(from, i, got, n))
+		r.receive(rt.block.Lo+from, roundScatter, n, rt.incoming(from, i, got, n))
 	}
 }
 
@@ -342,7 +342,7 @@ func (r *remote) contribute(rt *route, s stripe, pack, got []byte) {
 func (r *remote) sendPacked(to int, s stripe, list []uint16, pack []byte) (rest []byte) {
 	n, sum := 0, uint32(0)
 	for _, j := range list {
-		x := s.of(int(j)).Bytes()
+		x := s.elements(int(j)).Bytes()
 		if r.frame.summed {
 			sum = checksum.Copy(sum, pack[n:n+len(x)], x)
 		} else {
@@ -355,8 +355,8 @@ func (r *remote) sendPacked(to int, s stripe, list []uint16, pack []byte) (rest 
 	return pack[n:]
 }
 
-// from returns the place of the n bytes that rank i of the block gets from another one.
-func (rt *route) from(other, i int, got []byte, n int) []byte {
+// incoming returns the place of the n bytes that rank i of the block gets from another one.
+func (rt *route) incoming(other, i int, got []byte, n int) []byte {
 	if other > i {
 		other--
 	}
@@ -370,9 +370,9 @@ func (r *remote) sumBlock(rt *route, s stripe, sums transport.Buffer, got []byte
 		lo, hi := rt.at[k], rt.at[k+1]
 		r.reducer.Sources = r.reducer.Sources[:0]
 		for q := range rt.block.Ranks() {
-			x := s.of(int(j))
+			x := s.elements(int(j))
 			if q != i {
-				x = bufferOf(rt.from(q, i, got, n), s.src.DType()).Part(lo, hi)
+				x = bufferOf(rt.incoming(q, i, got, n), s.src.DType()).Part(lo, hi)
 			}
 			r.reducer.Sources = append(r.reducer.Sources, x)
 		}

@@ -146,12 +146,12 @@ func (h *hosts) outside(group string, err error) error {
 	return err
 }
 
-// own returns the ranks of this host.
-func (h *hosts) own() tree.Span { return h.all[h.host] }
+// localRanks returns the ranks of this host.
+func (h *hosts) localRanks() tree.Span { return h.all[h.host] }
 
-// after and before return the host that is k places after this one, and before it.
-func (h *hosts) after(k int) int  { return (h.host + k) % len(h.all) }
-func (h *hosts) before(k int) int { return (h.host + len(h.all) - k) % len(h.all) }
+// next and before return the host that is k places after this one, and before it.
+func (h *hosts) next(k int) int     { return (h.host + k) % len(h.all) }
+func (h *hosts) previous(k int) int { return (h.host + len(h.all) - k) % len(h.all) }
 
 // mate returns the rank of another host that stands for a rank of host from. Between hosts of the
 // same size each rank has its own mate.
@@ -226,8 +226,8 @@ func (r *remote) hostGather(ctx context.Context, full, own transport.Buffer) err
 	h := r.hosts
 	b := own.Bytes()
 	for k := 1; k < len(h.all); k++ {
-		r.send(h.mate(h.after(k), h.host, r.rank), roundHosts, len(b), b)
-		from := h.before(k)
+		r.send(h.mate(h.next(k), h.host, r.rank), roundHosts, len(b), b)
+		from := h.previous(k)
 		for q := h.all[from].Lo; q < h.all[from].Hi; q++ {
 			if h.mate(h.host, from, q) == r.rank {
 				r.receive(q, roundHosts, len(b), transport.Share(full, q, own.Len()).Bytes())
@@ -238,16 +238,16 @@ func (r *remote) hostGather(ctx context.Context, full, own transport.Buffer) err
 		return err
 	}
 	of := func(s tree.Span) transport.Buffer { return full.Part(s.Lo*own.Len(), s.Hi*own.Len()) }
-	if err := h.local.AllGather(of(h.own()), own).Wait(ctx); err != nil {
+	if err := h.local.AllGather(of(h.localRanks()), own).Wait(ctx); err != nil {
 		return err
 	}
 	if err := r.settle(ctx); err != nil {
 		return err
 	}
 	for k := 1; k < len(h.all); k++ {
-		from := h.before(k)
+		from := h.previous(k)
 		s := h.all[from]
-		if s.Ranks() == h.own().Ranks() {
+		if s.Ranks() == h.localRanks().Ranks() {
 			mine := transport.Share(full, h.mate(from, h.host, r.rank), own.Len())
 			if err := h.local.AllGather(of(s), mine).Wait(ctx); err != nil {
 				return err
@@ -255,7 +255,7 @@ func (r *remote) hostGather(ctx context.Context, full, own transport.Buffer) err
 			continue
 		}
 		for q := s.Lo; q < s.Hi; q++ {
-			root := h.mate(h.host, from, q) - h.own().Lo
+			root := h.mate(h.host, from, q) - h.localRanks().Lo
 			if err := h.local.Broadcast(transport.Share(full, q, own.Len()), root).Wait(ctx); err != nil {
 				return err
 			}
@@ -286,8 +286,8 @@ func (h *hosts) partial(sum tree.Span, host, share int) partial {
 // window returns all elements that are summed.
 func (p partial) window() (lo, hi int) { return p.lo, p.lo + p.n*p.sum.Ranks() }
 
-// between returns the elements that rank from sums and rank owner owns.
-func (p partial) between(from, owner int) (lo, hi int) {
+// overlap returns the elements that rank from sums and rank owner owns.
+func (p partial) overlap(from, owner int) (lo, hi int) {
 	first := p.lo + (from-p.sum.Lo)*p.n
 	lo, hi = max(first, owner*p.shares), min(first+p.n, (owner+1)*p.shares)
 	return lo, max(lo, hi)
@@ -350,7 +350,7 @@ func (r *remote) hostScatter(ctx context.Context, dst, src transport.Buffer, op 
 	for i, sum := range h.sums[index] {
 		p := h.partial(sum, h.host, dst.Len())
 		for from := sum.Lo; from < sum.Hi; from++ {
-			if lo, hi := p.between(from, r.rank); from != r.rank && lo < hi {
+			if lo, hi := p.overlap(from, r.rank); from != r.rank && lo < hi {
 				b := stage.in[i].Part(lo-at, hi-at).Bytes()
 				r.receive(from, roundHosts, len(b), b)
 			}
@@ -360,7 +360,7 @@ func (r *remote) hostScatter(ctx context.Context, dst, src transport.Buffer, op 
 		}
 	}
 	for k := 1; k <= len(h.all); k++ {
-		to := h.after(k)
+		to := h.next(k)
 		p := h.partial(mine, to, dst.Len())
 		lo, hi := p.window()
 		out := src.Part(lo, hi)
@@ -372,7 +372,7 @@ func (r *remote) hostScatter(ctx context.Context, dst, src transport.Buffer, op 
 		}
 		first := p.lo + (r.rank-mine.Lo)*p.n
 		for owner := h.all[to].Lo; owner < h.all[to].Hi; owner++ {
-			lo, hi := p.between(r.rank, owner)
+			lo, hi := p.overlap(r.rank, owner)
 			switch b := out.Part(lo-first, hi-first); {
 			case lo == hi:
 			case owner != r.rank:
@@ -458,7 +458,7 @@ func (r *remote) hostBroadcast(ctx context.Context, buf transport.Buffer, root i
 	mate := func(host int) int { return h.mate(host, home, root) }
 	size := buf.DType().Size()
 	inside := func(lo, hi int) error {
-		return h.local.Broadcast(buf.Part(lo/size, hi/size), mate(h.host)-h.own().Lo).Wait(ctx)
+		return h.local.Broadcast(buf.Part(lo/size, hi/size), mate(h.host)-h.localRanks().Lo).Wait(ctx)
 	}
 	b := buf.Bytes()
 	if r.rank != mate(h.host) {
@@ -469,7 +469,7 @@ func (r *remote) hostBroadcast(ctx context.Context, buf transport.Buffer, root i
 		}
 		return nil
 	}
-	from, to := mate(h.before(1)), mate(h.after(1))
+	from, to := mate(h.previous(1)), mate(h.next(1))
 	if r.rank == root {
 		from = nobody
 	}

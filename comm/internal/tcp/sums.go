@@ -27,9 +27,9 @@ type subsums struct {
 	each   int // elements
 }
 
-// at returns the sum of the i-th subtree, and all returns the sums of all subtrees together.
-func (s *subsums) at(i int) transport.Buffer { return s.memory.Part(i*s.each, (i+1)*s.each) }
-func (s *subsums) all() []byte               { return s.memory.Part(0, len(s.spans)*s.each).Bytes() }
+// subtree returns the sum of the i-th subtree, and all returns the sums of all subtrees together.
+func (s *subsums) subtree(i int) transport.Buffer { return s.memory.Part(i*s.each, (i+1)*s.each) }
+func (s *subsums) all() []byte                    { return s.memory.Part(0, len(s.spans)*s.each).Bytes() }
 
 // stepSums returns how many sums a rank of n holds at a time: its own, the received ones and the
 // results of both, and one for every level of the tree.
@@ -62,7 +62,7 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src transport.Buffer, op 
 		s.each, s.memory, free = n, free.Part(0, 2*levels*n), free.Part(2*levels*n, free.Len())
 	}
 	have.spans = append(have.spans[:0], tree.Span{Lo: r.rank, Hi: r.rank + 1})
-	if own := have.at(0); own.DType() == src.DType() {
+	if own := have.subtree(0); own.DType() == src.DType() {
 		transport.Move(own, src)
 	} else {
 		widen(transport.View[float32](own), src)
@@ -81,11 +81,11 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src transport.Buffer, op 
 		}
 		next.spans = window(next.spans[:0], r.size, r.rank, 2*k)
 		for i, s := range next.spans {
-			transport.Move(next.at(i), r.subtree(s, [...]*subsums{have, got}, next.at(i), free, partial))
+			transport.Move(next.subtree(i), r.subtree(s, [...]*subsums{have, got}, next.subtree(i), free, partial))
 		}
 		have, next = next, have
 	}
-	total := have.at(0)
+	total := have.subtree(0)
 	if dst.Len() < src.Len() {
 		total = transport.Share(total, r.rank, dst.Len())
 	}
@@ -100,7 +100,7 @@ func (r *remote) reduceSteps(ctx context.Context, dst, src transport.Buffer, op 
 func (r *remote) subtree(s tree.Span, known [2]*subsums, to, free transport.Buffer, op transport.Op) transport.Buffer {
 	for _, k := range known {
 		if i := slices.Index(k.spans, s); i >= 0 {
-			return k.at(i)
+			return k.subtree(i)
 		}
 	}
 	mid, n := s.Middle(), to.Len()
