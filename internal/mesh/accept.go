@@ -54,7 +54,7 @@ func (m *Mesh) accept(l net.Listener) {
 			continue
 		}
 		failing = false
-		if err := stranger(conn, os.Geteuid()); err != nil {
+		if err := checkUser(conn, os.Geteuid()); err != nil {
 			m.warn("mesh: connection refused", "error", err)
 			_ = conn.Close()
 			continue
@@ -163,9 +163,9 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 	switch theirs.Purpose {
 	case purposeControl:
 		if p != nil {
-			return guest, fmt.Errorf("rank %d has already joined from %s", theirs.Rank, p.who.since())
+			return guest, fmt.Errorf("rank %d has already joined from %s", theirs.Rank, p.who.withStart())
 		}
-		if m.far(theirs.Rank) {
+		if m.indirect(theirs.Rank) {
 			return guest, fmt.Errorf("rank %d has no control connection to rank %d", m.cfg.Rank, theirs.Rank)
 		}
 	case purposeData, purposeFile:
@@ -213,7 +213,7 @@ func (m *Mesh) hello(h auth.Hello, v visit) auth.Hello {
 // is the latest failure, if there has been one. ctx may end before the caller's, with the rank.
 // dial gives up an interface that does not respond, because the other rank is known to live by
 // another interface.
-func (m *Mesh) dial(caller, ctx context.Context, to way, rank int, h auth.Hello, v visit) (net.Conn, error) {
+func (m *Mesh) dial(caller, ctx context.Context, to dialTarget, rank int, h auth.Hello, v visit) (net.Conn, error) {
 	spread := rand.N[time.Duration] // so that not all come back at once
 	if m.network != nil {
 		tries := uint64(0)
@@ -267,7 +267,7 @@ type unreached struct{ error }
 func (u unreached) Unwrap() error { return u.error }
 
 // dialOnce connects to a rank and makes sure that it is the right one.
-func (m *Mesh) dialOnce(caller, ctx context.Context, to way, rank int, h auth.Hello, v visit) (_ net.Conn, err error) {
+func (m *Mesh) dialOnce(caller, ctx context.Context, to dialTarget, rank int, h auth.Hello, v visit) (_ net.Conn, err error) {
 	conn, err := m.connect(ctx, to)
 	if err != nil {
 		return nil, unreached{err}
@@ -339,7 +339,7 @@ func (m *Mesh) greet(conn, secure net.Conn, hello auth.Hello) (theirs auth.Hello
 }
 
 // connect opens a connection.
-func (m *Mesh) connect(ctx context.Context, to way) (net.Conn, error) {
+func (m *Mesh) connect(ctx context.Context, to dialTarget) (net.Conn, error) {
 	if m.network != nil {
 		ctx, cancel := context.WithTimeout(ctx, checkTime)
 		defer cancel()

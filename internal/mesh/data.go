@@ -20,12 +20,12 @@ import (
 // The higher rank dials. Its Connect may return before the other's is called,
 // because a connection waits, one on each channel, until Connect takes it.
 func (m *Mesh) Connect(ctx context.Context, rank int, channel uint64) ([]Lane, error) {
-	who, end, err := m.other(rank)
+	who, end, err := m.member(rank)
 	if err != nil {
 		return nil, err
 	}
 	caller := ctx
-	ctx, done := m.with(ctx, end)
+	ctx, done := m.withPeer(ctx, end)
 	defer done()
 	var lanes []Lane
 	if rank > m.cfg.Rank {
@@ -56,7 +56,7 @@ func (m *Mesh) Modelled() bool { return m.network != nil }
 // messages. The caller may close the file at once. Files under one tag arrive in
 // order, too; at most 256 may wait for calls of File.
 func (m *Mesh) SendFile(to int, tag uint64, f *os.File) error {
-	if m.far(to) {
+	if m.indirect(to) {
 		return m.carryFile(to, tag, f)
 	}
 	p, err := m.peer(to)
@@ -79,16 +79,16 @@ func (m *Mesh) SendFile(to int, tag uint64, f *os.File) error {
 
 // carryFile is SendFile to a rank that is not near, over a separate connection.
 func (m *Mesh) carryFile(to int, tag uint64, f *os.File) error {
-	who, end, err := m.other(to)
+	who, end, err := m.member(to)
 	if err != nil {
 		return err
 	}
 	if !m.SameHost(to) {
 		return fmt.Errorf("mesh: cannot pass a file to rank %d on %v from %v, only within one host", to, who.process, m.self.process)
 	}
-	ctx, done := m.with(context.Background(), end)
+	ctx, done := m.withPeer(context.Background(), end)
 	defer done()
-	conn, err := m.dial(ctx, ctx, way{network: "unix", address: who.Unix}, to, auth.Hello{Purpose: purposeFile}, visit{process: m.self.process})
+	conn, err := m.dial(ctx, ctx, dialTarget{network: "unix", address: who.Unix}, to, auth.Hello{Purpose: purposeFile}, visit{process: m.self.process})
 	if err == nil {
 		frame := appendFrame(nil, frameFile, binary.BigEndian.AppendUint64(nil, tag))
 		err = errors.Join(asControl(conn).(filePasser).send(frame, f), conn.Close())
@@ -121,14 +121,14 @@ func (m *Mesh) takeFile(from int, conn net.Conn) error {
 // File waits for the file that a rank of this host sends under a tag. File also
 // returns a file that came before its sender ended. The caller closes it.
 func (m *Mesh) File(ctx context.Context, from int, tag uint64) (*os.File, error) {
-	who, end, err := m.other(from)
+	who, end, err := m.member(from)
 	if err != nil {
 		return nil, err
 	}
 	if !m.SameHost(from) {
 		return nil, fmt.Errorf("mesh: cannot pass a file from rank %d on %v to %v, only within one host", from, who.process, m.self.process)
 	}
-	ctx, done := m.with(ctx, end)
+	ctx, done := m.withPeer(ctx, end)
 	defer done()
 	f, err := m.files.take(ctx, label{rank: from, id: tag})
 	if err != nil {
@@ -137,9 +137,9 @@ func (m *Mesh) File(ctx context.Context, from int, tag uint64) (*os.File, error)
 	return f, nil
 }
 
-// other returns the record of another rank, and its end.
-func (m *Mesh) other(rank int) (record, *fate, error) {
-	if m.far(rank) {
+// member returns the record of another rank, and its end.
+func (m *Mesh) member(rank int) (record, *fate, error) {
+	if m.indirect(rank) {
 		m.relay.mu.Lock()
 		defer m.relay.mu.Unlock()
 		return m.roll.record(rank), m.relay.fate(rank), nil
@@ -151,11 +151,11 @@ func (m *Mesh) other(rank int) (record, *fate, error) {
 	return p.who, &p.fate, nil
 }
 
-// with returns a context that also ends with a rank and with the mesh. done releases
+// withPeer returns a context that also ends with a rank and with the mesh. done releases
 // it. If the rank leaves in good order meanwhile, the context ends some time later:
 // a connection that the rank has accepted, and data that it has sent there before it
 // left, may still be on the way.
-func (m *Mesh) with(ctx context.Context, rank *fate) (_ context.Context, done func()) {
+func (m *Mesh) withPeer(ctx context.Context, rank *fate) (_ context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	select {
 	case <-rank.over: // now, not when the goroutine gets to it

@@ -20,10 +20,10 @@ func listenUnix() (net.Listener, string, error) {
 	return l, name, err
 }
 
-// stranger returns an error if conn does not lead to a process of user self. The kernel reports the
+// checkUser returns an error if conn does not lead to a process of user self. The kernel reports the
 // owner of a Unix socket (SO_PEERCRED, unix(7)), but not the other end of TCP, nor users outside of
 // this user namespace.
-func stranger(conn net.Conn, self int) error {
+func checkUser(conn net.Conn, self int) error {
 	local, ok := conn.(*net.UnixConn)
 	if !ok {
 		return nil

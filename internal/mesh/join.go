@@ -159,7 +159,7 @@ func (m *Mesh) lacking(cause error) error {
 		return fmt.Errorf("this rank is connected, but rank 0 has not reported that all %d ranks are: %w", m.cfg.Size, cause)
 	case len(missing) == 0:
 		unready := m.unready()
-		if between := m.between(unready); len(between) > 0 {
+		if between := m.relays(unready); len(between) > 0 {
 			return fmt.Errorf("ranks %v of %d have not connected to all others, or ranks %v have not forwarded their reports: %w",
 				unready, m.cfg.Size, between, cause)
 		}
@@ -190,7 +190,7 @@ func (m *Mesh) announce(ctx context.Context) error {
 		return err
 	}
 	if holder.process != m.self.process {
-		return fmt.Errorf("rank %d has already joined from %s, this is %s: %w", m.cfg.Rank, holder.since(), m.self.since(), errTwice)
+		return fmt.Errorf("rank %d has already joined from %s, this is %s: %w", m.cfg.Rank, holder.withStart(), m.self.withStart(), errTwice)
 	}
 	return nil
 }
@@ -246,9 +246,9 @@ func (m *Mesh) find(ctx context.Context, rank int) error {
 	if err != nil {
 		return err
 	}
-	to := way{network: "tcp", address: where.faces()[0].TCP}
+	to := dialTarget{network: "tcp", address: where.ifaces()[0].TCP}
 	if where.Host == m.self.Host && where.Unix != "" && m.self.Unix != "" {
-		to = way{network: "unix", address: where.Unix}
+		to = dialTarget{network: "unix", address: where.Unix}
 	}
 	conn, err := m.dial(ctx, ctx, to, rank, auth.Hello{Purpose: purposeControl}, visit{process: m.self.process})
 	if err != nil {
@@ -259,7 +259,7 @@ func (m *Mesh) find(ctx context.Context, rank int) error {
 
 // hint explains if where is an address that cannot be reached from here.
 func (m *Mesh) hint(where record) string {
-	addr, err := netip.ParseAddrPort(where.faces()[0].TCP)
+	addr, err := netip.ParseAddrPort(where.ifaces()[0].TCP)
 	if err != nil || !addr.Addr().IsLoopback() || where.Host == m.self.Host {
 		return ""
 	}
@@ -335,9 +335,9 @@ func (m *Mesh) unready() (ranks []int) {
 	return ranks
 }
 
-// between returns the ranks that have reported to the root and pass on the reports of some that
+// relays returns the ranks that have reported to the root and pass on the reports of some that
 // have not. The caller holds m.mu.
-func (m *Mesh) between(ranks []int) (known []int) {
+func (m *Mesh) relays(ranks []int) (known []int) {
 	if !m.sparse {
 		return nil
 	}

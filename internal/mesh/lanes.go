@@ -24,59 +24,59 @@ type Lane struct {
 	of   int    // lanes on the channel, 0 for 1
 }
 
-// face is one of several interfaces that a rank listens on.
-type face struct {
+// iface is one of several interfaces that a rank listens on.
+type iface struct {
 	Name string // as in [Config.Listen]
 	TCP  string // address of the listener, host:port
 }
 
 // ip returns the address of f.
-func (f face) ip() netip.Addr {
+func (f iface) ip() netip.Addr {
 	addr, _ := netip.ParseAddrPort(f.TCP) // the zero address is of no family
 	return addr.Addr().Unmap()
 }
 
-func (f face) String() string { return strings.TrimSpace(f.Name + " " + f.TCP) }
+func (f iface) String() string { return strings.TrimSpace(f.Name + " " + f.TCP) }
 
-// way is an address to dial, and the address of this host to dial from; "" leaves that to the
+// dialTarget is an address to dial, and the address of this host to dial from; "" leaves that to the
 // system.
-type way struct{ network, address, local string }
+type dialTarget struct{ network, address, local string }
 
-// pair is the interface of the dialing rank and the interface of the listening rank.
-type pair struct{ near, far face }
+// ifacePair is the interface of the dialing rank and the interface of the listening rank.
+type ifacePair struct{ dialer, listener iface }
 
 // pairs returns the interfaces of each lane between two ranks: the first of one with the first of
 // the other and so on; the shorter list starts again. Interfaces with an IPv4 address come first.
 // If neither rank listens on several, the result is one pair with only the address to dial.
-func pairs(from, to record) (list []pair, err error) {
-	if len(from.faces()) == 1 && len(to.faces()) == 1 {
-		return []pair{{far: face{TCP: to.TCP}}}, nil
+func pairs(from, to record) (list []ifacePair, err error) {
+	if len(from.ifaces()) == 1 && len(to.ifaces()) == 1 {
+		return []ifacePair{{listener: iface{TCP: to.TCP}}}, nil
 	}
 	for _, v4 := range []bool{true, false} {
 		near, far := from.family(v4), to.family(v4)
 		if (len(near) == 0) != (len(far) == 0) {
 			return nil, fmt.Errorf("rank %d listens on %v, rank %d on %v: set FSDP_LISTEN to interfaces of the same address families, IPv4 or IPv6, on both ranks",
-				from.Rank, from.faces(), to.Rank, to.faces())
+				from.Rank, from.ifaces(), to.Rank, to.ifaces())
 		}
 		for k := range max(len(near), len(far)) {
-			list = append(list, pair{near[k%len(near)], far[k%len(far)]})
+			list = append(list, ifacePair{near[k%len(near)], far[k%len(far)]})
 		}
 	}
 	return list, nil
 }
 
-// faces returns the interfaces that a rank listens on.
-func (r record) faces() (list []face) {
+// ifaces returns the interfaces that a rank listens on.
+func (r record) ifaces() (list []iface) {
 	for f := range strings.SplitSeq(r.TCP, ",") {
 		at := strings.LastIndexByte(f, ' ') + 1
-		list = append(list, face{strings.TrimSpace(f[:at]), f[at:]})
+		list = append(list, iface{strings.TrimSpace(f[:at]), f[at:]})
 	}
 	return list
 }
 
 // family returns the interfaces of a rank that have IPv4 addresses, or the others.
-func (r record) family(v4 bool) (list []face) {
-	for _, f := range r.faces() {
+func (r record) family(v4 bool) (list []iface) {
+	for _, f := range r.ifaces() {
 		if f.ip().Is4() == v4 {
 			list = append(list, f)
 		}
@@ -94,10 +94,10 @@ func (m *Mesh) dialLanes(caller, ctx context.Context, who record, channel uint64
 	var all sync.WaitGroup
 	for k, p := range list {
 		v := visit{process: m.self.process, Channel: channel}
-		to := way{network: "tcp", address: p.far.TCP}
+		to := dialTarget{network: "tcp", address: p.listener.TCP}
 		if len(list) > 1 {
-			to.local = p.near.ip().String()
-			v.Lane, v.Lanes, v.Over = k, len(list), fmt.Sprintf("%v to %v", face{p.near.Name, to.local}, p.far)
+			to.local = p.dialer.ip().String()
+			v.Lane, v.Lanes, v.Over = k, len(list), fmt.Sprintf("%v to %v", iface{p.dialer.Name, to.local}, p.listener)
 		}
 		all.Go(func() {
 			lanes[k] = Lane{Over: v.Over}

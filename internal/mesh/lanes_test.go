@@ -35,7 +35,7 @@ func TestPairs(t *testing.T) {
 		require.NoError(t, err)
 		var text [][2]string
 		for _, g := range got {
-			text = append(text, [2]string{g.near.TCP, g.far.TCP})
+			text = append(text, [2]string{g.dialer.TCP, g.listener.TCP})
 		}
 		require.Equal(t, p.want, text)
 	}

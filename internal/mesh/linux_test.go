@@ -286,9 +286,9 @@ func TestOtherUsers(t *testing.T) {
 		require.NoError(t, err)
 		here, err := l.Accept()
 		require.NoError(t, err)
-		require.NoError(t, stranger(here, os.Geteuid()))
+		require.NoError(t, checkUser(here, os.Geteuid()))
 		if l == unixListener {
-			require.EqualError(t, stranger(here, os.Geteuid()+1),
+			require.EqualError(t, checkUser(here, os.Geteuid()+1),
 				fmt.Sprintf("process %d belongs to user %d, this one to user %d", os.Getpid(), os.Geteuid(), os.Geteuid()+1))
 		}
 		require.NoError(t, errors.Join(here.Close(), there.Close(), l.Close()))

@@ -136,7 +136,7 @@ func newMesh(cfg Config) *Mesh {
 
 // SameHost reports whether rank runs on this host, so that files can be passed to it.
 func (m *Mesh) SameHost(rank int) bool {
-	if m.far(rank) {
+	if m.indirect(rank) {
 		return m.roll.field(rank, fieldHost) == m.self.Host && m.roll.field(rank, fieldUnix) != "" && m.self.Unix != ""
 	}
 	p, err := m.peer(rank)
@@ -158,8 +158,8 @@ func (m *Mesh) Host(rank int) string {
 	return p.who.Host
 }
 
-// far reports whether a rank is another one without a control connection to this one.
-func (m *Mesh) far(rank int) bool {
+// indirect reports whether a rank is another one without a control connection to this one.
+func (m *Mesh) indirect(rank int) bool {
 	_, near := slices.BinarySearch(m.near, rank)
 	return rank >= 0 && rank < m.cfg.Size && rank != m.cfg.Rank && !near
 }
@@ -184,7 +184,7 @@ func (m *Mesh) Send(to int, msg []byte) error {
 	if len(msg) > MaxMessage {
 		return fmt.Errorf("mesh: message of %d bytes to rank %d, the limit is %d", len(msg), to, MaxMessage)
 	}
-	far := m.far(to)
+	far := m.indirect(to)
 	m.relay.mu.Lock()
 	err := m.relay.ended(to) // news of a neighbour's end may come before the end of its connection
 	if err == nil && far {

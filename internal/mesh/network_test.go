@@ -115,7 +115,7 @@ func TestLeaverIsWaitedFor(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMesh(Config{Size: 2})
 			end := &fate{over: make(chan struct{}), ended: why}
-			ctx, done := m.with(t.Context(), end)
+			ctx, done := m.withPeer(t.Context(), end)
 			defer done()
 			begin := time.Now()
 			close(end.over)
@@ -148,10 +148,10 @@ func TestGivesUpOnLeaver(t *testing.T) {
 			defer cancel()
 			end := &fate{over: make(chan struct{}), ended: ErrGone}
 			close(end.over)
-			ctx, done := m.with(caller, end)
+			ctx, done := m.withPeer(caller, end)
 			defer done()
 			begin := time.Now()
-			_, err := m.dial(caller, ctx, way{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
+			_, err := m.dial(caller, ctx, dialTarget{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
 			require.ErrorContains(t, err, "dialing rank 0 at 10.0.0.1:1 did not finish")
 			require.ErrorIs(t, err, ErrGone)
 			require.Equal(t, min(asked, dialTime), time.Since(begin))
@@ -189,11 +189,11 @@ func TestSaysThatCallerGaveUp(t *testing.T) {
 		m := newMesh(Config{Size: 2, Rank: 1, Secret: bytes.Repeat([]byte{1}, auth.MinSecret)})
 		m.network = mute{}
 		caller := &backwards{Context: t.Context(), over: make(chan struct{})}
-		ctx, done := m.with(caller, &fate{over: make(chan struct{})})
+		ctx, done := m.withPeer(caller, &fate{over: make(chan struct{})})
 		defer done()
 		failed := make(chan error, 1)
 		go func() {
-			_, err := m.dial(caller, ctx, way{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
+			_, err := m.dial(caller, ctx, dialTarget{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
 			failed <- err
 		}()
 		synctest.Wait()
@@ -227,7 +227,7 @@ func TestGivesUpInterface(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m, n, begin := newMesh(Config{Rank: 1, Size: 2}), &deaf{stopped: stopped}, time.Now()
 			m.network = n
-			_, err := m.dial(t.Context(), t.Context(), way{network: "tcp", address: "10.0.1.1:1"}, 0, auth.Hello{}, visit{Over: "eth1"})
+			_, err := m.dial(t.Context(), t.Context(), dialTarget{network: "tcp", address: "10.0.1.1:1"}, 0, auth.Hello{}, visit{Over: "eth1"})
 			require.ErrorContains(t, err, "dialing rank 0 over eth1: ")
 			require.EqualValues(t, Unanswered/checkTime, n.dials.Load())
 			require.GreaterOrEqual(t, time.Since(begin), Unanswered)
@@ -274,7 +274,7 @@ func TestLackOfFilesFails(t *testing.T) {
 		require.Equal(t, errLate, err)
 
 		m.network, begin = new(filled), time.Now()
-		_, err = m.dial(t.Context(), t.Context(), way{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
+		_, err = m.dial(t.Context(), t.Context(), dialTarget{network: "tcp", address: "10.0.0.1:1"}, 0, auth.Hello{Purpose: purposeData}, visit{})
 		require.EqualError(t, err, "dialing rank 0: "+text)
 		require.Less(t, time.Since(begin), 4*time.Second)
 	})

@@ -20,8 +20,8 @@ type process struct {
 
 func (p process) String() string { return fmt.Sprintf("host %s pid %d", p.Name, p.PID) }
 
-// since is String with the start time.
-func (p process) since() string { return fmt.Sprintf("%v (started %s)", p, p.Start) }
+// withStart is String with the start time.
+func (p process) withStart() string { return fmt.Sprintf("%v (started %s)", p, p.Start) }
 
 var start = time.Now().Format(time.RFC3339)
 
@@ -79,7 +79,7 @@ func decode[T record | visit | setback](b []byte) (v T, err error) {
 	if err := json.Unmarshal(b, &v); err != nil {
 		return v, fmt.Errorf("malformed %T: %w", v, err)
 	}
-	if r, ok := any(v).(record); ok && (r.Size < 1 || r.Rank < 0 || r.Rank >= r.Size || r.TCP == "" || len(r.faces()) > maxLanes) {
+	if r, ok := any(v).(record); ok && (r.Size < 1 || r.Rank < 0 || r.Rank >= r.Size || r.TCP == "" || len(r.ifaces()) > maxLanes) {
 		return v, errors.New("malformed record of a rank")
 	}
 	if g, ok := any(v).(visit); ok && (g.Lane < 0 || g.Lanes < 0 || g.Lanes > 2*maxLanes || g.Lane > max(0, g.Lanes-1)) {

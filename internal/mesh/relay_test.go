@@ -111,7 +111,7 @@ func TestMany(t *testing.T) {
 					require.Equal(t, "all", m.ear.first(t, 3, 2)[1].text)
 				}
 			}
-			require.True(t, ranks[0].far(7))
+			require.True(t, ranks[0].indirect(7))
 			ctx := timeout(t, patience)
 			var ends sync.WaitGroup
 			for _, end := range [][2]int{{0, 7}, {7, 0}} {

@@ -69,7 +69,7 @@ func (m *Mesh) listenEach(resolve func(string) (string, error), listen func(cont
 			return err
 		}
 		m.listeners = append(m.listeners, l)
-		f := face{name, l.Addr().String()}
+		f := iface{name, l.Addr().String()}
 		if name == ip || len(names) == 1 {
 			f.Name = ""
 		}
@@ -91,7 +91,7 @@ func resolve(listen string) (string, error) {
 		return listen, nil
 	}
 	if network, err := netip.ParsePrefix(listen); err == nil {
-		return within(network)
+		return addressIn(network)
 	}
 	face, err := net.InterfaceByName(listen)
 	if err != nil {
@@ -118,8 +118,8 @@ func resolve(listen string) (string, error) {
 	return best, nil
 }
 
-// within returns the first address of this host in a network.
-func within(network netip.Prefix) (string, error) {
+// addressIn returns the first address of this host in a network.
+func addressIn(network netip.Prefix) (string, error) {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		return "", fmt.Errorf("listen in %v: %w", network, err)
