@@ -125,7 +125,7 @@ func (r *muonRun[T]) exchange(absent []bool, eps float64) error {
 	if err := r.wait(); err != nil {
 		return err
 	}
-	r.own(absent, eps)
+	r.runOwned(absent, eps)
 	r.polynomial(eps)
 	for root, counts := range r.back {
 		var to []T
@@ -164,8 +164,8 @@ func (r *muonRun[T]) wait() (first error) {
 	return first
 }
 
-// own orthogonalises the matrices that this rank owns, in theirs.
-func (r *muonRun[T]) own(absent []bool, eps float64) {
+// runOwned orthogonalises the matrices that this rank owns, in theirs.
+func (r *muonRun[T]) runOwned(absent []bool, eps float64) {
 	copy(r.cursor, r.theirsAt)
 	set := r.rank / r.places
 	for i := range r.jobs {

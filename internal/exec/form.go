@@ -170,7 +170,7 @@ func (c *compiler) addForms(nodes G.Nodes) {
 		}
 		kids := children(c.g, n)
 		if isView(n) {
-			c.forms[n] = Operand{DType: n.Dtype(), Form: c.forms[kids[0]]}.at(0, kids[0].Shape()).view(offset(n), n.Shape()).Form
+			c.forms[n] = Operand{DType: n.Dtype(), Form: c.forms[kids[0]]}.part(0, kids[0].Shape()).view(offset(n), n.Shape()).Form
 			continue
 		}
 		op, _ := operation(c.g, n, kids)

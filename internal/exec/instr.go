@@ -49,8 +49,8 @@ type Operand struct {
 	step, from int
 }
 
-// at returns an operand of the given shape, off bytes into o.
-func (o Operand) at(off int, shape tensor.Shape) Operand {
+// part returns an operand of the given shape, off bytes into o.
+func (o Operand) part(off int, shape tensor.Shape) Operand {
 	o.Offset += off
 	o.Shape = shape
 	o.Bytes = o.Form.bytes(Numel(shape), o.DType)
@@ -74,7 +74,7 @@ func (o Operand) view(off int, shape tensor.Shape) Operand {
 	default:
 		panic(fmt.Sprintf("exec: elements %d to %d of %v include some, but not all, of the last %d, which are in float32", off, off+m, o.Shape, o.Form.Tail))
 	}
-	return o.at(end, shape)
+	return o.part(end, shape)
 }
 
 // Head returns how many elements of o are in bfloat16, and the byte offset of the others behind

@@ -64,9 +64,9 @@ func (o Order) swapped(rank int) Order {
 	return orderOf(list)
 }
 
-// after returns the composition of first and o: the order of a tensor that is read in order first
+// compose returns the composition of first and o: the order of a tensor that is read in order first
 // and then in order o.
-func (o Order) after(first Order, rank int) Order {
+func (o Order) compose(first Order, rank int) Order {
 	list := o.axes(rank)
 	for i, axis := range list {
 		list[i] = first.At(axis)
@@ -150,7 +150,7 @@ func product(a, b *G.Node, transA, transB bool) (*G.Node, error) {
 			o = o.swapped(rank)
 		}
 		for x.Op() != nil && typeName(x.Op()) == "gorgonia.transposeOp" {
-			next := o.after(pattern(x.Op()), rank)
+			next := o.compose(pattern(x.Op()), rank)
 			if !next.direct(rank) {
 				break
 			}
@@ -225,7 +225,7 @@ func into(n, y *G.Node) (*G.Node, error) {
 		return nil, nil
 	}
 	p, rank := op.Attrs.(Product), len(op.Shape)
-	written := p.Y.after(pattern(n.Op()).inverse(), rank)
+	written := p.Y.compose(pattern(n.Op()).inverse(), rank)
 	if !written.direct(rank) {
 		return nil, nil
 	}

@@ -111,7 +111,7 @@ func settle(list []Instr) {
 func (a *assembler) emit(n *G.Node) error {
 	switch {
 	case isConst(n) || a.consts[n] != "":
-		return a.constant(n, Operand{DType: n.Dtype()}.at(0, n.Shape()))
+		return a.constant(n, Operand{DType: n.Dtype()}.part(0, n.Shape()))
 	case n.Op() == nil:
 		return fmt.Errorf("value %q is not an input of the module", n.Name())
 	case isView(n):
@@ -123,7 +123,7 @@ func (a *assembler) emit(n *G.Node) error {
 	in.Op, in.stock = operation(a.g, n, kids)
 	l := a.lower(n, in.Op, kids)
 	for j, c := range kids {
-		in.In = append(in.In, a.as(a.loc[c], l.in[j]))
+		in.In = append(in.In, a.convert(a.loc[c], l.in[j]))
 	}
 	in.Half = l.half
 	if l.raw == l.out {
@@ -132,7 +132,7 @@ func (a *assembler) emit(n *G.Node) error {
 		a.add(in)
 		return nil
 	}
-	in.Out = a.work(in.Op, in.In, Operand{DType: n.Dtype(), Form: l.raw}.at(0, n.Shape()), a.at)
+	in.Out = a.work(in.Op, in.In, Operand{DType: n.Dtype(), Form: l.raw}.part(0, n.Shape()), a.at)
 	a.add(in)
 	a.loc[n] = a.result(n, convertRow.op(n), nil, l.out)
 	a.add(Instr{Op: convertRow.op(n), Out: a.loc[n], In: []Operand{in.Out}})
@@ -175,12 +175,12 @@ func (a *assembler) add(in Instr) {
 	a.code.instrs = append(a.code.instrs, in)
 }
 
-// as returns o in another form, for the current node.
-func (a *assembler) as(o Operand, f Form) Operand {
+// convert returns o in another form, for the current node.
+func (a *assembler) convert(o Operand, f Form) Operand {
 	if o.Form == f {
 		return o
 	}
-	to := Operand{DType: o.DType, Form: f}.at(0, o.Shape)
+	to := Operand{DType: o.DType, Form: f}.part(0, o.Shape)
 	to.Space, to.work = SpaceWork, a.storage(to.Bytes, a.at)
 	a.add(Instr{Op: &Op{Row: convertRow, Shape: o.Shape, In: []tensor.Shape{o.Shape}}, Out: to, In: []Operand{o}})
 	return to
@@ -188,9 +188,9 @@ func (a *assembler) as(o Operand, f Form) Operand {
 
 // result decides the address of n's value, which op computes from in.
 func (a *assembler) result(n *G.Node, op *Op, in []Operand, f Form) Operand {
-	full := Operand{DType: n.Dtype(), Form: f}.at(0, n.Shape())
+	full := Operand{DType: n.Dtype(), Form: f}.part(0, n.Shape())
 	if to, ok := a.dest[n]; ok {
-		return to.at(0, full.Shape)
+		return to.part(0, full.Shape)
 	}
 	if isHost(n) {
 		full.Space, full.Index = SpaceHost, a.code.hosts
@@ -283,11 +283,11 @@ func (a *assembler) table(op *Op, v *Value) error {
 
 // copy emits a copy of n's value to t.to, or an addition there.
 func (a *assembler) copy(n *G.Node, t copyTo) {
-	in := Instr{Out: t.to.at(0, n.Shape()), Acc: t.acc, Update: t.to.Space == SpaceUpdate}
+	in := Instr{Out: t.to.part(0, n.Shape()), Acc: t.acc, Update: t.to.Space == SpaceUpdate}
 	from, row := a.loc[n], copyRow
 	switch {
 	case t.acc:
-		from, row, in.Half = a.as(from, t.to.Form), accumulateRow, t.to.Form.Half
+		from, row, in.Half = a.convert(from, t.to.Form), accumulateRow, t.to.Form.Half
 	case from.Form != t.to.Form:
 		row = convertRow
 	}

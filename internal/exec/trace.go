@@ -42,13 +42,13 @@ func traceTwice(spec *Spec, sig *Signature) (*trace, error) {
 	for i := range max(len(a), len(b)) {
 		if i >= len(a) || i >= len(b) || a[i] != b[i] {
 			return nil, fmt.Errorf("two traces of the module differ at node %d (%s, %s): Build is not deterministic, or two nodes collided in Gorgonia's 32-bit hash; reordering Build avoids a collision",
-				i, at(a, i), at(b, i))
+				i, element(a, i), element(b, i))
 		}
 	}
 	return tr, nil
 }
 
-func at(s []string, i int) string {
+func element(s []string, i int) string {
 	if i < len(s) {
 		return s[i]
 	}

@@ -332,5 +332,5 @@ func (c *compiler) bind(a *assembler, s Space, nodes G.Nodes) {
 }
 
 func place(s Space, index, offset int, n *G.Node, f Form) Operand {
-	return Operand{Space: s, Index: index, DType: n.Dtype(), Form: f}.at(offset, n.Shape().Clone())
+	return Operand{Space: s, Index: index, DType: n.Dtype(), Form: f}.part(offset, n.Shape().Clone())
 }

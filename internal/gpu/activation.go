@@ -71,13 +71,13 @@ var gates = map[vec.Gate]int32{
 
 func gate(in *exec.Instr) int32 { return gates[in.Op.Attrs.(ops.Gated).Act] }
 
-// behind returns the address of element n of an operand.
-func behind(o exec.Operand, n int) address {
+// elementAddress returns the address of element n of an operand.
+func elementAddress(o exec.Operand, n int) address {
 	size := int(o.DType.Size())
 	if o.Form.Half {
 		size = 2
 	}
-	return at(o).plus(n * size)
+	return operandAddress(o).plus(n * size)
 }
 
 func glu(b *builder, in *exec.Instr) error {
@@ -87,17 +87,17 @@ func glu(b *builder, in *exec.Instr) error {
 
 func gluGrad(b *builder, in *exec.Instr) error {
 	n := exec.Numel(in.In[0].Shape)
-	return b.each("activation_glugrad", b.lots(n), in.Out, behind(in.Out, n), in.In[0], in.In[1], in.In[2],
+	return b.each("activation_glugrad", b.lots(n), in.Out, elementAddress(in.Out, n), in.In[0], in.In[1], in.In[2],
 		uint64(1), uint64(n), uint64(0), gate(in))
 }
 
 func packedGLU(b *builder, in *exec.Instr) error {
 	rows, d := in.Op.Dim("..."), in.Op.Dim("d")
-	return b.each("activation_glu", rows*b.lots(d), in.Out, in.In[0], behind(in.In[0], d), uint64(rows), uint64(d), uint64(2*d), gate(in))
+	return b.each("activation_glu", rows*b.lots(d), in.Out, in.In[0], elementAddress(in.In[0], d), uint64(rows), uint64(d), uint64(2*d), gate(in))
 }
 
 func packedGLUGrad(b *builder, in *exec.Instr) error {
 	rows, d := in.Op.Dim("..."), in.Op.Dim("d")
-	return b.each("activation_glugrad", rows*b.lots(d), in.Out, behind(in.Out, d), in.In[0], behind(in.In[0], d), in.In[1],
+	return b.each("activation_glugrad", rows*b.lots(d), in.Out, elementAddress(in.Out, d), in.In[0], elementAddress(in.In[0], d), in.In[1],
 		uint64(rows), uint64(d), uint64(2*d), gate(in))
 }

@@ -51,14 +51,14 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (a *a
 		args = args[1:]
 	} else {
 		a.tq, a.qs, a.tk, a.ks = o.Dim("Tq"), o.Dim("H*Dh"), o.Dim("Tk"), o.Dim("KV*Dh")
-		a.q, a.k, a.v = at(args[0]), at(args[1]), at(args[2])
+		a.q, a.k, a.v = operandAddress(args[0]), operandAddress(args[1]), operandAddress(args[2])
 		args = args[3:]
 	}
 	if a.Window = min(a.Window, a.tq+a.tk); a.Window == 0 {
 		a.Window = a.tq + a.tk // no key is that far away
 	}
 	if biased {
-		a.bias, args = at(args[0]), args[1:]
+		a.bias, args = operandAddress(args[0]), args[1:]
 	}
 	a.rest, args = args[:rest], args[rest:]
 	a.columns = a.padded(b.kind)
@@ -68,7 +68,7 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (a *a
 		err, args = b.threads("attention_documents", tokens, documents, args[n], int32(a.tk), uint64(tokens)), args[:n]
 	}
 	if len(args) > 0 {
-		a.mask = at(args[0])
+		a.mask = operandAddress(args[0])
 	}
 	return a, err
 }
@@ -80,7 +80,7 @@ func (a *attention) split(o exec.Operand) (q, k, v address) {
 	if !a.joined {
 		atK, atV = a.batch*a.tq*a.qs, a.batch*(a.tq*a.qs+a.tk*a.ks)
 	}
-	return at(o), at(o).plus(atK * a.size), at(o).plus(atV * a.size)
+	return operandAddress(o), operandAddress(o).plus(atK * a.size), operandAddress(o).plus(atV * a.size)
 }
 
 // size returns the bytes of a value that the kernels read and write.

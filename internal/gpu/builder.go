@@ -144,12 +144,12 @@ func (b *builder) temp(n int) address {
 	return a
 }
 
-// at returns the address of an operand.
-func at(o exec.Operand) address { return address{o.Space, o.Index, o.Offset} }
+// operandAddress returns the address of an operand.
+func operandAddress(o exec.Operand) address { return address{o.Space, o.Index, o.Offset} }
 
 // tail returns the address of the last n elements of an operand, which Row.Shapes marks f32.
 func tail(o exec.Operand, n int) address {
-	return at(o).plus(o.Bytes - n*int(o.DType.Size()))
+	return operandAddress(o).plus(o.Bytes - n*int(o.DType.Size()))
 }
 
 // These are arguments of a kernel other than values and addresses.
@@ -212,7 +212,7 @@ func (b *builder) argument(a any) (v argument, size int) {
 	case address:
 		return argument{kind: isAddress, at: a}, 8
 	case exec.Operand:
-		return argument{kind: isAddress, at: at(a)}, 8
+		return argument{kind: isAddress, at: operandAddress(a)}, 8
 	case seed:
 		return argument{kind: isSeed}, 8
 	case train:

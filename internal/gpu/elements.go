@@ -23,12 +23,12 @@ func accumulate(b *builder, in *exec.Instr) error {
 }
 
 func copyValue(b *builder, in *exec.Instr) error {
-	b.move(at(in.Out), at(in.In[0]), in.Out.Bytes)
+	b.move(operandAddress(in.Out), operandAddress(in.In[0]), in.Out.Bytes)
 	return nil
 }
 
 func zero(b *builder, in *exec.Instr) error {
-	b.zero(at(in.Out), in.Out.Bytes)
+	b.zero(operandAddress(in.Out), in.Out.Bytes)
 	return nil
 }
 
@@ -40,13 +40,13 @@ func convert(b *builder, in *exec.Instr) error {
 	yn, yTail := y.Head()
 	n := exec.Numel(y.Shape)
 	both := min(xn, yn)
-	b.move(at(y), at(x), 2*both)
-	b.move(at(y).plus(yTail+4*max(0, xn-yn)), at(x).plus(xTail+4*max(0, yn-xn)), 4*(n-max(xn, yn)))
+	b.move(operandAddress(y), operandAddress(x), 2*both)
+	b.move(operandAddress(y).plus(yTail+4*max(0, xn-yn)), operandAddress(x).plus(xTail+4*max(0, yn-xn)), 4*(n-max(xn, yn)))
 	switch {
 	case xn > both:
-		return b.threads("elements_widen", xn-both, at(y).plus(yTail), at(x).plus(2*both), uint64(xn-both))
+		return b.threads("elements_widen", xn-both, operandAddress(y).plus(yTail), operandAddress(x).plus(2*both), uint64(xn-both))
 	case yn > both:
-		return b.threads("elements_narrow", yn-both, at(y).plus(2*both), at(x).plus(xTail), uint64(yn-both))
+		return b.threads("elements_narrow", yn-both, operandAddress(y).plus(2*both), operandAddress(x).plus(xTail), uint64(yn-both))
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func lookupGrad(b *builder, in *exec.Instr) error {
 // gradients in order.
 func (b *builder) lookupGrad(in *exec.Instr, t table) error {
 	if !in.Acc {
-		b.zero(at(in.Out), in.Out.Bytes)
+		b.zero(operandAddress(in.Out), in.Out.Bytes)
 	}
 	const digits, tile = 256, 512 // as in embedding.cu
 	dy, index := in.In[0], in.In[1]
@@ -88,7 +88,7 @@ func positionsGrad(b *builder, in *exec.Instr) error {
 	if rest := exec.Numel(in.Out.Shape) - n; !in.Acc && rest > 0 {
 		b.zero(tail(in.Out, rest), rest*elementSize(in.Out))
 	}
-	return b.columns(b.kind, at(in.Out), at(in.In[0]), in.Op.Dim("B"), n, n, in.Acc)
+	return b.columns(b.kind, operandAddress(in.Out), operandAddress(in.In[0]), in.Op.Dim("B"), n, n, in.Acc)
 }
 
 // rows launches a kernel with one block for each row, in x, and for each 256 elements of a row, in

@@ -29,37 +29,37 @@ func optional(in *exec.Instr, i int) *address {
 	if i >= len(in.In) {
 		return nil
 	}
-	a := at(in.In[i])
+	a := operandAddress(in.In[i])
 	return &a
 }
 
 func linear(b *builder, in *exec.Instr) error {
 	n, depth, out := linearDims(in.Op)
 	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: out, Depth: depth, TransB: true},
-		factors{d: at(in.Out), a: at(in.In[0]), b: at(in.In[1]), bias: optional(in, 2)})
+		factors{d: operandAddress(in.Out), a: operandAddress(in.In[0]), b: operandAddress(in.In[1]), bias: optional(in, 2)})
 }
 
 func addLinear(b *builder, in *exec.Instr) error {
 	n, depth, out := linearDims(in.Op)
-	b.move(at(in.Out), at(in.In[0]), in.Out.Bytes)
+	b.move(operandAddress(in.Out), operandAddress(in.In[0]), in.Out.Bytes)
 	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: out, Depth: depth, TransB: true},
-		factors{d: at(in.Out), a: at(in.In[1]), b: at(in.In[2]), add: true})
+		factors{d: operandAddress(in.Out), a: operandAddress(in.In[1]), b: operandAddress(in.In[2]), add: true})
 }
 
 func linearGradX(b *builder, in *exec.Instr) error {
 	n, cols, out := linearDims(in.Op)
-	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: cols, Depth: out}, factors{d: at(in.Out), a: at(in.In[0]), b: at(in.In[1])})
+	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: cols, Depth: out}, factors{d: operandAddress(in.Out), a: operandAddress(in.In[0]), b: operandAddress(in.In[1])})
 }
 
 func linearGradW(b *builder, in *exec.Instr) error {
 	n, cols, out := linearDims(in.Op)
 	return b.product(blaslt.Product{Out: b.wide(), Rows: out, Cols: cols, Depth: n, TransA: true},
-		factors{d: at(in.Out), a: at(in.In[0]), b: at(in.In[1]), add: in.Acc})
+		factors{d: operandAddress(in.Out), a: operandAddress(in.In[0]), b: operandAddress(in.In[1]), add: in.Acc})
 }
 
 func linearGradB(b *builder, in *exec.Instr) error {
 	n, _, out := linearDims(in.Op)
-	return b.columns(b.kind, at(in.Out), at(in.In[0]), n, out, out, in.Acc)
+	return b.columns(b.kind, operandAddress(in.Out), operandAddress(in.In[0]), n, out, out, in.Acc)
 }
 
 // columns writes or adds the column sums of a matrix, whose rows are ld elements apart. The sums of
@@ -104,7 +104,7 @@ func newHead(b *builder, in *exec.Instr, bias int) *head {
 	o := in.Op
 	h := &head{
 		builder: b, Loss: o.Attrs.(kernel.Loss), n: o.Dim("...") * o.Dim("n"), d: o.Dim("d"), classes: o.Dim("classes"),
-		x: at(in.In[0]), weight: at(in.In[1]), targets: at(in.In[2]), bias: optional(in, bias),
+		x: operandAddress(in.In[0]), weight: operandAddress(in.In[1]), targets: operandAddress(in.In[2]), bias: optional(in, bias),
 		element: b.size(), wideSize: b.wide().Size(),
 	}
 	const tile = 128
@@ -150,7 +150,7 @@ func (h *head) gradientStride() int { return h.stride * h.wideSize / h.element }
 func linearLoss(b *builder, in *exec.Instr) error {
 	h := newHead(b, in, 3)
 	losses, lse := tail(in.Out, 2*h.n), tail(in.Out, h.n)
-	b.zero(at(in.Out), h.n*h.d*h.element) // in evaluation
+	b.zero(operandAddress(in.Out), h.n*h.d*h.element) // in evaluation
 	return h.each(func() error {
 		err := h.launch("linear_loss", h.logits, h.row(losses, h.wideSize), h.row(lse, h.wideSize), h.row(h.targets, 8),
 			uint32(h.classes), uint64(h.stride), h.Smoothing, h.Z, int64(h.Ignore), train{})
@@ -160,7 +160,7 @@ func linearLoss(b *builder, in *exec.Instr) error {
 		defer func(update bool) { b.update = update }(b.update)
 		b.update = true
 		return b.product(blaslt.Product{Out: b.element(), Rows: h.count, Cols: h.d, Depth: h.classes, LDA: h.gradientStride()},
-			factors{d: h.row(at(in.Out), h.d*h.element), a: h.logits, b: h.weight})
+			factors{d: h.row(operandAddress(in.Out), h.d*h.element), a: h.logits, b: h.weight})
 	})
 }
 
@@ -171,8 +171,8 @@ func linearLossGradX(b *builder, in *exec.Instr) error {
 
 func linearLossGradW(b *builder, in *exec.Instr) error {
 	h := newHead(b, in, 5)
-	lse, dlosses := tail(in.In[3], h.n), at(in.In[4])
-	dbias := at(in.Out).plus(h.classes * h.d * h.wideSize)
+	lse, dlosses := tail(in.In[3], h.n), operandAddress(in.In[4])
+	dbias := operandAddress(in.Out).plus(h.classes * h.d * h.wideSize)
 	return h.each(func() error {
 		err := h.launch("linear_slopes", h.logits, h.row(h.targets, 8), h.row(lse, h.wideSize), h.row(dlosses, h.wideSize),
 			uint32(h.classes), uint64(h.stride), h.Smoothing, h.Z, int64(h.Ignore))
@@ -180,7 +180,7 @@ func linearLossGradW(b *builder, in *exec.Instr) error {
 			return err
 		}
 		err = b.product(blaslt.Product{Out: b.wide(), Rows: h.classes, Cols: h.d, Depth: h.count, TransA: true, LDA: h.gradientStride()},
-			factors{d: at(in.Out), a: h.logits, b: h.row(h.x, h.d*h.element), add: in.Acc || h.first > 0})
+			factors{d: operandAddress(in.Out), a: h.logits, b: h.row(h.x, h.d*h.element), add: in.Acc || h.first > 0})
 		if err != nil || h.bias == nil {
 			return err
 		}

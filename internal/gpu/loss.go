@@ -50,7 +50,7 @@ func crossEntropy(b *builder, in *exec.Instr) error {
 	if err := b.rowLosses(losses, tail(in.Out, n), in, l); err != nil {
 		return err
 	}
-	return b.countedMean(at(in.Out), losses, in.In[1], l.Ignore, null)
+	return b.countedMean(operandAddress(in.Out), losses, in.In[1], l.Ignore, null)
 }
 
 func crossEntropyGrad(b *builder, in *exec.Instr) error {
@@ -62,7 +62,7 @@ func crossEntropyGrad(b *builder, in *exec.Instr) error {
 }
 
 func meanLoss(b *builder, in *exec.Instr) error {
-	return b.countedMean(at(in.Out), in.In[0], in.In[1], ignored(in.Op).Ignore, null)
+	return b.countedMean(operandAddress(in.Out), in.In[0], in.In[1], ignored(in.Op).Ignore, null)
 }
 
 func meanLossGrad(b *builder, in *exec.Instr) error {
@@ -105,7 +105,7 @@ func (b *builder) mean(to, parts address, blocks, weight int, d any, factor floa
 // pairLoss returns the lowering of a weighted mean over pairs.
 func pairLoss(name string) lowering {
 	return func(b *builder, in *exec.Instr) error {
-		return b.pairs(name, at(in.Out), in.In[0], in.In[1], orNull(in, 2), exec.Numel(in.In[0].Shape), null, 1)
+		return b.pairs(name, operandAddress(in.Out), in.In[0], in.In[1], orNull(in, 2), exec.Numel(in.In[0].Shape), null, 1)
 	}
 }
 

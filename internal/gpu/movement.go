@@ -60,7 +60,7 @@ func sliceGrad(b *builder, in *exec.Instr) error {
 }
 
 func sliceAdd(b *builder, in *exec.Instr) error {
-	b.move(at(in.Out), at(in.In[0]), in.Out.Bytes)
+	b.move(operandAddress(in.Out), operandAddress(in.In[0]), in.Out.Bytes)
 	n := exec.Numel(in.In[1].Shape)
 	args := partOf(in.Op.Attrs.(exec.Slice), in.Op.Shape, n).words(1, 1)
 	return b.each("movement_add", n, append([]any{in.Out, in.In[1], uint64(n)}, args...)...)

@@ -33,14 +33,14 @@ func batchStats(b *builder, in *exec.Instr) error {
 func batchNorm(b *builder, in *exec.Instr) error {
 	n, c, area := imageDims(in.Op)
 	x, gain, bias, stats := in.In[0], in.In[1], in.In[2], in.In[3]
-	return b.each("planes_apply", int(n*c*area), in.Out, x, gain, bias, stats, behind(stats, int(c)), n*c*area, c, area,
+	return b.each("planes_apply", int(n*c*area), in.Out, x, gain, bias, stats, elementAddress(stats, int(c)), n*c*area, c, area,
 		double(in.Op.Attrs.(ops.Norm).Eps))
 }
 
 func batchNormGrad(b *builder, in *exec.Instr) error {
 	n, c, area := imageDims(in.Op)
 	x, gain, stats, dy := in.In[0], in.In[1], in.In[2], in.In[3]
-	return b.blocks("planes_gradient", c, in.Out, tail(in.Out, int(2*c)), tail(in.Out, int(c)), x, gain, stats, behind(stats, int(c)), dy,
+	return b.blocks("planes_gradient", c, in.Out, tail(in.Out, int(2*c)), tail(in.Out, int(c)), x, gain, stats, elementAddress(stats, int(c)), dy,
 		n, c, area, double(in.Op.Attrs.(ops.Norm).Eps))
 }
 

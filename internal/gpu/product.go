@@ -89,7 +89,7 @@ type product struct {
 }
 
 func (p *product) issue(s *device.Stream, r *run) error {
-	at := blaslt.Operands{A: r.at(p.a), B: r.at(p.b), D: r.at(p.d), Workspace: p.engine.products.workspace.Addr()}
+	at := blaslt.Operands{A: r.resolve(p.a), B: r.resolve(p.b), D: r.resolve(p.d), Workspace: p.engine.products.workspace.Addr()}
 	plan := p.plan
 	if n := alignment(int(at.A | at.B | at.D)); n < p.shape.Align { // kernels for larger alignments do not accept it
 		x, err := p.shape, error(nil)
@@ -99,9 +99,9 @@ func (p *product) issue(s *device.Stream, r *run) error {
 		}
 	}
 	if p.shape.Bias {
-		if at.Bias = r.at(p.bias); at.Bias%blaslt.BiasAlign != 0 {
+		if at.Bias = r.resolve(p.bias); at.Bias%blaslt.BiasAlign != 0 {
 			from := at.Bias
-			at.Bias = r.at(p.spare)
+			at.Bias = r.resolve(p.spare)
 			if err := s.CopyDevice(at.Bias, from, p.shape.Cols*p.shape.Out.Size()); err != nil {
 				return err
 			}
@@ -172,7 +172,7 @@ func multiply(b *builder, in *exec.Instr) error {
 	p := in.Op.Attrs.(exec.Product)
 	layout := func(shape []int, o exec.Order) kernel.Layout { return kernel.Layout{Shape: shape, Order: o.Order} }
 	yl, al, bl := layout(in.Op.Shape, p.Y), layout(in.Op.In[0], p.A), layout(in.Op.In[1], p.B)
-	f := factors{d: at(in.Out), a: at(in.In[0]), b: at(in.In[1]), add: in.Acc}
+	f := factors{d: operandAddress(in.Out), a: operandAddress(in.In[0]), b: operandAddress(in.In[1]), add: in.Acc}
 	ym, am, bm := yl.Matrix(), al.Matrix(), bl.Matrix()
 	if trans, _ := ym.Stored(); trans { // yᵀ = bᵀ·aᵀ
 		f.a, f.b, al, bl = f.b, f.a, bl, al

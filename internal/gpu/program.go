@@ -94,8 +94,8 @@ func (a address) plus(n int) address {
 	return a
 }
 
-// at returns the value of an address in this run.
-func (r *run) at(a address) uintptr {
+// resolve returns the value of an address in this run.
+func (r *run) resolve(a address) uintptr {
 	var base uintptr
 	switch a.space {
 	case exec.SpaceWork:
@@ -142,7 +142,7 @@ func (l *launch) issue(s *device.Stream, r *run) error {
 	for i := range l.args {
 		switch a := &l.args[i]; a.kind {
 		case isAddress:
-			values[i] = uint64(r.at(a.at))
+			values[i] = uint64(r.resolve(a.at))
 		case isSeed:
 			values[i] = r.Seed
 		case isTrain:
@@ -164,7 +164,7 @@ type move struct {
 }
 
 func (m *move) issue(s *device.Stream, r *run) error {
-	to, from := r.at(m.to), r.at(m.from)
+	to, from := r.resolve(m.to), r.resolve(m.from)
 	if to == from {
 		return nil
 	}
@@ -177,4 +177,4 @@ type zeroing struct {
 	bytes int
 }
 
-func (z *zeroing) issue(s *device.Stream, r *run) error { return s.Set(r.at(z.to), 0, z.bytes) }
+func (z *zeroing) issue(s *device.Stream, r *run) error { return s.Set(r.resolve(z.to), 0, z.bytes) }

@@ -45,7 +45,7 @@ func spansOf(shape tensor.Shape, axes exec.Axes) (list []span) {
 
 // reduce folds one span of axes after the other.
 func (b *builder) reduce(name string, in *exec.Instr) error {
-	from, size := at(in.In[0]), elementSize(in.Out)
+	from, size := operandAddress(in.In[0]), elementSize(in.Out)
 	outer, inner := 1, exec.Numel(in.In[0].Shape)
 	for _, s := range spansOf(in.Op.In[0], in.Op.Attrs.(exec.Axes)) {
 		inner /= s.n
@@ -53,7 +53,7 @@ func (b *builder) reduce(name string, in *exec.Instr) error {
 			outer *= s.n
 			continue
 		}
-		to := at(in.Out)
+		to := operandAddress(in.Out)
 		if outer*inner*size > in.Out.Bytes {
 			to = b.temp(outer * inner * size)
 		}
@@ -62,8 +62,8 @@ func (b *builder) reduce(name string, in *exec.Instr) error {
 		}
 		from = to
 	}
-	if from == at(in.In[0]) { // all axes were of length 1
-		b.move(at(in.Out), from, in.Out.Bytes)
+	if from == operandAddress(in.In[0]) { // all axes were of length 1
+		b.move(operandAddress(in.Out), from, in.Out.Bytes)
 	}
 	return nil
 }

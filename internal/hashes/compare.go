@@ -215,15 +215,15 @@ func differ(a, b micro) (d *Difference, same int) {
 	for i := range max(len(x), len(y)) {
 		switch {
 		case i >= len(x):
-			d = y[i].differs("nothing", y[i].by(b.rank))
+			d = y[i].differs("nothing", y[i].describe(b.rank))
 		case i >= len(y):
-			d = x[i].differs(x[i].by(a.rank), "nothing")
+			d = x[i].differs(x[i].describe(a.rank), "nothing")
 		case x[i] == y[i]:
 			continue
 		case x[i].Kind == y[i].Kind && x[i].Name == y[i].Name && x[i].From == y[i].From:
-			d = x[i].differs(x[i].by(a.rank), y[i].by(b.rank))
+			d = x[i].differs(x[i].describe(a.rank), y[i].describe(b.rank))
 		default:
-			d = x[i].differs(x[i].by(a.rank), fmt.Sprintf("%v %s in its place, by rank %d", y[i].Kind, y[i].Name, b.rank))
+			d = x[i].differs(x[i].describe(a.rank), fmt.Sprintf("%v %s in its place, by rank %d", y[i].Kind, y[i].Name, b.rank))
 		}
 		d.at = i
 		return d, i
@@ -245,7 +245,7 @@ func (e *Entry) differs(a, b string) *Difference {
 	return &Difference{Kind: e.Kind, Name: e.Name, From: e.From, A: a, B: b}
 }
 
-func (e *Entry) by(rank int) string {
+func (e *Entry) describe(rank int) string {
 	return fmt.Sprintf("rank %d has %08x in %d bytes", rank, e.Sum, e.Bytes)
 }
 

@@ -359,8 +359,8 @@ func (o *attention[E, T]) tile(kv, q0 int, s keySpan) tile {
 // k returns the offset of the tile's first key in a slice of the given stride.
 func (t tile) k(stride int) int { return t.k0*stride + t.kColumn }
 
-// at returns the offset of a row of a tile in q or out, of the given stride.
-func (o *attention[E, T]) at(r row, stride int) int { return r.query*stride + r.head*o.HeadDim }
+// rowOffset returns the offset of a row of a tile in q or out, of the given stride.
+func (o *attention[E, T]) rowOffset(r row, stride int) int { return r.query*stride + r.head*o.HeadDim }
 
 // stat returns the index of a row of a tile in lse.
 func (o *attention[E, T]) stat(r row) int { return r.head*o.allQueries + r.query }
@@ -369,7 +369,7 @@ func (o *attention[E, T]) stat(r row) int { return r.head*o.allQueries + r.query
 // q or out. For a group of heads, whose rows have no single stride, it is a slot of the scratch.
 func (o *attention[E, T]) room(t tile, slot int, x []E, stride int) (rows []E, ld int) {
 	if t.heads == 1 {
-		return x[o.at(t.row(0), stride):], stride
+		return x[o.rowOffset(t.row(0), stride):], stride
 	}
 	n := o.tileRows()
 	return low[E](o.scratch[2*n*o.scoreStride()+slot*n*o.HeadDim:][:n*o.HeadDim]), o.HeadDim
@@ -380,7 +380,7 @@ func (o *attention[E, T]) collect(t tile, slot int, x []E, stride int) (rows []E
 	rows, ld = o.room(t, slot, x, stride)
 	for i := 0; i < t.queries && t.heads > 1; i++ {
 		n := t.heads * ld
-		copy(rows[i*n:][:n], x[o.at(t.row(i*t.heads), stride):])
+		copy(rows[i*n:][:n], x[o.rowOffset(t.row(i*t.heads), stride):])
 	}
 	return rows, ld
 }
@@ -389,7 +389,7 @@ func (o *attention[E, T]) collect(t tile, slot int, x []E, stride int) (rows []E
 func (o *attention[E, T]) distribute(t tile, rows, x []E, stride int) {
 	for i := 0; i < t.queries && t.heads > 1; i++ {
 		n := t.heads * o.HeadDim
-		copy(x[o.at(t.row(i*t.heads), stride):][:n], rows[i*n:])
+		copy(x[o.rowOffset(t.row(i*t.heads), stride):][:n], rows[i*n:])
 	}
 }
 

@@ -160,7 +160,7 @@ func (g *attentionGrad[E, T]) tileGrad(t tile, beta float64) {
 		r := t.row(i)
 		lo, hi, row := g.visible(t, p, r)
 		slope := ds[i*lds:][:t.keys]
-		softmaxGrad(row, slope, lo, hi, g.lse[g.stat(r)], g.delta(g.at(r, g.OutStride)))
+		softmaxGrad(row, slope, lo, hi, g.lse[g.stat(r)], g.delta(g.rowOffset(r, g.OutStride)))
 		if g.dbias != nil {
 			vec.Accumulate(g.biasRow(g.dbias, t, r)[lo:hi], slope[lo:hi])
 		}

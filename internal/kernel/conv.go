@@ -139,9 +139,9 @@ type planes[T Float] struct {
 	rows, plane int // rows of the output, and the distance of planes
 }
 
-// at returns the elements that tap (i, j) reads, from the first position of the block on, in the
+// tap returns the elements that tap (i, j) reads, from the first position of the block on, in the
 // plane of channel 0.
-func (p planes[T]) at(i, j int) []T {
+func (p planes[T]) tap(i, j int) []T {
 	if p.plane == 0 {
 		return nil
 	}

@@ -171,7 +171,7 @@ func ConvGradW[T Float](c *Context, g Conv, dw, dy, x, scratch []T, acc bool) {
 				continue
 			}
 			for tap := range taps {
-				gemm.GemmPanels(&c.gemm, c1-c0, out, n, p.at(tap/k.x.taps, tap%k.x.taps), p.plane, panels, 1, to[tap*out:], taps*out)
+				gemm.GemmPanels(&c.gemm, c1-c0, out, n, p.tap(tap/k.x.taps, tap%k.x.taps), p.plane, panels, 1, to[tap*out:], taps*out)
 			}
 		}
 		transposed(g, dw[group*out*g.filter():], to, c0-group*in, c1-group*in, acc)
@@ -183,7 +183,7 @@ func ConvGradW[T Float](c *Context, g Conv, dw, dy, x, scratch []T, acc bool) {
 func (p planes[T]) dots(to, dy []T) {
 	for i := range p.channels * p.taps() {
 		tap := i % p.taps()
-		to[i] += T(vec.Dot(p.at(tap/p.x.taps, tap%p.x.taps)[i/p.taps()*p.plane:][:len(dy)], dy))
+		to[i] += T(vec.Dot(p.tap(tap/p.x.taps, tap%p.x.taps)[i/p.taps()*p.plane:][:len(dy)], dy))
 	}
 }
 
@@ -196,7 +196,7 @@ func (p planes[T]) gathered(dst []T) []T {
 	n := p.rows * p.x.n
 	for c := range p.channels {
 		for tap := range p.taps() {
-			copy(dst[(c*p.taps()+tap)*n:][:n], p.at(tap/p.x.taps, tap%p.x.taps)[c*p.plane:])
+			copy(dst[(c*p.taps()+tap)*n:][:n], p.tap(tap/p.x.taps, tap%p.x.taps)[c*p.plane:])
 		}
 	}
 	return dst

@@ -129,7 +129,7 @@ func (p planes[T]) apply(w *gemm.Workspace, m int, a, panels, out []T, ld int, a
 	for lo := 0; lo < n; lo += step {
 		cols := min(step, n-lo)
 		for tap := range taps {
-			from := p.at(tap/p.x.taps, tap%p.x.taps)[lo:]
+			from := p.tap(tap/p.x.taps, tap%p.x.taps)[lo:]
 			for q := 0; q < cols; q += nr {
 				gemm.Interleave(panels[q*k+tap*nr:], from[q:], p.plane, min(nr, cols-q), p.channels, taps*nr)
 			}

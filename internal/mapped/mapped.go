@@ -110,7 +110,7 @@ func (f *Files) Alloc(n int) ([]byte, error) {
 		return nil, err
 	}
 	b := m.mem[m.cut : m.cut+n : m.cut+n]
-	m.cut = min(m.cut+up(n, arena.Align), len(m.mem))
+	m.cut = min(m.cut+roundUp(n, arena.Align), len(m.mem))
 	m.live++
 	f.live[unsafe.SliceData(b)] = n
 	return b, nil
@@ -145,7 +145,7 @@ func (f *Files) newMapping(n int) (*mapping, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mapped: making a file of %d bytes: %w", n, err)
 	}
-	size := up(n, os.Getpagesize())
+	size := roundUp(n, os.Getpagesize())
 	if err := reserve(file, size); err != nil {
 		file.Close() // which has nothing to lose
 		return nil, &SpaceError{Dir: f.dir, Size: n, Free: freeBytes(f.dir), Err: err}
@@ -172,8 +172,8 @@ func nameless(dir string) (*os.File, error) {
 	return file, nil
 }
 
-// up rounds n up to a multiple of align, a power of two.
-func up(n, align int) int { return (n + align - 1) &^ (align - 1) }
+// roundUp rounds n up to a multiple of align, a power of two.
+func roundUp(n, align int) int { return (n + align - 1) &^ (align - 1) }
 
 // find returns the index of the mapping that p points into, or the index at which it would be.
 func (f *Files) find(p *byte) (i int, ok bool) {
@@ -245,7 +245,7 @@ func (f *Files) pages(b []byte) ([]byte, error) {
 	case m.shared:
 		return nil, nil
 	default:
-		return m.mem[lo&^(page-1) : up(lo+len(b), page)], nil
+		return m.mem[lo&^(page-1) : roundUp(lo+len(b), page)], nil
 	}
 }
 

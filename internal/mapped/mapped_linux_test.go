@@ -190,7 +190,7 @@ func TestNothingIsLeft(t *testing.T) {
 
 // resident returns how many pages of b, which begins with one, are in RAM.
 func resident(t *testing.T, b []byte) (n int) {
-	in := make([]byte, up(len(b), os.Getpagesize())/os.Getpagesize())
+	in := make([]byte, roundUp(len(b), os.Getpagesize())/os.Getpagesize())
 	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), uintptr(unsafe.Pointer(&in[0])))
 	require.Zero(t, errno)
 	for _, x := range in {

@@ -109,7 +109,7 @@ func (p form) row(kind exec.Kind, grad *exec.Row) *exec.Row {
 		doc = strings.Replace(doc, "ᵀ", "ᵀ + bias", 1)
 	}
 	n := p.args()
-	return p.with(exec.Row{
+	return p.fill(exec.Row{
 		Kind: kind, Doc: doc, Fit: p.fit, Diff: n,
 		Shapes: p.rule("q [B Tq H*Dh], k [B Tk KV*Dh], v [B Tk KV*Dh]", "qkv [B T (H+2*KV)*Dh]", ", bias f32 [heads Tq Tk]",
 			", mask? int [B Tk], positions? int [B Tk] -> y [B Tq H*Dh] | lse f32 [B heads Tq]"),
@@ -123,7 +123,7 @@ func (p form) row(kind exec.Kind, grad *exec.Row) *exec.Row {
 }
 
 func (p form) grad(kind exec.Kind) *exec.Row {
-	return p.with(exec.Row{
+	return p.fill(exec.Row{
 		Kind: kind, Doc: "the gradients, from the scores computed again",
 		Shapes: p.rule("q, k, v", "qkv", ", bias f32", ", packed, dy, mask? int, positions? int -> ") +
 			p.rule("dq [B Tq H*Dh] | dk [B Tk KV*Dh] | dv [B Tk KV*Dh]", "dqkv [B T (H+2*KV)*Dh]", " | dbias f32 [heads Tq Tk]", ""),
@@ -133,10 +133,10 @@ func (p form) grad(kind exec.Kind) *exec.Row {
 	}, 10)
 }
 
-// with sets the fields that forward and backward have in common. flops is the number of FLOPs for
+// fill sets the fields that forward and backward have in common. flops is the number of FLOPs for
 // each column of all heads and each visible pair of a query and a key. Keys hidden by a mask count,
 // as the mask is unknown when an op is made.
-func (p form) with(r exec.Row, flops int) *exec.Row {
+func (p form) fill(r exec.Row, flops int) *exec.Row {
 	r.Attr, r.Split, r.Check = Attention{}, exec.ByKernel, p.check
 	r.Scratch = func(o *exec.Op) int { return kernel.AttentionScratch(p.geometry(o)) }
 	r.BF16Scratch = func(o *exec.Op) int { return kernel.AttentionBFloat16Scratch(p.geometry(o)) }

@@ -8,7 +8,7 @@ import (
 )
 
 // MSE is op.MSE, or op.WeightedMSE.
-func MSE(y, target, weight *G.Node) (*G.Node, error) { return squares.of(y, target, weight) }
+func MSE(y, target, weight *G.Node) (*G.Node, error) { return squares.apply(y, target, weight) }
 
 var squares = pairLoss(KindMSE, KindMSEGrad, "the mean of (y - target)²", 3,
 	kernel.MeanSquares, kernel.MeanSquares, kernel.NaiveMeanSquares,
@@ -16,7 +16,7 @@ var squares = pairLoss(KindMSE, KindMSEGrad, "the mean of (y - target)²", 3,
 
 // BCE is op.BCE, or op.WeightedBCE.
 func BCE(logits, target, weight *G.Node) (*G.Node, error) {
-	return binary.of(logits, target, weight)
+	return binary.apply(logits, target, weight)
 }
 
 var binary = pairLoss(KindBCE, KindBCEGrad, "the mean of log(1 + eˣ) - target·x", 6,
@@ -26,7 +26,7 @@ var binary = pairLoss(KindBCE, KindBCEGrad, "the mean of log(1 + eˣ) - target·
 // A lossOfPairs is a loss and its gradient.
 type lossOfPairs struct{ loss, grad *exec.Row }
 
-func (l lossOfPairs) of(x, target, weight *G.Node) (*G.Node, error) {
+func (l lossOfPairs) apply(x, target, weight *G.Node) (*G.Node, error) {
 	if weight == nil {
 		return l.loss.Apply(nil, x, target)
 	}

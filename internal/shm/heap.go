@@ -25,11 +25,11 @@ func footprint(n int) (size, align int) {
 	if n >= pageBytes {
 		align = pageBytes
 	}
-	return up(max(n, 1), lineBytes), align
+	return roundUp(max(n, 1), lineBytes), align
 }
 
-// up rounds n up to a multiple of align, a power of two.
-func up(n, align int) int { return (n + align - 1) &^ (align - 1) }
+// roundUp rounds n up to a multiple of align, a power of two.
+func roundUp(n, align int) int { return (n + align - 1) &^ (align - 1) }
 
 // take allocates n bytes, if reserved memory suffices.
 func (h *heap) take(n int) (off int, ok bool) {
@@ -38,7 +38,7 @@ func (h *heap) take(n int) (off int, ok bool) {
 	}
 	size, align := footprint(n)
 	for i, f := range h.free {
-		lo := up(f.lo, align)
+		lo := roundUp(f.lo, align)
 		if f.hi-lo < size {
 			continue
 		}
@@ -71,11 +71,11 @@ func (h *heap) room(n int) (lo, hi int, ok bool) {
 	if k := len(h.free); k > 0 && h.free[k-1].hi == h.top {
 		begin = h.free[k-1].lo
 	}
-	need := up(begin, align) + size
+	need := roundUp(begin, align) + size
 	if need > h.limit {
 		return 0, 0, false
 	}
-	return h.top, min(up(need, growBytes), h.limit), true
+	return h.top, min(roundUp(need, growBytes), h.limit), true
 }
 
 // grow adds the reserved memory from top up to hi.

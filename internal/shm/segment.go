@@ -51,7 +51,7 @@ type Segment struct {
 
 // Create creates a segment that can grow up to about limit bytes.
 func Create(limit int) (*Segment, error) {
-	limit = up(max(min(limit, math.MaxInt-pageBytes), 2*headerBytes), pageBytes)
+	limit = roundUp(max(min(limit, math.MaxInt-pageBytes), 2*headerBytes), pageBytes)
 	file, mem, err := create(limit)
 	if err != nil {
 		return nil, fmt.Errorf("shm: creating a segment of %d bytes: %w", limit, err)

@@ -82,4 +82,4 @@ func (l *listener) Close() error {
 }
 
 // Addr implements [net.Listener].
-func (l *listener) Addr() net.Addr { return l.host.at(l.port) }
+func (l *listener) Addr() net.Addr { return l.host.address(l.port) }

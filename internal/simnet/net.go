@@ -291,12 +291,12 @@ func (h *Host) meet(from *Host, port uint16, key uint64) (*Conn, error) {
 	l := h.listeners[port]
 	h.mu.Unlock()
 	if l == nil {
-		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: h.at(port), Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: h.address(port), Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	}
 	from.mu.Lock()
-	near := from.at(from.nextPort())
+	near := from.address(from.nextPort())
 	from.mu.Unlock()
-	near2 := h.at(port)
+	near2 := h.address(port)
 	shared := new(stream)
 	a := &Conn{stream: shared, host: from, far: h, local: near, remote: near2, key: mix(key, 2)}
 	b := &Conn{stream: shared, host: h, far: from, local: near2, remote: near, key: mix(key, 3)}
@@ -316,12 +316,12 @@ func (h *Host) meet(from *Host, port uint16, key uint64) (*Conn, error) {
 	return a, nil
 }
 
-func (h *Host) at(port uint16) *net.TCPAddr {
+func (h *Host) address(port uint16) *net.TCPAddr {
 	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.ip, port))
 }
 
 func (h *Host) failure(op string, err error) error {
-	return &net.OpError{Op: op, Net: "tcp", Addr: h.at(0), Err: os.NewSyscallError(op, err)}
+	return &net.OpError{Op: op, Net: "tcp", Addr: h.address(0), Err: os.NewSyscallError(op, err)}
 }
 
 // hold records an end that is open on h. drop removes it.

@@ -29,8 +29,8 @@ func runRounded[T Element](whole product[T, float32], beta float32, bias, c []ha
 		for ic := range rows.parts {
 			i0, i1 := rows.bounds(ic)
 			x := whole
-			x.m, x.n, x.a.data = i1-i0, j1-j0, x.a.from(i0, 0)
-			x.b.data = x.b.from(j0, 0)
+			x.m, x.n, x.a.data = i1-i0, j1-j0, x.a.tail(i0, 0)
+			x.b.data = x.b.tail(j0, 0)
 			if x.panels > 0 {
 				x.b.data = x.b.data[j0/x.nr*x.panels:]
 			}

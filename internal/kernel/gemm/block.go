@@ -22,9 +22,9 @@ func operand[T Element](crossed bool, data []T, ld int) view[T] {
 	return view[T]{data, ld, 1}
 }
 
-// from returns the storage from element (r, p) on. It is empty if that element does not exist
+// tail returns the storage from element (r, p) on. It is empty if that element does not exist
 // because k is 0.
-func (v view[T]) from(r, p int) []T { return v.data[min(r*v.line+p*v.step, len(v.data)):] }
+func (v view[T]) tail(r, p int) []T { return v.data[min(r*v.line+p*v.step, len(v.data)):] }
 
 // addend is the term beta*S of C = alpha*op(A)*op(B) + beta*S: C itself, or a bias as a matrix
 // whose rows coincide.
@@ -302,7 +302,7 @@ func (x *product[T, P]) columns(j0, j1 int, g group) {
 		return
 	}
 	if direct > j0 {
-		t.b, t.bstep, t.bpanel = steps[P](x.b.from(j0, p0)), x.b.step, x.nr
+		t.b, t.bstep, t.bpanel = steps[P](x.b.tail(j0, p0)), x.b.step, x.nr
 		x.strips(j0, direct, g)
 	}
 	if direct < j1 {
@@ -371,7 +371,7 @@ func (x *product[T, P]) strips(j0, j1 int, g group) {
 			if packs {
 				t.a = packed[at*width:]
 			} else {
-				t.a = steps[P](x.a.from(i0, lo))
+				t.a = steps[P](x.a.tail(i0, lo))
 			}
 			if x.tiles {
 				x.fetch(i1, end, lo)
@@ -447,10 +447,10 @@ func (x *product[T, P]) packPart(dst []P, v view[T], r0, r1, p0, p1, width, pane
 		n := min(rows, r1-r)
 		at := (r-r0)/width*panel + (r-r0)%width
 		if whole > 0 {
-			copy(dst[at:], v.from(r, p0), ld, n, whole, width)
+			copy(dst[at:], v.tail(r, p0), ld, n, whole, width)
 		}
 		if whole < k {
-			x.gather(dst[at+x.depth(whole)*width:], v.from(r, p0+whole), v.line, v.step, n, k-whole, width)
+			x.gather(dst[at+x.depth(whole)*width:], v.tail(r, p0+whole), v.line, v.step, n, k-whole, width)
 		}
 	}
 }

@@ -221,8 +221,8 @@ func elementsDoNotDependOnTheirNeighbours[T Float](t *testing.T) {
 		i0, j0 := rapid.IntRange(0, p.m-1).Draw(t, "i0"), rapid.IntRange(0, p.n-1).Draw(t, "j0")
 		part := p
 		part.m, part.n = rapid.IntRange(1, p.m-i0).Draw(t, "rows"), rapid.IntRange(1, p.n-j0).Draw(t, "columns")
-		part.a = operand(p.transA, p.a, p.lda).from(i0, 0)
-		part.b = operand(!p.transB, p.b, p.ldb).from(j0, 0)
+		part.a = operand(p.transA, p.a, p.lda).tail(i0, 0)
+		part.b = operand(!p.transB, p.b, p.ldb).tail(j0, 0)
 		part.c = p.c[i0*p.ldc+j0:]
 		whole, got := p.gemm(&w)[i0*p.ldc+j0:], part.gemm(new(Workspace))
 		for i := range part.m {

@@ -108,13 +108,13 @@ func (x *product[T, P]) fetch(next, end, lo int) {
 	size := int(unsafe.Sizeof(*new(T)))
 	if x.a.step == 1 {
 		stride := x.a.line * size
-		t.ahead, t.aheadLine, t.aheadStep, t.aheadPanel = steps[P](x.a.from(next, lo)), stride, cacheLine, 3*stride
+		t.ahead, t.aheadLine, t.aheadStep, t.aheadPanel = steps[P](x.a.tail(next, lo)), stride, cacheLine, 3*stride
 		return
 	}
 	rows := t.k * x.pair / x.steps / stripsAtOnce // of k
 	first := lo + (stripsAtOnce-1-(end-next+x.mr-1)/x.mr)*rows
 	stride := x.a.step * size
-	t.ahead, t.aheadLine, t.aheadStep = steps[P](x.a.from(end, first)), cacheLine, stride
+	t.ahead, t.aheadLine, t.aheadStep = steps[P](x.a.tail(end, first)), cacheLine, stride
 	t.aheadPanel = stride * t.k / tilePairs
 }
 

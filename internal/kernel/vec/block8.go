@@ -197,13 +197,13 @@ func (t *tree8) fill(code, step int) {
 func Codes8() (lists [4][256]float32) {
 	for i, t := range []*tree8{signed8(), unsigned8()} {
 		lists[2*i] = t.values
-		lists[2*i+1] = t.from()
+		lists[2*i+1] = t.smallest()
 	}
 	return lists
 }
 
-// from returns the smallest number for each code.
-func (t *tree8) from() (list [256]float32) {
+// smallest returns the smallest number for each code.
+func (t *tree8) smallest() (list [256]float32) {
 	list[0] = float32(math.Inf(-1))
 	for c := 1; c < len(list); c++ {
 		exact := (float64(t.values[c-1]) + float64(t.values[c])) / 2

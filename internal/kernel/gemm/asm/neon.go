@@ -23,8 +23,8 @@ type neonRoutine struct {
 	vectors int // in a row of the tile
 }
 
-// of returns an instruction of the element type that Go's assembler does not know.
-func (r neonRoutine) of(name string, registers ...int) string {
+// typed returns an instruction of the element type that Go's assembler does not know.
+func (r neonRoutine) typed(name string, registers ...int) string {
 	return neon.Op(name, 8*r.size, registers...)
 }
 
@@ -132,7 +132,7 @@ func (r neonRoutine) fours(name string, pairs int) {
 	r.p("FLDPQ 0(R7), (F%d, F%d); FLDPQ 32(R7), (F%d, F%d)", r.b, r.b+1, r.b+2, r.b+3)
 	for i := range pairs {
 		for j := range 4 {
-			r.p("%s", r.of("bfmmla", 4*i+j, r.a+i, r.b+j))
+			r.p("%s", r.typed("bfmmla", 4*i+j, r.a+i, r.b+j))
 		}
 	}
 	r.p("ADD $64, R7; ADD $64, R10")
@@ -154,7 +154,7 @@ func (r neonRoutine) loop(name string, rows, vectors int) {
 	for i := range rows {
 		line := fmt.Sprintf("FMOV%s (R%d)(R8), F%d", r.letter, 10+i, r.a+i%4)
 		for h := range vectors {
-			line += "; " + r.of("fmla element", r.vectors*i+h, r.b+h, r.a+i%4)
+			line += "; " + r.typed("fmla element", r.vectors*i+h, r.b+h, r.a+i%4)
 		}
 		r.p("%s", line)
 	}
@@ -187,7 +187,7 @@ func (r neonRoutine) store(rows int, at func(string) string) {
 	r.p("MOVD tile_in(R0), R9; ADD R5<<%d, R9; MOVD tile_ldin(R0), R11; LSL $%d, R11", r.log, r.log)
 	r.p("FMOV%s tile_alpha%s(R0), F%d; FMOV%s tile_beta%s(R0), F%d", r.letter, r.float, alpha, r.letter, r.float, beta)
 	for i := range r.vectors * rows {
-		r.p("%s", r.of("fmul element", i, i, alpha))
+		r.p("%s", r.typed("fmul element", i, i, alpha))
 	}
 	r.p("MOVBU tile_read(R0), R6")
 	r.p("MOVD tile_cols(R0), R7; SUB R5, R7; CMP $%d, R7; BLT %s", r.vectors*r.lanes(), at("edge"))
@@ -195,7 +195,7 @@ func (r neonRoutine) store(rows int, at func(string) string) {
 	for i := range rows {
 		r.load("R9", r.vectors)
 		for h := range r.vectors {
-			r.p("%s", r.of("fmla element", r.vectors*i+h, r.b+h, beta))
+			r.p("%s", r.typed("fmla element", r.vectors*i+h, r.b+h, beta))
 		}
 		r.p("ADD R11, R9")
 	}

@@ -136,7 +136,7 @@ func (r routine) interleave() {
 	if r.dots {
 		r.p("CMPQ R11, $%d; JLE copy; SHRQ $%d, R8; KMOVW R8, K2", r.lanes(), r.lanes())
 		r.label("wide")
-		r.pair(2)
+		r.printPairs(2)
 		r.p("VMOVUPS %s, (DI); VMOVUPS %s, %d(DI); ADDQ DX, DI", r.v(0), r.v(2), r.bytes)
 		r.p("DECQ CX; JNZ wide")
 		r.p("VZEROUPPER")
@@ -145,7 +145,7 @@ func (r routine) interleave() {
 	r.label("copy")
 	switch {
 	case r.pairs:
-		r.pair(1)
+		r.printPairs(1)
 	case r.masks:
 		r.p("VMOVUP%s.Z (SI), K1, Z0; PREFETCHT0 (SI)(BX*8); ADDQ BX, SI", r.letter)
 	default:
@@ -157,8 +157,8 @@ func (r routine) interleave() {
 	r.p("RET")
 }
 
-// pair prints the pairs of two rows, as one or two vectors: 0 and 2.
-func (r routine) pair(vectors int) {
+// printPairs prints the pairs of two rows, as one or two vectors: 0 and 2.
+func (r routine) printPairs(vectors int) {
 	for i := range 2 {
 		for v := range vectors {
 			load, at := "VPMOVZXWD (SI), ", v*r.bytes/2

@@ -101,8 +101,8 @@ func (b *body) groups() (free [][]int) {
 	return free
 }
 
-// at returns the operand for vector u.
-func (b *body) at(v *value, u int) string { return b.sized(v, u, b.isa.letter) }
+// operand returns the operand for vector u.
+func (b *body) operand(v *value, u int) string { return b.sized(v, u, b.isa.letter) }
 
 // sized is at with another name of the register: X, Y and Z are its low 16, 32 and 64 bytes.
 func (b *body) sized(v *value, u int, letter string) string {
@@ -126,7 +126,7 @@ func (b *body) op(u int, mnemonic string, args ...any) {
 			if a.regs == nil && b.isa.wide {
 				mnemonic += ".BCST"
 			}
-			operands = append(operands, b.at(a, u))
+			operands = append(operands, b.operand(a, u))
 		default:
 			operands = append(operands, fmt.Sprint(a))
 		}
@@ -174,16 +174,16 @@ func (b *body) fused(mnemonic string, x, y, z *value) *value {
 	}
 	d := &value{}
 	return b.record(node{dst: d, args: []*value{y, x, z}, emit: func(u int) {
-		switch dst := b.at(d, u); dst {
-		case b.at(z, u):
+		switch dst := b.operand(d, u); dst {
+		case b.operand(z, u):
 			b.op(u, mnemonic+"231"+b.suffix, y, x, d)
-		case b.at(x, u):
+		case b.operand(x, u):
 			if y.mem != "" {
 				b.op(u, mnemonic+"132"+b.suffix, y, z, d)
 			} else {
 				b.op(u, mnemonic+"213"+b.suffix, z, y, d)
 			}
-		case b.at(y, u):
+		case b.operand(y, u):
 			b.op(u, mnemonic+"213"+b.suffix, z, x, d)
 		default:
 			b.copy(u, z, d)
@@ -199,10 +199,10 @@ func (b *body) copy(u int, v, d *value) {
 		return
 	}
 	if v.mem != "" {
-		b.line("VBROADCASTSS %s, %s", v.mem, b.at(d, u))
+		b.line("VBROADCASTSS %s, %s", v.mem, b.operand(d, u))
 		return
 	}
-	b.line("VMOVAPS %s, %s", b.at(v, u), b.at(d, u))
+	b.line("VMOVAPS %s, %s", b.operand(v, u), b.operand(d, u))
 }
 
 // poly is the polynomial c[0] + c[1]·x + c[2]·x² + …, by Horner's rule.
@@ -227,24 +227,24 @@ func (b *body) load(slice string) *value {
 			if b.masked {
 				mask = "K1, "
 			}
-			b.line("VPMOVZXWD%s %s, %s%s", map[bool]string{true: ".Z"}[b.masked], mem, mask, b.at(d, u))
-			b.line("VPSLLD $16, %[1]s, %[1]s", b.at(d, u))
+			b.line("VPMOVZXWD%s %s, %s%s", map[bool]string{true: ".Z"}[b.masked], mem, mask, b.operand(d, u))
+			b.line("VPSLLD $16, %[1]s, %[1]s", b.operand(d, u))
 		case b.isa.neon:
 			b.neonLoad(slice, u, d)
 		case b.widened && b.masked && !b.isa.wide:
 			x := b.sized(d, u, "X")
 			b.line("VMASKMOVPS %s, X%d, %s", mem, b.isa.mask, x)
-			b.line("VCVTPS2PD %s, %s", x, b.at(d, u))
+			b.line("VCVTPS2PD %s, %s", x, b.operand(d, u))
 		case b.widened && b.masked:
-			b.line("VCVTPS2PD.Z %s, K1, %s", mem, b.at(d, u))
+			b.line("VCVTPS2PD.Z %s, K1, %s", mem, b.operand(d, u))
 		case b.widened:
-			b.line("VCVTPS2PD %s, %s", mem, b.at(d, u))
+			b.line("VCVTPS2PD %s, %s", mem, b.operand(d, u))
 		case b.masked && !b.isa.wide:
-			b.line("VMASKMOV%s %s, Y%d, %s", b.suffix, mem, b.isa.mask, b.at(d, u))
+			b.line("VMASKMOV%s %s, Y%d, %s", b.suffix, mem, b.isa.mask, b.operand(d, u))
 		case b.masked:
-			b.line("VMOVU%s.Z %s, K1, %s", b.suffix, mem, b.at(d, u))
+			b.line("VMOVU%s.Z %s, K1, %s", b.suffix, mem, b.operand(d, u))
 		default:
-			b.line("VMOVU%s %s, %s", b.suffix, mem, b.at(d, u))
+			b.line("VMOVU%s %s, %s", b.suffix, mem, b.operand(d, u))
 		}
 	}})
 }
@@ -261,11 +261,11 @@ func (b *body) store(slice string, v *value) {
 		case b.isa.neon:
 			b.neonStore(slice, u, v)
 		case b.masked && !b.isa.wide:
-			b.line("VMASKMOV%s %s, Y%d, %s", b.suffix, b.at(v, u), b.isa.mask, mem)
+			b.line("VMASKMOV%s %s, Y%d, %s", b.suffix, b.operand(v, u), b.isa.mask, mem)
 		case b.masked:
-			b.line("VMOVU%s %s, K1, %s", b.suffix, b.at(v, u), mem)
+			b.line("VMOVU%s %s, K1, %s", b.suffix, b.operand(v, u), mem)
 		default:
-			b.line("VMOVU%s %s, %s", b.suffix, b.at(v, u), mem)
+			b.line("VMOVU%s %s, %s", b.suffix, b.operand(v, u), mem)
 		}
 	}})
 }
@@ -285,9 +285,9 @@ func (b *body) storeLow(slice string, v *value) {
 	high := b.unary("VPSRLD", d, "$16")
 	b.record(node{args: []*value{high}, emit: func(u int) {
 		if b.masked {
-			b.line("VPMOVDW %s, K1, %s", b.at(high, u), b.address(slice, u))
+			b.line("VPMOVDW %s, K1, %s", b.operand(high, u), b.address(slice, u))
 		} else {
-			b.line("VPMOVDW %s, %s", b.at(high, u), b.address(slice, u))
+			b.line("VPMOVDW %s, %s", b.operand(high, u), b.address(slice, u))
 		}
 	}})
 }
@@ -304,16 +304,16 @@ func (b *body) present(v, fill *value) *value {
 		case b.isa.neon:
 			b.neonPresent(u, v, fill, d)
 		case b.widened && !b.isa.wide:
-			b.line("VPMOVSXDQ X%d, %s", b.isa.mask, b.at(d, u)) // the mask is for float32
+			b.line("VPMOVSXDQ X%d, %s", b.isa.mask, b.operand(d, u)) // the mask is for float32
 			b.op(u, "VANDPD", v, d, d)
 		case fill == nil && b.isa.wide:
 			b.op(u, "VMOVA"+b.suffix+".Z", v, "K1", d)
 		case fill == nil:
-			b.line("VANDPS Y%d, %s, %s", b.isa.mask, b.at(v, u), b.at(d, u))
+			b.line("VANDPS Y%d, %s, %s", b.isa.mask, b.operand(v, u), b.operand(d, u))
 		case b.isa.wide:
 			b.op(u, "VBLENDM"+b.suffix, v, fill, "K1", d)
 		default:
-			b.line("VBLENDV%s Y%d, %s, %s, %s", b.suffix, b.isa.mask, b.at(v, u), b.at(fill, u), b.at(d, u))
+			b.line("VBLENDV%s Y%d, %s, %s, %s", b.suffix, b.isa.mask, b.operand(v, u), b.operand(fill, u), b.operand(d, u))
 		}
 	}})
 }
@@ -386,10 +386,10 @@ func (b *body) accumulateWide(acc, v *value) {
 			b.neonAccumulateWide(u, acc, v, t)
 			return
 		}
-		b.line("VCVTPS2PD %s, %s", b.sized(v, u, half), b.at(t, u))
+		b.line("VCVTPS2PD %s, %s", b.sized(v, u, half), b.operand(t, u))
 		b.op(u, "VADDPD", t, acc, acc)
-		b.line("%s $1, %s, %s", extract, b.at(v, u), b.sized(t, u, half))
-		b.line("VCVTPS2PD %s, %s", b.sized(t, u, half), b.at(t, u))
+		b.line("%s $1, %s, %s", extract, b.operand(v, u), b.sized(t, u, half))
+		b.line("VCVTPS2PD %s, %s", b.sized(t, u, half), b.operand(t, u))
 		b.op(u, "VADDPD", t, acc, acc)
 	}})
 }
@@ -398,7 +398,7 @@ func (b *body) accumulateWide(acc, v *value) {
 func (b *body) index() *value {
 	d := &value{}
 	return b.record(node{dst: d, emit: func(u int) {
-		dst := b.at(d, u)
+		dst := b.operand(d, u)
 		if b.isa.neon {
 			b.neonIndex(u, d)
 			return

@@ -158,7 +158,7 @@ func (b *body) neonFused(mnemonic string, x, y, z *value) *value {
 		switch {
 		case mnemonic == "VFMSUB":
 			b.line("%s", neon.Op("fneg", b.neonBits(), b.reg(d, u), b.reg(z, u)))
-		case b.at(z, u) != b.at(d, u):
+		case b.operand(z, u) != b.operand(d, u):
 			b.copy(u, z, d)
 		}
 		if mnemonic == "VFNMADD" {
