@@ -311,7 +311,7 @@ func (f *hostFrame) Drain(ctx context.Context, group int, after float64) error {
 	}
 	f.reduce[group] = nil
 	g, grads := f.s.groups[group], f.data(f.Grads[group])
-	if over, err := f.s.keep(g, g.own(g.traveling(grads))); err != nil || !over {
+	if over, err := f.s.keep(g, g.ownRange(g.traveling(grads))); err != nil || !over {
 		return err
 	}
 	g.finishReduce(grads, after)

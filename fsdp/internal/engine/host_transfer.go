@@ -22,7 +22,7 @@ func (f *flatGroup) startGather(full []byte) comm.Work {
 		return g.AllGather(f.buffer(full, f.Compute), f.buffer(f.value.Data, f.Compute))
 	}
 	low := f.arriving(full)
-	own := f.own(low)
+	own := f.ownRange(low)
 	f.narrow(own, f.value.Data, f.Gather, 1)
 	return g.AllGather(f.buffer(low, f.Gather), f.buffer(own, f.Gather))
 }
@@ -77,7 +77,7 @@ func (f *flatGroup) startReduce(full []byte, c float32) comm.Work {
 	}
 	switch {
 	case f.mesh.Shard.Size() > 1:
-		return f.mesh.Shard.ReduceScatter(f.buffer(f.own(grads), f.Reduce), f.buffer(grads, f.Reduce), comm.Sum)
+		return f.mesh.Shard.ReduceScatter(f.buffer(f.ownRange(grads), f.Reduce), f.buffer(grads, f.Reduce), comm.Sum)
 	case f.mesh.Replica != nil:
 		return f.mesh.Replica.AllReduce(f.buffer(grads, f.Sum()), comm.Sum)
 	default:
@@ -157,11 +157,11 @@ func (f *flatGroup) sum(full []byte) []byte {
 	if f.Reduce == comm.Uint8 && f.Ranks.Shards > 1 {
 		return full[:f.ShardBytes()]
 	}
-	return f.own(f.traveling(full))
+	return f.ownRange(f.traveling(full))
 }
 
-// own returns this rank's range of a full buffer of any type.
-func (f *flatGroup) own(full []byte) []byte {
+// ownRange returns this rank's range of a full buffer of any type.
+func (f *flatGroup) ownRange(full []byte) []byte {
 	n := len(full) / f.Ranks.Shards
 	lo := f.Ranks.Place * n
 	return full[lo : lo+n : lo+n]

@@ -113,7 +113,7 @@ func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 			continue
 		}
 		sig := e.signature(c, i)
-		sig.GradOut, sig.Save = grads.of(i, len(shapes[i])), e.o.Save[i]
+		sig.GradOut, sig.Save = grads.used(i, len(shapes[i])), e.o.Save[i]
 		for j, r := range c.Model.Calls[i].In {
 			in := c.input(shapes, i, j)
 			if r.Call != program.Batch {
@@ -166,8 +166,8 @@ func gradients(m *program.Model, back, trained []bool) outputs {
 	return grads
 }
 
-// of reports which of the n outputs of a call are among them.
-func (s outputs) of(call, n int) []bool {
+// used reports which of the n outputs of a call are among them.
+func (s outputs) used(call, n int) []bool {
 	is := make([]bool, n)
 	for o := range is {
 		is[o] = s[program.Ref{Call: call, Out: o}]
@@ -191,7 +191,7 @@ func (e *Engine) varying(c *Compiled, shapes [][]exec.Input) error {
 		has := slices.Repeat([]bool{true}, len(call.Params))
 		if certain[i] {
 			sig := e.signature(c, i)
-			sig.GradOut, sig.Save = grads.of(i, len(shapes[i])), e.o.Save[i]
+			sig.GradOut, sig.Save = grads.used(i, len(shapes[i])), e.o.Save[i]
 			for j, r := range c.Path.Calls[i].In {
 				in, refs := c.input(shapes, i, j), c.Path.Calls[i].In
 				in.Same = slices.Index(refs[:j], r) + 1 // for any values of the choices

@@ -91,7 +91,7 @@ func (f *File) Begin(p *engine.Pass, l *layout.Layout, s engine.Shards) {
 	}
 	_, open := f.heads[f.params] // and may get no backward, which would end it
 	f.heads[p.Number] = head
-	f.at(p.Number)
+	f.beginPass(p.Number)
 	if f.params == 0 || open {
 		for g := range l.Groups {
 			f.shard(hashes.Param, &l.Groups[g], s.Value(g))
@@ -103,8 +103,8 @@ func (f *File) Begin(p *engine.Pass, l *layout.Layout, s engine.Shards) {
 	}
 }
 
-// at begins the given pass in the writer.
-func (f *File) at(pass int) {
+// beginPass begins the given pass in the writer.
+func (f *File) beginPass(pass int) {
 	if f.pass != pass {
 		f.w.Pass(f.heads[pass])
 		f.pass = pass
@@ -153,7 +153,7 @@ func (f *File) Step(s *engine.Step, l *layout.Layout, shards engine.Shards) {
 	if f == nil || s.Eval {
 		return
 	}
-	f.at(s.Pass)
+	f.beginPass(s.Pass)
 	switch s.Op.Kind {
 	case program.Forward, program.Backward:
 		k := hashes.Forward

@@ -153,7 +153,7 @@ func (d *Device) Wait() error { return d.call(func() error { return nil }) }
 // MaxAbs implements engine.Device.
 func (d *Device) MaxAbs(vs []optim.Vec) (list []float64, err error) {
 	err = d.call(func() (err error) {
-		list, err = d.host.MaxAbs(near(vs))
+		list, err = d.host.MaxAbs(hostVecs(vs))
 		return err
 	})
 	return list, err
@@ -162,7 +162,7 @@ func (d *Device) MaxAbs(vs []optim.Vec) (list []float64, err error) {
 // Squares implements engine.Device.
 func (d *Device) Squares(vs []optim.Vec, bounds []float64) (list [][4]float64, err error) {
 	err = d.call(func() (err error) {
-		list, err = d.host.Squares(near(vs), bounds)
+		list, err = d.host.Squares(hostVecs(vs), bounds)
 		return err
 	})
 	return list, err
@@ -170,7 +170,7 @@ func (d *Device) Squares(vs []optim.Vec, bounds []float64) (list [][4]float64, e
 
 // Scale implements engine.Device.
 func (d *Device) Scale(vs []optim.Vec, c float64) error {
-	hosts := near(vs)
+	hosts := hostVecs(vs)
 	return d.issue(func() error { return d.host.Scale(hosts, c) })
 }
 

@@ -82,8 +82,8 @@ func (d *Device) vector(v optim.Vec) optim.Vec {
 	return &vector{d, v.(optim.Host)}
 }
 
-// near returns the vectors as the Host knows them.
-func near(vs []optim.Vec) []optim.Vec {
+// hostVecs returns the vectors as the Host knows them.
+func hostVecs(vs []optim.Vec) []optim.Vec {
 	list := make([]optim.Vec, len(vs))
 	for i, v := range vs {
 		list[i] = v.(*vector).host
@@ -119,13 +119,13 @@ func (v *vector) Write(from optim.Host) error {
 
 // Adam implements vec.AdamVec.
 func (v *vector) Adam(grad, first, second optim.Vec, s vec.AdamStep) error {
-	with := near([]optim.Vec{grad, first, second})
+	with := hostVecs([]optim.Vec{grad, first, second})
 	return v.d.issue(func() error { return v.host.Adam(with[0], with[1], with[2], s) })
 }
 
 // Adam8 implements vec.Adam8Vec.
 func (v *vector) Adam8(grad, first, second optim.Vec, offset int, s vec.AdamStep) error {
-	with := near([]optim.Vec{grad, first, second})
+	with := hostVecs([]optim.Vec{grad, first, second})
 	return v.d.issue(func() error { return v.host.Adam8(with[0], with[1], with[2], offset, s) })
 }
 
@@ -140,12 +140,12 @@ func (v *vector) SGD(grad, momentum optim.Vec, s vec.SGDStep) error {
 
 // Adam16 implements vec.BFloat16Vec.
 func (v *vector) Adam16(grad, first, second optim.Vec, r vec.Rounding, s vec.AdamStep) error {
-	with := near([]optim.Vec{grad, first, second})
+	with := hostVecs([]optim.Vec{grad, first, second})
 	return v.d.issue(func() error { return v.host.Adam16(with[0], with[1], with[2], r, s) })
 }
 
 // SGD16 implements vec.BFloat16Vec.
 func (v *vector) SGD16(grad, momentum optim.Vec, r vec.Rounding, s vec.SGDStep) error {
-	with := near([]optim.Vec{grad, momentum})
+	with := hostVecs([]optim.Vec{grad, momentum})
 	return v.d.issue(func() error { return v.host.SGD16(with[0], with[1], r, s) })
 }

@@ -103,13 +103,13 @@ func (f *frame) issue(op int, do func(s *nccl.Stream) error) error {
 	if op < 0 {
 		return f.d.err()
 	}
-	if err := f.before(op); err != nil {
+	if err := f.awaitOp(op); err != nil {
 		return err
 	}
 	if err := do(f.stream(op)); err != nil {
 		return f.fail(err)
 	}
-	return f.after(op)
+	return f.recordOp(op)
 }
 
 // stream returns the stream of an operation.
@@ -120,11 +120,11 @@ func (f *frame) stream(op int) *nccl.Stream {
 	return f.d.work
 }
 
-// before makes the stream of an operation wait for the operation that it needs. Passes that are
+// awaitOp makes the stream of an operation wait for the operation that it needs. Passes that are
 // open at once share events. This is safe: an operation behind the turn that waits for one before
 // the turn waits for a call of the forward. All of these have ended, since the host has waited for
 // the loss.
-func (f *frame) before(op int) error {
+func (f *frame) awaitOp(op int) error {
 	f.d.give(f.place())
 	if by := f.script.ops[op].after; by >= 0 {
 		return f.fail(f.stream(op).Wait(f.d.events[f.script.ops[by].event]))
@@ -132,8 +132,8 @@ func (f *frame) before(op int) error {
 	return f.d.err()
 }
 
-// after records the end of an operation if another operation waits for it.
-func (f *frame) after(op int) error {
+// recordOp records the end of an operation if another operation waits for it.
+func (f *frame) recordOp(op int) error {
 	if e := f.script.ops[op].event; e >= 0 {
 		return f.fail(f.d.events[e].Record(f.stream(op)))
 	}
@@ -274,7 +274,7 @@ func (f *frame) ScaleGrad(int, float64) error {
 // collective gives the collective of the present step to the wire. If the step joins the next one,
 // the collective is only enqueued.
 func (f *frame) collective(start func() (*link, nccl.Op, error)) error {
-	if err := f.before(f.script.steps[f.step].run); err != nil {
+	if err := f.awaitOp(f.script.steps[f.step].run); err != nil {
 		return err
 	}
 	op := f.Plan.Steps[f.step].Op
@@ -305,7 +305,7 @@ func (f *frame) launch() error {
 		}
 	}
 	f.issued = f.issued[:0]
-	return f.after(f.script.steps[f.step].run)
+	return f.recordOp(f.script.steps[f.step].run)
 }
 
 // Drain implements engine.Frame.

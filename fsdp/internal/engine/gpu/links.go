@@ -118,8 +118,8 @@ func (l *links) join(ctx context.Context, k *link) (err error) {
 	return nil
 }
 
-// of returns the link of a group, or nil.
-func (l *links) of(g comm.Group) *link {
+// find returns the link of a group, or nil.
+func (l *links) find(g comm.Group) *link {
 	for _, k := range l.list {
 		if k.group == g {
 			return k
@@ -133,19 +133,19 @@ var types = [...]nccl.DataType{
 	comm.Float32: nccl.Float32, comm.Float64: nccl.Float64, comm.BFloat16: nccl.BFloat16, comm.Float16: nccl.Float16,
 }
 
-// own returns the address of this rank's n elements in the buffer of all ranks at full.
-func (k *link) own(full uintptr, n int, t comm.DType) uintptr {
+// ownAddress returns the address of this rank's n elements in the buffer of all ranks at full.
+func (k *link) ownAddress(full uintptr, n int, t comm.DType) uintptr {
 	return full + uintptr(k.comm.Rank()*n*t.Size())
 }
 
 // allGather gathers the n elements of each rank in place in the buffer at full.
 func (k *link) allGather(full uintptr, n int, t comm.DType) nccl.Op {
-	return nccl.Op{Kind: nccl.AllGather, Send: k.own(full, n, t), Recv: full, Count: n, Type: types[t]}
+	return nccl.Op{Kind: nccl.AllGather, Send: k.ownAddress(full, n, t), Recv: full, Count: n, Type: types[t]}
 }
 
 // reduceScatter leaves the sums of this rank's n elements in place in the buffer at full.
 func (k *link) reduceScatter(full uintptr, n int, t comm.DType) nccl.Op {
-	return nccl.Op{Kind: nccl.ReduceScatter, Send: full, Recv: k.own(full, n, t), Count: n, Type: types[t], Reduce: nccl.Sum}
+	return nccl.Op{Kind: nccl.ReduceScatter, Send: full, Recv: k.ownAddress(full, n, t), Count: n, Type: types[t], Reduce: nccl.Sum}
 }
 
 // allReduce replaces n elements by their sums or means over the ranks.

@@ -155,13 +155,13 @@ func (m *member) meshOf(shards int) ranks.Mesh {
 func (m *member) reduced(mesh ranks.Mesh, x []float32) (own, all []float32) {
 	n := len(x) / mesh.Shard.Size()
 	m.onDevice(bytesOf(x), func(full uintptr) {
-		s, l := m.links.of(mesh.Shard), &m.links
+		s, l := m.links.find(mesh.Shard), &m.links
 		at := full
 		if s != nil {
-			at = s.own(full, n, comm.Float32)
+			at = s.ownAddress(full, n, comm.Float32)
 			ok(l.enqueue(s, s.reduceScatter(full, n, comm.Float32), outside, "g"))
 		}
-		if r := l.of(mesh.Replica); r != nil {
+		if r := l.find(mesh.Replica); r != nil {
 			ok(l.enqueue(r, r.allReduce(at, n, comm.Float32, nccl.Sum), outside, "g"))
 		}
 		ok(l.launch())
@@ -235,7 +235,7 @@ func TestLaunchTogether(t *testing.T) {
 	const runs = 20
 	before := lib.Calls("ncclGroupStart")
 	for r, err := range world(t, comm.Local(2), Options{}, func(m *member) error {
-		k := m.links.of(m.meshOf(2).Shard)
+		k := m.links.find(m.meshOf(2).Shard)
 		m.onDevice(m.fill(), func(at uintptr) {
 			for range runs {
 				for i := range 2 {
@@ -289,7 +289,7 @@ func gathers(m *member) error {
 
 // gathersAround is gathers, with something around the three launches.
 func gathersAround(m *member, around func(launch func() error) error) (err error) {
-	k := m.links.of(m.meshOf(m.team.Size()).Shard)
+	k := m.links.find(m.meshOf(m.team.Size()).Shard)
 	m.onDevice(m.fill(), func(at uintptr) {
 		err = around(func() (err error) {
 			for i := 0; i < 3 && err == nil; i++ {
@@ -358,7 +358,7 @@ func TestHung(t *testing.T) {
 			}
 			doubles(t)
 			errs := world(t, comm.Local(4), Options{}, func(m *member) error {
-				k := m.links.of(m.meshOf(4).Shard)
+				k := m.links.find(m.meshOf(4).Shard)
 				ok(m.boot.Barrier(m.ctx)) // all are connected, which may take longer
 				m.o.Timeout = 100 * time.Millisecond
 				if m.team.Rank() != 2 {
@@ -480,7 +480,7 @@ func TestTurns(t *testing.T) {
 	for r, err := range world(t, comm.Local(2), Options{}, func(m *member) error {
 		rank := m.boot.Rank()
 		m.o.Turns = &turns[rank]
-		first := m.links.of(m.meshOf(2).Shard)
+		first := m.links.find(m.meshOf(2).Shard)
 		boot := must(m.boot.Split(m.ctx, 0, rank))
 		team := newTeam(boot)
 		other := must(New(m.gpu, Options{Turns: &turns[rank]}))
@@ -497,7 +497,7 @@ func TestTurns(t *testing.T) {
 			defer cuda.Resume(t, m.wire.Handle())
 			send(m.Device, first, at)
 			ok(m.boot.Barrier(m.ctx))
-			send(other, other.links.of(mesh.Shard), at)
+			send(other, other.links.find(mesh.Shard), at)
 			for range 100 {
 				done, err := other.wire.Query()
 				require.NoError(m, err)

@@ -40,7 +40,7 @@ func (d *Device) NewShards(ctx context.Context, l *layout.Layout, meshes []ranks
 	s := &shards{d: d}
 	for i := range l.Groups {
 		m := &meshes[i]
-		g := &group{Group: &l.Groups[i], d: d, shard: d.links.of(m.Shard), replica: d.links.of(m.Replica), peers: d.links.of(m.Peers)}
+		g := &group{Group: &l.Groups[i], d: d, shard: d.links.find(m.Shard), replica: d.links.find(m.Replica), peers: d.links.find(m.Peers)}
 		s.groups = append(s.groups, g)
 		if err := g.alloc(); err != nil {
 			s.Free()

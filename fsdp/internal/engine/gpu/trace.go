@@ -53,7 +53,7 @@ func (l *links) report(n int) error {
 		if done.Before(l.told) {
 			done = l.told
 		}
-		l.tell(l.flights[i].told(l.told, done, took))
+		l.tell(l.flights[i].report(l.told, done, took))
 		if l.flights[i].end != nil {
 			l.told = done
 		}
@@ -61,9 +61,9 @@ func (l *links) report(n int) error {
 	return nil
 }
 
-// told describes a collective that took the time took and ended at done, in the way of the groups
+// report describes a collective that took the time took and ended at done, in the way of the groups
 // of package comm. The collective before ended at then.
-func (f *flight) told(then, done time.Time, took time.Duration) transport.Flight {
+func (f *flight) report(then, done time.Time, took time.Duration) transport.Flight {
 	k, c := f.link, f.call
 	s := transport.Signature{Kind: transport.KindAllReduce, DType: comm.DType(slices.Index(types[:], c.Type)), Len: c.Count, Label: f.name}
 	switch c.Kind {

@@ -24,7 +24,7 @@ func TestWatch(t *testing.T) {
 	const runs = 5
 	flights := make([][]transport.Flight, 2)
 	for r, err := range world(t, comm.Local(2), Options{}, func(m *member) error {
-		k := m.links.of(m.meshOf(2).Shard)
+		k := m.links.find(m.meshOf(2).Shard)
 		m.Watch(func(f transport.Flight) { flights[m.boot.Rank()] = append(flights[m.boot.Rank()], f) })
 		m.onDevice(m.fill(), func(at uintptr) {
 			for range runs {

@@ -55,7 +55,7 @@ func (g *group) load() error {
 func (g *group) startGather(full uintptr) (*link, nccl.Op, error) {
 	n := g.Flat.ShardLen()
 	full += uintptr(g.Flat.Len() * (g.Read.Size() - g.Gather.Size())) // 0 unless widened
-	own, op := g.own(full, g.Gather), nccl.Op{}
+	own, op := g.ownAddress(full, g.Gather), nccl.Op{}
 	if g.shard != nil {
 		op = g.shard.allGather(full, n, g.Gather)
 	}
@@ -113,7 +113,7 @@ func (g *group) startReduce(full uintptr, c float32) (*link, nccl.Op, error) {
 
 // startSync returns the collective that sums this rank's range of the gradients over the replicas.
 func (g *group) startSync(full uintptr) (*link, nccl.Op) {
-	return g.replica, g.replica.allReduce(g.own(full, g.Reduce), g.Flat.ShardLen(), g.Reduce, nccl.Sum)
+	return g.replica, g.replica.allReduce(g.ownAddress(full, g.Reduce), g.Flat.ShardLen(), g.Reduce, nccl.Sum)
 }
 
 // finishReduce adds c times this rank's range of the sums in full to the gradient shard.
@@ -125,11 +125,11 @@ func (g *group) finishReduce(full uintptr, c float64) error {
 	if n == 0 {
 		return g.d.err()
 	}
-	return g.launch(g.kernels.drain, (n+255)/256, uint64(g.grad.Addr()), uint64(g.own(full, g.Reduce)), uint64(n), bits)
+	return g.launch(g.kernels.drain, (n+255)/256, uint64(g.grad.Addr()), uint64(g.ownAddress(full, g.Reduce)), uint64(n), bits)
 }
 
-// own returns the address of this rank's range in a full buffer of type t.
-func (g *group) own(full uintptr, t comm.DType) uintptr {
+// ownAddress returns the address of this rank's range in a full buffer of type t.
+func (g *group) ownAddress(full uintptr, t comm.DType) uintptr {
 	return full + uintptr(g.Ranks.Place*g.Flat.ShardLen()*t.Size())
 }
 
