@@ -47,7 +47,7 @@ func OpenCSV[T any](path string) (*File[T], error) {
 		return nil, errors.Join(err, in.file.Close())
 	}
 	return newFile("CSV records", []*input{in}, len(starts)-1, func(i int, x T) (T, error) {
-		b, err := in.between(starts, i)
+		b, err := in.readPart(starts, i)
 		if err != nil {
 			return x, err
 		}
@@ -150,7 +150,7 @@ func columnsOf(t reflect.Type, header []string) (list []columns, err error) {
 
 // fill sets the field of x, a struct, to values of a record. With an error it returns the column.
 func (c columns) fill(x reflect.Value, record []string) (at int, err error) {
-	v := c.of(x, len(c.from))
+	v := c.value(x, len(c.from))
 	for i, at := range c.from {
 		one := v
 		if c.list {

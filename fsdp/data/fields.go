@@ -53,9 +53,9 @@ func (f field) holds(n int) bool {
 	return n == 1
 }
 
-// of returns the field of x. If it is a list, it has room for n elements: in the memory of its
+// value returns the field of x. If it is a list, it has room for n elements: in the memory of its
 // slice, if that is large enough.
-func (f field) of(x reflect.Value, n int) reflect.Value {
+func (f field) value(x reflect.Value, n int) reflect.Value {
 	v := x.Field(f.index)
 	if v.Kind() == reflect.Slice {
 		if v.Cap() < n {

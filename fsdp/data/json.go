@@ -38,7 +38,7 @@ func OpenJSON[T any](path string) (*File[T], error) {
 	}
 	objects := jsonObjects{path: path}
 	f := newFile("JSON lines", []*input{in}, len(starts)-1, func(i int, _ T) (x T, err error) {
-		b, err := in.between(starts, i)
+		b, err := in.readPart(starts, i)
 		if err != nil {
 			return x, err
 		}

@@ -56,7 +56,7 @@ func Mix[T any](seed uint64, parts ...Part[T]) Source[T] {
 	return reorder(name, Endless, err, own, func(i int) (s, k int, err error) {
 		block := i / blockLen
 		place := permute(i%blockLen, blockLen, keys.Uint64(1<<63+uint64(block)))
-		s = within(starts, place)
+		s = segment(starts, place)
 		return s, block*(starts[s+1]-starts[s]) + place - starts[s], nil
 	})
 }

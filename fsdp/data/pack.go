@@ -154,7 +154,7 @@ func (d *documents[E]) document(k int) ([]E, error) {
 
 // read returns elements lo to hi-1 of all documents.
 func (d *documents[E]) read(lo, hi int) (p Packed[E], err error) {
-	for k := within(d.starts, lo); lo < hi; k++ {
+	for k := segment(d.starts, lo); lo < hi; k++ {
 		doc, err := d.document(k)
 		if err != nil {
 			return p, err

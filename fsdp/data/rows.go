@@ -145,7 +145,7 @@ var elementTypes = map[safetensors.DType]bool{
 
 // fill sets the field of x, a struct, to row i of the array.
 func (p piece) fill(x reflect.Value, i int) error {
-	v := p.of(x, p.elements)
+	v := p.value(x, p.elements)
 	to := v.Addr().UnsafePointer()
 	if v.Kind() == reflect.Slice {
 		to = v.UnsafePointer()

@@ -273,13 +273,13 @@ func Concat[T any](sources ...Source[T]) Source[T] {
 		}
 	}
 	return reorder("Concat("+strings.Join(names, ", ")+")", starts[len(sources)], err, sources, func(i int) (s, k int, err error) {
-		s = within(starts, i)
+		s = segment(starts, i)
 		return s, i - starts[s], nil
 	})
 }
 
-// within returns k with starts[k] <= i < starts[k+1], where i is below the last of starts.
-func within(starts []int, i int) int {
+// segment returns k with starts[k] <= i < starts[k+1], where i is below the last of starts.
+func segment(starts []int, i int) int {
 	lo, hi := 0, len(starts)-1
 	for hi-lo > 1 {
 		if mid := int(uint(lo+hi) / 2); starts[mid] <= i {

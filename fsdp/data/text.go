@@ -21,7 +21,7 @@ func OpenLines(path string) (*File[string], error) {
 		return nil, err
 	}
 	return newFile("lines", []*input{in}, len(starts)-1, func(i int, _ string) (string, error) {
-		b, err := in.between(starts, i)
+		b, err := in.readPart(starts, i)
 		return string(bytes.TrimSuffix(bytes.TrimSuffix(b, []byte{'\n'}), []byte{'\r'})), err
 	}), nil
 }
@@ -69,8 +69,8 @@ func (in *input) lines(skipBlank bool) (starts []int64, err error) {
 	return append(starts, in.size), err
 }
 
-// between reads the bytes from start i to the next start.
-func (in *input) between(starts []int64, i int) ([]byte, error) {
+// readPart reads the bytes from start i to the next start.
+func (in *input) readPart(starts []int64, i int) ([]byte, error) {
 	b := make([]byte, starts[i+1]-starts[i])
 	return b, in.read(b, starts[i])
 }

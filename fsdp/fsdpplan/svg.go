@@ -162,11 +162,11 @@ func (st *step) drawMemory(p *picture) {
 		for i, s := range st.samples {
 			at := y(float64(base[i] + class.of(s.Live)))
 			area.add(st.x(s.At), at)
-			area.add(st.x(st.until(i)), at)
+			area.add(st.x(st.sampleEnd(i)), at)
 		}
 		for i := len(st.samples) - 1; i >= 0; i-- {
 			at := y(float64(base[i]))
-			area.add(st.x(st.until(i)), at)
+			area.add(st.x(st.sampleEnd(i)), at)
 			area.add(st.x(st.samples[i].At), at)
 			base[i] += class.of(st.samples[i].Live)
 		}
@@ -188,8 +188,8 @@ func (st *step) drawMemory(p *picture) {
 	p.frame(memoryTop, memoryBottom)
 }
 
-// until returns the second at which the next sample begins, or the step ends.
-func (st *step) until(i int) float64 {
+// sampleEnd returns the second at which the next sample begins, or the step ends.
+func (st *step) sampleEnd(i int) float64 {
 	if i+1 < len(st.samples) {
 		return st.samples[i+1].At
 	}

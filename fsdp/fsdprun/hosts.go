@@ -31,7 +31,7 @@ const (
 	// goodbye limits how long host 0 waits for the others to learn that the job has ended.
 	goodbye = 5 * time.Second
 	// strangers is the largest number of failed connections that are reported.
-	strangers = 10
+	maxReported = 10
 	// defaultPatience is the same as for ranks that join.
 	defaultPatience = 5 * time.Minute
 )
@@ -53,7 +53,7 @@ func (l *launcher) takeSeat(after func(time.Duration) <-chan time.Time) (seat, e
 func (l *launcher) identity() (store.Config, auth.Hello, error) {
 	var logged atomic.Int32
 	cfg := store.Config{Secret: l.secret, Log: func(err error) {
-		if logged.Add(1) <= strangers {
+		if logged.Add(1) <= maxReported {
 			l.screen.say("%v", err)
 		}
 	}}

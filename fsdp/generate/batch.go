@@ -120,7 +120,7 @@ func (b *batch[T]) pass(ctx context.Context, length int) ([]fsdp.Tensor, error) 
 	for _, a := range c.arrays {
 		in = append(in, matrix(a, rows, c.capacity, c.width))
 	}
-	if b.source.there() {
+	if b.source.hasResult() {
 		in = append(in, b.source.inputs(b.rows, rows)...)
 	}
 	out, err := b.m.EvalProgram(ctx, Program, in...)

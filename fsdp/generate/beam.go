@@ -50,7 +50,7 @@ func search[T float](ctx context.Context, b *batch[T], o Options, emit func(Toke
 					return nil
 				}
 			}
-			for _, rank := range settled(kept, i) {
+			for _, rank := range stableOrder(kept, i) {
 				c := kept[rank]
 				r := b.rows[c.row]
 				r.tokens, r.score, r.rank = append(slices.Clone(r.tokens), c.token), c.score, rank
@@ -63,9 +63,9 @@ func search[T float](ctx context.Context, b *batch[T], o Options, emit func(Toke
 	return nil
 }
 
-// settled returns an order of kept in which most candidates are at the place of their row; the
+// stableOrder returns an order of kept in which most candidates are at the place of their row; the
 // first place is i. The cache of these need not move.
-func settled(kept []candidate, i int) []int {
+func stableOrder(kept []candidate, i int) []int {
 	order, left := slices.Repeat([]int{-1}, len(kept)), []int(nil)
 	for rank, c := range kept {
 		if at := c.row - i; at < len(order) && order[at] < 0 {

@@ -250,7 +250,7 @@ func write[T float](ctx context.Context, g *Generator, prompts [][]int, o Option
 			err = b.source.read(ctx, g, prompts, some)
 		}
 		switch {
-		case err != nil || g.size.Encoder && !b.source.there():
+		case err != nil || g.size.Encoder && !b.source.hasResult():
 		case o.Beams > 1:
 			err = search(ctx, b, o, emit)
 		default:

@@ -20,8 +20,8 @@ type source[T float] struct {
 	given []fsdp.Tensor
 }
 
-// there reports whether there is a result.
-func (s *source[T]) there() bool { return s.arrays != nil }
+// hasResult reports whether there is a result.
+func (s *source[T]) hasResult() bool { return s.arrays != nil }
 
 // read runs the encoder on some of the prompts.
 func (s *source[T]) read(ctx context.Context, g *Generator, prompts [][]int, some []int) error {

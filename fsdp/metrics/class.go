@@ -36,7 +36,7 @@ func (a *Accuracy) Add(logits, targets tensor.Tensor) error {
 		if y == ignored {
 			continue
 		}
-		if s.local[1]++; r.before(i, y) < max(a.K, 1) {
+		if s.local[1]++; r.countBefore(i, y) < max(a.K, 1) {
 			s.local[0]++
 		}
 	}
@@ -53,10 +53,10 @@ func (a *Accuracy) sized() (*sums, error) {
 	if a.K < 0 {
 		return nil, fmt.Errorf("field K is %d: must not be negative", a.K)
 	}
-	return a.of(2)
+	return a.reserve(2)
 }
 
-func (a *Accuracy) what() string { return fmt.Sprintf("accuracy of %d", max(a.K, 1)) }
+func (a *Accuracy) description() string { return fmt.Sprintf("accuracy of %d", max(a.K, 1)) }
 
 // Confusion counts rows by target and by the class with the largest logit.
 type Confusion struct {
@@ -129,10 +129,10 @@ func (c *Confusion) sized() (*sums, error) {
 	if c.Classes < 1 {
 		return nil, fmt.Errorf("field Classes is %d: must be at least 1", c.Classes)
 	}
-	return c.of(c.Classes * c.Classes)
+	return c.reserve(c.Classes * c.Classes)
 }
 
-func (c *Confusion) what() string { return fmt.Sprintf("confusion of %d", c.Classes) }
+func (c *Confusion) description() string { return fmt.Sprintf("confusion of %d", c.Classes) }
 
 // rows has logits and the target of each row. f32 or f64 is nil.
 type rows struct {
@@ -178,8 +178,8 @@ func newRows(logits, targets tensor.Tensor) (*rows, error) {
 	return r, nil
 }
 
-// before returns how many classes of row i come before class y.
-func (r *rows) before(i, y int) int {
+// countBefore returns how many classes of row i come before class y.
+func (r *rows) countBefore(i, y int) int {
 	lo, hi := i*r.classes, (i+1)*r.classes
 	if r.f32 != nil {
 		return before(r.f32[lo:hi], y)

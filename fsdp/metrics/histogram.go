@@ -105,14 +105,14 @@ func (h *Histogram) sized() (*sums, error) {
 		return nil, errors.New("field Edges is empty")
 	}
 	if h.local != nil { // they were checked before
-		return h.of(len(h.Edges) + 2)
+		return h.reserve(len(h.Edges) + 2)
 	}
 	for i, e := range h.Edges {
 		if math.IsNaN(e) || math.IsInf(e, 0) || i > 0 && e <= h.Edges[i-1] {
 			return nil, fmt.Errorf("field Edges: edge %d is %v: they must be finite and ascend", i, e)
 		}
 	}
-	return h.of(len(h.Edges) + 2)
+	return h.reserve(len(h.Edges) + 2)
 }
 
-func (h *Histogram) what() string { return fmt.Sprint("histogram of ", h.Edges) }
+func (h *Histogram) description() string { return fmt.Sprint("histogram of ", h.Edges) }

@@ -41,8 +41,8 @@ func (m *Mean) Value() float64 {
 // Weight returns the sum of all weights over all ranks, as of the last Reduce.
 func (m *Mean) Weight() float64 { return exactSum(m.totals(2 * words)[words:]) }
 
-func (m *Mean) sized() (*sums, error) { return m.of(2 * words) }
-func (m *Mean) what() string          { return "mean" }
+func (m *Mean) sized() (*sums, error) { return m.reserve(2 * words) }
+func (m *Mean) description() string   { return "mean" }
 
 // Perplexity is e to the power of a [Mean] of losses in nats, weighted by their numbers of tokens.
 type Perplexity struct{ Mean }
@@ -50,7 +50,7 @@ type Perplexity struct{ Mean }
 // Value implements [Metric].
 func (p *Perplexity) Value() float64 { return math.Exp(p.Mean.Value()) }
 
-func (p *Perplexity) what() string { return "perplexity" }
+func (p *Perplexity) description() string { return "perplexity" }
 
 // each calls f with each number of a tensor, until f fails.
 func each(x tensor.Tensor, f func(x float64) error) error {

@@ -21,7 +21,7 @@ type Metric interface {
 	// sized returns the sums, the same number on every rank.
 	sized() (*sums, error)
 	// what describes the metric. Ranks compare the descriptions.
-	what() string
+	description() string
 }
 
 // sums has the sums of a metric, and the totals of the last Reduce.
@@ -30,8 +30,8 @@ type sums struct{ local, total []float64 }
 // Reset forgets the additions of this rank. The results of the last Reduce stay.
 func (s *sums) Reset() { clear(s.local) }
 
-// of returns s with room for n sums.
-func (s *sums) of(n int) (*sums, error) {
+// reserve returns s with room for n sums.
+func (s *sums) reserve(n int) (*sums, error) {
 	if s.local == nil {
 		s.local = make([]float64, n)
 	}
@@ -97,7 +97,7 @@ func (s Set) sums(names []string) (each []*sums, all []float64, label string, er
 			return nil, nil, "", fmt.Errorf("metrics: %s: %w", name, err)
 		}
 		each, all = append(each, sums), append(all, sums.local...)
-		label += fmt.Sprintf(" %s: %s", name, m.what())
+		label += fmt.Sprintf(" %s: %s", name, m.description())
 	}
 	return each, all, label, nil
 }

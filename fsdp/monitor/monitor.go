@@ -158,7 +158,7 @@ type Values map[string]float64
 // all leave the loop at the same place. If neither follows, Close returns it. A single rank returns
 // it at once. Errors of the screen are dropped: a run does not end because its output is gone.
 func (m *Monitor) Step(ctx context.Context, units int, values Values) error {
-	if err := m.may("Step", units); err != nil {
+	if err := m.check("Step", units); err != nil {
 		return m.refuse(ctx, err)
 	}
 	if err := m.train.add(values, float64(units)); err != nil {
@@ -190,7 +190,7 @@ func (m *Monitor) Step(ctx context.Context, units int, values Values) error {
 // rank calls Eval, and the ranks exchange once. The values are shown. Writers get them with the
 // prefix "validation/". The time since the last step does not count for the next one.
 func (m *Monitor) Eval(ctx context.Context, units int, values Values) error {
-	if err := m.may("Eval", units); err != nil {
+	if err := m.check("Eval", units); err != nil {
 		return m.refuse(ctx, err)
 	}
 	if err := m.eval.add(values, float64(units)); err != nil {
@@ -233,8 +233,8 @@ func (m *Monitor) AddHistogram(h Histogram) error {
 	return nil
 }
 
-// may returns an error if a row with these units is not allowed.
-func (m *Monitor) may(method string, units int) error {
+// check returns an error if a row with these units is not allowed.
+func (m *Monitor) check(method string, units int) error {
 	switch {
 	case m.closed:
 		return fmt.Errorf("monitor: %s after Close", method)

@@ -26,15 +26,15 @@ func (a *mean) add(x, weight float64) {
 		a.value, a.weight = x, weight
 	case weight > 0:
 		a.weight += weight
-		a.toward(x, (x-a.value)*(weight/a.weight))
+		a.moveToward(x, (x-a.value)*(weight/a.weight))
 	case a.weight == 0:
 		a.alike++
-		a.toward(x, (x-a.value)/float64(a.alike))
+		a.moveToward(x, (x-a.value)/float64(a.alike))
 	}
 }
 
-// toward moves the mean by a step toward x. An infinity stays an infinity.
-func (a *mean) toward(x, step float64) {
+// moveToward moves the mean by a step toward x. An infinity stays an infinity.
+func (a *mean) moveToward(x, step float64) {
 	if !finite(x) || !finite(a.value) {
 		a.value += x
 		return

@@ -99,15 +99,15 @@ func (r *player) measure() {
 					s[i] += r.c.seconds(w)
 				}
 			}
-			s[i] += r.own(Forward+Kind(i)*(Backward-Forward), false, Work{Wide: true})
+			s[i] += r.busyTime(Forward+Kind(i)*(Backward-Forward), false, Work{Wide: true})
 		}
 		r.units = append(r.units, s)
 	}
 	r.ready, r.fresh = make([]float64, len(r.pass.Groups)), make([]bool, len(r.pass.Groups))
 }
 
-// own returns how long a rank itself is busy with an operation of the pass.
-func (r *player) own(k Kind, atOnce bool, w Work) float64 {
+// busyTime returns how long a rank itself is busy with an operation of the pass.
+func (r *player) busyTime(k Kind, atOnce bool, w Work) float64 {
 	if t, ok := r.clock.seconds(rateKey{k.String() + AtOnce, w.Wide}, w); ok && atOnce {
 		return t
 	}
@@ -188,7 +188,7 @@ func (r *player) busyWith(pass, i int, op Op) {
 	if op.Second > 0 {
 		w.Bytes = g.Params - g.Params/op.Second
 	}
-	if s := r.own(op.Kind, r.fresh[op.Group], w); s > 0 {
+	if s := r.busyTime(op.Kind, r.fresh[op.Group], w); s > 0 {
 		r.t.Events = append(r.t.Events, Event{Computing, pass, i, r.now, r.now + s, true})
 		r.t.Exposed += s
 		r.now += s

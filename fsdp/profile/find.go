@@ -238,7 +238,7 @@ func (f *finder) accuse() {
 	}
 	accused := []int{worst}
 	if mates := f.mates(worst); len(mates) > 1 && len(mates) < len(ranks) {
-		rest := f.without(mates)
+		rest := f.otherRanks(mates)
 		_, mine := f.cause([]int{worst}, rest)
 		_, theirs := f.cause(slices.DeleteFunc(slices.Clone(mates), func(r int) bool { return r == worst }), rest)
 		if theirs > mine/2 {
@@ -246,7 +246,7 @@ func (f *finder) accuse() {
 			f.r.Host = ranks[worst].Host
 		}
 	}
-	rest := f.without(accused)
+	rest := f.otherRanks(accused)
 	var held, total, late, next float64
 	for _, r := range rest {
 		for _, a := range accused {
@@ -286,8 +286,8 @@ func (f *finder) mates(r int) (list []int) {
 	return list
 }
 
-// without returns the ranks that are not in a list.
-func (f *finder) without(list []int) (rest []int) {
+// otherRanks returns the ranks that are not in a list.
+func (f *finder) otherRanks(list []int) (rest []int) {
 	for r := range f.all {
 		if !slices.Contains(list, r) {
 			rest = append(rest, r)

@@ -38,7 +38,7 @@ func (r *Report) String() string {
 	if r.Cause == Even {
 		say("No rank delays the others.")
 	} else {
-		say("%s up the others, which wait %.0f %% of their time for it. %s", r.who(), 100*r.Share, r.why())
+		say("%s up the others, which wait %.0f %% of their time for it. %s", r.culprits(), 100*r.Share, r.explanation())
 	}
 	slowest := ""
 	if r.Transfers >= 0.01 {
@@ -77,7 +77,7 @@ func counted(n int, what string) string {
 }
 
 // This is the subject of "holds": it names the culprits.
-func (r *Report) who() string {
+func (r *Report) culprits() string {
 	if r.Host != "" {
 		return fmt.Sprintf("Host %s, %s, holds", r.Host, text.Numbered("rank", r.Culprits))
 	}
@@ -90,8 +90,8 @@ func (r *Report) who() string {
 	return strings.ToUpper(who[:1]) + who[1:] + " holds"
 }
 
-// why explains how the culprits differ from the others.
-func (r *Report) why() string {
+// explanation explains how the culprits differ from the others.
+func (r *Report) explanation() string {
 	switch r.Cause {
 	case ThisCall:
 		return fmt.Sprintf("It computes %q in %s where the median of the others needs %s. That call alone is slow.", r.Op, seconds(r.Seconds), seconds(r.Median))

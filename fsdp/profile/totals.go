@@ -95,8 +95,8 @@ func (t *Totals) words() []int64 {
 	return w
 }
 
-// of returns the totals of another rank from its words.
-func (t *Totals) of(rank int, w []int64) *Totals {
+// decode returns the totals of another rank from its words.
+func (t *Totals) decode(rank int, w []int64) *Totals {
 	c := t.clone()
 	c.Rank, c.Passes, c.Took, c.Threads, c.Cores = rank, int(w[0]), time.Duration(w[1]), int(w[2]), int(w[3])
 	var host []byte
@@ -147,7 +147,7 @@ func (t *Totals) gather(ctx context.Context, g comm.Group) ([]*Totals, error) {
 		mine := t.words()
 		words, err := exchange(ctx, g, mine)
 		for r := 0; r < len(list) && err == nil; r++ {
-			list[r] = t.of(r, words[r*len(mine):])
+			list[r] = t.decode(r, words[r*len(mine):])
 		}
 		return list, err
 	}
