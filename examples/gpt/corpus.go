@@ -229,6 +229,6 @@ func (c *config) loader(g comm.Group, windows data.Source[[]int32]) (*loader, er
 	return data.NewLoader(windows, data.TokensAndTargets[int32](c.context), data.Config{Group: g, Batch: c.batch, VirtualRanks: c.virtual, NoSync: c.noSync()})
 }
 
-// noSync reports whether ranks exchange gradients only after the last batch of a step: with -virtual on a
-// number of ranks that is no power of two, where sums in another order would have other bits.
+// noSync reports whether ranks exchange gradients only after the last batch of a step. -virtual needs this
+// on a number of ranks that is not a power of two, because sums in another order would have other bits.
 func (c *config) noSync() bool { return c.virtual > 0 && c.ranks&(c.ranks-1) != 0 }

@@ -106,8 +106,8 @@ func (t *trainer) load(ctx context.Context) error {
 	return nil
 }
 
-// save begins to write a checkpoint. The training continues meanwhile, and also if the last checkpoint has
-// failed, unless none is complete: then the directory is of no use.
+// save begins to write a checkpoint, and the training continues meanwhile. If the last checkpoint has
+// failed, save returns its error only if none was complete so far, because then the directory may be unusable.
 func (t *trainer) save(ctx context.Context) error {
 	if t.finishSave(ctx); t.saveErr != nil && t.saved == 0 {
 		return t.saveErr

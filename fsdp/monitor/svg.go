@@ -174,7 +174,8 @@ type panel struct {
 	show        func(float64) string
 }
 
-// scale sets the range of the values: of losses to that of the points, of others from 0.
+// scale sets the range of the axis. For losses it is the range of the points; for other values it
+// starts at 0.
 func (v *panel) scale(points []Point, loss bool) {
 	v.log = loss && !slices.ContainsFunc(points, func(q Point) bool { return q.Loss <= 0 })
 	if loss {

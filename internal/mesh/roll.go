@@ -87,8 +87,8 @@ func (m *Mesh) hearRoll(p *peer, body []byte) error {
 	return nil
 }
 
-// hearPage keeps a page and passes it down. It comes when the root has the records of all ranks, so
-// this one is connected to its neighbours. The caller holds m.mu.
+// hearPage keeps a page and passes it down. The root sends pages once it has the
+// records of all ranks, so this one is connected to its neighbours. The caller holds m.mu.
 func (m *Mesh) hearPage(body []byte) error {
 	p, err := readPage(body, m.cfg.Size)
 	if err != nil || !m.linked {

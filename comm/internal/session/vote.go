@@ -13,7 +13,7 @@ import (
 // Ranks that disagree would wait for each other for ever. So all ranks of a host vote, at each step
 // that may fail, and either all share memory or all use sockets.
 
-// vote is one rank's word on one step.
+// A vote identifies the answer of one rank at one step: why the rank cannot make it, or "".
 type vote struct {
 	step uint64
 	rank int // in the world

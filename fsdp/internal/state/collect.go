@@ -374,7 +374,8 @@ func sum(counts []int) (n int) {
 	return n
 }
 
-// A ring is scratch for tensors under way: each reuses the memory of the tensor underWay before it.
+// A ring is scratch memory for tensors in flight. At most underWay tensors are in flight, so each
+// tensor reuses the memory of an earlier one.
 type ring struct {
 	blocks [underWay][]byte
 	next   int

@@ -26,8 +26,8 @@ func Dropout[T Float](y, x []T, seed, base uint64, rate float64) {
 	}
 }
 
-// run returns how many of n elements from base on a kernel with [hash32] is given at once, and its
-// first sum and its second key.
+// run returns the arguments of the next call of a kernel with [hash32]: how many of the n elements
+// from base on it processes, the first sum and the second key.
 func run(n int, seed, base uint64) (most int, from, key uint32) {
 	keys := mix64(seed ^ mix64(base>>32))
 	return int(min(uint64(min(n, piece)), 1<<32-base%(1<<32))), uint32(base) + uint32(keys), uint32(keys >> 32)

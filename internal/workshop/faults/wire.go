@@ -101,7 +101,7 @@ func abort(c net.Conn) {
 	_, _ = c.(*net.TCPConn).CloseRead(), c.(*net.TCPConn).CloseWrite()
 }
 
-// These describe the frames of comm, see comm/remote_frame.go, and the records of TLS.
+// Sizes and marks of the frames of package comm and of the records of TLS.
 const (
 	frameMagic  = "COP5"
 	frameBytes  = 96

@@ -91,7 +91,8 @@ func (g *MemoryGroup) Free(b []byte) error {
 	return g.FailFree
 }
 
-// Unowned memory is filled with these: bytes that are NaN, and bytes that fsdp does not write.
+// Memory without an owner is filled with nan, which makes every float a NaN, or with Untouched,
+// which fsdp does not write.
 const (
 	nan       = 0xFF
 	Untouched = 0x55

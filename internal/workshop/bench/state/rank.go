@@ -112,8 +112,8 @@ func (b *stateBlock) Params() []fsdp.Param {
 	return list
 }
 
-// fill sets all values and all state to their numbers, and sets the optimizer's step to a matching
-// one.
+// fill sets every element of the values and of the state to a number of its place, and sets the
+// optimizer's step to match.
 func (h *stateHolder) fill() error {
 	for _, p := range h.params {
 		fillState(p.Name, p.Offset, p.Value.(optim.Host).F32)
