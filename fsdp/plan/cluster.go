@@ -148,10 +148,10 @@ func (c *Cluster) check() error {
 		}
 	}
 	if c.Cores < 0 {
-		return fmt.Errorf("number of Cores is %d", c.Cores)
+		return fmt.Errorf("field Cores is %d: must not be negative", c.Cores)
 	}
 	if cache := d.Cache; cache != nil && (cache.Bytes < 1 || cache.Cores < 1) {
-		return fmt.Errorf("Device.Cache has %d bytes for %d cores", cache.Bytes, cache.Cores)
+		return fmt.Errorf("Device.Cache has %d bytes for %d cores: both must be at least 1", cache.Bytes, cache.Cores)
 	}
 	for i := range c.Rates {
 		if err := c.Rates[i].check(); err != nil {

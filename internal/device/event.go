@@ -91,7 +91,7 @@ func (e *Event) Elapsed(since *Event) (time.Duration, error) {
 		return 0, err
 	}
 	if !e.timing || !since.timing || e.device.context != since.device.context {
-		return 0, fmt.Errorf("device %d: time passes between two timers of one device, made by NewTimer", e.device.ordinal)
+		return 0, fmt.Errorf("device %d: both events must be timers of this device, made by NewTimer", e.device.ordinal)
 	}
 	var ms C.float
 	if err := e.result("cuEventElapsedTime", C.driver_event_elapsed(e.device.context, &ms, since.handle, e.handle)); err != nil {

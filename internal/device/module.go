@@ -35,7 +35,7 @@ type Module struct{ object }
 // not compile, the error has the compiler's message.
 func (d *Device) LoadModule(image []byte) (*Module, error) {
 	if len(image) == 0 {
-		return nil, fmt.Errorf("device %d: a module of no bytes", d.ordinal)
+		return nil, fmt.Errorf("device %d: the module is empty", d.ordinal)
 	}
 	text := append(bytes.Clone(image), 0) // text ends in zero; a cubin contains its length
 	var log [4096]C.char

@@ -42,11 +42,11 @@ func (o *Options) check(m *Model) error {
 	case o.Eval && (o.NoSync || o.Pending):
 		return fmt.Errorf("program: an evaluation has no gradients")
 	case o.Reads != nil && len(o.Reads) != len(m.Calls):
-		return fmt.Errorf("program: Reads of %d calls, the model has %d", len(o.Reads), len(m.Calls))
+		return fmt.Errorf("program: Reads has %d calls, but the model has %d", len(o.Reads), len(m.Calls))
 	}
 	for c, call := range m.Calls {
 		if r := o.reads(c); r != nil && len(r) != len(call.Params) {
-			return fmt.Errorf("program: Reads of %d parameters of call %s, which has %d", len(r), call.Name, len(call.Params))
+			return fmt.Errorf("program: Reads has %d parameters for call %s, which has %d", len(r), call.Name, len(call.Params))
 		}
 	}
 	return nil

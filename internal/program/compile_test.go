@@ -42,12 +42,12 @@ func TestCompileErrors(t *testing.T) {
 // TestOptionErrors are options that mean nothing, or nothing for the model.
 func TestOptionErrors(t *testing.T) {
 	for want, o := range map[string]Options{
-		"program: prefetch depth -1 is negative":                  {Prefetch: -1},
-		"program: limit of -1 bytes in flight is negative":        {InFlight: -1},
-		"program: an evaluation has no gradients":                 {Eval: true, NoSync: true},
-		"program: Reads of 1 calls, the model has 2":              {Reads: [][]bool{nil}},
-		"program: Reads of 2 parameters of call h.1, which has 1": {Reads: [][]bool{{true}, {true, false}}},
-		"program: Reads of 0 parameters of call h.0, which has 1": {Reads: [][]bool{{}, nil}},
+		"program: prefetch depth -1 is negative":                    {Prefetch: -1},
+		"program: limit of -1 bytes in flight is negative":          {InFlight: -1},
+		"program: an evaluation has no gradients":                   {Eval: true, NoSync: true},
+		"program: Reads has 1 calls, but the model has 2":           {Reads: [][]bool{nil}},
+		"program: Reads has 2 parameters for call h.1, which has 1": {Reads: [][]bool{{true}, {true, false}}},
+		"program: Reads has 0 parameters for call h.0, which has 1": {Reads: [][]bool{{}, nil}},
 	} {
 		_, err := Compile(chain(2), o)
 		require.EqualError(t, err, want)

@@ -204,7 +204,7 @@ func (s *Server) welcome(raw net.Conn) {
 func (c Config) admit(theirs auth.Hello) (auth.Hello, error) {
 	switch {
 	case theirs.Purpose != purpose:
-		return auth.Hello{}, fmt.Errorf("this is a store, not %q", theirs.Purpose)
+		return auth.Hello{}, fmt.Errorf("the client asks for %q, but this is a store", theirs.Purpose)
 	case theirs.Job != c.Job:
 		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of %q: give each job its own address; "+
 			"the name of a job comes from its launcher and FSDP_JOB, or else from its program, arguments and directory "+

@@ -400,7 +400,7 @@ func TestTurnedAway(t *testing.T) {
 		require.NoError(t, err)
 		defer c.Close()
 		_, err = auth.Client(c, secret, auth.Hello{Job: "gpt", Purpose: "mesh"}, time.Time{})
-		require.ErrorContains(t, err, `this is a store, not "mesh"`)
+		require.ErrorContains(t, err, `the client asks for "mesh", but this is a store`)
 	})
 }
 
