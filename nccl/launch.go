@@ -51,7 +51,7 @@ func (l *launcher) launch(ctx context.Context, start time.Time, ops []Op) error 
 	return err
 }
 
-// overdue returns why a collective begun at start is waited for no longer, or nil.
+// overdue returns the reason to stop waiting for a collective that began at start, or nil.
 func (l *launcher) overdue(ctx context.Context, start time.Time) error {
 	select {
 	case <-l.halt:

@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// joins are the ranks of a host that keep a start from joining.
+// joins lists the ranks of a host because of which the other ranks cannot join.
 type joins struct {
 	Wait []int // they wait for others
 	Left []int // they ended with status 0 and had not joined

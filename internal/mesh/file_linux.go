@@ -77,8 +77,8 @@ func (s *unixStream) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// keep takes the file out of the control data of one frame: the kernel never returns more at once.
-// It has made the file close-on-exec.
+// keep takes the file out of the control data of one frame. The kernel returns the files of at most
+// one frame at once, and has made them close-on-exec.
 func (s *unixStream) keep(oob []byte) error {
 	before := len(s.came)
 	messages, err := unix.ParseSocketControlMessage(oob)

@@ -76,7 +76,7 @@ const (
 	newsLost                        // about has ended otherwise, text says how
 )
 
-// news is flooded. Encoded, big-endian:
+// news is a message to all ranks, which every rank passes to its neighbours. Encoded, big-endian:
 //
 //	bytes  0..4   origin
 //	bytes  4..12  number

@@ -187,8 +187,8 @@ func (t *team) observe() {
 }
 
 // look is called every second while a goroutine waits for a rank that has not issued its part. It
-// fails the group when no rank has issued a part for the timeout. One timer for all makes a wait no
-// slower.
+// fails the group when no rank has issued a part for the timeout. All waits share one
+// timer, so a wait costs no more.
 func (t *team) look() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

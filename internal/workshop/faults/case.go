@@ -218,7 +218,7 @@ func (c *Case) trial(kind string, seq int) commtest.Trial {
 	return t
 }
 
-// limit is the limit of no progress of the groups. It must not matter unless the culprit is silent.
+// limit returns how long the groups may make no progress. It matters only if the culprit is silent.
 func (c *Case) limit() time.Duration {
 	if c.Suspend > 0 {
 		return c.Suspend / 2

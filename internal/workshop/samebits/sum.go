@@ -20,7 +20,7 @@ type sums struct {
 	state   string // the optimizer's, with its counts and the parameters beside them
 }
 
-// counts is where a file has the optimizer's number of updates, in its metadata.
+// counts is the key of the optimizer's number of updates in the metadata of a file.
 const counts = "gofsdp.optimizer"
 
 // sum returns a hash of the tensors of a safetensors file, and of the optimizer's counts. It

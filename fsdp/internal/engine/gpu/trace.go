@@ -61,8 +61,8 @@ func (l *links) report(n int) error {
 	return nil
 }
 
-// report describes a collective that took the time took and ended at done, in the way of the groups
-// of package comm. The collective before ended at then.
+// report describes a collective in the form that the groups of package comm use. It ended at done
+// and took the time took. The collective before it ended at then.
 func (f *flight) report(then, done time.Time, took time.Duration) transport.Flight {
 	k, c := f.link, f.call
 	s := transport.Signature{Kind: transport.KindAllReduce, DType: comm.DType(slices.Index(types[:], c.Type)), Len: c.Count, Label: f.name}

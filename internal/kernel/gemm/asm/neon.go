@@ -77,7 +77,7 @@ func (r neonRoutine) mul() {
 	r.edge()
 }
 
-// strip prints the body for a number of rows: a turn for every panel of B.
+// strip prints the body for a number of rows: a loop over the panels of B.
 func (r neonRoutine) strip(rows int) {
 	at := func(name string) string { return fmt.Sprintf("%s%d", name, rows) }
 	r.label(at("rows"))
