@@ -62,11 +62,11 @@ func TestSuspended(t *testing.T) {
 	require.Zero(t, matrix(context.Background(), run, &out, suspensions(1, 6), false), "%s", &out)
 }
 
-// TestStrangers lays every attack that this user can.
+// TestStrangers lays every intrusion that this user can.
 func TestStrangers(t *testing.T) {
 	var out bytes.Buffer
 	require.Zero(t, strangers(t.Context(), &out), "%s", &out)
-	require.Equal(t, len(attacks), strings.Count(out.String(), "ok strangers, ")+strings.Count(out.String(), "not run: only root"), "%s", &out)
+	require.Equal(t, len(intrusions), strings.Count(out.String(), "ok strangers, ")+strings.Count(out.String(), "not run: only root"), "%s", &out)
 }
 
 func TestSoakBriefly(t *testing.T) {

@@ -20,33 +20,33 @@ import (
 )
 
 // Strangers are processes that do not belong to a job and try to join it, or keep it from starting.
-// An attack is their action between the moment at which rank 0 listens and the start of the other
+// An intrusion is their action between the moment at which rank 0 listens and the start of the other
 // ranks.
-type attack struct {
+type intrusion struct {
 	name  string
-	start func(s *trial) error
+	begin func(s *intruder) error
 }
 
-var attacks = []attack{
-	{"held connections", func(s *trial) error { return s.hold(500, false) }},
-	{"renewed connections", func(s *trial) error { return s.hold(500, true) }},
-	{"another user", (*trial).otherUser},
+var intrusions = []intrusion{
+	{"held connections", func(s *intruder) error { return s.hold(500, false) }},
+	{"renewed connections", func(s *intruder) error { return s.hold(500, true) }},
+	{"another user", (*intruder).otherUser},
 }
 
 const (
-	attackedRanks = 3               // ranks of a job
+	intrudedRanks = 3               // ranks of a job
 	entryTime     = 5 * time.Second // for all of them to join; an idle machine needs some tenths of it
 	// otherUID is a user that runs nothing else.
 	otherUID         = 64173
 	strangerVariable = "GOFSDP_FAULTS_STRANGER" // host:port of the store that a child attacks
 )
 
-// errNotRun is wrapped by the error of an attack that this process cannot run.
+// errNotRun is wrapped by the error of an intrusion that this process cannot run.
 var errNotRun = errors.New("not run")
 
-// strangers runs all attacks, one after the other, and returns how many made the ranks fail.
+// strangers runs all intrusions, one after the other, and returns how many made the ranks fail.
 func strangers(ctx context.Context, out io.Writer) (failed int) {
-	for _, g := range attacks {
+	for _, g := range intrusions {
 		took, err := g.run(ctx)
 		switch {
 		case errors.Is(err, errNotRun):
@@ -55,14 +55,14 @@ func strangers(ctx context.Context, out io.Writer) (failed int) {
 			failed++
 			fmt.Fprintf(out, "FAIL strangers, %s: %v\n", g.name, err)
 		default:
-			fmt.Fprintf(out, "ok strangers, %s: %d ranks joined after %v\n", g.name, attackedRanks, took.Round(time.Millisecond))
+			fmt.Fprintf(out, "ok strangers, %s: %d ranks joined after %v\n", g.name, intrudedRanks, took.Round(time.Millisecond))
 		}
 	}
 	return failed
 }
 
-// trial is one run of an attack.
-type trial struct {
+// An intruder runs one intrusion.
+type intruder struct {
 	ctx    context.Context
 	addr   string       // of the store
 	shown  *alarm       // warnings
@@ -87,34 +87,34 @@ func (a *alarm) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// run returns the time that the ranks took to join during the attack.
-func (g attack) run(ctx context.Context) (took time.Duration, err error) {
+// run returns the time that the ranks took to join during the intrusion.
+func (g intrusion) run(ctx context.Context) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTime+spare)
 	defer cancel()
-	s := &trial{ctx: ctx, shown: &alarm{slog.DiscardHandler, make(chan struct{}, 1)}}
+	s := &intruder{ctx: ctx, shown: &alarm{slog.DiscardHandler, make(chan struct{}, 1)}}
 	if err := s.findPort(); err != nil {
 		s.over()
 		return 0, err
 	}
-	groups, errs := make([]comm.Group, attackedRanks), make([]error, attackedRanks)
+	groups, errs := make([]comm.Group, intrudedRanks), make([]error, intrudedRanks)
 	var ranks sync.WaitGroup
 	connect := func(r int) {
 		ranks.Go(func() {
 			groups[r], errs[r] = comm.Connect(ctx, comm.Config{
-				Rank: r, Size: attackedRanks, Rendezvous: "tcp://" + s.addr, Job: "attacked", Logger: slog.New(s.shown),
+				Rank: r, Size: intrudedRanks, Rendezvous: "tcp://" + s.addr, Job: "intruded", Logger: slog.New(s.shown),
 			})
 		})
 	}
 	connect(0)
 	conn, err := s.dial()
 	if err == nil {
-		err = errors.Join(conn.Close(), g.start(s))
+		err = errors.Join(conn.Close(), g.begin(s))
 	}
 	begin := time.Now()
 	if err != nil {
 		cancel()
 	}
-	for r := 1; r < attackedRanks; r++ {
+	for r := 1; r < intrudedRanks; r++ {
 		connect(r)
 	}
 	ranks.Wait()
@@ -133,7 +133,7 @@ func (g attack) run(ctx context.Context) (took time.Duration, err error) {
 }
 
 // over ends the actions of the strangers.
-func (s *trial) over() {
+func (s *intruder) over() {
 	for _, f := range s.end {
 		f()
 	}
@@ -142,7 +142,7 @@ func (s *trial) over() {
 
 // findPort finds a port for rank 0 to listen on. A connection that is kept until the end stops the
 // kernel from giving the port to another process.
-func (s *trial) findPort() error {
+func (s *intruder) findPort() error {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -161,7 +161,7 @@ func (s *trial) findPort() error {
 }
 
 // judge checks the result after the ranks have joined, or failed to.
-func (s *trial) judge(took time.Duration, err error) error {
+func (s *intruder) judge(took time.Duration, err error) error {
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (s *trial) judge(took time.Duration, err error) error {
 }
 
 // dial connects to the store, which may not exist yet.
-func (s *trial) dial() (net.Conn, error) {
+func (s *intruder) dial() (net.Conn, error) {
 	for {
 		conn, err := (&net.Dialer{}).DialContext(s.ctx, "tcp", s.addr)
 		if err == nil || s.ctx.Err() != nil {
@@ -193,7 +193,7 @@ func (s *trial) dial() (net.Conn, error) {
 
 // hold opens the given number of connections and sends nothing. With renew it opens another one for
 // each that is closed.
-func (s *trial) hold(connections int, renew bool) error {
+func (s *intruder) hold(connections int, renew bool) error {
 	for range connections {
 		conn, err := s.dial()
 		if err != nil {
@@ -212,15 +212,15 @@ func (s *trial) hold(connections int, renew bool) error {
 	return nil
 }
 
-// occupy keeps a connection until the other side closes it, or the attack ends.
-func (s *trial) occupy(conn net.Conn) {
+// occupy keeps a connection until the other side closes it, or the intrusion ends.
+func (s *intruder) occupy(conn net.Conn) {
 	defer context.AfterFunc(s.ctx, func() { _ = conn.Close() })()
 	_, _ = conn.Read(make([]byte, 1))
 	_ = conn.Close()
 }
 
 // otherUser starts a process of another user, see attack, and expects that it is refused.
-func (s *trial) otherUser() error {
+func (s *intruder) otherUser() error {
 	dir, err := os.MkdirTemp("", "gofsdp-stranger-")
 	if err != nil {
 		return err
@@ -262,8 +262,8 @@ func (s *trial) otherUser() error {
 	}
 	s.joined = func() error {
 		sockets := ownSockets()
-		if len(sockets) != attackedRanks && runtime.GOOS == "linux" {
-			return fmt.Errorf("%d ranks have the sockets %q", attackedRanks, sockets)
+		if len(sockets) != intrudedRanks && runtime.GOOS == "linux" {
+			return fmt.Errorf("%d ranks have the sockets %q", intrudedRanks, sockets)
 		}
 		if _, err := fmt.Fprintln(in, strings.Join(sockets, " ")); err != nil {
 			return err
@@ -277,7 +277,7 @@ func (s *trial) otherUser() error {
 // ranks have joined, it tries to connect to the sockets between them. It reports the results.
 func attack(addr string) {
 	_, err := comm.Connect(context.Background(), comm.Config{
-		Rank: 1, Size: attackedRanks, Rendezvous: "tcp://" + addr, Job: "attacked", JoinTimeout: joinTime, Logger: slog.New(slog.DiscardHandler),
+		Rank: 1, Size: intrudedRanks, Rendezvous: "tcp://" + addr, Job: "intruded", JoinTimeout: joinTime, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err == nil || !strings.Contains(err.Error(), "the other side has a different secret") {
 		fmt.Println("joining:", err)
