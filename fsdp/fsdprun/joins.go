@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// joins lists the ranks of a host because of which the other ranks cannot join.
+// joins lists the ranks of a host that wait to join, and those that ended without joining.
 type joins struct {
 	Wait []int // they wait for others
 	Left []int // they ended with status 0 and had not joined
