@@ -330,7 +330,7 @@ func TestExportErrors(t *testing.T) {
 		}, "x", `the state would have two tensors named "exp_avg:a.w"`},
 		"reserved metadata": {func(int, optim.Optimizer) *fsdp.ExportOptions {
 			return &fsdp.ExportOptions{Metadata: map[string]string{"gofsdp.optimizer": ""}}
-		}, "x", `the name "gofsdp.optimizer" is taken`},
+		}, "x", `the name "gofsdp.optimizer" is reserved: choose another`},
 		"no optimizer on one rank": {func(r int, opt optim.Optimizer) *fsdp.ExportOptions {
 			if r == 1 {
 				opt = nil

@@ -340,7 +340,7 @@ func TestImportMakes(t *testing.T) {
 				}}
 				err := m.Import(state.WithMake(ctx, makers), path, missing)
 				require.ErrorContains(t, err, "making a.w: no idea")
-				require.ErrorContains(t, forwardError(ctx, m, g.Rank()), "parameters are not whole until a Load or Import succeeds")
+				require.ErrorContains(t, forwardError(ctx, m, g.Rank()), "left parameters partly loaded: call Load or Import again")
 				require.NoError(t, g.Barrier(ctx))
 				if fails = false; g.Rank() == 0 {
 					for i := range made {
