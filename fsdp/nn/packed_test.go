@@ -109,6 +109,7 @@ func packings() map[string]packing {
 	gpt := nn.GPT{Vocab: vocab, Context: 9, Layers: 2, Dim: 8, Heads: 2}
 	llama := nn.Llama{Vocab: vocab, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, Hidden: 12, Context: 5}
 	window := nn.Llama{Vocab: vocab, Layers: 2, Dim: 8, Heads: 2, KVHeads: 1, Hidden: 12, Window: 3, QKNorm: true, FusedLoss: true, RopeScaling: op.RopeScaling{Factor: 2}}
+	gemma := nn.Llama{Vocab: vocab, Layers: 2, Dim: 8, Heads: 2, KVHeads: 1, Hidden: 12, Window: 3, FullEvery: 2, LocalRopeBase: 100, Gemma: true, QKNorm: true, Tied: true}
 	bert := nn.BERT{Vocab: vocab, Context: 12, Layers: 2, Dim: 8, Heads: 2, Hidden: 12}
 	roberta := nn.BERT{Vocab: vocab, Context: 12, Kinds: -1, FirstPosition: 2, Layers: 1, Dim: 8, Heads: 2, Hidden: 12}
 	tokens := nn.BERT{Vocab: vocab, Context: 12, Layers: 1, Dim: 8, Heads: 2, Hidden: 12, Task: nn.ClassifyTokens, Classes: vocab}
@@ -121,6 +122,7 @@ func packings() map[string]packing {
 		"GPT":             {ofGPT(gpt12, false), ofGPT(gpt12, true), length + 1, written, 1},
 		"Llama":           {ofLlama(llama, false), ofLlama(llama, true), length + 1, written, 1},
 		"Llama, a window": {ofLlama(window, false), ofLlama(window, true), length + 1, written, 1},
+		"Gemma":           {ofLlama(gemma, false), ofLlama(gemma, true), length + 1, written, 1},
 		"BERT":            {ofBERT(bert, false), ofBERT(bert, true), length, masked(true), 3},
 		"RoBERTa":         {ofBERT(roberta, false), ofBERT(roberta, true), length, masked(false), 2},
 		"BERT of classes": {ofBERT(tokens, false), ofBERT(tokens, true), length, masked(true), 3},
