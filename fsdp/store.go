@@ -209,16 +209,18 @@ func (s *Sharded) giveBack() error {
 			left, err = append(left, done), errors.Join(err, late)
 		}
 	}
+	// free frees memory that a write or read may still use, and unlocks the directories of checkpoints.
+	free := func() error { return errors.Join(s.engine.Close(), s.saver.Close()) }
 	if err != nil {
 		go func() {
 			for _, done := range left {
 				<-done
 			}
-			_ = s.freeMemory()
+			_ = free()
 		}()
 		err = fmt.Errorf("%w; the memory is freed when it has ended", err)
 	} else {
-		err = s.freeMemory()
+		err = free()
 	}
 	return errors.Join(err, endTrace(s.timeline), s.hashes.Close(), s.cfg.observe.profile.Close(), s.team.Close())
 }
@@ -250,11 +252,6 @@ func (r remains) release() {
 		logger.Warn("fsdp: a model was dropped without Close: its threads, files and memory are freed only now, when the garbage collector has found it. "+
 			"Call Close when a model is no longer used", "error", err)
 	}
-}
-
-// freeMemory frees the memory that a write or read may still use, and unlocks the directories of checkpoints.
-func (s *Sharded) freeMemory() error {
-	return errors.Join(s.engine.Close(), s.saver.Close())
 }
 
 // endTrace ends the file of TraceDir, if there is one.
