@@ -229,3 +229,24 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestAdviceOfTypes: the types in which parameters and gradients travel do not change the peak, and
+// advice does not name them. Computing in bfloat16 halves gathered parameters.
+func TestAdviceOfTypes(t *testing.T) {
+	live := func(p fsdp.Precision) plan.Memory {
+		shape := fsdp.Ints(1, 64)
+		r, err := fsdp.Planner{
+			Model:  &nn.GPT{Vocab: 1000, Context: 64, Layers: 4, Dim: 256, Heads: 4},
+			Config: fsdp.Config{Group: comm.World{Ranks: 8}, WrapPolicy: fsdp.WrapEach(), Precision: p}, Batch: []fsdp.Shape{shape, shape},
+		}.Plan()
+		require.NoError(t, err)
+		var m *plan.Misfit
+		require.ErrorAs(t, r.Pass.Fits(1), &m)
+		require.NotContains(t, m.Help, "in 16 bits")
+		return m.Live
+	}
+	want := live(fsdp.Precision{})
+	require.Equal(t, want, live(fsdp.Precision{Gather: fsdp.BFloat16}))
+	require.Equal(t, want, live(fsdp.Precision{Reduce: fsdp.BFloat16}))
+	require.InEpsilon(t, want.Gathered/2, live(fsdp.BF16()).Gathered, 0.01, "but for padding")
+}
