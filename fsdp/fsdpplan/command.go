@@ -47,12 +47,12 @@ func (o *flags) define(f *flag.FlagSet) {
 	f.StringVar(&o.model, "model", "", "`name` of a model: "+strings.Join(modelNames(), ", "))
 	f.StringVar(&o.hf, "hf", "", "`directory` with the config.json of transformers, in place of -model; weights are not read")
 	f.StringVar(&o.cluster, "cluster", "h100", "`name` of a cluster ("+strings.Join(clusterNames(), ", ")+"), or a file that plan.Parse reads")
-	f.StringVar(&o.ranks, "ranks", "", "numbers of GPUs: a `list` such as 8,24, or a doubling range 128..1024 (default: the GPUs of one host)")
+	f.StringVar(&o.ranks, "ranks", "", "numbers of GPUs: a `list` such as 8,24, a doubling range 128..1024, or smallest, which searches for the fewest hosts that are enough, for up to a minute (default: the GPUs of one host)")
 	f.IntVar(&o.seq, "seq", 0, "`tokens` of a sequence (default: the model's usual training length)")
 	f.IntVar(&o.batch, "batch", 4, "`samples` per GPU and step; micro-batches of 1, 2, 4, … that divide it are tried")
 	f.IntVar(&o.threads, "threads", 1, "`cores` of each rank, for a cluster whose devices are cores")
 	f.StringVar(&o.precision, "precision", "bf16", "bf16 or fp32")
-	f.StringVar(&o.optimizer, "optimizer", "adamw", "adamw, 8bit (AdamW with state in 8 bits) or sgd (without momentum)")
+	f.StringVar(&o.optimizer, "optimizer", "adamw", "adamw, 8bit or 16bit (AdamW with state in 8 or 16 bits), or sgd (without momentum)")
 	f.StringVar(&o.memory, "memory", "", "`bytes` of a GPU in place of the cluster's, such as 40GB or 64GiB")
 	f.IntVar(&o.top, "top", 3, "`rows` for each number of GPUs")
 	f.BoolVar(&o.compare, "compare", false, "compare DDP, ZeRO-2, ZeRO-3 in one unit, ZeRO-3 by blocks, hybrid, and hpZ of ZeRO++ (not yet supported on GPUs)")
@@ -108,6 +108,9 @@ func (o *flags) run(out io.Writer) error {
 	}
 	r := &report{query: q, top: o.top}
 	r.table(answers)
+	if o.ranks == smallest {
+		r.smallest(answers[0])
+	}
 	if err := r.explain(answers); err != nil {
 		return err
 	}
@@ -190,8 +193,8 @@ func (o *flags) query() (*query, []int, error) {
 			return nil, nil, err
 		}
 	}
-	ranks := []int{max(1, q.cluster.PerHost/q.threads)}
-	if o.ranks != "" {
+	ranks := []int{q.host()}
+	if o.ranks != "" && o.ranks != smallest {
 		if ranks, err = numbers(o.ranks); err != nil {
 			return nil, nil, err
 		}
@@ -206,6 +209,9 @@ func (o *flags) query() (*query, []int, error) {
 	}
 	if err == nil && q.seq == 0 {
 		q.seq = q.subject.seq
+	}
+	if err == nil && o.ranks == smallest {
+		ranks[0], err = q.smallest()
 	}
 	return q, ranks, err
 }
@@ -249,7 +255,7 @@ func numbers(text string) (list []int, err error) {
 			to, err = strconv.Atoi(last)
 		}
 		if err != nil || from < 1 || to < from {
-			return nil, usageError{fmt.Errorf("-ranks %q: %q is neither a number nor a range such as 128..1024", text, part)}
+			return nil, usageError{fmt.Errorf("-ranks %q: %q is neither a number nor a range such as 128..1024, nor is it smallest", text, part)}
 		}
 		if to > mostRanks {
 			return nil, usageError{fmt.Errorf("-ranks %q: %d is more than the limit of %d ranks", text, to, mostRanks)}

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -40,6 +42,8 @@ func TestGolden(t *testing.T) {
 		"t5":    "-model t5-11b -cluster testdata/a100-80.json -batch 1 -optimizer 8bit",
 		"one":   "-model gpt-1.3b -cluster testdata/slow.json -ranks 1 -batch 1 -precision fp32 -optimizer sgd -memory 40GiB",
 		"none":  "-model gpt-1t -cluster testdata/a100-80.json -memory 40GiB -ranks 128 -batch 1",
+		"most":  "-model gpt-1t -cluster testdata/a100-80.json -ranks smallest -batch 1",
+		"least": "-model gpt-125m -cluster testdata/slow.json -ranks smallest -batch 1 -seq 256 -memory 550MB -optimizer 16bit -top 1",
 		"live":  "-model gpt-2.7b -cluster testdata/a100-80.json -ranks 8 -batch 1 -live -top 1",
 		"hf":    "-hf ../nn/hf/testdata/llama -cluster testdata/slow.json -ranks 2 -batch 1 -seq 16",
 	} {
@@ -77,6 +81,19 @@ func TestSession(t *testing.T) {
 	require.Equal(t, want, out[:min(len(want), len(out))], "copy what it prints")
 }
 
+// TestSmallest: on one host less than -ranks smallest finds, nothing fits.
+func TestSmallest(t *testing.T) {
+	const args = "-model gpt-125m -cluster testdata/slow.json -batch 1 -seq 256 -memory 550MB -top 1 -ranks "
+	_, out, _ := fsdpplan(args + smallest)
+	found := regexp.MustCompile(`(?m)^(\d+) GPUs are the fewest`).FindStringSubmatch(out)
+	require.Len(t, found, 2, out)
+	ranks, err := strconv.Atoi(found[1])
+	require.NoError(t, err)
+	require.Greater(t, ranks, 8)
+	_, out, _ = fsdpplan(args + strconv.Itoa(ranks-8))
+	require.Contains(t, out, strconv.Itoa(ranks-8)+" nothing fits")
+}
+
 // TestErrors has command lines that make no sense, and what says so.
 func TestErrors(t *testing.T) {
 	for args, want := range map[string]string{
@@ -85,7 +102,7 @@ func TestErrors(t *testing.T) {
 		"-model gpt-4":                      `unknown model "gpt-4"; the models are gpt-125m, gpt-350m, gpt-760m, gpt-1.3b`,
 		"-model gpt-125m -cluster tpu":      `"tpu" is neither a cluster nor a file; the clusters are a100-40, a100-80, b200`,
 		"-model gpt-125m -precision fp8":    `-precision "fp8"; there are bf16, fp32`,
-		"-model gpt-125m -optimizer lion":   `-optimizer "lion"; there are 8bit, adamw, sgd`,
+		"-model gpt-125m -optimizer lion":   `-optimizer "lion"; there are 16bit, 8bit, adamw, sgd`,
 		"-model gpt-125m -ranks 8..4":       `"8..4" is neither a number nor a range`,
 		"-model gpt-125m -ranks 8,x":        `"x" is neither a number nor a range`,
 		"-model gpt-125m -ranks 0":          `"0" is neither`,

@@ -9,11 +9,11 @@
 //	-model NAME         gpt-125m to gpt-175b, gpt-1t, llama-8b, llama-70b, llama-405b, t5-11b
 //	-hf DIR             the model of a config.json of transformers; weights are not read
 //	-cluster NAME|FILE  such as a100-80 or h100, or a file that plan.Parse reads
-//	-ranks LIST         numbers of GPUs: 8,24 or 128..1024, which doubles
+//	-ranks LIST         numbers of GPUs: 8,24 or 128..1024, which doubles, or smallest
 //	-batch N -seq N     samples of a GPU in a step, and tokens of a sample
 //	-threads N          cores of a rank, where cores compute
 //	-precision NAME     bf16 or fp32
-//	-optimizer NAME     adamw, 8bit or sgd
+//	-optimizer NAME     adamw, 8bit, 16bit or sgd
 //	-memory SIZE        of a GPU, in place of the cluster's
 //	-top N              rows for each number of GPUs
 //	-compare            DDP, ZeRO-2, ZeRO-3, hybrid and ZeRO++ side by side

@@ -69,6 +69,18 @@ func (r *report) table(answers []*answer) {
 	fmt.Fprintln(&r.text)
 }
 
+// smallest says whether the number of GPUs is enough, and what fills the memory of the best setting.
+func (r *report) smallest(a *answer) {
+	if a.fits > 0 {
+		r.say("%s are the fewest on which a setting fits, counted in hosts of %d.", gpus(a.ranks), r.host())
+	} else {
+		r.say("No number of GPUs is enough, up to %d.", a.ranks)
+	}
+	p, s := a.best.Pass, a.choices[0].Setting
+	op := p.Ops[p.Peak()]
+	r.say("  %s by %s with recompute %s has, during %s, %v.", s.Strategy, s.Units, s.Recompute, p.Text(op), op.Live)
+}
+
 // best returns the best choices. It leaves out choices that differ from a better one only in
 // Prefetch.
 func (r *report) best(a *answer) (list []plan.Choice) {
@@ -187,7 +199,7 @@ func (r *report) advise(a *answer) error {
 			return err
 		}
 		other := &b.choices[0]
-		if other.Rate() < 1.05*best.Rate() {
+		if other.Time == nil || other.Rate() < 1.05*best.Rate() { // nothing fits, or little is gained
 			break
 		}
 		r.say("  With -batch %d it is %.0f %%: %.1f tokens/s a GPU, in micro batches of %d.", more.batch, 100*exposed(other.Time), other.Rate()*float64(r.seq), other.Micro)

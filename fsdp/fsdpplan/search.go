@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"sort"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -27,7 +28,7 @@ var (
 	units      = map[string]fsdp.Policy{"blocks": blocks(1), "2 blocks": blocks(2), "4 blocks": blocks(4), "calls": fsdp.WrapEach(), "one unit": nil}
 	strategies = map[string]fsdp.Strategy{}
 	precisions = map[string]fsdp.Precision{"bf16": fsdp.BF16(), "fp32": {}}
-	newByName  = map[string]func([]optim.Param) (optim.Optimizer, error){"adamw": optim.AdamW{}.New, "8bit": optim.AdamW{Bits: 8}.New, "sgd": optim.SGD{}.New}
+	newByName  = map[string]func([]optim.Param) (optim.Optimizer, error){"adamw": optim.AdamW{}.New, "8bit": optim.AdamW{Bits: 8}.New, "16bit": optim.AdamW{Bits: 16}.New, "sgd": optim.SGD{}.New}
 	recompute  = []string{"full", "some", "none"}
 )
 
@@ -83,15 +84,15 @@ func (q *query) plan(ranks int, s plan.Setting) (*fsdp.Plan, error) {
 	return fsdp.Planner{Model: q.model, Config: q.config(ranks, s), NewOptimizer: newByName[q.optimizer], Batch: q.subject.batch(s.Micro, q.seq)}.Plan()
 }
 
-// search times all settings.
+// search times all settings of a space.
 //
 // Memory that lasts from step to step does not depend on units, recomputation and micro batches. If
 // it is too large with one setting, the plan of this setting stands for all settings of the
 // strategy. A micro batch that is too large stands for larger ones. So most settings of a large
 // model need no plan.
-func (q *query) search(ranks int) ([]plan.Choice, error) {
+func (q *query) search(ranks int, space *plan.Space) ([]plan.Choice, error) {
 	tooMuch := make(map[plan.Setting]*plan.Pass)
-	return plan.Search(q.space(ranks), q.memory, q.cluster, func(s plan.Setting) (*plan.Pass, error) {
+	return plan.Search(space, q.memory, q.cluster, func(s plan.Setting) (*plan.Pass, error) {
 		strategy := plan.Setting{Strategy: s.Strategy}
 		any := s
 		any.Micro, any.Passes = 0, 0
@@ -126,7 +127,7 @@ type answer struct {
 
 // answer searches, and plans the best setting.
 func (q *query) answer(ranks int) (*answer, error) {
-	choices, err := q.search(ranks)
+	choices, err := q.search(ranks, q.space(ranks))
 	if err != nil {
 		return nil, fmt.Errorf("%d ranks: %w", ranks, err)
 	}
@@ -140,4 +141,29 @@ func (q *query) answer(ranks int) (*answer, error) {
 		return nil, fmt.Errorf("%d ranks: %w", ranks, err)
 	}
 	return a, nil
+}
+
+// host returns the number of ranks of a host.
+func (q *query) host() int { return max(1, q.cluster.PerHost/q.threads) }
+
+// smallest is the value of -ranks that searches for a number.
+const smallest = "smallest"
+
+// smallest returns the ranks of the fewest hosts on which a setting fits, or the most ranks if none
+// fits on any number. More ranks do not need more memory, except for padding. Of the settings it
+// tries the ones with the least memory: fully sharded, the smallest micro batch, the least prefetch.
+func (q *query) smallest() (ranks int, err error) {
+	fits := func(hosts int) bool {
+		s, choices := q.space(hosts*q.host()), []plan.Choice(nil)
+		s.Strategies, s.Prefetch, s.Micro = s.Strategies[:1], s.Prefetch[:1], s.Micro[:1]
+		if err == nil {
+			choices, err = q.search(hosts*q.host(), s)
+		}
+		return err != nil || choices[0].Time != nil
+	}
+	hosts := mostRanks / q.host()
+	if fits(hosts) {
+		hosts = 1 + sort.Search(hosts-1, func(i int) bool { return fits(1 + i) })
+	}
+	return hosts * q.host(), err
 }
