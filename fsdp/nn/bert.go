@@ -87,16 +87,21 @@ func (m *BERT) check() error {
 		size{"Hidden", m.Hidden, 1}); err != nil {
 		return err
 	}
-	classifies := m.Task == ClassifySequences || m.Task == ClassifyTokens
-	switch {
-	case m.Task > ClassifyTokens || m.Targets > Numbers:
-		return fmt.Errorf("nn: BERT has task %d and targets %d, which do not exist", m.Task, m.Targets)
-	case classifies && m.Classes < 1:
-		return fmt.Errorf("nn: BERT has %d classes, want a positive number", m.Classes)
-	case m.Targets != OneClass && m.Task != ClassifySequences:
-		return fmt.Errorf("nn: BERT has targets %d with task %d: only ClassifySequences has other targets than OneClass", m.Targets, m.Task)
-	case m.Packed && (m.Task == ClassifySequences || m.Task == Encode && !m.NoPooler):
+	if m.Packed && (m.Task == ClassifySequences || m.Task == Encode && !m.NoPooler) {
 		return errors.New("nn: BERT: with Packed a row has several documents, but the pooler reads only its first token: use ClassifyTokens, or Encode with NoPooler")
+	}
+	return checkTask("BERT", m.Task, m.Targets, m.Classes)
+}
+
+// checkTask returns an error if an encoder has no such head.
+func checkTask(model string, task Task, targets Targets, classes int) error {
+	switch {
+	case task > ClassifyTokens || targets > Numbers:
+		return fmt.Errorf("nn: %s has task %d and targets %d, which do not exist", model, task, targets)
+	case (task == ClassifySequences || task == ClassifyTokens) && classes < 1:
+		return fmt.Errorf("nn: %s has %d classes, want a positive number", model, classes)
+	case targets != OneClass && task != ClassifySequences:
+		return fmt.Errorf("nn: %s has targets %d with task %d: only ClassifySequences has other targets than OneClass", model, targets, task)
 	}
 	return nil
 }
@@ -206,15 +211,16 @@ func (m *BERT) top() []fsdp.Module {
 	return []fsdp.Module{m.head()}
 }
 
-// transform is the layer before BERT's head: norm(act(fc(x))).
+// transform is the layer before the head of an encoder: norm(act(fc(x))).
 type transform struct {
-	Dim int
-	Act Activation
-	Eps float64
+	Dim    int
+	Act    Activation
+	Eps    float64
+	NoBias bool
 }
 
-func (m *transform) fc() *Linear      { return &Linear{In: m.Dim, Out: m.Dim} }
-func (m *transform) norm() *LayerNorm { return &LayerNorm{Dim: m.Dim, Eps: m.Eps} }
+func (m *transform) fc() *Linear      { return &Linear{In: m.Dim, Out: m.Dim, NoBias: m.NoBias} }
+func (m *transform) norm() *LayerNorm { return &LayerNorm{Dim: m.Dim, Eps: m.Eps, NoBias: m.NoBias} }
 
 // Params implements fsdp.Module.
 func (m *transform) Params() []fsdp.Param {

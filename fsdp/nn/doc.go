@@ -5,6 +5,7 @@
 //	Llama          Llama 2 and 3, Mistral, Qwen2, Qwen3 and Gemma 3 (Touvron et al., 2023)
 //	T5             an encoder and a decoder, v1.0 and v1.1 (Raffel et al., 2020)
 //	BERT           an encoder of text (Devlin et al., 2018)
+//	ModernBERT     an encoder of text (Warner et al., 2024)
 //	ViT            an encoder of images (Dosovitskiy et al., 2021)
 //
 // Package nn/hf reads and writes them in the directories of Hugging Face's transformers.

@@ -32,6 +32,8 @@ type Layer struct {
 	MLP          MLP
 	RMS          bool    // norms are RMSNorm, not LayerNorm
 	UnitOffset   bool    // of RMSNorm
+	NoNormBias   bool    // of LayerNorm
+	NoAttnNorm   bool    // the attention has no norm before it, as in the first layer of ModernBERT
 	PostNorm     bool    // as in the first transformers and in BERT
 	SandwichNorm bool    // as in Gemma
 	Eps          float64 // of the norms; 0 means their default
@@ -57,13 +59,16 @@ func (m *Layer) norm() fsdp.Module {
 	if m.RMS {
 		return &RMSNorm{Dim: m.Attn.Dim, Eps: m.Eps, UnitOffset: m.UnitOffset}
 	}
-	return &LayerNorm{Dim: m.Attn.Dim, Eps: m.Eps}
+	return &LayerNorm{Dim: m.Attn.Dim, Eps: m.Eps, NoBias: m.NoNormBias}
 }
 
 // Params implements fsdp.Module.
 func (m *Layer) Params() (params []fsdp.Param) {
 	for _, s := range m.sublayers() {
-		params = slices.Concat(params, fsdp.Prefix(s.name+"_norm", m.norm()), fsdp.Prefix(s.name, s.module))
+		if s.name != "attn" || !m.NoAttnNorm {
+			params = append(params, fsdp.Prefix(s.name+"_norm", m.norm())...)
+		}
+		params = append(params, fsdp.Prefix(s.name, s.module)...)
 		if m.SandwichNorm {
 			params = append(params, fsdp.Prefix(s.name+"_post_norm", m.norm())...)
 		}
@@ -113,6 +118,8 @@ func (m *Layer) residual(b *fsdp.Builder, s sublayer, x *gorgonia.Node, more []*
 	module := keep(b, s.name, s.module, more, kept)
 	add := func(y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Add(y, x) }
 	switch {
+	case m.NoAttnNorm && s.name == "attn":
+		return chain(x, module, add)
 	case m.PostNorm:
 		return chain(x, module, add, norm)
 	case m.SandwichNorm:

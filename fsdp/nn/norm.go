@@ -17,24 +17,37 @@ func gain(dim int) fsdp.Param {
 }
 
 // LayerNorm normalises the last dimension of x [..., Dim] to mean 0 and variance 1, then scales and
-// shifts. Parameters: weight [Dim] and bias [Dim].
+// shifts. Parameters: weight [Dim] and, unless NoBias, bias [Dim].
 type LayerNorm struct {
-	Dim int
-	Eps float64 // added to the variance; 0 means 1e-5
+	Dim    int
+	Eps    float64 // added to the variance; 0 means 1e-5
+	NoBias bool
 }
 
 // Params implements fsdp.Module.
 func (m *LayerNorm) Params() []fsdp.Param {
+	if m.NoBias {
+		return []fsdp.Param{gain(m.Dim)}
+	}
 	return []fsdp.Param{gain(m.Dim), {Name: "bias", Shape: []int{m.Dim}, Full: true}}
 }
 
 // Build implements fsdp.Module.
 func (m *LayerNorm) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	p, err := operands(b, in, 1, "weight", "bias")
+	p, err := operands(b, in, 1, "weight")
 	if err != nil {
 		return nil, err
 	}
-	return one(op.LayerNorm(in[0], p[0], p[1], cmp.Or(m.Eps, 1e-5)))
+	var bias *gorgonia.Node
+	if m.NoBias {
+		bias, err = b.ConstTensor(tensor.New(tensor.WithShape(m.Dim), tensor.Of(b.DType())))
+	} else {
+		bias, err = b.Param("bias")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return one(op.LayerNorm(in[0], p[0], bias, cmp.Or(m.Eps, 1e-5)))
 }
 
 // RMSNorm divides x [..., Dim] by the root mean square of its last dimension, then scales.

@@ -26,6 +26,8 @@ func TestNumParams(t *testing.T) {
 		{&nn.Llama{Vocab: 5, Layers: 2, Dim: 6, Heads: 3, KVHeads: 1, Hidden: 5, Tied: true}, []fsdp.Tensor{tokens, tokens}},
 		{&nn.Llama{Vocab: 5, Layers: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 5, QKNorm: true, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens}},
 		{&nn.Llama{Vocab: 5, Layers: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 5, QKNorm: true, Gemma: true, Window: 2, FullEvery: 2, Tied: true}, []fsdp.Tensor{tokens, tokens}},
+		{&nn.ModernBERT{Vocab: 5, Layers: 3, Dim: 8, Heads: 2, Hidden: 5, Window: 2, FullEvery: 2, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens, tokens}},
+		{&nn.ModernBERT{Vocab: 5, Layers: 1, Dim: 8, Heads: 2, Hidden: 5, Task: nn.ClassifySequences, Classes: 3, MeanPool: true}, []fsdp.Tensor{tokens, tokens, ints([]int{1}, 2)}},
 		{bert(), []fsdp.Tensor{tokens, tokens, tokens, tokens}},
 		{&nn.BERT{Vocab: 5, Context: 4, Kinds: 3, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens, tokens, tokens}},
 		{&nn.BERT{Vocab: 5, Context: 4, Kinds: 1, FirstPosition: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, Task: nn.ClassifyTokens, Classes: 3}, []fsdp.Tensor{tokens, zeros, tokens, tokens}},
@@ -68,6 +70,9 @@ func TestSizesOfWellKnownModels(t *testing.T) {
 	base := &nn.BERT{Vocab: 30522, Context: 512, Layers: 12, Dim: 768, Heads: 12, Hidden: 3072}
 	require.Equal(t, 109_514_298, base.NumParams()) // bert-base-uncased, for masked tokens
 	require.Equal(t, 6*(12*12*768*768+768*768+30522*768)+12*12*768*128, base.FLOPs(128))
+	modern := &nn.ModernBERT{Vocab: 50368, Layers: 22, Dim: 768, Heads: 12, Hidden: 1152, Window: 65, FullEvery: 3}
+	require.Equal(t, 149_655_232, modern.NumParams()) // base, for masked tokens
+	require.Equal(t, 12*768*8*100, modern.FLOPs(612)-modern.FLOPs(512), "eight layers have no window")
 	b16 := &nn.ViT{Height: 224, Width: 224, Patch: 16, Classes: 1000, Layers: 12, Dim: 768, Heads: 12, Hidden: 3072}
 	require.Equal(t, 86_567_656, b16.NumParams()) // B/16
 	require.Equal(t, 6*(197*12*12*768*768+196*768*768+1000*768)+12*12*768*197*197, b16.FLOPs())

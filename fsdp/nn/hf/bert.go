@@ -202,17 +202,21 @@ func (f *family) read(c *config, task nn.Task) fsdp.Model {
 	c.training(f.key("hidden_dropout_prob"), f.key("attention_probs_dropout_prob"))
 	switch task {
 	case nn.ClassifySequences:
-		m.Classes = len(c.classes())
-		problem := "single_label_classification"
-		if m.Classes == 1 { // as transformers chooses
-			problem = "regression"
-		}
-		m.Targets = choose(c, "problem_type", problem, problems)
+		m.Classes, m.Targets = c.sequenceClasses()
 	case nn.ClassifyTokens:
 		m.Classes = len(c.classes())
 	}
 	f.open(c, m)
 	return m
+}
+
+// sequenceClasses returns the number of classes of sequences, and their targets.
+func (c *config) sequenceClasses() (int, nn.Targets) {
+	n, problem := len(c.classes()), "single_label_classification"
+	if n == 1 { // as transformers chooses
+		problem = "regression"
+	}
+	return n, choose(c, "problem_type", problem, problems)
 }
 
 // openBERT reads the keys that DistilBERT lacks.

@@ -23,6 +23,7 @@
 //	gemma3_text (Gemma 3)           nn.Llama
 //	bert, roberta, distilbert       nn.BERT: for masked tokens, for classes of sequences or
 //	                                tokens, or without a head
+//	modernbert                      nn.ModernBERT, for the same tasks
 //	vit, for classes of images      nn.ViT
 //	t5, of all versions             nn.T5
 //
@@ -35,7 +36,7 @@
 //
 // # New heads
 //
-// OpenWithHead gives an encoder a new head, which Wrap draws by Config.Seed. Open refuses a directory
+// OpenWithHead gives an nn.BERT a new head, which Wrap draws by Config.Seed. Open refuses a directory
 // whose tensors do not match its class: no head is ever drawn silently.
 //
 //	m, err := hf.OpenWithHead(dir, hf.Head{Task: nn.ClassifySequences, Labels: []string{"spam", "ham"}})

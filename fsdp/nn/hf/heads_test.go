@@ -43,6 +43,7 @@ func part(batch []fsdp.Tensor, rank, ranks int) (rows []fsdp.Tensor, err error) 
 func TestHeads(t *testing.T) {
 	for _, name := range []string{
 		"bert_sequences", "bert_tokens", "roberta_sequences", "roberta_masked", "distilbert_sequences", "distilbert_masked",
+		"modernbert_masked", "modernbert_sequences", "modernbert_tokens",
 	} {
 		dir := filepath.Join("..", "testdata", name)
 		file := filepath.Join(dir, "golden.safetensors")
@@ -161,7 +162,7 @@ func TestNewHead(t *testing.T) {
 		dir, want string
 		head      hf.Head
 	}{
-		{"testdata/gpt2", "a new head is only for encoders, not for model_type gpt2", hf.Head{Task: nn.ClassifySequences, Labels: []string{"a"}}},
+		{"testdata/gpt2", "a new head is only for encoders of model_type bert, roberta and distilbert, not for gpt2", hf.Head{Task: nn.ClassifySequences, Labels: []string{"a"}}},
 		{"../testdata/bert", "the new head has task 0, want nn.ClassifySequences or nn.ClassifyTokens", hf.Head{Labels: []string{"a"}}},
 		{"../testdata/bert", `the new head has labels ["a" "a"], want names that differ`, hf.Head{Task: nn.ClassifyTokens, Labels: []string{"a", "a"}}},
 		{"../testdata/bert", `the new head has labels [], want names that differ`, hf.Head{Task: nn.ClassifyTokens}},

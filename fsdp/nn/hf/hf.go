@@ -93,7 +93,7 @@ type architecture struct {
 	adapted func(m fsdp.Model) (lora *nn.LoRA, linear []string)   // the layers that LoRA adapts
 }
 
-var architectures = append([]*architecture{&gpt2, llama, mistral, qwen2, qwen3, gemma3, vit, t5}, encoders()...)
+var architectures = append([]*architecture{&gpt2, llama, mistral, qwen2, qwen3, gemma3, vit, t5}, append(encoders(), modernBERT()...)...)
 
 // Open reads config.json and the names of the tensors in a directory. An error names the key, the
 // file or the setting that is wrong or not supported. Open is not a collective; all ranks open the

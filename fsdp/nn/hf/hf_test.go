@@ -199,6 +199,8 @@ var directories = map[string]fsdp.DType{
 	"../testdata/bert_model": fsdp.Float32, "../testdata/bert_sequences": fsdp.Float32, "../testdata/bert_tokens": fsdp.Float32,
 	"../testdata/roberta_model": fsdp.Float32, "../testdata/roberta_masked": fsdp.Float32, "../testdata/roberta_sequences": fsdp.Float32,
 	"../testdata/distilbert_model": fsdp.Float32, "../testdata/distilbert_masked": fsdp.Float32, "../testdata/distilbert_sequences": fsdp.Float32,
+	"../testdata/modernbert_model": fsdp.Float32, "../testdata/modernbert_masked": fsdp.Float32,
+	"../testdata/modernbert_sequences": fsdp.Float32, "../testdata/modernbert_tokens": fsdp.Float32,
 	"../testdata/t5": fsdp.Float32, "../testdata/t5v1_1": fsdp.Float32, "../testdata/t5v1_1tied": fsdp.Float32,
 }
 
@@ -259,10 +261,12 @@ var models = map[string]fsdp.Model{
 	"BERT bare":    &nn.BERT{Vocab: 11, Context: 7, Kinds: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6, Task: nn.Encode, NoPooler: true},
 	"RoBERTa":      &nn.BERT{Vocab: 11, Context: 7, Kinds: 1, FirstPosition: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-5, Task: nn.ClassifySequences, Classes: 1},
 	"DistilBERT":   &nn.BERT{Vocab: 11, Context: 7, Kinds: -1, Layers: 1, Dim: 6, Heads: 2, Hidden: 10, Task: nn.ClassifySequences, Classes: 3, Targets: nn.ManyClasses, PoolReLU: true},
-	"ViT":          &nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6},
-	"T5":           &nn.T5{Vocab: 11, Encoder: 1, Decoder: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 10, Buckets: 6, MaxDistance: 9, Act: nn.SiLU, Gated: true, Eps: 1e-5},
-	"T5 no scale":  &nn.T5{Vocab: 11, Encoder: 1, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELUTanh, Gated: true, Tied: true, NoScale: true, Eps: 1e-6},
-	"T5 tied":      &nn.T5{Vocab: 11, Encoder: 2, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELU, Tied: true, Eps: 1e-6},
+	"ModernBERT": &nn.ModernBERT{Vocab: 11, Context: 9, Layers: 4, Dim: 8, Heads: 2, Hidden: 10, Eps: 1e-5, Window: 3, FullEvery: 3, RopeBase: 1e5, LocalRopeBase: 1e4,
+		Task: nn.ClassifySequences, Classes: 3, MeanPool: true},
+	"ViT":         &nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 2, Dim: 6, Heads: 2, Hidden: 10, Eps: 1e-6},
+	"T5":          &nn.T5{Vocab: 11, Encoder: 1, Decoder: 2, Dim: 6, Heads: 2, HeadDim: 4, Hidden: 10, Buckets: 6, MaxDistance: 9, Act: nn.SiLU, Gated: true, Eps: 1e-5},
+	"T5 no scale": &nn.T5{Vocab: 11, Encoder: 1, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELUTanh, Gated: true, Tied: true, NoScale: true, Eps: 1e-6},
+	"T5 tied":     &nn.T5{Vocab: 11, Encoder: 2, Decoder: 1, Dim: 6, Heads: 2, HeadDim: 3, Hidden: 10, Buckets: 8, MaxDistance: 9, Act: nn.GELU, Tied: true, Eps: 1e-6},
 }
 
 // TestNew saves models that were made here, in types that round, and reads them back.
@@ -306,6 +310,8 @@ func TestNew(t *testing.T) {
 	require.ErrorContains(t, err, "hf: nn.Llama with Gemma and Scale 0.3 has no counterpart in transformers")
 	_, err = hf.New(&nn.Llama{Heads: 1, Window: 3, FullEvery: 2})
 	require.ErrorContains(t, err, "hf: nn.Llama without Gemma has no counterpart in transformers with Scale 0, FullEvery 2")
+	_, err = hf.New(&nn.ModernBERT{Window: 3})
+	require.ErrorContains(t, err, "hf: nn.ModernBERT has no counterpart in transformers with Window 3 and LocalRopeBase 0")
 	_, err = hf.New(&nn.T5{Act: nn.SiLU, Heads: 1})
 	require.EqualError(t, err, "hf: nn.T5 with activation 3, gated false, has no counterpart in transformers")
 	for want, model := range map[string]fsdp.Model{
@@ -476,6 +482,11 @@ func gemma(more string) string {
 	return strings.Replace(llama(more), "llama", "gemma3_text", 1)
 }
 
+// modern is a config.json of ModernBERT with some keys more.
+func modern(more string) string {
+	return `{"model_type": "modernbert", "num_hidden_layers": 2, ` + more + "}"
+}
+
 // TestOpenErrors names what is wrong with a directory: the file, the key and the value.
 func TestOpenErrors(t *testing.T) {
 	for _, c := range []struct{ config, want string }{
@@ -484,7 +495,7 @@ func TestOpenErrors(t *testing.T) {
 		{`[]`, "config.json: json: cannot unmarshal array"},
 		{`{}`, `config.json: model_type "" is not supported, only ["bert" "distilbert" "gemma3_text" "gpt2"`},
 		{`{"model_type": 3}`, `config.json: model_type: 3 is not of type string`},
-		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "distilbert" "gemma3_text" "gpt2" "llama" "mistral" "qwen2" "qwen3" "roberta" "t5" "vit"]`},
+		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "distilbert" "gemma3_text" "gpt2" "llama" "mistral" "modernbert" "qwen2" "qwen3" "roberta" "t5" "vit"]`},
 		{`{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}`, `config.json: architectures ["GPT2ForSequenceClassification"] is not supported, only ["GPT2LMHeadModel"]`},
 		{`{"model_type": "gpt2", "n_layer": 0}`, "config.json: n_layer is 0, want a positive number"},
 		{`{"model_type": "gpt2", "n_layer": 1.5}`, "config.json: n_layer: 1.5 is not of type int"},
@@ -516,6 +527,11 @@ func TestOpenErrors(t *testing.T) {
 		{gemma(`"layer_types": ["full_attention", "sliding_attention"]`), `config.json: layer_types "sliding_attention" of layer 1 is not supported, only "full_attention"`},
 		{gemma(`"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}`), "config.json: rope_parameters with scaled positions are not supported in these layers"},
 		{gemma(`"rope_parameters": {"full_attention": {"rope_type": "yarn"}}`), `config.json: rope_parameters.full_attention.rope_type "yarn" is not supported`},
+		{modern(`"norm_bias": true`), "config.json: norm_bias true is not supported, only false"},
+		{modern(`"hidden_activation": "tanh"`), `config.json: hidden_activation "tanh" is not supported: no gated unit has it`},
+		{modern(`"classifier_activation": "relu"`), `config.json: classifier_activation "relu" is not supported, only hidden_activation, "gelu"`},
+		{modern(`"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2}}`), "config.json: rope_parameters with scaled positions are not supported in these layers"},
+		{modern(`"layer_types": ["sliding_attention", "full_attention"]`), `config.json: layer_types "sliding_attention" of layer 0 is not supported, only "full_attention"`},
 		{`{"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}`, `config.json: model_type "gemma3" is not supported, only`},
 		{`{"model_type": "vit", "num_hidden_layers": 1, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 4, "patch_size": [2, 3]}`,
 			"config.json: patch_size 2·3 is not supported, only squares"},

@@ -78,7 +78,7 @@ func OpenWithHead(dir string, head Head, skip ...string) (*Model, error) {
 func (m *Model) setHead(head *Head) error {
 	encoder, ok := m.Model.(*nn.BERT)
 	if !ok {
-		return fmt.Errorf("a new head is only for encoders, not for model_type %s", m.arch.kind)
+		return fmt.Errorf("a new head is only for encoders of model_type bert, roberta and distilbert, not for %s", m.arch.kind)
 	}
 	unique := slices.Compact(slices.Sorted(slices.Values(head.Labels)))
 	switch {

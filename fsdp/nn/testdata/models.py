@@ -28,6 +28,7 @@ from transformers import modeling_rope_utils
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
+from transformers.models.modernbert import modeling_modernbert
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.t5 import modeling_t5
@@ -48,7 +49,7 @@ def buckets(bidirectional):
 
 
 BUCKETS = {"bidirectional": buckets(True), "causal": buckets(False)}
-for module in [modeling_rope_utils, modeling_gemma3, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_t5]:
+for module in [modeling_rope_utils, modeling_gemma3, modeling_llama, modeling_mistral, modeling_modernbert, modeling_qwen2, modeling_qwen3, modeling_t5]:
     module.torch = Double()
 torch.Tensor.float = torch.Tensor.double
 tf.utils.logging.disable_progress_bar()
@@ -146,6 +147,10 @@ ENCODER = dict(vocab_size=VOCAB, hidden_size=8, intermediate_size=12, num_hidden
                max_position_embeddings=11, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 DISTIL = dict(vocab_size=VOCAB, dim=8, hidden_dim=12, n_layers=1, n_heads=2, max_position_embeddings=10, dropout=0.0,
               attention_dropout=0.0, seq_classif_dropout=0.0, qa_dropout=0.0)
+MODERN = dict(vocab_size=VOCAB, hidden_size=8, intermediate_size=12, num_hidden_layers=5, num_attention_heads=2, max_position_embeddings=64,
+              pad_token_id=0, bos_token_id=None, eos_token_id=None, cls_token_id=None, sep_token_id=None, local_attention=6,
+              global_attn_every_n_layers=2, rope_parameters={"full_attention": dict(rope_type="default", rope_theta=1000.0),
+                                                             "sliding_attention": dict(rope_type="default", rope_theta=100.0)})
 T5 = dict(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=3, relative_attention_num_buckets=8,
           relative_attention_max_distance=7, decoder_start_token_id=0)
 MODELS = {
@@ -185,6 +190,11 @@ MODELS = {
                          "sliding_attention": dict(rope_type="default", rope_theta=100.0)})),
     "mistral_packed": (packed, tf.MistralForCausalLM, lambda: tf.MistralConfig(
         **SIZES, head_dim=4, sliding_window=3, rope_parameters=dict(rope_type="default", rope_theta=1000.0))),
+    "modernbert_model": (texts(nothing, None), tf.ModernBertModel, lambda: tf.ModernBertConfig(**MODERN)),
+    "modernbert_masked": (texts(tags, None), tf.ModernBertForMaskedLM, lambda: tf.ModernBertConfig(**MODERN)),
+    "modernbert_sequences": (texts(classes, None), tf.ModernBertForSequenceClassification,
+                             lambda: tf.ModernBertConfig(**MODERN, num_labels=3, classifier_pooling="mean")),
+    "modernbert_tokens": (texts(tags, None), tf.ModernBertForTokenClassification, lambda: tf.ModernBertConfig(**MODERN, num_labels=4)),
 }
 
 
