@@ -166,7 +166,8 @@ func (s *session) piece(i, p, offset, at, n int) optim.Param {
 	}
 	if frozen {
 		q.Updated = func(u optim.Update) {
-			if s.life.moved = q.Name; shared {
+			s.life.moved = q.Name
+			if shared {
 				s.life.updates.add(p, u, s.life.grads)
 			}
 		}

@@ -144,10 +144,12 @@ func configGemma(m *nn.Llama, keys map[string]any) error {
 	delete(keys, "hidden_act")
 	keys["hidden_activation"], keys["query_pre_attn_scalar"] = "gelu_pytorch_tanh", int(scalar)
 	keys["rope_parameters"], keys["rope_local_base_freq"] = map[string]any{fullLayer: full, localLayer: local}, local["rope_theta"]
-	if keys["rope_scaling"] = nil; full["rope_type"] != "default" {
+	keys["rope_scaling"] = nil
+	if full["rope_type"] != "default" {
 		keys["rope_scaling"] = full
 	}
-	if keys["sliding_window"] = m.Window; m.Window == 0 {
+	keys["sliding_window"] = m.Window
+	if m.Window == 0 {
 		keys["sliding_window"] = nil
 	}
 	keys["layer_types"] = layerTypes(m.Layers, func(i int) bool { return m.Window == 0 || m.FullEvery > 0 && (i+1)%m.FullEvery == 0 })
