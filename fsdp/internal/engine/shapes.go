@@ -23,7 +23,7 @@ func (e *Engine) shapes(c *Compiled) ([][]exec.Input, error) {
 		sig := e.signature(c, i)
 		for j, r := range c.Model.Calls[i].In {
 			if r.Call != program.Batch && r.Out >= len(outs[r.Call]) {
-				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has only %d outputs",
+				return nil, fmt.Errorf("call %s: input %d is output %d of call %s, which has only %d",
 					c.Model.Calls[i].Name, j, r.Out, c.Model.Calls[r.Call].Name, len(outs[r.Call]))
 			}
 			sig.Inputs = append(sig.Inputs, c.input(outs, i, j))
@@ -78,7 +78,7 @@ func (c *Compiled) checkResults(outs [][]exec.Input) error {
 	results := c.Model.Ends(c.Eval)
 	for i, r := range results {
 		if r.Call != program.None && r.Out >= len(outs[r.Call]) {
-			return fmt.Errorf("result %d is output %d of call %s, which has only %d outputs", i, r.Out, c.Model.Calls[r.Call].Name, len(outs[r.Call]))
+			return fmt.Errorf("result %d is output %d of call %s, which has only %d", i, r.Out, c.Model.Calls[r.Call].Name, len(outs[r.Call]))
 		}
 	}
 	if c.Eval {

@@ -312,7 +312,7 @@ func TestBatchModified(t *testing.T) {
 	v := batch[0].(*tensor.Dense).Ints()
 	v[0] = (v[0] + 1) % 3
 	require.EqualError(t, m.Backward(t.Context()), "fsdp: rank 0: Backward: batch tensor 0 (tokens) has changed since the Forward of pass 1, "+
-		"and Backward reads it again: do not change the batch before Backward returns, or give Forward a copy")
+		"but Backward reads it again: do not change the batch before Backward returns, or give Forward a copy")
 }
 
 // TestParameterModified changes a parameter between Forward and Backward. With Poison every rank
@@ -571,7 +571,7 @@ func TestUnusableLoss(t *testing.T) {
 		return []fsdp.Ref{t.Call("wte", &nn.Embedding{Rows: kit.TinyVocab, Dim: 8}, in[0])}, nil
 	}), fsdp.Config{})
 	_, err := several.Forward(t.Context(), kit.GoodBatch(0)[0])
-	require.ErrorContains(t, err, "the loss, output 0 of call wte, has shape (2, 3, 8): it must be one number")
+	require.ErrorContains(t, err, "the loss, output 0 of call wte, has shape (2, 3, 8): it must be a single number")
 	out, err := several.Eval(t.Context(), kit.GoodBatch(0)[0])
 	require.NoError(t, err)
 	require.Equal(t, tensor.Shape{2, 3, 8}, out[0].Shape())
@@ -581,14 +581,14 @@ func TestUnusableLoss(t *testing.T) {
 		return []fsdp.Ref{x.At(1)}, nil
 	}), fsdp.Config{})
 	_, err = missing.Forward(t.Context(), kit.GoodBatch(0)[0])
-	require.ErrorContains(t, err, "result 0 is output 1 of call wte, which has 1")
+	require.ErrorContains(t, err, "result 0 is output 1 of call wte, which has only 1")
 
 	used := kit.Wrap(t, kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("wte", &nn.Embedding{Rows: kit.TinyVocab, Dim: 8}, in[0])
 		return []fsdp.Ref{t.Call("lnf", &nn.LayerNorm{Dim: 8}, x.At(2))}, nil
 	}), fsdp.Config{})
 	_, err = used.Forward(t.Context(), kit.GoodBatch(0)[0])
-	require.ErrorContains(t, err, "call lnf: input 0 is output 2 of call wte, which has 1")
+	require.ErrorContains(t, err, "call lnf: input 0 is output 2 of call wte, which has only 1")
 }
 
 // TestContextEndsBeforeAPass checks that a pass does not start under a context that has ended, on

@@ -59,7 +59,7 @@ func TestUpdatesDiffer(t *testing.T) {
 		}, "Forward", "rank 0 has AdamW with the gradients of one pass, rank 1 has AdamW with the gradients of one pass scaled by 0.5"},
 		"no ZeroGrad": {adamw, func(t *testing.T, m *fsdp.Sharded, opt optim.Optimizer) {
 			require.NoError(t, opt.Step(0.001))
-		}, "Backward", "rank 0 adds to no gradients, rank 1 to the gradients of one pass" + zeroGrad},
+		}, "Backward", "rank 0 has no gradients, rank 1 has the gradients of one pass" + zeroGrad},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -298,7 +298,7 @@ func TestOptimizersWithoutMemory(t *testing.T) {
 	params, opt, entries := makes()
 	require.NoError(t, kit.ErrorOf(m.Freeze(t.Context(), nil, opt)))
 	for method, call := range optimizerCalls(params, opt, entries) {
-		require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": the optimizer was made before Freeze, and other parameters are frozen now")
+		require.ErrorContains(t, call(), "fsdp: rank 0: "+method+": the optimizer was made before Freeze, which has changed the trained parameters: make a new one of Sharded.Params")
 	}
 	require.Nil(t, opt.State())
 	params, opt, entries = makes()
@@ -352,7 +352,7 @@ func TestCollectiveOnOneRank(t *testing.T) {
 					return g.Close()
 				}
 				require.EqualError(t, call(ctx, m, opt), "fsdp: rank 0: "+method+`: rank 1 of group "world" has ended, but this rank has not: call `+method+
-					" on every rank, as it is a collective. If that rank ended with an error, its error is the cause")
+					" on every rank, because it is a collective. If that rank ended with an error, its error is the cause")
 				return nil
 			}))
 		})
@@ -377,7 +377,7 @@ func TestMissedMethods(t *testing.T) {
 			before, err := m.FullGrads(t.Context())
 			require.NoError(t, err)
 			require.NoError(t, m.Save(kit.OnFS(t.Context(), &kit.HookedFS{FS: crashfs.New(), BeforeCreate: func(string) { call(m, opt) }}), kit.Ckpt, nil, nil))
-			require.EqualError(t, kit.ErrorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier "+method+
+			require.EqualError(t, kit.ErrorOf(m.FullGrads(t.Context())), "fsdp: rank 0: FullGrads: an earlier call of "+method+
 				" did nothing: another goroutine runs a method of this Sharded, which supports only one at a time")
 			after, err := m.FullGrads(t.Context())
 			require.NoError(t, err)

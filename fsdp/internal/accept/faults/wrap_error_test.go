@@ -57,8 +57,8 @@ var wrapErrors = map[string]struct {
 	"tied to nothing":    {kit.Calls(kit.Call("a", kit.Having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "b.w"}))), fsdp.Config{}, `tied to "b.w", which no earlier call has`},
 	"tied, other shape":  {kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 2))), kit.Call("b", kit.Having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "a.w"}))), fsdp.Config{}, `"w" [1] is tied to "a.w", which is [2]`},
 	"tied twice": {kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 2))), kit.Call("b", kit.Having(fsdp.Param{Name: "u", Shape: []int{2}, Tied: "a.w"}, fsdp.Param{Name: "v", Shape: []int{2}, Tied: "a.w"}))),
-		fsdp.Config{}, `"v" is "a.w", which the call has already`},
-	"again of nothing": {kit.Calls(func(t *fsdp.Tape, x fsdp.Ref) fsdp.Ref { return t.Again("a", x) }), fsdp.Config{}, `call "a" again`},
+		fsdp.Config{}, `"v" is "a.w", which the call already has under another name`},
+	"again of nothing": {kit.Calls(func(t *fsdp.Tape, x fsdp.Ref) fsdp.Ref { return t.Again("a", x) }), fsdp.Config{}, `Again("a"): no earlier call has this name`},
 	"foreign input": {kit.Calls(func(t *fsdp.Tape, _ fsdp.Ref) fsdp.Ref {
 		return t.Call("a", kit.Having(kit.Weight("w", 1)), fsdp.Ref{})
 	}), fsdp.Config{}, `call "a": input 0 is not a value of this model`},
