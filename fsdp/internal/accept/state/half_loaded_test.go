@@ -40,7 +40,7 @@ func TestFormerOptimizer(t *testing.T) {
 				f.Save(ctx, dir, former, nil), asyncErr, stateErr, loadErr, freezeErr, f.LoadOptimStateDict(ctx, 0, former, full, nil),
 				f.Export(ctx, file+"2", &fsdp.ExportOptions{Optimizer: former}), f.Import(ctx, file, &fsdp.ImportOptions{Optimizer: former}), former.Step(0.1),
 			} {
-				require.ErrorContains(t, err, "made before Freeze, and other parameters are frozen now: make a new one of Sharded.Params")
+				require.ErrorContains(t, err, "made before Freeze, which has changed the trained parameters: make a new one of Sharded.Params")
 			}
 		}
 		f.RequireTakenUp(t, ctx, dir)

@@ -187,8 +187,8 @@ func TestWritersWarnOfBuffers(t *testing.T) {
 				require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("\n")), log.String())
 				require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("AverageBuffers gives all ranks their mean\" rank=")), log.String())
 				require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("buffers=[r.mean]")), log.String())
-				require.Contains(t, log.String(), "Save: buffers, such as running means, differ between ranks: each rank saves its own values:")
-				require.Contains(t, log.String(), "Export: buffers, such as running means, differ between ranks: the values of rank 0 are written:")
+				require.Contains(t, log.String(), "Save: buffers, such as running means, differ between ranks: each rank saves its own values.")
+				require.Contains(t, log.String(), "Export: buffers, such as running means, differ between ranks: the values of rank 0 are written.")
 			}
 			require.NoError(t, m.Close())
 		})

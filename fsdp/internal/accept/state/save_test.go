@@ -150,7 +150,7 @@ func TestUnsharedDirectory(t *testing.T) {
 		return kit.NewFiller(t, ctx, g).Save(kit.OnFS(ctx, disks[g.Rank()/2]), kit.Ckpt, nil, nil)
 	}) {
 		require.ErrorContains(t, err, "rank 2")
-		require.ErrorContains(t, err, fmt.Sprintf("checkpoints need a file system that all ranks share: host %q does not see", host))
+		require.ErrorContains(t, err, fmt.Sprintf("checkpoints need a file system that all ranks share: host %q cannot read", host))
 	}
 	require.Empty(t, entries(t, disks[0], kit.Ckpt))
 }
@@ -322,7 +322,7 @@ func TestExtras(t *testing.T) {
 	require.ErrorIs(t, c.Extra("scaler", &n), fsdp.ErrNoExtra)
 	require.ErrorContains(t, c.Extra("scaler", &n), latest+`: Extra "scaler": not in the checkpoint, which has ["name" "rank"] there`)
 	require.ErrorContains(t, c.Extra("name", &n), `json: cannot unmarshal string into Go value of type int: it was saved as "tiny"`)
-	require.ErrorContains(t, c.RankExtra("position", 2, &n), `RankExtra "position" of rank 2: 2 ranks`)
+	require.ErrorContains(t, c.RankExtra("position", 2, &n), `RankExtra "position" of rank 2: the checkpoint was written by 2 ranks`)
 }
 
 // TestKeepLast removes old checkpoints, and only those.

@@ -223,7 +223,7 @@ func TestPartsErrors(t *testing.T) {
 			"option Concat: the parts of a.w [31 3] have 30 rows in total, and must have all its rows: [{q 30}]"},
 		"negative": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
 			return join(fsdp.Part{Name: "q", Rows: 32}, fsdp.Part{Name: "k", Rows: -1})
-		}, "option Concat gives a.w a part of -1 rows"},
+		}, "option Concat gives a.w a part with -1 rows"},
 		"twice": {whole, func(optim.Optimizer) *fsdp.ImportOptions {
 			return join(fsdp.Part{Name: "q", Rows: 30}, fsdp.Part{Name: "q", Rows: 1})
 		}, `option Concat gives both a.w and a.w the name "q"`},
