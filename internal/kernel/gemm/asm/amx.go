@@ -109,35 +109,35 @@ type variant struct {
 	adds, rounds bool
 }
 
-func (v variant) label(name string) string { return v.name + "_" + name }
+func (v variant) labelOf(name string) string { return v.name + "_" + name }
 
 func (v variant) print(lower, left, ldin, ahead, to, panel string) {
 	size := 4 // of an element of C
 	if v.rounds {
 		size = 2
 	}
-	v.label(v.label("panel"))
+	v.label(v.labelOf("panel"))
 	v.p("MOVQ %[1]s, BX; MOVQ tile_bpanel(AX), CX; SHLQ $2, CX; ADDQ CX, %[1]s", panel)
 	for i := range 4 {
 		v.p("%s", tilezero(i))
 	}
 	v.p("MOVQ %s, R10; MOVQ tile_a(AX), SI; MOVQ %s, R8; ADDQ SI, R8", ahead, lower)
-	v.p("MOVQ tile_k(AX), CX; SHRQ $4, CX; JZ %s", v.label("drain"))
-	v.p("CMPQ DX, $4; JLT %s", v.label("plain"))
-	v.label(v.label("both"))
+	v.p("MOVQ tile_k(AX), CX; SHRQ $4, CX; JZ %s", v.labelOf("drain"))
+	v.p("CMPQ DX, $4; JLT %s", v.labelOf("plain"))
+	v.label(v.labelOf("both"))
 	v.step(func() { v.row(ldin, size) })
-	v.p("SUBQ $4, DX; DECQ CX; JZ %s", v.label("drain"))
-	v.p("CMPQ DX, $4; JGE %s", v.label("both"))
+	v.p("SUBQ $4, DX; DECQ CX; JZ %s", v.labelOf("drain"))
+	v.p("CMPQ DX, $4; JGE %s", v.labelOf("both"))
 	v.p("PCALIGN $32")
-	v.label(v.label("plain"))
+	v.label(v.labelOf("plain"))
 	v.step(nil)
-	v.p("DECQ CX; JNZ %s", v.label("plain"))
-	v.label(v.label("drain"))
-	v.p("TESTQ DX, DX; JZ %s", v.label("store"))
-	v.label(v.label("rest"))
+	v.p("DECQ CX; JNZ %s", v.labelOf("plain"))
+	v.label(v.labelOf("drain"))
+	v.p("TESTQ DX, DX; JZ %s", v.labelOf("store"))
+	v.label(v.labelOf("rest"))
 	v.row(ldin, size)
-	v.p("DECQ DX; JNZ %s", v.label("rest"))
-	v.label(v.label("store"))
+	v.p("DECQ DX; JNZ %s", v.labelOf("rest"))
+	v.label(v.labelOf("store"))
 	v.p("MOVQ tile_scratch(AX), R12")
 	for i := range 4 {
 		v.p("%s", tilestored(i, "R12", "R11", i/2*2048+i%2*64))
@@ -149,10 +149,10 @@ func (v variant) print(lower, left, ldin, ahead, to, panel string) {
 	v.p("MOVQ %s, SI; MOVQ $32, CX; CMPQ SI, CX; CMOVQLT SI, CX; MOVQ $1, SI; SHLQ CX, SI; DECQ SI", left)
 	v.p("KMOVD SI, K3; KMOVW SI, K1; SHRQ $16, SI; KMOVW SI, K2")
 	v.p("MOVQ tile_rows(AX), DX; MOVQ tile_aheadPanel(AX), SI; ADDQ SI, %s", ahead)
-	v.p("SUBQ $32, %s; JG %s", left, v.label("panel"))
-	v.label(v.label("last"))
+	v.p("SUBQ $32, %s; JG %s", left, v.labelOf("panel"))
+	v.label(v.labelOf("last"))
 	v.row(ldin, size)
-	v.p("DECQ DX; JNZ %s", v.label("last"))
+	v.p("DECQ DX; JNZ %s", v.labelOf("last"))
 	v.p("%s", tilerelease())
 	v.p("VZEROUPPER")
 	v.p("RET")

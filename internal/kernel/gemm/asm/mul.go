@@ -74,7 +74,7 @@ func (r routine) mul() {
 // strips prints the bodies, and the choice of one.
 func (r routine) strips(kind string) {
 	for rows := r.mr; rows > 1; rows-- {
-		r.p("CMPQ CX, $%d; JEQ %s", rows, strip{r, rows, kind}.label("rows"))
+		r.p("CMPQ CX, $%d; JEQ %s", rows, strip{r, rows, kind}.labelOf("rows"))
 	}
 	for rows := 1; rows <= r.mr; rows++ {
 		strip{r, rows, kind}.print()
@@ -104,12 +104,12 @@ type strip struct {
 	taps string // the prefix of its labels if B is read by taps
 }
 
-// label makes a label of this body.
-func (s strip) label(name string) string { return fmt.Sprintf("%s%s%d", s.taps, name, s.rows) }
+// labelOf makes a label of this body.
+func (s strip) labelOf(name string) string { return fmt.Sprintf("%s%s%d", s.taps, name, s.rows) }
 
 // print prints an iteration for every panel of B: sums over k, and their conversion to C.
 func (s strip) print() {
-	s.label(s.label("rows"))
+	s.label(s.labelOf("rows"))
 	s.p("MOVQ tile_a(DI), R8")
 	if s.rows > 3 {
 		s.p("LEAQ (SI)(SI*2), CX")
@@ -128,16 +128,16 @@ func (s strip) print() {
 	}
 	s.p("MOVQ tile_cols(DI), R14; SUBQ R15, R14")
 	s.p("MOVQ tile_k(DI), CX")
-	s.p("TESTQ CX, CX; JZ %s", s.label("store"))
+	s.p("TESTQ CX, CX; JZ %s", s.labelOf("store"))
 	s.p("CMPQ R14, $%d", s.lanes())
 	if s.taps != "" {
 		s.p("MOVQ tile_plane(DI), R14")
 	}
-	s.p("JLE %s", s.label("narrow"))
+	s.p("JLE %s", s.labelOf("narrow"))
 	s.loop("wide", 2)
-	s.p("JMP %s", s.label("store"))
+	s.p("JMP %s", s.labelOf("store"))
 	s.loop("narrow", 1)
-	s.label(s.label("store"))
+	s.label(s.labelOf("store"))
 	if s.taps != "" {
 		s.p("MOVQ tile_cols(DI), R14; SUBQ R15, R14")
 	}
@@ -148,7 +148,7 @@ func (s strip) print() {
 		s.p("MOVQ tile_bpanel(DI), BX; LEAQ (BX)(BX*2), BX; LEAQ (AX)(BX*8), AX")
 	}
 	s.p("ADDQ $%d, R15", 2*s.lanes())
-	s.p("CMPQ R15, tile_cols(DI); JLT %s", s.label("rows"))
+	s.p("CMPQ R15, tile_cols(DI); JLT %s", s.labelOf("rows"))
 	s.p("VZEROUPPER")
 	s.p("RET")
 }
@@ -165,14 +165,14 @@ func (s strip) zero(i int) string {
 // of the sums to arrive.
 func (s strip) prefetch() {
 	if s.dots {
-		s.p("MOVQ tile_rounded(DI), BX; TESTQ BX, BX; JZ %s", s.label("out"))
+		s.p("MOVQ tile_rounded(DI), BX; TESTQ BX, BX; JZ %s", s.labelOf("out"))
 		s.p("LEAQ (BX)(R15*2), BX; MOVQ tile_ldrounded(DI), R14; SHLQ $1, R14")
 		for range s.rows {
 			s.p("PREFETCHT0 (BX); ADDQ R14, BX")
 		}
-		s.p("JMP %s", s.label("sums"))
-		s.label(s.label("out"))
-		defer s.label(s.label("sums"))
+		s.p("JMP %s", s.labelOf("sums"))
+		s.label(s.labelOf("out"))
+		defer s.label(s.labelOf("sums"))
 	}
 	s.p("MOVQ tile_out(DI), BX; LEAQ (BX)(R15*%d), BX; MOVQ tile_ldout(DI), R14; SHLQ $%d, R14", s.size, s.log)
 	for range s.rows {
@@ -184,7 +184,7 @@ func (s strip) prefetch() {
 // of A by a row of B.
 func (s strip) loop(name string, halves int) {
 	s.p("PCALIGN $32")
-	s.label(s.label(name))
+	s.label(s.labelOf(name))
 	for h := range halves {
 		if s.taps == "" {
 			s.p("VMOVUP%s %d(BX), %s; PREFETCHT0 %d(BX)(R13*8)", s.letter, h*s.bytes, s.v(s.b+h), h*s.bytes)
@@ -213,7 +213,7 @@ func (s strip) loop(name string, halves int) {
 	} else {
 		s.p("ADDQ (R13), BX; ADDQ 8(R13), R13")
 	}
-	s.p("DECQ CX; JNZ %s", s.label(name))
+	s.p("DECQ CX; JNZ %s", s.labelOf(name))
 }
 
 // multiplyAdd returns the instruction that adds the product of vectors b and a to sum.
@@ -244,26 +244,26 @@ func (s strip) store() {
 		return
 	}
 	// Masked stores are slow on some processors: a full tile does not use them.
-	s.p("CMPQ R14, $%d; JLT %s", 2*s.lanes(), s.label("edge"))
+	s.p("CMPQ R14, $%d; JLT %s", 2*s.lanes(), s.labelOf("edge"))
 	s.plain("", "")
-	s.p("JMP %s", s.label("next"))
-	s.label(s.label("edge"))
+	s.p("JMP %s", s.labelOf("next"))
+	s.label(s.labelOf("edge"))
 	s.edge()
-	s.label(s.label("next"))
+	s.label(s.labelOf("next"))
 }
 
 // plain prints the addend and the stores with ordinary moves, under the masks given, if any.
 func (s strip) plain(mask0, mask1 string) {
 	beta := s.v(s.a)
-	s.p("CMPB tile_read(DI), $0; JEQ %s", s.label("write"))
+	s.p("CMPB tile_read(DI), $0; JEQ %s", s.labelOf("write"))
 	for i := range s.rows {
 		s.p("VFMADD231P%[1]s (R9), %[2]s%[3]s, %[4]s; VFMADD231P%[1]s %[5]d(R9), %[2]s%[6]s, %[7]s; ADDQ R11, R9",
 			s.letter, beta, mask0, s.sum(i, 0), s.bytes, mask1, s.sum(i, 1))
 	}
-	s.label(s.label("write"))
+	s.label(s.labelOf("write"))
 	if s.dots {
 		s.round(mask0, mask1)
-		defer s.label(s.label("next"))
+		defer s.label(s.labelOf("next"))
 	}
 	for i := range s.rows {
 		s.p("VMOVUP%[1]s %[2]s%[3]s, (R8); VMOVUP%[1]s %[4]s%[5]s, %[6]d(R8); ADDQ R10, R8",
@@ -273,7 +273,7 @@ func (s strip) plain(mask0, mask1 string) {
 
 // round prints the stores of rounded sums, if they are wanted. The sums are not subnormal.
 func (s strip) round(mask0, mask1 string) {
-	s.p("MOVQ tile_rounded(DI), BX; TESTQ BX, BX; JZ %s", s.label("floats"))
+	s.p("MOVQ tile_rounded(DI), BX; TESTQ BX, BX; JZ %s", s.labelOf("floats"))
 	s.p("LEAQ (BX)(R15*2), R8; MOVQ tile_ldrounded(DI), R10; SHLQ $1, R10")
 	for i := range s.rows {
 		for h, mask := range []string{mask0, mask1} {
@@ -281,15 +281,15 @@ func (s strip) round(mask0, mask1 string) {
 		}
 		s.p("ADDQ R10, R8")
 	}
-	s.p("JMP %s", s.label("next"))
-	s.label(s.label("floats"))
+	s.p("JMP %s", s.labelOf("next"))
+	s.label(s.labelOf("floats"))
 }
 
 // edge prints the addend and the stores for a tile that is not full, with the masked moves of AVX2.
 func (s strip) edge() {
 	masks, beta, in := [2]string{s.v(s.b), s.v(s.b + 1)}, s.v(s.a), s.v(s.a+1)
 	s.mask("R14", masks[0], masks[1])
-	s.p("CMPB tile_read(DI), $0; JEQ %s", s.label("edgewrite"))
+	s.p("CMPB tile_read(DI), $0; JEQ %s", s.labelOf("edgewrite"))
 	for i := range s.rows {
 		for h := range 2 {
 			s.p("VMASKMOVP%[1]s %[2]d(R9), %[3]s, %[4]s; VFMADD231P%[1]s %[4]s, %[5]s, %[6]s",
@@ -297,7 +297,7 @@ func (s strip) edge() {
 		}
 		s.p("ADDQ R11, R9")
 	}
-	s.label(s.label("edgewrite"))
+	s.label(s.labelOf("edgewrite"))
 	for i := range s.rows {
 		s.p("VMASKMOVP%[1]s %[2]s, %[3]s, (R8); VMASKMOVP%[1]s %[4]s, %[5]s, %[6]d(R8); ADDQ R10, R8",
 			s.letter, s.sum(i, 0), masks[0], s.sum(i, 1), masks[1], s.bytes)
