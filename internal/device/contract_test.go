@@ -329,7 +329,7 @@ func TestContractAttributes(t *testing.T) {
 func TestContractModules(t *testing.T) {
 	d := gpu(t)
 	_, err := d.LoadModule(nil)
-	require.ErrorContains(t, err, "no bytes")
+	require.ErrorContains(t, err, "the module is empty")
 	var failed *Error
 	for image, says := range map[string]string{
 		"not a module":              "not recognized",

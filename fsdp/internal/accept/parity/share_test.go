@@ -193,7 +193,7 @@ func TestShareOfTwoTargets(t *testing.T) {
 		return []fsdp.Ref{t.Call("sum", &nn.Add{}, a, b.At(0))}, nil
 	})
 	m := kit.Wrap(t, two, fsdp.Config{})
-	for n, want := range map[int]string{6: "", 4: "the loss is a mean over targets of 2 tensors, but in batch tensor 2 4 of 6 count"} {
+	for n, want := range map[int]string{6: "", 4: "the loss is a mean over targets of 2 tensors, but in batch tensor 2 only 4 of 6 count"} {
 		batch := append(kit.Masked(6), kit.Masked(n)[1])
 		loss, err := m.Forward(t.Context(), batch...)
 		require.NoError(t, err)

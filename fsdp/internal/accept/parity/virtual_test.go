@@ -301,7 +301,7 @@ func TestVirtualRanksRefused(t *testing.T) {
 	}{
 		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 3}, "Config.VirtualRanks is 3: want a multiple of the 2 ranks"},
 		{2, kit.TinyGPT(1), fsdp.Config{VirtualRanks: -2}, "Config.VirtualRanks is -2: want a multiple of the 2 ranks"},
-		{3, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks, so  micro-batches on each: the number of ranks or of micro-batches must be a power of two3"},
+		{3, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 9}, "Config.VirtualRanks is 9 on 3 ranks, so 3 micro-batches on each: the number of ranks or of micro-batches must be a power of two"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, GradAverage: fsdp.ByWeights, Precision: fsdp.Precision{Reduce: fsdp.Float16}},
 			"Config.GradAverage is ByWeights: with Config.VirtualRanks gradients are divided after they have travelled"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Device: struct{ fsdp.Device }{}}, "Config.VirtualRanks needs sums in the canonical order, but NCCL, which Config.Device uses, sums in another order"},
@@ -310,9 +310,9 @@ func TestVirtualRanksRefused(t *testing.T) {
 		{6, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 6, Strategy: fsdp.HybridShard, ShardRanks: 3},
 			"over 3 ranks sums in another order: Config.ShardRanks must be a power of two"},
 		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.BFloat16}},
-			"rounds gradients twice if they are reduced as bfloat16 : set Config.Precision.Reduce to float32, or use another strategy"},
+			"rounds gradients twice if they are reduced as bfloat16: set Config.Precision.Reduce to float32, or use another strategy"},
 		{4, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Float16, nil)}},
-			"rounds gradients twice if they are reduced as float16 : set Config.Precision.Reduce to float32, or use another strategy"},
+			"rounds gradients twice if they are reduced as float16: set Config.Precision.Reduce to float32, or use another strategy"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{Reduce: fsdp.Int8}},
 			"Config.Precision is {Reduce: int8, Full: set}: Config.VirtualRanks: rounding gradients to int8 loses bits of a rank, not of a virtual rank"},
 		{1, kit.TinyGPT(1), fsdp.Config{VirtualRanks: 2, Precision: fsdp.Precision{TypesOf: kit.TypesByName(0, fsdp.Int8, nil)}},
@@ -341,7 +341,7 @@ func TestVirtualRanksThawed(t *testing.T) {
 		cfg := fsdp.Config{Group: g, VirtualRanks: 4, Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: half, Precision: fsdp.Precision{TypesOf: types}}
 		return kit.ErrorOf(kit.Wrap(t, kit.TinyGPT(1), cfg).Freeze(ctx, nil, nil))
 	}) {
-		require.ErrorContains(t, err, "rounds gradients twice if they are reduced as bfloat16 twice")
+		require.ErrorContains(t, err, "rounds gradients twice if they are reduced as bfloat16: set")
 	}
 }
 
