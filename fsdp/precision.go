@@ -24,9 +24,9 @@ type Precision struct {
 	//
 	// In BFloat16, gathered parameters, activations, data kept for backward and gradients of
 	// activations are stored in 16 bits, rounded to nearest even. Sums, the statistics of norms and
-	// softmax, losses, and gradients of parameters are in Float32. A processor with AVX512_BF16
-	// multiplies such operands at twice the rate of Float32. Other processors widen them, which
-	// saves memory and costs time: see Plan.Kernels. Stock operations of Gorgonia widen and round,
+	// softmax, losses, and gradients of parameters are in Float32. A processor with AMX, or
+	// one from AMD with AVX512_BF16, multiplies such operands faster than Float32. Other processors
+	// widen them, which saves memory and costs time: see Plan.Kernels. Stock operations of Gorgonia widen and round,
 	// too.
 	Compute DType
 	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
