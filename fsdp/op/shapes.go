@@ -71,7 +71,7 @@ func parse(c *Custom) (r rule, err error) {
 	case slices.ContainsFunc(r.results, isInt) || !slices.IsSortedFunc(r.results, func(a, b operand) int { return cmp.Compare(a.mark, b.mark) }):
 		return r, errors.New("in Shapes, results must be floats, and results in f32 must come last")
 	case (c.Forward.Split || c.Backward.Split) && !strings.Contains(c.Shapes, "..."):
-		return r, errors.New("field Split is set, but Shapes has no ...")
+		return r, errors.New("field Split is set, but Shapes has no ... dimensions")
 	}
 	return r, r.parseReads(c.Reads)
 }
