@@ -54,7 +54,7 @@ func (c *config) define(f *flag.FlagSet) {
 	f.StringVar(&c.to, "out", "", "write the model to this `directory`")
 	f.IntVar(&c.ranks, "ranks", 2, "`ranks` to shard over: goroutines, or processes of a launcher")
 	f.IntVar(&c.lora, "lora", 0, "train adapters of this `rank`, with the model itself frozen\n(default 0, which trains everything)")
-	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on processors with AMX, or with AVX512_BF16 from AMD")
+	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on processors with AMX, and on AMD processors with AVX512_BF16")
 	f.IntVar(&c.steps, "steps", 100, "training steps")
 	f.IntVar(&c.batch, "batch", 4, "`sequences` of a step on each rank")
 	f.IntVar(&c.context, "context", 0, fmt.Sprintf("`tokens` of a sequence (default %d, or fewer if the model takes fewer)", defaultContext))

@@ -105,7 +105,7 @@ func (c *config) define(f *flag.FlagSet) (size *string) {
 	f.IntVar(&c.ranks, "ranks", 0, "`ranks` to shard over: goroutines, unless a launcher starts the\nranks (default 2, or 1 with -gpu)")
 	f.IntVar(&c.virtual, "virtual", 0, "train to the last bit as on this number of `ranks`, which is a\nmultiple of -ranks")
 	f.BoolVar(&c.gpu, "gpu", false, "compute on GPUs, one for each rank")
-	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on GPUs and on processors with AMX, or with AVX512_BF16 from AMD")
+	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on GPUs, on processors with AMX, and on\nthose from AMD with AVX512_BF16")
 	f.BoolVar(&c.int8, "int8", false, "send parameters and gradients in 8 bits: fast over slow networks")
 	f.IntVar(&c.bits, "bits", 0, "keep AdamW's state in 8 or 16 `bits` an element (default 32)")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
