@@ -271,7 +271,7 @@ func TestWindowsAllocateLittle(t *testing.T) {
 	for range 200 {
 		pull()
 	}
-	require.LessOrEqual(t, testing.AllocsPerRun(1000, pull), 23.0)
+	require.Less(t, testing.AllocsPerRun(1000, pull), 26.0, "22, and at times one or two of pools; a slice for each row makes it 29")
 }
 
 // TestIntoOfSharedMemory: sources whose samples others use, too, are not read into.
