@@ -70,9 +70,9 @@
 // Frozen parameters have no gradient and no optimizer state. Backward gathers them only while the
 // gradient of a trained parameter needs their value, and frees them directly after, inside NoSync
 // as well. Calls before the first trained parameter have no backward. [Sharded.Freeze] changes
-// which parameters are frozen between steps. [Sharded.FrozenParams] returns their values, which may
-// change between passes, as those of a teacher do. examples/lora shows the memory saved by freeing them
-// one by one.
+// which parameters are frozen between steps. [Sharded.FrozenParams] returns their values. A program may
+// write them between passes, for example to let a teacher follow its student. examples/lora shows
+// the memory saved by freeing frozen parameters one by one.
 //
 // # Uneven ranks
 //

@@ -63,7 +63,7 @@ var (
 	errClosed = errors.New("the model is closed: call Close after the last use, or Wrap again")
 	errFormer = errors.New("the optimizer was made before Freeze, which has changed the trained parameters: make a new one of Sharded.Params, and call its Adopt with the result of Freeze")
 	errHalf   = errors.New("the optimizer is partly loaded: load it again, or make a new one of Sharded.Params")
-	errCalls  = errors.New("inside JoinCalls each rank runs its own Forward, Backward and Eval, and replays those of the others: " +
+	errCalls  = errors.New("inside JoinCalls each rank runs its own Forward, Backward and Eval, and replays the passes of the others: " +
 		"call collectives, such as steps, clipping and saving, before or after JoinCalls, and use plain loops instead of Join")
 	errBusy = errors.New("another goroutine runs a method of this Sharded, which supports only one at a time")
 	// errOptimMixed is for parameters, too: a caller who has changed a part of an optimizer must

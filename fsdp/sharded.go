@@ -40,8 +40,8 @@ type Sharded struct {
 	}
 }
 
-// A session is a model without the files that it reads and writes: what a rank computes, and what it
-// agrees on with the other ranks.
+// A session runs the passes of a model on this rank and makes the agreements with the other ranks.
+// Sharded embeds it and adds the reading and writing of files.
 type session struct {
 	*arrangement
 	trace  *trace // of Forward

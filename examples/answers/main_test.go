@@ -123,7 +123,7 @@ func TestInterruption(t *testing.T) {
 	require.Less(t, losses(t, train(t, more))[0], all[0]-0.5)
 }
 
-// TestAdapter: the base model with the adapter in the directory computes what the training computes.
+// TestAdapter: the base model with the adapter of the directory has the same logits as the trained model.
 func TestAdapter(t *testing.T) {
 	c := small(t, random(t, llama(), "embed.weight"))
 	ids := tensor.New(tensor.WithShape(1, 6), tensor.WithBacking([]int{1, 300, 400, 2, 500, 600}))

@@ -150,8 +150,8 @@ func (q *query) host() int { return max(1, q.cluster.PerHost/q.threads) }
 const smallest = "smallest"
 
 // smallest returns the ranks of the fewest hosts on which a setting fits, or the most ranks if none
-// fits on any number. More ranks do not need more memory, except for padding. Of the settings it
-// tries the ones with the least memory: fully sharded, the smallest micro batch, the least prefetch.
+// fits on any number. More ranks do not need more memory, except for padding. It tries only the
+// settings with the least memory: fully sharded, the smallest micro batch, the least prefetch.
 func (q *query) smallest() (ranks int, err error) {
 	fits := func(hosts int) bool {
 		s, choices := q.space(hosts*q.host()), []plan.Choice(nil)

@@ -60,7 +60,7 @@ func TestLlama(t *testing.T) {
 	}
 }
 
-// TestLlamaBeyondContext: Context bounds what is generated, and no batch.
+// TestLlamaBeyondContext: Context limits generation only, not a batch.
 func TestLlamaBeyondContext(t *testing.T) {
 	m := wrap(t, &nn.Llama{Vocab: 7, Layers: 1, Dim: 4, Heads: 1, Hidden: 4, Context: 3})
 	long := wrap(t, &nn.Llama{Vocab: 7, Layers: 1, Dim: 4, Heads: 1, Hidden: 4, Context: 9})

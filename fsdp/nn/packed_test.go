@@ -183,8 +183,8 @@ func step(t *testing.T, m fsdp.Model, state map[string]*tensor.Dense, rows data.
 	return loss, grads
 }
 
-// TestPackedRows compares losses and gradients of documents that share rows with those of documents
-// that have a row each, on one to four ranks with one to four micro batches.
+// TestPackedRows trains on documents that share rows, and on the same documents with a row for each.
+// Losses and gradients are equal, on one to four ranks with one to four micro batches.
 func TestPackedRows(t *testing.T) {
 	for name, p := range packings() {
 		t.Run(name, func(t *testing.T) {
@@ -278,7 +278,7 @@ func TestPackedMistakes(t *testing.T) {
 		require.ErrorContains(t, err, c.want)
 	}
 	_, err := llama.Eval(t.Context(), tokens, tokens, whole)
-	require.NoError(t, err, "Context bounds what is generated, and no batch")
+	require.NoError(t, err, "Context limits generation only, not a batch")
 	for _, task := range []nn.Task{nn.ClassifySequences, nn.Encode} {
 		m := bert
 		m.Task, m.Classes = task, 2

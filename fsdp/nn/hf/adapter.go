@@ -138,9 +138,9 @@ func (m *Model) writeAdapter(dir string, params map[string]*tensor.Dense) error 
 	return replaceAdapter(dir, weights, append(config, '\n'), os.Rename)
 }
 
-// replaceAdapter writes the files of an adapter. The settings decide what the weights mean, so
-// settings must not be beside weights of another adapter: if they change, they are missing until the
-// weights have taken their place.
+// replaceAdapter writes the files of an adapter. The settings give the weights their
+// meaning, so a directory must never have the settings of one adapter and the weights of another. If
+// the settings change, their file is missing until the new weights have replaced the old ones.
 func replaceAdapter(dir string, weights, config []byte, rename func(from, to string) error) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -213,7 +213,7 @@ func TestJoinCallsFailInAPass(t *testing.T) {
 // TestJoinCallsRefuse calls every method inside: those that all ranks must call alike are refused at
 // once, without a word to the others, and change nothing.
 func TestJoinCallsRefuse(t *testing.T) {
-	const text = "inside JoinCalls each rank runs its own Forward, Backward and Eval, and replays those of the others"
+	const text = "inside JoinCalls each rank runs its own Forward, Backward and Eval, and replays the passes of the others"
 	for _, method := range kit.LifeMethods {
 		t.Run(method.Name, func(t *testing.T) {
 			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {

@@ -22,8 +22,8 @@ var sixteenBits = map[string]struct{ narrow, wide optimizer }{
 var allIn16 = []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(16)}}
 
 // TestSixteenBitsSameBits trains on 1, 2 and 4 ranks with every strategy, near and out of reach. Each
-// run is interrupted: its state goes on from a checkpoint on 3 ranks. Values and state are those of
-// one rank to the bit. In between, an optimizer with 32 bits loads the state and saves it again.
+// run is interrupted: its state goes on from a checkpoint on 3 ranks. Values and state have the same
+// bits as on one rank. In between, an optimizer with 32 bits loads the state and saves it again.
 func TestSixteenBitsSameBits(t *testing.T) {
 	for name, c := range sixteenBits {
 		var want kit.Bits
