@@ -295,7 +295,7 @@ func TestUpdateEMA(t *testing.T) {
 	}
 }
 
-// TestUpdateEMARefuses finds what does not fit before anything changes.
+// TestUpdateEMARefuses gives UpdateEMA wrong arguments: each is an error, and no value changes.
 func TestUpdateEMARefuses(t *testing.T) {
 	unready := errors.New("not now")
 	for want, change := range map[string]func(e, p *optim.Param){

@@ -77,8 +77,8 @@ type (
 	noBFloat16 struct{ vec.SGDVec }
 )
 
-// TestFewerBitsFollow compares 200 steps with those of state in 32 bits: of least squares whose
-// gradients are of different magnitudes within a block.
+// TestFewerBitsFollow compares 200 steps with 200 steps whose state has 32 bits. They minimise a sum of
+// squares whose gradients have different magnitudes within a block.
 func TestFewerBitsFollow(t *testing.T) {
 	const n = 5000
 	run := func(bits int) (loss float64) {
@@ -200,7 +200,7 @@ func TestBlockwiseIsAVec(t *testing.T) {
 	require.Panics(t, func() { part.Slice(0, 11) })
 }
 
-// TestPackedMemory counts what the state takes: 2.03 or 4 bytes an element in place of 8.
+// TestPackedMemory counts the memory of the state: 2.03 or 4 bytes an element in place of 8.
 func TestPackedMemory(t *testing.T) {
 	x := newTensor(1<<20, false)
 	count := func(bits int) (bytes int) {
