@@ -107,7 +107,7 @@ func newSaver(team *ranks.Team, logger *slog.Logger) state.Saver {
 func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer, opts *SaveOptions) (*store, state.Meta) {
 	err := s.saver.Settle(ctx)
 	if err == nil {
-		err = s.mayWith("Save", opt)
+		err = s.checkOptim("Save", opt)
 	}
 	if err == nil && opts != nil && opts.TrainedOnly && s.life.moved != "" {
 		err = fmt.Errorf("option TrainedOnly: the frozen parameter %s has changed by optim.UpdateEMA, and the checkpoint would lack it: leave out the option", s.life.moved)
@@ -171,7 +171,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 	}
 	defer s.busy.leave()
 	defer phase.Begin("fsdp: loading "+dir, 0).End()
-	err := s.mayReplace("Load", opt)
+	err := s.checkReplace("Load", opt)
 	if err == nil {
 		err = s.saver.Await(ctx) // it may be about to become the latest
 	}

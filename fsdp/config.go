@@ -327,10 +327,10 @@ func (c *Config) factor() float64 {
 // the mean over.
 func (c *Config) virtualRanks() int { return max(c.VirtualRanks, c.Group.Size()) }
 
-// before returns the factor for gradients of a group before they are summed. If they travel as
+// preScale returns the factor for gradients of a group before they are summed. If they travel as
 // Float16 it is a power of two near 1/√N, so that neither they nor their sum easily leave its
 // range; otherwise it is 1.
-func (c *Config) before(g *layout.Group) float32 {
+func (c *Config) preScale(g *layout.Group) float32 {
 	if g.Round != comm.Float16 || c.GradAverage == ByOne {
 		return 1
 	}

@@ -50,7 +50,7 @@ func (s *Sharded) ClipGradNorm(ctx context.Context, limit float64, kind ...Norm)
 	if len(kind) > 0 && kind[0] == InfNorm {
 		q.Call = "ClipGradNorm of the infinity norm"
 	}
-	err = s.may("ClipGradNorm")
+	err = s.checkCall("ClipGradNorm")
 	if err == nil && len(kind) > 0 {
 		err = kind[0].check()
 	}
@@ -249,7 +249,7 @@ func (s *session) normsOf(ctx context.Context, call string, kind Norm, of func(g
 		return nil, err
 	}
 	defer s.busy.leave()
-	err := s.may(call)
+	err := s.checkCall(call)
 	if err == nil {
 		err = kind.check()
 	}
@@ -356,7 +356,7 @@ func (s *Sharded) Unscale(ctx context.Context, l *optim.LossScaler) (finite bool
 	}
 	defer s.busy.leave()
 	q := ranks.Ask{Call: "Unscale"}
-	if err = s.may("Unscale"); err == nil && l == nil {
+	if err = s.checkCall("Unscale"); err == nil && l == nil {
 		err = errors.New("the LossScaler is nil")
 	}
 	if err == nil {
@@ -411,7 +411,7 @@ func (s *Sharded) SyncGrads(ctx context.Context) error {
 		return err
 	}
 	defer s.busy.leave()
-	q, err := ranks.Ask{Call: "SyncGrads"}, s.may("SyncGrads")
+	q, err := ranks.Ask{Call: "SyncGrads"}, s.checkCall("SyncGrads")
 	if n := s.engine.MidStep(); err == nil && n > 0 {
 		err = fmt.Errorf("a step has %d micro-batches on each rank, but only %d have run: run the others first", s.cfg.passes(), n)
 	}

@@ -77,7 +77,7 @@ func (s *Sharded) Join(ctx context.Context, data iter.Seq2[[]Tensor, error], opt
 			}
 			s.turn, s.loops = outer, s.loops[:depth+1]
 			s.loops[depth]++
-			batch, err := []Tensor(nil), s.may("Join")
+			batch, err := []Tensor(nil), s.checkCall("Join")
 			s.busy.leave() // the data is the caller's
 			if err == nil && data == nil {
 				err = errors.New("the data is nil")
@@ -230,7 +230,7 @@ func (s *Sharded) Any(ctx context.Context, is bool) (bool, error) {
 	if is {
 		q.Value = 1
 	}
-	ans, err := s.ask(ctx, &q, s.may("Any"))
+	ans, err := s.ask(ctx, &q, s.checkCall("Any"))
 	return ans.Largest != 0, err
 }
 
@@ -251,7 +251,7 @@ func (s *Sharded) Mean(ctx context.Context, x float64, weight ...float64) (float
 		return 0, err
 	}
 	defer s.busy.leave()
-	w, err := 1.0, s.may("Mean")
+	w, err := 1.0, s.checkCall("Mean")
 	if len(weight) > 0 {
 		w = weight[0]
 	} else if s.turn.idle {
@@ -322,7 +322,7 @@ func (s *Sharded) JoinCalls(ctx context.Context, f func() error) (err error) {
 	if err := s.busy.enter("JoinCalls"); err != nil {
 		return err
 	}
-	if err = s.may("JoinCalls"); err == errCalls {
+	if err = s.checkCall("JoinCalls"); err == errCalls {
 		s.busy.leave()
 		return fmt.Errorf("fsdp: rank %d: JoinCalls: %w", s.team.Rank(), err)
 	}

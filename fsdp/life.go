@@ -29,8 +29,8 @@ const (
 //	Hold           held: put aside
 //	JoinCalls      calls: until its function has returned on all ranks
 //	a NoSync pass  unreduced
-//	Load, Import   mixing before the first parameter changes, settled after the last
-//	a failure      broke: nothing but Close helps
+//	Load, Import   markMixed before the first parameter changes, markWhole after the last
+//	a failure      markBroken: nothing but Close helps
 type life struct {
 	health health
 	cause  error          // why it is broken
@@ -208,9 +208,9 @@ func (g guard) ready(list int, frozen bool) error {
 		}
 		defer b.Unlock()
 	} else if !b.outer { // a method only asks
-		return s.life.mayStep(g.layout == s.layout, list, s.engine.Pending())
+		return s.life.checkStep(g.layout == s.layout, list, s.engine.Pending())
 	}
-	if err := s.life.mayStep(g.layout == s.layout, list, s.engine.Pending()); err != nil {
+	if err := s.life.checkStep(g.layout == s.layout, list, s.engine.Pending()); err != nil {
 		return err
 	}
 	err := s.drawn()
@@ -264,9 +264,9 @@ var tolerances = map[string]tolerance{
 	"Step":               {broken: true},
 }
 
-// may returns an error if a method cannot be called now. unreduced is the number of passes whose
+// check returns an error if a method cannot be called now. unreduced is the number of passes whose
 // gradients are not reduced.
-func (l *life) may(method string, unreduced int) error {
+func (l *life) check(method string, unreduced int) error {
 	t := tolerances[method]
 	switch {
 	case l.health == closed:
@@ -306,9 +306,9 @@ func (l *life) backward(s *session, p *pass) {
 	}
 }
 
-// withheld returns err, or another reason why this rank cannot run a method, if the other ranks
+// localError returns err, or another reason why this rank cannot run a method, if the other ranks
 // must not get it; else nil.
-func (l *life) withheld(err error) error {
+func (l *life) localError(err error) error {
 	switch {
 	case l.health == closed: // the others do not need it, and may have left
 		return errClosed
@@ -318,51 +318,51 @@ func (l *life) withheld(err error) error {
 	return nil
 }
 
-// mayStep returns an error if an optimizer must not step. The optimizer was made of the pieces that
+// checkStep returns an error if an optimizer must not step. The optimizer was made of the pieces that
 // call number list of Params has returned, for the layout that the model has now or for a former
 // one.
-func (l *life) mayStep(now bool, list, unreduced int) error {
+func (l *life) checkStep(now bool, list, unreduced int) error {
 	if !now && l.health != closed {
 		return errFormer
 	}
 	if l.mixedOpt.cause != nil && list <= l.mixedOpt.lists && l.health != closed && l.mixed == nil {
 		return l.mixedOpt.cause
 	}
-	return l.may("Step", unreduced)
+	return l.check("Step", unreduced)
 }
 
-// broke records that a failure in the middle of something has ended the use of the model.
-func (l *life) broke(cause error) {
+// markBroken records that a failure in the middle of something has ended the use of the model.
+func (l *life) markBroken(cause error) {
 	if l.health == running {
 		l.health, l.cause = broken, cause
 	}
 }
 
-// mixing records that parameters are about to change, and optimizers, too, if opt is true. It holds
-// until settled.
-func (l *life) mixing(what string, opt bool, lists int) {
+// markMixed records that parameters are about to change, and optimizers, too, if opt is true. It holds
+// until markWhole.
+func (l *life) markMixed(what string, opt bool, lists int) {
 	l.mixed = fmt.Errorf("%s has failed in the middle and left parameters partly loaded: call Load or Import again", what)
 	if opt {
-		l.mixingOpt(what, lists)
+		l.markMixedOpt(what, lists)
 	}
 }
 
-// mixingOpt records that optimizers are about to change, or that a change has failed in the middle.
-func (l *life) mixingOpt(what string, lists int) {
+// markMixedOpt records that optimizers are about to change, or that a change has failed in the middle.
+func (l *life) markMixedOpt(what string, lists int) {
 	l.mixedOpt.cause, l.mixedOpt.lists = fmt.Errorf("%s has failed in the middle: %w", what, errHalf), lists
 }
 
-// settled records that the parameters are whole again, and the optimizers if opt is true.
-func (l *life) settled(opt bool) {
+// markWhole records that the parameters are whole again, and the optimizers if opt is true.
+func (l *life) markWhole(opt bool) {
 	l.mixed = nil
 	if opt {
 		l.mixedOpt.cause = nil
 	}
 }
 
-// settledOpt records that the optimizers are whole again, and the parameters if only a LoadOptimStateDict
+// markWholeOpt records that the optimizers are whole again, and the parameters if only a LoadOptimStateDict
 // had made them mixed.
-func (l *life) settledOpt() {
+func (l *life) markWholeOpt() {
 	if errors.Is(l.mixed, errOptimMixed) {
 		l.mixed = nil
 	}
@@ -376,18 +376,18 @@ func (l *life) swapped(in bool) {
 	}
 }
 
-// mayReplace is mayWith for a method that replaces or moves the values of parameters. While
+// checkReplace is checkOptim for a method that replaces or moves the values of parameters. While
 // averages are in their place it must not: the next Swap would turn averages into values.
-func (s *Sharded) mayReplace(method string, opt optim.Optimizer) error {
-	if err := s.mayWith(method, opt); err != nil || s.life.averages == 0 {
+func (s *Sharded) checkReplace(method string, opt optim.Optimizer) error {
+	if err := s.checkOptim(method, opt); err != nil || s.life.averages == 0 {
 		return err
 	}
 	return optim.ErrSwapped
 }
 
-// mayWith is may of a method that reads or replaces the state of opt, which may be nil.
-func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
-	if err := s.may(method); err != nil {
+// checkOptim is checkCall for a method that reads or replaces the state of opt, which may be nil.
+func (s *Sharded) checkOptim(method string, opt optim.Optimizer) error {
+	if err := s.checkCall(method); err != nil {
 		return err
 	}
 	if tolerances[method].mixed { // it replaces it
@@ -399,9 +399,9 @@ func (s *Sharded) mayWith(method string, opt optim.Optimizer) error {
 	return s.busy.refusal(opt, errHalf, errFormer, optim.ErrSwapped)
 }
 
-// may returns an error if a method cannot be called now. If the method uses values, may draws them.
-func (s *session) may(method string) error {
-	err := s.life.may(method, s.engine.Pending())
+// checkCall returns an error if a method cannot be called now. If the method uses values, checkCall draws them.
+func (s *session) checkCall(method string) error {
+	err := s.life.check(method, s.engine.Pending())
 	if err == nil && tolerances[method].draws {
 		err = s.drawn()
 	}

@@ -84,7 +84,7 @@ func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 // backward runs the backward pass of p, which is nil if there was no forward.
 func (p *pass) backward(ctx context.Context, s *session, opts []BackwardOption) error {
 	q := ranks.Ask{Call: "Backward", Past: &s.life.grads}
-	err := s.may("Backward")
+	err := s.checkCall("Backward")
 	if err == nil {
 		err = p.prepare(s, opts)
 	}
@@ -385,7 +385,7 @@ func (s *session) begin(c *engine.Compiled, batch []exec.Value) *engine.Pass {
 
 // prepareForward does the local work of a pass before the ranks agree on it.
 func (s *session) prepareForward(call string, v engine.Variant, batch []Tensor) (*engine.Compiled, []exec.Value, error) {
-	if err := s.may(call); err != nil {
+	if err := s.checkCall(call); err != nil {
 		return nil, nil, err
 	}
 	if !v.Eval && s.life.calls != nil && s.life.passes > 0 {

@@ -104,7 +104,7 @@ func (s *Sharded) Plan(batch ...Tensor) (*Plan, error) {
 	defer s.busy.leave()
 	var values []exec.Value
 	var p *Plan
-	err := s.may("Plan")
+	err := s.checkCall("Plan")
 	if err == nil {
 		values, err = s.batchValues("", batch)
 	}

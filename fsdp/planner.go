@@ -77,8 +77,8 @@ func (p Planner) grouped() Planner {
 	return p
 }
 
-// with returns p with another configuration.
-func (p Planner) with(cfg Config) Planner {
+// withConfig returns p with another configuration.
+func (p Planner) withConfig(cfg Config) Planner {
 	p.Config = cfg
 	return p
 }
@@ -148,7 +148,7 @@ func (p Planner) proposeSave(bytes int, now *plan.Pass) {
 	}
 	keep := cfg
 	keep.Activations.Save, keep.Activations.Recompute = WrapEach(), nil
-	saved, err := p.with(keep).plan()
+	saved, err := p.withConfig(keep).plan()
 	if err != nil || saved.Pass.Fits(bytes) != nil || saved.Pass.Cost().Bytes >= now.Cost().Bytes {
 		return // an error such as of a policy that accepts one call only: Fits is about cfg
 	}
@@ -381,14 +381,14 @@ func (p Planner) Tune(c *plan.Cluster, memory int) (Config, []plan.Choice, error
 	defer tuning.End()
 	choices, err := plan.Search(space(&cfg, c), memory, c, func(s plan.Setting) (*plan.Pass, error) {
 		defer tuning.Add(1)
-		r, err := p.with(chosen(cfg, s)).plan()
+		r, err := p.withConfig(chosen(cfg, s)).plan()
 		if err != nil {
 			return nil, err
 		}
 		return r.Pass, nil
 	})
 	if err == nil && choices[0].Time == nil {
-		err = p.with(chosen(cfg, choices[0].Setting)).advised(choices[0].Misfit)
+		err = p.withConfig(chosen(cfg, choices[0].Setting)).advised(choices[0].Misfit)
 	}
 	if err != nil {
 		return cfg, choices, fmt.Errorf("fsdp: tuning for %d ranks: %w", cfg.Group.Size(), err)

@@ -118,7 +118,7 @@ func WrapAny(policies ...Policy) Policy {
 	return func(calls []CallInfo) []string {
 		all := make([]string, len(calls))
 		for i, p := range policies {
-			names := p.within(fmt.Sprintf("policy %d of WrapAny", i+1), calls)
+			names := p.nested(fmt.Sprintf("policy %d of WrapAny", i+1), calls)
 			if len(names) != len(calls) {
 				return names // Wrap refuses that
 			}
@@ -134,7 +134,7 @@ func WrapAny(policies ...Policy) Policy {
 // warning, unless p is nil.
 func WrapAllBut(p Policy) Policy {
 	return func(calls []CallInfo) []string {
-		names := slices.Clone(p.within("the policy of WrapAllBut", calls))
+		names := slices.Clone(p.nested("the policy of WrapAllBut", calls))
 		for i := range min(len(names), len(calls)) {
 			if names[i] != "" {
 				names[i] = ""
@@ -146,8 +146,8 @@ func WrapAllBut(p Policy) Policy {
 	}
 }
 
-// within returns the names that p gives to the calls as a part of another policy.
-func (p Policy) within(place string, calls []CallInfo) []string {
+// nested returns the names that p gives to the calls as a part of another policy.
+func (p Policy) nested(place string, calls []CallInfo) []string {
 	if p == nil {
 		return make([]string, len(calls))
 	}

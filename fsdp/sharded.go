@@ -174,7 +174,7 @@ func (s *session) piece(i, p, offset, at, n int) optim.Param {
 		return q
 	}
 	q.Grad, q.Peers = shards.Grad(i).Slice(at, at+n), s.peers(p)
-	q.Absent = func() bool { return !present[p] && s.lacks() }
+	q.Absent = func() bool { return !present[p] && s.missingGrad() }
 	q.Alloc = func(n int) (optim.Vec, error) {
 		v, err := shards.Alloc(i, n)
 		if err != nil {
@@ -269,7 +269,7 @@ func newPeerError(rank int, message string) error { return &PeerError{rank, mess
 
 // ask agrees with the other ranks to run a collective method. err is why this rank cannot, or nil.
 func (s *session) ask(ctx context.Context, q *ranks.Ask, err error) (ranks.Answer, error) {
-	if err := s.life.withheld(err); err != nil {
+	if err := s.life.localError(err); err != nil {
 		return ranks.Answer{}, fmt.Errorf("fsdp: rank %d: %s: %w", s.team.Rank(), q.Call, err)
 	}
 	if c := s.life.calls; c != nil && c.failed != nil {
@@ -308,7 +308,7 @@ func (s *session) end(err error) error {
 		return nil
 	}
 	if failure := new(ranks.Failure); errors.As(err, &failure) {
-		s.life.broke(failure.Err)
+		s.life.markBroken(failure.Err)
 	}
 	err = fmt.Errorf("fsdp: rank %d: %w", s.team.Rank(), err)
 	if c := s.life.calls; c != nil && c.failed == nil {

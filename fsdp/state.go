@@ -35,7 +35,7 @@ func (s *Sharded) StateDict(ctx context.Context, opts *StateDictOptions) (map[st
 	if o.Err == nil && o.Into != nil {
 		o.Err = errors.New("StateDictOptions.Into is for OptimStateDict")
 	}
-	st := s.store(ranks.Ask{Call: "StateDict", Detail: with("Rank", o.Root)}, s.may("StateDict"))
+	st := s.store(ranks.Ask{Call: "StateDict", Detail: withOption("Rank", o.Root)}, s.checkCall("StateDict"))
 	all := make(map[string]*tensor.Dense)
 	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.master(), all, (*state.Tensor).Name))
 	if err != nil || !here {
@@ -67,7 +67,7 @@ func (s *Sharded) OptimStateDict(ctx context.Context, opt optim.Optimizer, opts 
 	}
 	defer s.busy.leave()
 	o := opts.state(ctx)
-	st := s.store(ranks.Ask{Call: "OptimStateDict", Detail: with("Rank", o.Root)}, s.mayWith("OptimStateDict", opt))
+	st := s.store(ranks.Ask{Call: "OptimStateDict", Detail: withOption("Rank", o.Root)}, s.checkOptim("OptimStateDict", opt))
 	full, err := st.FullOptim(ctx, opt, o)
 	return full, st.end(err)
 }
@@ -87,7 +87,7 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 		}
 	}
 	all := make(map[string]*tensor.Dense)
-	st := s.store(ranks.Ask{Call: "FullGrads"}, s.may("FullGrads"))
+	st := s.store(ranks.Ask{Call: "FullGrads"}, s.checkCall("FullGrads"))
 	if err := st.Own(ctx, 0, params, st.Memory.Grad, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
 		return nil, st.end(err)
 	}
@@ -117,7 +117,7 @@ func (s *Sharded) Summon(ctx context.Context, names []string, f func(params map[
 			opt(&o)
 		}
 	}
-	err := s.may("Summon")
+	err := s.checkCall("Summon")
 	if err == nil {
 		err = known(s.layout, names)
 	}
@@ -132,7 +132,7 @@ func (s *Sharded) Summon(ctx context.Context, names []string, f func(params map[
 		}
 	}
 	all := make(map[string]*tensor.Dense)
-	r := ranks.Ask{Call: "Summon", Detail: with("WriteBack", o.root), Schedule: state.Hash(names...)}
+	r := ranks.Ask{Call: "Summon", Detail: withOption("WriteBack", o.root), Schedule: state.Hash(names...)}
 	st := s.store(r, err)
 	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
 		return st.end(err)
@@ -185,7 +185,7 @@ func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string
 // set agrees to r and gives the model root's params.
 func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
-		err = s.mayReplace("LoadStateDict", nil)
+		err = s.checkReplace("LoadStateDict", nil)
 	}
 	st := s.store(r, err)
 	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.master(), list, params) }, func(name string) []byte {
@@ -253,7 +253,7 @@ func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Op
 		return err
 	}
 	defer s.busy.leave()
-	st := s.store(ranks.Ask{Call: "LoadOptimStateDict", Detail: fromRank(root)}, s.mayWith("LoadOptimStateDict", opt))
+	st := s.store(ranks.Ask{Call: "LoadOptimStateDict", Detail: fromRank(root)}, s.checkOptim("LoadOptimStateDict", opt))
 	plan, err := st.PlanSetOptim(ctx, root, opt, full, opts.inMemory(ctx))
 	if err != nil {
 		return st.end(err)
@@ -261,10 +261,10 @@ func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Op
 	defer plan.Close()
 	if err := st.end(plan.Run(ctx)); err != nil {
 		s.life.mixed = fmt.Errorf("%w: %w", errOptimMixed, err)
-		s.life.mixingOpt("a LoadOptimStateDict", s.lists)
+		s.life.markMixedOpt("a LoadOptimStateDict", s.lists)
 		return err
 	}
-	s.life.settledOpt()
+	s.life.markWholeOpt()
 	st.differ(plan.Differ)
 	return nil
 }
@@ -292,7 +292,7 @@ func (s *Sharded) Export(ctx context.Context, path string, opts *ExportOptions) 
 	defer s.busy.leave()
 	defer phase.Begin("fsdp: exporting to "+path, 0).End()
 	o := opts.state(ctx)
-	st := s.store(ranks.Ask{Call: "Export"}, s.mayWith("Export", o.Optimizer))
+	st := s.store(ranks.Ask{Call: "Export"}, s.checkOptim("Export", o.Optimizer))
 	return st.end(st.Export(ctx, path, o))
 }
 
@@ -323,7 +323,7 @@ func (s *Sharded) Import(ctx context.Context, path string, opts *ImportOptions) 
 	defer s.busy.leave()
 	defer phase.Begin("fsdp: importing "+path, 0).End()
 	o := opts.state(ctx)
-	st := s.store(ranks.Ask{Call: "Import"}, s.mayReplace("Import", o.Optimizer))
+	st := s.store(ranks.Ask{Call: "Import"}, s.checkReplace("Import", o.Optimizer))
 	f, err := st.PlanImport(ctx, path, o)
 	if err != nil {
 		return st.end(err)
@@ -354,7 +354,7 @@ func (s *Sharded) AverageBuffers(ctx context.Context) error {
 		return err
 	}
 	defer s.busy.leave()
-	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.may("AverageBuffers")); err != nil {
+	if err := s.agree(ctx, ranks.Ask{Call: "AverageBuffers"}, s.checkCall("AverageBuffers")); err != nil {
 		return err
 	}
 	for i, g := range s.layout.Groups {

@@ -80,7 +80,7 @@ func (st *store) Shard(group int) comm.Group { return st.s.meshes[group].Shard }
 // Agree implements state.Team.
 func (st *store) Agree(ctx context.Context, hash uint64, err error) error {
 	s, q := st.s, st.ask
-	if err := s.life.withheld(err); err != nil {
+	if err := s.life.localError(err); err != nil {
 		return err
 	}
 	s.requests++
@@ -127,12 +127,12 @@ func (st *store) replace(ctx context.Context, what string, f *state.Filling) err
 	s.zeroGrad()
 	s.engine.Forget()
 	s.life.updates.clear()
-	s.life.mixing(what, f.Optimizer(), s.lists)
+	s.life.markMixed(what, f.Optimizer(), s.lists)
 	if err := st.end(f.Run(ctx)); err != nil {
 		s.life.mixed = fmt.Errorf("%w: %w", s.life.mixed, err)
 		return err
 	}
-	s.life.settled(f.Optimizer())
+	s.life.markWhole(f.Optimizer())
 	st.differ(f.Differ)
 	return nil
 }
@@ -270,8 +270,8 @@ func newValue(t DType, shape []int) exec.Value {
 // fromRank describes the root, which all ranks must have alike besides the name of the method.
 func fromRank(root int) string { return fmt.Sprintf(" from rank %d", root) }
 
-// with describes an option that names a rank.
-func with(option string, rank int) string {
+// withOption describes an option that names a rank.
+func withOption(option string, rank int) string {
 	if rank == everywhere {
 		return ""
 	}

@@ -64,9 +64,9 @@ func (w *watch) warn(logger *slog.Logger, message string, args ...any) {
 	logger.Warn("fsdp: "+message, args...)
 }
 
-// lacks is called when an optimizer steps and a parameter has no gradient. It returns true, and
+// missingGrad is called when an optimizer steps and a parameter has no gradient. It returns true, and
 // warns once if none can have one.
-func (s *session) lacks() bool {
+func (s *session) missingGrad() bool {
 	if s.life.grads.passes == 0 {
 		s.life.watch.warn(s.cfg.warner(s.team.Rank()),
 			"an optimizer steps without any gradient: there was no Backward since Wrap or ZeroGrad, "+

@@ -214,7 +214,7 @@ func (s *session) engineOptions() engine.Options {
 	cfg, tr := &s.cfg, s.trace
 	o := engine.Options{
 		DType: cfg.Precision.Compute.tensor(), Prefetch: cfg.Prefetch, InFlight: cfg.InFlight, Seed: cfg.Seed, Passes: cfg.passes(),
-		Save: tr.save, Spill: tr.spill, Before: cfg.before, Factor: cfg.factor(),
+		Save: tr.save, Spill: tr.spill, Before: cfg.preScale, Factor: cfg.factor(),
 	}
 	for i, c := range tr.calls {
 		half := cfg.Precision.Compute == BFloat16 && !tr.wide[i]
@@ -291,7 +291,7 @@ func (s *Sharded) Freeze(ctx context.Context, frozen func(name string) bool, opt
 	cfg := s.cfg
 	cfg.Frozen = frozen
 	var units []*unit
-	err := s.mayReplace("Freeze", opt)
+	err := s.checkReplace("Freeze", opt)
 	if err == nil {
 		units, err = decideUnits(&cfg, s.trace)
 	}

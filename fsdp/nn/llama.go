@@ -96,7 +96,7 @@ func (m *Llama) Programs() map[string]fsdp.Program {
 		x := t.Call("embed", m.embedding(), d.tokens)
 		x, kept := d.layers(t, "layers", m.Layers, m.module, x)
 		x = t.Call("norm", m.norm(), x)
-		return d.results(m.head().of(t, x, d.targets, d.rows), kept), nil
+		return d.results(m.head().logitsOf(t, x, d.targets, d.rows), kept), nil
 	}}
 }
 

@@ -118,7 +118,7 @@ func (m *T5) decode(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		kept = append(kept, x.At(1), x.At(2))
 	}
 	x = m.dropout(t, "decoder.dropout", t.Call("decoder.norm", m.norm(), x))
-	return d.results(m.head().of(t, x, d.targets, d.rows), kept), nil
+	return d.results(m.head().logitsOf(t, x, d.targets, d.rows), kept), nil
 }
 
 // Cache returns the size of the cache for decoding.

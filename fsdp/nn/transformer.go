@@ -265,8 +265,8 @@ func (m *Head) results(t *fsdp.Tape, x, targets fsdp.Ref) []fsdp.Ref {
 	return []fsdp.Ref{loss, t.Call("logits", &logits{m}, x)}
 }
 
-// of returns the logits of some rows of x. It does not use targets if the head is fused.
-func (m *Head) of(t *fsdp.Tape, x, targets, rows fsdp.Ref) fsdp.Ref {
+// logitsOf returns the logits of some rows of x. It does not use targets if the head is fused.
+func (m *Head) logitsOf(t *fsdp.Tape, x, targets, rows fsdp.Ref) fsdp.Ref {
 	if m.Fused {
 		return t.Call("logits", &logits{m}, x, rows)
 	}
@@ -342,7 +342,7 @@ func (m *GPT) Programs() map[string]fsdp.Program {
 		x = t.Call("wpe", m.positions(), x, d.positions)
 		x, kept := d.layers(t, "blocks", m.Layers, always(m.block()), x)
 		x = t.Call("lnf", m.norm(), x)
-		return d.results(m.head().of(t, x, d.targets, d.rows), kept), nil
+		return d.results(m.head().logitsOf(t, x, d.targets, d.rows), kept), nil
 	}}
 }
 

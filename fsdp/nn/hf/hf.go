@@ -379,7 +379,7 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsd
 		opts = &fsdp.ExportOptions{}
 	}
 	dtype := cmp.Or(opts.DType, m.dtype)
-	files, err := m.beside(dtype)
+	files, err := m.smallFiles(dtype)
 	if opts.Rename != nil || opts.Transpose != nil || opts.Concat != nil || opts.Exclude != nil || opts.ExtraFiles != nil || opts.Optimizer != nil {
 		err = errors.New("hf: Save sets Rename, Transpose, Concat, Exclude and ExtraFiles itself, and writes no Optimizer: call Export to choose them")
 	}
@@ -392,8 +392,8 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsd
 	return s.Export(state.WithError(ctx, err), filepath.Join(dir, weightsFile), to)
 }
 
-// beside returns the small files for a directory.
-func (m *Model) beside(dtype *fsdp.DType) (map[string][]byte, error) {
+// smallFiles returns the small files for a directory.
+func (m *Model) smallFiles(dtype *fsdp.DType) (map[string][]byte, error) {
 	files := make(map[string][]byte)
 	for _, name := range m.kept {
 		text, err := os.ReadFile(filepath.Join(m.dir, name))
