@@ -61,7 +61,7 @@ const (
 
 var checksumsNames = [...]string{"auto", "off", "on"}
 
-// String returns the name that [ParseChecksums] understands.
+// String returns the value of FSDP_CHECKSUMS for c.
 func (c Checksums) String() string {
 	if int(c) >= len(checksumsNames) {
 		return fmt.Sprintf("Checksums(%d)", uint8(c))
@@ -69,8 +69,8 @@ func (c Checksums) String() string {
 	return checksumsNames[c]
 }
 
-// ParseChecksums returns the choice called auto (or ""), off or on.
-func ParseChecksums(name string) (Checksums, error) {
+// parseChecksums returns the choice called auto (or ""), off or on.
+func parseChecksums(name string) (Checksums, error) {
 	for i, n := range checksumsNames {
 		if n == name {
 			return Checksums(i), nil

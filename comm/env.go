@@ -100,7 +100,7 @@ func ConfigFromEnv() (cfg Config, launched bool, err error) {
 	if cfg.Transport, err = ParseTransport(env.Transport); err != nil {
 		return Config{}, launched, err
 	}
-	cfg.Checksums, err = ParseChecksums(env.Checksums)
+	cfg.Checksums, err = parseChecksums(env.Checksums)
 	return cfg, launched, err
 }
 

@@ -23,20 +23,20 @@ import (
 // of one element.
 //
 // in are the tensors of a batch. A model that also has the method Inputs() []string gets exactly
-// these inputs, and errors name them. Other models get MaxInputs references and use the first ones.
+// these inputs, and errors name them. Other models get 16 references and use the first ones.
 type Model interface {
 	Forward(t *Tape, in ...Ref) ([]Ref, error)
 }
 
-// MaxInputs is the number of batch tensors offered to a model that does not name its inputs, and
-// MaxProgramInputs to its other programs: a decoder takes its cache of each layer.
+// maxInputs is the number of batch tensors offered to a model that does not name its inputs, and
+// maxProgramInputs to its other programs: a decoder takes its cache of each layer.
 const (
-	MaxInputs        = 16
-	MaxProgramInputs = 4096
+	maxInputs        = 16
+	maxProgramInputs = 4096
 )
 
 // A Program is another path through a model than its Forward, such as the encoder alone, or one
-// step of a decoder.
+// step of a decoder. It gets 4,096 references as in, and uses the first ones.
 type Program func(t *Tape, in ...Ref) ([]Ref, error)
 
 // programmer is implemented by models that have more paths than Forward, which
@@ -428,12 +428,12 @@ func newTape(main *Tape) *Tape {
 
 // run records the calls of f.
 func (tr *trace) run(f Program) error {
-	n := MaxInputs
+	n := maxInputs
 	switch {
 	case tr.inputNames != nil:
 		n = len(tr.inputNames)
 	case tr.main != nil:
-		n = MaxProgramInputs
+		n = maxProgramInputs
 	}
 	in := make([]Ref, n)
 	for i := range in {
