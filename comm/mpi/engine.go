@@ -23,6 +23,9 @@ const (
 	idlePoll = 5 * time.Millisecond
 	// eager is how long a rank polls before it begins to sleep: MPI wakes no rank.
 	eager = time.Millisecond
+	// shortest is the first sleep. A look at MPI takes microseconds, which a rank that computes on the same
+	// processor would miss.
+	shortest = time.Millisecond
 	// burst is how many tests are made without releasing the library.
 	burst = 128
 	// grace is how long a failed group waits for messages that should arrive at once.
@@ -32,7 +35,7 @@ const (
 )
 
 // waiting is the timing of polls while nothing arrives.
-var waiting = backoff.Policy{Eager: eager, Fraction: 16, Longest: idlePoll}
+var waiting = backoff.Policy{Eager: eager, Fraction: 16, Shortest: shortest, Longest: idlePoll}
 
 // engine is this process's part in the job: the library, and the messages
 // between the processes.

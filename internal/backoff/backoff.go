@@ -5,7 +5,8 @@
 //	spin    look again at once. A peer that is a microsecond away is found without
 //	        the price of a switch; the processor is kept from everybody else.
 //	yield   let others run between looks, who may be what is waited for.
-//	sleep   give the processor back. Waking up takes tens of microseconds.
+//	sleep   give the processor back. Waking up takes tens of microseconds. Timers of Go
+//	        take a millisecond on Linux, so a shorter sleep is a system call.
 //
 // A [Policy] sets how long each phase lasts. A caller that has a better way to sleep than
 // a timer, such as a channel or a futex, only asks when it is time to sleep.
@@ -28,7 +29,7 @@ type Policy struct {
 	Processes bool          // yields to threads of other processes as well
 	Alone     time.Duration // how long it is eager before it does; see eager
 
-	// A sleep by timer lasts a fraction of the time waited so far, 1/Fraction, but no
+	// A sleep lasts a fraction of the time waited so far, 1/Fraction, but no
 	// less than Shortest and no more than Longest. So looks get rarer, and an event is
 	// found late by no more than that fraction.
 	Fraction          int
@@ -57,9 +58,10 @@ type Waiter struct {
 
 	looks  int
 	idle   time.Duration
-	asked  time.Time   // for idle; zero until Idle is first called
-	cooled time.Time   // until then it sleeps early
-	timer  *time.Timer // nil until the first sleep
+	asked  time.Time           // for idle; zero until Idle is first called
+	cooled time.Time           // until then it sleeps early
+	timer  *time.Timer         // nil until the first long sleep
+	nap    func(time.Duration) // replaces shm.Nap in tests
 }
 
 // longestLook is the longest time between two looks that counts. A waiter looks more
@@ -147,10 +149,22 @@ func (w *Waiter) Idle() time.Duration {
 // the event came.
 func (w *Waiter) Progress() { w.idle, w.asked = w.Policy.Eager, time.Now() }
 
-// Sleep sleeps by timer, or until one of the channels is closed; nil never is.
+// shortestTimer is the shortest time that timers of Go wait for on Linux: epoll counts milliseconds.
+const shortestTimer = time.Millisecond
+
+// Sleep sleeps for as long as the policy says, or until one of the channels is closed; nil never is.
+// Sleeps shorter than a millisecond go on to their end.
 func (w *Waiter) Sleep(quit, halt <-chan struct{}) {
 	p := w.Policy
 	d := min(max(w.Idle()/time.Duration(p.Fraction), p.Shortest), p.Longest)
+	if d < shortestTimer {
+		if w.nap != nil {
+			w.nap(d)
+		} else {
+			shm.Nap(d)
+		}
+		return
+	}
 	if w.timer == nil {
 		w.timer = time.NewTimer(d)
 	} else {

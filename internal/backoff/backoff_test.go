@@ -114,7 +114,14 @@ func TestIdleWhileStopped(t *testing.T) {
 // TestSleepsGrow checks how long each sleep lasts.
 func TestSleepsGrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := Waiter{Policy: &Policy{Fraction: 2, Shortest: 4, Longest: 20}}
+		var naps []time.Duration
+		w := Waiter{
+			Policy: &Policy{Fraction: 2, Shortest: 400 * time.Microsecond, Longest: 2 * time.Millisecond},
+			nap: func(d time.Duration) {
+				naps = append(naps, d)
+				time.Sleep(d)
+			},
+		}
 		for range 2 {
 			var slept []time.Duration
 			for range 7 {
@@ -122,7 +129,10 @@ func TestSleepsGrow(t *testing.T) {
 				w.Pause(nil, nil)
 				slept = append(slept, time.Since(begin))
 			}
-			require.Equal(t, []time.Duration{4, 4, 4, 6, 9, 13, 20}, slept)
+			us := time.Microsecond
+			require.Equal(t, []time.Duration{400 * us, 400 * us, 400 * us, 600 * us, 900 * us, 1350 * us, 2000 * us}, slept)
+			require.Equal(t, slept[:5], naps, "sleeps that timers of Go would make longer")
+			naps = nil
 			w.Reset()
 		}
 	})
@@ -139,4 +149,18 @@ func TestSleepEndsEarly(t *testing.T) {
 		w.Sleep(nil, nil)
 		require.Equal(t, time.Hour, time.Since(begin))
 	})
+}
+
+// BenchmarkSleep reports how late a sleep of 50 µs ends, by a Waiter and by a timer of Go.
+func BenchmarkSleep(b *testing.B) {
+	const d = 50 * time.Microsecond
+	w := Waiter{Policy: &Policy{Fraction: 1, Shortest: d, Longest: d}}
+	for name, sleep := range map[string]func(){"waiter": func() { w.Sleep(nil, nil) }, "timer": func() { <-time.After(d) }} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				sleep()
+			}
+			b.ReportMetric(float64(b.Elapsed()/time.Duration(b.N)-d)/float64(time.Microsecond), "µs-late")
+		})
+	}
 }
