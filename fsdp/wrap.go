@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -193,7 +194,10 @@ func newDevice(cfg *Config, dry bool) (engine.Device, error) {
 		}
 		return d, err
 	}
-	d, err := cfg.Device.Engine(engine.DeviceOptions{Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload.Pinned})
+	ranks, cores := cfg.cores()
+	d, err := cfg.Device.Engine(engine.DeviceOptions{
+		Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload.Pinned, Cores: min(cores/ranks, runtime.GOMAXPROCS(0)),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("Config.Device: %w", err)
 	}

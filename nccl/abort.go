@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/backoff"
 )
 
 const (
@@ -16,6 +18,9 @@ const (
 	// release is how long a call may take to return after its communicator was aborted.
 	release = 10 * time.Second
 )
+
+// polling is how often a call that does not block is asked whether it has ended.
+var polling = backoff.Policy{Yields: 20, Fraction: 2, Shortest: 5 * time.Microsecond, Longest: time.Millisecond}
 
 // Abort stops the work of the communicator, makes calls on it return, and frees it. All
 // ranks of a communicator that has failed must call it. Streams go on with their later
@@ -97,16 +102,14 @@ func (c *Communicator) wait(ctx context.Context, name string, call func() Result
 // settle waits for the end of a call that has returned r. On a non-blocking communicator
 // the call is in progress on a thread of NCCL. The lock is held.
 func (c *Communicator) settle(ctx context.Context, name string, r Result) error {
-	for pause := 5 * time.Microsecond; r == InProgress; pause = min(2*pause, time.Millisecond) {
-		select {
-		case <-ctx.Done():
+	for w := (backoff.Waiter{Policy: &polling}); r == InProgress; {
+		if w.Pause(ctx.Done(), nil); ctx.Err() != nil {
 			err := c.ended(ctx, name)
 			if !c.closed.Swap(true) {
 				err = errors.Join(err, c.abort())
 				c.slot.free()
 			}
 			return err
-		case <-time.After(pause):
 		}
 		if c.closed.Load() {
 			return c.usable() // Abort waits for the lock
@@ -146,12 +149,10 @@ func (c *Communicator) discard() {
 
 // lockWithin locks mu if it becomes free within d.
 func lockWithin(mu *sync.Mutex, d time.Duration) bool {
-	end := time.Now().Add(d)
-	for pause := 10 * time.Microsecond; !mu.TryLock(); pause = min(2*pause, time.Millisecond) {
-		if time.Now().After(end) {
+	for w := (backoff.Waiter{Policy: &polling}); !mu.TryLock(); w.Pause(nil, nil) {
+		if w.Idle() > d {
 			return false
 		}
-		time.Sleep(pause)
 	}
 	return true
 }

@@ -73,5 +73,5 @@ func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
 	if d == nil || d.Device == nil {
 		return nil, errors.New("gpu: the Device was not returned by Open")
 	}
-	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Timeout: d.Timeout, Turns: &d.turns})
+	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Cores: o.Cores, Timeout: d.Timeout, Turns: &d.turns})
 }

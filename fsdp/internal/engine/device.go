@@ -93,6 +93,7 @@ type DeviceOptions struct {
 	Dry     bool // for a plan: it counts memory and has none, and runs no pass
 	Poison  bool // fill freed buffers with NaN
 	Offload bool // shards and the state of optimizers are in memory of the host
+	Cores   int  // of the host that this rank may use
 }
 
 // Shards are this rank's part of the parameters of a layout, and of their gradients.

@@ -19,6 +19,7 @@ type Options struct {
 	Poison  bool          // fill freed buffers with NaN
 	Timeout time.Duration // limit for collectives that make no progress; 0 means 5 minutes
 	Offload bool          // keep shards and optimizer state in pinned memory of the host
+	Cores   int           // that this rank may use; with enough of them the host waits without sleeping
 	Turns   *Turns        // shared by all Devices of one GPU; nil if only one Device uses it
 
 	staging int // bytes of pinned memory for reading and writing vectors; stagingBytes if 0

@@ -20,17 +20,32 @@ const (
 	settling = 10 * time.Second
 )
 
-// These policies say how often the device is polled. The host waits for await, and does not wait
-// for the watch.
+// spareCores is how many cores a rank has at least if the host may poll the device without sleeping:
+// one for that, and enough for the rank's other goroutines.
+const spareCores = 4
+
+// These policies say how often the device is polled. The host waits for await: constantly if it has
+// cores to spare, as CUDA's own default is. It does not wait for the watch.
 var (
 	waiting = backoff.Policy{
 		Spins: 2000, Eager: 200 * time.Microsecond, Fraction: 16, Shortest: 5 * time.Microsecond, Longest: time.Millisecond,
+	}
+	waitingAwake = backoff.Policy{
+		Spins: 2000, Eager: 2 * time.Second, Fraction: 16, Shortest: 5 * time.Microsecond, Longest: time.Millisecond,
 	}
 	watching = backoff.Policy{Fraction: 16, Shortest: time.Millisecond, Longest: 20 * time.Millisecond}
 )
 
 // waiters are the waiters of await.
-var waiters = sync.Pool{New: func() any { return &backoff.Waiter{Policy: &waiting} }}
+var waiters = sync.Pool{New: func() any { return new(backoff.Waiter) }}
+
+// policy returns how await polls.
+func (d *Device) policy() *backoff.Policy {
+	if d.o.Cores >= spareCores {
+		return &waitingAwake
+	}
+	return &waiting
+}
 
 // A place is an event, or the present end of a stream.
 type place interface{ Query() (done bool, err error) }
@@ -42,6 +57,7 @@ func (d *Device) wait(p place) error { return d.await(context.Background(), p) }
 func (d *Device) await(ctx context.Context, p place) error {
 	w := waiters.Get().(*backoff.Waiter)
 	defer waiters.Put(w)
+	w.Policy = d.policy()
 	for w.Reset(); ; {
 		if err := d.err(); err != nil {
 			return err
