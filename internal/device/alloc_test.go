@@ -41,3 +41,10 @@ func TestNoAllocations(t *testing.T) {
 	}
 	require.NoError(t, s.Sync())
 }
+
+// TestFaults: a device that has failed reports it at a later call, which did not cause it.
+func TestFaults(t *testing.T) {
+	for code, fault := range map[int]bool{1: false, 2: false, 201: false, 214: true, 220: true, 700: true, 702: true, 710: true, 713: false, 714: true, 719: true, 720: false} {
+		require.Equal(t, fault, (&Error{Code: code}).Fault(), "CUresult %d", code)
+	}
+}

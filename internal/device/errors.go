@@ -46,12 +46,15 @@ type Error struct {
 // Fault reports whether the device has failed because of an earlier operation in a stream. The call
 // that returned the error did not cause it.
 func (e *Error) Fault() bool {
-	const uncorrectable, illegalAddress, timeout, assert, stack, launchFailed = 214, 700, 702, 710, 714, 719
+	const uncorrectable, nvlink, illegalAddress, timeout, assert, stack, launchFailed = 214, 220, 700, 702, 710, 714, 719
 	switch e.Code {
-	case uncorrectable, illegalAddress, timeout, assert:
+	case uncorrectable, nvlink, illegalAddress, timeout, assert:
 		return true
 	}
 	return e.Code >= stack && e.Code <= launchFailed
 }
+
+// OutOfMemory reports whether an allocation has failed because too little memory is free.
+func (e *Error) OutOfMemory() bool { return e.Code == 2 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (CUresult %d)", e.Op, e.Text, e.Code) }

@@ -6,6 +6,7 @@ package device
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 )
@@ -43,11 +44,25 @@ func (o *object) create(d *Device, k kind, bytes int, op string, call func(conte
 	}
 	if err := d.result(op, call(d.context)); err != nil {
 		d.leave(k, bytes)
-		return err
+		return d.withFree(k, err)
 	}
 	o.device, o.kind, o.bytes = d, k, bytes
 	o.open.Store(true)
 	return nil
+}
+
+// withFree adds how much memory is free to the error of an allocation of the device's memory that was
+// too large.
+func (d *Device) withFree(k kind, err error) error {
+	var e *Error
+	if k != memory || !errors.As(err, &e) || !e.OutOfMemory() {
+		return err
+	}
+	free, total, failed := d.Memory()
+	if failed != nil {
+		return errors.Join(err, failed)
+	}
+	return fmt.Errorf("%w: %d of %d bytes of the device are free", err, free, total)
 }
 
 // destroy closes the object by the driver's function op. If the driver refuses, the object stays

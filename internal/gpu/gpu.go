@@ -43,8 +43,16 @@ type Engine struct {
 // lossScratch is the default of LossScratch.
 const lossScratch = 256 << 20
 
+// leastCapability is the first compute capability, of Ampere, that has the kernels' instructions:
+// products of bfloat16, and asynchronous copies into shared memory.
+const leastCapability = 8
+
 // New returns an engine. Kernels are loaded when the first program needs them.
 func New(dev *device.Device) (*Engine, error) {
+	if major, minor := dev.Capability(); major < leastCapability {
+		return nil, fmt.Errorf("gpu: device %d, %s, has compute capability %d.%d, and the kernels need %d.0 (A100, RTX 30 and later)",
+			dev.Ordinal(), dev.Name(), major, minor, leastCapability)
+	}
 	s, err := dev.NewStream()
 	if err != nil {
 		return nil, err

@@ -16,6 +16,7 @@ typedef int (*pause_function)(uintptr_t, int);
 typedef unsigned (*ptx_function)(unsigned);
 typedef void (*schedule_function)(int);
 typedef long (*omit_function)(int, int, long);
+typedef int (*attribute_function)(int, int);
 
 static void *find(const char *path, const char *name) {
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
@@ -28,6 +29,7 @@ static void call_delay(void *f, unsigned max, unsigned seed) { ((delay_function)
 static unsigned call_ptx(void *f, unsigned checks) { return ((ptx_function)f)(checks); }
 static void call_schedule(void *f, int schedule) { ((schedule_function)f)(schedule); }
 static long call_omit(void *f, int device, int urgent, long nth) { return ((omit_function)f)(device, urgent, nth); }
+static int call_attribute(void *f, int attribute, int value) { return ((attribute_function)f)(attribute, value); }
 static int call_pause(void *f, uintptr_t stream, int paused) { return ((pause_function)f)(stream, paused); }
 */
 import "C"
@@ -103,6 +105,19 @@ func (c *Control) Reports() (list []string) {
 // Delay makes every operation of a stream wait before it runs, for a random time of at most max.
 func (c *Control) Delay(max time.Duration, seed int) {
 	C.call_delay(c.wait, C.uint(max.Microseconds()), C.uint(seed))
+}
+
+// Capability makes f run with devices of another compute capability.
+func (c *Control) Capability(t testing.TB, major int, f func()) {
+	t.Helper()
+	const computeCapabilityMajor = 75
+	set := c.symbol("double_attribute")
+	if set == nil {
+		t.Fatalf("%s has no double_attribute: it is not the double of libcuda", c.path)
+	}
+	before := C.call_attribute(set, computeCapabilityMajor, C.int(major))
+	defer C.call_attribute(set, computeCapabilityMajor, before)
+	f()
 }
 
 // Pause stops a stream of the double of libcuda before its next operation, until Resume.

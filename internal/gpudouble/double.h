@@ -52,6 +52,9 @@ EXPORT void double_schedule(int schedule);
 // double_omit leaves out the nth wait for an event from now on that a device's urgent streams are given, or
 // its others, or none for 0; -1 changes nothing. It returns how many they were given so far.
 EXPORT long double_omit(int device, int urgent, long nth);
+// double_attribute changes an attribute of all devices and returns its former value, or -1 if there is no such
+// attribute.
+EXPORT int double_attribute(int attribute, int value);
 // double_ptx lets kernels from now on run with these checks of ptx/ptx.h, and returns those before.
 EXPORT unsigned double_ptx(unsigned checks);
 // double_pin returns host memory that is the device memory [address, address+size), and the

@@ -175,8 +175,8 @@ EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
   return result;
 }
 
-// Attributes of every device: those of an H200.
-static const struct { int attribute, value; } attributes[] = {
+// Attributes of every device: those of an H200, unless double_attribute changes them.
+static struct { int attribute, value; } attributes[] = {
     {16, 132},         // MULTIPROCESSOR_COUNT
     {75, 9},           // COMPUTE_CAPABILITY_MAJOR
     {76, 0},           // COMPUTE_CAPABILITY_MINOR
@@ -189,6 +189,16 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
   for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
     if (attributes[i].attribute == attribute) return *value = attributes[i].value, SUCCESS;
   return INVALID_VALUE;
+}
+
+EXPORT int double_attribute(int attribute, int value) {
+  for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
+    if (attributes[i].attribute == attribute) {
+      int before = attributes[i].value;
+      attributes[i].value = value;
+      return before;
+    }
+  return -1;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {

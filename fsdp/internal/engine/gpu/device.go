@@ -228,9 +228,17 @@ type memory interface {
 func (d *Device) alloc(n int, class arena.Class) (*block, error) {
 	m, err := d.gpu.Alloc(n)
 	if err != nil {
-		return nil, fmt.Errorf("allocating %v memory: %w", class, err)
+		return nil, withAdvice(fmt.Errorf("allocating %v memory: %w", class, err))
 	}
 	return d.count(&block{memory: m}, class)
+}
+
+// withAdvice adds to the error of a device that is out of memory what shows the cause.
+func withAdvice(err error) error {
+	if e := new(nccl.CUDAError); errors.As(err, &e) && e.OutOfMemory() {
+		return fmt.Errorf("%w. Planner.Fits, with the bytes that are free, says what fills a step and which settings save most", err)
+	}
+	return err
 }
 
 // allocPinned is like alloc, with memory of the host.

@@ -59,6 +59,18 @@ func TestNew(t *testing.T) {
 	}
 }
 
+// TestOldDevice: the kernels run on Ampere and later.
+func TestOldDevice(t *testing.T) {
+	cuda := double(t)
+	cuda.Capability(t, 7, func() {
+		dev, err := nccl.OpenDevice(0)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, dev.Close()) }()
+		_, err = New(dev, Options{})
+		require.EqualError(t, err, "gpu: device 0, Double 0, has compute capability 7.0, and the kernels need 8.0 (A100, RTX 30 and later)")
+	})
+}
+
 // TestBlocks counts what is there, and says what there is no memory for.
 func TestBlocks(t *testing.T) {
 	cuda := double(t)
@@ -72,6 +84,7 @@ func TestBlocks(t *testing.T) {
 	require.Equal(t, cuda.Live("bytes"), d.held)
 	_, err = d.alloc(1<<50, arena.State)
 	require.ErrorContains(t, err, "state memory: allocating 1125899906842624 bytes: device 0: cuMemAlloc")
+	require.Regexp(t, `\d+ of \d+ bytes of the device are free\. Planner\.Fits, `, err.Error())
 	require.NoError(t, d.free(b))
 	require.NoError(t, d.free(nil))
 	require.Equal(t, before, d.held)

@@ -42,7 +42,7 @@ func (d *Device) takeSlab(n int) (*slabOf, error) {
 		}
 		m, err := d.gpu.Alloc(n)
 		if err != nil {
-			return nil, fmt.Errorf("allocating the buffers of a pass: %w", err)
+			return nil, withAdvice(fmt.Errorf("allocating the buffers of a pass: %w", err))
 		}
 		d.held += n
 		best = &slabOf{Memory: m}
