@@ -188,6 +188,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 	if err := st.replace(ctx, "a Load of "+l.Path, &l.Filling); err != nil {
 		return nil, err
 	}
+	st.differ(l.Differ)
 	s.forwards = l.About.Forwards
 	s.saver.Took(&l.About)
 	s.hashes.At(l.Step)

@@ -90,6 +90,9 @@
 // [Sharded.Mean] is the mean of a number over the ranks that have a batch. Package metrics adds up
 // the observations of all ranks.
 //
+// [CopyState] lets ranks leave and join between two steps, without a checkpoint. With
+// Config.VirtualRanks the bits are those of a training that never changed.
+//
 // # Virtual ranks
 //
 // With Config.VirtualRanks = V a training has the same bits on every number N of ranks that divides

@@ -1,6 +1,7 @@
 package fsdp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -269,6 +270,78 @@ func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Op
 	return nil
 }
 
+// CopyState copies a training to a model of the same kind that other ranks have: the number of ranks
+// changes between two steps, without a checkpoint. Ranks that stay give both models and both
+// optimizers. A rank that leaves gives to and next as nil, and a rank that joins gives from and opt as
+// nil. All ranks of both groups call it, and at least one rank is in both.
+//
+//	to, err := fsdp.Wrap(model, fsdp.Config{Group: group}) // of the new ranks
+//	next, err := optim.AdamW{}.New(to.Params())
+//	err = fsdp.CopyState(ctx, from, to, opt, next)
+//	err = from.Close()
+//
+// It copies parameters and buffers, the state and the settings of the optimizer, and the count that
+// keys dropout. Strategies, units and precisions may differ, as for [Sharded.Load]. A tensor is whole on
+// one rank for a moment, and that rank needs memory for about four of the largest. A rank that
+// stays keeps its own buffers, and a rank that joins gets those of a rank that stays. The optimizers are
+// nil on all ranks if only the model is copied.
+//
+// With [Config.VirtualRanks] the training continues with the bits that it would have had without the
+// change. Positions of loaders and state of a monitor or a loss scaler are the program's: give
+// them to the ranks that join.
+//
+// The old training does not change. After an error it may continue, unless the error is that of a
+// lost rank. A new model that is copied in part refuses to compute until a CopyState, Load or Import
+// succeeds.
+func CopyState(ctx context.Context, from, to *Sharded, opt, next optim.Optimizer) (err error) {
+	if from == nil && to == nil || from == to {
+		return errors.New("fsdp: CopyState: this rank gives no model, or one model twice: give from if the rank was in the old group, to if it is in the new one")
+	}
+	const call = "CopyState"
+	asking := func(opt optim.Optimizer) ranks.Ask {
+		q := ranks.Ask{Call: call}
+		if opt != nil {
+			q.Detail = " with an optimizer"
+		}
+		return q
+	}
+	var old, here *store // of the two groups
+	var src, dst *state.Store
+	var about state.Meta
+	if from != nil {
+		if err := from.busy.enter(call); err != nil {
+			return err
+		}
+		defer from.busy.leave()
+		old = from.store(asking(opt), from.checkOptim(call, opt))
+		src, about = &old.Store, state.Meta{Run: from.saver.Name(), Forwards: from.forwards}
+	}
+	if to != nil {
+		if err := to.busy.enter(call); err != nil {
+			return err
+		}
+		defer to.busy.leave()
+		here = to.store(asking(next), to.checkReplace("Load", next))
+		dst = &here.Store
+	}
+	plan, err := state.PlanCopy(ctx, src, dst, opt, next, &about)
+	if err != nil {
+		return cmp.Or(old, here).end(err)
+	}
+	defer plan.Close()
+	if to == nil {
+		return old.end(plan.Run(ctx))
+	}
+	if err := here.replace(ctx, "a CopyState", plan); err != nil {
+		return err
+	}
+	to.forwards = plan.About.Forwards
+	if plan.About.Run != "" {
+		to.saver.Took(&plan.About)
+	}
+	return nil
+}
+
 // Export writes the whole parameters and buffers to one file in the format safetensors, which
 // Python and [Sharded.Import] read. Rank 0 writes them as they arrive, in the order of the model,
 // and needs memory for about two of them; the other ranks need none. The path is rank 0's. The new
@@ -328,7 +401,11 @@ func (s *Sharded) Import(ctx context.Context, path string, opts *ImportOptions) 
 	if err != nil {
 		return st.end(err)
 	}
-	return errors.Join(st.replace(ctx, "an Import of "+path, f), st.end(f.Close()))
+	err = st.replace(ctx, "an Import of "+path, f)
+	if err == nil {
+		st.differ(f.Differ)
+	}
+	return errors.Join(err, st.end(f.Close()))
 }
 
 // known returns an error that names the first name that the model does not have.

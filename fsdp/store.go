@@ -119,7 +119,7 @@ func (st *store) differ(settings []string) {
 }
 
 // replace drops state that a change of the parameters makes invalid, and changes the parameters.
-func (st *store) replace(ctx context.Context, what string, f *state.Filling) error {
+func (st *store) replace(ctx context.Context, what string, f filling) error {
 	s := st.s
 	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read parameters that will change
 		return err
@@ -133,8 +133,13 @@ func (st *store) replace(ctx context.Context, what string, f *state.Filling) err
 		return err
 	}
 	s.life.markWhole(f.Optimizer())
-	st.differ(f.Differ)
 	return nil
+}
+
+// A filling is state that is about to replace the model's, and the optimizer's if Optimizer is true.
+type filling interface {
+	Optimizer() bool
+	Run(ctx context.Context) error
 }
 
 // A sideTeam is the team of a group that is separate from the training's.

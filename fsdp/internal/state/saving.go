@@ -50,6 +50,14 @@ func (v *Saver) Took(m *Meta) {
 	l.add(m.Run)
 }
 
+// Name returns the name of this training on rank 0, or "" before a save or load has given it one.
+func (v *Saver) Name() string {
+	l := &v.lineage
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
+
 func (l *lineage) add(name string) {
 	if l.all == nil {
 		l.all = make(map[string]bool)
