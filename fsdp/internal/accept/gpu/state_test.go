@@ -157,6 +157,40 @@ func TestGPUState(t *testing.T) {
 	})
 }
 
+// TestGPUCopyState copies a training from two devices to one, and back: both keep its bits.
+func TestGPUCopyState(t *testing.T) {
+	onGPU(t, func() {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m, opt := moving(t, g)
+			kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
+			require.NoError(t, opt.Step(1e-2))
+			m.ZeroGrad()
+			want, state := kit.StateBits(t, ctx, m), kit.StateOfAll(t, ctx, m, opt)
+			one, err := g.Split(ctx, -g.Rank(), 0) // of rank 0
+			require.NoError(t, err)
+			var alone *fsdp.Sharded
+			var own optim.Optimizer
+			if one != nil {
+				alone, own = moving(t, one)
+			}
+			require.NoError(t, fsdp.CopyState(ctx, m, alone, opt, own))
+			require.NoError(t, m.Close())
+			if alone != nil {
+				kit.RequireSameBits(t, want, kit.StateBits(t, ctx, alone))
+				kit.RequireSameBits(t, state, kit.StateOfAll(t, ctx, alone, own))
+			}
+			m, opt = moving(t, g)
+			require.NoError(t, fsdp.CopyState(ctx, alone, m, own, opt))
+			kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
+			kit.RequireSameBits(t, state, kit.StateOfAll(t, ctx, m, opt))
+			if alone != nil {
+				require.NoError(t, alone.Close())
+			}
+			require.NoError(t, m.Close())
+		})
+	})
+}
+
 // TestGPUOffload: shards and state in memory of the host change no bit of a training, and the device
 // holds less.
 func TestGPUOffload(t *testing.T) {
