@@ -134,7 +134,7 @@ type ExportOptions struct {
 	// this one does not replace, are removed.
 	MaxFileSize int64
 	// ExtraFiles are small files to write into the directory of the file, such as a configuration,
-	// by name. Rank 0 makes the directory and its parents.
+	// by name, such as "config.json" or "1_Pooling/config.json". Rank 0 makes the directories.
 	ExtraFiles map[string][]byte
 	// Optimizer, if set, is an optimizer whose state is written too, in the master type (see
 	// [Precision]).

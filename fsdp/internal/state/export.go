@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"math/rand/v2"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -201,8 +202,10 @@ func (e *exporter) create() (err error) {
 		return errNoFile
 	}
 	if e.o.ExtraFiles != nil {
-		if err := checkpoint.MakeDir(e.o.FS, filepath.Dir(e.path)); err != nil {
-			return err
+		for _, dir := range e.dirs() {
+			if err := checkpoint.MakeDir(e.o.FS, dir); err != nil {
+				return err
+			}
 		}
 	}
 	e.remove(regexp.MustCompile("^(" + e.ours() + `)\.tmp-[0-9a-f]{8}$`))
@@ -227,11 +230,23 @@ func (e *exporter) create() (err error) {
 	return err
 }
 
+// dirs returns the directory of path, and the directories in it that ExtraFiles names.
+func (e *exporter) dirs() []string {
+	dirs := []string{filepath.Dir(e.path)}
+	for name := range e.o.ExtraFiles {
+		if filepath.IsLocal(name) {
+			dirs = append(dirs, filepath.Dir(filepath.Join(dirs[0], name)))
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
+}
+
 // begin creates a file in the directory of path, with text at its beginning.
 func (e *exporter) begin(name string, text []byte) (f *newFile, err error) {
 	f = &newFile{path: filepath.Join(filepath.Dir(e.path), name)}
 	twice := slices.ContainsFunc(e.files, func(o *newFile) bool { return o.path == f.path })
-	if twice || !plain(name) {
+	if twice || !filepath.IsLocal(name) || name != path.Clean(name) || name == "." {
 		return nil, fmt.Errorf("option ExtraFiles: %q is not a valid file name next to %s", name, e.path)
 	}
 	temp := fmt.Sprintf("%s.tmp-%08x", f.path, rand.Uint32())
@@ -276,13 +291,15 @@ func (e *exporter) ours() string {
 // killed, or files that an earlier one has made and this one does not replace. An Export that is
 // under way in another process loses its file, and fails: only one can have the path.
 func (e *exporter) remove(match *regexp.Regexp) {
-	dir := filepath.Dir(e.path)
-	entries, _ := e.o.FS.ReadDir(dir) // Create returns an error of the directory
-	for _, f := range entries {
-		path := filepath.Join(dir, f.Name())
-		replaced := slices.ContainsFunc(e.files, func(f *newFile) bool { return f.path == path })
-		if f.Type()&fs.ModeType == 0 && match.MatchString(f.Name()) && !replaced {
-			_ = e.o.FS.RemoveAll(path) // only space is lost
+	for _, dir := range e.dirs() {
+		entries, _ := e.o.FS.ReadDir(dir) // Create returns an error of the directory
+		for _, f := range entries {
+			path := filepath.Join(dir, f.Name())
+			name, err := filepath.Rel(filepath.Dir(e.path), path)
+			replaced := slices.ContainsFunc(e.files, func(f *newFile) bool { return f.path == path })
+			if f.Type()&fs.ModeType == 0 && err == nil && match.MatchString(filepath.ToSlash(name)) && !replaced {
+				_ = e.o.FS.RemoveAll(path) // only space is lost
+			}
 		}
 	}
 }
@@ -397,7 +414,12 @@ func (e *exporter) commit() error {
 		}
 		f.temp = ""
 	}
-	return e.o.FS.SyncDir(filepath.Dir(e.path))
+	for _, dir := range e.dirs() {
+		if err := e.o.FS.SyncDir(dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // undo removes files that will not be completed, if err is not nil.

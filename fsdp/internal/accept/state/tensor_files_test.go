@@ -280,7 +280,7 @@ func TestExclude(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
 		require.NoError(t, m.Export(ctx, path, &fsdp.ExportOptions{Exclude: func(name string) bool { return name == "a.w" }}))
-		for _, name := range []string{"../x", "", "model.safetensors", "."} {
+		for _, name := range []string{"../x", "", "model.safetensors", ".", "a/../x", "a/", "/x"} {
 			err := m.Export(ctx, path, &fsdp.ExportOptions{ExtraFiles: map[string][]byte{name: nil}})
 			require.ErrorContains(t, err, fmt.Sprintf("option ExtraFiles: %q is not a valid file name next to", name))
 		}
@@ -288,6 +288,28 @@ func TestExclude(t *testing.T) {
 	})
 	tensors, _ := kit.ParseFile(t, path)
 	require.Equal(t, []string{"a.b", "b.w"}, kit.SortedKeys(tensors))
+}
+
+// TestFilesInDirectories writes small files into directories next to the file, and removes what an
+// Export that was killed has left there.
+func TestFilesInDirectories(t *testing.T) {
+	dir := t.TempDir()
+	left := filepath.Join(dir, "a", "b", "x.json.tmp-0123abcd")
+	require.NoError(t, os.MkdirAll(filepath.Dir(left), 0o700))
+	require.NoError(t, os.WriteFile(left, nil, 0o600))
+	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+		m := kit.Wrap(t, smallModel, fsdp.Config{Group: g})
+		opts := &fsdp.ExportOptions{ExtraFiles: map[string][]byte{"a/b/x.json": []byte("x"), "c/y.json": []byte("y"), "z.json": []byte("z")}}
+		for range 2 {
+			require.NoError(t, m.Export(ctx, filepath.Join(dir, "model.safetensors"), opts))
+		}
+	})
+	for name, want := range map[string]string{"a/b/x.json": "x", "c/y.json": "y", "z.json": "z"} {
+		text, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(name)))
+		require.NoError(t, err)
+		require.Equal(t, want, string(text))
+	}
+	require.NoFileExists(t, left)
 }
 
 // TestFilesOfRankZero gives the files and the metadata of an export on rank 0 only, as they are the
