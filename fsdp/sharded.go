@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/fsdp/internal/record"
@@ -80,6 +81,9 @@ func (s *Sharded) String() string {
 		return text + "closed"
 	}
 }
+
+// Group returns the group of all ranks of the model, for collectives between its calls.
+func (s *Sharded) Group() comm.Group { return s.cfg.Group }
 
 // LogValue implements [slog.LogValuer]: it is String.
 func (s *Sharded) LogValue() slog.Value { return slog.StringValue(fmt.Sprint(s)) }

@@ -21,6 +21,7 @@ const (
 	Encode                        // no head and no loss
 	ClassifySequences             // targets are ints [B], unless Targets says otherwise
 	ClassifyTokens                // targets are ints [B, T]
+	EmbedSequences                // a vector for each sequence: targets are floats [B, Dim], see InfoNCE
 )
 
 // Targets are the targets of ClassifySequences.
@@ -44,12 +45,17 @@ const (
 // Encode there are no targets, and the results are the last layer, [B, T, Dim], and, unless
 // NoPooler, the pooler's result, [B, Dim].
 //
+// With EmbedSequences the results are the loss and the vectors, [B, Dim]. The loss is the mean over
+// sequences of the inner product of the vector and its target: [InfoNCE] makes the targets of a
+// training, and [EmbedProgram] makes vectors without targets. Dropout must be 0. The mean, the length
+// and the loss have no kernels for a GPU.
+//
 // Parameters: embed.weight [Vocab, Dim], kinds.weight [Kinds, Dim], positions.weight
 // [FirstPosition+Context, Dim], embed_norm.*, layers.i.* as Layer names them, and the parameters of the head.
 // MaskedTokens has transform.fc.* and transform.norm.*, of a layer before the head, and head.bias
 // [Vocab]: the head shares the weight of the embedding. ClassifySequences and Encode have pool.* of
-// the pooler, a linear layer on the first token with tanh. The others have head.weight [Classes,
-// Dim] and head.bias.
+// the pooler, a linear layer on the first token with tanh. ClassifySequences and ClassifyTokens have
+// head.weight [Classes, Dim] and head.bias.
 type BERT struct {
 	Vocab, Context             int
 	Kinds                      int // 0 means 2; -1 means that tokens have no kinds, as in DistilBERT
@@ -66,6 +72,9 @@ type BERT struct {
 	Classes  int     // of ClassifySequences and ClassifyTokens
 	PoolReLU bool    // the pooler has ReLU in place of tanh, as in DistilBERT
 	NoPooler bool    // of Encode
+
+	MeanPool  bool // EmbedSequences has the mean of all tokens, not the first token
+	Normalize bool // vectors of EmbedSequences have length 1
 }
 
 // Inputs names the tensors of a batch.
@@ -87,8 +96,11 @@ func (m *BERT) check() error {
 		size{"Hidden", m.Hidden, 1}); err != nil {
 		return err
 	}
-	if m.Packed && (m.Task == ClassifySequences || m.Task == Encode && !m.NoPooler) {
-		return errors.New("nn: BERT: with Packed a row has several documents, but the pooler reads only its first token: use ClassifyTokens, or Encode with NoPooler")
+	if m.Packed && (m.Task == ClassifySequences || m.Task == EmbedSequences || m.Task == Encode && !m.NoPooler) {
+		return errors.New("nn: BERT: with Packed a row has several documents, but the task makes one result of a row: use ClassifyTokens, or Encode with NoPooler")
+	}
+	if m.Task == EmbedSequences && m.Dropout != 0 {
+		return fmt.Errorf("nn: BERT: Dropout is %v, but EmbedSequences needs 0: InfoNCE computes the loss in a pass without dropout, and the gradients in another pass", m.Dropout)
 	}
 	return checkTask("BERT", m.Task, m.Targets, m.Classes)
 }
@@ -96,7 +108,7 @@ func (m *BERT) check() error {
 // checkTask returns an error if an encoder has no such head.
 func checkTask(model string, task Task, targets Targets, classes int) error {
 	switch {
-	case task > ClassifyTokens || targets > Numbers:
+	case task > EmbedSequences || targets > Numbers:
 		return fmt.Errorf("nn: %s has task %d and targets %d, which do not exist", model, task, targets)
 	case (task == ClassifySequences || task == ClassifyTokens) && classes < 1:
 		return fmt.Errorf("nn: %s has %d classes, want a positive number", model, classes)
@@ -114,13 +126,27 @@ func (m *BERT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if want := len(m.Inputs()); len(in) != want {
 		return nil, fmt.Errorf("nn: BERT: the batch has %d tensors, want %d: %v", len(in), want, m.Inputs())
 	}
+	x, mask := m.encode(t, in)
+	return m.results(t, x, mask, in[slices.Index(m.Inputs(), "mask")+1:]), nil
+}
+
+// Programs returns [EmbedProgram] for [fsdp.Sharded.EvalProgram], with EmbedSequences.
+func (m *BERT) Programs() map[string]fsdp.Program {
+	return embedPrograms(m.Task, func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+		x, mask := m.encode(t, in)
+		return vectors(t, m.MeanPool, m.Normalize, x, mask)
+	})
+}
+
+// encode returns the last layer, and the mask among the inputs.
+func (m *BERT) encode(t *fsdp.Tape, in []fsdp.Ref) (x, mask fsdp.Ref) {
 	at := positions(m.Packed, in, m.Inputs())
-	x := t.Call("embed", m.embedding(m.Vocab), in[0])
+	x = t.Call("embed", m.embedding(m.Vocab), in[0])
 	if m.Kinds >= 0 {
 		x = t.Call("add_kinds", &Add{}, x, t.Call("kinds", m.kinds(), in[1]))
 		in = in[1:]
 	}
-	mask := in[1]
+	mask = in[1]
 	if m.FirstPosition > 0 {
 		x = t.Call("positions", &paddedPositions{*m.positions(), m.FirstPosition}, append([]fsdp.Ref{x, mask}, at...)...)
 	} else {
@@ -128,12 +154,11 @@ func (m *BERT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	}
 	x = t.Call("embed_norm", m.norm(), x)
 	x = m.drop(t, "embed_dropout", x)
-	x = layers(t, "", m.Layers, always(m.layer()), x, append([]fsdp.Ref{mask}, at...)...)
-	return m.results(t, x, in[2:]), nil
+	return layers(t, "", m.Layers, always(m.layer()), x, append([]fsdp.Ref{mask}, at...)...), mask
 }
 
 // results calls the head of the task.
-func (m *BERT) results(t *fsdp.Tape, x fsdp.Ref, targets []fsdp.Ref) []fsdp.Ref {
+func (m *BERT) results(t *fsdp.Tape, x, mask fsdp.Ref, targets []fsdp.Ref) []fsdp.Ref {
 	var head fsdp.Module = m.head()
 	switch m.Task {
 	case MaskedTokens:
@@ -150,6 +175,9 @@ func (m *BERT) results(t *fsdp.Tape, x fsdp.Ref, targets []fsdp.Ref) []fsdp.Ref 
 		}
 	case ClassifyTokens:
 		x = m.drop(t, "head_dropout", x)
+	case EmbedSequences:
+		x = vectors(t, m.MeanPool, m.Normalize, x, mask)
+		return []fsdp.Ref{t.Call("loss", &innerProduct{}, x, targets[0]), x}
 	}
 	loss := t.Call("head", head, x, targets[0])
 	return []fsdp.Ref{loss, loss.At(1)}
@@ -201,7 +229,7 @@ func (m *BERT) top() []fsdp.Module {
 	switch {
 	case m.Task == MaskedTokens:
 		return []fsdp.Module{m.transform(), m.head()}
-	case m.Task == Encode && m.NoPooler:
+	case m.Task == EmbedSequences, m.Task == Encode && m.NoPooler:
 		return nil
 	case m.Task == Encode:
 		return []fsdp.Module{m.pool()}

@@ -3,8 +3,6 @@ package nn
 import (
 	"cmp"
 
-	"gorgonia.org/gorgonia"
-
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
@@ -18,7 +16,7 @@ import (
 //	RopeBase: 160000, LocalRopeBase: 10000
 //
 // Its results are the results of BERT with the same Task, which has no pooler: with Encode the only
-// result is the last layer, [B, T, Dim], after a norm.
+// result is the last layer, [B, T, Dim], after a norm, which EmbedSequences pools.
 //
 // Parameters: embed.weight [Vocab, Dim], embed_norm.weight [Dim], layers.i.* as Layer names them,
 // norm.weight [Dim], and the parameters of the head: transform.fc.weight [Dim, Dim] and
@@ -41,7 +39,9 @@ type ModernBERT struct {
 	Task     Task
 	Targets  Targets // of ClassifySequences
 	Classes  int     // of ClassifySequences and ClassifyTokens
-	MeanPool bool    // ClassifySequences has the mean of all tokens, not the first token
+	MeanPool bool    // ClassifySequences and EmbedSequences have the mean of all tokens, not the first token
+
+	Normalize bool // vectors of EmbedSequences have length 1
 }
 
 // Inputs names the tensors of a batch.
@@ -62,16 +62,15 @@ func (m *ModernBERT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	if err := checkTask("ModernBERT", m.Task, m.Targets, m.Classes); err != nil {
 		return nil, err
 	}
-	x := t.Call("embed_norm", m.norm(), t.Call("embed", &Embedding{Rows: m.Vocab, Dim: m.Dim}, in[0]))
-	x = layers(t, "", m.Layers, func(i int) fsdp.Module { return m.layer(i) }, x, in[1])
-	x = t.Call("norm", m.norm(), x)
+	x := m.encode(t, in)
 	switch {
 	case m.Task == Encode:
 		return []fsdp.Ref{x}, nil
-	case m.Task == ClassifySequences && m.MeanPool:
-		x = t.Call("mean", &meanOfTokens{}, x, in[1])
+	case m.Task == EmbedSequences:
+		x = vectors(t, m.MeanPool, m.Normalize, x, in[1])
+		return []fsdp.Ref{t.Call("loss", &innerProduct{}, x, in[2]), x}, nil
 	case m.Task == ClassifySequences:
-		x = t.Call("first", &First{}, x)
+		x = vectors(t, m.MeanPool, false, x, in[1])
 	}
 	var head fsdp.Module = m.head()
 	if m.Task == ClassifySequences && m.Targets != OneClass {
@@ -79,6 +78,20 @@ func (m *ModernBERT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	}
 	loss := t.Call("head", head, t.Call("transform", m.transform(), x), in[2])
 	return []fsdp.Ref{loss, loss.At(1)}, nil
+}
+
+// Programs returns [EmbedProgram] for [fsdp.Sharded.EvalProgram], with EmbedSequences.
+func (m *ModernBERT) Programs() map[string]fsdp.Program {
+	return embedPrograms(m.Task, func(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+		return vectors(t, m.MeanPool, m.Normalize, m.encode(t, in), in[1])
+	})
+}
+
+// encode returns the last layer, after the norm.
+func (m *ModernBERT) encode(t *fsdp.Tape, in []fsdp.Ref) fsdp.Ref {
+	x := t.Call("embed_norm", m.norm(), t.Call("embed", &Embedding{Rows: m.Vocab, Dim: m.Dim}, in[0]))
+	x = layers(t, "", m.Layers, func(i int) fsdp.Module { return m.layer(i) }, x, in[1])
+	return t.Call("norm", m.norm(), x)
 }
 
 func (m *ModernBERT) eps() float64     { return cmp.Or(m.Eps, 1e-5) }
@@ -120,7 +133,7 @@ func (m *ModernBERT) NumParams() int {
 	for i := range m.Layers {
 		n += elements(m.layer(i))
 	}
-	if m.Task != Encode {
+	if m.Task != Encode && m.Task != EmbedSequences {
 		n += elements(m.transform(), m.head())
 	}
 	return n
@@ -144,67 +157,4 @@ func (m *ModernBERT) FLOPs(length int) int {
 		seen += n
 	}
 	return flops(m.Layers*matrices(m.layer(0))+head, m.Dim*seen)
-}
-
-// meanOfTokens maps x [B, T, Dim] and a mask, ints [B, T], to the mean over the tokens of each
-// sequence, [B, Dim]. The mean of no tokens is zero.
-type meanOfTokens struct{}
-
-// Params implements fsdp.Module.
-func (*meanOfTokens) Params() []fsdp.Param { return nil }
-
-// Build implements fsdp.Module.
-func (*meanOfTokens) Build(_ *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if err := arguments(in, 2); err != nil {
-		return nil, err
-	}
-	return one(tokenMean.Apply(in[0], in[1]))
-}
-
-var tokenMean = &op.Custom{
-	Name:     "mean of tokens",
-	Shapes:   "x [b t d], mask int [b t] -> y [b d]",
-	Forward:  op.Kernel{F32: meanForward[float32], F64: meanForward[float64]},
-	Backward: op.Kernel{F32: meanBackward[float32], F64: meanBackward[float64]},
-	Reads:    []string{"mask"},
-}
-
-// eachToken calls f for each token of each sequence, with the number of tokens of the sequence.
-func eachToken[T op.Float](a op.Args[T], f func(sequence, token int, tokens T)) {
-	length, mask := a.Dim("t"), a.Ints(1)
-	for b := range a.Dim("b") {
-		row, tokens := mask[b*length:][:length], 0
-		for _, is := range row {
-			if is != 0 {
-				tokens++
-			}
-		}
-		for i, is := range row {
-			if is != 0 {
-				f(b, b*length+i, T(tokens))
-			}
-		}
-	}
-}
-
-func meanForward[T op.Float](a op.Args[T]) error {
-	d, x, y := a.Dim("d"), a.In(0), a.Out(0)
-	clear(y)
-	eachToken(a, func(sequence, token int, tokens T) {
-		for i, v := range x[token*d:][:d] {
-			y[sequence*d+i] += v / tokens
-		}
-	})
-	return nil
-}
-
-func meanBackward[T op.Float](a op.Args[T]) error {
-	d, dy, dx := a.Dim("d"), a.DOut(), a.Grad(0)
-	clear(dx)
-	eachToken(a, func(sequence, token int, tokens T) {
-		for i, v := range dy[sequence*d:][:d] {
-			dx[token*d+i] = v / tokens
-		}
-	})
-	return nil
 }

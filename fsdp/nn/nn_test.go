@@ -294,7 +294,7 @@ func TestSizesOfModels(t *testing.T) {
 		require.NotContains(t, err.Error(), "{", "it names one field")
 	}
 	for want, m := range map[string]*nn.BERT{
-		"nn: BERT has task 4 and targets 0, which do not exist":                                      {Task: 4},
+		"nn: BERT has task 9 and targets 0, which do not exist":                                      {Task: 9},
 		"nn: BERT has 0 classes, want a positive number":                                             {Task: nn.ClassifyTokens},
 		"nn: BERT has targets 2 with task 3: only ClassifySequences has other targets than OneClass": {Task: nn.ClassifyTokens, Classes: 2, Targets: nn.Numbers},
 	} {

@@ -283,7 +283,7 @@ func TestPackedMistakes(t *testing.T) {
 		m := bert
 		m.Task, m.Classes = task, 2
 		_, err := fsdp.Wrap(&m, fsdp.Config{})
-		require.ErrorContains(t, err, "nn: BERT: with Packed a row has several documents, but the pooler reads only its first token: use ClassifyTokens, or Encode with NoPooler")
+		require.ErrorContains(t, err, "nn: BERT: with Packed a row has several documents, but the task makes one result of a row: use ClassifyTokens, or Encode with NoPooler")
 	}
 	bert.Task, bert.NoPooler = nn.Encode, true
 	ones := ints([]int{1, 4}, 1, 1, 1, 1)

@@ -32,6 +32,8 @@ func TestNumParams(t *testing.T) {
 		{&nn.BERT{Vocab: 5, Context: 4, Kinds: 3, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, LoRA: nn.LoRA{Rank: 2}}, []fsdp.Tensor{tokens, tokens, tokens, tokens}},
 		{&nn.BERT{Vocab: 5, Context: 4, Kinds: 1, FirstPosition: 2, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, Task: nn.ClassifyTokens, Classes: 3}, []fsdp.Tensor{tokens, zeros, tokens, tokens}},
 		{&nn.BERT{Vocab: 5, Context: 4, Kinds: -1, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, Task: nn.ClassifySequences, Classes: 3}, []fsdp.Tensor{tokens, tokens, ints([]int{1}, 2)}},
+		{&nn.BERT{Vocab: 5, Context: 4, Kinds: -1, Layers: 1, Dim: 6, Heads: 2, Hidden: 5, Task: nn.EmbedSequences, Normalize: true}, []fsdp.Tensor{tokens, tokens, floats(1, 6)}},
+		{&nn.ModernBERT{Vocab: 5, Layers: 1, Dim: 8, Heads: 2, Hidden: 5, Task: nn.EmbedSequences, MeanPool: true}, []fsdp.Tensor{tokens, tokens, floats(1, 8)}},
 		{vit(), []fsdp.Tensor{floats(1, 3, 6, 9), ints([]int{1}, 0)}},
 		{&nn.ViT{Height: 4, Width: 4, Patch: 2, Channels: 1, Classes: 3, Layers: 1, Dim: 4, Heads: 2, Hidden: 8, LoRA: nn.LoRA{Rank: 1}}, []fsdp.Tensor{floats(1, 1, 4, 4), ints([]int{1}, 0)}},
 		{t5(), []fsdp.Tensor{tokens, tokens, tokens, tokens}},
