@@ -26,6 +26,7 @@ type family struct {
 // suffixes of the names of classes.
 var suffixes = map[nn.Task]string{
 	nn.MaskedTokens: "ForMaskedLM", nn.Encode: "Model", nn.ClassifySequences: "ForSequenceClassification", nn.ClassifyTokens: "ForTokenClassification",
+	nn.EmbedSequences: "Model",
 }
 
 var families = []*family{
@@ -129,7 +130,7 @@ var problems = map[string]nn.Targets{
 // encoders are the architectures of all families.
 func encoders() (all []*architecture) {
 	for _, f := range families {
-		for task := nn.MaskedTokens; task <= nn.ClassifyTokens; task++ {
+		for task := nn.MaskedTokens; task <= nn.EmbedSequences; task++ {
 			all = append(all, f.architecture(task))
 		}
 	}
@@ -140,7 +141,7 @@ func encoders() (all []*architecture) {
 func (f *family) architecture(task nn.Task) *architecture {
 	names := slices.Concat(f.layers, f.heads[task])
 	a := &architecture{
-		kind: f.kind, class: f.class + suffixes[task], base: f.base,
+		kind: f.kind, class: f.class + suffixes[task], base: f.base, task: &task, headless: task == nn.Encode || task == nn.EmbedSequences,
 		open: func(c *config) fsdp.Model { return f.read(c, task) },
 		config: func(model fsdp.Model) (map[string]any, error) {
 			if m, ok := model.(*nn.BERT); ok && f.is(m) && m.Task == task {
@@ -155,14 +156,13 @@ func (f *family) architecture(task nn.Task) *architecture {
 		shapes: func(model fsdp.Model) []shape { return f.shapes(model.(*nn.BERT), names) },
 		copies: func(fsdp.Model) map[string]string { return nil },
 		extra: func(model fsdp.Model, name string) bool { // heads that the model lacks
-			unused := strings.HasPrefix(name, "pooler.") && (task == nn.MaskedTokens || task == nn.ClassifyTokens)
+			unused := strings.HasPrefix(name, "pooler.") && task != nn.Encode && task != nn.ClassifySequences
 			return unused || strings.HasPrefix(name, "cls.seq_relationship.") && task == nn.MaskedTokens || name == "embeddings.position_ids"
 		},
 		adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
 			m := model.(*nn.BERT)
 			return &m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
 		},
-		headless: task == nn.Encode,
 	}
 	if task == nn.MaskedTokens {
 		a.copies = func(fsdp.Model) map[string]string { return f.copies }

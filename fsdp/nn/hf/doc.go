@@ -22,7 +22,7 @@
 //	llama, mistral, qwen2, qwen3,
 //	gemma3_text (Gemma 3)           nn.Llama
 //	bert, roberta, distilbert       nn.BERT: for masked tokens, for classes of sequences or
-//	                                tokens, or without a head
+//	                                tokens, for vectors of sequences, or without a head
 //	modernbert                      nn.ModernBERT, for the same tasks
 //	vit, for classes of images      nn.ViT
 //	t5, of all versions             nn.T5
@@ -36,8 +36,8 @@
 //
 // # New heads
 //
-// OpenWithHead gives an nn.BERT a new head, which Wrap draws by Config.Seed. Open refuses a directory
-// whose tensors do not match its class: no head is ever drawn silently.
+// OpenWithHead gives an nn.BERT or nn.ModernBERT a new head, which Wrap draws by Config.Seed. Open
+// refuses a directory whose tensors do not match its class: no head is ever drawn silently.
 //
 //	m, err := hf.OpenWithHead(dir, hf.Head{Task: nn.ClassifySequences, Labels: []string{"spam", "ham"}})
 //
@@ -45,6 +45,18 @@
 // targets follow problem_type: one class for each sequence, several, or numbers. The mean of the
 // losses is over sequences, over sequences and classes, or over numbers. A sequence begins with a
 // token: its padding is at its end.
+//
+// # Sentence embeddings
+//
+// A directory of sentence-transformers has modules.json, in which the modules Pooling and Normalize
+// follow the encoder. Open reads the layouts of all its versions. The encoder then has the task
+// nn.EmbedSequences: it makes a vector of each sequence, and [nn.InfoNCE] trains it. Save writes a
+// directory for sentence-transformers, without the pooler, which no vector depends on. Model.MaxTokens
+// has the number of tokens of the longest text. In old layouts the tokenizer is in a directory below,
+// such as 0_Transformer. Other modules, such as Dense, are errors. OpenWithHead makes such an encoder of
+// any other directory:
+//
+//	m, err := hf.OpenWithHead(dir, hf.Head{Task: nn.EmbedSequences, MeanPool: true, Normalize: true})
 //
 // # New tokens
 //

@@ -14,8 +14,42 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
+
+// kept are the files that Save copies from the opened directory: files of tokenizers and of
+// generation.
+var kept = []string{
+	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
+	"tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
+	"processor_config.json",
+}
+
+// keptSentences are the same files of sentence-transformers.
+var keptSentences = append(sentenceFiles, "config_sentence_transformers.json")
+
+// keep returns the paths of the files that Save copies.
+func (m *Model) keep(root string) (paths []string, err error) {
+	for _, name := range kept {
+		paths = append(paths, filepath.Join(m.dir, name))
+	}
+	if m.head != nil && m.head.Task == nn.EmbedSequences {
+		for _, name := range keptSentences {
+			paths = append(paths, filepath.Join(root, name))
+			if m.dir != root {
+				paths = append(paths, filepath.Join(m.dir, name))
+			}
+		}
+	}
+	return slices.DeleteFunc(paths, func(path string) bool {
+		_, failed := os.Stat(path)
+		if failed != nil && !errors.Is(failed, fs.ErrNotExist) {
+			err = errors.Join(err, failed)
+		}
+		return failed != nil
+	}), err
+}
 
 // files are the weights in a directory.
 type files struct {

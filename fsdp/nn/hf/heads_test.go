@@ -105,7 +105,7 @@ func TestHeads(t *testing.T) {
 // its weights, the head is drawn by the seed for any number of ranks, and Open reads what Save writes.
 func TestNewHead(t *testing.T) {
 	pooler, head := []string{"pool.weight", "pool.bias"}, []string{"head.weight", "head.bias"}
-	both := append(head[:2:2], pooler...)
+	both, transform := append(head[:2:2], pooler...), []string{"transform.fc.weight", "transform.norm.weight"}
 	for _, c := range []struct {
 		dir, class string
 		head       hf.Head
@@ -120,6 +120,10 @@ func TestNewHead(t *testing.T) {
 		{"roberta_masked", "RobertaForTokenClassification", hf.Head{Task: nn.ClassifyTokens, Labels: []string{"O", "B"}}, head},
 		{"distilbert_model", "DistilBertForSequenceClassification", hf.Head{Task: nn.ClassifySequences, Labels: []string{"no", "yes"}}, both},
 		{"distilbert_masked", "DistilBertForTokenClassification", hf.Head{Task: nn.ClassifyTokens, Labels: []string{"O", "B"}}, head},
+		{"modernbert_model", "ModernBertForSequenceClassification", hf.Head{Task: nn.ClassifySequences, Labels: []string{"no", "yes"}}, append(head[:2:2], transform...)},
+		{"modernbert_masked", "ModernBertForSequenceClassification", hf.Head{Task: nn.ClassifySequences, Labels: []string{"x", "y", "z"}, Targets: nn.ManyClasses}, head},
+		{"modernbert_sequences", "ModernBertForTokenClassification", hf.Head{Task: nn.ClassifyTokens, Labels: []string{"O", "B"}}, head},
+		{"modernbert_masked", "ModernBertForTokenClassification", hf.Head{Task: nn.ClassifyTokens, Labels: []string{"O", "B"}}, head},
 	} {
 		t.Run(c.dir+" "+c.class, func(t *testing.T) {
 			dir := filepath.Join("..", "testdata", c.dir)
@@ -141,6 +145,9 @@ func TestNewHead(t *testing.T) {
 				}
 				before = after
 				encoder, base := 0, strings.ToLower(c.class[:strings.Index(c.class, "For")])+"."
+				if base == "modernbert." {
+					base = "model."
+				}
 				for name, value := range tensors(t, dir) {
 					if same, ok := after[base+strings.TrimPrefix(name, base)]; ok && !oldHead(name) {
 						require.Equal(t, value, same, name)
@@ -162,8 +169,8 @@ func TestNewHead(t *testing.T) {
 		dir, want string
 		head      hf.Head
 	}{
-		{"testdata/gpt2", "a new head is only for encoders of model_type bert, roberta and distilbert, not for gpt2", hf.Head{Task: nn.ClassifySequences, Labels: []string{"a"}}},
-		{"../testdata/bert", "the new head has task 0, want nn.ClassifySequences or nn.ClassifyTokens", hf.Head{Labels: []string{"a"}}},
+		{"testdata/gpt2", "config.json: a new head is only for encoders of model_type bert, roberta, distilbert, modernbert, not for gpt2", hf.Head{Task: nn.ClassifySequences, Labels: []string{"a"}}},
+		{"../testdata/bert", "the new head has task 0, want nn.ClassifySequences, nn.ClassifyTokens or nn.EmbedSequences", hf.Head{Labels: []string{"a"}}},
 		{"../testdata/bert", `the new head has labels ["a" "a"], want names that differ`, hf.Head{Task: nn.ClassifyTokens, Labels: []string{"a", "a"}}},
 		{"../testdata/bert", `the new head has labels [], want names that differ`, hf.Head{Task: nn.ClassifyTokens}},
 	} {

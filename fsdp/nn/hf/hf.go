@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -31,14 +30,6 @@ const (
 	indexFile   = weightsFile + ".index.json"
 )
 
-// kept are the files that Save copies from the opened directory: files of tokenizers and of
-// generation.
-var kept = []string{
-	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
-	"tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
-	"processor_config.json",
-}
-
 // A Model is a model that transformers has, too. Methods of different Models may be called at the
 // same time. Methods with a context are collective, like methods of [fsdp.Sharded].
 type Model struct {
@@ -60,6 +51,10 @@ type Model struct {
 	// NewRows says how Load makes the rows of new tokens.
 	NewRows NewRows
 
+	// MaxTokens is the number of tokens that sentence-transformers keeps of a text, or 0. Model and
+	// the tokenizer do not cut texts: the program does.
+	MaxTokens int
+
 	arch   *architecture
 	labels []string       // of config.json
 	keys   map[string]any // of config.json
@@ -68,11 +63,12 @@ type Model struct {
 	prefix string         // of the names of tensors
 	gamma  bool           // norms have the names of TensorFlow, as in the first files of BERT
 	dtype  *fsdp.DType    // of the opened weights, or nil
-	dir    string         // opened directory, or ""
+	dir    string         // opened directory, or its directory of the encoder, or ""
+	head   *Head          // of OpenWithHead or of sentence-transformers, or nil
 	skip   []string       // patterns of keys and of tensors
 
 	adapter map[string]matrix // of OpenAdapter, or nil
-	kept    []string          // files in dir that Save copies
+	kept    []string          // paths of files that Save copies
 }
 
 // An architecture is a kind of model, here and in transformers.
@@ -80,8 +76,9 @@ type architecture struct {
 	kind, class string // model_type and architectures of config.json
 	base        string // prefix of names in files of the class; files of the model without a head lack it
 
-	pair     bool // an encoder and a decoder
-	headless bool // names have no prefix in files of the class
+	pair     bool     // an encoder and a decoder
+	task     *nn.Task // of an encoder with a choice of heads, or nil
+	headless bool     // names have no prefix in files of the class
 
 	open    func(c *config) fsdp.Model
 	config  func(m fsdp.Model) (map[string]any, error)            // nil for a model of another kind
@@ -119,6 +116,12 @@ func open(dir string, head *Head, skip []string) (*Model, error) {
 			return nil, fmt.Errorf("pattern %q: %w", pattern, err)
 		}
 	}
+	m := &Model{dir: dir, head: head, skip: skip}
+	root := dir
+	if err := m.readModules(); err != nil {
+		return nil, err
+	}
+	dir = m.dir
 	if err := noAdapter(dir); err != nil {
 		return nil, err
 	}
@@ -126,14 +129,8 @@ func open(dir string, head *Head, skip []string) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{dir: dir, skip: skip}
 	if err := m.parse(text); err != nil {
 		return nil, fmt.Errorf("%s: %w", configFile, err)
-	}
-	if head != nil {
-		if err := m.setHead(head); err != nil {
-			return nil, err
-		}
 	}
 	weights, err := weightsIn(dir)
 	if err != nil {
@@ -145,10 +142,10 @@ func open(dir string, head *Head, skip []string) (*Model, error) {
 		}
 		m.gamma = m.gamma || strings.HasSuffix(name, "LayerNorm.gamma")
 	}
-	if err := m.pooler(weights, head != nil); err != nil {
+	if err := m.pooler(weights); err != nil {
 		return nil, err
 	}
-	shapes := slices.DeleteFunc(m.arch.shapes(m.Model), func(s shape) bool { return head != nil && !strings.HasPrefix(s.tensor, "~") })
+	shapes := slices.DeleteFunc(m.arch.shapes(m.Model), func(s shape) bool { return m.head != nil && !strings.HasPrefix(s.tensor, "~") })
 	if err := weights.check(m.prefix, shapes); err != nil {
 		return nil, err
 	}
@@ -170,14 +167,8 @@ func open(dir string, head *Head, skip []string) (*Model, error) {
 	if err := weights.checkCopies(m.prefix, m.arch.copies(m.Model)); err != nil {
 		return nil, err
 	}
-	for _, name := range kept {
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			m.kept = append(m.kept, name)
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-	}
-	return m, nil
+	m.kept, err = m.keep(root)
+	return m, err
 }
 
 // dtypes are the types of weights that Save can write.
@@ -202,6 +193,9 @@ func (m *Model) parse(text []byte) error {
 	}
 	class, classes := get(c, "architectures", []string{found[0].class}), []string(nil)
 	for _, a := range found {
+		if a.task != nil && *a.task == nn.EmbedSequences { // config.json does not say
+			continue
+		}
 		classes = append(classes, a.class)
 		if len(class) == 1 && class[0] == a.class {
 			m.arch = a
@@ -210,6 +204,11 @@ func (m *Model) parse(text []byte) error {
 	if m.arch == nil {
 		return fmt.Errorf("architectures %q is not supported, only %q", class, classes)
 	}
+	if m.head != nil {
+		if err := m.replaceHead(c); err != nil {
+			return err
+		}
+	}
 	only(c, "is_encoder_decoder", m.arch.pair)
 	only(c, "tie_encoder_decoder", false)
 	only(c, "pruned_heads", map[string]any{})
@@ -217,6 +216,9 @@ func (m *Model) parse(text []byte) error {
 	c.ignore(common...)
 	c.training("neftune_noise_alpha")
 	m.Model = m.arch.open(c)
+	if m.head != nil {
+		m.head.set(m.Model)
+	}
 	c.ignore("is_decoder") // it has no meaning for models that have not asked
 	m.Ignored = c.ignored
 	if c.end() != nil {
@@ -229,6 +231,13 @@ func (m *Model) parse(text []byte) error {
 	m.keys = make(map[string]any)
 	for key, value := range c.keys { // as text: 1.0 must stay a float
 		m.keys[key] = value
+	}
+	if m.head != nil {
+		m.keys["architectures"] = []string{m.arch.class}
+		if problem, ok := m.was["problem_type"]; ok {
+			m.keys["problem_type"] = problem
+		}
+		m.Labels, m.labels = slices.Clone(m.head.Labels), nil
 	}
 	return nil
 }
@@ -255,14 +264,19 @@ func New(model fsdp.Model) (*Model, error) {
 	}
 	keys := maps.Clone(was)
 	maps.Copy(keys, map[string]any{"model_type": a.kind, "architectures": []string{a.class}})
-	m := &Model{Model: model, arch: a, keys: keys, as: a, was: was, prefix: a.base}
-	if a.headless {
-		m.prefix = ""
-	}
+	m := &Model{Model: model, arch: a, keys: keys, as: a, was: was, prefix: a.prefix()}
 	if labels, ok := was["id2label"].(map[string]any); ok {
 		m.Labels, m.labels = classNames(len(labels)), classNames(len(labels))
 	}
 	return m, nil
+}
+
+// prefix returns the prefix of names in files of the class.
+func (a *architecture) prefix() string {
+	if a.headless {
+		return ""
+	}
+	return a.base
 }
 
 // describe returns the architecture of a model, and its keys of config.json.
@@ -319,7 +333,7 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 			return nn.IsAdapter(name) || strings.HasPrefix(name, newHead) || strings.HasPrefix(name, newRows)
 		},
 		AllowExtra: func(name string) bool {
-			return copies[name] || len(m.Drawn) > 0 && oldHead(strings.TrimPrefix(name, m.prefix)) || matches(m.skip, name) || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
+			return copies[name] || m.head != nil && oldHead(strings.TrimPrefix(name, m.prefix)) || matches(m.skip, name) || m.arch.extra(m.Model, strings.TrimPrefix(name, m.prefix))
 		},
 	})
 	if wrong := (*fsdp.StateError)(nil); errors.As(err, &wrong) && len(wrong.Extra) > 0 {
@@ -384,8 +398,8 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsd
 		err = errors.New("hf: Save sets Rename, Transpose, Concat, Exclude and ExtraFiles itself, and writes no Optimizer: call Export to choose them")
 	}
 	to := m.options()
-	if len(m.Drawn) > 0 { // the file of an encoder without a head has no prefix
-		to = m.optionsWith(m.arch.base)
+	if m.head != nil { // files of the old class may have had another prefix
+		to = m.optionsWith(m.arch.prefix())
 	}
 	to.DType, to.Metadata, to.AllowNotFinite, to.Exclude, to.ExtraFiles = dtype, opts.Metadata, opts.AllowNotFinite, nn.IsAdapter, files
 	to.MaxFileSize = cmp.Or(opts.MaxFileSize, 1<<62) // an existing index must not stay
@@ -395,13 +409,18 @@ func (m *Model) Save(ctx context.Context, s *fsdp.Sharded, dir string, opts *fsd
 // smallFiles returns the small files for a directory.
 func (m *Model) smallFiles(dtype *fsdp.DType) (map[string][]byte, error) {
 	files := make(map[string][]byte)
-	for _, name := range m.kept {
-		text, err := os.ReadFile(filepath.Join(m.dir, name))
+	for _, path := range m.kept {
+		text, err := os.ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("hf: Save: %w", err)
 		}
-		files[name] = text
+		files[filepath.Base(path)] = text
 	}
+	modules, err := moduleFiles(m.Model)
+	if err != nil {
+		return nil, fmt.Errorf("hf: Save: %w", err)
+	}
+	maps.Copy(files, modules)
 	keys, err := m.keysNow()
 	if err != nil {
 		return nil, fmt.Errorf("hf: Save: %w", err)

@@ -1,12 +1,14 @@
 package hf
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
@@ -62,45 +64,72 @@ func (c *config) classes() []string {
 
 // A Head is a new head for the encoder in a directory.
 type Head struct {
-	Task    nn.Task    // nn.ClassifySequences or nn.ClassifyTokens
+	Task    nn.Task    // nn.ClassifySequences, nn.ClassifyTokens or nn.EmbedSequences
 	Labels  []string   // names of the classes, or of the numbers to predict
 	Targets nn.Targets // of nn.ClassifySequences
+
+	MeanPool  bool // nn.EmbedSequences has the mean of all tokens, not the first token
+	Normalize bool // vectors of nn.EmbedSequences have length 1
 }
 
 // OpenWithHead is [Open] for an encoder, with or without a head, that gets a new head. The old head
 // is not loaded. [fsdp.Wrap] draws the parameters of the new one, which Model.Drawn lists, by
 // Config.Seed, and Load leaves them. Save writes a directory that Open reads.
 func OpenWithHead(dir string, head Head, skip ...string) (*Model, error) {
+	if err := head.check(); err != nil {
+		return nil, fmt.Errorf("hf: %s: %w", dir, err)
+	}
 	return openAs(dir, &head, skip)
 }
 
-// setHead replaces the head of the encoder.
-func (m *Model) setHead(head *Head) error {
-	encoder, ok := m.Model.(*nn.BERT)
-	if !ok {
-		return fmt.Errorf("a new head is only for encoders of model_type bert, roberta and distilbert, not for %s", m.arch.kind)
-	}
-	unique := slices.Compact(slices.Sorted(slices.Values(head.Labels)))
+// check returns an error for a head that does not exist.
+func (h *Head) check() error {
+	unique := slices.Compact(slices.Sorted(slices.Values(h.Labels)))
 	switch {
-	case head.Task != nn.ClassifySequences && head.Task != nn.ClassifyTokens:
-		return fmt.Errorf("the new head has task %d, want nn.ClassifySequences or nn.ClassifyTokens", head.Task)
-	case len(unique) == 0 || len(unique) != len(head.Labels):
-		return fmt.Errorf("the new head has labels %q, want names that differ", head.Labels)
+	case h.Task == nn.EmbedSequences && (len(h.Labels) > 0 || h.Targets != nn.OneClass):
+		return fmt.Errorf("the new head has labels %q and targets %d, but nn.EmbedSequences has neither", h.Labels, h.Targets)
+	case h.Task == nn.EmbedSequences:
+	case h.Task != nn.ClassifySequences && h.Task != nn.ClassifyTokens:
+		return fmt.Errorf("the new head has task %d, want nn.ClassifySequences, nn.ClassifyTokens or nn.EmbedSequences", h.Task)
+	case h.MeanPool || h.Normalize:
+		return errors.New("the new head has MeanPool or Normalize, but only nn.EmbedSequences has them")
+	case len(unique) == 0 || len(unique) != len(h.Labels):
+		return fmt.Errorf("the new head has labels %q, want names that differ", h.Labels)
 	}
-	encoder.Task, encoder.Classes, encoder.Targets, encoder.NoPooler = head.Task, len(head.Labels), head.Targets, false
-	encoder.PoolReLU = head.Task == nn.ClassifySequences && encoder.Kinds < 0
-	as, was, err := describe(m.Model)
-	if err != nil {
-		return err
+	return nil
+}
+
+// set sets the fields of an encoder that config.json does not have.
+func (h *Head) set(model fsdp.Model) {
+	switch m := model.(type) {
+	case *nn.BERT:
+		m.Classes, m.Targets, m.MeanPool, m.Normalize = len(h.Labels), h.Targets, h.MeanPool, h.Normalize
+	case *nn.ModernBERT:
+		m.Classes, m.Targets, m.Normalize = len(h.Labels), h.Targets, h.Normalize
+		if h.Task == nn.EmbedSequences {
+			m.MeanPool = h.MeanPool
+		}
+	}
+}
+
+// replaceHead chooses the architecture with the new head, and removes the keys of the old one.
+func (m *Model) replaceHead(c *config) error {
+	var kinds []string
+	found := false
+	for _, a := range architectures {
+		if a.task == nil {
+			continue
+		}
+		if kinds = append(kinds, a.kind); a.kind == m.arch.kind && *a.task == m.head.Task {
+			m.arch, found = a, true
+		}
+	}
+	if !found {
+		return fmt.Errorf("a new head is only for encoders of model_type %s, not for %s", strings.Join(slices.Compact(kinds), ", "), m.arch.kind)
 	}
 	for _, key := range []string{"num_labels", "_num_labels", "problem_type", "id2label", "label2id"} {
-		delete(m.keys, key)
+		delete(c.keys, key)
 	}
-	m.keys["architectures"] = []string{as.class}
-	if problem, ok := was["problem_type"]; ok {
-		m.keys["problem_type"] = problem
-	}
-	m.arch, m.as, m.was, m.Labels, m.labels = as, as, was, slices.Clone(head.Labels), nil
 	return nil
 }
 
@@ -109,9 +138,9 @@ const newHead = "new head: "
 
 // pooler sets the pooler of an encoder by the tensors in the files, and lists the parameters that a
 // new head must draw.
-func (m *Model) pooler(weights *files, drawn bool) error {
+func (m *Model) pooler(weights *files) error {
 	encoder, ok := m.Model.(*nn.BERT)
-	if drawn {
+	if m.head != nil {
 		m.draw(func(tensor string) bool { return weights.of[tensor] != "" })
 	}
 	if !ok || encoder.Task != nn.Encode || encoder.NoPooler || weights.of[m.prefix+"pooler.dense.weight"] != "" {
@@ -147,22 +176,30 @@ func (m *Model) setLabels(keys, now map[string]any) error {
 
 // draw lists the parameters that the new head lacks in the files.
 func (m *Model) draw(has func(tensor string) bool) {
-	m.Drawn = []string{"head.weight", "head.bias"}
-	if m.Model.(*nn.BERT).Task != nn.ClassifySequences {
+	if m.head.Task == nn.EmbedSequences {
 		return
 	}
-	names := m.arch.options(m.Model, m.prefix).Rename
-	for _, name := range []string{"pool.weight", "pool.bias"} {
-		// The pooler belongs to the encoder if it has the encoder's prefix, as in BERT.
-		if own := strings.HasPrefix(m.arch.options(m.Model, "~").Rename(name), "~"); !own || !has(names(name)) {
+	m.Drawn = []string{"head.weight", "head.bias"}
+	names, own := m.arch.options(m.Model, m.prefix).Rename, m.arch.options(m.Model, "~").Rename
+	draw := func(name string, keep bool) {
+		if !keep || !has(names(name)) {
 			m.Drawn = append(m.Drawn, name)
 		}
+	}
+	_, modern := m.Model.(*nn.ModernBERT)
+	switch {
+	case modern: // all heads begin with the same layer, as in transformers
+		draw("transform.fc.weight", true)
+		draw("transform.norm.weight", true)
+	case m.head.Task == nn.ClassifySequences: // the pooler belongs to the encoder if it has the encoder's prefix, as in BERT
+		draw("pool.weight", strings.HasPrefix(own("pool.weight"), "~"))
+		draw("pool.bias", strings.HasPrefix(own("pool.bias"), "~"))
 	}
 }
 
 // oldHead reports whether a tensor is of a head that encoders have in files.
 func oldHead(name string) bool {
-	return slices.ContainsFunc([]string{"cls.", "lm_head.", "vocab_", "classifier.", "pre_classifier.", "pooler."}, func(prefix string) bool {
+	return slices.ContainsFunc([]string{"cls.", "lm_head.", "vocab_", "classifier.", "pre_classifier.", "pooler.", "decoder."}, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix)
 	})
 }

@@ -27,14 +27,15 @@ var modernLayers = newRules(
 
 // modernBERT returns the architectures of nn.ModernBERT.
 func modernBERT() (all []*architecture) {
-	for task := nn.MaskedTokens; task <= nn.ClassifyTokens; task++ {
+	for task := nn.MaskedTokens; task <= nn.EmbedSequences; task++ {
 		head := "classifier.$1"
 		if task == nn.MaskedTokens {
 			head = "decoder.$1"
 		}
+		headless := task == nn.Encode || task == nn.EmbedSequences
 		names := slices.Concat(modernLayers, newRules(`head\.(.*)`, head))
 		all = append(all, &architecture{
-			kind: "modernbert", class: "ModernBert" + suffixes[task], base: "model.",
+			kind: "modernbert", class: "ModernBert" + suffixes[task], base: "model.", task: &task, headless: headless,
 			open: func(c *config) fsdp.Model { return openModern(c, task) },
 			config: func(model fsdp.Model) (map[string]any, error) {
 				if m, ok := model.(*nn.ModernBERT); ok && m.Task == task {
@@ -48,13 +49,12 @@ func modernBERT() (all []*architecture) {
 				return map[string]string{"decoder.weight": "~embeddings.tok_embeddings.weight"}
 			},
 			extra: func(_ fsdp.Model, name string) bool { // heads that the model lacks
-				return task == nn.Encode && (strings.HasPrefix(name, "head.") || strings.HasPrefix(name, "decoder."))
+				return headless && (strings.HasPrefix(name, "head.") || strings.HasPrefix(name, "decoder."))
 			},
 			adapted: func(model fsdp.Model) (*nn.LoRA, []string) {
 				m := model.(*nn.ModernBERT)
 				return &m.LoRA, layers("layers", m.Layers, "attn.qkv", "attn.proj", "mlp.fc", "mlp.out")
 			},
-			headless: task == nn.Encode,
 		})
 	}
 	return all
@@ -98,7 +98,7 @@ func openModern(c *config, task nn.Task) fsdp.Model {
 		only(c, "decoder_bias", true)
 		only(c, "tie_word_embeddings", true)
 	}
-	if task != nn.Encode {
+	if task != nn.Encode && task != nn.EmbedSequences {
 		if act := choose(c, "classifier_activation", "gelu", bertActivations); act != m.Act {
 			c.fail("classifier_activation %q is not supported, only hidden_activation, %q", nameOf(bertActivations, act), nameOf(bertActivations, m.Act))
 		}

@@ -262,5 +262,6 @@ def write(name):
     save(name, model, golden)
 
 
-for chosen in sys.argv[1:] or MODELS:
-    write(chosen)
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or MODELS:
+        write(chosen)
