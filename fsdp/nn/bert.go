@@ -46,16 +46,16 @@ const (
 // NoPooler, the pooler's result, [B, Dim].
 //
 // With EmbedSequences the results are the loss and the vectors, [B, Dim]. The loss is the mean over
-// sequences of the inner product of the vector and its target: [InfoNCE] makes the targets of a
-// training, and [EmbedProgram] makes vectors without targets. Dropout must be 0. The mean, the length
-// and the loss have no kernels for a GPU.
+// sequences of the inner product of the vector and its target. [InfoNCE] makes the targets of a
+// training, and [EmbedProgram] makes vectors without targets. Dropout must be 0. Pooling by the
+// mean, Normalize and the loss have no kernels for a GPU.
 //
 // Parameters: embed.weight [Vocab, Dim], kinds.weight [Kinds, Dim], positions.weight
 // [FirstPosition+Context, Dim], embed_norm.*, layers.i.* as Layer names them, and the parameters of the head.
 // MaskedTokens has transform.fc.* and transform.norm.*, of a layer before the head, and head.bias
 // [Vocab]: the head shares the weight of the embedding. ClassifySequences and Encode have pool.* of
-// the pooler, a linear layer on the first token with tanh. ClassifySequences and ClassifyTokens have
-// head.weight [Classes, Dim] and head.bias.
+// the pooler, a linear layer on the first token with tanh. ClassifySequences and ClassifyTokens
+// have head.weight [Classes, Dim] and head.bias.
 type BERT struct {
 	Vocab, Context             int
 	Kinds                      int // 0 means 2; -1 means that tokens have no kinds, as in DistilBERT

@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// EmbedProgram is the program of an encoder with EmbedSequences that makes the vectors, [B, Dim], of
-// a batch without targets:
+// EmbedProgram is the program of an encoder with EmbedSequences that makes the vectors, [B, Dim],
+// of a batch without targets:
 //
 //	out, err := m.EvalProgram(ctx, nn.EmbedProgram, tokens, kinds, mask) // of a BERT with kinds
 const EmbedProgram = "embed"

@@ -15,11 +15,12 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// InfoNCE trains an encoder with EmbedSequences to find texts by their meaning (van den Oord et al.,
-// 2018, arXiv:1807.03748). It is MultipleNegativesRankingLoss of sentence-transformers. A row of the
-// data is several texts, which are sequences one after the other in a batch: an anchor, such as a
-// question, its positive, such as the answer, and any number of negatives. The candidates of an
-// anchor are the positives and negatives of all rows of the step, on all ranks. The loss of a row is
+// InfoNCE trains an encoder with EmbedSequences to find texts by their meaning (van den Oord et
+// al., 2018, arXiv:1807.03748). It is MultipleNegativesRankingLoss of sentence-transformers. A row
+// of the data is several texts, which are sequences one after the other in a batch: an anchor, such
+// as a question, its positive, such as the answer, and any number of negatives. The candidates of
+// an anchor are the positives and negatives of all rows of the step, on all ranks. The loss of a
+// row is
 //
 //	-log softmax(Scale · cosines of the anchor and all candidates)[the positive]
 //
@@ -34,22 +35,22 @@ import (
 //	}
 //
 // The division of the rows into ranks and batches does not change the loss and the gradients, up to
-// rounding. So large steps fit into memory as small batches. Each batch is computed twice (GradCache,
-// Gao et al., 2021, arXiv:2101.06983). First an Eval makes its vectors, and all ranks exchange them.
-// Each rank computes the loss, and the gradients of its own vectors. Then a Forward and a Backward
-// have these gradients as targets. Ranks may have different numbers of rows and batches, or none: nil
-// batches do not count.
+// rounding. So large steps fit into memory as small batches. Each batch is computed twice
+// (GradCache, Gao et al., 2021, arXiv:2101.06983). First an Eval makes its vectors, and all ranks
+// exchange them. Each rank computes the loss, and the gradients of its own vectors. Then a Forward
+// and a Backward have these gradients as targets. Ranks may have different numbers of rows and
+// batches, or none: nil batches do not count.
 //
-// A model of yours works, too, if it has [EmbedProgram] and the loss of EmbedSequences, and draws no
-// random numbers.
+// A model of yours works, too, if it has [EmbedProgram] and the loss of EmbedSequences, and draws
+// no random numbers.
 type InfoNCE struct {
 	Texts     int     // of a row; 0 means 2: an anchor and its positive
 	Scale     float64 // of the cosines, the inverse of the temperature; 0 means 20
 	Symmetric bool    // the mean with the loss of finding the anchor of each positive among all anchors
 }
 
-// ForwardBackward returns the loss of the rows of all ranks, on every rank, and adds its gradients as
-// [fsdp.Sharded.Backward] does. It is collective.
+// ForwardBackward returns the loss of the rows of all ranks, on every rank, and adds its gradients
+// as [fsdp.Sharded.Backward] does. It is collective.
 func (l InfoNCE) ForwardBackward(ctx context.Context, m *fsdp.Sharded, batches ...[]fsdp.Tensor) (loss float64, err error) {
 	batches = present(batches)
 	c, err := l.compute(ctx, m, batches)
@@ -88,8 +89,9 @@ func present(batches [][]fsdp.Tensor) [][]fsdp.Tensor {
 	return slices.DeleteFunc(slices.Clone(batches), func(b []fsdp.Tensor) bool { return b == nil })
 }
 
-// compute makes the vectors of all batches, exchanges them, and computes the loss and the gradients.
-// It works in float64 and in the order of the texts, so that the bits depend on the vectors alone.
+// compute makes the vectors of all batches, exchanges them, and computes the loss and the
+// gradients. It works in float64 and in the order of the texts, so that the bits depend on the
+// vectors alone.
 func (l InfoNCE) compute(ctx context.Context, m *fsdp.Sharded, batches [][]fsdp.Tensor) (*contrast, error) {
 	l.Texts, l.Scale = cmp.Or(l.Texts, 2), cmp.Or(l.Scale, 20)
 	g := m.Group()
@@ -314,8 +316,8 @@ func (c *contrast) keys(s search, weight float64, rows []float64) {
 	}
 }
 
-// targets returns the targets of a batch of this rank: the gradients of its vectors, times the number
-// of all texts, since the loss of the model is a mean over texts.
+// targets returns the targets of a batch of this rank: the gradients of its vectors, times the
+// number of all texts, since the loss of the model is a mean over texts.
 func (c *contrast) targets(batch int) fsdp.Tensor {
 	text, _ := c.own()
 	for _, v := range c.vectors[:batch] {

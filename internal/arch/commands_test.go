@@ -21,6 +21,7 @@ var parsed = map[string]string{
 	"answers":    "the tests of its package run it",
 	"classify":   "the tests of its package run it",
 	"digits":     "the tests of its package run it",
+	"embed":      "the tests of its package run it",
 	"extending":  "the tests of its package run it",
 	"finetune":   "it needs the files of a model",
 	"fromgraph":  "it has no flags, and the tests of its package run it",

@@ -135,6 +135,7 @@ var edges = map[string]string{
 	"examples/classify":   "comm fsdp fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim fsdp/data",
 	"examples/cluster":    "",
 	"examples/digits":     "comm fsdp fsdp/data fsdp/metrics fsdp/monitor fsdp/nn optim",
+	"examples/embed":      "comm fsdp fsdp/data fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/extending":  "gorgonia comm fsdp fsdp/data fsdp/op optim",
 	"examples/finetune":   "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":  "gorgonia comm fsdp fsdp/graph optim",
@@ -156,7 +157,7 @@ const gorgonia = "gorgonia"
 // overGorgonia lists the packages that may need Gorgonia, directly or through what they import.
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
-	examples/answers examples/classify examples/digits examples/extending examples/finetune examples/fromgraph examples/gpt examples/lora examples/moe examples/multimodal examples/offload examples/t5 examples/uneven
+	examples/answers examples/classify examples/digits examples/embed examples/extending examples/finetune examples/fromgraph examples/gpt examples/lora examples/moe examples/multimodal examples/offload examples/t5 examples/uneven
 	fsdp fsdp/data fsdp/fsdpplan fsdp/generate fsdp/gpu fsdp/graph fsdp/internal/accept/kit fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/provenance fsdp/internal/record fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/calibrate internal/exec internal/exec/exectest internal/gpu internal/gpu/gputest internal/ops
 `)
 

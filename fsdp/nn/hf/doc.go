@@ -51,10 +51,10 @@
 // A directory of sentence-transformers has modules.json, in which the modules Pooling and Normalize
 // follow the encoder. Open reads the layouts of all its versions. The encoder then has the task
 // nn.EmbedSequences: it makes a vector of each sequence, and [nn.InfoNCE] trains it. Save writes a
-// directory for sentence-transformers, without the pooler, which no vector depends on. Model.MaxTokens
-// has the number of tokens of the longest text. In old layouts the tokenizer is in a directory below,
-// such as 0_Transformer. Other modules, such as Dense, are errors. OpenWithHead makes such an encoder of
-// any other directory:
+// directory for sentence-transformers, without the pooler, which no vector depends on.
+// Model.MaxTokens has the number of tokens of the longest text. In old layouts the tokenizer is in
+// a directory below, such as 0_Transformer. Other modules, such as Dense, are errors. OpenWithHead
+// makes such an encoder of any other directory:
 //
 //	m, err := hf.OpenWithHead(dir, hf.Head{Task: nn.EmbedSequences, MeanPool: true, Normalize: true})
 //

@@ -41,8 +41,8 @@ func (s sentenceModule) name() string {
 	return s.Type[strings.LastIndexByte(s.Type, '.')+1:]
 }
 
-// readModules reads modules.json, if the directory has one. It sets the directory of the encoder and,
-// unless OpenWithHead replaces it, the head.
+// readModules reads modules.json, if the directory has one. It sets the directory of the encoder
+// and, unless OpenWithHead replaces it, the head.
 func (m *Model) readModules() error {
 	var modules []sentenceModule
 	root := m.dir
@@ -159,8 +159,8 @@ func (m *Model) readLimit() error {
 	return nil
 }
 
-// moduleFiles returns the files of sentence-transformers for an encoder with nn.EmbedSequences, in the
-// layout that all versions from 2 on read.
+// moduleFiles returns the files of sentence-transformers for an encoder with nn.EmbedSequences, in
+// the layout that all versions from 2 on read.
 func moduleFiles(model fsdp.Model) (map[string][]byte, error) {
 	var task nn.Task
 	var mean, normalize bool
