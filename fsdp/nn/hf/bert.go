@@ -127,9 +127,12 @@ var problems = map[string]nn.Targets{
 	"single_label_classification": nn.OneClass, "multi_label_classification": nn.ManyClasses, "regression": nn.Numbers,
 }
 
-// encoders are the architectures of all families.
+// encoders are the architectures of all families. XLM-RoBERTa is RoBERTa with another vocabulary, so
+// New makes a RoBERTa.
 func encoders() (all []*architecture) {
-	for _, f := range families {
+	xlm := *families[slices.IndexFunc(families, func(f *family) bool { return f.kind == "roberta" })]
+	xlm.kind, xlm.class, xlm.is = "xlm-roberta", "XLMRoberta", func(*nn.BERT) bool { return false }
+	for _, f := range append(families, &xlm) {
 		for task := nn.MaskedTokens; task <= nn.EmbedSequences; task++ {
 			all = append(all, f.architecture(task))
 		}

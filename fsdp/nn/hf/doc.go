@@ -21,7 +21,8 @@
 //	gpt2                            nn.GPT
 //	llama, mistral, qwen2, qwen3,
 //	gemma3_text (Gemma 3)           nn.Llama
-//	bert, roberta, distilbert       nn.BERT: for masked tokens, for classes of sequences or
+//	bert, roberta, xlm-roberta,
+//	distilbert                      nn.BERT: for masked tokens, for classes of sequences or
 //	                                tokens, for vectors of sequences, or without a head
 //	modernbert                      nn.ModernBERT, for the same tasks
 //	vit, for classes of images      nn.ViT

@@ -22,7 +22,7 @@ import (
 // generation.
 var kept = []string{
 	"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt",
-	"tokenizer.model", "spiece.model", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
+	"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
 	"processor_config.json",
 }
 

@@ -1,6 +1,7 @@
 package hf_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -43,7 +44,7 @@ func part(batch []fsdp.Tensor, rank, ranks int) (rows []fsdp.Tensor, err error) 
 func TestHeads(t *testing.T) {
 	for _, name := range []string{
 		"bert_sequences", "bert_tokens", "roberta_sequences", "roberta_masked", "distilbert_sequences", "distilbert_masked",
-		"modernbert_masked", "modernbert_sequences", "modernbert_tokens",
+		"modernbert_masked", "modernbert_sequences", "modernbert_tokens", "xlmroberta_sequences", "xlmroberta_masked",
 	} {
 		dir := filepath.Join("..", "testdata", name)
 		file := filepath.Join(dir, "golden.safetensors")
@@ -123,6 +124,8 @@ func TestNewHead(t *testing.T) {
 		{"modernbert_model", "ModernBertForSequenceClassification", hf.Head{Task: nn.ClassifySequences, Labels: []string{"no", "yes"}}, append(head[:2:2], transform...)},
 		{"modernbert_masked", "ModernBertForSequenceClassification", hf.Head{Task: nn.ClassifySequences, Labels: []string{"x", "y", "z"}, Targets: nn.ManyClasses}, head},
 		{"modernbert_sequences", "ModernBertForTokenClassification", hf.Head{Task: nn.ClassifyTokens, Labels: []string{"O", "B"}}, head},
+		{"xlmroberta_masked", "XLMRobertaForSequenceClassification", hf.Head{Task: nn.ClassifySequences, Labels: []string{"no", "yes"}}, both},
+		{"xlmroberta_sequences", "XLMRobertaForTokenClassification", hf.Head{Task: nn.ClassifyTokens, Labels: []string{"O", "B"}}, head},
 		{"modernbert_masked", "ModernBertForTokenClassification", hf.Head{Task: nn.ClassifyTokens, Labels: []string{"O", "B"}}, head},
 	} {
 		t.Run(c.dir+" "+c.class, func(t *testing.T) {
@@ -145,9 +148,7 @@ func TestNewHead(t *testing.T) {
 				}
 				before = after
 				encoder, base := 0, strings.ToLower(c.class[:strings.Index(c.class, "For")])+"."
-				if base == "modernbert." {
-					base = "model."
-				}
+				base = cmp.Or(map[string]string{"modernbert.": "model.", "xlmroberta.": "roberta."}[base], base)
 				for name, value := range tensors(t, dir) {
 					if same, ok := after[base+strings.TrimPrefix(name, base)]; ok && !oldHead(name) {
 						require.Equal(t, value, same, name)
@@ -169,7 +170,7 @@ func TestNewHead(t *testing.T) {
 		dir, want string
 		head      hf.Head
 	}{
-		{"testdata/gpt2", "config.json: a new head is only for encoders of model_type bert, roberta, distilbert, modernbert, not for gpt2", hf.Head{Task: nn.ClassifySequences, Labels: []string{"a"}}},
+		{"testdata/gpt2", "config.json: a new head is only for encoders of model_type bert, roberta, distilbert, xlm-roberta, modernbert, not for gpt2", hf.Head{Task: nn.ClassifySequences, Labels: []string{"a"}}},
 		{"../testdata/bert", "the new head has task 0, want nn.ClassifySequences, nn.ClassifyTokens or nn.EmbedSequences", hf.Head{Labels: []string{"a"}}},
 		{"../testdata/bert", `the new head has labels ["a" "a"], want names that differ`, hf.Head{Task: nn.ClassifyTokens, Labels: []string{"a", "a"}}},
 		{"../testdata/bert", `the new head has labels [], want names that differ`, hf.Head{Task: nn.ClassifyTokens}},

@@ -201,6 +201,7 @@ var directories = map[string]fsdp.DType{
 	"../testdata/distilbert_model": fsdp.Float32, "../testdata/distilbert_masked": fsdp.Float32, "../testdata/distilbert_sequences": fsdp.Float32,
 	"../testdata/modernbert_model": fsdp.Float32, "../testdata/modernbert_masked": fsdp.Float32,
 	"../testdata/modernbert_sequences": fsdp.Float32, "../testdata/modernbert_tokens": fsdp.Float32,
+	"../testdata/xlmroberta_sequences": fsdp.Float32, "../testdata/xlmroberta_masked": fsdp.Float32,
 	"../testdata/t5": fsdp.Float32, "../testdata/t5v1_1": fsdp.Float32, "../testdata/t5v1_1tied": fsdp.Float32,
 }
 
@@ -495,7 +496,7 @@ func TestOpenErrors(t *testing.T) {
 		{`[]`, "config.json: json: cannot unmarshal array"},
 		{`{}`, `config.json: model_type "" is not supported, only ["bert" "distilbert" "gemma3_text" "gpt2"`},
 		{`{"model_type": 3}`, `config.json: model_type: 3 is not of type string`},
-		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "distilbert" "gemma3_text" "gpt2" "llama" "mistral" "modernbert" "qwen2" "qwen3" "roberta" "t5" "vit"]`},
+		{`{"model_type": "mamba"}`, `config.json: model_type "mamba" is not supported, only ["bert" "distilbert" "gemma3_text" "gpt2" "llama" "mistral" "modernbert" "qwen2" "qwen3" "roberta" "t5" "vit" "xlm-roberta"]`},
 		{`{"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}`, `config.json: architectures ["GPT2ForSequenceClassification"] is not supported, only ["GPT2LMHeadModel"]`},
 		{`{"model_type": "gpt2", "n_layer": 0}`, "config.json: n_layer is 0, want a positive number"},
 		{`{"model_type": "gpt2", "n_layer": 1.5}`, "config.json: n_layer: 1.5 is not of type int"},

@@ -181,7 +181,7 @@ func TestSentences(t *testing.T) {
 // TestNewSentences makes encoders of sentences from directories with other heads, and from models that
 // were made here.
 func TestNewSentences(t *testing.T) {
-	for _, dir := range []string{"bert", "bert_model", "bert_sequences", "roberta_masked", "distilbert_masked", "modernbert_masked", "modernbert_tokens"} {
+	for _, dir := range []string{"bert", "bert_model", "bert_sequences", "roberta_masked", "distilbert_masked", "modernbert_masked", "modernbert_tokens", "xlmroberta_masked"} {
 		dir := filepath.Join("..", "testdata", dir)
 		m, err := hf.OpenWithHead(dir, hf.Head{Task: nn.EmbedSequences, MeanPool: true, Normalize: true})
 		require.NoError(t, err)

@@ -195,6 +195,9 @@ MODELS = {
     "modernbert_sequences": (texts(classes, None), tf.ModernBertForSequenceClassification,
                              lambda: tf.ModernBertConfig(**MODERN, num_labels=3, classifier_pooling="mean")),
     "modernbert_tokens": (texts(tags, None), tf.ModernBertForTokenClassification, lambda: tf.ModernBertConfig(**MODERN, num_labels=4)),
+    "xlmroberta_sequences": (texts(classes, "one", 1), tf.XLMRobertaForSequenceClassification,
+                             lambda: tf.XLMRobertaConfig(**ENCODER, type_vocab_size=1, num_labels=3)),
+    "xlmroberta_masked": (texts(tags, "one", 1), tf.XLMRobertaForMaskedLM, lambda: tf.XLMRobertaConfig(**ENCODER, type_vocab_size=1)),
 }
 
 

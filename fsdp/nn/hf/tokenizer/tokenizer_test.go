@@ -17,7 +17,7 @@ import (
 )
 
 // directories are those that testdata/make.py has made.
-var directories = []string{"gpt2", "llama3", "qwen2", "roberta", "clip", "bert", "words", "t5", "llama2", "mistral", "pieces", "piecest5", "piecesllama"}
+var directories = []string{"gpt2", "llama3", "qwen2", "roberta", "clip", "bert", "words", "t5", "xlmr", "llama2", "mistral", "pieces", "piecest5", "piecesllama"}
 
 func opened(t require.TestingT, name string) *tokenizer.Tokenizer {
 	tok, err := tokenizer.Open(filepath.Join("testdata", name))

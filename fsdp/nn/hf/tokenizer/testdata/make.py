@@ -124,6 +124,17 @@ def t5():
     return t, dict(eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
 
 
+def xlmr():
+    t, _ = t5()
+    vocab = json.loads(t.to_str())["model"]["vocab"]
+    t.model = M.Unigram([("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)] + [tuple(v) for v in vocab[3:]] + [("<mask>", 0.0)],
+                        unk_id=3, byte_fallback=False)
+    t = Tokenizer.from_str(json.dumps(json.loads(t.to_str()) | dict(added_tokens=[])))
+    t.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True)])
+    t.post_processor = template("<s> $A </s>", ("<s>", 0), ("</s>", 2))
+    return t, dict(bos_token="<s>", eos_token="</s>", cls_token="<s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>")
+
+
 def llama2_pieces():
     return piece_model("bpe", 560, unk_id=0, bos_id=1, eos_id=2, pad_id=-1, byte_fallback=True, normalization_rule_name="identity",
                        remove_extra_whitespaces=False, split_digits=True, character_coverage=0.98)
@@ -197,7 +208,7 @@ def write_golden(name, rows):
         f.write("[" + ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows) + "]\n")
 
 
-for make in (gpt2, llama3, qwen2, roberta, clip, bert, words, t5, llama2, mistral):
+for make in (gpt2, llama3, qwen2, roberta, clip, bert, words, t5, xlmr, llama2, mistral):
     t, config = make()
     name = make.__name__
     os.makedirs(name, exist_ok=True)
