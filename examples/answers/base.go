@@ -41,7 +41,7 @@ func (r *rank) makeBase(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	m, err := hf.New(&nn.Llama{Vocab: 768, Context: 256, Layers: 3, Dim: 128, Heads: 4, Hidden: 384, Tied: true})
+	m, err := hf.New(&nn.Llama{Vocab: 768, Context: 256, Layers: 3, Dim: 128, Heads: 4, Hidden: 384, Tied: true, Packed: r.pack})
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (r *rank) makeBase(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if t.batches, err = r.loader("", data.Shuffle(rows(words, data.Of(chats), r.limit), 1, r.base)); err != nil {
+	if t.batches, err = r.loader("", rows(words, data.Of(chats), r.limit), r.base); err != nil {
 		return err
 	}
 	steps := t.batches.Steps()

@@ -4,6 +4,7 @@
 //	go run ./examples/answers                                               # learn answers about this library
 //	go run ./examples/answers -model DIR -data chats.jsonl -lr 2e-4         # DIR has Llama, Mistral or Qwen
 //	go run ./examples/answers -adapter tuned/adapter -out more              # train an adapter further
+//	go run ./examples/answers -pack -batch 8 -out packed                    # rows of several conversations
 //	go run ./fsdp/fsdprun -n 2 ./examples/answers -ask "What does Load do?" # ranks as processes
 //
 // A line of the data is a conversation: {"messages": [{"role": "user", "content": "…"}, …]}. Only the
@@ -56,6 +57,7 @@ type config struct {
 	model, adapter, data, out, ask string
 	ranks, batch, epochs, base     int // batch is of all ranks; base is the epochs of the base model
 	limit, rank                    int // tokens of a conversation at most; the rank of the adapter
+	pack                           bool
 	lr                             float64
 	packages                       []string // whose documentation the base model learns
 }
@@ -72,6 +74,7 @@ func main() {
 	flag.IntVar(&c.epochs, "epochs", 15, "passes over the conversations")
 	flag.IntVar(&c.base, "base", 5, "passes over the documentation that the base model learns")
 	flag.IntVar(&c.limit, "limit", 128, "`tokens` of a conversation at most")
+	flag.BoolVar(&c.pack, "pack", false, "put several conversations into each row of -limit tokens; a step has -batch rows")
 	flag.IntVar(&c.rank, "rank", 8, "`rank` of the adapter")
 	flag.Float64Var(&c.lr, "lr", 5e-3, "learning rate; 2e-4 suits published models")
 	flag.Parse()
@@ -121,7 +124,7 @@ type tuning struct {
 	rank
 	hf    *hf.Model
 	words *tokenizer.Tokenizer
-	held  *data.Loader[data.Labeled]
+	held  loader
 	shown monitor.State
 }
 
@@ -136,10 +139,10 @@ func (r *rank) open(ctx context.Context) (t *tuning, err error) {
 		return nil, err
 	}
 	learn, held := data.Split(rows(t.words, chats, t.limit), chats.Len()/10, 1)
-	if t.held, err = r.loader("validation", held); err != nil {
+	if t.held, err = r.loader("validation", held, 1); err != nil {
 		return nil, err
 	}
-	if t.batches, err = r.loader("", data.Shuffle(learn, 1, t.epochs)); err != nil {
+	if t.batches, err = r.loader("", learn, t.epochs); err != nil {
 		return nil, err
 	}
 	if t.hf, err = hf.Open(t.model); err != nil {
@@ -149,6 +152,7 @@ func (r *rank) open(ctx context.Context) (t *tuning, err error) {
 	if !ok {
 		return nil, fmt.Errorf("%s has a %T, want a model such as Llama, Mistral or Qwen", t.model, t.hf.Model)
 	}
+	model.Packed = t.pack
 	if model.LoRA = (nn.LoRA{Rank: t.config.rank, Alpha: 2 * float64(t.config.rank)}); t.adapter != "" {
 		if err := t.hf.OpenAdapter(t.adapter); err != nil {
 			return nil, err

@@ -123,6 +123,27 @@ func TestInterruption(t *testing.T) {
 	require.Less(t, losses(t, train(t, more))[0], all[0]-0.5)
 }
 
+// TestPack: several conversations share a row. Each of them has the loss that it has in a row to itself, in
+// fewer steps.
+func TestPack(t *testing.T) {
+	steps := regexp.MustCompile(`step +1/(\d+) `)
+	var ends []float64
+	var counts []int
+	for _, pack := range []bool{false, true} {
+		c := small(t, random(t, llama(), "embed.weight"))
+		c.pack, c.limit, c.epochs, c.lr = pack, 128, 1, 1e-12 // the model stays as it is
+		out := train(t, c)
+		all := losses(t, out)
+		ends = append(ends, all[len(all)-1])
+		n, err := strconv.Atoi(steps.FindStringSubmatch(out)[1])
+		require.NoError(t, err)
+		counts = append(counts, n)
+		require.Contains(t, out, "What does Load do?\n")
+	}
+	require.InDelta(t, ends[0], ends[1], 2e-4)
+	require.Less(t, counts[1], counts[0])
+}
+
 // TestAdapter: the base model with the adapter of the directory has the same logits as the trained model.
 func TestAdapter(t *testing.T) {
 	c := small(t, random(t, llama(), "embed.weight"))

@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"iter"
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/data"
@@ -44,10 +45,26 @@ func rows(words *tokenizer.Tokenizer, chats data.Source[tokenizer.Chat], limit i
 	}), limit)
 }
 
-// loader returns batches of this rank's part of the rows. Few widths make few programs to compile. With
-// a name it logs its progress.
-func (r *rank) loader(name string, rows data.Source[data.Labeled]) (*data.Loader[data.Labeled], error) {
-	return data.NewLoader(rows, data.TokensAndLabels(data.MultipleOf(32)), data.Config{Group: r.group, Batch: r.batch, Progress: name})
+// A loader makes batches of conversations, or of rows that several conversations share.
+type loader interface {
+	Batches(ctx context.Context) iter.Seq2[[]fsdp.Tensor, error]
+	Share() fsdp.BackwardOption
+	Steps() int
+	Position() data.Position
+	Resume(p data.Position) error
+	Rewind() error
+}
+
+// loader returns batches of this rank's part of conversations, in another order in each epoch. Few widths
+// make few programs to compile. With a name it logs its progress.
+func (r *rank) loader(name string, chats data.Source[data.Labeled], epochs int) (loader, error) {
+	c := data.Config{Group: r.group, Batch: r.batch, Progress: name}
+	if !r.pack {
+		return data.NewLoader(data.Shuffle(chats, 1, epochs), data.TokensAndLabels(data.MultipleOf(32)), c)
+	}
+	lengths := data.Measure(chats, func(l data.Labeled) int { return len(l.Tokens) })
+	rows := data.PackLabeled(chats, lengths, r.limit+1)
+	return data.NewLoader(data.Shuffle(rows, 1, epochs), data.TokensAndPositions[int](r.limit), c)
 }
 
 // targets returns the number of targets in a batch that count.
@@ -67,7 +84,7 @@ func targets(batch []fsdp.Tensor) (n int) {
 type training struct {
 	*fsdp.Sharded
 	opt     optim.Optimizer
-	batches *data.Loader[data.Labeled]
+	batches loader
 	rate    func(step int) float64
 	mon     *monitor.Monitor
 }

@@ -228,10 +228,11 @@ func tokensAndTargets[E Token](tokens, targets []int, window []E) error {
 }
 
 // TokensAndPositions returns the Collate function of language models that are Packed, for samples
-// of context+1 tokens or fewer from [Pack] or [PackWhole]. It makes the tensors of
+// of context+1 tokens or fewer from [Pack], [PackWhole] or [PackLabeled]. It makes the tensors of
 // [TokensAndTargets], and positions of the same shape, which count the tokens of each document from
 // 0. The last token of a document has no target, as the token that follows it is of another
-// document. Padding has position 0: each token of it is a document.
+// document, and tokens that are not to be learnt are no targets. Padding has position 0: each token
+// of it is a document.
 func TokensAndPositions[E Token](context int) Collate[Packed[E]] {
 	return func(b *Batch, samples []Packed[E]) error {
 		if context < 1 {
@@ -241,13 +242,22 @@ func TokensAndPositions[E Token](context int) Collate[Packed[E]] {
 		positions := Tensor[int](b, len(samples), context)
 		for i, p := range samples {
 			next := targets[i*context : (i+1)*context]
-			if err := tokensAndTargets(tokens[i*context:(i+1)*context], next, p.Elements); err != nil {
+			err := tokensAndTargets(tokens[i*context:(i+1)*context], next, p.Elements)
+			if err == nil && p.Target != nil && len(p.Target) != len(p.Elements) {
+				err = fmt.Errorf("there are %d elements, and Target has %d", len(p.Elements), len(p.Target))
+			}
+			if err != nil {
 				return &rowError{i, err}
 			}
 			copy(positions[i*context:], p.Positions()[:len(p.Elements)-1])
 			for _, start := range p.Starts {
 				if start > 0 {
 					next[start-1] = ignoreTarget
+				}
+			}
+			for k, target := range p.Target {
+				if k > 0 && !target {
+					next[k-1] = ignoreTarget
 				}
 			}
 		}

@@ -41,9 +41,10 @@
 //	Mix                several sources by weight, each in an order of its own
 //	Bucket             batches of like length, which need little padding
 //	Pack, PackWhole    documents one after the other, cut into windows, or whole
+//	PackLabeled        samples with some targets, one after the other
 //	Truncate           samples with some targets, cut; those without a target are left out
 //
-// Bucket, Pack and PackWhole need the lengths of samples. [Measure] makes a source of lengths, and
+// Bucket and the packings need the lengths of samples. [Measure] makes a source of lengths, and
 // the functions that reorder samples reorder their lengths in the same way.
 //
 // [Augment] makes random changes of samples. It gives each sample its own random numbers, which do
@@ -52,8 +53,9 @@
 // # Batches
 //
 // A [Collate] function makes the tensors of a batch. [TokensAndTargets] is for language models,
-// [TokensAndPositions] for those whose rows have several documents each, [TokensAndLabels] for those that learn only some tokens, such as the answers of conversations. For
-// other models, write a function of a few lines:
+// [TokensAndPositions] for those whose rows have several documents each, [TokensAndLabels] for
+// those that learn only some tokens, such as the answers of conversations. For other models, write
+// a function of a few lines:
 //
 //	func collate(b *data.Batch, samples []digit) error {
 //		data.Column(b, samples, func(d digit) int { return d.Label })

@@ -15,6 +15,14 @@ type Labeled struct {
 	Target []bool // of each token: whether the model learns to write it
 }
 
+// check returns an error if tokens and targets do not fit.
+func (l *Labeled) check() error {
+	if len(l.Tokens) != len(l.Target) {
+		return fmt.Errorf("there are %d tokens, and Target has %d elements", len(l.Tokens), len(l.Target))
+	}
+	return nil
+}
+
 // targets returns the number of targets among the first length tokens. The first token is never
 // one, as nothing comes before it.
 func (l *Labeled) targets(length int) (n int) {
@@ -70,8 +78,8 @@ func (t *Truncated) read(src Source[Labeled], length int) (kept []int, err error
 	for i := range src.Len() {
 		l, err := src.At(i)
 		progress.Add(1)
-		if err == nil && len(l.Tokens) != len(l.Target) {
-			err = fmt.Errorf("there are %d tokens, and Target has %d elements", len(l.Tokens), len(l.Target))
+		if err == nil {
+			err = l.check()
 		}
 		if err != nil {
 			return nil, fmt.Errorf("sample %d: %w", i, err)
@@ -91,6 +99,35 @@ func (t *Truncated) read(src Source[Labeled], length int) (kept []int, err error
 		return nil, fmt.Errorf("none of %d samples has a target among its first %d tokens: raise the length, or check the answers", src.Len(), length)
 	}
 	return kept, nil
+}
+
+// PackLabeled is [PackWhole] for samples of which only some tokens are targets. [TokensAndPositions] makes
+// their batches, for a model that is Packed. The losses and gradients equal those of [TokensAndLabels] with
+// one sample a row, up to rounding.
+func PackLabeled(src Source[Labeled], lengths Source[int], length int) *Packing[int] {
+	type labeledToken struct {
+		token  int
+		target bool
+	}
+	tokens := Map(src, func(l Labeled) ([]labeledToken, error) {
+		if err := l.check(); err != nil {
+			return nil, err
+		}
+		list := make([]labeledToken, len(l.Tokens))
+		for i, token := range l.Tokens {
+			list[i] = labeledToken{token, l.Target[i]}
+		}
+		return list, nil
+	})
+	p := packWhole(fmt.Sprintf("PackLabeled(%s, length %d)", describe(src), length), tokens, lengths, length)
+	return &Packing[int]{Padding: p.Padding, source: &source[Packed[int]]{n: p.n, name: p.name, err: p.err, at: func(i int) (Packed[int], error) {
+		from, err := p.at(i)
+		row := Packed[int]{make([]int, len(from.Elements)), from.Starts, make([]bool, len(from.Elements))}
+		for k, e := range from.Elements {
+			row.Elements[k], row.Target[k] = e.token, e.target
+		}
+		return row, err
+	}}}
 }
 
 // TokensAndLabels returns the Collate function of language models that learn only some tokens. It

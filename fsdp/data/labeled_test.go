@@ -72,6 +72,30 @@ func TestTruncate(t *testing.T) {
 	}
 }
 
+// TestPackLabeled packs samples with their targets, and names what does not fit.
+func TestPackLabeled(t *testing.T) {
+	size := func(l data.Labeled) int { return len(l.Tokens) }
+	src := labeledSource("abCD", "aBC", "abcdE", "Ab", "AB")
+	packed := data.PackLabeled(src, data.Measure(src, size), 7)
+	require.Equal(t, 3, packed.Len())
+	require.Equal(t, 3*7-16, packed.Padding)
+	for i, want := range []string{"abCDaBC", "abcdEAb", "AB"} {
+		row, err := packed.At(i)
+		require.NoError(t, err)
+		all := labeled(want)
+		require.Equal(t, data.Packed[int]{Elements: all.Tokens, Starts: [][]int{{0, 4}, {0, 5}, {0}}[i], Target: all.Target}, row)
+	}
+	require.Equal(t, "PackLabeled(Of(5 × data.Labeled), length 7) of 16 elements", packed.String())
+
+	_, err := data.PackLabeled(src, data.Measure(src, size), 4).At(0)
+	require.EqualError(t, err, "data.PackLabeled(Of(5 × data.Labeled), length 4): document 2 has 5 elements, want at most 4")
+	torn := data.Of([]data.Labeled{{Tokens: []int{1, 2}}})
+	_, err = data.PackLabeled(torn, data.Measure(torn, size), 4).At(0)
+	require.EqualError(t, err, "document 0: there are 2 tokens, and Target has 0 elements")
+	_, err = data.PackLabeled(data.Truncate(src, 1), data.Of([]int{1}), 4).At(0)
+	require.ErrorContains(t, err, "the length is 1, want at least 2")
+}
+
 // TestTokensAndLabels makes batches whose targets are those of the samples, up to the padding.
 func TestTokensAndLabels(t *testing.T) {
 	loader, err := data.NewLoader(labeledSource("abCD", "aB"), data.TokensAndLabels(data.MultipleOf(4)), data.Config{Batch: 2})

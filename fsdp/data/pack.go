@@ -32,6 +32,9 @@ func windows(elements, length, step int) (n int, err error) {
 type Packed[E any] struct {
 	Elements []E
 	Starts   []int // beginnings of documents in Elements: not 0 if the first document continues from another sample
+	// Target says of each element whether the model learns to write it. It is nil if there is no choice: only
+	// [PackLabeled] makes one.
+	Target []bool
 }
 
 // Positions returns the position of each element in its document. A document that continues from
@@ -47,7 +50,7 @@ func (p Packed[E]) Positions() []int {
 	return positions
 }
 
-// A Packing is documents packed into samples of one length: see [Pack] and [PackWhole].
+// A Packing is documents packed into samples of one length: see [Pack], [PackWhole] and [PackLabeled].
 type Packing[E any] struct {
 	*source[Packed[E]]
 	// Rest is the number of elements in no sample: at the end if they do not fill one, and between
@@ -86,7 +89,10 @@ func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *
 // padding. Empty documents are left out. A document longer than length is an error. PackWhole takes
 // 16 bytes a document. For models that are Packed, see [Pack].
 func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *Packing[E] {
-	name := fmt.Sprintf("PackWhole(%s, length %d)", describe(documents), length)
+	return packWhole(fmt.Sprintf("PackWhole(%s, length %d)", describe(documents), length), documents, lengths, length)
+}
+
+func packWhole[E any](name string, documents Source[[]E], lengths Source[int], length int) *Packing[E] {
 	d, err := newDocuments(documents, lengths)
 	var order, first []int // documents by sample, and the first one of each sample
 	if err == nil {

@@ -125,6 +125,16 @@ func TestTokensAndPositions(t *testing.T) {
 	require.Equal(t, []int{5, 6, 7, 8, 1, 2, 0, 0}, b.tensors[0].Data())
 	require.Equal(t, []int{6, -1, 8, -1, -1, 3, -1, -1}, b.tensors[1].Data())
 	require.Equal(t, []int{0, 1, 0, 1, 0, 0, 0, 0}, b.tensors[2].Data())
+
+	b = new(Batch) // the first tokens of documents are no targets, whatever Target says of them
+	require.NoError(t, TokensAndPositions[int](5)(b, []Packed[int]{
+		{Elements: []int{5, 6, 7, 8, 9}, Starts: []int{0, 3}, Target: []bool{true, false, true, true, true}},
+	}))
+	require.Equal(t, []int{5, 6, 7, 8, 0}, b.tensors[0].Data())
+	require.Equal(t, []int{-1, 7, -1, 9, -1}, b.tensors[1].Data())
+	require.Equal(t, []int{0, 1, 2, 0, 0}, b.tensors[2].Data())
+	require.EqualError(t, TokensAndPositions[int](5)(b, []Packed[int]{{Elements: []int{1, 2}, Target: []bool{true}}}),
+		"row 0: there are 2 elements, and Target has 1")
 	require.EqualError(t, TokensAndPositions[int](2)(b, []Packed[int]{{Elements: []int{1}}}),
 		"row 0: got 1 tokens, want 2 to 3, the context and the token that follows it: make windows of 3 tokens, or raise the context")
 	require.EqualError(t, TokensAndPositions[int](0)(b, nil), "TokensAndPositions: context 0: must be positive")

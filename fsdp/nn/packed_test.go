@@ -141,7 +141,7 @@ func counted(targets fsdp.Tensor) (n int) {
 
 // step returns the sum of the losses of all targets of rows, and the gradients of their mean, on a
 // number of ranks that take a number of micro batches each.
-func step(t *testing.T, m fsdp.Model, state map[string]*tensor.Dense, rows data.Source[data.Packed[int]], collate data.Collate[data.Packed[int]],
+func step[T any](t *testing.T, m fsdp.Model, state map[string]*tensor.Dense, rows data.Source[T], collate data.Collate[T],
 	targets, ranks, micro int) (loss float64, grads map[string]*tensor.Dense) {
 	require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
 		s, err := fsdp.Wrap(m, fsdp.Config{Group: g, Precision: fsdp.Precision{Compute: fsdp.Float64}, WrapPolicy: fsdp.WrapEach(), Poison: true})
@@ -194,6 +194,43 @@ func TestPackedRows(t *testing.T) {
 			for ranks := 1; ranks <= 4; ranks++ {
 				for _, micro := range []int{1, 2, 4} {
 					loss, got := step(t, p.packed, maps.Clone(state), together(p.length), p.collate(true), p.targets, ranks, micro)
+					require.InEpsilon(t, want, loss, 1e-10)
+					for name, g := range grads {
+						require.InDeltaSlice(t, g.Float64s(), got[name].Float64s(), 1e-10, "%s, %d ranks, %d micro batches", name, ranks, micro)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestPackedAnswers trains on conversations that share rows, and on the same conversations with a row for
+// each. Only some of their tokens are targets. Losses and gradients are equal to 1e-10, on one to four ranks
+// with one and two micro batches.
+func TestPackedAnswers(t *testing.T) {
+	chats := data.Map(documents(), func(d []int) (data.Labeled, error) {
+		l := data.Labeled{Tokens: d, Target: make([]bool, len(d))}
+		for k := range d {
+			l.Target[k] = (d[0]+k)%3 > 0 // also for first tokens, which are no targets
+		}
+		return l, nil
+	})
+	lengths := data.Measure(chats, func(l data.Labeled) int { return len(l.Tokens) })
+	for name, m := range map[string]struct{ alone, packed fsdp.Model }{
+		"GPT": {&nn.GPT{Vocab: vocab, Context: length, Layers: 2, Dim: 8, Heads: 2}, &nn.GPT{Vocab: vocab, Context: length, Layers: 2, Dim: 8, Heads: 2, Packed: true}},
+		"Llama": {
+			&nn.Llama{Vocab: vocab, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, Hidden: 12, Window: 5},
+			&nn.Llama{Vocab: vocab, Layers: 2, Dim: 8, Heads: 4, KVHeads: 2, Hidden: 12, Window: 5, Packed: true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			state, err := wrap(t, m.alone).StateDict(t.Context(), &fsdp.StateDictOptions{AllRanks: true})
+			require.NoError(t, err)
+			want, grads := step(t, m.alone, maps.Clone(state), chats, data.TokensAndLabels(data.Widths(length)), 1, 1, 1)
+			rows := data.Shuffle(data.PackLabeled(chats, lengths, length+1), 3, 1)
+			for ranks := 1; ranks <= 4; ranks++ {
+				for _, micro := range []int{1, 2} {
+					loss, got := step(t, m.packed, maps.Clone(state), rows, data.TokensAndPositions[int](length), 1, ranks, micro)
 					require.InEpsilon(t, want, loss, 1e-10)
 					for name, g := range grads {
 						require.InDeltaSlice(t, g.Float64s(), got[name].Float64s(), 1e-10, "%s, %d ranks, %d micro batches", name, ranks, micro)

@@ -33,6 +33,8 @@
 //	rows := data.Truncate(chats, 512) // reports rows that have no answer within 512 tokens
 //	loader, err := data.NewLoader(data.Shuffle(rows, seed, epochs), data.TokensAndLabels(data.MultipleOf(64)), config)
 //
+// Function PackLabeled of package data puts several conversations into a row.
+//
 // Texts and tokens of ChatML and of the templates of Llama 2 and 3, Mistral, Qwen 2 and 3, Gemma,
 // Phi 3 and Zephyr equal those that transformers' apply_chat_template returns, except that null in
 // a message or in the arguments of a tool, where a template prints it, is an empty text and not
