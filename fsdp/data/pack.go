@@ -67,8 +67,8 @@ type Packing[E any] struct {
 // documents are much longer than windows, [Tokens.Windows] reads less.
 //
 // [TokensAndPositions] makes batches for a model of package nn that is Packed: it computes each
-// document as if it had a row to itself. Other models attend from one document to the documents
-// before it in the row, which is a mistake if they are unrelated.
+// document as if it had a row to itself. Without positions a model attends from one document to the
+// documents before it in the row, which is a mistake if they are unrelated.
 func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *Packing[E] {
 	name := fmt.Sprintf("Pack(%s, length %d, step %d)", describe(documents), length, step)
 	d, err := newDocuments(documents, lengths)
@@ -87,7 +87,11 @@ func Pack[E any](documents Source[[]E], lengths Source[int], length, step int) *
 // PackWhole packs documents into samples of at most length elements without cutting them: each
 // document goes into the first sample with room for it (first fit), so that there is little
 // padding. Empty documents are left out. A document longer than length is an error. PackWhole takes
-// 16 bytes a document. For models that are Packed, see [Pack].
+// 16 bytes a document.
+//
+// Only batches with positions keep the documents apart, see [TokensAndPositions]. A model that is not
+// Packed refuses them, as they have one tensor more than it takes. Nothing warns of a Collate function
+// that leaves the positions out, because some trainings attend across documents on purpose.
 func PackWhole[E any](documents Source[[]E], lengths Source[int], length int) *Packing[E] {
 	return packWhole(fmt.Sprintf("PackWhole(%s, length %d)", describe(documents), length), documents, lengths, length)
 }
