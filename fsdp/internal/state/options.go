@@ -45,7 +45,11 @@ type Options struct {
 	RestoreHyperparameters bool
 	Extra, RankExtra       map[string]any
 	Make                   map[string]Maker // by names of tensors that may be missing
+	Split                  Splitter         // or nil
 }
+
+// A Splitter returns the parts of a parameter that Concat leaves whole, or none. Unlike Concat it gets the shape.
+type Splitter func(name string, shape []int) ([]Part, error)
 
 // A Maker makes the values of a tensor that a file lacks: elements first, first+1, … in row-major
 // order. It is called for elements that this rank owns, and runs while the rank reads the file.
@@ -63,6 +67,7 @@ const (
 	keyFS contextKey = iota
 	keyErr
 	keyMake
+	keySplit
 )
 
 // WithFS has the methods that get the context use another file system than the system's.
@@ -85,6 +90,11 @@ func WithMake(ctx context.Context, makers map[string]Maker) context.Context {
 	return context.WithValue(ctx, keyMake, makers)
 }
 
+// WithSplit has an Import that gets the context ask split for parts.
+func WithSplit(ctx context.Context, split Splitter) context.Context {
+	return context.WithValue(ctx, keySplit, split)
+}
+
 // NewOptions checks options that do not depend on the model, and adds the settings of the context.
 // The caller may have set Err.
 func NewOptions(ctx context.Context, o Options) *Options {
@@ -96,6 +106,7 @@ func NewOptions(ctx context.Context, o Options) *Options {
 		o.Err = err
 	}
 	o.Make, _ = ctx.Value(keyMake).(map[string]Maker)
+	o.Split, _ = ctx.Value(keySplit).(Splitter)
 	switch {
 	case o.Err != nil:
 	case o.Step < 0:
@@ -234,11 +245,14 @@ func (o *Options) appearance(name string, shape []int) (a appearance, err error)
 	if a.transposed && len(shape) != 2 {
 		return a, fmt.Errorf("option Transpose selects %s %v, which does not have two dimensions", name, shape)
 	}
-	if o.Concat == nil {
-		return a, nil
+	if o.Concat != nil {
+		a.parts = o.Concat(name)
 	}
-	if a.parts = o.Concat(name); len(a.parts) == 0 {
-		return a, nil
+	if len(a.parts) == 0 && o.Split != nil && !a.transposed {
+		a.parts, err = o.Split(name, shape)
+	}
+	if len(a.parts) == 0 || err != nil {
+		return a, err
 	}
 	rows := 0
 	for _, p := range a.parts {

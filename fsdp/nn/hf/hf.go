@@ -323,11 +323,11 @@ func (m *Model) Load(ctx context.Context, s *fsdp.Sharded) error {
 	}
 	names := m.options()
 	names.Rename = m.renameDrawn(names.Rename)
-	var makers map[string]state.Maker
+	with := ctx
 	if err == nil {
-		makers, err = m.grow(names)
+		with, err = m.grow(ctx, names)
 	}
-	err = s.Import(state.WithMake(state.WithError(ctx, err), makers), file, &fsdp.ImportOptions{
+	err = s.Import(state.WithError(with, err), file, &fsdp.ImportOptions{
 		Rename: names.Rename, Transpose: names.Transpose, Concat: names.Concat,
 		AllowMissing: func(name string) bool {
 			return nn.IsAdapter(name) || strings.HasPrefix(name, newHead) || strings.HasPrefix(name, newRows)

@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -29,9 +30,6 @@ const (
 	InitRows
 )
 
-// vocabulary lists the parameters with a row for each token.
-var vocabulary = []string{"embed.weight", "wte.weight", "head.weight", "head.bias"}
-
 // newRows begins the names, in no file, of rows that Load makes or leaves.
 const newRows = "new rows "
 
@@ -43,37 +41,34 @@ func (m *Model) tokens() (was, now int, err error) {
 	return was, now, err
 }
 
-// grow cuts the rows of new tokens off the parameters that names describes, and returns the
-// functions that make them. A rank that has none of the rows does not read the others.
-func (m *Model) grow(names *fsdp.ExportOptions) (map[string]state.Maker, error) {
+// grow returns ctx for an Import that makes the rows of new tokens. It cuts them off the parameters that have a
+// row for each token: parameters whose first dimension is the number of tokens in the model and in the directory.
+// A rank that has none of the rows does not read the others.
+func (m *Model) grow(ctx context.Context, names *fsdp.ExportOptions) (context.Context, error) {
 	if m.NewRows == NoNewRows {
-		return nil, nil
+		return ctx, nil
 	}
 	if m.NewRows > InitRows {
-		return nil, fmt.Errorf("hf: Load: NewRows is %d, want NoNewRows, MeanRows, ZeroRows or InitRows", m.NewRows)
+		return ctx, fmt.Errorf("hf: Load: NewRows is %d, want NoNewRows, MeanRows, ZeroRows or InitRows", m.NewRows)
 	}
 	was, now, err := m.tokens()
 	if err != nil || now <= was {
-		return nil, err
+		return ctx, err
 	}
 	weights, err := weightsIn(m.dir)
 	if err != nil {
-		return nil, err
+		return ctx, err
 	}
-	joined, makers := make(map[string][]fsdp.Part), make(map[string]state.Maker)
-	for _, name := range vocabulary {
+	makers := make(map[string]state.Maker)
+	split := func(name string, shape []int) ([]fsdp.Part, error) {
 		t, ok, err := weights.tensor(names.Rename(name))
-		if err != nil {
+		if err != nil || !ok || len(t.Shape) == 0 || t.Shape[0] != was || len(shape) == 0 || shape[0] != now {
 			return nil, err
 		}
-		if !ok || len(t.Shape) == 0 || t.Shape[0] != was {
-			continue
-		}
 		made := fmt.Sprintf("%s(%s) of %s", newRows, [...]string{"", "mean", "zero", "initial"}[m.NewRows], name)
-		joined[name] = []fsdp.Part{{Name: t.Name, Rows: was}, {Name: made, Rows: now - was}}
-		mean := sync.OnceValues(func() ([]float64, error) { return weights.mean(t) })
 		switch m.NewRows {
 		case MeanRows:
+			mean := sync.OnceValues(func() ([]float64, error) { return weights.mean(t) })
 			makers[made] = func(first int, dst []float64) error {
 				row, err := mean()
 				for i := range dst {
@@ -89,15 +84,9 @@ func (m *Model) grow(names *fsdp.ExportOptions) (map[string]state.Maker, error) 
 				return nil
 			}
 		}
+		return []fsdp.Part{{Name: t.Name, Rows: was}, {Name: made, Rows: now - was}}, nil
 	}
-	concat := names.Concat
-	names.Concat = func(name string) []fsdp.Part {
-		if parts, ok := joined[name]; ok || concat == nil {
-			return parts
-		}
-		return concat(name)
-	}
-	return makers, nil
+	return state.WithSplit(state.WithMake(ctx, makers), split), nil
 }
 
 // mean returns the mean of the rows of a tensor, in float64. It adds them up in their order, so that

@@ -26,6 +26,8 @@ func setVocab(t *testing.T, model fsdp.Model, more int) (was int) {
 		vocab = &m.Vocab
 	case *nn.BERT:
 		vocab = &m.Vocab
+	case *nn.ModernBERT:
+		vocab = &m.Vocab
 	case *nn.T5:
 		vocab = &m.Vocab
 	default:
@@ -59,6 +61,7 @@ func TestNewRows(t *testing.T) {
 	for dir, grown := range map[string][]string{
 		"../testdata/llama": {"embed.weight", "head.weight"}, "testdata/llama": {"embed.weight", "head.weight"},
 		"../testdata/qwen2": {"embed.weight", "head.weight"}, "testdata/gpt2": {"wte.weight"},
+		"../testdata/gemma3": {"embed.weight"}, "../testdata/modernbert_masked": {"embed.weight", "head.bias"},
 		"../testdata/bert": {"embed.weight", "head.bias"}, "../testdata/roberta_model": {"embed.weight"},
 		"../testdata/distilbert_sequences": {"embed.weight"}, "../testdata/t5": {"embed.weight"}, "../testdata/t5v1_1": {"embed.weight", "head.weight"},
 	} {
@@ -169,6 +172,41 @@ func TestNewRowsRefused(t *testing.T) {
 	require.NoError(t, load(dir, 0, 2, same(hf.MeanRows)))
 	require.ErrorContains(t, load(dir, 3, 1, same(9)), "NewRows is 9, want NoNewRows")
 	require.ErrorContains(t, load(dir, 3, 2, func(rank int) hf.NewRows { return hf.MeanRows + hf.NewRows(rank) }), "ranks disagree")
+}
+
+// TestNewRowsOfHead adds tokens to a classifier with as many classes as tokens: the head, which has a row for each
+// class, stays as it is.
+func TestNewRowsOfHead(t *testing.T) {
+	model := &nn.BERT{Vocab: 7, Context: 6, Layers: 1, Dim: 4, Heads: 2, Hidden: 4, Task: nn.ClassifySequences, Classes: 7}
+	m, err := hf.New(model)
+	require.NoError(t, err)
+	dir := filepath.Join(t.TempDir(), "model")
+	load := func(m *hf.Model) (values map[string][]float64) {
+		onRanks(t, 1, m.Model, fsdp.Float64, func(ctx context.Context, s *fsdp.Sharded) (err error) {
+			if m.NewRows == hf.NoNewRows {
+				if err := m.Save(ctx, s, dir, nil); err != nil {
+					return err
+				}
+			} else if err := m.Load(ctx, s); err != nil {
+				return err
+			}
+			values, err = stateOf(ctx, s)
+			return err
+		})
+		return values
+	}
+	before := load(m)
+	again, err := hf.Open(dir)
+	require.NoError(t, err)
+	setVocab(t, again.Model, 3)
+	again.NewRows = hf.ZeroRows
+	for name, v := range load(again) {
+		if name == "embed.weight" {
+			require.Equal(t, append(before[name], make([]float64, 3*model.Dim)...), v)
+		} else {
+			require.Equal(t, before[name], v, name)
+		}
+	}
 }
 
 // TestNewRowsOfAdapter refuses to save an adapter whose base model lacks tokens.
