@@ -122,7 +122,7 @@ var edges = map[string]string{
 	"fsdp/metrics":             "gorgonia comm internal/exec",
 	"fsdp/monitor":             "comm fsdp fsdp/plan fsdp/profile internal/peak internal/regular",
 	"fsdp/nn":                  "gorgonia comm fsdp fsdp/generate fsdp/op internal/kernel/vec",
-	"fsdp/nn/hf":               "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/safetensors internal/phase",
+	"fsdp/nn/hf":               "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/checkpoint internal/safetensors internal/phase",
 	"fsdp/nn/hf/tokenizer":     "",
 	"fsdp/op":                  "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",
 

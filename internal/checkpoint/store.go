@@ -251,7 +251,7 @@ func (s *Store) complete(d *Draft, m *Manifest) error {
 	if err != nil {
 		return err
 	}
-	if err := s.put(filepath.Join(d.dir, ManifestName), text); err != nil {
+	if err := WriteFile(s.fsys, filepath.Join(d.dir, ManifestName), text); err != nil {
 		return err
 	}
 	dirs := map[string]bool{".": true}
@@ -267,9 +267,9 @@ func (s *Store) complete(d *Draft, m *Manifest) error {
 	return err
 }
 
-// put makes a file. It is on disk when put returns.
-func (s *Store) put(path string, data []byte) error {
-	f, err := s.fsys.Create(path)
+// WriteFile makes a file. It is on disk when WriteFile returns, and its name is after [FS.SyncDir].
+func WriteFile(fsys FS, path string, data []byte) error {
+	f, err := fsys.Create(path)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"iter"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
@@ -68,8 +70,8 @@ const peftA, peftB = ".lora_A.weight", ".lora_B.weight"
 // is an error if other parameters train as well, as the directory has no place for them, or if an
 // adapter has a value that is NaN or infinite.
 //
-// If the process is killed, the directory has the old adapter, the new one, or no
-// adapter_config.json, without which no program reads an adapter.
+// If the process is killed, or after a power failure, the directory has the old adapter, the new one, or
+// no adapter_config.json, without which no program reads an adapter.
 func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) error {
 	var names []string
 	for layer := range m.adapters() {
@@ -135,26 +137,27 @@ func (m *Model) writeAdapter(dir string, params map[string]*tensor.Dense) error 
 	if err != nil {
 		return err
 	}
-	return replaceAdapter(dir, weights, append(config, '\n'), os.Rename)
+	return replaceAdapter(checkpoint.OS(), dir, weights, append(config, '\n'))
 }
 
 // replaceAdapter writes the files of an adapter. The settings give the weights their
-// meaning, so a directory must never have the settings of one adapter and the weights of another. If
-// the settings change, their file is missing until the new weights have replaced the old ones.
-func replaceAdapter(dir string, weights, config []byte, rename func(from, to string) error) (err error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+// meaning, so a directory must never have the settings of one adapter and the weights of another, also
+// after a power failure. If the settings change, their file is missing until the new weights have replaced
+// the old ones on disk.
+func replaceAdapter(fsys checkpoint.FS, dir string, weights, config []byte) (err error) {
+	if err := checkpoint.MakeDir(fsys, dir); err != nil {
 		return err
 	}
 	weightsPath, configPath := filepath.Join(dir, adapterWeights), filepath.Join(dir, adapterConfig)
-	newWeights, err := writeBeside(weightsPath, weights)
+	newWeights, err := writeBeside(fsys, weightsPath, weights)
 	if err != nil {
 		return err
 	}
-	newConfig, err := writeBeside(configPath, config)
+	newConfig, err := writeBeside(fsys, configPath, config)
 	defer func() {
 		for _, name := range []string{newWeights, newConfig} {
 			if err != nil && name != "" {
-				os.Remove(name) // fails if it has been renamed
+				err = errors.Join(err, fsys.RemoveAll(name)) // it is missing if it has been renamed
 			}
 		}
 	}()
@@ -162,42 +165,57 @@ func replaceAdapter(dir string, weights, config []byte, rename func(from, to str
 		return err
 	}
 	if newConfig != "" {
-		if err := os.Remove(configPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := fsys.RemoveAll(configPath); err != nil {
+			return err
+		}
+		if err := fsys.SyncDir(dir); err != nil {
 			return err
 		}
 	}
 	if newWeights != "" {
-		if err := rename(newWeights, weightsPath); err != nil {
+		if err := fsys.Rename(newWeights, weightsPath); err != nil {
 			return err
 		}
 	}
 	if newConfig != "" {
-		return rename(newConfig, configPath)
+		if err := fsys.SyncDir(dir); err != nil {
+			return err
+		}
+		if err := fsys.Rename(newConfig, configPath); err != nil {
+			return err
+		}
 	}
-	return nil
+	return fsys.SyncDir(dir)
 }
 
 // writeBeside writes a file next to path that can replace path, and returns its name. It returns ""
 // if path has the text already, for example because another rank has written it.
-func writeBeside(path string, text []byte) (name string, err error) {
-	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, text) {
-		return "", nil
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
-	if err != nil {
+func writeBeside(fsys checkpoint.FS, path string, text []byte) (name string, err error) {
+	same, err := hasText(fsys, path, text)
+	if same || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Chmod(0o644)
+	name = fmt.Sprintf("%s.%08x.tmp", path, rand.Uint32())
+	if err := checkpoint.WriteFile(fsys, name, text); err != nil {
+		return "", errors.Join(err, fsys.RemoveAll(name))
 	}
-	if err == nil {
-		err = f.Sync()
+	return name, nil
+}
+
+// hasText reports whether a file has a text.
+func hasText(fsys checkpoint.FS, path string, text []byte) (is bool, err error) {
+	f, err := fsys.Open(path)
+	if err != nil {
+		return false, err
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return "", errors.Join(err, os.Remove(f.Name()))
+	defer func() { err = errors.Join(err, f.Close()) }()
+	size, err := f.Size()
+	if err != nil || size != int64(len(text)) {
+		return false, err
 	}
-	return f.Name(), nil
+	there := make([]byte, size)
+	err = safetensors.ReadFull(f, there, 0)
+	return err == nil && bytes.Equal(there, text), err
 }
 
 // A matrix is row-major.

@@ -2,73 +2,84 @@ package hf
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/internal/checkpoint/crashfs"
+	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// TestAdapterCut ends replaceAdapter before each of its renames, as a kill does. The directory has
-// the old adapter, the new one, or none that can be opened.
+// TestAdapterCut ends replaceAdapter before each of its operations: by an error, by a kill, and by a power
+// failure with several outcomes. The directory has the old adapter, the new one, or no adapter_config.json.
+// A complete call survives a power failure.
 func TestAdapterCut(t *testing.T) {
-	files := func(name string) (weights, config []byte) {
-		weights, err := os.ReadFile(filepath.Join("testdata/peft", name, adapterWeights))
-		require.NoError(t, err)
-		config, err = os.ReadFile(filepath.Join("testdata/peft", name, adapterConfig))
-		require.NoError(t, err)
-		return weights, config
+	const dir = "adapter"
+	type files struct{ weights, config string }
+	replace := func(fsys checkpoint.FS, f files) error {
+		return replaceAdapter(fsys, dir, []byte(f.weights), []byte(f.config))
 	}
-	oldWeights, oldConfig := files("llama-qv")
-	newWeights, newConfig := files("llama-all")
-	cut := errors.New("cut")
-	for _, c := range []struct {
-		cuts   int // the rename that fails
-		config []byte
-		want   string // "old", "new", or the error of OpenAdapter
-	}{
-		{0, newConfig, "adapter_config.json: no such file"},
-		{1, newConfig, "adapter_config.json: no such file"},
-		{2, newConfig, "new"},
-		{0, oldConfig, "old"}, // the settings stay
-		{1, oldConfig, "new"},
-	} {
-		dir := filepath.Join(t.TempDir(), "adapter")
-		require.NoError(t, replaceAdapter(dir, oldWeights, oldConfig, os.Rename))
-		renames := 0
-		err := replaceAdapter(dir, newWeights, c.config, func(from, to string) error {
-			if renames++; renames > c.cuts {
-				return cut
+	text := func(fsys checkpoint.FS, name string) string {
+		f, err := fsys.Open(filepath.Join(dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return ""
+		}
+		require.NoError(t, err)
+		size, err := f.Size()
+		require.NoError(t, err)
+		b := make([]byte, size)
+		require.NoError(t, safetensors.ReadFull(f, b, 0))
+		require.NoError(t, f.Close())
+		return string(b)
+	}
+	old, none := files{strings.Repeat("old weights", 20), "old config"}, files{}
+	for _, after := range []files{{strings.Repeat("new weights", 30), "new config"}, {strings.Repeat("new weights", 30), old.config}, {old.weights, "new config"}} {
+		for _, before := range []files{none, old} {
+			begin := func() *crashfs.FS {
+				f := crashfs.New()
+				if before != none {
+					require.NoError(t, replace(f, before))
+				}
+				return f
 			}
-			return os.Rename(from, to)
-		})
-		if c.want == "new" {
-			require.NoError(t, err)
-		} else {
-			require.ErrorIs(t, err, cut)
+			whole := func(f *crashfs.FS, what string) {
+				if now := (files{text(f, adapterWeights), text(f, adapterConfig)}); now.config != "" {
+					require.Contains(t, []files{before, after}, now, what)
+				}
+				require.NoError(t, replace(f, after), what) // repairs the directory
+				require.Equal(t, after, files{text(f, adapterWeights), text(f, adapterConfig)})
+			}
+			f := begin()
+			from := len(f.Ops())
+			require.NoError(t, replace(f, after))
+			operations := len(f.Ops()) - from
+			crashed := f.Crash(crashfs.Nothing)
+			require.Equal(t, after, files{text(crashed, adapterWeights), text(crashed, adapterConfig)})
+			for n := range operations {
+				f := begin()
+				f.Inject(crashfs.Fault{At: n, Err: errors.New("disk full")})
+				require.ErrorContains(t, replace(f, after), "disk full", "%v", f.Ops()[from+n])
+				f.Inject(crashfs.Fault{})
+				whole(f, fmt.Sprint("error at ", n))
+				entries, err := f.ReadDir(dir)
+				require.NoError(t, err)
+				require.Len(t, entries, 2, "%d: no other files", n)
+
+				f = begin()
+				f.Kill(n)
+				require.ErrorIs(t, replace(f, after), crashfs.ErrKilled)
+				for seed := range uint64(20) {
+					whole(f.Crash(seed), fmt.Sprintf("power failure at %d, seed %d", n, seed))
+				}
+				whole(f.Restart(), fmt.Sprint("kill at ", n))
+			}
 		}
-		now, err := os.ReadFile(filepath.Join(dir, adapterWeights))
-		require.NoError(t, err)
-		m, err := Open("testdata/llama")
-		require.NoError(t, err)
-		switch err := m.OpenAdapter(dir); c.want {
-		case "old":
-			require.NoError(t, err)
-			require.Equal(t, oldWeights, now)
-		case "new":
-			require.Equal(t, newWeights, now)
-			there, err := os.ReadFile(filepath.Join(dir, adapterConfig))
-			require.NoError(t, err)
-			require.Equal(t, c.config, there)
-		default:
-			require.ErrorContains(t, err, c.want)
-		}
-		// A further call repairs the directory and leaves no other files.
-		require.NoError(t, replaceAdapter(dir, newWeights, newConfig, os.Rename))
-		require.NoError(t, m.OpenAdapter(dir))
-		entries, err := os.ReadDir(dir)
-		require.NoError(t, err)
-		require.Len(t, entries, 2)
 	}
 }
 
