@@ -123,7 +123,7 @@ func (s *Sharded) Params() []optim.Param {
 // next pass gathers the new values. They are valid until Freeze or Close. Buffers are not among them.
 //
 // SaveOptions.TrainedOnly leaves these values out of a checkpoint. A program that changes them saves
-// without it.
+// without it: from the second such save on, a change is an error. Load finds every change.
 func (s *Sharded) FrozenParams() []optim.Param {
 	if !s.busy.enterOrNote("FrozenParams") {
 		return nil

@@ -179,6 +179,7 @@ func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string
 	err := s.set(ctx, ranks.Ask{Call: "LoadStateDict", Detail: fromRank(root)}, nil, root, params)
 	if err == nil {
 		s.life.updates.clear()
+		s.saver.Rebase()
 	}
 	return err
 }

@@ -23,7 +23,8 @@ type SaveOptions struct {
 	// from a file. Load compares them with checksums in the checkpoint. It returns an error if their
 	// values differ, or if they are trained now, see LoadOptions.AllowMissing. KeepLast counts these
 	// checkpoints together with whole ones. Frozen parameters that [optim.UpdateEMA] has changed are an
-	// error: no program could give them these values again.
+	// error: no program could give them these values again. So are frozen parameters that have changed
+	// since the last save with this option, unless Load, Import or LoadStateDict has given them values.
 	TrainedOnly bool
 	// Extra has values to save with the model, under names of the user's choice: the state of a
 	// loss scaler, the position in the data, a configuration. They are encoded as JSON. Rank 0's

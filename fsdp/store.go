@@ -133,6 +133,7 @@ func (st *store) replace(ctx context.Context, what string, f filling) error {
 		return err
 	}
 	s.life.markWhole(f.Optimizer())
+	s.saver.Rebase()
 	return nil
 }
 

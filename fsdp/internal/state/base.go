@@ -59,6 +59,26 @@ func (s *Store) describeBase(ctx context.Context, own []Piece) ([]BaseTensor, er
 	return all, nil
 }
 
+// keepBase remembers the frozen parameters that a checkpoint lacks. It returns an error on every rank if one of
+// them has changed since the checkpoint before, unless Rebase was called.
+func (v *Saver) keepBase(now []BaseTensor) error {
+	before := make(map[checkpoint.Key]uint32, len(v.base))
+	for i := range v.base {
+		before[v.base[i].key()] = v.base[i].Sum
+	}
+	for i := range now {
+		if sum, ok := before[now[i].key()]; ok && sum != now[i].Sum {
+			return fmt.Errorf("option TrainedOnly: the frozen parameter %s has changed since the last save with this option, "+
+				"and the checkpoint would lack it: leave out the option", now[i].key().Name())
+		}
+	}
+	v.base = now
+	return nil
+}
+
+// Rebase says that the program has loaded values, which may be of another base.
+func (v *Saver) Rebase() { v.base = nil }
+
 // sumBase returns the checksums of the parameters in list, whole, on every rank. own has this rank's pieces.
 func (s *Store) sumBase(ctx context.Context, list []Tensor, own []Piece) ([]uint32, error) {
 	terms := make([]uint32, len(list))

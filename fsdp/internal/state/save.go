@@ -72,7 +72,9 @@ func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.
 		err = s.alike(ctx, list, w.own)
 	}
 	if err == nil && o.TrainedOnly {
-		w.about.Base, err = s.describeBase(ctx, w.own)
+		if w.about.Base, err = s.describeBase(ctx, w.own); err == nil {
+			err = v.keepBase(w.about.Base)
+		}
 	}
 	if err != nil {
 		return nil, err

@@ -25,8 +25,9 @@ type Saver struct {
 
 	lineage lineage
 	locks   locks
-	side    Team    // nil before the first SaveAsync
-	last    *Saving // likewise
+	side    Team         // nil before the first SaveAsync
+	last    *Saving      // likewise
+	base    []BaseTensor // of the last checkpoint with the option TrainedOnly, or nil
 }
 
 // A lineage tells the checkpoints of one training from the checkpoints of another in the same

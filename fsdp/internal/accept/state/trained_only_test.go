@@ -15,6 +15,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // prefixed freezes parameters whose names begin with one of some prefixes.
@@ -199,6 +200,62 @@ func TestTrainedOnlyFindsOneBit(t *testing.T) {
 			require.NoError(t, err)
 		}
 	})
+}
+
+// TestTrainedOnlyOfChanged refuses a second checkpoint without a frozen parameter that has changed since the first
+// one, by the memory of FrozenParams on one rank, or by Summon. Without the option the model is saved, and
+// so it is after values were loaded.
+func TestTrainedOnlyOfChanged(t *testing.T) {
+	for name, change := range map[string]func(ctx context.Context, rank int, m *fsdp.Sharded) error{
+		"FrozenParams": func(_ context.Context, rank int, m *fsdp.Sharded) error {
+			for _, p := range m.FrozenParams() {
+				if rank == 1 && p.Value.Len() > 0 {
+					v := vec.Host{F64: make([]float64, p.Value.Len())}
+					if err := p.Value.Read(v); err != nil {
+						return err
+					}
+					v.F64[0]++
+					if err := p.Value.Write(v); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		},
+		"Summon": func(ctx context.Context, _ int, m *fsdp.Sharded) error {
+			return m.Summon(ctx, []string{"l1.w"}, func(params map[string]*tensor.Dense) error {
+				params["l1.w"].Float64s()[0]++
+				return nil
+			}, fsdp.WriteBack(0))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, whole := t.TempDir(), t.TempDir()
+			kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+				m := kit.Chain64(t, g, func(c *fsdp.Config) { c.Frozen = func(name string) bool { return name == "l1.w" } })
+				save := func(step int, only bool) error {
+					return m.Save(ctx, dir, nil, &fsdp.SaveOptions{TrainedOnly: only, Step: step})
+				}
+				require.NoError(t, save(1, true))
+				require.NoError(t, save(2, true))
+				require.NoError(t, change(ctx, g.Rank(), m))
+				require.ErrorContains(t, save(3, true), "option TrainedOnly: the frozen parameter l1.w has changed since the last save with this option, "+
+					"and the checkpoint would lack it: leave out the option")
+				require.NoError(t, save(3, false))
+				require.NoError(t, m.Save(ctx, whole, nil, &fsdp.SaveOptions{Step: 3}))
+				require.ErrorContains(t, save(4, true), "has changed since the last save")
+				values, err := m.StateDict(ctx, nil)
+				require.NoError(t, err)
+				require.NoError(t, m.LoadStateDict(ctx, 0, values))
+				require.NoError(t, save(4, true))
+				require.NoError(t, change(ctx, g.Rank(), m))
+				require.Error(t, save(5, true))
+				_, err = m.Load(ctx, whole, nil, nil)
+				require.NoError(t, err)
+				require.NoError(t, save(5, true))
+			})
+		})
+	}
 }
 
 // TestTrainedOnlyOfNothing refuses a checkpoint without parameters.
