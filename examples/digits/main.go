@@ -48,7 +48,7 @@ func collate(b *data.Batch, digits []digit) error {
 	return err
 }
 
-// must ends the program, all ranks of it, on an error. What trains for days returns errors instead.
+// must ends the program, all ranks of it, on an error. A program that trains for days returns errors instead.
 func must[T any](v T, err error) T {
 	if err != nil {
 		log.Fatal(err)
