@@ -173,7 +173,7 @@ func (s *session) soundGrads() error {
 	return nil
 }
 
-// finiteHere reports whether all are in ordinary memory, and finite. It does not allocate.
+// finiteHere reports whether all elements are in ordinary memory and finite. It does not allocate.
 func finiteHere(list []optim.Vec) bool {
 	for _, v := range list {
 		h, ok := v.(optim.Host)
@@ -289,7 +289,7 @@ type measured struct {
 	of     []int // by piece, the parameter
 }
 
-// add adds parameters of g. of returns a shard of g for each parameter, or nil.
+// add adds the parameters of g. The function of returns a shard of g for each parameter, or nil.
 func (m *measured) add(g *layout.Group, of func(p int) optim.Vec) {
 	segments := g.Segments()
 	for i, p := range g.Params {

@@ -267,7 +267,7 @@ func (s *Sharded) Hold() *Pass {
 // Loss returns this rank's loss.
 func (p *Pass) Loss() float64 { return p.loss }
 
-// Backward is [Sharded.Backward] of the pass. It is over then, with or without an error.
+// Backward is [Sharded.Backward] of the pass. Afterwards the pass is over, with or without an error.
 func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if err := p.s.busy.enter("Backward"); err != nil {
 		return err

@@ -323,7 +323,8 @@ func shortened(s string, n int) string {
 	return string(r[:n/2]) + "…" + string(r[len(r)-n/2+1:])
 }
 
-// digits matches the parts in which the names of groups that share a line differ.
+// digits matches the numbers in the names of groups. Groups whose names differ only there share a
+// line.
 var digits = regexp.MustCompile(`[0-9]+`)
 
 // traveling matches the end of the name of a group that travels in different types than its unit,

@@ -83,7 +83,8 @@ func (p Planner) withConfig(cfg Config) Planner {
 	return p
 }
 
-// plan is Plan with a group, without its context.
+// plan does the work of Plan for a configuration with a group. Plan adds the rank and the size of the group
+// to its errors.
 func (p Planner) plan() (*Plan, error) {
 	cfg := p.Config
 	if n, rank := cfg.Group.Size(), cfg.Group.Rank(); rank < 0 || rank >= n {
@@ -242,7 +243,7 @@ func hasMemory(ctx context.Context, team *ranks.Team, d *design) error {
 	return err
 }
 
-// nearest returns the limits that count.
+// nearest returns the limits of a rank that have the least memory left, at most limitsCounted.
 func nearest(list []arena.Limit) []arena.Limit {
 	slices.SortFunc(list, func(x, y arena.Limit) int { return cmp.Compare(x.Left, y.Left) })
 	return list[:min(len(list), limitsCounted)]

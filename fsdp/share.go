@@ -133,7 +133,7 @@ func (s *session) counts(p *pass, batch []Tensor) (float64, error) {
 	return rows, nil
 }
 
-// targetsOf returns how many targets of a batch count, of how many.
+// targetsOf returns how many targets of a batch count, and how many targets there are.
 func targetsOf(batch []Tensor, t engine.Target) (counted, all int, err error) {
 	if t.Input >= len(batch) || isNil(batch[t.Input]) {
 		return 0, 0, nil

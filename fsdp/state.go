@@ -184,7 +184,8 @@ func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string
 	return err
 }
 
-// set agrees to r and gives the model root's params.
+// set agrees with the other ranks on request r, and then gives the model the values that the root has in
+// params.
 func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
 		err = s.checkReplace("LoadStateDict", nil)

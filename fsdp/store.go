@@ -273,7 +273,7 @@ func newValue(t DType, shape []int) exec.Value {
 	return exec.Value{Shape: shape, DType: t.tensor(), Bytes: state.BytesOf(state.NewHost(t.comm(), exec.Numel(shape)))}
 }
 
-// fromRank describes the root, which all ranks must have alike besides the name of the method.
+// fromRank describes the root. All ranks must give the same one; the name of the method is not compared.
 func fromRank(root int) string { return fmt.Sprintf(" from rank %d", root) }
 
 // withOption describes an option that names a rank.
@@ -284,7 +284,7 @@ func withOption(option string, rank int) string {
 	return fmt.Sprintf(" with %s %d", option, rank)
 }
 
-// rewordedError is an error in other words.
+// rewordedError is an error with another text.
 type rewordedError struct {
 	text  string
 	cause error

@@ -227,7 +227,7 @@ func (l *life) zeroGrad() {
 	}
 }
 
-// warnOfSets warns of ranks that compute with different instruction sets. There are some.
+// warnOfSets warns that ranks compute with different instruction sets.
 func warnOfSets(ctx context.Context, team *ranks.Team, cfg *Config, own int) error {
 	all, err := team.Each(ctx, "instruction sets", []int64{int64(own)})
 	if err != nil || cfg.Device != nil {
@@ -365,7 +365,8 @@ func (u *updates) clear() {
 	}
 }
 
-// Hash implements ranks.Past. Ranks that refuse for different gradients are alike.
+// Hash implements ranks.Past. The reason of a refusal is not part of the hash: ranks may refuse for different
+// gradients.
 func (u *updates) Hash() uint64 {
 	if u.refused != "" {
 		return ^u.hash

@@ -117,7 +117,7 @@ func (d *design) close() error {
 	return d.device.Close()
 }
 
-// wraps counts the Wraps of this process by rank. The largest count of a model's ranks numbers it.
+// wraps counts the Wraps of this process by rank. The number of a model is the largest count among its ranks.
 var wraps sync.Map
 
 // count notes that a rank wraps a model, and returns the number of models it has wrapped.

@@ -81,7 +81,7 @@ func (m *meeting) enter() bool {
 	return m.inside
 }
 
-// exit ends what enter has begun.
+// exit ends a meeting that enter began.
 func (m *meeting) exit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -16,8 +16,9 @@ var (
 	ops    = []comm.Op{comm.Sum, comm.Avg, comm.Max, comm.Min}
 )
 
-// variants lists every form of every collective with n ranks and shards of size elements. Roots
-// take turns: there are more types and sizes than ranks.
+// variants lists every form of every collective with n ranks and shards of size elements. Each form
+// has one root. The roots take turns: there are more types and sizes than ranks, so every rank is a
+// root.
 func variants(n, size int, dtypes []comm.DType, ops []comm.Op) (steps []step) {
 	add := func(s step) {
 		s.seed = uint64(len(steps)) + uint64(size)<<16

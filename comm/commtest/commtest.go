@@ -174,9 +174,9 @@ func must(t tester, gs []comm.Group, f func(context.Context, comm.Group) error) 
 	require.NoError(t, context.Cause(stopped))
 }
 
-// blamed requires that all of gs failed because of the given rank, with cause. The
-// cause keeps its identity on the rank it comes from. On other ranks the sentinels
-// do, and its text.
+// blamed requires that all of gs failed with cause because of the given rank. On that rank,
+// errors.Is must find cause itself. On other ranks it must find the package's own errors, and the
+// text must contain the text of cause.
 func blamed(t testing.TB, gs []comm.Group, errs []error, rank int, cause error) {
 	t.Helper()
 	for i, err := range errs {

@@ -7,7 +7,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// floating holds the bounds of the rounding of elements of type T. It is empty for integers.
+// floating has the bounds on rounding errors of type T. It is empty for integers.
 type floating[T comm.Elem] struct {
 	value   func(T) float64
 	unit    float64 // half a unit in the last place of 1: the relative error of one rounding

@@ -95,7 +95,8 @@ func (l *link) take(bytes float64) (over time.Time) {
 	return l.free
 }
 
-// carried returns for how many bytes of c the link of the given rank of n is busy.
+// carried returns the number of bytes of collective c that keep the link of the given rank busy.
+// There are n ranks.
 func carried(c *transport.Call, rank, n int) float64 {
 	bytes, others := float64(c.Len())*float64(c.DType().Size()), float64(n-1)
 	switch {

@@ -12,7 +12,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// parents gathers, within g, the ranks of its members elsewhere.
+// parents gathers within g the ranks that its members have in the group from which g was split.
 func parents(ctx context.Context, g comm.Group, rank int) ([]int64, error) {
 	all := make([]int64, g.Size())
 	return all, g.AllGather(comm.Of(all), comm.Of([]int64{int64(rank)})).Wait(ctx)

@@ -210,9 +210,9 @@ func (g *group) fallSilent() {
 	}
 }
 
-// Tell implements [transport.Backend]. The children fail before other ranks get the news,
-// because the news comes back from them, and by then the children of this rank must have
-// its own error.
+// Tell implements [transport.Backend]. It first makes the children of this group fail with this
+// rank's error. Then it sends the news to the other ranks, whose answers would make the children
+// fail with another error.
 func (g *group) Tell(err error) {
 	g.over.Store(true)
 	g.spread(err)
@@ -256,8 +256,8 @@ func (g *group) Missing() (ranks []int) {
 	return ranks
 }
 
-// present lists the ranks that have not left, as far as this rank has learnt. Called with
-// the engine's lock.
+// present lists the ranks that have not left, according to the messages so far. Called with the
+// engine's lock.
 func (g *group) present() (ranks []int) {
 	for r, closed := range g.closed {
 		if !closed {

@@ -96,7 +96,7 @@ func allocate(n int) []byte {
 // release frees the memory that allocate has returned.
 func release(b []byte) { C.free(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// create makes the communicator of some ranks of parent, all of which must call it. It
+// create makes a communicator of some ranks of parent. All of these ranks must call create, which
 // blocks until they have.
 func create(parent communicator, ranks []rankInt, tag int) (made communicator, err error) {
 	err = check("MPI_Comm_create_group", C.shim_create(parent, C.int(len(ranks)), &ranks[0], C.int(tag), &made))

@@ -134,8 +134,8 @@ func (d *Division) Run(i, part int, r *Reducer) {
 	}
 }
 
-// collect fills elements [lo, hi) of the destination of c, the root of a gather, from the
-// sources that contain them.
+// collect fills elements [lo, hi) of c's destination, from the sources that contain them. c belongs
+// to the root of a gather.
 func (d *Division) collect(c *Call, lo, hi int) {
 	start := 0
 	for r, count := range c.Counts {

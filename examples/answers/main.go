@@ -110,7 +110,7 @@ func run(ctx, interrupt context.Context, c config, out io.Writer) error {
 	})
 }
 
-// A rank is what one rank knows of the program.
+// A rank is the state of the program on one rank.
 type rank struct {
 	config
 	group       comm.Group

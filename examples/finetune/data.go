@@ -13,7 +13,7 @@ import (
 // heldOut is the share of the tokens that is held out: the last ones.
 const heldOut = 0.05
 
-// corpus is text as tokens: that to learn from, and that to test on.
+// corpus is a text as tokens: one part to train on and one part to test on.
 type corpus struct {
 	words       *tokenizer.Tokenizer
 	documents   int

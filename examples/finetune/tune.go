@@ -25,8 +25,8 @@ const (
 	seed        = 1   // of adapters, batches and what is written
 )
 
-// tuner is one rank's part of the training. Every rank runs the same code; what differs is its
-// batches, and that only what rank 0 prints is seen.
+// tuner is one rank's part of the training. Every rank runs the same code on different batches, and
+// only the output of rank 0 is shown.
 type tuner struct {
 	config
 	corpus

@@ -181,7 +181,7 @@ func isLibrarySource(name string, dir bool) bool {
 // notHidden selects files and directories that Unix does not hide, such as .git.
 func notHidden(name string, _ bool) bool { return !strings.HasPrefix(path.Base(name), ".") }
 
-// isText tells text from binary data as git does: text has no zero byte near its beginning.
+// isText reports whether b is text, by git's rule: text has no zero byte near its beginning.
 func isText(b []byte) bool { return bytes.IndexByte(b[:min(len(b), 8000)], 0) < 0 }
 
 func readUpTo(path string, limit int) ([]byte, error) {

@@ -71,7 +71,7 @@ func (m *demix) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 	return []fsdp.Ref{t.Call("head", &nn.Head{Dim: m.dim, Classes: 256}, x, in[1])}, nil
 }
 
-// isExpert tells whether a unit or a parameter belongs to an expert.
+// isExpert reports whether a unit or a parameter belongs to an expert.
 func isExpert(name string) bool { return strings.Contains(name, ".expert") }
 
 func main() {
@@ -223,7 +223,8 @@ func report(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer, d
 	return nil
 }
 
-// compare prints what every rank has of the trunk and of experts, and checks which are equal.
+// compare prints checksums of the trunk and of the experts on every rank, and checks which of them
+// are equal.
 func compare(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer) error {
 	sums, total, own := [2]hash.Hash32{crc32.NewIEEE(), crc32.NewIEEE()}, 0, 0 // sums of trunk and experts
 	err := m.Summon(ctx, nil, func(params map[string]*tensor.Dense) error {    // with the experts of this rank's domain

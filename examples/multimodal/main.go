@@ -151,8 +151,8 @@ func run(ctx context.Context, g comm.Group, epochs int, p fsdp.Precision) (losse
 	return losses, nil
 }
 
-// captioner is a GPT that reads images: a tower looks at them, and what it sees takes the place of
-// tokens.
+// captioner is a GPT that reads images: a tower turns an image into vectors, which take the place
+// of tokens.
 type captioner struct{ layers, dim, heads int }
 
 // Inputs names the tensors of a batch. One of text alone has nil for images and where.

@@ -32,13 +32,14 @@ type function struct {
 	reads, says []int // tokens of name and source, and of the comment
 }
 
-// corpus is what there is to learn from, and the functions of files that are held out.
+// corpus is the functions to train on, and the functions of files that are held out.
 type corpus struct{ train, held []function }
 
 // holdOut is the share of files that are held out: one in every n.
 const holdOut = 20
 
-// read returns the functions in a tree of Go files, without tests, in an order that is always the same. What occurs a second time, such as for another system, is left out.
+// read returns the functions in a tree of Go files, without tests, always in the same order. It
+// leaves out second copies, such as a function for another system.
 func read(tree fs.FS) (c corpus, err error) {
 	seen := make(map[string]bool)
 	err = fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -116,8 +117,8 @@ func functions(path string, text []byte) (list []function, err error) {
 	return list, nil
 }
 
-// share returns what rank i of n has of the functions. All of a file are with one rank, so ranks have
-// different numbers.
+// share returns the functions that rank i of n has. All functions of a file are on one rank, so
+// ranks have different numbers of functions.
 func share(all []function, i, n int) (mine []function) {
 	for _, f := range all {
 		if int(f.file/holdOut)%n == i {

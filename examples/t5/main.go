@@ -72,7 +72,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 )
 
-// config is what flags set.
+// config holds the values of the flags.
 type config struct {
 	ranks              int
 	layers, dim, heads int

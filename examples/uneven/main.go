@@ -106,7 +106,7 @@ func toSpell(numbers []int, rank int) []int {
 	return numbers[rank*len(several)%held:][:several[rank%len(several)]]
 }
 
-// share returns what part i of n has of the numbers. The first has n times as many as the last.
+// share returns the numbers that part i of n has. The first part has n times as many as the last.
 func share(numbers []int, i, n int) []int {
 	end := func(i int) int { return len(numbers) * i * (2*n + 1 - i) / (n * (n + 1)) }
 	return numbers[end(i):end(i+1)]

@@ -10,7 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 )
 
-// timeline is what a rank did in each pass, as Config.Trace tells it.
+// timeline is the activity of a rank in each pass, as Config.Trace reports it.
 type timeline struct {
 	marks  []byte // by pass: e for the encoder, d for the decoder, v for both, t for training
 	active []byte // by pass: 1 with a batch, 0 without
@@ -40,8 +40,8 @@ func (t *timeline) see(e fsdp.Event) {
 	}
 }
 
-// draw prints the passes of all ranks since the last time, a row for each rank, and who had a batch
-// in how many of how many passes. All ranks call it; what is written on one is of all.
+// draw prints the passes of all ranks since the last call, a row for each rank, and how many passes
+// had a batch on each rank. All ranks call it. The text written on one rank shows all ranks.
 func (t *timeline) draw(ctx context.Context, g comm.Group, w io.Writer) error {
 	const width = 58
 	ranks, err := comm.GatherBytes(ctx, g, t.active)

@@ -5,7 +5,7 @@ import (
 	"reflect"
 )
 
-// A field of a struct holds a part of a sample.
+// A field is a field of a struct that holds a part of a sample.
 type field struct {
 	index   int
 	name    string // name of the part: the tag "data", or else the name of the field

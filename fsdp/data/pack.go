@@ -113,7 +113,7 @@ func packWhole[E any](name string, documents Source[[]E], lengths Source[int], l
 	return p
 }
 
-// documents has documents and their offsets in the text of all of them.
+// documents are documents and the offset of each in the text that they make together.
 type documents[E any] struct {
 	src    Source[[]E]
 	starts []int // offset of each document, and the end

@@ -133,9 +133,9 @@ func (t *Tokens) Read(dst []int, at int) error {
 	return nil
 }
 
-// tail returns the last bytes of dst's memory: as many as its elements take in a file, width each.
-// If the caller reads the elements into it and then sets the elements of dst from front to back, it
-// reads each before it overwrites it. If elements are wider in the file, tail returns new memory.
+// tail returns the end of dst's memory, with room for as many elements of width bytes. A caller
+// that reads the file into it and then sets the elements of dst from front to back overwrites no
+// element before it has read it. If elements are wider in the file, tail returns new memory.
 func tail[E any](dst []E, width int) []byte {
 	n, size := len(dst), int(unsafe.Sizeof(*new(E)))
 	if width > size {

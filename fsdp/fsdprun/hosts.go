@@ -106,7 +106,7 @@ type holder struct {
 	done    chan struct{} // run has ended
 }
 
-// heard is a report of a host.
+// heard is a report that a host has sent.
 type heard struct {
 	host int
 	wire *wire // nil for host 0

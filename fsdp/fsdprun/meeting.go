@@ -345,7 +345,7 @@ func (m *meeting) first() *ending {
 	return first
 }
 
-// fail decides what follows a failure.
+// fail decides how the job continues after a failure.
 func (m *meeting) fail(first *ending, lasted time.Duration, why reason) {
 	m.say(summary(first, m.ended, append(m.gone, m.left...)))
 	switch m.status = 0; {

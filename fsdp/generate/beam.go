@@ -63,8 +63,8 @@ func search[T float](ctx context.Context, b *batch[T], o Options, emit func(Toke
 	return nil
 }
 
-// stableOrder returns an order of kept in which most candidates are at the place of their row; the
-// first place is i. The cache of these need not move.
+// stableOrder returns an order of kept in which as many candidates as possible have the index of
+// the row that they continue, counted from i. The cache of these rows stays in place.
 func stableOrder(kept []candidate, i int) []int {
 	order, left := slices.Repeat([]int{-1}, len(kept)), []int(nil)
 	for rank, c := range kept {

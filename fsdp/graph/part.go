@@ -60,8 +60,8 @@ type step struct {
 	slot  int   // index of the input or parameter
 }
 
-// newPart returns the part of a call that computes the values of list, and sets the outputs of the
-// values that leave it.
+// newPart returns the part of a call that computes the values of list. Values that other calls read
+// become outputs of the part.
 func newPart(r *reader, call int, list []int) *part {
 	p := &part{dtype: r.dtype, call: call, values: r.values, local: make(map[int]int)}
 	for _, i := range list {

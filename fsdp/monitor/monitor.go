@@ -186,9 +186,10 @@ func (m *Monitor) Step(ctx context.Context, units int, values Values) error {
 }
 
 // Eval adds a point to the validation curve: values after the last step, from data outside the
-// training. As in Step, units is the amount of this rank's evaluation and weighs its values; every
-// rank calls Eval, and the ranks exchange once. The values are shown. Writers get them with the
-// prefix "validation/". The time since the last step does not count for the next one.
+// training. As in Step, units is the amount of this rank's evaluation, and the weight of its
+// values. Every rank calls Eval, which exchanges once. Eval shows the values, and gives them to the
+// writers with the prefix "validation/". The time since the last step does not count for the next
+// one.
 func (m *Monitor) Eval(ctx context.Context, units int, values Values) error {
 	if err := m.check("Eval", units); err != nil {
 		return m.refuse(ctx, err)

@@ -127,8 +127,8 @@ func parseOperands(s, separator string) (list []operand, err error) {
 // shapes returns Row.Shapes of the operation.
 func (r *rule) shapes() string { return join(r.args, ", ") + " -> " + join(r.results, " | ") }
 
-// gradShapes returns the shapes of the gradient. Several gradients stay in float32, as gradients of
-// parameters must.
+// gradShapes returns the shapes of the gradient. If it has more than one result, the results stay
+// in float32, as gradients of parameters must.
 func (r *rule) gradShapes() string {
 	var args, grads []string
 	for i, o := range r.args {

@@ -23,7 +23,7 @@ func (m Memory) Total() int {
 	return m.Shard + m.State + m.Gathered + m.Gradient + m.Activation + m.Saved + m.Work
 }
 
-// add adds what o has, sign times.
+// add adds sign times the counts of o.
 func (m *Memory) add(o *Memory, sign int) {
 	m.Shard += sign * o.Shard
 	m.State += sign * o.State

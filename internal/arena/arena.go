@@ -195,8 +195,8 @@ func (a *Arena) draw(from Source, classes ...Class) {
 // errClosed is the error of allocations from a closed arena.
 var errClosed = errors.New("the arena is closed")
 
-// Alloc returns a block of n bytes with undefined contents. It fails if the source of the class
-// fails, or after Close.
+// Alloc returns a block of n bytes with undefined contents. It returns an error after Close, or if
+// the source of this class has no memory left.
 func (a *Arena) Alloc(n int, class Class) (*Block, error) {
 	p := a.of[class]
 	if n == 0 { // sources need not handle 0 bytes

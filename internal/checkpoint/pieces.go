@@ -28,8 +28,8 @@ type Piece struct {
 // end returns the offset behind the last element of p.
 func (p *Piece) end() int { return p.Offset + p.Len }
 
-// Sums are the CRC-32C of each ChunkBytes of a piece, of which the last may be shorter, as
-// little-endian words.
+// Sums are checksums, as little-endian words: the CRC-32C of each ChunkBytes of a piece. The last
+// chunk may be shorter.
 type Sums []byte
 
 // sumBytes is the size of one of Sums.

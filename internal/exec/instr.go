@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/arena"
 )
 
-// A Space is one of the memories of operands. The package comment says who fills each of them and
-// how long it lives.
+// A Space is one of the memories of operands. The package comment says which code fills each Space,
+// and how long its contents last.
 type Space uint8
 
 // These are the spaces. The spaces of a Call have an index: the number of the parameter, input and

@@ -6,7 +6,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// lossKinds are losses of logits, and of pairs of elements.
+// lossKinds are the losses that read logits, and the losses that read pairs of elements.
 var lossKinds = map[exec.Kind]lowering{
 	ops.KindCrossEntropy:     crossEntropy,
 	ops.KindCrossEntropyGrad: crossEntropyGrad,

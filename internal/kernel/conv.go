@@ -124,7 +124,7 @@ func (k correlation) rows(block int) (lo, hi int) {
 	return block * k.block(), min(k.y.n, (block+1)*k.block())
 }
 
-// lifted is the number of elements of the lifted rows of a block.
+// lifted returns the number of elements that the lifted rows of a block have.
 func (k correlation) lifted() int {
 	if k.inPlace() || k.depth() == 0 {
 		return 0

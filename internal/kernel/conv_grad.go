@@ -125,8 +125,9 @@ func spread[T Float](g Conv, dx, from []T, y, x phase, r0, r1 int) {
 	}
 }
 
-// gradW returns the sizes of the parts of the scratch of [ConvGradW]: lifted rows, dy in panels,
-// and the gradient as [In, taps, Out/Groups]. The rows of few channels follow.
+// gradW returns the lengths of three parts of the scratch of [ConvGradW]: the lifted rows, dy in
+// panels, and the gradient as [In, taps, Out/Groups]. A fourth part comes after them: the rows of a
+// convolution with few channels.
 func gradW[T Float](g Conv) (lifted, panels, sums int) {
 	k, nr := g.forward(), gemm.PanelWidth[T]()
 	out := g.Out / g.Groups

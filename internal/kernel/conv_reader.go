@@ -106,7 +106,7 @@ func (r *reader[T]) place(lo, hi int) {
 	}
 }
 
-// panelsOf is the number of elements of the panels of a block of columns.
+// panelsOf returns the number of elements that the panels of a block of columns have.
 func panelsOf[T Float](k correlation) int {
 	nr := gemm.PanelWidth[T]()
 	most := (k.block()*k.x.n + nr - 1) / nr * nr

@@ -23,7 +23,8 @@ type Layout struct {
 	Order Order
 }
 
-// Axis returns the length of axis i as it is read, and the stride of its elements.
+// Axis returns the length of axis i in reading order, and the distance between its elements in
+// memory.
 func (l Layout) Axis(i int) (n, stride int) {
 	at := l.Order.At(i)
 	stride = 1

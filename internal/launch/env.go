@@ -39,8 +39,7 @@ type Env struct {
 	TrustNetwork bool // need no secret between hosts
 }
 
-// MaxSize is the largest number of ranks of a job: rounds of a collective are numbered by
-// them.
+// MaxSize is the largest number of ranks of a job. Collectives number their rounds by ranks.
 const MaxSize = 1 << 14
 
 // Parse reads the environment. It returns false, with the settings only, if no launcher

@@ -25,8 +25,8 @@ func Others(getenv func(string) string) string {
 	return ""
 }
 
-// WithoutSrun describes a process in the script or shell of a Slurm job of several tasks, none of
-// which it is. It returns "" for every other process.
+// WithoutSrun describes a process that runs in the script or the shell of a Slurm job of several
+// tasks without being one of the tasks. It returns "" for every other process.
 func WithoutSrun(getenv func(string) string) string {
 	v := &vars{get: getenv}
 	step, _, err := slurmStep(v)

@@ -172,7 +172,7 @@ func tune(conn net.Conn, purpose string, lanes int) {
 	}
 }
 
-// controlConn is what control connections run on.
+// controlConn is the connection under a control connection.
 type controlConn interface {
 	net.Conn
 	CloseWrite() error

@@ -44,8 +44,8 @@ func product(o *exec.Op) int {
 	return 2 * n * in * out
 }
 
-// These are the sizes of the products of a linear map, of its gradient with respect to x, and of
-// its gradient with respect to the weight.
+// The sizes of three products of a linear map: of its result, of the gradient with respect to x,
+// and of the gradient with respect to the weight.
 func linearSizes(o *exec.Op) (rows, cols, depth int)  { n, in, out := linearDims(o); return n, out, in }
 func linearXSizes(o *exec.Op) (rows, cols, depth int) { n, in, out := linearDims(o); return n, in, out }
 func linearWSizes(o *exec.Op) (rows, cols, depth int) { n, in, out := linearDims(o); return out, in, n }

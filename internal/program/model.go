@@ -68,7 +68,7 @@ func (g *Group) twice() bool { return g.Shards > 1 && g.Replicas > 1 }
 // Hold says how long the full parameters of a group are kept after they have been gathered.
 type Hold uint8
 
-// These are the holds, from the least memory to the least traffic.
+// The values of Hold, from the least memory to the least traffic.
 const (
 	// Use frees the parameters as soon as no call of this stage and of the prefetched stages needs
 	// them (ZeRO-3).

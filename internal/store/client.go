@@ -125,7 +125,7 @@ func (c *client) register() (uint64, *call, error) {
 	return c.last, call, nil
 }
 
-// forget gives up a call. If tell is set, the server gives it up too.
+// forget gives up a call. If tell is set, it asks the server to give it up, too.
 func (c *client) forget(id uint64, tell bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

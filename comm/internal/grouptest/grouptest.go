@@ -16,8 +16,9 @@ import (
 // Floats returns a buffer of n elements.
 func Floats(n int) transport.Buffer { return transport.Of(make([]float32, n)).Named("h.3") }
 
-// PerRank calls f as every rank, with what the rank has, such as its handle, and returns the errors.
-// Inside a synctest bubble a rank that hangs is a deadlock, which fails the test at once.
+// PerRank calls f for every rank at once, with the rank's element of a list, such as its handle,
+// and returns the errors. Inside a synctest bubble a rank that hangs is a deadlock, which fails the
+// test at once.
 func PerRank[T any](all []T, f func(T) error) []error {
 	errs := make([]error, len(all))
 	var ranks sync.WaitGroup

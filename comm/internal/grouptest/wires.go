@@ -56,7 +56,7 @@ func (w Wires) SameHost(int) bool { return true }
 // Host returns its name.
 func (w Wires) Host(int) string { return "here" }
 
-// Relays reports whether ranks learn from others that a rank has ended.
+// Relays reports whether ranks get the news from other ranks that a rank has ended.
 func (w Wires) Relays() bool { return w.Relayed }
 
 // Connect fails.

@@ -196,8 +196,8 @@ func (s *Session) end(rank int, err error) {
 	}
 }
 
-// send sends a world rank a message about a group. Most callers do not mind if the rank is gone: a
-// caller that needs it learns so by itself.
+// send sends a world rank a message about a group. It reports no error: most callers need none if
+// the rank is gone, and the others find out that it is.
 func (s *Session) send(to int, what byte, id uint64, body []byte) error {
 	return s.Mesh.Send(to, newsOf(what, id, body))
 }

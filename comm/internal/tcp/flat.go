@@ -80,8 +80,8 @@ func (r *remote) agree(ctx context.Context) error {
 	return r.disseminate(ctx, 1)
 }
 
-// disseminate does the steps of a dissemination barrier from distance k on. After the
-// step at distance k a rank knows that the 2k-1 ranks to its left are here.
+// disseminate does the steps of a dissemination barrier from distance k on. After the step at
+// distance k, the 2k-1 ranks to the left of a rank have certainly entered the barrier.
 func (r *remote) disseminate(ctx context.Context, k int) error {
 	for ; k < r.size; k *= 2 {
 		r.send(r.right(k), roundAgree+uint16(k), 0, nil)

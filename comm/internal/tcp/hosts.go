@@ -153,8 +153,8 @@ func (h *hosts) localRanks() tree.Span { return h.all[h.host] }
 func (h *hosts) next(k int) int     { return (h.host + k) % len(h.all) }
 func (h *hosts) previous(k int) int { return (h.host + len(h.all) - k) % len(h.all) }
 
-// mate returns the rank of another host that stands for a rank of host from. Between hosts of the
-// same size each rank has its own mate.
+// mate returns the rank of another host that exchanges data with a rank of host from. Between hosts
+// of the same size each rank has a different mate.
 func (h *hosts) mate(host, from, rank int) int {
 	there, here := h.all[host], h.all[from]
 	return there.Lo + (rank-here.Lo)*there.Ranks()/here.Ranks()

@@ -96,7 +96,7 @@ type DeviceOptions struct {
 	Cores   int  // of the host that this rank may use
 }
 
-// Shards are this rank's part of the parameters of a layout, and of their gradients.
+// Shards are the parts that this rank has of the parameters of a layout and of their gradients.
 type Shards interface {
 	// Value returns the shard of a group's parameters, of Flat.ShardLen elements.
 	Value(group int) optim.Vec

@@ -33,8 +33,8 @@ type Own struct {
 	Table  []Member // by rank of the world
 }
 
-// A Member is the part of a rank: Place in the tensors of a Set. All sets with the same Leader have
-// the same tensors.
+// A Member says which part of the tensors of a group a rank has: part Place of the set Set. Sets
+// with the same Leader have the same tensors.
 type Member struct{ Leader, Set, Place int }
 
 // Shared is the owner of tensors that are the same on all ranks.

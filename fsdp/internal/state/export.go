@@ -180,7 +180,7 @@ func (e *exporter) divide(about map[string]string) error {
 	return nil
 }
 
-// inFile describes a tensor.
+// inFile returns the name, type and shape that a tensor has in the file.
 func (e *exporter) inFile(t *Tensor) safetensors.Tensor {
 	return safetensors.Tensor{Name: e.naming.of(t), DType: fileType(e.dtype(t)), Shape: e.naming.shape(t)}
 }

@@ -33,8 +33,8 @@ import (
 // the same result if their options are the same. If the options differ, one error is the error of
 // all ranks.
 
-// stepsName is the name of the number of steps of an optimizer, which plain SGD has although it
-// keeps no tensors.
+// stepsName is the name of an optimizer's number of steps. Plain SGD has it too, although it keeps
+// no tensors.
 const stepsName = "optimizer"
 
 // A found is a tensor of a file, checkpoint or full state.

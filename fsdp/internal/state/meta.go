@@ -111,7 +111,8 @@ func parseCounts(text string) (c optimizerCounts, err error) {
 	return c, nil
 }
 
-// of returns the number of updates of a tensor of an optimizer, or -1 for any other tensor.
+// of returns how many updates the optimizer has made to a tensor of its state, or -1 for any other
+// tensor.
 func (c *optimizerCounts) of(tensor string) int {
 	_, param, entry := strings.Cut(tensor, ":")
 	if n, ok := c.Updates[param]; entry && ok {

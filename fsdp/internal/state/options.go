@@ -164,7 +164,7 @@ func (o *Options) settleOlder() error {
 	return nil
 }
 
-// policy returns what AllowOlder says.
+// policy returns whether an older checkpoint may be loaded, as AllowOlder says.
 func (o *Options) policy() checkpoint.Policy {
 	switch {
 	case o.AllowOlder == nil:

@@ -274,7 +274,7 @@ func (w *writing) run(ctx context.Context, t Team) (path string, err error) {
 	return path, failed
 }
 
-// tell returns rank 0's path on every rank.
+// tell returns the path of rank 0 on every rank.
 func (w *writing) tell(ctx context.Context) (string, error) {
 	path, err := w.team.Tell(ctx, 0, []byte(w.path))
 	if err != nil {

@@ -157,8 +157,8 @@ func (s *Store) own(opt optim.Optimizer, list []Piece, owned []int) error {
 // same reports whether two slices begin at the same address.
 func same[T any](a, b []T) bool { return unsafe.SliceData(a) == unsafe.SliceData(b) }
 
-// shares lists this rank's pieces of the parameters and buffers, in vectors of the size of its
-// shards: of all groups that have a vector.
+// shares lists this rank's pieces of the parameters and buffers. It leaves out groups that have no
+// vector in shards.
 func (s *Store) shares(of func(group int) optim.Vec) (list []Piece) {
 	for i := range s.Layout.Groups {
 		g := &s.Layout.Groups[i]
@@ -189,7 +189,7 @@ func (s *Store) parts(pieces []Piece) parts {
 	return all
 }
 
-// of returns the piece of an entry of a parameter, or nil.
+// of returns the piece with an entry of a parameter's state, or nil.
 func (all parts) of(param int, entry string) *Piece {
 	p := all[param]
 	for p != nil && p.Entry != entry {

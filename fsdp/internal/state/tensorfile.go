@@ -22,8 +22,8 @@ const (
 	float64Bytes = 8
 )
 
-// writeTensor writes the elements of a tensor in another type, and transposes it if it is a matrix
-// of rows rows; 0 does not transpose.
+// writeTensor writes the elements of a tensor in another type. If rows is not 0, the tensor is a
+// matrix with this number of rows, and writeTensor transposes it.
 func writeTensor(w io.Writer, to safetensors.DType, whole []byte, from safetensors.DType, rows int) error {
 	if rows == 0 && to == from {
 		_, err := w.Write(whole)

@@ -174,7 +174,8 @@ func (m *Model) setLabels(keys, now map[string]any) error {
 	return nil
 }
 
-// draw lists the parameters that the new head lacks in the files.
+// draw sets Drawn to the parameters of the new head that the files lack. They keep their initial
+// values.
 func (m *Model) draw(has func(tensor string) bool) {
 	if m.head.Task == nn.EmbedSequences {
 		return

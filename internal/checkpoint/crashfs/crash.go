@@ -38,7 +38,7 @@ func (f *FS) Crash(seed uint64) *FS {
 	return &FS{root: d.survivor(f.root), locks: make(map[*node]string)}
 }
 
-// A disaster decides what survives.
+// A disaster decides which writes survive.
 type disaster struct {
 	rng         *rand.Rand
 	names, data float64 // the odds of a change of names, and of data, that was not synced

@@ -109,7 +109,7 @@ var classes = []struct {
 
 var gpt2 = &nn.GPT{Vocab: 50257, Context: 1024, Layers: 12, Dim: 768, Heads: 12, Tied: true}
 
-// memory draws what a rank holds at the peak of a step.
+// memory draws the memory of a rank at the peak of a step.
 func memory() (string, error) {
 	const left, bottom, bar, gap, scale = 70.0, 330.0, 46.0, 8.0, 100.0 / 1e9 // pixels a byte
 	p := &picture{Width: 860, Height: 400, Title: "Peak memory of a rank: GPT-2 (124 million parameters), AdamW, bfloat16"}
@@ -154,7 +154,7 @@ func (p *picture) legend(x, y float64, color, text string) {
 	p.add(x+20, y, "start", "%s", text)
 }
 
-// activities are what a stream does.
+// activities are the kinds of work of a stream.
 var activities = []struct{ name, color string }{
 	{"forward", "#4f9d69"}, {"backward", "#3b6ea5"}, {"optimizer", "#7a5ea8"}, {"waits", "#dddddd"}, {"all-gather", "#e3a335"}, {"reduce-scatter", "#d1603d"},
 }

@@ -46,7 +46,7 @@ func main() {
 	}
 }
 
-// run compares what args say and prints to out.
+// run runs the comparison that args describe and prints the result to out.
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	f := flag.NewFlagSet("samebits", flag.ContinueOnError)
 	base := f.String("base", "", "`commit` to compare the working tree with")
@@ -99,7 +99,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	return compare(ctx, out, filter, b.both)
 }
 
-// text is what examples/gpt trains on: some kilobytes that are the same on every machine.
+// text is the text that examples/gpt trains on: some kilobytes that are the same on every machine.
 func text() []byte {
 	var s strings.Builder
 	for i := range 2000 {
@@ -145,8 +145,8 @@ func compare(ctx context.Context, out io.Writer, filter *regexp.Regexp,
 	return nil
 }
 
-// both runs a configuration with the programs of both trees, side by side, and removes what they
-// have written.
+// both runs a configuration with the programs of both trees, side by side, and removes the files
+// that they write.
 func (b *bench) both(ctx context.Context, c configuration) (sums [2]sums, err error) {
 	var errs [2]error
 	dir := filepath.Join(b.dir, "run")

@@ -14,7 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/safetensors"
 )
 
-// sums are what a training came to, as hashes in 12 hexadecimal digits.
+// sums are the results of a training, as hashes of 12 hexadecimal digits.
 type sums struct {
 	weights string
 	state   string // the optimizer's, with its counts and the parameters beside them

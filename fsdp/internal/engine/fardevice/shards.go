@@ -50,7 +50,7 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 	return s.d.call(func() error { return s.host.ReduceWhole(ctx, group, before, after) })
 }
 
-// Turn tells the host's shards the same.
+// Turn calls Turn of the host's shards.
 func (s *shards) Turn(t engine.Turn, before func(*layout.Group) float32) {
 	s.d.do(func() {
 		s.host.(interface {
@@ -82,7 +82,7 @@ func (d *Device) vector(v optim.Vec) optim.Vec {
 	return &vector{d, v.(optim.Host)}
 }
 
-// hostVecs returns the vectors as the Host knows them.
+// hostVecs returns the vectors of the host behind vs.
 func hostVecs(vs []optim.Vec) []optim.Vec {
 	list := make([]optim.Vec, len(vs))
 	for i, v := range vs {

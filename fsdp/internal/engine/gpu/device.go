@@ -233,7 +233,8 @@ func (d *Device) alloc(n int, class arena.Class) (*block, error) {
 	return d.count(&block{memory: m}, class)
 }
 
-// withAdvice adds to the error of a device that is out of memory what shows the cause.
+// withAdvice adds advice to the error of a device that is out of memory: the call that shows what
+// fills it.
 func withAdvice(err error) error {
 	if e := new(nccl.CUDAError); errors.As(err, &e) && e.OutOfMemory() {
 		return fmt.Errorf("%w. Planner.Fits, with the bytes that are free, says what fills a step and which settings save most", err)

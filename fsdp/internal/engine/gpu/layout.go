@@ -69,7 +69,7 @@ func newWriter(c *engine.Compiled, poison bool) *scriptWriter {
 	return w
 }
 
-// place decides where everything lies.
+// place decides the offset of every buffer.
 func (w *scriptWriter) place() {
 	p := w.c.Plan
 	var all []*arena.Place

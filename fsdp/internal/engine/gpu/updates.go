@@ -75,7 +75,7 @@ type mark struct {
 	end  int // elements
 }
 
-// newUpdates makes what updates need.
+// newUpdates allocates the memory of updates.
 func (d *Device) newUpdates() (err error) {
 	u := &d.updates
 	for k, name := range kernelNames {

@@ -236,7 +236,7 @@ func (t *chatTemplate) render(c *Chat, messages []Message, generationPrompt bool
 	return lossy([]byte(text)), nil
 }
 
-// roles lists who speaks.
+// roles lists the roles of the messages.
 func roles(messages []Message) string {
 	list := make([]string, len(messages))
 	for i, m := range messages {

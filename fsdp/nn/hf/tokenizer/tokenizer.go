@@ -155,7 +155,8 @@ func (t *Tokenizer) appendPlain(ids []int, text string) []int {
 	return ids
 }
 
-// appendPart appends the tokens of a part of a text: of an added token, or of text between them.
+// appendPart appends the tokens of one part of a text. A part is an added token or the text between
+// two of them.
 func (t *Tokenizer) appendPart(ids []int, part string, token *added, first bool) []int {
 	if token != nil {
 		return append(ids, token.ID)

@@ -161,8 +161,8 @@ func (f *function) scale8(suffix string) {
 	f.line("VBROADCASTSS X8, %s; VBROADCASTSS X9, %s", f.reg(8), f.reg(9))
 }
 
-// codes8 writes a block from the elements at from. It calls rest for each vector u of the four,
-// when vector 4+u has its codes.
+// codes8 writes the codes of a block of elements at from. It calls rest(u), if there is a rest, for
+// each of four vectors, when register 4+u has the codes of vector u.
 func (f *function) codes8(label, to, from string, rest func(u int)) {
 	f.fours8(label, func() {
 		for u := range 4 {

@@ -53,7 +53,7 @@ func enterNamespace() error {
 	return nil
 }
 
-// output runs a command and returns what it prints.
+// output runs a command and returns its output.
 func output(path string, args ...string) (string, error) {
 	text, err := exec.Command(path, args...).CombinedOutput()
 	if err != nil {

@@ -53,7 +53,7 @@ func (c command) String() string {
 	return fmt.Sprintf("run %s %d %d", c.op, c.bytes, c.iterations)
 }
 
-// parseCommand reads what String writes.
+// parseCommand parses the result of String.
 func parseCommand(line string) (command, error) {
 	fields := strings.Fields(line)
 	wrong := fmt.Errorf("not a command: %.80q", line)

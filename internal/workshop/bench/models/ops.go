@@ -149,7 +149,8 @@ func rope(interleaved bool) func(G.Nodes) (*G.Node, error) {
 	})
 }
 
-// sdpa attends with queries, keys and values. A fourth argument of integers is the mask, another the bias.
+// sdpa attends with queries, keys and values. A fourth argument is the mask if it has two
+// dimensions, and the bias if it has more.
 func sdpa(a op.Attention) func(G.Nodes) (*G.Node, error) {
 	a.Heads = heads
 	return func(in G.Nodes) (*G.Node, error) {

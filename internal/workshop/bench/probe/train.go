@@ -87,8 +87,8 @@ func trainers(ctx context.Context, dir string, s size, t comm.Transport) ([]*tra
 	})
 }
 
-// steps are whole training steps. A round is the median of those of half a second. Over TCP, all
-// gathers and reductions pay for sockets and checksums.
+// steps measures whole training steps. A round is the median of the steps of half a second. Over
+// TCP, all gathers and reductions pay for sockets and checksums.
 func steps() (list []measurement) {
 	for _, way := range []struct {
 		name      string
@@ -121,7 +121,7 @@ func steps() (list []measurement) {
 	return list
 }
 
-// states are what becomes of the state of the small model after one step.
+// states are measurements of the state of the small model after one step.
 func states() (list []measurement) {
 	for _, way := range []struct {
 		name string

@@ -39,7 +39,7 @@ func (r *stateRow) speed(to *stateRow) float64 {
 	return stats.Ratio(to.times, r.times) * float64(r.bytes) / float64(to.bytes)
 }
 
-// statePeerOf is a model on a number of ranks.
+// statePeerOf is the key of statePeer: a model and the number of its ranks.
 type statePeerOf struct {
 	model string
 	ranks int

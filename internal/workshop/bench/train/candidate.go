@@ -61,7 +61,7 @@ func start(ctx context.Context, s size, w way, t *peer, dir string, export bool)
 	return c, nil
 }
 
-// run runs some steps on all processes at once and returns what one of them took on the slowest.
+// run runs some steps on all processes at once and returns the time of the slowest process.
 func (c *candidate) run(steps int) (time.Duration, error) {
 	defer time.AfterFunc(patience, c.cancel).Stop()
 	var mu sync.Mutex

@@ -90,8 +90,8 @@ func (t *try) String() string {
 // defaults: among many settings, the fastest is partly fast by chance.
 const finalists = 4
 
-// run tries every setting of Tune for some steps, and then the fastest, the choice and the defaults
-// in turns.
+// run tries every setting of Tune for some steps. Then it runs three settings in turns: the fastest
+// one, the one that Tune chooses, and the defaults.
 func (h *hunt) run(ctx context.Context, rounds int, seconds float64) error {
 	shape := fsdp.Ints(h.Batch/2, h.Context)
 	tune := func(cfg fsdp.Config) (fsdp.Config, []plan.Choice, error) {

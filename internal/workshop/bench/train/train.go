@@ -159,7 +159,7 @@ func Run(ctx context.Context, w io.Writer, args []string) error {
 	return run(ctx, w, options{list, match, *python, *compile, *seconds})
 }
 
-// options is what Run measures.
+// options are the options of Run.
 type options struct {
 	sizes   []size
 	match   *regexp.Regexp // of the names of rows

@@ -91,7 +91,7 @@ func named[T interface {
 	return first, fmt.Errorf("no such %T: %q", first, name)
 }
 
-// matching returns a function that tells whether a name matches expr, nil for "".
+// matching returns a function that reports whether a name matches expr, or nil for "".
 func matching(expr string) func(name string) bool {
 	if expr == "" {
 		return nil

@@ -69,7 +69,7 @@ func (t *training) wrap(ctx context.Context) error {
 	return err
 }
 
-// change does what the options have done after half of the steps.
+// change makes the changes that the options ask for after half of the steps.
 func (t *training) change(ctx context.Context) error {
 	if t.thaw {
 		entries, err := t.model.Freeze(ctx, nil, t.opt)
