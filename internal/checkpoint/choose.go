@@ -145,8 +145,8 @@ func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 	}
 }
 
-// before finds the last whole checkpoint that was saved before a rejected one. It is ErrNone itself
-// if the rejected one is no checkpoint in a job's directory.
+// before finds the last whole checkpoint that was saved before a rejected one. It returns ErrNone
+// if the rejected one is not in a job's directory.
 func before(ctx context.Context, fsys FS, rejected Entry) (Found, error) {
 	dir := filepath.Dir(rejected.Path)
 	n, ok := parseName(filepath.Base(rejected.Path))

@@ -16,7 +16,7 @@ import (
 // draftMark is in the name of a checkpoint that does not count: it is being written or removed.
 const draftMark = ".tmp-"
 
-// ErrUnfinished is why a draft does not count.
+// ErrUnfinished is the reason why a draft is not a checkpoint.
 var ErrUnfinished = errors.New("incomplete: it is being written or removed, or was interrupted")
 
 // An Entry is a file or directory in a job's directory that has the name of a checkpoint.
@@ -56,8 +56,7 @@ func checkWhole(ctx context.Context, fsys FS, dir string) (map[string]json.RawMe
 	return r.Manifest().Meta, r.Close()
 }
 
-// isDamaged reports whether err is about the state of a checkpoint, and not about this program or
-// this machine.
+// isDamaged reports whether err is a fault of the checkpoint, not of this program or this machine.
 func isDamaged(err error) bool {
 	return errors.Is(err, ErrUnfinished) || errors.Is(err, ErrDamaged) || errors.Is(err, fs.ErrNotExist)
 }

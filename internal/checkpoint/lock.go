@@ -33,7 +33,7 @@ func (e *LockedError) Error() string {
 
 func (e *LockedError) Unwrap() error { return ErrLocked }
 
-// maxOwner is more than any text in a lock, in bytes.
+// maxOwner is a size in bytes that no text in a lock reaches.
 const maxOwner = 1 << 10
 
 // fileLock is a lock that this process holds, on an open file.

@@ -56,7 +56,7 @@ func chunks(n, size int) int {
 	}
 }
 
-// add appends p, which has its Sums, to pieces. before is the last of them.
+// add appends p, with its Sums, to pieces. before is the last piece in pieces.
 func (list *Pieces) add(before, p *Piece) {
 	b := binary.AppendVarint(*list, int64(p.Offset-before.end()))
 	b = binary.AppendVarint(b, int64(p.Len-before.Len))

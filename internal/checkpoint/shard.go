@@ -43,8 +43,8 @@ const (
 	Any                    // all values
 )
 
-// Check returns an error that wraps [ErrNotFinite] if elements of type t have other values. name is
-// the name of the tensor, offset the index of the first of the elements in it.
+// Check returns an error that wraps [ErrNotFinite] if elements of type t have values that are not
+// allowed. name is the name of the tensor, and offset the index of the first element.
 func (v Values) Check(name string, offset int, t safetensors.DType, b []byte) error {
 	if v == Any {
 		return nil
@@ -140,8 +140,8 @@ type block struct {
 	special int    // values that are NaN or infinite, likewise
 }
 
-// plan lays parts out in a file: a header followed by the blocks. There are none if there is no
-// data. The tensors have no pieces yet.
+// plan lays parts out in a file: a header and then the blocks. If no part has data, it returns no
+// blocks. The tensors have no pieces yet.
 func plan(parts []Part) (tensors map[Key]*joining, header []byte, blocks []block, err error) {
 	if err := littleEndian(); err != nil {
 		return nil, nil, nil, err

@@ -164,8 +164,8 @@ func (s *Store) Begin(step int) (*Draft, error) {
 	return d, nil
 }
 
-// next returns the number of the next checkpoint: greater than all numbers in names here, of whole
-// checkpoints or not.
+// next returns the number of the next checkpoint. It is greater than the numbers of all names in
+// names, including names of drafts.
 func (s *Store) next() (int, error) {
 	entries, err := s.fsys.ReadDir(s.dir)
 	if err != nil {

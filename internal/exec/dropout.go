@@ -48,7 +48,7 @@ func unused(x *G.Node, s uint32) uint32 {
 	return s
 }
 
-// dropoutRow is its own gradient.
+// dropoutRow is the rule of dropout. The gradient of dropout is dropout with the same mask.
 var dropoutRow = &Row{
 	Kind: KindDropout, Attr: Mask{}, Doc: "x/(1 - rate) or 0, by seed and stream; x in evaluation", Shapes: "x [...] -> y [...]",
 	Kernels: Kernels{runDropout(kernel.Dropout[float32]), runDropout(kernel.Dropout[float64]), runDropout(kernel.NaiveDropout)},

@@ -142,8 +142,8 @@ func (c *compiler) keepWide() {
 	}
 }
 
-// keepSum adds n, the gradient of a parameter, to the list, with its summands and the values that
-// it is moved from.
+// keepSum adds n, the gradient of a parameter, to the list. It also adds the summands of n, and the
+// values that n is a rearrangement of.
 func (c *compiler) keepSum(n *G.Node) {
 	if n == nil || n.Op() == nil || isConst(n) || c.wide[n] {
 		return

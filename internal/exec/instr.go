@@ -15,8 +15,7 @@ import (
 // and how long its contents last.
 type Space uint8
 
-// These are the spaces. The spaces of a Call have an index: the number of the parameter, input and
-// so on.
+// The spaces. The spaces of a Call have an index: the number of the parameter, the input and so on.
 const (
 	SpaceWork Space = iota
 	SpaceSaved

@@ -240,7 +240,7 @@ func NewSlice(x *G.Node, axis, lo, hi int) (*G.Node, error) {
 	return (&Op{Row: sliceRow, Attrs: Slice{Axis: axis, Start: lo, Step: 1}, Shape: shape}).add(x)
 }
 
-// around returns the numbers of elements before an axis and behind it.
+// around returns the number of elements before an axis and the number of elements after it.
 func around(shape tensor.Shape, axis int) (outer, inner int) {
 	return Numel(shape[:axis]), Numel(shape[axis+1:])
 }

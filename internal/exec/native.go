@@ -52,8 +52,8 @@ func useWith(r *Row, attrs any, n *G.Node, args []*G.Node) *Op {
 }
 
 // replacements return a node that computes the same as a stock operation with these arguments, or
-// nil to keep it. They replace operations whose rules of differentiation are wrong in Gorgonia, or
-// which copy without need.
+// nil to keep the operation. They replace operations that Gorgonia differentiates wrongly, or that
+// copy without need.
 var replacements = map[string]func(n *G.Node, kids []*G.Node) (*G.Node, error){
 	"gorgonia.maxOp":       replaceMax,
 	"gorgonia.elemUnaryOp": replaceFunction,

@@ -188,8 +188,8 @@ func (o *Op) SymDiff(in G.Nodes, out, dy *G.Node) (G.Nodes, error) {
 	return append(grads, make(G.Nodes, max(0, len(in)-len(grads)))...), err
 }
 
-// Do implements gorgonia.Op, so that the op also runs in Gorgonia's machines. It allocates;
-// programs do not use it.
+// Do implements gorgonia.Op, so that Gorgonia's machines can run the op, too. It allocates.
+// Programs do not use it.
 func (o *Op) Do(in ...G.Value) (G.Value, error) {
 	f := &Frame{Op: o, Kernel: new(kernel.Context), Train: true}
 	for i, v := range in {

@@ -33,7 +33,7 @@ var randomRow = &Row{
 	FLOPs:   func(o *Op) int { return 32 * o.Attrs.(Random).draws() * Numel(o.Shape) }, Cheap: true, Split: ByElement,
 }
 
-// draws returns how many numbers of the stream an element uses.
+// draws returns how many random numbers an element uses.
 func (r Random) draws() int {
 	if r.Of == "binomial" {
 		return int(r.A)

@@ -385,7 +385,7 @@ func (o *attention[E, T]) collect(t tile, slot int, x []E, stride int) (rows []E
 	return rows, ld
 }
 
-// distribute copies the rows of a tile to their places in x, unless they are already there.
+// distribute copies the rows of a tile to their places in x, unless room has returned these places.
 func (o *attention[E, T]) distribute(t tile, rows, x []E, stride int) {
 	for i := 0; i < t.queries && t.heads > 1; i++ {
 		n := t.heads * o.HeadDim

@@ -119,8 +119,8 @@ func (g *attentionGrad[E, T]) keySums(t tile) (dk, dv []T, kStride, vStride int)
 	return sums[t.k0*d:], sums[(g.KLen+t.k0)*d:], d, d
 }
 
-// roundKeys writes the gradients of a tile's keys and values to dk and dv, unless they are already
-// there.
+// roundKeys writes the gradients of a tile's keys and values to dk and dv, unless keySums has
+// returned dk and dv themselves.
 func (g *attentionGrad[E, T]) roundKeys(t tile) {
 	dk, ok := any(g.dk).([]half.BFloat16)
 	if !ok {

@@ -157,8 +157,8 @@ func (u *Unit) ordered() []Kind {
 	return list
 }
 
-// hold returns how long parameters that are cut over this number of places stay whole in a pass. If
-// a rank has all of them, calls can use its copy in place, unless it has to be rounded to travel.
+// hold returns how long a pass keeps the whole parameters that are cut over this number of places.
+// If a rank has all of them, calls can use its copy in place, unless they travel in a rounded form.
 func (u *Unit) hold(places int, exact bool) program.Hold {
 	switch {
 	case places == 1 && exact:
@@ -216,7 +216,8 @@ func (l *Layout) Sizes() []program.GroupSizes {
 	return sizes
 }
 
-// ErrorBytes returns the bytes of the rounding errors of one rank's gradients that travel.
+// ErrorBytes returns the bytes of the rounding errors that one rank keeps of the gradients that it
+// has sent.
 func (l *Layout) ErrorBytes() (n int) {
 	for i := range l.Groups {
 		n += l.Groups[i].ErrorBytes()
@@ -275,8 +276,8 @@ func (g *Group) GradBytes() int { return g.Flat.Len() * g.Compute.Size() }
 // ShardBytes returns the size of one rank's share.
 func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Compute.Size() }
 
-// Excess returns the part of the bytes of one rank's parameters and gradients that is due to
-// unequal shards.
+// Excess returns how many bytes more one rank's parameters and gradients take than if the group
+// were cut anywhere, in equal parts.
 func (g *Group) Excess() int {
 	n := g.Flat.Excess() * g.Compute.Size()
 	if !g.Kind.Frozen {

@@ -89,7 +89,8 @@ func (p *Path) At(all *program.Model, eval bool, given []bool) *program.Model {
 	return &m
 }
 
-// Absent reports which results are absent in a pass that lacks everything it may lack.
+// Absent reports which results are absent in a pass without any of its optional inputs and
+// conditions.
 func (p *Path) Absent() []bool {
 	given := make([]bool, p.Inputs+p.Conditions)
 	for i := range p.Inputs {
@@ -105,7 +106,7 @@ func (p *Path) Absent() []bool {
 
 func (p *Path) optional(input int) bool { return slices.Contains(p.Optional, input) }
 
-// Varies reports whether a pass may lack anything.
+// Varies reports whether a pass may lack an input or a result.
 func (p *Path) Varies() bool { return len(p.Optional)+p.Conditions > 0 }
 
 // Alternatives returns the values that r may stand for: inputs and outputs of calls.
@@ -164,8 +165,8 @@ func (p *Path) Certain() []bool {
 	return certain
 }
 
-// needs returns the outputs of calls that every pass needs for r, r included. memo has them for
-// the inputs of calls.
+// needs returns the outputs of calls that every pass needs for r, including r. memo keeps the
+// results for the inputs of calls.
 func (p *Path) needs(r program.Ref, memo []map[program.Ref]bool) map[program.Ref]bool {
 	if r.Call == program.Batch || r.Call == program.None {
 		return nil
@@ -194,9 +195,9 @@ func (p *Path) needs(r program.Ref, memo []map[program.Ref]bool) map[program.Ref
 	return all
 }
 
-// Votes are the words by which ranks report which parameters have a gradient in a pass: parameters
-// of calls that some passes may do without. If ranks have different parameters of one name, each
-// set has a word.
+// Votes are words in which each rank reports which parameters have a gradient in a pass. They cover
+// the parameters of calls that some passes may do without. If ranks have different parameters of
+// one name, each set of ranks has a word.
 type Votes struct {
 	Words int
 	Of    []int // by parameter: this rank's word, or -1

@@ -43,10 +43,10 @@ const Shared = -1
 // Twice reports whether gradients are summed over the places, and then over the replicas.
 func (r *Ranks) Twice() bool { return r.Shards > 1 && r.Replicas > 1 }
 
-// Counts reports whether this rank speaks for its replicas when something is summed over all ranks.
+// Counts reports whether this rank represents its replicas in a sum over all ranks.
 func (r *Ranks) Counts() bool { return r.Replica == 0 }
 
-// differ reports whether other ranks have other tensors of the same names.
+// differ reports whether other ranks have different tensors of the same names.
 func (r *Ranks) differ() bool { return r.Own != nil && r.Own.Ranks != r.World }
 
 // Leader returns the first of the ranks that have the same tensors as this one.
@@ -57,7 +57,7 @@ func (r *Ranks) Leader() int {
 	return 0
 }
 
-// Member returns the part of a rank of the world.
+// Member returns the Member of a rank of the world.
 func (g *Group) Member(rank int) Member {
 	r := &g.Ranks
 	m := Member{Set: rank / r.Shards, Place: rank % r.Shards}

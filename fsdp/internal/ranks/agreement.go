@@ -206,7 +206,7 @@ func (a *Agreement) reduce(ctx context.Context, w []int64) error {
 // none is the number of a rank that does not take part.
 const none = -1
 
-// flip maps numbers from 0 on so that the largest is the smallest, and back.
+// flip maps numbers from 0 on so that their order is reversed. It is its own inverse.
 func flip(w int64) int64 { return math.MaxInt64 - w }
 
 func word(b bool) int64 {

@@ -54,7 +54,8 @@ func (q *Ask) String() string {
 	return text
 }
 
-// hash returns a number from 0 on that is the same if ranks ask for the same, schedules aside.
+// hash returns a number from 0 on. It is the same on ranks that ask for the same call. Schedules do
+// not change it.
 func (q *Ask) hash() int64 {
 	h := hash(hash(offset, q.Call), q.Detail)
 	for _, v := range [...]uint64{math.Float64bits(q.Argument), uint64(q.Model), uint64(q.Number), uint64(word(q.NoSync)), uint64(len(q.Loops))} {
@@ -78,8 +79,8 @@ func (q *Ask) schedule() int64 {
 	return int64(q.Schedule)
 }
 
-// disagree returns an error with the calls of rank measure and of the first rank with another
-// number. There is such a rank.
+// disagree returns an error with the call of rank measure, and the call of the first rank that has
+// another number. There is such a rank.
 func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *Ask) error {
 	wire, text := *q, bytes.Buffer{}
 	wire.Past, wire.Has = nil, nil
@@ -102,8 +103,8 @@ func (a *Agreement) disagree(ctx context.Context, measure int, mine int64, q *As
 	return fmt.Errorf("ranks disagree: %s", explain(x, y))
 }
 
-// part returns an error with the pasts of rank 0 and of the first rank with another past. There is
-// such a rank.
+// part returns an error with the Past of rank 0 and the Past of the first rank that differs. There
+// is such a rank.
 func (a *Agreement) part(ctx context.Context, q *Ask) error {
 	d, err := a.differ(ctx, 0, q.past(), q.Past.String())
 	if err != nil {
@@ -112,7 +113,7 @@ func (a *Agreement) part(ctx context.Context, q *Ask) error {
 	return fmt.Errorf("ranks disagree: %s", q.Past.Differ(0, d.rank, d.first, d.other))
 }
 
-// past returns a number from 0 on for the past.
+// past returns a hash of the Past, from 0 on.
 func (q *Ask) past() int64 {
 	if q.Past == nil {
 		return 0
@@ -120,7 +121,7 @@ func (q *Ask) past() int64 {
 	return int64(q.Past.Hash() >> 1)
 }
 
-// asked is the Ask of a rank.
+// asked is the Ask that a rank has sent.
 type asked struct {
 	rank int
 	Ask

@@ -11,7 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
-// errStopped is the reason why a rank stops working: another has failed, and returns its error.
+// errStopped is the reason why a rank stops working: another rank has failed, and all ranks return
+// the error of that rank.
 var errStopped = errors.New("another rank has failed")
 
 // longestBeat is the longest interval at which ranks report that they are still busy.
@@ -43,7 +44,8 @@ const (
 	graceAfterStop = time.Second      // for work to end when it has been stopped
 )
 
-// Limit returns how long one operation of files may take: as long as a rank of g may be silent.
+// Limit returns how long one operation of files may take. It is the time for which a rank of g may
+// be silent.
 func Limit(g comm.Group) time.Duration {
 	if limit := transport.Timeout(g); limit > 0 {
 		return limit

@@ -165,8 +165,8 @@ func (t *Team) watchOne(g comm.Group) error {
 	return nil
 }
 
-// Each returns the words of every rank, in rank order. mine is this rank's words, as many as on
-// every rank.
+// Each returns the words of every rank, in rank order. mine has this rank's words; every rank has
+// the same number of words.
 func (t *Team) Each(ctx context.Context, what string, mine []int64) ([]int64, error) {
 	all := make([]int64, len(mine)*t.Size())
 	if len(mine) == 0 {
@@ -264,7 +264,7 @@ func (p *part) Gather(dst, src comm.Buffer, counts []int, root int) comm.Work {
 // Staging implements transport.Stager.
 func (p *part) Staging(d comm.DType, n int) int { return staging(p.Group, d, n) }
 
-// staging returns the staging of g, or 0 if it works in its callers' memory.
+// staging returns the staging memory of g, or 0 if g works in the memory of its callers.
 func staging(g comm.Group, d comm.DType, n int) int {
 	if s, ok := g.(transport.Stager); ok {
 		return s.Staging(d, n)

@@ -39,7 +39,7 @@ func (a *Agreement) Same(ctx context.Context, what, text string) error {
 	return fmt.Errorf("ranks disagree about the %s: rank 0 has %q, rank %d has %q: give all ranks the same", what, first, d.rank, other)
 }
 
-// difference is the texts of two ranks whose numbers differ.
+// difference is the texts of two ranks that have different numbers.
 type difference struct {
 	rank         int // the second
 	first, other string
@@ -81,7 +81,8 @@ func (a *Agreement) text(ctx context.Context, root int, mine string) (string, er
 	return string(text), err
 }
 
-// Tell returns, on every rank, root's bytes: mine of rank root. Ranks must have agreed to call it.
+// Tell returns the bytes of rank root on every rank. mine is read on root only. Ranks must have
+// agreed to call Tell.
 func (a *Agreement) Tell(ctx context.Context, root int, mine []byte) ([]byte, error) {
 	text, err := a.text(ctx, root, string(mine))
 	if err != nil {

@@ -79,7 +79,8 @@ func (v *Saver) keepBase(now []BaseTensor) error {
 // Rebase says that the program has loaded values, which may be of another base.
 func (v *Saver) Rebase() { v.base = nil }
 
-// sumBase returns the checksums of the parameters in list, whole, on every rank. own has this rank's pieces.
+// sumBase returns, on every rank, the checksums of the whole parameters in list. own has this
+// rank's pieces.
 func (s *Store) sumBase(ctx context.Context, list []Tensor, own []Piece) ([]uint32, error) {
 	terms := make([]uint32, len(list))
 	err := busy(ctx, s.Team, nil, func(ctx context.Context) error { return s.addTerms(ctx, list, own, terms) })

@@ -54,7 +54,7 @@ const (
 	smallParts  = 4 // a small tensor takes at most 1/smallParts of a parcel, or of a block of memory
 )
 
-// A transfer is tensors under way.
+// A transfer is a set of tensors that are being collected.
 type transfer struct {
 	tensors []Tensor
 	wholes  [][]byte // of each; nil on ranks that do not get them
@@ -154,7 +154,7 @@ func (c *collector) run(ctx context.Context, list []Tensor) error {
 	})
 }
 
-// gets reports whether this rank gets the tensors.
+// gets reports whether this rank gets the whole tensors.
 func (c *collector) gets() bool { return c.root == Everywhere || c.root == c.s.rank() }
 
 // parcels divides a list into tensors that travel together, on all ranks alike.
@@ -177,7 +177,7 @@ func (c *collector) parcels(list []Tensor) (parcels [][]Tensor) {
 	return parcels
 }
 
-// within reports whether every set collects a tensor separately.
+// within reports whether each set of ranks collects a tensor for itself.
 func (c *collector) within(t *Tensor) bool {
 	return c.root == Everywhere && t.Owner == checkpoint.Shared
 }
@@ -382,7 +382,7 @@ type ring struct {
 	free   []func()
 }
 
-// newRing takes memory for any tensors of a list.
+// newRing takes memory that is large enough for any tensors of a list.
 func (s *Store) newRing(list []Tensor) (*ring, error) {
 	largest := 0
 	for i := range list {

@@ -143,8 +143,9 @@ func (e *exporter) describe(list []Tensor, steps int) error {
 	return e.divide(about)
 }
 
-// divide makes the headers of the files: of one file, or of the number that MaxFileSize requires. A
-// tensor that is larger than that has a separate file, and the tensors of one parameter are in one.
+// divide makes the headers of the files: of one file, or of as many as MaxFileSize requires. The
+// tensors of one parameter are in one file. A tensor that is larger than MaxFileSize has a file for
+// itself.
 func (e *exporter) divide(about map[string]string) error {
 	var size int64
 	e.sets = []tensorSet{{}}

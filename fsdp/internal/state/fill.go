@@ -86,7 +86,7 @@ func (f *Filling) fill(ctx context.Context) (adopted []Piece, err error) {
 	return adopted, nil
 }
 
-// make makes this rank's part of a tensor that the file lacks, if there is a Maker for it.
+// make computes this rank's part of a tensor that the file lacks, if it has a Maker.
 func (f *Filling) make(ctx context.Context, p *Piece) error {
 	name := f.n.of(&p.Tensor)
 	maker := f.m.options.Make[name]

@@ -89,7 +89,7 @@ func (s *Store) FullOptim(ctx context.Context, opt optim.Optimizer, o *Options) 
 	return w.full, nil
 }
 
-// wholes are the tensors of a full state that is being made.
+// wholes are the tensors of a full state while it is being collected.
 type wholes struct {
 	s    *Store
 	full *optim.FullState
@@ -191,7 +191,8 @@ func (w *wholes) describe(list []Tensor) {
 	}
 }
 
-// entriesOf returns the tensors of an optimizer in a list, in its place.
+// entriesOf returns the tensors in list that are state of an optimizer. It reuses the memory of
+// list.
 func entriesOf(list []Tensor) []Tensor {
 	return slices.DeleteFunc(list, func(t Tensor) bool { return t.Entry == "" })
 }

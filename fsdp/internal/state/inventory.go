@@ -34,7 +34,7 @@ type inventory struct {
 	index map[string]int // in Kinds, by their text
 }
 
-// A kind is the entries for one value, by name.
+// A kind has the entries that are kept for one value, by name.
 type kind map[string]entry
 
 // An entry is the number of its updates, and its bits an element if they differ from the value's.
@@ -43,7 +43,8 @@ type entry struct {
 	Bits  int `json:",omitzero"`
 }
 
-// A run is Len values from First on for which a kind is kept. For an empty kind nothing is kept.
+// A run is Len values from First on. The same kind is kept for all of them. Values with an empty
+// kind have no entries.
 type run struct{ First, Len, Kind int }
 
 // newInventory makes the inventory of opt: the entries that it keeps for the values of pieces.
@@ -111,7 +112,8 @@ func (inv *inventory) encode() []byte {
 	return text
 }
 
-// decodeInventory is the reverse of encode, for an inventory of at most this number of values.
+// decodeInventory is the reverse of encode. It refuses an inventory of more than this number of
+// values.
 func decodeInventory(b []byte, values int) (*inventory, error) {
 	inv := &inventory{}
 	d := json.NewDecoder(bytes.NewReader(b))

@@ -196,14 +196,14 @@ func (l *Loading) refuse(ctx context.Context, err error) error {
 	return Lasting(err)
 }
 
-// damaged reports whether another start gets the same error: something is damaged, or has values
-// that are not finite.
+// damaged reports whether err says that the checkpoint is damaged, or that it has values that are
+// not finite. Another start would get the same error.
 func damaged(err error) bool {
 	return errors.Is(err, checkpoint.ErrDamaged) || errors.Is(err, checkpoint.ErrNotFinite)
 }
 
-// Lasting adds to an error about damage that another start would get it again, and how to take an
-// older checkpoint.
+// Lasting adds advice to an error about damage: another start would get the same error, and an
+// older checkpoint can be loaded.
 func Lasting(err error) error {
 	refused, ok := errors.AsType[*checkpoint.RefusedError](err)
 	switch {
@@ -280,7 +280,7 @@ func (l *Loading) open(ctx context.Context, o *Options) error {
 	return nil
 }
 
-// values returns the values that a part of the checkpoint may have.
+// values returns which values a part of the checkpoint may have.
 func (l *Loading) values(o *Options, p *Piece) checkpoint.Values {
 	k := l.key(&p.Tensor)
 	return o.values(k.Name(), l.s.Layout.Model.Params[p.Index].Buffer && p.Entry == "")

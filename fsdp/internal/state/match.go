@@ -37,7 +37,7 @@ import (
 // no tensors.
 const stepsName = "optimizer"
 
-// A found is a tensor of a file, checkpoint or full state.
+// A found is a tensor that was found in a file, a checkpoint or a full state.
 type found struct {
 	checkpoint.Key // its name there; in a file, Param is the whole name
 	Shape          []int

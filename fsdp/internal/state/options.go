@@ -267,7 +267,7 @@ func (o *Options) appearance(name string, shape []int) (a appearance, err error)
 	return a, nil
 }
 
-// names lists the names of the parameter's tensors there.
+// names lists the names that the parameter's tensors have in the file or state.
 func (a *appearance) names() (names []string) {
 	if a.leftOut {
 		return nil
@@ -281,7 +281,7 @@ func (a *appearance) names() (names []string) {
 	return names
 }
 
-// option returns the option that has named it.
+// option returns the name of the option that has given a tensor its name.
 func (a *appearance) option() string {
 	if a.parts != nil {
 		return "Concat"
@@ -310,7 +310,7 @@ func (n *naming) there(list []Tensor) []Tensor {
 	return all
 }
 
-// pieces returns this rank's pieces of those tensors.
+// pieces returns this rank's pieces of the tensors of the file or state.
 func (n *naming) pieces(list []Piece) []Piece {
 	all := make([]Piece, 0, len(list))
 	for _, p := range list {
@@ -329,7 +329,7 @@ func (n *naming) pieces(list []Piece) []Piece {
 	return all
 }
 
-// key returns the name of a tensor there.
+// key returns the name of a tensor in the file or state.
 func (n *naming) key(t *Tensor) checkpoint.Key {
 	a := &n.as[t.Index]
 	name := a.name
@@ -352,12 +352,12 @@ func (n *naming) fileKey(t *Tensor) checkpoint.Key {
 	return checkpoint.Key{Param: k.Name(), Owner: checkpoint.Shared}
 }
 
-// param returns the name there of the parameter that a tensor is about.
+// param returns the name that the tensor's parameter has in the file or state.
 func (n *naming) param(t *Tensor) string {
 	return checkpoint.Key{Param: n.as[t.Index].name, Owner: t.Owner}.Name()
 }
 
-// shape returns the shape of a tensor there.
+// shape returns the shape that a tensor has in the file or state.
 func (n *naming) shape(t *Tensor) []int {
 	if !n.as[t.Index].transposed {
 		return t.Shape
@@ -365,7 +365,8 @@ func (n *naming) shape(t *Tensor) []int {
 	return []int{t.Shape[1], t.Shape[0]}
 }
 
-// cols returns the columns of a matrix of the model that is transposed there, or 0.
+// cols returns the number of columns of a matrix of the model that is transposed in the file or
+// state, or 0 for any other tensor.
 func (n *naming) cols(t *Tensor) int {
 	if !n.as[t.Index].transposed {
 		return 0

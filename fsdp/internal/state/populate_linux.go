@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// populate has the system give pages to memory that is about to be written, all at once: one by one
-// they take twice as long.
+// populate makes the system give pages to all of b at once, before b is written. One by one, pages
+// take twice as long.
 func populate(mem []byte) {
 	page := uintptr(os.Getpagesize())
 	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(mem))) % page

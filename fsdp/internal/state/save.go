@@ -84,7 +84,7 @@ func (v *Saver) plan(ctx context.Context, s *Store, call, dir string, opt optim.
 	return w, nil
 }
 
-// oneOrNone returns text on whether a rank has given an optimizer.
+// oneOrNone returns a text that ranks compare: whether a rank has given an optimizer.
 func oneOrNone(opt optim.Optimizer) string {
 	if opt == nil {
 		return "no optimizer"
@@ -153,7 +153,7 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 	return w, nil
 }
 
-// writes reports whether this rank writes a piece: one of several replicas does.
+// writes reports whether this rank writes a piece. Of several replicas one rank writes it.
 func (s *Store) writes(p *Piece) bool {
 	i := s.Layout.Home[p.Index].Group
 	r := &s.Layout.Groups[i].Ranks

@@ -66,7 +66,7 @@ func (l *lineage) add(name string) {
 	l.all[name] = true
 }
 
-// begins reports whether the name to save depends on the directory.
+// begins reports whether the name to save depends on the last checkpoint in the directory.
 func (l *lineage) begins() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +87,7 @@ func (l *lineage) name(last map[string]json.RawMessage) string {
 	return l.last
 }
 
-// has reports whether a whole checkpoint with this metadata is of this training.
+// has reports whether a whole checkpoint with this metadata belongs to this training.
 func (l *lineage) has(meta map[string]json.RawMessage) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -51,7 +51,7 @@ type regrouping struct {
 	apply  func() // takes the settings of the state, or nil
 }
 
-// An other is a parameter whose optimizer was of another kind.
+// An other is a parameter whose state comes from an optimizer of another kind.
 type other struct {
 	index       int // of the model
 	kinds, name string
@@ -94,7 +94,7 @@ func (s *Store) regroup(opt optim.Optimizer, groups []optim.Group, n *naming, ta
 	return r, nil
 }
 
-// A tally is texts, and the parameters that each is about.
+// A tally has texts, and for each text the parameters to which it applies.
 type tally struct {
 	order []string
 	about map[string][]string

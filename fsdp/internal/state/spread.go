@@ -162,7 +162,7 @@ func (f *Spreading) match(entries []Tensor, text []byte, n *naming, o *Options) 
 	return err
 }
 
-// Hash returns a number of 63 bits that is the same for the same words.
+// Hash returns a hash of words, with 63 bits.
 func Hash(words ...string) uint64 {
 	h := fnv.New64a()
 	for _, w := range words {

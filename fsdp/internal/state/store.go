@@ -90,7 +90,7 @@ func busy(ctx context.Context, t Team, f ranks.Files, work func(context.Context)
 	return t.Agree(ctx, 0, t.Busy(ctx, f, work))
 }
 
-// rank and world are this rank's number, and how many there are.
+// rank returns this rank, and world the number of ranks.
 func (s *Store) rank() int  { return s.Team.Group().Rank() }
 func (s *Store) world() int { return s.Team.Group().Size() }
 

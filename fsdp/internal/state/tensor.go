@@ -30,7 +30,7 @@ func (t *Tensor) Parameter() string {
 	return checkpoint.Key{Param: t.Param, Owner: t.Owner}.Name()
 }
 
-// of reports whether two tensors are about the same parameter.
+// of reports whether two tensors belong to the same parameter.
 func (t *Tensor) of(other *Tensor) bool { return t.Index == other.Index && t.Owner == other.Owner }
 
 // values lists the parameters and buffers, in the order of the model. Every rank has a separate
@@ -56,8 +56,8 @@ func value(l *layout.Layout, param, owner int) Tensor {
 	return Tensor{Key: checkpoint.Key{Param: q.Name, Owner: owner}, Index: param, Shape: q.Shape}
 }
 
-// mine reports whether a tensor in the list belongs to this rank, and not to ranks that have
-// another tensor of the name.
+// mine reports whether a tensor in the list belongs to this rank. Other ranks may have another
+// tensor of the same name.
 func mine(l *layout.Layout, t *Tensor) bool {
 	return t.Owner == checkpoint.Shared || t.Owner == group(l, t.Index).Ranks.Leader()
 }

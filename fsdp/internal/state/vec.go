@@ -30,8 +30,8 @@ func undefined(n int) []byte {
 	return mem
 }
 
-// blocks gives memory to tensors of which there may be thousands. It takes blocks of the size at
-// which a page costs least: small tensors share one.
+// blocks gives memory to tensors, of which there may be thousands. It takes memory in blocks of the
+// size at which a page costs least, and small tensors share a block.
 type blocks struct {
 	left int // bytes of the small tensors to come
 	free []byte
@@ -46,7 +46,7 @@ func (b *blocks) expect(n int) {
 	}
 }
 
-// take returns the n bytes of one that was expected, which are undefined.
+// take returns n undefined bytes for a tensor that expect has announced.
 func (b *blocks) take(n int) []byte {
 	if n > blockBytes/smallParts {
 		return undefined(n)
