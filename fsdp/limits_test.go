@@ -61,8 +61,8 @@ func TestWrapHasNoMemory(t *testing.T) {
 					require.NoError(t, m.Close())
 					return
 				}
-				parts := []string{fmt.Sprintf("fsdp: rank %d: ", g.Rank()), "group root, the largest: with it, parameters and gradients of this rank take ",
-					fmt.Sprintf("on the %d ranks that share this memory", c.alike), host, "Config.Offload.Dir", "Fits of fsdp.Planner"}
+				parts := []string{fmt.Sprintf("fsdp: rank %d: ", g.Rank()), "group root, the largest: parameters and gradients of this rank take ",
+					fmt.Sprintf("those of the %d ranks that share this memory", c.alike), host, "Config.Offload.Dir", "Fits of fsdp.Planner"}
 				if !c.who(g.Rank()) {
 					require.ErrorAs(t, err, new(*fsdp.PeerError))
 				}

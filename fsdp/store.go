@@ -224,7 +224,7 @@ func (s *Sharded) giveBack() error {
 			}
 			_ = free()
 		}()
-		err = fmt.Errorf("%w; the memory is freed when it has ended", err)
+		err = fmt.Errorf("%w; its memory is freed when the file system answers", err)
 	} else {
 		err = free()
 	}

@@ -158,7 +158,7 @@ func (t *Tape) declare(c *tapeCall) error {
 			return err
 		}
 		if slices.Contains(c.params, i) { // two gradients of one call would be written to the same place
-			return fmt.Errorf("parameter %q is %q, which the call already has under another name", p.Name, t.params[i].Name)
+			return fmt.Errorf("parameter %q is tied to %q, which this call already has: a call takes a parameter only once", p.Name, t.params[i].Name)
 		}
 		c.params = append(c.params, i)
 		if p.Tied == "" {
@@ -190,10 +190,10 @@ func (t *Tape) parameter(call string, p Param) (int, error) {
 	if p.Tied != "" {
 		i, ok := t.byName[p.Tied]
 		if !ok {
-			return 0, fmt.Errorf("parameter %q is tied to %q, which no earlier call has", p.Name, p.Tied)
+			return 0, fmt.Errorf("parameter %q is tied to %q, but no earlier call has that parameter", p.Name, p.Tied)
 		}
 		if !reflect.DeepEqual(t.params[i].Shape, p.Shape) {
-			return 0, fmt.Errorf("parameter %q %v is tied to %q, which is %v", p.Name, p.Shape, p.Tied, t.params[i].Shape)
+			return 0, fmt.Errorf("parameter %q has shape %v, but is tied to %q, which has shape %v", p.Name, p.Shape, p.Tied, t.params[i].Shape)
 		}
 		return i, nil
 	}

@@ -229,8 +229,8 @@ func (s *session) warnOfGathers() {
 		}
 	}
 	if units > 0 {
-		logger.Warn("fsdp: a pass gathers some units many times, as calls of other units come between their calls: give these calls one unit in Config.WrapPolicy "+
-			"or leave them to the root unit, or keep the units whole during a pass by ShardGradOp", "unit", s.layout.Groups[most].Name,
+		logger.Warn("fsdp: a pass gathers some units many times, because calls of other units run between their calls: give these calls one unit in Config.WrapPolicy "+
+			"or leave them to the root unit, or set Strategy to ShardGradOp, which keeps the units gathered during a pass", "unit", s.layout.Groups[most].Name,
 			"gathers", gathers[most], "units", units, "gathers of all", all)
 	}
 }

@@ -34,7 +34,7 @@ const (
 // complete checks c and fills in defaults.
 func (c GroupConfig) complete() (GroupConfig, error) {
 	if c.Communicator.Share { // a part that ends in an abort would end the whole
-		return c, errors.New("nccl: GroupConfig sets Communicator.Share, but the end of a split group would then end its parent too: leave it false")
+		return c, errors.New("nccl: GroupConfig sets Communicator.Share, with which the end of a split group would end its parent too: leave it false")
 	}
 	if c.Timeout < 0 || c.Staging < 0 {
 		return c, fmt.Errorf("nccl: GroupConfig has Timeout %v and Staging %d: neither may be negative", c.Timeout, c.Staging)

@@ -336,7 +336,7 @@ func (r *refill) add(dst Vec, sources []Entry) error {
 		case e.Data.Float64() != p.Value.Float64():
 			return fmt.Errorf("state is %s, parameter %s", vec.TypeName(e.Data), vec.TypeName(p.Value))
 		case e.Steps != r.steps:
-			return fmt.Errorf("elements [%d:%d] have made %d steps, other elements of this piece %d", from, to, e.Steps, r.steps)
+			return fmt.Errorf("elements [%d:%d] have made %d steps, but other elements of this piece have made %d", from, to, e.Steps, r.steps)
 		}
 		next = to
 		src := e.Data.Slice(from-e.Offset, to-e.Offset)

@@ -134,7 +134,7 @@ func TestRestoreErrors(t *testing.T) {
 		{1, edit(func(e *optim.Entry) { e.Data = optim.Host{F32: make([]float32, 10), F64: []float64{}} }), `momentum_buffer of parameter "w": data is both`},
 		{1, edit(func(e *optim.Entry) { e.Steps = -1 }), `momentum_buffer of parameter "w": the number of steps is -1`},
 		{1, edit(func(e *optim.Entry) { e.Steps = 0 }), `parameter "w": elements [3:7] have made no step but are not zero`},
-		{1, []optim.Entry{entry(0, 5), other(3, entry(5, 10))}, `parameter "w": elements [5:7] have made 3 steps, other elements of this piece 2`},
+		{1, []optim.Entry{entry(0, 5), other(3, entry(5, 10))}, `parameter "w": elements [5:7] have made 3 steps, but other elements of this piece have made 2`},
 	} {
 		require.ErrorContains(t, opt.Restore(c.steps, c.entries), c.want)
 		require.Zero(t, opt.Steps())
@@ -162,5 +162,5 @@ func TestRestoreNamesMustAgree(t *testing.T) {
 	entries := opt.State()
 	require.NoError(t, opt.Restore(1, entries))
 	entries[1].Steps++
-	require.ErrorContains(t, opt.Restore(1, entries), `exp_avg_sq of parameter "w": elements [0:4] have made 2 steps, other elements of this piece 1`)
+	require.ErrorContains(t, opt.Restore(1, entries), `exp_avg_sq of parameter "w": elements [0:4] have made 2 steps, but other elements of this piece have made 1`)
 }

@@ -129,7 +129,7 @@ func (k kit) group(t testing.TB) []comm.Group {
 	return gs
 }
 
-var errOutOfPatience = errors.New("commtest: out of patience")
+var errOutOfPatience = errors.New("commtest: timed out")
 
 // tester is the common part of testing.TB and rapid.T.
 type tester interface {

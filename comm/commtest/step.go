@@ -130,7 +130,7 @@ func issue[T comm.Elem](s step, g comm.Group, a arithmetic[T]) (comm.Work, func(
 	}
 	return w, func() error {
 		if !dst.intact() || !src.intact() {
-			return fmt.Errorf("%v: rank %d: memory beside the buffers was written", s, rank)
+			return fmt.Errorf("%v: rank %d: the collective has written outside its buffers", s, rank)
 		}
 		if err := a.compare(s, rank, src.x, a.input(s, rank, 0, len(src.x))); err != nil {
 			return fmt.Errorf("src was written: %w", err)

@@ -49,7 +49,7 @@ func (k kit) testWatch(t *testing.T) {
 			return err
 		}
 		if other(); early != len(works)+1 {
-			return fmt.Errorf("rank %d: another watcher was told of %d collectives, want %d", g.Rank(), early, len(works)+1)
+			return fmt.Errorf("rank %d: the other watcher has seen %d collectives, want %d", g.Rank(), early, len(works)+1)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -61,7 +61,7 @@ func (k kit) testWatch(t *testing.T) {
 func compareFlights(g comm.Group, seen []transport.Flight, n int) error {
 	slices.SortFunc(seen, func(a, b transport.Flight) int { return cmp.Compare(a.Seq, b.Seq) })
 	if len(seen) != n {
-		return fmt.Errorf("rank %d: told of %d collectives, want %d: %v", g.Rank(), len(seen), n, seen)
+		return fmt.Errorf("rank %d: the watcher has seen %d collectives, want %d: %v", g.Rank(), len(seen), n, seen)
 	}
 	for i, f := range seen {
 		call, bytes := `all-reduce float32[3] sum "small"`, 12

@@ -218,7 +218,7 @@ func (g *group) reason(ctx context.Context) error {
 	if g.halted() {
 		return errHalted
 	}
-	return errors.New("a rank has stopped without a reason")
+	return errors.New("a rank has stopped and given no reason")
 }
 
 // compare compares the calls of all ranks.

@@ -57,7 +57,7 @@ func (d *corpus) split(context int) error {
 	n := max(int(heldOut*float64(len(d.train))), context+1)
 	cut := len(d.train) - n
 	if cut <= context {
-		return fmt.Errorf("the data has %d tokens, want at least %d: to learn from and to test on, -context %d and one more each",
+		return fmt.Errorf("the data has %d tokens, want at least %d: training and test each need -context %d and one more token",
 			len(d.train), 2*(context+1), context)
 	}
 	d.train, d.held = slices.Clip(d.train[:cut]), d.train[cut:]

@@ -248,17 +248,17 @@ func TestErrors(t *testing.T) {
 		return path
 	}
 	for want, args := range map[string][]string{
-		"-model is missing":                   {},
-		"-data is missing":                    {"-model", gpt2},
-		"-steps 0, ":                          {"-model", gpt2, "-steps", "0", text},
-		"-out " + dir + "/no/where":           {"-model", gpt2, "-out", dir + "/no/where", text},
-		"tokenizer.json":                      {"-model", dir, text},
-		"none.txt":                            {"-model", gpt2, dir + "/none.txt"},
-		lines + `:1: no string at key "text"`: {"-model", gpt2, lines},
-		"bad.jsonl:2: ":                       {"-model", gpt2, file("bad.jsonl", "{\"text\": \"good\"}\n{")},
-		"number.jsonl:1: no string":           {"-model", gpt2, file("number.jsonl", `{"text": 1}`)},
-		"-context 49: the model takes 48":     {"-model", gpt2, "-context", "49", text},
-		"the data has 9 tokens, want at least 98: to learn from and to test on, -context 48": {"-model", gpt2, file("short.txt", "a b c d e")},
+		"-model is missing":                       {},
+		"-data is missing":                        {"-model", gpt2},
+		"-steps 0, ":                              {"-model", gpt2, "-steps", "0", text},
+		"-out " + dir + "/no/where":               {"-model", gpt2, "-out", dir + "/no/where", text},
+		"tokenizer.json":                          {"-model", dir, text},
+		"none.txt":                                {"-model", gpt2, dir + "/none.txt"},
+		lines + `:1: no string at key "text"`:     {"-model", gpt2, lines},
+		"bad.jsonl:2: ":                           {"-model", gpt2, file("bad.jsonl", "{\"text\": \"good\"}\n{")},
+		"number.jsonl:1: no string":               {"-model", gpt2, file("number.jsonl", `{"text": 1}`)},
+		"-context 49: the model takes at most 48": {"-model", gpt2, "-context", "49", text},
+		"the data has 9 tokens, want at least 98: training and test each need -context 48": {"-model", gpt2, file("short.txt", "a b c d e")},
 	} {
 		err := run(t.Context(), args, io.Discard)
 		require.ErrorContains(t, err, want)

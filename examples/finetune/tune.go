@@ -54,7 +54,7 @@ func newTuner(ctx context.Context, c config, text corpus, g comm.Group, out io.W
 		return nil, fmt.Errorf("%s: the tokenizer has %d tokens, the model %d", c.from, text.words.Size, vocab)
 	}
 	if c.context > cache.Context {
-		return nil, fmt.Errorf("-context %d: the model takes %d tokens", c.context, cache.Context)
+		return nil, fmt.Errorf("-context %d: the model takes at most %d tokens", c.context, cache.Context)
 	}
 	c.context = cmp.Or(c.context, min(defaultContext, cache.Context))
 	if err := text.split(c.context); err != nil {

@@ -253,7 +253,7 @@ func compare(ctx context.Context, m *fsdp.Sharded, g comm.Group, out io.Writer) 
 		its := all[r*len(mine):]
 		fmt.Fprintf(out, "rank %d owns %d of %d parameters; trunk %08x, experts %08x\n", r, its[0], total, its[1], its[2])
 		if its[1] != all[1] || (its[2] == all[2]) != (r < g.Size()/2) {
-			return fmt.Errorf("rank %d does not use the trunk of all with the experts of its domain", r)
+			return fmt.Errorf("rank %d has another trunk than rank 0, or not the experts of its domain", r)
 		}
 	}
 	return nil

@@ -121,7 +121,7 @@ func (c config) check() error {
 	case min(c.ranks, c.layers, c.source, c.target, c.rows, c.epochs, c.prompts, c.beams) < 1:
 		return errors.New("-ranks, -layers, -source, -target, -rows, -epochs, -prompts and -beams: want at least 1")
 	case c.vocab < 2:
-		return fmt.Errorf("-vocab %d: want at least the end and a word", c.vocab)
+		return fmt.Errorf("-vocab %d: want at least 2, for the end and a word", c.vocab)
 	case c.samples < 0 || c.lr <= 0:
 		return errors.New("-samples: want at least 0; -lr: want a positive rate")
 	}

@@ -114,7 +114,7 @@ func Bucket[T any](src Source[T], lengths Source[int], batch, chunk int, seed ui
 	case src == nil || lengths == nil:
 		err = errNil
 	case src.Len() != lengths.Len():
-		err = fmt.Errorf("%s have %d lengths", count(src.Len()), lengths.Len())
+		err = fmt.Errorf("there are %s, but %d lengths: give one length for each", count(src.Len()), lengths.Len())
 	case batch < 1 || chunk < batch || chunk%batch != 0:
 		err = fmt.Errorf("a chunk of %d samples is not a whole number of batches of %d", chunk, batch)
 	default:

@@ -130,7 +130,7 @@ func columnsOf(t reflect.Type, header []string) (list []columns, err error) {
 		}
 		switch {
 		case star != f.list:
-			return nil, fmt.Errorf("%v: only the tag of an array or a slice must end in a star", f)
+			return nil, fmt.Errorf("%v: the tag of an array or a slice must end in a star, and no other tag may", f)
 		case len(c.from) == 0:
 			meant := "the tag data:\"NAME\" of a field names its column"
 			if near := text.Nearest(f.name, header); near != "" {

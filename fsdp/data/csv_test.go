@@ -146,7 +146,7 @@ func TestCSVRefuses(t *testing.T) {
 	refuse("a1\n1", "[2]int `data:\"a*\"`: 1 columns match, want 1", func(path string) error { _, err := OpenCSV[list](path); return err })
 	refuse("a\n1", "samples of int, want a struct", func(path string) error { _, err := OpenCSV[int](path); return err })
 	refuse("a\n1", "samples of struct { a int }, which has no fields", func(path string) error { _, err := OpenCSV[struct{ a int }](path); return err })
-	refuse("A\n1", "[]int `data:\"A\"`: only the tag of an array or a slice must end in a star",
+	refuse("A\n1", "[]int `data:\"A\"`: the tag of an array or a slice must end in a star, and no other tag may",
 		func(path string) error { _, err := OpenCSV[struct{ A []int }](path); return err })
 	refuse("A\n1", "values of complex64, want numbers, text, or true and false",
 		func(path string) error { _, err := OpenCSV[struct{ A complex64 }](path); return err })

@@ -138,7 +138,7 @@ func (l *Loader[T]) check() error {
 	case l.rank < 0 || l.rank >= l.size:
 		return fmt.Errorf("the group has %d ranks", l.size)
 	case l.config.Batch < 1 || l.config.Batch > math.MaxInt32:
-		return fmt.Errorf("Config.Batch must be 1 to %d samples, those of a step on all ranks, it is %d", math.MaxInt32, l.config.Batch)
+		return fmt.Errorf("Config.Batch is %d: want 1 to %d, the samples of a step on all ranks together", l.config.Batch, math.MaxInt32)
 	case l.config.VirtualRanks < 0 || l.config.VirtualRanks%l.size != 0:
 		return fmt.Errorf("VirtualRanks is %d: must be a multiple of the %d ranks", l.config.VirtualRanks, l.size)
 	case l.config.VirtualRanks > 0 && l.config.Micro > 0:
@@ -146,7 +146,7 @@ func (l *Loader[T]) check() error {
 	case l.config.NoSync && l.config.VirtualRanks == 0:
 		return errors.New("NoSync is set without VirtualRanks: it only defines their order")
 	case l.config.Micro < 0 || l.config.Workers < 0 || l.config.Prefetch < 0:
-		return fmt.Errorf("want nothing negative: Micro %d, Workers %d and Prefetch %d", l.config.Micro, l.config.Workers, l.config.Prefetch)
+		return fmt.Errorf("Micro is %d, Workers is %d and Prefetch is %d: none may be negative", l.config.Micro, l.config.Workers, l.config.Prefetch)
 	}
 	if s, ok := l.src.(interface{ refused() error }); ok {
 		if err := s.refused(); err != nil {

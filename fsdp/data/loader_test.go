@@ -458,9 +458,9 @@ func TestBound(t *testing.T) {
 func TestLoaderRefuses(t *testing.T) {
 	group := rankOf{1, 2}
 	for want, c := range map[string]Config{
-		"Config.Batch must be 1 to 2147483647 samples, those of a step on all ranks, it is 0":          {},
-		"Config.Batch must be 1 to 2147483647 samples, those of a step on all ranks, it is 2147483648": {Batch: math.MaxInt32 + 1},
-		"want nothing negative: Micro -1, Workers 0 and Prefetch 0":                                    {Batch: 1, Micro: -1},
+		"Config.Batch is 0: want 1 to 2147483647, the samples of a step on all ranks together":          {},
+		"Config.Batch is 2147483648: want 1 to 2147483647, the samples of a step on all ranks together": {Batch: math.MaxInt32 + 1},
+		"Micro is -1, Workers is 0 and Prefetch is 0: none may be negative":                             {Batch: 1, Micro: -1},
 		"the group has 0 ranks": {Batch: 1, Group: rankOf{}},
 	} {
 		_, err := NewLoader(numbers(3), column, c)

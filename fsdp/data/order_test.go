@@ -258,7 +258,7 @@ func TestOrdersRefuse(t *testing.T) {
 		"part 1 has no samples":                                        Mix(1, Part[int]{numbers(1), 1}, Part[int]{numbers(0), 1}),
 		"part 0: weight NaN must be positive and finite":               Mix(1, Part[int]{numbers(1), math.NaN()}),
 		"part 1: weight 1 is too small: it gets none of 65536 samples": Mix(1, Part[int]{numbers(1), 1e6}, Part[int]{numbers(1), 1}),
-		"3 samples have 2 lengths":                                     Bucket(numbers(3), numbers(2), 1, 2, 1),
+		"there are 3 samples, but 2 lengths: give one length for each": Bucket(numbers(3), numbers(2), 1, 2, 1),
 		"a chunk of 5 samples is not a whole number of batches of 2":   Bucket(numbers(3), numbers(3), 2, 5, 1),
 		"Bucket(Func(3 samples), lengths nil, batch 2, chunk 4, se":    Bucket(numbers(3), nil, 2, 4, 1),
 		"data.Measure(nil): the source is nil":                         Measure[int](nil, nil),

@@ -129,7 +129,7 @@ func newDocuments[E any](src Source[[]E], lengths Source[int]) (d documents[E], 
 	case src == nil || lengths == nil:
 		return d, errNil
 	case src.Len() != lengths.Len():
-		return d, fmt.Errorf("%s have %d lengths", count(src.Len()), lengths.Len())
+		return d, fmt.Errorf("there are %s, but %d lengths: give one length for each", count(src.Len()), lengths.Len())
 	case src.Len() == Endless:
 		return d, errors.New("the documents are endless")
 	}
@@ -137,7 +137,7 @@ func newDocuments[E any](src Source[[]E], lengths Source[int]) (d documents[E], 
 	for i := range src.Len() {
 		n, err := lengths.At(i)
 		if err == nil && (n < 0 || n > Endless-1-d.starts[i]) {
-			err = fmt.Errorf("it is %d", n)
+			err = fmt.Errorf("%d is negative, or too large for the sum of all lengths", n)
 		}
 		if err != nil {
 			return d, fmt.Errorf("the length of document %d: %w", i, err)

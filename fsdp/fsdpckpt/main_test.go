@@ -157,7 +157,7 @@ func TestList(t *testing.T) {
 		"000004-step-40.tmp-0123abcd  40    -      -      -        2026-01-02 03:04:03",
 		"",
 		"000002-step-20 is skipped:",
-		"  rank-00001-of-00003.safetensors: damaged: it has 100 bytes, want 416",
+		"  rank-00001-of-00003.safetensors: damaged: the file has 100 bytes, want 416",
 		"",
 		"000004-step-40.tmp-0123abcd is skipped:",
 		"  " + checkpoint.ErrUnfinished.Error(),

@@ -139,7 +139,7 @@ func (c *config) probe(env []string) (launch.Env, error) {
 	ranks, _, err := launch.Parse(func(name string) string { return lookup(probe, name) })
 	if above := (*launch.ContradictionError)(nil); errors.As(err, &above) {
 		launcher, size, unset := above.Outer()
-		err = fmt.Errorf("%s has started %d processes; without -nnodes each of them runs fsdprun for a separate job: "+
+		err = fmt.Errorf("%s has started %d processes, and without -nnodes each of them runs a separate job: "+
 			"give -nnodes, -node-rank and -rdzv, or unset %s if this is intended or the variable is left over", launcher, size, unset)
 	}
 	return ranks, err

@@ -154,11 +154,11 @@ func (h *holder) close() {
 func (h *holder) admit(theirs auth.Hello) (auth.Hello, error) {
 	switch {
 	case theirs.Purpose != purpose:
-		return auth.Hello{}, fmt.Errorf("this address is the meeting point of fsdprun, not of %q", theirs.Purpose)
+		return auth.Hello{}, fmt.Errorf("fsdprun listens at this address, not %q", theirs.Purpose)
 	case theirs.Job != h.hello.Job:
-		return auth.Hello{}, fmt.Errorf("host 0 runs job %q, not %q (-job, or else -rdzv)", h.hello.Job, theirs.Job)
+		return auth.Hello{}, fmt.Errorf("host 0 runs job %q, not %q: give all hosts the same -job, or, without -job, the same -rdzv", h.hello.Job, theirs.Job)
 	case theirs.Size != h.hello.Size || theirs.Rank < 1 || theirs.Rank >= theirs.Size:
-		return auth.Hello{}, fmt.Errorf("host 0 has -nnodes %d, host %d has -nnodes %d", h.hello.Size, theirs.Rank, theirs.Size)
+		return auth.Hello{}, fmt.Errorf("host 0 has -nnodes %d, host %d has -nnodes %d: give all hosts the same", h.hello.Size, theirs.Rank, theirs.Size)
 	}
 	return h.hello, nil
 }
@@ -329,7 +329,7 @@ func newGuest(c *config, cfg store.Config, hello auth.Hello, mine offer) seat {
 func (g *guest) tell(r report) {
 	g.mu.Lock()
 	if r.Signal != 0 && r.Signal != growSignal {
-		g.leave(fmt.Errorf("%s: not waiting for host 0", signalName(r.Signal)))
+		g.leave(fmt.Errorf("%s: this host no longer waits for host 0", signalName(r.Signal)))
 	}
 	if g.wire != nil {
 		g.wire.send(r)
@@ -359,7 +359,7 @@ func (g *guest) run() {
 			return
 		}
 		if g.restarts == 0 {
-			g.leave(errors.New("not waiting for host 0 (-restarts)"))
+			g.leave(errors.New("this host does not wait for host 0, because -restarts is 0"))
 		}
 		g.orders <- order{Stop: syscall.SIGTERM, Say: fmt.Sprintf("host 0 has disconnected: %v; ending the ranks", err)}
 		g.ranks.Wait()

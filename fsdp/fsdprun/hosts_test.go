@@ -114,7 +114,7 @@ func TestSignalMeetsHost0(t *testing.T) {
 	g := &guest{config: &config{}}
 	g.ctx, g.leave = context.WithCancelCause(t.Context())
 	g.tell(report{Signal: syscall.SIGTERM})
-	require.EqualError(t, g.join(newWire(near, near)), "SIGTERM: not waiting for host 0")
+	require.EqualError(t, g.join(newWire(near, near)), "SIGTERM: this host no longer waits for host 0")
 }
 
 // TestHostsDiffer: hosts that were told different things do not become one job.
@@ -125,7 +125,7 @@ func TestHostsDiffer(t *testing.T) {
 	require.NoError(t, os.WriteFile(other, []byte("another secret of these tests"), 0o600))
 	for _, c := range [][2]string{
 		{"-min 1", "host 1 has -min 1 -restarts 1, host 0 has -min 0 -restarts 1"},
-		{"-nnodes 3", "host 0 has -nnodes 2, host 1 has -nnodes 3"},
+		{"-nnodes 3", "host 0 has -nnodes 2, host 1 has -nnodes 3: give all hosts the same"},
 		{"-job other", `runs job "127.0.0.1`},
 		{"-secret-file " + other, "the other side has a different secret"},
 	} {
@@ -149,7 +149,7 @@ func TestNoHost0(t *testing.T) {
 	r.err.await("waiting for host 0")
 	r.signals <- syscall.SIGTERM
 	require.Equal(t, exitError, <-r.status)
-	require.Contains(t, r.err.String(), "SIGTERM: not waiting for host 0")
+	require.Contains(t, r.err.String(), "SIGTERM: this host no longer waits for host 0")
 }
 
 // TestSilence: both ends of a wire speak often enough, and notice when the other one does not.

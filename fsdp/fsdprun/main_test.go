@@ -492,7 +492,7 @@ func TestUsage(t *testing.T) {
 	err = output{}
 	srun := system{err: &err, out: io.Discard, environ: []string{"RANK=0", "SLURM_STEP_ID=0", "SLURM_PROCID=1", "SLURM_NTASKS=4"}}
 	require.Equal(t, exitUsage, run([]string{"-n", "2", "x"}, srun))
-	require.Contains(t, err.String(), "Slurm has started 4 processes; without -nnodes each of them runs fsdprun for a separate job: "+
+	require.Contains(t, err.String(), "Slurm has started 4 processes, and without -nnodes each of them runs a separate job: "+
 		"give -nnodes, -node-rank and -rdzv, or unset SLURM_STEP_ID")
 	err = output{}
 	require.Equal(t, exitError, run(strings.Fields("-n 2 -nnodes 4 -node-rank 0 -rdzv h:1 -trust-network no-such-program"), srun))

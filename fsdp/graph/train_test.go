@@ -458,7 +458,7 @@ func TestRecurrentNetsWarn(t *testing.T) {
 		cfg  fsdp.Config
 		want string
 	}{
-		{"WrapEach", fsdp.Config{WrapPolicy: fsdp.WrapEach()}, `give these calls one unit in Config.WrapPolicy or leave them to the root unit, or keep the units whole during a pass by ShardGradOp" ` +
+		{"WrapEach", fsdp.Config{WrapPolicy: fsdp.WrapEach()}, `give these calls one unit in Config.WrapPolicy or leave them to the root unit, or set Strategy to ShardGradOp, which keeps the units gathered during a pass" ` +
 			`rank=0 unit=wx_o gathers=8 units=5 "gathers of all"=38`},
 		{"nil", fsdp.Config{}, ""},
 		{"ShardGradOp", fsdp.Config{WrapPolicy: fsdp.WrapEach(), Strategy: fsdp.ShardGradOp}, ""},

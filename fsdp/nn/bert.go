@@ -312,7 +312,7 @@ func (m *paddedPositions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia
 	}
 	packed := len(in) == 3
 	if x := in[0]; !packed && x.Dims() == 3 && x.Shape()[1] > m.Rows-m.First {
-		return nil, fmt.Errorf("the sequences of the batch have %d tokens, and there are positions for %d: cut them, or make Context larger", x.Shape()[1], m.Rows-m.First)
+		return nil, fmt.Errorf("the sequences of the batch have %d tokens, but the model has positions for only %d: cut the sequences, or raise Context", x.Shape()[1], m.Rows-m.First)
 	}
 	add := &op.Custom{
 		Name:     "padded positions",
@@ -348,7 +348,7 @@ func eachPosition[T op.Float](a op.Args[T], first int, packed bool, f func(token
 			next = first + given[i]
 		}
 		if next < first || next >= rows {
-			return fmt.Errorf("token %d of row %d has position %d, and there are positions for %d: cut the document, or make Context larger", i%length, i/length, next-first, rows-first)
+			return fmt.Errorf("token %d of row %d has position %d, but the model has positions for only %d tokens: cut the document, or raise Context", i%length, i/length, next-first, rows-first)
 		}
 		f(i, next)
 		next++

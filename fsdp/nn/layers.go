@@ -100,7 +100,7 @@ func (m *Positions) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes
 	}
 	if len(in) == 1 {
 		if x := in[0]; x.Dims() == 3 && x.Shape()[1] > m.Rows {
-			return nil, fmt.Errorf("the sequences of the batch have %d tokens, and there are positions for %d: cut them, or make Context larger (Rows, of nn.Positions)", x.Shape()[1], m.Rows)
+			return nil, fmt.Errorf("the sequences of the batch have %d tokens, but the model has positions for only %d: cut the sequences, or raise Context (Rows of nn.Positions)", x.Shape()[1], m.Rows)
 		}
 		return one(op.AddPositions(in[0], p[0]))
 	}

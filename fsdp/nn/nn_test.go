@@ -241,7 +241,7 @@ func TestBuildErrors(t *testing.T) {
 		{"layer norm: gain is (7), want [8]", &nn.LayerNorm{Dim: 7}, []fsdp.Tensor{x}},
 		{"ln1: layer norm: gain is (4), want [8]", &nn.Block{Dim: 4, Heads: 2}, []fsdp.Tensor{x}},
 		{"embedding: index is float64, want int", &nn.Embedding{Rows: 8, Dim: 2}, []fsdp.Tensor{x}},
-		{"the sequences of the batch have 3 tokens, and there are positions for 2: cut them, or make Context larger", &nn.Positions{Rows: 2, Dim: 8}, []fsdp.Tensor{x}},
+		{"the sequences of the batch have 3 tokens, but the model has positions for only 2: cut the sequences, or raise Context", &nn.Positions{Rows: 2, Dim: 8}, []fsdp.Tensor{x}},
 		{"8 channels do not divide into 3 heads", &nn.Attention{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
 		{"8 channels do not divide into 3 heads", &nn.Block{Dim: 8, Heads: 3}, []fsdp.Tensor{x}},
 		{"8 channels do not divide into 0 heads", &nn.Block{Dim: 8}, []fsdp.Tensor{x}},
@@ -303,7 +303,7 @@ func TestSizesOfModels(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	_, err := fsdp.Wrap(&nn.ViT{Height: 4, Width: 5, Patch: 2, Classes: 3, Dim: 4, Heads: 2, Hidden: 8}, fsdp.Config{})
-	require.ErrorContains(t, err, "nn: 4·5 pixels do not divide into patches of 2·2")
+	require.ErrorContains(t, err, "nn: images of 4·5 pixels do not divide into patches of 2·2: change Patch, Height or Width")
 	for _, m := range []fsdp.Model{
 		&nn.GPT{Vocab: 5, Context: 5, Layers: 1, Dim: 16, Heads: 3}, &nn.Llama{Vocab: 5, Layers: 1, Dim: 16, Heads: 3, Hidden: 8},
 		&nn.BERT{Vocab: 5, Context: 5, Layers: 1, Dim: 16, Heads: 3, Hidden: 8}, &nn.T5{Vocab: 5, Encoder: 1, Decoder: 1, Dim: 16, Heads: 3, Hidden: 8},

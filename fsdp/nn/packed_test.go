@@ -309,7 +309,7 @@ func TestPackedMistakes(t *testing.T) {
 		{llama, []fsdp.Tensor{tokens, tokens, ints([]int{1, 4}, -1, 0, 1, 2)}, "index -1 at position 0"},
 		{llama, []fsdp.Tensor{tokens, tokens, ints([]int{1, 3}, 0, 1, 2)}, "rope: positions is (1, 3), want [1 4] for x (1, 4, 12)"},
 		{gpt, []fsdp.Tensor{tokens, tokens, ints([]int{1, 3}, 0, 1, 2)}, "positions are (1, 3), want (1, 4)"},
-		{wrap(t, &roberta), []fsdp.Tensor{tokens, ints([]int{1, 4}, 1, 1, 1, 1), ints([]int{1, 4}, 1, 1, 1, 1), tokens, whole}, "token 3 of row 0 has position 3, and there are positions for 3: cut the document, or make Context larger"},
+		{wrap(t, &roberta), []fsdp.Tensor{tokens, ints([]int{1, 4}, 1, 1, 1, 1), ints([]int{1, 4}, 1, 1, 1, 1), tokens, whole}, "token 3 of row 0 has position 3, but the model has positions for only 3 tokens: cut the document, or raise Context"},
 	} {
 		_, err := c.model.Eval(t.Context(), c.batch...)
 		require.ErrorContains(t, err, c.want)

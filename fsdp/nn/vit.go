@@ -117,7 +117,7 @@ func (m *ViT) Forward(t *fsdp.Tape, in ...fsdp.Ref) ([]fsdp.Ref, error) {
 		return nil, err
 	}
 	if m.Height%m.Patch != 0 || m.Width%m.Patch != 0 {
-		return nil, fmt.Errorf("nn: %d·%d pixels do not divide into patches of %d·%d", m.Height, m.Width, m.Patch, m.Patch)
+		return nil, fmt.Errorf("nn: images of %d·%d pixels do not divide into patches of %d·%d: change Patch, Height or Width", m.Height, m.Width, m.Patch, m.Patch)
 	}
 	x := t.Call("patches", m.patches(), in[0])
 	if m.Dropout > 0 {

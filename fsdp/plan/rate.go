@@ -53,14 +53,14 @@ func (r *Rate) seconds(w Work) float64 {
 // check returns an error if a rate makes no sense.
 func (r *Rate) check() error {
 	if r.Op == "" || r.Ranks < 1 || r.Threads < 0 {
-		return fmt.Errorf("a rate of %q on %d ranks of %d threads", r.Op, r.Ranks, r.Threads)
+		return fmt.Errorf("the rate of %q is for %d ranks of %d threads: want an operation, at least 1 rank, and 0 or more threads", r.Op, r.Ranks, r.Threads)
 	}
 	if r.Threads > 1 && r.Ranks > 1 {
-		return fmt.Errorf("the rate of %q is of %d threads on %d ranks; threads are measured on one", r.Op, r.Threads, r.Ranks)
+		return fmt.Errorf("the rate of %q is for %d threads on %d ranks: threads are measured on one rank", r.Op, r.Threads, r.Ranks)
 	}
 	for _, v := range []float64{r.Fixed, r.FLOP, r.Byte, r.Score} {
 		if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
-			return fmt.Errorf("the rate of %q on %d ranks has %v", r.Op, r.Ranks, v)
+			return fmt.Errorf("the rate of %q on %d ranks has the number %v: want finite numbers that are not negative", r.Op, r.Ranks, v)
 		}
 	}
 	return nil

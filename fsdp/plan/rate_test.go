@@ -113,11 +113,11 @@ func TestFileOfRates(t *testing.T) {
 		require.Equal(t, c, read)
 	}
 	for want, r := range map[string]plan.Rate{
-		`a rate of "" on 1 ranks`:             {Ranks: 1},
-		`a rate of "add" on 0 ranks`:          {Op: "add"},
-		`on 1 ranks of -1 threads`:            {Op: "add", Ranks: 1, Threads: -1},
-		`of 2 threads on 2 ranks`:             {Op: "add", Ranks: 2, Threads: 2},
-		`the rate of "add" on 1 ranks has -1`: {Op: "add", Ranks: 1, Byte: -1},
+		`the rate of "" is for 1 ranks`:                  {Ranks: 1},
+		`the rate of "add" is for 0 ranks`:               {Op: "add"},
+		`for 1 ranks of -1 threads`:                      {Op: "add", Ranks: 1, Threads: -1},
+		`for 2 threads on 2 ranks`:                       {Op: "add", Ranks: 2, Threads: 2},
+		`the rate of "add" on 1 ranks has the number -1`: {Op: "add", Ranks: 1, Byte: -1},
 	} {
 		c := host()
 		c.Rates = append(c.Rates, r)

@@ -27,7 +27,7 @@ const (
 	Grace = 100 * time.Millisecond
 )
 
-var errCrowded = errors.New("it had not proved its secret when another connection needed its place")
+var errCrowded = errors.New("the connection had not proved the secret yet, and was closed for a newer one")
 
 type place struct {
 	conn  net.Conn

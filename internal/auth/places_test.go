@@ -37,7 +37,7 @@ func TestPlacesGoToTheLatest(t *testing.T) {
 			require.Equal(t, i < MaxUnproven, v.closed, i)
 		}
 		require.ErrorIs(t, p.Leave(held[0], net.ErrClosed), errCrowded)
-		require.ErrorContains(t, p.Leave(held[0], nil), "auth: 10.0.0.1:1: it had not proved its secret when another")
+		require.ErrorContains(t, p.Leave(held[0], nil), "auth: 10.0.0.1:1: the connection had not proved the secret yet")
 		require.NoError(t, p.Leave(held[MaxUnproven], nil))
 		require.ErrorIs(t, p.Leave(held[MaxUnproven+1], ErrSecret), ErrSecret)
 	})

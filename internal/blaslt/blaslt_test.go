@@ -192,8 +192,8 @@ func TestRefusals(t *testing.T) {
 		"rows of 3, 4 and 4 elements that are 2, 4 and 4 apart":   func(x *Product) { x.TransA, x.LDA = true, 2 },
 		"rows of 5, 5 and 4 elements that are 5, 5 and -1 apart":  func(x *Product) { x.TransB, x.LDD = true, -1 },
 		"no bias is added to a batch or to float64":               func(x *Product) { x.Bias, x.Batch = true, 2 },
-		"matrices at multiples of 24 bytes":                       func(x *Product) { x.Align = 24 },
-		"matrices at multiples of 1 bytes":                        func(x *Product) { x.Align = 1 },
+		"matrices at multiples of 24 bytes":               func(x *Product) { x.Align = 24 },
+		"matrices at multiples of 1 bytes":                func(x *Product) { x.Align = 1 },
 		"a workspace of -1 bytes":                                 func(x *Product) { x.Workspace = -1 },
 		"1 × [3 4] float32 = Aᵀ [3 5] · B [5 4] bfloat16: a work": func(x *Product) { x.TransA, x.Workspace = true, -1 },
 	} {
@@ -207,10 +207,10 @@ func TestRefusals(t *testing.T) {
 	plan := must(b.handle.Plan(good))(t)
 	run := func(at Operands) error { return plan.Run(b.stream, at, false) }
 	product := "blaslt: 1 × [3 4] float32 = A [3 5] · B [5 4] bfloat16: "
-	require.EqualError(t, run(Operands{256, 512, 0, 1024, 2048}), product+"matrices at 0x100, 0x200 and 0x0, that are to be at multiples of 256")
-	require.EqualError(t, run(Operands{256, 520, 768, 1024, 2048}), product+"matrices at 0x100, 0x208 and 0x300, that are to be at multiples of 256")
-	require.EqualError(t, run(Operands{256, 512, 768, 1028, 2048}), product+"a bias at 0x404, that is to be at a multiple of 16")
-	require.EqualError(t, run(Operands{256, 512, 768, 1024, 0}), product+"a workspace at 0x0, that is to be at a multiple of 256")
+	require.EqualError(t, run(Operands{256, 512, 0, 1024, 2048}), product+"the matrices are at 0x100, 0x200 and 0x0: want multiples of 256")
+	require.EqualError(t, run(Operands{256, 520, 768, 1024, 2048}), product+"the matrices are at 0x100, 0x208 and 0x300: want multiples of 256")
+	require.EqualError(t, run(Operands{256, 512, 768, 1028, 2048}), product+"the bias is at 0x404: want a multiple of 16")
+	require.EqualError(t, run(Operands{256, 512, 768, 1024, 0}), product+"the workspace is at 0x0: want a multiple of 256")
 
 	require.EqualError(t, b.handle.Close(), "blaslt: the handle cannot be closed, still open: 1 × plan")
 	require.NoError(t, plan.Close())

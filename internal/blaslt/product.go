@@ -103,11 +103,11 @@ type Operands struct {
 func (o Operands) check(x *Product, workspace int) error {
 	switch {
 	case o.A == 0 || o.B == 0 || o.D == 0 || (o.A|o.B|o.D)%uintptr(x.Align) != 0:
-		return fmt.Errorf("blaslt: %v: matrices at %#x, %#x and %#x, that are to be at multiples of %d", x, o.A, o.B, o.D, x.Align)
+		return fmt.Errorf("blaslt: %v: the matrices are at %#x, %#x and %#x: want multiples of %d", x, o.A, o.B, o.D, x.Align)
 	case x.Bias && (o.Bias == 0 || o.Bias%BiasAlign != 0):
-		return fmt.Errorf("blaslt: %v: a bias at %#x, that is to be at a multiple of %d", x, o.Bias, BiasAlign)
+		return fmt.Errorf("blaslt: %v: the bias is at %#x: want a multiple of %d", x, o.Bias, BiasAlign)
 	case workspace > 0 && (o.Workspace == 0 || o.Workspace%256 != 0):
-		return fmt.Errorf("blaslt: %v: a workspace at %#x, that is to be at a multiple of 256", x, o.Workspace)
+		return fmt.Errorf("blaslt: %v: the workspace is at %#x: want a multiple of 256", x, o.Workspace)
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func (e *RefusedError) Error() string {
 	if e.Older == "" {
 		return e.Err.Error()
 	}
-	return fmt.Sprintf("%v; %s is older, and whole except possibly for its data", e.Err, e.Older)
+	return fmt.Sprintf("%v; %s is older and complete, but its data is not checked", e.Err, e.Older)
 }
 
 func (e *RefusedError) Unwrap() error { return e.Err }
@@ -117,7 +117,7 @@ func Find(ctx context.Context, fsys FS, dir string) (Found, error) {
 		}
 		meta, err := checkWhole(ctx, fsys, dir)
 		if err != nil {
-			return Found{}, fmt.Errorf("checkpoint: %s does not count: %w", dir, err)
+			return Found{}, fmt.Errorf("checkpoint: %s cannot be loaded: %w", dir, err)
 		}
 		return Found{Path: dir, Meta: meta}, nil
 	case errors.Is(err, syscall.ENOTDIR):

@@ -19,7 +19,7 @@ func TestChoose(t *testing.T) {
 		one, two, three = dir + "/000001-step-1", dir + "/000002-step-2", dir + "/000003-step-3"
 		none            = "no older checkpoint is whole"
 	)
-	isOlder := func(path string) string { return path + " is older, and whole except possibly for its data" }
+	isOlder := func(path string) string { return path + " is older and complete, but its data is not checked" }
 	for name, c := range map[string]struct {
 		dir     string
 		missing []string // checkpoints without a file

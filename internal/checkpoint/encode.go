@@ -37,7 +37,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 		for _, text := range m.Meta {
 			meta += len(text)
 		}
-		return nil, fmt.Errorf("manifest: it would have %d bytes, at most %d are allowed; %d of them are metadata, such as Extra: save less there", len(b), maxManifest, meta)
+		return nil, fmt.Errorf("the manifest would have %d bytes, at most %d are allowed: save less in Extra and other metadata, which take %d bytes", len(b), maxManifest, meta)
 	}
 	return b, nil
 }
@@ -61,7 +61,7 @@ func Decode(b []byte) (*Manifest, error) {
 		return nil, fmt.Errorf("manifest: %w: %w", ErrDamaged, err)
 	}
 	if envelope.Format == nil {
-		return nil, fmt.Errorf("manifest: %w: it does not state the version of its format", ErrDamaged)
+		return nil, fmt.Errorf("manifest: %w: the version of its format is missing", ErrDamaged)
 	}
 	format := *envelope.Format
 	if format < 1 || format > Format {

@@ -122,12 +122,12 @@ func TestDecodeRefuses(t *testing.T) {
 		{"has -1 bytes", func(m *manifest1) { m.Files[0].Size = -1 }},
 		{`"" of parameter "" is not a valid name`, func(m *manifest1) { m.Tensors[1].Param = "" }},
 		{"s@-2: owner -2", func(m *manifest1) { m.Tensors[1].Owner = -2 }},
-		{"belongs to rank 2 of 2", func(m *manifest1) { m.Tensors[0].Owner = 2 }},
+		{"belongs to rank 2, but there are only 2 ranks", func(m *manifest1) { m.Tensors[0].Owner = 2 }},
 		{"-1 steps", func(m *manifest1) { m.Tensors[0].Steps = -1 }},
-		{`s: elements of type "" are unknown`, func(m *manifest1) { m.Tensors[1].DType = "" }},
-		{"there is no F64 tensor of shape [-1]", func(m *manifest1) { m.Tensors[1].Shape = []int{-1} }},
-		{"there is no F64 tensor of shape", func(m *manifest1) { m.Tensors[1].Shape = []int{math.MaxInt / 8, 1 << 30} }},
-		{"there is no F64 tensor of shape", func(m *manifest1) { m.Tensors[1].Shape = []int{math.MaxInt} }},
+		{`s: element type "" is unknown`, func(m *manifest1) { m.Tensors[1].DType = "" }},
+		{"a tensor of F64 cannot have shape [-1]", func(m *manifest1) { m.Tensors[1].Shape = []int{-1} }},
+		{"a tensor of F64 cannot have shape", func(m *manifest1) { m.Tensors[1].Shape = []int{math.MaxInt / 8, 1 << 30} }},
+		{"a tensor of F64 cannot have shape", func(m *manifest1) { m.Tensors[1].Shape = []int{math.MaxInt} }},
 		{"s is listed after s", func(m *manifest1) { m.Tensors = append(m.Tensors[:2], m.Tensors[1:]...) }},
 		{"s is listed after exp_avg:w", func(m *manifest1) { m.Tensors = append(m.Tensors, m.Tensors[1]) }},
 		{"are both called e:s", func(m *manifest1) {
@@ -142,19 +142,19 @@ func TestDecodeRefuses(t *testing.T) {
 		{"exp_avg:w[5:6] occurs twice: in rank-00000", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 6 }},
 		{"exp_avg:w[4:5] is missing before", func(m *manifest1) { m.Tensors[2].Pieces[0].Len = 4 }},
 		{"exp_avg:w[0:5] is missing", func(m *manifest1) { p := m.Tensors[2].Pieces; p[0], p[1] = p[1], p[0] }},
-		{"a piece has 0 elements at 0 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = 0 }},
-		{"a piece has 1 elements at -1 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Offset = -1 }},
-		{"a piece has 2 elements at 0 of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = 2 }},
+		{"a piece has 0 elements from element 0 on, but the tensor has 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = 0 }},
+		{"a piece has 1 elements from element -1 on, but the tensor has 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Offset = -1 }},
+		{"a piece has 2 elements from element 0 on, but the tensor has 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = 2 }},
 		{"s: ", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = math.MaxInt }},
 		{"s: ", func(m *manifest1) { m.Tensors[1].Pieces[0].Len = math.MinInt }},
-		{"of 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Offset = math.MaxInt }},
-		{"a piece has 1 elements at 0 of 0", func(m *manifest1) { m.Tensors[0].Pieces = m.Tensors[1].Pieces }},
-		{"is in file 2 of 2", func(m *manifest1) { m.Tensors[1].Pieces[0].File = 2 }},
-		{"is in file -1 of 2", func(m *manifest1) { m.Tensors[1].Pieces[0].File = -1 }},
-		{"piece [0:1] is 8 bytes at 281 of file rank-00000-of-00002.safetensors, which has 288",
+		{"the tensor has 1", func(m *manifest1) { m.Tensors[1].Pieces[0].Offset = math.MaxInt }},
+		{"a piece has 1 elements from element 0 on, but the tensor has 0", func(m *manifest1) { m.Tensors[0].Pieces = m.Tensors[1].Pieces }},
+		{"is in file 2, but there are only 2 files", func(m *manifest1) { m.Tensors[1].Pieces[0].File = 2 }},
+		{"is in file -1, but there are only 2 files", func(m *manifest1) { m.Tensors[1].Pieces[0].File = -1 }},
+		{"piece [0:1] has 8 bytes from byte 281 of file rank-00000-of-00002.safetensors on, which has only 288 bytes",
 			func(m *manifest1) { m.Tensors[1].Pieces[0].At++ }},
-		{"at -8 of file", func(m *manifest1) { m.Tensors[1].Pieces[0].At = -8 }},
-		{"at 9223372036854775807 of file", func(m *manifest1) { m.Tensors[1].Pieces[0].At = math.MaxInt64 }},
+		{"from byte -8 of file", func(m *manifest1) { m.Tensors[1].Pieces[0].At = -8 }},
+		{"from byte 9223372036854775807 of file", func(m *manifest1) { m.Tensors[1].Pieces[0].At = math.MaxInt64 }},
 		{"s: ", func(m *manifest1) { m.Tensors[1].Pieces[0].Sums = nil }},
 		{"exp_avg:w: ", func(m *manifest1) { m.Tensors[2].Pieces[1].Sums = sumsOf(1, 2) }},
 		{"exp_avg:w: ", func(m *manifest1) { m.Tensors[2].Pieces[0].Sums = sumsOf(1, 2) }},
@@ -362,7 +362,7 @@ func TestManifestSize(t *testing.T) {
 	before := fsys.read.Load()
 	_, err := OpenReader(t.Context(), fsys, "c")
 	require.ErrorIs(t, err, ErrDamaged)
-	require.EqualError(t, err, fmt.Sprintf("c: manifest.json: damaged: it has %d bytes, at most %d are read", size+100, size))
+	require.EqualError(t, err, fmt.Sprintf("c: manifest.json: damaged: the file has %d bytes, at most %d are read", size+100, size))
 	require.Equal(t, before, fsys.read.Load())
 
 	m := sample()
@@ -370,5 +370,5 @@ func TestManifestSize(t *testing.T) {
 	require.NoError(t, err)
 	maxManifest = int64(len(b)) - 1
 	_, err = m.Encode()
-	require.EqualError(t, err, fmt.Sprintf("manifest: it would have %d bytes, at most %d are allowed; 21 of them are metadata, such as Extra: save less there", len(b), len(b)-1))
+	require.EqualError(t, err, fmt.Sprintf("the manifest would have %d bytes, at most %d are allowed: save less in Extra and other metadata, which take 21 bytes", len(b), len(b)-1))
 }

@@ -37,7 +37,7 @@ func (osFS) Open(path string) (Handle, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("%w: it is %s, not a file", ErrDamaged, kindOf(info.Mode()))}
+		err = &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("%w: the path is %s, not a file", ErrDamaged, kindOf(info.Mode()))}
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

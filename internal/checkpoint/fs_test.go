@@ -36,7 +36,7 @@ func requireFS(t *testing.T, f checkpoint.FS, root string) {
 	missing(err, at("no"))
 	_, err = f.Open(at("d"))
 	require.ErrorIs(t, err, checkpoint.ErrDamaged)
-	require.ErrorContains(t, err, at("d")+": damaged: it is a directory")
+	require.ErrorContains(t, err, at("d")+": damaged: the path is a directory")
 	_, err = f.Create(at("no/f"))
 	missing(err, at("no/f"))
 	missing(f.Rename(at("no"), at("yes")), at("no"))

@@ -85,7 +85,7 @@ func TestOpenIsNoFile(t *testing.T) {
 	for path, kind := range map[string]string{fifo: "a FIFO", os.DevNull: "a device"} {
 		_, err := checkpoint.OS().Open(path)
 		require.ErrorIs(t, err, checkpoint.ErrDamaged)
-		require.EqualError(t, err, "open "+path+": damaged: it is "+kind+", not a file")
+		require.EqualError(t, err, "open "+path+": damaged: the path is "+kind+", not a file")
 	}
 }
 
@@ -109,7 +109,7 @@ func TestObstacleInCheckpoint(t *testing.T) {
 				path := filepath.Join(newer, file)
 				require.NoError(t, os.Remove(path))
 				require.NoError(t, put(path))
-				want := "open " + path + ": damaged: it is a " + kind + ", not a file"
+				want := "open " + path + ": damaged: the path is a " + kind + ", not a file"
 				list, err := checkpoint.List(ctx, checkpoint.OS(), dir)
 				require.NoError(t, err)
 				require.NoError(t, list[0].Err)

@@ -84,7 +84,7 @@ func (r *Reader) checkSize(i int) (err error) {
 	defer func() { err = errors.Join(err, f.Close()) }()
 	size, err := f.Size()
 	if err == nil && size != file.Size {
-		err = fmt.Errorf("%s: %w: it has %d bytes, want %d", file.Name, ErrDamaged, size, file.Size)
+		err = fmt.Errorf("%s: %w: the file has %d bytes, want %d", file.Name, ErrDamaged, size, file.Size)
 	}
 	return err
 }
@@ -151,7 +151,7 @@ func readFile(fsys FS, path string) (b []byte, err error) {
 		return nil, err
 	}
 	if size > maxManifest {
-		return nil, fmt.Errorf("%s: %w: it has %d bytes, at most %d are read", filepath.Base(path), ErrDamaged, size, maxManifest)
+		return nil, fmt.Errorf("%s: %w: the file has %d bytes, at most %d are read", filepath.Base(path), ErrDamaged, size, maxManifest)
 	}
 	b = make([]byte, size)
 	return b, safetensors.ReadFull(f, b, 0)

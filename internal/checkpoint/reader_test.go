@@ -224,10 +224,10 @@ func TestVerifyListsFaults(t *testing.T) {
 // manifest.
 func TestHeadersAgree(t *testing.T) {
 	for want, other := range map[string][]safetensors.Tensor{
-		"it has 2 pieces, the manifest 1": {{Name: "w[0:4]", DType: "F32", Shape: []int{3}}, {Name: "v", DType: "F32", Shape: []int{1}}},
-		"it has v[0:4] F32 [4]":           {{Name: "v[0:4]", DType: "F32", Shape: []int{4}}},
-		"it has w[0:4] I32 [4]":           {{Name: "w[0:4]", DType: "I32", Shape: []int{4}}},
-		"it has w[0:4] F32 [2 2]":         {{Name: "w[0:4]", DType: "F32", Shape: []int{2, 2}}},
+		"the file has 2 pieces, the manifest lists 1": {{Name: "w[0:4]", DType: "F32", Shape: []int{3}}, {Name: "v", DType: "F32", Shape: []int{1}}},
+		"the file has v[0:4] F32 [4]":                 {{Name: "v[0:4]", DType: "F32", Shape: []int{4}}},
+		"the file has w[0:4] I32 [4]":                 {{Name: "w[0:4]", DType: "I32", Shape: []int{4}}},
+		"the file has w[0:4] F32 [2 2]":               {{Name: "w[0:4]", DType: "F32", Shape: []int{2, 2}}},
 	} {
 		fsys := newMemory()
 		w := newWhole(rand.New(rand.NewPCG(3, 4)), Key{"w", "", Shared}, safetensors.F32, 4)
@@ -303,7 +303,7 @@ func TestSwappedNames(t *testing.T) {
 			swap(fsys, m)
 			fsys.files[filepath.Join("c", ManifestName)] = must(m.Encode())
 			for _, w := range list {
-				requireUnreadable(t, fsys, w, "it has ")
+				requireUnreadable(t, fsys, w, "the file has ")
 			}
 		})
 	}

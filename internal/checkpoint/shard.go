@@ -213,7 +213,7 @@ func (p *Part) validate() error {
 	case p.Write == nil && len(p.Data)%p.DType.Size() != 0:
 		return fmt.Errorf("%d bytes are not a whole number of %s", len(p.Data), p.DType)
 	case p.Offset < 0 || p.len() < 0 || p.len() > n-p.Offset:
-		return fmt.Errorf("%d elements at %d do not fit %s %v", p.len(), p.Offset, p.DType, p.Shape)
+		return fmt.Errorf("%d elements from element %d on do not fit %s %v", p.len(), p.Offset, p.DType, p.Shape)
 	}
 	return nil
 }

@@ -236,10 +236,10 @@ func TestWriteShardRefuses(t *testing.T) {
 	}
 	for want, parts := range map[string][]Part{
 		"w: 11 bytes are not a whole number of F32":                   with(func(p *Part) { p.Data = p.Data[1:] }),
-		"w: 3 elements at 2 do not fit F32 [4]":                       with(func(p *Part) { p.Offset = 2 }),
-		"w: 3 elements at -1 do not fit F32 [4]":                      with(func(p *Part) { p.Offset = -1 }),
-		"w: there is no F32 tensor of shape [-1]":                     with(func(p *Part) { p.Shape = []int{-1} }),
-		`w: elements of type "F31" are unknown`:                       with(func(p *Part) { p.DType = "F31" }),
+		"w: 3 elements from element 2 on do not fit F32 [4]":          with(func(p *Part) { p.Offset = 2 }),
+		"w: 3 elements from element -1 on do not fit F32 [4]":         with(func(p *Part) { p.Offset = -1 }),
+		"w: a tensor of F32 cannot have shape [-1]":                   with(func(p *Part) { p.Shape = []int{-1} }),
+		`w: element type "F31" is unknown`:                            with(func(p *Part) { p.DType = "F31" }),
 		"w is both F32 [4] after 0 steps and F32 [2 2] after 0 steps": with(func(p *Part) { p.Shape = []int{2, 2} }),
 		"w is both F32 [4] after 0 steps and F32 [4] after 3 steps":   with(func(p *Part) { p.Steps = 3 }),
 		"w[1:4]": append(with(func(*Part) {}), w.part(1, 4)),
@@ -387,11 +387,11 @@ func TestWriteShardStreamsThatFail(t *testing.T) {
 		len, bytes int
 		err        error
 	}{
-		"write w[0:4]: 1 of 16 bytes are missing": {4, 15, nil},
-		"write w[0:4]: there are 3 extra bytes":   {4, 19, nil},
-		"write w[0:4]: broken":                    {4, 8, broken},
-		"w: 5 elements at 0 do not fit F32 [4]":   {5, 20, nil},
-		"w: -1 elements at 0 do not fit F32 [4]":  {-1, 0, nil},
+		"write w[0:4]: 1 of 16 bytes are missing":             {4, 15, nil},
+		"write w[0:4]: there are 3 extra bytes":               {4, 19, nil},
+		"write w[0:4]: broken":                                {4, 8, broken},
+		"w: 5 elements from element 0 on do not fit F32 [4]":  {5, 20, nil},
+		"w: -1 elements from element 0 on do not fit F32 [4]": {-1, 0, nil},
 	} {
 		_, err := WriteShard(t.Context(), newMemory(), "", "a", []Part{{
 			Key: Key{"w", "", Shared}, DType: safetensors.F32, Shape: []int{4}, Len: c.len,

@@ -245,7 +245,7 @@ func (s *Store) Commit(d *Draft, m *Manifest) (path string, err error) {
 // complete puts all of a draft on disk, and checks that a reader would accept it.
 func (s *Store) complete(d *Draft, m *Manifest) error {
 	if m.Step != d.step {
-		return fmt.Errorf("its manifest is of step %d", m.Step)
+		return fmt.Errorf("its manifest says step %d", m.Step)
 	}
 	text, err := m.Encode()
 	if err != nil {

@@ -196,7 +196,7 @@ func TestDraft(t *testing.T) {
 	m, err := write(f, first.Dir(), 7)
 	require.NoError(t, err)
 	_, err = s.Commit(second, m)
-	require.ErrorContains(t, err, "its manifest is of step 7")
+	require.ErrorContains(t, err, "its manifest says step 7")
 	m.Step = 8
 	_, err = s.Commit(second, m)
 	require.ErrorIs(t, err, fs.ErrNotExist, "the files are not in its directory")

@@ -30,7 +30,7 @@ func (m *Manifest) validate() error {
 	for i := range m.Tensors {
 		t := &m.Tensors[i]
 		if t.Owner >= m.World {
-			return fmt.Errorf("%s belongs to rank %d of %d", t.Name(), t.Owner, m.World)
+			return fmt.Errorf("%s belongs to rank %d, but there are only %d ranks", t.Name(), t.Owner, m.World)
 		}
 		if err := t.covered(func(file int) string { return m.Files[file].Name }); err != nil {
 			return err
@@ -112,14 +112,14 @@ func (t *Tensor) validate(files []File) error {
 		}
 		p := &w.p
 		if p.Offset < 0 || p.Len < 1 || p.Len > n-p.Offset {
-			return fmt.Errorf("a piece has %d elements at %d of %d", p.Len, p.Offset, n)
+			return fmt.Errorf("a piece has %d elements from element %d on, but the tensor has %d", p.Len, p.Offset, n)
 		}
 		if p.File < 0 || p.File >= len(files) {
-			return fmt.Errorf("piece [%d:%d] is in file %d of %d", p.Offset, p.end(), p.File, len(files))
+			return fmt.Errorf("piece [%d:%d] is in file %d, but there are only %d files", p.Offset, p.end(), p.File, len(files))
 		}
 		bytes := p.Len * t.DType.Size()
 		if f := files[p.File]; p.At < 0 || p.At > f.Size-int64(bytes) {
-			return fmt.Errorf("piece [%d:%d] is %d bytes at %d of file %s, which has %d",
+			return fmt.Errorf("piece [%d:%d] has %d bytes from byte %d of file %s on, which has only %d bytes",
 				p.Offset, p.end(), bytes, p.At, f.Name, f.Size)
 		}
 	}
@@ -128,12 +128,12 @@ func (t *Tensor) validate(files []File) error {
 // elements returns the number of elements of a tensor, whose bytes also fit an int.
 func elements(dtype safetensors.DType, shape []int) (int, error) {
 	if dtype.Size() < 1 {
-		return 0, fmt.Errorf("elements of type %q are unknown", dtype)
+		return 0, fmt.Errorf("element type %q is unknown", dtype)
 	}
 	n, most := 1, math.MaxInt/dtype.Size()
 	for _, d := range shape {
 		if d < 0 || n > 0 && d > most/n {
-			return 0, fmt.Errorf("there is no %s tensor of shape %v", dtype, shape)
+			return 0, fmt.Errorf("a tensor of %s cannot have shape %v", dtype, shape)
 		}
 		n *= d
 	}

@@ -114,13 +114,13 @@ func matchHeader(f Handle, file *File, pieces []held) error {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	if len(h.Tensors) != len(pieces) {
-		return fmt.Errorf("%w: it has %d pieces, the manifest %d", ErrDamaged, len(h.Tensors), len(pieces))
+		return fmt.Errorf("%w: the file has %d pieces, the manifest lists %d", ErrDamaged, len(h.Tensors), len(pieces))
 	}
 	for j, p := range pieces {
 		name := pieceName(p.tensor.Key, p.piece.Offset, p.piece.end())
 		t := h.Tensors[j]
 		if t.Name != name || t.DType != p.tensor.DType || !slices.Equal(t.Shape, []int{p.piece.Len}) || t.Offset != p.piece.At {
-			return fmt.Errorf("%w: it has %s %s %v at byte %d, the manifest %s %s [%d] at byte %d", ErrDamaged,
+			return fmt.Errorf("%w: the file has %s %s %v at byte %d, the manifest lists %s %s [%d] at byte %d", ErrDamaged,
 				t.Name, t.DType, t.Shape, t.Offset, name, p.tensor.DType, p.piece.Len, p.piece.At)
 		}
 	}

@@ -114,7 +114,7 @@ func (h *HostMemory) span(off, n int) (C.uintptr_t, error) {
 		return 0, err
 	}
 	if off < 0 || n < 0 || off > h.bytes-n {
-		return 0, fmt.Errorf("device %d: no bytes [%d, %d+%d) in %d of pinned host memory", h.device.ordinal, off, off, n, h.bytes)
+		return 0, fmt.Errorf("device %d: bytes [%d, %d+%d) are outside the %d bytes of pinned host memory", h.device.ordinal, off, off, n, h.bytes)
 	}
 	return C.uintptr_t(h.handle) + C.uintptr_t(off), nil
 }

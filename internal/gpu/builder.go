@@ -175,7 +175,7 @@ func (b *builder) threads(kernel string, n int, args ...any) error {
 // them.
 func (b *builder) launch(kernel string, grid, block [3]int, shared int, args ...any) error {
 	if grid[0] > math.MaxInt32 || max(grid[1], grid[2]) > mostBlocks {
-		return fmt.Errorf("kernel %s: a grid of %v blocks, which no device takes", kernel, grid)
+		return fmt.Errorf("kernel %s: a grid of %v blocks is too large for any device", kernel, grid)
 	}
 	f, err := b.engine.Function(kernel)
 	if err != nil || f == nil {
@@ -188,7 +188,7 @@ func (b *builder) launch(kernel string, grid, block [3]int, shared int, args ...
 			return fmt.Errorf("kernel %s: argument %d is a %T", kernel, len(l.args), a)
 		}
 		if sizes := f.Params(); sizes != nil && (len(l.args) >= len(sizes) || sizes[len(l.args)] != size) {
-			return fmt.Errorf("kernel %s: argument %d is a %T of %d bytes, its parameters have %v", kernel, len(l.args), a, size, sizes)
+			return fmt.Errorf("kernel %s: argument %d is a %T of %d bytes, but the parameters have %v bytes", kernel, len(l.args), a, size, sizes)
 		}
 		l.args = append(l.args, v)
 	}

@@ -109,7 +109,7 @@ func maxGrad(b *builder, in *exec.Instr) error {
 		spans = append([]span{{n: 1}}, spans...)
 	}
 	if len(spans) > 2*pairs {
-		return fmt.Errorf("the axes %v of %v are in %d groups, more than %d", in.Op.Attrs, in.Op.Shape, len(spans), 2*pairs)
+		return fmt.Errorf("axes %v of shape %v form %d groups, at most %d are supported", in.Op.Attrs, in.Op.Shape, len(spans), 2*pairs)
 	}
 	for _, s := range spans {
 		args = append(args, uint64(s.n))

@@ -70,7 +70,7 @@ func TestWhatIsNoRecordIsAnError(t *testing.T) {
 		title + "pass 1 step 0 virtual -1\nq 0 0 0 0 \"\"\nend\n":                                     `no kind "q"`,
 		title + "pass 1 step 0 virtual -1\ngrad 0 -1 0 0 \"\"\nend\n":                                 "-1 is negative",
 		title + "pass 1 step 0 virtual -1\ngrad 0 1 0 x \"\"\nend\n":                                  `"x": invalid syntax`,
-		title + "pass 1 step 0 virtual -1\npass 2 step 0 virtual -1\npass 1 step 1 virtual -1\nend\n": "pass 1 was of step 0 and virtual rank -1",
+		title + "pass 1 step 0 virtual -1\npass 2 step 0 virtual -1\npass 1 step 1 virtual -1\nend\n": "two lines of pass 1 contradict each other: the earlier line has step 0 and virtual rank -1",
 		title + "pass 1 step 0 virtual -1\ngrad 0 1 0 0 " + string(make([]byte, 2<<20)):               "too long",
 	} {
 		r, err := hashes.NewReader(bytes.NewReader([]byte(text)))
@@ -258,9 +258,9 @@ func TestRunsThatCannotBeCompared(t *testing.T) {
 	require.EqualError(t, err, "step 0: rank 0 runs 1 passes in a and 2 in b")
 
 	_, err = hashes.Open(t.TempDir())
-	require.ErrorContains(t, err, "has no records of hashes, *.hashes")
+	require.ErrorContains(t, err, "has no records of hashes (files *.hashes)")
 	require.NoError(t, os.Remove(filepath.Join(a, "rank-0.hashes")))
 	r, err := hashes.Open(a)
-	require.ErrorContains(t, err, "has 1 records: want one for each rank of one model and start of a job of 2")
+	require.ErrorContains(t, err, "has 1 records, but the job has 2 ranks: want one record for each rank, of one model and one start")
 	require.NoError(t, r.Close())
 }

@@ -96,7 +96,7 @@ func (r *Reader) pass(line string) (*Pass, error) {
 		p = &Pass{Head: h}
 		r.open[h.Number] = p
 	case p.Head != h:
-		return nil, fmt.Errorf("pass %d was of step %d and virtual rank %d", h.Number, p.Step, p.Virtual)
+		return nil, fmt.Errorf("two lines of pass %d contradict each other: the earlier line has step %d and virtual rank %d", h.Number, p.Step, p.Virtual)
 	}
 	return p, nil
 }

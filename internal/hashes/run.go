@@ -46,7 +46,7 @@ func Open(dir string) (r *Run, err error) {
 	r = &Run{Name: dir}
 	names, err := fs.Glob(os.DirFS(dir), "*"+Suffix)
 	if err != nil || len(names) == 0 {
-		return r, errors.Join(err, fmt.Errorf("%s has no records of hashes, *%s", dir, Suffix))
+		return r, errors.Join(err, fmt.Errorf("%s has no records of hashes (files *%s)", dir, Suffix))
 	}
 	for _, name := range names {
 		file, err := os.Open(filepath.Join(dir, name))
@@ -64,7 +64,7 @@ func Open(dir string) (r *Run, err error) {
 	r.Ranks = r.ranks[0].Ranks
 	for i, rank := range r.ranks {
 		if rank.Rank != i || rank.Ranks != r.Ranks || len(r.ranks) != r.Ranks {
-			return r, fmt.Errorf("%s has %d records: want one for each rank of one model and start of a job of %d", dir, len(r.ranks), r.Ranks)
+			return r, fmt.Errorf("%s has %d records, but the job has %d ranks: want one record for each rank, of one model and one start", dir, len(r.ranks), r.Ranks)
 		}
 	}
 	r.ahead, r.last = make([]*Pass, r.Ranks), slices.Repeat([]int{-1}, r.Ranks)

@@ -196,7 +196,7 @@ func (f *Files) Free(b []byte) error {
 	}
 	first := unsafe.SliceData(b)
 	if n, ok := f.live[first]; !ok || n != len(b) {
-		return fmt.Errorf("mapped: freeing %d bytes that are not allocated here, or have been freed", len(b))
+		return fmt.Errorf("mapped: freeing %d bytes that were not allocated here, or were freed before", len(b))
 	}
 	delete(f.live, first)
 	i, _ := f.find(first)
@@ -235,13 +235,13 @@ func (f *Files) pages(b []byte) ([]byte, error) {
 	}
 	i, ok := f.find(&b[0])
 	if !ok {
-		return nil, fmt.Errorf("mapped: %d bytes that are not allocated here", len(b))
+		return nil, fmt.Errorf("mapped: %d bytes were not allocated here", len(b))
 	}
 	m := f.maps[i]
 	lo := int(uintptr(unsafe.Pointer(&b[0])) - uintptr(unsafe.Pointer(&m.mem[0])))
 	switch page := os.Getpagesize(); {
 	case len(b) > len(m.mem)-lo:
-		return nil, fmt.Errorf("mapped: %d bytes, of which only %d are allocated here", len(b), len(m.mem)-lo)
+		return nil, fmt.Errorf("mapped: of %d bytes only %d were allocated here", len(b), len(m.mem)-lo)
 	case m.shared:
 		return nil, nil
 	default:

@@ -166,11 +166,11 @@ func TestMistakes(t *testing.T) {
 	foreign := alloc(t, other, 1<<20)
 	fillWith(large, 1)
 	for name, b := range map[string][]byte{"heap": make([]byte, 100), "foreign": foreign, "part": large[:100], "end": large[100:], "cut": small[:99], "nothing": nil} {
-		require.ErrorContains(t, f.Free(b), "not allocated here, or have been freed", name)
+		require.ErrorContains(t, f.Free(b), "not allocated here, or were freed before", name)
 	}
-	require.ErrorContains(t, f.WillNeed(make([]byte, 100)), "100 bytes that are not allocated here")
-	require.ErrorContains(t, f.WillNeed(foreign), "1048576 bytes that are not allocated here")
-	require.ErrorContains(t, f.WillNeed(unsafe.Slice(&large[0], len(large)+1)), "only 1048576 are allocated here")
+	require.ErrorContains(t, f.WillNeed(make([]byte, 100)), "100 bytes were not allocated here")
+	require.ErrorContains(t, f.WillNeed(foreign), "1048576 bytes were not allocated here")
+	require.ErrorContains(t, f.WillNeed(unsafe.Slice(&large[0], len(large)+1)), "only 1048576 were allocated here")
 	require.NoError(t, f.WillNeed(nil))
 	require.NoError(t, f.WillNeed(large[:0]))
 	for _, n := range []int{0, -1, math.MinInt} {

@@ -143,8 +143,8 @@ func TestMailbox(t *testing.T) {
 	for range maxWaiting {
 		require.NoError(t, b.put(label{rank: 1, id: 7}, new(thing)))
 	}
-	require.EqualError(t, b.put(label{rank: 1, id: 8}, mine), "256 from rank 1 are still unused")
-	require.EqualError(t, b.reserve(label{rank: 1, id: 8}), "256 from rank 1 are still unused")
+	require.EqualError(t, b.put(label{rank: 1, id: 8}, mine), "256 from rank 1 have not been used yet")
+	require.EqualError(t, b.reserve(label{rank: 1, id: 8}), "256 from rank 1 have not been used yet")
 	require.ErrorIs(t, b.reserve(label{rank: 1, id: 7}), errTaken)
 
 	require.NoError(t, b.reserve(label{rank: 2, id: 7}))

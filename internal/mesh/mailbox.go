@@ -16,10 +16,10 @@ type label struct {
 }
 
 // errTaken is the error of reserving a place in which a thing is already waiting.
-var errTaken = errors.New("an earlier one is still unused")
+var errTaken = errors.New("an earlier one with the same number has not been used yet")
 
 // errOver is the error for a thing that comes too late.
-var errOver = errors.New("it came too late")
+var errOver = errors.New("it arrived after its use had ended")
 
 // maxWaiting is how many things of one rank may wait in a mailbox.
 const maxWaiting = 256
@@ -97,7 +97,7 @@ func (b *mailbox[T]) room(l label) error {
 	case over:
 		return errOver
 	case b.count[l.rank] >= maxWaiting:
-		return fmt.Errorf("%d from rank %d are still unused", maxWaiting, l.rank)
+		return fmt.Errorf("%d from rank %d have not been used yet", maxWaiting, l.rank)
 	case b.things == nil:
 		b.things, b.places, b.count = map[label][]T{}, map[label]struct{}{}, map[int]int{}
 	}

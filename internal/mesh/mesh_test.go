@@ -372,7 +372,7 @@ func TestConnectTwice(t *testing.T) {
 	require.NoError(t, err)
 	defer first.Close()
 	_, err = ranks[1].one(timeout(t, patience), 0, 5)
-	require.ErrorContains(t, err, "refused by the other side: rank 0, channel 0x5: an earlier one is still unused")
+	require.ErrorContains(t, err, "refused by the other side: rank 0, channel 0x5: an earlier one with the same number has not been used yet")
 
 	low, err := ranks[0].one(timeout(t, patience), 1, 5)
 	require.NoError(t, err)
@@ -385,7 +385,7 @@ func TestConnectTwice(t *testing.T) {
 		require.NoError(t, ranks[0].conns.put(label{rank: 1, id: 100 + c}, Lane{Conn: nopConn{}}))
 	}
 	_, err = ranks[1].one(timeout(t, patience), 0, 6)
-	require.ErrorContains(t, err, "rank 0, channel 0x6: 256 from rank 1 are still unused")
+	require.ErrorContains(t, err, "rank 0, channel 0x6: 256 from rank 1 have not been used yet")
 }
 
 type nopConn struct{ net.Conn }
@@ -474,5 +474,5 @@ func TestForget(t *testing.T) {
 	require.Error(t, err)
 	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	_, err = ranks[1].one(ctx, 0, 7)
-	require.ErrorContains(t, err, "it came too late")
+	require.ErrorContains(t, err, "it arrived after its use had ended")
 }

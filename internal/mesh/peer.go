@@ -23,7 +23,7 @@ const (
 var (
 	errDied   = errors.New("the connection ended unexpectedly: has the process died?")
 	errCut    = fmt.Errorf("the host has not answered for %v: is the host or the link down?", Unanswered)
-	errUnread = fmt.Errorf("it does not read its messages: %d bytes wait for it", maxUnsent)
+	errUnread = fmt.Errorf("the rank does not read its messages: %d bytes are waiting for it", maxUnsent)
 )
 
 // filePasser is a control connection inside a host.

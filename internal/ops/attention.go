@@ -165,7 +165,7 @@ func (p form) fit(o *exec.Op) error {
 	if p.joined {
 		width, all := o.Dim("(H+2*KV)*Dh"), a.Heads+2*a.KVHeads
 		if width%all != 0 {
-			return fmt.Errorf("qkv is %v, want its columns to be a multiple of %d, its number of heads", o.In[0], all)
+			return fmt.Errorf("qkv is %v, want a multiple of %d columns, the number of its heads", o.In[0], all)
 		}
 		o.SetDim("H*Dh", width/all*a.Heads)
 	} else if q, k := o.Dim("H*Dh"), o.Dim("KV*Dh"); q%a.Heads != 0 || q/a.Heads*a.KVHeads != k {

@@ -112,7 +112,7 @@ func fitRope(o *exec.Op) error {
 	r := o.Attrs.(kernel.Rotary)
 	switch {
 	case r.Dims > r.HeadDim:
-		return fmt.Errorf("rotates %d columns of heads that have %d", r.Dims, r.HeadDim)
+		return fmt.Errorf("rotates %d columns, but heads have only %d", r.Dims, r.HeadDim)
 	case r.Heads < 0 || r.Heads*r.HeadDim > o.Dim("d"):
 		return fmt.Errorf("x is %v, want at least %d heads of %d columns", o.In[0], r.Heads, r.HeadDim)
 	case r.Heads == 0 && o.Dim("d")%r.HeadDim != 0:

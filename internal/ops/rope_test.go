@@ -36,7 +36,7 @@ var rotary = []operation{
 func TestRopeMistakes(t *testing.T) {
 	for want, r := range map[string]kernel.Rotary{
 		"angles: rotates 3 columns, want a positive even number":   {Heads: 1, HeadDim: 4, Dims: 3},
-		"rope: rotates 6 columns of heads that have 4":             {Heads: 1, HeadDim: 4, Dims: 6},
+		"rope: rotates 6 columns, but heads have only 4":           {Heads: 1, HeadDim: 4, Dims: 6},
 		"rope: x is (2, 3, 4), want at least 2 heads of 4 columns": {Heads: 2, HeadDim: 4, Dims: 4},
 		"rope: x is (2, 3, 4), want heads of 3 columns":            {HeadDim: 3, Dims: 2},
 		"rope: x is (2, 3, 4), want at most 2 positions":           {HeadDim: 4, Dims: 4},

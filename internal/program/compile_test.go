@@ -21,13 +21,13 @@ func TestFigure(t *testing.T) {
 func TestCompileErrors(t *testing.T) {
 	for want, spoil := range map[string]func(*Model){
 		"program: model has no results":                                           func(m *Model) { m.Results = nil },
-		"program: parameter 1 (h.1.w) is in group 2 of 2":                         func(m *Model) { m.Params[1].Group = 2 },
-		"program: parameter 0 (h.0.w) is in group -1 of 2":                        func(m *Model) { m.Params[0].Group = -1 },
+		"program: parameter 1 (h.1.w) is in group 2, but there are 2 groups":      func(m *Model) { m.Params[1].Group = 2 },
+		"program: parameter 0 (h.0.w) is in group -1, but there are 2 groups":     func(m *Model) { m.Params[0].Group = -1 },
 		"program: input 0 of call h.1 is {1 0}, which is not computed before it":  func(m *Model) { m.Calls[1].In[0] = Ref{1, 0} },
 		"program: input 0 of call h.0 is {-1 1}, which is not computed before it": func(m *Model) { m.Calls[0].In[0].Out = 1 },
 		"program: input 0 of call h.0 is {-2 0}, which is not computed before it": func(m *Model) { m.Calls[0].In[0].Call = -2 },
 		"program: input 0 of call h.1 is {0 -1}, which is not computed before it": func(m *Model) { m.Calls[1].In[0].Out = -1 },
-		"program: call h.1 uses parameter 2 of 2":                                 func(m *Model) { m.Calls[1].Params[0] = 2 },
+		"program: call h.1 uses parameter 2, but there are 2 parameters":          func(m *Model) { m.Calls[1].Params[0] = 2 },
 		"program: call h.1 uses parameter h.1.w twice":                            func(m *Model) { m.Calls[1].Params = []int{1, 0, 1} },
 		"program: result 0 is {2 0}, which no call computes":                      func(m *Model) { m.Results[0].Call = 2 },
 		"program: result 0 is {-1 0}, which no call computes":                     func(m *Model) { m.Results[0].Call = Batch },

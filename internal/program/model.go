@@ -120,7 +120,7 @@ func (m *Model) check() error {
 	}
 	for i, p := range m.Params {
 		if p.Group < 0 || p.Group >= len(m.Groups) {
-			return fmt.Errorf("program: parameter %d (%s) is in group %d of %d", i, p.Name, p.Group, len(m.Groups))
+			return fmt.Errorf("program: parameter %d (%s) is in group %d, but there are %d groups", i, p.Name, p.Group, len(m.Groups))
 		}
 	}
 	valid := func(r Ref, before int) bool {
@@ -137,7 +137,7 @@ func (m *Model) check() error {
 		}
 		for j, p := range c.Params {
 			if p < 0 || p >= len(m.Params) {
-				return fmt.Errorf("program: call %s uses parameter %d of %d", c.Name, p, len(m.Params))
+				return fmt.Errorf("program: call %s uses parameter %d, but there are %d parameters", c.Name, p, len(m.Params))
 			}
 			if slices.Contains(c.Params[:j], p) {
 				return fmt.Errorf("program: call %s uses parameter %s twice", c.Name, m.Params[p].Name)

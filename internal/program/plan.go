@@ -126,7 +126,7 @@ func (p *Program) With(m *Model) *Program {
 //	scratch           for one operation
 func NewPlan(p *Program, s *Sizes) (*Plan, error) {
 	if len(s.Group) != len(p.Model.Groups) || s.Call != nil && len(s.Call) != len(p.Model.Calls) {
-		return nil, fmt.Errorf("program: sizes of %d groups and %d calls, the model has %d and %d",
+		return nil, fmt.Errorf("program: got sizes of %d groups and %d calls, but the model has %d groups and %d calls",
 			len(s.Group), len(s.Call), len(p.Model.Groups), len(p.Model.Calls))
 	}
 	plan := &Plan{Program: p, Turn: len(p.Ops), sizes: s, index: make(map[key]int)}

@@ -355,7 +355,7 @@ func TestPlanErrors(t *testing.T) {
 	p, err := Compile(chain(2), Options{})
 	require.NoError(t, err)
 	_, err = NewPlan(p, &Sizes{})
-	require.EqualError(t, err, "program: sizes of 0 groups and 0 calls, the model has 2 and 2")
+	require.EqualError(t, err, "program: got sizes of 0 groups and 0 calls, but the model has 2 groups and 2 calls")
 }
 
 // TestBufferClasses counts buffers under the right class. A call that spills takes with it what it

@@ -96,7 +96,7 @@ func (v *verifier) step(i int, op Op) error {
 		return v.compute(i, op)
 	case Turn:
 		if v.turned {
-			return fmt.Errorf("the pass turned twice")
+			return fmt.Errorf("the pass has turned from forward to backward already")
 		}
 		v.turned = true
 		return nil
@@ -105,19 +105,19 @@ func (v *verifier) step(i int, op Op) error {
 	switch op.Kind {
 	case Gather:
 		if g.gathered || q.Hold == Always {
-			return fmt.Errorf("already there")
+			return fmt.Errorf("the group is already gathered")
 		}
 		g.gathered = true
 		return v.gather(q)
 	case Wait:
 		if !g.gathered || g.full {
-			return fmt.Errorf("no gather in flight")
+			return fmt.Errorf("the group has no gather in flight")
 		}
 		g.full = true
 		v.inFlight -= q.Bytes
 	case Free:
 		if !g.full || !g.used {
-			return fmt.Errorf("not gathered and waited for, or of no use to anybody since")
+			return fmt.Errorf("the group is not gathered, or no call has read it since its gather")
 		}
 		g.gathered, g.full, g.used = false, false, false
 		v.count(q, -1)
@@ -130,7 +130,7 @@ func (v *verifier) step(i int, op Op) error {
 // gather checks the number of resident units with one more group.
 func (v *verifier) gather(q *Group) error {
 	if v.count(q, 1); len(v.resident) > v.limit {
-		return fmt.Errorf("%d units are resident, at most %d may be", len(v.resident), v.limit)
+		return fmt.Errorf("%d units are resident, the limit is %d", len(v.resident), v.limit)
 	}
 	return v.issue(q)
 }
@@ -150,7 +150,7 @@ func (v *verifier) issue(q *Group) error {
 	before, limit := v.inFlight, v.p.Options.InFlight
 	v.inFlight += q.Bytes
 	if limit > 0 && before > 0 && v.inFlight > limit {
-		return fmt.Errorf("%d bytes are in flight, at most %d may be", v.inFlight, limit)
+		return fmt.Errorf("%d bytes are in flight, the limit is %d", v.inFlight, limit)
 	}
 	return nil
 }
@@ -160,18 +160,18 @@ func (v *verifier) reduction(op Op, g *groupState, q *Group) error {
 	switch op.Kind {
 	case Reduce:
 		if !g.written || g.reduced || v.p.Options.NoSync {
-			return fmt.Errorf("no gradients to reduce, or reduced before")
+			return fmt.Errorf("the group has no gradients to reduce, or has reduced them already")
 		}
 		g.reduced = true
 		return v.issue(q)
 	case Sync:
 		if !g.reduced || g.synced || !q.twice() {
-			return fmt.Errorf("no reduction in flight, or no replicas")
+			return fmt.Errorf("the group has no reduction in flight, or no replicas")
 		}
 		g.synced = true
 	case Drain:
 		if !g.reduced || g.drained || q.twice() && !g.synced {
-			return fmt.Errorf("no reduction in flight")
+			return fmt.Errorf("the group has no reduction in flight")
 		}
 		g.drained = true
 		v.inFlight -= q.Bytes
@@ -185,13 +185,13 @@ func (v *verifier) compute(i int, op Op) error {
 	m := v.p.Model
 	for _, g := range v.p.reads(op) {
 		if !v.groups[g].full {
-			return fmt.Errorf("parameters of group %s are not there", m.Groups[g].Name)
+			return fmt.Errorf("parameters of group %s are not gathered", m.Groups[g].Name)
 		}
 		v.groups[g].used = true
 	}
 	for g, s := range v.groups {
 		if s.gathered && v.lastRead[g] < i {
-			return fmt.Errorf("parameters of group %s are still there, though nothing reads them any more", m.Groups[g].Name)
+			return fmt.Errorf("parameters of group %s are still gathered after their last use", m.Groups[g].Name)
 		}
 	}
 	if op.Kind == Backward {
@@ -215,7 +215,7 @@ func (v *verifier) computeBackward(c int) error {
 	case !v.turned || v.forward[c] != 1:
 		return fmt.Errorf("backward without forward")
 	case !v.needed[c]:
-		return fmt.Errorf("nothing is trained by it")
+		return fmt.Errorf("this backward trains no parameter")
 	}
 	v.backward[c]++
 	for i, reader := range m.Calls {
@@ -225,13 +225,13 @@ func (v *verifier) computeBackward(c int) error {
 	}
 	for _, g := range m.trains(c) {
 		if v.groups[g].reduced {
-			return fmt.Errorf("gradients of group %s were reduced already", m.Groups[g].Name)
+			return fmt.Errorf("gradients of group %s are already reduced", m.Groups[g].Name)
 		}
 		v.groups[g].written = true
 	}
 	for j, q := range m.Calls[c].Params {
 		if !m.frozen(q) && v.first[c][j] == v.begun[q] {
-			return fmt.Errorf("another call is the first to write the gradient of %s", m.Params[q].Name)
+			return fmt.Errorf("the wrong call is marked as the first to write the gradient of %s", m.Params[q].Name)
 		}
 		v.begun[q] = true
 	}
@@ -251,11 +251,11 @@ func (v *verifier) finish() error {
 		}
 	}
 	if v.turned == v.p.Options.Eval {
-		return fmt.Errorf("program: the turn from forward to backward is missing, or in an evaluation")
+		return fmt.Errorf("program: the turn from forward to backward is missing, or an evaluation has one")
 	}
 	for i, g := range v.groups {
 		if g.gathered || g.written && g.drained == v.p.Options.NoSync {
-			return fmt.Errorf("program: group %s is left over at the end: %+v", m.Groups[i].Name, g)
+			return fmt.Errorf("program: group %s is not freed or not reduced at the end: %+v", m.Groups[i].Name, g)
 		}
 	}
 	return nil

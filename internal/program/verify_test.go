@@ -67,7 +67,7 @@ func TestVerifyNoticesSwappedOperations(t *testing.T) {
 			case reason == "":
 				require.Error(t, err, "operation %d, %s, before %s", i, p.Text(b), p.Text(a))
 			case err != nil:
-				require.Regexp(t, "at most [0-9]+ may be$|nothing reads them any more$", err, "%s before %s, though %s", p.Text(b), p.Text(a), reason)
+				require.Regexp(t, "the limit is [0-9]+$|after their last use$", err, "%s before %s, though %s", p.Text(b), p.Text(a), reason)
 			}
 		}
 	})
@@ -163,9 +163,9 @@ func TestVerifyNoticesLateFrees(t *testing.T) {
 				slices.SortFunc(frees, func(a, b Op) int { return a.Group - b.Group })
 				err := Verify(p.with(once, slices.Compact(frees)))
 				if hold == Use && prefetch < n-1 {
-					require.ErrorContains(t, err, fmt.Sprintf("%d units are resident, at most %d may be", prefetch+2, prefetch+1))
+					require.ErrorContains(t, err, fmt.Sprintf("%d units are resident, the limit is %d", prefetch+2, prefetch+1))
 				} else {
-					require.ErrorContains(t, err, "are still there, though nothing reads them any more")
+					require.ErrorContains(t, err, "are still gathered after their last use")
 				}
 			}
 		}
@@ -179,7 +179,7 @@ func TestVerifyBoundsResidency(t *testing.T) {
 	i := slices.Index(p.Ops, Op{Gather, 2, -1})
 	require.Equal(t, Op{Free, 0, -1}, p.Ops[i-1])
 	early := [][]Op{p.Ops[:i-1], {p.Ops[i], p.Ops[i-1]}, p.Ops[i+1:]}
-	require.EqualError(t, Verify(p.with(early...)), "program: operation 4, gather h.2: 3 units are resident, at most 2 may be")
+	require.EqualError(t, Verify(p.with(early...)), "program: operation 4, gather h.2: 3 units are resident, the limit is 2")
 	p.Model.Groups[1].Unit, p.Model.Groups[2].Unit = "u", "u"
 	require.NoError(t, Verify(p.with(early...)))
 	p.Model.Groups[1].Unit, p.Model.Groups[2].Unit, p.Model.Groups[1].Hold = "", "", Keep
@@ -190,7 +190,7 @@ func TestVerifyBoundsResidency(t *testing.T) {
 	p = compiled(t, wide, Options{})
 	i = slices.Index(p.Ops, Op{Gather, 2, -1})
 	require.Equal(t, Op{Free, 1, -1}, p.Ops[i-1])
-	require.ErrorContains(t, Verify(p.with(p.Ops[:i-1], []Op{p.Ops[i], p.Ops[i-1]}, p.Ops[i+1:])), "2 units are resident, at most 1 may be")
+	require.ErrorContains(t, Verify(p.with(p.Ops[:i-1], []Op{p.Ops[i], p.Ops[i-1]}, p.Ops[i+1:])), "2 units are resident, the limit is 1")
 }
 
 // TestVerifyBoundsFlight puts a gather before the wait that makes room for it.
@@ -200,7 +200,7 @@ func TestVerifyBoundsFlight(t *testing.T) {
 	wait := slices.Index(p.Ops, Op{Wait, 0, -1})
 	require.Less(t, wait, i)
 	require.EqualError(t, Verify(p.with(p.Ops[:wait], p.Ops[i:i+1], p.Ops[wait:i], p.Ops[i+1:])),
-		"program: operation 1, gather h.1: 200 bytes are in flight, at most 100 may be")
+		"program: operation 1, gather h.1: 200 bytes are in flight, the limit is 100")
 }
 
 // TestVerifyMessages breaks one rule at a time.
@@ -229,28 +229,28 @@ func TestVerifyMessages(t *testing.T) {
 	half := compiled(t, frozen, Options{})
 	full := compiled(t, chain(2).each(func(g *Group) { g.Hold = Always }), Options{})
 	for want, bad := range map[string]*Program{
-		"operation 1, forward h.0: parameters of group h.0 are not there":                    p.with(ops[:wait0], ops[forward0:]),
-		"operation 0, wait h.0: no gather in flight":                                         p.with(ops[wait0:]),
-		"operation 1, gather h.0: already there":                                             p.with(ops[:wait0], ops[gather0:]),
-		"operation 0, free h.0: not gathered and waited for, or of no use to anybody since":  p.with(ops[free0:]),
-		"operation 2, free h.0: not gathered and waited for, or of no use to anybody since":  p.with(ops[:forward0], ops[free0:]),
-		"operation 2, forward h.1: its input h.0 has not been computed":                      p.with(ops[gather1:]),
-		"operation 7, backward h.1: backward without forward":                                p.with(ops[:turn], ops[backward1:]),
-		"operation 3, forward h.0: forward after the turn":                                   p.with(ops[:forward0], ops[turn:turn+1], ops[forward0:]),
-		"operation 8, turn: the pass turned twice":                                           p.with(ops[:turn], ops[turn:turn+1], ops[turn:]),
-		"operation 8, reduce h.1: no gradients to reduce, or reduced before":                 p.with(ops[:backward1], ops[reduce1:]),
-		"operation 8, sync h.0: no reduction in flight, or no replicas":                      p.with(ops[:backward1], []Op{{Sync, 0, -1}}),
-		"operation 11, sync h.1: no reduction in flight, or no replicas":                     plain.with(plain.Ops[:reduce1+1], []Op{{Sync, 1, -1}}),
-		"operation 8, drain h.0: no reduction in flight":                                     p.with(ops[:backward1], []Op{{Drain, 0, -1}}),
-		"operation 11, drain h.1: no reduction in flight":                                    p.with(ops[:reduce1+1], []Op{{Drain, 1, -1}}),
-		"operation 10, reduce h.1: no gradients to reduce, or reduced before":                silent.with(silent.Ops[:reduce1], ops[reduce1:]),
-		"operation 0, kind(9) h.0: unknown operation":                                        p.with([]Op{{Kind(9), 0, -1}}),
-		"program: call h.0 runs 1 times forward and 0 times backward, want 1 and 1":          p.with(ops[:backward1]),
-		"program: the turn from forward to backward is missing, or in an evaluation":         eval.with(eval.Ops, []Op{{Turn, -1, -1}}),
-		"gradients of group h.1 were reduced already":                                        p.with(ops[:free1], ops[reduce1:reduce1+1], ops[backward1:]),
-		"backward h.0: nothing is trained by it":                                             half.with(half.Ops, []Op{{Backward, -1, 0}}),
-		"backward h.0: h.1, which reads its output, has not run backward":                    full.with(full.Ops[:3], []Op{{Backward, -1, 0}}),
-		"program: group h.0 is left over at the end: {gathered:false full:false used:false ": p.with(ops[:len(ops)-1]),
+		"operation 1, forward h.0: parameters of group h.0 are not gathered":                                p.with(ops[:wait0], ops[forward0:]),
+		"operation 0, wait h.0: the group has no gather in flight":                                          p.with(ops[wait0:]),
+		"operation 1, gather h.0: the group is already gathered":                                            p.with(ops[:wait0], ops[gather0:]),
+		"operation 0, free h.0: the group is not gathered, or no call has read it since its gather":         p.with(ops[free0:]),
+		"operation 2, free h.0: the group is not gathered, or no call has read it since its gather":         p.with(ops[:forward0], ops[free0:]),
+		"operation 2, forward h.1: its input h.0 has not been computed":                                     p.with(ops[gather1:]),
+		"operation 7, backward h.1: backward without forward":                                               p.with(ops[:turn], ops[backward1:]),
+		"operation 3, forward h.0: forward after the turn":                                                  p.with(ops[:forward0], ops[turn:turn+1], ops[forward0:]),
+		"operation 8, turn: the pass has turned from forward to backward already":                           p.with(ops[:turn], ops[turn:turn+1], ops[turn:]),
+		"operation 8, reduce h.1: the group has no gradients to reduce, or has reduced them already":        p.with(ops[:backward1], ops[reduce1:]),
+		"operation 8, sync h.0: the group has no reduction in flight, or no replicas":                       p.with(ops[:backward1], []Op{{Sync, 0, -1}}),
+		"operation 11, sync h.1: the group has no reduction in flight, or no replicas":                      plain.with(plain.Ops[:reduce1+1], []Op{{Sync, 1, -1}}),
+		"operation 8, drain h.0: the group has no reduction in flight":                                      p.with(ops[:backward1], []Op{{Drain, 0, -1}}),
+		"operation 11, drain h.1: the group has no reduction in flight":                                     p.with(ops[:reduce1+1], []Op{{Drain, 1, -1}}),
+		"operation 10, reduce h.1: the group has no gradients to reduce, or has reduced them already":       silent.with(silent.Ops[:reduce1], ops[reduce1:]),
+		"operation 0, kind(9) h.0: unknown operation":                                                       p.with([]Op{{Kind(9), 0, -1}}),
+		"program: call h.0 runs 1 times forward and 0 times backward, want 1 and 1":                         p.with(ops[:backward1]),
+		"program: the turn from forward to backward is missing, or an evaluation has one":                   eval.with(eval.Ops, []Op{{Turn, -1, -1}}),
+		"gradients of group h.1 are already reduced":                                                        p.with(ops[:free1], ops[reduce1:reduce1+1], ops[backward1:]),
+		"backward h.0: this backward trains no parameter":                                                   half.with(half.Ops, []Op{{Backward, -1, 0}}),
+		"backward h.0: h.1, which reads its output, has not run backward":                                   full.with(full.Ops[:3], []Op{{Backward, -1, 0}}),
+		"program: group h.0 is not freed or not reduced at the end: {gathered:false full:false used:false ": p.with(ops[:len(ops)-1]),
 	} {
 		require.ErrorContains(t, Verify(bad), want)
 	}
@@ -267,6 +267,6 @@ func TestVerifyFirstWriter(t *testing.T) {
 	swapped := slices.Clone(p.Ops)
 	swapped[i], swapped[j] = swapped[j], swapped[i]
 	err := Verify(p.with(swapped))
-	require.ErrorContains(t, err, "another call is the first to write the gradient of h.0.w")
+	require.ErrorContains(t, err, "the wrong call is marked as the first to write the gradient of h.0.w")
 	require.True(t, strings.HasPrefix(err.Error(), "program: operation "))
 }

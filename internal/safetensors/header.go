@@ -99,9 +99,9 @@ func (h *Header) place(i int, offset int64) (err error) {
 	case !utf8.ValidString(t.Name):
 		return errors.New("the name is not valid UTF-8")
 	case offset%size != 0:
-		return fmt.Errorf("would begin at byte %d of the data, which is not a multiple of %d, the bytes of an element of %s", offset, size, t.DType)
+		return fmt.Errorf("the tensor would begin at byte %d of the data, which is not a multiple of %d, the size of an element of %s", offset, size, t.DType)
 	case t.Size > math.MaxInt64-offset:
-		return fmt.Errorf("shape %v of %s behind %d bytes of other tensors overflows", t.Shape, t.DType, offset)
+		return fmt.Errorf("shape %v of %s after %d bytes of other tensors is larger than a file can be", t.Shape, t.DType, offset)
 	}
 	t.Shape, t.Offset = append([]int{}, t.Shape...), offset
 	return nil

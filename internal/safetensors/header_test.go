@@ -87,9 +87,9 @@ func TestNewHeaderRefuses(t *testing.T) {
 		"negative":       {[]Tensor{{Name: "a", DType: F32, Shape: []int{0, -1}}}, nil, `tensor "a": negative dimension in shape [0 -1]`},
 		"rank":           {[]Tensor{{Name: "a", DType: F32, Shape: make([]int, 65)}}, nil, `tensor "a": 65 dimensions, more than 64`},
 		"overflow":       {[]Tensor{{Name: "a", DType: F32, Shape: []int{1 << 31, 1 << 30}}}, nil, `tensor "a": shape [2147483648 1073741824] of F32 overflows`},
-		"sum overflows":  {[]Tensor{big, {Name: "c", DType: "U8", Shape: []int{11}}}, nil, `tensor "c": shape [11] of U8 behind 9223372036854775797 bytes of other tensors overflows`},
+		"sum overflows":  {[]Tensor{big, {Name: "c", DType: "U8", Shape: []int{11}}}, nil, `tensor "c": shape [11] of U8 after 9223372036854775797 bytes of other tensors is larger than a file can be`},
 		"file overflows": {[]Tensor{big}, nil, `9223372036854775797 bytes of tensors are more than a file can have`},
-		"alignment":      {[]Tensor{{Name: "u", DType: "U8", Shape: []int{3}}, a}, nil, `tensor "a": would begin at byte 3 of the data, which is not a multiple of 4, the bytes of an element of F32`},
+		"alignment":      {[]Tensor{{Name: "u", DType: "U8", Shape: []int{3}}, a}, nil, `tensor "a": the tensor would begin at byte 3 of the data, which is not a multiple of 4, the size of an element of F32`},
 		"too long":       {nil, map[string]string{"k": strings.Repeat("x", maxHeader)}, `the header would have 100000056 bytes, at most 100000000 are allowed`},
 	} {
 		_, err := NewHeader(c.tensors, c.metadata)

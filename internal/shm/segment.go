@@ -107,13 +107,13 @@ func (s *Segment) alloc(n int) (b []byte, fresh bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.file == nil || n < 0 {
-		return nil, false, fmt.Errorf("shm: cannot allocate %d bytes here", n)
+		return nil, false, fmt.Errorf("shm: cannot allocate %d bytes: the segment is closed, or the number is negative", n)
 	}
 	off, ok := s.heap.take(n)
 	if !ok {
 		lo, hi, ok := s.heap.room(n)
 		if !ok {
-			return nil, false, fmt.Errorf("shm: no %d bytes left of the %d of the segment", n, len(s.mem))
+			return nil, false, fmt.Errorf("shm: cannot allocate %d bytes: the segment of %d bytes is too full", n, len(s.mem))
 		}
 		if err := reserve(s.file, s.mem, lo, hi); err != nil {
 			return nil, false, fmt.Errorf("shm: reserving %d bytes for an allocation of %d: %w", hi-lo, n, err)
@@ -134,7 +134,7 @@ func (s *Segment) Free(b []byte) error {
 	defer s.mu.Unlock()
 	off, ok := s.Offset(b)
 	if !ok || !s.heap.give(off) {
-		return fmt.Errorf("shm: freeing %d bytes that are not allocated here, or have been freed", len(b))
+		return fmt.Errorf("shm: freeing %d bytes that were not allocated here, or were freed before", len(b))
 	}
 	if s.closing && len(s.heap.live) == 0 {
 		return s.unmap()

@@ -108,7 +108,7 @@ func TestNoSteadyAllocations(t *testing.T) {
 func TestLimits(t *testing.T) {
 	s := segment(t, 3<<20)
 	_, err := s.Alloc(4 << 20)
-	require.ErrorContains(t, err, "no 4194304 bytes left")
+	require.ErrorContains(t, err, "cannot allocate 4194304 bytes")
 	_, err = s.Alloc(-1)
 	require.Error(t, err)
 	_, err = s.Alloc(1<<63 - 1)

@@ -206,9 +206,8 @@ func (c Config) admit(theirs auth.Hello) (auth.Hello, error) {
 	case theirs.Purpose != purpose:
 		return auth.Hello{}, fmt.Errorf("the client asks for %q, but this is a store", theirs.Purpose)
 	case theirs.Job != c.Job:
-		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of %q: give each job its own address; "+
-			"the name of a job comes from its launcher and FSDP_JOB, or else from its program, arguments and directory "+
-			"(where ranks of one job differ in these, set FSDP_JOB)", c.Job, theirs.Job)
+		return auth.Hello{}, fmt.Errorf("this is the store of job %q, not of job %q: if these are two jobs, give each its own address; "+
+			"if they are one, set FSDP_JOB to the same name on all ranks", c.Job, theirs.Job)
 	case c.Size != 0 && theirs.Size != 0 && c.Size != theirs.Size:
 		return auth.Hello{}, fmt.Errorf("this job has %d ranks, but rank %[3]d was started with a world size of %[2]d", c.Size, theirs.Size, theirs.Rank)
 	}

@@ -341,7 +341,7 @@ func TestSilentStrangers(t *testing.T) {
 		require.Less(t, time.Since(start), time.Second)
 		synctest.Wait() // for the server to say whom it turned away
 		require.NotEmpty(t, j.all())
-		require.ErrorContains(t, j.all()[0], "connection refused: auth: pipe: it had not proved its secret when another connection needed its place")
+		require.ErrorContains(t, j.all()[0], "connection refused: auth: pipe: the connection had not proved the secret yet, and was closed for a newer one")
 		stop()
 		require.NoError(t, s.Close())
 		held.Wait()
@@ -375,7 +375,7 @@ func TestCloseDuringHandshake(t *testing.T) {
 func TestTurnedAway(t *testing.T) {
 	for text, change := range map[string]func(*Config){
 		"the other side has a different secret":                               func(c *Config) { c.Secret = []byte("another sixteen bytes") },
-		`this is the store of job "gpt", not of "gpt/2"`:                      func(c *Config) { c.Job = "gpt/2" },
+		`this is the store of job "gpt", not of job "gpt/2"`:                  func(c *Config) { c.Job = "gpt/2" },
 		"this job has 8 ranks, but rank 3 was started with a world size of 4": func(c *Config) { c.Size = 4 },
 		"the secret is too weak: it has 5 bytes, at least":                    func(c *Config) { c.Secret = []byte("short") },
 	} {

@@ -35,7 +35,7 @@ func (w Wires) Send(to int, msg []byte) error {
 	case w.Lost != nil && w.Lost(to):
 		return nil
 	case len(msg) > mesh.MaxMessage:
-		return fmt.Errorf("message of %d bytes", len(msg))
+		return fmt.Errorf("grouptest: a message of %d bytes, at most %d are allowed", len(msg), mesh.MaxMessage)
 	}
 	w.Peers[to].Message(w.Rank, slices.Clone(msg))
 	return nil
@@ -61,7 +61,7 @@ func (w Wires) Relays() bool { return w.Relayed }
 
 // Connect fails.
 func (w Wires) Connect(context.Context, int, uint64) ([]mesh.Lane, error) {
-	return nil, errors.New("no connections here")
+	return nil, errors.New("grouptest: Wires makes no connections")
 }
 
 // Forget does nothing.
@@ -74,11 +74,13 @@ func (w Wires) Plain(context.Context) bool { return true }
 func (w Wires) Modelled() bool { return false }
 
 // SendFile fails.
-func (w Wires) SendFile(int, uint64, *os.File) error { return errors.New("no files here") }
+func (w Wires) SendFile(int, uint64, *os.File) error {
+	return errors.New("grouptest: Wires passes no files")
+}
 
 // File fails.
 func (w Wires) File(context.Context, int, uint64) (*os.File, error) {
-	return nil, errors.New("no files here")
+	return nil, errors.New("grouptest: Wires passes no files")
 }
 
 // Close does nothing.

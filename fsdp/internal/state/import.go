@@ -89,7 +89,7 @@ func (f *Filling) describe(path string, files *tensorFiles, o *Options) (err err
 			return o.values(from.tensor.Name, buffer).Check(from.tensor.Name, p.Offset, r.as, to)
 		})
 		if errors.Is(err, checkpoint.ErrNotFinite) {
-			err = fmt.Errorf("%w, %v in the file, %v in the model; option AllowNotFinite accepts them", err, from.tensor.DType, r.as)
+			err = fmt.Errorf("%w, as %v in the file and %v in the model; option AllowNotFinite accepts them", err, from.tensor.DType, r.as)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", files.paths[from.file], err)

@@ -122,12 +122,12 @@ func decodeInventory(b []byte, values int) (*inventory, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("unexpected data after the inventory")
+		return nil, errors.New("other data follows the inventory")
 	}
 	least := inv.Steps
 	for _, k := range inv.Kinds {
 		if _, ok := k[""]; ok || k == nil {
-			return nil, errors.New("an optimizer kind is null, or has an entry without a name")
+			return nil, errors.New("an optimizer kind is null, or one of its entries has no name")
 		}
 		for _, e := range k {
 			least = min(least, e.Steps)
@@ -139,7 +139,7 @@ func decodeInventory(b []byte, values int) (*inventory, error) {
 	next := 0
 	for _, r := range inv.Runs {
 		if r.First < next || r.Len < 1 || r.Len > values-r.First || r.Kind < 0 || r.Kind >= len(inv.Kinds) {
-			return nil, fmt.Errorf("%+v is not a valid run of %d values and %d kinds", r, values, len(inv.Kinds))
+			return nil, fmt.Errorf("run %+v is out of range: there are %d values and %d kinds", r, values, len(inv.Kinds))
 		}
 		next = r.First + r.Len
 	}
@@ -157,7 +157,7 @@ func merge(all []*inventory, list []Tensor) (*inventory, error) {
 	faults := make([]error, len(list))
 	for r, inv := range all {
 		if inv.Steps != all[0].Steps {
-			return nil, fmt.Errorf("the optimizer has made %d steps on rank 0, %d on rank %d", all[0].Steps, inv.Steps, r)
+			return nil, fmt.Errorf("the optimizer has made %d steps on rank 0, but %d steps on rank %d", all[0].Steps, inv.Steps, r)
 		}
 		for _, run := range inv.Runs {
 			theirs := inv.Kinds[run.Kind]

@@ -210,7 +210,7 @@ func Lasting(err error) error {
 	case !ok && !damaged(err):
 		return err
 	case ok && refused.Older != "":
-		err = fmt.Errorf("%w: AllowOlder: new(true), fsdprun -older or %s=true loads it", err, launch.AllowOlder)
+		err = fmt.Errorf("%w: to load it, set AllowOlder: new(true) or %[2]s=true, or run fsdprun -older", err, launch.AllowOlder)
 	}
 	return fmt.Errorf("%s: %w", launch.NoRestart, err)
 }

@@ -84,11 +84,11 @@ func (m *Model) SaveAdapter(ctx context.Context, s *fsdp.Sharded, dir string) er
 		return fmt.Errorf("hf: SaveAdapter: %w", err)
 	} else if was != now {
 		return fmt.Errorf("hf: SaveAdapter: the base model in %s has %d tokens, and the model has %d: "+
-			"Save it before the training, and open the new directory", m.dir, was, now)
+			"call Save before the training, and open the new directory", m.dir, was, now)
 	}
 	for _, p := range s.Params() {
 		if !nn.IsAdapter(p.Name) {
-			return fmt.Errorf("hf: SaveAdapter: %s trains as well, and an adapter has no place for it: "+
+			return fmt.Errorf("hf: SaveAdapter: %s is trained too, but an adapter cannot contain it: "+
 				"freeze it by Config.Frozen, or call Merge and Save", p.Name)
 		}
 	}
@@ -321,7 +321,7 @@ func (m *Model) openAdapter(dir string, decode func(path string) (map[string]mat
 			b, okB := matrices[part.name+peftB]
 			switch {
 			case okA != okB:
-				return fmt.Errorf("%s: of %s%s and %s only one is there", adapterWeights, part.name, peftA, peftB)
+				return fmt.Errorf("%s has only one of %s%s and %s", adapterWeights, part.name, peftA, peftB)
 			case !okA:
 				continue
 			case a.rows != rank || b.columns != rank || len(parts) > 1 && b.rows != part.rows:

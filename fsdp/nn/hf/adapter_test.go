@@ -119,7 +119,7 @@ func TestAdapterErrors(t *testing.T) {
 	})
 	m.Model.(*nn.GPT).LoRA = nn.LoRA{Rank: 2}
 	onRanks(t, 2, m.Model, fsdp.Float32, func(ctx context.Context, s *fsdp.Sharded) error {
-		require.ErrorContains(t, m.SaveAdapter(ctx, s, t.TempDir()), "trains as well, and an adapter has no place for it: freeze it by Config.Frozen, or call Merge and Save")
+		require.ErrorContains(t, m.SaveAdapter(ctx, s, t.TempDir()), "is trained too, but an adapter cannot contain it: freeze it by Config.Frozen, or call Merge and Save")
 		return nil
 	})
 	file := filepath.Join(t.TempDir(), "file")

@@ -227,7 +227,7 @@ func openBERT(c *config, m *nn.BERT, first int) {
 	m.Kinds, m.Eps, m.FirstPosition = c.size("type_vocab_size", 2), c.positive("layer_norm_eps", 1e-12), first
 	rows := c.size("max_position_embeddings", 512)
 	if m.Context = rows - first; m.Context < 1 {
-		c.fail("max_position_embeddings is %d, and the first position %d", rows, first)
+		c.fail("max_position_embeddings is %d, but positions begin at %d", rows, first)
 	}
 	only(c, "position_embedding_type", "absolute")
 	only(c, "add_cross_attention", false)

@@ -100,10 +100,10 @@ func weights(dir string) (string, error) {
 	}
 	for _, name := range []string{"pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return "", fmt.Errorf("neither %s nor %s is there, but %s, which is not read: save_pretrained of transformers converts it", weightsFile, indexFile, name)
+			return "", fmt.Errorf("the directory has neither %s nor %s, and %s is not read: convert it by save_pretrained of transformers", weightsFile, indexFile, name)
 		}
 	}
-	return "", fmt.Errorf("neither %s nor %s is there: other formats are not supported", weightsFile, indexFile)
+	return "", fmt.Errorf("the directory has neither %s nor %s: other formats are not supported", weightsFile, indexFile)
 }
 
 // The files of an adapter of PEFT.
@@ -162,7 +162,7 @@ func (f *files) header(name string) (map[string]safetensors.Tensor, error) {
 		return header, nil
 	}
 	if !filepath.IsLocal(name) {
-		return nil, fmt.Errorf("%s: %q is not a file next to it", indexFile, name)
+		return nil, fmt.Errorf("%s: %q is not the name of a file in the same directory", indexFile, name)
 	}
 	file, err := os.Open(filepath.Join(f.dir, name))
 	if err != nil {

@@ -74,7 +74,7 @@ func (c *config) fullEvery(otherwise, first, layers int) int {
 	}
 	for i, layer := range types {
 		if want := typeOf(n > 0 && (i+first)%n == 0); layer != want {
-			c.fail("layer_types %q of layer %d is not supported, only %q: every n-th layer must have no window, and all others one", layer, i, want)
+			c.fail("layer_types %q of layer %d is not supported, only %q: each n-th layer must have full attention, and all other layers a window", layer, i, want)
 		}
 	}
 	return n
@@ -132,7 +132,7 @@ func configGemma(m *nn.Llama, keys map[string]any) error {
 	if m.Scale != 0 {
 		scalar = math.Round(1 / (m.Scale * m.Scale))
 		if scalar < 1 || scalar > math.MaxInt32 || 1/math.Sqrt(scalar) != m.Scale {
-			return fmt.Errorf("nn.Llama with Gemma and Scale %v has no counterpart in transformers: want 1/√n of a whole number", m.Scale)
+			return fmt.Errorf("nn.Llama with Gemma and Scale %v has no counterpart in transformers: want 1/√n for a whole number n", m.Scale)
 		}
 	}
 	if !m.QKNorm || m.QKVBias || m.Window > 0 && m.LocalRopeBase == 0 {

@@ -550,11 +550,11 @@ func TestOpenErrors(t *testing.T) {
 		want  string
 	}{
 		{map[string]string{}, "config.json: no such file"},
-		{map[string]string{"config.json": config, "pytorch_model.bin": ""}, "neither model.safetensors nor model.safetensors.index.json is there, but pytorch_model.bin, which is not read: save_pretrained of transformers converts it"},
+		{map[string]string{"config.json": config, "pytorch_model.bin": ""}, "the directory has neither model.safetensors nor model.safetensors.index.json, and pytorch_model.bin is not read: convert it by save_pretrained of transformers"},
 		{map[string]string{"config.json": config, "model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"}, "model.safetensors is a pointer of Git LFS in place of the file: git lfs pull fetches it"},
 		{map[string]string{"adapter_config.json": `{"base_model_name_or_path": "org/base"}`}, `it has an adapter of PEFT and no model: open the directory of its base model, "org/base"`},
 		{map[string]string{"config.json": config, "adapter_config.json": "{}"}, "the directory has a model and adapter_config.json, and the adapter may belong to another model: move the adapter's files to their own directory"},
-		{map[string]string{"config.json": config, "model.gguf": ""}, "neither model.safetensors nor model.safetensors.index.json is there: other formats are not supported"},
+		{map[string]string{"config.json": config, "model.gguf": ""}, "the directory has neither model.safetensors nor model.safetensors.index.json: other formats are not supported"},
 		{map[string]string{"config.json": config, "model.safetensors": "x"}, "model.safetensors: safetensors: "},
 		{map[string]string{"config.json": config, "model.safetensors.index.json": "x"}, "model.safetensors.index.json: invalid character"},
 	} {

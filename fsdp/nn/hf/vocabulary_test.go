@@ -219,7 +219,7 @@ func TestNewRowsOfAdapter(t *testing.T) {
 	require.NoError(t, err)
 	defer s.Close()
 	require.NoError(t, m.Load(t.Context(), s))
-	require.ErrorContains(t, m.SaveAdapter(t.Context(), s, t.TempDir()), "Save it before the training, and open the new directory")
+	require.ErrorContains(t, m.SaveAdapter(t.Context(), s, t.TempDir()), "call Save before the training, and open the new directory")
 	tokens := tensor.New(tensor.WithShape(1, 2), tensor.WithBacking([]int{1, m.Model.(*nn.Llama).Vocab - 1}))
 	_, err = s.Eval(t.Context(), tokens, tokens)
 	require.NoError(t, err)

@@ -269,7 +269,7 @@ func (f *FS) Open(path string) (checkpoint.Handle, error) {
 	var n *node
 	err := f.do("open", path, func() (err error) {
 		if n, err = f.find(path); err == nil && n.names != nil {
-			err = fmt.Errorf("%w: it %w", checkpoint.ErrDamaged, errIsDir)
+			err = fmt.Errorf("%w: the path %w", checkpoint.ErrDamaged, errIsDir)
 		}
 		return err
 	})

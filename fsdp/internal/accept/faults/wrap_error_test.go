@@ -54,10 +54,10 @@ var wrapErrors = map[string]struct {
 	"param twice":        {kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 1), kit.Weight("w", 1)))), fsdp.Config{}, `parameter "w" is listed twice`},
 	"same full name":     {kit.Calls(kit.Call("a", kit.Having(kit.Weight("b.w", 1))), kit.Call("a.b", kit.Having(kit.Weight("w", 1)))), fsdp.Config{}, `already has a parameter "a.b.w"`},
 	"empty dimension":    {kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 2, 0)))), fsdp.Config{}, "dimensions must be positive"},
-	"tied to nothing":    {kit.Calls(kit.Call("a", kit.Having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "b.w"}))), fsdp.Config{}, `tied to "b.w", which no earlier call has`},
-	"tied, other shape":  {kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 2))), kit.Call("b", kit.Having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "a.w"}))), fsdp.Config{}, `"w" [1] is tied to "a.w", which is [2]`},
+	"tied to nothing":    {kit.Calls(kit.Call("a", kit.Having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "b.w"}))), fsdp.Config{}, `tied to "b.w", but no earlier call has that parameter`},
+	"tied, other shape":  {kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 2))), kit.Call("b", kit.Having(fsdp.Param{Name: "w", Shape: []int{1}, Tied: "a.w"}))), fsdp.Config{}, `"w" has shape [1], but is tied to "a.w", which has shape [2]`},
 	"tied twice": {kit.Calls(kit.Call("a", kit.Having(kit.Weight("w", 2))), kit.Call("b", kit.Having(fsdp.Param{Name: "u", Shape: []int{2}, Tied: "a.w"}, fsdp.Param{Name: "v", Shape: []int{2}, Tied: "a.w"}))),
-		fsdp.Config{}, `"v" is "a.w", which the call already has under another name`},
+		fsdp.Config{}, `"v" is tied to "a.w", which this call already has: a call takes a parameter only once`},
 	"again of nothing": {kit.Calls(func(t *fsdp.Tape, x fsdp.Ref) fsdp.Ref { return t.Again("a", x) }), fsdp.Config{}, `Again("a"): no earlier call has this name`},
 	"foreign input": {kit.Calls(func(t *fsdp.Tape, _ fsdp.Ref) fsdp.Ref {
 		return t.Call("a", kit.Having(kit.Weight("w", 1)), fsdp.Ref{})

@@ -182,12 +182,12 @@ func (w *Watched) Check(events []fsdp.Event) error {
 		switch e.Kind {
 		case "gather":
 			if whole[e.Group] {
-				return fmt.Errorf("%s: it is there", at)
+				return fmt.Errorf("%s: the unit is already gathered", at)
 			}
 			whole[e.Group] = true
 		case "wait":
 			if !whole[e.Group] || arrived[e.Group] {
-				return fmt.Errorf("%s: nothing to wait for", at)
+				return fmt.Errorf("%s: no gather to wait for", at)
 			}
 			arrived[e.Group] = true
 		case "forward", "backward":
@@ -203,7 +203,7 @@ func (w *Watched) Check(events []fsdp.Event) error {
 		case "free":
 			switch {
 			case !arrived[e.Group]:
-				return fmt.Errorf("%s: it is not there", at)
+				return fmt.Errorf("%s: the unit is not gathered", at)
 			case previous != "forward" && previous != "backward" && previous != "free":
 				return fmt.Errorf("%s: after a %s, not directly after a computation", at, previous)
 			}
@@ -213,7 +213,7 @@ func (w *Watched) Check(events []fsdp.Event) error {
 		previous = e.Kind
 	}
 	if len(whole) > 0 {
-		return fmt.Errorf("%v are whole at the end", slices.Sorted(maps.Keys(whole)))
+		return fmt.Errorf("units %v are still gathered at the end", slices.Sorted(maps.Keys(whole)))
 	}
 	return nil
 }
@@ -237,25 +237,25 @@ func (w *Watched) CheckReductions(events []fsdp.Event, reduces bool) error {
 			last = i
 		case "reduce":
 			if at, ok := due[e.Group]; !ok || at != last || reduced[e.Group] {
-				return fmt.Errorf("event %d, reduce %s: the last computation was event %d, its gradient is complete with %d (%t)", i, e.Group, last, at, ok)
+				return fmt.Errorf("event %d, reduce %s: the last computation is event %d, but the gradient is complete after event %d (known: %t)", i, e.Group, last, at, ok)
 			}
 			reduced[e.Group] = true
 		case "sync":
 			if !reduced[e.Group] || synced[e.Group] {
-				return fmt.Errorf("event %d, sync %s: it is not reduced, or summed already", i, e.Group)
+				return fmt.Errorf("event %d, sync %s: the gradient is not reduced, or is already summed", i, e.Group)
 			}
 			synced[e.Group] = true
 		case "drain":
 			twice := w.Plan[e.Group].Ranks > 1 && w.Plan[e.Group].Replicas > 1
 			if !reduced[e.Group] || due[e.Group] < 0 || synced[e.Group] != twice {
-				return fmt.Errorf("event %d, drain %s: it is not reduced everywhere, or drained already", i, e.Group)
+				return fmt.Errorf("event %d, drain %s: the gradient is not reduced everywhere, or is already drained", i, e.Group)
 			}
 			due[e.Group] = -1
 		}
 	}
 	for group, at := range due {
 		if at >= 0 {
-			return fmt.Errorf("the gradient of %s is complete with event %d, and not reduced or not drained", group, at)
+			return fmt.Errorf("the gradient of %s is complete after event %d, but is not reduced or not drained", group, at)
 		}
 	}
 	return nil
@@ -283,7 +283,7 @@ func (w *Watched) CheckFrees(events []fsdp.Event) error {
 		switch unit := w.unit[e.Group]; e.Kind {
 		case "gather":
 			if w.kept(e.Group) {
-				return fmt.Errorf("%s is kept, and gathered in backward", e.Group)
+				return fmt.Errorf("%s is kept, but is gathered in backward", e.Group)
 			}
 			if _, again := gathered[unit]; !again {
 				gathered[unit] = i
@@ -303,7 +303,7 @@ func (w *Watched) CheckFrees(events []fsdp.Event) error {
 	}
 	for group := range freed {
 		if _, ok := used[group]; !ok {
-			return fmt.Errorf("%s is freed in backward, which does not read it", group)
+			return fmt.Errorf("%s is freed in backward, but backward does not read it", group)
 		}
 	}
 	for group, last := range used {

@@ -48,8 +48,8 @@ func NewMemoryGroup(g comm.Group) *MemoryGroup {
 
 // These are errors of a MemoryGroup that fails on request.
 var (
-	ErrMemoryFull = errors.New("no room in the group's memory")
-	errMemoryGone = errors.New("the memory has gone")
+	ErrMemoryFull = errors.New("the group's memory is full")
+	errMemoryGone = errors.New("the group is closed, so its memory is freed")
 )
 
 // Alloc implements comm.Allocator.
@@ -77,12 +77,12 @@ func (g *MemoryGroup) Free(b []byte) error {
 	g.Frees++
 	i := slices.IndexFunc(g.Out, func(o []byte) bool { return len(o) == len(b) && within(b, o) })
 	if i < 0 {
-		return fmt.Errorf("%d bytes are not mine", len(b))
+		return fmt.Errorf("freeing %d bytes that Alloc did not return", len(b))
 	}
 	for _, w := range g.Working {
 		for _, u := range w.buffers {
 			if !w.Waited && within(u.Bytes(), b) {
-				return fmt.Errorf("%v is in use", u)
+				return fmt.Errorf("freeing memory of %v, which a collective still uses", u)
 			}
 		}
 	}

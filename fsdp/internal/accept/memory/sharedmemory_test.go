@@ -275,7 +275,7 @@ func TestGroupClosedBeforeModel(t *testing.T) {
 			for _, use := range order {
 				require.ErrorIs(t, use(ctx, m), comm.ErrClosed)
 			}
-			require.ErrorContains(t, m.Close(), fmt.Sprintf("fsdp: rank %d: Close: giving memory back: the memory has gone", g.Rank()))
+			require.ErrorContains(t, m.Close(), fmt.Sprintf("fsdp: rank %d: Close: giving memory back: the group is closed, so its memory is freed", g.Rank()))
 			require.NoError(t, m.Close(), "again")
 			for _, b := range mem.Out {
 				require.Equal(t, len(b), bytes.Count(b, []byte{kit.Untouched}), "memory that has gone was written to")

@@ -56,7 +56,7 @@ var damages = map[string]damage{
 	"a byte of a header": {func(t *testing.T, path string) {
 		change(t, filepath.Join(path, spoilt), func(b []byte) []byte { b[20] ^= 1; return b })
 	}, []string{"000002-step-2", spoilt + ": header: damaged: CRC-32C is "}, opened},
-	"swapped names": {swapNames, []string{"000002-step-2", spoilt + ": header: damaged: it has exp_avg"}, opened},
+	"swapped names": {swapNames, []string{"000002-step-2", spoilt + ": header: damaged: the file has exp_avg"}, opened},
 	"a newer format": {func(t *testing.T, path string) {
 		change(t, filepath.Join(path, "manifest.json"), func(b []byte) []byte {
 			return []byte(strings.Replace(string(b), `"format":2`, `"format":3`, 1))
@@ -110,8 +110,8 @@ func twoSaved(t *testing.T, dir string) (paths []string) {
 // says then.
 const (
 	hopeless = "a restart does not help: "
-	remedy   = "000001-step-1 is older, and whole except possibly for its data: " +
-		"AllowOlder: new(true), fsdprun -older or FSDP_ALLOW_OLDER=true loads it"
+	remedy   = "000001-step-1 is older and complete, but its data is not checked: " +
+		"to load it, set AllowOlder: new(true) or FSDP_ALLOW_OLDER=true, or run fsdprun -older"
 )
 
 // TestDamage damages the last of two checkpoints. What is found before anything changes leaves the

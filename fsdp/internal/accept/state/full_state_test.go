@@ -166,7 +166,7 @@ func TestFullStateErrors(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, next.Adopt(7, nil))
 			return state(ctx, m, next, fsdp.StateDictOptions{})
-		}), "the optimizer has made 0 steps on rank 0, 7 on rank 2"},
+		}), "the optimizer has made 0 steps on rank 0, but 7 steps on rank 2"},
 		"another number of updates": {only(wrong, func(ctx context.Context, m *fsdp.Sharded, opt optim.Optimizer, _ int) error {
 			next, err := optim.AdamW{}.New(m.Params())
 			require.NoError(t, err)

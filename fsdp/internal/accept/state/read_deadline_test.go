@@ -124,7 +124,7 @@ func TestReadsHaveADeadline(t *testing.T) {
 										require.LessOrEqual(t, time.Since(begin), timeout+limit)
 										if g.Rank() == 0 && reads {
 											require.ErrorContains(t, err, "fsdp: rank 0: Close: read "+kit.Ckpt)
-											require.ErrorContains(t, err, "the memory is freed when it has ended")
+											require.ErrorContains(t, err, "its memory is freed when the file system answers")
 											require.GreaterOrEqual(t, m.Memory().Live, live)
 										}
 									})

@@ -174,7 +174,7 @@ func TestWritesHaveADeadline(t *testing.T) {
 										require.LessOrEqual(t, strings.Count(log.String(), "does not answer"), 2)
 										err = m.Close()
 										require.ErrorContains(t, err, "fsdp: rank 0: Close: "+operation+" ")
-										require.ErrorContains(t, err, "the memory is freed when it has ended")
+										require.ErrorContains(t, err, "its memory is freed when the file system answers")
 										require.LessOrEqual(t, time.Since(begin), timeout+limit)
 										require.GreaterOrEqual(t, m.Memory().Live, live)
 									} else {

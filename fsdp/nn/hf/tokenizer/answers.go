@@ -139,7 +139,7 @@ func (t *Tokenizer) answers(c *Chat, text string) ([]span, error) {
 			return nil, fmt.Errorf("message %d: %w", i, err)
 		}
 		if n := len(spans); n > 0 && s.start < spans[n-1].end || s.start > s.end {
-			return nil, fmt.Errorf("message %d: its place in the text of the chat template is not clear: mark answers by {%% generation %%} in the template", i)
+			return nil, fmt.Errorf("message %d: cannot find the answer in the text of the chat template: mark answers by {%% generation %%} in the template", i)
 		}
 		spans = append(spans, s)
 	}

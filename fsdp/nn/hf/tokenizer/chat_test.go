@@ -159,7 +159,7 @@ func TestChatErrors(t *testing.T) {
 		{"{{ messages[0].content }}", []tokenizer.Message{ask}, "the conversation of user has no answer: want a message of the assistant"},
 		{"{{ messages[0].content }}", []tokenizer.Message{ask, say}, "message 1: the chat template leaves out the answer"},
 		{"{% generation %}{{ messages[0].content }}", []tokenizer.Message{ask, say}, "a generation block of the chat template has no end, or is within another one"},
-		{"{% for m in messages[::-1] %}{{ m.content }}{% endfor %}", []tokenizer.Message{say, ask, say}, "message 2: its place in the text of the chat template is not clear"},
+		{"{% for m in messages[::-1] %}{{ m.content }}{% endfor %}", []tokenizer.Message{say, ask, say}, "message 2: cannot find the answer in the text of the chat template"},
 	} {
 		_, _, err := withTemplate(t, special[g.Tokenizer], g, c.template, true).EncodeChat(tokenizer.Chat{Messages: c.messages})
 		require.ErrorContains(t, err, "tokenizer: "+c.want, c.template)

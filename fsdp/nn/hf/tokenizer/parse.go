@@ -65,7 +65,7 @@ func (t *Tokenizer) add(names vocabulary, tokens []*added) error {
 	}
 	for _, a := range tokens {
 		if a == nil || a.Content == "" || a.ID < 0 || a.ID > 1<<30 {
-			return fmt.Errorf("added_tokens: %+v is none", a)
+			return fmt.Errorf("added_tokens: %+v is not a token", a)
 		}
 		t.ids[a.Content], t.tokens[a.ID] = a.ID, a.Content
 		if a.Special {

@@ -102,7 +102,7 @@ func update(library string, s source, headers []source) error {
 	if library == "" {
 		old, err := os.ReadFile(name)
 		if err == nil && !bytes.HasPrefix(old, []byte(first)) {
-			err = fmt.Errorf("%s is not of %s as it is now: set FSDP_NVRTC, see the comment of this program", name, s.name)
+			err = fmt.Errorf("%s was not made from the present %s: set FSDP_NVRTC, see the comment of this program", name, s.name)
 		}
 		return err
 	}

@@ -145,8 +145,8 @@ func (c *candidate) compare(first *candidate) error {
 	if math.Abs(c.loss/first.loss-1) < loss && math.Abs(c.norm/first.norm-1) < norm {
 		return nil
 	}
-	return fmt.Errorf("%s has loss %g and gradients of norm %g, %s %g and %g: they are not the same model",
-		first.name, first.loss, first.norm, c.name, c.loss, c.norm)
+	return fmt.Errorf("%s and %s are different models: their losses are %g and %g, and the norms of their gradients %g and %g",
+		first.name, c.name, first.loss, c.loss, first.norm, c.norm)
 }
 
 func (c *candidate) close() {

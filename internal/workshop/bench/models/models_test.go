@@ -94,7 +94,7 @@ func TestWaysAreOne(t *testing.T) {
 	a := &candidate{name: "a", loss: 2, norm: 1}
 	require.NoError(t, (&candidate{tolerance: 1e-4, loss: 2.0001, norm: 1.0001}).compare(a))
 	require.EqualError(t, (&candidate{name: "b", tolerance: 1e-4, loss: 2.1, norm: 1}).compare(a),
-		"a has loss 2 and gradients of norm 1, b 2.1 and 1: they are not the same model")
+		"a and b are different models: their losses are 2 and 2.1, and the norms of their gradients 1 and 1")
 	require.Error(t, (&candidate{name: "b", tolerance: 1e-4, loss: 2, norm: 1.1}).compare(a))
 	require.Error(t, (&candidate{name: "b", tolerance: 1e-4, loss: math.NaN(), norm: 1}).compare(a))
 	require.NoError(t, (&candidate{half: true, loss: 2.01, norm: 1.005}).compare(a))

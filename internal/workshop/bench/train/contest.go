@@ -137,7 +137,7 @@ func (c *contest) compare(turn int) error {
 			tolerance = 3e-2
 		}
 		if first := c.list[0]; turn == 0 && !(math.Abs(next.loss/first.loss-1) < tolerance) {
-			return fmt.Errorf("the loss is %g of %q and %g of %q: they do not train alike", first.loss, first.name, next.loss, next.name)
+			return fmt.Errorf("the losses differ: %g of %q and %g of %q", first.loss, first.name, next.loss, next.name)
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ func TestOthersTrainAlike(t *testing.T) {
 		defer next.close()
 		c.list = append(c.list, next)
 	}
-	require.ErrorContains(t, c.takeTurns(0), "they do not train alike")
+	require.ErrorContains(t, c.takeTurns(0), "the losses differ")
 }
 
 // TestCandidateEnds names a process that fails.
