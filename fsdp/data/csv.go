@@ -74,7 +74,7 @@ func (in *input) records() (header []string, starts []int64, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	r := csv.NewReader(bufio.NewReaderSize(io.NewSectionReader(in.file, begin, in.size-begin), 1<<20))
+	r := csv.NewReader(bufio.NewReaderSize(io.NewSectionReader(in.file, begin, in.size-begin), mib))
 	r.ReuseRecord = true
 	header, err = r.Read()
 	if err == io.EOF {
@@ -84,8 +84,13 @@ func (in *input) records() (header []string, starts []int64, err error) {
 		return nil, nil, in.errorf("%w", err)
 	}
 	header = slices.Clone(header)
+	progress, counted := in.reading(in.size-begin), int64(0)
+	defer progress.End()
 	for {
-		starts = append(starts, begin+r.InputOffset())
+		read := r.InputOffset()
+		starts = append(starts, begin+read)
+		progress.Add(int(read/mib - counted/mib))
+		counted = read
 		switch _, err := r.Read(); {
 		case err == io.EOF && len(starts) == 1:
 			return nil, nil, in.errorf("no record follows the column names")

@@ -10,11 +10,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/phase"
 )
 
 // A File is the [Source] of one or several open files. It keeps the offsets of samples in memory, 8
 // bytes for each, and reads a sample from the file when it is needed. Goroutines may call At and
 // Into at the same time.
+//
+// [OpenLines], [OpenJSON] and [OpenCSV] read the whole file once, and [OpenDir] lists its directory.
+// If that takes longer than a second, rank 0 logs the progress to [slog.Default].
 //
 // Errors of a file contain its path. Opening fails if the file is missing, empty, cut short or
 // compressed. Reading fails if a record is malformed, or if the file has become shorter since. If a
@@ -70,7 +75,10 @@ func (f *File[T]) Close() error { return closeAll(f.inputs) }
 // An input is an open file that any number of goroutines can read at any offset at the same time.
 // It is read and not mapped: access to a mapped file that has become shorter ends the process.
 type input struct {
-	file *os.File
+	file interface { // an [os.File]
+		io.ReaderAt
+		io.Closer
+	}
 	path string
 	size int64
 }
@@ -156,9 +164,19 @@ func (in *input) textStart() (int64, error) {
 	return 0, nil
 }
 
+// mib is the unit in which the progress of reading a file is logged.
+const mib = 1 << 20
+
+// reading begins a phase that counts the MiB of the next n bytes.
+func (in *input) reading(n int64) *phase.Phase {
+	return phase.Begin("data: reading "+in.path+", MiB", int(n/mib))
+}
+
 // chunks calls f with the bytes from begin to end, in order and in parts.
 func (in *input) chunks(begin, end int64, f func(b []byte)) error {
-	buf := make([]byte, min(1<<20, end-begin))
+	progress := in.reading(end - begin)
+	defer progress.End()
+	buf := make([]byte, min(mib, end-begin))
 	for at := begin; at < end; {
 		b := buf[:min(int64(len(buf)), end-at)]
 		if err := in.read(b, at); err != nil {
@@ -166,6 +184,7 @@ func (in *input) chunks(begin, end int64, f func(b []byte)) error {
 		}
 		f(b)
 		at += int64(len(b))
+		progress.Add(len(b) / mib)
 	}
 	return nil
 }

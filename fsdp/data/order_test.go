@@ -6,13 +6,17 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/phase"
 )
 
 // upTo returns 0 to n-1.
@@ -281,8 +285,22 @@ func TestOrdersRefuse(t *testing.T) {
 	require.EqualError(t, err, "the length of sample 3: lost")
 }
 
+// readerAt is a file that is not there.
+type readerAt func(b []byte, at int64) (int, error)
+
+func (f readerAt) ReadAt(b []byte, at int64) (int, error) { return f(b, at) }
+
+func (readerAt) Close() error { return nil }
+
 // TestProgress: slow work logs how much is done.
 func TestProgress(t *testing.T) {
+	slowInput := func(path, content string) *input {
+		read := func(b []byte, at int64) (int, error) {
+			time.Sleep(400 * time.Millisecond)
+			return strings.NewReader(content).ReadAt(b, at)
+		}
+		return &input{readerAt(read), path, int64(len(content))}
+	}
 	slow := Func(4, func(i int) (Labeled, error) {
 		time.Sleep(600 * time.Millisecond)
 		return Labeled{[]int{i, i}, []bool{false, true}}, nil
@@ -305,6 +323,30 @@ func TestProgress(t *testing.T) {
 				time.Sleep(600 * time.Millisecond)
 			}
 			require.NoError(t, w.Close())
+		}},
+		`msg="data: reading train.txt, MiB" done=2 of=4 for=1s`: {"done=4 of=4 took=2s", func(t *testing.T) {
+			starts, err := slowInput("train.txt", strings.Repeat("a line of text\n", 4<<20/15+1)).lines(false)
+			require.NoError(t, err)
+			require.Len(t, starts, 4<<20/15+2)
+		}},
+		`msg="data: reading digits.csv, MiB" done=2 of=4 for=1s`: {"done=4 of=4 took=1.6s", func(t *testing.T) {
+			_, starts, err := slowInput("digits.csv", strings.Repeat("label,pixel0,pixel1\n", 4<<20/20+1)).records()
+			require.NoError(t, err)
+			require.Len(t, starts, 4<<20/20+1)
+		}},
+		`msg="data: finding the files below texts" done=1 for=1s`: {"done=1 took=1.5s", func(t *testing.T) {
+			require.NoError(t, os.Mkdir("texts", 0o700))
+			require.NoError(t, os.WriteFile("texts/a.txt", []byte("a"), 0o600))
+			progress := phase.Begin("data: finding the files below texts", 0)
+			_, err := find("texts", nil, progress)
+			require.NoError(t, err)
+			time.Sleep(1500 * time.Millisecond)
+			progress.End()
+		}},
+		`msg="data: reading the lengths of documents" done=1 of=4 for=1s`: {"done=4 of=4 took=2.4s", func(t *testing.T) {
+			documents := Map(slow, func(l Labeled) ([]int, error) { return l.Tokens, nil })
+			lengths := Map(documents, func(d []int) (int, error) { return len(d), nil })
+			require.Equal(t, 4, Pack(documents, lengths, 2, 2).Len())
 		}},
 		`msg="data: validation, steps" done=0 of=1 for=1s`: {"done=1 of=1 took=1.5s", func(t *testing.T) {
 			l, err := NewLoader(numbers(6), func(b *Batch, samples []int) error {

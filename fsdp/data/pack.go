@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/gofsdp/gofsdp/internal/phase"
 )
 
 // Windows returns the windows of length elements that begin at every step-th element of a slice,
@@ -134,6 +136,8 @@ func newDocuments[E any](src Source[[]E], lengths Source[int]) (d documents[E], 
 		return d, errors.New("the documents are endless")
 	}
 	d = documents[E]{src, make([]int, src.Len()+1)}
+	progress := phase.Begin("data: reading the lengths of documents", src.Len())
+	defer progress.End()
 	for i := range src.Len() {
 		n, err := lengths.At(i)
 		if err == nil && (n < 0 || n > Endless-1-d.starts[i]) {
@@ -143,6 +147,7 @@ func newDocuments[E any](src Source[[]E], lengths Source[int]) (d documents[E], 
 			return d, fmt.Errorf("the length of document %d: %w", i, err)
 		}
 		d.starts[i+1] = d.starts[i] + n
+		progress.Add(1)
 	}
 	return d, nil
 }

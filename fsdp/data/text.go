@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/internal/phase"
 )
 
 // OpenLines opens a text file whose samples are its lines, including empty ones. Lines end in "\n"
@@ -81,7 +83,9 @@ func (in *input) readPart(starts []int64, i int) ([]byte, error) {
 // below links to directories are left out. Files are read when they are needed, and Close does
 // nothing.
 func OpenDir(dir string, patterns ...string) (*File[string], error) {
-	paths, err := find(dir, patterns)
+	progress := phase.Begin("data: finding the files below "+dir, 0)
+	defer progress.End()
+	paths, err := find(dir, patterns, progress)
 	if err == nil && len(paths) == 0 {
 		err = fmt.Errorf("%s has no text files: empty files and names that begin with a dot do not count: check the path", dir)
 		if len(patterns) > 0 {
@@ -100,7 +104,8 @@ func OpenDir(dir string, patterns ...string) (*File[string], error) {
 	}), nil
 }
 
-func find(dir string, patterns []string) (paths []string, err error) {
+// find returns the paths of files for [OpenDir], and counts them.
+func find(dir string, patterns []string, progress *phase.Phase) (paths []string, err error) {
 	for _, p := range patterns {
 		if _, err := path.Match(p, ""); err != nil {
 			return nil, fmt.Errorf("%w %q", err, p)
@@ -132,6 +137,7 @@ func find(dir string, patterns []string) (paths []string, err error) {
 				return fmt.Errorf("%s is compressed, not text", file)
 			}
 			paths = append(paths, file)
+			progress.Add(1)
 		}
 		return err
 	})
