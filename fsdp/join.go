@@ -115,7 +115,7 @@ func guarded(data iter.Seq2[[]Tensor, error]) iter.Seq2[[]Tensor, error] {
 	}
 }
 
-// turn names the parts that a rank lacks in an iteration of Join.
+// turn says which parts of an iteration of Join a rank lacks.
 type turn struct {
 	absent bool // this loop or one around it has no batch for it
 	dummy  bool // this loop or one around it has a dummy batch for it
@@ -359,8 +359,8 @@ func (s *session) endCalls(ctx context.Context, err error) error {
 	return errors.Join(err, s.discard(ctx, s.life.takeLast()))
 }
 
-// calls is a JoinCalls under way. All ranks have the same first and forwards, and the same schedule
-// of last.
+// calls is the state of a JoinCalls under way. first and forwards have the same values on all ranks,
+// and last has the same schedule.
 type calls struct {
 	first    int              // rank that leads the next round, if it has a call
 	last     *engine.Compiled // that this rank has run, or nil
@@ -368,8 +368,8 @@ type calls struct {
 	failed   error            // the error that has ended it
 }
 
-// idle reports whether a call of this rank does nothing: in JoinCalls the other ranks need not take
-// part in a pass that has no batch.
+// idle reports whether a call of this rank does nothing. In JoinCalls, a pass without a batch is left
+// out, because the other ranks need not take part in it.
 func (s *session) idle(batch []Tensor) bool {
 	return s.life.calls != nil && s.turn.absent && len(batch) == 0
 }

@@ -291,7 +291,7 @@ func (l *life) check(method string, unreduced int) error {
 	return nil
 }
 
-// backward is called when all ranks begin the Backward of p.
+// backward notes that all ranks begin the Backward of p.
 func (l *life) backward(s *session, p *pass) {
 	l.grads.add()
 	l.sound.Store(false)

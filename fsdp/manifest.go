@@ -107,7 +107,7 @@ func (a *arrangement) log(what string, tr *trace, rank int) {
 	}
 }
 
-// warnOfOthers is for a rank without a group.
+// warnOfOthers warns if Config.Group is nil although other ranks run.
 func (c *Config) warnOfOthers() {
 	if others := launch.Others(os.Getenv); others != "" {
 		cmp.Or(c.Logger, slog.Default()).Warn("fsdp: Config.Group is nil, so this rank trains a whole model by itself: "+
@@ -218,7 +218,7 @@ func (a *arrangement) idleFields(tr *trace) (idle []idleField) {
 	return idle
 }
 
-// some returns the first of a list of names, and how many there are more.
+// some returns the first of a list of names, and the number of the others.
 func some(names []string) []string {
 	const most = 16
 	if len(names) <= most {

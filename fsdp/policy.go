@@ -146,7 +146,7 @@ func WrapAllBut(p Policy) Policy {
 	}
 }
 
-// nested returns the names that p gives to the calls as a part of another policy.
+// nested returns the names that p gives to the calls when it is a part of another policy.
 func (p Policy) nested(place string, calls []CallInfo) []string {
 	if p == nil {
 		return make([]string, len(calls))

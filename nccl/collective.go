@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// AllGather concatenates the count elements at send of all ranks at recv. In place,
-// send is the rank's part of recv.
+// AllGather writes the count elements at send of every rank to recv, in the order of the ranks. In
+// place, send is the rank's part of recv.
 func (c *Communicator) AllGather(send, recv uintptr, count int, t DataType, stream uintptr) error {
 	return c.one(Op{Kind: AllGather, Send: send, Recv: recv, Count: count, Type: t}, stream)
 }
@@ -17,19 +17,20 @@ func (c *Communicator) ReduceScatter(send, recv uintptr, count int, t DataType, 
 	return c.one(Op{Kind: ReduceScatter, Send: send, Recv: recv, Count: count, Type: t, Reduce: op}, stream)
 }
 
-// AllReduce reduces count elements at send to recv on every rank. In place, they are
-// the same.
+// AllReduce reduces the count elements at send of all ranks, and writes the result to recv on every
+// rank. In place, send and recv are the same.
 func (c *Communicator) AllReduce(send, recv uintptr, count int, t DataType, op RedOp, stream uintptr) error {
 	return c.one(Op{Kind: AllReduce, Send: send, Recv: recv, Count: count, Type: t, Reduce: op}, stream)
 }
 
-// Broadcast copies count elements from send of the root to recv of all ranks. In place,
-// they are the same. Ranks other than the root do not use send.
+// Broadcast copies count elements from send of the root to recv of all ranks. In place, send and
+// recv are the same. Ranks other than the root do not use send.
 func (c *Communicator) Broadcast(send, recv uintptr, count int, t DataType, root int, stream uintptr) error {
 	return c.one(Op{Kind: Broadcast, Send: send, Recv: recv, Count: count, Type: t, Peer: root}, stream)
 }
 
-// Reduce reduces count elements at send to recv of the root. Other ranks do not use recv.
+// Reduce reduces the count elements at send of all ranks, and writes the result to recv of the
+// root. Other ranks do not use recv.
 func (c *Communicator) Reduce(send, recv uintptr, count int, t DataType, op RedOp, root int, stream uintptr) error {
 	return c.one(Op{Kind: Reduce, Send: send, Recv: recv, Count: count, Type: t, Reduce: op, Peer: root}, stream)
 }

@@ -111,7 +111,8 @@ func texts() (code, prose []byte, err error) {
 	return code, prose, nil
 }
 
-// run is one rank: the first half of them learn from the first text, the others from the second.
+// run is the program of one rank. The first half of the ranks learns from the first text, the
+// second half from the second text.
 func run(ctx context.Context, g comm.Group, domains [][]byte, steps int, out io.Writer) (err error) {
 	if g.Rank() != 0 {
 		out = io.Discard

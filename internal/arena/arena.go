@@ -232,7 +232,8 @@ func (a *Arena) take(p *pool, n int) (*Block, error) {
 	return &Block{whole: whole, size: n, pool: p}, nil
 }
 
-// take returns the smallest free block that holds n bytes and wastes at most an eighth, or nil.
+// take returns the smallest free block that holds n bytes and wastes at most an eighth of its own,
+// or nil.
 func (p *pool) take(n int) *Block {
 	i := sort.Search(len(p.free), func(i int) bool { return p.free[i].size >= n })
 	if i == len(p.free) || p.free[i].size > n+n/8 {

@@ -28,7 +28,8 @@ func (k kind) String() string {
 	return [kinds]string{"memory", "pinned host memory", "stream", "event", "module", "query"}[k]
 }
 
-// object is something of a device that is created once and closed once.
+// object is the common part of everything that a device creates and closes: memory, streams, events
+// and modules.
 type object struct {
 	device *Device
 	kind   kind

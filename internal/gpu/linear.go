@@ -85,8 +85,8 @@ func (b *builder) columns(kind string, to, from address, rows, cols, ld int, add
 	return sum(b.wideKind(), to, sums, chunks, cols, 1, add)
 }
 
-// head is a linear layer whose logits are computed some rows at a time, from rows of x [n, d],
-// weight [classes, d] and a bias. The logits are then replaced by their gradients.
+// head is a linear layer with a loss: x [n, d] times weight [classes, d], plus a bias. It computes
+// the logits of some rows at a time, and then replaces these logits by their gradients.
 type head struct {
 	*builder
 	kernel.Loss

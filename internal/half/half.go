@@ -39,7 +39,7 @@ func ToBFloat16(f float32) BFloat16 {
 	return BFloat16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// These describe a Float16 as a float32.
+// The differences between the bits of a Float16 and the bits of a float32.
 const (
 	shift16  = 23 - 10          // its fraction is shorter by this number of bits
 	rebias16 = (127 - 15) << 23 // its exponents are lower by this number

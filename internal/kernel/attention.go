@@ -83,8 +83,8 @@ func AttentionScratch(a Attention) int {
 	return n
 }
 
-// AttentionBFloat16Scratch returns the same for bfloat16 queries, keys and values. These also need
-// the sums of the gradients of one head's keys and values, and a row of out and its gradient.
+// AttentionBFloat16Scratch is [AttentionScratch] for bfloat16 queries, keys and values. These also
+// need the sums of the gradients of one head's keys and values, and a row of out and its gradient.
 func AttentionBFloat16Scratch(a Attention) int {
 	n := AttentionScratch(a) + 2*(a.KLen+1)*a.HeadDim
 	if gemm.Tiles() {

@@ -146,7 +146,7 @@ func (v *vars) fail(format string, args ...any) {
 	}
 }
 
-// text returns the first of the variables that is set, and "" if none is.
+// text returns the value of the first variable that is set, or "" if none is.
 func (v *vars) text(names ...string) string {
 	for _, name := range names {
 		if s := v.get(name); s != "" {

@@ -28,11 +28,11 @@ const Hashes = "FSDP_HASHES"
 // Stragglers is the variable that names a directory for the totals of fsdp.Profile in Config.Observers.
 const Stragglers = "FSDP_STRAGGLERS"
 
-// NoRestart is in the text of an error that another start of the same program would also end with.
-// Fsdprun recognizes such a failure by it, in a rank's last output.
+// NoRestart is a part of the text of an error that another start of the same program would also
+// return. Fsdprun looks for it in the last output of a rank.
 const NoRestart = "a restart does not help"
 
-// unrecorded is in the line of Unrecorded.
+// unrecorded is a part of the line that Unrecorded prints.
 const unrecorded = "not recorded any more"
 
 // Unrecorded reports on standard error that hashes or a trace end early: a full disk must not go

@@ -181,7 +181,7 @@ func (m *Mesh) admit(theirs auth.Hello) (visit, error) {
 	return guest, nil
 }
 
-// knows reports whether a rank that has joined is a certain process.
+// knows reports whether the rank has joined as the given process.
 func (m *Mesh) knows(rank int, nonce string) bool {
 	if m.sparse {
 		return m.roll.field(rank, fieldNonce) == nonce

@@ -127,7 +127,7 @@ func (v *verifier) step(i int, op Op) error {
 	return nil
 }
 
-// gather checks the number of resident units with one more group.
+// gather returns an error if one more group makes too many units resident.
 func (v *verifier) gather(q *Group) error {
 	if v.count(q, 1); len(v.resident) > v.limit {
 		return fmt.Errorf("%d units are resident, the limit is %d", len(v.resident), v.limit)
@@ -145,7 +145,7 @@ func (v *verifier) count(q *Group, n int) {
 	}
 }
 
-// issue checks the bytes in flight with one more collective.
+// issue returns an error if one more collective puts too many bytes in flight.
 func (v *verifier) issue(q *Group) error {
 	before, limit := v.inFlight, v.p.Options.InFlight
 	v.inFlight += q.Bytes

@@ -24,8 +24,8 @@ func newTable() *table {
 	return &table{values: make(map[string][]byte), waiting: make(map[string]map[waiter]struct{})}
 }
 
-// claim stores value under key unless there is one, and returns the current one, with the Gets that
-// have waited for it.
+// claim stores value under key if the key has no value yet. It returns the value that the key has
+// then, and the Gets that have waited for it.
 func (t *table) claim(key string, value []byte) (holder []byte, waited map[waiter]struct{}, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

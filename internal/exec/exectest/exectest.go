@@ -244,8 +244,8 @@ func (tr *Trial) Run(t T) Results {
 	return res
 }
 
-// CheckGradients compares every gradient of the sum of products of the outputs and their gradients
-// with central differences. The module must compute in float64.
+// CheckGradients compares every gradient with central differences of one function: the sum of all
+// outputs times their gradients. The module must compute in float64.
 func (tr *Trial) CheckGradients(t T) {
 	t.Helper()
 	res := tr.Run(t)

@@ -207,8 +207,8 @@ func (m *Machine) reversed(f func()) {
 	m.CUDA.Reversed(m.test, f)
 }
 
-// bits returns the bits of the elements of v, with one NaN for all: the NaN of two operands depends
-// on the order in which the compiler adds them, and means nothing.
+// bits returns the bits of the elements of v. Every NaN has the same bits, because the NaN of two
+// operands depends on the order in which the compiler adds them.
 func bits(v exec.Value) []uint64 {
 	list := make([]uint64, 0, v.Len())
 	for _, x := range Floats(v) {

@@ -158,7 +158,8 @@ func (v variant) print(lower, left, ldin, ahead, to, panel string) {
 	v.p("RET")
 }
 
-// step prints the products of 32 elements of k. It calls meanwhile four times between them.
+// step prints the products of 32 elements of k. Between these products it calls the function
+// meanwhile, four times.
 func (v variant) step(meanwhile func()) {
 	if meanwhile == nil {
 		meanwhile = func() {}

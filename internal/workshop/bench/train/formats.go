@@ -40,8 +40,8 @@ type journey struct {
 	most      int     // steps
 }
 
-// smooth is the number of steps over which losses are averaged. turn is the number of steps of a
-// turn.
+// smooth is the number of steps over which losses are averaged, and turn the number of steps that a
+// format makes before the next format takes its turn.
 const smooth, turn = 20, 3
 
 // traveler is a format during the training.
