@@ -8,9 +8,9 @@
 //	Dockerfile       the image for both
 //
 // Each trains examples/gpt on one host or several, writes checkpoints into a directory that all hosts
-// see, saves when somebody asks it to end, and goes on from there when it is started again.
+// see, saves when it is asked to end, and continues from there when it is started again.
 //
-// # What a rank needs to know
+// # The variables of a rank
 //
 // comm.FromEnv and comm.Run find it in the environment that the launcher makes. LOCAL_RANK stands for
 // comm.Config.LocalRank, the place on the host, by which a rank chooses its GPU.
@@ -22,7 +22,7 @@
 //	indexed Job  JOB_COMPLETION_INDEX  0: a pod is a rank          pod 0 of the headless service
 //	PyTorchJob   RANK, WORLD_SIZE      0: a pod is a rank          MASTER_ADDR: the master's service
 //
-// What no launcher knows, these files set:
+// These files set the variables that no launcher sets:
 //
 //	FSDP_SECRET  by which ranks of several hosts know each other: random for each start, or a Secret
 //	FSDP_LISTEN  the network interface between hosts, or the address of the pod
@@ -62,7 +62,7 @@
 //	interrupted after step 13
 //	…
 //	step 400  saved 000011-step-400: 411 kB/rank; …
-//	its weights are those of the run without a break
+//	its weights equal the weights of the run without a break
 //
 // "make netns" runs mpi.sh on such hosts, and "make kube-check" gives the manifests to the checks of
 // Kubernetes' API server and of Kubeflow's operator, and the variables that it makes to comm.

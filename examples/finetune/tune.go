@@ -22,7 +22,7 @@ import (
 const (
 	clip        = 1.0 // L2 norm that gradients are scaled down to
 	evalBatches = 10  // of an evaluation
-	seed        = 1   // of adapters, batches and what is written
+	seed        = 1   // of adapters, batches and generated text
 )
 
 // tuner is one rank's part of the training. Every rank runs the same code on different batches, and

@@ -137,7 +137,7 @@ func tapeMachine(m *net, ranks int) (mean []float64, err error) {
 	return mean, nil
 }
 
-// batch returns inputs of noise, in the shape of the graph's, and what is to be learned of each row
+// batch returns inputs of noise, in the shape of the graph's, and the target of each row
 // [rows, 1]: with the mean m of the first half of its numbers, m·(2+m).
 func (m *net) batch(step, rank int) []fsdp.Tensor {
 	r := rand.New(rand.NewPCG(uint64(step), uint64(rank)))

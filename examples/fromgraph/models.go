@@ -13,7 +13,7 @@ type net struct {
 	name      string
 	rate      float64
 	graph     *G.ExprGraph
-	inputs    G.Nodes // the images and what is to be learned of them
+	inputs    G.Nodes // the images and their targets
 	learn     G.Nodes
 	constants G.Nodes
 	cost      *G.Node

@@ -95,7 +95,7 @@ func (c *config) define(f *flag.FlagSet) (size *string) {
 		func(path string) error { c.data = append(c.data, path); return nil })
 	f.IntVar(&c.maxBytes, "max-bytes", 32<<20, "read no more `bytes` of text than this")
 	f.IntVar(&c.holdout, "holdout", 20, "hold out every `k`-th file for validation")
-	f.StringVar(&c.tokens, "tokenizer", "", "tokens are those of the tokenizer.json in this `directory`, and\nfiles end with eos_token of tokenizer_config.json (default bytes)")
+	f.StringVar(&c.tokens, "tokenizer", "", "tokens come from the tokenizer.json in this `directory`, and\nfiles end with eos_token of tokenizer_config.json (default bytes)")
 	size = f.String("size", "small", "`name` of the model's size: tiny, small, medium or large")
 	f.IntVar(&c.layers, "layers", 0, "transformer blocks (default by size)")
 	f.IntVar(&c.dim, "dim", 0, "channels (default by size)")

@@ -182,7 +182,7 @@ func (m *captioner) layer() *nn.Layer {
 	return &nn.Layer{Attn: nn.Attention{Dim: m.dim, Heads: m.heads}, MLP: nn.MLP{Dim: m.dim, Hidden: 4 * m.dim}}
 }
 
-// splice replaces rows of text [B, T, dim] by those of seen [I, P, dim]. where, ints [B, T], names for
+// splice replaces rows of text [B, T, dim] by rows of seen [I, P, dim]. where, ints [B, T], names for
 // each place a row of both, one after the other.
 type splice struct{}
 

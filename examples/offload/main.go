@@ -74,7 +74,7 @@ func run(ctx context.Context, w io.Writer, model *nn.GPT, rows int, dir string) 
 	return nil
 }
 
-// result is what is printed about a training.
+// result has the numbers that are printed about a training.
 type result struct {
 	plan             *fsdp.Plan
 	anonymous, files int // bytes of the process in RAM at the turn of a pass, or -1
@@ -108,7 +108,7 @@ func train(ctx context.Context, model *nn.GPT, cfg fsdp.Config, batch []fsdp.Ten
 			return r, err
 		}
 		forward := time.Since(begin)
-		debug.FreeOSMemory() // what is resident is then in use
+		debug.FreeOSMemory() // now all resident memory is in use
 		r.anonymous, r.files = resident()
 		begin = time.Now()
 		if err := m.Backward(ctx); err != nil {

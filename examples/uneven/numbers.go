@@ -14,9 +14,9 @@ import (
 const (
 	vocab  = 128             // bytes of ASCII
 	length = 28              // of digits and of words: "three hundred seventy three" and an end
-	end    = 0               // what comes before the words, and after them
+	end    = 0               // the token before the words, and after them
 	limit  = 1000            // of the numbers
-	ignore = nn.IgnoreTarget // what comes after the end
+	ignore = nn.IgnoreTarget // the target after the end
 )
 
 var (

@@ -8,7 +8,7 @@
 //	fmt.Println(report)
 //
 //	plan, err := m.Plan(batch...)
-//	b, err := prof.Beside(plan.Pass, cluster) // this rank's passes beside predicted ones
+//	b, err := prof.Beside(plan.Pass, cluster) // this rank's passes and predicted ones
 //	fmt.Println(b)
 //
 // Package monitor shows both at intervals, and "fsdprun -stragglers" prints the report at the end,

@@ -26,7 +26,7 @@
 // Every part under the HMAC-SHA256 is preceded by its length. The key is derived from the secret
 // and has no other use. Inside TLS the HMAC also covers a value exported from the session (RFC
 // 5705), so a proof cannot be carried from one TLS connection to another: an attacker in the
-// middle, who has a session with each side, has a proof for neither. The TLS handshake itself is
+// middle has a session with each side, but a proof for neither. The TLS handshake itself is
 // made only from fresh randomness.
 //
 // # Invariants

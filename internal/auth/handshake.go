@@ -34,8 +34,8 @@ const (
 type kind byte
 
 const (
-	kindHello  kind = 'H' // client: who I am
-	kindAccept kind = 'A' // server: who I am
+	kindHello  kind = 'H' // client: its rank and job
+	kindAccept kind = 'A' // server: its rank and job
 	kindRefuse kind = 'R' // server: why not
 	kindSecret kind = 'S' // server: your proof is wrong; it carries none itself
 )

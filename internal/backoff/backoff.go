@@ -3,8 +3,8 @@
 // often at first and then less and less:
 //
 //	spin    look again at once. A peer that is a microsecond away is found without
-//	        the price of a switch; the processor is kept from everybody else.
-//	yield   let others run between looks, who may be what is waited for.
+//	        the price of a switch; no other thread gets the processor.
+//	yield   let others run between looks: the waiter may wait for one of them.
 //	sleep   give the processor back. Waking up takes tens of microseconds. Timers of Go
 //	        take a millisecond on Linux, so a shorter sleep is a system call.
 //

@@ -42,7 +42,7 @@ const (
 	longest = time.Minute
 )
 
-// Begin begins a phase of so many parts; 0 means that their number is unknown. It returns nil if another rank logs.
+// Begin begins a phase of total parts, or of an unknown number if total is 0. It returns nil if another rank logs.
 func Begin(what string, total int) *Phase {
 	if env, launched, err := launch.Parse(os.Getenv); err == nil && launched && env.Rank > 0 {
 		return nil

@@ -5,7 +5,8 @@
 // counts, see [backoff.Waiter.Idle]: a job that is stopped as a whole, or whose machine is
 // suspended, goes on as if nothing had happened. A rank that computes cannot be distinguished from
 // one that hangs, so the limit is minutes. It is the last resort: the section Failures in the
-// documentation of package comm lists what is known earlier. Goroutine ranks have the same limit.
+// documentation of package comm lists the failures that are detected earlier. Goroutine ranks have
+// the same limit.
 package limit
 
 import (

@@ -16,7 +16,7 @@ import (
 // A large reduction of many ranks follows the canonical tree. A shard is the part that one rank has
 // in the end; its number is the number of the rank.
 //
-//	blocks   A block is radix ranks in a row, or what is left at the end: a subtree. Each of its b
+//	blocks   A block is radix ranks in a row, or the fewer ranks at the end: a subtree. Each of its b
 //	         ranks gets from the others their contributions to N/b shards, and sums them.
 //	merges   Two subtrees side by side become one. Each rank keeps some of the shards that it
 //	         holds, and passes the sums of the rest on to the ranks of the other side that hold

@@ -180,7 +180,7 @@ func (r *remote) Leave(last uint64) error {
 	deadline := time.Now().Add(transport.Grace)
 	err := r.link.Leave(last)
 	r.wires.end()
-	r.link.Session.Mesh.Forget(r.link.ID) // others may have connected for what has failed
+	r.link.Session.Mesh.Forget(r.link.ID) // other ranks may have connected for a collective that has failed
 	if r.pump != nil {                    // else it has never been connected
 		r.pump.close(deadline)
 	}

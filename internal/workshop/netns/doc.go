@@ -13,8 +13,8 @@
 //
 //	make netns
 //
-// What examples/cluster has for Open MPI is trained with here. What it has
-// for Slurm is run by slurm.sh, with Slurm's own daemons on two such hosts:
+// The files of examples/cluster for Open MPI train here. Its files for Slurm are
+// run by slurm.sh, with Slurm's own daemons on two such hosts:
 //
 //	make slurm
 package netns

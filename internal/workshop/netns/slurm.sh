@@ -152,7 +152,7 @@ main() {
 	await 120 "it is done" is "$job" COMPLETED
 	grep -E '^interrupted|^step.* saved|^resumed|validation loss:' "$log" >&2
 	cmp calm.safetensors disturbed.safetensors
-	echo "its weights are those of the run without a break"
+	echo "its weights equal the weights of the run without a break"
 }
 
 main

@@ -1,4 +1,4 @@
-// Package revision builds programs of this repository at two commits, to compare what they do:
+// Package revision builds programs of this repository at two commits, to compare their behavior:
 //
 //	work, err := revision.Working(ctx)
 //	base, remove, err := work.Checkout(ctx, "v1.2.0")
@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// A Tree is a directory with the files of a commit, or those of a working tree.
+// A Tree is a directory with the files of a commit or of a working tree.
 type Tree struct {
 	Dir  string
 	Name string // the short hash, with "+" where the working tree differs
@@ -80,7 +80,7 @@ func (t Tree) Build(ctx context.Context, out string, packages ...string) error {
 }
 
 // Graft copies the Go files of t's directory dir to the same place in another tree, so that one
-// source is compiled in both. Where public names have changed since, renamed says how, as
+// source is compiled in both. renamed lists public names that have changed since, as
 // "new=old,new=old".
 func (t Tree) Graft(onto Tree, dir, renamed string) error {
 	var olds []string

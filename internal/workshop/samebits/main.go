@@ -1,13 +1,13 @@
 // Samebits shows that a change of the code changes no bit of a training. It builds examples/gpt and
 // the program in train at a base commit and in the working tree, runs both under every
-// configuration of a table, and compares what they have written:
+// configuration of a table, and compares their results:
 //
 //	go -C internal/workshop run ./samebits -base main~3
 //
 // It prints a line for each configuration, with hashes of the weights and of the optimizer's state,
 // and exits with 1 if any differ. Examples/gpt has flags for the transports and ranks only; train,
 // which has them for the rest, is compiled at both commits from the source of the working tree.
-// Where a public name has changed since, -renamed says how:
+// The flag -renamed lists public names that have changed since:
 //
 //	go -C internal/workshop run ./samebits -base main~3 -renamed Recompute=Checkpoint
 //

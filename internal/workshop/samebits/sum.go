@@ -17,7 +17,7 @@ import (
 // sums are the results of a training, as hashes of 12 hexadecimal digits.
 type sums struct {
 	weights string
-	state   string // the optimizer's, with its counts and the parameters beside them
+	state   string // the optimizer's state, with its counts and the parameters
 }
 
 // counts is the key of the optimizer's number of updates in the metadata of a file.

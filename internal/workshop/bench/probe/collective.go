@@ -9,8 +9,8 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 )
 
-// collectives are those of the transports on a small and a large tensor, in memory of the group
-// where it has some.
+// collectives measures the collectives of the transports on a small and a large tensor, in memory
+// of the group if it has some.
 func collectives() (list []measurement) {
 	ops := []struct {
 		name string

@@ -101,7 +101,7 @@ func (t *training) change(ctx context.Context) error {
 	return err
 }
 
-// train makes so many updates. With uneven, rank r has r batches less, and goes on without.
+// train makes a number of updates. If uneven is set, rank r has r batches less, and takes part in the rest without a batch.
 func (t *training) train(ctx context.Context, steps int) error {
 	if !t.uneven {
 		for range steps {
@@ -122,7 +122,7 @@ func (t *training) train(ctx context.Context, steps int) error {
 	return nil
 }
 
-// draw returns so many batches.
+// draw returns n batches.
 func (t *training) draw(n int) iter.Seq2[[]fsdp.Tensor, error] {
 	return func(yield func([]fsdp.Tensor, error) bool) {
 		for range n {
