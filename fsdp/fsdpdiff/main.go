@@ -74,7 +74,7 @@ func run(args []string, out, errs io.Writer) int {
 	below, err := hashes.Runs(args[0])
 	other, oerr := hashes.Runs(args[1])
 	if below = append(below, other...); len(below) == 0 {
-		below = []string{"."} // whose error says what is missing
+		below = []string{"."} // whose error names the missing records
 	}
 	err = errors.Join(err, oerr)
 	slices.Sort(below)

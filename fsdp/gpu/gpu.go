@@ -1,6 +1,6 @@
 // Package gpu makes models compute on a GPU: one for each rank, in the field Device of fsdp.Config.
 //
-//	group, err := comm.FromEnv(ctx)          // what ranks agree on, and checkpoints
+//	group, err := comm.FromEnv(ctx)          // carries agreements and checkpoints
 //	dev, err := gpu.Open(local)              // LocalRank of comm.ConfigFromEnv
 //	m, err := fsdp.Wrap(model, fsdp.Config{Group: group, Device: dev, Precision: fsdp.Precision{Compute: fsdp.BFloat16}})
 //	… m.Close(); dev.Close()

@@ -38,7 +38,7 @@ func NewWriter(w io.Writer, sequence uint32) *Writer {
 	return &Writer{w: bufio.NewWriter(w), sequence: uint64(sequence)}
 }
 
-// Flush writes what is in the buffer, and returns the first error.
+// Flush writes the buffered data, and returns the first error.
 func (w *Writer) Flush() error {
 	if err := w.w.Flush(); w.err == nil {
 		w.err = err

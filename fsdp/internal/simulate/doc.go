@@ -38,7 +38,7 @@
 //	hang      a rank is not back after ten minutes
 //	lost      a checkpoint that Commit has reported is not whole after a power failure, or
 //	          another one is there by half
-//	wrong     a value is not what it should be, or an error names no rank at fault: the rank of
+//	wrong     a value is wrong, or an error names no rank at fault: the rank of
 //	          its [comm.RankError] is none that a fault has struck or, while ranks join, its text
 //	          names none of these
 //	late      a rank has its error after the time above; one that joins, after the limit of joining
