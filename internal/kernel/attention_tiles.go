@@ -279,6 +279,9 @@ func (t *tileGrads) roundQueries() {
 
 // delta returns the dot product of d elements. rows is float32 memory for them.
 func delta(rows []float32, out, dout []half.BFloat16, d int) float32 {
+	if product, ok := vec.DotBFloat16(out[:d], dout[:d]); ok {
+		return product
+	}
 	half.Widen(rows[:d], out)
 	half.Widen(rows[d:2*d], dout)
 	return float32(vec.Dot(rows[:d], rows[d:2*d]))

@@ -15,6 +15,7 @@ package bf16
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
@@ -146,9 +147,15 @@ func LayerNorm(y []half.BFloat16, stats []float32, x []half.BFloat16, gain, bias
 	checkNorm("LayerNorm", len(y), len(x), len(gain), n, d, len(scratch))
 	row := scratch[:d]
 	for i := range n {
-		half.Widen(row, x[i*d:])
-		kernel.LayerNorm(row, stats[2*i:2*i+2], row, gain, bias, 1, d, eps)
-		half.Narrow(y[i*d:(i+1)*d], row)
+		from, to, stats := x[i*d:(i+1)*d], y[i*d:(i+1)*d], stats[2*i:2*i+2]
+		if mean, variance, ok := vec.MeanVarBFloat16(from); ok {
+			stats[0], stats[1] = float32(mean), float32(1/math.Sqrt(variance+eps))
+			vec.NormRowBFloat16(to, from, gain, bias, stats[0], stats[1])
+			continue
+		}
+		half.Widen(row, from)
+		kernel.LayerNorm(row, stats, row, gain, bias, 1, d, eps)
+		half.Narrow(to, row)
 	}
 }
 
@@ -158,10 +165,16 @@ func LayerNormGrad(dx []half.BFloat16, dgain, dbias []float32, x []half.BFloat16
 	check("LayerNormGrad", "stats", len(stats), 2*n)
 	check("LayerNormGrad", "dbias", len(dbias), d)
 	checkNormGrad("LayerNormGrad", len(dx), len(dgain), len(x), len(gain), len(dy), n, d, len(scratch))
+	clear(dgain)
 	clear(dbias)
-	normGradRows(dx, dgain, x, dy, n, d, scratch, func(i int, row, drow []float32) {
-		vec.NormGradRow(drow, dgain, dbias, row, gain, drow, stats[2*i], stats[2*i+1])
-	})
+	for i := range n {
+		lo, hi, mean, rstd := i*d, (i+1)*d, stats[2*i], stats[2*i+1]
+		if !vec.NormGradRowBFloat16(dx[lo:hi], dgain, dbias, x[lo:hi], gain, dy[lo:hi], mean, rstd) {
+			row, drow := widened(x[lo:hi], dy[lo:hi], scratch)
+			vec.NormGradRow(drow, dgain, dbias, row, gain, drow, mean, rstd)
+			half.Narrow(dx[lo:hi], drow)
+		}
+	}
 }
 
 // RMSNorm is [kernel.RMSNorm]. y may be x.
@@ -170,9 +183,15 @@ func RMSNorm(y []half.BFloat16, rstd []float32, x []half.BFloat16, gain []float3
 	checkNorm("RMSNorm", len(y), len(x), len(gain), n, d, len(scratch))
 	row := scratch[:d]
 	for i := range n {
-		half.Widen(row, x[i*d:])
+		from, to := x[i*d:(i+1)*d], y[i*d:(i+1)*d]
+		if sum, ok := vec.SumSquaresBFloat16(from); ok {
+			rstd[i] = float32(1 / math.Sqrt(sum/float64(d)+eps))
+			vec.NormRowBFloat16(to, from, gain, nil, 0, rstd[i])
+			continue
+		}
+		half.Widen(row, from)
 		kernel.RMSNorm(row, rstd[i:i+1], row, gain, 1, d, eps)
-		half.Narrow(y[i*d:(i+1)*d], row)
+		half.Narrow(to, row)
 	}
 }
 
@@ -181,22 +200,23 @@ func RMSNormGrad(dx []half.BFloat16, dgain []float32, x []half.BFloat16, gain, r
 	n, d int, scratch []float32) {
 	check("RMSNormGrad", "rstd", len(rstd), n)
 	checkNormGrad("RMSNormGrad", len(dx), len(dgain), len(x), len(gain), len(dy), n, d, len(scratch))
-	normGradRows(dx, dgain, x, dy, n, d, scratch, func(i int, row, drow []float32) {
-		vec.RMSNormGradRow(drow, dgain, row, gain, drow, rstd[i])
-	})
+	clear(dgain)
+	for i := range n {
+		lo, hi := i*d, (i+1)*d
+		if !vec.RMSNormGradRowBFloat16(dx[lo:hi], dgain, x[lo:hi], gain, dy[lo:hi], rstd[i]) {
+			row, drow := widened(x[lo:hi], dy[lo:hi], scratch)
+			vec.RMSNormGradRow(drow, dgain, row, gain, drow, rstd[i])
+			half.Narrow(dx[lo:hi], drow)
+		}
+	}
 }
 
-// normGradRows calls grad for every row of x and dy. grad replaces the row of dy by the row of dx.
-func normGradRows(dx []half.BFloat16, dgain []float32, x, dy []half.BFloat16, n, d int, scratch []float32,
-	grad func(i int, row, drow []float32)) {
-	clear(dgain)
-	row, drow := scratch[:d], scratch[d:]
-	for i := range n {
-		half.Widen(row, x[i*d:])
-		half.Widen(drow, dy[i*d:])
-		grad(i, row, drow)
-		half.Narrow(dx[i*d:(i+1)*d], drow)
-	}
+// widened returns the elements of a and b, which have one length, in two parts of scratch.
+func widened(a, b []half.BFloat16, scratch []float32) (x, y []float32) {
+	x, y = scratch[:len(a)], scratch[len(a):]
+	half.Widen(x, a)
+	half.Widen(y, b)
+	return x, y
 }
 
 // ColumnScratch is the scratch of [LinearGradB].

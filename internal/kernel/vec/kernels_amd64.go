@@ -124,10 +124,14 @@ func avx512() isa {
 	k64.sgd = sgdF64AVX512
 	k64.momentum = momentumF64AVX512
 	k64.nesterov = nesterovF64AVX512
+	low.accumulate = accumulateBF16AVX512
 	low.add = addBF16AVX512
 	low.relu = reluBF16AVX512
 	low.reluGrad = reluGradBF16AVX512
 	low.colSum8 = colSum8BF16AVX512
+	low.sum = sumBF16AVX512
+	low.sumSquares = sumSquaresBF16AVX512
+	low.dot = dotBF16AVX512
 	low.silu = siluBF16AVX512
 	low.siluGrad = siluGradBF16AVX512
 	low.glu[GateSiLU] = gluSiLUBF16AVX512
@@ -146,6 +150,10 @@ func avx512() isa {
 	low.gluGrad[GateSigmoid] = gluSigmoidGradBF16AVX512
 	low.sigmoid = sigmoidBF16AVX512
 	low.sigmoidGrad = sigmoidGradBF16AVX512
+	low.norm = normBF16AVX512
+	low.normPlain = normPlainBF16AVX512
+	low.normGradSums = normGradSumsBF16AVX512
+	low.normGrad = normGradBF16AVX512
 	return isa{"avx512", k32, k64, low}
 }
 
@@ -264,10 +272,14 @@ func encode8F32AVX512(dst []byte, src []float32)
 func encodeError8F32AVX512(dst []byte, src []float32, left []byte)
 func decode8F32AVX512(dst []float32, src []byte)
 func decodeAdd8F32AVX512(dst []float32, src []byte)
+func accumulateBF16AVX512(dst []float32, x []half.BFloat16)
 func addBF16AVX512(dst, a, b []half.BFloat16)
 func reluBF16AVX512(y, x []half.BFloat16)
 func reluGradBF16AVX512(dx, x, dy []half.BFloat16)
 func colSum8BF16AVX512(dst []float32, x []half.BFloat16)
+func sumBF16AVX512(x []half.BFloat16) float64
+func sumSquaresBF16AVX512(x []half.BFloat16, center float64) float64
+func dotBF16AVX512(a []half.BFloat16, b []half.BFloat16) float64
 func siluBF16AVX512(y, x []half.BFloat16)
 func siluGradBF16AVX512(dx, x, dy []half.BFloat16)
 func gluSiLUBF16AVX512(y, x, up []half.BFloat16)
@@ -286,6 +298,10 @@ func gluSigmoidBF16AVX512(y, x, up []half.BFloat16)
 func gluSigmoidGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
 func sigmoidBF16AVX512(y, x []half.BFloat16)
 func sigmoidGradBF16AVX512(dx, x, dy []half.BFloat16)
+func normBF16AVX512(y []half.BFloat16, x []half.BFloat16, gain []float32, bias []float32, mean float32, rstd float32)
+func normPlainBF16AVX512(y []half.BFloat16, x []half.BFloat16, gain []float32, mean float32, rstd float32)
+func normGradSumsBF16AVX512(dgain []float32, x []half.BFloat16, gain []float32, dy []half.BFloat16, mean float32, rstd float32) (s1, s2 float64)
+func normGradBF16AVX512(dx []half.BFloat16, x []half.BFloat16, gain []float32, dy []half.BFloat16, mean float32, rstd float32, c1 float32, c2 float32)
 
 func avx2() isa {
 	k32, k64 := portableKernels[float32](), portableKernels[float64]()

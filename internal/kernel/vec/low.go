@@ -6,15 +6,24 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// lowKernels are the kernels of an instruction set for bfloat16, or nil. Their results have the same bits
-// as the float32 kernel on widened elements, rounded once. They save the passes that widen and round.
+// lowKernels are the kernels of an instruction set for bfloat16, or nil. An instruction set has all
+// of them or none. Their results have the same bits as the float32 kernel on widened elements,
+// rounded once. They save the passes that widen and round.
 type lowKernels struct {
 	add                                                        func(dst, a, b []half.BFloat16)
 	relu, silu, geluErf, geluTanh, sigmoid                     func(y, x []half.BFloat16)
 	reluGrad, siluGrad, geluErfGrad, geluTanhGrad, sigmoidGrad func(dx, x, dy []half.BFloat16)
 	glu                                                        [gates]func(y, x, up []half.BFloat16)
 	gluGrad                                                    [gates]func(dx, dup, x, up, dy []half.BFloat16)
-	colSum8                                                    func(dst []float32, x []half.BFloat16)
+	accumulate, colSum8                                        func(dst []float32, x []half.BFloat16)
+
+	sum          func(x []half.BFloat16) float64
+	sumSquares   func(x []half.BFloat16, center float64) float64
+	dot          func(a, b []half.BFloat16) float64
+	norm         func(y, x []half.BFloat16, gain, bias []float32, mean, rstd float32)
+	normPlain    func(y, x []half.BFloat16, gain []float32, mean, rstd float32)
+	normGradSums func(dgain []float32, x []half.BFloat16, gain []float32, dy []half.BFloat16, mean, rstd float32) (s1, s2 float64)
+	normGrad     func(dx, x []half.BFloat16, gain []float32, dy []half.BFloat16, mean, rstd, c1, c2 float32)
 }
 
 // Each function below is the function of the same name without BFloat16. If this machine has no kernel
@@ -96,6 +105,105 @@ func ColSumBFloat16(dst []float32, x []half.BFloat16, rows, cols int, scratch []
 	for i := range rows {
 		half.Widen(scratch[:cols], x[i*cols:])
 		Accumulate(dst, scratch[:cols])
+	}
+	return true
+}
+
+// SumSquaresBFloat16 is [SumSquares].
+func SumSquaresBFloat16(x []half.BFloat16) (sum float64, ok bool) { return sumSquaresLow(x, 0) }
+
+func sumSquaresLow(x []half.BFloat16, center float64) (sum float64, ok bool) {
+	k := active.low.sumSquares
+	for i := 0; i < len(x) && k != nil; i += piece {
+		sum += k(x[i:min(i+piece, len(x))], center)
+	}
+	return sum, k != nil
+}
+
+// MeanVarBFloat16 is [MeanVar].
+func MeanVarBFloat16(x []half.BFloat16) (mean, variance float64, ok bool) {
+	k := active.low.sum
+	if k == nil {
+		return 0, 0, false
+	}
+	for i := 0; i < len(x); i += piece {
+		mean += k(x[i:min(i+piece, len(x))])
+	}
+	n := float64(len(x))
+	mean /= n
+	variance, ok = sumSquaresLow(x, mean)
+	return mean, variance / n, ok
+}
+
+// DotBFloat16 is [Dot], with the product in float32.
+func DotBFloat16(a, b []half.BFloat16) (product float32, ok bool) {
+	same("Dot", len(a), len(b))
+	k, sum := active.low.dot, 0.0
+	for i := 0; i < len(a) && k != nil; i += piece {
+		j := min(i+piece, len(a))
+		sum += k(a[i:j], b[i:j])
+	}
+	return float32(sum), k != nil
+}
+
+// NormRowBFloat16 is [NormRow].
+func NormRowBFloat16(y, x []half.BFloat16, gain, bias []float32, mean, rstd float32) bool {
+	k := &active.low
+	same("NormRow", len(y), len(x), len(gain))
+	if bias != nil {
+		same("NormRow", len(y), len(bias))
+	}
+	for i := 0; i < len(y) && k.norm != nil; i += piece {
+		j := min(i+piece, len(y))
+		if bias == nil {
+			k.normPlain(y[i:j], x[i:j], gain[i:j], mean, rstd)
+		} else {
+			k.norm(y[i:j], x[i:j], gain[i:j], bias[i:j], mean, rstd)
+		}
+	}
+	return k.norm != nil
+}
+
+// NormGradRowBFloat16 is [NormGradRow].
+func NormGradRowBFloat16(dx []half.BFloat16, dgain, dbias []float32, x []half.BFloat16, gain []float32, dy []half.BFloat16, mean, rstd float32) bool {
+	k := active.low.accumulate
+	if k == nil {
+		return false
+	}
+	same("NormGradRow", len(dy), len(dbias))
+	for i := 0; i < len(dy); i += piece {
+		j := min(i+piece, len(dy))
+		k(dbias[i:j], dy[i:j])
+	}
+	return normGradLow(dx, dgain, x, gain, dy, mean, rstd, true)
+}
+
+// RMSNormGradRowBFloat16 is [RMSNormGradRow].
+func RMSNormGradRowBFloat16(dx []half.BFloat16, dgain []float32, x []half.BFloat16, gain []float32, dy []half.BFloat16, rstd float32) bool {
+	return normGradLow(dx, dgain, x, gain, dy, 0, rstd, false)
+}
+
+// normGradLow computes the gradients of a row but for dbias. centered says whether a mean was
+// subtracted from the row.
+func normGradLow(dx []half.BFloat16, dgain []float32, x []half.BFloat16, gain []float32, dy []half.BFloat16, mean, rstd float32, centered bool) bool {
+	k, n := &active.low, len(x)
+	same("NormGradRow", n, len(dx), len(dgain), len(gain), len(dy))
+	if k.normGrad == nil {
+		return false
+	}
+	var s1, s2 float64
+	for i := 0; i < n; i += piece {
+		j := min(i+piece, n)
+		a, b := k.normGradSums(dgain[i:j], x[i:j], gain[i:j], dy[i:j], mean, rstd)
+		s1, s2 = s1+a, s2+b
+	}
+	if !centered {
+		s1 = 0
+	}
+	c1, c2 := float32(s1/float64(n)), float32(s2/float64(n))
+	for i := 0; i < n; i += piece {
+		j := min(i+piece, n)
+		k.normGrad(dx[i:j], x[i:j], gain[i:j], dy[i:j], mean, rstd, c1, c2)
 	}
 	return true
 }

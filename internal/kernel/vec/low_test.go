@@ -2,6 +2,7 @@ package vec
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -144,6 +145,78 @@ func TestColSumBFloat16(t *testing.T) {
 			} else {
 				require.NotEqual(t, "avx512", active.name)
 			}
+		})
+	})
+}
+
+// normBits are the results of the reductions and norms of a row.
+type normBits struct {
+	numbers     [4]float64 // mean, variance, sum of squares, dot product
+	y, plain    []half.BFloat16
+	dx, rms     []half.BFloat16
+	dgain       []float32
+	dbias, only []float32 // only is dgain of RMSNorm
+}
+
+// TestLowNorms requires of the reductions and norms of rows of bfloat16 the bits of the ones for
+// float32, rounded.
+func TestLowNorms(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) {
+			n := rapid.OneOf(rapid.IntRange(1, 150), rapid.SampledFrom([]int{384, piece + 7})).Draw(t, "n")
+			r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+			row := func() ([]half.BFloat16, []float32) {
+				low, wide := make([]half.BFloat16, n), make([]float32, n)
+				for i := range low {
+					low[i] = half.ToBFloat16(float32(r.NormFloat64() * 4))
+				}
+				half.Widen(wide, low)
+				return low, wide
+			}
+			x, wideX := row()
+			dy, wideDY := row()
+			_, gain := row()
+			_, bias := row()
+			_, before := row()
+			mean, rstd := float32(r.NormFloat64()), float32(r.Float64())
+			made := func() normBits {
+				lows := func() []half.BFloat16 { return make([]half.BFloat16, n) }
+				return normBits{y: lows(), plain: lows(), dx: lows(), rms: lows(),
+					dgain: slices.Clone(before), dbias: slices.Clone(before), only: slices.Clone(before)}
+			}
+			want, got := made(), made()
+
+			want.numbers[0], want.numbers[1] = MeanVar(wideX)
+			want.numbers[2], want.numbers[3] = SumSquares(wideX), float64(Dot(wideX, wideDY))
+			wide := make([]float32, n)
+			NormRow(wide, wideX, gain, bias, mean, rstd)
+			half.Narrow(want.y, wide)
+			NormRow(wide, wideX, gain, nil, 0, rstd)
+			half.Narrow(want.plain, wide)
+			NormGradRow(wide, want.dgain, want.dbias, wideX, gain, wideDY, mean, rstd)
+			half.Narrow(want.dx, wide)
+			RMSNormGradRow(wide, want.only, wideX, gain, wideDY, rstd)
+			half.Narrow(want.rms, wide)
+
+			var oks [7]bool
+			got.numbers[0], got.numbers[1], oks[0] = MeanVarBFloat16(x)
+			got.numbers[2], oks[1] = SumSquaresBFloat16(x)
+			product, ok := DotBFloat16(x, dy)
+			got.numbers[3], oks[2] = float64(product), ok
+			oks[3] = NormRowBFloat16(got.y, x, gain, bias, mean, rstd)
+			oks[4] = NormRowBFloat16(got.plain, x, gain, nil, 0, rstd)
+			oks[5] = NormGradRowBFloat16(got.dx, got.dgain, got.dbias, x, gain, dy, mean, rstd)
+			oks[6] = RMSNormGradRowBFloat16(got.rms, got.only, x, gain, dy, rstd)
+			if oks == ([7]bool{}) {
+				require.NotEqual(t, "avx512", active.name)
+				return
+			}
+			require.Equal(t, [7]bool{true, true, true, true, true, true, true}, oks)
+			require.Equal(t, want, got)
+			NormGradRowBFloat16(dy, slices.Clone(before), slices.Clone(before), x, gain, dy, mean, rstd)
+			require.Equal(t, want.dx, dy, "in place")
+			NormRowBFloat16(x, x, gain, bias, mean, rstd)
+			require.Equal(t, want.y, x, "in place")
 		})
 	})
 }

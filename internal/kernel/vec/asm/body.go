@@ -215,8 +215,8 @@ func (b *body) poly(x *value, c ...float64) *value {
 	return d
 }
 
-// load reads the next vector of a slice. Elements beyond the end are 0. In a widened function
-// float32 becomes float64, and bfloat16 always becomes float32.
+// load reads the next vector of a slice. Elements beyond the end are 0. bfloat16 becomes float32,
+// and in a widened function float32 becomes float64.
 func (b *body) load(slice string) *value {
 	d := &value{}
 	return b.record(node{dst: d, emit: func(u int) {
@@ -227,8 +227,15 @@ func (b *body) load(slice string) *value {
 			if b.masked {
 				mask = "K1, "
 			}
-			b.line("VPMOVZXWD%s %s, %s%s", map[bool]string{true: ".Z"}[b.masked], mem, mask, b.operand(d, u))
-			b.line("VPSLLD $16, %[1]s, %[1]s", b.operand(d, u))
+			to := b.operand(d, u)
+			if b.widened {
+				to = b.sized(d, u, "Y")
+			}
+			b.line("VPMOVZXWD%s %s, %s%s", map[bool]string{true: ".Z"}[b.masked], mem, mask, to)
+			b.line("VPSLLD $16, %[1]s, %[1]s", to)
+			if b.widened {
+				b.line("VCVTPS2PD %s, %s", to, b.operand(d, u))
+			}
 		case b.isa.neon:
 			b.neonLoad(slice, u, d)
 		case b.widened && b.masked && !b.isa.wide:

@@ -15,25 +15,52 @@ func all() []kernel {
 	return slices.Concat(arithmetic(), comparisons(), treeSums(), reductions(), activations(), functions(), rows(), optimizers(), pools(), wires())
 }
 
+// lowSlices lists, by kernel, the slices that have bfloat16 in a kernel in which others have
+// float32.
+var lowSlices = map[string][]string{
+	"sum": {"x"}, "sumSquares": {"x"}, "dot": {"a", "b"},
+	"norm": {"y", "x"}, "normPlain": {"y", "x"}, "normGradSums": {"x", "dy"}, "normGrad": {"dx", "x", "dy"},
+}
+
 // lows lists the kernels for bfloat16, which only AVX-512 has. They compute in float32 like the
 // kernels of the same names, and round results once.
-func lows() (list []kernel) {
+func lows() []kernel {
+	list := []kernel{{name: "accumulate", params: "dst []T, x []L", unroll: [2]int{4, 4}, low: []string{"x"}, body: func(b *body) {
+		b.store("dst", b.add(b.load("dst"), b.load("x")))
+	}}}
 	for _, k := range all() {
-		wanted := k.name == "add" || slices.ContainsFunc(gates, func(g gate) bool {
+		whole := k.name == "add" || slices.ContainsFunc(gates, func(g gate) bool {
 			return strings.HasPrefix(k.name, "glu"+g.name) || strings.HasPrefix(strings.ToLower(k.name), strings.ToLower(g.name))
 		})
 		switch {
 		case k.name == "colSum8":
 			k.params, k.low = "dst []T, x []L", k.slices[1:]
-		case wanted:
+		case whole:
 			k.low = (&function{kernel: k}).sliceNames()
 			k.params = strings.ReplaceAll(k.params, "[]T", "[]L")
+		case lowSlices[k.name] != nil:
+			k.low = lowSlices[k.name]
+			k.params = k.lowParams()
 		default:
 			continue
 		}
 		list = append(list, k)
 	}
 	return list
+}
+
+// lowParams returns the parameters of a kernel, where its slices of bfloat16 have their type.
+func (k kernel) lowParams() string {
+	f := function{kernel: k, bits: 32}
+	var list []string
+	for _, a := range f.args() {
+		kind := a.kind
+		if f.isLow(a.name) {
+			kind = "[]L"
+		}
+		list = append(list, a.name+" "+kind)
+	}
+	return strings.Join(list, ", ")
 }
 
 func arithmetic() []kernel {
