@@ -69,15 +69,15 @@ type Runner struct {
 }
 
 // RunnerBytes returns the most memory that each thread of a Runner holds for units of one element
-// type. If low is true, some of the units compute in bfloat16.
+// type. If low is true, some of the units compute in bfloat16, or write gradients in bfloat16.
 func RunnerBytes(dt tensor.Dtype, low bool) int {
 	switch {
 	case dt == tensor.Float64:
-		return kernel.MostBytes[float64]()
+		return kernel.MostBytes[float64, float64]()
 	case low:
-		return max(kernel.MostBytes[float32](), kernel.MostBytes[half.BFloat16]())
+		return max(kernel.MostBytes[float32, half.BFloat16](), kernel.MostBytes[half.BFloat16, half.BFloat16]())
 	default:
-		return kernel.MostBytes[float32]()
+		return kernel.MostBytes[float32, float32]()
 	}
 }
 

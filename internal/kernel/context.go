@@ -42,8 +42,8 @@ func (c *Context) Share(n, unit int) (lo, hi int) {
 // Bytes returns the memory the workspace holds now.
 func (c *Context) Bytes() int { return c.gemm.Bytes() }
 
-// MostBytes returns the largest memory of a Context for one element type.
-func MostBytes[T Element]() int { return gemm.MostBytes[T]() }
+// MostBytes returns the largest memory of a Context for elements of type T and products of type Y.
+func MostBytes[T, Y Element]() int { return gemm.MostBytes[T, Y]() }
 
 // Products names the instructions that multiply float32, or bfloat16, on this machine.
 func Products(bfloat16 bool) string {

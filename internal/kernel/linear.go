@@ -28,7 +28,7 @@ func LinearGradX[T Element](c *Context, dx, dy, w []T, n, in, out int) {
 }
 
 // LinearGradW computes the gradient of [Linear] with respect to its weight, dyᵀ·x [out, in]. It has
-// the type of dy and x, or float32 if they are bfloat16.
+// the type of dy and x. If they are float32 or bfloat16, it may have either of these types.
 func LinearGradW[T, G Element](c *Context, dw []G, dy, x []T, n, in, out int, acc bool) {
 	checkLinear("LinearGradW", len(dy), len(x), len(dw), n, in, out)
 	var beta float64

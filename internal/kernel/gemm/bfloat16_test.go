@@ -327,8 +327,8 @@ func TestBFloat16Blocks(t *testing.T) {
 		var w Workspace
 		want := p.gemm(&w)
 		require.Equal(t, p.roundedFrom(want), p.rounded(&w))
-		require.LessOrEqual(t, w.Bytes(), MostBytes[half.BFloat16]())
-		require.LessOrEqual(t, MostBytes[half.BFloat16](), 2<<20)
+		require.LessOrEqual(t, w.Bytes(), MostBytes[half.BFloat16, half.BFloat16]())
+		require.LessOrEqual(t, MostBytes[half.BFloat16, half.BFloat16](), 2<<20)
 	})
 }
 

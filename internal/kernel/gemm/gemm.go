@@ -5,8 +5,8 @@
 //	C = alpha * op(A) * op(B) + beta * C        op(X) = X or Xᵀ
 //
 // for float32, float64 and bfloat16, with A m×k, B k×n and C m×n after op. Products of bfloat16 are
-// summed in float32, and C is float32, or bfloat16 rounded once. No goroutine is started: a product
-// runs only on the core of its caller.
+// summed in float32. If A and B are float32 or bfloat16, C is float32, or bfloat16 rounded once. No
+// goroutine is started: a product runs only on the core of its caller.
 //
 // # How it works
 //
@@ -104,8 +104,9 @@ type Float interface{ float32 | float64 }
 // Element is the set of element types.
 type Element interface{ Float | half.BFloat16 }
 
-// Gemm computes C = alpha*op(A)*op(B) + beta*C. C has the element type of A and B, or float32 if A
-// and B are bfloat16; any other type panics. alpha and beta are converted to the type of the sums.
+// Gemm computes C = alpha*op(A)*op(B) + beta*C. C has the element type of A and B. If A and B are
+// float32 or bfloat16, C may be either of the two; any other type panics. alpha and beta are
+// converted to the type of the sums.
 //
 // op(A) is m×k and op(B) k×n. Without transA, A is stored as m rows of k elements with lda elements
 // from row to row; with transA it is stored as k rows of m. B is stored in the same way: as k rows

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // eachISA runs f for every instruction set of this machine, with that one active.
@@ -341,6 +343,25 @@ func TestMisuse(t *testing.T) {
 	require.PanicsWithValue(t, "gemm: bias has 4 elements for 5 columns", func() { good.gemmBias(&w) })
 }
 
+// TestFloat32Rounded: a result in bfloat16 is the float32 result, rounded once, also for blocks of rows
+// and several ranges of k. The workspace stays within its bound.
+func TestFloat32Rounded(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		var w Workspace
+		check := func(t require.TestingT, p problem[float32]) {
+			got, want := make([]half.BFloat16, len(p.c)), make([]half.BFloat16, len(p.c))
+			half.Narrow(got, p.c)
+			half.Widen(p.c, got) // beta·C has the same C
+			Gemm(&w, p.transA, p.transB, p.m, p.n, p.k, float64(p.alpha), p.a, p.lda, p.b, p.ldb, float64(p.beta), got, p.ldc)
+			half.Narrow(want, p.gemm(new(Workspace)))
+			require.Equal(t, want, got, "%v", p)
+			require.LessOrEqual(t, w.Bytes(), MostBytes[float32, half.BFloat16]())
+		}
+		check(t, newProblem[float32](true, false, 1100, active.f32.nc+17, 800, 0, 1, 0, 1))
+		rapid.Check(t, func(t *rapid.T) { check(t, drawProblem[float32](t)) })
+	})
+}
+
 // TestWorkspace holds the workspace to what its comment promises: no allocation once grown, and a
 // bound.
 func TestWorkspace(t *testing.T) {
@@ -351,8 +372,8 @@ func TestWorkspace(t *testing.T) {
 		p.gemm(&w)
 		held := w.Bytes()
 		require.Positive(t, held)
-		require.LessOrEqual(t, held, MostBytes[float32]())
-		require.LessOrEqual(t, MostBytes[float32](), 1<<20)
+		require.LessOrEqual(t, held, MostBytes[float32, float32]())
+		require.LessOrEqual(t, MostBytes[float32, float32](), 1<<20)
 		require.Zero(t, testing.AllocsPerRun(3, func() {
 			Gemm(&w, p.transA, p.transB, p.m, p.n, p.k, float64(p.alpha), p.a, p.lda, p.b, p.ldb, float64(p.beta), p.c, p.ldc)
 		}))

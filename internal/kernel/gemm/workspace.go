@@ -1,6 +1,10 @@
 package gemm
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/gofsdp/gofsdp/internal/half"
+)
 
 // Workspace holds the packing buffers of one caller. The zero value is ready to use. The buffers
 // grow as products need them, up to a fixed maximum (about 1 MiB for each element type used), and
@@ -27,29 +31,35 @@ type buffers[P Float] struct {
 // Bytes returns the memory the workspace holds, in bytes.
 func (w *Workspace) Bytes() int { return w.f32.bytes() + w.f64.bytes() }
 
-// MostBytes returns the largest size, in bytes, of the buffers for one element type.
-func MostBytes[T Element]() int {
+// MostBytes returns the largest size, in bytes, of the buffers for elements of type T and results
+// of type C.
+func MostBytes[T, C Element]() int {
+	_, rounds := any(*new(C)).(half.BFloat16)
 	switch any(*new(T)).(type) {
 	case float32:
-		return active.f32.mostBytes()
+		return active.f32.mostBytes(rounds)
 	case float64:
-		return active.f64.mostBytes()
+		return active.f64.mostBytes(false)
 	default:
-		e := &active.bf16
-		columns := e.nc
-		if e.deep > 0 {
-			columns = mostColumns
-		}
-		return e.mostBytes() + ((e.mr+1)*columns+max(sumRows(columns)*columns, sumRows(e.nc)*e.nc))*4
+		return active.bf16.mostBytes(rounds)
 	}
 }
 
-func (e *engine[T, P]) mostBytes() int {
+// mostBytes returns the bytes of the buffers. If rounds is set, results are bfloat16, and the
+// buffers include the sums before they are rounded.
+func (e *engine[T, P]) mostBytes(rounds bool) int {
 	k := e.depth(e.kc)
 	rows, scratch := e.strip()*k, 0
 	if e.tiles {
 		rows = max(e.mr*(e.deep*k+rowGap), stripsAtOnce*e.mr*(deepCrossed*k+rowGap))
 		scratch = e.mr*e.nr + pairsAtOnce*stripsAtOnce*e.mr
+	}
+	if rounds {
+		columns := e.nc
+		if e.deep > 0 {
+			columns = mostColumns
+		}
+		scratch += (e.mr+1)*columns + max(sumRows(columns)*columns, sumRows(e.nc)*e.nc)
 	}
 	return (rows + e.nc*k + scratch) * int(unsafe.Sizeof(*new(P)))
 }
