@@ -42,8 +42,8 @@
 // operation runs by Row.BF16, or by the float32 kernel between conversions. Either way it computes
 // in float32 and rounds each result once, to nearest even, and keeps NaN. The form of a value
 // depends on the module alone, not on the saved values. A conversion is an instruction like any
-// other. It is inserted where an operand has another form than the kernel needs. Parameters and
-// inputs may have either form in any unit.
+// other. It is inserted where an operand has another form than the kernel needs. Parameters, inputs
+// and gradients of parameters (Signature.HalfGrad) may have either form in any unit.
 //
 // # Saved values
 //

@@ -178,6 +178,17 @@ func (c *compiler) addForms(nodes G.Nodes) {
 	}
 }
 
+// Rounding returns the kernel that runs wide if the result is in float32, and rounded if it is in
+// bfloat16.
+func Rounding(wide, rounded Kernel) Kernel {
+	return func(f *Frame) error {
+		if f.Out.Form.Half {
+			return rounded(f)
+		}
+		return wide(f)
+	}
+}
+
 // convertRow changes the form of a value.
 var convertRow = &Row{
 	Kind: KindConvert, Doc: "x, rounded to bfloat16 or widened to float32", Shapes: "x [...] -> y [...]",

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/exec/exectest"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
@@ -74,6 +75,60 @@ func TestFrozenParameters(t *testing.T) {
 			}
 		}
 	}
+}
+
+// matmulSpec is a product of Gorgonia with a weight, and a gain that the loss uses twice.
+var matmulSpec = &exec.Spec{
+	Params: []exec.Param{{Name: "w", Shape: []int{3, 4}}, {Name: "gain", Shape: []int{4}}},
+	Build: returning(func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+		p, err := params(b, "w", "gain")
+		if err != nil {
+			return nil, err
+		}
+		h, err := G.Mul(x[0], p[0])
+		if err != nil {
+			return nil, err
+		}
+		for range 2 {
+			if h, err = ops.RMSNorm(h, p[1], 1e-5); err != nil {
+				return nil, err
+			}
+		}
+		return h, nil
+	}),
+}
+
+// TestHalfGrad: gradients of parameters in bfloat16 are those in float32, rounded once. Products of
+// matrices round them; the GPU does so for factors in bfloat16. No other result changes.
+func TestHalfGrad(t *testing.T) {
+	for _, spec := range []*exec.Spec{mlpSpec, matmulSpec} {
+		sig := exectest.Signature(tensor.Float32, []int{5, 3})
+		for _, wide := range []*exectest.Trial{exectest.New(t, spec, sig), exectest.New(t, spec, sig).Half(t)} {
+			for mask := range 1 << len(spec.Params) {
+				for _, apart := range []bool{false, true} {
+					narrow := wide.Changed(t, func(sig *exec.Signature) {
+						sig.HalfGrad, sig.Apart = bits(mask, len(spec.Params)), apart
+					})
+					want, got := wide.Run(t), narrow.Run(t)
+					for i, low := range bits(mask, len(spec.Params)) {
+						if !low {
+							continue
+						}
+						for j, v := range want.GradParam[i] {
+							want.GradParam[i][j] = float64(half.ToBFloat16(float32(v)).Float32())
+						}
+						product := spec.Params[i].Name[0] == 'w' && (!apart || narrow.Unit.OutHalf[0])
+						require.Equal(t, !product, narrow.Unit.WideGrad[i], "%s of %v", spec.Params[i].Name, narrow.Unit.Backward)
+					}
+					exectest.RequireClose(t, want, got, 0)
+				}
+			}
+		}
+	}
+	sig := exectest.Signature(tensor.Float64, []int{5, 3})
+	sig.HalfGrad = []bool{true, false, false, false}
+	_, err := exec.Compile(mlpSpec, sig)
+	require.EqualError(t, err, "a unit of float64 cannot compute or store in bfloat16: want float32")
 }
 
 // TestNothingToTrain compiles a backward that does nothing.

@@ -81,9 +81,9 @@ var productRow = &Row{
 	Kind: KindProduct, Attr: Product{},
 	Doc:    "a·b of the matrices in the last two axes, after the axes of a and of b are put in their orders and before those of y are",
 	Shapes: "a, b -> y [*]",
-	Kernels: Kernels{multiply(kernel.Product[float32, float32]), multiply(kernel.Product[float64, float64]),
+	Kernels: Kernels{multiplyFloat32, multiply(kernel.Product[float64, float64]),
 		multiply(kernel.NaiveProduct)},
-	BF16: multiplyHalf, Widens: true,
+	BF16: multiplyHalf, Widens: true, Rounds: true,
 	FLOPs: func(o *Op) int {
 		a := o.In[0]
 		return 2 * Numel(o.Shape) * a[o.Attrs.(Product).A.At(len(a)-1)]
@@ -105,17 +105,12 @@ func multiply[T, Y kernel.Element](run func(c *kernel.Context, y []Y, a, b []T, 
 	}
 }
 
+// multiplyFloat32 and multiplyHalf multiply matrices of float32 and of bfloat16. The result is in
+// either type.
 var (
-	multiplyLow  = multiply(kernel.Product[half.BFloat16, half.BFloat16])
-	multiplyWide = multiply(kernel.Product[half.BFloat16, float32])
+	multiplyFloat32 = Rounding(multiply(kernel.Product[float32, float32]), multiply(kernel.Product[float32, half.BFloat16]))
+	multiplyHalf    = Rounding(multiply(kernel.Product[half.BFloat16, float32]), multiply(kernel.Product[half.BFloat16, half.BFloat16]))
 )
-
-func multiplyHalf(f *Frame) error {
-	if f.Out.Form.Half {
-		return multiplyLow(f)
-	}
-	return multiplyWide(f)
-}
 
 func productGrads(o *Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 	p, rank := o.Attrs.(Product), len(o.Shape)

@@ -110,6 +110,7 @@ type Row struct {
 
 	Moves      bool // elements of the result are elements of the arguments, sums of these, or 0
 	Widens     bool // BF16 also writes results in float32, if Frame.Out is float32
+	Rounds     bool // F32 and BF16 (with Signature.Apart only BF16) also round the result to bfloat16, once, if Frame.Out is bfloat16
 	View       bool // the result is memory of argument 0; programs do not run the kernels
 	Cheap      bool // cheaper to compute again than to keep
 	InPlace    bool // the result may be written over argument 0

@@ -25,9 +25,11 @@ type Signature struct {
 	FrozenParam []bool
 	// Half makes the unit compute and store its values in bfloat16; DType is then tensor.Float32.
 	// See "Storage" in the package comment. HalfParam says which parameters are passed in bfloat16,
-	// with or without Half; nil means none. Their gradients still have type DType.
+	// with or without Half; nil means none. Their gradients still have type DType, except those of
+	// the parameters in HalfGrad: they are computed in float32 and written in bfloat16, rounded once.
 	Half      bool
 	HalfParam []bool
+	HalfGrad  []bool
 	Save      Policy
 	// Threads is the largest number of threads of a Runner of the unit. 0 means 1.
 	Threads int
@@ -64,7 +66,10 @@ type Unit struct {
 	// buffers, or no output with a gradient depends on them. In the last case the gradient is set
 	// to zero, unless it is added to.
 	HasGrad []bool
-	Bytes   int // of memory that the unit takes, with the constants that it was the first to create
+	// WideGrad says for which parameters in Signature.HalfGrad the gradient is in float32 in scratch
+	// memory before it is rounded. The kernels of other gradients round them.
+	WideGrad []bool
+	Bytes    int // of memory that the unit takes, with the constants that it was the first to create
 
 	checks []inputCheck
 	cached atomic.Bool
@@ -142,8 +147,8 @@ func Compile(spec *Spec, sig *Signature) (u *Unit, err error) {
 	switch {
 	case sig.DType != tensor.Float32 && sig.DType != tensor.Float64:
 		return nil, fmt.Errorf("element type %v is not supported: want float32 or float64", sig.DType)
-	case sig.DType != tensor.Float32 && sig.anyHalf():
-		return nil, fmt.Errorf("a unit of %v cannot compute in bfloat16: want float32", sig.DType)
+	case sig.DType != tensor.Float32 && (sig.anyHalf() || slices.Contains(sig.HalfGrad, true)):
+		return nil, fmt.Errorf("a unit of %v cannot compute or store in bfloat16: want float32", sig.DType)
 	}
 	tracing.Lock()
 	defer tracing.Unlock()
@@ -169,7 +174,7 @@ type compiler struct {
 func (c *compiler) compile() (*Unit, error) {
 	c.unit = &Unit{
 		DType: c.sig.DType, KeepIn: make([]bool, len(c.in)), KeepOut: make([]bool, len(c.outs)),
-		ReadParam: make([]bool, len(c.params)), HasGrad: make([]bool, len(c.params)),
+		ReadParam: make([]bool, len(c.params)), HasGrad: make([]bool, len(c.params)), WideGrad: make([]bool, len(c.params)),
 	}
 	for _, o := range c.outs {
 		c.unit.OutShape = append(c.unit.OutShape, o.Shape().Clone())
@@ -282,7 +287,9 @@ func (c *compiler) compileBackward() (*Program, error) {
 		}
 		c.unit.HasGrad[i] = n != nil
 		acc := i < len(c.sig.AccParam) && c.sig.AccParam[i]
-		none = c.target(a, uses, n, place(SpaceGradParam, i, 0, c.params[i], Form{}), acc, none)
+		to := place(SpaceGradParam, i, 0, c.params[i], Form{Half: i < len(c.sig.HalfGrad) && c.sig.HalfGrad[i]})
+		none = c.target(a, uses, n, to, acc, none)
+		c.unit.WideGrad[i] = to.Form.Half && n != nil && a.dest[n].Space != SpaceGradParam
 	}
 	for _, z := range none {
 		a.code.instrs = append(a.code.instrs, Instr{Op: use(zeroRow, z.to.Shape), Out: z.to})
@@ -291,7 +298,8 @@ func (c *compiler) compileBackward() (*Program, error) {
 }
 
 // target makes the gradient n end up at to. It is computed there if possible, else copied. A value
-// that is added to the contents of to must have no other use, since no other node could read it.
+// that is added to the contents of to, or rounded there, must have no other use, since no other node
+// could read it.
 func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Operand, acc bool, none []copyTo) []copyTo {
 	if n == nil {
 		if !acc {
@@ -300,11 +308,12 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Oper
 		return none
 	}
 	direct := c.direct(a, n, to)
-	if direct && acc {
+	if rounds := to.Form.Half && !c.forms[n].Half; direct && (acc || rounds) {
 		kids := children(c.g, n)
 		op, _ := operation(c.g, n, kids)
 		l := c.lower(n, op, kids)
-		direct = op.Accumulate && uses[n] == 1 && l.raw == l.out
+		able := acc && !rounds && op.Accumulate || rounds && !acc && op.Rounds && (l.half || !c.sig.Apart)
+		direct = able && uses[n] == 1 && l.raw == l.out
 	}
 	if direct {
 		a.dest[n], a.acc[n] = to, acc
@@ -315,11 +324,12 @@ func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Oper
 }
 
 // direct reports whether n's value is computed by an instruction whose result has no place yet, in
-// the form that to has.
+// the form that to has. If n is a gradient of a parameter, to may be in bfloat16 instead.
 func (c *compiler) direct(a *assembler, n *G.Node, to Operand) bool {
 	_, given := a.loc[n]
 	_, taken := a.dest[n]
-	return !given && !taken && n.Op() != nil && !isConst(n) && !isView(n) && c.forms[n] == to.Form
+	return !given && !taken && n.Op() != nil && !isConst(n) && !isView(n) &&
+		(c.forms[n] == to.Form || to.Space == SpaceGradParam && c.forms[n] == Form{} && to.Form == Form{Half: true})
 }
 
 // bind gives the nodes addresses in a space of the caller.

@@ -53,7 +53,7 @@ func linearGradX(b *builder, in *exec.Instr) error {
 
 func linearGradW(b *builder, in *exec.Instr) error {
 	n, cols, out := linearDims(in.Op)
-	return b.product(blaslt.Product{Out: b.wide(), Rows: out, Cols: cols, Depth: n, TransA: true},
+	return b.product(blaslt.Product{Out: b.result(in), Rows: out, Cols: cols, Depth: n, TransA: true},
 		factors{d: operandAddress(in.Out), a: operandAddress(in.In[0]), b: operandAddress(in.In[1]), add: in.Acc})
 }
 

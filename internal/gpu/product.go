@@ -163,6 +163,14 @@ func (b *builder) wide() blaslt.Type {
 	return blaslt.F32
 }
 
+// result returns the type of the result of an operation that writes either.
+func (b *builder) result(in *exec.Instr) blaslt.Type {
+	if in.Out.Form.Half {
+		return blaslt.BF16
+	}
+	return b.wide()
+}
+
 // lead is a leading axis of the factors of products: its length, and the strides between matrices.
 type lead struct{ n, d, a, b int }
 
@@ -178,10 +186,7 @@ func multiply(b *builder, in *exec.Instr) error {
 		f.a, f.b, al, bl = f.b, f.a, bl, al
 		ym, am, bm = ym.Transposed(), bm.Transposed(), am.Transposed()
 	}
-	x := blaslt.Product{Rows: ym.Rows, Cols: ym.Columns, Depth: am.Columns, Out: b.element()}
-	if !in.Out.Form.Half {
-		x.Out = b.wide()
-	}
+	x := blaslt.Product{Rows: ym.Rows, Cols: ym.Columns, Depth: am.Columns, Out: b.result(in)}
 	x.TransA, x.LDA = am.Stored()
 	x.TransB, x.LDB = bm.Stored()
 	_, x.LDD = ym.Stored()

@@ -103,14 +103,14 @@ var linearGradX = &exec.Row{
 
 var linearGradW = &exec.Row{
 	Kind: KindLinearGradW, Doc: "dyᵀ·x", Shapes: "dy, x -> dweight f32 [out in]", FLOPs: product, Product: linearWSizes,
-	Accumulate: true,
-	Split:      exec.ByKernel,
-	Kernels: kernels(runLinearGradW(kernel.LinearGradW[float32, float32]), runLinearGradW(kernel.LinearGradW[float64, float64]),
+	Accumulate: true, Rounds: true, Split: exec.ByKernel,
+	Kernels: kernels(exec.Rounding(runLinearGradW(kernel.LinearGradW[float32, float32]), runLinearGradW(kernel.LinearGradW[float32, half.BFloat16])),
+		runLinearGradW(kernel.LinearGradW[float64, float64]),
 		runLinearGradW(kernel.NaiveLinearGradW)),
-	BF16: runLinearGradW(kernel.LinearGradW[half.BFloat16, float32]),
+	BF16: exec.Rounding(runLinearGradW(kernel.LinearGradW[half.BFloat16, float32]), runLinearGradW(kernel.LinearGradW[half.BFloat16, half.BFloat16])),
 }
 
-func runLinearGradW[T kernel.Element, G kernel.Float](run func(c *kernel.Context, dw []G, dy, x []T, n, in, out int,
+func runLinearGradW[T, G kernel.Element](run func(c *kernel.Context, dw []G, dy, x []T, n, in, out int,
 	acc bool)) exec.Kernel {
 	return func(f *exec.Frame) error {
 		n, in, out := linearDims(f.Op)

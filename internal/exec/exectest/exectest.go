@@ -140,12 +140,18 @@ func (tr *Trial) On(t T, threads int) *Trial {
 	return &other
 }
 
+// Changed compiles the module of tr for a changed copy of its signature, with the same values.
+func (tr *Trial) Changed(t T, change func(sig *exec.Signature)) *Trial {
+	t.Helper()
+	sig := *tr.sig
+	change(&sig)
+	return tr.With(t, &sig)
+}
+
 // Apart compiles the module of tr so that no instructions run together.
 func (tr *Trial) Apart(t T) *Trial {
 	t.Helper()
-	sig := *tr.sig
-	sig.Apart = true
-	return tr.With(t, &sig)
+	return tr.Changed(t, func(sig *exec.Signature) { sig.Apart = true })
 }
 
 // Results are the results of a run. A gradient that was not requested is nil.
@@ -189,7 +195,7 @@ func (tr *Trial) Turn(c *exec.Call) {
 		}
 		var g []byte
 		if tr.trained(i) {
-			g = gradient(u.DType, false, len(p), i < len(tr.sig.AccParam) && tr.sig.AccParam[i])
+			g = gradient(u.DType, i < len(tr.sig.HalfGrad) && tr.sig.HalfGrad[i], len(p), i < len(tr.sig.AccParam) && tr.sig.AccParam[i])
 		}
 		c.GradParam = append(c.GradParam, g)
 	}
@@ -239,7 +245,7 @@ func (tr *Trial) Run(t T) Results {
 	if tr.Unit.Backward != nil {
 		tr.Turn(c)
 		require.NoError(t, r.Backward(tr.Unit, c))
-		res.GradIn, res.GradParam = decodeAll(dt, low, c.GradIn), decodeAll(dt, nil, c.GradParam)
+		res.GradIn, res.GradParam = decodeAll(dt, low, c.GradIn), decodeAll(dt, tr.sig.HalfGrad, c.GradParam)
 	}
 	return res
 }
