@@ -18,7 +18,8 @@ import (
 // Batches, results and losses are of the master type, too.
 //
 // Parameters that travel in fewer bits than Compute has are widened when they arrive. That saves
-// traffic, but neither speeds up the computation nor saves memory.
+// traffic, but neither speeds up the computation nor saves memory. Gradients that travel in BFloat16
+// save memory, too: see Reduce.
 type Precision struct {
 	// Compute is the type of computation: Float32, BFloat16, or Float64 for tests.
 	//
@@ -39,6 +40,13 @@ type Precision struct {
 	// are divided by a part of the divisor before the sum and by the rest after it, against
 	// overflow. A gradient that still overflows becomes infinite, which [Sharded.Unscale] and
 	// ClipGradNorm notice.
+	//
+	// With BFloat16, Backward writes the whole gradients of a unit rounded, in half the memory. The
+	// bits are the same as if they were rounded when they are sent. Whole gradients stay in Float32
+	// where they are sums of several passes (inside NoSync and after it, and with
+	// Config.VirtualRanks) or of several calls, such as of tied embeddings, and where an optional
+	// call may be absent. They also stay in Float32 in a unit in which the gradient of an embedding,
+	// a convolution or a fused loss has at least half of the elements. [Plan] counts the memory.
 	Reduce DType
 	// TypesOf, if set, decides for each parameter that is not Full: it returns replacements for
 	// Gather and Reduce, with the same choices and zero values. So embeddings may travel in the

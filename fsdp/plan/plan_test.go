@@ -127,8 +127,8 @@ func TestFits(t *testing.T) {
 	require.Equal(t, misfit.Live.Total(), most)
 	require.NotEmpty(t, misfit.Help)
 	require.Empty(t, misfit.Changes)
-	require.EqualError(t, &plan.Misfit{Limit: 8e9, Op: "backward head", Live: plan.Memory{Shard: 2e9, Gradient: 7e9}, Help: "wrap smaller units"},
-		`plan: 8.0 GB are too few for the memory in use at "backward head", 9.0 GB: whole gradients 7.0 GB, parameters and gradients of this rank 2.0 GB: wrap smaller units`)
+	require.EqualError(t, &plan.Misfit{Limit: 8e9, Op: "backward head", Live: plan.Memory{Shard: 2e9, Gradient: 7e9}, Help: "wrap smaller units, or reduce in bfloat16"},
+		`plan: 8.0 GB are too few for the memory in use at "backward head", 9.0 GB: whole gradients 7.0 GB, parameters and gradients of this rank 2.0 GB: wrap smaller units, or reduce in bfloat16`)
 	require.EqualError(t, &plan.Misfit{
 		Limit: 8e9, Op: "backward head", Live: plan.Memory{Gradient: 9e9},
 		Units:   []plan.Holder{{Name: "head", Memory: plan.Memory{Gradient: 6e9}}, {Name: "root", Memory: plan.Memory{Gradient: 3e9}}},
@@ -230,8 +230,9 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestAdviceOfTypes: the types in which parameters and gradients travel do not change the peak, and
-// advice does not name them. Computing in bfloat16 halves gathered parameters.
+// TestAdviceOfTypes: the type in which parameters travel does not change the peak, and advice does not
+// name it. Computing in bfloat16 halves gathered parameters. Reducing in bfloat16 halves whole
+// gradients.
 func TestAdviceOfTypes(t *testing.T) {
 	live := func(p fsdp.Precision) plan.Memory {
 		shape := fsdp.Ints(1, 64)
@@ -247,6 +248,7 @@ func TestAdviceOfTypes(t *testing.T) {
 	}
 	want := live(fsdp.Precision{})
 	require.Equal(t, want, live(fsdp.Precision{Gather: fsdp.BFloat16}))
-	require.Equal(t, want, live(fsdp.Precision{Reduce: fsdp.BFloat16}))
+	require.Equal(t, want, live(fsdp.Precision{Reduce: fsdp.Float16}))
+	require.InEpsilon(t, want.Gradient/2, live(fsdp.Precision{Reduce: fsdp.BFloat16}).Gradient, 0.01, "but for norms")
 	require.InEpsilon(t, want.Gathered/2, live(fsdp.BF16()).Gathered, 0.01, "but for padding")
 }

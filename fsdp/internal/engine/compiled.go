@@ -6,6 +6,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/program"
@@ -31,6 +32,7 @@ type Compiled struct {
 	Calls    []Call
 	Params   []int          // by group: buffer of the full parameters, or -1
 	Grads    []int          // by group: buffer of the full gradients, or -1
+	GradType []comm.DType   // by group: type of the full gradients, see Engine.gradTypes
 	Second   []int          // by group: buffer of this rank's piece of the second copy, or -1
 	Zero     [][]shard.Span // by group: bytes of the full gradients that no call writes
 	Wrote    []bool         // by parameter: whether a call writes its gradient; Grad says whether a call of any rank may
@@ -106,7 +108,7 @@ func fitting(passes []*Compiled, limit int) []*Compiled {
 // measure sets the bytes that c takes.
 func (c *Compiled) measure() {
 	const word = int(unsafe.Sizeof(0))
-	c.bytes = int(unsafe.Sizeof(*c)) + c.Plan.Bytes() + len(c.Params)*(3*word+int(unsafe.Sizeof([]shard.Span{})))
+	c.bytes = int(unsafe.Sizeof(*c)) + c.Plan.Bytes() + len(c.Params)*(3*word+int(unsafe.Sizeof([]shard.Span{})+unsafe.Sizeof(comm.Float32)))
 	for i := range c.Zero {
 		c.bytes += cap(c.Zero[i]) * int(unsafe.Sizeof(shard.Span{}))
 	}
@@ -124,7 +126,8 @@ func (c *Compiled) measure() {
 // Beside returns the bytes that passes like c take besides their buffers: their programs, and
 // packed operands of products.
 func (e *Engine) Beside(c *Compiled) int {
-	return c.bytes + c.units + e.dev.Threads()*exec.RunnerBytes(e.o.DType, e.o.half())
+	low := e.o.half() || slices.Contains(c.GradType, comm.BFloat16)
+	return c.bytes + c.units + e.dev.Threads()*exec.RunnerBytes(e.o.DType, low)
 }
 
 // ProgramBytes returns the bytes of compiled programs: the programs that the process keeps for all
@@ -167,7 +170,7 @@ func (e *Engine) newCompiled(v Variant) *Compiled {
 	grad := make([]bool, len(e.layout.Model.Params))
 	return &Compiled{
 		Variant: v, Home: e.layout.Home, Path: e.layout.Model.Paths[v.Program], Model: e.layout.Entries[v.Program],
-		Needs: &Needs{Grad: grad}, Wrote: grad,
+		Needs: &Needs{Grad: grad}, Wrote: grad, GradType: e.gradTypes(v),
 	}
 }
 

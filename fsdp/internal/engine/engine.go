@@ -243,7 +243,7 @@ func (e *Engine) Absent(v Variant, n *Needs) (*Compiled, error) {
 	if n != nil {
 		c.Needs = n
 	}
-	if err := e.schedule(c, &program.Sizes{Group: e.layout.Sizes()}); err != nil {
+	if err := e.schedule(c, &program.Sizes{Group: e.groupSizes(c)}); err != nil {
 		return nil, err
 	}
 	e.absent[k] = c

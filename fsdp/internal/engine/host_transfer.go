@@ -13,7 +13,8 @@ import (
 // A full buffer of a group has the elements of all ranks in the type in which calls read or write
 // them. Data that travels in fewer bits uses the same buffer, without separate memory. Parameters
 // arrive at its end and are widened from its start, which never overtakes the unread data.
-// Gradients are narrowed into its beginning.
+// Gradients are narrowed into its beginning, unless backward has written them in the type in which
+// they travel: then the buffer has no more bytes than they have.
 
 // startGather issues the all-gather of the parameters into full.
 func (f *flatGroup) startGather(full []byte) comm.Work {
@@ -72,7 +73,7 @@ func (f *flatGroup) startReduce(full []byte, c float32) comm.Work {
 		return f.startBlocks(full)
 	case f.Reduce == comm.Uint8:
 		f.roundToBlocks(full)
-	case f.Reduce != f.Compute:
+	case len(full) > len(grads):
 		f.narrow(grads, full, f.Reduce, c)
 	}
 	switch {

@@ -105,6 +105,24 @@ func (e *Engine) unit(c *Compiled, call int, sig *exec.Signature) (*exec.Unit, e
 // the pass.
 func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 	c.Reads = make([][]bool, len(c.Model.Calls))
+	e.widenRepeated(c)
+	if err := e.compileBackward(c, shapes); err != nil {
+		return err
+	}
+	if e.widenLarge(c) {
+		if err := e.compileBackward(c, shapes); err != nil {
+			return err
+		}
+	}
+	if c.Path.Varies() {
+		return e.varying(c, shapes)
+	}
+	return nil
+}
+
+// compileBackward compiles forward and backward of the calls that need both, for the types of
+// gradients in c.GradType.
+func (e *Engine) compileBackward(c *Compiled, shapes [][]exec.Input) error {
 	firsts, back, trained := c.Model.First(), c.Model.NeedsBackward(), c.Model.Trained()
 	grads := gradients(c.Model, back, trained)
 	written := make(map[program.Ref]bool) // gradients that an earlier backward has written
@@ -126,6 +144,7 @@ func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 		for j, p := range c.Model.Calls[i].Params {
 			sig.AccParam = append(sig.AccParam, c.Pending || !firsts[i][j])
 			sig.FrozenParam = append(sig.FrozenParam, e.frozen(p))
+			sig.HalfGrad = append(sig.HalfGrad, c.GradType[e.layout.Home[p].Group] == comm.BFloat16)
 		}
 		u, err := e.unit(c, i, sig)
 		if err != nil {
@@ -135,9 +154,6 @@ func (e *Engine) compileTraining(c *Compiled, shapes [][]exec.Input) error {
 		for j, p := range c.Model.Calls[i].Params {
 			c.Wrote[p] = c.Wrote[p] || u.HasGrad[j]
 		}
-	}
-	if c.Path.Varies() {
-		return e.varying(c, shapes)
 	}
 	return nil
 }
@@ -223,7 +239,7 @@ func (e *Engine) varying(c *Compiled, shapes [][]exec.Input) error {
 
 // sizes returns the bytes that the planner needs.
 func (e *Engine) sizes(c *Compiled) (*program.Sizes, error) {
-	z := &program.Sizes{Group: e.layout.Sizes()}
+	z := &program.Sizes{Group: e.groupSizes(c)}
 	trained, es := c.Model.Trained(), int(e.o.DType.Size())
 	for i, call := range c.Model.Calls {
 		u := c.Calls[i].Unit
@@ -317,9 +333,9 @@ func (e *Engine) bind(c *Compiled) {
 // zero before the reduction.
 func (e *Engine) unwritten(c *Compiled, g int) []shard.Span {
 	f := &e.layout.Groups[g]
-	es := f.Compute.Size()
+	es := c.GradType[g].Size()
 	if c.Absent {
-		return []shard.Span{{Start: 0, End: f.GradBytes()}}
+		return []shard.Span{{Start: 0, End: f.Flat.Len() * es}}
 	}
 	var zero []shard.Span
 	for _, p := range f.Flat.Padding() {

@@ -57,7 +57,7 @@ type Group struct {
 	Params []int // of the model, in the order of Flat
 	Ranks  Ranks
 
-	Compute comm.DType // of the shard, and of whole gradients
+	Compute comm.DType // of the shard, and of whole gradients unless they are written as Reduce
 	Read    comm.DType // of whole parameters, as calls read them
 	Gather  comm.DType // of parameters that travel; Uint8 stands for blocks of 8 bits, see package vec
 	Reduce  comm.DType // of gradients that travel

@@ -236,6 +236,58 @@ func TestReservedIsPlanned(t *testing.T) {
 	}
 }
 
+// TestWholeGradientsInBFloat16: whole gradients that travel in bfloat16 take half the memory. Units
+// with a parameter that several calls use hold them in float32, and so do units in which one
+// gradient that is no product, such as an embedding's, has most elements. So does every unit with
+// Float16, because these gradients are divided when they are sent.
+func TestWholeGradientsInBFloat16(t *testing.T) {
+	repeated := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("wte", &nn.Embedding{Rows: 20, Dim: 32}, in[0])
+		x = t.Call("once", &nn.Block{Dim: 32, Heads: 2}, x)
+		x = t.Again("twice", t.Call("twice", &nn.Block{Dim: 32, Heads: 2}, x))
+		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 32, Classes: 20}, x, in[1])}, nil
+	})
+	gpt := func(tied bool) *nn.GPT {
+		return &nn.GPT{Vocab: 20, Context: 16, Layers: 1, Dim: 32, Heads: 2, Tied: tied}
+	}
+	whole := func(model fsdp.Model, policy fsdp.Policy, compute, reduce fsdp.DType) map[string]int {
+		shape := fsdp.Ints(2, 16)
+		p, err := fsdp.Planner{
+			Model: model, Batch: []fsdp.Shape{shape, shape},
+			Config: fsdp.Config{Group: comm.World{Ranks: 2}, WrapPolicy: policy, Precision: fsdp.Precision{Compute: compute, Reduce: reduce}},
+		}.Plan()
+		require.NoError(t, err)
+		bytes := make(map[string]int)
+		for _, b := range p.Pass.Buffers {
+			if b.Held.Gradient > 0 {
+				bytes[b.Name] = b.Held.Gradient
+			}
+		}
+		return bytes
+	}
+	for name, c := range map[string]struct {
+		model  fsdp.Model
+		policy fsdp.Policy
+		halved []string // groups
+	}{
+		"blocks":   {gpt(false), kit.Blocks, []string{"blocks.0", "root"}},
+		"tied":     {gpt(true), kit.Blocks, []string{"blocks.0"}},
+		"calls":    {gpt(false), fsdp.WrapEach(), []string{"blocks.0", "head"}},
+		"repeated": {repeated, fsdp.WrapEach(), []string{"once", "head"}},
+	} {
+		for compute, wide := range map[fsdp.DType]fsdp.DType{fsdp.Float32: fsdp.Float16, fsdp.BFloat16: fsdp.Float32} {
+			t.Run(fmt.Sprint(name, " in ", compute), func(t *testing.T) {
+				want := whole(c.model, c.policy, compute, wide)
+				for _, name := range c.halved {
+					require.Contains(t, want, name)
+					want[name] /= 2
+				}
+				require.Equal(t, want, whole(c.model, c.policy, compute, fsdp.BFloat16))
+			})
+		}
+	}
+}
+
 // programsVariable tells TestProgramsAreCounted that its process is its own.
 const programsVariable = "FSDP_TEST_PROGRAMS"
 

@@ -2,6 +2,7 @@ package parity_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -123,6 +125,50 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 			kit.RequireSameBits(t, want, got)
 		})
 		require.NotEqual(t, want, kit.Train(t, kit.TinyGPT(2), 4, 3, 0.5, fsdp.Config{WrapPolicy: kit.Blocks}), "it is not float32")
+	}
+}
+
+// TestGradientsAreRoundedOnce: whole gradients that backward writes in bfloat16 have the bits of whole
+// gradients that stay float32 until they are reduced, as inside NoSync.
+func TestGradientsAreRoundedOnce(t *testing.T) {
+	tied := kit.TinyGPT(2)
+	tied.Tied = true
+	again := kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+		x := t.Call("wte", &nn.Embedding{Rows: kit.TinyVocab, Dim: 8}, in[0])
+		x = t.Again("block", t.Call("block", &nn.Block{Dim: 8, Heads: 2}, x))
+		return []fsdp.Ref{t.Call("head", &nn.Head{Dim: 8, Classes: kit.TinyVocab}, x, in[1])}, nil
+	})
+	grads := func(t *testing.T, model fsdp.Model, cfg fsdp.Config, whole bool) (bits kit.Bits) {
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			cfg := cfg
+			cfg.Group = g
+			m := kit.Wrap(t, model, cfg)
+			step := func() error {
+				return kit.TrainStep(ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
+			}
+			if whole {
+				require.NoError(t, m.NoSync(step))
+				require.NoError(t, m.SyncGrads(ctx))
+			} else {
+				require.NoError(t, step())
+			}
+			all, err := m.FullGrads(ctx)
+			require.NoError(t, err)
+			if g.Rank() == 0 {
+				bits = kit.BitsOf(all)
+			}
+		})
+		return bits
+	}
+	for name, model := range map[string]fsdp.Model{"plain": kit.TinyGPT(2), "tied": tied, "again": again} {
+		for _, compute := range []fsdp.DType{fsdp.Float32, fsdp.BFloat16} {
+			t.Run(fmt.Sprint(name, " in ", compute), func(t *testing.T) {
+				kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
+					cfg.WrapPolicy, cfg.Precision = fsdp.WrapEach(), fsdp.Precision{Compute: compute, Reduce: fsdp.BFloat16}
+					kit.RequireSameBits(t, grads(t, model, cfg, true), grads(t, model, cfg, false))
+				})
+			})
+		}
 	}
 }
 

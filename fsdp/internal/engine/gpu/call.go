@@ -83,7 +83,7 @@ func (f *frame) bindParams(step *program.Step) {
 		c.Param = append(c.Param, g.param(full, at.Index, t))
 		grad := uintptr(0)
 		if step.Kind == program.Backward && !g.Kind.Frozen {
-			grad = g.param(f.addr(f.Grads[at.Group]), at.Index, g.Compute)
+			grad = g.param(f.addr(f.Grads[at.Group]), at.Index, f.GradType[at.Group])
 		}
 		c.GradParam = append(c.GradParam, grad)
 	}

@@ -254,7 +254,7 @@ func (f *frame) Wait(context.Context, int) error { return f.d.err() }
 // Reduce implements engine.Frame.
 func (f *frame) Reduce(group int, before float32) error {
 	g, full := f.s.groups[group], f.at[f.Grads[group]]
-	return f.collective(func() (*link, nccl.Op, error) { return g.startReduce(full, before) })
+	return f.collective(func() (*link, nccl.Op, error) { return g.startReduce(full, f.GradType[group], before) })
 }
 
 // Sync implements engine.Frame.

@@ -138,7 +138,7 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 	g := s.groups[group]
 	full := g.whole.Addr()
 	err := g.outside(ctx, func() error {
-		k, op, err := g.startReduce(full, before)
+		k, op, err := g.startReduce(full, g.Compute, before)
 		if err == nil {
 			err = g.send(k, op)
 		}

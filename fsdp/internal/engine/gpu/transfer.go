@@ -89,12 +89,12 @@ func (g *group) finishGather(full uintptr) error {
 	return nil
 }
 
-// startReduce prepares the gradients in full, scaled by c if they are sent in 16 bits. It returns
-// the collective that sums them: over the ranks that share the parameters, or over the replicas if
-// every rank has all of them.
-func (g *group) startReduce(full uintptr, c float32) (*link, nccl.Op, error) {
+// startReduce prepares the gradients in full, of type t, scaled by c if they have to be narrowed. It
+// returns the collective that sums them: over the ranks that share the parameters, or over the
+// replicas if every rank has all of them.
+func (g *group) startReduce(full uintptr, t comm.DType, c float32) (*link, nccl.Op, error) {
 	n := g.Flat.Len()
-	if g.Reduce != g.Compute {
+	if g.Reduce != t {
 		for from, to := 0, 0; from < n; from = to {
 			to = min(n, max(alone, 2*from))
 			if err := g.change(g.kernels.narrowGrads, full, full, from, to, uint64(math.Float32bits(c))); err != nil {

@@ -113,7 +113,7 @@ func TestRounds(t *testing.T) {
 			require.NoError(rt, full.Write(optim.Host{F32: grads}))
 			require.NoError(rt, g.gradVec.Write(optim.Host{F32: before}))
 			both(rt, d, func() {
-				_, _, err := g.startReduce(at, c)
+				_, _, err := g.startReduce(at, g.Compute, c)
 				require.NoError(rt, err)
 				require.NoError(rt, g.finishReduce(at, 0.7))
 			})
