@@ -305,6 +305,9 @@ func (p Planner) changes() (list []change) {
 	if cfg.Precision.Compute == Float32 {
 		try("Precision: BF16()", func(c *Config) { c.Precision = BF16() })
 	}
+	if cfg.Precision.Reduce == Float32 && cfg.Precision.Compute != Float64 {
+		try("Precision.Reduce: BFloat16 (rounds gradients)", func(c *Config) { c.Precision.Reduce = BFloat16 })
+	}
 	switch {
 	case cfg.Device != nil && !cfg.Offload.Pinned:
 		try("Offload.Pinned", func(c *Config) { c.Offload.Pinned = true })

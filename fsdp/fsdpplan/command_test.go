@@ -101,7 +101,7 @@ func TestErrors(t *testing.T) {
 		"-model gpt-175b -hf .":             "give -model or -hf",
 		"-model gpt-4":                      `unknown model "gpt-4"; the models are gpt-125m, gpt-350m, gpt-760m, gpt-1.3b`,
 		"-model gpt-125m -cluster tpu":      `"tpu" is neither a cluster nor a file; the clusters are a100-40, a100-80, b200`,
-		"-model gpt-125m -precision fp8":    `-precision "fp8"; there are bf16, fp32`,
+		"-model gpt-125m -precision fp8":    `-precision "fp8"; there are bf16, bf16-reduce, fp32`,
 		"-model gpt-125m -optimizer lion":   `-optimizer "lion"; there are 16bit, 8bit, adamw, sgd`,
 		"-model gpt-125m -ranks 8..4":       `"8..4" is neither a number nor a range`,
 		"-model gpt-125m -ranks 8,x":        `"x" is neither a number nor a range`,

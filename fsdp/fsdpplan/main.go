@@ -12,7 +12,7 @@
 //	-ranks LIST         numbers of GPUs: 8,24 or 128..1024, which doubles, or smallest
 //	-batch N -seq N     samples of a GPU in a step, and tokens of a sample
 //	-threads N          cores of a rank, where cores compute
-//	-precision NAME     bf16 or fp32
+//	-precision NAME     bf16, bf16-reduce (gradients are reduced in bf16, too) or fp32
 //	-optimizer NAME     adamw, 8bit, 16bit or sgd
 //	-memory SIZE        of a GPU, in place of the cluster's
 //	-top N              rows for each number of GPUs

@@ -27,7 +27,7 @@ type query struct {
 var (
 	units      = map[string]fsdp.Policy{"blocks": blocks(1), "2 blocks": blocks(2), "4 blocks": blocks(4), "calls": fsdp.WrapEach(), "one unit": nil}
 	strategies = map[string]fsdp.Strategy{}
-	precisions = map[string]fsdp.Precision{"bf16": fsdp.BF16(), "fp32": {}}
+	precisions = map[string]fsdp.Precision{"bf16": fsdp.BF16(), "bf16-reduce": {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16}, "fp32": {}}
 	newByName  = map[string]func([]optim.Param) (optim.Optimizer, error){"adamw": optim.AdamW{}.New, "8bit": optim.AdamW{Bits: 8}.New, "16bit": optim.AdamW{Bits: 16}.New, "sgd": optim.SGD{}.New}
 	recompute  = []string{"full", "some", "none"}
 )

@@ -36,6 +36,6 @@ func Example() {
 		fmt.Printf("%s: %.1f s, %.0f %% of them waiting for the network, MFU %.0f %%\n", name, t.Total, 100*t.Exposed/t.Total, 100*t.MFU)
 	}
 	// Output:
-	// a100-40: plan: 42.9 GB are too few for the memory in use at "backward blocks.94", 54.3 GB: whole gradients 19.5 GB, parameters and gradients of this rank 11.0 GB, optimizer state 11.0 GB, gathered parameters 7.2 GB, activations between calls 4.9 GB, scratch of one call 755.8 MB; most for blocks.94 11.9 GB, blocks.95 7.5 GB, root 5.2 GB: wrap smaller units
+	// a100-40: plan: 42.9 GB are too few for the memory in use at "backward blocks.94", 54.3 GB: whole gradients 19.5 GB, parameters and gradients of this rank 11.0 GB, optimizer state 11.0 GB, gathered parameters 7.2 GB, activations between calls 4.9 GB, scratch of one call 755.8 MB; most for blocks.94 11.9 GB, blocks.95 7.5 GB, root 5.2 GB: wrap smaller units, or reduce in bfloat16
 	// h100: 6.1 s, 1 % of them waiting for the network, MFU 36 %
 }

@@ -46,7 +46,7 @@ func (m Memory) parts() []part {
 		{"parameters and gradients of this rank", m.Shard, "cut them over more ranks"},
 		{"optimizer state", m.State, "cut it over more ranks, or keep it in 8 or 16 bits"},
 		{"gathered parameters", m.Gathered, "free units after use, wrap smaller ones, gather fewer ahead, or compute in bfloat16"},
-		{"whole gradients", m.Gradient, "wrap smaller units"},
+		{"whole gradients", m.Gradient, "wrap smaller units, or reduce in bfloat16"},
 		{"activations between calls", m.Activation, "take a smaller micro batch"},
 		{"values kept for backward", m.Saved, "recompute calls, or take a smaller micro batch"},
 		{"scratch of one call", m.Work, "take a smaller micro batch"},
