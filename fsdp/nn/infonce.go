@@ -35,11 +35,11 @@ import (
 //	}
 //
 // The division of the rows into ranks and batches does not change the loss and the gradients, up to
-// rounding. So large steps fit into memory as small batches. Each batch is computed twice
-// (GradCache, Gao et al., 2021, arXiv:2101.06983). First an Eval makes its vectors, and all ranks
-// exchange them. Each rank computes the loss, and the gradients of its own vectors. Then a Forward
-// and a Backward have these gradients as targets. Ranks may have different numbers of rows and
-// batches, or none: nil batches do not count.
+// rounding, and with Config.VirtualRanks not one bit. So large steps fit into memory as small
+// batches. Each batch is computed twice (GradCache, Gao et al., 2021, arXiv:2101.06983). First an
+// Eval makes its vectors, and all ranks exchange them. Each rank computes the loss, and the
+// gradients of its own vectors. Then a Forward and a Backward have these gradients as targets.
+// Ranks may have different numbers of rows and batches, or none: nil batches do not count.
 //
 // A model of yours works, too, if it has [EmbedProgram] and the loss of EmbedSequences, and draws
 // no random numbers.
@@ -90,7 +90,7 @@ func present(batches [][]fsdp.Tensor) [][]fsdp.Tensor {
 }
 
 // compute makes the vectors of all batches, exchanges them, and computes the loss and the
-// gradients. It works in float64 and in the order of the texts, so that the bits depend on the
+// gradients. It works in float64 and in the order of the rows, so that the bits depend on the
 // vectors alone.
 func (l InfoNCE) compute(ctx context.Context, m *fsdp.Sharded, batches [][]fsdp.Tensor) (*contrast, error) {
 	l.Texts, l.Scale = cmp.Or(l.Texts, 2), cmp.Or(l.Scale, 20)
@@ -118,32 +118,26 @@ func (l InfoNCE) compute(ctx context.Context, m *fsdp.Sharded, batches [][]fsdp.
 	return c, nil
 }
 
-// contrast is the computation of one step. Texts are numbered over all ranks.
+// contrast is the computation of one step. The rows of the first batches of all ranks come first,
+// then those of the second batches, and so on: the order of virtual ranks.
 type contrast struct {
 	InfoNCE
 	rank    int
 	vectors []fsdp.Tensor // of this rank's batches, [B, Dim]
 	dim     int
-	first   []int     // by rank, its first text; then the number of all texts
-	unit    []float64 // the vectors of all texts, divided by their lengths: [texts, dim]
-	grad    []float64 // the gradients of unit on this rank: [own texts, dim]
+	counts  []int     // by rank: its rows
+	order   []int     // the numbers of the rows of all ranks, rank by rank
+	own     []int     // the part of this rank
+	unit    []float64 // the vectors of all texts, divided by their lengths: [rows, Texts, dim]
+	grad    []float64 // the gradients of unit on this rank: [own rows, Texts, dim]
 	loss    float64
 }
 
-// own returns the range of texts of this rank.
-func (c *contrast) own() (lo, hi int) { return c.first[c.rank], c.first[c.rank+1] }
+// at returns the unit vector of a text of a row.
+func (c *contrast) at(row, text int) []float64 { return c.unit[(row*c.Texts+text)*c.dim:][:c.dim] }
 
-// texts returns the number of texts of all ranks.
-func (c *contrast) texts() int { return c.first[len(c.first)-1] }
-
-// at returns the unit vector of a text.
-func (c *contrast) at(text int) []float64 { return c.unit[text*c.dim:][:c.dim] }
-
-// gradOf returns the gradient of the unit vector of a text of this rank.
-func (c *contrast) gradOf(text int) []float64 {
-	lo, _ := c.own()
-	return c.grad[(text-lo)*c.dim:][:c.dim]
-}
+// gradAt returns the gradient of the unit vector of a text of an own row.
+func (c *contrast) gradAt(i, text int) []float64 { return c.grad[(i*c.Texts+text)*c.dim:][:c.dim] }
 
 // local returns the unit vectors of this rank, or an error in the settings or in its vectors.
 func (c *contrast) local() (unit []float64, err error) {
@@ -180,21 +174,22 @@ func (c *contrast) exchange(ctx context.Context, g comm.Group) error {
 	unit, err := c.local()
 	text := ""
 	if err != nil {
-		text, unit = fmt.Sprintf("rank %d: %v", c.rank, err), nil
+		text = fmt.Sprintf("rank %d: %v", c.rank, err)
 	}
-	symmetric := int64(0)
+	mine := []int64{int64(len(text)), int64(len(c.vectors)), int64(c.dim), int64(c.Texts), int64(math.Float64bits(c.Scale)), 0}
 	if c.Symmetric {
-		symmetric = 1
+		mine[5] = 1
 	}
-	mine := []int64{int64(len(text)), int64(len(unit)), int64(c.dim), int64(c.Texts), int64(math.Float64bits(c.Scale)), symmetric}
-	all := make([]int64, g.Size()*len(mine))
-	if err := g.AllGather(comm.Of(all).Named("nn.InfoNCE"), comm.Of(mine).Named("nn.InfoNCE")).Wait(ctx); err != nil {
-		return fmt.Errorf("rank %d: %w", c.rank, err)
+	all, err := gather(ctx, g, mine, slices.Repeat([]int{len(mine)}, g.Size()))
+	if err != nil {
+		return err
 	}
-	lengths, counts := make([]int, g.Size()), make([]int, g.Size())
+	lengths, batches := make([]int, g.Size()), make([]int, g.Size())
 	for r := range g.Size() {
 		words := all[r*len(mine):][:len(mine)]
-		lengths[r], counts[r] = int(words[0]), int(words[1])
+		if lengths[r], batches[r] = int(words[0]), int(words[1]); batches[r] > 0 {
+			c.dim = int(words[2])
+		}
 	}
 	if slices.Max(lengths) > 0 {
 		texts, err := gather(ctx, g, []byte(text), lengths)
@@ -205,24 +200,56 @@ func (c *contrast) exchange(ctx context.Context, g comm.Group) error {
 		return errors.New(string(texts[:lengths[from]]))
 	}
 	for r := range g.Size() {
-		words := all[r*len(mine):][:len(mine)]
-		if !slices.Equal(words[3:], all[3:len(mine)]) {
+		if words := all[r*len(mine):][:len(mine)]; !slices.Equal(words[3:], all[3:len(mine)]) {
 			return fmt.Errorf("rank %d has Texts %d, Scale %v and Symmetric %v, but rank 0 has %d, %v and %v: all ranks need the same settings",
 				r, words[3], math.Float64frombits(uint64(words[4])), words[5] == 1, all[3], math.Float64frombits(uint64(all[4])), all[5] == 1)
 		}
-		if counts[r] > 0 {
-			c.dim = int(words[2])
-		}
 	}
-	if slices.Max(counts) == 0 {
+	if err := c.number(ctx, g, batches); err != nil {
+		return err
+	}
+	c.unit, err = c.gatherRows(ctx, g, unit, c.Texts*c.dim)
+	return err
+}
+
+// number decides the order of the rows of all ranks, which have some numbers of batches.
+func (c *contrast) number(ctx context.Context, g comm.Group, batches []int) error {
+	if slices.Max(batches) == 0 {
 		return errors.New("no rank has a text")
 	}
-	c.first = []int{0}
-	for _, n := range counts {
-		c.first = append(c.first, c.texts()+n/c.dim)
+	var mine []int64
+	for _, v := range c.vectors {
+		mine = append(mine, int64(v.Shape()[0]/c.Texts))
 	}
-	c.unit, err = gather(ctx, g, unit, counts)
-	return err
+	sizes, err := gather(ctx, g, mine, batches)
+	if err != nil {
+		return err
+	}
+	first, rows := make([]int, len(sizes)), 0 // by rank and batch
+	for batch := range slices.Max(batches) {
+		i := batch
+		for _, n := range batches {
+			if batch < n {
+				first[i] = rows
+				rows += int(sizes[i])
+			}
+			i += n
+		}
+	}
+	i := 0
+	for r, n := range batches {
+		before := len(c.order)
+		for ; n > 0; n-- {
+			for row := range int(sizes[i]) {
+				c.order = append(c.order, first[i]+row)
+			}
+			i++
+		}
+		if c.counts = append(c.counts, len(c.order)-before); r == c.rank {
+			c.own = c.order[before:]
+		}
+	}
+	return nil
 }
 
 // gather returns the elements of all ranks, of which rank r has counts[r].
@@ -239,6 +266,20 @@ func gather[T comm.Elem](ctx context.Context, g comm.Group, mine []T, counts []i
 	return all, nil
 }
 
+// gatherRows returns the elements of the rows of all ranks in order, n of each row.
+func (c *contrast) gatherRows(ctx context.Context, g comm.Group, mine []float64, n int) ([]float64, error) {
+	counts := slices.Clone(c.counts)
+	for r := range counts {
+		counts[r] *= n
+	}
+	all, err := gather(ctx, g, mine, counts)
+	sorted := make([]float64, len(all))
+	for i := range len(all) / n {
+		copy(sorted[c.order[i]*n:][:n], all[i*n:])
+	}
+	return sorted, err
+}
+
 // A search is a part of the loss: the query of each row looks for its target among the keys of all
 // rows. Its numbers count the texts of a row.
 type search struct{ query, target, firstKey, endKey int }
@@ -249,15 +290,10 @@ func (c *contrast) run(ctx context.Context, g comm.Group) error {
 	if c.Symmetric {
 		searches = append(searches, search{query: 1, target: 0, firstKey: 0, endKey: 1})
 	}
-	lo, hi := c.own()
-	c.grad = make([]float64, (hi-lo)*c.dim)
-	counts := make([]int, g.Size())
-	for r := range counts {
-		counts[r] = 2 * (c.first[r+1] - c.first[r]) / c.Texts
-	}
-	weight := 1 / float64(c.texts()/c.Texts*len(searches))
+	c.grad = make([]float64, len(c.own)*c.Texts*c.dim)
+	weight := 1 / float64(len(c.order)*len(searches))
 	for _, s := range searches {
-		rows, err := gather(ctx, g, c.queries(s, weight), counts)
+		rows, err := c.gatherRows(ctx, g, c.queries(s, weight), 2)
 		if err != nil {
 			return err
 		}
@@ -273,44 +309,38 @@ func (c *contrast) run(ctx context.Context, g comm.Group) error {
 // and the loss of each of its rows.
 func (c *contrast) queries(s search, weight float64) (rows []float64) {
 	keys := s.endKey - s.firstKey
-	scores := make([]float64, c.texts()/c.Texts*keys)
-	lo, hi := c.own()
-	for row := lo; row < hi; row += c.Texts {
-		query := c.at(row + s.query)
+	key := func(i int) []float64 { return c.at(i/keys, s.firstKey+i%keys) }
+	scores := make([]float64, len(c.order)*keys)
+	for own, row := range c.own {
+		query := c.at(row, s.query)
 		for i := range scores {
-			scores[i] = vec.Dot(query, c.at(s.key(i, c.Texts)))
+			scores[i] = vec.Dot(query, key(i))
 		}
-		target := row/c.Texts*keys + s.target - s.firstKey
+		target := row*keys + s.target - s.firstKey
 		found := c.Scale * scores[target]
 		lse := vec.SoftmaxRow(scores, scores, c.Scale)
 		rows = append(rows, lse, lse-found)
 		scores[target]--
 		for i, p := range scores {
-			vec.AddScaled(c.gradOf(row+s.query), c.at(s.key(i, c.Texts)), weight*c.Scale*p)
+			vec.AddScaled(c.gradAt(own, s.query), key(i), weight*c.Scale*p)
 		}
 	}
 	return rows
 }
 
-// key returns the text of key i of all rows.
-func (s search) key(i, texts int) int {
-	keys := s.endKey - s.firstKey
-	return i/keys*texts + s.firstKey + i%keys
-}
-
 // keys adds the gradients of the keys of this rank, times weight. rows has the log-sum-exp of each
 // row of all ranks, before its loss.
 func (c *contrast) keys(s search, weight float64, rows []float64) {
-	lo, hi := c.own()
-	for row := lo; row < hi; row += c.Texts {
-		for key := row + s.firstKey; key < row+s.endKey; key++ {
-			for other := 0; other < c.texts(); other += c.Texts {
-				query := c.at(other + s.query)
-				p := math.Exp(c.Scale*vec.Dot(query, c.at(key)) - rows[2*other/c.Texts])
-				if key == other+s.target {
+	for own, row := range c.own {
+		for text := s.firstKey; text < s.endKey; text++ {
+			key := c.at(row, text)
+			for other := range len(c.order) {
+				query := c.at(other, s.query)
+				p := math.Exp(c.Scale*vec.Dot(query, key) - rows[2*other])
+				if other == row && text == s.target {
 					p--
 				}
-				vec.AddScaled(c.gradOf(key), query, weight*c.Scale*p)
+				vec.AddScaled(c.gradAt(own, text), query, weight*c.Scale*p)
 			}
 		}
 	}
@@ -319,17 +349,17 @@ func (c *contrast) keys(s search, weight float64, rows []float64) {
 // targets returns the targets of a batch of this rank: the gradients of its vectors, times the
 // number of all texts, since the loss of the model is a mean over texts.
 func (c *contrast) targets(batch int) fsdp.Tensor {
-	text, _ := c.own()
+	first := 0
 	for _, v := range c.vectors[:batch] {
-		text += v.Shape()[0]
+		first += v.Shape().TotalSize()
 	}
 	v := c.vectors[batch]
 	x := float64s(v)
 	targets := make([]float64, len(x))
 	for i := 0; i < len(x); i += c.dim {
-		unitGrad(targets[i:][:c.dim], x[i:][:c.dim], c.gradOf(text+i/c.dim))
+		unitGrad(targets[i:][:c.dim], x[i:][:c.dim], c.grad[first+i:][:c.dim])
 	}
-	vec.Scale(targets, float64(c.texts()))
+	vec.Scale(targets, float64(len(c.order)*c.Texts))
 	shape := tensor.WithShape(v.Shape()...)
 	if v.Dtype() == tensor.Float64 {
 		return tensor.New(shape, tensor.WithBacking(targets))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"gorgonia.org/tensor"
 
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
@@ -27,32 +28,39 @@ func pairs(from, to int) (tokens, mask fsdp.Tensor) {
 	return ints(shape, x...), ints(shape, is...)
 }
 
-// TestInfoNCEBits computes the same rows on one to four ranks, of which some have none, in batches of
-// one row: the loss has the same bits.
+// TestInfoNCEBits trains on the same rows with four virtual ranks, on one to four ranks: losses and
+// gradients have the same bits.
 func TestInfoNCEBits(t *testing.T) {
-	var want float64
-	for ranks := 1; ranks <= 4; ranks++ {
+	var wantLoss float64
+	var wantGrads map[string]*tensor.Dense
+	for _, ranks := range []int{1, 2, 4} {
 		require.NoError(t, comm.Run(t.Context(), ranks, func(ctx context.Context, g comm.Group) error {
-			s, err := fsdp.Wrap(embedder(), fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Seed: 1})
+			s, err := fsdp.Wrap(embedder(), fsdp.Config{Group: g, VirtualRanks: 4, WrapPolicy: fsdp.WrapEach(), Seed: 1})
 			if err != nil {
 				return err
 			}
 			defer s.Close()
 			var batches [][]fsdp.Tensor
-			for row := range 8 {
-				if owner := []int{0, 0, 0, ranks - 1, ranks - 1, ranks - 1, ranks - 1, ranks - 1}[row]; owner == g.Rank() {
-					tokens, mask := pairs(row, row+1)
-					batches = append(batches, []fsdp.Tensor{tokens, mask})
-				}
+			for i := range 4 / ranks {
+				rows := []int{0, 5, 6, 9, 11}[i*ranks+g.Rank():] // of the virtual rank
+				tokens, mask := pairs(rows[0], rows[1])
+				batches = append(batches, []fsdp.Tensor{tokens, mask})
 			}
-			loss, err := nn.InfoNCE{Symmetric: true}.Eval(ctx, s, batches...)
+			loss, err := nn.InfoNCE{Symmetric: true}.ForwardBackward(ctx, s, batches...)
+			if err != nil {
+				return err
+			}
+			grads, err := s.FullGrads(ctx)
 			if err != nil {
 				return err
 			}
 			if ranks == 1 {
-				want = loss
+				wantLoss, wantGrads = loss, grads
 			}
-			require.Equal(t, math.Float64bits(want), math.Float64bits(loss))
+			require.Equal(t, math.Float64bits(wantLoss), math.Float64bits(loss))
+			for name, grad := range grads {
+				require.Equal(t, wantGrads[name].Data(), grad.Data(), name)
+			}
 			return nil
 		}))
 	}
