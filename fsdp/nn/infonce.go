@@ -155,8 +155,9 @@ func (c *contrast) local() (unit []float64, err error) {
 		if c.dim = shape[1]; shape[0]%c.Texts != 0 {
 			return nil, fmt.Errorf("batch %d has %d texts, want a multiple of %d: the texts of a row follow each other in a batch", i, shape[0], c.Texts)
 		}
+		all := float64s(v)
 		for j := range shape[0] {
-			x := float64s(v)[j*c.dim:][:c.dim]
+			x := all[j*c.dim:][:c.dim]
 			length := math.Sqrt(vec.Dot(x, x))
 			if !(length > 0) || math.IsInf(length, 0) {
 				return nil, fmt.Errorf("the vector of text %d of batch %d has length %v, want a positive number: the text has no tokens, or the training diverges", j, i, length)
