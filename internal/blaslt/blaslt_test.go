@@ -192,8 +192,8 @@ func TestRefusals(t *testing.T) {
 		"rows of 3, 4 and 4 elements that are 2, 4 and 4 apart":   func(x *Product) { x.TransA, x.LDA = true, 2 },
 		"rows of 5, 5 and 4 elements that are 5, 5 and -1 apart":  func(x *Product) { x.TransB, x.LDD = true, -1 },
 		"no bias is added to a batch or to float64":               func(x *Product) { x.Bias, x.Batch = true, 2 },
-		"matrices at multiples of 24 bytes":               func(x *Product) { x.Align = 24 },
-		"matrices at multiples of 1 bytes":                func(x *Product) { x.Align = 1 },
+		"matrices at multiples of 24 bytes":                       func(x *Product) { x.Align = 24 },
+		"matrices at multiples of 1 bytes":                        func(x *Product) { x.Align = 1 },
 		"a workspace of -1 bytes":                                 func(x *Product) { x.Workspace = -1 },
 		"1 × [3 4] float32 = Aᵀ [3 5] · B [5 4] bfloat16: a work": func(x *Product) { x.TransA, x.Workspace = true, -1 },
 	} {
