@@ -279,6 +279,9 @@ func TestWholeGradientsInBFloat16(t *testing.T) {
 			t.Run(fmt.Sprint(name, " in ", compute), func(t *testing.T) {
 				want := whole(c.model, c.policy, compute, wide)
 				for _, name := range c.halved {
+					if name == "head" && compute == fsdp.Float32 && !kit.GroupsCarryPasses {
+						continue // the only gradient is a product of float32, which a GPU does not round
+					}
 					require.Contains(t, want, name)
 					want[name] /= 2
 				}
