@@ -3,7 +3,6 @@ module github.com/gofsdp/gofsdp
 go 1.26.0
 
 require (
-	github.com/ardanlabs/jinja v1.8.0
 	github.com/chewxy/hm v1.0.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0

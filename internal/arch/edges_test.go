@@ -123,8 +123,10 @@ var edges = map[string]string{
 	"fsdp/monitor":             "comm fsdp fsdp/plan fsdp/profile internal/peak internal/regular",
 	"fsdp/nn":                  "gorgonia comm fsdp fsdp/generate fsdp/op internal/kernel/vec",
 	"fsdp/nn/hf":               "gorgonia fsdp fsdp/internal/state fsdp/nn fsdp/op internal/checkpoint internal/safetensors internal/phase",
-	"fsdp/nn/hf/tokenizer":     "",
+	"fsdp/nn/hf/tokenizer":     "fsdp/nn/hf/tokenizer/internal/jinja internal/caught",
 	"fsdp/op":                  "gorgonia internal/caught internal/exec internal/kernel internal/kernel/vec internal/ops",
+
+	"fsdp/nn/hf/tokenizer/internal/jinja": "",
 
 	// Commands and examples.
 	"fsdp/fsdpckpt":       "internal/checkpoint internal/safetensors internal/text optim",

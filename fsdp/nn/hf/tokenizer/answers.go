@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+
+	"github.com/gofsdp/gofsdp/fsdp/nn/hf/tokenizer/internal/jinja"
 )
 
 // A span is a part of a text or of its tokens.
@@ -108,13 +110,13 @@ func cutMarks(text string) (string, []span, error) {
 	var b strings.Builder
 	var spans []span
 	for {
-		before, rest, ok := strings.Cut(text, markStart)
+		before, rest, ok := strings.Cut(text, jinja.MarkStart)
 		b.WriteString(before)
 		if !ok {
 			break
 		}
-		inside, rest, ok := strings.Cut(rest, markEnd)
-		if !ok || strings.Contains(inside, markStart) {
+		inside, rest, ok := strings.Cut(rest, jinja.MarkEnd)
+		if !ok || strings.Contains(inside, jinja.MarkStart) {
 			return "", nil, errors.New("a generation block of the chat template has no end, or is within another one")
 		}
 		start := b.Len()

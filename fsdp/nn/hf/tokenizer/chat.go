@@ -13,7 +13,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/ardanlabs/jinja"
+	"github.com/gofsdp/gofsdp/fsdp/nn/hf/tokenizer/internal/jinja"
+	"github.com/gofsdp/gofsdp/internal/caught"
 )
 
 // A Chat is a conversation. In JSON it is an object with the member messages, as in the lines of
@@ -57,20 +58,21 @@ func (m *Message) UnmarshalJSON(text []byte) error {
 }
 
 // value returns the message as a value of the template.
-func (m *Message) value() (jinja.Value, error) {
-	v := jinja.NewDict()
+func (m *Message) value() (*jinja.Dict, error) {
+	d := new(jinja.Dict)
 	if m.object != nil {
-		var err error
-		if v, err = valueOf(m.object); err != nil {
-			return v, err
+		v, err := jinja.Decode(m.object)
+		if err != nil {
+			return nil, err
 		}
+		d = v.(*jinja.Dict) // UnmarshalJSON has seen it
 	}
-	d := v.AsDict()
-	d.Set("role", jinja.NewString(m.Role))
-	if content, ok := d.Get("content"); !ok && m.object == nil || ok && content.IsString() {
-		d.Set("content", jinja.NewString(m.Content))
+	d.Set("role", m.Role)
+	content, ok := d.Get("content")
+	if _, isText := content.(string); isText || !ok && m.object == nil {
+		d.Set("content", m.Content)
 	}
-	return v, nil
+	return d, nil
 }
 
 // calls reports whether the message calls tools.
@@ -87,7 +89,12 @@ type chatTemplate struct {
 	compiled map[string]*jinja.Template // by source
 }
 
-const templateFile = "chat_template.jinja"
+const (
+	templateFile = "chat_template.jinja"
+	maxSource    = 1 << 17 // bytes of a template
+)
+
+var unmarked = strings.NewReplacer(jinja.MarkStart, "", jinja.MarkEnd, "")
 
 // readTemplate reads the chat template in a directory, if there is one. As in transformers, a file
 // of its own comes before the key of tokenizer_config.json.
@@ -167,11 +174,7 @@ func (t *chatTemplate) compile(c *Chat) (*jinja.Template, error) {
 	if len(source) > maxSource {
 		return nil, fmt.Errorf("the chat template has %d bytes, want at most %d", len(source), maxSource)
 	}
-	plain, err := plainTags(source)
-	var compiled *jinja.Template
-	if err == nil {
-		compiled, err = jinja.Compile(plain)
-	}
+	compiled, err := jinja.Compile(source)
 	if err != nil {
 		return nil, fmt.Errorf("the chat template is not supported: %w", err)
 	}
@@ -192,48 +195,47 @@ func (t *chatTemplate) render(c *Chat, messages []Message, generationPrompt bool
 	if len(messages) == 0 {
 		return "", errors.New("the conversation has no messages")
 	}
-	defer func() { // a bad template must not end the program
-		if r := recover(); r != nil {
-			err = fmt.Errorf("the chat template fails: %v", r)
-		}
-	}()
-	list := make([]jinja.Value, len(messages))
+	list := new(jinja.List)
 	for i := range messages {
-		if list[i], err = messages[i].value(); err != nil {
+		v, err := messages[i].value()
+		if err != nil {
 			return "", fmt.Errorf("message %d: %w", i, err)
 		}
+		list.Items = append(list.Items, v)
 	}
-	values := map[string]jinja.Value{
-		"messages": jinja.NewList(list), "add_generation_prompt": jinja.NewBool(generationPrompt),
-		"tools": jinja.None(), "documents": jinja.None(),
-	}
+	values := map[string]any{"messages": list, "add_generation_prompt": generationPrompt, "tools": nil, "documents": nil}
 	for key, token := range t.tokens {
-		values[key] = jinja.NewString(token)
+		values[key] = token
 	}
 	if len(c.Tools) > 0 {
-		tools := make([]jinja.Value, len(c.Tools))
+		tools := new(jinja.List)
 		for i, tool := range c.Tools {
-			if tools[i], err = valueOf(tool); err != nil {
+			v, err := jinja.Decode(tool)
+			if err != nil {
 				return "", fmt.Errorf("tool %d: %w", i, err)
 			}
+			tools.Items = append(tools.Items, v)
 		}
-		values["tools"] = jinja.NewList(tools)
+		values["tools"] = tools
 	}
-	for key, v := range c.Kwargs {
-		if values[key], err = valueOf(v); err != nil {
+	for key, text := range c.Kwargs {
+		if values[key], err = jinja.Decode(text); err != nil {
 			return "", fmt.Errorf("chat_template_kwargs: %s: %w", key, err)
 		}
 	}
-	run := newRendering()
-	run.addTo(values)
-	text, err = template.RenderValues(values)
-	if run.err != nil {
-		return "", run.err
+	if text, err = run(template, values); err == nil {
+		return lossy([]byte(text)), nil
 	}
-	if err != nil {
-		return "", fmt.Errorf("the chat template refuses the conversation of %s: %w", roles(messages), err)
+	if limit := (*jinja.LimitError)(nil); errors.As(err, &limit) {
+		return "", fmt.Errorf("the chat template %w: it may be damaged, so take the template from another copy of the model", err)
 	}
-	return lossy([]byte(text)), nil
+	return "", fmt.Errorf("the chat template refuses the conversation of %s: %w", roles(messages), err)
+}
+
+// run renders a template. A bad template must not end the program.
+func run(t *jinja.Template, values map[string]any) (text string, err error) {
+	defer caught.Panic(&err, "the chat template")
+	return t.Render(values)
 }
 
 // roles lists the roles of the messages.

@@ -153,12 +153,13 @@ func TestChatErrors(t *testing.T) {
 		messages []tokenizer.Message
 		want     string
 	}{
-		{"{% if %}", []tokenizer.Message{ask, say}, "the chat template is not supported: jinja"},
+		{"{% if %}", []tokenizer.Message{ask, say}, "the chat template is not supported: at the end of a tag: want a value"},
 		{"{{ raise_exception('no') }}", []tokenizer.Message{ask, say}, "the chat template refuses the conversation of user, assistant: "},
 		{"{{ messages[0].content }}", nil, "the conversation has no messages"},
 		{"{{ messages[0].content }}", []tokenizer.Message{ask}, "the conversation of user has no answer: want a message of the assistant"},
 		{"{{ messages[0].content }}", []tokenizer.Message{ask, say}, "message 1: the chat template leaves out the answer"},
-		{"{% generation %}{{ messages[0].content }}", []tokenizer.Message{ask, say}, "a generation block of the chat template has no end, or is within another one"},
+		{"{% generation %}{{ messages[0].content }}", []tokenizer.Message{ask, say}, "the chat template is not supported: {% endgeneration %} is missing"},
+		{"{% generation %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endgeneration %}", []tokenizer.Message{ask, say}, "a generation block of the chat template has no end, or is within another one"},
 		{"{% for m in messages[::-1] %}{{ m.content }}{% endfor %}", []tokenizer.Message{say, ask, say}, "message 2: cannot find the answer in the text of the chat template"},
 	} {
 		_, _, err := withTemplate(t, special[g.Tokenizer], g, c.template, true).EncodeChat(tokenizer.Chat{Messages: c.messages})
