@@ -184,7 +184,7 @@ func (r *rank) openModel() (err error) {
 		r.encode = words
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(r.model, "modules.json")); err == nil { // of sentence-transformers, with its pooling
+	if _, missing := os.Stat(filepath.Join(r.model, "modules.json")); missing == nil { // of sentence-transformers, with its pooling
 		r.hf, err = hf.Open(r.model)
 	} else {
 		r.hf, err = hf.OpenWithHead(r.model, hf.Head{Task: nn.EmbedSequences, MeanPool: true, Normalize: true})

@@ -86,3 +86,10 @@ func TestFunctions(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, rows, row{"reports whether substr is within s.", "strings.Contains(s, substr string) bool"})
 }
+
+// TestNoModel: a directory without a model is an error that names the missing file.
+func TestNoModel(t *testing.T) {
+	r := &rank{}
+	r.model = t.TempDir()
+	require.ErrorContains(t, r.openModel(), "config.json")
+}
