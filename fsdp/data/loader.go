@@ -146,7 +146,7 @@ func (l *Loader[T]) check() error {
 	case l.config.NoSync && l.config.VirtualRanks == 0:
 		return errors.New("NoSync is set without VirtualRanks: it only defines their order")
 	case l.config.Micro < 0 || l.config.Workers < 0 || l.config.Prefetch < 0:
-		return fmt.Errorf("Micro is %d, Workers is %d and Prefetch is %d: none may be negative", l.config.Micro, l.config.Workers, l.config.Prefetch)
+		return fmt.Errorf("of the fields Micro %d, Workers %d and Prefetch %d none may be negative", l.config.Micro, l.config.Workers, l.config.Prefetch)
 	}
 	if s, ok := l.src.(interface{ refused() error }); ok {
 		if err := s.refused(); err != nil {

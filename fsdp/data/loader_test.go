@@ -460,7 +460,7 @@ func TestLoaderRefuses(t *testing.T) {
 	for want, c := range map[string]Config{
 		"Config.Batch is 0: want 1 to 2147483647, the samples of a step on all ranks together":          {},
 		"Config.Batch is 2147483648: want 1 to 2147483647, the samples of a step on all ranks together": {Batch: math.MaxInt32 + 1},
-		"Micro is -1, Workers is 0 and Prefetch is 0: none may be negative":                             {Batch: 1, Micro: -1},
+		"of the fields Micro -1, Workers 0 and Prefetch 0 none may be negative":                         {Batch: 1, Micro: -1},
 		"the group has 0 ranks": {Batch: 1, Group: rankOf{}},
 	} {
 		_, err := NewLoader(numbers(3), column, c)

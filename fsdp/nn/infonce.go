@@ -143,9 +143,9 @@ func (c *contrast) gradAt(i, text int) []float64 { return c.grad[(i*c.Texts+text
 func (c *contrast) local() (unit []float64, err error) {
 	switch {
 	case c.Texts < 2:
-		return nil, fmt.Errorf("Texts is %d, want at least 2: an anchor and its positive", c.Texts)
+		return nil, fmt.Errorf("field Texts is %d, want at least 2: an anchor and its positive", c.Texts)
 	case !(c.Scale > 0) || math.IsInf(c.Scale, 0):
-		return nil, fmt.Errorf("Scale is %v, want a positive number", c.Scale)
+		return nil, fmt.Errorf("field Scale is %v, want a positive number", c.Scale)
 	}
 	for i, v := range c.vectors {
 		shape := v.Shape()

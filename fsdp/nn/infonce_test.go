@@ -136,8 +136,8 @@ func TestInfoNCEErrors(t *testing.T) {
 	}{
 		{nn.InfoNCE{}, odd, "nn: InfoNCE: rank 1: batch 0 has 3 texts, want a multiple of 2: the texts of a row follow each other in a batch"},
 		{nn.InfoNCE{}, none, "nn: InfoNCE: rank 1: the vector of text 2 of batch 0 has length 0, want a positive number: the text has no tokens, or the training diverges"},
-		{nn.InfoNCE{Texts: 1}, good, "nn: InfoNCE: rank 1: Texts is 1, want at least 2: an anchor and its positive"},
-		{nn.InfoNCE{Scale: -1}, good, "nn: InfoNCE: rank 1: Scale is -1, want a positive number"},
+		{nn.InfoNCE{Texts: 1}, good, "nn: InfoNCE: rank 1: field Texts is 1, want at least 2: an anchor and its positive"},
+		{nn.InfoNCE{Scale: -1}, good, "nn: InfoNCE: rank 1: field Scale is -1, want a positive number"},
 		{nn.InfoNCE{Scale: 10, Symmetric: true}, good, "nn: InfoNCE: rank 1 has Texts 2, Scale 10 and Symmetric true, but rank 0 has 2, 20 and false: all ranks need the same settings"},
 	} {
 		require.NoError(t, comm.Run(t.Context(), 3, func(ctx context.Context, g comm.Group) error {
