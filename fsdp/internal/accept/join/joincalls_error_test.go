@@ -239,7 +239,7 @@ func TestJoinCallsRefuse(t *testing.T) {
 					return nil
 				}))
 				switch method.Name {
-				case "Forward", "Backward", "Eval", "EvalProgram", "Plan", "NoSync", "Params", "FrozenParams", "ZeroGrad", "ScaleGrads", "String", "LogValue", "Targets", "Memory", "ResetPeak", "Hold, Discard":
+				case "Forward", "Backward", "Eval", "EvalProgram", "Plan", "NoSync", "Params", "FrozenParams", "ZeroGrad", "ScaleGrads", "String", "LogValue", "Targets", "Memory", "Group", "ResetPeak", "Hold, Discard":
 					require.NoError(t, got)
 				default:
 					if g.Rank() == 1 {

@@ -98,6 +98,7 @@ var LifeMethods = []struct {
 	{"LogValue", func(_ context.Context, l *Lived) error { l.LogValue(); return nil }},
 	{"Memory", func(_ context.Context, l *Lived) error { l.Memory(); return nil }},
 	{"Targets", func(_ context.Context, l *Lived) error { l.Targets(); return nil }},
+	{"Group", func(_ context.Context, l *Lived) error { l.Sharded.Group(); return nil }},
 	{"ResetPeak", func(_ context.Context, l *Lived) error { l.ResetPeak(); return nil }},
 	{"Close", func(_ context.Context, l *Lived) error { return l.Close() }},
 }
