@@ -24,7 +24,7 @@ func TestFIFO(t *testing.T) {
 		path := filepath.Join(newer, file)
 		require.NoError(t, os.Remove(path))
 		require.NoError(t, unix.Mkfifo(path, 0o644))
-		why := "open " + file + ": damaged: it is a FIFO, not a file\n"
+		why := "open " + file + ": damaged: the path is a FIFO, not a file\n"
 
 		require.Contains(t, succeed(t, checkpoint.OS(), "list", dir), "000002-step-20 is skipped:\n  "+why)
 		for _, args := range [][]string{{"verify", dir}, {"inspect", dir}, {"merge", dir, filepath.Join(dir, "out.safetensors")}} {
@@ -35,6 +35,6 @@ func TestFIFO(t *testing.T) {
 		}
 		status, _, msg := fsdpckpt(context.Background(), checkpoint.OS(), "verify", newer)
 		require.Equal(t, exitError, status)
-		require.Contains(t, msg, path+": damaged: it is a FIFO")
+		require.Contains(t, msg, path+": damaged: the path is a FIFO")
 	}
 }
