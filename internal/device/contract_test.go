@@ -114,8 +114,8 @@ func TestContractBounds(t *testing.T) {
 	m, h := alloc(t, d, 100), allocHost(t, d, 100)
 	for _, span := range [][2]int{{-1, 2}, {0, 101}, {1, 100}, {100, 1}, {0, -1}, {101, 0}, {1 << 62, 1 << 62}, {1, 1<<63 - 1}} {
 		off, n := span[0], span[1]
-		require.ErrorContains(t, s.CopyToDevice(m.Addr(), h, off, n), "no bytes", "%v", span)
-		require.ErrorContains(t, s.CopyToHost(h, off, m.Addr(), n), "no bytes", "%v", span)
+		require.ErrorContains(t, s.CopyToDevice(m.Addr(), h, off, n), "are outside the 100 bytes of", "%v", span)
+		require.ErrorContains(t, s.CopyToHost(h, off, m.Addr(), n), "are outside the 100 bytes of", "%v", span)
 	}
 	require.ErrorContains(t, s.CopyDevice(m.Addr(), m.Addr(), -1), "-1 bytes")
 	require.ErrorContains(t, s.Set(m.Addr(), 0, -1), "-1 bytes")

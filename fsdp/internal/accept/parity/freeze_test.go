@@ -348,6 +348,6 @@ func TestFreezeComparesState(t *testing.T) {
 		require.NoError(t, opt.Step(0.1), "it is not a former one")
 		return failed
 	}) {
-		require.ErrorContains(t, err, "Freeze: the optimizer has made 0 steps on rank 0, 1 on rank 1")
+		require.ErrorContains(t, err, "Freeze: the optimizer has made 0 steps on rank 0, but 1 steps on rank 1")
 	}
 }

@@ -20,6 +20,6 @@ func init() {
 			path = filepath.Join(path, file)
 			require.NoError(t, os.Remove(path))
 			require.NoError(t, unix.Mkfifo(path, 0o644))
-		}, []string{file, "damaged: it is a FIFO, not a file"}, atOnce}
+		}, []string{file, "damaged: the path is a FIFO, not a file"}, atOnce}
 	}
 }

@@ -543,7 +543,7 @@ func TestLoadStrangeManifests(t *testing.T) {
 					m.Tensors[i].Steps++
 				}
 			}
-		}, nil, "other elements of this piece 2"},
+		}, nil, "other elements of this piece have made 2"},
 		"no passes": {func(m *checkpoint.Manifest) { m.Meta["forwards"] = []byte("-1") }, nil, "a negative number of passes"},
 		"no steps":  {func(m *checkpoint.Manifest) { m.Meta["optimizer_steps"] = []byte("-1") }, nil, "a negative number of passes or steps"},
 		"a word":    {func(m *checkpoint.Manifest) { m.Meta["seed"] = []byte(`"x"`) }, nil, "the manifest's record of the training is invalid"},
