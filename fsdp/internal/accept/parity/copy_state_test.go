@@ -16,6 +16,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/shard"
 )
 
 // A member is one rank's part in a training whose ranks change.
@@ -30,6 +31,7 @@ type moving struct {
 	cfg    fsdp.Config
 	rules  []optim.Rule
 	ema    bool
+	muon   bool
 	phases [][]int // ranks of the universe that are in it, of which there are four virtual
 }
 
@@ -42,6 +44,9 @@ func (v *moving) wrap(t require.TestingT, g comm.Group) member {
 	cfg.Group, cfg.VirtualRanks, cfg.Seed = g, universe, 7
 	m := kit.Wrap(t, model, cfg)
 	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: v.rules}.New(m.Params())
+	if v.muon {
+		opt, err = muonFor(optim.Muon{WeightDecay: 0.1}, m.Params())
+	}
 	require.NoError(t, err)
 	if v.ema {
 		require.NoError(t, optim.EMA(opt, 0.9))
@@ -115,7 +120,9 @@ func (v *moving) train(t require.TestingT, run func(t require.TestingT, f func(c
 // TestCopyStateSameBits: a training whose ranks leave, join and change their order has the bits of one
 // that stays on its ranks.
 func TestCopyStateSameBits(t *testing.T) {
-	sixteen := []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(16)}}
+	inBits := func(n int) []optim.Rule {
+		return []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(n)}}
+	}
 	phases := [][]int{{0, 1, 2, 3}, {2, 1}, {1}, {3, 1, 0, 2}, {0, 3}}
 	stays := slices.Repeat([][]int{{0, 1, 2, 3}}, len(phases))
 	for name, v := range map[string]moving{
@@ -124,7 +131,9 @@ func TestCopyStateSameBits(t *testing.T) {
 		"ShardGradOp": {cfg: fsdp.Config{Strategy: fsdp.ShardGradOp}},
 		"NoShard":     {cfg: fsdp.Config{Strategy: fsdp.NoShard}},
 		"bfloat16":    {cfg: fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16}}, ema: true},
-		"16 bits":     {rules: sixteen},
+		"16 bits":     {rules: inBits(16)},
+		"8 bits":      {rules: inBits(8), cfg: fsdp.Config{Unit: kit.CutAll(shard.Cut{Block: func(shard.Param) int { return 256 }})}},
+		"Muon":        {muon: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v.phases = stays
