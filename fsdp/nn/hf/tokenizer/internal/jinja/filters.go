@@ -243,45 +243,58 @@ func (r *rendering) listFilter(name string, v any, a args) any {
 			}
 		}
 	case "sum":
-		args := bind("attribute", "start")
-		var total any = int64(0)
-		if args[1] != (missing{}) {
-			total = args[1]
-		}
-		for _, item := range items {
-			total = r.binary("+", total, r.key(args[0], true)(item))
-		}
-		return total
+		return r.sum(items, bind("attribute", "start"))
 	case "min", "max":
-		args := bind("case_sensitive", "attribute")
-		if len(items) == 0 {
-			return undefined("the " + name)
-		}
-		key, best := r.key(args[1], boolArg(args[0])), items[0]
-		for _, item := range items[1:] {
-			if c := r.order(key(item), key(best)); c < 0 && name == "min" || c > 0 && name == "max" {
-				best = item
-			}
-		}
-		return best
+		return r.extreme(name, items, bind("case_sensitive", "attribute"))
 	case "batch":
-		args := bind("linecount", "fill_with")
-		n := int(min(integral("the filter batch", args[0]), maxSteps))
-		if n < 1 {
-			failf("the filter batch: the size is %d", n)
-		}
-		for part := range slices.Chunk(items, n) {
-			part = slices.Clone(part)
-			for args[1] != (missing{}) && args[1] != nil && len(part) < n {
-				r.step(1)
-				part = append(part, args[1])
-			}
-			out.Items = append(out.Items, &List{Items: part})
-		}
+		out.Items = r.batch(items, bind("linecount", "fill_with"))
 	default:
 		r.each(name, items, a, out)
 	}
 	return out
+}
+
+// sum adds the items, or an attribute of each, to the start.
+func (r *rendering) sum(items, args []any) any {
+	var total any = int64(0)
+	if args[1] != (missing{}) {
+		total = args[1]
+	}
+	for _, item := range items {
+		total = r.binary("+", total, r.key(args[0], true)(item))
+	}
+	return total
+}
+
+// extreme returns the smallest item for the filter min, and the largest one for max.
+func (r *rendering) extreme(name string, items, args []any) any {
+	if len(items) == 0 {
+		return undefined("the " + name)
+	}
+	key, best := r.key(args[1], boolArg(args[0])), items[0]
+	for _, item := range items[1:] {
+		if c := r.order(key(item), key(best)); c < 0 && name == "min" || c > 0 && name == "max" {
+			best = item
+		}
+	}
+	return best
+}
+
+// batch divides the items into lists of one length. The last list is filled up if there is a filling.
+func (r *rendering) batch(items, args []any) (lists []any) {
+	n := int(min(integral("the filter batch", args[0]), maxSteps))
+	if n < 1 {
+		failf("the filter batch: the size is %d", n)
+	}
+	for part := range slices.Chunk(items, n) {
+		part = slices.Clone(part)
+		for args[1] != (missing{}) && args[1] != nil && len(part) < n {
+			r.step(1)
+			part = append(part, args[1])
+		}
+		lists = append(lists, &List{Items: part})
+	}
+	return lists
 }
 
 // each is map, select and reject, with an attribute or without.
