@@ -62,7 +62,7 @@ func TestWrapHasNoMemory(t *testing.T) {
 					return
 				}
 				parts := []string{fmt.Sprintf("fsdp: rank %d: ", g.Rank()), "group root, the largest: parameters and gradients of this rank take ",
-					fmt.Sprintf("those of the %d ranks that share this memory", c.alike), host, "Config.Offload.Dir", "Fits of fsdp.Planner"}
+					fmt.Sprintf("The %d ranks that share this memory need ", c.alike), host, "Config.Offload.Dir", "Fits of fsdp.Planner"}
 				if !c.who(g.Rank()) {
 					require.ErrorAs(t, err, new(*fsdp.PeerError))
 				}

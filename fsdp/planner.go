@@ -232,7 +232,7 @@ func hasMemory(ctx context.Context, team *ranks.Team, d *design) error {
 	}
 	for _, n := range near {
 		if l := shared[n.ID]; need > 0 && l.need > l.left {
-			err = fmt.Errorf("group %s, the largest: parameters and gradients of this rank take %s, and those of the %d ranks that share this memory %s, "+
+			err = fmt.Errorf("group %s, the largest: parameters and gradients of this rank take %s. The %d ranks that share this memory need %s, "+
 				"but only %s are available: %s. Activations and the optimizer's state (AdamW: as much again) are not counted. "+
 				"FullShard on more hosts needs less on each, Config.Offload.Dir keeps shards in files, and Fits of fsdp.Planner plans a whole pass",
 				largest, bytesText(need), l.ranks, bytesText(l.need), bytesText(l.left), n.Name)
