@@ -91,7 +91,7 @@
 // the observations of all ranks.
 //
 // [CopyState] lets ranks leave and join between two steps, without a checkpoint. With
-// Config.VirtualRanks the bits are those of a training that never changed.
+// Config.VirtualRanks the training has the same bits as one whose ranks never changed.
 //
 // # Virtual ranks
 //

@@ -285,11 +285,12 @@ func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Op
 // It copies parameters and buffers, the state and the settings of the optimizer, and the count that
 // keys dropout. Strategies, units and precisions may differ, as for [Sharded.Load]. A tensor is whole on
 // one rank for a moment, and that rank needs memory for about four of the largest. A rank that
-// stays keeps its own buffers, and a rank that joins gets those of a rank that stays. The optimizers are
-// nil on all ranks if only the model is copied.
+// stays keeps its own buffers, and a rank that joins gets the buffers of a rank that stays. The
+// optimizers are nil on all ranks if only the model is copied. Gradients are not copied, nor the
+// rounding errors of gradients that travel as [Int8]: call CopyState after Step and ZeroGrad.
 //
-// With [Config.VirtualRanks] the training continues with the bits that it would have had without the
-// change. Positions of loaders and state of a monitor or a loss scaler are the program's: give
+// With [Config.VirtualRanks] the training continues with the same bits as if its ranks had not
+// changed. Positions of loaders and state of a monitor or a loss scaler are the program's: give
 // them to the ranks that join.
 //
 // The old training does not change. After an error it may continue, unless the error is that of a

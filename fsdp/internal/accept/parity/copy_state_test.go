@@ -262,7 +262,7 @@ func (v *moving) onGroup(t require.TestingT, ctx context.Context, all comm.Group
 	return v.wrap(t, with(g))
 }
 
-// TestCopyStateLoses: a rank that is lost in the middle is an error on all ranks, and nobody hangs.
+// TestCopyStateLoses: if a rank is lost at the beginning, all ranks return an error, and none hangs.
 func TestCopyStateLoses(t *testing.T) {
 	v := &moving{}
 	lost := errors.New("lost")
@@ -321,8 +321,8 @@ func (g *ending) Broadcast(b comm.Buffer, root int) comm.Work {
 	return g.Group.Broadcast(b, root)
 }
 
-// TestCopyStateBuffers: a rank that stays keeps its own buffers, and one that joins gets those of a rank
-// that stays.
+// TestCopyStateBuffers: a rank that stays keeps its own buffers. A rank that joins gets the buffers of a
+// rank that stays.
 func TestCopyStateBuffers(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, all comm.Group) {
 		g, err := all.Split(ctx, min(all.Rank(), 2)/2, all.Rank())
