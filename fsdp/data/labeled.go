@@ -102,8 +102,8 @@ func (t *Truncated) read(src Source[Labeled], length int) (kept []int, err error
 }
 
 // PackLabeled is [PackWhole] for samples of which only some tokens are targets. [TokensAndPositions] makes
-// their batches, for a model that is Packed. The losses and gradients equal those of [TokensAndLabels] with
-// one sample a row, up to rounding.
+// their batches, for a model that is Packed. Losses and gradients are the same, up to rounding, as with
+// [TokensAndLabels] and one sample a row.
 func PackLabeled(src Source[Labeled], lengths Source[int], length int) *Packing[int] {
 	type labeledToken struct {
 		token  int

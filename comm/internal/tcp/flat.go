@@ -405,7 +405,7 @@ func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 	return r.settle(ctx)
 }
 
-// nobody stands for the rank before the first rank of a chain, and after the last one.
+// nobody is the number of the missing neighbour at each end of a chain of ranks.
 const nobody = -1
 
 // relay receives b and passes it on in blocks. It calls each, if not nil, with the bounds of every

@@ -39,8 +39,8 @@ func (e *Engine) gradTypes(v Variant) []comm.DType {
 	return types
 }
 
-// widen makes the gradients of the group of a parameter those of its shard in type. It reports
-// whether the type has changed.
+// widen gives the gradients of a parameter's group the type of its shard. It reports whether the
+// type has changed.
 func (e *Engine) widen(types []comm.DType, param int) bool {
 	g := e.layout.Home[param].Group
 	before := types[g]

@@ -35,7 +35,7 @@ type Copying struct {
 	regrouping
 }
 
-// PlanCopy finds what the new ranks need, and takes memory. opt is the optimizer of the old training
+// PlanCopy compares the state of both trainings, and takes memory. opt is the optimizer of the old training
 // and next the optimizer of the new one, or both are nil. about describes the old training on a rank of it. All ranks of a group must have agreed that they have
 // an optimizer.
 func PlanCopy(ctx context.Context, from, to *Store, opt, next optim.Optimizer, about *Meta) (*Copying, error) {
@@ -206,7 +206,7 @@ func (c *Copying) lists(ctx context.Context, opt optim.Optimizer, had, has []Pie
 	return steps, listed, err
 }
 
-// description is what the bridge tells the new ranks.
+// A description of the old state goes from the bridge to the new ranks.
 type description struct {
 	sheet
 	About Meta

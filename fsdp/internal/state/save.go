@@ -153,7 +153,7 @@ func (s *Store) newWriting(dir string, opt optim.Optimizer, o *Options, about Me
 	return w, nil
 }
 
-// writes reports whether this rank writes a piece. Of several replicas one rank writes it.
+// writes reports whether this rank writes a piece. One of several replicas writes it.
 func (s *Store) writes(p *Piece) bool {
 	i := s.Layout.Home[p.Index].Group
 	r := &s.Layout.Groups[i].Ranks

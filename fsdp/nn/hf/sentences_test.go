@@ -57,7 +57,7 @@ func texts(batch []fsdp.Tensor, lo, hi int) (part []fsdp.Tensor, err error) {
 	return part, nil
 }
 
-// divide returns the batches of a rank: at most n, of whole rows. Of three and more ranks the second
+// divide returns the batches of a rank: at most n, of whole rows. If there are three ranks or more, rank 1
 // has none.
 func divide(batch []fsdp.Tensor, texts_, rank, ranks, n int) (parts [][]fsdp.Tensor, err error) {
 	rows := batch[0].Shape()[0] / texts_
