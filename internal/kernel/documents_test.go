@@ -46,15 +46,15 @@ func TestAttentionDocuments(t *testing.T) {
 
 func attentionDocuments[E Element, T Float](t *testing.T, causal bool, window int, random func(n int) []E) {
 	const rows, d = 150, 8
-	a := Attention{Batch: 2, QLen: rows, KLen: rows, Heads: 4, KVHeads: 2, HeadDim: d, Causal: causal, Window: window,
-		QStride: 8 * d, KStride: 8 * d, VStride: 8 * d, OutStride: 4 * d}
+	a := Attention{Batch: 2, QLen: rows, KLen: rows, Heads: 2, KVHeads: 1, HeadDim: d, Causal: causal, Window: window,
+		QStride: 4 * d, KStride: 4 * d, VStride: 4 * d, OutStride: 2 * d}
 	documents := []int{1, 37, 56, 56, 70, 80} // four in the first row
 	for _, n := range documents {
 		for i := range n {
 			a.Positions = append(a.Positions, i)
 		}
 	}
-	qkv, dout, mask := random(2*rows*8*d), random(2*rows*4*d), make([]int, 2*rows)
+	qkv, dout, mask := random(2*rows*4*d), random(2*rows*2*d), make([]int, 2*rows)
 	for i := range mask {
 		mask[i] = i % 5
 	}
@@ -64,8 +64,8 @@ func attentionDocuments[E Element, T Float](t *testing.T, causal bool, window in
 		return func() [][]uint64 {
 				return [][]uint64{bits(out), bits(dqkv), bits(lse)}
 			}, func() {
-				AttentionForward(&c, a, out, lse, qkv, qkv[4*d:], qkv[6*d:], mask, nil, scratch)
-				AttentionBackward(&c, a, dqkv, dqkv[4*d:], dqkv[6*d:], nil, qkv, qkv[4*d:], qkv[6*d:], out, lse, dout, mask, nil, scratch)
+				AttentionForward(&c, a, out, lse, qkv, qkv[2*d:], qkv[3*d:], mask, nil, scratch)
+				AttentionBackward(&c, a, dqkv, dqkv[2*d:], dqkv[3*d:], nil, qkv, qkv[2*d:], qkv[3*d:], out, lse, dout, mask, nil, scratch)
 			}
 	}
 	for _, mask := range [][]int{nil, mask} {
@@ -78,11 +78,11 @@ func attentionDocuments[E Element, T Float](t *testing.T, causal bool, window in
 			if mask != nil {
 				hidden = mask[at : at+n]
 			}
-			want, once := run(alone, qkv[at*8*d:(at+n)*8*d], dout[at*4*d:(at+n)*4*d], hidden)
+			want, once := run(alone, qkv[at*4*d:(at+n)*4*d], dout[at*2*d:(at+n)*2*d], hidden)
 			once()
 			all, each := got(), want()
-			require.Equal(t, each[0], all[0][at*4*d:(at+n)*4*d], "outputs of the document at %d", at)
-			require.Equal(t, each[1], all[1][at*8*d:(at+n)*8*d], "gradients of the document at %d", at)
+			require.Equal(t, each[0], all[0][at*2*d:(at+n)*2*d], "outputs of the document at %d", at)
+			require.Equal(t, each[1], all[1][at*4*d:(at+n)*4*d], "gradients of the document at %d", at)
 			for h := range a.Heads {
 				first := (at/rows*a.Heads+h)*rows + at%rows
 				require.Equal(t, each[2][h*n:(h+1)*n], all[2][first:first+n], "statistics of the document at %d", at)

@@ -357,7 +357,7 @@ func TestFloat32Rounded(t *testing.T) {
 			require.Equal(t, want, got, "%v", p)
 			require.LessOrEqual(t, w.Bytes(), MostBytes[float32, half.BFloat16]())
 		}
-		check(t, newProblem[float32](true, false, 1100, active.f32.nc+17, 800, 0, 1, 0, 1))
+		check(t, newProblem[float32](true, false, sumRows(active.f32.nc)+17, active.f32.nc+17, 2*active.f32.kc+17, 0, 1, 0, 1))
 		rapid.Check(t, func(t *rapid.T) { check(t, drawProblem[float32](t)) })
 	})
 }
