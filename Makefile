@@ -73,6 +73,7 @@ portable: export RAPID_CHECKS ?= 20
 portable: ## test the kernels without assembly, and build for arm64 and for 32 bits
 	$(GO) test -timeout 30m -tags purego ./internal/kernel/... ./internal/ops
 	$(GO) test -timeout 30m -tags purego ./fsdp/internal/accept/parity -run TestGoldenGradients
+	$(GO) vet -tags purego ./internal/kernel/... ./internal/ops
 	GOARCH=arm64 $(GO) vet ./...
 	GOARCH=arm64 $(GO) -C internal/workshop vet ./...
 	GOARCH=386 $(GO) build ./comm/... ./fsdp ./fsdp/nn ./optim ./shard
