@@ -45,7 +45,7 @@ var edges = map[string]string{
 	// Computation.
 	"internal/kernel":          "internal/backoff internal/half internal/kernel/gemm internal/kernel/scores internal/kernel/vec",
 	"internal/kernel/bf16":     "internal/half internal/kernel internal/kernel/vec",
-	"internal/kernel/gemm":     "internal/half",
+	"internal/kernel/gemm":     "internal/arena internal/half",
 	"internal/kernel/gemm/asm": "internal/kernel/neon",
 	"internal/kernel/neon":     "",
 	"internal/kernel/scores":   "internal/half",

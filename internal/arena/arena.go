@@ -347,7 +347,7 @@ func (goHeap) Alloc(n int) (b []byte, err error) {
 		}
 	}()
 	raw := make([]byte, n+Align)
-	hugePages(raw)
+	HugePages(raw)
 	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(raw))) & (Align - 1))
 	return raw[skip : skip+n : skip+n], nil
 }

@@ -2,5 +2,5 @@
 
 package arena
 
-// hugePages does nothing.
-func hugePages([]byte) {}
+// HugePages does nothing.
+func HugePages([]byte) {}

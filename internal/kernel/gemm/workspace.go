@@ -3,6 +3,7 @@ package gemm
 import (
 	"unsafe"
 
+	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
@@ -81,6 +82,7 @@ func buffersOf[P Float](w *Workspace) *buffers[P] {
 func grow[P Float](s *[]P, n int) []P {
 	if cap(*s) < n {
 		*s = make([]P, n)
+		arena.HugePages(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(*s))), n*int(unsafe.Sizeof(*new(P)))))
 	}
 	return (*s)[:n]
 }
