@@ -124,6 +124,9 @@ func avx512() isa {
 	k64.sgd = sgdF64AVX512
 	k64.momentum = momentumF64AVX512
 	k64.nesterov = nesterovF64AVX512
+	low.lookup = lookupBF16AVX512
+	low.lookupTimes = lookupTimesBF16AVX512
+	low.lookupGLUGrad = lookupGLUGradBF16AVX512
 	low.accumulate = accumulateBF16AVX512
 	low.add = addBF16AVX512
 	low.relu = reluBF16AVX512
@@ -132,24 +135,8 @@ func avx512() isa {
 	low.sum = sumBF16AVX512
 	low.sumSquares = sumSquaresBF16AVX512
 	low.dot = dotBF16AVX512
-	low.silu = siluBF16AVX512
-	low.siluGrad = siluGradBF16AVX512
-	low.glu[GateSiLU] = gluSiLUBF16AVX512
-	low.gluGrad[GateSiLU] = gluSiLUGradBF16AVX512
-	low.geluErf = geluErfBF16AVX512
-	low.geluErfGrad = geluErfGradBF16AVX512
-	low.glu[GateGELUErf] = gluGELUErfBF16AVX512
-	low.gluGrad[GateGELUErf] = gluGELUErfGradBF16AVX512
-	low.geluTanh = geluTanhBF16AVX512
-	low.geluTanhGrad = geluTanhGradBF16AVX512
-	low.glu[GateGELUTanh] = gluGELUTanhBF16AVX512
-	low.gluGrad[GateGELUTanh] = gluGELUTanhGradBF16AVX512
 	low.glu[GateReLU] = gluReLUBF16AVX512
 	low.gluGrad[GateReLU] = gluReLUGradBF16AVX512
-	low.glu[GateSigmoid] = gluSigmoidBF16AVX512
-	low.gluGrad[GateSigmoid] = gluSigmoidGradBF16AVX512
-	low.sigmoid = sigmoidBF16AVX512
-	low.sigmoidGrad = sigmoidGradBF16AVX512
 	low.norm = normBF16AVX512
 	low.normPlain = normPlainBF16AVX512
 	low.normGradSums = normGradSumsBF16AVX512
@@ -272,6 +259,9 @@ func encode8F32AVX512(dst []byte, src []float32)
 func encodeError8F32AVX512(dst []byte, src []float32, left []byte)
 func decode8F32AVX512(dst []float32, src []byte)
 func decodeAdd8F32AVX512(dst []float32, src []byte)
+func lookupBF16AVX512(y, x []half.BFloat16, table []float32)
+func lookupTimesBF16AVX512(y, x, by []half.BFloat16, table []float32)
+func lookupGLUGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16, slopes, values []float32)
 func accumulateBF16AVX512(dst []float32, x []half.BFloat16)
 func addBF16AVX512(dst, a, b []half.BFloat16)
 func reluBF16AVX512(y, x []half.BFloat16)
@@ -280,24 +270,8 @@ func colSum8BF16AVX512(dst []float32, x []half.BFloat16)
 func sumBF16AVX512(x []half.BFloat16) float64
 func sumSquaresBF16AVX512(x []half.BFloat16, center float64) float64
 func dotBF16AVX512(a []half.BFloat16, b []half.BFloat16) float64
-func siluBF16AVX512(y, x []half.BFloat16)
-func siluGradBF16AVX512(dx, x, dy []half.BFloat16)
-func gluSiLUBF16AVX512(y, x, up []half.BFloat16)
-func gluSiLUGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
-func geluErfBF16AVX512(y, x []half.BFloat16)
-func geluErfGradBF16AVX512(dx, x, dy []half.BFloat16)
-func gluGELUErfBF16AVX512(y, x, up []half.BFloat16)
-func gluGELUErfGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
-func geluTanhBF16AVX512(y, x []half.BFloat16)
-func geluTanhGradBF16AVX512(dx, x, dy []half.BFloat16)
-func gluGELUTanhBF16AVX512(y, x, up []half.BFloat16)
-func gluGELUTanhGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
 func gluReLUBF16AVX512(y, x, up []half.BFloat16)
 func gluReLUGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
-func gluSigmoidBF16AVX512(y, x, up []half.BFloat16)
-func gluSigmoidGradBF16AVX512(dx, dup, x, up, dy []half.BFloat16)
-func sigmoidBF16AVX512(y, x []half.BFloat16)
-func sigmoidGradBF16AVX512(dx, x, dy []half.BFloat16)
 func normBF16AVX512(y []half.BFloat16, x []half.BFloat16, gain []float32, bias []float32, mean float32, rstd float32)
 func normPlainBF16AVX512(y []half.BFloat16, x []half.BFloat16, gain []float32, mean float32, rstd float32)
 func normGradSumsBF16AVX512(dgain []float32, x []half.BFloat16, gain []float32, dy []half.BFloat16, mean float32, rstd float32) (s1, s2 float64)

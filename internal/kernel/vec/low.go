@@ -10,12 +10,17 @@ import (
 // of them or none. Their results have the same bits as the float32 kernel on widened elements,
 // rounded once. They save the passes that widen and round.
 type lowKernels struct {
-	add                                                        func(dst, a, b []half.BFloat16)
-	relu, silu, geluErf, geluTanh, sigmoid                     func(y, x []half.BFloat16)
-	reluGrad, siluGrad, geluErfGrad, geluTanhGrad, sigmoidGrad func(dx, x, dy []half.BFloat16)
-	glu                                                        [gates]func(y, x, up []half.BFloat16)
-	gluGrad                                                    [gates]func(dx, dup, x, up, dy []half.BFloat16)
-	accumulate, colSum8                                        func(dst []float32, x []half.BFloat16)
+	add                 func(dst, a, b []half.BFloat16)
+	relu                func(y, x []half.BFloat16)
+	reluGrad            func(dx, x, dy []half.BFloat16)
+	glu                 [gates]func(y, x, up []half.BFloat16)           // of GateReLU only
+	gluGrad             [gates]func(dx, dup, x, up, dy []half.BFloat16) // of GateReLU only
+	accumulate, colSum8 func(dst []float32, x []half.BFloat16)
+
+	// Kernels of the other activations, with tables: see lookup.
+	lookup        func(y, x []half.BFloat16, table []float32)
+	lookupTimes   func(y, x, by []half.BFloat16, table []float32)
+	lookupGLUGrad func(dx, dup, x, up, dy []half.BFloat16, slopes, values []float32)
 
 	sum          func(x []half.BFloat16) float64
 	sumSquares   func(x []half.BFloat16, center float64) float64
@@ -41,46 +46,55 @@ func ReLUGradBFloat16(dx, x, dy []half.BFloat16) bool {
 }
 
 // SiLUBFloat16 is [SiLU].
-func SiLUBFloat16(y, x []half.BFloat16) bool { return low2("SiLU", active.low.silu, y, x) }
+func SiLUBFloat16(y, x []half.BFloat16) bool { return lookup(GateSiLU, y, x) }
 
 // SiLUGradBFloat16 is [SiLUGrad].
 func SiLUGradBFloat16(dx, x, dy []half.BFloat16) bool {
-	return low3("SiLUGrad", active.low.siluGrad, dx, x, dy)
+	return lookupGrad(GateSiLU, dx, x, dy)
 }
 
 // GELUErfBFloat16 is [GELUErf].
-func GELUErfBFloat16(y, x []half.BFloat16) bool { return low2("GELUErf", active.low.geluErf, y, x) }
+func GELUErfBFloat16(y, x []half.BFloat16) bool { return lookup(GateGELUErf, y, x) }
 
 // GELUErfGradBFloat16 is [GELUErfGrad].
 func GELUErfGradBFloat16(dx, x, dy []half.BFloat16) bool {
-	return low3("GELUErfGrad", active.low.geluErfGrad, dx, x, dy)
+	return lookupGrad(GateGELUErf, dx, x, dy)
 }
 
 // GELUTanhBFloat16 is [GELUTanh].
-func GELUTanhBFloat16(y, x []half.BFloat16) bool { return low2("GELUTanh", active.low.geluTanh, y, x) }
+func GELUTanhBFloat16(y, x []half.BFloat16) bool { return lookup(GateGELUTanh, y, x) }
 
 // GELUTanhGradBFloat16 is [GELUTanhGrad].
 func GELUTanhGradBFloat16(dx, x, dy []half.BFloat16) bool {
-	return low3("GELUTanhGrad", active.low.geluTanhGrad, dx, x, dy)
+	return lookupGrad(GateGELUTanh, dx, x, dy)
 }
 
 // SigmoidBFloat16 is [Sigmoid].
-func SigmoidBFloat16(y, x []half.BFloat16) bool { return low2("Sigmoid", active.low.sigmoid, y, x) }
+func SigmoidBFloat16(y, x []half.BFloat16) bool { return lookup(GateSigmoid, y, x) }
 
 // SigmoidGradBFloat16 is [SigmoidGrad].
 func SigmoidGradBFloat16(dx, x, dy []half.BFloat16) bool {
-	return low3("SigmoidGrad", active.low.sigmoidGrad, dx, x, dy)
+	return lookupGrad(GateSigmoid, dx, x, dy)
 }
 
 // GLUBFloat16 is [GLU].
 func GLUBFloat16(gate Gate, y, x, up []half.BFloat16) bool {
-	return low3("GLU", active.low.glu[gate], y, x, up)
+	k := active.low.glu[gate]
+	if k == nil && active.low.lookupTimes != nil {
+		table := lookups[gate].values()
+		k = func(y, x, up []half.BFloat16) { active.low.lookupTimes(y, x, up, table) }
+	}
+	return low3("GLU", k, y, x, up)
 }
 
 // GLUGradBFloat16 is [GLUGrad].
 func GLUGradBFloat16(gate Gate, dx, dup, x, up, dy []half.BFloat16) bool {
 	k, n := active.low.gluGrad[gate], len(x)
 	same("GLUGrad", n, len(dx), len(dup), len(up), len(dy))
+	if k == nil && active.low.lookupGLUGrad != nil {
+		slopes, values := lookups[gate].glu()
+		k = func(dx, dup, x, up, dy []half.BFloat16) { active.low.lookupGLUGrad(dx, dup, x, up, dy, slopes, values) }
+	}
 	for i := 0; i < n && k != nil; i += piece {
 		j := min(i+piece, n)
 		k(dx[i:j], dup[i:j], x[i:j], up[i:j], dy[i:j])

@@ -12,11 +12,7 @@ import (
 )
 
 // lows pairs the kernels for bfloat16 with the kernels for float32. Results come before inputs.
-var lows = map[string]struct {
-	results, inputs int
-	low             func(s [][]half.BFloat16) bool
-	wide            func(s [][]float32)
-}{
+var lows = map[string]lowCase{
 	"add":             {1, 2, low3Of(AddBFloat16), wide3Of(Add[float32])},
 	"relu":            {1, 1, low2Of(ReLUBFloat16), wide2Of(ReLU[float32])},
 	"relu grad":       {1, 2, low3Of(ReLUGradBFloat16), wide3Of(ReLUGrad[float32])},
@@ -40,7 +36,8 @@ var lows = map[string]struct {
 	"glu grad sigmod": gluGradOf(GateSigmoid),
 }
 
-type lowCase = struct {
+// A lowCase is a kernel for bfloat16 and the one for float32. Their slices are the results and then the inputs.
+type lowCase struct {
 	results, inputs int
 	low             func(s [][]half.BFloat16) bool
 	wide            func(s [][]float32)
@@ -85,13 +82,50 @@ func drawLow(r *rand.Rand, n int) []half.BFloat16 {
 }
 
 // requireLow compares the bits of two slices, but one NaN with another.
-func requireLow(t *rapid.T, want, got []half.BFloat16) {
+func requireLow(t require.TestingT, name string, want, got []half.BFloat16) {
 	for i := range want {
 		w, g := want[i].Float32(), got[i].Float32()
 		if want[i] != got[i] && (w == w || g == g) {
-			require.Failf(t, "wrong element", "element %d of %d is %v, want %v", i, len(want), g, w)
+			require.Failf(t, "wrong element", "%s: element %d of %d is %v, want %v", name, i, len(want), g, w)
 		}
 	}
+}
+
+// requireRounded requires of a kernel for bfloat16 the bits of the one for float32, rounded.
+func requireRounded(t require.TestingT, name string, c lowCase, low [][]half.BFloat16, wide [][]float32) {
+	if !c.low(low) {
+		require.NotEqual(t, "avx512", active.name)
+		return
+	}
+	c.wide(wide)
+	for i := range c.results {
+		want := make([]half.BFloat16, len(wide[i]))
+		half.Narrow(want, wide[i])
+		requireLow(t, name, want, low[i])
+	}
+}
+
+// TestLowOfAllArguments calls every kernel with all bfloat16 as the first input.
+func TestLowOfAllArguments(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		const n = 1 << 16
+		for name, c := range lows {
+			r := rand.New(rand.NewPCG(1, 1))
+			var low [][]half.BFloat16
+			var wide [][]float32
+			for range c.results + c.inputs {
+				s, w := drawLow(r, n), make([]float32, n)
+				if len(low) == c.results {
+					for i := range s {
+						s[i] = half.BFloat16(i)
+					}
+				}
+				half.Widen(w, s)
+				low, wide = append(low, s), append(wide, w)
+			}
+			requireRounded(t, name, c, low, wide)
+		}
+	})
 }
 
 // TestLow requires of every kernel for bfloat16 the bits of the one for float32, rounded.
@@ -111,16 +145,7 @@ func TestLow(t *testing.T) {
 						low, wide = append(low, s[:n]), append(wide, w)
 					}
 					after := low[0][:n+1][n]
-					if !c.low(low) {
-						require.NotEqual(t, "avx512", active.name)
-						return
-					}
-					c.wide(wide)
-					for i := range c.results {
-						want := make([]half.BFloat16, n)
-						half.Narrow(want, wide[i])
-						requireLow(t, want, low[i])
-					}
+					requireRounded(t, name, c, low, wide)
 					require.Equal(t, after, low[0][:n+1][n], "an element beyond the end was written")
 				})
 			})

@@ -256,6 +256,29 @@ func (b *body) load(slice string) *value {
 	}})
 }
 
+// loadBits reads the bits of the next vector of bfloat16, as integers.
+func (b *body) loadBits(slice string) *value {
+	d := &value{}
+	return b.record(node{dst: d, emit: func(u int) {
+		if b.masked {
+			b.line("VPMOVZXWD.Z %s, K1, %s", b.address(slice, u), b.operand(d, u))
+		} else {
+			b.line("VPMOVZXWD %s, %s", b.address(slice, u), b.operand(d, u))
+		}
+	}})
+}
+
+// lookup is the elements of a slice at the indices at.
+func (b *body) lookup(slice string, at *value) *value {
+	d := &value{}
+	return b.record(node{dst: d, args: []*value{at}, late: true, emit: func(u int) {
+		k, to := fmt.Sprint("K", 2+u), b.operand(d, u)
+		b.line("KXNORW %[1]s, %[1]s, %[1]s", k)
+		b.line("VPXORD %[1]s, %[1]s, %[1]s", to) // or the gather waits for its old value
+		b.line("VPGATHERDD (%s)(%s*4), %s, %s", b.pointer(slice), b.operand(at, u), k, to)
+	}})
+}
+
 // store writes v to the same position of a slice as load reads.
 func (b *body) store(slice string, v *value) {
 	if b.isLow(slice) {

@@ -25,13 +25,11 @@ var lowSlices = map[string][]string{
 // lows lists the kernels for bfloat16, which only AVX-512 has. They compute in float32 like the
 // kernels of the same names, and round results once.
 func lows() []kernel {
-	list := []kernel{{name: "accumulate", params: "dst []T, x []L", unroll: [2]int{4, 4}, low: []string{"x"}, body: func(b *body) {
+	list := append(lookups(), kernel{name: "accumulate", params: "dst []T, x []L", unroll: [2]int{4, 4}, low: []string{"x"}, body: func(b *body) {
 		b.store("dst", b.add(b.load("dst"), b.load("x")))
-	}}}
+	}})
 	for _, k := range all() {
-		whole := k.name == "add" || slices.ContainsFunc(gates, func(g gate) bool {
-			return strings.HasPrefix(k.name, "glu"+g.name) || strings.HasPrefix(strings.ToLower(k.name), strings.ToLower(g.name))
-		})
+		whole := k.name == "add" || strings.HasPrefix(k.name, "relu") || strings.HasPrefix(k.name, "gluReLU")
 		switch {
 		case k.name == "colSum8":
 			k.params, k.low = "dst []T, x []L", k.slices[1:]
@@ -47,6 +45,26 @@ func lows() []kernel {
 		list = append(list, k)
 	}
 	return list
+}
+
+// lookups are the kernels of functions whose results for all bfloat16 are in tables.
+func lookups() []kernel {
+	unroll := [2]int{4, 4}
+	return []kernel{
+		{name: "lookup", params: "y, x []L, table []T", unroll: unroll, low: []string{"y", "x"}, body: func(b *body) {
+			b.store("y", b.lookup("table", b.loadBits("x")))
+		}},
+		{name: "lookupTimes", params: "y, x, by []L, table []T", unroll: unroll, low: []string{"y", "x", "by"}, body: func(b *body) {
+			b.store("y", b.mul(b.lookup("table", b.loadBits("x")), b.load("by")))
+		}},
+		{name: "lookupGLUGrad", params: "dx, dup, x, up, dy []L, slopes, values []T", unroll: unroll, low: []string{"dx", "dup", "x", "up", "dy"},
+			body: func(b *body) {
+				x, dy := b.loadBits("x"), b.load("dy")
+				dx := b.mul(b.lookup("slopes", x), b.mul(dy, b.load("up")))
+				b.store("dup", b.mul(b.lookup("values", x), dy))
+				b.store("dx", dx)
+			}},
+	}
 }
 
 // lowParams returns the parameters of a kernel, where its slices of bfloat16 have their type.
