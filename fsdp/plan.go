@@ -26,7 +26,7 @@ type Plan struct {
 	Params        int         // elements of the whole model
 	Ranks         int         // that share them
 	Compute       DType       // Precision.Compute
-	Kernels       string      // that multiply it: AMX, AVX-512 and so on, or GPU; "AVX2, widened" takes longer than Float32
+	Kernels       string      // that multiply it: AMX, AVX-512 and so on, or GPU; "AVX2, widened" takes longer than Float32; see Stock for "GPU, without tensor cores"
 	Groups        []GroupPlan // the root unit first, if it has parameters
 	ShardBytes    int         // this rank's parameters and gradients, padding included
 	CutBytes      int         // of ShardBytes: padding due to Config.Unit, beyond equal shards
@@ -48,7 +48,7 @@ type Plan struct {
 	Reduces    int      // reduce-scatters, or exchanges of blocks to be summed
 	AllReduces int      // all-reduces
 	Traffic    int      // bytes of parameters and gradients that one rank sends in a pass
-	FLOPs      int      // arithmetic of a pass on this rank, work done twice included; of Stock one for each element of a result
+	FLOPs      int      // arithmetic of a pass on this rank, work done twice included; of Gorgonia's operations one for each element of a result
 	Schedule   []string // the operations of a pass
 
 	Stock []StockOp // slow operations, most bytes moved first
@@ -56,13 +56,17 @@ type Plan struct {
 	Pass *plan.Pass // the same as data: the cost of each operation, and the memory live meanwhile
 }
 
-// A StockOp is an operation on floats that this library has no kernel for. Gorgonia runs it, which
-// allocates each result and copies it. Package op may have an equivalent.
+// A StockOp is a slow operation. On a processor it is an operation on floats that this library has no
+// kernel for. Gorgonia runs it, which allocates each result and copies it. Package op may have an
+// equivalent. On a GPU it is an operation whose kernel does not use tensor cores, such as attention in
+// float32 or with heads of more than 128 columns. An operation without any kernel on a GPU is an error
+// of the plan.
 type StockOp struct {
-	Op    string // as Gorgonia writes it
-	Call  string // whose module has it
-	Runs  int    // how often in a pass, gradients and recomputation in backward included
-	Bytes int    // that these runs read and write
+	Op     string // as Gorgonia writes it
+	Call   string // whose module has it
+	Runs   int    // how often in a pass, gradients and recomputation in backward included
+	Bytes  int    // that these runs read and write
+	Reason string // why it is slow, such as "attention heads of 256 columns, over 128"
 }
 
 // GroupPlan describes a flat group: the parameters of a unit, or one kind of them if it has
@@ -153,7 +157,7 @@ func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 	for _, op := range c.Plan.Program.Ops {
 		p.Schedule = append(p.Schedule, c.Plan.Program.Text(op))
 	}
-	p.compute(c)
+	p.compute(c, d)
 	lasting := plan.Memory{Shard: p.ErrorBytes + p.VirtualBytes, State: p.StateBytes}
 	if s.cfg.Offload.Pinned {
 		lasting.State = 0
@@ -184,15 +188,15 @@ func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 	return p, nil
 }
 
-// compute counts the arithmetic of a pass, and lists its stock operations.
-func (p *Plan) compute(c *engine.Compiled) {
+// compute counts the arithmetic of a pass, and lists the operations at which a device is slow.
+func (p *Plan) compute(c *engine.Compiled, d engine.Device) {
 	var list []StockOp
 	add := func(call string, code *exec.Program) {
 		for in := range code.All() {
 			cost := in.Cost()
 			p.FLOPs += cost.FLOPs
-			if in.Op.Kind == exec.KindStock && in.Out.Space != exec.SpaceHost {
-				list = append(list, StockOp{in.Op.String(), call, 1, cost.Read + cost.Written})
+			if why := d.Slow(&in); why != "" {
+				list = append(list, StockOp{in.Op.String(), call, 1, cost.Read + cost.Written, why})
 			}
 		}
 	}
@@ -296,21 +300,28 @@ func (p *Plan) String() string {
 	return b.String()
 }
 
-// writeStock writes a line for each kind of stock operations, up to a number of lines.
-func (p *Plan) writeStock(w io.Writer) {
-	const lines, columns = 8, 22
+// slow returns the slow operations. Calls whose names differ only in numbers are one.
+func (p *Plan) slow() []StockOp {
 	kinds := slices.Clone(p.Stock)
 	for i := range kinds {
 		kinds[i].Call = digits.ReplaceAllString(kinds[i].Call, "*")
 	}
-	if kinds = merged(kinds); len(kinds) > 0 {
-		fmt.Fprint(w, "\nslow: stock operations of Gorgonia's, with the bytes they move")
-	}
+	return merged(kinds)
+}
+
+// writeStock writes a line for each kind of slow operations, up to a number of lines.
+func (p *Plan) writeStock(w io.Writer) {
+	const lines, columns = 8, 22
+	kinds, reason := p.slow(), ""
 	for _, s := range kinds[:min(lines, len(kinds))] {
+		if s.Reason != reason {
+			reason = s.Reason
+			fmt.Fprintf(w, "\nslow: %s, with the bytes they move", shortened(reason, 44))
+		}
 		fmt.Fprintf(w, "\n%11s  %d × %s in %s", bytesText(s.Bytes), s.Runs, shortened(s.Op, columns), shortened(s.Call, columns))
 	}
 	if len(kinds) > lines {
-		fmt.Fprintf(w, "\n  … and %d more kinds of stock operations", len(kinds)-lines)
+		fmt.Fprintf(w, "\n  … and %d more kinds of slow operations", len(kinds)-lines)
 	}
 }
 

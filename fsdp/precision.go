@@ -229,6 +229,8 @@ func (p Precision) native() bool { return p.Compute != BFloat16 || nativeBFloat1
 // kernels names the kernels that multiply in Compute type: see Plan.Kernels.
 func (c *Config) kernels() string {
 	switch p := c.Precision; {
+	case c.Device != nil && p.Compute != BFloat16:
+		return "GPU, without tensor cores"
 	case c.Device != nil:
 		return "GPU"
 	case p.native():

@@ -21,7 +21,8 @@ import (
 // no single call shows these mistakes. Each is a warning, once. All ranks do the same in a loop, so
 // rank 0 warns for all, except about batches, which differ between ranks.
 type watch struct {
-	warned map[string]bool // by message
+	warned  map[string]bool // by message
+	planned bool            // slow operations were looked for
 
 	params []watched // by parameter
 	begun  bool      // some parameter was updated since the last Forward
@@ -156,8 +157,27 @@ func (w *watch) countDropped(s *session) {
 	}
 }
 
+// slow warns of slow operations on a GPU before the first pass, which nothing else shows.
+func (w *watch) slow(s *session, p *engine.Pass) {
+	logger := s.cfg.warner(s.team.Rank())
+	if s.cfg.Device == nil || logger == nil || w.planned || p.Absent {
+		return
+	}
+	w.planned = true
+	var found Plan
+	found.compute(p.Compiled, s.engine.Device())
+	var list []string
+	for _, op := range found.slow() {
+		list = append(list, fmt.Sprintf("%s: %s in %s", op.Reason, op.Op, op.Call))
+	}
+	if list != nil {
+		w.warn(logger, "the GPU has only slow kernels for some operations, see Plan.Stock", "operations", some(list))
+	}
+}
+
 // batch warns if no target counts. It is about this rank's batch, so this rank warns.
 func (w *watch) batch(s *session, p *engine.Pass, batch []Tensor) {
+	w.slow(s, p)
 	for _, t := range p.Targets {
 		if n, all, err := targetsOf(batch, t); err == nil && n == 0 && all > 0 {
 			logger := cmp.Or(s.cfg.Logger, slog.Default()).With("rank", s.team.Rank())

@@ -20,9 +20,12 @@
 // # Guarantees
 //
 // Kernels add in one order, so a training has the same bits in every run over the same ranks, and
-// for every prefetch depth. NCCL computes sums over ranks. Float64 is for checks: it is slow. For
-// operations without kernels, such as stock operations of Gorgonia without a native one, the first
-// pass returns an error that names them.
+// for every prefetch depth. NCCL computes sums over ranks. Float64 is for checks: it is slow.
+//
+// Operations without kernels, such as stock operations of Gorgonia without a native one, are an error
+// that names all of them: of Plan of [fsdp.Planner], which needs no GPU, and of the first pass.
+// Operations with slow kernels, such as attention in float32, are in the field Stock of [fsdp.Plan],
+// and the first Forward logs them.
 //
 // A call returns before the GPU has finished its work, unless it returns numbers. So a later call
 // returns the errors of this work, with the pass in which they occurred. The failure of another

@@ -61,7 +61,7 @@ func (b *builder) attention(in *exec.Instr, joined, biased bool, rest int) (a *a
 		a.bias, args = operandAddress(args[0]), args[1:]
 	}
 	a.rest, args = args[:rest], args[rest:]
-	a.columns = a.padded(b.kind)
+	a.columns, b.slow = a.padded(b.kind)
 	if n := len(args) - 1; a.Packed {
 		tokens, documents := a.batch*a.tk, b.temp(a.batch*a.tk*8)
 		a.documents = documents
@@ -86,24 +86,26 @@ func (a *attention) split(o exec.Operand) (q, k, v address) {
 // size returns the bytes of a value that the kernels read and write.
 func (b *builder) size() int { return map[string]int{"bf16": 2, "f32": 4, "f64": 8}[b.kind] }
 
-// padded returns the number of columns to which the kernels with tensor cores pad the heads, or 0
-// if they do not support the values.
-func (a *attention) padded(kind string) int {
+// padded returns the number of columns to which the kernels with tensor cores pad the heads. If they
+// do not support the values, it returns 0 and the reason.
+func (a *attention) padded(kind string) (columns int, why string) {
 	offsets := a.q.offset | a.k.offset | a.v.offset
 	for _, o := range a.rest {
 		offsets |= o.Offset
 	}
 	switch {
-	case kind != "bf16" || a.d%8 != 0 || offsets%16 != 0: // the kernels copy 16 bytes at once
-		return 0
+	case kind != "bf16":
+		return 0, "attention in float" + kind[1:] + ", without tensor cores"
+	case a.d > 128:
+		return 0, fmt.Sprintf("attention heads of %d columns, over 128", a.d)
+	case a.d%8 != 0 || offsets%16 != 0: // the kernels copy 16 bytes at once
+		return 0, fmt.Sprintf("attention heads of %d columns, not 8 × n", a.d)
 	case a.Scale < 1e-30 || max(a.batch, a.Heads) > mostBlocks: // batch and heads are y and z of a grid
-		return 0
+		return 0, fmt.Sprintf("attention with scale %g, batch %d, %d heads", a.Scale, a.batch, a.Heads)
 	case a.d <= 64:
-		return 64
-	case a.d <= 128:
-		return 128
+		return 64, ""
 	}
-	return 0
+	return 128, ""
 }
 
 // stats returns the number of rows of scores.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"slices"
+	"strings"
 
 	"gorgonia.org/tensor"
 
@@ -48,17 +50,43 @@ func lower(k exec.Kind) lowering {
 // Supports reports whether there are kernels for a kind of operation.
 func Supports(k exec.Kind) bool { return lower(k) != nil }
 
+// Slow returns why the kernels of an instruction are slow, or "". Only attention has slow kernels,
+// with a warp for each row, for values that its kernels with tensor cores do not support.
+func Slow(in *exec.Instr) string {
+	if attentionKinds[in.Op.Kind] == nil {
+		return ""
+	}
+	b := &builder{Program: &Program{engine: new(Engine)}}
+	if err := b.add(in); err != nil { // Compile returns it
+		return ""
+	}
+	return b.slow
+}
+
+// missing is the error of a program with operations that have no kernels. It is [errors.ErrUnsupported].
+type missing []string
+
+func (m missing) Error() string {
+	if len(m) == 1 {
+		return m[0] + " on the GPU: there are no kernels for it"
+	}
+	return strings.Join(m, ", ") + " on the GPU: there are no kernels for them"
+}
+
+func (missing) Is(target error) bool { return target == errors.ErrUnsupported }
+
 // A builder assembles a program.
 type builder struct {
 	*Program
 	op      *exec.Op // of the instruction that is lowered
 	update  bool     // of its steps
 	scratch int      // scratch bytes that the instruction has taken
+	slow    string   // why its kernels are slow, or ""
 	kind    string   // storage type of its values: f32, f64, bf16
 }
 
-// Compile compiles a program whose instructions do not run in blocks (exec.Signature.Apart). An
-// operation without kernels is an error that names it. The caller frees the program.
+// Compile compiles a program whose instructions do not run in blocks (exec.Signature.Apart).
+// Operations without kernels are an error that names all of them. The caller frees the program.
 func (e *Engine) Compile(p *exec.Program) (*Program, error) { return e.Assemble(p.All(), p.Consts()) }
 
 // Scratch returns the Scratch of a compiled program, which is the same on any device. It needs no
@@ -86,28 +114,34 @@ func (e *Engine) Assemble(list iter.Seq[exec.Instr], consts []exec.Value) (_ *Pr
 		}
 		b.consts = append(b.consts, m)
 	}
+	var absent missing
 	for in := range list {
+		if lower(in.Op.Kind) == nil {
+			if name := in.Op.String(); !slices.Contains(absent, name) {
+				absent = append(absent, name)
+			}
+			continue
+		}
 		if err := b.add(&in); err != nil {
 			return nil, fmt.Errorf("%v on the GPU: %w", in.Op, err)
 		}
 	}
+	if absent != nil {
+		return nil, absent
+	}
 	return b.Program, nil
 }
 
-// add adds the steps of an instruction.
+// add adds the steps of an instruction that has a lowering.
 func (b *builder) add(in *exec.Instr) error {
-	l := lower(in.Op.Kind)
-	if l == nil {
-		return errors.New("there are no kernels for it")
-	}
-	b.op, b.update, b.scratch, b.kind = in.Op, in.Update, 0, "f32"
+	b.op, b.update, b.scratch, b.slow, b.kind = in.Op, in.Update, 0, "", "f32"
 	switch {
 	case in.Half:
 		b.kind = "bf16"
 	case in.Out.DType == tensor.Float64:
 		b.kind = "f64"
 	}
-	return l(b, in)
+	return lower(in.Op.Kind)(b, in)
 }
 
 // constant returns memory with the given bytes, or nil without a device.

@@ -30,9 +30,11 @@ type Device interface {
 	Threads() int
 	// Apart reports whether every instruction runs separately: see exec.Signature.
 	Apart() bool
-	// Work returns the bytes of scratch memory that a run of the program takes. An operation that the
-	// device cannot run is an error.
+	// Work returns the bytes of scratch memory that a run of the program takes. Operations that the
+	// device cannot run are an error, which is [errors.ErrUnsupported].
 	Work(p *exec.Program) (int, error)
+	// Slow returns why the device is slow at an instruction, as a noun, or "".
+	Slow(in *exec.Instr) string
 	// Prepare returns the data that the device needs to open a pass. It becomes Compiled.Prepared.
 	// It is called once for a pass, when the rest of the pass is complete.
 	Prepare(c *Compiled) (any, error)

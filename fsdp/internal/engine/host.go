@@ -80,6 +80,14 @@ func (h *Host) Copies() bool { return false }
 // Work implements Device.
 func (h *Host) Work(p *exec.Program) (int, error) { return p.Work, nil }
 
+// Slow implements Device.
+func (h *Host) Slow(in *exec.Instr) string {
+	if in.Op.Kind == exec.KindStock && in.Out.Space != exec.SpaceHost {
+		return "stock operations of Gorgonia's"
+	}
+	return ""
+}
+
 // Prepare implements Device.
 func (h *Host) Prepare(*Compiled) (any, error) { return nil, nil }
 

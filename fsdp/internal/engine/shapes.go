@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -241,6 +242,7 @@ func (e *Engine) varying(c *Compiled, shapes [][]exec.Input) error {
 func (e *Engine) sizes(c *Compiled) (*program.Sizes, error) {
 	z := &program.Sizes{Group: e.groupSizes(c)}
 	trained, es := c.Model.Trained(), int(e.o.DType.Size())
+	var refused refusals
 	for i, call := range c.Model.Calls {
 		u := c.Calls[i].Unit
 		if u == nil {
@@ -248,8 +250,10 @@ func (e *Engine) sizes(c *Compiled) (*program.Sizes, error) {
 			continue
 		}
 		cs := program.CallSizes{KeepIn: u.KeepIn, KeepOut: u.KeepOut, Saved: u.Saved, Spill: !c.Eval && e.o.Spill[i]}
-		if err := e.work(c, i, &cs); err != nil {
-			return nil, err
+		if err := e.work(u, &cs); errors.Is(err, errors.ErrUnsupported) {
+			refused.add(fmt.Sprintf("call %s (%T)", c.Path.Calls[i].Name, e.module(c, i).Key), err)
+		} else if err != nil {
+			return nil, fmt.Errorf("call %s (%T): %w", c.Path.Calls[i].Name, e.module(c, i).Key, err)
 		}
 		for _, update := range u.Updates {
 			if !c.Eval {
@@ -270,19 +274,47 @@ func (e *Engine) sizes(c *Compiled) (*program.Sizes, error) {
 		}
 		z.Call = append(z.Call, cs)
 	}
-	return z, nil
+	return z, refused.err()
 }
 
 // work sets the scratch memory of a call.
-func (e *Engine) work(c *Compiled, call int, cs *program.CallSizes) (err error) {
-	u := c.Calls[call].Unit
+func (e *Engine) work(u *exec.Unit, cs *program.CallSizes) (err error) {
 	if cs.Work, err = e.dev.Work(u.Forward); err == nil && u.Backward != nil {
 		cs.BackWork, err = e.dev.Work(u.Backward)
 	}
-	if err != nil {
-		return fmt.Errorf("call %s (%T): %w", c.Path.Calls[call].Name, e.module(c, call).Key, err)
+	return err
+}
+
+// refusals are the calls that a device cannot run, by the reason.
+type refusals []refusal
+
+type refusal struct {
+	call string // the first
+	more int    // calls with the same reason
+	err  error
+}
+
+// add adds a call. Calls of one kind of layer have one reason.
+func (r *refusals) add(call string, err error) {
+	for i := range *r {
+		if old := &(*r)[i]; old.err.Error() == err.Error() {
+			old.more++
+			return
+		}
 	}
-	return nil
+	*r = append(*r, refusal{call, 0, err})
+}
+
+// err returns an error that names all reasons, or nil.
+func (r refusals) err() error {
+	var errs []error
+	for _, f := range r {
+		if f.more > 0 {
+			f.call = fmt.Sprintf("%s and %d more calls", f.call, f.more)
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", f.call, f.err))
+	}
+	return errors.Join(errs...)
 }
 
 // outBytes returns the size of an output of a call, and of its gradient.

@@ -80,17 +80,17 @@ each rank
 	require.Equal(t, want, plan.String())
 	require.Empty(t, text.Wider(plan.String(), 76))
 	for layer := range 3 {
-		plan.Stock = append(plan.Stock, fsdp.StockOp{Op: "Sort<axis 1>", Call: fmt.Sprint("layers.", layer), Runs: 2, Bytes: 5000})
+		plan.Stock = append(plan.Stock, fsdp.StockOp{Op: "Sort<axis 1>", Call: fmt.Sprint("layers.", layer), Runs: 2, Bytes: 5000, Reason: "stock operations of Gorgonia's"})
 	}
 	want += `
 slow: stock operations of Gorgonia's, with the bytes they move
     15.0 kB  6 × Sort<axis 1> in layers.*`
 	require.Equal(t, want, plan.String())
 	for i := range 9 {
-		plan.Stock = append(plan.Stock, fsdp.StockOp{Op: strings.Repeat("im2col<", i+1), Call: strings.Repeat("a name", i+1), Runs: 1e6, Bytes: 999e9})
+		plan.Stock = append(plan.Stock, fsdp.StockOp{Op: strings.Repeat("im2col<", i+1), Call: strings.Repeat("a name", i+1), Runs: 1e6, Bytes: 999e9, Reason: strings.Repeat("a reason ", 9)})
 	}
 	require.True(t, strings.HasSuffix(plan.String(), " 1000000 × im2col<im2c…ol<im2col< in a namea nam…namea name\n"+
-		"  … and 2 more kinds of stock operations"), plan.String())
+		"  … and 2 more kinds of slow operations"), plan.String())
 	require.Empty(t, text.Wider(plan.String(), 76))
 	require.NotContains(t, plan.String(), " \n")
 

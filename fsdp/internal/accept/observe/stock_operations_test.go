@@ -60,8 +60,8 @@ func TestPlanListsStockOperations(t *testing.T) {
 	plan, err := kit.Wrap(t, m, fsdp.Config{}).Plan(batch...)
 	require.NoError(t, err)
 	require.Equal(t, []fsdp.StockOp{
-		{Op: "tripled", Call: "first.2", Runs: 2, Bytes: 2 * 2 * 4 * 2 * 5},
-		{Op: "tripled", Call: "first.1", Runs: 1, Bytes: 2 * 4 * 2 * 7},
+		{Op: "tripled", Call: "first.2", Runs: 2, Bytes: 2 * 2 * 4 * 2 * 5, Reason: "stock operations of Gorgonia's"},
+		{Op: "tripled", Call: "first.1", Runs: 1, Bytes: 2 * 4 * 2 * 7, Reason: "stock operations of Gorgonia's"},
 	}, plan.Stock)
 	require.Contains(t, plan.String(), "\n     0.3 kB  3 × tripled in first.*")
 

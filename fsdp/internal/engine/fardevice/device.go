@@ -204,6 +204,9 @@ func (d *Device) Copies() bool { return d.host.Copies() }
 // Work implements engine.Device.
 func (d *Device) Work(p *exec.Program) (int, error) { return d.host.Work(p) }
 
+// Slow implements engine.Device.
+func (d *Device) Slow(in *exec.Instr) string { return d.host.Slow(in) }
+
 // Prepare implements engine.Device.
 func (d *Device) Prepare(c *engine.Compiled) (any, error) { return d.host.Prepare(c) }
 

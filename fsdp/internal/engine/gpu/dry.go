@@ -40,6 +40,9 @@ func (d *dry) Work(p *exec.Program) (int, error) {
 	return withScratch(p, n), nil
 }
 
+// Slow implements engine.Device.
+func (d *dry) Slow(in *exec.Instr) string { return compute.Slow(in) }
+
 // Prepare implements engine.Device. The order of the streams is not part of a plan.
 func (d *dry) Prepare(c *engine.Compiled) (any, error) { return newWriter(c, false).script, nil }
 

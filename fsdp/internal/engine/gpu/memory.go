@@ -8,6 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	compute "github.com/gofsdp/gofsdp/internal/gpu"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
@@ -190,6 +191,9 @@ func (d *Device) Work(p *exec.Program) (int, error) {
 	}
 	return withScratch(p, d.programs[p].Scratch), nil
 }
+
+// Slow implements engine.Device.
+func (d *Device) Slow(in *exec.Instr) string { return compute.Slow(in) }
 
 // withScratch returns the bytes that a run of a program takes, including scratch memory of its
 // kernels.
