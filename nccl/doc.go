@@ -30,7 +30,8 @@
 //	Kubernetes          0: a pod is a rank, and sees the GPUs of its resource limits
 //
 // A rank that has access to one GPU only, as by srun --gpus-per-task=1, opens number 0
-// whatever its place: [Devices] returns their number.
+// whatever its place: [Devices] returns their number. OpenLocal of package fsdp/gpu does
+// all of this.
 //
 // # What holds
 //

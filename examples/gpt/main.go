@@ -123,7 +123,6 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
 	"github.com/gofsdp/gofsdp/fsdp/monitor"
-	"github.com/gofsdp/gofsdp/nccl"
 )
 
 func main() {
@@ -193,9 +192,9 @@ func rank(ctx, interrupt context.Context, c config, text *corpus, g comm.Group, 
 		return false, err
 	}
 	if c.gpu {
-		device, err := openGPU(g.Rank())
+		device, err := gpu.OpenLocal(g)
 		if err != nil {
-			return false, err
+			return false, fmt.Errorf("-gpu: %w", err)
 		}
 		defer func() { err = errors.Join(err, device.Close()) }()
 		c.device = device
@@ -209,26 +208,4 @@ func rank(ctx, interrupt context.Context, c config, text *corpus, g comm.Group, 
 		screen.Printf("\n%s in all\n", monitor.Duration(time.Since(begin)))
 	}
 	return over, err
-}
-
-// openGPU opens the GPU of a rank: the one of its place on the host, or the only one that the launcher lets it
-// see.
-func openGPU(rank int) (*gpu.Device, error) {
-	count, err := nccl.Devices()
-	if err != nil {
-		return nil, fmt.Errorf("-gpu: %w", err)
-	}
-	if cfg, launched, err := comm.ConfigFromEnv(); err != nil {
-		return nil, err
-	} else if launched {
-		rank = max(cfg.LocalRank, 0)
-		if count == 1 {
-			rank = 0
-		}
-	}
-	device, err := gpu.Open(rank)
-	if err != nil {
-		return nil, fmt.Errorf("-gpu: %w", err)
-	}
-	return device, nil
 }

@@ -21,7 +21,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	dev, err := gpu.Open(group.Rank())
+	dev, err := gpu.OpenLocal(group)
 	if err != nil {
 		log.Fatal(err) // without a GPU: what was tried
 	}

@@ -1,7 +1,7 @@
 // Package gpu makes models compute on a GPU: one for each rank, in the field Device of fsdp.Config.
 //
 //	group, err := comm.FromEnv(ctx)          // carries agreements and checkpoints
-//	dev, err := gpu.Open(local)              // LocalRank of comm.ConfigFromEnv
+//	dev, err := gpu.OpenLocal(group)         // the GPU of this rank
 //	m, err := fsdp.Wrap(model, fsdp.Config{Group: group, Device: dev, Precision: fsdp.Precision{Compute: fsdp.BFloat16}})
 //	… m.Close(); dev.Close()
 //
@@ -34,11 +34,15 @@ package gpu
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"time"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine/gpu"
+	"github.com/gofsdp/gofsdp/internal/launch"
 	"github.com/gofsdp/gofsdp/nccl"
 )
 
@@ -58,8 +62,46 @@ type Device struct {
 
 var _ fsdp.Device = (*Device)(nil)
 
-// Open opens the GPU with an ordinal, counted from 0; package nccl documents which one a rank
-// opens. Close it after the models that compute on it.
+// OpenLocal opens the GPU of this rank. Under a launcher (see [comm.ConfigFromEnv]) it is the GPU of the
+// rank's place on its host, LocalRank. A process that sees one GPU only opens that one, whatever its
+// place: srun --gpus-per-task=1, CUDA_VISIBLE_DEVICES with one entry, and an instance of a GPU that MIG
+// divides leave one. Without a launcher, ranks are goroutines of this process, and each opens the GPU of
+// its rank in g. Close the Device after the models that compute on it.
+func OpenLocal(g comm.Group) (*Device, error) {
+	env, launched, err := launch.Parse(os.Getenv)
+	if err != nil {
+		return nil, fmt.Errorf("gpu: %w", err)
+	}
+	if !launched {
+		return Open(g.Rank())
+	}
+	visible, err := nccl.Devices()
+	if err != nil {
+		return nil, err
+	}
+	n, err := ordinal(&env, visible)
+	if err != nil {
+		return nil, fmt.Errorf("gpu: rank %d: %w", env.Rank, err)
+	}
+	return Open(n)
+}
+
+// ordinal returns the number of the GPU that a process opens which sees some.
+func ordinal(env *launch.Env, visible int) (int, error) {
+	switch local := env.LocalRank; {
+	case visible == 1 || env.Size == 1:
+		return 0, nil
+	case local < 0:
+		return 0, fmt.Errorf("%s gives no place of a rank on its host, and this process sees %d GPUs: set LOCAL_RANK, or call Open", env.Source, visible)
+	case local >= visible:
+		return 0, fmt.Errorf("it has place %d on its host, counted from 0, but this process sees %d GPUs (CUDA_VISIBLE_DEVICES): start one rank for each GPU", local, visible)
+	default:
+		return local, nil
+	}
+}
+
+// Open opens the GPU with an ordinal, counted from 0, of the GPUs that this process sees. Close it after
+// the models that compute on it.
 func Open(ordinal int) (*Device, error) {
 	d, err := nccl.OpenDevice(ordinal)
 	if err != nil {

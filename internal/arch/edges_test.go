@@ -91,7 +91,7 @@ var edges = map[string]string{
 	"optim/optimtest": "optim optim/vec",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/provenance fsdp/internal/ranks fsdp/internal/record fsdp/internal/state fsdp/internal/timeline fsdp/plan fsdp/profile " +
 		"internal/arena internal/caught internal/checkpoint internal/exec internal/kernel internal/kernel/vec internal/launch internal/phase internal/program internal/rng internal/text optim shard",
-	"fsdp/gpu":                     "fsdp fsdp/internal/engine fsdp/internal/engine/gpu nccl",
+	"fsdp/gpu":                     "comm fsdp fsdp/internal/engine fsdp/internal/engine/gpu internal/launch nccl",
 	"fsdp/plan":                    "",
 	"fsdp/profile":                 "comm fsdp/plan internal/perfetto internal/text",
 	"fsdp/internal/accept/gpu":     "",
@@ -141,7 +141,7 @@ var edges = map[string]string{
 	"examples/extending":  "gorgonia comm fsdp fsdp/data fsdp/op optim",
 	"examples/finetune":   "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/metrics fsdp/nn fsdp/nn/hf fsdp/nn/hf/tokenizer optim",
 	"examples/fromgraph":  "gorgonia comm fsdp fsdp/graph optim",
-	"examples/gpt":        "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/gpu fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer nccl optim",
+	"examples/gpt":        "gorgonia comm fsdp fsdp/data fsdp/generate fsdp/gpu fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf/tokenizer optim",
 	"examples/lora":       "gorgonia comm fsdp fsdp/data fsdp/nn optim",
 	"examples/moe":        "gorgonia comm fsdp fsdp/data fsdp/nn optim",
 	"examples/multimodal": "gorgonia comm fsdp fsdp/nn fsdp/op optim",
