@@ -304,8 +304,11 @@ func Swap(o Optimizer) error {
 // swapping stands for the settings of a Swap. Ranks compare a Swap like an update.
 var swapping = newSettings(Settings{Kind: "Swap"})
 
-// exchange swaps the elements of two vectors of the same length and type.
+// exchange swaps the elements of two vectors of the same length and type. A device swaps them in place.
 func exchange(a, b Vec) error {
+	if v, ok := a.(interface{ Swap(Vec) error }); ok {
+		return v.Swap(b)
+	}
 	const block = 1 << 16
 	n := a.Len()
 	x, y := newHost(min(n, block), a.Float64()), newHost(min(n, block), a.Float64())

@@ -33,6 +33,7 @@ func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 			k.copies(t)
 			k.slices(t)
 			k.refusals(t)
+			k.swap(t)
 			k.adam(t)
 			if _, ok := alloc(n, false).(vec.Adam8Vec); ok && !float64s {
 				k.packed(t, optim.AdamW{WeightDecay: 0.1, Rules: rules(8)})
@@ -146,6 +147,27 @@ func (k *kit) refusals(t *testing.T) {
 		require.Error(t, v.Read(h), "%d of %d elements", h.Len(), k.n)
 	}
 	require.Equal(t, want, k.copyOf(t, v))
+}
+
+// swap checks that Swap, if there is one, exchanges the elements of two slices, after earlier operations.
+func (k *kit) swap(t *testing.T) {
+	if _, ok := k.alloc(k.n, k.float64s).(interface{ Swap(optim.Vec) error }); !ok {
+		return
+	}
+	h, v := k.operands(t, 2)
+	lo, hi := k.n/3, k.n-k.n/4
+	require.NoError(t, v[0].Slice(lo, hi).(interface{ Swap(optim.Vec) error }).Swap(v[1].Slice(lo, hi)))
+	before := k.copyOf(t, h[0].Slice(lo, hi))
+	require.NoError(t, h[0].Slice(lo, hi).Write(k.copyOf(t, h[1].Slice(lo, hi))))
+	require.NoError(t, h[1].Slice(lo, hi).Write(before))
+	k.same(t, h, v)
+	if u, ok := v[0].(vec.SGDVec); ok {
+		require.NoError(t, u.SGD(v[1], nil, vec.SGDStep{LR: 0.1}))
+		require.NoError(t, h[0].SGD(h[1], nil, vec.SGDStep{LR: 0.1}))
+		require.NoError(t, v[0].(interface{ Swap(optim.Vec) error }).Swap(v[1]))
+		h[0], h[1] = h[1], h[0]
+		k.same(t, h, v)
+	}
 }
 
 // same checks that vectors hold the same bits as others, one by one.

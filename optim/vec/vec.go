@@ -19,7 +19,9 @@ import "fmt"
 // and the updates may return before they have taken effect. Read waits until everything before it
 // has, so it is the only method that waits for a device. A Vec may even delay updates, to do many
 // at once, until any other method of a Vec of its memory is called. If a Vec has the method Flush()
-// error, Step calls it when all pieces are updated, and the delayed updates begin.
+// error, Step calls it when all pieces are updated, and the delayed updates begin. If a Vec has the
+// method Swap(Vec) error, which exchanges its elements with the elements of a Vec of the same length,
+// type and implementation, optim.Swap calls it in place of Read and Write.
 //
 // Errors: a method may also return the failure of an earlier call, for example if a device is lost.
 // Afterwards the contents are undefined.

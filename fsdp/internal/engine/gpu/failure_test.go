@@ -104,7 +104,13 @@ func TestCloseTells(t *testing.T) {
 // TestAverages: an optimizer on the device keeps averages, swaps them, and gives its state to one on
 // the host and back, with the same bits.
 func TestAverages(t *testing.T) {
-	double(t)
+	cuda := double(t)
+	waits := func() (n int) {
+		for _, call := range []string{"cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuStreamQuery", "cuEventQuery", "cuStreamSynchronize"} {
+			n += cuda.Calls(call)
+		}
+		return n
+	}
 	d := open(t, Options{staging: 8000})
 	const n = 2500
 	m := newModel(t, room(t, d), n, false, rand.New(rand.NewPCG(5, 5)))
@@ -128,7 +134,9 @@ func TestAverages(t *testing.T) {
 		m.same(t)
 		for range 2 {
 			require.NoError(t, optim.Swap(near))
+			before := waits()
 			require.NoError(t, optim.Swap(far))
+			require.Equal(t, before, waits(), "a kernel swaps, and nothing waits")
 			m.same(t)
 		}
 		require.NoError(t, near.Restore(far.Steps(), far.State()))

@@ -55,8 +55,9 @@ const (
 // order, so each of its steps is one list.
 type updates struct {
 	functions [kernels][2]*nccl.Function // for float32 and float64
-	memory    *nccl.Memory               // of the device: a list, results, and the code tables of 8-bit state
-	stage     staging                    // of lists
+	swap      *nccl.Function
+	memory    *nccl.Memory // of the device: a list, results, and the code tables of 8-bit state
+	stage     staging      // of lists
 	results   *nccl.HostMemory
 
 	function *nccl.Function // of the list, or nil if the list is empty
@@ -87,6 +88,9 @@ func (d *Device) newUpdates() (err error) {
 				return err
 			}
 		}
+	}
+	if u.swap, err = d.engine.Function("pass_swap"); err != nil {
+		return err
 	}
 	if u.stage, err = newStaging(d.gpu, 2*maxPieces*pieceBytes); err != nil {
 		return err

@@ -121,6 +121,18 @@ func (v vector) like(h optim.Host) ([]byte, error) {
 	return unsafe.Slice((*byte)(p), n*v.size), nil
 }
 
+// Swap exchanges the elements with the elements of another vector of d. It does not wait.
+func (v vector) Swap(other optim.Vec) error {
+	o, n := other.(vector), v.Len()*v.size/4 // words
+	if n == 0 {
+		return v.d.err()
+	}
+	return v.do(func() error {
+		args := []uint64{uint64(v.addr()), uint64(o.addr()), uint64(n)}
+		return v.d.fail(v.d.updates.swap.LaunchArgs(v.d.work, [3]int{(n + 255) / 256, 1, 1}, [3]int{256, 1, 1}, 0, args))
+	})
+}
+
 // Flush launches the pending updates of all vectors.
 func (v vector) Flush() error { return v.d.launchUpdates() }
 
