@@ -42,12 +42,13 @@ type Device struct {
 	joined   [2]*nccl.Event
 	links    links
 	slabs    slabs
+	spares   spares
 	events   []*nccl.Event                      // by number in a script
 	frames   map[*frame]bool                    // that are not over
 	call     compute.Call                       // that runs
 	programs map[*exec.Program]*compute.Program // of passes that are open or can be opened again
 	old      []*compute.Program                 // no longer used by a pass
-	garbage  []*block                           // the streams may still use these
+	garbage  []*block                           // spares when the step ends
 
 	counts *arena.Arena // counts like a host's arena, but has no memory
 	held   int          // bytes of the device that are allocated
@@ -226,7 +227,7 @@ type memory interface {
 
 // alloc allocates n bytes of the device, counted in a class.
 func (d *Device) alloc(n int, class arena.Class) (*block, error) {
-	m, err := d.gpu.Alloc(n)
+	m, err := d.newMemory(n)
 	if err != nil {
 		return nil, withAdvice(fmt.Errorf("allocating %v memory: %w", class, err))
 	}

@@ -193,7 +193,7 @@ func (f *frame) Enter(at int) error {
 func (f *frame) alloc(id, offset int) (err error) {
 	b := &f.Plan.Buffers[id]
 	if outlives(f.Plan, id) {
-		if f.blocks[id], err = f.d.alloc(b.Bytes, b.Class); err == nil {
+		if f.blocks[id], err = f.d.takeBlock(b.Bytes, b.Class); err == nil {
 			f.at[id] = f.blocks[id].Addr()
 		}
 		return err

@@ -41,7 +41,7 @@ func (d *Device) takeSlab(n int) (*slabOf, error) {
 		if err := d.dropSlabs(func(*slabOf) bool { return true }); err != nil {
 			return nil, err
 		}
-		m, err := d.gpu.Alloc(n)
+		m, err := d.newMemory(n)
 		if err != nil {
 			return nil, withAdvice(fmt.Errorf("allocating the buffers of a pass: %w", err))
 		}
@@ -85,8 +85,61 @@ func (d *Device) idle() error {
 	return d.wait(d.work)
 }
 
-// discard frees a block at the end of a step, when neither stream uses it any more. It does nothing
-// for nil.
+// spares are blocks of gradients that outlived a pass and are free now: each accumulation by NoSync uses
+// the memory of the accumulation before. Taking a spare needs no wait. The stream work has the order: it
+// runs all operations that used the spare, or waits for them, before later operations, and the first
+// operation of a pass on a block is in work.
+type spares struct {
+	blocks []*block
+	step   int // of training, in which a spare was last added or taken
+}
+
+// takeBlock returns a block of n bytes: a spare, or a new block.
+func (d *Device) takeBlock(n int, class arena.Class) (b *block, err error) {
+	s := &d.spares
+	i := slices.IndexFunc(s.blocks, func(b *block) bool { return b.Len() == n })
+	if i < 0 {
+		return d.alloc(n, class)
+	}
+	b = s.blocks[i]
+	s.blocks, s.step = slices.Delete(s.blocks, i, i+1), d.slabs.ended[arena.Training]
+	b.counted, err = d.counts.Alloc(n, class)
+	return b, err
+}
+
+// keep makes a block a spare.
+func (d *Device) keep(b *block) {
+	d.counts.Free(b.counted)
+	b.counted = nil
+	d.spares.blocks, d.spares.step = append(d.spares.blocks, b), d.slabs.ended[arena.Training]
+}
+
+// dropSpares frees the spares.
+func (d *Device) dropSpares() error {
+	if err := d.idle(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, b := range d.spares.blocks {
+		errs = append(errs, d.free(b))
+	}
+	d.spares.blocks = nil
+	return errors.Join(errs...)
+}
+
+// newMemory allocates n bytes. If the device is full, it frees the spares first.
+func (d *Device) newMemory(n int) (*nccl.Memory, error) {
+	m, err := d.gpu.Alloc(n)
+	if e := new(nccl.CUDAError); len(d.spares.blocks) > 0 && errors.As(err, &e) && e.OutOfMemory() {
+		if err := d.dropSpares(); err != nil {
+			return nil, err
+		}
+		return d.gpu.Alloc(n)
+	}
+	return m, err
+}
+
+// discard makes a block a spare at the end of a step. It does nothing for nil.
 func (d *Device) discard(b *block) {
 	if b != nil {
 		d.counts.Free(b.counted)
@@ -95,22 +148,29 @@ func (d *Device) discard(b *block) {
 	}
 }
 
-// sweep frees discarded blocks, and programs that no pass uses any more.
+// sweep makes discarded blocks spares, and frees spares that the last two steps of training have not
+// used, and programs that no pass uses any more.
 func (d *Device) sweep() error {
-	if len(d.garbage)+len(d.old) == 0 {
+	for _, b := range d.garbage {
+		d.keep(b)
+	}
+	d.garbage = d.garbage[:0]
+	if len(d.spares.blocks) > 0 && d.slabs.ended[arena.Training]-d.spares.step > 2 {
+		if err := d.dropSpares(); err != nil {
+			return err
+		}
+	}
+	if len(d.old) == 0 {
 		return nil
 	}
 	if err := d.idle(); err != nil {
 		return err
 	}
 	var errs []error
-	for _, b := range d.garbage {
-		errs = append(errs, d.free(b))
-	}
 	for _, p := range d.old {
 		errs = append(errs, p.Free())
 	}
-	d.garbage, d.old = d.garbage[:0], nil
+	d.old = nil
 	return errors.Join(errs...)
 }
 

@@ -154,7 +154,7 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 	if err != nil {
 		return err
 	}
-	s.d.drop(g.whole)
+	s.d.keep(g.whole)
 	g.whole = nil
 	return s.d.err()
 }
@@ -192,15 +192,16 @@ func (s *shards) Forget() {}
 func (s *shards) DropWhole() {
 	for _, g := range s.groups {
 		if g.whole != nil {
-			s.d.drop(g.whole)
+			s.d.keep(g.whole)
 			g.whole = nil
 		}
 	}
 }
 
-// Free implements engine.Shards.
+// Free implements engine.Shards. It also frees the spares, which other shards can hardly use.
 func (s *shards) Free() {
-	list := s.state
+	list := append(s.state, s.d.spares.blocks...)
+	s.d.spares.blocks = nil
 	for _, g := range s.groups {
 		list = append(list, g.value, g.grad)
 		g.value, g.grad = nil, nil

@@ -1,0 +1,52 @@
+//go:build linux && cgo
+
+package gpu_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+)
+
+// TestGPUAccumulates: whole gradients of NoSync use the memory of the accumulation before, whether the
+// last pass, SyncGrads or ZeroGrad ends it. Steps without NoSync give the memory back.
+func TestGPUAccumulates(t *testing.T) {
+	cuda := kit.CleanGPU(t)
+	dev, err := gpu.Open(0)
+	require.NoError(t, err)
+	m := kit.Wrap(t, kit.TinyGPT(3), fsdp.Config{Device: dev, WrapPolicy: kit.Blocks})
+	ctx := t.Context()
+	pass := func() { kit.ForwardBackward(t, ctx, m, kit.GoodBatch(0)) }
+	accumulate := func() {
+		require.NoError(t, m.NoSync(func() error { pass(); pass(); return nil }))
+	}
+	ends := []func(){pass, func() { require.NoError(t, m.SyncGrads(ctx)) }, m.ZeroGrad}
+	for _, end := range ends {
+		accumulate()
+		end()
+	}
+	calls, held := cuda.Calls("cuMemAlloc")+cuda.Calls("cuMemFree"), m.Memory()
+	for _, end := range ends {
+		accumulate()
+		require.Equal(t, held.Reserved, m.Memory().Reserved)
+		require.Greater(t, m.Memory().Live, held.Live, "whole gradients")
+		end()
+		require.Equal(t, held.Live, m.Memory().Live)
+		require.Equal(t, held.Reserved, m.Memory().Reserved, "kept blocks are counted")
+	}
+	require.Equal(t, calls, cuda.Calls("cuMemAlloc")+cuda.Calls("cuMemFree"))
+	bytes, freed := cuda.Live("bytes"), cuda.Calls("cuMemFree")
+	for range 3 {
+		pass()
+	}
+	given := held.Reserved - m.Memory().Reserved
+	require.Positive(t, given)
+	require.Equal(t, given, bytes-cuda.Live("bytes"))
+	require.GreaterOrEqual(t, cuda.Calls("cuMemFree")-freed, 4, "the blocks of all units")
+	require.NoError(t, m.Close())
+	require.NoError(t, dev.Close())
+}
