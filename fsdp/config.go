@@ -247,6 +247,8 @@ func (o *observers) any() bool {
 type Device interface {
 	// Engine returns the device that passes run on. It is for this library.
 	Engine(o engine.DeviceOptions) (engine.Device, error)
+	// Settings returns the settings that must be equal on all ranks, as text.
+	Settings() string
 }
 
 // String returns the fields that are set.

@@ -33,6 +33,9 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 	} {
 		fmt.Fprintf(&b, "Config.%s %v\n", field.name, field.value)
 	}
+	if cfg.Device != nil {
+		fmt.Fprintf(&b, "Config.Device: %s\n", cfg.Device.Settings())
+	}
 	facts := make([]string, len(tr.params))
 	for _, u := range units {
 		for i, p := range u.members {

@@ -56,6 +56,12 @@ type Device struct {
 	// Timeout is how long collectives may make no progress after every rank has entered them. 0
 	// means 5 minutes. Do not change it while a model is wrapped.
 	Timeout time.Duration
+	// CollectiveSMs limits the multiprocessors that collectives of NCCL use at once (its maxCTAs), and
+	// lets products use only the others (SM_COUNT_TARGET of cuBLASLt), if there are several ranks. So
+	// products beside a collective do not wait for multiprocessors that it occupies. It changes how
+	// products and sums over ranks are rounded. 0, the default, sets no limits: the effect on speed is not
+	// yet measured. 16 is a value to try. Set it before Wrap, to the same number on all ranks.
+	CollectiveSMs int
 
 	turns gpu.Turns
 }
@@ -110,6 +116,9 @@ func Open(ordinal int) (*Device, error) {
 	return &Device{Device: d}, nil
 }
 
+// Settings implements fsdp.Device.
+func (d *Device) Settings() string { return fmt.Sprintf("CollectiveSMs %d", d.CollectiveSMs) }
+
 // Engine implements fsdp.Device.
 func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
 	if o.Dry {
@@ -118,5 +127,5 @@ func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
 	if d == nil || d.Device == nil {
 		return nil, errors.New("gpu: the Device was not returned by Open")
 	}
-	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Cores: o.Cores, Timeout: d.Timeout, Turns: &d.turns})
+	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Cores: o.Cores, Timeout: d.Timeout, CollectiveSMs: d.CollectiveSMs, Turns: &d.turns})
 }

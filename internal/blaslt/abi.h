@@ -13,7 +13,7 @@ enum { LT_SUCCESS = 0, LT_NOT_SUPPORTED = 15 };                                 
 enum { LT_EPILOGUE_DEFAULT = 1, LT_EPILOGUE_BIAS = 4 };  // cublasLtEpilogue_t
 enum { LT_REDUCTION_COMPUTE_TYPE = 2 };                                            // cublasLtReductionScheme_t
 // Attributes of cublasLtMatmulDesc_t, cublasLtMatrixLayout_t and cublasLtMatmulPreference_t.
-enum { LT_DESC_TRANSA = 3, LT_DESC_TRANSB = 4, LT_DESC_EPILOGUE = 7, LT_DESC_BIAS_POINTER = 8 };
+enum { LT_DESC_TRANSA = 3, LT_DESC_TRANSB = 4, LT_DESC_EPILOGUE = 7, LT_DESC_BIAS_POINTER = 8, LT_DESC_SM_COUNT_TARGET = 15 };
 enum { LT_LAYOUT_BATCH_COUNT = 5, LT_LAYOUT_STRIDED_BATCH_OFFSET = 6 };
 enum {
   LT_PREF_MAX_WORKSPACE_BYTES = 1,

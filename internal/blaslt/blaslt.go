@@ -145,6 +145,7 @@ func describe(x *Product) C.blaslt_product {
 		batch: C.int(x.Batch), stride_a: C.int64_t(x.StrideA), stride_b: C.int64_t(x.StrideB), stride_d: C.int64_t(x.StrideD),
 		rows: C.uint64_t(x.Rows), cols: C.uint64_t(x.Cols), depth: C.uint64_t(x.Depth), workspace: C.uint64_t(x.Workspace),
 		lda: C.int64_t(x.LDA), ldb: C.int64_t(x.LDB), ldd: C.int64_t(x.LDD), align: C.uint32_t(x.Align),
+		multiprocessors: C.int(x.Multiprocessors),
 	}
 	if x.In == F64 {
 		y.scale, y.compute = C.LT_R_64F, C.LT_COMPUTE_64F

@@ -1,6 +1,9 @@
 package blaslt
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // EnvLibrary names the variable that holds the path of the library to load instead of the system's
 // libcublasLt.so.13, .12 or .11.
@@ -39,6 +42,8 @@ type Product struct {
 	Bias      bool // whether a vector [Cols] of the type of D is added to each row; only for a single product, and not for F64
 	Align     int  // alignment in bytes of the addresses of A, B and D: a power of 2, 0 for 256
 	Workspace int  // bytes that a run may use in addition to its matrices
+
+	Multiprocessors int // that an algorithm is chosen for, 0 for all of the device: other work uses the rest
 }
 
 // normal returns x with defaults in place of zeros, or an error if x is invalid.
@@ -69,6 +74,8 @@ func (x Product) normal() (Product, error) {
 		return wrong("matrices at multiples of %d bytes", x.Align)
 	case x.Workspace < 0:
 		return wrong("a workspace of %d bytes", x.Workspace)
+	case x.Multiprocessors < 0 || x.Multiprocessors > math.MaxInt32:
+		return wrong("%d multiprocessors", x.Multiprocessors)
 	}
 	return x, nil
 }

@@ -12,7 +12,7 @@ typedef struct {
 
 // blaslt_product is what Product says, in the terms of cuBLASLt but row-major.
 typedef struct {
-  int in, out, scale, compute, bias, trans_a, trans_b, batch;
+  int in, out, scale, compute, bias, trans_a, trans_b, batch, multiprocessors;
   uint64_t rows, cols, depth, workspace;
   int64_t lda, ldb, ldd, stride_a, stride_b, stride_d;
   uint32_t align;

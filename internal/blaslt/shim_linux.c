@@ -85,6 +85,8 @@ static blaslt_result make_desc(lt_desc *d, const blaslt_product *x) {
   TRY(cublasLtMatmulDescSetAttribute, *d, LT_DESC_TRANSB, &transb, sizeof transb);
   int epilogue = x->bias ? LT_EPILOGUE_BIAS : LT_EPILOGUE_DEFAULT;
   TRY(cublasLtMatmulDescSetAttribute, *d, LT_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+  int32_t multiprocessors = x->multiprocessors;
+  if (multiprocessors) TRY(cublasLtMatmulDescSetAttribute, *d, LT_DESC_SM_COUNT_TARGET, &multiprocessors, sizeof multiprocessors);
   return done;
 }
 

@@ -31,6 +31,9 @@ type Engine struct {
 	// LossScratch limits the bytes of logits that are computed at once for the loss of a linear
 	// layer. It applies to programs compiled later.
 	LossScratch int
+	// Multiprocessors is the number that products use, 0 for all: collectives use the rest. It applies
+	// to programs compiled later.
+	Multiprocessors int
 
 	dev       *device.Device            // or nil
 	modules   map[string]*device.Module // by family

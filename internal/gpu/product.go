@@ -28,7 +28,7 @@ func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
 		return nil, nil
 	}
 	c := &e.products
-	x.Workspace = workspaceBytes
+	x.Workspace, x.Multiprocessors = workspaceBytes, e.Multiprocessors
 	if p := c.plans[x]; p != nil {
 		return p, nil
 	}

@@ -26,6 +26,7 @@ struct object {
   int64_t ld, stride;
   int type, batch;
   int compute, scale, transa, transb, epilogue;  // DESC
+  int32_t multiprocessors;                       // DESC
   enum kind kind;
   uint64_t vector;                               // DESC: its bias or gradient of one
   uintptr_t context;                             // HANDLE

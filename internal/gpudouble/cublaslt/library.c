@@ -4,7 +4,8 @@
 // of libcuda. It is stricter than the library: matrices, layouts and algorithms that do not belong
 // together, addresses that are not aligned as was said, memory that is too short, freed or overlaps,
 // and calls without the right current context are refused and reported, where cuBLASLt would read
-// past the end or compute something else. It counts what lives as "cublasLt".
+// past the end or compute something else. It counts what lives as "cublasLt", and adds up the
+// multiprocessors that products are for as "multiprocessors".
 #define _GNU_SOURCE
 #include "cublaslt.h"
 
@@ -141,6 +142,7 @@ static struct field field(struct object *o, int attribute) {
   case DESC << 8 | 4: return FIELD(o->transb);
   case DESC << 8 | 7: return FIELD(o->epilogue);
   case DESC << 8 | 8: return FIELD(o->vector);
+  case DESC << 8 | 15: return FIELD(o->multiprocessors);
   case LAYOUT << 8 | 5: return FIELD(o->batch);
   case LAYOUT << 8 | 6: return FIELD(o->stride);
   case PREFERENCE << 8 | 1: return FIELD(o->workspace);

@@ -150,6 +150,7 @@ EXPORT status cublasLtMatmul(handle h, handle desc, const void *alpha, uint64_t 
   if (!placed(&j, x)) return INVALID_VALUE;
   struct job *copy = malloc(sizeof *copy);
   *copy = j;
+  double_count("multiprocessors", j.p.desc.multiprocessors);
   if (driver.host(stream, run, copy) == SUCCESS) return SUCCESS;
   free(copy);
   return EXECUTION_FAILED;

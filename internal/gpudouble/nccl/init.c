@@ -81,6 +81,7 @@ static result communicator_new(const struct config *g, struct communicator **mad
   }
   driver.device(&c->seat.device);
   driver.current(&c->context);
+  if (g && chosen(g->most)) double_count("CTAs", g->most); // of all communicators ever made
   *made = c;
   return SUCCESS;
 }

@@ -326,6 +326,8 @@ func TestOptionalIsSaid(t *testing.T) {
 // noDevice is one that Wrap refuses before it asks for anything.
 type noDevice struct{}
 
+func (noDevice) Settings() string { return "" }
+
 func (noDevice) Engine(engine.DeviceOptions) (engine.Device, error) { panic("not reached") }
 
 // TestOptionalManyPasses runs random passes with random absence, where time stands still as long as any

@@ -29,6 +29,8 @@ import (
 // onGPU implements fsdp.Device.
 type onGPU struct{ *nccl.Device }
 
+func (onGPU) Settings() string { return "" }
+
 func (g onGPU) Engine(o engine.DeviceOptions) (engine.Device, error) {
 	return New(g.Device, Options{Poison: o.Poison, Offload: o.Offload})
 }

@@ -102,12 +102,15 @@ func (l *links) missing(meshes []ranks.Mesh) (list []*link) {
 // join creates the communicator of a link.
 func (l *links) join(ctx context.Context, k *link) (err error) {
 	k.over, err = nccl.New(ctx, k.group, l.d.gpu, nccl.GroupConfig{
-		Communicator: nccl.Config{Name: k.role}, Timeout: l.d.o.Timeout,
+		Communicator: nccl.Config{Name: k.role, MaxCTAs: l.d.o.CollectiveSMs}, Timeout: l.d.o.Timeout,
 	})
 	if err != nil {
 		return fmt.Errorf("making the communicator of %s: %w", k.role, ranks.Among(k.group, err))
 	}
 	k.comm = k.over.Communicator()
+	if n := l.d.o.CollectiveSMs; n > 0 {
+		l.d.engine.Multiprocessors = l.d.gpu.Multiprocessors() - n
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.list = append(l.list, k)

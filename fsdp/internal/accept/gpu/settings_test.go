@@ -1,0 +1,59 @@
+//go:build linux && cgo
+
+package gpu_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/fsdp/gpu"
+	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
+)
+
+// TestGPUCollectiveSMs: with several ranks, NCCL gets the limit and products the other multiprocessors.
+func TestGPUCollectiveSMs(t *testing.T) {
+	kit.CleanGPU(t)
+	libs := gpudouble.Build(t)
+	lib, products := gpudouble.Open(t, libs.NCCL), gpudouble.Open(t, libs.CUBLASLT)
+	for _, v := range []struct{ ranks, limit, blocks, each int }{{1, 16, 0, 0}, {2, 0, 0, 0}, {2, 16, 2 * 16, 132 - 16}} {
+		blocks, sum, calls := lib.Live("CTAs"), products.Live("multiprocessors"), products.Calls("cublasLtMatmul")
+		onDevices(t, v.ranks, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
+			dev.CollectiveSMs = v.limit
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev})
+			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(0))
+			require.NoError(t, m.Close())
+		})
+		require.Equal(t, v.blocks, lib.Live("CTAs")-blocks, "%+v", v)
+		calls = products.Calls("cublasLtMatmul") - calls
+		require.Positive(t, calls)
+		require.Equal(t, calls*v.each, products.Live("multiprocessors")-sum, "%+v", v)
+	}
+}
+
+// TestGPUSettingsDiffer: ranks have the same settings, which fit their GPUs.
+func TestGPUSettingsDiffer(t *testing.T) {
+	kit.CleanGPU(t)
+	for _, v := range []struct {
+		set  func(dev *gpu.Device, rank int)
+		want string
+	}{
+		{func(dev *gpu.Device, rank int) { dev.CollectiveSMs = 8 * rank }, "Config.Device: CollectiveSMs 0"},
+		{func(dev *gpu.Device, _ int) { dev.CollectiveSMs = 132 }, "Double 0, has 132 multiprocessors, and CollectiveSMs is 132: products need some, too"},
+	} {
+		for _, err := range kit.ErrorsOf(t, 2, func(_ context.Context, g comm.Group) error {
+			dev, err := gpu.Open(g.Rank())
+			require.NoError(t, err)
+			defer func() { require.NoError(t, dev.Close()) }()
+			v.set(dev, g.Rank())
+			_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev})
+			return err
+		}) {
+			require.ErrorContains(t, err, v.want)
+		}
+	}
+}
