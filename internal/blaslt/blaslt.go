@@ -163,9 +163,9 @@ func flag(b bool) C.int {
 // Workspace returns the bytes of workspace for a run.
 func (p *Plan) Workspace() int { return int(C.blaslt_plan_workspace(p.plan)) }
 
-// Run makes the stream, which must be of the same device, compute the product: D = op(A)·op(B), or
-// with accumulate D += op(A)·op(B). Without accumulate D is only written.
-func (p *Plan) Run(s *device.Stream, at Operands, accumulate bool) error {
+// Run makes the stream, which must be of the same device, compute the product D = op(A)·op(B), plus
+// C if there is one. D is only written, unless C is D.
+func (p *Plan) Run(s *device.Stream, at Operands) error {
 	stream := s.Handle()
 	if stream == 0 || p.plan == nil {
 		return fmt.Errorf("blaslt: %v: the stream or the plan is %w", p.product, device.ErrClosed)
@@ -177,9 +177,9 @@ func (p *Plan) Run(s *device.Stream, at Operands, accumulate bool) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 	}
-	o := C.blaslt_operands{a: C.uint64_t(at.A), b: C.uint64_t(at.B), d: C.uint64_t(at.D), bias: C.uint64_t(at.Bias),
-		workspace: C.uint64_t(at.Workspace)}
-	return result(C.blaslt_plan_run(p.plan, &o, flag(accumulate), C.uintptr_t(stream)))
+	o := C.blaslt_operands{a: C.uint64_t(at.A), b: C.uint64_t(at.B), c: C.uint64_t(at.C), d: C.uint64_t(at.D),
+		bias: C.uint64_t(at.Bias), workspace: C.uint64_t(at.Workspace)}
+	return result(C.blaslt_plan_run(p.plan, &o, C.uintptr_t(stream)))
 }
 
 // Close closes p. Streams still compute the products that were issued.

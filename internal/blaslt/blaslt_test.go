@@ -59,8 +59,8 @@ func (x *Product) spans() (a, b, d int) {
 	return ra*x.LDA + last*x.StrideA, rb*x.LDB + last*x.StrideB, x.Rows*x.LDD + last*x.StrideD
 }
 
-// reference computes a product, to d.
-func (x *Product) reference(d, a, b, bias []float64, acc bool) {
+// reference computes a product, to d. c may be d, or nil.
+func (x *Product) reference(d, a, b, c, bias []float64) {
 	at := func(m []float64, trans bool, ld, i, j int) float64 {
 		if trans {
 			i, j = j, i
@@ -75,8 +75,8 @@ func (x *Product) reference(d, a, b, bias []float64, acc bool) {
 				for k := range x.Depth {
 					sum += at(a, x.TransA, x.LDA, i, k) * at(b, x.TransB, x.LDB, k, j)
 				}
-				if acc {
-					sum += d[i*x.LDD+j]
+				if c != nil {
+					sum += c[slice*x.StrideD+i*x.LDD+j]
 				}
 				if x.Bias {
 					sum += bias[j]
@@ -92,7 +92,7 @@ func TestProducts(t *testing.T) {
 	b := newBench(t)
 	rapid.Check(t, func(t *rapid.T) {
 		x := drawProduct(t)
-		acc := rapid.Bool().Draw(t, "accumulate")
+		added := rapid.SampledFrom([]string{"nothing", "D", "C"}).Draw(t, "added")
 		plan := must(b.handle.Plan(x))(b.t)
 		require.LessOrEqual(t, plan.Workspace(), x.Workspace)
 		x = plan.product
@@ -111,16 +111,24 @@ func TestProducts(t *testing.T) {
 			nan[i] = math.NaN()
 		}
 		start := nan
-		if acc {
+		if added == "D" {
 			start = dv
 		}
 		offset := x.Align % 256
 		am, bm, dm := b.store(x.In, offset, av...), b.store(x.In, offset, bv...), b.store(x.Out, offset, start...)
 		vm, scratch := b.store(x.Out, BiasAlign, vector...), must(b.dev.Alloc(max(1, plan.Workspace())))(b.t)
-		require.NoError(t, plan.Run(b.stream, Operands{am.at(), bm.at(), dm.at(), vm.at(), scratch.Addr()}, acc))
+		cm := b.store(x.Out, offset, dv...)
+		at := Operands{A: am.at(), B: bm.at(), D: dm.at(), Bias: vm.at(), Workspace: scratch.Addr()}
+		want, c := append([]float64{}, start...), []float64(nil)
+		switch added {
+		case "D":
+			at.C, c = at.D, want
+		case "C":
+			at.C, c = cm.at(), dv
+		}
+		require.NoError(t, plan.Run(b.stream, at))
 
-		want := append([]float64{}, start...)
-		x.reference(want, av, bv, vector, acc)
+		x.reference(want, av, bv, c, vector)
 		got := b.load(dm)
 		for i, w := range want {
 			if math.IsNaN(w) {
@@ -130,8 +138,9 @@ func TestProducts(t *testing.T) {
 			require.InDelta(t, w, got[i], math.Abs(w)*map[Type]float64{BF16: 1.0 / 256}[x.Out], "element %d", i)
 		}
 		require.Equal(t, vector, b.load(vm))
+		require.Equal(t, dv, b.load(cm))
 		require.NoError(t, plan.Close())
-		for _, m := range []*device.Memory{am.Memory, bm.Memory, dm.Memory, vm.Memory, scratch} {
+		for _, m := range []*device.Memory{am.Memory, bm.Memory, cm.Memory, dm.Memory, vm.Memory, scratch} {
 			require.NoError(t, m.Free())
 		}
 	})
@@ -145,7 +154,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 		m := b.store(F32, 0, make([]float64, 512)...)
 		at := Operands{A: m.at(), B: m.at() + 256, D: m.at() + 512, Bias: m.at() + 768}
 		require.Zero(t, testing.AllocsPerRun(20, func() {
-			if err := plan.Run(b.stream, at, false); err != nil {
+			if err := plan.Run(b.stream, at); err != nil {
 				panic(err)
 			}
 		}))
@@ -166,7 +175,7 @@ func TestPlanIsShared(t *testing.T) {
 		bias, zero, d := b.store(F32, 0, 1, 2, 3, float64(i)), b.store(F32, 0, 0, 0, 0, 0), b.store(F32, 0, make([]float64, 4)...)
 		wait.Go(func() {
 			for range 20 {
-				require.NoError(t, plan.Run(b.stream, Operands{A: one.at(), B: zero.at(), D: d.at(), Bias: bias.at()}, false))
+				require.NoError(t, plan.Run(b.stream, Operands{A: one.at(), B: zero.at(), D: d.at(), Bias: bias.at()}))
 			}
 		})
 		t.Cleanup(func() {
@@ -205,17 +214,18 @@ func TestRefusals(t *testing.T) {
 
 	good.Bias, good.Workspace = true, 1<<20
 	plan := must(b.handle.Plan(good))(t)
-	run := func(at Operands) error { return plan.Run(b.stream, at, false) }
+	run := func(at Operands) error { return plan.Run(b.stream, at) }
 	product := "blaslt: 1 × [3 4] float32 = A [3 5] · B [5 4] bfloat16: "
-	require.EqualError(t, run(Operands{256, 512, 0, 1024, 2048}), product+"the matrices are at 0x100, 0x200 and 0x0: want multiples of 256")
-	require.EqualError(t, run(Operands{256, 520, 768, 1024, 2048}), product+"the matrices are at 0x100, 0x208 and 0x300: want multiples of 256")
-	require.EqualError(t, run(Operands{256, 512, 768, 1028, 2048}), product+"the bias is at 0x404: want a multiple of 16")
-	require.EqualError(t, run(Operands{256, 512, 768, 1024, 0}), product+"the workspace is at 0x0: want a multiple of 256")
+	require.EqualError(t, run(Operands{A: 256, B: 512}), product+"the matrices are at 0x100, 0x200, 0x0 and 0x0: want multiples of 256")
+	require.EqualError(t, run(Operands{A: 256, B: 520, D: 768}), product+"the matrices are at 0x100, 0x208, 0x0 and 0x300: want multiples of 256")
+	require.EqualError(t, run(Operands{A: 256, B: 512, C: 4, D: 768}), product+"the matrices are at 0x100, 0x200, 0x4 and 0x300: want multiples of 256")
+	require.EqualError(t, run(Operands{A: 256, B: 512, D: 768, Bias: 1028, Workspace: 2048}), product+"the bias is at 0x404: want a multiple of 16")
+	require.EqualError(t, run(Operands{A: 256, B: 512, D: 768, Bias: 1024}), product+"the workspace is at 0x0: want a multiple of 256")
 
 	require.EqualError(t, b.handle.Close(), "blaslt: the handle cannot be closed, still open: 1 × plan")
 	require.NoError(t, plan.Close())
 	require.EqualError(t, plan.Close(), "blaslt: the plan is closed already")
-	require.ErrorIs(t, run(Operands{256, 512, 768, 1024, 2048}), device.ErrClosed)
+	require.ErrorIs(t, run(Operands{A: 256, B: 512, D: 768, Bias: 1024, Workspace: 2048}), device.ErrClosed)
 	other := must(New(b.dev))(t)
 	require.NoError(t, other.Close())
 	require.ErrorIs(t, other.Close(), device.ErrClosed)
@@ -243,7 +253,7 @@ func TestEveryFailureIsAnError(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			err = p.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, D: m.at() + 512, Bias: m.at() + 768}, true)
+			err = p.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, C: m.at() + 512, D: m.at() + 512, Bias: m.at() + 768})
 			if err := closed(err, p.Close); err != nil {
 				return err
 			}
@@ -293,12 +303,14 @@ func TestMisuse(t *testing.T) {
 	require.NotNil(t, b.lt, "this is of the double")
 	plan := must(b.handle.Plan(Product{Rows: 2, Cols: 64, Depth: 2}))(t)
 	m := b.store(F32, 0, make([]float64, 512)...)
-	require.ErrorContains(t, plan.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, D: m.at() + 512}, false), "status 7")
+	require.ErrorContains(t, plan.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, D: m.at() + 512}), "status 7")
 	// The library's A is the product's B, since it is column-major.
 	require.Equal(t, []string{"cublasLtMatmul: D overlaps A"}, b.lt.Reports())
+	require.Error(t, plan.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, C: m.at() + 768, D: m.at() + 1024}))
+	require.Equal(t, []string{"cublasLtMatmul: D overlaps C"}, b.lt.Reports())
 	second := must(device.Open(1))(t)
 	stream := must(second.NewStream())(t)
-	require.Error(t, plan.Run(stream, Operands{A: m.at(), B: m.at() + 256, D: m.at() + 1024}, false))
+	require.Error(t, plan.Run(stream, Operands{A: m.at(), B: m.at() + 256, D: m.at() + 1024}))
 	require.Equal(t, []string{"cublasLtMatmul: the stream is of another context"}, b.lt.Reports())
 	require.NoError(t, stream.Close())
 	require.NoError(t, second.Close())

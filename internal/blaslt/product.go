@@ -40,7 +40,7 @@ type Product struct {
 	StrideA, StrideB, StrideD int // elements from one matrix of a batch to the next
 
 	Bias      bool // whether a vector [Cols] of the type of D is added to each row; only for a single product, and not for F64
-	Align     int  // alignment in bytes of the addresses of A, B and D: a power of 2, 0 for 256
+	Align     int  // alignment in bytes of the addresses of A, B, C and D: a power of 2, 0 for 256
 	Workspace int  // bytes that a run may use in addition to its matrices
 
 	Multiprocessors int // that an algorithm is chosen for, 0 for all of the device: other work uses the rest
@@ -99,9 +99,10 @@ func (x Product) String() string {
 		trans("A", x.TransA), x.Rows, x.Depth, trans("B", x.TransB), x.Depth, x.Cols, x.In)
 }
 
-// Operands are the addresses of a run's matrices. They must not overlap.
+// Operands are the addresses of a run's matrices. They must not overlap, except that C may be D.
 type Operands struct {
 	A, B, D   uintptr
+	C         uintptr // a matrix in the layout of D that is added, or 0
 	Bias      uintptr
 	Workspace uintptr // a multiple of 256, of [Plan.Workspace] bytes, for one stream at a time
 }
@@ -109,8 +110,8 @@ type Operands struct {
 // check returns an error if the operands are invalid for a run.
 func (o Operands) check(x *Product, workspace int) error {
 	switch {
-	case o.A == 0 || o.B == 0 || o.D == 0 || (o.A|o.B|o.D)%uintptr(x.Align) != 0:
-		return fmt.Errorf("blaslt: %v: the matrices are at %#x, %#x and %#x: want multiples of %d", x, o.A, o.B, o.D, x.Align)
+	case o.A == 0 || o.B == 0 || o.D == 0 || (o.A|o.B|o.C|o.D)%uintptr(x.Align) != 0:
+		return fmt.Errorf("blaslt: %v: the matrices are at %#x, %#x, %#x and %#x: want multiples of %d", x, o.A, o.B, o.C, o.D, x.Align)
 	case x.Bias && (o.Bias == 0 || o.Bias%BiasAlign != 0):
 		return fmt.Errorf("blaslt: %v: the bias is at %#x: want a multiple of %d", x, o.Bias, BiasAlign)
 	case workspace > 0 && (o.Workspace == 0 || o.Workspace%256 != 0):

@@ -19,7 +19,7 @@ typedef struct {
 } blaslt_product;
 
 typedef struct {
-  uint64_t a, b, d, bias, workspace;
+  uint64_t a, b, c, d, bias, workspace; // c is 0 if nothing is added
 } blaslt_operands;
 
 typedef struct blaslt_plan blaslt_plan;
@@ -38,7 +38,7 @@ blaslt_result blaslt_destroy(uintptr_t context, uintptr_t handle);
 blaslt_result blaslt_plan_make(uintptr_t context, uintptr_t handle, const blaslt_product *product, blaslt_plan **plan);
 // blaslt_plan_workspace returns the bytes that it needs.
 size_t blaslt_plan_workspace(const blaslt_plan *plan);
-blaslt_result blaslt_plan_run(const blaslt_plan *plan, const blaslt_operands *at, int accumulate, uintptr_t stream);
+blaslt_result blaslt_plan_run(const blaslt_plan *plan, const blaslt_operands *at, uintptr_t stream);
 // blaslt_plan_end frees a plan. After an error the rest of it is still there, to be ended again.
 blaslt_result blaslt_plan_end(blaslt_plan *plan);
 

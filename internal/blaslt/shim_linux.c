@@ -146,15 +146,15 @@ blaslt_result blaslt_plan_make(uintptr_t context, uintptr_t handle, const blaslt
 
 size_t blaslt_plan_workspace(const blaslt_plan *p) { return p->found.workspace; }
 
-blaslt_result blaslt_plan_run(const blaslt_plan *p, const blaslt_operands *at, int accumulate, uintptr_t stream) {
+blaslt_result blaslt_plan_run(const blaslt_plan *p, const blaslt_operands *at, uintptr_t stream) {
   static const float narrow[] = {0, 1};
   static const double wide[] = {0, 1};
   const void *one = p->wide ? (const void *)&wide[1] : &narrow[1];
-  const void *beta = p->wide ? (const void *)&wide[accumulate] : &narrow[accumulate];
+  const void *beta = p->wide ? (const void *)&wide[at->c != 0] : &narrow[at->c != 0];
   IN(p->context);
   if (p->bias) AND(set_bias(p, at->bias));
-  void *d = (void *)at->d;
-  TRY(cublasLtMatmul, p->handle, p->desc, one, (void *)at->b, p->a, (void *)at->a, p->b, beta, d, p->d, d, p->d, &p->found.algo,
+  void *d = (void *)at->d, *c = at->c ? (void *)at->c : d; // C has the layout of D
+  TRY(cublasLtMatmul, p->handle, p->desc, one, (void *)at->b, p->a, (void *)at->a, p->b, beta, c, p->d, d, p->d, &p->found.algo,
       (void *)at->workspace, p->found.workspace, (lt_stream)stream);
   return done;
 }

@@ -31,7 +31,7 @@ type Plan struct{ _ int }
 func (p *Plan) Workspace() int { return 0 }
 
 // Run returns an error: there is no plan.
-func (p *Plan) Run(s *device.Stream, at Operands, accumulate bool) error { return unavailable() }
+func (p *Plan) Run(s *device.Stream, at Operands) error { return unavailable() }
 
 // Close returns an error: there is no plan.
 func (p *Plan) Close() error { return unavailable() }

@@ -41,9 +41,8 @@ func linear(b *builder, in *exec.Instr) error {
 
 func addLinear(b *builder, in *exec.Instr) error {
 	n, depth, out := linearDims(in.Op)
-	b.move(operandAddress(in.Out), operandAddress(in.In[0]), in.Out.Bytes)
 	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: out, Depth: depth, TransB: true},
-		factors{d: operandAddress(in.Out), a: operandAddress(in.In[1]), b: operandAddress(in.In[2]), add: true})
+		factors{d: operandAddress(in.Out), a: operandAddress(in.In[1]), b: operandAddress(in.In[2]), c: optional(in, 0)})
 }
 
 func linearGradX(b *builder, in *exec.Instr) error {

@@ -49,6 +49,21 @@ func TestLinear(t *testing.T) {
 	})
 }
 
+// TestAddLinearCopiesNothing: the product adds its first argument, in place and elsewhere.
+func TestAddLinearCopiesNothing(t *testing.T) {
+	m := gputest.New(t)
+	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}
+	node, err := ops.AddLinear(u.node(3, 4), u.node(3, 5), u.node(4, 5))
+	require.NoError(t, err)
+	in, f := u.instruction(node.Op().(*exec.Op), wide, []exec.Value{u.value(wide, 3, 4), u.value(wide, 3, 5), u.value(wide, 4, 5)})
+	for _, inPlace := range []bool{false, true} {
+		copies, products := m.CUDA.Calls("cuMemcpyDtoDAsync"), m.CUBLASLT.Calls("cublasLtMatmul")
+		m.Run(t, in, f, inPlace)
+		require.Equal(t, copies, m.CUDA.Calls("cuMemcpyDtoDAsync"))
+		require.Equal(t, products+1, m.CUBLASLT.Calls("cublasLtMatmul"))
+	}
+}
+
 // TestProduct has matrices in every order of axes that a product may have.
 func TestProduct(t *testing.T) {
 	row := lookUp(exec.KindProduct)

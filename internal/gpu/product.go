@@ -77,21 +77,24 @@ func (c *products) close() error {
 	return errors.Join(errs...)
 }
 
-// A product is D = op(A)·op(B), or D += op(A)·op(B).
+// A product is D = op(A)·op(B), or D = C + op(A)·op(B), where C may be D.
 type product struct {
 	engine  *Engine
 	shape   blaslt.Product // Align is the alignment that the offsets allow
 	plan    *blaslt.Plan
 	d, a, b address
+	c       *address // or nil
 	bias    address
 	spare   address // for a bias that is not aligned
-	add     bool
 }
 
 func (p *product) issue(s *device.Stream, r *run) error {
 	at := blaslt.Operands{A: r.resolve(p.a), B: r.resolve(p.b), D: r.resolve(p.d), Workspace: p.engine.products.workspace.Addr()}
+	if p.c != nil {
+		at.C = r.resolve(*p.c)
+	}
 	plan := p.plan
-	if n := alignment(int(at.A | at.B | at.D)); n < p.shape.Align { // kernels for larger alignments do not accept it
+	if n := alignment(int(at.A | at.B | at.C | at.D)); n < p.shape.Align { // kernels for larger alignments do not accept it
 		x, err := p.shape, error(nil)
 		x.Align = n
 		if plan, err = p.engine.plan(x); err != nil {
@@ -107,7 +110,7 @@ func (p *product) issue(s *device.Stream, r *run) error {
 			}
 		}
 	}
-	return plan.Run(s, at, p.add)
+	return plan.Run(s, at)
 }
 
 // alignment returns the largest power of 2 that divides n, up to the largest that kernels use.
@@ -123,25 +126,32 @@ const productAlign = 16
 type factors struct {
 	d, a, b address
 	bias    *address // a row of the type of d, added to each row of d
-	add     bool     // to d
+	c       *address // a matrix in the layout of d that is added
+	add     bool     // to d: c is d
 }
 
 // product adds a product with factors of the instruction's type.
 func (b *builder) product(x blaslt.Product, f factors) (err error) {
 	x.In = b.element()
-	p := &product{engine: b.engine, d: f.d, a: f.a, b: f.b, add: f.add}
+	p := &product{engine: b.engine, d: f.d, a: f.a, b: f.b, c: f.c}
+	if f.add {
+		p.c = &f.d
+	}
 	switch {
 	case f.bias != nil && x.In == blaslt.F64:
 		n := x.Rows * x.Cols
 		if err := b.each("linear_fill", n, f.d, *f.bias, uint64(x.Cols), uint64(max(x.Cols, x.LDD)), uint64(n)); err != nil {
 			return err
 		}
-		p.add = true
+		p.c = &f.d
 	case f.bias != nil:
 		x.Bias = true
 		p.bias, p.spare = *f.bias, b.temp(x.Cols*x.Out.Size())
 	}
 	x.Align = alignment(f.d.offset | f.a.offset | f.b.offset)
+	if p.c != nil {
+		x.Align = alignment(x.Align | p.c.offset)
+	}
 	if p.plan, err = b.engine.plan(x); err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@
 
 // A range is memory of the device that a job uses.
 struct range { const char *name; uint64_t at; size_t size; char *bytes; };
-enum { A, B, D, VECTOR, WORKSPACE, RANGES };
+enum { A, B, C, D, VECTOR, WORKSPACE, RANGES };
 
 struct job {
   struct problem p;
@@ -59,7 +59,7 @@ static double *unfold(const char *p, const struct object *l, int slice, int colu
 // multiply computes a column of the result at a time: terms are added in order, in all its elements.
 static void multiply(const struct job *j, int slice) {
   const struct object *d = &j->p.d, *desc = &j->p.desc;
-  char *to = j->ranges[D].bytes, *vector = j->ranges[VECTOR].bytes;
+  char *to = j->ranges[D].bytes, *added = j->ranges[C].bytes ? j->ranges[C].bytes : to, *vector = j->ranges[VECTOR].bytes;
   uint64_t rows = d->rows, k = depth(&j->p);
   double *a = unfold(j->ranges[A].bytes, &j->p.a, slice, !desc->transa); // [k, rows]
   double *b = unfold(j->ranges[B].bytes, &j->p.b, slice, !desc->transb); // [cols, k]
@@ -72,7 +72,7 @@ static void multiply(const struct job *j, int slice) {
     }
     for (uint64_t m = 0; m < rows; m++) {
       int64_t at = slice * d->stride + (int64_t)n * d->ld + (int64_t)m;
-      if (j->beta != 0) sums[m] += j->beta * get(to, d->type, at);
+      if (j->beta != 0) sums[m] += j->beta * get(added, d->type, at);
       if (desc->epilogue == EPILOGUE_BIAS) sums[m] += get(vector, d->type, (int64_t)m);
       put(to, d->type, at, sums[m]);
     }
@@ -104,7 +104,7 @@ static struct range range(const char *name, uint64_t at, const struct object *l)
 // placed tells whether the ranges are where the algorithm needs them, and none that is written
 // overlaps another.
 static int placed(const struct job *j, const algorithm *x) {
-  static const int slots[] = {A, B, D, D};
+  static const int slots[] = {A, B, C, D};
   const struct range *r = j->ranges;
   for (int i = 0; i < 4; i++)
     if (r[slots[i]].at % (x->align >> 16 * i & 0xffff)) {
@@ -134,16 +134,17 @@ EXPORT status cublasLtMatmul(handle h, handle desc, const void *alpha, uint64_t 
   if (x->workspace > size || (size && (!workspace || workspace % 256))) wrong = "the workspace is too small or not aligned";
   if (driver.of_stream(stream, &of)) return EXECUTION_FAILED;
   if (of != context) wrong = "the stream is of another context";
-  if (c != d) wrong = "it adds to another matrix than the result";
   if (get(alpha, j.p.desc.scale, 0) != 1) wrong = "alpha is not 1";
+  j.beta = get(beta, j.p.desc.scale, 0);
+  if (c != d && j.beta == 0) wrong = "it adds nothing of another matrix than the result";
   if (wrong) {
     double_misuse("%s: %s", function, wrong);
     return INVALID_VALUE;
   }
-  j.beta = get(beta, j.p.desc.scale, 0);
   j.ranges[A] = range("A", a, &j.p.a);
   j.ranges[B] = range("B", b, &j.p.b);
   j.ranges[D] = range("D", d, &j.p.d);
+  j.ranges[C] = (struct range){"C", c, c == d ? 0 : j.ranges[D].size};
   if (j.p.desc.epilogue == EPILOGUE_BIAS)
     j.ranges[VECTOR] = (struct range){"the vector", j.p.desc.vector, j.p.d.rows * type_size(j.p.d.type)};
   j.ranges[WORKSPACE] = (struct range){"the workspace", workspace, x->workspace};
