@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // A Rate is the measured time of an operation on one device, while Ranks ranks of a host compute:
@@ -41,6 +42,10 @@ type Rate struct {
 
 	Fixed, FLOP, Byte, Score float64
 }
+
+// Added begins the name of a product that adds its result to another value, such as "add linear". It
+// has the rate of the product unless it has its own.
+const Added = "add "
 
 // AtOnce ends the name of a rate for a wait or drain with no call since its collective began.
 const AtOnce = " at once"
@@ -189,6 +194,10 @@ func byKey(list []Rate) map[rateKey]Rate {
 // seconds returns how long an operation takes, and whether it has a rate.
 func (k *clock) seconds(of rateKey, w Work) (seconds float64, ok bool) {
 	rate, ok := k.usual[of]
+	if op, adds := strings.CutPrefix(of.op, Added); adds && !ok {
+		of.op = op
+		rate, ok = k.usual[of]
+	}
 	seconds = rate.seconds(w)
 	one, many := k.alone[of], k.threads[of]
 	if was := one.seconds(w); was > 0 {

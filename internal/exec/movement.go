@@ -202,6 +202,25 @@ func addSlices(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Nod
 	return nil, nil
 }
 
+// addResults is a replacer. It merges a sum with an operation that can add its result
+// ([Row.Added]), if no other node needs that result. The merged operation rounds once, where the
+// sum rounds a second time.
+func addResults(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error) {
+	if op := native(n.Graph(), n); op == nil || op.Row != addRow {
+		return nil, nil
+	}
+	for i, x := range kids {
+		op, ours := x.Op().(*Op)
+		if !ours || op.Added == nil || uses[arguments(n.Graph(), n)[i]] > 1 ||
+			!slices.Equal(n.Shape(), x.Shape()) || !slices.Equal(n.Shape(), kids[1-i].Shape()) {
+			continue
+		}
+		sum := &Op{Row: op.Added, Attrs: op.Attrs, dims: op.dims, lead: op.lead}
+		return sum.add(append(G.Nodes{kids[1-i]}, arguments(n.Graph(), x)...)...)
+	}
+	return nil, nil
+}
+
 // replaceAt replaces the access to an element by a view.
 func replaceAt(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	at, shape := 0, kids[0].Shape()

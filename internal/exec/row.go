@@ -91,6 +91,10 @@ type Row struct {
 	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Trailing nil
 	// gradients may be omitted.
 	Grad func(o *Op, in G.Nodes, out, dy *G.Node) (G.Nodes, error)
+	// Added is the operation that adds the result to another value, its first argument, which is
+	// followed by the arguments of this operation. It computes such a sum in units whose
+	// instructions run apart. Nil means that there is none.
+	Added *Row
 	// Check returns an error if the integers of an argument are invalid, so that a batch can be
 	// refused before anything runs on it. The kernels check too.
 	Check func(o *Op, arg int, v []int) error

@@ -94,6 +94,11 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 			return nil, err
 		}
 	}
+	if sig.Apart {
+		if err := tr.rebuild(addResults, tr.outs, tr.updates, tr.gradIn, tr.gradParam); err != nil {
+			return nil, fmt.Errorf("sums: %w", err)
+		}
+	}
 	return tr, nil
 }
 

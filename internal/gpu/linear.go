@@ -13,6 +13,7 @@ var linearKinds = map[exec.Kind]lowering{
 	ops.KindLinear:           linear,
 	ops.KindAddLinear:        addLinear,
 	ops.KindLinearGradX:      linearGradX,
+	ops.KindAddLinearGradX:   addLinearGradX,
 	ops.KindLinearGradW:      linearGradW,
 	ops.KindLinearGradB:      linearGradB,
 	ops.KindLinearLoss:       linearLoss,
@@ -42,12 +43,18 @@ func linear(b *builder, in *exec.Instr) error {
 func addLinear(b *builder, in *exec.Instr) error {
 	n, depth, out := linearDims(in.Op)
 	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: out, Depth: depth, TransB: true},
-		factors{d: operandAddress(in.Out), a: operandAddress(in.In[1]), b: operandAddress(in.In[2]), c: optional(in, 0)})
+		factors{d: operandAddress(in.Out), a: operandAddress(in.In[1]), b: operandAddress(in.In[2]), c: optional(in, 0), bias: optional(in, 3)})
 }
 
 func linearGradX(b *builder, in *exec.Instr) error {
 	n, cols, out := linearDims(in.Op)
 	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: cols, Depth: out}, factors{d: operandAddress(in.Out), a: operandAddress(in.In[0]), b: operandAddress(in.In[1])})
+}
+
+func addLinearGradX(b *builder, in *exec.Instr) error {
+	n, cols, out := linearDims(in.Op)
+	return b.product(blaslt.Product{Out: b.element(), Rows: n, Cols: cols, Depth: out},
+		factors{d: operandAddress(in.Out), a: operandAddress(in.In[1]), b: operandAddress(in.In[2]), c: optional(in, 0)})
 }
 
 func linearGradW(b *builder, in *exec.Instr) error {

@@ -42,6 +42,8 @@ func TestLinear(t *testing.T) {
 		u.check(node, err, u.low(), xs, ws)
 		node, err = ops.AddLinear(y, x, w)
 		u.check(node, err, u.low(), dys, xs, ws)
+		node, err = lookUp(ops.KindAddLinear).Apply(nil, y, x, w, bias)
+		u.check(node, err, u.low(), dys, xs, ws, u.value(u.low(), out))
 		u.Offset = 32
 		node, err = ops.Linear(x, w, bias)
 		require.NoError(u, err)

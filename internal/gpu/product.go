@@ -140,7 +140,11 @@ func (b *builder) product(x blaslt.Product, f factors) (err error) {
 	switch {
 	case f.bias != nil && x.In == blaslt.F64:
 		n := x.Rows * x.Cols
-		if err := b.each("linear_fill", n, f.d, *f.bias, uint64(x.Cols), uint64(max(x.Cols, x.LDD)), uint64(n)); err != nil {
+		var c any = null
+		if p.c != nil {
+			c = *p.c
+		}
+		if err := b.each("linear_fill", n, f.d, c, *f.bias, uint64(x.Cols), uint64(max(x.Cols, x.LDD)), uint64(n)); err != nil {
 			return err
 		}
 		p.c = &f.d

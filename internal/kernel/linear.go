@@ -14,8 +14,8 @@ func Linear[T Element](c *Context, y, x, w, b []T, n, in, out int) {
 	multiply(c, false, true, y, x, w, n, out, in, 0, b)
 }
 
-// LinearAdd adds x·Wᵀ to y, for the shapes of [Linear].
-func LinearAdd[T Element](c *Context, y, x, w []T, n, in, out int) {
+// LinearAdd adds x·Wᵀ to y, for the shapes of [Linear]. If x and w are bfloat16, y may be float32.
+func LinearAdd[T, Y Element](c *Context, y []Y, x, w []T, n, in, out int) {
 	checkLinear("LinearAdd", len(y), len(x), len(w), n, in, out)
 	multiply(c, false, true, y, x, w, n, out, in, 1, nil)
 }
@@ -25,6 +25,12 @@ func LinearAdd[T Element](c *Context, y, x, w []T, n, in, out int) {
 func LinearGradX[T Element](c *Context, dx, dy, w []T, n, in, out int) {
 	checkLinear("LinearGradX", len(dy), len(dx), len(w), n, in, out)
 	multiply(c, false, false, dx, dy, w, n, in, out, 0, nil)
+}
+
+// LinearGradXAdd adds dy·W to dx, for the shapes of [LinearGradX].
+func LinearGradXAdd[T Element](c *Context, dx, dy, w []T, n, in, out int) {
+	checkLinear("LinearGradXAdd", len(dy), len(dx), len(w), n, in, out)
+	multiply(c, false, false, dx, dy, w, n, in, out, 1, nil)
 }
 
 // LinearGradW computes the gradient of [Linear] with respect to its weight, dyᵀ·x [out, in]. It has

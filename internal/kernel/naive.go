@@ -31,6 +31,11 @@ func NaiveLinearGradX(_ *Context, dx, dy, w []float64, n, in, out int) {
 	naiveSums(dx, n, in, out, false, func(i, j, o int) float64 { return dy[i*out+o] * w[o*in+j] })
 }
 
+// NaiveLinearGradXAdd is the twin of [LinearGradXAdd].
+func NaiveLinearGradXAdd(_ *Context, dx, dy, w []float64, n, in, out int) {
+	naiveSums(dx, n, in, out, true, func(i, j, o int) float64 { return dy[i*out+o] * w[o*in+j] })
+}
+
 // NaiveLinearGradW is the twin of [LinearGradW].
 func NaiveLinearGradW(_ *Context, dw, dy, x []float64, n, in, out int, acc bool) {
 	naiveSums(dw, out, in, n, acc, func(o, j, i int) float64 { return dy[i*out+o] * x[i*in+j] })

@@ -135,12 +135,15 @@ func ExampleTable() {
 	// linear: x [... in], weight [out in], bias? [out]
 	//     -> y [... out]
 	//     x·weightᵀ + bias
-	// add linear: y [... out], x [... in], weight [out in]
+	// add linear: y [... out], x [... in], weight [out in], bias? [out]
 	//     -> sum [... out]
-	//     y + x·weightᵀ
+	//     y + x·weightᵀ + bias
 	// linear dx: dy, weight
 	//     -> dx [... in]
 	//     dy·weight
+	// add linear dx: y, dy, weight
+	//     -> sum [... in]
+	//     y + dy·weight
 	// linear dw: dy, x
 	//     -> dweight f32 [out in]
 	//     dyᵀ·x

@@ -7,6 +7,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // Linear is op.Linear.
@@ -21,7 +22,7 @@ var linear = &exec.Row{
 	Kind: KindLinear, Doc: "x·weightᵀ + bias", Shapes: "x [... in], weight [out in], bias? [out] -> y [... out]",
 	Kernels: kernels(runLinear(kernel.Linear[float32]), runLinear(kernel.Linear[float64]), runLinear(kernel.NaiveLinear)),
 	BF16:    runLinear(kernel.Linear[half.BFloat16]),
-	FLOPs:   product, Product: linearSizes, Split: exec.ByKernel, Diff: 3, Grad: linearGrads,
+	FLOPs:   product, Product: linearSizes, Split: exec.ByKernel, Diff: 3, Grad: linearGrads, Added: addLinear,
 }
 
 func runLinear[T kernel.Element](run func(c *kernel.Context, y, x, w, b []T, n, in, out int)) exec.Kernel {
@@ -69,15 +70,54 @@ func linearGrads(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 func AddLinear(y, x, w *G.Node) (*G.Node, error) { return addLinear.Apply(nil, y, x, w) }
 
 var addLinear = &exec.Row{
-	Kind: KindAddLinear, Doc: "y + x·weightᵀ", Shapes: "y [... out], x [... in], weight [out in] -> sum [... out]",
-	Kernels: kernels(runProduct(kernel.LinearAdd[float32], 1), runProduct(kernel.LinearAdd[float64], 1),
-		runProduct(kernel.NaiveLinearAdd, 1)),
-	BF16:  runProduct(kernel.LinearAdd[half.BFloat16], 1),
-	FLOPs: product, Product: linearSizes, InPlace: true, Diff: 3,
+	Kind: KindAddLinear, Doc: "y + x·weightᵀ + bias", Shapes: "y [... out], x [... in], weight [out in], bias? [out] -> sum [... out]",
+	Kernels: kernels(runAddLinear(kernel.LinearAdd[float32, float32]), runAddLinear(kernel.LinearAdd[float64, float64]),
+		runAddLinear(kernel.NaiveLinearAdd)),
+	BF16: addLinearHalf, BF16Scratch: addLinearScratch,
+	FLOPs: product, Product: linearSizes, InPlace: true, Diff: 4,
 	Grad: func(o *exec.Op, in G.Nodes, _, dy *G.Node) (G.Nodes, error) {
 		grads, err := linearGrads(o, in[1:], nil, dy)
 		return append(G.Nodes{dy}, grads...), err
 	},
+}
+
+// runAddLinear adds the bias, if there is one, and then the product.
+func runAddLinear[T kernel.Float](run func(c *kernel.Context, y, x, w []T, n, in, out int)) exec.Kernel {
+	return func(f *exec.Frame) error {
+		n, in, out := linearDims(f.Op)
+		y := result[T](f)
+		copy(y, arg[T](f, 0))
+		for i := 0; i < n && len(f.In) > 3; i++ {
+			vec.Add(y[i*out:][:out], y[i*out:][:out], arg[T](f, 3))
+		}
+		run(f.Kernel, y, arg[T](f, 1), arg[T](f, 2), n, in, out)
+		return nil
+	}
+}
+
+// addLinearHalf computes sums with a bias row by row in float32, so that each is rounded once.
+func addLinearHalf(f *exec.Frame) error {
+	if len(f.In) < 4 {
+		return runProduct(kernel.LinearAdd[half.BFloat16, half.BFloat16], 1)(f)
+	}
+	n, in, out := linearDims(f.Op)
+	y, x, w := result[half.BFloat16](f), low(f, 1), low(f, 2)
+	row, bias := wide(f)[:out], wide(f)[out:2*out]
+	half.Widen(bias, low(f, 3))
+	for i := range n {
+		half.Widen(row, low(f, 0)[i*out:][:out])
+		vec.Add(row, row, bias)
+		kernel.LinearAdd(f.Kernel, row, x[i*in:][:in], w, 1, in, out)
+		half.Narrow(y[i*out:][:out], row)
+	}
+	return nil
+}
+
+func addLinearScratch(o *exec.Op) int {
+	if len(o.In) < 4 {
+		return 0
+	}
+	return 2 * o.Dim("out")
 }
 
 // runProduct runs a kernel on the arguments from first on. If first > 0, the product is added to
@@ -95,10 +135,18 @@ func runProduct[T kernel.Element](run func(c *kernel.Context, y, a, b []T, n, in
 
 var linearGradX = &exec.Row{
 	Kind: KindLinearGradX, Doc: "dy·weight", Shapes: "dy, weight -> dx [... in]", FLOPs: product, Product: linearXSizes,
-	Split: exec.ByKernel,
+	Split: exec.ByKernel, Added: addLinearGradX,
 	Kernels: kernels(runProduct(kernel.LinearGradX[float32], 0), runProduct(kernel.LinearGradX[float64], 0),
 		runProduct(kernel.NaiveLinearGradX, 0)),
 	BF16: runProduct(kernel.LinearGradX[half.BFloat16], 0),
+}
+
+var addLinearGradX = &exec.Row{
+	Kind: KindAddLinearGradX, Doc: "y + dy·weight", Shapes: "y, dy, weight -> sum [... in]", FLOPs: product, Product: linearXSizes,
+	InPlace: true,
+	Kernels: kernels(runProduct(kernel.LinearGradXAdd[float32], 1), runProduct(kernel.LinearGradXAdd[float64], 1),
+		runProduct(kernel.NaiveLinearGradXAdd, 1)),
+	BF16: runProduct(kernel.LinearGradXAdd[half.BFloat16], 1),
 }
 
 var linearGradW = &exec.Row{

@@ -24,6 +24,7 @@ const (
 	KindLinear           exec.Kind = "linear"
 	KindAddLinear        exec.Kind = "add linear"
 	KindLinearGradX      exec.Kind = "linear dx"
+	KindAddLinearGradX   exec.Kind = "add linear dx"
 	KindLinearGradW      exec.Kind = "linear dw"
 	KindLinearGradB      exec.Kind = "linear db"
 	KindAttention        exec.Kind = "attention"
@@ -87,7 +88,7 @@ const (
 // (op.Custom) have their own rows, without a reference for comparison.
 func Table() []*exec.Row {
 	return slices.Concat(exec.Rows(), []*exec.Row{
-		linear, addLinear, linearGradX, linearGradW, linearGradB, attention, attentionGrad,
+		linear, addLinear, linearGradX, addLinearGradX, linearGradW, linearGradB, attention, attentionGrad,
 		attentionBias, attentionBiasGrad, sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad, relative, relativeGrad,
 		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad, groupNorm, groupNormGrad,
 		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, tanh, tanhGrad, sigmoid, sigmoidGrad, relu, reluGrad,

@@ -118,6 +118,20 @@ func convolution(c exec.Conv) function {
 	}
 }
 
+// sumsOfProducts returns x + x·weightᵀ + bias + x·otherᵀ, so that its gradient with respect to x is a
+// sum, too.
+func sumsOfProducts(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+	y, err := ops.Linear(x[0], x[1], x[2])
+	if err != nil {
+		return nil, err
+	}
+	z, err := ops.Linear(x[0], x[3], nil)
+	if err != nil {
+		return nil, err
+	}
+	return G.Add(G.Must(G.Add(y, x[0])), z)
+}
+
 func crossEntropy(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 	return ops.CrossEntropy(x[0], x[1], -1)
 }
@@ -127,6 +141,7 @@ var operations = []operation{
 	{"linear without bias", [][]int{{3, 4}, {5, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], nil) }},
 	{"linear of one row", [][]int{{4}, {5, 4}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], x[2]) }},
 	{"add linear", [][]int{{2, 3, 5}, {2, 3, 4}, {5, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.AddLinear(x[0], x[1], x[2]) }},
+	{"sums of products", [][]int{{2, 3, 4}, {4, 4}, {4}, {4, 4}}, nil, nil, sumsOfProducts},
 	{"gelu", [][]int{{3, 7}}, nil, nil, unary(ops.GELU)},
 	{"gelu tanh", [][]int{{3, 7}}, nil, nil, unary(ops.GELUTanh)},
 	{"relu", [][]int{{3, 7}}, nil, nil, unary(ops.ReLU)},

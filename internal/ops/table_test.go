@@ -125,6 +125,39 @@ func narrowed(v exec.Value) exec.Value {
 	return exec.Value{Shape: v.Shape, DType: tensor.Float32, Bytes: exec.Bytes(s)}
 }
 
+// trials returns the trial of an operation, and the same for a device if it has another program there.
+func trials(t *testing.T, op operation) []*exectest.Trial {
+	t.Helper()
+	tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
+	if op.name == "sums of products" {
+		return []*exectest.Trial{tr, tr.Apart(t)}
+	}
+	return []*exectest.Trial{tr}
+}
+
+// TestSumsOfProducts: on a device products add to other values, whatever is saved, and bits do not
+// depend on it. The host has sums.
+func TestSumsOfProducts(t *testing.T) {
+	tr := trial(t, sumsOfProducts, nil, nil, []int{2, 3, 4}, []int{4, 4}, []int{4}, []int{4, 4})
+	kinds := func(p *exec.Program) (list []exec.Kind) {
+		for in := range p.All() {
+			list = append(list, in.Op.Kind)
+		}
+		return list
+	}
+	require.Equal(t, []exec.Kind{ops.KindLinear, exec.KindAdd, ops.KindLinear, exec.KindAdd}, kinds(tr.Unit.Forward))
+	require.Contains(t, kinds(tr.Unit.Backward), exec.KindAdd)
+	want := tr.Apart(t).Run(t)
+	exectest.RequireClose(t, tr.Run(t), want, 1e-12)
+	for _, save := range []exec.Policy{exec.Balanced, exec.SaveAll, exec.RecomputeAll} {
+		apart := tr.Changed(t, func(sig *exec.Signature) { sig.Apart, sig.Save = true, save })
+		require.Equal(t, []exec.Kind{ops.KindAddLinear, ops.KindAddLinear}, kinds(apart.Unit.Forward))
+		require.NotContains(t, kinds(apart.Unit.Backward), exec.KindAdd)
+		require.Contains(t, kinds(apart.Unit.Backward), ops.KindAddLinearGradX)
+		exectest.RequireClose(t, want, apart.Run(t), 0)
+	}
+}
+
 // narrow returns f on arguments in float32.
 func narrow(f exec.Frame) exec.Frame {
 	f.In, f.Scratch = slices.Clone(f.In), make([]byte, len(f.Scratch)/2)
@@ -171,7 +204,9 @@ func TestKernelsEqualNaive(t *testing.T) {
 		}
 	}
 	for _, op := range slices.Concat(operations, native, []operation{{name: "dropout", shapes: [][]int{{3, 70}}, f: dropout(0.3, 7)}}) {
-		check(trial(t, op.f, op.ints, op.intShape, op.shapes...))
+		for _, tr := range trials(t, op) {
+			check(tr)
+		}
 	}
 	sig := exectest.Signature(tensor.Float64, []int{2, 3}, []int{4})
 	sig.Inputs[0].Acc, sig.GradOut = true, []bool{true, true, true}

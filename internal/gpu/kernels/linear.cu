@@ -1,10 +1,12 @@
 // What products leave to do in linear layers and in their losses.
 #include "logits.h"
 
-// linear_fill_f64 writes a bias to rows that are ld elements apart: products of doubles cannot add one.
-KERNEL linear_fill_f64(double *y, const double *bias, u64 cols, u64 ld, u64 n) {
+// linear_fill_f64 writes a bias, plus c unless it is null, to rows that are ld elements apart: products of
+// doubles cannot add a bias. c may be y.
+KERNEL linear_fill_f64(double *y, const double *c, const double *bias, u64 cols, u64 ld, u64 n) {
   INDEX(n);
-  y[i / cols * ld + i % cols] = bias[i % cols];
+  u64 at = i / cols * ld + i % cols;
+  y[at] = c ? c[at] + bias[i % cols] : bias[i % cols];
 }
 
 // linear_scale multiplies row i of x by scale[i], a block a row.
