@@ -46,6 +46,9 @@ func SmoothCrossEntropy(logits, targets *gorgonia.Node, l Loss) (*gorgonia.Node,
 // A training pass takes the arithmetic of four products of logits, one more than with logits in
 // memory: forward also computes the gradient of x, as attention does (Dao et al., 2022,
 // arXiv:2205.14135). In evaluation it is one. Under bfloat16 logits are float32 here.
+//
+// On a GPU a training pass takes three products: forward also computes the gradients of weight and
+// bias, up to the factor that backward finds. They are kept for backward in float32.
 func LinearCrossEntropy(x, weight, bias, targets *gorgonia.Node, l Loss) (*gorgonia.Node, error) {
 	return ops.LinearCrossEntropy(x, weight, bias, targets, kernel.Loss(l))
 }

@@ -43,10 +43,6 @@ type Rate struct {
 	Fixed, FLOP, Byte, Score float64
 }
 
-// Added begins the name of a product that adds its result to another value, such as "add linear". It
-// has the rate of the product unless it has its own.
-const Added = "add "
-
 // AtOnce ends the name of a rate for a wait or drain with no call since its collective began.
 const AtOnce = " at once"
 
@@ -194,8 +190,8 @@ func byKey(list []Rate) map[rateKey]Rate {
 // seconds returns how long an operation takes, and whether it has a rate.
 func (k *clock) seconds(of rateKey, w Work) (seconds float64, ok bool) {
 	rate, ok := k.usual[of]
-	if op, adds := strings.CutPrefix(of.op, Added); adds && !ok {
-		of.op = op
+	if !ok {
+		of.op = like(of.op)
 		rate, ok = k.usual[of]
 	}
 	seconds = rate.seconds(w)
@@ -204,6 +200,14 @@ func (k *clock) seconds(of rateKey, w Work) (seconds float64, ok bool) {
 		seconds *= many.seconds(w) / was
 	}
 	return seconds, ok
+}
+
+// like returns the operation whose rate an operation without a rate has: "linear" for "add linear",
+// which adds its result to another value, and "linear loss" for "early linear loss", which computes
+// gradients, too.
+func like(op string) string {
+	op = strings.TrimPrefix(strings.TrimPrefix(op, "add "), "early ")
+	return strings.TrimSuffix(op, " with bias")
 }
 
 // JSON returns the file of a cluster, which [Parse] reads, with a line for each rate.

@@ -90,6 +90,16 @@ func TestRatesOfAHost(t *testing.T) {
 	}
 }
 
+// TestRateOfMergedOperations: an operation that does more than another has the rate of the other,
+// unless it has its own.
+func TestRateOfMergedOperations(t *testing.T) {
+	for op, total := range map[string]float64{"add work": 30, "early work with bias": 30, "own work": 15, "add other": 15} {
+		p := working(3, 0, 5, 2)
+		p.Units[0].Forward[0].Op = op
+		require.InDelta(t, total, p.Time(host(), 1).Total, 1e-6, op)
+	}
+}
+
 // TestWorkOfGroups counts what ranks do for the collectives of a group that is cut over four ranks,
 // and of one that two of four have pieces of, and of one that each has.
 func TestWorkOfGroups(t *testing.T) {

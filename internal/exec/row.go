@@ -95,6 +95,10 @@ type Row struct {
 	// followed by the arguments of this operation. It computes such a sum in units whose
 	// instructions run apart. Nil means that there is none.
 	Added *Row
+	// Early returns the operation that computes gradients together with the result, or nil. It takes
+	// the place of o in units that are trained and whose instructions run apart. Its results begin
+	// with those of o. needed reports whether an argument needs a gradient.
+	Early func(o *Op, needed func(arg int) bool) *Row
 	// Check returns an error if the integers of an argument are invalid, so that a batch can be
 	// refused before anything runs on it. The kernels check too.
 	Check func(o *Op, arg int, v []int) error

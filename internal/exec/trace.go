@@ -149,7 +149,13 @@ func (tr *trace) differentiate(sig *Signature) error {
 				"write the derivative as operations, or return the value to differentiate as an output")
 		}
 	}
-	outs, gouts, reached, err := tr.seeds(sig, tr.wanted(sig))
+	wanted := tr.wanted(sig)
+	if sig.Apart {
+		if err := tr.rebuild(early(wanted), tr.outs, tr.updates); err != nil {
+			return fmt.Errorf("differentiation: %w", err)
+		}
+	}
+	outs, gouts, reached, err := tr.seeds(sig, wanted)
 	if err != nil || len(outs) == 0 {
 		return err
 	}
@@ -200,6 +206,26 @@ func (tr *trace) wanted(sig *Signature) map[*G.Node]bool {
 		}
 	}
 	return wanted
+}
+
+// early returns a replacer for operations that can compute gradients with their result (Row.Early).
+func early(wanted map[*G.Node]bool) replacer {
+	return func(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, _ map[*G.Node]int) (*G.Node, error) {
+		op, ours := n.Op().(*Op)
+		if !ours || op.Early == nil {
+			return nil, nil
+		}
+		var failed error
+		row := op.Early(op, func(arg int) bool {
+			hit, err := reachable(n.Graph(), kids[arg], wanted)
+			failed = errors.Join(failed, err)
+			return len(hit) > 0
+		})
+		if row == nil || failed != nil {
+			return nil, failed
+		}
+		return row.Apply(op.Attrs, kids...)
+	}
 }
 
 // seeds creates an input for the gradient of each output that has one. It returns the outputs that

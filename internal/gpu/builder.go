@@ -291,4 +291,4 @@ func (b *builder) move(to, from address, bytes int) {
 }
 
 // zero sets bytes to 0.
-func (b *builder) zero(to address, bytes int) { b.step(&zeroing{to, bytes}) }
+func (b *builder) zero(to address, bytes int) { b.step(&zeroing{to: to, bytes: bytes}) }

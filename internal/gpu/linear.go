@@ -9,17 +9,19 @@ import (
 
 // linearKinds are the products of matrices, and linear layers with their losses.
 var linearKinds = map[exec.Kind]lowering{
-	exec.KindProduct:         multiply,
-	ops.KindLinear:           linear,
-	ops.KindAddLinear:        addLinear,
-	ops.KindLinearGradX:      linearGradX,
-	ops.KindAddLinearGradX:   addLinearGradX,
-	ops.KindLinearGradW:      linearGradW,
-	ops.KindLinearGradB:      linearGradB,
-	ops.KindLinearLoss:       linearLoss,
-	ops.KindLinearLossGradX:  linearLossGradX,
-	ops.KindLinearLossGradW:  linearLossGradW,
-	ops.KindLinearLossGradWB: linearLossGradW,
+	exec.KindProduct:        multiply,
+	ops.KindLinear:          linear,
+	ops.KindAddLinear:       addLinear,
+	ops.KindLinearGradX:     linearGradX,
+	ops.KindAddLinearGradX:  addLinearGradX,
+	ops.KindLinearGradW:     linearGradW,
+	ops.KindLinearGradB:     linearGradB,
+	ops.KindLinearLoss:      linearLoss,
+	ops.KindLinearLossGradX: linearLossGradX,
+	ops.KindEarlyLoss:       earlyLoss,
+	ops.KindEarlyLossB:      earlyLoss,
+	ops.KindEarlyLossDW:     earlyLossDW,
+	ops.KindEarlyLossDWDB:   earlyLossDW,
 }
 
 // linearDims returns the number of rows of x, and the lengths of the rows of x and y.
@@ -155,41 +157,62 @@ func (h *head) gradientStride() int { return h.stride * h.wideSize / h.element }
 
 func linearLoss(b *builder, in *exec.Instr) error {
 	h := newHead(b, in, 3)
-	losses, lse := tail(in.Out, 2*h.n), tail(in.Out, h.n)
-	b.zero(operandAddress(in.Out), h.n*h.d*h.element) // in evaluation
+	return h.losses(in, 0, func() error { return nil })
+}
+
+// losses writes dx, the losses and their lse. behind elements follow them, which backward computes in
+// training. It computes products with the gradients of the logits.
+func (h *head) losses(in *exec.Instr, behind int, backward func() error) error {
+	losses, lse := tail(in.Out, 2*h.n+behind), tail(in.Out, h.n+behind)
+	h.step(&zeroing{operandAddress(in.Out), h.n * h.d * h.element, true})
+	if behind > 0 {
+		h.step(&zeroing{tail(in.Out, behind), behind * h.wideSize, true})
+	}
 	return h.each(func() error {
 		err := h.launch("linear_loss", h.logits, h.row(losses, h.wideSize), h.row(lse, h.wideSize), h.row(h.targets, 8),
 			uint32(h.classes), uint64(h.stride), h.Smoothing, h.Z, int64(h.Ignore), train{})
 		if err != nil {
 			return err
 		}
-		defer func(update bool) { b.update = update }(b.update)
-		b.update = true
-		return b.product(blaslt.Product{Out: b.element(), Rows: h.count, Cols: h.d, Depth: h.classes, LDA: h.gradientStride()},
+		defer func(update bool) { h.update = update }(h.update)
+		h.update = true
+		err = h.product(blaslt.Product{Out: h.builder.element(), Rows: h.count, Cols: h.d, Depth: h.classes, LDA: h.gradientStride()},
 			factors{d: h.row(operandAddress(in.Out), h.d*h.element), a: h.logits, b: h.weight})
+		if err != nil {
+			return err
+		}
+		return backward()
 	})
+}
+
+// earlyLoss adds the gradients of the weight and of the bias, which follow the losses.
+func earlyLoss(b *builder, in *exec.Instr) error {
+	h := newHead(b, in, 3)
+	behind := h.classes * h.d
+	if h.bias != nil {
+		behind += h.classes
+	}
+	return h.losses(in, behind, func() error {
+		err := b.product(blaslt.Product{Out: b.wide(), Rows: h.classes, Cols: h.d, Depth: h.count, TransA: true, LDA: h.gradientStride()},
+			factors{d: tail(in.Out, behind), a: h.logits, b: h.row(h.x, h.d*h.element), add: h.first > 0})
+		if err != nil || h.bias == nil {
+			return err
+		}
+		return b.columns(b.kind, tail(in.Out, h.classes), h.logits, h.count, h.classes, h.gradientStride(), h.first > 0)
+	})
+}
+
+// earlyLossDW multiplies the end of the packed results by the gradient of the losses.
+func earlyLossDW(b *builder, in *exec.Instr) error {
+	n, factor := exec.Numel(in.Out.Shape), b.temp(8)
+	if err := b.launch("linear_factor_"+b.wideKind(), [3]int{1, 1, 1}, [3]int{256, 1, 1}, 0,
+		factor, in.In[1], uint64(exec.Numel(in.In[1].Shape))); err != nil {
+		return err
+	}
+	return b.threads("linear_times_"+b.wideKind(), n, in.Out, tail(in.In[0], n), factor, uint64(n), in.Acc)
 }
 
 func linearLossGradX(b *builder, in *exec.Instr) error {
 	d := in.Op.Dim("d")
 	return b.launch("linear_scale_"+b.kind, [3]int{exec.Numel(in.Out.Shape) / d, 1, 1}, [3]int{256, 1, 1}, 0, in.Out, in.In[0], in.In[1], uint64(d))
-}
-
-func linearLossGradW(b *builder, in *exec.Instr) error {
-	h := newHead(b, in, 5)
-	lse, dlosses := tail(in.In[3], h.n), operandAddress(in.In[4])
-	dbias := operandAddress(in.Out).plus(h.classes * h.d * h.wideSize)
-	return h.each(func() error {
-		err := h.launch("linear_slopes", h.logits, h.row(h.targets, 8), h.row(lse, h.wideSize), h.row(dlosses, h.wideSize),
-			uint32(h.classes), uint64(h.stride), h.Smoothing, h.Z, int64(h.Ignore))
-		if err != nil {
-			return err
-		}
-		err = b.product(blaslt.Product{Out: b.wide(), Rows: h.classes, Cols: h.d, Depth: h.count, TransA: true, LDA: h.gradientStride()},
-			factors{d: operandAddress(in.Out), a: h.logits, b: h.row(h.x, h.d*h.element), add: in.Acc || h.first > 0})
-		if err != nil || h.bias == nil {
-			return err
-		}
-		return b.columns(b.kind, dbias, h.logits, h.count, h.classes, h.gradientStride(), h.first > 0)
-	})
 }

@@ -139,18 +139,51 @@ func TestLinearLoss(t *testing.T) {
 				u.set(values[3], func(i int, v float64) float64 { return v + math.Log(float64(min(i, 1))) })
 			}
 		}
-		row := lookUp(ops.KindLinearLoss)
-		node, err := row.Apply(l, args...)
-		require.NoError(u, err)
-		in, f := u.instruction(node.Op().(*exec.Op), u.tail(2*n), values)
-		u.checkInstruction(in, f) // in evaluation
-		f.Train = true
-		packed := u.checkInstruction(in, f)
-
-		dlosses := u.value(wide, n)
-		u.check(gradient(u, node, 0, args...), nil, u.low(), packed, dlosses)
-		u.check(gradient(u, node, 1, args...), nil, wide, append([]exec.Value{x, w, targets, packed, dlosses}, values[3:]...)...)
+		loss, behind := lookUp(ops.KindEarlyLoss), classes*d
+		if bias != nil {
+			loss, behind = lookUp(ops.KindEarlyLossB), behind+classes
+		}
+		run := func(row *exec.Row, tail int) (*G.Node, exec.Value) {
+			node, err := row.Apply(l, args...)
+			require.NoError(u, err)
+			in, f := u.instruction(node.Op().(*exec.Op), u.tail(tail), values)
+			u.checkInstruction(in, f) // in evaluation
+			f.Train = true
+			return node, u.checkInstruction(in, f)
+		}
+		node, packed := run(lookUp(ops.KindLinearLoss), 2*n)
+		u.check(gradient(u, node, 0, args...), nil, u.low(), packed, u.value(wide, n))
+		node, packed = run(loss, 2*n+behind)
+		dlosses, share := u.value(wide, n), u.number().Float32()
+		u.set(dlosses, func(i int, _ float64) float64 {
+			if exec.Data[int](targets.Bytes)[i] == l.Ignore {
+				return 0
+			}
+			return float64(share)
+		})
+		u.check(gradient(u, node, 1, args...), nil, wide, packed, dlosses)
 	})
+}
+
+// TestEarlyLossHasThreeProducts: of the logits, of dx and of the gradient of the weight. In training
+// nothing is set to zero, and in evaluation only the logits are computed.
+func TestEarlyLossHasThreeProducts(t *testing.T) {
+	m := gputest.New(t)
+	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}
+	const n, d, classes = 3, 4, 5
+	node, err := lookUp(ops.KindEarlyLoss).Apply(kernel.Loss{Ignore: -1}, u.node(n, d), u.node(classes, d), u.ints(n))
+	require.NoError(t, err)
+	in, f := u.instruction(node.Op().(*exec.Op), wide, []exec.Value{u.value(wide, n, d), u.value(wide, classes, d), u.index(n, classes)})
+	for _, c := range []struct {
+		train          bool
+		products, sets int
+	}{{true, 3, 0}, {false, 1, 2}} {
+		f.Train = c.train
+		products, sets := m.CUBLASLT.Calls("cublasLtMatmul"), m.CUDA.Calls("cuMemsetD8Async")
+		m.Run(t, in, f, false)
+		require.Equal(t, c.products, m.CUBLASLT.Calls("cublasLtMatmul")-products)
+		require.Equal(t, c.sets, m.CUDA.Calls("cuMemsetD8Async")-sets)
+	}
 }
 
 // TestLinearLossOfNoClass: a target that is no class, which nothing should let pass, has loss NaN.

@@ -173,8 +173,14 @@ func (m *move) issue(s *device.Stream, r *run) error {
 
 // A zeroing sets bytes to 0.
 type zeroing struct {
-	to    address
-	bytes int
+	to         address
+	bytes      int
+	evaluation bool // only in evaluation
 }
 
-func (z *zeroing) issue(s *device.Stream, r *run) error { return s.Set(r.resolve(z.to), 0, z.bytes) }
+func (z *zeroing) issue(s *device.Stream, r *run) error {
+	if z.evaluation && r.Train {
+		return nil
+	}
+	return s.Set(r.resolve(z.to), 0, z.bytes)
+}

@@ -297,6 +297,18 @@ func ExampleTable() {
 	// linear loss dw db (kernel.Loss): x, weight, targets int, packed, dlosses f32, bias f32
 	//     -> dweight f32 [classes d] | dbias f32 [classes]
 	//     the gradients of weight and bias, from logits computed again
+	// early linear loss (kernel.Loss): x [... n d], weight [classes d], targets int [... n]
+	//     -> dx [... n d] | losses f32 [... n] | lse f32 [... n] | dweight f32 [classes d]
+	//     linear loss, and the gradient of the weight for gradients of 1
+	// early linear loss with bias (kernel.Loss): x [... n d], weight [classes d], targets int [... n], bias f32 [classes]
+	//     -> dx [... n d] | losses f32 [... n] | lse f32 [... n] | dweight f32 [classes d] | dbias f32 [classes]
+	//     linear loss, and the gradients of weight and bias for gradients of 1
+	// early linear loss dw (kernel.Loss): packed, dlosses f32
+	//     -> dweight f32 [classes d]
+	//     the dweight that early linear loss has found, times the gradient of the losses that count
+	// early linear loss dw db (kernel.Loss): packed, dlosses f32
+	//     -> dweight f32 [classes d] | dbias f32 [classes]
+	//     the dweight and dbias of early linear loss, times the gradient of the losses that count
 	// row losses (kernel.Loss): logits [... n classes], targets int [... n]
 	//     -> losses f32 [... n] | lse f32 [... n]
 	//     lse - (1-smoothing)·l[target] - smoothing·mean(l) + z·lse² of each row l, and lse

@@ -117,7 +117,7 @@ var products = map[exec.Kind]bool{
 	ops.KindAttention: true, ops.KindAttentionGrad: true, ops.KindSDPA: true, ops.KindSDPAGrad: true,
 	ops.KindAttentionBias: true, ops.KindAttentionBiasGrad: true, ops.KindSDPABias: true, ops.KindSDPABiasGrad: true,
 	exec.KindProduct:   true,
-	ops.KindLinearLoss: true, ops.KindLinearLossGradW: true, ops.KindLinearLossGradWB: true,
+	ops.KindLinearLoss: true, ops.KindLinearLossGradW: true, ops.KindLinearLossGradWB: true, ops.KindEarlyLoss: true, ops.KindEarlyLossB: true,
 }
 
 // TestHalfKernelsRound interprets programs in bfloat16. Each kernel must compute what that for

@@ -72,7 +72,7 @@ var linearLoss = &exec.Row{
 		runLinearLoss(kernel.NaiveLinearLoss)),
 	BF16: linearLossHalf, BF16Scratch: linearLossHalfScratch, Scratch: linearLossScratch,
 	FLOPs: func(o *exec.Op) int { return 2 * lossProduct(o) }, Product: lossSizes, Split: exec.ByKernel, Diff: 4, Check: checkTargets,
-	Grad: linearLossGrads,
+	Grad: linearLossGrads, Early: earlyRow,
 }
 
 func linearLossGrads(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
@@ -136,7 +136,15 @@ var linearLossGradX = &exec.Row{
 	Shapes:  "packed, dlosses f32 -> dx [... n d]",
 	Kernels: kernels(runLinearLossGradX(vec.ScaleTo[float32]), runLinearLossGradX(vec.ScaleTo[float64]), runLinearLossGradX(naiveScale)),
 	BF16:    linearLossGradXHalf, BF16Scratch: exec.ElementScratch,
-	FLOPs: func(o *exec.Op) int { return exec.Numel(o.Shape) }, Split: exec.ByKernel,
+	FLOPs: func(o *exec.Op) int { return exec.Numel(o.Shape) }, Split: exec.ByKernel, Reads: readsAsMany,
+}
+
+// readsAsMany is for operations on as many elements of argument 0 as the result has.
+func readsAsMany(o *exec.Op, arg int) int {
+	if arg > 0 {
+		return exec.Numel(o.In[arg])
+	}
+	return exec.Numel(o.Shape)
 }
 
 func runLinearLossGradX[T kernel.Float](scale func(y []T, c T, x []T)) exec.Kernel {
@@ -197,6 +205,132 @@ func linearLossGradWHalf(f *exec.Frame) error {
 	kernel.LinearLossGradW(f.Kernel, out[:classes*d], out[classes*d:], low(f, 0), low(f, 1), optional[float32](f, 5), ints(f, 2), rest[n:],
 		arg[float32](f, 4), n, d, classes, l, f.Acc, wide(f))
 	return nil
+}
+
+// earlyLoss is linear loss in training on a device. It computes the gradient of the weight with the
+// losses, as if each had the gradient 1. So the logits are computed once, and backward only scales.
+// The losses have one gradient, or 0 if they do not count: LinearCrossEntropy takes their mean.
+var earlyLoss = &exec.Row{
+	Kind: KindEarlyLoss, Attr: kernel.Loss{}, Doc: "linear loss, and the gradient of the weight for gradients of 1",
+	Shapes: "x [... n d], weight [classes d], targets int [... n] -> dx [... n d] | losses f32 [... n] | lse f32 [... n] | dweight f32 [classes d]",
+	Kernels: kernels(runEarlyLoss(kernel.LinearLoss[float32, float32], kernel.LinearLossGradW[float32, float32]),
+		runEarlyLoss(kernel.LinearLoss[float64, float64], kernel.LinearLossGradW[float64, float64]),
+		runEarlyLoss(kernel.NaiveLinearLoss, kernel.NaiveLinearLossGradW)),
+	BF16: earlyLossHalf, BF16Scratch: func(o *exec.Op) int { return linearLossHalfScratch(o) + lossRows(o) },
+	Scratch: func(o *exec.Op) int { return linearLossScratch(o) + lossRows(o) },
+	FLOPs:   func(o *exec.Op) int { return 3 * lossProduct(o) }, Product: lossSizes, Diff: 4, Check: checkTargets, Grad: earlyLossGrads,
+}
+
+// earlyLossB is for a loss with a bias.
+var earlyLossB = &exec.Row{
+	Kind: KindEarlyLossB, Attr: kernel.Loss{}, Doc: "linear loss, and the gradients of weight and bias for gradients of 1",
+	Shapes: "x [... n d], weight [classes d], targets int [... n], bias f32 [classes]" +
+		" -> dx [... n d] | losses f32 [... n] | lse f32 [... n] | dweight f32 [classes d] | dbias f32 [classes]",
+	Kernels: earlyLoss.Kernels, BF16: earlyLossHalf, BF16Scratch: earlyLoss.BF16Scratch, Scratch: earlyLoss.Scratch,
+	FLOPs: earlyLoss.FLOPs, Product: lossSizes, Diff: 4, Check: checkTargets, Grad: earlyLossGrads,
+}
+
+func earlyRow(o *exec.Op, needed func(arg int) bool) *exec.Row {
+	switch bias := len(o.In) > 3; {
+	case bias && (needed(1) || needed(3)):
+		return earlyLossB
+	case !bias && needed(1):
+		return earlyLoss
+	}
+	return nil
+}
+
+func lossRows(o *exec.Op) int { _, n, _ := lossOf(o); return n }
+
+func earlyLossGrads(o *exec.Op, in G.Nodes, packed, dy *G.Node) (G.Nodes, error) {
+	dx, err := o.Gradient(linearLossGradX, packed, dy)
+	if err != nil {
+		return nil, err
+	}
+	if len(in) == 3 {
+		dw, err := o.Gradient(earlyLossDW, packed, dy)
+		return append(dx, dw...), err
+	}
+	grads, err := o.Gradient(earlyLossDWDB, packed, dy)
+	if err != nil {
+		return nil, err
+	}
+	return G.Nodes{dx[0], grads[0], nil, grads[1]}, nil
+}
+
+func runEarlyLoss[T kernel.Float](run func(c *kernel.Context, dx, losses, lse, x, w, bias []T, targets []int, n, d, classes int,
+	l kernel.Loss, train bool, scratch []T) error, gradW func(c *kernel.Context, dw, dbias, x, w, bias []T, targets []int, lse, dlosses []T,
+	n, d, classes int, l kernel.Loss, acc bool, scratch []T)) exec.Kernel {
+	return func(f *exec.Frame) error {
+		l, n, classes := lossOf(f.Op)
+		d, out, scratch := f.Op.Dim("d"), result[T](f), exec.Data[T](f.Scratch)
+		lse, dw := out[n*d+n:][:n], out[n*d+2*n:]
+		x, w, bias, targets, ones := arg[T](f, 0), arg[T](f, 1), optional[T](f, 3), ints(f, 2), scratch[:n]
+		err := run(f.Kernel, out[:n*d], out[n*d:][:n], lse, x, w, bias, targets, n, d, classes, l, f.Train, scratch[n:])
+		if err != nil || !f.Train {
+			clear(dw)
+			return err
+		}
+		for i := range ones {
+			ones[i] = 1
+		}
+		gradW(f.Kernel, dw[:classes*d], dw[classes*d:], x, w, bias, targets, lse, ones, n, d, classes, l, false, scratch[n:])
+		return nil
+	}
+}
+
+func earlyLossHalf(f *exec.Frame) error {
+	l, n, classes := lossOf(f.Op)
+	dx, rest := f.Out.Parts()
+	d, lse, dw, ones, scratch := f.Op.Dim("d"), rest[n:2*n], rest[2*n:], wide(f)[:n], wide(f)[n:]
+	bias := optional[float32](f, 3)
+	err := kernel.LinearLoss(f.Kernel, dx, rest[:n], lse, low(f, 0), low(f, 1), bias, ints(f, 2), n, d, classes, l, f.Train, scratch)
+	if err != nil || !f.Train {
+		clear(dw)
+		return err
+	}
+	vec.Fill(ones, 1)
+	kernel.LinearLossGradW(f.Kernel, dw[:classes*d], dw[classes*d:], low(f, 0), low(f, 1), bias, ints(f, 2), lse, ones, n, d, classes, l, false, scratch)
+	return nil
+}
+
+var earlyLossDW = &exec.Row{
+	Kind: KindEarlyLossDW, Attr: kernel.Loss{}, Doc: "the dweight that early linear loss has found, times the gradient of the losses that count",
+	Shapes:  "packed, dlosses f32 -> dweight f32 [classes d]",
+	Kernels: kernels(runEarlyLossDW[float32], runEarlyLossDW[float64], runEarlyLossDW[float64]), BF16: earlyLossDWHalf,
+	FLOPs: func(o *exec.Op) int { return exec.Numel(o.Shape) }, Reads: readsAsMany, Accumulate: true,
+}
+
+// earlyLossDWDB is for a loss with a bias.
+var earlyLossDWDB = &exec.Row{
+	Kind: KindEarlyLossDWDB, Attr: kernel.Loss{}, Doc: "the dweight and dbias of early linear loss, times the gradient of the losses that count",
+	Shapes:  "packed, dlosses f32 -> dweight f32 [classes d] | dbias f32 [classes]",
+	Kernels: earlyLossDW.Kernels, BF16: earlyLossDWHalf, FLOPs: earlyLossDW.FLOPs, Reads: readsAsMany,
+}
+
+func runEarlyLossDW[T kernel.Float](f *exec.Frame) error {
+	all, n := arg[T](f, 0), exec.Numel(f.Op.Shape)
+	scaleEarly(result[T](f), all[len(all)-n:], arg[T](f, 1), f.Acc)
+	return nil
+}
+
+func earlyLossDWHalf(f *exec.Frame) error {
+	_, all := f.In[0].Parts()
+	scaleEarly(result[float32](f), all[len(all)-exec.Numel(f.Op.Shape):], arg[float32](f, 1), f.Acc)
+	return nil
+}
+
+// scaleEarly writes or adds dw times the gradient of the losses that count: the others have 0.
+func scaleEarly[T kernel.Float](y, dw, dlosses []T, acc bool) {
+	var up, down T
+	for _, d := range dlosses {
+		up, down = max(up, d), min(down, d) // NaN stays NaN
+	}
+	if !acc {
+		vec.ScaleTo(y, up+down, dw)
+		return
+	}
+	vec.AddScaled(y, dw, up+down)
 }
 
 var rowLosses = &exec.Row{

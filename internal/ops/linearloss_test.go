@@ -26,6 +26,14 @@ func linearLoss(l kernel.Loss) function {
 	}
 }
 
+func lossOfConstant(b *exec.Builder, x []*G.Node) (*G.Node, error) {
+	weight := tensor.New(tensor.WithShape(3, 4), tensor.WithBacking([]float64{1, -2, 3, 0, 0.5, 1, -1, 2, 0, 0.25, 1, -3}))
+	if b.DType() == tensor.Float32 {
+		weight = tensor.New(tensor.WithShape(3, 4), tensor.WithBacking([]float32{1, -2, 3, 0, 0.5, 1, -1, 2, 0, 0.25, 1, -3}))
+	}
+	return ops.LinearCrossEntropy(x[0], must(b.ConstTensor(weight)), nil, x[1], kernel.Loss{Ignore: -1})
+}
+
 func rowLoss(l kernel.Loss) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.SmoothCrossEntropy(x[0], x[1], l) }
 }
@@ -47,6 +55,7 @@ var losses = []operation{
 	{"linear loss of much", [][]int{{3, 4}, {5, 4}}, []float64{4, 1, 0}, []int{3}, linearLoss(kernel.Loss{Ignore: -1, Smoothing: 0.1, Z: 0.01})},
 	{"linear loss of nothing", [][]int{{2, 4}, {5, 4}}, []float64{-1, -1}, []int{2}, linearLoss(kernel.Loss{Ignore: -1})},
 	{"linear loss with bias", [][]int{{2, 3, 4}, {5, 4}, {5}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, linearLoss(kernel.Loss{Ignore: -1, Smoothing: 0.1, Z: 0.01})},
+	{"linear loss of a constant weight", [][]int{{2, 4}}, []float64{2, 0}, []int{2}, lossOfConstant},
 	{"mse", [][]int{{2, 3, 4}, {2, 3, 4}}, nil, nil, pair(ops.MSE)},
 	{"bce", [][]int{{7}, {7}}, nil, nil, pair(ops.BCE)},
 	{"weighted mse", [][]int{{2, 3, 4}, {2, 3, 4}, {2, 3, 4}}, nil, nil, pair(ops.MSE)},

@@ -75,13 +75,19 @@ const (
 	KindLinearLossGradW  exec.Kind = "linear loss dw"
 	KindLinearLossGradWB exec.Kind = "linear loss dw db"
 	KindRowLosses        exec.Kind = "row losses"
-	KindRowLossesGrad    exec.Kind = "row losses grad"
-	KindMeanLoss         exec.Kind = "mean loss"
-	KindMeanLossGrad     exec.Kind = "mean loss grad"
-	KindMSE              exec.Kind = "mean squared error"
-	KindMSEGrad          exec.Kind = "mean squared error grad"
-	KindBCE              exec.Kind = "binary cross-entropy"
-	KindBCEGrad          exec.Kind = "binary cross-entropy grad"
+
+	KindEarlyLoss     exec.Kind = "early linear loss"
+	KindEarlyLossB    exec.Kind = "early linear loss with bias"
+	KindEarlyLossDW   exec.Kind = "early linear loss dw"
+	KindEarlyLossDWDB exec.Kind = "early linear loss dw db"
+
+	KindRowLossesGrad exec.Kind = "row losses grad"
+	KindMeanLoss      exec.Kind = "mean loss"
+	KindMeanLossGrad  exec.Kind = "mean loss grad"
+	KindMSE           exec.Kind = "mean squared error"
+	KindMSEGrad       exec.Kind = "mean squared error grad"
+	KindBCE           exec.Kind = "binary cross-entropy"
+	KindBCEGrad       exec.Kind = "binary cross-entropy grad"
 )
 
 // Table returns the rows of all operations, including the compiler's. Operations made by users
@@ -94,7 +100,8 @@ func Table() []*exec.Row {
 		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, tanh, tanhGrad, sigmoid, sigmoidGrad, relu, reluGrad,
 		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,
-		linearLoss, linearLossGradX, linearLossGradW, linearLossGradWB, rowLosses, rowLossesGrad, meanLoss, meanLossGrad,
+		linearLoss, linearLossGradX, linearLossGradW, linearLossGradWB,
+		earlyLoss, earlyLossB, earlyLossDW, earlyLossDWDB, rowLosses, rowLossesGrad, meanLoss, meanLossGrad,
 		squares.loss, squares.grad, binary.loss, binary.grad,
 	})
 }

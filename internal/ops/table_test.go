@@ -5,6 +5,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -129,22 +130,58 @@ func narrowed(v exec.Value) exec.Value {
 func trials(t *testing.T, op operation) []*exectest.Trial {
 	t.Helper()
 	tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
-	if op.name == "sums of products" {
+	if op.name == "sums of products" || strings.HasPrefix(op.name, "linear loss") {
 		return []*exectest.Trial{tr, tr.Apart(t)}
 	}
 	return []*exectest.Trial{tr}
+}
+
+// kinds lists the kinds of a program.
+func kinds(p *exec.Program) (list []exec.Kind) {
+	for in := range p.All() {
+		list = append(list, in.Op.Kind)
+	}
+	return list
+}
+
+// TestEarlyLoss: a device computes the logits of a loss once if the weight or the bias is trained, and
+// not the gradient of the weight if neither is.
+func TestEarlyLoss(t *testing.T) {
+	for _, shapes := range [][][]int{{{2, 3, 4}, {5, 4}}, {{2, 3, 4}, {5, 4}, {5}}} {
+		host := trial(t, linearLoss(kernel.Loss{Ignore: -1}), []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, shapes...)
+		early, late := []exec.Kind{ops.KindEarlyLoss, ops.KindEarlyLossDW}, []exec.Kind{ops.KindLinearLoss, ops.KindLinearLossGradW}
+		if len(shapes) == 3 {
+			early, late = []exec.Kind{ops.KindEarlyLossB, ops.KindEarlyLossDWDB}, []exec.Kind{ops.KindLinearLoss, ops.KindLinearLossGradWB}
+		}
+		for first := range shapes { // arguments before this one need no gradient
+			freeze := func(sig *exec.Signature, apart bool) {
+				sig.Apart, sig.Inputs = apart, slices.Clone(sig.Inputs)
+				for i := range first {
+					sig.Inputs[i].Grad = false
+				}
+			}
+			want := host.Changed(t, func(sig *exec.Signature) { freeze(sig, false) })
+			got := host.Changed(t, func(sig *exec.Signature) { freeze(sig, true) })
+			require.Equal(t, late[0], kinds(want.Unit.Forward)[0])
+			require.Contains(t, kinds(want.Unit.Backward), late[1])
+			require.Equal(t, early[0], kinds(got.Unit.Forward)[0])
+			require.Contains(t, kinds(got.Unit.Backward), early[1])
+			exectest.RequireClose(t, want.Run(t), got.Run(t), 1e-13)
+		}
+		frozen := host.Changed(t, func(sig *exec.Signature) {
+			sig.Apart, sig.Inputs = true, slices.Clone(sig.Inputs)
+			for i := range sig.Inputs {
+				sig.Inputs[i].Grad = i == 0
+			}
+		})
+		require.Equal(t, ops.KindLinearLoss, kinds(frozen.Unit.Forward)[0])
+	}
 }
 
 // TestSumsOfProducts: on a device products add to other values, whatever is saved, and bits do not
 // depend on it. The host has sums.
 func TestSumsOfProducts(t *testing.T) {
 	tr := trial(t, sumsOfProducts, nil, nil, []int{2, 3, 4}, []int{4, 4}, []int{4}, []int{4, 4})
-	kinds := func(p *exec.Program) (list []exec.Kind) {
-		for in := range p.All() {
-			list = append(list, in.Op.Kind)
-		}
-		return list
-	}
 	require.Equal(t, []exec.Kind{ops.KindLinear, exec.KindAdd, ops.KindLinear, exec.KindAdd}, kinds(tr.Unit.Forward))
 	require.Contains(t, kinds(tr.Unit.Backward), exec.KindAdd)
 	want := tr.Apart(t).Run(t)

@@ -62,6 +62,29 @@ template <class E> DEVICE void loss(W<E> *logits, W<E> *losses, W<E> *lses, cons
   if (train) turn<E>(row, r.classes, {target, lse, 1, r});
 }
 
+// factor writes the gradient of the losses that count, to. The others have 0.
+template <class T> DEVICE void factor(T *to, const T *dlosses, u64 n) {
+  T up = 0, down = 0;
+#pragma unroll 1
+  for (u64 i = threadIdx.x; i < n; i += 256) up = larger(up, dlosses[i]), down = larger(down, -dlosses[i]);
+  up = block_max(up);
+  down = block_max(down);
+  if (threadIdx.x == 0) *to = up - down;
+}
+
+// times writes *c times x, or adds it.
+template <class T> DEVICE void times(T *y, const T *x, const T *c, u64 n, int acc) {
+  INDEX(n);
+  T v = *c * x[i];
+  y[i] = acc ? y[i] + v : v;
+}
+
+#define FACTOR(T, E) \
+  KERNEL linear_factor_##T(E *to, const E *dlosses, u64 n) { factor(to, dlosses, n); } \
+  KERNEL linear_times_##T(E *y, const E *x, const E *c, u64 n, int acc) { times(y, x, c, n, acc); }
+FACTOR(f32, float)
+FACTOR(f64, double)
+
 #define LINEAR(T, E) \
   KERNEL linear_scale_##T(E *y, const E *x, const W<E> *s, u64 cols) { scale(y, x, s, cols); } \
   KERNEL linear_columns_##T(W<E> *to, const E *x, u64 rows, u64 cols, u64 ld, u64 chunk, int acc) { \
@@ -70,11 +93,6 @@ template <class E> DEVICE void loss(W<E> *logits, W<E> *losses, W<E> *lses, cons
   KERNEL linear_loss_##T(W<E> *logits, W<E> *losses, W<E> *lses, const i64 *targets, u32 classes, u64 ld, W<E> smoothing, \
                          W<E> z, i64 ignore, int train) { \
     loss<E>(logits, losses, lses, targets, ld, {smoothing, z, ignore, classes}, train); \
-  } \
-  KERNEL linear_slopes_##T(W<E> *logits, const i64 *targets, const W<E> *lses, const W<E> *dlosses, u32 classes, u64 ld, \
-                           W<E> smoothing, W<E> z, i64 ignore) { \
-    u32 row = blockIdx.x; \
-    turn<E>(logits + row * ld, classes, {targets[row], lses[row], dlosses[row], {smoothing, z, ignore, classes}}); \
   }
 TYPES(LINEAR)
 
