@@ -13,9 +13,10 @@ struct piece {
   double c[9]; // numbers of the update
   u64 key;     // of the rounding to 16 bits
   u64 offset;  // of the first element in the parameter
+  double scale; // of the gradient of an update
 };
 
-#define SPAN 4096 // elements that a block works on, at most
+#define SPAN 16384 // elements that a block works on, at most
 
 // mine returns the piece that this block works on, the last that does not begin after it.
 DEVICE const piece *mine(const piece *list, u32 count) {
@@ -25,6 +26,29 @@ DEVICE const piece *mine(const piece *list, u32 count) {
     if (list[mid].block <= blockIdx.x) lo = mid; else hi = mid;
   }
   return list + lo;
+}
+
+// A pack is N elements in one access, of 16 bytes if N is PACK.
+template <class T, int N> struct alignas(N * sizeof(T)) pack { T v[N]; };
+template <int N> struct width { static constexpr int of = N; };
+template <class T> constexpr int PACK = sizeof(T) < 8 ? 16 / sizeof(T) : 1;
+template <int N, class T> DEVICE pack<T, N> take(const T *p) { return *(const pack<T, N> *)p; }
+template <int N, class T> DEVICE void give(T *p, const pack<T, N> &v) { *(pack<T, N> *)p = v; }
+
+// over calls f(width<N>(), i) for the elements [i, i + N) of this block: for packs where the piece's vectors
+// are aligned to 16 bytes, and then for the elements that are left.
+// UNROLL keeps the registers of each kernel without spills.
+template <class T, int UNROLL = 2, class F> DEVICE void over(const piece *a, F f) {
+  constexpr int V = PACK<T>;
+  u64 first = (u64)(blockIdx.x - a->block) * SPAN, last = a->n < first + SPAN ? a->n : first + SPAN;
+  if (V > 1 && (a->vec[0] | a->vec[1] | a->vec[2] | a->vec[3]) % 16 == 0) {
+    u64 whole = last - (last - first) % V;
+#pragma unroll UNROLL
+    for (u64 i = first + threadIdx.x * V; i < whole; i += blockDim.x * V) f(width<V>(), i);
+    first = whole;
+  }
+#pragma unroll 1
+  for (u64 i = first + threadIdx.x; i < last; i += blockDim.x) f(width<1>(), i);
 }
 
 // EACH runs over the elements i of this block.
@@ -43,11 +67,12 @@ DEVICE float over(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE double over(double a, double b) { return __ddiv_rn(a, b); }
 
 template <class T> struct adam_step {
-  T decay, l2, beta1, rest1, beta2, rest2, rate, inverse, eps;
-  __device__ __forceinline__ adam_step(const double *c)
-    : decay(c[0]), l2(c[1]), beta1(c[2]), rest1(c[3]), beta2(c[4]), rest2(c[5]), rate(c[6]), inverse(c[7]), eps(c[8]) {}
+  T decay, l2, beta1, rest1, beta2, rest2, rate, inverse, eps, scale;
+  __device__ __forceinline__ adam_step(const piece *a)
+    : decay(a->c[0]), l2(a->c[1]), beta1(a->c[2]), rest1(a->c[3]), beta2(a->c[4]), rest2(a->c[5]), rate(a->c[6]), inverse(a->c[7]),
+      eps(a->c[8]), scale(a->scale) {}
   __device__ __forceinline__ void update(T &p, T g, T &m, T &v) const {
-    g = fused(p, l2, g);
+    g = fused(p, l2, times(scale, g));
     m = fused(g, rest1, times(m, beta1));
     v = fused(times(g, rest2), g, times(v, beta2));
     p = fused(p, decay, -over(times(m, rate), fused(root(v), inverse, eps)));
@@ -59,20 +84,22 @@ template <class T> DEVICE void adam(const piece *list, u32 count) {
   const piece *a = mine(list, count);
   T *__restrict__ p = (T *)a->vec[0], *__restrict__ m = (T *)a->vec[2], *__restrict__ v = (T *)a->vec[3];
   const T *__restrict__ g = (const T *)a->vec[1];
-  adam_step<T> c(a->c);
-  EACH {
-    T x = p[i], y = m[i], z = v[i];
-    c.update(x, g[i], y, z);
-    p[i] = x, m[i] = y, v[i] = z;
-  }
+  adam_step<T> c(a);
+  over<T>(a, [&](auto n, u64 i) {
+    constexpr int N = decltype(n)::of;
+    auto x = take<N>(p + i), d = take<N>(g + i), y = take<N>(m + i), z = take<N>(v + i);
+#pragma unroll
+    for (int k = 0; k < N; k++) c.update(x.v[k], d.v[k], y.v[k], z.v[k]);
+    give<N>(p + i, x), give<N>(m + i, y), give<N>(v + i, z);
+  });
 }
 
 template <class T> struct sgd_step {
-  T rate, momentum, l2;
+  T rate, momentum, l2, scale;
   bool nesterov, begin;
-  __device__ __forceinline__ sgd_step(const double *c)
-    : rate(c[0]), momentum(c[1]), l2(c[2]), nesterov(c[3] != 0), begin(c[4] != 0) {}
-  __device__ __forceinline__ T gradient(T p, T g) const { return fused(p, l2, g); }
+  __device__ __forceinline__ sgd_step(const piece *a)
+    : rate(a->c[0]), momentum(a->c[1]), l2(a->c[2]), scale(a->scale), nesterov(a->c[3] != 0), begin(a->c[4] != 0) {}
+  __device__ __forceinline__ T gradient(T p, T g) const { return fused(p, l2, times(scale, g)); }
   __device__ __forceinline__ void update(T &p, T g, T &b) const {
     T grad = gradient(p, g), by = b = fused(begin ? (T)0 : b, momentum, grad);
     if (nesterov) by = fused(by, momentum, grad);
@@ -85,25 +112,34 @@ template <class T> DEVICE void sgd(const piece *list, u32 count) {
   const piece *a = mine(list, count);
   T *__restrict__ p = (T *)a->vec[0], *__restrict__ b = (T *)a->vec[2];
   const T *__restrict__ g = (const T *)a->vec[1];
-  sgd_step<T> c(a->c);
-  EACH {
-    T x = p[i];
+  sgd_step<T> c(a);
+  over<T>(a, [&](auto n, u64 i) {
+    constexpr int N = decltype(n)::of;
+    auto x = take<N>(p + i), d = take<N>(g + i);
     if (b) {
-      T y = b[i];
-      c.update(x, g[i], y);
-      b[i] = y;
+      auto y = take<N>(b + i);
+#pragma unroll
+      for (int k = 0; k < N; k++) c.update(x.v[k], d.v[k], y.v[k]);
+      give<N>(b + i, y);
     } else {
-      x = fused(-c.gradient(x, g[i]), c.rate, x);
+#pragma unroll
+      for (int k = 0; k < N; k++) x.v[k] = fused(-c.gradient(x.v[k], d.v[k]), c.rate, x.v[k]);
     }
-    p[i] = x;
-  }
+    give<N>(p + i, x);
+  });
 }
 
 // vec: x; c: what it is multiplied by.
 template <class T> DEVICE void scale(const piece *list, u32 count) {
   const piece *a = mine(list, count);
   T *x = (T *)a->vec[0], c = (T)a->c[0];
-  EACH x[i] = times(c, x[i]);
+  over<T>(a, [&](auto n, u64 i) {
+    constexpr int N = decltype(n)::of;
+    auto v = take<N>(x + i);
+#pragma unroll
+    for (int k = 0; k < N; k++) v.v[k] = times(c, v.v[k]);
+    give<N>(x + i, v);
+  });
 }
 
 // vec: x; c: what it becomes.
@@ -136,10 +172,15 @@ template <class T> DEVICE void largest(const piece *list, u32 count, u64 *result
   const piece *a = mine(list, count);
   const T *x = (const T *)a->vec[0];
   decltype(magnitude(T())) most = 0;
-  EACH {
-    auto m = magnitude(x[i]);
-    most = most > m ? most : m;
-  }
+  over<T>(a, [&](auto n, u64 i) {
+    constexpr int N = decltype(n)::of;
+    auto v = take<N>(x + i);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      auto m = magnitude(v.v[k]);
+      most = most > m ? most : m;
+    }
+  });
   __shared__ decltype(most) warps[WARPS];
   most = warp_largest(most);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
@@ -157,11 +198,16 @@ template <class T> DEVICE void squares(const piece *list, u32 count, u64 *result
   const double on_hi = 32, on_lo = 1.5 * 0x1p-42;
   double c = a->c[0];
   i64 hi = 0, lo = 0;
-  EACH {
-    double s = __dmul_rn((double)x[i], c), t = __fma_rn(s, s, on_hi);
-    hi += __double_as_longlong(t) - __double_as_longlong(on_hi);
-    lo += __double_as_longlong(__fma_rn(s, s, (on_hi + on_lo) - t)) - __double_as_longlong(on_lo);
-  }
+  over<T, 1>(a, [&](auto n, u64 i) {
+    constexpr int N = decltype(n)::of;
+    auto v = take<N>(x + i);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      double s = __dmul_rn((double)v.v[k], c), t = __fma_rn(s, s, on_hi);
+      hi += __double_as_longlong(t) - __double_as_longlong(on_hi);
+      lo += __double_as_longlong(__fma_rn(s, s, (on_hi + on_lo) - t)) - __double_as_longlong(on_lo);
+    }
+  });
   __shared__ u64 warps[WARPS][4];
   hi = warp_sum(hi), lo = warp_sum(lo);
   if (threadIdx.x % 32 == 0) {
@@ -225,7 +271,7 @@ KERNEL optim_adam8_f32(const piece *list, u32 count, const codes *lists) {
   if (valid) {
     float x = p[i];
     y = load(lists, *mc, m[at]), z = load(lists + 1, *vc, v[at]);
-    adam_step<float>(a->c).update(x, g[i], y, z);
+    adam_step<float>(a).update(x, g[i], y, z);
     p[i] = x;
   }
   u32 ym = warp_largest(magnitude(y)), zm = warp_largest(magnitude(z));
@@ -268,7 +314,7 @@ KERNEL optim_adam16_f32(const piece *list, u32 count) {
   float *__restrict__ p = (float *)a->vec[0];
   const float *__restrict__ g = (const float *)a->vec[1];
   bf16 *__restrict__ m = (bf16 *)a->vec[2], *__restrict__ v = (bf16 *)a->vec[3];
-  adam_step<float> c(a->c);
+  adam_step<float> c(a);
   rounding first_moment(a->key, a->offset), second_moment(a->key + 1, a->offset);
   EACH {
     float x = p[i], y = wide(m[i]), z = wide(v[i]);
@@ -283,7 +329,7 @@ KERNEL optim_sgd16_f32(const piece *list, u32 count) {
   float *__restrict__ p = (float *)a->vec[0];
   const float *__restrict__ g = (const float *)a->vec[1];
   bf16 *__restrict__ b = (bf16 *)a->vec[2];
-  sgd_step<float> c(a->c);
+  sgd_step<float> c(a);
   rounding momentum(a->key, a->offset);
   EACH {
     float x = p[i], y = wide(b[i]);

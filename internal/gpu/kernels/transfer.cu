@@ -36,11 +36,11 @@ ROUND(f16, f16)
 DEVICE float sum(float a, float c, float x) { return __fadd_rn(a, __fmul_rn(c, x)); }
 DEVICE double sum(double a, double c, double x) { return __dadd_rn(a, __dmul_rn(c, x)); }
 
-// grad += c·x, rounded twice as on the host.
+// grad += c·x, rounded twice as on the host. With store grad is 0 before.
 #define DRAIN(T, E) \
-  KERNEL transfer_drain_##T(W<E> *grad, const E *x, u64 n, W<E> c) { \
+  KERNEL transfer_drain_##T(W<E> *grad, const E *x, u64 n, W<E> c, int store) { \
     INDEX(n); \
-    grad[i] = sum(grad[i], c, wide(x[i])); \
+    grad[i] = sum(store ? 0 : grad[i], c, wide(x[i])); \
   }
 TYPES(DRAIN)
 DRAIN(f16, f16)

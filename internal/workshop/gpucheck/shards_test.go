@@ -38,7 +38,7 @@ func (s *rates) transfers(n int) {
 		first, then uint32  // that word after the first run and the second
 	}{
 		{"fill", 4 * n, "", 0, nil, at[0] + uintptr(4*n-4), 0, 0},
-		{"drain", 12 * n, "transfer_drain_f32", 256, []uint64{uint64(at[0]), uint64(at[1]), uint64(n), one}, at[0] + uintptr(4*n-4), y, math.Float32bits(x + x)},
+		{"drain", 12 * n, "transfer_drain_f32", 256, []uint64{uint64(at[0]), uint64(at[1]), uint64(n), one, 0}, at[0] + uintptr(4*n-4), y, math.Float32bits(x + x)},
 		{"narrow", 6 * n, "transfer_narrow_bf16", 4096, []uint64{uint64(at[2]), uint64(at[1]), 0, uint64(n), one}, at[2] + uintptr(2*n-4), y, y},
 	} {
 		run := func() error { return s.stream.Set(at[0], 0, 4*n) }

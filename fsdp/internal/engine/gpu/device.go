@@ -64,6 +64,8 @@ type Device struct {
 	stage   staging
 	updates updates
 
+	deferred []*block // with a deferred change
+
 	mu     sync.Mutex
 	given  engine.Place  // the last operation given to a stream
 	failed error         // the first error of an operation
@@ -201,12 +203,12 @@ func (d *Device) give(p engine.Place) {
 func (d *Device) err() error { return d.fail(nil) }
 
 // order makes later operations of stream to wait for all earlier ones of stream from, including
-// pending updates.
+// pending updates, and deferred changes that operations of wire cannot make.
 func (d *Device) order(from, to *nccl.Stream) error {
 	e := d.joined[0]
 	if from == d.wire {
 		e = d.joined[1]
-	} else if err := d.launchUpdates(); err != nil {
+	} else if err := d.launchAll(); err != nil {
 		return err
 	}
 	if err := e.Record(from); err != nil {
@@ -222,6 +224,10 @@ type block struct {
 	pinned  *nccl.HostMemory // the same memory if it is of the host, else nil
 	counted *arena.Block
 	mark    mark
+
+	gradient int // bytes of an element if it is a gradient shard, else 0
+	change   change
+	factor   float64
 }
 
 // memory is nccl.Memory and nccl.HostMemory.
@@ -285,5 +291,6 @@ func (d *Device) free(b *block) error {
 	d.counts.Free(b.counted)
 	*d.bytes(b) -= b.Len()
 	delete(d.blocks, b)
+	d.forget(b)
 	return b.Free()
 }

@@ -8,7 +8,8 @@
 //	transfer.go   the kernels and collectives for a group's parameters and gradients
 //	shards.go     shards: this rank's part, with the memory of optimizers
 //	vec.go        vector: memory of shards as optim.Vec. Updates.go merges many updates into one
-//	              launch, staging.go reads and writes vectors, norms.go computes norms
+//	              launch, deferred.go merges changes of gradients into other operations, staging.go
+//	              reads and writes vectors, norms.go computes norms
 //	trace.go      reports of collectives for observers
 //	links.go      link: the communicator of a group of ranks, and the goroutine that watches all of them
 //

@@ -82,9 +82,23 @@ func (d *Device) answer(k kernel, vs []optim.Vec, numbers func(i int) piece) ([]
 // Scale implements engine.Device.
 func (d *Device) Scale(vs []optim.Vec, c float64) error {
 	for _, v := range vs {
-		if err := v.(vector).update(scaleKernel, piece{c: [9]float64{c}}); err != nil {
+		if err := v.(vector).scale(c); err != nil {
 			return err
 		}
 	}
 	return d.launchUpdates()
+}
+
+// scale multiplies v by c, or defers that.
+func (v vector) scale(c float64) error {
+	if !v.whole() {
+		return v.update(scaleKernel, piece{c: [9]float64{c}})
+	}
+	v.d.vectors.Lock()
+	defer v.d.vectors.Unlock()
+	if err := v.d.apply(v.b); err != nil {
+		return err
+	}
+	v.d.postpone(v.b, scaled, c)
+	return v.d.err()
 }

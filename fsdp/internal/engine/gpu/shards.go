@@ -61,6 +61,9 @@ func (g *group) alloc() (err error) {
 	if err != nil {
 		return err
 	}
+	if g.grad != nil {
+		g.grad.gradient = g.Compute.Size()
+	}
 	g.valueVec, g.gradVec = g.d.vector(g.value, g.Compute.Size()), g.d.vector(g.grad, g.Compute.Size())
 	return nil
 }

@@ -116,7 +116,8 @@ func (g *group) startSync(full uintptr) (*link, nccl.Op) {
 	return g.replica, g.replica.allReduce(g.ownAddress(full, g.Reduce), g.Flat.ShardLen(), g.Reduce, nccl.Sum)
 }
 
-// finishReduce adds c times this rank's range of the sums in full to the gradient shard.
+// finishReduce adds c times this rank's range of the sums in full to the gradient shard. It stores
+// them if the shard is to be cleared. The beginning of the pass has made other deferred changes.
 func (g *group) finishReduce(full uintptr, c float64) error {
 	n, bits := g.Flat.ShardLen(), uint64(math.Float32bits(float32(c)))
 	if g.Compute == comm.Float64 {
@@ -125,7 +126,11 @@ func (g *group) finishReduce(full uintptr, c float64) error {
 	if n == 0 {
 		return g.d.err()
 	}
-	return g.launch(g.kernels.drain, (n+255)/256, uint64(g.grad.Addr()), uint64(g.ownAddress(full, g.Reduce)), uint64(n), bits)
+	store := uint64(0)
+	if g.d.forget(g.grad) {
+		store = 1
+	}
+	return g.launch(g.kernels.drain, (n+255)/256, uint64(g.grad.Addr()), uint64(g.ownAddress(full, g.Reduce)), uint64(n), bits, store)
 }
 
 // ownAddress returns the address of this rank's range in a full buffer of type t.

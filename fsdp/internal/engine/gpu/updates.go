@@ -29,6 +29,9 @@ var kernelNames = [kernels]string{"adam", "adam8", "adam16", "sgd", "sgd16", "sc
 // narrow reports whether the kernel is for state of fewer bits, which only float32 has.
 func (k kernel) narrow() bool { return k == adam8Kernel || k == adam16Kernel || k == sgd16Kernel }
 
+// updates reports whether the kernel updates parameters by gradients, its second vectors.
+func (k kernel) updates() bool { return k <= sgd16Kernel }
+
 // A piece is struct piece of kernels/optim.cu.
 type piece struct {
 	vec    [4]uint64  // addresses
@@ -38,13 +41,14 @@ type piece struct {
 	c      [9]float64 // numbers of the update
 	key    uint64     // of the rounding of 16-bit state
 	offset uint64     // of the first element in the parameter
+	scale  float64    // of the gradient of an update
 }
 
 const (
 	pieceBytes  = int(unsafe.Sizeof(piece{}))
-	maxPieces   = 1024 // of a list
-	span        = 4096 // elements for a block of threads: SPAN of kernels/optim.cu
-	resultBytes = 32   // of a piece: four words
+	maxPieces   = 1024  // of a list
+	span        = 16384 // elements for a block of threads: SPAN of kernels/optim.cu
+	resultBytes = 32    // of a piece: four words
 )
 
 // Updates are collected into a list, which becomes one launch for any number of parameters. The
@@ -124,9 +128,18 @@ func (u *updates) free() error {
 func (u *updates) answers() uintptr { return u.memory.Addr() + uintptr(maxPieces*pieceBytes) }
 func (u *updates) codes() uintptr   { return u.answers() + uintptr(maxPieces*resultBytes) }
 
-// add appends a piece to the list. Kernel k will work on vs; the first of vs determines the type.
+// add appends a piece to the list, after deferred changes that the kernel cannot make. Kernel k will
+// work on vs; the first of vs determines the type.
 // The lock is held.
 func (d *Device) add(k kernel, p piece, vs ...vector) error {
+	p.scale = 1
+	for i, v := range vs {
+		if i == 1 && k.updates() && v.b.change == scaled {
+			p.scale = v.b.factor
+		} else if err := d.apply(v.b); err != nil {
+			return err
+		}
+	}
 	u := &d.updates
 	f := u.functions[k][vs[0].float64s()]
 	if u.function != nil && (u.function != f || u.n == maxPieces || !u.fits(vs)) {

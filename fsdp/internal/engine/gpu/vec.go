@@ -55,6 +55,13 @@ func (v vector) Slice(from, to int) optim.Vec {
 
 // Zero implements optim.Vec.
 func (v vector) Zero() error {
+	if v.whole() {
+		v.d.vectors.Lock()
+		defer v.d.vectors.Unlock()
+		v.d.taken(v.b)
+		v.d.postpone(v.b, zeroed, 0)
+		return v.d.err()
+	}
 	if v.b.pinned != nil {
 		return v.update(fillKernel, piece{})
 	}
@@ -99,10 +106,13 @@ func (v vector) pinned() []byte {
 	return v.b.pinned.Bytes()[v.from*v.size : v.to*v.size]
 }
 
-// do calls f after all earlier updates.
+// do calls f after all earlier updates, and after the deferred change of the memory of v.
 func (v vector) do(f func() error) error {
 	v.d.vectors.Lock()
 	defer v.d.vectors.Unlock()
+	if err := v.d.apply(v.b); err != nil {
+		return err
+	}
 	if err := v.d.flush(); err != nil {
 		return err
 	}

@@ -141,7 +141,7 @@ func TestUpdates(t *testing.T) {
 		cuda.Checks(t, checks)
 		rapid.Check(t, func(rt *rapid.T) {
 			d := rapid.SampledFrom(devices).Draw(rt, "device")
-			n := rapid.IntRange(1, 9000).Draw(rt, "elements")
+			n := rapid.SampledFrom([]int{rapid.IntRange(1, 9000).Draw(rt, "some"), rapid.IntRange(1, 600).Draw(rt, "few"), 300, span + 5}).Draw(rt, "elements")
 			rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
 			m := newModel(rt, room(t, d), n, rapid.Bool().Draw(rt, "float64"), rng)
 			ascending := rapid.Bool().Draw(rt, "ascending")
