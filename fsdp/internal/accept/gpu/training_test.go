@@ -44,13 +44,16 @@ func onDevices(t *testing.T, ranks int, f func(ctx context.Context, g comm.Group
 	})
 }
 
-// trainedLosses trains a small GPT with AdamW and clipping, and returns the losses of all ranks.
-func trainedLosses(t *testing.T, ranks, steps int, cfg fsdp.Config) [][]float64 {
+// trainedLosses trains a small GPT with AdamW and clipping, and returns the losses of all ranks. A fused
+// one has tied weights.
+func trainedLosses(t *testing.T, ranks, steps int, fused bool, cfg fsdp.Config) [][]float64 {
 	losses := make([][]float64, ranks)
 	kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
 		c := cfg
 		c.Group = g
-		m := kit.Wrap(t, kit.TinyGPT(2), c)
+		model := kit.TinyGPT(2)
+		model.FusedLoss, model.Tied = fused, fused
+		m := kit.Wrap(t, model, c)
 		update := kit.Updater(t, m, 0.5)
 		for step := range steps {
 			losses[g.Rank()] = append(losses[g.Rank()], kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext)))
@@ -67,21 +70,25 @@ func TestGPUTrains(t *testing.T) {
 	const steps = 3
 	for _, v := range []struct {
 		ranks int
+		fused bool
 		cfg   fsdp.Config
 		tol   float64
 	}{
-		{1, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}}, 1e-12},
-		{1, fsdp.Config{}, 1e-5},
-		{2, fsdp.Config{Poison: true}, 1e-5},
-		{2, fsdp.Config{Strategy: fsdp.NoShard}, 1e-5},
-		{4, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Prefetch: 2}, 1e-5},
-		{3, fsdp.Config{Unit: kit.CutAll(shard.Cut{Block: shard.Whole}), Poison: true}, 1e-5},
+		{1, false, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}}, 1e-12},
+		{1, true, fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.Float64}}, 1e-12},
+		{1, false, fsdp.Config{}, 1e-5},
+		{1, true, fsdp.Config{Precision: fsdp.BF16()}, 0.02},
+		{2, false, fsdp.Config{Poison: true}, 1e-5},
+		{2, true, fsdp.Config{Poison: true}, 1e-5},
+		{2, false, fsdp.Config{Strategy: fsdp.NoShard}, 1e-5},
+		{4, false, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Prefetch: 2}, 1e-5},
+		{3, false, fsdp.Config{Unit: kit.CutAll(shard.Cut{Block: shard.Whole}), Poison: true}, 1e-5},
 	} {
 		v.cfg.WrapPolicy = kit.Blocks
-		t.Run(fmt.Sprint(v.ranks, v.cfg), func(t *testing.T) {
-			want := trainedLosses(t, v.ranks, steps, v.cfg)
+		t.Run(fmt.Sprint(v.ranks, v.fused, v.cfg), func(t *testing.T) {
+			want := trainedLosses(t, v.ranks, steps, v.fused, v.cfg)
 			var got [][]float64
-			onGPU(t, func() { got = trainedLosses(t, v.ranks, steps, v.cfg) })
+			onGPU(t, func() { got = trainedLosses(t, v.ranks, steps, v.fused, v.cfg) })
 			for r := range want {
 				for i, w := range want[r] {
 					require.False(t, math.IsNaN(got[r][i]))
