@@ -195,9 +195,93 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 	return &Checkpoint{Path: l.Path, Step: l.Step, World: l.World, about: l.About}, nil
 }
 
+// A MemoryCheckpoint keeps the last step of a training in the memory of its ranks: each rank keeps its own
+// shards and optimizer state, and a copy of the next rank's. After the loss of a rank the others connect
+// a new group, with a spare rank or without, and continue from that step. The zero MemoryCheckpoint is
+// empty. A spare rank begins with one. It belongs to one goroutine.
+//
+//	var last fsdp.MemoryCheckpoint
+//	for step < steps {
+//		err := train(step) // ends with last.Save(ctx, m, opt, nil), after Step and ZeroGrad
+//		if err != nil {
+//			group = connect() // the program's: a new group of the ranks that are left
+//			m, opt = begin(group) // Wrap and New
+//			c, err := last.Load(ctx, m, opt)
+//			step = c.Step
+//		}
+//	}
+//
+// A rank keeps three shares of parameters and optimizer state: its own, its neighbour's, and memory
+// for the next copy. Of frozen parameters it keeps two, which are sent again only if a program may have
+// changed them. Ranks with the same shards, as in NoShard, need no copies of them. The memory does not
+// belong to a model: Close may come before Load. [Plan].MemoryBytes counts it.
+type MemoryCheckpoint struct{ kept state.Kept }
+
+// These are the names of its methods.
+const (
+	saveMemory = "MemoryCheckpoint.Save"
+	loadMemory = "MemoryCheckpoint.Load"
+)
+
+// Save replaces the step in memory: parameters and buffers, the state of opt unless it is nil, the count that
+// keys dropout, and extra, which is encoded as JSON. It is a collective: call it after Step and ZeroGrad, as
+// gradients are not saved. Rank r sends its share to rank r-1, and rank 0 to the last one. The former
+// step stays until all ranks have the new one, so a rank may be lost at any moment.
+func (c *MemoryCheckpoint) Save(ctx context.Context, s *Sharded, opt optim.Optimizer, extra map[string]any) error {
+	if err := s.busy.enter(saveMemory); err != nil {
+		return err
+	}
+	defer s.busy.leave()
+	return c.save(ctx, s, opt, state.Meta{Run: s.saver.Name(), Seed: s.cfg.Seed, Forwards: s.forwards}, extra)
+}
+
+// save is Save for a caller that holds the lock. about has Extra if extra is nil.
+func (c *MemoryCheckpoint) save(ctx context.Context, s *Sharded, opt optim.Optimizer, about state.Meta, extra map[string]any) error {
+	st := s.store(ranks.Ask{Call: saveMemory}, s.checkOptim(saveMemory, opt))
+	stamp := state.Stamp{Layout: s.layout, Changes: s.life.frozen.changes, Always: s.life.frozen.lent}
+	err := c.kept.Keep(ctx, &st.Store, opt, about, extra, stamp)
+	s.life.kept = c.kept.Bytes()
+	return st.end(err)
+}
+
+// Load gives a training the latest step of which the ranks of its group have all shares, and then saves it
+// there. Ranks that were not in the lost group have an empty MemoryCheckpoint. The number of ranks,
+// the strategies, the units and the precision may differ, as for [Sharded.Load]. With
+// Config.VirtualRanks the training continues with the same bits as if no rank had been lost. A rank
+// keeps its own buffers, and a rank that joins gets the buffers of a lost one.
+//
+// Step of the Checkpoint is the optimizer's number of steps. After an error of a lost
+// rank the program may connect again and call Load again, with another model. If a rank is lost together
+// with the rank that has its copy, or if no rank has a step in memory, the error names the ranks and
+// wraps ErrNoCheckpoint. Then nothing has changed, and the program may call [Sharded.Load].
+func (c *MemoryCheckpoint) Load(ctx context.Context, s *Sharded, opt optim.Optimizer) (*Checkpoint, error) {
+	if err := s.busy.enter(loadMemory); err != nil {
+		return nil, err
+	}
+	defer s.busy.leave()
+	st := s.store(ranks.Ask{Call: loadMemory}, s.checkReplace(loadMemory, opt))
+	plan, err := c.kept.PlanRestore(ctx, &st.Store, opt)
+	if err != nil {
+		return nil, st.end(err)
+	}
+	defer plan.Close()
+	if err := st.replace(ctx, "a MemoryCheckpoint.Load", plan); err != nil {
+		return nil, err
+	}
+	s.forwards = plan.About.Forwards
+	if plan.About.Run != "" {
+		s.saver.Took(&plan.About)
+	}
+	s.hashes.At(plan.Step())
+	if err := c.save(ctx, s, opt, plan.About, nil); err != nil {
+		return nil, err
+	}
+	return &Checkpoint{Path: "in memory", Step: plan.Step(), World: plan.World, about: plan.About}, nil
+}
+
 // A Checkpoint describes the checkpoint that Load has loaded.
 type Checkpoint struct {
-	Path  string // directory of the checkpoint, in the one of all checkpoints
+	Path  string // directory of the checkpoint, in the one of all checkpoints; "in memory" for a MemoryCheckpoint
 	Step  int    // of the training
 	World int    // number of ranks that wrote it
 	about state.Meta

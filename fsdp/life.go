@@ -56,7 +56,12 @@ type life struct {
 	updates  updates
 	averages int    // pieces that have averages of an optimizer in the place of their values
 	moved    string // a frozen parameter that UpdateEMA has changed, or ""
-	watch    watch
+	frozen   struct {
+		changes int  // of values, by loads
+		lent    bool // FrozenParams has returned pieces, which a program may change
+	}
+	kept  int // bytes of a MemoryCheckpoint
+	watch watch
 }
 
 var (
@@ -261,6 +266,8 @@ var tolerances = map[string]tolerance{
 	"LoadOptimStateDict": {mixed: true, held: true, unreduced: true, last: true},
 	"Freeze":             {last: true, draws: true},
 	"CopyState":          {draws: true},
+	saveMemory:           {draws: true},
+	loadMemory:           {mixed: true, unreduced: true, last: true},
 	"Plan":               {broken: true, mixed: true, held: true, unreduced: true, last: true, calls: true},
 	"Step":               {broken: true},
 }

@@ -33,6 +33,7 @@ type Plan struct {
 	ErrorBytes    int         // of rounding errors of gradients that travel as Int8, which every rank keeps whole
 	StateBytes    int         // of the optimizers that were made so far
 	SnapshotBytes int         // of the copy that SaveAsync made, which is kept
+	MemoryBytes   int         // of a MemoryCheckpoint, always in RAM
 	VirtualBytes  int         // of sums between the micro-batches of a step, by Config.VirtualRanks, at most
 	PassBytes     int         // most at once: gathered parameters, gradients, activations, scratch
 
@@ -86,7 +87,7 @@ type GroupPlan struct {
 
 // Peak returns the most bytes that will be counted at once, in files and elsewhere.
 func (p *Plan) Peak() int {
-	return p.ShardBytes + p.ErrorBytes + p.StateBytes + p.SnapshotBytes + p.VirtualBytes + p.PassBytes
+	return p.ShardBytes + p.ErrorBytes + p.StateBytes + p.SnapshotBytes + p.MemoryBytes + p.VirtualBytes + p.PassBytes
 }
 
 // Resident returns the bytes of RAM that training on such batches comes to take on this rank, to a
@@ -130,7 +131,7 @@ func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 	d := s.engine.Device()
 	n, live := c.Plan.Program.Counts(), d.Stats().Live
 	p := &Plan{
-		Ranks: s.team.Size(), Compute: s.cfg.Precision.Compute, Kernels: s.cfg.kernels(), ShardBytes: s.layout.ShardBytes(), ErrorBytes: s.layout.ErrorBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot],
+		Ranks: s.team.Size(), Compute: s.cfg.Precision.Compute, Kernels: s.cfg.kernels(), ShardBytes: s.layout.ShardBytes(), ErrorBytes: s.layout.ErrorBytes(), StateBytes: live[arena.State], SnapshotBytes: live[arena.Snapshot], MemoryBytes: s.life.kept,
 		VirtualBytes: s.engine.TreeBytes(s.noSync),
 		PassBytes:    c.Plan.Peak, Gathers: n.Gathers, Reduces: n.Reduces, AllReduces: n.Syncs, Traffic: c.Plan.Traffic(),
 	}
@@ -244,6 +245,8 @@ func (p *Plan) divide(c *engine.Compiled, d engine.Device, tree arena.Class) {
 	}
 	last(p.ShardBytes+p.ErrorBytes+p.StateBytes+p.SnapshotBytes, arena.Shard)
 	last(p.VirtualBytes, tree)
+	p.RAMBytes += p.MemoryBytes
+	p.ReservedBytes += p.MemoryBytes
 }
 
 // staging returns the bytes that groups keep for themselves to sum gradients. It is 0 for a plan
@@ -285,6 +288,7 @@ func (p *Plan) String() string {
 		{p.ErrorBytes, "of gradients, lost in travelling and kept"},
 		{p.StateBytes, "optimizer state"},
 		{p.SnapshotBytes, "snapshot"},
+		{p.MemoryBytes, "checkpoint in memory"},
 		{p.VirtualBytes, "sums between micro-batches, at most"},
 		{p.PassBytes, "buffers of a pass, at most: groups, gradients, activations"},
 		{p.Peak(), "together"},

@@ -129,6 +129,7 @@ func (s *Sharded) FrozenParams() []optim.Param {
 		return nil
 	}
 	defer s.busy.leave()
+	s.life.frozen.lent = true
 	return s.pieces(true)
 }
 

@@ -205,6 +205,7 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 	if err := s.discard(ctx, s.life.takeLast()); err != nil { // its gathers may read parameters that will change
 		return err
 	}
+	s.life.frozen.changes++
 	return st.end(plan.Run(ctx))
 }
 
@@ -342,6 +343,7 @@ func CopyState(ctx context.Context, from, to *Sharded, opt, next optim.Optimizer
 	if plan.About.Run != "" {
 		to.saver.Took(&plan.About)
 	}
+	to.hashes.At(plan.Step())
 	return nil
 }
 

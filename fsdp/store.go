@@ -127,6 +127,7 @@ func (st *store) replace(ctx context.Context, what string, f filling) error {
 	s.zeroGrad()
 	s.engine.Forget()
 	s.life.updates.clear()
+	s.life.frozen.changes++
 	s.life.markMixed(what, f.Optimizer(), s.lists)
 	if err := st.end(f.Run(ctx)); err != nil {
 		s.life.mixed = fmt.Errorf("%w: %w", s.life.mixed, err)

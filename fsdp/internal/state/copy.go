@@ -294,10 +294,14 @@ func (c *Copying) Optimizer() bool { return c.next != nil }
 
 // Run moves the state. After an error some of the new state may have changed; the old one never does.
 func (c *Copying) Run(ctx context.Context) error {
-	err := c.move(ctx)
-	if err != nil {
+	if err := c.move(ctx); err != nil {
 		return err
 	}
+	return c.settle(ctx)
+}
+
+// settle gives the optimizer its state, which has arrived.
+func (c *Copying) settle(ctx context.Context) (err error) {
 	if c.to != nil && c.next != nil {
 		err = c.to.adopt(c.next, c.sheet.Steps, c.adopted, c.apply)
 	}
@@ -346,16 +350,22 @@ func (c *Copying) land(ctx context.Context, i int, t *Tensor, whole []byte) erro
 	if err := c.to.Team.Group().Broadcast(buffer(c.to.Compute, b, want.Name()), c.bridge.to).Wait(ctx); err != nil {
 		return fmt.Errorf("%s: %w", want.Name(), err)
 	}
-	p := c.own.of(want.Index, want.Entry)
-	if p == nil || !mine(c.to.Layout, want) {
-		return nil
-	}
 	if t != nil && group(c.from.Layout, t.Index).Kind.Buffer {
 		kept, err := contents(c.old.of(t.Index, "").Vec)
 		if err != nil {
 			return err
 		}
 		b = convert(b, c.to.Compute, host(c.from.Compute, kept))
+	}
+	return c.keep(i, b)
+}
+
+// keep keeps this rank's part of tensor i, whose whole is b.
+func (c *Copying) keep(i int, b []byte) error {
+	want := c.want[i]
+	p := c.own.of(want.Index, want.Entry)
+	if p == nil || !mine(c.to.Layout, want) {
+		return nil
 	}
 	if want.Entry != "" {
 		adopted := *p
