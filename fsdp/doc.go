@@ -91,7 +91,9 @@
 // the observations of all ranks.
 //
 // [CopyState] lets ranks leave and join between two steps, without a checkpoint. With
-// Config.VirtualRanks the training has the same bits as one whose ranks never changed.
+// Config.VirtualRanks the training has the same bits as one whose ranks never changed. A
+// [MemoryCheckpoint] keeps the last step in the memory of the ranks: if a rank is lost in the middle of a
+// step, the others continue from there in a new group.
 //
 // # Virtual ranks
 //

@@ -2,8 +2,10 @@ package fsdp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
+	"sync"
 
 	"gorgonia.org/tensor"
 
@@ -88,6 +90,85 @@ func ExampleCopyState() {
 	// Output:
 	// 4 ranks: loss 0.1774
 	// 4 ranks: loss 0.1096
+	// 2 ranks: loss 0.0641
+	// 2 ranks: loss 0.0364
+}
+
+// Ranks 1 and 3 of four die in a step. The others repeat it as a group of two.
+func ExampleMemoryCheckpoint() {
+	const dim, virtual, steps = 4, 4, 4
+	first, second := comm.Local(4), comm.Local(2) // processes call comm.Connect, for each group with another rendezvous
+	rank := func(ctx context.Context, r int) error {
+		var last fsdp.MemoryCheckpoint
+		var model *fsdp.Sharded
+		var opt optim.Optimizer
+		begin := func(g comm.Group) (err error) {
+			if model, err = fsdp.Wrap(&Towers{dim}, fsdp.Config{Group: g, VirtualRanks: virtual}); err == nil {
+				opt, err = optim.AdamW{}.New(model.Params())
+			}
+			return err
+		}
+		train := func(size int) (loss float64, err error) {
+			for range virtual / size { // micro-batches of this rank
+				if loss, err = model.Forward(ctx, tensor.Ones(tensor.Float32, 2, dim), nil); err == nil {
+					err = model.Backward(ctx)
+				}
+				if err != nil {
+					return 0, err
+				}
+			}
+			if err = opt.Step(0.1); err != nil {
+				return 0, err
+			}
+			model.ZeroGrad()
+			return loss, last.Save(ctx, model, opt, nil)
+		}
+		g := first[r]
+		if err := begin(g); err != nil {
+			return err
+		}
+		for step := 0; step < steps; step++ {
+			if step == 2 && r%2 == 1 {
+				g.Abort(errors.New("the host is gone"))
+				return nil
+			}
+			loss, err := train(g.Size())
+			if err != nil {
+				lost := model
+				g = second[r/2]
+				if err := begin(g); err != nil {
+					return err
+				}
+				c, err := last.Load(ctx, model, opt)
+				if err != nil {
+					return err
+				}
+				if err := lost.Close(); err != nil {
+					return err
+				}
+				if step = c.Step - 1; r == 0 {
+					fmt.Printf("%d of %d ranks continue after step %d\n", g.Size(), c.World, c.Step)
+				}
+				continue
+			}
+			if r == 0 {
+				fmt.Printf("%d ranks: loss %.4f\n", g.Size(), loss)
+			}
+		}
+		return model.Close()
+	}
+	errs := make([]error, len(first))
+	var all sync.WaitGroup
+	for r := range first {
+		all.Go(func() { errs[r] = rank(context.Background(), r) })
+	}
+	if all.Wait(); errors.Join(errs...) != nil {
+		log.Fatal(errors.Join(errs...))
+	}
+	// Output:
+	// 4 ranks: loss 0.1774
+	// 4 ranks: loss 0.1096
+	// 2 of 4 ranks continue after step 2
 	// 2 ranks: loss 0.0641
 	// 2 ranks: loss 0.0364
 }

@@ -178,6 +178,9 @@ func (s *session) planOf(batch []exec.Value) (*Plan, error) {
 		lasting = plan.Memory{}
 		clear(held)
 	}
+	if s.cfg.Device == nil {
+		lasting.State += p.MemoryBytes
+	}
 	p.Pass = c.Pass(s.layout, p.Ranks, lasting, d.InFile)
 	for i, n := range held {
 		p.Pass.Groups[i].Held = n
@@ -388,7 +391,7 @@ func writeGroups(w io.Writer, groups []GroupPlan) {
 
 // Memory counts the bytes that this rank holds now.
 type Memory struct {
-	Live     int // parameters, gradients, optimizer state and buffers in use
+	Live     int // parameters, gradients, optimizer state, a MemoryCheckpoint, and buffers in use
 	Mapped   int // of these, in files (Config.Offload.Dir), in RAM where it has room
 	Peak     int // most live at once since the last ResetPeak, or the beginning
 	Reserved int // live, and freed buffers kept for the next step
@@ -407,14 +410,14 @@ type Memory struct {
 // are not counted. They grow to a fixed size in the first passes. [Plan].BesideBytes includes them,
 // together with the programs of its pass.
 func (s *Sharded) Memory() Memory {
-	d := s.engine.Device()
+	d, kept := s.engine.Device(), s.life.kept
 	st, mapped := d.Stats(), 0
 	for c, live := range st.Live {
 		if d.InFile(arena.Class(c)) {
 			mapped += live
 		}
 	}
-	m := Memory{Live: st.Total, Mapped: mapped, Peak: st.Peak, Reserved: st.Reserved}
+	m := Memory{Live: st.Total + kept, Mapped: mapped, Peak: st.Peak + kept, Reserved: st.Reserved + kept}
 	if s.life.health != closed {
 		m.Programs = s.engine.ProgramBytes()
 	}

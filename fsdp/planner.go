@@ -36,10 +36,9 @@ func Ints(dims ...int) Shape { return Shape{dims, true} }
 // Floats returns the shape of a tensor of floats, of the type that the model computes in.
 func Floats(dims ...int) Shape { return Shape{dims, false} }
 
-// A Planner plans a training without running it. Nothing is allocated, drawn or sent: Config.Group
-// may be a [comm.World], any number of ranks that do not exist, and so may the groups that
-// Config.Unit gives. nil means one rank. A plan of a model with 175 billion parameters takes a tenth
-// of a second and some 30 MB.
+// A Planner plans a training without running it. Nothing is allocated, drawn or sent: Config.Group may be a [comm.World], any
+// number of ranks that do not exist, and so may the groups that Config.Unit gives. nil means one rank. A plan of a model with
+// 175 billion parameters takes a tenth of a second and some 30 MB.
 //
 //	p := fsdp.Planner{
 //		Model:        model,
@@ -50,16 +49,17 @@ func Floats(dims ...int) Shape { return Shape{dims, false} }
 //	plan, err := p.Plan()
 //	err = p.Fits(80e9)
 type Planner struct {
-	Model        Model
-	Config       Config
-	NewOptimizer func([]optim.Param) (optim.Optimizer, error) // such as the New of an optim.AdamW; nil for no optimizer
-	Batch        []Shape                                      // of a pass of one rank
+	Model            Model
+	Config           Config
+	NewOptimizer     func([]optim.Param) (optim.Optimizer, error) // such as the New of an optim.AdamW; nil for no optimizer
+	Batch            []Shape                                      // of a pass of one rank
+	MemoryCheckpoint bool                                         // the ranks keep one
 }
 
 // Plan returns the plan that [Sharded.Plan] gives once the model is wrapped and has the optimizer.
-// Plan.BesideBytes excludes the memory that groups copy through, because a Planner has no groups.
-// All other figures, and the schedule, are the figures of a wrapped model. With Config.Device
-// they are figures of a GPU, which need not exist: Device may be new(gpu.Device).
+// Plan.BesideBytes excludes the memory that groups copy through, because a Planner has no groups, and Plan.MemoryBytes
+// is right to a tenth. All other figures, and the schedule, are the figures of a wrapped model. With
+// Config.Device they are figures of a GPU, which need not exist: Device may be new(gpu.Device).
 func (p Planner) Plan() (*Plan, error) {
 	p = p.grouped()
 	r, err := p.plan()
@@ -102,8 +102,14 @@ func (p Planner) plan() (*Plan, error) {
 	if err := s.adopt(context.Background(), s.engine); err != nil {
 		return nil, err
 	}
+	var opt optim.Optimizer
 	if p.NewOptimizer != nil {
-		if _, err := p.NewOptimizer(s.Params()); err != nil {
+		if opt, err = p.NewOptimizer(s.Params()); err != nil {
+			return nil, err
+		}
+	}
+	if p.MemoryCheckpoint {
+		if s.life.kept, err = s.store(ranks.Ask{Call: saveMemory}, nil).KeptBytes(opt); err != nil {
 			return nil, err
 		}
 	}

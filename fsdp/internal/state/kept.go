@@ -173,7 +173,7 @@ func (k *Kept) take(t comm.DType, n int) optim.Host {
 	return NewHost(t, n)
 }
 
-// Bytes returns the memory of the sets.
+// Bytes returns the memory of the elements in the sets.
 func (k *Kept) Bytes() (n int) {
 	seen := make(map[*byte]bool)
 	count := func(b []byte) {
@@ -184,7 +184,6 @@ func (k *Kept) Bytes() (n int) {
 	}
 	for _, s := range k.sets {
 		for _, h := range []*half{&s.own, &s.held} {
-			count(h.text)
 			for _, p := range h.parts {
 				count(BytesOf(p))
 			}
@@ -194,6 +193,14 @@ func (k *Kept) Bytes() (n int) {
 		count(BytesOf(b))
 	}
 	return n
+}
+
+// KeptBytes returns the memory of a Kept of the model and of opt, from its second Keep on, without the
+// descriptions, if all ranks have shares of the same size.
+func (s *Store) KeptBytes(opt optim.Optimizer) (int, error) {
+	c := &keeping{k: &Kept{}, s: s, set: &set{}}
+	err := c.describe(opt, Meta{})
+	return (c.elements[trained]+c.elements[frozen])*s.Compute.Size() + 2*c.need[trained] + c.need[frozen], err
 }
 
 // describe lists the share of this rank.

@@ -425,3 +425,36 @@ func TestMemoryCheckpointLost(t *testing.T) {
 	require.ErrorContains(t, v.loads[0], "of the 4 ranks that made the last step in memory, rank 2 is lost, and so is rank 1, which had the copy of its share")
 	require.ErrorContains(t, v.loads[0], "load a checkpoint of a directory")
 }
+
+// TestMemoryCheckpointBytes: the plan of a training that exists counts the memory, and a Planner predicts it.
+func TestMemoryCheckpointBytes(t *testing.T) {
+	frozen := func(name string) bool { return name == "wte.weight" }
+	for _, c := range []fsdp.Config{{}, {Frozen: frozen}, {Strategy: fsdp.NoShard}, {Precision: kit.Float64s}} {
+		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
+			c := c
+			c.Group = g
+			batch := kit.TinyBatch(0, g.Rank(), 1, kit.TinyContext)
+			shapes := []fsdp.Shape{fsdp.Ints(1, kit.TinyContext), fsdp.Ints(1, kit.TinyContext)}
+			dry, err := fsdp.Planner{Model: kit.TinyGPT(2), Config: c, NewOptimizer: adamw, Batch: shapes, MemoryCheckpoint: true}.Plan()
+			require.NoError(t, err)
+			m := kit.Wrap(t, kit.TinyGPT(2), c)
+			opt, err := adamw(m.Params())
+			require.NoError(t, err)
+			plan, err := m.Plan(batch...)
+			require.NoError(t, err)
+			require.Zero(t, plan.MemoryBytes)
+			var last fsdp.MemoryCheckpoint
+			for range 3 {
+				require.NoError(t, last.Save(ctx, m, opt, nil))
+			}
+			plan, err = m.Plan(batch...)
+			require.NoError(t, err)
+			require.InEpsilon(t, plan.MemoryBytes, dry.MemoryBytes, 0.1)
+			m.ResetPeak()
+			kit.ForwardBackward(t, ctx, m, batch)
+			require.Equal(t, plan.Peak(), m.Memory().Peak)
+			require.Contains(t, plan.String(), "checkpoint in memory")
+			require.NoError(t, m.Close())
+		})
+	}
+}
