@@ -196,7 +196,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 }
 
 // A MemoryCheckpoint keeps the last step of a training in the memory of its ranks: each rank keeps its own
-// shards and optimizer state, and a copy of the next rank's. After the loss of a rank the others connect
+// shards and optimizer state, and a copy of another rank's. After the loss of a rank the others connect
 // a new group, with a spare rank or without, and continue from that step. The zero MemoryCheckpoint is
 // empty. A spare rank begins with one. It belongs to one goroutine.
 //
@@ -215,7 +215,14 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 // for the next copy. Of frozen parameters it keeps two, which are sent again only if a program may have
 // changed them. Ranks with the same shards, as in NoShard, need no copies of them. The memory does not
 // belong to a model: Close may come before Load. [Plan].MemoryBytes counts it.
-type MemoryCheckpoint struct{ kept state.Kept }
+type MemoryCheckpoint struct {
+	// Distance says whose copy a rank keeps: rank r keeps the copy of rank r+Distance. 0 means 1. The number of ranks
+	// of a host lets all ranks of a host be lost. It is the same on all ranks, and counts
+	// modulo their number.
+	Distance int
+
+	kept state.Kept
+}
 
 // These are the names of its methods.
 const (
@@ -225,7 +232,7 @@ const (
 
 // Save replaces the step in memory: parameters and buffers, the state of opt unless it is nil, the count that
 // keys dropout, and extra, which is encoded as JSON. It is a collective: call it after Step and ZeroGrad, as
-// gradients are not saved. Rank r sends its share to rank r-1, and rank 0 to the last one. The former
+// gradients are not saved. Each rank sends its share to the rank that keeps the copy. The former
 // step stays until all ranks have the new one, so a rank may be lost at any moment.
 func (c *MemoryCheckpoint) Save(ctx context.Context, s *Sharded, opt optim.Optimizer, extra map[string]any) error {
 	if err := s.busy.enter(saveMemory); err != nil {
@@ -237,9 +244,14 @@ func (c *MemoryCheckpoint) Save(ctx context.Context, s *Sharded, opt optim.Optim
 
 // save is Save for a caller that holds the lock. about has Extra if extra is nil.
 func (c *MemoryCheckpoint) save(ctx context.Context, s *Sharded, opt optim.Optimizer, about state.Meta, extra map[string]any) error {
-	st := s.store(ranks.Ask{Call: saveMemory}, s.checkOptim(saveMemory, opt))
+	err := s.checkOptim(saveMemory, opt)
+	if c.Distance < 0 && err == nil {
+		err = fmt.Errorf("the Distance of the MemoryCheckpoint is %d: want a number of ranks, or 0 for 1", c.Distance)
+	}
+	c.kept.Distance = max(1, c.Distance)
+	st := s.store(ranks.Ask{Call: saveMemory, Detail: fmt.Sprintf(" with Distance %d", c.kept.Distance)}, err)
 	stamp := state.Stamp{Layout: s.layout, Changes: s.life.frozen.changes, Always: s.life.frozen.lent}
-	err := c.kept.Keep(ctx, &st.Store, opt, about, extra, stamp)
+	err = c.kept.Keep(ctx, &st.Store, opt, about, extra, stamp)
 	s.life.kept = c.kept.Bytes()
 	return st.end(err)
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // A Kept is this rank's memory of the last whole step of a training: its own share of the state, and a
-// copy of its neighbour's share. The neighbour of rank r is rank r+1, and that of the last rank is
-// rank 0. A share needs no copy where the neighbour's elements are also this rank's, as in NoShard.
+// copy of its neighbour's share. The neighbour of rank r is rank r+Distance, modulo the number of ranks. A
+// share needs no copy where the neighbour's elements are also this rank's, as in NoShard.
 //
 // # The steps in memory
 //
@@ -41,6 +41,8 @@ import (
 // Frozen parameters are a separate part of a share. They are sent in the first Keep of a layout, and
 // again when a rank's values may have changed. Sets share their memory.
 type Kept struct {
+	Distance int // between neighbours
+
 	sets []*set // in ascending order, the last is the newest
 	twin struct {
 		layout *layout.Layout
@@ -54,6 +56,7 @@ type Kept struct {
 type set struct {
 	number      int64
 	rank, world int
+	distance    int // between neighbours, below world
 	compute     comm.DType
 	own, held   half // held is the neighbour's
 }
@@ -112,7 +115,7 @@ type keeping struct {
 
 // Keep makes a set of the state of the model and of opt, which may be nil. It is a collective of all ranks.
 func (k *Kept) Keep(ctx context.Context, s *Store, opt optim.Optimizer, about Meta, extra map[string]any, stamp Stamp) error {
-	c := &keeping{k: k, s: s, set: &set{rank: s.rank(), world: s.world(), compute: s.Compute}}
+	c := &keeping{k: k, s: s, set: &set{rank: s.rank(), world: s.world(), distance: k.distance(s.world()), compute: s.Compute}}
 	err := s.prepare(ctx, 0, func() (err error) {
 		if extra != nil {
 			about.Extra, err = encodeExtras("extra", extra)
@@ -128,7 +131,7 @@ func (k *Kept) Keep(ctx context.Context, s *Store, opt optim.Optimizer, about Me
 	if n := len(k.sets); n > 0 {
 		c.former = k.sets[n-1]
 	}
-	c.resend = stamp.Always || c.former == nil || stamp != k.stamp
+	c.resend = stamp.Always || c.former == nil || stamp != k.stamp || c.former.distance != c.set.distance
 	if err := c.compare(ctx); err != nil {
 		return err
 	}
@@ -146,6 +149,17 @@ func (k *Kept) Keep(ctx context.Context, s *Store, opt optim.Optimizer, about Me
 	k.sets = append(k.sets, c.set)
 	return err
 }
+
+// distance returns the distance between neighbours in a group.
+func (k *Kept) distance(world int) int {
+	if d := k.Distance % world; d > 0 {
+		return d
+	}
+	return min(1, world-1)
+}
+
+// neighbour returns the rank at a distance from another one.
+func neighbour(rank, distance, world int) int { return (rank + distance + world) % world }
 
 // drop forgets all sets. The next sets use their memory, except for a frozen part that
 // the newest set shares with the next one.
@@ -198,7 +212,7 @@ func (k *Kept) Bytes() (n int) {
 // KeptBytes returns the memory of a Kept of the model and of opt, from its second Keep on, without the
 // descriptions, if all ranks have shares of the same size.
 func (s *Store) KeptBytes(opt optim.Optimizer) (int, error) {
-	c := &keeping{k: &Kept{}, s: s, set: &set{}}
+	c := &keeping{k: &Kept{}, s: s, set: &set{distance: min(1, s.world()-1)}}
 	err := c.describe(opt, Meta{})
 	return (c.elements[trained]+c.elements[frozen])*s.Compute.Size() + 2*c.need[trained] + c.need[frozen], err
 }
@@ -225,7 +239,7 @@ func (c *keeping) describe(opt optim.Optimizer, about Meta) error {
 		for i := range own {
 			p := &own[i]
 			g, part := group(s.Layout, p.Index), trained
-			if s.travels(g) != sent {
+			if s.travels(g, c.set.distance) != sent {
 				continue
 			}
 			if s.frozen(p.Index) {
@@ -245,8 +259,8 @@ func (c *keeping) describe(opt optim.Optimizer, about Meta) error {
 }
 
 // travels reports whether the holder of this rank's copy needs the elements of a group.
-func (s *Store) travels(g *layout.Group) bool {
-	holder := (s.rank() + s.world() - 1) % s.world()
+func (s *Store) travels(g *layout.Group, distance int) bool {
+	holder := neighbour(s.rank(), -distance, s.world())
 	return holder != s.rank() && (g.Kind.Buffer || !equalPlaces(g, s.rank(), holder))
 }
 
@@ -290,7 +304,7 @@ func (c *keeping) compare(ctx context.Context) error {
 		c.most[2] = max(c.most[2], int(w[text]))
 		c.resend = c.resend || w[resend] != 0
 	}
-	c.text = int(all[(c.s.rank()+1)%c.s.world()*words+text])
+	c.text = int(all[neighbour(c.s.rank(), c.set.distance, c.s.world())*words+text])
 	return nil
 }
 
@@ -301,7 +315,7 @@ func (c *keeping) exchange(ctx context.Context) error {
 	}
 	held, t := &c.set.held, c.s.Compute
 	held.text = make([]byte, c.most[2])
-	err := c.s.pass(ctx, "description", held.text, func(to []byte, at int) error {
+	err := c.pass(ctx, "description", held.text, func(to []byte, at int) error {
 		if own := c.set.own.text; at < len(own) {
 			copy(to, own[at:])
 		}
@@ -318,7 +332,7 @@ func (c *keeping) exchange(ctx context.Context) error {
 		}
 		held.parts[part] = c.k.take(t, bytes/t.Size())
 		from := stream{pieces: c.pieces[part], t: t}
-		err := c.s.pass(ctx, "share", BytesOf(held.parts[part]), func(to []byte, _ int) error { return from.read(to) })
+		err := c.pass(ctx, "share", BytesOf(held.parts[part]), func(to []byte, _ int) error { return from.read(to) })
 		if err != nil {
 			return err
 		}
@@ -369,13 +383,13 @@ func (r *stream) read(b []byte) error {
 // portionBytes is how much of a share travels in one collective.
 const portionBytes = 4 << 20
 
-// pass sends data of each rank to the rank before it, in portions. fill writes this rank's data from a byte
+// pass sends data of each rank to the rank that holds its copy, in portions. fill writes this rank's data from a byte
 // on, and all ranks receive the same number of bytes.
-func (s *Store) pass(ctx context.Context, label string, into []byte, fill func(to []byte, at int) error) error {
+func (c *keeping) pass(ctx context.Context, label string, into []byte, fill func(to []byte, at int) error) error {
 	if len(into) == 0 {
 		return nil
 	}
-	portion := min(len(into), portionBytes)
+	s, portion := c.s, min(len(into), portionBytes)
 	block, free, err := s.Memory.Scratch(underWay * portion)
 	if err != nil {
 		return s.Team.Fail(err)
@@ -389,19 +403,19 @@ func (s *Store) pass(ctx context.Context, label string, into []byte, fill func(t
 		if err := fill(from, at); err != nil {
 			return transfer{tensors: one, err: err}
 		}
-		return transfer{tensors: one, work: s.shift(label, into[at:at+n], from)}
+		return transfer{tensors: one, work: s.shift(label, c.set.distance, into[at:at+n], from)}
 	}
 	return s.pipeline(ctx, (len(into)+portion-1)/portion, underWay, start, func(context.Context, *transfer) error { return nil })
 }
 
-// shift sends from to the rank before this one. Each rank gathers the data of one other rank.
-func (s *Store) shift(label string, into, from []byte) comm.Work {
+// shift sends from to the rank that is a distance before this one. Each rank gathers the data of one other rank.
+func (s *Store) shift(label string, distance int, into, from []byte) comm.Work {
 	size := s.world()
 	counts := make([]int, 2*size) // a window of it has the count of one rank
 	counts[size] = len(from)
 	all := make(shifting, size)
 	for r := range size {
-		root, src, dst := (r+size-1)%size, from[:0], []byte(nil)
+		root, src, dst := neighbour(r, -distance, size), from[:0], []byte(nil)
 		if r == s.rank() {
 			src = from
 		}

@@ -33,6 +33,7 @@ type Restoring struct {
 type claim struct {
 	Number      int64
 	World, Rank int
+	Distance    int // between neighbours
 	Compute     comm.DType
 	Own, Held   json.RawMessage `json:",omitempty"` // of type share
 
@@ -126,7 +127,7 @@ var errNoneKept = fmt.Errorf("load a checkpoint of a directory: %w", checkpoint.
 func (k *Kept) claims() []claim {
 	list := make([]claim, len(k.sets))
 	for i, s := range k.sets {
-		list[i] = claim{Number: s.number, World: s.world, Rank: s.rank, Compute: s.compute, Own: s.own.text, Held: s.held.text}
+		list[i] = claim{Number: s.number, World: s.world, Rank: s.rank, Distance: s.distance, Compute: s.compute, Own: s.own.text, Held: s.held.text}
 	}
 	return list
 }
@@ -169,6 +170,7 @@ type shareSource struct {
 
 // choose fills c from the claims to a set, or returns an error if some of it is lost. n is the number of new ranks.
 func (c *choice) choose(claims []claim, n int) error {
+	distance := claims[0].Distance
 	c.World, c.Compute = claims[0].World, claims[0].Compute
 	shares := make([]*shareSource, c.World) // by rank that made the step
 	add := func(rank int, text []byte, s shareSource) error {
@@ -186,7 +188,7 @@ func (c *choice) choose(claims []claim, n int) error {
 		was[r] = -1
 	}
 	for _, q := range claims {
-		if q.World != c.World || q.Compute != c.Compute {
+		if q.World != c.World || q.Distance != distance || q.Compute != c.Compute {
 			return fmt.Errorf("ranks have different trainings in memory: ranks %d and %d of the new group", claims[0].giver, q.giver)
 		}
 		was[q.giver] = q.Rank
@@ -195,11 +197,11 @@ func (c *choice) choose(claims []claim, n int) error {
 		}
 	}
 	for _, q := range claims {
-		if err := add((q.Rank+1)%c.World, q.Held, shareSource{giver: q.giver, held: true}); err != nil {
+		if err := add(neighbour(q.Rank, distance, c.World), q.Held, shareSource{giver: q.giver, held: true}); err != nil {
 			return err
 		}
 	}
-	if err := missing(shares); err != nil {
+	if err := missing(shares, distance); err != nil {
 		return err
 	}
 	first := slices.IndexFunc(shares, func(s *shareSource) bool { return s != nil })
@@ -211,11 +213,11 @@ func (c *choice) choose(claims []claim, n int) error {
 }
 
 // missing returns an error if a rank's share is neither there nor a twin of a share that is.
-func missing(shares []*shareSource) error {
+func missing(shares []*shareSource, distance int) error {
 	for r, s := range shares {
 		twin := func(o *shareSource) bool { return o != nil && slices.Contains(o.Twins, r) }
 		if s == nil && !slices.ContainsFunc(shares, twin) {
-			holder := (r + len(shares) - 1) % len(shares)
+			holder := neighbour(r, -distance, len(shares))
 			return fmt.Errorf("of the %d ranks that made the last step in memory, rank %d is lost, and so is rank %d, which had the copy of its share",
 				len(shares), r, holder)
 		}

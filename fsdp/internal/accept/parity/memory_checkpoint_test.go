@@ -42,7 +42,7 @@ const (
 // A mortal is a training on virtual ranks whose workers die.
 type mortal struct {
 	workers, spares, virtual int
-	steps                    int
+	steps, distance          int
 	cfg                      fsdp.Config
 	optimizer                func(params []optim.Param) (optim.Optimizer, error)
 	deaths                   []death
@@ -137,7 +137,7 @@ func (v *mortal) run(t *testing.T) kit.Bits {
 
 // work is the program of a worker. It reports whether the worker has died.
 func (v *mortal) work(t *testing.T, ctx context.Context, worker int) (dead bool) {
-	var last fsdp.MemoryCheckpoint
+	last := fsdp.MemoryCheckpoint{Distance: v.distance}
 	var now member
 	for step, err := 0, errors.New("no group yet"); step < v.steps; {
 		if err != nil {
@@ -456,5 +456,32 @@ func TestMemoryCheckpointBytes(t *testing.T) {
 			require.Contains(t, plan.String(), "checkpoint in memory")
 			require.NoError(t, m.Close())
 		})
+	}
+}
+
+// TestMemoryCheckpointDistance: with the right Distance, all ranks of a host may die. Ranks agree on it.
+func TestMemoryCheckpointDistance(t *testing.T) {
+	v := mortal{workers: 4, virtual: 12, steps: 3, distance: 2, optimizer: adamw}
+	undisturbed := v
+	want := undisturbed.run(t)
+	for host := range 2 {
+		one := v
+		one.spares = host
+		one.deaths = []death{{2 * host, 0, undisturbed.calls[0] + 3, before}, {2*host + 1, 0, 0, follow}}
+		kit.RequireSameBits(t, want, one.run(t))
+		require.Equal(t, 0, one.restarts, "%v", one.loads)
+	}
+	for want, distance := range map[string]func(rank int) int{
+		"the Distance of the MemoryCheckpoint is -1": func(rank int) int { return -rank },
+		"rank 0 runs MemoryCheckpoint.Save as call 1 with Distance 1, rank 1 runs MemoryCheckpoint.Save as call 1 with Distance 2": func(rank int) int { return 1 + rank },
+	} {
+		errs := kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+			m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})
+			last := fsdp.MemoryCheckpoint{Distance: distance(g.Rank())}
+			return last.Save(ctx, m, nil, nil)
+		})
+		for r, err := range errs {
+			require.ErrorContains(t, err, want, "rank %d", r)
+		}
 	}
 }
