@@ -203,22 +203,29 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 //	var last fsdp.MemoryCheckpoint
 //	for step < steps {
 //		err := train(step) // ends with last.Save(ctx, m, opt, nil), after Step and ZeroGrad
-//		if err != nil {
-//			group = connect() // the program's: a new group of the ranks that are left
-//			m, opt = begin(group) // Wrap and New
-//			c, err := last.Load(ctx, m, opt)
-//			step = c.Step
+//		if err == nil {
+//			step++
+//			continue
 //		}
+//		if lost := new(comm.RankError); !errors.As(err, &lost) {
+//			return err // another try would fail, too
+//		}
+//		group, m, opt = begin() // the program's: a new group of the ranks that are left, Wrap and New
+//		c, err := last.Load(ctx, m, opt)
+//		if err != nil {
+//			return err
+//		}
+//		step = c.Step
 //	}
 //
 // A rank keeps three shares of parameters and optimizer state: its own, its neighbour's, and memory
-// for the next copy. Of frozen parameters it keeps two, which are sent again only if a program may have
-// changed them. Ranks with the same shards, as in NoShard, need no copies of them. The memory does not
+// for the next copy. It keeps two shares of frozen parameters, which are sent again only if a program may
+// have changed them. Ranks with the same shards, as in NoShard, need no copies of them. The memory does not
 // belong to a model: Close may come before Load. [Plan].MemoryBytes counts it.
 type MemoryCheckpoint struct {
-	// Distance says whose copy a rank keeps: rank r keeps the copy of rank r+Distance. 0 means 1. The number of ranks
-	// of a host lets all ranks of a host be lost. It is the same on all ranks, and counts
-	// modulo their number.
+	// Distance says whose copy a rank keeps: rank r keeps the copy of rank r+Distance, modulo their number. 0
+	// means 1. If it is the number of ranks of a host, all ranks of one host may be lost. It is
+	// the same on all ranks.
 	Distance int
 
 	kept state.Kept

@@ -133,7 +133,7 @@ func ExampleMemoryCheckpoint() {
 				return nil
 			}
 			loss, err := train(g.Size())
-			if err != nil {
+			if gone := new(comm.RankError); errors.As(err, &gone) {
 				lost := model
 				g = second[r/2]
 				if err := begin(g); err != nil {
@@ -150,6 +150,9 @@ func ExampleMemoryCheckpoint() {
 					fmt.Printf("%d of %d ranks continue after step %d\n", g.Size(), c.World, c.Step)
 				}
 				continue
+			}
+			if err != nil {
+				return err
 			}
 			if r == 0 {
 				fmt.Printf("%d ranks: loss %.4f\n", g.Size(), loss)

@@ -286,7 +286,8 @@ func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Op
 // It copies parameters and buffers, the state and the settings of the optimizer, and the count that
 // keys dropout. Strategies, units and precisions may differ, as for [Sharded.Load]. A tensor is whole on
 // one rank for a moment, and that rank needs memory for about four of the largest. A rank that
-// stays keeps its own buffers, and a rank that joins gets the buffers of a rank that stays. The
+// stays has both models and both optimizers in memory until from is closed, which no [Plan] counts. It
+// keeps its own buffers, and a rank that joins gets the buffers of a rank that stays. The
 // optimizers are nil on all ranks if only the model is copied. Gradients are not copied, nor the
 // rounding errors of gradients that travel as [Int8]: call CopyState after Step and ZeroGrad.
 //

@@ -29,9 +29,9 @@ import (
 //
 // A rank enters the agreement when it has the whole copy of its neighbour's share, and the model does
 // not change before Keep returns. If a rank has dropped set k, then all ranks have entered the
-// agreement. So each of them has set k+1, or its neighbour's copy of that share exists. If no rank has
-// dropped set k, all ranks that are left have set k. In both cases a set is left of which every rank
-// has its part, and a loss of one rank, or of several that are not neighbours, loses no share of it.
+// agreement, so all ranks that are left have set k+1. If no rank has dropped set k, all ranks that are
+// left have set k. In both cases a set is whole as long as no rank is lost together with the rank that
+// has the copy of its share.
 //
 // A restored training begins with a Keep in the new group, before any step. The sets of the old group
 // are dropped by that Keep, so a loss during the recovery loses no more than a loss during a step.

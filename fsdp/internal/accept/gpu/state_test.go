@@ -191,6 +191,36 @@ func TestGPUCopyState(t *testing.T) {
 	})
 }
 
+// TestGPUMemoryCheckpoint: one device continues when the other is lost, with the bits of the last step.
+func TestGPUMemoryCheckpoint(t *testing.T) {
+	onGPU(t, func() {
+		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
+			m, opt := moving(t, g)
+			var last fsdp.MemoryCheckpoint
+			for step := range 2 {
+				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
+				require.NoError(t, opt.Step(1e-2))
+				m.ZeroGrad()
+				require.NoError(t, last.Save(ctx, m, opt, nil))
+			}
+			want, state := kit.StateBits(t, ctx, m), kit.StateOfAll(t, ctx, m, opt)
+			one, err := g.Split(ctx, -g.Rank(), 0) // of rank 0
+			require.NoError(t, err)
+			require.NoError(t, opt.Step(1e-2)) // of a step that is lost
+			require.NoError(t, m.Close())
+			if one == nil {
+				return
+			}
+			m, opt = moving(t, one)
+			_, err = last.Load(ctx, m, opt)
+			require.NoError(t, err)
+			kit.RequireSameBits(t, want, kit.StateBits(t, ctx, m))
+			kit.RequireSameBits(t, state, kit.StateOfAll(t, ctx, m, opt))
+			require.NoError(t, m.Close())
+		})
+	})
+}
+
 // TestGPUOffload: shards and state in memory of the host change no bit of a training, and the device
 // holds less.
 func TestGPUOffload(t *testing.T) {
