@@ -10,6 +10,10 @@ import (
 // columns is the width of the block.
 func sumRows(columns int) int { return min(512, 512*384/columns) }
 
+// groupsAtOnce is the largest number of groups of ranges of k for which tiles have B packed once for
+// all blocks of rows.
+const groupsAtOnce = 2
+
 // runRounded computes op(A)*op(B), plus beta*C or the row bias, into C in bfloat16. Every element
 // is rounded once. So a block of C is summed in float32 if there is more than one group of ranges
 // of k, or if C is added.
@@ -24,15 +28,27 @@ func runRounded[T Element](whole product[T, float32], beta float32, bias, c []ha
 	if inSums {
 		rows = newSplit(whole.m, sumRows(width), whole.mr)
 	}
+	once := whole.tiles && whole.panels == 0 && rows.parts > 1 && groups.parts <= groupsAtOnce
 	for jc := range cols.parts {
 		j0, j1 := cols.bounds(jc)
+		var packed view[T]
+		panel := TilePanel(whole.k)
+		if once {
+			bp := grow(&whole.bpack, (j1-j0+whole.nr-1)/whole.nr*panel/whole.pair*whole.steps)
+			whole.pack(bp, whole.b, j0, j1, 0, whole.k, whole.nr)
+			packed.data = elements[T](bp)
+		}
 		for ic := range rows.parts {
 			i0, i1 := rows.bounds(ic)
 			x := whole
 			x.m, x.n, x.a.data = i1-i0, j1-j0, x.a.tail(i0, 0)
-			x.b.data = x.b.tail(j0, 0)
-			if x.panels > 0 {
+			switch {
+			case once:
+				x.b, x.panels = packed, panel
+			case x.panels > 0:
 				x.b.data = x.b.data[j0/x.nr*x.panels:]
+			default:
+				x.b.data = x.b.tail(j0, 0)
 			}
 			x.rounded = rounded{c[i0*ldc+j0:], ldc}
 			if inSums {

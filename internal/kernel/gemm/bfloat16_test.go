@@ -328,7 +328,20 @@ func TestBFloat16Blocks(t *testing.T) {
 		want := p.gemm(&w)
 		require.Equal(t, p.roundedFrom(want), p.rounded(&w))
 		require.LessOrEqual(t, w.Bytes(), MostBytes[half.BFloat16, half.BFloat16]())
-		require.LessOrEqual(t, MostBytes[half.BFloat16, half.BFloat16](), 2<<20)
+		require.LessOrEqual(t, MostBytes[half.BFloat16, half.BFloat16](), 3<<20)
+	})
+}
+
+// TestBFloat16PackedOnce takes results in bfloat16 through blocks of rows with two groups of ranges of k,
+// and through three groups, for which tiles do not pack B once.
+func TestBFloat16PackedOnce(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		var w Workspace
+		for _, k := range []int{1030, 2060} {
+			p := newHalfProblem(true, false, 400, 40, k, 1, 1, 1, draws["ordinary"], 1)
+			require.Equal(t, p.roundedFrom(p.gemm(&w)), p.rounded(&w))
+			require.LessOrEqual(t, w.Bytes(), MostBytes[half.BFloat16, half.BFloat16]())
+		}
 	})
 }
 

@@ -8,9 +8,9 @@ import (
 )
 
 // Workspace holds the packing buffers of one caller. The zero value is ready to use. The buffers
-// grow as products need them, up to a fixed maximum (about 1 MiB for each element type used), and
-// are kept. A Workspace must not be used by two calls at the same time, and must not be copied
-// after use.
+// grow as products need them, up to a fixed maximum (1 MiB for each element type used, and 3 MiB
+// for results in bfloat16), and are kept. A Workspace must not be used by two calls at the same
+// time, and must not be copied after use.
 type Workspace struct {
 	f32 buffers[float32]
 	f64 buffers[float64]
@@ -50,7 +50,7 @@ func MostBytes[T, C Element]() int {
 // buffers include the sums before they are rounded.
 func (e *engine[T, P]) mostBytes(rounds bool) int {
 	k := e.depth(e.kc)
-	rows, scratch := e.strip()*k, 0
+	rows, scratch, groups := e.strip()*k, 0, 1
 	if e.tiles {
 		rows = max(e.mr*(e.deep*k+rowGap), stripsAtOnce*e.mr*(deepCrossed*k+rowGap))
 		scratch = e.mr*e.nr + pairsAtOnce*stripsAtOnce*e.mr
@@ -58,11 +58,11 @@ func (e *engine[T, P]) mostBytes(rounds bool) int {
 	if rounds {
 		columns := e.nc
 		if e.deep > 0 {
-			columns = mostColumns
+			columns, groups = mostColumns, groupsAtOnce
 		}
 		scratch += (e.mr+1)*columns + max(sumRows(columns)*columns, sumRows(e.nc)*e.nc)
 	}
-	return (rows + e.nc*k + scratch) * int(unsafe.Sizeof(*new(P)))
+	return (rows + groups*e.nc*k + scratch) * int(unsafe.Sizeof(*new(P)))
 }
 
 func (b *buffers[P]) bytes() int {
