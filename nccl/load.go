@@ -3,6 +3,9 @@ package nccl
 import (
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/internal/device"
 )
@@ -32,6 +35,46 @@ func Version() (VersionCode, error) {
 		return 0, err
 	}
 	return version, nil
+}
+
+// withoutNVLS excludes the algorithms that sum in switches of NVLink.
+const withoutNVLS = "^NVLS,NVLSTree"
+
+// Deterministic makes NCCL sum in the same order in every run: it sets the variable NCCL_ALGO so that
+// NCCL does not sum in switches of NVLink, which take terms in the order of their arrival. NCCL
+// reads the variable when it is loaded, so Deterministic is an error afterwards, and if NCCL_ALGO has
+// another value that allows these algorithms. A program that starts with NCCL_NVLS_ENABLE=0, or with
+// such a value of NCCL_ALGO, needs no call. All ranks need the same algorithms.
+func Deterministic() error {
+	algo := os.Getenv("NCCL_ALGO")
+	switch {
+	case excludesNVLS(algo) || os.Getenv("NCCL_NVLS_ENABLE") == "0":
+		return nil
+	case algo != "":
+		return fmt.Errorf("nccl: NCCL_ALGO=%s allows sums in switches of NVLink, whose order differs between runs: set it to %s, or not at all", algo, withoutNVLS)
+	case library.Loaded():
+		return fmt.Errorf("nccl: NCCL is loaded already and may sum in switches of NVLink, whose order differs between runs: "+
+			"ask for deterministic sums before the first use of NCCL, or start the program with NCCL_ALGO=%s", withoutNVLS)
+	}
+	return os.Setenv("NCCL_ALGO", withoutNVLS)
+}
+
+// excludesNVLS reports whether a value of NCCL_ALGO excludes the algorithms for all collectives. The
+// value has lists of algorithms with semicolons between: the first for all collectives, the others with
+// the name of one. A list that begins with ^ excludes its algorithms.
+func excludesNVLS(algo string) bool {
+	for i, list := range strings.Split(strings.ToLower(algo), ";") {
+		_, names, named := strings.Cut(list, ":")
+		if !named {
+			names = list
+		}
+		names, without := strings.CutPrefix(names, "^")
+		all := strings.Split(names, ",")
+		if slices.Contains(all, "nvls") != without || slices.Contains(all, "nvlstree") != without || i == 0 && (named || names == "") {
+			return false
+		}
+	}
+	return true
 }
 
 // attach loads NCCL and passes the driver of dev to the shim.

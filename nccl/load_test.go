@@ -21,6 +21,8 @@ func init() {
 	scripts["no cuda"] = noCUDA
 	scripts["path"] = path
 	scripts["old"] = old
+	scripts["deterministic"] = deterministic
+	scripts["too late"] = tooLate
 }
 
 // wanted is the variable that tells a script what to find.
@@ -116,4 +118,47 @@ func old() error {
 
 func TestOldLibrary(t *testing.T) {
 	runChild(t, "old", EnvLibrary+"="+gpudouble.Build(t, "-DNCCL_DOUBLE_VERSION=21805").NCCL)
+}
+
+// sums makes a communicator, and returns whether it may sum in switches of NVLink.
+func sums() (inSwitches bool) {
+	dev := must(OpenDevice(0))
+	c := must(NewCommunicator(context.Background(), dev, 1, must(NewUniqueID()), 0, Config{}))
+	check(errors.Join(c.Finalize(context.Background()), c.Destroy(), dev.Close()))
+	return gpudouble.Open(&testing.T{}, os.Getenv(EnvLibrary)).Live("NVLS") > 0
+}
+
+// deterministic expects that NCCL sees the variable.
+func deterministic() error {
+	return caught(func() error {
+		check(Deterministic())
+		that(nil, "without NVLS", !sums())
+		return Deterministic()
+	})
+}
+
+// tooLate expects that NCCL may have read its variables.
+func tooLate() error {
+	return caught(func() error {
+		that(nil, "with NVLS", sums())
+		require.EqualError(new(rank), Deterministic(), "nccl: NCCL is loaded already and may sum in switches of NVLink, whose order differs between runs: "+
+			"ask for deterministic sums before the first use of NCCL, or start the program with NCCL_ALGO=^NVLS,NVLSTree")
+		return nil
+	})
+}
+
+func TestDeterministic(t *testing.T) {
+	runChild(t, "deterministic")
+	runChild(t, "deterministic", "NCCL_ALGO=^nvls,nvlstree")
+	runChild(t, "too late")
+	for algo, want := range map[string]bool{
+		"": false, "^NVLS": false, "^NVLS,NVLSTree": true, "Ring": true, "ring,tree": true, "NVLS": false, "Ring,NVLSTree": false,
+		"allreduce:ring": false, "ring;allreduce:tree": true, "ring;allreduce:nvls": false, "ring;allreduce:^nvls": false, "^nvls,nvlstree,pat;allreduce:ring": true,
+	} {
+		require.Equal(t, want, excludesNVLS(algo), algo)
+	}
+	t.Setenv("NCCL_ALGO", "NVLS")
+	require.EqualError(t, Deterministic(), "nccl: NCCL_ALGO=NVLS allows sums in switches of NVLink, whose order differs between runs: set it to ^NVLS,NVLSTree, or not at all")
+	t.Setenv("NCCL_NVLS_ENABLE", "0")
+	require.NoError(t, Deterministic())
 }

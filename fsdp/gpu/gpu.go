@@ -19,8 +19,17 @@
 //
 // # Guarantees
 //
-// Kernels add in one order, so a training has the same bits in every run over the same ranks, and
-// for every prefetch depth. NCCL computes sums over ranks. Float64 is for checks: it is slow.
+// Kernels add in one order, so a training on one GPU has the same bits in every run, and for every
+// Prefetch and InFlight of [fsdp.Config]. So has a training on several GPUs of one kind, with the same
+// version of NCCL, which computes the sums over ranks, except for two cases:
+//
+//   - On hosts whose GPUs are connected by NVSwitch, NCCL may sum in the switches (its algorithms
+//     NVLS and NVLSTree), in the order in which terms arrive.
+//   - NCCL may divide a sum differently if the launch has other sums. Neighbouring reductions share a
+//     launch, and Prefetch and InFlight decide which ones are neighbours.
+//
+// The field Deterministic of Device excludes both. Another number of ranks, another kind of GPU and
+// processors have other bits. Float64 is for checks: it is slow.
 //
 // Operations without kernels, such as stock operations of Gorgonia without a native one, are an error
 // that names all of them: of Plan of [fsdp.Planner], which needs no GPU, and of the first pass.
@@ -56,9 +65,14 @@ type Device struct {
 	// Timeout is how long collectives may make no progress after every rank has entered them. 0
 	// means 5 minutes. Do not change it while a model is wrapped.
 	Timeout time.Duration
+	// Deterministic gives a training on several GPUs the same bits in every run, and for every Prefetch
+	// and InFlight of fsdp.Config: see Guarantees. Sums over ranks may become slower. Wrap sets the
+	// variable NCCL_ALGO of the process, and returns an error if NCCL was loaded before, or if NCCL_ALGO
+	// allows sums in switches. Set it before Wrap, on all ranks.
+	Deterministic bool
 	// CollectiveSMs limits the multiprocessors that collectives of NCCL use at once (its maxCTAs), and
 	// lets products use only the others (SM_COUNT_TARGET of cuBLASLt), if there are several ranks. So
-	// products beside a collective do not wait for multiprocessors that it occupies. It changes how
+	// products do not wait for multiprocessors that a collective occupies. It changes how
 	// products and sums over ranks are rounded. 0, the default, sets no limits: the effect on speed is not
 	// yet measured. 16 is a value to try. Set it before Wrap, to the same number on all ranks.
 	CollectiveSMs int
@@ -117,7 +131,9 @@ func Open(ordinal int) (*Device, error) {
 }
 
 // Settings implements fsdp.Device.
-func (d *Device) Settings() string { return fmt.Sprintf("CollectiveSMs %d", d.CollectiveSMs) }
+func (d *Device) Settings() string {
+	return fmt.Sprintf("CollectiveSMs %d, Deterministic %t", d.CollectiveSMs, d.Deterministic)
+}
 
 // Engine implements fsdp.Device.
 func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
@@ -127,5 +143,6 @@ func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
 	if d == nil || d.Device == nil {
 		return nil, errors.New("gpu: the Device was not returned by Open")
 	}
-	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Cores: o.Cores, Timeout: d.Timeout, CollectiveSMs: d.CollectiveSMs, Turns: &d.turns})
+	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Cores: o.Cores, Timeout: d.Timeout, Turns: &d.turns,
+		CollectiveSMs: d.CollectiveSMs, Deterministic: d.Deterministic})
 }

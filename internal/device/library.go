@@ -31,6 +31,13 @@ func (l *Library) Load(path string) error {
 	return l.load(path)
 }
 
+// Loaded reports whether the library is loaded.
+func (l *Library) Loaded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.path != ""
+}
+
 // load is Load with the lock held.
 func (l *Library) load(path string) error {
 	if !builtIn {

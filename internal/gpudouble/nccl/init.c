@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "communicator.h"
@@ -82,6 +83,8 @@ static result communicator_new(const struct config *g, struct communicator **mad
   driver.device(&c->seat.device);
   driver.current(&c->context);
   if (g && chosen(g->most)) double_count("CTAs", g->most); // of all communicators ever made
+  const char *algorithms = getenv("NCCL_ALGO");
+  if (!algorithms || strcasecmp(algorithms, "^NVLS,NVLSTree")) double_count("NVLS", 1);
   *made = c;
   return SUCCESS;
 }

@@ -43,6 +43,7 @@ func TestGPUSettingsDiffer(t *testing.T) {
 		want string
 	}{
 		{func(dev *gpu.Device, rank int) { dev.CollectiveSMs = 8 * rank }, "Config.Device: CollectiveSMs 0"},
+		{func(dev *gpu.Device, _ int) { dev.Deterministic = true }, "Config.Device: nccl: NCCL is loaded already and may sum in switches of NVLink"},
 		{func(dev *gpu.Device, _ int) { dev.CollectiveSMs = 132 }, "Double 0, has 132 multiprocessors, and CollectiveSMs is 132: products need some, too"},
 	} {
 		for _, err := range kit.ErrorsOf(t, 2, func(_ context.Context, g comm.Group) error {
@@ -55,5 +56,33 @@ func TestGPUSettingsDiffer(t *testing.T) {
 		}) {
 			require.ErrorContains(t, err, v.want)
 		}
+	}
+}
+
+// TestGPUDeterministic: a training has the same bits with every prefetch depth, whose reductions do not
+// share launches.
+func TestGPUDeterministic(t *testing.T) {
+	t.Setenv("NCCL_ALGO", "^NVLS,NVLSTree")
+	kit.CleanGPU(t)
+	var want kit.Bits
+	for _, ahead := range []int{fsdp.NoPrefetch, 3} {
+		var got kit.Bits
+		onDevices(t, 2, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
+			dev.Deterministic = true
+			m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, Device: dev, WrapPolicy: kit.Blocks, Prefetch: ahead})
+			update := kit.Updater(t, m, 0.5)
+			for step := range 2 {
+				kit.ForwardBackward(t, ctx, m, kit.TinyBatch(step, g.Rank(), 2, kit.TinyContext))
+				update(ctx)
+			}
+			if bits := kit.StateBits(t, ctx, m); g.Rank() == 0 {
+				got = bits
+			}
+			require.NoError(t, m.Close())
+		})
+		if want != nil {
+			kit.RequireSameBits(t, want, got)
+		}
+		want = got
 	}
 }

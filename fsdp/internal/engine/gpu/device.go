@@ -22,7 +22,8 @@ type Options struct {
 	Cores   int           // that this rank may use; with enough of them the host waits without sleeping
 	Turns   *Turns        // shared by all Devices of one GPU; nil if only one Device uses it
 
-	CollectiveSMs int // multiprocessors that collectives use at most, so that products use the others; 0 sets no limits
+	Deterministic bool // sums over ranks are the same in every run, whatever is prefetched
+	CollectiveSMs int  // multiprocessors that collectives use at most, so that products use the others; 0 sets no limits
 
 	staging int // bytes of pinned memory for reading and writing vectors; stagingBytes if 0
 }
@@ -87,6 +88,11 @@ func New(dev *nccl.Device, o Options) (_ *Device, err error) {
 			err = errors.Join(err, d.settle(), d.release())
 		}
 	}()
+	if o.Deterministic {
+		if err := nccl.Deterministic(); err != nil {
+			return nil, err
+		}
+	}
 	if n := dev.Multiprocessors(); o.CollectiveSMs < 0 || o.CollectiveSMs > 0 && o.CollectiveSMs >= n {
 		return nil, fmt.Errorf("gpu: device %d, %s, has %d multiprocessors, and CollectiveSMs is %d: products need some, too",
 			dev.Ordinal(), dev.Name(), n, o.CollectiveSMs)

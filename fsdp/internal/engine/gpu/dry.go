@@ -44,7 +44,7 @@ func (d *dry) Work(p *exec.Program) (int, error) {
 func (d *dry) Slow(in *exec.Instr) string { return compute.Slow(in) }
 
 // Prepare implements engine.Device. The order of the streams is not part of a plan.
-func (d *dry) Prepare(c *engine.Compiled) (any, error) { return newWriter(c, false).script, nil }
+func (d *dry) Prepare(c *engine.Compiled) (any, error) { return newWriter(c, false, false).script, nil }
 
 // Reserve implements engine.Device.
 func (d *dry) Reserve(c *engine.Compiled, _ func(arena.Class) bool) int { return reserve(c) }

@@ -286,7 +286,7 @@ func (f *frame) collective(start func() (*link, nccl.Op, error)) error {
 		return f.fail(err)
 	}
 	f.issued = append(f.issued, f.step)
-	if joins(f.Plan.Steps, f.step) {
+	if f.script.ops[f.script.steps[f.step].run].joins {
 		return nil
 	}
 	return f.launch()

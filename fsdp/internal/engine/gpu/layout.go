@@ -31,8 +31,8 @@ type scriptStep struct {
 }
 
 // newScript computes the script of a pass, and proves the order of its operations.
-func newScript(c *engine.Compiled, poison bool) (*script, error) {
-	w := newWriter(c, poison)
+func newScript(c *engine.Compiled, poison, deterministic bool) (*script, error) {
+	w := newWriter(c, poison, deterministic)
 	for i := range c.Plan.Steps {
 		w.step(i)
 	}
@@ -57,14 +57,15 @@ type scriptWriter struct {
 	*script
 	c      *engine.Compiled
 	poison bool
+	apart  bool             // sums do not share launches
 	alloc  [][]*arena.Place // by step: places of the buffers that it allocates, nil if they outlive the pass
 	work   []*arena.Place   // by step
 	live   []*arena.Place   // by buffer, now
 }
 
 // newWriter returns a writer that has decided the offset of every buffer.
-func newWriter(c *engine.Compiled, poison bool) *scriptWriter {
-	w := &scriptWriter{script: new(script), c: c, poison: poison, live: make([]*arena.Place, len(c.Plan.Buffers))}
+func newWriter(c *engine.Compiled, poison, deterministic bool) *scriptWriter {
+	w := &scriptWriter{script: new(script), c: c, poison: poison, apart: deterministic, live: make([]*arena.Place, len(c.Plan.Buffers))}
 	w.place()
 	return w
 }
@@ -126,7 +127,7 @@ func (w *scriptWriter) step(i int) {
 	}
 	if l, touches := w.touches(i, step); touches != nil {
 		s.run = w.add(l, name, touches)
-		w.ops[s.run].joins = joins(w.c.Plan.Steps, i)
+		w.ops[s.run].joins = w.joins(i)
 	}
 	var freed []touch
 	for _, id := range step.Free {
@@ -151,10 +152,14 @@ func (w *scriptWriter) add(l lane, name string, touches []touch) int {
 }
 
 // joins reports whether step i is a collective that shares a launch with the next step. Successive
-// collectives of one kind do, such as the gathers of a unit.
-func joins(steps []program.Step, i int) bool {
+// collectives of one kind do, such as the gathers of a unit. How NCCL divides a sum, and so its bits,
+// depends on the others of the launch, which depend on the schedule.
+func (w *scriptWriter) joins(i int) bool {
+	steps := w.c.Plan.Steps
 	switch kind := steps[i].Kind; kind {
-	case program.Gather, program.Reduce, program.Sync:
+	case program.Reduce, program.Sync:
+		return !w.apart && i+1 < len(steps) && steps[i+1].Kind == kind
+	case program.Gather:
 		return i+1 < len(steps) && steps[i+1].Kind == kind
 	}
 	return false

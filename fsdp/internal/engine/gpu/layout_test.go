@@ -109,8 +109,16 @@ func bind(c *engine.Compiled) {
 func TestScriptLayout(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCompiled(t)
-		s, err := newScript(c, rapid.Bool().Draw(t, "poison"))
+		deterministic := rapid.Bool().Draw(t, "deterministic")
+		s, err := newScript(c, rapid.Bool().Draw(t, "poison"), deterministic)
 		require.NoError(t, err)
+		for i := range c.Plan.Steps[:len(c.Plan.Steps)-1] {
+			kind := c.Plan.Steps[i].Kind
+			if sum := kind == program.Reduce || kind == program.Sync; sum || kind == program.Gather {
+				joins := c.Plan.Steps[i+1].Kind == kind && !(sum && deterministic)
+				require.Equal(t, joins, s.ops[s.steps[i].run].joins, "step %d: %v", i, kind)
+			}
+		}
 		live := make(map[int][2]int)
 		for i, v := range c.Inputs {
 			live[-1-i] = [2]int{s.batch[i], s.batch[i] + 8*v.Len()}
@@ -181,7 +189,7 @@ func TestScriptOverlaps(t *testing.T) {
 	c.Plan, err = program.NewPlan(prog, sizes)
 	require.NoError(t, err)
 	bind(c)
-	s, err := newScript(c, false)
+	s, err := newScript(c, false, false)
 	require.NoError(t, err)
 	require.Equal(t, 2*4096+2*512, s.bytes)
 	for _, op := range s.ops {
@@ -207,7 +215,7 @@ func TestScriptTurn(t *testing.T) {
 	c.Plan, err = program.NewPlan(prog, &program.Sizes{Group: []program.GroupSizes{{Params: 8, Grads: 8}}})
 	require.NoError(t, err)
 	bind(c)
-	s, err := newScript(c, false)
+	s, err := newScript(c, false, false)
 	require.NoError(t, err)
 	drain := s.ops[len(s.ops)-1]
 	require.Equal(t, "drain g", drain.name)

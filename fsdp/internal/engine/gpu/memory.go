@@ -268,7 +268,9 @@ func withScratch(p *exec.Program, scratch int) int {
 func aligned(n int) int { return (n + alignment - 1) / alignment * alignment }
 
 // Prepare implements engine.Device.
-func (d *Device) Prepare(c *engine.Compiled) (any, error) { return newScript(c, d.o.Poison) }
+func (d *Device) Prepare(c *engine.Compiled) (any, error) {
+	return newScript(c, d.o.Poison, d.o.Deterministic)
+}
 
 // Keep implements engine.Device.
 func (d *Device) Keep(passes []*engine.Compiled) {
