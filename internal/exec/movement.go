@@ -202,23 +202,51 @@ func addSlices(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Nod
 	return nil, nil
 }
 
-// addResults is a replacer. It merges a sum with an operation that can add its result
-// ([Row.Added]), if no other node needs that result. The merged operation rounds once, where the
-// sum rounds a second time.
-func addResults(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error) {
-	if op := native(n.Graph(), n); op == nil || op.Row != addRow {
+// addResults merges sums with operations that can add their result (Row.Added), or the first of
+// their results, if no other node needs that result. The merged operation rounds once, where the sum
+// rounds a second time.
+func (tr *trace) addResults() error {
+	roots := []G.Nodes{tr.outs, tr.updates, tr.gradIn, tr.gradParam}
+	merged := make(map[*G.Node]*G.Node) // by operation of several results
+	if err := tr.rebuild(addResult(merged), roots...); err != nil || len(merged) == 0 {
+		return err
+	}
+	return tr.rebuild(func(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, _ map[*G.Node]int) (*G.Node, error) {
+		if op, ours := n.Op().(*Op); ours && op.View && merged[kids[0]] != nil {
+			return G.ApplyOp(op, merged[kids[0]]) // another result
+		}
+		return nil, nil
+	}, roots...)
+}
+
+// addResult returns the replacer of addResults. It lists operations of several results.
+func addResult(merged map[*G.Node]*G.Node) replacer {
+	return func(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error) {
+		if op := native(n.Graph(), n); op == nil || op.Row != addRow || !slices.Equal(kids[0].Shape(), kids[1].Shape()) {
+			return nil, nil
+		}
+		for i, x := range kids {
+			if uses[arguments(n.Graph(), n)[i]] > 1 || !slices.Equal(n.Shape(), x.Shape()) {
+				continue
+			}
+			from := x
+			if isView(x) && offset(x) == 0 {
+				from = children(n.Graph(), x)[0]
+			}
+			op, ours := from.Op().(*Op)
+			if !ours || op.Added == nil || (op.parts == nil) != (from == x) || merged[from] != nil {
+				continue
+			}
+			sum := &Op{Row: op.Added, Attrs: op.Attrs, dims: op.dims, lead: op.lead}
+			to, err := sum.add(append(G.Nodes{kids[1-i]}, arguments(n.Graph(), from)...)...)
+			if err != nil || from == x {
+				return to, err
+			}
+			merged[from] = to
+			return Part(to, 0)
+		}
 		return nil, nil
 	}
-	for i, x := range kids {
-		op, ours := x.Op().(*Op)
-		if !ours || op.Added == nil || uses[arguments(n.Graph(), n)[i]] > 1 ||
-			!slices.Equal(n.Shape(), x.Shape()) || !slices.Equal(n.Shape(), kids[1-i].Shape()) {
-			continue
-		}
-		sum := &Op{Row: op.Added, Attrs: op.Attrs, dims: op.dims, lead: op.lead}
-		return sum.add(append(G.Nodes{kids[1-i]}, arguments(n.Graph(), x)...)...)
-	}
-	return nil, nil
 }
 
 // replaceAt replaces the access to an element by a view.

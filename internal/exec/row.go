@@ -91,13 +91,13 @@ type Row struct {
 	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Trailing nil
 	// gradients may be omitted.
 	Grad func(o *Op, in G.Nodes, out, dy *G.Node) (G.Nodes, error)
-	// Added is the operation that adds the result to another value, its first argument, which is
-	// followed by the arguments of this operation. It computes such a sum in units whose
+	// Added is the operation that adds the result, or the first of several, to another value, its
+	// first argument. The arguments of this operation follow. It computes such sums in units whose
 	// instructions run apart. Nil means that there is none.
 	Added *Row
 	// Early returns the operation that computes gradients together with the result, or nil. It takes
-	// the place of o in units that are trained and whose instructions run apart. Its results begin
-	// with those of o. needed reports whether an argument needs a gradient.
+	// the place of o in units that are trained and whose instructions run apart. Its first
+	// results are the results of o. needed reports whether an argument needs a gradient.
 	Early func(o *Op, needed func(arg int) bool) *Row
 	// Check returns an error if the integers of an argument are invalid, so that a batch can be
 	// refused before anything runs on it. The kernels check too.

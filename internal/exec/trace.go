@@ -95,7 +95,7 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 		}
 	}
 	if sig.Apart {
-		if err := tr.rebuild(addResults, tr.outs, tr.updates, tr.gradIn, tr.gradParam); err != nil {
+		if err := tr.addResults(); err != nil {
 			return nil, fmt.Errorf("sums: %w", err)
 		}
 	}

@@ -34,7 +34,8 @@ type Signature struct {
 	// Threads is the largest number of threads of a Runner of the unit. 0 means 1.
 	Threads int
 	// Apart makes every instruction run on its own, with planned memory for all values: SpaceBlock
-	// is not used. Engines that do not run blocks set it.
+	// is not used. Engines that do not run blocks set it. Sums are then parts of other operations
+	// where possible (Row.Added), and losses compute gradients in forward (Row.Early).
 	Apart bool
 }
 

@@ -11,12 +11,15 @@ var normKinds = map[exec.Kind]lowering{
 	ops.KindRMSNorm:       norm,
 	ops.KindLayerNormGrad: normGrad,
 	ops.KindRMSNormGrad:   normGrad,
+
+	ops.KindAddLayerNormGrad: normGrad,
+	ops.KindAddRMSNormGrad:   normGrad,
 }
 
 // normOf returns the rows of a norm, their length, and the statistics of each.
 func normOf(o *exec.Op) (n, d, statistics int) {
 	statistics = 1
-	if o.Kind == ops.KindLayerNorm || o.Kind == ops.KindLayerNormGrad {
+	if o.Kind == ops.KindLayerNorm || o.Kind == ops.KindLayerNormGrad || o.Kind == ops.KindAddLayerNormGrad {
 		statistics = 2
 	}
 	return o.Dim("..."), o.Dim("d"), statistics
@@ -42,15 +45,20 @@ func norm(b *builder, in *exec.Instr) error {
 
 func normGrad(b *builder, in *exec.Instr) error {
 	n, d, k := normOf(in.Op)
-	x, gain, stats, dy := in.In[0], in.In[1], tail(in.In[2], n*k), in.In[3]
+	args, y := in.In, any(null) // added to dx
+	operands := append([]exec.Operand{in.Out}, args...)
+	if len(args) > 4 {
+		y, args = args[0], args[1:]
+	}
+	x, gain, stats, dy := args[0], args[1], tail(args[2], n*k), args[3]
 	const blocks, widest = 512, 512 // largest number of blocks of a sum, and of threads of a block
 	each := parts(n, blocks)        // rows of a block
 	size := b.wide().Size()         // of the sums
 	sums := b.temp(parts(n, each) * k * d * size)
 	var err error
-	if threads := parts(d, 16*32) * 32; in.Half && d%8 == 0 && threads <= widest && aligned(in.Out, x, gain, dy) {
+	if threads := parts(d, 16*32) * 32; in.Half && d%8 == 0 && threads <= widest && aligned(operands...) {
 		err = b.launch("norm_backward_bf16x8", [3]int{parts(n, each), 1, 1}, [3]int{threads, 1, 1}, 0,
-			in.Out, sums, x, gain, stats, dy, int32(n), int32(d), int32(each), k > 1)
+			in.Out, sums, x, gain, stats, dy, y, int32(n), int32(d), int32(each), k > 1)
 	} else {
 		means := b.temp(2 * n * size)
 		if err := b.launch("norm_means_"+b.kind, [3]int{parts(n, 8), 1, 1}, [3]int{32, 8, 1}, 0,
@@ -58,7 +66,7 @@ func normGrad(b *builder, in *exec.Instr) error {
 			return err
 		}
 		err = b.launch("norm_columns_"+b.kind, [3]int{parts(d, 256), parts(n, each), 1}, [3]int{256, 1, 1}, 0,
-			in.Out, sums, means, x, gain, stats, dy, int32(n), int32(d), int32(each), k > 1)
+			in.Out, sums, means, x, gain, stats, dy, y, int32(n), int32(d), int32(each), k > 1)
 	}
 	if err != nil {
 		return err

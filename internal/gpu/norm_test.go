@@ -6,8 +6,11 @@ import (
 	"math"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+	G "gorgonia.org/gorgonia"
 	"pgregory.net/rapid"
 
+	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
@@ -24,15 +27,24 @@ func TestNorms(t *testing.T) {
 		}
 		x, gain, bias := u.node(n, d), u.node(d), u.node(d)
 		values, gains := u.value(u.low(), n, d), u.value(wide, d)
+		checkGradient := func(y *G.Node, sums, statistics int, in ...*G.Node) {
+			args := []exec.Value{values, gains, u.value(u.tail(statistics), n*d+statistics), u.value(u.low(), n, d)}
+			grad := gradient(u, y, 0, in...)
+			u.check(grad, nil, u.tail(sums), args...)
+			op := packed(u, y).Op().(*exec.Op)
+			added, err := op.Gradient(packed(u, grad).Op().(*exec.Op).Added, u.node(n, d), x, gain, packed(u, y), u.node(n, d))
+			require.NoError(u, err)
+			u.check(added[0], nil, u.tail(sums), append([]exec.Value{u.value(u.low(), n, d)}, args...)...)
+		}
 		if rapid.Bool().Draw(rt, "layer norm") {
 			y, err := ops.LayerNorm(x, gain, bias, 1e-5)
 			u.check(y, err, u.tail(2*n), values, gains, u.value(wide, d))
-			u.check(gradient(u, y, 0, x, gain, bias), nil, u.tail(2*d), values, gains, u.value(u.tail(2*n), n*d+2*n), u.value(u.low(), n, d))
+			checkGradient(y, 2*d, 2*n, x, gain, bias)
 			return
 		}
 		y, err := ops.RMSNorm(x, gain, 1e-6)
 		u.check(y, err, u.tail(n), values, gains)
-		u.check(gradient(u, y, 0, x, gain), nil, u.tail(d), values, gains, u.value(u.tail(n), n*d+n), u.value(u.low(), n, d))
+		checkGradient(y, d, n, x, gain)
 	})
 }
 

@@ -186,12 +186,18 @@ func ExampleTable() {
 	// layer norm grad (ops.Norm): x, gain f32, packed, dy
 	//     -> dx [... d] | dgain f32 [d] | dbias f32 [d]
 	//     the gradients of layer norm
+	// add layer norm grad (ops.Norm): y, x, gain f32, packed, dy
+	//     -> dx [... d] | dgain f32 [d] | dbias f32 [d]
+	//     the gradients of layer norm, with y added to dx
 	// rms norm (ops.Norm): x [... d], gain f32 [d]
 	//     -> y [... d] | rstd f32 [...]
 	//     x·rstd·gain, and rstd = 1/√(mean(x²) + eps) of each row
 	// rms norm grad (ops.Norm): x, gain f32, packed, dy
 	//     -> dx [... d] | dgain f32 [d]
 	//     the gradients of rms norm
+	// add rms norm grad (ops.Norm): y, x, gain f32, packed, dy
+	//     -> dx [... d] | dgain f32 [d]
+	//     the gradients of rms norm, with y added to dx
 	// batch norm statistics (ops.BatchStats): x [B C ...], running mean f32 [C], running variance f32 [C]
 	//     -> mean f32 [C] | variance f32 [C] | next mean f32 [C] | next variance f32 [C]
 	//     mean and biased variance of each channel, and what the running ones become

@@ -6,6 +6,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 	"github.com/gofsdp/gofsdp/internal/kernel/bf16"
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
 // Norm is the attribute of the layer, rms and batch norm and of their gradients.
@@ -58,8 +59,47 @@ var layerNormGrad = &exec.Row{
 	Kernels: kernels(runLayerNormGrad(kernel.LayerNormGrad[float32]), runLayerNormGrad(kernel.LayerNormGrad[float64]),
 		runLayerNormGrad(kernel.NaiveLayerNormGrad)),
 	BF16: layerNormGradHalf, BF16Scratch: normScratch,
-	FLOPs: exec.Each(14),
+	FLOPs: exec.Each(14), Added: addLayerNormGrad,
 }
+
+var addLayerNormGrad = &exec.Row{
+	Kind: KindAddLayerNormGrad, Attr: Norm{}, Doc: "the gradients of layer norm, with y added to dx",
+	Shapes: "y, x, gain f32, packed, dy -> dx [... d] | dgain f32 [d] | dbias f32 [d]",
+	Kernels: kernels(addingY[float32](runLayerNormGrad(kernel.LayerNormGrad[float32])), addingY[float64](runLayerNormGrad(kernel.LayerNormGrad[float64])),
+		addingY[float64](runLayerNormGrad(kernel.NaiveLayerNormGrad))),
+	BF16: addingYHalf(layerNormGradHalf), BF16Scratch: addingScratch,
+	FLOPs: exec.Each(15),
+}
+
+// addingY returns a kernel of gradients that adds its first argument, y, to dx.
+func addingY[T kernel.Float](run exec.Kernel) exec.Kernel {
+	return func(f *exec.Frame) error {
+		rest := *f
+		rest.In = f.In[1:]
+		if err := run(&rest); err != nil {
+			return err
+		}
+		y := arg[T](f, 0)
+		vec.Add(result[T](f)[:len(y)], result[T](f)[:len(y)], y)
+		return nil
+	}
+}
+
+// addingYHalf is addingY for bfloat16. dx is rounded before y is added.
+func addingYHalf(run exec.Kernel) exec.Kernel {
+	return func(f *exec.Frame) error {
+		rest := *f
+		rest.In, rest.Scratch = f.In[1:], f.Scratch[:4*normScratch(f.Op)]
+		if err := run(&rest); err != nil {
+			return err
+		}
+		dx, _ := f.Out.Parts()
+		bf16.Add(dx, dx, low(f, 0), wide(f))
+		return nil
+	}
+}
+
+func addingScratch(o *exec.Op) int { return max(normScratch(o), exec.ElementScratch(o)) }
 
 func layerNormGradHalf(f *exec.Frame) error {
 	n, d := normDims(f.Op)
@@ -118,7 +158,15 @@ var rmsNormGrad = &exec.Row{
 	Kernels: kernels(runRMSNormGrad(kernel.RMSNormGrad[float32]), runRMSNormGrad(kernel.RMSNormGrad[float64]),
 		runRMSNormGrad(kernel.NaiveRMSNormGrad)),
 	BF16: rmsNormGradHalf, BF16Scratch: normScratch,
-	FLOPs: exec.Each(10),
+	FLOPs: exec.Each(10), Added: addRMSNormGrad,
+}
+
+var addRMSNormGrad = &exec.Row{
+	Kind: KindAddRMSNormGrad, Attr: Norm{}, Doc: "the gradients of rms norm, with y added to dx", Shapes: "y, x, gain f32, packed, dy -> dx [... d] | dgain f32 [d]",
+	Kernels: kernels(addingY[float32](runRMSNormGrad(kernel.RMSNormGrad[float32])), addingY[float64](runRMSNormGrad(kernel.RMSNormGrad[float64])),
+		addingY[float64](runRMSNormGrad(kernel.NaiveRMSNormGrad))),
+	BF16: addingYHalf(rmsNormGradHalf), BF16Scratch: addingScratch,
+	FLOPs: exec.Each(11),
 }
 
 func rmsNormGradHalf(f *exec.Frame) error {

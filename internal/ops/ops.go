@@ -39,6 +39,8 @@ const (
 	KindLayerNormGrad    exec.Kind = "layer norm grad"
 	KindRMSNorm          exec.Kind = "rms norm"
 	KindRMSNormGrad      exec.Kind = "rms norm grad"
+	KindAddLayerNormGrad exec.Kind = "add layer norm grad"
+	KindAddRMSNormGrad   exec.Kind = "add rms norm grad"
 	KindBatchStats       exec.Kind = "batch norm statistics"
 	KindBatchNorm        exec.Kind = "batch norm"
 	KindBatchNormGrad    exec.Kind = "batch norm grad"
@@ -96,7 +98,7 @@ func Table() []*exec.Row {
 	return slices.Concat(exec.Rows(), []*exec.Row{
 		linear, addLinear, linearGradX, addLinearGradX, linearGradW, linearGradB, attention, attentionGrad,
 		attentionBias, attentionBiasGrad, sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad, relative, relativeGrad,
-		layerNorm, layerNormGrad, rmsNorm, rmsNormGrad, batchStats, batchNorm, batchNormGrad, groupNorm, groupNormGrad,
+		layerNorm, layerNormGrad, addLayerNormGrad, rmsNorm, rmsNormGrad, addRMSNormGrad, batchStats, batchNorm, batchNormGrad, groupNorm, groupNormGrad,
 		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, tanh, tanhGrad, sigmoid, sigmoidGrad, relu, reluGrad,
 		glu, gluGrad, packedGLU, packedGLUGrad, angles, rope, ropeGrad, scale,
 		embedding, embeddingGrad, positions, positionsGrad, crossEntropy, crossEntropyGrad,

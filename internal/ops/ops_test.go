@@ -142,6 +142,12 @@ var operations = []operation{
 	{"linear of one row", [][]int{{4}, {5, 4}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.Linear(x[0], x[1], x[2]) }},
 	{"add linear", [][]int{{2, 3, 5}, {2, 3, 4}, {5, 4}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.AddLinear(x[0], x[1], x[2]) }},
 	{"sums of products", [][]int{{2, 3, 4}, {4, 4}, {4}, {4, 4}}, nil, nil, sumsOfProducts},
+	{"sums of layer norms", [][]int{{2, 3, 5}, {5}, {5}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return G.Add(x[0], must(ops.LayerNorm(x[0], x[1], x[2], 1e-5)))
+	}},
+	{"sums of rms norms", [][]int{{2, 3, 16}, {16}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+		return G.Add(x[0], must(ops.RMSNorm(x[0], x[1], 1e-6)))
+	}},
 	{"gelu", [][]int{{3, 7}}, nil, nil, unary(ops.GELU)},
 	{"gelu tanh", [][]int{{3, 7}}, nil, nil, unary(ops.GELUTanh)},
 	{"relu", [][]int{{3, 7}}, nil, nil, unary(ops.ReLU)},

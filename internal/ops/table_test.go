@@ -130,7 +130,7 @@ func narrowed(v exec.Value) exec.Value {
 func trials(t *testing.T, op operation) []*exectest.Trial {
 	t.Helper()
 	tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
-	if op.name == "sums of products" || strings.HasPrefix(op.name, "linear loss") {
+	if strings.HasPrefix(op.name, "sums of ") || strings.HasPrefix(op.name, "linear loss") {
 		return []*exectest.Trial{tr, tr.Apart(t)}
 	}
 	return []*exectest.Trial{tr}
@@ -175,6 +175,24 @@ func TestEarlyLoss(t *testing.T) {
 			}
 		})
 		require.Equal(t, ops.KindLinearLoss, kinds(frozen.Unit.Forward)[0])
+	}
+}
+
+// TestSumsOfNorms: on a device the gradient of a norm adds to another value, once for all its results.
+func TestSumsOfNorms(t *testing.T) {
+	for _, op := range operations {
+		if op.name != "sums of layer norms" && op.name != "sums of rms norms" {
+			continue
+		}
+		tr := trial(t, op.f, nil, nil, op.shapes...)
+		apart := tr.Apart(t)
+		exectest.RequireClose(t, tr.Run(t), apart.Run(t), 1e-12)
+		require.Contains(t, kinds(tr.Unit.Backward), exec.KindAdd)
+		list := kinds(apart.Unit.Backward)
+		require.NotContains(t, list, exec.KindAdd)
+		list = slices.DeleteFunc(list, func(k exec.Kind) bool { return !strings.HasSuffix(string(k), " norm grad") })
+		require.Len(t, list, 1)
+		require.Contains(t, []exec.Kind{ops.KindAddLayerNormGrad, ops.KindAddRMSNormGrad}, list[0])
 	}
 }
 

@@ -51,12 +51,12 @@ DEVICE void forward(E *y, W<E> *stats, const E *x, const W<E> *gain, const W<E> 
 }
 
 // With x̂ = (x - mean)·rstd and g = gain·dy it is dx = rstd·(g - mean(g) - x̂·mean(g·x̂)), without
-// mean(g) in rms norm. dgain is the sum of dy·x̂ over the rows, and dbias that of dy.
+// mean(g) in rms norm, plus y unless that is null. dgain is the sum of dy·x̂ over the rows, and dbias that of dy.
 //
 // backward takes rows [blockIdx.x·each, +each) in turn. A thread has the same K vectors of columns of
 // every row, so that it sums dgain and dbias in registers: part is [blocks][dgain d, dbias d].
 template <int V, int K, class E>
-DEVICE void backward(E *dx, W<E> *part, const E *x, const W<E> *gain, const W<E> *stats, const E *dy, int rows, int d, int each, int centered) {
+DEVICE void backward(E *dx, W<E> *part, const E *x, const W<E> *gain, const W<E> *stats, const E *dy, const E *y, int rows, int d, int each, int centered) {
   typedef W<E> T;
   __shared__ T warps[2][16][2];
   T dgain[K][V], dbias[K][V];
@@ -87,6 +87,11 @@ DEVICE void backward(E *dx, W<E> *part, const E *x, const W<E> *gain, const W<E>
       int i = (j * blockDim.x + threadIdx.x) * V;
       if (i >= d) break;
       EACH(k, V) g[j][k] = s.rstd * (g[j][k] - a - xhat[j][k] * b);
+      if (y) {
+        T more[V];
+        load(more, y + row * d + i);
+        EACH(k, V) g[j][k] += more[k];
+      }
       store(dx + row * d + i, g[j]);
     }
   }
@@ -122,8 +127,8 @@ DEVICE void row_means(W<E> *means, const E *x, const W<E> *gain, const W<E> *sta
 }
 
 template <class E>
-DEVICE void columns(E *dx, W<E> *part, const W<E> *means, const E *x, const W<E> *gain, const W<E> *stats, const E *dy, int rows, int d,
-                    int each, int centered) {
+DEVICE void columns(E *dx, W<E> *part, const W<E> *means, const E *x, const W<E> *gain, const W<E> *stats, const E *dy, const E *y, int rows,
+                    int d, int each, int centered) {
   typedef W<E> T;
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= d) return;
@@ -135,7 +140,8 @@ DEVICE void columns(E *dx, W<E> *part, const W<E> *means, const E *x, const W<E>
     T xhat = (wide(x[row * d + i]) - s.mean) * s.rstd, g = wide(dy[row * d + i]);
     dgain += g * xhat;
     dbias += g;
-    narrow(dx[row * d + i], s.rstd * (gain[i] * g - means[2 * row] - xhat * means[2 * row + 1]));
+    T v = s.rstd * (gain[i] * g - means[2 * row] - xhat * means[2 * row + 1]);
+    narrow(dx[row * d + i], y ? v + wide(y[row * d + i]) : v);
   }
   part += (u64)blockIdx.y * (1 + centered) * d;
   part[i] = dgain;
@@ -152,13 +158,14 @@ DEVICE void columns(E *dx, W<E> *part, const W<E> *means, const E *x, const W<E>
     row_means(means, x, gain, stats, dy, rows, d, centered); \
   } \
   KERNEL norm_columns_##T(E *dx, W<E> *part, const W<E> *means, const E *x, const W<E> *gain, const W<E> *stats, const E *dy, \
-                          int rows, int d, int each, int centered) { \
-    columns(dx, part, means, x, gain, stats, dy, rows, d, each, centered); \
+                          const E *y, int rows, int d, int each, int centered) { \
+    columns(dx, part, means, x, gain, stats, dy, y, rows, d, each, centered); \
   }
 TYPES(NORM)
 FORWARD(bf16x8, bf16, 8)
 
 extern "C" __global__ void __launch_bounds__(512) norm_backward_bf16x8(bf16 *dx, float *part, const bf16 *x, const float *gain,
-                                                                       const float *stats, const bf16 *dy, int rows, int d, int each, int centered) {
-  backward<8, 2>(dx, part, x, gain, stats, dy, rows, d, each, centered);
+                                                                       const float *stats, const bf16 *dy, const bf16 *y, int rows, int d, int each,
+                                                                       int centered) {
+  backward<8, 2>(dx, part, x, gain, stats, dy, y, rows, d, each, centered);
 }
