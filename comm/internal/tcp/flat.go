@@ -390,11 +390,11 @@ func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 	if r.rank == root {
 		r.receive(from, roundCast, 0, nil)
 		r.receiveIf(false, from, roundAgree, nil)
-		from = nobody
+		from = noRank
 	}
 	if last {
 		r.send(to, roundCast, 0, nil)
-		to = nobody
+		to = noRank
 	}
 	if err := r.relay(ctx, b, from, to, nil); err != nil {
 		return err
@@ -405,31 +405,31 @@ func (r *remote) broadcastChain(ctx context.Context, b []byte, root int) error {
 	return r.settle(ctx)
 }
 
-// nobody is the number of the missing neighbour at each end of a chain of ranks.
-const nobody = -1
+// noRank is the number of the missing neighbour at each end of a chain of ranks.
+const noRank = -1
 
 // relay receives b and passes it on in blocks. It calls each, if not nil, with the bounds of every
 // block that has arrived. The header does not wait for payload. The caller must settle.
 func (r *remote) relay(ctx context.Context, b []byte, from, to int, each func(lo, hi int) error) error {
 	switch {
-	case to == nobody:
-	case from == nobody:
+	case to == noRank:
+	case from == noRank:
 		r.send(to, roundCast, len(b), b)
 	default:
 		r.send(to, roundCast, len(b), nil)
 	}
-	if from != nobody {
+	if from != noRank {
 		r.receive(from, roundCast, len(b), b[:min(block, len(b))])
 	}
 	for lo, i := 0, 1; lo < len(b); i++ {
 		hi := min(lo+block, len(b))
-		if next := min(hi+block, len(b)); from != nobody && next > hi {
+		if next := min(hi+block, len(b)); from != noRank && next > hi {
 			r.receiveMore(from, b[hi:next])
 		}
 		if err := r.await(ctx, i); err != nil {
 			return err
 		}
-		if from != nobody && to != nobody {
+		if from != noRank && to != noRank {
 			r.pass(from, i, to, piece{body: b[lo:hi]})
 		}
 		if each != nil {

@@ -471,10 +471,10 @@ func (r *remote) hostBroadcast(ctx context.Context, buf transport.Buffer, root i
 	}
 	from, to := mate(h.previous(1)), mate(h.next(1))
 	if r.rank == root {
-		from = nobody
+		from = noRank
 	}
 	if to == root {
-		to = nobody
+		to = noRank
 	}
 	if err := r.relay(ctx, b, from, to, inside); err != nil {
 		return err
