@@ -314,13 +314,18 @@ func (s *shared) Move(seq uint64, t *task) {
 
 // ownerDied returns the failure of the group if a rank has died while it executed parts of
 // collective seq, as soon as no other rank uses this rank's buffers. None will later, because all
-// parts are claimed.
+// parts are claimed. For the same reason this rank is no longer busy when it knows of the death:
+// others that also wait for the dead rank's parts need not wait for this rank.
 func (s *shared) ownerDied(seq uint64) error {
 	died := false
 	for r := range s.lost {
 		died = died || s.lost[r].Load()
 	}
-	if !died || len(s.busy(seq)) > 0 || s.complete(seq) {
+	if !died || s.complete(seq) {
+		return nil
+	}
+	s.board.line(s.Rank()).busy.Store(0)
+	if len(s.busy(seq)) > 0 {
 		return nil
 	}
 	return s.Failure()

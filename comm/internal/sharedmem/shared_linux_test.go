@@ -328,6 +328,28 @@ func TestSharedMovedSourceIsFreed(t *testing.T) {
 	require.Zero(t, live)
 }
 
+// Two ranks that wait for a part of a dead rank do not wait for each other, too.
+func TestSharedDeathOfOneOfThree(t *testing.T) {
+	const seq = 1
+	gs := SharedGroups(t, 3)
+	works := make([]transport.Work, 3)
+	for r, g := range gs {
+		works[r] = g.AllReduce(grouptest.Floats(1<<18), transport.Sum)
+	}
+	board := gs[2].(*shared).board
+	board.line(2).busy.Store(seq)
+	_, ok := board.claim(seq, 2, 1)
+	require.True(t, ok)
+	for _, err := range grouptest.PerRank(gs[:2], func(g transport.Group) error {
+		g.(*shared).Failed(&transport.RankError{Group: transport.WorldName, Rank: 2, Err: transport.ErrLost})
+		return works[g.Rank()].Wait(t.Context())
+	}) {
+		require.ErrorIs(t, err, transport.ErrLost)
+	}
+	board.finish(seq, 2, 1) // so that rank 2 can close
+	grouptest.CloseRanks(t, gs)
+}
+
 // A rank that waits early does the work of a rank that computes, if it can.
 func TestSharedEarlyWaiter(t *testing.T) {
 	gs := SharedGroups(t, 2)
