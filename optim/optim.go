@@ -17,8 +17,9 @@ import (
 const Zero = math.SmallestNonzeroFloat64
 
 // Param is the piece of a parameter that one rank owns. It may be empty. Value and Grad are memory
-// of the model that must stay in place as long as the optimizer lives. They have the same length,
-// element type and implementation of [Vec]. Both may be nil in an empty piece.
+// of the model that must stay in place as long as the optimizer lives. They have the same length and
+// element type, and the same implementation of [Vec] or both are a [vec.Addressable]. Both may be nil
+// in an empty piece.
 type Param struct {
 	Name   string // full name of the parameter
 	Shape  []int  // shape of the whole parameter
@@ -212,13 +213,19 @@ func (p Param) check() error {
 		return fmt.Errorf("parameter %q: value has %d elements and no gradient: an optimizer takes the pieces of Params, not of FrozenParams", p.Name, n)
 	case n != p.Grad.Len():
 		return fmt.Errorf("parameter %q: value has %d elements, gradient %d", p.Name, n, p.Grad.Len())
-	case n > 0 && reflect.TypeOf(p.Value) != reflect.TypeOf(p.Grad):
+	case n > 0 && reflect.TypeOf(p.Value) != reflect.TypeOf(p.Grad) && !(addressable(p.Value) && addressable(p.Grad)):
 		return fmt.Errorf("parameter %q: value is a %T, gradient a %T", p.Name, p.Value, p.Grad)
 	case n > 0 && p.Value.Float64() != p.Grad.Float64():
 		return fmt.Errorf("parameter %q: value is %s, gradient %s", p.Name, vec.TypeName(p.Value), vec.TypeName(p.Grad))
 	}
 	_, err := p.checkInterval()
 	return err
+}
+
+// addressable reports whether v is in ordinary memory.
+func addressable(v Vec) bool {
+	_, ok := v.(vec.Addressable)
+	return ok
 }
 
 // checkInterval returns the number of elements of the whole parameter, or an error if the piece is

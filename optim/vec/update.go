@@ -23,20 +23,29 @@ type AdamStep struct {
 
 // Adam implements [AdamVec].
 func (h Host) Adam(g, m, v Vec, s AdamStep) error {
-	grad, first, second := g.(Host), m.(Host), v.(Host)
+	grad, factor := scaled(g)
+	first, second := m.(Host), v.(Host)
 	if h.F64 != nil {
-		kernel.Adam(h.F64, grad.F64, first.F64, second.F64, s.hyper())
+		kernel.Adam(h.F64, grad.F64, first.F64, second.F64, s.hyper(factor))
 	} else {
-		kernel.Adam(h.F32, grad.F32, first.F32, second.F32, s.hyper())
+		kernel.Adam(h.F32, grad.F32, first.F32, second.F32, s.hyper(factor))
 	}
 	return nil
 }
 
-func (s *AdamStep) hyper() kernel.AdamHyper {
+// scaled returns the memory of a gradient and its factor. See Scaled in the documentation of [Vec].
+func scaled(g Vec) (Host, float64) {
+	if g, ok := g.(interface{ Scaled() (Host, float64) }); ok {
+		return g.Scaled()
+	}
+	return g.(Addressable).Elements(), 1
+}
+
+func (s *AdamStep) hyper(factor float64) kernel.AdamHyper {
 	return kernel.AdamHyper{
 		LR: s.LR, Beta1: s.Beta1, Beta2: s.Beta2, Eps: s.Eps, WeightDecay: s.WeightDecay,
 		BiasCorrection1: s.BiasCorrection1, BiasCorrection2Sqrt: s.BiasCorrection2Sqrt,
-		GradScale: 1, Decoupled: s.Decoupled,
+		GradScale: factor, Decoupled: s.Decoupled,
 	}
 }
 
@@ -56,7 +65,8 @@ func (h Host) Adam8(g, m, v Vec, offset int, s AdamStep) error {
 	n := len(h.F32)
 	first := kernel.NewBlocks8(m.(Host).F32, offset, n, false)
 	second := kernel.NewBlocks8(v.(Host).F32, offset, n, true)
-	kernel.Adam8(h.F32, g.(Host).F32, first, second, s.hyper())
+	grad, factor := scaled(g)
+	kernel.Adam8(h.F32, grad.F32, first, second, s.hyper(factor))
 	return nil
 }
 
@@ -92,13 +102,15 @@ type Rounding struct {
 // Adam16 implements [BFloat16Vec].
 func (h Host) Adam16(g, m, v Vec, r Rounding, s AdamStep) error {
 	n := len(h.F32)
-	kernel.Adam16(h.F32, g.(Host).F32, kernel.Halves(m.(Host).F32, n), kernel.Halves(v.(Host).F32, n), r.Key, uint64(r.Offset), s.hyper())
+	grad, factor := scaled(g)
+	kernel.Adam16(h.F32, grad.F32, kernel.Halves(m.(Host).F32, n), kernel.Halves(v.(Host).F32, n), r.Key, uint64(r.Offset), s.hyper(factor))
 	return nil
 }
 
 // SGD16 implements [BFloat16Vec].
 func (h Host) SGD16(g, b Vec, r Rounding, s SGDStep) error {
-	kernel.SGD16(h.F32, g.(Host).F32, kernel.Halves(b.(Host).F32, len(h.F32)), r.Key, uint64(r.Offset), s.hyper())
+	grad, factor := scaled(g)
+	kernel.SGD16(h.F32, grad.F32, kernel.Halves(b.(Host).F32, len(h.F32)), r.Key, uint64(r.Offset), s.hyper(factor))
 	return nil
 }
 
@@ -121,19 +133,19 @@ type SGDStep struct {
 
 // SGD implements [SGDVec].
 func (h Host) SGD(g, b Vec, s SGDStep) error {
-	grad := g.(Host)
+	grad, factor := scaled(g)
 	buf, _ := b.(Host) // empty without momentum
 	if h.F64 != nil {
-		kernel.SGD(h.F64, grad.F64, buf.F64, s.hyper())
+		kernel.SGD(h.F64, grad.F64, buf.F64, s.hyper(factor))
 	} else {
-		kernel.SGD(h.F32, grad.F32, buf.F32, s.hyper())
+		kernel.SGD(h.F32, grad.F32, buf.F32, s.hyper(factor))
 	}
 	return nil
 }
 
-func (s *SGDStep) hyper() kernel.SGDHyper {
+func (s *SGDStep) hyper(factor float64) kernel.SGDHyper {
 	return kernel.SGDHyper{
-		LR: s.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: 1,
+		LR: s.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: factor,
 		Nesterov: s.Nesterov, First: s.First,
 	}
 }

@@ -21,7 +21,9 @@ import "fmt"
 // at once, until any other method of a Vec of its memory is called. If a Vec has the method Flush()
 // error, Step calls it when all pieces are updated, and the delayed updates begin. If a Vec has the
 // method Swap(Vec) error, which exchanges its elements with the elements of a Vec of the same length,
-// type and implementation, optim.Swap calls it in place of Read and Write.
+// type and implementation, optim.Swap calls it in place of Read and Write. If a gradient in ordinary
+// memory has the method Scaled() (Host, float64), the updates of a Host call it: the gradient is the
+// Host times the number.
 //
 // Errors: a method may also return the failure of an earlier call, for example if a device is lost.
 // Afterwards the contents are undefined.

@@ -10,6 +10,7 @@ import (
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/optim"
+	optimvec "github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // Host is the Device that computes with the processor, in the memory of the process. All its
@@ -107,10 +108,10 @@ func (h *Host) Wait() error { return nil }
 func (h *Host) MaxAbs(vs []optim.Vec) ([]float64, error) {
 	list := make([]float64, len(vs))
 	for i, v := range vs {
-		if v := v.(optim.Host); v.F64 != nil {
-			list[i] = vec.MaxAbs(v.F64)
+		if g, ok := v.(hostGrad); ok {
+			list[i] = g.Largest()
 		} else {
-			list[i] = float64(vec.MaxAbs(v.F32))
+			list[i] = largest(v.(optim.Host))
 		}
 	}
 	return list, nil
@@ -121,7 +122,7 @@ func (h *Host) Squares(vs []optim.Vec, bounds []float64) ([][4]float64, error) {
 	list := make([][4]float64, len(vs))
 	for i, v := range vs {
 		sum := vec.NewSquares(bounds[i])
-		if v := v.(optim.Host); v.F64 != nil {
+		if v := v.(optimvec.Addressable).Elements(); v.F64 != nil {
 			vec.AddSquares(&sum, v.F64)
 		} else {
 			vec.AddSquares(&sum, v.F32)
@@ -134,9 +135,11 @@ func (h *Host) Squares(vs []optim.Vec, bounds []float64) ([][4]float64, error) {
 // Scale implements Device.
 func (h *Host) Scale(vs []optim.Vec, c float64) error {
 	for _, v := range vs {
-		v := v.(optim.Host)
-		vec.Scale(v.F64, c)
-		vec.Scale(v.F32, float32(c))
+		if g, ok := v.(hostGrad); ok {
+			g.times(c)
+		} else {
+			scale(v.(optim.Host), c)
+		}
 	}
 	return nil
 }

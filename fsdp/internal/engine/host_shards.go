@@ -39,7 +39,8 @@ type flatGroup struct {
 
 	sums, wholes []*arena.Block // of 2^k passes of a step by k, cut and whole: see the tree over the passes of a step
 
-	valueVec, gradVec optim.Vec // the same memory; gradVec is nil if frozen
+	valueVec optim.Vec  // the memory of value
+	grads    *hostGrads // and of grad, or nil
 }
 
 // NewShards implements Device.
@@ -59,7 +60,7 @@ func (h *Host) NewShards(_ context.Context, l *layout.Layout, meshes []ranks.Mes
 			return nil, err
 		}
 		if f.valueVec = vector(f.Compute, f.value.Data); f.grad != nil {
-			f.gradVec = vector(f.Compute, f.grad.Data)
+			f.grads = newHostGrads(vector(f.Compute, f.grad.Data))
 		}
 	}
 	return s, nil
@@ -69,7 +70,13 @@ func (h *Host) NewShards(_ context.Context, l *layout.Layout, meshes []ranks.Mes
 func (s *hostShards) Value(group int) optim.Vec { return s.groups[group].valueVec }
 
 // Grad implements Shards.
-func (s *hostShards) Grad(group int) optim.Vec { return s.groups[group].gradVec }
+func (s *hostShards) Grad(group int) optim.Vec {
+	g := s.groups[group].grads
+	if g == nil {
+		return nil
+	}
+	return hostGrad{g, 0, g.memory.Len()}
+}
 
 // Alloc implements Shards.
 func (s *hostShards) Alloc(group, n int) (optim.Vec, error) {

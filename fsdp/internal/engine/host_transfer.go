@@ -8,6 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/optim"
 )
 
 // A full buffer of a group has the elements of all ranks in the type in which calls read or write
@@ -133,19 +134,19 @@ func (f *flatGroup) startSync(full []byte) comm.Work {
 func (f *flatGroup) finishReduce(full []byte, c float64) {
 	own := f.sum(full)
 	f.round(own, 1)
-	switch {
-	case f.Compute == comm.Float64:
-		vec.AddScaled(elements[float64](f.grad.Data), elements[float64](own), c)
-	case f.Sum() == comm.Float32:
-		vec.AddScaled(elements[float32](f.grad.Data), elements[float32](own), float32(c))
-	default:
-		chunk := rooms.Get().(*[16 * vec.Block8]float32)
-		defer rooms.Put(chunk)
-		for grad := elements[float32](f.grad.Data); len(grad) > 0; {
-			n := min(len(grad), len(chunk))
-			widen(chunk[:n], own[:2*n], f.Reduce)
-			vec.AddScaled(grad[:n], chunk[:n], float32(c))
-			grad, own = grad[n:], own[2*n:]
+	room := rooms.Get().(*[16 * vec.Block8]float32)
+	defer rooms.Put(room)
+	d := f.grads.drain()
+	defer d.end()
+	for n, at := f.grads.memory.Len(), 0; at < n; at += len(room) {
+		switch end := min(at+len(room), n); {
+		case f.Compute == comm.Float64:
+			d.add(at, optim.Host{F64: elements[float64](own)[at:end]}, c)
+		case f.Sum() == comm.Float32:
+			d.add(at, optim.Host{F32: elements[float32](own)[at:end]}, c)
+		default:
+			widen(room[:end-at], own[2*at:2*end], f.Reduce)
+			d.add(at, optim.Host{F32: room[:end-at]}, c)
 		}
 	}
 }

@@ -127,8 +127,8 @@ func (f *File) shard(k hashes.Kind, g *layout.Group, v optim.Vec) {
 
 // read returns the bytes of v, valid until its next call.
 func (f *File) read(v optim.Vec) ([]byte, error) {
-	if h, ok := v.(optim.Host); ok {
-		return bytesOf(h), nil
+	if h, ok := v.(interface{ Elements() optim.Host }); ok {
+		return bytesOf(h.Elements()), nil
 	}
 	n, to := v.Len(), optim.Host{}
 	if v.Float64() {

@@ -24,6 +24,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // The tests of this file run jobs in processes of their own, whose memory or files are limited by
@@ -286,9 +287,9 @@ func TestOffloadReadsAhead(t *testing.T) {
 	var all [][]float32
 	for _, p := range m.Params() {
 		if unit, ok := strings.CutSuffix(p.Name, ".fc.weight"); ok {
-			values[unit], grads[unit] = p.Value.(optim.Host).F32, p.Grad.(optim.Host).F32
+			values[unit], grads[unit] = p.Value.(optim.Host).F32, p.Grad.(vec.Addressable).Elements().F32
 		}
-		all = append(all, p.Value.(optim.Host).F32, p.Grad.(optim.Host).F32)
+		all = append(all, p.Value.(optim.Host).F32, p.Grad.(vec.Addressable).Elements().F32)
 	}
 	require.Len(t, grads, 3)
 	require.Eventually(t, func() bool { // the kernel need not do it at once, nor with all pages

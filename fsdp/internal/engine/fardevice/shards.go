@@ -71,7 +71,7 @@ func (s *shards) Free() { s.d.do(s.host.Free) }
 // A vector is memory that only the queue of the device reaches.
 type vector struct {
 	d    *Device
-	host optim.Host
+	host optim.Vec // of the host
 }
 
 // vector returns v, which is nil or of the Host, as a vector of the device.
@@ -79,7 +79,7 @@ func (d *Device) vector(v optim.Vec) optim.Vec {
 	if v == nil {
 		return nil
 	}
-	return &vector{d, v.(optim.Host)}
+	return &vector{d, v}
 }
 
 // hostVecs returns the vectors of the host behind vs.
@@ -110,7 +110,7 @@ func (v *vector) Read(to optim.Host) error {
 
 // Write implements optim.Vec.
 func (v *vector) Write(from optim.Host) error {
-	if len(v.host.F32) != len(from.F32) || len(v.host.F64) != len(from.F64) {
+	if v.Len() != from.Len() || v.Float64() != from.Float64() {
 		return errOther
 	}
 	from = optim.Host{F32: slices.Clone(from.F32), F64: slices.Clone(from.F64)}
@@ -120,13 +120,13 @@ func (v *vector) Write(from optim.Host) error {
 // Adam implements vec.AdamVec.
 func (v *vector) Adam(grad, first, second optim.Vec, s vec.AdamStep) error {
 	with := hostVecs([]optim.Vec{grad, first, second})
-	return v.d.issue(func() error { return v.host.Adam(with[0], with[1], with[2], s) })
+	return v.d.issue(func() error { return v.host.(optim.Host).Adam(with[0], with[1], with[2], s) })
 }
 
 // Adam8 implements vec.Adam8Vec.
 func (v *vector) Adam8(grad, first, second optim.Vec, offset int, s vec.AdamStep) error {
 	with := hostVecs([]optim.Vec{grad, first, second})
-	return v.d.issue(func() error { return v.host.Adam8(with[0], with[1], with[2], offset, s) })
+	return v.d.issue(func() error { return v.host.(optim.Host).Adam8(with[0], with[1], with[2], offset, s) })
 }
 
 // SGD implements vec.SGDVec.
@@ -135,17 +135,17 @@ func (v *vector) SGD(grad, momentum optim.Vec, s vec.SGDStep) error {
 	if momentum != nil {
 		m = momentum.(*vector).host
 	}
-	return v.d.issue(func() error { return v.host.SGD(g, m, s) })
+	return v.d.issue(func() error { return v.host.(optim.Host).SGD(g, m, s) })
 }
 
 // Adam16 implements vec.BFloat16Vec.
 func (v *vector) Adam16(grad, first, second optim.Vec, r vec.Rounding, s vec.AdamStep) error {
 	with := hostVecs([]optim.Vec{grad, first, second})
-	return v.d.issue(func() error { return v.host.Adam16(with[0], with[1], with[2], r, s) })
+	return v.d.issue(func() error { return v.host.(optim.Host).Adam16(with[0], with[1], with[2], r, s) })
 }
 
 // SGD16 implements vec.BFloat16Vec.
 func (v *vector) SGD16(grad, momentum optim.Vec, r vec.Rounding, s vec.SGDStep) error {
 	with := hostVecs([]optim.Vec{grad, momentum})
-	return v.d.issue(func() error { return v.host.SGD16(with[0], with[1], r, s) })
+	return v.d.issue(func() error { return v.host.(optim.Host).SGD16(with[0], with[1], r, s) })
 }

@@ -1,0 +1,77 @@
+package engine
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gofsdp/gofsdp/internal/kernel/vec"
+	"github.com/gofsdp/gofsdp/optim"
+	optimvec "github.com/gofsdp/gofsdp/optim/vec"
+)
+
+// TestHostGrads makes random changes of gradients, and the same changes at once of a copy. All that
+// can be seen has the same bits.
+func TestHostGrads(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 40).Draw(t, "n")
+		drawn := rapid.Float32Range(-4, 4)
+		some := func(n int) optim.Host { return optim.Host{F32: rapid.SliceOfN(drawn, n, n).Draw(t, "elements")} }
+		want := make([]float32, n)
+		memory := optim.Host{F32: make([]float32, n)}
+		memory.F32[0] = 7 // cleared with the rest
+		g := hostGrad{newHostGrads(memory), 0, n}
+		whole := func(change func(optim.Vec)) {
+			change(g)
+			change(optim.Host{F32: want})
+		}
+		for range rapid.IntRange(1, 12).Draw(t, "changes") {
+			at := rapid.IntRange(0, n).Draw(t, "at")
+			switch op := rapid.IntRange(0, 6).Draw(t, "change"); op {
+			case 0:
+				whole(func(v optim.Vec) { require.NoError(t, v.Zero()) })
+			case 1:
+				c := rapid.SampledFrom([]float64{0.5, 1.0 / 3, 1, -2, 0}).Draw(t, "factor")
+				g.times(c)
+				vec.Scale(want, float32(c))
+			case 2:
+				sums, c := some(n), float64(drawn.Draw(t, "c"))
+				d := g.drain()
+				d.add(0, optim.Host{F32: sums.F32[:at]}, c)
+				d.add(at, optim.Host{F32: sums.F32[at:]}, c)
+				d.end()
+				vec.AddScaled(want, sums.F32, float32(c))
+			case 3:
+				part := some(n - at)
+				whole(func(v optim.Vec) { require.NoError(t, v.Slice(at, n).Write(part)) })
+			case 4:
+				whole(func(v optim.Vec) { require.NoError(t, v.Slice(0, at).Zero()) })
+			case 5:
+				value, other := some(n), make([]float32, n)
+				copy(other, value.F32)
+				step := optimvec.SGDStep{LR: 0.5, WeightDecay: 0.25}
+				require.NoError(t, value.Slice(at, n).(optim.Host).SGD(g.Slice(at, n), nil, step))
+				require.NoError(t, optim.Host{F32: other[at:]}.SGD(optim.Host{F32: want[at:]}, nil, step))
+				same(t, other, value.F32)
+			case 6:
+				require.Equal(t, float64(vec.MaxAbs(want[at:])), g.Slice(at, n).(hostGrad).Largest())
+			}
+			if rapid.Bool().Draw(t, "look") {
+				require.Equal(t, float64(vec.MaxAbs(want)), g.Largest())
+				read := optim.Host{F32: make([]float32, n)}
+				require.NoError(t, g.Read(read))
+				same(t, want, read.F32)
+			}
+		}
+		same(t, want, g.Elements().F32)
+	})
+}
+
+// same requires equal bits, of zeros too.
+func same(t require.TestingT, want, got []float32) {
+	for i := range want {
+		require.Equal(t, math.Float32bits(want[i]), math.Float32bits(got[i]), "element %d: %v, %v", i, want[i], got[i])
+	}
+}
