@@ -294,6 +294,18 @@ func (a *Arena) Free(b *Block) {
 	b.pool.put(b)
 }
 
+// Swap exchanges the memory of two blocks. It reports false, and does nothing, if they differ in
+// length or source.
+func (a *Arena) Swap(x, y *Block) bool {
+	if x.asked != y.asked || x.pool != y.pool {
+		return false
+	}
+	x.Data, y.Data = y.Data, x.Data
+	x.whole, y.whole = y.whole, x.whole
+	x.size, y.size = y.size, x.size
+	return true
+}
+
 // Begin sets the phase of the following steps.
 func (a *Arena) Begin(p Phase) { a.phase = p }
 

@@ -277,3 +277,21 @@ func TestDry(t *testing.T) {
 		}
 	})
 }
+
+// TestSwap exchanges the memory of two blocks. What each counts for does not change.
+func TestSwap(t *testing.T) {
+	files := newTestSource()
+	a := New(Sources{Spill: files})
+	x, y := alloc(t, a, 100, Shard), alloc(t, a, 100, Gradient)
+	x.Data[0], y.Data[0] = 1, 2
+	before := a.Stats()
+	require.True(t, a.Swap(x, y))
+	require.Equal(t, []byte{2, 1}, []byte{x.Data[0], y.Data[0]})
+	require.Equal(t, before, a.Stats())
+	require.False(t, a.Swap(x, alloc(t, a, 101, Gradient)), "other length")
+	require.False(t, a.Swap(x, alloc(t, a, 100, Snapshot)), "other source")
+	a.Free(x)
+	require.Equal(t, 0, a.Stats().Live[Shard])
+	require.NoError(t, a.Close())
+	require.Zero(t, files.bytes())
+}

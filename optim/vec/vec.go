@@ -56,7 +56,8 @@ type Vec interface {
 // directly.
 type Addressable interface {
 	Vec
-	// Elements returns the memory of the vector.
+	// Elements returns the memory of the vector. It may be elsewhere after another method of the
+	// vector or of the model that it belongs to.
 	Elements() Host
 }
 

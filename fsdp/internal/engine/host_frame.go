@@ -304,7 +304,8 @@ func (f *hostFrame) Sync(ctx context.Context, group int) error {
 
 // Drain implements Frame.
 func (f *hostFrame) Drain(ctx context.Context, group int, after float64) error {
-	if w := f.reduce[group]; w != nil {
+	w := f.reduce[group]
+	if w != nil {
 		if err := w.Wait(ctx); err != nil {
 			return err
 		}
@@ -314,7 +315,9 @@ func (f *hostFrame) Drain(ctx context.Context, group int, after float64) error {
 	if over, err := f.s.keep(g, g.ownRange(g.traveling(grads))); err != nil || !over {
 		return err
 	}
-	g.finishReduce(grads, after)
+	if w != nil || after != 1 || !g.takeSums(f.h.arena, f.blocks[f.Grads[group]]) {
+		g.finishReduce(grads, after)
+	}
 	return nil
 }
 

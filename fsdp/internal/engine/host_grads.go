@@ -14,12 +14,12 @@ import (
 //	after    the next operation    what happens
 //	times    an update             it multiplies the gradients that it reads, not the memory
 //	times    Zero                  the factor is dropped
-//	Zero     a drain               it clears each part of the memory just before it adds to it
+//	Zero     a drain               it stores, and does not add
 //	either   any other             the memory is changed first
 //
 // Bits are the same as if the change were made at once: an update rounds the product before it uses
-// it. A drain also finds the largest magnitude, which ClipGradNorm and Step need, while its results
-// are in the cache.
+// it. Only a drain after Zero keeps the sign of a sum that is -0. A drain also finds the largest
+// magnitude, which ClipGradNorm and Step need, while its results are in the cache.
 type hostGrads struct {
 	mu      sync.Mutex // several goroutines may use slices
 	memory  optim.Host
@@ -47,6 +47,20 @@ func (g *hostGrads) apply() {
 		return
 	}
 	g.cleared, g.factor, g.known = false, 1, false
+}
+
+// replace takes other memory, if swap can exchange it: the sums of a drain after Zero.
+func (g *hostGrads) replace(swap func() (memory optim.Host, ok bool)) (ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.cleared {
+		return false
+	}
+	memory, ok := swap()
+	if ok {
+		g.memory, g.cleared, g.factor, g.known = memory, false, 1, false
+	}
+	return ok
 }
 
 // A drain adds sums to gradients, some at a time, from the first to the last.
@@ -78,14 +92,14 @@ func (d drain) add(at int, sums optim.Host, c float64) {
 // end ends the drain.
 func (d drain) end() { d.mu.Unlock() }
 
-// addSums adds c times the sums to as many elements, which are 0 if cleared, and returns the largest
-// magnitude.
+// addSums adds c times the sums to as many elements, which count as 0 if cleared, and returns the
+// largest magnitude.
 func addSums[T float32 | float64](to, sums []T, c T, cleared bool) T {
-	to = to[:len(sums)]
-	if cleared {
-		clear(to)
+	if to = to[:len(sums)]; cleared {
+		vec.ScaleTo(to, c, sums)
+	} else {
+		vec.AddScaled(to, sums, c)
 	}
-	vec.AddScaled(to, sums, c)
 	return vec.MaxAbs(to)
 }
 

@@ -7,6 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
+	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/optim"
 	optimvec "github.com/gofsdp/gofsdp/optim/vec"
@@ -29,7 +32,7 @@ func TestHostGrads(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 12).Draw(t, "changes") {
 			at := rapid.IntRange(0, n).Draw(t, "at")
-			switch op := rapid.IntRange(0, 6).Draw(t, "change"); op {
+			switch op := rapid.IntRange(0, 7).Draw(t, "change"); op {
 			case 0:
 				whole(func(v optim.Vec) { require.NoError(t, v.Zero()) })
 			case 1:
@@ -38,11 +41,16 @@ func TestHostGrads(t *testing.T) {
 				vec.Scale(want, float32(c))
 			case 2:
 				sums, c := some(n), float64(drawn.Draw(t, "c"))
+				cleared := g.cleared
 				d := g.drain()
 				d.add(0, optim.Host{F32: sums.F32[:at]}, c)
 				d.add(at, optim.Host{F32: sums.F32[at:]}, c)
 				d.end()
-				vec.AddScaled(want, sums.F32, float32(c))
+				if cleared {
+					vec.ScaleTo(want, float32(c), sums.F32)
+				} else {
+					vec.AddScaled(want, sums.F32, float32(c))
+				}
 			case 3:
 				part := some(n - at)
 				whole(func(v optim.Vec) { require.NoError(t, v.Slice(at, n).Write(part)) })
@@ -57,6 +65,12 @@ func TestHostGrads(t *testing.T) {
 				same(t, other, value.F32)
 			case 6:
 				require.Equal(t, float64(vec.MaxAbs(want[at:])), g.Slice(at, n).(hostGrad).Largest())
+			case 7:
+				sums, cleared := some(n), g.cleared
+				require.Equal(t, cleared, g.replace(func() (optim.Host, bool) { return sums, true }))
+				if cleared {
+					copy(want, sums.F32)
+				}
 			}
 			if rapid.Bool().Draw(t, "look") {
 				require.Equal(t, float64(vec.MaxAbs(want)), g.Largest())
@@ -74,4 +88,34 @@ func same(t require.TestingT, want, got []float32) {
 	for i := range want {
 		require.Equal(t, math.Float32bits(want[i]), math.Float32bits(got[i]), "element %d: %v, %v", i, want[i], got[i])
 	}
+}
+
+// TestTakeSums has whole gradients become the shard: only if the shard is clear, and has gradients of the
+// type and memory of the same source.
+func TestTakeSums(t *testing.T) {
+	shards := arena.New(arena.Sources{})
+	alloc := func(fill byte) *arena.Block {
+		b, err := shards.Alloc(8, arena.Gradient)
+		require.NoError(t, err)
+		for i := range b.Data {
+			b.Data[i] = fill
+		}
+		return b
+	}
+	f := &flatGroup{Group: &layout.Group{Compute: comm.Float32, Reduce: comm.Float32, Round: comm.Float32}, grad: alloc(1)}
+	f.grads = newHostGrads(vector(comm.Float32, f.grad.Data))
+	g, full, was := hostGrad{f.grads, 0, 2}, alloc(2), f.grad.Data
+	sums := full.Data
+	require.True(t, f.takeSums(shards, full))
+	require.Same(t, &sums[0], &f.grad.Data[0])
+	require.Same(t, &was[0], &full.Data[0], "the pass frees the former memory of the shard")
+	require.Equal(t, elements[float32](sums), g.Elements().F32)
+	require.False(t, f.takeSums(shards, alloc(3)), "the shard is not clear")
+	require.NoError(t, g.Zero())
+	longer, err := shards.Alloc(12, arena.Gradient)
+	require.NoError(t, err)
+	require.False(t, f.takeSums(shards, longer))
+	f.Reduce = comm.BFloat16
+	require.False(t, f.takeSums(shards, alloc(3)))
+	require.Equal(t, []float32{0, 0}, g.Elements().F32)
 }

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/optim"
@@ -149,6 +150,15 @@ func (f *flatGroup) finishReduce(full []byte, c float64) {
 			d.add(at, optim.Host{F32: room[:end-at]}, c)
 		}
 	}
+}
+
+// takeSums makes whole gradients, which no other rank has a part in, the shard, if the shard is
+// clear and they could be its memory. The block gets the former memory of the shard.
+func (f *flatGroup) takeSums(a *arena.Arena, full *arena.Block) bool {
+	return f.Reduce == f.Compute && f.Round == f.Reduce && f.grads.replace(func() (optim.Host, bool) {
+		ok := a.Swap(f.grad, full)
+		return vector(f.Compute, f.grad.Data), ok
+	})
 }
 
 // traveling returns the part of a full gradient buffer that travels.
