@@ -59,7 +59,8 @@ type Config struct {
 	// divides it: the training on VirtualRanks ranks. A step is then VirtualRanks/ranks
 	// micro-batches on each rank. The package comment lists the numbers and features that it
 	// covers. On VirtualRanks ranks it costs nothing and changes nothing, except the rounding of
-	// ByWeights and ByActive.
+	// ByWeights and ByActive. On GPUs it does: ranks exchange gradients and add them in this order, in
+	// place of NCCL's sums.
 	VirtualRanks int
 	// Prefetch is the number of units gathered ahead of the unit that computes. 0 means 1,
 	// NoPrefetch means none.
@@ -410,8 +411,6 @@ func (c *Config) checkVirtual() error {
 		return fmt.Errorf("Config.VirtualRanks is %d: want a multiple of the %d ranks", v, n)
 	case n&(n-1) != 0 && v/n&(v/n-1) != 0:
 		return fmt.Errorf("Config.VirtualRanks is %d on %d ranks, so %d micro-batches on each: the number of ranks or of micro-batches must be a power of two", v, n, v/n)
-	case c.Device != nil:
-		return errors.New("Config.VirtualRanks needs sums in the canonical order, but NCCL, which Config.Device uses, sums in another order")
 	}
 	return nil
 }

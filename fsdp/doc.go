@@ -125,8 +125,8 @@
 //	and ByWeights, over all of a step          ByActive with calls that may be absent: refused
 //	Join, where virtual ranks have no batch;   Forward in JoinCalls, Hold: refused
 //	calls that are absent, by Tape.Optional
-//	ranks as goroutines, processes, hosts      Config.Device: refused; groups that do not sum in the order
-//	                                           of package comm, such as NCCL's: not noticed
+//	ranks as goroutines, processes, hosts      groups that do not sum in the order of package comm, such
+//	ranks with GPUs of one kind                as NCCL's, processors and GPUs: not noticed
 //	AdamW, SGD, ClipGradNorm, Unscale;         Muon by Gram, whose sums are over ranks, and state in 8
 //	Muon by Owner or Gather                    bits, whose blocks the ranks cut: not noticed
 //	metrics.Mean                               Sharded.Mean, over values of ranks, not of batches

@@ -8,9 +8,8 @@ import (
 
 func TestMain(m *testing.M) {
 	kit.Main(m, map[string]kit.Need{
-		"Example_muon":               kit.HostMemory,
-		"ExampleFits":                kit.Processor,
-		"ExampleConfig_virtualRanks": kit.CanonicalSums,
-		"ExampleStrategy":            kit.SecondCopy,
+		"Example_muon":    kit.HostMemory,
+		"ExampleFits":     kit.Processor,
+		"ExampleStrategy": kit.SecondCopy,
 	})
 }

@@ -197,6 +197,7 @@ func newDevice(cfg *Config, dry bool) (engine.Device, error) {
 	ranks, cores := cfg.cores()
 	d, err := cfg.Device.Engine(engine.DeviceOptions{
 		Dry: dry, Poison: cfg.Poison, Offload: cfg.Offload.Pinned, Cores: min(cores/ranks, runtime.GOMAXPROCS(0)),
+		Virtual: cfg.VirtualRanks > 0,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("Config.Device: %w", err)

@@ -28,8 +28,11 @@
 //   - NCCL may divide a sum differently if the launch has other sums. Neighbouring reductions share a
 //     launch, and Prefetch and InFlight decide which ones are neighbours.
 //
-// The field Deterministic of Device excludes both. Another number of ranks, another kind of GPU and
-// processors have other bits. Float64 is for checks: it is slow.
+// The field Deterministic of Device excludes both. Another number of ranks has other bits, except with
+// VirtualRanks of [fsdp.Config]: then NCCL sums nothing, and the two cases do not arise. Ranks exchange
+// gradients and add them in one order. That takes scratch memory of the size of the largest unit's
+// gradients, which plans count. Another kind of GPU and processors have other bits in any case. Float64 is
+// for checks: it is slow.
 //
 // Operations without kernels, such as stock operations of Gorgonia without a native one, are an error
 // that names all of them: of Plan of [fsdp.Planner], which needs no GPU, and of the first pass.
@@ -71,7 +74,8 @@ type Device struct {
 	// allows sums in switches. Set it before Wrap, on all ranks.
 	Deterministic bool
 	// CollectiveSMs limits the multiprocessors that collectives of NCCL use at once (its maxCTAs), and
-	// lets products use only the others (SM_COUNT_TARGET of cuBLASLt), if there are several ranks. So
+	// lets products use only the others (SM_COUNT_TARGET of cuBLASLt), if there are several ranks, or
+	// virtual ranks. So
 	// products do not wait for multiprocessors that a collective occupies. It changes how
 	// products and sums over ranks are rounded. 0, the default, sets no limits: the effect on speed is not
 	// yet measured. 16 is a value to try. Set it before Wrap, to the same number on all ranks.
@@ -144,5 +148,5 @@ func (d *Device) Engine(o engine.DeviceOptions) (engine.Device, error) {
 		return nil, errors.New("gpu: the Device was not returned by Open")
 	}
 	return gpu.New(d.Device, gpu.Options{Poison: o.Poison, Offload: o.Offload, Cores: o.Cores, Timeout: d.Timeout, Turns: &d.turns,
-		CollectiveSMs: d.CollectiveSMs, Deterministic: d.Deterministic})
+		CollectiveSMs: d.CollectiveSMs, Deterministic: d.Deterministic, Virtual: o.Virtual})
 }

@@ -100,7 +100,7 @@ func TestRingTraffic(t *testing.T) {
 			s.Call[c] = CallSizes{Out: []int{8}, GradIn: []int{0}, KeepIn: []bool{false}, KeepOut: []bool{false}}
 		}
 		for range p.Model.Groups {
-			s.Group = append(s.Group, GroupSizes{400, 400, 400, 400, 400})
+			s.Group = append(s.Group, GroupSizes{Params: 400, Grads: 400, ParamsWire: 400, GradsWire: 400, SumsWire: 400})
 		}
 		plan, err := NewPlan(p, s)
 		require.NoError(t, err)
@@ -116,7 +116,7 @@ func TestRingTraffic(t *testing.T) {
 func TestZeroMesh(t *testing.T) {
 	p := compiled(t, chain(1).each(hold(Use, 0, 0)), Options{})
 	require.Zero(t, p.Counts())
-	plan, err := NewPlan(p, &Sizes{Group: []GroupSizes{{8, 8, 8, 8, 8}}, Call: []CallSizes{{Out: []int{8}, GradIn: []int{0}, KeepIn: []bool{false}, KeepOut: []bool{false}}}})
+	plan, err := NewPlan(p, &Sizes{Group: []GroupSizes{{Params: 8, Grads: 8, ParamsWire: 8, GradsWire: 8, SumsWire: 8}}, Call: []CallSizes{{Out: []int{8}, GradIn: []int{0}, KeepIn: []bool{false}, KeepOut: []bool{false}}}})
 	require.NoError(t, err)
 	require.Zero(t, plan.Traffic())
 }

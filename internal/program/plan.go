@@ -20,6 +20,7 @@ type GroupSizes struct {
 	Params, Grads         int
 	ParamsWire, GradsWire int
 	SumsWire              int // of gradients over replicas
+	ReduceWork, SyncWork  int // scratch bytes of their sums
 }
 
 // CallSizes describe one call. They may be zero for a call that does not run.
@@ -198,6 +199,10 @@ func (b *planner) visit(i int, op Op) {
 		b.second(i, g)
 	case Free:
 		b.free(i, b.plan.Lookup(GroupParams, g, 0))
+	case Reduce:
+		b.plan.Steps[i].Work = b.sizes.Group[g].ReduceWork
+	case Sync:
+		b.plan.Steps[i].Work = b.sizes.Group[g].SyncWork
 	case Drain:
 		b.free(i, b.plan.Lookup(GroupGrads, g, 0))
 	case Turn:

@@ -302,7 +302,7 @@ func TestPlanTurn(t *testing.T) {
 // TestPlanOfAChain gives the numbers of a model that can be worked out by hand.
 func TestPlanOfAChain(t *testing.T) {
 	p := compiled(t, chain(3), Options{Prefetch: 1})
-	same := GroupSizes{100, 100, 100, 100, 100}
+	same := GroupSizes{Params: 100, Grads: 100, ParamsWire: 100, GradsWire: 100, SumsWire: 100}
 	s := &Sizes{Group: []GroupSizes{same, same, same}}
 	for c := range 3 {
 		s.Call = append(s.Call, CallSizes{
@@ -327,7 +327,7 @@ func TestPlanOfAChain(t *testing.T) {
 // the last one drops it, and the second gather is over fewer ranks.
 func TestSecondCopy(t *testing.T) {
 	p := compiled(t, chain(3).each(func(g *Group) { g.Second = 2 }), Options{Prefetch: 1})
-	same := GroupSizes{100, 100, 100, 100, 100}
+	same := GroupSizes{Params: 100, Grads: 100, ParamsWire: 100, GradsWire: 100, SumsWire: 100}
 	plan, err := NewPlan(p, &Sizes{Group: []GroupSizes{same, same, same}})
 	require.NoError(t, err)
 	piece := plan.Lookup(GroupSecond, 0, 0)

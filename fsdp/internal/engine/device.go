@@ -33,6 +33,9 @@ type Device interface {
 	// Work returns the bytes of scratch memory that a run of the program takes. Operations that the
 	// device cannot run are an error, which is [errors.ErrUnsupported].
 	Work(p *exec.Program) (int, error)
+	// SumWork returns the bytes of scratch memory in which the device sums the gradients of a group over
+	// its ranks, and then over the replicas, in a step of Options.Passes.
+	SumWork(g *layout.Group) (reduce, sync int)
 	// Slow returns why the device is slow at an instruction, as a noun, or "".
 	Slow(in *exec.Instr) string
 	// Prepare returns the data that the device needs to open a pass. It becomes Compiled.Prepared.
@@ -96,6 +99,7 @@ type DeviceOptions struct {
 	Poison  bool // fill freed buffers with NaN
 	Offload bool // shards and the state of optimizers are in memory of the host
 	Cores   int  // of the host that this rank may use
+	Virtual bool // bits do not depend on the number of ranks
 }
 
 // Shards are the parts that this rank has of the parameters of a layout and of their gradients.

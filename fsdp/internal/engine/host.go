@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/gofsdp/gofsdp/comm/transport"
+	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
@@ -80,6 +81,9 @@ func (h *Host) Copies() bool { return false }
 
 // Work implements Device.
 func (h *Host) Work(p *exec.Program) (int, error) { return p.Work, nil }
+
+// SumWork implements Device. The groups have memory of their own.
+func (h *Host) SumWork(*layout.Group) (reduce, sync int) { return 0, 0 }
 
 // Slow implements Device.
 func (h *Host) Slow(in *exec.Instr) string {

@@ -28,7 +28,7 @@ func (f *flatGroup) round(b []byte, c float32) {
 // merge adds to the leaf of a turn the sums that it carries.
 func (f *flatGroup) merge(leaf []byte, sums []*arena.Block, t Turn) {
 	for k, sum := range sums {
-		if t.merges()>>k&1 == 0 {
+		if !t.Merges(k) {
 			continue
 		}
 		if f.Compute == comm.Float64 {
@@ -48,14 +48,14 @@ func (s *hostShards) keep(f *flatGroup, own []byte) (over bool, err error) {
 	if f.merge(own, f.sums, s.turn); s.turn.Last() {
 		return true, nil
 	}
-	for len(f.sums) <= s.turn.kept() {
+	for len(f.sums) <= s.turn.Kept() {
 		b, err := s.h.arena.Alloc(len(own), arena.Shard)
 		if err != nil {
 			return false, err
 		}
 		f.sums = append(f.sums, b)
 	}
-	copy(f.sums[s.turn.kept()].Data, own)
+	copy(f.sums[s.turn.Kept()].Data, own)
 	return false, nil
 }
 
@@ -71,17 +71,17 @@ func (s *hostShards) leave(f *flatGroup, b *arena.Block) {
 		f.whole = b
 		return
 	}
-	for len(f.wholes) <= s.turn.kept() {
+	for len(f.wholes) <= s.turn.Kept() {
 		f.wholes = append(f.wholes, nil)
 	}
-	f.wholes[s.turn.kept()] = b
+	f.wholes[s.turn.Kept()] = b
 }
 
 // shed frees the whole sums that a pass has merged.
 func (s *hostShards) shed() {
 	for _, f := range s.groups {
 		for k, b := range f.wholes {
-			if s.turn.merges()>>k&1 != 0 && b != nil {
+			if s.turn.Merges(k) && b != nil {
 				s.h.Free(b)
 				f.wholes[k] = nil
 			}

@@ -53,8 +53,11 @@ func (t Turn) merges() uint {
 	return uint(t.At) &^ (uint(t.At) + 1) // the bits that carry
 }
 
-// kept returns the k of the sum of 2^k leaves that a turn that is not the last makes.
-func (t Turn) kept() int { return bits.TrailingZeros(^uint(t.At)) }
+// Merges reports whether the sum of 2^k leaves is added to the leaf of this turn.
+func (t Turn) Merges(k int) bool { return t.merges()>>k&1 != 0 }
+
+// Kept returns the k of the sum of 2^k leaves that a turn that is not the last makes.
+func (t Turn) Kept() int { return bits.TrailingZeros(^uint(t.At)) }
 
 // A turner is implemented by Shards that sum the passes of a step in a tree.
 type turner interface {
@@ -171,7 +174,7 @@ func (e *Engine) Weigh(ctx context.Context, t Turn, weight float64) (total float
 		err = e.team.Sum(ctx, sum)
 	}
 	for k, w := range e.weights {
-		if t.merges()>>k&1 != 0 {
+		if t.Merges(k) {
 			sum[0] = w + sum[0]
 		}
 	}
@@ -179,10 +182,10 @@ func (e *Engine) Weigh(ctx context.Context, t Turn, weight float64) (total float
 	case err != nil:
 		return 0, e.team.Fail(fmt.Errorf("summing weights: %w", err))
 	case !t.Last():
-		for len(e.weights) <= t.kept() {
+		for len(e.weights) <= t.Kept() {
 			e.weights = append(e.weights, 0)
 		}
-		e.weights[t.kept()] = sum[0]
+		e.weights[t.Kept()] = sum[0]
 		return 0, nil
 	case t.Whole:
 		if err := e.team.Sum(ctx, sum); err != nil {

@@ -44,3 +44,41 @@ DEVICE double sum(double a, double c, double x) { return __dadd_rn(a, __dmul_rn(
   }
 TYPES(DRAIN)
 DRAIN(f16, f16)
+
+// x = c·x, rounded to a narrower type on the way.
+#define ROUNDED(T, E) \
+  KERNEL transfer_round_##T(float *x, u64 n, float c) { \
+    INDEX(n); \
+    E v; \
+    narrow(v, __fmul_rn(c, x[i])); \
+    x[i] = wide(v); \
+  }
+ROUNDED(bf16, bf16)
+ROUNDED(f16, f16)
+
+#define LEVELS 16 // of the tree: there are fewer than 2^LEVELS ranks
+
+// y is the sum over the ranks, of which y has the elements of rank me, and x those of the others, in
+// the order of the ranks, stride apart. It is rounded once. The sum is the canonical tree of package
+// comm: after r ranks there is a sum of 2^k ranks for each bit k of r.
+template <class E> DEVICE void tree(E *y, const E *x, u64 n, u64 stride, u32 ranks, u32 me) {
+  INDEX(n);
+  W<E> sums[LEVELS], v = 0;
+  _Pragma("unroll") for (int k = 0; k < LEVELS; k++) sums[k] = 0;
+  for (u32 r = 0; r < ranks; r++) {
+    v = wide(r == me ? y[i] : x[(r - (r > me)) * stride + i]);
+    bool carries = true;
+    _Pragma("unroll") for (int k = 0; k < LEVELS; k++) if (carries) {
+      if (r >> k & 1) v = sums[k] + v;
+      else sums[k] = v, carries = false;
+    }
+  }
+  bool first = true;
+  _Pragma("unroll") for (int k = 0; k < LEVELS; k++) if (ranks >> k & 1) v = first ? sums[k] : sums[k] + v, first = false;
+  narrow(y[i], v);
+}
+
+#define TREE(T, E) \
+  KERNEL transfer_tree_##T(E *y, const E *x, u64 n, u64 stride, u32 ranks, u32 me) { tree(y, x, n, stride, ranks, me); }
+TYPES(TREE)
+TREE(f16, f16)

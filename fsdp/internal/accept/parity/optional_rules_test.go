@@ -202,7 +202,6 @@ func TestOptionalEval(t *testing.T) {
 // TestOptionalVirtualRanks trains micro-batches of which some have images on 1, 2 and 4 ranks, to the
 // same bits.
 func TestOptionalVirtualRanks(t *testing.T) {
-	kit.Needs(t, kit.CanonicalSums)
 	var want kit.Bits
 	for _, ranks := range []int{4, 2, 1} {
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {

@@ -23,6 +23,7 @@ type Options struct {
 	Turns   *Turns        // shared by all Devices of one GPU; nil if only one Device uses it
 
 	Deterministic bool // sums over ranks are the same in every run, whatever is prefetched
+	Virtual       bool // products do not depend on the number of ranks
 	CollectiveSMs int  // multiprocessors that collectives use at most, so that products use the others; 0 sets no limits
 
 	staging int // bytes of pinned memory for reading and writing vectors; stagingBytes if 0
@@ -100,6 +101,9 @@ func New(dev *nccl.Device, o Options) (_ *Device, err error) {
 	if d.engine, err = compute.New(dev); err != nil {
 		return nil, err
 	}
+	if o.Virtual {
+		d.leaveMultiprocessors()
+	}
 	if d.work, err = dev.NewStream(); err != nil {
 		return nil, err
 	}
@@ -119,6 +123,13 @@ func New(dev *nccl.Device, o Options) (_ *Device, err error) {
 	}
 	d.fixed = d.held
 	return d, nil
+}
+
+// leaveMultiprocessors has products leave the multiprocessors of collectives.
+func (d *Device) leaveMultiprocessors() {
+	if n := d.o.CollectiveSMs; n > 0 {
+		d.engine.Multiprocessors = d.gpu.Multiprocessors() - n
+	}
 }
 
 // turn makes later operations of the stream wire wait for all earlier ones of the other Devices on

@@ -6,6 +6,7 @@
 //	frame.go      frame: a pass under way. Layout.go decides the offsets of its buffers, order.go
 //	              which operation waits for which of the other stream, and check.go proves the order
 //	transfer.go   the kernels and collectives for a group's parameters and gradients
+//	tree.go       sums over ranks in place of NCCL's, if there are virtual ranks
 //	shards.go     shards: this rank's part, with the memory of optimizers
 //	vec.go        vector: memory of shards as optim.Vec. Updates.go merges many updates into one
 //	              launch, deferred.go merges changes of gradients into other operations, staging.go

@@ -254,12 +254,30 @@ func (f *frame) Wait(context.Context, int) error { return f.d.err() }
 // Reduce implements engine.Frame.
 func (f *frame) Reduce(group int, before float32) error {
 	g, full := f.s.groups[group], f.at[f.Grads[group]]
+	if t := f.s.turn; t.Of > 0 {
+		return f.inTree(func(scratch uintptr, at engine.Place) error {
+			err := g.round(f.d.wire, full, g.Flat.Len(), before)
+			if err == nil && t.Whole {
+				err = g.merge(f.d.wire, full, g.Flat.Len(), g.wholes, t)
+			}
+			if err == nil {
+				err = g.lower(full, f.GradType[group], before)
+			}
+			if err != nil {
+				return err
+			}
+			return g.reduceInTree(full, scratch, at)
+		})
+	}
 	return f.collective(func() (*link, nccl.Op, error) { return g.startReduce(full, f.GradType[group], before) })
 }
 
 // Sync implements engine.Frame.
 func (f *frame) Sync(_ context.Context, group int) error {
 	g, full := f.s.groups[group], f.at[f.Grads[group]]
+	if f.s.turn.Of > 0 {
+		return f.inTree(func(scratch uintptr, at engine.Place) error { return g.syncInTree(full, scratch, at) })
+	}
 	return f.collective(func() (*link, nccl.Op, error) {
 		k, op := g.startSync(full)
 		return k, op, nil
@@ -311,7 +329,11 @@ func (f *frame) launch() error {
 // Drain implements engine.Frame.
 func (f *frame) Drain(_ context.Context, group int, after float64) error {
 	return f.issue(f.script.steps[f.step].run, func(*nccl.Stream) error {
-		return f.s.groups[group].finishReduce(f.at[f.Grads[group]], after)
+		g, full := f.s.groups[group], f.at[f.Grads[group]]
+		if over, err := f.s.keep(g, g.ownAddress(full, g.Reduce)); err != nil || !over {
+			return err
+		}
+		return g.finishReduce(full, after)
 	})
 }
 
@@ -432,10 +454,13 @@ func (f *frame) Inherit() {
 // Bequeath implements engine.Frame. It ends the pass.
 func (f *frame) Bequeath() {
 	for _, id := range f.Plan.Left {
-		g := f.s.groups[f.Plan.Buffers[id].Index]
-		g.whole, f.blocks[id] = f.blocks[id], nil
+		_ = f.s.leave(f.s.groups[f.Plan.Buffers[id].Index], f.blocks[id]) // an error ends the device, which keeps it
+		f.blocks[id] = nil
 	}
 	f.end()
+	if f.s.turn.Whole {
+		f.s.shed()
+	}
 }
 
 // Await implements engine.Frame. It has nothing to wait for: end makes work wait for the gathers.

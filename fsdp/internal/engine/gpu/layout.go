@@ -84,6 +84,7 @@ func (w *scriptWriter) place() {
 	for _, v := range w.c.Inputs {
 		batch = append(batch, add(v.Len()*int(v.DType.Size()), 0, end))
 	}
+	var sums *arena.Place // scratch memory of all sums in wire: work never waits for it
 	last := make([]*arena.Place, len(p.Buffers))
 	for i, step := range p.Steps {
 		places := make([]*arena.Place, len(step.Alloc))
@@ -93,7 +94,17 @@ func (w *scriptWriter) place() {
 				last[id] = places[k]
 			}
 		}
-		w.alloc, w.work = append(w.alloc, places), append(w.work, add(step.Work, i, i))
+		work := sums
+		switch sum := step.Kind == program.Reduce || step.Kind == program.Sync; {
+		case !sum || step.Work == 0:
+			work = add(step.Work, i, i)
+		case sums == nil:
+			sums = add(step.Work, i, end)
+			work = sums
+		default:
+			sums.Bytes = max(sums.Bytes, step.Work)
+		}
+		w.alloc, w.work = append(w.alloc, places), append(w.work, work)
 		for _, id := range step.Free {
 			if last[id] != nil {
 				last[id].Last = i
@@ -133,9 +144,7 @@ func (w *scriptWriter) step(i int) {
 	for _, id := range step.Free {
 		freed = w.buffer(freed, id, true)
 	}
-	if at := w.work[i]; at.Bytes > 0 {
-		freed = append(freed, touch{slab, at.Offset, at.Offset + at.Bytes, true, "scratch memory"})
-	}
+	freed = w.scratch(freed, i)
 	if w.poison && freed != nil {
 		s.poison = w.add(onWork, "poisoning after "+name, freed)
 	}
@@ -153,12 +162,13 @@ func (w *scriptWriter) add(l lane, name string, touches []touch) int {
 
 // joins reports whether step i is a collective that shares a launch with the next step. Successive
 // collectives of one kind do, such as the gathers of a unit. How NCCL divides a sum, and so its bits,
-// depends on the others of the launch, which depend on the schedule.
+// depends on the others of the launch, which depend on the schedule. Sums with scratch memory are not
+// NCCL's.
 func (w *scriptWriter) joins(i int) bool {
 	steps := w.c.Plan.Steps
 	switch kind := steps[i].Kind; kind {
 	case program.Reduce, program.Sync:
-		return !w.apart && i+1 < len(steps) && steps[i+1].Kind == kind
+		return !w.apart && steps[i].Work == 0 && i+1 < len(steps) && steps[i+1].Kind == kind
 	case program.Gather:
 		return i+1 < len(steps) && steps[i+1].Kind == kind
 	}
@@ -173,7 +183,7 @@ func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch)
 	case program.Gather:
 		return onWire, w.buffer(w.group(nil, values(g), g, false), w.c.Params[g], true)
 	case program.Reduce, program.Sync:
-		return onWire, w.buffer(nil, w.c.Grads[g], true)
+		return onWire, w.buffer(w.scratch(nil, i), w.c.Grads[g], true)
 	case program.Drain:
 		return onWire, w.buffer(w.group(nil, grads(g), g, true), w.c.Grads[g], true)
 	case program.Turn: // after the updates of gradients since the forward
@@ -185,12 +195,17 @@ func (w *scriptWriter) touches(i int, step *program.Step) (l lane, list []touch)
 		if !w.c.Computes(step.Op) {
 			return onWork, nil
 		}
-		if at := w.work[i]; at.Bytes > 0 {
-			list = append(list, touch{slab, at.Offset, at.Offset + at.Bytes, true, "scratch memory"})
-		}
-		return onWork, w.call(list, step)
+		return onWork, w.call(w.scratch(list, i), step)
 	}
 	return onWork, nil
+}
+
+// scratch appends the scratch memory of step i.
+func (w *scriptWriter) scratch(list []touch, i int) []touch {
+	if at := w.work[i]; at.Bytes > 0 {
+		list = append(list, touch{slab, at.Offset, at.Offset + at.Bytes, true, "scratch memory"})
+	}
+	return list
 }
 
 // call appends the memory that a call touches.

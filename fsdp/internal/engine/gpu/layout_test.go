@@ -52,10 +52,13 @@ func drawCompiled(t *rapid.T) *engine.Compiled {
 		Variant: v, Absent: rapid.IntRange(0, 5).Draw(t, "absent") == 0, Model: m,
 		Inputs: []exec.Value{{Shape: tensor.Shape{rapid.IntRange(1, 50).Draw(t, "batch")}, DType: tensor.Int}},
 	}
-	bytes := rapid.IntRange(0, 2000)
+	bytes, virtual := rapid.IntRange(0, 2000), rapid.Bool().Draw(t, "virtual ranks")
 	sizes := &program.Sizes{}
 	for g := range m.Groups {
 		sizes.Group = append(sizes.Group, program.GroupSizes{Params: bytes.Draw(t, "params"), Grads: bytes.Draw(t, "grads")})
+		if virtual {
+			sizes.Group[g].ReduceWork, sizes.Group[g].SyncWork = bytes.Draw(t, "reduce work"), bytes.Draw(t, "sync work")
+		}
 		c.Home, c.Zero = append(c.Home, layout.Place{Group: g}), append(c.Zero, nil)
 		if c.Absent || rapid.Bool().Draw(t, "padding") {
 			c.Zero[g] = []shard.Span{{Start: 0, End: 1}}
@@ -115,7 +118,7 @@ func TestScriptLayout(t *testing.T) {
 		for i := range c.Plan.Steps[:len(c.Plan.Steps)-1] {
 			kind := c.Plan.Steps[i].Kind
 			if sum := kind == program.Reduce || kind == program.Sync; sum || kind == program.Gather {
-				joins := c.Plan.Steps[i+1].Kind == kind && !(sum && deterministic)
+				joins := c.Plan.Steps[i+1].Kind == kind && !(sum && (deterministic || c.Plan.Steps[i].Work > 0))
 				require.Equal(t, joins, s.ops[s.steps[i].run].joins, "step %d: %v", i, kind)
 			}
 		}

@@ -108,9 +108,7 @@ func (l *links) join(ctx context.Context, k *link) (err error) {
 		return fmt.Errorf("making the communicator of %s: %w", k.role, ranks.Among(k.group, err))
 	}
 	k.comm = k.over.Communicator()
-	if n := l.d.o.CollectiveSMs; n > 0 {
-		l.d.engine.Multiprocessors = l.d.gpu.Multiprocessors() - n
-	}
+	l.d.leaveMultiprocessors()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.list = append(l.list, k)
@@ -157,14 +155,18 @@ func (k *link) allReduce(at uintptr, n int, t comm.DType, by nccl.RedOp) nccl.Op
 }
 
 // enqueue adds a collective of a flat group to the next launch. Collectives enqueued for another
-// link are launched first. Outside of passes at is zero.
-func (l *links) enqueue(k *link, c nccl.Op, at engine.Place, name string) error {
+// link are launched first. Outside of passes at is zero. Parts are sends and receives that replace the
+// collective.
+func (l *links) enqueue(k *link, c nccl.Op, at engine.Place, name string, parts ...nccl.Op) error {
 	if l.next != k {
 		if err := l.launch(); err != nil {
 			return err
 		}
 	}
-	l.next, l.ops = k, append(l.ops, c)
+	if len(parts) == 0 {
+		parts = []nccl.Op{c}
+	}
+	l.next, l.ops = k, append(l.ops, parts...)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := flight{link: k, at: at, name: name}

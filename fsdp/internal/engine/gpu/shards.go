@@ -17,16 +17,20 @@ type shards struct {
 	d      *Device
 	groups []*group
 	state  []*block // of optimizers
+
+	turn   engine.Turn // of the backward under way
+	before func(*layout.Group) float32
 }
 
 // A group is a flat group of parameters with this rank's share of it.
 type group struct {
 	*layout.Group
 	d              *Device
-	shard, replica *link  // ranks that hold different pieces, and ranks with the same piece; nil if there is only this rank
-	peers          *link  // all ranks that hold the group; nil if there is only this rank
-	value, grad    *block // ShardBytes each; padding is zero; grad is nil if frozen
-	whole          *block // gradients left by passes inside NoSync, or nil
+	shard, replica *link    // ranks that hold different pieces, and ranks with the same piece; nil if there is only this rank
+	peers          *link    // all ranks that hold the group; nil if there is only this rank
+	value, grad    *block   // ShardBytes each; padding is zero; grad is nil if frozen
+	whole          *block   // gradients left by passes inside NoSync, or nil
+	sums, wholes   []*block // of 2^k passes of a step by k, cut and whole: see the tree over the passes of a step
 	kernels        transfers
 
 	valueVec, gradVec optim.Vec // the same memory; gradVec is nil if frozen
@@ -141,6 +145,12 @@ func (s *shards) ReduceWhole(ctx context.Context, group int, before float32, aft
 	g := s.groups[group]
 	full := g.whole.Addr()
 	err := g.outside(ctx, func() error {
+		if s.turn.Of > 0 {
+			if err := g.reduceWholeInTree(full, before); err != nil {
+				return err
+			}
+			return g.finishReduce(full, after)
+		}
 		k, op, err := g.startReduce(full, g.Compute, before)
 		if err == nil {
 			err = g.send(k, op)
@@ -198,6 +208,12 @@ func (s *shards) DropWhole() {
 			s.d.keep(g.whole)
 			g.whole = nil
 		}
+		for _, b := range g.wholes {
+			if b != nil {
+				s.d.keep(b)
+			}
+		}
+		g.wholes = nil
 	}
 }
 
@@ -206,8 +222,8 @@ func (s *shards) Free() {
 	list := append(s.state, s.d.spares.blocks...)
 	s.d.spares.blocks = nil
 	for _, g := range s.groups {
-		list = append(list, g.value, g.grad)
-		g.value, g.grad = nil, nil
+		list = append(append(list, g.value, g.grad), g.sums...)
+		g.value, g.grad, g.sums = nil, nil, nil
 	}
 	s.state = nil
 	s.d.drop(list...)

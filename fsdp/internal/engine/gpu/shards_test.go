@@ -83,7 +83,7 @@ func TestReduceWhole(t *testing.T) {
 			r := m.boot.Rank()
 			place, replica := r%places, r/places
 			l := small(m, places, place, 2)
-			l.Groups[0].Reduce = reduce
+			l.Groups[0].Reduce, l.Groups[0].Round = reduce, reduce
 			mesh := ranks.Mesh{Shard: rows[replica][place], Replica: columns[place][replica], Peers: m.boot}
 			s, err := m.NewShards(m.ctx, l, []ranks.Mesh{mesh, mesh, {Shard: comm.Local(1)[0], Peers: m.boot}})
 			if err != nil {

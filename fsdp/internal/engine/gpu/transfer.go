@@ -22,7 +22,7 @@ import (
 const alone = 4096
 
 // transfers are the kernels of a group, nil where it needs none.
-type transfers struct{ narrowParams, narrowGrads, widen, drain *nccl.Function }
+type transfers struct{ narrowParams, narrowGrads, widen, drain, round, tree, add *nccl.Function }
 
 // suffixes are the suffixes of kernel names by type.
 var suffixes = [...]string{comm.Float32: "_f32", comm.Float64: "_f64", comm.BFloat16: "_bf16", comm.Float16: "_f16"}
@@ -39,6 +39,8 @@ func (g *group) load() error {
 		{&g.kernels.widen, "widen", g.Gather, g.Gather != g.Read},
 		{&g.kernels.narrowGrads, "narrow", g.Reduce, g.Reduce != g.Compute},
 		{&g.kernels.drain, "drain", g.Reduce, true},
+		{&g.kernels.round, "round", g.Round, g.Round != g.Reduce},
+		{&g.kernels.tree, "tree", g.Reduce, true},
 	} {
 		if !k.needed {
 			continue
@@ -48,7 +50,9 @@ func (g *group) load() error {
 			return err
 		}
 	}
-	return nil
+	var err error
+	g.kernels.add, err = g.d.engine.Function("elements_accumulate" + suffixes[g.Compute])
+	return err
 }
 
 // startGather prepares the parameters in full, and returns the collective that gathers them.
@@ -93,22 +97,31 @@ func (g *group) finishGather(full uintptr) error {
 // returns the collective that sums them: over the ranks that share the parameters, or over the
 // replicas if every rank has all of them.
 func (g *group) startReduce(full uintptr, t comm.DType, c float32) (*link, nccl.Op, error) {
-	n := g.Flat.Len()
-	if g.Reduce != t {
-		for from, to := 0, 0; from < n; from = to {
-			to = min(n, max(alone, 2*from))
-			if err := g.change(g.kernels.narrowGrads, full, full, from, to, uint64(math.Float32bits(c))); err != nil {
-				return nil, nccl.Op{}, err
-			}
-		}
+	if err := g.lower(full, t, c); err != nil {
+		return nil, nccl.Op{}, err
 	}
 	switch {
 	case g.shard != nil:
 		return g.shard, g.shard.reduceScatter(full, g.Flat.ShardLen(), g.Reduce), nil
 	case g.replica != nil:
-		return g.replica, g.replica.allReduce(full, n, g.Reduce, nccl.Sum), nil
+		return g.replica, g.replica.allReduce(full, g.Flat.Len(), g.Reduce, nccl.Sum), nil
 	}
 	return nil, nccl.Op{}, nil
+}
+
+// lower narrows c times the gradients in full, of type t, to the type in which they travel.
+func (g *group) lower(full uintptr, t comm.DType, c float32) error {
+	n := g.Flat.Len()
+	if g.Reduce == t {
+		return g.d.err()
+	}
+	for from, to := 0, 0; from < n; from = to {
+		to = min(n, max(alone, 2*from))
+		if err := g.change(g.kernels.narrowGrads, full, full, from, to, uint64(math.Float32bits(c))); err != nil {
+			return err
+		}
+	}
+	return g.d.err()
 }
 
 // startSync returns the collective that sums this rank's range of the gradients over the replicas.
@@ -125,6 +138,9 @@ func (g *group) finishReduce(full uintptr, c float64) error {
 	}
 	if n == 0 {
 		return g.d.err()
+	}
+	if err := g.round(g.d.wire, g.ownAddress(full, g.Reduce), n, 1); err != nil {
+		return err
 	}
 	store := uint64(0)
 	if g.d.forget(g.grad) {
@@ -149,8 +165,13 @@ func (g *group) change(f *nccl.Function, to, from uintptr, first, last int, c ..
 
 // launch launches a kernel in wire.
 func (g *group) launch(f *nccl.Function, blocks int, args ...uint64) error {
+	return g.launchIn(g.d.wire, f, blocks, args...)
+}
+
+// launchIn launches a kernel in a stream.
+func (g *group) launchIn(s *nccl.Stream, f *nccl.Function, blocks int, args ...uint64) error {
 	if err := g.d.err(); err != nil {
 		return err
 	}
-	return g.d.fail(f.LaunchArgs(g.d.wire, [3]int{blocks, 1, 1}, [3]int{256, 1, 1}, 0, args))
+	return g.d.fail(f.LaunchArgs(s, [3]int{blocks, 1, 1}, [3]int{256, 1, 1}, 0, args))
 }

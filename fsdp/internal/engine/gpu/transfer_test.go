@@ -29,7 +29,7 @@ func flat(t require.TestingT, n, places, place int) *layout.Group {
 	require.NoError(t, err)
 	return &layout.Group{
 		Name: "unit", Hold: program.Use, Flat: f, Ranks: layout.Ranks{World: places, Shards: places, Place: place, Replicas: 1},
-		Compute: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32,
+		Compute: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32, Round: comm.Float32,
 	}
 }
 
@@ -103,6 +103,7 @@ func TestRounds(t *testing.T) {
 			places := rapid.IntRange(1, 3).Draw(rt, "places")
 			l := flat(rt, n, places, rapid.IntRange(0, places-1).Draw(rt, "place"))
 			l.Gather, l.Reduce = rapid.SampledFrom(sixteen).Draw(rt, "gather"), rapid.SampledFrom(sixteen).Draw(rt, "reduce")
+			l.Round = l.Reduce
 			g := local(t, rt, d, l)
 			rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 0))
 			full := whole(t, rt, d, l.Flat.Len())
@@ -167,7 +168,7 @@ func TestExact(t *testing.T) {
 		d, float64s := open(t, Options{Offload: i > 1}), i%2 > 0
 		l := flat(t, 100, 3, 2)
 		if float64s {
-			l.Compute, l.Read, l.Gather, l.Reduce = comm.Float64, comm.Float64, comm.Float64, comm.Float64
+			l.Compute, l.Read, l.Gather, l.Reduce, l.Round = comm.Float64, comm.Float64, comm.Float64, comm.Float64, comm.Float64
 		}
 		g := local(t, t, d, l)
 		n, size := l.Flat.ShardLen(), l.Compute.Size()
