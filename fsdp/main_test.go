@@ -8,8 +8,9 @@ import (
 
 func TestMain(m *testing.M) {
 	kit.Main(m, map[string]kit.Need{
-		"Example_muon":    kit.HostMemory,
-		"ExampleFits":     kit.Processor,
-		"ExampleStrategy": kit.SecondCopy,
+		"Example_muon":        kit.HostMemory,
+		"ExamplePlanner_Fits": kit.Processor,
+		"ExamplePlanner_Tune": kit.Processor,
+		"ExampleStrategy":     kit.SecondCopy,
 	})
 }

@@ -15,6 +15,7 @@ import (
 // TestOwnOptimizer trains with an optimizer that is only a formula, on two ranks, continues on one,
 // and compares the parameters with an undisturbed training. The plan knows its state.
 func TestOwnOptimizer(t *testing.T) {
+	kit.Needs(t, kit.HostMemory) // the formula runs on the processor
 	newLion := optim.Elementwise{
 		Kind: "Lion", State: []string{"exp_avg"}, WeightDecay: 0.1, Numbers: map[string]float64{"beta1": 0.9, "beta2": 0.99},
 		Float32: func(u optim.Elements[float32]) {

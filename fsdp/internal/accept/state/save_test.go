@@ -248,6 +248,7 @@ func TestSaveArguments(t *testing.T) {
 			pieces := f.Params()
 			for i := range pieces {
 				pieces[i].Value = optim.Host{F64: make([]float64, pieces[i].Value.Len())}
+				pieces[i].Grad, pieces[i].Alloc = optim.Host{F64: make([]float64, pieces[i].Grad.Len())}, nil
 			}
 			opt, err := optim.AdamW{}.New(pieces)
 			require.NoError(t, err)
