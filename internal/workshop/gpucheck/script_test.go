@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/nn"
 	"github.com/gofsdp/gofsdp/fsdp/plan"
@@ -213,7 +214,8 @@ func requireCluster(t *testing.T, file string) {
 	require.Contains(t, c.Sources[0], c.Device.Name)
 	require.Zero(t, c.Software.Step)
 	model := &nn.GPT{Vocab: 64, Context: 16, Layers: 1, Dim: 32, Heads: 2}
-	p, err := fsdp.Planner{Model: model, Config: fsdp.Config{Precision: fsdp.BF16()}, Batch: []fsdp.Shape{fsdp.Ints(1, 16), fsdp.Ints(1, 16)}}.Plan()
+	two := comm.World{Ranks: 2} // a GPU alone drains nothing
+	p, err := fsdp.Planner{Model: model, Config: fsdp.Config{Group: two, Precision: fsdp.BF16()}, Batch: []fsdp.Shape{fsdp.Ints(1, 16), fsdp.Ints(1, 16)}}.Plan()
 	require.NoError(t, err)
 	was := *p.Pass.Time(c, 1)
 	for i := range c.Rates {

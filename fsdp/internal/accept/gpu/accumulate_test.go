@@ -50,3 +50,51 @@ func TestGPUAccumulates(t *testing.T) {
 	require.NoError(t, m.Close())
 	require.NoError(t, dev.Close())
 }
+
+// TestGPUWritesGradients: where no other rank has gradients, calls write them into shards that are to be
+// cleared. That takes a kernel less for each unit than adding them to shards that are zero, and the
+// gradients are the same, with weights, too.
+func TestGPUWritesGradients(t *testing.T) {
+	cuda := kit.CleanGPU(t)
+	ctx := t.Context()
+	for _, c := range []struct {
+		cfg    fsdp.Config
+		weight float64
+		saved  int // kernels
+	}{
+		{fsdp.Config{Poison: true}, 0, 4},
+		{fsdp.Config{Precision: fsdp.BF16()}, 0, 8}, // units have a group for norms
+		{fsdp.Config{GradAverage: fsdp.ByWeights}, 3, 4},
+		{fsdp.Config{Precision: fsdp.Precision{Reduce: fsdp.BFloat16}}, 0, 4}, // those of norms
+	} {
+		dev, err := gpu.Open(0)
+		require.NoError(t, err)
+		c.cfg.Device, c.cfg.WrapPolicy = dev, kit.Blocks
+		m := kit.Wrap(t, kit.TinyGPT(3), c.cfg)
+		var opts []fsdp.BackwardOption
+		if c.weight > 0 {
+			opts = append(opts, fsdp.Weight(c.weight))
+		}
+		launches := func() int {
+			before := cuda.Calls("cuLaunchKernel")
+			kit.ForwardBackward(t, ctx, m, kit.GoodBatch(0), opts...)
+			return cuda.Calls("cuLaunchKernel") - before
+		}
+		launches()
+		m.ZeroGrad()
+		written := launches()
+		want := kit.GradBits(t, ctx, m)
+		m.ZeroGrad()
+		for _, p := range m.Params() { // reads zeros, which the pass then adds to
+			require.NotNil(t, kit.CopyOf(t, p.Grad))
+		}
+		added := launches()
+		require.Equal(t, c.saved, added-written, "%v", c.cfg)
+		kit.RequireSameBits(t, want, kit.GradBits(t, ctx, m))
+		sum := kit.GradBits(t, ctx, m)
+		launches() // without ZeroGrad: it adds
+		require.NotEqual(t, sum, kit.GradBits(t, ctx, m))
+		require.NoError(t, m.Close())
+		require.NoError(t, dev.Close())
+	}
+}

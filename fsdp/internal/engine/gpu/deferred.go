@@ -9,7 +9,8 @@ import "slices"
 //	after    the next operation                      what happens
 //	Scale    an update of parameters                 it multiplies the gradients that it reads, not the memory
 //	Scale    Zero                                    the factor is dropped
-//	Zero     a drain of reduced gradients            it stores, and neither reads nor adds
+//	Zero     a drain of reduced gradients            it stores, and neither reads nor adds; on one rank calls
+//	                                                 may write into the shard, and nothing is drained
 //	either   any other, or the beginning of a pass   the memory is changed first, for Zero not by a pass
 //
 // Bits are the same as if the change were made at once: an update rounds the product before it uses

@@ -199,8 +199,26 @@ func (f *frame) alloc(id, offset int) (err error) {
 		return err
 	}
 	f.at[id] = f.slab.Addr() + uintptr(offset)
+	if b.Kind == program.GroupGrads && f.writesShard(b.Index) {
+		f.at[id] = f.s.groups[b.Index].grad.Addr()
+	}
 	f.counts[id], err = f.d.counts.Alloc(b.Bytes, b.Class)
 	return err
+}
+
+// writesShard reports whether calls write the gradients of a group into its shard, so that they need no
+// drain: no other rank has any, they are as the shard stores them, and the shard is to be cleared. The
+// memory of the buffer is then unused.
+func (f *frame) writesShard(group int) bool {
+	g := f.s.groups[group]
+	return g.shard == nil && g.replica == nil && f.s.turn.Of == 0 && g.Reduce == g.Compute && f.GradType[group] == g.Compute &&
+		g.grad.pinned == nil && f.d.forget(g.grad)
+}
+
+// inShard reports whether a buffer is the gradient shard of its group.
+func (f *frame) inShard(id int) bool {
+	b := &f.Plan.Buffers[id]
+	return b.Kind == program.GroupGrads && f.at[id] != 0 && f.at[id] == f.s.groups[b.Index].grad.Addr()
 }
 
 // Leave implements engine.Frame.
@@ -215,7 +233,7 @@ func (f *frame) Leave(at int) {
 // poison fills the buffers that a step frees with NaN.
 func (f *frame) poison(w *nccl.Stream, step *program.Step, work int) error {
 	for _, id := range step.Free {
-		if b := &f.Plan.Buffers[id]; f.at[id] != 0 && b.Bytes > 0 {
+		if b := &f.Plan.Buffers[id]; f.at[id] != 0 && b.Bytes > 0 && !f.inShard(id) {
 			if err := w.Set(f.at[id], 0xFF, b.Bytes); err != nil {
 				return err
 			}

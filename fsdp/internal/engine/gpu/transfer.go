@@ -130,7 +130,8 @@ func (g *group) startSync(full uintptr) (*link, nccl.Op) {
 }
 
 // finishReduce adds c times this rank's range of the sums in full to the gradient shard. It stores
-// them if the shard is to be cleared. The beginning of the pass has made other deferred changes.
+// them if the shard is to be cleared, or if full is the shard. The beginning of the pass has made other
+// deferred changes.
 func (g *group) finishReduce(full uintptr, c float64) error {
 	n, bits := g.Flat.ShardLen(), uint64(math.Float32bits(float32(c)))
 	if g.Compute == comm.Float64 {
@@ -142,8 +143,11 @@ func (g *group) finishReduce(full uintptr, c float64) error {
 	if err := g.round(g.d.wire, g.ownAddress(full, g.Reduce), n, 1); err != nil {
 		return err
 	}
-	store := uint64(0)
-	if g.d.forget(g.grad) {
+	store, there := uint64(0), full == g.grad.Addr()
+	if there && c == 1 {
+		return g.d.err()
+	}
+	if g.d.forget(g.grad) || there {
 		store = 1
 	}
 	return g.launch(g.kernels.drain, (n+255)/256, uint64(g.grad.Addr()), uint64(g.ownAddress(full, g.Reduce)), uint64(n), bits, store)
