@@ -14,6 +14,7 @@
 //	Kill     a process ends: its kernel ends its connections, and refuses new ones
 //	Stall    a process is stopped: its kernel answers, but nothing is read or sent
 //	Isolate  a host is cut off: nothing passes, and data that was sent arrives later, if ever
+//	Part     the same between some hosts and the rest
 //	Cut      the open connections of two hosts are reset
 //	Delay    data between two hosts takes longer
 //	Flip     the next bytes from one host to another have one wrong bit

@@ -30,11 +30,13 @@ type Config struct {
 type Net struct {
 	cfg    Config
 	faulty atomic.Bool // there have been faults between two hosts
+	parted atomic.Bool // there have been parts
 
 	mu    sync.Mutex
 	hosts map[string]*Host
 	pairs map[[2]*Host]*pair // faults of data that the first host sends to the second
-	conns int                // opened so far
+	parts []part
+	conns int // opened so far
 }
 
 // pair is the faults in the direction from one host to another.
@@ -399,51 +401,6 @@ func (h *Host) Stall(d time.Duration) {
 		h.stalled = until
 	}
 	h.mu.Unlock()
-}
-
-// Isolate cuts h off for a time.
-func (h *Host) Isolate(d time.Duration) {
-	h.mu.Lock()
-	now := time.Now()
-	h.cutOff = append(h.cutOff, now, now.Add(d))
-	h.mu.Unlock()
-	for _, c := range h.conns() {
-		c.wakeBoth()
-		c.peer.wakeBoth()
-	}
-}
-
-// resend is the time after which TCP sends again when the path is open.
-const resend = 200 * time.Millisecond
-
-// through returns the arrival time of data that would arrive at a time if neither host were cut
-// off.
-func through(a, b *Host, at time.Time) time.Time {
-	for _, h := range [...]*Host{a, b, a} {
-		h.mu.Lock()
-		for i := 0; i < len(h.cutOff); i += 2 {
-			if !at.Before(h.cutOff[i]) && at.Before(h.cutOff[i+1]) {
-				at = h.cutOff[i+1].Add(resend)
-			}
-		}
-		h.mu.Unlock()
-	}
-	return at
-}
-
-// silentSince returns the time since which nothing passes between two hosts at a time. It returns
-// the zero time if data passes.
-func silentSince(a, b *Host, now time.Time) (since time.Time) {
-	for _, h := range [...]*Host{a, b} {
-		h.mu.Lock()
-		for i := 0; i < len(h.cutOff); i += 2 {
-			if from := h.cutOff[i]; !now.Before(from) && now.Before(h.cutOff[i+1]) && (since.IsZero() || from.Before(since)) {
-				since = from
-			}
-		}
-		h.mu.Unlock()
-	}
-	return since
 }
 
 // awake returns the time until which the process on h is stopped. That time has passed if it is not

@@ -183,6 +183,21 @@ func TestStall(t *testing.T) {
 	})
 }
 
+// TestPart cuts the connection of two hosts, once as one of them is apart, and not when both are.
+func TestPart(t *testing.T) {
+	between(t, func(t *testing.T, n *Net, a, b *Host, near, far *Conn) {
+		for _, some := range [][]*Host{{b}, {a, b}} {
+			n.Part(some, time.Minute)
+			begin := time.Now()
+			_, err := near.Write([]byte{1})
+			require.NoError(t, err)
+			_, err = readAll(far, 1)
+			require.NoError(t, err)
+			require.Equal(t, len(some) == 1, time.Since(begin) >= time.Minute, "%v", time.Since(begin))
+		}
+	})
+}
+
 func TestCutDelayFlip(t *testing.T) {
 	between(t, func(t *testing.T, n *Net, a, b *Host, near, far *Conn) {
 		n.Delay(a, b, time.Second, time.Minute)
