@@ -93,7 +93,7 @@ func FuzzFrames(f *testing.F) {
 
 // FuzzDecode reads anything as what ranks write to the store and say in hellos.
 func FuzzDecode(f *testing.F) {
-	r := record{process: process{"h", "n", 1, "now", "x"}, Rank: 1, Size: 2, TCP: "127.0.0.1:1", Unix: "@u"}
+	r := record{process: process{"h", "n", 1, "now", "x", "note"}, Rank: 1, Size: 2, TCP: "127.0.0.1:1", Unix: "@u"}
 	f.Add(encode(r))
 	r.TCP = "eth0 127.0.0.1:1,eth1 127.0.0.2:1"
 	f.Add(encode(r))

@@ -59,6 +59,7 @@ func (m *Mesh) prepare() (err error) {
 	if err != nil {
 		return err
 	}
+	who.Note = m.cfg.Note
 	m.self = record{process: who, Rank: m.cfg.Rank, Size: m.cfg.Size}
 	if n := len(encode(visit{process: who, Channel: math.MaxUint64})); n > auth.MaxExtra {
 		return fmt.Errorf("the description of host %q has %d bytes, at most %d are allowed", who.Host, n, auth.MaxExtra)

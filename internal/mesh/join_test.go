@@ -143,7 +143,7 @@ func TestTimeoutSaysWhy(t *testing.T) {
 	j := newJob(t, 2, nil)
 	j.limit = 5 * time.Second
 	nobody := "127.0.0.1:1"
-	far := record{process: process{"far", "far", 1, "", "x"}, Size: 2, TCP: nobody}
+	far := record{process: process{"far", "far", 1, "", "x", ""}, Size: 2, TCP: nobody}
 	require.NoError(t, j.folder.Set(context.Background(), "mesh/test/1/rank-0", encode(far)))
 	_, _, err := j.join(context.Background(), 1)
 	require.ErrorContains(t, err, "ranks [0] of 2 have not joined: time is up; dialing rank 0: dial tcp "+nobody)

@@ -180,7 +180,7 @@ func (j job) join(ctx context.Context, rank int) (*Mesh, *ear, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, j.limit, errLate)
 	defer cancel()
 	e := newEar()
-	cfg := Config{Rank: rank, Size: j.size, Store: j.folder, Job: "test/1", Secret: secret, Handler: e}
+	cfg := Config{Rank: rank, Size: j.size, Store: j.folder, Job: "test/1", Secret: secret, Handler: e, Note: fmt.Sprint("note ", rank)}
 	if j.change != nil {
 		j.change(&cfg)
 	}

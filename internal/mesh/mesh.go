@@ -20,6 +20,7 @@ import (
 const (
 	MaxMessage = 64 << 10 // a control message
 	MaxJob     = 128      // the name of a job, of which store keys are made
+	MaxNote    = 128      // a note to the other ranks
 )
 
 const linger = time.Second // for the others to answer goodbye
@@ -42,6 +43,7 @@ type Config struct {
 	Host       string       // identity of this host, "" to detect it: ranks with the same one pass files to each other
 	Log        *slog.Logger // unrelated processes and refusals; nil for none
 	Handler    Handler
+	Note       string // of at most MaxNote bytes, for the other ranks: see Mesh.Note
 	// Joining, if not nil, is called when joining begins. missing returns the ranks that have still
 	// to come.
 	Joining func(missing func() []int)
@@ -73,6 +75,8 @@ func (c Config) check() (Config, error) {
 		return c, errors.New("a Store and a Handler are needed")
 	case len(c.Job) > MaxJob:
 		return c, fmt.Errorf("the name of a job has at most %d bytes, not %d", MaxJob, len(c.Job))
+	case len(c.Note) > MaxNote || !utf8.ValidString(c.Note):
+		return c, fmt.Errorf("the note %q is not valid UTF-8 of at most %d bytes", c.Note, MaxNote)
 	case !utf8.ValidString(c.Host):
 		return c, fmt.Errorf("the host %q is not valid UTF-8", c.Host)
 	}
@@ -156,6 +160,21 @@ func (m *Mesh) Host(rank int) string {
 		return ""
 	}
 	return p.who.Host
+}
+
+// Note returns the note of rank, "" if there is no such rank.
+func (m *Mesh) Note(rank int) string {
+	switch {
+	case rank == m.cfg.Rank:
+		return m.self.Note
+	case m.sparse && rank >= 0 && rank < m.cfg.Size:
+		return m.roll.field(rank, fieldNote)
+	}
+	p, err := m.peer(rank)
+	if err != nil {
+		return ""
+	}
+	return p.who.Note
 }
 
 // indirect reports whether a rank is another one without a control connection to this one.

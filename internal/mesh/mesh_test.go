@@ -257,6 +257,7 @@ func TestHosts(t *testing.T) {
 		for q := range ranks {
 			require.Equal(t, q == r || r/2 == q/2 && runtime.GOOS == "linux", l.SameHost(q))
 			require.Equal(t, []string{"a", "b"}[q/2], l.Host(q))
+			require.Equal(t, fmt.Sprint("note ", q), l.Note(q))
 		}
 		require.False(t, l.SameHost(4))
 		require.Empty(t, l.Host(-1))

@@ -31,11 +31,12 @@ const (
 	fieldNonce
 	fieldTCP
 	fieldUnix
+	fieldNote
 	pageFields
 )
 
 func (r *record) fields() [pageFields]string {
-	return [...]string{r.Host, r.Name, strconv.Itoa(r.PID), r.Nonce, r.TCP, r.Unix}
+	return [...]string{r.Host, r.Name, strconv.Itoa(r.PID), r.Nonce, r.TCP, r.Unix, r.Note}
 }
 
 // pagesOf returns pages of consecutive records, beginning with rank first. Each fits a message.

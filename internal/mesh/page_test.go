@@ -35,7 +35,7 @@ func TestPages(t *testing.T) {
 		list := make([]record, n)
 		for r := range list {
 			host := strings.Repeat("x", long) + fmt.Sprint(r/8)
-			list[r] = record{process{Host: host, Name: host, PID: r * 13, Nonce: fmt.Sprint("nonce", r)}, r, 0, fmt.Sprint("10.0.0.1:", r), ""}
+			list[r] = record{process{Host: host, Name: host, PID: r * 13, Nonce: fmt.Sprint("nonce", r), Note: fmt.Sprint("note", r)}, r, 0, fmt.Sprint("10.0.0.1:", r), ""}
 		}
 		all := rollOf(t, list, rapid.IntRange(0, 9).Draw(t, "first page"))
 		for r, who := range list {

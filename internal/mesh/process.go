@@ -16,6 +16,7 @@ type process struct {
 	PID   int    // for people, too
 	Start string // for people, too
 	Nonce string // distinguishes it from another process under the same rank
+	Note  string `json:",omitempty"` // of the caller, see Config
 }
 
 func (p process) String() string { return fmt.Sprintf("host %s pid %d", p.Name, p.PID) }

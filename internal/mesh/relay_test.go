@@ -83,6 +83,7 @@ func TestMany(t *testing.T) {
 				require.LessOrEqual(t, len(m.near), 10)
 				for other := range ranks {
 					require.Equal(t, ranks[other].self.Host, m.Host(other))
+					require.Equal(t, fmt.Sprint("note ", other), m.Note(other))
 					require.Equal(t, name == "host" || other == r, m.SameHost(other))
 				}
 			}

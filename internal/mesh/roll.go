@@ -57,7 +57,7 @@ func (r *roll) field(rank, field int) string {
 func (r *roll) record(rank int) record {
 	pid, _ := strconv.Atoi(r.field(rank, fieldPID)) // for people
 	return record{
-		process: process{Host: r.field(rank, fieldHost), Name: r.field(rank, fieldName), PID: pid, Nonce: r.field(rank, fieldNonce)},
+		process: process{Host: r.field(rank, fieldHost), Name: r.field(rank, fieldName), PID: pid, Nonce: r.field(rank, fieldNonce), Note: r.field(rank, fieldNote)},
 		Rank:    rank, TCP: r.field(rank, fieldTCP), Unix: r.field(rank, fieldUnix),
 	}
 }

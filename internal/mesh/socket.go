@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/store"
 )
 
 const bufferSize = 4 << 20 // bytes on the way in each direction of a data connection
@@ -77,6 +79,16 @@ func (m *Mesh) listenEach(resolve func(string) (string, error), listen func(cont
 	}
 	m.self.TCP = strings.Join(faces, ",")
 	return nil
+}
+
+// Address returns the IP address of the first interface that listen names, as in [Config.Listen], on the network
+// of ctx.
+func Address(ctx context.Context, listen string) (string, error) {
+	first, _, _ := strings.Cut(listen, ",")
+	if store.NetworkOf(ctx) != nil {
+		return first, nil
+	}
+	return resolve(first)
 }
 
 // resolve returns the IP address that a name in Config.Listen stands for.

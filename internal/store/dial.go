@@ -32,6 +32,11 @@ func Connect(ctx context.Context, who, addr string, cfg Config, mine auth.Hello)
 	return reach(ctx, who, addr, cfg, mine, connectOn(ctx))
 }
 
+// Try is Connect with one attempt.
+func Try(ctx context.Context, addr string, cfg Config, mine auth.Hello) (conn, raw net.Conn, err error) {
+	return attempt(ctx, addr, cfg, mine, connectOn(ctx))
+}
+
 // dialer gives up a silent address, so that the next attempt resolves its name again.
 var dialer = &net.Dialer{KeepAliveConfig: keepAlive, Timeout: 10 * time.Second}
 
