@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
+	"github.com/gofsdp/gofsdp/comm/internal/quorum"
 	"github.com/gofsdp/gofsdp/comm/internal/session"
 	"github.com/gofsdp/gofsdp/comm/internal/sharedmem"
 	"github.com/gofsdp/gofsdp/comm/internal/tcp"
@@ -76,25 +77,34 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 	if err != nil {
 		return nil, err
 	}
+	node, err := quorum.Open(ctx, cfg.quorum())
+	if err != nil {
+		return nil, err
+	}
 	meet, done, err := rendezvous(ctx, cfg, j)
 	if err != nil {
-		return nil, explain(err)
+		return nil, errors.Join(explain(err), node.Close())
 	}
-	g, err := join(ctx, cfg, meet, j)
+	p := &place{cfg: cfg, job: cfg.Job, node: node}
+	g, err := p.join(ctx, ctx, meet, j)
 	// Rank 0 may close the store now that all ranks have used it.
-	if err = explain(errors.Join(err, done())); err != nil && g != nil {
-		return nil, errors.Join(err, g.Close())
+	if err = explain(errors.Join(err, done())); err != nil {
+		if g != nil {
+			err = errors.Join(err, g.Close())
+		}
+		return nil, errors.Join(err, node.Close())
 	}
-	return g, err
+	return g, nil
 }
 
-// join returns the world group when all ranks have it.
-func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group, error) {
+// join returns the world group when all ranks have it. meeting is the context until the ranks have met.
+func (p *place) join(ctx, meeting context.Context, meet store.Store, j *joining) (Group, error) {
+	cfg := p.cfg
 	s := session.New(session.Config{Rank: cfg.Rank, Size: cfg.Size, Timeout: cfg.Timeout, Summed: cfg.sumsWire()})
 	s.NewGroup = choose(cfg.Transport)
-	joined, err := mesh.Join(ctx, mesh.Config{
-		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: cfg.Job, Secret: cfg.Secret, TLS: cfg.TLS,
-		Listen: cfg.Listen, Host: cfg.Host, Log: j.unrelated, Handler: s,
+	joined, err := mesh.Join(meeting, mesh.Config{
+		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: p.job, Secret: cfg.Secret, TLS: cfg.TLS,
+		Listen: cfg.Listen, Host: cfg.Host, Log: j.unrelated, Handler: s, Note: note(p.node.Self()),
 		Joining: func(missing func() []int) { j.waitsFor("join", missing) },
 	})
 	if err != nil {
@@ -107,6 +117,9 @@ func join(ctx context.Context, cfg Config, meet store.Store, j *joining) (Group,
 		return nil, s.Abandon(err)
 	}
 	if err := g.Barrier(ctx); err != nil {
+		return nil, errors.Join(err, g.Close())
+	}
+	if err := p.take(g, s, joined); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil

@@ -39,6 +39,8 @@ type Session struct {
 	Memory Memory // shared with the other ranks of this host, nil if there is none
 	// NewGroup makes the group of l over the transport that suits its ranks.
 	NewGroup func(ctx context.Context, l *Link) (transport.Group, error)
+	// Closed, if not nil, is called when the session has ended.
+	Closed func() error
 
 	mu     sync.Mutex
 	links  map[uint64]*Link
@@ -306,6 +308,9 @@ func (s *Session) close() error {
 	err = errors.Join(err, s.Mesh.Close())
 	for r := range s.Config.Size { // no more messages of theirs are handled
 		s.end(r, transport.ErrClosed)
+	}
+	if s.Closed != nil {
+		err = errors.Join(err, s.Closed())
 	}
 	return err
 }

@@ -1,0 +1,56 @@
+package quorum
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Meet sets the address of the store in which the ranks of the current membership meet.
+func (n *Node) Meet(address string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.meeting = address
+	n.change()
+}
+
+// Meeting returns the address that rank 0 of m has given to Meet.
+func (n *Node) Meeting(ctx context.Context, m Membership) (string, error) {
+	r, err := n.persist(ctx, m.Members[0], request{What: askMeet, Number: m.Number}, time.Now(), func(reply) error { return nil })
+	if err == nil && r.Address == "" {
+		err = errors.New("it has given up the group")
+	}
+	if err != nil {
+		return "", fmt.Errorf("rank 0 of group %d: %w", m.Number, err)
+	}
+	return r.Address, nil
+}
+
+// Guard watches the next rank of m and its first rank, until done is called, and calls lost if one of them has ended, does
+// not answer, or does not form the group of m any more.
+func (n *Node) Guard(ctx context.Context, m Membership, lost func(error)) (done func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var guards sync.WaitGroup
+	self := m.Index(n.self.ID)
+	watch := func(rank int) {
+		guards.Go(func() {
+			_, err := n.persist(ctx, m.Members[rank], request{What: askGuard, Number: m.Number}, time.Now(), func(reply) error { return nil })
+			if err == nil {
+				err = errors.New("it has given up the group")
+			}
+			if ctx.Err() == nil {
+				lost(fmt.Errorf("rank %d of group %d: %w", rank, m.Number, err))
+			}
+		})
+	}
+	next := (self + 1) % len(m.Members)
+	if next != self {
+		watch(next)
+	}
+	if self != 0 && next != 0 {
+		watch(0)
+	}
+	return func() { cancel(); guards.Wait() }
+}

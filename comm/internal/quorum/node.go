@@ -1,0 +1,334 @@
+package quorum
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/gofsdp/gofsdp/internal/mesh"
+	"github.com/gofsdp/gofsdp/internal/store"
+)
+
+const (
+	purpose    = "membership" // in the hello of both sides
+	beat       = 5 * time.Second
+	silence    = mesh.Unanswered // after which a process is lost
+	dialTime   = 5 * time.Second
+	askTime    = 2 * dialTime // of a request that needs no waiting
+	maxMessage = 16 << 20     // bytes that one end sends
+)
+
+// Config configures a process.
+type Config struct {
+	Rank    int // in its configuration
+	Job     string
+	Secret  []byte
+	TLS     bool
+	Listen  string        // as in mesh.Config
+	Limit   time.Duration // of a decision
+	Replace time.Duration // how long a decision waits for processes that take the places of lost ones
+	Log     *slog.Logger
+}
+
+// Node is a process's part in the decisions. Its methods may be called from any goroutine.
+type Node struct {
+	cfg    Config
+	ctx    context.Context // ends with Close, and has the network
+	self   Member
+	server *store.Server
+	client *tls.Config // nil without TLS
+
+	close context.CancelFunc // ends ctx
+
+	mu       sync.Mutex
+	current  Membership    // the latest; number -1 before Begin
+	acceptor acceptor      // of the next one
+	wanted   int           // Next has been called for this number
+	joining  []Member      // processes that wait to join, and ask here
+	meeting  string        // address of the store of the current membership
+	changed  chan struct{} // closed at a change of the fields above
+	proposal *proposal     // of this process, or nil
+}
+
+// Open lets a process answer, on the network of ctx.
+func Open(ctx context.Context, cfg Config) (*Node, error) {
+	n := &Node{cfg: cfg, current: Membership{Number: -1}, changed: make(chan struct{})}
+	n.ctx, n.close = context.WithCancel(context.WithoutCancel(ctx))
+	server := store.Config{Secret: cfg.Secret, Log: func(err error) { cfg.Log.Warn("comm: membership", "error", err) }}
+	if cfg.TLS {
+		var err error
+		if server.TLS, n.client, err = auth.TLS(); err != nil {
+			return nil, err
+		}
+	}
+	ip, err := mesh.Address(ctx, cfg.Listen)
+	if err != nil {
+		return nil, err
+	}
+	n.self = Member{ID: rand.Text()[:16], Rank: cfg.Rank}
+	if n.server, err = store.Accept(ctx, net.JoinHostPort(ip, "0"), server, n.admit, n.serve); err != nil {
+		return nil, err
+	}
+	n.self.Address = n.server.Addr().String()
+	return n, nil
+}
+
+// Self describes this process.
+func (n *Node) Self() Member { return n.self }
+
+// Begin sets the first membership that has this process.
+func (n *Node) Begin(m Membership) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.learn(&m, Ballot{})
+	n.wanted = max(n.wanted, m.Number)
+}
+
+// Close ends the process's part. To the others it is dead.
+func (n *Node) Close() error {
+	n.close()
+	return n.server.Close()
+}
+
+// learn makes m the current membership if it is a later one. It ignores a membership of a lower ballot than promised:
+// its sender may be dead, see "Majority". promised is the ballot that this process had promised when it asked for m. The
+// sender has lived since then, and this is no reason to ignore m. The caller holds n.mu.
+func (n *Node) learn(m *Membership, promised Ballot) {
+	late := m != nil && m.Number == n.current.Number+1 && m.Ballot.less(n.acceptor.promised) && promised != n.acceptor.promised
+	if m != nil && m.Number > n.current.Number && !late {
+		n.current, n.acceptor, n.meeting = *m, acceptor{}, ""
+		n.change()
+	}
+}
+
+// change wakes all that wait for a change. The caller holds n.mu.
+func (n *Node) change() {
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+// state returns the current membership, and a channel that is closed when the state changes.
+func (n *Node) state() (Membership, <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.current, n.changed
+}
+
+// The requests.
+const (
+	askAwait   = "await"
+	askFollow  = "follow"
+	askPrepare = "prepare"
+	askAccept  = "accept"
+	askMeet    = "meet"
+	askGuard   = "guard"
+	askEnter   = "enter"
+)
+
+type request struct {
+	What   string
+	Number int         // of the membership
+	Base   *Membership // the latest that the process that asks has
+	Ballot Ballot
+	Value  *Membership `json:",omitempty"`
+	Member *Member     `json:",omitempty"` // that joins
+}
+
+type reply struct {
+	Done    bool        // else a later reply follows
+	Waits   bool        // in Next, for the number of the request
+	OK      bool        // prepare, accept
+	Ballot  Ballot      // promised
+	Value   *Membership `json:",omitempty"` // accepted
+	Decided *Membership `json:",omitempty"`
+	Joining []Member    `json:",omitempty"`
+	Address string      `json:",omitempty"` // of a store
+}
+
+// admit accepts processes of the job that want this one.
+func (n *Node) admit(theirs auth.Hello) (auth.Hello, error) {
+	switch {
+	case theirs.Purpose != purpose || theirs.Job != n.cfg.Job:
+		return auth.Hello{}, fmt.Errorf("this is job %q, which decides on its next group, not job %q with the purpose %q", n.cfg.Job, theirs.Job, theirs.Purpose)
+	case string(theirs.Extra) != n.self.ID:
+		return auth.Hello{}, errors.New("the process that had this address has ended")
+	}
+	return auth.Hello{Job: n.cfg.Job, Purpose: purpose, Rank: n.cfg.Rank}, nil
+}
+
+// serve answers a request.
+func (n *Node) serve(conn, _ net.Conn, _ auth.Hello) error {
+	var q request
+	if err := conn.SetReadDeadline(time.Now().Add(silence)); err != nil {
+		return nil // the connection has ended
+	}
+	if err := json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(&q); err != nil {
+		return fmt.Errorf("request: %w", err)
+	}
+	if q.What == askEnter && q.Member != nil {
+		n.enter(*q.Member, true)
+		defer n.enter(*q.Member, false)
+	}
+	ticker := time.NewTicker(beat)
+	defer ticker.Stop()
+	for {
+		r, changed := n.answer(&q)
+		err := conn.SetWriteDeadline(time.Now().Add(silence))
+		if err == nil {
+			err = json.NewEncoder(conn).Encode(r)
+		}
+		if err != nil || r.Done {
+			return nil // a process that still wants an answer asks again
+		}
+		select {
+		case <-changed:
+		case <-ticker.C:
+		case <-n.ctx.Done():
+			return nil
+		}
+	}
+}
+
+// enter adds or removes a process that waits to join.
+func (n *Node) enter(m Member, waits bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var list []Member
+	for _, o := range n.joining {
+		if o.ID != m.ID {
+			list = append(list, o)
+		}
+	}
+	if waits {
+		list = append(list, m)
+	}
+	n.joining = list
+	n.change()
+}
+
+// answer returns the reply that the state allows, and a channel that is closed when the state changes.
+func (n *Node) answer(q *request) (reply, <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.learn(q.Base, Ballot{})
+	return n.reply(q), n.changed
+}
+
+// reply is answer for a caller that holds n.mu.
+func (n *Node) reply(q *request) (r reply) {
+	now := n.current
+	switch forming := q.What == askMeet || q.What == askGuard; {
+	case q.What == askEnter:
+		if q.Member != nil && now.Index(q.Member.ID) >= 0 {
+			return reply{Done: true, Decided: &now}
+		}
+		return reply{}
+	case now.Number > q.Number || now.Number == q.Number && !forming:
+		return reply{Done: true, Decided: &now}
+	case now.Number != q.Number && (forming || now.Number != q.Number-1):
+		return reply{} // it learns the membership before
+	}
+	switch r.Waits = n.wanted >= q.Number; q.What {
+	case askAwait:
+		if r.Done = r.Waits; r.Done {
+			r.Joining = n.joining
+		}
+	case askFollow:
+	case askPrepare:
+		r = reply{Done: true, OK: n.acceptor.prepare(q.Ballot), Ballot: n.acceptor.promised}
+		r.Value = n.acceptor.accepted
+	case askAccept:
+		r = reply{Done: true, OK: q.Value != nil && n.acceptor.accept(q.Value), Ballot: n.acceptor.promised}
+	case askMeet:
+		r.Done, r.Address = n.meeting != "" || n.wanted > q.Number, n.meeting
+	case askGuard:
+		r.Done = n.wanted > q.Number
+	}
+	return r
+}
+
+// call sends a request to a process, learns from its last reply, and returns it. beats, if not nil, gets the replies before.
+func (n *Node) call(ctx context.Context, to Member, q request, beats func(reply)) (reply, error) {
+	n.mu.Lock()
+	now, promised := n.current, n.acceptor.promised
+	n.mu.Unlock()
+	if now.Number >= 0 {
+		q.Base = &now
+	}
+	dialing, cancel := context.WithTimeout(store.WithNetwork(ctx, store.NetworkOf(n.ctx)), dialTime)
+	conn, raw, err := store.Try(dialing, to.Address, store.Config{Secret: n.cfg.Secret, TLS: n.client},
+		auth.Hello{Job: n.cfg.Job, Purpose: purpose, Rank: n.cfg.Rank, Extra: []byte(to.ID)})
+	cancel()
+	if err != nil {
+		return reply{}, err
+	}
+	defer raw.Close()
+	defer context.AfterFunc(ctx, func() { raw.Close() })()
+	if err = conn.SetWriteDeadline(time.Now().Add(silence)); err == nil {
+		err = json.NewEncoder(conn).Encode(q)
+	}
+	for in := json.NewDecoder(io.LimitReader(conn, maxMessage)); err == nil; {
+		var r reply
+		if err = conn.SetReadDeadline(time.Now().Add(silence)); err == nil {
+			err = in.Decode(&r)
+		}
+		switch {
+		case err != nil:
+		case r.Done:
+			n.mu.Lock()
+			n.learn(r.Decided, promised)
+			n.mu.Unlock()
+			return r, nil
+		case beats != nil:
+			beats(r)
+		}
+	}
+	return reply{}, cmp.Or(context.Cause(ctx), err)
+}
+
+// ended reports whether an error of call shows that the process has ended.
+func ended(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) || auth.Final(err) }
+
+// certain reports whether the end of a process that ended reports is certain: no part of a network that is cut
+// hides it.
+func (m Member) certain() bool {
+	addr, err := netip.ParseAddrPort(m.Address)
+	return err == nil && addr.Addr().Unmap().IsLoopback()
+}
+
+// persist calls until there is a reply, the process has ended, or it is silent for too long, counted from
+// since. beats is as for call.
+func (n *Node) persist(ctx context.Context, to Member, q request, since time.Time, beats func(reply) error) (reply, error) {
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		calling, cancel := context.WithCancelCause(ctx)
+		r, err := n.call(calling, to, q, func(r reply) {
+			since, pause = time.Now(), 50*time.Millisecond
+			if err := beats(r); err != nil {
+				cancel(err)
+			}
+		})
+		stopped := calling.Err() != nil
+		cancel(nil)
+		if err == nil || stopped || ended(err) || time.Since(since) >= silence {
+			return r, err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}

@@ -1,0 +1,118 @@
+package quorum
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func membership(n int) (m Membership) {
+	for i := range n {
+		m.Members = append(m.Members, Member{ID: fmt.Sprint(i), Rank: i})
+	}
+	return m
+}
+
+// TestSuffices draws two sets of members that do not have a member in common: they do not both suffice, unless all of
+// one of them are dead.
+func TestSuffices(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := membership(rapid.IntRange(1, 9).Draw(t, "members"))
+		set := rapid.SliceOfN(rapid.IntRange(0, 3), len(m.Members), len(m.Members)).Draw(t, "sets") // neither, one, the other; dead
+		in := func(k int) func(int) bool { return func(i int) bool { return set[i] == k } }
+		one, other := slices.Contains(set, 1), slices.Contains(set, 2)
+		if m.suffices(in(1), in(3)) && m.suffices(in(2), in(3)) {
+			t.Fatalf("%v and %v", one, other)
+		}
+	})
+	m := membership(4)
+	some := func(list ...int) func(int) bool { return func(i int) bool { return slices.Contains(list, i) } }
+	require.True(t, m.suffices(some(0, 3), some()))
+	require.False(t, m.suffices(some(2, 3), some()))
+	require.False(t, m.suffices(some(3), some(0, 1)))
+	require.True(t, m.suffices(some(3), some(0, 1, 2)))
+	require.False(t, m.suffices(some(), some(0, 1, 2, 3)))
+}
+
+// TestNextMembership keeps the order of members, and fills the places of lost ones.
+func TestNextMembership(t *testing.T) {
+	m := membership(4)
+	ids := func(joining ...Member) (list []string) {
+		next := m.next(func(i int) bool { return i%2 == 0 }, joining)
+		require.Equal(t, 1, next.Number)
+		for _, o := range next.Members {
+			list = append(list, o.ID)
+		}
+		return list
+	}
+	a, b, c := Member{ID: "a", Rank: 3}, Member{ID: "b", Rank: 1}, Member{ID: "c", Rank: 3}
+	require.Equal(t, []string{"0", "2"}, ids())
+	require.Equal(t, []string{"0", "a", "2"}, ids(a))
+	require.Equal(t, []string{"0", "b", "2", "a"}, ids(a, b))
+	require.Equal(t, []string{"0", "b", "2", "a", "c"}, ids(c, a, b))
+}
+
+// TestPromise refuses a lower ballot, and a decision that may come from a dead process.
+func TestPromise(t *testing.T) {
+	n := &Node{changed: make(chan struct{}), current: membership(3)}
+	value := membership(2)
+	value.Number, value.Ballot = 1, Ballot{1, 2}
+	ask := func(q request) reply { r, _ := n.answer(&q); return r }
+	require.True(t, ask(request{What: askPrepare, Number: 1, Ballot: Ballot{1, 2}}).OK)
+	require.True(t, ask(request{What: askAccept, Number: 1, Value: &value}).OK)
+	r := ask(request{What: askPrepare, Number: 1, Ballot: Ballot{2, 0}})
+	require.True(t, r.OK)
+	require.Equal(t, &value, r.Value)
+	require.Equal(t, reply{Done: true, Ballot: Ballot{2, 0}}, ask(request{What: askAccept, Number: 1, Value: &value}))
+	require.False(t, ask(request{What: askPrepare, Number: 1, Ballot: Ballot{1, 9}}).OK)
+
+	require.False(t, ask(request{What: askFollow, Number: 1, Base: &value}).Done)
+	n.learn(&value, Ballot{1, 2})
+	require.Zero(t, n.current.Number, "asked before the promise")
+	n.learn(&value, Ballot{2, 0})
+	require.Equal(t, 1, n.current.Number, "asked after it")
+	r = ask(request{What: askPrepare, Number: 1, Ballot: Ballot{3, 0}})
+	require.Equal(t, &value, r.Decided)
+}
+
+// TestOneHost ends two of three processes that listen on loopback: the third goes on alone, and learns that a process
+// with the address of an ended one is another one.
+func TestOneHost(t *testing.T) {
+	var nodes []*Node
+	var m Membership
+	for r := range 3 {
+		n, err := Open(t.Context(), Config{Rank: r, Job: t.Name(), Secret: []byte("known to this test only"), Limit: time.Minute, Log: slog.New(slog.DiscardHandler)})
+		require.NoError(t, err)
+		nodes = append(nodes, n)
+		m.Members = append(m.Members, n.Self())
+	}
+	for _, n := range nodes {
+		n.Begin(m)
+	}
+	require.NoError(t, nodes[0].Close())
+	require.NoError(t, nodes[1].Close())
+	next, err := nodes[2].Next(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, []Member{nodes[2].Self()}, next.Members)
+
+	former := nodes[2].Self()
+	former.ID = "another"
+	_, err = nodes[2].call(t.Context(), former, request{What: askAwait, Number: 1}, nil)
+	require.ErrorContains(t, err, "the process that had this address has ended")
+	require.True(t, ended(err))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = nodes[2].Next(ctx, 3)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, nodes[2].Close())
+}

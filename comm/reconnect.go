@@ -1,0 +1,184 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/gofsdp/gofsdp/comm/internal/quorum"
+	"github.com/gofsdp/gofsdp/comm/internal/session"
+	"github.com/gofsdp/gofsdp/internal/auth"
+	"github.com/gofsdp/gofsdp/internal/mesh"
+	"github.com/gofsdp/gofsdp/internal/store"
+	"github.com/gofsdp/gofsdp/internal/text"
+)
+
+// Reconnect returns a new group of the ranks that are left of old, a group of [Connect] or Reconnect that has
+// failed. All of them call it. It returns when all ranks of the new group have it. They keep their order, and the
+// settings of old. The caller still closes old, as soon as it does not need it any more: Close waits for
+// ranks that may be alive.
+//
+//	g, err := comm.Reconnect(ctx, old)   // on each rank that is left; g.Rank() and g.Size() may differ from old's
+//
+// The ranks that are left agree on the ranks of the new group, and any of them may be lost meanwhile, rank 0 included: then
+// they agree again. Two parts of a network that is cut never both continue. The part that continues has more
+// than half of the ranks of the last group that was agreed on, or half of them and its rank 0. So of two ranks
+// on two hosts, rank 0 continues without rank 1, and rank 1 ends without rank 0. Ranks that listen on
+// loopback are on one host, where the end of a process is certain: any number of them continues.
+//
+// Reconnect fails in the other part after Config.JoinTimeout, and names the ranks that are missing. A rank that lives
+// and does not call Reconnect within half of that time is left out. If it calls Reconnect later, this fails:
+// the others continue without it. After an error this rank has left the job.
+func Reconnect(ctx context.Context, old Group) (Group, error) {
+	v, ok := places.Load(old)
+	if !ok {
+		return nil, errors.New("comm: Reconnect needs a group of all ranks of Connect or Reconnect that is not closed: " +
+			"ranks that are goroutines end together, and a group of Split is made again from the new group")
+	}
+	p := v.(*place)
+	g, err := p.reconnect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("comm: rank %d of %d: connecting again: %w", p.cfg.Rank, p.cfg.Size, errors.Join(store.Advise(err), p.node.Close()))
+	}
+	return g, nil
+}
+
+// places has the place of this process by its world group, until that is closed.
+var places sync.Map
+
+// A place is this process's place in a world group.
+type place struct {
+	cfg  Config // with the secret, and with this rank and size
+	job  string // the name of the group to the mesh
+	node *quorum.Node
+	m    quorum.Membership // its number is 0 in the first group
+
+	mu   sync.Mutex
+	over bool // the node belongs to a later group
+}
+
+// quorum returns the configuration of a process's part in decisions.
+func (c *Config) quorum() quorum.Config {
+	return quorum.Config{Rank: c.Rank, Job: c.Job, Secret: c.Secret, TLS: c.TLS, Listen: c.Listen, Limit: c.JoinTimeout, Log: c.Logger}
+}
+
+// note describes a process to the other ranks.
+func note(m quorum.Member) string { return m.ID + " " + m.Address }
+
+// take makes p the place of g.
+func (p *place) take(g Group, s *session.Session, m *mesh.Mesh) error {
+	if p.m.Members == nil {
+		for r := range p.cfg.Size {
+			id, address, ok := strings.Cut(m.Note(r), " ")
+			if !ok {
+				return fmt.Errorf("rank %d has no address at which it agrees on the next group: use the same version of this library on all ranks", r)
+			}
+			p.m.Members = append(p.m.Members, quorum.Member{ID: id, Address: address, Rank: r})
+		}
+		p.node.Begin(p.m)
+	}
+	s.Closed = func() error { return p.leave(g) }
+	places.Store(g, p)
+	return nil
+}
+
+// leave ends this process's part in decisions unless it has a place in a later group.
+func (p *place) leave(g Group) error {
+	places.Delete(g)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return nil
+	}
+	return p.node.Close()
+}
+
+// mostTries is how often the same ranks try to form a group.
+const mostTries = 3
+
+// reconnect agrees on memberships until the group of one has formed.
+func (p *place) reconnect(ctx context.Context) (Group, error) {
+	ctx, j, done := startJoining(ctx, p.cfg)
+	defer done()
+	last, tries := p.m, 0
+	for {
+		j.waitsFor("call Reconnect", p.node.Missing)
+		m, err := p.node.Next(ctx, last.Number+1)
+		if err != nil {
+			return nil, err
+		}
+		g, err := p.form(ctx, m, j)
+		if err == nil {
+			p.mu.Lock()
+			p.over = true
+			p.mu.Unlock()
+			return g, nil
+		}
+		if tries++; !slices.Equal(m.Members, last.Members) {
+			tries = 1
+		}
+		if tries == mostTries || ctx.Err() != nil {
+			return nil, err
+		}
+		last = m
+	}
+}
+
+// form forms the group of m.
+func (p *place) form(ctx context.Context, m quorum.Membership, j *joining) (Group, error) {
+	self := p.node.Self()
+	cfg := p.cfg
+	cfg.Rank, cfg.Size = m.Index(self.ID), len(m.Members)
+	next := &place{cfg: cfg, node: p.node, m: m, job: fmt.Sprintf("%s %d %s", text.Cut(cfg.Job, mesh.MaxJob/2), m.Number, m.Members[0].ID)}
+	meeting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer p.node.Guard(meeting, m, cancel)()
+	meet, done, err := next.meet(meeting)
+	if err != nil {
+		return nil, err
+	}
+	j.cfg.Rank, j.cfg.Size = cfg.Rank, cfg.Size
+	g, err := next.join(ctx, meeting, meet, j)
+	if err = errors.Join(err, done()); err != nil && g != nil {
+		next.over = true // so that Close leaves p its node
+		return nil, errors.Join(err, g.Close())
+	}
+	return g, err
+}
+
+// meet opens the store in which the ranks of a group meet. Rank 0 serves it.
+func (p *place) meet(ctx context.Context) (_ store.Store, done func() error, err error) {
+	server := store.Config{Job: p.job, Secret: p.cfg.Secret, Rank: p.cfg.Rank, Log: func(err error) { p.cfg.Logger.Warn("rendezvous", "error", err) }}
+	client := server
+	client.Log = nil
+	if p.cfg.TLS {
+		if server.TLS, client.TLS, err = auth.TLS(); err != nil {
+			return nil, nil, err
+		}
+	}
+	stop := func() error { return nil }
+	var address string
+	if p.cfg.Rank == 0 {
+		ip, err := mesh.Address(ctx, p.cfg.Listen)
+		if err != nil {
+			return nil, nil, err
+		}
+		serving, err := store.Listen(ctx, net.JoinHostPort(ip, "0"), server)
+		if err != nil {
+			return nil, nil, err
+		}
+		stop, address = serving.Close, serving.Addr().String()
+		p.node.Meet(address)
+	} else if address, err = p.node.Meeting(ctx, p.m); err != nil {
+		return nil, nil, err
+	}
+	meet, err := store.Dial(ctx, address, client)
+	if err != nil {
+		return nil, nil, errors.Join(err, stop())
+	}
+	return meet, func() error { return errors.Join(meet.Close(), stop()) }, nil
+}

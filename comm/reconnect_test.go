@@ -1,0 +1,148 @@
+package comm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/comm/internal/grouptest"
+	"github.com/gofsdp/gofsdp/internal/simnet"
+	"github.com/gofsdp/gofsdp/internal/store"
+)
+
+// simulated runs f on n ranks with hosts of their own.
+func simulated(t *testing.T, n int, f func(ctx context.Context, h *simnet.Host, g comm.Group) error) (errs []error) {
+	net := simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond})
+	errs = make([]error, n)
+	var all sync.WaitGroup
+	for r := range n {
+		all.Go(func() {
+			host := net.Host(fmt.Sprint("10.0.0.", r))
+			ctx := store.WithNetwork(t.Context(), host)
+			g, err := comm.Connect(ctx, comm.Config{
+				Rank: r, Size: n, Rendezvous: "tcp://10.0.0.0:29500", Job: t.Name(), Secret: secret, Listen: fmt.Sprint("10.0.0.", r),
+				Host: fmt.Sprint(r), Transport: comm.TCP, JoinTimeout: time.Minute, Logger: slog.New(slog.DiscardHandler),
+			})
+			if err == nil {
+				_ = g.Barrier(ctx) // all have the group, then; on some ranks it fails if f is quick on others
+				err = f(ctx, host, g)
+			}
+			errs[r] = err
+		})
+	}
+	all.Wait()
+	return errs
+}
+
+// TestReconnect kills ranks of a group, rank 0 first, until two of five are left.
+func TestReconnect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 5
+		sizes := make([][]int, n) // of the groups of a rank
+		errs := simulated(t, n, func(ctx context.Context, h *simnet.Host, g comm.Group) (err error) {
+			r := g.Rank()
+			for {
+				sizes[r] = append(sizes[r], g.Size())
+				if len(sizes[r]) == r+1 && r < 3 {
+					h.Kill()
+				}
+				former := g
+				if err = errors.Join(g.Barrier(ctx), g.Barrier(ctx)); err == nil {
+					return g.Close()
+				}
+				g, err = comm.Reconnect(ctx, former)
+				_ = former.Close() // it has failed
+				if err != nil {
+					return err
+				}
+			}
+		})
+		require.Equal(t, [][]int{{5}, {5, 4}, {5, 4, 3}, {5, 4, 3, 2}, {5, 4, 3, 2}}, sizes)
+		require.NoError(t, errors.Join(errs[3:]...))
+		require.ErrorContains(t, errs[0], "ranks [1 2 3 4] of group 0 do not answer")
+	})
+}
+
+// TestReconnectApart cuts rank 0 off from two others, which go on. When it is back, it learns that they have.
+func TestReconnectApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, away := range []time.Duration{50 * time.Second, time.Hour} {
+			errs := simulated(t, 3, func(ctx context.Context, h *simnet.Host, g comm.Group) error {
+				if g.Rank() == 0 {
+					h.Isolate(away)
+				}
+				if err := g.Barrier(ctx); err == nil {
+					return errors.New("the barrier is complete")
+				}
+				next, err := comm.Reconnect(ctx, g)
+				_ = g.Close() // it has failed
+				if err != nil {
+					return err
+				}
+				<-time.After(time.Minute)
+				return errors.Join(next.Barrier(ctx), next.Close())
+			})
+			require.NoError(t, errors.Join(errs[1:]...))
+			if away < time.Minute {
+				require.ErrorContains(t, errs[0], "the others have continued without this rank: group 1 has 2 ranks")
+			} else {
+				require.ErrorContains(t, errs[0], "1 of its 3 ranks are left")
+			}
+		}
+	})
+}
+
+// TestReconnectHere makes a group of ranks of one host smaller: a rank leaves, and the others connect again, over each transport. The second
+// time only one is left.
+func TestReconnectHere(t *testing.T) {
+	for name, change := range map[string]func(*comm.Config){
+		"shared memory": func(c *comm.Config) { c.Transport = comm.SharedMemory },
+		"tls":           func(c *comm.Config) { c.Transport, c.TLS = comm.TCP, true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			gs, errs := connect(t, 3, change)
+			require.NoError(t, errors.Join(errs...))
+			for _, err := range grouptest.PerRank(gs, func(g comm.Group) error {
+				rank := g.Rank()
+				for _, left := range []int{1, 0} { // the rank of each group that leaves
+					if err := g.Barrier(t.Context()); err != nil {
+						return err
+					}
+					if g.Rank() == left {
+						return g.Close()
+					}
+					if err := g.Barrier(t.Context()); err == nil {
+						return errors.New("the barrier is complete")
+					}
+					next, err := comm.Reconnect(t.Context(), g)
+					if err != nil {
+						return err
+					}
+					if err := g.Close(); err != nil {
+						return err
+					}
+					if _, err = comm.Reconnect(t.Context(), g); err == nil {
+						return errors.New("a closed group connects again")
+					}
+					g = next
+				}
+				if rank != 2 || g.Size() != 1 {
+					return fmt.Errorf("rank %d has a group of %d", rank, g.Size())
+				}
+				return g.Close()
+			}) {
+				require.NoError(t, err)
+			}
+		})
+	}
+	_, err := comm.Reconnect(t.Context(), comm.Local(1)[0])
+	require.ErrorContains(t, err, "ranks that are goroutines end together")
+}
