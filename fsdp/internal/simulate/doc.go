@@ -50,6 +50,12 @@
 // Ranks that are killed, stopped for good or cut off only have to end. Both ranks of a faulty link
 // count as at fault.
 //
+// # Losses that ranks survive
+//
+// TestReconnect loses ranks of jobs whose other ranks connect again (comm.Reconnect): they are killed, stopped or cut
+// off, alone or several together, rank 0 more often than others, also while the others connect. `make simulate` loses
+// 10,000. See survival for the invariants.
+//
 // # Reproducibility
 //
 // Two runs of a seed have the same faults, and every rank ends in the same step (TestSeed). Each
