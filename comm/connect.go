@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/gofsdp/gofsdp/comm/internal/limit"
 	"github.com/gofsdp/gofsdp/comm/internal/quorum"
@@ -35,8 +36,11 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("comm: Config.Size is %d, at most %d ranks are allowed", c.Size, launch.MaxSize)
 	case len(c.Job) > mesh.MaxJob:
 		return c, fmt.Errorf("comm: the job name has %d bytes, at most %d are allowed: shorten FSDP_JOB, or Config.Job", len(c.Job), mesh.MaxJob)
-	case c.Timeout < 0 || c.JoinTimeout < 0:
-		return c, fmt.Errorf("comm: Config.Timeout is %v and Config.JoinTimeout is %v: neither may be negative", c.Timeout, c.JoinTimeout)
+	case c.Timeout < 0 || c.JoinTimeout < 0 || c.ReplaceTimeout < 0:
+		return c, fmt.Errorf("comm: Config.Timeout is %v, Config.JoinTimeout is %v and Config.ReplaceTimeout is %v: none may be negative",
+			c.Timeout, c.JoinTimeout, c.ReplaceTimeout)
+	case c.Join && !strings.HasPrefix(c.Rendezvous, fileScheme):
+		return c, fmt.Errorf("comm: Config.Join needs a directory in which the process finds the job: Config.Rendezvous is %q, want file:///directory", c.Rendezvous)
 	case int(c.Transport) >= len(transportNames):
 		return c, fmt.Errorf("comm: unknown Config.Transport %v", c.Transport)
 	case int(c.Checksums) >= len(checksumsNames):
@@ -81,11 +85,18 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 	if err != nil {
 		return nil, err
 	}
+	p := &place{cfg: cfg, job: cfg.Job, node: node}
+	if cfg.Join {
+		g, err := p.enter(ctx, j)
+		if err != nil {
+			return nil, errors.Join(explain(err), node.Close())
+		}
+		return g, nil
+	}
 	meet, done, err := rendezvous(ctx, cfg, j)
 	if err != nil {
 		return nil, errors.Join(explain(err), node.Close())
 	}
-	p := &place{cfg: cfg, job: cfg.Job, node: node}
 	g, err := p.join(ctx, ctx, meet, j)
 	// Rank 0 may close the store now that all ranks have used it.
 	if err = explain(errors.Join(err, done())); err != nil {
@@ -119,7 +130,7 @@ func (p *place) join(ctx, meeting context.Context, meet store.Store, j *joining)
 	if err := g.Barrier(ctx); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
-	if err := p.take(g, s, joined); err != nil {
+	if err := p.take(ctx, g, s, joined, j); err != nil {
 		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil

@@ -2,9 +2,11 @@ package comm
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -30,11 +32,19 @@ import (
 // on two hosts, rank 0 continues without rank 1, and rank 1 ends without rank 0. Ranks that listen on
 // loopback are on one host, where the end of a process is certain: any number of them continues.
 //
+// Processes with Config.Join that wait to join take the places of lost ranks, in the order of their Config.Rank, and then places
+// behind the others. Reconnect waits for them for Config.ReplaceTimeout, if ranks are lost. The group need
+// not have failed: the ranks may call Reconnect between two steps to let processes in.
+//
 // Reconnect fails in the other part after Config.JoinTimeout, and names the ranks that are missing. A rank that lives
 // and does not call Reconnect within half of that time is left out. If it calls Reconnect later, this fails:
 // the others continue without it. After an error this rank has left the job.
 func Reconnect(ctx context.Context, old Group) (Group, error) {
-	v, ok := places.Load(old)
+	var v any
+	ok := old != nil && reflect.TypeOf(old).Comparable() // else it is not a group of Connect
+	if ok {
+		v, ok = places.Load(old)
+	}
 	if !ok {
 		return nil, errors.New("comm: Reconnect needs a group of all ranks of Connect or Reconnect that is not closed: " +
 			"ranks that are goroutines end together, and a group of Split is made again from the new group")
@@ -63,14 +73,14 @@ type place struct {
 
 // quorum returns the configuration of a process's part in decisions.
 func (c *Config) quorum() quorum.Config {
-	return quorum.Config{Rank: c.Rank, Job: c.Job, Secret: c.Secret, TLS: c.TLS, Listen: c.Listen, Limit: c.JoinTimeout, Log: c.Logger}
+	return quorum.Config{Rank: c.Rank, Job: c.Job, Secret: c.Secret, TLS: c.TLS, Listen: c.Listen, Limit: c.JoinTimeout, Replace: c.ReplaceTimeout, Log: c.Logger}
 }
 
 // note describes a process to the other ranks.
 func note(m quorum.Member) string { return m.ID + " " + m.Address }
 
 // take makes p the place of g.
-func (p *place) take(g Group, s *session.Session, m *mesh.Mesh) error {
+func (p *place) take(ctx context.Context, g Group, s *session.Session, m *mesh.Mesh, j *joining) error {
 	if p.m.Members == nil {
 		for r := range p.cfg.Size {
 			id, address, ok := strings.Cut(m.Note(r), " ")
@@ -80,6 +90,9 @@ func (p *place) take(g Group, s *session.Session, m *mesh.Mesh) error {
 			p.m.Members = append(p.m.Members, quorum.Member{ID: id, Address: address, Rank: r})
 		}
 		p.node.Begin(p.m)
+	}
+	if err := p.publish(ctx, j); err != nil {
+		return err
 	}
 	s.Closed = func() error { return p.leave(g) }
 	places.Store(g, p)
@@ -104,8 +117,12 @@ const mostTries = 3
 func (p *place) reconnect(ctx context.Context) (Group, error) {
 	ctx, j, done := startJoining(ctx, p.cfg)
 	defer done()
-	last, tries := p.m, 0
-	for {
+	return p.again(ctx, p.m, j)
+}
+
+// again agrees on memberships after last until the group of one has formed.
+func (p *place) again(ctx context.Context, last quorum.Membership, j *joining) (Group, error) {
+	for tries := 0; ; {
 		j.waitsFor("call Reconnect", p.node.Missing)
 		m, err := p.node.Next(ctx, last.Number+1)
 		if err != nil {
@@ -148,6 +165,58 @@ func (p *place) form(ctx context.Context, m quorum.Membership, j *joining) (Grou
 		return nil, errors.Join(err, g.Close())
 	}
 	return g, err
+}
+
+// mostPublished is the number of ranks that publish a membership, and of members in it.
+const mostPublished = 16
+
+func keyMembers(number int) string { return fmt.Sprint("members/", number) }
+
+// publish writes the membership into the directory of the job, if it has one, for processes that join.
+func (p *place) publish(ctx context.Context, j *joining) error {
+	if !strings.HasPrefix(p.cfg.Rendezvous, fileScheme) || p.cfg.Rank >= mostPublished {
+		return nil
+	}
+	dir, done, err := rendezvous(ctx, p.cfg, j)
+	if err != nil {
+		return err
+	}
+	m := p.m
+	m.Members = m.Members[:min(len(m.Members), mostPublished)]
+	value, err := json.Marshal(m)
+	if err == nil {
+		_, err = dir.Claim(ctx, keyMembers(m.Number), value)
+	}
+	return errors.Join(err, done())
+}
+
+// enter joins a running job. It asks the members of each membership, from the first one, until one of them lives.
+func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
+	dir, done, err := rendezvous(ctx, p.cfg, j)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	for number := 0; ; number++ {
+		value, err := dir.Get(ctx, keyMembers(number))
+		if err != nil {
+			return nil, fmt.Errorf("no member of the %d groups before answers: %w", number, err)
+		}
+		var m quorum.Membership
+		if err := json.Unmarshal(value, &m); err != nil {
+			return nil, fmt.Errorf("the members of group %d: %w", number, err)
+		}
+		j.waitsFor("call Reconnect", func() []int { return nil })
+		next, err := p.node.Enter(ctx, m)
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case err == nil:
+			next.Number-- // again begins with it
+			return p.again(ctx, next, j)
+		}
+		j.note(err)
+	}
 }
 
 // meet opens the store in which the ranks of a group meet. Rank 0 serves it.

@@ -146,3 +146,49 @@ func TestReconnectHere(t *testing.T) {
 	_, err := comm.Reconnect(t.Context(), comm.Local(1)[0])
 	require.ErrorContains(t, err, "ranks that are goroutines end together")
 }
+
+// TestReplace lets a rank leave: another process takes its place. Then one more joins without a loss.
+func TestReplace(t *testing.T) {
+	dir := t.TempDir()
+	config := func(rank int, join bool) comm.Config {
+		return comm.Config{Rank: rank, Size: 3, Rendezvous: "file://" + dir, Job: t.Name(), Secret: secret, JoinTimeout: time.Minute, ReplaceTimeout: time.Minute, Join: join}
+	}
+	ctx := t.Context()
+	var all sync.WaitGroup
+	ranks := make([][]int, 5) // by process: the rank and size in each group
+	live := func(process int, cfg comm.Config) {
+		all.Go(func() {
+			g, err := comm.Connect(ctx, cfg)
+			for err == nil {
+				ranks[process] = append(ranks[process], g.Rank(), g.Size())
+				former := g
+				if err = g.Barrier(ctx); err != nil || process == 1 || g.Size() == 4 {
+					err = errors.Join(err, g.Close())
+					break
+				}
+				if g, err = comm.Reconnect(ctx, former); err == nil {
+					err = former.Close()
+				}
+			}
+			if err != nil {
+				t.Errorf("process %d: %v", process, err)
+			}
+		})
+	}
+	for r := range 3 {
+		live(r, config(r, false))
+	}
+	live(3, config(1, true))
+	live(4, config(0, true))
+	all.Wait()
+	for process, first := range [][]int{{0, 3}, {1, 3}, {2, 3}} {
+		require.Equal(t, first, ranks[process][:2])
+	}
+	for process := range ranks {
+		if process != 1 {
+			require.Equal(t, 4, ranks[process][len(ranks[process])-1])
+		}
+	}
+	_, err := comm.Connect(ctx, comm.Config{Rank: 0, Size: 1, Rendezvous: "tcp://127.0.0.1:1", Join: true})
+	require.ErrorContains(t, err, "Config.Join needs a directory")
+}

@@ -45,6 +45,8 @@
 //	FSDP_LISTEN       the network interfaces or addresses on which ranks listen
 //	FSDP_TIMEOUT      for how long an operation may make no progress: a duration such as 90s
 //	FSDP_JOIN_TIMEOUT for how long a rank waits for the others to join
+//	FSDP_JOIN         1 for a process that joins a running job
+//	FSDP_REPLACE      for how long ranks wait for processes that replace lost ones
 //	FSDP_TRANSPORT    auto, shm or tcp
 //	FSDP_CHECKSUMS    auto, off or on: which data between ranks has checksums
 //	FSDP_ALLOW_OLDER  true or false: the value of fsdp's option AllowOlder, read by Load

@@ -35,6 +35,9 @@ type Env struct {
 	Transport   string        // "auto", "shm", "tcp"
 	Checksums   string        // "auto", "off", "on"
 
+	Replace time.Duration // that ranks wait for processes in the place of lost ones
+
+	Join         bool // this process joins a running job
 	TLS          bool // encrypt connections
 	TrustNetwork bool // need no secret between hosts
 }

@@ -28,6 +28,12 @@ const Hashes = "FSDP_HASHES"
 // Stragglers is the variable that names a directory for the totals of fsdp.Profile in Config.Observers.
 const Stragglers = "FSDP_STRAGGLERS"
 
+// JoinRunning and Replace are the variables for Join and ReplaceTimeout of comm.Config.
+const (
+	JoinRunning = "FSDP_JOIN"
+	Replace     = "FSDP_REPLACE"
+)
+
 // NoRestart is a part of the text of an error that another start of the same program would also
 // return. Fsdprun looks for it in the last output of a rank.
 const NoRestart = "a restart does not help"
@@ -67,7 +73,7 @@ func settings(v *vars, e *Env) error {
 	} else if name != "" {
 		e.Job = name
 	}
-	for name, on := range map[string]*bool{"FSDP_TLS": &e.TLS, "FSDP_TRUST_NETWORK": &e.TrustNetwork} {
+	for name, on := range map[string]*bool{JoinRunning: &e.Join, "FSDP_TLS": &e.TLS, "FSDP_TRUST_NETWORK": &e.TrustNetwork} {
 		if s := v.get(name); s != "" {
 			var err error
 			if *on, err = strconv.ParseBool(s); err != nil {
@@ -81,6 +87,9 @@ func settings(v *vars, e *Env) error {
 		return err
 	}
 	if e.JoinTimeout, err = v.duration("FSDP_JOIN_TIMEOUT"); err != nil {
+		return err
+	}
+	if e.Replace, err = v.duration(Replace); err != nil {
 		return err
 	}
 	if e.Transport, err = v.choice("FSDP_TRANSPORT", "auto", "shm", "tcp"); err != nil {

@@ -28,6 +28,26 @@ func (n *Node) Meeting(ctx context.Context, m Membership) (string, error) {
 	return r.Address, nil
 }
 
+// Enter asks the members of m to let this process in. It returns the first membership that has it, or an error
+// when none of the members answers.
+func (n *Node) Enter(ctx context.Context, m Membership) (Membership, error) {
+	ctx, cancel := n.until(ctx, 0)
+	defer cancel()
+	errs := make([]error, len(m.Members))
+	var all sync.WaitGroup
+	for i, member := range m.Members {
+		all.Go(func() {
+			_, errs[i] = n.persist(ctx, member, request{What: askEnter, Member: &n.self}, time.Now(), func(reply) error { return nil })
+		})
+	}
+	all.Wait()
+	if now, _ := n.state(); now.Number >= 0 {
+		n.Begin(now)
+		return now, nil
+	}
+	return Membership{}, errors.Join(errs...)
+}
+
 // Guard watches the next rank of m and its first rank, until done is called, and calls lost if one of them has ended, does
 // not answer, or does not form the group of m any more.
 func (n *Node) Guard(ctx context.Context, m Membership, lost func(error)) (done func()) {

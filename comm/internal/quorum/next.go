@@ -131,8 +131,13 @@ type proposal struct {
 
 	mu      sync.Mutex
 	members []standing
+	moved   time.Time // when a member has come or gone
 	joining map[string]Member
 }
+
+// hesitation is how long a proposer waits after a member has come or gone, if another one is silent: when a
+// network that was cut is whole again, all of them come back within this time.
+const hesitation = dialTime + time.Second
 
 // run proposes until there is a decision.
 func (p *proposal) run(ctx context.Context) error {
@@ -223,6 +228,9 @@ func (p *proposal) visit(ctx context.Context, i int) {
 func (p *proposal) set(i int, s standing, joining []Member) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if old := p.members[i]; old.waits != s.waits || old.lost != s.lost {
+		p.moved = time.Now()
+	}
 	p.members[i] = s
 	for _, m := range joining {
 		p.joining[m.ID] = m
@@ -244,7 +252,8 @@ func (p *proposal) value() (*Membership, error) {
 	late := time.Since(p.begin) >= p.cfg.Limit/2
 	waits := func(i int) bool { return p.members[i].waits }
 	for _, s := range p.members {
-		if !s.waits && !s.lost && !late {
+		silent := s.lost && !ended(s.err)
+		if !s.waits && !s.lost && !late || silent && time.Since(p.moved) < hesitation {
 			return nil, nil
 		}
 	}
