@@ -99,7 +99,7 @@ func (a *adam) update(i int, p *piece, lr float64) error {
 		s.BiasCorrection1 = 1 - math.Pow(s.Beta1, float64(a.t))
 		s.BiasCorrection2Sqrt = math.Sqrt(1 - math.Pow(s.Beta2, float64(a.t)))
 	}
-	s.LR, s.WeightDecay = lr, p.weightDecay
+	s.LR, s.WeightDecay, s.Round = lr, p.weightDecay, p.round
 	switch m := p.vecs[0].(type) {
 	case *Blockwise:
 		return p.Value.(vec.Adam8Vec).Adam8(p.Grad, m.words, p.vecs[1].(Packed).Words(), p.Offset, *s)

@@ -20,7 +20,8 @@ const emaName = "ema"
 // in one more pass over the shards, without an allocation. Averages are the state entry "ema". They
 // are saved, loaded and distributed with the rest of the state, by parameter and for any number of
 // ranks. [Settings] contain the decay. Averages have the type of the value even if Bits is 8,
-// because 8 bits cannot represent a change of 1 - decay times a difference. Frozen and absent
+// because 8 bits cannot represent a change of 1 - decay times a difference. If the value is bfloat16,
+// its average is float32. Frozen and absent
 // parameters do not change, and neither do their averages. Buffers have no average.
 //
 // Call EMA before you load state that contains averages. If the optimizer has already made updates,
@@ -162,7 +163,7 @@ func UpdateEMA(averages, params []Param, decay float64) (err error) {
 	defer leave(held)
 	at := 0
 	for i := range averages {
-		if at, err = followed(&averages[i], params, at); err != nil {
+		if at, err = followed(&averages[i], params, at, decay); err != nil {
 			return err
 		}
 	}
@@ -220,13 +221,15 @@ func (e *Param) follow(p *Param, decay float64) error {
 }
 
 // followed returns the index of the parameter that e can follow.
-func followed(e *Param, params []Param, at int) (int, error) {
+func followed(e *Param, params []Param, at int, decay float64) (int, error) {
 	if at = find(e.Name, params, at); at < 0 {
 		return 0, fmt.Errorf("parameter %q has no parameter of this name to follow: if the names of the two lists differ, set Param.Name", e.Name)
 	}
 	p := &params[at]
 	n := lenOf(e.Value)
 	switch {
+	case decay != 0 && vec.Is16(e.Value):
+		return 0, fmt.Errorf("parameter %q is bfloat16, in which an average stops moving: give its model another Config.Precision.Master", e.Name)
 	case !slices.Equal(e.Shape, p.Shape):
 		return 0, fmt.Errorf("parameter %q has shape %v, and the parameter that it follows has %v", e.Name, e.Shape, p.Shape)
 	case n != lenOf(p.Value) || n > 0 && e.Offset != p.Offset:
@@ -256,8 +259,8 @@ var ErrSwapped = errors.New("the averages have replaced the values: Swap them ba
 // optimizer, or that replace or move the values of the model without it. Every rank must call Swap
 // between the same passes. A parameter that has had no update keeps its value.
 //
-// Swap returns an error and changes nothing if the optimizer keeps no averages, or if a piece is
-// not Ready, for example between a forward and its backward.
+// Swap returns an error and changes nothing if the optimizer keeps no averages, if a value is
+// bfloat16 and would round its average, or if a piece is not Ready, for example between a forward and its backward.
 func Swap(o Optimizer) error {
 	own, ok := o.(*optimizer)
 	if !ok {
@@ -272,6 +275,9 @@ func Swap(o Optimizer) error {
 			return fmt.Errorf("optim: swap: %s keeps no averages, see EMA", part.kind)
 		}
 		for i := range part.pieces {
+			if p := &part.pieces[i]; vec.Is16(p.Value) {
+				return fmt.Errorf("optim: swap: parameter %q is bfloat16, which cannot hold its average: load the averages into a model in float32", p.Name)
+			}
 			if usable := part.pieces[i].usable; usable != nil {
 				if err := usable(); err != nil {
 					return fmt.Errorf("optim: swap: %w", err)

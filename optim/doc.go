@@ -58,6 +58,12 @@
 // no parameters need more bits. State in files and full states is float32, as with 8 bits. State of
 // other optimizers is rounded to the nearest value of bfloat16 when it is loaded.
 //
+// # Values in 16 bits
+//
+// Values and gradients may be bfloat16, in a [vec.Host16]: see Precision.Master of package fsdp. SGD, Adam
+// and AdamW compute in float32 and round new values at random, like state in 16 bits. The random numbers
+// depend on the optimizer's Steps. Any cut gives the same bits. State and averages do not change their types.
+//
 // # Settings
 //
 // [Groups] returns the settings with which an optimizer updates its parameters, like PyTorch's

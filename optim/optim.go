@@ -174,10 +174,13 @@ func (p Param) withVecs() Param {
 // newState returns n zeros in a vector like Value, from Alloc if there is one.
 func (p Param) newState(n int) (Vec, error) {
 	if n == 0 {
+		if hosted16(p.Value) {
+			return Host{}, nil
+		}
 		return p.Value.Slice(0, 0), nil
 	}
 	if p.Alloc == nil {
-		if _, ok := p.Value.(Host); !ok {
+		if _, ok := p.Value.(Host); !ok && !hosted16(p.Value) {
 			return nil, fmt.Errorf("parameter %q: a value of type %T needs Alloc", p.Name, p.Value)
 		}
 		return newHost(n, p.Value.Float64()), nil
@@ -186,7 +189,7 @@ func (p Param) newState(n int) (Vec, error) {
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("parameter %q: Alloc of %d elements: %w", p.Name, n, err)
-	case reflect.TypeOf(v) != reflect.TypeOf(p.Value):
+	case vec.Is16(v) || reflect.TypeOf(v) != reflect.TypeOf(p.Value) && !vec.Is16(p.Value):
 		return nil, fmt.Errorf("parameter %q: Alloc returned a %T, its value is a %T", p.Name, v, p.Value)
 	case twoTypes(v):
 		return nil, fmt.Errorf("parameter %q: Alloc returned a buffer that is both float32 and float64", p.Name)

@@ -44,6 +44,8 @@ func (p Param) newEntry(name string, bits int) (Vec, error) {
 	switch {
 	case bits != 0 && p.Value.Float64(): // also on a rank that owns no elements of it
 		return nil, fmt.Errorf("parameter %q: its value is float64, and Bits %d is for float32", p.Name, bits)
+	case bits == 8 && vec.Is16(p.Value):
+		return nil, fmt.Errorf("parameter %q: its value is bfloat16, and Bits 8 is for float32: use Bits 16, or values in float32", p.Name)
 	case bits == 0 || n == 0:
 		return p.newState(n)
 	}

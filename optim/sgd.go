@@ -49,7 +49,7 @@ type sgd struct {
 }
 
 func (u *sgd) update(i int, p *piece, lr float64) error {
-	u.step.LR, u.step.WeightDecay, u.step.First = lr, p.weightDecay, p.steps == 1
+	u.step.LR, u.step.WeightDecay, u.step.First, u.step.Round = lr, p.weightDecay, p.steps == 1, p.round
 	var momentum Vec
 	if len(p.vecs) > 0 {
 		momentum = p.vecs[0]

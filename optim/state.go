@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gofsdp/gofsdp/internal/rng"
 	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
@@ -47,6 +48,8 @@ type piece struct {
 	steps  int          // updates of the state; zero means that the state is zero
 	ema    vec.SGDVec   // the average, or nil
 	usable func() error // Ready without the check for swapped averages, or nil
+	draws  rng.Stream   // of random rounding
+	round  vec.Rounding // of values that are bfloat16, in the current update
 }
 
 // entry returns the state that is entry k of the part's names.
@@ -83,7 +86,7 @@ func newOptimizer(s Settings, names []string, u updater, params []Param, rules [
 	}
 	defer leave(held)
 	for _, p := range params {
-		piece := piece{Param: p, hyper: resolve(rules, p, &s), vecs: make([]Vec, len(names))}
+		piece := piece{Param: p, hyper: resolve(rules, p, &s), vecs: make([]Vec, len(names)), draws: rng.New(0, p.Name)}
 		piece.Shape = slices.Clone(p.Shape)
 		for i, name := range names {
 			var err error
@@ -118,7 +121,9 @@ func valuesAs[V Vec](kind string, params []Param) ([]V, error) {
 	values := make([]V, len(params))
 	for i, p := range params {
 		var ok bool
-		if values[i], ok = p.withVecs().Value.(V); !ok {
+		if values[i], ok = p.withVecs().Value.(V); !ok && vec.Is16(p.Value) {
+			return nil, fmt.Errorf("optim: %s: parameter %q: its value is bfloat16, which %s cannot update: use AdamW, Adam or SGD, or values in float32", kind, p.Name, kind)
+		} else if !ok {
 			return nil, fmt.Errorf("optim: %s: parameter %q: a value of type %T cannot be updated, because it does not implement %v",
 				kind, p.Name, p.Value, reflect.TypeFor[V]())
 		}
@@ -164,6 +169,11 @@ func (a *part) update(lr float64, steps int) error {
 			continue
 		}
 		p.steps++
+		if vec.Is16(p.Value) {
+			// State is rounded with this number and the next. Steps of the optimizer, unlike p.steps, are in
+			// checkpoints of optimizers without state, too.
+			p.round = vec.Rounding{Key: p.draws.Uint64(uint64(steps)) + 2, Offset: p.Offset}
+		}
 		if p.Value.Len() > 0 {
 			if err := a.updater.update(i, p, lr*p.lrScale); err != nil {
 				return fmt.Errorf("parameter %q: %w", p.Name, err)

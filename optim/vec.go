@@ -17,6 +17,12 @@ type Host = vec.Host
 // sliceHost returns elements [from, to) of h.
 func sliceHost(h Host, from, to int) Host { return h.Slice(from, to).(Host) }
 
+// hosted16 reports whether v stores bfloat16 in ordinary memory.
+func hosted16(v Vec) bool {
+	_, ok := v.(vec.Host16)
+	return ok
+}
+
 // newHost returns n zeros.
 func newHost(n int, float64s bool) Host {
 	if float64s {

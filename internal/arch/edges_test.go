@@ -87,7 +87,7 @@ var edges = map[string]string{
 	"nccl":                    "comm comm/transport internal/backoff internal/device",
 
 	// The library.
-	"optim/vec":       "internal/kernel/vec",
+	"optim/vec":       "internal/half internal/kernel/vec",
 	"optim":           "comm internal/half internal/kernel/gemm internal/kernel/vec internal/rng optim/vec shard",
 	"optim/optimtest": "optim optim/vec",
 	"fsdp": "gorgonia comm fsdp/internal/engine fsdp/internal/layout fsdp/internal/provenance fsdp/internal/ranks fsdp/internal/record fsdp/internal/state fsdp/internal/timeline fsdp/plan fsdp/profile " +

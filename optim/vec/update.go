@@ -16,9 +16,10 @@ type AdamVec interface {
 type AdamStep struct {
 	LR, WeightDecay     float64
 	Beta1, Beta2, Eps   float64
-	BiasCorrection1     float64 // 1 - Beta1^t
-	BiasCorrection2Sqrt float64 // √(1 - Beta2^t)
-	Decoupled           bool    // AdamW
+	BiasCorrection1     float64  // 1 - Beta1^t
+	BiasCorrection2Sqrt float64  // √(1 - Beta2^t)
+	Decoupled           bool     // AdamW
+	Round               Rounding // of values that are bfloat16, see [Host16]
 }
 
 // Adam implements [AdamVec].
@@ -103,15 +104,22 @@ type Rounding struct {
 func (h Host) Adam16(g, m, v Vec, r Rounding, s AdamStep) error {
 	n := len(h.F32)
 	grad, factor := scaled(g)
-	kernel.Adam16(h.F32, grad.F32, kernel.Halves(m.(Host).F32, n), kernel.Halves(v.(Host).F32, n), r.Key, uint64(r.Offset), s.hyper(factor))
+	kernel.Adam16(h.numbers(), grad.numbers(), r.halves(m, n, 0), r.halves(v, n, 1), uint64(r.Offset), s.hyper(factor))
 	return nil
 }
 
 // SGD16 implements [BFloat16Vec].
 func (h Host) SGD16(g, b Vec, r Rounding, s SGDStep) error {
 	grad, factor := scaled(g)
-	kernel.SGD16(h.F32, grad.F32, kernel.Halves(b.(Host).F32, len(h.F32)), r.Key, uint64(r.Offset), s.hyper(factor))
+	kernel.SGD16(h.numbers(), grad.numbers(), r.halves(b, len(h.F32), 0), uint64(r.Offset), s.hyper(factor))
 	return nil
+}
+
+func (h Host) numbers() kernel.Numbers { return kernel.Numbers{F32: h.F32} }
+
+// halves returns the n numbers of bfloat16 in state, rounded with Key + more.
+func (r Rounding) halves(state Vec, n int, more uint64) kernel.Numbers {
+	return kernel.Numbers{F16: kernel.Halves(state.(Host).F32, n), Seed: r.Key + more}
 }
 
 // SGDVec is a [Vec] with the update of optim.SGD.
@@ -119,7 +127,8 @@ type SGDVec interface {
 	Vec
 	// SGD updates the elements (the parameter p) and the momentum b from gradient g by the formulas
 	// of optim.SGD. b is nil if Momentum is zero. g and b have the length, type and implementation of
-	// p. The three share no memory. If there are no elements, SGD does nothing.
+	// p. The three share no memory. If there are no elements, SGD does nothing. If g is the value of a
+	// parameter in bfloat16, and p its average, p is of the implementation of state.
 	SGD(g, b Vec, s SGDStep) error
 }
 
@@ -128,11 +137,16 @@ type SGDStep struct {
 	LR, WeightDecay float64
 	Momentum        float64
 	Nesterov        bool
-	First           bool // the parameter's own first update: b = g, whatever b held
+	First           bool     // the parameter's own first update: b = g, whatever b held
+	Round           Rounding // of values that are bfloat16, see [Host16]
 }
 
 // SGD implements [SGDVec].
 func (h Host) SGD(g, b Vec, s SGDStep) error {
+	if g, ok := g.(Host16); ok { // an average follows values
+		kernel.SGD16(h.numbers(), g.numbers(Rounding{}), kernel.Numbers{}, 0, s.hyper(1))
+		return nil
+	}
 	grad, factor := scaled(g)
 	buf, _ := b.(Host) // empty without momentum
 	if h.F64 != nil {

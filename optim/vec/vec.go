@@ -4,7 +4,8 @@ package vec
 
 import "fmt"
 
-// Vec is a vector of float32 or float64 that an optimizer works on. Its memory may be out of reach,
+// Vec is a vector of float32 or float64 that an optimizer works on. A Vec of float32 may store bfloat16, see
+// [Is16]. Its memory may be out of reach,
 // such as a device's: callers access it through Read and Write only. [Host] is a Vec in ordinary
 // memory. Package optimtest tests implementations.
 //

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // benchmark is a primitive on n float32 elements: how many bytes an element moves, and the call.
@@ -149,7 +151,8 @@ func benchmarkSquares[T Float](b *testing.B) {
 }
 
 // BenchmarkAdamNarrow reports the nanoseconds an element that a step takes with moments in 8 and 16
-// bits, and how many times longer than with float32 that is, the three in turns.
+// bits, and with all of its numbers in 16 bits, and how many times longer than with float32 that is, the
+// four in turns.
 func BenchmarkAdamNarrow(b *testing.B) {
 	h := AdamHyper{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, BiasCorrection1: 0.5, BiasCorrection2Sqrt: 0.5, GradScale: 1, Decoupled: true}
 	for _, n := range []int{16 << 10, 4 << 20} {
@@ -161,6 +164,8 @@ func BenchmarkAdamNarrow(b *testing.B) {
 			m8 := NewBlocks8(make([]float32, Words8(0, n)), 0, n, false)
 			v8 := NewBlocks8(make([]float32, Words8(0, n)), 0, n, true)
 			m16, v16 := Halves(make([]float32, Words16(n)), n), Halves(make([]float32, Words16(n)), n)
+			p16, g16 := Numbers{F16: make([]half.BFloat16, n)}, Numbers{F16: make([]half.BFloat16, n)}
+			half.Narrow(g16.F16, g)
 			best := map[string]time.Duration{}
 			take := func(name string, f func()) {
 				start := time.Now()
@@ -171,10 +176,13 @@ func BenchmarkAdamNarrow(b *testing.B) {
 			}
 			for b.Loop() {
 				take("8", func() { Adam8(p, g, m8, v8, h) })
-				take("16", func() { Adam16(p, g, m16, v16, 1, 0, h) })
+				take("16", func() {
+					Adam16(Numbers{F32: p}, Numbers{F32: g}, Numbers{F16: m16, Seed: 1}, Numbers{F16: v16, Seed: 2}, 0, h)
+				})
+				take("all-16", func() { Adam16(p16, g16, Numbers{F16: m16, Seed: 1}, Numbers{F16: v16, Seed: 2}, 0, h) })
 				take("32", func() { Adam(p, g, m, v, h) })
 			}
-			for _, bits := range []string{"8", "16"} {
+			for _, bits := range []string{"8", "16", "all-16"} {
 				b.ReportMetric(float64(best[bits].Nanoseconds())/float64(n), "ns/element("+bits+")")
 				b.ReportMetric(float64(best[bits])/float64(best["32"]), "x-Adam("+bits+")")
 			}

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/internal/half"
 )
 
 // TestTreeSumReusesScratch: sums of many sources leave no garbage, nested ones neither.
@@ -20,12 +22,13 @@ func TestTreeSumReusesScratch(t *testing.T) {
 	}
 }
 
-// TestUpdates16ReuseScratch: updates with state in bfloat16 leave no garbage.
+// TestUpdates16ReuseScratch: updates of bfloat16 leave no garbage.
 func TestUpdates16ReuseScratch(t *testing.T) {
 	const n = 3 * block16
-	p, m := make([]float32, n), Halves(make([]float32, Words16(n)), n)
+	p, m := Numbers{F32: make([]float32, n)}, Numbers{F16: make([]half.BFloat16, n), Seed: 1}
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		Adam16(p, p, m, m, 1, 0, AdamHyper{BiasCorrection1: 1, BiasCorrection2Sqrt: 1, Eps: 1})
-		SGD16(p, p, m, 1, 0, SGDHyper{Momentum: 0.9})
+		Adam16(p, p, m, m, 0, AdamHyper{BiasCorrection1: 1, BiasCorrection2Sqrt: 1, Eps: 1})
+		Adam16(m, m, p, p, 0, AdamHyper{BiasCorrection1: 1, BiasCorrection2Sqrt: 1, Eps: 1})
+		SGD16(m, p, m, 0, SGDHyper{Momentum: 0.9})
 	}))
 }

@@ -158,8 +158,12 @@ func TestMisuse(t *testing.T) {
 		func() { SGD(x, x, nil, SGDHyper{Momentum: 0.9}) },
 		func() { Adam(x, x, x, y, AdamHyper{}) },
 		func() { Halves(x, 3) },
-		func() { Adam16(x, x, Halves(x[:2], 3), Halves(y, 7), 0, 0, AdamHyper{}) },
-		func() { SGD16(x, x, Halves(x, 5), 0, 0, SGDHyper{Momentum: 0.9}) },
+		func() {
+			Adam16(Numbers{F32: x}, Numbers{F32: x}, Numbers{F16: Halves(x[:2], 3)}, Numbers{F16: Halves(y, 7)}, 0, AdamHyper{})
+		},
+		func() {
+			SGD16(Numbers{F32: x}, Numbers{F32: x}, Numbers{F16: Halves(x, 5)}, 0, SGDHyper{Momentum: 0.9})
+		},
 	} {
 		require.Panics(t, f)
 	}

@@ -43,44 +43,72 @@ func Halves(words []float32, n int) []half.BFloat16 {
 	return unsafe.Slice((*half.BFloat16)(unsafe.Pointer(unsafe.SliceData(words))), n)
 }
 
-// Adam16 is [Adam] with moments in bfloat16. New moments are rounded by [StochasticBFloat16]: m with
-// seed, and v with seed+1.
-func Adam16(p, g []float32, m, v []half.BFloat16, seed, base uint64, h AdamHyper) {
-	same("Adam16", len(p), len(g), len(m), len(v))
-	k, c := table[float32](), newAdamStep[float32](h)
-	room := rooms16.Get().(*[2][block16]float32)
-	defer rooms16.Put(room)
-	for i := 0; i < len(p); i += block16 {
-		j := min(i+block16, len(p))
-		mw, vw := room[0][:j-i], room[1][:j-i]
-		half.Widen(mw, m[i:j])
-		half.Widen(vw, v[i:j])
-		k.adam(p[i:j], g[i:j], mw, vw, c)
-		StochasticBFloat16(mw, seed, base+uint64(i))
-		StochasticBFloat16(vw, seed+1, base+uint64(i))
-		half.Narrow(m[i:j], mw)
-		half.Narrow(v[i:j], vw)
+// Numbers are float32, or bfloat16 that an update widens, and rounds by [StochasticBFloat16] with Seed.
+// At most one of the slices is set.
+type Numbers struct {
+	F32  []float32
+	F16  []half.BFloat16
+	Seed uint64
+}
+
+func (x *Numbers) len() int { return len(x.F32) + len(x.F16) }
+
+// open returns elements [i, j) as float32, in room unless they are.
+func (x *Numbers) open(room *[block16]float32, i, j int) []float32 {
+	if x.F16 == nil {
+		return x.F32[i:j]
+	}
+	half.Widen(room[:j-i], x.F16[i:j])
+	return room[:j-i]
+}
+
+// close stores what open has returned for the elements from i on.
+func (x *Numbers) close(w []float32, i int, base uint64) {
+	if x.F16 != nil {
+		StochasticBFloat16(w, x.Seed, base+uint64(i))
+		half.Narrow(x.F16[i:], w)
 	}
 }
 
-// SGD16 is [SGD] with momentum, whose buffer is in bfloat16. The new buffer is rounded by
+// Adam16 is [Adam] of numbers that may be bfloat16. base is the index of the first for
 // [StochasticBFloat16].
-func SGD16(p, g []float32, buf []half.BFloat16, seed, base uint64, h SGDHyper) {
-	same("SGD16", len(p), len(g), len(buf))
-	room := rooms16.Get().(*[2][block16]float32)
+func Adam16(p, g, m, v Numbers, base uint64, h AdamHyper) {
+	same("Adam16", p.len(), g.len(), m.len(), v.len())
+	k, c := table[float32](), newAdamStep[float32](h)
+	room := rooms16.Get().(*[4][block16]float32)
 	defer rooms16.Put(room)
-	for i := 0; i < len(p); i += block16 {
-		j := min(i+block16, len(p))
-		w := room[0][:j-i]
-		half.Widen(w, buf[i:j])
-		SGD(p[i:j], g[i:j], w, h)
-		StochasticBFloat16(w, seed, base+uint64(i))
-		half.Narrow(buf[i:j], w)
+	for i := 0; i < p.len(); i += block16 {
+		j := min(i+block16, p.len())
+		pw, mw, vw := p.open(&room[0], i, j), m.open(&room[1], i, j), v.open(&room[2], i, j)
+		k.adam(pw, g.open(&room[3], i, j), mw, vw, c)
+		m.close(mw, i, base)
+		v.close(vw, i, base)
+		p.close(pw, i, base)
+	}
+}
+
+// SGD16 is [SGD] of numbers that may be bfloat16. Without momentum buf has none.
+func SGD16(p, g, buf Numbers, base uint64, h SGDHyper) {
+	same("SGD16", p.len(), g.len())
+	if h.Momentum != 0 {
+		same("SGD16", p.len(), buf.len())
+	}
+	room := rooms16.Get().(*[4][block16]float32)
+	defer rooms16.Put(room)
+	for i := 0; i < p.len(); i += block16 {
+		j := min(i+block16, p.len())
+		pw, bw := p.open(&room[0], i, j), []float32(nil)
+		if h.Momentum != 0 {
+			bw = buf.open(&room[1], i, j)
+		}
+		SGD(pw, g.open(&room[3], i, j), bw, h)
+		buf.close(bw, i, base)
+		p.close(pw, i, base)
 	}
 }
 
 // block16 is the number of elements that an update widens at a time. They stay in the first cache.
 const block16 = 1024
 
-// rooms16 is memory for the state of a block.
-var rooms16 = sync.Pool{New: func() any { return new([2][block16]float32) }}
+// rooms16 is memory for a block of all numbers of an update.
+var rooms16 = sync.Pool{New: func() any { return new([4][block16]float32) }}

@@ -127,7 +127,7 @@ func TestStochasticStreams(t *testing.T) {
 }
 
 // TestUpdates16: an update is the one in float32 between widening and rounding, however the vector is
-// cut, and allocates nothing.
+// cut.
 func TestUpdates16(t *testing.T) {
 	const n, base = 2*block16 + 77, 1<<32 - 100
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -140,53 +140,79 @@ func TestUpdates16(t *testing.T) {
 	}
 	adam := AdamHyper{LR: 0.1, Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, WeightDecay: 0.1, BiasCorrection1: 0.1, BiasCorrection2Sqrt: 0.1, GradScale: 1, Decoupled: true}
 	sgd := SGDHyper{LR: 0.1, Momentum: 0.9, WeightDecay: 0.1, GradScale: 1}
-	first, nesterov := sgd, sgd
-	first.First, nesterov.Nesterov = true, true
+	first, nesterov, plain := sgd, sgd, sgd
+	first.First, nesterov.Nesterov, plain.Momentum = true, true, 0
 	p, g, states := random(), random(), [2][]float32{random(), random()}
 	Square(states[1], states[1])
-	type state struct {
-		p       []float32
-		m, v    []half.BFloat16
-		updates func(from, to int) // of these elements
+	numbers := func(x []float32, narrow bool, seed uint64) Numbers {
+		if !narrow {
+			return Numbers{F32: append([]float32(nil), x...)}
+		}
+		h := Numbers{F16: make([]half.BFloat16, n), Seed: seed}
+		half.Narrow(h.F16, x)
+		return h
+	}
+	cut := func(x Numbers, from, to int) Numbers {
+		if x.F16 == nil {
+			return Numbers{F32: x.F32[from:to]}
+		}
+		return Numbers{F16: x.F16[from:to], Seed: x.Seed}
+	}
+	wide := func(x Numbers) []float32 {
+		if x.F16 == nil {
+			return append([]float32(nil), x.F32...)
+		}
+		w := make([]float32, n)
+		half.Widen(w, x.F16)
+		return w
 	}
 	eachISA(t, func(t *testing.T) {
-		make := func() *state {
-			s := &state{p: append([]float32(nil), p...), m: Halves(make([]float32, Words16(n)), n), v: Halves(make([]float32, Words16(n)), n)}
-			half.Narrow(s.m, states[0])
-			half.Narrow(s.v, states[1])
-			s.updates = func(from, to int) {
+		for _, narrow := range [][2]bool{{false, true}, {true, false}, {true, true}} { // the values, the state
+			make := func() [4]Numbers {
+				return [4]Numbers{numbers(p, narrow[0], 9), numbers(g, narrow[0], 0), numbers(states[0], narrow[1], 7), numbers(states[1], narrow[1], 8)}
+			}
+			update := func(x [4]Numbers, from, to int) {
+				for k := range x {
+					x[k] = cut(x[k], from, to)
+				}
 				at := base + uint64(from)
-				Adam16(s.p[from:to], g[from:to], s.m[from:to], s.v[from:to], 7, at, adam)
-				for i, h := range []SGDHyper{sgd, nesterov, first} {
-					SGD16(s.p[from:to], g[from:to], s.m[from:to], uint64(10+i), at, h)
+				Adam16(x[0], x[1], x[2], x[3], at, adam)
+				for _, h := range []SGDHyper{sgd, nesterov, first} {
+					SGD16(x[0], x[1], x[2], at, h)
+				}
+				SGD16(x[0], x[1], Numbers{}, at, plain)
+			}
+			whole, parts := make(), make()
+			update(whole, 0, n)
+			update(parts, 0, 3)
+			update(parts, 3, block16+1)
+			update(parts, block16+1, n)
+
+			want := make()
+			var w [4][]float32
+			for k := range w {
+				w[k] = wide(want[k])
+			}
+			round := func(list ...int) {
+				for _, k := range list {
+					if want[k].F16 != nil {
+						StochasticBFloat16(w[k], want[k].Seed, base)
+					}
 				}
 			}
-			return s
+			Adam(w[0], w[1], w[2], w[3], adam)
+			round(0, 2, 3)
+			for _, h := range []SGDHyper{sgd, nesterov, first} {
+				SGD(w[0], w[1], w[2], h)
+				round(0, 2)
+			}
+			SGD(w[0], w[1], nil, plain)
+			round(0)
+			for k := range w {
+				require.Equal(t, bitsOf(wide(whole[k])), bitsOf(wide(parts[k])), "in parts")
+				require.Equal(t, bitsOf(w[k]), bitsOf(wide(whole[k])), "values and state narrow: %v, vector %d", narrow, k)
+			}
 		}
-		whole, parts := make(), make()
-		whole.updates(0, n)
-		parts.updates(0, 3)
-		parts.updates(3, block16+1)
-		parts.updates(block16+1, n)
-		require.Equal(t, bitsOf(whole.p), bitsOf(parts.p))
-		require.Equal(t, whole.m, parts.m)
-		require.Equal(t, whole.v, parts.v)
-
-		want, m, v := make(), random(), random()
-		half.Widen(m, want.m)
-		half.Widen(v, want.v)
-		Adam(want.p, g, m, v, adam)
-		StochasticBFloat16(m, 7, base)
-		StochasticBFloat16(v, 8, base)
-		for i, h := range []SGDHyper{sgd, nesterov, first} {
-			SGD(want.p, g, m, h)
-			StochasticBFloat16(m, uint64(10+i), base)
-		}
-		half.Narrow(want.m, m)
-		half.Narrow(want.v, v)
-		require.Equal(t, bitsOf(want.p), bitsOf(whole.p))
-		require.Equal(t, want.m, whole.m)
-		require.Equal(t, want.v, whole.v)
 	})
 }
 
@@ -199,7 +225,7 @@ func TestUpdates16NotFinite(t *testing.T) {
 			p, g := make([]float32, n), make([]float32, n)
 			g[7] = bad
 			m, v := Halves(make([]float32, Words16(n)), n), Halves(make([]float32, Words16(n)), n)
-			Adam16(p, g, m, v, 1, 0, h)
+			Adam16(Numbers{F32: p}, Numbers{F32: g}, Numbers{F16: m, Seed: 1}, Numbers{F16: v, Seed: 2}, 0, h)
 			require.Equal(t, half.ToBFloat16(bad), m[7])
 			for i := range n {
 				require.Equal(t, i == 7, p[i] != p[i] || v[i] != 0, "element %d", i)
