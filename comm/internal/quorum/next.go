@@ -51,20 +51,8 @@ func (n *Node) decide(ctx context.Context, now Membership, number int, begin tim
 	ctx, cancel := n.until(ctx, number)
 	defer cancel()
 	p := &proposal{Node: n, now: now, number: number, self: self, begin: begin, members: make([]standing, len(now.Members)), news: make(chan struct{}, 1)}
-	for i := range self {
-		_, err := n.persist(ctx, now.Members[i], request{What: askFollow, Number: number}, begin, func(r reply) error {
-			if !r.Waits && time.Since(begin) >= n.cfg.Limit/2 {
-				return errAbsent
-			}
-			return nil
-		})
-		if err == nil {
-			return nil
-		}
-		p.members[i].err = err
-		if ctx.Err() != nil {
-			return p.outcome(ctx)
-		}
+	if p.follow(ctx) {
+		return p.outcome(ctx)
 	}
 	return p.run(ctx)
 }
@@ -85,6 +73,71 @@ func (n *Node) Missing() (ranks []int) {
 		}
 	}
 	return ranks
+}
+
+// stagger is how long a process waits for the answer of a member before it asks the next one, too.
+const stagger = 250 * time.Millisecond
+
+// follow follows the first member before this one that answers. It returns false when none does, so that this process
+// proposes.
+func (p *proposal) follow(ctx context.Context) bool {
+	type end struct {
+		member int
+		err    error
+	}
+	var all sync.WaitGroup
+	defer all.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	heard, ends := make(chan int), make(chan end)
+	next, running, answer := 0, 0, map[int]bool{}
+	start := func() {
+		i := next
+		next, running = next+1, running+1
+		all.Go(func() {
+			_, err := p.persist(ctx, p.now.Members[i], request{What: askFollow, Number: p.number}, p.begin, func(r reply) error {
+				select {
+				case heard <- i:
+				case <-ctx.Done():
+				}
+				if !r.Waits && time.Since(p.begin) >= p.cfg.Limit/2 {
+					return errAbsent
+				}
+				return nil
+			})
+			select {
+			case ends <- end{i, err}:
+			case <-ctx.Done():
+			}
+		})
+	}
+	for next < p.self || running > 0 {
+		if running == 0 {
+			start()
+		}
+		timer := time.NewTimer(stagger)
+		var more <-chan time.Time
+		if next < p.self && len(answer) == 0 {
+			more = timer.C
+		}
+		select {
+		case i := <-heard:
+			answer[i] = true
+		case e := <-ends:
+			if e.err == nil {
+				return true
+			}
+			running--
+			delete(answer, e.member)
+			p.members[e.member] = p.now.Members[e.member].standing(e.err)
+		case <-more:
+			start()
+		case <-ctx.Done():
+			return true
+		}
+		timer.Stop()
+	}
+	return false
 }
 
 // until returns a context that ends with errDone when there is a membership with the number.
@@ -117,6 +170,11 @@ type standing struct {
 	lost  bool  // it has ended, or is silent
 	dead  bool  // certainly
 	err   error // the latest
+}
+
+// standing returns the state of a member that a request has failed for.
+func (m Member) standing(err error) standing {
+	return standing{lost: !errors.Is(err, errAbsent), dead: ended(err) && m.certain(), err: err}
 }
 
 // proposal is a process that proposes a membership.
@@ -198,7 +256,7 @@ func (n *Node) propose(p *proposal) {
 
 // visit awaits member i.
 func (p *proposal) visit(ctx context.Context, i int) {
-	for begin := time.Now(); ctx.Err() == nil; begin = time.Now().Add(-silence) {
+	for begin := p.begin; ctx.Err() == nil; begin = time.Now().Add(-silence) {
 		r, err := p.persist(ctx, p.now.Members[i], request{What: askAwait, Number: p.number}, begin, func(reply) error {
 			p.set(i, standing{err: errAbsent}, nil)
 			return nil
@@ -212,10 +270,10 @@ func (p *proposal) visit(ctx context.Context, i int) {
 		case ctx.Err() != nil:
 			return
 		case ended(err):
-			p.set(i, standing{lost: true, dead: p.now.Members[i].certain(), err: err}, nil)
+			p.set(i, p.now.Members[i].standing(err), nil)
 			return
 		}
-		p.set(i, standing{lost: true, err: err}, nil) // but it may be back
+		p.set(i, p.now.Members[i].standing(err), nil) // but it may be back
 		timer := time.NewTimer(time.Second)
 		select {
 		case <-timer.C:
@@ -253,7 +311,8 @@ func (p *proposal) value() (*Membership, error) {
 	waits := func(i int) bool { return p.members[i].waits }
 	for _, s := range p.members {
 		silent := s.lost && !ended(s.err)
-		if !s.waits && !s.lost && !late || silent && time.Since(p.moved) < hesitation {
+		overdue := late && errors.Is(s.err, errAbsent)
+		if !s.waits && !s.lost && !overdue || silent && time.Since(p.moved) < hesitation {
 			return nil, nil
 		}
 	}
@@ -274,7 +333,7 @@ func (p *proposal) value() (*Membership, error) {
 
 // outcome returns the error of a decision that has not come about, if it has not.
 func (p *proposal) outcome(ctx context.Context) error {
-	if errors.Is(context.Cause(ctx), errDone) {
+	if ctx.Err() == nil || errors.Is(context.Cause(ctx), errDone) {
 		return nil
 	}
 	p.mu.Lock()
