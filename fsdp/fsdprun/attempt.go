@@ -8,43 +8,38 @@ import (
 
 // attempt is one start of the ranks of this host, until the last of them has ended.
 type attempt struct {
+	start
 	begin   time.Time
-	ranks   []*rank
+	ranks   []*rank // those that were replaced, too
+	exits   chan *rank
 	running int
 	ended   []*ending        // in the order of time
 	asked   bool             // all ranks were asked to end
 	user    bool             // by a signal to fsdprun
 	killed  <-chan time.Time // when ranks that were asked are killed
+	spares  int              // how often a rank may still be replaced
 
-	dir   string // where the ranks record their progress in joining; "" when they have joined, or if it is unknown
+	dir   string // where the ranks record their progress in joining; "" when all have joined and none may be replaced, or if it is unknown
 	look  *time.Ticker
 	joins joins // last reported to the meeting
 }
 
 // attempt starts the ranks, waits until they have ended, and returns how they ended.
 func (l *launcher) attempt(s start) []ending {
-	a := &attempt{begin: time.Now()}
+	a := &attempt{start: s, begin: time.Now(), exits: make(chan *rank, s.Ranks+l.replace), spares: l.replace}
 	l.watch(a)
 	defer l.unwatch(a)
-	exits := make(chan *rank, s.Ranks)
 	for i := range s.Ranks {
-		r, err := l.launch(s, i, a.joinsName(s.First+i))
-		if err != nil {
+		if err := l.run(a, i, nil); err != nil {
 			text := fmt.Sprintf("cannot start rank %d: %v", s.First+i, err)
 			a.ended = append(a.ended, &ending{Rank: s.First + i, Code: exitError, Early: true, Tail: []string{text}})
 			l.fail(a, text)
 			break
 		}
-		a.ranks = append(a.ranks, r)
-		a.running++
-		go func() {
-			awaitExit(r.cmd)
-			exits <- r
-		}()
 	}
 	for a.running > 0 {
 		select {
-		case r := <-exits:
+		case r := <-a.exits:
 			l.exited(a, r)
 		case sig := <-l.signals:
 			l.interrupted(a, sig.(syscall.Signal))
@@ -69,14 +64,29 @@ func (l *launcher) attempt(s start) []ending {
 	return ended
 }
 
-// exited records the end of a rank, and ends the others if it failed.
+// run starts local rank i, in the place of former if that is not nil.
+func (l *launcher) run(a *attempt, i int, former *rank) error {
+	r, err := l.launch(a, i, former)
+	if err != nil {
+		return err
+	}
+	a.ranks = append(a.ranks, r)
+	a.running++
+	go func() {
+		awaitExit(r.cmd)
+		a.exits <- r
+	}()
+	return nil
+}
+
+// exited records the end of a rank. If it failed, another process replaces it, or else the others end.
 func (l *launcher) exited(a *attempt, r *rank) {
 	r.reap(a.begin, a.asked)
 	a.running--
 	l.lookAt(a)
 	r.end.Join = r.join
 	a.ended = append(a.ended, r.end)
-	if !a.asked && r.end.failed() {
+	if !a.asked && r.end.failed() && !l.replaced(a, r) {
 		l.fail(a, fmt.Sprintf("rank %d: %s", r.number, r.end))
 	}
 }

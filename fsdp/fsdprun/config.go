@@ -34,6 +34,7 @@ type config struct {
 	patience                                time.Duration // how long to wait for absent hosts
 
 	restarts int
+	replace  int
 	older    bool
 	grace    time.Duration
 	pin      bool
@@ -64,6 +65,7 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	f.StringVar(&c.timeout, "timeout", "", "time without progress after which an operation fails, such as 90s")
 	f.StringVar(&c.joinTimeout, "join-timeout", "", "time that ranks and hosts wait for each other, such as 90s")
 	f.IntVar(&c.restarts, "restarts", 0, "number of restarts after a failure")
+	f.IntVar(&c.replace, "replace", 0, "number of ranks that are started again alone, while the\nothers call comm.Reconnect (one host)")
 	f.BoolVar(&c.older, "older", false, "load an older checkpoint if the last one is damaged:\nlike LoadOptions.AllowOlder, if the program does not set it")
 	f.DurationVar(&c.grace, "grace", 10*time.Second, "time between the signal to end and SIGKILL")
 	f.BoolVar(&c.pin, "pin", false, "give each rank its own share of the cores (Linux)")
@@ -95,7 +97,7 @@ func misplaced(f *flag.FlagSet) string {
 	f.Visit(func(one *flag.Flag) { before = append(before, one.Name) })
 	for _, arg := range f.Args()[1:] {
 		name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(arg, "-"), "-"), "=")
-		if strings.HasPrefix(arg, "-") && slices.Contains([]string{"n", "nnodes", "node-rank", "rdzv", "restarts"}, name) && !slices.Contains(before, name) {
+		if strings.HasPrefix(arg, "-") && slices.Contains([]string{"n", "nnodes", "node-rank", "rdzv", "replace", "restarts"}, name) && !slices.Contains(before, name) {
 			return fmt.Sprintf("%s after %s goes to the program: if it is for fsdprun, put it before the program", arg, f.Arg(0))
 		}
 	}
@@ -183,8 +185,11 @@ func (c *config) setShow(list string) error {
 }
 
 func (c *config) check() error {
-	if c.restarts < 0 || c.grace < 0 {
-		return errors.New("-restarts and -grace must not be negative")
+	if c.restarts < 0 || c.grace < 0 || c.replace < 0 {
+		return errors.New("-restarts, -replace and -grace must not be negative")
+	}
+	if c.replace > 0 && c.nodes > 1 {
+		return errors.New("-replace is for ranks of one host; with -restarts the ranks of several hosts start again together")
 	}
 	if c.pin && !canPin {
 		return errors.New("-pin: this system does not bind processes to cores")

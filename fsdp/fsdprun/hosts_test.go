@@ -215,8 +215,8 @@ func TestHostGivesUp(t *testing.T) {
 	first.err.await("waiting at ")
 	var err output
 	for why, wrong := range map[string][]string{
-		`launch: FSDP_TIMEOUT="never" is not a duration`: {"-timeout", "never"},
-		"-restarts and -grace must not be negative":      {"-grace", "-1s"},
+		`launch: FSDP_TIMEOUT="never" is not a duration`:      {"-timeout", "never"},
+		"-restarts, -replace and -grace must not be negative": {"-grace", "-1s"},
 	} {
 		require.Equal(t, exitUsage, run(append(append(flags(1), wrong...), "true"), system{err: &err, out: io.Discard}))
 		first.err.await("host 1 has given up: " + why)

@@ -70,7 +70,7 @@ func (l *launcher) lookAt(a *attempt) {
 	for _, r := range a.ranks {
 		if r.join != launch.Joined {
 			var err error
-			if r.join, err = launch.ReadJoin(a.joinsName(r.number)); err != nil {
+			if r.join, err = launch.ReadJoin(r.joins); err != nil {
 				l.screen.say("cannot detect whether rank %d joins: %v", r.number, err)
 				l.unwatch(a)
 				return
@@ -80,7 +80,7 @@ func (l *launcher) lookAt(a *attempt) {
 		switch {
 		case r.end == nil && r.join == launch.JoinWaits:
 			now.Wait = append(now.Wait, r.number)
-		case r.end != nil && r.end.Early && !r.end.failed() && r.join != launch.Joined && r.join != launch.JoinUnknown:
+		case r.end != nil && r.end.Early && !r.end.failed() && !r.end.Replaced && r.join != launch.Joined && r.join != launch.JoinUnknown:
 			now.Left = append(now.Left, r.number)
 		}
 	}
@@ -88,7 +88,7 @@ func (l *launcher) lookAt(a *attempt) {
 		a.joins = now
 		l.seat.tell(report{Joins: &now})
 	}
-	if all {
+	if all && l.replace == 0 { // else the next process records it, too
 		l.unwatch(a)
 	}
 }

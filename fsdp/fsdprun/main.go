@@ -40,6 +40,7 @@
 //	FSDP_TLS FSDP_TRUST_NETWORK                   1 with -tls, -trust-network
 //	FSDP_TRANSPORT FSDP_LISTEN                    from the flags; see above
 //	FSDP_TIMEOUT FSDP_JOIN_TIMEOUT                from the flags
+//	FSDP_RENDEZVOUS FSDP_JOIN FSDP_REPLACE        with -replace: the directory where ranks meet; true in a process that replaces a rank
 //	FSDP_JOINS                                    files by which it tells fsdprun whether it has joined the others
 //	FSDP_COLUMNS                                  width of a line, where output is a terminal and no -log-dir is given
 //	FSDP_TRACE                                    from -trace
@@ -111,6 +112,13 @@
 // error of fsdp's Load about a damaged checkpoint contains this text, so the
 // job ends if the program prints it. With -older, Load takes an older
 // checkpoint instead.
+//
+// With -replace k a rank that fails is started again alone, at most k times in a start. The others do not
+// get SIGTERM. Their program calls comm.Reconnect after the error of the lost rank, and the new process, for
+// which comm.FromEnv and comm.Run wait until then, takes the place of the lost one. It gets the state from the
+// others, see fsdp's MemoryCheckpoint. The ranks meet in a directory instead of at a port. When k
+// ranks have been replaced, or no rank of the group is left, the next failure ends the start as usual.
+// This is for one host: with several, -replace is an error.
 //
 // With -min and -max the number of ranks changes between starts. The rule:
 //

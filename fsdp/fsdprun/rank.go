@@ -29,25 +29,28 @@ type rank struct {
 	log     *os.File // nil if there is none
 
 	join   launch.Join // progress in joining
+	late   bool        // it takes the place of a rank that has failed
+	joins  string      // the name of the files in which it records that progress
 	exited bool        // it was seen to have ended before it was asked to, and is still to be reaped
 	end    *ending     // nil until it is reaped
 }
 
 // ending is how a rank ended.
 type ending struct {
-	Rank   int
-	After  time.Duration     // since the start
-	Code   int               // exit status, if no signal
-	Signal syscall.Signal    // signal that killed it, or 0
-	Asked  bool              // fsdprun sent this signal
-	Early  bool              // it ended before the ranks of its host were asked to
-	Join   launch.Join       // progress in joining
-	Absent bool              // it ended well without joining, while others waited for it
-	Tail   []string          // of standard error, if it failed
-	Totals []*profile.Totals `json:",omitempty"` // of its models, with -stragglers
+	Rank     int
+	After    time.Duration     // since the start
+	Code     int               // exit status, if no signal
+	Signal   syscall.Signal    // signal that killed it, or 0
+	Asked    bool              // fsdprun sent this signal
+	Early    bool              // it ended before the ranks of its host were asked to
+	Join     launch.Join       // progress in joining
+	Replaced bool              // another process has taken its place
+	Absent   bool              // it ended well without joining, while others waited for it
+	Tail     []string          // of standard error, if it failed
+	Totals   []*profile.Totals `json:",omitempty"` // of its models, with -stragglers
 }
 
-func (e *ending) failed() bool { return e.Code != 0 || e.Signal != 0 || e.Absent }
+func (e *ending) failed() bool { return !e.Replaced && (e.Code != 0 || e.Signal != 0 || e.Absent) }
 
 // status is the exit status in the form of a shell.
 func (e *ending) status() int {
@@ -61,15 +64,23 @@ func (e *ending) status() int {
 }
 
 // lost reports whether another process killed the rank.
-func (e *ending) lost() bool { return e.Signal != 0 && !e.Asked }
+func (e *ending) lost() bool { return e.Signal != 0 && !e.Asked && !e.Replaced }
 
-// launch starts local rank i, which records its progress in joining in files called joins.
-func (l *launcher) launch(s start, i int, joins string) (*rank, error) {
-	r := &rank{number: s.First + i, sent: make(map[syscall.Signal]bool)}
+// launch starts local rank i, in the place of former if that is not nil.
+func (l *launcher) launch(a *attempt, i int, former *rank) (*rank, error) {
+	s, late := a.start, former != nil
+	r := &rank{number: s.First + i, sent: make(map[syscall.Signal]bool), late: late, joins: a.joinsName(s.First + i)}
+	if late && r.joins != "" {
+		r.joins = former.joins + "-again"
+	}
+	more, err := l.replaceEnviron(a, late)
+	if err != nil {
+		return nil, err
+	}
 	r.cmd = exec.Command(l.command[0], l.command[1:]...)
-	r.cmd.Env = append(rankEnviron(l.base, s, i, l.cores), launch.Joins+"="+joins)
+	r.cmd.Env = append(append(rankEnviron(l.base, s, i, l.cores), launch.Joins+"="+r.joins), more...)
 	r.cmd.SysProcAttr = ownGroup()
-	stdin, err := l.open(r, s.Count)
+	stdin, err := l.open(r, late || s.Count > 0)
 	if err == nil {
 		l.thread.do(func() {
 			if err = l.bind(i, s.Ranks); err == nil {
@@ -100,7 +111,7 @@ func (l *launcher) launch(s start, i int, joins string) (*rank, error) {
 
 // open makes the pipes of r and opens its log. For rank 0 it returns the file to write its input
 // to.
-func (l *launcher) open(r *rank, count int) (stdin *os.File, err error) {
+func (l *launcher) open(r *rank, again bool) (stdin *os.File, err error) {
 	for _, to := range []*io.Writer{&r.cmd.Stdout, &r.cmd.Stderr} {
 		ours, theirs, err := os.Pipe()
 		if err != nil {
@@ -108,7 +119,7 @@ func (l *launcher) open(r *rank, count int) (stdin *os.File, err error) {
 		}
 		*to, r.pipes = theirs, append(r.pipes, ours)
 	}
-	if r.log, err = l.openLog(r.number, count); err != nil || r.number != 0 {
+	if r.log, err = l.openLog(r.number, again); err != nil || r.number != 0 {
 		return nil, err
 	}
 	theirs, stdin, err := os.Pipe()
@@ -118,14 +129,14 @@ func (l *launcher) open(r *rank, count int) (stdin *os.File, err error) {
 	return stdin, err
 }
 
-// openLog opens the log of a rank. At the first start it moves the log of an earlier job aside. It
+// openLog opens the log of a rank. Unless it starts again it moves the log of an earlier job aside. It
 // returns nil if there are no logs.
-func (l *launcher) openLog(number, count int) (*os.File, error) {
+func (l *launcher) openLog(number int, again bool) (*os.File, error) {
 	if l.logDir == "" {
 		return nil, nil
 	}
 	path := filepath.Join(l.logDir, "rank-"+strconv.Itoa(number)+".log")
-	if count == 0 {
+	if !again {
 		to, _, err := regular.PutAside(path)
 		if err != nil {
 			return nil, err

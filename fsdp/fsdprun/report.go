@@ -16,6 +16,8 @@ import (
 // String returns how a rank ended.
 func (e *ending) String() string {
 	switch {
+	case e.Replaced:
+		return "replaced"
 	case e.Signal != 0 && e.Asked:
 		return "ended by fsdprun with " + signalName(e.Signal)
 	case e.Signal != 0:
