@@ -132,8 +132,9 @@
 // contains the answer.
 //
 // A group that has failed stays failed; the groups it was split from go on. The
-// program decides what to do: usually it ends, and the launcher starts it again
-// from its last checkpoint. [Report] returns what every rank was doing.
+// program decides what to do: it calls [Reconnect] for a group of the ranks that
+// are left, or it ends, and the launcher starts it again from its last checkpoint.
+// [Report] returns what every rank was doing.
 //
 // The contract for authors of other transports is in package transport.
 package comm

@@ -210,7 +210,7 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 //		if lost := new(comm.RankError); !errors.As(err, &lost) {
 //			return err // another try would fail, too
 //		}
-//		group, m, opt = begin() // the program's: a new group of the ranks that are left, Wrap and New
+//		group, m, opt = begin() // the program's: comm.Reconnect, Wrap and New
 //		c, err := last.Load(ctx, m, opt)
 //		if err != nil {
 //			return err

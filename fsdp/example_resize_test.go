@@ -97,7 +97,7 @@ func ExampleCopyState() {
 // Ranks 1 and 3 of four die in a step. The others repeat it as a group of two.
 func ExampleMemoryCheckpoint() {
 	const dim, virtual, steps = 4, 4, 4
-	first, second := comm.Local(4), comm.Local(2) // processes call comm.Connect, for each group with another rendezvous
+	first, second := comm.Local(4), comm.Local(2) // processes call comm.Reconnect
 	rank := func(ctx context.Context, r int) error {
 		var last fsdp.MemoryCheckpoint
 		var model *fsdp.Sharded

@@ -147,6 +147,7 @@ var edges = map[string]string{
 	"examples/moe":        "gorgonia comm fsdp fsdp/data fsdp/nn optim",
 	"examples/multimodal": "gorgonia comm fsdp fsdp/nn fsdp/op optim",
 	"examples/offload":    "gorgonia fsdp fsdp/nn optim",
+	"examples/survive":    "gorgonia comm fsdp fsdp/nn optim",
 	"examples/t5":         "gorgonia comm fsdp fsdp/generate fsdp/metrics fsdp/nn optim",
 	"examples/uneven":     "gorgonia comm fsdp fsdp/metrics fsdp/nn optim",
 
@@ -160,7 +161,7 @@ const gorgonia = "gorgonia"
 // overGorgonia lists the packages that may need Gorgonia, directly or through what they import.
 // Nothing else may, so that groups, optimizers, schedules and kernels can be used without it.
 var overGorgonia = strings.Fields(`
-	examples/answers examples/classify examples/digits examples/embed examples/extending examples/finetune examples/fromgraph examples/gpt examples/lora examples/moe examples/multimodal examples/offload examples/t5 examples/uneven
+	examples/answers examples/classify examples/digits examples/embed examples/extending examples/finetune examples/fromgraph examples/gpt examples/lora examples/moe examples/multimodal examples/offload examples/survive examples/t5 examples/uneven
 	fsdp fsdp/data fsdp/fsdpplan fsdp/generate fsdp/gpu fsdp/graph fsdp/internal/accept/kit fsdp/internal/engine fsdp/internal/engine/fardevice fsdp/internal/engine/gpu fsdp/internal/provenance fsdp/internal/record fsdp/internal/timeline fsdp/metrics fsdp/monitor fsdp/nn fsdp/nn/hf fsdp/op internal/calibrate internal/exec internal/exec/exectest internal/gpu internal/gpu/gputest internal/ops
 `)
 
