@@ -23,19 +23,25 @@ import (
 // A survival is a job whose ranks connect again after each loss, see comm.Reconnect.
 //
 // Its ranks count steps. After a loss they take the largest count of the ranks that are left, as a
-// MemoryCheckpoint would. These must hold, whatever is lost, and whenever:
+// MemoryCheckpoint would. Half of the killed ranks are replaced by a process on another host. In some jobs the ranks
+// wait for such processes, and in some they also connect again after each 40 steps, to let them in. These must hold, whatever is lost, and whenever:
 //
 //   - no rank hangs
 //   - no rank makes a step twice, and all ranks of a group make the same step
 //   - once a group has formed, no earlier group makes more than the step that it has begun
 //   - in a calm job, whose losses are minorities that come one at a time, all other ranks make all steps
 type survival struct {
-	seed  uint64
-	net   *simnet.Net
-	ranks []*survivor
-	calm  bool
+	seed    uint64
+	dir     string // where the ranks meet
+	net     *simnet.Net
+	calm    bool
+	planned bool // the ranks connect again without a loss, too
+	over    chan struct{}
 
 	mu     sync.Mutex
+	ranks  []*survivor
+	size   int               // of the first group
+	live   int               // ranks that have not ended
 	groups map[int64]*formed // by a number that its ranks draw
 	faulty []string
 }
@@ -50,6 +56,7 @@ type formed struct {
 type survivor struct {
 	*survival
 	no     int
+	place  int // in its configuration
 	host   *simnet.Host
 	rng    *rand.Rand
 	cancel context.CancelFunc
@@ -65,13 +72,37 @@ const (
 	stepTime      = time.Second
 )
 
-func newSurvival(seed uint64, size int) *survival {
-	s := &survival{seed: seed, calm: seed%2 == 0, groups: map[int64]*formed{}}
+func newSurvival(dir string, seed uint64, size int) *survival {
+	s := &survival{seed: seed, dir: dir, calm: seed%2 == 0, planned: seed%3 == 0, size: size, over: make(chan struct{}), groups: map[int64]*formed{}}
 	s.net = simnet.New(simnet.Config{Seed: seed, Latency: 200 * time.Microsecond, Jitter: 300 * time.Microsecond, Bandwidth: 1e9})
 	for no := range size {
-		s.ranks = append(s.ranks, &survivor{survival: s, no: no, host: s.net.Host(ip(no)), rng: rand.New(rand.NewPCG(seed, uint64(no)))})
+		s.start(no)
 	}
 	return s
+}
+
+// start starts a process, unless the job is over.
+func (s *survival) start(place int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	no := len(s.ranks)
+	if no > s.size && s.live == 0 {
+		return
+	}
+	r := &survivor{survival: s, no: no, place: place, host: s.net.Host(ip(no)), rng: rand.New(rand.NewPCG(s.seed, uint64(no)))}
+	ctx, cancel := context.WithCancel(store.WithNetwork(context.Background(), r.host))
+	r.cancel = cancel
+	s.ranks = append(s.ranks, r)
+	s.live++
+	go func() {
+		err := r.work(ctx)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		r.err, r.ended = err, true
+		if s.live--; s.live == 0 {
+			close(s.over)
+		}
+	}()
 }
 
 func (s *survival) fault(format string, args ...any) {
@@ -82,22 +113,9 @@ func (s *survival) fault(format string, args ...any) {
 
 // run returns the number of losses, of groups, and of ranks that hang.
 func (s *survival) run(t *testing.T) (losses, groups, hangs int) {
-	var all sync.WaitGroup
-	for _, r := range s.ranks {
-		ctx, cancel := context.WithCancel(store.WithNetwork(context.Background(), r.host))
-		r.cancel = cancel
-		all.Go(func() {
-			err := r.live(ctx)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			r.err, r.ended = err, true
-		})
-	}
-	over := make(chan struct{})
-	go func() { all.Wait(); close(over) }()
-	losses = s.strike(over)
+	losses = s.strike()
 	select {
-	case <-over:
+	case <-s.over:
 	case <-time.After(survivalSteps*stepTime + 10*stuck):
 		buf := make([]byte, 1<<20)
 		t.Logf("seed %d hangs:\n%s", s.seed, buf[:runtime.Stack(buf, true)])
@@ -112,14 +130,14 @@ func (s *survival) run(t *testing.T) (losses, groups, hangs int) {
 			r.cancel()
 			r.host.Kill()
 		}
-		<-over
+		<-s.over
 	}
 	s.judge()
 	return losses, len(s.groups), hangs
 }
 
 // strike lets losses happen until the job is over.
-func (s *survival) strike(over <-chan struct{}) (losses int) {
+func (s *survival) strike() (losses int) {
 	rng := rand.New(rand.NewPCG(s.seed, 0x6c6f7373))
 	gap, left := 3*stuck/10, 12
 	if !s.calm {
@@ -131,14 +149,14 @@ func (s *survival) strike(over <-chan struct{}) (losses int) {
 			pause = time.Duration(rng.Int64N(int64(gap) + 1))
 		}
 		select {
-		case <-over:
+		case <-s.over:
 			return losses
 		case <-time.After(pause):
 		}
 		var alive []*survivor
 		s.mu.Lock()
 		for _, r := range s.ranks {
-			if !r.ended && !r.struck {
+			if !r.ended && !r.struck && r.groups > 0 {
 				alive = append(alive, r)
 			}
 		}
@@ -164,7 +182,7 @@ func (s *survival) strike(over <-chan struct{}) (losses int) {
 func (s *survival) lose(rng *rand.Rand, some []*survivor) int {
 	var hosts []*simnet.Host
 	lasting := time.Duration(rng.Int64N(int64(3 * time.Minute)))
-	kind := rng.IntN(4)
+	kind := max(0, rng.IntN(6)-2)
 	for _, r := range some {
 		s.mu.Lock()
 		r.struck = true
@@ -174,6 +192,9 @@ func (s *survival) lose(rng *rand.Rand, some []*survivor) int {
 		case 0:
 			r.host.Kill()
 			r.cancel()
+			if rng.IntN(2) == 0 {
+				time.AfterFunc(time.Duration(rng.Int64N(int64(10*time.Second))), func() { s.start(r.place) })
+			}
 		case 1:
 			r.host.Isolate(lasting)
 		case 2:
@@ -186,17 +207,20 @@ func (s *survival) lose(rng *rand.Rand, some []*survivor) int {
 	return len(some)
 }
 
-// live makes the steps.
-func (r *survivor) live(ctx context.Context) error {
+var errPlanned = errors.New("the ranks let others in")
+
+// work makes the steps.
+func (r *survivor) work(ctx context.Context) error {
 	g, err := comm.Connect(ctx, comm.Config{
-		Rank: r.no, Size: len(r.ranks), Rendezvous: "tcp://" + ip(0) + ":29500", Job: "survival", Secret: secret, Listen: ip(r.no),
+		Rank: r.place, Size: r.size, Rendezvous: "file://" + r.dir, Job: fmt.Sprint("survival ", r.seed), Secret: secret, Listen: ip(r.no),
 		Host: fmt.Sprint("host-", r.no), Transport: comm.TCP, Timeout: limit, JoinTimeout: joinLimit, Logger: slog.New(slog.DiscardHandler),
+		Join: r.no >= r.size, ReplaceTimeout: time.Duration(r.seed%5) * 5 * time.Second,
 	})
 	for err == nil {
 		if err = r.train(ctx, g); err == nil {
 			return g.Close()
 		}
-		if lost := new(comm.RankError); !errors.As(err, &lost) {
+		if lost := new(comm.RankError); !errors.As(err, &lost) && !errors.Is(err, errPlanned) {
 			break
 		}
 		former := g
@@ -247,6 +271,9 @@ func (r *survivor) train(ctx context.Context, g comm.Group) error {
 			}
 		}
 		r.mu.Unlock()
+		if r.planned && r.done%40 == 0 {
+			return errPlanned
+		}
 	}
 	return nil
 }
@@ -270,7 +297,7 @@ func (s *survival) judge() {
 				s.fault("rank %d makes step %d %d times", r.no, step, n)
 			}
 		}
-		if s.calm && !r.struck && r.err != nil {
+		if s.calm && !r.struck && r.err != nil && r.groups > 0 {
 			s.fault("rank %d ends with %v", r.no, r.err)
 		}
 	}
@@ -280,7 +307,7 @@ func (s *survival) judge() {
 func TestReconnect(t *testing.T) {
 	want, first := number("SIMULATE_LOSSES", 10), uint64(number("SIMULATE_SEED", 1))
 	var mu sync.Mutex
-	seed, losses, groups, hangs := first, 0, 0, 0
+	seed, losses, groups, joined, hangs := first, 0, 0, 0, 0
 	next := func() (uint64, bool) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -293,19 +320,24 @@ func TestReconnect(t *testing.T) {
 				t.Parallel()
 				for seed, more := next(); more; seed, more = next() {
 					synctest.Test(t, func(t *testing.T) {
-						s := newSurvival(seed, number("SIMULATE_SIZE", sizeOf(seed)))
+						s := newSurvival(t.TempDir(), seed, number("SIMULATE_SIZE", sizeOf(seed)))
 						l, g, h := s.run(t)
 						mu.Lock()
 						defer mu.Unlock()
 						losses, groups, hangs = losses+l, groups+g, hangs+h
+						for _, r := range s.ranks[s.size:] {
+							if r.groups > 0 {
+								joined++
+							}
+						}
 						if len(s.faulty) > 0 {
-							t.Errorf("seed %d, %d ranks: %q", seed, len(s.ranks), s.faulty)
+							t.Errorf("seed %d, %d ranks: %q", seed, s.size, s.faulty)
 						}
 					})
 				}
 			})
 		}
 	})
-	t.Logf("seeds %d to %d: %d losses, %d groups, %d ranks that hang", first, seed-1, losses, groups, hangs)
+	t.Logf("seeds %d to %d: %d losses, %d groups, %d processes that joined, %d ranks that hang", first, seed-1, losses, groups, joined, hangs)
 	require.Zero(t, hangs)
 }
