@@ -379,6 +379,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("Config.InFlight is %d: want a number of bytes, or 0", c.InFlight)
 	case c.ShardRanks < 0 || c.ShardRanks > 0 && c.Group.Size()%c.ShardRanks != 0:
 		return c, fmt.Errorf("Config.ShardRanks is %d, which does not divide the %d ranks", c.ShardRanks, c.Group.Size())
+	case c.Device != nil && c.Precision.Master == BFloat16:
+		return c, errors.New("Config.Precision.Master is bfloat16, but Config.Device does not yet update parameters in it: want Float32, and for less memory a state of 16 or 8 bits")
 	case c.Device != nil && c.Threads > 1:
 		return c, fmt.Errorf("Config.Threads is %d, but Config.Device computes: set only one of them", c.Threads)
 	case c.Device != nil && c.Offload.Dir != "":
@@ -438,9 +440,9 @@ func virtualModel(c *Config, tr *trace, units []*unit) error {
 			return fmt.Errorf("Config.VirtualRanks: %v over %d ranks sums in another order: Config.ShardRanks must be a power of two", u.strategy, c.ShardRanks)
 		}
 		for _, k := range u.kinds {
-			if reduce := cmp.Or(k.Reduce, c.Precision.Reduce.comm()); hybrid && !k.Full && !k.Frozen && reduce != c.Precision.master().comm() {
+			if reduce := cmp.Or(k.Reduce, c.Precision.Reduce.comm()); hybrid && !k.Full && !k.Frozen && reduce != c.Precision.wide().comm() {
 				return fmt.Errorf("Config.VirtualRanks: %v rounds gradients twice if they are reduced as %v: set Config.Precision.Reduce to %v, or use another strategy",
-					u.strategy, reduce, c.Precision.master())
+					u.strategy, reduce, c.Precision.wide())
 			}
 		}
 	}

@@ -138,8 +138,8 @@
 // as fast on processors that multiply bfloat16, and with half the memory for activations.
 // [Precision] can also change only the type in which parameters and gradients travel: 16 bits halve
 // the traffic, and 8 bits are possible too, see [Int8]. Each parameter may have different types.
-// Shards, optimizer state and checkpoints are always in float32, or float64. [Sharded.Unscale]
-// undoes a loss scale.
+// Shards of parameters and gradients are in float32, or float64, or in bfloat16 if Precision.Master says
+// so. Checkpoints are always in float32, or float64. [Sharded.Unscale] undoes a loss scale.
 //
 // # State
 //

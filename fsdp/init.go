@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/gofsdp/gofsdp/comm"
 	"github.com/gofsdp/gofsdp/fsdp/internal/engine"
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/caught"
@@ -19,7 +20,8 @@ import (
 // parameter, in row-major order, to dst. Each rank asks only for the elements it owns, in pieces,
 // so an element must be a function of its index. Then the model is the same at every world size,
 // and no rank ever holds a whole parameter. The first use of the values, such as a Forward, calls it, unless
-// Load, Import or LoadStateDict has replaced the parameter before.
+// Load, Import or LoadStateDict has replaced the parameter before. With Precision.Master BFloat16,
+// Wrap calls it.
 type Init func(r Stream, first int, dst []float64)
 
 // A Stream gives random numbers by index, keyed by the seed of the configuration and the
@@ -131,9 +133,17 @@ func (in initials) each(f func(p *tapeParam, g *layout.Group, first int, piece o
 	return nil
 }
 
-// blank makes all elements blank.
-func (in initials) blank() error {
-	return in.each(func(_ *tapeParam, _ *layout.Group, _ int, piece optim.Vec, buffer optim.Host) error {
+// blank makes all elements blank. In 16 bits there is no blank, so they get their initial values.
+func (in initials) blank(seed uint64) error {
+	return in.each(func(p *tapeParam, g *layout.Group, first int, piece optim.Vec, buffer optim.Host) error {
+		if g.Store == comm.BFloat16 {
+			values := make([]float64, piece.Len())
+			p.Init(Stream{rng.New(seed, g.Stream(p.Name))}, first, values)
+			for i, v := range values {
+				buffer.F32[i] = float32(v)
+			}
+			return piece.Write(buffer)
+		}
 		for i := range buffer.F64 {
 			buffer.F64[i] = math.Float64frombits(blank64)
 		}

@@ -26,7 +26,7 @@ func manifest(cfg *Config, tr *trace, m *layout.Model, units []*unit) string {
 		name  string
 		value any
 	}{
-		{"Precision.Compute", cfg.Precision.Compute}, {"Precision.Gather", cfg.Precision.Gather}, {"Precision.Reduce", cfg.Precision.Reduce},
+		{"Precision.Compute", cfg.Precision.Compute}, {"Precision.Gather", cfg.Precision.Gather}, {"Precision.Reduce", cfg.Precision.Reduce}, {"Precision.Master", cfg.Precision.Master},
 		{"GradAverage", cfg.GradAverage}, {"Prefetch", cfg.Prefetch}, {"InFlight", cfg.InFlight}, {"ShardRanks", cfg.ShardRanks}, {"Seed", cfg.Seed}, {"VirtualRanks", cfg.VirtualRanks},
 		{"TraceDir is set:", cfg.observe.traceDir != ""}, {"HashDir is set:", cfg.observe.hashDir != ""},
 		{"Device is set:", cfg.Device != nil},

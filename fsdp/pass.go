@@ -208,7 +208,7 @@ func (s *session) eachSegment(f func(iv shard.Interval, sum uint32)) error {
 			continue
 		}
 		for _, seg := range g.Segments() {
-			v := state.NewHost(s.cfg.Precision.master().comm(), seg.Len)
+			v := state.NewHost(s.cfg.Precision.wide().comm(), seg.Len)
 			if err := s.engine.Shards().Value(i).Slice(seg.At, seg.At+seg.Len).Read(v); err != nil {
 				return fmt.Errorf("parameter %s: %w", seg.Interval, err)
 			}
@@ -327,7 +327,7 @@ func (s *Sharded) EvalProgram(ctx context.Context, name string, batch ...Tensor)
 	results := make([]Tensor, len(p.Path.Results))
 	p.Search = s.life.watch.search && name == ""
 	err = p.Eval(ctx, func(i int, shape []int) []byte {
-		v := newValue(s.cfg.Precision.master(), shape)
+		v := newValue(s.cfg.Precision.wide(), shape)
 		results[i] = v.Tensor()
 		return v.Bytes
 	})

@@ -12,10 +12,11 @@ import (
 )
 
 // Precision says in which types a model computes and communicates. [BF16] suits most training in 16
-// bits. The rank that owns a parameter always keeps it, its gradient and the state of its optimizer
+// bits. The rank that owns a parameter keeps it, its gradient and the state of its optimizer
 // in the master type: Float64 if Compute is Float64, else Float32. The optimizer updates these
 // masters, and StateDict and checkpoints hold them, so a checkpoint loads under any precision.
-// Batches, results and losses are of the master type, too.
+// Batches, results and losses are of the master type, too. Master makes parameters and gradients
+// smaller.
 //
 // Parameters that travel in fewer bits than Compute has are widened when they arrive. That saves
 // traffic, but neither speeds up the computation nor saves memory. Gradients that travel in BFloat16
@@ -48,6 +49,25 @@ type Precision struct {
 	// call may be absent. They also stay in Float32 in a unit in which the gradient of an embedding,
 	// a convolution or a fused loss has at least half of the elements. [Plan] counts the memory.
 	Reduce DType
+	// Master is the type in which ranks keep their parts of parameters that are not Full, and of
+	// their gradients: BFloat16, or the master type, which the zero value means. BFloat16 needs
+	// Compute to be BFloat16, halves this memory, and gathers parameters without rounding them.
+	//
+	// An update computes in Float32 and rounds the new value at random: to one of the two values of
+	// BFloat16 next to it, with the probability that makes the expected value exact. The random
+	// numbers are a function of the parameter's name, the element and the optimizer's steps, so
+	// results have the same bits on any number of ranks and threads, under every strategy and over
+	// every transport. SGD, Adam and AdamW update such parameters, with a state of 32 or 16 bits. Other
+	// optimizers, and a state of 8 bits, are an error of New. Averages ([optim.EMA]) are Float32;
+	// [optim.Swap] and [optim.UpdateEMA] would round them, and refuse.
+	//
+	// Everything else rounds to the nearest: initial values, Load and the other methods that set
+	// parameters, Backward when it adds to gradients that are there, and ClipGradNorm. So if a step has
+	// many Backwards, reduce once, inside NoSync or with Config.VirtualRanks: these sums are in Float32.
+	// StateDict, checkpoints and files hold Float32 as before. Parameters that come from a training
+	// with this type load into it again with the same bits. Not with Gather Int8, and not yet with
+	// Config.Device.
+	Master DType
 	// TypesOf, if set, decides for each parameter that is not Full: it returns replacements for
 	// Gather and Reduce, with the same choices and zero values. So embeddings may travel in the
 	// type of computation, and all else as Int8. Parameters of a unit that travel in types other
@@ -137,6 +157,10 @@ func (p Precision) withDefaults() (Precision, error) {
 			"want BFloat16, which has the range of Float32; Gather and Reduce may be Float16")
 	case p.Compute > Float16:
 		return p, fmt.Errorf("Config.Precision.Compute is %v: want Float32, BFloat16 or Float64", p.Compute)
+	case p.Master != Float32 && p.Master != BFloat16 && p.Master != p.wide():
+		return p, fmt.Errorf("Config.Precision.Master is %v: want BFloat16 or Float32", p.Master)
+	case p.Master == BFloat16 && p.Compute != BFloat16:
+		return p, fmt.Errorf("Config.Precision.Master is bfloat16, but Compute is %v: want BFloat16 for both", p.Compute)
 	case p.Wide != nil && p.Compute != BFloat16:
 		return p, fmt.Errorf("Config.Precision.Wide selects calls that stay in Float32, but Compute is %v: want BFloat16", p.Compute)
 	}
@@ -144,8 +168,11 @@ func (p Precision) withDefaults() (Precision, error) {
 	if p.Gather, err = p.traveling("Config.Precision.Gather", p.Gather, p.Compute); err != nil {
 		return p, err
 	}
-	if p.Reduce, err = p.traveling("Config.Precision.Reduce", p.Reduce, p.master()); err != nil {
+	if p.Reduce, err = p.traveling("Config.Precision.Reduce", p.Reduce, p.wide()); err != nil {
 		return p, err
+	}
+	if p.Master == Float32 {
+		p.Master = p.wide()
 	}
 	blocks := p.Gather == Int8 || p.Reduce == Int8
 	if p.Full == nil {
@@ -160,7 +187,7 @@ func (p Precision) traveling(name string, t, unset DType) (DType, error) {
 	switch {
 	case t == Float32:
 		return unset, nil
-	case t == p.Compute, t == Int8 && p.master() == Float32:
+	case t == p.Compute, t == Int8 && p.wide() == Float32:
 		return t, nil
 	case t != BFloat16 && t != Float16:
 		return t, fmt.Errorf("%s is %v: want BFloat16, Float16 or the type of Compute", name, t)
@@ -173,7 +200,7 @@ func (p Precision) traveling(name string, t, unset DType) (DType, error) {
 // typesOf asks Precision.TypesOf about a parameter of kind k. If it returns the types of all
 // parameters, k does not change.
 func (c *Config) typesOf(k *layout.Kind, call CallInfo, param Param) error {
-	p, master := c.Precision, c.Precision.master()
+	p, master := c.Precision, c.Precision.wide()
 	gather, reduce := p.TypesOf(call, param)
 	gather, err := p.traveling("gather", gather, p.Compute)
 	if err == nil {
@@ -201,6 +228,8 @@ func (c *Config) typesOf(k *layout.Kind, call CallInfo, param Param) error {
 // configuration.
 func (c *Config) checkTypes(gather, reduce DType) error {
 	switch {
+	case c.Precision.Master == BFloat16 && gather == Int8:
+		return errors.New("parameters that ranks keep in bfloat16 (Master) do not travel as int8: want Gather BFloat16, or no Master")
 	case c.Device != nil && (gather == Int8 || reduce == Int8):
 		return errors.New("Config.Device has no kernels of int8: want BFloat16, Float16 or the type of Compute")
 	case c.VirtualRanks != 0 && reduce == Int8:
@@ -212,8 +241,9 @@ func (c *Config) checkTypes(gather, reduce DType) error {
 	return nil
 }
 
-// master returns the type of shards, of the state of optimizers, and of batches and results.
-func (p Precision) master() DType {
+// wide returns the master type: of batches, results and checkpoints, and of shards unless Master is
+// BFloat16.
+func (p Precision) wide() DType {
 	if p.Compute == Float64 {
 		return Float64
 	}
@@ -242,13 +272,13 @@ func (c *Config) kernels() string {
 
 // finite reports whether v is a finite number in the master type.
 func (p Precision) finite(v float64) bool {
-	if p.master() == Float32 {
+	if p.wide() == Float32 {
 		v = float64(float32(v))
 	}
 	return v-v == 0
 }
 
-// narrow reports whether any parameter or gradient may travel in fewer bits than its master has.
+// narrow reports whether any parameter or gradient may travel in fewer bits than the master type has.
 func (p Precision) narrow() bool {
-	return p.Gather != p.master() || p.Reduce != p.master() || p.TypesOf != nil
+	return p.Gather != p.wide() || p.Reduce != p.wide() || p.TypesOf != nil
 }

@@ -38,7 +38,7 @@ func (s *Sharded) StateDict(ctx context.Context, opts *StateDictOptions) (map[st
 	}
 	st := s.store(ranks.Ask{Call: "StateDict", Detail: withOption("Rank", o.Root)}, s.checkCall("StateDict"))
 	all := make(map[string]*tensor.Dense)
-	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.master(), all, (*state.Tensor).Name))
+	here, err := st.Values(ctx, o, tensors(s.cfg.Precision.wide(), all, (*state.Tensor).Name))
 	if err != nil || !here {
 		return nil, st.end(err)
 	}
@@ -89,7 +89,7 @@ func (s *Sharded) FullGrads(ctx context.Context) (map[string]*tensor.Dense, erro
 	}
 	all := make(map[string]*tensor.Dense)
 	st := s.store(ranks.Ask{Call: "FullGrads"}, s.checkCall("FullGrads"))
-	if err := st.Own(ctx, 0, params, st.Memory.Grad, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
+	if err := st.Own(ctx, 0, params, st.Memory.Grad, tensors(s.cfg.Precision.wide(), all, paramOf)); err != nil {
 		return nil, st.end(err)
 	}
 	for p, q := range s.trace.params {
@@ -135,7 +135,7 @@ func (s *Sharded) Summon(ctx context.Context, names []string, f func(params map[
 	all := make(map[string]*tensor.Dense)
 	r := ranks.Ask{Call: "Summon", Detail: withOption("WriteBack", o.root), Schedule: state.Hash(names...)}
 	st := s.store(r, err)
-	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.master(), all, paramOf)); err != nil {
+	if err := st.Own(ctx, r.Schedule, params, st.Memory.Value, tensors(s.cfg.Precision.wide(), all, paramOf)); err != nil {
 		return st.end(err)
 	}
 	s.busy.leave() // f may call methods that are not collective
@@ -191,7 +191,7 @@ func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, par
 		err = s.checkReplace("LoadStateDict", nil)
 	}
 	st := s.store(r, err)
-	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.master(), list, params) }, func(name string) []byte {
+	plan, err := st.PlanSet(ctx, root, func(list []state.Tensor) error { return fits(s.layout, s.cfg.Precision.wide(), list, params) }, func(name string) []byte {
 		if params[name] == nil {
 			return nil
 		}

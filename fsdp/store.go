@@ -49,7 +49,7 @@ func (s *Sharded) store(ask ranks.Ask, refusal error) *store {
 			cmp.Or(logger, slog.Default()).Warn("fsdp: the file system does not answer", "rank", s.team.Rank(), "operation", what, "for", d.Round(time.Millisecond))
 		}
 	}
-	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.master().comm(), Refusal: refusal, Files: files, Uneven: st.uneven, Draw: func() error { return s.drawn() }}
+	st.Store = state.Store{Layout: s.layout, Memory: memory{s, s.engine.Shards()}, Team: st, Compute: s.cfg.Precision.wide().comm(), Refusal: refusal, Files: files, Uneven: st.uneven, Draw: func() error { return s.drawn() }}
 	return st
 }
 

@@ -190,7 +190,7 @@ func (a *arrangement) lay(m *layout.Model, own []*layout.Own) (err error) {
 	p := a.cfg.Precision
 	a.layout, err = layout.New(m, list, layout.Options{
 		World: a.cfg.Group.Size(), Rank: a.cfg.Group.Rank(), ShardRanks: a.cfg.ShardRanks,
-		Compute: p.master().comm(), Read: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
+		Compute: p.wide().comm(), Store: p.Master.comm(), Read: p.Compute.comm(), Gather: p.Gather.comm(), Reduce: p.Reduce.comm(),
 		Late: a.cfg.passes() > 1, // only a sum over all virtual ranks may be rounded
 	})
 	return err

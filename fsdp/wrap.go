@@ -266,7 +266,7 @@ func (a *arrangement) share(ctx context.Context, e *engine.Engine, tr *trace) er
 	if err := a.adopt(ctx, e); err != nil {
 		return err
 	}
-	if err := (initials{a.layout, e.Shards(), tr.params}).blank(); err != nil {
+	if err := (initials{a.layout, e.Shards(), tr.params}).blank(a.cfg.Seed); err != nil {
 		return err
 	}
 	return e.Device().Wait() // a late error fails Wrap, on all ranks

@@ -32,7 +32,7 @@ func chain(t *testing.T) *layout.Layout {
 		return layout.Unit{Name: name, Members: []int{param}, Kinds: []layout.Kind{{}}, Cut: layout.All}
 	}
 	l, err := layout.New(m, []layout.Unit{unit("a", 0), unit("b", 1)}, layout.Options{
-		World: 2, Compute: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32,
+		World: 2, Compute: comm.Float32, Store: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32,
 	})
 	require.NoError(t, err)
 	return l

@@ -79,13 +79,14 @@ type dryShards struct {
 
 // Value implements Shards.
 func (s *dryShards) Value(group int) optim.Vec {
-	return s.vec(group, s.layout.Groups[group].Flat.ShardLen())
+	g := &s.layout.Groups[group]
+	return s.vec(g.Flat.ShardLen(), g.Store)
 }
 
-// vec returns n elements in the type of a group.
-func (s *dryShards) vec(group, n int) optim.Vec {
-	v := dryVec{n, s.layout.Groups[group].Compute == comm.Float64}
-	if s.d.Far {
+// vec returns n elements of type t.
+func (s *dryShards) vec(n int, t comm.DType) optim.Vec {
+	v := dryVec{n, t}
+	if s.d.Far || t == comm.BFloat16 {
 		return v
 	}
 	return nearVec{v}
@@ -104,13 +105,13 @@ func (s *dryShards) Alloc(group, n int) (optim.Vec, error) {
 	g := &s.layout.Groups[group]
 	b, _ := s.d.arena.Alloc(n*g.Compute.Size(), arena.State)
 	s.state = append(s.state, b)
-	return s.vec(group, n), nil
+	return s.vec(n, g.Compute), nil
 }
 
 // A dryVec is a vector of which only the length is known.
 type dryVec struct {
-	n   int
-	f64 bool
+	n int
+	t comm.DType
 }
 
 var (
@@ -120,8 +121,9 @@ var (
 )
 
 func (v dryVec) Len() int                     { return v.n }
-func (v dryVec) Float64() bool                { return v.f64 }
-func (v dryVec) Slice(from, to int) optim.Vec { return dryVec{to - from, v.f64} }
+func (v dryVec) Float64() bool                { return v.t == comm.Float64 }
+func (v dryVec) Bits() int                    { return 8 * v.t.Size() }
+func (v dryVec) Slice(from, to int) optim.Vec { return dryVec{to - from, v.t} }
 func (v dryVec) Zero() error                  { return nil }
 func (v dryVec) Read(optim.Host) error        { return errDry }
 func (v dryVec) Write(optim.Host) error       { return errDry }
@@ -135,5 +137,5 @@ func (v dryVec) SGD16(_, _ optim.Vec, _ vec.Rounding, _ vec.SGDStep) error      
 // A nearVec is a dryVec of a host.
 type nearVec struct{ dryVec }
 
-func (v nearVec) Slice(from, to int) optim.Vec { return nearVec{dryVec{to - from, v.f64}} }
+func (v nearVec) Slice(from, to int) optim.Vec { return nearVec{dryVec{to - from, v.t}} }
 func (v nearVec) Elements() optim.Host         { return optim.Host{} }

@@ -8,6 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/internal/exec"
+	"github.com/gofsdp/gofsdp/internal/half"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/internal/mapped"
 	"github.com/gofsdp/gofsdp/optim"
@@ -115,7 +116,7 @@ func (h *Host) MaxAbs(vs []optim.Vec) ([]float64, error) {
 		if g, ok := v.(hostGrad); ok {
 			list[i] = g.Largest()
 		} else {
-			list[i] = largest(v.(optim.Host))
+			eachHost(v, false, func(h optim.Host) { list[i] = max(list[i], largest(h)) })
 		}
 	}
 	return list, nil
@@ -126,11 +127,10 @@ func (h *Host) Squares(vs []optim.Vec, bounds []float64) ([][4]float64, error) {
 	list := make([][4]float64, len(vs))
 	for i, v := range vs {
 		sum := vec.NewSquares(bounds[i])
-		if v := v.(optimvec.Addressable).Elements(); v.F64 != nil {
-			vec.AddSquares(&sum, v.F64)
-		} else {
-			vec.AddSquares(&sum, v.F32)
-		}
+		eachHost(v, false, func(h optim.Host) {
+			vec.AddSquares(&sum, h.F64)
+			vec.AddSquares(&sum, h.F32)
+		})
 		list[i] = sum.Words()
 	}
 	return list, nil
@@ -142,10 +142,30 @@ func (h *Host) Scale(vs []optim.Vec, c float64) error {
 		if g, ok := v.(hostGrad); ok {
 			g.times(c)
 		} else {
-			scale(v.(optim.Host), c)
+			eachHost(v, true, func(h optim.Host) { scale(h, c) })
 		}
 	}
 	return nil
+}
+
+// eachHost calls f with the elements of v: in place, or some at a time as float32 if they are
+// bfloat16. These are rounded to the nearest after f has changed them.
+func eachHost(v optim.Vec, changes bool, f func(h optim.Host)) {
+	if a, ok := v.(optimvec.Addressable); ok {
+		f(a.Elements())
+		return
+	}
+	room := rooms.Get().(*[16 * vec.Block8]float32)
+	defer rooms.Put(room)
+	stored := v.(optimvec.Host16).Stored()
+	for at := 0; at < len(stored); at += len(room) {
+		part := stored[at:min(at+len(room), len(stored))]
+		h := optim.Host{F32: room[:len(part)]}
+		half.Widen(h.F32, part)
+		if f(h); changes {
+			half.Narrow(part, h.F32)
+		}
+	}
 }
 
 // Host implements Device.

@@ -102,8 +102,8 @@ func TestTakeSums(t *testing.T) {
 		}
 		return b
 	}
-	f := &flatGroup{Group: &layout.Group{Compute: comm.Float32, Reduce: comm.Float32, Round: comm.Float32}, grad: alloc(1)}
-	f.grads = newHostGrads(vector(comm.Float32, f.grad.Data))
+	f := &flatGroup{Group: &layout.Group{Compute: comm.Float32, Store: comm.Float32, Reduce: comm.Float32, Round: comm.Float32}, grad: alloc(1)}
+	f.grads = newHostGrads(optim.Host{F32: elements[float32](f.grad.Data)})
 	g, full, was := hostGrad{f.grads, 0, 2}, alloc(2), f.grad.Data
 	sums := full.Data
 	require.True(t, f.takeSums(shards, full))

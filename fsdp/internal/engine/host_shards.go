@@ -8,6 +8,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/ranks"
 	"github.com/gofsdp/gofsdp/internal/arena"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/vec"
 )
 
 // hostShards implements Shards in blocks of an arena.
@@ -33,14 +34,14 @@ type hostShards struct {
 type flatGroup struct {
 	*layout.Group
 	mesh        ranks.Mesh
-	value, grad *arena.Block // ShardLen elements each; padding is zero; grad is nil if frozen
+	value, grad *arena.Block // ShardLen elements of type Store each; padding is zero; grad is nil if frozen
 	lost        *arena.Block // rounding errors of gradients that travel as blocks, or nil: see layout.Group.ErrorBytes
 	whole       *arena.Block // gradients that passes inside NoSync have left, or nil
 
 	sums, wholes []*arena.Block // of 2^k passes of a step by k, cut and whole: see the tree over the passes of a step
 
-	valueVec optim.Vec  // the memory of value
-	grads    *hostGrads // and of grad, or nil
+	valueVec, gradVec optim.Vec  // the same memory; gradVec is nil if frozen
+	grads             *hostGrads // of gradVec, unless it stores bfloat16
 }
 
 // NewShards implements Device.
@@ -59,8 +60,13 @@ func (h *Host) NewShards(_ context.Context, l *layout.Layout, meshes []ranks.Mes
 			s.Free()
 			return nil, err
 		}
-		if f.valueVec = vector(f.Compute, f.value.Data); f.grad != nil {
-			f.grads = newHostGrads(vector(f.Compute, f.grad.Data))
+		switch f.valueVec = vector(f.Store, f.value.Data); {
+		case f.grad == nil:
+		case f.Store == comm.BFloat16:
+			f.gradVec = vector(f.Store, f.grad.Data)
+		default:
+			f.grads = newHostGrads(vector(f.Store, f.grad.Data).(optim.Host))
+			f.gradVec = hostGrad{f.grads, 0, f.grads.memory.Len()}
 		}
 	}
 	return s, nil
@@ -70,13 +76,7 @@ func (h *Host) NewShards(_ context.Context, l *layout.Layout, meshes []ranks.Mes
 func (s *hostShards) Value(group int) optim.Vec { return s.groups[group].valueVec }
 
 // Grad implements Shards.
-func (s *hostShards) Grad(group int) optim.Vec {
-	g := s.groups[group].grads
-	if g == nil {
-		return nil
-	}
-	return hostGrad{g, 0, g.memory.Len()}
-}
+func (s *hostShards) Grad(group int) optim.Vec { return s.groups[group].gradVec }
 
 // Alloc implements Shards.
 func (s *hostShards) Alloc(group, n int) (optim.Vec, error) {
@@ -92,7 +92,7 @@ func (s *hostShards) Alloc(group, n int) (optim.Vec, error) {
 // Average implements Shards.
 func (s *hostShards) Average(ctx context.Context, group int) error {
 	f := s.groups[group]
-	return f.mesh.Peers.AllReduce(f.buffer(f.value.Data, f.Compute), comm.Avg).Wait(ctx)
+	return f.mesh.Peers.AllReduce(f.buffer(f.value.Data, f.Store), comm.Avg).Wait(ctx)
 }
 
 // Whole implements Shards.
@@ -158,9 +158,12 @@ func (s *hostShards) Free() {
 }
 
 // vector returns b, whose elements are of type t.
-func vector(t comm.DType, b []byte) optim.Host {
-	if t == comm.Float64 {
+func vector(t comm.DType, b []byte) optim.Vec {
+	switch t {
+	case comm.Float64:
 		return optim.Host{F64: elements[float64](b)}
+	case comm.BFloat16:
+		return vec.NewHost16(elements[comm.BF16](b))
 	}
 	return optim.Host{F32: elements[float32](b)}
 }

@@ -20,11 +20,10 @@ import (
 
 // startGather issues the all-gather of the parameters into full.
 func (f *flatGroup) startGather(full []byte) comm.Work {
-	g := f.mesh.Shard
-	if f.Gather == f.Compute {
-		return g.AllGather(f.buffer(full, f.Compute), f.buffer(f.value.Data, f.Compute))
+	g, low := f.mesh.Shard, f.arriving(full)
+	if f.Gather == f.Store {
+		return g.AllGather(f.buffer(low, f.Gather), f.buffer(f.value.Data, f.Gather))
 	}
-	low := f.arriving(full)
 	own := f.ownRange(low)
 	f.narrow(own, f.value.Data, f.Gather, 1)
 	return g.AllGather(f.buffer(low, f.Gather), f.buffer(own, f.Gather))
@@ -137,27 +136,48 @@ func (f *flatGroup) finishReduce(full []byte, c float64) {
 	f.round(own, 1)
 	room := rooms.Get().(*[16 * vec.Block8]float32)
 	defer rooms.Put(room)
+	// sums returns elements of the sums, in the type of the shard, or as float32.
+	sums := func(at, end int) optim.Host {
+		switch {
+		case f.Sum() == comm.Float64:
+			return optim.Host{F64: elements[float64](own)[at:end]}
+		case f.Sum() == comm.Float32:
+			return optim.Host{F32: elements[float32](own)[at:end]}
+		}
+		widen(room[:end-at], own[2*at:2*end], f.Sum())
+		return optim.Host{F32: room[:end-at]}
+	}
+	n := f.Flat.ShardLen()
+	if f.grads == nil {
+		f.addTo16(elements[comm.BF16](f.grad.Data), sums, float32(c))
+		return
+	}
 	d := f.grads.drain()
 	defer d.end()
-	for n, at := f.grads.memory.Len(), 0; at < n; at += len(room) {
-		switch end := min(at+len(room), n); {
-		case f.Compute == comm.Float64:
-			d.add(at, optim.Host{F64: elements[float64](own)[at:end]}, c)
-		case f.Sum() == comm.Float32:
-			d.add(at, optim.Host{F32: elements[float32](own)[at:end]}, c)
-		default:
-			widen(room[:end-at], own[2*at:2*end], f.Reduce)
-			d.add(at, optim.Host{F32: room[:end-at]}, c)
-		}
+	for at := 0; at < n; at += len(room) {
+		d.add(at, sums(at, min(at+len(room), n)), c)
+	}
+}
+
+// addTo16 adds c times the sums to a shard in bfloat16, rounded to the nearest.
+func (f *flatGroup) addTo16(shard []comm.BF16, sums func(at, end int) optim.Host, c float32) {
+	room := rooms.Get().(*[16 * vec.Block8]float32)
+	defer rooms.Put(room)
+	for at := 0; at < len(shard); at += len(room) {
+		part := shard[at:min(at+len(room), len(shard))]
+		wide := room[:len(part)]
+		half.Widen(wide, part)
+		vec.AddScaled(wide, sums(at, at+len(part)).F32, c)
+		half.Narrow(part, wide)
 	}
 }
 
 // takeSums makes whole gradients, which no other rank has a part in, the shard, if the shard is
 // clear and they could be its memory. The block gets the former memory of the shard.
 func (f *flatGroup) takeSums(a *arena.Arena, full *arena.Block) bool {
-	return f.Reduce == f.Compute && f.Round == f.Reduce && f.grads.replace(func() (optim.Host, bool) {
+	return f.grads != nil && f.Reduce == f.Compute && f.Round == f.Reduce && f.grads.replace(func() (optim.Host, bool) {
 		ok := a.Swap(f.grad, full)
-		return vector(f.Compute, f.grad.Data), ok
+		return vector(f.Compute, f.grad.Data).(optim.Host), ok
 	})
 }
 
@@ -167,7 +187,7 @@ func (f *flatGroup) traveling(full []byte) []byte { return full[:f.Wire(f.Sum())
 // sum returns the part of a full gradient buffer that has this rank's range of the sums.
 func (f *flatGroup) sum(full []byte) []byte {
 	if f.Reduce == comm.Uint8 && f.Ranks.Shards > 1 {
-		return full[:f.ShardBytes()]
+		return full[:f.Flat.ShardLen()*f.Compute.Size()]
 	}
 	return f.ownRange(f.traveling(full))
 }

@@ -159,7 +159,7 @@ func (e *Engine) TreeBytes(noSync bool) (n int) {
 		case t.Whole:
 			n += g.GradBytes() * (bits.Len(uint(t.Of)) - 1)
 		default:
-			n += g.ShardBytes() * bits.Len(uint(t.Of-1))
+			n += g.Flat.ShardLen() * g.Compute.Size() * bits.Len(uint(t.Of-1))
 		}
 	}
 	return n

@@ -57,7 +57,8 @@ type Group struct {
 	Params []int // of the model, in the order of Flat
 	Ranks  Ranks
 
-	Compute comm.DType // of the shard, and of whole gradients unless they are written as Reduce
+	Compute comm.DType // of sums and of whole gradients, unless they are written as Reduce
+	Store   comm.DType // of the shards of parameters and gradients: Compute or BFloat16
 	Read    comm.DType // of whole parameters, as calls read them
 	Gather  comm.DType // of parameters that travel; Uint8 stands for blocks of 8 bits, see package vec
 	Reduce  comm.DType // of gradients that travel
@@ -70,6 +71,7 @@ type Options struct {
 	ShardRanks  int // places of a unit whose Cut is Some, or of its second copy
 
 	Compute, Read, Gather, Reduce comm.DType // of a Group that is not Full and whose Kind has no types
+	Store                         comm.DType // of a Group that is not Full
 	Late                          bool       // gradients travel in Compute, and only their sum over virtual ranks is rounded to Reduce
 }
 
@@ -104,7 +106,7 @@ func New(m *Model, units []Unit, o Options) (*Layout, error) {
 func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, error) {
 	u := &l.Units[unit]
 	g := &Group{
-		Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Read: o.Read, Gather: o.Gather, Round: o.Reduce,
+		Name: u.Name, Unit: unit, Kind: k, Ranks: u.ranks(k, o), Compute: o.Compute, Store: o.Store, Read: o.Read, Gather: o.Gather, Round: o.Reduce,
 	}
 	if k.Gather != 0 {
 		g.Gather, g.Round = k.Gather, k.Reduce
@@ -117,7 +119,7 @@ func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, erro
 		g.Name += " (" + k.String() + ")"
 	}
 	if k.Full {
-		g.Read, g.Gather, g.Reduce, g.Round = g.Compute, g.Compute, g.Compute, g.Compute
+		g.Store, g.Read, g.Gather, g.Reduce, g.Round = g.Compute, g.Compute, g.Compute, g.Compute, g.Compute
 	}
 	align := shard.DefaultAlign
 	if g.Gather == comm.Uint8 || g.Reduce == comm.Uint8 { // no block has elements of two parameters, or of two ranks
@@ -141,7 +143,7 @@ func (l *Layout) group(unit int, k Kind, several bool, o *Options) (*Group, erro
 	if g.Flat.Len() > math.MaxInt/8 {
 		return nil, fmt.Errorf("group %s: %d elements are more bytes than an int can count", g.Name, g.Flat.Len())
 	}
-	g.Hold = u.hold(g.Ranks.Shards, g.Gather == g.Compute)
+	g.Hold = u.hold(g.Ranks.Shards, g.Gather == g.Store && g.Read == g.Store)
 	return g, nil
 }
 
@@ -249,8 +251,8 @@ func (g *Group) Wire(t comm.DType) int {
 	return g.Flat.Len() * t.Size()
 }
 
-// Sum returns the type of sums of gradients: the type in which they travel, or the shard's type if
-// they travel as blocks.
+// Sum returns the type of sums of gradients: the type in which they travel, or Compute if they travel
+// as blocks.
 func (g *Group) Sum() comm.DType {
 	if g.Reduce == comm.Uint8 {
 		return g.Compute
@@ -273,13 +275,13 @@ func (g *Group) ParamBytes() int { return g.Flat.Len() * g.Read.Size() }
 // GradBytes returns the size of the group's full buffer of gradients.
 func (g *Group) GradBytes() int { return g.Flat.Len() * g.Compute.Size() }
 
-// ShardBytes returns the size of one rank's share.
-func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Compute.Size() }
+// ShardBytes returns the size of one rank's share of the parameters. Its gradients take as much.
+func (g *Group) ShardBytes() int { return g.Flat.ShardLen() * g.Store.Size() }
 
 // Excess returns how many bytes more one rank's parameters and gradients take than if the group
 // were cut anywhere, in equal parts.
 func (g *Group) Excess() int {
-	n := g.Flat.Excess() * g.Compute.Size()
+	n := g.Flat.Excess() * g.Store.Size()
 	if !g.Kind.Frozen {
 		n *= 2
 	}

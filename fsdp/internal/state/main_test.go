@@ -36,7 +36,7 @@ func cutLayout(t *testing.T, cut layout.Cut, world, rank int, shapes ...[]int) *
 		m.Params, u.Members, u.Kinds = append(m.Params, p), append(u.Members, i), append(u.Kinds, layout.Kind{})
 	}
 	l, err := layout.New(m, []layout.Unit{u}, layout.Options{
-		World: world, Rank: rank, Compute: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32,
+		World: world, Rank: rank, Compute: comm.Float32, Store: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32,
 	})
 	require.NoError(t, err)
 	return l

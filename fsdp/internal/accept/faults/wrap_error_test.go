@@ -199,6 +199,8 @@ var wrapDifferences = map[string]struct {
 	"prefetch": {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{}, {Prefetch: 3}}, []string{"Config.Prefetch 1", "Config.Prefetch 3"}},
 	"wide": {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{Precision: fsdp.BF16()}, {Precision: fsdp.Precision{Compute: fsdp.BFloat16, Wide: kit.Blocks}}},
 		[]string{"parameter blocks.0.qkv.weight", "trained, in unit", "full, in unit"}},
+	"masters": {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{Precision: fsdp.BF16()}, {Precision: fsdp.Precision{Compute: fsdp.BFloat16, Master: fsdp.BFloat16}}},
+		[]string{"Config.Precision.Master float32", "Config.Precision.Master bfloat16"}},
 	"type":         {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{}, {Precision: fsdp.Precision{Compute: fsdp.Float64}}}, []string{"float32", "float64"}},
 	"wrap":         {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{WrapPolicy: kit.Blocks}, {WrapPolicy: fsdp.WrapEach()}}, []string{"parameter wte.weight [13 8]: trained, in unit root", "trained, in unit wte"}},
 	"checkpoint":   {[2]fsdp.Model{kit.TinyGPT(1), kit.TinyGPT(1)}, [2]fsdp.Config{{}, {Activations: fsdp.Activations{Recompute: kit.Blocks}}}, []string{"call blocks.0: ", "Recompute false", "Recompute true"}},

@@ -180,6 +180,8 @@ func TestConfigDevice(t *testing.T) {
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Gather: fsdp.Int8}})
 	require.ErrorContains(t, err, "Config.Precision is {Gather: int8")
 	require.ErrorContains(t, err, "Config.Device has no kernels of int8")
+	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{Compute: fsdp.BFloat16, Master: fsdp.BFloat16}})
+	require.ErrorContains(t, err, "Config.Precision.Master is bfloat16, but Config.Device does not yet update parameters in it")
 	_, err = fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Device: dev, Precision: fsdp.Precision{TypesOf: kit.TypesByName(fsdp.Int8, 0, nil)}})
 	require.ErrorContains(t, err, "parameter wte.weight: Config.Precision.TypesOf returned int8 and float32: Config.Device has no kernels of int8")
 	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {

@@ -107,6 +107,7 @@ type DrawnRun struct {
 	Model  *nn.GPT
 	World  int
 	DType  fsdp.DType
+	Master fsdp.DType // Float32, or BFloat16 if DType is
 	Shapes [][][2]int // by step and rank
 }
 
@@ -116,6 +117,9 @@ func DrawRun(t *rapid.T) DrawnRun {
 		Model: TinyGPT(rapid.IntRange(0, 3).Draw(t, "layers")),
 		World: rapid.IntRange(1, 4).Draw(t, "world"),
 		DType: rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.Float64, fsdp.BFloat16}).Draw(t, "dtype"),
+	}
+	if r.DType == fsdp.BFloat16 {
+		r.Master = rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.BFloat16}).Draw(t, "master")
 	}
 	r.Model.Tied = rapid.Bool().Draw(t, "tied")
 	r.Model.NoBias = rapid.Bool().Draw(t, "no bias")
@@ -136,7 +140,7 @@ func (r DrawnRun) Run(t require.TestingT, cfg fsdp.Config, actions []DrawnAction
 	var result Bits
 	OnRanks(t, r.World, func(ctx context.Context, g comm.Group) {
 		cfg := cfg
-		cfg.Group, cfg.Precision.Compute = g, r.DType
+		cfg.Group, cfg.Precision.Compute, cfg.Precision.Master = g, r.DType, r.Master
 		m := Wrap(t, r.Model, cfg)
 		update := Updater(t, m, 0.5)
 		state := 0 // bytes of the optimizer: two numbers for each number that this rank owns

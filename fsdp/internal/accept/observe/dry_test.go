@@ -42,6 +42,9 @@ func drawnStrategy(t *rapid.T, cfg fsdp.Config, world int) fsdp.Config {
 		cfg.Precision.Gather, cfg.Precision.Reduce = types.Draw(t, "gather"), types.Draw(t, "reduce")
 		cfg.Precision.TypesOf = kit.DrawnTypes(t, cfg.Precision.Compute)
 	}
+	if cfg.Precision.Compute == fsdp.BFloat16 {
+		cfg.Precision.Reduce = rapid.SampledFrom([]fsdp.DType{fsdp.Float32, fsdp.BFloat16}).Draw(t, "reduce")
+	}
 	frozen := rapid.SampledFrom([]string{"", "wte.weight", "blocks.0.fc.weight"}).Draw(t, "frozen")
 	cfg.Frozen = func(name string) bool { return name == frozen }
 	cfg.Logger = slog.New(slog.DiscardHandler) // it would warn that this selects nothing
@@ -85,7 +88,7 @@ func TestDryIsThePlanOfWrap(t *testing.T) {
 		r := kit.DrawRun(t)
 		r.Model.LoRA.Rank = rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "adapter")
 		cfg := kit.DrawnKnobs(t, "knobs", r.Model.Layers+4)
-		cfg.Precision.Compute = r.DType
+		cfg.Precision.Compute, cfg.Precision.Master = r.DType, r.Master
 		cfg = drawnStrategy(t, cfg, r.World)
 		cfg, colors := drawnOptions(t, cfg, r.Model.Layers+4, dir)
 		if r.Model.LoRA.Rank > 0 {
@@ -95,6 +98,9 @@ func TestDryIsThePlanOfWrap(t *testing.T) {
 		name := rapid.SampledFrom([]string{"none", "sgd", "momentum", "adamw", "8 bits", "16 bits"}).Draw(t, "optimizer")
 		if strings.HasSuffix(name, " bits") && r.DType == fsdp.Float64 {
 			name = "adamw"
+		}
+		if name == "8 bits" && r.Master == fsdp.BFloat16 {
+			name = "16 bits"
 		}
 		rows, cols := r.Shapes[0][0][0], r.Shapes[0][0][1]
 		kit.OnRanks(t, r.World, func(ctx context.Context, g comm.Group) {

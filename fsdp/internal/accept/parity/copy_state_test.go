@@ -131,6 +131,7 @@ func TestCopyStateSameBits(t *testing.T) {
 		"ShardGradOp": {cfg: fsdp.Config{Strategy: fsdp.ShardGradOp}},
 		"NoShard":     {cfg: fsdp.Config{Strategy: fsdp.NoShard}},
 		"bfloat16":    {cfg: fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16}}, ema: true},
+		"masters16":   {cfg: fsdp.Config{Precision: masters16}, ema: true},
 		"16 bits":     {rules: inBits(16)},
 		"8 bits":      {rules: inBits(8), cfg: fsdp.Config{Unit: kit.CutAll(shard.Cut{Block: func(shard.Param) int { return 256 }})}},
 		"Muon":        {muon: true},

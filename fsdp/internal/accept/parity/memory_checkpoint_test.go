@@ -385,6 +385,7 @@ func TestMemoryCheckpointKinds(t *testing.T) {
 		"ShardGradOp": {cfg: fsdp.Config{Strategy: fsdp.ShardGradOp}},
 		"NoShard":     {cfg: fsdp.Config{Strategy: fsdp.NoShard}},
 		"bfloat16":    {cfg: fsdp.Config{Precision: fsdp.Precision{Compute: fsdp.BFloat16}}},
+		"masters16":   {cfg: fsdp.Config{Precision: masters16}},
 		"float64":     {cfg: fsdp.Config{Precision: kit.Float64s}},
 		"frozen":      {cfg: fsdp.Config{Frozen: frozen}},
 		"EMA":         {optimizer: averaged},
@@ -429,7 +430,7 @@ func TestMemoryCheckpointLost(t *testing.T) {
 // TestMemoryCheckpointBytes: the plan of a training that exists counts the memory, and a Planner predicts it.
 func TestMemoryCheckpointBytes(t *testing.T) {
 	frozen := func(name string) bool { return name == "wte.weight" }
-	for _, c := range []fsdp.Config{{}, {Frozen: frozen}, {Strategy: fsdp.NoShard}, {Precision: kit.Float64s}} {
+	for _, c := range []fsdp.Config{{}, {Frozen: frozen}, {Strategy: fsdp.NoShard}, {Precision: kit.Float64s}, {Precision: masters16}} {
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 			c := c
 			c.Group = g

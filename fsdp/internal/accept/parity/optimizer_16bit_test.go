@@ -2,6 +2,7 @@ package parity_test
 
 import (
 	"context"
+	"maps"
 	"path/filepath"
 	"testing"
 
@@ -13,30 +14,43 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// sixteenBits are optimizers whose state has 16 bits, and the same with 32.
-var sixteenBits = map[string]struct{ narrow, wide optimizer }{
-	"AdamW": {optim.AdamW{WeightDecay: 0.1, Rules: allIn16}, optim.AdamW{WeightDecay: 0.1}},
-	"SGD":   {optim.SGD{Momentum: 0.9, Rules: allIn16}, optim.SGD{Momentum: 0.9}},
+// sixteenBits are optimizers whose state or values have 16 bits, and the same with a state of 32.
+var sixteenBits = map[string]struct {
+	narrow, wide optimizer
+	types        fsdp.Precision
+}{
+	"AdamW":               {optim.AdamW{WeightDecay: 0.1, Rules: allIn16}, optim.AdamW{WeightDecay: 0.1}, fsdp.Precision{}},
+	"SGD":                 {optim.SGD{Momentum: 0.9, Rules: allIn16}, optim.SGD{Momentum: 0.9}, fsdp.Precision{}},
+	"AdamW of 16 bits":    {optim.AdamW{WeightDecay: 0.1, Rules: allIn16}, optim.AdamW{WeightDecay: 0.1}, masters16},
+	"SGD of 16 bits":      {optim.SGD{Momentum: 0.9, Rules: allIn16}, optim.SGD{Momentum: 0.9}, masters16},
+	"values of 16 bits":   {optim.AdamW{WeightDecay: 0.1}, optim.AdamW{WeightDecay: 0.1}, masters16},
+	"no state of 16 bits": {optim.SGD{}, optim.SGD{}, masters16},
 }
+
+// masters16 keeps parameters and gradients in 16 bits, too.
+var masters16 = fsdp.Precision{Compute: fsdp.BFloat16, Master: fsdp.BFloat16}
 
 var allIn16 = []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(16)}}
 
 // TestSixteenBitsSameBits trains on 1, 2 and 4 ranks with every strategy, near and out of reach. Each
 // run is interrupted: its state goes on from a checkpoint on 3 ranks. Values and state have the same
-// bits as on one rank. In between, an optimizer with 32 bits loads the state and saves it again.
+// bits as on one rank. In between, a model and an optimizer with 32 bits load the state and save it again.
 func TestSixteenBitsSameBits(t *testing.T) {
 	for name, c := range sixteenBits {
 		var want kit.Bits
 		train := func(t *testing.T, world int, cfg func(world int) fsdp.Config) {
 			dir, all := t.TempDir(), kit.Bits(nil)
 			kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
-				m, opt := eight(t, g, cfg(world), c.narrow)
+				cfg := cfg(world)
+				cfg.Precision = c.types
+				m, opt := eight(t, g, cfg, c.narrow)
 				makeSteps(t, m, opt, 0, 3)
 				v, err := m.SaveAsync(ctx, dir, opt, nil)
 				require.NoError(t, err)
 				makeSteps(t, m, opt, 3, 6)
 				require.NoError(t, v.Wait(ctx))
 				state := kit.StateOfAll(t, ctx, m, opt)
+				maps.Copy(state, kit.StateBits(t, ctx, m))
 				if g.Rank() == 0 {
 					all = state
 				}
@@ -52,11 +66,13 @@ func TestSixteenBitsSameBits(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, m.Save(ctx, filepath.Join(dir, "wide"), wide, nil))
 				require.NoError(t, m.Close())
-				again, opt := eight(t, g, fsdp.Config{}, c.narrow)
+				again, opt := eight(t, g, fsdp.Config{Precision: c.types}, c.narrow)
 				_, err = again.Load(ctx, filepath.Join(dir, "wide"), opt, nil)
 				require.NoError(t, err)
 				makeSteps(t, again, opt, 3, 6)
-				kit.RequireSameBits(t, want, kit.StateOfAll(t, ctx, again, opt), "on 3 ranks, through 32 bits")
+				state := kit.StateOfAll(t, ctx, again, opt)
+				maps.Copy(state, kit.StateBits(t, ctx, again))
+				kit.RequireSameBits(t, want, state, "on 3 ranks, through 32 bits")
 				require.NoError(t, again.Close())
 			})
 		}

@@ -105,7 +105,8 @@ func TestForwardSeesRoundedParameters(t *testing.T) {
 func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 	for _, p := range []fsdp.Precision{
 		{Gather: fsdp.BFloat16}, {Gather: fsdp.Float16}, {Gather: fsdp.BFloat16, Reduce: fsdp.BFloat16},
-		fsdp.BF16(), {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16}, {Gather: fsdp.Int8}, {Compute: fsdp.BFloat16, Gather: fsdp.Int8},
+		fsdp.BF16(), {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16}, masters16, {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16, Master: fsdp.BFloat16},
+		{Compute: fsdp.BFloat16, Reduce: fsdp.Int8, Master: fsdp.BFloat16}, {Gather: fsdp.Int8}, {Compute: fsdp.BFloat16, Gather: fsdp.Int8},
 		{Gather: fsdp.Int8, Reduce: fsdp.Int8}, {Compute: fsdp.BFloat16, Reduce: fsdp.Int8},
 		{Gather: fsdp.Int8, Reduce: fsdp.Int8, TypesOf: kit.TypesByName(fsdp.Int8, fsdp.Int8, map[string][2]fsdp.DType{"wte.weight": {}, "blocks.1.fc.weight": {fsdp.BFloat16, 0}})},
 	} {
@@ -413,6 +414,9 @@ func TestPrecisionErrors(t *testing.T) {
 		"Config.Precision.Reduce is int8: want BFloat16, Float16 or the type of Compute":                                 {Compute: fsdp.Float64, Reduce: fsdp.Int8},
 		"Config.Precision.Gather is float64: want BFloat16, Float16 or":                                                  {Compute: fsdp.BFloat16, Gather: fsdp.Float64},
 		"Config.Precision.Wide selects calls that stay in Float32, but Compute is float32":                               {Gather: fsdp.BFloat16, Wide: fsdp.WrapEach()},
+		"Config.Precision.Master is bfloat16, but Compute is float32: want BFloat16 for both":                            {Master: fsdp.BFloat16},
+		"Config.Precision.Master is float16: want BFloat16 or Float32":                                                   {Compute: fsdp.BFloat16, Master: fsdp.Float16},
+		"parameters that ranks keep in bfloat16 (Master) do not travel as int8":                                          {Compute: fsdp.BFloat16, Master: fsdp.BFloat16, Gather: fsdp.Int8},
 		"policy Config.Precision.Wide returned 0 names for 5 calls":                                                      {Compute: fsdp.BFloat16, Wide: func([]fsdp.CallInfo) []string { return nil }},
 		"Config.Precision.Gather is bfloat16, which needs Compute to be Float32, not float64":                            {Compute: fsdp.Float64, Gather: fsdp.BFloat16},
 		"Config.Precision.Reduce is float16, which needs Compute to be Float32, not float64":                             {Compute: fsdp.Float64, Reduce: fsdp.Float16},

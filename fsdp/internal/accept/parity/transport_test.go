@@ -69,6 +69,8 @@ func journeys(t *testing.T) (list []journey) {
 		)
 	}
 	return append(list,
+		journey{"masters of 16 bits", all, fsdp.Config{Precision: masters16, Threads: 2}, false},
+		journey{"masters of 16 bits, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Precision: masters16, Frozen: frozen}, false},
 		journey{"frozen", all, fsdp.Config{Frozen: frozen}, false},
 		journey{"frozen, HybridShard", even, fsdp.Config{Strategy: fsdp.HybridShard, ShardRanks: 2, Frozen: frozen}, false},
 		journey{"ignored", all, fsdp.Config{Ignored: func(name string) bool { return name == "l2.w" }, Prefetch: 3}, false},

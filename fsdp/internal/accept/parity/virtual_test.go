@@ -160,6 +160,7 @@ func TestVirtualRanksWithEverything(t *testing.T) {
 		"frozen":           {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Frozen: regexp.MustCompile(`^wte|attn`).MatchString}},
 		"sums":             {cfg: fsdp.Config{WrapPolicy: kit.Blocks, GradAverage: fsdp.ByOne}},
 		"bfloat16":         {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: fsdp.BF16()}},
+		"bfloat16 masters": {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: masters16, Threads: 2}},
 		"bfloat16 on wire": {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: wire(fsdp.BFloat16)}},
 		"float16 on wire":  {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: wire(fsdp.Float16)}},
 		"types of each":    {cfg: fsdp.Config{WrapPolicy: kit.Blocks, Precision: fsdp.Precision{TypesOf: types}}},

@@ -74,6 +74,12 @@ type vector struct {
 	host optim.Vec // of the host
 }
 
+// A hostVec is a value of a parameter on the Host: an optim.Host, or a vec.Host16.
+type hostVec interface {
+	vec.BFloat16Vec
+	optim.Vec
+}
+
 // vector returns v, which is nil or of the Host, as a vector of the device.
 func (d *Device) vector(v optim.Vec) optim.Vec {
 	if v == nil {
@@ -97,6 +103,17 @@ func (v *vector) Len() int { return v.host.Len() }
 // Float64 implements optim.Vec.
 func (v *vector) Float64() bool { return v.host.Float64() }
 
+// Bits returns the number of bits of an element.
+func (v *vector) Bits() int {
+	switch {
+	case vec.Is16(v.host):
+		return 16
+	case v.Float64():
+		return 64
+	}
+	return 32
+}
+
 // Slice implements optim.Vec.
 func (v *vector) Slice(from, to int) optim.Vec { return v.d.vector(v.host.Slice(from, to)) }
 
@@ -110,7 +127,7 @@ func (v *vector) Read(to optim.Host) error {
 
 // Write implements optim.Vec.
 func (v *vector) Write(from optim.Host) error {
-	if v.Len() != from.Len() || v.Float64() != from.Float64() {
+	if v.Len() != from.Len() || from.Len() > 0 && from.Float64() != v.Float64() {
 		return errOther
 	}
 	from = optim.Host{F32: slices.Clone(from.F32), F64: slices.Clone(from.F64)}
@@ -120,7 +137,7 @@ func (v *vector) Write(from optim.Host) error {
 // Adam implements vec.AdamVec.
 func (v *vector) Adam(grad, first, second optim.Vec, s vec.AdamStep) error {
 	with := hostVecs([]optim.Vec{grad, first, second})
-	return v.d.issue(func() error { return v.host.(optim.Host).Adam(with[0], with[1], with[2], s) })
+	return v.d.issue(func() error { return v.host.(hostVec).Adam(with[0], with[1], with[2], s) })
 }
 
 // Adam8 implements vec.Adam8Vec.
@@ -135,17 +152,17 @@ func (v *vector) SGD(grad, momentum optim.Vec, s vec.SGDStep) error {
 	if momentum != nil {
 		m = momentum.(*vector).host
 	}
-	return v.d.issue(func() error { return v.host.(optim.Host).SGD(g, m, s) })
+	return v.d.issue(func() error { return v.host.(hostVec).SGD(g, m, s) })
 }
 
 // Adam16 implements vec.BFloat16Vec.
 func (v *vector) Adam16(grad, first, second optim.Vec, r vec.Rounding, s vec.AdamStep) error {
 	with := hostVecs([]optim.Vec{grad, first, second})
-	return v.d.issue(func() error { return v.host.(optim.Host).Adam16(with[0], with[1], with[2], r, s) })
+	return v.d.issue(func() error { return v.host.(hostVec).Adam16(with[0], with[1], with[2], r, s) })
 }
 
 // SGD16 implements vec.BFloat16Vec.
 func (v *vector) SGD16(grad, momentum optim.Vec, r vec.Rounding, s vec.SGDStep) error {
 	with := hostVecs([]optim.Vec{grad, momentum})
-	return v.d.issue(func() error { return v.host.(optim.Host).SGD16(with[0], with[1], r, s) })
+	return v.d.issue(func() error { return v.host.(hostVec).SGD16(with[0], with[1], r, s) })
 }

@@ -29,7 +29,7 @@ func flat(t require.TestingT, n, places, place int) *layout.Group {
 	require.NoError(t, err)
 	return &layout.Group{
 		Name: "unit", Hold: program.Use, Flat: f, Ranks: layout.Ranks{World: places, Shards: places, Place: place, Replicas: 1},
-		Compute: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32, Round: comm.Float32,
+		Compute: comm.Float32, Store: comm.Float32, Read: comm.Float32, Gather: comm.Float32, Reduce: comm.Float32, Round: comm.Float32,
 	}
 }
 
@@ -168,7 +168,7 @@ func TestExact(t *testing.T) {
 		d, float64s := open(t, Options{Offload: i > 1}), i%2 > 0
 		l := flat(t, 100, 3, 2)
 		if float64s {
-			l.Compute, l.Read, l.Gather, l.Reduce, l.Round = comm.Float64, comm.Float64, comm.Float64, comm.Float64, comm.Float64
+			l.Compute, l.Store, l.Read, l.Gather, l.Reduce, l.Round = comm.Float64, comm.Float64, comm.Float64, comm.Float64, comm.Float64, comm.Float64
 		}
 		g := local(t, t, d, l)
 		n, size := l.Flat.ShardLen(), l.Compute.Size()
