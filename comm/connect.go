@@ -81,21 +81,21 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	node, err := quorum.Open(ctx, cfg.quorum())
-	if err != nil {
-		return nil, err
-	}
-	p := &place{cfg: cfg, job: cfg.Job, node: node}
+	p := &place{cfg: cfg, job: cfg.Job}
+	p.node, p.unable = quorum.Open(ctx, cfg.quorum())
 	if cfg.Join {
+		if p.unable != nil {
+			return nil, p.unable
+		}
 		g, err := p.enter(ctx, j)
 		if err != nil {
-			return nil, errors.Join(explain(err), node.Close())
+			return nil, errors.Join(explain(err), p.close())
 		}
 		return g, nil
 	}
 	meet, done, err := rendezvous(ctx, cfg, j)
 	if err != nil {
-		return nil, errors.Join(explain(err), node.Close())
+		return nil, errors.Join(explain(err), p.close())
 	}
 	g, err := p.join(ctx, ctx, meet, j)
 	// Rank 0 may close the store now that all ranks have used it.
@@ -103,7 +103,7 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 		if g != nil {
 			err = errors.Join(err, g.Close())
 		}
-		return nil, errors.Join(err, node.Close())
+		return nil, errors.Join(err, p.close())
 	}
 	return g, nil
 }
@@ -115,7 +115,7 @@ func (p *place) join(ctx, meeting context.Context, meet store.Store, j *joining)
 	s.NewGroup = choose(cfg.Transport)
 	joined, err := mesh.Join(meeting, mesh.Config{
 		Rank: cfg.Rank, Size: cfg.Size, Store: meet, Job: p.job, Secret: cfg.Secret, TLS: cfg.TLS,
-		Listen: cfg.Listen, Host: cfg.Host, Log: j.unrelated, Handler: s, Note: note(p.node.Self()),
+		Listen: cfg.Listen, Host: cfg.Host, Log: j.unrelated, Handler: s, Note: p.note(),
 		Joining: func(missing func() []int) { j.waitsFor("join", missing) },
 	})
 	if err != nil {

@@ -65,7 +65,9 @@ type place struct {
 	cfg  Config // with the secret, and with this rank and size
 	job  string // the name of the group to the mesh
 	node *quorum.Node
-	m    quorum.Membership // its number is 0 in the first group
+	// unable is why there is no node. The rank still joins the mesh, as the others get the error there.
+	unable error
+	m      quorum.Membership // its number is 0 in the first group
 
 	mu   sync.Mutex
 	over bool // the node belongs to a later group
@@ -76,11 +78,28 @@ func (c *Config) quorum() quorum.Config {
 	return quorum.Config{Rank: c.Rank, Job: c.Job, Secret: c.Secret, TLS: c.TLS, Listen: c.Listen, Limit: c.JoinTimeout, Replace: c.ReplaceTimeout, Log: c.Logger}
 }
 
-// note describes a process to the other ranks.
-func note(m quorum.Member) string { return m.ID + " " + m.Address }
+// note describes this process to the other ranks.
+func (p *place) note() string {
+	if p.unable != nil {
+		return ""
+	}
+	m := p.node.Self()
+	return m.ID + " " + m.Address
+}
+
+// close ends this process's part in decisions.
+func (p *place) close() error {
+	if p.unable != nil {
+		return nil
+	}
+	return p.node.Close()
+}
 
 // take makes p the place of g.
 func (p *place) take(ctx context.Context, g Group, s *session.Session, m *mesh.Mesh, j *joining) error {
+	if p.unable != nil {
+		return p.unable
+	}
 	if p.m.Members == nil {
 		for r := range p.cfg.Size {
 			id, address, ok := strings.Cut(m.Note(r), " ")

@@ -147,6 +147,18 @@ func TestReconnectHere(t *testing.T) {
 	require.ErrorContains(t, err, "ranks that are goroutines end together")
 }
 
+// TestListenNowhere: a rank that cannot listen ends the other one, too, at once.
+func TestListenNowhere(t *testing.T) {
+	_, errs := connect(t, 2, func(c *comm.Config) {
+		if c.Listen = "127.0.0.1"; c.Rank == 1 {
+			c.Listen = "nowhere0"
+		}
+	})
+	for _, err := range errs {
+		require.ErrorContains(t, err, `listen on "nowhere0": not an address or interface of this host`)
+	}
+}
+
 // TestReplace lets a rank leave: another process takes its place. Then one more joins without a loss.
 func TestReplace(t *testing.T) {
 	dir := t.TempDir()
