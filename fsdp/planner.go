@@ -123,8 +123,8 @@ func (p Planner) plan() (*Plan, error) {
 // Fits returns nil if a pass, as planned by Plan, holds no more than this number of bytes in memory
 // at once. If not, the error is a [*plan.Misfit]: the live memory at the peak by class and by unit,
 // and the changes of the configuration, of the ranks or of the batch that would help, each planned
-// alone, the largest saving first. BF16, another number of ranks, another batch and AdamW with a
-// state of 8 bits round differently; the other changes alter no bit of a step's result. The state
+// alone, the largest saving first. BF16, Precision.Master, another number of ranks, another batch and
+// AdamW with a state of 8 bits round differently; the other changes alter no bit of a step's result. The state
 // of 8 bits is planned for every Planner that has an optimizer: it is another update rule if the
 // optimizer is SGD or Muon, not AdamW.
 //
@@ -285,41 +285,28 @@ type change struct {
 // changes lists changes that might need less memory.
 func (p Planner) changes() (list []change) {
 	cfg := p.Config
-	try := func(name string, set func(c *Config)) {
-		c := change{name, p}
-		set(&c.Config)
-		list = append(list, c)
-	}
-	n := cfg.Group.Size()
-	if cfg.Unit == nil {
-		try(fmt.Sprintf("training on %d ranks", 2*n), func(c *Config) {
-			c.Group = comm.World{Ranks: 2 * n, Place: cfg.Group.Rank()}
-			c.ShardRanks *= 2
-		})
-		if cfg.Strategy != FullShard {
-			try("Strategy: FullShard", func(c *Config) { c.Strategy, c.ShardRanks = FullShard, 0 })
+	try := func(may bool, name string, set func(c *Config)) {
+		if c := (change{name, p}); may {
+			set(&c.Config)
+			list = append(list, c)
 		}
 	}
-	try("WrapPolicy: WrapEach()", func(c *Config) { c.WrapPolicy = WrapEach() })
-	try("Activations.Recompute: WrapEach()", func(c *Config) { c.Activations.Recompute, c.Activations.Save = WrapEach(), nil })
-	if cfg.Activations.Save != nil {
-		try("no Activations.Save", func(c *Config) { c.Activations.Save = nil })
-	}
-	if cfg.Prefetch != NoPrefetch {
-		try("Prefetch: NoPrefetch", func(c *Config) { c.Prefetch = NoPrefetch })
-	}
-	if cfg.Precision.Compute == Float32 {
-		try("Precision: BF16()", func(c *Config) { c.Precision = BF16() })
-	}
-	if cfg.Precision.Reduce == Float32 && cfg.Precision.Compute != Float64 {
-		try("Precision.Reduce: BFloat16 (rounds gradients)", func(c *Config) { c.Precision.Reduce = BFloat16 })
-	}
-	switch {
-	case cfg.Device != nil && !cfg.Offload.Pinned:
-		try("Offload.Pinned", func(c *Config) { c.Offload.Pinned = true })
-	case cfg.Device == nil && cfg.Offload.Dir == "":
-		try("Offload.Dir (on a GPU Offload.Pinned)", func(c *Config) { c.Offload.Dir = "files" }) // of which a plan makes none
-	}
+	n, types := cfg.Group.Size(), cfg.Precision
+	try(cfg.Unit == nil, fmt.Sprintf("training on %d ranks", 2*n), func(c *Config) {
+		c.Group = comm.World{Ranks: 2 * n, Place: cfg.Group.Rank()}
+		c.ShardRanks *= 2
+	})
+	try(cfg.Unit == nil && cfg.Strategy != FullShard, "Strategy: FullShard", func(c *Config) { c.Strategy, c.ShardRanks = FullShard, 0 })
+	try(true, "WrapPolicy: WrapEach()", func(c *Config) { c.WrapPolicy = WrapEach() })
+	try(true, "Activations.Recompute: WrapEach()", func(c *Config) { c.Activations.Recompute, c.Activations.Save = WrapEach(), nil })
+	try(cfg.Activations.Save != nil, "no Activations.Save", func(c *Config) { c.Activations.Save = nil })
+	try(cfg.Prefetch != NoPrefetch, "Prefetch: NoPrefetch", func(c *Config) { c.Prefetch = NoPrefetch })
+	try(types.Compute == Float32, "Precision: BF16()", func(c *Config) { c.Precision = BF16() })
+	try(types.Reduce == Float32 && types.Compute != Float64, "Precision.Reduce: BFloat16 (rounds gradients)", func(c *Config) { c.Precision.Reduce = BFloat16 })
+	try(types.Compute == BFloat16 && types.Master != BFloat16 && cfg.Device == nil, "Precision.Master: BFloat16 (rounds parameters and gradients; not on a GPU)",
+		func(c *Config) { c.Precision.Master = BFloat16 })
+	try(cfg.Device != nil && !cfg.Offload.Pinned, "Offload.Pinned", func(c *Config) { c.Offload.Pinned = true })
+	try(cfg.Device == nil && cfg.Offload.Dir == "", "Offload.Dir (on a GPU Offload.Pinned)", func(c *Config) { c.Offload.Dir = "files" }) // of which a plan makes none
 	if p.NewOptimizer != nil {
 		small := p
 		small.NewOptimizer = optim.AdamW{Bits: 8}.New

@@ -12,7 +12,8 @@
 //	-ranks LIST         numbers of GPUs: 8,24 or 128..1024, which doubles, or smallest
 //	-batch N -seq N     samples of a GPU in a step, and tokens of a sample
 //	-threads N          cores of a rank, where cores compute
-//	-precision NAME     bf16, bf16-reduce (gradients are reduced in bf16, too) or fp32
+//	-precision NAME     bf16, bf16-reduce (gradients are reduced in bf16, too), fp32, or bf16-all
+//	                    (parameters and gradients are kept in bf16, too; not yet on GPUs)
 //	-optimizer NAME     adamw, 8bit, 16bit or sgd
 //	-memory SIZE        of a GPU, in place of the cluster's
 //	-top N              rows for each number of GPUs
@@ -43,6 +44,9 @@
 // Then come the strategies that do not fit, with their memory at the peak and
 // the changes that would help most, and the table of predictions and published
 // runs from plan.Published.
+//
+// If nothing fits on any of the numbers, fsdpplan searches for the fewest GPUs
+// on which a setting fits, and prints what fills their memory.
 //
 // # Calibration
 //

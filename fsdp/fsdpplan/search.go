@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"sort"
 
 	"github.com/gofsdp/gofsdp/comm"
@@ -27,9 +29,12 @@ type query struct {
 var (
 	units      = map[string]fsdp.Policy{"blocks": blocks(1), "2 blocks": blocks(2), "4 blocks": blocks(4), "calls": fsdp.WrapEach(), "one unit": nil}
 	strategies = map[string]fsdp.Strategy{}
-	precisions = map[string]fsdp.Precision{"bf16": fsdp.BF16(), "bf16-reduce": {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16}, "fp32": {}}
-	newByName  = map[string]func([]optim.Param) (optim.Optimizer, error){"adamw": optim.AdamW{}.New, "8bit": optim.AdamW{Bits: 8}.New, "16bit": optim.AdamW{Bits: 16}.New, "sgd": optim.SGD{}.New}
-	recompute  = []string{"full", "some", "none"}
+	precisions = map[string]fsdp.Precision{
+		"bf16": fsdp.BF16(), "bf16-reduce": {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16}, "fp32": {},
+		"bf16-all": {Compute: fsdp.BFloat16, Reduce: fsdp.BFloat16, Master: fsdp.BFloat16},
+	}
+	newByName = map[string]func([]optim.Param) (optim.Optimizer, error){"adamw": optim.AdamW{}.New, "8bit": optim.AdamW{Bits: 8}.New, "16bit": optim.AdamW{Bits: 16}.New, "sgd": optim.SGD{}.New}
+	recompute = []string{"full", "some", "none"}
 )
 
 func init() {
@@ -69,6 +74,9 @@ func (q *query) config(ranks int, s plan.Setting) fsdp.Config {
 	cfg := fsdp.Config{
 		Group: comm.World{Ranks: ranks}, WrapPolicy: units[s.Units], Strategy: strategies[s.Strategy], ShardRanks: s.ShardRanks,
 		Prefetch: s.Prefetch, Precision: precisions[q.precision], Threads: q.threads,
+	}
+	if s.Prefetch == 0 {
+		cfg.Prefetch = fsdp.NoPrefetch
 	}
 	switch s.Recompute {
 	case "full":
@@ -125,9 +133,14 @@ type answer struct {
 	best    *fsdp.Plan
 }
 
-// answer searches, and plans the best setting.
+// answer searches, and plans the best setting. If nothing fits, it also tries without prefetch.
 func (q *query) answer(ranks int) (*answer, error) {
-	choices, err := q.search(ranks, q.space(ranks))
+	space := q.space(ranks)
+	choices, err := q.search(ranks, space)
+	if err == nil && choices[0].Time == nil {
+		space.Prefetch = []int{0}
+		choices, err = q.search(ranks, space)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%d ranks: %w", ranks, err)
 	}
@@ -149,21 +162,40 @@ func (q *query) host() int { return max(1, q.cluster.PerHost/q.threads) }
 // smallest is the value of -ranks that searches for a number.
 const smallest = "smallest"
 
-// smallest returns the ranks of the fewest hosts on which a setting fits, or the most ranks if none
-// fits on any number. More ranks do not need more memory, except for padding. It tries only the
-// settings with the least memory: fully sharded, the smallest micro batch, the least prefetch.
-func (q *query) smallest() (ranks int, err error) {
+// fewest returns the answer for the fewest hosts on which a setting fits, or nil if any of the answers
+// has one that fits.
+func (q *query) fewest(answers []*answer) (*answer, error) {
+	if slices.ContainsFunc(answers, func(a *answer) bool { return a.fits > 0 }) {
+		return nil, nil
+	}
+	most := slices.MaxFunc(answers, func(a, b *answer) int { return cmp.Compare(a.ranks, b.ranks) }).ranks
+	ranks, err := q.smallest(1 + most/q.host())
+	if err != nil {
+		return nil, err
+	}
+	return q.answer(ranks)
+}
+
+// smallest returns the ranks of the fewest hosts, at least a number, on which a setting fits, or the most
+// ranks if none fits on any number. More ranks do not need more memory, except for padding. It tries only the
+// settings with the least memory: fully sharded, the smallest micro batch, no prefetch.
+func (q *query) smallest(least int) (ranks int, err error) {
 	fits := func(hosts int) bool {
 		s, choices := q.space(hosts*q.host()), []plan.Choice(nil)
-		s.Strategies, s.Prefetch, s.Micro = s.Strategies[:1], s.Prefetch[:1], s.Micro[:1]
+		s.Strategies, s.Prefetch, s.Micro = s.Strategies[:1], []int{0}, s.Micro[:1]
 		if err == nil {
 			choices, err = q.search(hosts*q.host(), s)
 		}
 		return err != nil || choices[0].Time != nil
 	}
-	hosts := mostRanks / q.host()
-	if fits(hosts) {
-		hosts = 1 + sort.Search(hosts-1, func(i int) bool { return fits(1 + i) })
+	most := mostRanks / q.host()
+	if !fits(most) {
+		return most * q.host(), err
 	}
-	return hosts * q.host(), err
+	least = min(least, most)
+	enough := least
+	for enough < most && !fits(enough) {
+		least, enough = enough+1, min(2*enough, most)
+	}
+	return (least + sort.Search(enough-least, func(i int) bool { return fits(least + i) })) * q.host(), err
 }

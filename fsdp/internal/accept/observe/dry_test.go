@@ -177,9 +177,12 @@ func TestFits(t *testing.T) {
 		"Prefetch: NoPrefetch":                          func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Prefetch = fsdp.NoPrefetch },
 		"Precision: BF16()":                             func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Precision = fsdp.BF16() },
 		"Precision.Reduce: BFloat16 (rounds gradients)": func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Precision.Reduce = fsdp.BFloat16 },
-		"Offload.Dir (on a GPU Offload.Pinned)":         func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Offload.Dir = t.TempDir() },
-		"optim.AdamW{Bits: 8} (rounds differently)":     func(*fsdp.Config, *[]fsdp.Shape) { newOptimizer = optim.AdamW{Bits: 8}.New },
-		"half the batch":                                func(_ *fsdp.Config, batch *[]fsdp.Shape) { *batch = halves },
+		"Precision.Master: BFloat16 (rounds parameters and gradients; not on a GPU)": func(c *fsdp.Config, _ *[]fsdp.Shape) {
+			c.Precision.Master = fsdp.BFloat16
+		},
+		"Offload.Dir (on a GPU Offload.Pinned)":     func(c *fsdp.Config, _ *[]fsdp.Shape) { c.Offload.Dir = t.TempDir() },
+		"optim.AdamW{Bits: 8} (rounds differently)": func(*fsdp.Config, *[]fsdp.Shape) { newOptimizer = optim.AdamW{Bits: 8}.New },
+		"half the batch": func(_ *fsdp.Config, batch *[]fsdp.Shape) { *batch = halves },
 	}
 	taken := make(map[string]bool)
 	for _, cfg := range []fsdp.Config{
