@@ -69,6 +69,7 @@ func (c *contestant) race(seconds float64, first bool) error {
 // trainer is a model on one rank with its batch.
 type trainer struct {
 	model  *fsdp.Sharded
+	opt    optim.Optimizer
 	batch  []fsdp.Tensor
 	around func(passes func() error) error // runs the passes of a step, or nil
 	step   func() error
@@ -95,7 +96,7 @@ func newTrainer(ctx context.Context, s size, cfg fsdp.Config, rows int) (*traine
 	}
 	x, y := s.rows(rows*cfg.Group.Rank(), rows*(cfg.Group.Rank()+1))
 	shape := tensor.WithShape(rows, s.Context)
-	t := &trainer{model: m, batch: []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}}
+	t := &trainer{model: m, opt: opt, batch: []fsdp.Tensor{tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))}}
 	passes := func() (err error) {
 		if t.loss, err = m.Forward(ctx, t.batch...); err != nil {
 			return err

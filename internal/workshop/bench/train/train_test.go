@@ -10,9 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gofsdp/gofsdp/comm"
+	"github.com/gofsdp/gofsdp/fsdp"
+	"github.com/gofsdp/gofsdp/internal/calibrate"
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
@@ -202,5 +206,49 @@ func TestRunRefuses(t *testing.T) {
 		{"has no PyTorch", []string{"-torch", "/dev/null"}},
 	} {
 		require.ErrorContains(t, Run(t.Context(), new(strings.Builder), c.args), c.want)
+	}
+}
+
+// BenchmarkMemoryCheckpoint makes steps of small on two ranks, in turns with steps after which each rank keeps
+// the step in memory. It reports the medians, and how much longer the latter take.
+func BenchmarkMemoryCheckpoint(b *testing.B) {
+	ctx, small := context.Background(), sizes[slices.IndexFunc(sizes, func(s size) bool { return s.name == "small" })]
+	for _, precision := range []precision{float32s, bfloat16s} {
+		b.Run(string(precision), func(b *testing.B) {
+			groups := comm.Local(2)
+			trainers, last := make([]*trainer, len(groups)), make([]fsdp.MemoryCheckpoint, len(groups))
+			c, err := newRanks(groups, func(g comm.Group) (func() error, error) {
+				cfg := fsdp.Config{Group: g, Threads: 1, WrapPolicy: byBlocks, Precision: precisions[precision], Activations: fsdp.Activations{Save: fsdp.WrapEach()}}
+				t, err := newTrainer(ctx, small, cfg, small.Batch/len(groups))
+				if err != nil {
+					return nil, err
+				}
+				trainers[g.Rank()] = t
+				return t.step, nil
+			})
+			require.NoError(b, err)
+			defer func() { require.NoError(b, c.close()) }()
+			step := func(save bool) time.Duration {
+				begin := time.Now()
+				require.NoError(b, c.step())
+				if save {
+					require.NoError(b, calibrate.Each(len(groups), func(i int) error { return last[i].Save(ctx, trainers[i].model, trainers[i].opt, nil) }))
+				}
+				return time.Since(begin)
+			}
+			step(true) // the first step compiles, and the first Save allocates
+			var times [2][]time.Duration
+			for b.Loop() {
+				times[0], times[1] = append(times[0], step(false)), append(times[1], step(true))
+			}
+			for i := range times {
+				slices.Sort(times[i])
+			}
+			median := func(i int) float64 { return times[i][len(times[i])/2].Seconds() * 1e3 }
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(median(0), "ms/step")
+			b.ReportMetric(median(1), "ms/step-and-Save")
+			b.ReportMetric(100*(median(1)/median(0)-1), "%-longer")
+		})
 	}
 }
