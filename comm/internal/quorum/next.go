@@ -254,7 +254,7 @@ func (n *Node) propose(p *proposal) {
 	n.proposal = p
 }
 
-// visit awaits member i.
+// visit awaits member i, and watches it then.
 func (p *proposal) visit(ctx context.Context, i int) {
 	for begin := p.begin; ctx.Err() == nil; begin = time.Now().Add(-silence) {
 		r, err := p.persist(ctx, p.now.Members[i], request{What: askAwait, Number: p.number}, begin, func(reply) error {
@@ -264,10 +264,12 @@ func (p *proposal) visit(ctx context.Context, i int) {
 		switch {
 		case err == nil && r.Decided != nil:
 			return
-		case err == nil:
+		case err == nil: // and from now on it must live
 			p.set(i, standing{waits: true}, r.Joining)
-			return
-		case ctx.Err() != nil:
+			_, err = p.persist(ctx, p.now.Members[i], request{What: askFollow, Number: p.number}, time.Now(), func(reply) error { return nil })
+		}
+		switch {
+		case err == nil || ctx.Err() != nil:
 			return
 		case ended(err):
 			p.set(i, p.now.Members[i].standing(err), nil)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,12 +85,9 @@ func TestPromise(t *testing.T) {
 	require.Equal(t, &value, r.Decided)
 }
 
-// TestOneHost ends two of three processes that listen on loopback: the third goes on alone, and learns that a process
-// with the address of an ended one is another one.
-func TestOneHost(t *testing.T) {
-	var nodes []*Node
-	var m Membership
-	for r := range 3 {
+// open opens processes of this host.
+func open(t *testing.T, size int) (nodes []*Node, m Membership) {
+	for r := range size {
 		n, err := Open(t.Context(), Config{Rank: r, Job: t.Name(), Secret: []byte("known to this test only"), Limit: time.Minute, Log: slog.New(slog.DiscardHandler)})
 		require.NoError(t, err)
 		nodes = append(nodes, n)
@@ -98,6 +96,13 @@ func TestOneHost(t *testing.T) {
 	for _, n := range nodes {
 		n.Begin(m)
 	}
+	return nodes, m
+}
+
+// TestOneHost ends two of three processes that listen on loopback: the third goes on alone, and learns that a process
+// with the address of an ended one is another one.
+func TestOneHost(t *testing.T) {
+	nodes, _ := open(t, 3)
 	require.NoError(t, nodes[0].Close())
 	require.NoError(t, nodes[1].Close())
 	next, err := nodes[2].Next(t.Context(), 1)
@@ -115,4 +120,29 @@ func TestOneHost(t *testing.T) {
 	_, err = nodes[2].Next(ctx, 3)
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, nodes[2].Close())
+}
+
+// TestDeathAfterWaiting ends a process that has waited in Next, as the first one is dead already: two of four remain, who
+// are enough as the others are certainly dead.
+func TestDeathAfterWaiting(t *testing.T) {
+	nodes, m := open(t, 4)
+	require.NoError(t, nodes[0].Close())
+	var all sync.WaitGroup
+	next := make([]Membership, 4)
+	errs := make([]error, 4)
+	begin := func(rank int) {
+		all.Go(func() { next[rank], errs[rank] = nodes[rank].Next(t.Context(), 1) })
+	}
+	begin(3)
+	begin(1)
+	require.Eventually(t, func() bool { return slices.Equal(nodes[1].Missing(), []int{0, 2}) }, time.Minute, time.Millisecond)
+	require.NoError(t, nodes[3].Close())
+	begin(2)
+	all.Wait()
+	require.ErrorContains(t, errs[3], "this rank has closed its group")
+	for _, rank := range []int{1, 2} {
+		require.NoError(t, errs[rank])
+		require.Equal(t, m.Members[1:3], next[rank].Members)
+		require.NoError(t, nodes[rank].Close())
+	}
 }
