@@ -8,7 +8,7 @@ import (
 
 func TestMain(m *testing.M) {
 	kit.Main(m, map[string]kit.Need{
-		"Example_muon":        kit.HostMemory,
+		"Example_muon":        kit.Processor,
 		"ExamplePlanner_Fits": kit.Processor,
 		"ExamplePlanner_Tune": kit.Processor,
 		"ExampleStrategy":     kit.SecondCopy,

@@ -34,7 +34,10 @@ import (
 // Owner and Gather give the bits of one rank, however a matrix is cut and on any number of ranks;
 // Gram is within rounding of them.
 //
-// Ranks compute on one core each. The buffers around the iteration take about twice the memory of
+// On GPUs ranks compute in float32 by products of cuBLASLt, and there is no Gram. A matrix that a rank has
+// by itself stays on its GPU. Ranks exchange others through memory of the host, which takes longer.
+//
+// Processors compute on one core each. The buffers around the iteration take about twice the memory of
 // the rank's matrices, from the first Step on; for Gather they also hold the whole matrices. A Step
 // whose group fails has changed b.
 //
@@ -101,9 +104,9 @@ const kindMuon = "Muon"
 
 // New returns Muon over params, with its state at zero. It returns an error that names the
 // parameter if one has no rows and columns, if pieces overlap, are malformed or have no Peers
-// although the rest is missing, if a value does not implement [vec.Addressable], as on a device, if Blocks
-// do not divide the rows, if Method is Gram but rows are cut, or if a hyper-parameter is out of
-// range. New is not a collective.
+// although the rest is missing, if a value implements neither [vec.Addressable] nor [vec.MuonVec], if
+// Blocks do not divide the rows, if Method is Gram but rows are cut or a device has them, or if a
+// hyper-parameter is out of range. New is not a collective.
 func (c Muon) New(params []Param) (Optimizer, error) {
 	s := Settings{
 		Kind: kindMuon, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: orDefault(c.Momentum, 0.95), Nesterov: !c.NoNesterov,
@@ -112,15 +115,22 @@ func (c Muon) New(params []Param) (Optimizer, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("optim: muon: %w", err)
 	}
-	values, err := valuesAs[vec.Addressable]("muon", params)
-	if err != nil {
-		return nil, err
+	u := &muon{device: muonVecs(params)}
+	var err error
+	if u.device == nil {
+		if u.values, err = valuesAs[vec.Addressable]("muon", params); err != nil {
+			return nil, err
+		}
+	} else if c.Method == Gram {
+		return nil, errors.New("optim: muon: Method is gram, which a device does not have: want another one")
 	}
-	teams, err := c.teams(params)
+	if u.teams, err = c.teams(params); err == nil && u.device != nil {
+		err = u.allocRooms(params)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("optim: muon: %w", err)
 	}
-	return newOptimizer(s, []string{"momentum_buffer"}, &muon{values: values, teams: teams}, params, c.Rules)
+	return newOptimizer(s, []string{"momentum_buffer"}, u, params, c.Rules)
 }
 
 // A MuonPlan describes a Step of [Muon].
@@ -193,7 +203,9 @@ func (c Muon) teams(params []Param) (list []*muonTeam, err error) {
 		}
 		list[at].jobs = append(list[at].jobs, jobs...)
 	}
+	device := muonVecs(params) != nil
 	for _, t := range list {
+		t.device = device
 		if err := t.plan(c.Method, c.Machine.orDefault()); err != nil {
 			return nil, err
 		}
@@ -236,6 +248,7 @@ func (c Muon) jobs(p *Param, i int) (list []muonJob, err error) {
 // muon does the updates of Muon.
 type muon struct {
 	values []vec.Addressable // of the pieces
+	device []vec.MuonVec     // in their place, if a device has them
 	teams  []*muonTeam
 	s      Settings
 }
@@ -250,6 +263,9 @@ func (u *muon) set(s *Settings) {
 // prepare computes the directions of all pieces that have a gradient. update uses them.
 func (u *muon) prepare(pieces []piece, absent []bool) error {
 	for _, t := range u.teams {
+		if !t.shared(u) {
+			continue // update computes them
+		}
 		if t.float64s {
 			if t.f64 == nil {
 				t.f64 = newMuonRun[float64](t)
@@ -276,6 +292,12 @@ func (u *muon) update(i int, p *piece, lr float64) error {
 			if j := &t.jobs[k]; j.piece == i && j.here.Start < j.here.End {
 				from := j.start + j.here.Start - p.Offset
 				to := from + j.here.End - j.here.Start
+				if u.device != nil {
+					if err := u.descendOnDevice(t, j, i, p, from, to-from, decay, lr*scaleOf(u.s.Scale, j.rows, j.cols)); err != nil {
+						return err
+					}
+					continue
+				}
 				if value := u.values[i].Elements(); t.float64s {
 					descend(value.F64[from:to], t.f64.mine[j.at:], decay, lr*scaleOf(u.s.Scale, j.rows, j.cols))
 				} else {

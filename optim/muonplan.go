@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gofsdp/gofsdp/optim/vec"
 	"github.com/gofsdp/gofsdp/shard"
 )
 
@@ -61,9 +62,12 @@ type muonTeam struct {
 	places   int
 	steps    int // of the iteration
 	float64s bool
+	device   bool // has the values: there is no Gram
 	jobs     []muonJob
 	f32      *muonRun[float32] // nil before the first Step
 	f64      *muonRun[float64]
+
+	x vec.MuonVec // memory of a device for a matrix, or nil
 }
 
 // A muonJob is one matrix.
@@ -154,7 +158,7 @@ func (j *muonJob) flopsOf(t *muonTeam, rank int) float64 {
 
 // plan chooses the method and the owner of each matrix.
 func (t *muonTeam) plan(method Method, m Machine) error {
-	exact := t.peers != nil && t.peers.Exact
+	exact := t.device || t.peers != nil && t.peers.Exact
 	for i := range t.jobs {
 		j := &t.jobs[i]
 		j.here = j.part(t.rank % t.places)

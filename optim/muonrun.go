@@ -19,6 +19,9 @@ type muonRun[T float32 | float64] struct {
 	mineAt, theirsAt   []int   // by owner, and by rank: where its elements begin; the last is the end
 	there, back        [][]int // by root: counts of the exchange with owners, and of the one back
 	cursor             []int   // by rank, in theirs
+	pieces             []piece
+	direction          func(j *muonJob, to []T) error           // computes the direction of the elements of a matrix on this rank
+	whole              func(x []T, rows, cols int) ([]T, error) // orthogonalises a matrix
 	gathered           []T
 	gatherCounts       []int // by rank
 	grams              []float64
@@ -69,7 +72,10 @@ func newMuonRun[T float32 | float64](t *muonTeam) *muonRun[T] {
 	}
 	r.mine, r.theirs, r.gathered = make([]T, mine), make([]T, r.theirsAt[t.size]), make([]T, gathered)
 	r.grams, r.polynomials = make([]float64, r.gramLen*t.size), make([]T, r.gramLen*t.size)
-	r.scratch = newtonSchulz[T]{x: make([]T, largest), y: make([]T, largest), a: make([]T, side*side), b: make([]T, side*side)}
+	r.scratch = newtonSchulz[T]{x: make([]T, largest)}
+	if !t.device {
+		r.scratch.y, r.scratch.a, r.scratch.b = make([]T, largest), make([]T, side*side), make([]T, side*side)
+	}
 	r.chunk, r.p64, r.q64, r.s = make([]float64, gramRows*small), make([]float64, small*small), make([]float64, small*small), make([]float64, small*small)
 	return r
 }
@@ -79,15 +85,20 @@ const gramRows = 256
 
 // directions computes the directions of all pieces in mine. elements returns the memory of a Vec.
 func (r *muonRun[T]) directions(u *muon, pieces []piece, absent []bool, elements func(Vec) []T) error {
+	if r.pieces = pieces; r.whole == nil && u.device != nil {
+		r.onDevice(u)
+	} else if r.whole == nil {
+		r.onHost(u, elements)
+	}
 	for i := range r.jobs {
 		j := &r.jobs[i]
-		u, p := u, &pieces[j.piece]
 		to := r.mine[j.at : j.at+j.here.End-j.here.Start]
 		if absent[j.piece] {
 			clear(to)
 		} else if len(to) > 0 {
-			from := j.start + j.here.Start - p.Offset
-			momentum(to, elements(p.Grad)[from:], elements(p.vecs[0])[from:], T(u.s.Momentum), u.s.Nesterov)
+			if err := r.direction(j, to); err != nil {
+				return err
+			}
 		}
 	}
 	r.works = r.works[:0]
@@ -125,7 +136,7 @@ func (r *muonRun[T]) exchange(absent []bool, eps float64) error {
 	if err := r.wait(); err != nil {
 		return err
 	}
-	r.runOwned(absent, eps)
+	failed := r.runOwned(absent)
 	r.polynomial(eps)
 	for root, counts := range r.back {
 		var to []T
@@ -137,9 +148,11 @@ func (r *muonRun[T]) exchange(absent []bool, eps float64) error {
 	if err := r.wait(); err != nil {
 		return err
 	}
+	if failed != nil { // the other ranks have got their elements
+		return failed
+	}
 	r.applyGrams(absent)
-	r.everywhere(absent, eps)
-	return nil
+	return r.everywhere(absent)
 }
 
 // gather brings the counts elements of all ranks to root. It sends no message if root has them all.
@@ -165,7 +178,7 @@ func (r *muonRun[T]) wait() (first error) {
 }
 
 // runOwned orthogonalises the matrices that this rank owns, in theirs.
-func (r *muonRun[T]) runOwned(absent []bool, eps float64) {
+func (r *muonRun[T]) runOwned(absent []bool) (failed error) {
 	copy(r.cursor, r.theirsAt)
 	set := r.rank / r.places
 	for i := range r.jobs {
@@ -178,14 +191,19 @@ func (r *muonRun[T]) runOwned(absent []bool, eps float64) {
 			s := j.part(rank % r.places)
 			copy(x[s.Start:s.End], r.theirs[r.cursor[rank]:])
 		}
-		if !absent[j.piece] {
-			x = r.scratch.run(x, j.rows, j.cols, r.steps, eps)
+		if !absent[j.piece] && failed == nil {
+			if y, err := r.whole(x, j.rows, j.cols); err == nil {
+				x = y
+			} else {
+				failed = err
+			}
 		}
 		for rank := range r.size {
 			s := j.part(rank % r.places)
 			r.cursor[rank] += copy(r.theirs[r.cursor[rank]:], x[s.Start:s.End])
 		}
 	}
+	return failed
 }
 
 // gatherAll brings the matrices of method Gather to all ranks, by rank.
@@ -211,7 +229,7 @@ func (r *muonRun[T]) gatherAll() {
 }
 
 // everywhere orthogonalises the gathered matrices of which this rank has elements.
-func (r *muonRun[T]) everywhere(absent []bool, eps float64) {
+func (r *muonRun[T]) everywhere(absent []bool) error {
 	r.cursor[0] = 0
 	for rank := 1; rank < r.places; rank++ {
 		r.cursor[rank] = r.cursor[rank-1] + r.gatherCounts[rank-1]
@@ -227,9 +245,14 @@ func (r *muonRun[T]) everywhere(absent []bool, eps float64) {
 			r.cursor[rank] += copy(x[s.Start:s.End], r.gathered[r.cursor[rank]:])
 		}
 		if j.here.Start < j.here.End && !absent[j.piece] {
-			copy(r.mine[j.at:], r.scratch.run(x, j.rows, j.cols, r.steps, eps)[j.here.Start:j.here.End])
+			y, err := r.whole(x, j.rows, j.cols)
+			if err != nil {
+				return err
+			}
+			copy(r.mine[j.at:], y[j.here.Start:j.here.End])
 		}
 	}
+	return nil
 }
 
 // eachGram calls f with each matrix of method Gram and the position of its small matrix.

@@ -50,6 +50,27 @@ func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
 	return p, err
 }
 
+// A Product is D = op(A)·op(B), of matrices without gaps: see blaslt.Product.
+type Product struct {
+	Float64           bool
+	Rows, Cols, Depth int
+	TransA, TransB    bool
+	A, B, D           uintptr
+}
+
+// Multiply makes the stream of the engine's programs compute a product.
+func (e *Engine) Multiply(s *device.Stream, x Product) error {
+	shape := blaslt.Product{Rows: x.Rows, Cols: x.Cols, Depth: x.Depth, TransA: x.TransA, TransB: x.TransB, Align: alignment(int(x.A | x.B | x.D))}
+	if x.Float64 {
+		shape.In, shape.Out = blaslt.F64, blaslt.F64
+	}
+	p, err := e.plan(shape)
+	if err != nil {
+		return err
+	}
+	return p.Run(s, blaslt.Operands{A: x.A, B: x.B, D: x.D, Workspace: e.products.workspace.Addr()})
+}
+
 // close closes everything, and keeps the objects that it cannot close.
 func (c *products) close() error {
 	var errs []error

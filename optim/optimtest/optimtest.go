@@ -24,8 +24,8 @@ import (
 var lengths = []int{0, 1, 37, 1<<16 + 1}
 
 // TestVec checks that the vectors that alloc returns keep the contract of [optim.Vec] and, if they
-// implement them, the contracts of [vec.AdamVec], [vec.Adam8Vec], [vec.SGDVec] and [vec.BFloat16Vec]. alloc
-// returns n elements of float32 or float64, with any contents, in new memory of one device.
+// implement them, the contracts of [vec.AdamVec], [vec.Adam8Vec], [vec.SGDVec], [vec.BFloat16Vec] and
+// [vec.MuonVec]. alloc returns n elements of float32 or float64, with any contents, in new memory of one device.
 func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 	for _, float64s := range []bool{false, true} {
 		for _, n := range lengths {
@@ -44,6 +44,11 @@ func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 				k.packed(t, optim.SGD{Momentum: 0.9, WeightDecay: 0.1, Rules: rules(16)})
 				k.packed(t, optim.SGD{Momentum: 0.9, Nesterov: true, Rules: rules(16)})
 			}
+		}
+		k := &kit{float64s: float64s, alloc: alloc, rng: rand.New(rand.NewPCG(1, 1))}
+		if _, ok := alloc(1, float64s).(vec.MuonVec); ok {
+			k.muon(t, optim.Muon{WeightDecay: 0.1}, 12, 5)
+			k.muon(t, optim.Muon{NoNesterov: true, Steps: 4}, 5, 12)
 		}
 	}
 }
@@ -270,5 +275,35 @@ func (k *kit) sgd(t *testing.T) {
 			require.NoError(t, p.SGD(v[1], v[2], s))
 		}
 		k.same(t, h, v)
+	}
+}
+
+// muon compares steps of Muon with those on a Host. Momentum has the same bits. Products may add in another
+// order.
+func (k *kit) muon(t *testing.T, config optim.Muon, rows, cols int) {
+	k.n = rows * cols
+	h, v := k.operands(t, 2)
+	param := optim.Param{Name: "w", Shape: []int{rows, cols}, Value: h[0], Grad: h[1]}
+	on := param
+	on.Value, on.Grad = v[0], v[1]
+	on.Alloc = func(n int) (optim.Vec, error) { return k.alloc(n, k.float64s), nil }
+	want, err := config.New([]optim.Param{param})
+	require.NoError(t, err)
+	got, err := config.New([]optim.Param{on})
+	require.NoError(t, err)
+	for range 2 {
+		next := k.random(k.n)
+		require.NoError(t, h[1].Write(next))
+		require.NoError(t, v[1].Write(next))
+		require.NoError(t, want.Step(0.1))
+		require.NoError(t, got.Step(0.1))
+	}
+	state := []optim.Host{k.copyOf(t, want.State()[0].Data)}
+	k.same(t, state, []optim.Vec{got.State()[0].Data})
+	value := k.copyOf(t, v[0])
+	if k.float64s {
+		require.InDeltaSlice(t, h[0].F64, value.F64, 1e-10)
+	} else {
+		require.InDeltaSlice(t, h[0].F32, value.F32, 1e-4)
 	}
 }

@@ -54,7 +54,7 @@ type Vec interface {
 }
 
 // Addressable is a [Vec] in ordinary memory, which optim.Muon and optim.Elementwise access
-// directly.
+// directly. In other memory Muon needs a [MuonVec].
 type Addressable interface {
 	Vec
 	// Elements returns the memory of the vector. It may be elsewhere after another method of the

@@ -117,6 +117,7 @@ type dryVec struct {
 var (
 	_ vec.Adam8Vec    = dryVec{}
 	_ vec.BFloat16Vec = dryVec{}
+	_ vec.MuonVec     = dryVec{}
 	_ vec.Addressable = nearVec{}
 )
 
@@ -132,6 +133,9 @@ func (v dryVec) Adam(_, _, _ optim.Vec, _ vec.AdamStep) error                   
 func (v dryVec) Adam8(_, _, _ optim.Vec, _ int, _ vec.AdamStep) error           { return errDry }
 func (v dryVec) SGD(_, _ optim.Vec, _ vec.SGDStep) error                        { return errDry }
 func (v dryVec) Adam16(_, _, _ optim.Vec, _ vec.Rounding, _ vec.AdamStep) error { return errDry }
+func (v dryVec) Momentum(_, _ optim.Vec, _ float64, _ bool) error               { return errDry }
+func (v dryVec) Orthogonalize(_, _ int, _ vec.MuonStep) error                   { return errDry }
+func (v dryVec) Descend(_ optim.Vec, _, _ float64) error                        { return errDry }
 func (v dryVec) SGD16(_, _ optim.Vec, _ vec.Rounding, _ vec.SGDStep) error      { return errDry }
 
 // A nearVec is a dryVec of a host.

@@ -99,24 +99,6 @@ func TestGPUTrains(t *testing.T) {
 	}
 }
 
-// TestGPURefusesMuon says for which parameter there is no Muon.
-func TestGPURefusesMuon(t *testing.T) {
-	onGPU(t, func() {
-		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{})
-		kit.ForwardBackward(t, t.Context(), m, kit.TinyBatch(0, 0, 2, kit.TinyContext))
-		hidden, _ := kit.HiddenMatrices(m.Params())
-		_, err := optim.Muon{}.New(hidden)
-		require.ErrorContains(t, err, `optim: muon: parameter "blocks.0.`)
-		require.ErrorContains(t, err, "it does not implement vec.Addressable")
-		_, err = fsdp.Planner{Model: kit.TinyGPT(1), Config: fsdp.Config{Device: new(gpu.Device)}, NewOptimizer: func(params []optim.Param) (optim.Optimizer, error) {
-			hidden, _ := kit.HiddenMatrices(params)
-			return optim.Muon{}.New(hidden)
-		}, Batch: []fsdp.Shape{fsdp.Ints(2, kit.TinyContext), fsdp.Ints(2, kit.TinyContext)}}.Plan()
-		require.ErrorContains(t, err, "it does not implement vec.Addressable")
-		require.NoError(t, m.Close())
-	})
-}
-
 // TestGPUDry compares plans that were made without a GPU with those of wrapped models.
 func TestGPUDry(t *testing.T) {
 	kit.CleanGPU(t)

@@ -19,6 +19,7 @@ const (
 	OwnOperations    Need = "the test's own operations have no kernels"
 	BatchInPlace     Need = "passes read the batch where it is"
 	FakeTime         Need = "collectives end in the fake time of a synctest bubble"
+	Matrices         Need = "Muon updates the memory of the device"
 	EightBits        Need = "gradients travel in 8 bits"
 	ActiveRanks      Need = "gradients are divided by the ranks that made a call"
 	SecondCopy       Need = "ranks keep a second copy of parameters"
@@ -31,7 +32,7 @@ var device = os.Getenv("FSDP_TEST_DEVICE")
 // access its memory. The doubles of GPUs use NCCL's collectives, which wait in streams.
 var missing = map[string][]Need{
 	"":    nil,
-	"far": {HostMemory},
+	"far": {HostMemory, Matrices},
 	"gpu": {
 		HostMemory, Processor, GroupCollectives, OwnOperations, BatchInPlace, FakeTime, EightBits, ActiveRanks, SecondCopy,
 	},

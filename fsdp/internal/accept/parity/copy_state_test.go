@@ -137,6 +137,9 @@ func TestCopyStateSameBits(t *testing.T) {
 		"Muon":        {muon: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name == "Muon" {
+				kit.Needs(t, kit.Matrices)
+			}
 			v.phases = stays
 			want := v.train(t, onGoroutines)
 			v.phases = phases

@@ -304,6 +304,7 @@ func adamw(params []optim.Param) (optim.Optimizer, error) {
 // TestMemoryCheckpointAnyMoment: a rank dies in any collective of a step and of the copy of the step. The others,
 // with a spare or without, end with the bits of an undisturbed training.
 func TestMemoryCheckpointAnyMoment(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	for _, c := range []struct{ workers, spares, virtual int }{{2, 0, 2}, {2, 1, 2}, {3, 0, 6}, {3, 1, 3}, {4, 1, 4}, {5, 1, 5}} {
 		t.Run(fmt.Sprintf("%d workers, %d spares", c.workers, c.spares), func(t *testing.T) {
 			v := mortal{workers: c.workers, spares: c.spares, virtual: c.virtual, steps: 3, optimizer: adamw}
@@ -323,6 +324,7 @@ func TestMemoryCheckpointAnyMoment(t *testing.T) {
 
 // TestMemoryCheckpointDeaf: some ranks have the result of the agreement that ends a copy, and others do not.
 func TestMemoryCheckpointDeaf(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	v := mortal{workers: 4, spares: 1, virtual: 4, steps: 3, optimizer: adamw}
 	undisturbed := v
 	want := undisturbed.run(t)
@@ -345,6 +347,7 @@ func TestMemoryCheckpointDeaf(t *testing.T) {
 // TestMemoryCheckpointRecovery: a second rank dies in any collective of the recovery: one that is new, or one
 // that was in the first group.
 func TestMemoryCheckpointRecovery(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	v := mortal{workers: 4, spares: 2, virtual: 4, steps: 3, optimizer: adamw}
 	once := v
 	undisturbed := v
@@ -369,6 +372,7 @@ func TestMemoryCheckpointRecovery(t *testing.T) {
 
 // TestMemoryCheckpointKinds: strategies, precisions and optimizers keep their bits.
 func TestMemoryCheckpointKinds(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	inBits := func(n int) func([]optim.Param) (optim.Optimizer, error) {
 		return optim.AdamW{Rules: []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(n)}}}.New
 	}
@@ -398,6 +402,9 @@ func TestMemoryCheckpointKinds(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name == "Muon" {
+				kit.Needs(t, kit.Matrices)
+			}
 			v.workers, v.virtual, v.steps = 4, 4, 3
 			v.spares = 1
 			if v.optimizer == nil {
@@ -417,6 +424,7 @@ func TestMemoryCheckpointKinds(t *testing.T) {
 
 // TestMemoryCheckpointLost: if a rank is lost together with the rank that has its copy, the error names both.
 func TestMemoryCheckpointLost(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	v := mortal{workers: 4, virtual: 4, steps: 3, optimizer: adamw}
 	undisturbed := v
 	want := undisturbed.run(t)
@@ -462,6 +470,7 @@ func TestMemoryCheckpointBytes(t *testing.T) {
 
 // TestMemoryCheckpointDistance: with the right Distance, all ranks of a host may die. Ranks agree on it.
 func TestMemoryCheckpointDistance(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
 	v := mortal{workers: 4, virtual: 12, steps: 3, distance: 2, optimizer: adamw}
 	undisturbed := v
 	want := undisturbed.run(t)

@@ -82,7 +82,7 @@ func muonBits(t require.TestingT, ctx context.Context, m *fsdp.Sharded, opt opti
 
 // Muon has the same bits under every strategy and cut, by owners as by gathering.
 func TestMuonKnobs(t *testing.T) {
-	kit.Needs(t, kit.HostMemory)
+	kit.Needs(t, kit.Matrices)
 	want := trainMuon(t, 4, optim.Muon{WeightDecay: 0.1, Method: optim.Owner}, fsdp.Config{})
 	for name, c := range map[string]struct {
 		method optim.Method
@@ -104,7 +104,7 @@ func TestMuonKnobs(t *testing.T) {
 // Checkpoints with Muon's state load on other ranks and other cuts, and go on alike; a unit of experts
 // steps in its own groups.
 func TestMuonCheckpoints(t *testing.T) {
-	kit.Needs(t, kit.HostMemory)
+	kit.Needs(t, kit.Matrices)
 	fsys := crashfs.New()
 	run := func(ranks int, save bool, cut shard.Cut) (all kit.Bits) {
 		kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
@@ -134,7 +134,7 @@ func TestMuonCheckpoints(t *testing.T) {
 
 // Experts step in their own groups: each group has the bits that it has alone.
 func TestMuonInOwnGroups(t *testing.T) {
-	kit.Needs(t, kit.HostMemory)
+	kit.Needs(t, kit.Matrices)
 	states := make([]kit.Bits, 4)
 	kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.Shapes["chain"], kit.GroupedBy(t, ctx, g, "l1", 2))
@@ -157,7 +157,7 @@ func TestMuonInOwnGroups(t *testing.T) {
 
 // A rank that does not step is told of by all, and a lost one ends the step of the others.
 func TestMuonOnOneRank(t *testing.T) {
-	kit.Needs(t, kit.HostMemory)
+	kit.Needs(t, kit.Matrices, kit.GroupCollectives) // a GPU may learn of the loss in its pass
 	for name, other := range map[string]func(context.Context, *fsdp.Sharded) error{
 		"forward": func(ctx context.Context, m *fsdp.Sharded) error {
 			_, err := m.Forward(ctx, kit.TinyBatch(1, 0, 2, kit.TinyContext)...)

@@ -10,7 +10,7 @@
 //	shards.go     shards: this rank's part, with the memory of optimizers
 //	vec.go        vector: memory of shards as optim.Vec. Updates.go merges many updates into one
 //	              launch, deferred.go merges changes of gradients into other operations, staging.go
-//	              reads and writes vectors, norms.go computes norms
+//	              reads and writes vectors, norms.go computes norms, muon.go the update of matrices
 //	trace.go      reports of collectives for observers
 //	links.go      link: the communicator of a group of ranks, and the goroutine that watches all of them
 //

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/internal/arena"
+	"github.com/gofsdp/gofsdp/internal/blaslt"
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
 	"github.com/gofsdp/gofsdp/internal/kernel/vec"
 	"github.com/gofsdp/gofsdp/nccl"
@@ -43,8 +44,11 @@ func room(t testing.TB, d *Device) func(n int, float64s bool) optim.Vec {
 
 func TestContract(t *testing.T) {
 	double(t)
+	require.NoError(t, blaslt.Load(gpudouble.Build(t).CUBLASLT))
 	for _, offload := range []bool{false, true} {
-		optimtest.TestVec(t, room(t, open(t, Options{staging: 100_000, Offload: offload})))
+		d := open(t, Options{staging: 100_000, Offload: offload})
+		t.Cleanup(func() { require.NoError(t, d.dropSlabs(func(*slabOf) bool { return true })) })
+		optimtest.TestVec(t, room(t, d))
 	}
 }
 
