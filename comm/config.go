@@ -118,7 +118,8 @@ type Config struct {
 	// two ranks. The first interfaces of both carry a connection, then the second
 	// ones, and so on; the list of a rank with fewer starts again. IPv4 goes with
 	// IPv4 and IPv6 with IPv6. All carry as much, at the pace of the slowest.
-	// Control messages and the rendezvous use the first interface alone. If an
+	// Control messages, the rendezvous and the agreement of [Reconnect] use the
+	// first interface alone. If an
 	// interface gets no answer for 20 s, the group fails with an error that names
 	// it; the others do not take over.
 	Listen string

@@ -15,8 +15,8 @@
 // process that has not answered sends an empty answer every 5 s. The other end treats a process that is silent for
 // 20 s as lost.
 //
-//	await    k       answered when the process waits for k in Next; with the processes that wait to join
-//	follow   k       answered when the process has k
+//	await    k       answered when the process waits for k in Next
+//	follow   k       answered when the process has k; this answer and the last one, and empty ones, name processes that wait to join
 //	prepare  k b     promise: no ballot below b; with the value that the process has accepted
 //	accept   k b v   accepts the value v in ballot b, unless it has promised a higher one
 //	meet     k       answered with the address of the store in which the ranks of k meet

@@ -257,8 +257,8 @@ func (n *Node) propose(p *proposal) {
 // visit awaits member i, and watches it then.
 func (p *proposal) visit(ctx context.Context, i int) {
 	for begin := p.begin; ctx.Err() == nil; begin = time.Now().Add(-silence) {
-		r, err := p.persist(ctx, p.now.Members[i], request{What: askAwait, Number: p.number}, begin, func(reply) error {
-			p.set(i, standing{err: errAbsent}, nil)
+		r, err := p.persist(ctx, p.now.Members[i], request{What: askAwait, Number: p.number}, begin, func(r reply) error {
+			p.set(i, standing{err: errAbsent}, r.Joining)
 			return nil
 		})
 		switch {
@@ -266,7 +266,10 @@ func (p *proposal) visit(ctx context.Context, i int) {
 			return
 		case err == nil: // and from now on it must live
 			p.set(i, standing{waits: true}, r.Joining)
-			_, err = p.persist(ctx, p.now.Members[i], request{What: askFollow, Number: p.number}, time.Now(), func(reply) error { return nil })
+			_, err = p.persist(ctx, p.now.Members[i], request{What: askFollow, Number: p.number}, time.Now(), func(r reply) error {
+				p.set(i, standing{waits: true}, r.Joining)
+				return nil
+			})
 		}
 		switch {
 		case err == nil || ctx.Err() != nil:

@@ -169,7 +169,7 @@ func (n *Node) admit(theirs auth.Hello) (auth.Hello, error) {
 }
 
 // serve answers a request.
-func (n *Node) serve(conn, _ net.Conn, _ auth.Hello) error {
+func (n *Node) serve(conn, raw net.Conn, _ auth.Hello) error {
 	var q request
 	if err := conn.SetReadDeadline(time.Now().Add(silence)); err != nil {
 		return nil // the connection has ended
@@ -181,6 +181,14 @@ func (n *Node) serve(conn, _ net.Conn, _ auth.Hello) error {
 		n.enter(*q.Member, true)
 		defer n.enter(*q.Member, false)
 	}
+	// Nothing more comes, but the end of the process that asks.
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_ = conn.SetReadDeadline(time.Time{})
+		_, _ = io.Copy(io.Discard, conn)
+	}()
+	defer func() { _ = raw.Close(); <-gone }()
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
 	for {
@@ -195,6 +203,8 @@ func (n *Node) serve(conn, _ net.Conn, _ auth.Hello) error {
 		select {
 		case <-changed:
 		case <-ticker.C:
+		case <-gone:
+			return nil
 		case <-n.ctx.Done():
 			return nil
 		}
@@ -242,10 +252,9 @@ func (n *Node) reply(q *request) (r reply) {
 	}
 	switch r.Waits = n.wanted >= q.Number; q.What {
 	case askAwait:
-		if r.Done = r.Waits; r.Done {
-			r.Joining = n.joining
-		}
+		r.Done, r.Joining = r.Waits, n.joining
 	case askFollow:
+		r.Joining = n.joining
 	case askPrepare:
 		r = reply{Done: true, OK: n.acceptor.prepare(q.Ballot), Ballot: n.acceptor.promised}
 		r.Value = n.acceptor.accepted

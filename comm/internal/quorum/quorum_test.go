@@ -85,11 +85,19 @@ func TestPromise(t *testing.T) {
 	require.Equal(t, &value, r.Decided)
 }
 
-// open opens processes of this host.
-func open(t *testing.T, size int) (nodes []*Node, m Membership) {
+// process opens a process of this host.
+func process(t *testing.T, rank int, replace time.Duration) *Node {
+	n, err := Open(t.Context(), Config{
+		Rank: rank, Job: t.Name(), Secret: []byte("known to this test only"), Limit: time.Minute, Replace: replace, Log: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	return n
+}
+
+// open opens the processes of a group.
+func open(t *testing.T, size int, replace time.Duration) (nodes []*Node, m Membership) {
 	for r := range size {
-		n, err := Open(t.Context(), Config{Rank: r, Job: t.Name(), Secret: []byte("known to this test only"), Limit: time.Minute, Log: slog.New(slog.DiscardHandler)})
-		require.NoError(t, err)
+		n := process(t, r, replace)
 		nodes = append(nodes, n)
 		m.Members = append(m.Members, n.Self())
 	}
@@ -102,7 +110,7 @@ func open(t *testing.T, size int) (nodes []*Node, m Membership) {
 // TestOneHost ends two of three processes that listen on loopback: the third goes on alone, and learns that a process
 // with the address of an ended one is another one.
 func TestOneHost(t *testing.T) {
-	nodes, _ := open(t, 3)
+	nodes, _ := open(t, 3, 0)
 	require.NoError(t, nodes[0].Close())
 	require.NoError(t, nodes[1].Close())
 	next, err := nodes[2].Next(t.Context(), 1)
@@ -125,7 +133,7 @@ func TestOneHost(t *testing.T) {
 // TestDeathAfterWaiting ends a process that has waited in Next, as the first one is dead already: two of four remain, who
 // are enough as the others are certainly dead.
 func TestDeathAfterWaiting(t *testing.T) {
-	nodes, m := open(t, 4)
+	nodes, m := open(t, 4, 0)
 	require.NoError(t, nodes[0].Close())
 	var all sync.WaitGroup
 	next := make([]Membership, 4)
@@ -144,5 +152,46 @@ func TestDeathAfterWaiting(t *testing.T) {
 		require.NoError(t, errs[rank])
 		require.Equal(t, m.Members[1:3], next[rank].Members)
 		require.NoError(t, nodes[rank].Close())
+	}
+}
+
+// TestEnter has two processes ask a rank that does not propose to let them in, while the others wait for one. The first of them
+// ends again, the second one gets the place.
+func TestEnter(t *testing.T) {
+	nodes, m := open(t, 3, time.Minute)
+	later := []*Node{process(t, 0, 0), process(t, 0, 0)}
+	require.NoError(t, nodes[0].Close())
+	waiting := func(n int) func() bool {
+		return func() bool {
+			nodes[2].mu.Lock()
+			defer nodes[2].mu.Unlock()
+			return len(nodes[2].joining) == n
+		}
+	}
+	alone := Membership{Members: m.Members[2:]}
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { _, _ = later[0].Enter(ctx, alone) })
+	require.Eventually(t, waiting(1), time.Minute, time.Millisecond)
+	cancel()
+	require.Eventually(t, waiting(0), time.Minute, time.Millisecond)
+
+	next := make([]Membership, 3)
+	errs := make([]error, 3)
+	for _, rank := range []int{1, 2} {
+		all.Go(func() { next[rank], errs[rank] = nodes[rank].Next(t.Context(), 1) })
+	}
+	require.Eventually(t, func() bool { return slices.Equal(nodes[1].Missing(), []int{0}) }, time.Minute, time.Millisecond)
+	begin := time.Now()
+	all.Go(func() { next[0], errs[0] = later[1].Enter(t.Context(), alone) })
+	all.Wait()
+	require.Less(t, time.Since(begin), time.Minute/2)
+	want := []Member{later[1].Self(), m.Members[1], m.Members[2]}
+	for rank := range 3 {
+		require.NoError(t, errs[rank])
+		require.Equal(t, want, next[rank].Members)
+	}
+	for _, n := range append(nodes[1:], later...) {
+		require.NoError(t, n.Close())
 	}
 }
