@@ -24,7 +24,7 @@ type config struct {
 	layers, dim, heads, context int
 	dropout                     float64
 	ranks, virtual              int
-	gpu, bf16, int8             bool
+	gpu, bf16, int8, masters16  bool
 	bits                        int         // of AdamW's state; 0 for float32
 	device                      fsdp.Device // GPU of this rank, or nil
 	seed                        uint64
@@ -106,6 +106,7 @@ func (c *config) define(f *flag.FlagSet) (size *string) {
 	f.IntVar(&c.virtual, "virtual", 0, "train to the last bit as on this number of `ranks`, which is a\nmultiple of -ranks")
 	f.BoolVar(&c.gpu, "gpu", false, "compute on GPUs, one for each rank")
 	f.BoolVar(&c.bf16, "bf16", false, "compute in bfloat16: fast on GPUs, on processors with AMX, and on\nthose from AMD with AVX512_BF16")
+	f.BoolVar(&c.masters16, "masters16", false, "with -bf16, keep parameters and gradients in 16 bits, too")
 	f.BoolVar(&c.int8, "int8", false, "send parameters and gradients in 8 bits: fast over slow networks")
 	f.IntVar(&c.bits, "bits", 0, "keep AdamW's state in 8 or 16 `bits` an element (default 32)")
 	f.Uint64Var(&c.seed, "seed", 1, "`seed` of the parameters, the batches and the sample")
@@ -154,6 +155,7 @@ func (c *config) validate() error {
 		errs = append(errs, err)
 	}
 	want(c.bits == 0 || c.bits == 8 || c.bits == 16, "-bits %d: want 8 or 16", c.bits)
+	want(!c.masters16 || c.bf16, "-masters16: want -bf16, too")
 	want(c.budget >= 0, "-time %v: want a positive duration", c.budget)
 	want(c.lr > 0 && c.lr < 1, "-lr %v: want a rate in (0, 1)", c.lr)
 	want(c.warmup >= 0 && c.warmup < 1, "-warmup %v: want a share in [0, 1)", c.warmup)
@@ -200,6 +202,9 @@ func (c *config) sharding() fsdp.Config {
 	s := fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Seed: c.seed, VirtualRanks: c.virtual, Device: c.device}
 	if c.bf16 {
 		s.Precision = fsdp.BF16()
+	}
+	if c.masters16 {
+		s.Precision.Master = fsdp.BFloat16
 	}
 	if c.int8 {
 		s.Precision.Gather, s.Precision.Reduce = fsdp.Int8, fsdp.Int8

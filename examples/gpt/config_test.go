@@ -55,6 +55,7 @@ func TestParseErrors(t *testing.T) {
 		{[]string{"-virtual", "32"}, "-batch 16: want at least a sequence for each of 32 ranks"},
 		{[]string{"-dropout", "1"}, "-dropout 1: want a rate in [0, 1)"},
 		{[]string{"-bits", "4"}, "-bits 4: want 8 or 16"},
+		{[]string{"-masters16"}, "-masters16: want -bf16, too"},
 		{[]string{"-lr", "NaN"}, "-lr NaN: want a rate in (0, 1)"},
 		{[]string{"-warmup", "1"}, "-warmup 1: want a share in [0, 1)"},
 		{[]string{"-time", "-1s"}, "-time -1s: want a positive duration"},

@@ -136,7 +136,7 @@ func TestTokenizer(t *testing.T) {
 	require.Equal(t, data.heldFiles+1, files)
 }
 
-// TestRunInBFloat16 trains as well as in float32.
+// TestRunInBFloat16 trains as well as in float32, also with everything in 16 bits.
 func TestRunInBFloat16(t *testing.T) {
 	wide := validations(t, output(t, smallJob(t)))
 	out := output(t, smallJob(t, "-bf16"))
@@ -144,6 +144,9 @@ func TestRunInBFloat16(t *testing.T) {
 	half := validations(t, out)
 	require.NotEqual(t, wide, half)
 	require.InEpsilon(t, wide[7], half[7], 0.02)
+	all := validations(t, output(t, smallJob(t, "-bf16", "-masters16", "-bits", "16")))
+	require.NotEqual(t, half, all)
+	require.InEpsilon(t, wide[7], all[7], 0.02)
 }
 
 // TestRunInInt8 trains as well as with what travels in float32, at a rate at which the end does not
