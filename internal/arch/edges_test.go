@@ -110,7 +110,7 @@ var edges = map[string]string{
 		"internal/program optim optim/vec",
 	"fsdp/internal/engine/gpu": "comm comm/transport fsdp/internal/engine fsdp/internal/layout fsdp/internal/ranks internal/arena internal/backoff internal/exec " +
 		"internal/gpu internal/half internal/kernel/vec internal/program nccl optim optim/vec",
-	"fsdp/internal/state":      "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/checksum internal/launch internal/safetensors internal/text optim shard",
+	"fsdp/internal/state":      "comm fsdp/internal/layout fsdp/internal/ranks internal/checkpoint internal/checksum internal/launch internal/safetensors internal/text optim optim/vec shard",
 	"fsdp/internal/layout":     "comm internal/kernel/vec internal/program shard",
 	"fsdp/internal/provenance": "gorgonia",
 	"fsdp/internal/ranks":      "comm comm/transport internal/caught",

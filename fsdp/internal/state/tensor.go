@@ -9,6 +9,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/layout"
 	"github.com/gofsdp/gofsdp/internal/checkpoint"
 	"github.com/gofsdp/gofsdp/optim"
+	"github.com/gofsdp/gofsdp/optim/vec"
 	"github.com/gofsdp/gofsdp/shard"
 )
 
@@ -143,19 +144,27 @@ func (s *Store) own(opt optim.Optimizer, list []Piece, owned []int) error {
 		if !ok {
 			return fmt.Errorf("the optimizer updates %q, which is not a parameter of the model", p.Name)
 		}
-		theirs, onHost := p.Value.(optim.Host)
-		if !onHost || theirs.Len() == 0 || owned[i] == 0 {
+		theirs, onHost := start(p.Value)
+		if !onHost || p.Value.Len() == 0 || owned[i] == 0 {
 			continue // pieces that do not fit are noticed by their state
 		}
-		if mine, ok := list[owned[i]-1].Vec.(optim.Host); !ok || !same(theirs.F32, mine.F32) || !same(theirs.F64, mine.F64) {
+		if mine, _ := start(list[owned[i]-1].Vec); mine != theirs {
 			return fmt.Errorf("the optimizer updates %s in other memory, such as another Sharded of the model: make the optimizer from this Sharded's Params", p.Name)
 		}
 	}
 	return nil
 }
 
-// same reports whether two slices begin at the same address.
-func same[T any](a, b []T) bool { return unsafe.SliceData(a) == unsafe.SliceData(b) }
+// start returns the address of the elements of v, if they are in ordinary memory.
+func start(v optim.Vec) (address unsafe.Pointer, is bool) {
+	switch v := v.(type) {
+	case optim.Host:
+		return unsafe.Pointer(unsafe.SliceData(BytesOf(v))), true
+	case vec.Host16:
+		return unsafe.Pointer(unsafe.SliceData(v.Stored())), true
+	}
+	return nil, false
+}
 
 // shares lists this rank's pieces of the parameters and buffers. It leaves out groups that have no
 // vector in shards.

@@ -162,6 +162,16 @@ func TestCheckpointsHoldMasters(t *testing.T) {
 	}
 }
 
+// TestMastersOfAnotherModel: an optimizer of another model is refused, also if values have 16 bits.
+func TestMastersOfAnotherModel(t *testing.T) {
+	kit.Needs(t, kit.HostMemory)
+	a, b := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Precision: masters16}), kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Precision: masters16})
+	opt, err := optim.SGD{}.New(b.Params())
+	require.NoError(t, err)
+	require.ErrorContains(t, a.Save(t.Context(), t.TempDir(), opt, nil), "in other memory, such as another Sharded of the model")
+	require.NoError(t, b.Save(t.Context(), t.TempDir(), opt, nil))
+}
+
 // rounded16 rounds the parameters that masters16 keeps in 16 bits.
 func rounded16(bits kit.Bits) kit.Bits {
 	for name, list := range bits {
