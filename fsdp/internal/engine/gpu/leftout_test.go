@@ -128,6 +128,17 @@ func twoPasses(ctx context.Context, m *fsdp.Sharded, rank, step int) (float64, e
 	return held[0].Loss() + held[1].Loss(), errors.Join(held[0].Backward(ctx), held[1].Backward(ctx))
 }
 
+// virtualRanks is a step of two micro-batches, which belong to virtual ranks.
+func virtualRanks(ctx context.Context, m *fsdp.Sharded, rank, step int) (loss float64, err error) {
+	m.ZeroGrad()
+	for k := 0; k < 2 && err == nil; k++ {
+		if loss, err = m.Forward(ctx, tokens(2*k+rank, step), tokens(2*k+rank, step+1)); err == nil {
+			err = m.Backward(ctx)
+		}
+	}
+	return loss, err
+}
+
 // tokens returns a sequence that is another one for each rank and step.
 func tokens(rank, step int) fsdp.Tensor {
 	list := make([]int, 4)
@@ -197,6 +208,25 @@ func TestTwoPasses(t *testing.T) {
 		require.NoError(t, err)
 		for _, s := range []gpudouble.Schedule{gpudouble.UrgentLate, gpudouble.UrgentEarly} {
 			require.True(t, x.same(t, s, onWork, 0, want), "prefetch %d, schedule %d", prefetch, s)
+		}
+	}
+}
+
+// TestSchedules: trainings come out the same when the wire runs as late as waits allow, and as early: on
+// virtual ranks, whose exchanges are there, and on one rank, which writes gradients into shards.
+func TestSchedules(t *testing.T) {
+	cuda, _ := doubles(t)
+	require.NoError(t, blaslt.Load(gpudouble.Build(t).CUBLASLT))
+	for name, x := range map[string]*training{
+		"virtual":           {ranks: 2, train: virtualRanks, cfg: fsdp.Config{VirtualRanks: 4}},
+		"virtual, no shard": {ranks: 2, train: virtualRanks, cfg: fsdp.Config{VirtualRanks: 4, Strategy: fsdp.NoShard}},
+		"one rank":          {ranks: 1, train: onePass, cfg: fsdp.Config{Precision: fsdp.BF16()}},
+	} {
+		x.cuda = cuda
+		want, err := x.run(t)
+		require.NoError(t, err)
+		for _, s := range []gpudouble.Schedule{gpudouble.UrgentLate, gpudouble.UrgentEarly} {
+			require.True(t, x.same(t, s, onWork, 0, want), "%s, schedule %d", name, s)
 		}
 	}
 }
