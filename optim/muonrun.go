@@ -136,7 +136,10 @@ func (r *muonRun[T]) exchange(absent []bool, eps float64) error {
 	if err := r.wait(); err != nil {
 		return err
 	}
-	failed := r.runOwned(absent)
+	if err := r.runOwned(absent); err != nil {
+		r.peers.Group.Abort(err) // the other ranks wait for the matrices
+		return err
+	}
 	r.polynomial(eps)
 	for root, counts := range r.back {
 		var to []T
@@ -147,9 +150,6 @@ func (r *muonRun[T]) exchange(absent []bool, eps float64) error {
 	}
 	if err := r.wait(); err != nil {
 		return err
-	}
-	if failed != nil { // the other ranks have got their elements
-		return failed
 	}
 	r.applyGrams(absent)
 	return r.everywhere(absent)
@@ -177,8 +177,8 @@ func (r *muonRun[T]) wait() (first error) {
 	return first
 }
 
-// runOwned orthogonalises the matrices that this rank owns, in theirs.
-func (r *muonRun[T]) runOwned(absent []bool) (failed error) {
+// runOwned orthogonalises the matrices that this rank owns, in theirs. Only a device fails.
+func (r *muonRun[T]) runOwned(absent []bool) (err error) {
 	copy(r.cursor, r.theirsAt)
 	set := r.rank / r.places
 	for i := range r.jobs {
@@ -191,11 +191,9 @@ func (r *muonRun[T]) runOwned(absent []bool) (failed error) {
 			s := j.part(rank % r.places)
 			copy(x[s.Start:s.End], r.theirs[r.cursor[rank]:])
 		}
-		if !absent[j.piece] && failed == nil {
-			if y, err := r.whole(x, j.rows, j.cols); err == nil {
-				x = y
-			} else {
-				failed = err
+		if !absent[j.piece] {
+			if x, err = r.whole(x, j.rows, j.cols); err != nil {
+				return err
 			}
 		}
 		for rank := range r.size {
@@ -203,7 +201,7 @@ func (r *muonRun[T]) runOwned(absent []bool) (failed error) {
 			r.cursor[rank] += copy(r.theirs[r.cursor[rank]:], x[s.Start:s.End])
 		}
 	}
-	return failed
+	return nil
 }
 
 // gatherAll brings the matrices of method Gather to all ranks, by rank.

@@ -13,6 +13,7 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp"
 	"github.com/gofsdp/gofsdp/fsdp/gpu"
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
+	"github.com/gofsdp/gofsdp/internal/gpudouble"
 	"github.com/gofsdp/gofsdp/optim"
 )
 
@@ -121,4 +122,32 @@ func TestGPUMuonPlan(t *testing.T) {
 	require.ErrorContains(t, err, "Method is gram, which a device does not have")
 	require.NoError(t, m.Close())
 	require.NoError(t, dev.Close())
+}
+
+// TestGPUMuonFails: if a GPU cannot multiply, the rank that owns the matrix fails, and so do the ranks that wait
+// for it.
+func TestGPUMuonFails(t *testing.T) {
+	kit.CleanGPU(t)
+	products := gpudouble.Open(t, gpudouble.Build(t).CUBLASLT)
+	for _, err := range kit.ErrorsOf(t, 2, func(ctx context.Context, g comm.Group) error {
+		dev, err := gpu.Open(g.Rank())
+		require.NoError(t, err)
+		defer func() { require.NoError(t, dev.Close()) }()
+		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev})
+		defer m.Close()
+		hidden, _ := kit.HiddenMatrices(m.Params())
+		opt, err := optim.Muon{Method: optim.Owner}.New(hidden)
+		require.NoError(t, err)
+		kit.ForwardBackward(t, ctx, m, kit.TinyBatch(0, g.Rank(), 2, kit.TinyContext))
+		_, err = m.ClipGradNorm(ctx, 1) // all products of the pass have run
+		require.NoError(t, err)
+		require.NoError(t, g.Barrier(ctx))
+		if g.Rank() == 0 {
+			products.Fail("cublasLtMatmul", 1, 14)
+		}
+		require.NoError(t, g.Barrier(ctx))
+		return opt.Step(0.1)
+	}) {
+		require.ErrorContains(t, err, "cublasLtMatmul")
+	}
 }
