@@ -23,6 +23,7 @@ const (
 	EightBits        Need = "gradients travel in 8 bits"
 	ActiveRanks      Need = "gradients are divided by the ranks that made a call"
 	SecondCopy       Need = "ranks keep a second copy of parameters"
+	Masters16        Need = "ranks keep parameters in 16 bits"
 )
 
 // device is the device in place of the processor, or "".
@@ -34,15 +35,18 @@ var missing = map[string][]Need{
 	"":    nil,
 	"far": {HostMemory, Matrices},
 	"gpu": {
-		HostMemory, Processor, GroupCollectives, OwnOperations, BatchInPlace, FakeTime, EightBits, ActiveRanks, SecondCopy,
+		HostMemory, Processor, GroupCollectives, OwnOperations, BatchInPlace, FakeTime, EightBits, ActiveRanks, SecondCopy, Masters16,
 	},
 }
+
+// Meets reports whether the device meets a need.
+func Meets(n Need) bool { return !slices.Contains(missing[device], n) }
 
 // Needs skips a test on a device that does not meet its needs. On the processor it skips nothing.
 func Needs(t testing.TB, needs ...Need) {
 	t.Helper()
 	for _, n := range needs {
-		if slices.Contains(missing[device], n) {
+		if !Meets(n) {
 			t.Skipf("device %q does not meet the need: %s", device, n)
 		}
 	}
@@ -58,7 +62,7 @@ func skipExamples(examples map[string]Need) error {
 		names = append(names, given)
 	}
 	for _, name := range SortedKeys(examples) {
-		if slices.Contains(missing[device], examples[name]) {
+		if !Meets(examples[name]) {
 			names = append(names, "^"+name+"$")
 		}
 	}

@@ -44,6 +44,10 @@ func (d *Device) NewShards(ctx context.Context, l *layout.Layout, meshes []ranks
 	s := &shards{d: d}
 	for i := range l.Groups {
 		m := &meshes[i]
+		if l.Groups[i].Store != l.Groups[i].Compute {
+			s.Free()
+			return nil, fmt.Errorf("group %s: a GPU does not keep parameters in %v", l.Groups[i].Name, l.Groups[i].Store)
+		}
 		g := &group{Group: &l.Groups[i], d: d, shard: d.links.find(m.Shard), replica: d.links.find(m.Replica), peers: d.links.find(m.Peers)}
 		s.groups = append(s.groups, g)
 		if err := g.alloc(); err != nil {
