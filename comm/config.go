@@ -137,12 +137,13 @@ type Config struct {
 	// minutes. After 5 s, and then every 30 s, the rank logs which ones it waits
 	// for.
 	JoinTimeout time.Duration
-	// Join is set in a process that joins a running job, in the place of a lost rank or in addition. It finds the job in
-	// the directory of Rendezvous, and Connect returns when the ranks of the job have called
-	// [Reconnect]. Rank is the place that the process prefers, below Size; the group may give it another one.
+	// Join is set in a process that joins a running job, in the place of a lost rank or in addition.
+	// It finds the job in the directory of Rendezvous, and Connect returns when the ranks of the job
+	// have called [Reconnect]. Rank is the place that the process prefers, below Size; the group may
+	// give it another one.
 	Join bool
-	// ReplaceTimeout is how long [Reconnect] waits for processes with Join that take the places of lost ranks. 0 means
-	// that it takes those that already wait.
+	// ReplaceTimeout is how long [Reconnect] waits for processes with Join that take the places of
+	// lost ranks. 0 means that it takes those that already wait.
 	ReplaceTimeout time.Duration
 	// Host overrides the identity of this host. Ranks with equal identities are on
 	// one host and can share memory; the Transport decides whether they do.

@@ -108,7 +108,8 @@ func connect(ctx context.Context, cfg Config, j *joining) (Group, error) {
 	return g, nil
 }
 
-// join returns the world group when all ranks have it. meeting is the context until the ranks have met.
+// join returns the world group when all ranks have it. meeting is the context until the ranks have
+// met.
 func (p *place) join(ctx, meeting context.Context, meet store.Store, j *joining) (Group, error) {
 	cfg := p.cfg
 	s := session.New(session.Config{Rank: cfg.Rank, Size: cfg.Size, Timeout: cfg.Timeout, Summed: cfg.sumsWire()})
@@ -153,8 +154,8 @@ func open(ctx context.Context, s *session.Session, cfg Config) (Group, error) {
 	return s.NewGroup(ctx, s.World())
 }
 
-// choose returns the function that makes the groups of a session: over shared memory if all ranks of
-// the group share it, or else over sockets. With SharedMemory the second case is an error.
+// choose returns the function that makes the groups of a session: over shared memory if all ranks
+// of the group share it, or else over sockets. With SharedMemory the second case is an error.
 func choose(t Transport) func(ctx context.Context, l *session.Link) (Group, error) {
 	return func(ctx context.Context, l *session.Link) (Group, error) {
 		switch {

@@ -19,26 +19,29 @@ import (
 	"github.com/gofsdp/gofsdp/internal/text"
 )
 
-// Reconnect returns a new group of the ranks that are left of old, a group of [Connect] or Reconnect that has
-// failed. All of them call it. It returns when all ranks of the new group have it. They keep their order, and the
-// settings of old. The caller still closes old, as soon as it does not need it any more: Close waits for
-// ranks that may be alive.
+// Reconnect returns a new group of the ranks that are left of old, a group of [Connect] or
+// Reconnect that has failed. All of them call it. It returns when all ranks of the new group have
+// it. They keep their order, and the settings of old. The caller still closes old, as soon as it
+// does not need it any more: Close waits for ranks that may be alive.
 //
 //	g, err := comm.Reconnect(ctx, old)   // on each rank that is left; g.Rank() and g.Size() may differ from old's
 //
-// The ranks that are left agree on the ranks of the new group, and any of them may be lost meanwhile, rank 0 included: then
-// they agree again. Two parts of a network that is cut never both continue. The part that continues has more
-// than half of the ranks of the last group that was agreed on, or half of them and its rank 0. So of two ranks
-// on two hosts, rank 0 continues without rank 1, and rank 1 ends without rank 0. Ranks that listen on
-// loopback are on one host, where the end of a process is certain: any number of them continues.
+// The ranks that are left agree on the ranks of the new group, and any of them may be lost
+// meanwhile, rank 0 included: then they agree again. Two parts of a network that is cut never both
+// continue. The part that continues has more than half of the ranks of the last group that was
+// agreed on, or half of them and its rank 0. So of two ranks on two hosts, rank 0 continues without
+// rank 1, and rank 1 ends without rank 0. Ranks that listen on loopback are on one host, where the
+// end of a process is certain: any number of them continues.
 //
-// Processes with Config.Join that wait to join take the places of lost ranks, in the order of their Config.Rank, and then places
-// behind the others. Reconnect waits for them for Config.ReplaceTimeout, if ranks are lost. The group need
-// not have failed: the ranks may call Reconnect between two steps to let processes in.
+// Processes with Config.Join that wait to join take the places of lost ranks, in the order of their
+// Config.Rank, and then places behind the others. Reconnect waits for them for
+// Config.ReplaceTimeout, if ranks are lost. The group need not have failed: the ranks may call
+// Reconnect between two steps to let processes in.
 //
-// Reconnect fails in the other part after Config.JoinTimeout, and names the ranks that are missing. A rank that lives
-// and does not call Reconnect within half of that time is left out. If it calls Reconnect later, this fails:
-// the others continue without it. After an error this rank has left the job.
+// Reconnect fails in the other part after Config.JoinTimeout, and names the ranks that are missing.
+// A rank that lives and does not call Reconnect within half of that time is left out. If it calls
+// Reconnect later, this fails: the others continue without it. After an error this rank has left
+// the job.
 func Reconnect(ctx context.Context, old Group) (Group, error) {
 	var v any
 	ok := old != nil && reflect.TypeOf(old).Comparable() // else it is not a group of Connect
@@ -65,7 +68,8 @@ type place struct {
 	cfg  Config // with the secret, and with this rank and size
 	job  string // the name of the group to the mesh
 	node *quorum.Node
-	// unable is why there is no node. The rank still joins the mesh, as the others get the error there.
+	// unable is why there is no node. The rank still joins the mesh, as the others get the error
+	// there.
 	unable error
 	m      quorum.Membership // its number is 0 in the first group
 
@@ -191,7 +195,8 @@ const mostPublished = 16
 
 func keyMembers(number int) string { return fmt.Sprint("members/", number) }
 
-// publish writes the membership into the directory of the job, if it has one, for processes that join.
+// publish writes the membership into the directory of the job, if it has one, for processes that
+// join.
 func (p *place) publish(ctx context.Context, j *joining) error {
 	if !strings.HasPrefix(p.cfg.Rendezvous, fileScheme) || p.cfg.Rank >= mostPublished {
 		return nil
@@ -209,7 +214,8 @@ func (p *place) publish(ctx context.Context, j *joining) error {
 	return errors.Join(err, done())
 }
 
-// enter joins a running job. It asks the members of each membership, from the first one, until one of them lives.
+// enter joins a running job. It asks the members of each membership, from the first one, until one
+// of them lives.
 func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
 	dir, done, err := rendezvous(ctx, p.cfg, j)
 	if err != nil {

@@ -71,7 +71,8 @@ func TestReconnect(t *testing.T) {
 	})
 }
 
-// TestReconnectApart cuts rank 0 off from two others, which go on. When it is back, it learns that they have.
+// TestReconnectApart cuts rank 0 off from two others, which go on. When it is back, it learns that
+// they have.
 func TestReconnectApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, away := range []time.Duration{50 * time.Second, time.Hour} {
@@ -100,8 +101,8 @@ func TestReconnectApart(t *testing.T) {
 	})
 }
 
-// TestReconnectHere makes a group of ranks of one host smaller: a rank leaves, and the others connect again, over each transport. The second
-// time only one is left.
+// TestReconnectHere makes a group of ranks of one host smaller: a rank leaves, and the others
+// connect again, over each transport. The second time only one is left.
 func TestReconnectHere(t *testing.T) {
 	for name, change := range map[string]func(*comm.Config){
 		"shared memory": func(c *comm.Config) { c.Transport = comm.SharedMemory },
@@ -159,7 +160,8 @@ func TestListenNowhere(t *testing.T) {
 	}
 }
 
-// TestReplace lets a rank leave: another process takes its place. Then one more joins without a loss.
+// TestReplace lets a rank leave: another process takes its place. Then one more joins without a
+// loss.
 func TestReplace(t *testing.T) {
 	dir := t.TempDir()
 	config := func(rank int, join bool) comm.Config {

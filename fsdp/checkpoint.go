@@ -41,8 +41,8 @@ import (
 // saves in the same directory continues the training that saved it. If it saves in another
 // directory, it is a new training.
 //
-// With SaveOptions.TrainedOnly the checkpoint lacks the frozen parameters. It is then as small as the
-// part of the model that is trained.
+// With SaveOptions.TrainedOnly the checkpoint lacks the frozen parameters. It is then as small as
+// the part of the model that is trained.
 //
 // Save does not change the training, with one exception: gradients that travel as [Int8] lose their
 // pending rounding errors. The training and a training that loads the checkpoint then continue with
@@ -52,8 +52,9 @@ import (
 // when one operation has taken as long as the timeout of the group (FSDP_TIMEOUT). A warning comes
 // after half of it, or 30 s. The next Save is refused until that operation has ended.
 //
-// Values that are NaN or infinite are an error that names the rank and the tensor, and nothing is saved:
-// a training that has diverged does not replace its last good checkpoint. See SaveOptions.AllowNotFinite.
+// Values that are NaN or infinite are an error that names the rank and the tensor, and nothing is
+// saved: a training that has diverged does not replace its last good checkpoint. See
+// SaveOptions.AllowNotFinite.
 //
 // If several ranks have the same parameters (NoShard, HybridShard, Config.Ignored), Save compares
 // checksums of them and of the optimizer's state. If replicas have diverged, such as by damaged
@@ -70,8 +71,9 @@ func (s *Sharded) Save(ctx context.Context, dir string, opt optim.Optimizer, opt
 }
 
 // SaveAsync is Save that writes while the training continues: it copies this rank's data and
-// returns, and the optimizer may step at once. The copy takes memory, or files if Config.Offload.Dir
-// is set. The memory is kept for the next SaveAsync until Close. ctx bounds the copy only.
+// returns, and the optimizer may step at once. The copy takes memory, or files if
+// Config.Offload.Dir is set. The memory is kept for the next SaveAsync until Close. ctx bounds the
+// copy only.
 //
 // One checkpoint is written at a time: the next Save, SaveAsync or Load waits for it. If it has
 // failed and no Wait has returned the error, the next Save returns it instead of saving, and so
@@ -91,8 +93,8 @@ func (s *Sharded) SaveAsync(ctx context.Context, dir string, opt optim.Optimizer
 	return &Saving{v, s.team.Rank()}, nil
 }
 
-// newSaver returns a Saver whose fields no later method changes: a save that the file system delays may still
-// read them.
+// newSaver returns a Saver whose fields no later method changes: a save that the file system delays
+// may still read them.
 func newSaver(team *ranks.Team, logger *slog.Logger) state.Saver {
 	return state.Saver{
 		Side: func(ctx context.Context) (state.Team, error) { return newSideTeam(ctx, team) },
@@ -139,18 +141,19 @@ func (s *Sharded) saving(ctx context.Context, opt optim.Optimizer, opts *SaveOpt
 // that Load or Import is without the optimizer, the optimizer still refuses to step and to be
 // saved: load it again, or make a new one.
 //
-// Frozen parameters that the checkpoint lacks (SaveOptions.TrainedOnly) keep their values. They must be
-// frozen here, too, and have the values of the time of Save, which Load checks by checksums: load the
-// base model first. Adapters of another base would make another model.
+// Frozen parameters that the checkpoint lacks (SaveOptions.TrainedOnly) keep their values. They
+// must be frozen here, too, and have the values of the time of Save, which Load checks by
+// checksums: load the base model first. Adapters of another base would make another model.
 //
 // An optimizer of another kind than the saved one does not fit, unless AllowMissing and AllowExtra
 // accept that no entry is loaded. If other settings differ, such as betas or weight decay, the
 // optimizer keeps its current ones, and rank 0 logs a warning to Config.Logger or [slog.Default].
-// RestoreHyperparameters takes the saved ones. Checkpoints of earlier versions do not have settings, and
-// nothing is compared. The learning rate is an argument of every Step: the schedule continues with
-// Steps, and the checkpoint has the last rate, see [optim.Settings]. State in 8 or 16 bits is saved as
-// the float32 numbers that it stands for. Optimizers with other numbers of bits can load it, with the
-// same warning. 16-bit state comes back to the bit, and 8-bit state does on as many ranks as saved it.
+// RestoreHyperparameters takes the saved ones. Checkpoints of earlier versions do not have
+// settings, and nothing is compared. The learning rate is an argument of every Step: the schedule
+// continues with Steps, and the checkpoint has the last rate, see [optim.Settings]. State in 8 or
+// 16 bits is saved as the float32 numbers that it stands for. Optimizers with other numbers of bits
+// can load it, with the same warning. 16-bit state comes back to the bit, and 8-bit state does on
+// as many ranks as saved it.
 //
 // If the manifest or a file of a checkpoint is damaged, cut short or missing, Load takes an older
 // checkpoint. Rank 0 logs a warning to Config.Logger or [slog.Default], with the reason and the
@@ -195,10 +198,10 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 	return &Checkpoint{Path: l.Path, Step: l.Step, World: l.World, about: l.About}, nil
 }
 
-// A MemoryCheckpoint keeps the last step of a training in the memory of its ranks: each rank keeps its own
-// shards and optimizer state, and a copy of another rank's. After the loss of a rank the others connect
-// a new group, with a spare rank or without, and continue from that step. The zero MemoryCheckpoint is
-// empty. A spare rank begins with one. It belongs to one goroutine.
+// A MemoryCheckpoint keeps the last step of a training in the memory of its ranks: each rank keeps
+// its own shards and optimizer state, and a copy of another rank's. After the loss of a rank the
+// others connect a new group, with a spare rank or without, and continue from that step. The zero
+// MemoryCheckpoint is empty. A spare rank begins with one. It belongs to one goroutine.
 //
 //	var last fsdp.MemoryCheckpoint
 //	for step < steps {
@@ -219,13 +222,13 @@ func (s *Sharded) Load(ctx context.Context, dir string, opt optim.Optimizer, opt
 //	}
 //
 // A rank keeps three shares of parameters and optimizer state: its own, its neighbour's, and memory
-// for the next copy. It keeps two shares of frozen parameters, which are sent again only if a program may
-// have changed them. Ranks with the same shards, as in NoShard, need no copies of them. The memory does not
-// belong to a model: Close may come before Load. [Plan].MemoryBytes counts it.
+// for the next copy. It keeps two shares of frozen parameters, which are sent again only if a
+// program may have changed them. Ranks with the same shards, as in NoShard, need no copies of them.
+// The memory does not belong to a model: Close may come before Load. [Plan].MemoryBytes counts it.
 type MemoryCheckpoint struct {
-	// Distance says whose copy a rank keeps: rank r keeps the copy of rank r+Distance, modulo their number. 0
-	// means 1. If it is the number of ranks of a host, all ranks of one host may be lost. It is
-	// the same on all ranks.
+	// Distance says whose copy a rank keeps: rank r keeps the copy of rank r+Distance, modulo their
+	// number. 0 means 1. If it is the number of ranks of a host, all ranks of one host may be lost. It
+	// is the same on all ranks.
 	Distance int
 
 	kept state.Kept
@@ -237,10 +240,11 @@ const (
 	loadMemory = "MemoryCheckpoint.Load"
 )
 
-// Save replaces the step in memory: parameters and buffers, the state of opt unless it is nil, the count that
-// keys dropout, and extra, which is encoded as JSON. It is a collective: call it after Step and ZeroGrad, as
-// gradients are not saved. Each rank sends its share to the rank that keeps the copy. The former
-// step stays until all ranks have the new one, so a rank may be lost at any moment.
+// Save replaces the step in memory: parameters and buffers, the state of opt unless it is nil, the
+// count that keys dropout, and extra, which is encoded as JSON. It is a collective: call it after
+// Step and ZeroGrad, as gradients are not saved. Each rank sends its share to the rank that keeps
+// the copy. The former step stays until all ranks have the new one, so a rank may be lost at any
+// moment.
 func (c *MemoryCheckpoint) Save(ctx context.Context, s *Sharded, opt optim.Optimizer, extra map[string]any) error {
 	if err := s.busy.enter(saveMemory); err != nil {
 		return err
@@ -263,16 +267,16 @@ func (c *MemoryCheckpoint) save(ctx context.Context, s *Sharded, opt optim.Optim
 	return st.end(err)
 }
 
-// Load gives a training the latest step of which the ranks of its group have all shares, and then saves it
-// there. Ranks that were not in the lost group have an empty MemoryCheckpoint. The number of ranks,
-// the strategies, the units and the precision may differ, as for [Sharded.Load]. With
+// Load gives a training the latest step of which the ranks of its group have all shares, and then
+// saves it there. Ranks that were not in the lost group have an empty MemoryCheckpoint. The number
+// of ranks, the strategies, the units and the precision may differ, as for [Sharded.Load]. With
 // Config.VirtualRanks the training continues with the same bits as if no rank had been lost. A rank
 // keeps its own buffers, and a rank that joins gets the buffers of a lost one.
 //
-// Step of the Checkpoint is the optimizer's number of steps. After an error of a lost
-// rank the program may connect again and call Load again, with another model. If a rank is lost together
-// with the rank that has its copy, or if no rank has a step in memory, the error names the ranks and
-// wraps ErrNoCheckpoint. Then nothing has changed, and the program may call [Sharded.Load].
+// Step of the Checkpoint is the optimizer's number of steps. After an error of a lost rank the
+// program may connect again and call Load again, with another model. If a rank is lost together
+// with the rank that has its copy, or if no rank has a step in memory, the error names the ranks
+// and wraps ErrNoCheckpoint. Then nothing has changed, and the program may call [Sharded.Load].
 func (c *MemoryCheckpoint) Load(ctx context.Context, s *Sharded, opt optim.Optimizer) (*Checkpoint, error) {
 	if err := s.busy.enter(loadMemory); err != nil {
 		return nil, err

@@ -163,26 +163,26 @@ type TraceFunc func(Event)
 
 // A TraceDir is a directory in which each rank writes rank-0.pftrace, …: its operations and waits,
 // the collectives in flight, and its memory, on the clock of rank 0. Perfetto
-// (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace does. Without one,
-// the variable FSDP_TRACE names it. A pass takes some 100 bytes for each operation, and is written at
-// its end. After a write error the trace ends, and Close returns the error. The groups in use are
-// watched: see [transport.Watcher]. On a GPU the device times the collectives, and calls are recorded
-// as with a TraceFunc.
+// (https://ui.perfetto.dev) opens them, also joined to one file, as fsdprun -trace does. Without
+// one, the variable FSDP_TRACE names it. A pass takes some 100 bytes for each operation, and is
+// written at its end. After a write error the trace ends, and Close returns the error. The groups
+// in use are watched: see [transport.Watcher]. On a GPU the device times the collectives, and calls
+// are recorded as with a TraceFunc.
 type TraceDir string
 
-// A HashDir is a directory in which each rank writes rank-0.hashes, …: hashes of parameters, batches,
-// results of calls and gradients in training passes. The command fsdpdiff finds the first step, call
-// and parameter in which two runs differ. Without one, the variable FSDP_HASHES names it. Wrap fails
-// if the files already exist. Close returns write errors. Later starts of a job, and further models
-// of a process, write to separate directories in it.
+// A HashDir is a directory in which each rank writes rank-0.hashes, …: hashes of parameters,
+// batches, results of calls and gradients in training passes. The command fsdpdiff finds the first
+// step, call and parameter in which two runs differ. Without one, the variable FSDP_HASHES names
+// it. Wrap fails if the files already exist. Close returns write errors. Later starts of a job, and
+// further models of a process, write to separate directories in it.
 type HashDir string
 
 // Profile returns an observer that counts the time of this model's operations in p, so that p can
 // report which rank delays the others and how the run differs from the plan: see package profile.
 // Each model and rank has a separate one. To compare ranks, all must have one. If FSDP_STRAGGLERS
-// names a directory, as under fsdprun -stragglers, Wrap makes one that leaves its totals there. A step
-// takes some microseconds longer. With Config.Device the host waits for each operation, as with a
-// TraceFunc.
+// names a directory, as under fsdprun -stragglers, Wrap makes one that leaves its totals there. A
+// step takes some microseconds longer. With Config.Device the host waits for each operation, as
+// with a TraceFunc.
 func Profile(p *profile.Profile) Observer { return profiling{p} }
 
 type profiling struct{ *profile.Profile }
@@ -281,8 +281,8 @@ func setFields(s any) string {
 // NoPrefetch as Config.Prefetch gathers each unit when it is needed.
 const NoPrefetch = -1
 
-// GradAverage is the divisor of the ranks' summed gradients. With [Share], which most trainings should
-// use, both ByRanks and ByOne are right:
+// GradAverage is the divisor of the ranks' summed gradients. With [Share], which most trainings
+// should use, both ByRanks and ByOne are right:
 //
 //	Backward with Share      ByRanks or ByOne: the mean over the step's targets, or rows
 //	Backward                 ByRanks: the mean of the ranks' losses, whatever each has
@@ -402,8 +402,8 @@ func (c Config) withDefaults() (Config, error) {
 // passes returns how many passes each rank makes in a step, or 0 if the configuration does not say.
 func (c *Config) passes() int { return c.VirtualRanks / c.Group.Size() }
 
-// checkVirtual returns an error if Config.VirtualRanks contradicts another field. virtualModel checks
-// the model.
+// checkVirtual returns an error if Config.VirtualRanks contradicts another field. virtualModel
+// checks the model.
 func (c *Config) checkVirtual() error {
 	v, n := c.VirtualRanks, c.Group.Size()
 	switch {

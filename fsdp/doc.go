@@ -43,8 +43,9 @@
 // to host. SecondaryShard gathers twice, but only once from other hosts (hpZ of ZeRO++).
 // Config.Unit chooses for each unit. It can also give a unit, such as an expert, a separate process
 // group, and decide where a unit may be cut (between rows, or nowhere within a tensor) and how much
-// each of unequal machines gets. Optimizers update the shards that a rank owns. [optim.Muon], the optimizer for matrices, needs whole matrices: its ranks exchange their
-// parts by the method that should be fastest.
+// each of unequal machines gets. Optimizers update the shards that a rank owns. [optim.Muon], the
+// optimizer for matrices, needs whole matrices: its ranks exchange their parts by the method that
+// should be fastest.
 //
 // # The step is data
 //
@@ -54,25 +55,26 @@
 // place of memory) does not change one bit of its result, including the norm of
 // [Sharded.ClipGradNorm]. There are two exceptions, which round the sum over the ranks in another
 // order: ShardRanks that is not a power of two, and gradients that travel in 16 bits under a hybrid
-// strategy. With a HashDir of Config.Observers ranks record hashes of their computation, and the command fsdpdiff
-// finds the first difference between two trainings.
+// strategy. With a HashDir of Config.Observers ranks record hashes of their computation, and the
+// command fsdpdiff finds the first difference between two trainings.
 //
 // # Gradients
 //
 // Each rank's loss should be a mean over its batch. With [Share] the gradients of a step equal the
 // gradients of all its batches as one batch, on one rank. Batches may be of unequal size, have
-// targets that do not count, or be several on a rank. Without Share, Config.GradAverage decides. Its
-// default weighs all ranks alike. Backward adds to the existing gradients until [Sharded.ZeroGrad].
-// Inside [Sharded.NoSync] it does so without communication, and needs memory for whole gradients.
-// [Sharded.Hold] puts a forward aside, so that several forwards may run before their backwards. A
-// parameter that no loss depended on has no gradient, and optimizers do not change it.
+// targets that do not count, or be several on a rank. Without Share, Config.GradAverage decides.
+// Its default weighs all ranks alike. Backward adds to the existing gradients until
+// [Sharded.ZeroGrad]. Inside [Sharded.NoSync] it does so without communication, and needs memory
+// for whole gradients. [Sharded.Hold] puts a forward aside, so that several forwards may run before
+// their backwards. A parameter that no loss depended on has no gradient, and optimizers do not
+// change it.
 //
 // Frozen parameters have no gradient and no optimizer state. Backward gathers them only while the
 // gradient of a trained parameter needs their value, and frees them directly after, inside NoSync
 // as well. Calls before the first trained parameter have no backward. [Sharded.Freeze] changes
-// which parameters are frozen between steps. [Sharded.FrozenParams] returns their values. A program may
-// write them between passes, for example to let a teacher follow its student. examples/lora shows
-// the memory saved by freeing frozen parameters one by one.
+// which parameters are frozen between steps. [Sharded.FrozenParams] returns their values. A program
+// may write them between passes, for example to let a teacher follow its student. examples/lora
+// shows the memory saved by freeing frozen parameters one by one.
 //
 // # Uneven ranks
 //
@@ -92,8 +94,8 @@
 //
 // [CopyState] lets ranks leave and join between two steps, without a checkpoint. With
 // Config.VirtualRanks the training has the same bits as one whose ranks never changed. A
-// [MemoryCheckpoint] keeps the last step in the memory of the ranks: if a rank is lost in the middle of a
-// step, the others continue from there in a new group.
+// [MemoryCheckpoint] keeps the last step in the memory of the ranks: if a rank is lost in the
+// middle of a step, the others continue from there in a new group.
 //
 // # Virtual ranks
 //
@@ -138,8 +140,8 @@
 // as fast on processors that multiply bfloat16, and with half the memory for activations.
 // [Precision] can also change only the type in which parameters and gradients travel: 16 bits halve
 // the traffic, and 8 bits are possible too, see [Int8]. Each parameter may have different types.
-// Shards of parameters and gradients are in float32, or float64, or in bfloat16 if Precision.Master says
-// so. Checkpoints are always in float32, or float64. [Sharded.Unscale] undoes a loss scale.
+// Shards of parameters and gradients are in float32, or float64, or in bfloat16 if Precision.Master
+// says so. Checkpoints are always in float32, or float64. [Sharded.Unscale] undoes a loss scale.
 //
 // # State
 //
@@ -160,13 +162,13 @@
 //
 // A checkpoint has the parameters, the buffers of every rank, the state of the optimizer and its
 // counts, and the number of passes, which with Config.Seed keys dropout. It has no gradients, so
-// save after ZeroGrad and not between Forward and Backward. With SaveOptions.TrainedOnly it has no frozen
-// parameters either: checkpoints of adapters are then small. Save drops the rounding errors of
-// gradients that travel as [Int8]. A checkpoint has nothing that only the user knows, such as the
-// position in the data and the loss scale: [SaveOptions] add it. It has neither the model
-// nor its Config, which the program has. Errors that can be found in advance are found before
-// anything changes. A model that is only partly loaded is never trained on. See Load and
-// [LoadOptions] for damaged checkpoints.
+// save after ZeroGrad and not between Forward and Backward. With SaveOptions.TrainedOnly it has no
+// frozen parameters either: checkpoints of adapters are then small. Save drops the rounding errors
+// of gradients that travel as [Int8]. A checkpoint has nothing that only the user knows, such as
+// the position in the data and the loss scale: [SaveOptions] add it. It has neither the model nor
+// its Config, which the program has. Errors that can be found in advance are found before anything
+// changes. A model that is only partly loaded is never trained on. See Load and [LoadOptions] for
+// damaged checkpoints.
 //
 // [Sharded.Export] writes one file for other programs, and [Sharded.Import] reads their files.
 // [Sharded.StateDict] and [Sharded.OptimStateDict] return the same state in memory, whole, as one
@@ -200,19 +202,20 @@
 // Ranks send each other shards, gathered parameters and gradients. These live in memory of the
 // group if it is a [comm.Allocator]: ranks on one host then read and write it in place. Optimizer
 // state, activations and scratch live on the Go heap. Config.Offload.Dir puts shards, optimizer
-// state and the data selected by Config.Activations.Offload into files instead. All of it is kept for the next
-// step until [Sharded.Close] frees it.
+// state and the data selected by Config.Activations.Offload into files instead. All of it is kept
+// for the next step until [Sharded.Close] frees it.
 //
 // With Config.Device all of it lives in the memory of a GPU. With Config.Offload.Pinned, shards and
 // optimizer state live in pinned memory of the host: see package fsdp/gpu.
 //
-// A [Planner] plans a training without ranks, memory or random numbers, on a [comm.World] of any size.
-// Package fsdp/plan predicts the step time on a cluster from it, and lists the memory held for each
-// unit meanwhile. If memory is short, [Planner.Fits] reports the data that takes it, and the changes that
-// save most. [Planner.Tune] finds the fastest settings.
+// A [Planner] plans a training without ranks, memory or random numbers, on a [comm.World] of any
+// size. Package fsdp/plan predicts the step time on a cluster from it, and lists the memory held
+// for each unit meanwhile. If memory is short, [Planner.Fits] reports the data that takes it, and
+// the changes that save most. [Planner.Tune] finds the fastest settings.
 //
-// A Profile in Config.Observers counts the time of operations while a training runs. Package fsdp/profile reports
-// from it which rank or link the others wait for, and the differences from the plan.
+// A Profile in Config.Observers counts the time of operations while a training runs. Package
+// fsdp/profile reports from it which rank or link the others wait for, and the differences from the
+// plan.
 //
 // [Plan] predicts the memory and [Sharded.Memory] reports it, both to the byte. [Plan.Resident]
 // adds the memory that a process needs besides buffers, and says what it leaves out. Compiled

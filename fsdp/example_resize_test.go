@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// Two of four ranks leave a training, which goes on at once. With VirtualRanks it has the same losses as a
-// training whose ranks never changed.
+// Two of four ranks leave a training, which goes on at once. With VirtualRanks it has the same
+// losses as a training whose ranks never changed.
 func ExampleCopyState() {
 	const dim, virtual = 4, 4
 	type training struct {

@@ -17,7 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// counting returns rows of the sequence start, start+1, … modulo 10 as tokens, and each token's successor as its target.
+// counting returns rows of the sequence start, start+1, … modulo 10 as tokens, and each token's
+// successor as its target.
 func counting(start, rows, cols int) (tokens, targets *tensor.Dense) {
 	var x, y []int
 	for r := range rows {
@@ -30,8 +31,8 @@ func counting(start, rows, cols int) (tokens, targets *tensor.Dense) {
 	return tensor.New(shape, tensor.WithBacking(x)), tensor.New(shape, tensor.WithBacking(y))
 }
 
-// Two ranks, each holding half of the model and half of every batch, learn to count. A block is gathered when it computes
-// and freed right after.
+// Two ranks, each holding half of the model and half of every batch, learn to count. A block is
+// gathered when it computes and freed right after.
 func ExampleWrap() {
 	model := &nn.GPT{Vocab: 10, Context: 8, Layers: 2, Dim: 16, Heads: 2}
 	err := comm.Run(context.Background(), 2, func(ctx context.Context, g comm.Group) error {
@@ -88,7 +89,8 @@ func ExampleWrap() {
 	// after [4 5 6 7 8] comes [5 6 7 8 9]
 }
 
-// Units by name: the calls that match alike are one unit, here all blocks together; the rest is the root group.
+// Units by name: the calls that match alike are one unit, here all blocks together; the rest is the
+// root group.
 func ExampleWrapNames() {
 	model := &nn.GPT{Vocab: 10, Context: 8, Layers: 4, Dim: 16, Heads: 2}
 	m, err := fsdp.Wrap(model, fsdp.Config{WrapPolicy: fsdp.WrapNames(regexp.MustCompile(`^(wte|blocks)`))})
@@ -109,7 +111,8 @@ func ExampleWrapNames() {
 	// blocks: 48 parameters, 13120 elements
 }
 
-// What a GPT takes on each of four ranks, without running it: shapes decide, contents do not matter.
+// What a GPT takes on each of four ranks, without running it: shapes decide, contents do not
+// matter.
 func ExampleSharded_Plan() {
 	err := comm.Run(context.Background(), 4, func(_ context.Context, g comm.Group) error {
 		model := &nn.GPT{Vocab: 1000, Context: 64, Layers: 6, Dim: 64, Heads: 4}

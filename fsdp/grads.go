@@ -106,7 +106,8 @@ func (s *session) scaleGrads(c float64) {
 	_ = s.engine.Device().Scale(grads, c) // a device that has failed returns the error again
 }
 
-// largestGrad returns the largest magnitude of this rank's gradients, which is not finite if one of them is not.
+// largestGrad returns the largest magnitude of this rank's gradients, which is not finite if one of
+// them is not.
 func largestGrad(e *engine.Engine) (largest float64, err error) {
 	_, grads := e.Grads()
 	list, err := e.Device().MaxAbs(grads)

@@ -19,9 +19,9 @@ import (
 // An Init gives the initial values of a parameter: it writes elements first, first+1, … of the
 // parameter, in row-major order, to dst. Each rank asks only for the elements it owns, in pieces,
 // so an element must be a function of its index. Then the model is the same at every world size,
-// and no rank ever holds a whole parameter. The first use of the values, such as a Forward, calls it, unless
-// Load, Import or LoadStateDict has replaced the parameter before. With Precision.Master BFloat16,
-// Wrap calls it.
+// and no rank ever holds a whole parameter. The first use of the values, such as a Forward, calls
+// it, unless Load, Import or LoadStateDict has replaced the parameter before. With Precision.Master
+// BFloat16, Wrap calls it.
 type Init func(r Stream, first int, dst []float64)
 
 // A Stream gives random numbers by index, keyed by the seed of the configuration and the
@@ -74,9 +74,10 @@ func onAllCores(n int, f func(from, to int)) {
 	rest.Wait()
 }
 
-// Initial values are drawn at their first use, so that a Load or an Import does not wait for values that it
-// replaces. Until then elements are blank: a signalling NaN. Values that a program writes meanwhile stay.
-// Arithmetic on a blank makes the quiet NaN of the same payload, which draw reports as an error.
+// Initial values are drawn at their first use, so that a Load or an Import does not wait for values
+// that it replaces. Until then elements are blank: a signalling NaN. Values that a program writes
+// meanwhile stay. Arithmetic on a blank makes the quiet NaN of the same payload, which draw reports
+// as an error.
 const (
 	blank32 uint32 = 0x7F85_B1A7
 	blank64 uint64 = 0x7FF5_B1A7_B1A7_B1A7
@@ -87,14 +88,16 @@ const (
 var errBlank = errors.New("a value was computed from an initial value that was not drawn yet: call Summon first, " +
 	"with WriteBack to change values, or write values without reading them")
 
-// initials are this rank's parts of the parameters that have an Init, cut into pieces of a bounded size.
+// initials are this rank's parts of the parameters that have an Init, cut into pieces of a bounded
+// size.
 type initials struct {
 	l      *layout.Layout
 	shards engine.Shards
 	params []tapeParam
 }
 
-// each calls f for each piece, elements first, first+1, … of a parameter, with a buffer of its type and length.
+// each calls f for each piece, elements first, first+1, … of a parameter, with a buffer of its type
+// and length.
 func (in initials) each(f func(p *tapeParam, g *layout.Group, first int, piece optim.Vec, buffer optim.Host) error) (err error) {
 	name := ""
 	defer func() {

@@ -76,7 +76,8 @@ var (
 	errOptimMixed = errors.New("a LoadOptimStateDict has failed in the middle and left optimizers partly loaded: call LoadOptimStateDict, Load or Import again")
 )
 
-// A methodLock is held while a method of a model, or of an optimizer of its pieces, is at work: see enter.
+// A methodLock is held while a method of a model, or of an optimizer of its pieces, is at work: see
+// enter.
 //
 //	at work               lock    inner   lent
 //	a method              held    -       false
@@ -326,9 +327,9 @@ func (l *life) localError(err error) error {
 	return nil
 }
 
-// checkStep returns an error if an optimizer must not step. The optimizer was made of the pieces that
-// call number list of Params has returned, for the layout that the model has now or for a former
-// one.
+// checkStep returns an error if an optimizer must not step. The optimizer was made of the pieces
+// that call number list of Params has returned, for the layout that the model has now or for a
+// former one.
 func (l *life) checkStep(now bool, list, unreduced int) error {
 	if !now && l.health != closed {
 		return errFormer
@@ -346,8 +347,8 @@ func (l *life) markBroken(cause error) {
 	}
 }
 
-// markMixed records that parameters are about to change, and optimizers, too, if opt is true. It holds
-// until markWhole.
+// markMixed records that parameters are about to change, and optimizers, too, if opt is true. It
+// holds until markWhole.
 func (l *life) markMixed(what string, opt bool, lists int) {
 	l.mixed = fmt.Errorf("%s has failed in the middle and left parameters partly loaded: call Load or Import again", what)
 	if opt {
@@ -355,7 +356,8 @@ func (l *life) markMixed(what string, opt bool, lists int) {
 	}
 }
 
-// markMixedOpt records that optimizers are about to change, or that a change has failed in the middle.
+// markMixedOpt records that optimizers are about to change, or that a change has failed in the
+// middle.
 func (l *life) markMixedOpt(what string, lists int) {
 	l.mixedOpt.cause, l.mixedOpt.lists = fmt.Errorf("%s has failed in the middle: %w", what, errHalf), lists
 }
@@ -368,8 +370,8 @@ func (l *life) markWhole(opt bool) {
 	}
 }
 
-// markWholeOpt records that the optimizers are whole again, and the parameters if only a LoadOptimStateDict
-// had made them mixed.
+// markWholeOpt records that the optimizers are whole again, and the parameters if only a
+// LoadOptimStateDict had made them mixed.
 func (l *life) markWholeOpt() {
 	if errors.Is(l.mixed, errOptimMixed) {
 		l.mixed = nil
@@ -407,7 +409,8 @@ func (s *Sharded) checkOptim(method string, opt optim.Optimizer) error {
 	return s.busy.refusal(opt, errHalf, errFormer, optim.ErrSwapped)
 }
 
-// checkCall returns an error if a method cannot be called now. If the method uses values, checkCall draws them.
+// checkCall returns an error if a method cannot be called now. If the method uses values, checkCall
+// draws them.
 func (s *session) checkCall(method string) error {
 	err := s.life.check(method, s.engine.Pending())
 	if err == nil && tolerances[method].draws {

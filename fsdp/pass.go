@@ -65,11 +65,11 @@ func (s *Sharded) Forward(ctx context.Context, batch ...Tensor) (loss float64, e
 }
 
 // Backward runs the backward pass of the last Forward. It adds the mean of the gradients over the
-// ranks (see [Share] and Config.GradAverage) to the gradients in the shards that each rank owns. If the
-// loss of any rank is not finite, it fails on every rank and changes no gradient. The error names
-// the batch, or the first call and parameter, in which the NaN or infinity began. After an error
-// the Forward is discarded: the next call is another Forward. If all parameters are frozen it does
-// nothing, without an error.
+// ranks (see [Share] and Config.GradAverage) to the gradients in the shards that each rank owns. If
+// the loss of any rank is not finite, it fails on every rank and changes no gradient. The error
+// names the batch, or the first call and parameter, in which the NaN or infinity began. After an
+// error the Forward is discarded: the next call is another Forward. If all parameters are frozen it
+// does nothing, without an error.
 func (s *Sharded) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if err := s.busy.enter("Backward"); err != nil {
 		return err
@@ -200,7 +200,8 @@ func (p *pass) changed(s *session) error {
 	return err
 }
 
-// eachSegment calls f with this rank's segments of all parameters, buffers aside, and their checksums.
+// eachSegment calls f with this rank's segments of all parameters, buffers aside, and their
+// checksums.
 func (s *session) eachSegment(f func(iv shard.Interval, sum uint32)) error {
 	for i := range s.layout.Groups {
 		g := &s.layout.Groups[i]
@@ -267,7 +268,8 @@ func (s *Sharded) Hold() *Pass {
 // Loss returns this rank's loss.
 func (p *Pass) Loss() float64 { return p.loss }
 
-// Backward is [Sharded.Backward] of the pass. Afterwards the pass is over, with or without an error.
+// Backward is [Sharded.Backward] of the pass. Afterwards the pass is over, with or without an
+// error.
 func (p *Pass) Backward(ctx context.Context, opts ...BackwardOption) error {
 	if err := p.s.busy.enter("Backward"); err != nil {
 		return err

@@ -57,11 +57,11 @@ type Plan struct {
 	Pass *plan.Pass // the same as data: the cost of each operation, and the memory live meanwhile
 }
 
-// A StockOp is a slow operation. On a processor it is an operation on floats that this library has no
-// kernel for. Gorgonia runs it, which allocates each result and copies it. Package op may have an
-// equivalent. On a GPU it is an operation whose kernel does not use tensor cores, such as attention in
-// float32 or with heads of more than 128 columns. An operation without any kernel on a GPU is an error
-// of the plan.
+// A StockOp is a slow operation. On a processor it is an operation on floats that this library has
+// no kernel for. Gorgonia runs it, which allocates each result and copies it. Package op may have
+// an equivalent. On a GPU it is an operation whose kernel does not use tensor cores, such as
+// attention in float32 or with heads of more than 128 columns. An operation without any kernel on a
+// GPU is an error of the plan.
 type StockOp struct {
 	Op     string // as Gorgonia writes it
 	Call   string // whose module has it

@@ -36,9 +36,10 @@ func Ints(dims ...int) Shape { return Shape{dims, true} }
 // Floats returns the shape of a tensor of floats, of the type that the model computes in.
 func Floats(dims ...int) Shape { return Shape{dims, false} }
 
-// A Planner plans a training without running it. Nothing is allocated, drawn or sent: Config.Group may be a [comm.World], any
-// number of ranks that do not exist, and so may the groups that Config.Unit gives. nil means one rank. A plan of a model with
-// 175 billion parameters takes a tenth of a second and some 30 MB.
+// A Planner plans a training without running it. Nothing is allocated, drawn or sent: Config.Group
+// may be a [comm.World], any number of ranks that do not exist, and so may the groups that
+// Config.Unit gives. nil means one rank. A plan of a model with 175 billion parameters takes a
+// tenth of a second and some 30 MB.
 //
 //	p := fsdp.Planner{
 //		Model:        model,
@@ -57,9 +58,10 @@ type Planner struct {
 }
 
 // Plan returns the plan that [Sharded.Plan] gives once the model is wrapped and has the optimizer.
-// Plan.BesideBytes excludes the memory that groups copy through, because a Planner has no groups, and Plan.MemoryBytes
-// is right to a tenth. All other figures, and the schedule, are the figures of a wrapped model. With
-// Config.Device they are figures of a GPU, which need not exist: Device may be new(gpu.Device).
+// Plan.BesideBytes excludes the memory that groups copy through, because a Planner has no groups,
+// and Plan.MemoryBytes is right to a tenth. All other figures, and the schedule, are the figures of
+// a wrapped model. With Config.Device they are figures of a GPU, which need not exist: Device may
+// be new(gpu.Device).
 func (p Planner) Plan() (*Plan, error) {
 	p = p.grouped()
 	r, err := p.plan()
@@ -83,8 +85,8 @@ func (p Planner) withConfig(cfg Config) Planner {
 	return p
 }
 
-// plan does the work of Plan for a configuration with a group. Plan adds the rank and the size of the group
-// to its errors.
+// plan does the work of Plan for a configuration with a group. Plan adds the rank and the size of
+// the group to its errors.
 func (p Planner) plan() (*Plan, error) {
 	cfg := p.Config
 	if n, rank := cfg.Group.Size(), cfg.Group.Rank(); rank < 0 || rank >= n {
@@ -123,10 +125,10 @@ func (p Planner) plan() (*Plan, error) {
 // Fits returns nil if a pass, as planned by Plan, holds no more than this number of bytes in memory
 // at once. If not, the error is a [*plan.Misfit]: the live memory at the peak by class and by unit,
 // and the changes of the configuration, of the ranks or of the batch that would help, each planned
-// alone, the largest saving first. BF16, Precision.Master, another number of ranks, another batch and
-// AdamW with a state of 8 bits round differently; the other changes alter no bit of a step's result. The state
-// of 8 bits is planned for every Planner that has an optimizer: it is another update rule if the
-// optimizer is SGD or Muon, not AdamW.
+// alone, the largest saving first. BF16, Precision.Master, another number of ranks, another batch
+// and AdamW with a state of 8 bits round differently; the other changes alter no bit of a step's
+// result. The state of 8 bits is planned for every Planner that has an optimizer: it is another
+// update rule if the optimizer is SGD or Muon, not AdamW.
 //
 // If the pass fits, Fits also plans it with Activations.Save: WrapEach(), under which backward
 // computes nothing twice. If that fits too, Fits reports it to Config.Logger, if there is one.
@@ -143,7 +145,8 @@ func (p Planner) Fits(bytes int) error {
 	return nil
 }
 
-// proposeSave reports to Config.Logger that memory allows Activations.Save, unless it saves no computation.
+// proposeSave reports to Config.Logger that memory allows Activations.Save, unless it saves no
+// computation.
 func (p Planner) proposeSave(bytes int, now *plan.Pass) {
 	cfg := p.Config
 	if cfg.Logger == nil || cfg.Activations.Save != nil {
@@ -363,9 +366,9 @@ func shapeValues(p *layout.Path, batch []Shape, computed tensor.Dtype) ([]exec.V
 // Tune returns Config with the fastest units, strategy, Prefetch and Activations for a step on a
 // cluster, among the settings that fit in this number of bytes, and all the choices it had. It
 // plans each of them by Plan, which takes a tenth of a second or less. It does not change a field
-// that Config sets. Its choice changes no bit of a step's result, unless gradients travel in 16 bits
-// and it takes a hybrid strategy, see [Strategy]. It does not change Precision and the optimizer.
-// Every rank that makes the same call gets the same answer.
+// that Config sets. Its choice changes no bit of a step's result, unless gradients travel in 16
+// bits and it takes a hybrid strategy, see [Strategy]. It does not change Precision and the
+// optimizer. Every rank that makes the same call gets the same answer.
 //
 // If nothing fits, the error is a [*plan.Misfit] of the choice that needs least, as in Fits.
 func (p Planner) Tune(c *plan.Cluster, memory int) (Config, []plan.Choice, error) {
@@ -393,8 +396,8 @@ func (p Planner) Tune(c *plan.Cluster, memory int) (Config, []plan.Choice, error
 	return chosen(cfg, choices[0].Setting), choices, nil
 }
 
-// tunedUnits, tunedRecompute and tunedStrategies are the choices of Tune, by name. Blocks are
-// calls that follow each other and have modules of one type. Recomputation is named by the part of a
+// tunedUnits, tunedRecompute and tunedStrategies are the choices of Tune, by name. Blocks are calls
+// that follow each other and have modules of one type. Recomputation is named by the part of a
 // block that backward recomputes.
 var (
 	tunedUnits = map[string]Policy{

@@ -19,17 +19,17 @@ import (
 // smaller.
 //
 // Parameters that travel in fewer bits than Compute has are widened when they arrive. That saves
-// traffic, but neither speeds up the computation nor saves memory. Gradients that travel in BFloat16
-// save memory, too: see Reduce.
+// traffic, but neither speeds up the computation nor saves memory. Gradients that travel in
+// BFloat16 save memory, too: see Reduce.
 type Precision struct {
 	// Compute is the type of computation: Float32, BFloat16, or Float64 for tests.
 	//
 	// In BFloat16, gathered parameters, activations, data kept for backward and gradients of
 	// activations are stored in 16 bits, rounded to nearest even. Sums, the statistics of norms and
-	// softmax, losses, and gradients of parameters are in Float32. A processor with AMX, or
-	// one from AMD with AVX512_BF16, multiplies such operands faster than Float32. Other processors
-	// widen them, which saves memory and costs time: see Plan.Kernels. Stock operations of Gorgonia widen and round,
-	// too.
+	// softmax, losses, and gradients of parameters are in Float32. A processor with AMX, or one from
+	// AMD with AVX512_BF16, multiplies such operands faster than Float32. Other processors widen them,
+	// which saves memory and costs time: see Plan.Kernels. Stock operations of Gorgonia widen and
+	// round, too.
 	Compute DType
 	// Gather is the type in which parameters travel to the ranks that need them: BFloat16, Float16,
 	// [Int8], or Compute. The zero value means Compute. 16 bits other than Compute need Compute to
@@ -57,16 +57,16 @@ type Precision struct {
 	// BFloat16 next to it, with the probability that makes the expected value exact. The random
 	// numbers are a function of the parameter's name, the element and the optimizer's steps, so
 	// results have the same bits on any number of ranks and threads, under every strategy and over
-	// every transport. SGD, Adam and AdamW update such parameters, with a state of 32 or 16 bits. Other
-	// optimizers, and a state of 8 bits, are an error of New. Averages ([optim.EMA]) are Float32;
-	// [optim.Swap] and [optim.UpdateEMA] would round them, and refuse.
+	// every transport. SGD, Adam and AdamW update such parameters, with a state of 32 or 16 bits.
+	// Other optimizers, and a state of 8 bits, are an error of New. Averages ([optim.EMA]) are
+	// Float32; [optim.Swap] and [optim.UpdateEMA] would round them, and refuse.
 	//
 	// Everything else rounds to the nearest: initial values, Load and the other methods that set
-	// parameters, Backward when it adds to gradients that are there, and ClipGradNorm. So if a step has
-	// many Backwards, reduce once, inside NoSync or with Config.VirtualRanks: these sums are in Float32.
-	// StateDict, checkpoints and files hold Float32 as before. Parameters that come from a training
-	// with this type load into it again with the same bits. Not with Gather Int8, and not yet with
-	// Config.Device.
+	// parameters, Backward when it adds to gradients that are there, and ClipGradNorm. So if a step
+	// has many Backwards, reduce once, inside NoSync or with Config.VirtualRanks: these sums are in
+	// Float32. StateDict, checkpoints and files hold Float32 as before. Parameters that come from a
+	// training with this type load into it again with the same bits. Not with Gather Int8, and not yet
+	// with Config.Device.
 	Master DType
 	// TypesOf, if set, decides for each parameter that is not Full: it returns replacements for
 	// Gather and Reduce, with the same choices and zero values. So embeddings may travel in the
@@ -278,7 +278,8 @@ func (p Precision) finite(v float64) bool {
 	return v-v == 0
 }
 
-// narrow reports whether any parameter or gradient may travel in fewer bits than the master type has.
+// narrow reports whether any parameter or gradient may travel in fewer bits than the master type
+// has.
 func (p Precision) narrow() bool {
 	return p.Gather != p.wide() || p.Reduce != p.wide() || p.TypesOf != nil
 }

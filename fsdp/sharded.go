@@ -118,12 +118,13 @@ func (s *Sharded) Params() []optim.Param {
 }
 
 // FrozenParams returns the pieces of the frozen parameters that this rank owns, such as a teacher
-// that follows a student, see [optim.UpdateEMA]. They have no gradient, and no optimizer takes them.
-// As with Params, the values may be written between passes: every rank writes its pieces, and the
-// next pass gathers the new values. They are valid until Freeze or Close. Buffers are not among them.
+// that follows a student, see [optim.UpdateEMA]. They have no gradient, and no optimizer takes
+// them. As with Params, the values may be written between passes: every rank writes its pieces, and
+// the next pass gathers the new values. They are valid until Freeze or Close. Buffers are not among
+// them.
 //
-// SaveOptions.TrainedOnly leaves these values out of a checkpoint. A program that changes them saves
-// without it: from the second such save on, a change is an error. Load finds every change.
+// SaveOptions.TrainedOnly leaves these values out of a checkpoint. A program that changes them
+// saves without it: from the second such save on, a change is an error. Load finds every change.
 func (s *Sharded) FrozenParams() []optim.Param {
 	if !s.busy.enterOrNote("FrozenParams") {
 		return nil
@@ -231,10 +232,11 @@ func (s *session) zeroGrad() {
 // Close leaves the group open. The group should outlive the model: if it is closed first and its
 // memory is gone, Close returns an error and nothing worse happens.
 //
-// A model that is dropped without Close is freed when the garbage collector finds that neither the Sharded
-// nor an [optim.Param] of it is referred to. If it has more than memory of the Go heap, which is the case with
-// Config.Threads above 1, Device, Offload.Dir, a HashDir, a TraceDir or shared memory of the group, that is a
-// warning: the collector may come late, and slices of an [optim.Vec] must not be used from then on.
+// A model that is dropped without Close is freed when the garbage collector finds that neither the
+// Sharded nor an [optim.Param] of it is referred to. If it has more than memory of the Go heap,
+// which is the case with Config.Threads above 1, Device, Offload.Dir, a HashDir, a TraceDir or
+// shared memory of the group, that is a warning: the collector may come late, and slices of an
+// [optim.Vec] must not be used from then on.
 func (s *Sharded) Close() error {
 	if err := s.busy.enter("Close"); err != nil {
 		return err

@@ -104,9 +104,9 @@ func paramOf(t *state.Tensor) string { return t.Param }
 
 // Summon calls f with the whole values of the parameters and buffers of these names, or of all if
 // there are none, on every rank. With WriteBack, the changes that f makes on that rank become the
-// values on all ranks; otherwise changes are lost. If f fails on any rank, Summon fails on every rank
-// and changes nothing. f must not call collective methods of s. WriteBack discards a Forward that
-// waits for its Backward, and fails while a pass is put aside by Hold.
+// values on all ranks; otherwise changes are lost. If f fails on any rank, Summon fails on every
+// rank and changes nothing. f must not call collective methods of s. WriteBack discards a Forward
+// that waits for its Backward, and fails while a pass is put aside by Hold.
 func (s *Sharded) Summon(ctx context.Context, names []string, f func(params map[string]*tensor.Dense) error, opts ...SummonOption) error {
 	if err := s.busy.enter("Summon"); err != nil {
 		return err
@@ -164,13 +164,13 @@ func WriteBack(rank int) SummonOption {
 	return func(o *summonOptions) { *o = summonOptions{root: rank, write: true} }
 }
 
-// LoadStateDict gives parameters and buffers the values that rank root has in params, such as weights
-// that only that rank has loaded. It ignores params on other ranks. If root has none, and another
-// rank has some, that is an error. It works parameter by parameter, so that only root needs memory
-// for all. Names that the model does not have, other shapes and other types are an error on every
-// rank, and change nothing. Parameters that are missing in params keep their value. Names are the
-// same as in [Sharded.StateDict], whose result it takes. It discards a Forward that waits for its
-// Backward, and fails while a pass is put aside by Hold.
+// LoadStateDict gives parameters and buffers the values that rank root has in params, such as
+// weights that only that rank has loaded. It ignores params on other ranks. If root has none, and
+// another rank has some, that is an error. It works parameter by parameter, so that only root needs
+// memory for all. Names that the model does not have, other shapes and other types are an error on
+// every rank, and change nothing. Parameters that are missing in params keep their value. Names are
+// the same as in [Sharded.StateDict], whose result it takes. It discards a Forward that waits for
+// its Backward, and fails while a pass is put aside by Hold.
 func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string]*tensor.Dense) error {
 	if err := s.busy.enter("LoadStateDict"); err != nil {
 		return err
@@ -184,8 +184,8 @@ func (s *Sharded) LoadStateDict(ctx context.Context, root int, params map[string
 	return err
 }
 
-// set agrees with the other ranks on request r, and then gives the model the values that the root has in
-// params.
+// set agrees with the other ranks on request r, and then gives the model the values that the root
+// has in params.
 func (s *Sharded) set(ctx context.Context, r ranks.Ask, err error, root int, params map[string]*tensor.Dense) error {
 	if err == nil {
 		err = s.checkReplace("LoadStateDict", nil)
@@ -238,17 +238,17 @@ func fits(l *layout.Layout, dtype DType, list []state.Tensor, params map[string]
 	return unknown(l, name)
 }
 
-// LoadOptimStateDict gives the optimizers of all ranks the full state that rank root has; it ignores full
-// on other ranks. The state comes from [Sharded.OptimStateDict] or from another program, made by
-// any number of ranks, in float32 or float64. It works tensor by tensor, so that ranks other than
-// root need memory for at most two.
+// LoadOptimStateDict gives the optimizers of all ranks the full state that rank root has; it
+// ignores full on other ranks. The state comes from [Sharded.OptimStateDict] or from another
+// program, made by any number of ranks, in float32 or float64. It works tensor by tensor, so that
+// ranks other than root need memory for at most two.
 //
 // State that does not fit is a *StateError on every rank, which names all mismatches, and changes
 // nothing. Rename, AllowMissing and AllowExtra of the options make exceptions, by names such as
 // "exp_avg:wte.weight". The entries of one parameter are present together or not at all. If they
 // may be missing, the optimizer keeps its current ones. Another kind of optimizer in full.Groups is
-// an error, too. Other settings are a warning, and RestoreHyperparameters takes them. full.Extra is not
-// sent: the caller sends it to other ranks if they need it.
+// an error, too. Other settings are a warning, and RestoreHyperparameters takes them. full.Extra is
+// not sent: the caller sends it to other ranks if they need it.
 //
 // If an optimizer refuses state that fits, which optimizers of package optim do not, the model is
 // unusable until a LoadOptimStateDict, Load or Import succeeds.
@@ -273,10 +273,10 @@ func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Op
 	return nil
 }
 
-// CopyState copies a training to a model of the same kind that other ranks have: the number of ranks
-// changes between two steps, without a checkpoint. Ranks that stay give both models and both
-// optimizers. A rank that leaves gives to and next as nil, and a rank that joins gives from and opt as
-// nil. All ranks of both groups call it, and at least one rank is in both.
+// CopyState copies a training to a model of the same kind that other ranks have: the number of
+// ranks changes between two steps, without a checkpoint. Ranks that stay give both models and both
+// optimizers. A rank that leaves gives to and next as nil, and a rank that joins gives from and opt
+// as nil. All ranks of both groups call it, and at least one rank is in both.
 //
 //	to, err := fsdp.Wrap(model, fsdp.Config{Group: group}) // of the new ranks
 //	next, err := optim.AdamW{}.New(to.Params())
@@ -284,20 +284,20 @@ func (s *Sharded) LoadOptimStateDict(ctx context.Context, root int, opt optim.Op
 //	err = from.Close()
 //
 // It copies parameters and buffers, the state and the settings of the optimizer, and the count that
-// keys dropout. Strategies, units and precisions may differ, as for [Sharded.Load]. A tensor is whole on
-// one rank for a moment, and that rank needs memory for about four of the largest. A rank that
-// stays has both models and both optimizers in memory until from is closed, which no [Plan] counts. It
-// keeps its own buffers, and a rank that joins gets the buffers of a rank that stays. The
-// optimizers are nil on all ranks if only the model is copied. Gradients are not copied, nor the
-// rounding errors of gradients that travel as [Int8]: call CopyState after Step and ZeroGrad.
+// keys dropout. Strategies, units and precisions may differ, as for [Sharded.Load]. A tensor is
+// whole on one rank for a moment, and that rank needs memory for about four of the largest. A rank
+// that stays has both models and both optimizers in memory until from is closed, which no [Plan]
+// counts. It keeps its own buffers, and a rank that joins gets the buffers of a rank that stays.
+// The optimizers are nil on all ranks if only the model is copied. Gradients are not copied, nor
+// the rounding errors of gradients that travel as [Int8]: call CopyState after Step and ZeroGrad.
 //
 // With [Config.VirtualRanks] the training continues with the same bits as if its ranks had not
 // changed. Positions of loaders and state of a monitor or a loss scaler are the program's: give
 // them to the ranks that join.
 //
 // The old training does not change. After an error it may continue, unless the error is that of a
-// lost rank. A new model that is copied in part refuses to compute until a CopyState, Load or Import
-// succeeds.
+// lost rank. A new model that is copied in part refuses to compute until a CopyState, Load or
+// Import succeeds.
 func CopyState(ctx context.Context, from, to *Sharded, opt, next optim.Optimizer) (err error) {
 	if from == nil && to == nil || from == to {
 		return errors.New("fsdp: CopyState: this rank gives no model, or one model twice: give from if the rank was in the old group, to if it is in the new one")

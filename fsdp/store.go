@@ -138,7 +138,8 @@ func (st *store) replace(ctx context.Context, what string, f filling) error {
 	return nil
 }
 
-// A filling is state that is about to replace the model's, and the optimizer's if Optimizer is true.
+// A filling is state that is about to replace the model's, and the optimizer's if Optimizer is
+// true.
 type filling interface {
 	Optimizer() bool
 	Run(ctx context.Context) error
@@ -206,7 +207,8 @@ func (m memory) Snapshot(n int) (b []byte, err error) {
 	return m.s.copied.Data, nil
 }
 
-// giveBack closes files and groups of the model. A write or read that does not end keeps its memory until then.
+// giveBack closes files and groups of the model. A write or read that does not end keeps its memory
+// until then.
 func (s *Sharded) giveBack() error {
 	var left []<-chan struct{}
 	var err error
@@ -216,7 +218,8 @@ func (s *Sharded) giveBack() error {
 			left, err = append(left, done), errors.Join(err, late)
 		}
 	}
-	// free frees memory that a write or read may still use, and unlocks the directories of checkpoints.
+	// free frees memory that a write or read may still use, and unlocks the directories of
+	// checkpoints.
 	free := func() error { return errors.Join(s.engine.Close(), s.saver.Close()) }
 	if err != nil {
 		go func() {
@@ -242,8 +245,8 @@ type remains struct {
 	logger *slog.Logger // Config.Logger
 }
 
-// releaseDropped has the remains of s released when nothing refers to s any more, unless Close comes first.
-// A model all of whose memory is the collector's has none.
+// releaseDropped has the remains of s released when nothing refers to s any more, unless Close
+// comes first. A model all of whose memory is the collector's has none.
 func (s *Sharded) releaseDropped() {
 	c := &s.cfg
 	if _, shared := c.Group.(comm.Allocator); shared || c.Threads > 1 || c.Device != nil || c.Offload.Dir != "" || c.observe.hashDir != "" || c.observe.traceDir != "" {
@@ -274,7 +277,8 @@ func newValue(t DType, shape []int) exec.Value {
 	return exec.Value{Shape: shape, DType: t.tensor(), Bytes: state.BytesOf(state.NewHost(t.comm(), exec.Numel(shape)))}
 }
 
-// fromRank describes the root. All ranks must give the same one; the name of the method is not compared.
+// fromRank describes the root. All ranks must give the same one; the name of the method is not
+// compared.
 func fromRank(root int) string { return fmt.Sprintf(" from rank %d", root) }
 
 // withOption describes an option that names a rank.

@@ -206,12 +206,12 @@ func (a *arrangement) peers(p int) *optim.Peers {
 	}
 }
 
-// fewGathers is how often a pass gathers a unit without a warning: FullShard does so for forward and for
-// backward, and again for a layer that the model calls a second time.
+// fewGathers is how often a pass gathers a unit without a warning: FullShard does so for forward
+// and for backward, and again for a layer that the model calls a second time.
 const fewGathers = 4
 
-// warnOfGathers warns of units that a pass gathers many times, as units of WrapEach in a recurrent net:
-// between two calls of such a unit there are calls of others.
+// warnOfGathers warns of units that a pass gathers many times, as units of WrapEach in a recurrent
+// net: between two calls of such a unit there are calls of others.
 func (s *session) warnOfGathers() {
 	logger := s.cfg.warner(s.team.Rank())
 	gathers, err := s.engine.Gathers()

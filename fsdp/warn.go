@@ -65,8 +65,8 @@ func (w *watch) warn(logger *slog.Logger, message string, args ...any) {
 	logger.Warn("fsdp: "+message, args...)
 }
 
-// missingGrad is called when an optimizer steps and a parameter has no gradient. It returns true, and
-// warns once if none can have one.
+// missingGrad is called when an optimizer steps and a parameter has no gradient. It returns true,
+// and warns once if none can have one.
 func (s *session) missingGrad() bool {
 	if s.life.grads.passes == 0 {
 		s.life.watch.warn(s.cfg.warner(s.team.Rank()),
@@ -145,7 +145,8 @@ func (w *watch) forward(s *session) {
 	}
 }
 
-// countDropped is called by ZeroGrad. It counts dropped gradients until an optimizer steps. A LossScaler may skip the first steps.
+// countDropped is called by ZeroGrad. It counts dropped gradients until an optimizer steps. A
+// LossScaler may skip the first steps.
 func (w *watch) countDropped(s *session) {
 	const most = 8
 	if groups, _ := s.engine.Grads(); w.asked || s.life.grads.passes == 0 || len(groups) == 0 {
@@ -289,8 +290,8 @@ func (s *session) origin(p *engine.Pass) string {
 	return ": " + text
 }
 
-// spoiled returns the interval of the first of these parameters with a value on this rank that is not
-// finite, or "".
+// spoiled returns the interval of the first of these parameters with a value on this rank that is
+// not finite, or "".
 func (s *session) spoiled(params []int) string {
 	for _, p := range params {
 		home := s.layout.Home[p]
@@ -385,8 +386,8 @@ func (u *updates) clear() {
 	}
 }
 
-// Hash implements ranks.Past. The reason of a refusal is not part of the hash: ranks may refuse for different
-// gradients.
+// Hash implements ranks.Past. The reason of a refusal is not part of the hash: ranks may refuse for
+// different gradients.
 func (u *updates) Hash() uint64 {
 	if u.refused != "" {
 		return ^u.hash
@@ -451,7 +452,8 @@ func (u *updates) Differ(a, b int, first, other string) string {
 	return fmt.Sprintf("rank %d has %s, rank %d has %s%s", a, f[0], b, g[0], where)
 }
 
-// refuses says that the optimizer of one rank has refused to step and the optimizer of another rank has not.
+// refuses says that the optimizer of one rank has refused to step and the optimizer of another rank
+// has not.
 func refuses(rank, other int, gradient string) string {
 	return fmt.Sprintf("rank %d refused its step because %s, and rank %d did not refuse, so the step is applied on some ranks only: "+
 		"load the last checkpoint. ClipGradNorm before Step returns this error on every rank, before any rank steps", rank, gradient, other)

@@ -41,7 +41,8 @@ func WrapContext(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	return s, nil
 }
 
-// wrap designs the model, agrees with the other ranks on the result, and then makes this rank's share.
+// wrap designs the model, agrees with the other ranks on the result, and then makes this rank's
+// share.
 func wrap(ctx context.Context, m Model, cfg Config) (*Sharded, error) {
 	defer phase.Begin("fsdp: wrapping the model", 0).End()
 	team := ranks.NewTeam(cfg.Group, newPeerError)
@@ -117,7 +118,8 @@ func (d *design) close() error {
 	return d.device.Close()
 }
 
-// wraps counts the Wraps of this process by rank. The number of a model is the largest count among its ranks.
+// wraps counts the Wraps of this process by rank. The number of a model is the largest count among
+// its ranks.
 var wraps sync.Map
 
 // count notes that a rank wraps a model, and returns the number of models it has wrapped.
@@ -145,7 +147,8 @@ func (d *design) agree(ctx context.Context, team *ranks.Team, err error) error {
 	return err
 }
 
-// instructionSet returns the index in kernel.InstructionSets of this rank's instruction set. Tests replace it.
+// instructionSet returns the index in kernel.InstructionSets of this rank's instruction set. Tests
+// replace it.
 var instructionSet = func(cfg *Config) int { return kernel.InstructionSet(cfg.Precision.Compute == BFloat16) }
 
 // newSharded returns the model that a design becomes by an arrangement. It has no shards yet, see

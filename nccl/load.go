@@ -40,11 +40,12 @@ func Version() (VersionCode, error) {
 // withoutNVLS excludes the algorithms that sum in switches of NVLink.
 const withoutNVLS = "^NVLS,NVLSTree"
 
-// Deterministic makes NCCL sum in the same order in every run: it sets the variable NCCL_ALGO so that
-// NCCL does not sum in switches of NVLink, which take terms in the order of their arrival. NCCL
-// reads the variable when it is loaded, so Deterministic is an error afterwards, and if NCCL_ALGO has
-// another value that allows these algorithms. A program that starts with NCCL_NVLS_ENABLE=0, or with
-// such a value of NCCL_ALGO, needs no call. All ranks need the same algorithms.
+// Deterministic makes NCCL sum in the same order in every run: it sets the variable NCCL_ALGO so
+// that NCCL does not sum in switches of NVLink, which take terms in the order of their arrival.
+// NCCL reads the variable when it is loaded, so Deterministic is an error afterwards, and if
+// NCCL_ALGO has another value that allows these algorithms. A program that starts with
+// NCCL_NVLS_ENABLE=0, or with such a value of NCCL_ALGO, needs no call. All ranks need the same
+// algorithms.
 func Deterministic() error {
 	algo := os.Getenv("NCCL_ALGO")
 	switch {
@@ -59,9 +60,9 @@ func Deterministic() error {
 	return os.Setenv("NCCL_ALGO", withoutNVLS)
 }
 
-// excludesNVLS reports whether a value of NCCL_ALGO excludes the algorithms for all collectives. The
-// value has lists of algorithms with semicolons between: the first for all collectives, the others with
-// the name of one. A list that begins with ^ excludes its algorithms.
+// excludesNVLS reports whether a value of NCCL_ALGO excludes the algorithms for all collectives.
+// The value has lists of algorithms with semicolons between: the first for all collectives, the
+// others with the name of one. A list that begins with ^ excludes its algorithms.
 func excludesNVLS(algo string) bool {
 	for i, list := range strings.Split(strings.ToLower(algo), ";") {
 		_, names, named := strings.Cut(list, ":")

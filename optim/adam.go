@@ -30,8 +30,8 @@ type Adam struct {
 
 // New returns Adam over params, with its state at zero. It returns an error that names the
 // parameter or the field if pieces overlap or are malformed, if a value does not implement
-// [vec.AdamVec], or if a hyper-parameter is out of range. New retains only the memory and the functions
-// in params.
+// [vec.AdamVec], or if a hyper-parameter is out of range. New retains only the memory and the
+// functions in params.
 func (c Adam) New(params []Param) (Optimizer, error) { return c.new(kindAdam, params) }
 
 // AdamW is the configuration of Adam with decoupled weight decay

@@ -20,9 +20,9 @@ const emaName = "ema"
 // in one more pass over the shards, without an allocation. Averages are the state entry "ema". They
 // are saved, loaded and distributed with the rest of the state, by parameter and for any number of
 // ranks. [Settings] contain the decay. Averages have the type of the value even if Bits is 8,
-// because 8 bits cannot represent a change of 1 - decay times a difference. If the value is bfloat16,
-// its average is float32. Frozen and absent
-// parameters do not change, and neither do their averages. Buffers have no average.
+// because 8 bits cannot represent a change of 1 - decay times a difference. If the value is
+// bfloat16, its average is float32. Frozen and absent parameters do not change, and neither do
+// their averages. Buffers have no average.
 //
 // Call EMA before you load state that contains averages. If the optimizer has already made updates,
 // for example if it was loaded from state without averages, the averages begin with the current
@@ -36,8 +36,8 @@ const emaName = "ema"
 //	err = optim.Swap(opt)
 //
 // EMA returns an error and changes nothing if decay is not between 0 and 1, if the optimizer
-// already keeps averages, if a value does not implement [vec.SGDVec], whose update makes the average,
-// or if memory cannot be allocated.
+// already keeps averages, if a value does not implement [vec.SGDVec], whose update makes the
+// average, or if memory cannot be allocated.
 func EMA(o Optimizer, decay float64) error {
 	own, ok := o.(*optimizer)
 	switch {
@@ -121,7 +121,8 @@ func (a *part) follow(p *piece) error {
 	return approach(p.ema, p.Value, a.settings.common.EMA)
 }
 
-// approach computes e + (1 - decay)·(p - e). SGD with this gradient and decay is e - (decay-1)·(p + (-1)·e).
+// approach computes e + (1 - decay)·(p - e). SGD with this gradient and decay is e - (decay-1)·(p +
+// (-1)·e).
 func approach(e vec.SGDVec, p Vec, decay float64) error {
 	return e.SGD(p, nil, vec.SGDStep{LR: decay - 1, WeightDecay: -1})
 }
@@ -136,16 +137,16 @@ func approach(e vec.SGDVec, p Vec, decay float64) error {
 // another model. Every rank calls UpdateEMA between the same passes, with the same decay; the next
 // pass of the teacher returns an error if ranks differ. A decay of 0 copies.
 //
-// If teacher and student are two models on a device, the values travel through the host. In one model
-// they do not.
+// If teacher and student are two models on a device, the values travel through the host. In one
+// model they do not.
 //
-// params may have further parameters. Give both models the same ranks, strategy and units: UpdateEMA
-// returns an error and changes nothing if a rank does not own the same elements of a parameter and of
-// its average, if decay is not in [0, 1), if shapes or types differ, or if a piece is not Ready, for
-// example between a forward and its backward.
+// params may have further parameters. Give both models the same ranks, strategy and units:
+// UpdateEMA returns an error and changes nothing if a rank does not own the same elements of a
+// parameter and of its average, if decay is not in [0, 1), if shapes or types differ, or if a piece
+// is not Ready, for example between a forward and its backward.
 //
-// To use averages of a model only between its passes, such as for an evaluation, EMA and [Swap] need
-// no second model.
+// To use averages of a model only between its passes, such as for an evaluation, EMA and [Swap]
+// need no second model.
 func UpdateEMA(averages, params []Param, decay float64) (err error) {
 	defer func() {
 		if err != nil {
@@ -200,8 +201,8 @@ func find(name string, params []Param, at int) int {
 	return -1
 }
 
-// follow moves e towards p, which has as many elements. Only vectors of the same model, and those in
-// ordinary memory, have their operations in order; others are read and written.
+// follow moves e towards p, which has as many elements. Only vectors of the same model, and those
+// in ordinary memory, have their operations in order; others are read and written.
 func (e *Param) follow(p *Param, decay float64) error {
 	if decay == 0 {
 		return copyVec(e.Value, p.Value)
@@ -260,7 +261,8 @@ var ErrSwapped = errors.New("the averages have replaced the values: Swap them ba
 // between the same passes. A parameter that has had no update keeps its value.
 //
 // Swap returns an error and changes nothing if the optimizer keeps no averages, if a value is
-// bfloat16 and would round its average, or if a piece is not Ready, for example between a forward and its backward.
+// bfloat16 and would round its average, or if a piece is not Ready, for example between a forward
+// and its backward.
 func Swap(o Optimizer) error {
 	own, ok := o.(*optimizer)
 	if !ok {
@@ -310,7 +312,8 @@ func Swap(o Optimizer) error {
 // swapping stands for the settings of a Swap. Ranks compare a Swap like an update.
 var swapping = newSettings(Settings{Kind: "Swap"})
 
-// exchange swaps the elements of two vectors of the same length and type. A device swaps them in place.
+// exchange swaps the elements of two vectors of the same length and type. A device swaps them in
+// place.
 func exchange(a, b Vec) error {
 	if v, ok := a.(interface{ Swap(Vec) error }); ok {
 		return v.Swap(b)

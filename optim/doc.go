@@ -25,16 +25,16 @@
 //
 // # State
 //
-// [AdamW.New] and the others allocate the state once: one vector of the value's type, or in 8 or
-// 16 bits, per piece and entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names). [Param.Alloc]
-// can place the state of a piece elsewhere, such as in a file. [Optimizer.State] lists the state by
-// parameter name, entry and interval. [Optimizer.Restore] accepts such a list however it was cut:
-// state written by 8 ranks loads on 3 ranks, or on one.
+// [AdamW.New] and the others allocate the state once: one vector of the value's type, or in 8 or 16
+// bits, per piece and entry ("exp_avg", "exp_avg_sq", "momentum_buffer"; PyTorch's names).
+// [Param.Alloc] can place the state of a piece elsewhere, such as in a file. [Optimizer.State]
+// lists the state by parameter name, entry and interval. [Optimizer.Restore] accepts such a list
+// however it was cut: state written by 8 ranks loads on 3 ranks, or on one.
 //
 // A [FullState] is the state of all ranks as whole tensors by parameter name. Nothing in it depends
-// on the number of ranks. OptimStateDict and LoadOptimStateDict of package fsdp collect and distribute
-// it. [FullState.Entries] lists it for Restore and Adopt of any rank of any number of ranks. Each
-// rank takes the entries that it needs:
+// on the number of ranks. OptimStateDict and LoadOptimStateDict of package fsdp collect and
+// distribute it. [FullState.Entries] lists it for Restore and Adopt of any rank of any number of
+// ranks. Each rank takes the entries that it needs:
 //
 //	rank 0   State()  w[0:5]         ┐                  ┌  w[0:3]   Restore, rank 0
 //	rank 1   State()  w[5:8] b[0:1]  ├  w[0:8] b[0:4]  ─┼  w[3:8]   Restore, rank 1
@@ -60,9 +60,10 @@
 //
 // # Values in 16 bits
 //
-// Values and gradients may be bfloat16, in a [vec.Host16]: see Precision.Master of package fsdp. SGD, Adam
-// and AdamW compute in float32 and round new values at random, like state in 16 bits. The random numbers
-// depend on the optimizer's Steps. Any cut gives the same bits. State and averages do not change their types.
+// Values and gradients may be bfloat16, in a [vec.Host16]: see Precision.Master of package fsdp.
+// SGD, Adam and AdamW compute in float32 and round new values at random, like state in 16 bits. The
+// random numbers depend on the optimizer's Steps. Any cut gives the same bits. State and averages
+// do not change their types.
 //
 // # Settings
 //

@@ -25,8 +25,9 @@ func floats(t require.TestingT, v optim.Vec) []float32 {
 	return h.F32
 }
 
-// TestValuesIn16BitsAnyCut: an update is the update in float32, rounded to one of the two values next to
-// it. The bits do not depend on where a parameter is cut, and an average follows the rounded values.
+// TestValuesIn16BitsAnyCut: an update is the update in float32, rounded to one of the two values
+// next to it. The bits do not depend on where a parameter is cut, and an average follows the
+// rounded values.
 func TestValuesIn16BitsAnyCut(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 3000).Draw(t, "n")
@@ -76,8 +77,8 @@ func TestValuesIn16BitsAnyCut(t *testing.T) {
 	})
 }
 
-// TestValuesIn16BitsKeepSmallChanges: 1,000 updates of a hundredth of a bit each move the mean as in
-// float32. Rounding to the nearest would lose all of them.
+// TestValuesIn16BitsKeepSmallChanges: 1,000 updates of a hundredth of a bit each move the mean as
+// in float32. Rounding to the nearest would lose all of them.
 func TestValuesIn16BitsKeepSmallChanges(t *testing.T) {
 	const n, steps, lr = 4096, 1000, 1. / 128 / 100
 	x := newTensor(n, false)

@@ -34,12 +34,13 @@ import (
 // Owner and Gather give the bits of one rank, however a matrix is cut and on any number of ranks;
 // Gram is within rounding of them.
 //
-// On GPUs ranks compute in float32 by products of cuBLASLt, and there is no Gram. A matrix that a rank has
-// by itself stays on its GPU. Ranks exchange others through memory of the host, which takes longer.
+// On GPUs ranks compute in float32 by products of cuBLASLt, and there is no Gram. A matrix that a
+// rank has by itself stays on its GPU. Ranks exchange others through memory of the host, which
+// takes longer.
 //
-// Processors compute on one core each. The buffers around the iteration take about twice the memory of
-// the rank's matrices, from the first Step on; for Gather they also hold the whole matrices. A Step
-// whose group fails has changed b.
+// Processors compute on one core each. The buffers around the iteration take about twice the memory
+// of the rank's matrices, from the first Step on; for Gather they also hold the whole matrices. A
+// Step whose group fails has changed b.
 //
 // A zero Momentum, Steps or Eps means its default; [Zero] means zero.
 type Muon struct {
@@ -104,9 +105,9 @@ const kindMuon = "Muon"
 
 // New returns Muon over params, with its state at zero. It returns an error that names the
 // parameter if one has no rows and columns, if pieces overlap, are malformed or have no Peers
-// although the rest is missing, if a value implements neither [vec.Addressable] nor [vec.MuonVec], if
-// Blocks do not divide the rows, if Method is Gram but rows are cut or a device has them, or if a
-// hyper-parameter is out of range. New is not a collective.
+// although the rest is missing, if a value implements neither [vec.Addressable] nor [vec.MuonVec],
+// if Blocks do not divide the rows, if Method is Gram but rows are cut or a device has them, or if
+// a hyper-parameter is out of range. New is not a collective.
 func (c Muon) New(params []Param) (Optimizer, error) {
 	s := Settings{
 		Kind: kindMuon, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: orDefault(c.Momentum, 0.95), Nesterov: !c.NoNesterov,

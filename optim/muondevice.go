@@ -2,9 +2,9 @@ package optim
 
 import "github.com/gofsdp/gofsdp/optim/vec"
 
-// On a device Muon works on vec.MuonVec. A matrix that the rank has by itself does not leave the device.
-// Ranks exchange matrices in memory of the host, in the same buffers as there. Products are the device's,
-// so bits depend on it, but not on the number of ranks.
+// On a device Muon works on vec.MuonVec. A matrix that the rank has by itself does not leave the
+// device. Ranks exchange matrices in memory of the host, in the same buffers as there. Products are
+// the device's, so bits depend on it, but not on the number of ranks.
 
 // muonVecs returns the values of params if a device has all of them, or nil.
 func muonVecs(params []Param) []vec.MuonVec {
@@ -65,7 +65,8 @@ func (t *muonTeam) orthogonalize(x vec.MuonVec, rows, cols int, eps float64) err
 	return x.Orthogonalize(rows, cols, vec.MuonStep{Steps: t.steps, Eps: eps, A: nsA, B: nsB, C: nsC})
 }
 
-// descendOnDevice makes the update of elements [from, from + n) of piece i, which belong to matrix j.
+// descendOnDevice makes the update of elements [from, from + n) of piece i, which belong to matrix
+// j.
 func (u *muon) descendOnDevice(t *muonTeam, j *muonJob, i int, p *piece, from, n int, decay, rate float64) error {
 	x := t.of(n)
 	var err error

@@ -125,7 +125,8 @@ func (j *muonJob) whole(steps int) float64 {
 	return float64(steps) * (4*l*s*s + 2*s*s*s)
 }
 
-// gram returns the FLOPs of Gram on all ranks' rows, and on one rank. Products of float64 count twice.
+// gram returns the FLOPs of Gram on all ranks' rows, and on one rank. Products of float64 count
+// twice.
 func (j *muonJob) gram(steps int) (rows, small float64) {
 	m, n := float64(j.rows), float64(j.cols)
 	return (4 + 2) * m * n * n, 4 * n * n * n * float64(max(4*steps-3, 0))
@@ -197,8 +198,8 @@ func (j *muonJob) gramTime(t *muonTeam, m Machine) float64 {
 	return (rows+small)/m.FLOPS/n + moved/m.Bandwidth
 }
 
-// gatherSmall replaces Owner by Gather for all matrices if they take less time so: Gather needs fewer
-// messages, but every rank that has part of a matrix computes it whole.
+// gatherSmall replaces Owner by Gather for all matrices if they take less time so: Gather needs
+// fewer messages, but every rank that has part of a matrix computes it whole.
 func (t *muonTeam) gatherSmall(m Machine) {
 	owned, gathered := 2*float64(t.size-1)*m.Latency, m.Latency*float64(t.places)
 	for i := range t.jobs {

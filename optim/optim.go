@@ -17,9 +17,9 @@ import (
 const Zero = math.SmallestNonzeroFloat64
 
 // Param is the piece of a parameter that one rank owns. It may be empty. Value and Grad are memory
-// of the model that must stay in place as long as the optimizer lives. They have the same length and
-// element type, and the same implementation of [Vec] or both are a [vec.Addressable]. Both may be nil
-// in an empty piece.
+// of the model that must stay in place as long as the optimizer lives. They have the same length
+// and element type, and the same implementation of [Vec] or both are a [vec.Addressable]. Both may
+// be nil in an empty piece.
 type Param struct {
 	Name   string // full name of the parameter
 	Shape  []int  // shape of the whole parameter
@@ -59,12 +59,12 @@ type Param struct {
 	// it is nil, the piece must be the whole parameter in Muon.
 	Peers *Peers
 
-	// Alloc, if not nil, allocates the state of a non-empty piece, for example in a file mapped
-	// into memory; nil means the Go heap, and is an error unless Value is a Host. New calls Alloc
-	// once for each state entry and sets the memory to zero. n is the length of Value, or for
-	// state in 8 and 16 bits a little more than a quarter or half of it. Alloc must return n elements of Value's type
-	// and implementation that nothing else uses as long as the optimizer lives. The caller frees
-	// them, also if New then fails.
+	// Alloc, if not nil, allocates the state of a non-empty piece, for example in a file mapped into
+	// memory; nil means the Go heap, and is an error unless Value is a Host. New calls Alloc once for
+	// each state entry and sets the memory to zero. n is the length of Value, or for state in 8 and 16
+	// bits a little more than a quarter or half of it. Alloc must return n elements of Value's type
+	// and implementation that nothing else uses as long as the optimizer lives. The caller frees them,
+	// also if New then fails.
 	Alloc func(n int) (Vec, error)
 }
 

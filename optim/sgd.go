@@ -24,8 +24,8 @@ type SGD struct {
 }
 
 // New returns SGD over params, with its state at zero. It returns an error that names the parameter
-// or the field if pieces overlap or are malformed, if a value does not implement [vec.SGDVec], or if a
-// hyper-parameter is out of range. New retains only the memory and the functions in params.
+// or the field if pieces overlap or are malformed, if a value does not implement [vec.SGDVec], or
+// if a hyper-parameter is out of range. New retains only the memory and the functions in params.
 func (c SGD) New(params []Param) (Optimizer, error) {
 	s := Settings{Kind: kindSGD, LRScale: 1, WeightDecay: c.WeightDecay, Momentum: c.Momentum, Nesterov: c.Nesterov, Bits: c.Bits}
 	if err := s.check(); err != nil {

@@ -176,7 +176,8 @@ func (c *config) validate() error {
 	return errors.Join(errs...)
 }
 
-// runs sets the actual number of ranks: a launcher may have started another number than -ranks says.
+// runs sets the actual number of ranks: a launcher may have started another number than -ranks
+// says.
 func (c *config) runs(ranks int) error {
 	if most := max(ranks, c.virtual); c.batch < most {
 		return fmt.Errorf("-batch %d: want at least a sequence for each of %d ranks", c.batch, most)
@@ -196,8 +197,8 @@ func (c *config) model() *nn.GPT {
 	}
 }
 
-// sharding returns the configuration of fsdp.Wrap: each transformer block is a unit, which is gathered and
-// freed by itself.
+// sharding returns the configuration of fsdp.Wrap: each transformer block is a unit, which is
+// gathered and freed by itself.
 func (c *config) sharding() fsdp.Config {
 	s := fsdp.Config{WrapPolicy: fsdp.WrapTypes(&nn.Block{}), Seed: c.seed, VirtualRanks: c.virtual, Device: c.device}
 	if c.bf16 {
@@ -212,8 +213,8 @@ func (c *config) sharding() fsdp.Config {
 	return s
 }
 
-// rate returns the learning rate when a share of the run is over: a linear rise, then half a cosine down to
-// a tenth.
+// rate returns the learning rate when a share of the run is over: a linear rise, then half a cosine
+// down to a tenth.
 func (c *config) rate(done float64) float64 {
 	ticks := cmp.Or(c.steps, 10000) // without -steps: parts of the time
 	return optim.WarmupCosine(c.lr, c.lr/10, int(c.warmup*float64(ticks)), ticks)(int(done*float64(ticks) + 0.5))

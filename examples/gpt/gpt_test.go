@@ -163,7 +163,8 @@ func TestRunInInt8(t *testing.T) {
 	}
 }
 
-// TestRunInFewerBits trains as well with AdamW's state in 16 bits: the losses differ by less than 0.5 %.
+// TestRunInFewerBits trains as well with AdamW's state in 16 bits: the losses differ by less than
+// 0.5 %.
 func TestRunInFewerBits(t *testing.T) {
 	job := smallJob(t, "-lr", "0.001", "-steps", "200")
 	wide := validations(t, output(t, job))
@@ -184,8 +185,8 @@ func TestMemoryIsAsPlanned(t *testing.T) {
 	require.NotContains(t, out, "sample")
 }
 
-// TestRunsAreReproducible checks that a run has the same bits again, and on other numbers of ranks the same
-// losses up to rounding.
+// TestRunsAreReproducible checks that a run has the same bits again, and on other numbers of ranks
+// the same losses up to rounding.
 func TestRunsAreReproducible(t *testing.T) {
 	job := smallJob(t, "-steps", "8")
 	job[1] = smallJob(t)[1]
@@ -270,7 +271,8 @@ func TestInterruptWhileJoining(t *testing.T) {
 	watch.Wait()
 }
 
-// TestSample compares the text that two ranks write with whole forwards, byte for byte, beyond the context.
+// TestSample compares the text that two ranks write with whole forwards, byte for byte, beyond the
+// context.
 func TestSample(t *testing.T) {
 	for _, more := range [][]string{{}, {"-tokenizer", gpt2}} {
 		testSample(t, smallJob(t, append(more, "-temperature", "0")...))
@@ -322,8 +324,8 @@ func bitsOf(t *testing.T, args []string) string {
 	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
-// TestVirtualRanks: with -virtual a training ends with the same bits on any number of ranks, also where
-// that changes at a checkpoint.
+// TestVirtualRanks: with -virtual a training ends with the same bits on any number of ranks, also
+// where that changes at a checkpoint.
 func TestVirtualRanks(t *testing.T) {
 	few := func(more ...string) []string {
 		return smallJob(t, append([]string{"-dropout", "0.1", "-steps", "8", "-sample-bytes", "0", "-batch", "15"}, more...)...)
@@ -351,8 +353,8 @@ func TestVirtualRanks(t *testing.T) {
 	require.NotEqual(t, want, bitsOf(t, few("-virtual", "8", "-seed", "2")))
 }
 
-// likeliest returns the n bytes, and the rest of a token, with which a model continues a prompt. Each token
-// takes a forward of all tokens that the model sees.
+// likeliest returns the n bytes, and the rest of a token, with which a model continues a prompt.
+// Each token takes a forward of all tokens that the model sees.
 func likeliest(t *testing.T, ctx context.Context, tr *trainer, prompt string, n int) string {
 	all, written := tr.vocab.encode(prompt), []int(nil)
 	seen := all[max(0, len(all)-tr.context/2):]

@@ -1,6 +1,6 @@
-// Gpt trains a language model on your text, over bytes or tokens, sharded over several ranks. By default it
-// trains on the source of the Go standard library for two minutes. It prints a plan, the progress, the curve
-// of the loss and text that the model writes.
+// Gpt trains a language model on your text, over bytes or tokens, sharded over several ranks. By
+// default it trains on the source of the Go standard library for two minutes. It prints a plan, the
+// progress, the curve of the loss and text that the model writes.
 //
 //	go run ./examples/gpt                        # two ranks, about two minutes
 //	go run ./examples/gpt -data ~/notes -size medium -time 10m
@@ -8,22 +8,24 @@
 //	go run ./examples/gpt -virtual 8 -steps 200   # to the last bit as on 8 ranks, or on 1 or 4
 //	go run ./examples/gpt -log run                # writes run/run.svg, run/log.jsonl and events for TensorBoard
 //
-// With -gpu it trains on a GPU, in bfloat16 with -bf16. Without a GPU it names the libraries that it has
-// tried to load, and ends with status 1:
+// With -gpu it trains on a GPU, in bfloat16 with -bf16. Without a GPU it names the libraries that
+// it has tried to load, and ends with status 1:
 //
 //	$ go run ./examples/gpt -gpu -bf16 -size large
 //
-// The ranks are goroutines of one process. Under a launcher the same program is one rank of the launcher's
-// job, and with -gpu each rank computes on the GPU of its place on the host:
+// The ranks are goroutines of one process. Under a launcher the same program is one rank of the
+// launcher's job, and with -gpu each rank computes on the GPU of its place on the host:
 //
 //	go run ./fsdp/fsdprun -n 2 ./examples/gpt                 # processes that share memory
 //	go run ./fsdp/fsdprun -n 2 -transport tcp ./examples/gpt
 //	mpirun -n 2 go run ./examples/gpt
 //
-// Ctrl-C, SIGTERM or SIGHUP on any rank ends the training after the current step, and the program shows the
-// results for the model as it is then. A second Ctrl-C or SIGTERM ends the program at once.
+// Ctrl-C, SIGTERM or SIGHUP on any rank ends the training after the current step, and the program
+// shows the results for the model as it is then. A second Ctrl-C or SIGTERM ends the program at
+// once.
 //
-// On two cores of an AMD EPYC with AVX-512 (2026-11-21, with other files of the text and windows in another order):
+// On two cores of an AMD EPYC with AVX-512 (2026-11-21, with other files of the text and windows in
+// another order):
 //
 //	$ go run ./examples/gpt
 //	…
@@ -73,41 +75,42 @@
 //
 // # Tokens
 //
-// Each byte is a token, unless -tokenizer names a directory with a tokenizer of Hugging Face: tokenizer.json,
-// and tokenizer_config.json with the eos_token that ends a file, or SentencePiece's tokenizer.model. Losses are
-// then in nats per token. Validation losses are also printed per byte, so that a model of tokens can be compared
-// with a model of bytes. -context counts tokens. The text is encoded once, at the start, at one or two megabytes a second.
+// Each byte is a token, unless -tokenizer names a directory with a tokenizer of Hugging Face:
+// tokenizer.json, and tokenizer_config.json with the eos_token that ends a file, or SentencePiece's
+// tokenizer.model. Losses are then in nats per token. Validation losses are also printed per byte,
+// so that a model of tokens can be compared with a model of bytes. -context counts tokens. The text
+// is encoded once, at the start, at one or two megabytes a second.
 //
 // # Saving and resuming
 //
-// With -save the run writes checkpoints into a directory while the training continues, and keeps the last
-// ones. A signal that ends the training writes one more: Ctrl-C, SIGHUP when the terminal closes, and SIGTERM
-// from Slurm, Kubernetes, spot machines and fsdprun (see comm.Interrupt). The same command with -resume
-// continues from the newest checkpoint:
+// With -save the run writes checkpoints into a directory while the training continues, and keeps
+// the last ones. A signal that ends the training writes one more: Ctrl-C, SIGHUP when the terminal
+// closes, and SIGTERM from Slurm, Kubernetes, spot machines and fsdprun (see comm.Interrupt). The
+// same command with -resume continues from the newest checkpoint:
 //
 //	go run ./examples/gpt -time 2h -save ckpt -resume
 //	go run ./examples/gpt -time 2h -save ckpt -resume -ranks 4   # any number of ranks
 //
-// On the same number of ranks it then prints the same losses, to the last bit, as a run without a break. The
-// shape of the model and its tokens must be the same. Other flags that change the result cause a warning. With
-// -interrupted 143 a signal ends the program with a status that tells a scheduler to start it again: package
-// examples/cluster has the files that use it.
+// On the same number of ranks it then prints the same losses, to the last bit, as a run without a
+// break. The shape of the model and its tokens must be the same. Other flags that change the result
+// cause a warning. With -interrupted 143 a signal ends the program with a status that tells a
+// scheduler to start it again: package examples/cluster has the files that use it.
 //
-// -export writes the weights to a file: safetensors with the names and layouts of GPT-2. The model is like GPT-2
-// except for its tokens, its activation ReLU, and its head, which is not tied.
+// -export writes the weights to a file: safetensors with the names and layouts of GPT-2. The model
+// is like GPT-2 except for its tokens, its activation ReLU, and its head, which is not tied.
 //
 // # Reading it
 //
-// Begin with train.go. It uses the library: wrap a model, then forward, backward, clip and step, on every
-// rank, each with its own rows of the batch. The other files are needed by any training:
+// Begin with train.go. It uses the library: wrap a model, then forward, backward, clip and step, on
+// every rank, each with its own rows of the batch. The other files are needed by any training:
 //
 //	config.go  flags
 //	corpus.go  text from files as tokens, and batches of it in an order that the seed decides
 //	state.go   checkpoints, and the weights in a file
 //
-// The rows of a batch depend on the seed and the step, not on the number of ranks, and so do the initial
-// parameters. Two runs with the same flags print the same losses. With -time, the machine decides how many
-// steps they make.
+// The rows of a batch depend on the seed and the step, not on the number of ranks, and so do the
+// initial parameters. Two runs with the same flags print the same losses. With -time, the machine
+// decides how many steps they make.
 package main
 
 import (
@@ -159,8 +162,8 @@ func run(interrupt context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	var stopped atomic.Bool
-	// Until all ranks have joined, interrupt ends the wait for them. Then they have a context of their own: one
-	// that ended in the middle of a step would fail the group instead.
+	// Until all ranks have joined, interrupt ends the wait for them. Then they have a context of their
+	// own: one that ended in the middle of a step would fail the group instead.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(interrupt))
 	defer cancel(nil)
 	joined := context.AfterFunc(interrupt, func() { cancel(errEarly) })

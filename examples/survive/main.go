@@ -1,14 +1,15 @@
-// Survive trains a small model on ranks that may be killed: the others go on, and the losses are the same as
-// without the loss of a rank. Kill one of the processes that it names:
+// Survive trains a small model on ranks that may be killed: the others go on, and the losses are
+// the same as without the loss of a rank. Kill one of the processes that it names:
 //
 //	$ go run ./fsdp/fsdprun -n 4 -replace 1 ./examples/survive
 //	[2] rank 2 of 4 is process 4242, and continues after step 0
 //	…
 //	$ kill -9 4242
 //
-// Each rank keeps the last step in memory, and a copy of its neighbour's part (fsdp.MemoryCheckpoint). When a rank is
-// lost, the calls of the others fail with a comm.RankError. They connect again, together with the process that
-// fsdprun has started in its place, load that step from memory, and repeat the step in which the rank was lost.
+// Each rank keeps the last step in memory, and a copy of its neighbour's part
+// (fsdp.MemoryCheckpoint). When a rank is lost, the calls of the others fail with a comm.RankError.
+// They connect again, together with the process that fsdprun has started in its place, load that
+// step from memory, and repeat the step in which the rank was lost.
 package main
 
 import (

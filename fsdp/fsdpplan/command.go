@@ -21,7 +21,8 @@ const (
 	exitUsage = 2
 )
 
-// Bounds of a plan, which takes less than a minute. A job of package comm has fewer ranks than mostRanks.
+// Bounds of a plan, which takes less than a minute. A job of package comm has fewer ranks than
+// mostRanks.
 const (
 	mostSeq     = 1 << 20
 	mostBatch   = 1 << 16

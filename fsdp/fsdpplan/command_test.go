@@ -274,7 +274,8 @@ func TestPicture(t *testing.T) {
 	require.Equal(t, string(want), out.String(), "go test ./fsdp/fsdpplan -update writes %s", path)
 }
 
-// TestTextFits checks that no edge cuts a label, also if the title is long or the last tick stands at the end.
+// TestTextFits checks that no edge cuts a label, also if the title is long or the last tick stands
+// at the end.
 func TestTextFits(t *testing.T) {
 	for _, total := range []float64{1e-7, 0.02, 0.1, 123, 5000} {
 		for _, memory := range []int{1e6, 8e9, 1e12} {

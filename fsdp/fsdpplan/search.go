@@ -162,8 +162,8 @@ func (q *query) host() int { return max(1, q.cluster.PerHost/q.threads) }
 // smallest is the value of -ranks that searches for a number.
 const smallest = "smallest"
 
-// fewest returns the answer for the fewest hosts on which a setting fits, or nil if any of the answers
-// has one that fits.
+// fewest returns the answer for the fewest hosts on which a setting fits, or nil if any of the
+// answers has one that fits.
 func (q *query) fewest(answers []*answer) (*answer, error) {
 	if slices.ContainsFunc(answers, func(a *answer) bool { return a.fits > 0 }) {
 		return nil, nil
@@ -176,9 +176,10 @@ func (q *query) fewest(answers []*answer) (*answer, error) {
 	return q.answer(ranks)
 }
 
-// smallest returns the ranks of the fewest hosts, at least a number, on which a setting fits, or the most
-// ranks if none fits on any number. More ranks do not need more memory, except for padding. It tries only the
-// settings with the least memory: fully sharded, the smallest micro batch, no prefetch.
+// smallest returns the ranks of the fewest hosts, at least a number, on which a setting fits, or
+// the most ranks if none fits on any number. More ranks do not need more memory, except for
+// padding. It tries only the settings with the least memory: fully sharded, the smallest micro
+// batch, no prefetch.
 func (q *query) smallest(least int) (ranks int, err error) {
 	fits := func(hosts int) bool {
 		s, choices := q.space(hosts*q.host()), []plan.Choice(nil)

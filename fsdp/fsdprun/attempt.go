@@ -79,7 +79,8 @@ func (l *launcher) run(a *attempt, i int, former *rank) error {
 	return nil
 }
 
-// exited records the end of a rank. If it failed, another process replaces it, or else the others end.
+// exited records the end of a rank. If it failed, another process replaces it, or else the others
+// end.
 func (l *launcher) exited(a *attempt, r *rank) {
 	r.reap(a.begin, a.asked)
 	a.running--

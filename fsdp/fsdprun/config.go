@@ -90,8 +90,8 @@ func parse(args []string, cores int, usage io.Writer) (config, error) {
 	return c, errors.Join(c.setRanks(*n, cores), c.setHosts(*rdzv), c.setShow(*show), c.check())
 }
 
-// misplaced describes a flag that places ranks and stands behind the program, which gets it, and not
-// before, or returns "".
+// misplaced describes a flag that places ranks and stands behind the program, which gets it, and
+// not before, or returns "".
 func misplaced(f *flag.FlagSet) string {
 	var before []string
 	f.Visit(func(one *flag.Flag) { before = append(before, one.Name) })

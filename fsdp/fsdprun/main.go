@@ -113,12 +113,13 @@
 // job ends if the program prints it. With -older, Load takes an older
 // checkpoint instead.
 //
-// With -replace k a rank that fails is started again alone, at most k times in a start. The others do not
-// get SIGTERM. Their program calls comm.Reconnect after the error of the lost rank, and the new process, for
-// which comm.FromEnv and comm.Run wait until then, takes the place of the lost one. It gets the state from the
-// others, see fsdp's MemoryCheckpoint. The ranks meet in a directory instead of at a port. When k
-// ranks have been replaced, or no rank of the group is left, the next failure ends the start as usual.
-// This is for one host: with several, -replace is an error.
+// With -replace k a rank that fails is started again alone, at most k times in a start. The others
+// do not get SIGTERM. Their program calls comm.Reconnect after the error of the lost rank, and the
+// new process, for which comm.FromEnv and comm.Run wait until then, takes the place of the lost
+// one. It gets the state from the others, see fsdp's MemoryCheckpoint. The ranks meet in a
+// directory instead of at a port. When k ranks have been replaced, or no rank of the group is left,
+// the next failure ends the start as usual. This is for one host: with several, -replace is an
+// error.
 //
 // With -min and -max the number of ranks changes between starts. The rule:
 //

@@ -129,8 +129,8 @@ func (l *launcher) open(r *rank, again bool) (stdin *os.File, err error) {
 	return stdin, err
 }
 
-// openLog opens the log of a rank. Unless it starts again it moves the log of an earlier job aside. It
-// returns nil if there are no logs.
+// openLog opens the log of a rank. Unless it starts again it moves the log of an earlier job aside.
+// It returns nil if there are no logs.
 func (l *launcher) openLog(number int, again bool) (*os.File, error) {
 	if l.logDir == "" {
 		return nil, nil

@@ -10,11 +10,12 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// patienceForReplaced is how long ranks wait for a process that takes the place of a lost one, unless the user sets it.
+// patienceForReplaced is how long ranks wait for a process that takes the place of a lost one,
+// unless the user sets it.
 const patienceForReplaced = "1m"
 
-// replaced starts a process in the place of a rank that has failed, and reports whether it has. Another rank must have
-// joined the group, so that the process can join it there.
+// replaced starts a process in the place of a rank that has failed, and reports whether it has.
+// Another rank must have joined the group, so that the process can join it there.
 func (l *launcher) replaced(a *attempt, r *rank) bool {
 	joined := func(o *rank) bool { return o.end == nil && o.join == launch.Joined }
 	if a.spares == 0 || r.join != launch.Joined && !r.late || !slices.ContainsFunc(a.ranks, joined) {
@@ -30,7 +31,8 @@ func (l *launcher) replaced(a *attempt, r *rank) bool {
 	return true
 }
 
-// replaceEnviron returns the variables with which a rank and the process in its place find each other.
+// replaceEnviron returns the variables with which a rank and the process in its place find each
+// other.
 func (l *launcher) replaceEnviron(a *attempt, late bool) ([]string, error) {
 	switch {
 	case l.replace == 0:

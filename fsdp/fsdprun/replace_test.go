@@ -17,8 +17,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/launch"
 )
 
-// The rank in the first argument kills itself, unless it is a process that replaces it, or the second argument is "again". With a third argument
-// the other ranks do not connect again.
+// The rank in the first argument kills itself, unless it is a process that replaces it, or the
+// second argument is "again". With a third argument the other ranks do not connect again.
 func init() {
 	scripts["replace"] = func(e launch.Env) int {
 		ctx := context.Background()
@@ -65,7 +65,8 @@ func TestReplaceRank(t *testing.T) {
 	}
 }
 
-// TestReplaceOnce ends all ranks when a second one is killed, and when the program does not connect again.
+// TestReplaceOnce ends all ranks when a second one is killed, and when the program does not connect
+// again.
 func TestReplaceOnce(t *testing.T) {
 	for _, args := range [][]string{{"1", "again"}, {"1", "again", "never"}} {
 		r := begin(t, "replace", strings.NewReader(""), []string{"-n", "2", "-replace", "1"}, args...)

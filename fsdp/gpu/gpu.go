@@ -20,24 +20,24 @@
 // # Guarantees
 //
 // Kernels add in one order, so a training on one GPU has the same bits in every run, and for every
-// Prefetch and InFlight of [fsdp.Config]. So has a training on several GPUs of one kind, with the same
-// version of NCCL, which computes the sums over ranks, except for two cases:
+// Prefetch and InFlight of [fsdp.Config]. So has a training on several GPUs of one kind, with the
+// same version of NCCL, which computes the sums over ranks, except for two cases:
 //
 //   - On hosts whose GPUs are connected by NVSwitch, NCCL may sum in the switches (its algorithms
 //     NVLS and NVLSTree), in the order in which terms arrive.
 //   - NCCL may divide a sum differently if the launch has other sums. Neighbouring reductions share a
 //     launch, and Prefetch and InFlight decide which ones are neighbours.
 //
-// The field Deterministic of Device excludes both. Another number of ranks has other bits, except with
-// VirtualRanks of [fsdp.Config]: then NCCL sums nothing, and the two cases do not arise. Ranks exchange
-// gradients and add them in one order. That takes scratch memory of the size of the largest unit's
-// gradients, which plans count. Another kind of GPU and processors have other bits in any case. Float64 is
-// for checks: it is slow.
+// The field Deterministic of Device excludes both. Another number of ranks has other bits, except
+// with VirtualRanks of [fsdp.Config]: then NCCL sums nothing, and the two cases do not arise. Ranks
+// exchange gradients and add them in one order. That takes scratch memory of the size of the
+// largest unit's gradients, which plans count. Another kind of GPU and processors have other bits
+// in any case. Float64 is for checks: it is slow.
 //
-// Operations without kernels, such as stock operations of Gorgonia without a native one, are an error
-// that names all of them: of Plan of [fsdp.Planner], which needs no GPU, and of the first pass.
-// Operations with slow kernels, such as attention in float32, are in the field Stock of [fsdp.Plan],
-// and the first Forward logs them.
+// Operations without kernels, such as stock operations of Gorgonia without a native one, are an
+// error that names all of them: of Plan of [fsdp.Planner], which needs no GPU, and of the first
+// pass. Operations with slow kernels, such as attention in float32, are in the field Stock of
+// [fsdp.Plan], and the first Forward logs them.
 //
 // A call returns before the GPU has finished its work, unless it returns numbers. So a later call
 // returns the errors of this work, with the pass in which they occurred. The failure of another
@@ -68,17 +68,17 @@ type Device struct {
 	// Timeout is how long collectives may make no progress after every rank has entered them. 0
 	// means 5 minutes. Do not change it while a model is wrapped.
 	Timeout time.Duration
-	// Deterministic gives a training on several GPUs the same bits in every run, and for every Prefetch
-	// and InFlight of fsdp.Config: see Guarantees. Sums over ranks may become slower. Wrap sets the
-	// variable NCCL_ALGO of the process, and returns an error if NCCL was loaded before, or if NCCL_ALGO
-	// allows sums in switches. Set it before Wrap, on all ranks.
+	// Deterministic gives a training on several GPUs the same bits in every run, and for every
+	// Prefetch and InFlight of fsdp.Config: see Guarantees. Sums over ranks may become slower. Wrap
+	// sets the variable NCCL_ALGO of the process, and returns an error if NCCL was loaded before, or
+	// if NCCL_ALGO allows sums in switches. Set it before Wrap, on all ranks.
 	Deterministic bool
 	// CollectiveSMs limits the multiprocessors that collectives of NCCL use at once (its maxCTAs), and
 	// lets products use only the others (SM_COUNT_TARGET of cuBLASLt), if there are several ranks, or
-	// virtual ranks. So
-	// products do not wait for multiprocessors that a collective occupies. It changes how
-	// products and sums over ranks are rounded. 0, the default, sets no limits: the effect on speed is not
-	// yet measured. 16 is a value to try. Set it before Wrap, to the same number on all ranks.
+	// virtual ranks. So products do not wait for multiprocessors that a collective occupies. It
+	// changes how products and sums over ranks are rounded. 0, the default, sets no limits: the effect
+	// on speed is not yet measured. 16 is a value to try. Set it before Wrap, to the same number on
+	// all ranks.
 	CollectiveSMs int
 
 	turns gpu.Turns
@@ -86,11 +86,11 @@ type Device struct {
 
 var _ fsdp.Device = (*Device)(nil)
 
-// OpenLocal opens the GPU of this rank. Under a launcher (see [comm.ConfigFromEnv]) it is the GPU of the
-// rank's place on its host, LocalRank. A process that sees one GPU only opens that one, whatever its
-// place: srun --gpus-per-task=1, CUDA_VISIBLE_DEVICES with one entry, and an instance of a GPU that MIG
-// divides leave one. Without a launcher, ranks are goroutines of this process, and each opens the GPU of
-// its rank in g. Close the Device after the models that compute on it.
+// OpenLocal opens the GPU of this rank. Under a launcher (see [comm.ConfigFromEnv]) it is the GPU
+// of the rank's place on its host, LocalRank. A process that sees one GPU only opens that one,
+// whatever its place: srun --gpus-per-task=1, CUDA_VISIBLE_DEVICES with one entry, and an instance
+// of a GPU that MIG divides leave one. Without a launcher, ranks are goroutines of this process,
+// and each opens the GPU of its rank in g. Close the Device after the models that compute on it.
 func OpenLocal(g comm.Group) (*Device, error) {
 	env, launched, err := launch.Parse(os.Getenv)
 	if err != nil {
@@ -124,8 +124,8 @@ func ordinal(env *launch.Env, visible int) (int, error) {
 	}
 }
 
-// Open opens the GPU with an ordinal, counted from 0, of the GPUs that this process sees. Close it after
-// the models that compute on it.
+// Open opens the GPU with an ordinal, counted from 0, of the GPUs that this process sees. Close it
+// after the models that compute on it.
 func Open(ordinal int) (*Device, error) {
 	d, err := nccl.OpenDevice(ordinal)
 	if err != nil {

@@ -37,7 +37,8 @@ func TestOrdinal(t *testing.T) {
 	}
 }
 
-// TestOpenLocal opens devices of the double: by the launcher's variables, and by the ranks of goroutines.
+// TestOpenLocal opens devices of the double: by the launcher's variables, and by the ranks of
+// goroutines.
 func TestOpenLocal(t *testing.T) {
 	libs := gpudouble.Build(t)
 	require.NoError(t, nccl.LoadCUDA(libs.CUDA))

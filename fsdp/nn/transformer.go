@@ -296,8 +296,8 @@ func (m *logits) Build(b *fsdp.Builder, in ...*gorgonia.Node) (gorgonia.Nodes, e
 
 // GPT is a decoder-only transformer language model with learned positions (GPT-2, Radford et al.,
 // 2019). Its batch is tokens and targets, ints [B, T]; its results are the loss and the logits [B,
-// T, Vocab]. A target of IgnoreTarget does not count. With Packed a third tensor has positions. Package
-// generate writes with it.
+// T, Vocab]. A target of IgnoreTarget does not count. With Packed a third tensor has positions.
+// Package generate writes with it.
 //
 // Parameters: wte.weight [Vocab, Dim], wpe.weight [Context, Dim], blocks.i.*, lnf.weight and
 // lnf.bias [Dim] and, unless Tied, head.weight [Vocab, Dim]. LoRA adds the parameters of each

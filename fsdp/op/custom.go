@@ -23,10 +23,10 @@ import (
 // in one process run at the same time. An error or a panic in a kernel is an error of the pass,
 // which names the rank, the call and the operation.
 //
-// A Custom runs on processors only: a program cannot add kernels for GPUs, which are compiled with this
-// library (internal/gpu). With Config.Device, Plan of fsdp.Planner and the first pass return an error
-// that names the operation. Other operations of this package have kernels for GPUs: compose it of them,
-// or of operations of Gorgonia that the same plan accepts.
+// A Custom runs on processors only: a program cannot add kernels for GPUs, which are compiled with
+// this library (internal/gpu). With Config.Device, Plan of fsdp.Planner and the first pass return
+// an error that names the operation. Other operations of this package have kernels for GPUs:
+// compose it of them, or of operations of Gorgonia that the same plan accepts.
 //
 // A graph distinguishes two Customs with the same name. A module is recognised by its type and
 // fields, not by its Build, so its Customs must depend on nothing else. A Custom that is made anew

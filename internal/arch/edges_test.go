@@ -269,8 +269,8 @@ func TestEdges(t *testing.T) {
 	}
 }
 
-// TestExamplesCanBeCopied checks that examples need no package that other modules cannot import, so that a
-// copy of an example builds anywhere.
+// TestExamplesCanBeCopied checks that examples need no package that other modules cannot import, so
+// that a copy of an example builds anywhere.
 func TestExamplesCanBeCopied(t *testing.T) {
 	for _, f := range sources(t, func(f *file) bool { return product(f) && strings.HasPrefix(f.dir, "examples/") }) {
 		for _, i := range f.imports() {

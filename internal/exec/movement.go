@@ -49,8 +49,8 @@ func replaceTranspose(n *G.Node, kids []*G.Node) (*G.Node, error) {
 	return NewView(kids[0], 0, n.Shape()...)
 }
 
-// Slice is the attribute of KindSlice and of KindSliceGrad: the elements from Start on along an axis,
-// Step apart.
+// Slice is the attribute of KindSlice and of KindSliceGrad: the elements from Start on along an
+// axis, Step apart.
 type Slice struct{ Axis, Start, Step int }
 
 var sliceRow = &Row{
@@ -203,8 +203,8 @@ func addSlices(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Nod
 }
 
 // addResults merges sums with operations that can add their result (Row.Added), or the first of
-// their results, if no other node needs that result. The merged operation rounds once, where the sum
-// rounds a second time.
+// their results, if no other node needs that result. The merged operation rounds once, where the
+// sum rounds a second time.
 func (tr *trace) addResults() error {
 	roots := []G.Nodes{tr.outs, tr.updates, tr.gradIn, tr.gradParam}
 	merged := make(map[*G.Node]*G.Node) // by operation of several results

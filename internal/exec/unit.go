@@ -299,8 +299,8 @@ func (c *compiler) compileBackward() (*Program, error) {
 }
 
 // target makes the gradient n end up at to. It is computed there if possible, else copied. A value
-// that is added to the contents of to, or rounded there, must have no other use, since no other node
-// could read it.
+// that is added to the contents of to, or rounded there, must have no other use, since no other
+// node could read it.
 func (c *compiler) target(a *assembler, uses map[*G.Node]int, n *G.Node, to Operand, acc bool, none []copyTo) []copyTo {
 	if n == nil {
 		if !acc {

@@ -86,8 +86,8 @@ func (a *attention) split(o exec.Operand) (q, k, v address) {
 // size returns the bytes of a value that the kernels read and write.
 func (b *builder) size() int { return map[string]int{"bf16": 2, "f32": 4, "f64": 8}[b.kind] }
 
-// padded returns the number of columns to which the kernels with tensor cores pad the heads. If they
-// do not support the values, it returns 0 and the reason.
+// padded returns the number of columns to which the kernels with tensor cores pad the heads. If
+// they do not support the values, it returns 0 and the reason.
 func (a *attention) padded(kind string) (columns int, why string) {
 	offsets := a.q.offset | a.k.offset | a.v.offset
 	for _, o := range a.rest {

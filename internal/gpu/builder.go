@@ -63,7 +63,8 @@ func Slow(in *exec.Instr) string {
 	return b.slow
 }
 
-// missing is the error of a program with operations that have no kernels. It is [errors.ErrUnsupported].
+// missing is the error of a program with operations that have no kernels. It is
+// [errors.ErrUnsupported].
 type missing []string
 
 func (m missing) Error() string {

@@ -160,8 +160,8 @@ func linearLoss(b *builder, in *exec.Instr) error {
 	return h.losses(in, 0, func() error { return nil })
 }
 
-// losses writes dx, the losses and their lse. behind elements follow them, which backward computes in
-// training. It computes products with the gradients of the logits.
+// losses writes dx, the losses and their lse. behind elements follow them, which backward computes
+// in training. It computes products with the gradients of the logits.
 func (h *head) losses(in *exec.Instr, behind int, backward func() error) error {
 	losses, lse := tail(in.Out, 2*h.n+behind), tail(in.Out, h.n+behind)
 	h.step(&zeroing{operandAddress(in.Out), h.n * h.d * h.element, true})

@@ -165,8 +165,8 @@ func TestLinearLoss(t *testing.T) {
 	})
 }
 
-// TestEarlyLossHasThreeProducts: of the logits, of dx and of the gradient of the weight. In training
-// nothing is set to zero, and in evaluation only the logits are computed.
+// TestEarlyLossHasThreeProducts: of the logits, of dx and of the gradient of the weight. In
+// training nothing is set to zero, and in evaluation only the logits are computed.
 func TestEarlyLossHasThreeProducts(t *testing.T) {
 	m := gputest.New(t)
 	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}
@@ -227,8 +227,8 @@ func trained(u *use) (ins []exec.Instr, frames []*exec.Frame) {
 }
 
 // TestProductFailures lets every call of cuBLASLt fail once, each time it is made, and what else
-// products need of the device. Programs are not compiled then, or not run, or the engine is not closed,
-// and nothing is left behind.
+// products need of the device. Programs are not compiled then, or not run, or the engine is not
+// closed, and nothing is left behind.
 func TestProductFailures(t *testing.T) {
 	m := gputest.New(t)
 	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}
@@ -271,8 +271,8 @@ func TestProductFailures(t *testing.T) {
 	}
 }
 
-// TestProductAllocatesNothing counts what runs of a product allocate, once its plans are made, where
-// its operands and its bias lie well and where they do not.
+// TestProductAllocatesNothing counts what runs of a product allocate, once its plans are made,
+// where its operands and its bias lie well and where they do not.
 func TestProductAllocatesNothing(t *testing.T) {
 	m := gputest.New(t)
 	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}

@@ -14,8 +14,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/ops"
 )
 
-// TestNorms has rows of a part of a warp up to the longest that the fastest kernels have, and longer
-// ones, and more rows than a sum has parts.
+// TestNorms has rows of a part of a warp up to the longest that the fastest kernels have, and
+// longer ones, and more rows than a sum has parts.
 func TestNorms(t *testing.T) {
 	property(t, func(rt *rapid.T, u *use) {
 		n, d := extent(rt, "n"), extent(rt, "d", 256)
@@ -48,8 +48,8 @@ func TestNorms(t *testing.T) {
 	})
 }
 
-// TestNormsFarFromZero has rows whose mean is large beside what they differ by, of one value, and with
-// a NaN.
+// TestNormsFarFromZero has rows whose mean is large beside what they differ by, of one value, and
+// with a NaN.
 func TestNormsFarFromZero(t *testing.T) {
 	property(t, func(_ *rapid.T, u *use) {
 		const n, d = 3, 40

@@ -84,8 +84,9 @@ func (c *Control) Calls(function string) int { return c.number(c.calls, function
 // Live returns the number of live objects of a kind: "memory", "bytes" of it, "host" (pinned
 // memory), "stream", "event", "module", "context" of the double of libcuda. Its "instructions" are
 // the instructions that kernels have executed, counted for each lane. Sums since the beginning are
-// "CTAs", the largest numbers of thread blocks of communicators, "NVLS", the communicators made without
-// NCCL_ALGO=^NVLS,NVLSTree, and "multiprocessors", for which products of cuBLASLt were planned.
+// "CTAs", the largest numbers of thread blocks of communicators, "NVLS", the communicators made
+// without NCCL_ALGO=^NVLS,NVLSTree, and "multiprocessors", for which products of cuBLASLt were
+// planned.
 func (c *Control) Live(what string) int { return c.number(c.live, what) }
 
 func (c *Control) number(f unsafe.Pointer, name string) int {

@@ -32,8 +32,8 @@ func drawPositions(t *rapid.T, rows, length int) (positions []int) {
 	return positions
 }
 
-// TestAttentionDocuments compares documents that share rows with documents that are alone: they have
-// the same bits, and take no memory.
+// TestAttentionDocuments compares documents that share rows with documents that are alone: they
+// have the same bits, and take no memory.
 func TestAttentionDocuments(t *testing.T) {
 	for _, causal := range []bool{true, false} {
 		for _, window := range []int{0, 9} {

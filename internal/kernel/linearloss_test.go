@@ -50,8 +50,8 @@ func drawBias[T Float](t *rapid.T, src *source[T], classes int) []T {
 }
 
 // slopeErrors bounds the error of a bias's gradient that comes from the slopes of all rows: a
-// probability near 1 is off by its last place.
-// With one class all probabilities are 1, all errors have one sign, and the slopes themselves cancel.
+// probability near 1 is off by its last place. With one class all probabilities are 1, all errors
+// have one sign, and the slopes themselves cancel.
 func slopeErrors[T Float](dlosses []T) (sum float64) {
 	for _, d := range dlosses {
 		sum += tolerance[T]() / 40 * math.Abs(float64(d))

@@ -25,7 +25,8 @@ const Trace = "FSDP_TRACE"
 // Hashes is the variable for fsdp.HashDir in Config.Observers.
 const Hashes = "FSDP_HASHES"
 
-// Stragglers is the variable that names a directory for the totals of fsdp.Profile in Config.Observers.
+// Stragglers is the variable that names a directory for the totals of fsdp.Profile in
+// Config.Observers.
 const Stragglers = "FSDP_STRAGGLERS"
 
 // JoinRunning and Replace are the variables for Join and ReplaceTimeout of comm.Config.

@@ -81,8 +81,8 @@ func (m *Mesh) listenEach(resolve func(string) (string, error), listen func(cont
 	return nil
 }
 
-// Address returns the IP address of the first interface that listen names, as in [Config.Listen], on the network
-// of ctx.
+// Address returns the IP address of the first interface that listen names, as in [Config.Listen],
+// on the network of ctx.
 func Address(ctx context.Context, listen string) (string, error) {
 	first, _, _ := strings.Cut(listen, ",")
 	if store.NetworkOf(ctx) != nil {

@@ -236,8 +236,8 @@ func TestBuffersMoveBySmallSteps(t *testing.T) {
 	}
 }
 
-// TestGradientsOfParametersAreFloat32 computes them by operations of Gorgonia's own, one as the sum of
-// two: they are not rounded to bfloat16.
+// TestGradientsOfParametersAreFloat32 computes them by operations of Gorgonia's own, one as the sum
+// of two: they are not rounded to bfloat16.
 func TestGradientsOfParametersAreFloat32(t *testing.T) {
 	params := []exec.Param{{Name: "w", Shape: []int{3, 5}}, {Name: "gain", Shape: []int{5}}}
 	build := func(b *exec.Builder, x *G.Node) *G.Node {

@@ -15,8 +15,8 @@ import (
 
 func init() { operations = append(operations, losses...) }
 
-// linearLoss takes x, weight and, if there are four arguments, bias, then targets, rowLoss logits and
-// targets.
+// linearLoss takes x, weight and, if there are four arguments, bias, then targets, rowLoss logits
+// and targets.
 func linearLoss(l kernel.Loss) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 		if len(x) == 4 {
@@ -38,8 +38,8 @@ func rowLoss(l kernel.Loss) function {
 	return func(_ *exec.Builder, x []*G.Node) (*G.Node, error) { return ops.SmoothCrossEntropy(x[0], x[1], l) }
 }
 
-// pair takes x, a constant target of the numbers of the second input and, if there is a third, which of
-// them count: those where it is positive.
+// pair takes x, a constant target of the numbers of the second input and, if there is a third,
+// which of them count: those where it is positive.
 func pair(f func(x, target, weight *G.Node) (*G.Node, error)) function {
 	return func(b *exec.Builder, x []*G.Node) (*G.Node, error) {
 		target, weight := must(ops.Sigmoid(must(G.HadamardProd(x[1], b.Const(0))))), (*G.Node)(nil)
@@ -65,8 +65,8 @@ var losses = []operation{
 	{"smooth loss", [][]int{{2, 3, 5}}, []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, rowLoss(kernel.Loss{Ignore: -1, Smoothing: 0.1, Z: 0.01})},
 }
 
-// TestLinearLossEqualsItsParts compares the loss of a linear layer with that of its logits, gradients
-// included, and the plain one with CrossEntropy.
+// TestLinearLossEqualsItsParts compares the loss of a linear layer with that of its logits,
+// gradients included, and the plain one with CrossEntropy.
 func TestLinearLossEqualsItsParts(t *testing.T) {
 	for _, l := range []kernel.Loss{{Ignore: -1}, {Ignore: 2, Smoothing: 0.2, Z: 1e-3}} {
 		targets, shape := []float64{4, 2, 0, 2, 1, 3}, []int{2, 3}

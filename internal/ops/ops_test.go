@@ -118,8 +118,8 @@ func convolution(c exec.Conv) function {
 	}
 }
 
-// sumsOfProducts returns x + x·weightᵀ + bias + x·otherᵀ, so that its gradient with respect to x is a
-// sum, too.
+// sumsOfProducts returns x + x·weightᵀ + bias + x·otherᵀ, so that its gradient with respect to x is
+// a sum, too.
 func sumsOfProducts(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 	y, err := ops.Linear(x[0], x[1], x[2])
 	if err != nil {

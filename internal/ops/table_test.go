@@ -126,7 +126,8 @@ func narrowed(v exec.Value) exec.Value {
 	return exec.Value{Shape: v.Shape, DType: tensor.Float32, Bytes: exec.Bytes(s)}
 }
 
-// trials returns the trial of an operation, and the same for a device if it has another program there.
+// trials returns the trial of an operation, and the same for a device if it has another program
+// there.
 func trials(t *testing.T, op operation) []*exectest.Trial {
 	t.Helper()
 	tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
@@ -144,8 +145,8 @@ func kinds(p *exec.Program) (list []exec.Kind) {
 	return list
 }
 
-// TestEarlyLoss: a device computes the logits of a loss once if the weight or the bias is trained, and
-// not the gradient of the weight if neither is.
+// TestEarlyLoss: a device computes the logits of a loss once if the weight or the bias is trained,
+// and not the gradient of the weight if neither is.
 func TestEarlyLoss(t *testing.T) {
 	for _, shapes := range [][][]int{{{2, 3, 4}, {5, 4}}, {{2, 3, 4}, {5, 4}, {5}}} {
 		host := trial(t, linearLoss(kernel.Loss{Ignore: -1}), []float64{4, -1, 0, 2, 2, -1}, []int{2, 3}, shapes...)
@@ -178,7 +179,8 @@ func TestEarlyLoss(t *testing.T) {
 	}
 }
 
-// TestSumsOfNorms: on a device the gradient of a norm adds to another value, once for all its results.
+// TestSumsOfNorms: on a device the gradient of a norm adds to another value, once for all its
+// results.
 func TestSumsOfNorms(t *testing.T) {
 	for _, op := range operations {
 		if op.name != "sums of layer norms" && op.name != "sums of rms norms" {

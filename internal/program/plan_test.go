@@ -323,8 +323,8 @@ func TestPlanOfAChain(t *testing.T) {
 	require.Equal(t, -1, plan.Lookup(GroupParams, 3, 0), "there is no such group")
 }
 
-// TestSecondCopy plans a group that is gathered twice: the first wait keeps a piece of what has come,
-// the last one drops it, and the second gather is over fewer ranks.
+// TestSecondCopy plans a group that is gathered twice: the first wait keeps a piece of what has
+// come, the last one drops it, and the second gather is over fewer ranks.
 func TestSecondCopy(t *testing.T) {
 	p := compiled(t, chain(3).each(func(g *Group) { g.Second = 2 }), Options{Prefetch: 1})
 	same := GroupSizes{Params: 100, Grads: 100, ParamsWire: 100, GradsWire: 100, SumsWire: 100}

@@ -24,8 +24,9 @@ import (
 var lengths = []int{0, 1, 37, 1<<16 + 1}
 
 // TestVec checks that the vectors that alloc returns keep the contract of [optim.Vec] and, if they
-// implement them, the contracts of [vec.AdamVec], [vec.Adam8Vec], [vec.SGDVec], [vec.BFloat16Vec] and
-// [vec.MuonVec]. alloc returns n elements of float32 or float64, with any contents, in new memory of one device.
+// implement them, the contracts of [vec.AdamVec], [vec.Adam8Vec], [vec.SGDVec], [vec.BFloat16Vec]
+// and [vec.MuonVec]. alloc returns n elements of float32 or float64, with any contents, in new
+// memory of one device.
 func TestVec(t *testing.T, alloc func(n int, float64s bool) optim.Vec) {
 	for _, float64s := range []bool{false, true} {
 		for _, n := range lengths {
@@ -154,7 +155,8 @@ func (k *kit) refusals(t *testing.T) {
 	require.Equal(t, want, k.copyOf(t, v))
 }
 
-// swap checks that Swap, if there is one, exchanges the elements of two slices, after earlier operations.
+// swap checks that Swap, if there is one, exchanges the elements of two slices, after earlier
+// operations.
 func (k *kit) swap(t *testing.T) {
 	if _, ok := k.alloc(k.n, k.float64s).(interface{ Swap(optim.Vec) error }); !ok {
 		return
@@ -213,8 +215,8 @@ func rules(bits int) []optim.Rule {
 	return []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: &bits}}
 }
 
-// packed checks the update of an optimizer whose state has fewer bits, on a piece that begins inside a
-// block of 8-bit state.
+// packed checks the update of an optimizer whose state has fewer bits, on a piece that begins
+// inside a block of 8-bit state.
 func (k *kit) packed(t *testing.T, config interface {
 	New([]optim.Param) (optim.Optimizer, error)
 }) {
@@ -278,8 +280,8 @@ func (k *kit) sgd(t *testing.T) {
 	}
 }
 
-// muon compares steps of Muon with those on a Host. Momentum has the same bits. Products may add in another
-// order.
+// muon compares steps of Muon with those on a Host. Momentum has the same bits. Products may add in
+// another order.
 func (k *kit) muon(t *testing.T, config optim.Muon, rows, cols int) {
 	k.n = rows * cols
 	h, v := k.operands(t, 2)

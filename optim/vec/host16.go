@@ -7,14 +7,14 @@ import (
 	kernel "github.com/gofsdp/gofsdp/internal/kernel/vec"
 )
 
-// Host16 is a [Vec] of float32 in ordinary memory that stores bfloat16: the values of a parameter and
-// its gradient, in half the memory of a [Host]. Read widens the numbers. Write rounds to the nearest,
-// ties to even. Numbers that were read become the same bits again.
+// Host16 is a [Vec] of float32 in ordinary memory that stores bfloat16: the values of a parameter
+// and its gradient, in half the memory of a [Host]. Read widens the numbers. Write rounds to the
+// nearest, ties to even. Numbers that were read become the same bits again.
 //
-// An update computes in float32 and rounds the new values at random, with the Round of its step: see
-// [Rounding]. So the rounding errors of many steps cancel, where rounding to the nearest would lose
-// every change of less than 0.2 to 0.4 % of a value. The state of the optimizer is in Hosts, in
-// float32 or in the format of [BFloat16Vec].
+// An update computes in float32 and rounds the new values at random, with the Round of its step:
+// see [Rounding]. So the rounding errors of many steps cancel, where rounding to the nearest would
+// lose every change of less than 0.2 to 0.4 % of a value. The state of the optimizer is in Hosts,
+// in float32 or in the format of [BFloat16Vec].
 type Host16 struct{ elements []half.BFloat16 }
 
 // NewHost16 returns a Host16 in this memory. It is for this library.

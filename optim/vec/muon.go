@@ -1,7 +1,8 @@
 package vec
 
-// MuonVec is a [Vec] with the parts of the update of optim.Muon, for memory that is not [Addressable].
-// The arguments have the type and implementation of the receiver, and share no memory with it.
+// MuonVec is a [Vec] with the parts of the update of optim.Muon, for memory that is not
+// [Addressable]. The arguments have the type and implementation of the receiver, and share no
+// memory with it.
 type MuonVec interface {
 	Vec
 	// Momentum updates momentum b by gradient g, and sets the elements to the direction that follows,
@@ -15,7 +16,8 @@ type MuonVec interface {
 }
 
 // MuonStep holds the numbers of the Newton-Schulz iteration: each step replaces X by a polynomial,
-// A·X + B·X³ + C·X⁵, where X³ is X·Xᵀ·X. X is divided by its norm first, or by Eps if that is larger.
+// A·X + B·X³ + C·X⁵, where X³ is X·Xᵀ·X. X is divided by its norm first, or by Eps if that is
+// larger.
 type MuonStep struct {
 	Steps   int
 	Eps     float64

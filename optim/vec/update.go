@@ -53,10 +53,10 @@ func (s *AdamStep) hyper(factor float64) kernel.AdamHyper {
 // Adam8Vec is an [AdamVec] with the update of optim.Adam and optim.AdamW for 8-bit moments.
 type Adam8Vec interface {
 	AdamVec
-	// Adam8 is Adam with 8-bit moments m and v, in the format of optim.Blockwise, for the elements from
-	// offset on of a parameter. m and v are vectors of float32. They contain 4 bytes for each block
-	// that p overlaps, its largest magnitude, and then one byte for each element, its code, padded
-	// to a multiple of 4 bytes. m has codes of numbers of both signs, v codes of non-negative
+	// Adam8 is Adam with 8-bit moments m and v, in the format of optim.Blockwise, for the elements
+	// from offset on of a parameter. m and v are vectors of float32. They contain 4 bytes for each
+	// block that p overlaps, its largest magnitude, and then one byte for each element, its code,
+	// padded to a multiple of 4 bytes. m has codes of numbers of both signs, v codes of non-negative
 	// numbers.
 	Adam8(g, m, v Vec, offset int, s AdamStep) error
 }
@@ -71,10 +71,10 @@ func (h Host) Adam8(g, m, v Vec, offset int, s AdamStep) error {
 	return nil
 }
 
-// BFloat16Vec is a [Vec] of float32 with the updates of optim.Adam, optim.AdamW and optim.SGD for state
-// in bfloat16, in the format of optim.BFloat16. State is a vector of float32 with the length of p / 2,
-// rounded up. It contains 2 bytes for each element. If their number is odd, 2 bytes follow that an
-// update does not change.
+// BFloat16Vec is a [Vec] of float32 with the updates of optim.Adam, optim.AdamW and optim.SGD for
+// state in bfloat16, in the format of optim.BFloat16. State is a vector of float32 with the length
+// of p / 2, rounded up. It contains 2 bytes for each element. If their number is odd, 2 bytes
+// follow that an update does not change.
 type BFloat16Vec interface {
 	AdamVec
 	SGDVec
@@ -86,8 +86,8 @@ type BFloat16Vec interface {
 
 // Rounding determines how the updates of a [BFloat16Vec] round a number between two values of
 // bfloat16, so that the expected result is the number: they add 16 random bits to its lower 16
-// bits, and clear these. A carry rounds away from zero. NaN does not change. The bits for element i are
-// the upper half of the hash of a counter and two keys, with arithmetic modulo 2³² and 2⁶⁴:
+// bits, and clear these. A carry rounds away from zero. NaN does not change. The bits for element i
+// are the upper half of the hash of a counter and two keys, with arithmetic modulo 2³² and 2⁶⁴:
 //
 //	j = Offset + i, as 64 bits
 //	k = mix64(Key ^ mix64(j >> 32))              mix64: SplitMix64
@@ -132,7 +132,8 @@ type SGDVec interface {
 	SGD(g, b Vec, s SGDStep) error
 }
 
-// SGDStep holds the numbers of one update by an [SGDVec]. EMA of package optim uses negative LR and WeightDecay.
+// SGDStep holds the numbers of one update by an [SGDVec]. EMA of package optim uses negative LR and
+// WeightDecay.
 type SGDStep struct {
 	LR, WeightDecay float64
 	Momentum        float64

@@ -1,17 +1,17 @@
-// Package vec holds the vectors that optimizers update: the contract for authors of devices. Package
-// optimtest tests implementations. Users of optimizers need [Host] only.
+// Package vec holds the vectors that optimizers update: the contract for authors of devices.
+// Package optimtest tests implementations. Users of optimizers need [Host] only.
 package vec
 
 import "fmt"
 
-// Vec is a vector of float32 or float64 that an optimizer works on. A Vec of float32 may store bfloat16, see
-// [Is16]. Its memory may be out of reach,
-// such as a device's: callers access it through Read and Write only. [Host] is a Vec in ordinary
-// memory. Package optimtest tests implementations.
+// Vec is a vector of float32 or float64 that an optimizer works on. A Vec of float32 may store
+// bfloat16, see [Is16]. Its memory may be out of reach, such as a device's: callers access it
+// through Read and Write only. [Host] is a Vec in ordinary memory. Package optimtest tests
+// implementations.
 //
-// The updates of each optimizer are an interface of their own: [AdamVec], [SGDVec]. Only the values of
-// parameters need it. New of the optimizer checks for it once and returns an error that names the
-// parameter if it is missing. So a new kind of optimizer does not make Vec larger.
+// The updates of each optimizer are an interface of their own: [AdamVec], [SGDVec]. Only the values
+// of parameters need it. New of the optimizer checks for it once and returns an error that names
+// the parameter if it is missing. So a new kind of optimizer does not make Vec larger.
 //
 // Ownership: a Vec is a view. The allocator of the memory frees it when no Vec of it is in use any
 // more. Slices share the memory. Read and Write keep nothing of their arguments.
@@ -21,10 +21,10 @@ import "fmt"
 // has, so it is the only method that waits for a device. A Vec may even delay updates, to do many
 // at once, until any other method of a Vec of its memory is called. If a Vec has the method Flush()
 // error, Step calls it when all pieces are updated, and the delayed updates begin. If a Vec has the
-// method Swap(Vec) error, which exchanges its elements with the elements of a Vec of the same length,
-// type and implementation, optim.Swap calls it in place of Read and Write. If a gradient in ordinary
-// memory has the method Scaled() (Host, float64), the updates of a Host call it: the gradient is the
-// Host times the number.
+// method Swap(Vec) error, which exchanges its elements with the elements of a Vec of the same
+// length, type and implementation, optim.Swap calls it in place of Read and Write. If a gradient in
+// ordinary memory has the method Scaled() (Host, float64), the updates of a Host call it: the
+// gradient is the Host times the number.
 //
 // Errors: a method may also return the failure of an earlier call, for example if a device is lost.
 // Afterwards the contents are undefined.

@@ -31,8 +31,8 @@ func (m *Membership) Index(id string) int {
 	return slices.IndexFunc(m.Members, func(o Member) bool { return o.ID == id })
 }
 
-// next returns the membership after m: the members that remain, in order, and processes that join. These take the places
-// of the others first, and then the places behind all.
+// next returns the membership after m: the members that remain, in order, and processes that join.
+// These take the places of the others first, and then the places behind all.
 func (m *Membership) next(remains func(i int) bool, joining []Member) *Membership {
 	slices.SortFunc(joining, func(a, b Member) int {
 		if a.Rank != b.Rank {

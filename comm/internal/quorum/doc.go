@@ -4,16 +4,16 @@
 //	n.Begin(quorum.Membership{Members: members})                            // the first membership, number 0
 //	m, err := n.Next(ctx, 1)                                                // after a loss: the ranks of the next group
 //
-// A membership is a list of processes. Memberships have numbers: 0 is the membership of the first group. The members
-// of membership k-1 agree on membership k with single-decree Paxos (L. Lamport, Paxos Made Simple, 2001): every
-// member is an acceptor, and the first member that lives proposes.
+// A membership is a list of processes. Memberships have numbers: 0 is the membership of the first
+// group. The members of membership k-1 agree on membership k with single-decree Paxos (L. Lamport,
+// Paxos Made Simple, 2001): every member is an acceptor, and the first member that lives proposes.
 //
 // # Messages
 //
-// Each process has an address, at which it answers as long as it is part of the job, whether it waits in Next or
-// not. A connection has one request, with the number k of a membership and the latest membership of the sender, and one answer. A
-// process that has not answered sends an empty answer every 5 s. The other end treats a process that is silent for
-// 20 s as lost.
+// Each process has an address, at which it answers as long as it is part of the job, whether it
+// waits in Next or not. A connection has one request, with the number k of a membership and the
+// latest membership of the sender, and one answer. A process that has not answered sends an empty
+// answer every 5 s. The other end treats a process that is silent for 20 s as lost.
 //
 //	await    k       answered when the process waits for k in Next
 //	follow   k       answered when the process has k; this answer and the last one, and empty ones, name processes that wait to join
@@ -23,8 +23,9 @@
 //	guard    k       answered when the process does not form k any more
 //	enter            answered when the process that asks is in a membership
 //
-// A process that has membership k or a later one answers every request about k with it. The membership in a request
-// brings a process up to date that has an earlier one. So the proposer need not send its decision: the others follow it.
+// A process that has membership k or a later one answers every request about k with it. The
+// membership in a request brings a process up to date that has an earlier one. So the proposer need
+// not send its decision: the others follow it.
 //
 // # States
 //
@@ -35,19 +36,22 @@
 //	                           ▼
 //	                        left: k does not have this process, there is no majority, or time is up
 //
-// A waiting process follows the first member before it that lives. If there is none, it proposes: it awaits all
-// other members, until each waits, or is lost. A member that lives and does not wait is lost after half of
-// Config.Limit. Membership k is then the waiting processes, in their old order.
+// A waiting process follows the first member before it that lives. If there is none, it proposes:
+// it awaits all other members, until each waits, or is lost. A member that lives and does not wait
+// is lost after half of Config.Limit. Membership k is then the waiting processes, in their old
+// order.
 //
 // # Majority
 //
-// A set of members can decide if it has more than half of them, or half of them and the first member, or if all
-// others are certainly dead. A process on this host's loopback interface is certainly dead if nothing listens
-// at its address. Other processes that do not answer may live in another part of a network that is cut.
+// A set of members can decide if it has more than half of them, or half of them and the first
+// member, or if all others are certainly dead. A process on this host's loopback interface is
+// certainly dead if nothing listens at its address. Other processes that do not answer may live in
+// another part of a network that is cut.
 //
-// Two sets that can decide have a member in common, or the members of one of them are dead. The second case needs
-// two rules. A proposer accepts its own value before it asks others to, so a live process that may decide has accepted.
-// And a process that has promised a higher ballot ignores a decision that a dead process may have sent.
+// Two sets that can decide have a member in common, or the members of one of them are dead. The
+// second case needs two rules. A proposer accepts its own value before it asks others to, so a live
+// process that may decide has accepted. And a process that has promised a higher ballot ignores a
+// decision that a dead process may have sent.
 //
 // # Crashes
 //
@@ -60,5 +64,6 @@
 //   - A process is stopped, or cut off, and returns: it asks, or is asked, and learns the latest membership. If
 //     this does not have the process, Next fails with ErrExcluded.
 //
-// State is in memory only: a process that has died never returns, and a process started in its place is another one.
+// State is in memory only: a process that has died never returns, and a process started in its
+// place is another one.
 package quorum

@@ -28,8 +28,8 @@ func (n *Node) Meeting(ctx context.Context, m Membership) (string, error) {
 	return r.Address, nil
 }
 
-// Enter asks the members of m to let this process in. It returns the first membership that has it, or an error
-// when none of the members answers.
+// Enter asks the members of m to let this process in. It returns the first membership that has it,
+// or an error when none of the members answers.
 func (n *Node) Enter(ctx context.Context, m Membership) (Membership, error) {
 	ctx, cancel := n.until(ctx, 0)
 	defer cancel()
@@ -48,8 +48,8 @@ func (n *Node) Enter(ctx context.Context, m Membership) (Membership, error) {
 	return Membership{}, errors.Join(errs...)
 }
 
-// Guard watches the next rank of m and its first rank, until done is called, and calls lost if one of them has ended, does
-// not answer, or does not form the group of m any more.
+// Guard watches the next rank of m and its first rank, until done is called, and calls lost if one
+// of them has ended, does not answer, or does not form the group of m any more.
 func (n *Node) Guard(ctx context.Context, m Membership, lost func(error)) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var guards sync.WaitGroup

@@ -18,8 +18,9 @@ var errAbsent = errors.New("it lives, but has not called Reconnect")
 // errDone is why requests end when there is a decision.
 var errDone = errors.New("decided")
 
-// Next returns the membership with a number, or a later one, which has this process. It decides on it with the
-// other members, if need be. After an error the process cannot take part any more: the caller calls Close.
+// Next returns the membership with a number, or a later one, which has this process. It decides on
+// it with the other members, if need be. After an error the process cannot take part any more: the
+// caller calls Close.
 func (n *Node) Next(ctx context.Context, number int) (Membership, error) {
 	n.mu.Lock()
 	n.wanted = max(n.wanted, number)
@@ -57,7 +58,8 @@ func (n *Node) decide(ctx context.Context, now Membership, number int, begin tim
 	return p.run(ctx)
 }
 
-// Missing returns the members of the current membership that a decision waits for, if this process proposes it.
+// Missing returns the members of the current membership that a decision waits for, if this process
+// proposes it.
 func (n *Node) Missing() (ranks []int) {
 	n.mu.Lock()
 	p := n.proposal
@@ -78,8 +80,8 @@ func (n *Node) Missing() (ranks []int) {
 // stagger is how long a process waits for the answer of a member before it asks the next one, too.
 const stagger = 250 * time.Millisecond
 
-// follow follows the first member before this one that answers. It returns false when none does, so that this process
-// proposes.
+// follow follows the first member before this one that answers. It returns false when none does, so
+// that this process proposes.
 func (p *proposal) follow(ctx context.Context) bool {
 	type end struct {
 		member int
@@ -193,8 +195,8 @@ type proposal struct {
 	joining map[string]Member
 }
 
-// hesitation is how long a proposer waits after a member has come or gone, if another one is silent: when a
-// network that was cut is whole again, all of them come back within this time.
+// hesitation is how long a proposer waits after a member has come or gone, if another one is
+// silent: when a network that was cut is whole again, all of them come back within this time.
 const hesitation = dialTime + time.Second
 
 // run proposes until there is a decision.
@@ -304,8 +306,8 @@ func (p *proposal) set(i int, s standing, joining []Member) {
 	}
 }
 
-// value returns the membership to propose, or nil as long as members are awaited or there is no majority. An error says
-// that there never will be.
+// value returns the membership to propose, or nil as long as members are awaited or there is no
+// majority. An error says that there never will be.
 func (p *proposal) value() (*Membership, error) {
 	p.Node.mu.Lock()
 	here := p.Node.joining
@@ -367,8 +369,8 @@ func (p *proposal) minority() error {
 		missing, p.now.Number, why, n-len(missing), n)
 }
 
-// ballot tries to decide on value, or on the value that another process has proposed. It reports whether there is a
-// decision.
+// ballot tries to decide on value, or on the value that another process has proposed. It reports
+// whether there is a decision.
 func (p *proposal) ballot(ctx context.Context, value *Membership) bool {
 	p.round++
 	b := Ballot{p.round, p.self}
@@ -394,7 +396,8 @@ func (p *proposal) decided() bool {
 	return now.Number >= p.number
 }
 
-// ask sends a request to this process, and then to all members that answer, until those that agree suffice.
+// ask sends a request to this process, and then to all members that answer, until those that agree
+// suffice.
 func (p *proposal) ask(ctx context.Context, q request, yes func(reply)) bool {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	var asking sync.WaitGroup

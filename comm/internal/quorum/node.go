@@ -102,9 +102,10 @@ func (n *Node) Close() error {
 	return n.server.Close()
 }
 
-// learn makes m the current membership if it is a later one. It ignores a membership of a lower ballot than promised:
-// its sender may be dead, see "Majority". promised is the ballot that this process had promised when it asked for m. The
-// sender has lived since then, and this is no reason to ignore m. The caller holds n.mu.
+// learn makes m the current membership if it is a later one. It ignores a membership of a lower
+// ballot than promised: its sender may be dead, see "Majority". promised is the ballot that this
+// process had promised when it asked for m. The sender has lived since then, and this is no reason
+// to ignore m. The caller holds n.mu.
 func (n *Node) learn(m *Membership, promised Ballot) {
 	late := m != nil && m.Number == n.current.Number+1 && m.Ballot.less(n.acceptor.promised) && promised != n.acceptor.promised
 	if m != nil && m.Number > n.current.Number && !late {
@@ -228,7 +229,8 @@ func (n *Node) enter(m Member, waits bool) {
 	n.change()
 }
 
-// answer returns the reply that the state allows, and a channel that is closed when the state changes.
+// answer returns the reply that the state allows, and a channel that is closed when the state
+// changes.
 func (n *Node) answer(q *request) (reply, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -268,7 +270,8 @@ func (n *Node) reply(q *request) (r reply) {
 	return r
 }
 
-// call sends a request to a process, learns from its last reply, and returns it. beats, if not nil, gets the replies before.
+// call sends a request to a process, learns from its last reply, and returns it. beats, if not nil,
+// gets the replies before.
 func (n *Node) call(ctx context.Context, to Member, q request, beats func(reply)) (reply, error) {
 	n.mu.Lock()
 	now, promised := n.current, n.acceptor.promised
@@ -310,15 +313,15 @@ func (n *Node) call(ctx context.Context, to Member, q request, beats func(reply)
 // ended reports whether an error of call shows that the process has ended.
 func ended(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) || auth.Final(err) }
 
-// certain reports whether the end of a process that ended reports is certain: no part of a network that is cut
-// hides it.
+// certain reports whether the end of a process that ended reports is certain: no part of a network
+// that is cut hides it.
 func (m Member) certain() bool {
 	addr, err := netip.ParseAddrPort(m.Address)
 	return err == nil && addr.Addr().Unmap().IsLoopback()
 }
 
-// persist calls until there is a reply, the process has ended, or it is silent for too long, counted from
-// since. beats is as for call.
+// persist calls until there is a reply, the process has ended, or it is silent for too long,
+// counted from since. beats is as for call.
 func (n *Node) persist(ctx context.Context, to Member, q request, since time.Time, beats func(reply) error) (reply, error) {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		calling, cancel := context.WithCancelCause(ctx)

@@ -23,8 +23,8 @@ func membership(n int) (m Membership) {
 	return m
 }
 
-// TestSuffices draws two sets of members that do not have a member in common: they do not both suffice, unless all of
-// one of them are dead.
+// TestSuffices draws two sets of members that do not have a member in common: they do not both
+// suffice, unless all of one of them are dead.
 func TestSuffices(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := membership(rapid.IntRange(1, 9).Draw(t, "members"))
@@ -107,8 +107,8 @@ func open(t *testing.T, size int, replace time.Duration) (nodes []*Node, m Membe
 	return nodes, m
 }
 
-// TestOneHost ends two of three processes that listen on loopback: the third goes on alone, and learns that a process
-// with the address of an ended one is another one.
+// TestOneHost ends two of three processes that listen on loopback: the third goes on alone, and
+// learns that a process with the address of an ended one is another one.
 func TestOneHost(t *testing.T) {
 	nodes, _ := open(t, 3, 0)
 	require.NoError(t, nodes[0].Close())
@@ -130,8 +130,8 @@ func TestOneHost(t *testing.T) {
 	require.NoError(t, nodes[2].Close())
 }
 
-// TestDeathAfterWaiting ends a process that has waited in Next, as the first one is dead already: two of four remain, who
-// are enough as the others are certainly dead.
+// TestDeathAfterWaiting ends a process that has waited in Next, as the first one is dead already:
+// two of four remain, who are enough as the others are certainly dead.
 func TestDeathAfterWaiting(t *testing.T) {
 	nodes, m := open(t, 4, 0)
 	require.NoError(t, nodes[0].Close())
@@ -155,8 +155,8 @@ func TestDeathAfterWaiting(t *testing.T) {
 	}
 }
 
-// TestEnter has two processes ask a rank that does not propose to let them in, while the others wait for one. The first of them
-// ends again, the second one gets the place.
+// TestEnter has two processes ask a rank that does not propose to let them in, while the others
+// wait for one. The first of them ends again, the second one gets the place.
 func TestEnter(t *testing.T) {
 	nodes, m := open(t, 3, time.Minute)
 	later := []*Node{process(t, 0, 0), process(t, 0, 0)}

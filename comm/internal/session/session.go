@@ -1,6 +1,7 @@
-// Package session is the control side of groups of processes: one [Session] per process, with a [Link]
-// for each of its groups. It passes on who has failed and who has left, collects flight records, and
-// lets the ranks of a host vote on whether they share memory. The transports over it move the data.
+// Package session is the control side of groups of processes: one [Session] per process, with a
+// [Link] for each of its groups. It passes on who has failed and who has left, collects flight
+// records, and lets the ranks of a host vote on whether they share memory. The transports over it
+// move the data.
 package session
 
 import (

@@ -253,8 +253,8 @@ func TestSharedRunAhead(t *testing.T) {
 	grouptest.CloseRanks(t, gs)
 }
 
-// TestSharedSmall compares collectives with those of a local group, of the sizes at which a source is
-// elsewhere: nowhere, in the post, in the page, or where all ranks execute parts.
+// TestSharedSmall compares collectives with those of a local group, of the sizes at which a source
+// is elsewhere: nowhere, in the post, in the page, or where all ranks execute parts.
 func TestSharedSmall(t *testing.T) {
 	for n := 1; n <= 4; n++ {
 		gs, local := SharedGroups(t, n), local.New(n, limit.Default)

@@ -33,8 +33,8 @@ type Device interface {
 	// Work returns the bytes of scratch memory that a run of the program takes. Operations that the
 	// device cannot run are an error, which is [errors.ErrUnsupported].
 	Work(p *exec.Program) (int, error)
-	// SumWork returns the bytes of scratch memory in which the device sums the gradients of a group over
-	// its ranks, and then over the replicas, in a step of Options.Passes.
+	// SumWork returns the bytes of scratch memory in which the device sums the gradients of a group
+	// over its ranks, and then over the replicas, in a step of Options.Passes.
 	SumWork(g *layout.Group) (reduce, sync int)
 	// Slow returns why the device is slow at an instruction, as a noun, or "".
 	Slow(in *exec.Instr) string

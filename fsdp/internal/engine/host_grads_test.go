@@ -90,8 +90,8 @@ func same(t require.TestingT, want, got []float32) {
 	}
 }
 
-// TestTakeSums has whole gradients become the shard: only if the shard is clear, and has gradients of the
-// type and memory of the same source.
+// TestTakeSums has whole gradients become the shard: only if the shard is clear, and has gradients
+// of the type and memory of the same source.
 func TestTakeSums(t *testing.T) {
 	shards := arena.New(arena.Sources{})
 	alloc := func(fill byte) *arena.Block {

@@ -251,8 +251,8 @@ func (g *Group) Wire(t comm.DType) int {
 	return g.Flat.Len() * t.Size()
 }
 
-// Sum returns the type of sums of gradients: the type in which they travel, or Compute if they travel
-// as blocks.
+// Sum returns the type of sums of gradients: the type in which they travel, or Compute if they
+// travel as blocks.
 func (g *Group) Sum() comm.DType {
 	if g.Reduce == comm.Uint8 {
 		return g.Compute

@@ -35,8 +35,8 @@ type File struct {
 	bytes   []byte     // likewise
 }
 
-// Open makes the file of this rank of g in dir, or below it: for the second start of a job in start-2,
-// for the second model of a process in model-2.
+// Open makes the file of this rank of g in dir, or below it: for the second start of a job in
+// start-2, for the second model of a process in model-2.
 func Open(dir string, g comm.Group, model int) (*File, error) {
 	env, _, err := launch.Parse(os.Getenv)
 	switch {

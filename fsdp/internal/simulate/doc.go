@@ -52,9 +52,9 @@
 //
 // # Losses that ranks survive
 //
-// TestReconnect loses ranks of jobs whose other ranks connect again (comm.Reconnect): they are killed, stopped or cut
-// off, alone or several together, rank 0 more often than others, also while the others connect. `make simulate` loses
-// 10,000. See survival for the invariants.
+// TestReconnect loses ranks of jobs whose other ranks connect again (comm.Reconnect): they are
+// killed, stopped or cut off, alone or several together, rank 0 more often than others, also while
+// the others connect. `make simulate` loses 10,000. See survival for the invariants.
 //
 // # Reproducibility
 //

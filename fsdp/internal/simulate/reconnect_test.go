@@ -23,8 +23,9 @@ import (
 // A survival is a job whose ranks connect again after each loss, see comm.Reconnect.
 //
 // Its ranks count steps. After a loss they take the largest count of the ranks that are left, as a
-// MemoryCheckpoint would. Half of the killed ranks are replaced by a process on another host. In some jobs the ranks
-// wait for such processes, and in some they also connect again after each 40 steps, to let them in. These must hold, whatever is lost, and whenever:
+// MemoryCheckpoint would. Half of the killed ranks are replaced by a process on another host. In
+// some jobs the ranks wait for such processes, and in some they also connect again after each 40
+// steps, to let them in. These must hold, whatever is lost, and whenever:
 //
 //   - no rank hangs
 //   - no rank makes a step twice, and all ranks of a group make the same step

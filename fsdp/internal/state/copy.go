@@ -35,9 +35,9 @@ type Copying struct {
 	regrouping
 }
 
-// PlanCopy compares the state of both trainings, and takes memory. opt is the optimizer of the old training
-// and next the optimizer of the new one, or both are nil. about describes the old training on a rank of it. All ranks of a group must have agreed that they have
-// an optimizer.
+// PlanCopy compares the state of both trainings, and takes memory. opt is the optimizer of the old
+// training and next the optimizer of the new one, or both are nil. about describes the old training
+// on a rank of it. All ranks of a group must have agreed that they have an optimizer.
 func PlanCopy(ctx context.Context, from, to *Store, opt, next optim.Optimizer, about *Meta) (*Copying, error) {
 	c := &Copying{from: from, to: to, next: next}
 	var had, has []Piece
@@ -292,7 +292,8 @@ func (c *Copying) room() (err error) {
 // Optimizer reports whether Run changes an optimizer, too.
 func (c *Copying) Optimizer() bool { return c.next != nil }
 
-// Run moves the state. After an error some of the new state may have changed; the old one never does.
+// Run moves the state. After an error some of the new state may have changed; the old one never
+// does.
 func (c *Copying) Run(ctx context.Context) error {
 	if err := c.move(ctx); err != nil {
 		return err
@@ -337,7 +338,8 @@ func (c *Copying) move(ctx context.Context) error {
 }
 
 // land broadcasts tensor i from the bridge, which has it whole, to the new ranks, and keeps this
-// rank's part. t is the tensor in the old group, on a rank of it. Such a rank keeps its own buffers.
+// rank's part. t is the tensor in the old group, on a rank of it. Such a rank keeps its own
+// buffers.
 func (c *Copying) land(ctx context.Context, i int, t *Tensor, whole []byte) error {
 	want, es := c.want[i], c.to.Compute.Size()
 	if want == nil {

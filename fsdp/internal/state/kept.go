@@ -12,9 +12,10 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// A Kept is this rank's memory of the last whole step of a training: its own share of the state, and a
-// copy of its neighbour's share. The neighbour of rank r is rank r+Distance, modulo the number of ranks. A
-// share needs no copy where the neighbour's elements are also this rank's, as in NoShard.
+// A Kept is this rank's memory of the last whole step of a training: its own share of the state,
+// and a copy of its neighbour's share. The neighbour of rank r is rank r+Distance, modulo the
+// number of ranks. A share needs no copy where the neighbour's elements are also this rank's, as in
+// NoShard.
 //
 // # The steps in memory
 //
@@ -27,19 +28,20 @@ import (
 //	k, k+1  after a Keep whose last agreement has failed on this rank
 //	k+1     after the agreement: set k is dropped
 //
-// A rank enters the agreement when it has the whole copy of its neighbour's share, and the model does
-// not change before Keep returns. If a rank has dropped set k, then all ranks have entered the
-// agreement, so all ranks that are left have set k+1. If no rank has dropped set k, all ranks that are
-// left have set k. In both cases a set is whole as long as no rank is lost together with the rank that
-// has the copy of its share.
+// A rank enters the agreement when it has the whole copy of its neighbour's share, and the model
+// does not change before Keep returns. If a rank has dropped set k, then all ranks have entered the
+// agreement, so all ranks that are left have set k+1. If no rank has dropped set k, all ranks that
+// are left have set k. In both cases a set is whole as long as no rank is lost together with the
+// rank that has the copy of its share.
 //
-// A restored training begins with a Keep in the new group, before any step. The sets of the old group
-// are dropped by that Keep, so a loss during the recovery loses no more than a loss during a step.
+// A restored training begins with a Keep in the new group, before any step. The sets of the old
+// group are dropped by that Keep, so a loss during the recovery loses no more than a loss during a
+// step.
 //
 // # Frozen parameters
 //
-// Frozen parameters are a separate part of a share. They are sent in the first Keep of a layout, and
-// again when a rank's values may have changed. Sets share their memory.
+// Frozen parameters are a separate part of a share. They are sent in the first Keep of a layout,
+// and again when a rank's values may have changed. Sets share their memory.
 type Kept struct {
 	Distance int // between neighbours
 
@@ -113,7 +115,8 @@ type keeping struct {
 	text     int        // bytes of the neighbour's description
 }
 
-// Keep makes a set of the state of the model and of opt, which may be nil. It is a collective of all ranks.
+// Keep makes a set of the state of the model and of opt, which may be nil. It is a collective of
+// all ranks.
 func (k *Kept) Keep(ctx context.Context, s *Store, opt optim.Optimizer, about Meta, extra map[string]any, stamp Stamp) error {
 	c := &keeping{k: k, s: s, set: &set{rank: s.rank(), world: s.world(), distance: k.distance(s.world()), compute: s.Compute}}
 	err := s.prepare(ctx, 0, func() (err error) {
@@ -209,8 +212,8 @@ func (k *Kept) Bytes() (n int) {
 	return n
 }
 
-// KeptBytes returns the memory of a Kept of the model and of opt, from its second Keep on, without the
-// descriptions, if all ranks have shares of the same size.
+// KeptBytes returns the memory of a Kept of the model and of opt, from its second Keep on, without
+// the descriptions, if all ranks have shares of the same size.
 func (s *Store) KeptBytes(opt optim.Optimizer) (int, error) {
 	c := &keeping{k: &Kept{}, s: s, set: &set{distance: min(1, s.world()-1)}}
 	err := c.describe(opt, Meta{})
@@ -383,8 +386,8 @@ func (r *stream) read(b []byte) error {
 // portionBytes is how much of a share travels in one collective.
 const portionBytes = 4 << 20
 
-// pass sends data of each rank to the rank that holds its copy, in portions. fill writes this rank's data from a byte
-// on, and all ranks receive the same number of bytes.
+// pass sends data of each rank to the rank that holds its copy, in portions. fill writes this
+// rank's data from a byte on, and all ranks receive the same number of bytes.
 func (c *keeping) pass(ctx context.Context, label string, into []byte, fill func(to []byte, at int) error) error {
 	if len(into) == 0 {
 		return nil
@@ -408,7 +411,8 @@ func (c *keeping) pass(ctx context.Context, label string, into []byte, fill func
 	return s.pipeline(ctx, (len(into)+portion-1)/portion, underWay, start, func(context.Context, *transfer) error { return nil })
 }
 
-// shift sends from to the rank that is a distance before this one. Each rank gathers the data of one other rank.
+// shift sends from to the rank that is a distance before this one. Each rank gathers the data of
+// one other rank.
 func (s *Store) shift(label string, distance int, into, from []byte) comm.Work {
 	size := s.world()
 	counts := make([]int, 2*size) // a window of it has the count of one rank

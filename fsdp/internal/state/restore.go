@@ -15,8 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// A Restoring gives a training the latest whole step that its ranks have in memory. The ranks that made the
-// step may be others, and some of them may be lost.
+// A Restoring gives a training the latest whole step that its ranks have in memory. The ranks that
+// made the step may be others, and some of them may be lost.
 //
 //	every rank        its sets, with the descriptions of their shares        to rank 0
 //	rank 0            which ranks give which elements of which tensors       to every rank
@@ -132,7 +132,8 @@ func (k *Kept) claims() []claim {
 	return list
 }
 
-// choose chooses the latest step of which nothing is lost. texts are the claims of each rank of the new group.
+// choose chooses the latest step of which nothing is lost. texts are the claims of each rank of the
+// new group.
 func choose(texts [][]byte) *choice {
 	sets := make(map[int64][]claim)
 	for giver, text := range texts {
@@ -168,7 +169,8 @@ type shareSource struct {
 	held  bool
 }
 
-// choose fills c from the claims to a set, or returns an error if some of it is lost. n is the number of new ranks.
+// choose fills c from the claims to a set, or returns an error if some of it is lost. n is the
+// number of new ranks.
 func (c *choice) choose(claims []claim, n int) error {
 	distance := claims[0].Distance
 	c.World, c.Compute = claims[0].World, claims[0].Compute
@@ -261,8 +263,8 @@ func (c *choice) list(shares []*shareSource) error {
 	return nil
 }
 
-// assign orders the parts of each tensor, and gives each new rank a buffer: its own, or else a lost rank's, if
-// there is one. was has the ranks of the new ranks when the step was made, or -1.
+// assign orders the parts of each tensor, and gives each new rank a buffer: its own, or else a lost
+// rank's, if there is one. was has the ranks of the new ranks when the step was made, or -1.
 func (c *choice) assign(shares []*shareSource, was []int) error {
 	takes := slices.Clone(was)
 	lost := 0

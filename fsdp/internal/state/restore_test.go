@@ -53,8 +53,9 @@ func (d *drawnStep) lost() bool {
 	return false
 }
 
-// TestChoose: a step is chosen if and only if no rank is lost together with the holder of its copy. The ranks that
-// give a tensor have all of it, once. A set that only some ranks have, as a copy was under way, is not chosen.
+// TestChoose: a step is chosen if and only if no rank is lost together with the holder of its copy.
+// The ranks that give a tensor have all of it, once. A set that only some ranks have, as a copy was
+// under way, is not chosen.
 func TestChoose(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		world := rapid.IntRange(2, 8).Draw(t, "world")

@@ -10,8 +10,8 @@ import (
 // columns is the width of the block.
 func sumRows(columns int) int { return min(512, 512*384/columns) }
 
-// groupsAtOnce is the largest number of groups of ranges of k for which tiles have B packed once for
-// all blocks of rows.
+// groupsAtOnce is the largest number of groups of ranges of k for which tiles have B packed once
+// for all blocks of rows.
 const groupsAtOnce = 2
 
 // runRounded computes op(A)*op(B), plus beta*C or the row bias, into C in bfloat16. Every element

@@ -178,8 +178,8 @@ func addOdd(x, y float32) float32 {
 	return toOdd(sum)
 }
 
-// toOdd rounds to odd: what is between two numbers becomes the one with an odd last digit, from 2^128
-// on infinity. Subnormal numbers become zeros.
+// toOdd rounds to odd: what is between two numbers becomes the one with an odd last digit, from
+// 2^128 on infinity. Subnormal numbers become zeros.
 func toOdd(x float64) float32 {
 	switch {
 	case math.IsInf(x, 0) || x != x:
@@ -258,8 +258,8 @@ func TestBFloat16EverywhereTheSame(t *testing.T) {
 	})
 }
 
-// TestBFloat16JustBelowNormal: a sum that rounds to the smallest normal number from below is that, but
-// zero with NEON, which looks at it before it rounds.
+// TestBFloat16JustBelowNormal: a sum that rounds to the smallest normal number from below is that,
+// but zero with NEON, which looks at it before it rounds.
 func TestBFloat16JustBelowNormal(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		a := []half.BFloat16{half.ToBFloat16(-0x1p-80), half.ToBFloat16(0x1p-63)}
@@ -312,7 +312,8 @@ func TestBFloat16StridesThatShareACacheSet(t *testing.T) {
 	})
 }
 
-// TestStepsOfFewElements: fewer elements than a step have no steps, as a pointer to one would reach beyond them.
+// TestStepsOfFewElements: fewer elements than a step have no steps, as a pointer to one would reach
+// beyond them.
 func TestStepsOfFewElements(t *testing.T) {
 	elements := make([]half.BFloat16, 5)
 	require.Nil(t, steps[float32](elements[:1]))
@@ -332,8 +333,8 @@ func TestBFloat16Blocks(t *testing.T) {
 	})
 }
 
-// TestBFloat16PackedOnce takes results in bfloat16 through blocks of rows with two groups of ranges of k,
-// and through three groups, for which tiles do not pack B once.
+// TestBFloat16PackedOnce takes results in bfloat16 through blocks of rows with two groups of ranges
+// of k, and through three groups, for which tiles do not pack B once.
 func TestBFloat16PackedOnce(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		var w Workspace

@@ -343,8 +343,8 @@ func TestMisuse(t *testing.T) {
 	require.PanicsWithValue(t, "gemm: bias has 4 elements for 5 columns", func() { good.gemmBias(&w) })
 }
 
-// TestFloat32Rounded: a result in bfloat16 is the float32 result, rounded once, also for blocks of rows
-// and several ranges of k. The workspace stays within its bound.
+// TestFloat32Rounded: a result in bfloat16 is the float32 result, rounded once, also for blocks of
+// rows and several ranges of k. The workspace stays within its bound.
 func TestFloat32Rounded(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		var w Workspace

@@ -151,8 +151,8 @@ func benchmarkSquares[T Float](b *testing.B) {
 }
 
 // BenchmarkAdamNarrow reports the nanoseconds an element that a step takes with moments in 8 and 16
-// bits, and with all of its numbers in 16 bits, and how many times longer than with float32 that is, the
-// four in turns.
+// bits, and with all of its numbers in 16 bits, and how many times longer than with float32 that
+// is, the four in turns.
 func BenchmarkAdamNarrow(b *testing.B) {
 	h := AdamHyper{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, BiasCorrection1: 0.5, BiasCorrection2Sqrt: 0.5, GradScale: 1, Decoupled: true}
 	for _, n := range []int{16 << 10, 4 << 20} {

@@ -31,8 +31,8 @@ type lowKernels struct {
 	normGrad     func(dx, x []half.BFloat16, gain []float32, dy []half.BFloat16, mean, rstd, c1, c2 float32)
 }
 
-// Each function below is the function of the same name without BFloat16. If this machine has no kernel
-// for it, it does nothing and returns false.
+// Each function below is the function of the same name without BFloat16. If this machine has no
+// kernel for it, it does nothing and returns false.
 
 // AddBFloat16 is [Add].
 func AddBFloat16(dst, a, b []half.BFloat16) bool { return low3("Add", active.low.add, dst, a, b) }

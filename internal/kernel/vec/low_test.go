@@ -36,7 +36,8 @@ var lows = map[string]lowCase{
 	"glu grad sigmod": gluGradOf(GateSigmoid),
 }
 
-// A lowCase is a kernel for bfloat16 and the one for float32. Their slices are the results and then the inputs.
+// A lowCase is a kernel for bfloat16 and the one for float32. Their slices are the results and then
+// the inputs.
 type lowCase struct {
 	results, inputs int
 	low             func(s [][]half.BFloat16) bool

@@ -43,8 +43,8 @@ func Halves(words []float32, n int) []half.BFloat16 {
 	return unsafe.Slice((*half.BFloat16)(unsafe.Pointer(unsafe.SliceData(words))), n)
 }
 
-// Numbers are float32, or bfloat16 that an update widens, and rounds by [StochasticBFloat16] with Seed.
-// At most one of the slices is set.
+// Numbers are float32, or bfloat16 that an update widens, and rounds by [StochasticBFloat16] with
+// Seed. At most one of the slices is set.
 type Numbers struct {
 	F32  []float32
 	F16  []half.BFloat16

@@ -11,8 +11,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/half"
 )
 
-// TestStochasticKeepsValues: values of bfloat16 do not change, infinities, zeros and NaN included, nor
-// does a NaN that is none of them.
+// TestStochasticKeepsValues: values of bfloat16 do not change, infinities, zeros and NaN included,
+// nor does a NaN that is none of them.
 func TestStochasticKeepsValues(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		x := make([]float32, 1<<16)
@@ -126,8 +126,8 @@ func TestStochasticStreams(t *testing.T) {
 	}
 }
 
-// TestUpdates16: an update is the one in float32 between widening and rounding, however the vector is
-// cut.
+// TestUpdates16: an update is the one in float32 between widening and rounding, however the vector
+// is cut.
 func TestUpdates16(t *testing.T) {
 	const n, base = 2*block16 + 77, 1<<32 - 100
 	rng := rand.New(rand.NewPCG(1, 2))

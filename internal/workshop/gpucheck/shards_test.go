@@ -64,9 +64,9 @@ func (s *rates) transfers(n int) {
 	}
 }
 
-// update measures the rest of a step after the backward of a model with some layers: clipping, which
-// reads the gradients twice and scales them, AdamW, and ZeroGrad. Clipping waits for the GPU, so the
-// host takes the time.
+// update measures the rest of a step after the backward of a model with some layers: clipping,
+// which reads the gradients twice and scales them, AdamW, and ZeroGrad. Clipping waits for the GPU,
+// so the host takes the time.
 func (s *rates) update(layers int) {
 	z := scale().training
 	z.Batch, z.Layers = 1, layers

@@ -18,8 +18,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// TestSample runs one training of each sort: over both transports, with one kill and with two, with a spare
-// process, a new one, and none.
+// TestSample runs one training of each sort: over both transports, with one kill and with two, with
+// a spare process, a new one, and none.
 func TestSample(t *testing.T) {
 	seen, recovered := make(map[string]bool), 0
 	for i := 0; len(seen) < 4+3; i++ {

@@ -1,18 +1,19 @@
-// The kills command kills ranks of trainings at random moments. Each training continues from its checkpoint
-// in memory (fsdp.MemoryCheckpoint) and must end with the bits of a training that nothing happened to.
+// The kills command kills ranks of trainings at random moments. Each training continues from its
+// checkpoint in memory (fsdp.MemoryCheckpoint) and must end with the bits of a training that
+// nothing happened to.
 //
 //	go -C internal/workshop run ./kills               100 trainings
 //	go -C internal/workshop run ./kills -count 1000   more
 //	go -C internal/workshop run ./kills -only 17      one training again
 //	go -C internal/workshop run ./kills -restart      all ranks restart, and load a checkpoint from files
 //
-// Ranks are processes, 2 to 8, over TCP or shared memory. One of them is killed in a step, in the copy of a step or
-// in a recovery. In every third training of four ranks and more a second one is killed up to 100 ms
-// later, which is no neighbour of the first. A new process takes the place of a killed one, or a process
-// that has waited, or none: then a smaller group continues.
+// Ranks are processes, 2 to 8, over TCP or shared memory. One of them is killed in a step, in the
+// copy of a step or in a recovery. In every third training of four ranks and more a second one is
+// killed up to 100 ms later, which is no neighbour of the first. A new process takes the place of a
+// killed one, or a process that has waited, or none: then a smaller group continues.
 //
-// The time without progress begins when a rank is killed. It ends when all ranks of the next group have the
-// state of the last step.
+// The time without progress begins when a rank is killed. It ends when all ranks of the next group
+// have the state of the last step.
 //
 //	parent                                  worker
 //	  | -- order: group, rank, directory -->  |

@@ -24,7 +24,8 @@ import (
 // workerVariable is set in the environment of workers.
 const workerVariable = "GOFSDP_KILLS_WORKER"
 
-// work is the program of a worker: it is a rank of one group after the other. An order ends the group before.
+// work is the program of a worker: it is a rank of one group after the other. An order ends the
+// group before.
 func work(in io.Reader, out io.Writer) {
 	type job struct {
 		order

@@ -290,8 +290,8 @@ func collect[T any](t *testing.T, from <-chan T) (got T) {
 	}
 }
 
-// TestDropped drops models without Close: their threads end, and their memory and files are freed, with a
-// warning for each. A gather may be in flight. Models that are closed warn of nothing.
+// TestDropped drops models without Close: their threads end, and their memory and files are freed,
+// with a warning for each. A gather may be in flight. Models that are closed warn of nothing.
 func TestDropped(t *testing.T) {
 	large := &nn.GPT{Vocab: 1000, Context: 8, Layers: 2, Dim: 128, Heads: 2} // 4 MB of parameters
 	batch := []fsdp.Tensor{tensor.New(tensor.WithShape(1, 4), tensor.Of(tensor.Int)), tensor.New(tensor.WithShape(1, 4), tensor.Of(tensor.Int))}

@@ -12,8 +12,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/internal/accept/kit"
 )
 
-// TestGPUAccumulates: whole gradients of NoSync use the memory of the accumulation before, whether the
-// last pass, SyncGrads or ZeroGrad ends it. Steps without NoSync give the memory back.
+// TestGPUAccumulates: whole gradients of NoSync use the memory of the accumulation before, whether
+// the last pass, SyncGrads or ZeroGrad ends it. Steps without NoSync give the memory back.
 func TestGPUAccumulates(t *testing.T) {
 	cuda := kit.CleanGPU(t)
 	dev, err := gpu.Open(0)
@@ -51,9 +51,9 @@ func TestGPUAccumulates(t *testing.T) {
 	require.NoError(t, dev.Close())
 }
 
-// TestGPUWritesGradients: where no other rank has gradients, calls write them into shards that are to be
-// cleared. That takes a kernel less for each unit than adding them to shards that are zero, and the
-// gradients are the same, with weights, too.
+// TestGPUWritesGradients: where no other rank has gradients, calls write them into shards that are
+// to be cleared. That takes a kernel less for each unit than adding them to shards that are zero,
+// and the gradients are the same, with weights, too.
 func TestGPUWritesGradients(t *testing.T) {
 	cuda := kit.CleanGPU(t)
 	ctx := t.Context()

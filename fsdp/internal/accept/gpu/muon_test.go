@@ -67,8 +67,8 @@ func trainedMuon(t *testing.T, ranks, virtual int, muon optim.Muon, p fsdp.Preci
 	return got
 }
 
-// TestGPUMuon: Muon on a GPU is near Muon on the processor, for matrices of all shapes, an even number of
-// steps and an odd one. With virtual ranks one GPU and several have the same bits.
+// TestGPUMuon: Muon on a GPU is near Muon on the processor, for matrices of all shapes, an even
+// number of steps and an odd one. With virtual ranks one GPU and several have the same bits.
 func TestGPUMuon(t *testing.T) {
 	kit.CleanGPU(t)
 	for _, c := range []struct {
@@ -97,8 +97,8 @@ func TestGPUMuon(t *testing.T) {
 	}
 }
 
-// TestGPUMuonPlan: a plan counts the memory in which a GPU works on matrices, as the training does. Gram is
-// refused.
+// TestGPUMuonPlan: a plan counts the memory in which a GPU works on matrices, as the training does.
+// Gram is refused.
 func TestGPUMuonPlan(t *testing.T) {
 	kit.CleanGPU(t)
 	dev, err := gpu.Open(0)
@@ -124,8 +124,8 @@ func TestGPUMuonPlan(t *testing.T) {
 	require.NoError(t, dev.Close())
 }
 
-// TestGPUMuonFails: if a GPU cannot multiply, the rank that owns the matrix fails, and so do the ranks that wait
-// for it.
+// TestGPUMuonFails: if a GPU cannot multiply, the rank that owns the matrix fails, and so do the
+// ranks that wait for it.
 func TestGPUMuonFails(t *testing.T) {
 	kit.CleanGPU(t)
 	products := gpudouble.Open(t, gpudouble.Build(t).CUBLASLT)

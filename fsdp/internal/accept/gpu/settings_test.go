@@ -15,7 +15,8 @@ import (
 	"github.com/gofsdp/gofsdp/internal/gpudouble"
 )
 
-// TestGPUCollectiveSMs: with several ranks, NCCL gets the limit and products the other multiprocessors.
+// TestGPUCollectiveSMs: with several ranks, NCCL gets the limit and products the other
+// multiprocessors.
 func TestGPUCollectiveSMs(t *testing.T) {
 	kit.CleanGPU(t)
 	libs := gpudouble.Build(t)
@@ -59,8 +60,8 @@ func TestGPUSettingsDiffer(t *testing.T) {
 	}
 }
 
-// TestGPUDeterministic: a training has the same bits with every prefetch depth, whose reductions do not
-// share launches.
+// TestGPUDeterministic: a training has the same bits with every prefetch depth, whose reductions do
+// not share launches.
 func TestGPUDeterministic(t *testing.T) {
 	t.Setenv("NCCL_ALGO", "^NVLS,NVLSTree")
 	kit.CleanGPU(t)

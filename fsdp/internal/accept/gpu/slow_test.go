@@ -18,8 +18,8 @@ import (
 	"github.com/gofsdp/gofsdp/fsdp/op"
 )
 
-// TestGPUPlansSlowOperations: a plan, which needs no GPU, names operations that have slow kernels, and
-// refuses operations that have none.
+// TestGPUPlansSlowOperations: a plan, which needs no GPU, names operations that have slow kernels,
+// and refuses operations that have none.
 func TestGPUPlansSlowOperations(t *testing.T) {
 	planned := func(m fsdp.Model, p fsdp.Precision, batch ...fsdp.Shape) (*fsdp.Plan, error) {
 		return fsdp.Planner{Model: m, Config: fsdp.Config{Device: new(gpu.Device), Precision: p}, Batch: batch}.Plan()

@@ -30,8 +30,8 @@ func onDoubles(t *testing.T, f func()) {
 	f()
 }
 
-// moving is the training of a GPT whose state moves between devices: AdamW, of which some parameters
-// are in 8 and 16 bits, and averages.
+// moving is the training of a GPT whose state moves between devices: AdamW, of which some
+// parameters are in 8 and 16 bits, and averages.
 func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
 	m := kit.Wrap(t, kit.TinyGPT(2), fsdp.Config{Group: g, WrapPolicy: kit.Blocks})
 	narrow := optim.Rule{Match: func(p optim.Param) bool { return strings.HasPrefix(p.Name, "wte") }, Bits: new(8)}
@@ -42,8 +42,8 @@ func moving(t *testing.T, g comm.Group) (*fsdp.Sharded, optim.Optimizer) {
 	return m, opt
 }
 
-// move loads what is in from, if that is a directory, trains for some steps, and saves and exports the
-// result to another. It returns the losses of rank 0.
+// move loads what is in from, if that is a directory, trains for some steps, and saves and exports
+// the result to another. It returns the losses of rank 0.
 func move(t *testing.T, from, to string, steps int) (losses []float64) {
 	require.NoError(t, os.Mkdir(to, 0o755))
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -69,10 +69,12 @@ func move(t *testing.T, from, to string, steps int) (losses []float64) {
 	return losses
 }
 
-// drawn are the parts of a manifest that differ between trainings: the drawn name, and the checksum.
+// drawn are the parts of a manifest that differ between trainings: the drawn name, and the
+// checksum.
 var drawn = regexp.MustCompile(`"(run|crc32c)":"[^"]*"`)
 
-// files returns the contents of all files under a directory, by their path, without the drawn parts.
+// files returns the contents of all files under a directory, by their path, without the drawn
+// parts.
 func files(t *testing.T, dir string) map[string]string {
 	all := make(map[string]string)
 	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -89,8 +91,8 @@ func files(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// TestGPUMoves saves on one device and loads on the other, both ways: what either writes of the same
-// state are the same bytes, and the training goes on as it would have.
+// TestGPUMoves saves on one device and loads on the other, both ways: what either writes of the
+// same state are the same bytes, and the training goes on as it would have.
 func TestGPUMoves(t *testing.T) {
 	type device func(t *testing.T, f func())
 	for _, v := range []struct {
@@ -191,7 +193,8 @@ func TestGPUCopyState(t *testing.T) {
 	})
 }
 
-// TestGPUMemoryCheckpoint: one device continues when the other is lost, with the bits of the last step.
+// TestGPUMemoryCheckpoint: one device continues when the other is lost, with the bits of the last
+// step.
 func TestGPUMemoryCheckpoint(t *testing.T) {
 	onGPU(t, func() {
 		kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
@@ -221,8 +224,8 @@ func TestGPUMemoryCheckpoint(t *testing.T) {
 	})
 }
 
-// TestGPUOffload: shards and state in memory of the host change no bit of a training, and the device
-// holds less.
+// TestGPUOffload: shards and state in memory of the host change no bit of a training, and the
+// device holds less.
 func TestGPUOffload(t *testing.T) {
 	cuda := kit.CleanGPU(t)
 	_, err := fsdp.Wrap(kit.TinyGPT(1), fsdp.Config{Offload: fsdp.Offload{Pinned: true}})

@@ -44,8 +44,8 @@ func onDevices(t *testing.T, ranks int, f func(ctx context.Context, g comm.Group
 	})
 }
 
-// trainedLosses trains a small GPT with AdamW and clipping, and returns the losses of all ranks. A fused
-// one has tied weights.
+// trainedLosses trains a small GPT with AdamW and clipping, and returns the losses of all ranks. A
+// fused one has tied weights.
 func trainedLosses(t *testing.T, ranks, steps int, fused bool, cfg fsdp.Config) [][]float64 {
 	losses := make([][]float64, ranks)
 	kit.OnRanks(t, ranks, func(ctx context.Context, g comm.Group) {
@@ -128,8 +128,8 @@ func TestGPUDry(t *testing.T) {
 	}
 }
 
-// TestGPUFits advises Offload.Pinned, which takes what lasts from the GPU but what its calls read in
-// place.
+// TestGPUFits advises Offload.Pinned, which takes what lasts from the GPU but what its calls read
+// in place.
 func TestGPUFits(t *testing.T) {
 	cfg, shape := fsdp.Config{Device: new(gpu.Device), Group: comm.World{Ranks: 2}, WrapPolicy: kit.Blocks}, fsdp.Ints(2, kit.TinyContext)
 	err := fsdp.Planner{Model: kit.TinyGPT(2), Config: cfg, NewOptimizer: optim.AdamW{}.New, Batch: []fsdp.Shape{shape, shape}}.Fits(1000)

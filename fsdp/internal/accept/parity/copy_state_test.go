@@ -117,8 +117,8 @@ func (v *moving) train(t require.TestingT, run func(t require.TestingT, f func(c
 	return last
 }
 
-// TestCopyStateSameBits: a training whose ranks leave, join and change their order has the bits of one
-// that stays on its ranks.
+// TestCopyStateSameBits: a training whose ranks leave, join and change their order has the bits of
+// one that stays on its ranks.
 func TestCopyStateSameBits(t *testing.T) {
 	inBits := func(n int) []optim.Rule {
 		return []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(n)}}
@@ -159,8 +159,8 @@ func TestCopyStateSameBits(t *testing.T) {
 	}
 }
 
-// TestCopyStateJoins: ranks join that the old group does not know. All ranks connect anew, while the old
-// connections live.
+// TestCopyStateJoins: ranks join that the old group does not know. All ranks connect anew, while
+// the old connections live.
 func TestCopyStateJoins(t *testing.T) {
 	v := &moving{}
 	for name, change := range kit.Transports {
@@ -190,8 +190,8 @@ func TestCopyStateJoins(t *testing.T) {
 	}
 }
 
-// TestCopyStateRefuses: what cannot be copied is the same error on the ranks of both groups, and the
-// old training goes on.
+// TestCopyStateRefuses: what cannot be copied is the same error on the ranks of both groups, and
+// the old training goes on.
 func TestCopyStateRefuses(t *testing.T) {
 	v := &moving{}
 	sgd := func(t require.TestingT, m *fsdp.Sharded) optim.Optimizer {
@@ -230,7 +230,8 @@ func TestCopyStateRefuses(t *testing.T) {
 	}
 }
 
-// TestCopyStateNeedsBridge: a copy between groups without a common rank is an error, as is one of nothing.
+// TestCopyStateNeedsBridge: a copy between groups without a common rank is an error, as is one of
+// nothing.
 func TestCopyStateNeedsBridge(t *testing.T) {
 	v := &moving{}
 	kit.OnRanks(t, 3, func(ctx context.Context, all comm.Group) {
@@ -254,8 +255,8 @@ func (v *moving) half(t require.TestingT, ctx context.Context, all comm.Group, i
 	return v.onGroup(t, ctx, all, at, func(g comm.Group) comm.Group { return g })
 }
 
-// onGroup wraps the model on the group of the ranks with a place at of 0 and more, or on what with makes
-// of that group. Other ranks may leave.
+// onGroup wraps the model on the group of the ranks with a place at of 0 and more, or on what with
+// makes of that group. Other ranks may leave.
 func (v *moving) onGroup(t require.TestingT, ctx context.Context, all comm.Group, at int, with func(comm.Group) comm.Group) member {
 	color := comm.Detached
 	if at < 0 {
@@ -269,7 +270,8 @@ func (v *moving) onGroup(t require.TestingT, ctx context.Context, all comm.Group
 	return v.wrap(t, with(g))
 }
 
-// TestCopyStateLoses: if a rank is lost at the beginning, all ranks return an error, and none hangs.
+// TestCopyStateLoses: if a rank is lost at the beginning, all ranks return an error, and none
+// hangs.
 func TestCopyStateLoses(t *testing.T) {
 	v := &moving{}
 	lost := errors.New("lost")
@@ -292,7 +294,8 @@ func TestCopyStateLoses(t *testing.T) {
 	}
 }
 
-// TestCopyStateLosesInTheMiddle ends the new group at a broadcast: all ranks of both groups get the error.
+// TestCopyStateLosesInTheMiddle ends the new group at a broadcast: all ranks of both groups get the
+// error.
 func TestCopyStateLosesInTheMiddle(t *testing.T) {
 	v := &moving{}
 	lost := errors.New("lost")
@@ -328,8 +331,8 @@ func (g *ending) Broadcast(b comm.Buffer, root int) comm.Work {
 	return g.Group.Broadcast(b, root)
 }
 
-// TestCopyStateBuffers: a rank that stays keeps its own buffers. A rank that joins gets the buffers of a
-// rank that stays.
+// TestCopyStateBuffers: a rank that stays keeps its own buffers. A rank that joins gets the buffers
+// of a rank that stays.
 func TestCopyStateBuffers(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, all comm.Group) {
 		g, err := all.Split(ctx, min(all.Rank(), 2)/2, all.Rank())

@@ -13,8 +13,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// TestMemoryCheckpointFrozen: frozen parameters whose values change are copied again, by a load, by a program and
-// by Freeze.
+// TestMemoryCheckpointFrozen: frozen parameters whose values change are copied again, by a load, by
+// a program and by Freeze.
 func TestMemoryCheckpointFrozen(t *testing.T) {
 	const name = "wte.weight"
 	frozen := func(n string) bool { return n == name }
@@ -64,7 +64,8 @@ func TestMemoryCheckpointFrozen(t *testing.T) {
 	}
 }
 
-// TestMemoryCheckpointBuffers: a rank keeps its own buffers. A rank that joins gets the buffers of the lost one.
+// TestMemoryCheckpointBuffers: a rank keeps its own buffers. A rank that joins gets the buffers of
+// the lost one.
 func TestMemoryCheckpointBuffers(t *testing.T) {
 	kit.OnRanks(t, 4, func(ctx context.Context, all comm.Group) {
 		group := func(in bool) comm.Group {
@@ -107,7 +108,8 @@ func TestMemoryCheckpointBuffers(t *testing.T) {
 	})
 }
 
-// TestMemoryCheckpointRefuses: a state that does not fit is an error on all ranks, and Load can be called again.
+// TestMemoryCheckpointRefuses: a state that does not fit is an error on all ranks, and Load can be
+// called again.
 func TestMemoryCheckpointRefuses(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g})

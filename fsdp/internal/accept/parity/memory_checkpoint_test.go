@@ -66,8 +66,8 @@ type meeting struct {
 	groups  map[int]comm.Group
 }
 
-// arrive returns a worker's group once all workers that live have come. The group has one of the idle spares
-// for each worker that has died since the last meeting, if there is one.
+// arrive returns a worker's group once all workers that live have come. The group has one of the
+// idle spares for each worker that has died since the last meeting, if there is one.
 func (m *meeting) arrive(worker int) (g comm.Group, number int) {
 	m.Lock()
 	m.arrived = append(m.arrived, worker)
@@ -301,8 +301,8 @@ func adamw(params []optim.Param) (optim.Optimizer, error) {
 	return optim.AdamW{WeightDecay: 0.1}.New(params)
 }
 
-// TestMemoryCheckpointAnyMoment: a rank dies in any collective of a step and of the copy of the step. The others,
-// with a spare or without, end with the bits of an undisturbed training.
+// TestMemoryCheckpointAnyMoment: a rank dies in any collective of a step and of the copy of the
+// step. The others, with a spare or without, end with the bits of an undisturbed training.
 func TestMemoryCheckpointAnyMoment(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	for _, c := range []struct{ workers, spares, virtual int }{{2, 0, 2}, {2, 1, 2}, {3, 0, 6}, {3, 1, 3}, {4, 1, 4}, {5, 1, 5}} {
@@ -322,7 +322,8 @@ func TestMemoryCheckpointAnyMoment(t *testing.T) {
 	}
 }
 
-// TestMemoryCheckpointDeaf: some ranks have the result of the agreement that ends a copy, and others do not.
+// TestMemoryCheckpointDeaf: some ranks have the result of the agreement that ends a copy, and
+// others do not.
 func TestMemoryCheckpointDeaf(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	v := mortal{workers: 4, spares: 1, virtual: 4, steps: 3, optimizer: adamw}
@@ -344,8 +345,8 @@ func TestMemoryCheckpointDeaf(t *testing.T) {
 	}
 }
 
-// TestMemoryCheckpointRecovery: a second rank dies in any collective of the recovery: one that is new, or one
-// that was in the first group.
+// TestMemoryCheckpointRecovery: a second rank dies in any collective of the recovery: one that is
+// new, or one that was in the first group.
 func TestMemoryCheckpointRecovery(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	v := mortal{workers: 4, spares: 2, virtual: 4, steps: 3, optimizer: adamw}
@@ -425,7 +426,8 @@ func TestMemoryCheckpointKinds(t *testing.T) {
 	}
 }
 
-// TestMemoryCheckpointLost: if a rank is lost together with the rank that has its copy, the error names both.
+// TestMemoryCheckpointLost: if a rank is lost together with the rank that has its copy, the error
+// names both.
 func TestMemoryCheckpointLost(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	v := mortal{workers: 4, virtual: 4, steps: 3, optimizer: adamw}
@@ -438,7 +440,8 @@ func TestMemoryCheckpointLost(t *testing.T) {
 	require.ErrorContains(t, v.loads[0], "load a checkpoint of a directory")
 }
 
-// TestMemoryCheckpointBytes: the plan of a training that exists counts the memory, and a Planner predicts it.
+// TestMemoryCheckpointBytes: the plan of a training that exists counts the memory, and a Planner
+// predicts it.
 func TestMemoryCheckpointBytes(t *testing.T) {
 	frozen := func(name string) bool { return name == "wte.weight" }
 	for _, c := range []fsdp.Config{{}, {Frozen: frozen}, {Strategy: fsdp.NoShard}, {Precision: kit.Float64s}, {Precision: masters16}} {
@@ -474,7 +477,8 @@ func TestMemoryCheckpointBytes(t *testing.T) {
 	}
 }
 
-// TestMemoryCheckpointDistance: with the right Distance, all ranks of a host may die. Ranks agree on it.
+// TestMemoryCheckpointDistance: with the right Distance, all ranks of a host may die. Ranks agree
+// on it.
 func TestMemoryCheckpointDistance(t *testing.T) {
 	kit.Needs(t, kit.GroupCollectives)
 	v := mortal{workers: 4, virtual: 12, steps: 3, distance: 2, optimizer: adamw}

@@ -19,8 +19,8 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// muonFor makes Muon of the matrices of a GPT's blocks, its queries, keys and values by head, and AdamW
-// of the rest.
+// muonFor makes Muon of the matrices of a GPT's blocks, its queries, keys and values by head, and
+// AdamW of the rest.
 func muonFor(muon optim.Muon, params []optim.Param) (optim.Optimizer, error) {
 	hidden, rest := kit.HiddenMatrices(params)
 	muon.Blocks = func(p optim.Param) int {
@@ -40,8 +40,8 @@ func muonFor(muon optim.Muon, params []optim.Param) (optim.Optimizer, error) {
 	return optim.Compose(matrices, others)
 }
 
-// trainMuon trains a GPT and returns its parameters and the state of the optimizer. Every step is on the
-// same batches, whichever ranks have them.
+// trainMuon trains a GPT and returns its parameters and the state of the optimizer. Every step is
+// on the same batches, whichever ranks have them.
 func trainMuon(t require.TestingT, world int, muon optim.Muon, cfg fsdp.Config) kit.Bits {
 	all := make([]kit.Bits, world)
 	kit.OnRanks(t, world, func(ctx context.Context, g comm.Group) {
@@ -101,8 +101,8 @@ func TestMuonKnobs(t *testing.T) {
 	}
 }
 
-// Checkpoints with Muon's state load on other ranks and other cuts, and go on alike; a unit of experts
-// steps in its own groups.
+// Checkpoints with Muon's state load on other ranks and other cuts, and go on alike; a unit of
+// experts steps in its own groups.
 func TestMuonCheckpoints(t *testing.T) {
 	kit.Needs(t, kit.Matrices)
 	fsys := crashfs.New()
@@ -188,8 +188,8 @@ func TestMuonOnOneRank(t *testing.T) {
 	}
 }
 
-// A plan of Muon needs no ranks: of a GPT of 124 million parameters on 8 ranks with 64k tokens a step, Muon
-// is at most 5 % of the arithmetic, and its state is one number for an element.
+// A plan of Muon needs no ranks: of a GPT of 124 million parameters on 8 ranks with 64k tokens a
+// step, Muon is at most 5 % of the arithmetic, and its state is one number for an element.
 func TestMuonShare(t *testing.T) {
 	kit.Needs(t, kit.Processor)
 	for _, world := range []int{8, 16} {

@@ -32,9 +32,10 @@ var masters16 = fsdp.Precision{Compute: fsdp.BFloat16, Master: fsdp.BFloat16}
 
 var allIn16 = []optim.Rule{{Match: func(optim.Param) bool { return true }, Bits: new(16)}}
 
-// TestSixteenBitsSameBits trains on 1, 2 and 4 ranks with every strategy, near and out of reach. Each
-// run is interrupted: its state goes on from a checkpoint on 3 ranks. Values and state have the same
-// bits as on one rank. In between, a model and an optimizer with 32 bits load the state and save it again.
+// TestSixteenBitsSameBits trains on 1, 2 and 4 ranks with every strategy, near and out of reach.
+// Each run is interrupted: its state goes on from a checkpoint on 3 ranks. Values and state have
+// the same bits as on one rank. In between, a model and an optimizer with 32 bits load the state
+// and save it again.
 func TestSixteenBitsSameBits(t *testing.T) {
 	for name, c := range sixteenBits {
 		if c.types.Master == fsdp.BFloat16 && !kit.Meets(kit.Masters16) {

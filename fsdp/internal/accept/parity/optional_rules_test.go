@@ -24,8 +24,8 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// sighted is a model with a tower for an image, which a batch may lack, and what the tower has seen as a
-// second result.
+// sighted is a model with a tower for an image, which a batch may lack, and what the tower has seen
+// as a second result.
 type sighted struct{ dropout bool }
 
 func (*sighted) Inputs() []string { return []string{"text", "target", "image"} }
@@ -54,9 +54,10 @@ func sightedBatch(seed int, image bool) []fsdp.Tensor {
 	return b
 }
 
-// TestOptionalLeavesAlone trains with AdamW, which moves a parameter with a gradient of zeros, too. In a
-// step in which no rank has an image, in any of its passes, the tower and all that the optimizer keeps of
-// it stay as they are, to the bit; one image on one rank, inside NoSync, is enough to move it.
+// TestOptionalLeavesAlone trains with AdamW, which moves a parameter with a gradient of zeros, too.
+// In a step in which no rank has an image, in any of its passes, the tower and all that the
+// optimizer keeps of it stay as they are, to the bit; one image on one rank, inside NoSync, is
+// enough to move it.
 func TestOptionalLeavesAlone(t *testing.T) {
 	kit.EveryStrategy(t, 4, func(t *testing.T, cfg fsdp.Config) {
 		kit.OnRanks(t, 4, func(ctx context.Context, g comm.Group) {
@@ -119,8 +120,8 @@ func TestOptionalLeavesAlone(t *testing.T) {
 	})
 }
 
-// TestOptionalCost compares a rank without an image with one that has it, and with a model without a tower:
-// the collectives are those of the first, and its own buffers those of the second.
+// TestOptionalCost compares a rank without an image with one that has it, and with a model without
+// a tower: the collectives are those of the first, and its own buffers those of the second.
 func TestOptionalCost(t *testing.T) {
 	kit.OnRanks(t, 2, func(ctx context.Context, g comm.Group) {
 		absent := make(map[string]int)
@@ -170,7 +171,8 @@ func TestOptionalCost(t *testing.T) {
 	})
 }
 
-// TestOptionalEval evaluates on ranks of which one has an image, alone inside JoinCalls, and trains there.
+// TestOptionalEval evaluates on ranks of which one has an image, alone inside JoinCalls, and trains
+// there.
 func TestOptionalEval(t *testing.T) {
 	kit.OnRanks(t, 3, func(ctx context.Context, g comm.Group) {
 		m := kit.Wrap(t, &sighted{}, fsdp.Config{Group: g, WrapPolicy: fsdp.WrapEach(), Precision: kit.Float64s, Poison: true})
@@ -199,8 +201,8 @@ func TestOptionalEval(t *testing.T) {
 	})
 }
 
-// TestOptionalVirtualRanks trains micro-batches of which some have images on 1, 2 and 4 ranks, to the
-// same bits.
+// TestOptionalVirtualRanks trains micro-batches of which some have images on 1, 2 and 4 ranks, to
+// the same bits.
 func TestOptionalVirtualRanks(t *testing.T) {
 	var want kit.Bits
 	for _, ranks := range []int{4, 2, 1} {
@@ -224,8 +226,8 @@ func TestOptionalVirtualRanks(t *testing.T) {
 	}
 }
 
-// TestOptionalPrecision trains in bfloat16, and with gradients that travel in it, with checkpointing and
-// without, to the same bits under two wrappings.
+// TestOptionalPrecision trains in bfloat16, and with gradients that travel in it, with
+// checkpointing and without, to the same bits under two wrappings.
 func TestOptionalPrecision(t *testing.T) {
 	kit.Needs(t, kit.ActiveRanks)
 	for _, p := range kit.ParityPrecisions {
@@ -329,8 +331,8 @@ func (noDevice) Settings() string { return "" }
 
 func (noDevice) Engine(engine.DeviceOptions) (engine.Device, error) { panic("not reached") }
 
-// TestOptionalManyPasses runs random passes with random absence, where time stands still as long as any
-// rank can go on: 10,000 of them, or in make test a part.
+// TestOptionalManyPasses runs random passes with random absence, where time stands still as long as
+// any rank can go on: 10,000 of them, or in make test a part.
 func TestOptionalManyPasses(t *testing.T) {
 	kit.Needs(t, kit.FakeTime)
 	passes := 2000
@@ -367,8 +369,8 @@ func TestOptionalManyPasses(t *testing.T) {
 	})
 }
 
-// TestOptionalFaults has each rank, those without an image too, fail in each operation of a pass and in
-// each of its collectives, and be cancelled there: every rank returns why.
+// TestOptionalFaults has each rank, those without an image too, fail in each operation of a pass
+// and in each of its collectives, and be cancelled there: every rank returns why.
 func TestOptionalFaults(t *testing.T) {
 	kit.Needs(t, kit.FakeTime)
 	run := func(faulty int, trace func(cancel context.CancelCauseFunc, e fsdp.Event), decide func(commtest.Call) commtest.Fault) (failed int) {

@@ -132,8 +132,8 @@ func TestTrainingInHalfIsTheSameUnderEveryStrategy(t *testing.T) {
 	}
 }
 
-// TestGradientsAreRoundedOnce: whole gradients that backward writes in bfloat16 have the bits of whole
-// gradients that stay float32 until they are reduced, as inside NoSync.
+// TestGradientsAreRoundedOnce: whole gradients that backward writes in bfloat16 have the bits of
+// whole gradients that stay float32 until they are reduced, as inside NoSync.
 func TestGradientsAreRoundedOnce(t *testing.T) {
 	tied := kit.TinyGPT(2)
 	tied.Tied = true

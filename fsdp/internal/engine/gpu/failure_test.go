@@ -101,8 +101,8 @@ func TestCloseTells(t *testing.T) {
 	require.ErrorContains(t, d.Close(), "cuStreamQuery")
 }
 
-// TestAverages: an optimizer on the device keeps averages, swaps them, and gives its state to one on
-// the host and back, with the same bits.
+// TestAverages: an optimizer on the device keeps averages, swaps them, and gives its state to one
+// on the host and back, with the same bits.
 func TestAverages(t *testing.T) {
 	cuda := double(t)
 	waits := func() (n int) {

@@ -206,9 +206,9 @@ func (f *frame) alloc(id, offset int) (err error) {
 	return err
 }
 
-// writesShard reports whether calls write the gradients of a group into its shard, so that they need no
-// drain: no other rank has any, they are as the shard stores them, and the shard is to be cleared. The
-// memory of the buffer is then unused.
+// writesShard reports whether calls write the gradients of a group into its shard, so that they
+// need no drain: no other rank has any, they are as the shard stores them, and the shard is to be
+// cleared. The memory of the buffer is then unused.
 func (f *frame) writesShard(group int) bool {
 	g := f.s.groups[group]
 	return g.shard == nil && g.replica == nil && f.s.turn.Of == 0 && g.Reduce == g.Compute && f.GradType[group] == g.Compute &&

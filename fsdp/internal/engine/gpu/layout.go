@@ -161,9 +161,9 @@ func (w *scriptWriter) add(l lane, name string, touches []touch) int {
 }
 
 // joins reports whether step i is a collective that shares a launch with the next step. Successive
-// collectives of one kind do, such as the gathers of a unit. How NCCL divides a sum, and so its bits,
-// depends on the others of the launch, which depend on the schedule. Sums with scratch memory are not
-// NCCL's.
+// collectives of one kind do, such as the gathers of a unit. How NCCL divides a sum, and so its
+// bits, depends on the others of the launch, which depend on the schedule. Sums with scratch memory
+// are not NCCL's.
 func (w *scriptWriter) joins(i int) bool {
 	steps := w.c.Plan.Steps
 	switch kind := steps[i].Kind; kind {

@@ -16,8 +16,8 @@ import (
 	"github.com/gofsdp/gofsdp/shard"
 )
 
-// drawModel draws a chain of calls, some of which read an earlier value as well, with parameters of a
-// few groups of all kinds.
+// drawModel draws a chain of calls, some of which read an earlier value as well, with parameters of
+// a few groups of all kinds.
 func drawModel(t *rapid.T) *program.Model {
 	m := &program.Model{Inputs: 1}
 	for g := range rapid.IntRange(1, 5).Draw(t, "groups") {
@@ -107,8 +107,8 @@ func bind(c *engine.Compiled) {
 	}
 }
 
-// TestScriptLayout: what is live at the same time lies apart, aligned and inside of the slab, and so
-// does the scratch memory of a step.
+// TestScriptLayout: what is live at the same time lies apart, aligned and inside of the slab, and
+// so does the scratch memory of a step.
 func TestScriptLayout(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCompiled(t)
@@ -147,8 +147,9 @@ func TestScriptLayout(t *testing.T) {
 	})
 }
 
-// TestScriptOrder: leaving out any one wait of a pass is noticed, and what may run beside computation
-// does: with a unit gathered ahead, the calls of a chain wait for the wire and not for the calls.
+// TestScriptOrder: leaving out any one wait of a pass is noticed, and what may run beside
+// computation does: with a unit gathered ahead, the calls of a chain wait for the wire and not for
+// the calls.
 func TestScriptOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawCompiled(t)
@@ -173,7 +174,8 @@ func TestScriptOrder(t *testing.T) {
 }
 
 // TestScriptOverlaps: in a chain with a unit gathered ahead, a gather waits for the call whose
-// parameters it takes the place of, which is not the one that runs beside it. The first two are one launch.
+// parameters it takes the place of, which is not the one that runs beside it. The first two are one
+// launch.
 func TestScriptOverlaps(t *testing.T) {
 	m, n := &program.Model{Inputs: 1}, 6
 	sizes := &program.Sizes{}
@@ -205,8 +207,8 @@ func TestScriptOverlaps(t *testing.T) {
 	}
 }
 
-// TestScriptTurn: gradients that a pass adds to without a call of its own are added behind its turn, since
-// other work may have changed them after the forward.
+// TestScriptTurn: gradients that a pass adds to without a call of its own are added behind its
+// turn, since other work may have changed them after the forward.
 func TestScriptTurn(t *testing.T) {
 	m := &program.Model{
 		Inputs: 1, Groups: []program.Group{{Name: "g", Shards: 2}}, Params: []program.Param{{Name: "p"}},

@@ -167,10 +167,10 @@ func (x *training) same(t *testing.T, s gpudouble.Schedule, l lane, without int,
 	return same
 }
 
-// TestLeftOut: every wait of a pass is needed, and they are enough. With all of them the same bits come
-// out of a training when collectives run as late as waits allow, and when they run as early. Without one
-// of the second step they do not, on work if collectives are late and on the wire if they are early. Of
-// the larger training it is every third wait, unless FSDP_TEST_FAULTS is all.
+// TestLeftOut: every wait of a pass is needed, and they are enough. With all of them the same bits
+// come out of a training when collectives run as late as waits allow, and when they run as early.
+// Without one of the second step they do not, on work if collectives are late and on the wire if
+// they are early. Of the larger training it is every third wait, unless FSDP_TEST_FAULTS is all.
 func TestLeftOut(t *testing.T) {
 	cuda, _ := doubles(t)
 	require.NoError(t, blaslt.Load(gpudouble.Build(t).CUBLASLT))
@@ -212,8 +212,9 @@ func TestTwoPasses(t *testing.T) {
 	}
 }
 
-// TestSchedules: trainings come out the same when the wire runs as late as waits allow, and as early: on
-// virtual ranks, whose exchanges are there, and on one rank, which writes gradients into shards.
+// TestSchedules: trainings come out the same when the wire runs as late as waits allow, and as
+// early: on virtual ranks, whose exchanges are there, and on one rank, which writes gradients into
+// shards.
 func TestSchedules(t *testing.T) {
 	cuda, _ := doubles(t)
 	require.NoError(t, blaslt.Load(gpudouble.Build(t).CUBLASLT))

@@ -155,8 +155,8 @@ func (k *link) allReduce(at uintptr, n int, t comm.DType, by nccl.RedOp) nccl.Op
 }
 
 // enqueue adds a collective of a flat group to the next launch. Collectives enqueued for another
-// link are launched first. Outside of passes at is zero. Parts are sends and receives that replace the
-// collective.
+// link are launched first. Outside of passes at is zero. Parts are sends and receives that replace
+// the collective.
 func (l *links) enqueue(k *link, c nccl.Op, at engine.Place, name string, parts ...nccl.Op) error {
 	if l.next != k {
 		if err := l.launch(); err != nil {

@@ -85,10 +85,10 @@ func (d *Device) idle() error {
 	return d.wait(d.work)
 }
 
-// spares are blocks of gradients that outlived a pass and are free now: each accumulation by NoSync uses
-// the memory of the accumulation before. Taking a spare needs no wait. The stream work has the order: it
-// runs all operations that used the spare, or waits for them, before later operations, and the first
-// operation of a pass on a block is in work.
+// spares are blocks of gradients that outlived a pass and are free now: each accumulation by NoSync
+// uses the memory of the accumulation before. Taking a spare needs no wait. The stream work has the
+// order: it runs all operations that used the spare, or waits for them, before later operations,
+// and the first operation of a pass on a block is in work.
 type spares struct {
 	blocks []*block
 	step   int // of training, in which a spare was last added or taken
@@ -148,8 +148,8 @@ func (d *Device) discard(b *block) {
 	}
 }
 
-// sweep makes discarded blocks spares, and frees spares that the last two steps of training have not
-// used, and programs that no pass uses any more.
+// sweep makes discarded blocks spares, and frees spares that the last two steps of training have
+// not used, and programs that no pass uses any more.
 func (d *Device) sweep() error {
 	for _, b := range d.garbage {
 		d.keep(b)

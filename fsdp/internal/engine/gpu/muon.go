@@ -58,8 +58,8 @@ func (v vector) Descend(o optim.Vec, decay, rate float64) error {
 	return v.do(func() error { return o.(vector).mix(v, -rate, decay) })
 }
 
-// Orthogonalize implements optimvec.MuonVec. It works in a slab that no pass uses. The order of sums is that
-// of cuBLASLt and of the kernels.
+// Orthogonalize implements optimvec.MuonVec. It works in a slab that no pass uses. The order of
+// sums is that of cuBLASLt and of the kernels.
 func (v vector) Orthogonalize(rows, cols int, s optimvec.MuonStep) error {
 	d, n, side := v.d, rows*cols, min(rows, cols)
 	matrix, square := aligned(max(n*v.size, 8*squareBlocks)), aligned(side*side*v.size)
@@ -117,7 +117,8 @@ func (v vector) normalize(room vector, eps float64) error {
 	return v.muon("normalize", uint64(v.addr()), uint64(room.addr()), uint64(v.Len()), math.Float64bits(eps))
 }
 
-// newtonSchulz sets y to the next step of the iteration from the matrix v. It uses the squares a and b.
+// newtonSchulz sets y to the next step of the iteration from the matrix v. It uses the squares a
+// and b.
 func (v vector) newtonSchulz(y, a, b vector, rows, cols int, s *optimvec.MuonStep) error {
 	side := min(rows, cols)
 	gram := compute.Product{Rows: side, Cols: side, Depth: max(rows, cols), TransA: rows >= cols, TransB: rows < cols}

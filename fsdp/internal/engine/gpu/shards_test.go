@@ -34,8 +34,8 @@ func lonely() []ranks.Mesh {
 	return slices.Repeat([]ranks.Mesh{{Shard: g, Peers: g}}, 3)
 }
 
-// TestNewShards counts memory, all zero, and lets each call of the driver fail once: then nothing is
-// left, and the error names the group.
+// TestNewShards counts memory, all zero, and lets each call of the driver fail once: then nothing
+// is left, and the error names the group.
 func TestNewShards(t *testing.T) {
 	cuda := double(t)
 	l := small(t, 1, 0, 1)
@@ -72,7 +72,8 @@ func TestNewShards(t *testing.T) {
 	}
 }
 
-// TestReduceWhole sums and averages over ranks in all roles of a hybrid mesh, two shards of two replicas.
+// TestReduceWhole sums and averages over ranks in all roles of a hybrid mesh, two shards of two
+// replicas.
 func TestReduceWhole(t *testing.T) {
 	doubles(t)
 	const places, n = 2, 256
@@ -127,7 +128,8 @@ func TestReduceWhole(t *testing.T) {
 	}
 }
 
-// TestReduceWholeFails: a context that ends is the error of the call, and what was given up is freed.
+// TestReduceWholeFails: a context that ends is the error of the call, and what was given up is
+// freed.
 func TestReduceWholeFails(t *testing.T) {
 	cuda := double(t)
 	for _, call := range []string{"cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent"} {

@@ -93,8 +93,8 @@ func (g *group) finishGather(full uintptr) error {
 	return nil
 }
 
-// startReduce prepares the gradients in full, of type t, scaled by c if they have to be narrowed. It
-// returns the collective that sums them: over the ranks that share the parameters, or over the
+// startReduce prepares the gradients in full, of type t, scaled by c if they have to be narrowed.
+// It returns the collective that sums them: over the ranks that share the parameters, or over the
 // replicas if every rank has all of them.
 func (g *group) startReduce(full uintptr, t comm.DType, c float32) (*link, nccl.Op, error) {
 	if err := g.lower(full, t, c); err != nil {
@@ -130,8 +130,8 @@ func (g *group) startSync(full uintptr) (*link, nccl.Op) {
 }
 
 // finishReduce adds c times this rank's range of the sums in full to the gradient shard. It stores
-// them if the shard is to be cleared, or if full is the shard. The beginning of the pass has made other
-// deferred changes.
+// them if the shard is to be cleared, or if full is the shard. The beginning of the pass has made
+// other deferred changes.
 func (g *group) finishReduce(full uintptr, c float64) error {
 	n, bits := g.Flat.ShardLen(), uint64(math.Float32bits(float32(c)))
 	if g.Compute == comm.Float64 {

@@ -12,11 +12,11 @@ import (
 
 // # Sums of virtual ranks
 //
-// With engine.Options.Passes gradients are summed in one tree: see the tree over the passes of a step.
-// NCCL sums in another order, which depends on the number of ranks. So each rank receives the gradients
-// of its part from the other ranks, into scratch memory, and adds them in the order of the tree. An
-// all-reduce then gathers the parts. All of this runs in wire. Only gradients that a pass inside NoSync
-// leaves are rounded and merged in work, where the pass has written them.
+// With engine.Options.Passes gradients are summed in one tree: see the tree over the passes of a
+// step. NCCL sums in another order, which depends on the number of ranks. So each rank receives the
+// gradients of its part from the other ranks, into scratch memory, and adds them in the order of
+// the tree. An all-reduce then gathers the parts. All of this runs in wire. Only gradients that a
+// pass inside NoSync leaves are rounded and merged in work, where the pass has written them.
 
 // Turn implements engine's turner.
 func (s *shards) Turn(t engine.Turn, before func(*layout.Group) float32) {
@@ -62,8 +62,8 @@ type sum struct {
 func (x *sum) from(rank int) uintptr { return x.full + uintptr(rank*x.part*x.g.Reduce.Size()) }
 func (x *sum) len(rank int) int      { return max(0, min(x.part, x.n-rank*x.part)) }
 
-// exchange sends to each other rank what send returns for it, and receives what receive returns. The
-// sends and receives are together the collective of a kind.
+// exchange sends to each other rank what send returns for it, and receives what receive returns.
+// The sends and receives are together the collective of a kind.
 func (x *sum) exchange(kind nccl.Kind, at engine.Place, send, receive func(rank int) (uintptr, int)) error {
 	t := types[x.g.Reduce]
 	var ops []nccl.Op
@@ -124,7 +124,8 @@ func (g *group) syncInTree(full, scratch uintptr, at engine.Place) error {
 	return (&sum{g, g.replica, g.ownAddress(full, g.Reduce), scratch, part(n, g.replica.comm.Size()), n}).run(at, true)
 }
 
-// reduceWholeInTree sums the whole gradients of a group over the ranks, in a slab that no pass uses.
+// reduceWholeInTree sums the whole gradients of a group over the ranks, in a slab that no pass
+// uses.
 func (g *group) reduceWholeInTree(full uintptr, before float32) error {
 	first, second := sumWork(g.Group)
 	n, scratch := max(first, second), uintptr(0)

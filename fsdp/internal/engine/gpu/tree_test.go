@@ -78,7 +78,8 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// unpacked returns the numbers of a 16-bit type that are at the beginning of x, as many as x has elements.
+// unpacked returns the numbers of a 16-bit type that are at the beginning of x, as many as x has
+// elements.
 func unpacked(x []float32, t comm.DType) []float32 {
 	list := make([]float32, len(x))
 	for i, bits := range unsafe.Slice((*uint16)(unsafe.Pointer(&x[0])), len(x)) {

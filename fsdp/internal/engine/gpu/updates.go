@@ -128,9 +128,8 @@ func (u *updates) free() error {
 func (u *updates) answers() uintptr { return u.memory.Addr() + uintptr(maxPieces*pieceBytes) }
 func (u *updates) codes() uintptr   { return u.answers() + uintptr(maxPieces*resultBytes) }
 
-// add appends a piece to the list, after deferred changes that the kernel cannot make. Kernel k will
-// work on vs; the first of vs determines the type.
-// The lock is held.
+// add appends a piece to the list, after deferred changes that the kernel cannot make. Kernel k
+// will work on vs; the first of vs determines the type. The lock is held.
 func (d *Device) add(k kernel, p piece, vs ...vector) error {
 	p.scale = 1
 	for i, v := range vs {

@@ -10,8 +10,8 @@ import (
 	optimvec "github.com/gofsdp/gofsdp/optim/vec"
 )
 
-// A vector implements optimvec.Adam8Vec and optimvec.BFloat16Vec with elements [from, to) of a block. Equal
-// vectors are the same elements.
+// A vector implements optimvec.Adam8Vec and optimvec.BFloat16Vec with elements [from, to) of a
+// block. Equal vectors are the same elements.
 type vector struct {
 	d        *Device
 	b        *block

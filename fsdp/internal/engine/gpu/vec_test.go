@@ -108,7 +108,8 @@ func same(t require.TestingT, want optim.Host, v optim.Vec) {
 	}
 }
 
-// apply does a random operation on elements [from, to) of one side. All random numbers come from rng.
+// apply does a random operation on elements [from, to) of one side. All random numbers come from
+// rng.
 func apply(t rapid.TB, d *Device, vs [4]optim.Vec, from, to int, rng *rand.Rand) {
 	p, g, m, v := vs[0].Slice(from, to), vs[1].Slice(from, to), vs[2].Slice(from, to), vs[3].Slice(from, to)
 	switch rng.IntN(6) {
@@ -136,8 +137,8 @@ func apply(t rapid.TB, d *Device, vs [4]optim.Vec, from, to int, rng *rand.Rand)
 	}
 }
 
-// TestUpdates applies random operations to random pieces: in ascending order, which one launch does,
-// and in any other, with slices that overlap. The bits are those of the host.
+// TestUpdates applies random operations to random pieces: in ascending order, which one launch
+// does, and in any other, with slices that overlap. The bits are those of the host.
 func TestUpdates(t *testing.T) {
 	cuda := double(t)
 	devices := []*Device{open(t, Options{staging: 4096}), open(t, Options{Offload: true})}
@@ -166,8 +167,8 @@ func TestUpdates(t *testing.T) {
 	}
 }
 
-// TestOneLaunch counts: a step of an optimizer over many pieces, with rules, is one launch, and what
-// is over maxPieces is one more.
+// TestOneLaunch counts: a step of an optimizer over many pieces, with rules, is one launch, and
+// what is over maxPieces is one more.
 func TestOneLaunch(t *testing.T) {
 	cuda := double(t)
 	d := open(t, Options{})
@@ -196,7 +197,8 @@ func TestOneLaunch(t *testing.T) {
 	}), "allocations of a step")
 }
 
-// TestPlace: what others give to the stream of a vector comes after its updates and before it is read.
+// TestPlace: what others give to the stream of a vector comes after its updates and before it is
+// read.
 func TestPlace(t *testing.T) {
 	double(t)
 	d := open(t, Options{})
@@ -213,8 +215,8 @@ func TestPlace(t *testing.T) {
 	require.Equal(t, []float32{1, 0, 0, 4, 5}, got)
 }
 
-// TestOneMemory: updates of the same elements are in order, also if these lie behind others that one of
-// the updates takes of the same memory.
+// TestOneMemory: updates of the same elements are in order, also if these lie behind others that
+// one of the updates takes of the same memory.
 func TestOneMemory(t *testing.T) {
 	double(t)
 	d := open(t, Options{})

@@ -123,7 +123,8 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// TestFormats prints the table of trainings that are over after a step, and ends those that do not learn.
+// TestFormats prints the table of trainings that are over after a step, and ends those that do not
+// learn.
 func TestFormats(t *testing.T) {
 	var out strings.Builder
 	text, err := goSource(".", 5000)
@@ -168,7 +169,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestMemoryInComment compares the table in the comment of package fsdp with the output of "make memory".
+// TestMemoryInComment compares the table in the comment of package fsdp with the output of "make
+// memory".
 func TestMemoryInComment(t *testing.T) {
 	comment, err := os.ReadFile("../../../../fsdp/doc.go")
 	require.NoError(t, err)
@@ -209,8 +211,8 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// BenchmarkMemoryCheckpoint makes steps of small on two ranks, in turns with steps after which each rank keeps
-// the step in memory. It reports the medians, and how much longer the latter take.
+// BenchmarkMemoryCheckpoint makes steps of small on two ranks, in turns with steps after which each
+// rank keeps the step in memory. It reports the medians, and how much longer the latter take.
 func BenchmarkMemoryCheckpoint(b *testing.B) {
 	ctx, small := context.Background(), sizes[slices.IndexFunc(sizes, func(s size) bool { return s.name == "small" })]
 	for _, precision := range []precision{float32s, bfloat16s} {
