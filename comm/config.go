@@ -143,7 +143,8 @@ type Config struct {
 	// give it another one.
 	Join bool
 	// ReplaceTimeout is how long [Reconnect] waits for processes with Join that take the places of
-	// lost ranks. 0 means that it takes those that already wait.
+	// lost ranks. 0 means that it takes the processes
+	// that already wait.
 	ReplaceTimeout time.Duration
 	// Host overrides the identity of this host. Ranks with equal identities are on
 	// one host and can share memory; the Transport decides whether they do.

@@ -10,7 +10,7 @@ import (
 type attempt struct {
 	start
 	begin   time.Time
-	ranks   []*rank // those that were replaced, too
+	ranks   []*rank // replaced ones, too
 	exits   chan *rank
 	running int
 	ended   []*ending        // in the order of time

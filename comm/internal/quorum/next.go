@@ -396,8 +396,8 @@ func (p *proposal) decided() bool {
 	return now.Number >= p.number
 }
 
-// ask sends a request to this process, and then to all members that answer, until those that agree
-// suffice.
+// ask sends a request to this process, and then to all members that answer, until enough members
+// agree.
 func (p *proposal) ask(ctx context.Context, q request, yes func(reply)) bool {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	var asking sync.WaitGroup

@@ -24,7 +24,7 @@ type hostGrads struct {
 	mu      sync.Mutex // several goroutines may use slices
 	memory  optim.Host
 	cleared bool    // all elements are 0, whatever the memory contains
-	factor  float64 // of all elements, beside the memory
+	factor  float64 // the elements are the memory times it
 	most    float64 // the largest magnitude in memory, if known
 	known   bool
 }

@@ -81,7 +81,7 @@ type share struct {
 	Steps  int           // of the optimizer
 	Groups []optim.Group `json:",omitempty"`
 	Twins  []int         `json:",omitempty"` // other ranks that have the same elements of all parameters
-	Spans  [2][]span     // of each part; those that the holder of the copy gets come first
+	Spans  [2][]span     // of each part; the holder of the copy gets the first ones
 }
 
 // A span is elements of one tensor.

@@ -51,7 +51,7 @@ DEVICE void forward(E *y, W<E> *stats, const E *x, const W<E> *gain, const W<E> 
 }
 
 // With x̂ = (x - mean)·rstd and g = gain·dy it is dx = rstd·(g - mean(g) - x̂·mean(g·x̂)), without
-// mean(g) in rms norm, plus y unless that is null. dgain is the sum of dy·x̂ over the rows, and dbias that of dy.
+// mean(g) in rms norm, plus y unless y is null. Sums over the rows: dgain has dy·x̂, dbias has dy.
 //
 // backward takes rows [blockIdx.x·each, +each) in turn. A thread has the same K vectors of columns of
 // every row, so that it sums dgain and dbias in registers: part is [blocks][dgain d, dbias d].

@@ -58,8 +58,8 @@ ROUNDED(f16, f16)
 
 #define LEVELS 16 // of the tree: there are fewer than 2^LEVELS ranks
 
-// y is the sum over the ranks, of which y has the elements of rank me, and x those of the others, in
-// the order of the ranks, stride apart. It is rounded once. The sum is the canonical tree of package
+// y becomes the sum over the ranks. It has the elements of rank me, and x has the elements of the
+// others, in the order of the ranks, stride apart. The sum is rounded once. The sum is the canonical tree of package
 // comm: after r ranks there is a sum of 2^k ranks for each bit k of r.
 template <class E> DEVICE void tree(E *y, const E *x, u64 n, u64 stride, u32 ranks, u32 me) {
   INDEX(n);

@@ -7,9 +7,8 @@ import (
 )
 
 // An activation of bfloat16 has 65,536 arguments. So its values and its slopes in float32 are in
-// tables, and the bits are the same as those that the float32 kernel computes. A lookup takes a
-// third of the time of the computation. A table has 256 KiB; the arguments of a layer use a few KiB
-// of it.
+// tables, with the bits of the float32 kernel. A lookup takes a third of the time of the
+// computation. A table has 256 KiB; the arguments of a layer use a few KiB of it.
 var lookups = [gates]tables{
 	GateSiLU:     newTables(GateSiLU, SiLU[float32], SiLUGrad[float32]),
 	GateGELUErf:  newTables(GateGELUErf, GELUErf[float32], GELUErfGrad[float32]),

@@ -65,7 +65,7 @@ func TestGPUWritesGradients(t *testing.T) {
 		{fsdp.Config{Poison: true}, 0, 4},
 		{fsdp.Config{Precision: fsdp.BF16()}, 0, 8}, // units have a group for norms
 		{fsdp.Config{GradAverage: fsdp.ByWeights}, 3, 4},
-		{fsdp.Config{Precision: fsdp.Precision{Reduce: fsdp.BFloat16}}, 0, 4}, // those of norms
+		{fsdp.Config{Precision: fsdp.Precision{Reduce: fsdp.BFloat16}}, 0, 4}, // of norms
 	} {
 		dev, err := gpu.Open(0)
 		require.NoError(t, err)

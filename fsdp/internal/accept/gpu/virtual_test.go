@@ -58,8 +58,8 @@ func trainedBits(t *testing.T, ranks, virtual int, noSync bool, cfg fsdp.Config,
 	return bits, losses
 }
 
-// TestGPUVirtualRanks: with virtual ranks, one GPU, two and four train to the same bits, near those
-// of the host. NCCL's sums have other bits than the tree: without virtual ranks they reach the
+// TestGPUVirtualRanks: with virtual ranks, one GPU, two and four train to the same bits, near the
+// host's. NCCL's sums have other bits than the tree: without virtual ranks they reach the
 // parameters.
 func TestGPUVirtualRanks(t *testing.T) {
 	t.Setenv("FSDP_DOUBLE_NCCL_TREE", "") // so that it is restored

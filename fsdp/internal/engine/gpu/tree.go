@@ -138,7 +138,7 @@ func (g *group) reduceWholeInTree(full uintptr, before float32) error {
 		if err != nil {
 			return err
 		}
-		defer func() { // later operations in work run after these, and those of a pass after them
+		defer func() { // work runs its later operations after these, and so does a later pass
 			g.d.counts.Free(counted)
 			s.taken = false
 		}()

@@ -30,8 +30,8 @@ func treeSum(list [][]float32) []float32 {
 	return sum
 }
 
-// TestTree: the kernel of sums adds what ranks have in the order of package comm, and rounds once,
-// whichever rank has the part.
+// TestTree: the kernel of sums adds the elements of ranks in the order of package comm, and rounds
+// once, whichever rank has the part.
 func TestTree(t *testing.T) {
 	double(t)
 	d, rng := open(t, Options{}), rand.New(rand.NewPCG(7, 7))
