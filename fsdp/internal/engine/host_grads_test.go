@@ -83,6 +83,28 @@ func TestHostGrads(t *testing.T) {
 	})
 }
 
+// TestHostGradsDeferred: clipping and clearing do not touch the memory before a reader must see them,
+// and the largest magnitude of a drain is known without a pass.
+func TestHostGradsDeferred(t *testing.T) {
+	memory := []float32{3, -4}
+	g := hostGrad{newHostGrads(optim.Host{F32: memory}), 0, 2}
+	d := g.drain()
+	d.add(0, optim.Host{F32: []float32{1, -2}}, 0.5)
+	d.end()
+	require.Equal(t, []float32{0.5, -1}, memory, "stored over the 3 and the -4")
+	memory[0] = 9 // behind its back
+	require.Equal(t, 1.0, g.Largest())
+	memory[0] = 0.5
+	g.times(0.5)
+	require.Equal(t, []float32{0.5, -1}, memory)
+	elements, factor := g.Scaled()
+	require.Equal(t, memory, elements.F32)
+	require.Equal(t, 0.5, factor)
+	require.NoError(t, g.Zero())
+	require.Equal(t, []float32{0.5, -1}, memory)
+	require.Equal(t, []float32{0, 0}, g.Elements().F32)
+}
+
 // same requires equal bits, of zeros too.
 func same(t require.TestingT, want, got []float32) {
 	for i := range want {
