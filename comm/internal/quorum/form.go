@@ -45,6 +45,9 @@ func (n *Node) Enter(ctx context.Context, m Membership) (Membership, error) {
 		n.Begin(now)
 		return now, nil
 	}
+	if len(errs) == 0 {
+		return Membership{}, fmt.Errorf("group %d has no members", m.Number)
+	}
 	return Membership{}, errors.Join(errs...)
 }
 

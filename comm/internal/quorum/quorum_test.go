@@ -160,6 +160,8 @@ func TestDeathAfterWaiting(t *testing.T) {
 func TestEnter(t *testing.T) {
 	nodes, m := open(t, 3, time.Minute)
 	later := []*Node{process(t, 0, 0), process(t, 0, 0)}
+	_, err := later[0].Enter(t.Context(), Membership{Number: 4}) // as a file may say
+	require.ErrorContains(t, err, "group 4 has no members")
 	require.NoError(t, nodes[0].Close())
 	waiting := func(n int) func() bool {
 		return func() bool {
