@@ -27,11 +27,11 @@ type Domain struct {
 	lingering []*shared // closed here, with memory that others may still read
 }
 
-const (
-	segmentTag = 1 // of the file in which a rank passes its segment
-	// Addresses for all segments: an eighth of the least a process has.
-	maxDomain = min(16<<40, math.MaxInt/8)
-)
+const segmentTag = 1 // of the file in which a rank passes its segment
+
+// MaxDomain bounds the addresses of all segments: an eighth of the least a process has. Tests lower
+// it, because an emulator pays memory for each page of addresses.
+var MaxDomain = min(16<<40, math.MaxInt/8)
 
 // New creates this process's segment and exchanges it with the other ranks of the host, all of which
 // call New. The error is a [session.NoMemory] if the ranks must do without.
@@ -65,7 +65,7 @@ func New(ctx context.Context, s *session.Session) (*Domain, error) {
 // demand of a program is unknown, and costs no more than addresses: one process has the addresses
 // of all segments. If addresses are few, half stay free for everything else.
 func createSegment(ranks int) (*shm.Segment, error) {
-	limit := min(shm.Installed(), maxDomain/ranks)
+	limit := min(shm.Installed(), MaxDomain/ranks)
 	if spare := shm.Spare(); limit > spare/(2*ranks) {
 		return nil, fmt.Errorf("ulimit -v leaves this process %d MiB of address space, but shared memory of %d ranks needs %d MiB: "+
 			"raise ulimit -v, or set FSDP_TRANSPORT=tcp", spare>>20, ranks, 2*ranks*(limit>>20))

@@ -22,7 +22,10 @@ import (
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	MaxDomain = 1 << 30
+	goleak.VerifyTestMain(m)
+}
 
 // host is a network of sessions in this process that can pass files.
 type host struct {
