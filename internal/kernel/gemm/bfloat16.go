@@ -21,6 +21,7 @@ func runRounded[T Element](whole product[T, float32], beta float32, bias, c []ha
 	if whole.m == 0 || whole.n == 0 {
 		return
 	}
+	whole.packWhole()
 	_, groups := whole.ranges()
 	inSums := groups.parts > 1 || beta != 0
 	width := whole.width()

@@ -232,6 +232,7 @@ func (x *product[T, P]) run() {
 	if x.m == 0 || x.n == 0 {
 		return
 	}
+	x.packWhole()
 	x.packsA, x.packsB = x.mustPackA(), x.mustPackB()
 	x.tile.alpha = x.alpha
 	cols := newSplit(x.n, x.width(), x.nr)
