@@ -12,8 +12,9 @@
 //
 // Each process has an address, at which it answers as long as it is part of the job, whether it
 // waits in Next or not. A connection has one request, with the number k of a membership and the
-// latest membership of the sender, and one answer. A process that has not answered sends an empty
-// answer every 5 s. The other end treats a process that is silent for 20 s as lost.
+// number of the latest membership of the sender, and one answer. A process that has not answered
+// sends an empty answer every 5 s, and when the processes that wait to join change. The other end
+// treats a process that is silent for 20 s as lost.
 //
 //	await    k       answered when the process waits for k in Next
 //	follow   k       answered when the process has k; this answer and the last one, and empty ones, name processes that wait to join
@@ -23,9 +24,13 @@
 //	guard    k       answered when the process does not form k any more
 //	enter            answered when the process that asks is in a membership
 //
-// A process that has membership k or a later one answers every request about k with it. The
-// membership in a request brings a process up to date that has an earlier one. So the proposer need
-// not send its decision: the others follow it.
+// A process that has membership k or a later one answers every request about k with it. A process
+// whose latest membership is earlier than the sender's answers "unknown", and the sender repeats
+// the request on the same connection, with that membership. So a process that comes back is brought
+// up to date by the first request, and the proposer need not send its decision: the others follow
+// it. The members of a membership are in these messages only: accept, the repeated request, a
+// promise with an accepted value, and the answer of a process that has it. Messages are binary, see
+// message.go: a membership of 1,000 processes has about 40 KB.
 //
 // # States
 //

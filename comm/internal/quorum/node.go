@@ -1,11 +1,11 @@
 package quorum
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,12 +22,11 @@ import (
 )
 
 const (
-	purpose    = "membership" // in the hello of both sides
-	beat       = 5 * time.Second
-	silence    = mesh.Unanswered // after which a process is lost
-	dialTime   = 5 * time.Second
-	askTime    = 2 * dialTime // of a request that needs no waiting
-	maxMessage = 16 << 20     // bytes that one end sends
+	purpose  = "membership" // in the hello of both sides
+	beat     = 5 * time.Second
+	silence  = mesh.Unanswered // after which a process is lost
+	dialTime = 5 * time.Second
+	askTime  = 2 * dialTime // of a request that needs no waiting
 )
 
 // Config configures a process.
@@ -127,37 +126,6 @@ func (n *Node) state() (Membership, <-chan struct{}) {
 	return n.current, n.changed
 }
 
-// The requests.
-const (
-	askAwait   = "await"
-	askFollow  = "follow"
-	askPrepare = "prepare"
-	askAccept  = "accept"
-	askMeet    = "meet"
-	askGuard   = "guard"
-	askEnter   = "enter"
-)
-
-type request struct {
-	What   string
-	Number int         // of the membership
-	Base   *Membership // the latest that the process that asks has
-	Ballot Ballot
-	Value  *Membership `json:",omitempty"`
-	Member *Member     `json:",omitempty"` // that joins
-}
-
-type reply struct {
-	Done    bool        // else a later reply follows
-	Waits   bool        // in Next, for the number of the request
-	OK      bool        // prepare, accept
-	Ballot  Ballot      // promised
-	Value   *Membership `json:",omitempty"` // accepted
-	Decided *Membership `json:",omitempty"`
-	Joining []Member    `json:",omitempty"`
-	Address string      `json:",omitempty"` // of a store
-}
-
 // admit accepts processes of the job that want this one.
 func (n *Node) admit(theirs auth.Hello) (auth.Hello, error) {
 	switch {
@@ -175,10 +143,17 @@ func (n *Node) serve(conn, raw net.Conn, _ auth.Hello) error {
 	if err := conn.SetReadDeadline(time.Now().Add(silence)); err != nil {
 		return nil // the connection has ended
 	}
-	if err := json.NewDecoder(io.LimitReader(conn, maxMessage)).Decode(&q); err != nil {
+	err := receive(conn, &q)
+	if err == nil && n.lacks(&q) {
+		var text []byte
+		if text, err = encode(&reply{Unknown: true}); err == nil {
+			err = errors.Join(send(conn, text), receive(conn, &q))
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("request: %w", err)
 	}
-	if q.What == askEnter && q.Member != nil {
+	if q.What == askEnter {
 		n.enter(*q.Member, true)
 		defer n.enter(*q.Member, false)
 	}
@@ -192,11 +167,12 @@ func (n *Node) serve(conn, raw net.Conn, _ auth.Hello) error {
 	defer func() { _ = raw.Close(); <-gone }()
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
-	for {
+	for last, due := []byte(nil), true; ; {
 		r, changed := n.answer(&q)
-		err := conn.SetWriteDeadline(time.Now().Add(silence))
-		if err == nil {
-			err = json.NewEncoder(conn).Encode(r)
+		text, err := encode(&r)
+		if err == nil && (due || !bytes.Equal(text, last)) {
+			last, due = text, false
+			err = send(conn, text)
 		}
 		if err != nil || r.Done {
 			return nil // a process that still wants an answer asks again
@@ -204,12 +180,21 @@ func (n *Node) serve(conn, raw net.Conn, _ auth.Hello) error {
 		select {
 		case <-changed:
 		case <-ticker.C:
+			due = true
 		case <-gone:
 			return nil
 		case <-n.ctx.Done():
 			return nil
 		}
 	}
+}
+
+func send(conn net.Conn, message []byte) error {
+	err := conn.SetWriteDeadline(time.Now().Add(silence))
+	if err == nil {
+		_, err = conn.Write(message)
+	}
+	return err
 }
 
 // enter adds or removes a process that waits to join.
@@ -234,8 +219,15 @@ func (n *Node) enter(m Member, waits bool) {
 func (n *Node) answer(q *request) (reply, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.learn(q.Base, Ballot{})
+	n.learn(q.Latest, Ballot{})
 	return n.reply(q), n.changed
+}
+
+// lacks reports whether a process that asks has a later membership, and has not sent it.
+func (n *Node) lacks(q *request) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return q.Latest == nil && q.Base > n.current.Number
 }
 
 // reply is answer for a caller that holds n.mu.
@@ -243,7 +235,7 @@ func (n *Node) reply(q *request) (r reply) {
 	now := n.current
 	switch forming := q.What == askMeet || q.What == askGuard; {
 	case q.What == askEnter:
-		if q.Member != nil && now.Index(q.Member.ID) >= 0 {
+		if now.Index(q.Member.ID) >= 0 {
 			return reply{Done: true, Decided: &now}
 		}
 		return reply{}
@@ -261,7 +253,7 @@ func (n *Node) reply(q *request) (r reply) {
 		r = reply{Done: true, OK: n.acceptor.prepare(q.Ballot), Ballot: n.acceptor.promised}
 		r.Value = n.acceptor.accepted
 	case askAccept:
-		r = reply{Done: true, OK: q.Value != nil && n.acceptor.accept(q.Value), Ballot: n.acceptor.promised}
+		r = reply{Done: true, OK: n.acceptor.accept(q.Value), Ballot: n.acceptor.promised}
 	case askMeet:
 		r.Done, r.Address = n.meeting != "" || n.wanted > q.Number, n.meeting
 	case askGuard:
@@ -276,9 +268,7 @@ func (n *Node) call(ctx context.Context, to Member, q request, beats func(reply)
 	n.mu.Lock()
 	now, promised := n.current, n.acceptor.promised
 	n.mu.Unlock()
-	if now.Number >= 0 {
-		q.Base = &now
-	}
+	q.Base = now.Number
 	dialing, cancel := context.WithTimeout(store.WithNetwork(ctx, store.NetworkOf(n.ctx)), dialTime)
 	conn, raw, err := store.Try(dialing, to.Address, store.Config{Secret: n.cfg.Secret, TLS: n.client},
 		auth.Hello{Job: n.cfg.Job, Purpose: purpose, Rank: n.cfg.Rank, Extra: []byte(to.ID)})
@@ -288,16 +278,23 @@ func (n *Node) call(ctx context.Context, to Member, q request, beats func(reply)
 	}
 	defer raw.Close()
 	defer context.AfterFunc(ctx, func() { raw.Close() })()
-	if err = conn.SetWriteDeadline(time.Now().Add(silence)); err == nil {
-		err = json.NewEncoder(conn).Encode(q)
+	ask := func() error {
+		text, err := encode(&q)
+		if err == nil {
+			err = send(conn, text)
+		}
+		return err
 	}
-	for in := json.NewDecoder(io.LimitReader(conn, maxMessage)); err == nil; {
+	for err = ask(); err == nil; {
 		var r reply
 		if err = conn.SetReadDeadline(time.Now().Add(silence)); err == nil {
-			err = in.Decode(&r)
+			err = receive(conn, &r)
 		}
 		switch {
 		case err != nil:
+		case r.Unknown:
+			q.Latest = &now
+			err = ask()
 		case r.Done:
 			n.mu.Lock()
 			n.learn(r.Decided, promised)

@@ -1,8 +1,10 @@
 package quorum
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"sync"
@@ -76,7 +78,7 @@ func TestPromise(t *testing.T) {
 	require.Equal(t, reply{Done: true, Ballot: Ballot{2, 0}}, ask(request{What: askAccept, Number: 1, Value: &value}))
 	require.False(t, ask(request{What: askPrepare, Number: 1, Ballot: Ballot{1, 9}}).OK)
 
-	require.False(t, ask(request{What: askFollow, Number: 1, Base: &value}).Done)
+	require.False(t, ask(request{What: askFollow, Number: 1, Base: 1, Latest: &value}).Done)
 	n.learn(&value, Ballot{1, 2})
 	require.Zero(t, n.current.Number, "asked before the promise")
 	n.learn(&value, Ballot{2, 0})
@@ -194,6 +196,98 @@ func TestEnter(t *testing.T) {
 		require.Equal(t, want, next[rank].Members)
 	}
 	for _, n := range append(nodes[1:], later...) {
+		require.NoError(t, n.Close())
+	}
+}
+
+// someMembership draws a membership with a number.
+func someMembership(t *rapid.T, number int) *Membership {
+	m := &Membership{Number: number, Ballot: Ballot{rapid.IntRange(0, 1<<30).Draw(t, "round"), rapid.IntRange(0, 9).Draw(t, "proposer")}}
+	for range rapid.IntRange(1, 4).Draw(t, "members") {
+		m.Members = append(m.Members, Member{ID: rapid.String().Draw(t, "id"), Address: rapid.String().Draw(t, "address"), Rank: rapid.IntRange(-1, 1000).Draw(t, "rank")})
+	}
+	return m
+}
+
+// TestMessages encodes and parses requests and replies.
+func TestMessages(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		number := rapid.IntRange(-1, 1<<30).Draw(t, "number")
+		q := request{What: what(rapid.IntRange(0, int(asks)-1).Draw(t, "what")), Number: number, Base: number - 1, Ballot: Ballot{3, 1}}
+		r := reply{Done: rapid.Bool().Draw(t, "done"), OK: rapid.Bool().Draw(t, "ok"), Unknown: rapid.Bool().Draw(t, "unknown"), Address: rapid.String().Draw(t, "store")}
+		if q.What == askAccept {
+			q.Value = someMembership(t, number)
+		}
+		if q.What == askEnter {
+			q.Member = &Member{ID: "a", Address: "b:1", Rank: 3}
+			r.Joining = append(r.Joining, *q.Member)
+		}
+		if rapid.Bool().Draw(t, "latest") {
+			q.Latest, r.Value, r.Decided = someMembership(t, q.Base), someMembership(t, number), someMembership(t, number+1)
+		}
+		var parsed request
+		require.NoError(t, parsed.parse(q.append(nil)))
+		require.Equal(t, q, parsed)
+		var answer reply
+		require.NoError(t, answer.parse(r.append(nil)))
+		require.Equal(t, r, answer)
+	})
+	large := membership(1000)
+	for i := range large.Members {
+		large.Members[i] = Member{ID: "ABCDEFGHIJKLMNOP", Address: "10.100.100.100:65535", Rank: i}
+	}
+	text, err := encode(&request{What: askAccept, Value: &large})
+	require.NoError(t, err)
+	require.Less(t, len(text), 41<<10)
+	require.ErrorIs(t, receive(bytes.NewReader([]byte{255, 0, 0, 0, 0}), &request{}), errMessage)
+	require.ErrorIs(t, receive(bytes.NewReader(text[:len(text)-1]), &request{}), io.EOF)
+}
+
+// fuzz parses bytes as a message that is parsed again, the same, from its encoding.
+func fuzz[M any, P interface {
+	*M
+	append(b []byte) []byte
+	parse(b []byte) error
+}](f *testing.F, seeds ...M) {
+	for _, m := range seeds {
+		f.Add(P(&m).append(nil))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var m, again M
+		if P(&m).parse(b) != nil {
+			return
+		}
+		require.NoError(t, P(&again).parse(P(&m).append(nil)))
+		require.Equal(t, m, again)
+	})
+}
+
+func FuzzRequest(f *testing.F) {
+	m := membership(3)
+	fuzz[request](f, request{}, request{What: askPrepare, Number: 1, Ballot: Ballot{1, 2}}, request{What: askAccept, Value: &m},
+		request{What: askEnter, Number: 0, Base: -1, Member: &m.Members[1]}, request{What: askFollow, Number: 1, Latest: &m}, request{What: asks})
+}
+
+func FuzzReply(f *testing.F) {
+	m := membership(3)
+	fuzz[reply](f, reply{}, reply{Done: true, OK: true, Ballot: Ballot{1, 2}, Value: &m}, reply{Waits: true, Joining: m.Members},
+		reply{Unknown: true}, reply{Done: true, Decided: &m}, reply{Done: true, Address: "10.0.0.1:29500"})
+}
+
+// TestUnknown brings a process up to date that has missed a membership: it asks for it.
+func TestUnknown(t *testing.T) {
+	nodes, m := open(t, 3, 0)
+	next := Membership{Number: 1, Members: m.Members[:2]}
+	nodes[0].Begin(next)
+	nodes[1].Begin(next)
+	calling, cancel := context.WithCancel(t.Context())
+	_, err := nodes[0].call(calling, m.Members[2], request{What: askAwait, Number: 2}, func(reply) { cancel() })
+	require.ErrorIs(t, err, context.Canceled)
+	now, _ := nodes[2].state()
+	require.Equal(t, next, now)
+	_, err = nodes[2].Next(t.Context(), 1)
+	require.ErrorIs(t, err, ErrExcluded)
+	for _, n := range nodes {
 		require.NoError(t, n.Close())
 	}
 }
