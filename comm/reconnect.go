@@ -161,7 +161,7 @@ func (p *place) again(ctx context.Context, last quorum.Membership, j *joining) (
 		if tries++; !slices.Equal(m.Members, last.Members) {
 			tries = 1
 		}
-		if tries == mostTries || ctx.Err() != nil {
+		if tries == mostTries || ctx.Err() != nil || errors.Is(err, quorum.ErrExcluded) {
 			return nil, err
 		}
 		last = m
@@ -196,7 +196,9 @@ const mostPublished = 16
 func keyMembers(number int) string { return fmt.Sprint("members/", number) }
 
 // publish writes the membership into the directory of the job, if it has one, for processes that
-// join.
+// join. It fails if another membership has claimed the number: the other ranks may have died after
+// they had admitted a new process, while this rank was stopped. Without such a directory no process
+// joins.
 func (p *place) publish(ctx context.Context, j *joining) error {
 	if !strings.HasPrefix(p.cfg.Rendezvous, fileScheme) || p.cfg.Rank >= mostPublished {
 		return nil
@@ -209,7 +211,14 @@ func (p *place) publish(ctx context.Context, j *joining) error {
 	m.Members = m.Members[:min(len(m.Members), mostPublished)]
 	value, err := json.Marshal(m)
 	if err == nil {
-		_, err = dir.Claim(ctx, keyMembers(m.Number), value)
+		value, err = dir.Claim(ctx, keyMembers(m.Number), value)
+	}
+	var first quorum.Membership
+	if err == nil {
+		err = json.Unmarshal(value, &first)
+	}
+	if err == nil && !slices.Equal(first.Members, m.Members) {
+		err = fmt.Errorf("%w: %s has another group %d", quorum.ErrExcluded, p.cfg.Rendezvous, m.Number)
 	}
 	return errors.Join(err, done())
 }

@@ -206,3 +206,50 @@ func TestReplace(t *testing.T) {
 	_, err := comm.Connect(ctx, comm.Config{Rank: 0, Size: 1, Rendezvous: "tcp://127.0.0.1:1", Join: true})
 	require.ErrorContains(t, err, "Config.Join needs a directory")
 }
+
+// TestReconnectAfterAll stops rank 2 of one host. The others go on, let a process in, and die. That
+// process goes on alone, so rank 2 must not, though all ranks of its group are certainly dead.
+func TestReconnectAfterAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net, dir := simnet.New(simnet.Config{Seed: 1, Latency: time.Millisecond}), "file://"+t.TempDir()
+		sizes, errs := make([][]int, 4), make([]error, 4)
+		var all sync.WaitGroup
+		for process, rank := range []int{0, 1, 2, 2} {
+			all.Go(func() {
+				ip := fmt.Sprint("127.0.0.", 10+process)
+				host := net.Host(ip)
+				ctx := store.WithNetwork(t.Context(), host)
+				g, err := comm.Connect(ctx, comm.Config{
+					Rank: rank, Size: 3, Rendezvous: dir, Job: t.Name(), Secret: secret, Listen: ip, Host: fmt.Sprint(process), Transport: comm.TCP,
+					Timeout: 10 * time.Second, JoinTimeout: time.Minute, Join: process == 3, Logger: slog.New(slog.DiscardHandler),
+				})
+				for err == nil {
+					if sizes[process] = append(sizes[process], g.Size()); g.Size() == 1 {
+						err = g.Close()
+						break
+					}
+					_ = g.Barrier(ctx)
+					switch {
+					case process == 2:
+						host.Stall(3 * time.Minute)
+						<-time.After(3 * time.Minute)
+					case process < 2 && len(sizes[process]) == 2:
+						host.Kill()
+					}
+					former := g
+					if err = errors.Join(g.Barrier(ctx), g.Barrier(ctx)); err == nil {
+						err = errors.New("the barrier is complete")
+						break
+					}
+					g, err = comm.Reconnect(ctx, former)
+					_ = former.Close() // it has failed
+				}
+				errs[process] = err
+			})
+		}
+		all.Wait()
+		require.Equal(t, [][]int{{3}, {3, 1}}, sizes[2:])
+		require.NoError(t, errs[3])
+		require.ErrorContains(t, errs[2], "the others have continued without this rank: "+dir+" has another group 1")
+	})
+}

@@ -26,10 +26,10 @@
 //
 // A process that has membership k or a later one answers every request about k with it. A process
 // whose latest membership is earlier than the sender's answers "unknown", and the sender repeats
-// the request on the same connection, with that membership. So a process that comes back is brought
-// up to date by the first request, and the proposer need not send its decision: the others follow
-// it. The members of a membership are in these messages only: accept, the repeated request, a
-// promise with an accepted value, and the answer of a process that has it. Messages are binary, see
+// the request on the same connection, with that membership. So the first request brings a process
+// up to date that was cut off, and the proposer need not send its decision: the others follow it.
+// Four messages have all members of a membership: accept, the repeated request, a promise with an
+// accepted value, and the answer of a process with membership k. Messages are binary, see
 // message.go: a membership of 1,000 processes has about 40 KB.
 //
 // # States
@@ -57,6 +57,10 @@
 // second case needs two rules. A proposer accepts its own value before it asks others to, so a live
 // process that may decide has accepted. And a process that has promised a higher ballot ignores a
 // decision that a dead process may have sent.
+//
+// The dead members may also have admitted a new process, which still lives. So package comm claims
+// the number of each membership in the directory of the job. A process fails with ErrExcluded if
+// another membership has claimed the number.
 //
 // # Crashes
 //
