@@ -52,9 +52,10 @@
 //
 // # Losses that ranks survive
 //
-// TestReconnect loses ranks of jobs whose other ranks connect again (comm.Reconnect): they are
-// killed, stopped or cut off, alone or several together, rank 0 more often than others, also while
-// the others connect. `make simulate` loses 10,000. See survival for the invariants.
+// TestReconnect changes the ranks of jobs whose other ranks connect again (comm.Reconnect): ranks
+// are killed, stopped or cut off, come back, leave, or join, alone or several together, rank 0 more
+// often than others, also while the others connect. `make simulate` makes 10,000 such events, and
+// counts them by kind. See survival for the invariants.
 //
 // # Reproducibility
 //

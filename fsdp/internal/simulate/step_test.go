@@ -172,7 +172,7 @@ const share = 10
 func content(step, no int) []byte {
 	b := make([]byte, 4*share)
 	for i := range b {
-		b[i] = byte(step*13 + no*5 + i)
+		b[i] = byte((step*13 + no*5 + i) % 61) // floats are finite
 	}
 	return b
 }
