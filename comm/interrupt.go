@@ -19,8 +19,8 @@ import (
 //	interrupt, stop := comm.Interrupt(ctx)
 //	defer stop()
 //
-// A rank does not end alone: fsdp's Sharded.Any shares the interruption of one rank with the others,
-// so that all save after the same step. A second SIGINT or SIGTERM ends the process at once. Other
+// A rank ends alone only if the others call [Reconnect]. Otherwise fsdp's Sharded.Any shares the
+// interruption of one rank with the others, so that all save after the same step. A second SIGINT or SIGTERM ends the process at once. Other
 // signals never do: a terminal that closes sends several SIGHUPs, and a notice comes before SIGTERM.
 // A SIGINT or SIGHUP that was ignored when the process started, as under nohup, stays ignored.
 //

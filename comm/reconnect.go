@@ -33,6 +33,10 @@ import (
 // rank 1, and rank 1 ends without rank 0. Ranks that listen on loopback are on one host, where the
 // end of a process is certain: any number of them continues.
 //
+// A rank leaves as planned by closing old after a step. It reports to the others that it takes part
+// in no later group. So the others need no majority without it, and do not wait for another process
+// in its place.
+//
 // Processes with Config.Join that wait to join take the places of lost ranks, in the order of their
 // Config.Rank, and then places behind the others. Reconnect waits for them for
 // Config.ReplaceTimeout, if ranks are lost. The group need not have failed: the ranks may call
@@ -75,6 +79,7 @@ type place struct {
 
 	mu   sync.Mutex
 	over bool // the node belongs to a later group
+	left bool // the group has been closed before
 }
 
 // quorum returns the configuration of a process's part in decisions.
@@ -117,20 +122,23 @@ func (p *place) take(ctx context.Context, g Group, s *session.Session, m *mesh.M
 	if err := p.publish(ctx, j); err != nil {
 		return err
 	}
-	s.Closed = func() error { return p.leave(g) }
+	s.Leaving = func() (bool, error) { return p.leave(g) }
+	s.Departed(func(rank int) { p.node.Depart(p.m.Members[rank].ID) })
 	places.Store(g, p)
 	return nil
 }
 
-// leave ends this process's part in decisions unless it has a place in a later group.
-func (p *place) leave(g Group) error {
+// leave ends this process's part in decisions unless it has a place in a later group. It reports
+// whether it has ended.
+func (p *place) leave(g Group) (departs bool, err error) {
 	places.Delete(g)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.over {
-		return nil
+		return false, nil
 	}
-	return p.node.Close()
+	p.left = true
+	return true, p.node.Close()
 }
 
 // mostTries is how often the same ranks try to form a group.
@@ -154,8 +162,12 @@ func (p *place) again(ctx context.Context, last quorum.Membership, j *joining) (
 		g, err := p.form(ctx, m, j)
 		if err == nil {
 			p.mu.Lock()
+			left := p.left
 			p.over = true
 			p.mu.Unlock()
+			if left {
+				return nil, errors.Join(errors.New("the former group was closed meanwhile"), g.Close())
+			}
 			return g, nil
 		}
 		if tries++; !slices.Equal(m.Members, last.Members) {

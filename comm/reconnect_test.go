@@ -71,6 +71,42 @@ func TestReconnect(t *testing.T) {
 	})
 }
 
+// TestReconnectPlanned lets three of five ranks leave after a step, rank 0 included, and then one of
+// the other two. Their hosts do not answer any more. The others continue at once, without a
+// majority.
+func TestReconnectPlanned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sizes := make([][]int, 5)
+		errs := simulated(t, 5, func(ctx context.Context, h *simnet.Host, g comm.Group) error {
+			r := g.Rank()
+			for {
+				sizes[r] = append(sizes[r], g.Size())
+				if r < 3 || r == 3 && g.Size() == 2 || g.Size() == 1 {
+					err := g.Close()
+					h.Isolate(time.Hour)
+					return err
+				}
+				begin := time.Now()
+				left := new(comm.RankError)
+				if err := errors.Join(g.Barrier(ctx), g.Barrier(ctx)); !errors.As(err, &left) || !errors.Is(err, comm.ErrClosed) {
+					return fmt.Errorf("not the error of a rank that has left: %w", err)
+				}
+				former := g
+				var err error
+				if g, err = comm.Reconnect(ctx, former); err != nil {
+					return err
+				}
+				_ = former.Close() // it has failed
+				if took := time.Since(begin); took > 3*time.Second {
+					return fmt.Errorf("the next group took %v", took)
+				}
+			}
+		})
+		require.NoError(t, errors.Join(errs...))
+		require.Equal(t, [][]int{{5}, {5}, {5}, {5, 2}, {5, 2, 1}}, sizes)
+	})
+}
+
 // TestReconnectApart cuts rank 0 off from two others, which go on. When it is back, it learns that
 // they have.
 func TestReconnectApart(t *testing.T) {

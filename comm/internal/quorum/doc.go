@@ -50,8 +50,9 @@
 //
 // A set of members can decide if it has more than half of them, or half of them and the first
 // member, or if all others are certainly dead. A process on this host's loopback interface is
-// certainly dead if nothing listens at its address. Other processes that do not answer may live in
-// another part of a network that is cut.
+// certainly dead if nothing listens at its address. A process that has left the job in order
+// (Depart) counts as dead, too: it has stopped to answer before it reported that. Other processes
+// that do not answer may live in another part of a network that is cut.
 //
 // Two sets that can decide have a member in common, or the members of one of them are dead. The
 // second case needs two rules. A proposer accepts its own value before it asks others to, so a live

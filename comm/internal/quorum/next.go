@@ -176,7 +176,7 @@ type standing struct {
 
 // standing returns the state of a member that a request has failed for.
 func (m Member) standing(err error) standing {
-	return standing{lost: !errors.Is(err, errAbsent), dead: ended(err) && m.certain(), err: err}
+	return standing{lost: !errors.Is(err, errAbsent), dead: ended(err) && m.certain() || errors.Is(err, errDeparted), err: err}
 }
 
 // proposal is a process that proposes a membership.
@@ -227,7 +227,7 @@ func (p *proposal) run(ctx context.Context) error {
 		case settled.IsZero():
 			settled = time.Now()
 		}
-		if value != nil && (len(value.Members) >= len(p.now.Members) || time.Since(settled) >= p.cfg.Replace) {
+		if value != nil && (len(value.Members)+p.departed() >= len(p.now.Members) || time.Since(settled) >= p.cfg.Replace) {
 			if p.ballot(ctx, value) {
 				return nil
 			}
@@ -336,6 +336,18 @@ func (p *proposal) value() (*Membership, error) {
 		}
 	}
 	return p.now.next(waits, joining), nil
+}
+
+// departed returns the number of members that have left as planned: no process has to replace them.
+func (p *proposal) departed() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.members {
+		if errors.Is(s.err, errDeparted) {
+			n++
+		}
+	}
+	return n
 }
 
 // outcome returns the error of a decision that has not come about, if it has not.

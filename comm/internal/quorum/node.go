@@ -59,11 +59,39 @@ type Node struct {
 	meeting  string        // address of the store of the current membership
 	changed  chan struct{} // closed at a change of the fields above
 	proposal *proposal     // of this process, or nil
+	lives    map[string]*life
+	closed   bool // it accepts nothing any more
 }
+
+// life is a context that ends when a process has departed.
+type life struct {
+	context.Context
+	end context.CancelCauseFunc
+}
+
+// errDeparted is why a life ends.
+var errDeparted = errors.New("it has left the job")
+
+// life returns the life of a process.
+func (n *Node) life(id string) *life {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.lives[id]
+	if l == nil {
+		l = new(life)
+		l.Context, l.end = context.WithCancelCause(context.Background())
+		n.lives[id] = l
+	}
+	return l
+}
+
+// Depart records that a process takes part in no decision any more, nor in a later group: it is as
+// certain as death on this host.
+func (n *Node) Depart(id string) { n.life(id).end(errDeparted) }
 
 // Open lets a process answer, on the network of ctx.
 func Open(ctx context.Context, cfg Config) (*Node, error) {
-	n := &Node{cfg: cfg, current: Membership{Number: -1}, changed: make(chan struct{})}
+	n := &Node{cfg: cfg, current: Membership{Number: -1}, changed: make(chan struct{}), lives: map[string]*life{}}
 	n.ctx, n.close = context.WithCancel(context.WithoutCancel(ctx))
 	server := store.Config{Secret: cfg.Secret, Log: func(err error) { cfg.Log.Warn("comm: membership", "error", err) }}
 	if cfg.TLS {
@@ -97,6 +125,9 @@ func (n *Node) Begin(m Membership) {
 
 // Close ends the process's part. To the others it is dead.
 func (n *Node) Close() error {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
 	n.close()
 	return n.server.Close()
 }
@@ -219,6 +250,9 @@ func (n *Node) enter(m Member, waits bool) {
 func (n *Node) answer(q *request) (reply, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.closed {
+		return reply{}, n.changed
+	}
 	n.learn(q.Latest, Ballot{})
 	return n.reply(q), n.changed
 }
@@ -308,7 +342,9 @@ func (n *Node) call(ctx context.Context, to Member, q request, beats func(reply)
 }
 
 // ended reports whether an error of call shows that the process has ended.
-func ended(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) || auth.Final(err) }
+func ended(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || auth.Final(err) || errors.Is(err, errDeparted)
+}
 
 // certain reports whether the end of a process that ended reports is certain: no part of a network
 // that is cut hides it.
@@ -320,8 +356,10 @@ func (m Member) certain() bool {
 // persist calls until there is a reply, the process has ended, or it is silent for too long,
 // counted from since. beats is as for call.
 func (n *Node) persist(ctx context.Context, to Member, q request, since time.Time, beats func(reply) error) (reply, error) {
+	life := n.life(to.ID)
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		calling, cancel := context.WithCancelCause(ctx)
+		stop := context.AfterFunc(life, func() { cancel(errDeparted) })
 		r, err := n.call(calling, to, q, func(r reply) {
 			since, pause = time.Now(), 50*time.Millisecond
 			if err := beats(r); err != nil {
@@ -329,6 +367,10 @@ func (n *Node) persist(ctx context.Context, to Member, q request, since time.Tim
 			}
 		})
 		stopped := calling.Err() != nil
+		if errors.Is(context.Cause(calling), errDeparted) {
+			r, err = reply{}, errDeparted
+		}
+		stop()
 		cancel(nil)
 		if err == nil || stopped || ended(err) || time.Since(since) >= silence {
 			return r, err

@@ -106,3 +106,24 @@ func TestAttachToClosed(t *testing.T) {
 	require.Empty(t, world.Session.links, "nobody would remove it")
 	require.NoError(t, child.Leave(0))
 }
+
+// TestDeparture has ranks leave the group of all ranks: one takes part in no later group, and one
+// does. Another rank learns the first, though it asks for that later.
+func TestDeparture(t *testing.T) {
+	sessions := wired(3)
+	sessions[0].World().Attach(new(hearer))
+	for rank := 1; rank < 3; rank++ {
+		sessions[rank].Leaving = func() (bool, error) { return rank == 1, errDisk }
+		w := sessions[rank].World()
+		w.Attach(new(hearer))
+		child := w.split(1, 0, []int{0, rank})
+		child.Attach(new(hearer))
+		require.NoError(t, child.Leave(2))
+		require.ErrorIs(t, w.Leave(3), errDisk)
+	}
+	var departed []int
+	sessions[0].Departed(func(rank int) { departed = append(departed, rank) })
+	require.Equal(t, []int{1}, departed)
+	sessions[0].Message(2, newsOf(newsDeparted, worldID, leftAfter(3)))
+	require.Equal(t, []int{1, 2}, departed)
+}

@@ -209,11 +209,18 @@ func (l *Link) Leave(last uint64) error {
 		closing.Go(func() { errs[i] = m.Close() }) // each may take its time
 	}
 	closing.Wait()
+	what := newsLeft
+	if leaving := l.Session.Leaving; leaving != nil && l.ID == worldID {
+		departs, err := leaving()
+		if errs = append(errs, err); departs {
+			what = newsDeparted
+		}
+	}
 	body := binary.LittleEndian.AppendUint64(nil, last)
 	if why := own.Failure(); why != nil {
 		body = append(body, transport.MarshalError(l.Name, l.Rank, why)...)
 	}
-	l.tell(newsLeft, body)
+	l.tell(what, body)
 	if p := l.parent; p != nil {
 		p.mu.Lock()
 		delete(p.children, l)

@@ -30,6 +30,7 @@ import (
 //	bytes 1..9   id of the group, little-endian
 //	bytes 9..    newsFailed: the error, see MarshalError
 //	             newsLeft:   number of the last completed collective, 8 bytes; then why, as before
+//	             newsDeparted: the same, and the process takes part in no later group
 //	             newsAsk:    number of the question, 8 bytes
 //	             newsAnswer: number of the question, then the Status as JSON
 //	             newsMemory: with a step as the id, why the sender cannot take it, see vote
@@ -40,8 +41,9 @@ type Session struct {
 	Memory Memory // shared with the other ranks of this host, nil if there is none
 	// NewGroup makes the group of l over the transport that suits its ranks.
 	NewGroup func(ctx context.Context, l *Link) (transport.Group, error)
-	// Closed, if not nil, is called when the session has ended.
-	Closed func() error
+	// Leaving, if not nil, is called before this rank leaves the group of all ranks. It reports
+	// whether this process takes part in no later group.
+	Leaving func() (departs bool, err error)
 
 	mu     sync.Mutex
 	links  map[uint64]*Link
@@ -54,6 +56,9 @@ type Session struct {
 	votes  map[vote]string             // on shared memory: why not, "" for yes
 	voted  chan struct{}               // has room for one: votes or gone have changed
 	over   bool                        // the session has ended, or is about to
+
+	departed []int           // world ranks that take part in no later group
+	departs  func(world int) // gets them, if not nil
 }
 
 // Config is the part of the Config of package comm that a session and the transports over it need.
@@ -105,6 +110,7 @@ const (
 	newsAsk
 	newsAnswer
 	newsMemory
+	newsDeparted
 )
 
 const (
@@ -136,6 +142,9 @@ func (s *Session) Message(from int, msg []byte) {
 	case newsMemory:
 		s.hearVote(vote{id, from}, string(n.body))
 		return
+	case newsDeparted:
+		s.depart(from)
+		n.what = newsLeft
 	}
 	s.mu.Lock()
 	l := s.links[id]
@@ -154,6 +163,29 @@ func (s *Session) Message(from int, msg []byte) {
 		s.reply(id, n, transport.Status{Err: transport.HasLeft})
 	case n.what == newsAsk:
 		s.reply(id, n, transport.Status{Err: transport.NotHere})
+	}
+}
+
+// Departed calls f with each world rank whose process takes part in no later group. f must not
+// block.
+func (s *Session) Departed(f func(rank int)) {
+	s.mu.Lock()
+	departed := s.departed
+	s.departs = f
+	s.mu.Unlock()
+	for _, rank := range departed {
+		f(rank)
+	}
+}
+
+// depart records such a rank.
+func (s *Session) depart(world int) {
+	s.mu.Lock()
+	s.departed = append(s.departed, world)
+	f := s.departs
+	s.mu.Unlock()
+	if f != nil {
+		f(world)
 	}
 }
 
@@ -309,9 +341,6 @@ func (s *Session) close() error {
 	err = errors.Join(err, s.Mesh.Close())
 	for r := range s.Config.Size { // no more messages of theirs are handled
 		s.end(r, transport.ErrClosed)
-	}
-	if s.Closed != nil {
-		err = errors.Join(err, s.Closed())
 	}
 	return err
 }

@@ -389,6 +389,7 @@ func FuzzMessage(f *testing.F) {
 	f.Add(slices.Concat(say(2, newsLeft, 1, append(leftAfter(3), failure...)), say(1, newsLeft, 2, append(leftAfter(3), failure...))))
 	f.Add(slices.Concat(say(1, newsAsk, 1, leftAfter(1)), say(2, newsAnswer, 1, append(leftAfter(1), `{"Err":"x"}`...))))
 	f.Add(slices.Concat(say(1, newsLeft, 2, leftAfter(3)), say(2, newsFailed, 2, failure), say(1, newsAsk, 2, nil)))
+	f.Add(slices.Concat(say(1, newsDeparted, 1, leftAfter(3)), say(2, newsDeparted, 2, nil)))
 	f.Add(slices.Concat(say(1, newsLeft, 3, leftAfter(3)), say(1, newsAsk, 3, leftAfter(9)), say(9, newsFailed, 3, failure)))
 	f.Add([]byte{1, 2, 0, 0})
 	f.Fuzz(func(t *testing.T, script []byte) {
