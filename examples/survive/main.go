@@ -9,7 +9,8 @@
 // Each rank keeps the last step in memory, and a copy of its neighbour's part
 // (fsdp.MemoryCheckpoint). When a rank is lost, the calls of the others fail with a comm.RankError.
 // They connect again, together with the process that fsdprun has started in its place, load that
-// step from memory, and repeat the step in which the rank was lost.
+// step from memory, and repeat the step in which the rank was lost. A rank that gets SIGTERM leaves
+// after its step, and the others go on at once.
 package main
 
 import (
@@ -35,10 +36,12 @@ func main() {
 	ranks := flag.Int("ranks", 4, "`number` of ranks, where no launcher has started them: 1, 2 or 4")
 	steps := flag.Int("steps", 300, "number of `steps`")
 	flag.Parse()
+	interrupt, stop := comm.Interrupt(context.Background())
+	defer stop()
 	err := comm.Run(context.Background(), *ranks, func(ctx context.Context, g comm.Group) error {
 		var last fsdp.MemoryCheckpoint
 		for {
-			err := train(ctx, g, &last, *steps)
+			err := train(ctx, interrupt, g, &last, *steps)
 			if lost := new(comm.RankError); !errors.As(err, &lost) {
 				return errors.Join(err, g.Close())
 			}
@@ -54,8 +57,8 @@ func main() {
 	}
 }
 
-// train trains from the last step to the end.
-func train(ctx context.Context, g comm.Group, last *fsdp.MemoryCheckpoint, steps int) error {
+// train trains from the last step to the end, or until this process is interrupted.
+func train(ctx, interrupt context.Context, g comm.Group, last *fsdp.MemoryCheckpoint, steps int) error {
 	model := &nn.GPT{Vocab: 32, Context: 16, Layers: 2, Dim: 32, Heads: 4, Dropout: 0.1}
 	m, err := fsdp.Wrap(model, fsdp.Config{Group: g, VirtualRanks: virtual, WrapPolicy: fsdp.WrapEach()})
 	if err != nil {
@@ -71,7 +74,7 @@ func train(ctx context.Context, g comm.Group, last *fsdp.MemoryCheckpoint, steps
 		return err
 	}
 	fmt.Printf("rank %d of %d is process %d, and continues after step %d\n", g.Rank(), g.Size(), os.Getpid(), opt.Steps())
-	for opt.Steps() < steps {
+	for opt.Steps() < steps && interrupt.Err() == nil {
 		loss, err := step(ctx, m, opt, g)
 		if err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -47,6 +48,63 @@ func init() {
 			return 1
 		}
 		return 0
+	}
+}
+
+// The rank in the argument gets SIGTERM, and leaves after its step. The others connect again.
+func init() {
+	scripts["leave"] = func(e launch.Env) int {
+		ctx := context.Background()
+		interrupt, stop := comm.Interrupt(ctx)
+		defer stop()
+		g, err := comm.FromEnv(ctx)
+		for err == nil {
+			size := g.Size()
+			if err = g.Barrier(ctx); err == nil && size == e.Size && fmt.Sprint(e.Rank) == os.Args[1] {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGTERM) // it cannot fail
+				<-interrupt.Done()
+			}
+			if err == nil && (interrupt.Err() != nil || size < e.Size) {
+				fmt.Printf("rank %d of %d leaves, interrupted %t\n", g.Rank(), size, interrupt.Err() != nil)
+				err = g.Close()
+				break
+			}
+			former := g
+			if err = g.Barrier(ctx); !errors.Is(err, comm.ErrClosed) {
+				err = fmt.Errorf("not the error of a rank that has left: %w", err)
+				break
+			}
+			if g, err = comm.Reconnect(ctx, former); err == nil {
+				_ = former.Close() // it has failed
+			}
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
+}
+
+// TestLeave lets a rank leave as planned: nothing replaces it, and the others do not wait for that.
+func TestLeave(t *testing.T) {
+	for rank, transport := range []string{"tcp", "shm"} {
+		begun := time.Now()
+		r := begin(t, "leave", strings.NewReader(""), []string{"-n", "3", "-replace", "1", "-transport", transport}, fmt.Sprint(rank))
+		require.Equal(t, 0, <-r.status, &r.err)
+		var want []string
+		others := 0
+		for i := range 3 {
+			if i == rank {
+				want = append(want, fmt.Sprintf("[%d] rank %d of 3 leaves, interrupted true\n", i, i))
+				continue
+			}
+			want = append(want, fmt.Sprintf("[%d] rank %d of 2 leaves, interrupted false\n", i, others))
+			others++
+		}
+		require.Equal(t, want, r.out.sorted())
+		require.NotContains(t, r.err.String(), "starting it again")
+		require.Less(t, time.Since(begun), time.Minute/2, "ranks waited for a process in its place")
 	}
 }
 
