@@ -316,8 +316,13 @@ func unanswered(fd int) bool {
 	return err == nil && info.Unacked > 0 && info.Retransmits > 0 && int64(info.Last_ack_recv) >= mesh.Unanswered.Milliseconds()
 }
 
-// delivered reports whether the other side's kernel has all that was sent.
+// delivered reports whether the other side's kernel has all that was sent, or will never have it.
 func delivered(fd int) bool {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
-	return err != nil || n == 0 // a broken connection delivers nothing more
+	if err != nil || n == 0 {
+		return true
+	}
+	// A connection that was reset delivers nothing more, and the kernel still counts what was sent.
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	return err != nil || info.State == unix.BPF_TCP_CLOSE
 }
