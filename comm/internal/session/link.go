@@ -153,6 +153,14 @@ func (l *Link) Failed() bool {
 	return l.fault != nil
 }
 
+// Lost reports whether the process of a rank has ended without closing its groups, whatever the
+// group has failed with.
+func (l *Link) Lost(rank int) bool {
+	l.Session.mu.Lock()
+	defer l.Session.mu.Unlock()
+	return errors.Is(l.Session.gone[l.Ranks[rank]], transport.ErrLost)
+}
+
 // tell sends a message to all other ranks of the group.
 func (l *Link) tell(what byte, body []byte) {
 	l.Session.Mesh.Tell(l.sorted(), newsOf(what, l.ID, body))

@@ -2,7 +2,6 @@ package sharedmem
 
 import (
 	"context"
-	"errors"
 
 	"github.com/gofsdp/gofsdp/comm/transport"
 )
@@ -30,10 +29,6 @@ func (s *shared) Failing() <-chan struct{} { return s.alarm.Bell() }
 func (s *shared) enter(err error) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var blame *transport.RankError
-	if errors.As(err, &blame) && blame.Group == s.Name() && errors.Is(err, transport.ErrLost) && blame.Rank >= 0 && blame.Rank < s.Size() {
-		s.lost[blame.Rank].Store(true)
-	}
 	if s.Failure() != nil {
 		return false
 	}

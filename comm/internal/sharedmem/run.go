@@ -318,8 +318,8 @@ func (s *shared) Move(seq uint64, t *task) {
 // others that also wait for the dead rank's parts need not wait for this rank.
 func (s *shared) ownerDied(seq uint64) error {
 	died := false
-	for r := range s.lost {
-		died = died || s.lost[r].Load()
+	for r := range s.Size() {
+		died = died || s.link.Lost(r)
 	}
 	if !died || s.complete(seq) {
 		return nil
@@ -334,7 +334,7 @@ func (s *shared) ownerDied(seq uint64) error {
 // busy returns the other living ranks that may be executing parts of collective seq.
 func (s *shared) busy(seq uint64) (ranks []int) {
 	for r := range s.Size() {
-		if r != s.Rank() && !s.lost[r].Load() && s.board.line(r).busy.Load() == seq {
+		if r != s.Rank() && !s.link.Lost(r) && s.board.line(r).busy.Load() == seq {
 			ranks = append(ranks, r)
 		}
 	}

@@ -50,7 +50,6 @@ type shared struct {
 
 	done  atomic.Uint64         // collectives complete on this rank
 	fault atomic.Pointer[error] // the first failure; collectives before it are ready or never
-	lost  []atomic.Bool         // ranks whose process has died
 
 	mu        sync.Mutex
 	issued    uint64
@@ -93,7 +92,7 @@ func newShared(ctx context.Context, l *session.Link, d *Domain) (transport.Group
 	n := len(l.Ranks)
 	s := &shared{
 		link: l, domain: d, timeout: l.Session.Config.Timeout,
-		lost: make([]atomic.Bool, n), turn: park.Baton{Handed: make(chan struct{}, 1)},
+		turn: park.Baton{Handed: make(chan struct{}, 1)},
 		work: transport.NewDivision(n), private: make([]bool, n), need: make([]int, n), detached: true,
 	}
 	s.Base = transport.NewBase(s, l.Name, l.Rank, n)

@@ -317,7 +317,7 @@ func TestSharedMovedSourceIsFreed(t *testing.T) {
 		_, ok := board.claim(seq, 2, parts)
 		require.True(t, ok)
 	}
-	gs[0].(*shared).Failed(&transport.RankError{Group: transport.WorldName, Rank: 2, Err: transport.ErrLost})
+	gs[0].(*shared).link.Session.Lost(2, transport.ErrLost)
 	require.ErrorIs(t, works[0].Wait(t.Context()), transport.ErrLost)
 	src[5] = 8 // the source is this rank's again
 	require.NoError(t, works[1].Wait(t.Context()))
@@ -331,26 +331,33 @@ func TestSharedMovedSourceIsFreed(t *testing.T) {
 	require.Zero(t, live)
 }
 
-// Two ranks that wait for a part of a dead rank do not wait for each other, too.
+// Two ranks that wait for a part of a dead rank do not wait for each other, too. Nor do they if
+// their group has failed before for another reason, as a group does that was split from one.
 func TestSharedDeathOfOneOfThree(t *testing.T) {
 	const seq = 1
-	gs := SharedGroups(t, 3)
-	works := make([]transport.Work, 3)
-	for r, g := range gs {
-		works[r] = g.AllReduce(grouptest.Floats(1<<18), transport.Sum)
+	for _, before := range []error{nil, &transport.RankError{Group: "another", Rank: 3, Err: transport.ErrLost}} {
+		gs := SharedGroups(t, 3)
+		works := make([]transport.Work, 3)
+		for r, g := range gs {
+			works[r] = g.AllReduce(grouptest.Floats(1<<18), transport.Sum)
+		}
+		board := gs[2].(*shared).board
+		board.line(2).busy.Store(seq)
+		_, ok := board.claim(seq, 2, 1)
+		require.True(t, ok)
+		for _, err := range grouptest.PerRank(gs[:2], func(g transport.Group) error {
+			link := g.(*shared).link
+			if before != nil {
+				link.Fail(before)
+			}
+			link.Session.Lost(2, transport.ErrLost)
+			return works[g.Rank()].Wait(t.Context())
+		}) {
+			require.ErrorIs(t, err, transport.ErrLost)
+		}
+		board.finish(seq, 2, 1) // so that rank 2 can close
+		grouptest.CloseRanks(t, gs)
 	}
-	board := gs[2].(*shared).board
-	board.line(2).busy.Store(seq)
-	_, ok := board.claim(seq, 2, 1)
-	require.True(t, ok)
-	for _, err := range grouptest.PerRank(gs[:2], func(g transport.Group) error {
-		g.(*shared).Failed(&transport.RankError{Group: transport.WorldName, Rank: 2, Err: transport.ErrLost})
-		return works[g.Rank()].Wait(t.Context())
-	}) {
-		require.ErrorIs(t, err, transport.ErrLost)
-	}
-	board.finish(seq, 2, 1) // so that rank 2 can close
-	grouptest.CloseRanks(t, gs)
 }
 
 // A rank that waits early does the work of a rank that computes, if it can.
