@@ -51,7 +51,7 @@ func (n *Node) decide(ctx context.Context, now Membership, number int, begin tim
 	}
 	ctx, cancel := n.until(ctx, number)
 	defer cancel()
-	p := &proposal{Node: n, now: now, number: number, self: self, begin: begin, members: make([]standing, len(now.Members)), news: make(chan struct{}, 1)}
+	p := &proposal{Node: n, now: now, number: number, self: self, begin: begin, members: make([]standing, len(now.Members)), joining: make([][]Member, len(now.Members)), news: make(chan struct{}, 1)}
 	if p.follow(ctx) {
 		return p.outcome(ctx)
 	}
@@ -191,8 +191,8 @@ type proposal struct {
 
 	mu      sync.Mutex
 	members []standing
-	moved   time.Time // when a member has come or gone
-	joining map[string]Member
+	moved   time.Time  // when a member has come or gone
+	joining [][]Member // by member: processes that wait to join, and ask it
 }
 
 // hesitation is how long a proposer waits after a member has come or gone, if another one is
@@ -208,7 +208,6 @@ func (p *proposal) run(ctx context.Context) error {
 	p.members[p.self].waits = true
 	p.propose(p)
 	defer p.propose(nil)
-	p.joining = map[string]Member{}
 	for i := range p.members {
 		if i != p.self {
 			visits.Go(func() { p.visit(visiting, i) })
@@ -296,10 +295,7 @@ func (p *proposal) set(i int, s standing, joining []Member) {
 	if old := p.members[i]; old.waits != s.waits || old.lost != s.lost {
 		p.moved = time.Now()
 	}
-	p.members[i] = s
-	for _, m := range joining {
-		p.joining[m.ID] = m
-	}
+	p.members[i], p.joining[i] = s, joining
 	select {
 	case p.news <- struct{}{}:
 	default:
@@ -329,9 +325,9 @@ func (p *proposal) value() (*Membership, error) {
 		}
 		return nil, nil
 	}
-	joining := slices.Clone(here)
-	for _, m := range p.joining {
-		if !slices.ContainsFunc(here, func(o Member) bool { return o.ID == m.ID }) {
+	var joining []Member
+	for _, m := range slices.Concat(append(p.joining, here)...) {
+		if !slices.ContainsFunc(joining, func(o Member) bool { return o.ID == m.ID }) {
 			joining = append(joining, m)
 		}
 	}
