@@ -113,7 +113,7 @@ func (t *trial) start(p *pool, dir string) error {
 				o.Ranks = append(o.Ranks, id)
 			}
 		}
-		w.say(o)
+		w.Say(o)
 	}
 	return nil
 }
@@ -137,7 +137,7 @@ func (t *trial) stages(ctx context.Context) error {
 	}
 	t.timing()
 	if what == commtest.Stop && t.v.Struck {
-		if err := resume(t.workers[culprit].cmd.Process); err != nil {
+		if err := resume(t.workers[culprit].OS); err != nil {
 			return err
 		}
 		if err := t.await(ctx, "told", -1, checkTime); err != nil {
@@ -176,13 +176,13 @@ func (t *trial) suspend(ctx context.Context) error {
 		}
 	}
 	for _, w := range t.workers {
-		if err := suspend(w.cmd.Process); err != nil {
+		if err := suspend(w.OS); err != nil {
 			return err
 		}
 	}
 	time.Sleep(t.c.Suspend) // nothing can happen meanwhile
 	for _, w := range t.workers {
-		if err := resume(w.cmd.Process); err != nil {
+		if err := resume(w.OS); err != nil {
 			return err
 		}
 	}
@@ -210,7 +210,7 @@ func (t *trial) await(ctx context.Context, what string, but int, limit time.Dura
 		}
 		for _, r := range missing {
 			if w := min(r, len(t.workers)-1); t.dead[w] {
-				return fmt.Errorf("rank %d: its process ended: %s", r, t.workers[w].stderr)
+				return fmt.Errorf("rank %d: its process ended: %s", r, &t.workers[w].Stderr)
 			}
 		}
 		select {
@@ -235,7 +235,7 @@ func (t *trial) take(e event) {
 		if !t.v.Struck {
 			t.struck, t.v.Struck = r.At, true
 			if t.c.Lag.What != "" {
-				t.workers[min(t.c.world(t.c.Lag.Rank), len(t.workers)-1)].say(order{Struck: true})
+				t.workers[min(t.c.world(t.c.Lag.Rank), len(t.workers)-1)].Say(order{Struck: true})
 			}
 		}
 		return
@@ -272,7 +272,7 @@ func (t *trial) timing() {
 // proceed lets the ranks continue.
 func (t *trial) proceed() {
 	for _, w := range t.workers {
-		w.say(order{})
+		w.Say(order{})
 	}
 }
 
@@ -286,12 +286,12 @@ func (t *trial) stacks(ranks []int) string {
 	defer f.Close()
 	for _, r := range ranks {
 		w := t.workers[min(r, len(t.workers)-1)]
-		dumpStacks(w.cmd.Process)
+		dumpStacks(w.OS)
 		select {
-		case <-w.gone:
+		case <-w.Gone:
 		case <-time.After(5 * time.Second):
 		}
-		fmt.Fprintf(f, "rank %d\n%s\n", r, w.stderr)
+		fmt.Fprintf(f, "rank %d\n%s\n", r, &w.Stderr)
 	}
 	return f.Name()
 }

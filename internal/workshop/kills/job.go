@@ -1,278 +1,316 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/gofsdp/gofsdp/internal/workshop/child"
 )
 
 // A job is the processes of a training.
 type job struct {
+	training
+	restart bool // after a kill all processes restart from a checkpoint in files
 	events  chan event
-	workers []*worker // of the current group, in the order of ranks
-	first   []*worker // of the first group
-	idle    []*worker
 	dir     string
-	group   int // number of the current group
-	size    int // of the group when it began
-	ready   int // ranks that have the state of the last step
-	stepped int // first group that made a step, or -1
-	hash    string
-	killed  int // ranks
-	pauses  []time.Duration
-	since   time.Time // of the first kill from which the ranks have not recovered
-	next    int       // kill
-	timer   *time.Timer
+	tries   int              // restarts
+	all     map[int]*process // by process ID
+	group   []*process       // the last one that was complete: all its ranks had the state of the last step
+	ring    []*process       // the ranks of group that train: each has a copy of the next one's share
+	rings   map[string]int   // the groups of which a rank is ready: its number of ranks that train
+	lost    []*process       // killed after group was complete
+	since   time.Time        // of the first of lost
+	next    int              // of kills
+	victim  *process         // of it, or nil
+	timer   *time.Timer      // runs when the victim has come to the moment
+	saved   int              // steps of which a rank has seen the end
+	hash    string           // of the end
+	ending  bool             // a rank is at the end: no more kills
+	over    bool             // all are
+	result  *result
 }
 
-// A worker is the process of a rank.
-type worker struct {
-	cmd    *exec.Cmd
-	orders io.WriteCloser
-	stderr bytes.Buffer
-	gone   chan struct{} // closed when the process has ended
+// A process is a rank, or waits to join.
+type process struct {
+	*child.Process
 	killed bool
-	idle   bool // its part of the current group has ended: it is lost, or all steps are made
-	ended  bool
+	part   string // of the training, in which it is
+	ready  string // the group of which it has the last step
+	ended  string // the group in which it has made all steps
 }
 
-// An order is a message to a worker: to be a rank of a group.
+// An order is the first message to a process. The second one, which is empty, says that the
+// training is over.
 type order struct {
-	Group, Rank, Size, Virtual int
-	Dir                        string
-	Shared                     bool
-	Files                      bool // the checkpoint is in files
+	mode
+	Rank, Size int
+	Dir        string
+	Join       bool // it joins a group that connects again
+	Files      bool // checkpoints are in files
 }
 
-// An event is a message of a worker.
+// An event is a message of a process.
 type event struct {
-	What  string // ready, anew, step, lost, end; gone if the process has ended
-	Group int
-	Step  int
-	Text  string // the error, or the hash of the state
-	from  *worker
+	What     string // a part that begins, or gone if the process has ended
+	Ranks    []int  // the process IDs of its group
+	Trainers int    // how many of them train, the first ones
+	Step     int    // steps made and saved
+	Hash     string // of the state at the end
+	from     *process
 }
 
-// train returns the hash of the state at the end.
-func (t *training) train(ctx context.Context) (hash string, err error) {
-	t.job = job{events: make(chan event, 1000), timer: time.NewTimer(0), stepped: -1, pauses: t.pauses, killed: t.killed}
-	<-t.timer.C
-	if t.dir, err = os.MkdirTemp("", "kills"); err != nil {
+// run runs the training, and returns the hash of the state at the end.
+func (j *job) run(ctx context.Context) (hash string, err error) {
+	j.events, j.all, j.rings, j.timer = make(chan event, 1000), map[int]*process{}, map[string]int{}, time.NewTimer(0)
+	<-j.timer.C
+	if j.dir, err = os.MkdirTemp("", "kills"); err != nil {
 		return "", err
 	}
 	defer func() {
-		for _, w := range slices.Concat(t.workers, t.idle) {
-			w.kill()
-		}
-		err = errors.Join(err, os.RemoveAll(t.dir))
+		j.endAll()
+		err = errors.Join(err, os.RemoveAll(j.dir))
 	}()
-	for range t.spares {
-		w, err := t.start()
-		if err != nil {
-			return "", err
-		}
-		t.idle = append(t.idle, w)
+	if err := j.begin(); err != nil {
+		return "", err
 	}
-	for range t.ranks {
-		w, err := t.start()
-		if err != nil {
-			return "", err
-		}
-		t.workers = append(t.workers, w)
-	}
-	t.first = slices.Clone(t.workers)
-	t.form()
-	for t.hash == "" || slices.ContainsFunc(t.workers, func(w *worker) bool { return !w.ended }) {
-		if err := t.await(ctx); err != nil {
+	for !j.over || slices.ContainsFunc(j.group, func(p *process) bool { return j.all[p.OS.Pid] != nil }) {
+		if err := j.await(ctx); err != nil {
 			return "", err
 		}
 	}
-	return t.hash, nil
+	return j.hash, nil
+}
+
+// begin starts the processes.
+func (j *job) begin() error {
+	for rank := range j.Ranks {
+		if err := j.start(rank, false); err != nil {
+			return err
+		}
+	}
+	for rank := range j.spares {
+		if err := j.start(rank, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// start starts a process.
+func (j *job) start(rank int, join bool) (err error) {
+	p, events := &process{part: partConnect}, j.events
+	p.Process, err = child.Start(func(e event) { e.from = p; events <- e }, func() { events <- event{What: partGone, from: p} },
+		workerVariable+"=1", "TMPDIR="+j.dir, "GOMAXPROCS=1")
+	if err != nil {
+		return err
+	}
+	j.all[p.OS.Pid] = p
+	p.Say(order{mode: j.mode, Rank: rank, Size: j.Ranks, Dir: filepath.Join(j.dir, strconv.Itoa(j.tries)), Join: join, Files: j.restart})
+	return nil
+}
+
+// endAll kills all processes that are left, and waits for them.
+func (j *job) endAll() {
+	for _, p := range j.all {
+		p.Kill()
+	}
+	for len(j.all) > 0 {
+		if e := <-j.events; e.What == partGone {
+			j.gone(e.from)
+		} else {
+			e.from.part = e.What
+		}
+	}
 }
 
 // await handles an event, or a kill that is due.
-func (t *training) await(ctx context.Context) error {
+func (j *job) await(ctx context.Context) error {
 	select {
-	case e := <-t.events:
-		return t.handle(e)
-	case <-t.timer.C:
-		return t.kill()
-	case <-time.After(patience):
-		return fmt.Errorf("nothing has happened for %v in group %d, in which %d ranks were ready", patience, t.group, t.ready)
+	case e := <-j.events:
+		return j.handle(e)
+	case <-j.timer.C:
+		return j.kill()
+	case <-time.After(2 * patience):
+		err := fmt.Errorf("nothing has happened for %v", 2*patience)
+		for pid, p := range j.all {
+			err = fmt.Errorf("%w\nprocess %d in %s: %s", err, pid, p.part, p.Stacks())
+		}
+		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
 // handle handles an event.
-func (t *training) handle(e event) error {
-	if e.What == "gone" {
-		if e.from.killed {
-			return nil
+func (j *job) handle(e event) error {
+	p, ranks := e.from, fmt.Sprint(e.Ranks)
+	if e.What == partGone {
+		if j.gone(p); !p.killed && (!j.over || p.Err != nil) {
+			return fmt.Errorf("a process has ended while it was in %s: %w: %s", p.part, p.Err, &p.Stderr)
 		}
-		return fmt.Errorf("a process has ended: %s", &e.from.stderr)
-	}
-	if e.Group != t.group || e.from.killed {
 		return nil
 	}
-	switch e.What {
-	case "ready":
-		if t.ready++; t.ready == t.size && !t.since.IsZero() {
-			t.pauses = append(t.pauses, time.Since(t.since))
-			t.since = time.Time{}
+	switch p.part = e.What; e.What {
+	case partReady:
+		p.ready = ranks
+		if _, known := j.rings[ranks]; !known {
+			if e.Step < j.saved {
+				return fmt.Errorf("a group continues after step %d, and a rank had made step %d", e.Step, j.saved)
+			}
+			j.rings[ranks] = e.Trainers
 		}
-		t.arm(e.from, 0)
-	case "anew":
-		if t.stepped >= 0 && t.stepped < e.Group {
-			return fmt.Errorf("no rank has a step: %s", e.Text)
+		return j.complete(e.Ranks)
+	case partForward, partEnd:
+		j.saved = max(j.saved, e.Step)
+	case partEnded:
+		p.ended, j.ending = ranks, true
+		if e.Hash != "" {
+			j.hash = e.Hash
 		}
-	case "step":
-		if t.stepped < 0 {
-			t.stepped = e.Group
+		return j.finish(e.Ranks)
+	}
+	j.arm(p, e.Step)
+	return nil
+}
+
+// gone removes a process that has ended.
+func (j *job) gone(p *process) {
+	if delete(j.all, p.OS.Pid); p.killed {
+		j.result.moments[p.part]++
+	}
+}
+
+// members returns the processes of a group, or nil if one of them is lost.
+func (j *job) members(ranks []int) (list []*process) {
+	for _, pid := range ranks {
+		if p := j.all[pid]; p != nil && !p.killed {
+			list = append(list, p)
 		}
-		t.arm(e.from, e.Step)
-	case "lost", "end":
-		e.from.idle, e.from.ended = true, e.What == "end"
-		if e.What == "end" && e.Text != "" {
-			t.hash = e.Text
-		}
-		if t.since.IsZero() && e.What == "lost" {
-			return fmt.Errorf("a rank is lost without a kill: %s", e.Text)
-		}
-		if !t.since.IsZero() && t.ready == t.size {
-			return t.reform()
-		}
+	}
+	if len(list) < len(ranks) {
+		return nil
+	}
+	return list
+}
+
+// complete notes that all ranks of a group have the last step, if they do.
+func (j *job) complete(ranks []int) error {
+	group, name := j.members(ranks), fmt.Sprint(ranks)
+	if group == nil || slices.ContainsFunc(group, func(p *process) bool { return p.ready != name }) {
+		return nil
+	}
+	if j.group, j.ring = group, group[:j.rings[name]]; !j.since.IsZero() {
+		j.result.pauses = append(j.result.pauses, time.Since(j.since))
+	}
+	j.lost, j.since = nil, time.Time{}
+	if j.victim == nil {
+		j.choose()
 	}
 	return nil
 }
 
-// arm sets the timer if the next kill waits for this step.
-func (t *training) arm(w *worker, step int) {
-	if t.next < len(t.kills) {
-		if k := t.kills[t.next]; k.step == step && t.first[k.rank] == w && t.since.IsZero() {
-			t.timer.Reset(k.after)
-		}
-	}
-}
-
-// kill makes the next kill, and sets the timer for the kill after it.
-func (t *training) kill() error {
-	w := t.first[t.kills[t.next].rank]
-	if t.next++; t.next < len(t.kills) && t.kills[t.next].step < 0 {
-		t.timer.Reset(t.kills[t.next].after)
-	}
-	i := slices.Index(t.workers, w)
-	if i < 0 {
+// finish ends the processes if all ranks of the group that train are at the end.
+func (j *job) finish(ranks []int) error {
+	group, name := j.members(ranks), fmt.Sprint(ranks)
+	if group == nil || slices.ContainsFunc(group[:j.rings[name]], func(p *process) bool { return p.ended != name }) {
 		return nil
 	}
-	forming := t.ready < t.size
-	if t.since.IsZero() {
-		t.since = time.Now()
+	j.over, j.group = true, group
+	for _, p := range group {
+		p.Say(struct{}{})
 	}
-	t.killed++
-	w.kill()
-	t.workers = slices.Delete(t.workers, i, i+1)
-	if t.restart {
-		for _, other := range t.workers {
-			other.kill()
-			<-other.gone // as it locks the directory of checkpoints
-		}
-		<-w.gone
-		t.workers = nil
-	} else if !forming {
-		return t.reform()
-	}
-	return t.fill()
-}
-
-// reform makes the next group if all ranks of the current one have noticed the loss.
-func (t *training) reform() error {
-	if slices.ContainsFunc(t.workers, func(w *worker) bool { return !w.idle }) {
-		return nil
-	}
-	return t.fill()
-}
-
-// fill makes the next group: the ranks that are left, and others in the place of the killed ones.
-func (t *training) fill() error {
-	for len(t.workers) < t.ranks && (t.restart || t.fresh || len(t.idle) > 0) {
-		var w *worker
-		if len(t.idle) > 0 && !t.restart {
-			w, t.idle = t.idle[0], t.idle[1:]
-		} else {
-			var err error
-			if w, err = t.start(); err != nil {
-				return err
-			}
-		}
-		t.workers = append(t.workers, w)
-	}
-	t.group++
-	t.form()
 	return nil
 }
 
-// form sends the orders for a group. A worker that forms another one gives it up.
-func (t *training) form() {
-	t.ready, t.size, t.hash = 0, len(t.workers), ""
-	for r, w := range t.workers {
-		w.idle, w.ended = false, false
-		_ = json.NewEncoder(w.orders).Encode(order{ // if it does not arrive, the process has ended
-			Group: t.group, Rank: r, Size: t.size, Virtual: t.virtual, Dir: filepath.Join(t.dir, strconv.Itoa(t.group)), Shared: t.shared, Files: t.restart,
-		})
+// choose chooses the victim of the next kill.
+func (j *job) choose() {
+	for ; j.victim == nil && j.next < len(j.kills); j.next++ {
+		if list := j.candidates(); len(list) > 0 {
+			j.victim = list[j.kills[j.next].victim%len(list)]
+			break
+		}
+	}
+	if j.victim != nil && !slices.Contains(j.ring, j.victim) { // it waits
+		j.timer.Reset(j.kills[j.next].after)
 	}
 }
 
-// start starts a process.
-func (t *training) start() (*worker, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
+// candidates lists the processes without which the others can continue, in the order of their IDs
+// behind the ranks.
+func (j *job) candidates() (list []*process) {
+	left := 0
+	for i, p := range j.group {
+		if p.killed {
+			continue
+		}
+		left++
+		neighbour := func(o *process) bool {
+			at, n := slices.Index(j.ring, o), len(j.ring)
+			return at >= 0 && i < n && ((at+1)%n == i || (i+1)%n == at)
+		}
+		alone := len(j.ring) == 1 && i == 0 // no rank has a copy of its state
+		if !alone && !slices.ContainsFunc(j.lost, neighbour) {
+			list = append(list, p)
+		}
 	}
-	w := &worker{cmd: exec.Command(self), gone: make(chan struct{})}
-	w.cmd.Env = append(os.Environ(), workerVariable+"=1", "TMPDIR="+t.dir, "GOMAXPROCS=1")
-	w.cmd.Stderr = &w.stderr
-	if w.orders, err = w.cmd.StdinPipe(); err != nil {
-		return nil, err
+	if left < 2 {
+		list = nil
 	}
-	out, err := w.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := w.cmd.Start(); err != nil {
-		return nil, err
-	}
-	events := t.events
-	go func() {
-		for d := json.NewDecoder(out); ; {
-			e := event{from: w}
-			if d.Decode(&e) != nil {
-				break
+	if !j.restart {
+		var others []*process
+		for _, p := range j.all {
+			if !p.killed && !slices.Contains(j.group, p) {
+				others = append(others, p)
 			}
-			events <- e
 		}
-		_ = w.cmd.Wait() // it may have been killed
-		close(w.gone)
-		select {
-		case events <- event{What: "gone", from: w}:
-		default: // the training has ended
-		}
-	}()
-	return w, nil
+		slices.SortFunc(others, func(a, b *process) int { return a.OS.Pid - b.OS.Pid })
+		list = append(list, others...)
+	}
+	return list
 }
 
-// kill ends the process without a warning.
-func (w *worker) kill() {
-	w.killed = true
-	_ = w.cmd.Process.Kill() // it may have ended
-	_ = w.orders.Close()
+// arm starts the timer if p is the victim, and has come to the moment of its kill.
+func (j *job) arm(p *process, step int) {
+	if j.victim == p && !j.ending {
+		if k := j.kills[j.next]; k.part == p.part && (k.recovery() || step >= k.step) {
+			j.timer.Reset(k.after)
+		}
+	}
+}
+
+// kill makes the next kill.
+func (j *job) kill() error {
+	p := j.victim
+	if p == nil || j.ending {
+		return nil
+	}
+	j.victim = nil
+	j.next++
+	if slices.Contains(j.group, p) || !j.since.IsZero() {
+		if j.lost = append(j.lost, p); j.since.IsZero() {
+			j.since = time.Now()
+		}
+	}
+	p.killed = true
+	p.Kill()
+	if j.restart {
+		j.endAll()
+		j.tries++
+		return j.begin()
+	}
+	if j.Fresh {
+		if err := j.start(0, true); err != nil {
+			return err
+		}
+	}
+	if !j.since.IsZero() && j.next < len(j.kills) && j.kills[j.next].recovery() {
+		j.choose()
+	}
+	return nil
 }

@@ -1,33 +1,37 @@
-// The kills command kills ranks of trainings at random moments. Each training continues from its
-// checkpoint in memory (fsdp.MemoryCheckpoint) and must end with the bits of a training that
-// nothing happened to.
+// The kills command kills ranks of trainings at random moments. The others connect again
+// (comm.Reconnect) and continue from the last step in memory (fsdp.MemoryCheckpoint), as in
+// examples/survive. Each training must end with the bits of a training that nothing happened to.
 //
 //	go -C internal/workshop run ./kills               100 trainings
 //	go -C internal/workshop run ./kills -count 1000   more
 //	go -C internal/workshop run ./kills -only 17      one training again
-//	go -C internal/workshop run ./kills -restart      all ranks restart, and load a checkpoint from files
 //
-// Ranks are processes, 2 to 8, over TCP or shared memory. One of them is killed in a step, in the
-// copy of a step or in a recovery. In every third training of four ranks and more a second one is
-// killed up to 100 ms later, which is no neighbour of the first. A new process takes the place of a
-// killed one, or a process that has waited, or none: then a smaller group continues.
+// Ranks are processes, 2 to 8, over TCP or shared memory. A training has up to three kills, each in
+// a part of a step or in the recovery from the kill before. A rank and the rank that has the copy of
+// its share are not killed together. A new process takes the place of a killed one, or two
+// processes wait for that, or none: then a smaller group continues. If its number does not divide
+// the virtual ranks, a lower number of ranks trains, and the others wait. In some trainings with new
+// processes, passes are held or ranks have different numbers of batches.
 //
 // The time without progress begins when a rank is killed. It ends when all ranks of the next group
-// have the state of the last step.
+// have the state of the last step. Some trainings run once more with a checkpoint in files, from
+// which all ranks restart after a kill.
 //
-//	parent                                  worker
-//	  | -- order: group, rank, directory -->  |
-//	  |                                       | connects, wraps, loads
-//	  | <-- ready --------------------------- |
-//	  | <-- step ---------------------------- | for each step
-//	  | <-- lost ---------------------------- | a rank is lost: waits for the next order
-//	  | <-- end: hash of the state ---------- |
+//	parent                                   rank
+//	  | -- order: rank, directory, … ------->  |
+//	  | <-- connect, wrap, load -------------- |
+//	  | <-- ready: processes of the group ---- |
+//	  | <-- forward, backward, sums, … ------- | for each step
+//	  | <-- reconnect ------------------------ | a rank is lost
+//	  | <-- ended: hash of the state --------- |
+//	  | -- it is over ---------------------->  | when no rank is in a step
 package main
 
 import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -37,14 +41,13 @@ import (
 )
 
 func main() {
-	if os.Getenv(workerVariable) != "" {
-		work(os.Stdin, os.Stdout)
+	if serves() {
 		return
 	}
 	seed := flag.Uint64("seed", 0, "of all that is random; 0: a `seed` that is drawn and printed")
 	count := flag.Int("count", 100, "number of `trainings`")
 	only := flag.Int("only", -1, "run this `training` only")
-	restart := flag.Bool("restart", false, "restart all ranks from a checkpoint in files")
+	every := flag.Int("restart", 10, "each `n`-th training runs once more, and restarts from files")
 	flag.Parse()
 	ctx, stop := comm.Interrupt(context.Background())
 	defer stop()
@@ -56,104 +59,124 @@ func main() {
 	if *only >= 0 {
 		first, last = *only, *only+1
 	}
-	var pauses []time.Duration
-	wrong, killed := 0, 0
+	c := newCampaign()
+	wrong := 0
 	for i := first; i < last && ctx.Err() == nil; i++ {
 		t := trainingOf(*seed, i)
-		t.restart = *restart
-		err := t.run(ctx)
-		pauses, killed = append(pauses, t.pauses...), killed+t.killed
-		if *only < 0 && i%25 == 24 {
-			fmt.Printf("%d trainings, %d kills, %d wrong\n", i+1-first, killed, wrong)
+		err := c.run(ctx, t, false)
+		if err == nil && *every > 0 && i%*every == 0 {
+			err = c.run(ctx, t, true)
 		}
 		if err != nil && ctx.Err() == nil {
 			wrong++
 			fmt.Printf("%v: %v\n", t, err)
 		} else if *only >= 0 {
-			fmt.Printf("%v: ok, without progress %v\n", t, t.pauses)
+			fmt.Printf("%v: ok, without progress %v\n", t, c.survived.pauses)
+		}
+		if *only < 0 && i%25 == 24 {
+			fmt.Printf("%d trainings, %d kills, %d wrong\n", i+1-first, c.survived.kills(), wrong)
 		}
 	}
-	slices.Sort(pauses)
-	if n := len(pauses); n > 0 {
-		fmt.Printf("%d kills, %d recoveries, time without progress: median %v, largest %v\n", killed, n, pauses[n/2], pauses[n-1])
-	}
+	c.survived.print("survived")
+	c.restarted.print("restarted from files")
 	if fmt.Printf("%d trainings wrong\n", wrong); wrong > 0 {
 		os.Exit(1)
 	}
 }
 
-// A training is a run with its kills.
-type training struct {
-	number  int
-	ranks   int
-	virtual int
-	shared  bool // memory
-	spares  int  // processes that wait
-	fresh   bool // a new process takes a killed one's place
-	restart bool
-	kills   []kill
-
-	job
+// serves reports whether this process was one of a training.
+func serves() bool {
+	if os.Getenv(workerVariable) == "" {
+		return false
+	}
+	if err := work(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	return true
 }
 
-// A kill ends a rank.
-type kill struct {
-	rank  int // of the first group
-	step  int // that the rank has made, or -1: after the kill before
-	after time.Duration
+// A campaign is many trainings.
+type campaign struct {
+	wants               map[mode]string // the hash of an undisturbed training
+	survived, restarted *result
 }
 
-// These define the trainings.
-const (
-	steps     = 10
-	stepTime  = 4 * time.Millisecond // about, on an idle machine
-	patience  = time.Minute
-	mostRanks = 8
-)
-
-// trainingOf returns a training by its number.
-func trainingOf(seed uint64, number int) *training {
-	rng := rand.New(rand.NewPCG(seed, uint64(number)))
-	t := &training{number: number, ranks: 2 + rng.IntN(mostRanks-1), shared: rng.IntN(2) == 0}
-	switch rng.IntN(3) {
-	case 0:
-		t.fresh = true
-	case 1:
-		t.spares = 2
-	}
-	first := kill{rng.IntN(t.ranks), rng.IntN(steps - 2), time.Duration(rng.Int64N(int64(2 * stepTime)))}
-	t.kills = []kill{first}
-	if t.ranks >= 4 && rng.IntN(3) == 0 {
-		other := (first.rank + 2 + rng.IntN(t.ranks-3)) % t.ranks
-		t.kills = append(t.kills, kill{other, -1, time.Duration(rng.Int64N(int64(100 * time.Millisecond)))})
-	}
-	t.virtual = t.ranks
-	if !t.fresh && t.spares == 0 { // the group gets smaller
-		t.ranks = 2 + (t.ranks-2)%3
-		t.virtual = map[int]int{2: 2, 3: 6, 4: 12}[t.ranks]
-		t.kills = t.kills[:1]
-		t.kills[0].rank %= t.ranks
-	}
-	return t
+func newCampaign() *campaign {
+	return &campaign{wants: make(map[mode]string), survived: newResult(), restarted: newResult()}
 }
 
-func (t *training) String() string {
-	return fmt.Sprintf("training %d: %d of %d virtual ranks, shared memory %t, spares %d, fresh %t, kills %v",
-		t.number, t.ranks, t.virtual, t.shared, t.spares, t.fresh, t.kills)
-}
-
-// run runs the training and a second one without kills, and compares them.
-func (t *training) run(ctx context.Context) error {
-	kills, restart := t.kills, t.restart
-	t.kills, t.restart = nil, false
-	want, err := t.train(ctx)
-	t.kills, t.restart = kills, restart
-	if err != nil {
-		return fmt.Errorf("without kills: %w", err)
+// run runs a training, with kills and, if there is no such training yet, without.
+func (c *campaign) run(ctx context.Context, t training, restart bool) (err error) {
+	key := t.mode
+	key.Shared = false // bits do not depend on it
+	if c.wants[key] == "" {
+		quiet := job{training: t, result: newResult()}
+		quiet.kills = nil
+		if c.wants[key], err = quiet.run(ctx); err != nil {
+			return fmt.Errorf("without kills: %w", err)
+		}
 	}
-	got, err := t.train(ctx)
-	if err == nil && got != want {
-		err = fmt.Errorf("the state is %s, want %s", got, want)
+	j := job{training: t, restart: restart, result: newResult()}
+	got, err := j.run(ctx)
+	total := c.survived
+	if restart {
+		total = c.restarted
+	}
+	total.add(&t, j.result)
+	if err == nil && got != c.wants[key] {
+		err = fmt.Errorf("the state is %s, want %s", got, c.wants[key])
 	}
 	return err
+}
+
+// A result has the numbers of one training or of many.
+type result struct {
+	moments map[string]int // kills, by the part in which the process was
+	sorts   map[string]int // kills, by sorts of trainings
+	pauses  []time.Duration
+	longest time.Duration // of pauses
+	slowest int           // the training with it
+}
+
+func newResult() *result { return &result{moments: make(map[string]int), sorts: make(map[string]int)} }
+
+// add adds the result of a training.
+func (r *result) add(t *training, o *result) {
+	for part, n := range o.moments {
+		r.moments[part] += n
+	}
+	for _, sort := range t.sorts() {
+		if n := o.kills(); n > 0 {
+			r.sorts[sort] += n
+		}
+	}
+	for _, pause := range o.pauses {
+		r.pauses = append(r.pauses, pause)
+		if pause > r.longest {
+			r.longest, r.slowest = pause, t.number
+		}
+	}
+}
+
+func (r *result) kills() (n int) {
+	for _, k := range r.moments {
+		n += k
+	}
+	return n
+}
+
+// print prints the numbers.
+func (r *result) print(what string) {
+	fmt.Printf("%s: %d kills\n", what, r.kills())
+	for _, counts := range []map[string]int{r.moments, r.sorts} {
+		for _, name := range slices.Sorted(maps.Keys(counts)) {
+			fmt.Printf("  %5d  %s\n", counts[name], name)
+		}
+	}
+	if n := len(r.pauses); n > 0 {
+		slices.Sort(r.pauses)
+		fmt.Printf("  time without progress: %d times, median %v, largest %v in training %d\n",
+			n, r.pauses[n/2].Round(time.Millisecond), r.longest.Round(time.Millisecond), r.slowest)
+	}
 }

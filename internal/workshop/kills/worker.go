@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	"gorgonia.org/tensor"
 
@@ -21,162 +22,277 @@ import (
 	"github.com/gofsdp/gofsdp/optim"
 )
 
-// workerVariable is set in the environment of workers.
+// workerVariable is set in the environment of the processes of a training.
 const workerVariable = "GOFSDP_KILLS_WORKER"
 
-// work is the program of a worker: it is a rank of one group after the other. An order ends the
-// group before.
-func work(in io.Reader, out io.Writer) {
-	type job struct {
-		order
-		ctx context.Context
-	}
-	jobs := make(chan job)
-	go func() {
-		end := func(error) {}
-		for d := json.NewDecoder(in); ; {
-			var j job
-			if err := d.Decode(&j.order); err != nil {
-				os.Exit(0) // the parent has ended
-			}
-			end(errors.New("the parent has made another group"))
-			j.ctx, end = context.WithCancelCause(context.Background())
-			jobs <- j
-		}
-	}()
+// work is the program of a process. It ends without an error when the training is over.
+func work(in io.Reader, out io.Writer) error {
+	orders := json.NewDecoder(in)
 	r := rank{say: func(e event) {
 		if err := json.NewEncoder(out).Encode(e); err != nil {
-			os.Exit(3)
+			os.Exit(3) // the parent has ended
 		}
 	}}
-	for j := range jobs {
-		r.order = j.order
-		if err := r.train(j.ctx); err != nil {
-			r.tell("lost", 0, err.Error())
-		}
+	if err := orders.Decode(&r.order); err != nil {
+		return err
 	}
+	go func() {
+		if err := orders.Decode(new(struct{})); err != nil {
+			os.Exit(0) // the parent has ended
+		}
+		r.over.Store(true)
+	}()
+	return r.run(context.Background())
 }
 
-// A rank is a worker in a group.
+// A rank is the process of a rank.
 type rank struct {
 	order
-	say   func(event)
+	say  func(event)
+	over atomic.Bool // the parent has all that it wants
+
 	last  fsdp.MemoryCheckpoint
-	group comm.Group
+	world comm.Group
+	list  []int      // the processes of world
+	group comm.Group // the ranks of world that train; nil if this rank waits
 	model *fsdp.Sharded
 	opt   optim.Optimizer
 }
 
-func (r *rank) tell(what string, step int, text string) {
-	r.say(event{What: what, Group: r.Group, Step: step, Text: text})
+// at reports that a part of the training begins.
+func (r *rank) at(part string) {
+	e := event{What: part, Ranks: r.list}
+	if r.opt != nil {
+		e.Step = r.opt.Steps()
+	}
+	r.say(e)
 }
 
-// train trains to the end, or until a rank is lost.
-func (r *rank) train(ctx context.Context) error {
-	former := r.group // Close waits for ranks that may be alive: it comes when the training continues
-	if r.model != nil {
-		_ = r.model.Close() // it says once more that a rank is lost
-	}
-	r.model, r.group = nil, nil
-	step, err := r.begin(ctx)
-	if err == nil {
-		r.tell("ready", 0, "")
-	}
-	if former != nil {
-		go func() { _ = former.Close() }() // likewise
-	}
-	for ; err == nil && step < steps; step++ {
-		if err = r.step(ctx, step); err == nil {
-			r.tell("step", step+1, "")
-		}
-	}
-	if err != nil {
-		return err
-	}
-	hash, err := r.hash(ctx)
-	if err == nil {
-		r.tell("end", 0, hash)
-	}
-	return err
-}
-
-// begin connects, makes the training, and returns its next step.
-func (r *rank) begin(ctx context.Context) (step int, err error) {
+// run is the loop of a program that goes on when ranks are lost.
+func (r *rank) run(ctx context.Context) (err error) {
 	cfg := comm.Config{
-		Rank: r.Rank, Size: r.Size, LocalRank: -1, Rendezvous: "file://" + r.Dir, Job: fmt.Sprint("kills/", r.Group),
-		Secret: []byte("known to this program only"), Timeout: patience, JoinTimeout: patience, Transport: comm.TCP,
+		Rank: r.Rank, Size: r.Size, LocalRank: -1, Rendezvous: "file://" + r.Dir, Job: "kills", Secret: []byte("known to this program only"),
+		Timeout: patience, JoinTimeout: patience, Transport: comm.TCP, Join: r.Join,
 	}
 	if r.Shared {
 		cfg.Transport = comm.SharedMemory
 	}
-	if r.group, err = comm.Connect(ctx, cfg); err != nil {
-		return 0, err
+	if r.Fresh {
+		cfg.ReplaceTimeout = patience
 	}
-	model := &nn.GPT{Vocab: 61, Context: 16, Layers: 2, Dim: 32, Heads: 4, Dropout: 0.1}
-	if r.model, err = fsdp.Wrap(model, fsdp.Config{Group: r.group, VirtualRanks: r.Virtual, Seed: 3, WrapPolicy: fsdp.WrapEach()}); err != nil {
-		return 0, err
+	r.at(partConnect)
+	r.world, err = comm.Connect(ctx, cfg)
+	for err == nil {
+		err = r.train(ctx)
+		if lost := new(comm.RankError); !errors.As(err, &lost) || r.Files {
+			return errors.Join(err, r.world.Close())
+		}
+		r.at(partReconnect)
+		former := r.world
+		if r.world, err = comm.Reconnect(ctx, former); err == nil {
+			_ = former.Close() // it has failed
+		}
 	}
-	if r.opt, err = (optim.AdamW{WeightDecay: 0.1}).New(r.model.Params()); err != nil {
-		return 0, err
+	return err
+}
+
+// train trains from the last step to the end.
+func (r *rank) train(ctx context.Context) (err error) {
+	r.model, r.opt, r.list = nil, nil, nil
+	defer func() {
+		if r.model != nil {
+			err = errors.Join(err, r.model.Close())
+		}
+	}()
+	if err := r.begin(ctx); err != nil {
+		return err
 	}
-	if r.Group == 0 {
-		return 0, nil
+	for r.group != nil && r.opt.Steps() < steps {
+		if err := r.step(ctx); err != nil {
+			return err
+		}
+		if r.group != r.world {
+			if _, err := r.more(ctx, true); err != nil {
+				return err
+			}
+		}
 	}
-	var c *fsdp.Checkpoint
+	if r.group != nil {
+		if err := r.end(ctx); err != nil {
+			return err
+		}
+	}
+	for more := true; more && err == nil; {
+		more, err = r.more(ctx, r.group != nil && !r.over.Load())
+	}
+	return err
+}
+
+// more is a collective of the world after each step, so that ranks that wait notice a loss. It
+// reports whether a rank has more to do.
+func (r *rank) more(ctx context.Context, more bool) (bool, error) {
+	n := []int32{0}
+	if more {
+		n[0] = 1
+	}
+	err := r.world.AllReduce(comm.Of(n), comm.Max).Wait(ctx)
+	return n[0] != 0, err
+}
+
+// begin makes the training, and loads the last step. If the number of ranks does not divide the
+// virtual ranks, the next lower number that does trains, and the other ranks wait.
+func (r *rank) begin(ctx context.Context) (err error) {
+	r.at(partWrap)
+	n, virtual := r.world.Size(), r.Virtual
+	for r.Virtual > 0 && r.Virtual%n != 0 {
+		n, virtual = n-1, 0
+	}
+	r.group = r.world
+	if err := r.wrap(virtual); err != nil {
+		return err
+	}
+	list, self := make([]int64, r.world.Size()), []int64{int64(os.Getpid())}
+	if err := r.world.AllGather(comm.Of(list), comm.Of(self)).Wait(ctx); err != nil {
+		return err
+	}
+	r.at(partLoad)
 	if r.Files {
-		c, err = r.model.Load(ctx, r.files(), r.opt, nil)
+		_, err = r.model.Load(ctx, r.files(), r.opt, nil)
 	} else {
-		c, err = r.last.Load(ctx, r.model, r.opt)
+		_, err = r.last.Load(ctx, r.model, r.opt)
 	}
-	if errors.Is(err, fsdp.ErrNoCheckpoint) {
-		r.tell("anew", 0, err.Error())
-		return 0, nil
+	if err != nil && !errors.Is(err, fsdp.ErrNoCheckpoint) { // before the first step
+		return err
 	}
-	if err != nil {
-		return 0, err
+	made := r.opt.Steps()
+	if n < r.world.Size() {
+		if err := r.divide(ctx, n); err != nil {
+			return err
+		}
 	}
-	return c.Step, c.Extra("next", &step)
+	for _, process := range list {
+		r.list = append(r.list, int(process))
+	}
+	r.say(event{What: partReady, Ranks: r.list, Trainers: n, Step: made})
+	return nil
+}
+
+// divide lets the first n ranks train, and the others wait.
+func (r *rank) divide(ctx context.Context, n int) (err error) {
+	color := 0
+	if r.world.Rank() >= n {
+		color = -1
+	}
+	all, opt := r.model, r.opt
+	defer func() { err = errors.Join(err, all.Close()) }()
+	r.model, r.opt = nil, nil
+	if r.group, err = r.world.Split(ctx, color, r.world.Rank()); err != nil {
+		return err
+	}
+	if r.group != nil {
+		if err := r.wrap(r.Virtual); err != nil {
+			return err
+		}
+	}
+	if err := fsdp.CopyState(ctx, all, r.model, opt, r.opt); err != nil || r.group == nil || opt.Steps() == 0 {
+		return err
+	}
+	return r.last.Save(ctx, r.model, r.opt, nil)
+}
+
+// wrap makes the model and its optimizer.
+func (r *rank) wrap(virtual int) (err error) {
+	model := &nn.GPT{Vocab: 61, Context: 16, Layers: 2, Dim: 32, Heads: 4, Dropout: 0.1}
+	if r.model, err = fsdp.Wrap(model, fsdp.Config{Group: r.group, VirtualRanks: virtual, Seed: 3, WrapPolicy: fsdp.WrapEach()}); err == nil {
+		r.opt, err = optim.AdamW{WeightDecay: 0.1}.New(r.model.Params())
+	}
+	return err
 }
 
 // files is the directory of checkpoints in files.
 func (r *rank) files() string { return filepath.Join(filepath.Dir(r.Dir), "checkpoints") }
 
 // step makes a step.
-func (r *rank) step(ctx context.Context, step int) error {
-	each := r.Virtual / r.Size
-	for k := range each {
-		at := k*r.Size + r.Rank
-		run := func(f func() error) error { return f() }
-		if r.Size&(r.Size-1) != 0 { // the order of virtual ranks depends on the number of ranks
-			if at = r.Rank*each + k; k < each-1 {
-				run = r.model.NoSync
-			}
-		}
-		err := run(func() error {
-			if _, err := r.model.Forward(ctx, tokens(2*(step*r.Virtual+at)), tokens(2*(step*r.Virtual+at)+1)); err != nil {
-				return err
-			}
-			return r.model.Backward(ctx)
-		})
-		if err != nil {
-			return err
-		}
+func (r *rank) step(ctx context.Context) error {
+	if err := r.passes(ctx); err != nil {
+		return err
 	}
+	r.at(partSums)
 	if _, err := r.model.ClipGradNorm(ctx, 0.5); err != nil {
 		return err
 	}
+	r.at(partUpdate)
 	if err := r.opt.Step(1e-3); err != nil {
 		return err
 	}
 	r.model.ZeroGrad()
-	extra := map[string]any{"next": step + 1}
+	r.say(event{What: partSave, Ranks: r.list, Step: r.opt.Steps() - 1})
 	if r.Files {
-		return r.model.Save(ctx, r.files(), r.opt, &fsdp.SaveOptions{KeepLast: 2, Extra: extra})
+		return r.model.Save(ctx, r.files(), r.opt, &fsdp.SaveOptions{KeepLast: 2})
 	}
-	return r.last.Save(ctx, r.model, r.opt, extra)
+	return r.last.Save(ctx, r.model, r.opt, nil)
 }
 
-// tokens returns a batch of a seed.
+// passes makes the passes of a step.
+func (r *rank) passes(ctx context.Context) error {
+	step, n, rank := r.opt.Steps(), r.group.Size(), r.group.Rank()
+	switch r.Passes {
+	case passesHeld: // two passes, the first Backward last
+		r.at(partForward)
+		if _, err := r.model.Forward(ctx, batch(step*2*n+rank)...); err != nil {
+			return err
+		}
+		first := r.model.Hold()
+		if err := r.pass(ctx, batch((step*2+1)*n+rank)); err != nil {
+			return err
+		}
+		return first.Backward(ctx)
+	case passesJoined: // ranks have one to three batches
+		data := func(yield func([]fsdp.Tensor, error) bool) {
+			for k := range 1 + (step+rank)%3 {
+				if !yield(batch((step*3+k)*n+rank), nil) {
+					return
+				}
+			}
+		}
+		for b, err := range r.model.Join(ctx, data) {
+			if err != nil {
+				return err
+			}
+			if err := r.pass(ctx, b); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	each := r.Virtual / n
+	for k := range each {
+		at, run := k*n+rank, func(f func() error) error { return f() }
+		if n&(n-1) != 0 { // the order of virtual ranks depends on the number of ranks
+			if at = rank*each + k; k < each-1 {
+				run = r.model.NoSync
+			}
+		}
+		if err := run(func() error { return r.pass(ctx, batch(step*r.Virtual+at)) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pass makes a Forward and its Backward.
+func (r *rank) pass(ctx context.Context, batch []fsdp.Tensor) error {
+	r.at(partForward)
+	if _, err := r.model.Forward(ctx, batch...); err != nil {
+		return err
+	}
+	r.at(partBackward)
+	return r.model.Backward(ctx)
+}
+
+// batch returns the tokens and targets of a seed.
+func batch(seed int) []fsdp.Tensor { return []fsdp.Tensor{tokens(2 * seed), tokens(2*seed + 1)} }
+
 func tokens(seed int) *tensor.Dense {
 	const rows, cols = 2, 16
 	data := make([]int, rows*cols)
@@ -186,24 +302,30 @@ func tokens(seed int) *tensor.Dense {
 	return tensor.New(tensor.WithShape(rows, cols), tensor.WithBacking(data))
 }
 
-// hash returns a hash of the whole state on rank 0, and "" on the others.
-func (r *rank) hash(ctx context.Context) (string, error) {
+// end reports a hash of the whole state, which the first rank has.
+func (r *rank) end(ctx context.Context) error {
+	r.at(partEnd)
 	values, err := r.model.StateDict(ctx, nil)
 	if err != nil {
-		return "", err
+		return err
 	}
 	state, err := r.model.OptimStateDict(ctx, r.opt, nil)
-	if err != nil || r.Rank != 0 {
-		return "", err
+	if err != nil {
+		return err
 	}
-	h := sha256.New()
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		fmt.Fprint(h, name)
-		_ = binary.Write(h, binary.LittleEndian, values[name].Data()) // a hash takes all
+	e := event{What: partEnded, Ranks: r.list}
+	if r.group.Rank() == 0 {
+		h := sha256.New()
+		for _, name := range slices.Sorted(maps.Keys(values)) {
+			fmt.Fprint(h, name)
+			_ = binary.Write(h, binary.LittleEndian, values[name].Data()) // a hash takes all
+		}
+		for _, e := range state.Entries() {
+			fmt.Fprint(h, e.Param, e.Name, e.Steps)
+			_ = binary.Write(h, binary.LittleEndian, e.Data.(optim.Host).F32)
+		}
+		e.Hash = fmt.Sprintf("%x", h.Sum(nil)[:8])
 	}
-	for _, e := range state.Entries() {
-		fmt.Fprint(h, e.Param, e.Name, e.Steps)
-		_ = binary.Write(h, binary.LittleEndian, e.Data.(optim.Host).F32)
-	}
-	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
+	r.say(e)
+	return nil
 }
