@@ -38,10 +38,10 @@ type moving struct {
 const universe = 4
 
 // wrap wraps the model on g with an optimizer.
-func (v *moving) wrap(t require.TestingT, g comm.Group) member {
+func (v *moving) wrap(t require.TestingT, g comm.Group, virtual int) member {
 	model, cfg := kit.TinyGPT(2), v.cfg
 	model.Dropout = 0.1
-	cfg.Group, cfg.VirtualRanks, cfg.Seed = g, universe, 7
+	cfg.Group, cfg.VirtualRanks, cfg.Seed = g, virtual, 7
 	m := kit.Wrap(t, model, cfg)
 	opt, err := optim.AdamW{WeightDecay: 0.1, Rules: v.rules}.New(m.Params())
 	if v.muon {
@@ -168,12 +168,12 @@ func TestCopyStateJoins(t *testing.T) {
 			const before, after = 1, 2
 			old := make([]member, after)
 			kit.OnGroups(t, kit.Connect(t, before, change), func(ctx context.Context, g comm.Group) {
-				old[g.Rank()] = v.wrap(t, g)
+				old[g.Rank()] = v.wrap(t, g, universe)
 				old[g.Rank()].step(t, ctx, 0)
 			})
 			var got kit.Bits
 			kit.OnGroups(t, kit.Connect(t, after, change), func(ctx context.Context, g comm.Group) {
-				now, next := old[g.Rank()], v.wrap(t, g)
+				now, next := old[g.Rank()], v.wrap(t, g, universe)
 				require.NoError(t, fsdp.CopyState(ctx, now.m, next.m, now.opt, next.opt))
 				if now.m != nil {
 					require.NoError(t, now.m.Close())
@@ -267,7 +267,7 @@ func (v *moving) onGroup(t require.TestingT, ctx context.Context, all comm.Group
 	if at < 0 {
 		return member{}
 	}
-	return v.wrap(t, with(g))
+	return v.wrap(t, with(g), universe)
 }
 
 // TestCopyStateLoses: if a rank is lost at the beginning, all ranks return an error, and none

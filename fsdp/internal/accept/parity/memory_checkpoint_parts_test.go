@@ -2,6 +2,8 @@ package parity_test
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -138,4 +140,69 @@ func TestMemoryCheckpointRefuses(t *testing.T) {
 		require.ErrorContains(t, err, "the model is closed")
 		require.NoError(t, other.Close())
 	})
+}
+
+// TestMemoryCheckpointDivisor: rank 2 of four is lost, and three ranks do not divide the virtual
+// ranks. All three load the last step, two of them train, and rank 3 waits. When rank 1 is lost,
+// ranks 0 and 3 train. The bits are the bits of a training without a loss.
+func TestMemoryCheckpointDivisor(t *testing.T) {
+	kit.Needs(t, kit.GroupCollectives)
+	stays := moving{phases: slices.Repeat([][]int{{0, 1, 2, 3}}, 3)} // of two steps
+	want := stays.train(t, onGoroutines)
+	var got kit.Bits
+	kit.OnRanks(t, universe, func(ctx context.Context, all comm.Group) {
+		var last fsdp.MemoryCheckpoint
+		for phase, left := range [][]int{{0, 1, 2, 3}, {0, 1, 3}, {0, 3}} {
+			color := -1
+			if slices.Contains(left, all.Rank()) {
+				color = comm.Detached
+			}
+			world, err := all.Split(ctx, color, all.Rank())
+			require.NoError(t, err)
+			if world == nil {
+				continue
+			}
+			now := divide(t, ctx, world, &last)
+			if now.m == nil {
+				continue // it waits
+			}
+			for step := 2 * phase; step < 2*phase+2; step++ {
+				now.step(t, ctx, step)
+				require.NoError(t, last.Save(ctx, now.m, now.opt, nil))
+			}
+			if b := now.bits(t, ctx); now.g.Rank() == 0 {
+				got = b
+			}
+			require.NoError(t, now.m.Close())
+		}
+	})
+	kit.RequireSameBits(t, want, got)
+}
+
+// divide loads the last step on all ranks of world, and gives it to as many of them as divide the
+// virtual ranks. The others get no model.
+func divide(t *testing.T, ctx context.Context, world comm.Group, last *fsdp.MemoryCheckpoint) (now member) {
+	v, n, virtual := moving{}, world.Size(), universe
+	for universe%n != 0 {
+		n, virtual = n-1, 0
+	}
+	all := v.wrap(t, world, virtual)
+	if _, err := last.Load(ctx, all.m, all.opt); !errors.Is(err, fsdp.ErrNoCheckpoint) { // at the beginning
+		require.NoError(t, err)
+	}
+	if n == world.Size() {
+		return all
+	}
+	color := comm.Detached
+	if world.Rank() >= n {
+		color = -1
+	}
+	g, err := world.Split(ctx, color, world.Rank())
+	require.NoError(t, err)
+	if g != nil {
+		now = v.wrap(t, g, universe)
+	}
+	require.NoError(t, fsdp.CopyState(ctx, all.m, now.m, all.opt, now.opt))
+	require.NoError(t, all.m.Close())
+	return now
 }
