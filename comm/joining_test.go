@@ -2,13 +2,17 @@ package comm
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"log/slog"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gofsdp/gofsdp/comm/internal/quorum"
 )
 
 // TestJoiningSpeaksUp: a rank that waits says so after 5 s and every 30 s, in the default logger if
@@ -43,4 +47,66 @@ func TestJoiningSpeaksUp(t *testing.T) {
 	require.Equal(t, `level=WARN msg="comm: rank 1 of 4 waits for ranks [0] to serve the rendezvous" at=tcp://h:1 for=5s FSDP_JOIN_TIMEOUT=1m10s because=refused
 level=WARN msg="comm: rank 1 of 4 waits for ranks [0 2 3] to make the group" at=tcp://h:1 for=35s FSDP_JOIN_TIMEOUT=1m10s
 `, told.String())
+}
+
+// TestJoinAfterUnformed: a process joins and ends before its group has formed, so no group has that
+// number. Later processes join nevertheless, also when all ranks of the first group have ended.
+func TestJoinAfterUnformed(t *testing.T) {
+	ctx, dir := t.Context(), t.TempDir()
+	cfg, err := Config{Size: 2, Rendezvous: "file://" + dir, Job: t.Name(), Secret: []byte("known to this test only"),
+		JoinTimeout: time.Minute, ReplaceTimeout: time.Minute, Logger: slog.New(slog.DiscardHandler)}.withDefaults()
+	require.NoError(t, err)
+	join := cfg
+	join.Join = true
+	var ranks sync.WaitGroup
+	var a, b, c Group
+	ranks.Go(func() { a, _ = Connect(ctx, cfg) })
+	second := cfg
+	second.Rank = 1
+	b, err = Connect(ctx, second)
+	require.NoError(t, err)
+	ranks.Wait()
+	kill := func(g Group) {
+		here, _ := places.Load(g)
+		p := here.(*place)
+		p.over = true // it does not leave as planned
+		require.NoError(t, errors.Join(p.node.Close(), g.Close()))
+	}
+	kill(a)
+	again := func(g *Group) {
+		former := *g
+		if *g, err = Reconnect(ctx, former); err == nil {
+			err = former.Close()
+		}
+	}
+	ranks.Go(func() { again(&b) })
+
+	n, nerr := quorum.Open(ctx, join.quorum())
+	require.NoError(t, nerr)
+	_, j, done := startJoining(ctx, join)
+	meet, closed, nerr := rendezvous(ctx, join, j)
+	require.NoError(t, nerr)
+	value, nerr := meet.Get(ctx, keyMembers(0))
+	require.NoError(t, nerr)
+	require.NoError(t, closed())
+	done()
+	var first quorum.Membership
+	require.NoError(t, json.Unmarshal(value, &first))
+	one, nerr := n.Enter(ctx, first)
+	require.NoError(t, nerr)
+	require.Equal(t, 1, one.Number)
+	require.NoError(t, n.Close())
+
+	c, nerr = Connect(ctx, join)
+	require.NoError(t, nerr)
+	ranks.Wait()
+	require.NoError(t, err)
+	kill(b)
+	ranks.Go(func() { again(&c) })
+	last, nerr := Connect(ctx, join)
+	require.NoError(t, nerr)
+	ranks.Wait()
+	require.NoError(t, err)
+	require.Equal(t, 2, last.Size())
+	require.NoError(t, errors.Join(c.Close(), last.Close()))
 }

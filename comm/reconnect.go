@@ -76,6 +76,7 @@ type place struct {
 	// there.
 	unable error
 	m      quorum.Membership // its number is 0 in the first group
+	first  int               // number that may not be published, and those after it
 
 	mu   sync.Mutex
 	over bool // the node belongs to a later group
@@ -119,7 +120,7 @@ func (p *place) take(ctx context.Context, g Group, s *session.Session, m *mesh.M
 		}
 		p.node.Begin(p.m)
 	}
-	if err := p.publish(ctx, j); err != nil {
+	if err := errors.Join(p.fill(ctx, j), p.publish(ctx, j)); err != nil {
 		return err
 	}
 	s.Leaving = func() (bool, error) { return p.leave(g) }
@@ -185,7 +186,7 @@ func (p *place) form(ctx context.Context, m quorum.Membership, j *joining) (Grou
 	self := p.node.Self()
 	cfg := p.cfg
 	cfg.Rank, cfg.Size = m.Index(self.ID), len(m.Members)
-	next := &place{cfg: cfg, node: p.node, m: m, job: fmt.Sprintf("%s %d %s", text.Cut(cfg.Job, mesh.MaxJob/2), m.Number, m.Members[0].ID)}
+	next := &place{cfg: cfg, node: p.node, m: m, first: p.m.Number + 1, job: fmt.Sprintf("%s %d %s", text.Cut(cfg.Job, mesh.MaxJob/2), m.Number, m.Members[0].ID)}
 	meeting, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer p.node.Guard(meeting, m, cancel)()
@@ -258,11 +259,25 @@ func (p *place) enter(ctx context.Context, j *joining) (_ Group, err error) {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		case err == nil:
-			next.Number-- // again begins with it
+			p.m.Number = number // the last one that is certainly published
+			next.Number--       // again begins with it
 			return p.again(ctx, next, j)
 		}
 		j.note(err)
 	}
+}
+
+// fill publishes the membership under the numbers of memberships whose groups have not formed, too.
+// A process that joins reads one number after the other.
+func (p *place) fill(ctx context.Context, j *joining) error {
+	for number := p.first; number < p.m.Number; number++ {
+		unformed := &place{cfg: p.cfg, m: p.m}
+		unformed.m.Number = number
+		if err := unformed.publish(ctx, j); err != nil && !errors.Is(err, quorum.ErrExcluded) { // it formed on other ranks
+			return err
+		}
+	}
+	return nil
 }
 
 // meet opens the store in which the ranks of a group meet. Rank 0 serves it.
