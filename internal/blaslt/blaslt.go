@@ -114,7 +114,7 @@ type Plan struct {
 	product Product // with its defaults
 	plan    *C.blaslt_plan
 
-	mu sync.Mutex // guards the bias, whose address a run writes to the plan
+	mu sync.Mutex // guards the address of a bias or of sums, which a run writes to the plan
 }
 
 // Plan prepares a product. If cuBLASLt offers several algorithms, the plan uses the first.
@@ -141,11 +141,17 @@ func describe(x *Product) C.blaslt_product {
 	types := [...]C.int{F32: C.LT_R_32F, F64: C.LT_R_64F, BF16: C.LT_R_16BF}
 	y := C.blaslt_product{
 		in: types[x.In], out: types[x.Out], scale: C.LT_R_32F, compute: C.LT_COMPUTE_32F,
-		bias: flag(x.Bias), trans_a: flag(x.TransA), trans_b: flag(x.TransB),
+		epilogue: C.LT_EPILOGUE_DEFAULT, trans_a: flag(x.TransA), trans_b: flag(x.TransB),
 		batch: C.int(x.Batch), stride_a: C.int64_t(x.StrideA), stride_b: C.int64_t(x.StrideB), stride_d: C.int64_t(x.StrideD),
 		rows: C.uint64_t(x.Rows), cols: C.uint64_t(x.Cols), depth: C.uint64_t(x.Depth), workspace: C.uint64_t(x.Workspace),
 		lda: C.int64_t(x.LDA), ldb: C.int64_t(x.LDB), ldd: C.int64_t(x.LDD), align: C.uint32_t(x.Align),
 		multiprocessors: C.int(x.Multiprocessors),
+	}
+	switch {
+	case x.Bias:
+		y.epilogue = C.LT_EPILOGUE_BIAS
+	case x.Sums:
+		y.epilogue = C.LT_EPILOGUE_BGRADB // its B is A: see struct blaslt_plan
 	}
 	if x.In == F64 {
 		y.scale, y.compute = C.LT_R_64F, C.LT_COMPUTE_64F
@@ -173,12 +179,16 @@ func (p *Plan) Run(s *device.Stream, at Operands) error {
 	if err := at.check(&p.product, p.Workspace()); err != nil {
 		return err
 	}
-	if p.product.Bias {
+	if p.product.Bias || p.product.Sums {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 	}
+	vector := at.Bias
+	if p.product.Sums {
+		vector = at.Sums
+	}
 	o := C.blaslt_operands{a: C.uint64_t(at.A), b: C.uint64_t(at.B), c: C.uint64_t(at.C), d: C.uint64_t(at.D),
-		bias: C.uint64_t(at.Bias), workspace: C.uint64_t(at.Workspace)}
+		vector: C.uint64_t(vector), workspace: C.uint64_t(at.Workspace)}
 	return result(C.blaslt_plan_run(p.plan, &o, C.uintptr_t(stream)))
 }
 

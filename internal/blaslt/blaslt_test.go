@@ -24,14 +24,17 @@ func drawProduct(t *rapid.T) Product {
 		Align:     1 << rapid.IntRange(3, 8).Draw(t, "align"),
 		Workspace: rapid.SampledFrom([]int{0, 8000, 1 << 20}).Draw(t, "workspace"),
 	}
-	x.Bias = x.In != F64 && rapid.Bool().Draw(t, "bias")
+	if x.In != F64 {
+		epilogue := rapid.SampledFrom([]string{"none", "bias", "sums"}).Draw(t, "epilogue")
+		x.Bias, x.Sums = epilogue == "bias", epilogue == "sums"
+	}
 	if rapid.Bool().Draw(t, "tight") {
 		return x
 	}
 	gap := rapid.IntRange(0, 3)
 	x, _ = x.normal()
 	x.LDA, x.LDB, x.LDD = x.LDA+gap.Draw(t, "gapA"), x.LDB+gap.Draw(t, "gapB"), x.LDD+gap.Draw(t, "gapD")
-	if !x.Bias {
+	if !x.Bias && !x.Sums {
 		x.Batch = rapid.IntRange(1, 3).Draw(t, "batch")
 		a, b := x.stored()
 		x.StrideA = rapid.SampledFrom([]int{0, a * x.LDA, a*x.LDA + 5}).Draw(t, "strideA")
@@ -59,8 +62,8 @@ func (x *Product) spans() (a, b, d int) {
 	return ra*x.LDA + last*x.StrideA, rb*x.LDB + last*x.StrideB, x.Rows*x.LDD + last*x.StrideD
 }
 
-// reference computes a product, to d. c may be d, or nil.
-func (x *Product) reference(d, a, b, c, bias []float64) {
+// reference computes a product, to d. c may be d, or nil. vector is the bias, or becomes the sums.
+func (x *Product) reference(d, a, b, c, vector []float64) {
 	at := func(m []float64, trans bool, ld, i, j int) float64 {
 		if trans {
 			i, j = j, i
@@ -70,6 +73,12 @@ func (x *Product) reference(d, a, b, c, bias []float64) {
 	for slice := range x.Batch {
 		a, b, d := a[slice*x.StrideA:], b[slice*x.StrideB:], d[slice*x.StrideD:]
 		for i := range x.Rows {
+			if x.Sums {
+				vector[i] = 0
+				for k := range x.Depth {
+					vector[i] += at(a, x.TransA, x.LDA, i, k)
+				}
+			}
 			for j := range x.Cols {
 				sum := 0.0
 				for k := range x.Depth {
@@ -79,7 +88,7 @@ func (x *Product) reference(d, a, b, c, bias []float64) {
 					sum += c[slice*x.StrideD+i*x.LDD+j]
 				}
 				if x.Bias {
-					sum += bias[j]
+					sum += vector[j]
 				}
 				d[i*x.LDD+j] = sum
 			}
@@ -105,7 +114,7 @@ func TestProducts(t *testing.T) {
 			return list
 		}
 		na, nb, nd := x.spans()
-		av, bv, dv, vector := values(na, "a"), values(nb, "b"), values(nd, "d"), values(x.Cols, "vector")
+		av, bv, dv, vector := values(na, "a"), values(nb, "b"), values(nd, "d"), values(max(x.Cols, x.Rows), "vector")
 		nan := make([]float64, nd) // what is only written may hold anything
 		for i := range nan {
 			nan[i] = math.NaN()
@@ -118,7 +127,12 @@ func TestProducts(t *testing.T) {
 		am, bm, dm := b.store(x.In, offset, av...), b.store(x.In, offset, bv...), b.store(x.Out, offset, start...)
 		vm, scratch := b.store(x.Out, BiasAlign, vector...), must(b.dev.Alloc(max(1, plan.Workspace())))(b.t)
 		cm := b.store(x.Out, offset, dv...)
-		at := Operands{A: am.at(), B: bm.at(), D: dm.at(), Bias: vm.at(), Workspace: scratch.Addr()}
+		at := Operands{A: am.at(), B: bm.at(), D: dm.at(), Workspace: scratch.Addr()}
+		if x.Sums {
+			at.Sums = vm.at()
+		} else {
+			at.Bias = vm.at()
+		}
 		want, c := append([]float64{}, start...), []float64(nil)
 		switch added {
 		case "D":
@@ -194,17 +208,18 @@ func TestRefusals(t *testing.T) {
 	b := newBench(t)
 	good := Product{In: BF16, Out: F32, Rows: 3, Cols: 4, Depth: 5}
 	for want, change := range map[string]func(x *Product){
-		"bfloat16: no product has these types":                    func(x *Product) { x.Out = F64 },
-		"float32: no product has these types":                     func(x *Product) { x.In, x.Out = F32, BF16 },
-		"bfloat16: an empty product":                              func(x *Product) { x.Depth = 0 },
-		"float32: an empty product":                               func(x *Product) { x.In, x.Batch = F32, -1 },
-		"rows of 3, 4 and 4 elements that are 2, 4 and 4 apart":   func(x *Product) { x.TransA, x.LDA = true, 2 },
-		"rows of 5, 5 and 4 elements that are 5, 5 and -1 apart":  func(x *Product) { x.TransB, x.LDD = true, -1 },
-		"no bias is added to a batch or to float64":               func(x *Product) { x.Bias, x.Batch = true, 2 },
-		"matrices at multiples of 24 bytes":                       func(x *Product) { x.Align = 24 },
-		"matrices at multiples of 1 bytes":                        func(x *Product) { x.Align = 1 },
-		"a workspace of -1 bytes":                                 func(x *Product) { x.Workspace = -1 },
-		"1 × [3 4] float32 = Aᵀ [3 5] · B [5 4] bfloat16: a work": func(x *Product) { x.TransA, x.Workspace = true, -1 },
+		"bfloat16: no product has these types":                           func(x *Product) { x.Out = F64 },
+		"float32: no product has these types":                            func(x *Product) { x.In, x.Out = F32, BF16 },
+		"bfloat16: an empty product":                                     func(x *Product) { x.Depth = 0 },
+		"float32: an empty product":                                      func(x *Product) { x.In, x.Batch = F32, -1 },
+		"rows of 3, 4 and 4 elements that are 2, 4 and 4 apart":          func(x *Product) { x.TransA, x.LDA = true, 2 },
+		"rows of 5, 5 and 4 elements that are 5, 5 and -1 apart":         func(x *Product) { x.TransB, x.LDD = true, -1 },
+		"no bias is added to a batch or to float64":                      func(x *Product) { x.Bias, x.Batch = true, 2 },
+		"no sums are computed with a batch, with float64 or with a bias": func(x *Product) { x.Sums, x.Bias = true, true },
+		"matrices at multiples of 24 bytes":                              func(x *Product) { x.Align = 24 },
+		"matrices at multiples of 1 bytes":                               func(x *Product) { x.Align = 1 },
+		"a workspace of -1 bytes":                                        func(x *Product) { x.Workspace = -1 },
+		"1 × [3 4] float32 = Aᵀ [3 5] · B [5 4] bfloat16: a work":        func(x *Product) { x.TransA, x.Workspace = true, -1 },
 	} {
 		x := good
 		change(&x)
@@ -248,12 +263,13 @@ func TestEveryFailureIsAnError(t *testing.T) {
 		for _, x := range []Product{
 			{Rows: 2, Cols: 2, Depth: 2, Batch: 2, StrideA: 4, StrideB: 4, StrideD: 4},
 			{Rows: 2, Cols: 2, Depth: 2, Bias: true},
+			{Rows: 2, Cols: 2, Depth: 2, Sums: true},
 		} {
 			p, err := h.Plan(x)
 			if err != nil {
 				return err
 			}
-			err = p.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, C: m.at() + 512, D: m.at() + 512, Bias: m.at() + 768})
+			err = p.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, C: m.at() + 512, D: m.at() + 512, Bias: m.at() + 768, Sums: m.at() + 768})
 			if err := closed(err, p.Close); err != nil {
 				return err
 			}

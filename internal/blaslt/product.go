@@ -1,6 +1,7 @@
 package blaslt
 
 import (
+	"errors"
 	"fmt"
 	"math"
 )
@@ -25,7 +26,7 @@ func (t Type) String() string { return [...]string{"float32", "float64", "bfloat
 // Size returns the bytes of an element.
 func (t Type) Size() int { return [...]int{4, 8, 2}[t] }
 
-// BiasAlign divides the address of a bias.
+// BiasAlign divides the address of a bias, and of sums.
 const BiasAlign = 16
 
 // Product is the product D = op(A)·op(B) of batches of row-major matrices. It is comparable and can
@@ -40,6 +41,7 @@ type Product struct {
 	StrideA, StrideB, StrideD int // elements from one matrix of a batch to the next
 
 	Bias      bool // whether a vector [Cols] of the type of D is added to each row; only for a single product, and not for F64
+	Sums      bool // whether the sums of the rows of op(A), [Rows] of the type of D, are written; under the same conditions, and without a bias
 	Align     int  // alignment in bytes of the addresses of A, B, C and D: a power of 2, 0 for 256
 	Workspace int  // bytes that a run may use in addition to its matrices
 
@@ -70,6 +72,8 @@ func (x Product) normal() (Product, error) {
 		return wrong("rows of %d, %d and %d elements that are %d, %d and %d apart", a, b, x.Cols, x.LDA, x.LDB, x.LDD)
 	case x.Bias && (x.Batch > 1 || x.In == F64):
 		return wrong("no bias is added to a batch or to float64")
+	case x.Sums && (x.Batch > 1 || x.In == F64 || x.Bias):
+		return wrong("no sums are computed with a batch, with float64 or with a bias")
 	case x.Align&(x.Align-1) != 0 || x.Align < x.In.Size() || x.Align > 256:
 		return wrong("matrices at multiples of %d bytes", x.Align)
 	case x.Workspace < 0:
@@ -104,6 +108,7 @@ type Operands struct {
 	A, B, D   uintptr
 	C         uintptr // a matrix in the layout of D that is added, or 0
 	Bias      uintptr
+	Sums      uintptr // is written
 	Workspace uintptr // a multiple of 256, of [Plan.Workspace] bytes, for one stream at a time
 }
 
@@ -114,13 +119,16 @@ func (o Operands) check(x *Product, workspace int) error {
 		return fmt.Errorf("blaslt: %v: the matrices are at %#x, %#x, %#x and %#x: want multiples of %d", x, o.A, o.B, o.C, o.D, x.Align)
 	case x.Bias && (o.Bias == 0 || o.Bias%BiasAlign != 0):
 		return fmt.Errorf("blaslt: %v: the bias is at %#x: want a multiple of %d", x, o.Bias, BiasAlign)
+	case x.Sums && (o.Sums == 0 || o.Sums%BiasAlign != 0):
+		return fmt.Errorf("blaslt: %v: the sums are at %#x: want a multiple of %d", x, o.Sums, BiasAlign)
 	case workspace > 0 && (o.Workspace == 0 || o.Workspace%256 != 0):
 		return fmt.Errorf("blaslt: %v: the workspace is at %#x: want a multiple of 256", x, o.Workspace)
 	}
 	return nil
 }
 
-// Error is a status of cuBLASLt other than success.
+// Error is a status of cuBLASLt other than success. It is [errors.ErrUnsupported] if no algorithm
+// computes a product.
 type Error struct {
 	Op   string // the function: "cublasLtMatmul"
 	Code int    // the cublasStatus_t; if Op is cuCtxSetCurrent, the CUresult
@@ -128,3 +136,11 @@ type Error struct {
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (status %d)", e.Op, e.Text, e.Code) }
+
+// Is implements errors.Is.
+func (e *Error) Is(target error) bool {
+	return target == errors.ErrUnsupported && e.Op == "cublasLtMatmulAlgoGetHeuristic" && e.Code == notSupported
+}
+
+// notSupported is CUBLAS_STATUS_NOT_SUPPORTED.
+const notSupported = 15

@@ -12,14 +12,14 @@ typedef struct {
 
 // blaslt_product is what Product says, in the terms of cuBLASLt but row-major.
 typedef struct {
-  int in, out, scale, compute, bias, trans_a, trans_b, batch, multiprocessors;
+  int in, out, scale, compute, epilogue, trans_a, trans_b, batch, multiprocessors;
   uint64_t rows, cols, depth, workspace;
   int64_t lda, ldb, ldd, stride_a, stride_b, stride_d;
   uint32_t align;
 } blaslt_product;
 
 typedef struct {
-  uint64_t a, b, c, d, bias, workspace; // c is 0 if nothing is added
+  uint64_t a, b, c, d, vector, workspace; // c is 0 if nothing is added; vector: of the epilogue
 } blaslt_operands;
 
 typedef struct blaslt_plan blaslt_plan;

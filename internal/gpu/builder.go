@@ -79,11 +79,12 @@ func (missing) Is(target error) bool { return target == errors.ErrUnsupported }
 // A builder assembles a program.
 type builder struct {
 	*Program
-	op      *exec.Op // of the instruction that is lowered
-	update  bool     // of its steps
-	scratch int      // scratch bytes that the instruction has taken
-	slow    string   // why its kernels are slow, or ""
-	kind    string   // storage type of its values: f32, f64, bf16
+	op      *exec.Op    // of the instruction that is lowered
+	update  bool        // of its steps
+	bias    *exec.Instr // for the gradient of the bias, if the instruction is for the gradient of its weight and computes both
+	scratch int         // scratch bytes that the instruction has taken
+	slow    string      // why its kernels are slow, or ""
+	kind    string      // storage type of its values: f32, f64, bf16
 }
 
 // Compile compiles a program whose instructions do not run in blocks (exec.Signature.Apart).
@@ -116,14 +117,21 @@ func (e *Engine) Assemble(list iter.Seq[exec.Instr], consts []exec.Value) (_ *Pr
 		b.consts = append(b.consts, m)
 	}
 	var absent missing
-	for in := range list {
+	all := slices.Collect(list)
+	biases, merged := pairs(all)
+	for i := range all {
+		in := &all[i]
 		if lower(in.Op.Kind) == nil {
 			if name := in.Op.String(); !slices.Contains(absent, name) {
 				absent = append(absent, name)
 			}
 			continue
 		}
-		if err := b.add(&in); err != nil {
+		if merged[in] {
+			continue
+		}
+		b.bias = biases[in]
+		if err := b.add(in); err != nil {
 			return nil, fmt.Errorf("%v on the GPU: %w", in.Op, err)
 		}
 	}
@@ -280,6 +288,15 @@ func (b *builder) argument(a any) (v argument, size int) {
 
 // null is the address of an omitted argument.
 const null = uint64(0)
+
+// collect returns the steps that f adds, instead of adding them.
+func (b *builder) collect(f func() error) ([]step, error) {
+	before := len(b.steps)
+	err := f()
+	steps := slices.Clone(b.steps[before:])
+	b.steps = b.steps[:before]
+	return steps, err
+}
 
 // step adds an action.
 func (b *builder) step(a action) { b.steps = append(b.steps, step{a, b.op, b.update}) }

@@ -1,7 +1,12 @@
 package gpu
 
 import (
+	"errors"
+
+	"gorgonia.org/tensor"
+
 	"github.com/gofsdp/gofsdp/internal/blaslt"
+	"github.com/gofsdp/gofsdp/internal/device"
 	"github.com/gofsdp/gofsdp/internal/exec"
 	"github.com/gofsdp/gofsdp/internal/kernel"
 	"github.com/gofsdp/gofsdp/internal/ops"
@@ -60,14 +65,121 @@ func addLinearGradX(b *builder, in *exec.Instr) error {
 }
 
 func linearGradW(b *builder, in *exec.Instr) error {
+	if b.bias != nil {
+		return b.gradientPair(in, b.bias)
+	}
+	return b.gradientW(in, nil)
+}
+
+// gradientW adds the gradient of a weight. The sums of the columns of dy are written to sums, unless
+// it is nil.
+func (b *builder) gradientW(in *exec.Instr, sums *address) error {
 	n, cols, out := linearDims(in.Op)
 	return b.product(blaslt.Product{Out: b.result(in), Rows: out, Cols: cols, Depth: n, TransA: true},
-		factors{d: operandAddress(in.Out), a: operandAddress(in.In[0]), b: operandAddress(in.In[1]), add: in.Acc})
+		factors{d: operandAddress(in.Out), a: operandAddress(in.In[0]), b: operandAddress(in.In[1]), add: in.Acc, sums: sums})
 }
 
 func linearGradB(b *builder, in *exec.Instr) error {
 	n, _, out := linearDims(in.Op)
 	return b.columns(b.kind, operandAddress(in.Out), operandAddress(in.In[0]), n, out, out, in.Acc)
+}
+
+// A gradientPair is the gradients of the weight and of the bias of a linear layer. The product of
+// the first also computes the second, where cuBLASLt can do so.
+type gradientPair struct {
+	together, apart []step
+}
+
+func (g *gradientPair) issue(s *device.Stream, r *run) error {
+	err := issue(g.together, s, r)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return issue(g.apart, s, r)
+	}
+	return err
+}
+
+// issue issues steps until one fails.
+func issue(steps []step, s *device.Stream, r *run) error {
+	for i := range steps {
+		if err := steps[i].issue(s, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gradientPair adds the gradient of a weight together with db, the gradient of the bias. The product
+// only writes sums: they are in scratch memory first if db is added to or not aligned.
+func (b *builder) gradientPair(in, db *exec.Instr) (err error) {
+	g := new(gradientPair)
+	g.apart, err = b.collect(func() error {
+		if err := b.gradientW(in, nil); err != nil {
+			return err
+		}
+		return linearGradB(b, db)
+	})
+	if err != nil {
+		return err
+	}
+	bias, scratch := operandAddress(db.Out), b.temp(db.Out.Bytes)
+	g.together, err = b.collect(func() error {
+		if !db.Acc && bias.offset%blaslt.BiasAlign == 0 {
+			return b.gradientW(in, &bias)
+		}
+		if err := b.gradientW(in, &scratch); err != nil {
+			return err
+		}
+		if db.Acc {
+			n := exec.Numel(db.Out.Shape)
+			return b.threads("elements_accumulate_"+b.wideKind(), n, bias, scratch, uint64(n))
+		}
+		b.move(bias, scratch, db.Out.Bytes)
+		return nil
+	})
+	if err == nil {
+		b.step(g)
+	}
+	return err
+}
+
+// pairs returns the instructions for the gradients of biases that are computed with the gradient of
+// a weight, by the instruction for that one, and as a set. Both read the same dy. The gradient of the
+// bias is a gradient of a parameter, which may be written at the place of the other instruction.
+func pairs(list []exec.Instr) (biases map[*exec.Instr]*exec.Instr, merged map[*exec.Instr]bool) {
+	biases, merged = make(map[*exec.Instr]*exec.Instr), make(map[*exec.Instr]bool)
+	for j := range list {
+		db := &list[j]
+		if db.Op.Kind != ops.KindLinearGradB || db.Out.Space != exec.SpaceGradParam {
+			continue
+		}
+		for i := range list {
+			dw := &list[i]
+			if dw.Op.Kind == ops.KindLinearGradW && biases[dw] == nil && sameGradient(dw, db) && unchanged(list[min(i, j):max(i, j)], db.In[0]) {
+				biases[dw], merged[db] = db, true
+				break
+			}
+		}
+	}
+	return biases, merged
+}
+
+// sameGradient reports whether two instructions read the same dy, and write the same type, in which
+// cuBLASLt has sums.
+func sameGradient(dw, db *exec.Instr) bool {
+	x, y := dw.In[0], db.In[0]
+	return x.Space == y.Space && x.Index == y.Index && x.Offset == y.Offset && x.Form == y.Form && dw.Half == db.Half &&
+		dw.Out.Form == db.Out.Form && dw.Out.DType == db.Out.DType && dw.Out.DType != tensor.Float64
+}
+
+// unchanged reports whether instructions do not write to an operand.
+func unchanged(list []exec.Instr, o exec.Operand) bool {
+	for i := range list {
+		to := &list[i].Out
+		if to.Space == o.Space && to.Index == o.Index && to.Offset < o.Offset+o.Bytes && o.Offset < to.Offset+to.Bytes {
+			return false
+		}
+	}
+	return true
 }
 
 // columns writes or adds the column sums of a matrix, whose rows are ld elements apart. The sums of

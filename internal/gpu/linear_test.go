@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -49,6 +50,73 @@ func TestLinear(t *testing.T) {
 		require.NoError(u, err)
 		u.check(gradient(u, node, 2, x, w, bias), nil, wide, dys)
 	})
+}
+
+// TestGradientsOfWeightAndBias are one product, in either order. Nothing else is launched unless the
+// gradient of the bias is added.
+func TestGradientsOfWeightAndBias(t *testing.T) {
+	property(t, func(rt *rapid.T, u *use) {
+		n, in, out := extent(rt, "n"), extent(rt, "in"), extent(rt, "out")
+		list, fs := u.gradients(n, in, out)
+		for i := range list {
+			list[i].Acc = rapid.Bool().Draw(rt, "add")
+			fs[i].Acc = list[i].Acc
+		}
+		if rapid.Bool().Draw(rt, "bias first") {
+			slices.Reverse(list)
+			slices.Reverse(fs)
+		}
+		want := [][]float64{gputest.Reference(u, list[0], fs[0]), gputest.Reference(u, list[1], fs[1])}
+		products, launches := u.calls()
+		for i, v := range u.Gradients(u, list, fs) {
+			require.InDeltaSlice(u, want[i], gputest.Floats(v), u.tol*10)
+		}
+		if u.dtype == tensor.Float64 || u.CUDA == nil {
+			return
+		}
+		if bias := slices.IndexFunc(list, func(in exec.Instr) bool { return in.Op.Kind == ops.KindLinearGradB }); list[bias].Acc {
+			launches++
+		}
+		products++
+		nowProducts, nowLaunches := u.calls()
+		require.Equal(u, [2]int{products, launches}, [2]int{nowProducts, nowLaunches})
+	})
+}
+
+// calls returns how many products and kernels have been launched, on doubles.
+func (u *use) calls() (products, launches int) {
+	if u.CUDA == nil {
+		return 0, 0
+	}
+	return u.CUBLASLT.Calls("cublasLtMatmul"), u.CUDA.Calls("cuLaunchKernel")
+}
+
+// gradients returns the instructions for the gradients of the weight and the bias of a linear layer.
+func (u *use) gradients(n, in, out int) ([]exec.Instr, []*exec.Frame) {
+	u.Helper()
+	x, w, bias := u.node(n, in), u.node(out, in), u.node(out)
+	node, err := ops.Linear(x, w, bias)
+	require.NoError(u, err)
+	dy, args := u.value(u.low(), n, out), G.Nodes{x, w, bias}
+	dw, dwFrame := u.instr(gradient(u, node, 1, args...), nil, wide, []exec.Value{dy, u.value(u.low(), n, in)})
+	db, dbFrame := u.instr(gradient(u, node, 2, args...), nil, wide, []exec.Value{dy})
+	return []exec.Instr{dw, db}, []*exec.Frame{dwFrame, dbFrame}
+}
+
+// TestSumsWithoutAlgorithm: where cuBLASLt has no algorithm for sums beside a product, a kernel computes
+// them.
+func TestSumsWithoutAlgorithm(t *testing.T) {
+	m := gputest.New(t)
+	u := &use{T: t, Machine: m, dtype: tensor.Float32, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}
+	list, fs := u.gradients(3, 4, 5)
+	want := []exec.Value{m.Run(t, list[0], fs[0], false), m.Run(t, list[1], fs[1], false)}
+	const notSupported = 15
+	m.CUBLASLT.Fail("cublasLtMatmulAlgoGetHeuristic", 1, notSupported)
+	for range 2 { // the second time without asking
+		launches := m.CUDA.Calls("cuLaunchKernel")
+		require.Equal(t, want, m.Gradients(t, list, fs))
+		require.Equal(t, launches+1, m.CUDA.Calls("cuLaunchKernel"))
+	}
 }
 
 // TestAddLinearCopiesNothing: the product adds its first argument, in place and elsewhere.

@@ -14,7 +14,7 @@ import (
 // of the workspace: an engine's programs run on one stream at a time.
 type products struct {
 	handle    *blaslt.Handle
-	plans     map[blaslt.Product]*blaslt.Plan
+	plans     map[blaslt.Product]*blaslt.Plan // nil for sums that cuBLASLt does not compute
 	workspace *device.Memory
 }
 
@@ -29,8 +29,10 @@ func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
 	}
 	c := &e.products
 	x.Workspace, x.Multiprocessors = workspaceBytes, e.Multiprocessors
-	if p := c.plans[x]; p != nil {
+	if p, known := c.plans[x]; p != nil {
 		return p, nil
+	} else if known {
+		return nil, errors.ErrUnsupported
 	}
 	if c.handle == nil {
 		if c.handle, err = blaslt.New(e.dev); err != nil {
@@ -44,7 +46,7 @@ func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
 		}
 	}
 	p, err := c.handle.Plan(x)
-	if err == nil {
+	if err == nil || x.Sums && errors.Is(err, errors.ErrUnsupported) {
 		c.plans[x] = p
 	}
 	return p, err
@@ -75,7 +77,9 @@ func (e *Engine) Multiply(s *device.Stream, x Product) error {
 func (c *products) close() error {
 	var errs []error
 	for x, p := range c.plans {
-		if err := p.Close(); err != nil {
+		if p == nil {
+			delete(c.plans, x)
+		} else if err := p.Close(); err != nil {
 			errs = append(errs, err)
 		} else {
 			delete(c.plans, x)
@@ -98,7 +102,8 @@ func (c *products) close() error {
 	return errors.Join(errs...)
 }
 
-// A product is D = op(A)·op(B), or D = C + op(A)·op(B), where C may be D.
+// A product is D = op(A)·op(B), or D = C + op(A)·op(B), where C may be D. It is an error that is
+// [errors.ErrUnsupported], and nothing happens, if its sums are not computed.
 type product struct {
 	engine  *Engine
 	shape   blaslt.Product // Align is the alignment that the offsets allow
@@ -107,6 +112,7 @@ type product struct {
 	c       *address // or nil
 	bias    address
 	spare   address // for a bias that is not aligned
+	sums    address // aligned
 }
 
 func (p *product) issue(s *device.Stream, r *run) error {
@@ -114,13 +120,16 @@ func (p *product) issue(s *device.Stream, r *run) error {
 	if p.c != nil {
 		at.C = r.resolve(*p.c)
 	}
-	plan := p.plan
+	plan, err := p.plan, error(nil)
 	if n := alignment(int(at.A | at.B | at.C | at.D)); n < p.shape.Align { // kernels for larger alignments do not accept it
-		x, err := p.shape, error(nil)
+		x := p.shape
 		x.Align = n
 		if plan, err = p.engine.plan(x); err != nil {
 			return err
 		}
+	}
+	if plan == nil {
+		return errors.ErrUnsupported
 	}
 	if p.shape.Bias {
 		if at.Bias = r.resolve(p.bias); at.Bias%blaslt.BiasAlign != 0 {
@@ -130,6 +139,9 @@ func (p *product) issue(s *device.Stream, r *run) error {
 				return err
 			}
 		}
+	}
+	if p.shape.Sums {
+		at.Sums = r.resolve(p.sums)
 	}
 	return plan.Run(s, at)
 }
@@ -149,6 +161,7 @@ type factors struct {
 	bias    *address // a row of the type of d, added to each row of d
 	c       *address // a matrix in the layout of d that is added
 	add     bool     // to d: c is d
+	sums    *address // a vector of the type of d that the sums of the rows of op(a) are written to
 }
 
 // product adds a product with factors of the instruction's type.
@@ -173,11 +186,14 @@ func (b *builder) product(x blaslt.Product, f factors) (err error) {
 		x.Bias = true
 		p.bias, p.spare = *f.bias, b.temp(x.Cols*x.Out.Size())
 	}
+	if f.sums != nil {
+		x.Sums, p.sums = true, *f.sums
+	}
 	x.Align = alignment(f.d.offset | f.a.offset | f.b.offset)
 	if p.c != nil {
 		x.Align = alignment(x.Align | p.c.offset)
 	}
-	if p.plan, err = b.engine.plan(x); err != nil {
+	if p.plan, err = b.engine.plan(x); err != nil && !(x.Sums && errors.Is(err, errors.ErrUnsupported)) {
 		return err
 	}
 	p.shape = x

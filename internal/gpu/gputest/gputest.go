@@ -115,6 +115,43 @@ func (m *Machine) Try(t T, in exec.Instr, f *exec.Frame, alias bool) (exec.Value
 	return out, err
 }
 
+// Gradients runs instructions as one program, and returns their results, which are gradients of
+// parameters and start as fs[i].Out. Arguments with the same bytes are one argument.
+func (m *Machine) Gradients(t T, list []exec.Instr, fs []*exec.Frame) []exec.Value {
+	t.Helper()
+	u := &upload{Machine: m, t: t}
+	defer u.free()
+	c, index := new(gpu.Call), make(map[*byte]int)
+	list = slices.Clone(list)
+	for i := range list {
+		in := &list[i]
+		in.In = slices.Clone(in.In)
+		for j, v := range fs[i].In {
+			at, known := index[&v.Bytes[0]]
+			if !known {
+				at = len(c.In)
+				index[&v.Bytes[0]] = at
+				c.In = append(c.In, u.copy(v.Bytes, m.Offset))
+			}
+			in.In[j].Space, in.In[j].Index = exec.SpaceIn, at
+		}
+		in.Out.Space, in.Out.Index = exec.SpaceGradParam, i
+		c.GradParam = append(c.GradParam, u.copy(fs[i].Out.Bytes, m.Offset))
+	}
+	p, err := m.Engine.Assemble(slices.Values(list), nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Free()) }()
+	c.Scratch = u.copy(nan(p.Scratch), aligned)
+	require.NoError(t, p.Run(m.Stream, c))
+	var outs []exec.Value
+	for i, f := range fs {
+		out := f.Out
+		out.Bytes = u.read(c.GradParam[i], len(out.Bytes), list[i].Op)
+		outs = append(outs, out)
+	}
+	return outs
+}
+
 // shift returns the offset of an argument. An argument that packs several results begins where its
 // memory begins.
 func (m *Machine) shift(v exec.Value) int {

@@ -180,7 +180,7 @@ static status supported(const struct problem *p) {
   int in = p->a.type, out = p->d.type, wide = p->desc.compute == COMPUTE_64F;
   if (in != p->b.type || (in == R_64F) != wide || (out != in && !(in == R_16BF && out == R_32F))) return NOT_SUPPORTED;
   if (p->desc.epilogue == EPILOGUE_DEFAULT) return SUCCESS;
-  if (p->desc.epilogue != EPILOGUE_BIAS) return NOT_SUPPORTED;
+  if (p->desc.epilogue != EPILOGUE_BIAS && p->desc.epilogue != EPILOGUE_BGRADB) return NOT_SUPPORTED;
   return wide || p->d.batch > 1 || p->desc.vector == 0 || p->desc.vector % 16 ? NOT_SUPPORTED : SUCCESS;
 }
 

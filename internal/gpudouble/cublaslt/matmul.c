@@ -66,6 +66,11 @@ static void multiply(const struct job *j, int slice) {
   double *sums = malloc(rows * sizeof *sums);
   for (uint64_t n = 0; n < d->cols; n++) {
     memset(sums, 0, rows * sizeof *sums);
+    if (desc->epilogue == EPILOGUE_BGRADB) {
+      double sum = 0;
+      for (uint64_t i = 0; i < k; i++) sum += b[n * k + i];
+      put(vector, d->type, (int64_t)n, sum);
+    }
     for (uint64_t i = 0; i < k; i++) {
       double factor = b[n * k + i];
       for (uint64_t m = 0; m < rows; m++) sums[m] += a[i * rows + m] * factor;
@@ -145,8 +150,10 @@ EXPORT status cublasLtMatmul(handle h, handle desc, const void *alpha, uint64_t 
   j.ranges[B] = range("B", b, &j.p.b);
   j.ranges[D] = range("D", d, &j.p.d);
   j.ranges[C] = (struct range){"C", c, c == d ? 0 : j.ranges[D].size};
-  if (j.p.desc.epilogue == EPILOGUE_BIAS)
-    j.ranges[VECTOR] = (struct range){"the vector", j.p.desc.vector, j.p.d.rows * type_size(j.p.d.type)};
+  if (j.p.desc.epilogue != EPILOGUE_DEFAULT) {
+    uint64_t elements = j.p.desc.epilogue == EPILOGUE_BIAS ? j.p.d.rows : j.p.d.cols;
+    j.ranges[VECTOR] = (struct range){"the vector", j.p.desc.vector, elements * type_size(j.p.d.type)};
+  }
   j.ranges[WORKSPACE] = (struct range){"the workspace", workspace, x->workspace};
   if (!placed(&j, x)) return INVALID_VALUE;
   struct job *copy = malloc(sizeof *copy);

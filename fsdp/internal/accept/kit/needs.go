@@ -24,6 +24,7 @@ const (
 	ActiveRanks      Need = "gradients are divided by the ranks that made a call"
 	SecondCopy       Need = "ranks keep a second copy of parameters"
 	Masters16        Need = "ranks keep parameters in 16 bits"
+	BiasAlone        Need = "the gradient of a bias is the same if its weight is frozen"
 )
 
 // device is the device in place of the processor, or "".
@@ -36,6 +37,7 @@ var missing = map[string][]Need{
 	"far": {HostMemory, Matrices},
 	"gpu": {
 		HostMemory, Processor, GroupCollectives, OwnOperations, BatchInPlace, FakeTime, EightBits, ActiveRanks, SecondCopy, Masters16,
+		BiasAlone,
 	},
 }
 

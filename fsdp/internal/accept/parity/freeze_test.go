@@ -29,7 +29,16 @@ var someFrozen = []func(string) bool{
 	func(name string) bool { return strings.HasPrefix(name, "blocks.0") },
 	func(name string) bool { return !strings.HasPrefix(name, "head") },
 	func(name string) bool { return strings.HasSuffix(name, "bias") },
-	func(name string) bool { return len(name)%3 == 0 },
+	func(name string) bool { return len(withBias(name))%3 == 0 },
+}
+
+// withBias returns the name of a parameter, or of the weight for its bias where one product computes
+// the gradients of both: there a bias is frozen if its weight is.
+func withBias(name string) string {
+	if layer, bias := strings.CutSuffix(name, ".bias"); bias && !kit.Meets(kit.BiasAlone) {
+		return layer + ".weight"
+	}
+	return name
 }
 
 // phases is a training whose frozen set changes: one choice for each step.
