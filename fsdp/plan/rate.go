@@ -203,9 +203,12 @@ func (k *clock) seconds(of rateKey, w Work) (seconds float64, ok bool) {
 }
 
 // like returns the operation whose rate an operation without a rate has: "linear" for "add linear",
-// which adds its result to another value, and "linear loss" for "early linear loss", which computes
-// gradients, too.
+// which adds its result to another value, "linear dx" for "gelu linear dx", which multiplies its
+// result, and "linear loss" for "early linear loss", which computes gradients, too.
 func like(op string) string {
+	if product, slopes := strings.CutPrefix(op, "gelu linear"); slopes {
+		return "linear" + product
+	}
 	op = strings.TrimPrefix(strings.TrimPrefix(op, "add "), "early ")
 	return strings.TrimSuffix(op, " with bias")
 }

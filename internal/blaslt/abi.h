@@ -10,10 +10,11 @@ enum { LT_R_32F = 0, LT_R_64F = 1, LT_R_16BF = 14 };                            
 enum { LT_COMPUTE_32F = 68, LT_COMPUTE_64F = 70 };                                 // cublasComputeType_t
 enum { LT_OP_N = 0, LT_OP_T = 1 };                                                 // cublasOperation_t
 enum { LT_SUCCESS = 0, LT_NOT_SUPPORTED = 15 };                                    // cublasStatus_t
-enum { LT_EPILOGUE_DEFAULT = 1, LT_EPILOGUE_BIAS = 4, LT_EPILOGUE_BGRADB = 512 }; // cublasLtEpilogue_t
+enum { LT_EPILOGUE_DEFAULT = 1, LT_EPILOGUE_BIAS = 4, LT_EPILOGUE_DGELU = 192, LT_EPILOGUE_BGRADB = 512 }; // cublasLtEpilogue_t
 enum { LT_REDUCTION_COMPUTE_TYPE = 2 };                                            // cublasLtReductionScheme_t
 // Attributes of cublasLtMatmulDesc_t, cublasLtMatrixLayout_t and cublasLtMatmulPreference_t.
 enum { LT_DESC_TRANSA = 3, LT_DESC_TRANSB = 4, LT_DESC_EPILOGUE = 7, LT_DESC_BIAS_POINTER = 8, LT_DESC_SM_COUNT_TARGET = 15 };
+enum { LT_DESC_AUX_POINTER = 11, LT_DESC_AUX_LD = 12 };
 enum { LT_LAYOUT_BATCH_COUNT = 5, LT_LAYOUT_STRIDED_BATCH_OFFSET = 6 };
 enum {
   LT_PREF_MAX_WORKSPACE_BYTES = 1,

@@ -114,7 +114,7 @@ type Plan struct {
 	product Product // with its defaults
 	plan    *C.blaslt_plan
 
-	mu sync.Mutex // guards the address of a bias or of sums, which a run writes to the plan
+	mu sync.Mutex // guards the address of a bias, of sums or of GELU's argument, which a run writes to the plan
 }
 
 // Plan prepares a product. If cuBLASLt offers several algorithms, the plan uses the first.
@@ -152,6 +152,8 @@ func describe(x *Product) C.blaslt_product {
 		y.epilogue = C.LT_EPILOGUE_BIAS
 	case x.Sums:
 		y.epilogue = C.LT_EPILOGUE_BGRADB // its B is A: see struct blaslt_plan
+	case x.GELUGrad:
+		y.epilogue = C.LT_EPILOGUE_DGELU
 	}
 	if x.In == F64 {
 		y.scale, y.compute = C.LT_R_64F, C.LT_COMPUTE_64F
@@ -179,16 +181,19 @@ func (p *Plan) Run(s *device.Stream, at Operands) error {
 	if err := at.check(&p.product, p.Workspace()); err != nil {
 		return err
 	}
-	if p.product.Bias || p.product.Sums {
+	if p.product.Bias || p.product.Sums || p.product.GELUGrad {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 	}
-	vector := at.Bias
-	if p.product.Sums {
-		vector = at.Sums
+	extra := at.Bias
+	switch {
+	case p.product.Sums:
+		extra = at.Sums
+	case p.product.GELUGrad:
+		extra = at.X
 	}
 	o := C.blaslt_operands{a: C.uint64_t(at.A), b: C.uint64_t(at.B), c: C.uint64_t(at.C), d: C.uint64_t(at.D),
-		vector: C.uint64_t(vector), workspace: C.uint64_t(at.Workspace)}
+		extra: C.uint64_t(extra), workspace: C.uint64_t(at.Workspace)}
 	return result(C.blaslt_plan_run(p.plan, &o, C.uintptr_t(stream)))
 }
 

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gofsdp/gofsdp/internal/device"
+	"github.com/gofsdp/gofsdp/internal/kernel"
 )
 
 // drawProduct draws a small product, with gaps between rows and between the matrices of a batch.
@@ -25,16 +26,22 @@ func drawProduct(t *rapid.T) Product {
 		Workspace: rapid.SampledFrom([]int{0, 8000, 1 << 20}).Draw(t, "workspace"),
 	}
 	if x.In != F64 {
-		epilogue := rapid.SampledFrom([]string{"none", "bias", "sums"}).Draw(t, "epilogue")
-		x.Bias, x.Sums = epilogue == "bias", epilogue == "sums"
+		epilogue := rapid.SampledFrom([]string{"none", "bias", "sums", "gelu"}).Draw(t, "epilogue")
+		x.Bias, x.Sums, x.GELUGrad = epilogue == "bias", epilogue == "sums", epilogue == "gelu"
+		if x.GELUGrad {
+			x.LDD = 16
+		}
 	}
 	if rapid.Bool().Draw(t, "tight") {
 		return x
 	}
 	gap := rapid.IntRange(0, 3)
 	x, _ = x.normal()
-	x.LDA, x.LDB, x.LDD = x.LDA+gap.Draw(t, "gapA"), x.LDB+gap.Draw(t, "gapB"), x.LDD+gap.Draw(t, "gapD")
-	if !x.Bias && !x.Sums {
+	x.LDA, x.LDB = x.LDA+gap.Draw(t, "gapA"), x.LDB+gap.Draw(t, "gapB")
+	if !x.GELUGrad {
+		x.LDD += gap.Draw(t, "gapD")
+	}
+	if !x.Bias && !x.Sums && !x.GELUGrad {
 		x.Batch = rapid.IntRange(1, 3).Draw(t, "batch")
 		a, b := x.stored()
 		x.StrideA = rapid.SampledFrom([]int{0, a * x.LDA, a*x.LDA + 5}).Draw(t, "strideA")
@@ -62,8 +69,9 @@ func (x *Product) spans() (a, b, d int) {
 	return ra*x.LDA + last*x.StrideA, rb*x.LDB + last*x.StrideB, x.Rows*x.LDD + last*x.StrideD
 }
 
-// reference computes a product, to d. c may be d, or nil. vector is the bias, or becomes the sums.
-func (x *Product) reference(d, a, b, c, vector []float64) {
+// reference computes a product, to d. c may be d, or nil. vector is the bias, or becomes the sums. gelu
+// has the argument of GELU, in the layout of d.
+func (x *Product) reference(d, a, b, c, vector, gelu []float64) {
 	at := func(m []float64, trans bool, ld, i, j int) float64 {
 		if trans {
 			i, j = j, i
@@ -89,6 +97,11 @@ func (x *Product) reference(d, a, b, c, vector []float64) {
 				}
 				if x.Bias {
 					sum += vector[j]
+				}
+				if x.GELUGrad {
+					slope := []float64{1}
+					kernel.NaiveGELUTanhGrad(slope, gelu[i*x.LDD+j:][:1], slope)
+					sum *= slope[0]
 				}
 				d[i*x.LDD+j] = sum
 			}
@@ -128,6 +141,9 @@ func TestProducts(t *testing.T) {
 		vm, scratch := b.store(x.Out, BiasAlign, vector...), must(b.dev.Alloc(max(1, plan.Workspace())))(b.t)
 		cm := b.store(x.Out, offset, dv...)
 		at := Operands{A: am.at(), B: bm.at(), D: dm.at(), Workspace: scratch.Addr()}
+		gv := values(nd, "x")
+		gm := b.store(x.Out, BiasAlign, gv...)
+		at.X = gm.at()
 		if x.Sums {
 			at.Sums = vm.at()
 		} else {
@@ -142,19 +158,20 @@ func TestProducts(t *testing.T) {
 		}
 		require.NoError(t, plan.Run(b.stream, at))
 
-		x.reference(want, av, bv, c, vector)
+		x.reference(want, av, bv, c, vector, gv)
 		got := b.load(dm)
 		for i, w := range want {
 			if math.IsNaN(w) {
 				require.True(t, math.IsNaN(got[i]), "element %d in a gap was written", i)
 				continue
 			}
-			require.InDelta(t, w, got[i], math.Abs(w)*map[Type]float64{BF16: 1.0 / 256}[x.Out], "element %d", i)
+			require.InDelta(t, w, got[i], math.Abs(w)*map[Type]float64{BF16: 1.0 / 256, F32: 1e-6}[x.Out], "element %d", i)
 		}
 		require.Equal(t, vector, b.load(vm))
 		require.Equal(t, dv, b.load(cm))
+		require.Equal(t, gv, b.load(gm))
 		require.NoError(t, plan.Close())
-		for _, m := range []*device.Memory{am.Memory, bm.Memory, cm.Memory, dm.Memory, vm.Memory, scratch} {
+		for _, m := range []*device.Memory{am.Memory, bm.Memory, cm.Memory, dm.Memory, vm.Memory, gm.Memory, scratch} {
 			require.NoError(t, m.Free())
 		}
 	})
@@ -264,12 +281,13 @@ func TestEveryFailureIsAnError(t *testing.T) {
 			{Rows: 2, Cols: 2, Depth: 2, Batch: 2, StrideA: 4, StrideB: 4, StrideD: 4},
 			{Rows: 2, Cols: 2, Depth: 2, Bias: true},
 			{Rows: 2, Cols: 2, Depth: 2, Sums: true},
+			{Rows: 2, Cols: 8, Depth: 2, GELUGrad: true},
 		} {
 			p, err := h.Plan(x)
 			if err != nil {
 				return err
 			}
-			err = p.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, C: m.at() + 512, D: m.at() + 512, Bias: m.at() + 768, Sums: m.at() + 768})
+			err = p.Run(b.stream, Operands{A: m.at(), B: m.at() + 256, C: m.at() + 512, D: m.at() + 512, Bias: m.at() + 768, Sums: m.at() + 768, X: m.at() + 768})
 			if err := closed(err, p.Close); err != nil {
 				return err
 			}

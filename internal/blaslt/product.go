@@ -26,7 +26,7 @@ func (t Type) String() string { return [...]string{"float32", "float64", "bfloat
 // Size returns the bytes of an element.
 func (t Type) Size() int { return [...]int{4, 8, 2}[t] }
 
-// BiasAlign divides the address of a bias, and of sums.
+// BiasAlign divides the address of a bias, of sums and of the argument of GELU.
 const BiasAlign = 16
 
 // Product is the product D = op(A)·op(B) of batches of row-major matrices. It is comparable and can
@@ -42,11 +42,15 @@ type Product struct {
 
 	Bias      bool // whether a vector [Cols] of the type of D is added to each row; only for a single product, and not for F64
 	Sums      bool // whether the sums of the rows of op(A), [Rows] of the type of D, are written; under the same conditions, and without a bias
+	GELUGrad  bool // whether D is multiplied by the derivative of GELU, approximated by tanh, at a matrix in its layout and type, with LDD a multiple of 8; under the same conditions, and without sums
 	Align     int  // alignment in bytes of the addresses of A, B, C and D: a power of 2, 0 for 256
 	Workspace int  // bytes that a run may use in addition to its matrices
 
 	Multiprocessors int // that an algorithm is chosen for, 0 for all of the device: other work uses the rest
 }
+
+// geluAlign divides LDD of a product with the derivative of GELU.
+const geluAlign = 8
 
 // normal returns x with defaults in place of zeros, or an error if x is invalid.
 func (x Product) normal() (Product, error) {
@@ -74,6 +78,8 @@ func (x Product) normal() (Product, error) {
 		return wrong("no bias is added to a batch or to float64")
 	case x.Sums && (x.Batch > 1 || x.In == F64 || x.Bias):
 		return wrong("no sums are computed with a batch, with float64 or with a bias")
+	case x.GELUGrad && (x.Batch > 1 || x.In == F64 || x.Bias || x.Sums || x.LDD%geluAlign != 0):
+		return wrong("no gradient of GELU is computed with a batch, float64, a bias, sums, or rows that are %d apart", x.LDD)
 	case x.Align&(x.Align-1) != 0 || x.Align < x.In.Size() || x.Align > 256:
 		return wrong("matrices at multiples of %d bytes", x.Align)
 	case x.Workspace < 0:
@@ -109,6 +115,7 @@ type Operands struct {
 	C         uintptr // a matrix in the layout of D that is added, or 0
 	Bias      uintptr
 	Sums      uintptr // is written
+	X         uintptr // the argument of GELU
 	Workspace uintptr // a multiple of 256, of [Plan.Workspace] bytes, for one stream at a time
 }
 
@@ -121,6 +128,8 @@ func (o Operands) check(x *Product, workspace int) error {
 		return fmt.Errorf("blaslt: %v: the bias is at %#x: want a multiple of %d", x, o.Bias, BiasAlign)
 	case x.Sums && (o.Sums == 0 || o.Sums%BiasAlign != 0):
 		return fmt.Errorf("blaslt: %v: the sums are at %#x: want a multiple of %d", x, o.Sums, BiasAlign)
+	case x.GELUGrad && (o.X == 0 || o.X%BiasAlign != 0):
+		return fmt.Errorf("blaslt: %v: the argument of GELU is at %#x: want a multiple of %d", x, o.X, BiasAlign)
 	case workspace > 0 && (o.Workspace == 0 || o.Workspace%256 != 0):
 		return fmt.Errorf("blaslt: %v: the workspace is at %#x: want a multiple of 256", x, o.Workspace)
 	}

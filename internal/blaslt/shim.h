@@ -19,7 +19,7 @@ typedef struct {
 } blaslt_product;
 
 typedef struct {
-  uint64_t a, b, c, d, vector, workspace; // c is 0 if nothing is added; vector: of the epilogue
+  uint64_t a, b, c, d, extra, workspace; // c is 0 if nothing is added; extra: a bias, sums or aux
 } blaslt_operands;
 
 typedef struct blaslt_plan blaslt_plan;

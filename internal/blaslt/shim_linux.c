@@ -65,7 +65,7 @@ struct blaslt_plan {
   lt_desc desc;
   lt_layout a, b, d;
   lt_preference preference;
-  int wide, vector; // scalars are doubles; the epilogue has a vector
+  int wide, extra; // scalars are doubles; the attribute of the epilogue's address, or 0
   lt_found found;
 };
 
@@ -84,6 +84,7 @@ static blaslt_result make_desc(lt_desc *d, const blaslt_product *x) {
   TRY(cublasLtMatmulDescSetAttribute, *d, LT_DESC_TRANSA, &transa, sizeof transa);
   TRY(cublasLtMatmulDescSetAttribute, *d, LT_DESC_TRANSB, &transb, sizeof transb);
   TRY(cublasLtMatmulDescSetAttribute, *d, LT_DESC_EPILOGUE, &x->epilogue, sizeof x->epilogue);
+  if (x->epilogue == LT_EPILOGUE_DGELU) TRY(cublasLtMatmulDescSetAttribute, *d, LT_DESC_AUX_LD, &x->ldd, sizeof x->ldd);
   int32_t multiprocessors = x->multiprocessors;
   if (multiprocessors) TRY(cublasLtMatmulDescSetAttribute, *d, LT_DESC_SM_COUNT_TARGET, &multiprocessors, sizeof multiprocessors);
   return done;
@@ -101,8 +102,8 @@ static blaslt_result make_preference(lt_preference *p, const blaslt_product *x) 
   return done;
 }
 
-static blaslt_result set_vector(const blaslt_plan *p, uint64_t address) {
-  TRY(cublasLtMatmulDescSetAttribute, p->desc, LT_DESC_BIAS_POINTER, &address, sizeof address);
+static blaslt_result set_extra(const blaslt_plan *p, uint64_t address) {
+  TRY(cublasLtMatmulDescSetAttribute, p->desc, p->extra, &address, sizeof address);
   return done;
 }
 
@@ -117,7 +118,7 @@ static blaslt_result find_algorithm(blaslt_plan *p, uint64_t workspace) {
   enum { ENOUGH = 8 };
   lt_found found[ENOUGH];
   int n = 0, i = 0;
-  if (p->vector) AND(set_vector(p, 256)); // only the alignment of this address matters
+  if (p->extra) AND(set_extra(p, 256)); // only the alignment of this address matters
   TRY(cublasLtMatmulAlgoGetHeuristic, p->handle, p->desc, p->a, p->b, p->d, p->d, p->preference, ENOUGH, found, &n);
   while (i < n && (found[i].state != LT_SUCCESS || found[i].workspace > workspace)) i++;
   TRY_AS("cublasLtMatmulAlgoGetHeuristic", i < n ? LT_SUCCESS : LT_NOT_SUPPORTED);
@@ -132,7 +133,7 @@ blaslt_result blaslt_plan_make(uintptr_t context, uintptr_t handle, const blaslt
   p->context = context;
   p->handle = (lt_handle)handle;
   p->wide = x->scale == LT_R_64F;
-  p->vector = x->epilogue != LT_EPILOGUE_DEFAULT;
+  if (x->epilogue != LT_EPILOGUE_DEFAULT) p->extra = x->epilogue == LT_EPILOGUE_DGELU ? LT_DESC_AUX_POINTER : LT_DESC_BIAS_POINTER;
   IN(context);
   AND(make_desc(&p->desc, x));
   uint64_t a[] = {x->rows, x->depth}, b[] = {x->depth, x->cols};
@@ -151,7 +152,7 @@ blaslt_result blaslt_plan_run(const blaslt_plan *p, const blaslt_operands *at, u
   const void *one = p->wide ? (const void *)&wide[1] : &narrow[1];
   const void *beta = p->wide ? (const void *)&wide[at->c != 0] : &narrow[at->c != 0];
   IN(p->context);
-  if (p->vector) AND(set_vector(p, at->vector));
+  if (p->extra) AND(set_extra(p, at->extra));
   void *d = (void *)at->d, *c = at->c ? (void *)at->c : d; // C has the layout of D
   TRY(cublasLtMatmul, p->handle, p->desc, one, (void *)at->b, p->a, (void *)at->a, p->b, beta, c, p->d, d, p->d, &p->found.algo,
       (void *)at->workspace, p->found.workspace, (lt_stream)stream);

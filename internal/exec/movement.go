@@ -202,13 +202,12 @@ func addSlices(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Nod
 	return nil, nil
 }
 
-// addResults merges sums with operations that can add their result (Row.Added), or the first of
-// their results, if no other node needs that result. The merged operation rounds once, where the
-// sum rounds a second time.
-func (tr *trace) addResults() error {
+// mergeResults merges operations with the operation of an argument (Row.Merged), if no other node
+// needs that argument. The merged operation rounds once, where two round twice.
+func (tr *trace) mergeResults() error {
 	roots := []G.Nodes{tr.outs, tr.updates, tr.gradIn, tr.gradParam}
 	merged := make(map[*G.Node]*G.Node) // by operation of several results
-	if err := tr.rebuild(addResult(merged), roots...); err != nil || len(merged) == 0 {
+	if err := tr.rebuild(mergeResult(merged), roots...); err != nil || len(merged) == 0 {
 		return err
 	}
 	return tr.rebuild(func(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, _ map[*G.Node]int) (*G.Node, error) {
@@ -219,14 +218,15 @@ func (tr *trace) addResults() error {
 	}, roots...)
 }
 
-// addResult returns the replacer of addResults. It lists operations of several results.
-func addResult(merged map[*G.Node]*G.Node) replacer {
+// mergeResult returns the replacer of mergeResults. It lists operations of several results.
+func mergeResult(merged map[*G.Node]*G.Node) replacer {
 	return func(n *G.Node, kids []*G.Node, _ map[*G.Node]*G.Node, uses map[*G.Node]int) (*G.Node, error) {
-		if op := native(n.Graph(), n); op == nil || op.Row != addRow || !slices.Equal(kids[0].Shape(), kids[1].Shape()) {
+		next := native(n.Graph(), n)
+		if next == nil || len(kids) != 2 || !slices.Equal(kids[0].Shape(), kids[1].Shape()) {
 			return nil, nil
 		}
 		for i, x := range kids {
-			if uses[arguments(n.Graph(), n)[i]] > 1 || !slices.Equal(n.Shape(), x.Shape()) {
+			if uses[arguments(n.Graph(), n)[i]] > 1 || !slices.Equal(n.Shape(), x.Shape()) || i == 0 && next.Row != addRow {
 				continue
 			}
 			from := x
@@ -234,11 +234,11 @@ func addResult(merged map[*G.Node]*G.Node) replacer {
 				from = children(n.Graph(), x)[0]
 			}
 			op, ours := from.Op().(*Op)
-			if !ours || op.Added == nil || (op.parts == nil) != (from == x) || merged[from] != nil {
+			if !ours || op.Merged[next.Kind] == nil || (op.parts == nil) != (from == x) || merged[from] != nil {
 				continue
 			}
-			sum := &Op{Row: op.Added, Attrs: op.Attrs, dims: op.dims, lead: op.lead}
-			to, err := sum.add(append(G.Nodes{kids[1-i]}, arguments(n.Graph(), from)...)...)
+			both := &Op{Row: op.Merged[next.Kind], Attrs: op.Attrs, dims: op.dims, lead: op.lead}
+			to, err := both.add(append(G.Nodes{kids[1-i]}, arguments(n.Graph(), from)...)...)
 			if err != nil || from == x {
 				return to, err
 			}

@@ -91,10 +91,12 @@ type Row struct {
 	// Grad builds their gradients, usually by Op.Gradient. out is the op's own node. Trailing nil
 	// gradients may be omitted.
 	Grad func(o *Op, in G.Nodes, out, dy *G.Node) (G.Nodes, error)
-	// Added is the operation that adds the result, or the first of several, to another value, its
-	// first argument. The arguments of this operation follow. It computes such sums in units whose
-	// instructions run apart. Nil means that there is none.
-	Added *Row
+	// Merged are the operations that compute this one and an operation of a kind that follows: the
+	// sum of the result, or of the first of several, and another value (KindAdd), or an operation
+	// whose last argument is the result. Their first arguments are the other arguments of the
+	// operation that follows, and then those of this one. They serve units whose instructions run
+	// apart.
+	Merged map[Kind]*Row
 	// Early returns the operation that computes gradients together with the result, or nil. It takes
 	// the place of o in units that are trained and whose instructions run apart. Its first
 	// results are the results of o. needed reports whether an argument needs a gradient.

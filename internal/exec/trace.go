@@ -95,8 +95,8 @@ func newTrace(spec *Spec, sig *Signature, salt string) (*trace, error) {
 		}
 	}
 	if sig.Apart {
-		if err := tr.addResults(); err != nil {
-			return nil, fmt.Errorf("sums: %w", err)
+		if err := tr.mergeResults(); err != nil {
+			return nil, fmt.Errorf("operations that follow others: %w", err)
 		}
 	}
 	return tr, nil

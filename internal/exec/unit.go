@@ -35,7 +35,7 @@ type Signature struct {
 	Threads int
 	// Apart makes every instruction run on its own, with planned memory for all values: SpaceBlock
 	// is not used. Engines that do not run blocks set it. Sums are then parts of other operations
-	// where possible (Row.Added), and losses compute gradients in forward (Row.Early).
+	// where possible (Row.Merged), and losses compute gradients in forward (Row.Early).
 	Apart bool
 }
 

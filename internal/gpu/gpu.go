@@ -35,6 +35,11 @@ type Engine struct {
 	// to programs compiled later.
 	Multiprocessors int
 
+	// SlopesInProducts makes products in bfloat16 multiply by the slope of GELU, where cuBLASLt can do
+	// so. It applies to programs compiled later. New sets it for compute capability 9.0: on others a
+	// kernel of its own may be faster.
+	SlopesInProducts bool
+
 	dev       *device.Device            // or nil
 	modules   map[string]*device.Module // by family
 	functions map[string]*device.Function
@@ -52,7 +57,8 @@ const leastCapability = 8
 
 // New returns an engine. Kernels are loaded when the first program needs them.
 func New(dev *device.Device) (*Engine, error) {
-	if major, minor := dev.Capability(); major < leastCapability {
+	major, minor := dev.Capability()
+	if major < leastCapability {
 		return nil, fmt.Errorf("gpu: device %d, %s, has compute capability %d.%d, and the kernels need %d.0 (A100, RTX 30 and later)",
 			dev.Ordinal(), dev.Name(), major, minor, leastCapability)
 	}
@@ -61,7 +67,7 @@ func New(dev *device.Device) (*Engine, error) {
 		return nil, err
 	}
 	return &Engine{
-		LossScratch: lossScratch, dev: dev, modules: make(map[string]*device.Module), functions: make(map[string]*device.Function), upload: s,
+		LossScratch: lossScratch, SlopesInProducts: major == 9 && minor == 0, dev: dev, modules: make(map[string]*device.Module), functions: make(map[string]*device.Function), upload: s,
 	}, nil
 }
 

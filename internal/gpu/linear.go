@@ -19,6 +19,7 @@ var linearKinds = map[exec.Kind]lowering{
 	ops.KindAddLinear:       addLinear,
 	ops.KindLinearGradX:     linearGradX,
 	ops.KindAddLinearGradX:  addLinearGradX,
+	ops.KindGELULinearGradX: geluLinearGradX,
 	ops.KindLinearGradW:     linearGradW,
 	ops.KindLinearGradB:     linearGradB,
 	ops.KindLinearLoss:      linearLoss,
@@ -64,6 +65,34 @@ func addLinearGradX(b *builder, in *exec.Instr) error {
 		factors{d: operandAddress(in.Out), a: operandAddress(in.In[1]), b: operandAddress(in.In[2]), c: optional(in, 0)})
 }
 
+// geluLinearGradX multiplies a product by the slope of GELU: in the product, or in place.
+func geluLinearGradX(b *builder, in *exec.Instr) (err error) {
+	n, cols, out := linearDims(in.Op)
+	x, d := operandAddress(in.In[0]), operandAddress(in.Out)
+	shape := blaslt.Product{Out: b.element(), Rows: n, Cols: cols, Depth: out}
+	f := factors{d: d, a: operandAddress(in.In[1]), b: operandAddress(in.In[2])}
+	j := new(joint)
+	j.apart, err = b.collect(func() error {
+		if err := b.product(shape, f); err != nil {
+			return err
+		}
+		return b.each("activation_backward", b.lots(n*cols), d, x, d, uint64(n*cols), actGELUTanh)
+	})
+	if err == nil && b.engine.SlopesInProducts && b.kind == "bf16" && cols%8 == 0 {
+		f.gelu = &x
+		j.together, err = b.collect(func() error { return b.product(shape, f) })
+	}
+	switch {
+	case err != nil:
+		return err
+	case j.together == nil:
+		b.steps = append(b.steps, j.apart...)
+	default:
+		b.step(j)
+	}
+	return nil
+}
+
 func linearGradW(b *builder, in *exec.Instr) error {
 	if b.bias != nil {
 		return b.gradientPair(in, b.bias)
@@ -84,16 +113,16 @@ func linearGradB(b *builder, in *exec.Instr) error {
 	return b.columns(b.kind, operandAddress(in.Out), operandAddress(in.In[0]), n, out, out, in.Acc)
 }
 
-// A gradientPair is the gradients of the weight and of the bias of a linear layer. The product of
-// the first also computes the second, where cuBLASLt can do so.
-type gradientPair struct {
+// A joint is a product that computes something else, too, where cuBLASLt can do so, or kernels that
+// compute both.
+type joint struct {
 	together, apart []step
 }
 
-func (g *gradientPair) issue(s *device.Stream, r *run) error {
-	err := issue(g.together, s, r)
+func (j *joint) issue(s *device.Stream, r *run) error {
+	err := issue(j.together, s, r)
 	if errors.Is(err, errors.ErrUnsupported) {
-		return issue(g.apart, s, r)
+		return issue(j.apart, s, r)
 	}
 	return err
 }
@@ -111,7 +140,7 @@ func issue(steps []step, s *device.Stream, r *run) error {
 // gradientPair adds the gradient of a weight together with db, the gradient of the bias. The product
 // only writes sums: they are in scratch memory first if db is added to or not aligned.
 func (b *builder) gradientPair(in, db *exec.Instr) (err error) {
-	g := new(gradientPair)
+	g := new(joint)
 	g.apart, err = b.collect(func() error {
 		if err := b.gradientW(in, nil); err != nil {
 			return err

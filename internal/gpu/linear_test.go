@@ -103,6 +103,46 @@ func (u *use) gradients(n, in, out int) ([]exec.Instr, []*exec.Frame) {
 	return []exec.Instr{dw, db}, []*exec.Frame{dwFrame, dbFrame}
 }
 
+// TestProductOfGELU: the product is multiplied by the slope in it, or by another kernel where it cannot
+// be. Both round once or twice, but nothing else differs.
+func TestProductOfGELU(t *testing.T) {
+	property(t, func(rt *rapid.T, u *use) {
+		u.Engine.SlopesInProducts = rapid.Bool().Draw(rt, "in products")
+		n, in, out := extent(rt, "n"), extent(rt, "in"), extent(rt, "out")
+		u.Offset = rapid.SampledFrom([]int{32, 8}).Draw(rt, "offset")
+		w, dy := u.node(out, in), u.node(n, out)
+		node, err := ops.Linear(u.node(n, in), w, nil)
+		require.NoError(u, err)
+		list, err := node.Op().(*exec.Op).Gradient(lookUp(ops.KindGELULinearGradX), u.node(n, in), dy, w)
+		require.NoError(u, err)
+		u.check(list[0], nil, u.low(), u.value(u.low(), n, in), u.value(u.low(), n, out), u.value(u.low(), out, in))
+	})
+}
+
+// TestSlopesWithoutAlgorithm: a product in bfloat16 multiplies by the slope of GELU, and a kernel does
+// where cuBLASLt has no algorithm for it.
+func TestSlopesWithoutAlgorithm(t *testing.T) {
+	for _, able := range []bool{true, false} {
+		m := gputest.New(t)
+		u := &use{T: t, Machine: m, dtype: tensor.Float32, half: true, graph: G.NewGraph(), rand: rand.New(rand.NewPCG(1, 2))}
+		w := u.node(5, 8)
+		node, err := ops.Linear(u.node(3, 8), w, nil)
+		require.NoError(t, err)
+		list, err := node.Op().(*exec.Op).Gradient(lookUp(ops.KindGELULinearGradX), u.node(3, 8), u.node(3, 5), w)
+		require.NoError(t, err)
+		in, f := u.instruction(list[0].Op().(*exec.Op), u.low(), []exec.Value{u.value(u.low(), 3, 8), u.value(u.low(), 3, 5), u.value(u.low(), 5, 8)})
+		if !able {
+			const notSupported = 15
+			m.CUBLASLT.Fail("cublasLtMatmulAlgoGetHeuristic", 2, notSupported) // after the product alone
+		}
+		products, launches := u.calls()
+		m.Run(t, in, f, false)
+		nowProducts, nowLaunches := u.calls()
+		require.Equal(t, products+1, nowProducts)
+		require.Equal(t, able, nowLaunches == launches)
+	}
+}
+
 // TestSumsWithoutAlgorithm: where cuBLASLt has no algorithm for sums beside a product, a kernel computes
 // them.
 func TestSumsWithoutAlgorithm(t *testing.T) {

@@ -32,7 +32,7 @@ func TestNorms(t *testing.T) {
 			grad := gradient(u, y, 0, in...)
 			u.check(grad, nil, u.tail(sums), args...)
 			op := packed(u, y).Op().(*exec.Op)
-			added, err := op.Gradient(packed(u, grad).Op().(*exec.Op).Added, u.node(n, d), x, gain, packed(u, y), u.node(n, d))
+			added, err := op.Gradient(packed(u, grad).Op().(*exec.Op).Merged[exec.KindAdd], u.node(n, d), x, gain, packed(u, y), u.node(n, d))
 			require.NoError(u, err)
 			u.check(added[0], nil, u.tail(sums), append([]exec.Value{u.value(u.low(), n, d)}, args...)...)
 		}

@@ -14,7 +14,7 @@ import (
 // of the workspace: an engine's programs run on one stream at a time.
 type products struct {
 	handle    *blaslt.Handle
-	plans     map[blaslt.Product]*blaslt.Plan // nil for sums that cuBLASLt does not compute
+	plans     map[blaslt.Product]*blaslt.Plan // nil for sums and slopes that cuBLASLt does not compute
 	workspace *device.Memory
 }
 
@@ -46,11 +46,14 @@ func (e *Engine) plan(x blaslt.Product) (_ *blaslt.Plan, err error) {
 		}
 	}
 	p, err := c.handle.Plan(x)
-	if err == nil || x.Sums && errors.Is(err, errors.ErrUnsupported) {
+	if err == nil || hasJoint(x) && errors.Is(err, errors.ErrUnsupported) {
 		c.plans[x] = p
 	}
 	return p, err
 }
+
+// hasJoint reports whether a product computes something that kernels compute if cuBLASLt cannot.
+func hasJoint(x blaslt.Product) bool { return x.Sums || x.GELUGrad }
 
 // A Product is D = op(A)·op(B), of matrices without gaps: see blaslt.Product.
 type Product struct {
@@ -103,7 +106,7 @@ func (c *products) close() error {
 }
 
 // A product is D = op(A)·op(B), or D = C + op(A)·op(B), where C may be D. It is an error that is
-// [errors.ErrUnsupported], and nothing happens, if its sums are not computed.
+// [errors.ErrUnsupported], and nothing happens, if its sums or slopes are not computed.
 type product struct {
 	engine  *Engine
 	shape   blaslt.Product // Align is the alignment that the offsets allow
@@ -113,6 +116,7 @@ type product struct {
 	bias    address
 	spare   address // for a bias that is not aligned
 	sums    address // aligned
+	gelu    address // of the argument
 }
 
 func (p *product) issue(s *device.Stream, r *run) error {
@@ -143,6 +147,11 @@ func (p *product) issue(s *device.Stream, r *run) error {
 	if p.shape.Sums {
 		at.Sums = r.resolve(p.sums)
 	}
+	if p.shape.GELUGrad {
+		if at.X = r.resolve(p.gelu); at.X%blaslt.BiasAlign != 0 {
+			return errors.ErrUnsupported
+		}
+	}
 	return plan.Run(s, at)
 }
 
@@ -162,6 +171,7 @@ type factors struct {
 	c       *address // a matrix in the layout of d that is added
 	add     bool     // to d: c is d
 	sums    *address // a vector of the type of d that the sums of the rows of op(a) are written to
+	gelu    *address // a matrix in the layout of d: the product is multiplied by the slope of GELU there
 }
 
 // product adds a product with factors of the instruction's type.
@@ -186,6 +196,9 @@ func (b *builder) product(x blaslt.Product, f factors) (err error) {
 		x.Bias = true
 		p.bias, p.spare = *f.bias, b.temp(x.Cols*x.Out.Size())
 	}
+	if f.gelu != nil {
+		x.GELUGrad, p.gelu = true, *f.gelu
+	}
 	if f.sums != nil {
 		x.Sums, p.sums = true, *f.sums
 	}
@@ -193,7 +206,7 @@ func (b *builder) product(x blaslt.Product, f factors) (err error) {
 	if p.c != nil {
 		x.Align = alignment(x.Align | p.c.offset)
 	}
-	if p.plan, err = b.engine.plan(x); err != nil && !(x.Sums && errors.Is(err, errors.ErrUnsupported)) {
+	if p.plan, err = b.engine.plan(x); err != nil && !(hasJoint(x) && errors.Is(err, errors.ErrUnsupported)) {
 		return err
 	}
 	p.shape = x

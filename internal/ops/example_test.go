@@ -144,6 +144,9 @@ func ExampleTable() {
 	// add linear dx: y, dy, weight
 	//     -> sum [... in]
 	//     y + dy·weight
+	// gelu linear dx: x, dy, weight
+	//     -> dx [... in]
+	//     dy·weight times the slope of gelu tanh at x
 	// linear dw: dy, x
 	//     -> dweight f32 [out in]
 	//     dyᵀ·x

@@ -114,7 +114,7 @@ func TestSavedFormsAreSmall(t *testing.T) {
 // products have other roundings than in float32: of their results, or of the factors of attention.
 // Gradients of norms are rounded before another value is added.
 var products = map[exec.Kind]bool{
-	ops.KindLinear: true, ops.KindAddLinear: true, ops.KindLinearGradX: true, ops.KindAddLinearGradX: true, ops.KindLinearGradW: true,
+	ops.KindLinear: true, ops.KindAddLinear: true, ops.KindLinearGradX: true, ops.KindAddLinearGradX: true, ops.KindGELULinearGradX: true, ops.KindLinearGradW: true,
 	ops.KindAttention: true, ops.KindAttentionGrad: true, ops.KindSDPA: true, ops.KindSDPAGrad: true,
 	ops.KindAttentionBias: true, ops.KindAttentionBiasGrad: true, ops.KindSDPABias: true, ops.KindSDPABiasGrad: true,
 	exec.KindProduct: true, ops.KindAddLayerNormGrad: true, ops.KindAddRMSNormGrad: true,

@@ -22,7 +22,7 @@ var linear = &exec.Row{
 	Kind: KindLinear, Doc: "x·weightᵀ + bias", Shapes: "x [... in], weight [out in], bias? [out] -> y [... out]",
 	Kernels: kernels(runLinear(kernel.Linear[float32]), runLinear(kernel.Linear[float64]), runLinear(kernel.NaiveLinear)),
 	BF16:    runLinear(kernel.Linear[half.BFloat16]),
-	FLOPs:   product, Product: linearSizes, Split: exec.ByKernel, Diff: 3, Grad: linearGrads, Added: addLinear,
+	FLOPs:   product, Product: linearSizes, Split: exec.ByKernel, Diff: 3, Grad: linearGrads, Merged: map[exec.Kind]*exec.Row{exec.KindAdd: addLinear},
 }
 
 func runLinear[T kernel.Element](run func(c *kernel.Context, y, x, w, b []T, n, in, out int)) exec.Kernel {
@@ -135,7 +135,7 @@ func runProduct[T kernel.Element](run func(c *kernel.Context, y, a, b []T, n, in
 
 var linearGradX = &exec.Row{
 	Kind: KindLinearGradX, Doc: "dy·weight", Shapes: "dy, weight -> dx [... in]", FLOPs: product, Product: linearXSizes,
-	Split: exec.ByKernel, Added: addLinearGradX,
+	Split: exec.ByKernel, Merged: map[exec.Kind]*exec.Row{exec.KindAdd: addLinearGradX, KindGELUTanhGrad: geluLinearGradX},
 	Kernels: kernels(runProduct(kernel.LinearGradX[float32], 0), runProduct(kernel.LinearGradX[float64], 0),
 		runProduct(kernel.NaiveLinearGradX, 0)),
 	BF16: runProduct(kernel.LinearGradX[half.BFloat16], 0),
@@ -144,9 +144,43 @@ var linearGradX = &exec.Row{
 var addLinearGradX = &exec.Row{
 	Kind: KindAddLinearGradX, Doc: "y + dy·weight", Shapes: "y, dy, weight -> sum [... in]", FLOPs: product, Product: linearXSizes,
 	InPlace: true,
-	Kernels: kernels(runProduct(kernel.LinearGradXAdd[float32], 1), runProduct(kernel.LinearGradXAdd[float64], 1),
+	Kernels: kernels(runProduct(kernel.LinearGradXAdd[float32, float32], 1), runProduct(kernel.LinearGradXAdd[float64, float64], 1),
 		runProduct(kernel.NaiveLinearGradXAdd, 1)),
-	BF16: runProduct(kernel.LinearGradXAdd[half.BFloat16], 1),
+	BF16: runProduct(kernel.LinearGradXAdd[half.BFloat16, half.BFloat16], 1),
+}
+
+var geluLinearGradX = &exec.Row{
+	Kind: KindGELULinearGradX, Doc: "dy·weight times the slope of gelu tanh at x", Shapes: "x, dy, weight -> dx [... in]",
+	FLOPs: product, Product: linearXSizes,
+	Kernels: kernels(runGELULinearGradX(kernel.LinearGradX[float32], kernel.GELUTanhGrad[float32]),
+		runGELULinearGradX(kernel.LinearGradX[float64], kernel.GELUTanhGrad[float64]),
+		runGELULinearGradX(kernel.NaiveLinearGradX, kernel.NaiveGELUTanhGrad)),
+	BF16: geluLinearGradXHalf, BF16Scratch: func(o *exec.Op) int { return 2 * o.Dim("in") },
+}
+
+func runGELULinearGradX[T kernel.Float](run func(c *kernel.Context, y, a, b []T, n, in, out int), slope func(dx, x, dy []T)) exec.Kernel {
+	return func(f *exec.Frame) error {
+		n, in, out := linearDims(f.Op)
+		y := result[T](f)
+		run(f.Kernel, y, arg[T](f, 1), arg[T](f, 2), n, in, out)
+		slope(y, arg[T](f, 0), y)
+		return nil
+	}
+}
+
+// geluLinearGradXHalf computes row by row in float32, so that each element is rounded once.
+func geluLinearGradXHalf(f *exec.Frame) error {
+	n, in, out := linearDims(f.Op)
+	y, dy, w := result[half.BFloat16](f), low(f, 1), low(f, 2)
+	row, x := wide(f)[:in], wide(f)[in:2*in]
+	for i := range n {
+		clear(row)
+		kernel.LinearGradXAdd(f.Kernel, row, dy[i*out:][:out], w, 1, in, out)
+		half.Widen(x, low(f, 0)[i*in:][:in])
+		kernel.GELUTanhGrad(row, x, row)
+		half.Narrow(y[i*in:][:in], row)
+	}
+	return nil
 }
 
 var linearGradW = &exec.Row{

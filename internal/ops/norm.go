@@ -59,7 +59,7 @@ var layerNormGrad = &exec.Row{
 	Kernels: kernels(runLayerNormGrad(kernel.LayerNormGrad[float32]), runLayerNormGrad(kernel.LayerNormGrad[float64]),
 		runLayerNormGrad(kernel.NaiveLayerNormGrad)),
 	BF16: layerNormGradHalf, BF16Scratch: normScratch,
-	FLOPs: exec.Each(14), Added: addLayerNormGrad,
+	FLOPs: exec.Each(14), Merged: map[exec.Kind]*exec.Row{exec.KindAdd: addLayerNormGrad},
 }
 
 var addLayerNormGrad = &exec.Row{
@@ -158,7 +158,7 @@ var rmsNormGrad = &exec.Row{
 	Kernels: kernels(runRMSNormGrad(kernel.RMSNormGrad[float32]), runRMSNormGrad(kernel.RMSNormGrad[float64]),
 		runRMSNormGrad(kernel.NaiveRMSNormGrad)),
 	BF16: rmsNormGradHalf, BF16Scratch: normScratch,
-	FLOPs: exec.Each(10), Added: addRMSNormGrad,
+	FLOPs: exec.Each(10), Merged: map[exec.Kind]*exec.Row{exec.KindAdd: addRMSNormGrad},
 }
 
 var addRMSNormGrad = &exec.Row{

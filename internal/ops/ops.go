@@ -25,6 +25,7 @@ const (
 	KindAddLinear        exec.Kind = "add linear"
 	KindLinearGradX      exec.Kind = "linear dx"
 	KindAddLinearGradX   exec.Kind = "add linear dx"
+	KindGELULinearGradX  exec.Kind = "gelu linear dx"
 	KindLinearGradW      exec.Kind = "linear dw"
 	KindLinearGradB      exec.Kind = "linear db"
 	KindAttention        exec.Kind = "attention"
@@ -96,7 +97,7 @@ const (
 // (op.Custom) have their own rows, without a reference for comparison.
 func Table() []*exec.Row {
 	return slices.Concat(exec.Rows(), []*exec.Row{
-		linear, addLinear, linearGradX, addLinearGradX, linearGradW, linearGradB, attention, attentionGrad,
+		linear, addLinear, linearGradX, addLinearGradX, geluLinearGradX, linearGradW, linearGradB, attention, attentionGrad,
 		attentionBias, attentionBiasGrad, sdpa, sdpaGrad, sdpaBias, sdpaBiasGrad, relative, relativeGrad,
 		layerNorm, layerNormGrad, addLayerNormGrad, rmsNorm, rmsNormGrad, addRMSNormGrad, batchStats, batchNorm, batchNormGrad, groupNorm, groupNormGrad,
 		gelu, geluGrad, geluTanh, geluTanhGrad, silu, siluGrad, tanh, tanhGrad, sigmoid, sigmoidGrad, relu, reluGrad,

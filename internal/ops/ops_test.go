@@ -118,6 +118,18 @@ func convolution(c exec.Conv) function {
 	}
 }
 
+// productOfGELU returns gelu(x·weightᵀ)·otherᵀ.
+func productOfGELU(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
+	y, err := ops.Linear(x[0], x[1], nil)
+	if err != nil {
+		return nil, err
+	}
+	if y, err = ops.GELUTanh(y); err != nil {
+		return nil, err
+	}
+	return ops.Linear(y, x[2], nil)
+}
+
 // sumsOfProducts returns x + x·weightᵀ + bias + x·otherᵀ, so that its gradient with respect to x is
 // a sum, too.
 func sumsOfProducts(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
@@ -148,6 +160,7 @@ var operations = []operation{
 	{"sums of rms norms", [][]int{{2, 3, 16}, {16}}, nil, nil, func(_ *exec.Builder, x []*G.Node) (*G.Node, error) {
 		return G.Add(x[0], must(ops.RMSNorm(x[0], x[1], 1e-6)))
 	}},
+	{"product of gelu", [][]int{{2, 3, 4}, {5, 4}, {4, 5}}, nil, nil, productOfGELU},
 	{"gelu", [][]int{{3, 7}}, nil, nil, unary(ops.GELU)},
 	{"gelu tanh", [][]int{{3, 7}}, nil, nil, unary(ops.GELUTanh)},
 	{"relu", [][]int{{3, 7}}, nil, nil, unary(ops.ReLU)},

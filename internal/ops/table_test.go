@@ -131,7 +131,7 @@ func narrowed(v exec.Value) exec.Value {
 func trials(t *testing.T, op operation) []*exectest.Trial {
 	t.Helper()
 	tr := trial(t, op.f, op.ints, op.intShape, op.shapes...)
-	if strings.HasPrefix(op.name, "sums of ") || strings.HasPrefix(op.name, "linear loss") {
+	if strings.HasPrefix(op.name, "sums of ") || strings.HasPrefix(op.name, "linear loss") || op.name == "product of gelu" {
 		return []*exectest.Trial{tr, tr.Apart(t)}
 	}
 	return []*exectest.Trial{tr}
@@ -211,6 +211,21 @@ func TestSumsOfProducts(t *testing.T) {
 		require.Equal(t, []exec.Kind{ops.KindAddLinear, ops.KindAddLinear}, kinds(apart.Unit.Forward))
 		require.NotContains(t, kinds(apart.Unit.Backward), exec.KindAdd)
 		require.Contains(t, kinds(apart.Unit.Backward), ops.KindAddLinearGradX)
+		exectest.RequireClose(t, want, apart.Run(t), 0)
+	}
+}
+
+// TestProductOfGELU: on a device the product that is the gradient of GELU's result is multiplied by
+// the slope of GELU, whatever is saved, and bits do not depend on it.
+func TestProductOfGELU(t *testing.T) {
+	tr := trial(t, productOfGELU, nil, nil, []int{2, 3, 4}, []int{5, 4}, []int{4, 5})
+	require.NotContains(t, kinds(tr.Unit.Backward), ops.KindGELULinearGradX)
+	want := tr.Apart(t).Run(t)
+	exectest.RequireClose(t, tr.Run(t), want, 1e-12)
+	for _, save := range []exec.Policy{exec.Balanced, exec.SaveAll, exec.RecomputeAll} {
+		apart := tr.Changed(t, func(sig *exec.Signature) { sig.Apart, sig.Save = true, save })
+		require.Contains(t, kinds(apart.Unit.Backward), ops.KindGELULinearGradX)
+		require.NotContains(t, kinds(apart.Unit.Backward), ops.KindGELUTanhGrad)
 		exectest.RequireClose(t, want, apart.Run(t), 0)
 	}
 }

@@ -14,7 +14,7 @@ enum { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 1
 
 enum { R_32F = 0, R_64F = 1, R_16BF = 14 };
 enum { COMPUTE_32F = 68, COMPUTE_64F = 70 };
-enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_BGRADB = 512 };
+enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_DGELU = 192, EPILOGUE_BGRADB = 512 };
 
 // Handles are numbers, so that nobody can look behind them.
 typedef uintptr_t handle;
@@ -27,8 +27,9 @@ struct object {
   int type, batch;
   int compute, scale, transa, transb, epilogue;  // DESC
   int32_t multiprocessors;                       // DESC
+  int64_t aux_ld;
   enum kind kind;
-  uint64_t vector;                               // DESC: its bias or gradient of one
+  uint64_t vector, aux;                          // DESC: its bias or gradient of one, and GELU's argument
   uintptr_t context;                             // HANDLE
   uint64_t workspace;                            // PREFERENCE
   uint32_t align[4], reductions;

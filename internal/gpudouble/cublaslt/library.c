@@ -142,6 +142,8 @@ static struct field field(struct object *o, int attribute) {
   case DESC << 8 | 4: return FIELD(o->transb);
   case DESC << 8 | 7: return FIELD(o->epilogue);
   case DESC << 8 | 8: return FIELD(o->vector);
+  case DESC << 8 | 11: return FIELD(o->aux);
+  case DESC << 8 | 12: return FIELD(o->aux_ld);
   case DESC << 8 | 15: return FIELD(o->multiprocessors);
   case LAYOUT << 8 | 5: return FIELD(o->batch);
   case LAYOUT << 8 | 6: return FIELD(o->stride);
@@ -180,6 +182,10 @@ static status supported(const struct problem *p) {
   int in = p->a.type, out = p->d.type, wide = p->desc.compute == COMPUTE_64F;
   if (in != p->b.type || (in == R_64F) != wide || (out != in && !(in == R_16BF && out == R_32F))) return NOT_SUPPORTED;
   if (p->desc.epilogue == EPILOGUE_DEFAULT) return SUCCESS;
+  if (p->desc.epilogue == EPILOGUE_DGELU) {
+    int fits = !wide && p->d.batch == 1 && p->desc.aux && p->desc.aux % 16 == 0 && p->desc.aux_ld % 8 == 0;
+    return fits && p->desc.aux_ld >= (int64_t)p->d.rows ? SUCCESS : NOT_SUPPORTED;
+  }
   if (p->desc.epilogue != EPILOGUE_BIAS && p->desc.epilogue != EPILOGUE_BGRADB) return NOT_SUPPORTED;
   return wide || p->d.batch > 1 || p->desc.vector == 0 || p->desc.vector % 16 ? NOT_SUPPORTED : SUCCESS;
 }

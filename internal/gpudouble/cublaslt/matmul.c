@@ -9,7 +9,7 @@
 
 // A range is memory of the device that a job uses.
 struct range { const char *name; uint64_t at; size_t size; char *bytes; };
-enum { A, B, C, D, VECTOR, WORKSPACE, RANGES };
+enum { A, B, C, AUX, D, VECTOR, WORKSPACE, RANGES };
 
 struct job {
   struct problem p;
@@ -57,6 +57,13 @@ static double *unfold(const char *p, const struct object *l, int slice, int colu
 }
 
 // multiply computes a column of the result at a time: terms are added in order, in all its elements.
+// gelu_slope returns the derivative of x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
+static double gelu_slope(double x) {
+  const double root = 0.79788456080286535588, cube = root * 0.044715;
+  double t = tanh(x * (root + cube * x * x));
+  return (1 + t) / 2 + x / 2 * (1 - t * t) * (root + 3 * cube * x * x);
+}
+
 static void multiply(const struct job *j, int slice) {
   const struct object *d = &j->p.d, *desc = &j->p.desc;
   char *to = j->ranges[D].bytes, *added = j->ranges[C].bytes ? j->ranges[C].bytes : to, *vector = j->ranges[VECTOR].bytes;
@@ -78,6 +85,7 @@ static void multiply(const struct job *j, int slice) {
     for (uint64_t m = 0; m < rows; m++) {
       int64_t at = slice * d->stride + (int64_t)n * d->ld + (int64_t)m;
       if (j->beta != 0) sums[m] += j->beta * get(added, d->type, at);
+      if (desc->epilogue == EPILOGUE_DGELU) sums[m] *= gelu_slope(get(j->ranges[AUX].bytes, d->type, (int64_t)n * desc->aux_ld + (int64_t)m));
       if (desc->epilogue == EPILOGUE_BIAS) sums[m] += get(vector, d->type, (int64_t)m);
       put(to, d->type, at, sums[m]);
     }
@@ -150,7 +158,11 @@ EXPORT status cublasLtMatmul(handle h, handle desc, const void *alpha, uint64_t 
   j.ranges[B] = range("B", b, &j.p.b);
   j.ranges[D] = range("D", d, &j.p.d);
   j.ranges[C] = (struct range){"C", c, c == d ? 0 : j.ranges[D].size};
-  if (j.p.desc.epilogue != EPILOGUE_DEFAULT) {
+  if (j.p.desc.epilogue == EPILOGUE_DGELU) {
+    struct object aux = j.p.d;
+    aux.ld = j.p.desc.aux_ld;
+    j.ranges[AUX] = range("AUX", j.p.desc.aux, &aux);
+  } else if (j.p.desc.epilogue != EPILOGUE_DEFAULT) {
     uint64_t elements = j.p.desc.epilogue == EPILOGUE_BIAS ? j.p.d.rows : j.p.d.cols;
     j.ranges[VECTOR] = (struct range){"the vector", j.p.desc.vector, elements * type_size(j.p.d.type)};
   }
