@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum { LT_R_32F = 0, LT_R_64F = 1, LT_R_16BF = 14 };                               // cudaDataType_t
-enum { LT_COMPUTE_32F = 68, LT_COMPUTE_64F = 70 };                                 // cublasComputeType_t
+enum { LT_COMPUTE_32F = 68, LT_COMPUTE_64F = 70, LT_COMPUTE_32F_FAST_TF32 = 77 };  // cublasComputeType_t
 enum { LT_OP_N = 0, LT_OP_T = 1 };                                                 // cublasOperation_t
 enum { LT_SUCCESS = 0, LT_NOT_SUPPORTED = 15 };                                    // cublasStatus_t
 enum { LT_EPILOGUE_DEFAULT = 1, LT_EPILOGUE_BIAS = 4, LT_EPILOGUE_DGELU = 192, LT_EPILOGUE_BGRADB = 512 }; // cublasLtEpilogue_t

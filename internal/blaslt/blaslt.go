@@ -155,8 +155,11 @@ func describe(x *Product) C.blaslt_product {
 	case x.GELUGrad:
 		y.epilogue = C.LT_EPILOGUE_DGELU
 	}
-	if x.In == F64 {
+	switch {
+	case x.In == F64:
 		y.scale, y.compute = C.LT_R_64F, C.LT_COMPUTE_64F
+	case x.TF32:
+		y.compute = C.LT_COMPUTE_32F_FAST_TF32
 	}
 	return y
 }

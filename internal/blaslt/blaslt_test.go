@@ -32,6 +32,7 @@ func drawProduct(t *rapid.T) Product {
 			x.LDD = 16
 		}
 	}
+	x.TF32 = x.In == F32 && rapid.Bool().Draw(t, "TF32")
 	if rapid.Bool().Draw(t, "tight") {
 		return x
 	}
@@ -177,6 +178,25 @@ func TestProducts(t *testing.T) {
 	})
 }
 
+// TestTF32 rounds factors, not results: 1 + 2⁻¹² is 1, and 1 + 2⁻¹⁰ stays.
+func TestTF32(t *testing.T) {
+	b := newBench(t)
+	a, one, d := b.store(F32, 0, 1+1.0/4096, 1+1.0/1024), b.store(F32, 0, 1), b.store(F32, 0, 0, 0)
+	for _, tf32 := range []bool{false, true} {
+		plan := must(b.handle.Plan(Product{Rows: 2, Cols: 1, Depth: 1, TF32: tf32}))(t)
+		require.NoError(t, plan.Run(b.stream, Operands{A: a.at(), B: one.at(), D: d.at()}))
+		want := []float64{1 + 1.0/4096, 1 + 1.0/1024}
+		if tf32 {
+			want[0] = 1
+		}
+		require.Equal(t, want, b.load(d))
+		require.NoError(t, plan.Close())
+	}
+	for _, m := range []*matrix{a, one, d} {
+		require.NoError(t, m.Free())
+	}
+}
+
 // TestRunAllocatesNothing counts what runs allocate.
 func TestRunAllocatesNothing(t *testing.T) {
 	b := newBench(t)
@@ -233,6 +253,7 @@ func TestRefusals(t *testing.T) {
 		"rows of 5, 5 and 4 elements that are 5, 5 and -1 apart":         func(x *Product) { x.TransB, x.LDD = true, -1 },
 		"no bias is added to a batch or to float64":                      func(x *Product) { x.Bias, x.Batch = true, 2 },
 		"no sums are computed with a batch, with float64 or with a bias": func(x *Product) { x.Sums, x.Bias = true, true },
+		"only factors in float32 are rounded to TF32":                    func(x *Product) { x.TF32 = true },
 		"matrices at multiples of 24 bytes":                              func(x *Product) { x.Align = 24 },
 		"matrices at multiples of 1 bytes":                               func(x *Product) { x.Align = 1 },
 		"a workspace of -1 bytes":                                        func(x *Product) { x.Workspace = -1 },

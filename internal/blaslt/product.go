@@ -43,6 +43,7 @@ type Product struct {
 	Bias      bool // whether a vector [Cols] of the type of D is added to each row; only for a single product, and not for F64
 	Sums      bool // whether the sums of the rows of op(A), [Rows] of the type of D, are written; under the same conditions, and without a bias
 	GELUGrad  bool // whether D is multiplied by the derivative of GELU, approximated by tanh, at a matrix in its layout and type, with LDD a multiple of 8; under the same conditions, and without sums
+	TF32      bool // whether factors in F32 may be rounded to 10 bits of mantissa, for tensor cores
 	Align     int  // alignment in bytes of the addresses of A, B, C and D: a power of 2, 0 for 256
 	Workspace int  // bytes that a run may use in addition to its matrices
 
@@ -76,6 +77,8 @@ func (x Product) normal() (Product, error) {
 		return wrong("rows of %d, %d and %d elements that are %d, %d and %d apart", a, b, x.Cols, x.LDA, x.LDB, x.LDD)
 	case x.Bias && (x.Batch > 1 || x.In == F64):
 		return wrong("no bias is added to a batch or to float64")
+	case x.TF32 && x.In != F32:
+		return wrong("only factors in float32 are rounded to TF32")
 	case x.Sums && (x.Batch > 1 || x.In == F64 || x.Bias):
 		return wrong("no sums are computed with a batch, with float64 or with a bias")
 	case x.GELUGrad && (x.Batch > 1 || x.In == F64 || x.Bias || x.Sums || x.LDD%geluAlign != 0):

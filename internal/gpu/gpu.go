@@ -35,6 +35,9 @@ type Engine struct {
 	// to programs compiled later.
 	Multiprocessors int
 
+	// TF32 lets products round factors in float32 to TF32, for tensor cores. It applies to programs
+	// compiled later, but not to Multiply.
+	TF32 bool
 	// SlopesInProducts makes products in bfloat16 multiply by the slope of GELU, where cuBLASLt can do
 	// so. It applies to programs compiled later. New sets it for compute capability 9.0: on others a
 	// kernel of its own may be faster.

@@ -177,6 +177,7 @@ type factors struct {
 // product adds a product with factors of the instruction's type.
 func (b *builder) product(x blaslt.Product, f factors) (err error) {
 	x.In = b.element()
+	x.TF32 = b.engine.TF32 && x.In == blaslt.F32
 	p := &product{engine: b.engine, d: f.d, a: f.a, b: f.b, c: f.c}
 	if f.add {
 		p.c = &f.d

@@ -13,7 +13,7 @@ typedef int status;
 enum { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 
 enum { R_32F = 0, R_64F = 1, R_16BF = 14 };
-enum { COMPUTE_32F = 68, COMPUTE_64F = 70 };
+enum { COMPUTE_32F = 68, COMPUTE_64F = 70, COMPUTE_32F_FAST_TF32 = 77 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_DGELU = 192, EPILOGUE_BGRADB = 512 };
 
 // Handles are numbers, so that nobody can look behind them.

@@ -106,7 +106,7 @@ EXPORT status cublasLtDestroy(handle h) { return object_end("cublasLtDestroy", H
 EXPORT status cublasLtMatmulDescCreate(handle *out, int compute, int scale) {
   status s = double_enter("cublasLtMatmulDescCreate");
   if (s) return s;
-  int fits = compute == COMPUTE_64F ? scale == R_64F : scale == R_32F && compute == COMPUTE_32F;
+  int fits = compute == COMPUTE_64F ? scale == R_64F : scale == R_32F && (compute == COMPUTE_32F || compute == COMPUTE_32F_FAST_TF32);
   if (!fits) return INVALID_VALUE;
   return object_add(out, (struct object){.kind = DESC, .compute = compute, .scale = scale, .epilogue = EPILOGUE_DEFAULT});
 }
@@ -181,6 +181,7 @@ EXPORT status cublasLtMatmulPreferenceSetAttribute(handle h, int attribute, cons
 static status supported(const struct problem *p) {
   int in = p->a.type, out = p->d.type, wide = p->desc.compute == COMPUTE_64F;
   if (in != p->b.type || (in == R_64F) != wide || (out != in && !(in == R_16BF && out == R_32F))) return NOT_SUPPORTED;
+  if (p->desc.compute == COMPUTE_32F_FAST_TF32 && in != R_32F) return NOT_SUPPORTED;
   if (p->desc.epilogue == EPILOGUE_DEFAULT) return SUCCESS;
   if (p->desc.epilogue == EPILOGUE_DGELU) {
     int fits = !wide && p->d.batch == 1 && p->desc.aux && p->desc.aux % 16 == 0 && p->desc.aux_ld % 8 == 0;

@@ -46,13 +46,26 @@ static void put(char *p, int type, int64_t i, double x) {
     ((uint16_t *)p)[i] = narrow(x);
 }
 
-// unfold returns the rows of a matrix, or its columns, as rows without gaps.
-static double *unfold(const char *p, const struct object *l, int slice, int columns) {
+// tf32 rounds to 10 bits of mantissa.
+static double tf32(double x) {
+  float f = (float)x;
+  uint32_t u;
+  memcpy(&u, &f, sizeof u);
+  u = (u + 0x0fff + (u >> 13 & 1)) & ~0x1fffu;
+  memcpy(&f, &u, sizeof f);
+  return isfinite(x) ? f : x;
+}
+
+// unfold returns the rows of a matrix, or its columns, as rows without gaps. It rounds them for compute.
+static double *unfold(const char *p, const struct object *l, int slice, int columns, int compute) {
   uint64_t n = columns ? l->cols : l->rows, k = columns ? l->rows : l->cols;
   double *x = malloc(n * k * sizeof *x);
   for (uint64_t i = 0; i < n; i++)
     for (uint64_t j = 0; j < k; j++)
-      x[i * k + j] = get(p, l->type, slice * l->stride + (int64_t)(columns ? i * l->ld + j : j * l->ld + i));
+    {
+      double value = get(p, l->type, slice * l->stride + (int64_t)(columns ? i * l->ld + j : j * l->ld + i));
+      x[i * k + j] = compute == COMPUTE_32F_FAST_TF32 ? tf32(value) : value;
+    }
   return x;
 }
 
@@ -68,8 +81,8 @@ static void multiply(const struct job *j, int slice) {
   const struct object *d = &j->p.d, *desc = &j->p.desc;
   char *to = j->ranges[D].bytes, *added = j->ranges[C].bytes ? j->ranges[C].bytes : to, *vector = j->ranges[VECTOR].bytes;
   uint64_t rows = d->rows, k = depth(&j->p);
-  double *a = unfold(j->ranges[A].bytes, &j->p.a, slice, !desc->transa); // [k, rows]
-  double *b = unfold(j->ranges[B].bytes, &j->p.b, slice, !desc->transb); // [cols, k]
+  double *a = unfold(j->ranges[A].bytes, &j->p.a, slice, !desc->transa, desc->compute); // [k, rows]
+  double *b = unfold(j->ranges[B].bytes, &j->p.b, slice, !desc->transb, desc->compute); // [cols, k]
   double *sums = malloc(rows * sizeof *sums);
   for (uint64_t n = 0; n < d->cols; n++) {
     memset(sums, 0, rows * sizeof *sums);

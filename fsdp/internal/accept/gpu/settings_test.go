@@ -36,6 +36,27 @@ func TestGPUCollectiveSMs(t *testing.T) {
 	}
 }
 
+// TestGPUTF32 changes products in float32, a little, and none in bfloat16.
+func TestGPUTF32(t *testing.T) {
+	kit.CleanGPU(t)
+	for _, v := range []struct {
+		precision fsdp.Precision
+		changes   bool
+	}{{fsdp.Precision{}, true}, {fsdp.BF16(), false}} {
+		var losses [2]float64
+		for i := range losses {
+			onDevices(t, 1, func(ctx context.Context, g comm.Group, dev *gpu.Device) {
+				dev.TF32 = i == 1
+				m := kit.Wrap(t, kit.TinyGPT(1), fsdp.Config{Group: g, Device: dev, Precision: v.precision})
+				losses[i] = kit.ForwardBackward(t, ctx, m, kit.GoodBatch(0))
+				require.NoError(t, m.Close())
+			})
+		}
+		require.Equal(t, v.changes, losses[0] != losses[1])
+		require.InEpsilon(t, losses[0], losses[1], 1e-3)
+	}
+}
+
 // TestGPUSettingsDiffer: ranks have the same settings, which fit their GPUs.
 func TestGPUSettingsDiffer(t *testing.T) {
 	kit.CleanGPU(t)
@@ -44,6 +65,7 @@ func TestGPUSettingsDiffer(t *testing.T) {
 		want string
 	}{
 		{func(dev *gpu.Device, rank int) { dev.CollectiveSMs = 8 * rank }, "Config.Device: CollectiveSMs 0"},
+		{func(dev *gpu.Device, rank int) { dev.TF32 = rank == 1 }, "TF32 true"},
 		{func(dev *gpu.Device, _ int) { dev.Deterministic = true }, "Config.Device: nccl: NCCL is loaded already and may sum in switches of NVLink"},
 		{func(dev *gpu.Device, _ int) { dev.CollectiveSMs = 132 }, "Double 0, has 132 multiprocessors, and CollectiveSMs is 132: products need some, too"},
 	} {

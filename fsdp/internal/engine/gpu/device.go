@@ -24,6 +24,7 @@ type Options struct {
 
 	Deterministic bool // sums over ranks are the same in every run, whatever is prefetched
 	Virtual       bool // products do not depend on the number of ranks
+	TF32          bool // products may round factors in float32 to TF32
 	CollectiveSMs int  // multiprocessors that collectives use at most, so that products use the others; 0 sets no limits
 
 	staging int // bytes of pinned memory for reading and writing vectors; stagingBytes if 0
@@ -101,6 +102,7 @@ func New(dev *nccl.Device, o Options) (_ *Device, err error) {
 	if d.engine, err = compute.New(dev); err != nil {
 		return nil, err
 	}
+	d.engine.TF32 = o.TF32
 	if o.Virtual {
 		d.leaveMultiprocessors()
 	}
