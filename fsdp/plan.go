@@ -26,7 +26,7 @@ type Plan struct {
 	Params        int         // elements of the whole model
 	Ranks         int         // that share them
 	Compute       DType       // Precision.Compute
-	Kernels       string      // that multiply it: AMX, AVX-512 and so on, or GPU; "AVX2, widened" takes longer than Float32; see Stock for "GPU, without tensor cores"
+	Kernels       string      // that multiply it: AMX, AVX-512 and so on, or GPU; "AVX2, widened" takes longer than Float32; "GPU, without tensor cores" and "GPU, in TF32" are for Float32: see Stock
 	Groups        []GroupPlan // the root unit first, if it has parameters
 	ShardBytes    int         // this rank's parameters and gradients, padding included
 	CutBytes      int         // of ShardBytes: padding due to Config.Unit, beyond equal shards

@@ -3,6 +3,7 @@ package fsdp
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"gorgonia.org/tensor"
 
@@ -259,6 +260,8 @@ func (p Precision) native() bool { return p.Compute != BFloat16 || nativeBFloat1
 // kernels names the kernels that multiply in Compute type: see Plan.Kernels.
 func (c *Config) kernels() string {
 	switch p := c.Precision; {
+	case c.Device != nil && p.Compute == Float32 && strings.Contains(c.Device.Settings(), "TF32 true"):
+		return "GPU, in TF32"
 	case c.Device != nil && p.Compute != BFloat16:
 		return "GPU, without tensor cores"
 	case c.Device != nil:

@@ -148,9 +148,10 @@ func (p *product) issue(s *device.Stream, r *run) error {
 		at.Sums = r.resolve(p.sums)
 	}
 	if p.shape.GELUGrad {
-		if at.X = r.resolve(p.gelu); at.X%blaslt.BiasAlign != 0 {
-			return errors.ErrUnsupported
-		}
+		at.X = r.resolve(p.gelu)
+	}
+	if (at.Sums|at.X)%blaslt.BiasAlign != 0 {
+		return errors.ErrUnsupported
 	}
 	return plan.Run(s, at)
 }

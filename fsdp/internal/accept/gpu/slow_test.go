@@ -55,6 +55,11 @@ func TestGPUPlansSlowOperations(t *testing.T) {
 		require.Contains(t, p.String(), "\nslow: "+v.want+", with the bytes they move\n")
 	}
 
+	cfg := fsdp.Config{Device: &gpu.Device{TF32: true}}
+	p, err := fsdp.Planner{Model: kit.TinyGPT(1), Config: cfg, Batch: []fsdp.Shape{tokens, tokens}}.Plan()
+	require.NoError(t, err)
+	require.Equal(t, "GPU, in TF32", p.Kernels)
+
 	custom := func(name string) *op.Custom {
 		k := op.Kernel{F32: func(op.Args[float32]) error { return nil }}
 		return &op.Custom{Name: name, Shapes: "x [...] -> y [...]", Forward: k, Backward: k}
@@ -70,7 +75,7 @@ func TestGPUPlansSlowOperations(t *testing.T) {
 		}}
 	}
 	both, last := module(square, cube, square), module(cube)
-	_, err := planned(kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
+	_, err = planned(kit.Model(func(t *fsdp.Tape, in []fsdp.Ref) ([]fsdp.Ref, error) {
 		x := t.Call("fit", &nn.Linear{In: 3, Out: 3}, in[0])
 		for _, name := range []string{"a.0", "a.1", "a.2"} {
 			x = t.Call(name, both, x)
