@@ -282,6 +282,12 @@ static void decode_return(struct parser *p, struct instruction *i, struct parts 
 static void decode_trap(struct parser *p, struct instruction *i, struct parts *s) { i->run = trap; }
 
 static void decode_fence(struct parser *p, struct instruction *i, struct parts *s) {
+  if (take(s, "proxy")) {
+    need(p, s, take(s, "async"));
+    take_all(s, NAMES("shared::cta", "global"));
+    i->run = proxy_fence;
+    return;
+  }
   take_all(s, NAMES("cta", "gl", "sys", "gpu", "sc", "acq_rel"));
   i->run = nothing;
 }
@@ -456,7 +462,7 @@ static const struct { const char *name; decode *decode; } families[] = {
   {"ret", decode_return}, {"exit", decode_return}, {"trap", decode_trap}, {"membar", decode_fence}, {"fence", decode_fence},
   {"bar", decode_barrier}, {"barrier", decode_barrier}, {"shfl", decode_shuffle}, {"vote", decode_vote}, {"match", decode_match},
   {"redux", decode_redux}, {"activemask", decode_active}, {"ldmatrix", decode_matrix_load}, {"mma", decode_matrix_multiply},
-  {"prefetch", decode_prefetch},
+  {"wgmma", decode_warpgroup}, {"prefetch", decode_prefetch},
 };
 
 static decode *family(struct word name) {

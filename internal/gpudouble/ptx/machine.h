@@ -60,6 +60,7 @@ struct instruction {
   int d[8], a[MOST_OPERANDS];        // slots of results and arguments, -1 for a result that nobody wants
   u32 negated;                       // bit n: argument n is a negated predicate
   int n;                             // elements of a vector, or whatever run needs
+  int list;                          // where the registers of a product begin in the kernel's lists
   int which;                         // of a family of operations
   unsigned mode;
   int wide_address;                  // of 64 bits
@@ -91,6 +92,8 @@ struct ptx_kernel {
   int *specials;
   struct constant *constants;
   int constant_count, constant_room;
+  int *watched, *lists; // slots of all registers of products, and the indices that each product has
+  int watched_count, watched_room, list_count, list_room;
   char *image; // of a register file: numbers are filled in, registers are NaN
   int file_bytes, file_room;
 };
@@ -114,6 +117,22 @@ struct group { u32 mask; int pc, waits; };
 // A copy of cp.async that nobody has waited for.
 struct copy { u32 lane, group, to, bytes, zeros; u64 from; };
 
+// A product is a wgmma that nobody has waited for, with what its operands were when it began. The
+// rows of b are the columns of the result. An accumulator has the rows of a warp.
+enum { MOST_COLUMNS = 256, MOST_ACCUMULATORS = 4 };
+struct product {
+  const struct instruction *of;
+  u64 descriptors[2];
+  u32 group;
+  int accumulator, adds;
+  u16 a[16][16], b[MOST_COLUMNS][16];
+};
+struct accumulator {
+  const struct instruction *of;
+  int pending; // products
+  float values[16][MOST_COLUMNS];
+};
+
 struct warp {
   struct group groups[WARP];
   int group_count, id;
@@ -123,11 +142,19 @@ struct warp {
   struct copy *copies;
   int copy_count, copy_room;
   u32 committed[WARP];
+  struct product *products;
+  int product_count, product_room, is_fenced;
+  u32 products_committed;
+  u64 products_said; // a hash of the products so far
+  struct accumulator *accumulators; // if the kernel has products
+  u32 *fenced;       // what watched registers held at the last wgmma.fence
+  u32 proxied;       // the moment of the last fence.proxy.async
 };
 
 // A shadow is what is known of a granule of shared memory: who touched it since which barrier. It is
-// copied to if copied is the first epoch of the block.
-struct shadow { u32 written, read, copied; s16 writer, reader; u32 atomic; };
+// copied to if copied is the first epoch of the block. moment is the number of fences of proxies
+// before the last write.
+struct shadow { u32 written, read, copied, moment; s16 writer, reader; u32 atomic; };
 
 struct range { u64 first, last; char *bytes; };
 
@@ -135,7 +162,7 @@ struct machine {
   const struct ptx_launch *launch;
   const struct ptx_host *host;
   struct ptx_kernel *kernel;
-  u32 shared_bytes, block[3], epoch, first_epoch;
+  u32 shared_bytes, block[3], epoch, first_epoch, moment;
   char *shared, *local, *files;
   struct shadow *shadow;
   struct warp warps[MOST_WARPS];
@@ -165,6 +192,7 @@ int compare_find(struct instruction *, const char *how, const char *combined);
 
 execute move_32, move_64, move_predicate, pack, unpack, to_window, from_window, in_space;
 execute load, store, load_parameter, atomic, copy_async, copy_commit, copy_wait, matrix_load;
+execute product_fence, product_begin, product_commit, product_wait, proxy_fence;
 execute matrix_multiply, shuffle, vote, match, reduce_warp, active, nothing, trap, in_mode, barrier_arrive;
 
 // Which one of a family: instruction.which.
@@ -174,9 +202,19 @@ enum atomic_kind { ATOMIC_ADD, ATOMIC_MAX, ATOMIC_MIN, ATOMIC_CAS, ATOMIC_EXCH, 
 enum shuffle_kind { SHUFFLE_XOR, SHUFFLE_DOWN, SHUFFLE_UP, SHUFFLE_INDEX };
 enum vote_kind { VOTE_ALL, VOTE_ANY, VOTE_UNIFORM, VOTE_BALLOT };
 
+// What a product does: bits of instruction.which.
+enum { LEFT_REGISTERS = 1, LEFT_TRANSPOSED = 2, RIGHT_TRANSPOSED = 4 };
+
+// products_agree compares the products of the warps of each warpgroup. products_forget begins a
+// block.
+void products_agree(struct machine *, int at_end);
+void products_forget(struct warp *);
+
 // memory_at returns the bytes at an address for a lane, or fails.
 enum access { READ, WRITE, ATOMIC };
 char *memory_at(struct machine *, u32 lane, enum space, u64 address, u32 size, enum access);
+// shared_async returns 16 bytes of shared memory for a product, which uses the asynchronous proxy.
+char *shared_async(struct machine *, u32 address);
 
 static inline u32 predicate(const struct instruction *i, const char *file, int n) {
   u32 value = *(const u32 *)(file + i->a[n]);

@@ -41,6 +41,7 @@ static void shadow_write(struct machine *x, u32 lane, struct shadow *s, u32 at, 
     if (s->read == x->epoch && s->reader != warp) race(x, lane, at, s->reader, "read");
   }
   s->writer = others ? SEVERAL : warp;
+  s->moment = x->moment;
   s->atomic = (u32)is_atomic;
   s->written = x->epoch;
 }
@@ -327,6 +328,29 @@ void matrix_load(struct machine *x, const struct instruction *i, char *file, u32
     u32 first = i->which ? rows[n][c][r] : rows[n][r][c], second = i->which ? rows[n][c + 1][r] : rows[n][r][c + 1];
     ((u32 *)(file + i->d[n]))[l] = first | second << 16;
   }
+}
+
+// Proxies. Writes of warps become visible to products by a fence.proxy.async of the writing warp.
+
+void proxy_fence(struct machine *x, const struct instruction *i, char *file, u32 mask) {
+  if (!(x->now->alive & ~mask)) x->now->proxied = ++x->moment;
+}
+
+// seen_by_proxy checks that the last writer of a granule has executed a fence since.
+static void seen_by_proxy(struct machine *x, const struct shadow *s, u32 at) {
+  if (s->written < x->first_epoch) return;
+  int first = s->writer >= 0 ? s->writer : 0, last = s->writer >= 0 ? s->writer : x->warp_count - 1; // or of several
+  for (int n = first; n <= last; n++)
+    if (x->warps[n].proxied <= s->moment)
+      fail(x, 0, PTX_FAILED, "a product reads shared+%u, which warp %d wrote without a fence.proxy.async since", at, n);
+}
+
+char *shared_async(struct machine *x, u32 address) {
+  char *bytes = memory_at(x, 0, SHARED, address, 16, READ);
+  u32 granule = (u32)x->kernel->granule;
+  for (u32 g = address / granule; x->shadow && g <= (address + 15) / granule; g++)
+    seen_by_proxy(x, &x->shadow[g], g * granule);
+  return bytes;
 }
 
 // Generic addresses.

@@ -25,7 +25,7 @@ static struct name variable(struct parser *p, u64 *align) {
   if (!n.type || !n.word.length) refuse(p, "there is no variable before \"%.30s\"", p->p);
   n.bytes = (u64)type_sizes[n.type];
   *align = asked > n.bytes ? asked : n.bytes;
-  if (*align & (*align - 1) || *align > 256) refuse(p, "an alignment of %lu", (unsigned long)*align);
+  if (*align & (*align - 1) || *align > 1024) refuse(p, "an alignment of %lu", (unsigned long)*align);
   if (!accept(p, '[')) return n;
   if (accept(p, ']')) {
     n.bytes = 0;
@@ -416,7 +416,7 @@ struct ptx_module *ptx_load(const char *text, char *error, size_t size) {
 void ptx_unload(struct ptx_module *m) {
   for (struct ptx_kernel *k = m->kernels, *next; k; k = next) {
     next = k->next;
-    free(k->code), free(k->parameters), free(k->specials), free(k->constants), free(k->image), free(k);
+    free(k->code), free(k->parameters), free(k->specials), free(k->constants), free(k->watched), free(k->lists), free(k->image), free(k);
   }
   free(m->text), free(m->memory), free(m);
 }

@@ -96,6 +96,9 @@ int elements(struct parser *, int *to, int most, int size, int (*one)(struct par
 int width(struct parser *);
 int slot_size(enum type);
 
+// decode_warpgroup parses the instructions that begin with wgmma.
+void decode_warpgroup(struct parser *, struct instruction *, struct parts *);
+
 // statement parses an instruction up to its semicolon; call one that begins with call.
 void statement(struct parser *);
 void call(struct parser *, struct word opcode);

@@ -8,6 +8,11 @@
 // up to the next barrier. Copies of cp.async happen as late as they may, and what they write is NaN
 // until then.
 //
+// Products of wgmma happen as late as they may, too. Errors are: registers written since the last
+// wgmma.fence, operands or accumulators that change before the wait, shared memory without a
+// fence.proxy.async since it was written (with PTX_RACES or PTX_UNSET), descriptors without a swizzle of
+// 128 bytes, and warps of a warpgroup that execute different products.
+//
 // It does not see races in global memory, nor between lanes of one warp. Approximate instructions
 // are as exact as the C library, and mma sums in float64: results are near those of a GPU, not
 // equal.

@@ -185,6 +185,7 @@ static void barrier_pass(struct machine *x) {
   }
   x->arrived = 0, x->sum = 0, x->some = 0, x->all = 1;
   x->epoch++;
+  if (x->kernel->list_count) products_agree(x, 0);
 }
 
 static void fill(struct machine *x, struct warp *w, enum special s, u32 value) {
@@ -207,6 +208,7 @@ static void begin_block(struct machine *x) {
     w->groups[0] = (struct group){w->alive, 0, 0};
     w->copy_count = 0;
     memset(w->committed, 0, sizeof w->committed);
+    products_forget(w);
     for (int c = 0; c < 3; c++) fill(x, w, CTAID_X + c, x->block[c]);
   }
 }
@@ -224,6 +226,7 @@ static void run_block(struct machine *x) {
       if (x->warps[n].barrier) x->now = &x->warps[n], x->at = x->warps[n].barrier;
     fail(x, 0, PTX_FAILED, "%d of %d threads wait at a barrier that the others do not come to", x->arrived, x->live);
   }
+  if (x->kernel->list_count) products_agree(x, 1);
 }
 
 // fill_warp fills what differs from lane to lane and stays.
@@ -263,6 +266,9 @@ static void prepare(struct machine *x) {
     w->file = x->files + (size_t)n * (size_t)k->file_bytes;
     memcpy(w->file, k->image, (size_t)k->file_bytes);
     fill_warp(x, w);
+    if (!k->list_count) continue;
+    w->accumulators = calloc(MOST_ACCUMULATORS, sizeof *w->accumulators);
+    if (!w->accumulators) fail(x, 0, PTX_FAILED, "no memory for the machine");
   }
 }
 
@@ -293,7 +299,10 @@ int ptx_run(const struct ptx_launch *launch, const struct ptx_host *host, char *
   int result = setjmp(x->failed);
   if (!result) run_blocks(x);
   *executed = x->executed;
-  for (int n = 0; n < x->warp_count; n++) free(x->warps[n].copies);
+  for (int n = 0; n < x->warp_count; n++) {
+    struct warp *w = &x->warps[n];
+    free(w->copies), free(w->products), free(w->accumulators), free(w->fenced);
+  }
   free(x->files), free(x->shared), free(x->shadow), free(x->local);
   free(x);
   return result;
