@@ -51,17 +51,18 @@ import (
 	"unsafe"
 )
 
-// open loads the library.
-func open(path string) error {
+// open loads the library and returns its version.
+func open(path string) (string, error) {
 	if problem := C.load(C.CString(path)); problem != nil {
-		return fmt.Errorf("%s: %s", path, C.GoString(problem))
+		return "", fmt.Errorf("%s: %s", path, C.GoString(problem))
 	}
 	var major, minor C.int
 	C.do_version(&major, &minor)
-	if v := fmt.Sprintf("%d.%d", major, minor); v != release {
-		return fmt.Errorf("%s is of CUDA %s, want %s", path, v, release)
+	version := fmt.Sprintf("%d.%d", major, minor)
+	if architectures[version] == "" {
+		return "", fmt.Errorf("%s is of CUDA %s, want 11.8 or 12.0", path, version)
 	}
-	return nil
+	return version, nil
 }
 
 // compile returns the PTX of a source. The process ends soon: nothing is freed.
@@ -75,7 +76,7 @@ func compile(s source, headers []source) ([]byte, error) {
 		return nil, fmt.Errorf("nvrtcCreateProgram: error %d", r)
 	}
 	defer C.do_destroy(p)
-	r := C.do_compile(p, C.int(len(options)), list(options))
+	r := C.do_compile(p, C.int(len(options(s))), list(options(s)))
 	said := make([]byte, C.do_log_size(p)+1)
 	C.do_log(p, (*C.char)(unsafe.Pointer(&said[0])))
 	if text := strings.TrimRight(string(said), "\x00\n"); r != 0 || text != "" { // a warning is an error
