@@ -122,9 +122,25 @@ func (b *builder) warps(kernel string, n int, args ...any) error {
 	return b.launch(kernel, [3]int{parts(n, 8), 1, 1}, [3]int{256, 1, 1}, 0, args...)
 }
 
+// block returns the family of the kernel with tensor cores for an operation, without the number of
+// columns, and the bytes of a block's shared memory. See flash.h and hopper.h.
+func (b *builder) block(operation string, columns int) (family string, shared int) {
+	row := 2 * columns
+	switch hopper := b.engine.Hopper; {
+	case operation == "dbias":
+		return "flash", 2 * (128 + 64) * row
+	case operation == "forward" && hopper:
+		return "hopper", (128 + 4*columns) * row
+	case operation == "forward":
+		return "flash", (128 + 4*64) * row
+	}
+	return "flash", 32 << 10
+}
+
 // flash launches a kernel with tensor cores. A block processes 128 rows of a head.
-func (b *builder) flash(a *attention, operation string, grid [3]int, shared int, args ...any) error {
-	name := fmt.Sprintf("flash%d_%s", a.columns, operation)
+func (b *builder) flash(a *attention, operation string, grid [3]int, args ...any) error {
+	family, shared := b.block(operation, a.columns)
+	name := fmt.Sprintf("%s%d_%s", family, a.columns, operation)
 	f, err := b.engine.Function(name)
 	if err == nil && f != nil {
 		err = f.SetShared(shared)
@@ -145,7 +161,7 @@ func attentionForward(joined, biased bool) lowering {
 		n := a.stats()
 		args := []any{in.Out, tail(in.Out, n), a.q, a.k, a.v, a.mask, a.bias}
 		if a.columns > 0 {
-			return b.flash(a, "forward", [3]int{parts(a.tq, 128), a.Heads, a.batch}, (128+4*64)*2*a.columns, args...)
+			return b.flash(a, "forward", [3]int{parts(a.tq, 128), a.Heads, a.batch}, args...)
 		}
 		return b.warps("attention_forward_"+b.kind, n, append(append(args, uint64(n)), a.shape()...)...)
 	}
@@ -197,16 +213,15 @@ func (b *builder) attentionGrad(a *attention, g gradients) error {
 
 // flashGrad adds the kernels with tensor cores.
 func (b *builder) flashGrad(a *attention, g gradients) error {
-	const shared = 32 << 10
 	queries := parts(a.tq, 128)
 	err := cmp.Or(
 		b.warps(fmt.Sprintf("flash%d_delta", a.columns), a.stats(), g.delta...),
-		b.flash(a, "dq", [3]int{queries, a.Heads, a.batch}, shared, g.arguments(g.q)...),
-		b.flash(a, "dkv", [3]int{parts(a.tk, 128), a.KVHeads, a.batch}, shared, g.arguments(g.k, g.v)...),
+		b.flash(a, "dq", [3]int{queries, a.Heads, a.batch}, g.arguments(g.q)...),
+		b.flash(a, "dkv", [3]int{parts(a.tk, 128), a.KVHeads, a.batch}, g.arguments(g.k, g.v)...),
 	)
 	if err != nil || !g.biased {
 		return err
 	}
 	grid := [3]int{queries * parts(a.tk, 64), a.Heads, 1}
-	return b.flash(a, "dbias", grid, 2*(128+64)*2*a.columns, append(g.arguments(g.bias), int32(a.batch))...)
+	return b.flash(a, "dbias", grid, append(g.arguments(g.bias), int32(a.batch))...)
 }

@@ -178,28 +178,60 @@ func TestAttentionOfExtremes(t *testing.T) {
 // elementBytes returns the bytes of an element.
 func elementBytes(v exec.Value) int { return len(v.Bytes) / v.Len() }
 
-// TestFlashAttention checks the kernels with tensor cores: each on its own arguments, with twice
-// the tolerance because weights and the gradients of scores are rounded too, and all together
-// against float64.
+// TestFlashAttention checks the kernels with tensor cores, of all GPUs and of compute capability
+// 9.0: each on its own arguments, with twice the tolerance because weights and the gradients of
+// scores are rounded too, and all together against float64.
 func TestFlashAttention(t *testing.T) {
 	m := gputest.New(t)
 	draw := rapid.Custom(func(rt *rapid.T) attention {
 		return drawAttention(rt, rapid.SampledFrom([]int{8, 32, 64, 80, 128}).Draw(rt, "d"), 64, 128, 160)
 	})
+	major, minor := m.Device.Capability()
+	require.Equal(t, major == 9 && minor == 0, m.Engine.Hopper)
+	families := []bool{false}
+	if m.Engine.Hopper {
+		families = append(families, true)
+	}
+	cases := []attention{ // both have more tiles than buffers
+		{Attention: ops.Attention{Heads: 1, KVHeads: 1}, batch: 1, d: 128, tq: 33, tk: 300},
+		{Attention: ops.Attention{Heads: 1, KVHeads: 1, Causal: true}, batch: 1, d: 64, tq: 260, tk: 260, joined: true},
+	}
 	for i := range 14 { // they take long
-		a := draw.Example(i)
+		cases = append(cases, draw.Example(i))
+	}
+	for i, a := range cases {
 		of := func(m *gputest.Machine, dt tensor.Dtype) *use {
 			return &use{t, m, dt, m != nil, 1.0 / 64, G.NewGraph(), rand.New(rand.NewPCG(uint64(i), 1))}
 		}
-		u := of(m, tensor.Float32)
-		y, grad := a.run(u, device(u))
-		u = of(nil, tensor.Float64)
+		u := of(nil, tensor.Float64)
 		exactY, exactGrad := a.run(u, exact(u))
-		require.Less(t, distance(y, exactY), 3e-3, "%+v", a)
-		require.Less(t, distance(grad, exactGrad), 4e-3, "%+v", a)
+		for _, m.Engine.Hopper = range families {
+			u = of(m, tensor.Float32)
+			y, grad := a.run(u, device(u))
+			require.Less(t, distance(y, exactY), 3e-3, "%+v", a)
+			require.Less(t, distance(grad, exactGrad), 4e-3, "%+v", a)
+		}
 	}
 	if m.CUDA != nil {
 		require.Positive(t, m.CUDA.Calls("cuFuncSetAttribute"), "they need more shared memory than others")
+	}
+}
+
+// TestAttentionElsewhere checks that other devices do not load kernels for compute capability 9.0.
+func TestAttentionElsewhere(t *testing.T) {
+	m := gputest.New(t)
+	if m.CUDA == nil {
+		return // a GPU has one capability
+	}
+	for _, major := range []int{8, 10} {
+		m.CUDA.Capability(t, major, func() {
+			m := gputest.New(t)
+			u := &use{t, m, tensor.Float32, true, 1.0 / 64, G.NewGraph(), rand.New(rand.NewPCG(1, 2))}
+			attention{Attention: ops.Attention{Heads: 1, KVHeads: 1}, batch: 1, d: 8, tq: 3, tk: 5}.run(u, device(u))
+			m.Engine.Hopper = true
+			_, err := m.Engine.Function("hopper64_forward")
+			require.ErrorContains(t, err, ".target sm_90a needs compute capability 9.0")
+		})
 	}
 }
 

@@ -34,6 +34,9 @@ type Engine struct {
 	// Multiprocessors is the number that products use, 0 for all: collectives use the rest. It applies
 	// to programs compiled later.
 	Multiprocessors int
+	// Hopper is whether attention uses the kernels for compute capability 9.0. New sets it for devices
+	// of that capability. It applies to programs compiled later.
+	Hopper bool
 
 	// TF32 lets products round factors in float32 to TF32, for tensor cores. It applies to programs
 	// compiled later, but not to Multiply.
@@ -69,8 +72,10 @@ func New(dev *device.Device) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	hopper := major == 9 && minor == 0
 	return &Engine{
-		LossScratch: lossScratch, SlopesInProducts: major == 9 && minor == 0, dev: dev, modules: make(map[string]*device.Module), functions: make(map[string]*device.Function), upload: s,
+		LossScratch: lossScratch, Hopper: hopper, SlopesInProducts: hopper, dev: dev,
+		modules: make(map[string]*device.Module), functions: make(map[string]*device.Function), upload: s,
 	}, nil
 }
 

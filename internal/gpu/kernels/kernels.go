@@ -1,7 +1,7 @@
 // Package kernels has the kernels of the GPU engine as PTX text, which the driver compiles for its
 // device. go generate makes the text from the *.cu files in this directory, see package nvrtc. So
 // building needs neither a compiler nor a library of CUDA, and any GPU since compute capability 8.0
-// (A100) runs the kernels.
+// (A100) runs the kernels. Families named hopper* run on compute capability 9.0 only.
 //
 // A kernel is named family_operation_type. The family is the file.
 package kernels

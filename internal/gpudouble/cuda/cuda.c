@@ -183,12 +183,19 @@ static struct { int attribute, value; } attributes[] = {
     {97, MOST_SHARED}, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 };
 
+int attribute_of_devices(int attribute) {
+  for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
+    if (attributes[i].attribute == attribute) return attributes[i].value;
+  return -1;
+}
+
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
   CUresult result = enter_device("cuDeviceGetAttribute", device);
   if (result) return result;
-  for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
-    if (attributes[i].attribute == attribute) return *value = attributes[i].value, SUCCESS;
-  return INVALID_VALUE;
+  int found = attribute_of_devices(attribute);
+  if (found < 0) return INVALID_VALUE;
+  *value = found;
+  return SUCCESS;
 }
 
 EXPORT int double_attribute(int attribute, int value) {

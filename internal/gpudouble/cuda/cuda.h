@@ -70,6 +70,9 @@ void object_remove(uintptr_t handle, struct context *owner);
 
 // enter begins a function: 0, or what it has to return.
 CUresult enter(const char *function);
+// attribute_of_devices returns an attribute that all devices have, or -1.
+int attribute_of_devices(int attribute);
+
 // enter_context begins a function that needs a current context, and takes the lock. Without
 // success the lock is not held. freeing is for functions that work after a fault.
 CUresult enter_context(const char *function, struct context **context);

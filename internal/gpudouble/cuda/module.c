@@ -84,8 +84,9 @@ EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned
     if (log) snprintf(log, size, "error   : Binary format for key='0', ident='' is not recognized");
     return leave(INVALID_IMAGE);
   }
-  char why[REPORT];
-  struct ptx_module *read = code(text, why, sizeof why);
+  char why[REPORT] = ".target sm_90a needs compute capability 9.0";
+  int other = strstr(text, ".target sm_90a") && (attribute_of_devices(75) != 9 || attribute_of_devices(76) != 0);
+  struct ptx_module *read = other ? NULL : code(text, why, sizeof why);
   if (!read) {
     if (log) snprintf(log, size, "ptxas fatal: %s", why);
     return leave(INVALID_PTX);

@@ -1,0 +1,198 @@
+// Attention of bfloat16 by wgmma, the products of compute capability 9.0 (H100, H200, GH200): the
+// algorithms of flash.h with the same arguments and results. Products read their right side from
+// shared memory: it passes through no registers. The two warpgroups of a block have 64 rows each.
+// Tiles arrive by cp.async. The backward kernels are those of flash.h.
+//
+// Registers of sm_90a by ptxas 12.2 to 12.9, and by 13.5 if they differ. Nothing spills, and ptxas
+// serialises no wgmma (warnings C7510 and following).
+//	64 columns    115, 127
+//	128 columns   225
+#pragma once
+#include "flash.h"
+
+// proxy_fence makes what this thread has written to shared memory visible to products.
+DEVICE void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// products_wait waits for all products but those of the last N commits.
+template <int N> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// hold keeps the compiler from moving reads and writes of the registers of products past this place.
+#define C1(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define C4(n) C1(n), C1(n + 1), C1(n + 2), C1(n + 3)
+#define A1(n) "+r"(a[n][0]), "+r"(a[n][1]), "+r"(a[n][2]), "+r"(a[n][3])
+template <int N> DEVICE void hold(float (&c)[N][4]) {
+#pragma unroll
+  for (int n = 0; n < N; n += 4) asm volatile("" : C4(n)::"memory");
+}
+template <int N> DEVICE void hold(u32 (&a)[N][4]) {
+#pragma unroll
+  for (int n = 0; n < N; n += 4) asm volatile("" : A1(n), A1(n + 1), A1(n + 2), A1(n + 3)::"memory");
+}
+
+// product adds a [64, 16] times b [16, N] to c, or sets c. The left side is in shared memory, or in
+// registers as for mma. With ACROSS the memory of b has a row for each row of b, else for each
+// column.
+#define PRODUCT_OF(N, REGISTERS, A, B, ADDS, ACROSS, ...) \
+  template <int ACROSS_> DEVICE void product(float (&c)[N / 8][4], u64 a, u64 b, int adds) { \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS \
+                 "}, " A ", " B ", p, 1, 1, 0, " ACROSS ";}" \
+                 : __VA_ARGS__ : "l"(a), "l"(b), "r"(adds), "n"(ACROSS_)); \
+  }
+#define PRODUCT_WITH(N, REGISTERS, A, B, ADDS, ACROSS, ...) \
+  template <int ACROSS_> DEVICE void product(float (&c)[N / 8][4], const u32 *a, u64 b, int adds) { \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS \
+                 "}, " A ", " B ", p, 1, 1, " ACROSS ";}" \
+                 : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds), "n"(ACROSS_)); \
+  }
+#define LIST_32 \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define LIST_64 \
+  LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+PRODUCT_OF(64, LIST_32, "%32", "%33", "%34", "%35", C4(0), C4(4))
+PRODUCT_WITH(64, LIST_32, "{%32,%33,%34,%35}", "%36", "%37", "%38", C4(0), C4(4))
+PRODUCT_OF(128, LIST_64, "%64", "%65", "%66", "%67", C4(0), C4(4), C4(8), C4(12))
+PRODUCT_WITH(128, LIST_64, "{%64,%65,%66,%67}", "%68", "%69", "%70", C4(0), C4(4), C4(8), C4(12))
+
+// Panels are ROWS rows of HD bfloat16 in shared memory, 64 columns after the other: the layout of a
+// descriptor with a swizzle of 128 bytes. A panel begins at a multiple of 1024 bytes.
+template <int HD, int ROWS> struct panels {
+  static const u32 BYTES = ROWS * HD * 2, PANEL = ROWS * 128;
+  // load begins to copy rows of d columns. Those from valid on become 0.
+  __device__ static void load(u32 base, const bf16 *from, u64 stride, int valid, int d) {
+    constexpr int PIECES = HD / 8, STEP = THREADS / PIECES;
+    int row = threadIdx.x / PIECES, piece = threadIdx.x % PIECES;
+    const bf16 *next = from + row * stride + piece * 8;
+    u32 to = base + piece / 8 * PANEL;
+#pragma unroll
+    for (int r = 0; r < ROWS; r += STEP, next += STEP * stride) {
+      bool given = row + r < valid && piece * 8 < d;
+      copy16(tile<64>::at(to, row + r, piece % 8), given ? next : from, given);
+    }
+  }
+  // descriptor returns that of a panel: 8 rows are 1024 bytes, and panels follow each other.
+  __device__ static u64 descriptor(u32 base) { return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(PANEL >> 4) << 16 | base >> 4; }
+  // columns is what step s along the columns adds to a descriptor, rows along the rows.
+  __device__ static u64 columns(int s) { return (s / 4 * PANEL + s % 4 * 32) >> 4; }
+  __device__ static u64 rows(int s) { return s * 2048 >> 4; }
+};
+
+// warpgroup returns the index of this warpgroup. The shuffle shows the compiler that lanes agree.
+DEVICE int warpgroup() { return __shfl_sync(FULL, threadIdx.x / 128, 0); }
+
+// A left_side is the 64 rows of panels that a warpgroup multiplies with tiles. With REGISTERS a thread
+// holds HD/4 of them. Otherwise each product reads its rows again, and products of 64 columns then need
+// all bandwidth of shared memory.
+template <int HD, int ROWS, bool REGISTERS> struct left_side {
+  u64 descriptor;
+  __device__ void read(u32 base) { descriptor = panels<HD, ROWS>::descriptor(base + warpgroup() * 64 * 128); }
+  __device__ void hold() {}
+  template <int N> __device__ void times(float (&c)[N][4], u64 b, int s, int adds) const {
+    product<0>(c, descriptor + panels<HD, ROWS>::columns(s), b, adds);
+  }
+};
+template <int HD, int ROWS> struct left_side<HD, ROWS, true> {
+  u32 a[HD / 16][4];
+  __device__ void read(u32 base) {
+#pragma unroll
+    for (int s = 0; s < HD / 16; s++) tile<64>::rows(a[s], base + s / 4 * ROWS * 128, threadIdx.x / 32 * 16, s % 4);
+  }
+  __device__ void hold() { ::hold(a); }
+  template <int N> __device__ void times(float (&c)[N][4], u64 b, int s, int adds) const { product<0>(c, a[s], b, adds); }
+};
+
+// A block for each M queries of a head, which goes over the keys in tiles of N.
+template <int HD, int N, bool REGISTERS>
+DEVICE void hopper_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const i64 *mask, const float *bias,
+                           float inverse, const size &s) {
+  typedef panels<HD, M> queries;
+  typedef panels<HD, N> keys;
+  extern __shared__ __align__(1024) unsigned char memory_of_panels[];
+  u32 sq = shared_address(memory_of_panels), sk = sq + queries::BYTES, sv = sk + 2 * keys::BYTES;
+  int head = blockIdx.y, batch = blockIdx.z, first = (gridDim.x - 1 - blockIdx.x) * M;  // the longest rows first
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, top_row = first + warp * 16, row = top_row + lane / 4;
+  int begin = s.lo(batch, first) / N, end = (s.hi(batch, min(first + M, s.tq) - 1) + N - 1) / N;
+  k += s.k(batch, head, 0), v += s.k(batch, head, 0);
+  auto fetch = [&](int j) {
+    u32 to = (j & 1) * keys::BYTES;
+    keys::load(sk + to, k + (u64)j * N * s.ks, s.ks, s.tk - j * N, s.d);
+    keys::load(sv + to, v + (u64)j * N * s.ks, s.ks, s.tk - j * N, s.d);
+  };
+  queries::load(sq, q + s.q(batch, head, first), s.qs, s.tq - first, s.d);
+  commit();
+  if (begin < end) fetch(begin);
+  commit();
+  arrived<1>();
+  __syncthreads();
+  left_side<HD, M, REGISTERS> rows;
+  rows.read(sq);
+  float o[HD / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.f, 0.f}, scale = s.scale * LOG2E;
+#pragma unroll 1
+  for (int j = begin; j < end; j++) {
+    u64 dk = keys::descriptor(sk + (j & 1) * keys::BYTES), dv = keys::descriptor(sv + (j & 1) * keys::BYTES);
+    arrived<0>();
+    proxy_fence();
+    __syncthreads();  // and nobody reads the other tile any more
+    if (j + 1 < end) fetch(j + 1);
+    commit();
+    float c[N / 8][4];
+    hold(c);
+    rows.hold();
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < HD / 16; i++) rows.times(c, dk + keys::columns(i), i, i > 0);
+    products_commit();
+    products_wait<0>();
+    hold(c);
+    bound<N, false>(c, s, batch, head, mask, bias, inverse, top_row, j * N);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float m = top[h];
+#pragma unroll
+      for (int n = 0; n < N / 8; n++) m = fmaxf(m, fmaxf(c[n][2 * h], c[n][2 * h + 1]));
+      m = fmaxf(m, __shfl_xor_sync(FULL, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(FULL, m, 2));
+      float base = m == -INFINITY ? 0.f : m * scale, fix = exp2_(fmaf(top[h], scale, -base)), more = 0.f;
+      top[h] = m;
+#pragma unroll
+      for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; e++) more += c[n][e] = exp2_(fmaf(c[n][e], scale, -base));
+      sum[h] = sum[h] * fix + more;
+#pragma unroll
+      for (int n = 0; n < HD / 8; n++) o[n][2 * h] *= fix, o[n][2 * h + 1] *= fix;
+    }
+    u32 p[N / 16][4];
+#pragma unroll
+    for (int i = 0; i < N / 16; i++) left(p[i], c, i);
+    hold(p);
+    hold(o);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < N / 16; i++) product<1>(o, p[i], dv + keys::rows(i), 1);
+    products_commit();
+    products_wait<0>();
+    hold(o);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    float all = sum[h];
+    all += __shfl_xor_sync(FULL, all, 1);
+    all += __shfl_xor_sync(FULL, all, 2);
+    int r = row + h * 8;
+    if (r >= s.tq) continue;
+    float inv = all == 0.f ? 0.f : 1.f / all;
+    u32 *to = (u32 *)(out + s.out(batch, head, r));
+#pragma unroll
+    for (int n = 0; n < HD / 8; n++)
+      if (n * 8 < s.d) to[n * 4 + lane % 4] = narrow2(o[n][2 * h] * inv, o[n][2 * h + 1] * inv);
+    if (lane % 4 == 0) lse[s.stat(batch, head, r)] = all == 0.f ? -INFINITY : top[h] * s.scale + __logf(all);
+  }
+}
+
+// Dynamic shared memory: that of M + 4*N rows of HD bfloat16. BLOCKS is how many of them fit into a
+// multiprocessor.
+#define HOPPER_FORWARD(HD, N, REGISTERS, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper##HD##_forward( \
+      bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
+    hopper_forward<HD, N, REGISTERS>(out, lse, q, k, v, mask, bias, inverse, GIVEN); \
+  }

@@ -1,0 +1,4 @@
+// Heads of up to 64 columns.
+#include "hopper.h"
+
+HOPPER_FORWARD(64, 64, true, 2)
