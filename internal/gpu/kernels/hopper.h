@@ -1,12 +1,13 @@
 // Attention of bfloat16 by wgmma, the products of compute capability 9.0 (H100, H200, GH200): the
 // algorithms of flash.h with the same arguments and results. Products read their right side from
 // shared memory: it passes through no registers. The two warpgroups of a block have 64 rows each.
-// Tiles arrive by cp.async. The backward kernels are those of flash.h.
+// Tiles arrive by cp.async. Kernels delta and dbias are those of flash.h.
 //
 // Registers of sm_90a by ptxas 12.2 to 12.9, and by 13.5 if they differ. Nothing spills, and ptxas
 // serialises no wgmma (warnings C7510 and following).
-//	64 columns    115, 127
-//	128 columns   225
+//	              forward    dq     dkv
+//	64 columns    115, 127   183    204, 214
+//	128 columns   225        253    246
 #pragma once
 #include "flash.h"
 
@@ -16,7 +17,7 @@ DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // products_wait waits for all products but those of the last N commits.
 template <int N> DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// hold keeps the compiler from moving reads and writes of the registers of products past this place.
+// hold keeps the compiler from moving reads and writes of the registers of products past it.
 #define C1(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define C4(n) C1(n), C1(n + 1), C1(n + 2), C1(n + 3)
 #define A1(n) "+r"(a[n][0]), "+r"(a[n][1]), "+r"(a[n][2]), "+r"(a[n][3])
@@ -79,9 +80,9 @@ template <int HD, int ROWS> struct panels {
 // warpgroup returns the index of this warpgroup. The shuffle shows the compiler that lanes agree.
 DEVICE int warpgroup() { return __shfl_sync(FULL, threadIdx.x / 128, 0); }
 
-// A left_side is the 64 rows of panels that a warpgroup multiplies with tiles. With REGISTERS a thread
-// holds HD/4 of them. Otherwise each product reads its rows again, and products of 64 columns then need
-// all bandwidth of shared memory.
+// A left_side is the 64 rows of panels that a warpgroup multiplies with tiles. With REGISTERS a
+// thread keeps them in HD/4 registers. Otherwise each product reads its rows again, and products of
+// 64 columns then need all bandwidth of shared memory.
 template <int HD, int ROWS, bool REGISTERS> struct left_side {
   u64 descriptor;
   __device__ void read(u32 base) { descriptor = panels<HD, ROWS>::descriptor(base + warpgroup() * 64 * 128); }
@@ -195,4 +196,146 @@ DEVICE void hopper_forward(bf16 *out, float *lse, const bf16 *q, const bf16 *k, 
   extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper##HD##_forward( \
       bf16 *out, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
     hopper_forward<HD, N, REGISTERS>(out, lse, q, k, v, mask, bias, inverse, GIVEN); \
+  }
+
+// Backward, as in flash.h: a block has M rows of one side and goes over the other side in tiles of
+// N. Scores and their gradients stay in registers, as the left side of the second products.
+// Statistics of tiles of queries are in shared memory.
+template <int HD, int N, bool KEYS, bool REGISTERS>
+DEVICE void hopper_backward(bf16 *d1, bf16 *d2, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse,
+                            const float *delta, const i64 *mask, const float *bias, float inverse, const size &s) {
+  typedef panels<HD, M> rows_of;
+  typedef panels<HD, N> tiles;
+  extern __shared__ __align__(1024) unsigned char memory_of_panels[];
+  u32 at1 = shared_address(memory_of_panels), at2 = at1 + rows_of::BYTES, at_tiles = at2 + rows_of::BYTES;
+  float4(*seen)[N / 2] = (float4(*)[N / 2])(memory_of_panels + 2 * rows_of::BYTES + 4 * tiles::BYTES);  // statistics of two queries
+  int head = KEYS ? blockIdx.y * s.group : blockIdx.y, batch = blockIdx.z, first = (KEYS ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * M;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, top_row = first + warp * 16, row = top_row + lane / 4;
+  int rows = KEYS ? s.tk : s.tq, last = min(first + M, rows) - 1, wide_row = s.heads * s.d;
+  if (KEYS) {
+    rows_of::load(at1, k + s.k(batch, head, first), s.ks, rows - first, s.d);
+    rows_of::load(at2, v + s.k(batch, head, first), s.ks, rows - first, s.d);
+  } else {
+    rows_of::load(at1, q + s.q(batch, head, first), s.qs, rows - first, s.d);
+    rows_of::load(at2, dout + s.out(batch, head, first), wide_row, rows - first, s.d);
+  }
+  commit();
+  int begin = (KEYS ? s.first(batch, first) : s.lo(batch, first)) / N, end = ((KEYS ? s.last(batch, last) : s.hi(batch, last)) + N - 1) / N;
+  int count = max(0, end - begin), all = KEYS ? count * s.group : count;
+  float x1[HD / 8][4] = {}, x2[KEYS ? HD / 8 : 1][4] = {}, scale = s.scale * LOG2E;
+  float2 of_row[2];
+  if (!KEYS)
+#pragma unroll
+    for (int h = 0; h < 2; h++) of_row[h] = statistics(lse + s.stat(batch, head, 0), delta + s.stat(batch, head, 0), row + h * 8, s.tq);
+  // A tile i is j of head h.
+  auto fetch = [&](int i, int h, int j) {
+    u32 to = at_tiles + (i & 1) * 2 * tiles::BYTES;
+    if (KEYS) {
+      tiles::load(to, q + s.q(batch, h, j * N), s.qs, s.tq - j * N, s.d);
+      tiles::load(to + tiles::BYTES, dout + s.out(batch, h, j * N), wide_row, s.tq - j * N, s.d);
+    } else {
+      tiles::load(to, k + s.k(batch, h, j * N), s.ks, s.tk - j * N, s.d);
+      tiles::load(to + tiles::BYTES, v + s.k(batch, h, j * N), s.ks, s.tk - j * N, s.d);
+    }
+  };
+  auto see = [&](int i, int h, int j) {
+    if (KEYS && threadIdx.x < N)
+      ((float2 *)seen[i & 1])[threadIdx.x] = statistics(lse + s.stat(batch, h, 0), delta + s.stat(batch, h, 0), j * N + threadIdx.x, s.tq);
+  };
+  if (all) fetch(0, head, begin), see(0, head, begin);
+  commit();
+  arrived<1>();
+  __syncthreads();
+  left_side<HD, M, REGISTERS> a1, a2;
+  a1.read(at1), a2.read(at2);
+  int h = head, j = begin;
+#pragma unroll 1
+  for (int i = 0; i < all; i++) {
+    u32 m1 = at_tiles + (i & 1) * 2 * tiles::BYTES, m2 = m1 + tiles::BYTES;
+    u64 t1 = tiles::descriptor(m1), t2 = tiles::descriptor(m2);
+    int next_h = j + 1 == end ? h + 1 : h, next_j = j + 1 == end ? begin : j + 1;
+    arrived<0>();
+    proxy_fence();
+    __syncthreads();  // and nobody reads the other tiles any more
+    if (i + 1 < all) fetch(i + 1, next_h, next_j);
+    commit();
+    float c[N / 8][4], g[N / 8][4];
+    hold(c);
+    hold(g);
+    a1.hold(), a2.hold();
+    products_begin();
+#pragma unroll
+    for (int t = 0; t < HD / 16; t++) a1.times(c, t1 + tiles::columns(t), t, t > 0);
+    products_commit();
+#pragma unroll
+    for (int t = 0; t < HD / 16; t++) a2.times(g, t2 + tiles::columns(t), t, t > 0);
+    products_commit();
+    if (i + 1 < all) see(i + 1, next_h, next_j);
+    products_wait<1>();
+    hold(c);
+    bound<N, KEYS>(c, s, batch, h, mask, bias, inverse, top_row, j * N);
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+      float4 of = KEYS ? seen[i & 1][n * 4 + lane % 4] : make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int e = 0; e < 4; e++) c[n][e] = exp2_(fmaf(c[n][e], scale, KEYS ? e % 2 ? -of.z : -of.x : -of_row[e / 2].x));
+    }
+    if constexpr (KEYS) {
+      u32 p[N / 16][4];
+#pragma unroll
+      for (int t = 0; t < N / 16; t++) left(p[t], c, t);
+      hold(p);
+      hold(x2);
+      products_begin();
+#pragma unroll
+      for (int t = 0; t < N / 16; t++) product<1>(x2, p[t], t2 + tiles::rows(t), 1);
+      products_commit();
+    }
+    products_wait<KEYS ? 1 : 0>();
+    hold(g);
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+      float4 of = KEYS ? seen[i & 1][n * 4 + lane % 4] : make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int e = 0; e < 4; e++) g[n][e] = c[n][e] * (g[n][e] - (KEYS ? e % 2 ? of.w : of.y : of_row[e / 2].y));
+    }
+    u32 ds[N / 16][4];
+#pragma unroll
+    for (int t = 0; t < N / 16; t++) left(ds[t], g, t);
+    hold(ds);
+    hold(x1);
+    products_begin();
+#pragma unroll
+    for (int t = 0; t < N / 16; t++) product<1>(x1, ds[t], t1 + tiles::rows(t), 1);
+    products_commit();
+    products_wait<0>();
+    hold(x1);
+    if constexpr (KEYS) hold(x2);
+    h = next_h, j = next_j;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    int r = row + i * 8;
+    if (r >= rows) continue;
+    u64 at = KEYS ? s.k(batch, head, r) : s.q(batch, head, r);
+    bool hidden = KEYS && mask && !mask[(u64)batch * s.tk + r];
+    u32 *to1 = (u32 *)(d1 + at), *to2 = (u32 *)(d2 + at);
+#pragma unroll
+    for (int n = 0; n < HD / 8; n++) {
+      if (n * 8 >= s.d) break;
+      to1[n * 4 + lane % 4] = hidden ? 0 : narrow2(x1[n][2 * i] * s.scale, x1[n][2 * i + 1] * s.scale);
+      if constexpr (KEYS) to2[n * 4 + lane % 4] = hidden ? 0 : narrow2(x2[n][2 * i], x2[n][2 * i + 1]);
+    }
+  }
+}
+
+// Dynamic shared memory: that of 2*M + 4*N rows of HD bfloat16, and of 2*N float2 for dkv.
+#define HOPPER_BACKWARD(HD, N, DQ_REGISTERS, DKV_REGISTERS) \
+  KERNEL hopper##HD##_dq(bf16 *dq, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, const float *delta, \
+                        const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
+    hopper_backward<HD, N, false, DQ_REGISTERS>(dq, dq, q, k, v, dout, lse, delta, mask, bias, inverse, GIVEN); \
+  } \
+  KERNEL hopper##HD##_dkv(bf16 *dk, bf16 *dv, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *dout, const float *lse, \
+                         const float *delta, const i64 *mask, const float *bias, float inverse, SHAPE(bf16)) { \
+    hopper_backward<HD, N, true, DKV_REGISTERS>(dk, dv, q, k, v, dout, lse, delta, mask, bias, inverse, GIVEN); \
   }

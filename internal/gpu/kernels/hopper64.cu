@@ -2,3 +2,4 @@
 #include "hopper.h"
 
 HOPPER_FORWARD(64, 64, true, 2)
+HOPPER_BACKWARD(64, 64, true, true)
