@@ -133,7 +133,7 @@ func (b *builder) block(operation string, columns int) (family string, shared in
 		return "hopper", (128 + 4*columns) * row
 	case operation == "forward":
 		return "flash", (128 + 4*64) * row
-	case hopper && columns == 64: // and two buffers of statistics
+	case hopper: // and two buffers of statistics
 		return "hopper", (2*128+4*64)*row + 2*64*8
 	}
 	return "flash", 32 << 10
